@@ -130,7 +130,9 @@ RAY_VENV := $(B)/venv-ray
 
 $(RAY_VENV)/tools.stamp:
 	$(PYTHON) -m venv --clear --system-site-packages $(RAY_VENV)
-	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ray==2.60.0 || true
+	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check ray==2.60.0 && \
+	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps nixl-cu12==1.5.1 \
+		mooncake-transfer-engine-non-cuda==0.3.13 || true
 	@touch $@
 
 $(RAY_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(RAY_VENV)/tools.stamp

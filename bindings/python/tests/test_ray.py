@@ -414,6 +414,50 @@ def test_another_machine_is_refused(pair):
     assert get(sink.see.remote(source.make.remote(sealed), lambda x: float(x[1]))) == 1.0
 
 
+@pytest.mark.parametrize("engine", ["nixl", "mooncake"])
+def test_another_machine_by_a_mover(cluster, engine):
+    """The source says another boot id, as if it were elsewhere: the bytes come by the mover that both ends name, into memory of the
+    receiver's own, and stay there when the source has died."""
+    pytest.importorskip({"nixl": "nixl_cu12", "mooncake": "mooncake"}[engine], reason=f"{engine} is not installed: make python-ray-check")
+    Source, Sink = actors()
+    environment = {"env_vars": {"OMP_NUM_THREADS": "1", "TMESH_RAY_MOVER": engine, "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "error",
+                                "NIXL_LOG_LEVEL": "FATAL"}}
+    source, sink = (kind.options(runtime_env=environment).remote() for kind in (Source, Sink))
+    plain = Sink.remote()
+
+    def elsewhere(self):
+        import tmesh.ray
+        tmesh.ray._boot = lambda: "another"
+
+    def tensors():
+        return {"a": torch.arange(100_000, dtype=torch.int64).reshape(400, 250).t(), "b": torch.ones(3), "none": torch.empty(0, 5)}
+
+    def seen(value):
+        return (value["a"].tolist() == torch.arange(100_000).reshape(400, 250).t().tolist() and value["a"].stride() == (1, 250) and
+                value["b"].tolist() == [1, 1, 1] and value["none"].shape == (0, 5))
+
+    def registered(self):
+        from tmesh.offers import _registered
+        return len(_registered)
+
+    get(source.call.remote(elsewhere))
+    ref = source.make.remote(tensors)
+    with pytest.raises(Exception, match="memory of another machine.*TMESH_RAY_MOVER"):
+        get(plain.see.remote(ref, seen))
+    assert get(sink.see.remote(ref, seen))
+    get(sink.hold.remote(ref))
+    native = source.native.remote(lambda: tmesh.put(torch.arange(12, dtype=torch.float32).reshape(3, 4).numpy()))
+    assert get(sink.see.remote(native, lambda t: (t.numpy().tolist(), t.dtype, t.sealed))) == \
+        (torch.arange(12.0).reshape(3, 4).tolist(), "float32", True)
+    # What Ray has freed is registered no more.
+    del ref, native
+    until(lambda: not get(source.call.remote(registered)))
+    ray.kill(source)
+    assert get(sink.held.remote(seen))
+    for actor in sink, plain:
+        ray.kill(actor)
+
+
 def test_buffers_are_refused(pair):
     source, _ = pair
     ref = source.make.remote(lambda: [torch.ones(3)])

@@ -28,7 +28,7 @@ import importlib
 import threading
 from typing import Any
 
-from . import _tmesh
+from . import _tmesh, movers
 from .errors import Error, UnsupportedError
 from .refs import Ref
 from .tried import warn_of_another
@@ -84,6 +84,10 @@ class Metadata(experimental.TensorTransportMetadata):  # type: ignore[misc]
     boot: str = ""
     refs: list[Ref] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
+    # For other machines: by which engine, its offer of the refs' memory, and why there is none.
+    mover: str = ""
+    offer: bytes = b""
+    why: str = ""
 
 
 def _refuse(why: str) -> UnsupportedError:
@@ -184,7 +188,8 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, tuple[Metadata, list[_tmesh.Tensor]]] = {}
+        # With what a mover has registered.
+        self._kept: dict[str, tuple[Metadata, list[_tmesh.Tensor], Any]] = {}
 
     @property
     def tensor_transport_backend(self) -> str:
@@ -211,18 +216,31 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
             if obj_id in self._kept:
                 return self._kept[obj_id][0]
         metadata, held = self._describe(rdt_object, f"ray {obj_id}")
+        registration = self._offer(metadata, held)
         with self._lock:
-            self._kept[obj_id] = metadata, held
+            self._kept[obj_id] = metadata, held, registration
         return metadata
+
+    @staticmethod
+    def _offer(metadata: Metadata, held: list[_tmesh.Tensor]) -> Any:
+        """To other machines, where a mover is named. What cannot be registered is an object of this machine alone."""
+        try:
+            mover = movers.mover()
+            if mover is None or not held:
+                return None
+            metadata.mover = mover.name
+            metadata.offer, registration = mover.offer(held)
+            return mover, registration
+        except (Error, ImportError) as error:
+            metadata.why = str(error)
+            return None
 
     def recv_multiple_tensors(self, obj_id: str, tensor_transport_metadata: Metadata, communicator_metadata: Any,
                               target_buffers: list[Any] | None = None) -> list[Any]:
         if target_buffers:
             raise _refuse("tensors are received where they are, not into buffers: buffer.copy_(tensor) copies")
         if tensor_transport_metadata.boot != _boot():
-            raise _refuse("this object is in the memory of another machine, and refs are good on their own alone: between "
-                          "machines use a transport of Ray, such as tensor_transport=\"nixl\" (pip install nixl), or "
-                          "ray.get(ref, _use_object_store=True)")
+            return self._receive(tensor_transport_metadata, self._fetch(obj_id, tensor_transport_metadata))
         try:
             opened = [_tmesh.open(ref) for ref in tensor_transport_metadata.refs]
         except Error as error:
@@ -230,12 +248,35 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
                               "another user or container") from error
         return self._receive(tensor_transport_metadata, opened)
 
+    def _fetch(self, obj_id: str, metadata: Metadata) -> list[_tmesh.Tensor]:
+        """The memory of the refs, from another machine into this one's."""
+        mover = movers.mover()
+        if not metadata.refs:
+            return []
+        if mover is None or mover.name != metadata.mover or not metadata.offer:
+            why = f" ({metadata.why})" if metadata.why else ""
+            raise _refuse("this object is in the memory of another machine, and refs are good on their own alone: name a mover "
+                          f"to both ends, {movers.VARIABLE}={' or '.join(movers.NAMES)} in the environment of Ray's workers, use a "
+                          "transport of Ray, such as tensor_transport=\"nixl\" (pip install nixl), or "
+                          f"ray.get(ref, _use_object_store=True){why}")
+        try:
+            come = mover.fetch(metadata.offer)
+        except Error as error:
+            raise type(error)(error.errno, f"object {obj_id}: {error.strerror}; by {mover.name}, from another machine") from error
+        return [self._shaped(metadata, number, tensor) for number, tensor in enumerate(come)]
+
+    def _shaped(self, metadata: Metadata, number: int, tensor: _tmesh.Tensor) -> _tmesh.Tensor:
+        return tensor
+
     def send_multiple_tensors(self, tensors: list[Any], tensor_transport_metadata: Any, communicator_metadata: Any) -> None:
         raise NotImplementedError("receivers open refs; nothing is sent")
 
     def garbage_collect(self, obj_id: str, tensor_transport_meta: Any, tensors: list[Any]) -> None:
         with self._lock:
-            self._kept.pop(obj_id, None)
+            kept = self._kept.pop(obj_id, None)
+        if kept and kept[2]:
+            mover, registration = kept[2]
+            mover.close(registration)
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:
         """To receive is to open; there is nothing under way."""
@@ -285,6 +326,10 @@ class TensorTransport(_Transport):
 
     def _receive(self, metadata: Metadata, opened: list[_tmesh.Tensor]) -> list[Any]:
         return opened
+
+    def _shaped(self, metadata: Metadata, number: int, tensor: _tmesh.Tensor) -> _tmesh.Tensor:
+        ref = metadata.refs[number]
+        return tensor.view(ref["dtype"]).reshape(*ref["shape"])
 
 
 def _taken_apart(parameter: Any) -> tuple[Any, bool, dict[str, Any]]:
