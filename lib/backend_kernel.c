@@ -314,9 +314,7 @@ static int kernel_open_token(struct tmesh_region *region, const struct tmesh_tok
 				"no such region: it is gone, or the token is another user's "
 				"or another IPC namespace's");
 		if (errno == EACCES)
-			return tmesh_fail(err, -EACCES,
-					  "the token, or the region's mode, does not give all the "
-					  "rights asked for");
+			return tmesh_fail_rights(err, "the token, or the region's mode,", rights);
 		return tmesh_kernel_fail(err, "redeeming a token");
 	}
 	region->fd = call.fd;

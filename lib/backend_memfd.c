@@ -91,10 +91,8 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 		wire.kind = entry.region->kind;
 		wire.id = entry.region->id;
 		wire.bytes = entry.region->bytes;
-		if (rights & ~entry.rights)
-			rc = tmesh_fail(err, -EACCES,
-					"the token does not give all the rights asked for");
-		else
+		rc = tmesh_refuse_rights(entry.region, rights, entry.rights, err);
+		if (!rc)
 			rc = fds[0] = tmesh_memfd_handle(entry.region, rights, err);
 		if (rc >= 0 && (wire.kind & TMESH_KIND_OPAQUE))
 			rc = tmesh_opaque_handles(entry.region, rights, &fds[1], err);

@@ -161,6 +161,11 @@ int tmesh_refuse_description(const struct tmesh_region *region, struct tmesh_err
 /* To write was asked for when it was just opened, and the seal came before. */
 int tmesh_refuse_sealed(const struct tmesh_region *region, uint32_t rights,
 			struct tmesh_error *err);
+/* -EPERM as before, or -EACCES: a token grants less than @rights. */
+int tmesh_refuse_rights(const struct tmesh_region *region, uint32_t rights, uint32_t granted,
+			struct tmesh_error *err);
+/* -EACCES: @what, a token say, grants less than @rights. */
+int tmesh_fail_rights(struct tmesh_error *err, const char *what, uint32_t rights);
 /* A ref by which to write is asked for, and no open by it could. */
 int tmesh_refuse_sealed_ref(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err);
 int tmesh_check_mode(uint32_t mode, struct tmesh_error *err);

@@ -23,6 +23,27 @@ int tmesh_refuse_sealed(const struct tmesh_region *region, uint32_t rights, stru
 			  (unsigned long long)region->id);
 }
 
+int tmesh_refuse_rights(const struct tmesh_region *region, uint32_t rights, uint32_t granted,
+			struct tmesh_error *err)
+{
+	uint32_t missing = rights & ~granted;
+
+	if (!missing)
+		return 0;
+	return tmesh_refuse_sealed(region, missing, err)
+		       ?: tmesh_fail_rights(err, "the token", missing);
+}
+
+int tmesh_fail_rights(struct tmesh_error *err, const char *what, uint32_t rights)
+{
+	return tmesh_fail(err, -EACCES,
+			  "%s does not give all the rights asked for; ask its producer for another "
+			  "one%s",
+			  what,
+			  rights & TMESH_WRITE ? ": if the memory is sealed, nobody can write to it"
+					       : "");
+}
+
 int tmesh_refuse_sealed_ref(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err)
 {
 	if (!(rights & TMESH_WRITE) || !tmesh_region_is_sealed(region))

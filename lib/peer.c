@@ -518,16 +518,20 @@ static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, 
 	}
 }
 
-static int refusal(int status, struct tmesh_error *err)
+static int refusal(int status, uint32_t rights, struct tmesh_error *err)
 {
 	switch (status) {
 	case -ENOENT:
 		return producer_gone(err);
 	case -EACCES:
-		return tmesh_fail(
-			err, status,
-			"the token does not give all the rights asked for; ask its producer "
-			"for another one");
+		return tmesh_fail_rights(err, "the token", rights);
+	case -EPERM:
+		if (rights & TMESH_WRITE)
+			return tmesh_fail(
+				err, status,
+				"open: the region is sealed, and nobody can write to it any more; "
+				"open it for reading");
+		/* fallthrough */
 	default:
 		errno = -status;
 		return tmesh_fail_errno(err, "the token's producer could not serve it");
@@ -560,7 +564,7 @@ static int open_asking(struct tmesh_region *region, const struct tmesh_token_par
 	pthread_mutex_lock(&ctx->lock);
 	learn(ctx, token, pid, &conn, &answer);
 	pthread_mutex_unlock(&ctx->lock);
-	rc = answer.reply.status ? refusal(answer.reply.status, err)
+	rc = answer.reply.status ? refusal(answer.reply.status, rights, err)
 				 : ctx->ops->adopt(region, answer.fds, &answer.reply.region, err);
 	peer_close(&conn);
 	peer_close(&answer.index);

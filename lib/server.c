@@ -99,10 +99,10 @@ static bool find(struct tmesh_server *server, const uint8_t *secret, struct tmes
 static int grant(const struct tmesh_served *entry, const struct tmesh_wire_request *request,
 		 struct tmesh_wire_region *region, int *fds)
 {
-	int more = 0;
+	int more = tmesh_refuse_rights(entry->region, request->rights, entry->rights, NULL);
 
-	if (request->rights & ~entry->rights)
-		return -EACCES;
+	if (more)
+		return more;
 	*region = (struct tmesh_wire_region){
 		.magic = TMESH_MAGIC_REGION,
 		.version = TMESH_WIRE_VERSION,

@@ -189,7 +189,8 @@ int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token
 		       struct tmesh_error *err);
 
 /*
- * Redeem a token. Rights beyond the token's give -EACCES.
+ * Redeem a token. Rights beyond the token's give -EACCES; on memfds -EPERM where writing is one of
+ * them and the memory is known to be sealed: no token gives that.
  * Return: 0; -EPROTO (not a token), -ENOENT, -EACCES, -ETIMEDOUT, -EOPNOTSUPP (a token of
  * a backend that this context does not have).
  */

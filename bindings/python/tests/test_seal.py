@@ -3,6 +3,8 @@
 
 import gc
 import json
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -18,6 +20,39 @@ def test_seal_returns_the_tensor():
     t = tmesh.empty(4, "uint8")
     assert t.seal() is t and t.sealed and not t.writable
     assert t.seal() is t
+
+
+def refused_elsewhere(ref):
+    """What another process is told that opens it to write, and whether it can be opened to read after that."""
+    done = subprocess.run([sys.executable, "-P", "-c", """
+import json, sys, tmesh
+ref = json.loads(sys.argv[1])
+try:
+    tmesh.open(ref, writable=True)
+except tmesh.AccessError as error:
+    print(type(error).__name__, error)
+print(tmesh.open(ref).nbytes)
+""", json.dumps(ref)], capture_output=True, text=True, timeout=600)
+    assert not done.stderr
+    return done.stdout
+
+
+def test_a_ref_for_reading_of_sealed_memory():
+    """No other ref could be had, so none is advised."""
+    t, b = tmesh.put(np.arange(4.0)), tmesh.bundle({"x": np.arange(4.0)})
+    open_one = tmesh.zeros(4, "float64")
+    module = tmesh.backend() == "kernel"
+    for made in (t, b):
+        with pytest.raises(tmesh.AccessError if module else tmesh.SealedError, match="nobody can write to it"):
+            tmesh.open(made.ref(), writable=True)
+        said = refused_elsewhere(made.ref(hold=600))
+        assert said.endswith("\n32\n") and "nobody can write to it" in said
+        assert module or said.startswith("SealedError")
+    with pytest.raises(tmesh.AccessError, match="ask its producer for another one: if the memory is sealed") as refused:
+        tmesh.open(open_one.ref(), writable=True)
+    assert not isinstance(refused.value, tmesh.SealedError)
+    said = refused_elsewhere(open_one.ref())
+    assert said.startswith("AccessError") and said.endswith("\n32\n")
 
 
 @pytest.mark.parametrize("view", VIEWS)
