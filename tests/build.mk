@@ -38,6 +38,7 @@ HOST_SUITES = \
 	net-machines-check \
 	engine-fuzz-check \
 	engine-ggml-abi-check \
+	engine-mutants-check \
 	engine-oracle-check \
 	cuda-check \
 	xla-check \

@@ -109,7 +109,13 @@ engine-ggml-abi-check: $(ENGINE_VENV)/tools.stamp ## ggml_api.h beside ggml's he
 		$(ENGINE_TEST)/test_ggml_abi.c -o $(ENGINE_TEST_OUT)/plain/test_ggml_abi
 	@$(ENGINE_TEST_OUT)/plain/test_ggml_abi
 
-.PHONY: engine-ggml-abi-check
+# 500 mutants, 4,000 at full length.
+engine-mutants-check: $(ENGINE_TEST_OUT)/plain/test_mutants $(ENGINE_VENV)/tools.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) ## mutated graphs in an engine "ggml" of a process of its own
+	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+	TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) TMESH_GGML=$(abspath $(ENGINE_GGML_LIBRARY)); \
+	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(ENGINE_TEST_OUT)/plain/test_mutants
+
+.PHONY: engine-ggml-abi-check engine-mutants-check
 .PHONY: engine-gpu-check
 .PHONY: engine-check engine-asan-check engine-tsan-check engine-onnx-check
 
