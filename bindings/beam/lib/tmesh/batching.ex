@@ -262,7 +262,7 @@ defmodule Tmesh.Batching do
 
     if entry do
       Process.demonitor(entry.monitor, [:flush])
-      entry.timer && Process.cancel_timer(entry.timer)
+      _left = entry.timer && Process.cancel_timer(entry.timer)
     end
 
     {entry, %{state | requests: requests}}
@@ -286,7 +286,8 @@ defmodule Tmesh.Batching do
     {good, state} = Enum.reduce_while(lines, {true, state}, &hear/2)
 
     if good and byte_size(rest) <= @line do
-      :inet.setopts(socket, active: :once)
+      # Of a socket that ended meanwhile a message says so.
+      _ = :inet.setopts(socket, active: :once)
       {:noreply, %{state | read: rest}}
     else
       {:noreply, hang_up(state, "the generator said what is no answer")}

@@ -280,7 +280,7 @@ defmodule Tmesh.Net.Reader do
         ask(state, :nothing, "release", of: id)
 
       {fetch, state} ->
-        if type == "fetched", do: say_progress(fetch, fetch.wanted.bytes)
+        _ = if type == "fetched", do: say_progress(fetch, fetch.wanted.bytes)
 
         monitors =
           for {from, monitor, timer, _told} <- fetch.waiters do

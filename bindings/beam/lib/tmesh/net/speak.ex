@@ -21,7 +21,6 @@ defmodule Tmesh.Net.Speak do
   end
 
   # A node that is gone is not connected again by this. One that does not take what is on its way already keeps
-  # A node that is gone is not connected again by this. One that does not take what is on its way already keeps
   # another process waiting, and not this net.
   @spec tell(pid() | {atom(), node()}, tuple()) :: :ok
   def tell(to, message) do
@@ -36,10 +35,15 @@ defmodule Tmesh.Net.Speak do
 
   @doc "A home's answer to who has asked for a lease."
   @spec answer(pid(), term(), {:ok, String.t(), String.t()} | {:bytes, binary()} | Error.t()) :: :ok
-  def answer(reader, number, %Error{type: type, message: text}),
-    do: answer(reader, number, {:error, type, text})
+  def answer(reader, number, answer) do
+    said =
+      case answer do
+        %Error{type: type, message: text} -> {:error, type, text}
+        good -> good
+      end
 
-  def answer(reader, number, answer), do: tell(reader, {:answer, self(), number, answer})
+    tell(reader, {:answer, self(), number, said})
+  end
 
   @spec now() :: integer()
   def now, do: System.monotonic_time(:millisecond)
