@@ -259,13 +259,16 @@ defmodule Tmesh.Batching do
 
   defp pop(state, id) do
     {entry, requests} = Map.pop(state.requests, id)
-
-    if entry do
-      Process.demonitor(entry.monitor, [:flush])
-      _left = entry.timer && Process.cancel_timer(entry.timer)
-    end
-
+    unwatch(entry)
     {entry, %{state | requests: requests}}
+  end
+
+  defp unwatch(nil), do: :ok
+
+  defp unwatch(entry) do
+    Process.demonitor(entry.monitor, [:flush])
+    _left = entry.timer && Process.cancel_timer(entry.timer)
+    :ok
   end
 
   defp finish(state, id, event) do
