@@ -791,6 +791,6 @@ int flight_load(struct load *load, struct tmesh_error *err)
 	load->model->report.shared = true;
 	if (!load->model->report.method && !load->model->report.reason[0])
 		snprintf(load->model->report.reason, sizeof(load->model->report.reason),
-			 "another process has read it");
+			 "this process or another has read it");
 	return 0;
 }

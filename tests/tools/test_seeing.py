@@ -76,7 +76,7 @@ class See(Base):
             for verb in "show", "holders", "get", "seal", "export", "revoke", "lease":
                 wrong_usage(f"and {verb} takes one region", verb, text)
             self.assertIn(b"bundle of 1 tensor ", tool("ls")[0])
-            self.assertIn("another process has read it", tool("load", path, "--for", "1")[0].decode())
+            self.assertIn("this process or another has read it", tool("load", path, "--for", "1")[0].decode())
 
     def test_what_names_no_region(self):
         for verb in ("show", "holders"):

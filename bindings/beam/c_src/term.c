@@ -124,8 +124,11 @@ bool get_dims(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, int64_t *dims
 	if (enif_is_empty_list(env, term))
 		return true;
 wrong:
-	refuse(err, -EINVAL, "%s must be a list of at most %d integers of 64 bits", what,
-	       TMESH_MAX_DIMS);
+	refuse(err, -EINVAL,
+	       "%s must be a list, such as Tuple.to_list/1 makes of a tuple, of at most %d "
+	       "integers "
+	       "of 64 bits",
+	       what, TMESH_MAX_DIMS);
 	return false;
 }
 

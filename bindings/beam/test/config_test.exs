@@ -157,7 +157,8 @@ defmodule Tmesh.ConfigTest do
             fn -> ZeroCopy.from_binary("x", [1], :uint8) end,
             fn -> ZeroCopy.to_binary(ref) end
           ] do
-        assert {:error, %Error{type: :limit_exceeded}} = make.()
+        assert {:error, %Error{type: :limit_exceeded, message: message}} = make.()
+        assert message =~ "max_shared_memory_mb" and not (message =~ "max_bytes")
       end
 
       set(max_shared_memory_mb: 4)

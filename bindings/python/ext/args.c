@@ -108,8 +108,13 @@ int shape_from_object(struct state *st, PyObject *object, int32_t *ndim, int64_t
 		return -1;
 	}
 	tuple = PySequence_Tuple(object);
-	if (!tuple)
+	if (!tuple) {
+		if (PyErr_ExceptionMatches(PyExc_TypeError))
+			PyErr_Format(PyExc_TypeError,
+				     "a shape is an integer or a sequence of integers, not %R",
+				     object);
 		return -1;
+	}
 	count = PyTuple_Size(tuple);
 	if (count > TMESH_MAX_DIMS) {
 		raise_code(st, EINVAL, "%zd dimensions: a tensor has at most %d", count,

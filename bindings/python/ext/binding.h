@@ -90,6 +90,7 @@ struct tensor {
 	struct tmesh_error *lost;
 	Py_ssize_t writers; /* of the root */
 	Py_ssize_t views;
+	PyObject *weak;	 /* references to it, weak ones */
 	PyObject *model; /* of the root: what a loaded model's tensors keep, else NULL */
 	/* The layout as Python's buffer protocol wants it: strides in bytes. */
 	int ndim;

@@ -147,7 +147,9 @@ static int type_of_format(const char *format, Py_ssize_t itemsize, struct dl_dat
 static const char *way_out(const char *format)
 {
 	if (strchr(format, 'O'))
-		return "Python objects are not shared; for a dict of arrays there is bundle()";
+		return "Python objects are not shared: put() takes arrays and lists of numbers, "
+		       "integers of at most 64 bits (list() a set or generator), and bundle() a "
+		       "dict of arrays";
 	if (strchr(format, 'w'))
 		return "this is text; put() its bytes, which encode() gives";
 	return "convert them, or view them as uint8";

@@ -3,7 +3,9 @@
 #include "binding.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
+#include <structmember.h>
 
 /* Unmapping this much takes long enough for others to want the GIL. */
 #define SLOW_UNMAP_BYTES (1u << 20)
@@ -85,6 +87,8 @@ static void tensor_dealloc(PyObject *object)
 	struct tensor *self = (struct tensor *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
+	if (self->weak)
+		PyObject_ClearWeakRefs(object);
 	if (self->tensor)
 		unref(self->tensor);
 	if (self->root != self)
@@ -632,6 +636,35 @@ static PyGetSetDef properties[] = {
 	{NULL},
 };
 
+static bool is_operand(PyObject *object, PyTypeObject *type)
+{
+	return Py_TYPE(object) == type || PyLong_CheckExact(object) || PyFloat_CheckExact(object);
+}
+
+/* Arrays and whatever else computes take a tensor's memory by themselves. */
+static PyObject *refuse_to_compute(PyObject *left, PyObject *right)
+{
+	PyTypeObject *type = PyType_GetSlot(Py_TYPE(left), Py_nb_add) == (void *)refuse_to_compute
+				     ? Py_TYPE(left)
+				     : Py_TYPE(right);
+
+	if (!is_operand(left, type) || !is_operand(right, type))
+		Py_RETURN_NOTIMPLEMENTED;
+	PyErr_SetString(PyExc_TypeError,
+			"a tensor does not compute: numpy() and torch() do, on the same memory");
+	return NULL;
+}
+
+static PyObject *refuse_power(PyObject *left, PyObject *right, PyObject *modulus)
+{
+	return refuse_to_compute(left, right);
+}
+
+static PyMemberDef members[] = {
+	{"__weaklistoffset__", T_PYSSIZET, offsetof(struct tensor, weak), READONLY, NULL},
+	{NULL},
+};
+
 static PyType_Slot slots[] = {
 	{Py_tp_doc, "A tensor in shared memory. Made by tmesh.empty(), put() and open().\n\n"
 		    "All methods are safe to call from several threads; what two threads write\n"
@@ -641,12 +674,19 @@ static PyType_Slot slots[] = {
 	{Py_tp_iter, PySeqIter_New},
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},
+	{Py_tp_members, members},
 	{Py_mp_length, tensor_length},
 	{Py_mp_subscript, tensor_getitem},
 	{Py_sq_length, tensor_length},
 	{Py_sq_item, tensor_item},
 	{Py_mp_ass_subscript, tensor_assign},
 	{Py_sq_contains, tensor_contains},
+	{Py_nb_add, refuse_to_compute},
+	{Py_nb_subtract, refuse_to_compute},
+	{Py_nb_multiply, refuse_to_compute},
+	{Py_nb_true_divide, refuse_to_compute},
+	{Py_nb_matrix_multiply, refuse_to_compute},
+	{Py_nb_power, refuse_power},
 	{Py_nb_bool, tensor_bool},
 	{Py_nb_int, tensor_int},
 	{Py_nb_float, tensor_float},

@@ -169,7 +169,10 @@ Py_ssize_t tensor_length(PyObject *object)
 	if (!tensor_get(self))
 		return -1;
 	if (!self->ndim) {
-		PyErr_SetString(PyExc_TypeError, "a tensor without dimensions has no length");
+		PyErr_SetString(
+			PyExc_TypeError,
+			"a tensor without dimensions has no length: float() or int() takes its "
+			"value; a whole tensor is PyTorch's by torch()");
 		return -1;
 	}
 	return self->shape[0];
@@ -235,6 +238,25 @@ static int add(struct selection *sel)
 	return 0;
 }
 
+/* Whether an index was refused because it is an array: all have __index__(), for those of one
+ * integer. If so, the exception is forgotten. */
+static bool was_array(PyObject *key)
+{
+	PyObject *type, *value, *traceback;
+
+	if (!PyErr_ExceptionMatches(PyExc_TypeError))
+		return false;
+	PyErr_Fetch(&type, &value, &traceback);
+	if (!PyObject_HasAttrString(key, "shape")) {
+		PyErr_Restore(type, value, traceback);
+		return false;
+	}
+	Py_XDECREF(type);
+	Py_XDECREF(value);
+	Py_XDECREF(traceback);
+	return true;
+}
+
 /* @keys_left: of those behind it, how many take a dimension. */
 static int select_key(struct selection *sel, PyObject *key, Py_ssize_t keys_left)
 {
@@ -249,8 +271,12 @@ static int select_key(struct selection *sel, PyObject *key, Py_ssize_t keys_left
 	}
 	if (PySlice_Check(key))
 		return slice(sel, key);
-	if (PyIndex_Check(key) && !PyBool_Check(key))
-		return pick(sel, key);
+	if (PyIndex_Check(key) && !PyBool_Check(key)) {
+		if (!pick(sel, key))
+			return 0;
+		if (!was_array(key))
+			return -1;
+	}
 	PyErr_SetString(PyExc_TypeError,
 			"a tensor is indexed by integers, slices, None and one Ellipsis; numpy() "
 			"does more");

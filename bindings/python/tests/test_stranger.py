@@ -12,6 +12,7 @@ import os
 import pickle
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -396,6 +397,57 @@ def test_written_by_another_process(processes):
     assert t.tolist() == [7, 7, 7]
     # It is another object over the same memory, and that is all that == asks.
     assert tmesh.open(t) != t and t[0] != 7
+
+
+@pytest.mark.parametrize("use, error, text", [
+    (lambda t: t[np.array([0, 1])], TypeError, "indexed by integers.* numpy"),
+    (lambda t: t[np.array([True, False])], TypeError, "indexed by integers.* numpy"),
+    (lambda t: tmesh.bundle({1: t}), TypeError, "names, each a str, not 1"),
+    (lambda t: tmesh.bundle({1: np.ones(2)}), TypeError, "names, each a str, not 1"),
+    (lambda t: tmesh.put(2 ** 70), tmesh.UnsupportedError, "integers of at most 64 bits"),
+    (lambda t: tmesh.put({1, 2}), tmesh.UnsupportedError, r"list\(\) a set or generator"),
+    (lambda t: tmesh.empty(None, "float32"), TypeError, "sequence of integers, not None"),
+    (lambda t: len(t[0, 0]), TypeError, r"has no length: float\(\).* torch\(\)"),
+    (lambda t: t + 1, TypeError, r"does not compute: numpy\(\)"),
+    (lambda t: 2.0 * t, TypeError, r"does not compute: numpy\(\)"),
+    (lambda t: t ** 2, TypeError, r"does not compute: numpy\(\)"),
+    (lambda t: t @ t, TypeError, r"does not compute: numpy\(\)"),
+])
+def test_words_that_say_what_to_do(use, error, text):
+    with pytest.raises(error, match=text):
+        use(tmesh.put(np.ones((2, 3))))
+
+
+def test_what_computes_computes_with_tensors():
+    t = tmesh.put(np.ones((2, 3)))
+    for result in (t + np.ones(3), np.ones(3) + t, t * np.float64(2), np.float64(2) * t):
+        assert (result == 2).all() and result.shape == (2, 3)
+    assert t[np.array(1)].shape == (3,)
+
+
+def test_an_index_whose_own_code_fails():
+    class Broken:
+        def __index__(self):
+            raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        tmesh.put([1.0])[Broken()]
+
+
+def test_a_released_bundle_says_so():
+    b = tmesh.bundle({"x": np.ones(3)})
+    b.release()
+    assert repr(b) == "<tmesh.Bundle, released>"
+
+
+def test_weak_references():
+    t, gone = tmesh.put([1.0]), []
+    weak = weakref.ref(t, gone.append)
+    assert weak() is t
+    cache = weakref.WeakValueDictionary(t=t)
+    del t
+    gc.collect()
+    assert weak() is None and gone == [weak] and not cache
 
 
 def test_out_of_descriptors(python):

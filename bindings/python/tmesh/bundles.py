@@ -129,6 +129,8 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
     def __repr__(self) -> str:
         if self.lost:
             return "<tmesh.Bundle, lost>"
+        if self._released_by is not None:
+            return "<tmesh.Bundle, released>"
         return f"<tmesh.Bundle of {len(self)} tensors: {', '.join([*self][:4])}{', ...' * (len(self) > 4)}>"
 
 
@@ -267,6 +269,8 @@ def bundle(tensors: Mapping[str, object], *, metadata: str | None = None, seal: 
     pairs: dict[str, _tmesh.Tensor | None] = {}
     arrays = {}
     for name, value in tensors.items():
+        if not isinstance(name, str):
+            raise TypeError(f"a bundle's tensors have names, each a str, not {name!r}")
         if isinstance(value, _tmesh.Tensor):
             pairs[name] = value
         elif (found := _bytes_of(value)) is not None:

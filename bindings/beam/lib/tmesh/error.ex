@@ -108,6 +108,12 @@ defmodule Tmesh.Error do
   def from_native({:sealed, message}),
     do: %__MODULE__{type: :sealed, message: message, details: %{errno: :eperm}}
 
+  # The library's word for the setting.
+  def from_native({:edquot, message}) do
+    message = String.replace(message, "(max_bytes)", "(the setting max_shared_memory_mb)")
+    %__MODULE__{type: :limit_exceeded, message: message, details: %{errno: :edquot}}
+  end
+
   def from_native({errno, message}) do
     %__MODULE__{
       type: Map.get(@types, errno, :system),

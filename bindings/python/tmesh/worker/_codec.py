@@ -279,7 +279,7 @@ class Dump:
             return self.tensor(value)
         if hasattr(value, "__arrow_c_stream__"):
             return self.table(value)
-        raise MalformedError(f"a result has a {type(value).__qualname__}, which cannot be sent")
+        raise MalformedError(f"a result has something of type {type(value).__qualname__!r} in it, which cannot be sent")
 
     def bytes(self, data: bytes | bytearray | memoryview) -> dict[str, Any]:
         size = memoryview(data).nbytes
@@ -326,7 +326,7 @@ def _float(value: float) -> dict[str, Any]:
 def _scalar(value: Any) -> Any:
     plain = value.item()
     if not isinstance(plain, (bool, int, float, str, bytes)):
-        raise MalformedError(f"a result has a {type(value).__name__}, which cannot be sent")
+        raise MalformedError(f"a result has something of type {type(value).__name__!r} in it, which cannot be sent")
     return plain
 
 
