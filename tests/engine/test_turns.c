@@ -96,7 +96,7 @@ static uint32_t raw_call(struct raw *raw, enum wire_op op, uint32_t id, const st
 }
 
 /* A graph that counts its runs in @y. Return: the binding. */
-static uint32_t raw_bind(struct raw *raw, struct fixture *fix, struct tmesh_tensor *const *tensors)
+static uint32_t raw_bind(struct raw *raw, const char *mode, struct tmesh_tensor *const *tensors)
 {
 	const struct wire_tensor list[] = {{.tensor = tensors[0]},
 					   {.tensor = tensors[1]},
@@ -105,7 +105,7 @@ static uint32_t raw_bind(struct raw *raw, struct fixture *fix, struct tmesh_tens
 	struct wire text = raw_text(raw);
 	uint32_t graph;
 
-	wire_put_text(&text, file("counts", "counts"));
+	wire_put_text(&text, file(mode, mode));
 	for (int i = 0; i < 4; i++) /* flags; weights, regions and tensors of those */
 		wire_put_u32(&text, 0);
 	graph = raw_call(raw, WIRE_GRAPH_OPEN, 0, &text);
@@ -152,13 +152,16 @@ static void test_floods(void **state)
 	struct fixture *busy = *state, counted[FLOODERS], late;
 	struct raw flooders[FLOODERS];
 	uint32_t bindings[FLOODERS], pid = tmesh_engine_context_pid(busy->context);
-	struct tmesh_engine_binding *holds = bind_mode(busy, "waits"), *looks[FLOODERS];
+	struct tmesh_engine_binding *holds = bind_mode(busy, "waits");
+	uint32_t looks[FLOODERS];
+	struct raw looker;
 	const float nothing[8] = {0};
 
 	/* It takes what the others have counted for its x. */
-	join(&late);
+	late = *busy;
+	raw_join(&looker, busy);
 	for (int i = 0; i < FLOODERS; i++) {
-		struct tmesh_tensor *tensors[3];
+		struct tmesh_tensor *tensors[3], *seen;
 
 		counted[i] = late;
 		assert_ok(tmesh_engine_tensor_create(late.context, TMESH_FLOAT32, 2, shape_x, FLAGS,
@@ -167,18 +170,22 @@ static void test_floods(void **state)
 						     &counted[i].y, err));
 		counted[i].inputs[0].tensor = counted[i].x;
 		counted[i].outputs[0].tensor = counted[i].y;
-		looks[i] = bind_mode(&counted[i], "plain");
 		tensors[0] = export_of(late.x);
 		tensors[1] = export_of(late.b);
 		tensors[2] = export_of(counted[i].x);
+		seen = export_of(counted[i].y);
 		raw_join(&flooders[i], busy);
-		bindings[i] = raw_bind(&flooders[i], busy, tensors);
+		bindings[i] = raw_bind(&flooders[i], "counts", tensors);
+		looks[i] = raw_bind(&looker, "plain",
+				    (struct tmesh_tensor *[]){tensors[2], tensors[1], seen});
+		tmesh_tensor_unref(seen);
 		for (int n = 0; n < 3; n++)
 			tmesh_tensor_unref(tensors[n]);
 	}
 	for (int round = 0; round < 3; round++) {
 		uint32_t sent[FLOODERS] = {0};
-		pthread_t holder, looker;
+		struct wire_reply looked;
+		pthread_t holder;
 		void *result;
 
 		pthread_create(&holder, NULL, wait_for_go, holds);
@@ -191,11 +198,10 @@ static void test_floods(void **state)
 			assert_int_equal(raw_try(&flooders[i], WIRE_RUN, bindings[i], 0), -EAGAIN);
 			assert_in_range(sent[i], 10, 99999);
 		}
-		pthread_create(&looker, NULL, wait_for_go, looks[round % FLOODERS]);
-		await_waiting(busy, FLOODERS + 1);
+		assert_int_equal(raw_try(&looker, WIRE_RUN, looks[round % FLOODERS], 0), 0);
 		file("waits.go", "");
-		pthread_join(looker, &result);
-		assert_int_equal((intptr_t)result, 0);
+		raw_reply(&looker, &looked);
+		assert_int_equal(looked.code, 0);
 		pthread_join(holder, &result);
 		assert_int_equal((intptr_t)result, 0);
 		for (int i = 0; i < FLOODERS; i++) {
@@ -221,13 +227,11 @@ static void test_floods(void **state)
 	}
 	for (int i = 0; i < FLOODERS; i++) {
 		raw_leave(&flooders[i]);
-		tmesh_engine_binding_unref(looks[i]);
 		tmesh_engine_tensor_unref(counted[i].x);
 		tmesh_engine_tensor_unref(counted[i].y);
 	}
 	tmesh_engine_binding_unref(holds);
-	assert_works(&late);
-	leave(&late);
+	raw_leave(&looker);
 	assert_works(busy);
 	assert_int_equal(tmesh_engine_context_pid(busy->context), pid);
 }
@@ -248,7 +252,7 @@ static int be_slow(int out)
 		return 1;
 	raise(SIGSTOP);
 	/* Until it is no more needed. */
-	return read(0, &byte, 1) != 0;
+	_exit(read(0, &byte, 1) != 0);
 }
 
 /* A client that is slow to show its memory costs no process, however long the engine waits for it:
