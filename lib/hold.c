@@ -493,7 +493,8 @@ static void tell_lost(struct tmesh_ctx *ctx)
 	if (ctx->holds && ctx->holds->mortal)
 		dprintf(STDERR_FILENO,
 			"tmesh: process %d ends; %u of the tokens that it gave out hold memory and "
-			"were not opened within %.3g s (linger): %" PRIu64 " bytes are lost\n",
+			"were not opened within %.3g s (linger, TMESH_LINGER): %" PRIu64
+			" bytes are lost; what is to stay longer than its process is to be kept\n",
 			(int)getpid(), ctx->holds->mortal, seconds, ctx->holds->mortal_bytes);
 	if (channels)
 		dprintf(STDERR_FILENO,

@@ -361,7 +361,15 @@ static int producer_gone(struct tmesh_error *err)
 {
 	return tmesh_fail(err, -ENOENT,
 			  "no such region: its producer has released it or is gone, or the token "
-			  "is another user's; a ref that holds outlives its tensor");
+			  "is another user's; what is kept outlives its process");
+}
+
+/* It answered: a hold would have helped. */
+static int producer_let_go(struct tmesh_error *err)
+{
+	return tmesh_fail(err, -ENOENT,
+			  "no such region: its producer lives and has released it, or the token is "
+			  "wrong; a ref that holds (hold) outlives its tensor");
 }
 
 /* The producer may live all the same, and have its socket where nobody looked. */
@@ -522,7 +530,7 @@ static int refusal(int status, uint32_t rights, struct tmesh_error *err)
 {
 	switch (status) {
 	case -ENOENT:
-		return producer_gone(err);
+		return producer_let_go(err);
 	case -EACCES:
 		return tmesh_fail_rights(err, "the token", rights);
 	case -EPERM:

@@ -207,3 +207,4 @@ worker.start()
 worker.join()
 """], env={**os.environ, "TMESH_LINGER": "0.1"}, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0 and "nobody has opened 1" in done.stderr and "0.1 s" in done.stderr
+    assert "tmesh.keep()" in done.stderr

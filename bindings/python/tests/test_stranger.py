@@ -10,6 +10,8 @@ import multiprocessing
 from multiprocessing.reduction import ForkingPickler
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -448,6 +450,25 @@ def test_weak_references():
     del t
     gc.collect()
     assert weak() is None and gone == [weak] and not cache
+
+
+@pytest.mark.skipif(tmesh.backend() == "kernel", reason="the module asks no producer")
+def test_hold_is_named_where_it_helps():
+    ref = tmesh.put([1.0]).ref()
+    with pytest.raises(tmesh.NotFoundError, match=r"its producer lives and has released it.*\(hold\)"):
+        tmesh.open(ref)
+    done = subprocess.run([sys.executable, "-P", "-c", "import json, tmesh; print(json.dumps(tmesh.put([1.0]).ref()))"],
+                          capture_output=True, text=True, timeout=PATIENCE, check=True)
+    with pytest.raises(tmesh.NotFoundError, match="is gone") as gone:
+        tmesh.open(done.stdout)
+    assert "hold" not in str(gone.value)
+
+
+@pytest.mark.skipif(EMULATED, reason="says nothing of the backend; run on memfds")
+def test_what_a_hold_loses_at_the_end_is_said():
+    done = subprocess.run([sys.executable, "-P", "-c", "import tmesh; tmesh.put([1.0]).ref(hold=600)"], capture_output=True,
+                          text=True, timeout=PATIENCE, env={**os.environ, "TMESH_LINGER": "0.01"})
+    assert "TMESH_LINGER" in done.stderr and "is to be kept" in done.stderr
 
 
 def test_out_of_descriptors(python):

@@ -70,7 +70,8 @@ def _at_exit() -> None:
     lost = here.under_way()
     if lost:
         print(f"tmesh: process {os.getpid()} ends, and nobody has opened {lost} of the tensors that it sent within "
-              f"{PATIENCE:g} s (TMESH_LINGER): they are lost", file=sys.stderr, flush=True)
+              f"{PATIENCE:g} s (TMESH_LINGER): they are lost. Let it end later (tmesh.flush()), or tmesh.keep() what is to stay",
+              file=sys.stderr, flush=True)
     _tmesh.linger()
 
 
