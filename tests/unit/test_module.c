@@ -55,7 +55,7 @@ static void test_lease_lapses(void **state)
 	map_of(region, RW)[0] = 7;
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &lent, err));
 	addr = map_of(lent, TMESH_READ);
-	assert_ok(tmesh_lease_set(lent, 20 * MS, TMESH_TAKEN_ZERO, err));
+	assert_ok(tmesh_lease_set(lent, 3000 * MS, TMESH_TAKEN_ZERO, err));
 	assert_refused(tmesh_lease_set(lent, 0, TMESH_TAKEN_ZERO, err), -EBUSY, "already");
 	assert_refused(tmesh_region_token(lent, TMESH_READ, token, err), -EPERM, "lease");
 	assert_int_equal(addr[0], 7);
@@ -67,7 +67,7 @@ static void test_lease_lapses(void **state)
 	assert_refused(tmesh_region_map(lent, TMESH_READ, &again, err), -ESTALE, "lease");
 	assert_ok(tmesh_region_info(lent, &info, err));
 	assert_true(info.lapsed && info.zeros);
-	assert_int_equal(info.lease_ns, 20 * MS);
+	assert_int_equal(info.lease_ns, 3000 * MS);
 	assert_int_equal(map_of(region, TMESH_READ)[0], 7);
 	tmesh_region_unref(lent);
 	tmesh_region_unref(region);
