@@ -5,6 +5,8 @@
  */
 #include "model_internal.h"
 
+#include "host.h"
+
 #include <fcntl.h>
 #include <liburing.h>
 #include <linux/magic.h>
@@ -390,6 +392,24 @@ static int read_ring(struct load *load, bool direct, uint64_t end, uint8_t *memo
 	return rc;
 }
 
+/* Not for a child that is forked meanwhile: it would have a writable mapping as long as it lives,
+ * and with that nobody could seal the region. Under the host's lock none is forked in between. The
+ * seal makes the mapping anew, which children have again. */
+static int map_to_fill(struct load *load, void **memory, struct tmesh_error *err)
+{
+	int rc;
+
+	model_host_lock();
+	rc = tmesh_region_map(load->region, TMESH_READ | TMESH_WRITE, memory, err);
+	if (!rc && madvise(*memory, tmesh_region_bytes(load->region), MADV_DONTFORK)) {
+		rc = tmesh_fail_errno(err,
+				      "keeping the region that is filled from forked children");
+		tmesh_region_unmap(load->region, TMESH_READ | TMESH_WRITE);
+	}
+	model_host_unlock();
+	return rc;
+}
+
 static int read_by(struct load *load, enum tmesh_model_method method, uint64_t end,
 		   struct tmesh_error *err)
 {
@@ -399,7 +419,7 @@ static int read_by(struct load *load, enum tmesh_model_method method, uint64_t e
 	int rc = 0;
 
 	if (maps)
-		rc = tmesh_region_map(load->region, TMESH_READ | TMESH_WRITE, &memory, err);
+		rc = map_to_fill(load, &memory, err);
 	if (rc) {
 		ahead_stop(load);
 		return rc;

@@ -332,6 +332,7 @@ static int tire(void *data, const struct tmesh_model_progress *progress)
 
 struct forked {
 	int ends[2], there[2];
+	pid_t child;
 };
 
 /* Forks when it reads, and is killed: the child says that it is there, with its fork handlers
@@ -386,6 +387,72 @@ static void test_forked_reader(void **state)
 		close(pipes.ends[i]);
 		close(pipes.there[i]);
 	}
+}
+
+/* Forks once, and goes on: the child lives until the pipe ends. */
+static int fork_and_go_on(void *data, const struct tmesh_model_progress *progress)
+{
+	struct forked *pipes = data;
+	char byte;
+
+	if (pipes->child)
+		return 0;
+	pipes->child = fork();
+	if (pipes->child)
+		return 0;
+	close(pipes->ends[1]);
+	unit_leave(read(pipes->ends[0], &byte, 1) ? 1 : 0);
+	return 0;
+}
+
+/* A child that is forked while a region is filled by a mapping has none that prevents the seal. */
+static void test_forks_meanwhile(void **state)
+{
+	struct forked pipes = {0};
+	struct tmesh_model_load_opts opts = {
+		.size = sizeof(opts),
+		.method = TMESH_MODEL_READ,
+		.progress = fork_and_go_on,
+		.progress_data = &pipes,
+	};
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	int status;
+
+	assert_int_equal(pipe(pipes.ends), 0);
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_model_load(ctx, model_path, &opts, &model, err));
+	assert_true(pipes.child > 0);
+	assert_true(is_whole(model));
+	close(pipes.ends[1]);
+	assert_int_equal(waitpid(pipes.child, &status, 0), pipes.child);
+	assert_int_equal(status, 0);
+	close(pipes.ends[0]);
+	tmesh_model_unref(model);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What was filled by a mapping is there in a child that is forked later. */
+static void test_forked_later(void **state)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .method = TMESH_MODEL_READ};
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	void *data;
+	int status;
+	pid_t pid;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_model_load(ctx, model_path, &opts, &model, err));
+	assert_ok(tmesh_region_map(tmesh_model_region(model), TMESH_READ, &data, err));
+	pid = fork();
+	if (!pid)
+		unit_leave(*(volatile uint8_t *)data * 0);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	tmesh_region_unmap(tmesh_model_region(model), TMESH_READ);
+	tmesh_model_unref(model);
+	tmesh_ctx_unref(ctx);
 }
 
 /* Who does not want to be told sleeps while another reads, and goes on when that one is killed. */
@@ -499,10 +566,11 @@ static void test_damaged(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_read), cmocka_unit_test(test_forked),
-		cmocka_unit_test(test_killed),	 cmocka_unit_test(test_goes_on),
-		cmocka_unit_test(test_sleeps),	 cmocka_unit_test(test_takes),
-		cmocka_unit_test(test_damaged),	 cmocka_unit_test(test_forked_reader),
+		cmocka_unit_test(test_one_read),	cmocka_unit_test(test_forked),
+		cmocka_unit_test(test_killed),		cmocka_unit_test(test_goes_on),
+		cmocka_unit_test(test_sleeps),		cmocka_unit_test(test_takes),
+		cmocka_unit_test(test_damaged),		cmocka_unit_test(test_forked_reader),
+		cmocka_unit_test(test_forks_meanwhile), cmocka_unit_test(test_forked_later),
 	};
 
 	return cmocka_run_group_tests_name("model flight", tests, make_model, remove_model);
