@@ -6,7 +6,9 @@
  *
  *   net_open tensor|bundle ref|name TEXT [SECONDS]
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* strerrorname_np() */
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
