@@ -536,7 +536,8 @@ static void test_strange_refs(void **state)
 	assert_refused(
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
 		-ENOENT,
-		"freed (CUDA_ERROR_INVALID_HANDLE): no such region: its producer lives and has released");
+		"freed (CUDA_ERROR_INVALID_HANDLE): no such region: its producer lives and has "
+		"released");
 	assert_int_equal(
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, NULL),
 		-ENOENT);
