@@ -82,7 +82,7 @@ defmodule Tmesh.ConformanceDriver do
     opened = for form <- forms, do: with({:ok, ref} <- form, do: ZeroCopy.open(ref, options))
 
     case Enum.dedup(Enum.map(opened, &kind/1)) do
-      [:ok] -> keep(name, opened |> List.last() |> elem(1), objects)
+      [:ok] -> keep(name, only_last(opened), objects)
       [_type] -> List.last(opened)
     end
   end
@@ -380,6 +380,14 @@ defmodule Tmesh.ConformanceDriver do
       text = Enum.join(bundle.names ++ [bundle.byte_size, bundle.metadata], " ")
       {:ok, text, Map.put(objects, name, bundle)}
     end
+  end
+
+  # The others are let go of here: what waits for a garbage collection keeps the memory alive.
+  defp only_last([{:ok, ref}]), do: ref
+
+  defp only_last([{:ok, ref} | rest]) do
+    :ok = drop(ref)
+    only_last(rest)
   end
 
   defp kind({:ok, _ref}), do: :ok

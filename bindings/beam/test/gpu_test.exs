@@ -260,7 +260,7 @@ defmodule Tmesh.GPUTest do
     {output, 0} = System.cmd("elixir", args, env: [{"LD_LIBRARY_PATH", library}])
     assert [without, wrong, no_driver] = String.split(output, "\n", trim: true)
     assert without =~ "unsupported: GPU memory needs libtmesh-cuda: no-such-library.so"
-    assert wrong =~ "unsupported: libc.so.6 has no tmesh_cuda_"
+    assert wrong =~ "unsupported: GPU memory needs libtmesh-cuda: libc.so.6 has no tmesh_cuda_"
     assert no_driver =~ "no_device: there is no CUDA driver"
   end
 

@@ -257,12 +257,17 @@ defmodule Tmesh.NativeTest do
   end
 
   test "takes each argument it is meant to" do
-    for {name, args} <- calls() do
+    calls = calls()
+
+    for {name, args} <- calls do
       answer = apply(Native, name, args)
 
       assert answer == :ok or match?({:ok, _}, answer) or refused?(name, answer),
              "#{name}: #{inspect(answer)}"
     end
+
+    # What the token of a later call came from is an argument of earlier ones, and lives until here.
+    assert calls != []
   end
 
   @modules [

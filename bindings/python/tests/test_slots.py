@@ -74,6 +74,7 @@ def test_a_generation_goes_with_its_last_holder():
         value["a"]
     with pytest.raises(tmesh.ReleasedError):
         value.ref()
+    assert f"released, generation {value.generation}>" in repr(value)
     assert tensor.tolist()[0][0] == 49.0  # a tensor of it holds it too
     del tensor
     assert tmesh.stats()["regions_live"] == live

@@ -210,8 +210,10 @@ class Late:
 
 def put_within(queue):
     queue.put(Late())
-    with tmesh.put([1.0, 2.0]) as t, tmesh.bundle({"x": np.ones(3)}) as b:
-        queue.put([t, b])
+    slot = tmesh.Slot()
+    slot.publish({"x": np.ones(3)})
+    with tmesh.put([1.0, 2.0]) as t, tmesh.bundle({"x": np.ones(3)}) as b, tmesh.Slot.open(slot.token).read() as value:
+        queue.put([t, b, value])
     Late.gate.set()
 
 
@@ -220,9 +222,9 @@ def test_released_before_a_queue_pickles_it(processes):
     worker = processes.Process(target=put_within, args=(queue,))
     worker.start()
     assert queue.get(timeout=PATIENCE) == 0
-    tensor, bundle = queue.get(timeout=PATIENCE)
-    assert tensor.lost and bundle.lost
-    for use in (tensor.numpy, lambda: bundle["x"]):
+    tensor, bundle, value = queue.get(timeout=PATIENCE)
+    assert tensor.lost and bundle.lost and value.lost
+    for use in (tensor.numpy, lambda: bundle["x"], lambda: value["x"]):
         with pytest.raises(tmesh.NotFoundError, match="or its \"with\" ended, before a thread"):
             use()
     worker.join(PATIENCE)

@@ -30,10 +30,11 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
     """Named tensors in a few regions, under one ref; made by tmesh.bundle() and tmesh.open(). It never
     changes. A tensor taken from it lives on when it is released."""
 
+    _released_by: int | None = None  # the thread that did
+
     def __init__(self, held: _tmesh.Held) -> None:
         self._held = held
         self._numbers = {name: number for number, name in enumerate(held.names())}
-        self._released_by: int | None = None
 
     def __getitem__(self, name: str) -> _tmesh.Tensor:
         return self._held.tensor(self._numbers[name])
@@ -115,10 +116,13 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
         self.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        held: object = self._held
-        if isinstance(held, _Lost):
-            return _lost, (held.error,)
-        return _unpickled, (self.ref(hold=_HOLD),)
+        try:
+            held: object = self._held
+            if isinstance(held, _Lost):
+                return _lost, (held.error,)
+            return _unpickled, (self.ref(hold=_HOLD),)
+        except ReleasedError as error:
+            return _too_late(self, error)
 
     @property
     def lost(self) -> bool:
@@ -127,10 +131,10 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
         return isinstance(held, _Lost)
 
     def __repr__(self) -> str:
-        if self.lost:
-            return "<tmesh.Bundle, lost>"
         if self._released_by is not None:
             return "<tmesh.Bundle, released>"
+        if self.lost:
+            return "<tmesh.Bundle, lost>"
         return f"<tmesh.Bundle of {len(self)} tensors: {', '.join([*self][:4])}{', ...' * (len(self) > 4)}>"
 
 
@@ -157,6 +161,13 @@ def _lost(error: Error) -> Bundle:
     return bundle
 
 
+def _too_late(bundle: Bundle, error: ReleasedError) -> tuple[Any, ...]:
+    late = sent.too_late(bundle._released_by)
+    if late is None:
+        raise error
+    return _lost, (NotFoundError(errno.ENOENT, late),)
+
+
 def _unpickled(ref: dict[str, Any]) -> Any:
     """An exception in the middle of another's unpickling would break it."""
     try:
@@ -167,21 +178,20 @@ def _unpickled(ref: dict[str, Any]) -> Any:
 
 def _reduce(bundle: Bundle) -> tuple[Any, ...]:
     """Held until it is taken, region by region."""
-    if bundle.lost:
-        return bundle.__reduce__()
     parcels: list[bytes] = []
     sent.here.look()
     try:
+        if bundle.lost:
+            return bundle.__reduce__()
         ref = bundle.ref()
         for region in bundle._held.regions():
             parcels.append(sent.here.send(region, False))
     except BaseException as error:
         for parcel in parcels:
             sent.here.give_up(parcel)
-        late = sent.too_late(bundle._released_by) if isinstance(error, ReleasedError) else None
-        if late is None:
-            raise
-        return _lost, (NotFoundError(errno.ENOENT, late),)
+        if isinstance(error, ReleasedError):
+            return _too_late(bundle, error)
+        raise
     return _received, (ref, parcels)
 
 

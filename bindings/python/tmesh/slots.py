@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import select
+import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -70,6 +71,7 @@ class SlotValue(Bundle):
 
     def release(self) -> None:
         """Let go; others of this process may have the same generation, and keep it."""
+        self._released_by = self._released_by or threading.get_ident()
         self.__dict__.pop("_held", None)
 
     def __repr__(self) -> str:

@@ -89,6 +89,13 @@ defmodule Tmesh.Batching do
     end
   end
 
+  bang submit(
+         client :: client(),
+         prompt :: [token()],
+         max_tokens :: pos_integer(),
+         opts :: options() \\ []
+       ) :: Request.t()
+
   bang generate(
          client :: client(),
          prompt :: [token()],
