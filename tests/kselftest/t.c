@@ -23,7 +23,7 @@
 
 #define CASES_MAX 64
 /* A test that takes longer than this hangs, and so does a word that does not come. */
-#define CASE_SECONDS (t_full() ? 1200 : 150)
+#define CASE_SECONDS (t_full() ? 1200 : 400)
 #define WORD_SECONDS 60
 /* How long what a dead process held may take to go: sockets and rings close late. */
 #define SETTLE_SECONDS 20
