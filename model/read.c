@@ -397,8 +397,10 @@ static int read_ring(struct load *load, bool direct, uint64_t end, uint8_t *memo
  * seal makes the mapping anew, which children have again. */
 static int map_to_fill(struct load *load, void **memory, struct tmesh_error *err)
 {
-	int rc;
+	int rc = model_host_ready(err);
 
+	if (rc)
+		return rc;
 	model_host_lock();
 	rc = tmesh_region_map(load->region, TMESH_READ | TMESH_WRITE, memory, err);
 	if (!rc && madvise(*memory, tmesh_region_bytes(load->region), MADV_DONTFORK)) {

@@ -406,11 +406,12 @@ static int fork_and_go_on(void *data, const struct tmesh_model_progress *progres
 }
 
 /* A child that is forked while a region is filled by a mapping has none that prevents the seal. */
-static void test_forks_meanwhile(void **state)
+static void forks_meanwhile(uint32_t flags)
 {
 	struct forked pipes = {0};
 	struct tmesh_model_load_opts opts = {
 		.size = sizeof(opts),
+		.flags = flags,
 		.method = TMESH_MODEL_READ,
 		.progress = fork_and_go_on,
 		.progress_data = &pipes,
@@ -430,6 +431,12 @@ static void test_forks_meanwhile(void **state)
 	close(pipes.ends[0]);
 	tmesh_model_unref(model);
 	tmesh_ctx_unref(ctx);
+}
+
+static void test_forks_meanwhile(void **state)
+{
+	forks_meanwhile(0);
+	forks_meanwhile(TMESH_MODEL_ALONE);
 }
 
 /* What was filled by a mapping is there in a child that is forked later. */
