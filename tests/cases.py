@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""How many cases each suite has, from what tests/run.py left of its last runs: writes the table of docs/testing.md.
+"""How many cases each suite has and what it costs, from what tests/run.py left of its last runs: writes the table of docs/testing.md.
 
     cases.py [RESULTS [PAGE]]
 """
@@ -14,16 +14,19 @@ BEGIN, END = "<!-- cases -->\n", "<!-- /cases -->"
 
 
 def table(results):
-    """Lines, a suite each: cases that were judged, and those that were skipped."""
-    rows, sums = [], [0, 0]
+    """Lines, a suite each: cases that were judged, those that were skipped, seconds of CPU."""
+    rows, sums = [], [0, 0, 0]
     for path in sorted(results.glob("*.json")):
         result = json.loads(path.read_text())
         judged, skipped = result["passed"] + len(result["failures"]), len(result["skips"])
-        rows.append(f"| `{path.stem}` | {judged:,} | {skipped or ''} | {result['length']} | {result['ended'].split()[0]} |")
+        cpu = result["cpu_seconds"]
+        rows.append(f"| `{path.stem}` | {judged:,} | {skipped or ''} | {cpu:,} | {result['length']} | "
+                    f"{result['ended'].split()[0]} |")
         sums[0] += judged
         sums[1] += skipped
-    head = ["| suite | cases | skipped | length | run |", "| --- | --- | --- | --- | --- |"]
-    return [*head, *rows, f"| together | {sums[0]:,} | {sums[1] or ''} | | |"] if rows else []
+        sums[2] += cpu
+    head = ["| suite | cases | skipped | CPU, s | length | run |", "| --- | --- | --- | --- | --- | --- |"]
+    return [*head, *rows, f"| together | {sums[0]:,} | {sums[1] or ''} | {sums[2]:,} | | |"] if rows else []
 
 
 def main(results=TOP / "build/results", page=TOP / "docs/testing.md"):

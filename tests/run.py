@@ -117,10 +117,10 @@ def sources():
     return seen.hexdigest()[:16]
 
 
-def keep(suite, length, of, tally, took):
+def keep(suite, length, of, tally, took, cpu):
     """Leave a suite's result for later."""
     result = {"length": length, "sources": of, "ended": time.strftime("%Y-%m-%d %H:%M"),
-              "seconds": round(took), "passed": tally.passed, "failures": tally.failures,
+              "seconds": round(took), "cpu_seconds": round(cpu), "passed": tally.passed, "failures": tally.failures,
               "why": tally.why, "skips": tally.skips}
     path = os.path.join(RESULTS, suite + ".json")
     with open(path + ".new", "w") as file:
@@ -176,11 +176,11 @@ class Runner:
         log = os.path.join(RESULTS, suite + ".log")
         began = time.monotonic()
         with open(log, "w") as err, open(os.path.join(RESULTS, suite + ".tap"), "w") as tap:
-            status = self.watched(suite, tally, tap, err)
+            status, cpu = self.watched(suite, tally, tap, err)
         tally.close(status)
         took = time.monotonic() - began
-        keep(suite, self.length, self.of, tally, took)
-        said = [f"# {suite}: {tally.text()} in {took:.0f} s"]
+        keep(suite, self.length, self.of, tally, took, cpu)
+        said = [f"# {suite}: {tally.text()} in {took:.0f} s, {cpu:.0f} s of CPU"]
         if tally.failures:
             said += [f"  not ok: {title}" for title in tally.failures]
             with open(log, errors="replace") as text:
@@ -189,7 +189,8 @@ class Runner:
         return tally
 
     def watched(self, suite, tally, tap, err):
-        """A suite's exit status. Tells now and then how far it is, and ends it when its time is over."""
+        """A suite's exit status, and the seconds of CPU that it took with all that it waited for. Tells now and then
+        how far it is, and ends it when its time is over."""
         proc = subprocess.Popen(
             ["make", "-s", "--no-print-directory", suite],
             cwd=ROOT, env=dict(os.environ, TMESH_TEST_LENGTH=self.length), stdin=subprocess.DEVNULL,
@@ -205,7 +206,9 @@ class Runner:
                 tap.write(line)
                 tap.flush()
                 tally.read(line.rstrip("\n"))
-            return proc.wait()
+            _, status, used = os.wait4(proc.pid, 0)
+            proc.returncode = os.waitstatus_to_exitcode(status)
+            return proc.returncode, used.ru_utime + used.ru_stime
         finally:
             over.set()
             watcher.join()
@@ -254,7 +257,7 @@ def report(suites):
         result, tally = last(suite)
         if result:
             where = "these sources" if of and result["sources"] == of else "other sources"
-            print(f"# {suite}: {tally.text()} in {result['seconds']} s, {result['length']},"
+            print(f"# {suite}: {tally.text()} in {result['seconds']} s, {result.get('cpu_seconds', '?')} s of CPU, {result['length']},"
                   f" {result['ended']}, of {where}")
         else:
             tally = Tally()

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 import tempfile
 
 import cases
@@ -128,6 +129,10 @@ with tempfile.TemporaryDirectory() as folder:
         got = runs(folder, *words)
         point(got == want, name, f"{got}, not {want}")
 
+    runs(folder, suites=("good",))
+    point(re.search(r"^# good: 1 passed, 0 failed, 0 skipped in \d+ s, \d+ s of CPU$", runs.said, re.M),
+          "a suite's time is told", runs.said)
+
     for name, words in [("the end says why", ()), ("a report says why", ("--report",))]:
         runs(folder, *words, suites=("why",))
         point("\nFailed:\n  why: b\n    | # b.c:7: 1 != 2\n" in runs.said, name, runs.said)
@@ -145,7 +150,7 @@ with tempfile.TemporaryDirectory() as folder:
     with open(page) as file:
         lines = file.read().splitlines()
     point(lines[:2] + lines[-2:] == ["before", cases.BEGIN.strip(), cases.END, "behind"] and "old" not in lines
-          and any(line.startswith("| `good` | 1 |  | full | 20") for line in lines), "the table of cases is written", lines)
+          and any(line.startswith("| `good` | 1 |  | 0 | full | 20") for line in lines), "the table of cases is written", lines)
 
 print(f"1..{number}")
 raise SystemExit(1 if bad else 0)
