@@ -2,10 +2,10 @@
 /*
  * What the files of libtmesh-engine share.
  *
- * Locks: a context's lock guards its sessions, and is held while one is opened; a tensor's guards
- * its memory against destroy; a binding's, whose turn it is. None of these is taken while another
- * is held. Those of graphs on several engines: placed_internal.h. A cancellable's guards its hooks,
- * and is held while they are called: cancel.h.
+ * Locks: a context's lock guards its sessions, and is held while one is opened, not while the files
+ * of idle ones are looked at; a tensor's guards its memory against destroy; a binding's, whose turn
+ * it is. None of these is taken while another is held. Those of graphs on several engines:
+ * placed_internal.h. A cancellable's guards its hooks, and is held while they are called: cancel.h.
  */
 #ifndef TMESH_ENGINE_INTERNAL_H
 #define TMESH_ENGINE_INTERNAL_H
@@ -47,6 +47,7 @@ struct tmesh_engine_context {
 	unsigned int life;
 	pthread_mutex_t lock;
 	struct session *sessions; /* the most recently used first */
+	bool looking, look_again; /* at the files of idle ones, without the lock */
 	struct counters counters;
 };
 

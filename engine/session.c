@@ -200,15 +200,6 @@ static int session_new(struct tmesh_engine_context *context, const char *path,
 	return 0;
 }
 
-/* The file of an idle session is gone, or another one: nobody can open the same again. */
-static bool outlived(const struct session *session)
-{
-	struct identity now;
-
-	memcpy(&now, session->key, sizeof(now));
-	return identify(session->path, &now, NULL) || memcmp(session->key, &now, sizeof(now));
-}
-
 /* Under the lock. Of those that no graph uses any more: what nobody can open again, and what is
  * beyond the limit, the least recently used first. */
 static void evict(struct tmesh_engine_context *context)
@@ -217,7 +208,7 @@ static void evict(struct tmesh_engine_context *context)
 	uint32_t idle = 0;
 
 	while ((session = *at)) {
-		bool once = !session->graphs && (session->once || outlived(session));
+		bool once = !session->graphs && session->once;
 
 		if (session->graphs || (!once && ++idle <= context->keep)) {
 			at = &session->next;
@@ -228,6 +219,89 @@ static void evict(struct tmesh_engine_context *context)
 		if (!once)
 			atomic_fetch_add(&context->counters.sessions_evicted, 1);
 	}
+}
+
+/* An idle session as it is looked at: a copy, since others may close it meanwhile. */
+struct look {
+	struct look *next;
+	char *path;
+	size_t key_bytes;
+	char key[]; /* an identity first */
+};
+
+/* The file is gone, or another one: nobody can open the same again. */
+static bool outlived(const struct look *look)
+{
+	struct identity now;
+
+	memcpy(&now, look->key, sizeof(now));
+	return identify(look->path, &now, NULL) || memcmp(look->key, &now, sizeof(now));
+}
+
+/* Under the lock: all idle ones. One that there is no memory for is left to the next look. */
+static struct look *looks_new(const struct tmesh_engine_context *context)
+{
+	struct look *first = NULL;
+
+	for (const struct session *s = context->sessions; s; s = s->next) {
+		struct look *look = s->graphs ? NULL : malloc(sizeof(*look) + s->key_bytes);
+
+		if (!look)
+			continue;
+		look->path = strdup(s->path);
+		look->key_bytes = s->key_bytes;
+		memcpy(look->key, s->key, s->key_bytes);
+		look->next = first;
+		first = look;
+	}
+	return first;
+}
+
+/* Without the lock: only those that are outlived are left. */
+static void look_at(struct look **at)
+{
+	struct look *look;
+
+	while ((look = *at)) {
+		if (look->path && outlived(look)) {
+			at = &look->next;
+			continue;
+		}
+		*at = look->next;
+		free(look->path);
+		free(look);
+	}
+}
+
+/* Under the lock, which is let go of meanwhile: a file system that does not answer keeps nobody but
+ * the one who looks. What gets idle while somebody looks is for that one, who looks again. */
+static void look(struct tmesh_engine_context *context)
+{
+	context->look_again = true;
+	if (context->looking)
+		return;
+	context->looking = true;
+	while (context->look_again) {
+		struct look *looks = looks_new(context), *next;
+
+		context->look_again = false;
+		if (!looks)
+			break;
+		pthread_mutex_unlock(&context->lock);
+		look_at(&looks);
+		pthread_mutex_lock(&context->lock);
+		for (; looks; looks = next) {
+			for (struct session *s = context->sessions; s; s = s->next)
+				if (s->key_bytes == looks->key_bytes &&
+				    !memcmp(s->key, looks->key, s->key_bytes))
+					s->once = true;
+			next = looks->next;
+			free(looks->path);
+			free(looks);
+		}
+		evict(context);
+	}
+	context->looking = false;
 }
 
 /* Under the lock: found, and the most recently used now. */
@@ -270,10 +344,14 @@ int engine_session_get(struct tmesh_engine_context *context, const char *path,
 		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
 	pthread_mutex_lock(&context->lock);
 	session = find(context, key, bytes);
+	if (!session) {
+		look(context);
+		/* Others may have opened it meanwhile. */
+		session = find(context, key, bytes);
+	}
 	if (session) {
 		atomic_fetch_add(&context->counters.session_hits, 1);
 	} else {
-		evict(context);
 		rc = session_new(context, path, opts, &identity, &session, err);
 		if (!rc) {
 			session->key = key;
@@ -297,6 +375,7 @@ void engine_session_put(struct tmesh_engine_context *context, struct session *se
 {
 	pthread_mutex_lock(&context->lock);
 	session->graphs--;
+	look(context);
 	evict(context);
 	pthread_mutex_unlock(&context->lock);
 }
