@@ -347,11 +347,19 @@ int tmesh_costs_path(const struct tmesh_devices *devices, char *path, size_t byt
 	return 0;
 }
 
+static int make_folder(const char *folder, struct tmesh_error *err)
+{
+	if (!mkdir(folder, 0700) || errno == EEXIST)
+		return 0;
+	return tmesh_fail(err, -errno, "%.150s cannot be made: %s", folder, strerror(errno));
+}
+
 /* The two last folders of a path: the cache's and ours. */
-static void make_folders(const char *path)
+static int make_folders(const char *path, struct tmesh_error *err)
 {
 	char folder[4096];
 	char *end;
+	int rc = 0;
 
 	snprintf(folder, sizeof(folder), "%s", path);
 	end = strrchr(folder, '/');
@@ -359,9 +367,9 @@ static void make_folders(const char *path)
 	end = strrchr(folder, '/');
 	*end = '\0';
 	if (*folder)
-		mkdir(folder, 0700);
+		rc = make_folder(folder, err);
 	*end = '/';
-	mkdir(folder, 0700);
+	return rc ?: make_folder(folder, err);
 }
 
 static int write_all(int file, const char *text, size_t bytes)
@@ -371,7 +379,7 @@ static int write_all(int file, const char *text, size_t bytes)
 
 		if (wrote < 0 && errno == EINTR)
 			continue;
-		if (wrote <= 0)
+		if (wrote < 0)
 			return -1;
 		text += wrote;
 		bytes -= (size_t)wrote;
@@ -388,7 +396,9 @@ int tmesh_costs_write(const struct tmesh_costs *costs, const char *path, struct 
 		rc = tmesh_costs_path(costs->devices, kept, sizeof(kept), err);
 		if (rc)
 			return rc;
-		make_folders(kept);
+		rc = make_folders(kept, err);
+		if (rc)
+			return rc;
 		path = kept;
 	}
 	if ((size_t)snprintf(fresh, sizeof(fresh), "%s.XXXXXX", path) >= sizeof(fresh))

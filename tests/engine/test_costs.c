@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <tmesh/costs.h>
 
 #include "unit.h"
@@ -15,6 +16,48 @@
 static char root[64], path[4096];
 static struct tmesh_ctx *ctx;
 static struct tmesh_devices *devices;
+
+/* A disk that fails: what of the calls that write a file does, with which error, and how many bytes
+ * there is room for. */
+static struct {
+	enum {
+		NOTHING,
+		WRITE,
+		FSYNC,
+		RENAME,
+		PIECES
+	} call;
+	int code;
+	size_t room;
+} disk;
+
+/* In the places of the C library's. */
+ssize_t write(int file, const void *data, size_t bytes)
+{
+	if (disk.call == PIECES)
+		disk.room = disk.room ? 0 : 10;
+	if (disk.call == WRITE || disk.call == PIECES) {
+		if (!disk.room) {
+			errno = disk.code;
+			return -1;
+		}
+		bytes = bytes < disk.room ? bytes : disk.room;
+		disk.room -= disk.call == WRITE ? bytes : 0;
+	}
+	return syscall(SYS_write, file, data, bytes);
+}
+
+int fsync(int file)
+{
+	errno = disk.code;
+	return disk.call == FSYNC ? -1 : (int)syscall(SYS_fsync, file);
+}
+
+int rename(const char *from, const char *to)
+{
+	errno = disk.code;
+	return disk.call == RENAME ? -1 : renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
 
 static void put(const char *folder, const char *name, const char *text)
 {
@@ -325,6 +368,122 @@ static void test_files(void **state)
 	free(text);
 }
 
+/* Of the folder that costs are in. */
+static unsigned int files(void)
+{
+	char folder[4096];
+	unsigned int count = 0;
+	DIR *dir;
+
+	snprintf(folder, sizeof(folder), "%s/tmesh", root);
+	dir = opendir(folder);
+	assert_non_null(dir);
+	for (struct dirent *entry; (entry = readdir(dir));)
+		count += entry->d_name[0] != '.';
+	closedir(dir);
+	return count;
+}
+
+/* What cannot be written: the error says so, what was there stays, and nothing else is there. */
+static void unwritten(const struct tmesh_costs *costs, int code, const char *words,
+		      unsigned int before)
+{
+	assert_refused(tmesh_costs_write(costs, NULL, err), code, words);
+	disk.call = NOTHING;
+	assert_int_equal(files(), before);
+	if (before) {
+		uid_t user = geteuid();
+		char *text;
+
+		assert_int_equal(seteuid(getuid()), 0);
+		text = slurp();
+		assert_string_equal(text, "as it was");
+		free(text);
+		assert_int_equal(seteuid(user), 0);
+	}
+}
+
+static void test_full_disk(void **state)
+{
+	static const int codes[] = {ENOSPC, EDQUOT, EIO, EROFS};
+	struct tmesh_costs *costs = measure(), *again;
+
+	assert_ok(tmesh_costs_write(costs, NULL, err));
+	unlink(path);
+	for (unsigned int before = 0; before < 2; before++) {
+		for (size_t i = 0; i < 3 * sizeof(codes) / sizeof(*codes); i++) {
+			char words[4200];
+
+			disk.call = WRITE + i % 3;
+			disk.code = codes[i / 3];
+			disk.room = 100 * (i / 3);
+			snprintf(words, sizeof(words), "%s: %s", path, strerror(disk.code));
+			unwritten(costs, -disk.code, words, before);
+		}
+		spit("as it was", 9);
+		chmod(path, 0600);
+	}
+	refused(-EPROTO, "line 1");
+	/* In pieces, with signals between them. */
+	disk.call = PIECES;
+	disk.code = EINTR;
+	assert_ok(tmesh_costs_write(costs, NULL, err));
+	disk.call = NOTHING;
+	assert_ok(tmesh_costs_read(devices, NULL, &again, err));
+	tmesh_costs_unref(again);
+	spit("", 0);
+	refused(-EPROTO, "line 1");
+	tmesh_costs_unref(costs);
+}
+
+/* Folders that are no folders, that cannot be made, or that another user has. */
+static void test_folders(void **state)
+{
+	struct tmesh_costs *costs = measure();
+	char folder[4096];
+	uid_t user = geteuid() ?: 65534;
+
+	put(root, "/file", "");
+	snprintf(folder, sizeof(folder), "%s/file", root);
+	setenv("XDG_CACHE_HOME", folder, 1);
+	assert_refused(tmesh_costs_write(costs, NULL, err), -ENOTDIR,
+		       "/file/tmesh cannot be made: Not a directory");
+	setenv("XDG_CACHE_HOME", root, 1);
+	assert_ok(tmesh_costs_write(costs, NULL, err));
+	spit("as it was", 9);
+	/* Root may do all of this: it is another user's then. */
+	snprintf(folder, sizeof(folder), "%s/tmesh", root);
+	assert_int_equal(chmod(folder, 0555), 0);
+	assert_int_equal(chmod(root, 0555), 0);
+	assert_int_equal(seteuid(user), 0);
+	unwritten(costs, -EACCES, "Permission denied", 1);
+	snprintf(folder, sizeof(folder), "%s/none", root);
+	setenv("XDG_CACHE_HOME", folder, 1);
+	assert_refused(tmesh_costs_write(costs, NULL, err), -EACCES,
+		       "/none cannot be made: Permission denied");
+	setenv("XDG_CACHE_HOME", root, 1);
+	if (!getuid()) {
+		/* Others may write to the folder, and not in the place of a file that is another's.
+		 */
+		assert_int_equal(seteuid(0), 0);
+		snprintf(folder, sizeof(folder), "%s/tmesh", root);
+		assert_int_equal(chmod(folder, 01777), 0);
+		assert_int_equal(chmod(path, 0644), 0);
+		assert_int_equal(seteuid(user), 0);
+		unwritten(costs, -EPERM, "Operation not permitted", 1);
+		refused(-EPERM, "no file of this user's");
+		assert_int_equal(seteuid(0), 0);
+		assert_int_equal(chmod(path, 0600), 0);
+		assert_int_equal(seteuid(user), 0);
+		refused(-EACCES, "Permission denied");
+		assert_int_equal(seteuid(0), 0);
+	}
+	assert_int_equal(chmod(root, 0700), 0);
+	snprintf(folder, sizeof(folder), "%s/tmesh", root);
+	assert_int_equal(chmod(folder, 0700), 0);
+	tmesh_costs_unref(costs);
+}
+
 /* Any byte changed, any end: refused, or read with numbers that can be. */
 static void test_mutated(void **state)
 {
@@ -451,7 +610,7 @@ int main(void)
 		TEST(test_measured), TEST(test_real_clock),    TEST(test_nodes),
 		TEST(test_opts),     TEST(test_round_trip),    TEST(test_where),
 		TEST(test_files),    TEST(test_other_machine), TEST(test_mutated),
-		TEST(test_place),
+		TEST(test_place),    TEST(test_full_disk),     TEST(test_folders),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -224,6 +224,9 @@ class See(Base):
         os.chmod(path, 0o622)
         self.assertIn("others may write it", tool("devices", "--costs", status=1, env=env)[1])
         tool("devices", "--costs", "--measure", status=2, env=env)
+        # What cannot be kept is an error, not only numbers on the screen.
+        env["XDG_CACHE_HOME"] = path
+        self.assertIn("cannot be made: Not a directory", tool("devices", "--measure", status=1, env=env)[1])
 
     def test_doctor_without_the_program_for_engines(self):
         """It is of a package of its own."""

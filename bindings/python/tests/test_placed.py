@@ -174,6 +174,8 @@ def test_measured_costs(tmp_path, monkeypatch):
     # Without that package there may be the system's library.
     assert "onnx" in costs.engines or not importlib.util.find_spec("onnxruntime")
     assert all(link.bandwidth > 0 and link.latency > 0 for link in costs.links.values()) and costs.links
+    with pytest.raises(tmesh.NotFoundError, match="none/costs: No such"):
+        costs.write(tmp_path / "none" / "costs")
     kept = tmesh.costs.read()
     assert (kept.engines, kept.links, kept.how) == (costs.engines, costs.links, costs.how) and kept.how["samples"] == 3
     g, weights, wanted = alone(tmp_path)
