@@ -2,6 +2,7 @@
 """Decode steps of many requests in one run, on the engine "ggml": as one by one, by turns, and with clients that die."""
 
 import collections
+import concurrent.futures
 import errno
 import importlib.util
 import json
@@ -389,6 +390,90 @@ def test_said(served):
     wrong = [each["error"] for each in said if "error" in each]
     assert len(wrong) == 3 and "lists" in wrong[0] and "unknown" in wrong[1] and "in use" in wrong[2]
     wait_for(lambda: not many.busy)
+
+
+class Silent:
+    """A generator's socket, whose other end is the test's."""
+
+    def __init__(self, path):
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen(1)
+        self.client = Client(path)
+        self.peer, _ = self.listener.accept()
+        self.lines = self.peer.makefile("rb")
+
+    def hear(self):
+        return json.loads(self.lines.readline())
+
+    def say(self, *all_words):
+        self.peer.sendall(b"".join(json.dumps(words).encode() + b"\n" for words in all_words))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.client.close()
+        self.lines.close()
+        self.peer.close()
+        self.listener.close()
+
+
+class Clock:
+    """A clock of the test's: it goes on by `step` at each look."""
+
+    def __init__(self, step):
+        self.now, self.step = 0, step
+
+    def monotonic(self):
+        self.now += self.step
+        return self.now
+
+
+def test_deadline(tmp_path, monkeypatch):
+    """It ends a request, also of a generator that is silent; what comes of it by then is nobody's, and the next one is whole."""
+    with Silent(tmp_path / "silent") as silent, pytest.raises(tmesh.PeerTimeoutError, match="deadline"):
+        list(silent.client.generate([1], 9, timeout=.02))
+    clock = Clock(0)
+    monkeypatch.setattr(tmesh.batching, "time", clock)
+    with Silent(tmp_path / "s") as silent, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        call = pool.submit(list, silent.client.generate([1], 9, timeout=600))
+        assert silent.hear()["prompt"] == [1]
+        clock.now = 1000
+        silent.say({"id": 0, "token": 1})  # it wakes and looks at the clock
+        with pytest.raises(tmesh.PeerTimeoutError, match="deadline"):
+            call.result()
+        assert silent.hear() == {"id": 1, "cancel": True}
+        silent.say({"id": 1, "token": 5}, {"id": 1, "done": "cancelled"}, {"id": 2, "token": 8}, {"id": 2, "done": "length"})
+        assert list(silent.client.generate([2], 1, timeout=600)) == [8]
+        assert silent.hear()["prompt"] == [2]
+        # In the middle, with a token that has come and was not taken.
+        silent.say({"id": 3, "token": 6}, {"id": 3, "token": 7})
+        late = silent.client.generate([3], 9, timeout=600)
+        assert next(late) == 6
+        clock.now = 2000
+        with pytest.raises(tmesh.PeerTimeoutError):
+            next(late)
+        assert silent.hear()["prompt"] == [3] and silent.hear() == {"id": 3, "cancel": True}
+        for wrong in (-1, float("nan"), float("inf")):
+            with pytest.raises(tmesh.InvalidError, match="timeout"):
+                next(silent.client.generate([1], 1, timeout=wrong))
+
+
+def test_deadline_unread(tmp_path, monkeypatch):
+    """A generator that reads nothing: the line that was begun is ended before the next, and what was not begun is never said."""
+    monkeypatch.setattr(tmesh.batching, "time", Clock(.01))
+    with Silent(tmp_path / "s") as silent, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        large = [1] * 300_000
+        for _ in range(3):
+            with pytest.raises(tmesh.PeerTimeoutError):
+                list(silent.client.generate(large, 9, timeout=.03))
+        assert len(silent.client._unsent) < 1 << 20
+        heard = pool.submit(lambda: [silent.hear() for _ in range(3)])
+        silent.say({"id": 4, "token": 8}, {"id": 4, "done": "length"})
+        assert list(silent.client.generate([2], 1, timeout=600)) == [8]
+        one, cancelled, two = heard.result()
+        assert one["prompt"] == large and cancelled == {"id": 1, "cancel": True} and two["prompt"] == [2]
 
 
 @pytest.mark.parametrize("process", [[], ["--process"]])

@@ -31,6 +31,7 @@ import socket
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -528,24 +529,27 @@ class Client:
         except OSError:
             self._socket.close()
             raise
-        self._file = self._socket.makefile("rb")
+        self._unsent = b""  # of a line that was begun, and what is to follow it
+        self._read = b""
         self._number = 0
 
     def generate(self, prompt: Iterable[int], max_tokens: int, *, stop: Iterable[int] = (), temperature: float = 0,
-                 seed: int = 0) -> Iterator[int]:
-        """Tokens as they come; ending the loop early cancels the rest. temperature 0: the likeliest. InvalidError: what the
-        server refused, with its reason. GoneError: it ended."""
+                 seed: int = 0, timeout: float | None = None) -> Iterator[int]:
+        """Tokens as they come; ending the loop early cancels the rest. temperature 0: the likeliest. timeout: seconds from the
+        loop's beginning to the last token taken, None: no limit. InvalidError: what the server refused, with its reason.
+        PeerTimeoutError: it was not done by then, and is cancelled. GoneError: the server ended."""
+        if timeout is not None and not 0 <= timeout < 1 << 32:
+            raise errors.InvalidError(errno.EINVAL, f"a timeout of {timeout} seconds")
+        deadline = None if timeout is None else time.monotonic() + timeout
         self._number += 1
         number, over = self._number, False
-        self._say({"id": number, "prompt": [int(token) for token in prompt], "max_tokens": max_tokens,
-                   "stop": [int(token) for token in stop], "temperature": temperature, "seed": seed})
+        request = self._line({"id": number, "prompt": [int(token) for token in prompt], "max_tokens": max_tokens,
+                              "stop": [int(token) for token in stop], "temperature": temperature, "seed": seed})
+        self._unsent += request
         try:
+            self._send(deadline)
             while True:
-                line = self._file.readline()
-                if not line:
-                    over = True
-                    raise errors.GoneError(errno.EPIPE, "the generator's server ended, or dropped this client")
-                said = json.loads(line)
+                said = json.loads(self._hear(deadline))
                 if said["id"] != number:
                     continue
                 over = "token" not in said
@@ -554,19 +558,72 @@ class Client:
                 if over:
                     return
                 yield said["token"]
+        except errors.GoneError:
+            over = True
+            raise
         finally:
-            if not over:
-                self._say({"id": number, "cancel": True})
+            if self._unsent.endswith(request):
+                self._unsent = self._unsent[:-len(request)]  # the server knows nothing of it
+            elif not over:
+                self._unsent += self._line({"id": number, "cancel": True})
+                try:
+                    self._send(deadline)
+                except errors.PeerTimeoutError:
+                    self._send_now()  # else before the next request
 
-    def _say(self, words: Mapping[str, Any]) -> None:
+    @staticmethod
+    def _line(words: Mapping[str, Any]) -> bytes:
+        return json.dumps(words).encode() + b"\n"
+
+    def _until(self, deadline: float | None) -> None:
+        """The socket's next call takes so long at most."""
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise errors.PeerTimeoutError(errno.ETIMEDOUT, "the request was not done at its deadline, and is cancelled")
+        self._socket.settimeout(left)
+
+    def _send(self, deadline: float | None) -> None:
+        while self._unsent:
+            self._until(deadline)
+            try:
+                self._unsent = self._unsent[self._socket.send(self._unsent):]
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._gone() from None
+
+    def _send_now(self) -> None:
+        self._socket.settimeout(0)
         try:
-            self._socket.sendall(json.dumps(words).encode() + b"\n")
+            self._unsent = self._unsent[self._socket.send(self._unsent):]
+        except BlockingIOError:
+            pass
         except (BrokenPipeError, ConnectionResetError):
-            raise errors.GoneError(errno.EPIPE, "the generator's server ended, or dropped this client") from None
+            raise self._gone() from None
+
+    def _hear(self, deadline: float | None) -> bytes:
+        while True:
+            self._until(deadline)
+            line, end, rest = self._read.partition(b"\n")
+            if end:
+                self._read = rest
+                return line
+            try:
+                got = self._socket.recv(65536)
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                got = b""
+            if not got:
+                raise self._gone()
+            self._read += got
+
+    @staticmethod
+    def _gone() -> errors.GoneError:
+        return errors.GoneError(errno.EPIPE, "the generator's server ended, or dropped this client")
 
     def close(self) -> None:
         """Hang up."""
-        self._file.close()
         self._socket.close()
 
     def __enter__(self) -> Client:
