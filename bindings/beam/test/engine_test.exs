@@ -14,7 +14,7 @@ defmodule Tmesh.EngineTest do
 
   setup do
     name = "beam-#{System.pid()}-#{System.unique_integer([:positive])}"
-    start_supervised!({Engine.Server, name: name, models: [@models], limit: 30})
+    start_supervised!({Engine.Server, name: name, models: [@models], limit: 30, patience: 2.5})
     %{name: name}
   end
 
@@ -262,8 +262,14 @@ defmodule Tmesh.EngineTest do
     assert message =~ "already"
     assert {:error, %Error{type: :invalid}} = Engine.Server.start_link(engine: "onnx")
     assert {:error, %Error{type: :invalid}} = Engine.Server.start_link(wrong: 1)
+    assert {:error, %Error{type: :invalid}} = Engine.Server.start_link(name: "x", patience: 0)
     assert {:error, %Error{message: message}} = Engine.Server.start_link(name: "x", engine: "none")
     assert message =~ "tmesh-engine-none.so"
+    # It was started with the options that it was given.
+    parent = File.read!("/proc/#{Engine.info(engine).pid}/status")
+    [_all, supervisor] = Regex.run(~r/PPid:\s+(\d+)/, parent)
+    given = String.split(File.read!("/proc/#{supervisor}/cmdline"), "\0")
+    assert "--limit=30" in given and "--patience=2.5" in given
     stop_supervised!(name)
     out = ZeroCopy.allocate!([2, 4], :float32)
 

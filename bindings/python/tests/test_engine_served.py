@@ -204,9 +204,12 @@ def test_refused(server):
         tmesh.engine.serve(name=server.name)
     with pytest.raises(tmesh.UnsupportedError, match="/nowhere.so"):
         tmesh.engine.serve(library="/nowhere.so")
-    with pytest.raises(tmesh.InvalidError):
-        tmesh.engine.serve(threads=0)
-    with tmesh.engine.serve(clients=1, models=[MODELS]) as small:
+    for wrong in ({"threads": 0}, {"patience": 0}):
+        with pytest.raises(tmesh.InvalidError):
+            tmesh.engine.serve(**wrong)
+    with tmesh.engine.serve(clients=1, models=[MODELS], limit=70, patience=2.5) as small:
+        given = Path(f"/proc/{small.pid}/cmdline").read_bytes().split(b"\0")
+        assert b"--limit=70" in given and b"--patience=2.5" in given
         first = small.connect()
         with pytest.raises(tmesh.BusyError, match="1 clients"):
             small.connect()

@@ -485,16 +485,17 @@ class Server:
 
 def serve(backend: str = "onnx", *, models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
           name: str | None = None, library: str | os.PathLike[str] | None = None, threads: int = 1, clients: int = 64,
-          limit: float = 60.0) -> Server:
+          limit: float = 60.0, patience: float = 0.5) -> Server:
     """Start tmesh-engine(1), which serves an engine in a process of its own, and starts it anew when it crashes.
 
     models: folders from which it may read models; it opens no other file, where the kernel has Landlock. name: under which
-    it is served, by default one of its own. limit: seconds that a call may take. It ends with this process, at the latest."""
+    it is served, by default one of its own. limit: seconds that a call may take. patience: seconds that a
+    client which is asked for its memory has to answer, for each region. It ends with this process, at the latest."""
     folders = [models] if isinstance(models, (str, os.PathLike)) else list(models)
     name = name or f"{backend}-{os.getpid()}-{next(_numbers)}"
     path = _library(backend) if library is None else os.fspath(library)
     command = [_program(), "--with-input", f"--engine={backend}", f"--threads={threads}", f"--clients={clients}",
-               f"--limit={limit}", *(f"--models={os.fspath(folder)}" for folder in folders)]
+               f"--limit={limit}", f"--patience={patience}", *(f"--models={os.fspath(folder)}" for folder in folders)]
     process = subprocess.Popen([*command, *([f"--library={path}"] if path else []), "--", name],
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None

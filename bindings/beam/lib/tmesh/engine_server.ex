@@ -8,7 +8,7 @@ defmodule Tmesh.Engine.Server do
 
   Options: `name` - under which it is served, 1 to 32 small letters, digits and hyphens (required); `engine` - which
   (`"onnx"`); `models` - folders from which it may read models; `library` - the engine's own; `threads`, `clients`,
-  `limit` - as those of `tmesh-engine(1)`; `program` - where that is (`TMESH_ENGINE_PROGRAM`, then PATH);
+  `limit`, `patience` - as those of `tmesh-engine(1)`; `program` - where that is (`TMESH_ENGINE_PROGRAM`, then PATH);
   `server` - a name for this process.
   """
   use GenServer
@@ -16,7 +16,7 @@ defmodule Tmesh.Engine.Server do
   alias Tmesh.{Error, Options}
 
   @options [engine: "onnx", models: [], library: nil, threads: 1, clients: 64, limit: 60] ++
-             [program: nil, server: nil, name: nil]
+             [patience: 0.5, program: nil, server: nil, name: nil]
 
   @doc """
   For a supervisor: the child's id is the name under which it serves, so that several can be children of one.
@@ -70,7 +70,7 @@ defmodule Tmesh.Engine.Server do
 
   defp args(opts) do
     ["--with-input", "--engine=#{opts[:engine]}", "--threads=#{opts[:threads]}"] ++
-      ["--clients=#{opts[:clients]}", "--limit=#{opts[:limit]}"] ++
+      ["--clients=#{opts[:clients]}", "--limit=#{opts[:limit]}", "--patience=#{opts[:patience]}"] ++
       for(folder <- opts[:models], do: "--models=#{Path.expand(folder)}") ++
       for(library <- List.wrap(opts[:library]), do: "--library=#{library}") ++ ["--", opts[:name]]
   end
