@@ -72,6 +72,13 @@ static void find_gpus(struct tmesh_devices *devices)
 	}
 }
 
+/* Of each engine that has, or will have, a way to them. No GPU has run one so far:
+ * docs/engines.md. */
+static uint64_t never_seen(const char *engine)
+{
+	return !strcmp(engine, "onnx") || !strcmp(engine, "ggml") ? 1ull << TMESH_DEVICE_CUDA : 0;
+}
+
 struct finding {
 	struct tmesh_devices *devices;
 	const struct tmesh_devices_opts *opts;
@@ -93,6 +100,7 @@ static void find_engine(const char *name, void *data)
 		return;
 	*found = (struct tmesh_devices_engine){0};
 	snprintf(found->name, sizeof(found->name), "%s", name);
+	found->never_seen = never_seen(name);
 	if (engine_plugin_find(name, &plugin, &err) ||
 	    try_engine(plugin, library, TMESH_DEVICE_CPU, 0, found, &err)) {
 		snprintf(found->reason, sizeof(found->reason), "%s", err.message);
@@ -224,35 +232,49 @@ static json_t *bytes_json(uint64_t bytes)
 	return bytes == TMESH_DEVICES_UNKNOWN ? json_null() : json_integer((json_int_t)bytes);
 }
 
+static const char *kind_name(enum tmesh_device_type type)
+{
+	return type == TMESH_DEVICE_CPU ? "cpu" : "cuda";
+}
+
 static json_t *device_json(const struct tmesh_devices *devices,
 			   const struct tmesh_devices_device *device)
 {
-	json_t *engines = json_array();
+	json_t *engines = json_array(), *never_seen = json_array();
 
-	for (size_t i = 0; i < devices->engine_count; i++)
+	for (size_t i = 0; i < devices->engine_count; i++) {
+		const struct tmesh_devices_engine *engine = &devices->engines[i];
+
 		if (device->engines >> i & 1)
-			json_array_append_new(engines, json_string(devices->engines[i].name));
-	return json_pack("{s:s, s:s, s:o, s:o, s:i, s:o, s:o, s:o, s:o}", "id", device->id, "kind",
-			 device->device_type == TMESH_DEVICE_CPU ? "cpu" : "cuda", "name",
-			 text_json(device->name), "node",
-			 device->node < 0 ? json_null() : json_integer(device->node), "processors",
-			 (int)device->processors, "memory", bytes_json(device->memory),
-			 "memory_free", bytes_json(device->memory_free), "engines", engines,
-			 "reason", text_json(device->reason));
+			json_array_append_new(engines, json_string(engine->name));
+		if (engine->never_seen >> device->device_type & 1)
+			json_array_append_new(never_seen, json_string(engine->name));
+	}
+	return json_pack("{s:s, s:s, s:o, s:o, s:i, s:o, s:o, s:o, s:o, s:o}", "id", device->id,
+			 "kind", kind_name(device->device_type), "name", text_json(device->name),
+			 "node", device->node < 0 ? json_null() : json_integer(device->node),
+			 "processors", (int)device->processors, "memory",
+			 bytes_json(device->memory), "memory_free", bytes_json(device->memory_free),
+			 "engines", engines, "never_seen", never_seen, "reason",
+			 text_json(device->reason));
 }
 
 static json_t *engine_json(const struct tmesh_devices_engine *engine)
 {
-	json_t *operators = json_object();
+	json_t *operators = json_object(), *never_seen = json_array();
 
+	for (int kind = TMESH_DEVICE_CPU; kind <= TMESH_DEVICE_CUDA; kind++)
+		if (engine->never_seen >> kind & 1)
+			json_array_append_new(never_seen, json_string(kind_name(kind)));
 	for (int op = 0; op < TMESH_DEVICES_OPERATORS; op++)
 		if (engine->operators[op])
 			json_object_set_new(operators, tmesh_graph_op_name((enum tmesh_graph_op)op),
 					    dtypes_json(engine->operators[op]));
-	return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "name", engine->name, "version",
-			 text_json(engine->version), "library", text_json(engine->library), "reads",
-			 text_json(engine->reads), "dtypes", dtypes_json(engine->dtypes),
-			 "operators", operators, "reason", text_json(engine->reason));
+	return json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name", engine->name,
+			 "version", text_json(engine->version), "library",
+			 text_json(engine->library), "reads", text_json(engine->reads), "dtypes",
+			 dtypes_json(engine->dtypes), "operators", operators, "never_seen",
+			 never_seen, "reason", text_json(engine->reason));
 }
 
 char *tmesh_devices_to_json(const struct tmesh_devices *devices)

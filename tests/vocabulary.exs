@@ -51,6 +51,10 @@ answer = fn
   ["dtypes"] ->
     Tmesh.ZeroCopy.TensorRef.dtypes()
 
+  # Of the first of each.
+  ["devices"] ->
+    for {what, [first | _more]} <- Tmesh.Engine.devices!(), into: %{}, do: {what, Map.keys(first)}
+
   ["ref"] ->
     {:ok, ref} = Tmesh.ZeroCopy.allocate([2, 3], :float32)
     Tmesh.ZeroCopy.TensorRef.to_map(ref)

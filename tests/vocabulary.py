@@ -33,7 +33,7 @@ C_ALONE = {
 MADE = {"tensor", "fence"}
 
 PYTHON_SIDE = """
-import json, sys, typing
+import dataclasses, json, sys, typing
 import tmesh, tmesh.batching, tmesh.costs, tmesh.cuda, tmesh.engine, tmesh.graphs, tmesh.net, tmesh.placed
 import tmesh.safetensors.numpy
 from tmesh import _tmesh
@@ -57,6 +57,8 @@ def answer(what, *words):
         tmesh.drop(words[0])
     if what == "kept":
         return next(kept for kept in tmesh.kept() if kept["name"] == words[0])
+    if what == "fields":
+        return [field.name for field in dataclasses.fields(getattr(tmesh.engine, words[0][:-1].capitalize()))]
     if what == "ref":
         return tmesh.zeros((2, 3), "float32").ref()
     if what == "opens":
@@ -309,6 +311,7 @@ def main(tmeshctl, python, ebin, *maps):
     os.environ |= {"TMESH_BACKEND": os.environ.get("TMESH_BACKEND", "memfd")}
     folder = tempfile.TemporaryDirectory()
     os.environ["TMESH_RUNTIME_DIR"] = folder.name
+    os.environ["TMESH_DEVICES_PROGRAM"] = str(Path(tmeshctl).resolve().with_name("tmeshctl-devices"))
     holder = subprocess.Popen([tmeshctl, "create", "--shape", "2,3", "--dtype", "float32", "--label", "vocabulary", "--json"],
                               stdout=subprocess.PIPE, text=True)
     names, text = None, ""
@@ -351,6 +354,16 @@ def main(tmeshctl, python, ebin, *maps):
               "Elixir": ex.ask("kept", "vocabulary")}, "what is kept is the same for tmeshctl, Python and Elixir",
              varies=["held", "used_ns"])
         py.ask("drop", "vocabulary")
+        found, seen = tool("devices"), ex.ask("devices")
+        for kind, name in (("device", "devices"), ("found engine", "engines")):
+            page = members(f"{kind} members")
+            check(differ(page, set(found[name][0]), "tmeshctl") | differ(page, set(seen[name]), "Elixir") |
+                  differ(page, set(py.ask("fields", name)), "Python"), f"a {kind.removeprefix('found ')} has the page's members")
+            c = f"tmesh_devices_{kind.split()[-1]}"
+            # Of a device it follows from its kind and the engines.
+            made = {"kind", "never_seen"} if kind == "device" else set()
+            check({f"it has no {member}" for member in page - struct("include/tmesh/devices.h", c) - made},
+                  f"struct {c} has the page's members")
         page = members("ref members")
         refs = {"tmeshctl": names["ref"], "Python": py.ask("ref"), "Elixir": ex.ask("ref")}
         same(page, refs, "a ref is the same for tmeshctl, Python and Elixir", varies=["id", "token"])

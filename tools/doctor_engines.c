@@ -69,12 +69,15 @@ json_t *examine_engines(void)
 	return told;
 }
 
-/* No engine ran on a GPU so far: docs/engines.md. */
-static bool has_cuda(const json_t *engine)
+static bool never_seen(const json_t *engine, const char *kind)
 {
-	const char *name = json_string_value(json_object_get(engine, "name"));
+	const json_t *each;
+	size_t i;
 
-	return name && (!strcmp(name, "onnx") || !strcmp(name, "ggml"));
+	json_array_foreach(json_object_get(engine, "never_seen"), i, each)
+		if (!strcmp(json_string_value(each) ?: "", kind))
+			return true;
+	return false;
 }
 
 void print_engines(const json_t *told)
@@ -96,7 +99,7 @@ void print_engines(const json_t *told)
 		table_addf(&table, "  %s", json_string_value(json_object_get(engine, "name")));
 		table_add(&table, why ? "does not work" : "works");
 		table_add(&table, version ?: "-");
-		table_add(&table, has_cuda(engine) ? "CUDA: never seen" : "");
+		table_add(&table, never_seen(engine, "cuda") ? "CUDA: never seen" : "");
 		table_add(&table, why ?: "");
 	}
 	table_print(&table);

@@ -77,6 +77,9 @@ struct tmesh_devices_engine {
 	/* Of an engine that reads "graph", by enum tmesh_graph_op: with which dtypes of the operand
 	 * that may have several it runs that; 0: it does not. Tried, not declared. */
 	uint64_t operators[TMESH_DEVICES_OPERATORS];
+	/* Bits 1 << enum tmesh_device_type: kinds of devices that it was never run on. What it has
+	 * for them was compiled, and tried on stand-ins at most. */
+	uint64_t never_seen;
 };
 size_t tmesh_devices_engines(const struct tmesh_devices *devices);
 int tmesh_devices_engine(const struct tmesh_devices *devices, size_t index,

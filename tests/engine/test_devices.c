@@ -140,11 +140,13 @@ static void test_engines(void **state)
 			assert_string_equal(engine.reason, "");
 			assert_string_not_equal(engine.version, "");
 			assert_string_equal(engine.reads, "");
+			assert_int_equal(engine.never_seen, 0);
 		} else if (!strcmp(engine.name, "old")) {
 			assert_non_null(strstr(engine.reason, "not an engine of this version"));
 		} else {
 			assert_non_null(strstr(engine.reason, "TMESH_ENGINE_PATH names another"));
 			assert_string_equal(engine.version, "");
+			assert_int_equal(engine.never_seen, 1 << TMESH_DEVICE_CUDA);
 		}
 		assert_int_equal(device.engines >> i & 1, !strcmp(engine.name, "fake"));
 		seen++;

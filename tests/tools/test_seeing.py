@@ -199,6 +199,10 @@ class See(Base):
         self.assertTrue(0 < cpu["memory_free"] <= cpu["memory"])
         for engine in found["engines"]:
             self.assertEqual(engine["version"] is None, engine["reason"] is not None)
+        # What no GPU has run says so, until one has.
+        self.assertEqual({engine["name"]: engine["never_seen"] for engine in found["engines"] if engine["name"] in ("ggml", "onnx")},
+                         {"ggml": ["cuda"], "onnx": ["cuda"]})
+        self.assertEqual(cpu["never_seen"], [])
         out = tool("devices")[0].decode()
         self.assertRegex(out, rf"DEVICE +MEMORY.*\n{cpu['id']} ")
         self.assertRegex(out, "engine ggml( [0-9.]+|: cannot be used): .")

@@ -19,7 +19,7 @@ static void print_devices(const struct tmesh_devices *devices)
 {
 	struct table table = {.columns = 6};
 	char total[16], room[16];
-	bool gpu = false;
+	bool unseen = false;
 
 	table_add(&table, "DEVICE");
 	table_add(&table, "MEMORY");
@@ -37,14 +37,15 @@ static void print_devices(const struct tmesh_devices *devices)
 		for (size_t n = 0; n < tmesh_devices_engines(devices); n++) {
 			struct tmesh_devices_engine engine = {.size = sizeof(engine)};
 
-			if (device.engines >> n & 1 &&
-			    !tmesh_devices_engine(devices, n, &engine, NULL))
+			if (tmesh_devices_engine(devices, n, &engine, NULL))
+				break;
+			unseen |= engine.never_seen >> device.device_type & 1;
+			if (device.engines >> n & 1)
 				at += (size_t)snprintf(engines + at, sizeof(engines) - at, "%s%s",
 						       at ? "," : "", engine.name);
 			if (at >= sizeof(engines))
 				break;
 		}
-		gpu |= device.device_type == TMESH_DEVICE_CUDA;
 		table_add(&table, device.id);
 		table_add(&table, human_bytes(device.memory, total));
 		table_add(&table, device.memory_free == TMESH_DEVICES_UNKNOWN
@@ -58,19 +59,14 @@ static void print_devices(const struct tmesh_devices *devices)
 		table_add(&table, device.name);
 	}
 	table_print(&table);
-	if (gpu)
+	if (unseen)
 		puts("engines on GPUs: compiled, and never seen on one (docs/engines.md)");
 }
 
-/* Of the engines that have, or will have, a way to GPUs: what was seen of it. */
-static const char *seen_on_gpus(const char *engine)
+/* Of an engine that was never seen on a GPU: what there is of it. */
+static const char *there_for_gpus(const char *engine)
 {
-	if (!strcmp(engine, "onnx"))
-		return "  CUDA: never seen on a GPU; compiled, and tried on stand-ins "
-		       "(docs/engines.md)";
-	if (!strcmp(engine, "ggml"))
-		return "  CUDA: never seen on a GPU; refused (docs/engines.md)";
-	return NULL;
+	return strcmp(engine, "onnx") ? "refused" : "compiled, and tried on stand-ins";
 }
 
 static void print_engines(const struct tmesh_devices *devices)
@@ -99,8 +95,9 @@ static void print_engines(const struct tmesh_devices *devices)
 		}
 		if (any)
 			putchar('\n');
-		if (seen_on_gpus(engine.name))
-			puts(seen_on_gpus(engine.name));
+		if (engine.never_seen >> TMESH_DEVICE_CUDA & 1)
+			printf("  CUDA: never seen on a GPU; %s (docs/engines.md)\n",
+			       there_for_gpus(engine.name));
 	}
 }
 

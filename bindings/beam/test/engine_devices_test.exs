@@ -19,7 +19,11 @@ defmodule Tmesh.EngineDevicesTest do
     for engine <- engines do
       assert is_binary(engine.version) != is_binary(engine.reason)
       assert engine.name in device.engines == is_nil(engine.reason)
+      # Until a GPU has run one.
+      assert engine.never_seen == if(engine.name in ~w(ggml onnx), do: ["cuda"], else: [])
     end
+
+    assert device.never_seen == []
   end
 
   test "a program that fails, says something else or is not there is an error" do

@@ -132,6 +132,7 @@ def test_devices():
     assert ggml.reads == "graph" and "float16" in ggml.dtypes
     assert len(ggml.operators) == 16 and set(ggml.operators["matmul"]) >= {"float32", "float16"}
     assert ggml.operators["add"] == ("float32",)
+    assert device.never_seen == () and ggml.never_seen == engines["onnx"].never_seen == ("cuda",)  # until a GPU has run one
 
 
 @pytest.mark.parametrize("dtype, cache, most", [("float32", "float32", 1e-3), ("float16", "float32", .1),

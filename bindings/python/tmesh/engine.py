@@ -87,6 +87,8 @@ class Device:
     memory: int
     memory_free: int | None
     engines: tuple[str, ...]
+    #: Engines that were never run on a device of this kind: what they have for it was compiled, and tried on stand-ins at most.
+    never_seen: tuple[str, ...]
     #: Why no engine runs there.
     reason: str | None
 
@@ -102,6 +104,8 @@ class Engine:
     reads: str | None
     dtypes: tuple[str, ...]
     operators: dict[str, tuple[str, ...]]
+    #: Kinds of devices that it was never run on.
+    never_seen: tuple[str, ...]
     #: Why it cannot be used.
     reason: str | None
 
@@ -117,12 +121,12 @@ def _look() -> dict[str, Any]:
 
 def devices() -> list[Device]:
     """What this machine computes with. The engines that are found are loaded into this process, for good."""
-    return [Device(**{**device, "engines": tuple(device["engines"])}) for device in _look()["devices"]]
+    return [Device(**{**device, "engines": tuple(device["engines"]), "never_seen": tuple(device["never_seen"])}) for device in _look()["devices"]]
 
 
 def engines() -> list[Engine]:
     """The engines that are found, and why one cannot be used. They are loaded as by devices()."""
-    return [Engine(**{**found, "dtypes": tuple(found["dtypes"]),
+    return [Engine(**{**found, "dtypes": tuple(found["dtypes"]), "never_seen": tuple(found["never_seen"]),
                       "operators": {op: tuple(dtypes) for op, dtypes in found["operators"].items()}})
             for found in _look()["engines"]]
 

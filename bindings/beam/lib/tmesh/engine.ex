@@ -104,8 +104,8 @@ defmodule Tmesh.Engine do
 
   @doc """
   What this machine computes with (`devices`: the processors of each NUMA node with their memory, GPUs) and the `engines` that
-  were found, with the operators that each runs, or the `reason` why it cannot be used. The program `tmeshctl-devices` looks:
-  nothing is loaded into the emulator. A member that is not known is `nil`.
+  were found, with the operators that each runs, or the `reason` why it cannot be used. `never_seen`: kinds of devices that an
+  engine was never run on, and of a device those engines. The program `tmeshctl-devices` looks: nothing is loaded into the emulator. A member that is not known is `nil`.
 
   Options: `program` - where that is (`TMESH_DEVICES_PROGRAM`, then PATH).
 

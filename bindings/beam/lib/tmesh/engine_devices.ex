@@ -5,8 +5,8 @@ defmodule Tmesh.Engine.Devices do
 
   alias Tmesh.{Error, Native, Options}
 
-  @device ~w(id kind name node processors memory memory_free engines reason)a
-  @engine ~w(name version library reads dtypes operators reason)a
+  @device ~w(id kind name node processors memory memory_free engines never_seen reason)a
+  @engine ~w(name version library reads dtypes operators never_seen reason)a
   # Its errors are in what it ends with: what an engine's library prints is not the VM's.
   @quiet ~S(exec "$0" --json 2>/dev/null)
 
