@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 #
 # Every suite is a target that prints TAP; tests/run.py runs them and totals them. Those that
-# build in the same places are a row, one after another; rows run side by side, JOBS at once.
+# build in the same places are a row, one after another; rows run side by side, JOBS at once: one more than
+# there are processors, since tests wait as often as they work.
 
-JOBS ?= 2
+JOBS ?= $(shell expr $$(nproc) + 1)
 
+# In C and of the project itself.
 HOST_SUITES = \
 	runner-check \
 	format-check \
-	rooms-check \
-	vocabulary-check \
 	sim-check \
 	unit-check \
 	unit-asan-check \
@@ -27,52 +27,60 @@ HOST_SUITES = \
 	model-peers-check \
 	model-fuzz-check \
 	engine-check \
-	engine-gpu-check \
 	engine-asan-check \
 	engine-tsan-check \
-	engine-onnx-check \
+	engine-fuzz-check \
 	net-check \
 	net-asan-check \
 	net-port-check \
 	net-fuzz-check \
+	xla-fuzz-check \
+	packaging-check \
+	kmod-check
+
+# With Python's and Elixir's packages, and real engines. Elixir's tests of workers want Python's package built.
+LANGUAGE_SUITES = \
+	rooms-check \
+	vocabulary-check \
+	python-check \
+	python-arrow-check \
+	beam-check \
+	beam-dialyzer \
+	beam-package-check \
+	conformance-check \
+	cuda-check \
+	xla-check \
 	net-machines-check \
-	engine-fuzz-check \
+	engine-gpu-check \
+	engine-onnx-check \
 	engine-ggml-abi-check \
 	engine-mutants-check \
 	engine-oracle-check \
-	cuda-check \
-	xla-check \
-	xla-fuzz-check \
-	python-check \
-	python-arrow-check \
 	python-model-check \
 	python-transformers-check \
 	python-engine-check \
 	python-net-check \
 	python-ray-check \
 	python-graph-check \
-	beam-check \
-	beam-dialyzer \
-	beam-package-check \
-	conformance-check \
 	readme-check \
-	packaging-check \
-	demo-check \
-	kmod-check
-HOST_SUITES_FULL = $(HOST_SUITES) python-lmcache-check python-current-check xla-versions-check kmod-lint
+	demo-check
+HOST_SUITES_FULL     = $(HOST_SUITES) kmod-lint
+LANGUAGE_SUITES_FULL = $(LANGUAGE_SUITES) python-lmcache-check python-current-check xla-versions-check
 
 comma := ,
 row = $(subst $(subst ,, ),$(comma),$(strip $(1)))
-ROWS = $(call row,$(HOST_SUITES)) $(call row,$(VM_CHECKOUT)) vm-judge $(VM_MODULE)
-ROWS_FULL = $(call row,$(HOST_SUITES_FULL)) $(call row,$(VM_CHECKOUT_FULL)) vm-judge $(VM_MODULE_FULL)
+ROWS = $(call row,$(LANGUAGE_SUITES)) $(call row,$(VM_CHECKOUT)) $(call row,$(HOST_SUITES)) vm-judge $(VM_MODULE)
+ROWS_FULL = $(call row,$(LANGUAGE_SUITES_FULL)) $(call row,$(VM_CHECKOUT_FULL)) $(call row,$(HOST_SUITES_FULL)) vm-judge \
+	$(VM_MODULE_FULL)
+SHARED = all kselftest beam $(STANDIN) $(ENGINE_TEST_ENGINES) $(ENGINE_PLUGINS)
 
 # What the rows share is built before they begin.
 check: check-deps ## run the tests: on this machine and in real kernels (about an hour)
-	@$(MAKE) -s --no-print-directory all kselftest
+	@$(MAKE) -s --no-print-directory $(SHARED)
 	tests/run.py --length short --jobs $(JOBS) $(ROWS)
 
 check-full: check-deps ## the same at length, in more kernels (RESUME=1: what has not passed yet)
-	@$(MAKE) -s --no-print-directory all kselftest
+	@$(MAKE) -s --no-print-directory $(SHARED)
 	tests/run.py --length full --jobs $(JOBS) $(if $(RESUME),--resume) $(ROWS_FULL)
 
 check-report: ## each suite's last result, without running any
