@@ -167,14 +167,21 @@ defmodule Tmesh.BatchingTest do
   end
 
   describe "python -m tmesh.batching" do
-    unless @ggml do
-      @describetag skip: "only where TMESH_GGML names ggml's library, on a processor with AVX2"
+    cond do
+      not @ggml ->
+        @describetag skip: "only where TMESH_GGML names ggml's library, on a processor with AVX2"
+
+      not Tmesh.PythonPool.available?() ->
+        @describetag skip: Tmesh.PythonPool.why_not()
+
+      true ->
+        :ok
     end
 
     setup do
       folder = temporary()
       model = Path.join(folder, "model.gguf")
-      python = System.fetch_env!("TMESH_TEST_PYTHON")
+      python = Tmesh.PythonPool.python()
       {_said, 0} = System.cmd(python, ["-B", @seeded, model, "qwen2", "7"])
       socket = Path.join(folder, "s")
       args = ["-P", "-m", "tmesh.batching", model, "--socket=#{socket}", "--lanes=3"]
