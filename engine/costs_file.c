@@ -463,13 +463,40 @@ static int read_file(const char *path, char **out, size_t *bytes, struct tmesh_e
 	return rc;
 }
 
+static int parse(struct tmesh_devices *devices, const char *text, size_t bytes,
+		 struct tmesh_costs **out, struct tmesh_error *err)
+{
+	struct tmesh_costs *costs = costs_new(devices, err);
+	json_error_t wrong;
+	json_t *whole;
+	int rc;
+
+	if (!costs)
+		return -ENOMEM;
+	whole = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &wrong);
+	rc = whole ? from_json(costs, whole, err)
+		   : tmesh_fail(err, -EPROTO, "line %d: %.100s", wrong.line, wrong.text);
+	json_decref(whole);
+	if (rc)
+		tmesh_costs_unref(costs);
+	else
+		*out = costs;
+	return rc;
+}
+
+int tmesh_costs_parse(struct tmesh_devices *devices, const char *text, size_t bytes,
+		      struct tmesh_costs **out, struct tmesh_error *err)
+{
+	struct tmesh_error why;
+	int rc = parse(devices, text, bytes, out, &why);
+
+	return rc ? tmesh_fail(err, rc, "costs: %.135s: " ADVICE, why.message) : 0;
+}
+
 int tmesh_costs_read(struct tmesh_devices *devices, const char *path, struct tmesh_costs **out,
 		     struct tmesh_error *err)
 {
-	struct tmesh_costs *costs;
 	struct tmesh_error why;
-	json_error_t wrong;
-	json_t *whole;
 	char kept[4000], *text = NULL;
 	size_t bytes = 0;
 	int rc;
@@ -483,20 +510,7 @@ int tmesh_costs_read(struct tmesh_devices *devices, const char *path, struct tme
 	rc = read_file(path, &text, &bytes, &why);
 	if (rc)
 		return tmesh_fail(err, rc, "%.100s: %.100s: " ADVICE, path, why.message);
-	costs = costs_new(devices, err);
-	if (!costs) {
-		free(text);
-		return -ENOMEM;
-	}
-	whole = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &wrong);
+	rc = parse(devices, text, bytes, out, &why);
 	free(text);
-	rc = whole ? from_json(costs, whole, &why)
-		   : tmesh_fail(&why, -EPROTO, "line %d: %.100s", wrong.line, wrong.text);
-	json_decref(whole);
-	if (rc) {
-		tmesh_costs_unref(costs);
-		return tmesh_fail(err, rc, "%.70s: %.135s: " ADVICE, path, why.message);
-	}
-	*out = costs;
-	return 0;
+	return rc ? tmesh_fail(err, rc, "%.70s: %.135s: " ADVICE, path, why.message) : 0;
 }

@@ -148,6 +148,7 @@ defmodule Tmesh.MixProject do
           Tmesh.Engine.Tensor,
           Tmesh.Placed,
           Tmesh.Places,
+          Tmesh.Costs,
           Tmesh.Batching,
           Tmesh.Graph,
           Tmesh.Slot,

@@ -77,6 +77,10 @@ int tmesh_costs_read(struct tmesh_devices *devices, const char *path, struct tme
 		     struct tmesh_error *err);
 /* As the file has them, to be released with free(). NULL: no memory. */
 char *tmesh_costs_to_json(const struct tmesh_costs *costs);
+/* The same from a text, as another process of this machine gave it. Return: 0; -EPROTO, -ESTALE,
+ * -ENOMEM, as tmesh_costs_read(). */
+int tmesh_costs_parse(struct tmesh_devices *devices, const char *text, size_t bytes,
+		      struct tmesh_costs **out, struct tmesh_error *err);
 
 /* From device @from to device @to, by index in the list of devices; of one to itself too.
  * Bandwidth 0: not measured. -EINVAL: no such device. */

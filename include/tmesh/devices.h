@@ -88,6 +88,13 @@ int tmesh_devices_engine(const struct tmesh_devices *devices, size_t index,
 /* All of it as JSON, to be released with free(); tmeshctl devices --json prints it. NULL: no
  * memory. */
 char *tmesh_devices_to_json(const struct tmesh_devices *devices);
+/*
+ * The list that another process has found, from its JSON: for a process that is not to have the
+ * engines, which runs tmeshctl devices --json. What it says of the machine is believed. Return: 0
+ * and a reference in @out; -EPROTO (malformed), -ENOMEM.
+ */
+int tmesh_devices_parse(const char *text, size_t bytes, struct tmesh_devices **out,
+			struct tmesh_error *err);
 
 #ifdef __cplusplus
 }

@@ -253,7 +253,7 @@ static void spit(const char *text, size_t bytes)
 
 static void test_round_trip(void **state)
 {
-	struct tmesh_costs *costs = measure(), *again;
+	struct tmesh_costs *costs = measure(), *again, *costs_cut;
 	struct tmesh_placement_link one, two;
 	struct stat told;
 	char *text;
@@ -271,6 +271,12 @@ static void test_round_trip(void **state)
 	assert_true(one.bandwidth == two.bandwidth && one.latency == two.latency);
 	text = tmesh_costs_to_json(again);
 	assert_non_null(strstr(text, "\"samples\": 3"));
+	tmesh_costs_unref(again);
+	assert_ok(tmesh_costs_parse(devices, text, strlen(text), &again, err));
+	assert_ok(tmesh_costs_link(again, 0, 0, &two, err));
+	assert_true(one.bandwidth == two.bandwidth);
+	assert_refused(tmesh_costs_parse(devices, text, 20, &costs_cut, err), -EPROTO,
+		       "costs: line");
 	free(text);
 	tmesh_costs_unref(again);
 	/* Nothing half written stays, and what is there stays when it cannot be written. */

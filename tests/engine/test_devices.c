@@ -107,6 +107,71 @@ static void test_one_node(void **state)
 	}
 }
 
+/* What another process has found: the same list, or refused. */
+static void test_parsed(void **state)
+{
+	static const struct {
+		const char *from, *to;
+	} wrong[] = {
+		{"\"devices\"", "\"gadgets\""},
+		{"\"engines\": [\n  {", "\"engines\": [\n  1, {"},
+		{"\"cpu:4\"", "\"cpu:-4\""},
+		{"\"cpu:4\"", "\"cpu:4x\""},
+		{"\"cpu:4\"", "\"cpu:99999999999\""},
+		{"\"cpu:4\"", "\"cuda:4\""},
+		{"\"kind\": \"cpu\"", "\"kind\": \"tpu\""},
+		{"\"node\": 4", "\"node\": -4"},
+		{"\"node\": 4", "\"node\": 4294967296"},
+		{"\"processors\": 5", "\"processors\": -5"},
+		{"\"memory\": 1024000", "\"memory\": \"much\""},
+		{"\"memory\": 1024000", "\"memory\": -1"},
+		{"\"name\": \"fake\"", "\"name\": \"\""},
+		{"\"name\": \"fake\"",
+		 "\"name\": \"a name of an engine that is longer than any of them\""},
+		{"\"name\": \"fake\"", "\"name\": \"other\""},
+		{"\"cuda\"", "\"tpu\""},
+		{"\"dtypes\": []", "\"dtypes\": [\"float1\"]"},
+		{"\"operators\": {}", "\"operators\": {\"add\": [1]}"},
+		{"\"operators\": {}", "\"operators\": []"},
+		{"{},\n   \"never_seen\": []", "{},\n   \"never_seen\": 1"},
+	};
+	struct tmesh_devices *devices, *again;
+	char *json, *same, *other;
+
+	put("/proc/meminfo", "MemTotal:  4096 kB\n");
+	put("/proc/cpuinfo", "model name\t: Made up 3000\n");
+	put("/sys/devices/system/node/online", "0,4\n");
+	put("/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 1000 kB\n");
+	put("/sys/devices/system/node/node0/cpulist", "0-3,8\n");
+	put("/sys/devices/system/node/node4/meminfo", "Node 4 MemTotal: 2000 kB\n");
+	put("/sys/devices/system/node/node4/cpulist", "4-5\n");
+	assert_ok(find(&devices, err));
+	json = tmesh_devices_to_json(devices);
+	assert_ok(tmesh_devices_parse(json, strlen(json), &again, err));
+	same = tmesh_devices_to_json(again);
+	assert_string_equal(same, json);
+	free(same);
+	tmesh_devices_unref(again);
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+		const char *at = strstr(json, wrong[i].from);
+
+		if (!at)
+			fail_msg("%s is not in %s", wrong[i].from, json);
+		other = malloc(strlen(json) + strlen(wrong[i].to) + 1);
+		sprintf(other, "%.*s%s%s", (int)(at - json), json, wrong[i].to,
+			at + strlen(wrong[i].from));
+		if (!tmesh_devices_parse(other, strlen(other), &again, NULL))
+			fail_msg("taken: %s", other);
+		assert_refused(tmesh_devices_parse(other, strlen(other), &again, err), -EPROTO,
+			       "list");
+		free(other);
+	}
+	for (size_t bytes = 0; bytes < strlen(json); bytes++)
+		assert_int_equal(tmesh_devices_parse(json, bytes, &again, NULL), -EPROTO);
+	free(json);
+	tmesh_devices_unref(devices);
+}
+
 static void test_refused(void **state)
 {
 	struct tmesh_devices_opts opts = {.size = sizeof(opts), .library_count = 1};
@@ -165,6 +230,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_nodes, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_one_node, make_root, remove_root),
+		cmocka_unit_test_setup_teardown(test_parsed, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_refused, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_engines, make_root, remove_root),
 	};

@@ -50,9 +50,14 @@ static void drop_tensor(void *object)
 	tmesh_engine_tensor_unref(object);
 }
 
+static void drop_costs(void *object)
+{
+	tmesh_costs_unref(object);
+}
+
 static void (*const drops[])(void *object) = {drop_context,	drop_graph,  drop_binding,
 					      drop_cancellable, drop_placed, drop_placed_binding,
-					      drop_places,	drop_tensor};
+					      drop_places,	drop_tensor, drop_costs};
 
 void engine_dtor(ErlNifEnv *env, void *object)
 {
@@ -90,9 +95,9 @@ ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum engine_ki
 bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum engine_kind kind, struct engine **engine,
 		struct tmesh_error *err)
 {
-	static const char *const what[] = {"an engine",	    "a graph",	      "a binding",
-					   "a cancellable", "a placed graph", "a placed binding",
-					   "places",	    "a device tensor"};
+	static const char *const what[] = {"an engine",	    "a graph",	       "a binding",
+					   "a cancellable", "a placed graph",  "a placed binding",
+					   "places",	    "a device tensor", "costs"};
 
 	if (enif_get_resource(env, term, engine_type, (void **)engine) && (*engine)->kind == kind)
 		return true;

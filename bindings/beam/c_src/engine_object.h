@@ -16,7 +16,8 @@ struct engine {
 		PLACED,
 		PLACED_BINDING,
 		PLACES,
-		TENSOR
+		TENSOR,
+		COSTS
 	} kind;
 	void *object;
 	struct context *context; /* whose limits apply */

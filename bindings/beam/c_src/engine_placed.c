@@ -120,13 +120,13 @@ static bool get_place(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_places_pla
 	return true;
 }
 
-/* places_open([{engine, memory, node}], idle_ns) -> {ok, places} */
+/* places_open([{engine, memory, node}], idle_ns, costs | nil) -> {ok, places} */
 NIF(places_open)
 {
 	struct tmesh_places_place all[TMESH_PLACEMENT_MAX_DEVICES];
 	struct tmesh_places_opts opts = {.size = sizeof(opts), .places = all};
 	ERL_NIF_TERM list = argv[0], head;
-	struct engine *first = NULL, *engine;
+	struct engine *first = NULL, *engine, *costs;
 	struct tmesh_places *places;
 	struct tmesh_error err;
 	unsigned int count;
@@ -143,6 +143,11 @@ NIF(places_open)
 			return make_error(env, &err);
 		if (!first)
 			first = engine;
+	}
+	if (!enif_is_identical(argv[2], atoms.nil)) {
+		if (!get_engine(env, argv[2], COSTS, &costs, &err))
+			return make_error(env, &err);
+		opts.costs = costs->object;
 	}
 	opts.idle_ns = idle;
 	return tmesh_places_create(&opts, &places, &err)

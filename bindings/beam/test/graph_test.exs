@@ -3,7 +3,7 @@ defmodule Tmesh.GraphTest do
   @moduledoc false
   use Tmesh.Case, backend: :any
 
-  alias Tmesh.{Engine, Graph, PagePool, Pages, Pages.Sequence, Placed, Places}
+  alias Tmesh.{Costs, Engine, Graph, PagePool, Pages, Pages.Sequence, Placed, Places}
 
   doctest Graph
 
@@ -440,6 +440,112 @@ defmodule Tmesh.GraphTest do
       stats = Places.stats!(places)
       assert stats.taken >= 2 and stats.given_up >= 2 and stats.elsewhere == 0
       assert stats.copies >= 3 and stats.bytes_copied == 16 * stats.copies
+    end
+
+    # As tmeshctl devices --measure keeps them, below a folder of the test's.
+    defp measured do
+      before = System.get_env("XDG_CACHE_HOME")
+      cache = temporary()
+      System.put_env("XDG_CACHE_HOME", cache)
+
+      on_exit(fn ->
+        if before,
+          do: System.put_env("XDG_CACHE_HOME", before),
+          else: System.delete_env("XDG_CACHE_HOME")
+      end)
+
+      costs = Costs.measure!()
+      [path] = Path.wildcard(Path.join(cache, "tmesh/costs-*.json"))
+      {costs, path}
+    end
+
+    @tag skip: !System.get_env("TMESH_DEVICES_PROGRAM") && "TMESH_DEVICES_PROGRAM is not set"
+    test "measured costs: kept, read with distrust, and used to place graphs", context do
+      {costs, path} = measured()
+      assert %{"samples" => 9, "bytes" => 33_554_432} = costs.how
+      assert %{{"cpu:0", "cpu:0"} => %{bandwidth: bandwidth, latency: latency}} = costs.links
+      assert bandwidth > 0 and latency > 0
+      assert %{launch: launch, launch_served: served, matmul: rates} = costs.engines["ggml"]
+      assert launch > 0 and served > 0 and Map.keys(rates) == [1, 32, 256]
+      assert inspect(costs) =~ "ggml"
+      kept = Costs.read!(path: path)
+      same = &Map.take(&1, [:how, :links, :engines])
+      assert same.(kept) == same.(costs)
+
+      engine = Engine.connect!(context.name)
+      engines = %{a: engine, b: engine}
+      graph = summing("sum")
+      assert {:ok, %{"sum" => at} = places} = Costs.place(kept, graph, engines)
+      assert at in [:a, :b] and map_size(places) == 1
+      # The input is 16 bytes and 32.
+      assert Costs.place!(kept, graph, engines, memory: %{a: 40, b: 48}) == %{"sum" => :b}
+
+      assert {:error, %Error{type: :system, message: message, details: %{errno: :enospc}}} =
+               Costs.place(kept, graph, engines, memory: %{a: 1, b: 1})
+
+      assert message =~ "has room for"
+
+      for wrong <- [%{a: 0}, %{c: 1}, 1] do
+        assert {:error, %Error{type: :invalid}} = Costs.place(kept, graph, engines, memory: wrong)
+      end
+
+      assert {:error, %Error{type: :invalid}} = Places.open(engines, costs: %{})
+      # Refused, and nothing is measured anew.
+      text = File.read!(path)
+      File.chmod!(path, 0o622)
+      assert {:error, %Error{type: :access, message: message}} = Costs.read(path: path)
+      assert message =~ "others may write it"
+      File.chmod!(path, 0o600)
+
+      for {content, type, words} <- [
+            {String.replace(text, ~s("ggml": "), ~s("ggml": "9)), :stale, "its engines"},
+            {String.slice(text, 0, 100), :protocol, "line"},
+            {"", :protocol, "line"}
+          ] do
+        File.write!(path, content)
+        assert {:error, %Error{type: ^type, message: message}} = Costs.read(path: path)
+        assert message =~ words and message =~ "tmeshctl devices --measure"
+      end
+
+      File.rm!(path)
+      assert {:error, %Error{type: :not_found}} = Costs.read(path: path)
+      # What cannot be kept is an error.
+      System.put_env("XDG_CACHE_HOME", "/dev/null")
+      assert {:error, %Error{type: :unsupported, message: message}} = Costs.measure()
+      assert message =~ "--measure --json ended with 1"
+      assert {:error, %Error{type: :unsupported}} = Costs.read(program: "/bin/false")
+      assert {:error, %Error{type: :protocol}} = Costs.measure(program: "/bin/echo")
+    end
+
+    @tag skip: !System.get_env("TMESH_DEVICES_PROGRAM") && "TMESH_DEVICES_PROGRAM is not set"
+    test "where others have the room by then, costs find another place", context do
+      {costs, _path} = measured()
+      engine = Engine.connect!(context.name)
+
+      places =
+        Map.new([:a, :b], &{&1, {engine, memory: 60}}) |> Places.open!(idle: 1_000, costs: costs)
+
+      options = [folder: context.folder]
+      placed = Placed.open!(summing("sum"), %{"sum" => :a}, places, options)
+      {x, y} = {tensor(List.duplicate(1.0, 8), [2, 4]), ZeroCopy.allocate!([2, 4], :float32)}
+      binding = Placed.bind!(placed, %{"x" => x}, %{"y" => y})
+      binding |> Placed.tensor!("b") |> ZeroCopy.write!(0, floats([4.0, 4.0, 4.0, 4.0]))
+
+      # Again when it took so long that the other was given up too.
+      eventually(fn ->
+        Placed.move!(placed, %{"sum" => :a})
+        eventually(fn -> Places.stats!(places).held == 0 end)
+        other = Placed.open!(summing("other"), %{"sum" => :a}, places, options)
+        second = Placed.bind!(other, %{"x" => x}, %{"y" => y})
+        assert Placed.dispatch!(binding) == :ok
+        # Used here, so that it is not collected before.
+        assert Placed.at!(other) |> map_size() == 1 and second != nil
+        Places.stats!(places).elsewhere > 0
+      end)
+
+      assert Placed.at!(placed) == %{"sum" => :b}
+      assert Placed.parts!(placed) == [:b]
+      assert numbers(y) == List.duplicate(5.0, 8)
     end
 
     test "writes a cache in place, and says what it cannot run", %{name: name, folder: folder} do

@@ -8,13 +8,12 @@ defmodule Tmesh.Engine.Devices do
   @device ~w(id kind name node processors memory memory_free engines never_seen reason)a
   @engine ~w(name version library reads dtypes operators never_seen reason)a
   # Its errors are in what it ends with: what an engine's library prints is not the VM's.
-  @quiet ~S(exec "$0" --json 2>/dev/null)
+  @quiet ~S(exec "$0" "$@" --json 2>/dev/null)
 
   @spec find(keyword()) :: {:ok, map()} | {:error, Error.t()}
   def find(opts) do
     with {:ok, opts} <- Options.validate(opts, program: nil),
-         {:ok, program} <- program(opts[:program]),
-         {:ok, text} <- run(program),
+         {:ok, text} <- text(opts[:program], []),
          {:ok, %{"devices" => devices, "engines" => engines}} <- Native.json_decode(text) do
       {:ok,
        %{
@@ -28,6 +27,12 @@ defmodule Tmesh.Engine.Devices do
       _other ->
         {:error, Error.new(:protocol, "tmeshctl-devices printed something else than devices")}
     end
+  end
+
+  @doc "What the program prints as JSON."
+  @spec text(term(), [String.t()]) :: {:ok, binary()} | {:error, Error.t()}
+  def text(program, words) do
+    with {:ok, program} <- program(program), do: run(program, words)
   end
 
   defp program(nil) do
@@ -47,10 +52,14 @@ defmodule Tmesh.Engine.Devices do
   defp program(program) when is_binary(program), do: {:ok, program}
   defp program(_other), do: {:error, Error.new(:invalid, "program is a path")}
 
-  defp run(program) do
-    case System.cmd("/bin/sh", ["-c", @quiet, program]) do
-      {text, 0} -> {:ok, text}
-      {_text, status} -> {:error, Error.new(:unsupported, "#{program} --json ended with #{status}")}
+  defp run(program, words) do
+    case System.cmd("/bin/sh", ["-c", @quiet, program | words]) do
+      {text, 0} ->
+        {:ok, text}
+
+      {_text, status} ->
+        words = Enum.join([program | words] ++ ["--json"], " ")
+        {:error, Error.new(:unsupported, "#{words} ended with #{status}: run it to see why")}
     end
   end
 

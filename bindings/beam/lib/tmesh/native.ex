@@ -162,9 +162,23 @@ defmodule Tmesh.Native do
   # memory 0: no limit; node -1: any.
   @spec places_open(
           [{engine(), memory :: non_neg_integer(), node :: integer()}],
-          idle_ns :: non_neg_integer()
+          idle_ns :: non_neg_integer(),
+          costs :: engine() | nil
         ) :: result(engine())
-  def places_open(_places, _idle), do: :erlang.nif_error(:not_loaded)
+  def places_open(_places, _idle, _costs), do: :erlang.nif_error(:not_loaded)
+
+  # As JSON: devices, costs.
+  @spec costs_parse(context(), binary(), binary()) :: result({engine(), binary()})
+  def costs_parse(_context, _devices, _costs), do: :erlang.nif_error(:not_loaded)
+
+  @spec costs_read(context(), devices :: binary(), String.t() | nil) ::
+          result({engine(), binary()})
+  def costs_read(_context, _devices, _path), do: :erlang.nif_error(:not_loaded)
+
+  # memory 0: what was free when it was measured.
+  @spec costs_find(engine(), graph :: binary(), [{engine(), memory :: non_neg_integer()}]) ::
+          result([non_neg_integer()])
+  def costs_find(_costs, _graph, _engines), do: :erlang.nif_error(:not_loaded)
 
   @spec places_sweep(engine()) :: result(non_neg_integer())
   def places_sweep(_places), do: :erlang.nif_error(:not_loaded)

@@ -7,13 +7,14 @@ defmodule Tmesh.Places do
       placed = Tmesh.Placed.open!(graph, %{"y" => :right}, places, weights: weights, folder: "models")
 
   A graph that has not run for `idle` milliseconds is given up, by a thread of the library's: its parts are closed, and its
-  engines' memory and its room are free. Its next run takes the same places again; where others have their room by then its error
-  is `:system` with `:enospc`, and the message has the bytes that are needed and there. What runs is never given up.
+  engines' memory and its room are free. Its next run takes the same places again; where others have their room by then, `costs`
+  find it others, and without them its error is `:system` with `:enospc`, and the message has the bytes that are needed and there.
+  What runs is never given up.
   """
 
   import Tmesh.Bang
 
-  alias Tmesh.{Engine, Error, Native, Options}
+  alias Tmesh.{Costs, Engine, Error, Native, Options}
 
   @enforce_keys [:native, :keys]
   @derive {Inspect, only: [:keys]}
@@ -32,17 +33,20 @@ defmodule Tmesh.Places do
   @doc """
   Places by keys of the caller's.
 
-  Options: `idle` (5,000): milliseconds, or `:infinity`: nothing is given up.
+  Options: `idle` (5,000): milliseconds, or `:infinity`: nothing is given up; `costs` - `Tmesh.Costs`, by which a graph goes to
+  other places when others have its own.
 
   Errors: `:invalid`.
   """
-  @spec open(%{term() => place()}, idle: timeout()) :: {:ok, t()} | {:error, Error.t()}
+  @spec open(%{term() => place()}, idle: timeout(), costs: Costs.t() | nil) ::
+          {:ok, t()} | {:error, Error.t()}
   def open(places, opts \\ []) do
-    with {:ok, opts} <- Options.validate(opts, idle: 5_000),
+    with {:ok, opts} <- Options.validate(opts, idle: 5_000, costs: nil),
          {:ok, idle} <- idle(opts[:idle]),
+         {:ok, costs} <- costs(opts[:costs]),
          keys = Map.keys(places),
          {:ok, natives} <- natives(Map.values(places), []),
-         {:ok, native} <- Engine.call(fn -> Native.places_open(natives, idle) end),
+         {:ok, native} <- Engine.call(fn -> Native.places_open(natives, idle, costs) end),
          do: {:ok, %__MODULE__{native: native, keys: keys}}
   end
 
@@ -51,6 +55,12 @@ defmodule Tmesh.Places do
 
   defp idle(_wrong),
     do: {:error, Error.new(:invalid, "idle is milliseconds of at least 1, or :infinity")}
+
+  defp costs(nil), do: {:ok, nil}
+  defp costs(%Costs{native: native}), do: {:ok, native}
+
+  defp costs(_wrong),
+    do: {:error, Error.new(:invalid, "costs are what Tmesh.Costs.read() or measure() gives")}
 
   defp natives([], natives), do: {:ok, Enum.reverse(natives)}
   defp natives([%Engine{} = engine | more], natives), do: natives([{engine, []} | more], natives)
@@ -100,7 +110,11 @@ defmodule Tmesh.Places do
   @spec stats(t()) :: {:ok, stats()} | {:error, Error.t()}
   def stats(%__MODULE__{native: native}), do: Engine.call(fn -> Native.places_stats(native) end)
 
-  bang open(places :: %{term() => place()}, opts :: [idle: timeout()] \\ []) :: t()
+  bang open(
+         places :: %{term() => place()},
+         opts :: [idle: timeout(), costs: Costs.t() | nil] \\ []
+       ) :: t()
+
   bang sweep(places :: t()) :: non_neg_integer()
   bang used(places :: t(), key :: term()) :: non_neg_integer()
   bang stats(places :: t()) :: stats()
