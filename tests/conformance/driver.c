@@ -358,13 +358,17 @@ static int cap(void)
 	return rc;
 }
 
+/* By how much they have grown since they were asked for last. */
 static int stats(void)
 {
+	static struct tmesh_stats last;
 	struct tmesh_stats now = {.size = sizeof(now)};
 	int rc = tmesh_stats(ctx, &now);
 
-	say("%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64, now.copies,
-	    now.bytes_copied, now.regions_created, now.regions_opened, now.pool_hits);
+	say("%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRId64, now.copies - last.copies,
+	    now.bytes_copied - last.bytes_copied, now.regions_created - last.regions_created,
+	    (int64_t)(now.regions_live - last.regions_live));
+	last = now;
 	return rc;
 }
 
@@ -385,6 +389,7 @@ static struct tmesh_channel_opts channel_options(void)
 		.size = sizeof(opts),
 		.slots = (uint32_t)number("slots"),
 		.producers = (uint32_t)number("producers"),
+		.limit = (uint32_t)number("limit"),
 		.rights = flag("writable") ? RW : 0,
 	};
 

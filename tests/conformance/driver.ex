@@ -139,10 +139,12 @@ defmodule Tmesh.ConformanceDriver do
          do: {:ok, to_string(Enum.find(caps, &(&1.name == name)).level)}
   end
 
+  # By how much they have grown since they were asked for last.
   defp run("stats", [], [], _objects) do
-    with {:ok, stats} <- Tmesh.stats() do
-      keys = [:copies, :bytes_copied, :regions_created, :regions_opened, :pool_hits]
-      {:ok, Enum.map_join(keys, " ", &to_string(stats[&1]))}
+    with {:ok, now} <- Tmesh.stats() do
+      before = Process.put(:stats, now) || %{}
+      keys = [:copies, :bytes_copied, :regions_created, :regions_live]
+      {:ok, Enum.map_join(keys, " ", &to_string(now[&1] - Map.get(before, &1, 0)))}
     end
   end
 
@@ -271,8 +273,15 @@ defmodule Tmesh.ConformanceDriver do
     {:ok, "", Map.put(objects, name, socket)}
   end
 
-  defp run("hand", [name, tensor], options, objects),
-    do: ZeroCopy.send(objects[tensor], objects[name], options)
+  defp run("hand", [name, what], options, objects) do
+    case objects[what] do
+      %Bundle{} = bundle -> Bundle.send(bundle, objects[name], options)
+      ref -> ZeroCopy.send(ref, objects[name], options)
+    end
+  end
+
+  defp run("receive", [name, to], [], objects),
+    do: objects[name] |> Bundle.recv() |> bundle(to, objects)
 
   defp run("take", [name, to], [], objects) do
     with {:ok, ref} <- ZeroCopy.recv(objects[name]), do: keep(to, ref, objects)
@@ -300,6 +309,9 @@ defmodule Tmesh.ConformanceDriver do
       {:ok, several} when is_list(several) ->
         named = for {ref, i} <- Enum.with_index(several), into: objects, do: {"#{to}.#{i}", ref}
         {:ok, Enum.map_join(several, ", ", &elem(look(&1), 1)), named}
+
+      {:ok, %Bundle{}} = kept ->
+        bundle(kept, to, objects)
 
       {:ok, ref} ->
         keep(to, ref, objects)
@@ -364,9 +376,12 @@ defmodule Tmesh.ConformanceDriver do
     :ok
   end
 
-  defp grant(ref, writable: true), do: ZeroCopy.grant(ref, :write)
-  defp grant(ref, hold: ms), do: ZeroCopy.grant(ref, :read, hold: ms)
   defp grant(ref, []), do: {:ok, ref}
+
+  defp grant(ref, options) do
+    {writable, hold} = Keyword.pop(options, :writable)
+    ZeroCopy.grant(ref, if(writable, do: :write, else: :read), hold)
+  end
 
   defp part(text, objects) do
     case String.split(text, "/") do

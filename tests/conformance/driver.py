@@ -26,12 +26,17 @@ def keep(name, thing):
     return look(name) if isinstance(thing, tmesh.Tensor) else ""
 
 
+def seconds(ms):
+    return int(ms) / 1000
+
+
 def flags(options):
     """Options as the package takes them: only those that were given."""
     true = "true".__eq__
     known = {"seal": true, "huge": true, "replace": true, "writable": true, "label": str,
              "mode": lambda text: int(text, 8), "slots": int, "producers": int, "bytes": int,
-             "arena": objects.get, "timeout": lambda ms: int(ms) / 1000, "hold": lambda ms: int(ms) / 1000, "offset": int, "metadata": str}
+             "arena": objects.get, "timeout": seconds, "hold": seconds, "lifetime": seconds, "offset": int, "limit": int,
+             "metadata": str}
     return {key: known[key](value) for key, value in options.items()}
 
 
@@ -125,9 +130,11 @@ def cap(name):
 
 
 def stats():
-    now = tmesh.stats()
-    return " ".join(str(now[key]) for key in (
-        "copies", "bytes_copied", "regions_created", "regions_opened", "pool_hits"))
+    """By how much they have grown since they were asked for last."""
+    before, now = objects.get(stats, {}), tmesh.stats()
+    objects[stats] = now
+    return " ".join(str(now[key] - before.get(key, 0)) for key in (
+        "copies", "bytes_copied", "regions_created", "regions_live"))
 
 
 def arena(name, **options):
@@ -258,6 +265,11 @@ def take(name, to):
     return keep(to, tmesh.recv(objects[name]))
 
 
+def receive(name, to):
+    """A bundle."""
+    return look_bundle(to, tmesh.recv_bundle(objects[name]))
+
+
 def keep_under(name, tensor, **options):
     tmesh.keep(objects[tensor], name, **flags(options))
     return ""
@@ -265,6 +277,8 @@ def keep_under(name, tensor, **options):
 
 def kept(to, name):
     found = tmesh.open_kept(name)
+    if isinstance(found, tmesh.Bundle):
+        return look_bundle(to, found)
     if isinstance(found, list):
         return ", ".join(keep(f"{to}.{i}", tensor) for i, tensor in enumerate(found))
     return keep(to, found)
@@ -328,7 +342,7 @@ def reset():
 VERBS = {verb.__name__: verb for verb in (
     create, put, ref, flush, look, read, write, hold, seal, release, regions, holders, cap, stats, arena, channel,
     join, send, recv, close, reset, revoke, reclaim, pin, unpin, lease, touch, signal, wait, gather, private, export,
-    listen, connect, accept, hand, take, bundle, unbundle, member, kept, drop, slot, publish, named,
+    listen, connect, accept, hand, take, receive, bundle, unbundle, member, kept, drop, slot, publish, named,
     value)} | {
         "open": open_ref, "backend": tmesh.backend, "import": import_dmabuf, "keep": keep_under}
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* The driver's verbs beyond tensors and channels: leases, revocation, fences, memory in other
  * forms, hand-over, bundles, kept regions, slots. */
+#include <errno.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -187,6 +188,11 @@ static int accept_one(void)
 
 static int hand(void)
 {
+	struct tmesh_bundle *bundle = find(field(2))->bundle;
+
+	if (bundle)
+		return tmesh_bundle_send(bundle, find(field(1))->fd,
+					 flag("writable") ? RW : TMESH_READ, &why);
 	return tmesh_region_send(tmesh_tensor_region(find(field(2))->tensor), find(field(1))->fd,
 				 flag("writable") ? RW : TMESH_READ, &why);
 }
@@ -218,16 +224,31 @@ static int take(void)
 	return rc ? rc : described(field(2), it);
 }
 
+/* Bundles: names, each with its tensor behind it. */
+static int say_bundle(const char *name, int rc, struct tmesh_bundle **it)
+{
+	if (rc)
+		return rc;
+	keep(name, (struct object){.bundle = *it});
+	for (size_t i = 0; i < tmesh_bundle_count(*it); i++)
+		say("%s ", tmesh_bundle_name(*it, i));
+	say("%" PRIu64 " %s", tmesh_bundle_bytes(*it), tmesh_bundle_metadata(*it, NULL));
+	return 0;
+}
+
 /* Kept under a name. */
 static int keep_under(void)
 {
 	struct tmesh_keep_opts opts = {
 		.size = sizeof(opts),
 		.flags = flag("replace") ? TMESH_KEEPING_REPLACE : 0,
+		.lifetime_ns = number("lifetime") * MS,
 	};
 	struct tmesh_region *all[8];
 	size_t n = 0;
 
+	if (find(field(2))->bundle)
+		return tmesh_keep_bundle(ctx, field(1), find(field(2))->bundle, &opts, &why);
 	for (int i = 2; i < count && !strchr(fields[i], '='); i++)
 		all[n++] = tmesh_tensor_region(find(fields[i])->tensor);
 	return tmesh_keep(ctx, field(1), all, n, &opts, &why);
@@ -236,10 +257,14 @@ static int keep_under(void)
 static int open_kept(void)
 {
 	struct tmesh_region **all;
+	struct tmesh_bundle *bundle;
 	char name[32];
 	size_t n;
-	int rc = tmesh_kept_open(ctx, field(2), TMESH_KEPT_OWN, TMESH_READ, &all, &n, &why);
+	int rc = tmesh_kept_open_bundle(ctx, field(2), TMESH_KEPT_OWN, &bundle, &why);
 
+	if (rc != -EPROTO)
+		return say_bundle(field(1), rc, &bundle);
+	rc = tmesh_kept_open(ctx, field(2), TMESH_KEPT_OWN, TMESH_READ, &all, &n, &why);
 	if (rc)
 		return rc;
 	for (size_t i = 0; !rc && i < n; i++) {
@@ -279,16 +304,11 @@ void end_keeper(void)
 		kill(info.pid, SIGTERM);
 }
 
-/* Bundles: names, each with its tensor behind it. */
-static int say_bundle(int rc, struct tmesh_bundle **it)
+static int take_bundle(void)
 {
-	if (rc)
-		return rc;
-	keep(field(1), (struct object){.bundle = *it});
-	for (size_t i = 0; i < tmesh_bundle_count(*it); i++)
-		say("%s ", tmesh_bundle_name(*it, i));
-	say("%" PRIu64 " %s", tmesh_bundle_bytes(*it), tmesh_bundle_metadata(*it, NULL));
-	return 0;
+	struct tmesh_bundle *it;
+
+	return say_bundle(field(2), tmesh_bundle_recv(ctx, find(field(1))->fd, &it, &why), &it);
 }
 
 static int bundle(void)
@@ -304,14 +324,15 @@ static int bundle(void)
 	for (int i = 2; i + 1 < count && !strchr(fields[i], '='); i += 2)
 		entries[n++] = (struct tmesh_bundle_entry){.name = fields[i],
 							   .tensor = find(fields[i + 1])->tensor};
-	return say_bundle(tmesh_bundle_create(ctx, entries, n, &opts, &it, &why), &it);
+	return say_bundle(field(1), tmesh_bundle_create(ctx, entries, n, &opts, &it, &why), &it);
 }
 
 static int unbundle(void)
 {
 	struct tmesh_bundle *it;
 
-	return say_bundle(tmesh_bundle_open(ctx, field(2), strlen(field(2)),
+	return say_bundle(field(1),
+			  tmesh_bundle_open(ctx, field(2), strlen(field(2)),
 					    flag("writable") ? RW : TMESH_READ, &it, &why),
 			  &it);
 }
@@ -372,17 +393,36 @@ static int value(void)
 
 	if (!rc)
 		it = tmesh_bundle_ref(tmesh_slot_value_bundle(newest));
-	return say_bundle(rc, &it);
+	return say_bundle(field(1), rc, &it);
 }
 
 const struct verb reach_verbs[] = {
-	{"revoke", take_back},	  {"reclaim", reclaim},	  {"pin", pin},
-	{"lease", lease},	  {"touch", touch},	  {"signal", signal_fence},
-	{"wait", wait_for_fence}, {"gather", gather},	  {"private", private_view},
-	{"export", export},	  {"import", import},	  {"listen", listen_at},
-	{"connect", connect_to},  {"accept", accept_one}, {"hand", hand},
-	{"take", take},		  {"bundle", bundle},	  {"unbundle", unbundle},
-	{"member", member},	  {"keep", keep_under},	  {"kept", open_kept},
-	{"drop", drop_kept},	  {"slot", slot},	  {"publish", publish},
-	{"named", open_named},	  {"value", value},	  {NULL},
+	{"revoke", take_back},
+	{"reclaim", reclaim},
+	{"pin", pin},
+	{"lease", lease},
+	{"touch", touch},
+	{"signal", signal_fence},
+	{"wait", wait_for_fence},
+	{"gather", gather},
+	{"private", private_view},
+	{"export", export},
+	{"import", import},
+	{"listen", listen_at},
+	{"connect", connect_to},
+	{"accept", accept_one},
+	{"hand", hand},
+	{"take", take},
+	{"bundle", bundle},
+	{"unbundle", unbundle},
+	{"member", member},
+	{"keep", keep_under},
+	{"kept", open_kept},
+	{"drop", drop_kept},
+	{"slot", slot},
+	{"publish", publish},
+	{"named", open_named},
+	{"value", value},
+	{"receive", take_bundle},
+	{NULL},
 };
