@@ -25,27 +25,6 @@ static void test_create(void **state)
 	assert_in_range(unit_open_fds(), 0, fds + 1); /* the context's own */
 }
 
-static void test_empty(void **state)
-{
-	struct tmesh_bundle *bundle, *again;
-	char text[1024];
-	size_t count;
-
-	assert_ok(tmesh_bundle_create(*state, NULL, 0, NULL, &bundle, err));
-	assert_int_equal(tmesh_bundle_count(bundle), 0);
-	assert_string_equal(tmesh_bundle_metadata(bundle, NULL), "");
-	tmesh_bundle_regions(bundle, &count);
-	assert_int_equal(count, 0);
-	assert_ok(tmesh_bundle_ref_encode(bundle, TMESH_READ, text, sizeof(text), err));
-	assert_ok(tmesh_bundle_open(*state, text, strlen(text), TMESH_READ, &again, err));
-	assert_int_equal(tmesh_bundle_count(again), 0);
-	tmesh_bundle_unref(again);
-	/* Without a region of data whose open would look at the rights. */
-	assert_refused(tmesh_bundle_open(*state, text, strlen(text), 0, &again, err), -EINVAL,
-		       "READ");
-	tmesh_bundle_unref(bundle);
-}
-
 /* Tensors that overlap, and two handles of one region, stay in one region. */
 static void test_shared_storage(void **state)
 {
@@ -80,42 +59,6 @@ static void test_shared_storage(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-static void test_unsealed(void **state)
-{
-	struct tmesh_bundle_opts opts = {.size = sizeof(opts), .flags = TMESH_BUNDLE_UNSEALED};
-	struct tmesh_bundle_entry entry = {.name = "t"};
-	struct tmesh_bundle *bundle, *there;
-	struct tmesh_tensor *tensor, *t;
-	char text[1024];
-	int32_t *data;
-
-	assert_ok(tmesh_tensor_create(*state, TMESH_INT32, 1, (int64_t[]){4}, NULL, &tensor, err));
-	entry.tensor = tensor;
-	assert_ok(tmesh_bundle_create(*state, &entry, 1, &opts, &bundle, err));
-	assert_false(tmesh_region_is_sealed(tmesh_tensor_region(tensor)));
-	assert_ok(tmesh_bundle_ref_encode(bundle, RW, text, sizeof(text), err));
-	assert_ok(tmesh_bundle_open(*state, text, strlen(text), RW, &there, err));
-	assert_ok(tmesh_bundle_tensor(there, 0, &t, err));
-	assert_ok(tmesh_tensor_data(t, RW, (void **)&data, err));
-	data[3] = 77;
-	tmesh_tensor_unref(t);
-	tmesh_bundle_unref(there);
-	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, (void **)&data, err));
-	assert_int_equal(data[3], 77);
-
-	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
-	assert_refused(tmesh_bundle_open(*state, text, strlen(text), RW, &there, err), -EPERM,
-		       "is sealed");
-	assert_ok(tmesh_bundle_open(*state, text, strlen(text), TMESH_READ, &there, err));
-	tmesh_bundle_unref(there);
-	assert_refused(tmesh_bundle_ref_encode(bundle, RW, text, sizeof(text), err), -EPERM,
-		       "could write");
-	assert_refused(tmesh_bundle_ref_hold(bundle, RW, 1, text, sizeof(text), err), -EPERM,
-		       "could write");
-	tmesh_bundle_unref(bundle);
-	tmesh_tensor_unref(tensor);
-}
-
 /* What cannot be sealed fails with the tensor's name, and leaves the others as they were. */
 static void test_seal_refused(void **state)
 {
@@ -137,27 +80,6 @@ static void test_seal_refused(void **state)
 	tmesh_region_unref(weak);
 	tmesh_tensor_unref(mine);
 	tmesh_tensor_unref(theirs);
-}
-
-static void test_seal_busy(void **state)
-{
-	struct tmesh_bundle_entry entry = {.name = "written"};
-	struct tmesh_tensor *tensor;
-	struct tmesh_region *writer;
-	struct tmesh_bundle *bundle = NULL;
-	void *addr;
-
-	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, (int64_t[]){4}, NULL, &tensor, err));
-	assert_ok(tmesh_region_derive(tmesh_tensor_region(tensor), RW, &writer, err));
-	assert_ok(tmesh_region_map(writer, RW, &addr, err));
-	entry.tensor = tensor;
-	assert_refused(tmesh_bundle_create(*state, &entry, 1, NULL, &bundle, err), -EBUSY,
-		       "written");
-	assert_null(bundle);
-	tmesh_region_unref(writer);
-	assert_ok(tmesh_bundle_create(*state, &entry, 1, NULL, &bundle, err));
-	tmesh_bundle_unref(bundle);
-	tmesh_tensor_unref(tensor);
 }
 
 #define BAD_ENTRY(change, code, word)                                                             \
@@ -390,29 +312,12 @@ static void test_too_many_regions(void **state)
 	free(names);
 }
 
-/* What is sealed already needs no right to seal it. */
-static void test_sealed_already(void **state)
-{
-	struct tmesh_bundle_entry entry = {.name = "t"};
-	struct tmesh_tensor *tensor;
-	struct tmesh_bundle *bundle;
-	int32_t number = 7;
-
-	assert_ok(tmesh_tensor_put(*state, TMESH_INT32, 0, NULL, &number, NULL, &tensor, err));
-	assert_ok(tmesh_region_derive(tmesh_tensor_region(tensor), TMESH_READ, &entry.region, err));
-	entry.layout = *tmesh_tensor_layout(tensor);
-	assert_ok(tmesh_bundle_create(*state, &entry, 1, NULL, &bundle, err));
-	tmesh_bundle_unref(bundle);
-	tmesh_region_unref(entry.region);
-	tmesh_tensor_unref(tensor);
-}
-
 /* More rights than a handle has go neither into a ref nor to a peer, who gets no part of it. */
 static void test_rights_shrink(void **state)
 {
 	const uint32_t wanted[] = {RW, TMESH_READ | TMESH_MANAGE};
 	struct tmesh_bundle *bundles[3] = {made_so(*state, TMESH_BUNDLE_UNSEALED), made(*state)};
-	struct tmesh_bundle *weak;
+	struct tmesh_bundle *weak, *again;
 	int ends[2];
 
 	assert_ok(tmesh_bundle_create(*state, NULL, 0, NULL, &bundles[2], err));
@@ -427,6 +332,8 @@ static void test_rights_shrink(void **state)
 		assert_refused(tmesh_bundle_ref_encode(weak, rights, text,
 						       tmesh_bundle_ref_size(weak), err),
 			       -EACCES, "");
+		assert_refused(tmesh_bundle_open(*state, text, strlen(text), 0, &again, err),
+			       -EINVAL, "READ");
 		assert_refused(tmesh_bundle_send(weak, ends[0], rights, err), -EACCES, "send");
 		assert_int_equal(recv(ends[1], text, 1, MSG_DONTWAIT), -1);
 		assert_int_equal(errno, EAGAIN);
@@ -519,24 +426,13 @@ static void test_listed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_create),
-		cmocka_unit_test(test_empty),
-		cmocka_unit_test(test_shared_storage),
-		cmocka_unit_test(test_unsealed),
-		cmocka_unit_test(test_seal_refused),
-		cmocka_unit_test(test_seal_busy),
-		cmocka_unit_test(test_bad_entries),
-		cmocka_unit_test(test_bad_opts),
-		cmocka_unit_test(test_plan),
-		cmocka_unit_test(test_ref),
-		cmocka_unit_test(test_many_regions),
-		cmocka_unit_test(test_from_regions),
-		cmocka_unit_test(test_too_many_regions),
-		cmocka_unit_test(test_sealed_already),
-		cmocka_unit_test(test_rights_shrink),
-		cmocka_unit_test(test_socket),
-		cmocka_unit_test(test_process),
-		cmocka_unit_test(test_listed),
+		cmocka_unit_test(test_create),	      cmocka_unit_test(test_shared_storage),
+		cmocka_unit_test(test_seal_refused),  cmocka_unit_test(test_bad_entries),
+		cmocka_unit_test(test_bad_opts),      cmocka_unit_test(test_plan),
+		cmocka_unit_test(test_ref),	      cmocka_unit_test(test_many_regions),
+		cmocka_unit_test(test_from_regions),  cmocka_unit_test(test_too_many_regions),
+		cmocka_unit_test(test_rights_shrink), cmocka_unit_test(test_socket),
+		cmocka_unit_test(test_process),	      cmocka_unit_test(test_listed),
 	};
 
 	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);

@@ -100,78 +100,20 @@ static void killed(pid_t child)
 		fail_msg("the child ended with status %#x", (unsigned int)status);
 }
 
-static void test_killed_sender(void **state)
-{
-	struct tmesh_ctx *ctx = context();
-	struct tmesh_channel *channel, *to;
-	char token[TMESH_TOKEN_SIZE];
-	pid_t child;
-
-	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
-	assert_ok(tmesh_channel_token(channel, token, err));
-	child = fork();
-	if (child == 0) {
-		struct tmesh_ctx *own = context();
-
-		CHECK(!tmesh_channel_open(own, token, SEND, NULL, &to, NULL));
-		CHECK(!send_tensors(own, to));
-		kill(getpid(), SIGKILL);
-	}
-	killed(child);
-	receive_all(channel);
-	tmesh_channel_unref(channel);
-	expect_free(ctx);
-	tmesh_ctx_unref(ctx);
-}
-
-static void test_killed_maker(void **state)
-{
-	struct step joined = step_make(), told = step_make();
-	struct tmesh_ctx *ctx = context();
-	struct tmesh_channel *channel;
-	char token[TMESH_TOKEN_SIZE];
-	pid_t child = fork();
-
-	if (child == 0) {
-		struct tmesh_ctx *own = context();
-
-		CHECK(!tmesh_channel_create(own, SEND, NULL, &channel, NULL));
-		CHECK(!tmesh_channel_token(channel, token, NULL));
-		CHECK(write(told.write, token, sizeof(token)) == sizeof(token));
-		wait_for(&joined);
-		CHECK(!send_tensors(own, channel));
-		kill(getpid(), SIGKILL);
-	}
-	assert_int_equal(read(told.read, token, sizeof(token)), sizeof(token));
-	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &channel, err));
-	go_on(&joined);
-	killed(child);
-	receive_all(channel);
-	tmesh_channel_unref(channel);
-	tmesh_ctx_unref(ctx);
-	step_end(&joined);
-	step_end(&told);
-}
-
 /* A process that sends, and is killed when told to. */
 struct sender {
 	pid_t pid;
 	struct step told, go;
-	char token[TMESH_TOKEN_SIZE]; /* of the channel that it has made */
 };
 
 enum sends {
-	SENDS_TEN,	/* tensors, each of its own */
-	SENDS_THE_SAME, /* one, three times */
-	SENDS_A_B_A,	/* 0, 1 and the first one again */
+	SENDS_TEN,   /* tensors, each of its own */
+	SENDS_A_B_A, /* 0, 1 and the first one again */
 };
 
-/* @token: of the channel that it joins, or NULL: it makes one, and sends only when it was told to
- * once.
- */
+/* @token: of the channel that it joins. */
 static struct sender sender_start(const char *token, enum sends what)
 {
-	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = COUNT};
 	struct sender sender = {.told = step_make(), .go = step_make()};
 
 	sender.pid = fork();
@@ -181,15 +123,7 @@ static struct sender sender_start(const char *token, enum sends what)
 		const int64_t one[] = {1};
 		struct tmesh_message messages[2] = {{0}};
 
-		if (token) {
-			CHECK(!tmesh_channel_open(own, token, SEND, NULL, &to, NULL));
-		} else {
-			CHECK(!tmesh_channel_create(own, SEND, &opts, &to, NULL));
-			CHECK(!tmesh_channel_token(to, sender.token, NULL));
-			CHECK(write(sender.told.write, sender.token, TMESH_TOKEN_SIZE) ==
-			      TMESH_TOKEN_SIZE);
-			wait_for(&sender.go);
-		}
+		CHECK(!tmesh_channel_open(own, token, SEND, NULL, &to, NULL));
 		if (what == SENDS_TEN) {
 			CHECK(!send_tensors(own, to));
 		} else {
@@ -197,16 +131,12 @@ static struct sender sender_start(const char *token, enum sends what)
 				CHECK(!tmesh_tensor_put(own, TMESH_UINT64, 1, one, &i, NULL,
 							&messages[i].tensor, NULL));
 			for (int i = 0; i < 3; i++)
-				CHECK(!tmesh_channel_send(
-					to, &messages[what == SENDS_A_B_A ? i % 2 : 0], -1, NULL));
+				CHECK(!tmesh_channel_send(to, &messages[i % 2], -1, NULL));
 		}
 		go_on(&sender.told);
 		wait_for(&sender.go);
 		kill(getpid(), SIGKILL);
 	}
-	if (!token)
-		assert_int_equal(read(sender.told.read, sender.token, TMESH_TOKEN_SIZE),
-				 TMESH_TOKEN_SIZE);
 	return sender;
 }
 
@@ -269,29 +199,6 @@ static void test_killed_for_two(void **state)
 	}
 }
 
-/* The same tensor again, which the maker has opened and its region's descriptor with it. */
-static void test_killed_with_more_of_the_same(void **state)
-{
-	struct tmesh_ctx *ctx = context(), *other = context();
-	struct tmesh_channel *channel, *second;
-	char token[TMESH_TOKEN_SIZE];
-	struct sender sender;
-
-	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
-	assert_ok(tmesh_channel_token(channel, token, err));
-	sender = sender_start(token, SENDS_THE_SAME);
-	wait_for(&sender.told);
-	receive_one(channel, 0);
-	second = opened(other, token, RECV);
-	sender_killed(&sender);
-	receive_one(second, 0);
-	receive_one(channel, 0);
-	tmesh_channel_unref(second);
-	tmesh_channel_unref(channel);
-	tmesh_ctx_unref(other);
-	tmesh_ctx_unref(ctx);
-}
-
 /* What was handed over was closed to make room for another one, and is sent again. */
 static void test_killed_with_what_was_closed(void **state)
 {
@@ -310,64 +217,6 @@ static void test_killed_with_what_was_closed(void **state)
 	sender_killed(&sender);
 	receive_one(channel, 0);
 	tmesh_channel_unref(channel);
-	tmesh_ctx_unref(ctx);
-}
-
-/* The maker sends and is killed, and two receive: both there before it sends (0), or the second one
- * comes afterwards (1), or in the place of the first (2). */
-static void test_killed_maker_of_two(void **state)
-{
-	for (int when = 0; when < 3; when++) {
-		struct sender sender = sender_start(NULL, SENDS_TEN);
-		struct tmesh_ctx *ctx = context(), *other = context();
-		struct tmesh_channel *first = opened(ctx, sender.token, RECV), *second = NULL;
-		struct tmesh_message message;
-		uint64_t next = 0;
-
-		if (when == 0)
-			second = opened(other, sender.token, RECV);
-		go_on(&sender.go);
-		wait_for(&sender.told);
-		if (when == 2) {
-			receive_one(first, next++);
-			tmesh_channel_unref(first);
-			first = NULL;
-		}
-		if (when > 0)
-			second = opened(other, sender.token, RECV);
-		sender_killed(&sender);
-		for (; next < COUNT; next++)
-			receive_one(next % 2 && first ? first : second, next);
-		assert_refused(tmesh_channel_recv(second, &message, 60 * SECOND, err), -EPIPE, "");
-		tmesh_channel_unref(second);
-		tmesh_channel_unref(first);
-		expect_free(ctx);
-		expect_free(other);
-		tmesh_ctx_unref(other);
-		tmesh_ctx_unref(ctx);
-	}
-}
-
-/* Nobody has come yet to receive what a sender beside the maker has sent. */
-static void test_killed_before_anybody_came(void **state)
-{
-	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
-	struct tmesh_ctx *ctx = context(), *other = context();
-	struct tmesh_channel *channel, *from;
-	char token[TMESH_TOKEN_SIZE];
-	struct sender sender;
-
-	assert_ok(tmesh_channel_create(ctx, SEND, &opts, &channel, err));
-	assert_ok(tmesh_channel_token(channel, token, err));
-	sender = sender_start(token, SENDS_TEN);
-	wait_for(&sender.told);
-	sender_killed(&sender);
-	from = opened(other, token, RECV);
-	for (uint64_t i = 0; i < COUNT; i++)
-		receive_one(from, i);
-	tmesh_channel_unref(from);
-	tmesh_channel_unref(channel);
-	tmesh_ctx_unref(other);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -441,25 +290,6 @@ static void test_not_held(void **state)
 	pair_end(&p);
 }
 
-/* A sender that made the channel has gone before anybody came: it stays for who does. */
-static void test_closed_before_anybody_came(void **state)
-{
-	struct tmesh_ctx *ctx = context(), *other = context();
-	struct tmesh_channel *channel, *from;
-	char token[TMESH_TOKEN_SIZE];
-
-	assert_ok(tmesh_channel_create(ctx, SEND, NULL, &channel, err));
-	assert_ok(tmesh_channel_token(channel, token, err));
-	assert_int_equal(send_tensors(ctx, channel), 0);
-	tmesh_channel_unref(channel);
-	tmesh_ctx_unref(ctx);
-	assert_refused(tmesh_channel_open(other, token, SEND, NULL, &from, err), -ENOENT, "closed");
-	assert_ok(tmesh_channel_open(other, token, RECV, NULL, &from, err));
-	receive_all(from);
-	tmesh_channel_unref(from);
-	tmesh_ctx_unref(other);
-}
-
 /* What may go to the one or to the other lies on the shelf. */
 static void test_closed_for_two(void **state)
 {
@@ -480,27 +310,6 @@ static void test_closed_for_two(void **state)
 	tmesh_channel_unref(p.maker);
 	expect_free(p.ctx);
 	tmesh_ctx_unref(p.ctx);
-}
-
-/* It was handed to one, and another one may receive it now. */
-static void test_one_became_two(void **state)
-{
-	struct tmesh_ctx *ctx = context();
-	struct pair p = pair_make(RECV, NULL);
-	struct tmesh_channel *second;
-	struct tmesh_message message;
-
-	assert_int_equal(send_tensors(p.ctx, p.other), 0);
-	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &second, err));
-	tmesh_channel_unref(p.other);
-	for (uint64_t i = 0; i < COUNT; i++)
-		receive_one(second, i);
-	assert_refused(tmesh_channel_recv(second, &message, 60 * SECOND, err), -EPIPE, "");
-	tmesh_channel_unref(second);
-	tmesh_channel_unref(p.maker);
-	expect_free(p.ctx);
-	tmesh_ctx_unref(p.ctx);
-	tmesh_ctx_unref(ctx);
 }
 
 static void test_nobody_came(void **state)
@@ -588,19 +397,12 @@ static int send_role(void)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_killed_sender),
-		cmocka_unit_test(test_killed_maker),
 		cmocka_unit_test(test_killed_for_two),
-		cmocka_unit_test(test_killed_with_more_of_the_same),
 		cmocka_unit_test(test_killed_with_what_was_closed),
-		cmocka_unit_test(test_killed_maker_of_two),
-		cmocka_unit_test(test_killed_before_anybody_came),
 		cmocka_unit_test(test_killed_one_after_another),
 		cmocka_unit_test(test_taken_from_the_shelf),
 		cmocka_unit_test(test_not_held),
-		cmocka_unit_test(test_closed_before_anybody_came),
 		cmocka_unit_test(test_closed_for_two),
-		cmocka_unit_test(test_one_became_two),
 		cmocka_unit_test(test_nobody_came),
 		cmocka_unit_test(test_exit),
 		cmocka_unit_test(test_exit_too_late),

@@ -11,7 +11,7 @@ static void *recv_one(void *data)
 {
 	struct tmesh_message message;
 
-	return (void *)(intptr_t)tmesh_channel_recv(data, &message, 5 * SECOND, NULL);
+	return (void *)(intptr_t)tmesh_channel_recv(data, &message, -1, NULL);
 }
 
 /* Nobody spins who did not ask for it, for so long as was asked. */
@@ -36,7 +36,6 @@ static void test_sleepers(void **state)
 	struct tmesh_message messages[] = {number(1), number(2)};
 	struct tmesh_channel *sleepers[2];
 	pthread_t threads[2];
-	uint64_t start;
 	void *failed;
 
 	for (int i = 0; i < 2; i++) {
@@ -44,14 +43,11 @@ static void test_sleepers(void **state)
 		pthread_create(&threads[i], NULL, recv_one, sleepers[i]);
 	}
 	usleep(50000);
-	start = tmesh_now_ns();
 	assert_int_equal(tmesh_channel_send_batch(p.maker, messages, 2, 0, NULL), 2);
 	for (int i = 0; i < 2; i++) {
 		pthread_join(threads[i], &failed);
 		assert_int_equal((intptr_t)failed, 0);
 	}
-	/* Nor by the time that was up. */
-	assert_true(tmesh_now_ns() - start < 4 * (uint64_t)SECOND);
 	for (int i = 0; i < 2; i++)
 		tmesh_channel_unref(sleepers[i]);
 	pair_end(&p);
@@ -61,7 +57,7 @@ static void *send_one(void *data)
 {
 	struct tmesh_message message = number(1);
 
-	return (void *)(intptr_t)tmesh_channel_send(data, &message, 5 * SECOND, NULL);
+	return (void *)(intptr_t)tmesh_channel_send(data, &message, -1, NULL);
 }
 
 /* Whoever sleeps is woken when the other end goes, whichever of them made the channel. */
@@ -76,7 +72,6 @@ static void test_left_asleep(void **state)
 				     **leaves = i < 2 ? &p.other : &p.maker;
 		bool sends = (*asleep)->role == SEND;
 		struct tmesh_message message = number(0);
-		uint64_t start;
 		pthread_t thread;
 		void *rc;
 
@@ -84,12 +79,10 @@ static void test_left_asleep(void **state)
 			assert_ok(tmesh_channel_try_send(*asleep, &message, err));
 		pthread_create(&thread, NULL, sends ? send_one : recv_one, *asleep);
 		usleep(50000);
-		start = tmesh_now_ns();
 		tmesh_channel_unref(*leaves);
 		*leaves = NULL;
 		pthread_join(thread, &rc);
 		assert_int_equal((intptr_t)rc, -EPIPE);
-		assert_true(tmesh_now_ns() - start < 4 * (uint64_t)SECOND);
 		pair_end(&p);
 	}
 }
@@ -286,8 +279,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_spins_as_asked), cmocka_unit_test(test_sleepers),
 		cmocka_unit_test(test_left_asleep),    cmocka_unit_test(test_let_go),
-		cmocka_unit_test(test_poll),	       cmocka_unit_test(test_woken),
-		cmocka_unit_test(test_poll),	       cmocka_unit_test(test_poll_shared),
+		cmocka_unit_test(test_woken),	       cmocka_unit_test(test_poll),
+		cmocka_unit_test(test_poll_shared),
 	};
 
 	return cmocka_run_group_tests_name("channel_waits", tests, NULL, NULL);

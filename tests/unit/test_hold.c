@@ -105,21 +105,6 @@ static void expect_none_held(struct tmesh_ctx *ctx)
 	assert_int_equal(held(ctx), 0);
 }
 
-/* A function that makes a tensor and returns its ref: what everybody tries first. */
-static void test_returned(void **state)
-{
-	struct tmesh_ctx *ctx = context(NULL, 0);
-	char ref[TMESH_REF_SIZE];
-
-	hold(ctx, LONG, ref);
-	assert_int_equal(held(ctx), 1);
-	assert_int_equal(opens_elsewhere(ref), 0);
-	expect_none_held(ctx);
-	expect_free(ctx);
-	assert_int_equal(opens_elsewhere(ref), 2);
-	tmesh_ctx_unref(ctx);
-}
-
 static void test_here(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
@@ -490,11 +475,15 @@ static int hold_and_end(const char *ms)
 int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_returned),      cmocka_unit_test(test_without_its_context),
-		cmocka_unit_test(test_time),	      cmocka_unit_test(test_exit),
-		cmocka_unit_test(test_exit_too_late), cmocka_unit_test(test_exit_in_time),
-		cmocka_unit_test(test_linger_option), cmocka_unit_test(test_here),
-		cmocka_unit_test(test_bundle),	      cmocka_unit_test(test_one_after_another),
+		cmocka_unit_test(test_without_its_context),
+		cmocka_unit_test(test_time),
+		cmocka_unit_test(test_exit),
+		cmocka_unit_test(test_exit_too_late),
+		cmocka_unit_test(test_exit_in_time),
+		cmocka_unit_test(test_linger_option),
+		cmocka_unit_test(test_here),
+		cmocka_unit_test(test_bundle),
+		cmocka_unit_test(test_one_after_another),
 	};
 	/* Where each token has an open of its own. */
 	static const struct CMUnitTest seen[] = {

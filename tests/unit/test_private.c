@@ -72,40 +72,6 @@ static void test_writes_are_ones_own(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_a_view_outlives_its_region(void **state)
-{
-	struct tmesh_region *region = sealed(*state), *view;
-	uint8_t *at;
-
-	view_of(region, &view, &at);
-	tmesh_region_unref(region);
-	assert_int_equal(at[PAGE], 2);
-	at[PAGE] = 7;
-	assert_int_equal(at[PAGE], 7);
-	assert_int_equal(at[2 * PAGE], 3);
-	tmesh_region_unref(view);
-}
-
-static void test_a_reader_may_have_one(void **state)
-{
-	struct tmesh_region *region = sealed(*state), *reader, *view;
-	char token[TMESH_TOKEN_SIZE];
-	uint8_t *at;
-
-	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
-	assert_ok(tmesh_region_open(*state, token, TMESH_READ, &reader, err));
-	view_of(reader, &view, &at);
-	at[0] = 200;
-	assert_ok(tmesh_region_read(region, 0, token, 1, err));
-	assert_int_equal(token[0], 1);
-	assert_int_equal(tmesh_region_rights(view), RW);
-	assert_false(tmesh_region_is_sealed(view));
-	assert_true(tmesh_region_id(view) == tmesh_region_id(region));
-	tmesh_region_unref(view);
-	tmesh_region_unref(reader);
-	tmesh_region_unref(region);
-}
-
 static void test_it_goes_nowhere(void **state)
 {
 	struct tmesh_region *region = sealed(*state), *view, *out;
@@ -152,24 +118,6 @@ static void test_write_unmapped(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_refused(void **state)
-{
-	struct tmesh_region *region, *view = NULL;
-	uint8_t *at;
-
-	assert_ok(tmesh_region_create(*state, BYTES, NULL, &region, err));
-	assert_refused(tmesh_region_private(region, &view, err), -EINVAL,
-		       "private view: the region is not sealed");
-	assert_null(view);
-	assert_ok(tmesh_region_seal(region, err));
-	view_of(region, &view, &at);
-	/* What the module promises of pins, it promises of views. */
-	if (unit_on_kernel())
-		assert_refused(tmesh_region_revoke(region, err), -EBUSY, "pin");
-	tmesh_region_unref(view);
-	tmesh_region_unref(region);
-}
-
 static void test_a_child_has_its_own(void **state)
 {
 	struct tmesh_region *region = sealed(*state), *view;
@@ -193,41 +141,13 @@ static void test_a_child_has_its_own(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_a_tensor_over_it(void **state)
-{
-	const float values[] = {1, 2, 3, 4};
-	const int64_t shape[] = {4};
-	struct tmesh_tensor *tensor, *mine;
-	struct tmesh_region *view;
-	char ref[TMESH_REF_SIZE];
-	float *data;
-
-	assert_ok(tmesh_tensor_put(*state, TMESH_FLOAT32, 1, shape, values, NULL, &tensor, err));
-	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
-	assert_ok(tmesh_region_private(tmesh_tensor_region(tensor), &view, err));
-	assert_ok(tmesh_tensor_wrap(view, tmesh_tensor_layout(tensor), &mine, err));
-	tmesh_region_unref(view);
-	assert_ok(tmesh_tensor_data(mine, RW, (void **)&data, err));
-	data[1] = 20;
-	assert_refused(tmesh_tensor_ref_encode(mine, TMESH_READ, ref, sizeof(ref), err),
-		       -EOPNOTSUPP, "own");
-	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, (void **)&data, err));
-	assert_true(data[1] == 2);
-	tmesh_tensor_unref(mine);
-	tmesh_tensor_unref(tensor);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_writes_are_ones_own),
-		cmocka_unit_test(test_a_view_outlives_its_region),
-		cmocka_unit_test(test_a_reader_may_have_one),
 		cmocka_unit_test(test_it_goes_nowhere),
-		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_write_unmapped),
 		cmocka_unit_test(test_a_child_has_its_own),
-		cmocka_unit_test(test_a_tensor_over_it),
 	};
 
 	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);

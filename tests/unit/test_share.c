@@ -31,7 +31,9 @@ static void test_token(void **state)
 	expect_without_wake(ctx, 2);
 	assert_int_equal(pwrite(tmesh_region_fd(more), "x", 1, 0), -1);
 	tmesh_region_unref(more);
-	assert_refused(tmesh_region_open(ctx, p.tokens[1].text, RW, &more, err), -EACCES, "rights");
+	assert_refused(
+		tmesh_region_open(ctx, p.tokens[1].text, RW, &more, err), -EACCES,
+		"ask its producer for another one: if the memory is sealed, nobody can write");
 	assert_ok(tmesh_region_open(ctx, p.all.text, TMESH_RIGHTS_ALL, &more, err));
 	expect_without_wake(ctx, 3);
 	assert_ok(tmesh_region_map(more, RW, (void **)&addr, err));

@@ -44,28 +44,6 @@ static void test_create(void **state)
 	assert_int_equal(live(*state), 0);
 }
 
-static void test_create_refused(void **state)
-{
-	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "new\nline"};
-	struct tmesh_tensor *tensor = (struct tmesh_tensor *)state;
-
-	assert_refused(tmesh_tensor_create(*state, 99, 1, SHAPE(1), NULL, &tensor, err), -EINVAL,
-		       "dtype");
-	assert_refused(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(-1), NULL, &tensor, err),
-		       -EINVAL, "negative");
-	assert_refused(
-		tmesh_tensor_create(*state, TMESH_INT16, 1, SHAPE(INT64_MAX), NULL, &tensor, err),
-		-EOVERFLOW, "bytes");
-	assert_refused(tmesh_tensor_create(*state, TMESH_UINT4, 1, SHAPE(3), NULL, &tensor, err),
-		       -EINVAL, "whole bytes");
-	assert_refused(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(1), &opts, &tensor, err),
-		       -EINVAL, "label");
-	assert_refused(tmesh_tensor_put(*state, TMESH_INT8, 1, SHAPE(1), "x", &opts, &tensor, err),
-		       -EINVAL, "label");
-	assert_ptr_equal(tensor, state);
-	assert_int_equal(live(*state), 0);
-}
-
 static void test_empty(void **state)
 {
 	struct tmesh_tensor *tensor;
@@ -77,52 +55,6 @@ static void test_empty(void **state)
 	/* Not what an earlier tensor left in a pool. */
 	assert_int_equal(*(char *)data, 0);
 	tmesh_tensor_unref(tensor);
-}
-
-static void test_put(void **state)
-{
-	uint64_t before = counted(*state);
-	struct tmesh_tensor *tensor;
-	int32_t numbers[1000];
-	void *data;
-
-	for (int i = 0; i < 1000; i++)
-		numbers[i] = i * 7;
-	assert_ok(
-		tmesh_tensor_put(*state, TMESH_INT32, 1, SHAPE(1000), numbers, NULL, &tensor, err));
-	assert_int_equal(counted(*state) - before, sizeof(numbers));
-	assert_ok(tmesh_tensor_data(tensor, TMESH_READ, &data, err));
-	assert_memory_equal(data, numbers, sizeof(numbers));
-	tmesh_tensor_unref(tensor);
-}
-
-/* What is put is sealed, by every way in; what is asked to stay writable, or is not put, is not. */
-static void test_put_seals(void **state)
-{
-	struct tmesh_region_opts unsealed = {.size = sizeof(unsealed)};
-	struct tmesh_tensor *tensor;
-	struct tmesh_region *region;
-	void *data;
-
-	for (int bytes = 0; bytes < 2; bytes++) {
-		assert_ok(tmesh_tensor_put(*state, TMESH_INT8, 1, SHAPE(bytes), "x", NULL, &tensor,
-					   err));
-		assert_true(tmesh_region_is_sealed(tmesh_tensor_region(tensor)));
-		assert_refused(tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &data, err),
-			       -EPERM, "sealed");
-		tmesh_tensor_unref(tensor);
-	}
-	unsealed.flags = TMESH_REGION_UNSEALED;
-	assert_ok(tmesh_tensor_put(*state, TMESH_INT8, 1, SHAPE(1), "x", &unsealed, &tensor, err));
-	assert_false(tmesh_region_is_sealed(tmesh_tensor_region(tensor)));
-	assert_ok(tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &data, err));
-	tmesh_tensor_unref(tensor);
-	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(1), NULL, &tensor, err));
-	assert_false(tmesh_region_is_sealed(tmesh_tensor_region(tensor)));
-	tmesh_tensor_unref(tensor);
-	assert_ok(tmesh_region_create(*state, 1, &unsealed, &region, err));
-	assert_false(tmesh_region_is_sealed(region));
-	tmesh_region_unref(region);
 }
 
 static void test_data_twice(void **state)
@@ -217,108 +149,6 @@ static void test_try_unref(void **state)
 	assert_int_equal(tmesh_tensor_try_unref(view), -EAGAIN);
 	tmesh_tensor_unref(view);
 	assert_int_equal(live(*state), 1);
-	tmesh_tensor_unref(tensor);
-	assert_int_equal(live(*state), 0);
-}
-
-static void test_ref(void **state)
-{
-	struct tmesh_tensor *tensor, *opened;
-	float numbers[6] = {1, 2, 3, 4, 5, 6};
-	char text[TMESH_REF_SIZE], again[TMESH_REF_SIZE];
-	struct tmesh_ref ref;
-	void *data;
-
-	assert_ok(tmesh_tensor_put(*state, TMESH_FLOAT32, 2, SHAPE(2, 3), numbers, NULL, &tensor,
-				   err));
-	assert_refused(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, 10, err), -ENOSPC, "room");
-	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), err));
-	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, again, sizeof(again), err));
-	assert_string_equal(text, again);
-
-	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
-	assert_ok(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err));
-	assert_memory_equal(tmesh_tensor_layout(opened), tmesh_tensor_layout(tensor),
-			    sizeof(ref.layout));
-	assert_ok(tmesh_tensor_data(opened, TMESH_READ, &data, err));
-	assert_memory_equal(data, numbers, sizeof(numbers));
-	assert_refused(tmesh_tensor_data(opened, TMESH_READ | TMESH_WRITE, &data, err), -EACCES,
-		       "");
-	tmesh_tensor_unref(opened);
-	/* The module sees the token alone. */
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ | TMESH_WRITE, &opened, err),
-		       unit_on_kernel() ? -EACCES : -EPERM, "nobody can write");
-
-	tmesh_tensor_unref(tensor);
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -ENOENT, "");
-	assert_int_equal(live(*state), 0);
-}
-
-/* The ref was given before the seal, and opened after it. */
-static void test_ref_sealed_since(void **state)
-{
-	struct tmesh_tensor *tensor, *opened;
-	char text[TMESH_REF_SIZE];
-	struct tmesh_ref ref;
-
-	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(4), NULL, &tensor, err));
-	assert_ok(
-		tmesh_tensor_ref_encode(tensor, TMESH_READ | TMESH_WRITE, text, sizeof(text), err));
-	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
-	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ | TMESH_WRITE, &opened, err),
-		       -EPERM, "is sealed");
-	assert_ok(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err));
-	tmesh_tensor_unref(opened);
-	/* None is given after it. */
-	for (int hold = 0; hold < 2; hold++)
-		assert_refused(hold ? tmesh_tensor_ref_hold(tensor, TMESH_READ | TMESH_WRITE, 1,
-							    text, sizeof(text), err)
-				    : tmesh_tensor_ref_encode(tensor, TMESH_READ | TMESH_WRITE,
-							      text, sizeof(text), err),
-			       -EPERM, "could write");
-	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), err));
-	tmesh_tensor_unref(tensor);
-	assert_int_equal(live(*state), 0);
-}
-
-/* Numbers that do not fit the region that the token names. */
-static void test_ref_lies(void **state)
-{
-	struct tmesh_tensor *tensor, *opened;
-	struct tmesh_ref good, ref;
-	char text[TMESH_REF_SIZE];
-
-	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, SHAPE(64), NULL, &tensor, err));
-	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), err));
-	assert_ok(tmesh_ref_decode(text, strlen(text), &good, err));
-
-	ref = good;
-	ref.id ^= 1;
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO,
-		       "is of region");
-	ref = good;
-	ref.layout.offset = 1;
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "fit");
-	ref = good;
-	ref.layout.strides[0] = -1;
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "fit");
-	ref = good;
-	ref.layout.shape[0] = INT64_MAX;
-	ref.layout.strides[0] = INT64_MAX;
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "fit");
-	ref = good;
-	ref.byte_size = 63;
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO,
-		       "byte_size");
-	ref = good;
-	ref.token[0] = '\0';
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO, "token");
-	ref = good;
-	ref.layout.device_type = TMESH_DEVICE_CUDA;
-	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EOPNOTSUPP,
-		       "device");
-
 	tmesh_tensor_unref(tensor);
 	assert_int_equal(live(*state), 0);
 }
@@ -422,11 +252,8 @@ static void test_description(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_create),	TEST(test_create_refused), TEST(test_empty),
-		TEST(test_put),		TEST(test_put_seals),	   TEST(test_data_twice),
-		TEST(test_view),	TEST(test_wrap),	   TEST(test_ref),
-		TEST(test_try_unref),	TEST(test_ref_lies),	   TEST(test_ref_sealed_since),
-		TEST(test_description), TEST(test_read),
+		TEST(test_create), TEST(test_empty),	 TEST(test_data_twice),	 TEST(test_view),
+		TEST(test_wrap),   TEST(test_try_unref), TEST(test_description), TEST(test_read),
 	};
 
 	return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
