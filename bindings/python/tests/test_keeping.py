@@ -3,10 +3,6 @@
 
 import gc
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -14,7 +10,6 @@ import pytest
 import tmesh
 from conftest import EMULATED
 
-PATIENCE = 60
 ARRAYS = {"w": np.arange(6.0).reshape(2, 3), "b": np.float32(2.5), "mask": np.array([True, False])}
 # What kept() tells, and tmeshctl kept --json.
 KEPT = {"name", "id", "backend", "regions", "held", "bytes", "kept_ns", "used_ns", "expires_ns", "uid", "gid", "mode",
@@ -64,25 +59,6 @@ print(tmesh.kept())
 """) == "[]\n"
 
 
-def test_a_killed_process(python):
-    """What it kept is there; what it only held is not."""
-    done = subprocess.run([sys.executable, "-c", """
-import os, signal
-import numpy as np
-import tmesh
-tmesh.keep({"x": np.arange(1000), "y": np.ones(3, "float16")}, "batch")
-os.kill(os.getpid(), signal.SIGKILL)
-"""], timeout=PATIENCE)
-    assert done.returncode == -signal.SIGKILL
-    batch = tmesh.open_kept("batch")
-    assert isinstance(batch, tmesh.Bundle) and [*batch] == ["x", "y"]
-    assert batch["x"].numpy().sum() == 499500 and batch["y"].dtype == "float16" and batch["x"].sealed
-    assert not batch["x"].writable
-    # What is held goes with its holder, not with the name.
-    tmesh.drop("batch")
-    assert names() == [] and batch["x"].numpy().sum() == 499500
-
-
 def test_bundles_and_tensors_go_in_as_they_are():
     made = tmesh.bundle(ARRAYS, metadata="ü")
     copies = tmesh.stats()["copies"]
@@ -111,14 +87,6 @@ def test_what_is_told():
     else:
         with pytest.raises(tmesh.NotFoundError):
             tmesh.open_kept("told", uid=os.getuid() + 1)
-
-
-def test_for_a_time():
-    tmesh.keep([1], "brief", lifetime=0.05)
-    end = time.monotonic() + PATIENCE
-    while "brief" in names():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_part_is_refused():

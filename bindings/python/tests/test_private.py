@@ -2,7 +2,6 @@
 """Private views: sealed memory that a program may write to without harm to others."""
 
 import gc
-import os
 import pickle
 
 import numpy as np
@@ -54,19 +53,6 @@ def test_slices_and_what_outlives_it():
     gc.collect()
     row += 1
     assert row.tolist() == [[4, 5, 6]]
-
-
-def test_a_child_has_its_own():
-    sealed = put()
-    mine = sealed.private()
-    array = mine.numpy()
-    array[0, 0] = 9
-    pid = os.fork()
-    if not pid:
-        array[0, 0] += 1
-        os._exit(int(array[0, 0]) - 10)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert array[0, 0] == 9
 
 
 @pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT)

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Between processes: spawned, pickled, forked, killed."""
+"""In forked children, in threads, and at an interpreter's end."""
 
-import glob
-import json
-import multiprocessing
 from multiprocessing.reduction import ForkingPickler
 import os
 import pickle
-import signal
 import sys
 import threading
 
@@ -15,76 +11,6 @@ import numpy as np
 import pytest
 
 import tmesh
-import tmesh.sent
-from tmesh import _tmesh
-
-spawn = multiprocessing.get_context("spawn")
-
-PRODUCER = """
-import json, sys, numpy, tmesh
-t = tmesh.put(numpy.arange(1000, dtype="float32"), label="of the producer")
-w = tmesh.empty(4, "int32")
-print(json.dumps([t.ref(), w.ref(), w.ref(writable=True)]), flush=True)
-sys.stdin.readline()
-"""
-
-
-def relay(inbox, outbox):
-    """Pass on what comes, and what one sees in it."""
-    for item in iter(inbox.get, None):
-        tensor = item if isinstance(item, tmesh.Tensor) else tmesh.open(item)
-        outbox.put((tensor.ref(), float(tensor.numpy().sum()), tensor.writable))
-
-
-def test_three_processes():
-    """By queue to a second process, from there by its ref to a third."""
-    a, b, c = spawn.Queue(), spawn.Queue(), spawn.Queue()
-    d = spawn.Queue()
-    workers = [spawn.Process(target=relay, args=queues) for queues in ((a, b), (d, c))]
-    for worker in workers:
-        worker.start()
-    t = tmesh.put(np.ones(1000))
-    a.put(t)
-    ref, total, writable = b.get(timeout=60)
-    assert total == 1000 and not writable and ref["id"] == t.id
-    d.put(ref)
-    ref, total, writable = c.get(timeout=60)
-    assert total == 1000 and not writable and ref["id"] == t.id
-    a.put(None)
-    d.put(None)
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
-    # What is kept for what this process sends.
-    tmesh.sent.wait(60)
-    tmesh.sent.here = _tmesh.Sent()
-
-
-def stopped(producer):
-    """Stop it, all its threads, and give its refs."""
-    refs = json.loads(producer.stdout.readline())
-    producer.send_signal(signal.SIGSTOP)
-    os.waitpid(producer.pid, os.WUNTRACED)
-    return refs
-
-
-def test_stopped_producer_does_not_hang_for_ever(peer, python):
-    if tmesh.backend() == "kernel":
-        pytest.skip("the module answers, not the producer")
-    producer = peer(PRODUCER)
-    sealed, *_ = stopped(producer)
-    # Without this link each open has to ask the producer.
-    _, name, _ = sealed["token"].split("-")
-    link, = glob.glob(f"/proc/{producer.pid}/fd/*/{name}.index")
-    os.unlink(link)
-    assert python("""
-import json, sys, tmesh
-tmesh.configure(timeout=0.2)
-try:
-    tmesh.open(json.loads(sys.argv[1]))
-except tmesh.PeerTimeoutError as error:
-    print(isinstance(error, TimeoutError))
-""", json.dumps(sealed)) == "True\n"
 
 
 def in_fork(check):

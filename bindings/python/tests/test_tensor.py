@@ -10,24 +10,16 @@ import pytest
 
 import tmesh
 
-BITS = {
-    "bool": 8, "int8": 8, "int16": 16, "int32": 32, "int64": 64, "uint8": 8, "uint16": 16,
-    "uint32": 32, "uint64": 64, "float16": 16, "float32": 32, "float64": 64, "bfloat16": 16,
-    "float8_e4m3fn": 8, "float8_e5m2": 8, "complex64": 64, "complex128": 128,
-    "int4": 4, "uint4": 4, "float4_e2m1fn": 4,
-}
-
-
 def test_version():
     root = Path(__file__).resolve().parents[3]
     assert tmesh.__version__ == (root / "VERSION").read_text().strip()
 
 
-@pytest.mark.parametrize("dtype", BITS)
-def test_zeros(dtype):
+@pytest.mark.parametrize("dtype, bits", [("bool", 8), ("bfloat16", 16), ("complex128", 128), ("float4_e2m1fn", 4)])
+def test_zeros(dtype, bits):
     t = tmesh.zeros((3, 4), dtype)
     assert (t.shape, t.strides, t.dtype, t.ndim) == ((3, 4), (4, 1), dtype, 2)
-    assert t.nbytes == 12 * BITS[dtype] // 8
+    assert t.nbytes == 12 * bits // 8
     assert (t.device, t.sealed, t.writable, t.released) == ("cpu", False, True, False)
     assert bytes(t.view("uint8").reshape(-1)) == bytes(t.nbytes)
 
