@@ -79,23 +79,6 @@ defmodule Tmesh.ChannelTest do
     assert looked_at < 100_000
   end
 
-  test "a flush keeps a tensor that nobody else holds until it was received" do
-    {:ok, into} = Channel.create(:recv)
-
-    flushing =
-      Task.async(fn ->
-        {:ok, out} = Channel.open(into.token, :send)
-        {:ok, ref} = ZeroCopy.from_binary("abcd", [4], :uint8)
-        :ok = Channel.send(out, ref)
-        :ok = ZeroCopy.release(ref)
-        Channel.flush(out)
-      end)
-
-    assert {:ok, ref} = Channel.recv(into, 60_000)
-    assert Task.await(flushing, 60_000) == :ok
-    assert ZeroCopy.to_binary!(ref) == "abcd"
-  end
-
   test "what was sent is received when its end was closed, and its process is gone" do
     {:ok, into} = Channel.create(:recv)
 
@@ -155,66 +138,14 @@ defmodule Tmesh.ChannelTest do
     eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
   end
 
-  test "who sends to a channel that has ended is told so, also while it waits for room" do
-    {:ok, out} = Channel.create(:send, slots: 2)
-    {:ok, into} = Channel.open(out.token, :recv)
-    test = self()
-
-    waiting =
-      Task.async(fn ->
-        {:ok, own} = Channel.create(:send, slots: 2)
-        Kernel.send(test, {:token, own.token})
-        [:ok, :ok] = for text <- ["one", "two"], do: Channel.send(own, text)
-        Channel.send(own, "three", 30_000)
-      end)
-
-    assert_receive {:token, token}, 5_000
-    {:ok, reader} = Channel.open(token, :recv)
-    Process.sleep(20)
-    :ok = Channel.close(reader)
-    assert {:error, %Error{type: :gone, message: why}} = Task.await(waiting, 30_000)
-    assert why =~ "nobody is there to receive"
-    :ok = Channel.close(into)
-    eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
-    :ok = Channel.close(out)
-    assert {:error, %Error{type: :closed}} = Channel.send(out, "x")
-  end
-
-  test "several producers" do
-    {:ok, into} = Channel.create(:recv, producers: 4, slots: 4)
-    # While it is there, not all are gone when the first is done.
-    {:ok, idle} = Channel.open(into.token, :send)
-
-    tasks =
-      for name <- ~w(a b c) do
-        Task.async(fn ->
-          {:ok, out} = Channel.open(into.token, :send)
-          for n <- 1..50, do: :ok = Channel.send(out, "#{name}#{n}", 20_000)
-        end)
-      end
-
-    got = for _n <- 1..150, do: elem({:ok, _message} = Channel.recv(into, 20_000), 1)
-    Task.await_many(tasks)
-    :ok = Channel.close(idle)
-
-    # Nobody tells one of several of room, and the wait ends all the same.
+  test "nobody tells one of several producers of room, and its wait ends all the same" do
     {:ok, into} = Channel.create(:recv, producers: 2, slots: 2)
     {:ok, out} = Channel.open(into.token, :send)
     for _n <- 1..2, do: :ok = Channel.send(out, "full")
     for ms <- [0, 20], do: assert({:error, %Error{type: :timeout}} = Channel.send(out, "x", ms))
-
-    for name <- ~w(a b c) do
-      assert Enum.filter(got, &String.starts_with?(&1, name)) == for(n <- 1..50, do: "#{name}#{n}")
-    end
-  end
-
-  test "an end that sends has at most limit messages under way" do
-    {:ok, into} = Channel.create(:recv, slots: 8)
-    {:ok, out} = Channel.open(into.token, :send, limit: 2)
-    for n <- ["1", "2"], do: :ok = Channel.send(out, n)
-    assert {:error, %Error{type: :timeout}} = Channel.send(out, "3", 10)
-    assert Channel.recv(into) == {:ok, "1"}
-    assert Channel.send(out, "3", 1000) == :ok
+    sending = Task.async(fn -> Channel.send(out, "x", 20_000) end)
+    assert Channel.recv(into) == {:ok, "full"}
+    assert Task.await(sending) == :ok
   end
 
   # Answers each message by what `fun` makes of it, until nobody asks any more.
@@ -357,7 +288,6 @@ defmodule Tmesh.ChannelTest do
     {out, into} = ends()
     closed = ZeroCopy.from_binary!("x", [1], :uint8)
     :ok = ZeroCopy.release(closed)
-    {:ok, token} = ZeroCopy.grant(ZeroCopy.from_binary!("x", [1], :uint8), :read)
 
     for {type, call} <- [
           invalid: fn -> Channel.send(out, :binary.copy("x", 57)) end,
@@ -389,7 +319,6 @@ defmodule Tmesh.ChannelTest do
       assert {:error, %Error{type: ^type}} = call.()
     end
 
-    assert {:error, %Error{}} = Channel.open(token.token, :recv)
     assert :ok = Channel.send(out, "still good")
     assert {:ok, "still good"} = Channel.recv(into)
   end

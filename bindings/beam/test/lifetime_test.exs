@@ -417,23 +417,6 @@ defmodule Tmesh.LifetimeTest do
       end
     end
 
-    test "keeps a bundle" do
-      json =
-        answer(fn ref ->
-          Tmesh.Bundle.to_json!(Tmesh.Bundle.put!(%{"x" => ref}), hold: true)
-        end)
-
-      assert {:error, %Error{type: :timeout}} = Tmesh.flush(0)
-      assert ZeroCopy.to_binary!(Tmesh.Bundle.open!(json)["x"]) == data()
-      assert Tmesh.flush() == :ok
-    end
-
-    test "is over when its time is" do
-      description = answer(&TensorRef.to_json!(&1, hold: 1))
-      assert Tmesh.flush() == :ok
-      lost(description)
-    end
-
     test "is for a time, and for what is there" do
       ref = sealed()
 
@@ -446,16 +429,6 @@ defmodule Tmesh.LifetimeTest do
       :ok = ZeroCopy.release(ref)
       assert {:error, %Error{type: :closed}} = TensorRef.to_json(ref, hold: true)
       assert Tmesh.flush() == :ok
-    end
-  end
-
-  describe "stats/0" do
-    test "counts a region once, however many handles there are" do
-      ref = ZeroCopy.grant!(sealed(), :read)
-      {live, bytes} = {stat(:regions_live), stat(:bytes_live)}
-      again = for _ <- 1..3, do: ZeroCopy.open!(ref)
-      assert {stat(:regions_live), stat(:bytes_live)} == {live, bytes}
-      Enum.each([ref | again], &ZeroCopy.release!/1)
     end
   end
 
