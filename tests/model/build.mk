@@ -15,8 +15,8 @@ $(MODEL_TEST_OUT)/$(1)/%: $(MODEL_TEST)/%.c $$(wildcard $(MODEL_TEST)/*.h $(MODE
 	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(MODEL_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(MODEL_LIBS) -o $$@
 endef
 $(eval $(call model_test,plain,,$(LIB_A),$(MODEL_A)))
-$(eval $(call model_test,asan,$(ASAN_FLAGS),$(LIB_ASAN),$(B)/libtmesh-model-asan.a))
-$(eval $(call model_test,tsan,$(TSAN_FLAGS),$(LIB_TSAN),$(B)/libtmesh-model-tsan.a))
+$(eval $(call model_test,asan,$(ASAN_FLAGS) $$(TEST_O),$(LIB_ASAN),$(B)/libtmesh-model-asan.a))
+$(eval $(call model_test,tsan,$(TSAN_FLAGS) $$(TEST_O),$(LIB_TSAN),$(B)/libtmesh-model-tsan.a))
 
 define model_run
 @export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
@@ -28,8 +28,12 @@ endef
 # The keeper that the library starts.
 $(foreach test,test_failures test_kept test_restart test_table_pack,$(MODEL_TEST_OUT)/plain/$(test) $(MODEL_TEST_OUT)/asan/$(test)): $(B)/tmesh-keeper
 
+MODEL_ANY_BACKEND := test_failures
+MODEL_TESTS_kernel = $(filter-out $(MODEL_ANY_BACKEND),$(MODEL_TESTS))
+
 model-check: $(addprefix $(MODEL_TEST_OUT)/plain/,$(MODEL_TESTS)) ## libtmesh-model's unit tests
-	$(call model_run,plain,$(MODEL_TESTS))
+	$(call any_backend,$(MODEL_ANY_BACKEND))
+	$(call model_run,plain,$(or $(MODEL_TESTS_$(TMESH_BACKEND)),$(MODEL_TESTS)))
 
 model-asan-check: $(addprefix $(MODEL_TEST_OUT)/asan/,$(MODEL_TESTS)) ## ... with sanitizers
 	$(call model_run,asan,$(MODEL_TESTS))
