@@ -86,39 +86,6 @@ static void test_edges(void **state)
 	tmesh_arena_unref(arena);
 }
 
-/* What is put lies beside what was put before, and a large one by itself. */
-static void test_put(void **state)
-{
-	struct tmesh_region_opts in = {.size = sizeof(in)};
-	struct tmesh_tensor *tensors[3];
-	int64_t shape[] = {5}, large[] = {20000};
-	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
-	static char data[20000];
-	const char *at;
-
-	memset(data, 'x', sizeof(data));
-	assert_ok(tmesh_arena_create(*state, 65536, NULL, &in.arena, err));
-	assert_ok(tmesh_stats(*state, &before));
-	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, shape, "first", &in, &tensors[0], err));
-	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, shape, "later", &in, &tensors[1], err));
-	in.flags = TMESH_REGION_UNSEALED;
-	assert_ok(tmesh_tensor_put(*state, TMESH_UINT8, 1, large, data, &in, &tensors[2], err));
-	assert_ok(tmesh_stats(*state, &after));
-	assert_int_equal(after.regions_created - before.regions_created, 2);
-	assert_int_equal(after.copies - before.copies, 3);
-	for (int i = 0; i < 3; i++)
-		assert_false(tmesh_region_is_sealed(tmesh_tensor_region(tensors[i])));
-	for (int i = 0; i < 3; i++) {
-		static const char *const want[] = {"first", "later", "xxxxx"};
-
-		assert_ok(tmesh_tensor_data(tensors[i], TMESH_READ, (void **)&at, err));
-		assert_memory_equal(at, want[i], 5);
-	}
-	for (int i = 0; i < 3; i++)
-		tmesh_tensor_unref(tensors[i]);
-	tmesh_arena_unref(in.arena);
-}
-
 /* A sealed region has no more room; nor has, for a child, its parent's. */
 static void test_goes_on(void **state)
 {
@@ -266,7 +233,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_places, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_edges, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_put, unit_ctx_setup, unit_ctx_teardown),
+
 		cmocka_unit_test_setup_teardown(test_goes_on, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_threads, unit_ctx_setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_refused, unit_ctx_setup, unit_ctx_teardown),

@@ -196,8 +196,6 @@ static void test_not_shared(void **state)
 static void test_needs_module(void **state)
 {
 	struct tmesh_region *region = region_of(*state), *made = NULL;
-	struct tmesh_gather_extent extent = {.region = region, .bytes = 4096};
-	uint64_t reached;
 	void *page;
 	int fd = -1;
 
@@ -208,18 +206,9 @@ static void test_needs_module(void **state)
 	assert_refused(tmesh_region_from_dmabuf(*state, 0, NULL, &made, err), -EOPNOTSUPP,
 		       "module");
 	assert_refused(tmesh_region_opaque_fd(region, &fd, err), -EOPNOTSUPP, "no descriptor");
-	assert_refused(tmesh_region_gather(*state, &extent, 1, TMESH_READ, NULL, &made, err),
-		       -EOPNOTSUPP, "module");
-	assert_refused(tmesh_region_reclaim(region, 0, NULL, err), -EOPNOTSUPP, "module");
-	assert_refused(tmesh_lease_bind(region, 0, 0, TMESH_TAKEN_SIGBUS, err), -EOPNOTSUPP,
-		       "module");
-	assert_refused(tmesh_fence_signal(region, 1, err), -EOPNOTSUPP, "module");
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &made, err));
 	assert_refused(tmesh_fence_signal(made, 1, err), -EACCES, "write");
 	tmesh_region_unref(made);
-	made = NULL;
-	assert_refused(tmesh_fence_wait(region, 1, 0, &reached, err), -EOPNOTSUPP, "module");
-	assert_null(made);
 	assert_int_equal(fd, -1);
 	munmap(page, 4096);
 	tmesh_region_unref(region);

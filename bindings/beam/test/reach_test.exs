@@ -164,27 +164,12 @@ defmodule Tmesh.ReachTest do
   end
 
   describe "by a socket" do
-    for type <- [:stream, :seqpacket] do
-      test "(#{type}) goes a region, as its maker described it" do
-        {one, other} = Tmesh.Sockets.open(unquote(type))
-        ref = ZeroCopy.from_binary!("abcdefgh", {2, 4}, :uint8, label: "sent")
-        assert ZeroCopy.send(ref, one) == :ok
-        :ok = ZeroCopy.release(ref)
-        assert {:ok, %TensorRef{} = same} = ZeroCopy.recv(other)
-        assert {same.shape, same.dtype} == {[2, 4], :uint8}
-        assert ZeroCopy.to_binary!(same) == "abcdefgh"
-        assert %{label: "sent", rights: [:read]} = ZeroCopy.info!(same)
-      end
-    end
-
-    test "goes the right to write where it is meant to, and another layout" do
-      {one, other} = Tmesh.Sockets.open()
+    test "goes a region (of :seqpacket too), and is described by another layout" do
+      {one, other} = Tmesh.Sockets.open(:seqpacket)
       ref = ZeroCopy.allocate!([8], :uint8)
-      :ok = ZeroCopy.send(ref, one, writable: true)
-      same = ZeroCopy.recv!(other, shape: {2}, dtype: {:s, 16}, offset: 4)
+      :ok = ZeroCopy.send(ref, one)
+      assert {:ok, same} = ZeroCopy.recv(other, shape: {2}, dtype: {:s, 16}, offset: 4)
       assert %TensorRef{shape: [2], dtype: :int16, offset: 4} = same
-      assert ZeroCopy.write(same, 0, "ab") == :ok
-      assert ZeroCopy.to_binary!(ref) == <<0, 0, 0, 0, ?a, ?b, 0, 0>>
       :ok = ZeroCopy.send(ref, one)
       assert {:error, %Error{}} = ZeroCopy.recv(other, shape: [10_000_000], dtype: :float64)
       assert {:error, %Error{type: :invalid}} = ZeroCopy.recv(other, dtype: :int8)

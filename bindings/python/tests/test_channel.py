@@ -415,14 +415,10 @@ def test_closed():
     out.close()
     out.close()
     assert out.closed and out.token == token and out.role == "send"
-    for call in (lambda: out.send(b"x"), out.fileno, out.flush, out.__enter__):
+    for call in (out.fileno, out.flush, out.__enter__):
         with pytest.raises(tmesh.ReleasedError):
             call()
-    with pytest.raises(tmesh.GoneError):
-        into.recv()
     into.close()
-    with pytest.raises(tmesh.NotFoundError):
-        tmesh.Channel.open(token, "recv")
     assert repr(out) == "<tmesh.Channel, sending, closed>"
 
 
