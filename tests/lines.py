@@ -4,7 +4,8 @@
 
     lines.py [BEFORE] REVISION
 
-All lines count, blank ones and comments too; the words of docs/ and of *.md do not, nor does what is no text.
+All lines count, blank ones and comments too, and those of the conformance suite's promises; the words of docs/ and of
+*.md do not, nor does what is no text.
 """
 
 import collections
@@ -13,6 +14,7 @@ import sys
 
 KINDS = (".c", ".h", ".py", ".pyi", ".ex", ".exs", ".sh", ".mk", ".map", ".cocci")
 NAMES = ("Makefile", "Kbuild")
+PROMISES = "tests/conformance/promises/"
 
 
 def room_of(path):
@@ -35,7 +37,7 @@ def lines(revision):
                           stdout=subprocess.PIPE).stdout
     for line in told.splitlines():
         added, _, path = line.split("\t")
-        if added != "-" and (path.endswith(KINDS) or path.split("/")[-1] in NAMES):
+        if added != "-" and (path.endswith(KINDS) or path.startswith(PROMISES) or path.split("/")[-1] in NAMES):
             room, test = room_of(path)
             counts[room][test] += int(added)
     return counts
