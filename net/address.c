@@ -13,6 +13,8 @@
 #include "net_internal.h"
 
 #define SCHEME "ofi+"
+#define RAW "0x"
+#define BASE_DIGITS 16
 
 int net_check_hex(const char *what, const char *text, size_t digits, struct tmesh_error *err)
 {
@@ -23,26 +25,59 @@ int net_check_hex(const char *what, const char *text, size_t digits, struct tmes
 	return 0;
 }
 
-int net_address_write(struct net_endpoint *endpoint, const char *carrier, char *text,
-		      struct tmesh_error *err)
+static bool of_sockets(const struct fi_info *info)
 {
+	return info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN ||
+	       info->addr_format == FI_SOCKADDR_IN6;
+}
+
+bool net_address_listens(const struct fi_info *info)
+{
+	static const char *const names[] = {"tcp", "net", "sockets"};
+	const char *name = info->fabric_attr->prov_name;
+
+	/* What is below comes first: "tcp;ofi_rxm". */
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (!strncmp(name, names[i], strlen(names[i])) &&
+		    (!name[strlen(names[i])] || name[strlen(names[i])] == ';'))
+			return true;
+	return false;
+}
+
+int net_address_write(struct net_endpoint *endpoint, const struct fi_info *info, const void *memory,
+		      char *text, struct tmesh_error *err)
+{
+	char host[INET6_ADDRSTRLEN + 2], where[2 * NET_RAW_SIZE + 16], base[24] = "";
 	union net_sockaddr address = {0};
 	size_t bytes = sizeof(address);
-	char host[INET6_ADDRSTRLEN];
 	bool six;
 	int rc;
 
 	rc = fi_getname(&endpoint->ep->fid, &address, &bytes);
 	if (rc)
 		return net_fail_fabric(err, "fi_getname", rc);
-	six = address.any.sa_family == AF_INET6;
-	if (!inet_ntop(address.any.sa_family,
-		       six ? (void *)&address.in6.sin6_addr : (void *)&address.in.sin_addr, host,
-		       sizeof(host)))
-		return tmesh_fail_errno(err, "writing the fabric's address as text");
-	/* The port is at the same place in both. */
-	snprintf(text, TMESH_NET_ADDRESS_SIZE, SCHEME "%s://%s%s%s:%u", carrier, six ? "[" : "",
-		 host, six ? "]" : "", ntohs(address.in.sin_port));
+	if (of_sockets(info)) {
+		six = address.any.sa_family == AF_INET6;
+		if (!inet_ntop(address.any.sa_family,
+			       six ? (void *)&address.in6.sin6_addr : (void *)&address.in.sin_addr,
+			       host, sizeof(host)))
+			return tmesh_fail_errno(err, "writing the fabric's address as text");
+		/* The port is at the same place in both. */
+		snprintf(where, sizeof(where), "%s%s%s:%u", six ? "[" : "", host, six ? "]" : "",
+			 ntohs(address.in.sin_port));
+	} else {
+		strcpy(where, RAW);
+		tmesh_hex(where + strlen(RAW), address.raw, bytes);
+	}
+	if (net_mr_wants(info, FI_MR_VIRT_ADDR))
+		snprintf(base, sizeof(base), "/%0*llx", BASE_DIGITS,
+			 (unsigned long long)(uintptr_t)memory);
+	if (snprintf(text, TMESH_NET_ADDRESS_SIZE, SCHEME "%s://%s%s", info->fabric_attr->prov_name,
+		     where, base) >= TMESH_NET_ADDRESS_SIZE)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "an address of libfabric's \"%s\" has %zu bytes, which is too "
+				  "much for a message",
+				  info->fabric_attr->prov_name, bytes);
 	return 0;
 }
 
@@ -67,32 +102,80 @@ static int read_host(char *host, const char *port, union net_sockaddr *address)
 		       : -EINVAL;
 }
 
-int net_address_read(const char *text, const char *carrier, union net_sockaddr *address,
+static int read_socket(char *where, union net_sockaddr *address)
+{
+	char *port = strrchr(where, ':');
+
+	if (!port || port == where)
+		return -EINVAL;
+	*port++ = 0;
+	return read_host(where, port, address);
+}
+
+static int read_raw(const char *where, uint32_t format, union net_sockaddr *address)
+{
+	size_t digits, bytes;
+
+	if (strncmp(where, RAW, strlen(RAW)))
+		return -EINVAL;
+	where += strlen(RAW);
+	digits = strlen(where);
+	bytes = digits / 2;
+	memset(address, 0, sizeof(*address));
+	if (!digits || digits % 2 || bytes > sizeof(address->raw) ||
+	    !tmesh_unhex(address->raw, where, bytes))
+		return -EINVAL;
+	/* What libfabric takes for a text ends as one, and has nothing else in it. */
+	for (size_t i = 0; format == FI_ADDR_STR && i < bytes; i++)
+		if (i == bytes - 1 ? address->raw[i] != 0
+				   : address->raw[i] <= ' ' || address->raw[i] > '~')
+			return -EINVAL;
+	return 0;
+}
+
+static int read_base(const char *text, uint64_t *base)
+{
+	uint8_t bytes[BASE_DIGITS / 2];
+
+	if (strlen(text) != BASE_DIGITS || !tmesh_unhex(bytes, text, sizeof(bytes)))
+		return -EINVAL;
+	*base = 0;
+	for (size_t i = 0; i < sizeof(bytes); i++)
+		*base = *base << 8 | bytes[i];
+	return 0;
+}
+
+int net_address_read(const char *text, const struct fi_info *info, struct net_place *place,
 		     struct tmesh_error *err)
 {
+	const char *carrier = info->fabric_attr->prov_name;
 	char copy[TMESH_NET_ADDRESS_SIZE];
-	char *host, *port;
+	char *where, *base;
 
 	if (!text || strnlen(text, sizeof(copy)) == sizeof(copy) ||
 	    strncmp(text, SCHEME, strlen(SCHEME)))
 		goto malformed;
 	strcpy(copy, text + strlen(SCHEME));
-	host = strstr(copy, "://");
-	if (!host)
+	where = strstr(copy, "://");
+	if (!where)
 		goto malformed;
-	*host = 0;
-	host += 3;
-	port = strrchr(host, ':');
-	if (!port || port == host)
-		goto malformed;
-	*port++ = 0;
-	if (read_host(host, port, address))
-		goto malformed;
+	*where = 0;
+	where += 3;
 	if (strcmp(copy, carrier))
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "the home's bytes come by libfabric's \"%s\", this machine has "
 				  "\"%s\": both need the same, so the same version of libfabric",
 				  copy, carrier);
+	place->base = 0;
+	if (net_mr_wants(info, FI_MR_VIRT_ADDR)) {
+		base = strrchr(where, '/');
+		if (!base || read_base(base + 1, &place->base))
+			goto malformed;
+		*base = 0;
+	}
+	if (of_sockets(info) ? read_socket(where, &place->at)
+			     : read_raw(where, info->addr_format, &place->at))
+		goto malformed;
 	return 0;
 malformed:
 	return tmesh_fail(err, -EINVAL, "not an address such as ofi+tcp;ofi_rxm://192.0.2.1:41233");

@@ -6,9 +6,16 @@
  */
 #include <errno.h>
 #include <rdma/fi_errno.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "common/clock.h"
 #include "net_internal.h"
+
+/* Between two looks at a queue that cannot be waited for: the first, and the longest. */
+#define LOOK_NS 20000
+#define LOOK_MOST_NS 1000000
 
 int net_fail_fabric(struct tmesh_error *err, const char *what, int code)
 {
@@ -22,29 +29,59 @@ int net_fail_fabric(struct tmesh_error *err, const char *what, int code)
 	}
 }
 
-int net_endpoint_find(const char *provider, const char *address, uint64_t caps,
-		      struct fi_info **info, struct tmesh_error *err)
+bool net_mr_wants(const struct fi_info *info, uint64_t mode)
 {
+	return info->domain_attr->mr_mode & mode;
+}
+
+/* Which have addresses of their own, and none of an interface. */
+static bool finds_itself(const char *provider)
+{
+	return !strcmp(provider, "shm") || !strcmp(provider, "efa");
+}
+
+static int check_info(const struct fi_info *info, struct tmesh_error *err)
+{
+	if (info->domain_attr->mr_key_size > sizeof(uint64_t))
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "the keys of libfabric's \"%s\" have %zu bytes, and 8 is what "
+				  "goes into a message",
+				  info->fabric_attr->prov_name, info->domain_attr->mr_key_size);
+	return 0;
+}
+
+int net_endpoint_find(const struct tmesh_net_opts *opts, uint64_t caps, struct fi_info **info,
+		      struct tmesh_error *err)
+{
+	const char *provider = opts->provider;
 	struct fi_info *hints = fi_allocinfo();
 	int rc = -FI_ENOMEM;
 
 	if (!hints)
 		return net_fail_fabric(err, "fi_allocinfo", rc);
 	hints->caps = FI_RMA | caps;
-	/* Room for the provider in each request; keys of our choice, offsets from 0. */
+	/* Room for the provider in each request. */
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
-	hints->domain_attr->mr_mode = 0;
+	hints->domain_attr->mr_mode = NET_MR_MODES;
+	if (opts->flags & TMESH_NET_DMABUF) {
+		hints->caps |= FI_HMEM;
+		hints->domain_attr->mr_mode |= FI_MR_HMEM;
+	}
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->rx_attr->size = hints->tx_attr->size = 64;
 	hints->fabric_attr->prov_name = strdup(provider);
-	rc = fi_getinfo(NET_FI_VERSION, address, NULL, FI_SOURCE | FI_NUMERICHOST, hints, info);
+	if (finds_itself(provider))
+		rc = fi_getinfo(NET_FI_VERSION, NULL, NULL, 0, hints, info);
+	else
+		rc = fi_getinfo(NET_FI_VERSION, opts->address, NULL, FI_SOURCE | FI_NUMERICHOST,
+				hints, info);
 	fi_freeinfo(hints);
 	if (rc)
 		return tmesh_fail(err, rc == -FI_ENOMEM ? -ENOMEM : -EOPNOTSUPP,
 				  "libfabric has no provider \"%s\" for remote reads at %s (%s); "
 				  "`fi_info -p %s` tells what it has",
-				  provider, address, fi_strerror(-rc), provider);
-	return 0;
+				  provider, opts->address, fi_strerror(-rc), provider);
+	return check_info(*info, err);
 }
 
 int net_endpoint_open(struct fi_info *info, struct net_endpoint *endpoint, struct tmesh_error *err)
@@ -68,7 +105,14 @@ int net_endpoint_open(struct fi_info *info, struct net_endpoint *endpoint, struc
 	if (rc)
 		goto fail;
 	what = "fi_cq_open";
-	rc = fi_cq_open(e.domain, &cq, &e.cq, NULL);
+	/* Those wait by looking all the time, where they wait at all. */
+	e.waits = !finds_itself(info->fabric_attr->prov_name);
+	rc = e.waits ? fi_cq_open(e.domain, &cq, &e.cq, NULL) : -FI_ENOSYS;
+	if (rc) {
+		e.waits = false;
+		cq.wait_obj = FI_WAIT_NONE;
+		rc = fi_cq_open(e.domain, &cq, &e.cq, NULL);
+	}
 	if (rc)
 		goto fail;
 	what = "fi_endpoint";
@@ -104,4 +148,33 @@ void net_endpoint_close(struct net_endpoint *endpoint)
 		fi_close(&endpoint->domain->fid);
 	if (endpoint->fabric)
 		fi_close(&endpoint->fabric->fid);
+}
+
+void net_endpoint_shut(struct net_endpoint *endpoint, struct fid_mr *mr)
+{
+	if (endpoint->ep)
+		fi_close(&endpoint->ep->fid);
+	endpoint->ep = NULL;
+	if (mr)
+		fi_close(&mr->fid);
+	net_endpoint_close(endpoint);
+}
+
+ssize_t net_endpoint_wait(struct net_endpoint *endpoint, struct fi_cq_entry *entries, size_t count,
+			  int ms)
+{
+	uint64_t deadline = tmesh_now_ns() + UINT64_C(1000000) * ms;
+	struct timespec pause = {.tv_nsec = LOOK_NS};
+	ssize_t rc;
+
+	if (endpoint->waits)
+		return fi_cq_sread(endpoint->cq, entries, count, NULL, ms);
+	/* The look is what moves the provider on, too. */
+	while ((rc = fi_cq_read(endpoint->cq, entries, count)) == -FI_EAGAIN &&
+	       tmesh_now_ns() < deadline) {
+		nanosleep(&pause, NULL);
+		if (pause.tv_nsec < LOOK_MOST_NS)
+			pause.tv_nsec *= 2;
+	}
+	return rc;
 }

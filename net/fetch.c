@@ -23,7 +23,7 @@ struct fetch {
 	struct tmesh_net *net;
 	const struct tmesh_net_source *source;
 	struct tmesh_net_fetch_opts opts;
-	union net_sockaddr address;
+	struct net_place place;
 	uint64_t key;
 	struct tmesh_region *region;
 	struct net_window *window;
@@ -46,20 +46,24 @@ static int gone(struct fetch *fetch, const char *why, struct tmesh_error *err)
 }
 
 /* Ask for as many pieces as may be under way. */
-static int ask(struct fetch *fetch, struct net_endpoint *endpoint, fi_addr_t home,
-	       struct tmesh_error *err)
+static int ask(struct fetch *fetch, struct net_endpoint *endpoint, struct fid_mr *mr,
+	       fi_addr_t home, struct tmesh_error *err)
 {
+	size_t most = fetch->net->reader->ep_attr->max_msg_size;
+	void *local = mr ? fi_mr_desc(mr) : NULL;
 	struct net_piece *piece;
 
+	if (most > NET_PIECE_BYTES)
+		most = NET_PIECE_BYTES;
 	while (fetch->asked < fetch->bytes && (piece = net_window_room(fetch->window))) {
 		ssize_t rc;
 
 		piece->offset = fetch->asked;
 		piece->bytes = fetch->bytes - fetch->asked;
-		if (piece->bytes > NET_PIECE_BYTES)
-			piece->bytes = NET_PIECE_BYTES;
-		rc = fi_read(endpoint->ep, piece->memory, piece->bytes, NULL, home, fetch->asked,
-			     fetch->key, &piece->context);
+		if (piece->bytes > most)
+			piece->bytes = most;
+		rc = fi_read(endpoint->ep, piece->memory, piece->bytes, local, home,
+			     fetch->place.base + fetch->asked, fetch->key, &piece->context);
 		if (rc == -FI_EAGAIN)
 			return 0;
 		if (rc == -FI_ENOMEM)
@@ -101,13 +105,19 @@ static int progress(struct fetch *fetch, struct tmesh_error *err)
 	return 0;
 }
 
+/* Where libfabric's addresses are none of TCP's this is not to be known: the deadline ends it. */
+static bool refuses(struct fetch *fetch)
+{
+	return fetch->net->listens && net_address_refuses(&fetch->place.at, SLICE_MS);
+}
+
 static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct tmesh_error *err)
 {
 	struct fi_cq_entry entries[8];
 	struct fi_cq_err_entry failure = {0};
 	/* Without a request under way it connects, and is asked again soon. */
 	int slice = fetch->count ? SLICE_MS : 1, ms = tmesh_poll_ms(fetch->deadline);
-	ssize_t count = fi_cq_sread(endpoint->cq, entries, 8, NULL, ms > slice ? slice : ms);
+	ssize_t count = net_endpoint_wait(endpoint, entries, 8, ms > slice ? slice : ms);
 
 	if (count == -FI_EAVAIL) {
 		if (fi_cq_readerr(endpoint->cq, &failure, 0) == 1)
@@ -130,7 +140,7 @@ static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct 
 				  (unsigned long long)fetch->done,
 				  (unsigned long long)fetch->bytes);
 	} else if (fetch->look && tmesh_now_ns() >= fetch->look) {
-		if (net_address_refuses(&fetch->address, SLICE_MS))
+		if (refuses(fetch))
 			return gone(fetch, "nobody listens there", err);
 		fetch->look = tmesh_now_ns() + SILENCE_NS;
 	}
@@ -146,10 +156,10 @@ static bool drain(struct fetch *fetch, struct net_endpoint *endpoint)
 	struct fi_cq_err_entry failure;
 	struct fi_cq_entry entry;
 
-	if (fetch->count)
-		net_address_shut(&fetch->address);
+	if (fetch->count && fetch->net->listens)
+		net_address_shut(&fetch->place.at);
 	while (fetch->count && tmesh_now_ns() < deadline) {
-		ssize_t rc = fi_cq_sread(endpoint->cq, &entry, 1, NULL, 1);
+		ssize_t rc = net_endpoint_wait(endpoint, &entry, 1, 1);
 
 		failure = (struct fi_cq_err_entry){0};
 		if (rc == 1 || (rc == -FI_EAVAIL && fi_cq_readerr(endpoint->cq, &failure, 0) == 1))
@@ -158,15 +168,32 @@ static bool drain(struct fetch *fetch, struct net_endpoint *endpoint)
 	return !fetch->count;
 }
 
+/* What is read into is registered, too, where the provider wants it. */
+static int register_window(struct fetch *fetch, struct net_endpoint *endpoint, struct fid_mr **mr,
+			   struct tmesh_error *err)
+{
+	void *memory;
+	size_t size;
+	int rc;
+
+	*mr = NULL;
+	if (!net_mr_wants(fetch->net->reader, FI_MR_LOCAL))
+		return 0;
+	memory = net_window_memory(fetch->window, &size);
+	rc = fi_mr_reg(endpoint->domain, memory, size, FI_READ, 0, 0, 0, mr, NULL);
+	return rc ? net_fail_fabric(err, "fi_mr_reg", rc) : 0;
+}
+
 /* One connection, from where the fetch is to its end. */
 static int attempt(struct fetch *fetch, struct tmesh_error *err)
 {
 	struct net_endpoint endpoint;
+	struct fid_mr *mr = NULL;
 	fi_addr_t home;
 	int rc;
 
 	/* A connection that broke: most often the home has died, and libfabric would try on. */
-	if (fetch->done && net_address_refuses(&fetch->address, SLICE_MS))
+	if (fetch->done && refuses(fetch))
 		return gone(fetch, "nobody listens there", err);
 	rc = net_endpoint_open(fetch->net->reader, &endpoint, err);
 	if (rc)
@@ -175,11 +202,12 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 	fetch->count = 0;
 	net_window_again(fetch->window);
 	fetch->look = tmesh_now_ns() + SILENCE_NS;
-	if (fi_av_insert(endpoint.av, &fetch->address, 1, &home, 0, NULL) != 1)
+	rc = register_window(fetch, &endpoint, &mr, err);
+	if (!rc && fi_av_insert(endpoint.av, &fetch->place.at, 1, &home, 0, NULL) != 1)
 		rc = tmesh_fail(err, -EINVAL, "libfabric does not take the address %s",
 				fetch->source->address);
 	while (!rc && fetch->done < fetch->bytes) {
-		rc = ask(fetch, &endpoint, home, err);
+		rc = ask(fetch, &endpoint, mr, home, err);
 		if (!rc)
 			rc = wait_some(fetch, &endpoint, err);
 		if (!rc)
@@ -188,10 +216,11 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 			rc = progress(fetch, err);
 	}
 	/* Nothing is written to the memory after this. */
-	if (drain(fetch, &endpoint))
-		net_endpoint_close(&endpoint);
-	else
+	if (!drain(fetch, &endpoint)) {
 		fetch->idle = false;
+		return rc;
+	}
+	net_endpoint_shut(&endpoint, mr);
 	return rc;
 }
 
@@ -223,7 +252,8 @@ static int fetch_region(struct fetch *fetch, struct tmesh_error *err)
 	rc = tmesh_region_create(fetch->net->ctx, fetch->bytes, &opts, &fetch->region, err);
 	if (rc)
 		return rc;
-	rc = net_window_open(fetch->region, &fetch->window, err);
+	rc = net_window_open(fetch->region, net_mr_wants(fetch->net->reader, FI_MR_LOCAL),
+			     &fetch->window, err);
 	if (rc)
 		return rc;
 	fetch->idle = true;
@@ -242,8 +272,7 @@ static int fetch_region(struct fetch *fetch, struct tmesh_error *err)
 static int check_source(struct fetch *fetch, const struct tmesh_net_source *source,
 			struct tmesh_error *err)
 {
-	int rc = net_address_read(source->address, tmesh_net_provider(fetch->net), &fetch->address,
-				  err);
+	int rc = net_address_read(source->address, fetch->net->reader, &fetch->place, err);
 
 	if (!rc)
 		rc = net_check_hex("a key", source->key, TMESH_NET_KEY_SIZE - 1, err);

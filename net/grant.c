@@ -12,17 +12,20 @@
 #include "common/random.h"
 #include "net_internal.h"
 
-/* A thread that is told to end does so within this time, where libfabric cannot wake it. */
+/* A thread that is told to end does so within this time, where libfabric cannot wake it: the second
+ * where there is nothing to be woken from. */
 #define WAIT_MS 200
+#define LOOK_MS 5
 
 static void *serve(void *data)
 {
 	struct net_grant *grant = data;
 	struct fi_cq_entry entries[8];
+	int ms = grant->endpoint.waits ? WAIT_MS : LOOK_MS;
 
 	/* Nothing ever completes here; errors are those of a peer's connection. */
 	while (!atomic_load(&grant->end)) {
-		ssize_t rc = fi_cq_sread(grant->endpoint.cq, entries, 8, NULL, WAIT_MS);
+		ssize_t rc = net_endpoint_wait(&grant->endpoint, entries, 8, ms);
 
 		if (rc == -FI_EAVAIL) {
 			struct fi_cq_err_entry failure = {0};
@@ -44,30 +47,29 @@ static int grant_open(struct tmesh_net *net, struct net_grant *grant, char *addr
 		return rc;
 	for (size_t i = 0; i < sizeof(random); i++)
 		number = number << 8 | random[i];
-	tmesh_hex(grant->key, random, sizeof(random));
 	rc = net_endpoint_open(net->home, &grant->endpoint, err);
 	if (!rc)
-		rc = net_address_write(&grant->endpoint, tmesh_net_provider(net), address, err);
+		rc = net_address_write(&grant->endpoint, net->home, grant->offer->memory, address,
+				       err);
+	if (!rc)
+		rc = net_register(net, grant->offer, grant->endpoint.domain, number, &grant->mr,
+				  err);
 	if (rc)
 		return rc;
-	rc = fi_mr_reg(grant->endpoint.domain, grant->offer->memory, grant->offer->bytes,
-		       FI_REMOTE_READ, 0, number, 0, &grant->mr, NULL);
-	if (rc)
-		return net_fail_fabric(err, "fi_mr_reg", rc);
+	/* Some providers have chosen another one. */
+	number = fi_mr_key(grant->mr);
+	if (number == FI_KEY_NOTAVAIL)
+		return tmesh_fail(err, -EIO, "libfabric gives no key");
+	for (size_t i = sizeof(random); i--; number >>= 8)
+		random[i] = number;
+	tmesh_hex(grant->key, random, sizeof(random));
 	rc = pthread_create(&grant->thread, NULL, serve, grant);
 	return rc ? tmesh_fail(err, -ENOMEM, "no thread for a key: %s", strerror(rc)) : 0;
 }
 
 static void grant_free(struct tmesh_net *net, struct net_grant *grant)
 {
-	/* An endpoint that has a registration is closed before it: no read is under way then. */
-	if (grant->endpoint.ep) {
-		fi_close(&grant->endpoint.ep->fid);
-		grant->endpoint.ep = NULL;
-	}
-	if (grant->mr)
-		fi_close(&grant->mr->fid);
-	net_endpoint_close(&grant->endpoint);
+	net_endpoint_shut(&grant->endpoint, grant->mr);
 	net_offer_put(net, grant->offer);
 	pthread_mutex_lock(&net->lock);
 	net->stats.keys--;
@@ -78,7 +80,8 @@ static void grant_free(struct tmesh_net *net, struct net_grant *grant)
 static void grant_end(struct tmesh_net *net, struct net_grant *grant)
 {
 	atomic_store(&grant->end, true);
-	fi_cq_signal(grant->endpoint.cq);
+	if (grant->endpoint.waits)
+		fi_cq_signal(grant->endpoint.cq);
 	pthread_join(grant->thread, NULL);
 	grant_free(net, grant);
 }

@@ -40,8 +40,9 @@ static int read_opts(struct tmesh_net *net, const struct tmesh_net_opts *opts,
 
 	if (rc)
 		return rc;
-	if (own->reserved)
-		return tmesh_fail(err, -EINVAL, "reserved is %u; set it to 0", own->reserved);
+	if (own->flags & ~TMESH_NET_DMABUF)
+		return tmesh_fail(err, -EINVAL, "flags are 0x%x; TMESH_NET_DMABUF is the only one",
+				  own->flags);
 	if (!own->address)
 		return tmesh_fail(err, -EINVAL,
 				  "no address: name that of an interface of this machine which "
@@ -86,11 +87,12 @@ int tmesh_net_open(struct tmesh_ctx *ctx, const struct tmesh_net_opts *opts, str
 		return tmesh_fail(err, -ENOMEM, "no memory for a net");
 	rc = read_opts(net, opts, err);
 	/* What does not work here is told now, not at the first grant. */
+	if (!rc && net->opts.flags & TMESH_NET_DMABUF)
+		rc = net_dmabuf_check(ctx, err);
 	if (!rc)
-		rc = net_endpoint_find(net->provider, net->address, FI_REMOTE_READ, &net->home,
-				       err);
+		rc = net_endpoint_find(&net->opts, FI_REMOTE_READ, &net->home, err);
 	if (!rc)
-		rc = net_endpoint_find(net->provider, net->address, FI_READ, &net->reader, err);
+		rc = net_endpoint_find(&net->opts, FI_READ, &net->reader, err);
 	if (!rc)
 		rc = net_endpoint_open(net->home, &probe, err);
 	if (rc) {
@@ -98,6 +100,7 @@ int tmesh_net_open(struct tmesh_ctx *ctx, const struct tmesh_net_opts *opts, str
 		return rc;
 	}
 	net_endpoint_close(&probe);
+	net->listens = net_address_listens(net->home);
 	atomic_init(&net->refs, 1);
 	pthread_mutex_init(&net->lock, NULL);
 	net->ctx = tmesh_ctx_ref(ctx);

@@ -28,11 +28,25 @@
 
 #define NET_FI_VERSION FI_VERSION(1, 17)
 #define NET_PROVIDER_LEN 32
+#define NET_RAW_SIZE 48
 
+/* What a provider may want of registrations: memory that is read into registered, too
+ * (FI_MR_LOCAL) and there already (FI_MR_ALLOCATED); keys that it chooses itself; addresses in
+ * place of offsets from 0. */
+#define NET_MR_MODES (FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)
+
+/* As libfabric's address vectors take it: that of a socket, or whatever the provider has. */
 union net_sockaddr {
 	struct sockaddr any;
 	struct sockaddr_in in;
 	struct sockaddr_in6 in6;
+	uint8_t raw[NET_RAW_SIZE];
+};
+
+/* Where a key is good. */
+struct net_place {
+	union net_sockaddr at;
+	uint64_t base; /* where the memory begins: 0, or its address at home (FI_MR_VIRT_ADDR) */
 };
 
 /* One end of libfabric's, used by one thread. */
@@ -42,6 +56,7 @@ struct net_endpoint {
 	struct fid_av *av;
 	struct fid_cq *cq;
 	struct fid_ep *ep;
+	bool waits; /* else its queue must be looked at again and again */
 };
 
 struct net_offer {
@@ -78,6 +93,7 @@ struct tmesh_net {
 	char address[INET6_ADDRSTRLEN];
 	char provider[NET_PROVIDER_LEN];
 	struct fi_info *home, *reader; /* what libfabric has for either side */
+	bool listens;		       /* addresses are those of TCP's listeners */
 
 	pthread_mutex_t lock;
 	LIST_HEAD(, net_offer) offers;
@@ -90,23 +106,32 @@ struct tmesh_net {
 int net_fail_fabric(struct tmesh_error *err, const char *what, int code);
 
 /* What libfabric has for that: @caps is FI_READ or FI_REMOTE_READ. It takes its time. */
-int net_endpoint_find(const char *provider, const char *address, uint64_t caps,
-		      struct fi_info **info, struct tmesh_error *err);
+int net_endpoint_find(const struct tmesh_net_opts *opts, uint64_t caps, struct fi_info **info,
+		      struct tmesh_error *err);
 int net_endpoint_open(struct fi_info *info, struct net_endpoint *endpoint, struct tmesh_error *err);
 void net_endpoint_close(struct net_endpoint *endpoint);
+/* The same of one that has a registration, or NULL: no read is under way when that is ended. */
+void net_endpoint_shut(struct net_endpoint *endpoint, struct fid_mr *mr);
+/* As fi_cq_sread(), also where the provider cannot wait. */
+ssize_t net_endpoint_wait(struct net_endpoint *endpoint, struct fi_cq_entry *entries, size_t count,
+			  int ms);
+/* Whether @info's mr_mode has that. */
+bool net_mr_wants(const struct fi_info *info, uint64_t mode);
 
-/* "ofi+PROVIDER://HOST:PORT" of an endpoint. */
-int net_address_write(struct net_endpoint *endpoint, const char *carrier, char *text,
-		      struct tmesh_error *err);
+/* "ofi+PROVIDER://HOST:PORT" of an endpoint, and where the address is none of sockets'
+ * "ofi+PROVIDER://0xHEX"; behind it "/BASE" where the provider wants one, in hex. */
+int net_address_write(struct net_endpoint *endpoint, const struct fi_info *info, const void *memory,
+		      char *text, struct tmesh_error *err);
+/* Whether this provider's addresses are those of TCP's listeners. */
+bool net_address_listens(const struct fi_info *info);
 /* Whether nobody listens there, by an attempt of our own: libfabric tries for ever. It takes at
- * most
- * @ms; false when that is not enough. */
+ * most @ms; false when that is not enough. */
 bool net_address_refuses(const union net_sockaddr *address, int ms);
 /* Ends this process's connections to there, behind libfabric's back: it tells then of each request
  * that was under way. Its own ways of ending them touch freed memory (seen with 1.17). */
 void net_address_shut(const union net_sockaddr *address);
-/* The other way: -EINVAL (malformed), -EOPNOTSUPP (not @carrier). */
-int net_address_read(const char *text, const char *carrier, union net_sockaddr *address,
+/* The other way: -EINVAL (malformed), -EOPNOTSUPP (not @info's provider). */
+int net_address_read(const char *text, const struct fi_info *info, struct net_place *place,
 		     struct tmesh_error *err);
 
 /* Exactly @digits lower-case hex digits and a zero. */
@@ -125,9 +150,13 @@ struct net_piece {
 
 /* Of one fetch, used by its thread. */
 struct net_window;
-int net_window_open(struct tmesh_region *region, struct net_window **out, struct tmesh_error *err);
+/* @touch: its buffers have pages from the beginning. */
+int net_window_open(struct tmesh_region *region, bool touch, struct net_window **out,
+		    struct tmesh_error *err);
 /* @idle: nobody else writes to its buffers any more. */
 void net_window_close(struct net_window *window, bool idle);
+/* All of its buffers, in one piece. */
+void *net_window_memory(struct net_window *window, size_t *size);
 /* Where the next piece can be received, NULL while there is no room. */
 struct net_piece *net_window_room(struct net_window *window);
 /* That piece was asked for; its offset and bytes are filled in. */
@@ -155,6 +184,12 @@ bool net_kept_tensor(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wante
 		     struct tmesh_tensor **out);
 bool net_kept_bundle(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted,
 		     struct tmesh_bundle **out);
+
+/* Whether offers can be registered by their dma-bufs: -EOPNOTSUPP. */
+int net_dmabuf_check(struct tmesh_ctx *ctx, struct tmesh_error *err);
+/* For reads by others, with the key @number where the provider does not choose its own. */
+int net_register(struct tmesh_net *net, const struct net_offer *offer, struct fid_domain *domain,
+		 uint64_t number, struct fid_mr **mr, struct tmesh_error *err);
 
 void net_offer_put(struct tmesh_net *net, struct net_offer *offer);
 /* Ends all grants of @offer, or all if it is NULL. */

@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "net_internal.h"
@@ -63,7 +64,8 @@ static void *writer(void *data)
 	return NULL;
 }
 
-int net_window_open(struct tmesh_region *region, struct net_window **out, struct tmesh_error *err)
+int net_window_open(struct tmesh_region *region, bool touch, struct net_window **out,
+		    struct tmesh_error *err)
 {
 	uint64_t bytes = tmesh_region_bytes(region);
 	uint64_t pieces = (bytes - 1) / NET_PIECE_BYTES + 1;
@@ -82,6 +84,8 @@ int net_window_open(struct tmesh_region *region, struct net_window **out, struct
 	}
 	/* A wish; without it there are a few faults more. */
 	madvise(window->memory, window->size, MADV_HUGEPAGE);
+	if (touch)
+		memset(window->memory, 0, window->size);
 	for (unsigned int i = 0; i < window->count; i++)
 		window->pieces[i].memory = window->memory + (size_t)i * NET_PIECE_BYTES;
 	pthread_mutex_init(&window->lock, NULL);
@@ -110,6 +114,12 @@ void net_window_close(struct net_window *window, bool idle)
 		munmap(window->memory, window->size);
 		free(window);
 	}
+}
+
+void *net_window_memory(struct net_window *window, size_t *size)
+{
+	*size = window->size;
+	return window->memory;
 }
 
 struct net_piece *net_window_room(struct net_window *window)

@@ -31,6 +31,7 @@ HOST_SUITES = \
 	engine-tsan-check \
 	engine-fuzz-check \
 	net-check \
+	net-strict-check \
 	net-asan-check \
 	net-port-check \
 	net-fuzz-check \

@@ -33,24 +33,29 @@ struct tmesh_net;
 /* What goes in a message of the caller's own: tmesh_net_copy(), tmesh_net_store(). */
 #define TMESH_NET_SMALL_BYTES 65536
 
+/* The network card reads what is offered by a dma-buf of it, where it cannot do so no net is
+ * opened. It takes the module, a provider such as "verbs" or "efa", and libfabric from 1.20 on.
+ * Never seen. */
+#define TMESH_NET_DMABUF (1u << 0)
+
 struct tmesh_net_opts {
 	size_t size;	      /* sizeof(struct tmesh_net_opts) */
 	const char *address;  /* of an interface of this machine, in numbers: "192.0.2.1", "::1".
 			       * Others reach it there and nowhere else */
-	const char *provider; /* of libfabric; NULL: "tcp" */
+	const char *provider; /* of libfabric; NULL: "tcp". docs/net.md has what others promise */
 	uint64_t max_bytes;   /* of one fetch; 0: no limit but those of regions */
 	uint32_t max_offers;  /* 0: 4096 */
 	uint32_t max_keys;    /* granted at once to all peers together; 0: 256 */
 	uint32_t max_keys_per_peer;	  /* 0: 64 */
 	uint32_t max_fetches;		  /* at once; 0: 16 */
 	uint32_t max_fetches_per_address; /* 0: 8 */
-	uint32_t reserved;		  /* 0 */
+	uint32_t flags;			  /* TMESH_NET_ */
 };
 
 /*
  * Return: 0 and a reference in @out; -EINVAL (opts; an address that no interface of this machine
- * has), -EOPNOTSUPP (libfabric has no such provider at that address: the message says what was
- * asked), -ENOMEM.
+ * has), -EOPNOTSUPP (libfabric has no such provider at that address, or no dma-bufs: the message
+ * says what was asked), -ENOMEM.
  */
 int tmesh_net_open(struct tmesh_ctx *ctx, const struct tmesh_net_opts *opts, struct tmesh_net **out,
 		   struct tmesh_error *err);

@@ -18,7 +18,7 @@
 #define LOCK "net.lock"
 
 static const char usage[] =
-	"usage: " NAME " --address ADDRESS [--provider NAME] [--max-bytes BYTES]\n"
+	"usage: " NAME " --address ADDRESS [--provider NAME] [--max-bytes BYTES] [--dma-buf]\n"
 	"\n"
 	"Offer regions of this machine to others, and fetch theirs. Commands and answers are JSON\n"
 	"on stdin and stdout, each behind four bytes of length; tmesh-net(1) has them. It ends "
@@ -28,6 +28,7 @@ static const char usage[] =
 	"  --address ADDRESS  of the interface that leads to the others, in numbers\n"
 	"  --provider NAME    of libfabric (tcp)\n"
 	"  --max-bytes BYTES  of one fetch (no limit)\n"
+	"  --dma-buf          the network card reads what is offered by dma-bufs\n"
 	"  --help, --version\n";
 
 static int read_options(int argc, char **argv, struct tmesh_net_opts *opts)
@@ -36,6 +37,7 @@ static int read_options(int argc, char **argv, struct tmesh_net_opts *opts)
 		{"address", required_argument, NULL, 'a'},
 		{"provider", required_argument, NULL, 'p'},
 		{"max-bytes", required_argument, NULL, 'b'},
+		{"dma-buf", no_argument, NULL, 'd'},
 		{"help", no_argument, NULL, 'h'},
 		{"version", no_argument, NULL, 'v'},
 		{0},
@@ -58,6 +60,9 @@ static int read_options(int argc, char **argv, struct tmesh_net_opts *opts)
 				fprintf(stderr, NAME ": %s is no number of bytes\n", optarg);
 				return 2;
 			}
+			break;
+		case 'd':
+			opts->flags |= TMESH_NET_DMABUF;
 			break;
 		case 'h':
 			fputs(usage, stdout);

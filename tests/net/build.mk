@@ -8,13 +8,19 @@ NET_TEST_OUT := $(B)/tests/net
 
 # net_test(variant, sanitizers, libtmesh, libtmesh-net)
 define net_test
-$(NET_TEST_OUT)/$(1)/%: $(NET_TEST)/%.c include/tmesh/net.h tests/unit/unit.h $(4) $(3)
+$(NET_TEST_OUT)/$(1)/%: $(NET_TEST)/%.c $(NET_TEST)/wire.h include/tmesh/net.h tests/unit/unit.h $(4) $(3)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) -std=gnu11 -pthread -Ilib $$(COMMON_CPPFLAGS) -Itests/unit $(2) $$< \
 		$(4) $(3) -lcmocka $$(LIB_LIBS) $$(NET_LIBS) -o $$@
 endef
 $(eval $(call net_test,plain,,$(LIB_A),$(NET_A)))
 $(eval $(call net_test,asan,$(ASAN_FLAGS),$(LIB_ASAN),$(B)/libtmesh-net-asan.a))
+
+# The same with a provider that has the demands of verbs and efa.
+$(NET_TEST_OUT)/strict/test_net: $(NET_TEST)/test_net.c $(NET_TEST)/strict.c $(NET_TEST)/wire.h include/tmesh/net.h tests/unit/unit.h $(NET_A) $(LIB_A)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -Itests/unit $(filter %.c,$^) \
+		-Wl,--wrap=fi_getinfo,--wrap=fi_fabric $(NET_A) $(LIB_A) -lcmocka $(LIB_LIBS) $(NET_LIBS) -o $@
 
 define net_run
 @export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
@@ -24,6 +30,9 @@ endef
 
 net-check: $(NET_TEST_OUT)/plain/test_net ## libtmesh-net's unit tests
 	$(call net_run,plain)
+
+net-strict-check: $(NET_TEST_OUT)/strict/test_net ## ... by a provider that has the demands of verbs and efa
+	$(call net_run,strict)
 
 net-asan-check: $(NET_TEST_OUT)/asan/test_net ## ... with sanitizers
 	$(call net_run,asan)
@@ -44,7 +53,7 @@ $(NET_FUZZ_OUT)/net_%: $(NET_TEST)/fuzz_%.c $(FUZZ_OBJ)
 net-fuzz-check: $(addprefix $(NET_FUZZ_OUT)/,$(NET_FUZZ_NAMES)) ## fuzz what tmesh-net is told, a home's address, and what a net answers
 	@$(FUZZ)/run $(NET_FUZZ_OUT) $(NET_FUZZ_NAMES)
 
-.PHONY: net-check net-asan-check net-port-check net-fuzz-check
+.PHONY: net-check net-strict-check net-asan-check net-port-check net-fuzz-check
 
 # The example, as a program of another machine.
 $(NET_TEST_OUT)/net_open: examples/c/net_open.c include/tmesh/net.h $(NET_A) $(LIB_A)

@@ -9,7 +9,8 @@ defmodule Machine do
 
   def main([address]) do
     {:ok, _} = Application.ensure_all_started(:tmesh)
-    net = {Tmesh.Net, address: address, lease_ms: 10_000}
+    provider = System.get_env("TMESH_TEST_PROVIDER", "tcp")
+    net = {Tmesh.Net, address: address, provider: provider, lease_ms: 10_000}
     options = [strategy: :one_for_one, max_restarts: 100, name: Machine.Supervisor]
     {:ok, _} = Supervisor.start_link([net], options)
     say("ready")

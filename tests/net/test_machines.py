@@ -19,7 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
-from machines import EMULATED, FULL, HERE, SECONDS, Machine, epmd, eventually, machines_apart, report, reported
+from machines import BUILD, EMULATED, FULL, HERE, SECONDS, Machine, epmd, eventually, machines_apart, report, reported
 from programs import half_fetched, in_a_folder, test_hostile_programs, test_programs, test_waiters_gone
 from wire import Wire
 
@@ -587,7 +587,47 @@ def in_guest():
     in_wireguard((both[0], "memfd"))
 
 
-PLACES = {place.__name__: place for place in (in_a_folder, on_loopback, with_tls, in_namespaces, in_four_namespaces, on_slow_wire, in_guest)}
+# Beside tcp, where this libfabric has them: over TCP in another way, and over shared memory.
+PROVIDERS = "net", "shm"
+
+
+def has_provider(provider):
+    """The fetcher itself says whether it is there."""
+    with tempfile.TemporaryDirectory(prefix="tmesh-net-") as directory:
+        said = subprocess.run([str(BUILD / "tmesh-net"), "--address", "127.0.0.1", "--provider", provider], stdin=subprocess.DEVNULL,
+                              capture_output=True, env={**os.environ, "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": directory})
+    return said.returncode == 0, said.stderr.decode().strip()
+
+
+def by_other_providers():
+    for provider in PROVIDERS:
+        there, why = has_provider(provider)
+        if not there:
+            assert "libfabric has no provider" in why, why
+            report(provider, skip=why)
+            continue
+        tests = [(test_open, ()), (test_many, ()), (test_withdrawn, ()), (test_rights, ()), (test_busy, ())]
+        # Who is killed while he reads by shared memory can leave a lock of libfabric's there, for which the other one waits for ever.
+        if provider != "shm":
+            tests += [(test_stream, ()), (test_pages, ()), (test_fetcher_killed, ()), (storm, (30 if FULL else 4, random.Random(provider)))]
+        port = random.randrange(20000, 30000)
+        os.environ["TMESH_TEST_PROVIDER"] = provider
+        daemon = epmd([], port)
+        machines = []
+        try:
+            for name in ("home", "reader"):
+                machines.append(Machine(name, "127.0.0.1", None, port))
+            assert machines[1].ask("connect", machines[0].node) == "true"
+            play(provider, *machines, tests)
+        finally:
+            del os.environ["TMESH_TEST_PROVIDER"]
+            for machine in machines:
+                machine.end()
+            daemon.kill()
+            daemon.wait()
+
+
+PLACES = {place.__name__: place for place in (in_a_folder, on_loopback, with_tls, by_other_providers, in_namespaces, in_four_namespaces, on_slow_wire, in_guest)}
 
 if __name__ == "__main__":
     for place in sys.argv[3:] or [name for name in PLACES if name != "in_guest"]:

@@ -25,7 +25,9 @@ struct home {
 
 static struct tmesh_net_opts opts_of(const char *address)
 {
-	return (struct tmesh_net_opts){.size = sizeof(struct tmesh_net_opts), .address = address};
+	return (struct tmesh_net_opts){.size = sizeof(struct tmesh_net_opts),
+				       .address = address,
+				       .provider = getenv("TMESH_TEST_PROVIDER")};
 }
 
 static struct tmesh_region *make(struct tmesh_ctx *ctx, uint64_t bytes, bool seal)
@@ -57,6 +59,15 @@ static void begin_with(struct home *home, struct tmesh_net_opts opts, uint64_t b
 static void begin(struct home *home)
 {
 	begin_with(home, opts_of("127.0.0.1"), BYTES);
+}
+
+/* The home's address with another port. */
+static void address_at(const struct home *home, uint16_t port, char address[TMESH_NET_ADDRESS_SIZE])
+{
+	const char *colon = strrchr(home->address, ':');
+
+	snprintf(address, TMESH_NET_ADDRESS_SIZE, "%.*s:%u%s", (int)(colon - home->address),
+		 home->address, port, colon + 1 + strspn(colon + 1, "0123456789"));
 }
 
 static struct tmesh_net_source source_of(const struct home *home)
@@ -136,15 +147,18 @@ static void test_opts(void **state)
 
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_refused(tmesh_net_open(ctx, NULL, &net, err), -EINVAL, "no address");
-	opts.reserved = 1;
-	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "reserved is 1");
-	opts.reserved = 0;
+	opts.flags = 2;
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "flags are 0x2");
+	opts.flags = 0;
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "no address");
 	opts.address = "localhost";
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "no address in numbers");
 	opts = opts_of("203.0.113.77");
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "203.0.113.77");
 	opts = opts_of("127.0.0.1");
+	opts.flags = TMESH_NET_DMABUF;
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EOPNOTSUPP, "dma-buf");
+	opts.flags = 0;
 	opts.provider = "carrier-pigeon";
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EOPNOTSUPP, "carrier-pigeon");
 	opts.provider = "";
@@ -226,24 +240,26 @@ static void test_checksum(void **state)
 
 static void test_hostile_source(void **state)
 {
+	/* Behind the provider's name. */
 	static const char *const addresses[] = {
 		"",
-		"127.0.0.1:1",
-		"ofi+",
-		"ofi+tcp;ofi_rxm",
-		"ofi+tcp;ofi_rxm://",
-		"ofi+tcp;ofi_rxm://127.0.0.1",
-		"ofi+tcp;ofi_rxm://:1",
-		"ofi+tcp;ofi_rxm://127.0.0.1:",
-		"ofi+tcp;ofi_rxm://127.0.0.1:0",
-		"ofi+tcp;ofi_rxm://127.0.0.1:65536",
-		"ofi+tcp;ofi_rxm://127.0.0.1:-1",
-		"ofi+tcp;ofi_rxm://127.0.0.1:1 ",
-		"ofi+tcp;ofi_rxm://127.0.0.256:1",
-		"ofi+tcp;ofi_rxm://localhost:1",
-		"ofi+tcp;ofi_rxm://[::1:1",
-		"ofi+tcp;ofi_rxm://[127.0.0.1]:1",
-		"ofi+tcp;ofi_rxm://[]:1",
+		"://",
+		"://127.0.0.1",
+		"://:1",
+		"://127.0.0.1:",
+		"://127.0.0.1:0",
+		"://127.0.0.1:65536",
+		"://127.0.0.1:-1",
+		"://127.0.0.1:1 ",
+		"://127.0.0.256:1",
+		"://localhost:1",
+		"://[::1:1",
+		"://[127.0.0.1]:1",
+		"://[]:1",
+		"://127.0.0.1:1/",
+		"://127.0.0.1:1/00",
+		"://127.0.0.1:1/000000000000000g",
+		"://0x7f000001",
 	};
 	struct tmesh_net_source source;
 	struct tmesh_region *got;
@@ -253,10 +269,15 @@ static void test_hostile_source(void **state)
 	begin(&home);
 	source = source_of(&home);
 	for (size_t i = 0; i < sizeof(addresses) / sizeof(addresses[0]); i++) {
-		source.address = addresses[i];
+		snprintf(longest, sizeof(longest), "ofi+%s%s", tmesh_net_provider(home.net),
+			 addresses[i]);
+		source.address = longest;
 		assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL,
 			       "not an address");
 	}
+	source.address = "127.0.0.1:1";
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL,
+		       "not an address");
 	memset(longest, '1', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = 0;
 	memcpy(longest, "ofi+", 4);
@@ -379,6 +400,7 @@ static void test_silent(void **state)
 	struct sockaddr_in place = {.sin_family = AF_INET,
 				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .timeout_ns = 300000000};
+	char silent[TMESH_NET_ADDRESS_SIZE];
 	socklen_t bytes = sizeof(place);
 	struct tmesh_net_source source;
 	struct tmesh_region *got;
@@ -389,9 +411,9 @@ static void test_silent(void **state)
 	assert_int_equal(listen(fd, 5), 0);
 	assert_int_equal(getsockname(fd, (struct sockaddr *)&place, &bytes), 0);
 	begin(&home);
-	snprintf(home.address, sizeof(home.address), "ofi+%s://127.0.0.1:%u",
-		 tmesh_net_provider(home.net), ntohs(place.sin_port));
+	address_at(&home, ntohs(place.sin_port), silent);
 	source = source_of(&home);
+	source.address = silent;
 	assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), -ETIMEDOUT, "300 ms");
 	opts.timeout_ns = 0;
 	opts.progress = give_up;
@@ -490,93 +512,7 @@ static void test_garbage(void **state)
 	finish(&home);
 }
 
-/*
- * A wire between the reader and the home: it counts what the home sends, can break once, and can
- * change a byte.
- */
-struct wire {
-	int listener;
-	uint16_t home_port;
-	uint64_t break_after, forge_at; /* bytes from the home; 0: never */
-	atomic_ullong sent;
-	atomic_uint connections;
-	char address[TMESH_NET_ADDRESS_SIZE];
-	pthread_t thread;
-};
-
-static bool pass(struct wire *wire, int from, int to, bool from_home)
-{
-	static uint8_t data[65536];
-	ssize_t got = recv(from, data, sizeof(data), 0);
-
-	if (got <= 0)
-		return false;
-	if (from_home) {
-		uint64_t before = atomic_fetch_add(&wire->sent, got);
-
-		if (wire->forge_at >= before && wire->forge_at < before + got && wire->forge_at)
-			data[wire->forge_at - before] ^= 1;
-		if (wire->break_after && before + got > wire->break_after) {
-			wire->break_after = 0;
-			return false;
-		}
-	}
-	for (ssize_t done = 0, put; done < got; done += put) {
-		put = send(to, data + done, got - done, MSG_NOSIGNAL);
-		if (put <= 0)
-			return false;
-	}
-	return true;
-}
-
-static void *carry(void *data)
-{
-	struct sockaddr_in place = {.sin_family = AF_INET,
-				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	struct wire *wire = data;
-	int reader;
-
-	place.sin_port = htons(wire->home_port);
-	while ((reader = accept(wire->listener, NULL, NULL)) >= 0) {
-		int home = socket(AF_INET, SOCK_STREAM, 0);
-		struct pollfd ends[2] = {{reader, POLLIN, 0}, {home, POLLIN, 0}};
-		bool goes_on = !connect(home, (struct sockaddr *)&place, sizeof(place));
-
-		atomic_fetch_add(&wire->connections, 1);
-		while (goes_on && poll(ends, 2, -1) > 0) {
-			if (ends[0].revents)
-				goes_on = pass(wire, reader, home, false);
-			if (goes_on && ends[1].revents)
-				goes_on = pass(wire, home, reader, true);
-		}
-		close(home);
-		close(reader);
-	}
-	return NULL;
-}
-
-static void wire_up(struct wire *wire, const struct home *home)
-{
-	struct sockaddr_in place = {.sin_family = AF_INET,
-				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t bytes = sizeof(place);
-
-	wire->home_port = atoi(strrchr(home->address, ':') + 1);
-	wire->listener = socket(AF_INET, SOCK_STREAM, 0);
-	assert_int_equal(bind(wire->listener, (struct sockaddr *)&place, sizeof(place)), 0);
-	assert_int_equal(listen(wire->listener, 5), 0);
-	assert_int_equal(getsockname(wire->listener, (struct sockaddr *)&place, &bytes), 0);
-	snprintf(wire->address, sizeof(wire->address), "ofi+%s://127.0.0.1:%u",
-		 tmesh_net_provider(home->net), ntohs(place.sin_port));
-	assert_int_equal(pthread_create(&wire->thread, NULL, carry, wire), 0);
-}
-
-static void wire_down(struct wire *wire)
-{
-	shutdown(wire->listener, SHUT_RDWR);
-	assert_int_equal(pthread_join(wire->thread, NULL), 0);
-	close(wire->listener);
-}
+#include "wire.h"
 
 /* A fetch whose connection breaks goes on where it was: what had come is not sent again. */
 static void test_resume(void **state)
@@ -670,8 +606,7 @@ static void check_fetches(struct tmesh_net_opts opts, const char *words)
 	assert_int_equal(listen(fd, 5), 0);
 	assert_int_equal(getsockname(fd, (struct sockaddr *)&place, &bytes), 0);
 	begin_with(&home, opts, 1000);
-	snprintf(silent, sizeof(silent), "ofi+%s://127.0.0.1:%u", tmesh_net_provider(home.net),
-		 ntohs(place.sin_port));
+	address_at(&home, ntohs(place.sin_port), silent);
 	for (int i = 0; i < 2; i++) {
 		running[i] = (struct running){&home, source_of(&home), &begun[i], &go, 0};
 		running[i].source.address = silent;
