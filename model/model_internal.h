@@ -210,6 +210,9 @@ void load_say(struct load *load, const char *fmt, ...) __attribute__((format(pri
 /* The files are still what they were when their headers were read. */
 int load_verify(const struct load *load, struct tmesh_error *err);
 
+/* file_system.c: how a file's file system is called, and whether its reads are journeys. */
+bool file_system_is_remote(int fd, char name[16]);
+
 /* ahead.c: brings the files into the page cache, from load->done on, while the load goes on.
  * NULL: it cannot be had, and the load is slower. It ends before load_read() does. */
 struct ahead *ahead_start(const struct load *load);

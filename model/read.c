@@ -9,13 +9,11 @@
 
 #include <fcntl.h>
 #include <liburing.h>
-#include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #define PIECE ((uint64_t)1 << 20)
@@ -449,43 +447,6 @@ static int read_by(struct load *load, enum tmesh_model_method method, uint64_t e
 	return rc;
 }
 
-/* Names of file systems whose reads are journeys, or that are often seen. */
-static bool is_remote(long type, char name[16])
-{
-	static const struct {
-		long type;
-		const char *name;
-		bool remote;
-	} known[] = {
-		{EXT4_SUPER_MAGIC, "ext4", false},
-		{XFS_SUPER_MAGIC, "xfs", false},
-		{BTRFS_SUPER_MAGIC, "btrfs", false},
-		{TMPFS_MAGIC, "tmpfs", false},
-		{OVERLAYFS_SUPER_MAGIC, "overlay", false},
-		{F2FS_SUPER_MAGIC, "f2fs", false},
-		{0x2fc12fc1, "zfs", false},
-		{NFS_SUPER_MAGIC, "nfs", true},
-		{FUSE_SUPER_MAGIC, "fuse", true},
-		{0xff534d42, "cifs", true},
-		{0xfe534d42, "smb2", true},
-		{CEPH_SUPER_MAGIC, "ceph", true},
-		{V9FS_MAGIC, "9p", true},
-		{AFS_SUPER_MAGIC, "afs", true},
-		{0x0bd00bd0, "lustre", true},
-		{0x47504653, "gpfs", true},
-		{0x19830326, "beegfs", true},
-	};
-
-	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-		if ((uint32_t)known[i].type == (uint32_t)type) {
-			snprintf(name, 16, "%s", known[i].name);
-			return known[i].remote;
-		}
-	}
-	snprintf(name, 16, "0x%x", (uint32_t)type);
-	return false;
-}
-
 /* How many of 100 bytes of the files lie in the page cache; -1: unknown. */
 static int cached_percent(const struct tmesh_model *model)
 {
@@ -583,13 +544,9 @@ static int choose(struct load *load, enum tmesh_model_method *method, struct tme
 {
 	struct tmesh_model *model = load->model;
 	enum tmesh_model_method buffered = buffered_method(load);
-	struct statfs fs;
-	bool remote = false;
-	int cached;
+	bool remote = file_system_is_remote(model->files[0].fd, model->report.file_system);
+	int cached = cached_percent(model);
 
-	if (!fstatfs(model->files[0].fd, &fs))
-		remote = is_remote(fs.f_type, model->report.file_system);
-	cached = cached_percent(model);
 	load->cold = !remote && cached >= 0 && cached < 50;
 	*method = load->opts.method;
 	if (*method) {
