@@ -37,8 +37,9 @@
 #define SLOTS_AT 4096
 #define SLOT_ROOM 128
 #define TABLE_AT (SLOTS_AT + SLOTS * SLOT_ROOM)
-#define NAME_ROOM 64
 #define WAIT_NS 4000000 /* between two looks at who reads */
+/* A reader that was stopped for so long (SIGSTOP, a debugger) is waited for no more. */
+#define STOPPED_NS UINT64_C(10000000000)
 #define SWEEP_MAX 64
 /* For one that removes a file: that takes a moment, unless it is stopped. */
 #define REMOVAL_NS UINT64_C(10000000000)
@@ -63,7 +64,9 @@ struct record {
 	uint64_t done;
 	uint64_t kept;	  /* id of the region that is kept, whose table lies here; 0: none */
 	uint64_t backend; /* of the region; 0: of an earlier version, which did not say */
+	struct process_id reader; /* not in the files of an earlier version */
 };
+#define RECORD_LEAST ((ssize_t)offsetof(struct record, reader))
 
 struct slot {
 	uint64_t region;
@@ -74,7 +77,9 @@ struct flight {
 	int dir;
 	struct model_fd file; /* with the locks: a forked child has none of them */
 	int slot;	      /* -1: none is free */
-	char name[NAME_ROOM];
+	char name[FLIGHT_NAME_ROOM];
+	uint64_t stopped_ns; /* since when the reader is seen stopped; 0: it is not */
+	bool given_up;	     /* it was for too long */
 };
 
 /* -EAGAIN: another has it. */
@@ -107,7 +112,8 @@ static int write_record(const struct flight *flight, const struct record *record
 static void read_record(const struct flight *flight, const struct tmesh_model *model,
 			struct record *record)
 {
-	if (pread(flight->file.fd, record, sizeof(*record), 0) != (ssize_t)sizeof(*record) ||
+	*record = (struct record){0};
+	if (pread(flight->file.fd, record, sizeof(*record), 0) < RECORD_LEAST ||
 	    record->magic != MAGIC || record->state > STATE_DONE ||
 	    record->bytes != model->region_bytes || record->done > model->run_bytes)
 		*record = (struct record){.magic = MAGIC, .bytes = model->region_bytes};
@@ -118,45 +124,6 @@ void flight_progress(struct flight *flight, uint64_t done)
 	/* Who takes over begins there. Missing it costs a few bytes that are read twice. */
 	if (pwrite(flight->file.fd, &done, sizeof(done), offsetof(struct record, done)) < 0)
 		return;
-}
-
-static void flight_name(struct tmesh_ctx *ctx, const struct model_file *files, size_t count,
-			char name[NAME_ROOM])
-{
-	uint64_t hash[2], backend = tmesh_ctx_backend(ctx);
-	uint64_t(*identity)[7] = calloc(count + 1, sizeof(*identity));
-
-	if (!identity) {
-		name[0] = '\0';
-		return;
-	}
-	for (size_t i = 0; i < count; i++) {
-		const struct model_file *file = &files[i];
-		const uint64_t words[7] = {file->dev,
-					   file->ino,
-					   file->bytes,
-					   (uint64_t)file->mtime_ns,
-					   (uint64_t)file->ctime_ns,
-					   file->header_hash[0],
-					   file->header_hash[1]};
-
-		memcpy(identity[i], words, sizeof(words));
-	}
-	/* A later version may place tensors otherwise: its region is another. */
-	identity[count][0] = backend;
-	identity[count][1] = 1;
-	model_hash(identity, (count + 1) * sizeof(*identity), hash);
-	free(identity);
-	snprintf(name, NAME_ROOM, "model-%016llx%016llx.flight", (unsigned long long)hash[0],
-		 (unsigned long long)hash[1]);
-}
-
-bool model_is_ours(int fd)
-{
-	struct stat st;
-
-	return !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
-	       !(st.st_mode & 077);
 }
 
 /* Needs no lock: all who write a table there write the same, and what was written in part has not
@@ -183,7 +150,7 @@ bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t
 		   size_t bytes)
 {
 	uint64_t header = safetensors_header_bytes(data, bytes);
-	char name[NAME_ROOM];
+	char name[FLIGHT_NAME_ROOM];
 	int dir, fd;
 
 	if (!header || header > bytes || header > file->bytes)
@@ -233,9 +200,9 @@ static void flight_remember(const struct flight *flight, const struct tmesh_mode
 /* What is in a file whose last process has gone is of use to the next. @backend: what keeps it. */
 static bool stays(const struct flight *flight, uint64_t *backend)
 {
-	struct record record;
+	struct record record = {0};
 
-	if (pread(flight->file.fd, &record, sizeof(record), 0) != (ssize_t)sizeof(record) ||
+	if (pread(flight->file.fd, &record, sizeof(record), 0) < RECORD_LEAST ||
 	    record.magic != MAGIC || record.state != STATE_DONE || !record.kept ||
 	    record.kept != record.region)
 		return false;
@@ -319,7 +286,7 @@ static void sweep_one(void *data, const char *name)
 	size_t length = strlen(name);
 	uint64_t backend;
 
-	if (length < 7 || length >= NAME_ROOM || strcmp(name + length - 7, ".flight") ||
+	if (length < 7 || length >= FLIGHT_NAME_ROOM || strcmp(name + length - 7, ".flight") ||
 	    !strcmp(name, sweep->own->name))
 		return;
 	strcpy(other.name, name);
@@ -345,7 +312,7 @@ static void sweep(struct tmesh_ctx *ctx, const struct flight *flight)
 
 static int fail_open(const struct flight *flight, struct tmesh_error *err)
 {
-	char what[NAME_ROOM + 80];
+	char what[FLIGHT_NAME_ROOM + 80];
 
 	snprintf(what, sizeof(what), "opening %s in the runtime directory, for loads of one model",
 		 flight->name);
@@ -525,6 +492,10 @@ static int flight_fill(struct load *load, struct flight *flight, struct record *
 {
 	int rc;
 
+	process_self(&record->reader);
+	rc = write_record(flight, record, err);
+	if (rc)
+		return rc;
 	load->done = record->done;
 	load->model->flight = flight;
 	rc = load_read(load, err);
@@ -630,6 +601,7 @@ static int flight_begin(struct load *load, struct flight *flight, struct record 
 			.done = load->model->run_bytes,
 			.kept = record->kept,
 			.backend = tmesh_ctx_backend(load->ctx),
+			.reader = record->reader,
 		};
 		bool said = !memcmp(&kept, record, sizeof(kept));
 
@@ -650,8 +622,7 @@ static int flight_begin(struct load *load, struct flight *flight, struct record 
 		.bytes = load->model->region_bytes,
 		.backend = tmesh_ctx_backend(load->ctx),
 	};
-	rc = write_record(flight, record, err);
-	return rc ? rc : flight_fill(load, flight, record, err);
+	return flight_fill(load, flight, record, err);
 }
 
 /* With the reader's lock. Return: 0: the model is there; -EAGAIN: look again; or
@@ -710,24 +681,29 @@ static int flight_take(struct load *load, struct flight *flight, const struct re
 	return rc;
 }
 
-/* Another reads. Return: 0: look again at once; -EAGAIN: in a while; -ECANCELED. */
+/* Another reads. Return: -EAGAIN: look again in a while; -ECANCELED; -ETIMEDOUT. */
 static int flight_watch(struct load *load, struct flight *flight, const struct record *record,
 			struct tmesh_error *err)
 {
-	struct flock end = {
-		.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = LOCK_READER, .l_len = 1};
-	/* To hold it, should the reader die. */
-	bool joined = record->state == STATE_READING && flight_join(load, flight, record);
-	int rc = load_tell(load, record->done, true, err);
+	int rc;
 
+	/* To hold it, should the reader die. */
+	if (record->state == STATE_READING)
+		flight_join(load, flight, record);
+	rc = load_tell(load, record->done, true, err);
 	if (rc)
 		return rc;
-	/* Who wants to be told, or may cancel, looks now and then; others sleep until the reader
-	 * is done, or dead. */
-	if (!joined || load->opts.progress || fcntl(flight->file.fd, F_OFD_SETLKW, &end))
-		return -EAGAIN;
-	lock(flight, F_UNLCK, LOCK_READER);
-	return 0;
+	if (!process_is_stopped(&record->reader))
+		flight->stopped_ns = 0;
+	else if (!flight->stopped_ns)
+		flight->stopped_ns = tmesh_now_ns();
+	else
+		flight->given_up = tmesh_now_ns() - flight->stopped_ns > STOPPED_NS;
+	return flight->given_up ? tmesh_fail(err, -ETIMEDOUT,
+					     "process %u, which reads it for all, is stopped: let "
+					     "it go on, or end it",
+					     record->reader.pid)
+				: -EAGAIN;
 }
 
 static int flight_wait(struct load *load, struct flight *flight, struct tmesh_error *err)
@@ -753,11 +729,10 @@ static int flight_wait(struct load *load, struct flight *flight, struct tmesh_er
 					  strerror(-rc));
 		} else {
 			rc = flight_watch(load, flight, &record, err);
-			if (rc && rc != -EAGAIN)
+			if (rc != -EAGAIN)
 				return rc;
 		}
-		if (rc)
-			nap();
+		nap();
 	}
 }
 
@@ -766,24 +741,28 @@ int flight_load(struct load *load, struct tmesh_error *err)
 	struct flight *flight = NULL;
 	struct tmesh_error why = {0};
 	int rc = flight_open(load, &flight, &why);
+	bool alone = rc && rc != -ECANCELED;
 
-	/* What is kept is kept under the flight's name. */
-	if (rc == -ECANCELED || (rc && load->opts.flags & TMESH_MODEL_KEEP)) {
-		if (err)
-			*err = why;
-		return rc;
+	if (!rc) {
+		rc = flight_wait(load, flight, &why);
+		alone = flight->given_up;
+		if (!rc)
+			rc = flight_keep(load, flight, &why);
+		if (rc) {
+			if (!load->model->region)
+				tmesh_region_unref(load->region);
+			load->region = NULL;
+			flight_leave(flight);
+		}
 	}
-	if (rc) {
+	/* What is kept is kept under the flight's name. */
+	if (alone && !(load->opts.flags & TMESH_MODEL_KEEP)) {
 		load_say(load, "alone: %.100s; ", why.message);
 		return load_alone(load, err);
 	}
-	rc = flight_wait(load, flight, err);
-	if (!rc)
-		rc = flight_keep(load, flight, err);
 	if (rc) {
-		if (!load->model->region)
-			tmesh_region_unref(load->region);
-		flight_leave(flight);
+		if (err)
+			*err = why;
 		return rc;
 	}
 	flight_remember(flight, load->model);

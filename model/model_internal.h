@@ -225,6 +225,22 @@ void rates_remember(const struct load *load, uint64_t direct, uint64_t buffered)
 /* By a whole load, which tells more than the first part of one. */
 void rates_correct(const struct load *load, bool direct, uint64_t rate);
 
+/* identity.c */
+
+/* The flight's file, after the identity of the model's files; "": no memory. */
+#define FLIGHT_NAME_ROOM 64
+void flight_name(struct tmesh_ctx *ctx, const struct model_file *files, size_t count,
+		 char name[FLIGHT_NAME_ROOM]);
+/* A file of the runtime directory that this user alone can write or read. */
+bool model_is_ours(int fd);
+struct process_id {
+	uint32_t pid; /* 0: none */
+	uint32_t space;
+};
+void process_self(struct process_id *id);
+/* By a signal or a debugger. False where that cannot be seen: in another PID namespace. */
+bool process_is_stopped(const struct process_id *id);
+
 /* flight.c: those that load the same files at once read them once. */
 
 struct flight;
@@ -233,8 +249,6 @@ int flight_load(struct load *load, struct tmesh_error *err);
 /* To be told by the reader now and then. */
 void flight_progress(struct flight *flight, uint64_t done);
 void flight_leave(struct flight *flight);
-/* A file of the runtime directory that this user alone can write or read. */
-bool model_is_ours(int fd);
 /* The table of the only file of a model, whose first @bytes are at @data, as a process of its
  * flight has left it. False: it has not, or these are not its whole header. */
 bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data,

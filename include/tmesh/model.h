@@ -184,8 +184,8 @@ struct tmesh_model_load_opts {
  *
  * Return: 0 and a reference in @out; errors as tmesh_model_describe() and tmesh_region_create();
  * -ESTALE (a file changed, shrank or vanished while it was read); -ECANCELED; -EINVAL (opts);
- * -EOPNOTSUPP (@method does not work here); -ETIMEDOUT (only with KEEP: a process that has stopped
- * is in the way, the message says at what). After an error nothing is left.
+ * -EOPNOTSUPP (@method does not work here); -ETIMEDOUT (only with KEEP: a process that was stopped
+ * for ten seconds is in the way, the message says at what). After an error nothing is left.
  */
 int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 		     const struct tmesh_model_load_opts *opts, struct tmesh_model **out,

@@ -309,7 +309,7 @@ static void test_goes_on(void **state)
 	waitpid(killer, &status, 0);
 }
 
-static bool sleeps_for_a_lock(pid_t pid)
+static bool sleeps(pid_t pid)
 {
 	char path[64], text[32] = "";
 	int fd;
@@ -320,7 +320,7 @@ static bool sleeps_for_a_lock(pid_t pid)
 		text[0] = '\0';
 	if (fd >= 0)
 		close(fd);
-	return text[0] >= '0' && text[0] <= '9' && atol(text) == SYS_fcntl;
+	return text[0] >= '0' && text[0] <= '9' && atol(text) == SYS_clock_nanosleep;
 }
 
 static int tire(void *data, const struct tmesh_model_progress *progress)
@@ -462,7 +462,8 @@ static void test_forked_later(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Who does not want to be told sleeps while another reads, and goes on when that one is killed. */
+/* Who does not want to be told sleeps while another reads, too, and goes on when that one is
+ * killed. */
 static void test_sleeps(void **state)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = die_half};
@@ -489,12 +490,80 @@ static void test_sleeps(void **state)
 			unit_leave(1);
 		unit_leave(report.bytes_read == model_bytes() - shared->done ? 0 : 2);
 	}
-	while (!sleeps_for_a_lock(waiter) && looks++ < 10000)
+	while (!sleeps(waiter) && looks++ < 10000)
 		usleep(1000);
 	assert_true(looks < 10000);
 	kill(reader, SIGKILL);
 	waitpid(reader, &status, 0);
 	assert_int_equal(waitpid(waiter, &status, 0), waiter);
+	assert_int_equal(status, 0);
+}
+
+static int stop(void *data, const struct tmesh_model_progress *progress)
+{
+	if (!atomic_exchange(&shared->ready, 1))
+		raise(SIGSTOP);
+	return 0;
+}
+
+/* Whether a load that waits for a stopped reader ends as it should. */
+static bool gives_up(struct tmesh_ctx *ctx, uint32_t flags, pid_t reader)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = flags};
+	struct tmesh_model_report report = {.size = sizeof(report)};
+	char said[32];
+	struct tmesh_model *model;
+	struct tmesh_error err;
+	int rc = tmesh_model_load(ctx, model_path, &opts, &model, &err);
+	bool good;
+
+	snprintf(said, sizeof(said), "process %d, ", (int)reader);
+	if (flags & TMESH_MODEL_KEEP)
+		return rc == -ETIMEDOUT && strstr(err.message, said);
+	if (rc)
+		return false;
+	good = !tmesh_model_report(model, &report, NULL) && is_whole(model) && !report.shared &&
+	       report.bytes_read == model_bytes() && strstr(report.reason, "alone: ") &&
+	       strstr(report.reason, said);
+	tmesh_model_unref(model);
+	return good;
+}
+
+/* A reader that was stopped is waited for ten seconds: then each reads for itself and says so, or
+ * fails if it is to keep the model under the flight's name. Nothing is taken from the reader. */
+static void test_stopped(void **state)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = stop};
+	struct tmesh_model_report report = {.size = sizeof(report)};
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	pid_t reader, keeper;
+	int status;
+
+	memset(shared, 0, sizeof(*shared));
+	reader = fork();
+	if (!reader) {
+		if (tmesh_ctx_open(NULL, &ctx, NULL) ||
+		    tmesh_model_load(ctx, model_path, &opts, &model, NULL) ||
+		    tmesh_model_report(model, &report, NULL) || !is_whole(model))
+			unit_leave(1);
+		unit_leave(report.bytes_read == model_bytes() && report.shared ? 0 : 2);
+	}
+	assert_int_equal(waitpid(reader, &status, WUNTRACED), reader);
+	assert_true(WIFSTOPPED(status));
+	keeper = fork();
+	if (!keeper)
+		unit_leave(!tmesh_ctx_open(NULL, &ctx, NULL) &&
+					   gives_up(ctx, TMESH_MODEL_KEEP, reader)
+				   ? 0
+				   : 1);
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_true(gives_up(ctx, 0, reader));
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(waitpid(keeper, &status, 0), keeper);
+	assert_int_equal(status, 0);
+	kill(reader, SIGCONT);
+	assert_int_equal(waitpid(reader, &status, 0), reader);
 	assert_int_equal(status, 0);
 }
 
@@ -573,11 +642,12 @@ static void test_damaged(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_read),	cmocka_unit_test(test_forked),
-		cmocka_unit_test(test_killed),		cmocka_unit_test(test_goes_on),
-		cmocka_unit_test(test_sleeps),		cmocka_unit_test(test_takes),
-		cmocka_unit_test(test_damaged),		cmocka_unit_test(test_forked_reader),
-		cmocka_unit_test(test_forks_meanwhile), cmocka_unit_test(test_forked_later),
+		cmocka_unit_test(test_one_read),      cmocka_unit_test(test_forked),
+		cmocka_unit_test(test_killed),	      cmocka_unit_test(test_goes_on),
+		cmocka_unit_test(test_sleeps),	      cmocka_unit_test(test_stopped),
+		cmocka_unit_test(test_takes),	      cmocka_unit_test(test_damaged),
+		cmocka_unit_test(test_forked_reader), cmocka_unit_test(test_forks_meanwhile),
+		cmocka_unit_test(test_forked_later),
 	};
 
 	return cmocka_run_group_tests_name("model flight", tests, make_model, remove_model);

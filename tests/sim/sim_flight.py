@@ -3,7 +3,7 @@
 """One flight: processes that load the same file at once read it once.
 
 Steps are called as in model/flight.c. A file in the runtime directory has locks that end with their
-process: the reader's, exclusive, or shared for a moment by those who slept until it was free;
+process: the reader's, exclusive;
 presence, shared by all who wait or hold; joining, shared by who is between looking for a token and
 giving one. Its record says which region is filled and how far. Each who holds the region has a slot
 with a token of its own, which is good while that process lives and holds the region by the handle
@@ -12,7 +12,7 @@ the flight's file, which stays as long. Any process may be killed between two st
 may change at any time.
 
 What is promised: who gets a model gets a sealed region with every piece of one version of the file,
-the one whose header was read; two never write to one region; without a kill or a change there is one
+the one whose header was read, or, when it has waited long for a reader that is stopped, reads for itself; two never write to one region; without a kill or a change there is one
 copy and one read; the last to leave removes the file, unless the model is kept; then who comes next
 finds the file; files of what is no longer kept go with the next read; nobody waits for ever.
 """
@@ -36,7 +36,6 @@ class File:
     def __init__(self):
         self.linked = True
         self.reader = None
-        self.waking = set()  # who has the reader's lock shared
         self.present = set()
         self.alone = None  # who has presence exclusively
         self.joining = set()
@@ -76,7 +75,7 @@ class Process:
         self.file = None
         self.alive = True
         self.keeps = rng.random() < 0.3
-        self.told = rng.random() < 0.5  # looks now and then instead of sleeping
+        self.patient = rng.random() < 0.9  # no reader that it waits for is stopped for so long
         self.result = None
 
     def hold(self, region):
@@ -234,16 +233,11 @@ class Process:
             yield from self.flight_give()
 
     def flight_watch(self):
-        """Another reads."""
-        file = self.file
-        joined = file.state == "reading" and (yield from self.flight_join())
-        if self.told or not joined:
-            return
-        while file.reader is not None:
-            yield
-        file.waking.add(self.number)
-        yield
-        file.waking.discard(self.number)
+        """Another reads, or is stopped while it does."""
+        if self.file.state == "reading":
+            yield from self.flight_join()
+        if not self.patient and self.rng.random() < 0.2:
+            self.result = "alone"
 
     def flight_wait(self, version):
         file = self.file
@@ -253,7 +247,7 @@ class Process:
                 yield from self.flight_take()
             if self.result:
                 return
-            if file.reader is not None or file.waking:
+            if file.reader is not None:
                 yield from self.flight_watch()
                 continue
             file.reader = self.number
@@ -316,7 +310,7 @@ class Process:
         self.world.kills += 1
         self.hold(None)
         for file in self.world.every:
-            for holders in (file.present, file.joining, file.waking):
+            for holders in (file.present, file.joining):
                 holders.discard(self.number)
             if file.reader == self.number:
                 file.reader = None
@@ -368,7 +362,7 @@ def run(rng, bug):
     must(not lives, "a process waits for ever")
     for process in processes:
         if process.alive and not world.changes:
-            must(process.result == "model", f"a process ends with {process.result}")
+            must(process.result == "model" or (process.result == "alone" and not process.patient), f"a process ends with {process.result}")
     if not world.kills:
         must(all(file.stays() for file in world.files.values()), "the last to leave has not removed the file")
         must(world.drops or set(world.kept) <= set(world.files), "what is kept has no file with its table")
