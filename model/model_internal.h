@@ -189,9 +189,9 @@ struct load {
 	struct tmesh_model_load_opts opts;
 	struct tmesh_region *region;
 	uint64_t done;
-	uint64_t told; /* when progress was told: of done */
-	bool populate; /* make huge pages before they are written to */
-	bool cold;     /* most of it is not in the page cache, and the file system is a local one */
+	uint64_t told, told_ns; /* when progress was told: of done, and the time */
+	bool populate;		/* make huge pages before they are written to */
+	bool cold; /* most of it is not in the page cache, and the file system is a local one */
 	struct ahead *ahead;
 };
 /* Choose how, and read from load->done to the end. */

@@ -17,13 +17,15 @@
 #include <unistd.h>
 
 #define PIECE ((uint64_t)1 << 20)
-#define PIECE_LARGE ((uint64_t)8 << 20) /* where each request is a journey */
+#define PIECE_LARGE \
+	((uint64_t)8 << 20) /* where each request is a journey, unless it is a long one */
 #define DEPTH 8
 #ifndef PROBE /* smaller in a test */
 #define PROBE ((uint64_t)32 << 20)
 #define PROBE_LEAST ((uint64_t)512 << 20) /* below, measuring costs more than it gains */
 #endif
 #define TELL ((uint64_t)32 << 20)
+#define TELL_NS UINT64_C(100000000) /* at the latest, once a piece is there */
 #define DIRECT_ALIGN 4096u
 #define HUGE_BYTES ((uint64_t)2 << 20)
 
@@ -44,11 +46,15 @@ int load_tell(struct load *load, uint64_t done, bool waiting, struct tmesh_error
 /* All before @done is there. */
 static int advance(struct load *load, uint64_t done, struct tmesh_error *err)
 {
+	uint64_t now = tmesh_now_ns();
+
 	load->done = done;
 	ahead_tell(load->ahead, done);
-	if (done - load->told < TELL && done < load->model->run_bytes)
+	if (done - load->told < TELL && now - load->told_ns < TELL_NS &&
+	    done < load->model->run_bytes)
 		return 0;
 	load->told = done;
+	load->told_ns = now;
 	if (load->model->flight)
 		flight_progress(load->model->flight, done);
 	return load_tell(load, done, false, err);
@@ -129,10 +135,21 @@ static void populate(const struct load *load, uint8_t *memory, const struct piec
 		madvise(memory + from, to - from, MADV_POPULATE_WRITE);
 }
 
+/* Who cancels waits for what is asked for at once: the less, the longer that takes. */
+static uint64_t next_piece(uint64_t most, uint64_t ns)
+{
+	if (ns > TELL_NS)
+		return most > PIECE ? most / 2 : PIECE;
+	return most < PIECE_LARGE && ns < TELL_NS / 2 ? most * 2 : most;
+}
+
 static int read_plain(struct load *load, uint64_t end, uint8_t *memory, struct tmesh_error *err)
 {
+	uint64_t most = PIECE;
+
 	while (load->done < end) {
-		struct piece piece = load_piece_at(load->model, load->done, end, PIECE_LARGE);
+		struct piece piece = load_piece_at(load->model, load->done, end, most);
+		uint64_t began = tmesh_now_ns();
 		int rc;
 
 		populate(load, memory, &piece);
@@ -147,6 +164,7 @@ static int read_plain(struct load *load, uint64_t end, uint8_t *memory, struct t
 				return read_failed(load, piece.run, got ? -errno : 0, err);
 			at += (uint64_t)got;
 		}
+		most = next_piece(most, tmesh_now_ns() - began);
 		rc = advance(load, load->done + piece.bytes, err);
 		if (rc)
 			return rc;
@@ -600,6 +618,7 @@ int load_read(struct load *load, struct tmesh_error *err)
 	if (load->done >= load->model->run_bytes)
 		return 0;
 	load->told = load->done;
+	load->told_ns = tmesh_now_ns();
 	load->populate = wants_populate(load);
 	for (size_t i = 0; i < load->model->file_count; i++)
 		posix_fadvise(load->model->files[i].fd, 0, 0, POSIX_FADV_SEQUENTIAL);

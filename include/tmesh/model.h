@@ -152,8 +152,9 @@ struct tmesh_model_progress {
 	uint64_t bytes_total;
 	bool waiting; /* another process is reading the file */
 };
-/* Called by the thread that loads: at least once every 64 MiB, and while another process reads.
- * Return: 0 to continue; any other value ends the load with -ECANCELED. */
+/* Called by the thread that loads: at least once every 64 MiB, after each read that takes long
+ * (more than 0.1 s; such reads are of 8 MiB at most), and while another process reads. Return: 0 to
+ * continue; any other value ends the load with -ECANCELED. */
 typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_progress *progress);
 
 enum tmesh_model_load_flags {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 /*
  * LD_PRELOAD for the tests of libtmesh-model: system calls on the file that FAULT_PATH names fail
- * as FAULT says from the FAULT_AFTER'th byte on: eio, end, or short (in small pieces, which is no
- * failure). What goes by io_uring is not seen here.
+ * as FAULT says from the FAULT_AFTER'th byte on: eio, late (ETIMEDOUT), end, short (in small
+ * pieces, which is no failure), or stop (the process is stopped once, and goes on by SIGCONT). What
+ * goes by io_uring is not seen here.
  */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -46,10 +49,17 @@ static ssize_t allowed(int fd, off_t offset, size_t count)
 		return offset < after() ? (ssize_t)count : (ssize_t)(count > 1000 ? count / 3 : 1);
 	if (offset + (off_t)count <= after())
 		return (ssize_t)count;
+	if (is_fault("stop")) {
+		static atomic_flag stopped = ATOMIC_FLAG_INIT;
+
+		if (!atomic_flag_test_and_set(&stopped))
+			raise(SIGSTOP);
+		return (ssize_t)count;
+	}
 	if (offset < after())
 		return after() - offset;
-	if (is_fault("eio")) {
-		errno = EIO;
+	if (is_fault("eio") || is_fault("late")) {
+		errno = is_fault("eio") ? EIO : ETIMEDOUT;
 		return -1;
 	}
 	return is_fault("end") ? 0 : (ssize_t)count;

@@ -13,7 +13,9 @@ import importlib.util
 import json
 import os
 import pathlib
+import pty
 import random
+import select
 import signal
 import struct
 import subprocess
@@ -159,6 +161,7 @@ def through_fuse(folder, path, whole):
                 status, said = load(inside, "--method", method)
                 check(status == 1 and words in said, f"FUSE, {method}: {fault}", f"{status}: {said}")
         hangs(folder, path, method)
+    slowly(folder, path)
     # In a directory of its own: the quota wants a keeper that it starts itself.
     with tempfile.TemporaryDirectory() as own, unittest.mock.patch.dict(os.environ, TMESH_RUNTIME_DIR=own):
         after_a_load(folder, path)
@@ -184,6 +187,91 @@ def hangs(folder, path, method):
             good = status == -signal.SIGKILL if end == "killed" else \
                 status == 1 and ("connect" in said or "Input/output error" in said)
             check(good and hanging(log), f"FUSE, {method}: it hangs, the loader is {end}", f"{status}: {said}")
+
+
+class Terminal:
+    """`tmeshctl load` on a terminal of its own."""
+    def __init__(self, path):
+        self.pid, self.master = pty.fork()
+        if not self.pid:
+            os.execv(BUILD / "tmeshctl-load", ["tmeshctl-load", path, "--for", "60"])
+        self.said = ""
+
+    def shows(self, text):
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self.said += os.read(self.master, 4096).decode()
+            except OSError:  # it has ended
+                break
+        return text in self.said
+
+    def press_control_c(self):
+        os.write(self.master, b"\x03")
+
+    def ended(self):
+        """Its status, once it has ended."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        self.shows("")
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+
+class Gate:
+    """Lets a slow server answer one read after another."""
+    def __init__(self, log):
+        self.log, self.passed, self.fd = log, 0, os.open(log + ".gate", os.O_RDWR)
+
+    def has_somebody(self):
+        with open(self.log) as lines:
+            return sum(line.startswith("gated") for line in lines) > self.passed
+
+    def let_through_until(self, done):
+        """Reads, until something has come to pass. Returns that, and after how many."""
+        before = self.passed
+        while (what := done()) in (None, False):
+            time.sleep(0.02)
+            if self.has_somebody():
+                self.passed += 1
+                os.write(self.fd, b".")
+        return what, self.passed - before
+
+
+def until(done):
+    while (what := done()) in (None, False):
+        time.sleep(0.02)
+    return what
+
+
+def slowly(folder, path):
+    """The server is slow: who reads tells how far it is, as do those that wait, and each can be cancelled soon. The file
+    takes 176 reads from the gate on; a load that tells of 32 MiB at a time would tell only at its end."""
+    gate = os.path.join(folder, "log.gate")
+    os.mkfifo(gate)
+    with mounted(folder, path, "gated", 2 << 20) as (inside, log, _):
+        gate = Gate(log)
+        reader = Terminal(inside)
+        _, passed = gate.let_through_until(lambda: reader.shows("load: "))
+        check(passed < 100, f"FUSE, slow: the progress is shown after {passed} reads of 176", reader.said)
+        waiter, piped = Terminal(inside), start(inside)
+        until(lambda: waiter.shows("waiting for another reader: "))
+        check(True, "FUSE, slow: who waits shows the same")
+        waiter.press_control_c()
+        status = until(waiter.ended)
+        check(status == 1 and "cancelled" in waiter.said, "FUSE, slow: Ctrl-C ends who waits, without another read", waiter.said)
+        piped.send_signal(signal.SIGINT)
+        status, said = finish(piped)
+        check(status == 1 and said.count("\n") == 1 and "cancelled" in said, "FUSE, slow: on a pipe there is no progress", said)
+        reader.press_control_c()
+        status, passed = gate.let_through_until(reader.ended)
+        check(status == 1 and "cancelled" in reader.said and passed < 100, f"FUSE, slow: Ctrl-C ends who reads, after {passed} reads",
+              f"{status}: {reader.said}")
+        check("\r\033[K" in reader.said.rpartition("load: ")[2], "FUSE, slow: the line is wiped off", reader.said)
+        check(not [name for name in left(os.environ["TMESH_RUNTIME_DIR"]) if name.endswith(".flight")],
+              "FUSE, slow: no flight is left")
+        killed = start(inside)
+        until(gate.has_somebody)
+        killed.kill()
+        status, said = finish(killed)
+        check(status == -signal.SIGKILL and gate.has_somebody(), "FUSE, slow: SIGKILL ends who reads, without another read", said)
 
 
 def after_a_load(folder, path):
@@ -252,6 +340,9 @@ def main():
             for after in 0, 100, 5 << 20:
                 status, said = load(path, "--method", method, fault="eio", fault_after=after)
                 check(status == 1 and "Input/output error" in said, f"{method}: EIO after {after} bytes", said)
+            # Which is not the time that one waits for a reader that was stopped.
+            status, said = load(path, "--method", method, fault="late", fault_after=5 << 20)
+            check(status == 1 and "timed out" in said, f"{method}: ETIMEDOUT", said)
             status, said = load(path, "--method", method, fault="end", fault_after=5 << 20)
             check(status == 1 and "shrunk" in said, f"{method}: the file ends early", said)
             status, said = load(path, "--method", method, fault="short", fault_after=(24 << 20) - 5000)

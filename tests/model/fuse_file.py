@@ -5,8 +5,10 @@
     fuse_file.py MOUNT_POINT FILE LOG [FAULT AFTER]
 
 LOG gets a line "OFFSET SIZE" for each read that the kernel asks for. From byte AFTER on: eio fails, end has no
-more bytes, changed has another mtime, gone is no file any more, dead ends the server, and hangs says so in LOG
-and answers no more. Runs until it is unmounted.
+more bytes, changed has another mtime, gone is no file any more, dead ends the server, hangs says so in LOG
+and answers no more, and gated says so in LOG at each read, and answers it when the FIFO LOG.gate has another byte
+(other requests it answers meanwhile, and what was read stays in the cache for who opens the file next).
+Runs until it is unmounted.
 """
 import errno
 import os
@@ -24,6 +26,7 @@ class OneFile(fuse.Operations):
     def __init__(self):
         self.data = open(FILE, "rb").read()
         self.log = open(LOG, "w", buffering=1)
+        self.gate = os.open(LOG + ".gate", os.O_RDWR) if FAULT == "gated" else None
         self.far = 0
 
     def _reached(self, fault):
@@ -48,9 +51,12 @@ class OneFile(fuse.Operations):
         if self._reached("hangs"):
             self.log.write("hangs 0\n")
             signal.pause()
+        if FAULT == "gated" and offset + size > AFTER:
+            self.log.write("gated 0\n")
+            os.read(self.gate, 1)
         if self._reached("eio"):
             raise fuse.FuseOSError(errno.EIO)
         return self.data[offset:min(offset + size, AFTER) if FAULT == "end" else offset + size]
 
 
-fuse.FUSE(OneFile(), POINT, foreground=True, ro=True, nothreads=True, attr_timeout=0, fsname="tmesh-test")
+fuse.FUSE(OneFile(), POINT, foreground=True, ro=True, nothreads=FAULT != "gated", kernel_cache=FAULT == "gated", attr_timeout=0, fsname="tmesh-test")
