@@ -274,7 +274,7 @@ static int be_welcomed(struct model_view *view, int socket, uint32_t kind, size_
 	else
 		rc = adopt(view, fd, &welcome, err);
 	if (fd >= 0)
-		close(fd);
+		model_meet_drop(fd);
 	return rc;
 }
 
@@ -386,12 +386,12 @@ bool model_view_answer(struct model_view *view, int ms, struct model_answer *ans
 		if (got == sizeof(reply) && reply.ask.what == ANSWER &&
 		    reply.ask.number == view->asks) {
 			if (answered && *fd >= 0)
-				close(*fd);
+				model_meet_drop(*fd);
 			answered = true;
 			*answer = reply.answer;
 			*fd = came;
 		} else if (came >= 0) {
-			close(came);
+			model_meet_drop(came);
 		}
 	}
 	view->gone |= got == 0;

@@ -488,7 +488,7 @@ static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked
 		  pread(fd, reader->text, answer.bytes, 0) != (ssize_t)answer.bytes))
 		rc = damaged(err);
 	if (fd >= 0)
-		close(fd);
+		model_meet_drop(fd);
 	return rc ? rc : slot_take_text(reader, answer.number, answer.bytes, err);
 }
 

@@ -88,7 +88,7 @@ $(MODEL_TEST_OUT)/faults.so: $(MODEL_TEST)/faults.c
 	@mkdir -p $(@D)
 	$(CC) -D_GNU_SOURCE $(CFLAGS) $(WARN) -fPIC -shared -Wno-missing-prototypes -o $@ $< -ldl
 
-model-faults-check: tools $(B)/tmesh-keeper $(MODEL_TEST_OUT)/faults.so $(B)/tests/keep/kept_hash ## loading while the disk fails, and kills at any time
+model-faults-check: tools $(B)/tmesh-keeper $(MODEL_TEST_OUT)/faults.so $(MODEL_TEST_OUT)/plain/hostile_file $(B)/tests/keep/kept_hash ## loading while the disk fails, and kills at any time
 	@$(PYTHON) -B $(MODEL_TEST)/faults.py $(B)
 
 .PHONY: model-faults-check

@@ -29,7 +29,10 @@ OUT = BUILD / "tests" / "model"
 ROUNDS = int(os.environ.get("ROUNDS", 400 if os.environ.get("TMESH_TEST_LENGTH") == "full" else 25))
 BYTES = 24 << 20
 SOURCE = pathlib.Path(__file__).resolve().parent
-METHODS = ["splice", "io_uring", "direct", "read"]
+ON_MODULE = os.environ.get("TMESH_BACKEND") == "kernel"
+# Only memfds can be spliced to. io_uring is not seen by faults.so.
+METHODS = ["io_uring", "direct", "read"] if ON_MODULE else ["splice", "io_uring", "direct", "read"]
+SEEN = [method for method in METHODS if method in ("splice", "read")]
 failed = number = 0
 
 
@@ -162,6 +165,7 @@ def through_fuse(folder, path, whole):
                 check(status == 1 and words in said, f"FUSE, {method}: {fault}", f"{status}: {said}")
         hangs(folder, path, method)
     slowly(folder, path)
+    hostile(folder, path)
     # In a directory of its own: the quota wants a keeper that it starts itself.
     with tempfile.TemporaryDirectory() as own, unittest.mock.patch.dict(os.environ, TMESH_RUNTIME_DIR=own):
         after_a_load(folder, path)
@@ -274,6 +278,23 @@ def slowly(folder, path):
         check(status == -signal.SIGKILL and gate.has_somebody(), "FUSE, slow: SIGKILL ends who reads, without another read", said)
 
 
+def hostile(folder, path):
+    """Another process hands over a file of a server that answers no more: closing it must keep nobody waiting."""
+    with mounted(folder, path, "hangs", 0) as (inside, log, server):
+        process = subprocess.Popen([OUT / "plain/hostile_file", inside], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        process.stdout.readline()
+        cat = subprocess.Popen(["cat", inside], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: hanging(log))
+        process.stdin.write(b"\n")
+        for what in "an answer", "a word":
+            said = process.stdout.readline() if select.select([process.stdout], [], [], 60)[0] else b"it waits"
+            check(said.startswith(b"ok"), f"FUSE, hangs: a file as {what} keeps nobody waiting", said)
+        server.kill()
+        process.kill()
+        process.communicate()
+        cat.wait()
+
+
 def after_a_load(folder, path):
     """What is loaded and kept has nothing of the server any more, whether that is killed or stopped."""
     name = "after-a-load"
@@ -336,7 +357,7 @@ def main():
         path = make(folder)
         status, whole = load(path)
         check(status == 0, "nothing is wrong", whole)
-        for method in "splice", "read":
+        for method in SEEN:
             for after in 0, 100, 5 << 20:
                 status, said = load(path, "--method", method, fault="eio", fault_after=after)
                 check(status == 1 and "Input/output error" in said, f"{method}: EIO after {after} bytes", said)
@@ -360,7 +381,7 @@ def main():
             check(status == 0 and said == whole, f"{method}: of a file that is in no cache", said)
         for fault, words in ("eio", "Input/output error"), ("end", "shrunk"):
             cold(path)
-            status, said = load(path, "--method", "splice", fault=fault, fault_after=12 << 20)
+            status, said = load(path, "--method", SEEN[0], fault=fault, fault_after=12 << 20)
             check(status == 1 and words in said, f"the same, {fault}", said)
         try:
             if not importlib.util.find_spec("fusepy"):
@@ -368,7 +389,10 @@ def main():
             through_fuse(folder, path, whole)
         except NoFuse as why:
             check(True, f"FUSE # SKIP {why}")
-        quota(runtime, path)
+        if ON_MODULE:
+            check(True, "more than may be kept # SKIP the keeper's limit is for memfds; the module's is tested by its own tests")
+        else:
+            quota(runtime, path)
         check(not [name for name in left(runtime) if name.endswith(".flight")], "no flight is left", left(runtime))
         why, good, killed = storm(path, runtime, whole)
         check(not why, f"a storm of kills: {killed} killed, {good} had the whole model", why)

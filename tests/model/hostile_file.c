@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+/*
+ * A process of the same user hands over a file whose server answers no more, as a slot's value and
+ * with a reader's word: hostile_file PATH. It says "open" when the file is open, and goes on by a
+ * line on its standard input; then it says what became of both, in TAP without a plan. It ends when
+ * the server does.
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <tmesh/slot.h>
+#include <unistd.h>
+
+#include "board.h"
+
+#define SLOT_MAGIC 0x53304d54u
+
+static int file = -1;
+
+static void must(bool good, const char *what)
+{
+	if (good)
+		return;
+	printf("not ok - %s\n", what);
+	fflush(stdout);
+	_exit(1);
+}
+
+static int answer_with_the_file(struct model_board *board, struct model_answer *answer, int *fd,
+				void **pin)
+{
+	*answer = (struct model_answer){UINT64_MAX, 64};
+	*fd = fcntl(file, F_DUPFD_CLOEXEC, 0);
+	return 0;
+}
+
+_Noreturn static void be_hostile(struct tmesh_ctx *ctx, const char *path, const char *victim,
+				 const int ends[2])
+{
+	char token[TMESH_TOKEN_SIZE], byte;
+	struct model_board *board;
+	struct model_view view;
+	struct tmesh_slot *slot;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	must(!tmesh_slot_create(ctx, NULL, &slot, NULL) && !tmesh_slot_token(slot, token, NULL) &&
+		     !model_view_open(&view, ctx, victim, SLOT_MAGIC, 64, NULL),
+	     "making a slot");
+	file = open(path, O_RDONLY | O_CLOEXEC);
+	must(file >= 0, "opening the file");
+	/* As slot.c begins its object: a count, then the board. Its newest value is being written.
+	 */
+	board = (struct model_board *)((char *)slot + 8);
+	model_host_lock();
+	board->asked = answer_with_the_file;
+	((uint64_t *)board->addr)[8] = 1;
+	model_host_unlock();
+	must(write(ends[1], token, sizeof(token)) == sizeof(token), "writing");
+	must(read(ends[1], &byte, 1) == 1, "reading");
+	must(!model_meet_send(view.socket.fd, "W", 1, file), "sending the file");
+	must(write(ends[1], &byte, 1) == 1, "writing");
+	for (;;)
+		pause();
+}
+
+int main(int argc, char **argv)
+{
+	char token[TMESH_TOKEN_SIZE], own[TMESH_TOKEN_SIZE], byte = '.';
+	struct tmesh_slot_reader *reader, *other;
+	struct tmesh_slot_value *value;
+	struct tmesh_error err;
+	struct tmesh_slot *slot;
+	struct tmesh_ctx *ctx;
+	int ends[2];
+	pid_t child;
+
+	must(argc == 2 && !socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) &&
+		     !tmesh_ctx_open(NULL, &ctx, NULL) &&
+		     !tmesh_slot_create(ctx, NULL, &slot, NULL) &&
+		     !tmesh_slot_token(slot, own, NULL),
+	     "a slot");
+	child = fork();
+	if (!child) {
+		must(!tmesh_ctx_open(NULL, &ctx, NULL), "a context");
+		be_hostile(ctx, argv[1], own, ends);
+	}
+	must(read(ends[0], token, sizeof(token)) == sizeof(token) &&
+		     !tmesh_slot_open(ctx, token, &reader, &err),
+	     "joining");
+	puts("open");
+	fflush(stdout);
+	getchar();
+	printf("%s - a slot's reader refuses a file as a value\n",
+	       tmesh_slot_read(reader, &value, &err) == -EPROTO && strstr(err.message, "no memory")
+		       ? "ok"
+		       : "not ok");
+	fflush(stdout);
+	must(write(ends[0], &byte, 1) == 1 && read(ends[0], &byte, 1) == 1, "the word");
+	/* The one thread takes the word first. */
+	for (int i = 0; i < 2; i++)
+		must(!tmesh_slot_open(ctx, own, &other, &err),
+		     "a file that comes with a word keeps the publisher");
+	must(!tmesh_slot_publish(slot, NULL, NULL, &err), "publishing");
+	puts("ok - a file that comes with a word keeps the publisher from nothing");
+	fflush(stdout);
+	kill(child, SIGKILL);
+	return 0;
+}
