@@ -26,7 +26,7 @@ for test in $(2); do $(MODEL_TEST_OUT)/$(1)/$$test || status=1; done; exit $$sta
 endef
 
 # The keeper that the library starts.
-$(foreach test,test_failures test_kept test_restart test_table_pack,$(MODEL_TEST_OUT)/plain/$(test) $(MODEL_TEST_OUT)/asan/$(test)): $(B)/tmesh-keeper
+$(foreach test,test_corpus test_failures test_kept test_restart test_table_pack,$(MODEL_TEST_OUT)/plain/$(test) $(MODEL_TEST_OUT)/asan/$(test)): $(B)/tmesh-keeper
 
 MODEL_ANY_BACKEND := test_failures
 MODEL_TESTS_kernel = $(filter-out $(MODEL_ANY_BACKEND),$(MODEL_TESTS))
