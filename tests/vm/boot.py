@@ -56,7 +56,7 @@ class Outcome:
     trouble: str
 
 
-def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), arguments=(), modules=(),
+def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), shares=(), arguments=(), modules=(),
         libraries=()):
     """Boot a kernel or variant with one suite; module is the .ko file that the suite loads, script
     what runs in the guest where that is not called like the suite. Programs are executable,
@@ -86,7 +86,8 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), ar
     say(f"{name} ({kernel.release}): {suite}")
     for_program, for_guest = LIMITS[length()]
     for last in (False, True):
-        trouble = qemu.boot(kernel, left / "initramfs", logs=left, disks=disks, timeout=for_guest,
+        trouble = qemu.boot(kernel, left / "initramfs", logs=left, disks=disks, shares=shares,
+                            timeout=for_guest,
                             arguments=[*more, *arguments, f"TMESH_TEST_LENGTH={length()}",
                                        f"TMESH_TIMEOUT={for_program}"])
         results = (left / "results").read_text(errors="replace")

@@ -10,7 +10,7 @@ VM_MODULE := $(addprefix vm-,debug-kselftest debug-seeded 6.1-kselftest 6.12-kse
 VM_SUITES := vm-judge $(VM_CHECKOUT) $(VM_MODULE)
 VM_LONG := vm-debug-fuzz vm-6.12-races
 VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,debug-library newest-python newest-beam 6.12-net)
-VM_MODULE_FULL := $(VM_MODULE) $(VM_LONG) $(addprefix vm-,trixie-kselftest debug-swiotlb-kselftest)
+VM_MODULE_FULL := $(VM_MODULE) $(VM_LONG) $(addprefix vm-,trixie-kselftest debug-swiotlb-kselftest newest-netfs)
 VM_SUITES_FULL := vm-judge $(VM_CHECKOUT_FULL) $(VM_MODULE_FULL)
 
 # How long the programs in guests race and fuzz. `make check-full` shows more kernels and has
@@ -40,6 +40,8 @@ vm-debug-fuzz: ## two million calls and 50 storms on the debug kernel
 	@TMESH_TEST_LENGTH=full TMESH_TESTS='fuzz storm' tests/vm/run debug kselftest
 
 $(VM_LONG): kselftest
+
+vm-newest-netfs: tools $(B)/tmesh-keeper $(B)/tests/keep/kept_hash $(B)/tests/model/faults.so
 
 $(filter-out vm-judge $(VM_LONG),$(VM_SUITES_FULL)): vm-%: kselftest
 	@TMESH_TEST_LENGTH=$(VM_LENGTH) tests/vm/run \

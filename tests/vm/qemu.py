@@ -25,11 +25,12 @@ COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot r
                 "tsc=reliable mitigations=off")
 
 
-def boot(kernel, initramfs, *, logs, arguments, disks=(), timeout):
+def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), timeout):
     """Run the guest to its end. Returns None, or why it was ended from outside.
 
     arguments: more words for the kernel's command line; NAME=VALUE reaches init's environment.
     disks: (image, driver) pairs; what the guest writes is thrown away.
+    shares: (folder, tag) pairs, which the guest mounts by 9p; what it writes there stays.
     """
     nvme = logs / "nvme.img"
     with open(nvme, "wb") as image:
@@ -40,6 +41,9 @@ def boot(kernel, initramfs, *, logs, arguments, disks=(), timeout):
     for number, (image, device) in enumerate([*disks, (nvme, "nvme,serial=tmesh")]):
         command += ["-drive", f"file={image},format=raw,snapshot=on,if=none,id=disk{number}",
                     "-device", f"{device},drive=disk{number}"]
+    for folder, tag in shares:
+        command += ["-fsdev", f"local,id={tag},path={folder},security_model=none",
+                    "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
     blackbox = logs / "blackbox"
     with open(blackbox, "wb") as memory:
         memory.truncate(1 << 20)

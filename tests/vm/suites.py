@@ -12,6 +12,7 @@ import debian13
 import detectors
 import kernels
 import modules
+import netfs as network
 from cache import locked
 from judge import judge
 from tap import Tap, program
@@ -81,10 +82,20 @@ def library(tap, name):
     in_debian(tap, name, "library", "unit-check", "model-check", "tools-check", "cuda-backend-check")
 
 
+def faults(tap, name):
+    """Loading models while reads fail and processes are killed, the same way. Without FUSE, which Debian's root lacks."""
+    in_debian(tap, name, "faults", "model-faults-check")
+
+
 def net(tap, name):
     """Tmesh.Net between machines on bad links and in WireGuard's tunnels, which the host's kernel may lack."""
     in_debian(tap, name, "net", "net-check", "net-weather-check", packages=debian13.NET,
               modules=("veth", "bridge", "sch_netem", "wireguard"))
+
+
+def netfs(tap, name):
+    """Models from network file systems: how they are read, and what changes under them."""
+    on_module(tap, name, "netfs", **network.guest(boot.logs(name, "netfs")))
 
 
 def lib_coverage(tap, name):
@@ -106,7 +117,9 @@ SUITES = {
     "python": python,
     "beam": beam,
     "demo": demo,
+    "faults": faults,
     "net": net,
+    "netfs": netfs,
     "lib-coverage": lib_coverage,
     "seeded": detectors.run,
 }

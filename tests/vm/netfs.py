@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""What loading models from network file systems needs in a guest that has no root of its own."""
+import hashlib
+import json
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from boot import BUILD
+from modules import TOP
+
+# Of the guest's kernel. 9p comes from the host, NFS from the guest's own server.
+MODULES = ("9p", "9pnet_virtio", "nfsd", "nfsv4")
+PROGRAMS = [BUILD / name for name in ("tmeshctl", "tmeshctl-load", "tmesh-keeper", "tests/keep/kept_hash",
+                                      "tests/model/faults.so")]
+TENSORS, TENSOR_BYTES = 8, 3 << 20
+
+
+def guest(where):
+    """What boot.run() packs and shows, made in a folder."""
+    path, expected = model(where)
+    share = where / "share"
+    shutil.rmtree(share, ignore_errors=True)
+    share.mkdir()
+    return {"programs": [*PROGRAMS, TOP / "tests/model/netfs.sh"], "libraries": libraries(PROGRAMS),
+            "files": [path, expected], "shares": [(share, "model"), (share, "other")], "modules": MODULES}
+
+
+def model(where):
+    """A model whose every page is another, and what kept_hash says of it."""
+    header = {f"t{i}": {"dtype": "U8", "shape": [TENSOR_BYTES], "data_offsets": [i * TENSOR_BYTES, (i + 1) * TENSOR_BYTES]}
+              for i in range(TENSORS)}
+    text = json.dumps(header).encode()
+    data = random.Random(1).randbytes(TENSORS * TENSOR_BYTES)
+    path, expected = where / "model.safetensors", where / "expected"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    expected.write_text(f"{TENSORS} {hashlib.sha256(data).hexdigest()}  -\n")
+    return path, expected
+
+
+def libraries(programs):
+    """What programs are linked with, and what links them."""
+    told = subprocess.run(["ldd", *programs], check=True, capture_output=True, text=True).stdout
+    return [Path(path) for path in sorted(set(re.findall(r"(/\S+) \(0x", told)))]
