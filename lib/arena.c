@@ -22,8 +22,10 @@ int tmesh_arena_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh
 {
 	struct tmesh_region_opts o;
 	struct tmesh_arena *arena;
-	int rc = tmesh_read_region_opts(opts, &o, err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = tmesh_read_region_opts(opts, &o, err);
 	if (rc)
 		return rc;
 	arena = calloc(1, sizeof(*arena));

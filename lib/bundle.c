@@ -128,8 +128,12 @@ int tmesh_bundle_from_regions(struct tmesh_ctx *ctx, struct tmesh_region *index,
 			      struct tmesh_region *const *regions, size_t count,
 			      struct tmesh_bundle **out, struct tmesh_error *err)
 {
-	int rc = 0;
+	int rc = TMESH_NEED(err, ctx, index, out);
 
+	if (!rc && count)
+		rc = TMESH_NEED(err, regions);
+	if (rc)
+		return rc;
 	if (count > TMESH_BUNDLE_MAX_REGIONS)
 		return tmesh_fail(err, -EINVAL, "a bundle has at most %d data regions, not %zu",
 				  TMESH_BUNDLE_MAX_REGIONS, count);
@@ -159,6 +163,8 @@ int tmesh_bundle_plan(struct tmesh_bundle_entry *entries, size_t count, uint64_t
 {
 	uint64_t end = start;
 
+	if (TMESH_NEED(err, bytes) || (count && TMESH_NEED(err, entries)))
+		return -EINVAL;
 	for (size_t i = 0; i < count; i++) {
 		struct tmesh_layout *layout = &entries[i].layout;
 		uint64_t extent, at;
@@ -425,8 +431,12 @@ int tmesh_bundle_create(struct tmesh_ctx *ctx, const struct tmesh_bundle_entry *
 	struct draft draft = {0};
 	void *data = NULL;
 	size_t bytes;
-	int rc = read_opts(opts, &o, err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = read_opts(opts, &o, err);
+	if (!rc && count)
+		rc = TMESH_NEED(err, entries);
 	if (!rc && count > TMESH_BUNDLE_MAX_TENSORS)
 		rc = tmesh_fail(err, -EINVAL, "a bundle has at most %u tensors, not %zu",
 				TMESH_BUNDLE_MAX_TENSORS, count);
@@ -474,8 +484,11 @@ const char *tmesh_bundle_name(const struct tmesh_bundle *bundle, size_t i)
 int tmesh_bundle_find(const struct tmesh_bundle *bundle, const char *name, size_t *i,
 		      struct tmesh_error *err)
 {
-	size_t low = 0, high = bundle->view.head->tensors;
+	size_t low = 0, high;
 
+	if (TMESH_NEED(err, bundle, name, i))
+		return -EINVAL;
+	high = bundle->view.head->tensors;
 	while (low < high) {
 		size_t middle = low + (high - low) / 2;
 		uint32_t number = bundle->view.order[middle];
@@ -506,8 +519,11 @@ static const struct tmesh_bundle_row *row_of(const struct tmesh_bundle *bundle, 
 int tmesh_bundle_entry(const struct tmesh_bundle *bundle, size_t i,
 		       struct tmesh_bundle_entry *entry, struct tmesh_error *err)
 {
-	const struct tmesh_bundle_row *row = row_of(bundle, i, err);
+	const struct tmesh_bundle_row *row;
 
+	if (TMESH_NEED(err, bundle, entry))
+		return -EINVAL;
+	row = row_of(bundle, i, err);
 	if (!row)
 		return -EINVAL;
 	memset(entry, 0, sizeof(*entry));
@@ -524,9 +540,12 @@ int tmesh_bundle_entry(const struct tmesh_bundle *bundle, size_t i,
 int tmesh_bundle_tensor(struct tmesh_bundle *bundle, size_t i, struct tmesh_tensor **out,
 			struct tmesh_error *err)
 {
-	const struct tmesh_bundle_row *row = row_of(bundle, i, err);
+	const struct tmesh_bundle_row *row;
 	struct tmesh_layout layout;
 
+	if (TMESH_NEED(err, bundle, out))
+		return -EINVAL;
+	row = row_of(bundle, i, err);
 	if (!row)
 		return -EINVAL;
 	tmesh_bundle_row_layout(row, &layout);

@@ -85,6 +85,8 @@ static int encode(struct tmesh_bundle *bundle, uint32_t rights, const uint64_t *
 int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, bundle))
+		return -EINVAL;
 	return encode(bundle, rights, NULL, text, size, err);
 }
 
@@ -92,8 +94,10 @@ int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *
 int tmesh_bundle_ref_hold(struct tmesh_bundle *bundle, uint32_t rights, uint64_t ns, char *text,
 			  size_t size, struct tmesh_error *err)
 {
-	int rc = encode(bundle, rights, NULL, text, size, err);
+	int rc = TMESH_NEED(err, bundle);
 
+	if (!rc)
+		rc = encode(bundle, rights, NULL, text, size, err);
 	return rc ? rc : encode(bundle, rights, &ns, text, size, err);
 }
 
@@ -225,8 +229,10 @@ int tmesh_bundle_open(struct tmesh_ctx *ctx, const char *text, size_t bytes, uin
 {
 	struct bundle_ref ref;
 	json_t *json;
-	int rc = tmesh_check_rights(rights, err);
+	int rc = TMESH_NEED(err, ctx, text, out);
 
+	if (!rc)
+		rc = tmesh_check_rights(rights, err);
 	if (rc)
 		return rc;
 	if (bytes > TMESH_BUNDLE_MAX_REF)
@@ -250,11 +256,14 @@ int tmesh_bundle_send(struct tmesh_bundle *bundle, int socket, uint32_t rights,
 	struct tmesh_wire_bundle head = {
 		.magic = TMESH_MAGIC_BUNDLE,
 		.version = TMESH_WIRE_VERSION,
-		.backend = bundle->ctx->ops->backend,
-		.regions = (uint32_t)bundle->count,
 	};
-	int rc = tmesh_check_rights(rights, err);
+	int rc = TMESH_NEED(err, bundle);
 
+	if (rc)
+		return rc;
+	head.backend = bundle->ctx->ops->backend;
+	head.regions = (uint32_t)bundle->count;
+	rc = tmesh_check_rights(rights, err);
 	/* What can be known to fail does before a part is under way. */
 	for (size_t i = 0; !rc && i < bundle->count; i++)
 		rc = tmesh_region_may(bundle->regions[i], rights, "send", err);
@@ -303,8 +312,10 @@ int tmesh_bundle_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_bundle **o
 {
 	struct tmesh_region **regions; /* the index first */
 	size_t count = 0;
-	int rc = tmesh_ctx_enter(ctx, err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = recv_head(ctx, socket, &count, err);
 	if (rc)

@@ -96,8 +96,10 @@ int tmesh_caps_sized(struct tmesh_ctx *ctx, size_t cap_bytes, const struct tmesh
 		     size_t *count)
 {
 	const struct tmesh_cap *found = NULL;
-	int rc = tmesh_ctx_enter(ctx, NULL);
+	int rc = TMESH_NEED(NULL, caps, count);
 
+	if (!rc)
+		rc = tmesh_ctx_enter(ctx, NULL);
 	if (!rc)
 		rc = tmesh_check_element(sizeof(**caps), cap_bytes, NULL);
 	if (rc)

@@ -219,8 +219,10 @@ int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 {
 	struct tmesh_channel_opts o;
 	struct channel_shape shape;
-	int rc = read_opts(opts, role, &o, err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = read_opts(opts, role, &o, err);
 	if (rc)
 		return rc;
 	shape = (struct channel_shape){
@@ -258,10 +260,16 @@ static int read_shape(struct tmesh_channel *channel, struct tmesh_error *err)
 	return 0;
 }
 
+static const char not_a_channel[] =
+	"the token is a region's, not a channel's: tmesh_channel_token() gives one of a channel";
+
 static int open_memory(struct tmesh_channel *channel, const char *token, struct tmesh_error *err)
 {
 	int rc = tmesh_region_open(channel->home, token, RW, &channel->memory, err);
 
+	/* Each channel's token gives both rights. */
+	if (rc == -EACCES || rc == -EPERM)
+		return tmesh_fail(err, -EPROTO, not_a_channel);
 	if (!rc)
 		rc = map(channel, err);
 	return rc ? rc : read_shape(channel, err);
@@ -343,8 +351,10 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 	struct tmesh_channel *channel;
 	struct tmesh_token_parts parts;
 	uint32_t lane = 0;
-	int rc = read_opts(opts, role, &o, err);
+	int rc = TMESH_NEED(err, ctx, token, out);
 
+	if (!rc)
+		rc = read_opts(opts, role, &o, err);
 	if (!rc && (o.slots || o.producers || o.regions || o.layouts))
 		rc = tmesh_fail(err, -EINVAL,
 				"slots, producers, regions and layouts are set when the channel is "
@@ -352,7 +362,7 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 	if (!rc)
 		rc = tmesh_token_parse(token, &parts, err);
 	if (!rc && parts.backend != TMESH_BACKEND_MEMFD)
-		rc = tmesh_fail(err, -EPROTO, "the token is a region's, not a channel's");
+		rc = tmesh_fail(err, -EPROTO, not_a_channel);
 	if (!rc)
 		rc = channel_new(ctx, role, &o, &channel, err);
 	if (rc)
@@ -377,6 +387,8 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 
 int tmesh_channel_token(struct tmesh_channel *channel, char *token, struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, channel, token))
+		return -EINVAL;
 	if (!channel->maker)
 		return tmesh_fail(err, -EINVAL,
 				  "only the maker of the channel gives out its token");

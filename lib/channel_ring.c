@@ -76,10 +76,14 @@ static ALWAYS_INLINE int fill(struct tmesh_channel *channel, const struct tmesh_
 	uint32_t most = message->tensor ? TMESH_MESSAGE_TENSOR_BYTES : TMESH_MESSAGE_BYTES;
 	uint32_t kind = message->bytes;
 
-	if (message->bytes > most || message->reserved)
+	if (message->reserved)
 		return tmesh_fail(err, -EINVAL,
-				  "a message has at most %u bytes, not %u, and reserved is 0", most,
-				  message->bytes);
+				  "the message's reserved is %u, and has to be 0: set the "
+				  "structure to zeros first, = {0}",
+				  message->reserved);
+	if (message->bytes > most)
+		return tmesh_fail(err, -EINVAL, "a message%s has at most %u bytes, not %u",
+				  message->tensor ? " with a tensor" : "", most, message->bytes);
 	if (message->tensor) {
 		int rc = channel_describe(channel, message->tensor, position, to, err);
 

@@ -213,6 +213,8 @@ static int taken_now(struct tmesh_channel *channel, const struct attempt *a,
 static int check_life(const struct tmesh_channel *channel, const char *what,
 		      struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, channel))
+		return -EINVAL;
 	if (channel->life != tmesh_fork_life())
 		return tmesh_fail(err, -EPERM,
 				  "%s: the channel was inherited through fork(); open it by its "
@@ -224,6 +226,8 @@ static int check_life(const struct tmesh_channel *channel, const char *what,
 static int check_use(const struct tmesh_channel *channel, enum tmesh_channel_role role,
 		     const char *what, struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, channel))
+		return -EINVAL;
 	if (channel->role != role)
 		return tmesh_fail(err, -EINVAL, "%s: this handle is for the other direction", what);
 	return check_life(channel, what, err);
@@ -298,6 +302,8 @@ int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_mes
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
 
 	if (!rc)
+		rc = TMESH_NEED(err, message);
+	if (!rc)
 		rc = tmesh_channel_put_one(channel, message, err);
 	if (rc == -EAGAIN)
 		rc = try_now(channel, &a, full, err);
@@ -309,6 +315,8 @@ int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_m
 {
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
 
+	if (!rc)
+		rc = TMESH_NEED(err, messages);
 	if (!rc && !count)
 		rc = tmesh_fail(err, -EINVAL, "send: a batch has at least one message");
 	if (!rc)
@@ -326,6 +334,8 @@ int tmesh_channel_send(struct tmesh_channel *channel, const struct tmesh_message
 {
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
 
+	if (!rc)
+		rc = TMESH_NEED(err, message);
 	if (!rc)
 		rc = tmesh_channel_put_one(channel, message, err);
 	if (rc == -EAGAIN)
@@ -352,6 +362,8 @@ int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *
 	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
 
 	if (!rc)
+		rc = TMESH_NEED(err, message);
+	if (!rc)
 		rc = tmesh_channel_take_one(channel, message, err);
 	if (rc == -EAGAIN)
 		rc = try_now(channel, &a, empty, err);
@@ -363,6 +375,8 @@ int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message
 {
 	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
 
+	if (!rc)
+		rc = TMESH_NEED(err, messages);
 	if (!rc && !room)
 		rc = tmesh_fail(err, -EINVAL, "receive: a batch has room for at least one message");
 	if (!rc)
@@ -394,6 +408,8 @@ int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *mess
 	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
 
 	if (!rc)
+		rc = TMESH_NEED(err, message);
+	if (!rc)
 		rc = tmesh_channel_take_one(channel, message, err);
 	if (rc == -EAGAIN && glance(channel))
 		rc = tmesh_channel_take_one(channel, message, err);
@@ -404,8 +420,10 @@ int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *mess
 
 int tmesh_channel_poll_fd(struct tmesh_channel *channel, struct tmesh_error *err)
 {
-	int rc = check_use(channel, channel->role, "poll", err);
+	int rc = TMESH_NEED(err, channel);
 
+	if (!rc)
+		rc = check_use(channel, channel->role, "poll", err);
 	if (rc)
 		return rc;
 	if (channel->role == TMESH_CHANNEL_SEND && channel->shape.lanes > 1)

@@ -137,8 +137,10 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	enum tmesh_backend wanted;
 	struct tmesh_ctx *ctx;
 	uint64_t linger_ns = 0, pool_max = 0;
-	int rc = tmesh_read_sized(&o, sizeof(o), opts, err);
+	int rc = TMESH_NEED(err, out);
 
+	if (!rc)
+		rc = tmesh_read_sized(&o, sizeof(o), opts, err);
 	if (!rc)
 		rc = wanted_backend(o.backend, &wanted, err);
 	if (!rc)
@@ -217,10 +219,10 @@ void tmesh_ctx_unref(struct tmesh_ctx *ctx)
 int tmesh_ctx_enter(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	uint32_t life = tmesh_fork_life();
-	int rc = 0;
+	int rc = TMESH_NEED(err, ctx);
 
-	if (__atomic_load_n(&ctx->life, __ATOMIC_ACQUIRE) == life)
-		return 0;
+	if (rc || __atomic_load_n(&ctx->life, __ATOMIC_ACQUIRE) == life)
+		return rc;
 	pthread_mutex_lock(&ctx->lock);
 	if (ctx->life != life) {
 		rc = tmesh_random(ctx->id_key, sizeof(ctx->id_key), err);
@@ -268,6 +270,8 @@ int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats)
 	uint64_t n[COUNTERS];
 	struct tmesh_stats s;
 
+	if (TMESH_NEED(NULL, ctx, stats))
+		return -EINVAL;
 	for (int i = 0; i < COUNTERS; i++)
 		n[i] = atomic_load_explicit(&ctx->counters[i], memory_order_relaxed);
 	s = (struct tmesh_stats){

@@ -66,8 +66,10 @@ int tmesh_tensor_to_dlpack(struct tmesh_tensor *tensor, uint32_t rights, uint32_
 {
 	struct export *export;
 	struct dl_tensor dl;
-	int rc;
+	int rc = TMESH_NEED(err, tensor, out);
 
+	if (rc)
+		return rc;
 	if (flags & ~TMESH_DLPACK_ALLOW_READONLY)
 		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x", flags);
 	if (!(rights & TMESH_WRITE) && !(flags & TMESH_DLPACK_ALLOW_READONLY))
@@ -92,8 +94,10 @@ int tmesh_tensor_to_dlpack_versioned(struct tmesh_tensor *tensor, uint32_t right
 {
 	struct export *export;
 	struct dl_tensor dl;
-	int rc;
+	int rc = TMESH_NEED(err, tensor, out);
 
+	if (rc)
+		return rc;
 	if (max_major < DLPACK_MAJOR)
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "DLPack before version 1 has no versioned tensors: ask for the "
@@ -218,6 +222,8 @@ int tmesh_tensor_from_dlpack(struct tmesh_ctx *ctx, const struct DLManagedTensor
 			     const struct tmesh_region_opts *opts, struct tmesh_tensor **out,
 			     struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, ctx, managed, out))
+		return -EINVAL;
 	if (managed->deleter == export_delete) {
 		struct export *export = managed->manager_ctx;
 
@@ -232,6 +238,8 @@ int tmesh_tensor_from_dlpack_versioned(struct tmesh_ctx *ctx,
 				       const struct tmesh_region_opts *opts,
 				       struct tmesh_tensor **out, struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, ctx, managed, out))
+		return -EINVAL;
 	if (managed->deleter == export_delete_versioned) {
 		struct export *export = managed->manager_ctx;
 

@@ -17,8 +17,10 @@ static int check(struct tmesh_region *region, uint32_t rights, const char *what,
 
 int tmesh_fence_signal(struct tmesh_region *region, uint64_t value, struct tmesh_error *err)
 {
-	int rc = check(region, TMESH_WRITE, "signal", err);
+	int rc = TMESH_NEED(err, region);
 
+	if (!rc)
+		rc = check(region, TMESH_WRITE, "signal", err);
 	if (!rc)
 		rc = region->ctx->ops->signal(region, value, err);
 	/* The number never goes back: no other region's. */
@@ -31,8 +33,10 @@ int tmesh_fence_wait(struct tmesh_region *region, uint64_t value, int64_t timeou
 		     uint64_t *reached, struct tmesh_error *err)
 {
 	uint64_t ignored;
-	int rc = check(region, TMESH_READ, "waiting for a fence", err);
+	int rc = TMESH_NEED(err, region);
 
+	if (!rc)
+		rc = check(region, TMESH_READ, "waiting for a fence", err);
 	return rc ? rc
 		  : region->ctx->ops->wait(region, value, timeout_ns, reached ? reached : &ignored,
 					   err);

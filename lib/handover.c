@@ -230,7 +230,14 @@ int tmesh_wire_send_waiting(const struct tmesh_ctx *ctx, int socket, const void 
 int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 		      struct tmesh_error *err)
 {
-	struct tmesh_wire_region wire = {
+	struct tmesh_wire_region wire;
+	int rc = TMESH_NEED(err, region);
+	int fds[TMESH_WIRE_FDS];
+	int more = 0;
+
+	if (rc)
+		return rc;
+	wire = (struct tmesh_wire_region){
 		.magic = TMESH_MAGIC_REGION,
 		.version = TMESH_WIRE_VERSION,
 		.backend = region->ctx->ops->backend,
@@ -239,10 +246,7 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 		.id = region->id,
 		.bytes = region->bytes,
 	};
-	int rc = tmesh_check_rights(rights, err);
-	int fds[TMESH_WIRE_FDS];
-	int more = 0;
-
+	rc = tmesh_check_rights(rights, err);
 	if (!rc)
 		rc = tmesh_region_may(region, rights, "send", err);
 	if (!rc)
@@ -330,10 +334,14 @@ static int take_region(struct tmesh_region *region, int socket, uint64_t deadlin
 int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **out,
 		      struct tmesh_error *err)
 {
-	uint64_t deadline = tmesh_now_ns() + ctx->timeout_ns;
 	struct tmesh_region *region;
-	int rc = tmesh_ctx_enter(ctx, err);
+	uint64_t deadline;
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (rc)
+		return rc;
+	deadline = tmesh_now_ns() + ctx->timeout_ns;
+	rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = tmesh_spare_files(ctx, err);
 	if (rc)

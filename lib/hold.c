@@ -386,12 +386,15 @@ static int begin(struct tmesh_region *region, uint32_t rights, uint64_t ns, uint
 int tmesh_region_hold(struct tmesh_region *region, uint32_t rights, uint64_t ns, char *token,
 		      struct tmesh_error *err)
 {
-	struct tmesh_ctx *ctx = region->ctx;
+	struct tmesh_ctx *ctx;
 	struct tmesh_token_parts parts;
 	char text[TMESH_TOKEN_SIZE];
 	uint8_t secret[TMESH_SECRET_BYTES];
-	int rc;
+	int rc = TMESH_NEED(err, region, token);
 
+	if (rc)
+		return rc;
+	ctx = region->ctx;
 	if (ns > TMESH_HOLD_MAX_NS)
 		return tmesh_fail(err, -EINVAL, "hold: %" PRIu64 " ns are more than a day", ns);
 	/* All that a token needs is there from then on. */

@@ -61,8 +61,12 @@ int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *con
 	       size_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err)
 {
 	struct tmesh_keep_opts o;
-	int rc = check_name(name, err);
+	int rc = TMESH_NEED(err, ctx);
 
+	if (!rc && count)
+		rc = TMESH_NEED(err, regions);
+	if (!rc)
+		rc = check_name(name, err);
 	if (!rc)
 		rc = read_opts(opts, &o, err);
 	if (!rc && (count == 0 || count > TMESH_KEPT_MAX_REGIONS))
@@ -78,9 +82,12 @@ int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *con
 int tmesh_keep_bundle(struct tmesh_ctx *ctx, const char *name, struct tmesh_bundle *bundle,
 		      const struct tmesh_keep_opts *opts, struct tmesh_error *err)
 {
-	struct tmesh_region **regions = calloc(bundle->count + 1, sizeof(struct tmesh_region *));
-	int rc;
+	struct tmesh_region **regions;
+	int rc = TMESH_NEED(err, ctx, bundle);
 
+	if (rc)
+		return rc;
+	regions = calloc(bundle->count + 1, sizeof(struct tmesh_region *));
 	if (!regions)
 		return tmesh_fail(err, -ENOMEM, "no memory to keep a bundle");
 	regions[0] = bundle->index;
@@ -94,8 +101,10 @@ int tmesh_keep_bundle(struct tmesh_ctx *ctx, const char *name, struct tmesh_bund
 int tmesh_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
 		    struct tmesh_region ***regions, size_t *count, struct tmesh_error *err)
 {
-	int rc = check_name(name, err);
+	int rc = TMESH_NEED(err, ctx, regions, count);
 
+	if (!rc)
+		rc = check_name(name, err);
 	if (!rc)
 		rc = tmesh_check_rights(rights, err);
 	if (!rc)
@@ -108,8 +117,10 @@ int tmesh_kept_open_bundle(struct tmesh_ctx *ctx, const char *name, uid_t uid,
 {
 	struct tmesh_region **regions;
 	size_t count;
-	int rc = tmesh_kept_open(ctx, name, uid, TMESH_READ, &regions, &count, err);
+	int rc = TMESH_NEED(err, out);
 
+	if (!rc)
+		rc = tmesh_kept_open(ctx, name, uid, TMESH_READ, &regions, &count, err);
 	if (rc)
 		return rc;
 	rc = tmesh_bundle_take(ctx, regions[0], regions + 1, count - 1, out, err);
@@ -124,8 +135,10 @@ int tmesh_kept_list_sized(struct tmesh_ctx *ctx, size_t info_bytes, struct tmesh
 {
 	struct tmesh_kept_info *all = NULL;
 	size_t found;
-	int rc = tmesh_ctx_enter(ctx, err);
+	int rc = TMESH_NEED(err, infos, count);
 
+	if (!rc)
+		rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = ctx->ops->keep->list(ctx, &all, &found, err);
 	if (!rc)
@@ -153,8 +166,10 @@ int tmesh_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *info,
 		      struct tmesh_error *err)
 {
 	struct tmesh_keeper_info all = {.size = sizeof(all)};
-	int rc = tmesh_ctx_enter(ctx, err);
+	int rc = TMESH_NEED(err, info);
 
+	if (!rc)
+		rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = ctx->ops->keep->info(ctx, &all, err);
 	return rc ? rc : tmesh_write_sized(info, &all, sizeof(all), err);

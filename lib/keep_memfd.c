@@ -16,7 +16,8 @@ static int check_user(const struct tmesh_ctx *ctx, uid_t uid, struct tmesh_error
 	if (uid == TMESH_KEPT_OWN || uid == ctx->uid)
 		return 0;
 	return tmesh_fail(err, -EOPNOTSUPP,
-			  "memfd regions are for one user: what user %u keeps needs the module",
+			  "what user %u keeps was asked for, and memfd regions are for one user: "
+			  "TMESH_KEPT_OWN is what you keep; another user's needs the module",
 			  (unsigned int)uid);
 }
 

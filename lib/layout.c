@@ -49,8 +49,10 @@ int tmesh_layout_contiguous(struct tmesh_layout *layout, enum tmesh_dtype dtype,
 {
 	struct tmesh_layout made = {.dtype = dtype, .ndim = ndim};
 	int64_t stride = 1;
-	int rc;
+	int rc = TMESH_NEED(err, layout);
 
+	if (rc)
+		return rc;
 	rc = check_type(dtype, ndim, shape, err);
 	if (rc)
 		return rc;
@@ -160,8 +162,10 @@ int tmesh_layout_check(const struct tmesh_layout *layout, uint64_t region_bytes,
 {
 	uint64_t bytes, end;
 	int64_t low, high;
-	int rc;
+	int rc = TMESH_NEED(err, layout);
 
+	if (rc)
+		return rc;
 	rc = tmesh_layout_measure(layout, &bytes, &low, &high, err);
 	if (rc)
 		return rc;

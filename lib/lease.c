@@ -89,12 +89,16 @@ static int set(struct tmesh_region *region, int pidfd, uint64_t ns, enum tmesh_t
 int tmesh_lease_set(struct tmesh_region *region, uint64_t ns, enum tmesh_taken taken,
 		    struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, region))
+		return -EINVAL;
 	return set(region, -1, ns, taken, err);
 }
 
 int tmesh_lease_bind(struct tmesh_region *region, int pidfd, uint64_t ns, enum tmesh_taken taken,
 		     struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, region))
+		return -EINVAL;
 	if (!region->ctx->ops->lease_set)
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "lease: only the module ends a lease with a process");
@@ -175,6 +179,8 @@ int tmesh_lease_touch(struct tmesh_region *region)
 {
 	struct tmesh_lease_keeper *keeper;
 
+	if (TMESH_NEED(NULL, region))
+		return -EINVAL;
 	if (tmesh_region_inherited(region))
 		return -EPERM;
 	/* What was read was read before the state is. */

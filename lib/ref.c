@@ -327,8 +327,10 @@ int tmesh_ref_from_members(const struct tmesh_ref_members *members, struct tmesh
 {
 	struct tmesh_ref_members m;
 	struct tmesh_ref read = {0};
-	int rc = tmesh_read_sized(&m, sizeof(m), members, err);
+	int rc = TMESH_NEED(err, members, ref);
 
+	if (!rc)
+		rc = tmesh_read_sized(&m, sizeof(m), members, err);
 	if (!rc)
 		rc = read_members(&m, &read, err);
 	if (!rc)
@@ -369,9 +371,19 @@ static int read_ref(const json_t *json, struct tmesh_ref *ref, struct tmesh_erro
 	return rc ? rc : read_members(&m, ref, err);
 }
 
+static bool begins_as_object(const char *text, size_t bytes)
+{
+	size_t i = 0;
+
+	while (i < bytes && strchr(" \t\r\n", text[i]))
+		i++;
+	return i < bytes && text[i] == '{';
+}
+
 int tmesh_ref_load(const char *text, size_t bytes, json_t **out, struct tmesh_error *err)
 {
 	json_error_t where;
+	const char *end;
 
 	*out = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
 	if (*out)
@@ -385,6 +397,15 @@ int tmesh_ref_load(const char *text, size_t bytes, json_t **out, struct tmesh_er
 		return tmesh_fail(err, -EPROTO,
 				  "this is a token, not a ref, which begins with {. A tensor or a "
 				  "bundle is opened by its ref: " TMESH_OTHER_TOKENS);
+	end = bytes ? memchr(text, '\0', bytes) : NULL;
+	if (end)
+		return tmesh_fail(err, -EPROTO,
+				  "byte %zu of the ref's %zu is a zero, which ends its text: give "
+				  "its length, strlen(), and not the size of its place",
+				  (size_t)(end - text), bytes);
+	if (!begins_as_object(text, bytes))
+		return tmesh_fail(err, -EPROTO,
+				  "the ref is not JSON: a ref is an object, which begins with {");
 	return tmesh_fail(err, -EPROTO, "the ref is not JSON from byte %d on", where.position);
 }
 
@@ -412,8 +433,10 @@ int tmesh_ref_decode(const char *text, size_t bytes, struct tmesh_ref *ref, stru
 {
 	struct tmesh_ref read = {0};
 	json_t *json;
-	int rc;
+	int rc = TMESH_NEED(err, text, ref);
 
+	if (rc)
+		return rc;
 	if (bytes > TMESH_REF_SIZE)
 		return long_bundle(text, bytes)
 			       ? tmesh_fail(err, -EPROTO, IS_BUNDLE)

@@ -57,8 +57,11 @@ void tmesh_region_set_shared(struct tmesh_region *region)
 static int may_here(struct tmesh_region *region, uint32_t rights, const char *what,
 		    struct tmesh_error *err)
 {
-	uint32_t missing = rights & ~region->rights;
+	uint32_t missing;
 
+	if (TMESH_NEED(err, region))
+		return -EINVAL;
+	missing = rights & ~region->rights;
 	if (tmesh_region_inherited(region))
 		return tmesh_fail(err, -EPERM,
 				  "%s: the region was inherited through fork(); open it in this "
@@ -78,7 +81,7 @@ static int may_here(struct tmesh_region *region, uint32_t rights, const char *wh
 int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
 		     struct tmesh_error *err)
 {
-	if (region->private && !tmesh_region_inherited(region))
+	if (region && region->private && !tmesh_region_inherited(region))
 		return tmesh_fail(
 			err, -EOPNOTSUPP,
 			"%s: what is written in a private view is this process's own; put "
@@ -263,8 +266,10 @@ int tmesh_region_create(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 {
 	struct tmesh_region_opts o;
 	struct tmesh_region *region;
-	int rc = tmesh_read_region_opts(opts, &o, err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = tmesh_read_region_opts(opts, &o, err);
 	if (rc)
 		return rc;
 	if (bytes == 0)
@@ -286,8 +291,10 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 {
 	struct tmesh_region_opts o;
 	struct tmesh_region *region;
-	int rc = tmesh_read_region_opts(opts, &o, err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = tmesh_read_region_opts(opts, &o, err);
 	if (rc)
 		return rc;
 	if (o.flags & ~(uint32_t)(TMESH_REGION_GID | TMESH_REGION_NO_PIN))
@@ -363,8 +370,10 @@ int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_
 int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
 		     struct tmesh_error *err)
 {
-	int rc = 0;
+	int rc = TMESH_NEED(err, region, addr);
 
+	if (rc)
+		return rc;
 	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
 		return tmesh_fail(
 			err, -EINVAL,
@@ -461,6 +470,8 @@ int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void 
 
 	if (!rc)
 		rc = check_range(region, offset, bytes, err);
+	if (!rc && bytes)
+		rc = TMESH_NEED(err, data);
 	if (rc || bytes == 0)
 		return rc;
 	rc = tmesh_region_fill(region, offset, data, bytes, err);
@@ -490,6 +501,8 @@ int tmesh_region_fetch(struct tmesh_region *region, uint64_t offset, void *data,
 
 	if (!rc)
 		rc = check_range(region, offset, bytes, err);
+	if (!rc && bytes)
+		rc = TMESH_NEED(err, data);
 	if (rc || bytes == 0)
 		return rc;
 	if (region->private)
@@ -534,92 +547,6 @@ bool tmesh_region_is_sealed(struct tmesh_region *region)
 	return region->sealed;
 }
 
-enum derived {
-	DERIVED_HANDLE,
-	DERIVED_PIN,
-	DERIVED_PRIVATE, /* a pin too */
-};
-
-static int derive_new(struct tmesh_region *region, uint32_t rights, enum derived what,
-		      struct tmesh_region **out, struct tmesh_error *err)
-{
-	bool pin = what != DERIVED_HANDLE;
-	int rc = tmesh_spare_files(region->ctx, err);
-	struct tmesh_region *derived;
-
-	if (rc)
-		return rc;
-	derived = tmesh_region_new(region->ctx, err);
-	if (!derived)
-		return -ENOMEM;
-	derived->rights = rights;
-	derived->kind = region->kind;
-	derived->id = region->id;
-	derived->bytes = region->bytes;
-	derived->alloc = region->alloc;
-	derived->align_huge = region->align_huge;
-	derived->sealed = region->sealed;
-	derived->pinning = pin;
-	derived->opts = region->opts;
-	memcpy(derived->label, region->label, sizeof(derived->label));
-	derived->opts.label = derived->label;
-	rc = region->ctx->ops->derive(derived, region, rights, pin, err);
-	if (rc) {
-		tmesh_region_destroy(derived);
-		return rc;
-	}
-	if (what == DERIVED_PRIVATE) {
-		derived->private = true;
-		derived->sealed = false;
-		derived->rights = TMESH_READ | TMESH_WRITE;
-	}
-	tmesh_region_set_shared(region);
-	tmesh_region_publish(derived, out);
-	return 0;
-}
-
-static int derive(struct tmesh_region *region, uint32_t rights, enum derived what,
-		  struct tmesh_region **out, struct tmesh_error *err)
-{
-	int rc = derive_new(region, rights, what, out, err);
-
-	return tmesh_pool_yields(region->ctx, rc) ? derive_new(region, rights, what, out, err) : rc;
-}
-
-int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tmesh_region **out,
-			struct tmesh_error *err)
-{
-	int rc = tmesh_check_rights(rights, err);
-
-	if (!rc)
-		rc = tmesh_region_may(region, rights, "derive", err);
-	return rc ? rc : derive(region, rights, DERIVED_HANDLE, out, err);
-}
-
-int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
-		     struct tmesh_error *err)
-{
-	int rc = tmesh_region_may(region, TMESH_READ, "pin", err);
-
-	return rc ? rc : derive(region, TMESH_READ, DERIVED_PIN, out, err);
-}
-
-int tmesh_region_private(struct tmesh_region *region, struct tmesh_region **out,
-			 struct tmesh_error *err)
-{
-	int rc = tmesh_region_may(region, TMESH_READ, "private view", err);
-
-	if (!rc && (region->kind & TMESH_KIND_OPAQUE))
-		rc = tmesh_fail(
-			err, -EOPNOTSUPP,
-			"private view: the region stands for a descriptor and is not mapped");
-	if (!rc && !tmesh_region_is_sealed(region))
-		rc = tmesh_fail(
-			err, -EINVAL,
-			"private view: the region is not sealed, so others may still write to it");
-	return rc ? rc : derive(region, TMESH_READ, DERIVED_PRIVATE, out, err);
-}
-
 int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err)
 {
 	int rc = tmesh_region_may(region, TMESH_MANAGE, "revoke", err);
@@ -646,6 +573,8 @@ int tmesh_region_poll_fd(struct tmesh_region *region, uint32_t events, short *wa
 {
 	const uint32_t awaited = TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE | TMESH_EVENT_POISONED;
 
+	if (TMESH_NEED(err, region))
+		return -EINVAL;
 	if (!events || (events & ~awaited))
 		return tmesh_fail(err, -EINVAL,
 				  "poll: events 0x%x are not made of TMESH_EVENT_TAKEN, "
@@ -673,6 +602,8 @@ int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uin
 			"export: rights 0x%x are neither TMESH_READ nor TMESH_READ | TMESH_WRITE",
 			rights);
 	rc = tmesh_region_may(region, rights, "export", err);
+	if (!rc)
+		rc = TMESH_NEED(err, fd);
 	if (rc)
 		return rc;
 	if (offset % page || bytes % page)
@@ -696,12 +627,15 @@ int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uin
 int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token,
 		       struct tmesh_error *err)
 {
-	int rc = tmesh_check_rights(rights, err);
+	int rc = TMESH_NEED(err, region, token);
 
 	if (!rc)
-		rc = tmesh_region_may(region, rights, "token", err);
+		rc = tmesh_check_rights(rights, err);
 	if (!rc)
-		rc = region->ctx->ops->token(region, rights, token, err);
+		rc = tmesh_region_may(region, rights, "token", err);
+	if (rc)
+		return rc;
+	rc = region->ctx->ops->token(region, rights, token, err);
 	if (tmesh_pool_yields(region->ctx, rc))
 		rc = region->ctx->ops->token(region, rights, token, err);
 	if (!rc && !(rights == TMESH_READ && region->lent))
@@ -728,8 +662,10 @@ int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 		      struct tmesh_region **out, struct tmesh_error *err)
 {
 	struct tmesh_token_parts parts;
-	int rc = tmesh_check_rights(rights, err);
+	int rc = TMESH_NEED(err, ctx, token, out);
 
+	if (!rc)
+		rc = tmesh_check_rights(rights, err);
 	if (!rc)
 		rc = tmesh_token_parse(token, &parts, err);
 	if (!rc && parts.backend != ctx->ops->backend)
@@ -769,9 +705,12 @@ int tmesh_region_set_description(struct tmesh_region *region, const char *text,
 int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
 		      struct tmesh_error *err)
 {
-	struct tmesh_region_info *all = calloc(1, sizeof(*all));
-	int rc;
+	struct tmesh_region_info *all;
+	int rc = TMESH_NEED(err, region, info);
 
+	if (rc)
+		return rc;
+	all = calloc(1, sizeof(*all));
 	if (!all)
 		return tmesh_fail(err, -ENOMEM, "no memory to describe the region");
 	rc = region->ctx->ops->info(region, all, err);

@@ -92,9 +92,11 @@ static int verify(int dir, const char *path, struct tmesh_error *err)
 int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
 {
 	char path[4096], text[64];
-	int dir, rc;
+	int rc = TMESH_NEED(err, ctx, out);
+	int dir;
 
-	rc = tmesh_rundir_path(ctx, path, sizeof(path), err);
+	if (!rc)
+		rc = tmesh_rundir_path(ctx, path, sizeof(path), err);
 	if (rc)
 		return rc;
 	dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

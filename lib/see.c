@@ -10,8 +10,10 @@ int tmesh_list_sized(struct tmesh_ctx *ctx, size_t info_bytes, struct tmesh_regi
 {
 	struct tmesh_region_info *all = NULL;
 	size_t found;
-	int rc = tmesh_ctx_enter(ctx, err);
+	int rc = TMESH_NEED(err, infos, count);
 
+	if (!rc)
+		rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = ctx->ops->list(ctx, &all, &found, err);
 	if (!rc)
@@ -31,8 +33,10 @@ int tmesh_holders_sized(struct tmesh_ctx *ctx, uint64_t id, size_t holder_bytes,
 {
 	struct tmesh_holder_info *all = NULL;
 	size_t found;
-	int rc = tmesh_ctx_enter(ctx, err);
+	int rc = TMESH_NEED(err, holders, count);
 
+	if (!rc)
+		rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = ctx->ops->holders(ctx, id, &all, &found, err);
 	if (!rc)

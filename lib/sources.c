@@ -42,8 +42,10 @@ int tmesh_region_from_user(struct tmesh_ctx *ctx, void *addr, uint64_t bytes, ui
 {
 	uint64_t page = tmesh_page_bytes(), last;
 	struct tmesh_region *region;
-	int rc = check_read_write(rights, "pinning memory", err);
+	int rc = TMESH_NEED(err, ctx, addr, out);
 
+	if (!rc)
+		rc = check_read_write(rights, "pinning memory", err);
 	if (rc)
 		return rc;
 	if (!bytes || bytes % page || (uintptr_t)addr % page)
@@ -63,8 +65,11 @@ int tmesh_region_from_dmabuf(struct tmesh_ctx *ctx, int fd, const struct tmesh_r
 			     struct tmesh_region **out, struct tmesh_error *err)
 {
 	struct tmesh_region *region;
-	int rc = begin(ctx, ctx->ops->from_dmabuf, "importing a dma-buf", 0, opts, &region, err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = begin(ctx, ctx->ops->from_dmabuf, "importing a dma-buf", 0, opts, &region,
+			   err);
 	if (rc)
 		return rc;
 	return tmesh_region_opened(region, ctx->ops->from_dmabuf(region, fd, err), out);
@@ -75,8 +80,10 @@ int tmesh_region_from_fd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 			 struct tmesh_error *err)
 {
 	struct tmesh_region *region;
-	int rc;
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (rc)
+		return rc;
 	if (!bytes)
 		return tmesh_fail(err, -EINVAL, "say how many bytes the descriptor stands for");
 	if (bytes > TMESH_BYTES_MAX)
@@ -90,8 +97,10 @@ int tmesh_region_from_fd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 
 int tmesh_region_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_error *err)
 {
-	int rc = tmesh_region_may(region, TMESH_WRITE, "asking for the descriptor", err);
+	int rc = TMESH_NEED(err, region, fd);
 
+	if (!rc)
+		rc = tmesh_region_may(region, TMESH_WRITE, "asking for the descriptor", err);
 	if (!rc && !region->ctx->ops->opaque_fd)
 		rc = tmesh_fail(err, -EOPNOTSUPP,
 				"the region is memory; it stands for no descriptor");
@@ -103,14 +112,19 @@ int tmesh_region_gather(struct tmesh_ctx *ctx, const struct tmesh_gather_extent 
 			struct tmesh_region **out, struct tmesh_error *err)
 {
 	struct tmesh_region *region;
-	int rc = check_read_write(rights, "gather", err);
+	int rc = TMESH_NEED(err, ctx, extents, out);
 
+	if (!rc)
+		rc = check_read_write(rights, "gather", err);
 	if (rc)
 		return rc;
 	if (!count || count > GATHER_MAX)
 		return tmesh_fail(err, -EINVAL, "gather: %zu parts; a view has 1 to %zu", count,
 				  GATHER_MAX);
 	for (size_t i = 0; i < count && !rc; i++) {
+		rc = TMESH_NEED(err, extents[i].region);
+		if (rc)
+			return rc;
 		if (extents[i].region->ctx->ops != ctx->ops)
 			rc = tmesh_fail(err, -EINVAL, "gather: part %zu is of another backend", i);
 		else

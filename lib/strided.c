@@ -170,8 +170,12 @@ static int read_strided(struct tmesh_tensor *tensor, void *data, struct tmesh_er
 int tmesh_tensor_read(struct tmesh_tensor *tensor, void *data, uint64_t bytes,
 		      struct tmesh_error *err)
 {
-	int rc;
+	int rc = TMESH_NEED(err, tensor);
 
+	if (!rc && bytes)
+		rc = TMESH_NEED(err, data);
+	if (rc)
+		return rc;
 	if (bytes != tensor->bytes)
 		return tmesh_fail(err, -EINVAL,
 				  "read: there is room for %llu bytes, and the tensor has %llu",

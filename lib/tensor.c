@@ -119,8 +119,10 @@ int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t n
 	struct tmesh_region_opts o;
 	struct tmesh_layout layout;
 	uint64_t bytes;
-	int rc;
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (rc)
+		return rc;
 	rc = plan(dtype, ndim, shape, &layout, &bytes, err);
 	if (!rc)
 		rc = tmesh_read_tensor_opts(opts, &o, err);
@@ -136,9 +138,15 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 	struct tmesh_layout layout;
 	uint64_t bytes;
 	bool again, seal;
-	int rc;
+	int rc = TMESH_NEED(err, ctx, out);
 
-	rc = plan(dtype, ndim, shape, &layout, &bytes, err);
+	if (!rc)
+		rc = plan(dtype, ndim, shape, &layout, &bytes, err);
+	if (!rc && bytes && !data)
+		rc = tmesh_fail(err, -EINVAL,
+				"data is NULL, and a tensor of %" PRIu64
+				" bytes is put: tmesh_tensor_create() makes one of zeros",
+				bytes);
 	if (!rc)
 		rc = tmesh_read_tensor_opts(opts, &overwrite, err);
 	if (rc)
@@ -172,12 +180,16 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 int tmesh_tensor_wrap(struct tmesh_region *region, const struct tmesh_layout *layout,
 		      struct tmesh_tensor **out, struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, region, layout, out))
+		return -EINVAL;
 	return tensor_over(tmesh_region_ref(region), layout, out, err);
 }
 
 int tmesh_tensor_view(struct tmesh_tensor *tensor, const struct tmesh_layout *layout,
 		      struct tmesh_tensor **out, struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, tensor, layout, out))
+		return -EINVAL;
 	return tmesh_tensor_wrap(tensor->region, layout, out, err);
 }
 
@@ -251,8 +263,10 @@ int tmesh_tensor_data(struct tmesh_tensor *tensor, uint32_t rights, void **data,
 {
 	bool writable = rights & TMESH_WRITE;
 	void *base;
-	int rc;
+	int rc = TMESH_NEED(err, tensor, data);
 
+	if (rc)
+		return rc;
 	/* Asked every time: the region may have been sealed or revoked meanwhile. */
 	rc = tmesh_region_map(tensor->region, rights, &base, err);
 	if (rc)
@@ -275,11 +289,17 @@ static struct tmesh_ref ref_of(const struct tmesh_tensor *tensor)
 int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err)
 {
-	struct tmesh_ref ref = ref_of(tensor);
-	int rc = tmesh_refuse_sealed_ref(tensor->region, rights, err);
+	struct tmesh_ref ref;
+	int rc = TMESH_NEED(err, tensor);
 
 	if (!rc)
-		rc = tmesh_region_token(tensor->region, rights, ref.token, err);
+		rc = tmesh_check_rights(rights, err);
+	if (!rc)
+		rc = tmesh_refuse_sealed_ref(tensor->region, rights, err);
+	if (rc)
+		return rc;
+	ref = ref_of(tensor);
+	rc = tmesh_region_token(tensor->region, rights, ref.token, err);
 	return rc ? rc : tmesh_ref_encode(&ref, text, size, err);
 }
 
@@ -287,11 +307,13 @@ int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *
 int tmesh_tensor_ref_hold(struct tmesh_tensor *tensor, uint32_t rights, uint64_t ns, char *text,
 			  size_t size, struct tmesh_error *err)
 {
-	struct tmesh_ref ref = ref_of(tensor);
+	struct tmesh_ref ref;
 	int rc = tmesh_tensor_ref_encode(tensor, rights, text, size, err);
 
-	if (!rc)
-		rc = tmesh_region_hold(tensor->region, rights, ns, ref.token, err);
+	if (rc)
+		return rc;
+	ref = ref_of(tensor);
+	rc = tmesh_region_hold(tensor->region, rights, ns, ref.token, err);
 	return rc ? rc : tmesh_ref_encode(&ref, text, size, err);
 }
 
@@ -319,8 +341,13 @@ int tmesh_tensor_open(struct tmesh_ctx *ctx, const struct tmesh_ref *ref, uint32
 		      struct tmesh_tensor **out, struct tmesh_error *err)
 {
 	struct tmesh_region *region;
-	int rc;
+	int rc = TMESH_NEED(err, ctx, ref, out);
 
+	if (!rc && !ref->token[0])
+		rc = tmesh_fail(err, -EPROTO,
+				"the ref has no token: it describes a tensor and opens none");
+	if (rc)
+		return rc;
 	rc = tmesh_region_open(ctx, ref->token, rights, &region, err);
 	if (rc)
 		return rc;

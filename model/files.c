@@ -357,8 +357,10 @@ int model_open(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out
 int tmesh_model_describe(const char *path, struct tmesh_model **out, struct tmesh_error *err)
 {
 	struct tmesh_model *model;
-	int rc = model_open(NULL, path, &model, err);
+	int rc = TMESH_NEED(err, out);
 
+	if (!rc)
+		rc = model_open(NULL, path, &model, err);
 	if (rc)
 		return rc;
 	model_close_files(model);

@@ -121,8 +121,10 @@ int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 {
 	struct load load = {.ctx = ctx};
 	uint64_t began = tmesh_now_ns();
-	int rc = read_opts(opts, ctx, &load.opts, err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = read_opts(opts, ctx, &load.opts, err);
 	if (rc)
 		return rc;
 	rc = model_open(ctx, path, &load.model, err);
@@ -148,6 +150,8 @@ int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 int tmesh_model_report(const struct tmesh_model *model, struct tmesh_model_report *out,
 		       struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, model, out))
+		return -EINVAL;
 	if (!model->region)
 		return tmesh_fail(err, -EINVAL, "the model was described, not loaded");
 	return tmesh_write_sized(out, &model->report, sizeof(model->report), err);
@@ -196,8 +200,10 @@ int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index,
 			    struct tmesh_tensor **out, struct tmesh_error *err)
 {
 	struct tmesh_layout layout;
-	int rc;
+	int rc = TMESH_NEED(err, model, out);
 
+	if (rc)
+		return rc;
 	if (!model->region)
 		return tmesh_fail(err, -EINVAL, "the model was described, not loaded");
 	if (index >= model->entry_count)
@@ -215,8 +221,10 @@ int tmesh_model_bundle(struct tmesh_ctx *ctx, const struct tmesh_model *model,
 	struct tmesh_bundle_entry *entries;
 	char label[TMESH_LABEL_LEN + 1];
 	char *metadata = NULL;
-	int rc;
+	int rc = TMESH_NEED(err, ctx, model, out);
 
+	if (rc)
+		return rc;
 	if (!model->region)
 		return tmesh_fail(err, -EINVAL, "the model was described, not loaded");
 	entries = calloc(model->entry_count + 1, sizeof(*entries));

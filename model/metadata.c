@@ -116,9 +116,12 @@ static json_t *value_json(const struct table_value *value, uint64_t most)
 int tmesh_model_metadata_json(const struct tmesh_model *model, uint64_t most, char **text,
 			      struct tmesh_error *err)
 {
-	json_t *all = json_object();
 	char *written = NULL;
+	json_t *all;
 
+	if (TMESH_NEED(err, model, text))
+		return -EINVAL;
+	all = json_object();
 	for (size_t i = 0; all && i < model->value_count; i++) {
 		if (json_object_set_new(all, model->values[i]->key,
 					value_json(model->values[i], most))) {

@@ -146,10 +146,15 @@ int model_join(struct tmesh_model *model, struct tmesh_error *err)
 int tmesh_model_parse(const void *header, size_t bytes, uint64_t file_bytes,
 		      struct tmesh_model **out, uint64_t *need, struct tmesh_error *err)
 {
-	struct tmesh_model *model = model_new(1);
+	struct tmesh_model *model;
 	uint64_t wanted = 0;
-	int rc;
+	int rc = TMESH_NEED(err, out);
 
+	if (!rc && bytes)
+		rc = TMESH_NEED(err, header);
+	if (rc)
+		return rc;
+	model = model_new(1);
 	if (!model)
 		return tmesh_fail(err, -ENOMEM, "no memory for the model");
 	model->files[0].bytes = file_bytes;
@@ -185,6 +190,8 @@ int tmesh_model_tensor(const struct tmesh_model *model, size_t index,
 	struct tmesh_model_tensor info = {0};
 	const struct table_tensor *tensor;
 
+	if (TMESH_NEED(err, model, out))
+		return -EINVAL;
 	if (index >= model->entry_count)
 		return tmesh_fail(err, -EINVAL,
 				  "the model has %zu tensors, none with the number %zu",
@@ -206,9 +213,12 @@ int tmesh_model_tensor(const struct tmesh_model *model, size_t index,
 int tmesh_model_find(const struct tmesh_model *model, const char *name, size_t *index,
 		     struct tmesh_error *err)
 {
-	size_t low = 0, high = model->entry_count;
+	size_t low = 0, high;
 	char quoted[MODEL_QUOTE];
 
+	if (TMESH_NEED(err, model, name, index))
+		return -EINVAL;
+	high = model->entry_count;
 	while (low < high) {
 		size_t middle = low + (high - low) / 2;
 		int order = strcmp(model->entries[model->sorted[middle]].tensor->name, name);
@@ -251,6 +261,8 @@ int tmesh_model_value(const struct tmesh_model *model, size_t index, struct tmes
 	struct tmesh_model_value info = {0};
 	const struct table_value *value;
 
+	if (TMESH_NEED(err, model, out))
+		return -EINVAL;
 	if (index >= model->value_count)
 		return tmesh_fail(err, -EINVAL,
 				  "the model has %zu pieces of metadata, none with the number %zu",

@@ -120,8 +120,10 @@ int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
 {
 	struct tmesh_slot_opts o;
 	struct tmesh_slot *slot;
-	int rc = tmesh_read_sized(&o, sizeof(o), opts, err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = tmesh_read_sized(&o, sizeof(o), opts, err);
 	if (!rc && (o.reserved || o.max_ref > TMESH_BUNDLE_MAX_REF))
 		rc = tmesh_fail(err, -EINVAL, "max_ref is %u; %u is the most, and reserved is 0",
 				o.max_ref, TMESH_BUNDLE_MAX_REF);
@@ -182,6 +184,8 @@ void tmesh_slot_unref(struct tmesh_slot *slot)
 
 int tmesh_slot_token(struct tmesh_slot *slot, char *token, struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, slot, token))
+		return -EINVAL;
 	return model_board_token(&slot->board, token, err);
 }
 
@@ -207,8 +211,10 @@ int tmesh_slot_publish(struct tmesh_slot *slot, struct tmesh_bundle *bundle, uin
 {
 	struct tmesh_bundle *old;
 	uint64_t number;
-	int rc = model_check_life(slot->board.life, err);
+	int rc = TMESH_NEED(err, slot);
 
+	if (!rc)
+		rc = model_check_life(slot->board.life, err);
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&slot->lock);
@@ -287,11 +293,15 @@ static void family_unref(struct family *family)
 int tmesh_slot_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_slot_reader **out,
 		    struct tmesh_error *err)
 {
-	struct tmesh_slot_reader *reader = calloc(1, sizeof(*reader));
-	struct family *family = calloc(1, sizeof(*family));
+	struct tmesh_slot_reader *reader;
+	struct family *family;
 	const struct head *head;
-	int rc;
+	int rc = TMESH_NEED(err, ctx, token, out);
 
+	if (rc)
+		return rc;
+	reader = calloc(1, sizeof(*reader));
+	family = calloc(1, sizeof(*family));
 	if (!reader || !family) {
 		free(reader);
 		free(family);
@@ -328,8 +338,10 @@ int tmesh_slot_open_named(struct tmesh_ctx *ctx, const char *name, struct tmesh_
 			  struct tmesh_error *err)
 {
 	char token[TMESH_TOKEN_SIZE];
-	int rc = slot_name_check(name ? name : "", err);
+	int rc = TMESH_NEED(err, ctx, out);
 
+	if (!rc)
+		rc = slot_name_check(name ? name : "", err);
 	if (!rc)
 		rc = slot_name_find(ctx, name, token, err);
 	if (rc)
@@ -537,6 +549,8 @@ static int slot_read(struct tmesh_slot_reader *reader, struct tmesh_error *err)
 int tmesh_slot_read(struct tmesh_slot_reader *reader, struct tmesh_slot_value **value,
 		    struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, reader, value))
+		return -EINVAL;
 	if (__builtin_expect(atomic_load_explicit(reader->newest, memory_order_acquire) !=
 				     reader->generation,
 			     0)) {
@@ -587,13 +601,17 @@ struct tmesh_bundle *tmesh_slot_value_bundle(const struct tmesh_slot_value *valu
 
 int tmesh_slot_poll_fd(struct tmesh_slot_reader *reader, struct tmesh_error *err)
 {
+	if (TMESH_NEED(err, reader))
+		return -EINVAL;
 	return model_view_watch(&reader->view, err);
 }
 
 int tmesh_slot_changed(struct tmesh_slot_reader *reader)
 {
-	int rc = model_check_life(reader->life, NULL);
+	int rc = TMESH_NEED(NULL, reader);
 
+	if (!rc)
+		rc = model_check_life(reader->life, NULL);
 	if (rc)
 		return rc;
 	model_view_drain(&reader->view);

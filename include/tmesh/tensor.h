@@ -100,9 +100,9 @@ int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t n
 			struct tmesh_tensor **out, struct tmesh_error *err);
 
 /*
- * The same, filled from @data, which is contiguous and as long as the tensor. The one copy is
- * counted. Then the region is sealed, unless @opts say UNSEALED. A tensor in an arena is never
- * sealed, because other tensors will be put beside it.
+ * The same, filled from @data, which is contiguous and as long as the tensor; it may be NULL where
+ * there are no elements. The one copy is counted. Then the region is sealed, unless @opts say
+ * UNSEALED. A tensor in an arena is never sealed, because other tensors will be put beside it.
  */
 int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
 		     const int64_t *shape, const void *data, const struct tmesh_region_opts *opts,
@@ -179,10 +179,10 @@ int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *
 int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size, struct tmesh_error *err);
 
 /*
- * Read a ref of @bytes bytes (no terminating zero needed). Strict: -EPROTO for anything
- * but one JSON object with these members of these types, duplicates, numbers out of
- * range, a byte_size that contradicts shape and dtype, or more than TMESH_REF_SIZE bytes.
- * Unknown members are allowed, and token may be missing, as it is in descriptions.
+ * Read a ref of @bytes bytes: strlen() of its text, without a terminating zero. Strict: -EPROTO for
+ * anything but one JSON object with these members of these types, duplicates, numbers out of range,
+ * a byte_size that contradicts shape and dtype, or more than TMESH_REF_SIZE bytes. Unknown members
+ * are allowed, and token may be missing, as it is in descriptions.
  */
 int tmesh_ref_decode(const char *text, size_t bytes, struct tmesh_ref *ref,
 		     struct tmesh_error *err);
@@ -206,8 +206,8 @@ int tmesh_ref_from_members(const struct tmesh_ref_members *members, struct tmesh
 
 /*
  * Open the tensor a ref describes. Errors as tmesh_region_open(); -EPROTO when the ref's
- * numbers do not fit the region the token names; -EPERM when @rights have WRITE and the region is
- * sealed by now.
+ * numbers do not fit the region the token names, or it has no token; -EPERM when @rights have WRITE
+ * and the region is sealed by now.
  */
 int tmesh_tensor_open(struct tmesh_ctx *ctx, const struct tmesh_ref *ref, uint32_t rights,
 		      struct tmesh_tensor **out, struct tmesh_error *err);

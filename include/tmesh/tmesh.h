@@ -8,6 +8,9 @@
  *     taken it may be NULL; on failure it is filled with the same code and with a
  *     sentence that says what was wrong and what to do. On failure, out-parameters
  *     are untouched and nothing has changed.
+ *   - A pointer may be NULL where its call says so. A call of the headers below, of tmesh/model.h
+ *     or tmesh/slot.h that needs it and gives an error refuses NULL with -EINVAL, and the message
+ *     names the parameter. _unref, _free and _close take NULL everywhere.
  *   - Objects are opaque and counted: `_ref` adds a reference and returns its
  *     argument, `_unref` drops one (NULL is fine) and may be called from any thread.
  *   - Option structures begin with their size; NULL means the defaults. Members

@@ -20,6 +20,15 @@ int tmesh_fail(struct tmesh_error *err, int code, const char *fmt, ...)
 	return code;
 }
 
+int tmesh_needed(struct tmesh_error *err, const char *names, size_t i)
+{
+	while (i--)
+		names = strchr(names, ',') + strlen(", ");
+	return tmesh_fail(err, -EINVAL,
+			  "%.*s is NULL, and the call needs it: has the call that gives it failed?",
+			  (int)strcspn(names, ","), names);
+}
+
 int tmesh_fail_errno(struct tmesh_error *err, const char *what)
 {
 	int code = errno;

@@ -48,7 +48,7 @@ static void test_bytes(void **state)
 	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EINVAL, "at most 56");
 	message.bytes = 0;
 	message.reserved = 1;
-	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EINVAL, "reserved");
+	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EINVAL, "reserved is 1");
 	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
 	assert_refused(tmesh_channel_try_send(p.other, &message, err), -EINVAL, "direction");
 	assert_refused(tmesh_channel_try_recv(p.maker, &got, err), -EINVAL, "direction");
@@ -194,6 +194,13 @@ static void test_bad_options(void **state)
 	assert_ok(tmesh_region_create(ctx, 65536, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ | TMESH_WRITE, token, err));
 	assert_int_equal(tmesh_channel_open(ctx, token, SEND, NULL, &channel, NULL), -EPROTO);
+	/* Nor where the token or the memory does not give what a channel's does. */
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_refused(tmesh_channel_open(ctx, token, SEND, NULL, &channel, err), -EPROTO,
+		       "not a channel's");
+	assert_ok(tmesh_region_seal(region, err));
+	assert_refused(tmesh_channel_open(ctx, token, SEND, NULL, &channel, err), -EPROTO,
+		       "not a channel's");
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
 }

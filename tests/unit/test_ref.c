@@ -114,8 +114,11 @@ static void test_decode_refused(void **state)
 	static const struct {
 		const char *text, *word;
 	} bad[] = {
-		{"", "not JSON"},
-		{"{", "not JSON"},
+		{"", "begins with {"},
+		{" \n", "begins with {"},
+		{"garbage", "begins with {"},
+		{"{", "not JSON from byte 1 on"},
+		{" {", "not JSON from byte 2 on"},
 		{REF "x", "not JSON"},
 		{REF REF, "not JSON"},
 		{"tm1k-0123456789abcdef0123456789abcdef", "tmesh_slot_open()"},
@@ -173,6 +176,17 @@ static void test_decode_refused(void **state)
 		assert_refused(decode(bad[i].text, &ref, err), -EPROTO, bad[i].word);
 		assert_int_equal(ref.id, 42);
 	}
+}
+
+/* Its length is what its text has, not what was kept for it. */
+static void test_decode_zero(void **state)
+{
+	char text[TMESH_REF_SIZE] = REF;
+	struct tmesh_ref ref;
+
+	assert_refused(tmesh_ref_decode(text, sizeof(text), &ref, err), -EPROTO, "strlen()");
+	assert_refused(tmesh_ref_decode(text, strlen(text) + 1, &ref, err), -EPROTO, "strlen()");
+	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
 }
 
 static void test_decode_limits(void **state)
@@ -268,8 +282,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_encode),	       cmocka_unit_test(test_encode_longest),
 		cmocka_unit_test(test_encode_refused), cmocka_unit_test(test_decode),
-		cmocka_unit_test(test_decode_refused), cmocka_unit_test(test_decode_limits),
-		cmocka_unit_test(test_members),
+		cmocka_unit_test(test_decode_refused), cmocka_unit_test(test_decode_zero),
+		cmocka_unit_test(test_decode_limits),  cmocka_unit_test(test_members),
 	};
 
 	return cmocka_run_group_tests_name("ref", tests, NULL, NULL);

@@ -83,7 +83,9 @@ static void test_bad_tokens(void **state)
 	struct tmesh_region *region = (void *)ctx;
 	char *guess = p.tokens[0].text;
 
-	assert_refused(tmesh_region_open(ctx, NULL, TMESH_READ, &region, err), -EPROTO, "token");
+	assert_refused(tmesh_region_open(ctx, NULL, TMESH_READ, &region, err), -EINVAL,
+		       "token is NULL");
+	assert_refused(tmesh_region_open(ctx, "", TMESH_READ, &region, err), -EPROTO, "token");
 	assert_refused(tmesh_region_open(ctx, guess, TMESH_WRITE, &region, err), -EINVAL, "READ");
 	assert_refused(tmesh_region_open(ctx, guess, 1 | 16, &region, err), -EINVAL, "unknown");
 	other_digit(&guess[10]); /* a guessed name */

@@ -247,13 +247,33 @@ static void test_description(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
+/* A description opens nothing; rights that nobody has are told before the seal is. */
+static void test_ref_refused(void **state)
+{
+	struct tmesh_tensor *tensor, *opened = NULL;
+	char text[TMESH_REF_SIZE];
+	struct tmesh_ref ref;
+
+	assert_ok(tmesh_tensor_put(*state, TMESH_INT8, 1, SHAPE(4), "abc", NULL, &tensor, err));
+	assert_refused(tmesh_tensor_ref_encode(tensor, 99, text, sizeof(text), err), -EINVAL,
+		       "unknown rights 0x63");
+	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), err));
+	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
+	ref.token[0] = '\0';
+	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO,
+		       "has no token");
+	assert_null(opened);
+	tmesh_tensor_unref(tensor);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, unit_ctx_setup, unit_ctx_teardown)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_create), TEST(test_empty),	 TEST(test_data_twice),	 TEST(test_view),
-		TEST(test_wrap),   TEST(test_try_unref), TEST(test_description), TEST(test_read),
+		TEST(test_create),	TEST(test_empty), TEST(test_data_twice),
+		TEST(test_view),	TEST(test_wrap),  TEST(test_try_unref),
+		TEST(test_description), TEST(test_read),  TEST(test_ref_refused),
 	};
 
 	return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
