@@ -50,6 +50,40 @@ def held(work, env):
     yield run(work, env, "read", "{")[1].split(" from")[0], "status 1: read: the ref is not JSON"
 
 
+def channel(work, env):
+    """What a producer sends before it ends arrives, then its end is told."""
+    with subprocess.Popen([work / "channel"], stdout=subprocess.PIPE, text=True, env=env) as consumer:
+        token = consumer.stdout.readline().strip()
+        yield run(work, env, "channel", token), ([], "status 0: ")
+        yield consumer.stdout.read().splitlines(), ["number: 1", "number: 2", "number: 3"]
+        yield consumer.wait(), 0
+    yield run(work, env, "channel", token)[1].split(":")[0], "status 1"
+
+
+def slot(work, env):
+    """A reader sees each value that it waits for, keeps the first, and is told of the publisher's end."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
+    with subprocess.Popen([work / "slot"], **pipes) as publisher:
+        print(5, file=publisher.stdin, flush=True)
+        yield publisher.stdout.readline(), "generation 1\n"
+        yield run(work, env, "slot")[1].split(":")[:2], ["status 1", " slot"]
+        with subprocess.Popen([work / "slot", "read"], **pipes) as reader:
+            yield reader.stdout.readline(), "generation 1: 5\n"
+            print(6, file=publisher.stdin, flush=True)
+            yield reader.stdout.readline(), "generation 2: 6\n"
+            publisher.stdin.close()
+            yield reader.stdout.read(), "generation 1: 5\n"
+            yield (reader.wait(), publisher.wait()), (0, 0)
+    yield run(work, env, "slot", "read")[1], 'status 1: slot: no slot is published as "example"'
+
+
+def model(work, env):
+    """A tensor of a loaded model, by its name."""
+    lines, status = run(work, env, "model", MODEL, "token_embd.weight")
+    yield (lines[0].split(",")[0], status), ("token_embd.weight float16 512 x 128", "status 0: ")
+    yield run(work, env, "model", MODEL, "none")[1], 'status 1: model: the model has no tensor "none"'
+
+
 def pages(work, env):
     """A router follows an engine's tables, until the engine ends."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
@@ -80,7 +114,7 @@ def gpu_socket(work, env):
 def examples(work, prefix, standin, check):
     """Build each, and run it. @prefix: the environment that the README wants for a PREFIX of one's own."""
     sources = sorted((ROOT / "examples/c").glob("*.c"))
-    plays = {play.__name__: play for play in (kept, gguf, held, pages, placement, gpu_socket)}
+    plays = {play.__name__: play for play in (kept, gguf, model, held, channel, slot, pages, placement, gpu_socket)}
     check({source.stem for source in sources} == plays.keys() | ELSEWHERE | {"read"}, "each program of examples/c is run somewhere")
     folder = tempfile.mkdtemp(prefix="tmesh-examples-")
     env = {**os.environ, **prefix, "LC_ALL": "C.UTF-8", "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": folder}

@@ -4,6 +4,7 @@
  * A reader: `read REF` opens a tensor of float32 by its ref, whoever made it, and prints its sum,
  * computed on the producer's pages.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <tmesh/tmesh.h>
@@ -17,9 +18,12 @@ static int sum(struct tmesh_tensor *tensor, struct tmesh_error *err)
 	int rc;
 
 	if (layout->dtype != TMESH_FLOAT32 || !tmesh_layout_is_contiguous(layout)) {
-		fprintf(stderr, "read: this is for contiguous tensors of float32, not %s\n",
-			tmesh_dtype_name(layout->dtype));
-		return 0;
+		err->code = -EINVAL;
+		snprintf(err->message, sizeof(err->message),
+			 "this is for contiguous tensors of float32, not %s%s",
+			 layout->dtype == TMESH_FLOAT32 ? "others of " : "",
+			 tmesh_dtype_name(layout->dtype));
+		return err->code;
 	}
 	rc = tmesh_tensor_data(tensor, TMESH_READ, &data, err);
 	for (uint64_t i = 0; !rc && i < count; i++)
