@@ -221,7 +221,7 @@ python-graph-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGIN
 	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
 	TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) $$python -P -m pytest --tap \
 	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_placed.py test_generate.py \
-	test_paged.py test_batching.py)
+	test_paged.py test_batching.py test_mutants.py)
 
 .PHONY: python-graph-check
 

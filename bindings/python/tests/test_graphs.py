@@ -250,6 +250,10 @@ def test_of_model(opened, tmp_path, architecture, quantised):
     ("llama", {"rope.scaling.type": "yarn"}, "scaled"),
     ("llama", {"attention.sliding_window": 16}, "window of 16"),
     ("llama", {"attention.value_length": 16}, "another width"),
+    ("llama", {"attention.head_count": 0}, "head_count is 0"),
+    ("llama", {"attention.head_count": "many"}, "head_count is 'many'"),
+    ("llama", {"attention.head_count": 2.5}, "head_count is 2.5"),
+    ("llama", {"attention.layer_norm_rms_epsilon": float("inf")}, "layer_norm_rms_epsilon"),
 ])
 def test_of_model_refused(tmp_path, architecture, values, words):
     as_gguf(tmp_path / "m.gguf", architecture, {"output_norm": random(WIDTH)}, **values)

@@ -17,6 +17,7 @@ The engine that opens the file checks it; docs/engines.md has the operators, and
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -179,11 +180,11 @@ class _Decoder:
             raise errors.UnsupportedError(errno.EOPNOTSUPP, f"the architecture {self.architecture!r} is none of "
                                           f"{', '.join(_HALVES)}, which graphs can be built for")
         self.graph = Graph(str(self.architecture))
-        self.width = int(self.value("embedding_length"))
-        self.heads = int(self.value("attention.head_count"))
-        self.groups = int(self.value("attention.head_count_kv", self.heads))
-        self.head = int(self.value("attention.key_length", self.width // self.heads))
-        self.eps = float(self.value("attention.layer_norm_rms_epsilon"))
+        self.width = self.whole("embedding_length")
+        self.heads = self.whole("attention.head_count")
+        self.groups = self.whole("attention.head_count_kv", self.heads)
+        self.head = self.whole("attention.key_length", self.width // self.heads)
+        self.eps = self.number("attention.layer_norm_rms_epsilon")
         self.refuse()
 
     def value(self, key: str, otherwise: Any = None) -> Any:
@@ -193,11 +194,23 @@ class _Decoder:
                                           "one number")
         return found
 
+    def number(self, key: str, otherwise: float | None = None) -> float:
+        found = self.value(key, otherwise)
+        if isinstance(found, (str, bool)) or not math.isfinite(found):
+            raise errors.UnsupportedError(errno.EOPNOTSUPP, f"the model says that {self.architecture}.{key} is {found!r}")
+        return float(found)
+
+    def whole(self, key: str, otherwise: int | None = None, least: int = 1) -> int:
+        found = self.value(key, otherwise)
+        if int(self.number(key, otherwise)) != found or not least <= found < 1 << 31:
+            raise errors.UnsupportedError(errno.EOPNOTSUPP, f"the model says that {self.architecture}.{key} is {found!r}")
+        return int(found)
+
     def refuse(self) -> None:
         """What would be computed as something else."""
-        window = int(self.value("attention.sliding_window", 0))
+        window = self.whole("attention.sliding_window", 0, 0)
         reasons = {
-            "it has experts": int(self.value("expert_count", 0)) > 0,
+            "it has experts": self.whole("expert_count", 0, 0) > 0,
             "its positions are scaled (rope.scaling)": self.value("rope.scaling.type", "none") not in ("none", ""),
             f"its window of {window} rows is shorter than the cache": 0 < window < self.rows,
             "its values are of another width than its keys": self.value("attention.value_length", self.head) != self.head,
@@ -233,8 +246,8 @@ class _Decoder:
         if f"{norm}.weight" in self.entries:
             x = self.norm(x, norm)
         factors = [self.weight("rope_freqs.weight")] if "rope_freqs.weight" in self.entries else []
-        return g.add("rope", x, "position", *factors, base=float(self.value("rope.freq_base", 10000.0)),
-                     dims=int(self.value("rope.dimension_count", self.head)), halves=_HALVES[str(self.architecture)])
+        return g.add("rope", x, "position", *factors, base=self.number("rope.freq_base", 10000.0),
+                     dims=self.whole("rope.dimension_count", self.head), halves=_HALVES[str(self.architecture)])
 
     def attention(self, x: str, layer: int) -> str:
         g, b, width = self.graph, f"blk.{layer}.", self.groups * self.head
@@ -272,13 +285,13 @@ class _Decoder:
         g = self.graph
         if self.pages:
             p = self.pages
-            p.fit(int(self.value("block_count")), self.groups * self.head, 2 if self.cache == "float16" else 4)
+            p.fit(self.whole("block_count"), self.groups * self.head, 2 if self.cache == "float16" else 4)
             self.present = g.input("pages", self.cache, (p.max_pages * p.parts * p.page_tokens, self.groups * self.head),
                                    cache="keep")
         for name, dtype in (("token", "int32"), ("position", "int32"), *((("row", "int64"),) if not self.pages else ())):
             g.input(name, dtype, (self.tokens,))
         x = g.add("get_rows", self.weight("token_embd.weight"), "token")
-        for layer in range(int(self.value("block_count"))):
+        for layer in range(self.whole("block_count")):
             b = f"blk.{layer}."
             x = self.attention(x, layer)
             f = self.norm(x, b + "ffn_norm")
@@ -295,7 +308,7 @@ class _Decoder:
 def _widths(model: Model, cache: str) -> tuple[int, int, int]:
     """Layers, elements of a row and bytes of an element, of keys or values."""
     decoder = _Decoder(model, 1, 1, cache, {})
-    return int(decoder.value("block_count")), decoder.groups * decoder.head, 2 if cache == "float16" else 4
+    return decoder.whole("block_count"), decoder.groups * decoder.head, 2 if cache == "float16" else 4
 
 
 def _check_lora(lora: Mapping[str, int] | None) -> None:
