@@ -578,6 +578,8 @@ static void hostile(struct fixture *fix, int kind, unsigned int seed)
 			words.bytes = (uint32_t)text.at;
 		}
 	}
+	if (kind != 3) /* it is dropped */
+		assert_true(recv(fd, &welcome, 1, 0) <= 0);
 	tmesh_region_unmap(region, TMESH_READ | TMESH_WRITE);
 	tmesh_region_unref(region);
 	tmesh_channel_unref(requests);

@@ -20,7 +20,8 @@ import tmesh  # noqa: E402
 import tmesh.engine  # noqa: E402
 import tmesh.graphs  # noqa: E402
 
-COUNT = 4000 if os.environ.get("TMESH_TEST_LENGTH") == "full" else 300
+COUNT = 100
+PARTS = 40 if os.environ.get("TMESH_TEST_LENGTH") == "full" else 3
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
                                 reason="ggml cannot be had: the package libggml-python is not installed")
 ROWS, MOST = 16, 1 << 24
@@ -111,7 +112,7 @@ def run(context, folder, path, data):
         return "ran"
 
 
-def client(folder, name):
+def client(folder, name, part):
     """In a process of its own: says which it is at, and what became of it."""
     from pathlib import Path
 
@@ -120,7 +121,7 @@ def client(folder, name):
     data = (folder / "model.gguf").read_bytes()
     head = int((folder / "head").read_text())
     only = os.environ.get("TMESH_MUTANT")
-    for number in [int(only)] if only else range(-1, COUNT):
+    for number in [int(only)] if only else [-1, *range(int(part) * COUNT, (int(part) + 1) * COUNT)]:
         mutant, done = mutate(data, head, number) if number >= 0 else (data, [])
         print(json.dumps({"number": number, "done": done}), flush=True)
         (folder / "mutant.gguf").write_bytes(mutant)
@@ -131,7 +132,8 @@ def client(folder, name):
         print(json.dumps({"number": number, "became": became}), flush=True)
 
 
-def test_models(tmp_path):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_models(tmp_path, part):
     from test_graphs import as_gguf, llama
 
     _, weights = llama("float32", "float32")
@@ -140,7 +142,8 @@ def test_models(tmp_path):
     first = next(iter(weights.values())).tobytes()
     (tmp_path / "head").write_text(str(data.index(first)))
     with tmesh.engine.serve("ggml", models=tmp_path, limit=600, patience=600) as server:
-        child = subprocess.run([sys.executable, "-P", __file__, str(tmp_path), server.name], capture_output=True, text=True)
+        child = subprocess.run([sys.executable, "-P", __file__, str(tmp_path), server.name, str(part)],
+                               capture_output=True, text=True)
     lines = [json.loads(line) for line in child.stdout.splitlines()]
     assert child.returncode == 0, f"the client ended with {child.returncode} at {lines[-1:]}: {child.stderr[-2000:]}"
     became = {line["number"]: line["became"] for line in lines if "became" in line}
