@@ -134,7 +134,8 @@ static void test_one_after_the_other(void **state)
 {
 	struct pair p = pair_make(RECV, NULL);
 
-	for (uint64_t n = 0; n < 300; n++) {
+	/* A channel's places are its own, whatever the backend. */
+	for (uint64_t n = 0; n < (unit_on_kernel() ? 60 : 300); n++) {
 		send_one(p.ctx, p.other, n);
 		tmesh_channel_unref(p.other);
 		/* Never busy: the one before has gone. */
