@@ -141,8 +141,9 @@ static int have_locks(struct slot_name *own, const char *name, struct tmesh_erro
 		rc = set_lock(own->file.fd, LOCK_OWNER, F_WRLCK);
 		if (rc == -EAGAIN)
 			return tmesh_fail(err, -EEXIST,
-					  "a living process publishes a slot as \"%s\": end that "
-					  "slot or its process, or take another name",
+					  "a living process, perhaps this one, publishes a slot as "
+					  "\"%s\": close that slot, end its process, or take "
+					  "another name",
 					  name);
 	}
 	if (!rc && !is_linked(own->dir, own->in_dir, own->file.fd))

@@ -120,7 +120,7 @@ static void test_named(void **state)
 	assert_int_equal(stat(path, &st), 0);
 	assert_int_equal(st.st_mode & 07777, 0600);
 	/* Also in this process it is taken, and stays as it was. */
-	refuse_make("adapter", -EEXIST, "take another name");
+	refuse_make("adapter", -EEXIST, "perhaps this one");
 	assert_int_equal(word_by_name("adapter"), 7);
 	assert_ok(make("other", &other, err));
 	publish(other, 8);
