@@ -112,6 +112,20 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 
 /* Using. */
 
+/* The descriptor to map by; tmesh_memfd_writer_put() takes it back. A child only reads what it has
+ * inherited, and should be in the way of no seal: a mapping by a descriptor that can write would
+ * be. */
+static int mapped_fd(struct tmesh_region *region, int prot, struct tmesh_error *err)
+{
+	int own = -1;
+
+	if (prot & PROT_WRITE && !region->private)
+		return tmesh_memfd_writer_get(region, err);
+	if (tmesh_region_inherited(region) && !tmesh_memfd_reads_only(region))
+		own = tmesh_memfd_reopen(region, O_RDONLY, NULL);
+	return own < 0 ? region->fd : own;
+}
+
 static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
 {
 	int rc = tmesh_opaque_refuse(region, "map", err);
@@ -121,8 +135,7 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
 
 	if (rc)
 		return rc;
-	fd = prot & PROT_WRITE && !region->private ? tmesh_memfd_writer_get(region, err)
-						   : region->fd;
+	fd = mapped_fd(region, prot, err);
 	if (fd < 0)
 		return fd;
 	if (region->align_huge) {
@@ -197,7 +210,7 @@ static int seal_writes(const struct tmesh_region *region, int writer, struct tme
 static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 {
 	bool lowered = region->reads_only;
-	int own, reader, writer, rc = tmesh_opaque_refuse(region, "seal", err);
+	int own, reader, writer, prot = region->prot, rc = tmesh_opaque_refuse(region, "seal", err);
 
 	if (rc)
 		return rc;
@@ -210,19 +223,15 @@ static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 		return own;
 	reader = lowered ? region->fd : own;
 	writer = lowered ? own : region->fd;
-	if (region->addr && mmap(region->addr, region->alloc, PROT_READ, MAP_SHARED | MAP_FIXED,
-				 reader, 0) == MAP_FAILED)
-		rc = tmesh_fail_errno(err, "mapping the region read-only");
+	if (region->addr)
+		rc = tmesh_region_map_over(region, PROT_READ, reader, err);
 	if (!rc) {
 		rc = seal_writes(region, writer, err);
-		if (rc && region->addr &&
-		    mmap(region->addr, region->alloc, region->prot, MAP_SHARED | MAP_FIXED, writer,
-			 0) == MAP_FAILED)
+		if (rc && region->addr && tmesh_region_map_over(region, prot, writer, NULL))
 			tmesh_log(region->ctx, TMESH_LOG_ERROR,
 				  "a failed seal left the mapping of a region read-only");
 	}
 	if (!rc) {
-		region->prot = PROT_READ;
 		if (!lowered)
 			dup3(own, region->fd, O_CLOEXEC);
 		region->reads_only = true;
@@ -249,12 +258,15 @@ static int trailer_write(const struct tmesh_region *region, int fd, uint64_t off
 		return pwrite(fd, data, bytes, (off_t)(region->alloc + offset)) == (ssize_t)bytes
 			       ? 0
 			       : -1;
+	/* In a child the mapping would stay. */
+	tmesh_fork_keep_off();
 	page = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)region->alloc);
-	if (page == MAP_FAILED)
-		return -1;
-	memcpy((uint8_t *)page + offset, data, bytes);
-	munmap(page, room);
-	return 0;
+	if (page != MAP_FAILED) {
+		memcpy((uint8_t *)page + offset, data, bytes);
+		munmap(page, room);
+	}
+	tmesh_fork_let();
+	return page == MAP_FAILED ? -1 : 0;
 }
 
 /* Identity and description, as they are now; the rest of an older description is erased. */

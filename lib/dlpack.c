@@ -176,7 +176,6 @@ static int import_strided(struct tmesh_ctx *ctx, const struct tmesh_layout *layo
 {
 	struct tmesh_region_opts checked;
 	struct tmesh_tensor *tensor;
-	void *to;
 	int rc;
 
 	rc = tmesh_read_tensor_opts(opts, &checked, err);
@@ -186,14 +185,11 @@ static int import_strided(struct tmesh_ctx *ctx, const struct tmesh_layout *layo
 				 err);
 	if (rc)
 		return rc;
-	rc = tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &to, err);
-	if (rc) {
-		tmesh_tensor_unref(tensor);
-		return rc;
+	rc = tmesh_region_pack(tensor->region, tensor->layout.offset, data, layout, err);
+	if (!rc) {
+		tmesh_count_copy(ctx, tensor->bytes);
+		rc = tmesh_opts_seal(&checked) ? tmesh_region_seal(tensor->region, err) : 0;
 	}
-	tmesh_pack(to, data, layout);
-	tmesh_count_copy(ctx, tmesh_tensor_bytes(tensor));
-	rc = tmesh_opts_seal(&checked) ? tmesh_region_seal(tmesh_tensor_region(tensor), err) : 0;
 	if (rc)
 		tmesh_tensor_unref(tensor);
 	else

@@ -10,8 +10,9 @@
 #include "held.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct tmesh_ctx *contexts; /* under list_lock */
-static bool handlers_set;	   /* under list_lock */
+static struct tmesh_ctx *contexts;			  /* under list_lock */
+static bool handlers_set;				  /* under list_lock */
+static pthread_mutex_t still = PTHREAD_MUTEX_INITIALIZER; /* last of all: nobody waits with it */
 atomic_uint tmesh_life;
 static atomic_uint forks;
 
@@ -20,16 +21,31 @@ uint32_t tmesh_fork_count(void)
 	return atomic_load_explicit(&forks, memory_order_relaxed);
 }
 
+void tmesh_fork_keep_off(void)
+{
+	pthread_mutex_lock(&still);
+}
+
+void tmesh_fork_let(void)
+{
+	int code = errno;
+
+	pthread_mutex_unlock(&still);
+	errno = code;
+}
+
 static void prepare(void)
 {
 	pthread_mutex_lock(&list_lock);
 	for (struct tmesh_ctx *ctx = contexts; ctx; ctx = ctx->next)
 		pthread_mutex_lock(&ctx->lock);
+	pthread_mutex_lock(&still);
 	atomic_fetch_add(&forks, 1);
 }
 
 static void parent(void)
 {
+	pthread_mutex_unlock(&still);
 	for (struct tmesh_ctx *ctx = contexts; ctx; ctx = ctx->next)
 		pthread_mutex_unlock(&ctx->lock);
 	pthread_mutex_unlock(&list_lock);

@@ -191,6 +191,10 @@ static inline uint32_t tmesh_fork_life(void)
 {
 	return atomic_load_explicit(&tmesh_life, memory_order_relaxed);
 }
+/* From here to tmesh_fork_let() no child is forked. For what ends at once, without another lock. */
+void tmesh_fork_keep_off(void);
+/* Leaves errno as it is. */
+void tmesh_fork_let(void);
 uint32_t tmesh_fork_count(void); /* grows with every fork() of this process */
 /* Calls @f with every context, which is alive meanwhile, and without a lock. Not at all where
  * another thread has the list's lock for good. */
@@ -242,6 +246,7 @@ struct tmesh_region {
 			       * region_lock() */
 	void *addr;	      /* the one mapping, kept until the end; set last */
 	int prot;	      /* PROT_* of it */
+	bool marked;	      /* a forked child does not have it: map.c */
 	unsigned int maps;
 	atomic_bool sealed;
 	atomic_bool shared; /* created here, and others may hold the memory: never to the pool */
@@ -304,17 +309,30 @@ int tmesh_region_opened(struct tmesh_region *region, int rc, struct tmesh_region
 /* Write without a count of the copy, and without a look at the rights and the range. */
 int tmesh_region_fill(struct tmesh_region *region, uint64_t offset, const void *data,
 		      uint64_t bytes, struct tmesh_error *err);
-/* Map without counting; the caller holds the region's lock, or is alone. */
-int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err);
-/* Replace the mapping, where it is, by one with other rights; without harm on failure. */
-int tmesh_region_remap(struct tmesh_region *region, int prot, struct tmesh_error *err);
+/* The same of the elements of @layout, of which the first lies at @data: in C order. */
+int tmesh_region_pack(struct tmesh_region *region, uint64_t offset, const void *data,
+		      const struct tmesh_layout *layout, struct tmesh_error *err);
 void tmesh_region_lock(struct tmesh_region *region);
 void tmesh_region_unlock(struct tmesh_region *region);
 /* From now on somebody else may hold the memory. */
 void tmesh_region_set_shared(struct tmesh_region *region);
-/* -EPERM in a forked child, then -EACCES without all of @rights. */
+/* -EPERM in a forked child, -EACCES without all of @rights, -ESTALE after the lease. */
+int tmesh_region_may_here(struct tmesh_region *region, uint32_t rights, const char *what,
+			  struct tmesh_error *err);
+/* The same of what is for others too: -EOPNOTSUPP for a private view. */
 int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
 		     struct tmesh_error *err);
+
+/* map.c */
+
+/* Map for the library itself; the caller holds the region's lock, or is alone. */
+int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err);
+/* Replace the mapping, where it is, by one with other rights; without harm on failure. */
+int tmesh_region_remap(struct tmesh_region *region, int prot, struct tmesh_error *err);
+/* The same by a mapping of @fd, and at once. */
+int tmesh_region_map_over(struct tmesh_region *region, int prot, int fd, struct tmesh_error *err);
+/* The region object ends, or is to have another file. */
+void tmesh_region_drop_mapping(struct tmesh_region *region);
 
 /* watch.c: lets go, on this thread, of what the watch of the context's channels has not come to:
  * where memory or descriptors are out, and where there is no watch, in a forked child. Return:

@@ -98,11 +98,9 @@ static int make_file(struct tmesh_region *region, unsigned int flags, struct tme
 
 static void unmake_file(struct tmesh_region *region)
 {
-	if (region->addr)
-		munmap(region->addr, region->alloc);
+	tmesh_region_drop_mapping(region);
 	if (region->fd >= 0)
 		close(region->fd);
-	region->addr = NULL;
 	region->fd = -1;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Regions: the rules that both backends share; what differs is behind ctx->ops. */
 #include "held.h"
+#include "tensor_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,8 +55,8 @@ void tmesh_region_set_shared(struct tmesh_region *region)
 	atomic_store_explicit(&region->shared, true, memory_order_relaxed);
 }
 
-static int may_here(struct tmesh_region *region, uint32_t rights, const char *what,
-		    struct tmesh_error *err)
+int tmesh_region_may_here(struct tmesh_region *region, uint32_t rights, const char *what,
+			  struct tmesh_error *err)
 {
 	uint32_t missing;
 
@@ -87,7 +88,7 @@ int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *w
 			"%s: what is written in a private view is this process's own; put "
 			"it into a new region to share it",
 			what);
-	return may_here(region, rights, what, err);
+	return tmesh_region_may_here(region, rights, what, err);
 }
 
 static int check_range(const struct tmesh_region *region, uint64_t offset, uint64_t bytes,
@@ -125,8 +126,7 @@ struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error 
 
 void tmesh_region_destroy(struct tmesh_region *region)
 {
-	if (region->addr)
-		munmap(region->addr, region->alloc);
+	tmesh_region_drop_mapping(region);
 	tmesh_lease_forget(region);
 	if (region->fd >= 0)
 		close(region->fd);
@@ -331,94 +331,15 @@ void tmesh_region_unref(struct tmesh_region *region)
 	tmesh_ctx_unref(ctx);
 }
 
-/* The new one is made elsewhere and moved: mapping over the old one at once would leave a hole
- * where that fails. */
-int tmesh_region_remap(struct tmesh_region *region, int prot, struct tmesh_error *err)
-{
-	void *addr;
-	int rc = region->ctx->ops->mmap(region, prot, &addr, err);
-
-	if (rc)
-		return rc;
-	if (mremap(addr, region->alloc, region->alloc, MREMAP_MAYMOVE | MREMAP_FIXED,
-		   region->addr) == MAP_FAILED) {
-		rc = tmesh_fail_errno(err, "mremap of a region");
-		munmap(addr, region->alloc);
-		return rc;
-	}
-	region->prot = prot;
-	return 0;
-}
-
-int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err)
-{
-	void *addr;
-	int rc;
-
-	if (region->private)
-		prot = PROT_READ | PROT_WRITE;
-	if (region->addr)
-		return prot & ~region->prot ? tmesh_region_remap(region, prot, err) : 0;
-	rc = region->ctx->ops->mmap(region, prot, &addr, err);
-	if (rc)
-		return rc;
-	region->prot = prot;
-	region->addr = addr;
-	return 0;
-}
-
-int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
-		     struct tmesh_error *err)
-{
-	int rc = TMESH_NEED(err, region, addr);
-
-	if (rc)
-		return rc;
-	if (rights != TMESH_READ && rights != (TMESH_READ | TMESH_WRITE))
-		return tmesh_fail(
-			err, -EINVAL,
-			"map: rights 0x%x are neither TMESH_READ nor TMESH_READ | TMESH_WRITE",
-			rights);
-	if (rights & TMESH_WRITE)
-		rc = may_here(region, TMESH_WRITE, "map", err);
-	else if (tmesh_lease_lapsed_here(region))
-		rc = tmesh_fail(err, -ESTALE, "map: this handle's lease is over");
-	if (rc)
-		return rc;
-	tmesh_region_lock(region);
-	if ((rights & TMESH_WRITE) && region->sealed)
-		rc = tmesh_fail(
-			err, -EPERM,
-			"map: the region is sealed; map it for reading, or take a private view");
-	else
-		rc = tmesh_region_map_locked(
-			region, rights & TMESH_WRITE ? PROT_READ | PROT_WRITE : PROT_READ, err);
-	if (!rc) {
-		region->maps++;
-		*addr = region->addr;
-	}
-	tmesh_region_unlock(region);
-	return rc;
-}
-
-/* The mapping itself stays until the end: mapping again is then free, and the pool wants it. */
-void tmesh_region_unmap(struct tmesh_region *region, uint32_t rights)
-{
-	tmesh_region_lock(region);
-	if (region->maps)
-		region->maps--;
-	tmesh_region_unlock(region);
-}
-
 /* What a copy needs, for as long as the region lives; then the lock need not be held. */
-static int write_ready(struct tmesh_region *region, struct tmesh_error *err)
+static int write_ready(struct tmesh_region *region, bool mapped, struct tmesh_error *err)
 {
 	int rc;
 
 	tmesh_region_lock(region);
 	if (region->sealed)
 		rc = tmesh_fail(err, -EPERM, "write: the region is sealed");
-	else if (region->warm || region->align_huge || region->private)
+	else if (mapped)
 		rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
 	else
 		rc = region->ctx->ops->write_ready(region, err);
@@ -429,12 +350,12 @@ static int write_ready(struct tmesh_region *region, struct tmesh_error *err)
 }
 
 static int write_now(struct tmesh_region *region, uint64_t offset, const void *data, uint64_t bytes,
-		     struct tmesh_error *err)
+		     bool mapped, struct tmesh_error *err)
 {
 	const struct tmesh_backend_ops *ops = region->ctx->ops;
 	int rc = 0;
 
-	if (region->warm || region->align_huge || region->private)
+	if (mapped)
 		tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
 	else
 		rc = ops->write_cold(region, offset, data, bytes, err);
@@ -451,12 +372,28 @@ static int write_now(struct tmesh_region *region, uint64_t offset, const void *d
 int tmesh_region_fill(struct tmesh_region *region, uint64_t offset, const void *data,
 		      uint64_t bytes, struct tmesh_error *err)
 {
+	bool mapped = region->warm || region->align_huge || region->private;
 	int rc;
 
 	pthread_rwlock_rdlock(&region->copies);
-	rc = write_ready(region, err);
+	rc = write_ready(region, mapped, err);
 	if (!rc) {
-		rc = write_now(region, offset, data, bytes, err);
+		rc = write_now(region, offset, data, bytes, mapped, err);
+		atomic_fetch_sub(&region->writers, 1);
+	}
+	pthread_rwlock_unlock(&region->copies);
+	return rc;
+}
+
+int tmesh_region_pack(struct tmesh_region *region, uint64_t offset, const void *data,
+		      const struct tmesh_layout *layout, struct tmesh_error *err)
+{
+	int rc;
+
+	pthread_rwlock_rdlock(&region->copies);
+	rc = write_ready(region, true, err);
+	if (!rc) {
+		tmesh_pack((uint8_t *)region->addr + offset, data, layout);
 		atomic_fetch_sub(&region->writers, 1);
 	}
 	pthread_rwlock_unlock(&region->copies);
@@ -466,7 +403,7 @@ int tmesh_region_fill(struct tmesh_region *region, uint64_t offset, const void *
 int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void *data,
 		       uint64_t bytes, struct tmesh_error *err)
 {
-	int rc = may_here(region, TMESH_WRITE, "write", err);
+	int rc = tmesh_region_may_here(region, TMESH_WRITE, "write", err);
 
 	if (!rc)
 		rc = check_range(region, offset, bytes, err);
@@ -497,7 +434,7 @@ static int read_mapped(struct tmesh_region *region, uint64_t offset, void *data,
 int tmesh_region_fetch(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
 		       struct tmesh_error *err)
 {
-	int rc = may_here(region, TMESH_READ, "read", err);
+	int rc = tmesh_region_may_here(region, TMESH_READ, "read", err);
 
 	if (!rc)
 		rc = check_range(region, offset, bytes, err);

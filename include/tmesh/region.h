@@ -85,6 +85,9 @@ void tmesh_region_unref(struct tmesh_region *region);
  * whose lease has lapsed, raises SIGBUS, or reads zeros where
  * the context or the lease said TMESH_TAKEN_ZERO.
  *
+ * A child that is forked meanwhile has the mapping too, as long as it lives; a writable one prevents
+ * the seal. What is not mapped by such a call no child has: writes leave none a mapping.
+ *
  * Return: 0; -EINVAL (@rights), -EACCES (not writable), -EPERM (sealed, or inherited), -ESTALE,
  * -ENOMEM, -EOPNOTSUPP (regions that are not mapped: of _from_user, of _from_fd).
  */

@@ -75,14 +75,15 @@ unit-tsan-check: $(addprefix $(UNIT_OUT)/tsan/,$(UNIT_TSAN)) ## ... with the thr
 # Threads take turns: one that waits busily for another would keep it from running for ever.
 # What is still reachable is no leak: forked children end with their parent's objects alive. A thousand
 # processes that are killed show valgrind no more than forty do.
-# valgrind has no pidfd_open(), by which the keeper's tests see the keeper end.
-UNIT_NO_VALGRIND := $(UNIT_KEEPS)
+# valgrind has no pidfd_open(), by which the keeper's tests see the keeper end. It goes on behind an
+# instruction that a signal's handler was to let happen, and takes a mapping that a child lacks for one it has.
+UNIT_NO_VALGRIND := $(UNIT_KEEPS) test_fork_seal
 UNIT_VALGRIND    := $(filter-out $(UNIT_NO_VALGRIND),$(UNIT_NAMES))
 
 unit-valgrind-check: export TMESH_TEST_LENGTH := short
 unit-valgrind-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_VALGRIND)) ## ... under valgrind
 	@for test in $(UNIT_NO_VALGRIND); do \
-		echo "1..1"; echo "ok 1 - $$test # SKIP valgrind has no pidfd_open()"; done
+		echo "1..1"; echo "ok 1 - $$test # SKIP valgrind cannot run it"; done
 	$(call unit_run,plain,valgrind --quiet --fair-sched=yes --error-exitcode=99 --leak-check=full \
 		--show-leak-kinds=definite --errors-for-leak-kinds=definite,$(UNIT_VALGRIND))
 
