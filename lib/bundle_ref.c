@@ -56,7 +56,7 @@ static int encode(struct tmesh_bundle *bundle, uint32_t rights, const uint64_t *
 	int length, rc = 0;
 
 	for (size_t i = 0; i < bundle->count && !rc; i++)
-		rc = tmesh_refuse_sealed_ref(bundle->regions[i], rights, err);
+		rc = tmesh_refuse_sealed_gift(bundle->regions[i], rights, "ref", err);
 	if (!rc)
 		rc = token_of(bundle->index, TMESH_READ | (rights & TMESH_MANAGE), hold, token,
 			      err);
@@ -265,8 +265,11 @@ int tmesh_bundle_send(struct tmesh_bundle *bundle, int socket, uint32_t rights,
 	head.regions = (uint32_t)bundle->count;
 	rc = tmesh_check_rights(rights, err);
 	/* What can be known to fail does before a part is under way. */
-	for (size_t i = 0; !rc && i < bundle->count; i++)
+	for (size_t i = 0; !rc && i < bundle->count; i++) {
 		rc = tmesh_region_may(bundle->regions[i], rights, "send", err);
+		if (!rc)
+			rc = tmesh_refuse_sealed_gift(bundle->regions[i], rights, "send", err);
+	}
 	if (!rc)
 		rc = tmesh_region_may(bundle->index, TMESH_READ | (rights & TMESH_MANAGE), "send",
 				      err);

@@ -106,16 +106,16 @@ static enum channel_held give(struct tmesh_channel *channel, struct channel_sent
 	return CHANNEL_HELD_HERE;
 }
 
-void tmesh_channel_hand_over(struct tmesh_channel *channel, uint32_t entry)
+void tmesh_channel_hand_over(struct tmesh_channel *channel, uint32_t entry, uint32_t rights)
 {
 	struct channel_sent_region *sent = &channel->sent_regions[entry];
 	struct tmesh_region *region = sent->region;
 	enum channel_held held = CHANNEL_HELD_HERE;
 	int fd;
 
-	sent->wire = tmesh_channel_wire(region, channel->rights, lane_of(channel) << 16 | entry);
+	sent->wire = tmesh_channel_wire(region, rights, lane_of(channel) << 16 | entry);
 	if (!(region->kind & TMESH_KIND_OPAQUE) &&
-	    !region->ctx->ops->handle_fd(region, channel->rights, &fd, NULL)) {
+	    !region->ctx->ops->handle_fd(region, rights, &fd, NULL)) {
 		pthread_mutex_lock(&channel->home->lock);
 		held = give(channel, sent, fd);
 		atomic_store(&sent->held, held);

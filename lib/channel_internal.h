@@ -413,7 +413,7 @@ void tmesh_channel_hand_drop(struct channel_handed *handed);
 struct tmesh_wire_region tmesh_channel_wire(const struct tmesh_region *region, uint32_t rights,
 					    uint32_t place);
 /* Sender: give the region of an entry to the only receiver now, or lay it on the shelf. */
-void tmesh_channel_hand_over(struct tmesh_channel *channel, uint32_t entry);
+void tmesh_channel_hand_over(struct tmesh_channel *channel, uint32_t entry, uint32_t rights);
 /* Receiver: take what came by a connection; home->lock is held. */
 void tmesh_channel_collect(struct tmesh_channel *channel, int conn);
 /* Receiver: open a region that was handed over. -ENOENT: it was not. */

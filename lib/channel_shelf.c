@@ -414,7 +414,7 @@ void tmesh_channel_shelve_handed(struct tmesh_channel *channel)
 		if (!sent->region || sent->held != CHANNEL_HELD_THERE)
 			continue;
 		if (sent->fd < 0)
-			sent->fd = another(sent->region, channel->rights);
+			sent->fd = another(sent->region, sent->wire.rights);
 		moved[i] = sent->fd >= 0;
 		if (moved[i])
 			sent->held = CHANNEL_HELD_SHELF;

@@ -93,9 +93,11 @@ static int write_region(struct tmesh_channel *channel, struct tmesh_region *regi
 {
 	struct channel_sent_region *sent = &channel->sent_regions[entry];
 	struct tmesh_region *before;
-	uint64_t words[CHANNEL_R_WORDS] = {tmesh_region_id(region), channel->rights};
+	/* Nobody could write to it. */
+	uint32_t rights = tmesh_region_is_sealed(region) ? TMESH_READ : channel->rights;
+	uint64_t words[CHANNEL_R_WORDS] = {tmesh_region_id(region), rights};
 	char token[TMESH_TOKEN_SIZE] = "";
-	int rc = tmesh_region_token(region, channel->rights, token, err);
+	int rc = tmesh_region_token(region, rights, token, err);
 
 	if (rc)
 		return rc;
@@ -106,7 +108,7 @@ static int write_region(struct tmesh_channel *channel, struct tmesh_region *regi
 	before = clear_region(channel, entry);
 	sent->region = tmesh_region_ref(region);
 	pthread_mutex_unlock(&channel->home->lock);
-	tmesh_channel_hand_over(channel, entry);
+	tmesh_channel_hand_over(channel, entry, rights);
 	tmesh_channel_drop_later(channel, before);
 	return 0;
 }

@@ -250,6 +250,8 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 	if (!rc)
 		rc = tmesh_region_may(region, rights, "send", err);
 	if (!rc)
+		rc = tmesh_refuse_sealed_gift(region, rights, "send", err);
+	if (!rc)
 		rc = check_unix(socket, err);
 	if (!rc)
 		rc = region->ctx->ops->handle_fd(region, rights, &fds[0], err);

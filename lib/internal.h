@@ -166,8 +166,9 @@ int tmesh_refuse_rights(const struct tmesh_region *region, uint32_t rights, uint
 			struct tmesh_error *err);
 /* -EACCES: @what, a token say, grants less than @rights. */
 int tmesh_fail_rights(struct tmesh_error *err, const char *what, uint32_t rights);
-/* A ref by which to write is asked for, and no open by it could. */
-int tmesh_refuse_sealed_ref(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err);
+/* -EPERM: others are to be given the right to write, by @what, to what is sealed. */
+int tmesh_refuse_sealed_gift(struct tmesh_region *region, uint32_t rights, const char *what,
+			     struct tmesh_error *err);
 int tmesh_check_mode(uint32_t mode, struct tmesh_error *err);
 /* Validates all that does not depend on the backend. @opts may be NULL. */
 int tmesh_read_region_opts(const struct tmesh_region_opts *opts, struct tmesh_region_opts *out,

@@ -44,15 +44,15 @@ int tmesh_fail_rights(struct tmesh_error *err, const char *what, uint32_t rights
 					       : "");
 }
 
-int tmesh_refuse_sealed_ref(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err)
+int tmesh_refuse_sealed_gift(struct tmesh_region *region, uint32_t rights, const char *what,
+			     struct tmesh_error *err)
 {
 	if (!(rights & TMESH_WRITE) || !tmesh_region_is_sealed(region))
 		return 0;
-	return tmesh_fail(
-		err, -EPERM,
-		"ref: region %016llx is sealed, and nobody who opens the ref could write; "
-		"give one for reading",
-		(unsigned long long)region->id);
+	return tmesh_fail(err, -EPERM,
+			  "%s: region %016llx is sealed, and nobody whom it is given to could "
+			  "write; give it for reading",
+			  what, (unsigned long long)region->id);
 }
 
 int tmesh_refuse_description(const struct tmesh_region *region, struct tmesh_error *err)

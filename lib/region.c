@@ -570,6 +570,8 @@ int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token
 		rc = tmesh_check_rights(rights, err);
 	if (!rc)
 		rc = tmesh_region_may(region, rights, "token", err);
+	if (!rc)
+		rc = tmesh_refuse_sealed_gift(region, rights, "token", err);
 	if (rc)
 		return rc;
 	rc = region->ctx->ops->token(region, rights, token, err);

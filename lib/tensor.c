@@ -295,7 +295,7 @@ int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *
 	if (!rc)
 		rc = tmesh_check_rights(rights, err);
 	if (!rc)
-		rc = tmesh_refuse_sealed_ref(tensor->region, rights, err);
+		rc = tmesh_refuse_sealed_gift(tensor->region, rights, "ref", err);
 	if (rc)
 		return rc;
 	ref = ref_of(tensor);

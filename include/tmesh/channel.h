@@ -53,7 +53,8 @@ struct tmesh_channel_opts {
 	uint32_t regions;   /* that one producer can have under way, at most 1,024; 0: 16 */
 	uint32_t layouts;   /* the same of different dtypes, shapes and strides; 0: 16 */
 	/* Of this handle. */
-	uint32_t rights;      /* sending: what receivers get, READ (0 too) or READ | WRITE */
+	uint32_t rights;      /* sending: what receivers get, READ (0 too) or READ | WRITE; of
+			       * what is sealed by then READ */
 	uint32_t max_regions; /* receiving: kept open for further messages; 0: 64 */
 	uint64_t max_bytes;   /* receiving: of them, beyond which those go that the caller holds
 			       * no tensor of; 0: 1 GiB */

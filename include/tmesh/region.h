@@ -85,8 +85,8 @@ void tmesh_region_unref(struct tmesh_region *region);
  * whose lease has lapsed, raises SIGBUS, or reads zeros where
  * the context or the lease said TMESH_TAKEN_ZERO.
  *
- * A child that is forked meanwhile has the mapping too, as long as it lives; a writable one prevents
- * the seal. What is not mapped by such a call no child has: writes leave none a mapping.
+ * A child that is forked meanwhile has the mapping too, as long as it lives; a writable one
+ * prevents the seal. What is not mapped by such a call no child has: writes leave none a mapping.
  *
  * Return: 0; -EINVAL (@rights), -EACCES (not writable), -EPERM (sealed, or inherited), -ESTALE,
  * -ENOMEM, -EOPNOTSUPP (regions that are not mapped: of _from_user, of _from_fd).
@@ -185,8 +185,8 @@ int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uin
  * rights give the same token. The token is valid as long as the region (module) or this region
  * object (memfd) exists, for the same user or as mode and group allow.
  *
- * Return: 0; -EINVAL, -EACCES (@rights), -ESTALE, -EPERM (inherited; module: this handle has a
- * lease); memfd also -EACCES (runtime directory), -EMFILE.
+ * Return: 0; -EINVAL, -EACCES (@rights), -ESTALE, -EPERM (inherited; TMESH_WRITE, and the region is
+ * sealed; module: this handle has a lease); memfd also -EACCES (runtime directory), -EMFILE.
  */
 int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token,
 		       struct tmesh_error *err);
@@ -205,7 +205,8 @@ int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
  * descriptor (memfd: up to three of a region of tmesh_region_from_fd()). What is sent is a
  * handle of its own, with @rights. Both wait at most the context's timeout. _recv refuses what
  * is not such a message (-EPROTO) or of another backend (-EOPNOTSUPP), and closes every
- * descriptor it did not ask for. -EPIPE when the peer is gone.
+ * descriptor it did not ask for. -EPIPE when the peer is gone, -EPERM for TMESH_WRITE when the
+ * region is sealed.
  */
 int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 		      struct tmesh_error *err);

@@ -348,6 +348,27 @@ static void test_no_open(void **state)
 	pair_end(&p);
 }
 
+/* What is sealed is sent to be read, and nobody is promised more. */
+static void test_sealed(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .rights = TMESH_READ | TMESH_WRITE};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_message message = {.tensor = tensor(p.ctx, 3)}, got;
+	float *data;
+
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(message.tensor), err));
+	for (int i = 0; i < 2; i++) {
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+		assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+		assert_int_equal(tmesh_region_rights(tmesh_tensor_region(got.tensor)), TMESH_READ);
+		assert_ok(tmesh_tensor_data(got.tensor, TMESH_READ, (void **)&data, err));
+		assert_true(*data == 3);
+		tmesh_tensor_unref(got.tensor);
+	}
+	tmesh_tensor_unref(message.tensor);
+	pair_end(&p);
+}
+
 /* An arena: many tensors in one region, of layouts that outnumber the channel's table. */
 static void test_layouts(void **state)
 {
@@ -713,7 +734,7 @@ int main(void)
 		cmocka_unit_test(test_receivers),
 		cmocka_unit_test(test_tensors),
 		cmocka_unit_test(test_no_open),
-		cmocka_unit_test(test_layouts),
+		cmocka_unit_test(test_sealed), cmocka_unit_test(test_layouts),
 		cmocka_unit_test(test_regions_bounded),
 		cmocka_unit_test(test_bytes_bounded),
 		cmocka_unit_test(test_lanes),

@@ -295,7 +295,7 @@ NIF(bundle_hand_over)
 		end_opening(bundle->context);
 	}
 	tmesh_bundle_unref(taken);
-	return rc ? make_error(env, &err) : atoms.ok;
+	return rc ? make_open_error(env, rights, &err) : atoms.ok;
 }
 
 /* bundle_take_over(context, socket) -> {ok, bundle} */

@@ -175,6 +175,25 @@ defmodule Tmesh.ReachTest do
       assert {:error, %Error{type: :invalid}} = ZeroCopy.recv(other, dtype: :int8)
     end
 
+    test "goes no right to write to what is sealed" do
+      {one, other} = Tmesh.Sockets.open()
+      sealed = ZeroCopy.from_binary!("abcd", [4], :uint8)
+      bundle = Tmesh.Bundle.put!(%{"x" => {"abcd", [4], :uint8}})
+
+      for refused <- [
+            ZeroCopy.send(sealed, one, writable: true),
+            Tmesh.Bundle.send(bundle, one, writable: true),
+            ZeroCopy.grant(sealed, :write)
+          ] do
+        assert {:error, %Error{type: :sealed, message: message}} = refused
+        assert message =~ "could write"
+      end
+
+      # Nothing of them is under way.
+      :ok = ZeroCopy.send(sealed, one)
+      assert ZeroCopy.to_binary!(ZeroCopy.recv!(other)) == "abcd"
+    end
+
     test "of gen_tcp, and by its number" do
       path = Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-#{System.unique_integer()}")
       {:ok, listening} = :gen_tcp.listen(0, [:local, ifaddr: {:local, path}, active: false])

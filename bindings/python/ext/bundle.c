@@ -276,7 +276,7 @@ static PyObject *held_regions(PyObject *object, PyObject *unused)
 
 /* To write, -EPERM is the seal's where a region is sealed, and else that of a process that has
  * forked. */
-static PyObject *refuse_ref(struct held *self, uint32_t rights, const struct tmesh_error *err)
+static PyObject *refuse_gift(struct held *self, uint32_t rights, const struct tmesh_error *err)
 {
 	size_t count;
 	struct tmesh_region *const *regions = tmesh_bundle_regions(self->bundle, &count);
@@ -309,7 +309,7 @@ static PyObject *held_ref(PyObject *object, PyObject *args)
 	rc = ns ? tmesh_bundle_ref_hold(self->bundle, rights, ns, text, size, &err)
 		: tmesh_bundle_ref_encode(self->bundle, rights, text, size, &err);
 	if (rc)
-		result = refuse_ref(self, rights, &err);
+		result = refuse_gift(self, rights, &err);
 	else
 		result = PyUnicode_FromString(text);
 	free(text);
@@ -324,6 +324,7 @@ static PyObject *held_send(PyObject *object, PyObject *args)
 	struct tmesh_bundle *bundle;
 	struct tmesh_error err;
 	int fd, writable, rc;
+	uint32_t rights;
 
 	if (!PyArg_ParseTuple(args, "OpO:send", &socket, &writable, &timeout))
 		return NULL;
@@ -331,12 +332,13 @@ static PyObject *held_send(PyObject *object, PyObject *args)
 	if (fd < 0 || wait_for_socket(st, fd, POLLOUT, timeout) || !held_get(self))
 		return NULL;
 	bundle = tmesh_bundle_ref(self->bundle);
+	rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_bundle_send(bundle, fd, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &err);
+	rc = tmesh_bundle_send(bundle, fd, rights, &err);
 	tmesh_bundle_unref(bundle);
 	Py_END_ALLOW_THREADS;
 	if (rc)
-		return raise_error(st, &err);
+		return refuse_gift(self, rights, &err);
 	Py_RETURN_NONE;
 }
 

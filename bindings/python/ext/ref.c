@@ -70,8 +70,8 @@ static int ref_of(struct tensor *self, uint32_t rights, uint64_t hold, struct tm
 	region = tmesh_tensor_region(self->tensor);
 	if (rights & TMESH_WRITE && tmesh_region_is_sealed(region)) {
 		raise_named(state_of(self), "SealedError", EPERM,
-			    "ref: region %016llx is sealed, and nobody who opens the ref could "
-			    "write; give one for reading",
+			    "ref: region %016llx is sealed, and nobody whom it is given to could "
+			    "write; give it for reading",
 			    (unsigned long long)tmesh_region_id(region));
 		return -1;
 	}

@@ -211,6 +211,7 @@ static int describe(struct state *st, struct tensor *self, uint32_t rights, stru
 	struct tmesh_tensor *tensor = tensor_get(self);
 	struct tmesh_region *region;
 	struct tmesh_error err;
+	int rc;
 
 	if (!tensor)
 		return -1;
@@ -220,7 +221,13 @@ static int describe(struct state *st, struct tensor *self, uint32_t rights, stru
 	parcel->ref.id = tmesh_region_id(region);
 	parcel->ref.byte_size = tmesh_tensor_bytes(tensor);
 	parcel->ref.layout = *tmesh_tensor_layout(tensor);
-	if (!tmesh_region_token(region, rights, parcel->ref.token, &err))
+	rc = tmesh_region_token(region, rights, parcel->ref.token, &err);
+	/* Sealed by somebody else meanwhile: it goes as a tensor that was sealed before goes. */
+	if (rc == -EPERM && rights != TMESH_READ) {
+		parcel->rights = TMESH_READ;
+		rc = tmesh_region_token(region, TMESH_READ, parcel->ref.token, &err);
+	}
+	if (!rc)
 		return 0;
 	raise_region_error(st, region, &err);
 	return -1;

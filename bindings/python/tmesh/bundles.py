@@ -80,7 +80,8 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
     def send(self, socket: Any, /, *, writable: bool = False, timeout: float | None = None) -> None:
         """Hand it over by a connected Unix socket, or its descriptor, to recv_bundle(). A socket takes a few
         hundred regions at once: the peer has to receive meanwhile. PeerTimeoutError after timeout seconds; GoneError:
-        nobody is there; AccessError: writable, and this process may not write; ReleasedError: it was released."""
+        nobody is there; AccessError: writable, and this process may not write; SealedError: writable, and it is
+        sealed; ReleasedError: it was released."""
         self._held.send(socket, writable, timeout)
 
     def private(self) -> dict[str, _tmesh.Tensor]:

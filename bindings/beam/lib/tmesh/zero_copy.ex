@@ -574,7 +574,7 @@ defmodule Tmesh.ZeroCopy do
   Options: `writable` - whether the receiver may write (false).
 
   Errors: `:gone` (nobody is there), `:timeout` (the receiver does not read), `:access`, `:sealed`
-  (inherited by fork), `:stale`, `:closed`.
+  (`writable: true`, and it is sealed), `:stale`, `:closed`.
   """
   @spec send(TensorRef.t(), socket(), writable: boolean()) :: :ok | {:error, Error.t()}
   def send(%TensorRef{handle: handle}, socket, opts \\ []) do
