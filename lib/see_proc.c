@@ -25,6 +25,7 @@ int tmesh_proc_at(int dir, int number, struct stat *st)
 	at = openat(dir, name, O_PATH | O_CLOEXEC);
 	if (at >= 0 && (fstat(at, st) || !S_ISREG(st->st_mode))) {
 		close(at);
+		errno = EINVAL;
 		at = -1;
 	}
 	return at;
@@ -53,6 +54,7 @@ struct sight {
 	uint64_t dev;
 	uint64_t ino;
 	bool writable;	  /* of a mapping */
+	int *lack;	  /* why something could not be looked at, or 0: the walk's answer */
 	const char *name; /* "tmesh:1:...", or another memfd's */
 };
 
@@ -71,10 +73,17 @@ static bool is_short(void)
 	return errno == EMFILE || errno == ENFILE;
 }
 
-static int walk_fds(pid_t pid, visit_fn visit, void *data)
+/* Something could not be opened. Most of what cannot is just gone, or not to be seen. */
+static void note(const struct sight *sight)
+{
+	if (is_short())
+		*sight->lack = errno;
+}
+
+static int walk_fds(pid_t pid, visit_fn visit, void *data, int *lack)
 {
 	char path[512];
-	struct sight sight = {.pid = pid};
+	struct sight sight = {.pid = pid, .lack = lack};
 	struct dirent *entry;
 	int rc = 0;
 	DIR *dir;
@@ -103,9 +112,9 @@ static int walk_fds(pid_t pid, visit_fn visit, void *data)
 	return rc;
 }
 
-static int walk_maps(pid_t pid, visit_fn visit, void *data)
+static int walk_maps(pid_t pid, visit_fn visit, void *data, int *lack)
 {
-	struct sight sight = {.pid = pid, .fd = -1, .dir = -1};
+	struct sight sight = {.pid = pid, .fd = -1, .dir = -1, .lack = lack};
 	char path[64], *line = NULL;
 	size_t room = 0;
 	int rc = 0;
@@ -143,7 +152,7 @@ static int walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error *err
 {
 	DIR *proc = opendir("/proc");
 	struct dirent *entry;
-	int rc = 0;
+	int rc = 0, lack = 0;
 
 	if (!proc)
 		return is_short() ? tmesh_fail_errno(err, "looking for who holds what")
@@ -155,9 +164,11 @@ static int walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error *err
 		if (!isdigit((unsigned char)entry->d_name[0]))
 			continue;
 		pid = atoi(entry->d_name);
-		rc = walk_fds(pid, fds, data);
+		rc = walk_fds(pid, fds, data, &lack);
 		if (!rc && maps)
-			rc = walk_maps(pid, maps, data);
+			rc = walk_maps(pid, maps, data, &lack);
+		if (rc >= 0 && lack)
+			rc = -lack;
 	}
 	closedir(proc);
 	if (rc == -EMFILE || rc == -ENFILE) {
@@ -187,8 +198,11 @@ static bool identify(const struct sight *sight, struct tmesh_region_info *info)
 		return true;
 	fd = tmesh_proc_open(sight->dir, sight->fd);
 	if (fd >= 0) {
+		/* What it does not say is what its name says. */
 		tmesh_memfd_describe(fd, tmesh_memfd_is_hugetlb(fd) ? TMESH_KIND_HUGETLB : 0, info);
 		close(fd);
+	} else {
+		note(sight);
 	}
 	return true;
 }
@@ -318,31 +332,35 @@ struct search {
 	size_t count;
 };
 
-static void read_command(pid_t pid, char command[16])
+static void read_command(const struct sight *sight, char command[16])
 {
 	char path[32];
 	ssize_t got = 0;
 	int fd;
 
-	snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+	snprintf(path, sizeof(path), "/proc/%d/comm", (int)sight->pid);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd >= 0) {
 		got = read(fd, command, 15);
 		close(fd);
+	} else {
+		note(sight);
 	}
 	command[got > 0 ? got : 0] = '\0';
 	command[strcspn(command, "\n")] = '\0';
 }
 
 /* Rights of somebody's descriptor: how it was opened. */
-static uint32_t read_rights(pid_t pid, int fd)
+static uint32_t read_rights(const struct sight *sight)
 {
 	char path[64], line[64];
 	unsigned int flags = O_RDONLY;
 	FILE *info;
 
-	snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)pid, fd);
+	snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)sight->pid, sight->fd);
 	info = fopen(path, "re");
+	if (!info)
+		note(sight);
 	while (info && fgets(line, sizeof(line), info))
 		if (sscanf(line, "flags: %o", &flags) == 1)
 			break;
@@ -376,6 +394,8 @@ static int writes_by_index(void *data, const struct sight *index)
 	}
 	if (fd >= 0)
 		close(fd);
+	else
+		note(sight);
 	return writes->found;
 }
 
@@ -387,6 +407,8 @@ static bool is_sealed(const struct sight *sight)
 	if (fd >= 0) {
 		sealed = fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE;
 		close(fd);
+	} else {
+		note(sight);
 	}
 	return sealed;
 }
@@ -394,10 +416,11 @@ static bool is_sealed(const struct sight *sight)
 static uint32_t rights_of(const struct sight *sight)
 {
 	struct writes writes = {.sight = sight};
-	uint32_t rights = read_rights(sight->pid, sight->fd);
+	uint32_t rights = read_rights(sight);
 
-	if (rights == TMESH_READ && !is_sealed(sight))
-		walk_fds(sight->pid, writes_by_index, &writes);
+	if (rights == TMESH_READ && !is_sealed(sight) &&
+	    walk_fds(sight->pid, writes_by_index, &writes, sight->lack) < 0)
+		note(sight);
 	return writes.found ? rights | TMESH_WRITE : rights;
 }
 
@@ -417,8 +440,10 @@ static bool is_wanted(struct search *search, const struct sight *sight)
 	if (search->found)
 		return sight->dev == search->dev && sight->ino == search->ino;
 	info = malloc(sizeof(*info));
-	if (!info)
+	if (!info) {
+		*sight->lack = ENOMEM;
 		return false;
+	}
 	search->found = identify(sight, info)
 				? info->id == search->id
 				: tmesh_memfd_foreign_id(sight->dev, sight->ino) == search->id;
@@ -440,7 +465,7 @@ static struct tmesh_holder_info *holder_add(struct search *search, const struct 
 	memset(holder, 0, sizeof(*holder));
 	holder->pid = sight->pid;
 	holder->uid = read_uid(sight->pid);
-	read_command(sight->pid, holder->command);
+	read_command(sight, holder->command);
 	return holder;
 }
 
@@ -522,9 +547,9 @@ static int writer_map(void *data, const struct sight *sight)
 	    sight->pid == writers->last)
 		return 0;
 	writers->last = sight->pid;
-	read_command(sight->pid, command);
+	read_command(sight, command);
 	snprintf(writers->text + used, writers->size - used, "%s%d (%s)", used ? ", " : "",
-		 (int)sight->pid, command);
+		 (int)sight->pid, *command ? command : "?");
 	return 0;
 }
 
@@ -538,5 +563,6 @@ void tmesh_proc_writers(int fd, char *text, size_t size)
 		return;
 	writers.dev = st.st_dev;
 	writers.ino = st.st_ino;
+	/* Who cannot be looked at is not named. */
 	walk(no_fd, writer_map, &writers, NULL);
 }

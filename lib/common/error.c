@@ -40,5 +40,11 @@ int tmesh_fail_errno(struct tmesh_error *err, const char *what)
 			"%s: this process has no descriptor left: release what is not needed, put "
 			"small tensors into an arena, or raise RLIMIT_NOFILE (ulimit -n)",
 			what);
+	if (code == ENFILE)
+		return tmesh_fail(
+			err, -code,
+			"%s: this machine has no descriptor left for any process; root raises "
+			"their number by sysctl fs.file-max",
+			what);
 	return tmesh_fail(err, -code, "%s: %s", what, strerror_r(code, text, sizeof(text)));
 }

@@ -297,6 +297,29 @@ static void test_caps_node(void **state)
 	tmesh_region_unref(region);
 }
 
+/* Who wants a descriptor is told what to do, and who can. */
+static void test_words_of_no_descriptor(void **state)
+{
+	struct tmesh_error why;
+
+	errno = EMFILE;
+	assert_int_equal(tmesh_fail_errno(&why, "opening it"), -EMFILE);
+	assert_int_equal(why.code, -EMFILE);
+	assert_string_equal(why.message,
+			    "opening it: this process has no descriptor left: release what is not "
+			    "needed, put small tensors into an arena, or raise RLIMIT_NOFILE "
+			    "(ulimit -n)");
+	errno = ENFILE;
+	assert_int_equal(tmesh_fail_errno(&why, "opening it"), -ENFILE);
+	assert_int_equal(why.code, -ENFILE);
+	assert_string_equal(why.message,
+			    "opening it: this machine has no descriptor left for any process; "
+			    "root raises their number by sysctl fs.file-max");
+	errno = EPERM;
+	assert_int_equal(tmesh_fail_errno(&why, "opening it"), -EPERM);
+	assert_string_equal(why.message, "opening it: Operation not permitted");
+}
+
 /* Regions leave descriptors to others: those below the limit, which are then to be had. */
 static void test_spare_files(void **state)
 {
@@ -516,15 +539,16 @@ static void test_lifetime(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_choice),	  cmocka_unit_test(test_module),
-		cmocka_unit_test(test_options),	  cmocka_unit_test(test_newer_caller),
-		cmocka_unit_test(test_poll_ms),	  cmocka_unit_test(test_longest_timeout),
-		cmocka_unit_test(test_names),	  cmocka_unit_test(test_caps),
-		cmocka_unit_test(test_caps_node), cmocka_unit_test(test_utf8),
-		cmocka_unit_test(test_elements),  cmocka_unit_test(test_no_structure),
-		cmocka_unit_test(test_quota),	  cmocka_unit_test(test_handles_count_once),
-		cmocka_unit_test(test_many_live), cmocka_unit_test(test_limits),
-		cmocka_unit_test(test_lifetime),  cmocka_unit_test(test_spare_files),
+		cmocka_unit_test(test_choice),	    cmocka_unit_test(test_module),
+		cmocka_unit_test(test_options),	    cmocka_unit_test(test_newer_caller),
+		cmocka_unit_test(test_poll_ms),	    cmocka_unit_test(test_longest_timeout),
+		cmocka_unit_test(test_names),	    cmocka_unit_test(test_caps),
+		cmocka_unit_test(test_caps_node),   cmocka_unit_test(test_utf8),
+		cmocka_unit_test(test_elements),    cmocka_unit_test(test_no_structure),
+		cmocka_unit_test(test_quota),	    cmocka_unit_test(test_handles_count_once),
+		cmocka_unit_test(test_many_live),   cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_lifetime),    cmocka_unit_test(test_words_of_no_descriptor),
+		cmocka_unit_test(test_spare_files),
 	};
 
 	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);

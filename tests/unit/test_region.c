@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 
@@ -626,6 +627,59 @@ static void test_see_many(void **state)
 	}
 }
 
+/* With too few descriptors to look at everything nobody is told less than there is. */
+static void see_short(struct tmesh_ctx *ctx, struct tmesh_region *region)
+{
+	struct tmesh_holder_info *holders = NULL;
+	struct tmesh_region_info *infos = NULL;
+	struct rlimit usual, low;
+	struct tmesh_error why;
+	char command[16];
+	size_t count, all;
+	int rc[2];
+
+	assert_int_equal(prctl(PR_GET_NAME, command), 0);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+	low = usual;
+	low.rlim_cur = 0;
+	do {
+		low.rlim_cur++;
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+		rc[0] = tmesh_list(ctx, &infos, &all, &why);
+		rc[1] = tmesh_holders(ctx, tmesh_region_id(region), &holders, &count, &why);
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+		if (rc[0])
+			assert_int_equal(rc[0], -EMFILE);
+		else
+			free(infos);
+		if (rc[1])
+			assert_non_null(strstr(why.message, "RLIMIT_NOFILE"));
+	} while (rc[1] == -EMFILE);
+	assert_int_equal(rc[1], 0);
+	assert_int_equal(count, 1);
+	assert_int_equal(holders[0].rights, RW);
+	assert_string_equal(holders[0].command, command);
+	free(holders);
+}
+
+static void test_see_short(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 4096);
+	char token[TMESH_TOKEN_SIZE];
+
+	/* Its descriptor only reads now, and that it may write says the index of tokens. */
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	see_short(*state, region);
+	tmesh_region_unref(region);
+	/* Of a mapping without a descriptor. */
+	region = region_of(*state, 4096);
+	map_of(region, RW);
+	close(region->fd);
+	region->fd = -1;
+	see_short(*state, region);
+	tmesh_region_unref(region);
+}
+
 /* Who keeps a region from being sealed: each process once, and none that cannot write into it. */
 static void test_writers(void **state)
 {
@@ -677,9 +731,8 @@ int main(void)
 	};
 
 	const struct CMUnitTest memfds[] = {
-		cmocka_unit_test(test_from_less),
-		cmocka_unit_test(test_sealed_unseen),
-		cmocka_unit_test(test_see_many),
+		cmocka_unit_test(test_from_less), cmocka_unit_test(test_sealed_unseen),
+		cmocka_unit_test(test_see_many),  cmocka_unit_test(test_see_short),
 		cmocka_unit_test(test_writers),
 	};
 	int failed =
