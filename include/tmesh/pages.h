@@ -214,7 +214,8 @@ int tmesh_seq_page(struct tmesh_seq *seq, uint32_t index, uint32_t device, uint3
 /*
  * The tables of @count sequences as paged attention kernels take them: @tables is
  * int32 [count, width], row-major, 0 where a sequence has no more blocks; @lens is int32 [count],
- * in tokens. Return: 0; -EINVAL (a sequence has more than @width blocks: nothing was written).
+ * in tokens. Return: 0; -EINVAL (a sequence has more than @width blocks, or more tokens than an
+ * int32 says: nothing was written).
  */
 int tmesh_seq_tables(struct tmesh_seq *const *seqs, uint32_t count, int32_t *tables, uint32_t width,
 		     int32_t *lens, struct tmesh_error *err);

@@ -4,6 +4,7 @@
 #include "pages_test.h"
 
 #include "host.h"
+#include "pages_internal.h"
 
 #include <signal.h>
 
@@ -178,6 +179,17 @@ static void test_tables(void **state)
 	assert_int_equal(lens[0], 9);
 	assert_int_equal(lens[1], 0);
 	assert_int_equal(lens[2], 4);
+	/* One that was filled to this end would hold 32,768 pages of 65,536 tokens. */
+	seqs[2]->tokens = (uint64_t)INT32_MAX + 1;
+	memset(tables, 0x55, sizeof(tables));
+	assert_refused(tmesh_seq_tables(seqs, 3, &tables[0][0], 4, lens, err), -EINVAL,
+		       "sequence 2 has 2147483648 tokens, which are no int32");
+	assert_int_equal(tables[0][0], 0x55555555);
+	assert_int_equal(lens[0], 9);
+	seqs[2]->tokens = INT32_MAX;
+	assert_ok(tmesh_seq_tables(seqs, 3, &tables[0][0], 4, lens, err));
+	assert_int_equal(lens[2], INT32_MAX);
+	seqs[2]->tokens = 4;
 	for (int i = 0; i < 3; i++)
 		tmesh_seq_free(seqs[i]);
 	scene_end(&s);
