@@ -333,6 +333,7 @@ PyObject *module_layout(PyObject *module, PyObject *object);
 PyObject *module_part(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *tensor_view(PyObject *object, PyObject *dtype);
 PyObject *tensor_reshape(PyObject *object, PyObject *args);
+PyObject *tensor_transposed(PyObject *object, void *unused);
 PyObject *tensor_getitem(PyObject *object, PyObject *key);
 PyObject *tensor_item(PyObject *object, Py_ssize_t index);
 Py_ssize_t tensor_length(PyObject *object);

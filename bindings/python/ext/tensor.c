@@ -561,7 +561,7 @@ static PyMethodDef methods[] = {
 	 "Hand the tensor over by a connected Unix socket (or its descriptor), for recv() in any\n"
 	 "of tmesh's languages. The receiver holds it from then on, without a token. GoneError "
 	 "when\n"
-	 "nobody is there."},
+	 "nobody is there; SealedError: writable, and it is sealed."},
 	{"item", tensor_element, METH_NOARGS,
 	 "item($self, /)\n--\n\n"
 	 "The value of a tensor of one element, as a Python number. InvalidError: it has more, or\n"
@@ -619,6 +619,8 @@ static PyGetSetDef properties[] = {
 	{"size", get_size, NULL, "Number of elements.", NULL},
 	{"ndim", get_ndim, NULL, "Number of dimensions.", NULL},
 	{"nbytes", get_nbytes, NULL, "Bytes of the elements.", NULL},
+	{"T", tensor_transposed, NULL,
+	 "The same memory with the dimensions in reverse order, as NumPy's T.", NULL},
 	{"device", get_device, NULL, "\"cpu\" or \"cuda:N\".", NULL},
 	{"id", get_id, NULL, "The region's identity, 16 hex digits; opens nothing.", NULL},
 	{"label", get_label, NULL, "The region's name for people.", NULL},
@@ -635,6 +637,36 @@ static PyGetSetDef properties[] = {
 	 NULL},
 	{NULL},
 };
+
+/* What arrays compute by, and a tensor does not: whoever tries is told where it is. */
+static bool is_of_arrays(PyObject *name)
+{
+	static const char *const names[] = {
+		"all",	     "any",	 "argmax",   "argmin", "argsort", "astype",  "clip",
+		"copy",	     "cumsum",	 "diagonal", "dot",    "fill",	  "flat",    "flatten",
+		"imag",	     "max",	 "mean",     "min",    "nonzero", "permute", "prod",
+		"ravel",     "real",	 "repeat",   "round",  "sort",	  "squeeze", "std",
+		"sum",	     "swapaxes", "take",     "to",     "tobytes", "tofile",  "transpose",
+		"unsqueeze", "var",
+	};
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (!PyUnicode_CompareWithASCIIString(name, names[i]))
+			return true;
+	return false;
+}
+
+static PyObject *tensor_getattr(PyObject *object, PyObject *name)
+{
+	PyObject *found = PyObject_GenericGetAttr(object, name);
+
+	if (!found && PyErr_ExceptionMatches(PyExc_AttributeError) && is_of_arrays(name))
+		PyErr_Format(PyExc_AttributeError,
+			     "a tmesh.Tensor has no %U: its arrays have, NumPy's by numpy() and "
+			     "PyTorch's by torch(), which are the same memory",
+			     name);
+	return found;
+}
 
 static bool is_operand(PyObject *object, PyTypeObject *type)
 {
@@ -671,6 +703,7 @@ static PyType_Slot slots[] = {
 		    "into the memory itself is theirs to order."},
 	{Py_tp_dealloc, tensor_dealloc},
 	{Py_tp_repr, tensor_repr},
+	{Py_tp_getattro, tensor_getattr},
 	{Py_tp_iter, PySeqIter_New},
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},

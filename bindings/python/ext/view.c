@@ -28,6 +28,23 @@ static PyObject *over_contiguous(struct tensor *self, enum tmesh_dtype dtype, in
 	return over(self, &layout);
 }
 
+PyObject *tensor_transposed(PyObject *object, void *unused)
+{
+	struct tensor *self = (struct tensor *)object;
+	const struct tmesh_layout *from;
+	struct tmesh_layout layout;
+
+	if (!tensor_get(self))
+		return NULL;
+	from = tmesh_tensor_layout(self->tensor);
+	layout = *from;
+	for (int32_t i = 0; i < from->ndim; i++) {
+		layout.shape[i] = from->shape[from->ndim - 1 - i];
+		layout.strides[i] = from->strides[from->ndim - 1 - i];
+	}
+	return over(self, &layout);
+}
+
 PyObject *module_layout(PyObject *module, PyObject *object)
 {
 	struct state *st = PyModule_GetState(module);

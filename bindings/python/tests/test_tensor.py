@@ -234,3 +234,32 @@ def test_views_of_a_reader_only_read(view):
         seen.numpy(writable=True)
     with pytest.raises(tmesh.AccessError):
         seen.ref(writable=True)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (2, 3, 4)])
+def test_the_dimensions_in_reverse_order(shape):
+    array = np.arange(np.prod(shape, dtype=int), dtype="int16").reshape(shape)
+    t = tmesh.put(array, seal=False)
+    assert t.T.shape == array.T.shape and t.T.dtype == "int16"
+    np.testing.assert_array_equal(t.T.numpy(), array.T)
+    np.testing.assert_array_equal(t.T.T.numpy(), array)
+    # No copy.
+    t.T[...] = 7
+    assert (t.numpy() == 7).all()
+    ref = t.T
+    t.release()
+    with pytest.raises(tmesh.ReleasedError):
+        t.T
+    assert ref.shape == array.T.shape
+
+
+def test_what_arrays_have_is_at_the_arrays():
+    t = tmesh.put(np.arange(3))
+    for name in ("astype", "copy", "sum", "transpose", "to"):
+        with pytest.raises(AttributeError, match=rf"a tmesh.Tensor has no {name}: .* numpy\(\) and PyTorch's by torch\(\)"):
+            getattr(t, name)
+    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+        t.colour
+    assert not hasattr(t, "copy") and not hasattr(t, "__cuda_array_interface__")
+    with pytest.raises(AttributeError):
+        getattr(t, "\ud800")
