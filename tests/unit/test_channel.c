@@ -725,21 +725,14 @@ static void test_late_region(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_order),
-		cmocka_unit_test(test_bytes),
-		cmocka_unit_test(test_full),
-		cmocka_unit_test(test_level),
-		cmocka_unit_test(test_bad_options),
-		cmocka_unit_test(test_places),
-		cmocka_unit_test(test_receivers),
-		cmocka_unit_test(test_tensors),
-		cmocka_unit_test(test_no_open),
-		cmocka_unit_test(test_sealed), cmocka_unit_test(test_layouts),
-		cmocka_unit_test(test_regions_bounded),
-		cmocka_unit_test(test_bytes_bounded),
-		cmocka_unit_test(test_lanes),
-		cmocka_unit_test(test_many),
-		cmocka_unit_test(test_late_region),
+		cmocka_unit_test(test_order),	      cmocka_unit_test(test_bytes),
+		cmocka_unit_test(test_full),	      cmocka_unit_test(test_level),
+		cmocka_unit_test(test_bad_options),   cmocka_unit_test(test_places),
+		cmocka_unit_test(test_receivers),     cmocka_unit_test(test_tensors),
+		cmocka_unit_test(test_no_open),	      cmocka_unit_test(test_sealed),
+		cmocka_unit_test(test_layouts),	      cmocka_unit_test(test_regions_bounded),
+		cmocka_unit_test(test_bytes_bounded), cmocka_unit_test(test_lanes),
+		cmocka_unit_test(test_many),	      cmocka_unit_test(test_late_region),
 	};
 
 	return cmocka_run_group_tests_name("channel", tests, NULL, NULL);
