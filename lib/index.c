@@ -211,21 +211,13 @@ static int grow(struct tmesh_index **index, struct tmesh_error *err)
 	return 0;
 }
 
-int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *entry,
-		    struct tmesh_error *err)
+int tmesh_index_add_file(struct tmesh_index **index, const struct tmesh_index_entry *entry,
+			 const struct tmesh_index_file *file, struct tmesh_error *err)
 {
-	struct tmesh_region *region = entry->region;
 	struct tmesh_index_slot *slot;
-	struct stat st;
 	uint32_t at;
 	int rc;
 
-	if (!region->ino) {
-		if (fstat(region->fd, &st))
-			return tmesh_fail_errno(err, "fstat of a region");
-		region->dev = st.st_dev;
-		region->ino = st.st_ino;
-	}
 	if ((*index)->used >= (*index)->head->slots / 2) {
 		rc = grow(index, err);
 		if (rc)
@@ -236,20 +228,44 @@ int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *
 	(*index)->used++;
 	slot = &slots_of((*index)->head)[at];
 	slot_begin(slot);
-	atomic_store_explicit(&slot->fd, (uint32_t)region->fd, memory_order_relaxed);
+	atomic_store_explicit(&slot->fd, (uint32_t)file->fd, memory_order_relaxed);
 	atomic_store_explicit(&slot->read_only, entry->read_only, memory_order_relaxed);
-	atomic_store_explicit(&slot->writes, !!(region->rights & TMESH_WRITE),
-			      memory_order_relaxed);
-	atomic_store_explicit(&slot->dev, region->dev, memory_order_relaxed);
-	atomic_store_explicit(&slot->ino, region->ino, memory_order_relaxed);
-	atomic_store_explicit(&slot->id, region->id, memory_order_relaxed);
-	atomic_store_explicit(&slot->bytes, region->bytes, memory_order_relaxed);
+	atomic_store_explicit(&slot->writes, file->writes, memory_order_relaxed);
+	atomic_store_explicit(&slot->dev, file->dev, memory_order_relaxed);
+	atomic_store_explicit(&slot->ino, file->ino, memory_order_relaxed);
+	atomic_store_explicit(&slot->id, file->id, memory_order_relaxed);
+	atomic_store_explicit(&slot->bytes, file->bytes, memory_order_relaxed);
 	atomic_store_explicit(&slot->rights, entry->rights, memory_order_relaxed);
-	atomic_store_explicit(&slot->kind, region->kind, memory_order_relaxed);
+	atomic_store_explicit(&slot->kind, file->kind, memory_order_relaxed);
 	atomic_store_explicit(&slot->tag, tag_of((*index)->head, entry->secret),
 			      memory_order_relaxed);
 	slot_end(slot);
 	return 0;
+}
+
+int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *entry,
+		    struct tmesh_error *err)
+{
+	struct tmesh_region *region = entry->region;
+	struct tmesh_index_file file;
+	struct stat st;
+
+	if (!region->ino) {
+		if (fstat(region->fd, &st))
+			return tmesh_fail_errno(err, "fstat of a region");
+		region->dev = st.st_dev;
+		region->ino = st.st_ino;
+	}
+	file = (struct tmesh_index_file){
+		.fd = region->fd,
+		.kind = region->kind,
+		.dev = region->dev,
+		.ino = region->ino,
+		.id = region->id,
+		.bytes = region->bytes,
+		.writes = region->rights & TMESH_WRITE,
+	};
+	return tmesh_index_add_file(index, entry, &file, err);
 }
 
 const struct tmesh_index_entry *tmesh_index_find(const struct tmesh_index *index,

@@ -17,6 +17,22 @@
 /* Who lost the race to start one waits for the other's to listen. */
 #define START_NS UINT64_C(3000000000)
 
+void tmesh_keeper_name(uint64_t dev, uint64_t ino, uint8_t name[16])
+{
+	memcpy(name, &dev, sizeof(dev));
+	memcpy(name + sizeof(dev), &ino, sizeof(ino));
+}
+
+void tmesh_keeper_key(const char *kept, uint8_t key[TMESH_SECRET_BYTES])
+{
+	for (uint64_t half = 0; half < 2; half++) {
+		const uint64_t seed[2] = {TMESH_MAGIC_KEEP, half};
+		uint64_t sum = tmesh_siphash(seed, kept, strlen(kept));
+
+		memcpy(key + half * sizeof(sum), &sum, sizeof(sum));
+	}
+}
+
 /* Return: a connection, or a negative errno (-EAGAIN: more have come than it has room for). */
 static int try_connect(const struct tmesh_ctx *ctx)
 {

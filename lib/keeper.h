@@ -69,6 +69,14 @@ _Static_assert(sizeof(struct tmesh_keeper_request) == 96, "wire format");
 _Static_assert(sizeof(struct tmesh_keeper_reply) == 56, "wire format");
 _Static_assert(sizeof(struct tmesh_keeper_row) == 112, "wire format");
 
+/*
+ * What is kept as one region for reading is found without a question, as a producer's tokens are
+ * (wire.h): the keeper's index has the runtime directory for its name, and in place of a secret
+ * what tmesh_keeper_key() makes of the kept name. The link to it is named after the index.
+ */
+void tmesh_keeper_name(uint64_t dev, uint64_t ino, uint8_t name[16]);
+void tmesh_keeper_key(const char *kept, uint8_t key[TMESH_SECRET_BYTES]);
+
 /* keep_start.c: a connection to this user's keeper, one that is started for it when @start. -ENOENT
  * when none runs. */
 int tmesh_keeper_connect(struct tmesh_ctx *ctx, bool start, int *out, struct tmesh_error *err);

@@ -295,17 +295,17 @@ static bool is_hit(const struct stat *st, const struct tmesh_index_hit *hit)
  * the system allows it (ptrace_scope), else opened anew through /proc. What is not the entry's file
  * is left alone, as what is no index. */
 static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
-		      const struct tmesh_index_hit *hit, uint32_t rights)
+		      const struct tmesh_index_hit *hit, uint32_t rights, int flags)
 {
 	bool writes = rights != TMESH_READ;
 	char number[TMESH_FD_NAME];
 	struct stat st;
 	int at, fd = -1;
 
-	tmesh_fd_name(number, hit->fd);
-	if (fstatat(peer->proc, number, &st, 0) || !is_hit(&st, hit))
-		return -1;
 	if (writes != hit->read_only && peer->pidfd >= 0 && !peer->kept) {
+		tmesh_fd_name(number, hit->fd);
+		if (fstatat(peer->proc, number, &st, 0) || !is_hit(&st, hit))
+			return -1;
 		fd = (int)syscall(SYS_pidfd_getfd, peer->pidfd, hit->fd, 0);
 		/* A token for reading that was given after this one has lowered the descriptor. */
 		if (fd >= 0 && (!writes || (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR))
@@ -315,7 +315,7 @@ static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
 	}
 	at = tmesh_proc_at(peer->proc, hit->fd, &st);
 	if (at >= 0 && is_hit(&st, hit))
-		fd = tmesh_reopen(ctx, at, (writes ? O_RDWR : O_RDONLY) | O_NONBLOCK, NULL);
+		fd = tmesh_reopen(ctx, at, (writes ? O_RDWR : O_RDONLY) | flags, NULL);
 	peer_close(&at);
 	return fd;
 }
@@ -326,7 +326,7 @@ static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
  * become another program, or that closed what is not its own.
  */
 static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *region,
-			      const uint8_t *secret, uint32_t rights)
+			      const uint8_t *secret, uint32_t rights, int flags)
 {
 	struct tmesh_index_hit hit;
 	int fd;
@@ -334,7 +334,7 @@ static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *regi
 	if (!index_ready(region->ctx, peer) || !tmesh_index_view_find(&peer->view, secret, &hit) ||
 	    (rights & ~hit.region.rights) || hit.fd < 0 || (hit.region.kind & TMESH_KIND_OPAQUE))
 		return false;
-	fd = open_fd_of(region->ctx, peer, &hit, rights);
+	fd = open_fd_of(region->ctx, peer, &hit, rights, flags);
 	hit.region.rights = rights;
 	if (fd >= 0 && region->ctx->ops->adopt(region, &fd, &hit.region, NULL) == 0 &&
 	    region->dev == hit.dev && region->ino == hit.ino && tmesh_index_hit_holds(&hit) &&
@@ -589,6 +589,34 @@ int tmesh_peer_connect(struct tmesh_ctx *ctx, const uint8_t *name, uint64_t dead
 	return connect_to(ctx, text, deadline, out, &ignored, err);
 }
 
+/* Whose token is not of the one asked last may be about to take a dead one's place. */
+static struct tmesh_peer *peer_asked(struct tmesh_ctx *ctx, const uint8_t *name)
+{
+	if (ctx->peers && memcmp(ctx->peers->name, name, sizeof(ctx->peers->name)))
+		tmesh_peers_sweep(ctx);
+	return peer_get(ctx, name);
+}
+
+/* The file is this user's, and its time of access the caller's to set. */
+bool tmesh_peer_take(struct tmesh_region *region, const uint8_t *name, const uint8_t *secret,
+		     uint32_t rights)
+{
+	struct tmesh_ctx *ctx = region->ctx;
+	struct tmesh_peer *peer;
+	bool found;
+
+	pthread_mutex_lock(&ctx->lock);
+	peer = peer_asked(ctx, name);
+	found = peer && open_without_wake(peer, region, secret, rights, O_NONBLOCK | O_NOATIME);
+	/* Nothing leads there: another's place is not taken for that. */
+	if (peer && peer->proc < 0)
+		peer_forget(ctx, name);
+	pthread_mutex_unlock(&ctx->lock);
+	if (found)
+		tmesh_count(ctx, COUNT_WITHOUT_WAKE, 1);
+	return found;
+}
+
 int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts *token,
 		    uint32_t rights, struct tmesh_error *err)
 {
@@ -600,12 +628,9 @@ int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts 
 	bool found = false;
 
 	pthread_mutex_lock(&ctx->lock);
-	/* Whose token is not of the one asked last may be about to take a dead one's place. */
-	if (ctx->peers && memcmp(ctx->peers->name, token->name, sizeof(token->name)))
-		tmesh_peers_sweep(ctx);
-	peer = peer_get(ctx, token->name);
+	peer = peer_asked(ctx, token->name);
 	if (peer) {
-		found = open_without_wake(peer, region, token->secret, rights);
+		found = open_without_wake(peer, region, token->secret, rights, O_NONBLOCK);
 		if (!found) {
 			conn = peer->conn;
 			pid = peer->pid;

@@ -137,6 +137,14 @@ struct tmesh_index_entry {
 	bool read_only; /* the region's descriptor cannot write */
 };
 
+/* A descriptor of this process's, as others are shown it. */
+struct tmesh_index_file {
+	int fd;
+	uint32_t kind;
+	uint64_t dev, ino, id, bytes;
+	bool writes;
+};
+
 /* @name is of the producer's socket, 16 bytes. */
 int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, struct tmesh_index **out,
 		    struct tmesh_error *err);
@@ -148,6 +156,9 @@ uint64_t tmesh_index_number(const struct tmesh_index *index);
 /* Adds; when the index is full a larger one takes its place in @index. */
 int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *entry,
 		    struct tmesh_error *err);
+/* The same of what is no region's here. */
+int tmesh_index_add_file(struct tmesh_index **index, const struct tmesh_index_entry *entry,
+			 const struct tmesh_index_file *file, struct tmesh_error *err);
 const struct tmesh_index_entry *tmesh_index_find(const struct tmesh_index *index,
 						 const uint8_t *secret);
 void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret);
@@ -231,6 +242,10 @@ void tmesh_server_forked(struct tmesh_ctx *ctx);
 /* Open another process's region. */
 int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts *token,
 		    uint32_t rights, struct tmesh_error *err);
+/* The same of what is in the index of that name, 16 bytes, without a question. False: it is not
+ * there, or cannot be had so. */
+bool tmesh_peer_take(struct tmesh_region *region, const uint8_t *name, const uint8_t *secret,
+		     uint32_t rights);
 /* A connection to the server of that name, 16 bytes, which is this user's; -ENOENT, -ETIMEDOUT. */
 int tmesh_peer_connect(struct tmesh_ctx *ctx, const uint8_t *name, uint64_t deadline, int *out,
 		       struct tmesh_error *err);

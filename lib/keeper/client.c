@@ -112,6 +112,8 @@ static void ask_list(struct client *client, struct service *service)
 		row->held = group_held(group);
 		if (row->held)
 			group->used_ns = tmesh_now_ns();
+		else
+			group_used(group, tmesh_now_ns());
 		row->id = group->id;
 		row->bytes = group->bytes;
 		row->kept_ns = group->kept_ns;

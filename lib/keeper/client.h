@@ -42,4 +42,17 @@ void link_add(int dir, const struct group *group);
 void link_remove(int dir, const struct group *group);
 void links_clear(int dir);
 
+/* shown.c: what is kept as one region is found by others without a question (keeper.h). */
+struct shown {
+	int dir;
+	uint8_t name[16];
+	struct tmesh_index *index; /* NULL: there is none */
+};
+
+void shown_begin(struct shown *shown, int dir);
+void shown_end(struct shown *shown);
+void shown_add(struct shown *shown, const struct group *group);
+/* Before its descriptor is closed. */
+void shown_remove(struct shown *shown, const char *name);
+
 #endif /* TMESH_KEEPER_CLIENT_H */

@@ -37,6 +37,7 @@ struct keeper {
 	struct service service;
 	struct store store;
 	struct client clients[CLIENTS];
+	struct shown shown;
 	int dir, lock, listener, pressure;
 	bool by_need;	  /* not systemd's */
 	sigset_t signals; /* those that are let in while it waits */
@@ -177,8 +178,10 @@ static int added(void *data, const struct group *group)
 	struct keeper *keeper = data;
 	int rc = store_add(&keeper->store, group);
 
-	if (!rc)
+	if (!rc) {
 		link_add(keeper->dir, group);
+		shown_add(&keeper->shown, group);
+	}
 	return rc;
 }
 
@@ -188,6 +191,9 @@ static void removed(void *data, const struct group *group)
 
 	store_remove(&keeper->store, group);
 	link_remove(keeper->dir, group);
+	/* Another one may have taken the name. */
+	if (!table_find(&keeper->service.table, group->name))
+		shown_remove(&keeper->shown, group->name);
 }
 
 static void take_client(struct keeper *keeper)
@@ -378,8 +384,11 @@ static int serve(struct keeper *keeper)
 		return refuse("listening in the runtime directory");
 	if (keeper->by_need)
 		tell_starter(starter);
-	for (group = table->groups; group; group = group->next)
+	shown_begin(&keeper->shown, keeper->dir);
+	for (group = table->groups; group; group = group->next) {
 		link_add(keeper->dir, group);
+		shown_add(&keeper->shown, group);
+	}
 	keeper->pressure = watch_pressure();
 	if (keeper->pressure >= 0)
 		keeper->service.flags |= TMESH_KEEPER_PRESSURE;
@@ -388,6 +397,7 @@ static int serve(struct keeper *keeper)
 		return 1;
 	hold_signals(keeper);
 	run(keeper);
+	shown_end(&keeper->shown);
 	unlinkat(keeper->dir, TMESH_KEEPER_SOCKET, 0);
 	links_clear(keeper->dir);
 	return 0;

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/utf8.h"
@@ -203,11 +204,33 @@ void table_drop(struct table *table, struct group *group)
 		group_free(group);
 }
 
+static int64_t ns_of(const struct timespec *time)
+{
+	return time->tv_sec * INT64_C(1000000000) + time->tv_nsec;
+}
+
+void group_used(struct group *group, uint64_t now)
+{
+	const struct item *item = &group->items[0];
+	struct timespec real;
+	struct stat st;
+	int64_t ago;
+
+	if (group->count != 1 || fstat(item->fds[0], &st) || clock_gettime(CLOCK_REALTIME, &real))
+		return;
+	ago = ns_of(&real) - ns_of(&st.st_atim);
+	/* That clock may have been set. */
+	if (ago >= 0 && (uint64_t)ago < now && now - (uint64_t)ago > group->used_ns)
+		group->used_ns = now - (uint64_t)ago;
+}
+
 /* Who is held is used now. */
 static bool in_use(struct group *group, uint64_t now)
 {
-	if (!group->readers && !group_held(group))
+	if (!group->readers && !group_held(group)) {
+		group_used(group, now);
 		return false;
+	}
 	group->used_ns = now;
 	return true;
 }

@@ -53,6 +53,9 @@ int group_add(struct group *group, const struct tmesh_wire_region *wire, const i
 /* Items that somebody else than the keeper holds. */
 uint32_t group_held(const struct group *group);
 
+/* Who opens one region without a question (shown.c) is not heard of: the file tells when. */
+void group_used(struct group *group, uint64_t now);
+
 bool name_is_good(const char name[TMESH_KEPT_NAME_LEN + 1]);
 struct group *table_find(const struct table *table, const char *name);
 /*

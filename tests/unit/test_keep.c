@@ -185,6 +185,52 @@ static void test_limit(void **state)
 	tmesh_region_unref(big);
 }
 
+static uint64_t opened_without_wake(struct tmesh_ctx *ctx)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	return stats.opens_without_wake;
+}
+
+/* What is kept as one region is opened without its keeper, which is stopped meanwhile: the newest
+ * of a name, until it is dropped. */
+static void test_without_wake(void **state)
+{
+	struct tmesh_keep_opts replace = {.size = sizeof(replace), .flags = TMESH_KEEPING_REPLACE};
+	struct tmesh_region *region = sealed(*state, 4096, 2), *other;
+	uint64_t before = opened_without_wake(*state);
+	char name[16];
+	pid_t keeper;
+
+	keep_new(*state, "one", 4096, 1);
+	assert_ok(tmesh_keep(*state, "one", &region, 1, &replace, err));
+	tmesh_region_unref(region);
+	/* More than the first table has room for. */
+	for (int i = 0; i < 300; i++) {
+		snprintf(name, sizeof(name), "%d", i);
+		keep_new(*state, name, 1, (uint8_t)i);
+	}
+	keeper = keeper_pid(*state);
+	assert_int_equal(kill(keeper, SIGSTOP), 0);
+	check_kept(*state, "one", 2);
+	check_kept(*state, "299", 299 & 255);
+	assert_int_equal(opened_without_wake(*state), before + 2);
+	assert_int_equal(kill(keeper, SIGCONT), 0);
+	assert_ok(tmesh_kept_drop(*state, "one", err));
+	assert_refused(tmesh_kept_drop(*state, "one", err), -ENOENT, "nothing is kept");
+	assert_false(is_kept(*state, "one"));
+	/* Two regions under a name are asked for. */
+	region = sealed(*state, 4096, 3);
+	other = sealed(*state, 4096, 4);
+	assert_ok(
+		tmesh_keep(*state, "one", (struct tmesh_region *[]){region, other}, 2, NULL, err));
+	assert_true(is_kept(*state, "one"));
+	assert_int_equal(opened_without_wake(*state), before + 2);
+	tmesh_region_unref(region);
+	tmesh_region_unref(other);
+}
+
 /* The keeper is killed: who holds memory keeps it, the rest is gone, and a new one starts. */
 static void test_keeper_killed(void **state)
 {
@@ -398,6 +444,8 @@ static void test_many(void **state)
 	assert_ok(tmesh_keep(*state, "many", regions, MANY, NULL, err));
 	for (int i = 0; i < MANY; i++)
 		tmesh_region_unref(regions[i]);
+	/* What a context has of a keeper that it has opened something of stays. */
+	assert_true(is_kept(*state, "many"));
 	fds = unit_open_fds();
 	assert_ok(tmesh_kept_open(*state, "many", TMESH_KEPT_OWN, TMESH_READ, &got, &count, err));
 	assert_int_equal(count, MANY);
@@ -418,6 +466,7 @@ int main(void)
 		KEEP_TEST(test_others_keeper), KEEP_TEST(test_opaque),
 		KEEP_TEST(test_opaque_stays),  KEEP_TEST(test_path),
 		KEEP_TEST(test_race),	       KEEP_TEST(test_many),
+		KEEP_TEST(test_without_wake),
 	};
 
 	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
