@@ -93,6 +93,7 @@ SECTIONS = (
                                     ("mooncake", "Mooncake over TCP", 1 / 1.3), ("erlang", "Erlang distribution", 1 / 1.5))),
         Bound("4 KiB of another node, opened, to the first byte", "net/open", "net/message", "a message there and back", 3.0),
         Bound("4 KiB of another node, which another process has open", "net/beside", "net/local", "a ref of this node's", 1.1),
+        Bound("... by a program in Python, which opens what is kept", "net/beside-python", "net/local-python", "a ref of this node's", 1.2),
         Bound("4 KiB by a key that is there", "net/small", "net/round-trip", "a byte there and back", None),
         Bound("the error after the home was killed", "net/death", "net/round-trip", "a byte there and back", None, most_ns=50e6),
         Bound("beyond a silent home's deadline", "net/silent", "net/round-trip", "a byte there and back", None, most_ns=10e6),

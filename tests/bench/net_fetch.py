@@ -194,6 +194,17 @@ def opened(place):
             spent = int(ask(reader, name, "> "))
             if turn >= 0:
                 series.add(name, spent)
+    try:
+        python = place.start(1, BUILD / "venv/bin/python", "-P", HERE / "net_beside.py")
+        ask(python, ask(reader, "refs", "> "), "> ")
+    except (OSError, EOFError) as error:
+        skip("beside-python", f"tmesh's Python package does not run here: {type(error).__name__}")
+        return
+    for turn in range(-5, 50):
+        for name, word in ("beside-python", "fetched"), ("local-python", "made"):
+            spent = int(ask(python, word, "> "))
+            if turn >= 0:
+                series.add(name, spent)
 
 
 def endings(place):

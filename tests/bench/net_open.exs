@@ -2,7 +2,7 @@
 # A small ref between nodes, for net_fetch.py: net_open.exs ADDRESS home | reader HOME. For each line of a reader's input it says how many
 # nanoseconds that took: "open", an open until the first byte; "message", a message there and back; "beside", an open of what another
 # process here has open; "local", one of memory that was made here. The last two by a process of their own, of fifty in a row with what
-# lets go of them.
+# lets go of them. "refs" says both as JSON, for programs of other languages.
 
 alias Tmesh.ZeroCopy
 say = fn line -> IO.puts("> #{line}") end
@@ -74,6 +74,10 @@ case what do
 
       "local\n" ->
         spent.(fn -> ZeroCopy.open!(near) end)
+
+      "refs\n" ->
+        {:ok, %{json: json}} = Tmesh.Worker.Payload.encode([far, near])
+        json |> IO.iodata_to_binary() |> say.()
 
       "message\n" ->
         before = System.monotonic_time(:nanosecond)

@@ -278,7 +278,7 @@ int kept_name(struct state *st, PyObject *name_object, PyObject *uid_object, con
 	      uid_t *uid);
 PyObject *module_keep(PyObject *module, PyObject *args);
 PyObject *module_open_kept(PyObject *module, PyObject *args);
-PyObject *module_open_fetched(PyObject *module, PyObject *args);
+PyObject *module_open_fetched(PyObject *module, PyObject *offer);
 PyObject *module_kept(PyObject *module, PyObject *unused);
 PyObject *module_drop(PyObject *module, PyObject *name);
 

@@ -3,6 +3,7 @@
 #include "binding.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <tmesh/keep.h>
@@ -224,59 +225,88 @@ static struct tmesh_region *fetched_region(struct tmesh_ctx *ctx, const char *na
 	return region;
 }
 
-/* All of @names or none. Return: how many; 0: not all are there. -1: an exception is set. */
-static Py_ssize_t fetched_regions(struct tmesh_ctx *ctx, PyObject *names,
-				  struct tmesh_region **regions)
+/* What an offer says of one region: under which name its bytes are kept here, and how many there
+ * are. False: it is no offer. */
+static bool shard_name(PyObject *shard, char name[TMESH_KEPT_NAME_LEN + 1],
+		       unsigned long long *bytes)
 {
-	Py_ssize_t opened = 0, count = PyTuple_Size(names);
+	PyObject *sum = PyDict_Check(shard) ? PyDict_GetItemString(shard, "checksum") : NULL;
+	PyObject *count = sum ? PyDict_GetItemString(shard, "region_bytes") : NULL;
+	const char *text;
+	Py_ssize_t length;
 
-	while (opened < count) {
-		struct tmesh_region *region;
-		unsigned long long bytes;
-		const char *name;
-
-		if (!PyArg_ParseTuple(PyTuple_GetItem(names, opened), "sK", &name, &bytes))
-			break;
-		Py_BEGIN_ALLOW_THREADS;
-		region = fetched_region(ctx, name, bytes);
-		Py_END_ALLOW_THREADS;
-		if (!region)
-			break;
-		regions[opened++] = region;
+	if (!count || !PyUnicode_Check(sum) || !PyLong_CheckExact(count))
+		return false;
+	text = PyUnicode_AsUTF8AndSize(sum, &length);
+	*bytes = text ? PyLong_AsUnsignedLongLong(count) : 0;
+	if (PyErr_Occurred()) {
+		PyErr_Clear();
+		return false;
 	}
-	if (opened == count)
-		return count;
-	while (opened)
-		tmesh_region_unref(regions[--opened]);
-	return PyErr_Occurred() ? -1 : 0;
+	if (length != 32 || strspn(text, "0123456789abcdef") != 32)
+		return false;
+	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "net-%s", text);
+	return true;
 }
 
-PyObject *module_open_fetched(PyObject *module, PyObject *args)
+/* All of an offer's regions or none. Return: how many; 0: it is no offer, or not all are here. */
+static Py_ssize_t fetched_regions(struct tmesh_ctx *ctx, PyObject *shards,
+				  struct tmesh_region **regions)
+{
+	Py_ssize_t opened = 0, count = PyList_Check(shards) ? PyList_Size(shards) : 1;
+	bool good = count > 0 && count <= 1 + TMESH_KEPT_MAX_REGIONS;
+
+	while (good && opened < count) {
+		PyObject *shard = PyList_Check(shards) ? PyList_GetItem(shards, opened) : shards;
+		struct tmesh_region *region = NULL;
+		char name[TMESH_KEPT_NAME_LEN + 1];
+		unsigned long long bytes;
+
+		good = shard && shard_name(shard, name, &bytes);
+		if (good) {
+			Py_BEGIN_ALLOW_THREADS;
+			region = fetched_region(ctx, name, bytes);
+			Py_END_ALLOW_THREADS;
+		}
+		good = region != NULL;
+		if (good)
+			regions[opened++] = region;
+	}
+	while (!good && opened)
+		tmesh_region_unref(regions[--opened]);
+	PyErr_Clear(); /* the list became shorter meanwhile */
+	return opened;
+}
+
+PyObject *module_open_fetched(PyObject *module, PyObject *offer)
 {
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_ctx *ctx = context(st);
 	struct tmesh_region *regions[1 + TMESH_KEPT_MAX_REGIONS];
 	struct tmesh_tensor *tensor;
+	PyObject *kind, *shards;
 	struct tmesh_error err;
 	struct tmesh_ref ref;
-	PyObject *names, *as;
 	Py_ssize_t count;
+	bool bundle;
 	int rc;
 
-	if (!ctx || !PyArg_ParseTuple(args, "O!O:open_fetched", &PyTuple_Type, &names, &as))
+	if (!ctx)
 		return NULL;
-	count = PyTuple_Size(names);
-	if (count < 1 || count > 1 + TMESH_KEPT_MAX_REGIONS || (as != Py_None && count != 1))
-		return raise_code(st, EINVAL, "%zd regions are none, or too many", count);
-	if (as != Py_None && ref_from_dict(st, as, &ref))
-		return NULL;
-	count = fetched_regions(ctx, names, regions);
-	if (count < 0)
-		return NULL;
+	if (!PyDict_Check(offer))
+		return raise_code(st, EPROTO, "an offer is a dict");
+	kind = PyDict_GetItemString(offer, "kind");
+	bundle = kind && PyUnicode_Check(kind) && !PyUnicode_CompareWithASCIIString(kind, "bundle");
+	shards = bundle ? PyDict_GetItemString(offer, "shards") : offer;
+	count = shards ? fetched_regions(ctx, shards, regions) : 0;
 	if (!count)
 		Py_RETURN_NONE;
-	if (as == Py_None)
-		return held_of_regions(st, ctx, regions, count);
+	if (bundle)
+		return held_of_regions(st, ctx, regions, (size_t)count);
+	if (ref_from_dict(st, offer, &ref)) {
+		tmesh_region_unref(regions[0]);
+		return NULL;
+	}
 	rc = tmesh_tensor_wrap(regions[0], &ref.layout, &tensor, &err);
 	tmesh_region_unref(regions[0]);
 	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, TMESH_READ);

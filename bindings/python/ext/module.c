@@ -424,10 +424,11 @@ static PyMethodDef functions[] = {
 	 "keep(what, name, replace, lifetime, mode, gid, /)\n--\n\nOf a Tensor or a Held."},
 	{"open_kept", module_open_kept, METH_VARARGS,
 	 "open_kept(name, uid, /)\n--\n\nA Held, or a list of Tensors."},
-	{"open_fetched", module_open_fetched, METH_VARARGS,
-	 "open_fetched(names, ref, /)\n--\n\n"
-	 "A Tensor with a ref's layout, or a Held if ref is None, of regions that are kept under\n"
-	 "names: a tuple of (name, bytes). None where not all are."},
+	{"open_fetched", module_open_fetched, METH_O,
+	 "open_fetched(offer, /)\n--\n\n"
+	 "The Tensor or the Held that an offer of Tmesh.Net describes, of what was fetched and is "
+	 "kept\n"
+	 "here. None where not all of it is."},
 	{"kept", module_kept, METH_NOARGS,
 	 "kept()\n--\n\nWhat is kept under a name that this user may open, a dict each, in the "
 	 "order in\n"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import socket
 import struct
 from typing import Any
@@ -27,9 +26,6 @@ __all__ = ["open", "open_name"]
 
 _SOCKET = "net.sock"
 _MAX_ANSWER = 1 << 20
-# Of a bundle: its regions and its index.
-_MAX_SHARDS = 1025
-_CHECKSUM = re.compile("[0-9a-f]{32}")
 # It says each second that it lives.
 _SILENCE = 30.0
 
@@ -62,16 +58,8 @@ def open_name(name: str, *, timeout: float = 10.0) -> _tmesh.Tensor | Bundle:
 
 def _kept(offer: dict[str, Any]) -> _tmesh.Tensor | Bundle | None:
     """What this machine has fetched is kept, each region under the name of its bytes: then nobody is asked."""
-    bundle = offer.get("kind") == "bundle"
-    shards = offer.get("shards") if bundle else [offer]
-    names = []
-    for shard in shards if isinstance(shards, list) and 0 < len(shards) <= _MAX_SHARDS else [None]:
-        checksum, count = (shard.get("checksum"), shard.get("region_bytes")) if isinstance(shard, dict) else (None, None)
-        if not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum) or type(count) is not int or not 0 < count < 1 << 63:
-            return None
-        names.append((f"net-{checksum}", count))
     try:
-        found = _tmesh.open_fetched(tuple(names), None if bundle else offer)
+        found = _tmesh.open_fetched(offer)
     except Error:
         # Not an offer, or not one of this memory: the net says what is wrong.
         return None
