@@ -172,7 +172,7 @@ python-net-check: $(NET_VENV)/tmesh.stamp ## tmesh.nixl and tmesh.mooncake with 
 		echo "ok 1 - tmesh.nixl, tmesh.mooncake # SKIP NIXL and Mooncake cannot be had from the package index"; \
 		echo 1..1; exit; }; \
 	$(NET_VENV)/bin/python -P -c 'import os, sys, pytest; status = pytest.main(sys.argv[1:]); sys.stdout.flush(); os._exit(status)' \
-		--tap $(PYTHON_DIR)/tests/test_net.py
+		--tap $(PYTHON_DIR)/tests/test_net.py $(PYTHON_DIR)/tests/test_movers.py
 
 .PHONY: python-net-check
 

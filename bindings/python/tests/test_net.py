@@ -213,6 +213,17 @@ def test_a_false_name(engine, target, mine):
         mine[1].peer(json.dumps(told).encode())
 
 
+def test_two_peers_of_one_process(target, mine):
+    """Each is known as long as it is open."""
+    offer = target("sealed")
+    with mine[1].peer(offer) as peer:
+        with mine[1].peer(offer) as other:
+            other.read(mine[0])
+        mine[0].numpy()[:] = 0
+        peer.read(mine[0])
+    assert mine[0].numpy()[-1] == (1 << 16) - 1
+
+
 def test_garbage_for_the_engine(engine, mine):
     """An offer that is well formed, of nobody."""
     offer = Offer(engine[0], "127.0.0.1:1", b"nonsense", (Place(4096, 4, "uint32", (1,), False),)).to_bytes()

@@ -11,7 +11,7 @@ from typing import Any
 import uuid
 
 from . import _tmesh
-from .errors import Error, InvalidError
+from .errors import Error, InvalidError, ProtocolError
 
 NAMES = "nixl", "mooncake"
 VARIABLE = "TMESH_RAY_MOVER"
@@ -21,8 +21,8 @@ PATIENCE = 60.0
 
 
 class Mover:
-    """One engine of this process, which is one peer to all others. Its peers and registrations are used by one thread at a
-    time."""
+    """One engine of this process, which is one peer to all others. Objects come at the same time: what is registered
+    changes by one thread at a time, and nothing else waits."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,7 +31,9 @@ class Mover:
         self._more: dict[str, Any] = {}
         if name == "nixl":
             api = importlib.import_module(f"{self._module._flavour}._api")
-            self._engine: Any = api.nixl_agent(f"tmesh-{uuid.uuid4().hex}", api.nixl_agent_config(backends=["UCX"]))
+            # Its calls return at once, and keep threads apart.
+            config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
+            self._engine: Any = api.nixl_agent(f"tmesh-{uuid.uuid4().hex}", config)
         else:
             host = importlib.import_module("ray.util").get_node_ip_address()
             self._engine = importlib.import_module("mooncake.engine").TransferEngine()
@@ -39,24 +41,34 @@ class Mover:
                 raise Error(5, f"Mooncake does not begin at {host}")
             self._more = {"host": host}
 
+    def _register(self, tensors: list[_tmesh.Tensor], **more: Any) -> Any:
+        with self._lock:
+            return self._module.register(self._engine, *tensors, **self._more, **more)
+
     def offer(self, tensors: list[_tmesh.Tensor]) -> tuple[bytes, Any]:
         """What another machine needs to read these, and what closes it."""
-        with self._lock:
-            registration = self._module.register(self._engine, *tensors, **self._more)
-            return registration.offer(), registration
+        registration = self._register(tensors)
+        return registration.offer(), registration
 
     def close(self, registration: Any) -> None:
         with self._lock:
             registration.close()
 
-    def fetch(self, offer: bytes) -> list[_tmesh.Tensor]:
-        """The bytes of each tensor of an offer, in memory of this machine, which is sealed."""
+    def fetch(self, offer: bytes, sizes: list[int]) -> list[_tmesh.Tensor]:
+        """The bytes of each tensor of an offer, which are of these sizes, in memory of this machine, which is sealed."""
         places = self._module.offered(offer).places
-        rooms = [_tmesh.empty(place.nbytes, "uint8", label="ray") for place in places]
-        with self._lock, self._module.register(self._engine, *rooms, writable=True, **self._more) as mine, \
-                mine.peer(offer) as peer:
-            peer.read([(room, number, 0) for number, room in enumerate(rooms)],
-                      timeout=PATIENCE if self.name == "nixl" else None)
+        offered = [place.nbytes for place in places]
+        if offered != sizes:
+            raise ProtocolError(71, f"its offer is of another object: {len(offered)} tensors of {sum(offered)} bytes in all, where "
+                                f"{len(sizes)} of {sum(sizes)} are meant")
+        rooms = [_tmesh.empty(nbytes, "uint8", label="ray") for nbytes in sizes]
+        mine = self._register(rooms, writable=True)
+        try:
+            with mine.peer(offer) as peer:
+                peer.read([(room, number, 0) for number, room in enumerate(rooms)],
+                          timeout=PATIENCE if self.name == "nixl" else None)
+        finally:
+            self.close(mine)
         return [room.seal() for room in rooms]
 
 

@@ -15,9 +15,12 @@ was tried."""
 
 from __future__ import annotations
 
+from collections import Counter
 import importlib
+import threading
 import time
 from typing import Any
+import weakref
 
 from . import _tmesh, offers
 from .errors import Error, ExistsError, GoneError, NotFoundError, PeerTimeoutError, ProtocolError
@@ -46,6 +49,11 @@ warn_of_another(_flavour.replace("_", "-"), VERSION, "nixl.md")
 
 # A transfer is asked about this often, at first without a pause.
 _SPINS, _PAUSE = 200, 100e-6
+
+
+# Of each agent the other agents that it knows, and how many Peers there are of each: with the last one it is forgotten.
+_known: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 class Registration(offers.Registration):
@@ -82,6 +90,10 @@ class Peer(offers.Peer):
     _mine: Registration
 
     def _join(self) -> None:
+        with _lock:
+            self._add(_known.setdefault(self._mine._agent, Counter()))
+
+    def _add(self, known: Counter[str]) -> None:
         agent = self._mine._agent
         try:
             name = agent.add_remote_agent(self.offer.metadata)
@@ -92,13 +104,18 @@ class Peer(offers.Peer):
             raise ProtocolError(71, f"NIXL does not take the offer's metadata: {error}") from error
         name = name.decode() if isinstance(name, bytes) else name
         if name != self.offer.peer:
+            if not known[name]:
+                agent.remove_remote_agent(name)
             raise ProtocolError(71, f"this is not an offer: it is of {self.offer.peer!r}, and its metadata of {name!r}")
+        known[name] += 1
 
     def _leave(self) -> None:
-        try:
-            self._mine._agent.remove_remote_agent(self.offer.peer)
-        except _bindings.nixlNotFoundError:  # another Peer of the same agent was closed before
-            pass
+        with _lock:
+            known = _known[self._mine._agent]
+            known[self.offer.peer] -= 1
+            if not known[self.offer.peer]:
+                del known[self.offer.peer]
+                self._mine._agent.remove_remote_agent(self.offer.peer)
 
     def _transfer(self, operation: str, spans: list[tuple[int, int, int]], timeout: float | None) -> None:
         agent = self._mine._agent

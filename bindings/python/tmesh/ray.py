@@ -260,7 +260,7 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
                           "transport of Ray, such as tensor_transport=\"nixl\" (pip install nixl), or "
                           f"ray.get(ref, _use_object_store=True){why}")
         try:
-            come = mover.fetch(metadata.offer)
+            come = mover.fetch(metadata.offer, [ref["byte_size"] for ref in metadata.refs])
         except Error as error:
             raise type(error)(error.errno, f"object {obj_id}: {error.strerror}; by {mover.name}, from another machine") from error
         return [self._shaped(metadata, number, tensor) for number, tensor in enumerate(come)]

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""tmesh.movers, which brings tmesh.ray's objects from another machine: real NIXL and Mooncake, without Ray."""
+
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+
+import tmesh
+from conftest import EMULATED
+from tmesh import movers
+
+os.environ.setdefault("UCX_TLS", "tcp")
+os.environ.setdefault("UCX_LOG_LEVEL", "error")
+os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+
+if EMULATED:
+    pytest.skip("these engines take minutes to start in an emulated machine", allow_module_level=True)
+for package in "nixl_cu12", "mooncake":
+    if not importlib.util.find_spec(package):
+        pytest.skip(f"{package} is not installed: make python-net-check", allow_module_level=True)
+sys.path.insert(0, os.path.dirname(__file__))
+
+from test_net import PATIENCE, Target  # noqa: E402
+
+SIZE = 4 << 16
+
+
+@pytest.fixture(scope="module", params=["nixl", "mooncake"])
+def mover(request):
+    util = types.ModuleType("ray.util")
+    util.get_node_ip_address = lambda: "127.0.0.1"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "ray.util", util)
+        return movers.Mover(request.param)
+
+
+@pytest.fixture
+def targets(mover):
+    both = [Target(mover.name) for _ in range(2)]
+    yield both
+    for one in both:
+        one.kill()
+
+
+def good(tensors):
+    tensor, = tensors
+    return tensor.sealed and np.array_equal(tensor.numpy().view("uint32"), np.arange(1 << 16))
+
+
+def test_an_object_comes(mover, targets):
+    offer = targets[0]("sealed")
+    assert good(mover.fetch(offer, [SIZE])) and good(mover.fetch(offer, [SIZE]))
+
+
+@pytest.mark.parametrize("sizes", [[], [SIZE, SIZE], [SIZE - 1], [SIZE + 1]])
+def test_an_offer_of_another_object(mover, targets, sizes):
+    with pytest.raises(tmesh.ProtocolError, match="offer is of another object"):
+        mover.fetch(targets[0]("sealed"), sizes)
+
+
+def test_a_stopped_peer_stops_nobody_else(mover, targets, monkeypatch):
+    """One object comes while another one's source says nothing; the death of that ends its fetch."""
+    stopped, other = targets
+    offer, more = stopped("sealed"), other("sealed")
+    assert good(mover.fetch(offer, [SIZE]))             # each engine makes its connections at the first
+    asking, ended, transfer = threading.Event(), [], mover._module.Peer._transfer
+
+    def seen(self, *arguments):
+        asking.set()
+        return transfer(self, *arguments)
+
+    def fetch():
+        try:
+            ended.append(mover.fetch(offer, [SIZE]))
+        except tmesh.Error as error:
+            ended.append(error)
+
+    monkeypatch.setattr(mover._module.Peer, "_transfer", seen)
+    stopped.process.send_signal(signal.SIGSTOP)
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    try:
+        assert asking.wait(PATIENCE)
+        assert good(mover.fetch(more, [SIZE])) and not ended
+    finally:
+        stopped.process.kill()
+        thread.join()
+    assert isinstance(ended[0], tmesh.Error)
+
+
+def test_many_at_a_time(mover, targets):
+    """Of one source and of two, each with its own offer."""
+    offers = [target("dropped") for target in targets for _ in range(4)]
+    come = [None] * len(offers)
+
+    def fetch(number):
+        for _ in range(5):
+            come[number] = good(mover.fetch(offers[number], [SIZE]))
+
+    threads = [threading.Thread(target=fetch, args=(number,)) for number in range(len(offers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(come)
