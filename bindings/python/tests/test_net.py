@@ -214,8 +214,8 @@ def test_a_false_name(engine, target, mine):
 
 
 def test_two_peers_of_one_process(target, mine):
-    """Each is known as long as it is open."""
-    offer = target("sealed")
+    """Each is known as long as it is open. Of a registration that nobody has written to."""
+    offer = target("dropped")
     with mine[1].peer(offer) as peer:
         with mine[1].peer(offer) as other:
             other.read(mine[0])
