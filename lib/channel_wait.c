@@ -392,10 +392,11 @@ int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message
 int tmesh_channel_prepare(struct tmesh_channel *channel, struct tmesh_error *err)
 {
 	int rc = check_use(channel, TMESH_CHANNEL_RECV, "prepare", err);
-	bool opens = channel->opens;
+	bool opens;
 
 	if (rc)
 		return rc;
+	opens = channel->opens;
 	channel->opens = true;
 	rc = tmesh_channel_look_ahead(channel, err);
 	channel->opens = opens;
