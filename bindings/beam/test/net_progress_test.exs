@@ -36,12 +36,8 @@ defmodule Tmesh.NetProgressTest do
   """
 
   setup do
-    program = Path.join(System.tmp_dir!(), "tmesh-net-progress-#{System.pid()}")
-    File.mkdir_p!(program <> ".dir")
     # Any Python: it needs no package.
-    File.write!(program, "#!#{System.find_executable("python3")}\n" <> @fetcher)
-    File.chmod!(program, 0o700)
-    on_exit(fn -> for path <- [program, program <> ".dir"], do: File.rm_rf(path) end)
+    program = Tmesh.Fetcher.program("#!#{System.find_executable("python3")}\n" <> @fetcher)
     net = start_supervised!({Net, address: "127.0.0.1", program: program})
     ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
     offer = Net.offer!(ref)

@@ -214,45 +214,15 @@ defmodule Tmesh.NetTest do
   end
 
   test "a fetcher that reads no more has ended, also when its end is not told" do
-    program = Path.join(System.tmp_dir!(), "tmesh-net-deaf-#{System.pid()}")
-    dir = program <> ".dir"
-    File.mkdir_p!(dir)
-    hello = ~s({"v":1,"type":"hello","runtime_dir":"#{dir}"})
-    length = hello |> byte_size() |> Integer.to_string(8)
-
-    File.write!(program, """
-    #!/bin/sh
-    # A stand-in: it says hello, and reads nothing.
-    exec 0<&-
-    printf '\\000\\000\\000\\#{length}#{hello}'
-    exec sleep 30
-    """)
-
-    File.chmod!(program, 0o700)
-    on_exit(fn -> for path <- [program, dir], do: File.rm_rf(path) end)
     Process.flag(:trap_exit, true)
-    {:ok, net} = Net.start_link(address: "127.0.0.1", program: program)
+    {:ok, net} = Net.start_link(address: "127.0.0.1", program: Tmesh.Fetcher.deaf())
     assert {:error, %Error{type: :gone}} = Net.stats()
     assert_receive {:EXIT, ^net, %Error{type: :gone, message: message}}, 5_000
     assert message =~ "reads no more"
   end
 
   test "a net that is stopped leaves no process behind" do
-    program = Path.join(System.tmp_dir!(), "tmesh-net-hello-#{System.pid()}")
-    dir = program <> ".dir"
-    File.mkdir_p!(dir)
-    hello = ~s({"v":1,"type":"hello","runtime_dir":"#{dir}"})
-    length = hello |> byte_size() |> Integer.to_string(8)
-
-    File.write!(program, """
-    #!/bin/sh
-    # A stand-in: it says hello, and ends with its input.
-    printf '\\000\\000\\000\\#{length}#{hello}'
-    exec cat > /dev/null
-    """)
-
-    File.chmod!(program, 0o700)
-    on_exit(fn -> for path <- [program, dir], do: File.rm_rf(path) end)
+    program = Tmesh.Fetcher.quiet()
     before = length(Process.list())
     {:ok, net} = Net.start_link(address: "127.0.0.1", program: program)
     assert length(Process.list()) > before + 60
