@@ -60,6 +60,7 @@ static int make_leash(struct tmesh_region *region, struct tmesh_error *err)
 
 	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK))
 		return tmesh_fail_errno(err, "making a pipe that tells who still holds the region");
+	/* A larger one is filled as well. */
 	fcntl(ends[1], F_SETPIPE_SZ, (int)tmesh_page_bytes());
 	while (write(ends[1], fill, sizeof(fill)) > 0)
 		;

@@ -58,7 +58,8 @@ int tmesh_watch_add(struct tmesh_watch *watch, int fd, uint64_t *number)
 
 /*
  * By its edge: a connection may be in use by a thread that asks, and stay open for a moment. What
- * was added before is there already.
+ * was added before is there already. Unwatched, a peer's connection is closed by a later call
+ * instead.
  */
 void tmesh_watch_peer(struct tmesh_ctx *ctx, int fd)
 {
