@@ -124,8 +124,8 @@ python-transformers-check: $(TRANSFORMERS_VENV)/tmesh.stamp ## tmesh.safetensors
 .PHONY: python-transformers-check
 
 # Ray, beside the system's PyTorch: the one version whose interface tmesh.ray was tried with. Without it, as on a machine
-# without a network, its tests are skipped. It starts processes by the dozen: the test that wants a second Ray is for
-# check-full.
+# without a network, its tests are skipped. It starts processes by the dozen: the tests that want a second Ray, and Ray on
+# two machines, are for check-full.
 RAY_VENV := $(B)/venv-ray
 
 $(RAY_VENV)/tools.stamp:
@@ -146,6 +146,7 @@ python-ray-check: $(RAY_VENV)/tmesh.stamp ## tmesh.ray in real Ray, on CPUs
 		echo "ok 1 - tmesh.ray # SKIP Ray cannot be had from the package index, or PyTorch is not installed"; \
 		echo 1..1; exit; }; \
 	$(RAY_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_ray.py \
+		$(if $(filter short,$(TMESH_TEST_LENGTH)),,$(PYTHON_DIR)/tests/test_ray_machines.py) \
 		$(if $(filter short,$(TMESH_TEST_LENGTH)),-k "not test_restarted_actors")
 
 .PHONY: python-ray-check
