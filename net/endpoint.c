@@ -17,6 +17,13 @@
 #define LOOK_NS 20000
 #define LOOK_MOST_NS 1000000
 
+/* This file is in every program that has anything of this library: all of it fails by the next
+ * function. Behind the constructors of what it is linked with. */
+__attribute__((constructor)) static void begin(void)
+{
+	net_signals_give_back();
+}
+
 int net_fail_fabric(struct tmesh_error *err, const char *what, int code)
 {
 	switch (-code) {

@@ -102,6 +102,9 @@ struct tmesh_net {
 	struct tmesh_net_stats stats;
 };
 
+/* libfabric's libraries take signals when they are loaded. */
+void net_signals_give_back(void);
+
 /* What libfabric left in @code, a negative number of its own. */
 int net_fail_fabric(struct tmesh_error *err, const char *what, int code);
 

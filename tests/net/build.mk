@@ -43,8 +43,8 @@ net-port-check: $(B)/tmesh-net ## tmesh-net spoken to badly: frames, floods, lim
 NET_FUZZ_OUT := $(NET_TEST_OUT)/fuzz
 NET_FUZZ_NAMES := net_command net_address net_answer
 $(NET_FUZZ_OUT)/net_command: $(NET)/port/command.c $(NET)/port/command.h
-$(NET_FUZZ_OUT)/net_address: $(NET)/address.c $(NET)/endpoint.c $(NET)/net_internal.h
-$(NET_FUZZ_OUT)/net_answer: $(NET)/local.c $(NET)/kept.c $(NET)/address.c $(NET)/endpoint.c $(NET)/net_internal.h
+$(NET_FUZZ_OUT)/net_address: $(NET)/address.c $(NET)/endpoint.c $(NET)/signals.c $(NET)/net_internal.h
+$(NET_FUZZ_OUT)/net_answer: $(NET)/local.c $(NET)/kept.c $(NET)/address.c $(NET)/endpoint.c $(NET)/signals.c $(NET)/net_internal.h
 $(NET_FUZZ_OUT)/net_%: $(NET_TEST)/fuzz_%.c $(FUZZ_OBJ)
 	@mkdir -p $(@D)
 	$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(NET) -std=gnu11 -pthread $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \

@@ -8,6 +8,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -24,7 +25,7 @@ LONGEST = 2 * 65536 + 4096  # message
 class Fetcher:
     def __init__(self, place):
         env = {**os.environ, "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": place, "TMESH_KEEPER": str(BUILD / "tmesh-keeper")}
-        self.process = subprocess.Popen([BUILD / "tmesh-net", "--address", "127.0.0.1"], env=env, stdin=subprocess.PIPE,
+        self.process = subprocess.Popen([BUILD / "tmesh-net", "--address", "127.0.0.1"], env=env, cwd=place, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def read(self):
@@ -169,6 +170,19 @@ def test_limits(place):
         fetcher.kill()
 
 
+def test_signals(place):
+    """A signal ends it as a signal does, and leaves no file: libfabric's libraries have taken none."""
+    for number in (signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV):
+        fetcher = Fetcher(place)
+        try:
+            assert fetcher.read()["type"] == "hello"
+            fetcher.process.send_signal(number)
+            assert fetcher.end()[0] == -number
+            assert not [*Path(place).glob("*.btr")]
+        finally:
+            fetcher.kill()
+
+
 def test_flood(place):
     """Ten thousand commands without a pause: each has its answer."""
     fetcher = Fetcher(place)
@@ -184,7 +198,7 @@ def test_flood(place):
 
 
 def main():
-    tests = [test_two, test_frames, test_garbage, test_hostile, test_limits, test_flood]
+    tests = [test_two, test_frames, test_garbage, test_hostile, test_limits, test_signals, test_flood]
     failed = 0
     for number, test in enumerate(tests, 1):
         place = tempfile.mkdtemp(prefix="tmesh-port-")

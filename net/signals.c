@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Debian 12's libfabric brings libinfinipath, which takes SIGILL, SIGABRT, SIGBUS, SIGSEGV and
+ * SIGTERM of every process that loads it: SIGTERM ends it with status 1, the others write a file
+ * NAME-PID,HOST.btr where it is. They are given back; what somebody else has there since stays.
+ */
+#include <dlfcn.h>
+#include <signal.h>
+#include <string.h>
+
+#include "net_internal.h"
+
+static bool theirs(const struct sigaction *action)
+{
+	union {
+		void (*call)(int);
+		const void *place;
+	} handler = {.call = action->sa_handler};
+	Dl_info info;
+
+	return handler.place && dladdr(handler.place, &info) && info.dli_fname &&
+	       strstr(info.dli_fname, "/libinfinipath.so");
+}
+
+void net_signals_give_back(void)
+{
+	static const int signals[] = {SIGILL, SIGABRT, SIGBUS, SIGSEGV, SIGTERM};
+	struct sigaction action;
+
+	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+		if (!sigaction(signals[i], NULL, &action) && theirs(&action))
+			signal(signals[i], SIG_DFL);
+}
