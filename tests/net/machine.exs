@@ -285,8 +285,21 @@ defmodule Machine do
   # Who was given an offer ends it by its id.
   defp act(["end_elsewhere", home, offer], held) do
     %{"offer" => id} = decode(offer)
-    {:error, error} = GenServer.call({Tmesh.Net, String.to_existing_atom(home)}, {:withdraw, id})
-    say("#{error.type}")
+    net = {Tmesh.Net, String.to_existing_atom(home)}
+    # Without a word of who it is, and in the name of a process of the home.
+    for request <- [{:withdraw, id}, {:own, nil, {:withdraw, id}}, {:own, "secret", {:withdraw, id}}] do
+      GenServer.cast(net, request)
+      there = :erpc.call(elem(net, 1), Process, :whereis, [Tmesh.Net])
+      send(net, {:"$gen_call", {there, make_ref()}, request})
+    end
+
+    # What the checksum of the offer opens on the home from now on.
+    wrong = {"tm1m-" <> String.duplicate("0", 32) <> "-" <> String.duplicate("0", 32), "0"}
+    %{"checksum" => sum, "region_bytes" => bytes} = decode(offer)
+    GenServer.cast(net, {:had, {{sum, bytes}, [], wrong}})
+    {:error, error} = GenServer.call(net, {:withdraw, id})
+    had = :erpc.call(elem(net, 1), Tmesh.Net.Had, :find, [{sum, bytes}])
+    say("#{error.type} #{length(had)}")
     held
   end
 

@@ -157,14 +157,65 @@ defmodule Tmesh.NetHostileTest do
 
     for _round <- 1..@rounds, do: send(net, garbled(Enum.random(right)))
 
-    # Its own are of this node's making.
     for _round <- 1..100, do: GenServer.cast(net, garbage())
+    # In the name of this node's processes.
+    for _round <- 1..100, do: GenServer.cast(net, {:own, garbage(), {:withdraw, @hex}})
+    send(net, {:"$gen_call", {me, make_ref()}, {:own, nil, {:withdraw, @hex}}})
 
     assert GenServer.call(net, {:published, "llama"}, 60_000) == :none, "seed #{seed}"
     assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:open, :garbage}, 60_000)
+    assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:own, "", :stats}, 60_000)
     assert Process.whereis(Net) == net
     :ok = GenServer.stop(net)
     forget()
+  end
+
+  test "what a stream's home sends is a stranger's word" do
+    alias Tmesh.Net.FarStream
+    me = self()
+    ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
+    map = TensorRef.to_map(ref)
+
+    # What opens in place may have anything beside.
+    here = [[1 | 2], 5, [nil], [%{"checksum" => nil}]]
+    good = for shards <- here, do: {:ok, %FarStream{offer: Map.put(map, "shards", shards)}}
+    good = [{:ok, %FarStream{offer: Map.put(map, "checksum", <<255>>)}} | good]
+
+    offers =
+      for offer <- [nil, "{", 5, [], %{}, %{"kind" => "bundle"}],
+          do: {:ok, %FarStream{offer: offer}}
+
+    bad = [nil, :ok, {:ok}, {:error, :gone}, 5 | offers]
+
+    home =
+      spawn_link(fn ->
+        reader =
+          receive do
+            {:"$gen_call", {pid, _tag} = from, {:attach_far, pid}} ->
+              GenServer.reply(from, {:ok, self()})
+              pid
+          end
+
+        for {packed, number} <- Enum.with_index(bad ++ good),
+            do: send(reader, {:tmesh_stream, 1, {:value, number, packed}})
+
+        receive(do: (:end -> :ok))
+      end)
+
+    reader = spawn_link(fn -> FarStream.read(me, home, 8) end)
+
+    for {_packed, number} <- Enum.with_index(bad) do
+      assert_receive {:tmesh_far, ^reader, ^number, {:error, %Error{type: :protocol}}}, 60_000
+    end
+
+    for {_packed, number} <- Enum.with_index(good, length(bad)) do
+      assert_receive {:tmesh_far, ^reader, ^number, {:ok, %TensorRef{} = opened}}, 60_000
+      ZeroCopy.release!(opened)
+    end
+
+    send(home, :end)
+    assert_receive {:tmesh_far_end, ^reader, %Error{type: :closed}}, 60_000
+    ZeroCopy.release!(ref)
   end
 
   defp forget do

@@ -133,7 +133,10 @@ defmodule Tmesh.NetPagesTest do
 
   defp offers do
     receive do
-      {:"$gen_call", from, {:offer, _token}} ->
+      {:"$gen_call", from, :began} ->
+        GenServer.reply(from, :ok)
+
+      {:"$gen_call", from, {:own, _secret, {:offer, _token}}} ->
         GenServer.reply(from, {:ok, %{"offer" => "1", "checksum" => "2", "region_bytes" => 3}})
 
       _other ->

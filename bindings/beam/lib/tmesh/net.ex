@@ -48,7 +48,7 @@ defmodule Tmesh.Net do
   import Tmesh.Bang
 
   alias Tmesh.{Bundle, Channel, Error, Model, Native, Options, ZeroCopy}
-  alias Tmesh.Net.{Apart, Had, Names, Offer, Server}
+  alias Tmesh.Net.{Apart, Had, Names, Offer, Own, Server}
   alias Tmesh.ZeroCopy.TensorRef
 
   @type offer :: %{String.t() => term()}
@@ -206,9 +206,9 @@ defmodule Tmesh.Net do
   # The same without a wait for the fetcher, for memory that its maker does not write to any more.
   @spec withdraw_later(offer()) :: :ok
   def withdraw_later(%{"offers" => ids}),
-    do: Enum.each(ids, &GenServer.cast(__MODULE__, {:withdraw, &1}))
+    do: Enum.each(ids, &Own.cast({:withdraw, &1}))
 
-  def withdraw_later(%{"offer" => id}), do: GenServer.cast(__MODULE__, {:withdraw, id})
+  def withdraw_later(%{"offer" => id}), do: Own.cast({:withdraw, id})
 
   @doc """
   Open what is offered, a map or JSON: as `Tmesh.ZeroCopy.open/2` or `Tmesh.Bundle.open/2` where its memory or a
@@ -259,7 +259,7 @@ defmodule Tmesh.Net do
          {:ok, [wanted]} <- Offer.wanted(map),
          {:ok, token, region, hold} <- call({:open, wanted, limits}) do
       opened = ZeroCopy.open(%TensorRef{ref | token: token, id: region})
-      GenServer.cast(__MODULE__, {:opened, hold, have(opened, key, dead)})
+      Own.cast({:opened, hold, have(opened, key, dead)})
       opened
     end
   end
@@ -275,7 +275,7 @@ defmodule Tmesh.Net do
         room? = Had.room?(1 + length(names))
 
         if room? or dead != [],
-          do: GenServer.cast(__MODULE__, {:had, have(if(room?, do: opened), key, dead)})
+          do: Own.cast({:had, have(if(room?, do: opened), key, dead)})
 
         opened
 
@@ -298,7 +298,7 @@ defmodule Tmesh.Net do
 
   # The fetched regions are held for the process that asked for them, until the bundle holds them.
   defp open_bundle(ref, wanted, limits) do
-    requests = for one <- wanted, do: {:open, one, limits}
+    requests = for one <- wanted, do: Own.call({:open, one, limits})
 
     opened =
       Apart.run(fn watch ->
@@ -473,7 +473,7 @@ defmodule Tmesh.Net do
   bang stats() :: %{atom() => non_neg_integer()}
 
   defp call(request) do
-    GenServer.call(__MODULE__, request, :infinity)
+    GenServer.call(__MODULE__, Own.call(request), :infinity)
   catch
     :exit, reason -> {:error, ended(reason)}
   end

@@ -13,6 +13,7 @@ defmodule Tmesh.Net.FarStream do
   # The sender holds a value until it was popped: of those that were not, none is lost with the reader.
 
   alias Tmesh.{Bundle, Error, Net}
+  alias Tmesh.Net.Answer
   alias Tmesh.ZeroCopy.TensorRef
 
   @enforce_keys [:offer]
@@ -48,7 +49,7 @@ defmodule Tmesh.Net.FarStream do
       {:tmesh_stream, 1, {:opened, number}} ->
         pop(%{state | sent: Enum.map(state.sent, &opened(&1, number))})
 
-      {:tmesh_stream, 1, {:popped, number}} ->
+      {:tmesh_stream, 1, {:popped, number}} when is_integer(number) ->
         {gone, sent} = Enum.split_with(state.sent, &(elem(&1, 0) <= number))
         Enum.each(gone, &withdraw/1)
         pop(%{state | sent: sent})
@@ -239,7 +240,13 @@ defmodule Tmesh.Net.FarStream do
     {:tmesh_no_open, error} -> {:error, error}
   end
 
-  defp unpack({:error, _error} = result), do: result
+  defp unpack({:error, %Error{}} = result), do: result
+  defp unpack(_garbage), do: {:error, no_value("it is neither a value nor an error")}
+
+  defp no_value(why), do: Error.new(:protocol, "not a value of a stream: #{why}")
+
+  defp open_one(%__MODULE__{offer: offer}, _opened) when not is_map(offer),
+    do: throw({:tmesh_no_open, no_value("it has an offer that is no map")})
 
   defp open_one(%__MODULE__{offer: offer}, opened) do
     case Net.open(offer) do
@@ -254,13 +261,19 @@ defmodule Tmesh.Net.FarStream do
 
   defp open_one(_other, _opened), do: :other
 
-  # What passes by is not kept: the consumer's ref holds it.
-  defp forget(%{"shards" => shards}), do: Enum.each(shards, &forget/1)
+  # What passes by is not kept: the consumer's ref holds it. What opened in place may have anything here.
+  @doc "Drop what was kept of an offer that is open."
+  @spec forget(term()) :: :ok
+  def forget(%{"shards" => [_one | _more] = shards}) do
+    if List.improper?(shards), do: :ok, else: Enum.each(shards, &forget/1)
+  end
 
-  defp forget(%{"checksum" => checksum}) do
-    _ = Tmesh.drop("net-" <> checksum)
+  def forget(%{"checksum" => checksum}) do
+    _ = if Answer.hex?(checksum, 32), do: Tmesh.drop("net-" <> checksum)
     :ok
   end
+
+  def forget(_nothing), do: :ok
 
   defp walk(term, acc, fun) do
     case fun.(term, acc) do

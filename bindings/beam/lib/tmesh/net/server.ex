@@ -21,7 +21,7 @@ defmodule Tmesh.Net.Server do
   require Logger
 
   alias Tmesh.Error
-  alias Tmesh.Net.{Fetcher, Had, Home, Local, Names, Reader}
+  alias Tmesh.Net.{Fetcher, Had, Home, Local, Names, Own, Reader}
 
   @version Tmesh.Net.Speak.version()
 
@@ -32,12 +32,14 @@ defmodule Tmesh.Net.Server do
     case Fetcher.open(options) do
       {:ok, port, dir} ->
         :ok = Had.start()
+        secret = Own.start()
         :ok = Local.start(dir)
 
         {:ok,
          %{
            options: options,
            port: port,
+           secret: secret,
            began: now(),
            next_id: 1,
            # By the command's id: what its answer is for.
@@ -69,18 +71,32 @@ defmodule Tmesh.Net.Server do
     end
   end
 
+  def handle_call(:began, _from, state), do: {:reply, :ok, state}
+
+  def handle_call({:own, secret, request}, from, %{secret: secret} = state),
+    do: own(request, from, state)
+
+  # Who another node's `from` says that he is, is his own word.
   def handle_call(_request, {pid, _tag}, state) when node(pid) != node(),
     do: {:reply, {:error, Error.new(:access, "#{node()} does that for its own processes")}, state}
 
-  def handle_call({:offer, token}, {owner, _tag} = from, state),
+  def handle_call(_garbage, _from, state),
+    do: {:reply, {:error, Error.new(:protocol, "#{node()} understands no such request")}, state}
+
+  # A cast tells nothing of its sender: who knows the secret is a process of this node.
+  @impl true
+  def handle_cast({:own, secret, request}, %{secret: secret} = state), do: own(request, state)
+  def handle_cast(_others, state), do: {:noreply, state}
+
+  defp own({:offer, token}, {owner, _tag} = from, state),
     do: {:noreply, Home.offer(state, token, owner, from)}
 
-  def handle_call({:withdraw, id}, from, state), do: Home.withdraw(state, id, from)
+  defp own({:withdraw, id}, from, state), do: Home.withdraw(state, id, from)
 
-  def handle_call({:open, wanted, limits}, from, state),
+  defp own({:open, wanted, limits}, from, state),
     do: {:noreply, Reader.open(state, wanted, limits, from)}
 
-  def handle_call({:publish, name, what}, {owner, _tag}, state) do
+  defp own({:publish, name, what}, {owner, _tag}, state) do
     if state.names[name] do
       {:reply, {:error, Error.new(:exists, "#{node()} has published that name already")}, state}
     else
@@ -90,37 +106,36 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  def handle_call({:unpublish, name}, _from, state) do
+  defp own({:unpublish, name}, _from, state) do
     case state.names do
       %{^name => %{what: what}} -> {:reply, {:ok, what}, forget_name(state, name)}
       _none -> {:reply, {:error, Error.new(:not_found, "not published by #{node()}")}, state}
     end
   end
 
-  def handle_call(:stats, from, state), do: {:noreply, ask(state, {:stats, from}, "stats", [])}
+  defp own(:stats, from, state), do: {:noreply, ask(state, {:stats, from}, "stats", [])}
 
-  def handle_call(_garbage, _from, state),
+  defp own(_garbage, _from, state),
     do: {:reply, {:error, Error.new(:protocol, "#{node()} understands no such request")}, state}
 
-  @impl true
-  def handle_cast({:withdraw, id}, state) when is_map_key(state.offers, id),
+  defp own({:withdraw, id}, state) when is_map_key(state.offers, id),
     do: {:noreply, Home.owner_ended(state, id)}
 
-  def handle_cast({:withdraw, _gone}, state), do: {:noreply, state}
+  defp own({:withdraw, _gone}, state), do: {:noreply, state}
 
-  def handle_cast({:opened, {id, monitor}, had}, state) do
+  defp own({:opened, {id, monitor}, had}, state) do
     {key, dead, name} = had
     :ok = Had.put(key, dead, name)
     Process.demonitor(monitor, [:flush])
     {:noreply, Reader.let_go(state, id, monitor)}
   end
 
-  def handle_cast({:had, {key, dead, name}}, state) do
+  defp own({:had, {key, dead, name}}, state) do
     :ok = Had.put(key, dead, name)
     {:noreply, state}
   end
 
-  def handle_cast(_garbage, state), do: {:noreply, state}
+  defp own(_garbage, state), do: {:noreply, state}
 
   ## The fetcher
 
@@ -204,8 +219,9 @@ defmodule Tmesh.Net.Server do
   end
 
   # One of those that serve other programs.
-  def handle_info({:EXIT, pid, reason}, state) when is_pid(pid) and reason != :normal,
-    do: {:stop, reason, state}
+  def handle_info({:EXIT, pid, reason}, state)
+      when is_pid(pid) and node(pid) == node() and reason != :normal,
+      do: {:stop, reason, state}
 
   def handle_info(_other, state), do: {:noreply, state}
 

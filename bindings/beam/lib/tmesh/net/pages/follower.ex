@@ -10,6 +10,7 @@ defmodule Tmesh.Net.Pages.Follower do
   require Logger
 
   alias Tmesh.{Error, Net, Pages, ZeroCopy}
+  alias Tmesh.Net.FarStream
   alias Tmesh.Net.Pages.Log
   alias Tmesh.Pages.Sequence
 
@@ -162,7 +163,9 @@ defmodule Tmesh.Net.Pages.Follower do
   def apply_record(whole, record, shape) do
     with %{from: from, number: number, tokens: tokens, first: first, pages: pages} <- record,
          %{text: new, check: check} <- record,
-         true <- is_integer(number) and is_integer(first) and first >= 0 and is_list(pages),
+         true <-
+           is_integer(number) and is_integer(first) and first >= 0 and is_list(pages) and
+             not List.improper?(pages),
          true <- is_integer(tokens) and tokens >= 0 and Enum.all?(pages, &is_integer/1),
          true <- from in [0, whole.number] and number > 0,
          old = if(from == 0, do: [], else: whole.pages),
@@ -293,14 +296,18 @@ defmodule Tmesh.Net.Pages.Follower do
     tell(home, {:pages, follower, self(), number, update, blocks})
 
     receive do
-      {:tmesh_pages, 1, {:offer, ^number, {:ok, offer}}} ->
+      {:tmesh_pages, 1, {:offer, ^number, {:ok, offer}}} when is_map(offer) ->
         opened = Net.open(offer, timeout: timeout)
         # The pool has them.
-        _ = with {:ok, _ref} <- opened, do: Tmesh.drop("net-" <> offer["checksum"])
+        _ = with {:ok, _ref} <- opened, do: FarStream.forget(offer)
         opened
 
-      {:tmesh_pages, 1, {:offer, ^number, {:error, type, text}}} ->
+      {:tmesh_pages, 1, {:offer, ^number, {:error, type, text}}}
+      when is_atom(type) and is_binary(text) ->
         {:error, Error.new(type, text)}
+
+      {:tmesh_pages, 1, {:offer, ^number, _garbage}} ->
+        {:error, Error.new(:protocol, "#{node(home)} answers with no offer of pages")}
     after
       timeout -> {:error, Error.new(:timeout, "#{node(home)} does not offer its pages in time")}
     end

@@ -92,6 +92,8 @@ defmodule Tmesh.Net.Pages.Log do
   @impl true
   def handle_info({:tmesh_pages, 1, {:follow, follower, number, shape}}, state)
       when is_pid(follower) do
+    state = if state.followers[follower], do: leave(state, follower), else: state
+
     if shape == state.shape do
       tell(follower, {:followed, number, :ok})
       entry = %{monitor: Process.monitor(follower), sent: nil, waits: false, offer: nil}
