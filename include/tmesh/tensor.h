@@ -26,7 +26,8 @@ extern "C" {
 struct tmesh_tensor;
 
 /* Names as in refs, e.g. "float32". Types of 4 bits are packed, low nibble first, and only
- * contiguous tensors of a whole number of bytes can have them. */
+ * contiguous tensors of a whole number of bytes can have them. A bool is a byte, 0 or 1, which
+ * nothing here looks at. */
 enum tmesh_dtype {
 	TMESH_DTYPE_INVALID = 0,
 	TMESH_BOOL = 1,
