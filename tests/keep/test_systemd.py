@@ -262,12 +262,12 @@ def test_storm(folder):
 
 
 def holders():
-    """Who has a region's memfd."""
+    """Who has a region's memfd; the index of a keeper's is none."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             found += [pid for fd in os.listdir(f"/proc/{pid}/fd")
-                      if "memfd:tmesh" in os.readlink(f"/proc/{pid}/fd/{fd}")]
+                      if "memfd:tmesh:" in os.readlink(f"/proc/{pid}/fd/{fd}")]
         except OSError:
             pass  # gone meanwhile
     return found
