@@ -5,6 +5,7 @@
  * server that answers for it lets others join.
  */
 #include "channel_internal.h"
+#include "common/foreign.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -322,8 +323,7 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 		*lane = reply.lane;
 		return 0;
 	}
-	while (got > 0)
-		close(fds[--got]);
+	tmesh_foreign_close_all(fds, (unsigned int)got);
 	switch (rc) {
 	case -ENOENT:
 		return tmesh_fail(err, rc, "no such channel: its maker has closed it");

@@ -7,6 +7,7 @@
  * process ends, waits until it was received.
  */
 #include "channel_internal.h"
+#include "common/foreign.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -31,8 +32,8 @@ int tmesh_channel_hands_new(struct tmesh_channel *channel, struct tmesh_error *e
 
 void tmesh_channel_hand_drop(struct channel_handed *handed)
 {
-	while (handed->count)
-		close(handed->fds[--handed->count]);
+	tmesh_foreign_close_all(handed->fds, handed->count);
+	handed->count = 0;
 }
 
 void tmesh_channel_hands_drop(struct tmesh_channel *channel)
@@ -139,8 +140,7 @@ static void keep(struct tmesh_channel *channel, const struct tmesh_wire_region *
 	if (wire->magic != MAGIC_HANDED || wire->version != TMESH_WIRE_VERSION ||
 	    wire->kind & TMESH_KIND_OPAQUE || count != 1 || lane >= channel->shape.lanes ||
 	    entry >= channel->shape.regions) {
-		while (count)
-			close(fds[--count]);
+		tmesh_foreign_close_all(fds, count);
 		return;
 	}
 	place = &channel->handed[lane * channel->shape.regions + entry];

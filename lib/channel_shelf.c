@@ -8,6 +8,7 @@
  * as somebody has the shelf, and no receiver holds what another one gets.
  */
 #include "channel_internal.h"
+#include "common/foreign.h"
 #include "memfd.h"
 
 #include <fcntl.h>
@@ -260,7 +261,8 @@ static int find(int socket, struct tmesh_wire_region *wire, int *fd)
 		}
 	}
 	for (unsigned int i = 0; i < count; i++)
-		close_end(&fds[i]);
+		if (fds[i] >= 0)
+			tmesh_foreign_close(fds[i]);
 	return rc;
 }
 
@@ -273,7 +275,7 @@ static int open_own(struct tmesh_channel *channel, struct tmesh_wire_region *wir
 	int rc;
 
 	if (!region) {
-		close(fd);
+		tmesh_foreign_close(fd);
 		return -ENOMEM;
 	}
 	wire->magic = TMESH_MAGIC_REGION;
@@ -317,7 +319,7 @@ int tmesh_channel_shelf_open(struct tmesh_channel *channel, uint32_t lane, uint3
 		return rc;
 	if (wire.rights != rights || wire.backend != channel->ctx->ops->backend ||
 	    wire.kind & TMESH_KIND_OPAQUE) {
-		close(fd);
+		tmesh_foreign_close(fd);
 		return -ENOENT;
 	}
 	return open_own(channel, &wire, fd, rights, out);
@@ -471,8 +473,7 @@ bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane, bool sha
 		message.head.serial = 0;
 	if (came != count) {
 		/* This process has no number free for all of them; or it is not ours. */
-		while (count)
-			close(fds[--count]);
+		tmesh_foreign_close_all(fds, count);
 		return true;
 	}
 	mark_named(channel, lane, named);
@@ -480,7 +481,7 @@ bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane, bool sha
 		uint32_t entry = message.regions[i].pad & 0xffff;
 
 		if (entry >= channel->shape.regions || !named[entry]) {
-			close(fds[i]);
+			tmesh_foreign_close(fds[i]);
 			continue;
 		}
 		named[entry] = false;
@@ -501,8 +502,7 @@ bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane, bool sha
 	message.head.count = lies;
 	if (changed && replace(shelf, &message, fds))
 		failed = true;
-	for (uint32_t i = 0; i < lies; i++)
-		close(fds[i]);
+	tmesh_foreign_close_all(fds, lies);
 	for (uint32_t i = 0; shared && !failed && i < channel->shape.regions; i++)
 		atomic_store(&table[i].words[CHANNEL_R_WITH_MAKER], 0);
 	return failed || lies;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Messages with descriptors over Unix sockets, and the hand-over of regions by them. */
+#include "common/foreign.h"
 #include "memfd.h"
 
 #include <poll.h>
@@ -52,7 +53,7 @@ static int take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned in
 			if (*count < room) {
 				fds[(*count)++] = fd;
 			} else {
-				close(fd);
+				tmesh_foreign_close(fd);
 				rc = -EPROTO;
 			}
 		}
@@ -129,7 +130,7 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 		}
 	}
 	if (rc) {
-		close_all(fds, count);
+		tmesh_foreign_close_all(fds, count);
 		return rc;
 	}
 	return (int)count;
@@ -299,7 +300,7 @@ int tmesh_wire_recv_plain(int socket, void *message, size_t bytes, uint64_t dead
 
 	if (count < 0)
 		return recv_error(count, err);
-	close_all(fds, (unsigned int)count);
+	tmesh_foreign_close_all(fds, (unsigned int)count);
 	return 0;
 }
 
@@ -315,7 +316,7 @@ static int take_region(struct tmesh_region *region, int socket, uint64_t deadlin
 		return recv_error(count, err);
 	if (wire.magic != TMESH_MAGIC_REGION || wire.version != TMESH_WIRE_VERSION || wire.pad ||
 	    (unsigned int)count != 1 + tmesh_opaque_count(&wire)) {
-		close_all(fds, (unsigned int)count);
+		tmesh_foreign_close_all(fds, (unsigned int)count);
 		if (wire.magic == TMESH_MAGIC_BUNDLE)
 			return tmesh_fail(err, -EPROTO,
 					  "receive: the peer sent a bundle, not a region: "
@@ -324,7 +325,7 @@ static int take_region(struct tmesh_region *region, int socket, uint64_t deadlin
 				  "receive: the peer sent something else than one region");
 	}
 	if (wire.backend != ops->backend) {
-		close_all(fds, (unsigned int)count);
+		tmesh_foreign_close_all(fds, (unsigned int)count);
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "receive: the region is of another backend than this context's "
 				  "(%s)",

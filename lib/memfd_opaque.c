@@ -11,6 +11,7 @@
  *   holder  POLLOUT   there is room in the pipe again: it was emptied, to take the region back
  *           POLLERR   the maker is gone; the region is its holders' now
  */
+#include "common/foreign.h"
 #include "common/others.h"
 #include "memfd.h"
 
@@ -121,10 +122,13 @@ void tmesh_opaque_adopt(struct tmesh_region *region, const int *fds, unsigned in
 
 static void close_both(struct tmesh_region *region)
 {
-	if (region->leash >= 0)
-		close(region->leash);
-	if (region->device >= 0)
-		close(region->device);
+	int fds[] = {region->leash, region->device};
+
+	for (int i = 0; i < 2; i++)
+		if (fds[i] >= 0 && region->leash_made)
+			close(fds[i]);
+		else if (fds[i] >= 0)
+			tmesh_foreign_close(fds[i]);
 	region->leash = region->device = -1;
 }
 

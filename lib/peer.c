@@ -5,6 +5,7 @@
  * Where that does not work the producer's server is asked by socket. Its answer brings the
  * index along, and the number that its process has here, for the next time.
  */
+#include "common/foreign.h"
 #include "memfd.h"
 #include "watch.h"
 
@@ -463,8 +464,7 @@ static int exchange(int conn, const struct tmesh_wire_request *request, uint64_t
 			answer->index = answer->fds[answer->own];
 		return 0;
 	}
-	while (count > 0)
-		close(answer->fds[--count]);
+	tmesh_foreign_close_all(answer->fds, (unsigned int)count);
 	return -EPROTO;
 }
 

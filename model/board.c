@@ -2,6 +2,8 @@
 /* Boards and their readers. */
 #include "board.h"
 
+#include "common/foreign.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -274,7 +276,7 @@ static int be_welcomed(struct model_view *view, int socket, uint32_t kind, size_
 	else
 		rc = adopt(view, fd, &welcome, err);
 	if (fd >= 0)
-		model_meet_drop(fd);
+		tmesh_foreign_close(fd);
 	return rc;
 }
 
@@ -386,12 +388,12 @@ bool model_view_answer(struct model_view *view, int ms, struct model_answer *ans
 		if (got == sizeof(reply) && reply.ask.what == ANSWER &&
 		    reply.ask.number == view->asks) {
 			if (answered && *fd >= 0)
-				model_meet_drop(*fd);
+				tmesh_foreign_close(*fd);
 			answered = true;
 			*answer = reply.answer;
 			*fd = came;
 		} else if (came >= 0) {
-			model_meet_drop(came);
+			tmesh_foreign_close(came);
 		}
 	}
 	view->gone |= got == 0;

@@ -2,48 +2,15 @@
 /* Lobbies, and the messages that go through the sockets which come of them. */
 #include "meet.h"
 
+#include "common/foreign.h"
+
 #include <fcntl.h>
-#include <pthread.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define RW (TMESH_READ | TMESH_WRITE)
 #define KNOCK 0x4b304d54u /* "TM0K" */
-
-static void *close_it(void *data)
-{
-	close((int)(intptr_t)data);
-	return NULL;
-}
-
-/* Who serves a file may be asked when it is closed, and not answer: FUSE's flush() waits for ever.
- * Nobody serves memory and Unix sockets. Signals are the application's. */
-void model_meet_drop(int fd)
-{
-	struct sockaddr_storage name;
-	socklen_t size = sizeof(name);
-	pthread_attr_t detached;
-	sigset_t all, old;
-	pthread_t thread;
-	int rc;
-
-	if (fcntl(fd, F_GET_SEALS) >= 0 ||
-	    (getsockname(fd, (struct sockaddr *)&name, &size) == 0 && name.ss_family == AF_UNIX)) {
-		close(fd);
-		return;
-	}
-	sigfillset(&all);
-	pthread_attr_init(&detached);
-	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	rc = pthread_create(&thread, &detached, close_it, (void *)(intptr_t)fd);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
-	pthread_attr_destroy(&detached);
-	if (rc)
-		close(fd);
-}
 
 int model_meet_send(int socket, const void *data, size_t bytes, int fd)
 {
@@ -107,14 +74,14 @@ ssize_t model_meet_recv(int socket, void *data, size_t room, int *fd)
 			if (fd && *fd < 0)
 				*fd = came;
 			else
-				model_meet_drop(came);
+				tmesh_foreign_close(came);
 		}
 	}
 	if (fd && *fd < 0 && (message.msg_flags & MSG_CTRUNC))
 		*fd = -EMFILE;
 	/* An empty message is taken for the end: nobody looks for what came with it. */
 	if (!got && fd && *fd >= 0) {
-		model_meet_drop(*fd);
+		tmesh_foreign_close(*fd);
 		*fd = -1;
 	}
 	return got;
@@ -157,7 +124,7 @@ static void knocked(struct model_source *source)
 	if (got == sizeof(word) && word == KNOCK && fd >= 0 && is_welcome(fd))
 		meet->joined(meet, fd);
 	else if (fd >= 0)
-		model_meet_drop(fd);
+		tmesh_foreign_close(fd);
 }
 
 static int home_of(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_error *err)
@@ -292,7 +259,7 @@ int model_meet_join(struct tmesh_ctx *ctx, const char *token, int *socket, struc
 			rc = model_meet_refuse(err);
 		} else {
 			rc = knock(lobby, socket, err);
-			model_meet_drop(lobby);
+			tmesh_foreign_close(lobby);
 		}
 		tmesh_region_unref(card);
 	}

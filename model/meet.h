@@ -38,9 +38,6 @@ int model_meet_join(struct tmesh_ctx *ctx, const char *token, int *socket, struc
 /* -EPROTO: the token is something else's; says which call opens what. */
 int model_meet_refuse(struct tmesh_error *err);
 
-/* Close a descriptor that another process gave, whatever it is: never waits for who serves it. */
-void model_meet_drop(int fd);
-
 /* One message, with at most one descriptor (-1: none). Return: 0 or a negative errno. */
 int model_meet_send(int socket, const void *data, size_t bytes, int fd);
 /* Return: bytes, of which at most @room are in @data; 0: the other end is gone; a negative errno

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "board.h"
+#include "common/foreign.h"
 
 #pragma GCC visibility push(default)
 #include <tmesh/slot.h>
@@ -500,7 +501,7 @@ static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked
 		  pread(fd, reader->text, answer.bytes, 0) != (ssize_t)answer.bytes))
 		rc = damaged(err);
 	if (fd >= 0)
-		model_meet_drop(fd);
+		tmesh_foreign_close(fd);
 	return rc ? rc : slot_take_text(reader, answer.number, answer.bytes, err);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "client.h"
 
+#include "common/foreign.h"
 #include "memfd.h"
 
 #include <fcntl.h>
@@ -204,7 +205,7 @@ static bool read_region(struct client *client, struct service *service)
 	struct tmesh_wire_region wire;
 	int fds[TMESH_WIRE_FDS];
 	int count = tmesh_wire_recv(client->fd, &wire, sizeof(wire), fds, TMESH_WIRE_FDS, 0);
-	int rc;
+	int rc = 0;
 
 	if (count == -EAGAIN)
 		return false;
@@ -218,8 +219,7 @@ static bool read_region(struct client *client, struct service *service)
 	else if (client->group && !client->reply.status)
 		rc = group_add(client->group, &wire, fds, (unsigned int)count, false);
 	else
-		for (rc = 0; count > 0; count--)
-			close(fds[count - 1]);
+		tmesh_foreign_close_all(fds, (unsigned int)count);
 	if (rc) {
 		client->reply.status = rc;
 		client->reply.where = client->done;

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "common/foreign.h"
 #include "common/utf8.h"
 #include "memfd.h"
 
@@ -44,7 +45,7 @@ static unsigned int close_fds(const int *fds, unsigned int count)
 	for (unsigned int i = 0; i < count; i++) {
 		if (fds[i] < 0)
 			continue;
-		close(fds[i]);
+		tmesh_foreign_close(fds[i]);
 		closed++;
 	}
 	return closed;

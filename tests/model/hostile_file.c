@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * A process of the same user hands over a file whose server answers no more, as a slot's value and
- * with a reader's word: hostile_file PATH. It says "open" when the file is open, and goes on by a
- * line on its standard input; then it says what became of both, in TAP without a plan. It ends when
- * the server does.
+ * A process of the same user hands over a file whose server answers no more, as a slot's value,
+ * with a reader's word and as a region: hostile_file PATH. It says "open" when the file is open,
+ * and goes on by a line on its standard input; then it says what became of each, in TAP without a
+ * plan. It ends when the server does.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "board.h"
+#include "wire.h"
 
 #define SLOT_MAGIC 0x53304d54u
 
@@ -35,6 +36,23 @@ static int answer_with_the_file(struct model_board *board, struct model_answer *
 	*answer = (struct model_answer){UINT64_MAX, 64};
 	*fd = fcntl(file, F_DUPFD_CLOEXEC, 0);
 	return 0;
+}
+
+/* As a region, and with a message that is none. */
+static void give_regions(int socket)
+{
+	struct tmesh_wire_region wire = {
+		.magic = TMESH_MAGIC_REGION,
+		.version = TMESH_WIRE_VERSION,
+		.backend = TMESH_BACKEND_MEMFD,
+		.rights = TMESH_READ,
+		.id = 1,
+		.bytes = 4096,
+	};
+
+	must(!model_meet_send(socket, &wire, sizeof(wire), file), "sending the file");
+	wire.version++;
+	must(!model_meet_send(socket, &wire, sizeof(wire), file), "sending the file");
 }
 
 _Noreturn static void be_hostile(struct tmesh_ctx *ctx, const char *path, const char *victim,
@@ -62,6 +80,7 @@ _Noreturn static void be_hostile(struct tmesh_ctx *ctx, const char *path, const 
 	must(read(ends[1], &byte, 1) == 1, "reading");
 	must(!model_meet_send(view.socket.fd, "W", 1, file), "sending the file");
 	must(write(ends[1], &byte, 1) == 1, "writing");
+	give_regions(ends[1]);
 	for (;;)
 		pause();
 }
@@ -72,6 +91,7 @@ int main(int argc, char **argv)
 	struct tmesh_slot_reader *reader, *other;
 	struct tmesh_slot_value *value;
 	struct tmesh_error err;
+	struct tmesh_region *region;
 	struct tmesh_slot *slot;
 	struct tmesh_ctx *ctx;
 	int ends[2];
@@ -105,6 +125,11 @@ int main(int argc, char **argv)
 		     "a file that comes with a word keeps the publisher");
 	must(!tmesh_slot_publish(slot, NULL, NULL, &err), "publishing");
 	puts("ok - a file that comes with a word keeps the publisher from nothing");
+	fflush(stdout);
+	for (int i = 0; i < 2; i++)
+		must(tmesh_region_recv(ctx, ends[0], &region, &err) == -EPROTO,
+		     "a file that comes as a region is taken");
+	puts("ok - a file that comes as a region keeps nobody");
 	fflush(stdout);
 	kill(child, SIGKILL);
 	return 0;
