@@ -291,11 +291,11 @@ static void test_opened_in_time(void **state)
 
 	for (int i = 0; i < 3; i++)
 		tensors[i] = put(ctx);
-	assert_ok(tmesh_region_hold(tmesh_tensor_region(tensors[0]), TMESH_READ, SECOND / 50, token,
+	assert_ok(tmesh_region_hold(tmesh_tensor_region(tensors[0]), TMESH_READ, 2 * SECOND, token,
 				    err));
 	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &opened, err));
 	tmesh_region_unref(opened);
-	usleep(50000);
+	usleep(2100000);
 	/* Each of these makes the thread look. */
 	for (int i = 1; i < 3; i++) {
 		assert_ok(tmesh_region_hold(tmesh_tensor_region(tensors[i]), TMESH_READ, LONG,
