@@ -185,7 +185,10 @@ defmodule Tmesh.NativeTest do
       placed_at: [ref.handle, 1],
       placed_bind: [ref.handle, [{"a", sealed.handle}, {"c", nil}], [{"b", other.handle}]],
       placed_tensor: [ref.handle, "c"],
-      places_open: [[{ref.handle, 0, -1}], 1],
+      places_open: [[{ref.handle, 0, -1}], 1, nil],
+      costs_parse: [context, "{}", "{}"],
+      costs_read: [context, "{}", nil],
+      costs_find: [ref.handle, graph_text(), [{ref.handle, 0}]],
       places_sweep: [ref.handle],
       places_used: [ref.handle, 0],
       places_stats: [ref.handle],
@@ -287,13 +290,16 @@ defmodule Tmesh.NativeTest do
                     [:engine_tensor_read, :engine_tensor_write, :engine_tensor_export] ++
                     [:engine_tensor_destroy, :placed_open, :placed_parts, :placed_move] ++
                     [:placed_at, :placed_bind, :placed_tensor, :places_open, :places_sweep] ++
-                    [:places_used, :places_stats]
+                    [:places_used, :places_stats, :costs_find]
 
   # There is no engine of that name, no XLA in this VM.
   defp refused?(name, {:error, {:enoent, _why}}) when name in [:engine_connect, :xla_register],
     do: true
 
   defp refused?(name, {:error, {:ebadf, _why}}) when name in @engine_objects, do: true
+  defp refused?(name, {:error, {:eproto, _why}}) when name in [:costs_parse, :costs_read],
+    do: true
+
   defp refused?(:take_over, {:error, {:epipe, _why}}), do: true
   # One of tmesh's own is opened by its token.
   defp refused?(:from_dmabuf, {:error, {:eloop, _why}}), do: true
