@@ -22,7 +22,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: make python-ray-c
 import tmesh.ray  # noqa: E402
 
 # A wait that is longer than this has failed.
-PATIENCE = 60
+PATIENCE = 300
 
 
 def start(**environment):
