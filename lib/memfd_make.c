@@ -3,7 +3,6 @@
  * How a memfd region comes to its file: made anew, from a memfd or a descriptor that was made
  * elsewhere, or handed over by another process.
  */
-#include "common/foreign.h"
 #include "memfd.h"
 
 #include <fcntl.h>
@@ -263,12 +262,9 @@ int tmesh_memfd_adopt(struct tmesh_region *region, const int *fds,
 	if (more)
 		tmesh_opaque_adopt(region, &fds[1], more);
 	seals = fcntl(fd, F_GET_SEALS);
-	if (seals < 0 || (seals & TMESH_SEALS_FIXED) != TMESH_SEALS_FIXED || fstat(fd, &st)) {
-		tmesh_foreign_close(fd);
-		region->fd = -1;
+	if (seals < 0 || (seals & TMESH_SEALS_FIXED) != TMESH_SEALS_FIXED || fstat(fd, &st))
 		return tmesh_fail(err, -EPROTO,
 				  "what was handed over is not a memfd of fixed size");
-	}
 	if (wire->backend != TMESH_BACKEND_MEMFD || (wire->kind & ~TMESH_KINDS) ||
 	    tmesh_check_rights(wire->rights, NULL) || wire->bytes == 0)
 		return tmesh_fail(err, -EPROTO, "the hand-over does not describe a region");

@@ -342,7 +342,8 @@ static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *regi
 	    !tmesh_index_view_closed(&peer->view))
 		return true;
 	/* Perhaps it is the wrong process. The answer by socket comes from the right one. */
-	peer_close(&fd);
+	if (fd >= 0)
+		tmesh_foreign_close(fd);
 	region->fd = -1;
 	proc_close(peer);
 	index_forget(peer);

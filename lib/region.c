@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Regions: the rules that both backends share; what differs is behind ctx->ops. */
+#include "common/foreign.h"
 #include "held.h"
 #include "tensor_internal.h"
 
@@ -253,6 +254,10 @@ int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *op
 int tmesh_region_opened(struct tmesh_region *region, int rc, struct tmesh_region **out)
 {
 	if (rc) {
+		/* Whatever somebody handed over in its place. */
+		if (region->fd >= 0)
+			tmesh_foreign_close(region->fd);
+		region->fd = -1;
 		tmesh_region_destroy(region);
 		return rc;
 	}
