@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdint.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,37 +24,62 @@ static bool may_be_served(int fd)
 	       S_ISREG(now.stx_mode) || S_ISDIR(now.stx_mode);
 }
 
-static void *close_it(void *data)
+struct batch {
+	unsigned int count;
+	int fds[];
+};
+
+static void *close_batch(void *data)
 {
-	close((int)(intptr_t)data);
+	struct batch *batch = data;
+
+	for (unsigned int i = 0; i < batch->count; i++)
+		close(batch->fds[i]);
+	free(batch);
 	return NULL;
 }
 
-void tmesh_foreign_close(int fd)
+/* Whether a thread of its own has @batch now. */
+static bool hand_to_thread(struct batch *batch)
 {
 	pthread_attr_t detached;
 	sigset_t all, old;
 	pthread_t thread;
 	int rc;
 
-	if (!may_be_served(fd)) {
-		close(fd);
-		return;
-	}
 	/* Signals are the application's. */
 	sigfillset(&all);
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	rc = pthread_create(&thread, &detached, close_it, (void *)(intptr_t)fd);
+	rc = pthread_create(&thread, &detached, close_batch, batch);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	pthread_attr_destroy(&detached);
-	if (rc)
-		close(fd);
+	return !rc;
 }
 
+/* One thread for all that came together: who gives hundreds starts no hundreds of threads. */
 void tmesh_foreign_close_all(const int *fds, unsigned int count)
 {
-	for (unsigned int i = 0; i < count; i++)
-		tmesh_foreign_close(fds[i]);
+	struct batch *batch = NULL;
+
+	for (unsigned int i = 0; i < count; i++) {
+		if (!may_be_served(fds[i])) {
+			close(fds[i]);
+			continue;
+		}
+		if (!batch)
+			batch = calloc(1, sizeof(*batch) + count * sizeof(batch->fds[0]));
+		if (batch)
+			batch->fds[batch->count++] = fds[i];
+		else
+			close(fds[i]);
+	}
+	if (batch && !hand_to_thread(batch))
+		close_batch(batch);
+}
+
+void tmesh_foreign_close(int fd)
+{
+	tmesh_foreign_close_all(&fd, 1);
 }

@@ -108,7 +108,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		abort();
 	while (service.table.groups)
 		table_drop(&service.table, service.table.groups);
-	if (service.table.used || service.table.fds || service.table.names || open_fds() != before)
+	if (service.table.used || service.table.fds || service.table.names ||
+	    !fuzz_back_to(open_fds, before))
 		abort();
 	return 0;
 }

@@ -25,12 +25,12 @@ static struct tmesh_ctx *context(void)
 }
 
 /* The lowest free descriptor: the same before and after, or one was left open. */
-static int next_fd(void)
+static unsigned int next_fd(void)
 {
 	int fd = dup(STDERR_FILENO);
 
 	close(fd);
-	return fd;
+	return (unsigned int)fd;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -38,7 +38,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region;
 	struct tmesh_error err = {0};
-	int pair[2], fd, rc, before;
+	unsigned int before;
+	int pair[2], fd, rc;
 
 	if (size < 3)
 		return 0;
@@ -58,7 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		abort();
 	}
 	close(pair[1]);
-	if (next_fd() != before)
+	if (!fuzz_back_to(next_fd, before))
 		abort();
 	return 0;
 }

@@ -4,8 +4,10 @@
 #define TMESH_FUZZ_SOCKETS_H
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -64,6 +66,22 @@ static inline void fuzz_send(int socket, const uint8_t *data, size_t size, unsig
 	/* The other end may have seen enough already. */
 	if (sendmsg(socket, &message, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET)
 		abort();
+}
+
+/*
+ * Whether descriptors are as they were: until @count() says @before, or five seconds have passed.
+ * What another file system may serve is closed by a thread of its own, in its time.
+ */
+static inline bool fuzz_back_to(unsigned int (*count)(void), unsigned int before)
+{
+	const struct timespec nap = {.tv_nsec = 100000};
+
+	for (int tries = 0; tries < 50000; tries++) {
+		if (count() == before)
+			return true;
+		nanosleep(&nap, NULL);
+	}
+	return false;
 }
 
 /* What was let in can be read, or stands for a descriptor. */
