@@ -366,6 +366,38 @@ defmodule Tmesh.LifetimeTest do
       ZeroCopy.release!(kept)
     end
 
+    test "is made to let go of what it forgot after it had a little to do again and again" do
+      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, pool_mb: 0)
+      kept = ZeroCopy.allocate!([1_048_576], :uint8)
+      live = stat(:regions_live)
+      pid = spawn_link(fn -> ticks(ZeroCopy.allocate!([1_048_576], :uint8)) end)
+
+      times = fn ->
+        case :sys.get_state(Tmesh.Janitor).seen[pid] do
+          {_reductions, :collected, times, _alone} -> times
+          _other -> 0
+        end
+      end
+
+      for tick <- 1..4 do
+        eventually(fn -> times.() == tick end)
+        send(pid, :tick)
+      end
+
+      eventually(fn -> times.() == 5 end)
+      send(pid, :forget)
+      eventually(fn -> stat(:regions_live) == live end)
+      assert Process.alive?(pid)
+      ZeroCopy.release!(kept)
+    end
+
+    defp ticks(ref) do
+      receive do
+        :tick -> ticks(ref)
+        :forget -> Process.sleep(:infinity)
+      end
+    end
+
     test "is left alone otherwise" do
       configure(idle_gc_mb: 0, cleanup_interval_ms: 20)
       one = forgetful(fn -> ZeroCopy.allocate!([1_048_576], :uint8) end)

@@ -6,19 +6,25 @@ defmodule Tmesh.Idle do
   # bytes of regions the janitor looks, once in an interval, at the processes that are known to have
   # or have had handles, and has the garbage of each one that did nothing since the last look
   # collected. One that seemed to do nothing while it waited for memory may forget it just after: what
-  # does a little more is collected again, a few times, and then not until it does much.
+  # does a little more is collected again, each time after twice as many looks. So what was forgotten is
+  # let go of at some time, and who has a tick in each interval pays little for much that is no garbage.
 
   alias Tmesh.{Config, Context, Native}
 
   @mib 1_048_576
   # Of an interval: what somebody else's questions and a tick or two cost is still idle.
   @idle_reductions 500
-  # Who has a tick in each interval, and much that is no garbage, is not to pay for it for ever.
-  @collections 3
+  # Two looks more, then four, up to 32.
+  @most_doublings 5
 
-  @typedoc "Of each: its reductions at the last look, what became of it then, and how often it was collected."
+  @typedoc """
+  Of each: its reductions at the last look, what became of it then, how often it was collected, and how
+  many looks it is left alone.
+  """
   @type seen :: %{
-          pid() => {non_neg_integer(), :active | :asked | :collected, non_neg_integer()}
+          pid() =>
+            {non_neg_integer(), :active | :asked | :collected, non_neg_integer(),
+             non_neg_integer()}
         }
 
   @spec look(seen()) :: seen()
@@ -48,35 +54,40 @@ defmodule Tmesh.Idle do
     end
   end
 
-  defp state(_pid, _reductions, {_before, :asked, _times} = asked), do: asked
+  defp state(_pid, _reductions, {_before, :asked, _times, _alone} = asked), do: asked
 
-  defp state(_pid, reductions, {before, _how, _times})
+  defp state(_pid, reductions, {before, _how, _times, _alone})
        when reductions - before > @idle_reductions,
-       do: {reductions, :active, 0}
+       do: {reductions, :active, 0, 0}
 
-  defp state(pid, reductions, {_before, :active, times}) do
+  defp state(pid, reductions, {_before, :active, times, _alone}) do
     # The answer comes when it is done, which may take long: nobody waits for it.
     :erlang.garbage_collect(pid, async: {__MODULE__, pid})
-    {reductions, :asked, times + 1}
+    {reductions, :asked, times + 1, 0}
   end
 
-  defp state(_pid, reductions, {before, :collected, times})
-       when reductions > before and times < @collections,
-       do: {reductions, :active, times}
+  defp state(_pid, _reductions, {before, :collected, times, alone}) when alone > 0,
+    do: {before, :collected, times, alone - 1}
 
-  defp state(_pid, _reductions, {_before, :collected, _times} = collected), do: collected
-  defp state(_pid, reductions, nil), do: {reductions, :active, 0}
+  defp state(_pid, reductions, {before, :collected, times, 0}) when reductions > before,
+    do: {reductions, :active, times, 0}
+
+  defp state(_pid, _reductions, {_before, :collected, _times, 0} = collected), do: collected
+  defp state(_pid, reductions, nil), do: {reductions, :active, 0, 0}
 
   @doc "A process that was asked has collected its garbage, or is gone."
   @spec collected(seen(), pid()) :: seen()
   def collected(seen, pid) do
     # Collecting costs reductions too: what it has then counts.
     case {seen, Process.info(pid, :reductions)} do
-      {%{^pid => {_before, :asked, times}}, {:reductions, now}} ->
-        %{seen | pid => {now, :collected, times}}
+      {%{^pid => {_before, :asked, times, _alone}}, {:reductions, now}} ->
+        %{seen | pid => {now, :collected, times, alone(times)}}
 
       _gone ->
         Map.delete(seen, pid)
     end
   end
+
+  defp alone(1), do: 0
+  defp alone(times), do: Integer.pow(2, min(times - 1, @most_doublings))
 end
