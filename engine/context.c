@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "gpu.h"
@@ -46,6 +47,7 @@ bool engine_on_gpu(const struct tmesh_engine_context *context)
 static struct tmesh_engine_context *new_context(struct tmesh_ctx *ctx, uint32_t sessions)
 {
 	struct tmesh_engine_context *context = calloc(1, sizeof(*context));
+	pthread_condattr_t attr;
 
 	if (!context)
 		return NULL;
@@ -54,6 +56,10 @@ static struct tmesh_engine_context *new_context(struct tmesh_ctx *ctx, uint32_t 
 	context->life = engine_life();
 	context->keep = sessions ? sessions : ENGINE_SESSIONS;
 	pthread_mutex_init(&context->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&context->opened, &attr);
+	pthread_condattr_destroy(&attr);
 	context->ctx = tmesh_ctx_ref(ctx);
 	return context;
 }
@@ -61,6 +67,7 @@ static struct tmesh_engine_context *new_context(struct tmesh_ctx *ctx, uint32_t 
 static void free_context(struct tmesh_engine_context *context)
 {
 	tmesh_ctx_unref(context->ctx);
+	pthread_cond_destroy(&context->opened);
 	pthread_mutex_destroy(&context->lock);
 	free(context);
 }
@@ -204,11 +211,8 @@ int tmesh_engine_stats(struct tmesh_engine_context *context, struct tmesh_engine
 		.bytes_written = count->bytes_written,
 		.outputs_of_engine = count->outputs_of_engine,
 		.bytes_of_engine = count->bytes_of_engine,
+		.sessions = engine_sessions_open(context),
 	};
 
-	pthread_mutex_lock(&context->lock);
-	for (struct session *session = context->sessions; session; session = session->next)
-		stats.sessions++;
-	pthread_mutex_unlock(&context->lock);
 	return tmesh_write_sized(out, &stats, sizeof(stats), err);
 }

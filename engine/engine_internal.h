@@ -2,10 +2,11 @@
 /*
  * What the files of libtmesh-engine share.
  *
- * Locks: a context's lock guards its sessions, and is held while one is opened, not while the files
- * of idle ones are looked at; a tensor's guards its memory against destroy; a binding's, whose turn
- * it is. None of these is taken while another is held. Those of graphs on several engines:
- * placed_internal.h. A cancellable's guards its hooks, and is held while they are called: cancel.h.
+ * Locks: a context's lock guards its sessions, and is held neither while one is opened or closed
+ * nor while the files of idle ones are looked at; a tensor's guards its memory against destroy; a
+ * binding's, whose turn it is. None of these is taken while another is held. Those of graphs on
+ * several engines: placed_internal.h. A cancellable's guards its hooks, and is held while they are
+ * called: cancel.h.
  */
 #ifndef TMESH_ENGINE_INTERNAL_H
 #define TMESH_ENGINE_INTERNAL_H
@@ -46,6 +47,7 @@ struct tmesh_engine_context {
 	uint32_t keep; /* sessions without a graph, at most */
 	unsigned int life;
 	pthread_mutex_t lock;
+	pthread_cond_t opened;	  /* a session, or it could not be */
 	struct session *sessions; /* the most recently used first */
 	bool looking, look_again; /* at the files of idle ones, without the lock */
 	struct counters counters;
@@ -81,11 +83,15 @@ struct tmesh_engine_graph {
 	struct session *session;
 };
 
-/* An open session, and what it was opened from. */
+/* An open session, or one that @owner opens; and what it was opened from. */
 struct session {
 	struct session *next;
-	uint32_t graphs;
-	bool once; /* nobody can open the same again: it goes with its last graph */
+	uint32_t graphs; /* and calls that wait for it */
+	bool once;	 /* nobody can open the same again: it goes with its last graph */
+	bool opening;
+	pthread_t owner;
+	int failed; /* why it could not be opened, said in @why; in no list then */
+	struct tmesh_error why;
 	char *path;
 	void *key;
 	size_t key_bytes;
@@ -117,6 +123,7 @@ int engine_session_get(struct tmesh_engine_context *context, const char *path,
 void engine_session_put(struct tmesh_engine_context *context, struct session *session);
 /* Its file will be gone when @graph goes. */
 void engine_session_once(struct tmesh_engine_graph *graph);
+size_t engine_sessions_open(struct tmesh_engine_context *context);
 /* All of them, of a context that ends. */
 void engine_sessions_close(struct tmesh_engine_context *context);
 

@@ -5,7 +5,7 @@
  * libtmesh, so it works with whichever copy of it a process has (Python's is inside its extension).
  *
  * Functions return 0 or a negative errno with @err filled. The library calls them from any
- * thread; of one binding, one call at a time.
+ * thread, and opens and closes several sessions at a time; of one binding, one call at a time.
  */
 #ifndef TMESH_ENGINE_PLUGIN_H
 #define TMESH_ENGINE_PLUGIN_H

@@ -2,13 +2,21 @@
 /*
  * Open sessions, by what they were opened from. A session that no graph uses stays, for the next
  * one that wants it, until others were used more recently.
+ *
+ * A session is in the list from the moment on that somebody begins to open it. That one has no
+ * lock meanwhile; who wants the same waits for it, and all others go on.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "gpu.h"
+#include "remote.h"
+
+/* Another's opening ended for a reason that is its own: to be tried again. */
+#define SESSION_AGAIN (-ERESTART)
 
 /* What makes one file another, as far as its owner does not set its times back. */
 struct identity {
@@ -114,6 +122,17 @@ static void session_free(struct tmesh_engine_context *context, struct session *s
 	free(session);
 }
 
+/* Without the lock: to close one may take its time. */
+static void sessions_free(struct tmesh_engine_context *context, struct session *first)
+{
+	struct session *next;
+
+	for (; first; first = next) {
+		next = first->next;
+		session_free(context, first);
+	}
+}
+
 /* A weight in the GPU's memory, in place of the region's. */
 static int copy_weight(struct tmesh_engine_context *context, struct plugin_array *array,
 		       struct tmesh_cuda_memory **copy, struct tmesh_error *err)
@@ -172,37 +191,25 @@ static int open_plugin(struct tmesh_engine_context *context, struct session *ses
 	return rc;
 }
 
-static int session_new(struct tmesh_engine_context *context, const char *path,
-		       const struct tmesh_engine_graph_opts *opts, const struct identity *before,
-		       struct session **out, struct tmesh_error *err)
+/* Without the lock. */
+static int session_open(struct tmesh_engine_context *context, struct session *session,
+			const struct tmesh_engine_graph_opts *opts, const struct identity *before,
+			struct tmesh_error *err)
 {
-	struct session *session = calloc(1, sizeof(*session));
 	struct identity after = *before;
-	int rc;
+	int rc = open_plugin(context, session, session->path, opts, err);
 
-	if (!session)
-		return tmesh_fail(err, -ENOMEM, "no memory for a session");
-	session->path = strdup(path);
-	if (session->path)
-		rc = open_plugin(context, session, path, opts, err);
-	else
-		rc = tmesh_fail(err, -ENOMEM, "no memory for a session");
 	if (!rc)
-		rc = identify(path, &after, err);
+		rc = identify(session->path, &after, err);
 	if (!rc && memcmp(before, &after, sizeof(after)))
 		rc = tmesh_fail(err, -ESTALE, "%.180s changed while it was read: open it again",
-				path);
-	if (rc) {
-		session_free(context, session);
-		return rc;
-	}
-	*out = session;
-	return 0;
+				session->path);
+	return rc;
 }
 
 /* Under the lock. Of those that no graph uses any more: what nobody can open again, and what is
- * beyond the limit, the least recently used first. */
-static void evict(struct tmesh_engine_context *context)
+ * beyond the limit, the least recently used first. They go to @gone, to be freed. */
+static void evict(struct tmesh_engine_context *context, struct session **gone)
 {
 	struct session **at = &context->sessions, *session;
 	uint32_t idle = 0;
@@ -215,7 +222,8 @@ static void evict(struct tmesh_engine_context *context)
 			continue;
 		}
 		*at = session->next;
-		session_free(context, session);
+		session->next = *gone;
+		*gone = session;
 		if (!once)
 			atomic_fetch_add(&context->counters.sessions_evicted, 1);
 	}
@@ -275,7 +283,7 @@ static void look_at(struct look **at)
 
 /* Under the lock, which is let go of meanwhile: a file system that does not answer keeps nobody but
  * the one who looks. What gets idle while somebody looks is for that one, who looks again. */
-static void look(struct tmesh_engine_context *context)
+static void look(struct tmesh_engine_context *context, struct session **gone)
 {
 	context->look_again = true;
 	if (context->looking)
@@ -299,7 +307,7 @@ static void look(struct tmesh_engine_context *context)
 			free(looks->path);
 			free(looks);
 		}
-		evict(context);
+		evict(context, gone);
 	}
 	context->looking = false;
 }
@@ -320,14 +328,138 @@ static struct session *find(struct tmesh_engine_context *context, const void *ke
 	return NULL;
 }
 
+/* Under the lock, which is let go of meanwhile: one that others open is open, or why not. */
+static int wait_for(struct tmesh_engine_context *context, struct session *session,
+		    uint64_t deadline, struct tmesh_error *err)
+{
+	const struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000),
+				       .tv_nsec = (long)(deadline % 1000000000)};
+	int late = 0;
+
+	/* A signal's handler, in a wait of this very thread. */
+	if (session->opening && pthread_equal(session->owner, pthread_self()))
+		return tmesh_fail(err, -EDEADLK, "this thread's own opening of %.150s waits below",
+				  session->path);
+	while (session->opening && !late)
+		late = deadline ? pthread_cond_timedwait(&context->opened, &context->lock, &until)
+				: pthread_cond_wait(&context->opened, &context->lock);
+	if (session->opening)
+		return tmesh_fail(err, -ETIMEDOUT,
+				  "another call that opens %.150s did not end before the deadline: "
+				  "give a later one",
+				  session->path);
+	if (session->failed == -ECANCELED || session->failed == -EDEADLK)
+		return SESSION_AGAIN;
+	if (session->failed)
+		return tmesh_fail(err, session->failed, "%s", session->why.message);
+	return 0;
+}
+
+/* Under the lock: one graph less. A session that nobody could open goes to @gone with the last. */
+static void leave(struct session *session, struct session **gone)
+{
+	if (--session->graphs || !session->failed)
+		return;
+	session->next = *gone;
+	*gone = session;
+}
+
+/* Under the lock, which is let go of meanwhile. */
+static int open_first(struct tmesh_engine_context *context, struct session *session,
+		      const struct tmesh_engine_graph_opts *opts, const struct identity *identity,
+		      struct tmesh_error *err)
+{
+	struct session **at;
+	int rc;
+
+	session->opening = true;
+	session->owner = pthread_self();
+	session->next = context->sessions;
+	context->sessions = session;
+	pthread_mutex_unlock(&context->lock);
+	rc = session_open(context, session, opts, identity, &session->why);
+	pthread_mutex_lock(&context->lock);
+	session->opening = false;
+	session->failed = rc;
+	pthread_cond_broadcast(&context->opened);
+	if (!rc) {
+		atomic_fetch_add(&context->counters.sessions_opened, 1);
+		return 0;
+	}
+	for (at = &context->sessions; *at != session; at = &(*at)->next)
+		;
+	*at = session->next;
+	return tmesh_fail(err, rc, "%s", session->why.message);
+}
+
+/* One that is found nowhere yet. */
+static struct session *session_new(const char *path, const struct identity *identity,
+				   const struct tmesh_engine_graph_opts *opts)
+{
+	struct session *session = calloc(1, sizeof(*session));
+
+	if (!session)
+		return NULL;
+	session->path = strdup(path);
+	session->key = make_key(identity, opts->weights, opts->weight_count, &session->key_bytes);
+	if (session->path && session->key)
+		return session;
+	free(session->path);
+	free(session->key);
+	free(session);
+	return NULL;
+}
+
+/* Under the lock, which is let go of meanwhile: one that is open, or that others open. */
+static int share(struct tmesh_engine_context *context, struct session *session, uint64_t deadline,
+		 struct session **gone, struct tmesh_error *err)
+{
+	int rc;
+
+	session->graphs++;
+	rc = wait_for(context, session, deadline, err);
+	if (rc)
+		leave(session, gone);
+	else
+		atomic_fetch_add(&context->counters.session_hits, 1);
+	return rc;
+}
+
+/* Under the lock, which is let go of meanwhile: what is there, else @made. */
+static int get(struct tmesh_engine_context *context, struct session *made,
+	       const struct tmesh_engine_graph_opts *opts, const struct identity *identity,
+	       struct session **out, struct session **gone, struct tmesh_error *err)
+{
+	uint64_t deadline = context->remote ? remote_deadline(context->remote) : 0;
+	int rc = 0;
+
+	*out = find(context, made->key, made->key_bytes);
+	if (!*out) {
+		look(context, gone);
+		/* Others may have begun to open it meanwhile. */
+		*out = find(context, made->key, made->key_bytes);
+	}
+	while (*out && (rc = share(context, *out, deadline, gone, err)) == SESSION_AGAIN)
+		*out = find(context, made->key, made->key_bytes);
+	if (*out) {
+		made->next = *gone;
+		*gone = made;
+		return rc;
+	}
+	*out = made;
+	made->graphs++;
+	rc = open_first(context, made, opts, identity, err);
+	if (rc)
+		leave(made, gone);
+	return rc;
+}
+
 int engine_session_get(struct tmesh_engine_context *context, const char *path,
 		       const struct tmesh_engine_graph_opts *opts, struct session **out,
 		       struct tmesh_error *err)
 {
+	struct session *made, *gone = NULL;
 	struct identity identity;
-	struct session *session;
-	size_t bytes;
-	void *key;
 	int rc = 0;
 
 	memset(&identity, 0, sizeof(identity));
@@ -339,45 +471,26 @@ int engine_session_get(struct tmesh_engine_context *context, const char *path,
 		rc = identify(path, &identity, err);
 	if (rc)
 		return rc;
-	key = make_key(&identity, opts->weights, opts->weight_count, &bytes);
-	if (!key)
-		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
+	made = session_new(path, &identity, opts);
+	if (!made)
+		return tmesh_fail(err, -ENOMEM, "no memory for a session");
 	pthread_mutex_lock(&context->lock);
-	session = find(context, key, bytes);
-	if (!session) {
-		look(context);
-		/* Others may have opened it meanwhile. */
-		session = find(context, key, bytes);
-	}
-	if (session) {
-		atomic_fetch_add(&context->counters.session_hits, 1);
-	} else {
-		rc = session_new(context, path, opts, &identity, &session, err);
-		if (!rc) {
-			session->key = key;
-			session->key_bytes = bytes;
-			session->next = context->sessions;
-			context->sessions = session;
-			atomic_fetch_add(&context->counters.sessions_opened, 1);
-			key = NULL;
-		}
-	}
-	if (!rc) {
-		session->graphs++;
-		*out = session;
-	}
+	rc = get(context, made, opts, &identity, out, &gone, err);
 	pthread_mutex_unlock(&context->lock);
-	free(key);
+	sessions_free(context, gone);
 	return rc;
 }
 
 void engine_session_put(struct tmesh_engine_context *context, struct session *session)
 {
+	struct session *gone = NULL;
+
 	pthread_mutex_lock(&context->lock);
 	session->graphs--;
-	look(context);
-	evict(context);
+	look(context, &gone);
+	evict(context, &gone);
 	pthread_mutex_unlock(&context->lock);
+	sessions_free(context, gone);
 }
 
 void engine_session_once(struct tmesh_engine_graph *graph)
@@ -387,12 +500,18 @@ void engine_session_once(struct tmesh_engine_graph *graph)
 	pthread_mutex_unlock(&graph->context->lock);
 }
 
+size_t engine_sessions_open(struct tmesh_engine_context *context)
+{
+	size_t count = 0;
+
+	pthread_mutex_lock(&context->lock);
+	for (const struct session *session = context->sessions; session; session = session->next)
+		count += !session->opening;
+	pthread_mutex_unlock(&context->lock);
+	return count;
+}
+
 void engine_sessions_close(struct tmesh_engine_context *context)
 {
-	while (context->sessions) {
-		struct session *session = context->sessions;
-
-		context->sessions = session->next;
-		session_free(context, session);
-	}
+	sessions_free(context, context->sessions);
 }

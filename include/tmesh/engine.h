@@ -343,7 +343,7 @@ struct tmesh_engine_stats {
 	size_t size;	   /* in: sizeof(struct tmesh_engine_stats) */
 	uint64_t sessions; /* open now */
 	uint64_t sessions_opened;
-	uint64_t session_hits;	   /* graphs that found theirs open */
+	uint64_t session_hits;	   /* graphs that found theirs open, or being opened */
 	uint64_t sessions_evicted; /* closed since others were used more recently */
 	uint64_t dispatches;
 	uint64_t bindings; /* made: by tmesh_engine_bind(), and one for each

@@ -13,6 +13,9 @@
  *   counts   runs add 1 to y's first element, and do nothing else
  *   open     as plain, and the first dimension of y has no name
  *   bomb     aborts when it is opened
+ *   opens    is opened when there is a file of the graph's name and ".go": as plain, or, where that
+ *            says "broken" or "cancelled", not; each try adds a byte to the file ".tries"
+ *   closes   is closed when there is a file of the graph's name and ".go", after one ".closing"
  *   tokens   as plain, with x called tokens
  *   probe    runs make system calls that are denied, and fail when one is not (probe.h)
  *   foreign  runs make a system call of another architecture
@@ -55,8 +58,45 @@ static const char *version(void *engine)
 	return "a fake";
 }
 
+static void add_byte(const char *go, const char *suffix)
+{
+	char path[600];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%.*s%s", (int)(strlen(go) - strlen(".go")), go, suffix);
+	file = fopen(path, "a");
+	fputc('.', file);
+	fclose(file);
+}
+
+/* Waits for the word in the file @go. */
+static int wait_to_open(const char *go, struct tmesh_error *err)
+{
+	char word[32] = "";
+	FILE *file;
+
+	add_byte(go, ".tries");
+	while (!(file = fopen(go, "r")))
+		usleep(1000);
+	if (fscanf(file, "%31s", word) != 1)
+		word[0] = '\0';
+	fclose(file);
+	if (!strcmp(word, "broken"))
+		return tmesh_fail(err, -EPROTO, "the fake does not open it, as it was told");
+	if (!strcmp(word, "cancelled"))
+		return tmesh_fail(err, -ECANCELED, "the fake was called off");
+	return 0;
+}
+
 static void session_close(void *engine, struct plugin_session *session)
 {
+	const struct session *own = session->handle;
+
+	if (!strcmp(own->mode, "closes")) {
+		add_byte(own->go, ".closing");
+		while (access(own->go, F_OK))
+			usleep(1000);
+	}
 	free(session->handle);
 	free(session->inputs);
 	free(session->outputs);
@@ -85,6 +125,14 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 		return tmesh_fail(err, -EPROTO, "no graph of the fake's");
 	}
 	snprintf(own->go, sizeof(own->go), "%s.go", opts->path);
+	if (!strcmp(own->mode, "opens")) {
+		int rc = wait_to_open(own->go, err);
+
+		if (rc) {
+			free(own);
+			return rc;
+		}
+	}
 	session->handle = own;
 	session->input_count = session->output_count = 2;
 	session->inputs = calloc(2, sizeof(*session->inputs));

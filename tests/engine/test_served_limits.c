@@ -4,9 +4,26 @@
  * What runs out is its call's error; the engine and what others have go on.
  */
 #include <sched.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <sys/mount.h>
 
 #include "served.h"
+
+/* Of the file "held": the second stat(), which who opened the graph makes, waits. */
+static sem_t reached, released;
+static atomic_uint stats_of_held;
+
+/* In the place of the C library's. */
+int stat(const char *restrict path, struct stat *restrict out)
+{
+	if (strstr(path, "/held") && atomic_fetch_add(&stats_of_held, 1) == 1) {
+		sem_post(&reached);
+		while (sem_wait(&released))
+			;
+	}
+	return fstatat(AT_FDCWD, path, out, 0);
+}
 
 /* Graphs that one client may have open: one more is refused, and nothing else. */
 static void test_graph_quota(void **state)
@@ -42,6 +59,54 @@ static void test_graph_quota(void **state)
 	assert_works(fix);
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 	leave(&other);
+}
+
+struct opener {
+	struct tmesh_engine_context *context;
+	char path[128];
+	int rc;
+};
+
+static void *open_held(void *data)
+{
+	struct opener *own = data;
+	struct tmesh_engine_graph *graph;
+
+	own->rc = tmesh_engine_graph_open(own->context, own->path, NULL, &graph, NULL);
+	sem_post(&reached); /* also when its time was up before the file was looked at again */
+	if (!own->rc)
+		tmesh_engine_graph_unref(graph);
+	return NULL;
+}
+
+/* Who waits for what another call opens has its own deadline. */
+static void test_shared_deadline(void **state)
+{
+	struct opener own = {.rc = -ETIMEDOUT};
+	struct tmesh_engine_graph *graph;
+	struct fixture fix;
+	pthread_t thread;
+
+	join_timed(&fix, 300 * MS, "plain");
+	own.context = fix.context;
+	strcpy(own.path, file("held", "plain"));
+	while (own.rc) {
+		assert_int_equal(sem_init(&reached, 0, 0), 0);
+		assert_int_equal(sem_init(&released, 0, 0), 0);
+		stats_of_held = 0;
+		assert_int_equal(pthread_create(&thread, NULL, open_held, &own), 0);
+		while (sem_wait(&reached))
+			;
+		if (stats_of_held == 2)
+			assert_refused(
+				tmesh_engine_graph_open(fix.context, own.path, NULL, &graph, err),
+				-ETIMEDOUT, "another call");
+		sem_post(&released);
+		pthread_join(thread, NULL);
+		/* A slow machine. */
+		assert_true(!own.rc || own.rc == -ETIMEDOUT || own.rc == -EPIPE);
+	}
+	leave(&fix);
 }
 
 /* A session whose file is gone, as that of a part of a graph is, goes with its weights. */
@@ -253,6 +318,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_file_gone, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_graph_quota, setup, teardown),
+		cmocka_unit_test(test_shared_deadline),
 	};
 	const struct CMUnitTest limited[] = {
 		cmocka_unit_test_setup_teardown(test_region_quota, setup, teardown),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * The cache of sessions, with files on a file system that does not answer: a stat() that waits, on
- * the engine "fake".
+ * The cache of sessions on the engine "fake": files on a file system that does not answer, a stat()
+ * that waits; and sessions that take their time to open or to close, while others go on.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -17,10 +17,17 @@ static const int64_t shape_x[] = {2, 4}, shape_b[] = {4};
 static char folder[] = "/tmp/tmesh-sessions-XXXXXX";
 static atomic_bool dead; /* the file system of the file "dead" */
 static sem_t asked, answered;
+/* A call that a stat() of the file "again" makes, when it is the second one. */
+static void (*again)(void);
+static unsigned int stats_of_again;
 
 /* In the place of the C library's. */
 int stat(const char *restrict path, struct stat *restrict out)
 {
+	if (again && strstr(path, "/again") && ++stats_of_again == 2)
+		again();
+	if (strstr(path, "/storm"))
+		usleep(100);
 	if (atomic_load(&dead) && strstr(path, "/dead")) {
 		sem_post(&asked);
 		while (sem_wait(&answered))
@@ -37,14 +44,35 @@ static const char *path_of(const char *name)
 	return path;
 }
 
-static const char *file(const char *name)
+static const char *file_of(const char *name, const char *text)
 {
 	FILE *out = fopen(path_of(name), "w");
 
 	assert_non_null(out);
-	fputs("plain", out);
+	fputs(text, out);
 	fclose(out);
 	return path_of(name);
+}
+
+static const char *file(const char *name)
+{
+	return file_of(name, "plain");
+}
+
+/* All at once. */
+static void put(const char *name, const char *text)
+{
+	char from[96];
+
+	strcpy(from, file_of("put", text));
+	assert_int_equal(rename(from, path_of(name)), 0);
+}
+
+static off_t size_of(const char *name)
+{
+	struct stat st;
+
+	return stat(path_of(name), &st) ? 0 : st.st_size;
 }
 
 static struct tmesh_engine_stats stats(struct tmesh_engine_context *context)
@@ -67,6 +95,8 @@ struct looker {
 	struct tmesh_engine_context *context;
 	struct tmesh_engine_graph *graph; /* that it opens, or, when there is one, closes */
 	char path[96];
+	_Atomic pid_t tid;
+	int rc;
 };
 
 static void *look(void *data)
@@ -200,12 +230,232 @@ static void test_opened_meanwhile(void **state)
 	sem_destroy(&answered);
 }
 
+static void *open_it(void *data)
+{
+	struct looker *own = data;
+
+	own->tid = gettid();
+	own->rc = tmesh_engine_graph_open(own->context, own->path, NULL, &own->graph, NULL);
+	return NULL;
+}
+
+/* Until the thread sleeps, or has begun to open the graph a second time. */
+static void wait_until_asleep(const struct looker *own)
+{
+	char path[64], state = 0;
+
+	while (state != 'S' && size_of("slow.tries") < 2) {
+		FILE *file;
+
+		usleep(1000);
+		snprintf(path, sizeof(path), "/proc/self/task/%d/stat", own->tid);
+		file = own->tid ? fopen(path, "r") : NULL;
+		if (!file)
+			continue;
+		if (fscanf(file, "%*d %*s %c", &state) != 1)
+			state = 0;
+		fclose(file);
+	}
+}
+
+/* Two want what one of them opens, which takes until the file @go says how it ends. */
+static void test_slow_open(const char *go, int first, int second, off_t tries)
+{
+	struct tmesh_engine_context *context;
+	struct looker lookers[2];
+	struct tmesh_engine_graph *graph;
+	pthread_t threads[2];
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
+	graph = open_graph(context, file("graph"));
+	for (int i = 0; i < 2; i++) {
+		lookers[i] = (struct looker){.context = context};
+		strcpy(lookers[i].path, i ? path_of("slow") : file_of("slow", "opens"));
+		assert_int_equal(pthread_create(&threads[i], NULL, open_it, &lookers[i]), 0);
+		while (!size_of("slow.tries"))
+			usleep(1000);
+	}
+	wait_until_asleep(&lookers[1]);
+	others_go_on(ctx, context, graph);
+	assert_int_equal(size_of("slow.tries"), 1);
+	assert_int_equal(stats(context).sessions, 1);
+	put("slow.go", go);
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+	assert_int_equal(lookers[0].rc, first);
+	assert_int_equal(lookers[1].rc, second);
+	assert_int_equal(size_of("slow.tries"), tries);
+	for (int i = 0; i < 2; i++)
+		tmesh_engine_graph_unref(lookers[i].rc ? NULL : lookers[i].graph);
+	tmesh_engine_graph_unref(graph);
+	tmesh_engine_context_unref(context);
+	tmesh_ctx_unref(ctx);
+	unlink(path_of("slow.go"));
+	unlink(path_of("slow.tries"));
+}
+static void test_shared(void **state)
+{
+	test_slow_open("", 0, 0, 1);
+}
+
+/* What one was told, the other is told. */
+static void test_shared_failure(void **state)
+{
+	test_slow_open("broken", -EPROTO, -EPROTO, 1);
+}
+
+/* What is one call's own affair is not the other's, which tries it itself. */
+static void test_cancelled(void **state)
+{
+	test_slow_open("cancelled", -ECANCELED, -ECANCELED, 2);
+}
+
+/* Who closes one, which takes its time, keeps nobody. */
+static void test_slow_close(void **state)
+{
+	struct tmesh_engine_context *context;
+	struct tmesh_engine_graph *graph;
+	struct looker own = {0};
+	struct tmesh_ctx *ctx;
+	pthread_t thread;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
+	graph = open_graph(context, file("graph"));
+	own.context = context;
+	own.graph = open_graph(context, file_of("slow", "closes"));
+	unlink(path_of("slow")); /* nobody can open it again: it is closed at once */
+	assert_int_equal(pthread_create(&thread, NULL, look, &own), 0);
+	while (!size_of("slow.closing"))
+		usleep(1000);
+	others_go_on(ctx, context, graph);
+	assert_int_equal(stats(context).sessions, 1);
+	put("slow.go", "");
+	pthread_join(thread, NULL);
+	tmesh_engine_graph_unref(graph);
+	tmesh_engine_context_unref(context);
+	tmesh_ctx_unref(ctx);
+	unlink(path_of("slow.go"));
+	unlink(path_of("slow.closing"));
+}
+
+static struct tmesh_engine_context *context_again;
+static int rc_again;
+
+static void open_again(void)
+{
+	struct tmesh_engine_graph *graph;
+
+	rc_again = tmesh_engine_graph_open(context_again, path_of("again"), NULL, &graph, NULL);
+}
+
+/* As in a handler of a signal: a thread does not wait for itself. */
+static void test_within_itself(void **state)
+{
+	struct tmesh_engine_context *context;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
+	context_again = context;
+	again = open_again;
+	tmesh_engine_graph_unref(open_graph(context, file("again")));
+	again = NULL;
+	assert_int_equal(rc_again, -EDEADLK);
+	assert_int_equal(stats(context).sessions_opened, 1);
+	tmesh_engine_context_unref(context);
+	tmesh_ctx_unref(ctx);
+}
+
+#define STORMERS 4
+#define STORM_FILES 3
+
+struct stormer {
+	struct tmesh_engine_context *context;
+	unsigned int seed, opened;
+	int wrong;
+};
+
+/* Opens what it comes upon, sometimes another file of the name; what is broken stays so. */
+static void *storm(void *data)
+{
+	struct stormer *own = data;
+
+	for (int round = 0; !own->wrong && round < 200; round++) {
+		int which = rand_r(&own->seed) % (STORM_FILES + 1);
+		struct tmesh_engine_graph *graph;
+		char path[96], from[96];
+		int rc;
+
+		snprintf(path, sizeof(path), "%s/storm%d", folder, which);
+		if (rand_r(&own->seed) % 16 == 0 && which < STORM_FILES) {
+			FILE *file;
+
+			snprintf(from, sizeof(from), "%s.%p", path, data);
+			file = fopen(from, "w");
+			if (!file || fputs("plain", file) < 0 || fclose(file) || rename(from, path))
+				own->wrong = -errno;
+		}
+		rc = tmesh_engine_graph_open(own->context, path, NULL, &graph, NULL);
+		if (which == STORM_FILES ? rc != -EPROTO : rc && rc != -ESTALE)
+			own->wrong = rc ? rc : -EBADMSG;
+		if (rc)
+			continue;
+		own->opened++;
+		if (tmesh_engine_graph_inputs(graph) != 2)
+			own->wrong = -EBADMSG;
+		tmesh_engine_graph_unref(graph);
+	}
+	return NULL;
+}
+
+static void test_storm(void **state)
+{
+	const struct tmesh_engine_context_opts opts = {.size = sizeof(opts), .sessions = 1};
+	struct tmesh_engine_context *context;
+	struct stormer stormers[STORMERS];
+	pthread_t threads[STORMERS];
+	struct tmesh_engine_stats now;
+	unsigned int opened = 0;
+	struct tmesh_ctx *ctx;
+	char name[16];
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_engine_context_create(ctx, "fake", &opts, &context, err));
+	for (int i = 0; i <= STORM_FILES; i++) {
+		snprintf(name, sizeof(name), "storm%d", i);
+		file_of(name, i < STORM_FILES ? "plain" : "broken");
+	}
+	for (unsigned int i = 0; i < STORMERS; i++) {
+		stormers[i] = (struct stormer){.context = context, .seed = i};
+		pthread_create(&threads[i], NULL, storm, &stormers[i]);
+	}
+	for (int i = 0; i < STORMERS; i++) {
+		pthread_join(threads[i], NULL);
+		assert_int_equal(stormers[i].wrong, 0);
+		opened += stormers[i].opened;
+	}
+	now = stats(context);
+	assert_int_equal(now.sessions_opened + now.session_hits, opened);
+	assert_in_range(now.sessions, 0, 1);
+	tmesh_engine_context_unref(context);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_dead_open),
 		cmocka_unit_test(test_dead_close),
 		cmocka_unit_test(test_opened_meanwhile),
+		cmocka_unit_test(test_shared),
+		cmocka_unit_test(test_shared_failure),
+		cmocka_unit_test(test_cancelled),
+		cmocka_unit_test(test_slow_close),
+		cmocka_unit_test(test_within_itself),
+		cmocka_unit_test(test_storm),
 	};
 	char command[64];
 	int failed;
