@@ -3,6 +3,7 @@
 
 import functools
 import gc
+import importlib.util
 import os
 from pathlib import Path
 import re
@@ -26,6 +27,20 @@ REGION = "tmesh:"
 # For what a guest would only do again, ten times slower.
 ANY_BACKEND = pytest.mark.skipif(EMULATED, reason="says nothing of the backend; run on memfds")
 SLOW_IMPORT = "importing PyTorch takes half a minute and more in an emulated machine"
+
+
+def need_movers():
+    """For files about real NIXL and Mooncake, before they import anything of them."""
+    # NIXL's UCX copies from process to process on one machine by itself; between machines it cannot.
+    os.environ.setdefault("UCX_TLS", "tcp")
+    os.environ.setdefault("UCX_LOG_LEVEL", "error")
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+    if EMULATED:
+        pytest.skip("these engines take minutes to start in an emulated machine", allow_module_level=True)
+    for package in "nixl_cu12", "mooncake":
+        if not importlib.util.find_spec(package):
+            pytest.skip(f"{package} is not installed: make python-net-check", allow_module_level=True)
+    sys.path.insert(0, os.path.dirname(__file__))
 
 
 def cpython_names(case):
@@ -194,6 +209,17 @@ def descriptors():
 def region_mappings():
     with open("/proc/self/maps", "rb", buffering=0) as maps:
         return maps.read().count(REGION.encode())
+
+
+@pytest.fixture
+def nothing_kept():
+    """A keeper without anything ends by itself."""
+    if not EMULATED and not os.path.exists(os.environ.get("TMESH_KEEPER", "")):
+        pytest.fail("TMESH_KEEPER does not name the keeper: make python-check does")
+    yield
+    gc.collect()
+    for one in tmesh.kept():
+        tmesh.drop(one["name"])
 
 
 @pytest.fixture

@@ -14,19 +14,9 @@ import pytest
 
 import tmesh
 import tmesh.net
-from conftest import EMULATED
 
 SUM = "%032x"
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays():
-    if not EMULATED and not os.path.exists(os.environ.get("TMESH_KEEPER", "")):
-        pytest.fail("TMESH_KEEPER does not name the keeper: make python-check does")
-    yield
-    gc.collect()
-    for one in tmesh.kept():
-        tmesh.drop(one["name"])
+pytestmark = pytest.mark.usefixtures("nothing_kept")
 
 
 def shard(tensor, number, **more):

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Memory that stays under a name, with the real keeper (on memfd) or the module."""
 
-import gc
 import os
 
 import numpy as np
 import pytest
 
 import tmesh
-from conftest import EMULATED
 
 ARRAYS = {"w": np.arange(6.0).reshape(2, 3), "b": np.float32(2.5), "mask": np.array([True, False])}
 # What kept() tells, and tmeshctl kept --json.
@@ -16,15 +14,7 @@ KEPT = {"name", "id", "backend", "regions", "held", "bytes", "kept_ns", "used_ns
         "handles", "cgroup_id"}
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays():
-    """A keeper without anything ends by itself."""
-    if not EMULATED and not os.path.exists(os.environ.get("TMESH_KEEPER", "")):
-        pytest.fail("TMESH_KEEPER does not name the keeper: make python-check does")
-    yield
-    gc.collect()
-    for one in tmesh.kept():
-        tmesh.drop(one["name"])
+pytestmark = pytest.mark.usefixtures("nothing_kept")
 
 
 def names():

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tmesh.movers, which brings tmesh.ray's objects from another machine: real NIXL and Mooncake, without Ray."""
 
-import importlib.util
-import os
 import signal
 import sys
 import threading
@@ -12,19 +10,10 @@ import numpy as np
 import pytest
 
 import tmesh
-from conftest import EMULATED
+from conftest import need_movers
 from tmesh import movers
 
-os.environ.setdefault("UCX_TLS", "tcp")
-os.environ.setdefault("UCX_LOG_LEVEL", "error")
-os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
-
-if EMULATED:
-    pytest.skip("these engines take minutes to start in an emulated machine", allow_module_level=True)
-for package in "nixl_cu12", "mooncake":
-    if not importlib.util.find_spec(package):
-        pytest.skip(f"{package} is not installed: make python-net-check", allow_module_level=True)
-sys.path.insert(0, os.path.dirname(__file__))
+need_movers()
 
 from test_net import PATIENCE, Target  # noqa: E402
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """tmesh.nixl and tmesh.mooncake: real NIXL and Mooncake between two processes, by TCP and on CPUs."""
 
-import importlib.util
 import json
 from multiprocessing import Pipe
 import os
@@ -16,22 +15,12 @@ import numpy as np
 import pytest
 
 import tmesh
-from conftest import EMULATED
+from conftest import need_movers
 from tmesh.offers import Offer, Place
 
 TARGET = Path(__file__).with_name("net_target.py")
 PATIENCE = 60
-# NIXL's UCX copies from process to process on one machine by itself; between machines it cannot.
-os.environ.setdefault("UCX_TLS", "tcp")
-os.environ.setdefault("UCX_LOG_LEVEL", "error")
-os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
-
-if EMULATED:
-    pytest.skip("these engines take minutes to start in an emulated machine", allow_module_level=True)
-for package in "nixl_cu12", "mooncake":
-    if not importlib.util.find_spec(package):
-        pytest.skip(f"{package} is not installed: make python-net-check", allow_module_level=True)
-sys.path.insert(0, str(TARGET.parent))
+need_movers()
 
 from net_target import mover  # noqa: E402
 
