@@ -12,7 +12,7 @@ import threading
 import pytest
 
 import tmesh
-from conftest import EMULATED, SLOW_IMPORT
+from conftest import EMULATED, SLOW_IMPORT, region_mappings
 from tmesh import _tmesh
 
 if EMULATED:
@@ -137,7 +137,7 @@ def wrong(config=None, ranks=None, change=None):
 A, B = "base_model.model.1.lora_A.weight", "base_model.model.1.lora_B.weight"
 
 
-@pytest.mark.parametrize("config, change, error, words", [
+REFUSED = [
     ({"r": 3}, None, tmesh.ProtocolError, "rank is 3"),
     ({"rank_pattern": {"up": 5}}, None, tmesh.ProtocolError, "rank is 5"),
     ({"r": 0}, None, tmesh.ProtocolError, "r is 0"), ({"r": True}, None, tmesh.ProtocolError, "r is True"),
@@ -167,12 +167,41 @@ A, B = "base_model.model.1.lora_A.weight", "base_model.model.1.lora_B.weight"
     ({}, lambda made: made.update({B: torch.ones(4, 2)}), tmesh.InvalidError, r"\[4, 4\]; the base has"),
     ({}, lambda made: made.update({A.replace("1", "2"): torch.ones(2, 4), B.replace("1", "2"): torch.ones(3, 2)}),
      tmesh.InvalidError, "'2', which is no linear layer"),
-])
+]
+
+
+@pytest.mark.parametrize("config, change, error, words", REFUSED)
 def test_refused_before_anybody_sees_it(served, tmp_path, config, change, error, words):
     net, slot, _ = served
     config, made = wrong(config, None, change)
     with pytest.raises(error, match=words):
         tmesh.lora.publish(slot, write(tmp_path / "bad", config, made), net)
+    assert slot.generation == 0
+
+
+def held():
+    """What the process has of tmesh, and whatever it has open."""
+    gc.collect()
+    stats = tmesh.stats()
+    return stats["regions_live"], stats["bytes_live"], region_mappings(), len(os.listdir("/proc/self/fd"))
+
+
+def test_a_thousand_are_refused(served, tmp_path):
+    """Memory and descriptors are where they were."""
+    net, slot, _ = served
+    folders = [write(tmp_path / str(number), *wrong(config, None, change))
+               for number, (config, change, _, _) in enumerate(REFUSED)]
+
+    def refuse(folder):
+        with pytest.raises(tmesh.Error):
+            tmesh.lora.publish(slot, folder, net)
+
+    for folder in folders:
+        refuse(folder)
+    before = held()
+    for number in range(1000):
+        refuse(folders[number % len(folders)])
+    assert held() == before
     assert slot.generation == 0
 
 
