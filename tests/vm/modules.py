@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Builds modules against a prepared kernel, away from the checkout's own files."""
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -7,9 +9,35 @@ from pathlib import Path
 
 import debian13
 import roots
-from cache import CACHE, sh
+from cache import CACHE, locked, sh
 
 TOP = Path(__file__).resolve().parent.parent.parent
+# What our module is made of.
+SOURCES = ("Kbuild", "kmod", "include/uapi")
+
+
+def kept(kernel, where):
+    """Our module as tmesh() builds it, built anew only where the last build in this directory was of other sources, of
+    another kernel or by another compiler. The warnings are told each time."""
+    of, stamp = digest(kernel), where / "built.json"
+    with locked(where):
+        if stamp.exists() and (told := json.loads(stamp.read_text()))["of"] == of:
+            return Path(told["module"]), told["warnings"]
+        stamp.unlink(missing_ok=True)
+        module, warnings = tmesh(kernel, where)
+        stamp.write_text(json.dumps({"of": of, "module": str(module), "warnings": warnings}))
+    return module, warnings
+
+
+def digest(kernel):
+    """Of all that says what a build of our module for a kernel becomes."""
+    compiler = debian13.key(()) if kernel.in_debian13 else sh(kernel.compiler, "--version")
+    seen = hashlib.sha256(repr((str(kernel.path), kernel.version, compiler, arguments(kernel), coverage(kernel))).encode())
+    for name in SOURCES:
+        for path in (TOP / name, *sorted((TOP / name).rglob("*"))):
+            if path.is_file():
+                seen.update(f"{path.relative_to(TOP)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return seen.hexdigest()
 
 
 def tmesh(kernel, where):

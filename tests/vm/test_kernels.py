@@ -13,6 +13,7 @@ from unittest import mock
 
 import debian
 import kernels
+import modules
 import suites
 from tap import Tap
 from test_judge import AsTap
@@ -139,7 +140,7 @@ class Told(unittest.TestCase):
         with mock.patch.object(suites.kernels, "prepare"), mock.patch.object(suites.boot, "logs"), \
                 mock.patch.object(suites.boot, "run"), mock.patch.object(suites, "judge"), \
                 mock.patch.object(suites.coverage, "report"), contextlib.redirect_stdout(out), \
-                mock.patch.object(suites.modules, "tmesh", return_value=("tmesh.ko", [*warnings])):
+                mock.patch.object(suites.modules, "kept", return_value=("tmesh.ko", [*warnings])):
             suites.on_module(Tap(), "newest", "kselftest")
         return [line for line in out.getvalue().splitlines() if " - " in line]
 
@@ -155,6 +156,62 @@ class Told(unittest.TestCase):
         built, *more = self.points("main.c:1:2: warning: unused variable 'x'")
         self.assertTrue(built.startswith("not ok 1"))
         self.assertFalse(more)
+
+
+class Kept(unittest.TestCase):
+    """A module is built once for a kernel, and anew where anything that it is made of has changed."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.top = Path(folder.name)
+        for name in ("kmod", "module"):
+            (self.top / name).mkdir()
+        (self.top / "include/uapi").mkdir(parents=True)
+        (self.top / "kmod/main.c").write_text("int x;")
+        self.built, self.compiler = 0, "gcc 12.2"
+        self.kernel = kernels.Kernel("6.12", self.top / "kernels/6.12")
+        self.kernel.path.mkdir(parents=True)
+        (self.kernel.path / "release").write_text("6.12\n6.12-1\n")
+        for patch in (mock.patch.object(modules, "TOP", self.top), mock.patch.object(modules, "tmesh", self.tmesh),
+                      mock.patch.object(modules, "sh", lambda *command: self.compiler)):
+            patch.__enter__()
+            self.addCleanup(patch.__exit__, None, None, None)
+
+    def tmesh(self, kernel, where):
+        self.built += 1
+        return where / "tmesh.ko", ["main.c:1:2: warning: unused variable 'x'"]
+
+    def build(self):
+        module, warnings = modules.kept(self.kernel, self.top / "module")
+        self.assertEqual(module, self.top / "module/tmesh.ko")
+        self.assertEqual(warnings, ["main.c:1:2: warning: unused variable 'x'"])
+        return self.built
+
+    def test_once(self):
+        self.assertEqual([self.build(), self.build()], [1, 1])
+
+    def test_anew(self):
+        self.build()
+        for n, change in enumerate((
+                lambda: (self.top / "kmod/main.c").write_text("int y;"),
+                lambda: (self.top / "kmod/main.c").rename(self.top / "kmod/first.c"),
+                lambda: (self.top / "include/uapi/new.h").write_text(""),
+                lambda: (self.top / "Kbuild").write_text("obj-m := kmod/"),
+                lambda: (self.kernel.path / "release").write_text("6.12\n6.12-2\n"),
+                lambda: setattr(self, "compiler", "gcc 12.3"))):
+            change()
+            self.assertEqual([self.build(), self.build()], [n + 2, n + 2])
+
+    def test_failed(self):
+        self.build()
+        (self.top / "kmod/main.c").write_text("int")
+        with mock.patch.object(modules, "tmesh", side_effect=SystemExit("vm: `make` failed")):
+            for _ in range(2):
+                with self.assertRaises(SystemExit):
+                    self.build()
+        (self.top / "kmod/main.c").write_text("int x;")
+        self.assertEqual(self.build(), 2)
 
 
 if __name__ == "__main__":
