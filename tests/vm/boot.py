@@ -6,7 +6,7 @@ from pathlib import Path
 
 import kernels
 import qemu
-from cache import say
+from cache import say, sh
 from initramfs import Initramfs
 
 HERE = Path(__file__).resolve().parent
@@ -57,10 +57,10 @@ class Outcome:
 
 
 def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), shares=(), arguments=(), modules=(),
-        libraries=()):
+        libraries=(), devices=GUEST_MODULES):
     """Boot a kernel or variant with one suite; module is the .ko file that the suite loads, script
     what runs in the guest where that is not called like the suite. Programs are executable,
-    files are not; both keep their names. modules: what the guest loads beside GUEST_MODULES. libraries: what
+    files are not; both keep their names. modules: what the guest loads beside devices. libraries: what
     programs that are not static are linked with, which keep their places."""
     kernel = kernels.prepare(kernel_of(name))
     _, more = VARIANTS.get(name, (name, []))
@@ -70,8 +70,10 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), sh
     archive.add_file("bin/busybox", Path("/bin/busybox"), 0o755)
     archive.add_file("init", HERE / "guest/init", 0o755)
     archive.add_file("suite", HERE / f"guest/{script or suite}.sh")
-    archive.add_file(module.name, module)
-    order = {file.name.removesuffix(".xz"): file for file in kernel.modules((*GUEST_MODULES, *modules))}
+    # What debuggers want of it, nine tenths, stays with coverage.py: `unload` loads it dozens of times.
+    sh("strip", "-g", "-o", left / module.name, module)
+    archive.add_file(module.name, left / module.name)
+    order = {file.name.removesuffix(".xz"): file for file in kernel.modules((*devices, *modules))}
     for file_name, file in order.items():
         archive.add_file(f"modules/{file_name}", file)
     archive.add("modules/order", "".join(f"{file_name}\n" for file_name in order).encode())

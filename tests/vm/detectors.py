@@ -31,7 +31,8 @@ def run(tap, name):
     """One mistake of each kind, each of which must be found."""
     module, _ = modules.of_tests(kernels.prepare(name), "seeded", boot.logs(name, "seeded"))
     for mistakes in BOOTS:
-        outcome = boot.run(name, "seeded", module=module, arguments=[f"TMESH_SEEDED={','.join(mistakes)}"])
+        outcome = boot.run(name, "seeded", module=module, devices=(),
+                           arguments=[f"TMESH_SEEDED={','.join(mistakes)}"])
         results = Results(outcome.results)
         if "panic" in mistakes:
             tap.point(not results.ended, f"{name}: a guest that panics is seen not to reach its end")
