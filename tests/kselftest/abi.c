@@ -62,8 +62,8 @@ TEST(exact_size, "the published size is accepted by every call")
 
 TEST(short_size, "size 0 and sizes below the published one give EINVAL")
 {
+	set_up();
 	FOR_EACH_CALL(c) {
-		set_up();
 		for (unsigned int bytes = 0; bytes < c->bytes; bytes += 4) {
 			union args a = valid(c);
 
@@ -74,8 +74,8 @@ TEST(short_size, "size 0 and sizes below the published one give EINVAL")
 
 		a.size = c->bytes - 1;
 		refused(c, file_for(c), &a, EINVAL);
-		tear_down();
 	}
+	tear_down();
 }
 
 TEST(longer_zero, "a longer structure with a zero tail is accepted, its tail kept")
@@ -95,8 +95,8 @@ TEST(longer_zero, "a longer structure with a zero tail is accepted, its tail kep
 
 TEST(longer_used, "a longer structure with anything in its tail gives E2BIG")
 {
+	set_up();
 	FOR_EACH_CALL(c) {
-		set_up();
 		for (int i = 0; i < TAIL; i++) {
 			union args a = valid(c);
 
@@ -104,14 +104,14 @@ TEST(longer_used, "a longer structure with anything in its tail gives E2BIG")
 			a.raw[c->known + i] = 1;
 			refused(c, file_for(c), &a, E2BIG);
 		}
-		tear_down();
 	}
+	tear_down();
 }
 
 TEST(absurd_size, "a size beyond all memory is refused")
 {
+	set_up();
 	FOR_EACH_CALL(c) {
-		set_up();
 		union args a = valid(c);
 		struct before was = look();
 
@@ -120,14 +120,14 @@ TEST(absurd_size, "a size beyond all memory is refused")
 		if (!CHECK(errno == E2BIG || errno == EFAULT))
 			t_note("%s: errno %d", c->name, errno);
 		same(c, was);
-		tear_down();
 	}
+	tear_down();
 }
 
 TEST(unknown_flags, "each unknown flag gives EOPNOTSUPP")
 {
+	set_up();
 	FOR_EACH_CALL(c) {
-		set_up();
 		for (int bit = 0; bit < 32; bit++) {
 			union args a = valid(c);
 
@@ -136,36 +136,36 @@ TEST(unknown_flags, "each unknown flag gives EOPNOTSUPP")
 			a.head.flags = 1u << bit;
 			refused(c, file_for(c), &a, EOPNOTSUPP);
 		}
-		tear_down();
 	}
+	tear_down();
 }
 
 TEST(unknown_rights, "each unknown right gives EOPNOTSUPP")
 {
+	set_up();
 	FOR_EACH_CALL(c) {
-		set_up();
 		for (int bit = 3; c->rights && bit < 32; bit++) {
 			union args a = valid(c);
 
 			*word(&a, c->rights) |= 1u << bit;
 			refused(c, file_for(c), &a, EOPNOTSUPP);
 		}
-		tear_down();
 	}
+	tear_down();
 }
 
 TEST(padding, "padding that is not zero gives EINVAL")
 {
+	set_up();
 	FOR_EACH_CALL(c) {
-		set_up();
 		for (int bit = 0; c->pad && bit < 32; bit += 31) {
 			union args a = valid(c);
 
 			*word(&a, c->pad) = 1u << bit;
 			refused(c, file_for(c), &a, EINVAL);
 		}
-		tear_down();
 	}
+	tear_down();
 }
 
 TEST(bad_pointers, "pointers to nothing, and across the end of memory, give EFAULT")
@@ -175,8 +175,8 @@ TEST(bad_pointers, "pointers to nothing, and across the end of memory, give EFAU
 
 	REQUIRE(page != MAP_FAILED);
 	REQUIRE_OK(mprotect(page + PAGE, PAGE, PROT_NONE));
+	set_up();
 	FOR_EACH_CALL(c) {
-		set_up();
 		union args a = valid(c);
 		char *cut = page + PAGE - c->bytes + 4;
 
@@ -185,8 +185,8 @@ TEST(bad_pointers, "pointers to nothing, and across the end of memory, give EFAU
 		refused(c, file_for(c), (void *)-4096l, EFAULT);
 		memcpy(cut, &a, c->bytes - 4);
 		refused(c, file_for(c), cut, EFAULT);
-		tear_down();
 	}
+	tear_down();
 }
 
 /* A result that cannot be handed over must not stay behind. */

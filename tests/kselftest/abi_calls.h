@@ -18,7 +18,7 @@
 #define BYTES (64 * KB)
 #define TAIL 24
 
-/* What a call may need; made anew for each try. */
+/* What a call may need; made anew for each that may succeed. Refused ones change nothing. */
 struct stage {
 	int dev, handle, memfd, dmabuf, null, opaque, sealed, kept;
 	int opened;

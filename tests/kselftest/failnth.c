@@ -147,14 +147,13 @@ static int *points; /* of all sweeps, whose tests are processes of their own */
 static void sweep(long (*op)(void), void (*undo)(long ret))
 {
 	int n, no_memory = 0, fault = 0, survived = 0;
-	struct view before, after;
+	struct view before = look(), after;
 
 	for (n = 1; n < POINTS_MAX && !t_failed(); n++) {
 		bool reached;
 		long ret;
 		int err;
 
-		before = look();
 		inject(n);
 		ret = op();
 		err = errno;

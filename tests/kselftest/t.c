@@ -424,9 +424,15 @@ int t_write(volatile void *p, unsigned char value)
 
 int t_count_fds(void)
 {
-	DIR *dir = opendir("/proc/self/fd");
+	struct stat st;
+	DIR *dir;
 	int n = 0;
 
+	/* From 6.2 on the directory's size says it, and no inode need be made of each. */
+	REQUIRE_OK(stat("/proc/self/fd", &st));
+	if (st.st_size)
+		return st.st_size;
+	dir = opendir("/proc/self/fd");
 	REQUIRE(dir);
 	while (readdir(dir))
 		n++;
