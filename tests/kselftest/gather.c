@@ -365,8 +365,9 @@ TEST(torn_array, "an array that ends in nothing gives EFAULT and leaves nothing"
 
 TEST(million, "a view of a million extents; its pages are not charged, its list of them is")
 {
-	struct tmesh_extent *e = malloc(TMESH_GATHER_MAX * sizeof(*e));
-	const __u64 bytes = TMESH_GATHER_MAX * PAGE;
+	const __u32 count = t_length(TMESH_GATHER_MAX, TMESH_GATHER_MAX);
+	struct tmesh_extent *e = malloc(count * sizeof(*e));
+	const __u64 bytes = count * PAGE;
 	struct tmesh_caps_query before, after;
 	int h, v;
 	__u64 *p;
@@ -374,44 +375,48 @@ TEST(million, "a view of a million extents; its pages are not charged, its list 
 	REQUIRE(e);
 	dev = t_dev();
 	h = filled(9, 4, 0);
-	for (__u32 i = 0; i < TMESH_GATHER_MAX; i++)
+	for (__u32 i = 0; i < count; i++)
 		e[i] = t_extent(h, i * 7 % 4, 1);
 	before = t_caps(dev);
-	v = REQUIRE_OK(gather(e, TMESH_GATHER_MAX, R_READ));
+	v = REQUIRE_OK(gather(e, count, R_READ));
 	after = t_caps(dev);
 	CHECK_EQ(t_info(v).bytes, bytes);
 	CHECK_EQ(after.used_regions - before.used_regions, 1);
-	CHECK_EQ(after.used_bytes - before.used_bytes, TMESH_GATHER_MAX * sizeof(void *));
+	CHECK_EQ(after.used_bytes - before.used_bytes, count * sizeof(void *));
 	p = t_map(v, bytes, PROT_READ);
 	REQUIRE(p != MAP_FAILED);
-	for (__u64 i = 0; i < TMESH_GATHER_MAX; i += 8191)
+	for (__u64 i = 0; i < count; i += 8191)
 		CHECK(shows(p + i * WORDS, 9, i * 7 % 4, 1));
-	CHECK(shows(p + (TMESH_GATHER_MAX - 1) * WORDS, 9, (TMESH_GATHER_MAX - 1) * 7 % 4, 1));
+	CHECK(shows(p + (count - 1) * WORDS, 9, (count - 1) * 7 % 4, 1));
 }
+
+/* Uses of a view together name a page twice as often as there may be extents, and no more. */
+#define USES 16
 
 TEST(uses, "a view that names a page very often is mapped for few devices at a time")
 {
-	struct tmesh_extent *e = malloc(TMESH_GATHER_MAX * sizeof(*e));
-	int h, v, slice, peers[3];
+	const __u32 count = 2 * TMESH_GATHER_MAX / USES;
+	struct tmesh_extent *e = malloc(count * sizeof(*e));
+	int h, v, slice, peers[USES + 1];
 
 	REQUIRE(e);
 	for (size_t i = 0; i < ARRAY_SIZE(peers); i++)
 		peers[i] = open_peer();
 	dev = t_dev();
 	h = filled(9, 4, 0);
-	for (__u32 i = 0; i < TMESH_GATHER_MAX; i++)
+	for (__u32 i = 0; i < count; i++)
 		e[i] = t_extent(h, i * 7 % 4, 1);
-	v = REQUIRE_OK(gather(e, TMESH_GATHER_MAX, R_READ));
+	v = REQUIRE_OK(gather(e, count, R_READ));
 	slice = REQUIRE_OK(t_export(v, PAGE, 64 * PAGE, 0));
-	CHECK_OK(peer_import(peers[0], slice, 0));
-	CHECK_OK(peer_import(peers[1], slice, 0));
-	CHECK_ERR(peer_import(peers[2], slice, 0), ENOMEM);
+	for (int i = 0; i < USES; i++)
+		CHECK_OK(peer_import(peers[i], slice, 0));
+	CHECK_ERR(peer_import(peers[USES], slice, 0), ENOMEM);
 	peer_let_go(peers[0]);
-	CHECK_OK(peer_import(peers[2], slice, 0));
+	CHECK_OK(peer_import(peers[USES], slice, 0));
 	CHECK_OK(t_revoke(h));
 	CHECK_EQ(t_info(h).pinned_bytes, 4 * PAGE);
-	peer_let_go(peers[1]);
-	peer_let_go(peers[2]);
+	for (int i = 1; i <= USES; i++)
+		peer_let_go(peers[i]);
 }
 
 TEST(cap, "one source has so many views and no more")
