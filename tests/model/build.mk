@@ -10,9 +10,9 @@ MODEL_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(MODEL) -Ite
 
 # model_test(variant, sanitizers, libtmesh, libtmesh-model)
 define model_test
-$(MODEL_TEST_OUT)/$(1)/%: $(MODEL_TEST)/%.c $$(wildcard $(MODEL_TEST)/*.h $(MODEL)/*.h tests/unit/unit.h tests/unit/failing.h) $(4) $(3)
+$(MODEL_TEST_OUT)/$(1)/%: $(MODEL_TEST)/%.c $$(wildcard $(MODEL_TEST)/*.h $(MODEL)/*.h tests/unit/unit.h tests/unit/failing.h tests/unit/unanswered.h) tests/unit/closes.c $(4) $(3)
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(MODEL_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(MODEL_LIBS) -o $$@
+	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(MODEL_TEST_FLAGS) $(2) $$< $$(UNIT_CLOSES) $(4) $(3) -lcmocka $$(MODEL_LIBS) -o $$@
 endef
 $(eval $(call model_test,plain,,$(LIB_A),$(MODEL_A)))
 $(eval $(call model_test,asan,$(ASAN_FLAGS) $$(TEST_O),$(LIB_ASAN),$(B)/libtmesh-model-asan.a))

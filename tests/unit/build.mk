@@ -12,6 +12,8 @@ UNIT_ALL   := $(patsubst $(UNIT)/test_%.c,test_%,$(wildcard $(UNIT)/test_*.c))
 UNIT_NAMES := $(if $(filter kernel,$(TMESH_BACKEND)),$(UNIT_ALL),$(filter-out test_module,$(UNIT_ALL)))
 UNIT_FLAGS := -std=gnu11 -pthread -Ilib
 UNIT_LIBS   = -lcmocka $(LIB_LIBS)
+# No close() of a descriptor that is closed already: those of the libraries in these programs are seen too.
+UNIT_CLOSES := $(UNIT)/closes.c -Wl,--wrap=close
 
 # The keeper that the library starts; the thread sanitizer has nothing to see in it.
 UNIT_KEEPER_plain = $(abspath $(B)/tmesh-keeper)
@@ -22,20 +24,20 @@ UNIT_KEEPS := test_keep test_keep_hostile
 $(foreach variant,plain tsan,$(UNIT_KEEPS:%=$(UNIT_OUT)/$(variant)/%)): $(B)/tmesh-keeper
 $(UNIT_KEEPS:%=$(UNIT_OUT)/asan/%): $(B)/asan/tmesh-keeper
 
-$(UNIT_OUT)/plain/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(LIB_A)
+$(UNIT_OUT)/plain/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(UNIT)/closes.c $(LIB_A)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(LIB_A) $(UNIT_LIBS) -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(UNIT_CLOSES) $(LIB_A) $(UNIT_LIBS) -o $@
 
 # With sanitizers a test's own code takes the compiler twice as long at -O2; the library's has it.
 TEST_O := -O1
 
-$(UNIT_OUT)/asan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(LIB_ASAN)
+$(UNIT_OUT)/asan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(UNIT)/closes.c $(LIB_ASAN)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(ASAN_FLAGS) $(TEST_O) $< $(LIB_ASAN) $(UNIT_LIBS) -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(ASAN_FLAGS) $(TEST_O) $< $(UNIT_CLOSES) $(LIB_ASAN) $(UNIT_LIBS) -o $@
 
-$(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(LIB_TSAN)
+$(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(UNIT)/closes.c $(LIB_TSAN)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(TSAN_FLAGS) $(TEST_O) $< $(LIB_TSAN) $(UNIT_LIBS) -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(TSAN_FLAGS) $(TEST_O) $< $(UNIT_CLOSES) $(LIB_TSAN) $(UNIT_LIBS) -o $@
 
 # unit_run(variant, command in front, programs): in a runtime folder of their own
 define unit_run
@@ -95,9 +97,9 @@ $(COV_A): $(LIB_OBJ_cov)
 	rm -f $@
 	$(AR) rcs $@ $^
 
-$(UNIT_OUT)/cov/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(COV_A)
+$(UNIT_OUT)/cov/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(UNIT)/closes.c $(COV_A)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(COV_A) $(UNIT_LIBS) --coverage -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(UNIT_CLOSES) $(COV_A) $(UNIT_LIBS) --coverage -o $@
 
 lib-coverage: export TMESH_KEEPER := $(UNIT_KEEPER_plain)
 lib-coverage: $(addprefix $(UNIT_OUT)/cov/,$(UNIT_NAMES)) $(B)/tmesh-keeper ## print which lines and branches of libtmesh its unit tests run

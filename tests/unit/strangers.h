@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -82,6 +83,19 @@ static inline int dial(const char *token)
 	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	return fd;
+}
+
+/* How often what is watched was opened. */
+static inline unsigned int opens_of(int notify)
+{
+	char events[4096] __attribute__((aligned(__alignof__(struct inotify_event))));
+	ssize_t got = read(notify, events, sizeof(events));
+	unsigned int count = 0;
+
+	for (ssize_t at = 0; at < got; count++)
+		at += (ssize_t)(sizeof(struct inotify_event) +
+				((struct inotify_event *)(events + at))->len);
+	return count;
 }
 
 #endif /* TMESH_UNIT_STRANGERS_H */
