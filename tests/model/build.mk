@@ -12,11 +12,14 @@ MODEL_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(MODEL) -Ite
 define model_test
 $(MODEL_TEST_OUT)/$(1)/%: $(MODEL_TEST)/%.c $$(wildcard $(MODEL_TEST)/*.h $(MODEL)/*.h tests/unit/unit.h tests/unit/failing.h tests/unit/unanswered.h) tests/unit/closes.c $(4) $(3)
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(MODEL_TEST_FLAGS) $(2) $$< $$(UNIT_CLOSES) $(4) $(3) -lcmocka $$(MODEL_LIBS) -o $$@
+	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(MODEL_TEST_FLAGS) $(2) $$< $$(UNIT_CLOSES) $$(MODEL_TEST_WRAP) $(4) $(3) -lcmocka $$(MODEL_LIBS) -o $$@
 endef
 $(eval $(call model_test,plain,,$(LIB_A),$(MODEL_A)))
 $(eval $(call model_test,asan,$(ASAN_FLAGS) $$(TEST_O),$(LIB_ASAN),$(B)/libtmesh-model-asan.a))
 $(eval $(call model_test,tsan,$(TSAN_FLAGS) $$(TEST_O),$(LIB_TSAN),$(B)/libtmesh-model-tsan.a))
+
+# Ten seconds pass by the test's own clock.
+$(MODEL_TEST_OUT)/plain/test_flight $(MODEL_TEST_OUT)/asan/test_flight: private MODEL_TEST_WRAP := -Wl,--wrap=tmesh_now_ns
 
 define model_run
 @export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \

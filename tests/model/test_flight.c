@@ -499,6 +499,28 @@ static void test_sleeps(void **state)
 	assert_int_equal(status, 0);
 }
 
+/* The library's clock, of which a test lets seconds pass (ld --wrap). */
+static atomic_uint_fast64_t passed;
+uint64_t __real_tmesh_now_ns(void);
+uint64_t __wrap_tmesh_now_ns(void);
+
+uint64_t __wrap_tmesh_now_ns(void)
+{
+	return __real_tmesh_now_ns() + atomic_load(&passed);
+}
+
+static void pass(uint64_t seconds)
+{
+	atomic_fetch_add(&passed, seconds * 1000000000);
+}
+
+static int pass_while_waiting(void *data, const struct tmesh_model_progress *progress)
+{
+	if (progress->waiting)
+		pass(1);
+	return 0;
+}
+
 static int stop(void *data, const struct tmesh_model_progress *progress)
 {
 	if (!atomic_exchange(&shared->ready, 1))
@@ -509,7 +531,8 @@ static int stop(void *data, const struct tmesh_model_progress *progress)
 /* Whether a load that waits for a stopped reader ends as it should. */
 static bool gives_up(struct tmesh_ctx *ctx, uint32_t flags, pid_t reader)
 {
-	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = flags};
+	struct tmesh_model_load_opts opts = {
+		.size = sizeof(opts), .flags = flags, .progress = pass_while_waiting};
 	struct tmesh_model_report report = {.size = sizeof(report)};
 	char said[32];
 	struct tmesh_model *model;
@@ -564,6 +587,81 @@ static void test_stopped(void **state)
 	assert_int_equal(status, 0);
 	kill(reader, SIGCONT);
 	assert_int_equal(waitpid(reader, &status, 0), reader);
+	assert_int_equal(status, 0);
+}
+
+static int stop_twice(void *data, const struct tmesh_model_progress *progress)
+{
+	if (atomic_exchange(&shared->ready, 1))
+		return 0;
+	raise(SIGSTOP);
+	while (!atomic_load(&shared->leave))
+		usleep(1000);
+	raise(SIGSTOP);
+	return 0;
+}
+
+struct watch {
+	pid_t reader;
+	int looks;
+};
+
+/* The reader is stopped for nine seconds, goes on, and is stopped for nine seconds and two. */
+static int watch(void *data, const struct tmesh_model_progress *progress)
+{
+	struct watch *w = data;
+	int status;
+
+	if (!progress->waiting)
+		return 0;
+	switch (w->looks++) {
+	case 2:
+		kill(w->reader, SIGCONT);
+		return waitpid(w->reader, &status, WCONTINUED) != w->reader;
+	case 3:
+		atomic_store(&shared->leave, true);
+		return waitpid(w->reader, &status, WUNTRACED) != w->reader;
+	case 1:
+	case 4:
+		pass(9);
+		return 0;
+	case 5:
+		pass(2);
+		return 0;
+	default:
+		return w->looks > 1;
+	}
+}
+
+/* What counts is how long it is stopped at a time: not how often, and not since when it reads. */
+static void test_stopped_at_times(void **state)
+{
+	struct watch w = {.looks = 0};
+	struct tmesh_model_load_opts opts = {
+		.size = sizeof(opts), .progress = watch, .progress_data = &w};
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx;
+	int status;
+
+	memset(shared, 0, sizeof(*shared));
+	w.reader = fork();
+	if (!w.reader) {
+		opts.progress = stop_twice;
+		unit_leave(!tmesh_ctx_open(NULL, &ctx, NULL) &&
+					   !tmesh_model_load(ctx, model_path, &opts, &model, NULL)
+				   ? 0
+				   : 1);
+	}
+	assert_int_equal(waitpid(w.reader, &status, WUNTRACED), w.reader);
+	assert_true(WIFSTOPPED(status));
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_model_load(ctx, model_path, &opts, &model, err));
+	assert_int_equal(w.looks, 6);
+	assert_true(is_whole(model));
+	tmesh_model_unref(model);
+	tmesh_ctx_unref(ctx);
+	kill(w.reader, SIGCONT);
+	assert_int_equal(waitpid(w.reader, &status, 0), w.reader);
 	assert_int_equal(status, 0);
 }
 
@@ -650,7 +748,7 @@ int main(void)
 		cmocka_unit_test(test_sleeps),	      cmocka_unit_test(test_stopped),
 		cmocka_unit_test(test_takes),	      cmocka_unit_test(test_damaged),
 		cmocka_unit_test(test_forked_reader), cmocka_unit_test(test_forks_meanwhile),
-		cmocka_unit_test(test_forked_later),
+		cmocka_unit_test(test_forked_later),  cmocka_unit_test(test_stopped_at_times),
 	};
 
 	return cmocka_run_group_tests_name("model flight", tests, make_model, remove_model);
