@@ -34,6 +34,13 @@ defmodule Tmesh.NetTest do
     refute message =~ "home is"
   end
 
+  test "a net that is just beginning has no secret yet, and is waited for" do
+    Tmesh.Net.Own = :ets.new(Tmesh.Net.Own, [:named_table, :protected])
+    assert Net.Own.cast({:withdraw, "1"}) == :ok
+    assert {:error, %Error{type: :not_started}} = Net.stats()
+    :ets.delete(Tmesh.Net.Own)
+  end
+
   test "memory of a machine with the module, or without it, is fetched where that is otherwise" do
     for token <- ["tm1k-" <> String.duplicate("0", 32), @offer["token"]] do
       offer = Map.put(@offer, "token", token)

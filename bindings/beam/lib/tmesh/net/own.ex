@@ -36,9 +36,9 @@ defmodule Tmesh.Net.Own do
     :exit, _reason -> nil
   end
 
+  # A net that is just beginning has the table, and no secret yet.
   defp secret do
-    [secret: secret] = :ets.lookup(@table, :secret)
-    secret
+    :ets.lookup(@table, :secret)[:secret]
   rescue
     # No net runs here.
     ArgumentError -> nil
