@@ -114,7 +114,7 @@ defmodule Tmesh.NetPagesTest do
     sequence = sequence(pages, 2)
     log = log(pages, sequence, nil)
     # It answers offers, and nothing else.
-    net = spawn_link(&offers/0)
+    net = spawn_link(fn -> offers(self()) end)
     Process.register(net, Tmesh.Net)
     say = &send(log, {:tmesh_pages, 1, &1})
     say.({:follow, self(), 1, :sys.get_state(log).shape})
@@ -131,7 +131,8 @@ defmodule Tmesh.NetPagesTest do
     PagePool.close(pool)
   end
 
-  defp offers do
+  # `test` is told of each that is withdrawn.
+  defp offers(test) do
     receive do
       {:"$gen_call", from, :began} ->
         GenServer.reply(from, :ok)
@@ -139,11 +140,14 @@ defmodule Tmesh.NetPagesTest do
       {:"$gen_call", from, {:own, _secret, {:offer, _token}}} ->
         GenServer.reply(from, {:ok, %{"offer" => "1", "checksum" => "2", "region_bytes" => 3}})
 
+      {:"$gen_cast", {:own, _secret, {:withdraw, id}}} ->
+        send(test, {:withdrawn, id})
+
       _other ->
         :nothing
     end
 
-    offers()
+    offers(test)
   end
 
   test "bad arguments, other shapes, processes that publish nothing" do
@@ -273,6 +277,274 @@ defmodule Tmesh.NetPagesTest do
                Follower.apply_record(whole, Map.put(record, name, value), shape)
     end
 
-    assert {:error, %Error{type: :protocol}} = Follower.apply_record(whole, %{}, shape)
+    # The sum is right, and what it is of is no table that follows this one.
+    for wrong <- [
+          %{number: 4},
+          %{number: 3},
+          %{from: 0, first: 0, pages: [1, 2, 7], number: 3, text: nil},
+          %{from: 0, first: 0, pages: [1, 2, 7], number: 0, text: nil},
+          %{from: 5},
+          %{tokens: 32, text: <<>>},
+          %{tokens: 49, text: :binary.copy(<<1>>, 68)},
+          %{first: 0, pages: [], tokens: -1, text: nil},
+          %{first: 4, tokens: 64, text: nil},
+          %{first: -1, tokens: 32, text: nil},
+          %{text: :binary.copy(<<1>>, 63)},
+          %{text: :binary.copy(<<1>>, 65)},
+          %{text: :tokens}
+        ] do
+      record = summed(whole, Map.merge(record, wrong))
+
+      assert {{:error, %Error{type: :protocol}}, _wrong} =
+               {Follower.apply_record(whole, record, shape), wrong}
+    end
+
+    # Without the tokens of the blocks before it.
+    no_text = %{whole | text: nil}
+    assert {:error, %Error{type: :protocol}} = Follower.apply_record(no_text, record, shape)
+    assert {:ok, %{text: nil}} = Follower.apply_record(no_text, %{record | text: nil}, shape)
+
+    # What has no sum at all.
+    for wrong <- [
+          %{number: "6"},
+          %{number: nil},
+          %{first: nil},
+          %{tokens: 48.0},
+          %{pages: [7 | 8]},
+          %{pages: ["7"]}
+        ] do
+      assert {:error, %Error{type: :protocol}} =
+               Follower.apply_record(whole, Map.merge(record, wrong), shape)
+    end
+
+    for garbage <- [%{}, nil, [], Map.delete(record, :text)],
+        do: assert({:error, %Error{type: :protocol}} = Follower.apply_record(whole, garbage, shape))
+  end
+
+  # A record whose sum is that of the table that it would make.
+  defp summed(whole, %{from: from, first: first, pages: pages} = record) do
+    old = if from == 0, do: [], else: whole.pages
+    %{record | check: Log.check(record.number, record.tokens, Enum.take(old, first) ++ pages)}
+  end
+
+  test "who follows a second time begins anew, and what it had is let go" do
+    {pool, pages} = pool()
+    sequence = sequence(pages, 2)
+    log = log(pages, sequence, nil)
+    test = self()
+
+    net =
+      spawn_link(fn ->
+        Process.register(self(), Tmesh.Net)
+        send(test, {:secret, Tmesh.Net.Own.start()})
+        offers(test)
+      end)
+
+    assert_receive {:secret, _secret}, 60_000
+    # A process of its own: this one is the log's owner.
+    follower = spawn_link(fn -> relay(test) end)
+    say = &send(log, {:tmesh_pages, 1, &1})
+    shape = :sys.get_state(log).shape
+
+    for number <- [1, 2] do
+      say.({:follow, follower, number, shape})
+      assert_receive {:tmesh_pages, 1, {:followed, ^number, :ok}}, 60_000
+      # Until it asks for a record it was sent none.
+      say.({:pages, follower, self(), number, 1, [0]})
+      assert_receive {:tmesh_pages, 1, {:offer, ^number, {:error, :stale, _text}}}, 60_000
+      if number == 2, do: assert_receive({:withdrawn, "1"}, 60_000)
+      say.({:next, follower, 0})
+      assert_receive {:tmesh_pages, 1, {:record, %{from: 0, number: ^number}}}, 60_000
+      {:monitors, monitored} = Process.info(log, :monitors)
+      assert Enum.count(monitored, &(&1 == {:process, follower})) == 1
+
+      if number == 1 do
+        say.({:pages, follower, self(), 3, 1, [0, 1]})
+        assert_receive {:tmesh_pages, 1, {:offer, 3, {:ok, _offer}}}, 60_000
+        # An update that has none of its pages: they are held for it alone.
+        :ok = Sequence.truncate(sequence, 0)
+        {:ok, 2} = Tmesh.Net.Pages.update(log, sequence)
+        assert held(pool, pages) == 2
+      end
+    end
+
+    assert held(pool, pages) == 0
+    # Its end is heard of once, and ends no log.
+    Process.unlink(follower)
+    Process.exit(follower, :kill)
+    eventually(fn -> :sys.get_state(log).followers == %{} end, 600)
+    assert {:ok, 3} = Tmesh.Net.Pages.update(log, sequence)
+    :ok = Tmesh.Net.Pages.close(log)
+    Process.unlink(net)
+    Process.exit(net, :kill)
+    PagePool.close(pool)
+  end
+
+  defp relay(to) do
+    receive(do: (message -> send(to, message)))
+    relay(to)
+  end
+
+  test "what no follower can say changes nothing at a log" do
+    {pool, pages} = pool()
+    sequence = sequence(pages, 2)
+    log = log(pages, sequence, nil)
+    shape = :sys.get_state(log).shape
+    stranger = spawn_link(fn -> receive(do: (:end -> :ok)) end)
+    say = &send(log, {:tmesh_pages, 1, &1})
+    say.({:follow, self(), 1, shape})
+    assert_receive {:tmesh_pages, 1, {:followed, 1, :ok}}, 60_000
+    before = :sys.get_state(log)
+
+    for message <- [
+          {:follow, :somebody, 2, shape},
+          {:follow, "stranger", 2, shape},
+          {:next, stranger, 0},
+          {:pages, stranger, self(), 2, 1, [0]},
+          {:pages, self(), :somebody, 2, 1, [0]},
+          {:pages, self(), "stranger", 2, 1, [0]},
+          {:done, stranger},
+          {:leave, stranger},
+          {:leave, nil},
+          {:record, %{}}
+        ],
+        do: say.(message)
+
+    send(log, {:tmesh_pages, 2, {:next, self(), 0}})
+    send(log, {:DOWN, make_ref(), :process, stranger, :killed})
+    assert :sys.get_state(log) == before
+    refute_received {:tmesh_pages, 1, _message}
+    :ok = Tmesh.Net.Pages.close(log)
+    PagePool.close(pool)
+  end
+
+  # This process is the home.
+  defp follow(pages, timeout \\ 60_000) do
+    shape = pages |> Pages.info!() |> Map.take([:page_bytes, :page_tokens, :devices, :heads])
+    {:ok, follower} = GenServer.start_link(Follower, {self(), pages, shape, timeout, self()})
+    follows = Task.async(fn -> GenServer.call(follower, :begin, 60_000) end)
+    assert_receive {:tmesh_pages, 1, {:follow, ^follower, number, ^shape}}, 60_000
+    {follower, follows, number}
+  end
+
+  defp say(follower, message), do: send(follower, {:tmesh_pages, 1, message})
+
+  # What a follower asks for.
+  defp asked do
+    assert_receive {:tmesh_pages, 1, {:pages, _follower, from, number, update, blocks}}, 60_000
+    assert {update, blocks} == {1, [0, 1]}
+    fn answer -> say(from, {:offer, number, answer}) end
+  end
+
+  @first %{
+    from: 0,
+    number: 1,
+    first: 0,
+    tokens: 32,
+    pages: [1, 2],
+    text: nil,
+    check: :erlang.md5(<<1::64, 32::64, 1::64, 2::64>>)
+  }
+
+  test "a home that answers something else, or nothing, is an error; what was half there is gone" do
+    {pool, pages} = pool()
+    bytes = content(0) <> content(1)
+    ref = fn bytes -> Tmesh.ZeroCopy.from_binary!(bytes, [byte_size(bytes)], :uint8) end
+    map = &Tmesh.ZeroCopy.TensorRef.to_map/1
+    {short, good} = {ref.("short"), ref.(bytes)}
+    bundle = Tmesh.Bundle.put!(%{"x" => good})
+
+    lies = [
+      {:ok, map.(short)},
+      {:ok, Tmesh.Bundle.to_map(bundle)},
+      {:ok, [1]},
+      {:ok, %{}},
+      {:error, "gone", "no"},
+      {:error, :gone, 5},
+      :garbage
+    ]
+
+    for [one, other] <- Enum.chunk_every(lies, 2, 2, [{:error, :gone, "no"}]) do
+      {follower, follows, number} = follow(pages)
+      say(follower, {:followed, number, :ok})
+      assert Task.await(follows, 60_000) == :ok
+
+      for lie <- [one, other] do
+        assert_receive {:tmesh_pages, 1, {:next, ^follower, 0}}, 60_000
+        say(follower, {:record, @first})
+        asked().(lie)
+      end
+
+      # It begins anew; one record is built at a time, and what no fetch has brought is none.
+      assert_receive {:tmesh_pages, 1, {:next, ^follower, 0}}, 60_000
+      send(follower, {:fetched, make_ref(), {:ok, short}})
+      say(follower, {:record, @first})
+      answer = asked()
+      say(follower, {:record, @first})
+      send(follower, {:fetched, make_ref(), {:ok, short}})
+      {:ok, %{number: 0, resyncs: 2, fetched: 0, error: nil}} = Tmesh.Net.Pages.info(follower)
+      refute_received {:tmesh_pages, 1, {:pages, _follower, _from, _number, _update, _blocks}}
+      answer.({:ok, map.(good)})
+      {:ok, sequence} = Tmesh.Net.Pages.sequence(follower)
+      for block <- 0..1, do: assert(Sequence.read!(sequence, block) == content(block))
+      assert_receive {:tmesh_pages, 1, {:done, ^follower}}, 60_000
+      assert_receive {:tmesh_pages, 1, {:next, ^follower, 1}}, 60_000
+      Sequence.release(sequence)
+      assert held(pool, pages) == 2, "what was half there is there still"
+      :ok = Tmesh.Net.Pages.close(follower)
+      eventually(fn -> held(pool, pages) == 0 end, 600)
+    end
+
+    # Three times, and then it ends with the error.
+    for {answer, type, text} <- [
+          {{:ok, map.(short)}, :protocol, "not the pages that were asked for"},
+          {:silence, :timeout, "does not offer its pages in time"}
+        ] do
+      {follower, follows, number} = follow(pages, if(answer == :silence, do: 50, else: 60_000))
+      say(follower, {:followed, number, :ok})
+      assert Task.await(follows, 60_000) == :ok
+
+      for _time <- 1..3 do
+        assert_receive {:tmesh_pages, 1, {:next, ^follower, 0}}, 60_000
+        say(follower, {:record, @first})
+        say_more = asked()
+        if answer != :silence, do: say_more.(answer)
+      end
+
+      assert {:error, %Error{type: ^type, message: why}} = Tmesh.Net.Pages.sequence(follower)
+      assert why =~ text
+      assert_receive {:tmesh_pages, 1, {:leave, ^follower}}, 60_000
+      assert held(pool, pages) == 0
+      # It has ended: what still comes changes nothing.
+      send(follower, :again)
+      say(follower, {:record, @first})
+      assert {:ok, %{number: 0, error: %Error{}}} = Tmesh.Net.Pages.info(follower)
+      refute_received {:tmesh_pages, 1, _message}
+      :ok = Tmesh.Net.Pages.close(follower)
+    end
+
+    for one <- [short, good], do: Tmesh.ZeroCopy.release(one)
+    Tmesh.Bundle.release(bundle)
+    PagePool.close(pool)
+  end
+
+  test "a home that answers a follower with garbage is said, and one that says no" do
+    {pool, pages} = pool()
+
+    for {answer, type} <- [
+          {{:error, :invalid, "no"}, :invalid},
+          {{:error, "invalid", "no"}, :protocol},
+          {{:error, :invalid, 5}, :protocol},
+          {:yes, :protocol}
+        ] do
+      {follower, follows, number} = follow(pages)
+      say(follower, {:followed, make_ref(), :ok})
+      say(follower, {:followed, number, answer})
+      assert {:error, %Error{type: ^type}} = Task.await(follows, 60_000)
+      refute_received {:tmesh_pages, 1, {:next, _follower, _have}}
+      GenServer.stop(follower)
+    end
+
+    PagePool.close(pool)
   end
 end

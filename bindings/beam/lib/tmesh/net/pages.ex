@@ -94,7 +94,7 @@ defmodule Tmesh.Net.Pages do
   Options: `timeout` - the longest time without an answer or a byte, in milliseconds (10,000).
 
   Errors: those of `Tmesh.Net.lookup/1`, `:invalid` (a pool of another shape; no pages are published under that name),
-  `:gone`, `:timeout`.
+  `:gone`, `:timeout`, `:protocol` (what answers publishes no pages).
   """
   @spec follow(String.t() | pid(), Pages.t(), timeout: pos_integer()) ::
           {:ok, pid()} | {:error, Error.t()}

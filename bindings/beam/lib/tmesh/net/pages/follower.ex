@@ -55,8 +55,13 @@ defmodule Tmesh.Net.Pages.Follower do
         tell(state.home, {:next, self(), 0})
         {:reply, :ok, %{state | monitor: monitor}}
 
-      {:tmesh_pages, 1, {:followed, ^number, {:error, type, text}}} ->
+      {:tmesh_pages, 1, {:followed, ^number, {:error, type, text}}}
+      when is_atom(type) and is_binary(text) ->
         {:reply, {:error, Error.new(type, text)}, state}
+
+      {:tmesh_pages, 1, {:followed, ^number, _garbage}} ->
+        why = "#{node(state.home)} answers who follows with garbage"
+        {:reply, {:error, Error.new(:protocol, why)}, state}
 
       {:DOWN, ^monitor, :process, _pid, reason} ->
         {:reply, {:error, gone(state, reason)}, state}
@@ -167,7 +172,7 @@ defmodule Tmesh.Net.Pages.Follower do
            is_integer(number) and is_integer(first) and first >= 0 and is_list(pages) and
              not List.improper?(pages),
          true <- is_integer(tokens) and tokens >= 0 and Enum.all?(pages, &is_integer/1),
-         true <- from in [0, whole.number] and number > 0,
+         true <- from in [0, whole.number] and number > from and number >= whole.number,
          old = if(from == 0, do: [], else: whole.pages),
          true <- first <= length(old),
          all = Enum.take(old, first) ++ pages,
