@@ -4,6 +4,7 @@ carries what they send, so many seconds late. It tells how many times messages w
 
 import fcntl
 import heapq
+import itertools
 import os
 import select
 import struct
@@ -46,6 +47,23 @@ class Wire:
         it had come."""
         with self.lock:
             return (self.legs[end] + 1) // 2
+
+    def connections(self):
+        """Of those that were made since, in their order: who said something, one after the other."""
+        with self.lock:
+            made = {}
+            for end, _legs, source, target, _size, syn in self.messages:
+                ports = frozenset((source, target))
+                if syn and ports not in made:
+                    made[ports] = []
+                if ports in made and made[ports][-1:] != [end]:
+                    made[ports].append(end)
+            return [*made.values()]
+
+    def before_connecting(self):
+        """Who said something before any connection was made."""
+        with self.lock:
+            return {message[0] for message in itertools.takewhile(lambda message: not message[-1], self.messages)}
 
     def carry(self):
         late, number = [], 0
