@@ -117,6 +117,11 @@ defmodule Machine do
     held
   end
 
+  defp act(["disconnect", node], held) do
+    say("#{Node.disconnect(String.to_existing_atom(node))}")
+    held
+  end
+
   defp act(["open_name", name, timeout], held) do
     case Tmesh.Net.open_name(name, timeout: String.to_integer(timeout)) do
       {:ok, %Tmesh.Bundle{} = bundle} ->
@@ -127,6 +132,15 @@ defmodule Machine do
         say("error:#{error.type}")
     end
 
+    held
+  end
+
+  # What is offered is its fetcher's alone from now on.
+  defp act(["release", offer], held) do
+    offer = decode(offer)
+    {ref, _offer} = List.keyfind!(held, offer, 1)
+    say("#{ZeroCopy.release(ref)}")
+    Enum.each(Process.list(), &:erlang.garbage_collect/1)
     held
   end
 
@@ -151,6 +165,45 @@ defmodule Machine do
     |> Enum.join(" ")
     |> say()
 
+    held
+  end
+
+  # The same, and something else meanwhile.
+  defp act(["begin_to_open", count, timeout, offer], held) do
+    {offer, timeout} = {decode(offer), String.to_integer(timeout)}
+    tasks = for _ <- 1..String.to_integer(count), do: Task.async(fn -> open(offer, timeout) end)
+    say("ok")
+    [{:opening, tasks} | held]
+  end
+
+  defp act(["opened"], held) do
+    {:opening, tasks} = List.keyfind!(held, :opening, 0)
+    tasks |> Task.await_many(:infinity) |> Enum.uniq() |> Enum.join(" ") |> say()
+    List.keydelete(held, :opening, 0)
+  end
+
+  # What an offer of the same bytes at two homes is, and which of them is asked first.
+  defp act(["at_two_homes", first, second], held) do
+    [first, second] = offers = Enum.map([first, second], &decode/1)
+    other = Map.take(second, ~w(home offer))
+    both = Map.put(first, "other_homes", [other])
+    {:ok, [%{sources: [{home, _id} | _rest]}]} = Tmesh.Net.Offer.wanted(both)
+    say("#{encode(both)} #{Enum.find_index(offers, &(&1["home"] == home))}")
+    held
+  end
+
+  # An offer that names another home: what is said, whether the name is an atom now, and with how many nodes this one is connected.
+  defp act(["open_from", home, offer], held) do
+    {:error, error} = Tmesh.Net.open(%{decode(offer) | "home" => home}, timeout: 60_000)
+
+    atom =
+      try do
+        String.to_existing_atom(home)
+      rescue
+        ArgumentError -> nil
+      end
+
+    say("#{error.type} #{encode(error.message)} #{atom != nil} #{length(Node.list(:connected))}")
     held
   end
 
@@ -477,7 +530,8 @@ defmodule Machine do
     end)
     |> say()
 
-    held
+    say("ok")
+    [{:opening, tasks} | held]
   end
 
   defp act(["unfollow"], held) do
@@ -570,7 +624,7 @@ defmodule Machine do
 
     for {:waiting, pids} <- held, pid <- pids, do: Process.exit(pid, :kill)
 
-    for {ref, offer} when ref not in [:held, :holder, :stream, :follower, :waiting, :liar, :channel] <- held,
+    for {ref, offer} when ref not in [:held, :holder, :stream, :follower, :waiting, :opening, :liar, :channel] <- held,
         do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
 
     for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)

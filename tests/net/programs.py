@@ -150,9 +150,9 @@ def in_a_folder():
     report("what is no net", "\n".join(wrong))
 
 
-def half_fetched(home, reader, make, wait):
+def half_fetched(home, reader, make, wait, too_quick=lambda: None):
     """What `make` gives, and the programs that wait for it. Its fetch, which `wait` has begun, stays half there: the home's fetcher is
-    stopped. What comes too quickly is made again."""
+    stopped. What comes too quickly is made again, after a call of `too_quick`."""
     for _attempt in range(100):
         made = make()
         before = reader.stats()["fetched"]
@@ -167,6 +167,7 @@ def half_fetched(home, reader, make, wait):
         home.signal("tmesh-net", signal.SIGCONT)
         for program in programs:
             program.wait(SECONDS)
+        too_quick()
     raise AssertionError("each fetch is done at once")
 
 

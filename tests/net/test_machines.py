@@ -19,6 +19,8 @@ import time
 import traceback
 from pathlib import Path
 
+from alone import test_alone, test_full_disks
+from ends import test_names_apart, test_unknown_home, test_withdrawn_under_way
 from machines import BUILD, EMULATED, FULL, HERE, SECONDS, Machine, epmd, eventually, machines_apart, report, reported
 from programs import half_fetched, in_a_folder, test_hostile_programs, test_programs, test_waiters_gone
 from wire import Wire
@@ -461,7 +463,8 @@ def on_loopback():
         seed = int(os.environ.get("TMESH_TEST_SEED", random.randrange(10**9)))
         print(f"# TMESH_TEST_SEED={seed}", flush=True)
         play("loopback", *machines[:2], [
-            (test_open, ()), (test_beside, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()), (test_names, machines[2:]),
+            (test_open, ()), (test_beside, ()), (test_home_is_named, ()), (test_withdrawn, ()), (test_many, ()),
+            (test_unknown_home, machines[2:]), (test_names_apart, ()), (test_names, machines[2:]), (test_withdrawn_under_way, machines[2:]),
             (test_channel, ()), (test_rights, ()), (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_version, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()), (test_deadline, ()),
             (test_fetcher_killed, ()),
             (storm, (300 if FULL else 12, random.Random(seed)))])
