@@ -511,24 +511,20 @@ defmodule Machine do
 
   defp act(["pop", count], held) do
     {:stream, stream} = List.keyfind!(held, :stream, 0)
+    say(pop(stream, String.to_integer(count)))
+    held
+  end
 
-    1..String.to_integer(count)
-    |> Enum.map_join(" ", fn _number ->
-      case Tmesh.Stream.pop_outfeed(stream, 60_000) do
-        {:ok, %{"x" => {ref, bytes}, "bundles" => [more]}} ->
-          ^bytes = ref.byte_size
-          data = ZeroCopy.to_binary!(ref, copy: false)
-          sum = digest(data)
-          true = ZeroCopy.to_binary!(more["part"], copy: false) == binary_part(data, 0, bytes - 5_000)
-          Tmesh.Bundle.release(more)
-          ZeroCopy.release!(ref)
-          sum
+  # Both at a time, which `opened` tells: so many values of the stream, and the pages of an update.
+  defp act(["begin_to_read", count, number], held) do
+    {:stream, stream} = List.keyfind!(held, :stream, 0)
+    {:follower, follower} = List.keyfind!(held, :follower, 0)
+    {count, number} = {String.to_integer(count), String.to_integer(number)}
 
-        {:error, error} ->
-          "error:#{error.type}"
-      end
-    end)
-    |> say()
+    tasks = [
+      Task.async(fn -> pop(stream, count) end),
+      Task.async(fn -> hd(String.split(sequence(follower, number))) end)
+    ]
 
     say("ok")
     [{:opening, tasks} | held]
@@ -572,17 +568,7 @@ defmodule Machine do
   # What is whole here, and how many pages came.
   defp act(["sequence", number], held) do
     {:follower, follower} = List.keyfind!(held, :follower, 0)
-
-    case Tmesh.Net.Pages.sequence(follower, String.to_integer(number)) do
-      {:ok, sequence} ->
-        info = Tmesh.Net.Pages.info!(follower)
-        say("#{digest(sequence)} #{info.fetched} #{info.had}")
-        Tmesh.Pages.Sequence.release(sequence)
-
-      {:error, error} ->
-        say("error:#{error.type}")
-    end
-
+    say(sequence(follower, String.to_integer(number)))
     held
   end
 
@@ -692,6 +678,37 @@ defmodule Machine do
         sum = digest(ZeroCopy.to_binary!(ref, copy: false))
         ZeroCopy.release!(ref)
         sum
+
+      {:error, error} ->
+        "error:#{error.type}"
+    end
+  end
+
+  defp pop(stream, count) do
+    Enum.map_join(1..count, " ", fn _number ->
+      case Tmesh.Stream.pop_outfeed(stream, 60_000) do
+        {:ok, %{"x" => {ref, bytes}, "bundles" => [more]}} ->
+          ^bytes = ref.byte_size
+          data = ZeroCopy.to_binary!(ref, copy: false)
+          sum = digest(data)
+          true = ZeroCopy.to_binary!(more["part"], copy: false) == binary_part(data, 0, bytes - 5_000)
+          Tmesh.Bundle.release(more)
+          ZeroCopy.release!(ref)
+          sum
+
+        {:error, error} ->
+          "error:#{error.type}"
+      end
+    end)
+  end
+
+  defp sequence(follower, number) do
+    case Tmesh.Net.Pages.sequence(follower, number) do
+      {:ok, sequence} ->
+        info = Tmesh.Net.Pages.info!(follower)
+        sum = digest(sequence)
+        Tmesh.Pages.Sequence.release(sequence)
+        "#{sum} #{info.fetched} #{info.had}"
 
       {:error, error} ->
         "error:#{error.type}"

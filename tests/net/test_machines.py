@@ -23,6 +23,7 @@ from alone import test_alone, test_full_disks
 from ends import test_names_apart, test_unknown_home, test_withdrawn_under_way
 from machines import BUILD, EMULATED, FULL, HERE, SECONDS, Machine, epmd, eventually, machines_apart, report, reported
 from programs import half_fetched, in_a_folder, test_hostile_programs, test_programs, test_waiters_gone
+from storms import storm_of_followers
 from wire import Wire
 
 
@@ -467,7 +468,8 @@ def on_loopback():
             (test_unknown_home, machines[2:]), (test_names_apart, ()), (test_names, machines[2:]), (test_withdrawn_under_way, machines[2:]),
             (test_channel, ()), (test_rights, ()), (test_busy, ()), (test_slow_reader, ()), (test_lies, ()), (test_version, ()), (test_stream, ()), (test_pages, ()), (test_programs, ()), (test_hostile_programs, ()), (test_waiters_gone, ()), (test_deadline, ()),
             (test_fetcher_killed, ()),
-            (storm, (300 if FULL else 12, random.Random(seed)))])
+            (storm, (300 if FULL else 12, random.Random(seed))),
+            (storm_of_followers, (300 if FULL else 4, random.Random(seed)))])
     finally:
         for machine in machines:
             machine.end()
