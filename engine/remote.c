@@ -112,7 +112,37 @@ static int nobody(const struct remote *remote, int code, const char *why, struct
 			  remote->name, *why ? ", " : "", why);
 }
 
-static int connect_socket(struct remote *remote, int *out, struct tmesh_error *err)
+/* The engine's queue of connections may be full: then connect() waits, and looks so often whether
+ * the call was called off. Return: 0, or a negative errno; -ETIMEDOUT, -ECANCELED. */
+static int connect_by(int fd, const struct sockaddr_un *address, uint64_t deadline)
+{
+	const struct timeval slice = {.tv_usec = LOOK_NS / 1000};
+
+	if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof(slice)))
+		return -errno;
+	while (connect(fd, (const struct sockaddr *)address, sizeof(*address))) {
+		if (errno != EAGAIN && errno != EINTR)
+			return -errno;
+		if (errno == EINTR)
+			cancel_interrupted();
+		if (cancel_check(NULL))
+			return -ECANCELED;
+		if (tmesh_now_ns() >= deadline)
+			return -ETIMEDOUT;
+	}
+	return 0;
+}
+
+static int late(const struct remote *remote, struct tmesh_error *err)
+{
+	return tmesh_fail(err, -ETIMEDOUT,
+			  "the engine \"%s\" accepted no connection before the deadline: "
+			  "tmesh-engine is stopped, or does not answer",
+			  remote->name);
+}
+
+static int connect_socket(struct remote *remote, uint64_t deadline, int *out,
+			  struct tmesh_error *err)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct ucred peer;
@@ -130,7 +160,7 @@ static int connect_socket(struct remote *remote, int *out, struct tmesh_error *e
 		close(dir);
 		return rc;
 	}
-	rc = connect(fd, (struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
+	rc = connect_by(fd, &address, deadline);
 	close(dir);
 	if (!rc && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size))
 		rc = -errno;
@@ -143,6 +173,15 @@ static int connect_socket(struct remote *remote, int *out, struct tmesh_error *e
 	close(fd);
 	if (rc == -ENOENT || rc == -ECONNREFUSED)
 		return nobody(remote, -ENOENT, rc == -ENOENT ? "" : "where one was", err);
+	if (rc == -ECANCELED)
+		return cancel_check(err);
+	if (rc == -ETIMEDOUT)
+		return late(remote, err);
+	if (rc == -EACCES)
+		return tmesh_fail(err, rc,
+				  "the engine \"%s\" is another user's, and serves that one alone: "
+				  "start tmesh-engine as this user",
+				  remote->name);
 	errno = -rc;
 	return tmesh_fail_errno(err, "connecting to the engine");
 }
@@ -161,10 +200,7 @@ static int wait_for_words(struct remote *remote, uint64_t deadline, struct tmesh
 			return rc;
 		rc = poll(fds, 2, tmesh_poll_ms(deadline));
 		if (!rc)
-			return tmesh_fail(
-				err, -ETIMEDOUT,
-				"the engine \"%s\" accepted no connection before the deadline",
-				remote->name);
+			return late(remote, err);
 		if (rc < 0 && errno != EINTR)
 			return tmesh_fail_errno(err, "waiting for the engine");
 		if (rc < 0)
@@ -272,7 +308,7 @@ int remote_link(struct remote *remote, uint64_t deadline, struct tmesh_error *er
 	if (deadline && deadline < until)
 		until = deadline;
 	do {
-		rc = connect_socket(remote, &remote->socket, err);
+		rc = connect_socket(remote, until, &remote->socket, err);
 		if (!rc)
 			rc = welcome(remote, until, &words, err);
 		if (!rc)

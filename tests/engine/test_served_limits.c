@@ -7,6 +7,8 @@
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include "served.h"
 
@@ -59,6 +61,51 @@ static void test_graph_quota(void **state)
 	assert_works(fix);
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 	leave(&other);
+}
+
+static void *take_one(void *data)
+{
+	int fd = accept4(*(int *)data, NULL, NULL, SOCK_CLOEXEC);
+	char byte;
+
+	/* Until the client has hung up. */
+	assert_int_equal(recv(fd, &byte, 1, 0), 0);
+	close(fd);
+	return NULL;
+}
+
+/* A socket where nobody takes connections, also when no more of them fit in its queue; and one
+ * where somebody takes them and says nothing. */
+static void test_silent(void **state)
+{
+	const struct tmesh_engine_connect_opts opts = {.size = sizeof(opts), .timeout_ns = 50 * MS};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct tmesh_engine_context *context;
+	struct fixture *fix = *state;
+	int dir, listener;
+	pthread_t thread;
+
+	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/engine-silent", dir);
+	for (int full = 0; full < 2; full++) {
+		listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+		assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+		assert_int_equal(listen(listener, full ? 0 : 4), 0);
+		if (!full)
+			pthread_create(&thread, NULL, take_one, &listener);
+		for (int i = 0; i < (full ? 3 : 1); i++)
+			assert_refused(
+				tmesh_engine_connect(fix->ctx, "silent", &opts, &context, err),
+				-ETIMEDOUT, "accepted no connection before the deadline");
+		if (!full)
+			pthread_join(thread, NULL);
+		close(listener);
+		/* Who was there is no more. */
+		assert_refused(tmesh_engine_connect(fix->ctx, "silent", &opts, &context, err),
+			       -ENOENT, "where one was: tmesh-engine serves one");
+		assert_int_equal(unlinkat(dir, "engine-silent", 0), 0);
+	}
+	close(dir);
 }
 
 struct opener {
@@ -319,6 +366,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_file_gone, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_graph_quota, setup, teardown),
 		cmocka_unit_test(test_shared_deadline),
+		cmocka_unit_test_setup_teardown(test_silent, setup, teardown),
 	};
 	const struct CMUnitTest limited[] = {
 		cmocka_unit_test_setup_teardown(test_region_quota, setup, teardown),

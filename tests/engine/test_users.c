@@ -176,11 +176,40 @@ static void test_refused(void **state)
 	assert_int_equal(unlink(path), 0);
 }
 
+static int listener;
+
+static int listen_there(void)
+{
+	return listen(listener, 4);
+}
+
+/* One who listens where this user's engines do: nothing is said to that. */
+static void test_impostor(void **state)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct tmesh_engine_context *context;
+	struct fixture *fix = *state;
+	int dir;
+
+	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/engine-impostor",
+		 dir);
+	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_as_nobody(listen_there);
+	assert_refused(tmesh_engine_connect(fix->ctx, "impostor", NULL, &context, err), -EACCES,
+		       "another user's");
+	close(listener);
+	assert_int_equal(unlinkat(dir, "engine-impostor", 0), 0);
+	close(dir);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_kept_out, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_impostor, setup, teardown),
 	};
 	char command[64];
 	int failed;

@@ -24,8 +24,19 @@ defmodule Tmesh.BatchingTest do
       %{path: path, listener: listener, client: client}
     end
 
-    defp listen(path),
-      do: :gen_tcp.listen(0, [:binary, packet: :line, active: false, ifaddr: {:local, path}])
+    defp listen(path, opts \\ []) do
+      :gen_tcp.listen(0, opts ++ [:binary, packet: :line, active: false, ifaddr: {:local, path}])
+    end
+
+    # Those that the queue is full of.
+    defp fill(path, sockets \\ []) do
+      {:ok, socket} = :gen_tcp.connect({:local, path}, 0, [:binary])
+
+      {:ok, [{:raw, 1, 17, <<_pid::32, uid::native-32, _gid::32>>}]} =
+        :inet.getopts(socket, [{:raw, 1, 17, 12}])
+
+      if uid == 0xFFFFFFFF, do: sockets, else: fill(path, [socket | sockets])
+    end
 
     # What the client says next, as its words.
     defp heard(socket) do
@@ -140,6 +151,51 @@ defmodule Tmesh.BatchingTest do
       {:ok, listener} = listen(context.path)
       assert {:ok, _request} = Batching.submit(context.client, [1], 1)
       assert %{"prompt" => [1]} = listener |> accept() |> heard()
+    end
+
+    test "a generator that takes no connection is a timeout, and delays nobody else" do
+      path = Path.join(temporary(), "f")
+      {:ok, full} = listen(path, backlog: 0)
+      waits = start_supervised!({Batching, path: path}, id: :waits)
+      sockets = fill(path)
+      submit = &Batching.submit(waits, [1], 1, timeout: &1)
+      assert {:error, %Error{type: :timeout, message: words}} = submit.(30)
+      assert words =~ "took no connection"
+      call = later(fn -> Batching.generate(waits, [2], 1, timeout: 600_000) end)
+      assert {:error, %Error{type: :timeout}} = submit.(0)
+      # It takes them in the end, those that came first before it.
+      for _socket <- sockets, do: accept(full)
+      assert %{"id" => 1, "prompt" => [2]} = full |> accept() |> heard()
+      Task.shutdown(call, :brutal_kill)
+    end
+
+    test "another user's is refused", context do
+      python = System.get_env("TMESH_TEST_PYTHON", "python3")
+      {uid, 0} = System.cmd("id", ["-u"])
+
+      if String.trim(uid) == "0" do
+        path = Path.join(temporary(), "o")
+
+        program = """
+        import os, socket, sys
+        s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); os.setuid(65534); s.listen(); print("ready", flush=True)
+        sys.stdin.read()
+        """
+
+        port =
+          Port.open({:spawn_executable, System.find_executable(python)}, [
+            :binary,
+            args: ["-c", program, path]
+          ])
+
+        assert_receive {^port, {:data, "ready" <> _end}}, 60_000
+        client = start_supervised!({Batching, path: path}, id: :other)
+        assert {:error, %Error{type: :access, message: words}} = Batching.submit(client, [1], 1)
+        assert words =~ "user 65534"
+        Port.close(port)
+      else
+        assert {:ok, _request} = Batching.submit(context.client, [1], 1)
+      end
     end
 
     test "what is no request is refused here, and so is one too many", context do

@@ -419,6 +419,81 @@ class Silent:
         self.listener.close()
 
 
+def test_connect(tmp_path):
+    """No socket, nobody who listens, something else, one that takes no connections, and one that takes them and says nothing."""
+    path = str(tmp_path / "s")
+    with pytest.raises(tmesh.NotFoundError, match="no socket at .* start python -m tmesh.batching"):
+        Client(path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tmesh.GoneError, match="nobody listens .* start python -m tmesh.batching"):
+        Client(tmp_path / "file")
+    with pytest.raises(tmesh.InvalidError, match="no socket of a generator"):
+        Client(tmp_path / ("long" * 60))
+    for wrong in (-1, float("nan")):
+        with pytest.raises(tmesh.InvalidError, match="timeout"):
+            Client(path, timeout=wrong)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        with pytest.raises(tmesh.GoneError, match="nobody listens"):
+            Client(path)
+        listener.listen(0)
+        # Those that it has no more room for are asked to wait.
+        clients = []
+        with pytest.raises(tmesh.PeerTimeoutError, match="took no connection"):
+            for _ in range(3):
+                clients.append(Client(path, timeout=.05))
+        assert clients
+        with pytest.raises(tmesh.PeerTimeoutError, match="took no connection"):
+            Client(path, timeout=0)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            late = pool.submit(Client, path, timeout=600)
+            peers = [listener.accept()[0] for _ in range(len(clients) + 1)]
+            with late.result() as client, pytest.raises(tmesh.PeerTimeoutError, match="deadline"):
+                list(client.generate([1], 1, timeout=.02))
+        for each in clients + peers:
+            each.close()
+
+
+def test_connect_signals(tmp_path):
+    """A handler runs while a connection waits for room, and the wait goes on."""
+    path, came, peers = str(tmp_path / "s"), [], []
+
+    def handle(*_):
+        came.append(1)
+        if len(came) == 5:
+            peers.append(listener.accept()[0])
+
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(path)
+        listener.listen(0)
+        first.connect(path)
+        before = signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, .02, .02)
+        try:
+            Client(path, timeout=600).close()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert len(came) >= 5
+        peers[0].close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, too")
+def test_other_user(tmp_path):
+    """Who listens says the kernel, whoever made the socket."""
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        child = os.fork()
+        if not child:
+            os.setuid(65534)
+            listener.listen()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(tmesh.AccessError, match="served by user 65534"):
+            Client(path, timeout=600)
+
+
 class Clock:
     """A clock of the test's: it goes on by `step` at each look."""
 

@@ -519,28 +519,68 @@ class Server:
             self._selector.modify(peer.socket, wanted)
 
 
-class Client:
-    """A connection to a Server. For one thread, one generate() at a time."""
+def _deadline(timeout: float | None) -> float | None:
+    if timeout is not None and not 0 <= timeout < 1 << 32:
+        raise errors.InvalidError(errno.EINVAL, f"a timeout of {timeout} seconds")
+    return None if timeout is None else time.monotonic() + timeout
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+
+class Client:
+    """A connection to a Server. For one thread, one generate() at a time.
+
+    timeout: seconds until the server's socket has taken the connection, None: no limit. NotFoundError: there is no socket at path.
+    GoneError: nobody listens there. AccessError: it is another user's. PeerTimeoutError: it takes no connections. A server that
+    takes the connection and says nothing is for the timeout of generate()."""
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float | None = None) -> None:
+        deadline = _deadline(timeout)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.connect(os.fspath(path))
-        except OSError:
+            self._connect(os.fspath(path), deadline)
+        except BaseException:
             self._socket.close()
             raise
         self._unsent = b""  # of a line that was begun, and what is to follow it
         self._read = b""
         self._number = 0
 
+    def _connect(self, path: str, deadline: float | None) -> None:
+        start = "start python -m tmesh.batching MODEL --socket=PATH"
+        while True:
+            left = 0.0 if deadline is None else deadline - time.monotonic()
+            if deadline is not None and left <= 0:
+                raise errors.PeerTimeoutError(errno.ETIMEDOUT, f"the generator at {path} took no connection before the deadline: "
+                                              "it is stopped, or has more clients than it takes")
+            # With a timeout of Python's own, a socket whose queue is full is an error at once.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(left), int(left % 1 * 1e6) + 1)
+                                    if deadline is not None else bytes(16))
+            try:
+                self._socket.connect(path)
+                self._socket.getpeername()
+            except BlockingIOError:
+                continue
+            except FileNotFoundError:
+                raise errors.NotFoundError(errno.ENOENT, f"there is no socket at {path}: {start}") from None
+            except ConnectionRefusedError:
+                raise errors.GoneError(errno.EPIPE, f"nobody listens at {path}: {start}") from None
+            except PermissionError:
+                raise errors.AccessError(errno.EACCES, f"{path} is another user's: generators serve their own user alone") from None
+            except OSError as error:
+                if error.errno == errno.ENOTCONN:
+                    continue  # a signal's handler ended the wait
+                raise errors.InvalidError(errno.EINVAL, f"{path} is no socket of a generator's: {error}") from None
+            break
+        uid = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        if uid != os.geteuid():
+            raise errors.AccessError(errno.EACCES, f"{path} is served by user {uid}: generators serve their own user alone")
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bytes(16))
+
     def generate(self, prompt: Iterable[int], max_tokens: int, *, stop: Iterable[int] = (), temperature: float = 0,
                  seed: int = 0, timeout: float | None = None) -> Iterator[int]:
         """Tokens as they come; ending the loop early cancels the rest. temperature 0: the likeliest. timeout: seconds from the
         loop's beginning to the last token taken, None: no limit. InvalidError: what the server refused, with its reason.
         PeerTimeoutError: it was not done by then, and is cancelled. GoneError: the server ended."""
-        if timeout is not None and not 0 <= timeout < 1 << 32:
-            raise errors.InvalidError(errno.EINVAL, f"a timeout of {timeout} seconds")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = _deadline(timeout)
         self._number += 1
         number, over = self._number, False
         request = self._line({"id": number, "prompt": [int(token) for token in prompt], "max_tokens": max_tokens,

@@ -46,6 +46,11 @@ defmodule Tmesh.Batching do
   @options [stop: [], temperature: 0, seed: 0, timeout: :infinity]
   @line 1_048_576
   @waiting 256
+  # What the kernel says of the other end of a socket, and that there is none.
+  @peer_credentials {:raw, 1, 17, 12}
+  @no_user 0xFFFFFFFF
+  # A generator whose queue of connections is full is asked again so soon.
+  @again 20
 
   @doc "A process that has the connection. Options: `path` of the generator's socket, `name` of the process."
   @spec start_link(path: Path.t(), name: GenServer.name()) :: GenServer.on_start()
@@ -59,7 +64,8 @@ defmodule Tmesh.Batching do
   are `{:token, token}`, and at last `{:done, done}` or `{:error, error}`.
 
   Errors, also as events: `:invalid` (what the generator refused, with its reason), `:busy` (256 that have not ended), `:timeout`
-  (the request is cancelled then), `:not_found` (no socket there), `:gone` (nobody listens, or the generator ended).
+  (the request is cancelled then, or the generator took no connection by then), `:not_found` (no socket there), `:gone` (nobody
+  listens, or the generator ended), `:access` (another user's).
   """
   @spec submit(client(), [token()], pos_integer(), options()) ::
           {:ok, Request.t()} | {:error, Error.t()}
@@ -67,9 +73,35 @@ defmodule Tmesh.Batching do
     with {:ok, opts} <- Options.validate(opts, @options),
          {:ok, words} <- words(prompt, max_tokens, opts),
          {:ok, timeout} <- timeout(opts[:timeout]) do
-      GenServer.call(client, {:submit, self(), words, timeout}, :infinity)
+      until = if timeout == :infinity, do: :infinity, else: now() + timeout
+      ask(client, words, until)
     end
   end
+
+  # It is the caller who waits for a generator that takes no connection: others of the client go on.
+  defp ask(client, words, until) do
+    case GenServer.call(client, {:submit, self(), words, left(until)}, :infinity) do
+      {:full, path} ->
+        if left(until) == 0 do
+          {:error,
+           Error.new(
+             :timeout,
+             "the generator at #{path} took no connection before the deadline: " <>
+               "it is stopped, or has more clients than it takes"
+           )}
+        else
+          Process.sleep(@again)
+          ask(client, words, until)
+        end
+
+      answer ->
+        answer
+    end
+  end
+
+  defp now, do: System.monotonic_time(:millisecond)
+  defp left(:infinity), do: :infinity
+  defp left(until), do: max(until - now(), 0)
 
   @doc "Cancel a request. Its last event is `{:done, :cancelled}`, unless it had ended. Again and again is fine."
   @spec cancel(Request.t()) :: :ok
@@ -211,7 +243,7 @@ defmodule Tmesh.Batching do
       state = %{state | number: id, requests: Map.put(state.requests, id, entry)}
       {:reply, {:ok, %Request{client: self(), id: id, ref: entry.ref}}, state}
     else
-      {:error, _error} = error -> {:reply, error, state}
+      not_sent -> {:reply, not_sent, state}
     end
   end
 
@@ -221,20 +253,57 @@ defmodule Tmesh.Batching do
     do: {:error, Error.new(:busy, "#{@waiting} requests of this connection have not ended")}
 
   defp connected(%{socket: nil, path: path} = state) do
-    case :gen_tcp.connect({:local, path}, 0, [:binary, packet: :raw, active: :once]) do
+    case :gen_tcp.connect({:local, path}, 0, [:binary, packet: :raw, active: false]) do
       {:ok, socket} ->
-        # A generator that does not read keeps the writer waiting, and no deadline.
-        {:ok, %{state | socket: socket, writer: spawn_link(fn -> write(socket) end), read: ""}}
+        with :ok <- own(socket, path), do: {:ok, begin(state, socket)}
 
       {:error, :econnrefused} ->
-        {:error, gone("nobody listens at #{path}: start python -m tmesh.batching")}
+        {:error, gone("nobody listens at #{path}: #{start()}")}
+
+      {:error, :enoent} ->
+        {:error, Error.from_native({:enoent, "there is no socket at #{path}: #{start()}"})}
+
+      {:error, :eacces} ->
+        {:error, Error.from_native({:eacces, "#{path} is another user's: #{alone()}"})}
 
       {:error, code} ->
-        {:error, Error.from_native({code, "#{path}: #{:inet.format_error(code)}"})}
+        words = "#{path} is no socket of a generator's: #{:inet.format_error(code)}"
+        {:error, Error.from_native({:einval, words})}
     end
   end
 
   defp connected(state), do: {:ok, state}
+
+  defp begin(state, socket) do
+    # Of a socket that ended meanwhile a message says so.
+    _ = :inet.setopts(socket, active: :once)
+    # A generator that does not read keeps the writer waiting, and no deadline.
+    %{state | socket: socket, writer: spawn_link(fn -> write(socket) end), read: ""}
+  end
+
+  # A socket whose queue was full has nobody at the other end, though it counts as connected.
+  defp own(socket, path) do
+    {:ok, [{:raw, 1, 17, <<_pid::32, uid::native-32, _gid::32>>}]} =
+      :inet.getopts(socket, [@peer_credentials])
+
+    if uid == own_uid() do
+      :ok
+    else
+      :gen_tcp.close(socket)
+
+      if uid == @no_user,
+        do: {:full, path},
+        else: {:error, Error.from_native({:eacces, "#{path} is served by user #{uid}: #{alone()}"})}
+    end
+  end
+
+  defp own_uid do
+    [_line, uid] = Regex.run(~r/^Uid:\s+\d+\s+(\d+)/m, File.read!("/proc/self/status"))
+    String.to_integer(uid)
+  end
+
+  defp start, do: "start python -m tmesh.batching MODEL --socket=PATH"
+  defp alone, do: "generators serve their own user alone"
 
   defp write(socket) do
     receive do
