@@ -16,6 +16,7 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -53,11 +54,35 @@ static int complain(const char *what)
 	return -1;
 }
 
+/* The lock is this process's alone: whoever asks about it is told its number. It goes with the
+ * process that has it, so one that was taken may be on a file that has just gone. */
+static int take_lock(struct supervisor *own, const char *name)
+{
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	struct stat st;
+	int fd;
+
+	for (;; close(fd)) {
+		fd = openat(own->dir, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+		if (fd < 0)
+			return complain(name);
+		if (fcntl(fd, F_SETLK, &lock) || fstat(fd, &st))
+			break;
+		if (st.st_nlink) {
+			own->lock = fd;
+			return 0;
+		}
+	}
+	if (errno != EAGAIN && errno != EACCES)
+		return complain(name);
+	fprintf(words, "tmesh-engine: an engine is served as \"%s\" already\n", own->options->name);
+	return -1;
+}
+
 /* The name is this supervisor's as long as it lives: what an older one left there is nobody's. */
 static int take_name(struct supervisor *own)
 {
 	char name[sizeof(own->socket) + sizeof(ENGINE_STATUS_SUFFIX)];
-	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
@@ -71,17 +96,9 @@ static int take_name(struct supervisor *own)
 		return refuse(err.message);
 	snprintf(own->socket, sizeof(own->socket), WIRE_SOCKET "%s", own->options->name);
 	snprintf(name, sizeof(name), "%s" ENGINE_STATUS_SUFFIX, own->socket);
-	own->lock = openat(own->dir, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-	if (own->lock < 0)
-		return complain(name);
-	/* Of this process alone: whoever asks about the lock is told its number. */
-	if (fcntl(own->lock, F_SETLK, &lock)) {
-		if (errno != EAGAIN && errno != EACCES)
-			return complain(name);
-		fprintf(words, "tmesh-engine: an engine is served as \"%s\" already\n",
-			own->options->name);
-		return -1;
-	}
+	rc = take_lock(own, name);
+	if (rc)
+		return rc;
 	if (status_map(own->lock, &own->status))
 		return complain(name);
 	unlinkat(own->dir, own->socket, 0);
@@ -263,22 +280,34 @@ static int watch_over(struct supervisor *own)
 	}
 }
 
+/* Nothing stays of it; of one that is killed the next of its name takes what is there. */
+static void give_name(struct supervisor *own)
+{
+	char name[sizeof(own->socket) + sizeof(ENGINE_STATUS_SUFFIX)];
+
+	if (own->lock < 0)
+		return;
+	snprintf(name, sizeof(name), "%s" ENGINE_STATUS_SUFFIX, own->socket);
+	unlinkat(own->dir, own->socket, 0);
+	unlinkat(own->dir, name, 0);
+}
+
 int supervise(const struct options *options)
 {
-	struct supervisor own = {.options = options, .dir = -1};
-	int status;
+	struct supervisor own = {.options = options, .dir = -1, .lock = -1};
+	int status = 1;
 
 	words = options->with_input ? stdout : stderr;
-	if (take_name(&own) || watch_signals(&own) || start(&own))
-		return 1;
-	printf("ready %s\n", options->name);
-	fflush(stdout);
-	words = stderr;
-	status = watch_over(&own);
-	if (own.pid) {
+	if (!take_name(&own) && !watch_signals(&own) && !start(&own)) {
+		printf("ready %s\n", options->name);
+		fflush(stdout);
+		words = stderr;
+		status = watch_over(&own);
+	}
+	if (own.pid > 0) {
 		kill(own.pid, SIGKILL);
 		waitpid(own.pid, NULL, 0);
 	}
-	unlinkat(own.dir, own.socket, 0);
+	give_name(&own);
 	return status;
 }

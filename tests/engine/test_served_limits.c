@@ -7,7 +7,9 @@
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <sys/mount.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 
 #include "served.h"
@@ -105,6 +107,103 @@ static void test_silent(void **state)
 			       -ENOENT, "where one was: tmesh-engine serves one");
 		assert_int_equal(unlinkat(dir, "engine-silent", 0), 0);
 	}
+	close(dir);
+}
+
+static bool is_there(int dir, const char *name)
+{
+	return !faccessat(dir, name, F_OK, 0);
+}
+
+/* A program that ends, or does not even start, leaves nothing in the runtime directory. */
+static void test_leaves_nothing(void **state)
+{
+	char models[64], line[256];
+	char *argv[] = {(char *)"tmesh-engine",
+			(char *)"--engine=fake",
+			(char *)"--with-input",
+			(char *)"--models",
+			models,
+			(char *)"short",
+			NULL};
+	struct fixture *fix = *state;
+	int dir, end, status;
+	pid_t pid;
+
+	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
+	snprintf(models, sizeof(models), "%s/models", folder);
+	pid = run_program(argv, &end, line, sizeof(line));
+	assert_string_equal(line, "ready short\n");
+	assert_true(is_there(dir, "engine-short.lock"));
+	end_program(pid, end);
+	assert_false(is_there(dir, "engine-short"));
+	assert_false(is_there(dir, "engine-short.lock"));
+	argv[1] = (char *)"--engine=old";
+	pid = run_program(argv, &end, line, sizeof(line));
+	close(end);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	assert_false(is_there(dir, "engine-short.lock"));
+	close(dir);
+}
+
+/* Stops @pid where it takes a lock. */
+static void stop_at_lock(pid_t pid)
+{
+	struct __ptrace_syscall_info info = {0};
+	int status;
+
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(
+		ptrace(PTRACE_SETOPTIONS, pid, 0, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL), 0);
+	while (info.op != PTRACE_SYSCALL_INFO_ENTRY || info.entry.nr != SYS_fcntl ||
+	       info.entry.args[1] != F_SETLK) {
+		assert_int_equal(ptrace(PTRACE_SYSCALL, pid, 0, 0), 0);
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		assert_true(WIFSTOPPED(status));
+		info.op = 0;
+		if (WSTOPSIG(status) == (SIGTRAP | 0x80))
+			assert_true(ptrace(PTRACE_GET_SYSCALL_INFO, pid, sizeof(info), &info) > 0);
+	}
+}
+
+/* The one before ends between the next one's open() and its lock: that is on no file then. */
+static void test_taken_over(void **state)
+{
+	char models[64], line[64] = "";
+	char *argv[] = {(char *)"tmesh-engine",
+			(char *)"--engine=fake",
+			(char *)"--with-input",
+			(char *)"--models",
+			models,
+			(char *)"next",
+			NULL};
+	struct fixture *fix = *state;
+	int in[2], out[2], dir;
+	pid_t pid;
+
+	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
+	snprintf(models, sizeof(models), "%s/models", folder);
+	assert_int_equal(pipe2(in, O_CLOEXEC), 0);
+	assert_int_equal(pipe2(out, O_CLOEXEC), 0);
+	pid = fork();
+	if (!pid) {
+		dup2(in[0], 0);
+		dup2(out[1], 1);
+		ptrace(PTRACE_TRACEME, 0, 0, 0);
+		execv(getenv("TMESH_ENGINE_PROGRAM"), argv);
+		_exit(127);
+	}
+	stop_at_lock(pid);
+	assert_int_equal(unlinkat(dir, "engine-next.lock", 0), 0);
+	assert_int_equal(ptrace(PTRACE_DETACH, pid, 0, 0), 0);
+	close(in[0]);
+	close(out[1]);
+	assert_true(read(out[0], line, sizeof(line) - 1) > 0);
+	assert_string_equal(line, "ready next\n");
+	assert_true(is_there(dir, "engine-next.lock"));
+	close(out[0]);
+	end_program(pid, in[1]);
 	close(dir);
 }
 
@@ -367,6 +466,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_graph_quota, setup, teardown),
 		cmocka_unit_test(test_shared_deadline),
 		cmocka_unit_test_setup_teardown(test_silent, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_leaves_nothing, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_taken_over, setup, teardown),
 	};
 	const struct CMUnitTest limited[] = {
 		cmocka_unit_test_setup_teardown(test_region_quota, setup, teardown),
