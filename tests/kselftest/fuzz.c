@@ -297,10 +297,10 @@ TEST(fuzz, "random calls of four processes at once, of root and two users")
 	pid_t pids[WORKERS];
 
 	/* Longer than a test may take otherwise: millions of calls, on an emulated machine. */
-	alarm(t_length(300, 7000));
+	alarm(t_full() ? 7000 : 300);
 	set_up();
 	began = t_now();
-	until = began + (cover ? 60 : 10);
+	until = began + t_length(cover ? 60 : 10, cover ? 60 : 10);
 	if (getenv("TMESH_REPLAY"))
 		t_skip("told by TMESH_REPLAY to run known inputs only");
 	for (int i = 0; i < WORKERS; i++)

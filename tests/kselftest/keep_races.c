@@ -134,6 +134,15 @@ static void reclaimer(int dev, unsigned int seed)
 	usleep(t_random(&seed) % 5000);
 }
 
+static bool all_counted(void)
+{
+	return __atomic_load_n(&all->kept, __ATOMIC_RELAXED) &&
+	       __atomic_load_n(&all->opened, __ATOMIC_RELAXED) &&
+	       __atomic_load_n(&all->dropped, __ATOMIC_RELAXED) &&
+	       __atomic_load_n(&all->revoked, __ATOMIC_RELAXED) &&
+	       __atomic_load_n(&all->reclaims, __ATOMIC_RELAXED);
+}
+
 TEST(stress, "keep, open, drop, keep again, revoke and reclaim, of the same names")
 {
 	static void (*const work[])(int dev, unsigned int seed) = {keeper,  opener,  opener,
@@ -152,12 +161,14 @@ TEST(stress, "keep, open, drop, keep again, revoke and reclaim, of the same name
 			}
 		}
 	sleep(t_length(20, 600));
+	while (!all_counted() && !t_failed())
+		usleep(10000);
 	__atomic_store_n(&all->stop, true, __ATOMIC_RELAXED);
 	for (size_t i = 0; i < ARRAY_SIZE(work); i++)
 		t_wait(pids[i]);
 	t_note("%lu kept, %lu opened, %lu found gone, %lu dropped, %lu revoked, %lu reclaims",
 	       all->kept, all->opened, all->gone, all->dropped, all->revoked, all->reclaims);
-	CHECK(all->kept && all->opened && all->dropped && all->revoked && all->reclaims);
+	CHECK(all_counted());
 	t_drop_kept();
 	CHECK_EQ(t_caps(dev).used_kept_names, 0);
 	CHECK_EQ(t_caps(dev).used_kept_bytes, 0);
@@ -197,7 +208,8 @@ TEST(killed, "processes that are killed while they keep and open leave whole bun
 	struct tmesh_kept some[NAMES];
 
 	set_up();
-	for (long round = 0; round < rounds && t_now() < until && !t_failed(); round++) {
+	for (long round = 0; (!left || (round < rounds && t_now() < until)) && !t_failed();
+	     round++) {
 		pid_t pids[3];
 
 		for (int i = 0; i < 3; i++)

@@ -407,7 +407,8 @@ TEST(revoke_race, "a revocation against reads and first writes of private mappin
 	long rounds = t_length(100, 20000), done = 0, written = 0, gone = 0;
 	int dev = t_dev();
 
-	while (done < rounds && t_now() < until && !t_failed()) {
+	/* Longer where it has not come to both. */
+	while (((done < rounds && t_now() < until) || !written || !gone) && !t_failed()) {
 		const struct kind *kind = &kinds[done % 2];
 		int fd = region_of(dev, kind);
 		unsigned char *p = map_private(fd, BYTES, RW);

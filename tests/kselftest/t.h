@@ -9,7 +9,8 @@
  * Results are TAP on stdout.
  *
  * Environment
- *	TMESH_TEST_LENGTH	"full" for long races and fuzzing, else short
+ *	TMESH_TEST_LENGTH	"full" for long races and fuzzing, "brief" for a third of what is
+ *				short, else short
  *	TMESH_KO		the module's file, to reload it
  *	TMESH_CASE		the number of the one test to run, as TAP has it; 0 is none
  */
@@ -82,8 +83,8 @@ void t_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn)
 bool t_failed(void);
 
 bool t_full(void);
-/* Rounds or seconds, by TMESH_TEST_LENGTH. */
-long t_length(long brief, long full);
+/* Rounds or seconds, by TMESH_TEST_LENGTH; a third of @some, at least one, where it is brief. */
+long t_length(long some, long full);
 
 /* Processes */
 

@@ -318,7 +318,8 @@ TEST(races, "unloading against all that may be going on")
 			usleep(t_random(&seed) % 3000);
 		}
 	}
-	while (done < rounds && t_now() < until && !t_failed()) {
+	/* Longer where it has not come to both. */
+	while (((done < rounds && t_now() < until) || !done || !refused) && !t_failed()) {
 		if (unload()) {
 			if (!CHECK_EQ(errno, EAGAIN))
 				break;
