@@ -16,6 +16,8 @@ $(CONFORM_BEAM): $(CONFORM)/driver.ex | beam
 	elixirc --warnings-as-errors -pa $(B)/beam/dev/lib/tmesh/ebin -o $(@D) $<
 
 conformance-check: export TMESH_KEEPER := $(abspath $(B)/tmesh-keeper)
+# The drivers wait most of the time: Elixir's is to do it asleep.
+conformance-check: export ERL_FLAGS := +sbwt none +sbwtdcpu none +sbwtdio none
 conformance-check: $(CONFORM_OUT)/driver $(B)/tmesh-keeper $(VENV)/tmesh.stamp beam $(CONFORM_BEAM) ## the promises, in C, Python and Elixir
 	@$(PYTHON) $(CONFORM)/run.py "c=$(CONFORM_OUT)/driver" "python=$(VPYTHON) -P $(CONFORM)/driver.py" \
 		"elixir=elixir -pa $(B)/beam/dev/lib/tmesh/ebin -pa $(CONFORM_OUT) -e Tmesh.ConformanceDriver.main()" \

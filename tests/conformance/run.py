@@ -9,7 +9,8 @@ process is one of the drivers, which are told in the same words whatever their l
 one process is run in each language, one of two in each pair, one of three so that each pair stands
 at each two of its places (TMESH_TEST_LENGTH=full: each three). On the module, which is in an emulated
 machine, each language stands once at each place of a promise, beside another one from promise to
-promise. The processes are kept from promise to promise, and hold nothing in between: that is checked.
+promise; who is killed there is of the first language: SIGKILL asks none, and Elixir begins in a quarter of a minute.
+The processes are kept from promise to promise, and hold nothing in between: that is checked.
 
     promise WORDS           what is promised; the lines below are its steps
     only a=c,python         the languages that a process of this promise may have
@@ -312,12 +313,12 @@ class Run:
 
 def processes(steps):
     """How many a promise has: those named by its steps, from a on."""
-    text = " ".join(step.text + processes_text(step.body) for step in steps)
+    text = " ".join(step.text + steps_text(step.body) for step in steps)
     return max(ord(name) for name in re.findall(r"\b([abc])[:<>]", text)) - ord("a") + 1
 
 
-def processes_text(steps):
-    return "".join(f" {step.text}{processes_text(step.body)}" for step in steps)
+def steps_text(steps):
+    return "".join(f" {step.text}{steps_text(step.body)}" for step in steps)
 
 
 def mixtures(promise, languages, turn):
@@ -328,6 +329,8 @@ def mixtures(promise, languages, turn):
     if os.environ.get("TMESH_TEST_LENGTH") == "full":
         yield from itertools.product(*may)
     elif os.environ["TMESH_BACKEND"] == "kernel":
+        killed = re.findall(r"\bkill ([abc])\b", steps_text(promise.steps))
+        may = [these[:1] if name in killed else these for name, these in zip("abc", may)]
         yield from dict.fromkeys(tuple(these[(i + place * turn) % len(these)] for place, these in enumerate(may))
                                  for i in range(len(languages)))
     elif count == 3 and not promise.only:
