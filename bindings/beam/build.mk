@@ -18,14 +18,23 @@ BEAM_MIX = cd bindings/beam && MIX_DEPS_PATH=$(CURDIR)/$(B)/beam/deps MIX_QUIET=
 # The package for Hex, as it is before it is packed: what it needs of libtmesh lies inside.
 BEAM_PACKAGE := $(B)/beam/tmesh-$(VERSION)
 
-beam: $(BEAM_NIF) ## build the Elixir application
+beam: $(B)/beam/dev/compiled.stamp ## build the Elixir application
+
+# mix takes half a minute in an emulated machine to find out that there is nothing to do. A folder is newer where a file was removed.
+$(B)/beam/dev/compiled.stamp: $(BEAM_NIF) bindings/beam/mix.exs VERSION $(shell find bindings/beam/lib)
 	$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/dev mix compile --warnings-as-errors
+	@touch $@
 
 beam-nif: $(BEAM_NIF)
+
+# Files that say so of themselves are left out on the module: there the compiler, too, takes its time for each.
+BEAM_ANY_BACKEND = $(shell grep -l '^ *use Tmesh.Case, backend: :any' bindings/beam/test/*_test.exs)
+BEAM_TESTS = $(patsubst bindings/beam/%,%,$(if $(filter kernel,$(TMESH_BACKEND)),$(filter-out $(BEAM_ANY_BACKEND),$(wildcard bindings/beam/test/*_test.exs))))
 
 # The loader finds the stand-in for the CUDA driver.
 beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDIN) $(CUDA_LATER) $(B)/libtmesh-cuda.so $(B)/libtmesh-xla.so \
 		$(ENGINE_PROCESS) $(ENGINE_TOOLS) $(ENGINE_PLUGINS) $(B)/tests/engine/models.stamp ## run the Elixir tests
+	$(call any_backend,$(notdir $(basename $(BEAM_ANY_BACKEND))))
 	@$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/test MIX_ENV=test \
 		LD_LIBRARY_PATH=$(CURDIR)/$(dir $(STANDIN)):$(CURDIR)/$(B) \
 		TMESH_TEST_PEER=$(CURDIR)/$(BEAM_PEER) TMESH_KEEPER=$(CURDIR)/$(B)/tmesh-keeper \
@@ -33,7 +42,7 @@ beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDI
 		TMESH_TEST_ARROW_PYTHON=$(CURDIR)/$(ARROW_VENV)/bin/python \
 		TMESH_ENGINE_PROGRAM=$(CURDIR)/$(ENGINE_PROCESS) TMESH_ENGINE_MODELS=$(CURDIR)/$(B)/tests/engine/models \
 		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) TMESH_GGML=$(abspath $(ENGINE_GGML_LIBRARY)) TMESH_DEVICES_PROGRAM=$(CURDIR)/$(B)/tmeshctl-devices \
-		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test
+		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test $(BEAM_TESTS)
 
 # The first time takes minutes: what it learns of Erlang and Elixir themselves is kept.
 beam-dialyzer: beam ## look for mistakes in the Elixir code with dialyzer

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.ArrowTest do
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
   alias Tmesh.Arrow
   alias Tmesh.Arrow.{ArrayRef, TableRef}
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.DocsTest do
   @moduledoc false
-  use ExUnit.Case
+  use Tmesh.Case, backend: :any
 
   # What is made by `use GenServer` and the like, and what their behaviours say of.
   @theirs [:child_spec, :init, :terminate, :code_change, :exception, :message, :__struct__] ++

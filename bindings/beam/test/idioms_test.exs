@@ -2,7 +2,7 @@
 defmodule Tmesh.IdiomsTest do
   @moduledoc false
   # What is so of every module, and what Elixir's own protocols make of ours.
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
 
   alias Tmesh.{Arena, Channel}
 

@@ -2,8 +2,7 @@
 defmodule Tmesh.NetHostileTest do
   # What other nodes say is a stranger's word: terms that are nearly right, by a seed. tests/net/test_hostile.py has a
   # node that says them.
-  use Tmesh.Case
-  any_backend(:moduletag)
+  use Tmesh.Case, backend: :any
   alias Tmesh.Net
   alias Tmesh.Net.{Answer, Names, Offer}
 

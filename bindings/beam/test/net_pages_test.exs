@@ -2,7 +2,7 @@
 defmodule Tmesh.NetPagesTest do
   # Without a net, on one node. tests/net/test_machines.py has pages between machines,
   # tests/sim/sim_net_pages.py the protocol as a model.
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
 
   alias Tmesh.{PagePool, Pages}
   alias Tmesh.Net.Pages.{Follower, Log}

@@ -2,8 +2,7 @@
 defmodule Tmesh.NetProgressTest do
   # What an open tells of how far it is, by a stand-in for the fetcher that breaks off half way. Whole fetches:
   # tests/net/test_beside.py.
-  use Tmesh.Case
-  any_backend(:moduletag)
+  use Tmesh.Case, backend: :any
   alias Tmesh.Net
 
   @fetcher ~S"""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.NetTest do
   # What a node does by itself. tests/net/test_machines.py has nodes on several machines.
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
   alias Tmesh.Net
 
   @offer %{

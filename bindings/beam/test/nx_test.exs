@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.NxTest do
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
 
   # The compiler need not know what is not there.
   @compile {:no_warn_undefined, Nx}

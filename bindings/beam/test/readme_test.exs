@@ -2,7 +2,7 @@
 defmodule Tmesh.ReadmeTest do
   @moduledoc false
   # The examples of this README, and the repository's, as they stand behind what they take for granted.
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
   alias Tmesh.PythonPool
 
   @beam __DIR__ |> Path.join("../README.md") |> File.read!()

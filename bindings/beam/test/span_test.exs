@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.SpanTest do
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
 
   alias Tmesh.Telemetry
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.WorkerTest do
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
 
   alias Tmesh.{Arrow, Telemetry, Worker}
   alias Tmesh.ZeroCopy.AutoDetect
@@ -48,32 +48,6 @@ defmodule Tmesh.WorkerTest do
       for payload <- [[1, a: 1, a: 2], [{:a, 1}, 2]] do
         assert {:error, %Error{type: :invalid}} = Worker.execute("operations.echo", payload)
       end
-    end
-
-    test "a writable ref is changed in place" do
-      ref = ZeroCopy.from_binary!(floats([1, 2]), [2], :float32, seal: false)
-      assert {:ok, nil} = Worker.execute("operations.multiply", [Worker.writable(ref), 10])
-      assert ref |> ZeroCopy.to_binary!() |> to_floats() == [10.0, 20.0]
-      # The worker has let go of it.
-      assert :ok = ZeroCopy.seal(ref)
-
-      assert {:error, %Error{type: :sealed}} =
-               Worker.execute("operations.multiply", [Worker.writable(ref), 10])
-    end
-
-    test "large binaries go by shared memory, small ones as text or bytes" do
-      large = :binary.copy("ab", 600_000)
-      copied = stat(:bytes_copied)
-      live = stat(:regions_live)
-
-      assert {:ok, ["memoryview", 1_200_000, ?a, ?b]} =
-               Worker.execute("operations.describe", [large])
-
-      assert stat(:bytes_copied) == copied + 1_200_000
-      assert stat(:regions_live) == live
-
-      assert {:ok, ["str", "é\n\"\\\0"]} = Worker.execute("operations.describe", ["é\n\"\\\0"])
-      assert {:ok, ["bytes", "b'\\xff'"]} = Worker.execute("operations.describe", [<<255>>])
     end
 
     test "values come back as they went" do
@@ -207,35 +181,6 @@ defmodule Tmesh.WorkerTest do
   end
 
   describe "results" do
-    test "arrays anywhere become refs, which outlive the worker" do
-      assert {:ok, result} = Worker.execute("operations.table", [3])
-      assert %{"sums" => %TensorRef{dtype: :int64, shape: [3]} = sums} = result
-      assert %{"names" => ["a", %{"deep" => %TensorRef{dtype: :float64} = deep}]} = result
-      assert result["blob"] == :binary.copy(for(b <- 0..255, into: <<>>, do: <<b>>), 8)
-      assert {result["nan"], result["inf"]} == {:nan, [:infinity, :neg_infinity]}
-
-      {:ok, pid} = Worker.execute("operations.pid", [])
-      test = self()
-      down = fn _event, %{calls: 0}, %{reason: reason}, nil -> send(test, {:down, reason}) end
-      :ok = Telemetry.attach("a worker's end", [[:tmesh, :worker, :down]], down, nil)
-      {_out, 0} = System.cmd("kill", ["-KILL", "#{pid}"])
-      assert_receive {:down, "exit status 137"}, 30_000
-      :ok = Telemetry.detach("a worker's end")
-
-      assert ZeroCopy.to_binary!(sums, copy: false) == <<0::64, 1::64-native, 2::64-native>>
-      assert byte_size(ZeroCopy.to_binary!(deep, copy: false)) == 16
-      # Named anew, by this VM.
-      {:ok, again} = sums |> TensorRef.to_map() |> TensorRef.from_map()
-      assert {:ok, _ref} = ZeroCopy.open(again)
-      :ok = ZeroCopy.release(sums)
-    end
-
-    test "a tensor the operation made is not copied" do
-      assert {:ok, %TensorRef{shape: [1000]} = ref} = Worker.execute("operations.shared", [1000])
-      refute ZeroCopy.info!(ref).sealed
-      assert ZeroCopy.to_binary!(ref) == :binary.copy(<<5>>, 1000)
-    end
-
     test "are let go by the worker, whether or not somebody took them" do
       # Two workers, each of which holds 256 results at most.
       for _n <- 1..600 do
@@ -258,17 +203,6 @@ defmodule Tmesh.WorkerTest do
 
       assert {:ok, _ref} = Worker.execute("operations.shared", [1])
       assert [2, 3] = "operations.count" |> Worker.stream([600]) |> Enum.slice(2, 2)
-    end
-
-    test "large bytes are a binary over the worker's memory" do
-      assert {:ok, text} = Worker.execute("operations.text", [100_000])
-      assert text == String.duplicate("x", 100_000)
-      Application.put_env(:tmesh, :zero_copy, threshold_bytes: 1000)
-      on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
-      copied = stat(:bytes_copied)
-      assert {:ok, %{"blob" => blob}} = Worker.execute("operations.table", [1])
-      assert byte_size(blob) == 2048 and binary_part(blob, 255, 2) == <<255, 0>>
-      assert stat(:bytes_copied) == copied
     end
 
     test "errors" do
@@ -459,8 +393,6 @@ defmodule Tmesh.WorkerTest do
       for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1]))
     end
 
-    any_backend()
-
     test "end with their process when nothing else ends them" do
       options = Tmesh.PythonPool.options(name: Stuck, size: 1)
       start_supervised!({Worker, options})
@@ -470,8 +402,6 @@ defmodule Tmesh.WorkerTest do
       eventually(fn -> not File.exists?("/proc/#{pid}") end)
       assert {:ok, 1} = Worker.execute("operations.echo", [1], pool: Stuck)
     end
-
-    any_backend()
 
     test "end with their pool, and so does what they run" do
       {:ok, pool} = Worker.start_pool(Tmesh.PythonPool.options(name: Stuck, size: 1))
@@ -485,20 +415,6 @@ defmodule Tmesh.WorkerTest do
       :ok = Worker.stop_pool(pool)
       assert {:error, %Error{type: :worker_down}} = Worker.await(call)
       eventually(fn -> not File.exists?("/proc/#{pid}") end)
-    end
-
-    test "hold what they were given while they wait" do
-      naps = for _n <- 1..2, do: Worker.start("operations.nap", [0.3])
-      {:ok, call} = start_with_new_ref()
-      :erlang.garbage_collect()
-      Tmesh.Native.sweep()
-      assert {:ok, ["ndarray", "uint8", [4], false, 394.0]} = Worker.await(call)
-      for {:ok, nap} <- naps, do: {:ok, _pid} = Worker.await(nap)
-    end
-
-    # The ref is nobody's variable any more.
-    defp start_with_new_ref do
-      Worker.start("operations.describe", [ZeroCopy.from_binary!("abcd", [4], :uint8)])
     end
 
     test "are awaited once, by who started them" do
@@ -544,16 +460,12 @@ defmodule Tmesh.WorkerTest do
       end
     end
 
-    any_backend()
-
     test "are cancelled by the end of their caller" do
       pid = spawn(fn -> Worker.execute("operations.until_cancelled", [], timeout: :infinity) end)
       Process.sleep(100)
       Process.exit(pid, :kill)
       for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1], timeout: 30_000))
     end
-
-    any_backend()
 
     test "are not begun when nobody waits for them any more" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Noting, size: 1)})
@@ -564,21 +476,6 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, _pid} = Worker.await(nap)
       assert {:ok, ["wanted"]} = Worker.execute("operations.note", ["wanted"], pool: Noting)
     end
-
-    test "lose their worker, and nothing else" do
-      ref = ZeroCopy.from_binary!(floats(1..4), [4], :float32)
-      large = :binary.copy("z", 2_000_000)
-      assert {:error, %Error{type: :worker_down}} = Worker.execute("operations.die", [])
-      {:ok, call} = Worker.start("operations.nap", [60])
-      {:ok, other} = Worker.start("operations.echo", [[ref, large]])
-      assert {:ok, [%TensorRef{} = back, ^large]} = Worker.await(other)
-      assert ZeroCopy.to_binary!(back) == ZeroCopy.to_binary!(ref)
-      :ok = Worker.cancel(call)
-      assert ref |> ZeroCopy.to_binary!() |> to_floats() == [1.0, 2.0, 3.0, 4.0]
-      assert {:ok, 1} = Worker.execute("operations.echo", [1])
-    end
-
-    any_backend()
 
     test "come one at a time to a worker that ended while it was idle" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Idle, size: 1)})
@@ -595,8 +492,6 @@ defmodule Tmesh.WorkerTest do
       assert [{:ok, pid}, {:ok, pid}, {:ok, pid}] =
                for({:ok, call} <- calls, do: Worker.await(call))
     end
-
-    any_backend()
 
     test "are not ended by clocks that were set for something else" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Clocks, size: 1)})
@@ -635,8 +530,6 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, _pid} = Worker.execute("operations.pid", [], pool: Kept, timeout: 30_000)
     end
 
-    any_backend()
-
     test "wait for a worker, and no more of them than may" do
       options = Tmesh.PythonPool.options(name: Short, size: 1, max_waiting: 1)
       start_supervised!({Worker, options})
@@ -665,8 +558,6 @@ defmodule Tmesh.WorkerTest do
       refute Enum.any?(Process.get_keys(), &match?({Worker, _reply}, &1))
       refute_received {:DOWN, _monitor, :process, ^pool, _reason}
     end
-
-    any_backend()
 
     test "are looked for busily where the pool's options say so" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Busy, size: 1, spin_us: 100)})

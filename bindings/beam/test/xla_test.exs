@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.XLATest do
-  use Tmesh.Case
+  use Tmesh.Case, backend: :any
   alias Tmesh.{Channel, XLA}
 
   test "names are bound, found and given up" do

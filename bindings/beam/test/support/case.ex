@@ -14,7 +14,8 @@ defmodule Tmesh.Case do
     end
   end
 
-  # What follows says nothing of the backend: a guest would only do it again, ten times slower.
+  # What follows says nothing of the backend: a guest would only do it again, ten times slower. A file that says so of all of
+  # itself (`backend: :any`) is not even compiled in guests: see build.mk.
   defmacro any_backend(what \\ :tag) do
     quote do
       if Tmesh.backend() == {:ok, :kernel},
