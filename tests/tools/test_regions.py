@@ -18,7 +18,7 @@ import termios
 import time
 import unittest
 
-from harness import (BACKEND, TOOL, WAIT_S, Base, answer, eventually, gone, held, listed, main,
+from harness import (BACKEND, TOOL, WAIT_S, Base, answer, any_backend, eventually, gone, held, listed, main,
                      refused, tool, wrong_usage)
 
 
@@ -106,6 +106,7 @@ class Create(Base):
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(WAIT_S), 128 + signal.SIGTERM)
 
+    @any_backend
     def test_command_missing(self):
         refused("No such file", "create", "5", "--", "/nonexistent")
         wrong_usage("no command", "create", "5", "--")
@@ -119,6 +120,7 @@ class Create(Base):
         with held("create", "2K", "--dtype", "int16") as names:
             self.assertEqual(names["ref"]["shape"], [1024])
 
+    @any_backend
     def test_bad_sizes(self):
         for size in ("", "0", "x", "1X", "99999999999999999999", "17179869184G"):
             wrong_usage("bytes", "create", "--json", size)
@@ -132,6 +134,7 @@ class Create(Base):
         wrong_usage("seconds", "create", "8", "--for", "soon")
         refused("2^63", "create", "--shape", "9223372036854775807,3")
 
+    @any_backend
     def test_contradictions(self):
         wrong_usage("--background", "create", "1", "--background", "--", "true")
         wrong_usage("no meaning", "create", "1", "--json", "--", "true")
@@ -242,6 +245,7 @@ def npy(text, data=b"", version=1, length=None):
     return b"\x93NUMPY" + bytes([version, 0]) + size + text + data
 
 
+@any_backend
 class Npy(Base):
     HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }\n"
 
@@ -347,6 +351,7 @@ class Get(Base):
             refused("do not lie together", "get",
                     json.dumps(dict(names["ref"], shape=[4], strides=[2], byte_size=4)))
 
+    @any_backend
     def test_bad_targets(self):
         for target in ("", "x", "{", "{}", "tm2k-00", "0" * 15, '{"v":1}'):
             wrong_usage("tmeshctl get", "get", target)

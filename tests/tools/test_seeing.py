@@ -21,7 +21,7 @@ import xml.etree.ElementTree
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from harness import (BACKEND, HAVE_MODULE, TOOL, WAIT_S, Base, answer, eventually, held, main,
+from harness import (BACKEND, HAVE_MODULE, TOOL, WAIT_S, Base, answer, any_backend, eventually, held, main,
                            refused, tool, wrong_usage)
 
 EVIL = 'a"b\\c {x} <y> \u00e9'
@@ -78,6 +78,7 @@ class See(Base):
             self.assertIn(b"bundle of 1 tensor ", tool("ls")[0])
             self.assertIn("this process or another has read it", tool("load", path, "--for", "1")[0].decode())
 
+    @any_backend
     def test_what_names_no_region(self):
         for verb in ("show", "holders"):
             for name in ("", "0" * 3, "0" * 17, "g" * 16, "0x" + "1" * 14, "+" + "1" * 15,
@@ -192,6 +193,7 @@ class See(Base):
         # What no GPU has run says so, until one has.
         self.assertEqual(len(re.findall(r"^  (?:ggml|onnx) .*CUDA: never seen", out, re.M)), 2)
 
+    @any_backend
     def test_devices(self):
         found = answer("devices")
         cpu = found["devices"][0]
@@ -232,6 +234,7 @@ class See(Base):
         env["XDG_CACHE_HOME"] = path
         self.assertIn("cannot be made: Not a directory", tool("devices", "--measure", status=1, env=env)[1])
 
+    @any_backend
     def test_doctor_without_the_program_for_engines(self):
         """It is of a package of its own."""
         alone = shutil.copy(TOOL, self.dir)
@@ -245,6 +248,7 @@ class See(Base):
         done = subprocess.run([alone, "doctor"], capture_output=True, env=env, timeout=60)
         self.assertIn(b"engines: not known: tmeshctl-devices failed", done.stdout)
 
+    @any_backend
     def test_doctor_shows_the_runtime_directory(self):
         for name in (b"r\xff\x1b" + b"n" * 200, b"run"):
             path = os.path.join(os.fsencode(self.dir), name)
@@ -254,6 +258,7 @@ class See(Base):
             self.assertIsNone(fact["advice"])
         self.assertRegex(tool("doctor")[0].decode(), f"runtime directory +{self.dir}/run")
 
+    @any_backend
     def test_doctor_finds_a_bad_runtime_folder(self):
         os.mkdir(os.path.join(self.dir, "run"))
         os.chmod(os.path.join(self.dir, "run"), 0o777)
@@ -267,6 +272,7 @@ class See(Base):
             os.environ["TMESH_RUNTIME_DIR"] = os.path.join(self.dir, "other")
             refused(f"is not {self.dir}/other, where it was looked for", "get", names["token"])
 
+    @any_backend
     def test_a_full_disk_is_told(self):
         with held("create", "5") as names, open("/dev/full", "w") as full:
             for words in (("--help",), ("--version",), ("ls", "--help"), ("ls",), ("ls", "--json"), ("show", names["id"]),
@@ -312,6 +318,7 @@ class Metrics(Base):
         self.assertEqual(sorted(labels), ["a", "b"])
 
 
+@any_backend
 class Graph(Base):
     def test_graphviz_reads_it(self):
         with held("create", "5000", "--label", EVIL) as names:
@@ -333,6 +340,7 @@ class Graph(Base):
         refused("graphviz", "graph", "--svg", env=dict(os.environ, PATH="/nonexistent"))
 
 
+@any_backend
 class GraphFile(Base):
     """A graph for engines, by the program tmeshctl-graph."""
 
@@ -386,6 +394,7 @@ class GraphFile(Base):
         self.assertIn(b"tmeshctl-graph is not installed", done.stderr)
 
 
+@any_backend
 class Top(Base):
     def test_once_without_a_terminal(self):
         with held("create", "1M", "--label", "larger") as large, held("create", "5000") as small:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import unittest
 
-from harness import (HAVE_MODULE, TOOL, WAIT_S, Base, answer, held, main, refused, tool)
+from harness import (HAVE_MODULE, TOOL, WAIT_S, Base, answer, any_backend, held, main, refused, tool)
 
 
 class Terminal(Base):
@@ -28,6 +28,7 @@ class Terminal(Base):
         self.addCleanup(writer.kill)  # runs first; a reader may never have come
         return path
 
+    @any_backend
     def test_progress_only_on_a_terminal(self):
         args = ("--shape", str(6 * 2097152), "--", "true")
         said, status = self.on_terminal("put", self.slow_pipe("a"), *args)
@@ -37,10 +38,12 @@ class Terminal(Base):
         out, said = tool("put", self.slow_pipe("b"), *args)
         self.assertEqual((out, said), (b"", ""))
 
+    @any_backend
     def test_no_progress_for_what_is_quick(self):
         said, status = self.on_terminal("put", self.file(b"x"), "--", "true")
         self.assertEqual((said, status), ("", 0))
 
+    @any_backend
     def test_bytes_do_not_go_to_a_terminal(self):
         with held("put", self.file(b"plain\x1b")) as names:
             said, status = self.on_terminal("get", names["token"])
@@ -58,6 +61,7 @@ class Terminal(Base):
             json.loads(tool(*verb, "--json")[0].decode())
         self.assertIn(b"red", tool("show", name)[0])
 
+    @any_backend
     def test_what_others_wrote_is_escaped(self):
         """A memfd whose name looks like a region's, with a label no library would set."""
         os.environ["TMESH_BACKEND"] = "memfd"
@@ -84,6 +88,7 @@ class Terminal(Base):
         fcntl.ioctl(region, 0xE70B, struct.pack("=IIQQII", 32, 0, 0, ctypes.addressof(room), len(text), 0))
         self.is_escaped(f"{number:016x}")
 
+    @any_backend
     def test_what_only_looks_like_a_region(self):
         os.environ["TMESH_BACKEND"] = "memfd"
         for rest in ("00000000deadbeef:0:x", "00000000deadbeef:-1:x", "00000000deadbeef: 1:x",
