@@ -25,7 +25,8 @@ os.environ["TMESH_POOL"] = "0"
 # tokens, which one keeps per peer.
 REGION = "tmesh:"
 # For what a guest would only do again, ten times slower.
-ANY_BACKEND = pytest.mark.skipif(EMULATED, reason="says nothing of the backend; run on memfds")
+SAME = "says nothing of the backend; run on memfds"
+ANY_BACKEND = pytest.mark.skipif(EMULATED, reason=SAME)
 SLOW_IMPORT = "importing PyTorch takes half a minute and more in an emulated machine"
 
 
@@ -41,6 +42,18 @@ def need_movers():
         if not importlib.util.find_spec(package):
             pytest.skip(f"{package} is not installed: make python-net-check", allow_module_level=True)
     sys.path.insert(0, os.path.dirname(__file__))
+
+
+def any_backend():
+    """The same of a whole file, before it imports what takes long."""
+    if EMULATED:
+        pytest.skip(SAME, allow_module_level=True)
+
+
+def pytorch():
+    if EMULATED:
+        pytest.skip(SLOW_IMPORT)
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 def cpython_names(case):
@@ -123,6 +136,10 @@ class Tap:
         self.count += 1
         print(f"{word} {self.count} - {name}{directive}", flush=True)
 
+    def skip(self, name, report):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        self.line("ok", name, f" # SKIP {reason.removeprefix('Skipped: ')}")
+
     def pytest_runtest_logreport(self, report):
         name = report.nodeid.replace("#", "")
         if report.failed:
@@ -137,13 +154,14 @@ class Tap:
             for line in crash and [f"{crash.path}:{crash.lineno}", *crash.message.splitlines()] or []:
                 print(f"# {line}", flush=True)
         elif report.skipped:
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-            self.line("ok", name, f" # SKIP {reason.removeprefix('Skipped: ')}")
+            self.skip(name, report)
 
     def pytest_collectreport(self, report):
         if report.failed:
             print(report.longreprtext, file=sys.stderr)
             self.line("not ok", f"collect {report.nodeid}")
+        elif report.skipped:
+            self.skip(report.nodeid, report)
 
     def pytest_sessionfinish(self):
         print(f"1..{self.count}", flush=True)

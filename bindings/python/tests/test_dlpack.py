@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import any_backend
 
+any_backend()
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 TORCH = ["int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64", "bfloat16",

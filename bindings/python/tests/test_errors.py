@@ -8,7 +8,10 @@ import struct
 import pytest
 
 import tmesh
+from conftest import ANY_BACKEND
 from tmesh import _tmesh
+
+pytestmark = ANY_BACKEND
 
 FAMILY = {
     tmesh.InvalidError: ValueError, tmesh.NotFoundError: FileNotFoundError,

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import ANY_BACKEND
+
+pytestmark = ANY_BACKEND
 
 
 class DLTensor(ctypes.Structure):

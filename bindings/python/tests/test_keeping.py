@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import pytorch
 
 ARRAYS = {"w": np.arange(6.0).reshape(2, 3), "b": np.float32(2.5), "mask": np.array([True, False])}
 # What kept() tells, and tmeshctl kept --json.
@@ -23,7 +24,7 @@ def names():
 
 def test_a_strangers_first_program(python):
     """A state_dict outlives the process that kept it."""
-    pytest.importorskip("torch")
+    pytorch()
     made = """
 import torch, tmesh
 torch.manual_seed(3)

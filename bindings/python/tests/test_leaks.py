@@ -16,7 +16,7 @@ import tmesh
 import tmesh.sent
 from tmesh import _tmesh
 import test_exchange
-from conftest import EMULATED
+from conftest import EMULATED, pytorch
 
 TIMES = 50 if EMULATED else 200
 LEAK = TIMES * 3 // 4
@@ -33,7 +33,7 @@ def refuse(error, call):
 
 
 def dlpack(t):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch = pytorch()
     torch.from_dlpack(t)
 
 

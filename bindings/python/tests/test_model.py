@@ -17,7 +17,7 @@ import pytest
 import tmesh
 import tmesh.safetensors
 import tmesh.safetensors.numpy as ours_numpy
-from conftest import EMULATED, SLOW_IMPORT
+from conftest import pytorch
 
 try:
     tmesh._tmesh.parse_model(b"\2\0\0\0\0\0\0\0{}")
@@ -58,9 +58,7 @@ def big(tmp_path):
 
 @pytest.fixture
 def torch():
-    if EMULATED:
-        pytest.skip(SLOW_IMPORT)
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
+    return pytorch()
 
 
 @pytest.fixture

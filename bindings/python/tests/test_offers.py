@@ -7,8 +7,11 @@ import warnings
 import pytest
 
 import tmesh
+from conftest import ANY_BACKEND
 from tmesh.offers import MAX_OFFER, Offer, Place
 from tmesh.tried import warn_of_another
+
+pytestmark = ANY_BACKEND
 
 OFFER = Offer("nixl", "there", b"\0m", (Place(4096, 64, "float32", (4, 4), True), Place(1 << 62, 1, "bool", (), False)))
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import pytorch
 from tmesh import _tmesh
 import tmesh.sent
 
@@ -32,7 +33,7 @@ def nothing_under_way():
 @pytest.fixture
 def torch():
     """... whose tensors go by way of tmesh here."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch = pytorch()
     import tmesh.torch
     tmesh.torch.register()
     return torch

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import pytorch
 
 
 def in_fork(check):
@@ -129,7 +130,7 @@ def test_threads_on_one_tensor():
 def test_interpreter_exit(python, more):
     """Whatever is alive at the end, the interpreter ends in peace."""
     if more:
-        pytest.importorskip("torch", reason="PyTorch is not installed")
+        pytorch()
     assert python(f"""
 import numpy, tmesh
 keep = [tmesh.put(numpy.arange(4), seal=False)]

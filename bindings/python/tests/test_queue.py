@@ -18,7 +18,7 @@ import tmesh
 from tmesh import _tmesh
 import tmesh.queue
 import tmesh.sent
-from conftest import EMULATED, SLOW_IMPORT, check_cpython, cpython_names
+from conftest import EMULATED, SLOW_IMPORT, check_cpython, cpython_names, pytorch
 
 PATIENCE = 600 if EMULATED else 60
 METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT))]
@@ -121,7 +121,7 @@ def test_tensors_that_nobody_else_holds():
 
 @pytest.fixture
 def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
+    return pytorch()
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import ANY_BACKEND
+
+pytestmark = ANY_BACKEND
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)

@@ -16,7 +16,7 @@ import pytest
 import tmesh
 import tmesh.sent
 from tmesh import _tmesh
-from conftest import EMULATED
+from conftest import EMULATED, pytorch
 
 PATIENCE = 600
 
@@ -106,7 +106,8 @@ def as_one(rows):
 
 
 def test_data_loader(processes):
-    data = pytest.importorskip("torch.utils.data", reason="PyTorch is not installed")
+    pytorch()
+    from torch.utils import data
     loader = data.DataLoader(Rows(), batch_size=None, num_workers=1, multiprocessing_context=processes)
     assert [total(t) for t in loader] == [0, 1000, 2000, 3000]
     loader = data.DataLoader(Rows(), batch_size=2, collate_fn=as_one, num_workers=1, multiprocessing_context=processes)
@@ -116,7 +117,7 @@ def test_data_loader(processes):
 def test_workers_that_have_ended_keep_nothing_open(python):
     """As many descriptors after twelve epochs, each with workers of its own, as after the first, though nothing more
     is called."""
-    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytorch()
     assert python("""
 import gc, os, time
 import numpy as np
@@ -182,7 +183,7 @@ print([int(future.result().numpy().sum()) for future in futures])
 
 
 def test_torch_tensor_that_is_lost():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch = pytorch()
     import tmesh.torch
     lost = tmesh.torch._lost()
     for again in (lost, pickle.loads(pickle.dumps(lost))):

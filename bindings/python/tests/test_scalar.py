@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import ANY_BACKEND, pytorch
+
+pytestmark = ANY_BACKEND
 
 NUMBERS = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
            "float16", "float32", "float64", "complex64", "complex128"]
@@ -46,7 +49,7 @@ def test_half_floats_each():
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_small_floats_each(dtype):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch = pytorch()
     kind = getattr(torch, dtype, None)
     if kind is None:
         pytest.skip(f"this PyTorch has no {dtype}")

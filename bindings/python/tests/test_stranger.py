@@ -22,7 +22,7 @@ import pytest
 import tmesh
 import tmesh.sent
 from tmesh import _tmesh
-from conftest import EMULATED
+from conftest import EMULATED, pytorch
 
 PATIENCE = 600
 
@@ -276,7 +276,7 @@ def held_by_text(queue):
     queue.put(json.dumps(make(4).ref(hold=60)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork"] if EMULATED else ["fork", "spawn", "forkserver"])
 def test_a_process_lingers_for_what_its_refs_hold(method):
     processes = multiprocessing.get_context(method)
     queue = processes.Queue()
@@ -323,7 +323,7 @@ def test_with_gives_back_the_memory_with_the_last_view():
 
 def test_with_and_a_consumer_that_is_found_again():
     """DLPack consumers too keep the memory, and lead back to a tensor that can be used."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch = pytorch()
     with tmesh.zeros(4, "float32") as t:
         consumer = torch.from_dlpack(t)
     again = tmesh.from_address(consumer.data_ptr())

@@ -5,10 +5,11 @@ import importlib.util
 import sys
 
 import pytest
+from conftest import ANY_BACKEND
 
 MODULE = next((name for name in ("_interpreters", "_xxsubinterpreters") if importlib.util.find_spec(name)), None)
 
-pytestmark = pytest.mark.skipif(not MODULE, reason="this Python has no module of subinterpreters")
+pytestmark = [ANY_BACKEND, pytest.mark.skipif(not MODULE, reason="this Python has no module of subinterpreters")]
 
 # What shares the GIL has another name in each version.
 BEGIN = f"""

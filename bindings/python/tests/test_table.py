@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import any_backend
+
+any_backend()
 
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64",

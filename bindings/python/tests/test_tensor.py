@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import pytorch
 
 def test_version():
     root = Path(__file__).resolve().parents[3]
@@ -66,7 +67,7 @@ def test_dtype_spellings(dtype):
 
 
 def test_torch_dtype_spelling():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    torch = pytorch()
     assert tmesh.empty(1, torch.bfloat16).dtype == "bfloat16"
     assert tmesh.empty(1, torch.bool).dtype == "bool"
 

@@ -15,8 +15,9 @@ import pytest
 
 import tmesh
 from tmesh import _tmesh
-from conftest import EMULATED, SLOW_IMPORT
+from conftest import EMULATED, SLOW_IMPORT, any_backend
 
+any_backend()
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import tmesh.sent  # noqa: E402

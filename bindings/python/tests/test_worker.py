@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import ANY_BACKEND
 from tmesh.worker import _calls, _server
 from worker_client import Client, tensor
 
@@ -85,6 +86,7 @@ def mortal(start_worker):
         yield client
 
 
+@ANY_BACKEND
 def test_modules_that_print(start_worker):
     address = new_address()
     noisy = start_worker(address, "worker_noisy")
@@ -95,6 +97,7 @@ def test_modules_that_print(start_worker):
     assert noisy.stdout.read() == ""
 
 
+@ANY_BACKEND
 def test_hello(client, worker):
     assert client.hello == {
         "v": 1, "type": "hello", "pid": worker.pid, "version": tmesh.__version__,
@@ -102,6 +105,7 @@ def test_hello(client, worker):
         "modules": ["math", "numpy", "worker_operations"]}
 
 
+@ANY_BACKEND
 def test_arguments(client):
     assert client.call(OPS + "add", [1, 2]) == 3
     assert client.call(OPS + "add", {"a": 1}) == 2
@@ -110,6 +114,7 @@ def test_arguments(client):
     assert client.call("math.sqrt", [16]) == 4
 
 
+@ANY_BACKEND
 def test_values(client):
     value = [None, True, 1, -1, 0.5, "ä", [], {}, {"a": [1]}, (1 << 63) - 1, -(1 << 63)]
     assert client.call(OPS + "echo", [value]) == value
@@ -146,6 +151,7 @@ def test_takes_tensors(client):
     assert client.call(OPS + "describe_tensor", [tensor(t)]) == ["Tensor", "float32", False]
 
 
+@ANY_BACKEND
 def test_tensor_that_numpy_cannot_show(client):
     t = tmesh.empty(3, "bfloat16")
     assert client.call(OPS + "describe", [tensor(t)]) == {"kind": "Tensor"}
@@ -196,6 +202,7 @@ def test_bytes(client):
     assert bytes(tmesh.open(message["value"]["ref"])) == bytes(100)
 
 
+@ANY_BACKEND
 def test_inline(client):
     """Without shared memory, where a client asks for that."""
     data = base64.b64encode(np.arange(6, dtype="int16").tobytes()).decode()
@@ -208,6 +215,7 @@ def test_inline(client):
         "__tmesh__": "bytes", "base64": base64.b64encode(bytes(100_000)).decode()}
 
 
+@ANY_BACKEND
 @pytest.mark.parametrize("form", ["object", "text", "token"])
 def test_snakepit(client, form):
     t = tmesh.put(np.arange(3, dtype="uint8"), seal=False)
@@ -224,6 +232,7 @@ def test_snakepit(client, form):
         "__snakepit_zero_copy__": 1}
 
 
+@ANY_BACKEND
 @pytest.mark.parametrize("inline", [False, True])
 def test_snakepit_as_a_result(client, inline):
     message = client.answer(OPS + "snakepit", inline=inline)
@@ -233,6 +242,7 @@ def test_snakepit_as_a_result(client, inline):
     assert result.numpy().tolist() == [1, 2]
 
 
+@ANY_BACKEND
 def test_tables(client):
     pyarrow = pytest.importorskip("pyarrow",
                                   reason="pyarrow is not installed: make python-arrow-check")
@@ -255,6 +265,7 @@ def test_tables(client):
     assert (error["type"], error["exception"]) == ("tensor", "ProtocolError")
 
 
+@ANY_BACKEND
 def test_long_messages(client):
     text = "x" * 1_000_000
     assert client.call(OPS + "echo", [text]) == text
@@ -264,6 +275,7 @@ def test_long_messages(client):
     assert client.call(OPS + "add", [1]) == 2
 
 
+@ANY_BACKEND
 def test_exceptions(client):
     error = client.error(OPS + "fail", ["because"])
     assert (error["type"], error["exception"], error["message"]) == (
@@ -281,6 +293,7 @@ def test_exceptions(client):
     assert (error["type"], error["exception"]) == ("tensor", "NotFoundError")
 
 
+@ANY_BACKEND
 def test_exceptions_that_cannot_be_told():
     class Mute(Exception):
         def __str__(self):
@@ -291,6 +304,7 @@ def test_exceptions_that_cannot_be_told():
     assert len(_calls.describe(type("x" * 300, (Exception,), {})())["exception"]) == 200
 
 
+@ANY_BACKEND
 def test_what_a_module_offers(tmp_path, monkeypatch):
     """What it has imported or only made is nobody's to call."""
     (tmp_path / "offers_some.py").write_text("""
@@ -315,6 +329,7 @@ def own(): pass
             operations.find(f"offers_{name}")
 
 
+@ANY_BACKEND
 @pytest.mark.parametrize("name, kind", [
     ("object", "malformed"), ("integer", "malformed"), ("complex", "malformed"),
     ("loop", "malformed"), ("set", "malformed"), ("key", "malformed"), ("reserved", "malformed"),
@@ -325,12 +340,14 @@ def test_results_that_cannot_be_sent(client, name, kind):
     assert client.call(OPS + "add", [1]) == 2
 
 
+@ANY_BACKEND
 def test_depth_of_results(client):
     assert client.answer(OPS + "nested", [60])["type"] == "result"
     assert client.error(OPS + "nested", [61])["type"] == "malformed"
     assert client.error(OPS + "nested", [5000])["type"] == "malformed"
 
 
+@ANY_BACKEND
 def test_stream(client):
     id = client.start(OPS + "count", [20, 4], stream=True)
     for sequence in range(20):
@@ -341,6 +358,7 @@ def test_stream(client):
     assert client.receive() == {"v": 1, "type": "end", "id": id}
 
 
+@ANY_BACKEND
 def test_stream_waits_for_its_reader(client):
     id = client.start(OPS + "count", [20], stream=True)
     items = [client.receive() for _ in range(8)]
@@ -352,21 +370,25 @@ def test_stream_waits_for_its_reader(client):
     assert client.receive()["sequence"] == 8
 
 
+@ANY_BACKEND
 def test_stream_that_fails(client):
     client.start(OPS + "count_and_fail", [2], stream=True)
     assert [client.receive()["type"] for _ in range(3)] == ["item", "item", "error"]
 
 
+@ANY_BACKEND
 def test_stream_of_a_plain_function_is_one_item(client):
     client.start(OPS + "add", [1], stream=True)
     assert [client.receive().get("value") for _ in range(2)] == [2, None]
 
 
+@ANY_BACKEND
 def test_generator_is_no_result(client):
     error = client.error(OPS + "count", [3])
     assert error["type"] == "malformed" and "stream" in error["message"]
 
 
+@ANY_BACKEND
 def test_cancel_running(client):
     id = client.start(OPS + "until_cancelled")
     time.sleep(0.1)
@@ -385,6 +407,7 @@ def sleeps(pid, task):
     return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
+@ANY_BACKEND
 def test_one_thread_does_it_all_for_a_client_that_waits(client, worker):
     def others():
         return sum(sleeps(worker.pid, task) for task in os.listdir(f"/proc/{worker.pid}/task")
@@ -397,6 +420,7 @@ def test_one_thread_does_it_all_for_a_client_that_waits(client, worker):
     assert others() - before < 20
 
 
+@ANY_BACKEND
 def test_busy_looks(start_worker):
     address = new_address()
     worker = start_worker(address, words=["--spin-us", "100"])
@@ -416,6 +440,7 @@ def test_busy_looks(start_worker):
     assert sleeps(worker.pid, worker.pid) == before
 
 
+@ANY_BACKEND
 def test_a_busy_look_is_bounded_and_ends_with_a_message():
     class Ready:
         """An epoll that has nothing for so many looks."""
@@ -441,6 +466,7 @@ def test_a_busy_look_is_bounded_and_ends_with_a_message():
     assert sleepy.slept and sleepy.looks == (1 << 62) - 1
 
 
+@ANY_BACKEND
 def test_cancel_waiting(client):
     first, second = client.start(OPS + "nap", [0.5]), client.start(OPS + "add", [1])
     client.send(type="cancel", id=second)
@@ -449,6 +475,7 @@ def test_cancel_waiting(client):
     assert (message["id"], message["error"]["type"]) == (second, "cancelled")
 
 
+@ANY_BACKEND
 def test_cancel_stream(client):
     id = client.start(OPS + "count", [100], stream=True)
     for _ in range(8):
@@ -457,6 +484,7 @@ def test_cancel_stream(client):
     assert client.receive()["error"]["type"] == "cancelled"
 
 
+@ANY_BACKEND
 def test_timeout(client):
     assert client.error(OPS + "until_cancelled", timeout_ms=50)["type"] == "timeout"
     client.start(OPS + "nap", [0.3])
@@ -469,6 +497,7 @@ def test_timeout(client):
     assert message["error"]["type"] == "timeout" and message["id"] == id
 
 
+@ANY_BACKEND
 def test_many_clients(client, address):
     with Client(address) as other:
         slow = client.start(OPS + "nap", [0.2])
@@ -484,10 +513,12 @@ def test_client_that_leaves_ends_its_calls(client, address):
     assert time.monotonic() - began < 20
 
 
+@ANY_BACKEND
 def test_printing_does_not_disturb(client):
     assert client.call(OPS + "chatter") == 1
 
 
+@ANY_BACKEND
 def test_ends_with_its_input(start_worker):
     address = new_address()
     worker = start_worker(address)
@@ -500,6 +531,7 @@ def test_ends_with_its_input(start_worker):
         assert idle.receive() is None
 
 
+@ANY_BACKEND
 def test_path_socket_is_private_and_removed(start_worker, tmp_path):
     path = tmp_path / "w"
     worker = start_worker(str(path))
@@ -513,6 +545,7 @@ def test_path_socket_is_private_and_removed(start_worker, tmp_path):
     assert not path.exists()
 
 
+@ANY_BACKEND
 @pytest.mark.parametrize("words, why", [
     (["--allow", "no_such_module", "--socket", "@x"], "No module named"),
     (["--allow", "math", "--socket", "/no/such/folder/s"], "/no/such/folder/s: [Errno 2] No such file"),
@@ -527,6 +560,7 @@ def test_bad_command_lines(words, why):
     assert done.returncode == 2 and why in done.stderr and not done.stdout
 
 
+@ANY_BACKEND
 def test_socat(client, address):
     """From a shell."""
     try:
@@ -540,6 +574,7 @@ def test_socat(client, address):
     assert '"value":2.0' in done.stdout
 
 
+@ANY_BACKEND
 def test_only_this_user(client, address):
     if os.geteuid():
         pytest.skip("only root can become another user")
