@@ -208,7 +208,7 @@ static int count(const char *length, int few, int many)
  * not read from its start by the next as long as somebody held it. */
 static void test_killed(void **state)
 {
-	int rounds = count(getenv("TMESH_TEST_LENGTH"), 12, 300);
+	int rounds = count(getenv("TMESH_TEST_LENGTH"), unit_on_kernel() ? 5 : 12, 300);
 
 	srand(7);
 	for (int round = 0; round < rounds; round++) {
