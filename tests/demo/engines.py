@@ -27,7 +27,8 @@ COMMON = ("tmesh shares tensors between processes: the bytes are written once, a
           "where they lie. ")
 NAMES = {"F16": "float16", "F32": "float32", "BF16": "bfloat16"}
 PROMPTS = "A region ", "Elixir "
-TOKENS, ADAPT_AT, KILL_AT = 150, 50, 100
+# SHORT: the same acts with fewer tokens, for an emulated machine.
+TOKENS, ADAPT_AT, KILL_AT = (30, 10, 20) if os.environ.get("SHORT") else (150, 50, 100)
 OWN_TOKENS, OWN_KILL_AT = 40, 20
 ROWS, PAGE_TOKENS = 256, 16
 RANKS = dict.fromkeys(("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), 8)
@@ -96,7 +97,7 @@ class Stream:
 
 
 def generate(streams, count, kill_at, publish=None):
-    """All at once, a thread each. When both have 50 tokens the adapter is published, where there is one; when both have `kill_at`
+    """All at once, a thread each. When both have ADAPT_AT tokens the adapter is published, where there is one; when both have `kill_at`
     one kills the other's engine. When that was."""
     killed, failed, together = [], [], threading.Barrier(len(streams))
 

@@ -3,7 +3,7 @@
 #
 # Install what is missing, build, fetch the model, run demo.py. The second run needs no network.
 # QUERY="some words" in the environment, or as arguments, replaces the demo's own. MODEL=FILE.gguf shows that model alone, whose
-# texts begin with QUERY.
+# texts begin with QUERY. SHORT=1 makes fewer tokens and hand-overs, for an emulated machine.
 set -eu
 model=${MODEL:-}
 case $model in

@@ -43,6 +43,9 @@ vm-debug-fuzz: ## two million calls and 50 storms on the debug kernel
 
 $(VM_LONG): kselftest
 
+# The demo is whole in `make check-full` alone, there also in the guest.
+vm-6.12-demo: VM_LENGTH := $(or $(TMESH_TEST_LENGTH),short)
+
 vm-newest-netfs: tools $(B)/tmesh-keeper $(B)/tests/keep/kept_hash $(B)/tests/model/faults.so
 
 $(filter-out vm-judge $(VM_LONG),$(VM_SUITES_FULL)): vm-%: kselftest
