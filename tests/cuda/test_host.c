@@ -208,8 +208,10 @@ static void test_revoked(void **state)
 static void *register_often(void *data)
 {
 	struct bed *bed = data;
+	/* A guest takes forty seconds for a thousand. */
+	const int rounds = on_module(bed) ? 200 : 1000;
 
-	for (int i = 0; i < 1000; i++) {
+	for (int i = 0; i < rounds; i++) {
 		struct tmesh_region *region;
 		struct tmesh_cuda_memory *memory;
 		struct tmesh_cuda_info info = {.size = sizeof(info)};
