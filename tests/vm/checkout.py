@@ -11,6 +11,8 @@ from modules import TOP
 
 REPO = "/repo"
 COPY = BUILD / "vm/repo"
+# For make, here and in guest/checkout.sh: what the host's suites have looked for by sanitizers is not looked for again.
+SETTINGS = ("CONFORM_PLAIN=1",)
 
 
 def copy(with_model):
@@ -28,7 +30,7 @@ def copy(with_model):
 
 def on_memfd(target, repo, packages=()):
     """Make a target in the root. Returns its output and exit status."""
-    return roots.attempt(debian13.root(packages), "make", "-s", "--no-print-directory", "-C", REPO, target,
+    return roots.attempt(debian13.root(packages), "make", "-s", "--no-print-directory", "-C", REPO, *SETTINGS, target,
                          binds=[(repo, REPO)])
 
 
