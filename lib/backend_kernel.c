@@ -3,6 +3,7 @@
  * The kernel backend: regions of tmesh.ko. Every promise is the module's to keep; this file
  * turns calls into ioctls, and errnos into sentences.
  */
+#include "common/foreign.h"
 #include "kernel.h"
 #include "watch.h"
 #include "keep_internal.h"
@@ -326,10 +327,39 @@ static int kernel_open_token(struct tmesh_region *region, const struct tmesh_tok
 	return set_taken(region, err);
 }
 
+/* Whether the module says of the descriptor what it says of its own. */
+static bool is_told(int fd)
+{
+	char path[40], text[512];
+	ssize_t got;
+	int info;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+	info = open(path, O_RDONLY | O_CLOEXEC);
+	if (info < 0)
+		return false;
+	got = read(info, text, sizeof(text) - 1);
+	close(info);
+	text[got > 0 ? got : 0] = '\0';
+	return strstr(text, "\ntmesh-region:");
+}
+
+/* What is none may be a file, and an ioctl() would ask who serves it. Handles have no type, but
+ * that of a file in Linux 6.16 and some of 6.17. */
+static bool is_handle(int fd)
+{
+	struct tmesh_foreign_file file;
+
+	return tmesh_foreign_look(fd, "", &file) &&
+	       (!file.type || (S_ISREG(file.type) && is_told(fd)));
+}
+
 static int kernel_adopt(struct tmesh_region *region, const int *fds,
 			const struct tmesh_wire_region *wire, struct tmesh_error *err)
 {
 	region->fd = fds[0];
+	if (!is_handle(fds[0]))
+		return tmesh_fail(err, -EPROTO, "what was handed over is no handle of a region");
 	return tmesh_kernel_learn(region, err);
 }
 

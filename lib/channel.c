@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define RW (TMESH_READ | TMESH_WRITE)
@@ -285,8 +286,20 @@ static int no_answer(int rc, struct tmesh_error *err)
 		return tmesh_fail(err, rc, "the channel's maker does not answer");
 	default:
 		errno = -rc;
-		return tmesh_fail_errno(err, "asking the channel's maker");
+		return tmesh_foreign_fail_errno(err, "asking the channel's maker");
 	}
+}
+
+/* Bells and shelves. To poll a file asks who serves it. */
+static bool all_sockets(const int *fds, int count)
+{
+	for (int i = 0; i < count; i++) {
+		struct tmesh_foreign_file file;
+
+		if (!tmesh_foreign_look(fds[i], "", &file) || !S_ISSOCK(file.type))
+			return false;
+	}
+	return true;
 }
 
 /* The connection stays: it is how both ends know that the other one lives. */
@@ -313,8 +326,10 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 				      deadline);
 	if (rc || got < 0)
 		return no_answer(rc ? rc : got, err);
-	rc = reply.magic != TMESH_MAGIC_REPLY || reply.version != TMESH_WIRE_VERSION ? -EPROTO
-										     : reply.status;
+	rc = reply.magic != TMESH_MAGIC_REPLY || reply.version != TMESH_WIRE_VERSION ||
+			     !all_sockets(fds, got)
+		     ? -EPROTO
+		     : reply.status;
 	if (rc == 0 && got == 3 + shelves && reply.lane < channel->shape.lanes) {
 		channel->bells[channel_far_bell(channel->role)].ring = fds[0];
 		channel->bells[channel_own_bell(channel->role)].ring = fds[1];

@@ -111,11 +111,12 @@ static ssize_t look(int socket, struct shelf_message *message, int *fds, unsigne
 {
 	struct iovec part = {message, sizeof(*message)};
 	union shelf_control control;
+	bool takes = fds && tmesh_foreign_room();
 	struct msghdr msg = {
 		.msg_iov = &part,
 		.msg_iovlen = 1,
-		.msg_control = fds ? control.room : NULL,
-		.msg_controllen = fds ? sizeof(control.room) : 0,
+		.msg_control = takes ? control.room : NULL,
+		.msg_controllen = takes ? sizeof(control.room) : 0,
 	};
 	ssize_t got;
 
@@ -124,7 +125,7 @@ static ssize_t look(int socket, struct shelf_message *message, int *fds, unsigne
 	while (got < 0 && errno == EINTR);
 	if (got <= 0)
 		return got ? -errno : -EPIPE;
-	for (struct cmsghdr *c = fds ? CMSG_FIRSTHDR(&msg) : NULL; c; c = CMSG_NXTHDR(&msg, c)) {
+	for (struct cmsghdr *c = takes ? CMSG_FIRSTHDR(&msg) : NULL; c; c = CMSG_NXTHDR(&msg, c)) {
 		size_t come = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 
 		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)

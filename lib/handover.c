@@ -15,9 +15,12 @@ union control {
 	char room[CMSG_SPACE(TMESH_JOIN_FDS * sizeof(int))];
 };
 
-/* Room for so many tells more than are wanted from too few numbers. */
+/* Room for so many tells more than are wanted from too few numbers. Where none are wanted, or no
+ * more may be taken, there is none. */
 static unsigned int room_for(unsigned int wanted)
 {
+	if (!wanted || !tmesh_foreign_room())
+		return 0;
 	return wanted < TMESH_WIRE_FDS ? TMESH_WIRE_FDS : wanted;
 }
 
@@ -30,13 +33,13 @@ static void close_all(const int *fds, unsigned int count)
 /*
  * Descriptors of one received message go to @fds behind the *@count there are. -EPROTO when it
  * has more than @room or carries anything else; -EMFILE when the kernel had to leave some
- * out though the message had room for them: then this process has no number free. What came in
- * excess is closed.
+ * out though the message had room for them: then this process has no number free, or too many that
+ * it cannot close. What came in excess is closed.
  */
 static int take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned int *count)
 {
 	bool cut = msg->msg_flags & MSG_CTRUNC;
-	int rc = cut ? -EMFILE : 0;
+	int rc = !cut ? 0 : room ? -EMFILE : -EPROTO;
 
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
 		size_t got;
@@ -57,7 +60,7 @@ static int take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned in
 				rc = -EPROTO;
 			}
 		}
-		if (got >= room_for(room) && cut)
+		if (got >= TMESH_WIRE_FDS && got >= room && cut)
 			rc = -EPROTO;
 	}
 	return rc;
@@ -282,10 +285,8 @@ static int recv_error(int rc, struct tmesh_error *err)
 		return tmesh_fail(err, rc,
 				  "receive: the peer sent something else than was expected");
 	case -EMFILE:
-		return tmesh_fail(
-			err, rc,
-			"receive: what was sent is lost, for this process has no descriptor "
-			"left: raise RLIMIT_NOFILE");
+		errno = EMFILE;
+		return tmesh_foreign_fail_errno(err, "receive: what was sent is lost");
 	default:
 		errno = -rc;
 		return tmesh_fail_errno(err, "receiving a region");

@@ -77,9 +77,11 @@ static int refused(const struct tmesh_keeper_request *request,
 				  reply->where);
 	case -ENFILE:
 	case -EMFILE:
-		return tmesh_fail(err, -EMFILE,
-				  "the keeper has no descriptor left: drop something, or raise its "
-				  "RLIMIT_NOFILE");
+		return tmesh_fail(
+			err, -EMFILE,
+			"the keeper has no descriptor left, or waits for who serves files "
+			"that it was given: drop something, raise its RLIMIT_NOFILE, or "
+			"end who gave them");
 	case -ETIMEDOUT:
 		return tmesh_fail(err, rc, "systemd did not take the keeper's descriptors in time");
 	default:

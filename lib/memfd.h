@@ -122,15 +122,18 @@ void tmesh_memfd_caps(struct tmesh_ctx *ctx);
 
 /* see_proc.c */
 
-struct stat;
-/* The file at a descriptor of another process, by O_PATH, which opens nothing. -1: it is no file.
- */
-int tmesh_proc_at(int dir, int number, struct stat *st);
+struct tmesh_foreign_file;
+/* Whether it is a memfd's file: the kernel's own, which nobody else serves. What it is called says
+ * nothing, for any file can be called so. */
+bool tmesh_is_memory(const struct tmesh_foreign_file *file);
+/* The file at a descriptor of another process, by O_PATH, which opens nothing. -1: it is no
+ * memfd's. */
+int tmesh_proc_at(int dir, int number, struct tmesh_foreign_file *file);
 /*
  * The file at a descriptor of another process, whose /proc/PID/fd is @dir, opened for reading. What
- * a process has there, and how that is called, is up to the process, and to open anything but a
- * file may wait for somebody, or set a device going: so it is looked at before. Return: -1 for what
- * is no file too.
+ * a process has there, and how that is called, is up to the process, and to open anything but
+ * memory may wait for somebody, or set a device going: so it is looked at before. Return: -1 for
+ * what is no memory too.
  */
 int tmesh_proc_open(int dir, int number);
 int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,

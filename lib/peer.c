@@ -47,12 +47,20 @@ static void peer_close(int *fd)
 	*fd = -1;
 }
 
+/* What the peer gave, or may have: it may be anything. */
+static void given_close(int *fd)
+{
+	if (*fd >= 0)
+		tmesh_foreign_close(*fd);
+	*fd = -1;
+}
+
 static void peer_free(struct tmesh_peer *peer)
 {
 	peer_close(&peer->conn);
 	peer_close(&peer->proc);
 	peer_close(&peer->pidfd);
-	peer_close(&peer->index);
+	given_close(&peer->index);
 	tmesh_index_view_close(&peer->view);
 	free(peer);
 }
@@ -156,7 +164,7 @@ void tmesh_peers_sweep(struct tmesh_ctx *ctx)
 static void index_forget(struct tmesh_peer *peer)
 {
 	tmesh_index_view_close(&peer->view);
-	peer_close(&peer->index);
+	given_close(&peer->index);
 	peer->index_number = 0;
 }
 
@@ -228,13 +236,13 @@ static bool called_index(int dir, const char *name)
 static int index_open(struct tmesh_ctx *ctx, int dir, int index)
 {
 	char number[TMESH_FD_NAME], path[32];
-	struct stat st;
+	struct tmesh_foreign_file file;
 	int at, fd = -1;
 
 	tmesh_fd_name(number, index);
 	if (!called_index(dir, number))
 		return -1;
-	at = tmesh_proc_at(dir, index, &st);
+	at = tmesh_proc_at(dir, index, &file);
 	if (at < 0)
 		return -1;
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", at);
@@ -259,7 +267,7 @@ static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 	if (proc_open(peer, pid))
 		fd = index_open(ctx, peer->proc, index);
 	good = fd >= 0 && index_map(peer, fd);
-	peer_close(&fd);
+	given_close(&fd);
 	if (!good) {
 		proc_close(peer);
 		return false;
@@ -274,7 +282,7 @@ static bool index_by_answer(struct tmesh_peer *peer)
 {
 	bool good = peer->index >= 0 && index_map(peer, peer->index);
 
-	peer_close(&peer->index);
+	given_close(&peer->index);
 	return good;
 }
 
@@ -287,9 +295,9 @@ static bool index_ready(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 	return index_by_link(ctx, peer);
 }
 
-static bool is_hit(const struct stat *st, const struct tmesh_index_hit *hit)
+static bool is_hit(const struct tmesh_foreign_file *file, const struct tmesh_index_hit *hit)
 {
-	return S_ISREG(st->st_mode) && st->st_dev == hit->dev && st->st_ino == hit->ino;
+	return tmesh_is_memory(file) && file->dev == hit->dev && file->ino == hit->ino;
 }
 
 /* A descriptor of the producer's: a duplicate where that gives the rights asked for, no more, and
@@ -300,22 +308,22 @@ static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
 {
 	bool writes = rights != TMESH_READ;
 	char number[TMESH_FD_NAME];
-	struct stat st;
+	struct tmesh_foreign_file file;
 	int at, fd = -1;
 
-	if (writes != hit->read_only && peer->pidfd >= 0 && !peer->kept) {
+	if (writes != hit->read_only && peer->pidfd >= 0 && !peer->kept && tmesh_foreign_room()) {
 		tmesh_fd_name(number, hit->fd);
-		if (fstatat(peer->proc, number, &st, 0) || !is_hit(&st, hit))
+		if (!tmesh_foreign_look(peer->proc, number, &file) || !is_hit(&file, hit))
 			return -1;
 		fd = (int)syscall(SYS_pidfd_getfd, peer->pidfd, hit->fd, 0);
 		/* A token for reading that was given after this one has lowered the descriptor. */
 		if (fd >= 0 && (!writes || (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR))
 			return fd;
 		peer->kept = fd < 0 && (errno == EPERM || errno == ENOSYS);
-		peer_close(&fd);
+		given_close(&fd);
 	}
-	at = tmesh_proc_at(peer->proc, hit->fd, &st);
-	if (at >= 0 && is_hit(&st, hit))
+	at = tmesh_proc_at(peer->proc, hit->fd, &file);
+	if (at >= 0 && is_hit(&file, hit))
 		fd = tmesh_reopen(ctx, at, (writes ? O_RDWR : O_RDONLY) | flags, NULL);
 	peer_close(&at);
 	return fd;
@@ -342,8 +350,7 @@ static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *regi
 	    !tmesh_index_view_closed(&peer->view))
 		return true;
 	/* Perhaps it is the wrong process. The answer by socket comes from the right one. */
-	if (fd >= 0)
-		tmesh_foreign_close(fd);
+	given_close(&fd);
 	region->fd = -1;
 	proc_close(peer);
 	index_forget(peer);
@@ -501,7 +508,7 @@ static int ask(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, int
 		return tmesh_fail(err, rc, "the token's producer gave a malformed answer");
 	default:
 		errno = -rc;
-		return tmesh_fail_errno(err, "asking the token's producer");
+		return tmesh_foreign_fail_errno(err, "asking the token's producer");
 	}
 }
 
@@ -576,7 +583,7 @@ static int open_asking(struct tmesh_region *region, const struct tmesh_token_par
 	rc = answer.reply.status ? refusal(answer.reply.status, rights, err)
 				 : ctx->ops->adopt(region, answer.fds, &answer.reply.region, err);
 	peer_close(&conn);
-	peer_close(&answer.index);
+	given_close(&answer.index);
 	return rc;
 }
 

@@ -4,28 +4,60 @@
  * as one may look at them. A region is its inode; what it is called stands in the link's
  * name, and in the trailer, which is read once per inode.
  */
+#include "common/foreign.h"
 #include "memfd.h"
 
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/memfd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-int tmesh_proc_at(int dir, int number, struct stat *st)
+/* All memfds lie in file systems that the kernel mounts for itself, one for each size of pages. */
+static bool lies_with(atomic_uint_fast64_t *dev, unsigned int flags, uint64_t of)
+{
+	uint64_t known = atomic_load_explicit(dev, memory_order_relaxed);
+	struct tmesh_foreign_file file;
+	int fd;
+
+	if (known)
+		return known == of;
+	fd = memfd_create("tmesh:look", MFD_CLOEXEC | flags);
+	if (fd < 0)
+		return false;
+	if (tmesh_foreign_look(fd, "", &file))
+		atomic_store_explicit(dev, known = file.dev, memory_order_relaxed);
+	close(fd);
+	return known && known == of;
+}
+
+bool tmesh_is_memory(const struct tmesh_foreign_file *file)
+{
+	static atomic_uint_fast64_t usual, huge; /* as long as the machine runs they are the same */
+
+	return S_ISREG(file->type) && (lies_with(&usual, 0, file->dev) ||
+				       lies_with(&huge, MFD_HUGETLB | MFD_HUGE_2MB, file->dev));
+}
+
+int tmesh_proc_at(int dir, int number, struct tmesh_foreign_file *file)
 {
 	char name[TMESH_FD_NAME];
 	int at;
 
 	tmesh_fd_name(name, number);
 	at = openat(dir, name, O_PATH | O_CLOEXEC);
-	if (at >= 0 && (fstat(at, st) || !S_ISREG(st->st_mode))) {
+	errno = at < 0 ? errno : EINVAL;
+	if (at >= 0 && (!tmesh_foreign_look(at, "", file) || !tmesh_is_memory(file))) {
+		int code = errno;
+
 		close(at);
-		errno = EINVAL;
+		errno = code;
 		at = -1;
 	}
 	return at;
@@ -33,9 +65,9 @@ int tmesh_proc_at(int dir, int number, struct stat *st)
 
 int tmesh_proc_open(int dir, int number)
 {
-	struct stat st;
+	struct tmesh_foreign_file file;
 	char path[32];
-	int fd, at = tmesh_proc_at(dir, number, &st);
+	int fd, at = tmesh_proc_at(dir, number, &file);
 
 	if (at < 0)
 		return -1;
@@ -95,17 +127,17 @@ static int walk_fds(pid_t pid, visit_fn visit, void *data, int *lack)
 	sight.dir = dirfd(dir);
 	while (!rc && (entry = readdir(dir))) {
 		ssize_t length = readlinkat(sight.dir, entry->d_name, path, sizeof(path) - 1);
-		struct stat st;
+		struct tmesh_foreign_file file;
 
 		if (length <= 0)
 			continue;
 		path[length] = '\0';
 		sight.name = memfd_name(path);
-		if (!sight.name || fstatat(sight.dir, entry->d_name, &st, 0))
+		if (!sight.name || !tmesh_foreign_look(sight.dir, entry->d_name, &file))
 			continue;
 		sight.fd = atoi(entry->d_name);
-		sight.dev = st.st_dev;
-		sight.ino = st.st_ino;
+		sight.dev = file.dev;
+		sight.ino = file.ino;
 		rc = visit(data, &sight);
 	}
 	closedir(dir);

@@ -109,7 +109,7 @@ _Static_assert(sizeof(struct tmesh_index_slot) == 64, "a line of the cache");
  * or not at all when that is 0.
  * Return: the number of descriptors; -EPIPE (nobody at the other end), -ETIMEDOUT, -EAGAIN,
  * -EPROTO (another size, too many descriptors), -EMFILE (too few left for them in this
- * process), or another errno; all descriptors that came are closed then.
+ * process, or tmesh_foreign_room() says no), or another errno; all that came are closed then.
  */
 int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned int fd_room,
 		    uint64_t deadline);

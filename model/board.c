@@ -270,6 +270,10 @@ static int be_welcomed(struct model_view *view, int socket, uint32_t kind, size_
 		return tmesh_fail(err, -EBUSY,
 				  "the token's owner takes nobody in: it has as many as it can "
 				  "have, or no descriptor is left");
+	if (fd == -EMFILE) {
+		errno = EMFILE;
+		return tmesh_foreign_fail_errno(err, "taking what the token's owner shares");
+	}
 	if (got != sizeof(welcome) || fd < 0 || welcome.kind != kind ||
 	    welcome.version != VERSION || welcome.bytes < least)
 		rc = model_meet_refuse(err);

@@ -46,11 +46,12 @@ ssize_t model_meet_recv(int socket, void *data, size_t room, int *fd)
 		char room[CMSG_SPACE(4 * sizeof(int))];
 		struct cmsghdr align;
 	} control;
+	bool takes = fd && tmesh_foreign_room();
 	struct msghdr message = {
 		.msg_iov = &vector,
 		.msg_iovlen = 1,
-		.msg_control = control.room,
-		.msg_controllen = sizeof(control.room),
+		.msg_control = takes ? control.room : NULL,
+		.msg_controllen = takes ? sizeof(control.room) : 0,
 	};
 	ssize_t got;
 
@@ -71,7 +72,7 @@ ssize_t model_meet_recv(int socket, void *data, size_t room, int *fd)
 			int came;
 
 			memcpy(&came, CMSG_DATA(head) + i * sizeof(int), sizeof(came));
-			if (fd && *fd < 0)
+			if (*fd < 0)
 				*fd = came;
 			else
 				tmesh_foreign_close(came);

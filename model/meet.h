@@ -41,8 +41,8 @@ int model_meet_refuse(struct tmesh_error *err);
 /* One message, with at most one descriptor (-1: none). Return: 0 or a negative errno. */
 int model_meet_send(int socket, const void *data, size_t bytes, int fd);
 /* Return: bytes, of which at most @room are in @data; 0: the other end is gone; a negative errno
- * (-EAGAIN). @fd may be NULL: then descriptors that come are closed. It is -1 where none came, and
- * -EMFILE where one was sent for which this process has no room. */
+ * (-EAGAIN). @fd may be NULL: then descriptors that come are let go of. It is -1 where none came,
+ * and -EMFILE where one was sent for which this process has no room (tmesh_foreign_room()). */
 ssize_t model_meet_recv(int socket, void *data, size_t room, int *fd);
 /* Wait until the socket can be read or written (@events), or is over. 0 or -ETIMEDOUT. */
 int model_meet_wait(int socket, short events, uint64_t deadline);

@@ -488,8 +488,10 @@ static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked
 
 	if (!model_view_answer(&reader->view, ANSWER_MS, &answer, &fd))
 		return -EAGAIN;
-	if (fd == -EMFILE)
-		return tmesh_fail(err, -EMFILE, "no descriptor is left for a slot's value");
+	if (fd == -EMFILE) {
+		errno = EMFILE;
+		return tmesh_foreign_fail_errno(err, "taking a slot's value");
+	}
 	/* Another file could keep whoever reads it waiting. Only memory has seals, none included.
 	 */
 	if (fd >= 0 && fcntl(fd, F_GET_SEALS) < 0)

@@ -286,7 +286,7 @@ def hostile(folder, path):
         cat = subprocess.Popen(["cat", inside], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until(lambda: hanging(log))
         process.stdin.write(b"\n")
-        for what in "an answer", "a word", "a region":
+        for what in "an answer", "a word", "a token's end", "a region":
             said = process.stdout.readline() if select.select([process.stdout], [], [], 60)[0] else b"it waits"
             check(said.startswith(b"ok"), f"FUSE, hangs: a file as {what} keeps nobody waiting", said)
         server.kill()

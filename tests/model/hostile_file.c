@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
  * A process of the same user hands over a file whose server answers no more, as a slot's value,
- * with a reader's word and as a region: hostile_file PATH. It says "open" when the file is open,
- * and goes on by a line on its standard input; then it says what became of each, in TAP without a
- * plan. It ends when the server does.
+ * with a reader's word, where its tokens lead, and as a region again and again: hostile_file PATH.
+ * It says "open" when the file is open, and goes on by a line on its standard input; then it says
+ * what became of each, in TAP without a plan. It ends when the server does.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -15,9 +15,12 @@
 #include <unistd.h>
 
 #include "board.h"
+#include "common/foreign.h"
+#include "common/hex.h"
 #include "wire.h"
 
 #define SLOT_MAGIC 0x53304d54u
+#define GIVEN 200
 
 static int file = -1;
 
@@ -38,7 +41,36 @@ static int answer_with_the_file(struct model_board *board, struct model_answer *
 	return 0;
 }
 
-/* As a region, and with a message that is none. */
+/* Tokens whose producer has the file for its index (0), or in its index (1). */
+static void token_of(int i, struct tmesh_token_parts *parts, char *token)
+{
+	*parts = (struct tmesh_token_parts){.backend = TMESH_BACKEND_MEMFD,
+					    .name = {0xfa, (uint8_t)i}};
+	tmesh_token_format(token, parts);
+}
+
+static void lead_to_the_file(struct tmesh_ctx *ctx)
+{
+	for (int i = 0; i < 2; i++) {
+		struct tmesh_index_entry entry = {.rights = TMESH_RIGHTS_ALL};
+		char token[TMESH_TOKEN_SIZE], path[33];
+		struct tmesh_token_parts parts;
+		struct tmesh_index *index;
+		int dir;
+
+		token_of(i, &parts, token);
+		tmesh_hex(path, parts.name, sizeof(parts.name));
+		must(!tmesh_rundir_open(ctx, &dir, NULL) &&
+			     !tmesh_index_new(parts.name, 1, 64, &index, NULL) &&
+			     !tmesh_region_create(ctx, 100, NULL, &entry.region, NULL) &&
+			     dup2(file, entry.region->fd) >= 0 &&
+			     !tmesh_index_add(&index, &entry, NULL) &&
+			     !tmesh_rundir_link(dir, path, i ? tmesh_index_fd(index) : file),
+		     "an index");
+	}
+}
+
+/* As a region, and with messages that are none. */
 static void give_regions(int socket)
 {
 	struct tmesh_wire_region wire = {
@@ -52,7 +84,9 @@ static void give_regions(int socket)
 
 	must(!model_meet_send(socket, &wire, sizeof(wire), file), "sending the file");
 	wire.version++;
-	must(!model_meet_send(socket, &wire, sizeof(wire), file), "sending the file");
+	for (int i = 1; i < GIVEN; i++)
+		while (model_meet_send(socket, &wire, sizeof(wire), file))
+			usleep(1000);
 }
 
 _Noreturn static void be_hostile(struct tmesh_ctx *ctx, const char *path, const char *victim,
@@ -69,6 +103,7 @@ _Noreturn static void be_hostile(struct tmesh_ctx *ctx, const char *path, const 
 	     "making a slot");
 	file = open(path, O_RDONLY | O_CLOEXEC);
 	must(file >= 0, "opening the file");
+	lead_to_the_file(ctx);
 	/* As slot.c begins its object: a count, then the board. Its newest value is being written.
 	 */
 	board = (struct model_board *)((char *)slot + 8);
@@ -94,6 +129,8 @@ int main(int argc, char **argv)
 	struct tmesh_region *region;
 	struct tmesh_slot *slot;
 	struct tmesh_ctx *ctx;
+	struct tmesh_token_parts parts;
+	unsigned int taken = 0;
 	int ends[2];
 	pid_t child;
 
@@ -126,10 +163,24 @@ int main(int argc, char **argv)
 	must(!tmesh_slot_publish(slot, NULL, NULL, &err), "publishing");
 	puts("ok - a file that comes with a word keeps the publisher from nothing");
 	fflush(stdout);
-	for (int i = 0; i < 2; i++)
-		must(tmesh_region_recv(ctx, ends[0], &region, &err) == -EPROTO,
+	for (int i = 0; i < 2; i++) {
+		token_of(i, &parts, token);
+		for (uint32_t rights = TMESH_READ; rights <= TMESH_RIGHTS_ALL;
+		     rights += TMESH_WRITE)
+			must(tmesh_region_open(ctx, token, rights, &region, &err) == -ENOENT,
+			     "a token leads to the file");
+	}
+	puts("ok - a file where a token leads keeps nobody");
+	fflush(stdout);
+	for (int i = 0; i < GIVEN; i++) {
+		int rc = tmesh_region_recv(ctx, ends[0], &region, &err);
+
+		must(rc == -EPROTO || (rc == -EMFILE && strstr(err.message, "who serves files")),
 		     "a file that comes as a region is taken");
-	puts("ok - a file that comes as a region keeps nobody");
+		taken += rc == -EPROTO;
+	}
+	must(taken && taken <= TMESH_FOREIGN_MOST, "more is taken than can be closed");
+	puts("ok - files that come as regions keep nobody, and few of them stay");
 	fflush(stdout);
 	kill(child, SIGKILL);
 	return 0;

@@ -13,7 +13,7 @@
 #include <tmesh/slot.h>
 
 #include "board.h"
-#include "unit.h"
+#include "unanswered.h"
 
 /* What comes with an empty message, which is taken for the end, stays with nobody. */
 static void test_empty_message(void **state)
@@ -30,6 +30,33 @@ static void test_empty_message(void **state)
 	/* So the pipe has no writer any more. */
 	assert_int_equal(read(pipes[0], &byte, 1), 0);
 	close(pipes[0]);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+/* Files that cannot be closed are taken up to a number, and none where none is wanted. */
+static void test_unanswered(void **state)
+{
+	unsigned int taken = 0;
+	int ends[2], fd;
+	char byte;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	for (int i = 0; i < 1000; i++) {
+		assert_int_equal(model_meet_send(ends[0], "x", 1, server.fd), 0);
+		assert_int_equal(model_meet_recv(ends[1], &byte, 1, i % 2 ? &fd : NULL), 1);
+		if (i % 2 == 0)
+			continue;
+		assert_true(fd >= 0 || fd == -EMFILE);
+		if (fd >= 0) {
+			tmesh_foreign_close(fd);
+			taken++;
+		}
+	}
+	assert_int_equal(taken, TMESH_FOREIGN_MOST);
+	assert_int_equal(server_files(), taken);
+	server_answers();
+	assert_int_equal(server.asked, taken);
 	close(ends[0]);
 	close(ends[1]);
 }
@@ -297,6 +324,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_empty_message),
+		cmocka_unit_test_setup_teardown(test_unanswered, server_start, server_end),
 		cmocka_unit_test(test_interrupted),
 		cmocka_unit_test(test_done_without_room),
 		cmocka_unit_test(test_no_memory_in_answer),

@@ -554,7 +554,7 @@ static void test_no_descriptor(void **state)
 		while ((fd = dup(0)) >= 0)
 			last = fd;
 		CHECK(tmesh_slot_read(own, &value, &why) == -EMFILE);
-		CHECK(strstr(why.message, "no descriptor is left"));
+		CHECK(strstr(why.message, "no descriptor left"));
 		for (fd = last; fd > last - 8; fd--)
 			close(fd);
 		CHECK(!tmesh_slot_read(own, &value, NULL));

@@ -510,7 +510,7 @@ static void test_bad_maker(void **state)
 	struct tmesh_ctx *ctx;
 	unsigned int before;
 	socklen_t size;
-	int dir;
+	int dir, null;
 
 	/* Its link leads to an index of ours, in which the memory is; its socket is ours too. */
 	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
@@ -523,7 +523,8 @@ static void test_bad_maker(void **state)
 	assert_int_equal(tmesh_rundir_link(dir, path, tmesh_index_fd(index)), 0);
 	size = tmesh_rundir_address(dir, path, &address);
 	good.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	good.fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+	good.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	assert_int_equal(bind(good.listener, (struct sockaddr *)&address, size), 0);
 	assert_int_equal(listen(good.listener, 4), 0);
 	assert_int_equal(ask(ctx, token, &good), 0);
@@ -549,6 +550,9 @@ static void test_bad_maker(void **state)
 	BAD_ANSWER(reply.status, -EBUSY, -EBUSY);
 	BAD_ANSWER(reply.status, -EMFILE, -EMFILE);
 	BAD_ANSWER(silent, true, -ENOENT);
+	/* Polling it could ask somebody. */
+	BAD_ANSWER(fd, null, -EPROTO);
+	close(null);
 	close(good.fd);
 	close(good.listener);
 	/* Its memory is found, and nobody answers for it. */

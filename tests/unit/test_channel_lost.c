@@ -4,6 +4,7 @@
 
 #include "channel_internal.h"
 #include "channels.h"
+#include "unanswered.h"
 
 #include <tmesh/hold.h>
 
@@ -270,6 +271,34 @@ static void test_taken_from_the_shelf(void **state)
 	pair_end(&p);
 }
 
+/* Whoever looks at the shelf gets what lies there, and may not be able to close it. */
+static void test_unanswered_on_the_shelf(void **state)
+{
+	const char nothing = 0;
+	struct iovec part = {(void *)&nothing, 1};
+	union {
+		struct cmsghdr align;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control = {.align = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+	struct msghdr msg = {
+		.msg_iov = &part,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control),
+	};
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_region *region;
+
+	memcpy(CMSG_DATA(&control.align), &server.fd, sizeof(server.fd));
+	assert_int_equal(sendmsg(p.maker->shelves[0].put, &msg, 0), 1);
+	for (int i = 0; i < 1000; i++)
+		assert_int_equal(tmesh_channel_shelf_open(p.other, 0, 0, 1, TMESH_READ, &region),
+				 -ENOENT);
+	assert_int_equal(server_files(), TMESH_FOREIGN_MOST);
+	server_answers();
+	pair_end(&p);
+}
+
 /* Where nobody else can hold it, it is counted, and who leaves waits. */
 static void test_not_held(void **state)
 {
@@ -401,6 +430,8 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_killed_with_what_was_closed),
 		cmocka_unit_test(test_killed_one_after_another),
 		cmocka_unit_test(test_taken_from_the_shelf),
+		cmocka_unit_test_setup_teardown(test_unanswered_on_the_shelf, server_start,
+						server_end),
 		cmocka_unit_test(test_not_held),
 		cmocka_unit_test(test_closed_for_two),
 		cmocka_unit_test(test_nobody_came),

@@ -18,34 +18,38 @@ static bool put(const char *path, const char *text)
 	return done;
 }
 
-/* A pipe with a name that /proc shows as a region's: it lies at the top of a file system that is
- * not mounted any more. Any user may have one who may make namespaces. */
-static bool hold_false_region(void)
+/* A pipe or a file with a name that /proc shows as a region's: it lies at the top of a file system
+ * that is not mounted any more. Any user may have one who may make namespaces. Return: its
+ * descriptor, or -1. */
+static int hold_false_region(mode_t type)
 {
 	char dir[512], path[600], map[32];
+	int fd;
 	uid_t uid = geteuid();
 	gid_t gid = getegid();
 
 	snprintf(dir, sizeof(dir), "%s/false", getenv("TMESH_RUNTIME_DIR"));
 	snprintf(path, sizeof(path), "%s/memfd:tmesh:1:0123456789abcdef:1000:false", dir);
-	if (mkdir(dir, 0700) || unshare(CLONE_NEWUSER | CLONE_NEWNS))
-		return false;
+	if ((mkdir(dir, 0700) && errno != EEXIST) || unshare(CLONE_NEWUSER | CLONE_NEWNS))
+		return -1;
 	snprintf(map, sizeof(map), "0 %u 1", uid);
 	if (!put("/proc/self/uid_map", map) || !put("/proc/self/setgroups", "deny"))
-		return false;
+		return -1;
 	snprintf(map, sizeof(map), "0 %u 1", gid);
-	return put("/proc/self/gid_map", map) && !mount("false", dir, "tmpfs", 0, NULL) &&
-	       !mkfifo(path, 0600) && open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC) >= 0 &&
-	       !umount2(dir, MNT_DETACH);
+	if (!put("/proc/self/gid_map", map) || mount("false", dir, "tmpfs", 0, NULL) ||
+	    mknod(path, type | 0600, 0))
+		return -1;
+	fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	return umount2(dir, MNT_DETACH) ? -1 : fd;
 }
 
-/* Who looks for regions opens what others call one, and waits for nobody. */
-static void test_false_region(void **state)
+/* Who looks for regions opens nothing that others call one, for that could ask who serves it. */
+static void see_false_region(mode_t type)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	int pair[2], status, fd, notify = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
 	struct tmesh_region_info *infos;
-	int pair[2], status;
-	char holds = 0;
+	char path[64];
 	size_t count;
 	pid_t pid;
 
@@ -53,19 +57,29 @@ static void test_false_region(void **state)
 	pid = fork();
 	if (pid == 0) {
 		close(pair[0]);
-		holds = hold_false_region();
-		if (write(pair[1], &holds, 1) != 1 || read(pair[1], &holds, 1))
+		fd = hold_false_region(type);
+		if (write(pair[1], &fd, sizeof(fd)) != sizeof(fd) || read(pair[1], &fd, 1))
 			_exit(1);
 		_exit(0);
 	}
 	close(pair[1]);
-	assert_int_equal(read(pair[0], &holds, 1), 1);
-	assert_true(holds);
+	assert_int_equal(read(pair[0], &fd, sizeof(fd)), sizeof(fd));
+	assert_true(fd >= 0);
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)pid, fd);
+	assert_true(inotify_add_watch(notify, path, IN_OPEN) >= 0);
 	assert_ok(tmesh_list(ctx, &infos, &count, err));
 	free(infos);
+	assert_int_equal(opens_of(notify), 0);
+	close(notify);
 	close(pair[0]);
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	tmesh_ctx_unref(ctx);
+}
+
+static void test_false_region(void **state)
+{
+	see_false_region(S_IFIFO);
+	see_false_region(S_IFREG);
 }
 
 /* Memory that is called a region and is none, or is called as a region is that is another file. */

@@ -135,12 +135,55 @@ static void test_entry_unsealed(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* The index says a file that somebody may serve, and says it rightly: it is not opened. */
+static void test_entry_is_file(void **state)
+{
+	static const uint8_t name[16] = {0x12, 0x37};
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
+	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_index_entry entry = {.rights = TMESH_RIGHTS_ALL};
+	int dir, file, notify = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+	char token[TMESH_TOKEN_SIZE], path[33], there[600];
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	struct tmesh_index *index;
+	struct tmesh_region *region;
+
+	memcpy(parts.name, name, sizeof(name));
+	tmesh_token_format(token, &parts);
+	tmesh_hex(path, name, sizeof(name));
+	assert_ok(tmesh_rundir_open(ctx, &dir, err));
+	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_region_create(holder, 100, NULL, &entry.region, err));
+	snprintf(there, sizeof(there), "%s/file", getenv("TMESH_RUNTIME_DIR"));
+	file = open(there, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	assert_int_equal(dup2(file, entry.region->fd), entry.region->fd);
+	assert_ok(tmesh_index_add(&index, &entry, err));
+	assert_int_equal(tmesh_rundir_link(dir, path, tmesh_index_fd(index)), 0);
+	assert_int_equal(fcntl(file, F_SETLK, &lock), 0);
+	assert_true(inotify_add_watch(notify, there, IN_OPEN) >= 0);
+	for (uint32_t rights = TMESH_READ; rights <= TMESH_RIGHTS_ALL; rights += TMESH_WRITE) {
+		assert_int_equal(tmesh_region_open(ctx, token, rights, &region, NULL), -ENOENT);
+		assert_int_equal(opens_of(notify), 0);
+		/* Nor duplicated: to close that would end the lock. */
+		assert_true(is_locked(file));
+	}
+	tmesh_index_free(index);
+	tmesh_rundir_remove(dir, path);
+	tmesh_region_unref(entry.region);
+	close(notify);
+	close(file);
+	unlink(there);
+	tmesh_ctx_unref(holder);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_link_to_any),
 		cmocka_unit_test(test_entry_of_any),
 		cmocka_unit_test(test_entry_unsealed),
+		cmocka_unit_test(test_entry_is_file),
 	};
 
 	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+/*
+ * Files whose server does not answer, handed over where memory is due: nobody waits to close them,
+ * and not many of them wait in one process.
+ */
+#include <signal.h>
+#include <sys/stat.h>
+
+#include "memfd.h"
+#include "strangers.h"
+#include "unanswered.h"
+#include "watch.h"
+
+/* Until no more may be taken; whatever else is handed over then has to wait, and says for what. */
+static void test_bound(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	int memory = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), pair[2];
+	struct tmesh_region *region;
+	unsigned int before, most = 0;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	before = unit_open_fds();
+	while (tmesh_foreign_room()) {
+		send_fds(pair[0], &good, sizeof(good), server.fd, 3);
+		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO,
+			       "one region");
+		most += 3;
+		assert_int_equal(server_files(), most);
+	}
+	assert_true(most < TMESH_FOREIGN_MOST + TMESH_WIRE_FDS);
+	for (int i = 0; i < 1000; i++) {
+		send_fds(pair[0], &good, sizeof(good), i % 2 ? server.fd : memory, 1 + i % 253);
+		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EMFILE,
+			       "waits for who serves files");
+	}
+	assert_int_equal(server_files(), most);
+	server_answers();
+	assert_int_equal(unit_open_fds(), before);
+	assert_int_equal(server.asked, most);
+	send_fds(pair[0], &good, sizeof(good), memory, 1);
+	assert_ok(tmesh_region_recv(ctx, pair[1], &region, err));
+	tmesh_region_unref(region);
+	close(memory);
+	close(pair[0]);
+	close(pair[1]);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Who serves tokens takes no descriptors at all: none is there to be closed. */
+static void test_requests(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	struct tmesh_wire_request request = {
+		.magic = TMESH_MAGIC_REQUEST,
+		.version = TMESH_WIRE_VERSION,
+		.rights = TMESH_READ,
+	};
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE], answer[256];
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	for (int i = 0; i < 100; i++) {
+		int conn = dial(token);
+
+		send_fds(conn, &request, sizeof(request), server.fd, 4);
+		assert_true(recv(conn, answer, sizeof(answer), 0) <= 0 && errno != EAGAIN);
+		close(conn);
+	}
+	assert_int_equal(server.asked, 0);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Nor does the module's backend ask what a file is that is no handle. */
+static void test_no_handle(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	struct tmesh_region *region, *given;
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	given = calloc(1, sizeof(*given));
+	assert_refused(tmesh_kernel_ops.adopt(given, &server.fd, &good, err), -EPROTO, "no handle");
+	assert_refused(tmesh_kernel_ops.adopt(given, &region->fd, &good, err), -EPROTO,
+		       "no handle");
+	free(given);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
+struct producer {
+	int listener;
+	int memory;
+	pthread_t thread;
+};
+
+/* Gives a region, and the file for its index. */
+static void *produce(void *data)
+{
+	struct producer *producer = data;
+	struct tmesh_wire_reply reply = {
+		.magic = TMESH_MAGIC_REPLY,
+		.version = TMESH_WIRE_VERSION,
+		.region = good,
+	};
+	const int fds[] = {producer->memory, server.fd};
+	int conn = accept(producer->listener, NULL, NULL);
+	char request[256];
+
+	while (recv(conn, request, sizeof(request), 0) > 0) {
+		reply.index++;
+		assert_int_equal(tmesh_wire_send(conn, &reply, sizeof(reply), fds, 2, 0), 0);
+	}
+	close(conn);
+	return NULL;
+}
+
+/* What comes for an index is closed as it came, whether it was looked at or not. */
+static void test_index(void **state)
+{
+	static const char name[] = "00112233445566778899aabbccddeefa";
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	struct producer producer = {.memory = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW)};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+	unsigned int before;
+
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", getenv("TMESH_RUNTIME_DIR"),
+		 name);
+	snprintf(token, sizeof(token), "tm1m-%s-%s", name, name);
+	producer.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(producer.listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(producer.listener, 4), 0);
+	before = unit_open_fds();
+	pthread_create(&producer.thread, NULL, produce, &producer);
+	/* The first one's is looked at by the second, the second one's by nobody. */
+	for (int i = 0; i < 2; i++) {
+		assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &region, err));
+		tmesh_region_unref(region);
+	}
+	tmesh_watch_stop(ctx);
+	tmesh_peers_drop(ctx);
+	pthread_join(producer.thread, NULL);
+	server_answers();
+	assert_int_equal(server.asked, 2);
+	assert_int_equal(unit_open_fds(), before);
+	close(producer.listener);
+	close(producer.memory);
+	unlink(address.sun_path);
+	tmesh_ctx_unref(ctx);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(test_bound, server_start, server_end),
+		cmocka_unit_test_setup_teardown(test_requests, server_start, server_end),
+		cmocka_unit_test_setup_teardown(test_no_handle, server_start, server_end),
+		cmocka_unit_test_setup_teardown(test_index, server_start, server_end),
+	};
+
+	signal(SIGPIPE, SIG_IGN);
+	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);
+	return cmocka_run_group_tests_name("foreign", tests, NULL, NULL);
+}
