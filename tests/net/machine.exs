@@ -238,7 +238,10 @@ defmodule Machine do
       end)
 
     bytes = told |> Enum.map(fn {_sum, all} -> hd(all).region_bytes end) |> Enum.sum()
-    say("#{elem(opened, 0)} #{map_size(told)} #{whole?} #{bytes} #{length(List.flatten(Map.values(told)))}")
+
+    say(
+      "#{elem(opened, 0)} #{map_size(told)} #{whole?} #{bytes} #{length(List.flatten(Map.values(told)))}"
+    )
 
     with {:ok, ref_or_bundle} <- opened do
       if is_struct(ref_or_bundle, Tmesh.Bundle),
@@ -328,7 +331,15 @@ defmodule Machine do
         Process.register(self(), Tmesh.Net)
         for name <- ["llama", "nobodys"], do: :pg.join(Tmesh.Net.Names, name, self())
         send(me, :registered)
-        lie_of_names([nil, {:ok, nil}, {:ok, %{}}, {:ok, [1 | 2]}, {:ok, %{"kind" => "channel"}}, :ok])
+
+        lie_of_names([
+          nil,
+          {:ok, nil},
+          {:ok, %{}},
+          {:ok, [1 | 2]},
+          {:ok, %{"kind" => "channel"}},
+          :ok
+        ])
       end)
 
     receive(do: (:registered -> say("ok")))
@@ -340,7 +351,11 @@ defmodule Machine do
     %{"offer" => id} = decode(offer)
     net = {Tmesh.Net, String.to_existing_atom(home)}
     # Without a word of who it is, and in the name of a process of the home.
-    for request <- [{:withdraw, id}, {:own, nil, {:withdraw, id}}, {:own, "secret", {:withdraw, id}}] do
+    for request <- [
+          {:withdraw, id},
+          {:own, nil, {:withdraw, id}},
+          {:own, "secret", {:withdraw, id}}
+        ] do
       GenServer.cast(net, request)
       there = :erpc.call(elem(net, 1), Process, :whereis, [Tmesh.Net])
       send(net, {:"$gen_call", {there, make_ref()}, request})
@@ -610,7 +625,9 @@ defmodule Machine do
 
     for {:waiting, pids} <- held, pid <- pids, do: Process.exit(pid, :kill)
 
-    for {ref, offer} when ref not in [:held, :holder, :stream, :follower, :waiting, :opening, :liar, :channel] <- held,
+    for {ref, offer}
+        when ref not in [:held, :holder, :stream, :follower, :waiting, :opening, :liar, :channel] <-
+          held,
         do: {Tmesh.Net.withdraw(offer), ZeroCopy.release(ref)}
 
     for %Tmesh.Bundle{} = bundle <- held, do: Tmesh.Bundle.release(bundle)
@@ -691,7 +708,10 @@ defmodule Machine do
           ^bytes = ref.byte_size
           data = ZeroCopy.to_binary!(ref, copy: false)
           sum = digest(data)
-          true = ZeroCopy.to_binary!(more["part"], copy: false) == binary_part(data, 0, bytes - 5_000)
+
+          true =
+            ZeroCopy.to_binary!(more["part"], copy: false) == binary_part(data, 0, bytes - 5_000)
+
           Tmesh.Bundle.release(more)
           ZeroCopy.release!(ref)
           sum

@@ -170,7 +170,7 @@ defmodule Tmesh.BatchingTest do
     end
 
     test "another user's is refused", context do
-      python = System.get_env("TMESH_TEST_PYTHON", "python3")
+      # Any Python: it needs none of our packages.
       {uid, 0} = System.cmd("id", ["-u"])
 
       if String.trim(uid) == "0" do
@@ -183,7 +183,7 @@ defmodule Tmesh.BatchingTest do
         """
 
         port =
-          Port.open({:spawn_executable, System.find_executable(python)}, [
+          Port.open({:spawn_executable, System.find_executable("python3")}, [
             :binary,
             args: ["-c", program, path]
           ])

@@ -297,6 +297,7 @@ defmodule Tmesh.NativeTest do
     do: true
 
   defp refused?(name, {:error, {:ebadf, _why}}) when name in @engine_objects, do: true
+
   defp refused?(name, {:error, {:eproto, _why}}) when name in [:costs_parse, :costs_read],
     do: true
 

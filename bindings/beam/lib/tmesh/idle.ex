@@ -23,8 +23,7 @@ defmodule Tmesh.Idle do
   """
   @type seen :: %{
           pid() =>
-            {non_neg_integer(), :active | :asked | :collected, non_neg_integer(),
-             non_neg_integer()}
+            {non_neg_integer(), :active | :asked | :collected, non_neg_integer(), non_neg_integer()}
         }
 
   @spec look(seen()) :: seen()
