@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """tmesh.movers, which brings tmesh.ray's objects from another machine: real NIXL and Mooncake, without Ray."""
 
+import os
 import signal
 import sys
 import threading
@@ -72,6 +73,8 @@ def test_a_stopped_peer_stops_nobody_else(mover, targets, monkeypatch):
 
     monkeypatch.setattr(mover._module.Peer, "_transfer", seen)
     stopped.process.send_signal(signal.SIGSTOP)
+    # Until all of its threads are: on a busy machine one of them still answers a while.
+    os.waitid(os.P_PID, stopped.process.pid, os.WSTOPPED | os.WNOWAIT)
     thread = threading.Thread(target=fetch)
     thread.start()
     try:
