@@ -2,6 +2,7 @@
 """Machines as processes with runtime directories of their own, for test_machines.py and programs.py."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -39,8 +40,26 @@ def eventually(condition, what):
         time.sleep(0.05)
 
 
+def alone(number):
+    """What makes a program of machine `number` a user's of its own, in an IPC namespace of its own, and its clocks, but for the time of day,
+    others: the first one's are a hundred days ahead. With the user's number, and what of it there is not here."""
+    uid, missing = 61000 + number, []
+    user = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups"]
+    seconds = str(8_640_000 if number == 1 else number)
+    clocks = ["--time", "--monotonic", seconds, "--boottime", seconds]
+
+    def works(*command):
+        return not subprocess.run(command, capture_output=True).returncode
+    if not works("unshare", "--ipc", *clocks, "--fork", "true"):
+        clocks, missing = [], [*missing, "clocks"]
+    if not works(*user, "test", "-x", str(BUILD / "tmesh-net"), "-a", "-r", str(HERE / "machine.exs")):
+        uid, user, missing = 0, [], [*missing, "users"]
+    return ["unshare", "--ipc", *clocks, "--fork", "--kill-child", *user], uid, missing
+
+
 class Machine:
-    def __init__(self, name, address, netns, epmd_port, tls=None, backend="memfd"):
+    def __init__(self, name, address, netns, epmd_port, tls=None, backend="memfd", number=None):
+        """With a `number`, alone() and with a small disk of its own."""
         self.address, self.epmd_port, self.backend = address, epmd_port, backend
         self.tls = f" -proto_dist inet_tls -ssl_dist_optfile {tls}" if tls else ""
         self.inside = ["ip", "netns", "exec", netns] if netns else []
@@ -49,6 +68,14 @@ class Machine:
             self.inside += ["unshare", "--ipc"]
         self.node = f"{name}@{address}"
         self.dir = Path(tempfile.mkdtemp(prefix="tmesh-net-"))
+        self.disk = number is not None
+        if self.disk:
+            alone_by, uid, self.missing = alone(number)
+            self.inside += alone_by
+            for what in self.missing:
+                print(f"# {self.node} has no {what} of its own here", flush=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=256k,nr_inodes=64,mode=700,uid={uid},gid={uid}", "tmesh-net", str(self.dir)],
+                           check=True)
         self.beam = None
         self.last = ""  # answer
         self.start()
@@ -56,8 +83,8 @@ class Machine:
     def start(self):
         env = self.env = {**os.environ, "TMESH_BACKEND": self.backend, "TMESH_RUNTIME_DIR": str(self.dir),
                "TMESH_NET": str(BUILD / "tmesh-net"), "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
-               "ERL_EPMD_PORT": str(self.epmd_port)}
-        self.log = open(self.dir / "log", "ab")
+               "ERL_EPMD_PORT": str(self.epmd_port), "HOME": str(self.dir)}
+        self.log = open(f"{self.dir}.log", "ab")
         self.beam = subprocess.Popen(
             [*self.inside, "elixir", "--name", self.node, "--cookie", SECRET, "--erl", f"-start_epmd false{self.tls}",
              "-pa", str(EBIN), str(HERE / "machine.exs"), self.address],
@@ -70,7 +97,7 @@ class Machine:
                 self.last = line[2:].strip()
                 return self.last
             self.log.write(line.encode())
-        raise AssertionError(f"{self.node} has ended: {(self.dir / 'log').read_text()[-2000:]}")
+        raise AssertionError(f"{self.node} has ended: {Path(f'{self.dir}.log').read_text()[-2000:]}")
 
     def send(self, *words):
         print(*words, file=self.beam.stdin, flush=True)
@@ -133,6 +160,24 @@ class Machine:
         region = "/memfd:tmesh", "/tmesh"  # the module's have no other name
         return [link for link in links if link.startswith(region) and "index" not in link]
 
+    def fill_disk(self):
+        """Not a byte more goes on it, and not a file."""
+        assert self.disk
+        for number in range(65):
+            try:
+                with open(self.dir / f"full{number}", "wb", buffering=0) as file:
+                    while not number:
+                        file.write(bytes(4096))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC, error
+                if number:
+                    return
+        raise AssertionError("the disk takes as many files as one likes")
+
+    def empty_disk(self):
+        for file in self.dir.glob("full*"):
+            file.unlink()
+
     def nothing_left(self):
         left = []
 
@@ -157,6 +202,9 @@ class Machine:
         for command in ("beam.smp", "tmesh-net", "tmesh-keeper"):
             self.kill(command)
         self.log.close()
+        if self.disk:
+            subprocess.run(["umount", "-l", str(self.dir)], check=True)
+        Path(f"{self.dir}.log").unlink()
         shutil.rmtree(self.dir, ignore_errors=True)
 
 
@@ -166,7 +214,7 @@ def epmd(inside, port):
 
 
 @contextlib.contextmanager
-def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd")):
+def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd"), each_alone=False):
     """Machines in namespaces, the first two connected; what topology.sh does to them. None where the kernel has no such thing."""
     name, topology = f"tmn{os.getpid()}", str(HERE / "topology.sh")
 
@@ -190,7 +238,7 @@ def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd"
             inside = ["ip", "netns", "exec", f"{name}-{number}"]
             daemons.append(epmd(inside, 4369))
             machines.append(Machine(("home", "reader", "second", "third")[number - 1], f"{network}.{number}", f"{name}-{number}", 4369,
-                                    backend=backend))
+                                    backend=backend, number=number if each_alone else None))
         assert machines[1].ask("connect", machines[0].node) == "true"
         yield *machines, do
     finally:

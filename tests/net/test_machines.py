@@ -19,6 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
+from alone import test_alone, test_full_disks
 from ends import test_names_apart, test_unknown_home, test_withdrawn_under_way
 from machines import BUILD, EMULATED, FULL, HERE, SECONDS, Machine, epmd, eventually, machines_apart, report, reported
 from programs import half_fetched, in_a_folder, test_hostile_programs, test_programs, test_waiters_gone
@@ -496,10 +497,10 @@ def with_tls():
 
 
 def in_namespaces():
-    with machines_apart("namespaces") as made:
+    with machines_apart("namespaces", each_alone=True) as made:
         if made:
             home, reader, do = made
-            play("namespaces", home, reader, [(test_open, ()), (test_many, ()), (test_fetcher_killed, ()),
+            play("namespaces", home, reader, [(test_alone, ()), (test_open, ()), (test_many, ()), (test_full_disks, ()), (test_fetcher_killed, ()),
                                               (test_partition, (lambda what: do(what, "1"),))])
 
 
