@@ -30,7 +30,8 @@ defmodule Tmesh.BatchingTest do
 
     # Those that the queue is full of.
     defp fill(path, sockets \\ []) do
-      {:ok, socket} = :gen_tcp.connect({:local, path}, 0, [:binary])
+      # One that reads of itself is closed as soon as it finds that nobody is there.
+      {:ok, socket} = :gen_tcp.connect({:local, path}, 0, [:binary, active: false])
 
       {:ok, [{:raw, 1, 17, <<_pid::32, uid::native-32, _gid::32>>}]} =
         :inet.getopts(socket, [{:raw, 1, 17, 12}])
