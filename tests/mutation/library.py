@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Guards of libtmesh, tried with the unit tests on memfds."""
+"""Guards of libtmesh, tried with the unit tests on memfds. The library is built once with all guards behind switches
+(switches.h), which the test programs and the keeper that they start have by their environment."""
 import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -13,14 +15,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import guards
+from cases import PATIENCE, ByCases, digest, out
 
+HERE = Path(__file__).resolve().parent
 UNIT = Path("tests/unit")
-# What a program may take with a guard out, beside what it takes with all guards in: some wait for ever then.
-PATIENCE = 20, 4
-
-
-class Broken(Exception):
-    """The tests cannot judge: they fail with every guard in."""
+TESTS = re.compile(r"\b(?:cmocka_unit_test\w*|TEST|KEEP_TEST)\(\s*(test_\w+)")
+MUTANTS = 4096
 
 
 def words(variable):
@@ -31,106 +31,158 @@ def words(variable):
     return shlex.split(told)
 
 
-class Library:
-    """The library's sources, its test programs, and which program runs which line."""
+def all_guards():
+    return [guard for name in words("LIB_SRC") for guard in guards.find(name, Path(name).read_text())]
 
-    def __init__(self, where, say):
-        self.where, self.say = Path(where), say
-        self.where.mkdir(parents=True, exist_ok=True)
-        self.compile = words("CC") + words("LIB_CPPFLAGS") + words("CFLAGS") + words("LIB_CFLAGS") + ["-w"]
-        self.link = words("CC") + words("CFLAGS") + words("UNIT_FLAGS")
-        self.libs = words("UNIT_LIBS")
-        self.archive = words("LIB_A")[0]
-        self.programs = words("UNIT_NAMES")
-        keeper = words("UNIT_KEEPER_plain")[0]
-        self.env = {"TMESH_BACKEND": "memfd", "TMESH_TEST_LENGTH": "short", **os.environ,
-                    "TMESH_KEEPER": keeper, "CMOCKA_MESSAGE_OUTPUT": "TAP"}
-        subprocess.run(["make", "-s", self.archive, keeper.removeprefix(os.getcwd() + "/"),
-                        *[f"build/tests/unit/cov/{name}" for name in self.programs]], check=True)
-        self.objects = {}
-        for name in self.programs:
-            self.objects[name] = self.where / f"{name}.o"
-            subprocess.run([*self.compile, *words("UNIT_FLAGS"), "-c", UNIT / f"{name}.c", "-o", self.objects[name]],
-                           check=True)
-        self.takes = {}
-        for name in self.programs:
+
+class Switched:
+    """The keeper and test programs, of a library with its guards behind switches. `programs` by name, `number` of each
+    guard, `digests` of what each program is made of."""
+    def __init__(self, where, names):
+        self.number = {guard: number for number, guard in enumerate(all_guards(), 1)}
+        self.programs = {name: where / name for name in names}
+        self.keeper = where / "tmesh-keeper"
+        library = [*map(Path, words("LIB_SRC")), *map(Path, words("KEEPER_SRC")), *HERE.glob("switches.*"),
+                   *(path for folder in ("lib", "include", UNIT) for path in sorted(Path(folder).rglob("*.h")))]
+        self.digests = {name: digest(*library, UNIT / "closes.c", UNIT / f"{name}.c") for name in names}
+        stamp = where / "built.json"
+        there = json.loads(stamp.read_text()) if stamp.exists() else {}
+        of_library = digest(*library)
+        if there.get("") != of_library:
+            self.build_library(where)
+        self.link = words("CC") + words("CPPFLAGS") + words("CFLAGS") + words("UNIT_FLAGS")
+        behind = [*words("UNIT_CLOSES"), where / "switches.o", where / "switched.a", *words("UNIT_LIBS")]
+        side_by_side([*self.link, UNIT / f"{name}.c", *behind, "-o", path]
+                     for name, path in self.programs.items() if there.get(name) != self.digests[name])
+        stamp.write_text(json.dumps({**self.digests, "": of_library}))
+
+    def build_library(self, where):
+        compile = words("CC") + words("LIB_CPPFLAGS") + words("CFLAGS") + words("LIB_CFLAGS") + ["-w"]
+        archive, switches, objects = where / "switched.a", where / "switches.o", []
+        jobs = [[*compile, "-I", HERE, "-c", HERE / "switches.c", "-o", switches]]
+        for path in map(Path, words("LIB_SRC")):
+            mine = [(number, guard) for guard, number in self.number.items() if guard.file == str(path)]
+            source = where / "switched" / path
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text(guards.switched(path.read_text(), mine))
+            objects.append(source.with_suffix(".o"))
+            jobs.append([*compile, "-include", HERE / "switches.h", "-iquote", path.parent, "-c", source,
+                         "-o", objects[-1]])
+        side_by_side(jobs)
+        archive.unlink(missing_ok=True)
+        subprocess.run([*words("AR"), "rcs", archive, *objects], check=True)
+        subprocess.run([*words("CC"), *words("KEEPER_CPPFLAGS"), *words("CFLAGS"), "-std=gnu11", "-w", *words("KEEPER_SRC"),
+                        switches, archive, *words("LIB_LIBS"), "-o", self.keeper], check=True)
+
+    def tests(self, name):
+        """What the cases of a program are called."""
+        return TESTS.findall((UNIT / f"{name}.c").read_text())
+
+
+class Library(ByCases):
+    """The library's test programs, and which of their cases makes which guard true on memfds."""
+    def __init__(self, where, say, **limits):
+        super().__init__(where, say, **limits)
+        self.built = Switched(self.where, words("UNIT_NAMES"))
+        self.programs, self.number, self.digests = self.built.programs, self.built.number, self.built.digests
+        self.env = {"TMESH_TEST_LENGTH": "short", **os.environ, "TMESH_BACKEND": "memfd",
+                    "TMESH_KEEPER": str(self.built.keeper)}
+        self.know_cases()
+
+    def told_cases(self, names):
+        """{program: [[hundredths of a second, case, numbers of guards that were true, of those that were false] of each
+        case that passes with every guard in]}"""
+        found = defaultdict(list)
+
+        def tell(run):
+            name, case = run
             began = time.monotonic()
-            if not self.passes(name, self.built(name, self.where / name), 600):
-                raise Broken(f"{name} fails with every guard in")
-            self.takes[name] = time.monotonic() - began
-        self.runs = self.coverage()
+            with case_of(self.programs[name], case, self.env) as ran:
+                passes = ran.passes(600)
+                met = ran.met.read()
+            took = round((time.monotonic() - began) * 100)
+            if not passes:
+                self.say(f"with every guard in: {name} {case} fails")
+                return
+            numbers = ([number for number, seen in enumerate(met) if seen & bit] for bit in (2, 1))
+            found[name].append([took, case, *numbers])
 
-    def coverage(self):
-        """{(file, line): the programs that run it}"""
-        runs = defaultdict(set)
-        objects = Path("build/lib-cov")
-        for name in self.programs:
-            self.say(f"which lines {name} runs")
-            for old in objects.rglob("*.gcda"):
-                old.unlink()
-            self.passes(name, Path(f"build/tests/unit/cov/{name}"), 600)
-            for counts in objects.rglob("*.gcda"):
-                told = subprocess.run(["gcov", "--json-format", "--stdout", counts.resolve()], check=True,
-                                      capture_output=True, text=True, cwd=objects).stdout
-                for file in json.loads(told)["files"]:
-                    path = os.path.relpath(os.path.join(os.getcwd(), file["file"]))
-                    for line in file["lines"]:
-                        if line["count"]:
-                            runs[path, line["line_number"]].add(name)
-        return runs
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(tell, [(name, case) for name in names for case in self.built.tests(name)]))
+        return found
 
-    def built(self, name, path, *objects):
-        """A test program with these objects in place of the archive's."""
-        subprocess.run([*self.link, self.objects[name], *objects, self.archive, *self.libs, "-o", path], check=True,
-                       capture_output=True)
-        return path
-
-    def passes(self, name, path, seconds):
-        """Whether a program ends in time and well. Nothing that it started stays."""
-        with tempfile.TemporaryDirectory() as runtime, tempfile.TemporaryFile() as output:
-            child = subprocess.Popen([path.resolve()], env={**self.env, "TMESH_RUNTIME_DIR": runtime}, stdout=output,
-                                     stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
+    def tried(self, waiting, jobs):
+        """(mutant, answer) of each of {mutant: its runs}, as they are known."""
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            judging = {pool.submit(self.judge, mutant, runs): mutant for mutant, runs in waiting.items()}
             try:
-                return child.wait(seconds) == 0
-            except subprocess.TimeoutExpired:
-                return False
+                for done in concurrent.futures.as_completed(judging):
+                    yield judging[done], done.result()
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+                pool.shutdown(cancel_futures=True)
 
-    @staticmethod
-    def guards():
-        return [guard for name in words("LIB_SRC") for guard in guards.find(name, Path(name).read_text())]
-
-    def judge(self, mutant):
-        """Which program fails with the mutant, "" where none does. Raises Untried."""
-        guard = mutant.guard
-        names = set().union(*(self.runs[guard.file, line] for line in guard.lines))
-        if not names:
-            raise guards.Untried("no test comes by")
-        with tempfile.TemporaryDirectory(dir=self.where) as folder:
-            source = Path(folder) / Path(guard.file).name
-            source.write_text(guards.changed(Path(guard.file).read_text(), mutant))
-            made = Path(folder) / "mutant.o"
-            built = subprocess.run([*self.compile, "-iquote", Path(guard.file).parent, "-c", source, "-o", made],
-                                   capture_output=True)
-            if built.returncode:
-                raise guards.Untried("it does not compile")
-            for name in sorted(names, key=self.takes.get):
-                program = self.built(name, Path(folder) / name, made)
-                more, times = PATIENCE
-                if not self.passes(name, program, more + times * self.takes[name]):
-                    return name
+    def judge(self, mutant, runs):
+        """Which case fails with the mutant and passes with the guard in again, "" where none does."""
+        number = out(self.number[mutant.guard], mutant)
+        for name, case, limit in runs:
+            if self.passes(name, case, limit, number):
+                continue
+            if self.passes(name, case, limit, "0"):
+                return f"{name} {case}"
+            self.say(f"with every guard in: {name} {case} fails")
         return ""
 
-    def judged(self, wanted, jobs):
-        """(mutant, answer) of each wanted mutant, as they are known: what sees it, "" where nothing does, or an
-        Untried."""
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            waiting = {pool.submit(self.judge, mutant): mutant for mutant in wanted}
-            for done in concurrent.futures.as_completed(waiting):
-                if isinstance(done.exception(), guards.Untried):
-                    yield waiting[done], done.exception()
-                else:
-                    yield waiting[done], done.result()
+    def passes(self, name, case, limit, number):
+        with case_of(self.programs[name], case, {**self.env, "TMESH_MUTANT": number}) as ran:
+            return ran.passes(limit)
+
+
+class case_of:
+    """One case of a program, in a process group and a runtime directory of its own. Nothing that it started stays."""
+    def __init__(self, program, case, env):
+        self.program, self.env = program, {**env, "TMESH_CASE": case}
+
+    def __enter__(self):
+        self.runtime = tempfile.TemporaryDirectory(prefix="tmesh-mutation-", ignore_cleanup_errors=True)
+        self.met = tempfile.NamedTemporaryFile(prefix="tmesh-mutation-met-")
+        self.met.truncate(MUTANTS)
+        self.env |= {"TMESH_RUNTIME_DIR": self.runtime.name, "TMESH_MET": self.met.name}
+        return self
+
+    def passes(self, seconds):
+        """Whether it ends in time and well."""
+        self.child = subprocess.Popen([self.program], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            return self.child.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def __exit__(self, *_):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
+        self.child.wait()
+        # What has made a session of its own, as the keeper does, has the same environment.
+        while left := left_of(self.met.name):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        self.met.close()
+        self.runtime.cleanup()
+
+
+def left_of(name):
+    """Processes that have this word in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if name.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def side_by_side(commands):
+    """Runs them, as many at once as there are processors."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda command: subprocess.run(command, check=True), commands))

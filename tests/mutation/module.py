@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Guards of the module, tried in guests with the cases of tests/kselftest. Their switches are a module of their own
 (mutants.h)."""
-import hashlib
 import json
 import os
 import shutil
@@ -9,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import guards
+from cases import digest
 from guest import HERE, KERNEL, TOP, Guests
 import kernels
 import modules
@@ -67,7 +67,3 @@ class Module(Guests):
         files = [module, tree / "mutants.ko", peer]
         stamp.write_text(json.dumps({"of": of, "files": [str(path) for path in files]}))
         return files
-
-
-def digest(*paths):
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

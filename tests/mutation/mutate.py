@@ -75,9 +75,9 @@ def subject_of(what, known):
     if what == "kmod":
         from module import Module
         return Module, Module.guards(), explained
-    from library import Library
+    from library import Library, all_guards
     from on_module import OnModule, elsewhere
-    there = Library.guards()
+    there = all_guards()
     if what == "lib":
         return Library, [guard for guard in there if not OnModule.speaks(guard)], explained
     return (OnModule, [guard for guard in there if OnModule.speaks(guard) or elsewhere(explained(guard))],
@@ -125,9 +125,9 @@ def main():
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them, from 0")
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (lib)")
     parser.add_argument("--enough", type=float, default=math.inf, metavar="SECONDS",
-                        help="of the cases that make a guard true, the quickest that take so long together (in guests)")
+                        help="of the cases that make a guard true, the quickest that take so long together")
     parser.add_argument("--by", default="", metavar="PATTERN",
-                        help="by programs with such a name alone: only what they see is written down (in guests)")
+                        help="by programs with such a name alone: only what they see is written down")
     parser.add_argument("--all", action="store_true", help="try those again of which the verdict is known")
     parser.add_argument("--tell", action="store_true", help="print what is known of all guards, and run nothing")
     parser.add_argument("--list", action="store_true", help="print the guards, and do nothing")
@@ -152,8 +152,7 @@ def main():
     began = time.monotonic()
     number = failed = 0
     if wanted:
-        more = {} if args.what == "lib" else {"enough": args.enough, "only": args.by}
-        subject = Subject(Path("build/mutation") / args.what, say, **more)
+        subject = Subject(Path("build/mutation") / args.what, say, enough=args.enough, only=args.by)
         for mutants in (lambda: wanted, lambda: verdicts.inverted([mutant.guard for mutant in wanted])):
             for mutant, answer in subject.judged(mutants(), args.jobs):
                 number += 1

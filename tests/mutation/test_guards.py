@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What takes guards out must find them all, change nothing else, and go on where it was left: tests of guards.py,
-mutate.py and verdicts.py, printing TAP."""
+"""What takes guards out must find them all, change nothing else, run the cases that can miss them and leave nothing of
+them, and go on where it was left. Prints TAP."""
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import guards  # noqa: E402: found by the line above
+import cases  # noqa: E402: found by the line above
+import guards  # noqa: E402
+import library  # noqa: E402
 import mutate  # noqa: E402
 import verdicts  # noqa: E402
 from guest import answers_of, cases_of  # noqa: E402
@@ -71,6 +74,78 @@ names = [guard.name for path in sorted([*mutate.TOP.glob("lib/**/*.c"), *mutate.
          for guard in guards.find(str(path.relative_to(mutate.TOP)), path.read_text())]
 several = next(guard for guard in found if guard.function == "second")
 
+# A program whose case "leaves" has a child in a session of its own, "sleeps" never ends, "fails" fails, "misses" does so
+# while guard 3 is out and "broken" then and from then on; each makes guard 2 true and guard 1 false.
+PROGRAM = '''\
+#!/bin/sh
+printf '\\000\\001\\002' | dd of="$TMESH_MET" conv=notrunc 2>/dev/null
+case $TMESH_CASE:$TMESH_MUTANT in
+leaves:*)
+	setsid sh -c ': >"$0.left"; exec sleep 60' "$0" &
+	while [ ! -e "$0.left" ]; do sleep 0.01; done ;;
+sleeps:*) sleep 60 ;;
+fails:* | misses:3 | broken:3) false ;;
+broken:*) [ ! -e "$0.out" ] ;;
+esac
+status=$?
+[ "$TMESH_MUTANT" != 3 ] || : >"$0.out"
+exit $status
+'''
+
+
+class Sample(library.Library):
+    """The cases of one program, of which nothing is built."""
+    def __init__(self, folder, *tests):
+        self.said = []
+        cases.ByCases.__init__(self, Path(folder), self.said.append)
+        program = self.where / "test_sample"
+        program.write_text(PROGRAM)
+        program.chmod(0o755)
+        self.programs, self.env, self.built, self.tests_of_it = {"sample": program}, dict(os.environ), self, tests
+        self.number = {guard: number for number, guard in enumerate(found, 1)}
+
+    def tests(self, name):
+        return self.tests_of_it
+
+
+def of_sample(ask, *tests):
+    with tempfile.TemporaryDirectory() as folder:
+        return ask(Sample(folder, *tests))
+
+
+def ran(case, seconds):
+    """Whether a case passes, and what is left of it."""
+    def ask(sample):
+        with library.case_of(sample.programs["sample"], case, sample.env) as it:
+            passes, name, runtime = it.passes(seconds), it.met.name, it.runtime.name
+        return passes, library.left_of(name), [path for path in (name, runtime) if os.path.exists(path)]
+    return of_sample(ask)
+
+
+def told(sample):
+    return [(case, *seen) for _, case, *seen in sample.told_cases(["sample"])["sample"]], sample.said
+
+
+def judge(sample):
+    mutant = guards.Mutant(found[2])
+    return sample.judge(mutant, [("sample", case, 10) for case in sample.tests("sample")]), sample.said
+
+
+class Recorded(cases.ByCases):
+    """What cases made true, made up; tells which of them would run."""
+    cases = {"map": [[300, "slow", ["f: a"], []], [100, "quick", ["f: a"], ["f: b"]]], "seal": [[200, "it", ["f: a"], []]]}
+
+    def __init__(self, enough):
+        self.enough = enough
+
+    def tried(self, waiting, jobs):
+        yield from waiting.items()
+
+
+def would_run(name, inverted=False, enough=1000):
+    guard = type("Named", (), {"name": name})
+    (_, answer), = Recorded(enough).judged([guards.Mutant(guard, inverted)], 1)
+    return str(answer) if isinstance(answer, guards.Untried) else [(name, case) for name, case, _ in answer]
 
 
 def known(*lines, source=SOURCE, reasons=()):
@@ -121,12 +196,32 @@ POINTS = [
     ("what a guest said of each case is told",
      cases_of("@ case map 1 4 7 9 1a | 3 \n@ case map 2 10 | \nnoise\n@ case pins 1 3 7  | 1 2\n@ case pins 2 3 7")
      == {"map": [[4, "1", [7, 9, 26], [3]], [10, "2", [], []]], "pins": [[3, "1", [7], [1, 2]]]}),
+    ("cases of C's tests are found, several in a line",
+     library.TESTS.findall("#define TEST(name) it(name)\n\tx[] = {cmocka_unit_test(test_a), TEST(test_b),\n\t\t"
+                           "cmocka_unit_test_teardown(\n\t\t\ttest_c, t)}") == ["test_a", "test_b", "test_c"]),
+    ("cases that make a guard true can miss it, the quickest first, and no others",
+     [would_run("f: a"), would_run("f: b")]
+     == [[("map", "quick"), ("seal", "it"), ("map", "slow")], "no test makes it true"]),
+    ("those that come by can miss an inverted one", [would_run("f: b", True), would_run("f: c", True)]
+     == [[("map", "quick")], "no test comes by"]),
+    ("the quickest that are enough run, and one at least", [would_run("f: a", enough=seconds) for seconds in (3, 0)]
+     == [[("map", "quick"), ("seal", "it")], [("map", "quick")]]),
+    ("nothing stays of a case that has ended, whatever it started", ran("leaves", 60) == (True, [], [])),
+    ("a case that does not end fails, and nothing stays of it", ran("sleeps", 0.5) == (False, [], [])),
+    ("each case that passes with every guard in tells what guards were, and no other",
+     of_sample(told, "passes", "fails") == ([("passes", [2], [1])], ["with every guard in: sample fails fails"])),
+    ("the first case that fails with a guard out, and not with it in, sees it",
+     of_sample(judge, "passes", "misses", "fails") == ("sample misses", [])),
+    ("a case that fails with the guard in again is no judge",
+     of_sample(judge, "broken") == ("", ["with every guard in: sample broken fails"])),
     ("answers are written down, and read again",
      learnt() == ([line(found[0], "map 1", "-"), line(found[1], "unseen", "map 2"), line(found[2], "unmet", "-"),
                    *[line(guard, "-", "-") for guard in found[3:]]],
                   [["map 1", "-"], ["unseen", "map 2"], ["unmet", "-"], *[["-", "-"]] * (len(found) - 3)])),
     ("a guard that a test misses is not tried again", known(*all_seen) == [[], []]),
     ("a guard that was not tried is", known(*all_seen[:-1]) == [[guards.Mutant(found[-1])], []]),
+    ("those that nobody explains are tried first",
+     known(*all_seen[2:], reasons=(found[0].text,))[0] == [guards.Mutant(found[1]), guards.Mutant(found[0])]),
     ("guards of a function whose words have changed are tried again, and no others",
      [mutant.guard.function for mutant in known(*all_seen, source=in_second)[0]] == ["second", "second"]),
     ("comments and blanks are no words",

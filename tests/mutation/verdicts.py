@@ -36,11 +36,11 @@ class Verdicts:
         return self.of[guard][0]
 
     def wanted(self, guards, explained):
-        """Mutants to be tried: guards that nobody has tried yet, then those that no test misses and nobody explains.
-        Where a test misses a guard that is out, it is missed inverted too: only of the others that tells more."""
+        """Mutants to be tried: guards that nobody has tried yet, those first that nobody explains, then those that no
+        test misses and nobody explains. Where a test misses a guard that is out, it is missed inverted too: only of the others that tells more."""
         new = [Mutant(guard) for guard in guards if self.out(guard) == UNKNOWN]
         again = [Mutant(guard) for guard in guards if self.out(guard) in (UNSEEN, UNMET) and not explained(guard)]
-        return [*new, *again]
+        return [*sorted(new, key=lambda mutant: bool(explained(mutant.guard))), *again]
 
     def inverted(self, guards):
         """Those of them that are to be tried inverted: nothing sees that they are out."""
