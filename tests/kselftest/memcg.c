@@ -53,7 +53,7 @@ static void fill(int (*call)(int dev, int handle))
 
 		REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
 		out = REQUIRE_OK(open(CGROUPS "/cgroup.procs", O_WRONLY | O_CLOEXEC));
-		cgroup_enter(CGROUP, t_full() ? "48M" : "16M");
+		cgroup_enter(CGROUP, t_full() ? "48M" : "8M");
 		dev = t_dev();
 		handle = REQUIRE_OK(t_create(dev, PAGE, 0));
 		while (call(dev, handle) >= 0)
