@@ -218,7 +218,7 @@ def test_fetcher_killed(home, reader):
         # Of two who open, one may have it already.
         assert {*result.split()} <= {digest, "error:gone", "error:timeout", "error:not_found"}, result
         # An offer is made again by the new fetcher.
-        eventually(lambda: reader.ask("open", 1, 5000, offer) == digest, lambda: "an open after that")
+        eventually(lambda: reader.ask("open", 1, 5000, offer) == digest, lambda: "an open after that: " + reader.last)
 
 
 LIES = [
@@ -345,7 +345,7 @@ def test_partition(home, reader, cut):
     assert home.ask("open", 1, SECONDS * 1000, moving) == moved
     cut("join")
     eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
-    eventually(lambda: reader.ask("open", 1, 5000, moving) == moved, lambda: "an open after that")
+    eventually(lambda: reader.ask("open", 1, 5000, moving) == moved, lambda: "an open after that: " + reader.last)
     for machine in (home, reader):
         assert machine.ask("look") == digest
 
@@ -564,7 +564,7 @@ def test_weather(home, reader, do):
     for machine in "1", "2":
         do("shape", machine, "delay", "0ms")
     eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
-    eventually(lambda: reader.ask("open", 1, 60_000, offer) == digest, lambda: "an open after that")
+    eventually(lambda: reader.ask("open", 1, 60_000, offer) == digest, lambda: "an open after that: " + reader.last)
 
 
 def in_weather(backends=("memfd", "memfd")):
