@@ -211,13 +211,19 @@ def test_fetcher_killed(home, reader):
     """The home's and the reader's: whoever waits is told, and both begin anew."""
     for victim in (home, reader):
         offer, digest = home.offer(64 << 20, f"fetcher{victim.node}")
+        offers = home.stats()["offers"]
         reader.send("open", 2, 5000, offer)
         time.sleep(random.random() * 0.3)
+        killed = {*victim.processes("tmesh-net")}
+        victim.kill("tmesh-net")
+        # Also the next one, as soon as it is there: offers outlive fetchers that end young.
+        eventually(lambda: {*victim.processes("tmesh-net")} - killed, lambda: "a new fetcher")
         victim.kill("tmesh-net")
         result = reader.read()
         # Of two who open, one may have it already.
         assert {*result.split()} <= {digest, "error:gone", "error:timeout", "error:not_found"}, result
-        # An offer is made again by the new fetcher.
+        # An offer is made again by the new fetcher, also one that the reader has already.
+        eventually(lambda: home.stats().get("offers") == offers, lambda: f"{offers} offers")
         eventually(lambda: reader.ask("open", 1, 5000, offer) == digest, lambda: "an open after that: " + reader.last)
 
 

@@ -25,6 +25,10 @@ defmodule Tmesh.Net.Server do
 
   @version Tmesh.Net.Speak.version()
 
+  # A fetcher that ends more often than this within so long is not started again: as a supervisor has it by default.
+  @ends 3
+  @ends_ms 5_000
+
   @impl true
   def init(options) do
     Process.flag(:trap_exit, true)
@@ -40,7 +44,8 @@ defmodule Tmesh.Net.Server do
            options: options,
            port: port,
            secret: secret,
-           began: now(),
+           # When fetchers ended, of late.
+           ends: [],
            next_id: 1,
            # By the command's id: what its answer is for.
            asked: %{},
@@ -290,14 +295,18 @@ defmodule Tmesh.Net.Server do
     for {_id, what} <- state.asked, do: lost(what, error)
 
     state = state |> Home.fetcher_ended() |> Reader.fetcher_ended(error)
-    state = %{state | asked: %{}}
+    begin_again(%{state | asked: %{}}, error)
+  end
 
-    with true <- now() - state.began > 1_000,
+  defp begin_again(state, error) do
+    state = %{state | ends: [now() | Enum.filter(state.ends, &(now() - &1 < @ends_ms))]}
+
+    with true <- length(state.ends) <= @ends,
          {:ok, port, _dir} <- Fetcher.open(state.options) do
-      {:noreply, Home.offer_again(%{state | port: port, began: now()})}
+      {:noreply, Home.offer_again(%{state | port: port})}
     else
       false -> {:stop, error, state}
-      {:error, error} -> {:stop, error, state}
+      {:error, error} -> begin_again(state, error)
     end
   end
 
