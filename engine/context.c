@@ -3,9 +3,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "common/foreign.h"
 #include "gpu.h"
 #include "remote.h"
 
@@ -182,6 +184,8 @@ int tmesh_engine_context_keep(struct tmesh_engine_context *context, struct tmesh
 			      struct tmesh_error *err)
 {
 	int fd, rc = engine_enter(context, err);
+	struct tmesh_foreign_file file;
+	bool ends;
 
 	if (rc)
 		return rc;
@@ -191,7 +195,13 @@ int tmesh_engine_context_keep(struct tmesh_engine_context *context, struct tmesh
 				  "the region is memory; it stands for no descriptor");
 	if (rc)
 		return rc;
-	close(fd);
+	ends = tmesh_foreign_look(fd, "", &file) && (S_ISSOCK(file.type) || S_ISFIFO(file.type));
+	tmesh_foreign_close(fd);
+	if (!ends)
+		return tmesh_fail(
+			err, -EINVAL,
+			"the region stands for no socket or pipe, whose end an engine could "
+			"keep from coming");
 	return context->remote ? remote_keep(context->remote, region, err) : 0;
 }
 

@@ -10,9 +10,11 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/foreign.h"
 #include "process.h"
 
 #define EVENTS 16
@@ -166,11 +168,15 @@ static void call_off(struct calls *calls, struct caller *caller, uint64_t number
 		atomic_store(&calls->watch->deadline, until);
 }
 
-/* With the lock. One more descriptor to keep. Return: whether there is room for it. */
+/* With the lock. One more descriptor to keep. Return: whether it is one whose end can be seen
+ * without a question to who serves it, and there is room for it. */
 static bool keep(struct caller *caller, int fd)
 {
+	struct tmesh_foreign_file file;
 	uint32_t left = 0;
 
+	if (!tmesh_foreign_look(fd, "", &file) || !(S_ISSOCK(file.type) || S_ISFIFO(file.type)))
+		return false;
 	for (uint32_t i = 0; i < caller->kept_count; i++) {
 		if (wire_hung_up(caller->kept[i]))
 			close(caller->kept[i]);
@@ -195,7 +201,7 @@ static ssize_t receive(int socket, struct wire_cancel *words, int *fd)
 	struct msghdr message = {.msg_iov = &vector,
 				 .msg_iovlen = 1,
 				 .msg_control = control.room,
-				 .msg_controllen = sizeof(control.room)};
+				 .msg_controllen = tmesh_foreign_room() ? sizeof(control.room) : 0};
 	ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
 
 	*fd = -1;
@@ -210,7 +216,7 @@ static ssize_t receive(int socket, struct wire_cancel *words, int *fd)
 			if (*fd < 0)
 				*fd = came;
 			else
-				close(came);
+				tmesh_foreign_close(came);
 		}
 	}
 	return got;
@@ -234,7 +240,7 @@ static void hear(struct calls *calls, struct caller *caller, uint32_t events)
 	if (ours && words.what == WIRE_KEEP && fd >= 0 && keep(caller, fd))
 		return;
 	if (fd >= 0)
-		close(fd);
+		tmesh_foreign_close(fd);
 	if (ours && !words.what) {
 		words.what = calls->running != caller && words.number > caller->ended
 				     ? WIRE_NEVER_BEGINS

@@ -98,13 +98,13 @@ int tmesh_engine_connect(struct tmesh_ctx *ctx, const char *name,
 uint32_t tmesh_engine_context_pid(struct tmesh_engine_context *context);
 
 /*
- * The engine's process keeps the descriptor that @region stands for (tmesh_region_opaque_fd()) open
- * until it has stopped to work for this context: also when this process is killed, whose call the
- * engine then ends first. So who waits for the descriptor's end gives memory that this context
+ * The engine's process keeps the socket or pipe that @region stands for (tmesh_region_opaque_fd())
+ * open until it has stopped to work for this context: also when this process is killed, whose call
+ * the engine then ends first. So who waits for the descriptor's end gives memory that this context
  * writes to nobody else too soon: tmesh_pages_lifeline(). One that hangs up by itself is let go of.
  * With an engine in this process, which ends with it, nothing is to be done.
- * Return: 0; -EINVAL, -EACCES: @region stands for no descriptor, or may not be written; -EDQUOT: as
- * many are kept as a context may have (8); -EPIPE: nobody serves the engine any more; -ETIMEDOUT,
+ * Return: 0; -EINVAL, -EACCES: @region stands for neither, or may not be written; -EDQUOT: as many
+ * are kept as a context may have (8); -EPIPE: nobody serves the engine any more; -ETIMEDOUT,
  * -EMFILE, -ENOMEM.
  */
 int tmesh_engine_context_keep(struct tmesh_engine_context *context, struct tmesh_region *region,

@@ -11,11 +11,14 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <tmesh/engine.h>
 
 #include "common/engine_status.h"
+#include "remote_wire.h"
 #include "unit.h"
 
 #define FLAGS (TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE | TMESH_ENGINE_EXPORTABLE)
@@ -296,6 +299,40 @@ static inline int remove_folder(void)
 
 	snprintf(path, sizeof(path), "rm -rf %s", folder);
 	return system(path);
+}
+
+/* A link to the engine, without a context: for who speaks the protocol badly. */
+static inline int raw(struct fixture *fix)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int dir, fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
+	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/engine-unit", dir);
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	close(dir);
+	return fd;
+}
+
+/* A word to keep what comes with it: @fd so often. */
+static inline bool send_fds(int socket, int fd, unsigned int count)
+{
+	struct wire_cancel words = {.magic = WIRE_MAGIC, .what = WIRE_KEEP};
+	struct iovec vector = {.iov_base = &words, .iov_len = sizeof(words)};
+	union {
+		char room[CMSG_SPACE(4 * sizeof(int))];
+		struct cmsghdr align;
+	} control = {.align = {.cmsg_len = CMSG_LEN(count * sizeof(int)),
+			       .cmsg_level = SOL_SOCKET,
+			       .cmsg_type = SCM_RIGHTS}};
+	struct msghdr message = {.msg_iov = &vector,
+				 .msg_iovlen = 1,
+				 .msg_control = control.room,
+				 .msg_controllen = CMSG_SPACE(count * sizeof(int))};
+
+	for (unsigned int i = 0; i < count; i++)
+		memcpy(CMSG_DATA(&control.align) + i * sizeof(fd), &fd, sizeof(fd));
+	return sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof(words);
 }
 
 #endif /* TMESH_TEST_SERVED_H */

@@ -4,12 +4,9 @@
  * which crashes and hangs when it is told to. What the library and the program do about that is
  * real.
  */
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <tmesh/channel.h>
 
-#include "remote_wire.h"
 #include "served.h"
 
 static uint64_t copied(struct fixture *fix)
@@ -432,82 +429,6 @@ static void test_given_back(void **state)
 	assert_int_equal(unit_open_fds(), own);
 }
 
-static int raw(struct fixture *fix)
-{
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	int dir, fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
-
-	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
-	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/engine-unit", dir);
-	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-	close(dir);
-	return fd;
-}
-
-/* Descriptors that the engine keeps: so many, and those that hung up do not count. */
-static void test_keep(void **state)
-{
-	struct fixture *fix = *state;
-	uint32_t pid = tmesh_engine_context_pid(fix->context);
-	const struct tmesh_ctx_opts memfd = {.size = sizeof(memfd), .backend = TMESH_BACKEND_MEMFD};
-	struct tmesh_region *region;
-	struct tmesh_ctx *ctx;
-	int ends[WIRE_KEPT + 1][2];
-
-	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
-	assert_ok(tmesh_region_create(ctx, 4096, NULL, &region, err));
-	assert_refused(tmesh_engine_context_keep(fix->context, region, err), -EINVAL,
-		       "stands for no descriptor");
-	tmesh_region_unref(region);
-	for (int i = 0; i <= WIRE_KEPT; i++) {
-		assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends[i]), 0);
-		assert_ok(tmesh_region_from_fd(ctx, ends[i][1], 1, NULL, &region, err));
-		if (i < WIRE_KEPT)
-			assert_ok(tmesh_engine_context_keep(fix->context, region, err));
-		else
-			assert_refused(tmesh_engine_context_keep(fix->context, region, err),
-				       -EDQUOT, "keeps at most 8");
-		if (i == WIRE_KEPT) {
-			shutdown(ends[3][0], SHUT_RDWR);
-			assert_ok(tmesh_engine_context_keep(fix->context, region, err));
-		}
-		tmesh_region_unref(region);
-		close(ends[i][1]);
-	}
-	assert_works(fix);
-	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
-	/* Another one has room of its own, and gives all back when it goes. */
-	tmesh_ctx_unref(ctx);
-	leave(fix);
-	for (int i = 0; i <= WIRE_KEPT; i++) {
-		char byte;
-
-		assert_int_equal(recv(ends[i][0], &byte, 1, 0), 0);
-		close(ends[i][0]);
-	}
-	join(fix);
-	assert_works(fix);
-}
-
-static bool send_fd(int socket, int fd)
-{
-	struct wire_cancel words = {.magic = WIRE_MAGIC, .what = WIRE_KEEP};
-	struct iovec vector = {.iov_base = &words, .iov_len = sizeof(words)};
-	union {
-		char room[CMSG_SPACE(sizeof(int))];
-		struct cmsghdr align;
-	} control = {.align = {.cmsg_len = CMSG_LEN(sizeof(int)),
-			       .cmsg_level = SOL_SOCKET,
-			       .cmsg_type = SCM_RIGHTS}};
-	struct msghdr message = {.msg_iov = &vector,
-				 .msg_iovlen = 1,
-				 .msg_control = control.room,
-				 .msg_controllen = sizeof(control.room)};
-
-	memcpy(CMSG_DATA(&control.align), &fd, sizeof(fd));
-	return sendmsg(socket, &message, MSG_NOSIGNAL) == sizeof(words);
-}
-
 /* Who speaks the protocol badly is dropped, and the others go on. */
 static void hostile(struct fixture *fix, int kind, unsigned int seed)
 {
@@ -523,7 +444,7 @@ static void hostile(struct fixture *fix, int kind, unsigned int seed)
 	assert_int_equal(recv(fd, &welcome, sizeof(welcome), 0), sizeof(welcome));
 	assert_int_equal(welcome.code, 0);
 	if (kind == 4) { /* more to keep than it may */
-		for (int i = 0; i <= WIRE_KEPT && send_fd(fd, i % 2 ? fd : 0); i++)
+		for (int i = 0; i <= WIRE_KEPT && send_fds(fd, fd, 1); i++)
 			;
 		assert_true(recv(fd, &welcome, 1, 0) <= 0);
 		close(fd);
@@ -737,7 +658,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_innocent, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_too_many, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_given_back, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_keep, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_hostile, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_lies, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_program, setup, teardown),
