@@ -12,8 +12,6 @@ from collections import defaultdict
 
 import guards
 
-# Seconds that a case may take with a guard out, and so many times what it took with all guards in.
-PATIENCE = 20, 4
 # Programs of which it is written down together what they told.
 PROGRAMS_AT_ONCE = 5
 
@@ -21,6 +19,9 @@ PROGRAMS_AT_ONCE = 5
 class ByCases:
     """What a subject says of itself: `programs`, files by name; `digests`, which tell by a program's name whether what
     was known of its cases still is; `number` of each guard; told_cases() and tried(). Then it calls know_cases()."""
+    # Seconds that a case may take with a guard out, and so many times what it took with all guards in.
+    patience = 20, 4
+
     def __init__(self, where, say, enough=math.inf, only=""):
         """enough: how many seconds of cases, the quickest first, are run for a guard; only: what programs are called
         whose cases are run at all."""
@@ -70,7 +71,7 @@ class ByCases:
 
     def chosen(self, runs):
         """Of these the quickest that are enough, as (program, case, seconds that it may take)."""
-        more, times = PATIENCE
+        more, times = self.patience
         took, chosen = 0, []
         for seconds, name, case in runs:
             took += seconds
