@@ -81,28 +81,24 @@ struct tmesh_wire_region tmesh_channel_wire(const struct tmesh_region *region, u
 	};
 }
 
-/* home->lock is held; @fd is the region's own, or another one that is given away. */
+/* home->lock is held; @fd is for this alone. */
 static enum channel_held give(struct tmesh_channel *channel, struct channel_sent_region *sent,
 			      int fd)
 {
-	bool own = fd != sent->region->fd;
 	uint64_t who;
 	int to = receiver_of(channel, &who);
 
 	/* In case that the only one is not alone any more. */
-	sent->fd = own ? fd : -1;
+	sent->fd = fd;
 	if (to >= 0 &&
 	    tmesh_wire_send(to, &sent->wire, sizeof(sent->wire), &fd, 1, MSG_DONTWAIT) == 0) {
 		channel->handed_to = who;
 		return CHANNEL_HELD_THERE;
 	}
-	if (!own)
-		sent->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	atomic_store(&sent->held, CHANNEL_HELD_SHELF);
-	if (sent->fd >= 0 && tmesh_channel_shelve(channel) == 0)
+	if (tmesh_channel_shelve(channel) == 0)
 		return CHANNEL_HELD_SHELF;
-	if (sent->fd >= 0)
-		close(sent->fd);
+	close(sent->fd);
 	sent->fd = -1;
 	return CHANNEL_HELD_HERE;
 }
@@ -249,8 +245,8 @@ bool tmesh_channel_owes(const struct tmesh_channel *channel)
 	const atomic_uint_fast64_t *behind = channel->behind;
 	uint64_t head, who;
 
-	if (channel->role != TMESH_CHANNEL_SEND || !channel->lane ||
-	    channel->life != tmesh_fork_life() || channel_gone(channel))
+	if (channel->role != TMESH_CHANNEL_SEND || channel->life != tmesh_fork_life() ||
+	    channel_gone(channel))
 		return false;
 	head = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
 	/* Who has not come yet does not find the maker's memory. */

@@ -278,10 +278,9 @@ static bool has_place(struct tmesh_channel *channel, uint32_t role, int *lane,
 	       (role == TMESH_CHANNEL_SEND || channel->consumers < CHANNEL_CONSUMERS_MAX);
 }
 
+/* Of a channel whose maker receives. */
 static bool has_sender(const struct tmesh_channel *channel, uint32_t lane)
 {
-	if (channel->role == TMESH_CHANNEL_SEND && lane == 0)
-		return true;
 	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++) {
 		const struct channel_member *member = &channel->members[i];
 

@@ -223,7 +223,7 @@ int tmesh_channel_shelve(struct tmesh_channel *channel)
 	for (uint32_t i = 0; i < channel->shape.regions; i++) {
 		const struct channel_sent_region *sent = &channel->sent_regions[i];
 
-		if (sent->fd < 0 || sent->held != CHANNEL_HELD_SHELF)
+		if (sent->held != CHANNEL_HELD_SHELF)
 			continue;
 		if (count == MOST)
 			return -ENOBUFS;
@@ -414,13 +414,10 @@ void tmesh_channel_shelve_handed(struct tmesh_channel *channel)
 	for (uint32_t i = 0; i < channel->shape.regions; i++) {
 		struct channel_sent_region *sent = &channel->sent_regions[i];
 
-		if (!sent->region || sent->held != CHANNEL_HELD_THERE)
+		if (sent->held != CHANNEL_HELD_THERE)
 			continue;
-		if (sent->fd < 0)
-			sent->fd = another(sent->region, sent->wire.rights);
-		moved[i] = sent->fd >= 0;
-		if (moved[i])
-			sent->held = CHANNEL_HELD_SHELF;
+		moved[i] = true;
+		sent->held = CHANNEL_HELD_SHELF;
 	}
 	if (tmesh_channel_shelve(channel) == 0)
 		return;

@@ -269,8 +269,7 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 					     1 + (unsigned int)more, err);
 		close_all(&fds[1], (unsigned int)more);
 	}
-	if (fds[0] != region->fd)
-		close(fds[0]);
+	close(fds[0]);
 	return more < 0 ? more : rc;
 }
 

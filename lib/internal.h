@@ -448,8 +448,7 @@ struct tmesh_backend_ops {
 			     uint32_t rights, int *fd, struct tmesh_error *err);
 	int (*token)(struct tmesh_region *region, uint32_t rights, char *token,
 		     struct tmesh_error *err);
-	/* The descriptor to hand over for @rights; the caller closes it when it is not
-	 * region->fd. */
+	/* A descriptor of its own to hand over for @rights, which the caller closes. */
 	int (*handle_fd)(struct tmesh_region *region, uint32_t rights, int *fd,
 			 struct tmesh_error *err);
 	int (*info)(struct tmesh_region *region, struct tmesh_region_info *info,
