@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Bundles: what is put in comes out by ref, socket and regions; everything else is refused. */
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -66,6 +67,7 @@ static void test_seal_refused(void **state)
 	struct tmesh_tensor *mine, *theirs;
 	struct tmesh_region *weak;
 	struct tmesh_bundle *bundle = NULL;
+	void *page;
 
 	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, (int64_t[]){4}, NULL, &mine, err));
 	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, (int64_t[]){4}, NULL, &theirs, err));
@@ -77,6 +79,17 @@ static void test_seal_refused(void **state)
 		       "theirs");
 	assert_null(bundle);
 	assert_false(tmesh_region_is_sealed(tmesh_tensor_region(mine)));
+	/* Somebody writes to it. */
+	if (!unit_on_kernel()) {
+		page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
+			    tmesh_region_fd(tmesh_tensor_region(theirs)), 0);
+		assert_true(page != MAP_FAILED);
+		entries[1].region = tmesh_tensor_region(theirs);
+		assert_refused(tmesh_bundle_create(*state, entries, 2, NULL, &bundle, err), -EBUSY,
+			       "tensor \"theirs\": ");
+		assert_null(bundle);
+		munmap(page, 4096);
+	}
 	tmesh_region_unref(weak);
 	tmesh_tensor_unref(mine);
 	tmesh_tensor_unref(theirs);

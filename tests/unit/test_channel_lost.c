@@ -221,6 +221,29 @@ static void test_killed_with_what_was_closed(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* What the maker has received already is wanted by another one, to whom it is sent again. */
+static void test_killed_with_what_was_opened(void **state)
+{
+	struct tmesh_ctx *ctx = context(), *other = context();
+	struct tmesh_channel *channel, *second;
+	char token[TMESH_TOKEN_SIZE];
+	struct sender sender;
+
+	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	sender = sender_start(token, SENDS_A_B_A);
+	wait_for(&sender.told);
+	receive_one(channel, 0);
+	sender_killed(&sender);
+	second = opened(other, token, RECV);
+	receive_one(second, 1);
+	receive_one(second, 0);
+	tmesh_channel_unref(second);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(other);
+	tmesh_ctx_unref(ctx);
+}
+
 /* A lane's next sender looks after what the last one has left, however often. */
 static void test_killed_one_after_another(void **state)
 {
@@ -302,8 +325,9 @@ static void test_unanswered_on_the_shelf(void **state)
 /* Where nobody else can hold it, it is counted, and who leaves waits. */
 static void test_not_held(void **state)
 {
-	struct pair p = pair_make(SEND, NULL);
-	struct tmesh_channel *second = pair_open(&p, RECV);
+	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_channel *second = pair_open(&p, RECV), *late;
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 
 	/* Somebody has spoilt the shelf. */
@@ -313,10 +337,39 @@ static void test_not_held(void **state)
 	assert_int_equal(stats.sent_alone, COUNT);
 	tmesh_channel_unref(p.maker);
 	p.maker = NULL;
+	/* It is closed, but for what it has. */
+	assert_refused(tmesh_channel_open(p.ctx, p.token, SEND, NULL, &late, err), -ENOENT,
+		       "closed it");
 	for (uint64_t i = 0; i < COUNT; i++)
 		receive_one(i % 2 ? second : p.other, i);
 	tmesh_channel_unref(second);
+	tmesh_channel_unref(p.other);
+	p.other = NULL;
+	expect_free(p.ctx);
 	pair_end(&p);
+}
+
+/* The last who has a context may be its own thread. */
+static void test_left_to_the_watch(void **state)
+{
+	unsigned int before = unit_open_fds();
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_ctx *other = context();
+	struct tmesh_channel *first = opened(other, p.token, RECV),
+			     *second = opened(other, p.token, RECV);
+
+	tmesh_channel_unref(p.other);
+	p.other = NULL;
+	shutdown(second->shelves[0].get, SHUT_RD);
+	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
+	pair_end(&p);
+	for (uint64_t i = 0; i < COUNT; i++)
+		receive_one(i % 2 ? second : first, i);
+	tmesh_channel_unref(second);
+	tmesh_channel_unref(first);
+	tmesh_ctx_unref(other);
+	while (unit_open_fds() > before)
+		usleep(1000);
 }
 
 /* What may go to the one or to the other lies on the shelf. */
@@ -428,11 +481,13 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_killed_for_two),
 		cmocka_unit_test(test_killed_with_what_was_closed),
+		cmocka_unit_test(test_killed_with_what_was_opened),
 		cmocka_unit_test(test_killed_one_after_another),
 		cmocka_unit_test(test_taken_from_the_shelf),
 		cmocka_unit_test_setup_teardown(test_unanswered_on_the_shelf, server_start,
 						server_end),
 		cmocka_unit_test(test_not_held),
+		cmocka_unit_test(test_left_to_the_watch),
 		cmocka_unit_test(test_closed_for_two),
 		cmocka_unit_test(test_nobody_came),
 		cmocka_unit_test(test_exit),

@@ -38,6 +38,7 @@ static void killed_after(void (*work)(struct tmesh_ctx *ctx))
 static void test_refused(void **state)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .flags = 8};
+	char longer[TMESH_KEPT_NAME_LEN + 2] = "";
 	struct tmesh_region *region, *reader, *none[1], **regions = NULL;
 	struct tmesh_bundle *bundle = NULL;
 	unsigned int before;
@@ -60,6 +61,8 @@ static void test_refused(void **state)
 	opts.flags = TMESH_KEEPING_GID;
 	assert_refused(tmesh_keep(*state, "a", &region, 1, &opts, err), -EOPNOTSUPP, "group");
 	assert_refused(tmesh_keep(*state, NULL, &region, 1, NULL, err), -EINVAL, "name");
+	memset(longer, 'a', TMESH_KEPT_NAME_LEN + 1);
+	assert_refused(tmesh_keep(*state, longer, &region, 1, NULL, err), -EINVAL, "longer");
 	assert_refused(tmesh_keep(*state, "a\nb", &region, 1, NULL, err), -EINVAL, "control");
 	assert_refused(tmesh_keep(*state, "a", none, 0, NULL, err), -EINVAL, "1 to");
 	assert_refused(tmesh_keep(*state, "a", none, TMESH_KEPT_MAX_REGIONS + 1, NULL, err),

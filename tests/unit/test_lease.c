@@ -208,6 +208,9 @@ static void test_needs_module(void **state)
 	assert_refused(tmesh_region_opaque_fd(region, &fd, err), -EOPNOTSUPP, "no descriptor");
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &made, err));
 	assert_refused(tmesh_fence_signal(made, 1, err), -EACCES, "write");
+	assert_refused(tmesh_fence_wait(made, 1, 0, NULL, err), -EOPNOTSUPP, "fences need");
+	assert_refused(tmesh_lease_bind(made, 0, 0, TMESH_TAKEN_SIGBUS, err), -EOPNOTSUPP,
+		       "only the module");
 	tmesh_region_unref(made);
 	assert_int_equal(fd, -1);
 	munmap(page, 4096);

@@ -74,7 +74,11 @@ static void test_writes_are_ones_own(void **state)
 
 static void test_it_goes_nowhere(void **state)
 {
+	const struct tmesh_layout layout = {
+		.dtype = TMESH_UINT8, .ndim = 1, .shape = {1}, .strides = {1}};
 	struct tmesh_region *region = sealed(*state), *view, *out;
+	struct tmesh_message message = {0};
+	struct tmesh_channel *channel;
 	char token[TMESH_TOKEN_SIZE];
 	int fd = -7, pair[2];
 	uint8_t *at;
@@ -93,6 +97,11 @@ static void test_it_goes_nowhere(void **state)
 	assert_refused(tmesh_lease_set(view, 1000000000, TMESH_TAKEN_SIGBUS, err), -EOPNOTSUPP,
 		       "own");
 	assert_int_equal(fd, -7);
+	assert_ok(tmesh_tensor_wrap(view, &layout, &message.tensor, err));
+	assert_ok(tmesh_channel_create(*state, TMESH_CHANNEL_SEND, NULL, &channel, err));
+	assert_refused(tmesh_channel_try_send(channel, &message, err), -EOPNOTSUPP, "own");
+	tmesh_channel_unref(channel);
+	tmesh_tensor_unref(message.tensor);
 	close(pair[0]);
 	close(pair[1]);
 	tmesh_region_unref(view);
@@ -107,6 +116,7 @@ static void test_write_unmapped(void **state)
 
 	assert_ok(tmesh_region_create(*state, BYTES, NULL, &region, err));
 	assert_ok(tmesh_region_write(region, 100, "first", 6, err));
+	assert_refused(tmesh_region_private(region, &view, err), -EINVAL, "not sealed");
 	assert_ok(tmesh_region_seal(region, err));
 	assert_ok(tmesh_region_private(region, &view, err));
 	assert_ok(tmesh_region_write(view, 100, "other", 6, err));

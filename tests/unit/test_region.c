@@ -466,6 +466,10 @@ static void test_from_memfd(void **state)
 		assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err),
 			       -EOPNOTSUPP, "linger_ms");
 		opts.linger_ms = 0;
+		opts.flags = TMESH_REGION_GID;
+		assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err),
+			       -EOPNOTSUPP, "its maker's");
+		opts.flags = 0;
 	}
 	assert_ok(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err));
 	assert_ok(tmesh_region_from_memfd(*state, fd, 100, &opts, &twin, err));

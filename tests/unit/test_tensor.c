@@ -252,13 +252,26 @@ static void test_ref_refused(void **state)
 {
 	struct tmesh_tensor *tensor, *opened = NULL;
 	char text[TMESH_REF_SIZE];
-	struct tmesh_ref ref;
+	struct tmesh_ref ref, bad;
 
 	assert_ok(tmesh_tensor_put(*state, TMESH_INT8, 1, SHAPE(4), "abc", NULL, &tensor, err));
 	assert_refused(tmesh_tensor_ref_encode(tensor, 99, text, sizeof(text), err), -EINVAL,
 		       "unknown rights 0x63");
 	assert_ok(tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), err));
 	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
+	bad = ref;
+	bad.id ^= 1;
+	assert_refused(tmesh_tensor_open(*state, &bad, TMESH_READ, &opened, err), -EPROTO,
+		       "its token of");
+	bad = ref;
+	bad.layout.offset = 1;
+	assert_refused(tmesh_tensor_open(*state, &bad, TMESH_READ, &opened, err), -EPROTO,
+		       "does not fit its region");
+	bad = ref;
+	bad.byte_size = 3;
+	assert_refused(tmesh_tensor_open(*state, &bad, TMESH_READ, &opened, err), -EPROTO,
+		       "byte_size is 3");
+	assert_int_equal(live(*state), 1);
 	ref.token[0] = '\0';
 	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO,
 		       "has no token");
