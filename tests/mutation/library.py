@@ -141,21 +141,22 @@ class Library(ByCases):
 
 
 class case_of:
-    """One case of a program, in a process group and a runtime directory of its own. Nothing that it started stays."""
+    """One case of a program, in a process group and directories of its own. Nothing that it started or made stays."""
     def __init__(self, program, case, env):
         self.program, self.env = program, {**env, "TMESH_CASE": case}
 
     def __enter__(self):
-        self.runtime = tempfile.TemporaryDirectory(prefix="tmesh-mutation-", ignore_cleanup_errors=True)
-        self.met = tempfile.NamedTemporaryFile(prefix="tmesh-mutation-met-")
+        self.here, self.runtime = (tempfile.TemporaryDirectory(prefix="tmesh-mutation-", ignore_cleanup_errors=True)
+                                   for _ in range(2))
+        self.met = open(Path(self.here.name) / "met", "w+b")
         self.met.truncate(MUTANTS)
         self.env |= {"TMESH_RUNTIME_DIR": self.runtime.name, "TMESH_MET": self.met.name}
         return self
 
     def passes(self, seconds):
         """Whether it ends in time and well."""
-        self.child = subprocess.Popen([self.program], env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                      stderr=subprocess.DEVNULL, start_new_session=True)
+        self.child = subprocess.Popen([self.program], env=self.env, cwd=self.here.name, start_new_session=True,
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             return self.child.wait(seconds) == 0
         except subprocess.TimeoutExpired:
@@ -172,6 +173,7 @@ class case_of:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
         self.met.close()
+        self.here.cleanup()
         self.runtime.cleanup()
 
 

@@ -81,8 +81,8 @@ PROGRAM = '''\
 printf '\\000\\001\\002' | dd of="$TMESH_MET" conv=notrunc 2>/dev/null
 case $TMESH_CASE:$TMESH_MUTANT in
 leaves:*)
-	setsid sh -c ': >"$0.left"; exec sleep 60' "$0" &
-	while [ ! -e "$0.left" ]; do sleep 0.01; done ;;
+	setsid sh -c ': >left; exec sleep 60' &
+	while [ ! -e left ]; do sleep 0.01; done ;;
 sleeps:*) sleep 60 ;;
 fails:* | misses:3 | broken:3) false ;;
 broken:*) [ ! -e "$0.out" ] ;;
@@ -117,8 +117,8 @@ def ran(case, seconds):
     """Whether a case passes, and what is left of it."""
     def ask(sample):
         with library.case_of(sample.programs["sample"], case, sample.env) as it:
-            passes, name, runtime = it.passes(seconds), it.met.name, it.runtime.name
-        return passes, library.left_of(name), [path for path in (name, runtime) if os.path.exists(path)]
+            passes, name, folders = it.passes(seconds), it.met.name, (it.here.name, it.runtime.name)
+        return passes, library.left_of(name), [path for path in (*folders, "left") if os.path.exists(path)]
     return of_sample(ask)
 
 
