@@ -88,7 +88,7 @@ static void test_full(void **state)
 static void assert_level(struct tmesh_channel *channel, uint64_t waiting, uint32_t room)
 {
 	uint64_t is_waiting;
-	uint32_t has_room;
+	uint32_t has_room = UINT32_MAX;
 
 	assert_ok(tmesh_channel_level(channel, &is_waiting, &has_room, err));
 	assert_int_equal(is_waiting, waiting);

@@ -366,6 +366,31 @@ static void send_new(struct pair *p, uint64_t n)
 	tmesh_tensor_unref(message.tensor);
 }
 
+/* What the maker lays on a shelf can do no more than the message says. */
+static void test_no_more_than_rights(void **state)
+{
+	struct pair p = pair_make(RECV, &two);
+	struct tmesh_channel *maker = p.maker;
+	struct tmesh_region *region = make(p.ctx);
+	const struct channel_shelf *shelf = &p.other->shelves[0];
+	struct pair reverse = {.ctx = p.ctx, .maker = p.other};
+
+	send_new(&reverse, 1);
+	atomic_store(&entry_of(maker, 0)[CHANNEL_R_ID], region->id);
+	for (int all = 0; all < 2; all++) {
+		region->rights = all ? RW : TMESH_READ;
+		atomic_store(&entry_of(maker, 0)[CHANNEL_R_RIGHTS], region->rights);
+		pthread_mutex_lock(&maker->home->lock);
+		maker->known_regions[0].region = region;
+		assert_true(tmesh_channel_settle(maker, 0, true));
+		maker->known_regions[0].region = NULL;
+		pthread_mutex_unlock(&maker->home->lock);
+		assert_int_equal(lies(shelf), all);
+	}
+	tmesh_region_unref(region);
+	pair_end(&p);
+}
+
 /* What one receiver alone was handed lies on the shelf once there is another one. */
 static void test_shared(void **state)
 {
@@ -488,12 +513,19 @@ static void test_unread(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_handed),	  cmocka_unit_test(test_asked_for),
-		cmocka_unit_test(test_hand_back), cmocka_unit_test(test_stale),
-		cmocka_unit_test(test_shelf),	  cmocka_unit_test(test_with_maker),
-		cmocka_unit_test(test_inherit),	  cmocka_unit_test(test_settle),
-		cmocka_unit_test(test_shared),	  cmocka_unit_test(test_full_shelf),
-		cmocka_unit_test(test_unread),	  cmocka_unit_test(test_one_place),
+		cmocka_unit_test(test_handed),
+		cmocka_unit_test(test_asked_for),
+		cmocka_unit_test(test_hand_back),
+		cmocka_unit_test(test_stale),
+		cmocka_unit_test(test_shelf),
+		cmocka_unit_test(test_with_maker),
+		cmocka_unit_test(test_inherit),
+		cmocka_unit_test(test_settle),
+		cmocka_unit_test(test_no_more_than_rights),
+		cmocka_unit_test(test_shared),
+		cmocka_unit_test(test_full_shelf),
+		cmocka_unit_test(test_unread),
+		cmocka_unit_test(test_one_place),
 		cmocka_unit_test(test_last_look),
 	};
 

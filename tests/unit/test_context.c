@@ -237,6 +237,8 @@ static void test_no_structure(void **state)
 	struct tmesh_stats stats = {.size = sizeof(stats) + 4097}, before = stats;
 
 	assert_int_equal(tmesh_stats(*state, NULL), -EINVAL);
+	assert_refused(tmesh_write_sized(NULL, &before, sizeof(before), err), -EINVAL,
+		       "no structure");
 	assert_int_equal(tmesh_stats(*state, &stats), -EINVAL);
 	stats.size = before.size = 7;
 	assert_int_equal(tmesh_stats(*state, &stats), -EINVAL);
@@ -326,7 +328,8 @@ static void test_spare_files(void **state)
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .spare_files = 16};
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_channel_opts few = {.size = sizeof(few)};
-	struct tmesh_region *made[128], *named, *more = NULL;
+	struct tmesh_region *made[128], *named, *more = NULL, **kept;
+	size_t there;
 	struct tmesh_channel *channel, *other = NULL;
 	int taken[16], count = 0;
 	struct rlimit usual, low;
@@ -351,6 +354,10 @@ static void test_spare_files(void **state)
 	assert_refused(tmesh_region_from_memfd(ctx, 0, 1, NULL, &more, err), -EMFILE, "left to");
 	assert_refused(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, &few, &other, err), -EMFILE,
 		       "left to");
+	if (!unit_on_kernel())
+		assert_refused(tmesh_kept_open(ctx, "none", TMESH_KEPT_OWN, TMESH_READ, &kept,
+					       &there, err),
+			       -EMFILE, "left to");
 	assert_null(more);
 	assert_null(other);
 	for (int i = 0; i < 16; i++)
@@ -524,6 +531,9 @@ static void test_lifetime(void **state)
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_ok(tmesh_region_create(ctx, 100, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	/* Nobody guesses its ids. */
+	assert_memory_not_equal(ctx->id_key, (uint8_t[sizeof(ctx->id_key)]){0},
+				sizeof(ctx->id_key));
 	assert_ptr_equal(tmesh_ctx_ref(ctx), ctx);
 	tmesh_ctx_unref(ctx);
 	tmesh_ctx_unref(ctx);

@@ -17,6 +17,7 @@ static void test_bound(void **state)
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	int memory = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), pair[2];
 	struct tmesh_region *region;
+	struct tmesh_foreign_file nothing;
 	unsigned int before, most = 0;
 
 	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
@@ -35,6 +36,10 @@ static void test_bound(void **state)
 			       "waits for who serves files");
 	}
 	assert_int_equal(server_files(), most);
+	/* Which is no reason for anything else. */
+	errno = EACCES;
+	assert_int_equal(tmesh_foreign_fail_errno(NULL, "opening it"), -EACCES);
+	assert_false(tmesh_foreign_look(-1, "", &nothing));
 	server_answers();
 	assert_int_equal(unit_open_fds(), before);
 	assert_int_equal(server.asked, most);

@@ -115,9 +115,11 @@ static void test_index_says_so(void **state)
 	struct tmesh_index_view view = {0};
 	struct tmesh_index_hit hit;
 	struct tmesh_index *index;
+	unsigned int before;
 	struct stat st;
 
 	assert_ok(tmesh_region_create(*state, 100, NULL, &entry.region, err));
+	before = unit_open_fds();
 	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
 	assert_int_equal(fstat(tmesh_index_fd(index), &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0600);
@@ -132,8 +134,11 @@ static void test_index_says_so(void **state)
 	tmesh_index_remove(index, entry.secret);
 	assert_false(tmesh_index_hit_holds(&hit));
 	assert_false(tmesh_index_view_find(&view, entry.secret, &hit));
-	tmesh_index_view_close(&view);
+	assert_false(tmesh_index_view_closed(&view));
 	tmesh_index_free(index);
+	assert_true(tmesh_index_view_closed(&view));
+	tmesh_index_view_close(&view);
+	assert_int_equal(unit_open_fds(), before);
 	tmesh_region_unref(entry.region);
 }
 

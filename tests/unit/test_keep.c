@@ -63,6 +63,9 @@ static void test_refused(void **state)
 	assert_refused(tmesh_keep(*state, NULL, &region, 1, NULL, err), -EINVAL, "name");
 	memset(longer, 'a', TMESH_KEPT_NAME_LEN + 1);
 	assert_refused(tmesh_keep(*state, longer, &region, 1, NULL, err), -EINVAL, "longer");
+	assert_refused(
+		tmesh_kept_open(*state, longer, TMESH_KEPT_OWN, TMESH_READ, &regions, &count, err),
+		-EINVAL, "longer");
 	assert_refused(tmesh_keep(*state, "a\nb", &region, 1, NULL, err), -EINVAL, "control");
 	assert_refused(tmesh_keep(*state, "a", none, 0, NULL, err), -EINVAL, "1 to");
 	assert_refused(tmesh_keep(*state, "a", none, TMESH_KEPT_MAX_REGIONS + 1, NULL, err),

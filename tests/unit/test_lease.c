@@ -209,6 +209,9 @@ static void test_needs_module(void **state)
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &made, err));
 	assert_refused(tmesh_fence_signal(made, 1, err), -EACCES, "write");
 	assert_refused(tmesh_fence_wait(made, 1, 0, NULL, err), -EOPNOTSUPP, "fences need");
+	assert_refused(tmesh_region_gather(*state, &(struct tmesh_gather_extent){.region = made}, 1,
+					   TMESH_WRITE, NULL, &region, err),
+		       -EINVAL, "rights");
 	assert_refused(tmesh_lease_bind(made, 0, 0, TMESH_TAKEN_SIGBUS, err), -EOPNOTSUPP,
 		       "only the module");
 	tmesh_region_unref(made);

@@ -101,7 +101,7 @@ static void test_create_refused(void **state)
 	}
 	REFUSED(-EINVAL, "1000", .linger_ms = 1001);
 	REFUSED(-EINVAL, "NUMA", .flags = TMESH_REGION_NODE, .node = 99999);
-	REFUSED(-EINVAL, "NUMA", .flags = TMESH_REGION_NODE, .node = 900);
+	REFUSED(-EINVAL, "no NUMA node 900", .flags = TMESH_REGION_NODE, .node = 900);
 	REFUSED(-EINVAL, "node 1024", .flags = TMESH_REGION_NODE, .node = 1024);
 	REFUSED(-EINVAL, "node -1", .flags = TMESH_REGION_NODE, .node = -1);
 	assert_null(region);
@@ -531,10 +531,14 @@ static void test_from_less(void **state)
 static void test_sealed_unseen(void **state)
 {
 	struct tmesh_region *region = region_of(*state, 5000), *author, *manager;
+	void *addr = NULL;
 
 	assert_ok(tmesh_region_derive(region, RW, &author, err));
 	assert_ok(tmesh_region_derive(region, TMESH_READ | TMESH_MANAGE, &manager, err));
 	assert_ok(tmesh_region_seal(manager, err));
+	assert_refused(tmesh_region_map(author, RW, &addr, err), -EPERM, "sealed");
+	assert_null(addr);
+	assert_int_equal(author->maps, 0);
 	assert_refused(tmesh_region_write(author, 0, "x", 1, err), -EPERM, "sealed");
 	assert_ok(tmesh_region_seal(region, err));
 	tmesh_region_unref(manager);
@@ -637,9 +641,8 @@ static void see_short(struct tmesh_ctx *ctx, struct tmesh_region *region)
 	struct tmesh_holder_info *holders = NULL;
 	struct tmesh_region_info *infos = NULL;
 	struct rlimit usual, low;
-	struct tmesh_error why;
 	char command[16];
-	size_t count, all;
+	size_t count, all, i;
 	int rc[2];
 
 	assert_int_equal(prctl(PR_GET_NAME, command), 0);
@@ -647,17 +650,24 @@ static void see_short(struct tmesh_ctx *ctx, struct tmesh_region *region)
 	low = usual;
 	low.rlim_cur = 0;
 	do {
+		struct tmesh_error why[2] = {{0}};
+
 		low.rlim_cur++;
 		assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
-		rc[0] = tmesh_list(ctx, &infos, &all, &why);
-		rc[1] = tmesh_holders(ctx, tmesh_region_id(region), &holders, &count, &why);
+		rc[0] = tmesh_list(ctx, &infos, &all, &why[0]);
+		rc[1] = tmesh_holders(ctx, tmesh_region_id(region), &holders, &count, &why[1]);
 		assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
-		if (rc[0])
-			assert_int_equal(rc[0], -EMFILE);
-		else
+		for (int call = 0; call < 2; call++)
+			if (rc[call]) {
+				assert_int_equal(rc[call], -EMFILE);
+				assert_non_null(strstr(why[call].message, "RLIMIT_NOFILE"));
+			}
+		if (rc[0] == 0) {
+			for (i = 0; i < all && infos[i].id != tmesh_region_id(region); i++)
+				;
+			assert_true(i < all);
 			free(infos);
-		if (rc[1])
-			assert_non_null(strstr(why.message, "RLIMIT_NOFILE"));
+		}
 	} while (rc[1] == -EMFILE);
 	assert_int_equal(rc[1], 0);
 	assert_int_equal(count, 1);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -136,6 +137,9 @@ static void test_runtime_dir(void **state)
 	memset(longest, 'x', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = '\0';
 	refused_dir_as(longest, -ENAMETOOLONG, "path is too long");
+	ctx = context(longest, 0);
+	assert_string_equal(ctx->runtime_dir, longest);
+	tmesh_ctx_unref(ctx);
 	snprintf(path, sizeof(path), "%s/none/here", base);
 	refused_dir_as(path, -ENOENT, "No such file or directory; set TMESH_RUNTIME_DIR");
 	snprintf(path, sizeof(path), "%s/open", base);
@@ -198,6 +202,7 @@ static void test_sweep(void **state)
 	struct tmesh_ctx *ctx = context(NULL, 0);
 	char path[512], link[512], unfinished[520], notes[512], token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
+	unsigned int before;
 
 	producer_end(&dead, SIGKILL);
 	assert_true(readlink(link_path(link, dead.tokens[0].text), token, 1) > 0);
@@ -221,7 +226,29 @@ static void test_sweep(void **state)
 	assert_int_equal(unlink(notes), 0);
 	assert_ok(tmesh_region_open(ctx, live.tokens[0].text, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
+	before = unit_open_fds();
+	tmesh_rundir_sweep(ctx, ctx->dir);
+	assert_int_equal(unit_open_fds(), before);
 	producer_end(&live, 0);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Where there are no descriptors it is said so, and no directory is blamed. */
+static void test_no_number(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct rlimit limit, none;
+	struct tmesh_error why;
+	int dir, rc;
+
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	none = limit;
+	none.rlim_cur = 0;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	rc = tmesh_rundir_open(ctx, &dir, &why);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	assert_int_equal(rc, -EMFILE);
+	assert_non_null(strstr(why.message, "RLIMIT_NOFILE"));
 	tmesh_ctx_unref(ctx);
 }
 
@@ -396,9 +423,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_relative_dir),	 cmocka_unit_test(test_runtime_dir),
 		cmocka_unit_test(test_two_runtime_dirs), cmocka_unit_test(test_sweep),
-		cmocka_unit_test(test_sweep_among_many), cmocka_unit_test(test_link_failed),
-		cmocka_unit_test(test_strange_links),	 cmocka_unit_test(test_sweep_told),
-		cmocka_unit_test(test_presets),
+		cmocka_unit_test(test_no_number),	 cmocka_unit_test(test_sweep_among_many),
+		cmocka_unit_test(test_link_failed),	 cmocka_unit_test(test_strange_links),
+		cmocka_unit_test(test_sweep_told),	 cmocka_unit_test(test_presets),
 	};
 	const struct CMUnitTest sysfs[] = {
 		cmocka_unit_test(test_not_made),

@@ -551,10 +551,21 @@ static void test_seqpacket(void **state)
 }
 
 /* A socket that nobody empties: an error after the timeout, no hang. */
+static void *empty_later(void *data)
+{
+	char room[256];
+
+	usleep(20000);
+	while (recv(*(int *)data, room, sizeof(room), 0) > 0)
+		;
+	return NULL;
+}
+
 static void test_full_socket(void **state)
 {
-	struct tmesh_ctx *ctx = context(NULL, 100);
+	struct tmesh_ctx *ctx = context(NULL, 100), *patient = context(NULL, 0);
 	struct tmesh_region *region;
+	pthread_t thread;
 	int pair[2], rc = 0;
 	char path[] = "/dev/null";
 	int null = open(path, O_RDWR | O_CLOEXEC),
@@ -569,10 +580,59 @@ static void test_full_socket(void **state)
 	assert_refused(tmesh_region_recv(ctx, null, &region, err), -ENOTSOCK, "");
 	assert_refused(tmesh_region_send(region, inet, TMESH_READ, err), -EINVAL, "Unix");
 	tmesh_region_unref(region);
+	/* Somebody who comes in time is waited for. */
+	assert_ok(tmesh_region_create(patient, 10, NULL, &region, err));
+	assert_int_equal(pthread_create(&thread, NULL, empty_later, &pair[1]), 0);
+	assert_ok(tmesh_region_send(region, pair[0], TMESH_READ, err));
 	close(pair[0]);
+	pthread_join(thread, NULL);
+	tmesh_region_unref(region);
 	close(pair[1]);
 	close(null);
 	close(inet);
+	tmesh_ctx_unref(patient);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What a producer answers to who asks with a token's secret for these rights. */
+static int32_t answered(struct tmesh_ctx *ctx, const char *token, uint32_t rights)
+{
+	struct tmesh_wire_request request = {
+		.magic = TMESH_MAGIC_REQUEST,
+		.version = TMESH_WIRE_VERSION,
+		.rights = rights,
+	};
+	uint64_t deadline = tmesh_now_ns() + 20000000000u;
+	int conn, got, fds[TMESH_WIRE_FDS];
+	struct tmesh_token_parts parts;
+	struct tmesh_wire_reply reply;
+
+	assert_ok(tmesh_token_parse(token, &parts, err));
+	memcpy(request.secret, parts.secret, sizeof(request.secret));
+	assert_ok(tmesh_peer_connect(ctx, parts.name, deadline, &conn, err));
+	assert_int_equal(tmesh_wire_send(conn, &request, sizeof(request), NULL, 0, 0), 0);
+	got = tmesh_wire_recv(conn, &reply, sizeof(reply), fds, TMESH_WIRE_FDS, deadline);
+	assert_int_equal(got > 0, reply.status == 0);
+	while (got > 0)
+		close(fds[--got]);
+	close(conn);
+	return reply.status;
+}
+
+/* A token gives no more than its rights, however it is asked. */
+static void test_asked_for_more(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
+
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_int_equal(answered(ctx, token, TMESH_READ), 0);
+	assert_int_equal(answered(ctx, token, TMESH_READ | TMESH_WRITE), -EACCES);
+	assert_int_equal(answered(ctx, token, TMESH_RIGHTS_ALL), -EACCES);
+	assert_int_equal(answered(ctx, token, 0x80), -EINVAL);
+	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -664,7 +724,7 @@ int main(void)
 	const struct CMUnitTest rendezvous[] = {
 		cmocka_unit_test(test_stopped),	      cmocka_unit_test(test_wrong_link),
 		cmocka_unit_test(test_many),	      cmocka_unit_test(test_many_producers),
-		cmocka_unit_test(test_asked_at_once),
+		cmocka_unit_test(test_asked_at_once), cmocka_unit_test(test_asked_for_more),
 	};
 	const struct CMUnitTest dead[] = {
 		cmocka_unit_test(test_dead_producers),
