@@ -358,6 +358,24 @@ static void test_rights_shrink(void **state)
 	close(ends[1]);
 }
 
+/* Who asks to write is told that it was sealed since, and gets no part of it. */
+static void test_sealed_since(void **state)
+{
+	struct tmesh_bundle *bundle = made_so(*state, TMESH_BUNDLE_UNSEALED), *got = NULL;
+	char text[1 << 14];
+	struct tmesh_tensor *tensor;
+
+	assert_in_range(tmesh_bundle_ref_size(bundle), 1, sizeof(text));
+	assert_ok(tmesh_bundle_ref_encode(bundle, RW, text, sizeof(text), err));
+	assert_ok(tmesh_bundle_tensor(bundle, 0, &tensor, err));
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
+	assert_refused(tmesh_bundle_open(*state, text, strlen(text), RW, &got, err), -EPERM,
+		       "sealed");
+	assert_null(got);
+	tmesh_tensor_unref(tensor);
+	tmesh_bundle_unref(bundle);
+}
+
 static void test_socket(void **state)
 {
 	struct tmesh_bundle *bundle = made(*state), *again = NULL;
@@ -447,7 +465,8 @@ int main(void)
 		cmocka_unit_test(test_ref),	      cmocka_unit_test(test_many_regions),
 		cmocka_unit_test(test_from_regions),  cmocka_unit_test(test_too_many_regions),
 		cmocka_unit_test(test_rights_shrink), cmocka_unit_test(test_socket),
-		cmocka_unit_test(test_process),	      cmocka_unit_test(test_listed),
+		cmocka_unit_test(test_sealed_since),  cmocka_unit_test(test_process),
+		cmocka_unit_test(test_listed),
 	};
 
 	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);

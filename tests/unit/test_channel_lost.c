@@ -349,6 +349,35 @@ static void test_not_held(void **state)
 	pair_end(&p);
 }
 
+/* What is owed is the parent's to see to: a child lets go of what it inherited at once. */
+static void test_not_the_childs(void **state)
+{
+	struct pair p = pair_make(SEND, NULL);
+	struct tmesh_channel *second = pair_open(&p, RECV);
+	pid_t child;
+
+	shutdown(second->shelves[0].get, SHUT_RD);
+	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
+	child = fork();
+	if (child == 0) {
+		struct tmesh_stats before = {.size = sizeof(before)}, after = before;
+		struct tmesh_channel *own;
+
+		/* The context has a thread again. */
+		CHECK(!tmesh_channel_create(p.ctx, SEND, NULL, &own, NULL));
+		CHECK(!tmesh_stats(p.ctx, &before));
+		tmesh_channel_unref(p.maker);
+		CHECK(!tmesh_stats(p.ctx, &after));
+		CHECK(after.regions_live < before.regions_live);
+		unit_leave(0);
+	}
+	join(child);
+	for (uint64_t i = 0; i < COUNT; i++)
+		receive_one(i % 2 ? second : p.other, i);
+	tmesh_channel_unref(second);
+	pair_end(&p);
+}
+
 /* The last who has a context may be its own thread. */
 static void test_left_to_the_watch(void **state)
 {
@@ -488,6 +517,7 @@ int main(int argc, char **argv)
 						server_end),
 		cmocka_unit_test(test_not_held),
 		cmocka_unit_test(test_left_to_the_watch),
+		cmocka_unit_test(test_not_the_childs),
 		cmocka_unit_test(test_closed_for_two),
 		cmocka_unit_test(test_nobody_came),
 		cmocka_unit_test(test_exit),
