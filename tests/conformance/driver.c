@@ -4,22 +4,61 @@
  * tabs: a verb, what it is about, options as key=value. Bytes are hex digits. Each is answered by
  * one line: "ok" and a value, or "error", its name and its message. See run.py.
  */
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
 
-#include "driver.h"
+#include <tmesh/slot.h>
+#include <tmesh/tmesh.h>
 
+#define MS INT64_C(1000000)
+#define RW (TMESH_READ | TMESH_WRITE)
 #define MOST 64
 
-struct tmesh_ctx *ctx;
-static struct object objects[MOST];
-char *fields[16];
-int count;
-struct tmesh_error why;
-static char answer[16384];
+/* What a name stands for: one of these. */
+struct object {
+	char name[32];
+	struct tmesh_tensor *tensor;
+	struct tmesh_channel *channel;
+	struct tmesh_arena *arena;
+	struct tmesh_bundle *bundle;
+	struct tmesh_region *pin;
+	struct tmesh_slot *slot;
+	struct tmesh_slot_reader *reader;
+	int fd; /* 0: none */
+};
 
-void say(const char *format, ...)
+static struct tmesh_ctx *ctx;
+static struct tmesh_error why;
+static struct object objects[MOST];
+/* The command, and the value that is answered. */
+static char *fields[16];
+static int count;
+static char answer[16384];
+/* Those of a message or a tensor. */
+static unsigned char data[4096];
+/* What the verb has made: kept under the name that comes first, and told. */
+static struct object made;
+
+/* What a verb does: 0 or a negative errno, as the library gives it. CALL: by one call. */
+#define VERB(name) static int do_##name(void)
+#define CALL(name, call)     \
+	VERB(name)           \
+	{                    \
+		return call; \
+	}
+
+/* More of the value that is answered. */
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
 	size_t there = strlen(answer);
 	va_list args;
@@ -29,20 +68,44 @@ void say(const char *format, ...)
 	va_end(args);
 }
 
-void give_up(const char *what)
+static int say_number(int rc, uint64_t number)
+{
+	if (!rc)
+		say("%" PRIu64, number);
+	return rc;
+}
+
+static void say_hex(const unsigned char *bytes, uint64_t n)
+{
+	for (uint64_t i = 0; i < n; i++)
+		say("%02x", bytes[i]);
+}
+
+_Noreturn static void give_up(const char *what)
 {
 	fprintf(stderr, "driver.c: %s: %s\n", count ? fields[0] : "", what);
 	exit(2);
 }
 
-const char *field(int i)
+static char *field(int i)
 {
 	if (i >= count)
 		give_up("a field is missing");
 	return fields[i];
 }
 
-const char *option(const char *key)
+static uint64_t field_number(int i)
+{
+	return strtoull(field(i), NULL, 0);
+}
+
+/* Whether there is such a field, and it is no option. */
+static bool has_field(int i)
+{
+	return i < count && !strchr(fields[i], '=');
+}
+
+static const char *option(const char *key)
 {
 	size_t length = strlen(key);
 
@@ -52,41 +115,47 @@ const char *option(const char *key)
 	return NULL;
 }
 
-bool flag(const char *key)
+static bool is(const char *key, const char *value)
 {
-	const char *value = option(key);
-
-	return value && !strcmp(value, "true");
+	return option(key) && !strcmp(option(key), value);
 }
 
-uint64_t number(const char *key)
+static uint64_t number(const char *key)
 {
-	const char *value = option(key);
-
-	return value ? strtoull(value, NULL, 0) : 0;
+	return option(key) ? strtoull(option(key), NULL, 0) : 0;
 }
 
-int64_t timeout_ns(void)
+static uint32_t rights(void)
+{
+	return is("writable", "true") ? RW : TMESH_READ;
+}
+
+static int64_t timeout_ns(void)
 {
 	return option("timeout") ? (int64_t)number("timeout") * MS : -1;
 }
 
-struct object *find(const char *name)
+static struct object *has(const char *name)
 {
 	for (int i = 0; i < MOST; i++)
 		if (!strcmp(objects[i].name, name))
 			return &objects[i];
-	give_up("no object of that name");
+	return NULL;
 }
 
-struct tmesh_tensor *tensor(void)
+static struct object *find(const char *name)
 {
-	return find(field(1))->tensor;
+	return has(name) ? has(name) : (give_up("no object of that name"), NULL);
 }
 
-struct tmesh_region *region(void)
+static struct object *named(int i)
 {
-	return tmesh_tensor_region(tensor());
+	return find(field(i));
+}
+
+static struct tmesh_region *region_of(int i)
+{
+	return tmesh_tensor_region(named(i)->tensor);
 }
 
 static void drop(struct object *object)
@@ -103,48 +172,7 @@ static void drop(struct object *object)
 	memset(object, 0, sizeof(*object));
 }
 
-void keep(const char *name, struct object made)
-{
-	for (int i = 0; i < MOST; i++)
-		if (!strcmp(objects[i].name, name))
-			drop(&objects[i]);
-	for (int i = 0; i < MOST; i++)
-		if (!objects[i].name[0]) {
-			snprintf(made.name, sizeof(made.name), "%s", name);
-			objects[i] = made;
-			return;
-		}
-	give_up("too many objects");
-}
-
-static void say_hex(const void *data, uint64_t bytes)
-{
-	for (uint64_t i = 0; i < bytes; i++)
-		say("%02x", ((const unsigned char *)data)[i]);
-}
-
-static size_t unhex(const char *text, unsigned char *data, size_t room)
-{
-	size_t bytes = strlen(text) / 2;
-
-	if (bytes > room)
-		give_up("too many bytes");
-	for (size_t i = 0; i < bytes; i++)
-		sscanf(text + 2 * i, "%2hhx", &data[i]);
-	return bytes;
-}
-
-int32_t numbers(const char *text, int64_t out[16])
-{
-	int32_t n = 0;
-	char *end;
-
-	for (text++; *text && *text != ']' && n < 16; text = end + (*end == ','))
-		out[n++] = strtoll(text, &end, 10);
-	return n;
-}
-
-int look_at(struct tmesh_tensor *it)
+static int look_at(struct tmesh_tensor *it)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	const struct tmesh_layout *layout = tmesh_tensor_layout(it);
@@ -160,93 +188,140 @@ int look_at(struct tmesh_tensor *it)
 	return 0;
 }
 
-int made(int rc, struct tmesh_tensor **it)
+/* What is answered of what was made. */
+static int tell(const struct object *it)
 {
-	if (rc)
-		return rc;
-	keep(field(1), (struct object){.tensor = *it});
-	return look_at(*it);
-}
+	char token[TMESH_TOKEN_SIZE] = "";
+	int rc = 0;
 
-static struct tmesh_region_opts options(void)
-{
-	struct tmesh_region_opts opts = {
-		.size = sizeof(opts),
-		.label = option("label"),
-		.mode = (uint32_t)number("mode"),
-		.flags = flag("huge") ? TMESH_REGION_HUGE : 0,
-		.arena = option("arena") ? find(option("arena"))->arena : NULL,
-	};
-
-	return opts;
-}
-
-static int create(void)
-{
-	struct tmesh_region_opts opts = options();
-	struct tmesh_tensor *it;
-	int64_t shape[16];
-	int32_t ndim = numbers(field(3), shape);
-
-	return made(tmesh_tensor_create(ctx, tmesh_dtype_from_name(field(2)), ndim, shape, &opts,
-					&it, &why),
-		    &it);
-}
-
-static int put(void)
-{
-	struct tmesh_region_opts opts = options();
-	struct tmesh_tensor *it;
-	unsigned char data[4096];
-	int64_t shape[16];
-	int32_t ndim = numbers(field(3), shape);
-
-	if (option("seal") && !flag("seal"))
-		opts.flags |= TMESH_REGION_UNSEALED;
-	unhex(field(4), data, sizeof(data));
-	return made(tmesh_tensor_put(ctx, tmesh_dtype_from_name(field(2)), ndim, shape, data, &opts,
-				     &it, &why),
-		    &it);
-}
-
-static int open_ref(void)
-{
-	struct tmesh_tensor *it;
-	struct tmesh_ref ref;
-	int rc = tmesh_ref_decode(field(2), strlen(field(2)), &ref, &why);
-
-	if (!rc)
-		rc = tmesh_tensor_open(ctx, &ref, flag("writable") ? RW : TMESH_READ, &it, &why);
-	return made(rc, &it);
-}
-
-static int ref(void)
-{
-	struct tmesh_bundle *bundle = find(field(1))->bundle;
-	uint32_t rights = flag("writable") ? RW : TMESH_READ;
-	char text[TMESH_REF_SIZE];
-	uint64_t ns = number("hold") * MS;
-	int rc;
-
-	if (ns)
-		rc = bundle ? tmesh_bundle_ref_hold(bundle, rights, ns, text, sizeof(text), &why)
-			    : tmesh_tensor_ref_hold(tensor(), rights, ns, text, sizeof(text), &why);
-	else
-		rc = bundle ? tmesh_bundle_ref_encode(bundle, rights, text, sizeof(text), &why)
-			    : tmesh_tensor_ref_encode(tensor(), rights, text, sizeof(text), &why);
-	if (!rc)
-		say("%s", text);
+	if (it->tensor)
+		return look_at(it->tensor);
+	for (size_t i = 0; it->bundle && i < tmesh_bundle_count(it->bundle); i++)
+		say("%s ", tmesh_bundle_name(it->bundle, i));
+	if (it->bundle)
+		say("%" PRIu64 " %s", tmesh_bundle_bytes(it->bundle),
+		    tmesh_bundle_metadata(it->bundle, NULL));
+	if (it->channel && strcmp(fields[0], "join"))
+		rc = tmesh_channel_token(it->channel, token, &why);
+	if (it->slot)
+		rc = tmesh_slot_token(it->slot, token, &why);
+	say("%s", token);
 	return rc;
 }
 
-static int flush(void)
+static struct object *store(const char *name, struct object it)
 {
-	return tmesh_ctx_flush(ctx, timeout_ns(), NULL, &why);
+	struct object *place = has(name) ? has(name) : has("");
+
+	if (!place)
+		give_up("too many objects");
+	drop(place);
+	snprintf(it.name, sizeof(it.name), "%s", name);
+	*place = it;
+	return place;
 }
 
-static int look(void)
+/* A region as a tensor of this layout, or as its maker described it; no longer the caller's. */
+static int wrap(int rc, struct tmesh_region *it, const struct tmesh_layout *layout)
 {
-	return look_at(tensor());
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_ref ref;
+
+	if (rc)
+		return rc;
+	rc = tmesh_region_info(it, &info, &why);
+	if (!rc && !layout) {
+		rc = tmesh_ref_decode(info.description, strlen(info.description), &ref, &why);
+		layout = &ref.layout;
+	}
+	if (!rc)
+		rc = tmesh_tensor_wrap(it, layout, &made.tensor, &why);
+	tmesh_region_unref(it);
+	return rc;
+}
+
+/* The bytes of a field. */
+static uint32_t unhex(const char *text)
+{
+	size_t bytes = strlen(text) / 2;
+
+	if (bytes > sizeof(data))
+		give_up("too many bytes");
+	for (size_t i = 0; i < bytes; i++)
+		sscanf(text + 2 * i, "%2hhx", &data[i]);
+	return (uint32_t)bytes;
+}
+
+/* "float32" "[2,3]": the fields behind the name. */
+#define DTYPE tmesh_dtype_from_name(field(2))
+static int64_t dims[16];
+
+static int32_t shape(void)
+{
+	int32_t n = 0;
+	char *end;
+
+	for (char *text = field(3) + 1; *text && *text != ']' && n < 16; text = end + (*end == ','))
+		dims[n++] = strtoll(text, &end, 10);
+	return n;
+}
+
+/* Tensors */
+static const struct tmesh_region_opts *options(void)
+{
+	static struct tmesh_region_opts opts;
+
+	opts = (struct tmesh_region_opts){
+		.size = sizeof(opts),
+		.label = option("label"),
+		.mode = (uint32_t)number("mode"),
+		.flags = (is("huge", "true") ? TMESH_REGION_HUGE : 0) |
+			 (is("seal", "false") ? TMESH_REGION_UNSEALED : 0),
+		.arena = option("arena") ? find(option("arena"))->arena : NULL,
+	};
+	return &opts;
+}
+
+CALL(create, tmesh_tensor_create(ctx, DTYPE, shape(), dims, options(), &made.tensor, &why))
+CALL(arena, tmesh_arena_create(ctx, number("bytes"), options(), &made.arena, &why))
+CALL(release, (drop(named(1)), 0))
+/* Have it mapped for writing as long as it lives. */
+CALL(hold, tmesh_tensor_data(named(1)->tensor, RW, &(void *){NULL}, &why))
+CALL(look, tell(named(1)))
+CALL(seal, tmesh_region_seal(region_of(1), &why))
+CALL(flush, tmesh_ctx_flush(ctx, timeout_ns(), NULL, &why))
+
+VERB(put)
+{
+	unhex(field(4));
+	return tmesh_tensor_put(ctx, DTYPE, shape(), dims, data, options(), &made.tensor, &why);
+}
+
+VERB(open)
+{
+	struct tmesh_ref ref;
+	int rc = tmesh_ref_decode(field(2), strlen(field(2)), &ref, &why);
+
+	return rc ? rc : tmesh_tensor_open(ctx, &ref, rights(), &made.tensor, &why);
+}
+
+VERB(ref)
+{
+	const struct object *it = named(1);
+	uint64_t ns = number("hold") * MS;
+	char text[TMESH_REF_SIZE] = "";
+	int rc;
+
+	if (ns && it->bundle)
+		rc = tmesh_bundle_ref_hold(it->bundle, rights(), ns, text, sizeof(text), &why);
+	else if (ns)
+		rc = tmesh_tensor_ref_hold(it->tensor, rights(), ns, text, sizeof(text), &why);
+	else if (it->bundle)
+		rc = tmesh_bundle_ref_encode(it->bundle, rights(), text, sizeof(text), &why);
+	else
+		rc = tmesh_tensor_ref_encode(it->tensor, rights(), text, sizeof(text), &why);
+	say("%s", text);
+	return rc;
 }
 
 static unsigned char *read_elements(const struct tmesh_layout *layout, int32_t dim, uint64_t at,
@@ -256,7 +331,7 @@ static unsigned char *read_elements(const struct tmesh_layout *layout, int32_t d
 
 	if (dim == layout->ndim) {
 		if (!*rc)
-			*rc = tmesh_region_read(region(), at, to, (uint64_t)size, &why);
+			*rc = tmesh_region_read(region_of(1), at, to, (uint64_t)size, &why);
 		return to + size;
 	}
 	for (int64_t i = 0; i < layout->shape[dim]; i++)
@@ -265,52 +340,30 @@ static unsigned char *read_elements(const struct tmesh_layout *layout, int32_t d
 	return to;
 }
 
-static int read_all(void)
+VERB(read)
 {
-	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor());
-	uint64_t bytes = tmesh_tensor_bytes(tensor());
-	unsigned char data[4096];
+	const struct tmesh_layout *layout = tmesh_tensor_layout(named(1)->tensor);
+	uint64_t bytes = tmesh_tensor_bytes(named(1)->tensor);
 	int rc = 0;
 
 	if (bytes > sizeof(data))
 		give_up("too many bytes");
 	read_elements(layout, 0, layout->offset, data, &rc);
-	if (!rc) {
+	if (!rc)
 		say_hex(data, bytes);
-	}
 	return rc;
 }
 
-static int write_some(void)
+VERB(write)
 {
-	unsigned char data[4096];
-	size_t bytes = unhex(field(3), data, sizeof(data));
+	uint64_t at = tmesh_tensor_layout(named(1)->tensor)->offset + field_number(2);
+	uint32_t bytes = unhex(field(3));
 
-	return tmesh_region_write(
-		region(), tmesh_tensor_layout(tensor())->offset + strtoull(field(2), NULL, 10),
-		data, bytes, &why);
+	return tmesh_region_write(region_of(1), at, data, bytes, &why);
 }
 
-/* Have it mapped for writing as long as it lives. */
-static int hold(void)
-{
-	void *data;
-
-	return tmesh_tensor_data(tensor(), RW, &data, &why);
-}
-
-static int seal(void)
-{
-	return tmesh_region_seal(region(), &why);
-}
-
-static int release(void)
-{
-	drop(find(field(1)));
-	return 0;
-}
-
-static int regions(void)
+/* What is seen from outside. */
+VERB(regions)
 {
 	uint64_t id = strtoull(field(1), NULL, 16);
 	struct tmesh_region_info *infos;
@@ -319,7 +372,6 @@ static int regions(void)
 
 	if (rc)
 		return rc;
-
 	for (size_t i = 0; i < n; i++)
 		if (infos[i].id == id)
 			say("%s %" PRIu64 " %" PRIu64 " %o %s", infos[i].label, infos[i].bytes,
@@ -331,7 +383,7 @@ static int regions(void)
 	return 0;
 }
 
-static int holders(void)
+VERB(holders)
 {
 	struct tmesh_holder_info *infos;
 	size_t n;
@@ -345,7 +397,7 @@ static int holders(void)
 	return 0;
 }
 
-static int cap(void)
+VERB(cap)
 {
 	static const char *const levels[] = {"no", "cooperative", "enforced"};
 	const struct tmesh_cap *caps;
@@ -359,7 +411,7 @@ static int cap(void)
 }
 
 /* By how much they have grown since they were asked for last. */
-static int stats(void)
+VERB(stats)
 {
 	static struct tmesh_stats last;
 	struct tmesh_stats now = {.size = sizeof(now)};
@@ -372,160 +424,350 @@ static int stats(void)
 	return rc;
 }
 
-static int arena(void)
+VERB(backend)
 {
-	struct tmesh_region_opts opts = options();
-	struct tmesh_arena *it;
-	int rc = tmesh_arena_create(ctx, number("bytes"), &opts, &it, &why);
-
-	if (!rc)
-		keep(field(1), (struct object){.arena = it});
-	return rc;
+	say("%s", tmesh_backend_name(tmesh_ctx_backend(ctx)));
+	return 0;
 }
 
-static struct tmesh_channel_opts channel_options(void)
+/* Let go of everything; how many regions are left. */
+VERB(reset)
 {
+	struct tmesh_stats now = {.size = sizeof(now)};
+
+	for (int i = 0; i < MOST; i++)
+		drop(&objects[i]);
+	return say_number(tmesh_stats(ctx, &now), now.regions_live);
+}
+
+/* Channels: the role stands before the options. */
+VERB(channel)
+{
+	bool joins = !strcmp(fields[0], "join");
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts),
 		.slots = (uint32_t)number("slots"),
 		.producers = (uint32_t)number("producers"),
 		.limit = (uint32_t)number("limit"),
-		.rights = flag("writable") ? RW : 0,
+		.rights = option("writable") ? rights() : 0,
 	};
+	enum tmesh_channel_role role =
+		!strcmp(field(joins ? 3 : 2), "send") ? TMESH_CHANNEL_SEND : TMESH_CHANNEL_RECV;
 
-	return opts;
+	return joins ? tmesh_channel_open(ctx, field(2), role, &opts, &made.channel, &why)
+		     : tmesh_channel_create(ctx, role, &opts, &made.channel, &why);
 }
 
-static enum tmesh_channel_role role(const char *text)
-{
-	return !strcmp(text, "send") ? TMESH_CHANNEL_SEND : TMESH_CHANNEL_RECV;
-}
-
-static int channel(void)
-{
-	struct tmesh_channel_opts opts = channel_options();
-	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_channel *it;
-	int rc = tmesh_channel_create(ctx, role(field(2)), &opts, &it, &why);
-
-	if (rc)
-		return rc;
-	keep(field(1), (struct object){.channel = it});
-	rc = tmesh_channel_token(it, token, &why);
-	if (!rc)
-		say("%s", token);
-	return rc;
-}
-
-static int join(void)
-{
-	struct tmesh_channel_opts opts = channel_options();
-	struct tmesh_channel *it;
-	int rc = tmesh_channel_open(ctx, field(2), role(field(3)), &opts, &it, &why);
-
-	if (!rc)
-		keep(field(1), (struct object){.channel = it});
-	return rc;
-}
-
-static int send_message(void)
+VERB(send)
 {
 	struct tmesh_message message = {
 		.tensor = option("tensor") ? find(option("tensor"))->tensor : NULL,
+		.bytes = unhex(field(2)),
 	};
-	unsigned char data[4096];
 
 	/* More than there is room for is the library's to refuse. */
-	message.bytes = (uint32_t)unhex(field(2), data, sizeof(data));
 	memcpy(message.data, data,
 	       message.bytes < sizeof(message.data) ? message.bytes : sizeof(message.data));
-	return tmesh_channel_send(find(field(1))->channel, &message, timeout_ns(), &why);
+	return tmesh_channel_send(named(1)->channel, &message, timeout_ns(), &why);
 }
 
-static int recv_message(void)
+VERB(recv)
 {
 	struct tmesh_message message;
-	int rc = tmesh_channel_recv(find(field(1))->channel, &message, timeout_ns(), &why);
+	int rc = tmesh_channel_recv(named(1)->channel, &message, timeout_ns(), &why);
 
 	if (rc)
 		return rc;
 	say("%s ", message.tensor ? "tensor" : "bytes");
 	say_hex(message.data, message.bytes);
 	if (message.tensor)
-		keep(field(2), (struct object){.tensor = message.tensor});
+		store(field(2), (struct object){.tensor = message.tensor});
 	return 0;
 }
 
-/* Let go of everything; how many regions are left. */
-static int reset(void)
-{
-	struct tmesh_stats now = {.size = sizeof(now)};
-	int rc;
+/* Taking back, leases, fences */
+CALL(revoke, tmesh_region_revoke(region_of(1), &why))
+CALL(reclaim, tmesh_region_reclaim(region_of(1), (uint64_t)timeout_ns(), NULL, &why))
+CALL(pin, tmesh_region_pin(region_of(2), &made.pin, &why))
+CALL(signal, tmesh_fence_signal(region_of(1), field_number(2), &why))
 
-	for (int i = 0; i < MOST; i++)
-		drop(&objects[i]);
-	rc = tmesh_stats(ctx, &now);
-	say("%" PRIu64, now.regions_live);
+VERB(lease)
+{
+	uint64_t ns = field_number(2) * MS;
+	int rc, pidfd;
+
+	if (!option("process"))
+		return tmesh_lease_set(region_of(1), ns, TMESH_TAKEN_ZERO, &why);
+	pidfd = (int)syscall(SYS_pidfd_open, (pid_t)number("process"), 0);
+	if (pidfd < 0)
+		give_up("no such process");
+	rc = tmesh_lease_bind(region_of(1), pidfd, ns, TMESH_TAKEN_ZERO, &why);
+	close(pidfd);
 	return rc;
 }
 
-static int backend(void)
+/* The one call without a message. */
+VERB(touch)
 {
-	say("%s", tmesh_backend_name(tmesh_ctx_backend(ctx)));
-	return 0;
+	int rc = tmesh_lease_touch(region_of(1));
+
+	if (rc)
+		snprintf(why.message, sizeof(why.message), "the lease has lapsed");
+	return rc;
 }
 
-/* A line for each. */
+VERB(wait)
+{
+	uint64_t reached = 0;
+	int rc = tmesh_fence_wait(region_of(1), field_number(2), timeout_ns(), &reached, &why);
+
+	return say_number(rc, reached);
+}
+
+/* Memory in other forms: a part is a tensor's region, or "tensor/offset/bytes" of it. */
+VERB(gather)
+{
+	struct tmesh_gather_extent extents[8] = {0};
+	struct tmesh_layout layout;
+	struct tmesh_region *view = NULL;
+	size_t n = 0;
+	int rc = tmesh_layout_contiguous(&layout, DTYPE, shape(), dims, &why);
+
+	for (; !rc && has_field(4 + (int)n); n++) {
+		char *rest = field(4 + (int)n);
+		struct tmesh_region_info info = {.size = sizeof(info)};
+
+		extents[n].region = tmesh_tensor_region(find(strsep(&rest, "/"))->tensor);
+		rc = tmesh_region_info(extents[n].region, &info, &why);
+		extents[n].bytes = info.alloc_bytes;
+		if (rest) {
+			extents[n].offset = strtoull(strsep(&rest, "/"), NULL, 10);
+			extents[n].bytes = strtoull(rest, NULL, 10);
+		}
+	}
+	if (!rc)
+		rc = tmesh_region_gather(ctx, extents, n, rights(), NULL, &view, &why);
+	return wrap(rc, view, &layout);
+}
+
+VERB(private)
+{
+	struct tmesh_region *view = NULL;
+	int rc = tmesh_region_private(region_of(2), &view, &why);
+
+	return wrap(rc, view, tmesh_tensor_layout(named(2)->tensor));
+}
+
+CALL(export, tmesh_region_export_dmabuf(region_of(2), number("offset"), number("bytes"), rights(),
+					&made.fd, &why))
+CALL(import, tmesh_region_from_dmabuf(ctx, named(2)->fd, NULL, &made.pin, &why))
+
+/* Hand-over by a socket. Its name is in no folder. */
+static int meet(int (*way)(int, const struct sockaddr *, socklen_t), const char *name)
+{
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	strncpy(at.sun_path + 1, name, sizeof(at.sun_path) - 2);
+	if (fd < 0 || way(fd, (struct sockaddr *)&at,
+			  (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))))
+		give_up("a socket");
+	return fd;
+}
+
+CALL(connect, (made.fd = meet(connect, field(2))) < 0)
+CALL(accept, (made.fd = accept(named(1)->fd, NULL, NULL)) < 0)
+CALL(receive, tmesh_bundle_recv(ctx, named(2)->fd, &made.bundle, &why))
+
+VERB(listen)
+{
+	char name[64];
+
+	snprintf(name, sizeof(name), "tmesh-conformance-%d-%s", (int)getpid(), field(1));
+	say("%s", name);
+	made.fd = meet(bind, name);
+	return listen(made.fd, 1);
+}
+
+VERB(hand)
+{
+	struct tmesh_bundle *bundle = named(2)->bundle;
+
+	return bundle ? tmesh_bundle_send(bundle, named(1)->fd, rights(), &why)
+		      : tmesh_region_send(region_of(2), named(1)->fd, rights(), &why);
+}
+
+VERB(take)
+{
+	struct tmesh_region *it = NULL;
+	int rc = tmesh_region_recv(ctx, named(2)->fd, &it, &why);
+
+	return wrap(rc, it, NULL);
+}
+
+/* Bundles: names, each with its tensor behind it. */
+VERB(bundle)
+{
+	struct tmesh_bundle_opts opts = {
+		.size = sizeof(opts),
+		.metadata = option("metadata"),
+		.metadata_bytes = option("metadata") ? strlen(option("metadata")) : 0,
+		.flags = is("seal", "false") ? TMESH_BUNDLE_UNSEALED : 0,
+	};
+	struct tmesh_bundle_entry entries[8] = {0};
+	size_t n = 0;
+
+	for (int i = 2; has_field(i + 1); i += 2)
+		entries[n++] = (struct tmesh_bundle_entry){.name = fields[i],
+							   .tensor = named(i + 1)->tensor};
+	return tmesh_bundle_create(ctx, entries, n, &opts, &made.bundle, &why);
+}
+
+CALL(unbundle, tmesh_bundle_open(ctx, field(2), strlen(field(2)), rights(), &made.bundle, &why))
+
+VERB(member)
+{
+	struct tmesh_bundle *it = named(2)->bundle;
+	size_t i;
+	int rc = tmesh_bundle_find(it, field(3), &i, &why);
+
+	return rc ? rc : tmesh_bundle_tensor(it, i, &made.tensor, &why);
+}
+
+/* Kept under a name */
+VERB(keep)
+{
+	struct tmesh_keep_opts opts = {
+		.size = sizeof(opts),
+		.flags = is("replace", "true") ? TMESH_KEEPING_REPLACE : 0,
+		.lifetime_ns = number("lifetime") * MS,
+	};
+	struct tmesh_region *all[8];
+	size_t n = 0;
+
+	if (named(2)->bundle)
+		return tmesh_keep_bundle(ctx, field(1), named(2)->bundle, &opts, &why);
+	for (; has_field(2 + (int)n); n++)
+		all[n] = region_of(2 + (int)n);
+	return tmesh_keep(ctx, field(1), all, n, &opts, &why);
+}
+
+VERB(kept)
+{
+	struct tmesh_region **all;
+	char name[32];
+	size_t n;
+	int rc = tmesh_kept_open_bundle(ctx, field(2), TMESH_KEPT_OWN, &made.bundle, &why);
+
+	if (rc != -EPROTO)
+		return rc;
+	rc = tmesh_kept_open(ctx, field(2), TMESH_KEPT_OWN, TMESH_READ, &all, &n, &why);
+	if (rc)
+		return rc;
+	for (size_t i = 0; !rc && i < n; i++) {
+		rc = wrap(0, all[i], NULL);
+		if (rc || n == 1)
+			break;
+		snprintf(name, sizeof(name), "%s.%zu", field(1), i);
+		rc = tell(store(name, made));
+		made.tensor = NULL;
+		say(i + 1 < n ? ", " : "");
+	}
+	free(all);
+	return rc;
+}
+
+/* NAME, or all that begin as NAME* does. */
+VERB(drop)
+{
+	size_t length = strlen(field(1)), n = 0;
+	struct tmesh_kept_info *all;
+	int rc;
+
+	if (!length || field(1)[length - 1] != '*')
+		return tmesh_kept_drop(ctx, field(1), &why);
+	rc = tmesh_kept_list(ctx, &all, &n, &why);
+	if (rc)
+		return rc;
+	for (size_t i = 0; !rc && i < n; i++)
+		if (strncmp(all[i].name, field(1), length - 1) == 0)
+			rc = tmesh_kept_drop(ctx, all[i].name, &why);
+	free(all);
+	return rc;
+}
+
+/* The one that this suite has started on memfd. */
+static void end_keeper(void)
+{
+	struct tmesh_keeper_info info = {.size = sizeof(info)};
+
+	if (!tmesh_keeper_info(ctx, &info, &why) && info.pid)
+		kill(info.pid, SIGTERM);
+}
+
+/* Slots */
+VERB(slot)
+{
+	struct tmesh_slot_opts opts = {.size = sizeof(opts), .name = option("name")};
+
+	return tmesh_slot_create(ctx, &opts, &made.slot, &why);
+}
+
+/* A bundle, or nothing. */
+VERB(publish)
+{
+	uint64_t generation = 0;
+	int rc = tmesh_slot_publish(named(1)->slot, has_field(2) ? named(2)->bundle : NULL,
+				    &generation, &why);
+
+	return say_number(rc, generation);
+}
+
+CALL(follow, tmesh_slot_open(ctx, field(2), &made.reader, &why))
+CALL(named, tmesh_slot_open_named(ctx, field(2), &made.reader, &why))
+
+VERB(value)
+{
+	struct tmesh_slot_value *newest;
+	int rc = tmesh_slot_read(named(2)->reader, &newest, &why);
+
+	if (!rc)
+		made.bundle = tmesh_bundle_ref(tmesh_slot_value_bundle(newest));
+	return rc;
+}
+
+static const struct {
+	const char *name;
+	int (*run)(void);
+} verbs[] = {
 /* clang-format off */
-static const struct verb verbs[] = {
-	{"create", create},
-	{"put", put},
-	{"open", open_ref},
-	{"ref", ref},
-	{"flush", flush},
-	{"look", look},
-	{"read", read_all},
-	{"write", write_some},
-	{"hold", hold},
-	{"seal", seal},
-	{"release", release},
-	{"regions", regions},
-	{"holders", holders},
-	{"cap", cap},
-	{"stats", stats},
-	{"arena", arena},
-	{"channel", channel},
-	{"join", join},
-	{"send", send_message},
-	{"recv", recv_message},
-	{"close", release},
-	{"reset", reset},
-	{"backend", backend},
-	{"unpin", release},
-	{NULL},
+#define V(name) {#name, do_##name}
+	V(accept), V(arena), V(backend), V(bundle), V(cap), V(channel), V(connect), V(create),
+	V(drop), V(export), V(flush), V(follow), V(gather), V(hand), V(hold), V(holders),
+	V(import), V(keep), V(kept), V(lease), V(listen), V(look), V(member), V(named), V(open),
+	V(pin), V(private), V(publish), V(put), V(read), V(receive), V(reclaim), V(recv),
+	V(ref), V(regions), V(release), V(reset), V(revoke), V(seal), V(send), V(signal),
+	V(slot), V(stats), V(take), V(touch), V(unbundle), V(value), V(wait), V(write),
+#undef V
+	{"join", do_channel}, {"close", do_release}, {"unpin", do_release},
+	/* clang-format on */
 };
-/* clang-format on */
-
-static const struct verb *verb_of(const struct verb *all, const char *name)
-{
-	for (; all->name; all++)
-		if (!strcmp(all->name, name))
-			return all;
-	return NULL;
-}
 
 static void obey(void)
 {
-	const struct verb *verb = verb_of(verbs, fields[0]);
+	static const struct object nothing;
+	size_t i = 0;
 	int rc;
 
-	if (!verb)
-		verb = verb_of(reach_verbs, fields[0]);
-	if (!verb)
-		give_up("no such verb");
+	while (strcmp(verbs[i].name, fields[0]))
+		if (++i == sizeof(verbs) / sizeof(verbs[0]))
+			give_up("no such verb");
 	memset(&why, 0, sizeof(why));
 	answer[0] = '\0';
-	rc = verb->run();
+	made = nothing;
+	rc = verbs[i].run();
+	if (!rc && memcmp(&made, &nothing, sizeof(made)))
+		rc = tell(store(field(1), made));
 	if (rc)
 		printf("error\t%s\t%s\n", strerrorname_np(-rc), why.message);
 	else
@@ -534,10 +776,7 @@ static void obey(void)
 
 int main(void)
 {
-	struct tmesh_ctx_opts opts = {
-		.size = sizeof(opts),
-		.max_bytes = 64 * MIB,
-	};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .max_bytes = UINT64_C(64) << 20};
 	char *line = NULL, *rest;
 	size_t room = 0;
 
@@ -551,8 +790,7 @@ int main(void)
 			;
 		obey();
 	}
-	for (int i = 0; i < MOST; i++)
-		drop(&objects[i]);
+	do_reset();
 	end_keeper();
 	tmesh_ctx_unref(ctx);
 	free(line);

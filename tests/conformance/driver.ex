@@ -33,8 +33,8 @@ defmodule Tmesh.ConformanceDriver do
 
     case run(verb, fields, options, objects) do
       :ok -> say("ok\t", objects)
-      {:ok, text} when is_binary(text) -> say("ok\t" <> text, objects)
-      {:ok, text, objects} -> say("ok\t" <> text, objects)
+      {:ok, value} -> say("ok\t#{value}", objects)
+      {:ok, value, objects} -> say("ok\t#{value}", objects)
       {:error, error} -> say("error\t:#{error.type}\t#{error.message}", objects)
     end
   end
@@ -44,29 +44,25 @@ defmodule Tmesh.ConformanceDriver do
     objects
   end
 
-  defp option([key, "true"], _objects), do: {String.to_atom(key), true}
-  defp option([key, "false"], _objects), do: {String.to_atom(key), false}
+  defp option([key, text], objects) do
+    value =
+      cond do
+        text in ["true", "false"] -> text == "true"
+        key in ["label", "metadata", "name"] -> text
+        key in ["arena", "tensor"] -> objects[text]
+        true -> String.to_integer(text, if(key == "mode", do: 8, else: 10))
+      end
 
-  defp option([key, text], _objects) when key in ~w(label metadata name),
-    do: {String.to_atom(key), text}
-
-  defp option(["mode", text], _objects), do: {:mode, String.to_integer(text, 8)}
-
-  defp option([key, name], objects) when key in ~w(arena tensor),
-    do: {String.to_atom(key), objects[name]}
-
-  defp option([key, number], _objects), do: {String.to_atom(key), String.to_integer(number)}
-
-  defp run("create", [name, dtype, shape], options, objects) do
-    with {:ok, ref} <- ZeroCopy.allocate(shape(shape), String.to_atom(dtype), options),
-         do: keep(name, ref, objects)
+    {String.to_atom(key), value}
   end
+
+  # What these make is kept under the name that comes first, and told.
+  defp run("create", [name, dtype, shape], options, objects),
+    do: shape |> shape() |> ZeroCopy.allocate(atom(dtype), options) |> keep(name, objects)
 
   defp run("put", [name, dtype, shape, data], options, objects) do
     data = Base.decode16!(data, case: :lower)
-
-    with {:ok, ref} <- ZeroCopy.from_binary(data, shape(shape), String.to_atom(dtype), options),
-         do: keep(name, ref, objects)
+    data |> ZeroCopy.from_binary(shape(shape), atom(dtype), options) |> keep(name, objects)
   end
 
   defp run("open", [name, json], options, objects) do
@@ -80,129 +76,63 @@ defmodule Tmesh.ConformanceDriver do
       end
 
     opened = for form <- forms, do: with({:ok, ref} <- form, do: ZeroCopy.open(ref, options))
+    # What waits for a garbage collection would keep the memory alive.
+    with [{:ok, ref}, {:ok, _ref}] <- opened, do: drop(ref)
 
-    case Enum.dedup(Enum.map(opened, &kind/1)) do
-      [:ok] -> keep(name, only_last(opened), objects)
-      [_type] -> List.last(opened)
+    case Enum.dedup_by(opened, fn {is, it} -> is == :ok or it.type end) do
+      [_alike] -> opened |> List.last() |> keep(name, objects)
     end
   end
 
-  defp run("ref", [name], options, objects) do
-    case objects[name] do
-      %Bundle{} = bundle -> Bundle.to_json(bundle, Keyword.take(options, [:hold]))
-      ref -> with {:ok, ref} <- grant(ref, options), do: TensorRef.to_json(ref)
-    end
+  defp run("arena", [name], options, objects), do: options |> Arena.create() |> keep(name, objects)
+
+  defp run("channel", [name, role], options, objects),
+    do: role |> atom() |> Channel.create(options) |> keep(name, objects)
+
+  defp run("join", [name, token, role], options, objects),
+    do: token |> Channel.open(atom(role), options) |> keep(name, objects)
+
+  defp run("gather", [name, dtype, shape | parts], options, objects) do
+    options = [shape: shape(shape), dtype: atom(dtype)] ++ options
+    parts |> Enum.map(&part(&1, objects)) |> ZeroCopy.gather(options) |> keep(name, objects)
   end
 
-  defp run("flush", [], options, _objects), do: Tmesh.flush(options[:timeout] || :infinity)
+  defp run("export", [name, of], options, objects),
+    do: objects[of] |> ZeroCopy.export_dmabuf(options) |> keep(name, objects)
 
-  defp run("look", [name], [], objects), do: look(objects[name])
+  defp run("import", [name, of, dtype, shape], [], objects),
+    do: objects[of] |> ZeroCopy.from_dmabuf(shape(shape), atom(dtype)) |> keep(name, objects)
 
-  # The binary is gone with its process.
-  defp run("read", [name], [], objects) do
-    ref = objects[name]
+  defp run("take", [name, from], [], objects),
+    do: objects[from] |> ZeroCopy.recv() |> keep(name, objects)
 
-    fn ->
-      with {:ok, data} <- ZeroCopy.to_binary(ref), do: {:ok, Base.encode16(data, case: :lower)}
-    end
-    |> Task.async()
-    |> Task.await()
-    |> tap(fn _answer -> Tmesh.Native.sweep() end)
+  defp run("receive", [name, from], [], objects),
+    do: objects[from] |> Bundle.recv() |> keep(name, objects)
+
+  defp run("bundle", [name | pairs], options, objects) do
+    named = for [key, tensor] <- Enum.chunk_every(pairs, 2), do: {key, objects[tensor]}
+    named |> Bundle.put(options) |> keep(name, objects)
   end
 
-  defp run("write", [name, offset, data], [], objects),
-    do: ZeroCopy.write(objects[name], String.to_integer(offset), Base.decode16!(data, case: :lower))
+  defp run("unbundle", [name, json], options, objects),
+    do: json |> Bundle.open(options) |> keep(name, objects)
 
-  defp run("seal", [name], [], objects), do: ZeroCopy.seal(objects[name])
-  defp run("release", [name], [], objects), do: drop(objects[name])
+  defp run("member", [name, of, key], [], objects),
+    do: objects[of] |> Bundle.fetch(key) |> keep(name, objects)
 
-  defp run("regions", [id], [], _objects) do
-    with {:ok, regions} <- Tmesh.regions() do
-      case Enum.find(regions, &(&1.id == id)) do
-        nil ->
-          {:ok, "none"}
+  defp run("slot", [name], options, objects), do: options |> Slot.create() |> keep(name, objects)
+  defp run("follow", [name, token], [], objects), do: token |> Slot.open() |> keep(name, objects)
 
-        r ->
-          state = if r.revoked, do: "revoked", else: if(r.sealed, do: "sealed", else: "open")
-          mode = Integer.to_string(r.mode, 8)
-          {:ok, "#{r.label} #{r.bytes} #{r.alloc_bytes} #{mode} #{state}"}
-      end
-    end
-  end
+  defp run("named", [name, slot], [], objects),
+    do: slot |> Slot.open_named() |> keep(name, objects)
 
-  defp run("holders", [id], [], _objects) do
-    with {:ok, holders} <- Tmesh.holders(id), do: {:ok, Enum.map_join(holders, " ", & &1.pid)}
-  end
-
-  defp run("cap", [name], [], _objects) do
-    with {:ok, caps} <- Tmesh.caps(),
-         do: {:ok, to_string(Enum.find(caps, &(&1.name == name)).level)}
-  end
-
-  # By how much they have grown since they were asked for last.
-  defp run("stats", [], [], _objects) do
-    with {:ok, now} <- Tmesh.stats() do
-      before = Process.put(:stats, now) || %{}
-      keys = [:copies, :bytes_copied, :regions_created, :regions_live]
-      {:ok, Enum.map_join(keys, " ", &to_string(now[&1] - Map.get(before, &1, 0)))}
-    end
-  end
-
-  defp run("arena", [name], options, objects) do
-    with {:ok, arena} <- Arena.create(options), do: {:ok, "", Map.put(objects, name, arena)}
-  end
-
-  defp run("channel", [name, role], options, objects) do
-    with {:ok, channel} <- Channel.create(role(role), options),
-         do: {:ok, channel.token, Map.put(objects, name, channel)}
-  end
-
-  defp run("join", [name, token, role], options, objects) do
-    with {:ok, channel} <- Channel.open(token, role(role), options),
-         do: {:ok, "", Map.put(objects, name, channel)}
-  end
-
-  defp run("send", [name, data], options, objects) do
-    data = Base.decode16!(data, case: :lower)
-    message = if options[:tensor], do: {options[:tensor], data}, else: data
-
-    case options[:timeout] do
-      nil -> Channel.send(objects[name], message)
-      timeout -> Channel.send(objects[name], message, timeout)
-    end
-  end
-
-  defp run("recv", [name | to], options, objects) do
-    received =
-      case options[:timeout] do
-        nil -> Channel.recv(objects[name])
-        timeout -> Channel.recv(objects[name], timeout)
-      end
-
-    case received do
-      {:ok, data} when is_binary(data) ->
-        {:ok, "bytes " <> Base.encode16(data, case: :lower)}
-
-      {:ok, %TensorRef{} = ref} ->
-        {:ok, "tensor ", Map.put(objects, hd(to), ref)}
-
-      {:ok, {ref, data}} ->
-        {:ok, "tensor " <> Base.encode16(data, case: :lower), Map.put(objects, hd(to), ref)}
-
-      error ->
-        error
-    end
-  end
-
-  defp run("close", [name], [], objects), do: drop(objects[name])
-  defp run("revoke", [name], [], objects), do: ZeroCopy.revoke(objects[name])
-
-  defp run("reclaim", [name], options, objects),
-    do: ZeroCopy.reclaim(objects[name], options[:timeout] || :infinity)
+  defp run("value", [name, reader], [], objects),
+    do:
+      with({:ok, value} <- Slot.read(objects[reader]), do: keep({:ok, value.bundle}, name, objects))
 
   # A binary has one, as long as its process.
-  defp run("pin", [name, to], [], objects) do
-    {me, ref} = {self(), objects[name]}
+  defp run("pin", [name, of], [], objects) do
+    {me, ref} = {self(), objects[of]}
 
     holder =
       spawn(fn ->
@@ -212,47 +142,10 @@ defmodule Tmesh.ConformanceDriver do
         pinned
       end)
 
-    receive do
-      {:pinned, :ok} -> {:ok, "", Map.put(objects, to, holder)}
-    end
+    receive(do: ({:pinned, :ok} -> keep({:ok, holder}, name, objects)))
   end
 
-  defp run("unpin", [name], [], objects), do: drop(objects[name])
-
-  defp run("lease", [name, ms], options, objects),
-    do: ZeroCopy.lease(objects[name], String.to_integer(ms), options)
-
-  defp run("touch", [name], [], objects), do: ZeroCopy.touch(objects[name])
-
-  defp run("signal", [name, value], [], objects),
-    do: ZeroCopy.signal(objects[name], String.to_integer(value))
-
-  defp run("wait", [name, value], options, objects) do
-    timeout = options[:timeout] || :infinity
-
-    with {:ok, reached} <- ZeroCopy.wait(objects[name], String.to_integer(value), timeout),
-         do: {:ok, to_string(reached)}
-  end
-
-  defp run("gather", [name, dtype, shape | parts], options, objects) do
-    options = [shape: shape(shape), dtype: String.to_atom(dtype)] ++ options
-
-    with {:ok, ref} <- ZeroCopy.gather(Enum.map(parts, &part(&1, objects)), options),
-         do: keep(name, ref, objects)
-  end
-
-  defp run("export", [name, of], options, objects) do
-    with {:ok, descriptor} <- ZeroCopy.export_dmabuf(objects[of], options),
-         do: {:ok, "", Map.put(objects, name, descriptor)}
-  end
-
-  defp run("import", [name, descriptor, dtype, shape], [], objects) do
-    dtype = String.to_atom(dtype)
-
-    with {:ok, ref} <- ZeroCopy.from_dmabuf(objects[descriptor], shape(shape), dtype),
-         do: keep(name, ref, objects)
-  end
-
+  # A socket's name is in no folder.
   defp run("listen", [name], [], objects) do
     at = "tmesh-conformance-#{System.pid()}-#{name}"
     {:ok, socket} = :socket.open(:local, :stream)
@@ -264,61 +157,47 @@ defmodule Tmesh.ConformanceDriver do
   defp run("connect", [name, at], [], objects) do
     {:ok, socket} = :socket.open(:local, :stream)
     :ok = :socket.connect(socket, %{family: :local, path: <<0, at::binary>>})
-    {:ok, "", Map.put(objects, name, socket)}
+    keep({:ok, socket}, name, objects)
   end
 
   defp run("accept", [name], [], objects) do
-    {:ok, socket} = :socket.accept(objects[name])
+    accepted = :socket.accept(objects[name])
     :ok = :socket.close(objects[name])
-    {:ok, "", Map.put(objects, name, socket)}
-  end
-
-  defp run("hand", [name, what], options, objects) do
-    case objects[what] do
-      %Bundle{} = bundle -> Bundle.send(bundle, objects[name], options)
-      ref -> ZeroCopy.send(ref, objects[name], options)
-    end
-  end
-
-  defp run("receive", [name, to], [], objects),
-    do: objects[name] |> Bundle.recv() |> bundle(to, objects)
-
-  defp run("take", [name, to], [], objects) do
-    with {:ok, ref} <- ZeroCopy.recv(objects[name]), do: keep(to, ref, objects)
-  end
-
-  defp run("bundle", [name | pairs], options, objects) do
-    named = for [key, tensor] <- Enum.chunk_every(pairs, 2), do: {key, objects[tensor]}
-    named |> Bundle.put(options) |> bundle(name, objects)
-  end
-
-  defp run("unbundle", [name, json], options, objects),
-    do: json |> Bundle.open(options) |> bundle(name, objects)
-
-  defp run("member", [name, of, key], [], objects) do
-    {:ok, ref} = Bundle.fetch(objects[of], key)
-    keep(name, ref, objects)
-  end
-
-  defp run("keep", [name, tensor], options, objects) do
-    with {:ok, _ref} <- Tmesh.keep(objects[tensor], name, options), do: {:ok, ""}
+    keep(accepted, name, objects)
   end
 
   defp run("kept", [to, name], [], objects) do
     case Tmesh.open_kept(name) do
       {:ok, several} when is_list(several) ->
         named = for {ref, i} <- Enum.with_index(several), into: objects, do: {"#{to}.#{i}", ref}
-        {:ok, Enum.map_join(several, ", ", &elem(look(&1), 1)), named}
+        {:ok, Enum.map_join(several, ", ", &elem(told(&1), 1)), named}
 
-      {:ok, %Bundle{}} = kept ->
-        bundle(kept, to, objects)
+      kept ->
+        keep(kept, to, objects)
+    end
+  end
+
+  defp run("recv", [name | to], options, objects) do
+    case Channel.recv(objects[name], options[:timeout] || :infinity) do
+      {:ok, data} when is_binary(data) ->
+        {:ok, "bytes " <> Base.encode16(data, case: :lower)}
+
+      {:ok, {ref, data}} ->
+        {:ok, "tensor " <> Base.encode16(data, case: :lower), Map.put(objects, hd(to), ref)}
 
       {:ok, ref} ->
-        keep(to, ref, objects)
+        {:ok, "tensor ", Map.put(objects, hd(to), ref)}
 
       error ->
         error
     end
+  end
+
+  defp run("reset", [], [], objects) do
+    for {_name, thing} <- objects, do: drop(thing)
+    :erlang.garbage_collect()
+    Tmesh.Native.sweep()
+    with {:ok, stats} <- Tmesh.stats(), do: {:ok, stats.regions_live, %{}}
   end
 
   defp run("drop", [name], [], _objects) do
@@ -334,33 +213,98 @@ defmodule Tmesh.ConformanceDriver do
     end
   end
 
-  defp run("slot", [name], options, objects) do
-    with {:ok, slot} <- Slot.create(options), do: {:ok, slot.token, Map.put(objects, name, slot)}
+  defp run("flush", [], options, _objects), do: Tmesh.flush(options[:timeout] || :infinity)
+  defp run("backend", [], [], _objects), do: Tmesh.backend()
+
+  defp run("cap", [name], [], _objects),
+    do: with({:ok, caps} <- Tmesh.caps(), do: {:ok, Enum.find(caps, &(&1.name == name)).level})
+
+  defp run("holders", [id], [], _objects) do
+    with {:ok, holders} <- Tmesh.holders(id), do: {:ok, Enum.map_join(holders, " ", & &1.pid)}
   end
 
-  defp run("publish", [name, what], [], objects) do
-    with {:ok, generation} <- Slot.publish(objects[name], objects[what]),
-         do: {:ok, to_string(generation)}
+  defp run("regions", [id], [], _objects) do
+    with {:ok, regions} <- Tmesh.regions() do
+      if r = Enum.find(regions, &(&1.id == id)) do
+        state = if r.revoked, do: "revoked", else: if(r.sealed, do: "sealed", else: "open")
+        mode = Integer.to_string(r.mode, 8)
+        {:ok, "#{r.label} #{r.bytes} #{r.alloc_bytes} #{mode} #{state}"}
+      else
+        {:ok, "none"}
+      end
+    end
   end
 
-  defp run("named", [to, name], [], objects) do
-    with {:ok, reader} <- Slot.open_named(name), do: {:ok, "", Map.put(objects, to, reader)}
+  # By how much they have grown since they were asked for last.
+  defp run("stats", [], [], _objects) do
+    with {:ok, now} <- Tmesh.stats() do
+      before = Process.put(:stats, now) || %{}
+      keys = [:copies, :bytes_copied, :regions_created, :regions_live]
+      {:ok, Enum.map_join(keys, " ", &(now[&1] - Map.get(before, &1, 0)))}
+    end
   end
 
-  defp run("value", [to, name], [], objects) do
-    with {:ok, value} <- Slot.read(objects[name]), do: bundle({:ok, value.bundle}, to, objects)
+  defp run("keep", [name, what], options, objects),
+    do: with({:ok, _kept} <- Tmesh.keep(objects[what], name, options), do: :ok)
+
+  defp run("hand", [name, what], options, objects) do
+    case objects[what] do
+      %Bundle{} = bundle -> Bundle.send(bundle, objects[name], options)
+      ref -> ZeroCopy.send(ref, objects[name], options)
+    end
   end
 
-  defp run("reset", [], [], objects) do
-    for {_name, thing} <- objects, do: drop(thing)
+  # A bundle, or nothing.
+  defp run("publish", [name | what], [], objects),
+    do: Slot.publish(objects[name], objects[List.first(what)])
 
-    :erlang.garbage_collect()
-    Tmesh.Native.sweep()
-    with {:ok, stats} <- Tmesh.stats(), do: {:ok, to_string(stats.regions_live), %{}}
+  # These are about one thing.
+  defp run(verb, [name | fields], options, objects),
+    do: act(verb, objects[name], fields, options)
+
+  defp act("look", thing, [], []), do: told(thing)
+  defp act(verb, thing, [], []) when verb in ["release", "close", "unpin"], do: drop(thing)
+  defp act("seal", ref, [], []), do: ZeroCopy.seal(ref)
+  defp act("revoke", ref, [], []), do: ZeroCopy.revoke(ref)
+  defp act("touch", ref, [], []), do: ZeroCopy.touch(ref)
+  defp act("lease", ref, [ms], options), do: ZeroCopy.lease(ref, String.to_integer(ms), options)
+  defp act("signal", ref, [value], []), do: ZeroCopy.signal(ref, String.to_integer(value))
+
+  defp act("reclaim", ref, [], options),
+    do: ZeroCopy.reclaim(ref, options[:timeout] || :infinity)
+
+  defp act("wait", ref, [value], options),
+    do: ZeroCopy.wait(ref, String.to_integer(value), options[:timeout] || :infinity)
+
+  defp act("write", ref, [offset, data], []),
+    do: ZeroCopy.write(ref, String.to_integer(offset), Base.decode16!(data, case: :lower))
+
+  # The binary is gone with its process.
+  defp act("read", ref, [], []) do
+    fn ->
+      with {:ok, data} <- ZeroCopy.to_binary(ref), do: {:ok, Base.encode16(data, case: :lower)}
+    end
+    |> Task.async()
+    |> Task.await()
+    |> tap(fn _answer -> Tmesh.Native.sweep() end)
   end
 
-  defp run("backend", [], [], _objects) do
-    with {:ok, backend} <- Tmesh.backend(), do: {:ok, to_string(backend)}
+  defp act("send", channel, [data], options) do
+    data = Base.decode16!(data, case: :lower)
+    message = if options[:tensor], do: {options[:tensor], data}, else: data
+    Channel.send(channel, message, options[:timeout] || :infinity)
+  end
+
+  defp act("ref", %Bundle{} = bundle, [], options),
+    do: Bundle.to_json(bundle, Keyword.take(options, [:hold]))
+
+  defp act("ref", ref, [], []), do: TensorRef.to_json(ref)
+
+  defp act("ref", ref, [], options) do
+    {writable, hold} = Keyword.pop(options, :writable)
+
+    with {:ok, ref} <- ZeroCopy.grant(ref, if(writable, do: :write, else: :read), hold),
+         do: TensorRef.to_json(ref)
   end
 
   defp drop(%TensorRef{} = ref), do: ZeroCopy.release(ref)
@@ -370,18 +314,7 @@ defmodule Tmesh.ConformanceDriver do
   defp drop({:"$socket", _reference} = socket), do: :socket.close(socket)
   defp drop(%kind{} = slot) when kind in [Slot, Slot.Reader], do: Slot.close(slot)
   defp drop(%Arena{}), do: :ok
-
-  defp drop(holder) when is_pid(holder) do
-    Process.exit(holder, :kill)
-    :ok
-  end
-
-  defp grant(ref, []), do: {:ok, ref}
-
-  defp grant(ref, options) do
-    {writable, hold} = Keyword.pop(options, :writable)
-    ZeroCopy.grant(ref, if(writable, do: :write, else: :read), hold)
-  end
+  defp drop(holder) when is_pid(holder), do: if(Process.exit(holder, :kill), do: :ok)
 
   defp part(text, objects) do
     case String.split(text, "/") do
@@ -390,46 +323,29 @@ defmodule Tmesh.ConformanceDriver do
     end
   end
 
-  defp bundle(made, name, objects) do
-    with {:ok, bundle} <- made do
-      text = Enum.join(bundle.names ++ [bundle.byte_size, bundle.metadata], " ")
-      {:ok, text, Map.put(objects, name, bundle)}
-    end
-  end
+  defp keep({:ok, thing}, name, objects),
+    do: with({:ok, text} <- told(thing), do: {:ok, text, Map.put(objects, name, thing)})
 
-  # The others are let go of here: what waits for a garbage collection keeps the memory alive.
-  defp only_last([{:ok, ref}]), do: ref
+  defp keep(error, _name, _objects), do: error
 
-  defp only_last([{:ok, ref} | rest]) do
-    :ok = drop(ref)
-    only_last(rest)
-  end
-
-  defp kind({:ok, _ref}), do: :ok
-  defp kind({:error, error}), do: error.type
-
-  defp keep(name, ref, objects) do
-    with {:ok, text} <- look(ref), do: {:ok, text, Map.put(objects, name, ref)}
-  end
-
-  defp look(ref) do
+  # What is answered of what was made.
+  defp told(%TensorRef{} = ref) do
     with {:ok, info} <- ZeroCopy.info(ref) do
-      state =
-        cond do
-          info.sealed -> "sealed"
-          :write in info.rights -> "writable"
-          true -> "read-only"
-        end
-
+      writes = if :write in info.rights, do: "writable", else: "read-only"
+      state = if info.sealed, do: "sealed", else: writes
       {:ok, "#{ref.dtype} [#{Enum.join(ref.shape, ",")}] #{state}"}
     end
   end
+
+  defp told(%Bundle{} = it), do: {:ok, Enum.join(it.names ++ [it.byte_size, it.metadata], " ")}
+
+  defp told(%kind{token: token}) when kind in [Channel, Slot], do: {:ok, token}
+  defp told(_other), do: {:ok, ""}
 
   defp shape(text) do
     for number <- text |> String.trim("[") |> String.trim("]") |> String.split(",", trim: true),
         do: String.to_integer(number)
   end
 
-  defp role("send"), do: :send
-  defp role("recv"), do: :recv
+  defp atom(text), do: String.to_atom(text)
 end
