@@ -44,7 +44,7 @@ beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(STANDI
 		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) TMESH_GGML=$(abspath $(ENGINE_GGML_LIBRARY)) TMESH_DEVICES_PROGRAM=$(CURDIR)/$(B)/tmeshctl-devices \
 		TMESH_TEST_TAP=1 mix do compile --warnings-as-errors, test $(BEAM_TESTS)
 
-# The first time takes minutes: what it learns of Erlang and Elixir themselves is kept.
+# What it learns of Erlang and Elixir themselves is kept.
 beam-dialyzer: beam ## look for mistakes in the Elixir code with dialyzer
 	@elixir bindings/beam/test/dialyzer.exs $(B)/beam/plt $(B)/beam/dev/lib/tmesh/ebin
 
