@@ -18,7 +18,7 @@ import tmesh
 from tmesh import _tmesh
 import tmesh.queue
 import tmesh.sent
-from conftest import EMULATED, SLOW_IMPORT, check_cpython, cpython_names, pytorch
+from conftest import ANY_BACKEND, EMULATED, SLOW_IMPORT, check_cpython, cpython_names, pytorch
 
 PATIENCE = 600 if EMULATED else 60
 METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT))]
@@ -298,6 +298,7 @@ def test_several_of_each(start, method):
             assert (mine := [i for m, i in part if m == n]) == sorted(mine)
 
 
+@ANY_BACKEND
 @pytest.mark.parametrize("name", cpython_names("_TestQueue"))
 @pytest.mark.parametrize("method", METHODS)
 def test_cpython(method, name):
