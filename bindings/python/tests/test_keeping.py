@@ -89,15 +89,7 @@ def test_a_part_is_refused():
     assert tmesh.open_kept("part")["part"].tolist() == t[1:].tolist()
 
 
-def test_what_can_be_written_is_refused():
-    t = tmesh.zeros(3, "int32")
-    with pytest.raises(tmesh.InvalidError, match="sealed"):
-        tmesh.keep(t, "open")
-    with pytest.raises(tmesh.InvalidError, match="sealed"):
-        tmesh.keep(tmesh.bundle({"t": t}, seal=False), "open")
-    t.release()
-    with pytest.raises(tmesh.ReleasedError):
-        tmesh.keep(t, "open")
+def test_a_released_bundle_is_refused():
     gone = tmesh.bundle(ARRAYS)
     gone.release()
     with pytest.raises(tmesh.ReleasedError):
@@ -106,7 +98,7 @@ def test_what_can_be_written_is_refused():
 
 
 @pytest.mark.parametrize("name, error", [
-    ("", tmesh.InvalidError), ("x" * 64, tmesh.InvalidError), ("a\0b", tmesh.InvalidError), ("a\nb", tmesh.InvalidError),
+    ("a\0b", tmesh.InvalidError), ("a\nb", tmesh.InvalidError),
     (5, TypeError), (None, TypeError), (b"bytes", TypeError),
 ])
 def test_bad_names(name, error):

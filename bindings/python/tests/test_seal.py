@@ -41,15 +41,6 @@ def test_read_only_views_do_not():
     assert array.tolist() == [0, 1, 2, 3]
 
 
-def test_sealed_memory_cannot_be_opened_for_writing_by_its_bare_token():
-    t = tmesh.empty(1, "uint8")
-    token = t.ref(writable=True)["token"]
-    t.seal()
-    with pytest.raises(tmesh.SealedError, match="open it for reading"):
-        tmesh.open(token, writable=True)
-    assert tmesh.open(token).tolist() == [0]
-
-
 def test_what_is_sealed_on_its_way_arrives_for_reading():
     t = tmesh.zeros(1, "uint8")
     queue = tmesh.Queue()
