@@ -16,6 +16,7 @@
 
 #include "drm.h"
 #include "lease.h"
+#include "peer.h"
 #include "v4l2.h"
 
 /* No more than vgem says that it can map in one piece. */
@@ -363,6 +364,23 @@ TEST(capture, "vivid captures into a slice of a foreign buffer, by way of the ke
 			REQUIRE(!"beyond the slice nothing was written");
 	}
 	CHECK(sum > 0);
+}
+
+TEST(looked_at,
+     "the kernel's own mapping of a proxy shows its slice, and zeros once that has ended")
+{
+	int peer = open_peer(), original = from_vgem(DRM_RDWR), h, fd;
+	unsigned char *p = t_map(original, BYTES, RW);
+
+	REQUIRE(p != MAP_FAILED);
+	p[PAGE] = 9;
+	h = REQUIRE_OK(import(t_dev(), original));
+	fd = REQUIRE_OK(t_export(h, PAGE, PAGE, TMESH_EXPORT_WRITE));
+	CHECK_EQ(ioctl(peer, PEER_LOOK, fd), 9);
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(ioctl(peer, PEER_LOOK, fd), 0);
+	CHECK_EQ(p[PAGE], 9);
+	CHECK_EQ(t_info(h).pinned_bytes, 0);
 }
 
 /* Fences */

@@ -127,6 +127,27 @@ TEST(later, "nobody attaches to a revoked export, or maps what was attached befo
 	CHECK_ERR(ioctl(before, PEER_MAP), ESTALE);
 }
 
+TEST(kernel, "the kernel's own mapping of an export that has ended shows zeros")
+{
+	int h = region(), leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0)), peer = open_peer();
+	int other = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE)), mine;
+	char *p = t_map(h, PAGE, RW);
+	pid_t pid = sleeper();
+	struct lease l = lease_bind(leased, pid);
+
+	REQUIRE(p != MAP_FAILED);
+	*p = 7;
+	mine = REQUIRE_OK(t_export(leased, 0, 0, TMESH_EXPORT_WRITE));
+	CHECK_EQ(ioctl(peer, PEER_LOOK, mine), 7);
+	kill_and_reap(pid);
+	await_end(&l, leased);
+	CHECK_EQ(ioctl(peer, PEER_LOOK, mine), 0);
+	CHECK_EQ(ioctl(peer, PEER_LOOK, other), 7);
+	CHECK_OK(t_revoke(h));
+	CHECK_EQ(ioctl(peer, PEER_LOOK, other), 0);
+	CHECK_EQ(t_info(h).pinned_bytes, 0);
+}
+
 TEST(read_only, "a read-only export is for devices that only read")
 {
 	int h = region(), reader = device(h, 0, PEER_WAITS);
@@ -157,7 +178,7 @@ TEST(read_only_told,
 TEST(lapse, "the end of a lease is told to the devices of its exports, and to no others")
 {
 	int h = region(), leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
-	int mine, other, pidfd;
+	int mine, other, late, pidfd;
 	pid_t pid = t_fork();
 	struct lease l;
 
@@ -168,6 +189,7 @@ TEST(lapse, "the end of a lease is told to the devices of its exports, and to no
 	l = lease_map(REQUIRE_OK(lease_call(leased, TMESH_LEASE_PROCESS, 0, pidfd, NULL)));
 	mine = device(leased, TMESH_EXPORT_WRITE, TOLD);
 	other = device(h, TMESH_EXPORT_WRITE, TOLD);
+	late = device(leased, TMESH_EXPORT_WRITE, PEER_WAITS | PEER_WRITES);
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
 	await_end(&l, leased);
@@ -177,6 +199,7 @@ TEST(lapse, "the end of a lease is told to the devices of its exports, and to no
 	CHECK_EQ(ioctl(mine, PEER_TOLD_TIMES), 1);
 	if (keeps_nothing())
 		CHECK_ERR(ioctl(mine, PEER_MAP), ESTALE);
+	CHECK_ERR(ioctl(late, PEER_MAP), ESTALE);
 	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 0);
 	CHECK_EQ(ioctl(other, PEER_MAPPED), 1);
 	lease_unmap(&l);

@@ -208,6 +208,35 @@ TEST(refuses, "what the exporter refuses is refused with its error")
 	CHECK_EQ((long)t_map(h, PAGE, PROT_READ), -1);
 	CHECK_EQ((long)t_map(fd, PAGE, PROT_READ), -1);
 	CHECK_OK(t_revoke(h));
+
+	h = region(peer, PEER_MAPS_NOT, &original);
+	fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	CHECK_ERR(attach(peer, fd, PEER_WRITES), ENXIO);
+	CHECK_EQ(t_info(h).attachments, 0);
+}
+
+TEST(half, "what the exporter maps but in part is mapped as far as it goes: EIO beyond")
+{
+	int peer = open_peer(), original, h = region(peer, PEER_MAPS_HALF, &original), fd;
+
+	fd = REQUIRE_OK(t_export(h, 0, BYTES / 2, TMESH_EXPORT_WRITE));
+	CHECK_OK(attach(peer, fd, PEER_WRITES));
+	CHECK(saw(0, PEER_PAGES / 2));
+	fd = REQUIRE_OK(t_export(h, PAGE, BYTES / 2, TMESH_EXPORT_WRITE));
+	CHECK_ERR(attach(peer, fd, PEER_WRITES), EIO);
+	CHECK_EQ(t_info(h).attachments, 0);
+}
+
+TEST(odd, "a dma-buf that is no whole pages, or cannot be read, is not imported")
+{
+	struct tmesh_import i = {.size = sizeof(i)};
+	int dev = t_dev(), peer = open_peer();
+
+	i.source = REQUIRE_OK(ioctl(peer, PEER_EXPORT, PEER_NOT_WHOLE));
+	CHECK_ERR(ioctl(dev, TMESH_IMPORT, &i), EOPNOTSUPP);
+	i.source = REQUIRE_OK(ioctl(peer, PEER_EXPORT, PEER_WRITE_ONLY));
+	CHECK_ERR(ioctl(dev, TMESH_IMPORT, &i), EACCES);
+	CHECK_EQ(t_listed(dev), 0);
 }
 
 TEST(keeps, "a device keeps what it has mapped after a revocation, and the region shows it")

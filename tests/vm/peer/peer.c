@@ -3,6 +3,7 @@
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
+#include <linux/iosys-map.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/slab.h>
@@ -23,6 +24,14 @@ MODULE_IMPORT_NS("DMA_BUF");
 #else
 #define PEER_NOTIFY invalidate_mappings
 #define peer_tell dma_buf_invalidate_mappings
+#endif
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+#define peer_vmap dma_buf_vmap
+#define peer_vunmap dma_buf_vunmap
+#else
+#define peer_vmap dma_buf_vmap_unlocked
+#define peer_vunmap dma_buf_vunmap_unlocked
 #endif
 
 /* An open file: an importer. What is mapped is guarded by the reservation too. */
@@ -64,10 +73,14 @@ static void peer_unpin(struct dma_buf_attachment *attach)
 
 static struct sg_table *peer_map(struct dma_buf_attachment *attach, enum dma_data_direction dir)
 {
-	unsigned int left = PEER_PAGES, parts = 0, i, nr;
+	unsigned long flags = (unsigned long)attach->dmabuf->priv;
+	unsigned int pages = flags & PEER_MAPS_HALF ? PEER_PAGES / 2 : PEER_PAGES;
+	unsigned int left = pages, parts = 0, i, nr;
 	struct scatterlist *sg;
 	struct sg_table *sgt;
 
+	if (flags & PEER_MAPS_NOT)
+		return ERR_PTR(-ENXIO);
 	while (left) {
 		left -= min(left, parts % 5 + 1);
 		parts++;
@@ -77,7 +90,7 @@ static struct sg_table *peer_map(struct dma_buf_attachment *attach, enum dma_dat
 		kfree(sgt);
 		return ERR_PTR(-ENOMEM);
 	}
-	left = PEER_PAGES;
+	left = pages;
 	for_each_sgtable_dma_sg(sgt, sg, i) {
 		nr = min(left, i % 5 + 1);
 		left -= nr;
@@ -119,8 +132,8 @@ static int peer_export(unsigned long flags)
 	int fd;
 
 	info.ops = flags & PEER_MOVES ? &peer_dynamic_ops : &peer_static_ops;
-	info.size = PEER_PAGES << PAGE_SHIFT;
-	info.flags = O_RDWR;
+	info.size = (PEER_PAGES << PAGE_SHIFT) - !!(flags & PEER_NOT_WHOLE);
+	info.flags = flags & PEER_WRITE_ONLY ? O_WRONLY : O_RDWR;
 	/* The core wants private data, which must not be NULL. */
 	info.priv = (void *)(flags | PEER_EXPORTED);
 	dmabuf = dma_buf_export(&info);
@@ -284,6 +297,25 @@ static int peer_change(struct peer *peer, unsigned int cmd)
 	return rc;
 }
 
+static int peer_look(int fd)
+{
+	struct dma_buf *dmabuf = dma_buf_get(fd);
+	struct iosys_map map;
+	u8 byte;
+	int rc;
+
+	if (IS_ERR(dmabuf))
+		return PTR_ERR(dmabuf);
+	rc = peer_vmap(dmabuf, &map);
+	if (!rc) {
+		iosys_map_memcpy_from(&byte, &map, 0, 1);
+		peer_vunmap(dmabuf, &map);
+		rc = byte;
+	}
+	dma_buf_put(dmabuf);
+	return rc;
+}
+
 /* As drivers do: the file that is mapped is theirs, and may be open for writing. */
 static int peer_mmap(struct file *file, struct vm_area_struct *vma)
 {
@@ -336,6 +368,8 @@ static long peer_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	case PEER_UNMAP:
 	case PEER_MAPPED:
 		return peer_change(peer, cmd);
+	case PEER_LOOK:
+		return peer_look(arg);
 	default:
 		return -ENOTTY;
 	}

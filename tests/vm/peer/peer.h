@@ -16,6 +16,10 @@
 #define PEER_PAGES 64
 #define PEER_MOVES (1 << 0)   /* dynamic: importers are told before it moves, or pin it */
 #define PEER_REFUSES (1 << 1) /* no device attaches: ENXIO */
+#define PEER_MAPS_NOT (1 << 2) /* no device maps: ENXIO */
+#define PEER_MAPS_HALF (1 << 3) /* devices are told of the first half of it */
+#define PEER_NOT_WHOLE (1 << 4) /* it is no whole pages */
+#define PEER_WRITE_ONLY (1 << 5) /* its descriptor cannot read */
 #define PEER_EXPORT _IO('P', 1)
 
 /* PEER_MOVE: tells the importers of the dma-buf in the argument that it moves. */
@@ -49,6 +53,9 @@ struct peer_import {
 #define PEER_MAP _IO('P', 6)
 #define PEER_UNMAP _IO('P', 7)
 #define PEER_MAPPED _IO('P', 8)
+
+/* PEER_LOOK: the first byte of the dma-buf in the argument, by the kernel's own mapping of it. */
+#define PEER_LOOK _IO('P', 9)
 
 /* mmap() of the file shows what was attached, by its exporter's means. */
 
