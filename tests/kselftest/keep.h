@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 
 #include "t.h"
 

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 
+#include "keep.h"
 #include "lease.h"
 #include "stall.h"
 
@@ -66,6 +67,19 @@ static void lapsing(int fd, unsigned long cmd, void *arg, struct stall *stall)
 	close(leased);
 }
 
+/* The same where the region is revoked meanwhile. */
+static void revoking(int fd, int on, unsigned long cmd, void *arg, struct stall *stall)
+{
+	struct call c;
+
+	begin(&c, on, cmd, arg);
+	stall_await(stall);
+	CHECK_OK(t_revoke(fd));
+	stall_end(stall);
+	CHECK_EQ(answer(&c), ESTALE);
+	close(fd);
+}
+
 TEST(revoke, "a revocation that finds the lease lapsed gives ESTALE, and revokes nothing")
 {
 	struct tmesh_revoke r = {.size = sizeof(r)};
@@ -88,6 +102,32 @@ TEST(describe, "so does a description that comes when the lease has lapsed")
 	d.data = (unsigned long)stall.page;
 	lapsing(fd, TMESH_DESC_SET, &d, &stall);
 	CHECK_EQ(t_info(fd).desc_bytes, 0);
+	stall = stall_touch();
+	d.data = (unsigned long)stall.page;
+	revoking(fd, fd, TMESH_DESC_SET, &d, &stall);
+}
+
+TEST(lease, "and a lease that comes when the one before has lapsed, or the region was revoked")
+{
+	struct tmesh_lease l = {.size = sizeof(l)};
+	struct stall stall = stall_write(&l, sizeof(l));
+	int fd = region();
+
+	lapsing(fd, TMESH_LEASE, stall.page, &stall);
+	stall = stall_write(&l, sizeof(l));
+	revoking(fd, fd, TMESH_LEASE, stall.page, &stall);
+}
+
+TEST(keep, "what was revoked meanwhile is not kept")
+{
+	int fd = region();
+	struct tmesh_keep k = keep_call("revoked", &fd, 1);
+	struct stall stall = stall_write(&k, sizeof(k));
+
+	REQUIRE_OK(t_seal(fd));
+	revoking(fd, dev, TMESH_KEEP, stall.page, &stall);
+	CHECK_ERR(kept_drop(dev, "revoked"), ENOENT);
+	CHECK_EQ(t_caps(dev).used_kept_names, 0);
 }
 
 /* A seal waits for a moment while somebody has a page, here a pipe. */
