@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 
 #include "cgroup.h"
@@ -138,6 +139,36 @@ TEST(limit, "at a group's limit a new region takes what was kept from the group,
 	CHECK(is_kept(dev, "held"));
 	t_drop_kept();
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
+	cgroup_remove(CGROUP);
+}
+
+TEST(limit_pinned, "what the kernel has of it keeps it from its group, too, until it lets go")
+{
+	int dev = t_dev();
+	pid_t pid;
+
+	T_CHILD(pid) {
+		int fd, pipes[2];
+		struct iovec io;
+
+		cgroup_enter(CGROUP, "33554432");
+		fd = keep_region(dev, 12 * MB, 0, 7);
+		REQUIRE_OK(keep(dev, "pinned", &fd, 1, 0));
+		io = (struct iovec){t_map(fd, PAGE, PROT_READ), PAGE};
+		REQUIRE(io.iov_base != MAP_FAILED);
+		REQUIRE_OK(pipe(pipes));
+		REQUIRE(vmsplice(pipes[1], &io, 1, 0) == PAGE);
+		munmap(io.iov_base, PAGE);
+		close(fd);
+		CHECK_ERR(t_create(dev, 24 * MB, 0), ENOMEM);
+		CHECK(is_kept(dev, "pinned"));
+		close(pipes[0]);
+		close(pipes[1]);
+		CHECK_OK(t_create(dev, 24 * MB, 0));
+		CHECK(!is_kept(dev, "pinned"));
+	}
+	t_wait(pid);
+	t_drop_kept();
 	cgroup_remove(CGROUP);
 }
 

@@ -130,6 +130,52 @@ TEST(pinned, "pages that the kernel has of it keep it, although nobody has a han
 	CHECK(!is_kept(dev, "pinned"));
 }
 
+TEST(memfd, "a memfd that goes with the others gives its pages back at its region's end")
+{
+	int dev = t_dev(),
+	    memfd = REQUIRE_OK(memfd_create("kept", MFD_ALLOW_SEALING | MFD_CLOEXEC));
+	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = memfd};
+	int fds[2] = {keep_region(dev, PAGE, 0, 3)};
+
+	REQUIRE_OK(ftruncate(memfd, 3 * PAGE));
+	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
+	REQUIRE_OK(ioctl(dev, TMESH_CREATE_MEMFD, &c));
+	REQUIRE_OK(t_seal(fds[1] = c.fd));
+	REQUIRE_OK(keep(dev, "both", fds, 2, 0));
+	close(fds[0]);
+	close(fds[1]);
+	drop_caches();
+	CHECK(!is_kept(dev, "both"));
+	while (t_caps(dev).used_regions || t_caps(dev).used_bytes)
+		usleep(1000);
+}
+
+/* A second in all, of which half may pass until it is looked at. */
+TEST(lingering, "what lingers for a token under way is not taken before that has ended")
+{
+	struct tmesh_create c = {
+		.size = sizeof(c), .bytes = PAGE, .linger_ms = TMESH_LINGER_MAX_MS};
+	int dev = t_dev(), late = 0;
+	__u8 token[TMESH_TOKEN_BYTES];
+	double since;
+
+	do {
+		REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c));
+		REQUIRE_OK(t_seal(c.fd));
+		REQUIRE_OK(t_token(c.fd, R_READ, token));
+		REQUIRE_OK(keep(dev, "lingering", &c.fd, 1, 0));
+		since = t_now();
+		close(c.fd);
+		REQUIRE(t_write_file("/proc/sys/vm/drop_caches", "2"));
+		if (is_kept(dev, "lingering"))
+			break;
+		CHECK(t_now() - since >= TMESH_LINGER_MAX_MS / 2000.0);
+	} while (++late < 3 && !t_failed());
+	t_note("%d times it had ended before", late);
+	while (is_kept(dev, "lingering"))
+		drop_caches();
+}
+
 /* Giving it up would free nothing of the machine's. */
 TEST(opaque, "an opaque region is not taken for the machine's memory")
 {
