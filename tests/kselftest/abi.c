@@ -168,20 +168,28 @@ TEST(padding, "padding that is not zero gives EINVAL")
 	tear_down();
 }
 
-TEST(bad_pointers, "pointers to nothing, and across the end of memory, give EFAULT")
+/* Two pages, the second of which nobody may touch. */
+static char *edge(void)
 {
 	char *page =
 		mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	REQUIRE(page != MAP_FAILED);
 	REQUIRE_OK(mprotect(page + PAGE, PAGE, PROT_NONE));
+	return page + PAGE;
+}
+
+TEST(bad_pointers, "pointers to nothing, and across the end of memory, give EFAULT")
+{
+	char *end = edge();
+
 	set_up();
 	FOR_EACH_CALL(c) {
 		union args a = valid(c);
-		char *cut = page + PAGE - c->bytes + 4;
+		char *cut = end - c->bytes + 4;
 
 		refused(c, file_for(c), NULL, EFAULT);
-		refused(c, file_for(c), page + PAGE, EFAULT);
+		refused(c, file_for(c), end, EFAULT);
 		refused(c, file_for(c), (void *)-4096l, EFAULT);
 		memcpy(cut, &a, c->bytes - 4);
 		refused(c, file_for(c), cut, EFAULT);
@@ -308,6 +316,7 @@ TEST(longer_entries, "longer entries are strided as asked, each with its own siz
 		.entry_bytes = sizeof(entries[0]),
 		.count = 2,
 	};
+	char *end = edge();
 
 	set_up();
 	l.cursor = stage->id - 1;
@@ -318,6 +327,17 @@ TEST(longer_entries, "longer entries are strided as asked, each with its own siz
 	CHECK_EQ(entries[1].info.id, t_info(stage->sealed).id);
 	CHECK_EQ(l.cursor, entries[1].info.id);
 	CHECK_EQ(entries[0].info.size, sizeof(struct tmesh_info));
+	CHECK_EQ(entries[0].more[0] | entries[1].more[3], 0);
+	/* There is no room for the zeros behind one, then for all of another. */
+	l.cursor = stage->id - 1;
+	l.count = 1;
+	l.entries = ADDRESS(end - sizeof(struct tmesh_info));
+	CHECK_ERR(ioctl(stage->dev, TMESH_LIST, &l), EFAULT);
+	l.entries = ADDRESS(end - sizeof(entries[0]));
+	CHECK_OK(ioctl(stage->dev, TMESH_LIST, &l));
+	l.cursor = stage->id - 1;
+	l.count = 2;
+	CHECK_ERR(ioctl(stage->dev, TMESH_LIST, &l), EFAULT);
 	tear_down();
 }
 

@@ -217,6 +217,7 @@ TEST(lapse, "a lease that nobody touches lapses, not before its period is over")
 		double from = t_now(), took;
 		struct lease l = lease_put(fd, periods[i]);
 		unsigned char *p = t_map(fd, BYTES, RW);
+		char path[64], value[32];
 
 		if (p != MAP_FAILED)
 			t_write(p, 1);
@@ -227,6 +228,9 @@ TEST(lapse, "a lease that nobody touches lapses, not before its period is over")
 		CHECK_EQ(lease_state(&l), TMESH_LEASE_LAPSED);
 		CHECK_EQ(polled(l.fd, 0), POLLHUP);
 		CHECK_EQ(polled(fd, 0), POLLHUP | POLLERR);
+		snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+		CHECK(t_file_value(path, "tmesh-state", value, sizeof(value)) &&
+		      !strcmp(value, "lapsed"));
 		if (p != MAP_FAILED)
 			CHECK_EQ(t_read(p), SIGBUS);
 		lease_unmap(&l);

@@ -275,6 +275,7 @@ TEST(lowered, "a limit lowered below what is held takes nothing away")
 {
 	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, 2 * MB, 0));
 	unsigned char *p = t_map(fd, 2 * MB, PROT_READ | PROT_WRITE);
+	struct tmesh_extent first = t_extent(fd, 0, 1);
 
 	t_set_limit("max_bytes_per_uid", MB);
 	REQUIRE(p != MAP_FAILED);
@@ -282,6 +283,8 @@ TEST(lowered, "a limit lowered below what is held takes nothing away")
 	CHECK_OK(t_derive(fd, R_READ, 0));
 	CHECK_OK(t_export(fd, 0, 0, 0));
 	CHECK_ERR(t_create(dev, PAGE, 0), EDQUOT);
+	/* A view's list of pages is charged. */
+	CHECK_ERR(t_gather(dev, &first, 1, R_READ), EDQUOT);
 }
 
 TEST(root_only, "only root sets limits")

@@ -147,10 +147,16 @@ TEST(unfit, "other files, which may hold files themselves or be memory, give EOP
 		unsigned int words[30]; /* struct io_uring_params */
 	} params = {0};
 	int sv[2], pipefd[2], dev = t_dev(), h = REQUIRE_OK(t_create(dev, PAGE, 0));
+	struct tmesh_import odd = {
+		.size = sizeof(odd),
+		.source = device("/dev/null"),
+		.mode = 0777,
+	};
 	sigset_t signals;
 
 	CHECK_ERR(import(dev, h, 0), EOPNOTSUPP);
 	CHECK_ERR(import(dev, dev, 0), EOPNOTSUPP);
+	CHECK_ERR(ioctl(dev, TMESH_IMPORT, &odd), EINVAL);
 	CHECK_ERR(import(dev, REQUIRE_OK(open("/dev/null", O_PATH)), 0), EBADF);
 	close(h);
 	sigemptyset(&signals);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
@@ -76,6 +77,7 @@ static void try_fault(__u32 flags)
 {
 	int h = region(flags), ro = REQUIRE_OK(t_derive(h, R_READ, 0));
 	unsigned char *p = view(h, RW), *q = view(ro, PROT_READ);
+	char path[64], value[32];
 
 	CHECK_EQ(t_write(p + BAD * PAGE, 'b'), 0);
 	CHECK_EQ(t_write(p + GOOD * PAGE, 'g'), 0);
@@ -86,6 +88,9 @@ static void try_fault(__u32 flags)
 	CHECK_EQ(q[GOOD * PAGE], 'g');
 	CHECK(told(h));
 	CHECK(told(ro));
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", ro);
+	CHECK(t_file_value(path, "tmesh-state", value, sizeof(value)) &&
+	      !strcmp(value, "poisoned"));
 	/* What was mapped before has been taken away. */
 	is_bad(p);
 	/* Nor is it mapped with the good ones beside it, which are there by now. */

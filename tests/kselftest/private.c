@@ -245,6 +245,20 @@ TEST(kernel_writes, "writes and pins of the kernel's go to the process's own pag
 		c.rights = R_READ;
 		CHECK_OK(ioctl(dev, TMESH_CREATE_USER, &c));
 		close(c.fd);
+		if (kind->flags & TMESH_CREATE_HUGE && t_kernel_at_least(6, 2)) {
+			unsigned char *q = map_private(h, BYTES, RW);
+			unsigned long long most = t_limit("max_bytes_per_uid");
+
+			/* The copy that such a pin begins with has no room left. */
+			REQUIRE(q != MAP_FAILED);
+			c.address = ADDRESS(q);
+			t_set_limit("max_bytes_per_uid", t_caps(dev).used_bytes + c.bytes);
+			CHECK_ERR(ioctl(dev, TMESH_CREATE_USER, &c), EOPNOTSUPP);
+			t_set_limit("max_bytes_per_uid", most);
+			CHECK_OK(ioctl(dev, TMESH_CREATE_USER, &c));
+			close(c.fd);
+			munmap(q, BYTES);
+		}
 		CHECK(keep_same(fd, BYTES, 7));
 		CHECK_EQ(t_info(fd).pinned_bytes, 0);
 		munmap(p, BYTES);

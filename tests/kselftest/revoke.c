@@ -370,11 +370,29 @@ TEST(wait_pinned, "a pinning handle forbids it, waiting or not, and is named")
 	CHECK_ERR(revoke_for(h, &r, TMESH_REVOKE_WAIT, 60 * SECOND), EBUSY);
 	CHECK_EQ(r.total, 1);
 	CHECK_EQ(entries[0].kind, TMESH_HOLDER_PINNING);
+	r.count = 1;
+	r.entry_bytes = 8;
+	CHECK_ERR(ioctl(h, TMESH_REVOKE, &r), EINVAL);
+	r.entry_bytes = sizeof(entries[0]);
+	r.entries = -4096;
+	CHECK_ERR(ioctl(h, TMESH_REVOKE, &r), EFAULT);
 	CHECK_EQ(t_info(h).state, TMESH_STATE_SEALED);
 	close(pin);
 	CHECK_OK(revoke_for(h, &r, TMESH_REVOKE_WAIT, 60 * SECOND));
 	CHECK_EQ(r.exports, 1);
 	CHECK_EQ(r.total, 0);
+}
+
+TEST(untold, "where the answer cannot be written nothing is revoked")
+{
+	struct tmesh_revoke *r = mmap(NULL, PAGE, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	int h = region(0);
+
+	REQUIRE(r != MAP_FAILED);
+	r->size = sizeof(*r);
+	REQUIRE_OK(mprotect(r, PAGE, PROT_READ));
+	CHECK_ERR(ioctl(h, TMESH_REVOKE, r), EFAULT);
+	CHECK_EQ(t_info(h).state, 0);
 }
 
 TEST(killed, "who is killed while it waits has revoked the region")

@@ -411,6 +411,24 @@ TEST(list, "lists come in order of id, in parts, with a cursor")
 	CHECK_EQ(l.more, 0);
 }
 
+/* The look for one lets go of the table now and then. */
+TEST(list_of_few, "a list of one's own region is the same behind hundreds of others'")
+{
+	int dev = t_dev();
+	pid_t pid;
+
+	for (int i = 0; i < 600; i++)
+		REQUIRE_OK(t_create(dev, PAGE, 0));
+	T_CHILD(pid) {
+		t_become(ALICE, ALICE, 0);
+		dev = t_dev();
+		CHECK_EQ(t_listed(dev), 0);
+		create(dev, 0, 0);
+		CHECK_EQ(t_listed(dev), 1);
+	}
+	t_wait(pid);
+}
+
 static __u32 holders(int fd, struct tmesh_holder *into, __u32 room, __u32 *total)
 {
 	struct tmesh_holders h = {

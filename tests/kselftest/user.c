@@ -289,6 +289,7 @@ TEST(secret, "memory of memfd_secret() gives EOPNOTSUPP")
 TEST(file, "pages of a file are not pinned for writing: its filesystem would not know")
 {
 	int dev = t_dev(), fd = open("/dev/nvme0n1", O_RDWR | O_CLOEXEC);
+	struct tmesh_create_user *untold;
 	unsigned char *p;
 
 	if (fd < 0)
@@ -298,6 +299,11 @@ TEST(file, "pages of a file are not pinned for writing: its filesystem would not
 	refused(dev, p, BYTES, R_READ | R_WRITE, EOPNOTSUPP, TMESH_PIN_FILE, p);
 	p[PAGE] = p[PAGE];
 	refused(dev, p + PAGE, PAGE, R_READ | R_WRITE, EOPNOTSUPP, TMESH_PIN_FILE, p + PAGE);
+	/* The reason is told, or EFAULT. */
+	untold = (void *)memory(PAGE);
+	*untold = last;
+	REQUIRE_OK(mprotect(untold, PAGE, PROT_READ));
+	CHECK_ERR(ioctl(dev, TMESH_CREATE_USER, untold), EFAULT);
 	/* A private copy is the process's own. */
 	p = mmap(NULL, BYTES, RW, MAP_PRIVATE, fd, 0);
 	REQUIRE(p != MAP_FAILED);
