@@ -167,6 +167,9 @@ static void test_time(void **state)
 	assert_int_equal(left.held_expired, 1);
 	expect_free(ctx);
 	assert_int_equal(opens_elsewhere(ref), 2);
+	/* The thread wakes by itself when the time of one is over that was not yet. */
+	hold(ctx, 20000000, ref);
+	expect_free(ctx);
 	tmesh_ctx_unref(ctx);
 }
 
