@@ -23,6 +23,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "common/foreign.h"
+
 #define PACKET_BYTES 65536
 #define MESSAGE_BYTES (16u << 20)
 #define SPIN_MAX_US 100u
@@ -309,7 +311,7 @@ static int keep_body(struct worker_socket *sock, int body, const char *packet, s
 
 	if (!bytes || seals < 0 || (seals & BODY_SEALS) != BODY_SEALS || fstat(body, &st) ||
 	    (uint64_t)st.st_size != bytes) {
-		close(body);
+		tmesh_foreign_close(body);
 		return refuse(err, -EPROTO,
 			      "a worker's message comes with a descriptor that is no "
 			      "sealed memfd of the size it names");
@@ -360,7 +362,7 @@ static int take_files(struct msghdr *msg, int *file)
 
 			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
 			if (count++)
-				close(fd);
+				tmesh_foreign_close(fd);
 			else
 				*file = fd;
 		}
@@ -379,7 +381,7 @@ static ssize_t receive_packet(int fd, char packet[PACKET_BYTES], int *body, stru
 	struct msghdr msg = {.msg_iov = &iov,
 			     .msg_iovlen = 1,
 			     .msg_control = &control,
-			     .msg_controllen = sizeof(control)};
+			     .msg_controllen = tmesh_foreign_room() ? sizeof(control) : 0};
 	ssize_t n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	int count;
 
@@ -387,7 +389,9 @@ static ssize_t receive_packet(int fd, char packet[PACKET_BYTES], int *body, stru
 		return errno == ECONNRESET ? 0 : refuse(err, -errno, "a worker's socket: %m");
 	count = take_files(&msg, body);
 	if (count > 1 || msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
-		close_fd(body);
+		if (count)
+			tmesh_foreign_close(*body);
+		*body = -1;
 		return refuse(err, -EPROTO,
 			      "a worker's packet is too long or has too many descriptors");
 	}

@@ -115,6 +115,8 @@ defmodule Tmesh.WorkerHostileTest do
         "hang in a body",
         "two descriptors",
         "many descriptors",
+        "body of an unanswered file",
+        "bodies of an unanswered file",
         "unsealed body",
         "body too short",
         "body too large",

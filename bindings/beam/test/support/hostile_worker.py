@@ -89,6 +89,12 @@ if how == "two descriptors":
 if how == "many descriptors":
     send('{"v":1,"body":10}', os.pipe() * 20)
     time.sleep(60)
+if how in ("body of an unanswered file", "bodies of an unanswered file"):
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../../python/tests"))
+    from unanswered import unanswered
+    file, _ = unanswered() or (os.pipe()[0], None)  # where there is no FUSE
+    send('{"v":1,"body":10}', [file] * (1 if how.startswith("body") else 2))
+    time.sleep(60)
 if how == "unsealed body":
     body(json.dumps(HELLO).encode(), seals=0)
     time.sleep(60)

@@ -9,7 +9,6 @@ import fcntl
 import os
 import select
 import socket
-import stat
 import struct
 import sys
 import threading
@@ -34,6 +33,43 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _UCRED = struct.Struct("iII")
 _TIMEVAL = struct.Struct("ll")
 _FILE_ROOM = socket.CMSG_SPACE(array.array("i").itemsize)
+
+
+class _Foreign:
+    """Lets go of files that others gave. Who serves one (FUSE) is asked when it is closed, and may not answer: a thread
+    waits for that. While many wait no more are taken."""
+    MOST = 16
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._lock = threading.Lock()
+
+    def room(self) -> bool:
+        return self._waiting < self.MOST
+
+    def close(self, files: "array.array[int]") -> None:
+        served = []
+        for file in files:
+            try:
+                fcntl.fcntl(file, fcntl.F_GET_SEALS)
+            except OSError:
+                served.append(file)
+            else:
+                os.close(file)  # memory
+        if served:
+            with self._lock:
+                self._waiting += len(served)
+            threading.Thread(target=self._wait, args=(served,), daemon=True).start()
+
+    def _wait(self, files: list[int]) -> None:
+        for file in files:
+            with contextlib.suppress(OSError):
+                os.close(file)
+            with self._lock:
+                self._waiting -= 1
+
+
+_foreign = _Foreign()
 
 
 Check = Callable[[Any], bool]
@@ -243,7 +279,7 @@ class Connection:
 
     def receive(self) -> bytes | None:
         """The text of the next message; None at the end."""
-        data, ancillary, flags, _ = self.sock.recvmsg(_codec.PACKET_BYTES, _FILE_ROOM,
+        data, ancillary, flags, _ = self.sock.recvmsg(_codec.PACKET_BYTES, _FILE_ROOM if _foreign.room() else 0,
                                                       socket.MSG_CMSG_CLOEXEC)
         files = array.array("i")
         for level, kind, content in ancillary:
@@ -256,8 +292,7 @@ class Connection:
                 return _body(data, files[0])
             return data or None
         finally:
-            for file in files:
-                os.close(file)
+            _foreign.close(files)
 
 
 def _body(packet: bytes, file: int) -> bytes:
@@ -267,12 +302,12 @@ def _body(packet: bytes, file: int) -> bytes:
     if head.keys() != {"v", "body"} or head["v"] != 1 or type(size) is not int or \
             not 0 < size <= _codec.MESSAGE_BYTES:
         raise _codec.MalformedError("a packet with a descriptor names no body of an allowed size")
-    status = os.fstat(file)
     try:
         seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
     except OSError:
         seals = 0
-    if not stat.S_ISREG(status.st_mode) or seals & SEALS != SEALS or status.st_size != size:
+    # What has no seals is not asked for its size: it may be of a server that does not answer.
+    if seals & SEALS != SEALS or os.fstat(file).st_size != size:
         raise _codec.MalformedError("a body is no sealed memfd of the size it should have")
     text = os.pread(file, size, 0)
     if len(text) != size:
