@@ -142,7 +142,7 @@ static int check_pasts(const struct ggml_lowered *lowered, const struct plugin_a
 	return 0;
 }
 
-static int place_masks(struct ggml_lowered *lowered, struct tmesh_error *err)
+static int place_own(struct ggml_lowered *lowered, struct tmesh_error *err)
 {
 	int rc = 0;
 
@@ -155,15 +155,18 @@ static int place_masks(struct ggml_lowered *lowered, struct tmesh_error *err)
 		rc = mask->data ? place(lowered, mask->tensor, mask->data, "a mask", err)
 				: tmesh_fail(err, -ENOMEM, "no memory for a mask");
 	}
-	for (size_t i = 0; !rc && i < lowered->gather_count; i++) {
-		struct ggml_gather *gather = &lowered->gathers[i];
+	for (size_t i = 0; !rc && i < lowered->room_count; i++) {
+		struct ggml_room *room = &lowered->rooms[i];
 
-		gather->data = memory((uint64_t)gather->sequences * (uint64_t)gather->blocks *
-				      (uint64_t)gather->block_rows * sizeof(*gather->data));
-		rc = gather->data
-			     ? place(lowered, gather->tensor, gather->data, "rows of blocks", err)
-			     : tmesh_fail(err, -ENOMEM, "no memory for rows of blocks");
+		room->data = memory((uint64_t)room->blocks * (uint64_t)room->block_rows *
+				    room->row_bytes);
+		room->filled = calloc((size_t)room->blocks, sizeof(*room->filled));
+		if (!room->data || !room->filled)
+			rc = tmesh_fail(err, -ENOMEM, "no memory for rows of blocks");
 	}
+	for (size_t i = 0; !rc && i < lowered->gather_count; i++)
+		rc = place(lowered, lowered->gathers[i].to, lowered->gathers[i].room->data,
+			   "rows of blocks", err);
 	return rc;
 }
 
@@ -205,7 +208,7 @@ int ggml_bind(void *data, struct plugin_session *session, const struct plugin_ar
 	for (size_t i = 0; !rc && i < input_count; i++)
 		rc = bind_input(lowered, &inputs[i], err);
 	if (!rc)
-		rc = place_masks(lowered, err);
+		rc = place_own(lowered, err);
 	for (size_t i = 0; !rc && i < output_count; i++)
 		rc = bind_output(lowered, &lowered->outputs[i], &outputs[i], err);
 	if (!rc) {
@@ -309,24 +312,33 @@ static void fill_mask(const struct ggml_mask *mask, const struct ggml_index *pos
 	}
 }
 
-/* Behind the last row that a sequence's queries see, nothing but its first block is read. */
-static void fill_gather(const struct ggml_gather *gather, const struct ggml_index *positions,
-			const struct ggml_index *tables)
+/* Behind the last row that a sequence's queries see nothing is read: there are zeros. */
+void ggml_gather(struct ggml_tensor *to, int task, int tasks, void *data)
 {
+	const struct ggml_gather *gather = data;
+	const struct ggml_room *room = gather->room;
+	const struct ggml_index *positions = &gather->lowered->indices[gather->positions];
+	const int32_t *table = gather->lowered->indices[gather->tables].own;
+	const char *from = gather->lowered->engine->api.get_data(gather->from);
 	int64_t queries = positions->count / gather->sequences;
-	const int32_t *seen = positions->own, *table = tables->own;
-	int32_t *row = gather->data;
+	int64_t blocks = room->blocks / gather->sequences;
+	size_t block_bytes = (size_t)room->block_rows * room->row_bytes;
 
-	for (int64_t s = 0; s < gather->sequences; s++, seen += queries, table += gather->blocks) {
-		int64_t last = 0;
+	for (int64_t at = task; at < room->blocks; at += tasks) {
+		const int32_t *seen = (const int32_t *)positions->own + at / blocks * queries;
+		int64_t first = at % blocks * room->block_rows, rows = 0;
+		char *block = room->data + (size_t)at * block_bytes;
 
 		for (int64_t i = 0; i < queries; i++)
-			last = seen[i] > last ? seen[i] : last;
-		for (int64_t m = 0; m < gather->blocks; m++)
-			for (int64_t i = 0; i < gather->block_rows; i++)
-				*row++ = (int32_t)(table[m * gather->block_rows <= last ? m : 0] *
-							   gather->block_rows +
-						   i);
+			rows = seen[i] >= rows ? seen[i] + 1 : rows;
+		rows = rows > first ? rows - first : 0;
+		rows = rows < room->block_rows ? rows : room->block_rows;
+		memcpy(block, from + (size_t)table[at] * block_bytes,
+		       (size_t)rows * room->row_bytes);
+		if (rows < room->filled[at])
+			memset(block + (size_t)rows * room->row_bytes, 0,
+			       (size_t)(room->filled[at] - rows) * room->row_bytes);
+		room->filled[at] = rows;
 	}
 }
 
@@ -343,9 +355,6 @@ int ggml_run(void *data, struct tmesh_error *err)
 		return rc;
 	for (size_t i = 0; i < lowered->mask_count; i++)
 		fill_mask(&lowered->masks[i], &lowered->indices[lowered->masks[i].positions]);
-	for (size_t i = 0; i < lowered->gather_count; i++)
-		fill_gather(&lowered->gathers[i], &lowered->indices[lowered->gathers[i].positions],
-			    &lowered->indices[lowered->gathers[i].tables]);
 	status = lowered->engine->api.backend_graph_compute(lowered->backend, lowered->graph);
 	if (status == GGML_ABORTED)
 		return tmesh_fail(err, -EIO, "the run was cancelled");

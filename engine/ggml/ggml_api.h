@@ -42,10 +42,14 @@ enum {
 	GGML_PRECISION_F32 = 10,
 	GGML_ROPE_NORMAL = 0,
 	GGML_ROPE_NEOX = 2,
+	GGML_TASKS_MAX = -1,
 };
 
 typedef void (*ggml_log_function)(unsigned int level, const char *text, void *data);
 typedef void (*ggml_threads_function)(struct ggml_backend *backend, int threads);
+
+/* A node of our own: one call for each of @tasks. */
+typedef void (*ggml_custom_function)(struct ggml_tensor *to, int task, int tasks, void *data);
 
 typedef bool (*ggml_abort_function)(void *data);
 typedef void (*ggml_set_abort_function)(struct ggml_backend *backend, ggml_abort_function abort,
@@ -87,6 +91,9 @@ typedef void (*ggml_set_abort_function)(struct ggml_backend *backend, ggml_abort
 	  (GGML_CTX, GGML_T, GGML_T, GGML_T, int, int, int, float, float, float, float, float,     \
 	   float))                                                                                 \
 	X(flash_attn_ext, GGML_T, (GGML_CTX, GGML_T, GGML_T, GGML_T, GGML_T, float, float, float)) \
+	X(custom_4d, GGML_T,                                                                       \
+	  (GGML_CTX, unsigned int, int64_t, int64_t, int64_t, int64_t, GGML_T *, int,              \
+	   ggml_custom_function, int, void *))                                                     \
 	X(flash_attn_ext_set_prec, void, (GGML_T, unsigned int))                                   \
 	X(backend_init_by_type, struct ggml_backend *, (unsigned int, const char *))               \
 	X(backend_load_all_from_path, void, (const char *))                                        \

@@ -40,12 +40,23 @@ struct ggml_mask {
 	struct ggml_tensor *tensor;
 };
 
-/* Rows that block tables name, filled before each run. */
+/* Where gathers of one shape put their rows, each when the attention before it has read the last
+ * one's. */
+struct ggml_room {
+	uint32_t side; /* the attention's input */
+	int64_t blocks, block_rows;
+	size_t row_bytes;
+	char *data;
+	int64_t *filled; /* of each block: rows behind these are zeros */
+};
+
+/* The rows that block tables name, one behind the other: a node of ours in ggml's graph. */
 struct ggml_gather {
+	const struct ggml_lowered *lowered;
 	uint32_t positions, tables; /* the nodes */
-	int64_t sequences, blocks, block_rows;
-	int32_t *data; /* [sequences, blocks, block_rows] */
-	struct ggml_tensor *tensor;
+	int64_t sequences;
+	struct ggml_room *room;
+	struct ggml_tensor *from, *to;
 };
 
 /* Integers of an input, which are read once for each run: what they were checked for stays so. */
@@ -77,6 +88,10 @@ struct ggml_lowered {
 	size_t mask_count;
 	struct ggml_gather *gathers;
 	size_t gather_count;
+	struct ggml_room *rooms;
+	size_t room_count;
+	struct ggml_tensor
+		*attended;	  /* the last one's value that reads a room; NULL: none so far */
 	struct ggml_out *outputs; /* in the order of the binding */
 	atomic_bool cancelled;
 };
@@ -109,6 +124,8 @@ int ggml_bind(void *engine, struct plugin_session *session, const struct plugin_
 	      size_t input_count, const struct plugin_array *outputs, size_t output_count,
 	      void **binding, struct tmesh_error *err);
 int ggml_run(void *binding, struct tmesh_error *err);
+/* As ggml calls it; @data is the struct ggml_gather. */
+void ggml_gather(struct ggml_tensor *to, int task, int tasks, void *data);
 void ggml_cancel(void *binding, bool on);
 int ggml_result(void *binding, size_t output, struct plugin_result *result,
 		struct tmesh_error *err);

@@ -173,33 +173,55 @@ static struct ggml_tensor *mask_of(struct site *site, uint32_t positions, int64_
 	return mask->tensor;
 }
 
-/* The rows that the tables name, as [sequence][group][row][D]. */
-static struct ggml_tensor *gathered(struct site *site, uint32_t i, uint32_t tables_in)
+static struct ggml_room *room_for(struct ggml_lowered *lowered, const struct ggml_room *wanted)
+{
+	struct ggml_room *room = lowered->rooms;
+
+	for (; room < lowered->rooms + lowered->room_count; room++)
+		if (room->side == wanted->side && room->blocks == wanted->blocks &&
+		    room->block_rows == wanted->block_rows && room->row_bytes == wanted->row_bytes)
+			return room;
+	lowered->room_count++;
+	*room = *wanted;
+	return room;
+}
+
+/*
+ * The rows that the tables name, as [sequence][group][row][D]. The attention before this one is an
+ * argument for the order alone: it reads the same room.
+ */
+static struct ggml_tensor *gathered(struct site *site, uint32_t side, uint32_t tables_in)
 {
 	const struct ggml_api *api = site->api;
 	struct ggml_lowered *lowered = site->lowered;
 	const struct tmesh_graph_node *nodes = lowered->session->graph->nodes;
-	const struct tmesh_graph_node *k = &nodes[site->node->inputs[i]];
+	const struct tmesh_graph_node *k = &nodes[site->node->inputs[side]];
 	const struct tmesh_graph_node *tables = &nodes[site->node->inputs[tables_in]];
 	struct ggml_gather *gather = &lowered->gathers[lowered->gather_count++];
-	struct ggml_tensor *all;
-	int64_t rows;
+	struct ggml_tensor *arguments[] = {in(site, side), lowered->attended};
 
 	index_in(site, tables_in, k->shape[0]);
-	gather->positions = site->node->inputs[3];
-	gather->tables = site->node->inputs[tables_in];
-	gather->sequences = tables->shape[0];
-	gather->blocks = tables->shape[1];
-	gather->block_rows = k->shape[1];
-	rows = gather->blocks * gather->block_rows;
-	gather->tensor =
-		api->new_tensor_4d(site->context, GGML_I32, gather->sequences * rows, 1, 1, 1);
-	all = api->reshape_4d(site->context, in(site, i), k->shape[2] * k->shape[3],
-			      k->shape[0] * k->shape[1], 1, 1);
-	all = step(site, api->get_rows(site->context, all, gather->tensor));
-	all = api->reshape_4d(site->context, all, k->shape[3], k->shape[2], rows,
-			      gather->sequences);
-	return api->permute(site->context, all, 0, 2, 1, 3);
+	*gather = (struct ggml_gather){
+		.lowered = lowered,
+		.positions = site->node->inputs[3],
+		.tables = site->node->inputs[tables_in],
+		.sequences = tables->shape[0],
+		.room = room_for(lowered,
+				 &(struct ggml_room){
+					 .side = side,
+					 .blocks = tables->shape[0] * tables->shape[1],
+					 .block_rows = k->shape[1],
+					 .row_bytes = api->nbytes(arguments[0]) /
+						      (size_t)(k->shape[0] * k->shape[1]),
+				 }),
+		.from = arguments[0],
+	};
+	gather->to =
+		step(site, api->custom_4d(site->context, (unsigned int)ggml_type_of(k), k->shape[3],
+					  k->shape[2], tables->shape[1] * k->shape[1],
+					  tables->shape[0], arguments, lowered->attended ? 2 : 1,
+					  ggml_gather, GGML_TASKS_MAX, gather));
+	return api->permute(site->context, gather->to, 0, 2, 1, 3);
 }
 
 static struct ggml_tensor *paged(struct site *site)
@@ -230,6 +252,7 @@ static struct ggml_tensor *paged(struct site *site)
 				  mask_of(site, node->inputs[3], rows, queries, sequences), scale,
 				  0, 0);
 	api->flash_attn_ext_set_prec(out, GGML_PRECISION_F32);
+	site->lowered->attended = out;
 	return api->reshape_4d(site->context, step(site, out), node->shape[2], node->shape[1],
 			       node->shape[0], 1);
 }
@@ -373,10 +396,11 @@ int ggml_lowered_open(struct ggml_lowered *lowered, const struct ggml_engine *en
 	lowered->indices = calloc(nodes + 1, sizeof(*lowered->indices));
 	lowered->masks = calloc(nodes + 1, sizeof(*lowered->masks));
 	lowered->gathers = calloc(2 * nodes + 1, sizeof(*lowered->gathers));
+	lowered->rooms = calloc(2 * nodes + 1, sizeof(*lowered->rooms));
 	lowered->outputs = calloc(outputs + 1, sizeof(*lowered->outputs));
 	lowered->backend = ggml_backend_of(engine);
 	if (!lowered->values || !lowered->indices || !lowered->masks || !lowered->gathers ||
-	    !lowered->outputs || !lowered->backend)
+	    !lowered->rooms || !lowered->outputs || !lowered->backend)
 		return tmesh_fail(err, -ENOMEM, "no memory for a graph of %zu nodes", nodes);
 	lowered->context = api->init((struct ggml_params){
 		.mem_size =
@@ -404,13 +428,16 @@ void ggml_lowered_close(struct ggml_lowered *lowered)
 		free(lowered->indices[i].own);
 	for (size_t i = 0; i < lowered->mask_count; i++)
 		free(lowered->masks[i].data);
-	for (size_t i = 0; i < lowered->gather_count; i++)
-		free(lowered->gathers[i].data);
+	for (size_t i = 0; i < lowered->room_count; i++) {
+		free(lowered->rooms[i].data);
+		free(lowered->rooms[i].filled);
+	}
 	for (size_t i = 0; lowered->outputs && i < graph->output_count; i++)
 		free(lowered->outputs[i].own);
 	free(lowered->values);
 	free(lowered->indices);
 	free(lowered->masks);
 	free(lowered->gathers);
+	free(lowered->rooms);
 	free(lowered->outputs);
 }

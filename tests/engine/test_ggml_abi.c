@@ -26,6 +26,8 @@ _Static_assert(__builtin_types_compatible_p(ggml_set_abort_function,
 SAME(GGML_PRECISION_F32, GGML_PREC_F32);
 SAME(GGML_ROPE_NORMAL, GGML_ROPE_TYPE_NORMAL);
 SAME(GGML_ROPE_NEOX, GGML_ROPE_TYPE_NEOX);
+SAME(GGML_TASKS_MAX, GGML_N_TASKS_MAX);
+_Static_assert(__builtin_types_compatible_p(ggml_custom_function, ggml_custom_op_t), "custom");
 SAME(sizeof(struct ggml_params), sizeof(struct ggml_init_params));
 SAME(offsetof(struct ggml_params, mem_size), offsetof(struct ggml_init_params, mem_size));
 SAME(offsetof(struct ggml_params, mem_buffer), offsetof(struct ggml_init_params, mem_buffer));

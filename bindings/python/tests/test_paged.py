@@ -20,6 +20,16 @@ pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
 PLACES, TOKENS = 12, 4  # pages, tokens of one
 
 
+def attended(q, k, v, position):
+    """By NumPy, of one sequence and its blocks."""
+    out = []
+    for query, last in zip(q, position):
+        keys, values = (array.reshape(-1, *array.shape[2:])[:last + 1].astype("float32").repeat(q.shape[1] // array.shape[2], 1)
+                        for array in (k, v))
+        out.append(numpy.einsum("hj,jhd->hd", softmax(numpy.einsum("hd,jhd->hj", query, keys) * q.shape[2] ** -.5), values))
+    return numpy.array(out)
+
+
 @pytest.mark.parametrize("cache", ["float32", "float16"])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_attention(opened, cache, queries):
@@ -38,12 +48,10 @@ def test_attention(opened, cache, queries):
                    f"p = input : int32[{3 * queries}]\nt = input : int32[3,3]\nu = input : int32[3,3]\n"
                    "y = attention(q, k, v, p, t, u)\noutput y = y\n")
     got = run(graph, {"q": q, "k": k, "v": v, "p": position, "t": tables, "u": vtables})["y"]
-    for i, query in enumerate(q):
-        s, seen = i // queries, position[i] + 1
-        keys, values = (array[table[s]].reshape(-1, 2, 8)[:seen].astype("float32").repeat(2, 1)
-                        for array, table in ((k, tables), (v, vtables)))
-        expected = numpy.einsum("hj,jhd->hd", softmax(numpy.einsum("hd,jhd->hj", query, keys) * 8 ** -.5), values)
-        numpy.testing.assert_allclose(got[i], expected, atol=2e-3)
+    for s in range(3):
+        part = slice(s * queries, (s + 1) * queries)
+        expected = attended(q[part], k[tables[s]], v[vtables[s]], position[part])
+        numpy.testing.assert_allclose(got[part], expected, atol=2e-3)
 
 
 def test_not_touched(opened):
@@ -58,6 +66,72 @@ def test_not_touched(opened):
     got = graph.dispatch({"q": tmesh.put(q), "k": k, **{name: tmesh.put(array) for name, array in given.items()}})["y"]
     expected = numpy.einsum("hj,jhd->hd", softmax(numpy.einsum("hd,jhd->hj", q[0], k[1]) * 32 ** -.5), k[1])
     numpy.testing.assert_allclose(got[0], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cache", ["float32", "float16"])
+def test_behind(opened, cache, threads):
+    """Rows behind a sequence's last one are never read: not in its last block, and not as what a longer one left there. With 64
+    queries and more ggml multiplies them, too."""
+    k, v = (random(16, 16, 2, 32, dtype=cache, seed=seed) for seed in (1, 2))
+    opened.context = tmesh.engine.Context("ggml", threads=threads)
+    q, tables = random(2 * 64, 2, 32), numpy.arange(16, dtype="int32").reshape(2, 8)
+    graph = opened(f"q = input : float32[128,2,32]\nk = input : {cache}[16,16,2,32]\nv = input : {cache}[16,16,2,32]\n"
+                   "p = input : int32[128]\nt = input : int32[2,8]\ny = attention(q, k, v, p, t)\noutput y = y\n")
+    now = {"k": tmesh.put(k, seal=False), "v": tmesh.put(v, seal=False), "p": tmesh.zeros((128,), "int32")}
+    step = graph.bind({"q": tmesh.put(q), "t": tmesh.put(tables), **now}, {"y": (y := tmesh.zeros((128, 2, 32), "float32"))})
+    for lengths in ((128, 128), (70, 128), (128, 67)):
+        position = numpy.concatenate([numpy.arange(n - 64, n) for n in lengths]).astype("int32")
+        now["p"].numpy()[:] = position
+        for name, array in (("k", k), ("v", v)):
+            there = now[name].numpy()
+            there[:] = array
+            for table, length in zip(tables, lengths):
+                for block, row in (divmod(at, 16) for at in range(length, 128)):
+                    there[table[block], row] = numpy.nan
+        step.dispatch()
+        for s in range(2):
+            part = slice(64 * s, 64 * s + 64)
+            expected = attended(q[part], k[tables[s]], v[tables[s]], position[part])
+            numpy.testing.assert_allclose(y.numpy()[part], expected, atol=4e-3)
+        # What the longer ones leave where the next has nothing.
+        for name in ("k", "v"):
+            now[name].numpy()[:] = numpy.nan
+        now["p"].numpy()[:] = numpy.tile(numpy.arange(64, 128), 2)
+        step.dispatch()
+
+
+def test_order(opened):
+    """An attention whose values wait for another one's result: each has the rows of its own tables."""
+    k, values = random(4, 4, 1, 32, seed=1), random(16, 32, seed=2)
+    graph = opened("q = input : float32[1,1,32]\nk = input : float32[4,4,1,32]\nv = input : float32[16,32]\nr = input : int64[1]\n"
+                   "p = input : int32[1]\nt = input : int32[1,2]\nu = input : int32[1,2]\n"
+                   "a = attention(q, k, k, p, t)\nx = reshape(a) : float32[1,32]\nw = set_rows(v, x, r)\n"
+                   "b = reshape(w) : float32[4,4,1,32]\ny = attention(q, k, b, p, u)\noutput y = y\noutput w = w\n")
+    q, past = random(1, 1, 32), tmesh.put(values, seal=False)
+    given = {"r": numpy.array([9]), "p": numpy.array([7], "int32"), "t": numpy.array([[0, 1]], "int32"),
+             "u": numpy.array([[2, 3]], "int32")}
+    got = graph.dispatch({"q": tmesh.put(q), "k": tmesh.put(k), "v": past, **{name: tmesh.put(array) for name, array in given.items()}},
+                         {"y": "host", "w": past}, in_place={"w": "v"})["y"]
+    values[9] = attended(q, k[:2], k[:2], [7])[0, 0]
+    numpy.testing.assert_allclose(got, attended(q, k[2:], values.reshape(4, 4, 1, 32)[2:], [7]), atol=1e-4)
+
+
+@pytest.mark.parametrize("other", [(3, 4, 8), (2, 8, 8), (2, 4, 16)])
+def test_shapes(opened, other):
+    """Two attentions in a graph, one with more blocks, more rows in a block or more elements in a row."""
+    lines, given, expected = "", {}, {}
+    for n, (blocks, rows, head) in enumerate([(2, 4, 8), other]):
+        q, k, v = random(1, 2, head), random(6, rows, 1, head, seed=n + 1), random(6, rows, 1, head, seed=n + 3)
+        table, position = numpy.array([[5, 1, 3][:blocks]], "int32"), numpy.array([blocks * rows - 1], "int32")
+        lines += (f"q{n} = input : float32[1,2,{head}]\nk{n} = input : float32[6,{rows},1,{head}]\n"
+                  f"v{n} = input : float32[6,{rows},1,{head}]\np{n} = input : int32[1]\nt{n} = input : int32[1,{blocks}]\n"
+                  f"y{n} = attention(q{n}, k{n}, v{n}, p{n}, t{n})\noutput y{n} = y{n}\n")
+        given |= {f"q{n}": q, f"k{n}": k, f"v{n}": v, f"p{n}": position, f"t{n}": table}
+        expected[f"y{n}"] = attended(q, k[table[0]], v[table[0]], position)
+    got = run(opened(lines), given)
+    for name, wanted in expected.items():
+        numpy.testing.assert_allclose(got[name], wanted, atol=2e-3)
 
 
 @pytest.mark.parametrize("wrong, words", [({"t": [[12, 0], [0, 0]]}, '"t" has 12'), ({"t": [[-1, 0], [0, 0]]}, '"t" has -1'),
