@@ -78,6 +78,8 @@ class _Run:
 
     def __init__(self, context: engine.Context, folder: Path, model: Model, handle: Pages, memory: Any, cache: str, sequences: int,
                  tokens: int, blocks: int) -> None:
+        import numpy
+
         self.shape = shape = graphs.Pages(handle.info(), sequences, blocks)
         g = graphs.of_pages(model, shape, tokens=tokens, cache=cache)
         # It stays: an engine that was started anew reads it again.
@@ -90,7 +92,9 @@ class _Run:
         #: Runs that ended with the engine's process, and were made again by the next one.
         self.lost = 0
         many = sequences * tokens
-        self._many, self._sequences, self._blocks = many, sequences, blocks
+        self._handle, self._many, self._page_tokens = handle, many, shape.page_tokens
+        self._lanes = numpy.repeat(numpy.arange(sequences), tokens)
+        self._seen: list[Sequence] = []  # whose pages are in _pages and in the tables
         token, position = zeros((many,), "int32"), zeros((many,), "int32")
         rows = zeros((2 * shape.layers, many + many % 2), "int64")
         tables = zeros((2 * shape.layers, -(-sequences * blocks // 4) * 4), "int32")
@@ -103,10 +107,16 @@ class _Run:
         self._token, self._position, self._rows, self._tables, self.logits = (
             each.numpy() for each in (token, position, rows, tables, logits))
 
-    def __call__(self, token: list[int], position: list[int], slots: list[int], tables: Any) -> None:
+    def __call__(self, token: list[int], position: list[int], sequences: list[Sequence]) -> None:
+        """The sequences have the pages for these positions, and keep their pages as long as they are given."""
         self._token[:], self._position[:] = token, position
-        self._rows[:, :self._many] = self.shape.rows(slots)
-        self._tables[:, :self._sequences * self._blocks] = self.shape.tables(tables).reshape(2 * self.shape.layers, -1)
+        if sequences != self._seen:
+            shape = self.shape
+            tables, _ = self._handle.tables(sequences, shape.blocks)
+            self._tables[:, :tables.size] = shape.tables(tables).reshape(2 * shape.layers, -1)
+            self._pages, self._seen = tables.astype("int64"), sequences
+        block, place = divmod(self._position, self._page_tokens)
+        self._rows[:, :self._many] = self.shape.rows(self._pages[self._lanes, block] * self._page_tokens + place)
         try:
             self._binding.dispatch()
         except errors.GoneError:
@@ -274,9 +284,7 @@ class Generator:
         sequence, size = request._sequence, self._page_tokens
         assert sequence is not None
         first = request._at
-        tables, _ = self._handle.tables([sequence], self._blocks)
-        self._prompt(request.prompt[first:first + size], list(range(first, first + size)),
-                     list(sequence.slot_mapping(first, size)), tables)
+        self._prompt(request.prompt[first:first + size], list(range(first, first + size)), [sequence])
         request._at += size
         self.counts["prompt_pages"] += 1
         sequence.cache(self._hashes(request)[:request._at // size])
@@ -293,28 +301,28 @@ class Generator:
         now = [r if r and r not in reading else None for r in lanes]
         if not any(now):
             return []
-        token, position, slots, sequences = [], [], [], []
+        token, position, sequences = [], [], []
         for request in now:
             sequence = self._idle if request is None else request._sequence
             assert sequence is not None
             at = 0 if request is None else request._at
             token.append(0 if request is None else request._next(at))
             position.append(at)
-            slots.append(int(sequence.slot_mapping(at, 1)[0]))
             sequences.append(sequence)
-        self._decode(token, position, slots, self._handle.tables(sequences, self._blocks)[0])
+        self._decode(token, position, sequences)
         for request in now:
             if request:
                 request._at += 1
         self.counts["steps"] += 1
         self.counts["together"] += sum(r is not None for r in now)
-        out = []
+        out, likeliest = [], self._decode.logits.argmax(1).tolist()
         for lane, request in enumerate(now):
             if request is None or position[lane] + 1 < len(request.prompt):
                 continue
-            logits = self._decode.logits[lane]
-            chosen = int(logits.argmax() if request._sample is None else request._sample(logits))
-            request.tokens.append(_whole("a sampled token", chosen, 0, self._vocabulary - 1))
+            chosen = likeliest[lane]
+            if request._sample:
+                chosen = _whole("a sampled token", int(request._sample(self._decode.logits[lane])), 0, self._vocabulary - 1)
+            request.tokens.append(chosen)
             self.counts["tokens"] += 1
             out.append(request)
             if chosen in request.stop:
