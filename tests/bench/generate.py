@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Time per token of a llama of random weights on the engine "ggml", in one process, in turn:
+"""Time per token of a llama of random weights on the engine "ggml", in one process, a step of each in turn, in an order drawn anew:
 
     ggml        the library's own calls, a step of one sequence with a cache of ROWS rows, no tmesh
     dispatch    the same step as a graph of tmesh.graphs.of_model(), bound once
@@ -13,6 +13,7 @@ usage: generate.py TESTS     the folder of the Python tests, whose writer of GGU
 """
 
 import ctypes
+import random
 import sys
 import tempfile
 import time
@@ -156,33 +157,33 @@ class Bound:
         return int(self.logits[0].argmax())
 
 
+# Each way gives its tokens so far behind each of STEPS parts of its work.
+
+
 def alone(stepper):
-    def once():
-        token, out = 1, []
-        for position in range(STEPS):
-            token = stepper.step(token, position)
-            out.append(token)
-        return [out]
-    return once
+    token, out = 1, []
+    for position in range(STEPS):
+        token = stepper.step(token, position)
+        out.append(token)
+        yield [out]
 
 
 def together(direct, count):
-    def once():
-        tokens, out = [1 + n for n in range(count)], []
-        for position in range(STEPS):
-            tokens = direct.steps(tokens, position)
-            out.append(tokens)
-        return [list(each) for each in zip(*out)]
-    return once
+    tokens, out = [1 + n for n in range(count)], [[] for _ in range(count)]
+    for position in range(STEPS):
+        tokens = direct.steps(tokens, position)
+        for one, token in zip(out, tokens):
+            one.append(token)
+        yield out
 
 
-def generated(generator, count):
-    def once():
-        requests = [generator.submit([1 + n], STEPS) for n in range(count)]
-        while generator.busy:
+def generated(generator, count, runs=1):
+    requests = [generator.submit([1 + n], STEPS) for n in range(count)]
+    for left in reversed(range(STEPS)):
+        for _ in range(runs):
             generator.step()
-        return [request.tokens for request in requests]
-    return once
+        assert generator.busy == (left > 0)
+        yield [request.tokens for request in requests]
 
 
 def main():
@@ -191,17 +192,19 @@ def main():
         gguf(path, "qwen2", weights(), block_count=LAYERS, embedding_length=WIDTH, **{
             "attention.head_count": HEADS, "attention.head_count_kv": GROUPS, "attention.layer_norm_rms_epsilon": EPS})
         model = tmesh.load_model(path, alone=True)
-        one, many = (tmesh.batching.Generator(model, lanes=lanes, max_tokens=ROWS) for lanes in (1, LANES))
-        ways = {"ggml": alone(Direct(model)), "dispatch": alone(Bound(model, Path(folder))), "one-stream": generated(one, 1),
-                "ggml-eight": together(Direct(model, LANES), LANES), "one-by-one": generated(one, LANES),
-                "eight": generated(many, LANES)}
-        series, tokens = Series("generate"), {}
+        one, other, many = (tmesh.batching.Generator(model, lanes=lanes, max_tokens=ROWS) for lanes in (1, 1, LANES))
+        direct, bound, directs = Direct(model), Bound(model, Path(folder)), Direct(model, LANES)
+        series, tokens, rng = Series("generate"), {}, random.Random(1)
         for round_ in range(ROUNDS + 1):
-            for name, once in ways.items():
-                start = time.perf_counter_ns()
-                tokens[name] = once()
-                if round_:
-                    series.add(name, (time.perf_counter_ns() - start) / (STEPS * len(tokens[name])))
+            ways = {"ggml": alone(direct), "dispatch": alone(bound), "one-stream": generated(one, 1),
+                    "ggml-eight": together(directs, LANES), "one-by-one": generated(other, LANES, LANES), "eight": generated(many, LANES)}
+            for _ in range(STEPS):
+                # What ran long before a step has its part in when the kernel gives others their turn.
+                for name, way in rng.sample(list(ways.items()), len(ways)):
+                    start = time.perf_counter_ns()
+                    tokens[name] = next(way)
+                    if round_:
+                        series.add(name, (time.perf_counter_ns() - start) / len(tokens[name]))
         # Rounding differs with the number of sequences, and a near tie with it: only like is compared.
         assert tokens["ggml"] == tokens["dispatch"], "other tokens than by ggml's own calls"
         print(f"# {path.stat().st_size >> 20} MiB of float16, {LAYERS} layers of {WIDTH}, {STEPS} tokens, 1 thread; equal tokens: "
