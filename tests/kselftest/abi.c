@@ -338,6 +338,12 @@ TEST(longer_entries, "longer entries are strided as asked, each with its own siz
 	l.cursor = stage->id - 1;
 	l.count = 2;
 	CHECK_ERR(ioctl(stage->dev, TMESH_LIST, &l), EFAULT);
+	/* Nor for the last bytes of one. */
+	l.cursor = stage->id - 1;
+	l.count = 1;
+	l.entry_bytes = sizeof(struct tmesh_info);
+	l.entries = ADDRESS(end - sizeof(struct tmesh_info) + 8);
+	CHECK_ERR(ioctl(stage->dev, TMESH_LIST, &l), EFAULT);
 	tear_down();
 }
 
@@ -439,6 +445,7 @@ TEST(caps, "CAPS tells what this kernel can do")
 		 TMESH_FEATURE_PAGES | TMESH_FEATURE_MEMFD | TMESH_FEATURE_EXPORT |
 			 TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE);
 	CHECK_EQ(q.huge_page_bytes, q.features & TMESH_FEATURE_HUGE ? HUGE : 0);
+	CHECK_EQ(t_has_huge(stage->dev), !access("/sys/kernel/mm/transparent_hugepage", F_OK));
 	CHECK(q.max_bytes >= q.max_bytes_per_uid && q.max_bytes_per_uid > 0);
 	CHECK(q.max_regions >= q.max_regions_per_uid && q.max_regions_per_uid > 0);
 	CHECK(q.used_regions >= 1);

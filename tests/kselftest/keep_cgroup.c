@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Kept regions and memory control groups: who pays for what stays, and what a group's limit takes.
  */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>

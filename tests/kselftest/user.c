@@ -146,6 +146,7 @@ TEST(hole, "a hole gives EFAULT and its address, wherever it is; so does others'
 	refused(dev, p, MB, R_READ | R_WRITE, EFAULT, TMESH_PIN_HOLE, p + 5 * PAGE);
 	refused(dev, p + 6 * PAGE, 4 * MB, R_READ, EFAULT, TMESH_PIN_HOLE, p + 3 * MB);
 	refused(dev, p + 4 * MB, 4 * MB, R_READ | R_WRITE, EFAULT, TMESH_PIN_HOLE, p + 6 * MB);
+	refused(dev, p + 3 * MB, PAGE, R_READ | R_WRITE, EFAULT, TMESH_PIN_HOLE, p + 3 * MB);
 	refused(dev, NULL, PAGE, R_READ, EFAULT, TMESH_PIN_HOLE, NULL);
 	/* The kernel's, and what nobody has. */
 	refused(dev, (void *)0xffffffff81000000, PAGE, R_READ, EFAULT, TMESH_PIN_HOLE,
