@@ -20,7 +20,7 @@
 #define SHELL_LISTS 256
 #define ALL_RIGHTS (TMESH_READ | TMESH_WRITE | TMESH_MANAGE)
 
-/* Members of a ref; the interned names are in state.ref_keys. */
+/* Members of a ref, and what an offer has beside those; the interned names are in state.keys. */
 enum ref_key {
 	REF_V,
 	REF_ID,
@@ -32,6 +32,9 @@ enum ref_key {
 	REF_STRIDES,
 	REF_DEVICE,
 	REF_KEYS,
+	OFFER_CHECKSUM = REF_KEYS,
+	OFFER_REGION_BYTES,
+	KEYS,
 };
 
 /* What is copied from elsewhere and nobody asked to seal. */
@@ -68,7 +71,7 @@ struct state {
 	PyTypeObject *span_type;
 	PyTypeObject *engine_types[ENGINE_TYPES];
 	PyTypeObject *cuda_type;
-	PyObject *ref_keys[REF_KEYS];
+	PyObject *keys[KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
 };

@@ -225,13 +225,16 @@ static struct tmesh_region *fetched_region(struct tmesh_ctx *ctx, const char *na
 	return region;
 }
 
+#define SHARD_NAME sizeof("net-0123456789abcdef0123456789abcdef")
+
 /* What an offer says of one region: under which name its bytes are kept here, and how many there
  * are. False: it is no offer. */
-static bool shard_name(PyObject *shard, char name[TMESH_KEPT_NAME_LEN + 1],
+static bool shard_name(struct state *st, PyObject *shard, char name[SHARD_NAME],
 		       unsigned long long *bytes)
 {
-	PyObject *sum = PyDict_Check(shard) ? PyDict_GetItemString(shard, "checksum") : NULL;
-	PyObject *count = sum ? PyDict_GetItemString(shard, "region_bytes") : NULL;
+	bool dict = PyDict_Check(shard);
+	PyObject *sum = dict ? PyDict_GetItem(shard, st->keys[OFFER_CHECKSUM]) : NULL;
+	PyObject *count = sum ? PyDict_GetItem(shard, st->keys[OFFER_REGION_BYTES]) : NULL;
 	const char *text;
 	Py_ssize_t length;
 
@@ -245,12 +248,12 @@ static bool shard_name(PyObject *shard, char name[TMESH_KEPT_NAME_LEN + 1],
 	}
 	if (length != 32 || strspn(text, "0123456789abcdef") != 32)
 		return false;
-	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "net-%s", text);
+	memcpy(stpcpy(name, "net-"), text, SHARD_NAME - 4);
 	return true;
 }
 
 /* All of an offer's regions or none. Return: how many; 0: it is no offer, or not all are here. */
-static Py_ssize_t fetched_regions(struct tmesh_ctx *ctx, PyObject *shards,
+static Py_ssize_t fetched_regions(struct state *st, struct tmesh_ctx *ctx, PyObject *shards,
 				  struct tmesh_region **regions)
 {
 	Py_ssize_t opened = 0, count = PyList_Check(shards) ? PyList_Size(shards) : 1;
@@ -259,10 +262,10 @@ static Py_ssize_t fetched_regions(struct tmesh_ctx *ctx, PyObject *shards,
 	while (good && opened < count) {
 		PyObject *shard = PyList_Check(shards) ? PyList_GetItem(shards, opened) : shards;
 		struct tmesh_region *region = NULL;
-		char name[TMESH_KEPT_NAME_LEN + 1];
+		char name[SHARD_NAME];
 		unsigned long long bytes;
 
-		good = shard && shard_name(shard, name, &bytes);
+		good = shard && shard_name(st, shard, name, &bytes);
 		if (good) {
 			Py_BEGIN_ALLOW_THREADS;
 			region = fetched_region(ctx, name, bytes);
@@ -298,7 +301,7 @@ PyObject *module_open_fetched(PyObject *module, PyObject *offer)
 	kind = PyDict_GetItemString(offer, "kind");
 	bundle = kind && PyUnicode_Check(kind) && !PyUnicode_CompareWithASCIIString(kind, "bundle");
 	shards = bundle ? PyDict_GetItemString(offer, "shards") : offer;
-	count = shards ? fetched_regions(ctx, shards, regions) : 0;
+	count = shards ? fetched_regions(st, ctx, shards, regions) : 0;
 	if (!count)
 		Py_RETURN_NONE;
 	if (bundle)

@@ -552,7 +552,7 @@ static int add_types(PyObject *module, struct state *st)
 
 static int module_exec(PyObject *module)
 {
-	static const char *const keys[REF_KEYS] = {
+	static const char *const keys[KEYS] = {
 		[REF_V] = "v",
 		[REF_ID] = "id",
 		[REF_TOKEN] = "token",
@@ -562,12 +562,14 @@ static int module_exec(PyObject *module)
 		[REF_DTYPE] = "dtype",
 		[REF_STRIDES] = "strides",
 		[REF_DEVICE] = "device",
+		[OFFER_CHECKSUM] = "checksum",
+		[OFFER_REGION_BYTES] = "region_bytes",
 	};
 	struct state *st = PyModule_GetState(module);
 
-	for (int i = 0; i < REF_KEYS; i++) {
-		st->ref_keys[i] = PyUnicode_InternFromString(keys[i]);
-		if (!st->ref_keys[i])
+	for (int i = 0; i < KEYS; i++) {
+		st->keys[i] = PyUnicode_InternFromString(keys[i]);
+		if (!st->keys[i])
 			return -1;
 	}
 	st->errors = PyImport_ImportModule("tmesh.errors");
@@ -625,8 +627,8 @@ static int module_clear(PyObject *module)
 	Py_CLEAR(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_CLEAR(st->numpy_dtypes[i]);
-	for (int i = 0; i < REF_KEYS; i++)
-		Py_CLEAR(st->ref_keys[i]);
+	for (int i = 0; i < KEYS; i++)
+		Py_CLEAR(st->keys[i]);
 	return 0;
 }
 

@@ -33,7 +33,7 @@ static PyObject *dict_from_ref(struct state *st, const struct tmesh_ref *ref)
 	};
 
 	for (int i = 0; i < REF_KEYS; i++) {
-		if (dict && (!values[i] || PyDict_SetItem(dict, st->ref_keys[i], values[i])))
+		if (dict && (!values[i] || PyDict_SetItem(dict, st->keys[i], values[i])))
 			Py_CLEAR(dict);
 		Py_XDECREF(values[i]);
 	}
@@ -131,14 +131,14 @@ PyObject *tensor_reduce(PyObject *object, PyObject *unused)
 static int bad_member(struct state *st, enum ref_key key, const char *want)
 {
 	PyErr_Clear(); /* of a conversion that did not work out */
-	raise_code(st, EPROTO, "the ref's \"%U\" is %s", st->ref_keys[key], want);
+	raise_code(st, EPROTO, "the ref's \"%U\" is %s", st->keys[key], want);
 	return -1;
 }
 
 /* Borrowed; NULL where there is none, or with an exception. */
 static PyObject *member(struct state *st, PyObject *dict, enum ref_key key)
 {
-	return PyDict_GetItemWithError(dict, st->ref_keys[key]);
+	return PyDict_GetItemWithError(dict, st->keys[key]);
 }
 
 /* Characters good for the length of the dict's value; NULL where there is none. */

@@ -38,15 +38,17 @@ _ERRORS: dict[str, type[Error]] = {
 
 def open(offer: dict[str, Any] | str | bytes, *, timeout: float = 10.0) -> _tmesh.Tensor | Bundle:
     """Open what an offer describes. `timeout`: the longest time without an answer or a byte, in seconds."""
-    if isinstance(offer, (str, bytes)):
-        try:
-            offer = json.loads(offer)
-        except ValueError as error:
-            raise ProtocolError(errno.EPROTO, f"not an offer: {error}") from None
     if not isinstance(offer, dict):
-        raise ProtocolError(errno.EPROTO, "an offer is a JSON object")
-    kept = _kept(offer)
-    return _opened("ref", offer, timeout, offer.get("home")) if kept is None else kept
+        offer = _decoded(offer)
+    # What this machine has fetched is kept, each region under the name of its bytes: then nobody is asked.
+    try:
+        found = _tmesh.open_fetched(offer)
+    except Error:
+        # Not an offer, or not one of this memory: the net says what is wrong.
+        found = None
+    if found is None:
+        return _opened("ref", offer, timeout, offer.get("home"))
+    return Bundle(found) if isinstance(found, _tmesh.Held) else found
 
 
 def open_name(name: str, *, timeout: float = 10.0) -> _tmesh.Tensor | Bundle:
@@ -56,14 +58,14 @@ def open_name(name: str, *, timeout: float = 10.0) -> _tmesh.Tensor | Bundle:
     return _opened("name", name, timeout, None)
 
 
-def _kept(offer: dict[str, Any]) -> _tmesh.Tensor | Bundle | None:
-    """What this machine has fetched is kept, each region under the name of its bytes: then nobody is asked."""
+def _decoded(text: object) -> dict[str, Any]:
     try:
-        found = _tmesh.open_fetched(offer)
-    except Error:
-        # Not an offer, or not one of this memory: the net says what is wrong.
-        return None
-    return Bundle(found) if isinstance(found, _tmesh.Held) else found
+        offer = json.loads(text) if isinstance(text, (str, bytes)) else None
+    except ValueError as error:
+        raise ProtocolError(errno.EPROTO, f"not an offer: {error}") from None
+    if not isinstance(offer, dict):
+        raise ProtocolError(errno.EPROTO, "an offer is a JSON object")
+    return offer
 
 
 def _opened(member: str, what: object, timeout: float, home: object) -> _tmesh.Tensor | Bundle:
