@@ -315,6 +315,18 @@ void tmesh_index_set_writable(struct tmesh_index *index, const uint8_t *secret)
 	index->entries[at].read_only = false;
 }
 
+void tmesh_index_set_fd(struct tmesh_index *index, const uint8_t *secret, int fd, bool read_only)
+{
+	uint32_t at = find(index, secret);
+	struct tmesh_index_slot *slot = &slots_of(index->head)[at];
+
+	slot_begin(slot);
+	atomic_store_explicit(&slot->fd, (uint32_t)fd, memory_order_relaxed);
+	atomic_store_explicit(&slot->read_only, read_only, memory_order_relaxed);
+	slot_end(slot);
+	index->entries[at].read_only = read_only;
+}
+
 int tmesh_index_view_open(struct tmesh_index_view *view, int fd)
 {
 	const int wanted = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;

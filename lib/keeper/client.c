@@ -110,11 +110,11 @@ static void ask_list(struct client *client, struct service *service)
 	}
 	row = client->rows;
 	for (struct group *group = table->groups; group; group = group->next, row++) {
-		row->held = group_held(group);
+		row->held = table_held(table, group);
 		if (row->held)
 			group->used_ns = tmesh_now_ns();
 		else
-			group_used(group, tmesh_now_ns());
+			group_used(group);
 		row->id = group->id;
 		row->bytes = group->bytes;
 		row->kept_ns = group->kept_ns;
@@ -123,6 +123,7 @@ static void ask_list(struct client *client, struct service *service)
 		row->count = group->count;
 		memcpy(row->name, group->name, sizeof(row->name));
 	}
+	table_looked(table);
 	answer(client, 0, table->names);
 }
 
@@ -235,11 +236,9 @@ static int send_item(struct client *client, const struct item *item)
 	struct tmesh_wire_region wire = item->wire;
 	unsigned int count = 1;
 	int fds[3], rc;
-	char path[32];
 
 	wire.rights = client->request.rights;
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", item->fds[0]);
-	fds[0] = open(path, O_RDONLY | O_CLOEXEC);
+	fds[0] = group_reopen(item->fds[0], 0);
 	if (fds[0] < 0)
 		return -errno;
 	for (; count < 1 + tmesh_opaque_count(&wire); count++)

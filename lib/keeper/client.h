@@ -47,12 +47,17 @@ struct shown {
 	int dir;
 	uint8_t name[16];
 	struct tmesh_index *index; /* NULL: there is none */
+	uint32_t most;		   /* lent at a time */
 };
 
-void shown_begin(struct shown *shown, int dir);
+void shown_begin(struct shown *shown, int dir, uint32_t most);
 void shown_end(struct shown *shown);
 void shown_add(struct shown *shown, const struct group *group);
-/* Before its descriptor is closed. */
-void shown_remove(struct shown *shown, const char *name);
+/* Before its descriptor is closed. @renamed: another one has its name. */
+void shown_remove(struct shown *shown, struct group *group, bool renamed);
+/* Before it is looked who holds it. */
+void shown_take_back(struct shown *shown, struct group *group);
+/* After that, and when others are shown: lend those that were kept last. */
+void shown_lend(struct shown *shown, struct group *groups, uint32_t count);
 
 #endif /* TMESH_KEEPER_CLIENT_H */

@@ -26,6 +26,9 @@
 #define IDLE_NS UINT64_C(10000000000)
 /* Descriptors for all but what is kept. */
 #define SPARE_FDS 256
+/* For what is lent (shown.c): this part of the others, and no more than so many. */
+#define LENT_PART 8
+#define LENT_MOST 1024
 /* Somebody waited for memory for 150 ms of 2 s: an unprivileged process may watch in steps of 2 s.
  */
 #define PRESSURE "some 150000 2000000"
@@ -39,6 +42,7 @@ struct keeper {
 	struct client clients[CLIENTS];
 	struct shown shown;
 	int dir, lock, listener, pressure;
+	uint32_t lent;	  /* descriptors for what is lent (shown.c) */
 	bool by_need;	  /* not systemd's */
 	sigset_t signals; /* those that are let in while it waits */
 };
@@ -185,15 +189,37 @@ static int added(void *data, const struct group *group)
 	return rc;
 }
 
-static void removed(void *data, const struct group *group)
+static void removed(void *data, struct group *group)
 {
 	struct keeper *keeper = data;
 
+	shown_remove(&keeper->shown, group, table_find(&keeper->service.table, group->name));
 	store_remove(&keeper->store, group);
 	link_remove(keeper->dir, group);
-	/* Another one may have taken the name. */
-	if (!table_find(&keeper->service.table, group->name))
-		shown_remove(&keeper->shown, group->name);
+}
+
+static void looks(void *data, struct group *group)
+{
+	struct keeper *keeper = data;
+
+	shown_take_back(&keeper->shown, group);
+}
+
+static void shows(void *data, struct group *group, bool shown)
+{
+	struct keeper *keeper = data;
+
+	if (shown)
+		shown_add(&keeper->shown, group);
+	else
+		shown_remove(&keeper->shown, group, false);
+}
+
+static void looked(void *data)
+{
+	struct keeper *keeper = data;
+
+	shown_lend(&keeper->shown, keeper->service.table.groups, keeper->service.table.names);
 }
 
 static void take_client(struct keeper *keeper)
@@ -369,6 +395,9 @@ static int serve(struct keeper *keeper)
 
 	set_signals();
 	table->max_fds = raise_fds();
+	keeper->lent =
+		table->max_fds / LENT_PART < LENT_MOST ? table->max_fds / LENT_PART : LENT_MOST;
+	table->max_fds -= keeper->lent;
 	keeper->lock = take_lock(keeper);
 	/* Another one keeps: that is as good. Or it was waited for in vain. */
 	if (keeper->lock < 0)
@@ -384,11 +413,12 @@ static int serve(struct keeper *keeper)
 		return refuse("listening in the runtime directory");
 	if (keeper->by_need)
 		tell_starter(starter);
-	shown_begin(&keeper->shown, keeper->dir);
+	shown_begin(&keeper->shown, keeper->dir, keeper->lent);
 	for (group = table->groups; group; group = group->next) {
 		link_add(keeper->dir, group);
 		shown_add(&keeper->shown, group);
 	}
+	looked(keeper);
 	keeper->pressure = watch_pressure();
 	if (keeper->pressure >= 0)
 		keeper->service.flags |= TMESH_KEEPER_PRESSURE;
@@ -429,6 +459,9 @@ int main(int argc, char **argv)
 		return usage(2);
 	table->added = added;
 	table->removed = removed;
+	table->looks = looks;
+	table->looked = looked;
+	table->shows = shows;
 	table->data = &keeper;
 	for (int i = 0; i < CLIENTS; i++)
 		keeper.clients[i].fd = -1;

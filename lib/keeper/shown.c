@@ -3,16 +3,16 @@
  */
 #include "client.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "common/hex.h"
 
 #define SLOTS 256
 
-/* Its own opening is not given: by that each client's is told apart. So it is not said to be one
- * that only reads, which clients would duplicate. */
 static bool is_shown(const struct group *group)
 {
 	return group->count == 1 && !(group->items[0].wire.kind & TMESH_KIND_OPAQUE) &&
@@ -28,11 +28,11 @@ static void link_shown(const struct shown *shown)
 }
 
 /* Best effort: without an index clients ask. */
-void shown_begin(struct shown *shown, int dir)
+void shown_begin(struct shown *shown, int dir, uint32_t most)
 {
 	struct stat st;
 
-	*shown = (struct shown){.dir = dir};
+	*shown = (struct shown){.dir = dir, .most = most};
 	if (fstat(dir, &st))
 		return;
 	tmesh_keeper_name(st.st_dev, st.st_ino, shown->name);
@@ -80,12 +80,67 @@ void shown_add(struct shown *shown, const struct group *group)
 		link_shown(shown);
 }
 
-void shown_remove(struct shown *shown, const char *name)
+static void close_lent(struct item *item)
+{
+	if (item->lent >= 0)
+		close(item->lent);
+	item->lent = -1;
+}
+
+void shown_remove(struct shown *shown, struct group *group, bool renamed)
 {
 	uint8_t key[TMESH_SECRET_BYTES];
 
 	if (!shown->index)
 		return;
-	tmesh_keeper_key(name, key);
-	tmesh_index_remove(shown->index, key);
+	tmesh_keeper_key(group->name, key);
+	if (!renamed)
+		tmesh_index_remove(shown->index, key);
+	/* Who has a copy now and sees no change is seen by the next look (tmesh_index_hit_holds()).
+	 */
+	atomic_thread_fence(memory_order_seq_cst);
+	close_lent(&group->items[0]);
+}
+
+/*
+ * To duplicate a file costs a client less than to open it, but whether the keeper alone has what is
+ * duplicated nobody can say. So an opening that is for nothing else is lent, and closed before the
+ * kernel is asked by the keeper's own: it sees the clients' copies then. Meanwhile they open anew.
+ */
+void shown_take_back(struct shown *shown, struct group *group)
+{
+	struct item *item = &group->items[0];
+	uint8_t key[TMESH_SECRET_BYTES];
+
+	if (item->lent < 0)
+		return;
+	tmesh_keeper_key(group->name, key);
+	tmesh_index_set_fd(shown->index, key, item->fds[0], false);
+	close_lent(item);
+}
+
+/* That it was used the client tells: the kernel would set the time of access to the last tick. */
+static void lend(struct shown *shown, struct group *group)
+{
+	struct item *item = &group->items[0];
+	uint8_t key[TMESH_SECRET_BYTES];
+
+	if (item->lent >= 0)
+		return;
+	tmesh_keeper_key(group->name, key);
+	if (!tmesh_index_find(shown->index, key))
+		return;
+	item->lent = group_reopen(item->fds[0], O_NOATIME);
+	if (item->lent >= 0)
+		tmesh_index_set_fd(shown->index, key, item->lent, true);
+}
+
+void shown_lend(struct shown *shown, struct group *groups, uint32_t count)
+{
+	if (!shown->index)
+		return;
+	for (; groups && count > shown->most; groups = groups->next, count--)
+		shown_take_back(shown, groups);
+	for (; groups; groups = groups->next)
+		lend(shown, groups);
 }

@@ -60,14 +60,12 @@ void group_free(struct group *group)
 	free(group);
 }
 
-/* The keeper's own opening of the file, which nobody has a copy of: by that it is told whether
- * anybody else holds the file. */
-static int reopen(int fd)
+int group_reopen(int fd, int flags)
 {
 	char path[32];
 
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	return open(path, O_RDONLY | O_CLOEXEC);
+	return open(path, O_RDONLY | O_CLOEXEC | flags);
 }
 
 /* Sealed memory of this user, as large as is said. */
@@ -100,7 +98,7 @@ static int check_file(const struct tmesh_wire_region *wire, const int *fds, unsi
 int group_add(struct group *group, const struct tmesh_wire_region *wire, const int *fds,
 	      unsigned int count, bool ours)
 {
-	struct item item = {.wire = *wire, .fds = {-1, -1, -1}};
+	struct item item = {.wire = *wire, .fds = {-1, -1, -1}, .lent = -1};
 	int rc = 0;
 
 	if (group->count == group->room)
@@ -114,8 +112,10 @@ int group_add(struct group *group, const struct tmesh_wire_region *wire, const i
 	for (uint32_t i = 0; !rc && i < group->count; i++)
 		if (group->items[i].dev == item.dev && group->items[i].ino == item.ino)
 			rc = -EINVAL;
+	/* Nobody has a copy of the keeper's own: by that it is told whether anybody else holds the
+	 * file. */
 	if (!rc && !ours) {
-		item.fds[0] = reopen(fds[0]);
+		item.fds[0] = group_reopen(fds[0], 0);
 		if (item.fds[0] < 0)
 			rc = errno == EMFILE ? -EMFILE : -EINVAL;
 	}
@@ -149,13 +149,21 @@ static bool is_held(const struct item *item)
 	return false;
 }
 
-uint32_t group_held(const struct group *group)
+uint32_t table_held(const struct table *table, struct group *group)
 {
 	uint32_t held = 0;
 
+	if (table->looks)
+		table->looks(table->data, group);
 	for (uint32_t i = 0; i < group->count; i++)
 		held += is_held(&group->items[i]);
 	return held;
+}
+
+void table_looked(const struct table *table)
+{
+	if (table->looked)
+		table->looked(table->data);
 }
 
 static uint64_t group_fds(const struct group *group)
@@ -210,15 +218,19 @@ static int64_t ns_of(const struct timespec *time)
 	return time->tv_sec * INT64_C(1000000000) + time->tv_nsec;
 }
 
-void group_used(struct group *group, uint64_t now)
+void group_used(struct group *group)
 {
 	const struct item *item = &group->items[0];
 	struct timespec real;
+	uint64_t now;
 	struct stat st;
 	int64_t ago;
 
-	if (group->count != 1 || fstat(item->fds[0], &st) || clock_gettime(CLOCK_REALTIME, &real))
+	if (group->count != 1 || fstat(item->fds[0], &st))
 		return;
+	/* Both at once: when the question came may be long ago. */
+	now = tmesh_now_ns();
+	clock_gettime(CLOCK_REALTIME, &real);
 	ago = ns_of(&real) - ns_of(&st.st_atim);
 	/* That clock may have been set. */
 	if (ago >= 0 && (uint64_t)ago < now && now - (uint64_t)ago > group->used_ns)
@@ -226,10 +238,10 @@ void group_used(struct group *group, uint64_t now)
 }
 
 /* Who is held is used now. */
-static bool in_use(struct group *group, uint64_t now)
+static bool in_use(const struct table *table, struct group *group, uint64_t now)
 {
-	if (!group->readers && !group_held(group)) {
-		group_used(group, now);
+	if (!group->readers && !table_held(table, group)) {
+		group_used(group);
 		return false;
 	}
 	group->used_ns = now;
@@ -244,20 +256,35 @@ static struct group *oldest(struct table *table, const struct group *spare, bool
 	struct group *found = NULL;
 
 	for (struct group *group = table->groups; group; group = group->next)
-		if (group != spare && !(memory && !group->bytes) && !in_use(group, now) &&
+		if (group != spare && !(memory && !group->bytes) && !in_use(table, group, now) &&
 		    (!found || group->used_ns < found->used_ns))
 			found = group;
 	return found;
 }
 
+/* Who has opened it since it was looked at holds it; once it is shown no more nobody can. */
+static bool give_up(struct table *table, struct group *group, uint64_t now)
+{
+	if (table->shows)
+		table->shows(table->data, group, false);
+	if (!in_use(table, group, now)) {
+		table_drop(table, group);
+		return true;
+	}
+	if (table->shows)
+		table->shows(table->data, group, true);
+	return false;
+}
+
 bool table_evict(struct table *table, uint64_t now)
 {
-	struct group *group = oldest(table, NULL, true, now);
+	struct group *group;
 
-	if (!group)
-		return false;
-	table_drop(table, group);
-	return true;
+	do
+		group = oldest(table, NULL, true, now);
+	while (group && !give_up(table, group, now));
+	table_looked(table);
+	return group;
 }
 
 /* Whether all would fit once everything is gone that may go: else nothing has to. */
@@ -267,7 +294,7 @@ static bool can_fit(struct table *table, const struct group *group, const struct
 	uint64_t bytes = group->bytes, fds = group_fds(group);
 
 	for (struct group *other = table->groups; other; other = other->next) {
-		if (other == old || !in_use(other, now))
+		if (other == old || !in_use(table, other, now))
 			continue;
 		bytes += other->bytes;
 		fds += group_fds(other);
@@ -324,8 +351,8 @@ void table_adopt(struct table *table, struct group *group, uint64_t now)
 	insert(table, group);
 }
 
-int table_keep(struct table *table, struct group *group, uint64_t lifetime_ns, bool replace,
-	       uint64_t now, uint64_t *need)
+static int keep(struct table *table, struct group *group, uint64_t lifetime_ns, bool replace,
+		uint64_t now, uint64_t *need)
 {
 	struct group *old = table_find(table, group->name);
 	int rc = 0;
@@ -352,7 +379,7 @@ int table_keep(struct table *table, struct group *group, uint64_t lifetime_ns, b
 			group_free(group);
 			return -EDQUOT;
 		}
-		table_drop(table, victim);
+		give_up(table, victim, now);
 	}
 	group->id = ++table->last_id;
 	group->kept_ns = group->used_ns = now;
@@ -368,6 +395,15 @@ int table_keep(struct table *table, struct group *group, uint64_t lifetime_ns, b
 	if (old)
 		table_drop(table, old);
 	return 0;
+}
+
+int table_keep(struct table *table, struct group *group, uint64_t lifetime_ns, bool replace,
+	       uint64_t now, uint64_t *need)
+{
+	int rc = keep(table, group, lifetime_ns, replace, now, need);
+
+	table_looked(table);
+	return rc;
 }
 
 uint64_t table_expire(struct table *table, uint64_t now)

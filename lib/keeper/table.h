@@ -10,6 +10,7 @@
 struct item {
 	struct tmesh_wire_region wire;
 	int fds[3]; /* -1: none */
+	int lent;   /* another opening of the first, which others have copies of; -1: none */
 	uint64_t dev, ino;
 	uint64_t bytes; /* of memory */
 };
@@ -35,7 +36,12 @@ struct table {
 	uint64_t last_id;
 	/* Told of each group that came and went; may be NULL. @added: 0 or a negative errno. */
 	int (*added)(void *data, const struct group *group);
-	void (*removed)(void *data, const struct group *group);
+	void (*removed)(void *data, struct group *group);
+	/* Told before it is looked who holds a group, and after all looks of a question. */
+	void (*looks)(void *data, struct group *group);
+	void (*looked)(void *data);
+	/* Told before a group that nobody seems to hold is given up, and if it stays after all. */
+	void (*shows)(void *data, struct group *group, bool shown);
 	void *data;
 };
 
@@ -50,11 +56,16 @@ void group_free(struct group *group);
  */
 int group_add(struct group *group, const struct tmesh_wire_region *wire, const int *fds,
 	      unsigned int count, bool ours);
-/* Items that somebody else than the keeper holds. */
-uint32_t group_held(const struct group *group);
+/* Its own opening of @fd's file, or -1 with errno. */
+int group_reopen(int fd, int flags);
 
 /* Who opens one region without a question (shown.c) is not heard of: the file tells when. */
-void group_used(struct group *group, uint64_t now);
+void group_used(struct group *group);
+
+/* Items of a group that somebody else than the keeper holds. After the last one of a question
+ * table_looked() is called. */
+uint32_t table_held(const struct table *table, struct group *group);
+void table_looked(const struct table *table);
 
 bool name_is_good(const char name[TMESH_KEPT_NAME_LEN + 1]);
 struct group *table_find(const struct table *table, const char *name);

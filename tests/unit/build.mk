@@ -20,7 +20,7 @@ UNIT_KEEPER_plain = $(abspath $(B)/tmesh-keeper)
 UNIT_KEEPER_asan  = $(abspath $(B)/asan/tmesh-keeper)
 UNIT_KEEPER_tsan  = $(UNIT_KEEPER_plain)
 
-UNIT_KEEPS := test_keep test_keep_hostile
+UNIT_KEEPS := test_keep test_keep_hostile test_kept_lent
 $(foreach variant,plain tsan,$(UNIT_KEEPS:%=$(UNIT_OUT)/$(variant)/%)): $(B)/tmesh-keeper
 $(UNIT_KEEPS:%=$(UNIT_OUT)/asan/%): $(B)/asan/tmesh-keeper
 
@@ -48,7 +48,7 @@ for test in $(3); do $(2) $(UNIT_OUT)/$(1)/$$test || status=1; done; exit $$stat
 endef
 
 # What has memfds alone, or no memory at all, would only be done again on the module, ten times slower.
-UNIT_ANY_BACKEND := test_copy test_failures test_index test_keep test_keep_hostile test_layout test_memfd_file test_ref
+UNIT_ANY_BACKEND := test_copy test_failures test_index test_keep test_keep_hostile test_kept_lent test_layout test_memfd_file test_ref
 UNIT_NAMES_kernel = $(filter-out $(UNIT_ANY_BACKEND),$(UNIT_NAMES))
 
 # any_backend(programs): left out on the module

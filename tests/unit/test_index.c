@@ -131,6 +131,10 @@ static void test_index_says_so(void **state)
 	tmesh_index_set_writable(index, entry.secret);
 	assert_false(tmesh_index_hit_holds(&hit));
 	assert_true(tmesh_index_view_find(&view, entry.secret, &hit) && !hit.read_only);
+	tmesh_index_set_fd(index, entry.secret, 77, true);
+	assert_false(tmesh_index_hit_holds(&hit));
+	assert_true(tmesh_index_view_find(&view, entry.secret, &hit) && hit.read_only &&
+		    hit.fd == 77);
 	tmesh_index_remove(index, entry.secret);
 	assert_false(tmesh_index_hit_holds(&hit));
 	assert_false(tmesh_index_view_find(&view, entry.secret, &hit));

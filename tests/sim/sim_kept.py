@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: MIT
+"""What is kept is opened without its keeper: lib/keeper/shown.c, lib/keeper/table.c, lib/peer.c.
+
+A keeper shows in an index which of its descriptors each name has, and lends an opening that is for nothing else. Clients
+follow an entry at any pace, duplicate what is lent or open the file anew, look at the entry again, hold what they have by
+descriptors and mappings, let go or are killed. The keeper takes names, replaces and drops them, looks who holds what, and
+gives up what nobody holds; its numbers are used again for other files. What a client has opened is what its name kept
+while it opened it; what somebody holds is known as held and not given up; what nobody holds can go.
+"""
+
+from sim import main, must
+
+BUGS = {
+    "recheck": "a client looks at the entry again after it has the file",
+    "own-lent": "what is lent is an opening of its own",
+    "take-back": "the keeper lets go of what is lent before it asks",
+    "hide": "what is given up is shown no more, and looked at again",
+    "mapping": "a mapping holds the file when its descriptor is closed",
+}
+CLIENTS = 3
+NAMES = ("a", "b")
+STEPS = 30
+
+
+class Memory:
+    """What a name keeps: sealed. The kernel knows its openings."""
+
+    def __init__(self, name):
+        self.name = name
+        self.openings = set()
+        self.given_up = False
+
+
+class Opening:
+    """`refs` are descriptors and mappings of it, in whatever process."""
+
+    def __init__(self, memory):
+        self.memory, self.refs = memory, 1
+        memory.openings.add(self)
+
+    def take(self):
+        self.refs += 1
+        return self
+
+    def drop(self):
+        self.refs -= 1
+        if not self.refs:
+            self.memory.openings.discard(self)
+
+
+class Group:
+    def __init__(self, world, memory):
+        self.memory = memory
+        self.own = world.new_fd(Opening(memory))
+        self.lent = None
+
+
+class World:
+    def __init__(self, rng, bug):
+        self.rng, self.bug = rng, bug
+        self.fds = {}  # the keeper's
+        self.groups = {}  # by name
+        self.index = {}  # name: (number, memory, to be duplicated); another object with each change
+        self.time = 0
+        self.ends = {}  # memory: when its name kept it no more
+        self.holders = [[] for _ in range(CLIENTS)]  # whole opens, with when the entry was seen to stand
+
+    def new_fd(self, opening):
+        number = next(n for n in range(100) if n not in self.fds)
+        self.fds[number] = opening
+        return number
+
+    def close(self, number):
+        self.fds.pop(number).drop()
+
+    def held_by_clients(self, memory):
+        return any(opening.memory is memory for held in self.holders for opening in held)
+
+
+def show(world, group):
+    world.index[group.memory.name] = (group.own, group.memory, False)
+
+
+def lend(world, group):
+    if group.lent is None:
+        own = world.fds[group.own]
+        group.lent = world.new_fd(own.take() if world.bug == "own-lent" else Opening(group.memory))
+        world.index[group.memory.name] = (group.lent, group.memory, True)
+
+
+def take_back(world, group):
+    """Each of these is seen by others in between."""
+    if group.lent is None or world.bug == "take-back":
+        return
+    show(world, group)
+    yield
+    world.close(group.lent)
+    group.lent = None
+    yield
+
+
+def looks(world, group):
+    """What the kernel says of others; and what it must say."""
+    yield from take_back(world, group)
+    held = bool(group.memory.openings - {world.fds[group.own]})
+    must(held or not world.held_by_clients(group.memory), "somebody holds it, and it is taken for not held")
+    must(not held or world.held_by_clients(group.memory) or any(world.opening), "nobody holds it, and it is taken for held")
+    return held
+
+
+def drop(world, group):
+    name = group.memory.name
+    if world.groups.get(name) is group:
+        del world.groups[name]
+    if world.index.get(name, (0, None))[1] is group.memory:
+        del world.index[name]
+    world.ends.setdefault(group.memory, world.time)
+    yield
+    for number in (group.lent, group.own):
+        if number is not None:
+            world.close(number)
+            yield
+
+
+def give_up(world, group):
+    if (yield from looks(world, group)):
+        return
+    yield
+    if world.bug != "hide":
+        world.index.pop(group.memory.name, None)
+        yield
+        if (yield from looks(world, group)):
+            show(world, group)
+            return
+    must(not world.held_by_clients(group.memory), "somebody holds it, and it is given up")
+    group.memory.given_up = True
+    yield from drop(world, group)
+
+
+def keeper(world):
+    for _ in range(STEPS):
+        name = world.rng.choice(NAMES)
+        group = world.groups.get(name)
+        what = world.rng.random()
+        if what < 0.35:
+            new = world.groups[name] = Group(world, Memory(name))
+            show(world, new)
+            if group:
+                world.ends[group.memory] = world.time
+            yield
+            if group:
+                yield from drop(world, group)
+        elif what < 0.45 and group:
+            yield from drop(world, group)
+        elif what < 0.7 and group:
+            yield from looks(world, group)
+        elif group:
+            yield from give_up(world, group)
+        for one in world.groups.values():
+            lend(world, one)
+            yield
+
+
+def opened(world, at, name):
+    """The opening, or None: it asks the keeper."""
+    entry = world.index.get(name)
+    if not entry:
+        return None
+    began = world.time
+    yield
+    number, memory, lent = entry
+    there = world.fds.get(number)
+    if there is None or there.memory is not memory:
+        return None
+    opening = there.take() if lent else Opening(there.memory)
+    world.opening[at] = opening
+    yield
+    if world.bug != "recheck" and world.index.get(name) is not entry:
+        return None
+    must(not memory.given_up, f"what {name} kept was given up, and is opened")
+    must(world.ends.get(memory, began) >= began, f"what {name} kept before is opened")
+    return opening
+
+
+def client(world, at):
+    while True:
+        opening = yield from opened(world, at, world.rng.choice(NAMES))
+        if opening:
+            world.holders[at].append(opening)
+            world.opening[at] = None
+            yield
+            if world.rng.random() < 0.3:
+                if world.bug != "mapping":
+                    world.holders[at].append(opening.take())
+                yield
+                opening.drop()
+                if world.bug != "mapping":
+                    world.holders[at].remove(opening)
+            for _ in range(world.rng.randrange(6)):
+                yield
+            world.holders[at].remove(opening)
+        elif world.opening[at]:
+            opening, world.opening[at] = world.opening[at], None
+        if opening and opening.refs:
+            opening.drop()
+        yield
+
+
+def end(world, at):
+    """Killed: the kernel closes what it had."""
+    for opening in filter(None, [*world.holders[at], world.opening[at]]):
+        if opening.refs:
+            opening.drop()
+    world.holders[at].clear()
+    world.opening[at] = None
+
+
+def run(rng, bug):
+    world = World(rng, bug)
+    world.opening = [None] * CLIENTS  # taken, and not looked at again yet
+    keeps = keeper(world)
+    clients = [client(world, at) for at in range(CLIENTS)]
+    running = True
+    while running:
+        world.time += 1
+        at = rng.randrange(CLIENTS + 2)
+        if at >= CLIENTS:
+            running = next(keeps, True) is None
+        elif rng.random() < 0.02:
+            clients[at].close()
+            end(world, at)
+            clients[at] = client(world, at)
+        else:
+            next(clients[at])
+    for at in range(CLIENTS):
+        clients[at].close()
+        end(world, at)
+    for group in list(world.groups.values()):
+        for _ in give_up(world, group):
+            pass
+    must(not world.groups, "what nobody holds does not go")
+    must(not world.fds, "descriptors are left")
+
+
+if __name__ == "__main__":
+    main("kept opens", run, BUGS, 4000, 40000)

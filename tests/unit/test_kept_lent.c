@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: MIT
+/* What the keeper lends: an opening that others duplicate, and by which nobody is overlooked. */
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "keeper/shown.c"
+#include "keeper/table.c"
+#include "kept.h"
+
+/* One opening has one offset, whoever has copies of it. */
+static bool share(const struct tmesh_region *a, const struct tmesh_region *b)
+{
+	off_t before = lseek(b->fd, 0, SEEK_CUR), there;
+
+	assert_int_equal(lseek(a->fd, before + 1, SEEK_SET), before + 1);
+	there = lseek(b->fd, 0, SEEK_CUR);
+	assert_int_equal(lseek(a->fd, before, SEEK_SET), before);
+	return there == before + 1;
+}
+
+static bool is_lent(struct tmesh_ctx *ctx, const char *name)
+{
+	struct tmesh_region *one = open_one(ctx, name), *two = open_one(ctx, name);
+	bool lent = share(one, two);
+
+	tmesh_region_unref(one);
+	tmesh_region_unref(two);
+	return lent;
+}
+
+static uint32_t held(struct tmesh_ctx *ctx, const char *name)
+{
+	struct tmesh_kept_info *infos;
+	uint32_t held = UINT32_MAX;
+	size_t count;
+
+	assert_ok(tmesh_kept_list(ctx, &infos, &count, err));
+	while (count--)
+		if (!strcmp(infos[count].name, name))
+			held = infos[count].held;
+	free(infos);
+	return held;
+}
+
+/* Whoever looks through /proc holds what it looks at for a moment. */
+static bool is_let_go(struct tmesh_ctx *ctx, const char *name)
+{
+	for (int i = 0; i < 1000; i++) {
+		if (held(ctx, name) == 0)
+			return true;
+		usleep(1000);
+	}
+	return false;
+}
+
+static void test_lent(void **state)
+{
+	struct tmesh_region *early, *late;
+	struct timespec used;
+	struct stat st;
+
+	keep_new(*state, "one", 4096, 1);
+	assert_true(is_lent(*state, "one"));
+	assert_true(is_let_go(*state, "one"));
+	early = open_one(*state, "one");
+	assert_int_equal(held(*state, "one"), 1);
+	/* What was lent before that look is lent no more, and held all the same. */
+	late = open_one(*state, "one");
+	assert_false(share(early, late));
+	tmesh_region_unref(late);
+	assert_int_equal(held(*state, "one"), 1);
+	assert_true(is_lent(*state, "one"));
+	/* A mapping alone. */
+	check_fill(early, 1);
+	assert_ok(tmesh_region_map(early, TMESH_READ, (void **)&(void *){NULL}, err));
+	assert_int_equal(held(*state, "one"), 1);
+	tmesh_region_unref(early);
+	assert_true(is_let_go(*state, "one"));
+	/* To map it is no use that the kernel notes: that would be told to the last tick. */
+	late = open_one(*state, "one");
+	assert_int_equal(fstat(late->fd, &st), 0);
+	used = st.st_atim;
+	check_fill(late, 1);
+	assert_int_equal(fstat(late->fd, &st), 0);
+	assert_int_equal(used.tv_sec, st.st_atim.tv_sec);
+	assert_int_equal(used.tv_nsec, st.st_atim.tv_nsec);
+	tmesh_region_unref(late);
+}
+
+/* As in its own process: what it starts has no more descriptors. */
+static void start_keeper_with(unsigned int files)
+{
+	struct rlimit limit = {files, files};
+	struct tmesh_ctx *ctx;
+	int status;
+	pid_t pid = fork();
+
+	if (!pid) {
+		if (tmesh_ctx_open(NULL, &ctx, NULL) || setrlimit(RLIMIT_NOFILE, &limit))
+			unit_leave(1);
+		keep_new(ctx, "0", 4096, 0);
+		tmesh_ctx_unref(ctx);
+		unit_leave(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* Descriptors of regions; its clients' sockets come and go. */
+static unsigned int files_of(pid_t pid)
+{
+	unsigned int count = 0;
+	struct dirent *entry;
+	char path[32], link[32];
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+	dir = opendir(path);
+	while ((entry = readdir(dir)))
+		count += readlinkat(dirfd(dir), entry->d_name, link, sizeof(link)) > 14 &&
+			 !memcmp(link, "/memfd:tmesh:", 13);
+	closedir(dir);
+	return count;
+}
+
+/* Those that were kept last, and no more than the keeper has descriptors for. */
+static void test_most(void **state)
+{
+	enum {
+		FILES = 600,
+		FOR_ALL = FILES - 256,
+		LENT = FOR_ALL / 8,
+		KEPT = FOR_ALL - LENT,
+	};
+	struct tmesh_keeper_info info = {.size = sizeof(info)};
+	unsigned int files;
+	char name[16];
+	pid_t keeper;
+
+	start_keeper_with(FILES);
+	keeper = keeper_pid(*state);
+	for (int i = 1; i < LENT; i++) {
+		snprintf(name, sizeof(name), "%d", i);
+		keep_new(*state, name, 1, 0);
+	}
+	assert_true(is_lent(*state, "0"));
+	files = files_of(keeper);
+	/* One for what is kept, and none for what is lent. */
+	keep_new(*state, "more", 1, 0);
+	assert_int_equal(files_of(keeper), files + 1);
+	assert_false(is_lent(*state, "0"));
+	assert_true(is_lent(*state, "1"));
+	assert_true(is_lent(*state, "more"));
+	/* What is dropped is lent to nobody, and the next look lends another. */
+	assert_ok(tmesh_kept_drop(*state, "more", err));
+	assert_int_equal(files_of(keeper), files - 1);
+	assert_true(held(*state, "0") < 2);
+	assert_int_equal(files_of(keeper), files);
+	assert_true(is_lent(*state, "0"));
+	for (int i = LENT; i < KEPT; i++) {
+		snprintf(name, sizeof(name), "%d", i);
+		keep_new(*state, name, 1, 0);
+	}
+	assert_true(is_kept(*state, "0"));
+	/* All of what is kept was looked at to make room: it is lent after that. */
+	keep_new(*state, "last", 1, 0);
+	assert_ok(tmesh_keeper_info(*state, &info, err));
+	assert_int_equal(info.names, KEPT);
+	assert_int_equal(files_of(keeper), KEPT + LENT);
+	assert_true(is_lent(*state, "last"));
+}
+
+static void make_anew(const char *path)
+{
+	DIR *dir = opendir(path);
+	struct dirent *entry;
+
+	while ((entry = readdir(dir)))
+		unlinkat(dirfd(dir), entry->d_name, 0);
+	closedir(dir);
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(mkdir(path, 0700), 0);
+}
+
+static void kill_and_wait(pid_t pid)
+{
+	struct pollfd poller = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
+
+	assert_int_equal(kill(pid, SIGTERM), 0);
+	assert_int_equal(poll(&poller, 1, 60000), 1);
+	close(poller.fd);
+}
+
+/* The keeper is that of the directory to which the path leads now, also where another one lives. */
+static void test_directories(void **state)
+{
+	char first[] = "/tmp/tmesh-lent-XXXXXX", second[] = "/tmp/tmesh-lent-XXXXXX";
+	char *before = strdup(getenv("TMESH_RUNTIME_DIR"));
+	pid_t keepers[3];
+
+	assert_non_null(mkdtemp(first));
+	assert_non_null(mkdtemp(second));
+	setenv("TMESH_RUNTIME_DIR", first, 1);
+	keep_new(*state, "one", 4096, 1);
+	check_kept(*state, "one", 1);
+	keepers[0] = keeper_pid(*state);
+	setenv("TMESH_RUNTIME_DIR", second, 1);
+	assert_false(is_kept(*state, "one"));
+	keep_new(*state, "one", 4096, 2);
+	check_kept(*state, "one", 2);
+	keepers[1] = keeper_pid(*state);
+	setenv("TMESH_RUNTIME_DIR", first, 1);
+	check_kept(*state, "one", 1);
+	make_anew(first);
+	assert_false(is_kept(*state, "one"));
+	keep_new(*state, "one", 4096, 3);
+	check_kept(*state, "one", 3);
+	keepers[2] = keeper_pid(*state);
+	for (int i = 0; i < 3; i++)
+		kill_and_wait(keepers[i]);
+	setenv("TMESH_RUNTIME_DIR", before, 1);
+	free(before);
+	make_anew(first);
+	make_anew(second);
+	rmdir(first);
+	rmdir(second);
+}
+
+/* Of a table of its own: a client finds the oldest group after the look, and before it is shown no
+ * more. */
+struct late {
+	const char *name;
+	int fd; /* -1: it comes with the next group of that name that is to go */
+	unsigned int shown, hidden;
+};
+
+static void show(void *data, struct group *group, bool shown)
+{
+	struct late *late = data;
+
+	late->shown += shown;
+	late->hidden += !shown;
+	if (!shown && late->fd < 0 && !strcmp(group->name, late->name))
+		late->fd = group_reopen(group->items[0].fds[0], 0);
+}
+
+/* Of sealed memory that nobody else has. */
+static struct group *one_group(const char *name)
+{
+	struct tmesh_wire_region wire = {
+		.magic = TMESH_MAGIC_REGION,
+		.version = TMESH_WIRE_VERSION,
+		.backend = TMESH_BACKEND_MEMFD,
+		.rights = TMESH_READ,
+		.kind = TMESH_KIND_FOREIGN,
+		.bytes = 4096,
+	};
+	char padded[TMESH_KEPT_NAME_LEN + 1] = "";
+	struct group *group;
+	int fd = memfd_create("lent", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_int_equal(ftruncate(fd, 4096), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW), 0);
+	strcpy(padded, name);
+	group = group_new(padded, 1);
+	assert_non_null(group);
+	assert_int_equal(group_add(group, &wire, &fd, 1, false), 0);
+	return group;
+}
+
+static int add(struct table *table, const char *name)
+{
+	uint64_t need;
+
+	return table_keep(table, one_group(name), 0, false, tmesh_now_ns(), &need);
+}
+
+static void test_found_late(void **state)
+{
+	struct late late = {.name = "one", .fd = -1};
+	struct table table = {.limit = 2 * 4096, .max_fds = 100, .shows = show, .data = &late};
+
+	assert_int_equal(add(&table, "one"), 0);
+	assert_int_equal(add(&table, "two"), 0);
+	assert_int_equal(late.hidden, 0);
+	assert_int_equal(add(&table, "three"), 0);
+	assert_non_null(table_find(&table, "one"));
+	assert_null(table_find(&table, "two"));
+	assert_int_equal(late.shown, 1);
+	assert_int_equal(late.hidden, 2);
+	/* The same where memory is short, until nobody has it. */
+	assert_true(table_evict(&table, tmesh_now_ns()));
+	assert_null(table_find(&table, "three"));
+	assert_false(table_evict(&table, tmesh_now_ns()));
+	close(late.fd);
+	late.fd = -1;
+	assert_false(table_evict(&table, tmesh_now_ns()));
+	assert_non_null(table_find(&table, "one"));
+	assert_int_equal(late.shown, 2);
+	close(late.fd);
+	late.name = "nobody";
+	assert_true(table_evict(&table, tmesh_now_ns()));
+	assert_null(table.groups);
+}
+
+static bool find(const struct shown *shown, const char *name, struct tmesh_index_hit *hit)
+{
+	struct tmesh_index_view view = {0};
+	uint8_t key[TMESH_SECRET_BYTES];
+	bool found;
+
+	tmesh_keeper_key(name, key);
+	assert_int_equal(tmesh_index_view_open(&view, tmesh_index_fd(shown->index)), 0);
+	found = tmesh_index_view_find(&view, key, hit);
+	tmesh_index_view_close(&view);
+	return found;
+}
+
+/* What clients are shown while the keeper looks: its own descriptor, to be opened anew; and nothing
+ * once a group goes. */
+static void test_shown(void **state)
+{
+	struct group *old = one_group("one"), *new = one_group("one");
+	struct tmesh_index_hit hit;
+	struct shown shown;
+	int dir;
+
+	assert_ok(tmesh_ctx_runtime_dir(*state, &dir, err));
+	shown_begin(&shown, dir, 1);
+	shown_add(&shown, old);
+	assert_true(find(&shown, "one", &hit) && hit.fd == old->items[0].fds[0] && !hit.read_only);
+	shown_lend(&shown, old, 1);
+	assert_true(find(&shown, "one", &hit) && hit.fd == old->items[0].lent && hit.read_only);
+	shown_lend(&shown, old, 1);
+	assert_int_equal(old->items[0].lent, hit.fd);
+	shown_take_back(&shown, old);
+	assert_int_equal(old->items[0].lent, -1);
+	assert_true(find(&shown, "one", &hit) && hit.fd == old->items[0].fds[0] && !hit.read_only);
+	shown_lend(&shown, old, 1);
+	/* Another one has taken the name. */
+	shown_add(&shown, new);
+	shown_remove(&shown, old, true);
+	assert_int_equal(old->items[0].lent, -1);
+	assert_true(find(&shown, "one", &hit) && hit.fd == new->items[0].fds[0]);
+	/* None where there is room for none. */
+	shown.most = 0;
+	shown_lend(&shown, new, 1);
+	assert_true(find(&shown, "one", &hit) && !hit.read_only);
+	shown_remove(&shown, new, false);
+	assert_false(find(&shown, "one", &hit));
+	/* What is not shown is not lent. */
+	shown.most = 1;
+	shown_lend(&shown, new, 1);
+	assert_int_equal(new->items[0].lent, -1);
+	shown_end(&shown);
+	/* Without an index nothing is lent, and nothing is to be taken back. */
+	shown_lend(&shown, new, 1);
+	shown_take_back(&shown, new);
+	close(dir);
+	group_free(old);
+	group_free(new);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		KEEP_TEST(test_lent),	     KEEP_TEST(test_most),
+		KEEP_TEST(test_directories), cmocka_unit_test(test_found_late),
+		KEEP_TEST(test_shown),
+	};
+
+	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
+}
