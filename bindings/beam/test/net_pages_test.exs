@@ -61,15 +61,24 @@ defmodule Tmesh.NetPagesTest do
     :ok = Sequence.write(copy, 0, 0, "mine")
     assert Sequence.read!(sequence, 0) == content(0)
 
-    :ok = Sequence.truncate(sequence, 32)
-    {:ok, 2} = Tmesh.Net.Pages.update(log, sequence, tokens: Enum.take(tokens, 32))
+    # Its last page is full there.
+    :ok = Sequence.truncate(sequence, 24)
+    {:ok, 2} = Tmesh.Net.Pages.update(log, sequence, tokens: Enum.take(tokens, 24))
     {:ok, shorter} = Tmesh.Net.Pages.sequence(follower, 2)
-    assert Sequence.tokens!(shorter) == 32
+    assert Sequence.tokens!(shorter) == 24
 
     assert {:ok, %{number: 2, blocks: 2, fetched: 0, had: 6, resyncs: 0, error: nil}} =
              Tmesh.Net.Pages.info(follower)
 
     assert {:error, %Error{type: :timeout}} = Tmesh.Net.Pages.sequence(follower, 3, 10)
+    # It is watched as the follower's owner alone.
+    {:monitors, monitored} = Process.info(follower, :monitors)
+    assert Enum.count(monitored, &(&1 == {:process, self()})) == 1
+    # Who waits and is gone is waited for no more. So long takes no timer.
+    gone = spawn(fn -> Tmesh.Net.Pages.sequence(follower, 3, Integer.pow(10, 30)) end)
+    eventually(fn -> :sys.get_state(follower).waiting != [] end, 600)
+    Process.exit(gone, :kill)
+    eventually(fn -> :sys.get_state(follower).waiting == [] end, 600)
     waits = Task.async(fn -> Tmesh.Net.Pages.sequence(follower, 3) end)
     eventually(fn -> :sys.get_state(follower).waiting != [] end, 600)
     :ok = Tmesh.Net.Pages.close(log)
