@@ -107,6 +107,12 @@ static void test_one_node(void **state)
 	}
 }
 
+/* A device that no engine runs on, and these engines. */
+#define BARE(engines)                                                                         \
+	"{\"devices\": [{\"id\": \"cpu:0\", \"kind\": \"cpu\", \"name\": null, \"node\": 0, " \
+	"\"processors\": 1, \"memory\": null, \"memory_free\": null, \"engines\": [], "       \
+	"\"reason\": null}], \"engines\": " engines "}"
+
 /* What another process has found: the same list, or refused. */
 static void test_parsed(void **state)
 {
@@ -127,9 +133,20 @@ static void test_parsed(void **state)
 		{"\"processors\": 5", "\"processors\": -5"},
 		{"\"memory\": 1024000", "\"memory\": \"much\""},
 		{"\"memory\": 1024000", "\"memory\": -1"},
-		{"\"name\": \"fake\"", "\"name\": \"\""},
-		{"\"name\": \"fake\"",
+		/* No device runs it, so nothing else is wrong. */
+		{"\"name\": \"old\"", "\"name\": \"\""},
+		{"\"name\": \"old\"",
 		 "\"name\": \"a name of an engine that is longer than any of them\""},
+		{"\"version\": ", "\"version\": 1, \"was\": "},
+		{"\"library\": ", "\"library\": 1, \"was\": "},
+		{"\"reads\": ", "\"reads\": 1, \"was\": "},
+		{"{},\n   \"never_seen\": [],\n   \"reason\": ",
+		 "{},\n   \"never_seen\": [],\n   \"reason\": 1, \"was\": "},
+		{"\"reason\": ", "\"reason\": 1, \"was\": "},
+		{"\"memory_free\": ", "\"memory_free\": -1, \"was\": "},
+		{"\"node\": 4", "\"node\": \"4\""},
+		{"\"node\": 4", "\"node\": 4, \"node\": 4"},
+		{"\"engines\": ", "\"engines\": {}, \"was\": "},
 		{"\"name\": \"fake\"", "\"name\": \"other\""},
 		{"\"cuda\"", "\"tpu\""},
 		{"\"dtypes\": []", "\"dtypes\": [\"float1\"]"},
@@ -169,6 +186,10 @@ static void test_parsed(void **state)
 			       "list");
 		free(other);
 	}
+	assert_ok(tmesh_devices_parse(BARE("[]"), strlen(BARE("[]")), &again, err));
+	tmesh_devices_unref(again);
+	assert_refused(tmesh_devices_parse(BARE("{}"), strlen(BARE("{}")), &again, err), -EPROTO,
+		       "list");
 	for (size_t bytes = 0; bytes < strlen(json); bytes++)
 		assert_int_equal(tmesh_devices_parse(json, bytes, &again, NULL), -EPROTO);
 	free(json);
