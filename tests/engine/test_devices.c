@@ -196,6 +196,32 @@ static void test_parsed(void **state)
 	tmesh_devices_unref(devices);
 }
 
+/* A device has the names of the engines that nobody has seen on its kind. */
+static void test_unseen(void **state)
+{
+	static const char *const kinds[] = {"cpu", "cuda"};
+	char text[1024], *json;
+	struct tmesh_devices *devices;
+
+	for (int i = 0; i < 2; i++) {
+		int bytes = snprintf(
+			text, sizeof(text),
+			"{\"devices\": [{\"id\": \"%s:0\", \"kind\": \"%s\", \"name\": null, "
+			"\"node\": 0, \"processors\": 1, \"memory\": null, "
+			"\"memory_free\": null, \"engines\": [], \"reason\": null}], "
+			"\"engines\": [{\"name\": \"e\", \"version\": null, \"library\": null, "
+			"\"reads\": null, \"dtypes\": [], \"operators\": {}, "
+			"\"never_seen\": [\"cuda\"], \"reason\": null}]}",
+			kinds[i], kinds[i]);
+
+		assert_ok(tmesh_devices_parse(text, (size_t)bytes, &devices, err));
+		json = tmesh_devices_to_json(devices);
+		assert_int_equal(!strstr(json, "\"e\"\n   ],\n   \"reason\""), i == 0);
+		free(json);
+		tmesh_devices_unref(devices);
+	}
+}
+
 static void test_refused(void **state)
 {
 	struct tmesh_devices_opts opts = {.size = sizeof(opts), .library_count = 1};
@@ -255,6 +281,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_nodes, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_one_node, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_parsed, make_root, remove_root),
+		cmocka_unit_test(test_unseen),
 		cmocka_unit_test_setup_teardown(test_refused, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_engines, make_root, remove_root),
 	};
