@@ -22,11 +22,14 @@ SKIPPED = {"build", "_build", "deps"}
 def rooms():
     """The C files, by the folder at the top."""
     found = {}
-    for path in sorted([*TOP.rglob("*.c"), *TOP.rglob("*.h")]):
-        parts = path.relative_to(TOP).parts
-        out = SKIPPED & set(parts) or parts[0].startswith(".") or "/".join(parts).startswith(LEFT_OUT)
-        if len(parts) > 1 and not out:
-            found.setdefault(parts[0], []).append(path)
+    # What is being built or unpacked meanwhile is not walked.
+    for folder in sorted(TOP.iterdir()):
+        if folder.name in SKIPPED or folder.name.startswith(".") or not folder.is_dir():
+            continue
+        for path in sorted([*folder.rglob("*.c"), *folder.rglob("*.h")]):
+            parts = path.relative_to(TOP).parts
+            if not SKIPPED & set(parts) and not "/".join(parts).startswith(LEFT_OUT):
+                found.setdefault(folder.name, []).append(path)
     return found
 
 

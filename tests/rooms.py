@@ -60,10 +60,16 @@ def room_of(path):
     return "/".join(parts[:2 if parts[0] == "bindings" else 1])
 
 
+def sources_like(pattern):
+    """In folders at the top, but build/: kernels and packages are made and unpacked there meanwhile."""
+    for folder in TOP.iterdir():
+        if folder.is_dir() and folder != BUILD:
+            yield from (path.relative_to(TOP) for path in folder.rglob(pattern))
+
+
 def sources():
-    for path in TOP.rglob("*.c"):
-        path = path.relative_to(TOP)
-        if len(path.parts) > 1 and not NO_ROOMS & set(path.parts[:-1]):
+    for path in sources_like("*.c"):
+        if not NO_ROOMS & set(path.parts[:-1]):
             yield str(path)
 
 
@@ -76,8 +82,8 @@ def inside(name):
 def read_lists():
     """Of each source what it includes. Objects of several kinds are made of one source: all count."""
     lists = {}
-    # build/packaging has whole systems in it while the packages are tested.
-    for file in (*BUILD.glob("*.d"), *(file for room in BUILD.glob("*/") if room.name != "packaging"
+    # build/packaging has whole systems in it while the packages are tested, build/vm modules that are being built.
+    for file in (*BUILD.glob("*.d"), *(file for room in BUILD.glob("*/") if room.name not in ("packaging", "vm")
                                        for file in room.rglob("*.d"))):
         rule = file.read_text().replace("\\\n", " ").splitlines()[0]
         names = [inside(name) for name in rule.partition(":")[2].split()]
@@ -138,8 +144,7 @@ def main():
            if every.count(header) != 1}, "each public header is installed by one library")
 
     names = {Path(header).name for header in public}
-    private = {str(path.relative_to(TOP)) for path in TOP.rglob("*.h")
-               if not (NO_ROOMS | {"include"}) & set(path.relative_to(TOP).parts)}
+    private = {str(path) for path in sources_like("*.h") if not (NO_ROOMS | {"include"}) & set(path.parts)}
     check({f"{path} has the name of a public header" for path in private if Path(path).name in names},
           "private headers have names of their own")
     same = {path.name for path in TOP.glob("kmod/*.h")} & names
