@@ -13,7 +13,7 @@
 #include "common/public.h"
 
 /* To be raised with every change of what stands here. */
-#define TMESH_ENGINE_PLUGIN_ABI 3
+#define TMESH_ENGINE_PLUGIN_ABI 4
 
 struct plugin_open {
 	const char *library; /* NULL: found by the plug-in */
@@ -79,6 +79,7 @@ struct plugin_description {
 struct tmesh_engine_plugin {
 	uint32_t abi;	    /* TMESH_ENGINE_PLUGIN_ABI */
 	uint32_t alignment; /* of all addresses, beside that to the elements; a power of two */
+	uint32_t behind;    /* so many bytes behind each weight are zeros, on a GPU */
 	int (*open)(const struct plugin_open *opts, void **engine, struct tmesh_error *err);
 	void (*close)(void *engine);
 	const char *(*version)(void *engine);

@@ -137,8 +137,13 @@ static void sessions_free(struct tmesh_engine_context *context, struct session *
 static int copy_weight(struct tmesh_engine_context *context, struct plugin_array *array,
 		       struct tmesh_cuda_memory **copy, struct tmesh_error *err)
 {
-	int rc = gpu_memory_alloc(context->device.device_id, array->bytes, false, copy, err);
+	uint64_t bytes;
+	int rc;
 
+	if (__builtin_add_overflow(array->bytes, context->plugin->behind, &bytes))
+		return tmesh_fail(err, -ENOMEM, "no memory for a weight of %llu bytes",
+				  (unsigned long long)array->bytes);
+	rc = gpu_memory_alloc(context->device.device_id, bytes, false, copy, err);
 	if (!rc)
 		rc = gpu_write(*copy, array->data, array->bytes, err);
 	if (rc)
