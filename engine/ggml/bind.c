@@ -17,16 +17,6 @@ void ggml_unbind(void *data)
 	free(lowered);
 }
 
-static int place(struct ggml_lowered *lowered, struct ggml_tensor *tensor, void *data,
-		 const char *name, struct tmesh_error *err)
-{
-	const struct ggml_engine *engine = lowered->engine;
-
-	if (engine->api.backend_tensor_alloc(engine->memory, tensor, data) != GGML_SUCCESS)
-		return tmesh_fail(err, -EIO, "ggml refused the memory of \"%s\"", name);
-	return 0;
-}
-
 /* Zeros, aligned. */
 static void *memory(uint64_t bytes)
 {
@@ -54,17 +44,34 @@ static bool is_index(const struct plugin_array *array)
 static int bind_input(struct ggml_lowered *lowered, const struct plugin_array *array,
 		      struct tmesh_error *err)
 {
-	uint32_t at = input_node(lowered->session->graph, array->operand);
+	const struct ggml_engine *engine = lowered->engine;
+	const struct tmesh_graph *graph = lowered->session->graph;
+	uint32_t at = input_node(graph, array->operand);
 	struct ggml_index *index = &lowered->indices[at];
 
 	if (!is_index(array))
-		return place(lowered, lowered->values[at], array->data, array->name, err);
-	index->from = array->data;
+		return ggml_place(engine, lowered->values[at], array->data, array->name, err);
 	index->count = (int64_t)(array->bytes / (array->dtype == TMESH_INT32 ? 4 : 8));
 	index->own = memory(array->bytes);
 	if (!index->own)
 		return tmesh_fail(err, -ENOMEM, "no memory for \"%s\"", array->name);
-	return place(lowered, lowered->values[at], index->own, array->name, err);
+	if (!engine->gpu) {
+		index->from = array->data;
+		return ggml_place(engine, lowered->values[at], index->own, array->name, err);
+	}
+	/* ggml reads a copy there that is among its intermediate values. */
+	index->there = ggml_tensor_of(engine, lowered->context, &graph->nodes[at]);
+	return ggml_place(engine, index->there, array->data, array->name, err);
+}
+
+/* Whether nothing but the value is written: kernels on a GPU may use memory behind it. */
+static bool is_tight(const struct ggml_lowered *lowered, const struct ggml_tensor *value)
+{
+	const struct ggml_api *api = &lowered->engine->api;
+
+	return api->backend_buft_get_alloc_size(
+		       api->backend_get_default_buffer_type(lowered->backend), value) <=
+	       api->nbytes(value);
 }
 
 /* Where the caller wants it, or in memory of the engine's. */
@@ -75,10 +82,10 @@ static int place_output(struct ggml_lowered *lowered, struct ggml_out *out,
 	const struct tmesh_graph_node *node = &lowered->session->graph->nodes[out->node];
 	void *data = array->data;
 
-	/* A value that is a view, or is somewhere already, is brought there. */
+	/* A value that is a view, wants more memory, or is somewhere already is brought there. */
 	if (node->op == TMESH_GRAPH_RESHAPE || node->op == TMESH_GRAPH_TRANSPOSE ||
 	    (node->op == TMESH_GRAPH_ATTENTION && node->input_count > 4) ||
-	    api->get_data(out->value)) {
+	    api->get_data(out->value) || !is_tight(lowered, out->value)) {
 		out->value = api->cont(lowered->context, out->value);
 		if (!api->backend_supports_op(lowered->backend, out->value))
 			return tmesh_fail(err, -EOPNOTSUPP,
@@ -90,7 +97,7 @@ static int place_output(struct ggml_lowered *lowered, struct ggml_out *out,
 	if (!data)
 		return tmesh_fail(err, -ENOMEM, "no memory for \"%s\"", array->name);
 	api->set_output(out->value);
-	return place(lowered, out->value, data, array->name, err);
+	return ggml_place(lowered->engine, out->value, data, array->name, err);
 }
 
 static int bind_output(struct ggml_lowered *lowered, struct ggml_out *out,
@@ -142,8 +149,10 @@ static int check_pasts(const struct ggml_lowered *lowered, const struct plugin_a
 	return 0;
 }
 
+/* On a GPU ggml has it among its intermediate values. */
 static int place_own(struct ggml_lowered *lowered, struct tmesh_error *err)
 {
+	const struct ggml_engine *engine = lowered->engine;
 	int rc = 0;
 
 	for (size_t i = 0; !rc && i < lowered->mask_count; i++) {
@@ -152,8 +161,18 @@ static int place_own(struct ggml_lowered *lowered, struct tmesh_error *err)
 
 		queries += mask->sequences * GGML_MASK_PAD;
 		mask->data = memory((uint64_t)queries * (uint64_t)mask->rows * 2);
-		rc = mask->data ? place(lowered, mask->tensor, mask->data, "a mask", err)
-				: tmesh_fail(err, -ENOMEM, "no memory for a mask");
+		if (!mask->data)
+			rc = tmesh_fail(err, -ENOMEM, "no memory for a mask");
+		else if (!engine->gpu)
+			rc = ggml_place(engine, mask->tensor, mask->data, "a mask", err);
+	}
+	for (size_t i = 0; !rc && i < lowered->pick_count; i++) {
+		struct ggml_pick *pick = &lowered->picks[i];
+
+		pick->data = calloc((size_t)(pick->sequences * pick->blocks),
+				    (size_t)pick->block_rows * sizeof(*pick->data));
+		if (!pick->data)
+			rc = tmesh_fail(err, -ENOMEM, "no memory for numbers of rows");
 	}
 	for (size_t i = 0; !rc && i < lowered->room_count; i++) {
 		struct ggml_room *room = &lowered->rooms[i];
@@ -165,8 +184,8 @@ static int place_own(struct ggml_lowered *lowered, struct tmesh_error *err)
 			rc = tmesh_fail(err, -ENOMEM, "no memory for rows of blocks");
 	}
 	for (size_t i = 0; !rc && i < lowered->gather_count; i++)
-		rc = place(lowered, lowered->gathers[i].to, lowered->gathers[i].room->data,
-			   "rows of blocks", err);
+		rc = ggml_place(engine, lowered->gathers[i].to, lowered->gathers[i].room->data,
+				"rows of blocks", err);
 	return rc;
 }
 
@@ -268,23 +287,28 @@ int ggml_rebind(void *data, const struct plugin_array *inputs, const size_t *cha
 	for (size_t i = 0; i < count; i++) {
 		const struct plugin_array *array = &inputs[changed[i]];
 		uint32_t node = input_node(graph, array->operand);
+		struct ggml_index *index = &lowered->indices[node];
 
-		if (is_index(array))
-			lowered->indices[node].from = array->data;
+		if (is_index(array) && !index->there)
+			index->from = array->data;
 		else
-			memcpy((char *)lowered->values[node] + at, &array->data,
+			memcpy((char *)(index->there ?: lowered->values[node]) + at, &array->data,
 			       sizeof(array->data));
 	}
 	return 0;
 }
 
 /* Integers as they are now, in memory that nobody else writes to. */
-static int read_index(const struct ggml_index *index, const struct tmesh_graph_node *node,
-		      struct tmesh_error *err)
+static int read_index(const struct ggml_api *api, const struct ggml_index *index,
+		      const struct tmesh_graph_node *node, struct tmesh_error *err)
 {
 	bool wide = node->dtype == TMESH_INT64;
+	size_t bytes = (size_t)index->count * (wide ? 8 : 4);
 
-	memcpy(index->own, index->from, (size_t)index->count * (wide ? 8 : 4));
+	if (index->there)
+		api->backend_tensor_get(index->there, index->own, 0, bytes);
+	else
+		memcpy(index->own, index->from, bytes);
 	for (int64_t i = 0; index->why && i < index->count; i++) {
 		int64_t value = wide ? ((int64_t *)index->own)[i] : ((int32_t *)index->own)[i];
 
@@ -350,11 +374,18 @@ int ggml_run(void *data, struct tmesh_error *err)
 
 	for (size_t i = 0; !rc && i < graph->node_count; i++)
 		if (lowered->indices[i].own)
-			rc = read_index(&lowered->indices[i], &graph->nodes[i], err);
+			rc = read_index(&lowered->engine->api, &lowered->indices[i],
+					&graph->nodes[i], err);
 	if (rc)
 		return rc;
 	for (size_t i = 0; i < lowered->mask_count; i++)
 		fill_mask(&lowered->masks[i], &lowered->indices[lowered->masks[i].positions]);
+	if (lowered->engine->gpu)
+		ggml_gpu_send(lowered);
+	/* On a GPU nobody asks from here on. */
+	if (is_cancelled(lowered))
+		return tmesh_fail(err, -EIO, "the run was cancelled");
+	/* It waits for its last node, on a GPU too. */
 	status = lowered->engine->api.backend_graph_compute(lowered->backend, lowered->graph);
 	if (status == GGML_ABORTED)
 		return tmesh_fail(err, -EIO, "the run was cancelled");

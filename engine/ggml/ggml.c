@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* The engine "ggml": graphs of tmesh/graph.h on the CPU. */
+/* The engine "ggml": graphs of tmesh/graph.h on the CPU, or on a GPU by builds for CUDA. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -11,6 +11,8 @@ static void ggml_close(void *data)
 {
 	struct ggml_engine *engine = data;
 
+	if (engine->on_gpu)
+		engine->api.backend_buffer_free(engine->on_gpu);
 	if (engine->memory)
 		engine->api.backend_buffer_free(engine->memory);
 	free(engine);
@@ -50,23 +52,14 @@ static size_t find_address(const struct ggml_engine *engine)
 	return found;
 }
 
-/* Why not: a build for CUDA is missing, or this engine has nothing for it. */
-static int refuse_gpu(const struct ggml_engine *engine, struct tmesh_error *err)
+int ggml_place(const struct ggml_engine *engine, struct ggml_tensor *tensor, void *data,
+	       const char *name, struct tmesh_error *err)
 {
-	struct ggml_backend *backend = engine->api.backend_init_by_type(GGML_DEVICE_GPU, NULL);
-
-	if (!backend)
-		return tmesh_fail(
-			err, -EOPNOTSUPP,
-			"this ggml (%.20s) has no backend for a GPU: install one that was built "
-			"with GGML_CUDA, and name its libggml in TMESH_GGML",
-			engine->api.version());
-	engine->api.backend_free(backend);
-	return tmesh_fail(
-		err, -EOPNOTSUPP,
-		"this ggml (%.20s) has a backend for a GPU, and the engine \"ggml\" runs on the "
-		"CPU alone so far: on a GPU take the engine \"onnx\"",
-		engine->api.version());
+	if (engine->gpu)
+		ggml_gpu_place(engine, tensor, data);
+	else if (engine->api.backend_tensor_alloc(engine->memory, tensor, data) != GGML_SUCCESS)
+		return tmesh_fail(err, -EIO, "ggml refused the memory of \"%s\"", name);
+	return 0;
 }
 
 static int ggml_open(const struct plugin_open *opts, void **out, struct tmesh_error *err)
@@ -83,8 +76,6 @@ static int ggml_open(const struct plugin_open *opts, void **out, struct tmesh_er
 		return tmesh_fail(err, -ENOMEM, "no memory for an engine");
 	engine->threads = opts->threads;
 	rc = ggml_library(opts->library, &engine->api, err);
-	if (!rc && opts->device_type != TMESH_DEVICE_CPU)
-		rc = refuse_gpu(engine, err);
 	if (!rc) {
 		engine->memory = engine->api.backend_cpu_buffer_from_ptr(
 			(void *)(uintptr_t)4096, (size_t)PTRDIFF_MAX - 4096);
@@ -93,6 +84,8 @@ static int ggml_open(const struct plugin_open *opts, void **out, struct tmesh_er
 		else
 			engine->address_at = find_address(engine);
 	}
+	if (!rc && opts->device_type == TMESH_DEVICE_CUDA)
+		rc = ggml_gpu_open(engine, opts->device_id, err);
 	if (rc)
 		ggml_close(engine);
 	else
@@ -125,6 +118,7 @@ __attribute__((visibility("default"))) extern const struct tmesh_engine_plugin t
 const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.abi = TMESH_ENGINE_PLUGIN_ABI,
 	.alignment = GGML_ALIGN,
+	.behind = GGML_BEHIND,
 	.open = ggml_open,
 	.close = ggml_close,
 	.version = ggml_version,

@@ -36,7 +36,6 @@ enum {
 	GGML_BF16 = 30,
 
 	GGML_DEVICE_CPU = 0,
-	GGML_DEVICE_GPU = 1,
 	GGML_SUCCESS = 0,
 	GGML_ABORTED = 1,
 	GGML_PRECISION_F32 = 10,
@@ -97,6 +96,12 @@ typedef void (*ggml_set_abort_function)(struct ggml_backend *backend, ggml_abort
 	X(flash_attn_ext_set_prec, void, (GGML_T, unsigned int))                                   \
 	X(backend_init_by_type, struct ggml_backend *, (unsigned int, const char *))               \
 	X(backend_load_all_from_path, void, (const char *))                                        \
+	X(backend_reg_by_name, struct ggml_backend_reg *, (const char *))                          \
+	X(backend_reg_dev_count, size_t, (struct ggml_backend_reg *))                              \
+	X(backend_reg_dev_get, struct ggml_backend_device *, (struct ggml_backend_reg *, size_t))  \
+	X(backend_dev_init, struct ggml_backend *, (struct ggml_backend_device *, const char *))   \
+	X(backend_dev_buffer_type, struct ggml_backend_buffer_type *,                              \
+	  (struct ggml_backend_device *))                                                          \
 	X(backend_free, void, (struct ggml_backend *))                                             \
 	X(backend_get_device, struct ggml_backend_device *, (struct ggml_backend *))               \
 	X(backend_dev_backend_reg, struct ggml_backend_reg *, (struct ggml_backend_device *))      \
@@ -106,8 +111,15 @@ typedef void (*ggml_set_abort_function)(struct ggml_backend *backend, ggml_abort
 	X(backend_get_default_buffer_type, struct ggml_backend_buffer_type *,                      \
 	  (struct ggml_backend *))                                                                 \
 	X(backend_cpu_buffer_from_ptr, struct ggml_backend_buffer *, (void *, size_t))             \
+	X(backend_buft_alloc_buffer, struct ggml_backend_buffer *,                                 \
+	  (struct ggml_backend_buffer_type *, size_t))                                             \
+	X(backend_buft_get_alloc_size, size_t,                                                     \
+	  (struct ggml_backend_buffer_type *, const struct ggml_tensor *))                         \
+	X(backend_buffer_get_base, void *, (struct ggml_backend_buffer *))                         \
 	X(backend_buffer_free, void, (struct ggml_backend_buffer *))                               \
 	X(backend_tensor_alloc, int, (struct ggml_backend_buffer *, GGML_T, void *))               \
+	X(backend_tensor_set, void, (GGML_T, const void *, size_t, size_t))                        \
+	X(backend_tensor_get, void, (const struct ggml_tensor *, void *, size_t, size_t))          \
 	X(gallocr_new, struct ggml_gallocr *, (struct ggml_backend_buffer_type *))                 \
 	X(gallocr_alloc_graph, bool, (struct ggml_gallocr *, struct ggml_cgraph *))                \
 	X(gallocr_free, void, (struct ggml_gallocr *))

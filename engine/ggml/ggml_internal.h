@@ -12,6 +12,8 @@
 /* Of an address: what ggml asks of a buffer's beginning; what malloc() gives. */
 #define GGML_WEIGHT_ALIGN 32
 #define GGML_ALIGN 16
+/* Behind a weight on a GPU, whose kernels read rows of blocks to a multiple of 512 elements. */
+#define GGML_BEHIND 1024
 #define GGML_DIMS 4
 /* Of a mask: older versions want a multiple of so many queries. */
 #define GGML_MASK_PAD 64
@@ -23,6 +25,11 @@ struct ggml_engine {
 	struct ggml_backend_buffer *memory;
 	/* Where in a tensor of ggml's its address is, as found out; 0: it was not. */
 	size_t address_at;
+	struct ggml_backend_device *gpu; /* NULL: on the CPU */
+	/* A few bytes there: tensors at others' addresses are given out as of it, by the word that
+	 * was found at @buffer_at. */
+	struct ggml_backend_buffer *on_gpu;
+	size_t buffer_at;
 };
 
 struct ggml_session {
@@ -59,9 +66,19 @@ struct ggml_gather {
 	struct ggml_tensor *from, *to;
 };
 
+/* On a GPU, where no node of ours runs: the same rows by their numbers, which are filled before
+ * each run. */
+struct ggml_pick {
+	uint32_t positions, tables; /* the nodes */
+	int64_t sequences, blocks, block_rows;
+	int32_t *data;
+	struct ggml_tensor *rows;
+};
+
 /* Integers of an input, which are read once for each run: what they were checked for stays so. */
 struct ggml_index {
-	const void *from; /* where the caller has them */
+	const void *from;	   /* where the caller has them */
+	struct ggml_tensor *there; /* on a GPU: the same */
 	void *own;
 	int64_t count;
 	int64_t below;	 /* each is at least 0 and less */
@@ -90,6 +107,8 @@ struct ggml_lowered {
 	size_t gather_count;
 	struct ggml_room *rooms;
 	size_t room_count;
+	struct ggml_pick *picks;
+	size_t pick_count;
 	struct ggml_tensor
 		*attended;	  /* the last one's value that reads a room; NULL: none so far */
 	struct ggml_out *outputs; /* in the order of the binding */
@@ -98,6 +117,16 @@ struct ggml_lowered {
 
 /* Where the rows that a set_rows replaces lie: an input. */
 uint32_t ggml_past(const struct tmesh_graph *graph, uint32_t node);
+
+/* ggml.c: at @data of the caller's, or of ours. */
+int ggml_place(const struct ggml_engine *engine, struct ggml_tensor *tensor, void *data,
+	       const char *name, struct tmesh_error *err);
+
+/* gpu.c */
+int ggml_gpu_open(struct ggml_engine *engine, int32_t device, struct tmesh_error *err);
+void ggml_gpu_place(const struct ggml_engine *engine, struct ggml_tensor *tensor, void *data);
+/* Integers, masks and numbers of rows to the GPU: there when it returns. */
+void ggml_gpu_send(const struct ggml_lowered *lowered);
 
 /* library.c */
 int ggml_library(const char *path, struct ggml_api *api, struct tmesh_error *err);
@@ -113,7 +142,8 @@ int ggml_lower(struct ggml_lowered *lowered, struct tmesh_error *err);
 int ggml_type_of(const struct tmesh_graph_node *node);
 struct ggml_tensor *ggml_tensor_of(const struct ggml_engine *engine, struct ggml_context *context,
 				   const struct tmesh_graph_node *node);
-/* A backend of one thread's, with the engine's number of threads. NULL: no memory. */
+/* A backend of one thread's: the GPU's, or the CPU's with the engine's number of threads. NULL: no
+ * memory. */
 struct ggml_backend *ggml_backend_of(const struct ggml_engine *engine);
 int ggml_lowered_open(struct ggml_lowered *lowered, const struct ggml_engine *engine,
 		      const struct ggml_session *session, struct tmesh_error *err);

@@ -57,7 +57,9 @@ struct ggml_tensor *ggml_tensor_of(const struct ggml_engine *engine, struct ggml
 struct ggml_backend *ggml_backend_of(const struct ggml_engine *engine)
 {
 	const struct ggml_api *api = &engine->api;
-	struct ggml_backend *backend = api->backend_init_by_type(GGML_DEVICE_CPU, NULL);
+	struct ggml_backend *backend = engine->gpu
+					       ? api->backend_dev_init(engine->gpu, NULL)
+					       : api->backend_init_by_type(GGML_DEVICE_CPU, NULL);
 	ggml_threads_function set_threads;
 
 	if (!backend)
@@ -82,7 +84,10 @@ static void cannot(struct site *site, const char *why)
 static struct ggml_tensor *step(struct site *site, struct ggml_tensor *tensor)
 {
 	if (!site->api->backend_supports_op(site->lowered->backend, tensor))
-		cannot(site, "its backend for the CPU has it not for these types and shapes");
+		cannot(site, site->lowered->engine->gpu
+				     ? "its backend for CUDA has it not for these types and shapes"
+				     : "its backend for the CPU has it not for these types and "
+				       "shapes");
 	return tensor;
 }
 
@@ -133,6 +138,9 @@ static struct ggml_tensor *transpose(struct site *site)
 	const struct tmesh_graph_node *node = site->node;
 	int to[GGML_DIMS] = {0, 1, 2, 3};
 
+	/* It would say that it can, and end the process. */
+	if (site->lowered->engine->gpu && node->dtype == TMESH_INT64)
+		cannot(site, "its backend for CUDA copies no int64 that is turned");
 	for (int i = 0; i < node->ndim; i++)
 		to[node->ndim - 1 - node->axes[i]] = node->ndim - 1 - i;
 	return site->api->permute(site->context, in(site, 0), to[0], to[1], to[2], to[3]);
@@ -224,6 +232,34 @@ static struct ggml_tensor *gathered(struct site *site, uint32_t side, uint32_t t
 	return api->permute(site->context, gather->to, 0, 2, 1, 3);
 }
 
+/* The same on a GPU, by ggml's get_rows, which makes float32 of them. */
+static struct ggml_tensor *picked(struct site *site, uint32_t side, uint32_t tables_in)
+{
+	const struct ggml_api *api = site->api;
+	const struct tmesh_graph_node *nodes = site->lowered->session->graph->nodes;
+	const struct tmesh_graph_node *k = &nodes[site->node->inputs[side]];
+	const struct tmesh_graph_node *tables = &nodes[site->node->inputs[tables_in]];
+	struct ggml_pick *pick = &site->lowered->picks[site->lowered->pick_count++];
+	int64_t rows = tables->shape[1] * k->shape[1];
+	struct ggml_tensor *all;
+
+	index_in(site, tables_in, k->shape[0]);
+	*pick = (struct ggml_pick){
+		.positions = site->node->inputs[3],
+		.tables = site->node->inputs[tables_in],
+		.sequences = tables->shape[0],
+		.blocks = tables->shape[1],
+		.block_rows = k->shape[1],
+		.rows = api->new_tensor_4d(site->context, GGML_I32, tables->shape[0] * rows, 1, 1,
+					   1),
+	};
+	all = api->reshape_4d(site->context, in(site, side), k->shape[3] * k->shape[2],
+			      k->shape[0] * k->shape[1], 1, 1);
+	all = step(site, api->get_rows(site->context, all, pick->rows));
+	all = api->reshape_4d(site->context, all, k->shape[3], k->shape[2], rows, tables->shape[0]);
+	return api->permute(site->context, all, 0, 2, 1, 3);
+}
+
 static struct ggml_tensor *paged(struct site *site)
 {
 	const struct ggml_api *api = site->api;
@@ -234,6 +270,8 @@ static struct ggml_tensor *paged(struct site *site)
 	int64_t sequences = tables->shape[0], rows = tables->shape[1] * k->shape[1], size;
 	int64_t queries = node->shape[0] / sequences;
 	float scale = node->scale ? node->scale : 1 / sqrtf((float)node->shape[2]);
+	struct ggml_tensor *(*rows_of)(struct site *, uint32_t, uint32_t) =
+		site->lowered->engine->gpu ? picked : gathered;
 	struct ggml_tensor *q, *keys, *values, *out;
 
 	if (rows > INT32_MAX || sequences * rows > INT32_MAX ||
@@ -243,8 +281,8 @@ static struct ggml_tensor *paged(struct site *site)
 	if (site->rc)
 		return NULL;
 	index_in(site, 3, rows);
-	keys = gathered(site, 1, 4);
-	values = gathered(site, 2, node->input_count > 5 ? 5 : 4);
+	keys = rows_of(site, 1, 4);
+	values = rows_of(site, 2, node->input_count > 5 ? 5 : 4);
 	q = api->reshape_4d(site->context, in(site, 0), node->shape[2], node->shape[1], queries,
 			    sequences);
 	q = api->permute(site->context, q, 0, 2, 1, 3);
@@ -397,10 +435,11 @@ int ggml_lowered_open(struct ggml_lowered *lowered, const struct ggml_engine *en
 	lowered->masks = calloc(nodes + 1, sizeof(*lowered->masks));
 	lowered->gathers = calloc(2 * nodes + 1, sizeof(*lowered->gathers));
 	lowered->rooms = calloc(2 * nodes + 1, sizeof(*lowered->rooms));
+	lowered->picks = calloc(2 * nodes + 1, sizeof(*lowered->picks));
 	lowered->outputs = calloc(outputs + 1, sizeof(*lowered->outputs));
 	lowered->backend = ggml_backend_of(engine);
 	if (!lowered->values || !lowered->indices || !lowered->masks || !lowered->gathers ||
-	    !lowered->rooms || !lowered->outputs || !lowered->backend)
+	    !lowered->rooms || !lowered->picks || !lowered->outputs || !lowered->backend)
 		return tmesh_fail(err, -ENOMEM, "no memory for a graph of %zu nodes", nodes);
 	lowered->context = api->init((struct ggml_params){
 		.mem_size =
@@ -432,6 +471,8 @@ void ggml_lowered_close(struct ggml_lowered *lowered)
 		free(lowered->rooms[i].data);
 		free(lowered->rooms[i].filled);
 	}
+	for (size_t i = 0; i < lowered->pick_count; i++)
+		free(lowered->picks[i].data);
 	for (size_t i = 0; lowered->outputs && i < graph->output_count; i++)
 		free(lowered->outputs[i].own);
 	free(lowered->values);
@@ -439,5 +480,6 @@ void ggml_lowered_close(struct ggml_lowered *lowered)
 	free(lowered->masks);
 	free(lowered->gathers);
 	free(lowered->rooms);
+	free(lowered->picks);
 	free(lowered->outputs);
 }

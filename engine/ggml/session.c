@@ -172,6 +172,24 @@ static int check_weight(const struct tmesh_graph_node *node, const struct plugin
 	return 0;
 }
 
+/* What kernels on a GPU read behind a weight has to be there. */
+static int check_behind(const struct ggml_engine *engine, const struct ggml_tensor *weight,
+			const struct tmesh_graph_node *node, struct tmesh_error *err)
+{
+	const struct ggml_api *api = &engine->api;
+	size_t bytes;
+
+	if (!engine->gpu)
+		return 0;
+	bytes = api->backend_buft_get_alloc_size(api->backend_dev_buffer_type(engine->gpu), weight);
+	if (bytes > api->nbytes(weight) + GGML_BEHIND)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "weight \"%s\": this ggml reads %zu bytes behind it, and %d are "
+				  "there: it cannot run on a GPU",
+				  node->name, bytes - api->nbytes(weight), GGML_BEHIND);
+	return 0;
+}
+
 static int place_weights(const struct ggml_engine *engine, struct ggml_session *own,
 			 const struct plugin_session_opts *opts, struct tmesh_error *err)
 {
@@ -206,10 +224,11 @@ static int place_weights(const struct ggml_engine *engine, struct ggml_session *
 		if (rc)
 			return rc;
 		own->weights[at] = ggml_tensor_of(engine, own->context, node);
-		if (api->backend_tensor_alloc(engine->memory, own->weights[at], array->data) !=
-		    GGML_SUCCESS)
-			return tmesh_fail(err, -EIO, "ggml refused the memory of weight \"%s\"",
-					  node->name);
+		rc = ggml_place(engine, own->weights[at], array->data, node->name, err);
+		if (!rc)
+			rc = check_behind(engine, own->weights[at], node, err);
+		if (rc)
+			return rc;
 	}
 	for (size_t i = 0; i < graph->node_count; i++)
 		if (graph->nodes[i].op == TMESH_GRAPH_WEIGHT && !own->weights[i])

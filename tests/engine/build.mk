@@ -4,6 +4,7 @@
 # the real ONNX Runtime.
 
 ENGINE_TEST     := tests/engine
+ENGINE_VENV     := $(B)/venv-engine
 ENGINE_TEST_OUT := $(B)/tests/engine
 ENGINE_TESTS    := test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_top test_confined test_users test_cancelled test_graph test_initializer test_ort_abi test_placement test_placed test_places test_elsewhere test_devices test_costs
 ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit -Itests/cuda
@@ -46,11 +47,19 @@ engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TE
 	$(call engine_run,plain,$(ENGINE_TESTS),$(ENGINE_PROCESS))
 
 # The loader finds the stand-in for the CUDA driver.
-engine-gpu-check: $(addprefix $(ENGINE_TEST_OUT)/,plain/test_gpu plain/test_onnx_gpu libonnxruntime-standin.so) $(ENGINE_ONNX) \
-		$(ENGINE_TEST_ENGINES) $(STANDIN) $(B)/libtmesh-cuda.so ## device tensors in GPU memory, on a stand-in for the driver
+engine-gpu-check: $(addprefix $(ENGINE_TEST_OUT)/,plain/test_gpu plain/test_onnx_gpu plain/test_ggml_gpu libonnxruntime-standin.so) \
+		$(ENGINE_PLUGINS) $(ENGINE_VENV)/tools.stamp $(ENGINE_TEST_ENGINES) $(STANDIN) $(B)/libtmesh-cuda.so ## device tensors in GPU memory, on a stand-in for the driver
 	$(call engine_run,plain,test_gpu,$(ENGINE_PROCESS))
 	@CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_ENGINE_PATH=$(abspath $(B)) \
 		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_TEST_OUT)/libonnxruntime-standin.so) $(ENGINE_TEST_OUT)/plain/test_onnx_gpu
+	@library=$(abspath $(ENGINE_GGML_LIBRARY)); if [ ! "$$library" ]; then \
+		echo "1..1"; echo "ok 1 - ggml on stand-ins for GPUs # SKIP there is no libggml-python"; exit 0; fi; \
+	$(ENGINE_GGML_STANDIN); export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_ENGINE_PATH=$(abspath $(B)) \
+		TMESH_GGML=$(abspath $(ENGINE_TEST_OUT)/libggml-standin.so); $(ENGINE_TEST_OUT)/plain/test_ggml_gpu
+
+# What it does not have the loader finds in the real one, which is beside it.
+ENGINE_GGML_STANDIN = $(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(ENGINE_TEST_FLAGS) -fPIC -shared $(ENGINE_TEST)/standin_ggml.c \
+	-Wl,--no-as-needed "$$library" -Wl,-rpath,"$$(dirname "$$library")" -o $(ENGINE_TEST_OUT)/libggml-standin.so || exit 1
 
 $(ENGINE_TEST_OUT)/libonnxruntime-standin.so: $(addprefix $(ENGINE_TEST)/standin_onnxruntime.,c h) $(ENGINE)/onnx/ort_api.h
 	@mkdir -p $(@D)
@@ -68,8 +77,6 @@ engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_session
 
 # ONNX Runtime is on the package index as Python's package, which has the library in it, and in Debian from 13 on.
 # Without the packages, as on a machine without a network, what needs them is skipped.
-ENGINE_VENV := $(B)/venv-engine
-
 $(ENGINE_VENV)/tools.stamp: $(addprefix $(ENGINE_TEST)/requirements,.txt -onnxruntime.txt -oracle.txt)
 	$(PYTHON) -m venv --clear $(ENGINE_VENV)
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy pytest onnx flatbuffers packaging protobuf || true
