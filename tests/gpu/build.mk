@@ -31,7 +31,8 @@ bench-gpu: gpu-kit ## measurements that need an NVIDIA GPU
 # Both on the stand-in for the driver, and on stand-ins for frameworks and tools: that tests the
 # tests, and is no proof of anything else.
 gpu-dry-check: $(STANDIN) $(CUDA_OUT)/libcudart.so.12 gpu-kit
-	@export TMESH_GPU_STANDIN=1 TMESH_BACKEND=memfd PATH=$(CURDIR)/tests/gpu/standin:$$PATH PYTHONDONTWRITEBYTECODE=1 \
+	@[ ! -f $(ENGINE_TEST_OUT)/libggml-standin.so ] || export TMESH_GGML=$(CURDIR)/$(ENGINE_TEST_OUT)/libggml-standin.so; \
+	export TMESH_GPU_STANDIN=1 TMESH_BACKEND=memfd PATH=$(CURDIR)/tests/gpu/standin:$$PATH PYTHONDONTWRITEBYTECODE=1 \
 		PYTHONPATH=$(CURDIR)/tests/gpu/standin LD_LIBRARY_PATH=$(CURDIR)/$(CUDA_OUT) GPU_PYTHON=$(VPYTHON); \
 	$(GPU_KIT)/run all --out $(CUDA_OUT)/gpu; status=$$?; \
 	$(VPYTHON) -P $(CUDA_TESTS)/kit.py $(GPU_KIT) $(CUDA_OUT)/gpu || status=1; exit $$status

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import weakref
@@ -97,6 +98,7 @@ KEPT = "kept memory opened again when its maker and all who opened it were kille
 CONTEXT = "a context destroyed under all of these, also when another one was made at its place"
 TORCH = "PyTorch's allocator (`libtmesh-cuda-torch.so`)"
 HOOK = "the preload (`libtmesh-cuda-hook.so`)"
+GGML = 'the engine "ggml" by ggml\'s backend for CUDA, beside the CPU'
 
 
 class Cap(ctypes.Structure):
@@ -502,6 +504,84 @@ def torch_under_the_preload(driver):
     assert done.returncode == 0 and done.stdout.strip() == "vmm"
 
 
+TWIN = """graph twin
+x = input : float32[2,128]
+pos = input : int32[2]
+rows = input : int64[2]
+past = input cache=keep : float32[32,128]
+pool = input : float32[8,16,2,64]
+tables = input : int32[2,2]
+a = input : float32[4,128]
+b = input : float32[128,4]
+w = weight : float16[128,128]
+blocks = weight quant=Q8_0 : float32[128,128]
+n = rms_norm(x)
+s = silu(n)
+m = lora(s, w, a, b)
+fresh = matmul(m, blocks)
+present = set_rows(past, fresh, rows)
+k = reshape(present) : float32[32,2,64]
+heads = reshape(m) : float32[2,2,64]
+q = rope(heads, pos) dims=64
+seen = attention(q, k, k, pos)
+paged = attention(q, pool, pool, pos, tables)
+both = add(seen, paged)
+output seen = seen
+output both = both
+output present = present
+"""
+
+
+@test(GGML, FRAMEWORK_S)
+def ggml_as_on_the_cpu(driver):
+    """Of a libggml that was built with GGML_CUDA, which TMESH_GGML names: 20 runs, each on the last one's cache."""
+    import tmesh.engine
+
+    try:
+        import numpy
+
+        contexts = [tmesh.engine.Context("ggml", device=device) for device in ("cuda", "cpu")]
+    except (ImportError, tmesh.UnsupportedError) as error:
+        raise Skip(str(error)) from None
+    random = numpy.random.default_rng(1)
+    scales = numpy.full((512, 1), 0.001, "float16").view("uint8")
+    blocks = numpy.concatenate([scales, random.integers(0, 256, (512, 32), "uint8")], 1)
+    given = {"w": (random.standard_normal((128, 128)) / 12).astype("float16"), "blocks": blocks.reshape(-1)}
+    weights = {name: tmesh.put(array, seal=True) for name, array in given.items()}
+    given = {name: random.standard_normal(shape).astype("float32") for name, shape in
+             {"x": (2, 128), "pool": (8, 16, 2, 64), "a": (4, 128), "b": (128, 4)}.items()}
+    given["a"] /= 12
+    given["tables"] = numpy.array([[5, 2], [7, 1]], "int32")
+    steps = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "twin")
+        with open(path, "w") as file:
+            file.write(TWIN)
+        graphs = [context.graph(path, weights=weights) for context in contexts]
+    for context, graph in zip(contexts, graphs):
+        values = {name: context.tensor(shape, dtype, readable=True, writable=True) for name, shape, dtype in (
+            ("pos", (2,), "int32"), ("rows", (2,), "int64"), ("past", (32, 128), "float32"),
+            ("seen", (2, 2, 64), "float32"), ("both", (2, 2, 64), "float32"))}
+        for name, array in given.items():
+            values[name] = context.tensor(array.shape, str(array.dtype), writable=True)
+            values[name].write(array)
+        values["past"].write(numpy.zeros((32, 128), "float32"))
+        outputs = {"seen": values.pop("seen"), "both": values.pop("both"), "present": values["past"]}
+        steps.append((values, outputs, graph.bind(values, outputs, in_place={"present": "past"})))
+    worst = 0
+    for at in range(20):
+        results = []
+        for values, outputs, binding in steps:
+            values["pos"].write(numpy.array([at, at + 1], "int32"))
+            values["rows"].write(numpy.array([at, at + 1], "int64"))
+            binding.dispatch()
+            results.append([outputs[name].read() for name in ("seen", "both", "present")])
+        worst = max([worst, *(float(abs(here - there).max()) for here, there in zip(*results))])
+    note(f"largest difference from the CPU: {worst}")
+    assert worst < 0.05
+    del steps, values, outputs, binding, graphs, graph, contexts, context
+
+
 def scenario(driver):
     """What compute-sanitizer watches, in two processes, with a kernel on what was imported."""
     size = 1 << 20
@@ -540,7 +620,7 @@ def settled(driver, least):
 
 
 # Frameworks keep memory of their own, and a context that is gone has none: nvidia-smi tells of both.
-KEEP = ("torch", "cupy", "jax")
+KEEP = ("torch", "cupy", "jax", "ggml")
 
 
 def one(name):
