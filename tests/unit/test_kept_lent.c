@@ -31,6 +31,20 @@ static bool is_lent(struct tmesh_ctx *ctx, const char *name)
 	return lent;
 }
 
+/* A seccomp filter, as containers have, or ptrace_scope may forbid it: clients open anew then. */
+static bool may_duplicate(struct tmesh_ctx *ctx)
+{
+	int pidfd = (int)syscall(SYS_pidfd_open, keeper_pid(ctx), 0);
+	int fd = (int)syscall(SYS_pidfd_getfd, pidfd, 0, 0);
+
+	close(pidfd);
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+#define assert_lent(ctx, name) assert_int_equal(is_lent(ctx, name), may_duplicate(ctx))
+
 static uint32_t held(struct tmesh_ctx *ctx, const char *name)
 {
 	struct tmesh_kept_info *infos;
@@ -63,7 +77,7 @@ static void test_lent(void **state)
 	struct stat st;
 
 	keep_new(*state, "one", 4096, 1);
-	assert_true(is_lent(*state, "one"));
+	assert_lent(*state, "one");
 	assert_true(is_let_go(*state, "one"));
 	early = open_one(*state, "one");
 	assert_int_equal(held(*state, "one"), 1);
@@ -72,7 +86,7 @@ static void test_lent(void **state)
 	assert_false(share(early, late));
 	tmesh_region_unref(late);
 	assert_int_equal(held(*state, "one"), 1);
-	assert_true(is_lent(*state, "one"));
+	assert_lent(*state, "one");
 	/* A mapping alone. */
 	check_fill(early, 1);
 	assert_ok(tmesh_region_map(early, TMESH_READ, (void **)&(void *){NULL}, err));
@@ -146,20 +160,20 @@ static void test_most(void **state)
 		snprintf(name, sizeof(name), "%d", i);
 		keep_new(*state, name, 1, 0);
 	}
-	assert_true(is_lent(*state, "0"));
+	assert_lent(*state, "0");
 	files = files_of(keeper);
 	/* One for what is kept, and none for what is lent. */
 	keep_new(*state, "more", 1, 0);
 	assert_int_equal(files_of(keeper), files + 1);
 	assert_false(is_lent(*state, "0"));
-	assert_true(is_lent(*state, "1"));
-	assert_true(is_lent(*state, "more"));
+	assert_lent(*state, "1");
+	assert_lent(*state, "more");
 	/* What is dropped is lent to nobody, and the next look lends another. */
 	assert_ok(tmesh_kept_drop(*state, "more", err));
 	assert_int_equal(files_of(keeper), files - 1);
 	assert_true(held(*state, "0") < 2);
 	assert_int_equal(files_of(keeper), files);
-	assert_true(is_lent(*state, "0"));
+	assert_lent(*state, "0");
 	for (int i = LENT; i < KEPT; i++) {
 		snprintf(name, sizeof(name), "%d", i);
 		keep_new(*state, name, 1, 0);
@@ -170,7 +184,7 @@ static void test_most(void **state)
 	assert_ok(tmesh_keeper_info(*state, &info, err));
 	assert_int_equal(info.names, KEPT);
 	assert_int_equal(files_of(keeper), KEPT + LENT);
-	assert_true(is_lent(*state, "last"));
+	assert_lent(*state, "last");
 }
 
 static void make_anew(const char *path)
