@@ -19,11 +19,14 @@ static bool is_shown(const struct group *group)
 	       (group->items[0].wire.rights & TMESH_READ);
 }
 
+/* All keepers of a directory give it the same name, and one may have been killed while it did. */
 static void link_shown(const struct shown *shown)
 {
-	char name[33];
+	char name[33], unfinished[48];
 
 	tmesh_hex(name, shown->name, sizeof(shown->name));
+	snprintf(unfinished, sizeof(unfinished), "%s.new", name);
+	unlinkat(shown->dir, unfinished, 0);
 	tmesh_rundir_link(shown->dir, name, tmesh_index_fd(shown->index));
 }
 

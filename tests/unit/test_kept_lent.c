@@ -338,12 +338,22 @@ static bool find(const struct shown *shown, const char *name, struct tmesh_index
 static void test_shown(void **state)
 {
 	struct group *old = one_group("one"), *new = one_group("one");
+	char hex[33], link[48], target[64];
 	struct tmesh_index_hit hit;
 	struct shown shown;
+	struct stat st;
 	int dir;
 
 	assert_ok(tmesh_ctx_runtime_dir(*state, &dir, err));
+	/* A keeper of this directory was killed while it made its link. */
+	assert_int_equal(fstat(dir, &st), 0);
+	tmesh_keeper_name(st.st_dev, st.st_ino, shown.name);
+	tmesh_hex(hex, shown.name, sizeof(shown.name));
+	snprintf(link, sizeof(link), "%s.new", hex);
+	assert_int_equal(symlinkat("/proc/1/fd/1", dir, link), 0);
 	shown_begin(&shown, dir, 1);
+	snprintf(link, sizeof(link), "%s.index", hex);
+	assert_true(readlinkat(dir, link, target, sizeof(target)) > 0);
 	shown_add(&shown, old);
 	assert_true(find(&shown, "one", &hit) && hit.fd == old->items[0].fds[0] && !hit.read_only);
 	shown_lend(&shown, old, 1);
