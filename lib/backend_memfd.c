@@ -29,8 +29,6 @@ static void memfd_close(struct tmesh_ctx *ctx)
 	tmesh_peers_drop(ctx);
 	if (ctx->dir >= 0)
 		close(ctx->dir);
-	if (ctx->seen >= 0)
-		close(ctx->seen);
 	if (ctx->proc >= 0)
 		close(ctx->proc);
 }

@@ -122,7 +122,6 @@ static void ctx_free(struct tmesh_ctx *ctx)
 	tmesh_live_end(ctx);
 	tmesh_caps_free(ctx);
 	free(ctx->runtime_dir);
-	free(ctx->seen_path);
 	free(ctx);
 }
 
@@ -172,7 +171,7 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	ctx->log_data = o.log_data;
 	ctx->taken = o.taken;
 	ctx->life = tmesh_fork_life();
-	ctx->dir = ctx->seen = -1;
+	ctx->dir = -1;
 	atomic_init(&ctx->proc, -1);
 	ctx->uid = geteuid();
 	ctx->device = -1;

@@ -121,9 +121,7 @@ struct tmesh_ctx {
 	atomic_uint_fast64_t memory; /* memfd: bytes this machine has, 0 until needed */
 
 	/* memfd, guarded by lock */
-	int dir;  /* the runtime directory, -1 until needed */
-	int seen; /* what seen_path, its path, led to when it was last looked up, or -1 */
-	char *seen_path;
+	int dir;	 /* the runtime directory, -1 until needed */
 	atomic_int proc; /* /proc/self/fd of this process, -1 until needed */
 	struct tmesh_server *server;
 	struct tmesh_peer *peers;

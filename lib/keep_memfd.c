@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Keeping on memfd: questions to the keeper. keeper.h has the messages. */
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -165,15 +166,13 @@ static bool take_shown(struct tmesh_region *region, const char *name)
 {
 	struct timespec used[2] = {[1] = {.tv_nsec = UTIME_OMIT}};
 	uint8_t keeper[16], key[TMESH_SECRET_BYTES];
-	uint64_t dev, ino;
-	bool seen;
+	char path[PATH_MAX];
+	struct stat st;
 
-	pthread_mutex_lock(&region->ctx->lock);
-	seen = tmesh_rundir_seen(region->ctx, &dev, &ino);
-	pthread_mutex_unlock(&region->ctx->lock);
-	if (!seen)
+	if (tmesh_rundir_path(region->ctx, path, sizeof(path), NULL) || lstat(path, &st) ||
+	    st.st_uid != region->ctx->uid)
 		return false;
-	tmesh_keeper_name(dev, ino, keeper);
+	tmesh_keeper_name(st.st_dev, st.st_ino, keeper);
 	tmesh_keeper_key(name, key);
 	if (!tmesh_peer_take(region, keeper, key, TMESH_READ))
 		return false;

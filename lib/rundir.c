@@ -138,40 +138,6 @@ int tmesh_rundir_open(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
 	return rc;
 }
 
-static void forget_seen(struct tmesh_ctx *ctx)
-{
-	if (ctx->seen >= 0)
-		close(ctx->seen);
-	free(ctx->seen_path);
-	ctx->seen = -1;
-	ctx->seen_path = NULL;
-}
-
-static bool look(struct tmesh_ctx *ctx, const char *path)
-{
-	forget_seen(ctx);
-	ctx->seen = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	ctx->seen_path = ctx->seen < 0 ? NULL : strdup(path);
-	return ctx->seen_path;
-}
-
-bool tmesh_rundir_seen(struct tmesh_ctx *ctx, uint64_t *dev, uint64_t *ino)
-{
-	char path[4096];
-	struct stat st;
-	bool seen;
-
-	if (tmesh_rundir_path(ctx, path, sizeof(path), NULL))
-		return false;
-	seen = ctx->seen_path && !strcmp(ctx->seen_path, path) && !fstat(ctx->seen, &st) &&
-	       st.st_nlink;
-	if ((!seen && (!look(ctx, path) || fstat(ctx->seen, &st))) || st.st_uid != ctx->uid)
-		return false;
-	*dev = st.st_dev;
-	*ino = st.st_ino;
-	return true;
-}
-
 socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *address)
 {
 	int length;

@@ -203,11 +203,6 @@ bool tmesh_index_view_writes(const struct tmesh_index_view *view, int fd, uint64
 int tmesh_rundir_settle(struct tmesh_ctx *ctx, const char *given, struct tmesh_error *err);
 /* The verified runtime directory, made when missing; ctx->lock is held. */
 int tmesh_rundir_open(struct tmesh_ctx *ctx, int *dir, struct tmesh_error *err);
-/*
- * Which one its path leads to, if that is there and this user's; ctx->lock is held. To walk there
- * takes long: it stays open, and is looked up again when it was removed or the path is another.
- */
-bool tmesh_rundir_seen(struct tmesh_ctx *ctx, uint64_t *dev, uint64_t *ino);
 /* Its path, as given or found; nothing is looked at. */
 int tmesh_rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size,
 		      struct tmesh_error *err);

@@ -212,8 +212,8 @@ static void kill_and_wait(pid_t pid)
 static void test_directories(void **state)
 {
 	char first[] = "/tmp/tmesh-lent-XXXXXX", second[] = "/tmp/tmesh-lent-XXXXXX";
-	char *before = strdup(getenv("TMESH_RUNTIME_DIR"));
-	pid_t keepers[3];
+	char *before = strdup(getenv("TMESH_RUNTIME_DIR")), away[sizeof(first) + 5];
+	pid_t keepers[4];
 
 	assert_non_null(mkdtemp(first));
 	assert_non_null(mkdtemp(second));
@@ -233,14 +233,24 @@ static void test_directories(void **state)
 	keep_new(*state, "one", 4096, 3);
 	check_kept(*state, "one", 3);
 	keepers[2] = keeper_pid(*state);
-	for (int i = 0; i < 3; i++)
+	/* Its keeper lives on where it is now, and another one comes to the path. */
+	snprintf(away, sizeof(away), "%s-away", first);
+	assert_int_equal(rename(first, away), 0);
+	assert_int_equal(mkdir(first, 0700), 0);
+	assert_false(is_kept(*state, "one"));
+	keep_new(*state, "one", 4096, 4);
+	check_kept(*state, "one", 4);
+	keepers[3] = keeper_pid(*state);
+	for (int i = 0; i < 4; i++)
 		kill_and_wait(keepers[i]);
 	setenv("TMESH_RUNTIME_DIR", before, 1);
 	free(before);
 	make_anew(first);
 	make_anew(second);
+	make_anew(away);
 	rmdir(first);
 	rmdir(second);
+	rmdir(away);
 }
 
 /* Of a table of its own: a client finds the oldest group after the look, and before it is shown no
