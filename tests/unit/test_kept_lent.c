@@ -104,6 +104,25 @@ static void test_lent(void **state)
 	tmesh_region_unref(late);
 }
 
+/* To look at all regions, and at what lies behind their memory, is no use either. */
+static void test_seen(void **state)
+{
+	struct tmesh_region_info *infos;
+	struct tmesh_region *region;
+	struct stat before, after;
+	size_t count;
+
+	keep_new(*state, "one", 4096, 1);
+	region = open_one(*state, "one");
+	assert_int_equal(fstat(region->fd, &before), 0);
+	assert_ok(tmesh_list(*state, &infos, &count, err));
+	free(infos);
+	assert_int_equal(fstat(region->fd, &after), 0);
+	assert_int_equal(before.st_atim.tv_sec, after.st_atim.tv_sec);
+	assert_int_equal(before.st_atim.tv_nsec, after.st_atim.tv_nsec);
+	tmesh_region_unref(region);
+}
+
 /* As in its own process: what it starts has no more descriptors. */
 static void start_keeper_with(unsigned int files)
 {
@@ -401,8 +420,11 @@ static void test_shown(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		KEEP_TEST(test_lent),	     KEEP_TEST(test_most),
-		KEEP_TEST(test_directories), cmocka_unit_test(test_found_late),
+		KEEP_TEST(test_lent),
+		KEEP_TEST(test_seen),
+		KEEP_TEST(test_most),
+		KEEP_TEST(test_directories),
+		cmocka_unit_test(test_found_late),
 		KEEP_TEST(test_shown),
 	};
 
