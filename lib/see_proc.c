@@ -309,7 +309,8 @@ static int catalogue_see(struct catalogue *all, const struct sight *sight, bool 
 		*slot = (uint32_t)++all->count;
 	}
 	info = &all->infos[*slot - 1];
-	info->handles += counts;
+	/* What a keeper lends is not another handle of its own. */
+	info->handles += counts && !(info->kept && sight->pid == all->keeper);
 	info->kept |= sight->pid == all->keeper;
 	return 0;
 }
@@ -505,6 +506,13 @@ static struct tmesh_holder_info *holder_add(struct search *search, const struct 
 	return holder;
 }
 
+/* A keeper lends another opening of what it keeps: that is no second holder. */
+static bool is_lent(const struct search *search, const struct tmesh_holder_info *holder)
+{
+	return search->count > 1 && !strcmp(holder->command, "tmesh-keeper") &&
+	       holder[-1].pid == holder->pid && holder[-1].rights == holder->rights;
+}
+
 static int holder_fd(void *data, const struct sight *sight)
 {
 	struct search *search = data;
@@ -517,6 +525,8 @@ static int holder_fd(void *data, const struct sight *sight)
 		return -ENOMEM;
 	holder->kind = TMESH_HOLDER_IS_HANDLE;
 	holder->rights = rights_of(sight);
+	if (is_lent(search, holder))
+		search->count--;
 	return 0;
 }
 

@@ -244,7 +244,9 @@ static bool in_use(const struct table *table, struct group *group, uint64_t now)
 		group_used(group);
 		return false;
 	}
-	group->used_ns = now;
+	/* A group that was looked at since the question came was used later. */
+	if (now > group->used_ns)
+		group->used_ns = now;
 	return true;
 }
 
@@ -287,6 +289,17 @@ bool table_evict(struct table *table, uint64_t now)
 	return group;
 }
 
+static bool fits_memory(const struct table *table, const struct group *group,
+			const struct group *old)
+{
+	return table->used - (old ? old->bytes : 0) + group->bytes <= table->limit;
+}
+
+static bool fits_fds(const struct table *table, const struct group *group, const struct group *old)
+{
+	return table->fds - (old ? group_fds(old) : 0) + group_fds(group) <= table->max_fds;
+}
+
 /* Whether all would fit once everything is gone that may go: else nothing has to. */
 static bool can_fit(struct table *table, const struct group *group, const struct group *old,
 		    uint64_t now)
@@ -300,17 +313,6 @@ static bool can_fit(struct table *table, const struct group *group, const struct
 		fds += group_fds(other);
 	}
 	return bytes <= table->limit && fds <= table->max_fds;
-}
-
-static bool fits_memory(const struct table *table, const struct group *group,
-			const struct group *old)
-{
-	return table->used - (old ? old->bytes : 0) + group->bytes <= table->limit;
-}
-
-static bool fits_fds(const struct table *table, const struct group *group, const struct group *old)
-{
-	return table->fds - (old ? group_fds(old) : 0) + group_fds(group) <= table->max_fds;
 }
 
 static bool is_elsewhere(const struct table *table, const struct group *group,
@@ -365,7 +367,11 @@ static int keep(struct table *table, struct group *group, uint64_t lifetime_ns, 
 	else if (group_fds(group) > table->max_fds ||
 		 (!old && table->names == TMESH_KEEPER_MAX_NAMES))
 		rc = -ENFILE;
-	else if (group->bytes > table->limit || !can_fit(table, group, old, now))
+	else if (group->bytes > table->limit)
+		rc = -EDQUOT;
+	/* To see who is in use takes a look at each: not where there is room. */
+	else if ((!fits_memory(table, group, old) || !fits_fds(table, group, old)) &&
+		 !can_fit(table, group, old, now))
 		rc = -EDQUOT;
 	if (rc) {
 		group_free(group);

@@ -75,6 +75,7 @@ static void test_lent(void **state)
 	struct tmesh_region *early, *late;
 	struct timespec used;
 	struct stat st;
+	void *mapping;
 
 	keep_new(*state, "one", 4096, 1);
 	assert_lent(*state, "one");
@@ -87,11 +88,13 @@ static void test_lent(void **state)
 	tmesh_region_unref(late);
 	assert_int_equal(held(*state, "one"), 1);
 	assert_lent(*state, "one");
-	/* A mapping alone. */
 	check_fill(early, 1);
-	assert_ok(tmesh_region_map(early, TMESH_READ, (void **)&(void *){NULL}, err));
-	assert_int_equal(held(*state, "one"), 1);
+	/* A mapping alone. */
+	mapping = mmap(NULL, 4096, PROT_READ, MAP_SHARED, early->fd, 0);
+	assert_true(mapping != MAP_FAILED);
 	tmesh_region_unref(early);
+	assert_int_equal(held(*state, "one"), 1);
+	munmap(mapping, 4096);
 	assert_true(is_let_go(*state, "one"));
 	/* To map it is no use that the kernel notes: that would be told to the last tick. */
 	late = open_one(*state, "one");
@@ -120,6 +123,32 @@ static void test_seen(void **state)
 	assert_int_equal(fstat(region->fd, &after), 0);
 	assert_int_equal(before.st_atim.tv_sec, after.st_atim.tv_sec);
 	assert_int_equal(before.st_atim.tv_nsec, after.st_atim.tv_nsec);
+	tmesh_region_unref(region);
+}
+
+/* What is lent makes no second holder of the keeper, and no second handle. */
+static void test_holders(void **state)
+{
+	struct tmesh_holder_info *holders;
+	struct tmesh_region_info *infos;
+	struct tmesh_region *region;
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	size_t count, all;
+
+	keep_new(*state, "one", 4096, 1);
+	assert_lent(*state, "one");
+	region = open_one(*state, "one");
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_ok(tmesh_holders(*state, info.id, &holders, &count, err));
+	assert_int_equal(count, 2);
+	assert_true(holders[0].pid != holders[1].pid);
+	free(holders);
+	assert_ok(tmesh_list(*state, &infos, &all, err));
+	for (count = 0; infos[count].id != info.id; count++)
+		assert_true(count + 1 < all);
+	assert_true(infos[count].kept);
+	assert_int_equal(infos[count].handles, 2);
+	free(infos);
 	tmesh_region_unref(region);
 }
 
@@ -420,11 +449,9 @@ static void test_shown(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		KEEP_TEST(test_lent),
-		KEEP_TEST(test_seen),
-		KEEP_TEST(test_most),
-		KEEP_TEST(test_directories),
-		cmocka_unit_test(test_found_late),
+		KEEP_TEST(test_lent),	     KEEP_TEST(test_seen),
+		KEEP_TEST(test_holders),     KEEP_TEST(test_most),
+		KEEP_TEST(test_directories), cmocka_unit_test(test_found_late),
 		KEEP_TEST(test_shown),
 	};
 
