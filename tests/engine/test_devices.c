@@ -196,6 +196,52 @@ static void test_parsed(void **state)
 	tmesh_devices_unref(devices);
 }
 
+/* A list of so many: parsed, and what became of it. */
+static int many(size_t device_count, size_t engine_count, struct tmesh_devices **out,
+		struct tmesh_error *err)
+{
+	char *text = malloc(65536);
+	size_t bytes = (size_t)sprintf(text, "{\"devices\": [");
+	int rc;
+
+	for (size_t i = 0; i < device_count; i++)
+		bytes += (size_t)sprintf(
+			text + bytes,
+			"%s{\"id\": \"cpu:%zu\", \"kind\": \"cpu\", \"name\": null, \"node\": 0, "
+			"\"processors\": 1, \"memory\": null, \"memory_free\": null, "
+			"\"engines\": [], \"reason\": null}",
+			i ? ", " : "", i);
+	bytes += (size_t)sprintf(text + bytes, "], \"engines\": [");
+	for (size_t i = 0; i < engine_count; i++)
+		bytes += (size_t)sprintf(
+			text + bytes,
+			"%s{\"name\": \"e%zu\", \"version\": null, \"library\": null, "
+			"\"reads\": null, \"dtypes\": [], \"operators\": {\"no such one\": "
+			"[\"float32\"]}, \"never_seen\": [], \"reason\": null}",
+			i ? ", " : "", i);
+	bytes += (size_t)sprintf(text + bytes, "]}");
+	rc = tmesh_devices_parse(text, bytes, out, err);
+	free(text);
+	return rc;
+}
+
+/* No more than there is room for; operators that this library has not are passed over. */
+static void test_most(void **state)
+{
+	struct tmesh_devices_engine engine = {.size = sizeof(engine)};
+	struct tmesh_devices *devices;
+
+	assert_ok(many(64, TMESH_DEVICES_MAX_ENGINES, &devices, err));
+	assert_ok(tmesh_devices_engine(devices, 15, &engine, err));
+	for (size_t op = 0; op < sizeof(engine.operators) / sizeof(*engine.operators); op++)
+		assert_int_equal(engine.operators[op], 0);
+	tmesh_devices_unref(devices);
+	assert_refused(many(65, 1, &devices, err), -EPROTO, "1 to 64 devices");
+	assert_refused(many(1, TMESH_DEVICES_MAX_ENGINES + 1, &devices, err), -EPROTO,
+		       "16 engines");
+	assert_refused(many(0, 1, &devices, err), -EPROTO, "1 to 64 devices");
+}
+
 /* A device has the names of the engines that nobody has seen on its kind. */
 static void test_unseen(void **state)
 {
@@ -281,6 +327,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_nodes, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_one_node, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_parsed, make_root, remove_root),
+		cmocka_unit_test(test_most),
 		cmocka_unit_test(test_unseen),
 		cmocka_unit_test_setup_teardown(test_refused, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_engines, make_root, remove_root),
