@@ -409,6 +409,9 @@ defmodule Tmesh.GraphTest do
             {fn -> Places.open(%{a: {engine, node: -1}}) end, "node is a number"},
             {fn -> Places.open(%{a: {engine, nodes: 1}}) end, "unknown options"},
             {fn -> Places.open(%{a: engine}, idle: 0) end, "idle is milliseconds"},
+            {fn ->
+               Engine.call(fn -> Tmesh.Native.places_open([{engine.native, 0, 0}], :x, nil) end)
+             end, "and a time"},
             {fn -> Places.used(places, :none) end, "no place :none"},
             {fn -> Placed.open(summing("s"), %{"sum" => :none}, places, []) end, "on no engine"}
           ] do
