@@ -23,6 +23,9 @@
 #define COUNTS 10
 /* Between two looks: a client that says cancel without end costs no more than this. */
 #define PAUSE_US 500
+/* While so many files wait for who serves them, none is taken here: the memory of calls comes by
+ * sockets too, and there is to be room for it. */
+#define WAITING_MOST 16
 
 struct calls {
 	pthread_mutex_t lock;
@@ -201,7 +204,9 @@ static ssize_t receive(int socket, struct wire_cancel *words, int *fd)
 	struct msghdr message = {.msg_iov = &vector,
 				 .msg_iovlen = 1,
 				 .msg_control = control.room,
-				 .msg_controllen = tmesh_foreign_room() ? sizeof(control.room) : 0};
+				 .msg_controllen = tmesh_foreign_waiting() < WAITING_MOST
+							   ? sizeof(control.room)
+							   : 0};
 	ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
 
 	*fd = -1;

@@ -42,9 +42,14 @@ static bool may_be_served(int fd)
 	return !tmesh_foreign_look(fd, "", &file) || S_ISREG(file.type) || S_ISDIR(file.type);
 }
 
+unsigned int tmesh_foreign_waiting(void)
+{
+	return atomic_load(&waiting);
+}
+
 bool tmesh_foreign_room(void)
 {
-	return atomic_load(&waiting) < TMESH_FOREIGN_MOST;
+	return tmesh_foreign_waiting() < TMESH_FOREIGN_MOST;
 }
 
 int tmesh_foreign_fail_errno(struct tmesh_error *err, const char *what)

@@ -20,6 +20,8 @@
  * message is received without room for descriptors, and the kernel lets go of those that it has.
  */
 bool tmesh_foreign_room(void);
+/* How many wait: for who wants to leave room to others. */
+unsigned int tmesh_foreign_waiting(void);
 /* tmesh_fail_errno(), which knows why descriptors were not taken though there are numbers. */
 int tmesh_foreign_fail_errno(struct tmesh_error *err, const char *what) __attribute__((cold));
 /* close(), but never waits for who serves the file. */

@@ -59,6 +59,7 @@ static void test_unanswered(void **state)
 	struct wire_welcome welcome;
 	struct tmesh_region *region;
 	struct tmesh_ctx *ctx;
+	unsigned int files;
 
 	assert_true(unanswered_open(&given));
 	for (unsigned int count = 1; count <= 4; count++) {
@@ -71,6 +72,18 @@ static void test_unanswered(void **state)
 		close(fd);
 		assert_works(fix);
 	}
+	/* Nor do many fill it up: the memory of calls is taken by sockets, too. */
+	files = files_of(pid);
+	for (unsigned int i = 0; i < 40; i++) {
+		int fd = raw(fix);
+
+		assert_int_equal(recv(fd, &welcome, sizeof(welcome), 0), sizeof(welcome));
+		assert_true(send_fds(fd, given.fd, 4));
+		assert_true(recv(fd, &welcome, 1, 0) <= 0);
+		close(fd);
+	}
+	assert_works(fix);
+	assert_true(files_of(pid) < files + 32);
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
 	assert_ok(tmesh_region_from_fd(ctx, given.fd, 1, NULL, &region, err));

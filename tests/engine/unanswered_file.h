@@ -44,6 +44,8 @@ static inline void unanswered_serve(int dev)
 	const struct fuse_open_out opened = {.fh = 1};
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	/* A test that fails is not to wait for ever. */
+	alarm(60);
 	while (read(dev, in, sizeof(in)) > 0) {
 		if (head->opcode == FUSE_INIT)
 			unanswered_reply(dev, head, 0, &init, sizeof(init));
