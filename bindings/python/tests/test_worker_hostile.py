@@ -2,6 +2,7 @@
 """python -m tmesh.worker and clients that mean harm: each is told why, loses its own connection at
 most, and disturbs nobody else."""
 
+import array
 import contextlib
 import fcntl
 import json
@@ -10,6 +11,7 @@ import random
 import resource
 import signal
 import socket
+import threading
 import time
 
 import numpy as np
@@ -28,6 +30,7 @@ from test_worker import (  # noqa: F401
     start_worker,
     worker,
 )
+from tmesh.worker import _server
 from unanswered import unanswered
 from worker_client import Client, tensor
 
@@ -242,6 +245,25 @@ def test_files_of_a_server_that_does_not_answer(client, worker, address):  # noq
     with Client(address) as good:
         good.send_body(text().encode())
         assert good.receive()["value"] == 2
+
+
+def test_files_are_closed_by_the_next_thread(monkeypatch):
+    """Where none can be had, and nothing is raised."""
+    foreign, ends = _server._Foreign(), os.pipe()
+
+    def none(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        foreign.close(array.array("i", ends[:1]))
+    os.fstat(ends[0])
+    foreign.close(array.array("i", ends[1:]))
+    while foreign._waiting:
+        time.sleep(0.01)
+    for end in ends:
+        with pytest.raises(OSError):
+            os.fstat(end)
 
 
 NOT_OPERATIONS = ["os.system", "subprocess.run", "builtins.eval", "worker_operations", "",

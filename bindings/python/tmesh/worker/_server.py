@@ -42,6 +42,7 @@ class _Foreign:
 
     def __init__(self) -> None:
         self._waiting = 0
+        self._left: list[int] = []  # of these, those that no thread has yet
         self._lock = threading.Lock()
 
     def room(self) -> bool:
@@ -59,10 +60,17 @@ class _Foreign:
         if served:
             with self._lock:
                 self._waiting += len(served)
-            threading.Thread(target=self._wait, args=(served,), daemon=True).start()
+                self._left += served
+            # Where no thread can be had, the next one has them: to wait here is what must not be.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._wait, daemon=True).start()
 
-    def _wait(self, files: list[int]) -> None:
-        for file in files:
+    def _wait(self) -> None:
+        while True:
+            with self._lock:
+                if not self._left:
+                    return
+                file = self._left.pop()
             with contextlib.suppress(OSError):
                 os.close(file)
             with self._lock:
