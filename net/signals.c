@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * Debian 12's libfabric brings libinfinipath, which takes SIGILL, SIGABRT, SIGBUS, SIGSEGV and
- * SIGTERM of every process that loads it: SIGTERM ends it with status 1, the others write a file
- * NAME-PID,HOST.btr where it is. They are given back; what somebody else has there since stays.
+ * Debian 12's libfabric brings libinfinipath, which takes SIGINT, SIGILL, SIGABRT, SIGBUS, SIGSEGV
+ * and SIGTERM of every process that loads it: SIGINT and SIGTERM end it with status 1, the others
+ * write a file NAME-PID,HOST.btr where it is. They are given back; what somebody else has there
+ * since stays.
  */
 #include <dlfcn.h>
 #include <signal.h>
@@ -24,7 +25,7 @@ static bool theirs(const struct sigaction *action)
 
 void net_signals_give_back(void)
 {
-	static const int signals[] = {SIGILL, SIGABRT, SIGBUS, SIGSEGV, SIGTERM};
+	static const int signals[] = {SIGINT, SIGILL, SIGABRT, SIGBUS, SIGSEGV, SIGTERM};
 	struct sigaction action;
 
 	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
