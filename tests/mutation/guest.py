@@ -3,9 +3,11 @@
 
 A guest that a guard's loss ends, or whose module stays or may be broken, is followed by another.
 """
+import concurrent.futures
 import re
 import sys
 from collections import defaultdict
+from itertools import islice
 from pathlib import Path
 
 from cases import ByCases, out
@@ -25,37 +27,57 @@ STANDING = ["softlockup_panic=1", "rcupdate.rcu_cpu_stall_timeout=30", "sysctl.k
 class Guests(ByCases):
     """A subject that says beside what every one does: `module`, the file that guests load; `files` beside it;
     `libraries`."""
+    # Most that do not end wait for ever, and each costs a guest.
+    patience = 10, 4
+
     def told_cases(self, names):
         """{program: its cases as cases_of() has them}, of these programs."""
-        outcome = boot.run(KERNEL, "mutation", module=self.module, programs=[self.programs[name] for name in names],
-                           files=self.files, libraries=self.libraries)
+        outcome = self.boot(1, self.files, names)
         if outcome.trouble or not re.search("^@ done$", outcome.results, re.M):
-            sys.exit(f"mutate: the guest that tells which guards are true {outcome.trouble or 'ended'}: "
-                     f"{boot.logs(KERNEL, 'mutation')}/console")
+            sys.exit(f"mutate: the guest that tells which guards are true {outcome.trouble or 'ended'}: {console(1)}")
         for failed in re.findall(r"^@ check (.* [1-9]\d* .*)$", outcome.results, re.M):
             self.say(f"with every guard in: {failed}")
         return cases_of(outcome.results)
 
     def tried(self, waiting, jobs):
-        """(mutant, answer) of each of {mutant: its runs}, one guest after another."""
+        """(mutant, answer) of each of {mutant: its runs}, by so many guests at once."""
         waiting = {out(self.number[mutant.guard], mutant): (mutant, runs) for mutant, runs in waiting.items()}
-        while waiting:
-            turn = list(waiting.items())[:AT_ONCE]
-            answers = self.guest({number: runs for number, (_, runs) in turn})
-            if not answers:
-                sys.exit(f"mutate: a guest ended before it tried a guard: {boot.logs(KERNEL, 'mutation')}/console")
-            for number, answer in answers.items():
-                yield waiting.pop(number)[0], answer
+        idle, guests = list(range(jobs, 0, -1)), {}
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            while waiting or guests:
+                while waiting and idle:
+                    turn = dict(islice(waiting.items(), AT_ONCE))
+                    waiting = {number: waiting[number] for number in waiting if number not in turn}
+                    place = idle.pop()
+                    guests[pool.submit(self.guest, place, {number: runs for number, (_, runs) in turn.items()})] = place, turn
+                for guest in concurrent.futures.wait(guests, return_when=concurrent.futures.FIRST_COMPLETED).done:
+                    place, turn = guests.pop(guest)
+                    idle.append(place)
+                    if not guest.result():
+                        sys.exit(f"mutate: a guest ended before it tried a guard: {console(place)}")
+                    for number, answer in guest.result().items():
+                        yield turn.pop(number)[0], answer
+                    waiting = turn | waiting
 
-    def guest(self, runs):
+    def guest(self, place, runs):
         """{number: answer} of those whose turn came."""
-        plan = self.where / "plan"
+        plan = self.where / f"guest-{place}/plan"
+        plan.parent.mkdir(exist_ok=True)
         plan.write_text("".join(" ".join([number, *(f"{name}:{case}:{limit}" for name, case, limit in mine)]) + "\n"
                                 for number, mine in runs.items()))
-        names = {name for mine in runs.values() for name, _, _ in mine}
-        outcome = boot.run(KERNEL, "mutation", module=self.module, files=[*self.files, plan], arguments=STANDING,
-                           programs=[self.programs[name] for name in sorted(names)], libraries=self.libraries)
+        names = sorted({name for mine in runs.values() for name, _, _ in mine})
+        outcome = self.boot(place, [*self.files, plan], names, STANDING)
         return answers_of(outcome.results, outcome.trouble)
+
+    def boot(self, place, files, names, arguments=()):
+        """What the guest of this place, of those at once, left."""
+        return boot.run(KERNEL, f"mutation-{place}", script="mutation", module=self.module, files=files,
+                        programs=[self.programs[name] for name in names], libraries=self.libraries, arguments=arguments)
+
+
+def console(place):
+    """What the kernel of a guest said."""
+    return boot.logs(KERNEL, f"mutation-{place}") / "console"
 
 
 def cases_of(results):

@@ -123,7 +123,7 @@ def main():
     parser.add_argument("--only", default="", metavar="PATTERN", help="guards whose name has this regular expression")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one in so many of these")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them, from 0")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at once (lib)")
+    parser.add_argument("--jobs", type=int, default=2, help="how many cases at once, or guests")
     parser.add_argument("--enough", type=float, default=math.inf, metavar="SECONDS",
                         help="of the cases that make a guard true, the quickest that take so long together")
     parser.add_argument("--by", default="", metavar="PATTERN",

@@ -13,7 +13,7 @@ import guards  # noqa: E402
 import library  # noqa: E402
 import mutate  # noqa: E402
 import verdicts  # noqa: E402
-from guest import answers_of, cases_of  # noqa: E402
+from guest import Guests, answers_of, cases_of  # noqa: E402
 
 SOURCE = '''\
 #if defined(ONE) || defined(TWO)
@@ -148,6 +148,15 @@ def would_run(name, inverted=False, enough=1000):
     return str(answer) if isinstance(answer, guards.Untried) else [(name, case) for name, case, _ in answer]
 
 
+class Ending(Guests):
+    """Guests made up, which their third mutant ends."""
+    def __init__(self):
+        self.number = {guard: number for number, guard in enumerate(found)}
+
+    def guest(self, place, runs):
+        return {number: runs[number] for number in list(runs)[:3]}
+
+
 def known(*lines, source=SOURCE, reasons=()):
     """Of a file of verdicts with these lines, about guards of this source: what is to be tried, then inverted."""
     with tempfile.TemporaryDirectory() as folder:
@@ -193,6 +202,10 @@ POINTS = [
     ("a mutant that was cut short since the guest's time was over has no answer, unless it had all of that time",
      [answers_of(text, "did not end") for text in ("@ mutant 3\n@ unseen 3\n@ mutant 4\n", "@ mutant 4\n")]
      == [{"3": ""}, {"4": "the kernel, which it ended,"}]),
+    ("what one guest did not come to another tries, so many of them at once",
+     all(sorted((mutant.guard.name, answer) for mutant, answer in
+                Ending().tried({guards.Mutant(guard): guard.name for guard in found}, jobs))
+         == sorted((guard.name, guard.name) for guard in found) for jobs in (1, 2))),
     ("what a guest said of each case is told",
      cases_of("@ case map 1 4 7 9 1a | 3 \n@ case map 2 10 | \nnoise\n@ case pins 1 3 7  | 1 2\n@ case pins 2 3 7")
      == {"map": [[4, "1", [7, 9, 26], [3]], [10, "2", [], []]], "pins": [[3, "1", [7], [1, 2]]]}),
