@@ -457,6 +457,41 @@ TEST(cpu_sync, "DMA_BUF_IOCTL_SYNC on a proxy reaches the original, fences inclu
 	CHECK_OK(t_sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW));
 }
 
+/* Is there a dma-buf of this name? */
+static bool named(const char *name)
+{
+	FILE *f = fopen("/sys/kernel/debug/dma_buf/bufinfo", "re");
+	char line[400];
+	bool found = false;
+
+	if (!f)
+		t_skip("no list of dma-bufs in debugfs");
+	while (fgets(line, sizeof(line), f))
+		found |= strstr(line, name) != NULL;
+	fclose(f);
+	return found;
+}
+
+TEST(original_goes, "the original goes with its descriptor, the region and the last proxy")
+{
+	int dev = t_dev(), original = from_vgem(DRM_RDWR), h, proxies[2];
+	char name[32];
+
+	snprintf(name, sizeof(name), "tmesh-%d-original", getpid());
+	REQUIRE_OK(ioctl(original, DMA_BUF_SET_NAME_A, name));
+	h = REQUIRE_OK(import(dev, original));
+	proxies[0] = REQUIRE_OK(t_export(h, 0, 0, 0));
+	proxies[1] = REQUIRE_OK(t_export(h, PAGE, PAGE, 0));
+	close(original);
+	close(h);
+	close(proxies[1]);
+	CHECK(named(name));
+	close(proxies[0]);
+	for (int i = 0; i < 1000 && named(name); i++)
+		usleep(10000);
+	CHECK(!named(name));
+}
+
 TEST(outlives, "region and proxies outlive the original's last descriptor and its driver's file")
 {
 	int dev = t_dev(), vgem = open_vgem(), h, proxy, reader = open_vgem();

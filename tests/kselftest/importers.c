@@ -205,6 +205,25 @@ TEST(lapse, "the end of a lease is told to the devices of its exports, and to no
 	lease_unmap(&l);
 }
 
+TEST(alone, "who is alone once a device lets go of what has lapsed is told so")
+{
+	int h = region(), leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0)), peer = open_peer();
+	pid_t pid = sleeper(), polls;
+	struct lease l = lease_bind(leased, pid);
+	int dmabuf = REQUIRE_OK(t_export(leased, 0, 0, TMESH_EXPORT_WRITE));
+
+	REQUIRE_OK(peer_import(peer, dmabuf, PEER_WRITES));
+	kill_and_reap(pid);
+	await_end(&l, leased);
+	CHECK_EQ(polled(h, 0), 0);
+	T_CHILD(polls) {
+		CHECK_EQ(polled(h, 60000), POLLOUT);
+	}
+	await_poll(polls);
+	peer_let_go(peer);
+	t_wait(polls);
+}
+
 int main(void)
 {
 	return t_main();

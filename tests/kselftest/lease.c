@@ -633,6 +633,7 @@ TEST(alone, "poll tells the last holder of a region that it is alone")
 {
 	int fd = region(BYTES), other, dmabuf;
 	struct lease l;
+	pid_t pid;
 
 	CHECK_EQ(polled(fd, 0), POLLOUT);
 	other = REQUIRE_OK(t_derive(fd, R_READ, 0));
@@ -641,8 +642,13 @@ TEST(alone, "poll tells the last holder of a region that it is alone")
 	dmabuf = REQUIRE_OK(t_export(other, 0, 0, 0));
 	close(other);
 	CHECK_EQ(polled(fd, 0), 0);
+	T_CHILD(pid) {
+		close(dmabuf);
+		CHECK_EQ(polled(fd, 60000), POLLOUT);
+	}
+	await_poll(pid);
 	close(dmabuf);
-	CHECK_EQ(polled(fd, 60000), POLLOUT);
+	t_wait(pid);
 	/* Who has lapsed holds nothing any more. */
 	other = REQUIRE_OK(t_derive(fd, R_READ, 0));
 	l = lease_put(other, TMESH_LEASE_MIN_NS);

@@ -5,6 +5,8 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -118,6 +120,21 @@ static inline int polled(int fd, int timeout_ms)
 
 	REQUIRE(poll(&p, 1, timeout_ms) >= 0);
 	return p.revents;
+}
+
+/* Waits until a process sleeps in poll(). */
+static inline void await_poll(pid_t pid)
+{
+	char path[40], text[200];
+
+	snprintf(path, sizeof(path), "/proc/%d/syscall", pid);
+	for (int i = 0; i < 6000; i++) {
+		REQUIRE(t_read_file(path, text, sizeof(text)));
+		if (atoi(text) == SYS_poll || atoi(text) == SYS_ppoll)
+			return;
+		usleep(10000);
+	}
+	CHECK(!"asleep");
 }
 
 /* Waits until a lease is not live any more, and all mappings that shared it are gone. */
