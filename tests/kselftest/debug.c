@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <linux/dma-buf.h>
 #include <linux/magic.h>
 
 #include "drm.h"
@@ -369,12 +370,114 @@ TEST(traces_device, "the tracepoints of devices, and what they keep of a revoked
 	trace_end(t_info(fd).id, wants, ARRAY_SIZE(wants));
 }
 
+TEST(traces_view, "the tracepoint of views")
+{
+	static const struct event wants[] = {
+		{"create", " bytes=12288 huge_bytes=0 backing=6\n", 1},
+		{"gather", " bytes=12288 parts=2 rights=0x1\n", 1},
+	};
+	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, 4 * PAGE, 0)), view;
+	struct tmesh_extent parts[] = {t_extent(fd, 3, 1), t_extent(fd, 0, 2)};
+
+	trace_begin();
+	CHECK_OK(view = t_gather(dev, parts, 2, R_READ));
+	trace_end(t_info(view).id, wants, ARRAY_SIZE(wants));
+}
+
+/* How often a process has begun to wait for a driver's fence. */
+static int waits(pid_t pid)
+{
+	char line[400], who[24];
+	FILE *f = fopen(TRACE "/trace", "re");
+	int n = 0;
+
+	snprintf(who, sizeof(who), "-%d ", pid);
+	while (f && fgets(line, sizeof(line), f))
+		n += strstr(line, who) && strstr(line, ": dma_fence_wait_start: ");
+	if (f)
+		fclose(f);
+	return n;
+}
+
+/* A fence of vgem's on a buffer, or on an export of ours; it signals it when it is told. */
+static __u32 fence_on(int vgem, int gem)
+{
+	struct vgem_fence_attach a = {.handle = gem, .flags = VGEM_FENCE_WRITE};
+
+	REQUIRE_OK(ioctl(vgem, VGEM_FENCE_ATTACH, &a));
+	return a.out_fence;
+}
+
+TEST(waits_once, "a revocation waits for the work of an export once, whatever comes to it later")
+{
+	int vgem = open_vgem(), other = open_vgem(), fd = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
+	int export = REQUIRE_OK(t_export(fd, 0, 0, TMESH_EXPORT_WRITE)), buffer, sv[2];
+	int idle = REQUIRE_OK(t_export(fd, 0, 0, 0));
+	struct dma_buf_export_sync_file out = {.flags = DMA_BUF_SYNC_RW};
+	struct dma_buf_import_sync_file in = {.flags = DMA_BUF_SYNC_WRITE};
+	struct vgem_fence_signal first = {0}, second = {0};
+	__u32 gem = vgem_create(other, 4 * MB);
+	pid_t pid;
+
+	t_pair(sv);
+	T_CHILD(pid) {
+		t_hear(sv[1]);
+		CHECK_OK(t_revoke(fd));
+	}
+	first.fence = fence_on(vgem, REQUIRE_OK(vgem_import(vgem, export)));
+	buffer = vgem_export(other, gem, 0);
+	second.fence = fence_on(other, gem);
+	REQUIRE_OK(ioctl(buffer, DMA_BUF_IOCTL_EXPORT_SYNC_FILE, &out));
+	trace_begin();
+	CHECK(t_write_file(TRACE "/events/dma_fence/dma_fence_wait_start/enable", "1"));
+	t_say(sv[0]);
+	for (int i = 0; i < 3000 && !waits(pid); i++)
+		usleep(20000);
+	in.fd = out.fd;
+	CHECK_OK(ioctl(export, DMA_BUF_IOCTL_IMPORT_SYNC_FILE, &in));
+	CHECK_OK(ioctl(vgem, VGEM_FENCE_SIGNAL, &first));
+	t_wait(pid);
+	CHECK_EQ(waits(pid), 1);
+	CHECK_OK(ioctl(other, VGEM_FENCE_SIGNAL, &second));
+	close(idle);
+	CHECK(t_write_file(TRACE "/events/dma_fence/dma_fence_wait_start/enable", "0"));
+	trace_end(t_info(fd).id, NULL, 0);
+}
+
 static int drains(__u64 id)
 {
 	char what[60];
 
 	snprintf(what, sizeof(what), "tmesh_drain: id=%llu ", id);
 	return times(TRACE "/trace", what);
+}
+
+/* When the module looked for the n-th time, in seconds of the trace. */
+static double look_at(__u64 id, int n)
+{
+	FILE *f = fopen(TRACE "/trace", "re");
+	char line[400], what[60], *at = NULL;
+	double when = 0;
+
+	snprintf(what, sizeof(what), ": tmesh_drain: id=%llu ", id);
+	while (n && f && fgets(line, sizeof(line), f)) {
+		at = strstr(line, what);
+		n -= at != NULL;
+	}
+	if (at && !n) {
+		*at = 0;
+		when = strtod(strrchr(line, ' '), NULL);
+	}
+	if (f)
+		fclose(f);
+	return when;
+}
+
+static void await_looks(__u64 id, int n)
+{
+	for (int i = 0; i < 1000 && drains(id) < n; i++)
+		usleep(20000);
+	CHECK(drains(id) >= n);
 }
 
 TEST(drain_sleeps, "memory that only devices have is not looked at until one lets go")
@@ -405,7 +508,7 @@ TEST(drain_sleeps, "memory that only devices have is not looked at until one let
 	close(export);
 	close(fd);
 
-	/* Nobody tells when a pin ends. */
+	/* Nobody tells when a pin ends: it looks again and again, after twice as long each time. */
 	munmap(p, 4 * PAGE);
 	fd = REQUIRE_OK(t_create(t_dev(), 4 * PAGE, TMESH_CREATE_NOHUGE));
 	io.iov_base = t_map(fd, PAGE, PROT_READ | PROT_WRITE);
@@ -414,9 +517,8 @@ TEST(drain_sleeps, "memory that only devices have is not looked at until one let
 	REQUIRE(!t_write(io.iov_base, 1) && vmsplice(pipes[1], &io, 1, 0) == (ssize_t)PAGE);
 	CHECK_OK(t_revoke(fd));
 	looks = drains(id);
-	for (int i = 0; i < 1000 && drains(id) < looks + 3; i++)
-		usleep(20000);
-	CHECK(drains(id) >= looks + 3);
+	await_looks(id, looks + 6);
+	CHECK(look_at(id, looks + 6) - look_at(id, looks + 5) > 0.2);
 	close(pipes[0]);
 	close(pipes[1]);
 	CHECK_OK(ioctl(fd, TMESH_REVOKE, &r));

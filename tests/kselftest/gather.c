@@ -168,6 +168,7 @@ TEST(many, "extents of many regions, verified word by word")
 TEST(repeats, "a page may come twice in a view that cannot write, and in no other")
 {
 	struct tmesh_extent twice[2];
+	__u32 views;
 	int h;
 	__u64 *p;
 
@@ -182,9 +183,12 @@ TEST(repeats, "a page may come twice in a view that cannot write, and in no othe
 	CHECK_ERR(gather(twice, 2, R_RW), EINVAL);
 	twice[1] = t_extent(h, 2, 3);
 	CHECK_ERR(gather(twice, 2, R_RW), EINVAL);
-	/* Through another handle it is the same page. */
+	/* Through another handle it is the same page, and the region is one source. */
 	twice[1] = t_extent(REQUIRE_OK(t_derive(h, R_RW, 0)), 3, 1);
 	CHECK_ERR(gather(twice, 2, R_RW), EINVAL);
+	views = t_info(h).gathers;
+	CHECK_OK(gather(twice, 2, R_READ));
+	CHECK_EQ(t_info(h).gathers, views + 1);
 	twice[1] = t_extent(h, 4, 12);
 	CHECK_OK(gather(twice, 2, R_RW));
 	twice[1] = t_extent(h, 0, 3);
@@ -470,6 +474,16 @@ TEST(huge, "views of whole 2 MiB folios are mapped by 2 MiB")
 	CHECK(shows(p + 1024 * WORDS, 12, 0, 512));
 	CHECK(shows(p + 1536 * WORDS, 13, 0, 7));
 	CHECK_EQ(t_pmd_mapped(p, 3 * HUGE), 3 * HUGE / KB);
+
+	/* It does not matter how many extents name them, as long as they follow each other. */
+	extents[0] = t_extent(a, 512, 100);
+	extents[1] = t_extent(a, 612, 1);
+	extents[2] = t_extent(a, 613, 411);
+	v = REQUIRE_OK(gather(extents, 3, R_RW));
+	CHECK_EQ(t_info(v).huge_bytes, HUGE);
+	close(v);
+	extents[0] = t_extent(a, 3 * 512, 512);
+	extents[2] = t_extent(a, 0, 512);
 
 	/* One page beside it, and no 2 MiB of the view are a folio any more. */
 	extents[1] = t_extent(b, 511, 512);
