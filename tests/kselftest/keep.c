@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -174,6 +175,20 @@ TEST(arguments, "what cannot be kept is refused, and nothing is left of it")
 	CHECK_EQ(after.used_kept_names, before.used_kept_names);
 	CHECK_EQ(t_info(fds[0]).kept, 0);
 	CHECK_EQ(t_info(fds[1]).kept, 0);
+}
+
+TEST(most, "a name keeps so many regions and no more")
+{
+	static int fds[TMESH_KEEP_MAX + 1];
+	struct rlimit files = {ARRAY_SIZE(fds) + 100, ARRAY_SIZE(fds) + 100};
+	int dev = t_dev();
+
+	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+		fds[i] = opaque_region(dev);
+	CHECK_ERR(keep(dev, "most", fds, ARRAY_SIZE(fds), 0), EINVAL);
+	CHECK_OK(keep(dev, "most", fds, TMESH_KEEP_MAX, 0));
+	CHECK_OK(kept_drop(dev, "most"));
 }
 
 TEST(open_arguments, "room, rights and users of an open")

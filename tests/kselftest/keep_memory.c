@@ -187,6 +187,11 @@ TEST(opaque, "an opaque region is not taken for the machine's memory")
 	close(i.fd);
 	drop_caches();
 	CHECK(is_kept(dev, "opaque"));
+	/* Nor when another is, which was used later. */
+	leave(dev, "pages", PAGE, 0);
+	drop_caches();
+	CHECK(is_kept(dev, "opaque"));
+	CHECK(!is_kept(dev, "pages"));
 	CHECK_OK(kept_drop(dev, "opaque"));
 }
 
