@@ -108,6 +108,28 @@ TEST(longer_used, "a longer structure with anything in its tail gives E2BIG")
 	tear_down();
 }
 
+TEST(long_size, "a structure longer than a page gives E2BIG, whatever is in its tail")
+{
+	static union {
+		union args a;
+		char raw[2 * PAGE];
+	} longer;
+
+	set_up();
+	FOR_EACH_CALL(c) {
+		union args a = valid(c);
+		struct before was = look();
+
+		memset(&longer, 0, sizeof(longer));
+		memcpy(&longer, &a, c->known);
+		longer.a.size = PAGE + 8;
+		if (!CHECK_ERR(ioctl(file_for(c), c->nr, &longer), E2BIG))
+			t_note("%s", c->name);
+		same(c, was);
+	}
+	tear_down();
+}
+
 TEST(absurd_size, "a size beyond all memory is refused")
 {
 	set_up();
@@ -285,23 +307,37 @@ TEST(bad_arrays, "arrays and texts at bad addresses give EFAULT")
 	tear_down();
 }
 
-TEST(short_entries, "entries smaller than the published ones give EINVAL")
+/* Tries a length of entries on each call that writes some. */
+static void bad_entries(unsigned int infos, unsigned int holders, unsigned int kept)
 {
 	set_up();
 	FOR_EACH_CALL(c) {
 		union args a = valid(c);
 
 		if (c->nr == TMESH_LIST)
-			a.list.entry_bytes = offsetof(struct tmesh_info, lease_ns) - 8;
+			a.list.entry_bytes = infos;
 		else if (c->nr == TMESH_HOLDERS)
-			a.holders.entry_bytes = offsetof(struct tmesh_holder, lease_ns) - 8;
+			a.holders.entry_bytes = holders;
 		else if (c->nr == TMESH_KEPT_LIST)
-			a.kept_list.entry_bytes = sizeof(struct tmesh_kept) - 8;
+			a.kept_list.entry_bytes = kept;
 		else
 			continue;
 		refused(c, file_for(c), &a, EINVAL);
 	}
 	tear_down();
+}
+
+TEST(short_entries, "entries smaller than the published ones give EINVAL")
+{
+	bad_entries(offsetof(struct tmesh_info, lease_ns) - 8,
+		    offsetof(struct tmesh_holder, lease_ns) - 8, sizeof(struct tmesh_kept) - 8);
+}
+
+TEST(odd_entries, "so do entries that are no multiple of 8 bytes")
+{
+	for (unsigned int more = 1; more < 8; more++)
+		bad_entries(sizeof(struct tmesh_info) + more, sizeof(struct tmesh_holder) + more,
+			    sizeof(struct tmesh_kept) + more);
 }
 
 TEST(longer_entries, "longer entries are strided as asked, each with its own size")

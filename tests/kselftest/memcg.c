@@ -41,6 +41,33 @@ TEST(tables, "what an importer needs to map an export is charged to its control 
 	cgroup_remove(CGROUP);
 }
 
+#define LEASES 512
+
+TEST(leases, "leases share what is looked at to find those that nobody touches")
+{
+	struct tmesh_lease l = {.size = sizeof(l), .period_ns = 3600 * 1000000000ull};
+	struct rlimit files = {3 * LEASES, 3 * LEASES};
+	int dev = t_dev(), h = REQUIRE_OK(t_create(dev, PAGE, 0)), handles[LEASES];
+	pid_t pid;
+
+	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
+	for (int i = 0; i < LEASES; i++)
+		handles[i] = REQUIRE_OK(t_derive(h, R_READ, 0));
+	T_CHILD(pid) {
+		long before;
+
+		cgroup_enter(CGROUP, "max");
+		before = cgroup_charged(CGROUP);
+		for (int i = 0; i < LEASES; i++)
+			REQUIRE_OK(ioctl(handles[i], TMESH_LEASE, &l));
+		/* Each has two pages of its own. */
+		CHECK(cgroup_charged(CGROUP) - before < LEASES * 3 * (long)PAGE);
+		t_note("%ld bytes for each", (cgroup_charged(CGROUP) - before) / LEASES);
+	}
+	t_wait(pid);
+	cgroup_remove(CGROUP);
+}
+
 /* Calls until there is no memory left, which the caller lives to see. */
 static void fill(int (*call)(int dev, int handle))
 {

@@ -41,6 +41,25 @@ static void poison(int fd)
 	munmap(p, PAGE);
 }
 
+/* The same by an error that no call of ours is told of, as the hardware makes them. */
+static void poison_behind(int fd)
+{
+	unsigned char *p = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, BAD * PAGE);
+	int frames = REQUIRE_OK(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+	char address[24];
+	__u64 entry;
+
+	REQUIRE(p != MAP_FAILED);
+	CHECK_EQ(t_read(p), 0);
+	REQUIRE(pread(frames, &entry, 8, (unsigned long)p / PAGE * 8) == 8);
+	snprintf(address, sizeof(address), "%#llx", (entry & ((1ull << 55) - 1)) * PAGE);
+	close(frames);
+	munmap(p, PAGE);
+	if (access("/sys/devices/system/memory/hard_offline_page", W_OK))
+		t_skip("this kernel takes no page offline");
+	t_write_file("/sys/devices/system/memory/hard_offline_page", address);
+}
+
 static int region(__u32 flags)
 {
 	dev = t_dev();
@@ -116,6 +135,21 @@ TEST(fault, "a touch of a bad page is a SIGBUS, of pages beside it is none; hold
 TEST(fault_huge, "the same within 2 MiB, which are not mapped whole any more")
 {
 	try_fault(TMESH_CREATE_HUGE);
+}
+
+TEST(behind, "so it is of a bad page that the kernel has no name for")
+{
+	int h = region(TMESH_CREATE_HUGE);
+	unsigned char *p, *q;
+
+	poison_behind(h);
+	p = view(h, RW);
+	q = view(h, PROT_READ);
+	is_bad(p);
+	CHECK(told(h));
+	is_bad(q);
+	is_bad(p);
+	CHECK_EQ(t_pmd_mapped(p, BYTES), HUGE / KB);
 }
 
 static long copy_out(const unsigned char *p)
@@ -348,6 +382,7 @@ static void try_look(__u32 flags)
 	int h = region(flags);
 	struct tmesh_info i = {.size = sizeof(i), .flags = TMESH_INFO_PINS};
 	unsigned char *p = view(h, RW);
+	long mapped;
 
 	memset(p, 1, BYTES);
 	poison(h);
@@ -355,6 +390,12 @@ static void try_look(__u32 flags)
 	REQUIRE_OK(ioctl(h, TMESH_INFO, &i));
 	CHECK(i.state & TMESH_STATE_POISONED);
 	is_bad(p);
+	/* Once: what was mapped since then stays. */
+	mapped = t_smaps(p, "Rss");
+	CHECK(mapped > 0);
+	i = (struct tmesh_info){.size = sizeof(i), .flags = TMESH_INFO_PINS};
+	REQUIRE_OK(ioctl(h, TMESH_INFO, &i));
+	CHECK_EQ(t_smaps(p, "Rss"), mapped);
 }
 
 TEST(look, "INFO with PINS finds a bad page that nobody has touched, and takes it away")

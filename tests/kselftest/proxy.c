@@ -125,6 +125,19 @@ TEST(moves, "what the original tells its importers reaches those of the proxies"
 	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 3);
 }
 
+TEST(moves_not, "a device is not told of moves where the original's exporter tells nobody")
+{
+	int peer = open_peer(), original, h, fd;
+
+	if (t_kernel_at_least(7, 0))
+		t_skip("this kernel lets each exporter tell");
+	h = region(peer, 0, &original);
+	fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	REQUIRE_OK(attach(peer, fd, PEER_TOLD | PEER_WRITES));
+	REQUIRE_OK(ioctl(peer, PEER_MOVE, original));
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 0);
+}
+
 TEST(lapse, "a lapsed lease reaches the devices of its proxies, and those of no others")
 {
 	int peer = open_peer(), other = open_peer(), original, h, leased, mine, its;
