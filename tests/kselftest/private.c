@@ -244,6 +244,9 @@ TEST(kernel_writes, "writes and pins of the kernel's go to the process's own pag
 		c.address = ADDRESS(p + HUGE);
 		c.rights = R_READ;
 		CHECK_OK(ioctl(dev, TMESH_CREATE_USER, &c));
+		/* The process's own by now, and the same. */
+		for (size_t i = HUGE / PAGE; i < HUGE / PAGE + 8; i++)
+			CHECK_EQ(p[i * PAGE], SEALED(i));
 		close(c.fd);
 		if (kind->flags & TMESH_CREATE_HUGE && t_kernel_at_least(6, 2)) {
 			unsigned char *q = map_private(h, BYTES, RW);
