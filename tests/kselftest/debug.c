@@ -10,6 +10,7 @@
 #include <sys/uio.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <sys/wait.h>
 #include <linux/dma-buf.h>
 #include <linux/magic.h>
 
@@ -417,6 +418,7 @@ TEST(waits_once, "a revocation waits for the work of an export once, whatever co
 	struct dma_buf_import_sync_file in = {.flags = DMA_BUF_SYNC_WRITE};
 	struct vgem_fence_signal first = {0}, second = {0};
 	__u32 gem = vgem_create(other, 4 * MB);
+	siginfo_t ended = {0};
 	pid_t pid;
 
 	t_pair(sv);
@@ -431,8 +433,9 @@ TEST(waits_once, "a revocation waits for the work of an export once, whatever co
 	trace_begin();
 	CHECK(t_write_file(TRACE "/events/dma_fence/dma_fence_wait_start/enable", "1"));
 	t_say(sv[0]);
-	for (int i = 0; i < 3000 && !waits(pid); i++)
-		usleep(20000);
+	while (!waits(pid) && !waitid(P_PID, pid, &ended, WEXITED | WNOHANG | WNOWAIT) &&
+	       !ended.si_pid)
+		usleep(10000);
 	in.fd = out.fd;
 	CHECK_OK(ioctl(export, DMA_BUF_IOCTL_IMPORT_SYNC_FILE, &in));
 	CHECK_OK(ioctl(vgem, VGEM_FENCE_SIGNAL, &first));
