@@ -2,6 +2,7 @@
 /* A memory control group: what is charged to it beside pages, and calls when it is full. */
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -222,6 +223,46 @@ TEST(lease, "so does LEASE")
 TEST(open, "so does OPEN")
 {
 	fill(open_token);
+}
+
+/*
+ * A table of descriptors that is full. There is room for much, but not for one of twice as many;
+ * what the tables before it had, half of that, may come back meanwhile.
+ */
+#define FILES (1 << 17)
+#define ROOM (256 * KB)
+
+TEST(table, "so does whatever needs a longer table of descriptors")
+{
+	struct rlimit files = {4 * FILES, 4 * FILES};
+	pid_t pid;
+
+	T_CHILD(pid) {
+		char limit[24], size[24];
+		int out, dev, handle;
+
+		REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
+		out = REQUIRE_OK(open(CGROUPS "/cgroup.procs", O_WRONLY | O_CLOEXEC));
+		cgroup_enter(CGROUP, "max");
+		dev = t_dev();
+		handle = REQUIRE_OK(t_create(dev, PAGE, 0));
+		while (REQUIRE_OK(dup(dev)) < FILES - 1)
+			;
+		/* For the files that are looked at here. */
+		close(FILES - 1);
+		REQUIRE(t_file_value("/proc/self/status", "FDSize", size, sizeof(size)));
+		CHECK_EQ(atoi(size), FILES);
+		snprintf(limit, sizeof(limit), "%llu", cgroup_charged(CGROUP) + ROOM);
+		cgroup_write(CGROUP, "memory.max", limit);
+		REQUIRE(dup(dev) == FILES - 1);
+		CHECK_ERR(t_derive(handle, R_READ, 0), ENOMEM);
+		CHECK_ERR(t_export(handle, 0, 0, 0), ENOMEM);
+		close(FILES - 1);
+		REQUIRE(write(out, "0", 1) == 1);
+		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
+	}
+	t_wait(pid);
+	cgroup_remove(CGROUP);
 }
 
 TEST(list, "LIST in a full control group answers or gives ENOMEM, and nobody is killed")
