@@ -573,6 +573,24 @@ TEST(linger_mapping, "a mapping and an export hold back the linger")
 	close(dmabuf);
 }
 
+TEST(lingered, "what has lingered is forgotten: its memory may be another region's by then")
+{
+	struct tmesh_create c = {.size = sizeof(c), .bytes = PAGE, .linger_ms = 1};
+	__u8 token[TMESH_TOKEN_BYTES];
+	int dev = t_dev();
+
+	for (int round = 0; round < 4; round++) {
+		for (int i = 0; i < 600; i++) {
+			REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c));
+			REQUIRE_OK(t_token(c.fd, R_READ, token));
+			close(c.fd);
+		}
+		while (t_listed(dev))
+			usleep(1000);
+	}
+	close(dev);
+}
+
 TEST(linger_ends, "a linger ends with the user's last open /dev/tmesh")
 {
 	int root = t_dev(), sv[2];
