@@ -4,13 +4,14 @@
 # root is made with debootstrap. What is slow to make is kept in $XDG_CACHE_HOME/tmesh/vm.
 
 # vm-KERNEL-SUITE, for `make check`, and what `make check-full` adds. Those of the checkout build in
-# one copy of it, one after another. Python and Elixir on the debug kernel would take hours.
+# one copy of it, one after another. Python and Elixir on the debug kernel would take hours. The debug kernel is a 6.12, and
+# no kernel test runs in the stock one alone.
 VM_CHECKOUT := $(addprefix vm-,6.12-library 6.12-beam 6.12-python 6.12-demo)
-VM_MODULE := $(addprefix vm-,debug-kselftest debug-seeded 6.1-kselftest 6.12-kselftest newest-kselftest)
+VM_MODULE := $(addprefix vm-,debug-kselftest debug-seeded 6.1-kselftest newest-kselftest)
 VM_SUITES := vm-judge $(VM_CHECKOUT) $(VM_MODULE)
 VM_LONG := vm-debug-fuzz vm-6.12-races
 VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,debug-library newest-python newest-beam 6.12-net 6.12-faults)
-VM_MODULE_FULL := $(VM_MODULE) $(VM_LONG) $(addprefix vm-,trixie-kselftest debug-swiotlb-kselftest newest-netfs)
+VM_MODULE_FULL := $(VM_MODULE) $(VM_LONG) $(addprefix vm-,6.12-kselftest trixie-kselftest debug-swiotlb-kselftest newest-netfs)
 VM_SUITES_FULL := vm-judge $(VM_CHECKOUT_FULL) $(VM_MODULE_FULL)
 
 # How long the programs in guests race and fuzz. `make check-full` shows more kernels and has
