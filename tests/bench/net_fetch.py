@@ -86,13 +86,17 @@ def ours(place, size):
     return home, lambda: int(ask(reader, ask(home, "grant"))), reader
 
 
-def iperf3(place):
+def iperf3(place, file=None):
+    """It throws away what comes, or with a file writes it there: what a fetch does with its region, but for the checksum."""
     port = random.randrange(20000, 30000)
+    keep = ("-F", file) if file else ()
 
     def measure():
+        if file:
+            file.unlink(missing_ok=True)
         server = place.start(0, "iperf3", "-s", "-1", "-B", place.address(0), "-p", port)
         time.sleep(0.3)  # it does not say that it listens
-        client = place.start(1, "iperf3", "-c", place.address(0), "-p", port, "-R", "-n", BYTES, "-J")
+        client = place.start(1, "iperf3", "-c", place.address(0), "-p", port, "-R", "-n", BYTES, "-J", *keep)
         told = json.loads(client.communicate()[0])["end"]["sum_received"]
         server.kill()
         return int(told["seconds"] * 1e9 * BYTES / told["bytes"])
@@ -138,14 +142,15 @@ def skip(name, why):
 def large(place):
     """All in turn; whoever's turn is not is stopped, for some are never idle."""
     ways, processes = {}, {}
-    for name, make in (("fetch", lambda: ours(place, BYTES)[1]), ("iperf3", lambda: iperf3(place)), ("erlang", lambda: erlang(place)),
-                       ("nixl", lambda: python(place, "nixl")), ("mooncake", lambda: python(place, "mooncake"))):
+    file = Path("/dev/shm", place.name)
+    for name, make in (("fetch", lambda: ours(place, BYTES)[1]), ("iperf3", lambda: iperf3(place)),
+                       ("iperf3-file", lambda: iperf3(place, file)), ("erlang", lambda: erlang(place)), ("nixl", lambda: python(place, "nixl")), ("mooncake", lambda: python(place, "mooncake"))):
         before = len(place.processes)
         try:
             way = make()
             way()
             ways[name] = way
-            processes[name] = [] if name == "iperf3" else place.processes[before:]
+            processes[name] = [] if name.startswith("iperf3") else place.processes[before:]
         except (OSError, EOFError, ValueError, KeyError) as error:
             skip(name, f"{name} does not run here: {type(error).__name__}")
         stop(place.processes[before:], signal.SIGSTOP)
