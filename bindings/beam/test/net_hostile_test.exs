@@ -178,7 +178,14 @@ defmodule Tmesh.NetHostileTest do
     # What opens in place may have anything beside.
     here = [[1 | 2], 5, [nil], [%{"checksum" => nil}]]
     good = for shards <- here, do: {:ok, %FarStream{offer: Map.put(map, "shards", shards)}}
-    good = [{:ok, %FarStream{offer: Map.put(map, "checksum", <<255>>)}} | good]
+    # What a fetch has left under a name is dropped.
+    checksum = Base.encode16(:crypto.strong_rand_bytes(16), case: :lower)
+    on_exit(fn -> Tmesh.drop("net-" <> checksum) end)
+    Tmesh.keep!(ref, "net-" <> checksum)
+
+    good =
+      for(sum <- [<<255>>, checksum], do: {:ok, %FarStream{offer: Map.put(map, "checksum", sum)}}) ++
+        good
 
     offers =
       for offer <- [nil, "{", 5, [], %{}, %{"kind" => "bundle"}],
@@ -212,9 +219,62 @@ defmodule Tmesh.NetHostileTest do
       ZeroCopy.release!(opened)
     end
 
+    refute Enum.any?(Tmesh.kept!(), &(&1.name == "net-" <> checksum))
     send(home, :end)
     assert_receive {:tmesh_far_end, ^reader, %Error{type: :closed}}, 60_000
     ZeroCopy.release!(ref)
+  end
+
+  test "what a stream's reader sends is a stranger's word" do
+    {:ok, stream} = Tmesh.Stream.start_link()
+    me = self()
+    reader = spawn(fn -> relay(me) end)
+    {:ok, sender} = GenServer.call(stream, {:attach_far, reader})
+    for number <- 1..2, do: :ok = Tmesh.Stream.push_outfeed(stream, number)
+    say = &send(sender, {:tmesh_stream, 1, &1})
+    for count <- [0, -1, 1.5, nil, :all, "1"], do: say.({:more, count})
+    say.({:more, 1})
+    assert_receive {:tmesh_stream, 1, {:value, 1, {:ok, 1}}}, 60_000
+    for number <- [1.5, nil, :all, "1"], do: say.({:popped, number})
+    say.({:more, 1})
+    assert_receive {:tmesh_stream, 1, {:value, 2, {:ok, 2}}}, 60_000
+    # Neither was popped: both come back.
+    Process.exit(reader, :kill)
+    for number <- 1..2, do: assert({:ok, ^number} = Tmesh.Stream.pop_outfeed(stream, 60_000))
+  end
+
+  defp relay(to) do
+    receive(do: (message -> send(to, message)))
+    relay(to)
+  end
+
+  test "a name that is something else is neither a stream nor pages" do
+    me = self()
+    offer = %{"home" => "a@b", "offer" => @hex, "checksum" => @hex, "region_bytes" => 4}
+
+    net =
+      spawn_link(fn ->
+        Process.register(self(), Net)
+        send(me, :registered)
+        publishes(offer)
+      end)
+
+    assert_receive :registered, 60_000
+    {:ok, stream} = Tmesh.Stream.start_link(from: "llama")
+    assert {:error, %Error{type: :invalid, message: why}} = Tmesh.Stream.pop_outfeed(stream, 60_000)
+    assert why =~ "is no stream"
+    pool = Tmesh.PagePool.create!(max_pages: 16, slab_pages: 16)
+    pages = Tmesh.Pages.open!(Tmesh.PagePool.tenant!(pool))
+    assert {:error, %Error{type: :invalid, message: why}} = Net.Pages.follow("llama", pages)
+    assert why =~ "is no sequence of pages"
+    Tmesh.PagePool.close(pool)
+    Process.unlink(net)
+    Process.exit(net, :kill)
+  end
+
+  defp publishes(offer) do
+    receive(do: ({:"$gen_call", from, {:published, _name}} -> GenServer.reply(from, {:ok, offer})))
+    publishes(offer)
   end
 
   defp forget do

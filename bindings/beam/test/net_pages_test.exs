@@ -428,9 +428,10 @@ defmodule Tmesh.NetPagesTest do
   end
 
   # This process is the home.
-  defp follow(pages, timeout \\ 60_000) do
+  defp follow(pages, timeout \\ 60_000, spawn_opt \\ []) do
     shape = pages |> Pages.info!() |> Map.take([:page_bytes, :page_tokens, :devices, :heads])
-    {:ok, follower} = GenServer.start_link(Follower, {self(), pages, shape, timeout, self()})
+    args = {self(), pages, shape, timeout, self()}
+    {:ok, follower} = GenServer.start_link(Follower, args, spawn_opt: spawn_opt)
     follows = Task.async(fn -> GenServer.call(follower, :begin, 60_000) end)
     assert_receive {:tmesh_pages, 1, {:follow, ^follower, number, ^shape}}, 60_000
     {follower, follows, number}
@@ -439,9 +440,9 @@ defmodule Tmesh.NetPagesTest do
   defp say(follower, message), do: send(follower, {:tmesh_pages, 1, message})
 
   # What a follower asks for.
-  defp asked do
+  defp asked(wanted \\ {1, [0, 1]}) do
     assert_receive {:tmesh_pages, 1, {:pages, _follower, from, number, update, blocks}}, 60_000
-    assert {update, blocks} == {1, [0, 1]}
+    assert {update, blocks} == wanted
     fn answer -> say(from, {:offer, number, answer}) end
   end
 
@@ -555,6 +556,94 @@ defmodule Tmesh.NetPagesTest do
       GenServer.stop(follower)
     end
 
+    PagePool.close(pool)
+  end
+
+  # Follows this process, which has said so.
+  defp follows(pages, spawn_opt \\ []) do
+    {follower, follows, number} = follow(pages, 60_000, spawn_opt)
+    say(follower, {:followed, number, :ok})
+    assert Task.await(follows, 60_000) == :ok
+    assert_receive {:tmesh_pages, 1, {:next, ^follower, 0}}, 60_000
+    follower
+  end
+
+  # The table is `all` then, from block `first` on with these tokens, which make `count`.
+  defp record(number, first, all, tokens, count) do
+    fields = %{from: number - 1, number: number, first: first, pages: Enum.drop(all, first)}
+    text = for token <- tokens, into: <<>>, do: <<token::signed-little-32>>
+    check = Log.check(number, count, all)
+    {:record, Map.merge(fields, %{tokens: count, text: text, check: check})}
+  end
+
+  defp offered(bytes) do
+    ref = Tmesh.ZeroCopy.from_binary!(bytes, [byte_size(bytes)], :uint8)
+    {ref, Tmesh.ZeroCopy.TensorRef.to_map(ref)}
+  end
+
+  test "what is found among the tenant's prefixes and is no more than was here is let go" do
+    {pool, pages} = pool()
+    # It never has so much that it is collected, and with it what it should have let go.
+    follower = follows(pages, min_heap_size: 1_000_000, min_bin_vheap_size: 1_000_000)
+    {two, map} = offered(content(0) <> content(1))
+    say(follower, record(1, 0, [1, 2], Enum.to_list(1..32), 32))
+    asked().({:ok, map})
+    assert_receive {:tmesh_pages, 1, {:next, ^follower, 1}}, 60_000
+    # Both are found.
+    {one, map} = offered(content(2))
+    say(follower, record(2, 2, [1, 2, 3], Enum.to_list(33..48), 48))
+    asked({2, [2]}).({:ok, map})
+    assert_receive {:tmesh_pages, 1, {:next, ^follower, 2}}, 60_000
+    say(follower, record(3, 0, [], [], 0))
+    assert_receive {:tmesh_pages, 1, {:next, ^follower, 3}}, 60_000
+    eventually(fn -> held(pool, pages) == 0 end, 600)
+    :ok = Tmesh.Net.Pages.close(follower)
+    for ref <- [one, two], do: Tmesh.ZeroCopy.release(ref)
+    PagePool.close(pool)
+  end
+
+  test "of a long sequence as many blocks are looked for as a pool answers" do
+    count = 8_193
+    {pool, pages} = pool(page_bytes: 4096, page_tokens: 1, slab_pages: 4096, max_pages: 12_288)
+    follower = follows(pages)
+    tokens = Enum.to_list(1..count)
+    # It has these tokens' hashes, and other pages: to hash so many blocks would take long.
+    :sys.replace_state(follower, fn state ->
+      whole = %{
+        number: 1,
+        pages: tokens,
+        text: for(token <- tokens, into: <<>>, do: <<token::signed-little-32>>),
+        hashes: for(token <- tokens, do: <<token::128>>),
+        sequence: Pages.sequence!(pages)
+      }
+
+      %{state | whole: whole}
+    end)
+
+    all = Enum.map(tokens, &(&1 + count))
+    say(follower, record(2, 0, all, tokens, count))
+    assert_receive {:tmesh_pages, 1, {:pages, _follower, _from, _number, 2, [0 | _more]}}, 60_000
+    assert {:ok, %{error: nil, resyncs: 0}} = Tmesh.Net.Pages.info(follower)
+    :ok = Tmesh.Net.Pages.close(follower)
+    eventually(fn -> held(pool, pages) == 0 end, 600)
+    PagePool.close(pool)
+  end
+
+  test "pages that have come are not kept beside the pool" do
+    {pool, pages} = pool()
+    checksum = Base.encode16(:crypto.strong_rand_bytes(16), case: :lower)
+    name = "net-" <> checksum
+    on_exit(fn -> Tmesh.drop(name) end)
+    {ref, map} = offered(content(0) <> content(1))
+    # As a fetch leaves it.
+    Tmesh.keep!(ref, name)
+    follower = follows(pages)
+    say(follower, {:record, @first})
+    asked().({:ok, Map.merge(map, %{"checksum" => checksum, "region_bytes" => 8192})})
+    assert_receive {:tmesh_pages, 1, {:next, ^follower, 1}}, 60_000
+    refute Enum.any?(Tmesh.kept!(), &(&1.name == name))
+    :ok = Tmesh.Net.Pages.close(follower)
+    Tmesh.ZeroCopy.release(ref)
     PagePool.close(pool)
   end
 end
