@@ -25,6 +25,9 @@
 #define PEERS 32
 /* A connection may be dropped under us when its server has many; a dead server refuses. */
 #define TRIES 8
+/* An entry that has changed meanwhile is looked at again: a keeper shows another descriptor and
+ * then the first one again whenever it asks who holds what. */
+#define LOOKS 2
 
 /* Guarded by ctx->lock. */
 struct tmesh_peer {
@@ -334,24 +337,38 @@ static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
  * before its descriptor is closed. Comparing the file as well covers a producer that has
  * become another program, or that closed what is not its own.
  */
+static bool open_hit(struct tmesh_peer *peer, struct tmesh_region *region,
+		     struct tmesh_index_hit *hit, uint32_t rights, int flags)
+{
+	int fd = open_fd_of(region->ctx, peer, hit, rights, flags);
+
+	hit->region.rights = rights;
+	if (fd >= 0 && region->ctx->ops->adopt(region, &fd, &hit->region, NULL) == 0 &&
+	    region->dev == hit->dev && region->ino == hit->ino && tmesh_index_hit_holds(hit) &&
+	    !tmesh_index_view_closed(&peer->view))
+		return true;
+	given_close(&fd);
+	region->fd = -1;
+	return false;
+}
+
 static bool open_without_wake(struct tmesh_peer *peer, struct tmesh_region *region,
 			      const uint8_t *secret, uint32_t rights, int flags)
 {
 	struct tmesh_index_hit hit;
-	int fd;
 
-	if (!index_ready(region->ctx, peer) || !tmesh_index_view_find(&peer->view, secret, &hit) ||
-	    (rights & ~hit.region.rights) || hit.fd < 0 || (hit.region.kind & TMESH_KIND_OPAQUE))
-		return false;
-	fd = open_fd_of(region->ctx, peer, &hit, rights, flags);
-	hit.region.rights = rights;
-	if (fd >= 0 && region->ctx->ops->adopt(region, &fd, &hit.region, NULL) == 0 &&
-	    region->dev == hit.dev && region->ino == hit.ino && tmesh_index_hit_holds(&hit) &&
-	    !tmesh_index_view_closed(&peer->view))
-		return true;
+	for (int i = 0; i < LOOKS; i++) {
+		if (!index_ready(region->ctx, peer) ||
+		    !tmesh_index_view_find(&peer->view, secret, &hit) ||
+		    (rights & ~hit.region.rights) || hit.fd < 0 ||
+		    (hit.region.kind & TMESH_KIND_OPAQUE))
+			return false;
+		if (open_hit(peer, region, &hit, rights, flags))
+			return true;
+		if (tmesh_index_hit_holds(&hit))
+			break;
+	}
 	/* Perhaps it is the wrong process. The answer by socket comes from the right one. */
-	given_close(&fd);
-	region->fd = -1;
 	proc_close(peer);
 	index_forget(peer);
 	return false;

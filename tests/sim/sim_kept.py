@@ -3,7 +3,7 @@
 
 A keeper shows in an index which of its descriptors each name has, and lends an opening that is for nothing else. Clients
 follow an entry at any pace, duplicate what is lent or open the file anew, look at the entry again, hold what they have by
-descriptors and mappings, let go or are killed. The keeper takes names, replaces and drops them, looks who holds what, and
+descriptors and mappings, let go or are killed. One that finds the entry changed begins anew, once. The keeper takes names, replaces and drops them, looks who holds what, and
 gives up what nobody holds; its numbers are used again for other files. What a client has opened is what its name kept
 while it opened it; what somebody holds is known as held and not given up; what nobody holds can go.
 """
@@ -12,6 +12,7 @@ from sim import main, must
 
 BUGS = {
     "recheck": "a client looks at the entry again after it has the file",
+    "recheck-again": "and so it does the second time, when the entry has changed meanwhile",
     "own-lent": "what is lent is an opening of its own",
     "take-back": "the keeper lets go of what is lent before it asks",
     "hide": "what is given up is shown no more, and looked at again",
@@ -20,6 +21,7 @@ BUGS = {
 CLIENTS = 3
 NAMES = ("a", "b")
 STEPS = 30
+LOOKS = 2
 
 
 class Memory:
@@ -163,23 +165,29 @@ def keeper(world):
 
 def opened(world, at, name):
     """The opening, or None: it asks the keeper."""
-    entry = world.index.get(name)
-    if not entry:
-        return None
-    began = world.time
-    yield
-    number, memory, lent = entry
-    there = world.fds.get(number)
-    if there is None or there.memory is not memory:
-        return None
-    opening = there.take() if lent else Opening(there.memory)
-    world.opening[at] = opening
-    yield
-    if world.bug != "recheck" and world.index.get(name) is not entry:
-        return None
-    must(not memory.given_up, f"what {name} kept was given up, and is opened")
-    must(world.ends.get(memory, began) >= began, f"what {name} kept before is opened")
-    return opening
+    for look in range(LOOKS):
+        entry = world.index.get(name)
+        if not entry:
+            return None
+        began = world.time
+        yield
+        number, memory, lent = entry
+        there = world.fds.get(number)
+        if there is not None and there.memory is memory:
+            opening = there.take() if lent else Opening(there.memory)
+            world.opening[at] = opening
+            yield
+            blind = world.bug == "recheck" or (world.bug == "recheck-again" and look)
+            if blind or world.index.get(name) is entry:
+                must(not memory.given_up, f"what {name} kept was given up, and is opened")
+                must(world.ends.get(memory, began) >= began, f"what {name} kept before is opened")
+                return opening
+            world.opening[at] = None
+            opening.drop()
+        elif world.index.get(name) is entry:
+            return None
+        yield
+    return None
 
 
 def client(world, at):
@@ -199,8 +207,6 @@ def client(world, at):
             for _ in range(world.rng.randrange(6)):
                 yield
             world.holders[at].remove(opening)
-        elif world.opening[at]:
-            opening, world.opening[at] = world.opening[at], None
         if opening and opening.refs:
             opening.drop()
         yield

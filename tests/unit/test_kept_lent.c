@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "closes.h"
 #include "keeper/shown.c"
 #include "keeper/table.c"
 #include "kept.h"
@@ -446,13 +447,76 @@ static void test_shown(void **state)
 	group_free(new);
 }
 
+/* A client that opens this memory anew closes the way there before it looks at the entry again: so
+ * often the keeper changes that then. */
+static struct {
+	struct shown shown;
+	struct group *group;
+	uint8_t key[TMESH_SECRET_BYTES];
+	int left, changes;
+} meanwhile;
+
+static void change(int fd)
+{
+	const struct item *item = &meanwhile.group->items[0];
+	struct stat st;
+
+	if (!meanwhile.left || !(fcntl(fd, F_GETFL) & O_PATH) || fstat(fd, &st) ||
+	    st.st_ino != item->ino)
+		return;
+	meanwhile.left--;
+	meanwhile.changes++;
+	tmesh_index_set_fd(meanwhile.shown.index, meanwhile.key, item->fds[0], false);
+}
+
+static bool taken(struct tmesh_ctx *ctx, int changes)
+{
+	struct tmesh_region *region = tmesh_region_new(ctx, NULL), *opened;
+	bool found;
+
+	assert_non_null(region);
+	meanwhile.left = changes;
+	meanwhile.changes = 0;
+	found = tmesh_peer_take(region, meanwhile.shown.name, meanwhile.key, TMESH_READ);
+	meanwhile.left = 0;
+	assert_int_equal(tmesh_region_opened(region, found ? 0 : -ENOENT, &opened),
+			 found ? 0 : -ENOENT);
+	if (found)
+		tmesh_region_unref(opened);
+	return found;
+}
+
+/* An entry that changed while its file was opened is looked at once more; then the keeper is asked.
+ */
+static void test_changed(void **state)
+{
+	int dir;
+
+	assert_ok(tmesh_ctx_runtime_dir(*state, &dir, err));
+	meanwhile.group = one_group("one");
+	tmesh_keeper_key("one", meanwhile.key);
+	shown_begin(&meanwhile.shown, dir, 1);
+	shown_add(&meanwhile.shown, meanwhile.group);
+	unit_before_close = change;
+	assert_true(taken(*state, 0));
+	assert_true(taken(*state, 1));
+	assert_int_equal(meanwhile.changes, 1);
+	assert_false(taken(*state, 10));
+	assert_int_equal(meanwhile.changes, 2);
+	assert_true(taken(*state, 0));
+	unit_before_close = NULL;
+	shown_end(&meanwhile.shown);
+	close(dir);
+	group_free(meanwhile.group);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		KEEP_TEST(test_lent),	     KEEP_TEST(test_seen),
 		KEEP_TEST(test_holders),     KEEP_TEST(test_most),
 		KEEP_TEST(test_directories), cmocka_unit_test(test_found_late),
-		KEEP_TEST(test_shown),
+		KEEP_TEST(test_shown),	     KEEP_TEST(test_changed),
 	};
 
 	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
