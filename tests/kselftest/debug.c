@@ -426,12 +426,13 @@ TEST(waits_once, "a revocation waits for the work of an export once, whatever co
 		t_hear(sv[1]);
 		CHECK_OK(t_revoke(fd));
 	}
-	first.fence = fence_on(vgem, REQUIRE_OK(vgem_import(vgem, export)));
+	trace_begin();
+	CHECK(t_write_file(TRACE "/events/dma_fence/dma_fence_wait_start/enable", "1"));
 	buffer = vgem_export(other, gem, 0);
 	second.fence = fence_on(other, gem);
 	REQUIRE_OK(ioctl(buffer, DMA_BUF_IOCTL_EXPORT_SYNC_FILE, &out));
-	trace_begin();
-	CHECK(t_write_file(TRACE "/events/dma_fence/dma_fence_wait_start/enable", "1"));
+	/* vgem signals it by itself after ten seconds. */
+	first.fence = fence_on(vgem, REQUIRE_OK(vgem_import(vgem, export)));
 	t_say(sv[0]);
 	while (!waits(pid) && !waitid(P_PID, pid, &ended, WEXITED | WNOHANG | WNOWAIT) &&
 	       !ended.si_pid)

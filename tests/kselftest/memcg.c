@@ -229,12 +229,12 @@ TEST(open, "so does OPEN")
  * A table of descriptors that is full. There is room for much, but not for one of twice as many;
  * what the tables before it had, half of that, may come back meanwhile.
  */
-#define FILES (1 << 17)
+#define FILES (1 << 18)
 #define ROOM (256 * KB)
 
 TEST(table, "so does whatever needs a longer table of descriptors")
 {
-	struct rlimit files = {4 * FILES, 4 * FILES};
+	struct rlimit files = {2 * FILES, 2 * FILES};
 	pid_t pid;
 
 	T_CHILD(pid) {

@@ -51,7 +51,8 @@ static void poison_behind(int fd)
 
 	REQUIRE(p != MAP_FAILED);
 	CHECK_EQ(t_read(p), 0);
-	REQUIRE(pread(frames, &entry, 8, (unsigned long)p / PAGE * 8) == 8);
+	REQUIRE(pread(frames, &entry, 8, (unsigned long)p / PAGE * 8) == 8 && entry >> 63);
+	REQUIRE(entry & ((1ull << 55) - 1));
 	snprintf(address, sizeof(address), "%#llx", (entry & ((1ull << 55) - 1)) * PAGE);
 	close(frames);
 	munmap(p, PAGE);
