@@ -602,6 +602,25 @@ defmodule Tmesh.NetPagesTest do
     PagePool.close(pool)
   end
 
+  test "what is here is not fetched for a shorter prefix of the tenant's; nothing comes before the first record" do
+    {pool, pages} = pool()
+    follower = follows(pages)
+    {two, map} = offered(content(0) <> content(1))
+    # Without tokens nothing is cached.
+    say(follower, {:record, %{@first | number: 3, check: Log.check(3, 32, [1, 2])}})
+    asked({3, [0, 1]}).({:ok, map})
+    assert_receive {:tmesh_pages, 1, {:next, ^follower, 3}}, 60_000
+    {one, map} = offered(content(2))
+    say(follower, record(4, 0, [1, 2, 3], Enum.to_list(1..48), 48))
+    # Its pages are the same as before.
+    asked({4, [2]}).({:ok, map})
+    assert_receive {:tmesh_pages, 1, {:next, ^follower, 4}}, 60_000
+    assert {:ok, %{fetched: 3, had: 2, passed_over: 0}} = Tmesh.Net.Pages.info(follower)
+    :ok = Tmesh.Net.Pages.close(follower)
+    for ref <- [one, two], do: Tmesh.ZeroCopy.release(ref)
+    PagePool.close(pool)
+  end
+
   test "of a long sequence as many blocks are looked for as a pool answers" do
     count = 8_193
     {pool, pages} = pool(page_bytes: 4096, page_tokens: 1, slab_pages: 4096, max_pages: 12_288)
