@@ -196,7 +196,7 @@ int tmesh_engine_context_keep(struct tmesh_engine_context *context, struct tmesh
 	if (rc)
 		return rc;
 	ends = tmesh_foreign_look(fd, "", &file) && (S_ISSOCK(file.type) || S_ISFIFO(file.type));
-	tmesh_foreign_close(fd);
+	tmesh_foreign_close(fd, TMESH_GIVER_UNKNOWN);
 	if (!ends)
 		return tmesh_fail(
 			err, -EINVAL,

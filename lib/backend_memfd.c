@@ -66,6 +66,7 @@ static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from,
 			return tmesh_fail(err, -EPERM, "pin: the region's owner refuses pins");
 	}
 	derived->reopens = from->reopens;
+	derived->giver = from->giver;
 	if (from->kind & TMESH_KIND_OPAQUE) {
 		int fds[2];
 		int count = tmesh_opaque_handles(from, rights, fds, err);

@@ -277,7 +277,7 @@ static int open_memory(struct tmesh_channel *channel, const char *token, struct 
 	return rc ? rc : read_shape(channel, err);
 }
 
-static int no_answer(int rc, struct tmesh_error *err)
+static int no_answer(int rc, tmesh_giver maker, struct tmesh_error *err)
 {
 	switch (rc) {
 	case -EPIPE:
@@ -286,7 +286,7 @@ static int no_answer(int rc, struct tmesh_error *err)
 		return tmesh_fail(err, rc, "the channel's maker does not answer");
 	default:
 		errno = -rc;
-		return tmesh_foreign_fail_errno(err, "asking the channel's maker");
+		return tmesh_foreign_fail_errno(err, "asking the channel's maker", maker);
 	}
 }
 
@@ -325,7 +325,7 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 		got = tmesh_wire_recv(channel->conn, &reply, sizeof(reply), fds, TMESH_JOIN_FDS,
 				      deadline);
 	if (rc || got < 0)
-		return no_answer(rc ? rc : got, err);
+		return no_answer(rc ? rc : got, tmesh_giver_at(channel->conn), err);
 	rc = reply.magic != TMESH_MAGIC_REPLY || reply.version != TMESH_WIRE_VERSION ||
 			     !all_sockets(fds, got)
 		     ? -EPROTO
@@ -338,7 +338,7 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 		*lane = reply.lane;
 		return 0;
 	}
-	tmesh_foreign_close_all(fds, (unsigned int)got);
+	tmesh_foreign_close_all(fds, (unsigned int)got, tmesh_giver_at(channel->conn));
 	switch (rc) {
 	case -ENOENT:
 		return tmesh_fail(err, rc, "no such channel: its maker has closed it");

@@ -32,7 +32,7 @@ int tmesh_channel_hands_new(struct tmesh_channel *channel, struct tmesh_error *e
 
 void tmesh_channel_hand_drop(struct channel_handed *handed)
 {
-	tmesh_foreign_close_all(handed->fds, handed->count);
+	tmesh_foreign_close_all(handed->fds, handed->count, handed->giver);
 	handed->count = 0;
 }
 
@@ -128,7 +128,7 @@ void tmesh_channel_hand_over(struct tmesh_channel *channel, uint32_t entry, uint
 
 /* Whatever it is that somebody sends, it can do no more than lie in its place. */
 static void keep(struct tmesh_channel *channel, const struct tmesh_wire_region *wire,
-		 const int *fds, unsigned int count)
+		 const int *fds, unsigned int count, tmesh_giver giver)
 {
 	uint32_t lane = wire->pad >> 16, entry = wire->pad & 0xffff;
 	struct channel_handed *place;
@@ -136,7 +136,7 @@ static void keep(struct tmesh_channel *channel, const struct tmesh_wire_region *
 	if (wire->magic != MAGIC_HANDED || wire->version != TMESH_WIRE_VERSION ||
 	    wire->kind & TMESH_KIND_OPAQUE || count != 1 || lane >= channel->shape.lanes ||
 	    entry >= channel->shape.regions) {
-		tmesh_foreign_close_all(fds, count);
+		tmesh_foreign_close_all(fds, count, giver);
 		return;
 	}
 	place = &channel->handed[lane * channel->shape.regions + entry];
@@ -146,6 +146,7 @@ static void keep(struct tmesh_channel *channel, const struct tmesh_wire_region *
 	place->wire.pad = 0;
 	place->fds[0] = fds[0];
 	place->count = 1;
+	place->giver = giver;
 }
 
 void tmesh_channel_collect(struct tmesh_channel *channel, int conn)
@@ -159,7 +160,7 @@ void tmesh_channel_collect(struct tmesh_channel *channel, int conn)
 		if (got == -EAGAIN || got == -EPIPE)
 			return;
 		if (got >= 0)
-			keep(channel, &wire, fds, (unsigned int)got);
+			keep(channel, &wire, fds, (unsigned int)got, tmesh_giver_at(conn));
 	}
 }
 
@@ -211,6 +212,7 @@ int tmesh_channel_handed(struct tmesh_channel *channel, uint32_t lane, uint32_t 
 		tmesh_channel_hand_drop(&mine);
 		return -ENOENT;
 	}
+	region->giver = mine.giver;
 	return tmesh_region_opened(
 		region, channel->ctx->ops->adopt(region, mine.fds, &mine.wire, NULL), out);
 }
@@ -230,7 +232,7 @@ void tmesh_channel_hand_back(struct tmesh_channel *channel, uint32_t place)
 	if (fd < 0)
 		return;
 	pthread_mutex_lock(&channel->home->lock);
-	keep(channel, &wire, &fd, 1);
+	keep(channel, &wire, &fd, 1, region->giver);
 	pthread_mutex_unlock(&channel->home->lock);
 }
 

@@ -168,6 +168,7 @@ struct channel_handed {
 	struct tmesh_wire_region wire;
 	int fds[1];
 	unsigned int count; /* 0: nothing */
+	tmesh_giver giver;
 };
 /* Either side remembers as many tensors. */
 #define CHANNEL_TENSORS 64

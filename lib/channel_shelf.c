@@ -111,7 +111,7 @@ static ssize_t look(int socket, struct shelf_message *message, int *fds, unsigne
 {
 	struct iovec part = {message, sizeof(*message)};
 	union shelf_control control;
-	bool takes = fds && tmesh_foreign_room();
+	bool takes = fds && tmesh_foreign_room_at(socket);
 	struct msghdr msg = {
 		.msg_iov = &part,
 		.msg_iovlen = 1,
@@ -263,24 +263,25 @@ static int find(int socket, struct tmesh_wire_region *wire, int *fd)
 	}
 	for (unsigned int i = 0; i < count; i++)
 		if (fds[i] >= 0)
-			tmesh_foreign_close(fds[i]);
+			tmesh_foreign_close(fds[i], tmesh_giver_at(socket));
 	return rc;
 }
 
 /* A handle of our own: what lies there may be others', too. */
 static int open_own(struct tmesh_channel *channel, struct tmesh_wire_region *wire, int fd,
-		    uint32_t rights, struct tmesh_region **out)
+		    tmesh_giver giver, uint32_t rights, struct tmesh_region **out)
 {
 	struct tmesh_region *shared = NULL;
 	struct tmesh_region *region = tmesh_region_new(channel->ctx, NULL);
 	int rc;
 
 	if (!region) {
-		tmesh_foreign_close(fd);
+		tmesh_foreign_close(fd, giver);
 		return -ENOMEM;
 	}
 	wire->magic = TMESH_MAGIC_REGION;
 	wire->pad = 0;
+	region->giver = giver;
 	rc = tmesh_region_opened(region, channel->ctx->ops->adopt(region, &fd, wire, NULL),
 				 &shared);
 	if (!rc) {
@@ -298,6 +299,7 @@ int tmesh_channel_shelf_open(struct tmesh_channel *channel, uint32_t lane, uint3
 	const struct timespec pause = {.tv_nsec = PAUSE_NS};
 	uint64_t deadline = tmesh_now_ns() + channel->ctx->timeout_ns;
 	struct tmesh_wire_region wire;
+	tmesh_giver giver;
 	int fd, rc;
 
 	for (;;) {
@@ -318,12 +320,13 @@ int tmesh_channel_shelf_open(struct tmesh_channel *channel, uint32_t lane, uint3
 	}
 	if (rc)
 		return rc;
+	giver = tmesh_giver_at(channel->shelves[lane].get);
 	if (wire.rights != rights || wire.backend != channel->ctx->ops->backend ||
 	    wire.kind & TMESH_KIND_OPAQUE) {
-		tmesh_foreign_close(fd);
+		tmesh_foreign_close(fd, giver);
 		return -ENOENT;
 	}
-	return open_own(channel, &wire, fd, rights, out);
+	return open_own(channel, &wire, fd, giver, rights, out);
 }
 
 void tmesh_channel_shelf_inherit(struct tmesh_channel *channel)
@@ -458,6 +461,7 @@ bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane, bool sha
 	struct channel_region *table = channel_regions(channel, channel_lane(channel, lane));
 	const struct channel_shelf *shelf = &channel->shelves[lane];
 	bool named[CHANNEL_ENTRIES_MAX], changed, failed = false;
+	tmesh_giver giver = tmesh_giver_at(shelf->get);
 	struct shelf_message message;
 	int fds[MOST];
 	unsigned int count = 0;
@@ -471,7 +475,7 @@ bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane, bool sha
 		message.head.serial = 0;
 	if (came != count) {
 		/* This process has no number free for all of them; or it is not ours. */
-		tmesh_foreign_close_all(fds, count);
+		tmesh_foreign_close_all(fds, count, giver);
 		return true;
 	}
 	mark_named(channel, lane, named);
@@ -479,7 +483,7 @@ bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane, bool sha
 		uint32_t entry = message.regions[i].pad & 0xffff;
 
 		if (entry >= channel->shape.regions || !named[entry]) {
-			tmesh_foreign_close(fds[i]);
+			tmesh_foreign_close(fds[i], giver);
 			continue;
 		}
 		named[entry] = false;
@@ -500,7 +504,7 @@ bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane, bool sha
 	message.head.count = lies;
 	if (changed && replace(shelf, &message, fds))
 		failed = true;
-	tmesh_foreign_close_all(fds, lies);
+	tmesh_foreign_close_all(fds, lies, giver);
 	for (uint32_t i = 0; shared && !failed && i < channel->shape.regions; i++)
 		atomic_store(&table[i].words[CHANNEL_R_WITH_MAKER], 0);
 	return failed || lies;

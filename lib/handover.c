@@ -17,9 +17,9 @@ union control {
 
 /* Room for so many tells more than are wanted from too few numbers. Where none are wanted, or no
  * more may be taken, there is none. */
-static unsigned int room_for(unsigned int wanted)
+static unsigned int room_for(int socket, unsigned int wanted)
 {
-	if (!wanted || !tmesh_foreign_room())
+	if (!wanted || !tmesh_foreign_room_at(socket))
 		return 0;
 	return wanted < TMESH_WIRE_FDS ? TMESH_WIRE_FDS : wanted;
 }
@@ -36,7 +36,8 @@ static void close_all(const int *fds, unsigned int count)
  * out though the message had room for them: then this process has no number free, or too many that
  * it cannot close. What came in excess is closed.
  */
-static int take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned int *count)
+static int take_fds(int socket, struct msghdr *msg, int *fds, unsigned int room,
+		    unsigned int *count)
 {
 	bool cut = msg->msg_flags & MSG_CTRUNC;
 	int rc = !cut ? 0 : room ? -EMFILE : -EPROTO;
@@ -56,7 +57,7 @@ static int take_fds(struct msghdr *msg, int *fds, unsigned int room, unsigned in
 			if (*count < room) {
 				fds[(*count)++] = fd;
 			} else {
-				tmesh_foreign_close(fd);
+				tmesh_foreign_close(fd, tmesh_giver_at(socket));
 				rc = -EPROTO;
 			}
 		}
@@ -103,7 +104,7 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 			.msg_iov = &part,
 			.msg_iovlen = 1,
 			.msg_control = control.room,
-			.msg_controllen = CMSG_SPACE(room_for(fd_room) * sizeof(int)),
+			.msg_controllen = CMSG_SPACE(room_for(socket, fd_room) * sizeof(int)),
 		};
 		ssize_t got;
 
@@ -117,7 +118,7 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 			rc = errno == ECONNRESET ? -EPIPE : -errno;
 			break;
 		}
-		rc = take_fds(&msg, fds, fd_room, &count);
+		rc = take_fds(socket, &msg, fds, fd_room, &count);
 		if (!rc && (msg.msg_flags & MSG_TRUNC))
 			rc = -EPROTO;
 		if (rc)
@@ -133,7 +134,7 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 		}
 	}
 	if (rc) {
-		tmesh_foreign_close_all(fds, count);
+		tmesh_foreign_close_all(fds, count, tmesh_giver_at(socket));
 		return rc;
 	}
 	return (int)count;
@@ -273,7 +274,7 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 	return more < 0 ? more : rc;
 }
 
-static int recv_error(int rc, struct tmesh_error *err)
+static int recv_error(int rc, int socket, struct tmesh_error *err)
 {
 	switch (rc) {
 	case -EPIPE:
@@ -285,7 +286,8 @@ static int recv_error(int rc, struct tmesh_error *err)
 				  "receive: the peer sent something else than was expected");
 	case -EMFILE:
 		errno = EMFILE;
-		return tmesh_foreign_fail_errno(err, "receive: what was sent is lost");
+		return tmesh_foreign_fail_errno(err, "receive: what was sent is lost",
+						tmesh_giver_at(socket));
 	default:
 		errno = -rc;
 		return tmesh_fail_errno(err, "receiving a region");
@@ -299,8 +301,8 @@ int tmesh_wire_recv_plain(int socket, void *message, size_t bytes, uint64_t dead
 	int count = tmesh_wire_recv(socket, message, bytes, fds, TMESH_WIRE_FDS, deadline);
 
 	if (count < 0)
-		return recv_error(count, err);
-	tmesh_foreign_close_all(fds, (unsigned int)count);
+		return recv_error(count, socket, err);
+	tmesh_foreign_close_all(fds, (unsigned int)count, tmesh_giver_at(socket));
 	return 0;
 }
 
@@ -313,10 +315,11 @@ static int take_region(struct tmesh_region *region, int socket, uint64_t deadlin
 	int count = tmesh_wire_recv(socket, &wire, sizeof(wire), fds, TMESH_WIRE_FDS, deadline);
 
 	if (count < 0)
-		return recv_error(count, err);
+		return recv_error(count, socket, err);
+	region->giver = tmesh_giver_at(socket);
 	if (wire.magic != TMESH_MAGIC_REGION || wire.version != TMESH_WIRE_VERSION || wire.pad ||
 	    (unsigned int)count != 1 + tmesh_opaque_count(&wire)) {
-		tmesh_foreign_close_all(fds, (unsigned int)count);
+		tmesh_foreign_close_all(fds, (unsigned int)count, region->giver);
 		if (wire.magic == TMESH_MAGIC_BUNDLE)
 			return tmesh_fail(err, -EPROTO,
 					  "receive: the peer sent a bundle, not a region: "
@@ -325,7 +328,7 @@ static int take_region(struct tmesh_region *region, int socket, uint64_t deadlin
 				  "receive: the peer sent something else than one region");
 	}
 	if (wire.backend != ops->backend) {
-		tmesh_foreign_close_all(fds, (unsigned int)count);
+		tmesh_foreign_close_all(fds, (unsigned int)count, region->giver);
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "receive: the region is of another backend than this context's "
 				  "(%s)",

@@ -20,6 +20,7 @@
 
 #include "common/clock.h"
 #include "common/error.h"
+#include "common/foreign.h"
 #include "common/hex.h"
 #include "common/label.h"
 #include "common/page.h"
@@ -231,6 +232,7 @@ struct tmesh_region {
 	int device;   /* memfd, opaque: the descriptor it stands for, or -1 */
 	int leash;    /* memfd, opaque: one end of the pipe, or -1 */
 	bool leash_made;
+	tmesh_giver giver;		  /* who gave the descriptors, where that was another */
 	struct tmesh_region *opaque_next; /* in the context's list; under ctx->lock */
 	atomic_bool leash_cut;		  /* by its maker: taken back */
 	struct tmesh_region_opts opts;	  /* as created; label points to the next */

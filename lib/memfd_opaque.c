@@ -128,7 +128,7 @@ static void close_both(struct tmesh_region *region)
 		if (fds[i] >= 0 && region->leash_made)
 			close(fds[i]);
 		else if (fds[i] >= 0)
-			tmesh_foreign_close(fds[i]);
+			tmesh_foreign_close(fds[i], region->giver);
 	region->leash = region->device = -1;
 }
 

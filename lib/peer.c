@@ -50,11 +50,17 @@ static void peer_close(int *fd)
 	*fd = -1;
 }
 
+/* Tokens are this user's: check_peer(). */
+static tmesh_giver giver_of(pid_t pid)
+{
+	return tmesh_giver_of(geteuid(), pid);
+}
+
 /* What the peer gave, or may have: it may be anything. */
-static void given_close(int *fd)
+static void given_close(int *fd, pid_t pid)
 {
 	if (*fd >= 0)
-		tmesh_foreign_close(*fd);
+		tmesh_foreign_close(*fd, giver_of(pid));
 	*fd = -1;
 }
 
@@ -63,7 +69,7 @@ static void peer_free(struct tmesh_peer *peer)
 	peer_close(&peer->conn);
 	peer_close(&peer->proc);
 	peer_close(&peer->pidfd);
-	given_close(&peer->index);
+	given_close(&peer->index, peer->pid);
 	tmesh_index_view_close(&peer->view);
 	free(peer);
 }
@@ -167,7 +173,7 @@ void tmesh_peers_sweep(struct tmesh_ctx *ctx)
 static void index_forget(struct tmesh_peer *peer)
 {
 	tmesh_index_view_close(&peer->view);
-	given_close(&peer->index);
+	given_close(&peer->index, peer->pid);
 	peer->index_number = 0;
 }
 
@@ -270,7 +276,7 @@ static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 	if (proc_open(peer, pid))
 		fd = index_open(ctx, peer->proc, index);
 	good = fd >= 0 && index_map(peer, fd);
-	given_close(&fd);
+	given_close(&fd, pid);
 	if (!good) {
 		proc_close(peer);
 		return false;
@@ -285,7 +291,7 @@ static bool index_by_answer(struct tmesh_peer *peer)
 {
 	bool good = peer->index >= 0 && index_map(peer, peer->index);
 
-	given_close(&peer->index);
+	given_close(&peer->index, peer->pid);
 	return good;
 }
 
@@ -314,7 +320,8 @@ static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
 	struct tmesh_foreign_file file;
 	int at, fd = -1;
 
-	if (writes != hit->read_only && peer->pidfd >= 0 && !peer->kept && tmesh_foreign_room()) {
+	if (writes != hit->read_only && peer->pidfd >= 0 && !peer->kept &&
+	    tmesh_foreign_room(giver_of(peer->pid))) {
 		tmesh_fd_name(number, hit->fd);
 		if (!tmesh_foreign_look(peer->proc, number, &file) || !is_hit(&file, hit))
 			return -1;
@@ -323,7 +330,7 @@ static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
 		if (fd >= 0 && (!writes || (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR))
 			return fd;
 		peer->kept = fd < 0 && (errno == EPERM || errno == ENOSYS);
-		given_close(&fd);
+		given_close(&fd, peer->pid);
 	}
 	at = tmesh_proc_at(peer->proc, hit->fd, &file);
 	if (at >= 0 && is_hit(&file, hit))
@@ -343,11 +350,12 @@ static bool open_hit(struct tmesh_peer *peer, struct tmesh_region *region,
 	int fd = open_fd_of(region->ctx, peer, hit, rights, flags);
 
 	hit->region.rights = rights;
+	region->giver = giver_of(peer->pid);
 	if (fd >= 0 && region->ctx->ops->adopt(region, &fd, &hit->region, NULL) == 0 &&
 	    region->dev == hit->dev && region->ino == hit->ino && tmesh_index_hit_holds(hit) &&
 	    !tmesh_index_view_closed(&peer->view))
 		return true;
-	given_close(&fd);
+	given_close(&fd, peer->pid);
 	region->fd = -1;
 	return false;
 }
@@ -467,8 +475,8 @@ static int connect_to(struct tmesh_ctx *ctx, const char *name, uint64_t deadline
 	return rc;
 }
 
-static int exchange(int conn, const struct tmesh_wire_request *request, uint64_t deadline,
-		    struct answer *answer)
+static int exchange(int conn, pid_t pid, const struct tmesh_wire_request *request,
+		    uint64_t deadline, struct answer *answer)
 {
 	int count = tmesh_wire_send(conn, request, sizeof(*request), NULL, 0, MSG_DONTWAIT);
 	const struct tmesh_wire_reply *reply = &answer->reply;
@@ -489,7 +497,7 @@ static int exchange(int conn, const struct tmesh_wire_request *request, uint64_t
 			answer->index = answer->fds[answer->own];
 		return 0;
 	}
-	tmesh_foreign_close_all(answer->fds, (unsigned int)count);
+	tmesh_foreign_close_all(answer->fds, (unsigned int)count, giver_of(pid));
 	return -EPROTO;
 }
 
@@ -509,7 +517,7 @@ static int ask(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, int
 			if (rc)
 				return rc;
 		}
-		rc = exchange(*conn, request, deadline, answer);
+		rc = exchange(*conn, *pid, request, deadline, answer);
 		if (rc)
 			peer_close(conn);
 	}
@@ -525,7 +533,7 @@ static int ask(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, int
 		return tmesh_fail(err, rc, "the token's producer gave a malformed answer");
 	default:
 		errno = -rc;
-		return tmesh_foreign_fail_errno(err, "asking the token's producer");
+		return tmesh_foreign_fail_errno(err, "asking the token's producer", giver_of(*pid));
 	}
 }
 
@@ -597,10 +605,11 @@ static int open_asking(struct tmesh_region *region, const struct tmesh_token_par
 	pthread_mutex_lock(&ctx->lock);
 	learn(ctx, token, pid, &conn, &answer);
 	pthread_mutex_unlock(&ctx->lock);
+	region->giver = giver_of(pid);
 	rc = answer.reply.status ? refusal(answer.reply.status, rights, err)
 				 : ctx->ops->adopt(region, answer.fds, &answer.reply.region, err);
 	peer_close(&conn);
-	given_close(&answer.index);
+	given_close(&answer.index, pid);
 	return rc;
 }
 

@@ -256,7 +256,7 @@ int tmesh_region_opened(struct tmesh_region *region, int rc, struct tmesh_region
 	if (rc) {
 		/* Whatever somebody handed over in its place. */
 		if (region->fd >= 0)
-			tmesh_foreign_close(region->fd);
+			tmesh_foreign_close(region->fd, region->giver);
 		region->fd = -1;
 		tmesh_region_destroy(region);
 		return rc;

@@ -272,7 +272,8 @@ static int be_welcomed(struct model_view *view, int socket, uint32_t kind, size_
 				  "have, or no descriptor is left");
 	if (fd == -EMFILE) {
 		errno = EMFILE;
-		return tmesh_foreign_fail_errno(err, "taking what the token's owner shares");
+		return tmesh_foreign_fail_errno(err, "taking what the token's owner shares",
+						tmesh_giver_at(socket));
 	}
 	if (got != sizeof(welcome) || fd < 0 || welcome.kind != kind ||
 	    welcome.version != VERSION || welcome.bytes < least)
@@ -280,7 +281,7 @@ static int be_welcomed(struct model_view *view, int socket, uint32_t kind, size_
 	else
 		rc = adopt(view, fd, &welcome, err);
 	if (fd >= 0)
-		tmesh_foreign_close(fd);
+		tmesh_foreign_close(fd, tmesh_giver_at(socket));
 	return rc;
 }
 
@@ -392,12 +393,12 @@ bool model_view_answer(struct model_view *view, int ms, struct model_answer *ans
 		if (got == sizeof(reply) && reply.ask.what == ANSWER &&
 		    reply.ask.number == view->asks) {
 			if (answered && *fd >= 0)
-				tmesh_foreign_close(*fd);
+				tmesh_foreign_close(*fd, tmesh_giver_at(view->socket.fd));
 			answered = true;
 			*answer = reply.answer;
 			*fd = came;
 		} else if (came >= 0) {
-			tmesh_foreign_close(came);
+			tmesh_foreign_close(came, tmesh_giver_at(view->socket.fd));
 		}
 	}
 	view->gone |= got == 0;

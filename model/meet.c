@@ -46,7 +46,7 @@ ssize_t model_meet_recv(int socket, void *data, size_t room, int *fd)
 		char room[CMSG_SPACE(4 * sizeof(int))];
 		struct cmsghdr align;
 	} control;
-	bool takes = fd && tmesh_foreign_room();
+	bool takes = fd && tmesh_foreign_room_at(socket);
 	struct msghdr message = {
 		.msg_iov = &vector,
 		.msg_iovlen = 1,
@@ -75,14 +75,14 @@ ssize_t model_meet_recv(int socket, void *data, size_t room, int *fd)
 			if (*fd < 0)
 				*fd = came;
 			else
-				tmesh_foreign_close(came);
+				tmesh_foreign_close(came, tmesh_giver_at(socket));
 		}
 	}
 	if (fd && *fd < 0 && (message.msg_flags & MSG_CTRUNC))
 		*fd = -EMFILE;
 	/* An empty message is taken for the end: nobody looks for what came with it. */
 	if (!got && fd && *fd >= 0) {
-		tmesh_foreign_close(*fd);
+		tmesh_foreign_close(*fd, tmesh_giver_at(socket));
 		*fd = -1;
 	}
 	return got;
@@ -125,7 +125,7 @@ static void knocked(struct model_source *source)
 	if (got == sizeof(word) && word == KNOCK && fd >= 0 && is_welcome(fd))
 		meet->joined(meet, fd);
 	else if (fd >= 0)
-		tmesh_foreign_close(fd);
+		tmesh_foreign_close(fd, tmesh_giver_at(source->own.fd));
 }
 
 static int home_of(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_error *err)
@@ -260,7 +260,7 @@ int model_meet_join(struct tmesh_ctx *ctx, const char *token, int *socket, struc
 			rc = model_meet_refuse(err);
 		} else {
 			rc = knock(lobby, socket, err);
-			tmesh_foreign_close(lobby);
+			tmesh_foreign_close(lobby, TMESH_GIVER_UNKNOWN);
 		}
 		tmesh_region_unref(card);
 	}

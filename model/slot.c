@@ -490,7 +490,8 @@ static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked
 		return -EAGAIN;
 	if (fd == -EMFILE) {
 		errno = EMFILE;
-		return tmesh_foreign_fail_errno(err, "taking a slot's value");
+		return tmesh_foreign_fail_errno(err, "taking a slot's value",
+						tmesh_giver_at(reader->view.socket.fd));
 	}
 	/* Another file could keep whoever reads it waiting. Only memory has seals, none included.
 	 */
@@ -503,7 +504,7 @@ static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked
 		  pread(fd, reader->text, answer.bytes, 0) != (ssize_t)answer.bytes))
 		rc = damaged(err);
 	if (fd >= 0)
-		tmesh_foreign_close(fd);
+		tmesh_foreign_close(fd, tmesh_giver_at(reader->view.socket.fd));
 	return rc ? rc : slot_take_text(reader, answer.number, answer.bytes, err);
 }
 

@@ -23,9 +23,6 @@
 #define COUNTS 10
 /* Between two looks: a client that says cancel without end costs no more than this. */
 #define PAUSE_US 500
-/* While so many files wait for who serves them, none is taken here: the memory of calls comes by
- * sockets too, and there is to be room for it. */
-#define WAITING_MOST 16
 
 struct calls {
 	pthread_mutex_t lock;
@@ -204,9 +201,8 @@ static ssize_t receive(int socket, struct wire_cancel *words, int *fd)
 	struct msghdr message = {.msg_iov = &vector,
 				 .msg_iovlen = 1,
 				 .msg_control = control.room,
-				 .msg_controllen = tmesh_foreign_waiting() < WAITING_MOST
-							   ? sizeof(control.room)
-							   : 0};
+				 .msg_controllen =
+					 tmesh_foreign_room_at(socket) ? sizeof(control.room) : 0};
 	ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
 
 	*fd = -1;
@@ -221,7 +217,7 @@ static ssize_t receive(int socket, struct wire_cancel *words, int *fd)
 			if (*fd < 0)
 				*fd = came;
 			else
-				tmesh_foreign_close(came);
+				tmesh_foreign_close(came, tmesh_giver_at(socket));
 		}
 	}
 	return got;
@@ -245,7 +241,7 @@ static void hear(struct calls *calls, struct caller *caller, uint32_t events)
 	if (ours && words.what == WIRE_KEEP && fd >= 0 && keep(caller, fd))
 		return;
 	if (fd >= 0)
-		tmesh_foreign_close(fd);
+		tmesh_foreign_close(fd, tmesh_giver_at(caller->socket));
 	if (ours && !words.what) {
 		words.what = calls->running != caller && words.number > caller->ended
 				     ? WIRE_NEVER_BEGINS

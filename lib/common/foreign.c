@@ -7,18 +7,66 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
 struct batch {
 	struct batch *next;
+	tmesh_giver giver;
 	unsigned int count;
 	int fds[];
 };
 
 static atomic_uint waiting;		/* descriptors that are not closed yet */
 static _Atomic(struct batch *) batches; /* which no thread has yet */
+/* Who gave those that wait, in no order; 0: free. What comes when all are taken is counted above
+ * alone. */
+static atomic_uint_fast64_t givers[TMESH_FOREIGN_MOST];
+
+static uint64_t word(tmesh_giver giver)
+{
+	return giver + 1;
+}
+
+tmesh_giver tmesh_giver_of(uid_t uid, pid_t pid)
+{
+	return (uint64_t)uid << 32 | (uint32_t)pid;
+}
+
+tmesh_giver tmesh_giver_at(int socket)
+{
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid == (uid_t)-1)
+		return TMESH_GIVER_UNKNOWN;
+	return tmesh_giver_of(peer.uid, peer.pid);
+}
+
+/* In the first place that has @old. */
+static void replace(uint64_t old, uint64_t new)
+{
+	for (unsigned int i = 0; i < TMESH_FOREIGN_MOST; i++) {
+		uint64_t there = old;
+
+		if (atomic_compare_exchange_strong(&givers[i], &there, new))
+			return;
+	}
+}
+
+static void begin_waiting(tmesh_giver giver)
+{
+	atomic_fetch_add(&waiting, 1);
+	replace(0, word(giver));
+}
+
+static void end_waiting(tmesh_giver giver)
+{
+	replace(word(giver), 0);
+	atomic_fetch_sub(&waiting, 1);
+}
 
 bool tmesh_foreign_look(int dir, const char *name, struct tmesh_foreign_file *file)
 {
@@ -42,25 +90,36 @@ static bool may_be_served(int fd)
 	return !tmesh_foreign_look(fd, "", &file) || S_ISREG(file.type) || S_ISDIR(file.type);
 }
 
-unsigned int tmesh_foreign_waiting(void)
+bool tmesh_foreign_room(tmesh_giver giver)
 {
-	return atomic_load(&waiting);
+	unsigned int of_process = 0, of_user = 0;
+	unsigned int all = atomic_load(&waiting);
+
+	for (unsigned int i = 0; all && i < TMESH_FOREIGN_MOST; i++) {
+		uint64_t there = atomic_load_explicit(&givers[i], memory_order_relaxed);
+
+		of_process += there == word(giver);
+		of_user += there && (there - 1) >> 32 == giver >> 32;
+	}
+	return of_process < TMESH_FOREIGN_OF_PROCESS && of_user < TMESH_FOREIGN_OF_USER &&
+	       all < TMESH_FOREIGN_MOST;
 }
 
-bool tmesh_foreign_room(void)
+bool tmesh_foreign_room_at(int socket)
 {
-	return tmesh_foreign_waiting() < TMESH_FOREIGN_MOST;
+	return !atomic_load(&waiting) || tmesh_foreign_room(tmesh_giver_at(socket));
 }
 
-int tmesh_foreign_fail_errno(struct tmesh_error *err, const char *what)
+int tmesh_foreign_fail_errno(struct tmesh_error *err, const char *what, tmesh_giver giver)
 {
-	if (errno != EMFILE || tmesh_foreign_room())
+	if (errno != EMFILE || tmesh_foreign_room(giver))
 		return tmesh_fail_errno(err, what);
 	return tmesh_fail(
 		err, -EMFILE,
-		"%s: this process waits for who serves files that it was given, and takes "
-		"no more than %d: end who gave them, or their server",
-		what, TMESH_FOREIGN_MOST);
+		"%s: this process waits for who serves files that it was given, and takes no more "
+		"than %d of a process, %d of a user and %d in all: end who gave them, or their "
+		"server",
+		what, TMESH_FOREIGN_OF_PROCESS, TMESH_FOREIGN_OF_USER, TMESH_FOREIGN_MOST);
 }
 
 /* Those that no thread could be had for too. */
@@ -73,7 +132,7 @@ static void *close_batches(void *data)
 
 		for (unsigned int i = 0; i < batch->count; i++) {
 			close(batch->fds[i]);
-			atomic_fetch_sub(&waiting, 1);
+			end_waiting(batch->giver);
 		}
 		free(batch);
 		batch = next;
@@ -100,7 +159,7 @@ static void start_thread(void)
 
 /* One thread for all that came together: who gives hundreds starts no hundreds of threads. What
  * there is no memory to remember stays open, and is counted. */
-void tmesh_foreign_close_all(const int *fds, unsigned int count)
+void tmesh_foreign_close_all(const int *fds, unsigned int count, tmesh_giver giver)
 {
 	struct batch *batch = NULL;
 
@@ -109,7 +168,7 @@ void tmesh_foreign_close_all(const int *fds, unsigned int count)
 			close(fds[i]);
 			continue;
 		}
-		atomic_fetch_add(&waiting, 1);
+		begin_waiting(giver);
 		if (!batch)
 			batch = calloc(1, sizeof(*batch) + count * sizeof(batch->fds[0]));
 		if (batch)
@@ -117,13 +176,14 @@ void tmesh_foreign_close_all(const int *fds, unsigned int count)
 	}
 	if (!batch)
 		return;
+	batch->giver = giver;
 	batch->next = atomic_load(&batches);
 	while (!atomic_compare_exchange_weak(&batches, &batch->next, batch))
 		;
 	start_thread();
 }
 
-void tmesh_foreign_close(int fd)
+void tmesh_foreign_close(int fd, tmesh_giver giver)
 {
-	tmesh_foreign_close_all(&fd, 1);
+	tmesh_foreign_close_all(&fd, 1, giver);
 }

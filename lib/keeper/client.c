@@ -69,7 +69,7 @@ static void ask_keep(struct client *client)
 		answer(client, -EINVAL, 0);
 		return;
 	}
-	client->group = group_new(request->name, request->count);
+	client->group = group_new(request->name, request->count, tmesh_giver_at(client->fd));
 	/* All regions are read and let go of, so that the answer finds its reader waiting. */
 	client->reply.status = client->group ? 0 : -ENOMEM;
 	client->state = CLIENT_GIVES;
@@ -220,7 +220,7 @@ static bool read_region(struct client *client, struct service *service)
 	else if (client->group && !client->reply.status)
 		rc = group_add(client->group, &wire, fds, (unsigned int)count, false);
 	else
-		tmesh_foreign_close_all(fds, (unsigned int)count);
+		tmesh_foreign_close_all(fds, (unsigned int)count, tmesh_giver_at(client->fd));
 	if (rc) {
 		client->reply.status = rc;
 		client->reply.where = client->done;

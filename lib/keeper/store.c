@@ -234,7 +234,7 @@ static struct manifest *read_manifest(int fd)
 
 static struct group *gather(const struct manifest *manifest, struct stored *all, size_t count)
 {
-	struct group *group = group_new(manifest->name, manifest->count);
+	struct group *group = group_new(manifest->name, manifest->count, TMESH_GIVER_UNKNOWN);
 
 	if (!group)
 		return NULL;

@@ -27,7 +27,7 @@ bool name_is_good(const char name[TMESH_KEPT_NAME_LEN + 1])
 	return tmesh_utf8_span(name, bytes, false) == bytes;
 }
 
-struct group *group_new(const char *name, uint32_t room)
+struct group *group_new(const char *name, uint32_t room, tmesh_giver giver)
 {
 	struct group *group = calloc(1, sizeof(*group) + room * sizeof(struct item));
 
@@ -35,17 +35,18 @@ struct group *group_new(const char *name, uint32_t room)
 		return NULL;
 	memcpy(group->name, name, sizeof(group->name));
 	group->room = room;
+	group->giver = giver;
 	return group;
 }
 
-static unsigned int close_fds(const int *fds, unsigned int count)
+static unsigned int close_fds(const struct group *group, const int *fds, unsigned int count)
 {
 	unsigned int closed = 0;
 
 	for (unsigned int i = 0; i < count; i++) {
 		if (fds[i] < 0)
 			continue;
-		tmesh_foreign_close(fds[i]);
+		tmesh_foreign_close(fds[i], group->giver);
 		closed++;
 	}
 	return closed;
@@ -56,7 +57,7 @@ void group_free(struct group *group)
 	if (!group)
 		return;
 	for (uint32_t i = 0; i < group->count; i++)
-		close_fds(group->items[i].fds, 3);
+		close_fds(group, group->items[i].fds, 3);
 	free(group);
 }
 
@@ -120,7 +121,7 @@ int group_add(struct group *group, const struct tmesh_wire_region *wire, const i
 			rc = errno == EMFILE ? -EMFILE : -EINVAL;
 	}
 	if (rc) {
-		close_fds(fds, count);
+		close_fds(group, fds, count);
 		return rc;
 	}
 	if (ours)

@@ -24,6 +24,7 @@ struct group {
 	uint32_t room;
 	unsigned int readers; /* being sent to so many clients */
 	bool gone;	      /* only its readers keep it */
+	tmesh_giver giver;    /* who gave the descriptors */
 	char name[TMESH_KEPT_NAME_LEN + 1];
 	struct item items[];
 };
@@ -45,8 +46,8 @@ struct table {
 	void *data;
 };
 
-/* A group for @room items, not yet anybody's to see; NULL: no memory. */
-struct group *group_new(const char *name, uint32_t room);
+/* A group for @room items of @giver's, not yet anybody's to see; NULL: no memory. */
+struct group *group_new(const char *name, uint32_t room, tmesh_giver giver);
 void group_free(struct group *group);
 /*
  * Add a region that somebody sent with @count descriptors, which are the group's from here on, also

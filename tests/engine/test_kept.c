@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 /* Descriptors that clients hand an engine to keep, or to harm it by. */
+#include "internal.h"
 #include "served.h"
 #include "unanswered_file.h"
+
+/* Files that a client gives, more than may wait in all. */
+#define GIVEN (TMESH_FOREIGN_MOST + 40)
 
 /* Descriptors that the engine keeps: so many, and those that hung up do not count. */
 static void test_keep(void **state)
@@ -59,10 +63,9 @@ static void test_unanswered(void **state)
 	struct wire_welcome welcome;
 	struct tmesh_region *region;
 	struct tmesh_ctx *ctx;
-	unsigned int files;
 
 	assert_true(unanswered_open(&given));
-	for (unsigned int count = 1; count <= 4; count++) {
+	for (unsigned int count = 1; count <= 3; count++) {
 		int fd = raw(fix);
 
 		assert_int_equal(recv(fd, &welcome, sizeof(welcome), 0), sizeof(welcome));
@@ -72,18 +75,6 @@ static void test_unanswered(void **state)
 		close(fd);
 		assert_works(fix);
 	}
-	/* Nor do many fill it up: the memory of calls is taken by sockets, too. */
-	files = files_of(pid);
-	for (unsigned int i = 0; i < 40; i++) {
-		int fd = raw(fix);
-
-		assert_int_equal(recv(fd, &welcome, sizeof(welcome), 0), sizeof(welcome));
-		assert_true(send_fds(fd, given.fd, 4));
-		assert_true(recv(fd, &welcome, 1, 0) <= 0);
-		close(fd);
-	}
-	assert_works(fix);
-	assert_true(files_of(pid) < files + 32);
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
 	assert_ok(tmesh_region_from_fd(ctx, given.fd, 1, NULL, &region, err));
@@ -92,6 +83,100 @@ static void test_unanswered(void **state)
 	unanswered_close(&given);
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
+}
+
+/* By words to keep them. */
+static void give_by_words(int given)
+{
+	struct fixture fix = {0};
+	struct wire_welcome welcome;
+
+	assert_ok(tmesh_ctx_open(NULL, &fix.ctx, err));
+	for (unsigned int i = 0; i < GIVEN; i++) {
+		int fd = raw(&fix);
+
+		assert_int_equal(recv(fd, &welcome, sizeof(welcome), 0), sizeof(welcome));
+		assert_true(send_fds(fd, given, 4));
+		assert_true(recv(fd, &welcome, 1, 0) <= 0);
+		close(fd);
+	}
+}
+
+/* In place of a server of tokens: whatever is asked for, the file. */
+static void *answer_with(void *data)
+{
+	const int *ends = data;
+	char request[256];
+	int conn;
+
+	while ((conn = accept(ends[0], NULL, NULL)) >= 0) {
+		while (recv(conn, request, sizeof(request), 0) > 0 && send_fds(conn, ends[1], 4))
+			continue;
+		close(conn);
+	}
+	return NULL;
+}
+
+/* By tokens. */
+static void give_by_tokens(int given)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int ends[] = {socket(AF_UNIX, SOCK_SEQPACKET, 0), given};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_tensor *x;
+	struct fixture fix;
+	pthread_t thread;
+
+	join(&fix);
+	assert_ok(tmesh_engine_tensor_export(fix.x, &x, err));
+	assert_ok(tmesh_region_token(tmesh_tensor_region(x), TMESH_READ, token, err));
+	/* What its index leads to is no memory any more. */
+	assert_true(dup2(given, tmesh_tensor_region(x)->fd) >= 0);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
+		 getenv("TMESH_RUNTIME_DIR"), token + 5);
+	assert_int_equal(unlink(address.sun_path), 0);
+	assert_int_equal(bind(ends[0], (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(ends[0], 4), 0);
+	pthread_create(&thread, NULL, answer_with, ends);
+	for (unsigned int i = 0; i < GIVEN; i++)
+		assert_true(dispatch(&fix, NULL) < 0);
+}
+
+/* One client's many files take nothing from another: the memory of calls comes by sockets, too. */
+static void test_unanswered_many(void **state)
+{
+	static void (*const give[])(int given) = {give_by_words, give_by_tokens};
+	struct fixture *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	struct unanswered_file given;
+	pid_t children[2];
+	int done[2];
+	char byte;
+
+	assert_int_equal(pipe2(done, O_CLOEXEC), 0);
+	assert_true(unanswered_open(&given));
+	for (unsigned int i = 0; i < 2; i++) {
+		children[i] = fork();
+		if (!children[i]) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			give[i](given.fd);
+			assert_int_equal(write(done[1], "", 1), 1);
+			pause();
+		}
+		assert_int_equal(read(done[0], &byte, 1), 1);
+		leave(fix);
+		join(fix);
+		assert_works(fix);
+	}
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+	/* Before that they cannot end: they have the file. */
+	unanswered_close(&given);
+	for (unsigned int i = 0; i < 2; i++) {
+		kill(children[i], SIGKILL);
+		waitpid(children[i], NULL, 0);
+	}
+	close(done[0]);
+	close(done[1]);
 }
 
 static bool has_fuse(void)
@@ -111,6 +196,7 @@ int main(void)
 	};
 	const struct CMUnitTest unanswered[] = {
 		cmocka_unit_test_setup_teardown(test_unanswered, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_unanswered_many, setup, teardown),
 	};
 	int failed;
 

@@ -179,7 +179,7 @@ int main(int argc, char **argv)
 		     "a file that comes as a region is taken");
 		taken += rc == -EPROTO;
 	}
-	must(taken && taken <= TMESH_FOREIGN_MOST, "more is taken than can be closed");
+	must(taken && taken <= TMESH_FOREIGN_OF_PROCESS, "more is taken than can be closed");
 	puts("ok - files that come as regions keep nobody, and few of them stay");
 	fflush(stdout);
 	kill(child, SIGKILL);

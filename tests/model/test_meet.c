@@ -49,11 +49,11 @@ static void test_unanswered(void **state)
 			continue;
 		assert_true(fd >= 0 || fd == -EMFILE);
 		if (fd >= 0) {
-			tmesh_foreign_close(fd);
+			tmesh_foreign_close(fd, tmesh_giver_at(ends[1]));
 			taken++;
 		}
 	}
-	assert_int_equal(taken, TMESH_FOREIGN_MOST);
+	assert_int_equal(taken, TMESH_FOREIGN_OF_PROCESS);
 	assert_int_equal(server_files(), taken);
 	server_answers();
 	assert_int_equal(server.asked, taken);

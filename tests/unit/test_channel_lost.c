@@ -317,7 +317,7 @@ static void test_unanswered_on_the_shelf(void **state)
 	for (int i = 0; i < 1000; i++)
 		assert_int_equal(tmesh_channel_shelf_open(p.other, 0, 0, 1, TMESH_READ, &region),
 				 -ENOENT);
-	assert_int_equal(server_files(), TMESH_FOREIGN_MOST);
+	assert_int_equal(server_files(), TMESH_FOREIGN_OF_PROCESS);
 	server_answers();
 	pair_end(&p);
 }

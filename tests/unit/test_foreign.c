@@ -4,7 +4,9 @@
  * and not many of them wait in one process.
  */
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include "memfd.h"
 #include "strangers.h"
@@ -22,14 +24,14 @@ static void test_bound(void **state)
 
 	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
 	before = unit_open_fds();
-	while (tmesh_foreign_room()) {
+	while (tmesh_foreign_room_at(pair[1])) {
 		send_fds(pair[0], &good, sizeof(good), server.fd, 3);
 		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO,
 			       "one region");
 		most += 3;
 		assert_int_equal(server_files(), most);
 	}
-	assert_true(most < TMESH_FOREIGN_MOST + TMESH_WIRE_FDS);
+	assert_true(most < TMESH_FOREIGN_OF_PROCESS + TMESH_WIRE_FDS);
 	for (int i = 0; i < 1000; i++) {
 		send_fds(pair[0], &good, sizeof(good), i % 2 ? server.fd : memory, 1 + i % 253);
 		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EMFILE,
@@ -38,7 +40,8 @@ static void test_bound(void **state)
 	assert_int_equal(server_files(), most);
 	/* Which is no reason for anything else. */
 	errno = EACCES;
-	assert_int_equal(tmesh_foreign_fail_errno(NULL, "opening it"), -EACCES);
+	assert_int_equal(tmesh_foreign_fail_errno(NULL, "opening it", tmesh_giver_at(pair[1])),
+			 -EACCES);
 	assert_false(tmesh_foreign_look(-1, "", &nothing));
 	server_answers();
 	assert_int_equal(unit_open_fds(), before);
@@ -49,6 +52,93 @@ static void test_bound(void **state)
 	close(memory);
 	close(pair[0]);
 	close(pair[1]);
+	tmesh_ctx_unref(ctx);
+}
+
+static void give_files(tmesh_giver giver, unsigned int count)
+{
+	for (unsigned int i = 0; i < count; i++)
+		tmesh_foreign_close(fcntl(server.fd, F_DUPFD_CLOEXEC, 0), giver);
+}
+
+/* Each process and each user has a part of its own. */
+static void test_parts(void **state)
+{
+	const pid_t processes = TMESH_FOREIGN_OF_USER / TMESH_FOREIGN_OF_PROCESS;
+	const uid_t users = TMESH_FOREIGN_MOST / TMESH_FOREIGN_OF_USER;
+	unsigned int before = unit_open_fds();
+
+	give_files(tmesh_giver_of(0, 1), TMESH_FOREIGN_OF_PROCESS - 1);
+	assert_true(tmesh_foreign_room(tmesh_giver_of(0, 1)));
+	give_files(tmesh_giver_of(0, 1), 1);
+	assert_false(tmesh_foreign_room(tmesh_giver_of(0, 1)));
+	assert_true(tmesh_foreign_room(tmesh_giver_of(0, 2)));
+	assert_true(tmesh_foreign_room(TMESH_GIVER_UNKNOWN));
+	for (pid_t pid = 2; pid <= processes; pid++)
+		give_files(tmesh_giver_of(0, pid), TMESH_FOREIGN_OF_PROCESS);
+	assert_false(tmesh_foreign_room(tmesh_giver_of(0, processes + 1)));
+	assert_false(tmesh_foreign_room(TMESH_GIVER_UNKNOWN));
+	assert_true(tmesh_foreign_room(tmesh_giver_of(1, 1)));
+	for (uid_t uid = 1; uid < users; uid++)
+		give_files(tmesh_giver_of(uid, 1), TMESH_FOREIGN_OF_USER);
+	assert_false(tmesh_foreign_room(tmesh_giver_of(users, 1)));
+	/* What a message had that was on its way then is not lost. */
+	give_files(tmesh_giver_of(users, 1), 3);
+	assert_int_equal(server_files(), TMESH_FOREIGN_MOST + 3);
+	server_answers();
+	assert_int_equal(unit_open_fds(), before);
+	assert_true(tmesh_foreign_room(tmesh_giver_of(0, 1)));
+	assert_int_equal(tmesh_giver_at(server.fd), TMESH_GIVER_UNKNOWN);
+}
+
+/* A pair's end of another process, which sends memory by the other one. */
+static int pair_of(int memory, pid_t *child)
+{
+	int ends[2], pair[2], fd;
+	char byte;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+	*child = fork();
+	if (!*child) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair))
+			_exit(1);
+		send_fds(ends[1], "", 1, pair[0], 1);
+		send_fds(pair[1], &good, sizeof(good), memory, 1);
+		pause();
+	}
+	assert_int_equal(tmesh_wire_recv(ends[0], &byte, 1, &fd, 1,
+					 tmesh_now_ns() + PATIENT_MS * UINT64_C(1000000)),
+			 1);
+	close(ends[0]);
+	close(ends[1]);
+	return fd;
+}
+
+/* What one gives takes nothing from another. */
+static void test_others(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	int memory = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), pair[2], other;
+	struct tmesh_region *region;
+	pid_t child;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	other = pair_of(memory, &child);
+	while (tmesh_foreign_room_at(pair[1])) {
+		send_fds(pair[0], &good, sizeof(good), server.fd, 3);
+		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO,
+			       "one region");
+	}
+	assert_ok(tmesh_region_recv(ctx, other, &region, err));
+	tmesh_region_unref(region);
+	server_answers();
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+	close(other);
+	close(pair[0]);
+	close(pair[1]);
+	close(memory);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -161,6 +251,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_bound, server_start, server_end),
+		cmocka_unit_test_setup_teardown(test_parts, server_start, server_end),
+		cmocka_unit_test_setup_teardown(test_others, server_start, server_end),
 		cmocka_unit_test_setup_teardown(test_requests, server_start, server_end),
 		cmocka_unit_test_setup_teardown(test_no_handle, server_start, server_end),
 		cmocka_unit_test_setup_teardown(test_index, server_start, server_end),

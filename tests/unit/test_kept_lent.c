@@ -338,7 +338,7 @@ static struct group *one_group(const char *name)
 	assert_int_equal(ftruncate(fd, 4096), 0);
 	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW), 0);
 	strcpy(padded, name);
-	group = group_new(padded, 1);
+	group = group_new(padded, 1, TMESH_GIVER_UNKNOWN);
 	assert_non_null(group);
 	assert_int_equal(group_add(group, &wire, &fd, 1, false), 0);
 	return group;

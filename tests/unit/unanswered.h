@@ -85,7 +85,7 @@ static inline void server_answers(void)
 	pthread_mutex_unlock(&server.lock);
 	while (server_files())
 		usleep(1000);
-	assert_true(tmesh_foreign_room());
+	assert_true(tmesh_foreign_room(tmesh_giver_of(geteuid(), getpid())));
 }
 
 static inline int server_end(void **state)

@@ -311,7 +311,7 @@ static int keep_body(struct worker_socket *sock, int body, const char *packet, s
 
 	if (!bytes || seals < 0 || (seals & BODY_SEALS) != BODY_SEALS || fstat(body, &st) ||
 	    (uint64_t)st.st_size != bytes) {
-		tmesh_foreign_close(body);
+		tmesh_foreign_close(body, tmesh_giver_at(sock->fd));
 		return refuse(err, -EPROTO,
 			      "a worker's message comes with a descriptor that is no "
 			      "sealed memfd of the size it names");
@@ -348,7 +348,7 @@ static NIF(read_body)
 
 /* Take descriptors out of a message: at most one is the caller's, others are closed.
  * Return: how many came. */
-static int take_files(struct msghdr *msg, int *file)
+static int take_files(int sock, struct msghdr *msg, int *file)
 {
 	int count = 0;
 
@@ -362,7 +362,7 @@ static int take_files(struct msghdr *msg, int *file)
 
 			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
 			if (count++)
-				tmesh_foreign_close(fd);
+				tmesh_foreign_close(fd, tmesh_giver_at(sock));
 			else
 				*file = fd;
 		}
@@ -381,16 +381,16 @@ static ssize_t receive_packet(int fd, char packet[PACKET_BYTES], int *body, stru
 	struct msghdr msg = {.msg_iov = &iov,
 			     .msg_iovlen = 1,
 			     .msg_control = &control,
-			     .msg_controllen = tmesh_foreign_room() ? sizeof(control) : 0};
+			     .msg_controllen = tmesh_foreign_room_at(fd) ? sizeof(control) : 0};
 	ssize_t n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	int count;
 
 	if (n < 0)
 		return errno == ECONNRESET ? 0 : refuse(err, -errno, "a worker's socket: %m");
-	count = take_files(&msg, body);
+	count = take_files(fd, &msg, body);
 	if (count > 1 || msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
 		if (count)
-			tmesh_foreign_close(*body);
+			tmesh_foreign_close(*body, tmesh_giver_at(fd));
 		*body = -1;
 		return refuse(err, -EPROTO,
 			      "a worker's packet is too long or has too many descriptors");

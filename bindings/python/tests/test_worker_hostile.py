@@ -11,8 +11,11 @@ import random
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -222,10 +225,26 @@ def test_too_many_descriptors_are_closed(client, worker, address):  # noqa: F811
         time.sleep(0.01)
 
 
+OTHER = """
+import sys
+from worker_client import Client
+input()
+with Client(sys.argv[1]) as other:
+    other.send_body(sys.argv[2].encode())
+    print(other.receive()["value"] == 2)
+"""
+
+
 def test_files_of_a_server_that_does_not_answer(client, worker, address):  # noqa: F811
-    """To close one waits for the server: nobody else does, and not many of them are taken."""
+    """To close one waits for the server: nobody else does, and few of them are taken from one process, so that what
+    others send is."""
+    # Before there is such a file, which a new process would close.
+    other = subprocess.Popen([sys.executable, "-c", OTHER, address, text()], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True,
+                             env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)})
     given = unanswered()
     if not given:
+        other.communicate("\n")
         pytest.skip("no FUSE without root and its module")
     file, end_server = given
     try:
@@ -235,7 +254,11 @@ def test_files_of_a_server_that_does_not_answer(client, worker, address):  # noq
                 bad.send_text('{"v":1,"body":10}', [file])
                 assert bad.receive()["error"]["type"] == "malformed" and bad.receive() is None
             assert client.call(OPS + "add", [1]) == 2
-        assert descriptors(worker.pid) <= before + 16
+        assert descriptors(worker.pid) <= before + _server._Foreign.OF_PROCESS
+        with Client(address) as same:
+            same.send_body(text().encode())
+            assert same.receive()["error"]["type"] == "malformed"
+        assert other.communicate("\n") == ("True\n", None)
     finally:
         end_server()
         with contextlib.suppress(OSError):
@@ -256,10 +279,10 @@ def test_files_are_closed_by_the_next_thread(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none)
-        foreign.close(array.array("i", ends[:1]))
+        foreign.close(array.array("i", ends[:1]), 1)
     os.fstat(ends[0])
-    foreign.close(array.array("i", ends[1:]))
-    while foreign._waiting:
+    foreign.close(array.array("i", ends[1:]), 2)
+    while foreign._waiting.total():
         time.sleep(0.01)
     for end in ends:
         with pytest.raises(OSError):

@@ -4,6 +4,7 @@ other, since many libraries want that thread or no other. While it has none it r
 a call needs no second thread to be woken; while it runs one, another thread reads what comes."""
 
 import array
+import collections
 import contextlib
 import fcntl
 import os
@@ -13,7 +14,6 @@ import struct
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -37,18 +37,20 @@ _FILE_ROOM = socket.CMSG_SPACE(array.array("i").itemsize)
 
 class _Foreign:
     """Lets go of files that others gave. Who serves one (FUSE) is asked when it is closed, and may not answer: a thread
-    waits for that. While many wait no more are taken."""
-    MOST = 16
+    waits for that. While many wait no more are taken: of one process a few, so that others go on."""
+    OF_PROCESS = 8
+    MOST = 64
 
     def __init__(self) -> None:
-        self._waiting = 0
-        self._left: list[int] = []  # of these, those that no thread has yet
+        self._waiting: collections.Counter[int] = collections.Counter()  # by the process that gave them
+        self._left: list[tuple[int, int]] = []  # of these, those that no thread has yet
         self._lock = threading.Lock()
 
-    def room(self) -> bool:
-        return self._waiting < self.MOST
+    def room(self, pid: int) -> bool:
+        with self._lock:
+            return self._waiting[pid] < self.OF_PROCESS and self._waiting.total() < self.MOST
 
-    def close(self, files: "array.array[int]") -> None:
+    def close(self, files: "array.array[int]", pid: int) -> None:
         served = []
         for file in files:
             try:
@@ -59,8 +61,8 @@ class _Foreign:
                 os.close(file)  # memory
         if served:
             with self._lock:
-                self._waiting += len(served)
-                self._left += served
+                self._waiting[pid] += len(served)
+                self._left += [(file, pid) for file in served]
             # Where no thread can be had, the next one has them: to wait here is what must not be.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._wait, daemon=True).start()
@@ -70,11 +72,11 @@ class _Foreign:
             with self._lock:
                 if not self._left:
                     return
-                file = self._left.pop()
+                file, pid = self._left.pop()
             with contextlib.suppress(OSError):
                 os.close(file)
             with self._lock:
-                self._waiting -= 1
+                self._waiting -= collections.Counter([pid])
 
 
 _foreign = _Foreign()
@@ -133,9 +135,10 @@ def check(message: dict[str, Any]) -> None:
 class Connection:
     """A client."""
 
-    def __init__(self, server: "Server", sock: socket.socket):
+    def __init__(self, server: "Server", sock: socket.socket, pid: int):
         self.server = server
         self.sock = sock
+        self.pid = pid  # 0: in a PID namespace that is not seen from here
         self.sending = threading.Lock()
         self.lock = threading.Lock()  # of the two below
         self.calls: dict[int, _calls.Call] = {}
@@ -287,7 +290,7 @@ class Connection:
 
     def receive(self) -> bytes | None:
         """The text of the next message; None at the end."""
-        data, ancillary, flags, _ = self.sock.recvmsg(_codec.PACKET_BYTES, _FILE_ROOM if _foreign.room() else 0,
+        data, ancillary, flags, _ = self.sock.recvmsg(_codec.PACKET_BYTES, _FILE_ROOM if _foreign.room(self.pid) else 0,
                                                       socket.MSG_CMSG_CLOEXEC)
         files = array.array("i")
         for level, kind, content in ancillary:
@@ -300,7 +303,7 @@ class Connection:
                 return _body(data, files[0])
             return data or None
         finally:
-            _foreign.close(files)
+            _foreign.close(files, self.pid)
 
 
 def _body(packet: bytes, file: int) -> bytes:
@@ -329,7 +332,7 @@ class Server:
     def __init__(self, address: str, operations: _calls.Operations, spin_s: float = 0.0):
         self.operations = operations
         self.spin_s = spin_s
-        self.calls: deque[_calls.Call | None] = deque()
+        self.calls: collections.deque[_calls.Call | None] = collections.deque()
         self.lock = threading.Lock()  # of the connections, by their sockets' numbers
         self.connections: dict[int, Connection] = {}
         self.reading = threading.Lock()
@@ -358,9 +361,9 @@ class Server:
             except OSError:  # no descriptor is free: clients wait until one is
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
-            _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED,
+            pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED,
                                                       _UCRED.size))
-            connection = Connection(self, sock)
+            connection = Connection(self, sock, pid)
             with self.lock:
                 if uid != os.geteuid() or len(self.connections) >= CONNECTIONS:
                     sock.close()
