@@ -40,7 +40,7 @@ tmesh_giver tmesh_giver_at(int socket)
 	struct ucred peer;
 	socklen_t size = sizeof(peer);
 
-	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid == (uid_t)-1)
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size))
 		return TMESH_GIVER_UNKNOWN;
 	return tmesh_giver_of(peer.uid, peer.pid);
 }
