@@ -462,6 +462,17 @@ static void expect_end(struct tmesh_channel *receiver)
 	assert_refused(tmesh_channel_recv(receiver, &got, -1, err), -EPIPE, "nobody is left");
 }
 
+/* The maker has seen that its sender is gone, and looks at its shelf no more. */
+static bool is_settled(struct tmesh_channel *maker)
+{
+	bool settled;
+
+	pthread_mutex_lock(&maker->home->lock);
+	settled = !maker->producers && !maker->shelves[0].left;
+	pthread_mutex_unlock(&maker->home->lock);
+	return settled;
+}
+
 /* Shelves are closed, and emptied for the others, when nobody can come any more to send. */
 static void test_last_look(void **state)
 {
@@ -475,6 +486,8 @@ static void test_last_look(void **state)
 	p.other = NULL;
 	expect_end(p.maker);
 	expect_end(second);
+	while (!is_settled(p.maker))
+		usleep(1000);
 	assert_true(p.maker->shelves[0].get >= 0);
 	assert_true(second->shelves[0].get >= 0);
 	whole = (struct channel_shelf){.put = p.maker->shelves[0].put,
