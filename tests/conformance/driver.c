@@ -5,221 +5,13 @@
  * one line: "ok" and a value, or "error", its name and its message. See run.py.
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <unistd.h>
 
-#include <tmesh/slot.h>
-#include <tmesh/tmesh.h>
-
-#define MS INT64_C(1000000)
-#define RW (TMESH_READ | TMESH_WRITE)
-#define MOST 64
-
-/* What a name stands for: one of these. */
-struct object {
-	char name[32];
-	struct tmesh_tensor *tensor;
-	struct tmesh_channel *channel;
-	struct tmesh_arena *arena;
-	struct tmesh_bundle *bundle;
-	struct tmesh_region *pin;
-	struct tmesh_slot *slot;
-	struct tmesh_slot_reader *reader;
-	int fd; /* 0: none */
-};
-
-static struct tmesh_ctx *ctx;
-static struct tmesh_error why;
-static struct object objects[MOST];
-/* The command, and the value that is answered. */
-static char *fields[16];
-static int count;
-static char answer[16384];
-/* Those of a message or a tensor. */
-static unsigned char data[4096];
-/* What the verb has made: kept under the name that comes first, and told. */
-static struct object made;
-
-/* What a verb does: 0 or a negative errno, as the library gives it. CALL: by one call. */
-#define VERB(name) static int do_##name(void)
-#define CALL(name, call)     \
-	VERB(name)           \
-	{                    \
-		return call; \
-	}
-
-/* More of the value that is answered. */
-__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
-{
-	size_t there = strlen(answer);
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(answer + there, sizeof(answer) - there, format, args);
-	va_end(args);
-}
-
-static int say_number(int rc, uint64_t number)
-{
-	if (!rc)
-		say("%" PRIu64, number);
-	return rc;
-}
-
-static void say_hex(const unsigned char *bytes, uint64_t n)
-{
-	for (uint64_t i = 0; i < n; i++)
-		say("%02x", bytes[i]);
-}
-
-_Noreturn static void give_up(const char *what)
-{
-	fprintf(stderr, "driver.c: %s: %s\n", count ? fields[0] : "", what);
-	exit(2);
-}
-
-static char *field(int i)
-{
-	if (i >= count)
-		give_up("a field is missing");
-	return fields[i];
-}
-
-static uint64_t field_number(int i)
-{
-	return strtoull(field(i), NULL, 0);
-}
-
-/* Whether there is such a field, and it is no option. */
-static bool has_field(int i)
-{
-	return i < count && !strchr(fields[i], '=');
-}
-
-static const char *option(const char *key)
-{
-	size_t length = strlen(key);
-
-	for (int i = 1; i < count; i++)
-		if (!strncmp(fields[i], key, length) && fields[i][length] == '=')
-			return fields[i] + length + 1;
-	return NULL;
-}
-
-static bool is(const char *key, const char *value)
-{
-	return option(key) && !strcmp(option(key), value);
-}
-
-static uint64_t number(const char *key)
-{
-	return option(key) ? strtoull(option(key), NULL, 0) : 0;
-}
-
-static uint32_t rights(void)
-{
-	return is("writable", "true") ? RW : TMESH_READ;
-}
-
-static int64_t timeout_ns(void)
-{
-	return option("timeout") ? (int64_t)number("timeout") * MS : -1;
-}
-
-static struct object *has(const char *name)
-{
-	for (int i = 0; i < MOST; i++)
-		if (!strcmp(objects[i].name, name))
-			return &objects[i];
-	return NULL;
-}
-
-static struct object *find(const char *name)
-{
-	return has(name) ? has(name) : (give_up("no object of that name"), NULL);
-}
-
-static struct object *named(int i)
-{
-	return find(field(i));
-}
-
-static struct tmesh_region *region_of(int i)
-{
-	return tmesh_tensor_region(named(i)->tensor);
-}
-
-static void drop(struct object *object)
-{
-	tmesh_tensor_unref(object->tensor);
-	tmesh_channel_unref(object->channel);
-	tmesh_arena_unref(object->arena);
-	tmesh_bundle_unref(object->bundle);
-	tmesh_region_unref(object->pin);
-	tmesh_slot_unref(object->slot);
-	tmesh_slot_close(object->reader);
-	if (object->fd)
-		close(object->fd);
-	memset(object, 0, sizeof(*object));
-}
-
-static int look_at(struct tmesh_tensor *it)
-{
-	struct tmesh_region_info info = {.size = sizeof(info)};
-	const struct tmesh_layout *layout = tmesh_tensor_layout(it);
-	int rc = tmesh_region_info(tmesh_tensor_region(it), &info, &why);
-
-	if (rc)
-		return rc;
-	say("%s [", tmesh_dtype_name(layout->dtype));
-	for (int32_t i = 0; i < layout->ndim; i++)
-		say("%s%" PRId64, i ? "," : "", layout->shape[i]);
-	say("] %s",
-	    info.sealed ? "sealed" : (info.rights & TMESH_WRITE ? "writable" : "read-only"));
-	return 0;
-}
-
-/* What is answered of what was made. */
-static int tell(const struct object *it)
-{
-	char token[TMESH_TOKEN_SIZE] = "";
-	int rc = 0;
-
-	if (it->tensor)
-		return look_at(it->tensor);
-	for (size_t i = 0; it->bundle && i < tmesh_bundle_count(it->bundle); i++)
-		say("%s ", tmesh_bundle_name(it->bundle, i));
-	if (it->bundle)
-		say("%" PRIu64 " %s", tmesh_bundle_bytes(it->bundle),
-		    tmesh_bundle_metadata(it->bundle, NULL));
-	if (it->channel && strcmp(fields[0], "join"))
-		rc = tmesh_channel_token(it->channel, token, &why);
-	if (it->slot)
-		rc = tmesh_slot_token(it->slot, token, &why);
-	say("%s", token);
-	return rc;
-}
-
-static struct object *store(const char *name, struct object it)
-{
-	struct object *place = has(name) ? has(name) : has("");
-
-	if (!place)
-		give_up("too many objects");
-	drop(place);
-	snprintf(it.name, sizeof(it.name), "%s", name);
-	*place = it;
-	return place;
-}
+#include "objects.h"
 
 /* A region as a tensor of this layout, or as its maker described it; no longer the caller's. */
 static int wrap(int rc, struct tmesh_region *it, const struct tmesh_layout *layout)
@@ -340,10 +132,37 @@ static unsigned char *read_elements(const struct tmesh_layout *layout, int32_t d
 	return to;
 }
 
-VERB(read)
+/* Of each block of a sequence the first byte. */
+static int read_blocks(struct tmesh_seq *sequence)
 {
-	const struct tmesh_layout *layout = tmesh_tensor_layout(named(1)->tensor);
-	uint64_t bytes = tmesh_tensor_bytes(named(1)->tensor);
+	uint32_t blocks;
+	void *at;
+	int rc = 0;
+
+	tmesh_seq_table(sequence, &blocks);
+	for (uint32_t i = 0; !rc && i < blocks; i++) {
+		rc = tmesh_seq_page(sequence, i, 0, TMESH_READ, &at, &why);
+		if (!rc)
+			say_hex(at, 1);
+	}
+	return rc;
+}
+
+static int write_block(struct tmesh_seq *sequence)
+{
+	uint32_t bytes = unhex(field(3));
+	void *at;
+	int rc = tmesh_seq_page(sequence, (uint32_t)field_number(2), 0, RW, &at, &why);
+
+	if (!rc)
+		memcpy(at, data, bytes);
+	return rc;
+}
+
+static int read_tensor(struct tmesh_tensor *tensor)
+{
+	const struct tmesh_layout *layout = tmesh_tensor_layout(tensor);
+	uint64_t bytes = tmesh_tensor_bytes(tensor);
 	int rc = 0;
 
 	if (bytes > sizeof(data))
@@ -354,13 +173,16 @@ VERB(read)
 	return rc;
 }
 
-VERB(write)
+static int write_tensor(struct tmesh_tensor *tensor)
 {
-	uint64_t at = tmesh_tensor_layout(named(1)->tensor)->offset + field_number(2);
+	uint64_t at = tmesh_tensor_layout(tensor)->offset + field_number(2);
 	uint32_t bytes = unhex(field(3));
 
 	return tmesh_region_write(region_of(1), at, data, bytes, &why);
 }
+
+CALL(read, named(1)->tensor ? read_tensor(named(1)->tensor) : read_blocks(named(1)->sequence))
+CALL(write, named(1)->tensor ? write_tensor(named(1)->tensor) : write_block(named(1)->sequence))
 
 /* What is seen from outside. */
 VERB(regions)
@@ -597,10 +419,15 @@ VERB(hand)
 		      : tmesh_region_send(region_of(2), named(1)->fd, rights(), &why);
 }
 
+/* From a socket, or of a tenant's pages by a ticket. */
 VERB(take)
 {
 	struct tmesh_region *it = NULL;
-	int rc = tmesh_region_recv(ctx, named(2)->fd, &it, &why);
+	int rc;
+
+	if (named(2)->pages)
+		return tmesh_seq_take(named(2)->pages, field(3), &made.sequence, &why);
+	rc = tmesh_region_recv(ctx, named(2)->fd, &it, &why);
 
 	return wrap(rc, it, NULL);
 }
@@ -736,18 +563,76 @@ VERB(value)
 	return rc;
 }
 
+/* Pages */
+VERB(pool)
+{
+	struct tmesh_page_pool_opts opts = {
+		.size = sizeof(opts),
+		.page_bytes = number("page_bytes"),
+		.page_tokens = (uint32_t)number("page_tokens"),
+		.slab_pages = (uint32_t)number("slab_pages"),
+		.max_pages = (uint32_t)number("max_pages"),
+		.devices = (uint32_t)number("devices"),
+	};
+
+	return tmesh_page_pool_create(ctx, &opts, &made.pool, &why);
+}
+
+VERB(tenant)
+{
+	char token[TMESH_TOKEN_SIZE] = "";
+	int rc = tmesh_page_pool_tenant(named(1)->pool, (uint32_t)number("max_pages"), token, &why);
+
+	say("%s", token);
+	return rc;
+}
+
+VERB(share)
+{
+	char ticket[TMESH_PAGES_TICKET_SIZE] = "";
+	int rc = tmesh_seq_share(named(1)->sequence, ticket, &why);
+
+	say("%s", ticket);
+	return rc;
+}
+
+/* Those of the first blocks of the tokens 0, 1, 2 and so on, four in each. */
+VERB(hashes)
+{
+	uint64_t hash[2];
+
+	for (int32_t i = 0; i < (int32_t)field_number(2); i++) {
+		const int32_t tokens[] = {4 * i, 4 * i + 1, 4 * i + 2, 4 * i + 3};
+
+		tmesh_pages_hash(named(1)->pages, i ? hash : NULL, tokens, 4, hash);
+		say_hex((const unsigned char *)hash, sizeof(hash));
+	}
+	return 0;
+}
+
+#define HASHES (const uint64_t(*)[2]) data
+CALL(pages, tmesh_pages_open(ctx, field(2), &made.pages, &why))
+CALL(sequence, tmesh_seq_create(named(2)->pages, &made.sequence, &why))
+CALL(append, tmesh_seq_append(named(1)->sequence, field_number(2), &why))
+CALL(truncate, tmesh_seq_truncate(named(1)->sequence, field_number(2), &why))
+CALL(fork, tmesh_seq_fork(named(2)->sequence, &made.sequence, &why))
+CALL(unshare, tmesh_pages_unshare(named(1)->pages, field(2), &why))
+CALL(cache, tmesh_seq_cache(named(1)->sequence, HASHES, unhex(field(2)) / 16, &why))
+CALL(find, tmesh_pages_find(named(2)->pages, HASHES, unhex(field(3)) / 16, &made.sequence, &why))
+
 static const struct {
 	const char *name;
 	int (*run)(void);
 } verbs[] = {
 /* clang-format off */
 #define V(name) {#name, do_##name}
-	V(accept), V(arena), V(backend), V(bundle), V(cap), V(channel), V(connect), V(create),
-	V(drop), V(export), V(flush), V(follow), V(gather), V(hand), V(hold), V(holders),
-	V(import), V(keep), V(kept), V(lease), V(listen), V(look), V(member), V(named), V(open),
-	V(pin), V(private), V(publish), V(put), V(read), V(receive), V(reclaim), V(recv),
-	V(ref), V(regions), V(release), V(reset), V(revoke), V(seal), V(send), V(signal),
-	V(slot), V(stats), V(take), V(touch), V(unbundle), V(value), V(wait), V(write),
+	V(accept), V(append), V(arena), V(backend), V(bundle), V(cache), V(cap), V(channel),
+	V(connect), V(create), V(drop), V(export), V(find), V(flush), V(follow), V(fork), V(gather),
+	V(hand), V(hashes), V(hold), V(holders), V(import), V(keep), V(kept), V(lease), V(listen),
+	V(look), V(member), V(named), V(open), V(pages), V(pin), V(pool), V(private), V(publish),
+	V(put), V(read), V(receive), V(reclaim), V(recv), V(ref), V(regions), V(release), V(reset),
+	V(revoke), V(seal), V(send), V(sequence), V(share), V(signal), V(slot), V(stats), V(take),
+	V(tenant), V(touch), V(truncate), V(unbundle), V(unshare), V(value), V(wait), V(write),
 #undef V
 	{"join", do_channel}, {"close", do_release}, {"unpin", do_release},
 	/* clang-format on */

@@ -4,7 +4,18 @@ defmodule Tmesh.ConformanceDriver do
   # One process of the conformance suite, by the Elixir application. driver.c says how it is
   # spoken to.
 
-  alias Tmesh.{Arena, Bundle, Channel, Descriptor, Slot, ZeroCopy}
+  alias Tmesh.{
+    Arena,
+    Bundle,
+    Channel,
+    Descriptor,
+    PagePool,
+    Pages,
+    Pages.Sequence,
+    Slot,
+    ZeroCopy
+  }
+
   alias Tmesh.ZeroCopy.TensorRef
 
   def main do
@@ -57,92 +68,11 @@ defmodule Tmesh.ConformanceDriver do
   end
 
   # What these make is kept under the name that comes first, and told.
-  defp run("create", [name, dtype, shape], options, objects),
-    do: shape |> shape() |> ZeroCopy.allocate(atom(dtype), options) |> keep(name, objects)
+  @makers ~w(create put open arena channel join gather export import take receive bundle unbundle
+             member slot follow named value pin connect pool pages sequence fork find)
 
-  defp run("put", [name, dtype, shape, data], options, objects) do
-    data = Base.decode16!(data, case: :lower)
-    data |> ZeroCopy.from_binary(shape(shape), atom(dtype), options) |> keep(name, objects)
-  end
-
-  defp run("open", [name, json], options, objects) do
-    {once, options} = Keyword.pop(options, :once)
-
-    # As text and as a map, which come to the same; once: one that is good for that alone.
-    forms =
-      case Tmesh.Native.json_decode(json) do
-        {:ok, %{} = map} when once == nil -> [TensorRef.from_json(json), TensorRef.from_map(map)]
-        _none -> [TensorRef.from_json(json)]
-      end
-
-    opened = for form <- forms, do: with({:ok, ref} <- form, do: ZeroCopy.open(ref, options))
-    # What waits for a garbage collection would keep the memory alive.
-    with [{:ok, ref}, {:ok, _ref}] <- opened, do: drop(ref)
-
-    case Enum.dedup_by(opened, fn {is, it} -> is == :ok or it.type end) do
-      [_alike] -> opened |> List.last() |> keep(name, objects)
-    end
-  end
-
-  defp run("arena", [name], options, objects), do: options |> Arena.create() |> keep(name, objects)
-
-  defp run("channel", [name, role], options, objects),
-    do: role |> atom() |> Channel.create(options) |> keep(name, objects)
-
-  defp run("join", [name, token, role], options, objects),
-    do: token |> Channel.open(atom(role), options) |> keep(name, objects)
-
-  defp run("gather", [name, dtype, shape | parts], options, objects) do
-    options = [shape: shape(shape), dtype: atom(dtype)] ++ options
-    parts |> Enum.map(&part(&1, objects)) |> ZeroCopy.gather(options) |> keep(name, objects)
-  end
-
-  defp run("export", [name, of], options, objects),
-    do: objects[of] |> ZeroCopy.export_dmabuf(options) |> keep(name, objects)
-
-  defp run("import", [name, of, dtype, shape], [], objects),
-    do: objects[of] |> ZeroCopy.from_dmabuf(shape(shape), atom(dtype)) |> keep(name, objects)
-
-  defp run("take", [name, from], [], objects),
-    do: objects[from] |> ZeroCopy.recv() |> keep(name, objects)
-
-  defp run("receive", [name, from], [], objects),
-    do: objects[from] |> Bundle.recv() |> keep(name, objects)
-
-  defp run("bundle", [name | pairs], options, objects) do
-    named = for [key, tensor] <- Enum.chunk_every(pairs, 2), do: {key, objects[tensor]}
-    named |> Bundle.put(options) |> keep(name, objects)
-  end
-
-  defp run("unbundle", [name, json], options, objects),
-    do: json |> Bundle.open(options) |> keep(name, objects)
-
-  defp run("member", [name, of, key], [], objects),
-    do: objects[of] |> Bundle.fetch(key) |> keep(name, objects)
-
-  defp run("slot", [name], options, objects), do: options |> Slot.create() |> keep(name, objects)
-  defp run("follow", [name, token], [], objects), do: token |> Slot.open() |> keep(name, objects)
-
-  defp run("named", [name, slot], [], objects),
-    do: slot |> Slot.open_named() |> keep(name, objects)
-
-  defp run("value", [name, reader], [], objects),
-    do:
-      with({:ok, value} <- Slot.read(objects[reader]), do: keep({:ok, value.bundle}, name, objects))
-
-  # A binary has one, as long as its process.
-  defp run("pin", [name, of], [], objects) do
-    {me, ref} = {self(), objects[of]}
-
-    holder =
-      spawn(fn ->
-        pinned = ZeroCopy.to_binary(ref)
-        send(me, {:pinned, elem(pinned, 0)})
-        Process.sleep(:infinity)
-        pinned
-      end)
-
-    receive(do: ({:pinned, :ok} -> keep({:ok, holder}, name, objects)))
+  defp run(verb, [name | fields], options, objects) when verb in @makers do
+    with {:ok, thing} <- make(verb, fields, options, objects), do: keep(thing, name, objects)
   end
 
   # A socket's name is in no folder.
@@ -154,14 +84,8 @@ defmodule Tmesh.ConformanceDriver do
     {:ok, at, Map.put(objects, name, socket)}
   end
 
-  defp run("connect", [name, at], [], objects) do
-    {:ok, socket} = :socket.open(:local, :stream)
-    :ok = :socket.connect(socket, %{family: :local, path: <<0, at::binary>>})
-    keep({:ok, socket}, name, objects)
-  end
-
   defp run("accept", [name], [], objects) do
-    accepted = :socket.accept(objects[name])
+    {:ok, accepted} = :socket.accept(objects[name])
     :ok = :socket.close(objects[name])
     keep(accepted, name, objects)
   end
@@ -172,24 +96,20 @@ defmodule Tmesh.ConformanceDriver do
         named = for {ref, i} <- Enum.with_index(several), into: objects, do: {"#{to}.#{i}", ref}
         {:ok, Enum.map_join(several, ", ", &elem(told(&1), 1)), named}
 
-      kept ->
-        keep(kept, to, objects)
+      {:ok, one} ->
+        keep(one, to, objects)
+
+      error ->
+        error
     end
   end
 
   defp run("recv", [name | to], options, objects) do
-    case Channel.recv(objects[name], options[:timeout] || :infinity) do
-      {:ok, data} when is_binary(data) ->
-        {:ok, "bytes " <> Base.encode16(data, case: :lower)}
-
-      {:ok, {ref, data}} ->
-        {:ok, "tensor " <> Base.encode16(data, case: :lower), Map.put(objects, hd(to), ref)}
-
-      {:ok, ref} ->
-        {:ok, "tensor ", Map.put(objects, hd(to), ref)}
-
-      error ->
-        error
+    case Channel.recv(objects[name], wait(options)) do
+      {:ok, data} when is_binary(data) -> {:ok, "bytes " <> hex(data)}
+      {:ok, {ref, data}} -> {:ok, "tensor " <> hex(data), Map.put(objects, hd(to), ref)}
+      {:ok, ref} -> {:ok, "tensor ", Map.put(objects, hd(to), ref)}
+      error -> error
     end
   end
 
@@ -213,7 +133,7 @@ defmodule Tmesh.ConformanceDriver do
     end
   end
 
-  defp run("flush", [], options, _objects), do: Tmesh.flush(options[:timeout] || :infinity)
+  defp run("flush", [], options, _objects), do: Tmesh.flush(wait(options))
   defp run("backend", [], [], _objects), do: Tmesh.backend()
 
   defp run("cap", [name], [], _objects),
@@ -267,32 +187,48 @@ defmodule Tmesh.ConformanceDriver do
   defp act("seal", ref, [], []), do: ZeroCopy.seal(ref)
   defp act("revoke", ref, [], []), do: ZeroCopy.revoke(ref)
   defp act("touch", ref, [], []), do: ZeroCopy.touch(ref)
-  defp act("lease", ref, [ms], options), do: ZeroCopy.lease(ref, String.to_integer(ms), options)
-  defp act("signal", ref, [value], []), do: ZeroCopy.signal(ref, String.to_integer(value))
+  defp act("lease", ref, [ms], options), do: ZeroCopy.lease(ref, number(ms), options)
+  defp act("signal", ref, [value], []), do: ZeroCopy.signal(ref, number(value))
+  defp act("reclaim", ref, [], options), do: ZeroCopy.reclaim(ref, wait(options))
+  defp act("wait", ref, [n], options), do: ZeroCopy.wait(ref, number(n), wait(options))
+  defp act("tenant", pool, [], options), do: PagePool.tenant(pool, options[:max_pages] || 0)
+  defp act("append", sequence, [tokens], []), do: Sequence.append(sequence, number(tokens))
+  defp act("truncate", sequence, [tokens], []), do: Sequence.truncate(sequence, number(tokens))
+  defp act("share", sequence, [], []), do: Sequence.share(sequence)
+  defp act("unshare", pages, [ticket], []), do: Pages.unshare(pages, ticket)
+  defp act("cache", sequence, [text], []), do: Sequence.cache(sequence, hashes(text))
 
-  defp act("reclaim", ref, [], options),
-    do: ZeroCopy.reclaim(ref, options[:timeout] || :infinity)
+  # Those of the first blocks of the tokens 0, 1, 2 and so on, four in each.
+  defp act("hashes", pages, [count], []) do
+    blocks = for i <- 0..(number(count) - 1), do: (4 * i)..(4 * i + 3)
+    {:ok, blocks |> Enum.scan(nil, &Pages.hash!(pages, &1, &2)) |> Enum.join() |> hex()}
+  end
 
-  defp act("wait", ref, [value], options),
-    do: ZeroCopy.wait(ref, String.to_integer(value), options[:timeout] || :infinity)
+  defp act("write", %Sequence{} = sequence, [block, data], []),
+    do: Sequence.write(sequence, number(block), 0, unhex(data))
 
   defp act("write", ref, [offset, data], []),
-    do: ZeroCopy.write(ref, String.to_integer(offset), Base.decode16!(data, case: :lower))
+    do: ZeroCopy.write(ref, number(offset), unhex(data))
+
+  # Of each block of a sequence the first byte.
+  defp act("read", %Sequence{} = sequence, [], []) do
+    with {:ok, table} <- Sequence.block_table(sequence) do
+      {:ok, Enum.map_join(0..(length(table) - 1)//1, &hex(Sequence.read!(sequence, &1, bytes: 1)))}
+    end
+  end
 
   # The binary is gone with its process.
   defp act("read", ref, [], []) do
-    fn ->
-      with {:ok, data} <- ZeroCopy.to_binary(ref), do: {:ok, Base.encode16(data, case: :lower)}
-    end
+    fn -> with({:ok, data} <- ZeroCopy.to_binary(ref), do: {:ok, hex(data)}) end
     |> Task.async()
     |> Task.await()
     |> tap(fn _answer -> Tmesh.Native.sweep() end)
   end
 
   defp act("send", channel, [data], options) do
-    data = Base.decode16!(data, case: :lower)
+    data = unhex(data)
     message = if options[:tensor], do: {options[:tensor], data}, else: data
-    Channel.send(channel, message, options[:timeout] || :infinity)
+    Channel.send(channel, message, wait(options))
   end
 
   defp act("ref", %Bundle{} = bundle, [], options),
@@ -307,26 +243,107 @@ defmodule Tmesh.ConformanceDriver do
          do: TensorRef.to_json(ref)
   end
 
+  defp make("create", [dtype, shape], options, _objects),
+    do: ZeroCopy.allocate(shape(shape), atom(dtype), options)
+
+  defp make("put", [dtype, shape, data], options, _objects),
+    do: ZeroCopy.from_binary(unhex(data), shape(shape), atom(dtype), options)
+
+  defp make("open", [json], options, _objects) do
+    {once, options} = Keyword.pop(options, :once)
+
+    # As text and as a map, which come to the same; once: one that is good for that alone.
+    forms =
+      case Tmesh.Native.json_decode(json) do
+        {:ok, %{} = map} when once == nil -> [TensorRef.from_json(json), TensorRef.from_map(map)]
+        _none -> [TensorRef.from_json(json)]
+      end
+
+    opened = for form <- forms, do: with({:ok, ref} <- form, do: ZeroCopy.open(ref, options))
+    # What waits for a garbage collection would keep the memory alive.
+    with [{:ok, ref}, {:ok, _ref}] <- opened, do: drop(ref)
+
+    case Enum.dedup_by(opened, fn {is, it} -> is == :ok or it.type end) do
+      [_alike] -> List.last(opened)
+    end
+  end
+
+  defp make("gather", [dtype, shape | parts], options, objects) do
+    options = [shape: shape(shape), dtype: atom(dtype)] ++ options
+    parts |> Enum.map(&part(&1, objects)) |> ZeroCopy.gather(options)
+  end
+
+  defp make("bundle", pairs, options, objects) do
+    named = for [key, tensor] <- Enum.chunk_every(pairs, 2), do: {key, objects[tensor]}
+    Bundle.put(named, options)
+  end
+
+  # A binary has one, as long as its process.
+  defp make("pin", [of], [], objects) do
+    {me, ref} = {self(), objects[of]}
+
+    holder =
+      spawn(fn ->
+        pinned = ZeroCopy.to_binary(ref)
+        send(me, {:pinned, elem(pinned, 0)})
+        Process.sleep(:infinity)
+        pinned
+      end)
+
+    receive(do: ({:pinned, :ok} -> {:ok, holder}))
+  end
+
+  defp make("connect", [at], [], _objects) do
+    {:ok, socket} = :socket.open(:local, :stream)
+    :ok = :socket.connect(socket, %{family: :local, path: <<0, at::binary>>})
+    {:ok, socket}
+  end
+
+  defp make("value", [reader], [], objects),
+    do: with({:ok, value} <- Slot.read(objects[reader]), do: {:ok, value.bundle})
+
+  defp make("import", [of, dtype, shape], [], objects),
+    do: ZeroCopy.from_dmabuf(objects[of], shape(shape), atom(dtype))
+
+  defp make("arena", [], options, _objects), do: Arena.create(options)
+  defp make("channel", [role], options, _objects), do: Channel.create(atom(role), options)
+  defp make("join", [token, role], options, _), do: Channel.open(token, atom(role), options)
+  defp make("export", [of], options, objects), do: ZeroCopy.export_dmabuf(objects[of], options)
+  defp make("take", [socket], [], objects), do: ZeroCopy.recv(objects[socket])
+  defp make("take", [pages, ticket], [], objects), do: Pages.take(objects[pages], ticket)
+  defp make("receive", [socket], [], objects), do: Bundle.recv(objects[socket])
+  defp make("unbundle", [json], options, _objects), do: Bundle.open(json, options)
+  defp make("member", [of, key], [], objects), do: Bundle.fetch(objects[of], key)
+  defp make("slot", [], options, _objects), do: Slot.create(options)
+  defp make("follow", [token], [], _objects), do: Slot.open(token)
+  defp make("named", [slot], [], _objects), do: Slot.open_named(slot)
+  defp make("pool", [], options, _objects), do: PagePool.create(options)
+  defp make("pages", [token], [], _objects), do: Pages.open(token)
+  defp make("sequence", [pages], [], objects), do: Pages.sequence(objects[pages])
+  defp make("fork", [of], [], objects), do: Sequence.fork(objects[of])
+  defp make("find", [pages, text], [], objects), do: Pages.find(objects[pages], hashes(text))
+
   defp drop(%TensorRef{} = ref), do: ZeroCopy.release(ref)
   defp drop(%Channel{} = channel), do: Channel.close(channel)
   defp drop(%Bundle{} = bundle), do: Bundle.release(bundle)
   defp drop(%Descriptor{} = descriptor), do: Descriptor.close(descriptor)
   defp drop({:"$socket", _reference} = socket), do: :socket.close(socket)
   defp drop(%kind{} = slot) when kind in [Slot, Slot.Reader], do: Slot.close(slot)
+  defp drop(%Sequence{} = sequence), do: Sequence.release(sequence)
+  defp drop(%Pages{} = pages), do: Pages.close(pages)
+  defp drop(%PagePool{} = pool), do: PagePool.close(pool)
   defp drop(%Arena{}), do: :ok
   defp drop(holder) when is_pid(holder), do: if(Process.exit(holder, :kill), do: :ok)
 
   defp part(text, objects) do
     case String.split(text, "/") do
       [name] -> objects[name]
-      [name, offset, bytes] -> {objects[name], String.to_integer(offset), String.to_integer(bytes)}
+      [name, offset, bytes] -> {objects[name], number(offset), number(bytes)}
     end
   end
 
-  defp keep({:ok, thing}, name, objects),
+  defp keep(thing, name, objects),
     do: with({:ok, text} <- told(thing), do: {:ok, text, Map.put(objects, name, thing)})
-
-  defp keep(error, _name, _objects), do: error
 
   # What is answered of what was made.
   defp told(%TensorRef{} = ref) do
@@ -339,13 +356,23 @@ defmodule Tmesh.ConformanceDriver do
 
   defp told(%Bundle{} = it), do: {:ok, Enum.join(it.names ++ [it.byte_size, it.metadata], " ")}
 
+  defp told(%Sequence{} = sequence), do: Sequence.tokens(sequence)
+
+  defp told(%Pages{} = pages),
+    do: with({:ok, i} <- Pages.info(pages), do: {:ok, "#{i.held} #{i.copies} #{i.bytes_copied}"})
+
+  defp told(%PagePool{} = pool),
+    do: with({:ok, info} <- PagePool.info(pool), do: {:ok, "#{info.handles} #{info.died}"})
+
   defp told(%kind{token: token}) when kind in [Channel, Slot], do: {:ok, token}
   defp told(_other), do: {:ok, ""}
 
-  defp shape(text) do
-    for number <- text |> String.trim("[") |> String.trim("]") |> String.split(",", trim: true),
-        do: String.to_integer(number)
-  end
-
+  defp shape(text), do: text |> String.split(["[", ",", "]"], trim: true) |> Enum.map(&number/1)
+  defp hashes(text), do: for(<<hash::binary-16 <- unhex(text)>>, do: hash)
+  defp number(text), do: String.to_integer(text)
   defp atom(text), do: String.to_atom(text)
+  defp hex(data), do: Base.encode16(data, case: :lower)
+  defp unhex(text), do: Base.decode16!(text, case: :lower)
+  # As long as it takes, unless told otherwise.
+  defp wait(options), do: options[:timeout] || :infinity
 end

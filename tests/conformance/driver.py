@@ -11,6 +11,7 @@ import sys
 import numpy
 
 import tmesh
+from tmesh.pages import Sequence
 
 objects = {}
 
@@ -22,6 +23,11 @@ def told(thing):
         return f"{thing.dtype} [{','.join(map(str, thing.shape))}] {state}"
     if isinstance(thing, tmesh.Bundle):
         return " ".join([*thing, str(thing.nbytes), thing.metadata])
+    if isinstance(thing, Sequence):
+        return str(thing.tokens)
+    if isinstance(thing, (tmesh.PagePool, tmesh.Pages)):
+        keys = ("held", "copies", "bytes_copied") if isinstance(thing, tmesh.Pages) else ("handles", "died")
+        return " ".join(str(thing.info()[key]) for key in keys)
     return thing.token if isinstance(thing, (tmesh.Channel, tmesh.Slot)) else ""
 
 
@@ -42,7 +48,8 @@ def boolean(text):
 OPTIONS = {"seal": boolean, "huge": boolean, "replace": boolean, "writable": boolean, "once": boolean, "label": str,
            "metadata": str, "name": str, "mode": lambda text: int(text, 8), "slots": int, "producers": int, "bytes": int,
            "offset": int, "limit": int, "process": int, "timeout": seconds, "hold": seconds, "lifetime": seconds,
-           "arena": objects.get, "tensor": objects.get}
+           "arena": objects.get, "tensor": objects.get, "page_bytes": int, "page_tokens": int, "slab_pages": int,
+           "max_pages": int, "devices": int}
 
 
 def shape(text):
@@ -73,8 +80,18 @@ def open_ref(ref, once=False, **options):
     return came[-1]
 
 
+def read(name):
+    thing = objects[name]
+    if isinstance(thing, Sequence):
+        return bytes(thing.page(i)[0] for i in range(len(thing.block_table()))).hex()
+    return memoryview(thing).tobytes().hex()
+
+
 def write(name, offset, data):
     data = bytes.fromhex(data)
+    if isinstance(objects[name], Sequence):
+        objects[name].page(int(offset), writable=True)[:len(data)] = bytearray(data)
+        return
     objects[name].numpy(writable=True).reshape(-1).view("uint8")[int(offset):][:len(data)] = bytearray(data)
 
 
@@ -141,6 +158,18 @@ def accept(name):
         objects[name] = listening.accept()[0]
 
 
+def hashes(name, count):
+    found = [None]
+    for i in range(int(count)):
+        found.append(objects[name].hash(range(4 * i, 4 * i + 4), found[-1]))
+    return b"".join(found[1:]).hex()
+
+
+def several(text):
+    """Hashes."""
+    return [bytes.fromhex(text[at:at + 32]) for at in range(0, len(text), 32)]
+
+
 def kept(to, name):
     found = tmesh.open_kept(name)
     if isinstance(found, list):
@@ -182,7 +211,7 @@ MAKERS = {
     "export": lambda of, **options: io.FileIO(objects[of].export_dmabuf(**options)),
     "import": lambda descriptor, dtype, dims: tmesh.from_dmabuf(objects[descriptor], shape(dims), dtype),
     "connect": connect,
-    "take": lambda socket: tmesh.recv(objects[socket]),
+    "take": lambda source, *ticket: objects[source].take(*ticket) if ticket else tmesh.recv(objects[source]),
     "receive": lambda socket: tmesh.recv_bundle(objects[socket]),
     "bundle": lambda *pairs, **options: tmesh.bundle(dict(zip(pairs[::2], map(objects.get, pairs[1::2]))), **options),
     "member": lambda of, key: objects[of][key],
@@ -190,15 +219,23 @@ MAKERS = {
     "follow": tmesh.Slot.open,
     "named": tmesh.Slot.open_named,
     "value": lambda reader: objects[reader].read(),
+    "pool": tmesh.PagePool,
+    "pages": tmesh.Pages.open,
+    "sequence": lambda pages: objects[pages].sequence(),
+    "fork": lambda of: objects[of].fork(),
+    "find": lambda pages, text: objects[pages].find(several(text)),
 }
 OTHERS = {
     "accept": accept,
+    "append": lambda name, tokens: objects[name].append(int(tokens)),
     "backend": tmesh.backend,
+    "cache": lambda name, text: objects[name].cache(several(text)),
     "cap": lambda name: next(cap["level"] for cap in tmesh.caps() if cap["name"] == name),
     "close": release,
     "drop": drop,
     "flush": tmesh.flush,
     "hand": lambda socket, thing, **options: objects[thing].send(objects[socket], **options),
+    "hashes": hashes,
     "hold": lambda name: keep(name + ".view", objects[name].numpy(writable=True)),
     "holders": lambda id: " ".join(str(holder["pid"]) for holder in tmesh.holders(id)),
     "keep": lambda name, thing, **options: told(tmesh.keep(objects[thing], name, **options)),
@@ -207,7 +244,7 @@ OTHERS = {
     "listen": listen,
     "look": lambda name: told(objects[name]),
     "publish": lambda name, what="": objects[name].publish(objects.get(what)),
-    "read": lambda name: memoryview(objects[name]).tobytes().hex(),
+    "read": read,
     "reclaim": lambda name, **options: objects[name].reclaim(**options),
     "recv": recv,
     "ref": lambda name, **options: json.dumps(objects[name].ref(**options)),
@@ -217,10 +254,14 @@ OTHERS = {
     "revoke": lambda name: objects[name].revoke(),
     "seal": lambda name: told(objects[name].seal()),
     "send": send,
+    "share": lambda name: objects[name].share(),
     "signal": lambda name, value: objects[name].signal(int(value)),
     "stats": stats,
+    "tenant": lambda name, **options: objects[name].tenant(**options),
     "touch": lambda name: objects[name].touch(),
+    "truncate": lambda name, tokens: objects[name].truncate(int(tokens)),
     "unpin": lambda name: objects.pop(name).release(),
+    "unshare": lambda pages, ticket: objects[pages].unshare(ticket),
     "wait": lambda name, value, **options: objects[name].wait(int(value), **options),
     "write": write,
 }

@@ -91,10 +91,7 @@ static void test_sequence(void **state)
 	assert_int_equal(count, 3);
 	assert_int_equal(tmesh_seq_tokens(seq), 10);
 	fill(seq, 100);
-	assert_ok(tmesh_seq_append(seq, 2, err));
-	tmesh_seq_table(seq, &count);
-	assert_int_equal(count, 3);
-	assert_ok(tmesh_seq_append(seq, 1, err));
+	assert_ok(tmesh_seq_append(seq, 3, err));
 	table = tmesh_seq_table(seq, &count);
 	assert_int_equal(count, 4);
 	assert_ok(tmesh_seq_slots(seq, 3, 10, slots, err));
@@ -103,59 +100,13 @@ static void test_sequence(void **state)
 	assert_refused(tmesh_seq_slots(seq, 4, 10, slots, err), -EINVAL, "13");
 	assert_refused(tmesh_seq_slots(seq, UINT64_MAX, 2, slots, err), -EINVAL, "13");
 	assert_refused(tmesh_seq_truncate(seq, 14, err), -EINVAL, "13");
-	assert_ok(tmesh_seq_truncate(seq, 9, err));
-	assert_true(is_filled(seq, 100));
-	assert_int_equal(pages_info(s.pages).held, 3);
 	assert_refused(tmesh_seq_append(seq, UINT64_MAX - 3, err), -EINVAL, "at most");
 	assert_refused(tmesh_seq_append(seq, TMESH_PAGES_MAX_SEQ * 4ull, err), -EINVAL, "at most");
-	/* All or nothing */
-	assert_refused(tmesh_seq_append(seq, 256 * 4, err), -EDQUOT, "held");
-	assert_int_equal(tmesh_seq_tokens(seq), 9);
-	assert_int_equal(pages_info(s.pages).held, 3);
-	assert_true(is_filled(seq, 100));
-	assert_refused(tmesh_seq_page(seq, 3, 0, TMESH_READ, &addr, err), -EINVAL, "block 3");
+	assert_refused(tmesh_seq_page(seq, 4, 0, TMESH_READ, &addr, err), -EINVAL, "block 4");
 	assert_refused(tmesh_seq_page(seq, 0, 1, TMESH_READ, &addr, err), -EINVAL, "device 1");
 	assert_refused(tmesh_seq_page(seq, 0, 0, TMESH_WRITE, &addr, err), -EINVAL, "READ");
-	assert_ok(tmesh_seq_truncate(seq, 0, err));
-	assert_int_equal(pages_info(s.pages).held, 0);
 	tmesh_seq_free(seq);
 	tmesh_seq_free(NULL);
-	scene_end(&s);
-}
-
-static void test_fork(void **state)
-{
-	struct scene s = scene_make(&small_pool);
-	struct tmesh_seq *seq = seq_make(s.pages, 10), *fork, *second;
-	uint32_t count;
-
-	fill(seq, 100);
-	assert_ok(tmesh_seq_fork(seq, &fork, err));
-	assert_int_equal(pages_info(s.pages).held, 3);
-	assert_memory_equal(tmesh_seq_table(seq, NULL), tmesh_seq_table(fork, &count), 12);
-	assert_int_equal(count, 3);
-	assert_true(tmesh_seq_id(seq) != tmesh_seq_id(fork));
-	/* Whoever goes on in the last page gets its own. */
-	assert_ok(tmesh_seq_append(fork, 1, err));
-	assert_int_equal(pages_info(s.pages).held, 4);
-	assert_int_equal(pages_info(s.pages).copies, 1);
-	assert_int_equal(pages_info(s.pages).bytes_copied, 4096);
-	assert_true(is_filled(fork, 100));
-	assert_memory_equal(tmesh_seq_table(seq, NULL), tmesh_seq_table(fork, NULL), 8);
-	assert_int_not_equal(tmesh_seq_table(seq, NULL)[2], tmesh_seq_table(fork, NULL)[2]);
-	assert_ok(tmesh_seq_append(seq, 1, err));
-	assert_int_equal(pages_info(s.pages).copies, 1);
-	fill(fork, 900);
-	assert_true(is_filled(seq, 100));
-	assert_true(is_filled(fork, 900));
-	assert_int_equal(pages_info(s.pages).held, 6);
-	assert_ok(tmesh_seq_fork(fork, &second, err));
-	tmesh_seq_free(fork);
-	assert_true(is_filled(second, 900));
-	tmesh_seq_free(seq);
-	assert_int_equal(pages_info(s.pages).held, 3);
-	tmesh_seq_free(second);
-	assert_int_equal(pages_info(s.pages).held, 0);
 	scene_end(&s);
 }
 
@@ -304,51 +255,19 @@ static void hashes_of(struct tmesh_pages *pages, const int32_t *tokens, uint32_t
 		tmesh_pages_hash(pages, i ? hashes[i - 1] : NULL, tokens + 4 * i, 4, hashes[i]);
 }
 
-static void test_prefix(void **state)
+/* Another block in front: none of the hashes is the same. */
+static void test_hash(void **state)
 {
 	struct scene s = scene_make(&small_pool);
-	struct tmesh_pages *other;
-	struct tmesh_seq *seq = seq_make(s.pages, 18), *found, *none;
-	int32_t tokens[20];
-	uint64_t hashes[5][2], longer[5][2];
+	int32_t tokens[20] = {1};
+	uint64_t hashes[2][5][2];
 
-	for (int i = 0; i < 20; i++)
-		tokens[i] = i * 7;
-	hashes_of(s.pages, tokens, 5, hashes);
-	assert_ok(tmesh_pages_open(s.ctx, s.token, &other, err));
-	hashes_of(other, tokens, 5, longer);
-	assert_memory_equal(hashes, longer, sizeof(hashes));
-	fill(seq, 100);
-	assert_ok(tmesh_pages_find(other, (const uint64_t(*)[2])hashes, 5, &none, err));
-	assert_int_equal(tmesh_seq_tokens(none), 0);
-	assert_refused(tmesh_seq_cache(seq, (const uint64_t(*)[2])hashes, 5, err), -EINVAL, "4");
-	assert_ok(tmesh_seq_cache(seq, (const uint64_t(*)[2])hashes, 4, err));
-	assert_ok(tmesh_pages_find(other, (const uint64_t(*)[2])longer, 5, &found, err));
-	assert_int_equal(tmesh_seq_tokens(found), 16);
-	assert_true(is_filled(found, 100));
-	/* Neither may write to them any more. */
-	fill(found, 500);
-	assert_true(is_filled(seq, 100));
-	fill(seq, 700);
-	tmesh_seq_free(found);
-	tmesh_seq_free(seq);
-	tmesh_seq_free(none);
-	tmesh_pages_trim(s.pages);
-	tmesh_pages_trim(other);
-	assert_true(settles(&s, 0, 4));
-	assert_int_equal(pool_info(&s).free + 4, pool_info(&s).pages);
-	/* A prefix is found though whoever made it is gone. */
-	assert_ok(tmesh_pages_find(s.pages, (const uint64_t(*)[2])hashes, 3, &found, err));
-	assert_true(is_filled(found, 100));
-	tmesh_seq_free(found);
-	/* Another block in front: none of the hashes is the same. */
+	hashes_of(s.pages, tokens, 5, hashes[0]);
 	tokens[0]++;
-	hashes_of(other, tokens, 5, longer);
+	hashes_of(s.pages, tokens, 5, hashes[1]);
 	for (int i = 0; i < 5; i++)
-		assert_true(longer[i][0] != hashes[i][0] && longer[i][1] != hashes[i][1]);
-	assert_refused(tmesh_pages_find(other, (const uint64_t(*)[2])longer, 8193, &found, err),
-		       -EINVAL, "8193");
-	tmesh_pages_unref(other);
+		assert_true(hashes[0][i][0] != hashes[1][i][0] &&
+			    hashes[0][i][1] != hashes[1][i][1]);
 	scene_end(&s);
 }
 
@@ -432,41 +351,22 @@ static void test_eviction(void **state)
 	scene_end(&s);
 }
 
-static void test_tickets(void **state)
+/* With the handle that gave it a ticket ends, and its pages are there for others. */
+static void test_tickets_end(void **state)
 {
 	struct scene s = scene_make(&small_pool);
+	char ticket[TMESH_PAGES_TICKET_SIZE];
 	struct tmesh_pages *other;
-	struct tmesh_seq *seq = seq_make(s.pages, 18), *taken, *again;
-	char ticket[TMESH_PAGES_TICKET_SIZE], second[TMESH_PAGES_TICKET_SIZE];
+	struct tmesh_seq *seq;
 
 	assert_ok(tmesh_pages_open(s.ctx, s.token, &other, err));
-	fill(seq, 100);
-	assert_ok(tmesh_seq_share(seq, ticket, err));
-	assert_ok(tmesh_seq_take(other, ticket, &taken, err));
-	assert_int_equal(tmesh_seq_tokens(taken), 18);
-	assert_true(is_filled(taken, 100));
-	assert_ok(tmesh_seq_append(seq, 1, err));
-	fill(seq, 300);
-	assert_true(is_filled(taken, 100));
+	seq = seq_make(other, 18);
+	for (int i = 0; i < 2; i++)
+		assert_ok(tmesh_seq_share(seq, ticket, err));
+	assert_ok(tmesh_pages_unshare(other, ticket, err));
 	tmesh_seq_free(seq);
-	assert_ok(tmesh_seq_take(other, ticket, &again, err));
-	assert_true(is_filled(again, 100));
-	tmesh_seq_free(taken);
-	fill(again, 500);
-	assert_ok(tmesh_seq_share(again, second, err));
-	assert_string_not_equal(ticket, second);
-	assert_refused(tmesh_pages_unshare(other, ticket, err), -ENOENT, "ended");
-	assert_ok(tmesh_pages_unshare(s.pages, ticket, err));
-	assert_refused(tmesh_pages_unshare(s.pages, ticket, err), -ENOENT, "ended");
-	assert_refused(tmesh_seq_take(other, ticket, &taken, err), -ENOENT, "ended");
-	ticket[8] = 'x';
-	assert_refused(tmesh_seq_take(other, ticket, &taken, err), -EPROTO, "not a ticket");
-	assert_refused(tmesh_seq_take(other, "", &taken, err), -EPROTO, "not a ticket");
-	tmesh_seq_free(again);
-	/* With the handle that gave it a ticket ends. */
 	assert_int_equal(pool_info(&s).tickets, 1);
 	tmesh_pages_unref(other);
-	tmesh_pages_trim(s.pages);
 	assert_true(settles(&s, 0, 0));
 	assert_int_equal(pool_info(&s).tickets, 0);
 	scene_end(&s);
@@ -487,38 +387,27 @@ static void test_many_tickets(void **state)
 	scene_end(&s);
 }
 
+/* No slab is of two tenants, nor a hash. */
 static void test_tenants(void **state)
 {
 	struct scene s = scene_make(&small_pool);
-	char token[TMESH_TOKEN_SIZE], ticket[TMESH_PAGES_TICKET_SIZE];
+	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_pages *stranger;
-	struct tmesh_seq *seq = seq_make(s.pages, 8), *theirs, *none;
+	struct tmesh_seq *seq = seq_make(s.pages, 8), *theirs;
 	int32_t tokens[8] = {1, 2, 3};
 	uint64_t hashes[2][2], other[2][2];
 
-	fill(seq, 100);
 	assert_ok(tmesh_page_pool_tenant(s.pool, 20, token, err));
-	assert_string_not_equal(token, s.token);
 	assert_ok(tmesh_pages_open(s.ctx, token, &stranger, err));
 	hashes_of(s.pages, tokens, 2, hashes);
 	hashes_of(stranger, tokens, 2, other);
 	for (int i = 0; i < 4; i++)
 		assert_true(hashes[i / 2][i % 2] != other[i / 2][i % 2]);
-	assert_ok(tmesh_seq_cache(seq, (const uint64_t(*)[2])hashes, 2, err));
-	assert_ok(tmesh_seq_share(seq, ticket, err));
-	/* Even with the other's hash and ticket there is nothing to be had. */
-	assert_ok(tmesh_pages_find(stranger, (const uint64_t(*)[2])hashes, 2, &none, err));
-	assert_int_equal(tmesh_seq_tokens(none), 0);
-	tmesh_seq_free(none);
-	assert_refused(tmesh_seq_take(stranger, ticket, &none, err), -ENOENT, "tenant");
-	/* 20 pages are two slabs of 16, and no more. */
 	theirs = seq_make(stranger, 32 * 4);
-	assert_refused(tmesh_seq_append(theirs, 1, err), -EDQUOT, "held");
 	for (uint32_t i = 0; i < 32; i++)
 		for (uint32_t n = 0; n < 2; n++)
 			assert_true(tmesh_seq_table(theirs, NULL)[i] / 16 !=
 				    tmesh_seq_table(seq, NULL)[n] / 16);
-	assert_true(is_filled(seq, 100));
 	tmesh_seq_free(theirs);
 	tmesh_seq_free(seq);
 	tmesh_pages_unref(stranger);
@@ -613,45 +502,6 @@ static void test_recall(void **state)
 	scene_end(&s);
 }
 
-static void test_owner_ends(void **state)
-{
-	struct scene s = scene_make(&small_pool);
-	struct tmesh_seq *seq = seq_make(s.pages, 8), *fork, *none;
-	char ticket[TMESH_PAGES_TICKET_SIZE];
-
-	fill(seq, 100);
-	tmesh_page_pool_unref(s.pool);
-	assert_true(is_filled(seq, 100));
-	assert_ok(tmesh_seq_fork(seq, &fork, err));
-	assert_refused(tmesh_seq_share(seq, ticket, err), -EPIPE, "gone");
-	assert_refused(tmesh_pages_find(s.pages, NULL, 0, &none, err), -EPIPE, "gone");
-	assert_refused(tmesh_seq_append(seq, 256 * 4, err), -EPIPE, "gone");
-	tmesh_seq_free(fork);
-	tmesh_seq_free(seq);
-	assert_refused(tmesh_pages_open(s.ctx, s.token, &(struct tmesh_pages *){NULL}, err),
-		       -ENOENT, "");
-	s.pool = NULL;
-	scene_end(&s);
-}
-
-static void test_other_tokens(void **state)
-{
-	struct scene s = scene_make(&small_pool);
-	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_pages *pages = NULL;
-	struct tmesh_region *region;
-
-	assert_ok(tmesh_region_create(s.ctx, 4096, NULL, &region, err));
-	assert_ok(tmesh_region_token(region, RW, token, err));
-	if (!unit_on_kernel())
-		assert_refused(tmesh_pages_open(s.ctx, token, &pages, err), -EPROTO,
-			       "a tenant's of a pool of pages with tmesh_pages_open()");
-	assert_refused(tmesh_pages_open(s.ctx, "nonsense", &pages, err), -EPROTO, "");
-	assert_null(pages);
-	tmesh_region_unref(region);
-	scene_end(&s);
-}
-
 static void test_inherited(void **state)
 {
 	struct scene s = scene_make(&small_pool);
@@ -731,16 +581,15 @@ static void test_random(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_alloc),	     cmocka_unit_test(test_bad_options),
-		cmocka_unit_test(test_sequence),     cmocka_unit_test(test_fork),
-		cmocka_unit_test(test_tables),	     cmocka_unit_test(test_view),
-		cmocka_unit_test(test_view_ends),    cmocka_unit_test(test_gather),
-		cmocka_unit_test(test_prefix),	     cmocka_unit_test(test_trim),
-		cmocka_unit_test(test_eviction),     cmocka_unit_test(test_tickets),
-		cmocka_unit_test(test_many_tickets), cmocka_unit_test(test_tenants),
-		cmocka_unit_test(test_devices),	     cmocka_unit_test(test_recall),
-		cmocka_unit_test(test_owner_ends),   cmocka_unit_test(test_other_tokens),
-		cmocka_unit_test(test_inherited),    cmocka_unit_test(test_random),
+		cmocka_unit_test(test_alloc),	    cmocka_unit_test(test_bad_options),
+		cmocka_unit_test(test_sequence),    cmocka_unit_test(test_tables),
+		cmocka_unit_test(test_view),	    cmocka_unit_test(test_view_ends),
+		cmocka_unit_test(test_gather),	    cmocka_unit_test(test_hash),
+		cmocka_unit_test(test_trim),	    cmocka_unit_test(test_eviction),
+		cmocka_unit_test(test_tickets_end), cmocka_unit_test(test_many_tickets),
+		cmocka_unit_test(test_tenants),	    cmocka_unit_test(test_devices),
+		cmocka_unit_test(test_recall),	    cmocka_unit_test(test_inherited),
+		cmocka_unit_test(test_random),
 	};
 
 	return cmocka_run_group_tests_name("pages", tests, NULL, NULL);
