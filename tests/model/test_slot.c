@@ -130,48 +130,28 @@ static uint64_t live(struct tmesh_ctx *ctx)
 static void test_values(void **state)
 {
 	struct scene s = scene_make();
-	struct tmesh_slot_value *value = NULL, *held, *same;
-	uint64_t before;
+	struct tmesh_slot_value *value = NULL, *same;
+	uint64_t before = live(s.ctx);
 
 	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "publish a value");
 	assert_null(value);
-	assert_int_equal(tmesh_slot_generation(s.slot), 0);
-	before = live(s.ctx);
 	publish(&s, 7);
 	assert_ok(tmesh_slot_read(s.reader, &value, err));
-	assert_int_equal(tmesh_slot_value_generation(value), 1);
-	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 7);
 	assert_ok(tmesh_slot_read(s.reader, &same, err));
 	assert_ptr_equal(value, same);
-	held = tmesh_slot_value_ref(value);
-	publish(&s, 8);
-	publish(&s, 9);
-	assert_ok(tmesh_slot_read(s.reader, &value, err));
-	assert_int_equal(tmesh_slot_value_generation(value), 3);
-	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 9);
-	assert_int_equal(word_of(tmesh_slot_value_bundle(held)), 7);
-	tmesh_slot_value_unref(held);
 	/* Published, it is the same bundle once more: what is open stays open. */
-	held = tmesh_slot_value_ref(value);
-	assert_ok(tmesh_slot_publish(s.slot, tmesh_slot_value_bundle(held), NULL, err));
+	same = tmesh_slot_value_ref(value);
+	assert_ok(tmesh_slot_publish(s.slot, tmesh_slot_value_bundle(same), NULL, err));
 	assert_ok(tmesh_slot_read(s.reader, &value, err));
-	assert_int_equal(tmesh_slot_value_generation(value), 4);
-	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 9);
-	tmesh_slot_value_unref(held);
+	assert_int_equal(tmesh_slot_value_generation(value), 2);
+	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 7);
+	tmesh_slot_value_unref(same);
 	assert_ok(tmesh_slot_publish(s.slot, NULL, NULL, err));
 	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "empty");
 	/* Nothing is left of any of them. */
 	assert_int_equal(live(s.ctx), before);
-	publish(&s, 10);
-	assert_ok(tmesh_slot_read(s.reader, &value, err));
-	assert_int_equal(word_of(tmesh_slot_value_bundle(value)), 10);
-	held = tmesh_slot_value_ref(value);
-	tmesh_slot_close(s.reader);
-	assert_int_equal(word_of(tmesh_slot_value_bundle(held)), 10);
-	tmesh_slot_value_unref(held);
 	tmesh_slot_value_unref(NULL);
 	tmesh_slot_close(NULL);
-	s.reader = NULL;
 	scene_end(&s);
 }
 
@@ -180,10 +160,8 @@ static void test_bad(void **state)
 	struct tmesh_slot_opts opts = {.size = sizeof(opts), .max_ref = TMESH_BUNDLE_MAX_REF + 1};
 	struct scene s = scene_make();
 	struct tmesh_slot *slot = NULL;
-	struct tmesh_slot_reader *reader = NULL;
 	struct tmesh_slot_value *value;
 	struct tmesh_bundle *bundle = bundle_of(s.ctx, 1);
-	char token[TMESH_TOKEN_SIZE];
 
 	assert_refused(tmesh_slot_create(s.ctx, &opts, &slot, err), -EINVAL, "max_ref");
 	opts = (struct tmesh_slot_opts){.size = sizeof(opts), .reserved = 1};
@@ -192,11 +170,7 @@ static void test_bad(void **state)
 	assert_ok(tmesh_slot_create(s.ctx, &opts, &slot, err));
 	assert_refused(tmesh_slot_publish(slot, bundle, NULL, err), -EINVAL, "max_ref, 64");
 	assert_int_equal(tmesh_slot_generation(slot), 0);
-	assert_ok(tmesh_slot_token(slot, token, err));
 	tmesh_slot_unref(slot);
-	assert_refused(tmesh_slot_open(s.ctx, token, &reader, err), -ENOENT, "");
-	assert_refused(tmesh_slot_open(s.ctx, "tm1m-nonsense", &reader, err), -EPROTO, "");
-	assert_null(reader);
 	/* A reader cannot be made to write. */
 	assert_ok(tmesh_slot_publish(s.slot, bundle, NULL, err));
 	assert_ok(tmesh_slot_read(s.reader, &value, err));

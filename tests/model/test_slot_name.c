@@ -107,9 +107,8 @@ static void refuse_make(const char *name, int code, const char *word)
 
 static void test_named(void **state)
 {
-	struct tmesh_slot_reader *reader;
 	struct tmesh_slot *slot, *other;
-	char path[600], token[TMESH_TOKEN_SIZE];
+	char path[600];
 	struct stat st;
 
 	refuse_open("adapter", -ENOENT, "no slot is published as \"adapter\"");
@@ -126,23 +125,10 @@ static void test_named(void **state)
 	publish(other, 8);
 	assert_int_equal(word_by_name("other"), 8);
 	assert_int_equal(word_by_name("adapter"), 7);
-	/* The token leads there, too. */
-	assert_ok(tmesh_slot_token(slot, token, err));
-	assert_ok(tmesh_slot_open(ctx, token, &reader, err));
-	assert_int_equal(word_of(reader), 7);
 	tmesh_slot_unref(slot);
-	assert_int_equal(word_of(reader), 7);
 	refuse_open("adapter", -ENOENT, "adapter");
 	assert_false(there("slot-adapter"));
-	/* A reader stays with its slot. */
-	assert_ok(make("adapter", &slot, err));
-	publish(slot, 9);
-	assert_int_equal(word_of(reader), 7);
-	assert_int_equal(tmesh_slot_changed(reader), -EPIPE);
-	tmesh_slot_close(reader);
-	assert_int_equal(word_by_name("adapter"), 9);
 	tmesh_slot_unref(other);
-	tmesh_slot_unref(slot);
 	assert_int_equal(files(), 0);
 }
 

@@ -32,45 +32,33 @@ static inline struct tmesh_stats stats_of(struct tmesh_ctx *ctx)
 	return stats;
 }
 
-/* Another process that makes @count regions "region 0", ... and tells their tokens for
- * reading, then the last one's for everything, and lives until it is told to end. */
+/* Another process that makes a region, "region", and tells its token for reading, and lives until
+ * it is told to end. */
 struct producer {
 	pid_t pid;
 	int socket;
-	struct {
-		char text[TMESH_TOKEN_SIZE];
-	} tokens[8], all;
+	char token[TMESH_TOKEN_SIZE];
 };
 
-static inline void produce(int socket, int count)
+static inline void produce(int socket)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
-	struct tmesh_region *regions[8];
-	char token[TMESH_TOKEN_SIZE], done;
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
 	void *addr;
 
-	for (int i = 0; i < count; i++) {
-		if (tmesh_region_create(ctx, 5000, NULL, &regions[i], NULL) ||
-		    tmesh_region_map(regions[i], RW, &addr, NULL) ||
-		    tmesh_region_token(regions[i], TMESH_READ, token, NULL))
-			_exit(1);
-		sprintf(addr, "region %d", i);
-		if (write(socket, token, sizeof(token)) != sizeof(token))
-			_exit(1);
-	}
-	if (tmesh_region_token(regions[count - 1], TMESH_RIGHTS_ALL, token, NULL) ||
-	    write(socket, token, sizeof(token)) != sizeof(token))
+	if (tmesh_region_create(ctx, 5000, NULL, &region, NULL) ||
+	    tmesh_region_map(region, RW, &addr, NULL) ||
+	    tmesh_region_token(region, TMESH_READ, token, NULL))
 		_exit(1);
-	/* 'r' releases the first region, the end of the socket ends it all. */
-	while (read(socket, &done, 1) == 1) {
-		tmesh_region_unref(regions[0]);
-		if (write(socket, "", 1) != 1)
-			break;
-	}
-	_exit(0);
+	strcpy(addr, "region");
+	if (write(socket, token, sizeof(token)) != sizeof(token))
+		_exit(1);
+	/* The end of the socket ends it all. */
+	_exit(read(socket, token, 1) != 0);
 }
 
-static inline struct producer producer_start(int count)
+static inline struct producer producer_start(void)
 {
 	struct producer p;
 	int pair[2];
@@ -79,13 +67,11 @@ static inline struct producer producer_start(int count)
 	p.pid = fork();
 	if (p.pid == 0) {
 		close(pair[0]);
-		produce(pair[1], count);
+		produce(pair[1]);
 	}
 	close(pair[1]);
 	p.socket = pair[0];
-	for (int i = 0; i < count; i++)
-		assert_int_equal(read(p.socket, &p.tokens[i], TMESH_TOKEN_SIZE), TMESH_TOKEN_SIZE);
-	assert_int_equal(read(p.socket, &p.all, TMESH_TOKEN_SIZE), TMESH_TOKEN_SIZE);
+	assert_int_equal(read(p.socket, p.token, TMESH_TOKEN_SIZE), TMESH_TOKEN_SIZE);
 	return p;
 }
 
@@ -111,12 +97,6 @@ static inline void expect(struct tmesh_region *region, const char *text)
 
 	assert_ok(tmesh_region_map(region, TMESH_READ, &addr, err));
 	assert_string_equal(addr, text);
-}
-
-/* How often the producer was not asked; only on memfd is it counted. */
-static inline void expect_without_wake(struct tmesh_ctx *ctx, uint64_t opens)
-{
-	assert_int_equal(stats_of(ctx).opens_without_wake, unit_on_kernel() ? 0 : opens);
 }
 
 #endif /* TMESH_UNIT_PRODUCER_H */

@@ -358,24 +358,6 @@ static void test_rights_shrink(void **state)
 	close(ends[1]);
 }
 
-/* Who asks to write is told that it was sealed since, and gets no part of it. */
-static void test_sealed_since(void **state)
-{
-	struct tmesh_bundle *bundle = made_so(*state, TMESH_BUNDLE_UNSEALED), *got = NULL;
-	char text[1 << 14];
-	struct tmesh_tensor *tensor;
-
-	assert_in_range(tmesh_bundle_ref_size(bundle), 1, sizeof(text));
-	assert_ok(tmesh_bundle_ref_encode(bundle, RW, text, sizeof(text), err));
-	assert_ok(tmesh_bundle_tensor(bundle, 0, &tensor, err));
-	assert_ok(tmesh_region_seal(tmesh_tensor_region(tensor), err));
-	assert_refused(tmesh_bundle_open(*state, text, strlen(text), RW, &got, err), -EPERM,
-		       "sealed");
-	assert_null(got);
-	tmesh_tensor_unref(tensor);
-	tmesh_bundle_unref(bundle);
-}
-
 static void test_socket(void **state)
 {
 	struct tmesh_bundle *bundle = made(*state), *again = NULL;
@@ -415,31 +397,6 @@ static void test_socket(void **state)
 	tmesh_bundle_unref(bundle);
 }
 
-/* Another process, which has nothing but the text. */
-static void test_process(void **state)
-{
-	struct tmesh_bundle *bundle = made(*state);
-	char *text = ref_of(bundle);
-	int status;
-	pid_t pid = fork();
-
-	if (!pid) {
-		struct tmesh_bundle *again;
-		struct tmesh_ctx *ctx;
-
-		if (tmesh_ctx_open(NULL, &ctx, NULL) ||
-		    tmesh_bundle_open(ctx, text, strlen(text), TMESH_READ, &again, NULL))
-			unit_leave(1);
-		check_all(again);
-		/* What was inherited is not given on. */
-		unit_leave(tmesh_bundle_ref_encode(bundle, TMESH_READ, text, 1024, NULL) != -EPERM);
-	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
-	free(text);
-	tmesh_bundle_unref(bundle);
-}
-
 static void test_listed(void **state)
 {
 	struct tmesh_bundle *bundle = made(*state);
@@ -465,7 +422,6 @@ int main(void)
 		cmocka_unit_test(test_ref),	      cmocka_unit_test(test_many_regions),
 		cmocka_unit_test(test_from_regions),  cmocka_unit_test(test_too_many_regions),
 		cmocka_unit_test(test_rights_shrink), cmocka_unit_test(test_socket),
-		cmocka_unit_test(test_sealed_since),  cmocka_unit_test(test_process),
 		cmocka_unit_test(test_listed),
 	};
 

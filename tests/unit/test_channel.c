@@ -5,32 +5,6 @@
 #include "channels.h"
 #include "channel_internal.h"
 
-static void test_order(void **state)
-{
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8};
-
-	for (int role = SEND; role <= RECV; role++) {
-		struct pair p = pair_make((enum tmesh_channel_role)role, &opts);
-		struct tmesh_channel *from = role == SEND ? p.maker : p.other;
-		struct tmesh_channel *to = role == SEND ? p.other : p.maker;
-		struct tmesh_message got;
-
-		for (uint64_t i = 0; i < 1000; i++) {
-			struct tmesh_message message = number(i);
-
-			assert_ok(tmesh_channel_try_send(from, &message, err));
-			if (i % 3 == 2)
-				for (uint64_t j = i - 2; j <= i; j++) {
-					assert_ok(tmesh_channel_try_recv(to, &got, err));
-					assert_int_equal(got.bytes, 8);
-					assert_int_equal(number_of(&got), j);
-					assert_null(got.tensor);
-				}
-		}
-		pair_end(&p);
-	}
-}
-
 static void test_bytes(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
@@ -205,32 +179,6 @@ static void test_bad_options(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_places(void **state)
-{
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
-	struct pair p = pair_make(SEND, &opts);
-	struct tmesh_channel *second, *third;
-	struct tmesh_message message = number(7), got;
-	struct tmesh_ctx *ctx = p.ctx;
-
-	second = pair_open(&p, SEND);
-	assert_refused(tmesh_channel_open(ctx, p.token, SEND, NULL, &third, err), -EBUSY,
-		       "all 2 of the channel's places to send are taken; its maker sets their "
-		       "number with producers");
-	assert_refused(tmesh_channel_token(second, p.token, err), -EINVAL, "maker");
-	tmesh_channel_unref(second);
-	/* The place is free once the maker has seen the end of the connection. */
-	while (tmesh_channel_open(ctx, p.token, SEND, NULL, &second, NULL) == -EBUSY)
-		usleep(100);
-	assert_ok(tmesh_channel_try_send(second, &message, err));
-	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
-	tmesh_channel_unref(second);
-	tmesh_channel_unref(p.maker);
-	assert_refused(tmesh_channel_open(ctx, p.token, RECV, NULL, &third, err), -ENOENT, "");
-	p.maker = NULL;
-	pair_end(&p);
-}
-
 /* Those who receive have their places, and no lane. */
 static void test_receivers(void **state)
 {
@@ -344,27 +292,6 @@ static void test_no_open(void **state)
 	assert_ptr_equal(got[0].tensor, got[1].tensor);
 	for (int i = 0; i < 2; i++)
 		tmesh_tensor_unref(got[i].tensor);
-	tmesh_tensor_unref(message.tensor);
-	pair_end(&p);
-}
-
-/* What is sealed is sent to be read, and nobody is promised more. */
-static void test_sealed(void **state)
-{
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .rights = TMESH_READ | TMESH_WRITE};
-	struct pair p = pair_make(SEND, &opts);
-	struct tmesh_message message = {.tensor = tensor(p.ctx, 3)}, got;
-	float *data;
-
-	assert_ok(tmesh_region_seal(tmesh_tensor_region(message.tensor), err));
-	for (int i = 0; i < 2; i++) {
-		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
-		assert_ok(tmesh_channel_try_recv(p.other, &got, err));
-		assert_int_equal(tmesh_region_rights(tmesh_tensor_region(got.tensor)), TMESH_READ);
-		assert_ok(tmesh_tensor_data(got.tensor, TMESH_READ, (void **)&data, err));
-		assert_true(*data == 3);
-		tmesh_tensor_unref(got.tensor);
-	}
 	tmesh_tensor_unref(message.tensor);
 	pair_end(&p);
 }
@@ -725,14 +652,13 @@ static void test_late_region(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_order),	      cmocka_unit_test(test_bytes),
-		cmocka_unit_test(test_full),	      cmocka_unit_test(test_level),
-		cmocka_unit_test(test_bad_options),   cmocka_unit_test(test_places),
-		cmocka_unit_test(test_receivers),     cmocka_unit_test(test_tensors),
-		cmocka_unit_test(test_no_open),	      cmocka_unit_test(test_sealed),
-		cmocka_unit_test(test_layouts),	      cmocka_unit_test(test_regions_bounded),
-		cmocka_unit_test(test_bytes_bounded), cmocka_unit_test(test_lanes),
-		cmocka_unit_test(test_many),	      cmocka_unit_test(test_late_region),
+		cmocka_unit_test(test_bytes),		cmocka_unit_test(test_full),
+		cmocka_unit_test(test_level),		cmocka_unit_test(test_bad_options),
+		cmocka_unit_test(test_receivers),	cmocka_unit_test(test_tensors),
+		cmocka_unit_test(test_no_open),		cmocka_unit_test(test_layouts),
+		cmocka_unit_test(test_regions_bounded), cmocka_unit_test(test_bytes_bounded),
+		cmocka_unit_test(test_lanes),		cmocka_unit_test(test_many),
+		cmocka_unit_test(test_late_region),
 	};
 
 	return cmocka_run_group_tests_name("channel", tests, NULL, NULL);

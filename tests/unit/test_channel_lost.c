@@ -221,29 +221,6 @@ static void test_killed_with_what_was_closed(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What the maker has received already is wanted by another one, to whom it is sent again. */
-static void test_killed_with_what_was_opened(void **state)
-{
-	struct tmesh_ctx *ctx = context(), *other = context();
-	struct tmesh_channel *channel, *second;
-	char token[TMESH_TOKEN_SIZE];
-	struct sender sender;
-
-	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
-	assert_ok(tmesh_channel_token(channel, token, err));
-	sender = sender_start(token, SENDS_A_B_A);
-	wait_for(&sender.told);
-	receive_one(channel, 0);
-	sender_killed(&sender);
-	second = opened(other, token, RECV);
-	receive_one(second, 1);
-	receive_one(second, 0);
-	tmesh_channel_unref(second);
-	tmesh_channel_unref(channel);
-	tmesh_ctx_unref(other);
-	tmesh_ctx_unref(ctx);
-}
-
 /* A lane's next sender looks after what the last one has left, however often. */
 static void test_killed_one_after_another(void **state)
 {
@@ -510,7 +487,6 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_killed_for_two),
 		cmocka_unit_test(test_killed_with_what_was_closed),
-		cmocka_unit_test(test_killed_with_what_was_opened),
 		cmocka_unit_test(test_killed_one_after_another),
 		cmocka_unit_test(test_taken_from_the_shelf),
 		cmocka_unit_test_setup_teardown(test_unanswered_on_the_shelf, server_start,

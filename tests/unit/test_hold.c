@@ -105,22 +105,6 @@ static void expect_none_held(struct tmesh_ctx *ctx)
 	assert_int_equal(held(ctx), 0);
 }
 
-static void test_here(void **state)
-{
-	struct tmesh_ctx *ctx = context(NULL, 0);
-	struct tmesh_tensor *tensor = NULL;
-	char text[TMESH_REF_SIZE];
-	struct tmesh_ref ref;
-
-	hold(ctx, LONG, text);
-	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
-	assert_ok(tmesh_tensor_open(ctx, &ref, TMESH_READ, &tensor, err));
-	expect_none_held(ctx);
-	tmesh_tensor_unref(tensor);
-	expect_free(ctx);
-	tmesh_ctx_unref(ctx);
-}
-
 /* Each hold ends with the open of its ref, however soon the next one begins. */
 static void test_one_after_another(void **state)
 {
@@ -484,7 +468,6 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_exit_too_late),
 		cmocka_unit_test(test_exit_in_time),
 		cmocka_unit_test(test_linger_option),
-		cmocka_unit_test(test_here),
 		cmocka_unit_test(test_bundle),
 		cmocka_unit_test(test_one_after_another),
 	};

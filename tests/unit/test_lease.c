@@ -206,6 +206,7 @@ static void test_needs_module(void **state)
 	assert_refused(tmesh_region_from_dmabuf(*state, 0, NULL, &made, err), -EOPNOTSUPP,
 		       "module");
 	assert_refused(tmesh_region_opaque_fd(region, &fd, err), -EOPNOTSUPP, "no descriptor");
+	assert_refused(tmesh_region_revoke(region, err), -EOPNOTSUPP, "memory of a memfd");
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &made, err));
 	assert_refused(tmesh_fence_signal(made, 1, err), -EACCES, "write");
 	assert_refused(tmesh_fence_wait(made, 1, 0, NULL, err), -EOPNOTSUPP, "fences need");

@@ -317,45 +317,6 @@ static void test_derive(void **state)
 	tmesh_region_unref(region);
 }
 
-/* What was mapped is gone, and is read and written with an error instead of a signal. */
-static void test_revoke(void **state)
-{
-	struct tmesh_region_info info = {.size = sizeof(info)};
-	struct tmesh_region *region = region_of(*state, 10000), *other, *unmapped, *pin;
-	char who[64], back[4];
-	void *addr;
-
-	if (!unit_on_kernel()) {
-		assert_refused(tmesh_region_revoke(region, err), -EOPNOTSUPP, "memory of a memfd");
-		tmesh_region_unref(region);
-		return;
-	}
-	assert_ok(tmesh_region_derive(region, RW, &other, err));
-	assert_ok(tmesh_region_derive(region, RW, &unmapped, err));
-	assert_ok(tmesh_region_write(other, 0, "abc", 4, err));
-	map_of(region, RW);
-	assert_ok(tmesh_region_revoke(region, err));
-	assert_refused(tmesh_region_read(other, 0, back, 4, err), -ESTALE, "revoked");
-	assert_refused(tmesh_region_write(other, 0, "x", 1, err), -ESTALE, "revoked");
-	assert_refused(tmesh_region_read(region, 9999, back, 1, err), -ESTALE, "revoked");
-	assert_refused(tmesh_region_map(unmapped, TMESH_READ, &addr, err), -ESTALE, "revoked");
-	assert_refused(tmesh_region_seal(region, err), -ESTALE, "revoked");
-	assert_ok(tmesh_region_info(other, &info, err));
-	assert_true(info.revoked);
-	tmesh_region_unref(unmapped);
-	tmesh_region_unref(other);
-	tmesh_region_unref(region);
-
-	region = region_of(*state, 10000);
-	assert_ok(tmesh_region_seal(region, err));
-	assert_ok(tmesh_region_pin(region, &pin, err));
-	snprintf(who, sizeof(who), "process %d (", (int)getpid());
-	assert_refused(tmesh_region_revoke(region, err), -EBUSY, who);
-	tmesh_region_unref(pin);
-	assert_ok(tmesh_region_revoke(region, err));
-	tmesh_region_unref(region);
-}
-
 static void test_pin(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NO_PIN};
@@ -414,20 +375,6 @@ static int memfd(size_t bytes, int seals)
 	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
 	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
 	return fd;
-}
-
-/* What the other backend gave out is not looked for in this one. */
-static void test_other_token(void **state)
-{
-	struct tmesh_token_parts parts = {
-		.backend = unit_on_kernel() ? TMESH_BACKEND_MEMFD : TMESH_BACKEND_KERNEL,
-	};
-	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_region *region;
-
-	tmesh_token_format(token, &parts);
-	assert_refused(tmesh_region_open(*state, token, TMESH_READ, &region, err), -EOPNOTSUPP,
-		       "the token is of the");
 }
 
 static void test_from_memfd(void **state)
@@ -735,10 +682,8 @@ int main(void)
 		cmocka_unit_test(test_too_large),
 		cmocka_unit_test(test_seal_under_writer),
 		cmocka_unit_test(test_derive),
-		cmocka_unit_test(test_revoke),
 		cmocka_unit_test(test_pin),
 		cmocka_unit_test(test_desc),
-		cmocka_unit_test(test_other_token),
 		cmocka_unit_test(test_from_memfd),
 		cmocka_unit_test(test_see),
 		cmocka_unit_test(test_names),

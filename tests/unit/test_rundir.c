@@ -198,19 +198,18 @@ static void test_runtime_dir(void **state)
 /* A producer that is killed leaves its socket; the next one to start removes it. */
 static void test_sweep(void **state)
 {
-	struct producer dead = producer_start(1), live = producer_start(1);
+	struct producer dead = producer_start(), live = producer_start();
 	struct tmesh_ctx *ctx = context(NULL, 0);
 	char path[512], link[512], unfinished[520], notes[512], token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
 	unsigned int before;
 
 	producer_end(&dead, SIGKILL);
-	assert_true(readlink(link_path(link, dead.tokens[0].text), token, 1) > 0);
+	assert_true(readlink(link_path(link, dead.token), token, 1) > 0);
 	/* Its link leads nowhere, or to whoever has its number now. */
-	assert_refused(tmesh_region_open(ctx, dead.tokens[0].text, TMESH_READ, &region, err),
-		       -ENOENT, "gone");
-	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"),
-		 dead.tokens[0].text + 5);
+	assert_refused(tmesh_region_open(ctx, dead.token, TMESH_READ, &region, err), -ENOENT,
+		       "gone");
+	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"), dead.token + 5);
 	assert_int_equal(access(path, F_OK), 0);
 	/* Killed while it made another link; and what is somebody else's in the same directory. */
 	snprintf(unfinished, sizeof(unfinished), "%s.new", path);
@@ -224,7 +223,7 @@ static void test_sweep(void **state)
 	assert_int_equal(readlink(link, token, 1), -1);
 	assert_int_equal(readlink(unfinished, token, 1), -1);
 	assert_int_equal(unlink(notes), 0);
-	assert_ok(tmesh_region_open(ctx, live.tokens[0].text, TMESH_READ, &region, err));
+	assert_ok(tmesh_region_open(ctx, live.token, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
 	before = unit_open_fds();
 	tmesh_rundir_sweep(ctx, ctx->dir);

@@ -16,60 +16,6 @@
 #include "watch.h"
 #include "wire.h"
 
-static void test_token(void **state)
-{
-	struct producer p = producer_start(3);
-	struct tmesh_ctx *ctx = context(NULL, 0);
-	struct tmesh_region *region = NULL, *more;
-	char *addr;
-
-	assert_ok(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &region, err));
-	expect(region, "region 0");
-	expect_without_wake(ctx, 1);
-	assert_ok(tmesh_region_open(ctx, p.tokens[1].text, TMESH_READ, &more, err));
-	expect(more, "region 1");
-	expect_without_wake(ctx, 2);
-	assert_int_equal(pwrite(tmesh_region_fd(more), "x", 1, 0), -1);
-	tmesh_region_unref(more);
-	assert_refused(
-		tmesh_region_open(ctx, p.tokens[1].text, RW, &more, err), -EACCES,
-		"ask its producer for another one: if the memory is sealed, nobody can write");
-	assert_ok(tmesh_region_open(ctx, p.all.text, TMESH_RIGHTS_ALL, &more, err));
-	expect_without_wake(ctx, 3);
-	assert_ok(tmesh_region_map(more, RW, (void **)&addr, err));
-	strcpy(addr, "written");
-	tmesh_region_unref(more);
-	assert_ok(tmesh_region_open(ctx, p.tokens[2].text, TMESH_READ, &more, err));
-	expect(more, "written");
-	tmesh_region_unref(more);
-	assert_int_equal(stats_of(ctx).regions_opened, 4);
-
-	/*
-	 * The first one's producer lets go: its memory lives on with us. On memfd its token is
-	 * dead, on the module it is good as long as the region lives.
-	 */
-	assert_int_equal(write(p.socket, "r", 1), 1);
-	assert_int_equal(read(p.socket, &addr, 1), 1);
-	if (unit_on_kernel()) {
-		assert_ok(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &more, err));
-		expect(more, "region 0");
-		tmesh_region_unref(more);
-	} else {
-		assert_refused(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &more, err),
-			       -ENOENT, "released");
-	}
-	expect(region, "region 0");
-
-	producer_end(&p, SIGKILL);
-	assert_refused(tmesh_region_open(ctx, p.tokens[1].text, TMESH_READ, &more, err), -ENOENT,
-		       "gone");
-	/* Nothing is kept of it. */
-	assert_null(ctx->peers);
-	expect(region, "region 0");
-	tmesh_region_unref(region);
-	tmesh_ctx_unref(ctx);
-}
-
 static void other_digit(char *c)
 {
 	*c = *c == '0' ? '1' : '0';
@@ -78,10 +24,10 @@ static void other_digit(char *c)
 /* The rest of what is no token, or another's, is in the table of promises. */
 static void test_bad_tokens(void **state)
 {
-	struct producer p = producer_start(1);
+	struct producer p = producer_start();
 	struct tmesh_ctx *ctx = context(NULL, 0);
 	struct tmesh_region *region = (void *)ctx;
-	char *guess = p.tokens[0].text;
+	char *guess = p.token;
 
 	assert_refused(tmesh_region_open(ctx, NULL, TMESH_READ, &region, err), -EINVAL,
 		       "token is NULL");
@@ -155,7 +101,7 @@ static void test_label(void **state)
 
 static void test_stopped(void **state)
 {
-	struct producer p = producer_start(1);
+	struct producer p = producer_start();
 	struct tmesh_ctx *ctx = context(NULL, 200), *other = context(NULL, 200);
 	struct tmesh_ctx *patient = context(NULL, 0);
 	struct tmesh_region *region;
@@ -166,17 +112,17 @@ static void test_stopped(void **state)
 	kill(p.pid, SIGSTOP);
 	assert_int_equal(waitpid(p.pid, &status, WUNTRACED), p.pid);
 	/* Who finds its index does not need it to run. */
-	assert_ok(tmesh_region_open(other, p.tokens[0].text, TMESH_READ, &region, err));
+	assert_ok(tmesh_region_open(other, p.token, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
-	assert_int_equal(unlink(link_path(link, p.tokens[0].text)), 0);
+	assert_int_equal(unlink(link_path(link, p.token)), 0);
 	start = tmesh_now_ns();
-	assert_refused(tmesh_region_open(ctx, p.tokens[0].text, TMESH_READ, &region, err),
-		       -ETIMEDOUT, "stopped");
+	assert_refused(tmesh_region_open(ctx, p.token, TMESH_READ, &region, err), -ETIMEDOUT,
+		       "stopped");
 	/* By its own 200 ms, and not by the 2 s of whoever says nothing. */
 	assert_true(tmesh_now_ns() - start < 2000000000);
 	kill(p.pid, SIGCONT);
 	/* It has to get its turn first. */
-	assert_ok(tmesh_region_open(patient, p.tokens[0].text, TMESH_READ, &region, err));
+	assert_ok(tmesh_region_open(patient, p.token, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
 	producer_end(&p, 0);
 	tmesh_ctx_unref(patient);
@@ -191,18 +137,18 @@ static void asks_with(const struct producer *p, const char *target)
 	struct tmesh_region *region;
 	char link[512];
 
-	link_path(link, p->tokens[0].text);
+	link_path(link, p->token);
 	unlink(link);
 	if (target)
 		assert_int_equal(symlink(target, link), 0);
-	assert_ok(tmesh_region_open(ctx, p->tokens[0].text, TMESH_READ, &region, err));
-	expect(region, "region 0");
+	assert_ok(tmesh_region_open(ctx, p->token, TMESH_READ, &region, err));
+	expect(region, "region");
 	tmesh_region_unref(region);
 	if (stats_of(ctx).opens_without_wake)
 		fail_msg("%s was followed", target);
 	assert_int_equal(stats_of(ctx).regions_opened, 1);
 	/* The answer brought the index. */
-	assert_ok(tmesh_region_open(ctx, p->tokens[0].text, TMESH_READ, &region, err));
+	assert_ok(tmesh_region_open(ctx, p->token, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
 	assert_int_equal(stats_of(ctx).opens_without_wake, 1);
 	tmesh_ctx_unref(ctx);
@@ -211,12 +157,12 @@ static void asks_with(const struct producer *p, const char *target)
 /* A link that does not lead to the producer's index is no harm. */
 static void test_wrong_link(void **state)
 {
-	struct producer p = producer_start(1), other = producer_start(1);
+	struct producer p = producer_start(), other = producer_start();
 	char link[512], target[512], good[64] = "", others[64] = "";
 	int index, fifo;
 
-	assert_true(readlink(link_path(link, other.tokens[0].text), others, 63) > 0);
-	assert_true(readlink(link_path(link, p.tokens[0].text), good, 63) > 0);
+	assert_true(readlink(link_path(link, other.token), others, 63) > 0);
+	assert_true(readlink(link_path(link, p.token), good, 63) > 0);
 	index = open(good, O_RDONLY | O_CLOEXEC);
 	assert_true(index >= 0);
 	asks_with(&p, NULL);
@@ -359,19 +305,19 @@ static void test_dead_producers(void **state)
 
 	for (int round = 0; round < ROUNDS; round++) {
 		for (int i = 0; i < AT_ONCE; i++)
-			producers[i] = producer_start(1);
+			producers[i] = producer_start();
 		/* Those asked by socket are known by their connection. */
 		if (round % 2)
-			assert_int_equal(unlink(link_path(link, producers[0].tokens[0].text)), 0);
+			assert_int_equal(unlink(link_path(link, producers[0].token)), 0);
 		for (int i = 0; i < AT_ONCE; i++) {
-			assert_ok(tmesh_region_open(ctx, producers[i].tokens[0].text, TMESH_READ,
-						    &held[i], err));
+			assert_ok(tmesh_region_open(ctx, producers[i].token, TMESH_READ, &held[i],
+						    err));
 			/* Asked once, it is known by its connection alone; its index comes with
 			 * more. */
 			if (round == 3)
 				continue;
-			assert_ok(tmesh_region_open(ctx, producers[i].tokens[0].text, TMESH_READ,
-						    &region, err));
+			assert_ok(tmesh_region_open(ctx, producers[i].token, TMESH_READ, &region,
+						    err));
 			tmesh_region_unref(region);
 		}
 		assert_true(has_peers(ctx));
@@ -383,7 +329,7 @@ static void test_dead_producers(void **state)
 		while (has_peers(ctx))
 			usleep(1000);
 		alarm(0);
-		expect(held[0], "region 0");
+		expect(held[0], "region");
 		for (int i = 0; i < AT_ONCE; i++)
 			tmesh_region_unref(held[i]);
 		if (round == 0)
@@ -400,22 +346,31 @@ static void test_dead_producers_unwatched(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
 	struct tmesh_region *held[2];
-	struct producer producers[2] = {producer_start(1), producer_start(1)};
+	struct producer producers[2] = {producer_start(), producer_start()};
 	unsigned int most;
 
-	assert_ok(tmesh_region_open(ctx, producers[0].tokens[0].text, TMESH_READ, &held[0], err));
+	assert_ok(tmesh_region_open(ctx, producers[0].token, TMESH_READ, &held[0], err));
 	tmesh_watch_stop(ctx);
 	most = unit_open_fds();
 	producer_end(&producers[0], SIGKILL);
 	assert_int_equal(unit_open_fds(), most - 1);
-	assert_ok(tmesh_region_open(ctx, producers[1].tokens[0].text, TMESH_READ, &held[1], err));
-	expect(held[0], "region 0");
+	assert_ok(tmesh_region_open(ctx, producers[1].token, TMESH_READ, &held[1], err));
+	expect(held[0], "region");
 	tmesh_watch_stop(ctx);
 	assert_int_equal(unit_open_fds(), most);
 	producer_end(&producers[1], SIGKILL);
 	tmesh_region_unref(held[0]);
 	assert_false(has_peers(ctx));
 	tmesh_region_unref(held[1]);
+	/* Or who asks one of them, and is not answered. */
+	producers[0] = producer_start();
+	assert_ok(tmesh_region_open(ctx, producers[0].token, TMESH_READ, &held[0], err));
+	tmesh_watch_stop(ctx);
+	producer_end(&producers[0], SIGKILL);
+	assert_refused(tmesh_region_open(ctx, producers[0].token, TMESH_READ, &held[1], err),
+		       -ENOENT, "gone");
+	assert_false(has_peers(ctx));
+	tmesh_region_unref(held[0]);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -439,7 +394,7 @@ static void *open_one(void *data)
 /* Threads that ask the same producer at once: of their connections one is kept. */
 static void test_asked_at_once(void **state)
 {
-	struct producer p = producer_start(1);
+	struct producer p = producer_start();
 	struct tmesh_ctx *client = context(NULL, 20000);
 	struct opening openings[4];
 	unsigned int before;
@@ -447,12 +402,12 @@ static void test_asked_at_once(void **state)
 	char link[512];
 	int status;
 
-	assert_int_equal(unlink(link_path(link, p.tokens[0].text)), 0);
+	assert_int_equal(unlink(link_path(link, p.token)), 0);
 	before = unit_open_fds();
 	kill(p.pid, SIGSTOP);
 	assert_int_equal(waitpid(p.pid, &status, WUNTRACED), p.pid);
 	for (int i = 0; i < 4; i++) {
-		openings[i] = (struct opening){client, p.tokens[0].text, 1};
+		openings[i] = (struct opening){client, p.token, 1};
 		pthread_create(&threads[i], NULL, open_one, &openings[i]);
 	}
 	usleep(50000);
@@ -686,9 +641,9 @@ static int ask_as_nobody(const char *path, const char *token)
 /* Another user gets nothing, whatever he knows. */
 static void test_other_user(void **state)
 {
-	struct producer p = producer_start(1);
+	struct producer p = producer_start();
 
-	assert_int_equal(open_as_nobody(p.tokens[0].text), -ENOENT);
+	assert_int_equal(open_as_nobody(p.token), -ENOENT);
 	producer_end(&p, 0);
 }
 
@@ -696,15 +651,15 @@ static void test_other_user(void **state)
 static void test_other_user_asks(void **state)
 {
 	const char *dir = getenv("TMESH_RUNTIME_DIR");
-	struct producer p = producer_start(1);
+	struct producer p = producer_start();
 	char path[108];
 
 	chmod(dir, 0777);
-	assert_int_equal(open_as_nobody(p.tokens[0].text), -ENOENT);
-	snprintf(path, sizeof(path), "%s/%.32s", dir, p.tokens[0].text + 5);
+	assert_int_equal(open_as_nobody(p.token), -ENOENT);
+	snprintf(path, sizeof(path), "%s/%.32s", dir, p.token + 5);
 	assert_int_equal(chmod(path, 0777), 0);
-	assert_int_equal(open_as_nobody(p.tokens[0].text), -ENOENT);
-	assert_int_equal(ask_as_nobody(path, p.tokens[0].text), 1);
+	assert_int_equal(open_as_nobody(p.token), -ENOENT);
+	assert_int_equal(ask_as_nobody(path, p.token), 1);
 	chmod(dir, 0700);
 	producer_end(&p, 0);
 }
@@ -713,7 +668,6 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_sealed_for_reading),
-		cmocka_unit_test(test_token),
 		cmocka_unit_test(test_bad_tokens),
 		cmocka_unit_test(test_behind_a_token),
 		cmocka_unit_test(test_label),

@@ -79,22 +79,6 @@ defmodule Tmesh.ChannelTest do
     assert looked_at < 100_000
   end
 
-  test "what was sent is received when its end was closed, and its process is gone" do
-    {:ok, into} = Channel.create(:recv)
-
-    in_process(fn ->
-      {:ok, out} = Channel.open(into.token, :send)
-      {:ok, ref} = ZeroCopy.from_binary("abcd", [4], :uint8)
-      :ok = Channel.send(out, ref)
-      :ok = ZeroCopy.release(ref)
-      :ok = Channel.close(out)
-    end)
-
-    Tmesh.Native.sweep()
-    assert {:ok, ref} = Channel.recv(into, 60_000)
-    assert ZeroCopy.to_binary!(ref) == "abcd"
-  end
-
   test "flush tells what it cannot do" do
     {out, into} = ends()
     :ok = Channel.send(out, "one")
@@ -136,16 +120,6 @@ defmodule Tmesh.ChannelTest do
     Process.exit(waiting, :kill)
 
     eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
-  end
-
-  test "nobody tells one of several producers of room, and its wait ends all the same" do
-    {:ok, into} = Channel.create(:recv, producers: 2, slots: 2)
-    {:ok, out} = Channel.open(into.token, :send)
-    for _n <- 1..2, do: :ok = Channel.send(out, "full")
-    for ms <- [0, 20], do: assert({:error, %Error{type: :timeout}} = Channel.send(out, "x", ms))
-    sending = Task.async(fn -> Channel.send(out, "x", 20_000) end)
-    assert Channel.recv(into) == {:ok, "full"}
-    assert Task.await(sending) == :ok
   end
 
   # Answers each message by what `fun` makes of it, until nobody asks any more.

@@ -34,27 +34,6 @@ defmodule Tmesh.PeerTest do
     assert ZeroCopy.to_binary!(ref, copy: false) == Peer.pattern(4096)
   end
 
-  test "a revoked region gives an error, or what it held", %{peer: peer} do
-    ref = peer |> Peer.put(@bytes, "create") |> ZeroCopy.open!()
-    copy = ZeroCopy.to_binary!(ref)
-
-    case Peer.call(peer, "revoke") do
-      "ok" -> assert {:error, %Error{type: :stale}} = ZeroCopy.to_binary(ref)
-      "EOPNOTSUPP" <> _why -> assert ZeroCopy.to_binary!(ref) == copy
-    end
-
-    assert copy == Peer.pattern(@bytes)
-  end
-
-  test "a binary prevents the revocation", %{peer: peer} do
-    ref = peer |> Peer.put(@bytes, "put") |> ZeroCopy.open!()
-    binary = ZeroCopy.to_binary!(ref, copy: false)
-    :ok = ZeroCopy.release(ref)
-    answer = Peer.call(peer, "revoke")
-    assert answer =~ ~r/^(EBUSY|EOPNOTSUPP)/
-    assert binary == Peer.pattern(@bytes)
-  end
-
   test "a peer killed at any moment takes nothing along", %{peer: peer} do
     sealed = peer |> Peer.put(@bytes, "put") |> ZeroCopy.open!()
     open = peer |> Peer.put(@bytes, "create") |> ZeroCopy.open!()

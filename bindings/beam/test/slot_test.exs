@@ -120,15 +120,10 @@ defmodule Tmesh.SlotTest do
     Slot.watch!(reader)
     one = Slot.read!(reader)
 
-    for _ <- 1..2 do
-      assert Slot.close(reader) == :ok
-      assert Slot.close(slot) == :ok
-    end
+    for one <- [reader, slot], do: assert(Slot.close(one) == :ok)
 
     for try <- [
-          fn -> Slot.publish(slot, value("two")) end,
           fn -> Slot.generation(slot) end,
-          fn -> Slot.read(reader) end,
           fn -> Slot.read(reader, one) end,
           fn -> Slot.watch(reader) end
         ],

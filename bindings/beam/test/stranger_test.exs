@@ -6,17 +6,6 @@ defmodule Tmesh.StrangerTest do
 
   defp pixels(opts \\ []), do: ZeroCopy.from_binary!("abcd", [4], :uint8, opts)
 
-  defp until_refused(refs) when length(refs) < 1000 do
-    case ZeroCopy.allocate([1], :uint8) do
-      {:ok, ref} ->
-        until_refused([ref | refs])
-
-      error ->
-        for ref <- refs, do: ZeroCopy.release!(ref)
-        error
-    end
-  end
-
   # Nobody's variable, and nobody's garbage.
   defp collected(fun) do
     result = in_process(fun)
@@ -119,19 +108,6 @@ defmodule Tmesh.StrangerTest do
 
     # What was read of it is a binary like others.
     assert binary == "abcd"
-  end
-
-  test "without descriptors it is said, and goes on when there are some" do
-    refs = for _ <- 1..3, do: pixels()
-
-    # What the pool keeps is used up first.
-    without_files(fn ->
-      assert {:error, %Error{type: :too_many_files, message: message}} = until_refused([])
-      assert message =~ ~r/descriptor|files/
-    end)
-
-    assert {:ok, _ref} = ZeroCopy.allocate([1], :uint8)
-    for ref <- refs, do: assert(ZeroCopy.to_binary!(ref) == "abcd")
   end
 
   test "regions leave descriptors to files, sockets and processes" do

@@ -7,7 +7,7 @@
  *   create N     the same, but not sealed, with a token for writing: its ref
  *   fill B       write byte B all over the last tensor it made
  *   map JSON     hold a writable mapping of a tensor
- *   seal, revoke the last tensor it made
+ *   seal         the last tensor it made
  *   attack PID   try to shrink, punch and overwrite everything PID has open, by /proc: how
  *                many descriptors it could open, of how many there are
  */
@@ -141,8 +141,6 @@ static void obey(const char *verb, const char *arg)
 		map(arg);
 	else if (!strcmp(verb, "seal"))
 		answer(tmesh_region_seal(tmesh_tensor_region(last), &err), &err);
-	else if (!strcmp(verb, "revoke"))
-		answer(tmesh_region_revoke(tmesh_tensor_region(last), &err), &err);
 	else if (!strcmp(verb, "attack"))
 		attack(arg);
 	else
