@@ -53,6 +53,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ANSWER_S = 300
 TOKEN = re.compile(r'''(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|\[[^\]]*\]|[^\s"{\[])+''')
 VARIABLE = re.compile(r"\$(\w+)(?:\.(\w+))?(\{[^}]*\})?")
+# They give their first word a thing, which `release` lets go of.
+OPENS = {"open", "unbundle", "kept"}
 COLUMNS = {"c": 1, "python": 2, "elixir": 3}
 
 Step = collections.namedtuple("Step", "where condition text body")
@@ -274,6 +276,10 @@ class Run:
             except Broken:
                 if not until or time.monotonic() > end:
                     raise
+            # What came all the same would keep the memory from going.
+            if fields[0] in OPENS and answer[0] != "error":
+                driver.tell(["release", fields[1]])
+                driver.answer()
             time.sleep(0.05)
 
     def value(self, token):
