@@ -34,7 +34,7 @@ MADE = {"tensor", "fence"}
 
 PYTHON_SIDE = """
 import dataclasses, json, sys, typing
-import tmesh, tmesh.batching, tmesh.costs, tmesh.cuda, tmesh.engine, tmesh.graphs, tmesh.net, tmesh.placed
+import tmesh, tmesh.batching, tmesh.costs, tmesh.cuda, tmesh.engine, tmesh.fetcher, tmesh.graphs, tmesh.net, tmesh.placed
 import tmesh.safetensors.numpy
 from tmesh import _tmesh
 

@@ -144,6 +144,11 @@ $(RAY_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(RAY_VENV)/tools.stamp
 		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
 	@touch $@
 
+# The fetcher where libfabric is: one that was built here is beside its libtmesh.
+python-ray-check python-net-check: export TMESH_NET_LIBRARY = $(NET_BUILT:net=$(abspath $(B)/libtmesh-net.so))
+python-ray-check python-net-check: export LD_LIBRARY_PATH = $(NET_BUILT:net=$(abspath $(B)))
+python-ray-check python-net-check: $(NET_BUILT:net=$(B)/libtmesh-net.so)
+
 python-ray-check: $(RAY_VENV)/tmesh.stamp ## tmesh.ray in real Ray, on CPUs
 	@$(RAY_VENV)/bin/python -c 'import ray, torch' 2>/dev/null || { \
 		echo "ok 1 - tmesh.ray # SKIP Ray cannot be had from the package index, or PyTorch is not installed"; \
@@ -171,12 +176,13 @@ $(NET_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(NET_VENV)/tools.stamp
 		'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages/tmesh.pth
 	@touch $@
 
-python-net-check: $(NET_VENV)/tmesh.stamp ## tmesh.nixl and tmesh.mooncake with the real ones, by TCP on CPUs
-	@$(NET_VENV)/bin/python -c 'import nixl_cu12._bindings, mooncake.engine' 2>/dev/null || { \
+python-net-check: $(NET_VENV)/tmesh.stamp ## tmesh.fetcher, and tmesh.nixl and tmesh.mooncake with the real ones, by TCP on CPUs
+	@status=0; $(NET_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_fetcher.py || status=1; \
+	$(NET_VENV)/bin/python -c 'import nixl_cu12._bindings, mooncake.engine' 2>/dev/null || { \
 		echo "ok 1 - tmesh.nixl, tmesh.mooncake # SKIP NIXL and Mooncake cannot be had from the package index"; \
-		echo 1..1; exit; }; \
+		echo 1..1; exit $$status; }; \
 	$(NET_VENV)/bin/python -P -c 'import os, sys, pytest; status = pytest.main(sys.argv[1:]); sys.stdout.flush(); os._exit(status)' \
-		--tap $(PYTHON_DIR)/tests/test_net.py $(PYTHON_DIR)/tests/test_movers.py
+		--tap $(PYTHON_DIR)/tests/test_net.py $(PYTHON_DIR)/tests/test_movers.py && exit $$status
 
 .PHONY: python-net-check
 

@@ -71,6 +71,7 @@ struct state {
 	PyTypeObject *span_type;
 	PyTypeObject *engine_types[ENGINE_TYPES];
 	PyTypeObject *cuda_type;
+	PyTypeObject *net_type;
 	PyObject *keys[KEYS];
 	PyObject *ndarray; /* numpy.ndarray, NULL until it is needed */
 	PyObject *numpy_dtypes[DTYPES];
@@ -315,6 +316,9 @@ int cuda_add(PyObject *module, struct state *st);
 
 /* xla.c */
 int xla_add(PyObject *module);
+
+/* net.c */
+int net_add(PyObject *module, struct state *st);
 
 /* sent.c */
 extern PyType_Spec sent_spec;

@@ -540,7 +540,7 @@ static int add_types(PyObject *module, struct state *st)
 	if (rc || exchange_add(st->tensor_type))
 		return -1;
 	if (add_model_types(module, st) || engine_add_types(module, st) || cuda_add(module, st) ||
-	    xla_add(module))
+	    xla_add(module) || net_add(module, st))
 		return -1;
 	return PyModule_AddType(module, st->tensor_type) ||
 			       PyModule_AddType(module, st->channel_type) ||
@@ -599,6 +599,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
 	for (int i = 0; i < ENGINE_TYPES; i++)
 		Py_VISIT(st->engine_types[i]);
 	Py_VISIT(st->cuda_type);
+	Py_VISIT(st->net_type);
 	Py_VISIT(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_VISIT(st->numpy_dtypes[i]);
@@ -624,6 +625,7 @@ static int module_clear(PyObject *module)
 	for (int i = 0; i < ENGINE_TYPES; i++)
 		Py_CLEAR(st->engine_types[i]);
 	Py_CLEAR(st->cuda_type);
+	Py_CLEAR(st->net_type);
 	Py_CLEAR(st->ndarray);
 	for (int i = 0; i < DTYPES; i++)
 		Py_CLEAR(st->numpy_dtypes[i]);

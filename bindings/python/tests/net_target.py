@@ -1,13 +1,49 @@
 # SPDX-License-Identifier: MIT
-"""The process whose memory is read and written in test_net.py: net_target.py ENGINE NAME FD. It does what is asked of
-it by the socket FD."""
+"""The process whose memory is read and written in test_net.py, test_movers.py and test_fetcher.py: net_target.py ENGINE NAME FD. It
+does what is asked of it by the socket FD."""
 
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+import subprocess
 import sys
+import types
 
 import numpy as np
 
 import tmesh
+
+# A wait that is longer than this has failed.
+PATIENCE = 300
+
+
+class Target:
+    """Such a process."""
+
+    count = 0
+
+    def __init__(self, engine):
+        Target.count += 1
+        self.asked, theirs = Pipe()
+        self.process = subprocess.Popen([sys.executable, "-P", __file__, engine, f"target {Target.count}", str(theirs.fileno())],
+                                        pass_fds=[theirs.fileno()])
+        theirs.close()
+
+    def __call__(self, what):
+        self.asked.send(what)
+        assert self.asked.poll(PATIENCE)
+        return self.asked.recv()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.asked.close()
+
+
+def without_ray(patch):
+    """tmesh.movers asks Ray for the node's address alone."""
+    util = types.ModuleType("ray.util")
+    util.get_node_ip_address = lambda: "127.0.0.1"
+    patch(sys.modules, "ray.util", util)
 
 
 def mover(engine, name):
@@ -24,27 +60,50 @@ def mover(engine, name):
     return module, lambda *tensors, **more: module.register(transfer, *tensors, host="127.0.0.1", **more)
 
 
-def main():
-    engine, name, descriptor = sys.argv[1:]
+def serve(asked, answers):
+    while True:
+        try:
+            what = asked.recv()
+        except EOFError:
+            return
+        asked.send(answers[what]())
+
+
+def numbers():
+    return tmesh.put(np.arange(1 << 16, dtype="uint32"))
+
+
+def fetcher_answers():
+    from tmesh import movers
+    without_ray(dict.__setitem__)
+    mover = movers.Fetcher()
+    offer, registration = mover.offer([numbers()])
+    return {
+        "sealed": lambda: offer,
+        "large": lambda: mover.offer([tmesh.put(bytes(64 << 20))])[0],
+        "close": lambda: mover.close(registration),
+    }
+
+
+def engine_answers(engine, name):
     _, register = mover(engine, name)
-    asked = Connection(int(descriptor))
-    sealed = tmesh.put(np.arange(1 << 16, dtype="uint32"))
+    sealed = numbers()
     rows = tmesh.zeros((8, 1024), "float32")
     before = tmesh.stats()["bytes_copied"]
-    with register(sealed) as reading, register(rows, writable=True) as writing:
-        while True:
-            try:
-                what = asked.recv()
-            except EOFError:
-                return
-            asked.send({
-                "sealed": reading.offer,
-                "rows": writing.offer,
-                "close": reading.close,
-                "dropped": lambda: register(tmesh.put(np.arange(1 << 16, dtype="uint32"))).offer(),
-                "values": lambda: (sealed.numpy().tolist() == list(range(1 << 16)), rows.numpy()[:, 0].tolist()),
-                "copied": lambda: tmesh.stats()["bytes_copied"] - before,
-            }[what]())
+    reading, writing = register(sealed), register(rows, writable=True)
+    return {
+        "sealed": reading.offer,
+        "rows": writing.offer,
+        "close": reading.close,
+        "dropped": lambda: register(numbers()).offer(),
+        "values": lambda: (sealed.numpy().tolist() == list(range(1 << 16)), rows.numpy()[:, 0].tolist()),
+        "copied": lambda: tmesh.stats()["bytes_copied"] - before,
+    }
+
+
+def main():
+    engine, name, descriptor = sys.argv[1:]
+    serve(Connection(int(descriptor)), fetcher_answers() if engine == "fetcher" else engine_answers(engine, name))
 
 
 if __name__ == "__main__":

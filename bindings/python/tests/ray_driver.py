@@ -36,6 +36,9 @@ def main():
         def pid(self):
             return os.getpid()
 
+        def call(self, function):
+            return function()
+
     class Sink(Source):
         def see(self, value):
             from tmesh import movers
@@ -51,6 +54,40 @@ def main():
         def tensor(self, value):
             return value.sealed and value.numpy().tolist() == torch.arange(12.0).reshape(3, 4).tolist()
 
+    def refused(sink, ref):
+        try:
+            return ray.get(sink.see.remote(ref))
+        except Exception as error:
+            error = getattr(error, "cause", error)
+            return f"{type(error).__name__} {getattr(error, 'strerror', error)}"
+
+    def spoil():
+        from tmesh import fetcher
+        read, fetcher.read = fetcher.read, lambda source: {**read(source), "key": "0123456789abcdef"}
+        fetcher.spoiled = read
+
+    def mend():
+        from tmesh import fetcher
+        fetcher.read = fetcher.spoiled
+
+    def withdraw():
+        from tmesh import movers
+        for offer, _ in movers._known["fetcher"]._offered.values():
+            offer.withdraw()
+
+    def by_the_fetcher(source, sink):
+        """What the fetcher has to say, with another object."""
+        ref = source.weights.remote()
+        ray.get(sink.call.remote(spoil))
+        print(">", "wrong key", refused(sink, ref).split()[0], flush=True)
+        ray.get(sink.call.remote(mend))
+        ray.get(source.call.remote(withdraw))
+        print(">", "withdrawn", refused(sink, ref).split()[0], flush=True)
+        absent = ray.remote(**options)(Sink).options(resources={"first": 1}, runtime_env={"env_vars": {
+            "TMESH_RAY_MOVER": mover, "TMESH_NET_LIBRARY": "/nowhere.so"}}).remote()
+        print(">", "absent", refused(absent, ref), flush=True)
+        ray.kill(absent)
+
     options = {"num_cpus": 0, "enable_tensor_transport": True}
     source = ray.remote(**options)(Source).options(resources={"second": 1}).remote()
     sink = ray.remote(**options)(Sink).options(resources={"first": 1}).remote()
@@ -58,6 +95,9 @@ def main():
     ref = source.weights.remote()
     print(">", "torch", *ray.get(sink.see.remote(ref)), flush=True)
     print(">", "tmesh", ray.get(sink.tensor.remote(source.native.remote())), flush=True)
+    if mover == "fetcher":
+        by_the_fetcher(source, sink)
+        ref = source.weights.remote()
     ray.get(sink.hold.remote(ref))
     late = source.weights.remote()
     ray.wait([late], fetch_local=False)

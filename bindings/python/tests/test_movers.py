@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""tmesh.movers, which brings tmesh.ray's objects from another machine: real NIXL and Mooncake, without Ray."""
+"""tmesh.movers, which brings tmesh.ray's objects from another machine: real NIXL and Mooncake, without Ray. The fetcher has test_fetcher.py."""
 
 import os
 import signal
-import sys
 import threading
-import types
 
 import numpy as np
 import pytest
@@ -16,18 +14,18 @@ from tmesh import movers
 
 need_movers()
 
-from test_net import PATIENCE, Target  # noqa: E402
+from net_target import PATIENCE, Target, without_ray  # noqa: E402
 
 SIZE = 4 << 16
+# What gives up a fetch; these engines cannot.
+NEVER = threading.Event()
 
 
 @pytest.fixture(scope="module", params=["nixl", "mooncake"])
 def mover(request):
-    util = types.ModuleType("ray.util")
-    util.get_node_ip_address = lambda: "127.0.0.1"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "ray.util", util)
-        return movers.Mover(request.param)
+        without_ray(patch.setitem)
+        return movers.Engine(request.param)
 
 
 @pytest.fixture
@@ -45,20 +43,20 @@ def good(tensors):
 
 def test_an_object_comes(mover, targets):
     offer = targets[0]("sealed")
-    assert good(mover.fetch(offer, [SIZE])) and good(mover.fetch(offer, [SIZE]))
+    assert good(mover.fetch(offer, [SIZE], NEVER)) and good(mover.fetch(offer, [SIZE], NEVER))
 
 
 @pytest.mark.parametrize("sizes", [[], [SIZE, SIZE], [SIZE - 1], [SIZE + 1]])
 def test_an_offer_of_another_object(mover, targets, sizes):
     with pytest.raises(tmesh.ProtocolError, match="offer is of another object"):
-        mover.fetch(targets[0]("sealed"), sizes)
+        mover.fetch(targets[0]("sealed"), sizes, NEVER)
 
 
 def test_a_stopped_peer_stops_nobody_else(mover, targets, monkeypatch):
     """One object comes while another one's source says nothing; the death of that ends its fetch."""
     stopped, other = targets
     offer, more = stopped("sealed"), other("sealed")
-    assert good(mover.fetch(offer, [SIZE]))             # each engine makes its connections at the first
+    assert good(mover.fetch(offer, [SIZE], NEVER))             # each engine makes its connections at the first
     asking, ended, transfer = threading.Event(), [], mover._module.Peer._transfer
 
     def seen(self, *arguments):
@@ -67,7 +65,7 @@ def test_a_stopped_peer_stops_nobody_else(mover, targets, monkeypatch):
 
     def fetch():
         try:
-            ended.append(mover.fetch(offer, [SIZE]))
+            ended.append(mover.fetch(offer, [SIZE], NEVER))
         except tmesh.Error as error:
             ended.append(error)
 
@@ -79,7 +77,7 @@ def test_a_stopped_peer_stops_nobody_else(mover, targets, monkeypatch):
     thread.start()
     try:
         assert asking.wait(PATIENCE)
-        assert good(mover.fetch(more, [SIZE])) and not ended
+        assert good(mover.fetch(more, [SIZE], NEVER)) and not ended
     finally:
         stopped.process.kill()
         thread.join()
@@ -93,7 +91,7 @@ def test_many_at_a_time(mover, targets):
 
     def fetch(number):
         for _ in range(5):
-            come[number] = good(mover.fetch(offers[number], [SIZE]))
+            come[number] = good(mover.fetch(offers[number], [SIZE], NEVER))
 
     threads = [threading.Thread(target=fetch, args=(number,)) for number in range(len(offers))]
     for thread in threads:

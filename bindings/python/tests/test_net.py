@@ -2,7 +2,6 @@
 """tmesh.nixl and tmesh.mooncake: real NIXL and Mooncake between two processes, by TCP and on CPUs."""
 
 import json
-from multiprocessing import Pipe
 import os
 from pathlib import Path
 import signal
@@ -18,39 +17,14 @@ import tmesh
 from conftest import need_movers
 from tmesh.offers import Offer, Place
 
-TARGET = Path(__file__).with_name("net_target.py")
-PATIENCE = 60
 need_movers()
 
-from net_target import mover  # noqa: E402
+from net_target import PATIENCE, Target, mover  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=["nixl", "mooncake"])
 def engine(request):
     return request.param, *mover(request.param, "initiator")
-
-
-class Target:
-    """A process of net_target.py."""
-
-    count = 0
-
-    def __init__(self, engine):
-        Target.count += 1
-        self.asked, theirs = Pipe()
-        self.process = subprocess.Popen([sys.executable, "-P", str(TARGET), engine, f"target {Target.count}", str(theirs.fileno())],
-                                        pass_fds=[theirs.fileno()])
-        theirs.close()
-
-    def __call__(self, what):
-        self.asked.send(what)
-        assert self.asked.poll(PATIENCE)
-        return self.asked.recv()
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        self.asked.close()
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +214,7 @@ def test_the_peer_dies(engine, mine):
 
 def test_the_example():
     """examples/nixl_kv_pages.py as it stands."""
-    example = TARGET.parents[3] / "examples" / "nixl_kv_pages.py"
+    example = Path(__file__).resolve().parents[3] / "examples" / "nixl_kv_pages.py"
     # Not how it ends: NIXL's UCX breaks off at the exit now and then, also without tmesh.
     said = subprocess.run([sys.executable, "-P", str(example)], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert said.stdout == ("fetched 6 of 8 pages; the sequence is [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]\n")

@@ -414,11 +414,14 @@ def test_another_machine_is_refused(pair):
     assert get(sink.see.remote(source.make.remote(sealed), lambda x: float(x[1]))) == 1.0
 
 
-@pytest.mark.parametrize("engine", ["nixl", "mooncake"])
+@pytest.mark.parametrize("engine", ["fetcher", "nixl", "mooncake"])
 def test_another_machine_by_a_mover(cluster, engine):
     """The source says another boot id, as if it were elsewhere: the bytes come by the mover that both ends name, into memory of the
     receiver's own, and stay there when the source has died."""
-    pytest.importorskip({"nixl": "nixl_cu12", "mooncake": "mooncake"}[engine], reason=f"{engine} is not installed: make python-ray-check")
+    if engine == "fetcher" and not os.environ.get("TMESH_NET_LIBRARY"):
+        pytest.skip("TMESH_NET_LIBRARY names no libtmesh-net: make python-ray-check")
+    if engine != "fetcher":
+        pytest.importorskip({"nixl": "nixl_cu12", "mooncake": "mooncake"}[engine], reason=f"{engine} is not installed: make python-ray-check")
     Source, Sink = actors()
     environment = {"env_vars": {"OMP_NUM_THREADS": "1", "TMESH_RAY_MOVER": engine, "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "error",
                                 "NIXL_LOG_LEVEL": "FATAL"}}
@@ -437,8 +440,9 @@ def test_another_machine_by_a_mover(cluster, engine):
                 value["b"].tolist() == [1, 1, 1] and value["none"].shape == (0, 5))
 
     def registered(self):
+        from tmesh import movers
         from tmesh.offers import _registered
-        return len(_registered)
+        return len(movers._known["fetcher"]._offered if "fetcher" in movers._known else _registered)
 
     get(source.call.remote(elsewhere))
     ref = source.make.remote(tensors)
@@ -456,6 +460,30 @@ def test_another_machine_by_a_mover(cluster, engine):
     assert get(sink.held.remote(seen))
     for actor in sink, plain:
         ray.kill(actor)
+
+
+def test_a_fetch_that_ray_gives_up():
+    """As Ray does after a minute; nothing is remembered of it."""
+    transport, came = tmesh.ray.TensorTransport(), []
+
+    class Stuck:
+        name = "fetcher"
+
+        def fetch(self, offer, sizes, stop):
+            came.append(sizes)
+            transport.abort_transport("another", None)
+            assert not stop.is_set()
+            transport.abort_transport("1", None)
+            assert stop.wait(PATIENCE)
+            raise tmesh.CancelledError(125, "the fetch was given up")
+
+    metadata = tmesh.ray.Metadata(tensor_meta=[], tensor_device="cpu", boot="another", refs=[tmesh.put(b"x").ref()], mover="fetcher", offer=b"x")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tmesh.ray.movers, "mover", Stuck)
+        with pytest.raises(tmesh.CancelledError, match="object 1: the fetch was given up; by fetcher, from another machine"):
+            transport.recv_multiple_tensors("1", metadata, None)
+    assert came == [[1]] and not transport._stops
+    transport.abort_transport("1", None)
 
 
 def test_buffers_are_refused(pair):

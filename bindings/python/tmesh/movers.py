@@ -1,28 +1,58 @@
 # SPDX-License-Identifier: MIT
-"""What brings the bytes of tmesh.ray's objects from another machine: NIXL or Mooncake, whichever the environment names in
-both processes. None is taken silently."""
+"""What brings the bytes of tmesh.ray's objects from another machine: the fetcher of libtmesh-net, NIXL or Mooncake, whichever the
+environment names in both processes. None is taken silently."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import threading
-from typing import Any
+from typing import Any, Protocol
 import uuid
 
 from . import _tmesh
-from .errors import Error, InvalidError, ProtocolError
+from .errors import AccessError, CancelledError, Error, InvalidError, ProtocolError
+from .offers import MAX_OFFER, MAX_PLACES
 
-NAMES = "nixl", "mooncake"
+NAMES = "fetcher", "nixl", "mooncake"
 VARIABLE = "TMESH_RAY_MOVER"
-# The longest that the bytes of one object may take by NIXL, in seconds: the death of a machine cannot be seen from here.
-# Mooncake has a limit of its own, and takes none.
+# The longest that the bytes of one object may take by NIXL, and that no byte may come by the fetcher, in seconds: the death of a
+# machine cannot be seen from here. Ray waits as long. Mooncake has a limit of its own, and takes none.
 PATIENCE = 60.0
 
 
-class Mover:
-    """One engine of this process, which is one peer to all others. Objects come at the same time: what is registered
+class Mover(Protocol):
+    """One engine of this process, which is one peer to all others. Objects come at the same time: what is offered
     changes by one thread at a time, and nothing else waits."""
+
+    name: str
+
+    def offer(self, tensors: list[_tmesh.Tensor]) -> tuple[bytes, Any]:
+        """What another machine needs to read these, and what closes it."""
+
+    def close(self, registration: Any) -> None:
+        """Nobody reads it any more."""
+
+    def fetch(self, offer: bytes, sizes: list[int], stop: threading.Event) -> list[_tmesh.Tensor]:
+        """The bytes of each tensor of an offer, which are of these sizes, in memory of this machine, which is sealed. stop, once it is
+        set, gives it up where the engine can do that."""
+
+
+def _check_sizes(offered: list[int], meant: list[int]) -> None:
+    if offered != meant:
+        raise ProtocolError(71, f"its offer is of another object: {len(offered)} tensors of {sum(offered)} bytes in all, where "
+                            f"{len(meant)} of {sum(meant)} are meant")
+
+
+def _host() -> str:
+    """By which others reach this node."""
+    host: str = importlib.import_module("ray.util").get_node_ip_address()
+    return host
+
+
+class Engine:
+    """NIXL or Mooncake, which register memory and read into it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -35,7 +65,7 @@ class Mover:
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
             self._engine: Any = api.nixl_agent(f"tmesh-{uuid.uuid4().hex}", config)
         else:
-            host = importlib.import_module("ray.util").get_node_ip_address()
+            host = _host()
             self._engine = importlib.import_module("mooncake.engine").TransferEngine()
             if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", "") != 0:
                 raise Error(5, f"Mooncake does not begin at {host}")
@@ -46,7 +76,6 @@ class Mover:
             return self._module.register(self._engine, *tensors, **self._more, **more)
 
     def offer(self, tensors: list[_tmesh.Tensor]) -> tuple[bytes, Any]:
-        """What another machine needs to read these, and what closes it."""
         registration = self._register(tensors)
         return registration.offer(), registration
 
@@ -54,13 +83,8 @@ class Mover:
         with self._lock:
             registration.close()
 
-    def fetch(self, offer: bytes, sizes: list[int]) -> list[_tmesh.Tensor]:
-        """The bytes of each tensor of an offer, which are of these sizes, in memory of this machine, which is sealed."""
-        places = self._module.offered(offer).places
-        offered = [place.nbytes for place in places]
-        if offered != sizes:
-            raise ProtocolError(71, f"its offer is of another object: {len(offered)} tensors of {sum(offered)} bytes in all, where "
-                                f"{len(sizes)} of {sum(sizes)} are meant")
+    def fetch(self, offer: bytes, sizes: list[int], stop: threading.Event) -> list[_tmesh.Tensor]:
+        _check_sizes([place.nbytes for place in self._module.offered(offer).places], sizes)
         rooms = [_tmesh.empty(nbytes, "uint8", label="ray") for nbytes in sizes]
         mine = self._register(rooms, writable=True)
         try:
@@ -70,6 +94,93 @@ class Mover:
         finally:
             self.close(mine)
         return [room.seal() for room in rooms]
+
+
+class Fetcher:
+    """libtmesh-net, which offers regions and fetches them into new ones. A region is offered once, however many objects lie in it."""
+
+    def __init__(self) -> None:
+        self.name = "fetcher"
+        self._module: Any = importlib.import_module("tmesh.fetcher")
+        self._fetcher = self._module.Fetcher(_host())
+        self._lock = threading.Lock()
+        # By the id of a region, with how many objects have it.
+        self._offered: dict[str, tuple[Any, int]] = {}
+
+    def offer(self, tensors: list[_tmesh.Tensor]) -> tuple[bytes, Any]:
+        if len(tensors) > MAX_PLACES:
+            raise InvalidError(22, f"an object of {len(tensors)} tensors; {MAX_PLACES} can be offered at once")
+        places = [_place(tensor) for tensor in tensors]
+        regions = {tensor.id: tensor for tensor in tensors}
+        had: list[str] = []
+        try:
+            for region, tensor in regions.items():
+                self._count(region, tensor)
+                had.append(region)
+        except BaseException:
+            self.close(had)
+            raise
+        numbers = {region: number for number, region in enumerate(had)}
+        with self._lock:
+            sources = [self._offered[region][0].source for region in had]
+        told = {"v": 1, "engine": self.name, "sources": sources,
+                "places": [[numbers[tensor.id], *place] for tensor, place in zip(tensors, places)]}
+        return json.dumps(told).encode(), had
+
+    def _count(self, region: str, tensor: _tmesh.Tensor) -> None:
+        with self._lock:
+            offer, count = self._offered.get(region, (None, 0))
+            self._offered[region] = offer or self._fetcher.offer(tensor), count + 1
+
+    def close(self, registration: Any) -> None:
+        for region in registration:
+            with self._lock:
+                offer, count = self._offered[region]
+                if count > 1:
+                    self._offered[region] = offer, count - 1
+                else:
+                    del self._offered[region]
+                    offer.withdraw()
+
+    def fetch(self, offer: bytes, sizes: list[int], stop: threading.Event) -> list[_tmesh.Tensor]:
+        sources, places = self._read(offer)
+        _check_sizes([nbytes for _, _, nbytes in places], sizes)
+
+        def go_on(count: int) -> None:
+            if stop.is_set():
+                raise CancelledError(125, "the fetch was given up")
+
+        regions = [self._fetcher.fetch(source, timeout=PATIENCE, progress=go_on) for source in sources]
+        return [regions[number][start:start + nbytes] for number, start, nbytes in places]
+
+    def _read(self, offer: bytes) -> tuple[list[Any], list[list[int]]]:
+        """ProtocolError unless it is an offer of this engine, and all its tensors lie in its regions."""
+        try:
+            told = json.loads(offer) if len(offer) <= MAX_OFFER else {}
+            if told["v"] != 1 or told["engine"] != self.name:
+                raise ValueError(f"version {told['v']!r} for the engine {told['engine']!r}")
+            sources = [self._module.read(source) for source in told["sources"]]
+            for number, start, nbytes in told["places"]:
+                if not all(type(one) is int and one >= 0 for one in (number, start, nbytes)) or \
+                        start + nbytes > sources[number]["byte_size"] or not nbytes:
+                    raise ValueError("a tensor does not lie in its region")
+            if not 0 < len(sources) <= len(told["places"]) <= MAX_PLACES:
+                raise ValueError(f"{len(told['places'])} tensors in {len(sources)} regions")
+        except ProtocolError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+            raise ProtocolError(71, f"this is no offer of the fetcher's: {type(error).__name__}: {error}") from None
+        return sources, told["places"]
+
+
+def _place(tensor: _tmesh.Tensor) -> tuple[int, int]:
+    """Of which bytes of its region a tensor is. AccessError, InvalidError: they cannot be offered."""
+    if not tensor.sealed:
+        raise AccessError(13, "what is offered is read by others at any time, and this tensor is not sealed: seal() it")
+    if not tensor.nbytes:
+        raise InvalidError(22, "a tensor without elements has no memory to offer")
+    whole = tensor.reshape(-1).view("uint8")
+    return _tmesh.layout(whole)[3], whole.nbytes
 
 
 _known: dict[str, Mover] = {}
@@ -85,5 +196,5 @@ def mover() -> Mover | None:
         raise InvalidError(22, f"{VARIABLE} is {name!r}, and may be " + " or ".join(NAMES))
     with _lock:
         if name not in _known:
-            _known[name] = Mover(name)
+            _known[name] = Fetcher() if name == "fetcher" else Engine(name)
         return _known[name]

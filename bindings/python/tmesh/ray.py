@@ -190,6 +190,8 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
         self._lock = threading.Lock()
         # With what a mover has registered.
         self._kept: dict[str, tuple[Metadata, list[_tmesh.Tensor], Any]] = {}
+        # What gives up the fetches of an object that are under way.
+        self._stops: dict[str, list[threading.Event]] = {}
 
     @property
     def tensor_transport_backend(self) -> str:
@@ -259,10 +261,18 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
                           f"to both ends, {movers.VARIABLE}={' or '.join(movers.NAMES)} in the environment of Ray's workers, use a "
                           "transport of Ray, such as tensor_transport=\"nixl\" (pip install nixl), or "
                           f"ray.get(ref, _use_object_store=True){why}")
+        stop = threading.Event()
+        with self._lock:
+            self._stops.setdefault(obj_id, []).append(stop)
         try:
-            come = mover.fetch(metadata.offer, [ref["byte_size"] for ref in metadata.refs])
+            come = mover.fetch(metadata.offer, [ref["byte_size"] for ref in metadata.refs], stop)
         except Error as error:
             raise type(error)(error.errno, f"object {obj_id}: {error.strerror}; by {mover.name}, from another machine") from error
+        finally:
+            with self._lock:
+                self._stops[obj_id].remove(stop)
+                if not self._stops[obj_id]:
+                    del self._stops[obj_id]
         return [self._shaped(metadata, number, tensor) for number, tensor in enumerate(come)]
 
     def _shaped(self, metadata: Metadata, number: int, tensor: _tmesh.Tensor) -> _tmesh.Tensor:
@@ -279,7 +289,10 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
             mover.close(registration)
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:
-        """To receive is to open; there is nothing under way."""
+        """To receive is to open, within a machine: what may be under way is a fetch."""
+        with self._lock:
+            for stop in self._stops.get(obj_id, ()):
+                stop.set()
 
     def _describe(self, tensors: list[Any], label: str) -> tuple[Metadata, list[_tmesh.Tensor]]:
         raise NotImplementedError
