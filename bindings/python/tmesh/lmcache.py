@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 import hashlib
-import importlib
 import logging
 import os
 import stat
@@ -23,17 +22,20 @@ from typing import Any
 from . import _tmesh
 from .errors import AccessError, Error, ExistsError, InvalidError, LimitError, NotFoundError
 from .keeping import keep, open_kept
-from .tried import warn_of_another
+from .tried import lacks, load, warn_of_another
 
 __all__ = ["Adapter"]
 
 VERSION = "0.5.6"
 
 # Not by their names: mypy would read all of LMCache, where it is installed.
+_base: Any
+_internal: Any
+_native: Any
 try:
-    _base: Any = importlib.import_module("lmcache.v1.distributed.l2_adapters.base")
-    _internal: Any = importlib.import_module("lmcache.v1.distributed.internal_api")
-    _native: Any = importlib.import_module("lmcache.lmcache_native")
+    _base, _internal, _native = load("lmcache", VERSION, "lmcache.md", {
+        "lmcache.v1.distributed.l2_adapters.base": "L2AdapterInterface", "lmcache.v1.distributed.internal_api": "L2StoreResult",
+        "lmcache.lmcache_native": "Bitmap"})
 except ModuleNotFoundError as problem:
     raise ModuleNotFoundError(f"tmesh.lmcache needs LMCache and PyTorch ({problem}): pip install torch 'tmesh[lmcache]'",
                               name=problem.name) from None
@@ -295,3 +297,11 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
             gone = [self._told.pop(name) for name in names if name in self._told]
         if gone:
             self._notify_keys_deleted([key for key, _ in gone], [nbytes for _, nbytes in gone])
+
+
+# LMCache makes it deep within: what it wants of an adapter beside what this one has, and what this one uses of its base, is said here.
+_wanted = [f"wants of an adapter what tmesh.lmcache has not: {name}" for name in sorted(getattr(Adapter, "__abstractmethods__", ()))]
+_wanted += [f"its L2AdapterInterface has no {name}" for name in (
+    "_notify_keys_stored", "_notify_keys_accessed", "_notify_keys_deleted") if not hasattr(Adapter, name)]
+if _wanted:
+    raise ImportError(lacks("lmcache", VERSION, "lmcache.md", "; ".join(_wanted)))

@@ -18,12 +18,15 @@ from typing import Any
 from . import _tmesh, offers
 from .errors import Error, GoneError, InvalidError, UnsupportedError
 from .offers import Offer, Place
-from .tried import warn_of_another
+from .tried import lacks, missing, warn_of_another
 
 __all__ = ["Offer", "Peer", "Place", "Registration", "offered", "register"]
 
 VERSION = "0.3.13"
-warn_of_another("mooncake-transfer-engine-non-cuda", VERSION, "mooncake.md")
+_PACKAGE = "mooncake-transfer-engine-non-cuda"
+_CALLS = ("batch_register_memory batch_unregister_memory get_rpc_port batch_transfer_sync_read "
+          "batch_transfer_sync_write")
+warn_of_another(_PACKAGE, VERSION, "mooncake.md")
 
 
 class Registration(offers.Registration):
@@ -32,6 +35,9 @@ class Registration(offers.Registration):
     ENGINE = "mooncake"
 
     def __init__(self, engine: Any, tensors: tuple[_tmesh.Tensor, ...], host: str, writable: bool) -> None:
+        absent = missing(engine, _CALLS.split())
+        if absent:
+            raise UnsupportedError(95, lacks(_PACKAGE, VERSION, "mooncake.md", f"the engine, a {type(engine).__name__}, has no {absent}"))
         self._engine, self._host = engine, host
         if not host or len(host) > 255 or any(character.isspace() for character in host):
             raise InvalidError(22, f"{host!r} is not a host: say what initialize() was told")

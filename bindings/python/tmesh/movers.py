@@ -14,6 +14,7 @@ import uuid
 from . import _tmesh
 from .errors import AccessError, CancelledError, Error, InvalidError, ProtocolError
 from .offers import MAX_OFFER, MAX_PLACES
+from .tried import load
 
 NAMES = "fetcher", "nixl", "mooncake"
 VARIABLE = "TMESH_RAY_MOVER"
@@ -60,13 +61,19 @@ class Engine:
         self._module: Any = importlib.import_module(f"tmesh.{name}")
         self._more: dict[str, Any] = {}
         if name == "nixl":
-            api = importlib.import_module(f"{self._module._flavour}._api")
+            api, = load(self._module._package, self._module.VERSION, "nixl.md", {
+                f"{self._module._flavour}._api": "nixl_agent nixl_agent_config nixl_thread_sync_t"})
             # Its calls return at once, and keep threads apart.
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
             self._engine: Any = api.nixl_agent(f"tmesh-{uuid.uuid4().hex}", config)
         else:
             host = _host()
-            self._engine = importlib.import_module("mooncake.engine").TransferEngine()
+            try:
+                engine, = load(self._module._PACKAGE, self._module.VERSION, "mooncake.md", {"mooncake.engine": "TransferEngine"})
+            except ModuleNotFoundError as problem:
+                raise ModuleNotFoundError(f"the mover \"mooncake\" needs Mooncake ({problem}): pip install 'tmesh[mooncake]'",
+                                          name=problem.name) from None
+            self._engine = engine.TransferEngine()
             if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", "") != 0:
                 raise Error(5, f"Mooncake does not begin at {host}")
             self._more = {"host": host}

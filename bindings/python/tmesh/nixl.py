@@ -16,36 +16,38 @@ was tried."""
 from __future__ import annotations
 
 from collections import Counter
-import importlib
+import importlib.util
 import threading
 import time
 from typing import Any
 import weakref
 
 from . import _tmesh, offers
-from .errors import Error, ExistsError, GoneError, NotFoundError, PeerTimeoutError, ProtocolError
+from .errors import Error, ExistsError, GoneError, NotFoundError, PeerTimeoutError, ProtocolError, UnsupportedError
 from .offers import Offer, Place
-from .tried import warn_of_another
+from .tried import lacks, load, missing, warn_of_another
 
 __all__ = ["Offer", "Peer", "Place", "Registration", "offered", "register"]
 
 VERSION = "1.5.1"
 _FLAVOURS = "nixl_cu12", "nixl_cu13"
+_ERRORS = "nixlNotAllowedError nixlNotFoundError nixlRemoteDisconnectError nixlBackendError nixlCancelledError nixlUnknownError"
+_CALLS = ("name get_reg_descs register_memory deregister_memory get_agent_metadata add_remote_agent remove_remote_agent "
+          "get_xfer_descs initialize_xfer transfer check_xfer_state release_xfer_handle")
 
 
 def _load() -> tuple[Any, str]:
     """The bindings of whichever build is installed. The package "nixl" picks by the CUDA that is there, and imports
     nothing where none is."""
     for flavour in _FLAVOURS:
-        try:
-            return importlib.import_module(f"{flavour}._bindings"), flavour
-        except ModuleNotFoundError:
-            continue
+        if importlib.util.find_spec(flavour):
+            return load(flavour.replace("_", "-"), VERSION, "nixl.md", {f"{flavour}._bindings": _ERRORS})[0], flavour
     raise ModuleNotFoundError("tmesh.nixl needs NIXL: pip install 'tmesh[nixl]'", name=_FLAVOURS[0])
 
 
 _bindings, _flavour = _load()
-warn_of_another(_flavour.replace("_", "-"), VERSION, "nixl.md")
+_package = _flavour.replace("_", "-")
+warn_of_another(_package, VERSION, "nixl.md")
 
 # A transfer is asked about this often, at first without a pause.
 _SPINS, _PAUSE = 200, 100e-6
@@ -62,6 +64,9 @@ class Registration(offers.Registration):
     ENGINE = "nixl"
 
     def __init__(self, agent: Any, tensors: tuple[_tmesh.Tensor, ...], writable: bool) -> None:
+        absent = missing(agent, _CALLS.split())
+        if absent:
+            raise UnsupportedError(95, lacks(_package, VERSION, "nixl.md", f"the agent, a {type(agent).__name__}, has no {absent}"))
         self._agent = agent
         super().__init__(tensors, writable)
 

@@ -31,25 +31,26 @@ from typing import Any
 from . import _tmesh, movers
 from .errors import Error, UnsupportedError
 from .refs import Ref
-from .tried import warn_of_another
+from .tried import lacks, load, warn_of_another
 
 __all__ = ["register"]
 
 VERSION = "2.60.0"
 
 # Not by their names: mypy would read all of PyTorch and Ray, where those are installed.
+experimental: Any
+serialization: Any
+worker: Any
 try:
     torch: Any = importlib.import_module("torch")
-    experimental: Any = importlib.import_module("ray.experimental")
-    serialization: Any = importlib.import_module("ray.util.serialization")
-    pickler: Any = importlib.import_module("ray.cloudpickle").CloudPickler
-    worker: Any = importlib.import_module("ray._private.worker")
+    experimental, serialization, _cloudpickle, worker = load("ray", VERSION, "ray.md", {
+        "ray.experimental": "register_tensor_transport TensorTransportManager TensorTransportMetadata CommunicatorMetadata",
+        "ray.util.serialization": "register_serializer", "ray.cloudpickle": "CloudPickler", "ray._private.worker": "global_worker"})
 except ModuleNotFoundError as problem:
     raise ModuleNotFoundError(f"tmesh.ray needs PyTorch and Ray ({problem}): pip install torch 'tmesh[ray]'",
                               name=problem.name) from None
 warn_of_another("ray", VERSION, "ray.md")
-if not hasattr(experimental, "register_tensor_transport"):
-    raise ImportError(f"this Ray takes no tensor transports of others: pip install ray=={VERSION}")
+pickler: Any = _cloudpickle.CloudPickler
 
 _Parameter: Any = torch.nn.Parameter
 _STRIDED: Any = torch.strided
@@ -343,6 +344,12 @@ class TensorTransport(_Transport):
     def _shaped(self, metadata: Metadata, number: int, tensor: _tmesh.Tensor) -> _tmesh.Tensor:
         ref = metadata.refs[number]
         return tensor.view(ref["dtype"]).reshape(*ref["shape"])
+
+
+# Ray makes them when they are first used, deep within: what it wants of a transport beside what this one has, is said here.
+_wanted = ", ".join(sorted(getattr(TorchTransport, "__abstractmethods__", ())))
+if _wanted:
+    raise ImportError(lacks("ray", VERSION, "ray.md", f"wants of a transport what tmesh.ray has not: {_wanted}"))
 
 
 def _taken_apart(parameter: Any) -> tuple[Any, bool, dict[str, Any]]:
