@@ -287,8 +287,11 @@ static PyObject *handle_fetch(PyObject *object, PyObject *args)
 	}
 	calls.net_unref(net);
 	PyEval_RestoreThread(fetching.thread);
-	if (PyErr_Occurred()) /* a signal's handler, or progress, raised it */
+	if (PyErr_Occurred()) { /* a signal's handler, or progress, raised it */
+		if (!rc)
+			tmesh_region_unref(mine);
 		return NULL;
+	}
 	return rc ? raise_error(st, &err) : tensor_as_described(st, mine);
 }
 
