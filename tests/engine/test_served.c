@@ -426,7 +426,8 @@ static void test_given_back(void **state)
 		assert_works(&inner);
 		leave(&inner);
 	}
-	assert_int_equal(unit_open_fds(), own);
+	/* What a thread had not closed yet when it was counted is gone now. */
+	assert_true(unit_open_fds() <= own);
 }
 
 /* Who speaks the protocol badly is dropped, and the others go on. */

@@ -428,6 +428,7 @@ PyObject *module_gather(PyObject *module, PyObject *args, PyObject *kwargs)
 	struct tmesh_ctx *ctx;
 	PyObject *parts;
 	Py_ssize_t count;
+	Py_ssize_t sealed = 0;
 	int writable = 0, rc;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO$pOO&OO&:gather", names, &parts,
@@ -445,8 +446,14 @@ PyObject *module_gather(PyObject *module, PyObject *args, PyObject *kwargs)
 				 writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &opts, &region,
 				 &err);
 	Py_END_ALLOW_THREADS;
+	while (rc && sealed < count && !tmesh_region_is_sealed(extents[sealed].region))
+		sealed++;
+	if (rc && sealed < count)
+		raise_region_error(st, extents[sealed].region, &err);
+	else if (rc)
+		raise_error(st, &err);
 	extents_free(extents, count);
-	return rc ? raise_error(st, &err) : tensor_over(st, region, &wanted, false);
+	return rc ? NULL : tensor_over(st, region, &wanted, false);
 }
 
 /* dma-bufs */

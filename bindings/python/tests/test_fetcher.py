@@ -174,7 +174,15 @@ def during(fetcher, source, act, **more):
     return raised.value
 
 
-def test_what_gives_a_fetch_up(fetcher, target):
+@pytest.fixture
+def interrupts():
+    """Ctrl-C is an exception, also where who started the tests lets it be ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_what_gives_a_fetch_up(fetcher, target, interrupts):
     source = stopped(target)
 
     def progress(count):
