@@ -171,7 +171,9 @@ static PyObject *handle_offer(PyObject *object, PyObject *tensor)
 	int rc;
 
 	if (Py_TYPE(tensor) != st->tensor_type)
-		return PyErr_Format(PyExc_TypeError, "a Tensor is offered, not %R", tensor);
+		return PyErr_Format(PyExc_TypeError,
+				    "a Tensor is offered, not %R: tmesh.put() makes one",
+				    (PyObject *)Py_TYPE(tensor));
 	inner = tensor_get((struct tensor *)tensor);
 	net = inner ? get_net(object) : NULL;
 	if (!net)

@@ -4,6 +4,7 @@
 import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -109,7 +110,17 @@ def test_offers_and_their_end(fetcher):
         other.offer(tensor)                              # nobody has the object, and it stays as long as the fetcher
         gc.collect()
         assert other.stats()["offers"] == 1
-    with pytest.raises(TypeError, match="a Tensor is offered"):
+    with tmesh.fetcher.Fetcher("127.0.0.1") as other, other.offer(tensor) as offer:
+        assert repr(other) == "<tmesh.fetcher.Fetcher at 127.0.0.1>"
+        assert repr(offer) == f"<tmesh.fetcher.Offer {offer.source['byte_size']} bytes at {offer.source['address']}>"
+        for thing, words in (other, "one in each"), (offer, "send its source"):
+            with pytest.raises(TypeError, match=words):
+                pickle.dumps(thing)
+        with pytest.raises(tmesh.ProtocolError, match="as offer.source is"):
+            other.fetch(offer)
+        other.close()                                    # which ends the offer: it has nothing left to withdraw
+    assert repr(offer).endswith(", withdrawn>")
+    with pytest.raises(TypeError, match="a Tensor is offered, not <class 'numpy.ndarray'>: tmesh.put"):
         fetcher.offer(np.ones(3))
     with pytest.raises(tmesh.InvalidError, match="not sealed"):
         fetcher.offer(tmesh.zeros(3, "uint8"))

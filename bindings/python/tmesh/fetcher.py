@@ -14,16 +14,17 @@ before anybody sees it. Bytes and keys travel without encryption. docs/net.md sa
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import json
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, NoReturn, TypedDict
 import weakref
 
 from . import _tmesh
-from .errors import InvalidError, PeerTimeoutError, ProtocolError
+from .errors import InvalidError, PeerTimeoutError, ProtocolError, ReleasedError
 
 __all__ = ["Fetcher", "Offer", "Source"]
 
@@ -54,10 +55,17 @@ class Offer:
         self.withdrawn = False
 
     def withdraw(self) -> None:
-        """End it: when this returns nobody reads the memory any more. Twice is as good as once."""
+        """End it: when this returns nobody reads the memory any more. Twice is as good as once, and so is after the Fetcher's end."""
         if not self.withdrawn:
-            self._handle.withdraw(self.id)
+            with contextlib.suppress(ReleasedError):
+                self._handle.withdraw(self.id)
             self.withdrawn = True
+
+    def __repr__(self) -> str:
+        return f"<tmesh.fetcher.Offer {self.source['byte_size']} bytes at {self.source['address']}{', withdrawn' * self.withdrawn}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Offer stays in its process: send its source, which others fetch")
 
     def __enter__(self) -> Offer:
         return self
@@ -77,6 +85,7 @@ class Fetcher:
 
     def __init__(self, address: str, *, provider: str | None = None) -> None:
         self._handle = _tmesh.net_open(address, provider)
+        self.address = address
         _open.add(self)
 
     def offer(self, tensor: _tmesh.Tensor) -> Offer:
@@ -113,6 +122,12 @@ class Fetcher:
         bytes_fetched."""
         return self._handle.stats()
 
+    def __repr__(self) -> str:
+        return f"<tmesh.fetcher.Fetcher at {self.address}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Fetcher stays in its process: make one in each")
+
     def close(self) -> None:
         """End all offers, and fetches that run. Twice is as good as once."""
         self._handle.close()
@@ -142,7 +157,7 @@ def read(source: object) -> Source:
         except (ValueError, RecursionError) as error:
             raise _malformed(str(error)) from None
     if not isinstance(told, dict):
-        raise _malformed("a source is a JSON object, or a dict")
+        raise _malformed("a source is a JSON object, or a dict, as offer.source is")
     if told.get("v") != 1:
         raise _malformed(f"its version is {told.get('v')!r}, and this tmesh knows version 1")
     for name in _TEXTS:
