@@ -65,7 +65,7 @@ LANGUAGE_SUITES = \
 	python-graph-check \
 	readme-check \
 	demo-check
-HOST_SUITES_FULL     = $(HOST_SUITES) kmod-lint
+HOST_SUITES_FULL     = $(HOST_SUITES) naps-check kmod-lint
 LANGUAGE_SUITES_FULL = $(LANGUAGE_SUITES) python-lmcache-check python-current-check xla-versions-check
 
 comma := ,

@@ -37,7 +37,7 @@ $(ENGINE_TEST_OUT)/engines/tmesh-engine-%.so: $(ENGINE_TEST)/%_engine.c $(ENGINE
 ENGINE_TEST_ENGINES := $(addprefix $(ENGINE_TEST_OUT)/engines/tmesh-engine-,fake.so old.so)
 
 define engine_run
-@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
 TMESH_ENGINE_PATH=$(abspath $(ENGINE_TEST_OUT)/engines) TMESH_ENGINE_PROGRAM=$(abspath $(3)) TMESHCTL=$(abspath $(B)/tmeshctl); \
 trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 for test in $(2); do $(ENGINE_TEST_OUT)/$(1)/$$test || status=1; done; exit $$status
@@ -101,7 +101,7 @@ $(ENGINE_TEST_OUT)/models.stamp: $(ENGINE_TEST)/models.py $(ENGINE_VENV)/tools.s
 ENGINE_ONNXRUNTIME ?= $(lastword $(wildcard $(ENGINE_VENV)/lib/*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
 
 engine-onnx-check: $(ENGINE_TEST_OUT)/plain/test_onnx $(ENGINE_ONNX) $(ENGINE_TEST_OUT)/models.stamp ## the engine "onnx" with ONNX Runtime
-	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
 	TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)); \
 	[ ! -d $(ENGINE_TEST_OUT)/models ] || export TMESH_ENGINE_MODELS=$(abspath $(ENGINE_TEST_OUT)/models); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(ENGINE_TEST_OUT)/plain/test_onnx
@@ -118,7 +118,7 @@ engine-ggml-abi-check: $(ENGINE_VENV)/tools.stamp ## ggml_api.h beside ggml's he
 
 # 500 mutants, 4,000 at full length.
 engine-mutants-check: $(ENGINE_TEST_OUT)/plain/test_mutants $(ENGINE_VENV)/tools.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) ## mutated graphs in an engine "ggml" of a process of its own
-	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
 	TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) TMESH_GGML=$(abspath $(ENGINE_GGML_LIBRARY)); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(ENGINE_TEST_OUT)/plain/test_mutants
 

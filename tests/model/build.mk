@@ -22,7 +22,7 @@ $(eval $(call model_test,tsan,$(TSAN_FLAGS) $$(TEST_O),$(LIB_TSAN),$(B)/libtmesh
 $(MODEL_TEST_OUT)/plain/test_flight $(MODEL_TEST_OUT)/asan/test_flight: private MODEL_TEST_WRAP := -Wl,--wrap=tmesh_now_ns
 
 define model_run
-@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
 TMESH_KEEPER=$(abspath $(B)/tmesh-keeper); \
 trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 for test in $(2); do $(MODEL_TEST_OUT)/$(1)/$$test || status=1; done; exit $$status

@@ -23,7 +23,7 @@ $(NET_TEST_OUT)/strict/test_net: $(NET_TEST)/test_net.c $(NET_TEST)/strict.c $(N
 		-Wl,--wrap=fi_getinfo,--wrap=fi_fabric $(NET_A) $(LIB_A) -lcmocka $(LIB_LIBS) $(NET_LIBS) -o $@
 
 define net_run
-@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) \
+@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
 FI_OFI_RXM_BUFFER_SIZE=1024 FI_OFI_RXM_CM_PROGRESS_INTERVAL=500; \
 trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(NET_TEST_OUT)/$(1)/test_net
 endef
