@@ -67,4 +67,7 @@ net-machines-check: net keeper beam $(NET_TEST_OUT)/net_open $(VENV)/tmesh.stamp
 net-weather-check: net keeper beam ## ... over bad links and in WireGuard's tunnels, where the kernel has netem and wireguard
 	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B) $(VPYTHON) in_guest
 
-.PHONY: net-machines-check net-weather-check
+net-four-check: net keeper beam ## ... between four machines, as net-machines-check has them too: with the module where that is
+	@$(PYTHON) -B $(NET_TEST)/test_machines.py $(B) $(VPYTHON) in_four_namespaces
+
+.PHONY: net-machines-check net-weather-check net-four-check

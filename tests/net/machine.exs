@@ -4,13 +4,16 @@
 #
 #   elixir --name NODE -pa EBIN machine.exs ADDRESS
 
+Code.require_file("liar.exs", __DIR__)
+
 defmodule Machine do
   alias Tmesh.ZeroCopy
 
   def main([address]) do
     {:ok, _} = Application.ensure_all_started(:tmesh)
     provider = System.get_env("TMESH_TEST_PROVIDER", "tcp")
-    net = {Tmesh.Net, address: address, provider: provider, lease_ms: 10_000}
+    lease_ms = String.to_integer(System.fetch_env!("TMESH_TEST_LEASE_MS"))
+    net = {Tmesh.Net, address: address, provider: provider, lease_ms: lease_ms}
     options = [strategy: :one_for_one, max_restarts: 100, name: Machine.Supervisor]
     {:ok, _} = Supervisor.start_link([net], options)
     say("ready")
@@ -123,16 +126,15 @@ defmodule Machine do
   end
 
   defp act(["open_name", name, timeout], held) do
-    case Tmesh.Net.open_name(name, timeout: String.to_integer(timeout)) do
-      {:ok, %Tmesh.Bundle{} = bundle} ->
-        say("#{digest(bundle)} #{bundle.metadata}")
-        Tmesh.Bundle.release(bundle)
-
-      {:error, error} ->
-        say("error:#{error.type}")
-    end
-
+    say(open_name(name, String.to_integer(timeout)))
     held
+  end
+
+  # The same, and something else meanwhile.
+  defp act(["begin_to_open_name", name, timeout], held) do
+    timeout = String.to_integer(timeout)
+    say("ok")
+    [{:opening, [Task.async(fn -> open_name(name, timeout) end)]} | held]
   end
 
   # What is offered is its fetcher's alone from now on.
@@ -302,102 +304,6 @@ defmodule Machine do
 
     receive(do: ({:keys, count} -> say("#{count}")))
     [{:holder, holder} | held]
-  end
-
-  # In place of this node's net somebody gives every question the same answer.
-  defp act(["lie", answer], held) do
-    :ok = Supervisor.terminate_child(Machine.Supervisor, Tmesh.Net)
-    answer = answer |> Base.decode64!() |> Code.eval_string() |> elem(0)
-    me = self()
-
-    pid =
-      spawn(fn ->
-        Process.register(self(), Tmesh.Net)
-        send(me, :registered)
-        lie(answer)
-      end)
-
-    receive(do: (:registered -> say("ok")))
-    [{:liar, pid} | held]
-  end
-
-  # In place of this node's net somebody says of every name what nobody can have published.
-  defp act(["lie_of_names"], held) do
-    :ok = Supervisor.terminate_child(Machine.Supervisor, Tmesh.Net)
-    me = self()
-
-    pid =
-      spawn(fn ->
-        Process.register(self(), Tmesh.Net)
-        for name <- ["llama", "nobodys"], do: :pg.join(Tmesh.Net.Names, name, self())
-        send(me, :registered)
-
-        lie_of_names([
-          nil,
-          {:ok, nil},
-          {:ok, %{}},
-          {:ok, [1 | 2]},
-          {:ok, %{"kind" => "channel"}},
-          :ok
-        ])
-      end)
-
-    receive(do: (:registered -> say("ok")))
-    [{:liar, pid} | held]
-  end
-
-  # Who was given an offer ends it by its id.
-  defp act(["end_elsewhere", home, offer], held) do
-    %{"offer" => id} = decode(offer)
-    net = {Tmesh.Net, String.to_existing_atom(home)}
-    # Without a word of who it is, and in the name of a process of the home.
-    for request <- [
-          {:withdraw, id},
-          {:own, nil, {:withdraw, id}},
-          {:own, "secret", {:withdraw, id}}
-        ] do
-      GenServer.cast(net, request)
-      there = :erpc.call(elem(net, 1), Process, :whereis, [Tmesh.Net])
-      send(net, {:"$gen_call", {there, make_ref()}, request})
-    end
-
-    # What the checksum of the offer opens on the home from now on.
-    wrong = {"tm1m-" <> String.duplicate("0", 32) <> "-" <> String.duplicate("0", 32), "0"}
-    %{"checksum" => sum, "region_bytes" => bytes} = decode(offer)
-    GenServer.cast(net, {:had, {{sum, bytes}, [], wrong}})
-    {:error, error} = GenServer.call(net, {:withdraw, id})
-    had = :erpc.call(elem(net, 1), Tmesh.Net.Had, :find, [{sum, bytes}])
-    say("#{error.type} #{length(had)}")
-    held
-  end
-
-  # In another version of the protocol.
-  defp act(["lease_in", version, home, offer], held) do
-    %{"offer" => id} = decode(offer)
-    {version, _bindings} = Code.eval_string(version)
-    home = {Tmesh.Net, String.to_existing_atom(home)}
-    number = make_ref()
-    send(home, {:tmesh_net, version, {:renew}})
-    send(home, {:tmesh_net, version, {:lease, self(), number, id, :more}})
-
-    receive do
-      {:tmesh_net, 1, {:answer, _home, ^number, {:error, type, text}}} ->
-        say("#{type} #{Regex.run(~r/is of version 1/, text)}")
-    after
-      60_000 -> say("nothing")
-    end
-
-    held
-  end
-
-  defp act(["honest"], held) do
-    {:liar, pid} = List.keyfind!(held, :liar, 0)
-    monitor = Process.monitor(pid)
-    Process.exit(pid, :kill)
-    receive(do: ({:DOWN, ^monitor, :process, _pid, _reason} -> :ok))
-    {:ok, _net} = Supervisor.restart_child(Machine.Supervisor, Tmesh.Net)
-    say("ok")
-    List.keydelete(held, :liar, 0)
   end
 
   # So many questions for a lease, by one who does nothing with the answers.
@@ -598,6 +504,19 @@ defmodule Machine do
     held
   end
 
+  # The same under that name, for others: tokens of what was followed and of what is new are those of `seed`.
+  defp act(["take_over", name, blocks, common, seed], held) do
+    {:follower, follower} = List.keyfind!(held, :follower, 0)
+    {:pool, _pool, pages} = List.keyfind!(held, :pool, 0)
+    sequence = Tmesh.Net.Pages.sequence!(follower)
+    had = length(Tmesh.Pages.Sequence.block_table!(sequence))
+    {blocks, common} = {had + String.to_integer(blocks), String.to_integer(common)}
+    :ok = fill(sequence, had, blocks, common, seed)
+    log = Tmesh.Net.Pages.publish!(name, pages, sequence, tokens: tokens(blocks, common, seed))
+    say(digest(sequence))
+    [{:pages, log, sequence, common, seed} | held]
+  end
+
   defp act(["leave_pages"], held) do
     {:follower, follower} = List.keyfind!(held, :follower, 0)
     say("#{Tmesh.Net.Pages.close(follower)}")
@@ -646,29 +565,12 @@ defmodule Machine do
     held
   end
 
-  defp lie(answer) do
-    receive do
-      {:tmesh_net, 1, {:lease, reader, number, _offer}} ->
-        # A function makes the whole message.
-        if is_function(answer),
-          do: send(reader, answer.(number)),
-          else: send(reader, {:tmesh_net, 1, {:answer, self(), number, answer}})
-
-      _other ->
-        :ok
-    end
-
-    lie(answer)
+  defp act(words, held) do
+    {said, held} = Liar.act(words, held)
+    say(said)
+    held
   end
 
-  defp lie_of_names([lie | lies]) do
-    receive do
-      {:"$gen_call", from, {:published, _name}} -> GenServer.reply(from, lie)
-      _other -> :ok
-    end
-
-    lie_of_names(lies ++ [lie])
-  end
 
   defp forget do
     receive(do: (_answer -> forget()))
@@ -695,6 +597,18 @@ defmodule Machine do
         sum = digest(ZeroCopy.to_binary!(ref, copy: false))
         ZeroCopy.release!(ref)
         sum
+
+      {:error, error} ->
+        "error:#{error.type}"
+    end
+  end
+
+  defp open_name(name, timeout) do
+    case Tmesh.Net.open_name(name, timeout: timeout) do
+      {:ok, %Tmesh.Bundle{} = bundle} ->
+        said = "#{digest(bundle)} #{bundle.metadata}"
+        Tmesh.Bundle.release(bundle)
+        said
 
       {:error, error} ->
         "error:#{error.type}"

@@ -22,6 +22,7 @@ EBIN = BUILD / "beam/dev/lib/tmesh/ebin"
 SECRET = f"c{random.randrange(10**12)}"
 EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"  # a guest, which is ten times slower
 SECONDS = 600 if EMULATED else 60  # the longest that anything here may take; nothing is measured
+GROUP = 61000  # whose members may open /dev/tmesh, where users are apart
 
 reported = []  # of each test, whether it failed
 
@@ -40,11 +41,12 @@ def eventually(condition, what):
         time.sleep(0.05)
 
 
-def alone(number):
+def alone(number, backend):
     """What makes a program of machine `number` a user's of its own, in an IPC namespace of its own, and its clocks, but for the time of day,
     others: the first one's are a hundred days ahead. With the user's number, and what of it there is not here."""
     uid, missing = 61000 + number, []
-    user = ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups"]
+    groups = ["--groups", str(GROUP)] if backend == "kernel" else ["--clear-groups"]
+    user = ["setpriv", "--reuid", str(uid), "--regid", str(uid), *groups]
     seconds = str(8_640_000 if number == 1 else number)
     clocks = ["--time", "--monotonic", seconds, "--boottime", seconds]
 
@@ -58,22 +60,24 @@ def alone(number):
 
 
 class Machine:
-    def __init__(self, name, address, netns, epmd_port, tls=None, backend="memfd", number=None):
+    def __init__(self, name, address, netns, epmd_port, tls=None, backend="memfd", number=None, lease_ms=10_000):
         """With a `number`, alone() and with a small disk of its own."""
-        self.address, self.epmd_port, self.backend = address, epmd_port, backend
+        self.address, self.epmd_port, self.backend, self.lease_ms = address, epmd_port, backend, lease_ms
         self.tls = f" -proto_dist inet_tls -ssl_dist_optfile {tls}" if tls else ""
         self.inside = ["ip", "netns", "exec", netns] if netns else []
         # What the module gives a token for is open in one IPC namespace, and other machines have none of ours.
-        if backend == "kernel":
+        if backend == "kernel" and number is None:
             self.inside += ["unshare", "--ipc"]
         self.node = f"{name}@{address}"
         self.dir = Path(tempfile.mkdtemp(prefix="tmesh-net-"))
         self.disk = number is not None
         if self.disk:
-            alone_by, uid, self.missing = alone(number)
+            alone_by, uid, self.missing = alone(number, backend)
             self.inside += alone_by
             for what in self.missing:
                 print(f"# {self.node} has no {what} of its own here", flush=True)
+            if backend == "kernel":
+                os.chown("/dev/tmesh", 0, GROUP)  # as the rule for udev does
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=256k,nr_inodes=64,mode=700,uid={uid},gid={uid}", "tmesh-net", str(self.dir)],
                            check=True)
         self.beam = None
@@ -83,10 +87,12 @@ class Machine:
     def start(self):
         env = self.env = {**os.environ, "TMESH_BACKEND": self.backend, "TMESH_RUNTIME_DIR": str(self.dir),
                "TMESH_NET": str(BUILD / "tmesh-net"), "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
-               "ERL_EPMD_PORT": str(self.epmd_port), "HOME": str(self.dir)}
+               "ERL_EPMD_PORT": str(self.epmd_port), "HOME": str(self.dir), "TMESH_TEST_LEASE_MS": str(self.lease_ms)}
+        # Distribution gives up who says nothing after a minute, and with him his leases: not before those end by themselves.
+        ticktime = f" -kernel net_ticktime {max(60, 5 * self.lease_ms // 1000)}"
         self.log = open(f"{self.dir}.log", "ab")
         self.beam = subprocess.Popen(
-            [*self.inside, "elixir", "--name", self.node, "--cookie", SECRET, "--erl", f"-start_epmd false{self.tls}",
+            [*self.inside, "elixir", "--name", self.node, "--cookie", SECRET, "--erl", f"-start_epmd false{self.tls}{ticktime}",
              "-pa", str(EBIN), str(HERE / "machine.exs"), self.address],
             env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.read()
@@ -214,7 +220,7 @@ def epmd(inside, port):
 
 
 @contextlib.contextmanager
-def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd"), each_alone=False):
+def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd"), each_alone=False, names=("home", "reader"), lease_ms=10_000):
     """Machines in namespaces, the first two connected; what topology.sh does to them. None where the kernel has no such thing."""
     name, topology = f"tmn{os.getpid()}", str(HERE / "topology.sh")
 
@@ -237,8 +243,8 @@ def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd"
         for number, backend in enumerate(backends, 1):
             inside = ["ip", "netns", "exec", f"{name}-{number}"]
             daemons.append(epmd(inside, 4369))
-            machines.append(Machine(("home", "reader", "second", "third")[number - 1], f"{network}.{number}", f"{name}-{number}", 4369,
-                                    backend=backend, number=number if each_alone else None))
+            machines.append(Machine(names[number - 1], f"{network}.{number}", f"{name}-{number}", 4369,
+                                    backend=backend, number=number if each_alone else None, lease_ms=lease_ms))
         assert machines[1].ask("connect", machines[0].node) == "true"
         yield *machines, do
     finally:

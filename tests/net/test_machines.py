@@ -19,6 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
+import four
 from alone import test_alone, test_full_disks
 from ends import test_names_apart, test_unknown_home, test_withdrawn_under_way
 from machines import BUILD, EMULATED, FULL, HERE, SECONDS, Machine, epmd, eventually, machines_apart, report, reported
@@ -414,37 +415,6 @@ def test_tls(home, reader, strangers):
         assert stranger.ask("open_name", "secret", 1000) == "error:not_found"
 
 
-def test_four(home, reader, second, third):
-    """Four machines: two open at once what two others have, and what is left of it when those end, from who has it then."""
-    machines = home, reader, second, third
-    for one in machines:
-        for other in machines:
-            eventually(lambda: one.ask("connect", other.node) == "true", lambda: "a connection")
-    answer, digest = home.ask("publish", "four", 8, 500_000, "four").split()
-    assert answer == "ok" and second.ask("publish", "four", 8, 500_000, "four") == f"ok {digest}"
-    for one in (reader, third):
-        one.send("open_name", "four", SECONDS * 1000)
-    for one in (reader, third):
-        assert one.read() == f"{digest} four"
-        assert one.stats()["fetched"] >= 9, "8 regions and the index"
-    assert home.stats()["fetched"] == 0 == second.stats()["fetched"]
-    assert third.ask("publish", "four", 8, 500_000, "four") == f"ok {digest}"
-    reader.ask("clean")
-    reader.send("open_name", "four", SECONDS * 1000)
-    home.die()
-    second.kill("tmesh-net")
-    # Some regions may have been asked of those two: then of the third.
-    assert reader.read() == f"{digest} four"
-    second.die()
-    reader.ask("clean")
-    assert reader.ask("open_name", "four", SECONDS * 1000) == f"{digest} four"
-    for one in (home, second):
-        one.start()
-    for one in (home, second):
-        eventually(lambda: reader.ask("connect", one.node) == "true", lambda: "a connection")
-    third.nothing_left()
-
-
 def play(place, home, reader, tests):
     for test, args in tests:
         name = f"{place}: {(test.__doc__ or test.__name__[5:]).splitlines()[0]}"
@@ -540,10 +510,16 @@ def on_slow_wire():
 
 
 def in_four_namespaces():
-    with machines_apart("four namespaces", backends=("memfd",) * 4) as made:
+    backend = "kernel" if EMULATED else "memfd"
+    with machines_apart("four namespaces", backends=(backend,) * 4, each_alone=True, names="abcd", lease_ms=four.LEASE_MS) as made:
         if made:
-            home, reader, second, third, _do = made
-            play("four namespaces", home, reader, [(test_four, (second, third))])
+            a, b, c, d, do = made
+
+            def join():
+                for number in "2", "4":
+                    do("join", number)
+            play("four namespaces", a, b, [(four.test_from_two, (c, d)), (four.test_home_ends, (c, d)), (four.test_pages_on_two, (c, d)),
+                                           (four.test_two_pairs, (c, d, lambda: do("split", "2", "4"), join))])
 
 
 # What netem does to the packets that go to the reader.

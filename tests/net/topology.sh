@@ -11,6 +11,7 @@
 #   topology.sh down NAME COUNT  take them away, with all that runs in them
 #   topology.sh cut NAME N       machine N's cable is pulled
 #   topology.sh join NAME N      and put back
+#   topology.sh split NAME N...  these machines are put on a second switch, where they reach each other alone; join puts them back
 #   topology.sh shape NAME N ... what goes to machine N is delayed, lost, put out of order: words of tc-netem(8)
 #   topology.sh tunnel NAME COUNT
 #                                each machine gets an interface wg0 with the address 10.78.0.N, by which the others'
@@ -24,6 +25,8 @@ up() {
 	ip netns add "$1-switch"
 	ip -n "$1-switch" link add switch type bridge
 	ip -n "$1-switch" link set switch up
+	ip -n "$1-switch" link add switch2 type bridge
+	ip -n "$1-switch" link set switch2 up
 	n=1
 	while [ $n -le "$2" ]; do
 		ip netns add "$1-$n"
@@ -71,6 +74,14 @@ tunnel() {
 	done
 }
 
+split() {
+	switch=$1-switch
+	shift
+	for n in "$@"; do
+		ip -n "$switch" link set "port$n" master switch2
+	done
+}
+
 shape() {
 	switch=$1-switch port=port$2
 	shift 2
@@ -81,14 +92,18 @@ case ${1:-} in
 up) up "$2" "$3" ;;
 down) down "$2" "$3" ;;
 cut) ip -n "$2-switch" link set "port$3" down ;;
-join) ip -n "$2-switch" link set "port$3" up ;;
+join) ip -n "$2-switch" link set "port$3" master switch up ;;
+split)
+	shift
+	split "$@"
+	;;
 shape)
 	shift
 	shape "$@"
 	;;
 tunnel) tunnel "$2" "$3" ;;
 *)
-	echo "usage: topology.sh up|down|tunnel NAME COUNT, topology.sh cut|join NAME N, topology.sh shape NAME N NETEM..." >&2
+	echo "usage: topology.sh up|down|tunnel NAME COUNT, topology.sh cut|join NAME N, topology.sh split NAME N..., topology.sh shape NAME N NETEM..." >&2
 	exit 2
 	;;
 esac
