@@ -22,6 +22,13 @@ static int check_address(const char *text, struct tmesh_error *err)
 		if (inet_pton(AF_INET6, text, &address.in6.sin6_addr) != 1)
 			return tmesh_fail(err, -EINVAL, "\"%.64s\" is no address in numbers", text);
 	}
+	/* Offers name the address: there each reader would look for them on his own machine. */
+	if (address.any.sa_family == AF_INET ? !address.in.sin_addr.s_addr
+					     : IN6_IS_ADDR_UNSPECIFIED(&address.in6.sin6_addr))
+		return tmesh_fail(err, -EINVAL,
+				  "%s is every address of this machine: name the one by which "
+				  "others reach it",
+				  text);
 	fd = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return tmesh_fail_errno(err, "making a socket to try the address");

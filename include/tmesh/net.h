@@ -41,7 +41,7 @@ struct tmesh_net;
 struct tmesh_net_opts {
 	size_t size;	      /* sizeof(struct tmesh_net_opts) */
 	const char *address;  /* of an interface of this machine, in numbers: "192.0.2.1", "::1".
-			       * Others reach it there and nowhere else */
+			       * Others reach it there and nowhere else: "0.0.0.0" is none */
 	const char *provider; /* of libfabric; NULL: "tcp". docs/net.md has what others promise */
 	uint64_t max_bytes;   /* of one fetch; 0: no limit but those of regions */
 	uint32_t max_offers;  /* 0: 4096 */

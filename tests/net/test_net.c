@@ -153,6 +153,10 @@ static void test_opts(void **state)
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "no address");
 	opts.address = "localhost";
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "no address in numbers");
+	opts.address = "0.0.0.0";
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "0.0.0.0 is every address");
+	opts.address = "::";
+	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, ":: is every address");
 	opts = opts_of("203.0.113.77");
 	assert_refused(tmesh_net_open(ctx, &opts, &net, err), -EINVAL, "203.0.113.77");
 	opts = opts_of("127.0.0.1");
