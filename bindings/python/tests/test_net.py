@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """tmesh.nixl and tmesh.mooncake: real NIXL and Mooncake between two processes, by TCP and on CPUs."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
+import pickle
 import signal
 import subprocess
 import sys
@@ -55,13 +57,23 @@ def test_a_strangers_first_program(engine, target, mine):
     assert target("copied") == tmesh.stats()["bytes_copied"] - before == 0
 
 
-def test_parts(target, mine):
+def test_parts(engine, target, mine):
     """Many at once, and the other way."""
     tensor, registration = mine
     with registration.peer(target("sealed")) as peer:
         peer.read([(tensor[i * 1024:(i + 1) * 1024], 0, 4096 * (9 - i)) for i in range(4)])
         peer.read([])
     assert tensor.numpy()[:5 * 1024:1024].tolist() == [9216, 8192, 7168, 6144, 0]
+    # By the places themselves, too, as offered() gives them.
+    offer = target("sealed")
+    place, = engine[1].offered(offer).places
+    with registration.peer(offer) as peer:
+        peer.read([(tensor[:1024], place, 8192)])
+        assert tensor.numpy()[0] == 2048
+        peer.read(tensor[:1024], place, 4096)
+        assert tensor.numpy()[0] == 1024
+        with pytest.raises(tmesh.InvalidError, match="of another offer than this peer's"):
+            peer.read(tensor[:1024], dataclasses.replace(place, nbytes=4))
     tensor.numpy()[:1024] = np.float32(2.5).view("uint32")
     with registration.peer(target("rows")) as peer:
         peer.write(tensor[:1024], offset=3 * 4096)
@@ -98,7 +110,7 @@ def test_what_is_registered(engine, mine):
         register(tmesh.open(mine[0].ref()), writable=True)
     with pytest.raises(tmesh.InvalidError, match="without elements"):
         register(tmesh.put(np.empty(0)))
-    with pytest.raises(tmesh.InvalidError, match="contiguous"):
+    with pytest.raises(tmesh.InvalidError, match="only contiguous tensors are registered"):
         register(tmesh.put(np.ones((4, 4)))[:, 0])
     with pytest.raises(tmesh.InvalidError, match="1 to"):
         register()
@@ -137,6 +149,8 @@ def test_out_of_range(engine, target, mine):
         for timeout in -1, float("nan"):
             with pytest.raises(tmesh.InvalidError, match="timeout"):
                 peer.read(tensor, timeout=timeout)
+        with pytest.raises(TypeError, match="timeout is None or a number of seconds, not 'soon'"):
+            peer.read(tensor, timeout="soon")
         with engine[2](tmesh.put(np.arange(4, dtype="uint32"))) as sealed, sealed.peer(target("sealed")) as other, \
                 pytest.raises(tmesh.AccessError, match="sealed memory"):
             other.read(sealed._pieces[0].tensor)
@@ -148,8 +162,18 @@ def test_out_of_range(engine, target, mine):
 def test_what_is_closed(engine, target):
     tensor = tmesh.zeros(16, "uint32")
     registration = engine[2](tensor, writable=True)
-    peer = registration.peer(target("sealed"))
+    offer = target("sealed")
+    peer = registration.peer(offer)
     peer.read(tensor)
+    told = engine[1].offered(offer)
+    assert repr(registration) == f"<tmesh.{engine[0]}.Registration tensors=1 bytes=64 writable>"
+    assert repr(peer) == f"<tmesh.{engine[0]}.Peer {told.peer!r} tensors=1>"
+    for thing, words in (registration, r"send its offer\(\)"), (peer, "send the offer that it was made of"):
+        with pytest.raises(TypeError, match=words):
+            pickle.dumps(thing)
+    for wrong in told, None, 5:
+        with pytest.raises(TypeError, match=f"the bytes that a registration's .* gave, not {type(wrong).__name__}"):
+            registration.peer(wrong)
     registration.close()
     registration.close()
     with pytest.raises(tmesh.ReleasedError):
@@ -158,7 +182,19 @@ def test_what_is_closed(engine, target):
         registration.offer()
     peer.close()
     peer.close()
+    assert repr(registration) == f"<tmesh.{engine[0]}.Registration, closed>" and repr(peer).endswith(", closed>")
+    for thing in registration, peer:
+        with pytest.raises(tmesh.ReleasedError, match="is closed"), thing:
+            pass
     tensor.release()                # nothing holds the memory any more
+
+
+@pytest.mark.parametrize("engine", ["mooncake"], indirect=True)
+def test_an_engine_that_was_not_started(engine):
+    """Its calls would end the process."""
+    from mooncake.engine import TransferEngine
+    with pytest.raises(tmesh.InvalidError, match="was not started: engine.initialize"):
+        engine[1].register(TransferEngine(), tmesh.put(b"x"), host="127.0.0.1")
 
 
 def test_the_other_engines_offer(engine, mine):

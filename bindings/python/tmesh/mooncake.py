@@ -24,7 +24,7 @@ __all__ = ["Offer", "Peer", "Place", "Registration", "offered", "register"]
 
 VERSION = "0.3.13"
 _PACKAGE = "mooncake-transfer-engine-non-cuda"
-_CALLS = ("batch_register_memory batch_unregister_memory get_rpc_port batch_transfer_sync_read "
+_CALLS = ("batch_register_memory batch_unregister_memory get_engine get_rpc_port batch_transfer_sync_read "
           "batch_transfer_sync_write")
 warn_of_another(_PACKAGE, VERSION, "mooncake.md")
 
@@ -41,6 +41,9 @@ class Registration(offers.Registration):
         self._engine, self._host = engine, host
         if not host or len(host) > 255 or any(character.isspace() for character in host):
             raise InvalidError(22, f"{host!r} is not a host: say what initialize() was told")
+        # Its calls end the process there (SIGSEGV).
+        if engine.get_engine() is None:
+            raise InvalidError(22, "this TransferEngine was not started: engine.initialize(...) comes first, and returns 0")
         super().__init__(tensors, writable)
 
     def _for_reading(self, tensor: _tmesh.Tensor, seen: Any) -> Any:

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 import json
 import math
+from numbers import Real
 import operator
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _tmesh
 from .errors import AccessError, InvalidError, NotFoundError, ProtocolError, ReleasedError
@@ -59,6 +60,10 @@ class Offer:
     @classmethod
     def from_bytes(cls, data: bytes, engine: str) -> Offer:
         """ProtocolError unless it is an offer for that engine and all of it is in range."""
+        if not isinstance(data, (bytes, bytearray, memoryview, str)):
+            raise TypeError(f"an offer is the bytes that a registration's offer() gave, not {type(data).__name__}")
+        if isinstance(data, memoryview):
+            data = data.tobytes()
         if len(data) > MAX_OFFER:
             raise _malformed(f"it has {len(data)} bytes, and may have {MAX_OFFER}")
         try:
@@ -103,7 +108,12 @@ def bytes_of(tensor: _tmesh.Tensor) -> Any:
         raise TypeError(f"a tmesh.Tensor is needed, not {type(tensor).__name__}: tmesh.put() makes one")
     if not tensor.nbytes:
         raise InvalidError(22, "a tensor without elements has no memory to register")
-    return tensor.reshape(-1).view("uint8").numpy()
+    try:
+        flat = tensor.reshape(-1)
+    except InvalidError:
+        raise InvalidError(22, "an engine takes memory in one piece, and this tensor has gaps or another order, like a column: only contiguous "
+                           "tensors are registered, read and written") from None
+    return flat.view("uint8").numpy()
 
 
 @dataclass
@@ -175,10 +185,21 @@ class Registration:
             _registered.discard(self)
 
     def __enter__(self) -> Any:
+        self._open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<tmesh.{self.ENGINE}.Registration, closed>"
+        nbytes = sum(int(piece.seen.nbytes) for piece in self._pieces)
+        return (f"<tmesh.{self.ENGINE}.Registration tensors={len(self._pieces)} bytes={nbytes} "
+                f"{'writable' if self.writable else 'for reading'}>")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Registration stays in its process: send its offer()")
 
     def _open(self) -> None:
         if self.closed:
@@ -208,15 +229,17 @@ class Registration:
         raise NotImplementedError
 
 
-# From here to there: a local tensor, the number of a peer's, and bytes into the peer's.
-Move = tuple[_tmesh.Tensor, int, int]
+# From here to there: a local tensor, a peer's or its number, and bytes into the peer's.
+Move = tuple[_tmesh.Tensor, "int | Place", int]
 
 
 def _moves(what: Any) -> list[Move]:
     try:
-        moves = [(tensor, operator.index(place), operator.index(offset)) for tensor, place, offset in what]
+        moves = [(tensor, place if isinstance(place, Place) else operator.index(place), operator.index(offset))
+                 for tensor, place, offset in what]
     except (TypeError, ValueError):
-        raise TypeError("a tmesh.Tensor is needed, or many of (tmesh.Tensor, place, offset)") from None
+        raise TypeError("a tmesh.Tensor is needed, or many of (tmesh.Tensor, place, offset): place is one of the peer's places or its "
+                        "number, offset a number of bytes") from None
     return moves
 
 
@@ -236,28 +259,29 @@ class Peer:
         """The peer's tensors."""
         return self.offer.places
 
-    def read(self, into: _tmesh.Tensor | Iterable[Move], place: int = 0, offset: int = 0,
+    def read(self, into: _tmesh.Tensor | Iterable[Move], place: int | Place = 0, offset: int = 0,
              timeout: float | None = None) -> None:
-        """The peer's bytes from offset of its tensor place into a registered tensor, or a part of one; or many of
-        (tensor, place, offset) at once. When it fails, what was to be filled may be half filled."""
+        """The peer's bytes from offset of its tensor place, one of its places or the number of one, into a registered tensor, or a
+        part of one; or many of (tensor, place, offset) at once. When it fails, what was to be filled may be half filled."""
         self._move("READ", into, place, offset, timeout)
 
-    def write(self, source: _tmesh.Tensor | Iterable[Move], place: int = 0, offset: int = 0,
+    def write(self, source: _tmesh.Tensor | Iterable[Move], place: int | Place = 0, offset: int = 0,
               timeout: float | None = None) -> None:
         """The other way. AccessError where the peer offers its memory for reading only."""
         self._move("WRITE", source, place, offset, timeout)
 
-    def _move(self, operation: str, what: _tmesh.Tensor | Iterable[Move], place: int, offset: int,
+    def _move(self, operation: str, what: _tmesh.Tensor | Iterable[Move], place: int | Place, offset: int,
               timeout: float | None) -> None:
         if self.closed:
             raise ReleasedError(9, "this peer is closed")
+        if timeout is not None and not isinstance(timeout, Real):
+            raise TypeError(f"timeout is None or a number of seconds, not {timeout!r}")
         if timeout is not None and not 0 <= timeout < 1 << 32:
             raise InvalidError(22, f"a timeout of {timeout} seconds")
         spans = []
-        for tensor, number, start in [(what, place, offset)] if isinstance(what, _tmesh.Tensor) else _moves(what):
+        for tensor, named, start in _moves([(what, place, offset)] if isinstance(what, _tmesh.Tensor) else what):
             address, nbytes = self._mine.local(tensor, writes=operation == "READ")
-            if not 0 <= number < len(self.places):
-                raise InvalidError(22, f"the peer offers {len(self.places)} tensors, none with the number {number}")
+            number = self._number(named)
             there = self.places[number]
             if not 0 <= start <= there.nbytes - nbytes:
                 raise InvalidError(22, f"{nbytes} bytes from byte {start} are not within the peer's tensor {number}, which has "
@@ -268,13 +292,30 @@ class Peer:
         if spans:
             self._transfer(operation, spans, timeout)
 
+    def _number(self, named: int | Place) -> int:
+        if isinstance(named, Place):
+            if named not in self.places:
+                raise InvalidError(22, f"{named} is of another offer than this peer's")
+            return self.places.index(named)
+        if not 0 <= named < len(self.places):
+            raise InvalidError(22, f"the peer offers {len(self.places)} tensors, none with the number {named}")
+        return named
+
     def close(self) -> None:
         """Lets the engine forget the peer. Twice is as good as once."""
         if not self.closed:
             self.closed = True
             self._leave()
 
+    def __repr__(self) -> str:
+        return f"<tmesh.{self._mine.ENGINE}.Peer {self.offer.peer!r} tensors={len(self.places)}{', closed' * self.closed}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Peer stays in its process: send the offer that it was made of")
+
     def __enter__(self) -> Any:
+        if self.closed:
+            raise ReleasedError(9, "this peer is closed")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
