@@ -3,6 +3,7 @@
 
 import gc
 import json
+import math
 import os
 import pickle
 import signal
@@ -120,6 +121,8 @@ def test_offers_and_their_end(fetcher):
             other.fetch(offer)
         other.close()                                    # which ends the offer: it has nothing left to withdraw
     assert repr(offer).endswith(", withdrawn>")
+    with pytest.raises(tmesh.ReleasedError, match="withdrawn: offer the tensor again"), offer:
+        pass
     with pytest.raises(TypeError, match="a Tensor is offered, not <class 'numpy.ndarray'>: tmesh.put"):
         fetcher.offer(np.ones(3))
     with pytest.raises(tmesh.InvalidError, match="not sealed"):
@@ -163,9 +166,12 @@ def test_a_source_that_says_nothing(fetcher, target):
         fetcher.fetch(source, timeout=0.2)
     with pytest.raises(tmesh.PeerTimeoutError, match="within 0.2 seconds"):
         fetcher.fetch(source, timeout=PATIENCE, deadline=0.2)
-    for limit in {"timeout": 0}, {"timeout": -1}, {"deadline": 0}, {"deadline": float("nan")}:
-        with pytest.raises(tmesh.InvalidError, match="0 seconds"):
-            fetcher.fetch(source, **limit)
+    for name, value in ("timeout", 0), ("timeout", -1), ("timeout", math.inf), ("deadline", 0), ("deadline", math.nan):
+        with pytest.raises(tmesh.InvalidError, match=f"{name} is more than 0 seconds and at most .*, not {value}"):
+            fetcher.fetch(source, **{name: value})
+    for name, value in ("timeout", "soon"), ("timeout", None), ("deadline", "1"), ("progress", 5):
+        with pytest.raises(TypeError, match=f"^{name} is .*{value!r}"):
+            fetcher.fetch(source, **{name: value})
 
 
 def during(fetcher, source, act, **more):
@@ -224,7 +230,8 @@ def test_a_fetcher_that_is_closed(target):
     finally:
         thread.join()
     fetcher.close()
-    for call in fetcher.stats, lambda: fetcher.fetch(source), lambda: fetcher.offer(tmesh.put(b"x")):
+    assert repr(fetcher) == "<tmesh.fetcher.Fetcher at 127.0.0.1, closed>"
+    for call in fetcher.stats, lambda: fetcher.fetch(source), lambda: fetcher.offer(tmesh.put(b"x")), fetcher.__enter__:
         with pytest.raises(tmesh.ReleasedError, match="closed"):
             call()
 
@@ -383,6 +390,8 @@ def test_no_such_library(library, words):
 
 def test_where_it_cannot_be_reached():
     for address, error, words in (("192.0.2.1", tmesh.InvalidError, "no interface of this machine"),
+                                  ("0.0.0.0", tmesh.InvalidError, "every address of this machine"),
+                                  ("::", tmesh.InvalidError, "every address of this machine"),
                                   ("a.example", tmesh.InvalidError, "no address in numbers")):
         with pytest.raises(error, match=words):
             tmesh.fetcher.Fetcher(address)

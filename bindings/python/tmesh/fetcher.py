@@ -17,8 +17,10 @@ import atexit
 import contextlib
 import errno
 import json
+import math
 import time
 from collections.abc import Callable
+from numbers import Real
 from types import TracebackType
 from typing import Any, NoReturn, TypedDict
 import weakref
@@ -42,6 +44,8 @@ class Source(TypedDict):
 _TEXTS = "address", "key", "checksum"
 # Of a source as JSON.
 _MAX_TEXT = 4096
+# A silence, in seconds: as nanoseconds it is a number of 64 bits.
+_LONGEST = 1 << 32
 
 
 class Offer:
@@ -68,6 +72,8 @@ class Offer:
         raise TypeError("an Offer stays in its process: send its source, which others fetch")
 
     def __enter__(self) -> Offer:
+        if self.withdrawn:
+            raise ReleasedError(errno.EBADF, "this offer was withdrawn: offer the tensor again")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -86,6 +92,7 @@ class Fetcher:
     def __init__(self, address: str, *, provider: str | None = None) -> None:
         self._handle = _tmesh.net_open(address, provider)
         self.address = address
+        self.closed = False
         _open.add(self)
 
     def offer(self, tensor: _tmesh.Tensor) -> Offer:
@@ -103,8 +110,11 @@ class Fetcher:
         GoneError: its home has died, or the offer was withdrawn, or the key is wrong. PeerTimeoutError. ProtocolError:
         no source, or other bytes came than were offered. After an error there is no memory."""
         known = read(source)
-        if deadline is not None and not deadline > 0:
-            raise InvalidError(errno.EINVAL, "deadline is None or more than 0 seconds")
+        _check_seconds("timeout", timeout, _LONGEST)
+        if deadline is not None:
+            _check_seconds("deadline", deadline, math.inf)
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress is called with a number of bytes, and {progress!r} cannot be called")
         end = None if deadline is None else time.monotonic() + deadline
 
         def tell(count: int) -> None:
@@ -123,16 +133,19 @@ class Fetcher:
         return self._handle.stats()
 
     def __repr__(self) -> str:
-        return f"<tmesh.fetcher.Fetcher at {self.address}>"
+        return f"<tmesh.fetcher.Fetcher at {self.address}{', closed' * self.closed}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Fetcher stays in its process: make one in each")
 
     def close(self) -> None:
         """End all offers, and fetches that run. Twice is as good as once."""
+        self.closed = True
         self._handle.close()
 
     def __enter__(self) -> Fetcher:
+        if self.closed:
+            raise ReleasedError(errno.EBADF, "the fetcher is closed")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -144,6 +157,13 @@ def _end() -> None:
     """Before the libraries' own ends, under which no thread of theirs may run."""
     for fetcher in list(_open):
         fetcher.close()
+
+
+def _check_seconds(name: str, value: object, most: float) -> None:
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} is a number of seconds, not {value!r}")
+    if not 0 < float(value) <= most:
+        raise InvalidError(errno.EINVAL, f"{name} is more than 0 seconds and at most {most}, not {value}")
 
 
 def read(source: object) -> Source:
