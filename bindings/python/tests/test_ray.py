@@ -512,6 +512,7 @@ def test_an_object_described_again_has_the_same_refs():
 @pytest.mark.parametrize("make, words", [
     (lambda: torch.ones(3, dtype=torch.complex64).conj().imag, "resolve_neg"),
     (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "no plain memory"),
+    (lambda: tmesh.put(b"x"), 'tensors of PyTorch alone, and a tmesh.Tensor was returned or put.*the transport "tmesh_tensor"'),
 ])
 def test_what_else_is_refused(make, words):
     with pytest.raises(tmesh.UnsupportedError, match=words):

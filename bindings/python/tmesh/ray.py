@@ -98,8 +98,8 @@ def _refuse(why: str) -> UnsupportedError:
 def _check(tensor: Any) -> None:
     """UnsupportedError unless another process can have the same by its bytes and layout."""
     if not isinstance(tensor, torch.Tensor):
-        raise _refuse("a tmesh.Tensor was returned beside tensors of PyTorch: tensor.torch(private=True), or return them by "
-                      "methods of their own, those of tmesh with tensor_transport=\"tmesh_tensor\"")
+        raise _refuse("this is for tensors of PyTorch alone, and a tmesh.Tensor was returned or put, perhaps beside some: "
+                      "tensor.torch(private=True), or by itself with the transport \"tmesh_tensor\"")
     if tensor.device.type != "cpu":
         raise _refuse(f"a tensor of {tensor.device} was returned: send tensor.cpu(), or use a transport of Ray for that "
                       "device")
