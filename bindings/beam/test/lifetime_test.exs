@@ -44,14 +44,20 @@ defmodule Tmesh.LifetimeTest do
         for _ <- 1..:erlang.system_info(:dirty_io_schedulers),
             do: Task.async(fn -> File.open(pipe, [:read, :raw]) end)
 
-      Process.sleep(100)
+      eventually(fn -> Enum.all?(readers, &opens?/1) end)
       release = Task.async(fn -> ZeroCopy.release(ref) end)
-      Process.sleep(100)
+      eventually(fn -> Process.info(release.pid, :status) == {:status, :runnable} end)
       assert {:ok, _binary} = ZeroCopy.to_binary(ref, copy: false)
       assert Task.yield(release, 0) == nil
       Port.command(writer, "go\n")
-      assert [:ok | _opened] = Task.await_many([release | readers])
+      assert [:ok | _opened] = Task.await_many([release | readers], :infinity)
       assert {:error, %Error{type: :closed}} = ZeroCopy.to_binary(ref)
+    end
+
+    # It runs, and not on a scheduler that it will leave for one that may wait: those are not so many.
+    defp opens?(task) do
+      Process.info(task.pid, [:status, :current_function]) ==
+        [status: :running, current_function: {:prim_file, :open_nif, 2}]
     end
 
     test "races with every call" do
@@ -401,6 +407,8 @@ defmodule Tmesh.LifetimeTest do
     test "is left alone otherwise" do
       configure(idle_gc_mb: 0, cleanup_interval_ms: 20)
       one = forgetful(fn -> ZeroCopy.allocate!([1_048_576], :uint8) end)
+      # It has said that it is idle before it is.
+      eventually(fn -> Process.info(one, :status) == {:status, :waiting} end)
       before = Process.info(one, :reductions)
       # The second look would collect it.
       %{looked: first} = :sys.get_state(Tmesh.Janitor)
