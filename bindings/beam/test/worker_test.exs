@@ -197,7 +197,7 @@ defmodule Tmesh.WorkerTest do
       for _n <- 1..600 do
         in_process(fn ->
           {:ok, _call} = Worker.start("operations.shared", [1])
-          assert_receive {_reply, {:result, _value, _hold}}, 30_000
+          assert_receive {_reply, {:result, _value, _hold}}
         end)
       end
 
@@ -421,7 +421,7 @@ defmodule Tmesh.WorkerTest do
       opts = [timeout: :infinity]
       {:ok, call} = Worker.start("operations.echo", [1], opts)
       other = Task.async(fn -> Worker.await(call) end)
-      assert {:error, %Error{type: :invalid}} = Task.await(other)
+      assert {:error, %Error{type: :invalid}} = Task.await(other, :infinity)
       assert {:ok, 1} = Worker.await(call)
       assert {:error, %Error{type: :invalid}} = Worker.await(call)
       {:ok, call} = Worker.start("operations.echo", [1], opts)
@@ -467,13 +467,26 @@ defmodule Tmesh.WorkerTest do
       for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1], timeout: 30_000))
     end
 
+    # A call that the one worker of a pool runs, until what comes with it is called.
+    defp busy(pool) do
+      path =
+        Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-#{System.unique_integer([:positive])}")
+
+      on_exit(fn -> File.rm(path) end)
+      {:ok, call} = Worker.start("operations.until_file", [path], pool: pool)
+      # The pool hears of what was before a moment later than who had called.
+      eventually(fn -> is_map_key(:sys.get_state(pool).running, call.reply) end)
+      {call, fn -> File.write!(path, "") end}
+    end
+
     test "are not begun when nobody waits for them any more" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Noting, size: 1)})
-      {:ok, nap} = Worker.start("operations.nap", [0.5], pool: Noting)
+      {busy, let_go} = busy(Noting)
       in_process(fn -> {:ok, _call} = Worker.start("operations.note", ["dead"], pool: Noting) end)
       {:ok, call} = Worker.start("operations.note", ["cancelled"], pool: Noting)
       :ok = Worker.cancel(call)
-      assert {:ok, _pid} = Worker.await(nap)
+      let_go.()
+      assert {:ok, _pid} = Worker.await(busy)
       assert {:ok, ["wanted"]} = Worker.execute("operations.note", ["wanted"], pool: Noting)
     end
 
@@ -497,7 +510,7 @@ defmodule Tmesh.WorkerTest do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Clocks, size: 1)})
       {:ok, pid} = Worker.execute("operations.pid", [], pool: Clocks)
       [keeper] = Map.keys(:sys.get_state(Clocks).workers)
-      {:ok, nap} = Worker.start("operations.nap", [0.3], pool: Clocks)
+      {busy, let_go} = busy(Clocks)
       %{life: life, running: id} = :sys.get_state(keeper)
 
       for late <- [
@@ -508,17 +521,18 @@ defmodule Tmesh.WorkerTest do
           ],
           do: send(keeper, late)
 
-      assert {:ok, ^pid} = Worker.await(nap)
+      let_go.()
+      assert {:ok, ^pid} = Worker.await(busy)
     end
 
     test "lose nothing when who keeps their worker ends" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Kept, size: 1)})
       {:ok, pid} = Worker.execute("operations.pid", [], pool: Kept)
-      {:ok, nap} = Worker.start("operations.nap", [60], pool: Kept)
+      {busy, _let_go} = busy(Kept)
       {:ok, next} = Worker.start("operations.pid", [], pool: Kept)
       [keeper] = Map.keys(:sys.get_state(Kept).workers)
       Process.exit(keeper, :kill)
-      assert {:error, %Error{type: :worker_down}} = Worker.await(nap)
+      assert {:error, %Error{type: :worker_down}} = Worker.await(busy)
       assert {:ok, other} = Worker.await(next)
       assert other != pid
       eventually(fn -> not File.exists?("/proc/#{pid}") end)
@@ -533,15 +547,15 @@ defmodule Tmesh.WorkerTest do
     test "wait for a worker, and no more of them than may" do
       options = Tmesh.PythonPool.options(name: Short, size: 1, max_waiting: 1)
       start_supervised!({Worker, options})
-      {:ok, _pid} = Worker.execute("operations.pid", [], pool: Short)
-      {:ok, nap} = Worker.start("operations.nap", [0.3], pool: Short)
+      {busy, let_go} = busy(Short)
       {:ok, waiting} = Worker.start("operations.echo", [1], pool: Short)
 
       assert {:error, %Error{type: :limit_exceeded, message: message}} =
                Worker.start("operations.echo", [2], pool: Short)
 
       assert message =~ "wait for a worker"
-      assert {:ok, _pid} = Worker.await(nap)
+      let_go.()
+      assert {:ok, _pid} = Worker.await(busy)
       assert {:ok, 1} = Worker.await(waiting)
     end
 

@@ -96,6 +96,13 @@ def nap(seconds):
     return os.getpid()
 
 
+def until_file(path):
+    """For as long as a test wants."""
+    while not os.path.exists(path):
+        time.sleep(0.005)
+    return os.getpid()
+
+
 def stuck():
     """Holds the interpreter's lock for longer than anybody waits."""
     return bool(re.match("(a+)+$", "a" * 60 + "b"))
