@@ -17,7 +17,7 @@ defmodule Tmesh.ArenaTest do
               do: {i, ZeroCopy.from_binary!(<<i::64>>, [8], :uint8, arena: arena)}
         end)
       end)
-      |> Task.await_many()
+      |> Task.await_many(:infinity)
 
     for {i, ref} <- List.flatten(refs), do: assert(ZeroCopy.to_binary!(ref) == <<i::64>>)
   end
@@ -44,7 +44,7 @@ defmodule Tmesh.ArenaTest do
       maker = Task.async(fn -> receive do: (:go -> fun.()) end)
       :erlang.trace(maker.pid, true, [:running])
       send(maker.pid, :go)
-      assert {:ok, _ref} = Task.await(maker)
+      assert {:ok, _ref} = Task.await(maker, :infinity)
       assert moved?(maker.pid) == dirty, what
     end
   end

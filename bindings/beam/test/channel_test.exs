@@ -23,7 +23,7 @@ defmodule Tmesh.ChannelTest do
 
           for n <- 1..200 do
             text = "#{n}"
-            {:ok, ^text} = Channel.recv(own, 10_000)
+            {:ok, ^text} = Channel.recv(own, 60_000)
           end
 
           {:error, %Error{type: :timeout}} = Channel.recv(own, 10)
@@ -101,7 +101,7 @@ defmodule Tmesh.ChannelTest do
     end)
 
     assert {:ok, "last words"} = Channel.recv(into)
-    assert {:error, %Error{type: :gone}} = Channel.recv(into, 10_000)
+    assert {:error, %Error{type: :gone}} = Channel.recv(into, 60_000)
   end
 
   test "a process that is killed while it waits is gone as well" do
@@ -115,7 +115,7 @@ defmodule Tmesh.ChannelTest do
         Channel.recv(into, :infinity)
       end)
 
-    assert_receive :joined, 5_000
+    assert_receive :joined
     Process.sleep(20)
     Process.exit(waiting, :kill)
 
@@ -167,7 +167,7 @@ defmodule Tmesh.ChannelTest do
         assert stat(:regions_opened) == opened
         assert ZeroCopy.to_binary!(ref) == "abcdef"
         :ok = Channel.close(out)
-        assert {:error, %Error{type: :gone}} = Task.await(task, 30_000)
+        assert {:error, %Error{type: :gone}} = Task.await(task, :infinity)
       end
     end
 
@@ -311,7 +311,7 @@ defmodule Tmesh.ChannelTest do
         Process.sleep(:infinity)
       end)
 
-    assert_receive :forgotten, 5_000
+    assert_receive :forgotten
     eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
     assert Process.alive?(forgetful)
   end
@@ -326,7 +326,7 @@ defmodule Tmesh.ChannelTest do
     waiting = waiter(into)
     assert {:error, %Error{type: :busy}} = Channel.recv(into, 10)
     :ok = Channel.send(out, "for the first")
-    assert Task.await(waiting) == {:ok, "for the first"}
+    assert Task.await(waiting, :infinity) == {:ok, "for the first"}
     assert {:error, %Error{type: :timeout}} = Channel.recv(into, 1)
 
     # Nobody waits any more when he is dead.
@@ -339,7 +339,7 @@ defmodule Tmesh.ChannelTest do
     {_out, into} = ends()
     waiting = waiter(into)
     :ok = Channel.close(into)
-    assert {:error, %Error{type: :closed}} = Task.await(waiting)
+    assert {:error, %Error{type: :closed}} = Task.await(waiting, :infinity)
 
     test = self()
 
@@ -350,10 +350,10 @@ defmodule Tmesh.ChannelTest do
         Process.sleep(:infinity)
       end)
 
-    assert_receive %Channel{} = into, 5_000
+    assert_receive %Channel{} = into
     waiting = waiter(into)
     Process.exit(owner, :kill)
-    assert {:error, %Error{type: :closed}} = Task.await(waiting)
+    assert {:error, %Error{type: :closed}} = Task.await(waiting, :infinity)
   end
 
   # A process that waits for ever at an end, and has no message left when it is done.
@@ -376,7 +376,7 @@ defmodule Tmesh.ChannelTest do
     waiting = Task.async(fn -> Channel.recv(into, 0x1_0000_0000_0000) end)
     assert Task.yield(waiting, 20) == nil
     :ok = Channel.send(out, "y")
-    assert Task.await(waiting) == {:ok, "y"}
+    assert Task.await(waiting, :infinity) == {:ok, "y"}
   end
 
   # Whoever uses an end when it is closed gives it up, and nobody twice.
@@ -393,7 +393,7 @@ defmodule Tmesh.ChannelTest do
 
         Process.sleep(:rand.uniform(3))
         for each <- [out, into], do: :ok = Channel.close(each)
-        assert Task.await_many(users) == [:closed, :closed, :closed]
+        assert Task.await_many(users, :infinity) == [:closed, :closed, :closed]
       end)
     end
 

@@ -117,7 +117,7 @@ defmodule Tmesh.EngineTest do
       end
     end
 
-    Task.await(killer)
+    Task.await(killer, :infinity)
     assert Engine.dispatch(binding) == :ok
   end
 

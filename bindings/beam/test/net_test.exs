@@ -225,7 +225,7 @@ defmodule Tmesh.NetTest do
     {:ok, net} = Net.start_link(address: "127.0.0.1", program: Tmesh.Fetcher.deaf())
     # It is started again three times, and not the fourth.
     for _ <- 1..4, do: assert({:error, %Error{type: :gone}} = Net.stats())
-    assert_receive {:EXIT, ^net, %Error{type: :gone, message: message}}, 5_000
+    assert_receive {:EXIT, ^net, %Error{type: :gone, message: message}}
     assert message =~ "reads no more"
   end
 

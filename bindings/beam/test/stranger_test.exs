@@ -24,7 +24,7 @@ defmodule Tmesh.StrangerTest do
     test "returned by a function, a task, a process" do
       for make <- [
             fn -> pixels() end,
-            fn -> Task.await(Task.async(fn -> pixels() end)) end,
+            fn -> Task.await(Task.async(fn -> pixels() end), :infinity) end,
             fn -> collected(fn -> pixels() end) end
           ] do
         assert ZeroCopy.to_binary!(make.()) == "abcd"

@@ -42,7 +42,7 @@ defmodule Tmesh.StreamTest do
       end
 
     for i <- 1..3, do: :ok = Stream.push_outfeed(stream, i)
-    assert Task.await_many(tasks) == [ok: 1, ok: 2, ok: 3]
+    assert Task.await_many(tasks, :infinity) == [ok: 1, ok: 2, ok: 3]
   end
 
   test "a push waits for room" do
@@ -58,7 +58,7 @@ defmodule Tmesh.StreamTest do
 
     assert :sys.get_state(stream).infeed.size == 2
     for i <- 1..4, do: assert(Stream.pop_infeed(stream) == {:ok, i})
-    assert Task.await_many(tasks) == [:ok, :ok]
+    assert Task.await_many(tasks, :infinity) == [:ok, :ok]
   end
 
   test "time runs out, and nothing has happened" do
@@ -85,7 +85,7 @@ defmodule Tmesh.StreamTest do
     waits = for bits <- [32, 64, 200], do: later(fn -> Stream.pop_infeed(stream, 2 ** bits) end)
     waiting(stream, 3)
     for _wait <- waits, do: :ok = Stream.push_infeed(stream, 1)
-    assert Task.await_many(waits) == [ok: 1, ok: 1, ok: 1]
+    assert Task.await_many(waits, :infinity) == [ok: 1, ok: 1, ok: 1]
   end
 
   test "who dies while waiting takes nothing and gives nothing" do
@@ -122,8 +122,8 @@ defmodule Tmesh.StreamTest do
     pusher = later(fn -> Stream.push_infeed(stream, 2, :infinity) end)
     waiting(stream, 2)
     Process.exit(stream, :kill)
-    assert {:error, %Error{type: :closed, message: message}} = Task.await(popper)
-    assert {:error, %Error{type: :closed}} = Task.await(pusher)
+    assert {:error, %Error{type: :closed, message: message}} = Task.await(popper, :infinity)
+    assert {:error, %Error{type: :closed}} = Task.await(pusher, :infinity)
     assert message =~ inspect(stream)
   end
 
@@ -138,7 +138,7 @@ defmodule Tmesh.StreamTest do
     popper = later(fn -> Stream.pop_outfeed(stream) end)
     waiting(stream, 1)
     send(stream, {:tmesh_outfeed, 6})
-    assert {:ok, 6} = Task.await(popper)
+    assert {:ok, 6} = Task.await(popper, :infinity)
     assert :sys.get_state(stream).outfeed.size == 0
   end
 
@@ -150,7 +150,7 @@ defmodule Tmesh.StreamTest do
     assert {:ok, 1} = Stream.pop_outfeed(stream)
     waiting(stream, 1)
     assert {:error, %Error{type: :limit_exceeded}} = Stream.pop_outfeed(stream)
-    assert :ok = Task.await(pusher)
+    assert :ok = Task.await(pusher, :infinity)
     assert {:ok, 3} = Stream.pop_outfeed(stream)
   end
 
@@ -191,7 +191,7 @@ defmodule Tmesh.StreamTest do
 
     Task.await_many(pushers, 60_000)
 
-    assert poppers |> Task.await_many(60_000) |> Enum.concat() |> Enum.sort() ==
+    assert poppers |> Task.await_many(:infinity) |> Enum.concat() |> Enum.sort() ==
              Enum.to_list(1..800)
   end
 
@@ -227,7 +227,7 @@ defmodule Tmesh.StreamTest do
       assert {:ok, {%TensorRef{} = got, "first"}} = Channel.recv(into)
       assert ZeroCopy.to_binary!(got) == "abcd"
       for n <- 1..4, do: assert(Channel.recv(into) == {:ok, "#{n}"})
-      assert Task.await(late) == :ok
+      assert Task.await(late, :infinity) == :ok
       assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
     end
 
@@ -245,7 +245,7 @@ defmodule Tmesh.StreamTest do
 
       {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
       {:ok, into} = Channel.open(token, :recv)
-      assert {:ok, "late"} = Channel.recv(into, 5_000)
+      assert {:ok, "late"} = Channel.recv(into, 60_000)
     end
 
     test "says whose error it was" do
@@ -269,7 +269,7 @@ defmodule Tmesh.StreamTest do
       tasks = for n <- 1..8, do: later(fn -> Stream.push_infeed(stream, "#{n}") end)
       waiting(stream, 4)
       :ok = Channel.close(into)
-      results = Task.await_many(tasks)
+      results = Task.await_many(tasks, :infinity)
       assert Enum.count(results, &(&1 == :ok)) == 4
       assert Enum.count(results, &match?({:error, %Error{type: :gone}}, &1)) == 4
     end
@@ -319,7 +319,7 @@ defmodule Tmesh.StreamTest do
         {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
         {:ok, into} = Channel.open(token, :recv)
         if reason == :normal, do: GenServer.stop(stream), else: Process.exit(stream, :kill)
-        assert {:error, %Error{type: :gone}} = Channel.recv(into, 5_000)
+        assert {:error, %Error{type: :gone}} = Channel.recv(into, 60_000)
       end
     end
   end
