@@ -65,6 +65,7 @@ class Create(Base):
     def test_goes_on_when_its_wait_is_interrupted(self):
         for more in ((), ("--for", "600")):
             with held("create", "1", *more) as names:
+                self.assertTrue(listed(names))
                 for _ in range(3):
                     os.kill(names["pid"], signal.SIGSTOP)
                     os.kill(names["pid"], signal.SIGCONT)
@@ -72,8 +73,8 @@ class Create(Base):
                 self.assertTrue(listed(names))
 
     def test_background_for_seconds(self):
+        # That it is there until then is asked where there is time enough.
         with held("create", "1", "--for", "1") as names:
-            self.assertTrue(listed(names))
             eventually(lambda: gone(names["pid"]), "the holder ends by itself")
 
     def test_background_leaves_the_caller_alone(self):

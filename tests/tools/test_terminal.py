@@ -12,9 +12,13 @@ import os
 import struct
 import subprocess
 import sys
+import time
 import unittest
 
 from harness import (HAVE_MODULE, TOOL, WAIT_S, Base, answer, any_backend, held, main, refused, tool)
+
+# What tmeshctl shows nothing for (PATIENCE_NS of tools/progress.c).
+PATIENCE_S = 0.3
 
 
 class Terminal(Base):
@@ -40,8 +44,14 @@ class Terminal(Base):
 
     @any_backend
     def test_no_progress_for_what_is_quick(self):
-        said, status = self.on_terminal("put", self.file(b"x"), "--", "true")
-        self.assertEqual((said, status), ("", 0))
+        # On a busy machine it may not be quick; of what was, nothing may have been shown.
+        for _ in range(100):
+            began = time.monotonic()
+            said, status = self.on_terminal("put", self.file(b"x"), "--", "true")
+            self.assertEqual(status, 0)
+            if time.monotonic() - began < PATIENCE_S:
+                break
+        self.assertEqual(said, "")
 
     @any_backend
     def test_bytes_do_not_go_to_a_terminal(self):
