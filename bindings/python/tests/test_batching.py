@@ -20,6 +20,7 @@ numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 import tmesh  # noqa: E402
 import tmesh.batching  # noqa: E402
 import tmesh.engine  # noqa: E402
+from conftest import eventually  # noqa: E402
 from test_graphs import VOCABULARY, Reference, as_gguf, llama  # noqa: E402
 from tmesh.batching import Client, Generator, Server  # noqa: E402
 
@@ -257,25 +258,38 @@ def test_lost(file, tmp_path):
                 many.step()
 
 
+def settled(pool, *generators):
+    """The pool hears in its own time of pages that are given back; before that others do not get them, or those of a prefix."""
+    eventually(lambda: pool.info()["held"] == sum(each.info()["pages_held"] + 1 for each in generators))
+
+
 def test_pool_is_full(file, tmp_path):
     """A request waits for pages that another generator has, and says so."""
     with tmesh.load_model(file) as model, tmesh.batching.page_pool(model, 14, page_tokens=4, cache="float32") as pool:
         token = pool.tenant()
-        left, right = (generator(model, lanes=2, pages=12, tenant=token) for _ in range(2))
+        left = generator(model, lanes=2, pages=12, tenant=token)
+        settled(pool, left)
+        right = generator(model, lanes=2, pages=12, tenant=token)
+        settled(pool, left, right)
         a, b = left.submit(prompt(1, 20), 20), right.submit(prompt(2, 20), 20)
         left.step()
+        settled(pool, left, right)
         for _ in range(5):
             assert right.step() == [] and right.stuck and right.info()["waiting"] == 1
         while not a.done:
             left.step()
+        settled(pool, left, right)
         while not b.done:
             right.step()
             assert not right.stuck
         assert [a.tokens, b.tokens] == alone(model, [(prompt(1, 20), 20), (prompt(2, 20), 20)])
+        settled(pool, left, right)
         c = left.submit(prompt(1, 20), 1)
         left.step()
+        settled(pool, left, right)
         with tmesh.load_model(file, alone=True) as another, generator(another, lanes=1, pages=12, tenant=token) as third:
             left.close()
+            settled(pool, right, third)
             d = third.submit(prompt(1, 20), 1)
             third.step()
             assert c.shared > d.shared == 0  # another model's pages
