@@ -13,6 +13,7 @@ import pytest
 
 import tmesh
 import tmesh.engine
+from conftest import eventually
 
 MODELS = Path(os.environ.get("TMESH_ENGINE_MODELS", "/nonexistent"))
 try:
@@ -395,6 +396,5 @@ def test_nothing_leaks(context):
     live, descriptors = tmesh.stats()["regions_live"], len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         once()
-    gc.collect()
-    assert tmesh.stats()["regions_live"] == live
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    # Of what earlier tests had, threads may still have been closing some when it was counted.
+    eventually(lambda: tmesh.stats()["regions_live"] <= live and len(os.listdir("/proc/self/fd")) <= descriptors)

@@ -112,16 +112,19 @@ def test_signal(server):
             raise Stop
 
     def send(times):
-        for _ in range(times):
+        for number in range(times):
             os.kill(os.getpid(), signal.SIGUSR1)
+            # Two that wait for the handler would be one.
+            while len(seen) <= number:
+                done.wait(0.001)
             done.wait(0.1)
 
     before = signal.signal(signal.SIGUSR1, handler)
     done = threading.Event()
     thread = threading.Thread(target=send, args=(2,))
     try:
-        thread.start()
         with pytest.raises(Stop):
+            thread.start()
             count(graph, FOREVER)
             pytest.fail("it ended")
         thread.join()

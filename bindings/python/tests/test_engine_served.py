@@ -19,6 +19,7 @@ import pytest
 
 import tmesh
 import tmesh.engine
+from conftest import eventually
 
 MODELS = Path(os.environ.get("TMESH_ENGINE_MODELS", "/nonexistent"))
 FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
@@ -188,11 +189,11 @@ def test_fork(server):
 def test_another_process(server):
     code = f"""
 import numpy as np, tmesh.engine
-context = tmesh.engine.connect({server.name!r}, timeout=20)
+context = tmesh.engine.connect({server.name!r}, timeout=600)
 a = np.ones((2, 4), np.float32)
 assert (context.graph({str(MODELS / 'dynamic.onnx')!r}).dispatch(dict(a=a, b=a), ["sum"])["sum"] == 2).all()
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_refused(server):
@@ -340,7 +341,6 @@ def test_storm():
         del threads, work
         for context in contexts:
             assert (add(context) == 2).all()
-        gc.collect()
-        assert tmesh.stats()["regions_live"] == live
+        eventually(lambda: tmesh.stats()["regions_live"] <= live)
         # The library remembers the last 32 processes that it asked for memory, with two descriptors each.
-        assert len(os.listdir("/proc/self/fd")) <= descriptors + 64
+        eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 64)

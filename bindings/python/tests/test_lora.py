@@ -12,7 +12,7 @@ import threading
 import pytest
 
 import tmesh
-from conftest import EMULATED, SLOW_IMPORT, region_mappings
+from conftest import EMULATED, SLOW_IMPORT, eventually, region_mappings
 from tmesh import _tmesh
 
 if EMULATED:
@@ -24,7 +24,7 @@ if not hasattr(_tmesh, "SlotHandle"):
 import tmesh.lora  # noqa: E402
 from tmesh.safetensors.torch import save_file  # noqa: E402
 
-PATIENCE = 60
+PATIENCE = 600
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none"}
 # A base and adapters for it, the same in each process that runs this.
 MAKE = """
@@ -201,7 +201,8 @@ def test_a_thousand_are_refused(served, tmp_path):
     before = held()
     for number in range(1000):
         refuse(folders[number % len(folders)])
-    assert held() == before
+    # Of what earlier tests had, threads may still have been closing some when it was counted.
+    eventually(lambda: all(now <= then for now, then in zip(held(), before)))
     assert slot.generation == 0
 
 
@@ -294,5 +295,4 @@ def test_a_thousand_swaps(tmp_path):
             server.kill()
             server.communicate()
     slot.close()
-    gc.collect()
-    assert tmesh.stats()["regions_live"] == live
+    eventually(lambda: tmesh.stats()["regions_live"] <= live)
