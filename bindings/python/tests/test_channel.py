@@ -84,7 +84,7 @@ def test_full_and_empty():
         assert out.try_send(b"1") and out.try_send(b"2") and not out.try_send(b"3")
         with pytest.raises(TimeoutError):
             out.flush(0.01)
-        assert into.recv(timeout=1) == b"1" and into.recv(1) == b"2" and into.try_recv() is None
+        assert into.recv(timeout=60) == b"1" and into.recv(60) == b"2" and into.try_recv() is None
         out.flush()
 
 
@@ -242,8 +242,8 @@ def test_signal(pair, receive):
     old = [signal.signal(signal.SIGUSR1, lambda *_: heard.append(1)),
            signal.signal(signal.SIGUSR2, stop)]
     thread = threading.Thread(target=later)
-    thread.start()
     with pytest.raises(Stop):
+        thread.start()
         receive(into)
     thread.join()
     assert heard == [1]

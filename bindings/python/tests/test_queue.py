@@ -245,7 +245,7 @@ def test_full_and_empty():
         q.put_nowait(4)
     with pytest.raises(queue.Full):
         q.put(4, timeout=0.05)
-    assert 0.1 <= time.monotonic() - start < 10
+    assert time.monotonic() - start >= 0.1
     assert [q.get() for _ in range(3)] == [0, 1, 2]
     assert not q.full() and q.empty()
     for i in range(10):
@@ -478,13 +478,13 @@ def test_closed():
     for call in (other.get, lambda: other.put(1), other.qsize, other.empty, other.full, lambda: pickle.dumps(other)):
         with pytest.raises(ValueError, match="closed"):
             call()
-    assert q.get(timeout=1) == bytes(100)
+    assert q.get(timeout=PATIENCE) == bytes(100)
     other.join_thread()
     assert other._out.channel is None
     third = pickle.loads(pickle.dumps(q))
     q.put(1)
     q.close()
-    assert third.get(timeout=1) == 1
+    assert third.get(timeout=PATIENCE) == 1
     q.join_thread()
     with pytest.raises(ValueError, match="closed"):
         q.put(1)
@@ -497,7 +497,7 @@ def test_places():
     with pytest.raises(tmesh.BusyError):
         b.put(2)
     a.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while True:  # the maker sees a moment later that one has left
         try:
             b.put(2)
@@ -618,7 +618,7 @@ def test_nothing_stays():
     for _ in range(20):
         once()
     # A connection ends a moment after its last handle.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         gc.collect()
         tmesh.queue._look_after_ends()
