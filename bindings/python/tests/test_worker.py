@@ -4,6 +4,7 @@
 import base64
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -14,9 +15,9 @@ import numpy as np
 import pytest
 
 import tmesh
-from conftest import ANY_BACKEND
+from conftest import ANY_BACKEND, eventually
 from tmesh.worker import _calls, _server
-from worker_client import Client, tensor
+from worker_client import PATIENCE, Client, tensor
 
 HERE = Path(__file__).parent
 OPS = "worker_operations."
@@ -433,11 +434,13 @@ def test_busy_looks(start_worker):
         id = client.start(OPS + "until_cancelled")
         client.send(type="cancel", id=id)
         assert client.receive()["type"] in ("result", "error")
-    # Idle, it sleeps.
-    time.sleep(0.2)
-    before = sleeps(worker.pid, worker.pid)
-    time.sleep(0.2)
-    assert sleeps(worker.pid, worker.pid) == before
+    def quiet():
+        before = sleeps(worker.pid, worker.pid)
+        time.sleep(0.2)
+        return sleeps(worker.pid, worker.pid) == before
+
+    # Idle, it sleeps, once it has seen its clients go.
+    eventually(quiet)
 
 
 @ANY_BACKEND
@@ -487,10 +490,14 @@ def test_cancel_stream(client):
 @ANY_BACKEND
 def test_timeout(client):
     assert client.error(OPS + "until_cancelled", timeout_ms=50)["type"] == "timeout"
-    client.start(OPS + "nap", [0.3])
-    client.start(OPS + "add", [1], timeout_ms=50)
-    assert client.receive()["type"] == "result"
-    assert client.receive()["error"]["type"] == "timeout"
+    # On a busy machine the second may have come when the first was almost over.
+    for _ in range(100):
+        client.start(OPS + "nap", [0.3])
+        client.start(OPS + "add", [1], timeout_ms=50)
+        assert client.receive()["type"] == "result"
+        if (message := client.receive())["type"] == "error":
+            break
+    assert message["error"]["type"] == "timeout"
     id = client.start(OPS + "count", [100], stream=True, timeout_ms=300)
     while (message := client.receive())["type"] == "item":
         assert message["sequence"] < 8
@@ -507,10 +514,8 @@ def test_many_clients(client, address):
 
 def test_client_that_leaves_ends_its_calls(client, address):
     with Client(address) as other:
-        other.start(OPS + "until_cancelled")
-    began = time.monotonic()
+        other.start(OPS + "until_cancelled", [10 * PATIENCE])
     assert client.call(OPS + "add", [1]) == 2
-    assert time.monotonic() - began < 20
 
 
 @ANY_BACKEND
@@ -524,10 +529,10 @@ def test_ends_with_its_input(start_worker):
     worker = start_worker(address)
     worker.stdout.readline()
     with Client(address) as idle, Client(address) as busy:
-        busy.start(OPS + "nap", [60])
+        busy.start(OPS + "nap", [10 * PATIENCE])
         worker.stdin.close()
         worker.stdin = None
-        assert worker.wait(timeout=30) == 0
+        assert worker.wait(timeout=PATIENCE) == 0
         assert idle.receive() is None
 
 
@@ -541,7 +546,7 @@ def test_path_socket_is_private_and_removed(start_worker, tmp_path):
         assert client.call(OPS + "add", [1]) == 2
     worker.stdin.close()
     worker.stdin = None
-    assert worker.wait(timeout=30) == 0
+    assert worker.wait(timeout=PATIENCE) == 0
     assert not path.exists()
 
 
@@ -556,7 +561,7 @@ def test_path_socket_is_private_and_removed(start_worker, tmp_path):
 ])
 def test_bad_command_lines(words, why):
     done = subprocess.run([sys.executable, "-m", "tmesh.worker", *words], capture_output=True,
-                          text=True, timeout=60)
+                          text=True, timeout=PATIENCE)
     assert done.returncode == 2 and why in done.stderr and not done.stdout
 
 
@@ -564,14 +569,22 @@ def test_bad_command_lines(words, why):
 def test_socat(client, address):
     """From a shell."""
     try:
-        done = subprocess.run(
-            ["socat", "-t1", "-", f"ABSTRACT-CONNECT:{address[1:]},type=5,shut-none"],
-            timeout=30,
-            input='{"v":1,"type":"call","id":1,"operation":"math.sqrt","payload":[4]}',
-            capture_output=True, text=True)
+        process = subprocess.Popen(["socat", "-", f"ABSTRACT-CONNECT:{address[1:]},type=5"],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     except FileNotFoundError:
         pytest.skip("socat is not installed")
-    assert '"value":2.0' in done.stdout
+    with process:
+        said = b""
+        try:
+            process.stdin.write(b'{"v":1,"type":"call","id":1,"operation":"math.sqrt","payload":[4]}')
+            process.stdin.flush()
+            while b'"value":2.0' not in said:
+                assert select.select([process.stdout], [], [], PATIENCE)[0], said
+                piece = os.read(process.stdout.fileno(), 65536)
+                assert piece, said
+                said += piece
+        finally:
+            process.kill()
 
 
 @ANY_BACKEND
@@ -580,8 +593,8 @@ def test_only_this_user(client, address):
         pytest.skip("only root can become another user")
     program = ("import os, socket, sys; os.setuid(65534)\n"
                "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)\n"
-               "s.connect('\\0' + sys.argv[1][1:]); s.settimeout(20); print(s.recv(9))")
-    done = subprocess.run([sys.executable, "-c", program, address], capture_output=True, text=True)
+               "s.connect('\\0' + sys.argv[1][1:]); print(s.recv(9))")
+    done = subprocess.run([sys.executable, "-c", program, address], capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout == "b''\n", done.stderr
     assert isinstance(client.sock, socket.socket)
     assert client.call(OPS + "add", [1]) == 2

@@ -372,13 +372,22 @@ def test_a_client_that_calls_too_much_is_refused(client, address):  # noqa: F811
         assert other.receive()["id"] == id
 
 
-@pytest.fixture
-def impatient():
+def waits_for_a_reader(module):
     address = new_address()
-    process = start(address, "worker_operations", "worker_impatient")
+    process = start(address, "worker_operations", module)
     assert process.stdout.readline() == "ready\n"
     yield address
     end(process)
+
+
+@pytest.fixture
+def impatient():
+    yield from waits_for_a_reader("worker_impatient")
+
+
+@pytest.fixture
+def patient():
+    yield from waits_for_a_reader("worker_patient")
 
 
 def test_a_client_that_does_not_read_does_not_stop_the_others(impatient):
@@ -388,8 +397,8 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(impatient):
         assert good.call(OPS + "add", [1]) == 2
 
 
-def test_a_client_that_ends_without_reading_does_not_stop_the_others(client, address):  # noqa: F811
-    with Client(address, timeout=5) as good, Client(address) as bad:
+def test_a_client_that_ends_without_reading_does_not_stop_the_others(patient):
+    with Client(patient) as good, Client(patient) as bad:
         for _ in range(40):
             bad.start(OPS + "text", [60_000])
         time.sleep(0.5)  # until the worker waits for it to read
@@ -398,8 +407,8 @@ def test_a_client_that_ends_without_reading_does_not_stop_the_others(client, add
         assert good.receive()["error"]["type"] == "malformed"
 
 
-def test_refusals_that_are_not_read_do_not_stop_the_others(client, address):  # noqa: F811
-    with Client(address, timeout=5) as good, Client(address) as bad:
+def test_refusals_that_are_not_read_do_not_stop_the_others(patient):
+    with Client(patient) as good, Client(patient) as bad:
         first = good.start(OPS + "until_cancelled")
         # Until it is read from no more.
         bad.sock.settimeout(1)

@@ -8,11 +8,14 @@ import socket
 
 import tmesh
 
+# For what comes, however slow the machine.
+PATIENCE = 300
+
 
 class Client:
     """One connection; `receive` gives messages as they come."""
 
-    def __init__(self, address, timeout=30):
+    def __init__(self, address, timeout=PATIENCE):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(timeout)
         self.sock.connect("\0" + address[1:] if address.startswith("@") else address)
