@@ -18,7 +18,8 @@ TOOL, MAN = (os.path.abspath(path) for path in sys.argv[1:3])
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VERBS = ("doctor ls show holders top graph create put get export import seal lease "
          "revoke keep kept drop stats metrics devices load model").split()
-WAIT_S = 60
+# For what takes a moment. tmeshctl sees all processes of the machine, and what other suites hold.
+WAIT_S = 600
 BACKEND = os.environ.get("TMESH_BACKEND") or "memfd"
 HAVE_MODULE = os.path.exists("/dev/tmesh")
 # For what a guest would only do again, ten times slower.

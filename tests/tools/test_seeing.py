@@ -239,13 +239,13 @@ class See(Base):
         """It is of a package of its own."""
         alone = shutil.copy(TOOL, self.dir)
         env = dict(os.environ, PATH=self.dir)
-        done = subprocess.run([alone, "doctor"], capture_output=True, env=env, timeout=60)
+        done = subprocess.run([alone, "doctor"], capture_output=True, env=env, timeout=WAIT_S)
         self.assertIn(b"engines: not tried: tmeshctl-devices is not installed", done.stdout)
         program = os.path.join(self.dir, "tmeshctl-devices")
         with open(program, "w") as file:
             file.write("#!/bin/sh\necho '{\"engines\": []}'; kill -SEGV $$\n")
         os.chmod(program, 0o755)
-        done = subprocess.run([alone, "doctor"], capture_output=True, env=env, timeout=60)
+        done = subprocess.run([alone, "doctor"], capture_output=True, env=env, timeout=WAIT_S)
         self.assertIn(b"engines: not known: tmeshctl-devices failed", done.stdout)
 
     @any_backend
@@ -389,7 +389,7 @@ class GraphFile(Base):
 
     def test_without_the_program(self):
         alone = shutil.copy(TOOL, self.dir)
-        done = subprocess.run([alone, "graph", "g"], capture_output=True, env=dict(os.environ, PATH=self.dir), timeout=60)
+        done = subprocess.run([alone, "graph", "g"], capture_output=True, env=dict(os.environ, PATH=self.dir), timeout=WAIT_S)
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"tmeshctl-graph is not installed", done.stderr)
 
