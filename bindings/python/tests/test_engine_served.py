@@ -237,7 +237,7 @@ def test_nothing_else_is_read(server, tmp_path):
 def test_top(server):
     """What tmeshctl top shows of the real engine, also of a stopped one; its members are those of docs/vocabulary.md."""
     def shown(of):
-        done = subprocess.run([os.environ["TMESHCTL"], "top", "--json"], stdout=subprocess.PIPE, check=True, timeout=120)
+        done = subprocess.run([os.environ["TMESHCTL"], "top", "--json"], stdout=subprocess.PIPE, check=True, timeout=600)
         return next(engine for engine in json.loads(done.stdout)["engines"] if engine["name"] == of.name)
 
     with tmesh.engine.serve(models=MODELS) as own:

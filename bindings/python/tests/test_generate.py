@@ -346,7 +346,7 @@ def test_pipeline(model, tmp_path):
             token = int(wanted.argmax()) if position % 3 else position
         assert tmesh.stats()["bytes_copied"] == copied
         if tool := os.environ.get("TMESHCTL"):  # python-graph-check
-            shown = json.loads(subprocess.run([tool, "top", "--json"], stdout=subprocess.PIPE, check=True, timeout=120).stdout)
+            shown = json.loads(subprocess.run([tool, "top", "--json"], stdout=subprocess.PIPE, check=True, timeout=600).stdout)
             shown = {engine["name"]: engine for engine in shown["engines"]}
             shown = [shown[server.name] for server in servers]
             # The first reads the tokens, the second what the first made of them.
