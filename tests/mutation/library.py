@@ -3,6 +3,7 @@
 (switches.h), which the test programs and the keeper that they start have by their environment."""
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ TESTS = re.compile(r"\b(?:cmocka_unit_test\w*|TEST|KEEP_TEST)\(\s*(test_\w+)")
 MUTANTS = 4096
 
 
+@functools.cache
 def words(variable):
     """What make knows by a name, as a list of words."""
     told = subprocess.run(["make", "-s", "--no-print-directory", "-f", "Makefile", "-f", "-", "mutation-tell"],
