@@ -290,8 +290,6 @@ static int kernel_derive(struct tmesh_region *derived, struct tmesh_region *from
 {
 	int rc = derive_fd(from, rights, pin, &derived->fd, err);
 
-	if (!rc && pin)
-		derived->sealed = true;
 	return rc ? rc : set_taken(derived, err);
 }
 

@@ -57,8 +57,9 @@ int tmesh_kernel_lease_map(struct tmesh_region *region, struct tmesh_lease_pages
 	void *touch, *state;
 	int rc = 0;
 
+	/* -ENODATA: there is none. */
 	if (ioctl(region->fd, TMESH_LEASE, &lease))
-		return errno == ENODATA ? -ENODATA : tmesh_kernel_fail(err, "lease");
+		return tmesh_kernel_fail(err, "lease");
 	touch = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, lease.fd, 0);
 	state = mmap(NULL, page, PROT_READ, MAP_SHARED, lease.fd, (off_t)page);
 	if (touch == MAP_FAILED || state == MAP_FAILED) {

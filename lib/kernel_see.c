@@ -46,7 +46,8 @@ static void fill_info(struct tmesh_region_info *to, const struct tmesh_info *fro
 	to->kept = from->kept != 0;
 }
 
-/* A region that is gone meanwhile, or revoked, has no description. */
+/* A region that is gone meanwhile, or revoked, has no description: what was all zeros stays so. The
+ * module writes no more than it is given room for, and so leaves the last zero. */
 static void get_desc(int fd, uint64_t id, struct tmesh_region_info *info)
 {
 	struct tmesh_desc desc = {
@@ -56,10 +57,7 @@ static void get_desc(int fd, uint64_t id, struct tmesh_region_info *info)
 		.bytes = TMESH_DESCRIPTION_LEN,
 	};
 
-	if (ioctl(fd, TMESH_DESC_GET, &desc))
-		desc.bytes = 0;
-	info->description[desc.bytes < TMESH_DESCRIPTION_LEN ? desc.bytes : TMESH_DESCRIPTION_LEN] =
-		'\0';
+	ioctl(fd, TMESH_DESC_GET, &desc);
 }
 
 int tmesh_kernel_region_info(struct tmesh_region *region, struct tmesh_region_info *info,

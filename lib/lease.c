@@ -45,7 +45,7 @@ static int set_cooperative(struct tmesh_region *region, uint64_t ns, struct tmes
 	tmesh_region_set_shared(region);
 	tmesh_region_lock(region);
 	old = atomic_load(&region->lease);
-	if (!old || old == &none)
+	if (!old)
 		atomic_store(&region->lease, keeper);
 	else
 		rc = tmesh_fail(err, -EBUSY, "lease: this handle has one already");

@@ -101,9 +101,6 @@ int tmesh_region_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_er
 
 	if (!rc)
 		rc = tmesh_region_may(region, TMESH_WRITE, "asking for the descriptor", err);
-	if (!rc && !region->ctx->ops->opaque_fd)
-		rc = tmesh_fail(err, -EOPNOTSUPP,
-				"the region is memory; it stands for no descriptor");
 	return rc ? rc : region->ctx->ops->opaque_fd(region, fd, err);
 }
 
