@@ -343,6 +343,47 @@ defmodule Tmesh.WorkerHostileTest do
         do: {name, target}
   end
 
+  # The next message, for which nobody is to wait long.
+  defp next_message(socket) do
+    case Tmesh.Native.worker_recv(socket, 0) do
+      :eagain ->
+        Process.sleep(1)
+        next_message(socket)
+
+      other ->
+        other
+    end
+  end
+
+  test "of files that nobody serves one worker has few in the VM, however many it sends" do
+    alias Tmesh.Native
+    name = "tmesh-test-" <> Base.encode16(:crypto.strong_rand_bytes(8))
+    script = Path.expand("support/unanswered_worker.py", __DIR__)
+    opts = [:binary, line: 300, args: [script, name, "40"]]
+    port = Port.open({:spawn_executable, System.find_executable("python3")}, opts)
+    assert_receive {^port, {:data, {:eol, kind}}}, 20_000
+    {:ok, socket} = Native.worker_connect(name)
+
+    whys =
+      for _n <- 1..40 do
+        assert {:error, {:eproto, why}} = next_message(socket)
+        why
+      end
+
+    # TMESH_FOREIGN_OF_PROCESS have come, and wait to be closed; without FUSE none waits.
+    {came, left} = Enum.split_while(whys, &(&1 =~ "no sealed memfd"))
+    assert length(came) == if(kind == "FUSE", do: 8, else: 40)
+    assert Enum.all?(left, &(&1 =~ "too many descriptors"))
+    # Once they are closed there is room again.
+    eventually(fn ->
+      true = Port.command(port, "\n")
+      next_message(socket) == {:ok, "0123456789"}
+    end)
+
+    :ok = Native.worker_close(socket)
+    true = Port.close(port)
+  end
+
   if PythonPool.available?() do
     test "random kills: the VM, its tensors and its pool live on" do
       start_supervised!({Worker, PythonPool.options(name: Soak, size: 2)})
