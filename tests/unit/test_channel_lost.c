@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 /* What was sent is received, whatever its sender does afterwards. */
 #include <fcntl.h>
+#include <sys/ioctl.h>
 
 #include "channel_internal.h"
 #include "channels.h"
+#include "kernel.h"
 #include "unanswered.h"
 
 #include <tmesh/hold.h>
@@ -218,6 +220,62 @@ static void test_killed_with_what_was_closed(void **state)
 	sender_killed(&sender);
 	receive_one(channel, 0);
 	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+}
+
+/* What lies in front on a lane's shelf, which stays there. */
+static int peek(const struct tmesh_channel *channel)
+{
+	char byte, room[CMSG_SPACE(sizeof(int))];
+	struct iovec iov = {&byte, 1};
+	struct msghdr msg = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = room,
+		.msg_controllen = sizeof(room),
+	};
+	int fd;
+
+	while (recvmsg(channel->shelves[0].get, &msg, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC) <=
+	       0)
+		usleep(1000);
+	assert_non_null(CMSG_FIRSTHDR(&msg));
+	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(fd));
+	return fd;
+}
+
+/* What the maker has opened, and others are to receive too, lies there as a handle of its own: what
+ * they do with that, a lease for one, is none of the maker's business. */
+static void test_not_the_makers(void **state)
+{
+	struct tmesh_lease lease = {.size = sizeof(lease)};
+	struct tmesh_ctx *ctx = context(), *other = context();
+	struct tmesh_channel *channel, *second;
+	struct tmesh_message message;
+	char token[TMESH_TOKEN_SIZE];
+	struct sender sender;
+	int fd;
+
+	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	sender = sender_start(token, SENDS_A_B_A);
+	wait_for(&sender.told);
+	assert_ok(tmesh_channel_recv(channel, &message, 60 * SECOND, err));
+	receive_one(channel, 1);
+	sender_killed(&sender);
+	second = opened(other, token, RECV);
+	fd = peek(second);
+	if (unit_on_kernel()) {
+		assert_int_equal(ioctl(fd, TMESH_LEASE, &lease), 0);
+		close(lease.fd);
+	}
+	close(fd);
+	assert_int_equal(tmesh_lease_state(tmesh_tensor_region(message.tensor)), TMESH_LEASE_NONE);
+	receive_one(second, 0);
+	tmesh_tensor_unref(message.tensor);
+	tmesh_channel_unref(second);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(other);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -487,6 +545,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_killed_for_two),
 		cmocka_unit_test(test_killed_with_what_was_closed),
+		cmocka_unit_test(test_not_the_makers),
 		cmocka_unit_test(test_killed_one_after_another),
 		cmocka_unit_test(test_taken_from_the_shelf),
 		cmocka_unit_test_setup_teardown(test_unanswered_on_the_shelf, server_start,

@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 
 #include "unit.h"
 
@@ -154,11 +155,63 @@ static void test_seal_after(void **state)
 	tmesh_region_unref(region);
 }
 
+static uint32_t vgem_import(int vgem, int fd)
+{
+	struct drm_prime_handle prime = {.fd = fd};
+
+	assert_int_equal(ioctl(vgem, DRM_IOCTL_PRIME_FD_TO_HANDLE, &prime), 0);
+	return prime.handle;
+}
+
+/* Who cannot have memory back is told of the driver that has it, and of a view through which one
+ * has it. */
+static void test_reclaim_names(void **state)
+{
+	struct tmesh_region *region, *view;
+	int vgem = open_vgem(), fd;
+	char name[40] = "vgem";
+
+	for (int by_view = 0; by_view < 2; by_view++) {
+		struct tmesh_gather_extent whole = {.bytes = 2 * PAGE};
+		struct drm_gem_close close_handle = {0};
+
+		assert_ok(tmesh_region_create(*state, 2 * PAGE, NULL, &region, err));
+		whole.region = view = region;
+		if (by_view) {
+			assert_ok(tmesh_region_gather(*state, &whole, 1, RW, NULL, &view, err));
+			snprintf(name, sizeof(name), ": view %016llx",
+				 (unsigned long long)tmesh_region_id(view));
+		}
+		assert_ok(tmesh_region_export_dmabuf(view, 0, 0, RW, &fd, err));
+		close_handle.handle = vgem_import(vgem, fd);
+		close(fd);
+		assert_refused(tmesh_region_reclaim(region, 50000000, NULL, err), -ETIMEDOUT, name);
+		assert_int_equal(ioctl(vgem, DRM_IOCTL_GEM_CLOSE, &close_handle), 0);
+		if (by_view)
+			tmesh_region_unref(view);
+		assert_ok(tmesh_region_reclaim(region, 60000000000, NULL, err));
+		tmesh_region_unref(region);
+	}
+	close(vgem);
+}
+
+/* That of Linux 6.13 and later takes no pages before somebody maps what it has imported. */
+static bool vgem_takes_pages(void)
+{
+	struct utsname machine;
+	int major, minor;
+
+	assert_int_equal(uname(&machine), 0);
+	assert_int_equal(sscanf(machine.release, "%d.%d", &major, &minor), 2);
+	return major < 6 || (major == 6 && minor < 13);
+}
+
 static int run_all(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_refused)};
 	const struct CMUnitTest exports[] = {cmocka_unit_test(test_seal_after)};
 	const struct CMUnitTest imports[] = {cmocka_unit_test(test_import)};
+	const struct CMUnitTest reclaims[] = {cmocka_unit_test(test_reclaim_names)};
 	int failed =
 		cmocka_run_group_tests_name("dmabuf", tests, unit_ctx_setup, unit_ctx_teardown);
 	int vgem = open_vgem();
@@ -170,8 +223,13 @@ static int run_all(void)
 	if (vgem < 0)
 		return failed + UNIT_SKIP(imports, "no vgem device");
 	close(vgem);
+	failed += cmocka_run_group_tests_name("import", imports, unit_ctx_setup, unit_ctx_teardown);
+	if (!unit_on_kernel())
+		return failed + UNIT_SKIP(reclaims, "no memory comes back from a driver on memfd");
+	if (!vgem_takes_pages())
+		return failed + UNIT_SKIP(reclaims, "this kernel's vgem takes no pages by itself");
 	return failed +
-	       cmocka_run_group_tests_name("import", imports, unit_ctx_setup, unit_ctx_teardown);
+	       cmocka_run_group_tests_name("reclaim", reclaims, unit_ctx_setup, unit_ctx_teardown);
 }
 
 int main(void)

@@ -392,6 +392,27 @@ static void test_exit_in_time(void **state)
 	assert_string_equal(text, "");
 }
 
+/* Of what the module keeps for a process nothing is lost with it: when it was held again, for
+ * longer, when it was sealed only then, and when a longer time was not granted. */
+static void test_exit_after_more(void **state)
+{
+	static const char *const roles[] = {"again", "sealed", "refused"};
+
+	for (size_t i = 0; i < sizeof(roles) / sizeof(roles[0]); i++) {
+		struct role role = start(roles[i], "600000", "0.01");
+		char ref[TMESH_REF_SIZE], text[512];
+
+		assert_non_null(fgets(ref, sizeof(ref), role.out));
+		assert_int_equal(ended(&role, text), 0);
+		if (unit_on_kernel()) {
+			assert_string_equal(text, "");
+			assert_int_equal(opens_elsewhere(ref), 0);
+		} else if (!strstr(text, "2 of the tokens")) {
+			fail_msg("\"%s\" does not say what was lost", text);
+		}
+	}
+}
+
 static void test_linger_option(void **state)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
@@ -459,6 +480,40 @@ static int hold_and_end(const char *ms)
 	return 0;
 }
 
+/* Twice, for longer the second time, after something has happened to the tensor or the process. */
+static int hold_twice_and_end(const char *what, const char *ms)
+{
+	uint64_t ns = strtoull(ms, NULL, 10) * 1000000;
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_tensor *tensor = NULL;
+	struct tmesh_error err = {0};
+	char ref[TMESH_REF_SIZE];
+	const int64_t shape[] = {4};
+	int rc;
+
+	rc = tmesh_tensor_create(ctx, TMESH_INT32, 1, shape, NULL, &tensor, &err);
+	if (!rc)
+		rc = tmesh_region_write(tmesh_tensor_region(tensor), 0, numbers, sizeof(numbers),
+					&err);
+	if (!rc && strcmp(what, "sealed"))
+		rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
+	if (!rc)
+		rc = tmesh_tensor_ref_hold(tensor, TMESH_READ, ns, ref, sizeof(ref), &err);
+	if (!rc && !strcmp(what, "sealed"))
+		rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
+	/* The module keeps a user's regions for that user alone. */
+	if (!rc && !strcmp(what, "refused") && unit_on_kernel() && geteuid() == 0)
+		rc = seteuid(65534);
+	if (!rc)
+		rc = tmesh_tensor_ref_hold(tensor, TMESH_READ, 2 * ns, ref, sizeof(ref), &err);
+	if (rc)
+		fprintf(stderr, "%s", err.message);
+	tmesh_tensor_unref(tensor);
+	tmesh_ctx_unref(ctx);
+	puts(ref);
+	return rc != 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
@@ -467,6 +522,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_exit),
 		cmocka_unit_test(test_exit_too_late),
 		cmocka_unit_test(test_exit_in_time),
+		cmocka_unit_test(test_exit_after_more),
 		cmocka_unit_test(test_linger_option),
 		cmocka_unit_test(test_bundle),
 		cmocka_unit_test(test_one_after_another),
@@ -481,7 +537,9 @@ int main(int argc, char **argv)
 
 	self = argv[0];
 	if (argc == 3)
-		return !strcmp(argv[1], "open") ? open_ref(argv[2]) : hold_and_end(argv[2]);
+		return !strcmp(argv[1], "open")	  ? open_ref(argv[2])
+		       : !strcmp(argv[1], "hold") ? hold_and_end(argv[2])
+						  : hold_twice_and_end(argv[1], argv[2]);
 	failed = cmocka_run_group_tests(tests, NULL, NULL);
 	if (unit_on_kernel())
 		UNIT_SKIP(seen,

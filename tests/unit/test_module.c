@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -77,7 +78,8 @@ static void test_lease_lapses(void **state)
 static void test_taken_by_context(void **state)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .taken = TMESH_TAKEN_ZERO};
-	struct tmesh_region *region = region_of(*state, PAGE), *other, *writer;
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_region *region = region_of(*state, PAGE), *other, *writer, *pin;
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_ctx *ctx;
 	uint8_t *addr, byte = 7;
@@ -98,10 +100,220 @@ static void test_taken_by_context(void **state)
 	assert_int_equal(*(volatile uint8_t *)addr, 0);
 	assert_refused(tmesh_region_read(other, 0, &byte, 1, err), -ESTALE, "revoked");
 	tmesh_region_unref(other);
-	tmesh_ctx_unref(ctx);
 	tmesh_region_unref(region);
+	/* What is pinned is not taken. */
+	region = region_of(ctx, PAGE);
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_pin(region, &pin, err));
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_true(info.zeros);
+	assert_ok(tmesh_region_info(pin, &info, err));
+	assert_false(info.zeros);
+	tmesh_region_unref(pin);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
 	opts.taken = (enum tmesh_taken)9;
 	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "policy");
+}
+
+/* A lease that nobody has looked at says itself that the memory was taken. */
+static void test_taken_by_lease(void **state)
+{
+	struct tmesh_region *region = region_of(*state, PAGE), *lent;
+	uint8_t byte = 7;
+
+	map_of(region, RW)[0] = 7;
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &lent, err));
+	assert_ok(tmesh_lease_set(lent, 600 * 1000 * MS, TMESH_TAKEN_ZERO, err));
+	assert_int_equal(map_of(lent, TMESH_READ)[0], 7);
+	assert_ok(tmesh_region_revoke(region, err));
+	assert_refused(tmesh_region_read(lent, 0, &byte, 1, err), -ESTALE, "revoked");
+	assert_int_equal(tmesh_lease_touch(lent), -ESTALE);
+	tmesh_region_unref(lent);
+	tmesh_region_unref(region);
+}
+
+/* How many mappings of this process a lease has. */
+static unsigned int leases_mapped(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned int count = 0;
+	char line[512];
+
+	assert_non_null(maps);
+	while (fgets(line, sizeof(line), maps))
+		count += strstr(line, "[tmesh-lease]") != NULL;
+	fclose(maps);
+	return count;
+}
+
+static void test_lease_goes(void **state)
+{
+	struct tmesh_region *region = region_of(*state, PAGE);
+
+	assert_ok(tmesh_lease_set(region, 600 * 1000 * MS, TMESH_TAKEN_SIGBUS, err));
+	assert_int_equal(tmesh_lease_touch(region), 0);
+	assert_int_equal(leases_mapped(), 2);
+	tmesh_region_unref(region);
+	assert_int_equal(leases_mapped(), 0);
+}
+
+/* Handles that have not heard of a seal: what it forbids they say as the one that has sealed. */
+static void test_sealed_by_others(void **state)
+{
+	struct tmesh_region *region = region_of(*state, PAGE), *other;
+	void *addr;
+
+	assert_ok(tmesh_region_derive(region, TMESH_RIGHTS_ALL, &other, err));
+	assert_ok(tmesh_region_seal(region, err));
+	assert_refused(tmesh_region_map(other, RW, &addr, err), -EPERM,
+		       "the region is sealed; map it for reading");
+	assert_refused(tmesh_region_set_description(other, "late", err), -EPERM,
+		       "describe a region before its seal");
+	tmesh_region_unref(other);
+	tmesh_region_unref(region);
+}
+
+/* Addresses for a second mapping of a region so large are not left to this process; for its stack
+ * they are. */
+static struct rlimit leave_addresses(uint64_t bytes)
+{
+	unsigned long pages = 0;
+	FILE *statm = fopen("/proc/self/statm", "re");
+	struct rlimit limit, old;
+
+	assert_non_null(statm);
+	assert_int_equal(fscanf(statm, "%lu", &pages), 1);
+	fclose(statm);
+	assert_int_equal(getrlimit(RLIMIT_AS, &old), 0);
+	limit = (struct rlimit){pages * PAGE + bytes, old.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+	return old;
+}
+
+/* Our own mapping cannot become read-only: that is what is told, and it stays writable. */
+static void test_seal_without_addresses(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 64 << 20);
+	volatile uint8_t *addr = map_of(region, RW);
+	struct tmesh_error why = {0};
+	struct rlimit old;
+	int rc;
+
+	old = leave_addresses(32 << 20);
+	rc = tmesh_region_seal(region, &why);
+	assert_int_equal(setrlimit(RLIMIT_AS, &old), 0);
+	assert_int_equal(rc, -ENOMEM);
+	assert_non_null(strstr(why.message, "map"));
+	addr[0] = 7;
+	assert_false(tmesh_region_is_sealed(region));
+	tmesh_region_unmap(region, RW);
+	assert_ok(tmesh_region_seal(region, err));
+	assert_int_equal(addr[0], 7);
+	tmesh_region_unref(region);
+}
+
+/* The module takes no memfd of reserved huge pages. */
+static void test_huge_memfd(void **state)
+{
+	int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+	struct tmesh_region *region = NULL;
+
+	if (fd < 0)
+		skip(); /* a kernel without them */
+	assert_int_equal(ftruncate(fd, 2 << 20), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+	assert_refused(tmesh_region_from_memfd(*state, fd, 0, NULL, &region, err), -EOPNOTSUPP,
+		       "making a region of a memfd");
+	assert_null(region);
+	close(fd);
+}
+
+/* A context has the device open, and lets go of it. */
+static void test_device_closed(void **state)
+{
+	unsigned int before = unit_open_fds();
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_true(unit_open_fds() > before);
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(unit_open_fds(), before);
+}
+
+static struct tmesh_region *lent_of(void *ctx)
+{
+	const struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_REUSE};
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(ctx, 3 * PAGE, &opts, &region, err));
+	return region;
+}
+
+/* Memory that was lent is for nobody else while somebody has a page of it, though no handle and no
+ * mapping says so. */
+static void test_lent_page_in_use(void **state)
+{
+	struct tmesh_region *region = lent_of(*state), *reader;
+	uint64_t id = tmesh_region_id(region);
+	char token[TMESH_TOKEN_SIZE], page[PAGE];
+	struct iovec iov = {.iov_len = PAGE};
+	int ends[2];
+
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_ok(tmesh_region_open(*state, token, TMESH_READ, &reader, err));
+	iov.iov_base = map_of(reader, TMESH_READ);
+	assert_int_equal(pipe(ends), 0);
+	assert_int_equal(vmsplice(ends[1], &iov, 1, 0), PAGE);
+	tmesh_region_unref(reader);
+	tmesh_region_unref(region);
+	region = lent_of(*state);
+	assert_int_not_equal(tmesh_region_id(region), id);
+	assert_int_equal(read(ends[0], page, PAGE), PAGE);
+	reader = lent_of(*state);
+	assert_int_equal(tmesh_region_id(reader), id);
+	tmesh_region_unref(reader);
+	tmesh_region_unref(region);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+/* Nobody else has it: who waits is told, also of what was taken back meanwhile. */
+static void test_alone(void **state)
+{
+	struct tmesh_region *region = region_of(*state, PAGE), *other;
+	struct pollfd poller;
+
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &other, err));
+	poller.fd = tmesh_region_poll_fd(region, TMESH_EVENT_ALONE, &poller.events, NULL);
+	assert_int_equal(poller.events, POLLOUT);
+	assert_int_equal(tmesh_region_events(region), 0);
+	tmesh_region_unref(other);
+	assert_int_equal(poll(&poller, 1, -1), 1);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
+	assert_ok(tmesh_region_derive(region, TMESH_READ, &other, err));
+	assert_ok(tmesh_region_revoke(region, err));
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_TAKEN);
+	tmesh_region_unref(other);
+	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE);
+	tmesh_region_unref(region);
+}
+
+/* The context that channels have beside the module's cannot be made: that is said. */
+static void test_channel_without_home(void **state)
+{
+	struct tmesh_channel *channel = NULL;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	setenv("TMESH_POOL", "much", 1);
+	assert_refused(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &channel, err), -EINVAL,
+		       "TMESH_POOL");
+	assert_null(channel);
+	unsetenv("TMESH_POOL");
+	assert_ok(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &channel, err));
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
 }
 
 static struct tmesh_region *reopen(void **state, struct tmesh_tensor *tensor)
@@ -201,6 +413,7 @@ static void test_reclaim(void **state)
 	struct tmesh_reclaim_report report = {.size = sizeof(report)};
 	struct tmesh_region *region = region_of(*state, 64 * PAGE);
 	struct iovec iov = {.iov_base = map_of(region, TMESH_READ) + PAGE, .iov_len = PAGE};
+	struct tmesh_error untouched = {0};
 	char page[PAGE];
 	int ends[2];
 
@@ -210,7 +423,8 @@ static void test_reclaim(void **state)
 	assert_in_range(report.pinned_bytes, PAGE, 64 * PAGE); /* in whole folios */
 	assert_int_equal(report.attachments, 0);
 	assert_int_equal(read(ends[0], page, PAGE), PAGE);
-	assert_ok(tmesh_region_reclaim(region, 60000 * MS, &report, err));
+	assert_int_equal(tmesh_region_reclaim(region, 60000 * MS, &report, &untouched), 0);
+	assert_string_equal(untouched.message, "");
 	assert_int_equal(report.pinned_bytes, 0);
 	assert_refused(tmesh_region_revoke(region, err), -ESTALE, "revoked");
 	close(ends[0]);
@@ -265,6 +479,27 @@ static void test_user_memory(void **state)
 	munmap(pages + 3 * PAGE, PAGE);
 }
 
+/* Root pins as much as it likes; it is somebody else for a while. */
+static void test_user_memory_limit(void **state)
+{
+	void *pages =
+		mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	bool root = geteuid() == 0;
+	struct tmesh_region *region;
+	struct rlimit old, limit;
+
+	assert_true(pages != MAP_FAILED);
+	assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &old), 0);
+	limit = (struct rlimit){PAGE, old.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+	assert_int_equal(root ? seteuid(65534) : 0, 0);
+	assert_refused(tmesh_region_from_user(*state, pages, 4 * PAGE, RW, NULL, &region, err),
+		       -ENOMEM, "RLIMIT_MEMLOCK");
+	assert_int_equal(root ? seteuid(0) : 0, 0);
+	assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &old), 0);
+	munmap(pages, 4 * PAGE);
+}
+
 static void test_imports(void **state)
 {
 	struct tmesh_region *region = region_of(*state, PAGE), *made = NULL;
@@ -303,9 +538,11 @@ static void test_view(void **state)
 	struct tmesh_region *one = region_of(*state, 8 * PAGE), *two = region_of(*state, 8 * PAGE);
 	struct tmesh_gather_extent parts[] = {
 		{one, 2 * PAGE, PAGE}, {two, 0, 3 * PAGE}, {one, 0, PAGE}};
+	struct tmesh_ctx_opts beside = {.size = sizeof(beside), .backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region *view, *further;
 	uint8_t *there, byte;
+	struct tmesh_ctx *ctx;
 
 	map_of(one, RW)[2 * PAGE] = 1;
 	map_of(two, RW)[2 * PAGE] = 2;
@@ -329,6 +566,15 @@ static void test_view(void **state)
 	parts[2] = (struct tmesh_gather_extent){one, PAGE, 8 * PAGE};
 	assert_refused(tmesh_region_gather(*state, parts, 3, TMESH_READ, NULL, &further, err),
 		       -EINVAL, "whole pages");
+	/* What is wrong first is told. */
+	assert_refused(tmesh_region_gather(*state, parts, 0, TMESH_WRITE, NULL, &further, err),
+		       -EINVAL, "rights");
+	assert_ok(tmesh_ctx_open(&beside, &ctx, err));
+	parts[2] = (struct tmesh_gather_extent){region_of(ctx, PAGE), 0, PAGE};
+	assert_refused(tmesh_region_gather(*state, parts, 3, TMESH_READ, NULL, &further, err),
+		       -EINVAL, "part 2 is of another backend");
+	tmesh_region_unref(parts[2].region);
+	tmesh_ctx_unref(ctx);
 	assert_ok(tmesh_region_revoke(two, err));
 	assert_refused(tmesh_region_read(view, 0, &byte, 1, err), -ESTALE, "revoked");
 	tmesh_region_unref(view);
@@ -402,8 +648,9 @@ static void test_poisoned(void **state)
 	tmesh_region_unref(region);
 }
 
-/* What the kernel keeps for holds of this region: how many, and the last one's name. */
-static size_t kept_for(struct tmesh_ctx *ctx, const struct tmesh_region *region, char name[64])
+/* What the kernel keeps for holds of this region: how many, and the last one. */
+static size_t kept_of(struct tmesh_ctx *ctx, const struct tmesh_region *region,
+		      struct tmesh_kept_info *last)
 {
 	struct tmesh_kept_info *all = NULL;
 	size_t count = 0, found = 0;
@@ -415,11 +662,30 @@ static size_t kept_for(struct tmesh_ctx *ctx, const struct tmesh_region *region,
 	for (size_t i = 0; i < count; i++) {
 		if (strncmp(all[i].name, start, strlen(start)) == 0) {
 			found++;
-			snprintf(name, 64, "%s", all[i].name);
+			*last = all[i];
 		}
 	}
 	free(all);
 	return found;
+}
+
+/* How many, and the last one's name. */
+static size_t kept_for(struct tmesh_ctx *ctx, const struct tmesh_region *region, char name[64])
+{
+	struct tmesh_kept_info last = {.name = ""};
+	size_t found = kept_of(ctx, region, &last);
+
+	if (found)
+		snprintf(name, 64, "%s", last.name);
+	return found;
+}
+
+static uint64_t kept_until(struct tmesh_ctx *ctx, const struct tmesh_region *region)
+{
+	struct tmesh_kept_info last;
+
+	assert_int_equal(kept_of(ctx, region, &last), 1);
+	return last.expires_ns;
 }
 
 static void open_and_close(struct tmesh_ctx *ctx, const char *token)
@@ -461,22 +727,100 @@ static void test_hold_name(void **state)
 	tmesh_region_unref(region);
 }
 
+/* A shorter hold of the same region takes none of a longer one's time away. */
+static void test_hold_lasts(void **state)
+{
+	struct tmesh_region *region = region_of(*state, PAGE);
+	char token[TMESH_TOKEN_SIZE], name[64];
+	uint64_t until;
+
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_hold(region, TMESH_READ, 600 * 1000 * MS, token, err));
+	until = kept_until(*state, region);
+	assert_true(until > 0);
+	assert_ok(tmesh_region_hold(region, TMESH_READ, 60 * 1000 * MS, token, err));
+	assert_int_equal(kept_until(*state, region), until);
+	assert_ok(tmesh_region_hold(region, TMESH_READ, 1200 * 1000 * MS, token, err));
+	assert_true(kept_until(*state, region) > until);
+	assert_int_equal(kept_for(*state, region, name), 1);
+	for (int i = 0; i < 3; i++)
+		open_and_close(*state, token);
+	assert_ok(tmesh_ctx_flush(*state, -1, NULL, err));
+	tmesh_region_unref(region);
+}
+
+/* What stands for a descriptor is no sealed memory: a hold of it ends with its process. */
+static void test_hold_of_no_memory(void **state)
+{
+	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	char token[TMESH_TOKEN_SIZE], name[64];
+	struct tmesh_region *region = NULL;
+
+	assert_ok(tmesh_region_from_fd(*state, null, 1 << 20, NULL, &region, err));
+	close(null);
+	assert_ok(tmesh_region_hold(region, TMESH_READ, 600 * 1000 * MS, token, err));
+	assert_int_equal(kept_for(*state, region, name), 0);
+	open_and_close(*state, token);
+	assert_ok(tmesh_ctx_flush(*state, -1, NULL, err));
+	tmesh_region_unref(region);
+}
+
+/* What the kernel says of a name that is taken, and of one that is not. */
+static void test_kept(void **state)
+{
+	const struct tmesh_keep_opts opts = {.size = sizeof(opts)};
+	struct tmesh_region *region = region_of(*state, PAGE), **opened = NULL;
+	size_t count = 0;
+
+	assert_refused(tmesh_keep(*state, "module-test", &region, 1, &opts, err), -EINVAL,
+		       "sealed");
+	assert_ok(tmesh_region_seal(region, err));
+	assert_refused(tmesh_kept_open(*state, "module-test", TMESH_KEPT_OWN, TMESH_READ, &opened,
+				       &count, err),
+		       -ENOENT, "nothing is kept as \"module-test\"");
+	assert_null(opened);
+	assert_ok(tmesh_keep(*state, "module-test", &region, 1, &opts, err));
+	assert_refused(tmesh_keep(*state, "module-test", &region, 1, &opts, err), -EEXIST,
+		       "kept already");
+	assert_ok(tmesh_kept_open(*state, "module-test", TMESH_KEPT_OWN, TMESH_READ, &opened,
+				  &count, err));
+	assert_int_equal(count, 1);
+	assert_int_equal(tmesh_region_id(opened[0]), tmesh_region_id(region));
+	tmesh_region_unref(opened[0]);
+	free(opened);
+	assert_ok(tmesh_kept_drop(*state, "module-test", err));
+	tmesh_region_unref(region);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_device_closed),
 		cmocka_unit_test(test_lease_lapses),
 		cmocka_unit_test(test_taken_by_context),
+		cmocka_unit_test(test_taken_by_lease),
+		cmocka_unit_test(test_lease_goes),
+		cmocka_unit_test(test_sealed_by_others),
+		cmocka_unit_test(test_seal_without_addresses),
+		cmocka_unit_test(test_huge_memfd),
+		cmocka_unit_test(test_lent_page_in_use),
+		cmocka_unit_test(test_alone),
+		cmocka_unit_test(test_channel_without_home),
 		cmocka_unit_test(test_arena_goes_on),
 		cmocka_unit_test(test_lease_is_shared),
 		cmocka_unit_test(test_lease_ends_with_a_process),
 		cmocka_unit_test(test_reclaim),
 		cmocka_unit_test(test_reclaim_names_pins),
 		cmocka_unit_test(test_user_memory),
+		cmocka_unit_test(test_user_memory_limit),
 		cmocka_unit_test(test_imports),
 		cmocka_unit_test(test_view),
 		cmocka_unit_test(test_fence),
 		cmocka_unit_test(test_poisoned),
 		cmocka_unit_test(test_hold_name),
+		cmocka_unit_test(test_hold_lasts),
+		cmocka_unit_test(test_hold_of_no_memory),
+		cmocka_unit_test(test_kept),
 	};
 
 	return cmocka_run_group_tests_name("module", tests, unit_ctx_setup, unit_ctx_teardown);

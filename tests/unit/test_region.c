@@ -384,6 +384,7 @@ static void test_from_memfd(void **state)
 	struct tmesh_region *region = NULL, *twin;
 	struct tmesh_holder_info *holders;
 	int fd = memfd(5000, F_SEAL_SHRINK | F_SEAL_GROW), open_fd = memfd(5000, F_SEAL_SHRINK);
+	int shrinks = memfd(5000, F_SEAL_GROW);
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC),
 	    empty = memfd(0, F_SEAL_SHRINK | F_SEAL_GROW);
 	size_t count;
@@ -399,6 +400,8 @@ static void test_from_memfd(void **state)
 		       "not a memfd");
 	assert_refused(tmesh_region_from_memfd(*state, open_fd, 0, NULL, &region, err), -EINVAL,
 		       "F_SEAL_GROW");
+	assert_refused(tmesh_region_from_memfd(*state, shrinks, 0, NULL, &region, err), -EINVAL,
+		       "F_SEAL_SHRINK");
 	assert_refused(tmesh_region_from_memfd(*state, empty, 0, NULL, &region, err), -EINVAL,
 		       "bytes");
 	assert_refused(tmesh_region_from_memfd(*state, fd, 5001, NULL, &region, err), -EINVAL,
@@ -444,6 +447,7 @@ static void test_from_memfd(void **state)
 	tmesh_region_unref(twin);
 	tmesh_region_unref(region);
 	close(open_fd);
+	close(shrinks);
 	close(null);
 	close(empty);
 }
