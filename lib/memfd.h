@@ -12,6 +12,8 @@
 #ifndef TMESH_MEMFD_H
 #define TMESH_MEMFD_H
 
+#include <sys/stat.h>
+
 #include "wire.h"
 
 #define TMESH_HUGE_BYTES (2u << 20)
@@ -47,6 +49,8 @@ uint64_t tmesh_memfd_trailer_bytes(uint32_t kind);
 /* The id of a memfd made elsewhere: it names the file as long as the machine runs. */
 uint64_t tmesh_memfd_foreign_id(uint64_t dev, uint64_t ino);
 bool tmesh_memfd_is_hugetlb(int fd);
+/* Bytes of the pages that a file of this kind has; there are larger ones than ours. */
+uint64_t tmesh_memfd_page(uint32_t kind, const struct stat *st);
 
 /*
  * Read what the file itself says: size, owner, seals, times, trailer. @info has what the

@@ -106,6 +106,15 @@ uint64_t tmesh_memfd_foreign_id(uint64_t dev, uint64_t ino)
 	return id ? id : 1;
 }
 
+uint64_t tmesh_memfd_page(uint32_t kind, const struct stat *st)
+{
+	uint64_t block = (uint64_t)st->st_blksize;
+
+	if (!(kind & TMESH_KIND_HUGETLB))
+		return tmesh_page_bytes();
+	return block > TMESH_HUGE_BYTES ? block : TMESH_HUGE_BYTES;
+}
+
 bool tmesh_memfd_is_hugetlb(int fd)
 {
 	struct statfs fs;
@@ -150,8 +159,8 @@ static void read_trailer(int fd, uint64_t at, struct tmesh_region_info *info)
 int tmesh_memfd_describe(int fd, uint32_t kind, struct tmesh_region_info *info)
 {
 	uint64_t behind = tmesh_memfd_trailer_bytes(kind);
-	uint64_t page = kind & TMESH_KIND_HUGETLB ? TMESH_HUGE_BYTES : tmesh_page_bytes();
 	int seals = fcntl(fd, F_GET_SEALS);
+	uint64_t page;
 	struct stat st;
 
 	if (seals < 0 || fstat(fd, &st))
@@ -161,6 +170,7 @@ int tmesh_memfd_describe(int fd, uint32_t kind, struct tmesh_region_info *info)
 	info->size = sizeof(*info);
 	info->backend = TMESH_BACKEND_MEMFD;
 	info->alloc_bytes = (uint64_t)st.st_size - behind;
+	page = tmesh_memfd_page(kind, &st);
 	if (kind & TMESH_KIND_FOREIGN)
 		info->alloc_bytes = (info->bytes + page - 1) & ~(page - 1);
 	if (kind & TMESH_KIND_HUGETLB)

@@ -30,6 +30,12 @@ uint64_t tmesh_memfd_alloc(const struct tmesh_region *region, uint64_t bytes)
 	return round_up(bytes, whole_huge_pages(region) ? TMESH_HUGE_BYTES : tmesh_page_bytes());
 }
 
+/* Of a memfd that we have not made: in whole pages of its own. */
+static uint64_t foreign_alloc(const struct tmesh_region *region, const struct stat *st)
+{
+	return round_up(region->bytes, tmesh_memfd_page(region->kind, st));
+}
+
 static int check_opts(const struct tmesh_region_opts *opts, struct tmesh_error *err)
 {
 	if (opts->mode != 0600)
@@ -224,7 +230,7 @@ int tmesh_memfd_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes,
 	region->ino = st.st_ino;
 	region->id = tmesh_memfd_foreign_id(st.st_dev, st.st_ino);
 	region->bytes = bytes ? bytes : (uint64_t)st.st_size;
-	region->alloc = tmesh_memfd_alloc(region, region->bytes);
+	region->alloc = foreign_alloc(region, &st);
 	region->rights = (mode & O_ACCMODE) == O_RDWR ? TMESH_RIGHTS_ALL : TMESH_READ;
 	region->sealed = seals & F_SEAL_WRITE;
 	return 0;
@@ -283,7 +289,7 @@ int tmesh_memfd_adopt(struct tmesh_region *region, const int *fds,
 	region->kind = wire->kind;
 	region->id = wire->id;
 	region->bytes = wire->bytes;
-	region->alloc = wire->kind & TMESH_KIND_FOREIGN ? tmesh_memfd_alloc(region, wire->bytes)
+	region->alloc = wire->kind & TMESH_KIND_FOREIGN ? foreign_alloc(region, &st)
 							: (uint64_t)st.st_size - behind;
 	/* Behind the file's last page a touch raises SIGBUS. */
 	if (region->alloc > round_up((uint64_t)st.st_size, tmesh_page_bytes()))

@@ -39,10 +39,12 @@ static bool lies_with(atomic_uint_fast64_t *dev, unsigned int flags, uint64_t of
 
 bool tmesh_is_memory(const struct tmesh_foreign_file *file)
 {
-	static atomic_uint_fast64_t usual, huge; /* as long as the machine runs they are the same */
+	/* As long as the machine runs they are the same. */
+	static atomic_uint_fast64_t usual, huge, giant;
 
 	return S_ISREG(file->type) && (lies_with(&usual, 0, file->dev) ||
-				       lies_with(&huge, MFD_HUGETLB | MFD_HUGE_2MB, file->dev));
+				       lies_with(&huge, MFD_HUGETLB | MFD_HUGE_2MB, file->dev) ||
+				       lies_with(&giant, MFD_HUGETLB | MFD_HUGE_1GB, file->dev));
 }
 
 int tmesh_proc_at(int dir, int number, struct tmesh_foreign_file *file)

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
 
+#include "common/foreign.h"
 #include "memfd.h"
 #include "unit.h"
 
@@ -452,6 +453,40 @@ static void test_from_memfd(void **state)
 	close(empty);
 }
 
+/* A memfd of the largest pages that there are, none of which need be there as long as nobody
+ * touches it: others find it and see who holds it, and its pages are whole. */
+static void test_giant_memfd(void **state)
+{
+	int fd =
+		memfd_create("giant", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | MFD_HUGE_1GB);
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_holder_info *holders = NULL;
+	struct tmesh_foreign_file file;
+	struct tmesh_region *region;
+	size_t count = 0;
+
+	/* The module takes none; or the processor has none. */
+	if (fd < 0)
+		skip();
+	if (unit_on_kernel()) {
+		close(fd);
+		skip();
+	}
+	assert_int_equal(ftruncate(fd, 1 << 30), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+	/* By this others open it without asking whose it is. */
+	assert_true(tmesh_foreign_look(fd, "", &file) && tmesh_is_memory(&file));
+	assert_ok(tmesh_region_from_memfd(*state, fd, 5000, NULL, &region, err));
+	assert_ok(tmesh_region_info(region, &info, err));
+	assert_int_equal(info.alloc_bytes, 1 << 30);
+	assert_int_equal(info.huge_bytes, 1 << 30);
+	assert_ok(tmesh_holders(*state, info.id, &holders, &count, err));
+	assert_int_equal(count, 2);
+	free(holders);
+	tmesh_region_unref(region);
+	close(fd);
+}
+
 /* What a descriptor does not allow, or its file, the region does not; on memfd they are one. */
 static void test_from_less(void **state)
 {
@@ -694,9 +729,9 @@ int main(void)
 	};
 
 	const struct CMUnitTest memfds[] = {
-		cmocka_unit_test(test_from_less), cmocka_unit_test(test_sealed_unseen),
-		cmocka_unit_test(test_see_many),  cmocka_unit_test(test_see_short),
-		cmocka_unit_test(test_writers),
+		cmocka_unit_test(test_giant_memfd),   cmocka_unit_test(test_from_less),
+		cmocka_unit_test(test_sealed_unseen), cmocka_unit_test(test_see_many),
+		cmocka_unit_test(test_see_short),     cmocka_unit_test(test_writers),
 	};
 	int failed =
 		cmocka_run_group_tests_name("region", tests, unit_ctx_setup, unit_ctx_teardown);
