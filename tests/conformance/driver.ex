@@ -4,19 +4,8 @@ defmodule Tmesh.ConformanceDriver do
   # One process of the conformance suite, by the Elixir application. driver.c says how it is
   # spoken to.
 
-  alias Tmesh.{
-    Arena,
-    Bundle,
-    Channel,
-    Descriptor,
-    PagePool,
-    Pages,
-    Pages.Sequence,
-    Slot,
-    ZeroCopy
-  }
-
-  alias Tmesh.ZeroCopy.TensorRef
+  alias Tmesh.{Arena, Bundle, Channel, Descriptor, PagePool, Pages, Slot, ZeroCopy}
+  alias Tmesh.{Pages.Sequence, ZeroCopy.TensorRef}
 
   def main do
     Application.put_env(:tmesh, :zero_copy, max_shared_memory_mb: 64, pool_mb: 0)
@@ -120,19 +109,7 @@ defmodule Tmesh.ConformanceDriver do
     with {:ok, stats} <- Tmesh.stats(), do: {:ok, stats.regions_live, %{}}
   end
 
-  defp run("drop", [name], [], _objects) do
-    start = String.trim_trailing(name, "*")
-
-    if start == name do
-      Tmesh.drop(name)
-    else
-      with {:ok, all} <- Tmesh.kept() do
-        names = for %{name: name} <- all, String.starts_with?(name, start), do: name
-        Enum.find(Enum.map(names, &Tmesh.drop/1), :ok, &(&1 != :ok))
-      end
-    end
-  end
-
+  defp run("drop", [name], [], _objects), do: Tmesh.drop(name)
   defp run("flush", [], options, _objects), do: Tmesh.flush(wait(options))
   defp run("backend", [], [], _objects), do: Tmesh.backend()
 

@@ -40,16 +40,11 @@ def seconds(ms):
     return int(ms) / 1000
 
 
-def boolean(text):
-    return text == "true"
-
-
-# Options as the package takes them: only those that were given.
-OPTIONS = {"seal": boolean, "huge": boolean, "replace": boolean, "writable": boolean, "once": boolean, "label": str,
-           "metadata": str, "name": str, "mode": lambda text: int(text, 8), "slots": int, "producers": int, "bytes": int,
-           "offset": int, "limit": int, "process": int, "timeout": seconds, "hold": seconds, "lifetime": seconds,
-           "arena": objects.get, "tensor": objects.get, "page_bytes": int, "page_tokens": int, "slab_pages": int,
-           "max_pages": int, "devices": int}
+# Options as the package takes them, the others as numbers: only those that were given.
+OPTIONS = {"mode": lambda text: int(text, 8), "arena": objects.get, "tensor": objects.get,
+           **dict.fromkeys(("label", "metadata", "name"), str),
+           **dict.fromkeys(("timeout", "hold", "lifetime"), seconds),
+           **dict.fromkeys(("seal", "huge", "replace", "writable", "once"), json.loads)}
 
 
 def shape(text):
@@ -177,15 +172,6 @@ def kept(to, name):
     return keep(to, found)
 
 
-def drop(name):
-    """NAME, or all that begin as NAME* does."""
-    names = [name]
-    if name.endswith("*"):
-        names = [one["name"] for one in tmesh.kept() if one["name"].startswith(name[:-1])]
-    for name in names:
-        tmesh.drop(name)
-
-
 def reset():
     for thing in objects.values():
         if hasattr(thing, "close"):
@@ -232,7 +218,7 @@ OTHERS = {
     "cache": lambda name, text: objects[name].cache(several(text)),
     "cap": lambda name: next(cap["level"] for cap in tmesh.caps() if cap["name"] == name),
     "close": release,
-    "drop": drop,
+    "drop": tmesh.drop,
     "flush": tmesh.flush,
     "hand": lambda socket, thing, **options: objects[thing].send(objects[socket], **options),
     "hashes": hashes,
@@ -269,7 +255,7 @@ OTHERS = {
 
 def obey(verb, *fields):
     options = dict(field.split("=", 1) for field in fields if "=" in field)
-    options = {key: OPTIONS[key](value) for key, value in options.items()}
+    options = {key: OPTIONS.get(key, int)(value) for key, value in options.items()}
     fields = [field for field in fields if "=" not in field]
     if verb in MAKERS:
         return keep(fields[0], MAKERS[verb](*fields[1:], **options))

@@ -28,7 +28,6 @@ The processes are kept from promise to promise, and hold nothing in between: tha
     each 1 2 [3,4]          the deeper steps below, with each in the place of *
     [memfd] a: ...          on this backend, or [a=c], [a!=elixir] in these languages alone
     kill a, stop a, continue a, starve a (of descriptors), feed a
-    reset a                 process a lets go of everything
 
 In a step, @a is the process id of a; $r.token is a member of $r, and $r{token=?} has another last digit.
 """
@@ -257,7 +256,7 @@ class Run:
         else:
             verb, process = text.split()
             driver = self.drivers[process]
-            {"kill": driver.kill, "starve": driver.starve, "feed": driver.feed, "reset": driver.reset,
+            {"kill": driver.kill, "starve": driver.starve, "feed": driver.feed,
              "stop": lambda: os.kill(driver.pid, signal.SIGSTOP),
              "continue": lambda: os.kill(driver.pid, signal.SIGCONT)}[verb]()
 
