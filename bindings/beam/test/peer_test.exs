@@ -9,56 +9,6 @@ defmodule Tmesh.PeerTest do
     %{peer: Peer.start()}
   end
 
-  test "reads what a peer sealed, without a copy", %{peer: peer} do
-    ref = peer |> Peer.put(@bytes, "put") |> ZeroCopy.open!()
-    copied = stat(:bytes_copied)
-    binary = ZeroCopy.to_binary!(ref, copy: false)
-    assert binary == Peer.pattern(@bytes)
-    assert stat(:bytes_copied) == copied
-  end
-
-  test "a peer's later writes do not change a binary", %{peer: peer} do
-    ref = peer |> Peer.put(@bytes, "create") |> ZeroCopy.open!(writable: true)
-    before = ZeroCopy.to_binary!(ref)
-    assert Peer.call(peer, "fill 7") == "ok"
-    assert before == Peer.pattern(@bytes)
-    assert ZeroCopy.to_binary!(ref) == :binary.copy(<<7>>, @bytes)
-    assert :ok = ZeroCopy.write(ref, 0, "x")
-    assert <<"x", 7, _rest::binary>> = ZeroCopy.to_binary!(ref)
-  end
-
-  test "a seal by the peer ends the copies", %{peer: peer} do
-    ref = peer |> Peer.put(4096, "create") |> ZeroCopy.open!()
-    assert {:error, %Error{type: :unsupported}} = ZeroCopy.to_binary(ref, copy: false)
-    assert "ok" = Peer.call(peer, "seal")
-    assert ZeroCopy.to_binary!(ref, copy: false) == Peer.pattern(4096)
-  end
-
-  test "a peer killed at any moment takes nothing along", %{peer: peer} do
-    sealed = peer |> Peer.put(@bytes, "put") |> ZeroCopy.open!()
-    open = peer |> Peer.put(@bytes, "create") |> ZeroCopy.open!()
-    later = Peer.put(peer, @bytes, "put")
-    binary = ZeroCopy.to_binary!(sealed, copy: false)
-
-    readers =
-      for _i <- 1..4 do
-        Task.async(fn ->
-          for _j <- 1..50, do: {ZeroCopy.to_binary(sealed), ZeroCopy.to_binary(open)}
-        end)
-      end
-
-    :ok = Peer.signal(peer, "KILL")
-
-    for reads <- Task.await_many(readers, 60_000), {one, two} <- reads do
-      assert one == {:ok, binary}
-      assert two == {:ok, binary}
-    end
-
-    assert binary == Peer.pattern(@bytes)
-    eventually(fn -> match?({:error, %Error{type: :not_found}}, ZeroCopy.open(later)) end)
-    assert ZeroCopy.to_binary!(sealed) == binary
-  end
-
   test "attacks through /proc change nothing" do
     # Sealed, unsealed, released, pooled: whatever this VM has open.
     sealed = ZeroCopy.from_binary!(Peer.pattern(@bytes), [@bytes], :uint8)
@@ -86,7 +36,7 @@ defmodule Tmesh.PeerTest do
   @tag skip: @asks_nobody
   test "a stopped peer holds up its openers, not the VM", %{peer: peer} do
     configure(timeout_ms: 600_000)
-    ref = Peer.put(peer, 4096, "put")
+    ref = Peer.put(peer, 4096)
     :ok = Peer.hide(peer, ref)
     :ok = Peer.stop(peer)
     opens = for _i <- 1..30, do: Task.async(fn -> ZeroCopy.open(ref) end)
@@ -103,7 +53,7 @@ defmodule Tmesh.PeerTest do
   @tag skip: @asks_nobody
   test "a stopped peer is given up after a while", %{peer: peer} do
     configure(timeout_ms: 50)
-    ref = Peer.put(peer, 4096, "put")
+    ref = Peer.put(peer, 4096)
     :ok = Peer.hide(peer, ref)
     :ok = Peer.stop(peer)
     assert {:error, %Error{type: :timeout}} = ZeroCopy.open(ref)
@@ -112,7 +62,7 @@ defmodule Tmesh.PeerTest do
   end
 
   test "ten thousand opens at once", %{peer: peer} do
-    ref = Peer.put(peer, 4096, "put")
+    ref = Peer.put(peer, 4096)
     live = stat(:regions_live)
     pattern = Peer.pattern(4096)
 

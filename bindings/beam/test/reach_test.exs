@@ -174,11 +174,8 @@ defmodule Tmesh.ReachTest do
       :ok = :socket.send(one, String.duplicate("something else", 100))
       assert {:error, %Error{type: :protocol}} = ZeroCopy.recv(other)
 
-      {one, other} = Tmesh.Sockets.open()
       :ok = :socket.close(one)
-      assert {:error, %Error{type: :gone}} = ZeroCopy.recv(other)
       ref = ZeroCopy.allocate!([1], :uint8)
-      assert {:error, %Error{type: :gone}} = ZeroCopy.send(ref, other)
       assert {:error, %Error{type: :closed}} = ZeroCopy.send(ref, one)
 
       for no_socket <- [:socket, nil, "path", {1, 2}] do

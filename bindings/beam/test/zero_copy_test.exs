@@ -47,13 +47,6 @@ defmodule Tmesh.ZeroCopyTest do
   end
 
   describe "allocate/3" do
-    test "gives zeros" do
-      for {dtype, bits} <- [bool: 8, bfloat16: 16, complex128: 128, float4_e2m1fn: 4] do
-        assert {:ok, %{dtype: ^dtype, byte_size: ^bits} = ref} = ZeroCopy.allocate([4, 2], dtype)
-        assert ZeroCopy.to_binary!(ref) == <<0::size(8 * bits)>>
-      end
-    end
-
     test "refuses shapes that are none" do
       for shape <-
             [[1 | 2], :a, [1.0], [0x8000_0000_0000_0000], "ab", List.duplicate(1, 9)] ++
@@ -185,28 +178,11 @@ defmodule Tmesh.ZeroCopyTest do
       assert before == :binary.copy(<<0>>, @page)
     end
 
-    test "packs strided tensors" do
-      data = <<1::16, 2::16, 3::16, 4::16, 5::16, 6::16>>
-      base = data |> ZeroCopy.from_binary!([2, 3], :int16) |> ZeroCopy.grant!(:read)
-
-      bytes = fn shape, strides, offset ->
-        size = 2 * Enum.product(shape)
-        view = %{base | shape: shape, strides: strides, offset: offset, byte_size: size}
-        for <<n::16 <- view |> ZeroCopy.open!() |> ZeroCopy.to_binary!()>>, do: n
-      end
-
-      assert bytes.([2, 3], [-3, 1], 6) == [4, 5, 6, 1, 2, 3]
-      assert bytes.([2, 3, 2], [3, 0, 1], 0) == [1, 2, 1, 2, 1, 2, 4, 5, 4, 5, 4, 5]
-
-      view = %{base | shape: [3], strides: [2], byte_size: 6} |> ZeroCopy.open!()
+    test "does not point into elements with gaps between them" do
+      base = ZeroCopy.from_binary!("abcdef", [6], :uint8)
+      view = %{base | shape: [3], strides: [2], byte_size: 3} |> ZeroCopy.open!()
       assert {:error, %Error{type: :unsupported}} = ZeroCopy.to_binary(view, copy: false)
       assert {:error, %Error{type: :unsupported}} = ZeroCopy.write(view, 0, "x")
-    end
-
-    test "views at an offset point to their own bytes" do
-      base = ZeroCopy.from_binary!("abcdefgh", [8], :uint8)
-      view = %{base | shape: [3], offset: 4, byte_size: 3} |> ZeroCopy.open!()
-      assert ZeroCopy.to_binary!(view, copy: false) == "efg"
     end
 
     test "bounds what one call copies" do

@@ -4,10 +4,7 @@
  * one line, ends with its input.
  *
  *   put N        a sealed uint8 tensor of N bytes, each its index modulo 251: its ref
- *   create N     the same, but not sealed, with a token for writing: its ref
- *   fill B       write byte B all over the last tensor it made
  *   map JSON     hold a writable mapping of a tensor
- *   seal         the last tensor it made
  *   attack PID   try to shrink, punch and overwrite everything PID has open, by /proc: how
  *                many descriptors it could open, of how many there are
  */
@@ -22,7 +19,6 @@
 #include <tmesh/tmesh.h>
 
 static struct tmesh_ctx *ctx;
-static struct tmesh_tensor *last;
 
 static void answer(int rc, const struct tmesh_error *err)
 {
@@ -32,14 +28,11 @@ static void answer(int rc, const struct tmesh_error *err)
 		printf("ok\n");
 }
 
-static void make(const char *arg, bool seal)
+static void put(const char *arg)
 {
-	const struct tmesh_region_opts opts = {
-		.size = sizeof(opts),
-		.flags = seal ? 0 : TMESH_REGION_UNSEALED,
-	};
 	int64_t bytes = strtoll(arg, NULL, 10);
 	unsigned char *data = malloc((size_t)bytes + 1);
+	struct tmesh_tensor *tensor;
 	char text[TMESH_REF_SIZE];
 	struct tmesh_error err;
 	int rc;
@@ -47,11 +40,10 @@ static void make(const char *arg, bool seal)
 	for (int64_t i = 0; i < bytes; i++)
 		data[i] = (unsigned char)(i % 251);
 	/* Earlier tensors stay until the process ends. */
-	rc = tmesh_tensor_put(ctx, TMESH_UINT8, 1, &bytes, data, &opts, &last, &err);
+	rc = tmesh_tensor_put(ctx, TMESH_UINT8, 1, &bytes, data, NULL, &tensor, &err);
 	free(data);
 	if (!rc)
-		rc = tmesh_tensor_ref_encode(last, seal ? TMESH_READ : TMESH_READ | TMESH_WRITE,
-					     text, sizeof(text), &err);
+		rc = tmesh_tensor_ref_encode(tensor, TMESH_READ, text, sizeof(text), &err);
 	if (rc)
 		answer(rc, &err);
 	else
@@ -71,18 +63,6 @@ static void map(const char *json)
 		rc = tmesh_tensor_open(ctx, &ref, TMESH_READ | TMESH_WRITE, &tensor, &err);
 	if (!rc)
 		rc = tmesh_tensor_data(tensor, TMESH_READ | TMESH_WRITE, &data, &err);
-	answer(rc, &err);
-}
-
-static void fill(const char *arg)
-{
-	struct tmesh_error err;
-	void *data;
-	int rc;
-
-	rc = tmesh_tensor_data(last, TMESH_READ | TMESH_WRITE, &data, &err);
-	if (!rc)
-		memset(data, (int)strtol(arg, NULL, 10), tmesh_tensor_bytes(last));
 	answer(rc, &err);
 }
 
@@ -129,18 +109,10 @@ static void attack(const char *pid)
 
 static void obey(const char *verb, const char *arg)
 {
-	struct tmesh_error err;
-
 	if (!strcmp(verb, "put"))
-		make(arg, true);
-	else if (!strcmp(verb, "create"))
-		make(arg, false);
-	else if (!strcmp(verb, "fill"))
-		fill(arg);
+		put(arg);
 	else if (!strcmp(verb, "map"))
 		map(arg);
-	else if (!strcmp(verb, "seal"))
-		answer(tmesh_region_seal(tmesh_tensor_region(last), &err), &err);
 	else if (!strcmp(verb, "attack"))
 		attack(arg);
 	else

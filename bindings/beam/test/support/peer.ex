@@ -26,9 +26,9 @@ defmodule Tmesh.Peer do
     end
   end
 
-  @doc "Have it make a tensor of `bytes` bytes; its ref here, not opened."
-  def put(port, bytes, how) do
-    {:ok, ref} = port |> call("#{how} #{bytes}") |> TensorRef.from_json()
+  @doc "Have it put a tensor of `bytes` bytes; its ref here, not opened."
+  def put(port, bytes) do
+    {:ok, ref} = port |> call("put #{bytes}") |> TensorRef.from_json()
     ref
   end
 
