@@ -16,13 +16,10 @@ def test_version():
     assert tmesh.__version__ == (root / "VERSION").read_text().strip()
 
 
-@pytest.mark.parametrize("dtype, bits", [("bool", 8), ("bfloat16", 16), ("complex128", 128), ("float4_e2m1fn", 4)])
-def test_zeros(dtype, bits):
-    t = tmesh.zeros((3, 4), dtype)
-    assert (t.shape, t.strides, t.dtype, t.ndim) == ((3, 4), (4, 1), dtype, 2)
-    assert t.nbytes == 12 * bits // 8
+def test_properties():
+    t = tmesh.zeros((3, 4), "bfloat16")
+    assert (t.shape, t.strides, t.dtype, t.ndim, t.nbytes) == ((3, 4), (4, 1), "bfloat16", 2, 24)
     assert (t.device, t.sealed, t.writable, t.released) == ("cpu", False, True, False)
-    assert bytes(t.view("uint8").reshape(-1)) == bytes(t.nbytes)
 
 
 def test_old_contents(python):
@@ -93,7 +90,8 @@ def test_repr_len_identity():
     t = tmesh.empty((3, 4), "float32")
     assert repr(t) == "<tmesh.Tensor float32 (3, 4)>"
     assert len(t) == 3
-    assert t == t and t != tmesh.empty((3, 4), "float32") and {t: 1}[t] == 1
+    # Another object over the same memory is another one.
+    assert t == t and t != tmesh.open(t) and {t: 1}[t] == 1
     with pytest.raises(TypeError, match="no length"):
         len(tmesh.empty((), "float32"))
     t.seal()
