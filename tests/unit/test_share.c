@@ -423,42 +423,6 @@ static void test_asked_at_once(void **state)
 	tmesh_ctx_unref(client);
 }
 
-/* The right to write to what is sealed is given to nobody. */
-static void test_sealed_for_reading(void **state)
-{
-	static const uint32_t writers[] = {RW, TMESH_RIGHTS_ALL};
-	struct tmesh_ctx *ctx = context(NULL, 0);
-	struct tmesh_region *region, *other;
-	char token[TMESH_TOKEN_SIZE], byte;
-	int pair[2];
-
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-	assert_ok(tmesh_region_create(ctx, 5000, NULL, &region, err));
-	assert_ok(tmesh_region_derive(region, TMESH_RIGHTS_ALL, &other, err));
-	assert_ok(tmesh_region_token(region, RW, token, err));
-	/* Of the other handle too, which has not been told. */
-	assert_ok(tmesh_region_seal(region, err));
-	for (int i = 0; i < 4; i++) {
-		struct tmesh_region *from = i % 2 ? other : region;
-		uint32_t rights = writers[i / 2];
-
-		assert_refused(tmesh_region_token(from, rights, token, err), -EPERM, "could write");
-		assert_refused(tmesh_region_hold(from, rights, 0, token, err), -EPERM,
-			       "could write");
-		assert_refused(tmesh_region_send(from, pair[0], rights, err), -EPERM,
-			       "could write");
-	}
-	assert_int_equal(recv(pair[1], &byte, 1, MSG_DONTWAIT), -1);
-	assert_int_equal(errno, EAGAIN);
-	assert_ok(tmesh_region_token(other, TMESH_READ | TMESH_MANAGE, token, err));
-	assert_ok(tmesh_region_send(other, pair[0], TMESH_READ | TMESH_MANAGE, err));
-	close(pair[0]);
-	close(pair[1]);
-	tmesh_region_unref(other);
-	tmesh_region_unref(region);
-	tmesh_ctx_unref(ctx);
-}
-
 static void socket_of_type(int type)
 {
 	struct tmesh_ctx *ctx = context(NULL, 100);
@@ -667,7 +631,6 @@ static void test_other_user_asks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_sealed_for_reading),
 		cmocka_unit_test(test_bad_tokens),
 		cmocka_unit_test(test_behind_a_token),
 		cmocka_unit_test(test_label),
