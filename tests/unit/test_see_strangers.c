@@ -4,9 +4,11 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "memfd.h"
 #include "strangers.h"
 
 static bool put(const char *path, const char *text)
@@ -123,6 +125,24 @@ static void test_false_names(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Of another user's file nobody may ask that its time of access stays as it is. It is looked at all
+ * the same. */
+static void test_others_file(void **state)
+{
+	int file = memfd_create("of root", MFD_CLOEXEC), dir, status;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		if (setgid(65534) || setuid(65534) || prctl(PR_SET_DUMPABLE, 1))
+			unit_leave(2);
+		dir = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		unit_leave(dir < 0 || tmesh_proc_open(dir, file) < 0);
+	}
+	close(file);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+}
+
 static bool has_namespaces(void)
 {
 	pid_t child = fork();
@@ -137,10 +157,13 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_false_names)};
 	const struct CMUnitTest namespaces[] = {cmocka_unit_test(test_false_region)};
+	const struct CMUnitTest users[] = {cmocka_unit_test(test_others_file)};
 	int failed;
 
 	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);
 	failed = cmocka_run_group_tests_name("see_strangers", tests, NULL, NULL);
+	failed += geteuid() ? UNIT_SKIP(users, "not root")
+			    : cmocka_run_group_tests_name("users", users, NULL, NULL);
 	if (has_namespaces())
 		return failed + cmocka_run_group_tests_name("namespaces", namespaces, NULL, NULL);
 	return failed + UNIT_SKIP(namespaces, "no user namespaces here");
