@@ -690,20 +690,13 @@ static int memfd_setup(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_create),
-		cmocka_unit_test(test_create_refused),
-		cmocka_unit_test(test_node),
-		cmocka_unit_test(test_huge),
-		cmocka_unit_test(test_map),
-		cmocka_unit_test(test_read_write),
-		cmocka_unit_test(test_seal),
-		cmocka_unit_test(test_too_large),
-		cmocka_unit_test(test_derive),
-		cmocka_unit_test(test_pin),
-		cmocka_unit_test(test_desc),
-		cmocka_unit_test(test_from_memfd),
-		cmocka_unit_test(test_see),
-		cmocka_unit_test(test_names),
+		cmocka_unit_test(test_create), cmocka_unit_test(test_create_refused),
+		cmocka_unit_test(test_node),   cmocka_unit_test(test_huge),
+		cmocka_unit_test(test_map),    cmocka_unit_test(test_read_write),
+		cmocka_unit_test(test_seal),   cmocka_unit_test(test_too_large),
+		cmocka_unit_test(test_derive), cmocka_unit_test(test_pin),
+		cmocka_unit_test(test_desc),   cmocka_unit_test(test_from_memfd),
+		cmocka_unit_test(test_see),    cmocka_unit_test(test_names),
 	};
 
 	const struct CMUnitTest memfds[] = {

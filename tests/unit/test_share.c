@@ -631,12 +631,9 @@ static void test_other_user_asks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bad_tokens),
-		cmocka_unit_test(test_behind_a_token),
-		cmocka_unit_test(test_label),
-		cmocka_unit_test(test_stream),
-		cmocka_unit_test(test_seqpacket),
-		cmocka_unit_test(test_full_socket),
+		cmocka_unit_test(test_bad_tokens), cmocka_unit_test(test_behind_a_token),
+		cmocka_unit_test(test_label),	   cmocka_unit_test(test_stream),
+		cmocka_unit_test(test_seqpacket),  cmocka_unit_test(test_full_socket),
 	};
 	const struct CMUnitTest rendezvous[] = {
 		cmocka_unit_test(test_stopped),	      cmocka_unit_test(test_wrong_link),
