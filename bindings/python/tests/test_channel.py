@@ -230,15 +230,18 @@ def test_signal(pair, receive):
         pass
 
     def stop(*_):
-        raise Stop
+        if not stopped.is_set():
+            stopped.set()
+            raise Stop
 
     def later():
         time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGUSR2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        # One that comes just before the call waits ends no wait: the next one does.
+        while not stopped.wait(0.1):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
 
-    heard = []
+    heard, stopped = [], threading.Event()
     old = [signal.signal(signal.SIGUSR1, lambda *_: heard.append(1)),
            signal.signal(signal.SIGUSR2, stop)]
     thread = threading.Thread(target=later)

@@ -563,11 +563,13 @@ def test_signal():
         pass
 
     def stop(*_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
         raise Stop
 
     q, old = tmesh.Queue(), signal.signal(signal.SIGALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        # One that comes just before the call waits ends no wait.
+        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
         with pytest.raises(Stop):
             q.get(timeout=PATIENCE)
     finally:
