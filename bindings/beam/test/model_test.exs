@@ -186,7 +186,8 @@ defmodule Tmesh.ModelTest do
         assert {:error, %Error{type: :protocol, message: message}} = Model.load(path)
         assert message =~ words and message =~ name
         assert stat(:regions_live) == 0
-        assert open_files() == files
+        # Of what earlier tests had, some may still have been closed.
+        eventually(fn -> open_files() <= files end)
       end
     end
   end
@@ -241,15 +242,30 @@ defmodule Tmesh.ModelTest do
 
   test "a loading ends with the process that asked for it", context do
     path = large(context, 400_000_000)
-    test = self()
-    {pid, monitor} = spawn_monitor(fn -> Model.load!(path, progress: test) end)
-    assert_receive {:tmesh_model, ^path, %{bytes_total: 400_000_000}}
-    Process.exit(pid, :kill)
-    assert_receive {:DOWN, ^monitor, :process, ^pid, :killed}
-    nothing_left()
-    refute_received {:tmesh_model, ^path, %{bytes_done: 400_000_000}}
+    # On a busy machine it may be over before who asked for it is killed.
+    assert Enum.any?(1..20, fn _try -> killed_while_it_loads?(path) end)
     # Nobody waits for what is not read any more.
     assert Model.load!(path).report.bytes_read > 0
+  end
+
+  defp killed_while_it_loads?(path) do
+    test = self()
+    {pid, monitor} = spawn_monitor(fn -> Model.load!(path, progress: test) end)
+    assert_receive {:tmesh_model, ^path, %{bytes_total: 400_000_000, bytes_done: done}}
+    Process.exit(pid, :kill)
+    assert_receive {:DOWN, ^monitor, :process, ^pid, reason}
+    nothing_left()
+    heard = heard_of_its_end?(path)
+    reason == :killed and done < 400_000_000 and not heard
+  end
+
+  defp heard_of_its_end?(path) do
+    receive do
+      {:tmesh_model, ^path, %{bytes_done: 400_000_000}} -> true
+      {:tmesh_model, ^path, _progress} -> heard_of_its_end?(path)
+    after
+      0 -> false
+    end
   end
 
   test "more at once than may hold dirty schedulers", context do
