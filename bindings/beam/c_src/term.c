@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "nif.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -51,8 +50,11 @@ ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err)
 	const char *name = strerrorname_np(-err->code);
 	char atom[32] = "eunknown";
 
+	/* Not tolower(): in a Turkish locale an I has no small letter of one byte. */
 	for (size_t i = 0; name && i < sizeof(atom) - 1; i++) {
-		atom[i] = (char)tolower((unsigned char)name[i]);
+		atom[i] = name[i];
+		if (name[i] >= 'A' && name[i] <= 'Z')
+			atom[i] += 'a' - 'A';
 		if (!name[i])
 			break;
 	}

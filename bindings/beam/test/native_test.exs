@@ -321,4 +321,28 @@ defmodule Tmesh.NativeTest do
     functions = Native.__info__(:functions) |> Keyword.drop([:load]) |> Keyword.keys()
     assert Enum.sort(functions) == covered |> Enum.uniq() |> Enum.sort()
   end
+
+  # Without what locales are made of there is none to be had.
+  unless System.find_executable("localedef") && File.exists?("/usr/share/i18n/locales/tr_TR"),
+    do: @tag(skip: "no source of a Turkish locale (package locales)")
+
+  test "errors have their names where a small I has no dot" do
+    folder = Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-locale")
+    File.mkdir_p!(folder)
+    on_exit(fn -> File.rm_rf!(folder) end)
+    made = Path.join(folder, "tr_TR.UTF-8")
+    # It ends with 1 where it had a warning.
+    System.cmd("localedef", ["-i", "tr_TR", "-f", "UTF-8", made], stderr_to_stdout: true)
+    assert File.dir?(made)
+
+    program = """
+    {:ok, _started} = Application.ensure_all_started(:tmesh)
+    {:error, error} = Tmesh.ZeroCopy.allocate([1 | 2], :uint8)
+    IO.write(error.type)
+    """
+
+    env = [{"LOCPATH", folder}, {"LC_ALL", "tr_TR.UTF-8"}]
+    args = ["-pa", Application.app_dir(:tmesh, "ebin"), "-e", program]
+    assert System.cmd("elixir", args, env: env) == {"invalid", 0}
+  end
 end
