@@ -9,7 +9,7 @@ import time
 from machines import EMULATED, SECONDS, eventually
 
 LEASE_MS = 120_000 if EMULATED else 10_000
-SILENCE_MS = 60_000 if EMULATED else 5_000  # that an open takes of a home
+SILENCE_MS = 40_000 if EMULATED else 5_000  # that an open takes of a home
 REGIONS = 8
 LARGE = (8 if EMULATED else 16) << 20  # a region that can be half there
 numbers = itertools.count()

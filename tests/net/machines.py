@@ -88,8 +88,8 @@ class Machine:
         env = self.env = {**os.environ, "TMESH_BACKEND": self.backend, "TMESH_RUNTIME_DIR": str(self.dir),
                "TMESH_NET": str(BUILD / "tmesh-net"), "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
                "ERL_EPMD_PORT": str(self.epmd_port), "HOME": str(self.dir), "TMESH_TEST_LEASE_MS": str(self.lease_ms)}
-        # Distribution gives up who says nothing after a minute, and with him his leases: not before those end by themselves.
-        ticktime = f" -kernel net_ticktime {max(60, 5 * self.lease_ms // 1000)}"
+        # Distribution gives up who says nothing, and with him his leases: not while eventually() waits for these to end by themselves.
+        ticktime = f" -kernel net_ticktime {4 * SECONDS}"
         self.log = open(f"{self.dir}.log", "ab")
         self.beam = subprocess.Popen(
             [*self.inside, "elixir", "--name", self.node, "--cookie", SECRET, "--erl", f"-start_epmd false{self.tls}{ticktime}",
