@@ -10,7 +10,7 @@ VM_CHECKOUT := $(addprefix vm-,6.12-library 6.12-beam 6.12-python 6.12-demo)
 VM_MODULE := $(addprefix vm-,debug-kselftest debug-seeded 6.1-kselftest newest-kselftest)
 VM_SUITES := vm-judge $(VM_CHECKOUT) $(VM_MODULE)
 VM_LONG := vm-debug-fuzz vm-6.12-races
-VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,debug-library newest-python newest-beam 6.12-net 6.12-faults)
+VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,debug-library newest-python newest-beam 6.12-net 6.12-four 6.12-faults)
 VM_MODULE_FULL := $(VM_MODULE) $(VM_LONG) $(addprefix vm-,6.12-kselftest trixie-kselftest debug-swiotlb-kselftest newest-netfs)
 VM_SUITES_FULL := vm-judge $(VM_CHECKOUT_FULL) $(VM_MODULE_FULL)
 

@@ -94,6 +94,11 @@ def net(tap, name):
               modules=("veth", "bridge", "sch_netem", "wireguard"))
 
 
+def four(tap, name):
+    """Four machines that have the module. In a guest of their own: emulated, their nodes take long to begin."""
+    in_debian(tap, name, "four", "net-four-check", packages=debian13.NET, modules=("veth", "bridge"))
+
+
 def netfs(tap, name):
     """Models from network file systems: how they are read, and what changes under them."""
     on_module(tap, name, "netfs", **network.guest(boot.logs(name, "netfs")))
@@ -120,6 +125,7 @@ SUITES = {
     "demo": demo,
     "faults": faults,
     "net": net,
+    "four": four,
     "netfs": netfs,
     "lib-coverage": lib_coverage,
     "seeded": detectors.run,
