@@ -10,12 +10,12 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <locale.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/numbers.h"
 #include "graph_internal.h"
 
 #define LINE 2048
@@ -254,20 +254,6 @@ static int read_line(struct line *line, struct draft *draft)
 	return rc;
 }
 
-/* Numbers have a point, whatever language the program speaks. */
-static locale_t speak_c(void)
-{
-	locale_t plain = newlocale(LC_NUMERIC_MASK, "C", NULL);
-
-	return plain ? uselocale(plain) : NULL;
-}
-
-static void speak_as(locale_t before)
-{
-	if (before)
-		freelocale(uselocale(before));
-}
-
 static int read_lines(const char *text, size_t bytes, struct draft *draft, struct tmesh_error *err)
 {
 	struct line line = {.err = err};
@@ -293,11 +279,11 @@ static int read_lines(const char *text, size_t bytes, struct draft *draft, struc
 
 int graph_read_text(const char *text, size_t bytes, struct draft *draft, struct tmesh_error *err)
 {
-	locale_t before = speak_c();
+	locale_t before = tmesh_numbers_begin();
 	int rc = before ? read_lines(text, bytes, draft, err)
 			: tmesh_fail(err, -ENOMEM, "no memory for a graph");
 
-	speak_as(before);
+	tmesh_numbers_end(before);
 	return rc;
 }
 
@@ -369,7 +355,7 @@ char *tmesh_graph_to_text(const struct tmesh_graph *graph)
 {
 	size_t bytes;
 	char *text = NULL;
-	locale_t before = speak_c();
+	locale_t before = tmesh_numbers_begin();
 	FILE *to = before ? open_memstream(&text, &bytes) : NULL;
 
 	if (to)
@@ -379,7 +365,7 @@ char *tmesh_graph_to_text(const struct tmesh_graph *graph)
 	for (size_t i = 0; to && i < graph->output_count; i++)
 		fprintf(to, "output %s = %s\n", graph->outputs[i].name,
 			graph->nodes[graph->outputs[i].node].name);
-	speak_as(before);
+	tmesh_numbers_end(before);
 	return written(to, &text);
 }
 

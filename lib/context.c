@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Contexts: choice of the backend, limits, counters. */
+#include "common/numbers.h"
 #include "held.h"
 #include "wire.h"
 
@@ -76,15 +77,20 @@ static int wanted_backend(enum tmesh_backend option, enum tmesh_backend *out,
 static int wanted_linger(uint64_t option, uint64_t *out, struct tmesh_error *err)
 {
 	const char *text = getenv("TMESH_LINGER");
-	char *end;
+	locale_t before;
 	double seconds;
+	char *end;
 
 	if (option) {
 		*out = option == TMESH_NO_LINGER ? 0 : option;
 	} else if (!text || !*text) {
 		*out = DEFAULT_LINGER_NS;
 	} else {
+		before = tmesh_numbers_begin();
+		if (!before)
+			return tmesh_fail(err, -ENOMEM, "no memory to read TMESH_LINGER");
 		seconds = strtod(text, &end);
+		tmesh_numbers_end(before);
 		if (*end || !(seconds >= 0 && seconds <= LONGEST_LINGER_NS / 1e9))
 			return tmesh_fail(err, -EINVAL,
 					  "TMESH_LINGER is \"%.32s\"; it is seconds from 0 to %d",

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/wait.h>
 
+#include "comma.h"
 #include "producer.h"
 
 #include <tmesh/hold.h>
@@ -431,7 +432,10 @@ static void test_linger_option(void **state)
 	assert_int_equal(ctx->linger_ns, 5 * SECOND);
 	tmesh_ctx_unref(ctx);
 	setenv("TMESH_LINGER", "1.5", 1);
+	/* Whatever the program's language is. */
+	comma_begin();
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	comma_end();
 	assert_int_equal(ctx->linger_ns, 1500000000);
 	tmesh_ctx_unref(ctx);
 	opts.linger_ns = TMESH_NO_LINGER;

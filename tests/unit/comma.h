@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: MIT */
+/* A locale that writes numbers with a comma, made by localedef(1), since none may be installed. */
+#ifndef TMESH_UNIT_COMMA_H
+#define TMESH_UNIT_COMMA_H
+
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "unit.h"
+
+/* This program speaks it from now on, until comma_end(). */
+static inline void comma_begin(void)
+{
+	char command[1024], folder[512];
+	const char *dir = getenv("TMESH_RUNTIME_DIR");
+
+	snprintf(folder, sizeof(folder), "%s/locales", dir);
+	assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
+	/* It warns of what it is not told, and says 1 then. */
+	snprintf(command, sizeof(command),
+		 "cd %s && printf 'LC_NUMERIC\\ndecimal_point \",\"\\nthousands_sep \"\"\\n"
+		 "grouping -1\\nEND LC_NUMERIC\\n' >comma.src && "
+		 "{ localedef -c -i ./comma.src ./comma 2>/dev/null; test $? -le 1; }",
+		 folder);
+	assert_int_equal(system(command), 0);
+	setenv("LOCPATH", folder, 1);
+	assert_non_null(setlocale(LC_NUMERIC, "comma"));
+	assert_true(strtod("0,5", NULL) == 0.5);
+}
+
+static inline void comma_end(void)
+{
+	setlocale(LC_NUMERIC, "C");
+	unsetenv("LOCPATH");
+}
+
+#endif /* TMESH_UNIT_COMMA_H */
