@@ -24,6 +24,7 @@ struct look {
 		char who[64];
 	} * regions;
 	size_t count;
+	size_t rows; /* no more are shown */
 	uint64_t bytes;
 	json_t *engines;
 };
@@ -49,6 +50,14 @@ static void fill_who(struct tmesh_ctx *ctx, struct region *region)
 	free(holders);
 }
 
+static int larger(const void *a, const void *b)
+{
+	const struct region *one = a, *two = b;
+
+	return (one->info.alloc_bytes < two->info.alloc_bytes) -
+	       (one->info.alloc_bytes > two->info.alloc_bytes);
+}
+
 static int see(struct tmesh_ctx *ctx, void *data)
 {
 	struct tmesh_region_info *infos;
@@ -67,23 +76,19 @@ static int see(struct tmesh_ctx *ctx, void *data)
 		abort();
 	if (more)
 		look->regions = more;
+	more = count ? look->regions + look->count : NULL;
 	for (size_t i = 0; i < count; i++) {
-		struct region *region = &look->regions[look->count++];
-
-		*region = (struct region){.info = infos[i]};
+		more[i] = (struct region){.info = infos[i]};
 		look->bytes += infos[i].alloc_bytes;
-		fill_who(ctx, region);
 	}
+	look->count += count;
+	if (count)
+		qsort(more, count, sizeof(*more), larger);
+	/* On memfds each asks all processes: of the largest alone, where the rest has no row. */
+	for (size_t i = 0; i < count && i < look->rows; i++)
+		fill_who(ctx, &more[i]);
 	free(infos);
 	return STATUS_OK;
-}
-
-static int larger(const void *a, const void *b)
-{
-	const struct region *one = a, *two = b;
-
-	return (one->info.alloc_bytes < two->info.alloc_bytes) -
-	       (one->info.alloc_bytes > two->info.alloc_bytes);
 }
 
 static void print(const struct look *look, size_t rows)
@@ -145,7 +150,7 @@ static size_t terminal_rows(void)
 
 static int once(enum tmesh_backend backend, bool terminal, bool json)
 {
-	struct look look = {0};
+	struct look look = {.rows = terminal ? terminal_rows() : SIZE_MAX};
 	int status = for_backends(backend, see, &look);
 
 	if (!status) {
@@ -160,7 +165,7 @@ static int once(enum tmesh_backend backend, bool terminal, bool json)
 		/* A narrow terminal cuts lines off meanwhile: wrapped ones would scroll. */
 		if (terminal)
 			fputs("\033[H\033[J\033[?7l", stdout);
-		print(&look, terminal ? region_rows(terminal_rows(), look.engines) : SIZE_MAX);
+		print(&look, terminal ? region_rows(look.rows, look.engines) : SIZE_MAX);
 		print_served(look.engines);
 		if (terminal)
 			fputs("\033[?7h", stdout);

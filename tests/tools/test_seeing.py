@@ -404,9 +404,10 @@ class Top(Base):
         self.assertNotIn("\033", out)
 
     def test_lines_are_cut_on_a_terminal(self):
-        with held("create", "1M"):
+        with held("create", "1M") as one:
             said, status = self.on_terminal("top", "--count", "1")
         self.assertEqual(status, 0)
+        self.assertIn(f"tmeshctl {one['pid']}", said)
         self.assertRegex(said, r"(?s)^\033\[H\033\[J\033\[\?7l.*ID +SIZE.*\033\[\?7h$")
 
     def test_as_often_as_asked(self):
