@@ -11,7 +11,7 @@ ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -I
 
 # engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
 define engine_test
-$(ENGINE_TEST_OUT)/$(1)/%: $(ENGINE_TEST)/%.c $$(wildcard $(ENGINE)/*.h $(ENGINE)/onnx/*.h tests/unit/unit.h $(ENGINE_TEST)/*.h) $(4) $(3)
+$(ENGINE_TEST_OUT)/$(1)/%: $(ENGINE_TEST)/%.c $$(wildcard $(ENGINE)/*.h $(ENGINE)/onnx/*.h tests/unit/unit.h tests/unit/comma.h $(ENGINE_TEST)/*.h) $(4) $(3)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(ENGINE_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(LIB_LIBS) -lm -o $$@
 endef
