@@ -248,12 +248,15 @@ TEST(storm, "hundreds of processes killed at random moments leave nothing behind
 	armed = mmap(NULL, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	REQUIRE(armed != MAP_FAILED);
 	t_note("seed %u: %d rounds of %d kills", seed, rounds, KILLS);
-	/* What is set up at the first use is no leak. */
-	storm(&seed);
-	t_drop_kept();
-	check_empty(dev);
+	/* What is set up at the first use is no leak; nor is what KASAN's quarantine takes until it
+	 * is full, where the trend is looked at. */
+	for (int i = 0; i < (rounds == ROUNDS_MAX ? ROUNDS_MAX / 2 : 1); i++) {
+		storm(&seed);
+		t_drop_kept();
+		check_empty(dev);
+	}
 	free_memory();
-	slab = tell_memory("after the first storm");
+	slab = tell_memory("before the first round");
 	for (int i = 0; i < rounds && !t_failed(); i++) {
 		storm(&seed);
 		t_drop_kept();
