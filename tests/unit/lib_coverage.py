@@ -81,6 +81,8 @@ def main():
             done = subprocess.run([program], env=env, capture_output=True, text=True)
             failed += done.returncode != 0
             print(f"{'not ' if done.returncode else ''}ok {number} - {os.path.basename(program)}", flush=True)
+            for line in (done.stdout + done.stderr).splitlines() if done.returncode else ():
+                print(f"# | {line}", flush=True)
     files = covered(objects)
     for name, numbers in sorted(files.items()):
         print("# cov {} {} {:x} {} {:x}".format(name, *numbers))

@@ -406,7 +406,8 @@ static void test_exit_after_more(void **state)
 		assert_non_null(fgets(ref, sizeof(ref), role.out));
 		assert_int_equal(ended(&role, text), 0);
 		if (unit_on_kernel()) {
-			assert_string_equal(text, "");
+			/* gcov, too, may have words for one that has no descriptor left. */
+			assert_null(strstr(text, "of the tokens"));
 			assert_int_equal(opens_elsewhere(ref), 0);
 		} else if (!strstr(text, "2 of the tokens")) {
 			fail_msg("\"%s\" does not say what was lost", text);
