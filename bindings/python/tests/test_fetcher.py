@@ -174,18 +174,21 @@ def test_a_source_that_says_nothing(fetcher, target):
             fetcher.fetch(source, **{name: value})
 
 
-def during(fetcher, source, act, **more):
-    """What a fetch of this thread raises while another one acts, once it has begun."""
+def during(fetcher, source, act):
+    """What a fetch of this thread raises while another one acts, once it has begun. act(over): an event, the fetch's end."""
+    over = threading.Event()
+
     def wait_and_act():
-        until(lambda: fetcher.stats()["fetches"])
-        act()
+        until(lambda: fetcher.stats()["fetches"] or over.is_set())
+        act(over)
 
     thread = threading.Thread(target=wait_and_act)
     thread.start()
     try:
         with pytest.raises(BaseException) as raised:
-            fetcher.fetch(source, timeout=PATIENCE, **more)
+            fetcher.fetch(source, timeout=PATIENCE)
     finally:
+        over.set()
         thread.join()
     assert fetcher.stats()["fetches"] == 0
     return raised.value
@@ -193,10 +196,21 @@ def during(fetcher, source, act, **more):
 
 @pytest.fixture
 def interrupts():
-    """Ctrl-C is an exception, also where who started the tests lets it be ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Ctrl-C is an exception, also where who started the tests lets it be ignored; once, for it is sent more than once."""
+    def interrupt(number, frame):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def press(over):
+    """A signal that comes just before a wait ends it no more than the user's first Ctrl-C would."""
+    while not over.is_set():
+        os.kill(os.getpid(), signal.SIGINT)
+        over.wait(0.1)
 
 
 def test_what_gives_a_fetch_up(fetcher, target, interrupts):
@@ -205,12 +219,14 @@ def test_what_gives_a_fetch_up(fetcher, target, interrupts):
     def progress(count):
         raise RuntimeError(f"{count} are enough")
 
-    assert str(during(fetcher, source, lambda: None, progress=progress)) == "0 are enough"
-    assert isinstance(during(fetcher, source, lambda: os.kill(os.getpid(), signal.SIGINT)), KeyboardInterrupt)
+    with pytest.raises(RuntimeError, match="^0 are enough$"):
+        fetcher.fetch(source, timeout=PATIENCE, progress=progress)
+    assert fetcher.stats()["fetches"] == 0
+    assert isinstance(during(fetcher, source, press), KeyboardInterrupt)
     with fetcher.offer(tmesh.put(np.arange(1 << 16, dtype="uint32"))) as offer:
         come = []
-        assert isinstance(during(fetcher, source, lambda: (come.append(fetcher.fetch(offer.source)),
-                                                           os.kill(target.process.pid, signal.SIGKILL))), tmesh.GoneError)
+        assert isinstance(during(fetcher, source, lambda over: (come.append(fetcher.fetch(offer.source)),
+                                                                os.kill(target.process.pid, signal.SIGKILL))), tmesh.GoneError)
         assert good(come)
 
 
