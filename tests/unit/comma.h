@@ -3,6 +3,7 @@
 #ifndef TMESH_UNIT_COMMA_H
 #define TMESH_UNIT_COMMA_H
 
+#include <errno.h>
 #include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
