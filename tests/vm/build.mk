@@ -24,7 +24,7 @@ vm-kernels: ## fetch and build the kernels that the module is tested in
 	@tests/vm/kernels.py >&2
 
 vm-check: kselftest ## run the tests in kernels (VM_LENGTH=full: at length)
-	tests/run.py --length $(VM_LENGTH) --jobs $(JOBS) $(call row,$(VM_CHECKOUT)) vm-judge $(VM_MODULE)
+	tests/run.py --length $(VM_LENGTH) --jobs $(JOBS) $(call row,$(VM_CHECKOUT)) vm-judge $(call row,$(VM_MODULE))
 
 coverage: kselftest ## print which lines and branches of the module, then of libtmesh, the tests run, by file
 	@tests/vm/run debug kselftest >$(B)/coverage.tap; status=$$?; \
