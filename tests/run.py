@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Run test suites that print TAP, and end with one line of totals.
 
-usage: tests/run.py [--length short|full] [--jobs N] [--resume | --report] SUITE[,SUITE...]...
+usage: tests/run.py [--length short|full] [--jobs N] [--again N] [--once SUITE[,SUITE...]]
+                    [--resume | --report] SUITE[,SUITE...]...
 
 A suite is a make target. Suites joined by commas run one after another, because they share what
 they build; up to N such rows run side by side. A suite's standard output is TAP (several streams
@@ -10,6 +11,12 @@ may follow each other), kept in build/results/SUITE.tap; its standard error goes
 suite has failed when a test did, when its plans do not add up to the tests it ran, when it
 ran none, when it skipped without a reason, when it ended with a status other than zero, or
 when it took longer than its time.
+
+With --again N, when all have ended and at most N suites have failed, each of these runs once more,
+alone. What it says then counts. What failed at first is listed with its reason, before the totals
+and in the suite's result: it is a defect of the test or of what it tests, which wants a slow or
+busy machine to show. SUITE.first.tap and SUITE.first.log are of that run. Final are failures of more
+than N suites, those of suites in --once, and a kernel's complaint.
 
 Each suite's last result stays in build/results/SUITE.json. --resume runs only the suites that
 have not passed at this length on these very sources, and takes over the others' results, which
@@ -34,6 +41,8 @@ RESULTS = os.path.join(ROOT, "build", "results")
 LIMIT_S = {"short": 60 * 60, "full": 8 * 3600}
 PROGRESS_S = 60
 WHY_LINES = 8
+# A kernel's complaint is a defect whether or not it comes again.
+FINAL = re.compile(r"the kernel complained")
 
 LINE = re.compile(r"(not )?ok\b *(\d+)? *(?:- )?(.*)")
 PLAN = re.compile(r"1\.\.(\d+)(?:\s*#\s*skip\b\s*(.*))?\s*$", re.I)
@@ -51,6 +60,7 @@ class Tally:
         self.why = {}  # of a failure: what its harness said of it
         self.skips = []
         self.expired = False
+        self.at_first = None  # the tally of a first run that failed, if this is the second
         self.notes, self.failed = [], None
 
     def read(self, line):
@@ -122,6 +132,8 @@ def keep(suite, length, of, tally, took, cpu):
     result = {"length": length, "sources": of, "ended": time.strftime("%Y-%m-%d %H:%M"),
               "seconds": round(took), "cpu_seconds": round(cpu), "passed": tally.passed, "failures": tally.failures,
               "why": tally.why, "skips": tally.skips}
+    if tally.at_first:
+        result["at_first"] = {"failures": tally.at_first.failures, "why": tally.at_first.why}
     path = os.path.join(RESULTS, suite + ".json")
     with open(path + ".new", "w") as file:
         json.dump(result, file, indent=1)
@@ -138,6 +150,9 @@ def last(suite):
     tally = Tally()
     tally.passed, tally.failures, tally.why = result["passed"], result["failures"], result["why"]
     tally.skips = [tuple(skip) for skip in result["skips"]]
+    if first := result.get("at_first"):
+        tally.at_first = Tally()
+        tally.at_first.failures, tally.at_first.why = first["failures"], first["why"]
     return result, tally
 
 
@@ -170,9 +185,20 @@ class Runner:
         self.say(f"# {suite}: {tally.text()}, kept from {result['ended']}")
         return tally
 
-    def suite(self, suite):
+    def again(self, most, once):
+        """Run each suite that has failed once more, if it may be for what ran beside it."""
+        failed = [suite for suite, tally in self.tallies.items() if tally.failures]
+        for suite in failed if len(failed) <= most else ():
+            if suite not in once and not any(map(FINAL.search, self.tallies[suite].failures)):
+                for end in (".tap", ".log"):
+                    os.replace(os.path.join(RESULTS, suite + end), os.path.join(RESULTS, suite + ".first" + end))
+                self.say(f"# {suite} runs again, alone")
+                self.tallies[suite] = self.suite(suite, at_first=self.tallies[suite])
+
+    def suite(self, suite, at_first=None):
         """Run one suite and return its tally; a failing suite's log is shown."""
         tally = Tally()
+        tally.at_first = at_first
         log = os.path.join(RESULTS, suite + ".log")
         began = time.monotonic()
         with open(log, "w") as err, open(os.path.join(RESULTS, suite + ".tap"), "w") as tap:
@@ -236,17 +262,18 @@ def kill(proc):
         os.killpg(proc.pid, signal.SIGKILL)
 
 
-def run_all(rows, length, jobs, resume):
+def run_all(args):
     """Run rows of suites; their tallies by name, in the order in which they were asked for."""
-    runner = Runner(length, resume)
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    runner = Runner(args.length, args.resume)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         try:
-            for row in [pool.submit(runner.row, suites) for suites in rows]:
+            for row in [pool.submit(runner.row, suites) for suites in args.rows]:
                 row.result()
+            runner.again(args.again, args.once)
         except BaseException:
             runner.stop()
             raise
-    return {suite: runner.tallies[suite] for suites in rows for suite in suites}
+    return {suite: runner.tallies[suite] for suites in args.rows for suite in suites}
 
 
 def report(suites):
@@ -267,10 +294,25 @@ def report(suites):
     return tallies
 
 
+def tell(title, tallies):
+    """What failed, and why."""
+    if any(tally.failures for tally in tallies.values()):
+        print(f"\n{title}")
+    for suite, tally in tallies.items():
+        for failed in tally.failures:
+            print(f"  {suite}: {failed}")
+            for line in tally.why.get(failed, []):
+                print(f"    | {line[:200]}")
+
+
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--length", choices=("short", "full"), default="short")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="rows that run side by side (%(default)s)")
+    parser.add_argument("--again", type=int, default=0, metavar="N",
+                        help="run suites that failed once more, if no more than N did (%(default)s)")
+    parser.add_argument("--once", default=(), metavar="SUITE[,SUITE...]", type=lambda row: row.split(","),
+                        help="suites of which a failure is final")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--resume", action="store_true", help="run only what has not passed yet")
     which.add_argument("--report", action="store_true", help="run nothing, tell the last results")
@@ -280,7 +322,7 @@ def main(words=None):
     if args.report:
         tallies = report(suite for row in args.rows for suite in row)
     else:
-        tallies = run_all(args.rows, args.length, args.jobs, args.resume)
+        tallies = run_all(args)
 
     skips = [(s, *skip) for s, t in tallies.items() for skip in t.skips]
     failures = [(s, f) for s, t in tallies.items() for f in t.failures]
@@ -288,12 +330,8 @@ def main(words=None):
         print("\nSkipped:")
         for suite, title, reason in skips:
             print(f"  {suite}: {title}: {reason}")
-    if failures:
-        print("\nFailed:")
-        for suite, title in failures:
-            print(f"  {suite}: {title}")
-            for line in tallies[suite].why.get(title, []):
-                print(f"    | {line[:200]}")
+    tell("Failed at first, in a suite that was run again:", {s: t.at_first for s, t in tallies.items() if t.at_first})
+    tell("Failed:", tallies)
     total = Tally()
     total.passed = sum(t.passed for t in tallies.values())
     total.failures, total.skips = failures, skips

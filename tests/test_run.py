@@ -72,6 +72,12 @@ late:
 \t@echo late >>ran; printf '1..1\\nok 1 b\\n'; test -e mended
 why:
 \t@printf '1..1\\nnot ok 1 b\\n# b.c:7: 1 != 2\\n'
+# Fails the first time, by what a guest's kernel wrote.
+complaint:
+\t@test -e ran && echo ok 1 || echo not ok 1 - the kernel complained about nothing; echo $@ >>ran; echo 1..1
+# Fails the first time it is run.
+chance:
+\t@test -e ran && echo ok 1 - c || printf 'not ok 1 - c\\n# c.c:9: late\\n'; echo chance >>ran; echo 1..1
 # Neither ends before the other has begun.
 this that:
 \t@echo $@ >>ran; for i in $$(seq 100); do test $$(wc -l <ran) = 2 && break; sleep 0.1; done; \\
@@ -141,6 +147,27 @@ with tempfile.TemporaryDirectory() as folder:
     point(got[0] == 0 and sorted(got[1]) == ["that", "this"], "two rows run side by side", got)
     got = runs(folder, "--jobs", "2", suites=("before,after",))
     point(got[:2] == (0, ["before", "after"]), "the suites of a row run one after another", got)
+
+    got = runs(folder, suites=("chance",))
+    point(got == (1, ["chance"], "0 passed, 1 failed, 0 skipped"), "a failure is final if nothing else is asked for", got)
+    got = runs(folder, "--again", "1", suites=("chance", "good"))
+    point(got == (0, ["chance", "good", "chance"], "2 passed, 0 failed, 0 skipped"), "a suite that failed runs again behind all",
+          got)
+    first = "\nFailed at first, in a suite that was run again:\n  chance: c\n    | # c.c:9: late\n"
+    point(first in runs.said and "\nFailed:" not in runs.said, "what failed at first is told", runs.said)
+    with open(os.path.join(run.RESULTS, "chance.first.tap")) as file:
+        point("not ok 1 - c" in file.read(), "the first run's output is left")
+    got = runs(folder, "--report", suites=("chance",))
+    point(got[0] == 0 and first in runs.said, "a report tells it too", runs.said)
+    got = runs(folder, "--again", "1", suites=("why", "good"))
+    point(got == (1, ["good"], "1 passed, 1 failed, 0 skipped") and "Failed at first" in runs.said and "\nFailed:" in runs.said,
+          "what fails again has failed", runs.said)
+    got = runs(folder, "--again", "1", suites=("chance", "why"))
+    point(got == (1, ["chance"], "0 passed, 2 failed, 0 skipped"), "more suites than that are no chance", got)
+    got = runs(folder, "--again", "1", "--once", "late,chance", suites=("chance",))
+    point(got == (1, ["chance"], "0 passed, 1 failed, 0 skipped"), "a suite that is run once is not run again", got)
+    got = runs(folder, "--again", "1", suites=("complaint",))
+    point(got == (1, ["complaint"], "0 passed, 1 failed, 0 skipped"), "a kernel's complaint is final", got)
 
     page = os.path.join(folder, "page.md")
     with open(page, "w") as file:
