@@ -43,6 +43,8 @@ defmodule Tmesh.Net do
     * `program` - the fetcher; without it `TMESH_NET` in the environment, then `tmesh-net` in the path
     * `provider` - of libfabric (`"tcp"`)
     * `lease_ms` - how long a key stays without progress, at a home (60,000)
+    * `max_restarts`, `max_seconds` - as a supervisor has them: a fetcher that has ended is started again, unless it ended
+      more often than `max_restarts` (3) within `max_seconds` (5); then the net ends with the error
   """
 
   import Tmesh.Bang
@@ -72,7 +74,14 @@ defmodule Tmesh.Net do
   """
   @spec start_link(keyword()) :: GenServer.on_start() | {:error, Error.t()}
   def start_link(options) do
-    known = [address: nil, program: nil, provider: "tcp", lease_ms: 60_000]
+    known = [
+      address: nil,
+      program: nil,
+      provider: "tcp",
+      lease_ms: 60_000,
+      max_restarts: 3,
+      max_seconds: 5
+    ]
 
     with {:ok, options} <- Options.validate(options, known),
          :ok <- check(options),
@@ -91,6 +100,12 @@ defmodule Tmesh.Net do
 
       not is_integer(options[:lease_ms]) or options[:lease_ms] not in 1..0xFFFF_FFFF ->
         invalid("lease_ms must be milliseconds, more than 0")
+
+      not is_integer(options[:max_restarts]) or options[:max_restarts] < 0 ->
+        invalid("max_restarts must be a number of times, 0 or more")
+
+      not is_integer(options[:max_seconds]) or options[:max_seconds] < 1 ->
+        invalid("max_seconds must be seconds, more than 0")
 
       true ->
         :ok

@@ -25,10 +25,6 @@ defmodule Tmesh.Net.Server do
 
   @version Tmesh.Net.Speak.version()
 
-  # A fetcher that ends more often than this within so long is not started again: as a supervisor has it by default.
-  @ends 3
-  @ends_ms 5_000
-
   @impl true
   def init(options) do
     Process.flag(:trap_exit, true)
@@ -299,9 +295,10 @@ defmodule Tmesh.Net.Server do
   end
 
   defp begin_again(state, error) do
-    state = %{state | ends: [now() | Enum.filter(state.ends, &(now() - &1 < @ends_ms))]}
+    within = 1_000 * state.options[:max_seconds]
+    state = %{state | ends: [now() | Enum.filter(state.ends, &(now() - &1 < within))]}
 
-    with true <- length(state.ends) <= @ends,
+    with true <- length(state.ends) <= state.options[:max_restarts],
          {:ok, port, _dir} <- Fetcher.open(state.options) do
       {:noreply, Home.offer_again(%{state | port: port})}
     else
