@@ -2,14 +2,17 @@
 """Drives the built tmeshctl, on memfds unless TMESH_BACKEND says kernel. What the tests of it share."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import traceback
 import unittest
@@ -100,8 +103,10 @@ class Base(unittest.TestCase):
             return file.read()
 
     def on_terminal(self, *args):
-        """What a command writes to a terminal, and its status."""
+        """What a command writes to a terminal, and its status. It has a row for everything: what the test is about is shown
+        however much others hold."""
         leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 65535, 80, 0, 0))
         with os.fdopen(leader, "rb", 0) as screen:
             with os.fdopen(follower, "wb", 0) as terminal:
                 process = subprocess.Popen([TOOL, *args], stdin=subprocess.DEVNULL,
