@@ -537,16 +537,21 @@ def test_ends_with_its_input(start_worker):
 
 
 @ANY_BACKEND
-def test_path_socket_is_private_and_removed(start_worker, tmp_path):
+@pytest.mark.parametrize("busy", [False, True])
+def test_path_socket_is_private_and_removed(start_worker, tmp_path, busy):
+    """Also where an operation does not return."""
     path = tmp_path / "w"
     worker = start_worker(str(path))
     worker.stdout.readline()
     assert path.stat().st_mode & 0o777 == 0o600
     with Client(str(path)) as client:
         assert client.call(OPS + "add", [1]) == 2
-    worker.stdin.close()
-    worker.stdin = None
-    assert worker.wait(timeout=PATIENCE) == 0
+        if busy:
+            client.start(OPS + "item_and_nap", [10 * PATIENCE], stream=True)
+            assert client.receive()["type"] == "item"
+        worker.stdin.close()
+        worker.stdin = None
+        assert worker.wait(timeout=PATIENCE) == 0
     assert not path.exists()
 
 

@@ -115,6 +115,11 @@ def nap(seconds):
     time.sleep(seconds)
 
 
+def item_and_nap(seconds):
+    yield 0
+    time.sleep(seconds)
+
+
 def until_cancelled(seconds=30):
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -17,13 +17,31 @@ STOP_S = 1.0
 SPIN_MAX_US = 100
 
 
-def end_with_input(stop: threading.Event) -> None:
+class Address:
+    """The socket's, which goes with the worker: whichever thread ends it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._lock = threading.Lock()
+        self.listens = False  # else what is there is somebody else's
+
+    def remove(self) -> None:
+        """Once: a socket that is there later is the next worker's."""
+        with self._lock:
+            if self.listens and not self._text.startswith("@"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._text)
+            self.listens = False
+
+
+def end_with_input(stop: threading.Event, address: Address) -> None:
     """Wait for the end of standard input, which is the end of whoever started this, and end: at
-    once when idle, in a second when an operation does not return."""
+    once when idle, in a second when an operation does not return, or the machine is slow."""
     while os.read(0, 4096):
         pass
     stop.set()
     threading.Event().wait(STOP_S)
+    address.remove()
     os._exit(0)
 
 
@@ -58,9 +76,9 @@ def main() -> int:
     # Kept for that one line: what modules print while they are imported is not to come before it.
     ready = os.dup(1)
     os.dup2(2, 1)
-    stopping = threading.Event()
+    stopping, address = threading.Event(), Address(args.socket)
     if args.until_eof:
-        threading.Thread(target=end_with_input, args=(stopping,), daemon=True).start()
+        threading.Thread(target=end_with_input, args=(stopping, address), daemon=True).start()
     try:
         operations = Operations(args.allow)
         # Arrays are NumPy's where there is NumPy, whichever modules were asked for.
@@ -68,6 +86,7 @@ def main() -> int:
             importlib.import_module("numpy")
         tmesh.backend()
         server = Server(args.socket, operations, args.spin_us / 1e6)
+        address.listens = True
     except Exception as error:
         print(f"tmesh.worker: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -88,9 +107,7 @@ def main() -> int:
         os.close(args.stderr_fd)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
-    if not args.socket.startswith("@"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(args.socket)
+    address.remove()
     return 0
 
 
