@@ -143,7 +143,7 @@ def test_no_thread_for_a_last_word(client, address):  # noqa: F811
 
 
 def test_id_in_use(client):  # noqa: F811
-    client.start(OPS + "nap", [0.3])
+    client.start(OPS + "until_cancelled")
     client.send(type="call", id=1, operation="math.sqrt", payload=[4])
     assert "in use" in client.receive()["error"]["message"]
 
@@ -396,8 +396,10 @@ def patient():
 
 def test_a_client_that_does_not_read_does_not_stop_the_others(impatient):
     with Client(impatient) as bad, Client(impatient) as good:
-        for _ in range(40):
-            bad.start(OPS + "text", [60_000])
+        # Its time may be over, and it cut off, before it has said all.
+        with contextlib.suppress(ConnectionError):
+            for _ in range(40):
+                bad.start(OPS + "text", [60_000])
         assert good.call(OPS + "add", [1]) == 2
 
 
@@ -426,12 +428,13 @@ def test_refusals_that_are_not_read_do_not_stop_the_others(patient):
         assert good.receive()["error"]["type"] == "malformed"
 
 
-def test_too_many_connections(client, address):  # noqa: F811
-    others = [Client(address) for _ in range(63)]
-    assert Client(address).hello is None
+def test_too_many_connections(mortal):  # noqa: F811
+    """Of a worker that has had no others, which it may not have seen leave."""
+    others = [Client(mortal.address) for _ in range(63)]
+    assert all(other.hello for other in others) and Client(mortal.address).hello is None
     for other in others:
         other.sock.close()
-    assert client.call(OPS + "add", [1]) == 2
+    assert mortal.call(OPS + "add", [1]) == 2
 
 
 def test_a_dying_operation_ends_the_connection(mortal):  # noqa: F811

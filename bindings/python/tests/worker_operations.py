@@ -11,6 +11,7 @@ import numpy
 
 import tmesh
 from tmesh import worker
+from tmesh.worker import _calls
 
 kept = []
 
@@ -120,13 +121,24 @@ def item_and_nap(seconds):
     time.sleep(seconds)
 
 
-def until_cancelled(seconds=30):
+def until_cancelled(seconds=3600):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if worker.cancelled():
             return "noticed"
         time.sleep(0.005)
     return "not noticed"
+
+
+def until_another_is_over():
+    """Until a call that waits behind this one is cancelled, or its time is over."""
+    client = _calls.running.client
+    while True:
+        with client.lock:
+            calls = [*client.calls.values()]
+        if any(call.over() for call in calls if call is not _calls.running):
+            return
+        time.sleep(0.005)
 
 
 def count(n, size=0, delay=0):
