@@ -125,11 +125,17 @@ def test_sent_by_a_process_at_its_end():
     assert worker.exitcode == 0
 
 
+def make_and_put_briefly(queue):
+    """It waits no longer than that for somebody to take it."""
+    tmesh.sent.PATIENCE = 0.1
+    make_and_put(queue)
+
+
 def test_taken_too_late():
     """The sender waits at its end, but not for ever; then it is said what to do."""
     processes = multiprocessing.get_context("fork")
     queue = processes.Queue()
-    worker = processes.Process(target=make_and_put, args=(queue,))
+    worker = processes.Process(target=make_and_put_briefly, args=(queue,))
     worker.start()
     worker.join(PATIENCE)
     if tmesh.backend() == "kernel":
@@ -480,7 +486,7 @@ def test_an_array_is_no_bytes_of_a_message():
             out.send((tmesh.put([1]), wrong))
     for right in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
         out.send(right)
-        assert into.recv(timeout=60) == b"abc"
+        assert into.recv(timeout=PATIENCE) == b"abc"
 
 
 def test_a_masked_array_keeps_its_mask_or_is_refused():
