@@ -107,9 +107,10 @@ def test_list_and_holders():
     assert mine[0]["backend"] == tmesh.backend() and mine[0]["uid"] == os.getuid()
     assert mine[0]["tensor"] == {"dtype": "uint8", "shape": (3,), "strides": (1,), "offset": 0, "byte_size": 3}
     assert (mine[0]["node"], mine[0]["mode"], mine[0]["fence"]) == (None, 0o600, "idle")
-    holders = tmesh.holders(t.id)
-    assert [{**h, "lease_left_ns": 0} for h in holders] == [{**h, "lease_left_ns": 0} for h in tmesh.holders(t)]
-    assert os.getpid() in [holder["pid"] for holder in holders]
+    # Who looks at all regions of the machine, as tmeshctl does, may have this one open for that moment.
+    holders, same = ([{**holder, "lease_left_ns": 0} for holder in tmesh.holders(one) if holder["pid"] == os.getpid()]
+                     for one in (t.id, t))
+    assert holders and holders == same
     assert {holder["kind"] for holder in holders} <= {"handle", "mapping"}
     assert {(holder["view"], holder["device"]) for holder in holders} == {(None, None)}
     assert all(isinstance(holder["command"], str) for holder in holders)
