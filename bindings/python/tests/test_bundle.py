@@ -129,7 +129,7 @@ def test_hand_over_by_a_socket():
     sent = tmesh.bundle({"w": np.arange(6.0).reshape(2, 3), "b": np.arange(3)})
     with left, right:
         sent.send(left.fileno())
-        assert tmesh.recv_bundle(right.fileno(), timeout=10)["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert tmesh.recv_bundle(right.fileno(), timeout=600)["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
         with pytest.raises(tmesh.PeerTimeoutError):
             tmesh.recv_bundle(right, timeout=0.01)
         sent.release()

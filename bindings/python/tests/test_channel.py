@@ -3,7 +3,6 @@
 
 import asyncio
 import errno
-import gc
 import os
 import pickle
 import select
@@ -16,6 +15,10 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import eventually
+
+# For what comes, however slow the machine.
+PATIENCE = 600
 
 
 def ends(**options):
@@ -59,7 +62,7 @@ def test_released_while_it_waits(send):
         t.release()
         others = [tmesh.put(b"else", seal=False) for _ in range(10)]
         assert into.recv() == b"full"
-        assert bytes(into.recv(10)) == b"here" and len(others) == 10
+        assert bytes(into.recv(PATIENCE)) == b"here" and len(others) == 10
         thread.join()
 
 
@@ -72,10 +75,8 @@ def test_what_a_receiver_keeps_open():
                 with tmesh.put(bytes(4096), seal=False) as t:
                     out.send(t)
                     into.recv()
-            end = time.monotonic() + 60  # a thread gives back what the channel has let go of
-            while tmesh.stats()["regions_live"] - before > most:
-                assert time.monotonic() < end, limit
-                time.sleep(0.001)
+            # A thread gives back what the channel has let go of.
+            eventually(lambda most=most, before=before: tmesh.stats()["regions_live"] - before <= most)
 
 
 def test_full_and_empty():
@@ -84,7 +85,7 @@ def test_full_and_empty():
         assert out.try_send(b"1") and out.try_send(b"2") and not out.try_send(b"3")
         with pytest.raises(TimeoutError):
             out.flush(0.01)
-        assert into.recv(timeout=60) == b"1" and into.recv(60) == b"2" and into.try_recv() is None
+        assert into.recv(timeout=PATIENCE) == b"1" and into.recv(PATIENCE) == b"2" and into.try_recv() is None
         out.flush()
 
 
@@ -222,7 +223,7 @@ def test_threads(spin):
     into.close()
 
 
-@pytest.mark.parametrize("receive", [lambda into: into.recv(timeout=60), next], ids=["recv", "next"])
+@pytest.mark.parametrize("receive", [lambda into: into.recv(timeout=PATIENCE), next], ids=["recv", "next"])
 def test_signal(pair, receive):
     out, into = pair
 
@@ -268,7 +269,7 @@ def test_signals_do_not_make_a_timeout_longer(pair, every, takes):
             out.send(b"too late")
         time.sleep(takes)
 
-    late = threading.Timer(10, out.send, [b"too late"])
+    late = threading.Timer(120, out.send, [b"too late"])
     late.start()
     old = signal.signal(signal.SIGALRM, handle)
     signal.setitimer(signal.ITIMER_REAL, 0.05, every)
@@ -290,7 +291,7 @@ def test_select(pair):
     assert into.try_recv() is None
     assert poller.poll(0) == []
     out.send(b"x")
-    assert poller.poll(10000)
+    assert poller.poll(PATIENCE * 1000)
     assert into.try_recv() == b"x"
     assert into.try_recv() is None
     assert poller.poll(0) == []
@@ -318,7 +319,7 @@ def test_asyncio(pair):
         with pytest.raises(tmesh.BusyError, match="task waits"):
             into.close()
         out.close()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, PATIENCE)
         return got
 
     assert asyncio.run(main()) == [b"%d" % i for i in range(100)]
@@ -332,7 +333,7 @@ def test_asyncio_cancelled(pair):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(into.recv_async(), 0.01)
         asyncio.get_running_loop().call_later(0.01, out.send, b"x")
-        return await asyncio.wait_for(into.recv_async(), 10)
+        return await asyncio.wait_for(into.recv_async(), PATIENCE)
 
     assert asyncio.run(main()) == b"x"
 
@@ -342,6 +343,7 @@ def test_fork(pair, python):
     out, into = pair
     python("""
 import os, sys, tmesh
+tmesh.configure(timeout=600)
 out = tmesh.Channel("send")
 into = tmesh.Channel.open(out.token, "recv")
 pid = os.fork()
@@ -353,11 +355,11 @@ if pid == 0:
             continue
         os._exit(1)
     with tmesh.Channel.open(out.token, "recv") as own:
-        os._exit(0 if own.recv(20) == b"for the child" else 2)
+        os._exit(0 if own.recv(600) == b"for the child" else 2)
 out.send(b"for the child")
 assert os.waitpid(pid, 0)[1] == 0
 out.send(b"after")
-assert into.recv(20) == b"after"
+assert into.recv(600) == b"after"
 """)
 
 
@@ -450,9 +452,4 @@ def test_nothing_stays():
     for _ in range(20):
         once()
     # A connection ends a moment after its last handle.
-    for _ in range(100):
-        gc.collect()
-        if len(os.listdir("/proc/self/fd")) <= before:
-            break
-        time.sleep(0.05)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)

@@ -18,9 +18,10 @@ import tmesh
 from tmesh import _tmesh
 import tmesh.queue
 import tmesh.sent
-from conftest import ANY_BACKEND, EMULATED, SLOW_IMPORT, check_cpython, cpython_names, pytorch
+from conftest import ANY_BACKEND, EMULATED, SLOW_IMPORT, check_cpython, cpython_names, eventually, pytorch
 
-PATIENCE = 600 if EMULATED else 60
+# For what comes, however slow the machine: a child that is spawned may have PyTorch to import first.
+PATIENCE = 600
 METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT))]
 fork = multiprocessing.get_context("fork")
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
@@ -214,8 +215,8 @@ def test_large_ones():
     assert 1 <= len(q._known) / tmesh.queue._REMEMBERED <= 2
     tmesh.sent.wait(PATIENCE)
     del t
-    gc.collect()
-    assert tmesh.stats()["bytes_live"] - before < 12 * tmesh.queue._LARGE
+    # A thread gives back what the channel has let go of.
+    eventually(lambda: tmesh.stats()["bytes_live"] - before < 12 * tmesh.queue._LARGE)
 
 
 @needs_torch
@@ -250,7 +251,7 @@ def test_full_and_empty():
     assert not q.full() and q.empty()
     for i in range(10):
         q.put([i])
-        assert q.get(True, 1) == [i]
+        assert q.get(True, PATIENCE) == [i]
     one = tmesh.Queue(maxsize=1)
     one.put(1)
     with pytest.raises(queue.Full):
@@ -266,7 +267,7 @@ def test_what_did_not_fit_is_let_go():
             q.put([tmesh.put(b"x", seal=False)], False)
     with pytest.raises((AttributeError, pickle.PicklingError)):
         q.put([tmesh.put(b"x", seal=False), lambda: 0])
-    tmesh.sent.wait(5)
+    tmesh.sent.wait(PATIENCE)
     assert not tmesh.sent.here.under_way()
     assert q.get() == 0
 
@@ -568,9 +569,9 @@ def test_signal():
 
     q, old = tmesh.Queue(), signal.signal(signal.SIGALRM, stop)
     try:
-        # One that comes just before the call waits ends no wait.
-        signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
         with pytest.raises(Stop):
+            # One that comes just before the call waits ends no wait.
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
             q.get(timeout=PATIENCE)
     finally:
         signal.signal(signal.SIGALRM, old)
@@ -625,7 +626,7 @@ def test_nothing_stays():
         gc.collect()
         tmesh.queue._look_after_ends()
         now = len(os.listdir("/proc/self/fd")), len(multiprocessing.util._finalizer_registry)
-        if now[0] <= before[0]:
+        if now[0] <= before[0] and now[1] <= before[1]:
             break
         time.sleep(0.05)
     assert now[0] <= before[0] and now[1] <= before[1]

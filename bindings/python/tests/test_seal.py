@@ -46,7 +46,7 @@ def test_what_is_sealed_on_its_way_arrives_for_reading():
     queue = tmesh.Queue()
     queue.put(t)
     t.seal()
-    assert queue.get(timeout=60).sealed
+    assert queue.get(timeout=600).sealed
 
 
 @pytest.mark.parametrize("view", VIEWS[:4])
