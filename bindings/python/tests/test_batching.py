@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -213,7 +214,7 @@ def test_engines_share_pages(file, tmp_path):
         assert child.stdout.readline().split() == ["16", "0"]
         # 11 pages of 44 tokens, 4 of them the common ones, and its idle one.
         wait_for(lambda: pool.info()["held"] == 2 + 12)
-        os.kill(contexts[1].pid, signal.SIGSTOP)
+        stop(contexts[1].pid)
         child.kill()
         child.wait()
         left._handle.find([])  # the owner has heard what came before
@@ -224,6 +225,18 @@ def test_engines_share_pages(file, tmp_path):
         wait_for(lambda: pool.info()["held"] == 2)
         for each in (left, right):
             each.close()
+
+
+def stop(pid):
+    """Until all of its threads are: on a busy machine one of them goes on a while."""
+    def stopped():
+        try:
+            return all((task / "stat").read_text().rpartition(") ")[2].startswith("T") for task in Path(f"/proc/{pid}/task").iterdir())
+        except (FileNotFoundError, ProcessLookupError):  # a thread has ended meanwhile
+            return False
+
+    os.kill(pid, signal.SIGSTOP)
+    eventually(stopped)
 
 
 class Dies:
@@ -337,9 +350,9 @@ def test_served(model, served):
 
 
 def wait_for(true):
-    """Until it is so; a minute at most, on a machine that is busy."""
+    """Until it is so; ten minutes at most, on a machine that is busy."""
     done = threading.Event()
-    for _ in range(6000):
+    for _ in range(60000):
         if true():
             return
         done.wait(.01)
@@ -452,11 +465,10 @@ def test_connect(tmp_path):
             Client(path)
         listener.listen(0)
         # Those that it has no more room for are asked to wait.
-        clients = []
+        clients = [Client(path, timeout=600)]
         with pytest.raises(tmesh.PeerTimeoutError, match="took no connection"):
             for _ in range(3):
                 clients.append(Client(path, timeout=.05))
-        assert clients
         with pytest.raises(tmesh.PeerTimeoutError, match="took no connection"):
             Client(path, timeout=0)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -476,19 +488,21 @@ def test_connect_signals(tmp_path):
         came.append(1)
         if len(came) == 5:
             peers.append(listener.accept()[0])
+        else:  # not before: the next one would interrupt this
+            signal.setitimer(signal.ITIMER_REAL, .02)
 
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
         listener.bind(path)
         listener.listen(0)
         first.connect(path)
         before = signal.signal(signal.SIGALRM, handle)
-        signal.setitimer(signal.ITIMER_REAL, .02, .02)
+        signal.setitimer(signal.ITIMER_REAL, .02)
         try:
             Client(path, timeout=600).close()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-        assert len(came) >= 5
+        assert len(came) == 5
         peers[0].close()
 
 
