@@ -6,6 +6,7 @@
  */
 #include "host.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -123,10 +124,13 @@ static void *run(void *data)
 	int wait = *(int *)data;
 
 	for (;;) {
+		struct pollfd any = {.fd = wait, .events = POLLIN};
 		struct epoll_event event;
 
-		/* Only tells that something is there; what it is is asked again under the lock. */
-		if (epoll_wait(wait, &event, 1, -1) < 0)
+		/* Only tells that something is there; what it is is asked under the lock. Not
+		 * epoll_wait(): each of its answers puts its source behind the others, and of two
+		 * that are always ready the same one would come again and again. */
+		if (poll(&any, 1, -1) < 0)
 			continue;
 		model_host_lock();
 		if (epoll_wait(wait, &event, 1, 0) == 1) {

@@ -104,6 +104,49 @@ static void test_interrupted(void **state)
 	close(ends[0]);
 }
 
+/* That is ready all the time: what came to it is never read. */
+struct ready {
+	struct model_source source;
+	atomic_uint times;
+};
+
+static void ready(struct model_source *source)
+{
+	atomic_fetch_add(&((struct ready *)source)->times, 1);
+}
+
+/* None of two that always have something to say keeps the other from being heard. */
+static void test_takes_turns(void **state)
+{
+	struct ready two[2] = {0};
+	struct tmesh_slot *slot;
+	struct tmesh_ctx *ctx;
+	int ends[2][2];
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	/* The thread runs as long as there is a slot. */
+	assert_ok(tmesh_slot_create(ctx, NULL, &slot, err));
+	model_host_lock();
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends[i]), 0);
+		assert_int_equal(model_meet_send(ends[i][0], "x", 1, -1), 0);
+		two[i].source.ready = ready;
+		assert_ok(model_source_add(&two[i].source, ends[i][1], err));
+	}
+	model_host_unlock();
+	while (atomic_load(&two[0].times) + atomic_load(&two[1].times) < 100)
+		usleep(1000);
+	model_host_lock();
+	for (int i = 0; i < 2; i++) {
+		model_source_remove(&two[i].source);
+		close(ends[i][0]);
+	}
+	model_host_unlock();
+	assert_true(atomic_load(&two[0].times) && atomic_load(&two[1].times));
+	tmesh_slot_unref(slot);
+	tmesh_ctx_unref(ctx);
+}
+
 #define KNOCKS 64
 
 struct knocking {
@@ -167,7 +210,7 @@ static void ends_while_knocked(bool pools)
 
 			if (poller.fd < 0)
 				continue;
-			assert_int_equal(poll(&poller, 1, 10000), 1);
+			assert_int_equal(poll(&poller, 1, 60000), 1);
 			close(poller.fd);
 		}
 	}
@@ -326,6 +369,7 @@ int main(void)
 		cmocka_unit_test(test_empty_message),
 		cmocka_unit_test_setup_teardown(test_unanswered, server_start, server_end),
 		cmocka_unit_test(test_interrupted),
+		cmocka_unit_test(test_takes_turns),
 		cmocka_unit_test(test_done_without_room),
 		cmocka_unit_test(test_no_memory_in_answer),
 		cmocka_unit_test(test_slot_knocked),
