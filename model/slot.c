@@ -30,9 +30,6 @@
 #define MAX_REF 16384u
 #define TRIES 4	     /* of a read, before it asks the publisher */
 #define ANSWER_MS 10 /* between two looks of a reader that waits for the answer */
-/* A publisher that is killed loses its files one after another: the value may go before the slot.
- */
-#define ENDING_MS 100
 
 struct entry {
 	atomic_uint_fast64_t number; /* 0: it is being written */
@@ -508,6 +505,23 @@ static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked
 	return rc ? rc : slot_take_text(reader, answer.number, answer.bytes, err);
 }
 
+/* A publisher that is killed loses its files one after another, each when its threads come to run:
+ * the value may be gone before the slot is. One that lives answers. */
+static bool publisher_is_gone(struct tmesh_slot_reader *reader, uint64_t deadline)
+{
+	struct model_answer answer;
+	bool lives = false;
+	int fd = -1;
+
+	model_view_ask(&reader->view);
+	while (!lives && !model_view_is_over(&reader->view, 0) && tmesh_now_ns() < deadline)
+		lives = model_view_answer(&reader->view, ANSWER_MS, &answer, &fd);
+	if (fd >= 0)
+		tmesh_foreign_close(fd, tmesh_giver_at(reader->view.socket.fd));
+	model_view_done(&reader->view);
+	return !lives && model_view_is_over(&reader->view, 0);
+}
+
 /*
  * There is another generation than the one that is known. The tries are few; from then on the
  * publisher keeps for this reader what it answers. While it does not, because it is stopped, it
@@ -544,7 +558,7 @@ static int slot_read(struct tmesh_slot_reader *reader, struct tmesh_error *err)
 	}
 	if (asked)
 		model_view_done(&reader->view);
-	if ((rc == -ENOENT || rc == -ESTALE) && model_view_is_over(&reader->view, ENDING_MS))
+	if ((rc == -ENOENT || rc == -ESTALE) && publisher_is_gone(reader, deadline))
 		rc = tmesh_fail(err, -EPIPE,
 				"the slot's publisher is gone, and its last value with it");
 	return rc;
