@@ -68,7 +68,7 @@ static inline struct tmesh_pages_info pages_info(struct tmesh_pages *pages)
 /* The owner hears of things by messages: what it says settles soon. */
 static inline bool settles(const struct scene *s, uint64_t held, uint64_t cached)
 {
-	for (int i = 0; i < 2000; i++) {
+	for (int i = 0; i < 60000; i++) {
 		struct tmesh_page_pool_info info = pool_info(s);
 
 		if (info.held == held && info.cached == cached)

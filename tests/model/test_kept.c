@@ -164,7 +164,7 @@ static int tire(void *data, const struct tmesh_model_progress *progress)
 /* The last process has gone; a child that it has forked has nothing that others would wait for. */
 static void test_forked(void **state)
 {
-	int calls = 0, ends[2], status;
+	int calls = 0, ends[2], there[2], status;
 	struct tmesh_model_load_opts opts = {
 		.size = sizeof(opts), .progress = tire, .progress_data = &calls};
 	struct tmesh_model_report report;
@@ -175,14 +175,20 @@ static void test_forked(void **state)
 
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	model = load(ctx, TMESH_MODEL_KEEP, &report);
-	assert_int_equal(pipe(ends), 0);
+	assert_int_equal(pipe(ends) | pipe(there), 0);
 	child = fork();
 	if (!child) {
 		close(ends[1]);
+		/* Its fork handlers are behind it, which close what would keep others waiting. */
+		if (write(there[1], "", 1) != 1)
+			unit_leave(2);
 		/* What it has inherited is there as long as it wants. */
 		unit_leave(read(ends[0], &byte, 1) ? 1 : 0);
 	}
 	close(ends[0]);
+	assert_int_equal(read(there[0], &byte, 1), 1);
+	close(there[0]);
+	close(there[1]);
 	tmesh_model_unref(model);
 	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
 	tmesh_model_unref(model);

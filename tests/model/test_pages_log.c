@@ -328,19 +328,19 @@ static void test_poll(void **state)
 	int fd = tmesh_page_copy_poll_fd(copy, NULL);
 
 	assert_true(fd >= 0);
-	assert_true(readable(fd, 5000));
+	assert_true(readable(fd, 60000));
 	assert_ok(tmesh_page_copy_update(copy, err));
 	assert_true(same(copy, &seq, 1));
 	assert_false(readable(fd, 0));
 	assert_ok(tmesh_seq_append(seq, 4, err));
-	assert_true(readable(fd, 5000));
+	assert_true(readable(fd, 60000));
 	for (int i = 0; i < 1000; i++)
 		assert_ok(tmesh_seq_truncate(seq, 4, err));
 	assert_ok(tmesh_page_copy_update(copy, err));
 	assert_false(readable(fd, 0));
 	tmesh_seq_free(seq);
 	tmesh_pages_unref(s.pages);
-	assert_true(readable(fd, 5000));
+	assert_true(readable(fd, 60000));
 	assert_ok(tmesh_page_copy_update(copy, err));
 	assert_int_equal(tmesh_page_copy_count(copy), 0);
 	assert_refused(tmesh_page_copy_update(copy, err), -EPIPE, "gone");

@@ -72,7 +72,7 @@ static void run(void *(*thread)(void *))
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(threads[i], NULL);
 	tmesh_pages_trim(s.pages);
-	for (int i = 0; i < 2000 && pool_info(&s).held; i++)
+	for (int i = 0; i < 60000 && pool_info(&s).held; i++)
 		usleep(1000);
 	assert_int_equal(pool_info(&s).held, 0);
 	assert_int_equal(pool_info(&s).refused, 0);
