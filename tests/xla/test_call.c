@@ -75,7 +75,7 @@ static void put(float first, int64_t count)
 
 	assert_ok(
 		tmesh_tensor_put(ctx, TMESH_FLOAT32, 1, &count, data, NULL, &message.tensor, err));
-	assert_ok(tmesh_channel_send(outbox, &message, 1000000000, err));
+	assert_ok(tmesh_channel_send(outbox, &message, 60000000000, err));
 	tmesh_tensor_unref(message.tensor);
 }
 
@@ -83,7 +83,7 @@ static struct tmesh_tensor *take(void)
 {
 	struct tmesh_message message = {0};
 
-	assert_ok(tmesh_channel_recv(inbox, &message, 1000000000, err));
+	assert_ok(tmesh_channel_recv(inbox, &message, 60000000000, err));
 	assert_non_null(message.tensor);
 	return message.tensor;
 }
@@ -412,7 +412,7 @@ static void test_timeouts(void **state)
 	assert_refused(tmesh_xla_flush("out", 30000000, err), -ETIMEDOUT, "");
 	while (sent--)
 		take_float();
-	assert_ok(tmesh_xla_flush("out", 1000000000, err));
+	assert_ok(tmesh_xla_flush("out", 60000000000, err));
 }
 
 static void test_other_end_closed(void **state)
@@ -426,18 +426,18 @@ static void test_other_end_closed(void **state)
 	/* Also a reason to bind anew, which makes them work again. */
 	channel_drop(&inbox);
 	channel_drop(&outbox);
-	push_frame(&host, &data, &count, 5000);
+	push_frame(&host, &data, &count, 60000);
 	/* A thread notices it: what is sent before that has room. */
 	while (!(code = host_call(&host, tmesh_xla_push)))
 		;
 	assert_int_equal(code, FFI_UNAVAILABLE);
-	pop_frame(&host, &sequence, &data, &count, 5000);
+	pop_frame(&host, &sequence, &data, &count, 60000);
 	assert_call(&host, tmesh_xla_pop, FFI_UNAVAILABLE, "");
 	inbox = channel_new(TMESH_CHANNEL_RECV, out_token);
 	outbox = channel_new(TMESH_CHANNEL_SEND, in_token);
 	assert_ok(tmesh_xla_bind("out", out_token, TMESH_CHANNEL_SEND, err));
 	assert_ok(tmesh_xla_bind("in", in_token, TMESH_CHANNEL_RECV, err));
-	push_frame(&host, &data, &count, 5000);
+	push_frame(&host, &data, &count, 60000);
 	assert_int_equal(host_call(&host, tmesh_xla_push), 0);
 	take_float();
 }

@@ -62,7 +62,7 @@ static struct tmesh_tensor *take(void)
 {
 	struct tmesh_message message = {0};
 
-	assert_ok(tmesh_channel_recv(inbox, &message, 1000000000, err));
+	assert_ok(tmesh_channel_recv(inbox, &message, 60000000000, err));
 	assert_non_null(message.tensor);
 	return message.tensor;
 }
@@ -164,7 +164,7 @@ static void test_limit(void **state)
 	tensor = take();
 	expect(tensor, 2);
 	tmesh_tensor_unref(tensor);
-	assert_ok(tmesh_xla_flush("out", 1000000000, err));
+	assert_ok(tmesh_xla_flush("out", 60000000000, err));
 	assert_int_equal(push(4, NULL), 0);
 	tensor = take();
 	expect(tensor, 4);

@@ -54,7 +54,7 @@ static int push_one(float value)
 	int64_t count = 1;
 	struct host host;
 
-	host_init(&host, "out", 10000);
+	host_init(&host, "out", 60000);
 	host_operand(&host, F32, &value, 1, &count);
 	return host_call(&host, tmesh_xla_push);
 }
@@ -93,7 +93,7 @@ static void test_threads_push(void **state)
 		struct tmesh_message message = {0};
 		float value;
 
-		assert_ok(tmesh_channel_recv(inbox, &message, 10000000000, err));
+		assert_ok(tmesh_channel_recv(inbox, &message, 60000000000, err));
 		assert_ok(tmesh_tensor_read(message.tensor, &value, sizeof(value), err));
 		tmesh_tensor_unref(message.tensor);
 		assert_true(value > last[(int)value / 1000]);
@@ -125,7 +125,38 @@ static void start(struct caller *callers, int64_t timeout_ms)
 		callers[i] = (struct caller){.timeout_ms = timeout_ms};
 		assert_int_equal(pthread_create(&callers[i].thread, NULL, popper, &callers[i]), 0);
 	}
-	usleep(50000);
+}
+
+static atomic_bool came;
+static atomic_uint waiting; /* threads that have asked twice: they wait, and go on with it */
+
+static bool has_come(void)
+{
+	static _Thread_local unsigned int asked;
+
+	/* Nothing of ours is locked: this would wait for ever. */
+	assert_int_equal(tmesh_xla_cancel("nobody", NULL), -ENOENT);
+	if (++asked == 2)
+		atomic_fetch_add(&waiting, 1);
+	return atomic_load(&came);
+}
+
+/* Until each of them waits, for a message or for its turn: by what they ask meanwhile. */
+static void start_asking(struct caller *callers)
+{
+	atomic_store(&waiting, 0);
+	tmesh_xla_ask(has_come);
+	start(callers, 60000);
+	while (atomic_load(&waiting) < THREADS)
+		usleep(1000);
+}
+
+/* And asks no more from here on. */
+static void start_waiting(struct caller *callers)
+{
+	start_asking(callers);
+	tmesh_xla_ask(NULL);
+	usleep(2 * TMESH_XLA_ASK_NS / 1000);
 }
 
 /* All ended with @code, those that waited for a message and those that waited for their turn. */
@@ -144,13 +175,13 @@ static void test_threads_pop(void **state)
 	struct tmesh_message message = {0};
 	int64_t count = 1;
 
-	start(callers, 10000);
+	start(callers, 60000);
 	for (int i = 0; i < MESSAGES + THREADS; i++) {
 		float value = i < MESSAGES;
 
 		assert_ok(tmesh_tensor_put(ctx, TMESH_FLOAT32, 1, &count, &value, NULL,
 					   &message.tensor, err));
-		assert_ok(tmesh_channel_send(outbox, &message, 10000000000, err));
+		assert_ok(tmesh_channel_send(outbox, &message, 60000000000, err));
 		tmesh_tensor_unref(message.tensor);
 	}
 	join(callers, 0);
@@ -166,19 +197,19 @@ static void test_waits_end(void **state)
 	struct caller callers[THREADS];
 	float value;
 
-	start(callers, 60000);
+	start_waiting(callers);
 	assert_ok(tmesh_xla_cancel("in", err));
 	join(callers, FFI_CANCELLED);
 
 	/* Those of that moment only. */
 	assert_int_equal(pop_one(&value, 10), FFI_DEADLINE_EXCEEDED);
 
-	start(callers, 60000);
+	start_waiting(callers);
 	other = channel_new(TMESH_CHANNEL_SEND, "in");
 	join(callers, FFI_CANCELLED);
 	tmesh_channel_unref(outbox);
 
-	start(callers, 60000);
+	start_waiting(callers);
 	assert_ok(tmesh_xla_unbind("in", err));
 	join(callers, FFI_CANCELLED);
 	tmesh_channel_unref(other);
@@ -187,7 +218,7 @@ static void test_waits_end(void **state)
 	start(callers, 100);
 	join(callers, FFI_DEADLINE_EXCEEDED);
 
-	start(callers, 60000);
+	start_waiting(callers);
 	tmesh_channel_unref(other);
 	join(callers, FFI_UNAVAILABLE);
 	assert_ok(tmesh_xla_unbind("in", err));
@@ -235,25 +266,6 @@ static void *change(void *data)
 	return NULL;
 }
 
-static atomic_bool came;
-static atomic_uint asked;
-
-static bool has_come(void)
-{
-	/* Nothing of ours is locked: this would wait for ever. */
-	assert_int_equal(tmesh_xla_cancel("nobody", NULL), -ENOENT);
-	atomic_fetch_add(&asked, 1);
-	return atomic_load(&came);
-}
-
-static void wait_asked(void)
-{
-	unsigned int before = atomic_load(&asked);
-
-	while (atomic_load(&asked) - before < 2 * THREADS)
-		usleep(1000);
-}
-
 /* Who waits for a message and who waits for a turn asks; a wait goes on until there is something.
  */
 static void test_asked(void **state)
@@ -262,17 +274,14 @@ static void test_asked(void **state)
 	struct caller callers[THREADS];
 	float value;
 
-	tmesh_xla_ask(has_come);
-	start(callers, 60000);
-	wait_asked();
+	start_asking(callers);
 	atomic_store(&came, true);
 	join(callers, FFI_CANCELLED);
 	assert_int_equal(pop_one(&value, 60000), FFI_CANCELLED);
 	atomic_store(&came, false);
 	/* The time of the whole call counts, and a cancel is heard between two questions. */
 	assert_int_equal(pop_one(&value, 120), FFI_DEADLINE_EXCEEDED);
-	start(callers, 60000);
-	wait_asked();
+	start_asking(callers);
 	assert_ok(tmesh_xla_cancel("in", err));
 	join(callers, FFI_CANCELLED);
 	tmesh_xla_ask(NULL);
