@@ -53,7 +53,7 @@ class Switched:
         if there.get("") != of_library:
             self.build_library(where)
         self.link = words("CC") + words("CPPFLAGS") + words("CFLAGS") + words("UNIT_FLAGS")
-        behind = [*words("UNIT_CLOSES"), where / "switches.o", where / "switched.a", *words("UNIT_LIBS")]
+        behind = [*words("UNIT_CLOSES"), *words("UNIT_PATIENT"), where / "switches.o", where / "switched.a", *words("UNIT_LIBS")]
         side_by_side([*self.link, UNIT / f"{name}.c", *behind, "-o", path]
                      for name, path in self.programs.items() if there.get(name) != self.digests[name])
         stamp.write_text(json.dumps({**self.digests, "": of_library}))

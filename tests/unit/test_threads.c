@@ -84,7 +84,6 @@ static void test_all_at_once(void **state)
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
 		.pool_bytes = 1 << 20,
-		.timeout_ns = 20000000000,
 	};
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 	pthread_t threads[THREADS];
