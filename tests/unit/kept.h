@@ -4,8 +4,10 @@
 #ifndef TMESH_UNIT_KEPT_H
 #define TMESH_UNIT_KEPT_H
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 
 #include "keeper.h"
@@ -32,7 +34,7 @@ static inline void end_keeper(struct tmesh_ctx *ctx, int signal)
 	poller.fd = (int)syscall(SYS_pidfd_open, pid, 0);
 	assert_true(poller.fd >= 0);
 	assert_int_equal(kill(pid, signal), 0);
-	assert_int_equal(poll(&poller, 1, 10000), 1);
+	assert_int_equal(poll(&poller, 1, 600000), 1);
 	close(poller.fd);
 }
 
@@ -59,6 +61,34 @@ static inline struct tmesh_region *sealed(struct tmesh_ctx *ctx, uint64_t bytes,
 	tmesh_region_unmap(region, TMESH_READ | TMESH_WRITE);
 	assert_ok(tmesh_region_seal(region, err));
 	return region;
+}
+
+/* The same of memory that nobody else looks at: who looks for regions opens what is called one, and
+ * holds it for a moment. For tests that say who holds what. */
+static inline struct tmesh_region *unseen(struct tmesh_ctx *ctx, uint64_t bytes, uint8_t fill)
+{
+	int fd = memfd_create("unseen", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	struct tmesh_region *region;
+	uint8_t *memory;
+
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_true(memory != MAP_FAILED);
+	memset(memory, fill, bytes);
+	munmap(memory, bytes);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE), 0);
+	assert_ok(tmesh_region_from_memfd(ctx, fd, 0, NULL, &region, err));
+	close(fd);
+	return region;
+}
+
+static inline void keep_unseen(struct tmesh_ctx *ctx, const char *name, uint64_t bytes,
+			       uint8_t fill)
+{
+	struct tmesh_region *region = unseen(ctx, bytes, fill);
+
+	assert_ok(tmesh_keep(ctx, name, &region, 1, NULL, err));
+	tmesh_region_unref(region);
 }
 
 static inline void keep_new(struct tmesh_ctx *ctx, const char *name, uint64_t bytes, uint8_t fill)

@@ -341,7 +341,7 @@ static uint32_t shown_rights(struct tmesh_ctx *ctx, const struct tmesh_region *r
 	size_t count;
 
 	assert_ok(tmesh_holders(ctx, tmesh_region_id(region), &holders, &count, err));
-	assert_int_equal(count, 1);
+	assert_int_equal(unit_own_holders(holders, count), 1);
 	rights = holders[0].rights;
 	free(holders);
 	return rights;

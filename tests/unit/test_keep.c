@@ -120,7 +120,8 @@ static void test_list(void **state)
 	free(infos);
 	assert_int_equal(keeper_pid(*state), 0);
 
-	keep_new(*state, "first", MIB, 1);
+	keep_unseen(*state, "first", MIB, 1);
+	/* Of memory that was made elsewhere the keeper does not see its maker. */
 	region = sealed(*state, 4096, 2);
 	assert_ok(tmesh_keep(*state, "second", &region, 1, &opts, err));
 	assert_ok(tmesh_kept_list(*state, &infos, &count, err));
@@ -142,9 +143,11 @@ static void test_list(void **state)
 	tmesh_region_unref(region);
 	region = open_one(*state, "first");
 	check_fill(region, 1);
-	assert_ok(tmesh_kept_list(*state, &infos, &count, err));
-	assert_int_equal(infos[0].held, 1);
-	assert_int_equal(infos[1].held, 0);
+	do {
+		free(infos);
+		assert_ok(tmesh_kept_list(*state, &infos, &count, err));
+		assert_int_equal(infos[0].held, 1);
+	} while (infos[1].held); /* whoever looks for regions holds it for a moment */
 	free(infos);
 	tmesh_region_unref(region);
 }
@@ -155,26 +158,26 @@ static void test_limit(void **state)
 	struct tmesh_keeper_info info = {.size = sizeof(info)};
 
 	setenv("TMESH_KEEPER_BYTES", "3400000", 1);
-	keep_new(*state, "one", MIB, 1);
-	keep_new(*state, "two", MIB, 2);
-	keep_new(*state, "three", MIB, 3);
+	keep_unseen(*state, "one", MIB, 1);
+	keep_unseen(*state, "two", MIB, 2);
+	keep_unseen(*state, "three", MIB, 3);
 	assert_ok(tmesh_keeper_info(*state, &info, err));
 	assert_int_equal(info.max_bytes, 3400000);
 	assert_int_equal(info.names, 3);
 	/* Used last, so the next is the oldest. */
 	check_kept(*state, "one", 1);
-	keep_new(*state, "four", MIB, 4);
+	keep_unseen(*state, "four", MIB, 4);
 	assert_true(is_kept(*state, "one"));
 	assert_false(is_kept(*state, "two"));
 	/* What is held stays, however old. */
 	held = open_one(*state, "three");
 	check_kept(*state, "one", 1);
 	check_kept(*state, "four", 4);
-	keep_new(*state, "five", MIB, 5);
+	keep_unseen(*state, "five", MIB, 5);
 	assert_true(is_kept(*state, "three"));
 	assert_false(is_kept(*state, "one"));
 	/* Too much with what is held: refused, and nothing has gone. */
-	big = sealed(*state, 3 * MIB, 6);
+	big = unseen(*state, 3 * MIB, 6);
 	assert_refused(tmesh_keep(*state, "big", &big, 1, NULL, err), -EDQUOT, "3400000");
 	assert_true(is_kept(*state, "three"));
 	assert_true(is_kept(*state, "four"));
@@ -185,7 +188,7 @@ static void test_limit(void **state)
 	assert_false(is_kept(*state, "four"));
 	tmesh_region_unref(big);
 	/* More than the limit itself. */
-	big = sealed(*state, 4 * MIB, 6);
+	big = unseen(*state, 4 * MIB, 6);
 	assert_refused(tmesh_keep(*state, "bigger", &big, 1, NULL, err), -EDQUOT, "limit");
 	assert_true(is_kept(*state, "big"));
 	tmesh_region_unref(big);
@@ -344,8 +347,8 @@ static void test_opaque_stays(void **state)
 {
 	setenv("TMESH_KEEPER_BYTES", "1400000", 1);
 	keep_opaque(*state);
-	keep_new(*state, "one", MIB, 1);
-	keep_new(*state, "two", MIB, 2);
+	keep_unseen(*state, "one", MIB, 1);
+	keep_unseen(*state, "two", MIB, 2);
 	assert_false(is_kept(*state, "one"));
 	assert_true(is_kept(*state, "opaque"));
 	assert_true(is_kept(*state, "two"));

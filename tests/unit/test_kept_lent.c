@@ -61,14 +61,10 @@ static uint32_t held(struct tmesh_ctx *ctx, const char *name)
 }
 
 /* Whoever looks through /proc holds what it looks at for a moment. */
-static bool is_let_go(struct tmesh_ctx *ctx, const char *name)
+static void expect_let_go(struct tmesh_ctx *ctx, const char *name)
 {
-	for (int i = 0; i < 1000; i++) {
-		if (held(ctx, name) == 0)
-			return true;
+	while (held(ctx, name))
 		usleep(1000);
-	}
-	return false;
 }
 
 static void test_lent(void **state)
@@ -80,7 +76,7 @@ static void test_lent(void **state)
 
 	keep_new(*state, "one", 4096, 1);
 	assert_lent(*state, "one");
-	assert_true(is_let_go(*state, "one"));
+	expect_let_go(*state, "one");
 	early = open_one(*state, "one");
 	assert_int_equal(held(*state, "one"), 1);
 	/* What was lent before that look is lent no more, and held all the same. */
@@ -96,7 +92,7 @@ static void test_lent(void **state)
 	tmesh_region_unref(early);
 	assert_int_equal(held(*state, "one"), 1);
 	munmap(mapping, 4096);
-	assert_true(is_let_go(*state, "one"));
+	expect_let_go(*state, "one");
 	/* To map it is no use that the kernel notes: that would be told to the last tick. */
 	late = open_one(*state, "one");
 	assert_int_equal(fstat(late->fd, &st), 0);
@@ -134,22 +130,30 @@ static void test_holders(void **state)
 	struct tmesh_region_info *infos;
 	struct tmesh_region *region;
 	struct tmesh_region_info info = {.size = sizeof(info)};
-	size_t count, all;
+	size_t count, all, of_keeper = 0, handles;
+	pid_t keeper;
 
 	keep_new(*state, "one", 4096, 1);
 	assert_lent(*state, "one");
 	region = open_one(*state, "one");
 	assert_ok(tmesh_region_info(region, &info, err));
 	assert_ok(tmesh_holders(*state, info.id, &holders, &count, err));
-	assert_int_equal(count, 2);
-	assert_true(holders[0].pid != holders[1].pid);
+	keeper = keeper_pid(*state);
+	for (size_t i = 0; i < count; i++)
+		of_keeper += holders[i].pid == keeper;
+	assert_int_equal(of_keeper, 1);
+	assert_int_equal(unit_own_holders(holders, count), 1);
 	free(holders);
-	assert_ok(tmesh_list(*state, &infos, &all, err));
-	for (count = 0; infos[count].id != info.id; count++)
-		assert_true(count + 1 < all);
-	assert_true(infos[count].kept);
-	assert_int_equal(infos[count].handles, 2);
-	free(infos);
+	/* Until nobody else is looking at it. */
+	do {
+		assert_ok(tmesh_list(*state, &infos, &all, err));
+		for (count = 0; infos[count].id != info.id; count++)
+			assert_true(count + 1 < all);
+		assert_true(infos[count].kept);
+		assert_true(infos[count].handles >= 2);
+		handles = infos[count].handles;
+		free(infos);
+	} while (handles > 2);
 	tmesh_region_unref(region);
 }
 
@@ -253,7 +257,7 @@ static void kill_and_wait(pid_t pid)
 	struct pollfd poller = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
 
 	assert_int_equal(kill(pid, SIGTERM), 0);
-	assert_int_equal(poll(&poller, 1, 60000), 1);
+	assert_int_equal(poll(&poller, 1, 600000), 1);
 	close(poller.fd);
 }
 
