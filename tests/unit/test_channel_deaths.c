@@ -83,7 +83,7 @@ static _Noreturn void produce(const char *token, uint64_t who)
 			messages[i] = message_of(ctx, who << 32 | (n + i));
 		for (uint32_t done = 0; done < count; done += (uint32_t)rc) {
 			rc = tmesh_channel_send_batch(channel, messages + done, count - done,
-						      10 * SECOND, NULL);
+						      PATIENCE, NULL);
 			CHECK(rc > 0);
 		}
 		for (uint32_t i = 0; i < count; i++)
@@ -108,7 +108,7 @@ static bool receive(struct tmesh_channel *channel, uint64_t *last)
 	struct tmesh_error why;
 	uint64_t who, n;
 	uint64_t *data;
-	int rc = tmesh_channel_recv(channel, &message, 20 * SECOND, &why);
+	int rc = tmesh_channel_recv(channel, &message, PATIENCE, &why);
 
 	if (rc == -EPIPE)
 		return false;
@@ -170,8 +170,9 @@ static void test_producers(void **state)
 	free(last);
 }
 
-/* Says in @at how far it is, after each. */
-static _Noreturn void consume(const char *token, volatile uint64_t *at)
+/* Says in @at how far it is, after each. Since then so many others were killed as @lost says, each
+ * of which may have taken one that it did not come to say. */
+static _Noreturn void consume(const char *token, volatile uint64_t *at, uint64_t lost)
 {
 	struct tmesh_channel *channel;
 	struct tmesh_ctx *ctx;
@@ -181,10 +182,11 @@ static _Noreturn void consume(const char *token, volatile uint64_t *at)
 	for (;;) {
 		struct tmesh_message message;
 
-		CHECK(!tmesh_channel_recv(channel, &message, 10 * SECOND, NULL));
+		CHECK(!tmesh_channel_recv(channel, &message, PATIENCE, NULL));
 		CHECK(is_whole(&message));
-		CHECK(number_of(&message) == *at + 1 || number_of(&message) == *at + 2);
+		CHECK(number_of(&message) > *at && number_of(&message) <= *at + 1 + lost);
 		*at = number_of(&message);
+		lost = 0;
 	}
 }
 
@@ -197,22 +199,22 @@ static void test_consumers(void **state)
 	struct tmesh_channel *channel;
 	struct tmesh_message message;
 	struct tmesh_ctx *ctx = context();
-	uint64_t n = 1;
+	uint64_t n = 1, lost = 0;
 
 	assert_ok(tmesh_channel_create(ctx, SEND, &opts, &channel, err));
 	assert_ok(tmesh_channel_token(channel, token, err));
 	srand(1);
 	for (int i = 0; i < kills(); i++) {
-		uint64_t until = n + (uint64_t)(rand() % 300);
+		uint64_t until = n + (uint64_t)(rand() % 300), before = *at;
 		pid_t child = fork();
 
 		if (child == 0)
-			consume(token, at);
+			consume(token, at, lost);
 		while (n < until) {
 			int rc;
 
 			message = whole(n);
-			rc = tmesh_channel_send(channel, &message, 20 * SECOND, NULL);
+			rc = tmesh_channel_send(channel, &message, PATIENCE, NULL);
 			n += rc == 0;
 			/* The last one's end has been seen, this one has not joined yet: our own
 			 * server lets it in, which is to have the processor meanwhile. */
@@ -221,6 +223,7 @@ static void test_consumers(void **state)
 				usleep(100);
 		}
 		stop(child);
+		lost = *at == before ? lost + 1 : 1;
 	}
 	munmap((void *)at, sizeof(*at));
 	tmesh_channel_unref(channel);
@@ -251,14 +254,14 @@ static void test_makers(void **state)
 			CHECK(write(ends[1], token, sizeof(token)) == sizeof(token));
 			for (;;) {
 				message = whole(++n);
-				CHECK(!tmesh_channel_send(channel, &message, 20 * SECOND, NULL));
+				CHECK(!tmesh_channel_send(channel, &message, PATIENCE, NULL));
 			}
 		}
 		assert_int_equal(read(ends[0], token, sizeof(token)), sizeof(token));
 		close(ends[0]);
 		close(ends[1]);
 		assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &channel, err));
-		while ((rc = tmesh_channel_recv(channel, &message, 20 * SECOND, NULL)) == 0) {
+		while ((rc = tmesh_channel_recv(channel, &message, PATIENCE, NULL)) == 0) {
 			assert_true(is_whole(&message));
 			assert_int_equal(number_of(&message), ++n);
 			if (n == (uint64_t)i % 50 + 1)
@@ -330,7 +333,7 @@ static void test_inherited(void **state)
 		CHECK(tmesh_channel_poll_fd(p.other, NULL) == -EPERM && !p.other->polls);
 		CHECK(tmesh_channel_token(p.maker, p.token, NULL) == -EPERM);
 		CHECK(tmesh_channel_open(p.ctx, p.token, RECV, NULL, &own, NULL) == 0);
-		CHECK(tmesh_channel_recv(own, &got, 10 * SECOND, NULL) == 0);
+		CHECK(tmesh_channel_recv(own, &got, PATIENCE, NULL) == 0);
 		tmesh_channel_unref(own);
 		tmesh_channel_unref(p.other);
 		tmesh_channel_unref(p.maker);
@@ -341,7 +344,7 @@ static void test_inherited(void **state)
 	join(child);
 	/* It took one message by its own handle, and with its end nothing of ours. */
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
-	assert_ok(tmesh_channel_recv(p.other, &got, 10 * SECOND, err));
+	assert_ok(tmesh_channel_recv(p.other, &got, PATIENCE, err));
 	pair_end(&p);
 }
 
@@ -363,7 +366,7 @@ static void test_inherited_end(void **state)
 		CHECK(!tmesh_channel_token(own, p.token, NULL));
 		CHECK(!tmesh_channel_open(p.ctx, p.token, SEND, NULL, &other, NULL));
 		tmesh_channel_unref(other);
-		CHECK(tmesh_channel_recv(own, &got, 20 * SECOND, NULL) == -EPIPE);
+		CHECK(tmesh_channel_recv(own, &got, PATIENCE, NULL) == -EPIPE);
 		CHECK(write(ends[1], "", 1) == 1);
 		CHECK(read(ends[1], &done, 1) == 0);
 		unit_leave(0);
@@ -374,7 +377,7 @@ static void test_inherited_end(void **state)
 		join(child);
 	tmesh_channel_unref(p.other);
 	do
-		rc = tmesh_channel_send(p.maker, &message, 20 * SECOND, NULL);
+		rc = tmesh_channel_send(p.maker, &message, PATIENCE, NULL);
 	while (!rc);
 	assert_int_equal(rc, -EPIPE);
 	close(ends[0]);

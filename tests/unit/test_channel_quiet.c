@@ -17,7 +17,8 @@
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);
 
-static bool quiet;
+/* Of the thread that is watched: that of a context makes calls of its own. */
+static __thread bool quiet;
 
 /* Sanitizers have an allocator and calls of their own. */
 #ifdef __SANITIZE_ADDRESS__
@@ -70,7 +71,7 @@ static void talk(struct tmesh_channel *out, struct tmesh_channel *in, bool first
 		if (trip == 10)
 			be_quiet();
 		message.tensor = tensors[trip % 2];
-		if (first && tmesh_channel_send(out, &message, 20 * SECOND, NULL))
+		if (first && tmesh_channel_send(out, &message, PATIENCE, NULL))
 			_exit(1);
 		/* Waits this brief never sleep, however long the other end is kept from running. */
 		while ((rc = tmesh_channel_recv(in, &got, SECOND, NULL)) == -ETIMEDOUT)
@@ -78,7 +79,7 @@ static void talk(struct tmesh_channel *out, struct tmesh_channel *in, bool first
 		if (rc)
 			_exit(2);
 		tmesh_tensor_unref(got.tensor);
-		if (!first && tmesh_channel_send(out, &message, 20 * SECOND, NULL))
+		if (!first && tmesh_channel_send(out, &message, PATIENCE, NULL))
 			_exit(3);
 	}
 	_exit(0);
