@@ -13,6 +13,9 @@
 #define SEND TMESH_CHANNEL_SEND
 #define RECV TMESH_CHANNEL_RECV
 #define SECOND 1000000000ll
+/* For what comes, however busy the machine is. */
+#define PATIENCE (600 * SECOND)
+#define PATIENT_MS 600000
 
 /* A child says by its exit status which of its checks failed first. */
 #define CHECK(condition)                                \

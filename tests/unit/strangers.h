@@ -16,7 +16,7 @@
 #include "wire.h"
 
 /* For answers that come, however busy the machine is, and for those that never do. */
-#define PATIENT_MS 60000
+#define PATIENT_MS 600000
 #define HASTY_MS 50
 
 static inline struct tmesh_ctx *context(const char *dir, uint64_t timeout_ms)
@@ -75,7 +75,7 @@ static const struct tmesh_wire_region good = {
 static inline int dial(const char *token)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct timeval patience = {.tv_sec = 2};
+	struct timeval patience = {.tv_sec = PATIENT_MS / 1000};
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",

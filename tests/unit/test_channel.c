@@ -546,7 +546,7 @@ static void *produce(void *data)
 		sent = tmesh_channel_send_batch(
 			channel, message,
 			(uint32_t)(1 + n % 16 < EACH - w->count ? 1 + n % 16 : EACH - w->count),
-			10 * SECOND, NULL);
+			PATIENCE, NULL);
 		assert_true(sent > 0);
 		for (int i = 0; i < sent; i++)
 			w->sum += n++;
@@ -565,7 +565,7 @@ static void *consume(void *data)
 	int got;
 
 	w->in_order = true;
-	while ((got = tmesh_channel_recv_batch(channel, message, 8, 10 * SECOND, NULL)) > 0) {
+	while ((got = tmesh_channel_recv_batch(channel, message, 8, PATIENCE, NULL)) > 0) {
 		for (int i = 0; i < got; i++) {
 			uint64_t n = number_of(&message[i]), who = n >> 32;
 
@@ -610,7 +610,7 @@ static void test_many(void **state)
 		got += workers[i].sum;
 		counted += workers[i].count;
 	}
-	assert_int_equal(tmesh_channel_recv(p.maker, &message, 10 * SECOND, NULL), -EPIPE);
+	assert_int_equal(tmesh_channel_recv(p.maker, &message, PATIENCE, NULL), -EPIPE);
 	assert_int_equal(counted, 4 * EACH);
 	assert_int_equal(got, sent);
 	pair_end(&p);
@@ -641,7 +641,7 @@ static void test_late_region(void **state)
 	pthread_mutex_lock(&p.ctx->lock);
 	assert_int_equal(tmesh_channel_try_recv(p.other, &got, NULL), -ETIMEDOUT);
 	pthread_mutex_unlock(&p.ctx->lock);
-	ctx->timeout_ns = 20 * SECOND;
+	ctx->timeout_ns = PATIENCE;
 	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
 	tmesh_tensor_unref(got.tensor);
 	tmesh_tensor_unref(message.tensor);

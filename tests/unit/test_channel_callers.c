@@ -73,7 +73,7 @@ static void receive(struct tmesh_channel *from)
 {
 	struct tmesh_message message;
 
-	assert_ok(tmesh_channel_recv(from, &message, 60 * SECOND, err));
+	assert_ok(tmesh_channel_recv(from, &message, PATIENCE, err));
 	tmesh_tensor_unref(message.tensor);
 }
 
@@ -106,7 +106,7 @@ static void test_who_gives_back(void **state)
 	assert_ok(tmesh_region_token(made, TMESH_READ, token, err));
 	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &opened, err));
 	/* Nor who waits until all were received, which lets go of the last. */
-	assert_ok(tmesh_channel_flush(to, 60 * SECOND, err));
+	assert_ok(tmesh_channel_flush(to, PATIENCE, err));
 	assert_int_equal(unmapped_by_caller, 0);
 	assert_int_equal(unmapped_by_others, 0);
 	atomic_store(&watch_stands, false);

@@ -28,7 +28,7 @@ static uint64_t length_ns(void)
 /* A machine with much to do is no hang. */
 static void in_time(uint64_t start)
 {
-	if (tmesh_now_ns() - start > 5 * (uint64_t)SECOND)
+	if (tmesh_now_ns() - start > 60 * (uint64_t)SECOND)
 		atomic_fetch_add(&late, 1);
 }
 
@@ -116,8 +116,8 @@ static void test_scribbled(void **state)
 		while (tmesh_now_ns() < until) {
 			struct tmesh_message message = number(n), got;
 
-			assert_ok(tmesh_channel_send(beside.maker, &message, 20 * SECOND, err));
-			assert_ok(tmesh_channel_recv(beside.other, &got, 20 * SECOND, err));
+			assert_ok(tmesh_channel_send(beside.maker, &message, PATIENCE, err));
+			assert_ok(tmesh_channel_recv(beside.other, &got, PATIENCE, err));
 			assert_int_equal(number_of(&got), n++);
 		}
 		over = true;
@@ -144,7 +144,7 @@ static void test_left_behind(void **state)
 	atomic_store(&lane->tail, 1);
 	for (uint64_t i = 1; i <= opts.slots; i++)
 		atomic_store(&channel_slot(p.maker, lane, i)->word, channel_word(i, 0));
-	alarm(20);
+	alarm(600);
 	second = pair_open(&p, SEND);
 	alarm(0);
 	assert_refused(tmesh_channel_try_send(second, &message, err), -EAGAIN, "full");
@@ -575,7 +575,7 @@ static int32_t joins(struct pair *p, uint32_t role)
 		.version = TMESH_WIRE_VERSION,
 		.rights = role,
 	};
-	uint64_t deadline = tmesh_now_ns() + 20 * (uint64_t)SECOND;
+	uint64_t deadline = tmesh_now_ns() + (uint64_t)PATIENCE;
 	struct tmesh_token_parts parts;
 	struct tmesh_wire_reply reply;
 	int conn, fds[TMESH_JOIN_FDS], got;

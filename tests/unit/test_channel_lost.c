@@ -56,7 +56,7 @@ static int send_tensors(struct tmesh_ctx *ctx, struct tmesh_channel *to)
 					  NULL);
 
 		if (!rc)
-			rc = tmesh_channel_send(to, &message, 60 * SECOND, NULL);
+			rc = tmesh_channel_send(to, &message, PATIENCE, NULL);
 		tmesh_tensor_unref(message.tensor);
 		if (rc)
 			return rc;
@@ -69,7 +69,7 @@ static void receive_one(struct tmesh_channel *from, uint64_t want)
 	struct tmesh_message message;
 	uint64_t got = UINT64_MAX;
 
-	assert_ok(tmesh_channel_recv(from, &message, 60 * SECOND, err));
+	assert_ok(tmesh_channel_recv(from, &message, PATIENCE, err));
 	assert_ok(tmesh_tensor_read(message.tensor, &got, sizeof(got), err));
 	assert_int_equal(got, want);
 	tmesh_tensor_unref(message.tensor);
@@ -81,7 +81,7 @@ static void receive_all(struct tmesh_channel *from)
 
 	for (uint64_t i = 0; i < COUNT; i++)
 		receive_one(from, i);
-	assert_refused(tmesh_channel_recv(from, &message, 60 * SECOND, err), -EPIPE, "");
+	assert_refused(tmesh_channel_recv(from, &message, PATIENCE, err), -EPIPE, "");
 }
 
 static void expect_free(struct tmesh_ctx *ctx)
@@ -260,7 +260,7 @@ static void test_not_the_makers(void **state)
 	assert_ok(tmesh_channel_token(channel, token, err));
 	sender = sender_start(token, SENDS_A_B_A);
 	wait_for(&sender.told);
-	assert_ok(tmesh_channel_recv(channel, &message, 60 * SECOND, err));
+	assert_ok(tmesh_channel_recv(channel, &message, PATIENCE, err));
 	receive_one(channel, 1);
 	sender_killed(&sender);
 	second = opened(other, token, RECV);
@@ -450,7 +450,7 @@ static void test_closed_for_two(void **state)
 	tmesh_channel_unref(p.other);
 	for (uint64_t i = 0; i < COUNT; i++)
 		receive_one(i % 2 ? second : p.maker, i);
-	assert_refused(tmesh_channel_recv(second, &message, 60 * SECOND, err), -EPIPE, "");
+	assert_refused(tmesh_channel_recv(second, &message, PATIENCE, err), -EPIPE, "");
 	assert_ok(tmesh_ctx_flush(p.ctx, -1, NULL, err));
 	tmesh_channel_unref(second);
 	tmesh_channel_unref(p.maker);

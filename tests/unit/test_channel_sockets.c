@@ -269,7 +269,7 @@ static void test_with_maker(void **state)
 	p.ctx->timeout_ns = 1000000;
 	atomic_store(&words[CHANNEL_R_WITH_MAKER], 7);
 	atomic_store(&words[CHANNEL_R_ID], 7);
-	alarm(60);
+	alarm(600);
 	assert_int_equal(tmesh_channel_shelf_open(p.other, 0, 0, 7, RW, &got), -ETIMEDOUT);
 	alarm(0);
 	/* Others have received it. */

@@ -105,10 +105,10 @@ static void test_let_go(void **state)
 	/* The handler stays: another thread may still have the last of them before it. */
 	assert_int_equal(sigaction(SIGALRM, &action, NULL), 0);
 	assert_int_equal(setitimer(ITIMER_REAL, &often, NULL), 0);
-	assert_refused(tmesh_channel_flush(p.maker, 5 * SECOND, err), -EINTR, "signal");
+	assert_refused(tmesh_channel_flush(p.maker, PATIENCE, err), -EINTR, "signal");
 	assert_int_equal(setitimer(ITIMER_REAL, &never, NULL), 0);
 	tmesh_channel_unref(p.other);
-	assert_refused(tmesh_channel_flush(p.maker, 5 * SECOND, err), -EPIPE, "receive");
+	assert_refused(tmesh_channel_flush(p.maker, PATIENCE, err), -EPIPE, "receive");
 	p.other = pair_open(&p, RECV);
 	assert_ok(tmesh_channel_recv(p.other, &got, 0, err));
 	assert_ok(tmesh_channel_flush(p.maker, 0, err));
@@ -186,12 +186,12 @@ static void test_poll(void **state)
 			assert_int_equal(tmesh_channel_try_recv(to, &got, NULL), -EAGAIN);
 			assert_false(readable(in, 0));
 			assert_ok(tmesh_channel_try_send(from, &message, err));
-			assert_true(readable(in, 1000));
+			assert_true(readable(in, PATIENT_MS));
 			assert_ok(tmesh_channel_try_recv(to, &got, err));
 		}
 		assert_int_equal(tmesh_channel_try_recv(to, &got, NULL), -EAGAIN);
 		pthread_create(&thread, NULL, send_later, from);
-		assert_true(readable(in, 10000));
+		assert_true(readable(in, PATIENT_MS));
 		pthread_join(thread, NULL);
 		assert_ok(tmesh_channel_try_recv(to, &got, err));
 
@@ -200,24 +200,24 @@ static void test_poll(void **state)
 		assert_int_equal(tmesh_channel_try_send(from, &message, NULL), -EAGAIN);
 		assert_false(readable(out, 0));
 		pthread_create(&thread, NULL, recv_later, to);
-		assert_true(readable(out, 10000));
+		assert_true(readable(out, PATIENT_MS));
 		pthread_join(thread, NULL);
 		assert_ok(tmesh_channel_try_send(from, &message, err));
 
 		/* The other end's leaving is an event too, and stays one. */
 		tmesh_channel_unref(from);
-		assert_true(readable(in, 10000));
+		assert_true(readable(in, PATIENT_MS));
 		while (!tmesh_channel_try_recv(to, &got, NULL))
 			;
 		while (tmesh_channel_try_recv(to, &got, NULL) != -EPIPE)
-			assert_true(readable(in, 10000));
+			assert_true(readable(in, PATIENT_MS));
 		/* What receive knows at once, the bell may say a moment later. */
-		assert_true(readable(in, 10000));
+		assert_true(readable(in, PATIENT_MS));
 		/* Nobody who joined can silence it, with others at the same bell. */
 		if (role == SEND)
 			for (int i = 0; i < 4; i++) {
 				recv(in, &got, sizeof(got), MSG_DONTWAIT);
-				assert_true(readable(in, 10000));
+				assert_true(readable(in, PATIENT_MS));
 			}
 		p.maker = NULL;
 		p.other = to;
@@ -263,7 +263,7 @@ static void test_poll_shared(void **state)
 			assert_int_equal(tmesh_channel_try_recv(to[i], &got, NULL), -EAGAIN);
 		tmesh_channel_unref(from);
 		for (int i = 0; i < 4; i++) {
-			assert_true(readable(fd[i % 2], 10000));
+			assert_true(readable(fd[i % 2], PATIENT_MS));
 			while (tmesh_channel_try_recv(to[i % 2], &got, NULL) != -EPIPE)
 				usleep(100);
 		}

@@ -160,6 +160,7 @@ static void test_requests(void **state)
 		int conn = dial(token);
 
 		send_fds(conn, &request, sizeof(request), server.fd, 4);
+		errno = 0;
 		assert_true(recv(conn, answer, sizeof(answer), 0) <= 0 && errno != EAGAIN);
 		close(conn);
 	}

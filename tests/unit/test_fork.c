@@ -199,7 +199,7 @@ static void test_inherited_locked(void **state)
 	tmesh_region_lock(region);
 	child = fork();
 	if (child == 0) {
-		alarm(20);
+		alarm(600);
 		CHECK(tmesh_region_map(region, TMESH_READ, &addr, NULL) == 0);
 		CHECK(strcmp(addr, "there") == 0);
 		tmesh_region_unmap(region, TMESH_READ);
@@ -350,7 +350,7 @@ static void test_while_busy(void **state)
 		pid_t child = fork();
 
 		if (child == 0) {
-			alarm(20);
+			alarm(600);
 			CHECK(tmesh_region_create(ctx, 9000, NULL, &region, NULL) == 0);
 			CHECK(tmesh_region_write(region, 0, "x", 1, NULL) == 0);
 			CHECK(tmesh_region_token(region, TMESH_READ, token, NULL) == 0);

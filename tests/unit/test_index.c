@@ -99,7 +99,7 @@ static void test_index_changes(void **state)
 	head->slots = 1u << 30;
 	for (int i = 0; i < 64; i++)
 		slots[i].tag = tag + 1;
-	alarm(20);
+	alarm(600);
 	assert_false(tmesh_index_view_find(&view, secret, &hit));
 	alarm(0);
 	tmesh_index_view_close(&view);
@@ -162,7 +162,7 @@ static void test_index_grows(void **state)
 	assert_ok(tmesh_index_add(&index, &entry, err));
 	assert_int_equal(tmesh_index_number(index), 1);
 	tmesh_index_remove(index, entry.secret);
-	alarm(20);
+	alarm(600);
 	for (uint8_t i = 0; i < 100; i++) {
 		entry.secret[0] = i;
 		assert_ok(tmesh_index_add(&index, &entry, err));

@@ -280,11 +280,11 @@ static void holder_main(int socket)
 	if (order == 'f' && fork() == 0)
 		unit_leave((int)read(socket, &order, 1));
 	if (order == 't' &&
-	    (poll(&poller, 1, 5000) != 1 || tmesh_region_events(region) != TMESH_EVENT_TAKEN ||
+	    (poll(&poller, 1, 600000) != 1 || tmesh_region_events(region) != TMESH_EVENT_TAKEN ||
 	     tmesh_region_opaque_fd(region, &fd, NULL) != -ESTALE))
 		unit_leave(4);
 	if (order == 'o' &&
-	    (poll(&poller, 1, 5000) != 1 || tmesh_region_events(region) != TMESH_EVENT_ORPHANED ||
+	    (poll(&poller, 1, 600000) != 1 || tmesh_region_events(region) != TMESH_EVENT_ORPHANED ||
 	     ino_of(region) != what.ino))
 		unit_leave(5);
 	tmesh_region_unref(region);
@@ -398,7 +398,7 @@ static void test_holder_killed(void **state)
 	poller.events = wait;
 	assert_int_equal(poll(&poller, 1, 0), 0);
 	kill(holder.pid, SIGKILL);
-	assert_int_equal(poll(&poller, 1, 5000), 1);
+	assert_int_equal(poll(&poller, 1, 600000), 1);
 	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
 	end_of(&holder);
 	tmesh_region_unref(region);
@@ -432,7 +432,7 @@ static void test_forked(void **state)
 	poller.fd = tmesh_region_poll_fd(region, TMESH_EVENT_ALONE, &wait, NULL);
 	poller.events = wait;
 	assert_int_equal(write(forks.socket, "f", 1), 1);
-	assert_int_equal(poll(&poller, 1, 5000), 1);
+	assert_int_equal(poll(&poller, 1, 600000), 1);
 	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
 	hold(&waits, region, &what);
 	child = fork();

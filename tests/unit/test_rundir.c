@@ -170,9 +170,8 @@ static void test_runtime_dir(void **state)
 		tmesh_watch_stop(client);
 		tmesh_peers_drop(client);
 		/* The server's end goes once it has seen that of ours. */
-		for (int n = 0; n < 5000 && unit_open_fds() != before; n++)
+		while (unit_open_fds() != before)
 			usleep(1000);
-		assert_int_equal(unit_open_fds(), before);
 		assert_int_equal(stats_of(ctx).tokens_served, 1);
 		tmesh_ctx_unref(client);
 		tmesh_region_unref(region);

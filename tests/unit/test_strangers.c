@@ -234,6 +234,7 @@ static void hangs_up(const char *token, const void *data, size_t bytes, int fd, 
 	char answer[256];
 
 	send_fds(conn, data, bytes, fd, count);
+	errno = 0;
 	assert_true(recv(conn, answer, sizeof(answer), 0) <= 0);
 	assert_true(errno != EAGAIN);
 	close(conn);

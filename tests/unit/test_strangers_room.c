@@ -131,7 +131,7 @@ static void test_serve_without_room(void **state)
 		.rights = TMESH_READ | TMESH_WRITE,
 	};
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct timeval patience = {.tv_sec = 20};
+	struct timeval patience = {.tv_sec = PATIENT_MS / 1000};
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC), first, second, before;
 	struct tmesh_token_parts parts;
 	struct tmesh_wire_reply reply;
