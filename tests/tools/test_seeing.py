@@ -52,7 +52,8 @@ class See(Base):
         with contextlib.ExitStack() as several:
             ids = {several.enter_context(held("create", "1"))["id"] for _ in range(2)}
             # Two that begin alike: memfds with the names of regions, which need no holder of tmesh's.
-            for number in "dead00000000beef", "dead00000000bee1":
+            begin = f"dead{os.getpid():08x}"
+            for number in begin + "beef", begin + "bee1":
                 fd = os.memfd_create(f"tmesh:1:{number}:10:x", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
                 several.callback(os.close, fd)
                 os.truncate(fd, 4096 + 8192)
@@ -63,8 +64,8 @@ class See(Base):
                     self.assertTrue(answer("holders", number[:digits].upper()))
             if BACKEND == "memfd":
                 for verb in "show", "holders":
-                    refused("2 regions have an id that begins with dead00000000", verb, "dead00000000")
-                    tool(verb, "dead00000000bee1")
+                    refused(f"2 regions have an id that begins with {begin}", verb, begin)
+                    tool(verb, begin + "bee1")
         wrong_usage("needs a token", "get", "0" * 8)
 
     def test_a_bundle_is_not_one_region(self):
@@ -85,7 +86,10 @@ class See(Base):
                          " " + "1" * 15, "1" * 15 + "\n", "tm2k-" + "0" * 32, "{}"):
                 wrong_usage(f"tmeshctl {verb}", verb, name)
             refused("no region 0000000000000000", verb, "0" * 16)
-            refused("no region ffff...", verb, "f" * 4)  # the module counts from 1
+            # The module counts from 1. On memfds a region of another suite may begin with so few digits.
+            refused("no region ffffffffffff...", verb, "f" * 12)
+            short = subprocess.run([TOOL, verb, "f" * 4], capture_output=True, timeout=WAIT_S)
+            self.assertIn(short.returncode, (0, 1), short.stderr)
             refused("not a token", verb, "tm1m-" + "0" * 31)
             refused("no such region", verb, "tm1m-" + "0" * 32 + "-" + "0" * 32)
         refused("not an id", "show", "\x1b[31m", status=2)
@@ -115,9 +119,12 @@ class See(Base):
         self.assertEqual((info["bytes"], info["uid"]), (10, os.getuid()))
 
     def test_holders(self):
+        """Itself is none of them. Whoever looks at the machine's regions, as other suites do, may be one for a moment."""
         with held("create", "10") as names:
-            holders = answer("holders", names["token"])
-            self.assertEqual({holder["pid"] for holder in holders}, {names["pid"]})
+            looks = subprocess.Popen([TOOL, "holders", names["token"], "--json"], stdout=subprocess.PIPE)
+            holders = json.loads(looks.communicate(timeout=WAIT_S)[0])
+            self.assertNotIn(looks.pid, {holder["pid"] for holder in holders})
+            holders = [holder for holder in holders if holder["pid"] == names["pid"]]
             self.assertEqual({holder["command"] for holder in holders}, {"tmeshctl"})
             self.assertEqual(set(holders[0]), {
                 "kind", "pid", "command", "uid", "rights", "mappings", "attachments",
@@ -289,15 +296,17 @@ class Metrics(Base):
         self.assertEqual(families["tmesh_memory_bytes"].unit, "bytes")
 
     def test_regions_are_counted_by_state(self):
-        with held("create", "5000") as one, held("put", self.file(b"x" * 10)) as two:
+        def all_counted():
             families = metrics("--regions")
-        states = {s.labels["id"]: s.labels["state"]
-                  for s in families["tmesh_region_bytes"].samples if s.labels["backend"] == BACKEND}
-        self.assertEqual((states[one["id"]], states[two["id"]]), ("open", "sealed"))
-        for sample in families["tmesh_regions"].samples:
-            if sample.labels["backend"] == BACKEND:
-                self.assertEqual(sample.value,
-                                 list(states.values()).count(sample.labels["state"]))
+            series = [s.labels for s in families["tmesh_region_bytes"].samples if s.labels["backend"] == BACKEND]
+            states = {labels["id"]: labels["state"] for labels in series}
+            self.assertEqual((states[one["id"]], states[two["id"]]), ("open", "sealed"))
+            return all(sample.value == [labels["state"] for labels in series].count(sample.labels["state"])
+                       for sample in families["tmesh_regions"].samples if sample.labels["backend"] == BACKEND)
+
+        with held("create", "5000") as one, held("put", self.file(b"x" * 10)) as two:
+            # A series stands once also where another suite has two memfds of one name, as those that lie about regions do.
+            eventually(all_counted, "as many regions of each state as series")
 
     def test_labels_are_escaped(self):
         with held("create", "5000", "--label", EVIL) as names:
@@ -309,12 +318,13 @@ class Metrics(Base):
     def test_a_series_stands_once(self):
         """Whoever makes two memfds of one name spoils nothing for others."""
         os.environ["TMESH_BACKEND"] = "memfd"
+        number = f"dead{os.getpid():08x}0000"
         for label in "a", "a", "b":
-            fd = os.memfd_create(f"tmesh:1:00000000deadbeef:10:{label}", os.MFD_CLOEXEC)
+            fd = os.memfd_create(f"tmesh:1:{number}:10:{label}", os.MFD_CLOEXEC)
             self.addCleanup(os.close, fd)
         # The parser would pass over the second one; those of scrapers refuse all of it.
         text = tool("metrics", "--regions")[0].decode()
-        labels = re.findall('id="00000000deadbeef".*label="(.)"', text)
+        labels = re.findall(f'id="{number}".*label="(.)"', text)
         self.assertEqual(sorted(labels), ["a", "b"])
 
 

@@ -20,6 +20,9 @@ from harness import (HAVE_MODULE, TOOL, WAIT_S, Base, answer, any_backend, held,
 # What tmeshctl shows nothing for (PATIENCE_NS of tools/progress.c).
 PATIENCE_S = 0.3
 
+# Of what is called a region and is none; another run of these tests has others. Its number begins with a zero.
+NUMBER = f"0000{os.getpid():08x}beef"
+
 
 class Terminal(Base):
     def slow_pipe(self, name):
@@ -75,11 +78,11 @@ class Terminal(Base):
     def test_what_others_wrote_is_escaped(self):
         """A memfd whose name looks like a region's, with a label no library would set."""
         os.environ["TMESH_BACKEND"] = "memfd"
-        name = b"tmesh:1:00000000deadbeef:10:\x1b[31mred\x07 \xff\xe2\x80\xae"
+        name = f"tmesh:1:{NUMBER}:10:".encode() + b"\x1b[31mred\x07 \xff\xe2\x80\xae"
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.addCleanup(os.close, fd)
         os.truncate(fd, 4096 + 8192)
-        self.is_escaped("00000000deadbeef")
+        self.is_escaped(NUMBER)
         self.assertIn(b"\\x1b[31mred", tool("ls")[0])
 
     @unittest.skipUnless(HAVE_MODULE, "no tmesh module")
@@ -101,15 +104,14 @@ class Terminal(Base):
     @any_backend
     def test_what_only_looks_like_a_region(self):
         os.environ["TMESH_BACKEND"] = "memfd"
-        for rest in ("00000000deadbeef:0:x", "00000000deadbeef:-1:x", "00000000deadbeef: 1:x",
-                     "00000000deadbeef:0x1:x", "00000000deadbeef:11111111111111111:x",
-                     "00000000deadbeef:1", "00000000DEADBEEF:1:x", "0000000deadbeef:1:x",
-                     "-0000000deadbeef:1:x", "00000000deadbeef:1:" + "x" * 64):
+        for rest in (f"{NUMBER}:0:x", f"{NUMBER}:-1:x", f"{NUMBER}: 1:x", f"{NUMBER}:0x1:x", f"{NUMBER}:11111111111111111:x",
+                     f"{NUMBER}:1", f"{NUMBER.upper()}:1:x", f"{NUMBER[1:]}:1:x", f"-{NUMBER[1:]}:1:x",
+                     f"{NUMBER}:1:" + "x" * 64):
             fd = os.memfd_create(f"tmesh:1:{rest}", os.MFD_CLOEXEC)
             os.truncate(fd, 8192)
             try:
-                self.assertFalse([r for r in answer("ls") if r["id"] == "00000000deadbeef"], rest)
-                refused("no region", "show", "00000000deadbeef")
+                self.assertFalse([r for r in answer("ls") if r["id"] == NUMBER], rest)
+                refused("no region", "show", NUMBER)
             finally:
                 os.close(fd)
 
