@@ -23,7 +23,7 @@ import traceback
 BUILD = sys.argv[1]
 TOOL = os.path.join(BUILD, "tmeshctl")
 KEEPER = os.path.join(BUILD, "tmesh-keeper")
-PATIENCE = 60
+PATIENCE = 600
 
 
 def wait_until(what, condition):
@@ -197,7 +197,8 @@ def test_by_token(folder):
         tool("keep", json.dumps(answer["ref"]), "text")
         holder.kill()
         holder.wait()
-        assert kept()["text"]["held"] == 0
+        # Whoever looks at the machine's regions, as other suites do, holds each for a moment.
+        wait_until("nobody holds it", lambda: kept()["text"]["held"] == 0)
         assert "not an id" in tool("keep", answer["id"], "more", status=2)
     finally:
         holder.kill()
@@ -328,7 +329,7 @@ def test_installed(folder):
     keepers = keepers_of(tree)
     assert list(kept()) == ["mine"] and len(keepers) == 1
     tool("drop", "mine")
-    os.kill(keepers[0], signal.SIGTERM)
+    end_by_need()
 
 
 def test_late_signal(folder):
