@@ -80,7 +80,7 @@ chance:
 \t@test -e ran && echo ok 1 - c || printf 'not ok 1 - c\\n# c.c:9: late\\n'; echo chance >>ran; echo 1..1
 # Neither ends before the other has begun.
 this that:
-\t@echo $@ >>ran; for i in $$(seq 100); do test $$(wc -l <ran) = 2 && break; sleep 0.1; done; \\
+\t@echo $@ >>ran; for i in $$(seq 6000); do test $$(wc -l <ran) = 2 && break; sleep 0.1; done; \\
 \techo 1..1; test $$(wc -l <ran) = 2 && echo ok 1 || echo not ok 1
 # One says that it is over; the other has then to find that.
 before:
