@@ -19,10 +19,12 @@ MACHINE = """
 # emulated timer is so late that the kernel takes it for broken, and panics: it is not to check. Nor
 # is it to doubt the TSC: leaving that clock patches code that the other CPU runs, which the emulator
 # does not always survive. What the kernel does against processors that speculate costs an emulated one, which does
-# not, a third of its time.
+# not, a third of its time. Nor are its own watchdogs, made for a machine that is dozens of times faster, to take the
+# slowness of this one for a fault: what stands still for ever is told by them too, only later.
 COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot rdinit=/init "
                 "intel_iommu=on random.trust_cpu=on init_on_alloc=0 no_timer_check "
-                "tsc=reliable mitigations=off")
+                "tsc=reliable mitigations=off "
+                "rcupdate.rcu_cpu_stall_timeout=300 watchdog_thresh=60 sysctl.kernel.hung_task_timeout_secs=600")
 
 
 def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), timeout):
