@@ -54,15 +54,15 @@
 			fail_msg("%s: %d %s", #call, err->code, err->message); \
 	} while (0)
 
-/* Wait at most 5 s for what another thread or process does. */
-#define eventually(condition)                                               \
-	do {                                                                \
-		int tries_ = 5000;                                          \
-                                                                            \
-		while (!(condition) && tries_--)                            \
-			usleep(1000);                                       \
-		if (!(condition))                                           \
-			fail_msg("in 5 s it never was so: %s", #condition); \
+/* Wait at most a minute for what another thread or process does. */
+#define eventually(condition)                                                    \
+	do {                                                                     \
+		int tries_ = 60000;                                              \
+                                                                                 \
+		while (!(condition) && tries_--)                                 \
+			usleep(1000);                                            \
+		if (!(condition))                                                \
+			fail_msg("in a minute it never was so: %s", #condition); \
 	} while (0)
 
 /* The stand-in's own calls, and the driver's that only tests need. */

@@ -33,7 +33,7 @@ static void end_keeper(struct tmesh_ctx *ctx)
 		return;
 	poller.fd = (int)syscall(SYS_pidfd_open, info.pid, 0);
 	assert_int_equal(kill(info.pid, SIGTERM), 0);
-	assert_int_equal(poll(&poller, 1, 10000), 1);
+	assert_int_equal(poll(&poller, 1, 60000), 1);
 	close(poller.fd);
 }
 

@@ -12,12 +12,14 @@ typedef int push_fn(void *context);
 typedef int retain_fn(void **context, int device);
 typedef int release_fn(int device);
 
-/* Two streams of GPU 0, and a kernel that takes a while and touches memory when it ends. */
+/* Two streams of GPU 0, and a kernel that takes a while, once it is not held, and touches memory
+ * when it ends. */
 struct desk {
 	struct bed bed;
 	struct CUstream_st *s, *t;
 	launch_fn *launch;
 	atomic_uint done;
+	atomic_bool held;
 };
 
 struct kernel {
@@ -29,6 +31,8 @@ static void slow_kernel(void *data)
 {
 	struct kernel *kernel = data;
 
+	while (kernel->desk->held)
+		usleep(1000);
 	usleep(30000);
 	*(volatile char *)kernel->at = 'k';
 	atomic_fetch_add(&kernel->desk->done, 1);
@@ -101,12 +105,15 @@ static void test_same_stream(void **state)
 	struct desk *desk = *state;
 	struct tmesh_cuda_memory *kept = alloc(desk, 512, desk->s), *memory, *rest;
 	unsigned long waits = standin_calls("cuCtxSynchronize");
-	uint64_t at = use(desk, 5000, desk->s);
+	uint64_t at;
 
+	desk->held = true;
+	at = use(desk, 5000, desk->s);
 	memory = alloc(desk, 3000, desk->s);
 	assert_int_equal(tmesh_cuda_pointer(memory), at);
 	assert_int_equal(desk->done, 0);
 	assert_int_equal(standin_calls("cuCtxSynchronize"), waits);
+	desk->held = false;
 	/* What is left of it is in that order too. */
 	rest = alloc(desk, 100, desk->t);
 	assert_int_equal(desk->done, 1);

@@ -67,7 +67,8 @@ static void test_two_processes(void **state)
 	assert_int_equal(first_of(memory), 'W');
 	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
 	tmesh_cuda_memory_unref(memory);
-	assert_int_equal(stats_of(bed).bytes_lingering, 0);
+	/* Who served the token closes his copy a moment later. */
+	eventually(stats_of(bed).bytes_lingering == 0);
 	helper_end(&helpers[0]);
 	bed_close(bed);
 }
@@ -264,7 +265,7 @@ static void test_reclaim(void **state)
 
 	share(memory, text);
 	assert_int_equal(helper_say(&helpers[0], text), 'a');
-	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
+	assert_ok(tmesh_cuda_reclaim(memory, 60 * SECOND, err));
 	assert_int_equal(helper_say(&helpers[0], "r"), 'T');
 	assert_int_equal(helper_ask(&helpers[0], text, answer), 'E');
 	memcpy(&told, answer + 1, sizeof(told));
@@ -295,7 +296,7 @@ static void test_reclaim(void **state)
 	helper_kill(&helpers[1]);
 	pthread_join(thread, NULL);
 	assert_int_equal(reclaimer.rc, 0);
-	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
+	assert_ok(tmesh_cuda_reclaim(memory, 60 * SECOND, err));
 	tmesh_cuda_memory_unref(memory);
 	helper_end(&helpers[0]);
 	bed_close(bed);
@@ -411,7 +412,7 @@ static void test_forked(void **state)
 	assert_int_equal(status, 0);
 	assert_int_equal(first_of(imported), 'a');
 	/* The importer is told as before, and lets go. */
-	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
+	assert_ok(tmesh_cuda_reclaim(memory, 60 * SECOND, err));
 	assert_int_equal(tmesh_cuda_touch(imported), -ESTALE);
 	tmesh_cuda_memory_unref(imported);
 	tmesh_cuda_memory_unref(memory);
@@ -449,7 +450,7 @@ static void test_by_socket(void **state)
 static void test_import_lease(void **state)
 {
 	struct tmesh_cuda_import_opts opts = {
-		.size = sizeof(opts), .device = -1, .lease_ns = 500000000};
+		.size = sizeof(opts), .device = -1, .lease_ns = 3 * SECOND};
 	struct pair pair;
 	struct tmesh_cuda_memory *memory, *imported;
 	struct tmesh_layout layout;
@@ -460,8 +461,9 @@ static void test_import_lease(void **state)
 	share(memory, text);
 	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), &opts, NULL, &imported,
 				      &layout, err));
+	/* For longer than it is, and with time for a busy machine to be late. */
 	for (int i = 0; i < 20; i++) {
-		usleep(50000);
+		usleep(225000);
 		assert_int_equal(tmesh_cuda_touch(imported), 0);
 	}
 	eventually(info_of(imported).taken);
