@@ -156,8 +156,8 @@ def main():
     cases = [(*size, tight, seed) for size in sizes for tight in (False, True) for seed in range(2)]
     for nodes, devices, tight, seed in cases:
         machine = make(1000 * nodes + seed, nodes, devices, tight)
-        _, found, _ = place(library, machine, 2000)
-        best, bound = solve(machine, found.seconds * (1 + 1e-6), 60)
+        _, found, _ = place(library, machine, 60000)
+        best, bound = solve(machine, found.seconds * (1 + 1e-6), 600)
         what = f"{nodes} nodes, {devices} devices{', little memory' if tight else ''}, {seed}"
         if best is None or best > bound * 1.001:
             print(f"# {what}: HiGHS proved no best: {best}, {bound}")

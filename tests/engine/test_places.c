@@ -295,7 +295,8 @@ static void test_failures(void **state)
 	fds = unit_open_fds(); /* with what the pool of regions keeps */
 	fail_to_move(placed);
 	fail_to_move(placed);
-	assert_int_equal(unit_open_fds(), fds);
+	/* The pool lets go of what it has kept for ten seconds. */
+	assert_true(unit_open_fds() <= fds);
 	/* The copies were made, so they are counted: of both bindings, each time. */
 	assert_int_equal(stats_of(places).copies, 6);
 	assert_int_equal(stats_of(places).bytes_copied, 96);

@@ -10,7 +10,8 @@ struct stormer {
 	struct fixture fix;
 	struct tmesh_engine_binding *binding;
 	atomic_bool *over;
-	unsigned long done, lost;
+	atomic_ulong done;
+	unsigned long lost;
 };
 
 static void *call_on(void *data)
@@ -26,7 +27,7 @@ static void *call_on(void *data)
 		if (rc)
 			own->lost++;
 		else
-			own->done++;
+			atomic_fetch_add(&own->done, 1);
 	}
 	return NULL;
 }
@@ -80,6 +81,18 @@ static void kill_engine(const struct engine_status *status, uint32_t *last)
 	assert_int_equal(kill((pid_t)*last, SIGKILL), 0);
 }
 
+/* Until each has made another call. */
+static void await_calls(struct stormer *stormers)
+{
+	for (int i = 0; i < STORMERS; i++) {
+		unsigned long before = atomic_load(&stormers[i].done);
+
+		for (int n = 0; n < 60000 && atomic_load(&stormers[i].done) == before; n++)
+			usleep(1000);
+		assert_true(atomic_load(&stormers[i].done) > before);
+	}
+}
+
 static void test_kills(void **state)
 {
 	bool full = getenv("TMESH_TEST_LENGTH") && !strcmp(getenv("TMESH_TEST_LENGTH"), "full");
@@ -106,6 +119,9 @@ static void test_kills(void **state)
 			pthread_create(&threads[i], NULL, call_on, &stormers[i]);
 		/* The first round is what it is compared with. */
 		for (int i = 0; i < (round ? rounds : 3); i++) {
+			/* Not so often that on a slow machine nobody would ever be connected. */
+			if (i % 4 == 3)
+				await_calls(stormers);
 			usleep((useconds_t)rand_r(&seed) % 20000);
 			kill_engine(status, &last);
 		}
@@ -144,7 +160,7 @@ static void test_kills(void **state)
 		assert_ok(tmesh_engine_binding_dispatch(stormers[i].binding, err));
 		assert_y(&stormers[i].fix);
 		printf("# client %d: %lu calls done, %lu lost with a process\n", i,
-		       stormers[i].done, stormers[i].lost);
+		       atomic_load(&stormers[i].done), stormers[i].lost);
 		tmesh_engine_binding_unref(stormers[i].binding);
 		leave(&stormers[i].fix);
 	}

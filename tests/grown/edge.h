@@ -85,7 +85,7 @@ static inline struct tmesh_region *region(struct tmesh_ctx *ctx, uint64_t bytes,
  * them too. Good until the next. */
 __attribute__((format(printf, 1, 2))) static inline const char *output_of(const char *format, ...)
 {
-	static char text[262144];
+	static char text[64 << 20]; /* tmeshctl tells of the whole machine */
 	char command[4096];
 	va_list args;
 	size_t got;

@@ -128,7 +128,7 @@ def told(sample):
 
 def judge(sample):
     mutant = guards.Mutant(found[2])
-    return sample.judge(mutant, [("sample", case, 10) for case in sample.tests("sample")]), sample.said
+    return sample.judge(mutant, [("sample", case, 60) for case in sample.tests("sample")]), sample.said
 
 
 class Recorded(cases.ByCases):
