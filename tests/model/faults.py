@@ -245,6 +245,13 @@ def until(done):
     return what
 
 
+def catches(process, number):
+    """Before it does the signal ends it as any program."""
+    with open(f"/proc/{process.pid}/status") as lines:
+        caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> number - 1 & 1) or process.poll() is not None
+
+
 def slowly(folder, path):
     """The server is slow: who reads tells how far it is, as do those that wait, and each can be cancelled soon. The file
     takes 176 reads from the gate on; a load that tells of 32 MiB at a time would tell only at its end."""
@@ -261,6 +268,7 @@ def slowly(folder, path):
         waiter.press_control_c()
         status = until(waiter.ended)
         check(status == 1 and "cancelled" in waiter.said, "FUSE, slow: Ctrl-C ends who waits, without another read", waiter.said)
+        until(lambda: catches(piped, signal.SIGINT))
         piped.send_signal(signal.SIGINT)
         status, said = finish(piped)
         check(status == 1 and said.count("\n") == 1 and "cancelled" in said, "FUSE, slow: on a pipe there is no progress", said)
