@@ -418,7 +418,8 @@ def test_one_thread_does_it_all_for_a_client_that_waits(client, worker):
     before = others()
     for _ in range(200):
         client.call(OPS + "add", [1])
-    assert others() - before < 20
+    # Each call would wake one of them; whatever stops and continues the process wakes each, too.
+    assert others() - before < 100
 
 
 @ANY_BACKEND
