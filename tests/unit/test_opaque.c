@@ -486,7 +486,7 @@ static void test_forked_again(void **state)
 	child = fork();
 	if (child == 0) {
 		signal(SIGALRM, SIG_DFL);
-		alarm(20);
+		alarm(600);
 		if (tmesh_region_poll_fd(region, TMESH_EVENT_ALONE, &wait, &why) != -EPERM ||
 		    why.code != -EPERM)
 			unit_leave(2);
