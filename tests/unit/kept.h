@@ -32,8 +32,11 @@ static inline void end_keeper(struct tmesh_ctx *ctx, int signal)
 	if (!pid)
 		return;
 	poller.fd = (int)syscall(SYS_pidfd_open, pid, 0);
+	/* One that keeps nothing has ended by itself, on a machine that has much to do. */
+	if (poller.fd < 0 && errno == ESRCH)
+		return;
 	assert_true(poller.fd >= 0);
-	assert_int_equal(kill(pid, signal), 0);
+	assert_true(!kill(pid, signal) || errno == ESRCH);
 	assert_int_equal(poll(&poller, 1, 600000), 1);
 	close(poller.fd);
 }
