@@ -12,6 +12,8 @@ defmodule Tmesh.Janitor do
   @spec start_link(term()) :: GenServer.on_start()
   def start_link(_arg), do: GenServer.start_link(__MODULE__, [], name: __MODULE__)
 
+  @patience_ms 60_000
+
   # Who is refused for want of what garbage may hold (memory, files, a limit) has it dropped first,
   # its own and what waits here, and tries once more.
   @spec retry((() -> result)) :: result when result: term()
@@ -29,8 +31,6 @@ defmodule Tmesh.Janitor do
         result
     end
   end
-
-  @patience_ms 60_000
 
   # eagain: enough calls wait for slow peers already, on schedulers that the VM's files need too. This
   # one waits in its own process instead.
@@ -50,7 +50,7 @@ defmodule Tmesh.Janitor do
 
   # False where no janitor is there to answer: the application stops.
   defp swept? do
-    GenServer.call(__MODULE__, :sweep) == :ok
+    GenServer.call(__MODULE__, :sweep, @patience_ms) == :ok
   catch
     :exit, _reason -> false
   end

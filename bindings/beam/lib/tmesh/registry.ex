@@ -13,7 +13,7 @@ defmodule Tmesh.Registry do
 
   @doc "Keep `handle` for `owner`; at most one owner per handle, the last one asked for."
   @spec keep(Native.handle(), pid()) :: :ok
-  def keep(handle, owner), do: GenServer.call(__MODULE__, {:keep, handle, owner})
+  def keep(handle, owner), do: GenServer.call(__MODULE__, {:keep, handle, owner}, :infinity)
 
   @doc "Keep `handle` no longer; fine when it is not kept."
   @spec forget(Native.handle()) :: :ok

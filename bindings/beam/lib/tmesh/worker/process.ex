@@ -12,6 +12,8 @@ defmodule Tmesh.Worker.Process do
 
   @first_pause_ms 50
   @longest_pause_ms 5_000
+  # On a busy machine the port may tell so late why its process ended.
+  @last_words_ms 5_000
 
   @typedoc """
   A call as its caller makes it. `reply` is an alias of the caller's; `again` says that a worker which
@@ -223,7 +225,8 @@ defmodule Tmesh.Worker.Process do
     )
 
     Pool.idle(state.pool, self())
-    {:noreply, %{state | up: true}}
+    # From now on it is to be good for something; it may have been long in coming up.
+    {:noreply, %{state | up: true, began: System.monotonic_time()}}
   end
 
   # Everything of this life ends; its callers are told, and the next life begins: soon after one
@@ -322,7 +325,7 @@ defmodule Tmesh.Worker.Process do
         say(state, state.partial)
     after
       # Somebody else has its standard error open.
-      200 -> say(state, state.partial)
+      @last_words_ms -> say(state, state.partial)
     end
   end
 
@@ -362,12 +365,12 @@ defmodule Tmesh.Worker.Process do
   defp no_text(state, :closed), do: down(state, last_words(state.port))
   defp no_text(state, {:error, {_errno, message}}), do: down(state, message)
 
-  # Why it ended is told by the port, a moment after the socket's end.
+  # Why it ended is told by the port, a moment after the socket's end, unless it lives on.
   defp last_words(port) do
     receive do
       {^port, {:exit_status, status}} -> "exit status #{status}"
     after
-      200 -> "it closed its socket"
+      @last_words_ms -> "it closed its socket"
     end
   end
 
