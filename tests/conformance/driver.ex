@@ -198,7 +198,7 @@ defmodule Tmesh.ConformanceDriver do
   defp act("read", ref, [], []) do
     fn -> with({:ok, data} <- ZeroCopy.to_binary(ref), do: {:ok, hex(data)}) end
     |> Task.async()
-    |> Task.await()
+    |> Task.await(:infinity)
     |> tap(fn _answer -> Tmesh.Native.sweep() end)
   end
 
