@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # What the test programs of libtmesh-net run: it wants a Tmesh.Net.
 ELSEWHERE = {"net_open"}
 MODEL = ROOT / "examples/small_model/small.gguf"
-SECONDS = 120
+SECONDS = 600
 
 
 def run(work, env, *command):
