@@ -203,9 +203,13 @@ defmodule Tmesh.GraphTest do
     setup do
       folder = temporary()
       name = "ggml-#{System.pid()}-#{System.unique_integer([:positive])}"
-      start_supervised!({Engine.Server, name: name, engine: "ggml", models: [folder], limit: 60})
+      start_supervised!({Engine.Server, served(name, folder)})
       %{name: name, folder: folder}
     end
+
+    # What is slow on a busy machine is no engine's or client's end.
+    defp served(name, folder),
+      do: [name: name, engine: "ggml", models: [folder], limit: 900, patience: 60]
 
     defp floats(numbers), do: for(n <- numbers, into: <<>>, do: <<n::float-32-native>>)
     defp tensor(numbers, shape), do: ZeroCopy.from_binary!(floats(numbers), shape, :float32)
@@ -271,7 +275,7 @@ defmodule Tmesh.GraphTest do
     test "a graph over two engines, a cache in both", %{name: name, folder: folder} do
       start_supervised!(
         Supervisor.child_spec(
-          {Engine.Server, name: name <> "-b", engine: "ggml", models: [folder], limit: 60},
+          {Engine.Server, served(name <> "-b", folder)},
           id: :other
         )
       )
@@ -433,13 +437,16 @@ defmodule Tmesh.GraphTest do
       assert Placed.dispatch!(binding) == :ok
       assert numbers(y) == List.duplicate(5.0, 8)
       eventually(fn -> Places.stats!(places).held == 0 end)
-      assert Places.used!(places, :first) == 0
+      # Its room is given back last.
+      eventually(fn -> Places.used!(places, :first) == 0 end)
       assert Path.wildcard(Path.join(context.folder, "placed-*.graph")) == []
       assert Placed.at!(placed) == %{"sum" => :first}
       assert Placed.parts!(placed) == [:first]
       assert binding |> Placed.tensor!("b") |> numbers() == [4.0, 4.0, 4.0, 4.0]
       assert Placed.dispatch!(binding) == :ok
       assert numbers(y) == List.duplicate(5.0, 8)
+      # Nothing is copied then, and no number is of a moment before another.
+      eventually(fn -> Places.stats!(places).held == 0 end)
       stats = Places.stats!(places)
       assert stats.taken >= 2 and stats.given_up >= 2 and stats.elsewhere == 0
       assert stats.copies >= 3 and stats.bytes_copied == 16 * stats.copies
@@ -541,7 +548,8 @@ defmodule Tmesh.GraphTest do
       # Again when it took so long that the other was given up too.
       eventually(fn ->
         Placed.move!(placed, %{"sum" => :a})
-        eventually(fn -> Places.stats!(places).held == 0 end)
+        # Its room is given back last.
+        eventually(fn -> Places.stats!(places).held == 0 and Places.used!(places, :a) == 0 end)
         other = Placed.open!(summing("other"), %{"sum" => :a}, places, options)
         second = Placed.bind!(other, %{"x" => x}, %{"y" => y})
         assert Placed.dispatch!(binding) == :ok
