@@ -358,7 +358,7 @@ defmodule Tmesh.WorkerTest do
                  catch_error(Enum.to_list(Worker.stream("operations.malformed", [])))
       end
 
-      assert {:ok, 1} = Worker.execute("operations.echo", [1], timeout: 30_000)
+      assert {:ok, 1} = Worker.execute("operations.echo", [1])
     end
   end
 
@@ -411,6 +411,8 @@ defmodule Tmesh.WorkerTest do
       assert {:error, %Error{type: :invalid, message: "Stuck is running already: name another"}} =
                Worker.start_pool(Tmesh.PythonPool.options(name: Stuck, size: 1))
 
+      eventually(fn -> is_map_key(:sys.get_state(Stuck, :infinity).running, call.reply) end)
+      # It may be stuck by then; where it is not, it ends as well.
       Process.sleep(500)
       :ok = Worker.stop_pool(pool)
       assert {:error, %Error{type: :worker_down}} = Worker.await(call)
@@ -450,7 +452,7 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, ref} = Worker.execute("operations.shared", [1])
       :ok = ZeroCopy.release(ref)
       # And the pool has forgotten them.
-      eventually(fn -> :sys.get_state(Worker).running == %{} end)
+      eventually(fn -> :sys.get_state(Worker, :infinity).running == %{} end)
     end
 
     defp eventually_here(messages) do
@@ -464,7 +466,7 @@ defmodule Tmesh.WorkerTest do
       pid = spawn(fn -> Worker.execute("operations.until_cancelled", [], timeout: :infinity) end)
       Process.sleep(100)
       Process.exit(pid, :kill)
-      for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1], timeout: 30_000))
+      for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1]))
     end
 
     # A call that the one worker of a pool runs, until what comes with it is called.
@@ -475,7 +477,7 @@ defmodule Tmesh.WorkerTest do
       on_exit(fn -> File.rm(path) end)
       {:ok, call} = Worker.start("operations.until_file", [path], pool: pool)
       # The pool hears of what was before a moment later than who had called.
-      eventually(fn -> is_map_key(:sys.get_state(pool).running, call.reply) end)
+      eventually(fn -> is_map_key(:sys.get_state(pool, :infinity).running, call.reply) end)
       {call, fn -> File.write!(path, "") end}
     end
 
@@ -493,11 +495,17 @@ defmodule Tmesh.WorkerTest do
     test "come one at a time to a worker that ended while it was idle" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Idle, size: 1)})
 
+      test = self()
+      up = fn _event, _values, %{pool: pool}, nil -> send(test, {:up, pool}) end
+
       for _n <- 1..2 do
         {:ok, pid} = Worker.execute("operations.pid", [], pool: Idle)
+        :ok = Telemetry.attach("the next life", [[:tmesh, :worker, :up]], up, nil)
         {"", 0} = System.cmd("kill", ["-KILL", "#{pid}"])
-        eventually(fn -> Map.values(:sys.get_state(Idle).workers) == [:restarting] end)
-        eventually(fn -> Map.values(:sys.get_state(Idle).workers) == [:idle] end)
+        # The pool has heard of its end by then: who looks now and then may miss that.
+        assert_receive {:up, Idle}
+        :ok = Telemetry.detach("the next life")
+        eventually(fn -> Map.values(:sys.get_state(Idle, :infinity).workers) == [:idle] end)
       end
 
       calls = for _n <- 1..3, do: Worker.start("operations.nap", [0.2], pool: Idle)
@@ -509,9 +517,9 @@ defmodule Tmesh.WorkerTest do
     test "are not ended by clocks that were set for something else" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Clocks, size: 1)})
       {:ok, pid} = Worker.execute("operations.pid", [], pool: Clocks)
-      [keeper] = Map.keys(:sys.get_state(Clocks).workers)
+      [keeper] = Map.keys(:sys.get_state(Clocks, :infinity).workers)
       {busy, let_go} = busy(Clocks)
-      %{life: life, running: id} = :sys.get_state(keeper)
+      %{life: life, running: id} = :sys.get_state(keeper, :infinity)
 
       for late <- [
             {:start_timeout, life},
@@ -530,7 +538,7 @@ defmodule Tmesh.WorkerTest do
       {:ok, pid} = Worker.execute("operations.pid", [], pool: Kept)
       {busy, _let_go} = busy(Kept)
       {:ok, next} = Worker.start("operations.pid", [], pool: Kept)
-      [keeper] = Map.keys(:sys.get_state(Kept).workers)
+      [keeper] = Map.keys(:sys.get_state(Kept, :infinity).workers)
       Process.exit(keeper, :kill)
       assert {:error, %Error{type: :worker_down}} = Worker.await(busy)
       assert {:ok, other} = Worker.await(next)
@@ -538,10 +546,10 @@ defmodule Tmesh.WorkerTest do
       eventually(fn -> not File.exists?("/proc/#{pid}") end)
 
       # Nor where it was idle.
-      [keeper] = Map.keys(:sys.get_state(Kept).workers)
+      [keeper] = Map.keys(:sys.get_state(Kept, :infinity).workers)
       Process.exit(keeper, :kill)
-      eventually(fn -> keeper not in Map.keys(:sys.get_state(Kept).workers) end)
-      assert {:ok, _pid} = Worker.execute("operations.pid", [], pool: Kept, timeout: 30_000)
+      eventually(fn -> keeper not in Map.keys(:sys.get_state(Kept, :infinity).workers) end)
+      assert {:ok, _pid} = Worker.execute("operations.pid", [], pool: Kept)
     end
 
     test "wait for a worker, and no more of them than may" do
@@ -596,7 +604,7 @@ defmodule Tmesh.WorkerTest do
 
       # What comes without being looked for, and what takes longer than any look.
       for _n <- 1..20 do
-        items = Worker.stream("operations.count", [20], [timeout: 10_000] ++ opts)
+        items = Worker.stream("operations.count", [20], opts)
         assert Enum.to_list(items) == Enum.to_list(0..19)
       end
 

@@ -30,13 +30,13 @@ threading.Thread(target=end_with_input, daemon=True).start()
 if how == "exit":
     sys.exit(3)
 if how == "silent":
-    time.sleep(60)
+    time.sleep(3600)
 if how == "chatty":
     print("x" * 100_000, flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 if how == "ready without a socket":
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.bind("\0" + name[1:])
@@ -72,38 +72,38 @@ FIRST = {
 
 if how in FIRST:
     send(FIRST[how])
-    time.sleep(60)
+    time.sleep(3600)
 if how == "body of a pipe":
     send('{"v":1,"body":10}', os.pipe()[:1])
-    time.sleep(60)
+    time.sleep(3600)
 if how == "hang in a body":
     path = f"/tmp/tmesh-test-{os.getpid()}"
     os.mkfifo(path)
     file = os.open(path, os.O_RDWR)
     os.unlink(path)
     send('{"v":1,"body":10}', [file])
-    time.sleep(60)
+    time.sleep(3600)
 if how == "two descriptors":
     body(json.dumps(HELLO).encode(), more=os.pipe()[:1])
-    time.sleep(60)
+    time.sleep(3600)
 if how == "many descriptors":
     send('{"v":1,"body":10}', os.pipe() * 20)
-    time.sleep(60)
+    time.sleep(3600)
 if how in ("body of an unanswered file", "bodies of an unanswered file"):
     sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../../python/tests"))
     from unanswered import unanswered
     file, _ = unanswered() or (os.pipe()[0], None)  # where there is no FUSE
     send('{"v":1,"body":10}', [file] * (1 if how.startswith("body") else 2))
-    time.sleep(60)
+    time.sleep(3600)
 if how == "unsealed body":
     body(json.dumps(HELLO).encode(), seals=0)
-    time.sleep(60)
+    time.sleep(3600)
 if how == "body too short":
     body(b"{}", size=100)
-    time.sleep(60)
+    time.sleep(3600)
 if how == "body too large":
     body(b"{}", size=1 << 40)
-    time.sleep(60)
+    time.sleep(3600)
 if how == "random":
     dice = random.Random(int(os.environ["SEED"]))
     for _ in range(20):
@@ -111,7 +111,7 @@ if how == "random":
         for _ in range(dice.randrange(6)):
             data[dice.randrange(len(data))] = dice.randrange(256)
         send(bytes(data))
-    time.sleep(60)
+    time.sleep(3600)
 
 if how == "hello twice":
     send(HELLO)
@@ -192,4 +192,4 @@ elif how == "close":
 elif how == "flood":
     while True:
         send({"v": 1, "type": "item", "id": id, "value": "x" * 1000, "sequence": 0, "held": True})
-time.sleep(60)
+time.sleep(3600)
