@@ -289,6 +289,10 @@ defmodule Tmesh.BatchingTest do
       # Stopped: the deadline comes all the same.
       System.cmd("kill", ["-STOP", "#{context.pid}"])
 
+      eventually(fn ->
+        Enum.all?(Path.wildcard("/proc/#{context.pid}/task/*/stat"), &(File.read!(&1) =~ ~r/\) T /))
+      end)
+
       assert {:error, %Error{type: :timeout}} =
                Batching.generate(context.client, [1], 5, timeout: 50)
 

@@ -13,7 +13,8 @@ defmodule Tmesh.ReadmeTest do
   @sealed "sealed = ZeroCopy.from_binary!(<<0::size(43 * 384 * 32)>>, [43, 384], :float32)\n" <>
             "{:ok, json} = TensorRef.to_json(sealed)\n"
   @vector "vector = <<0::size(384 * 32)>>\n"
-  @outfeed "spawn_link(fn -> Process.sleep(100); Tmesh.Stream.push_outfeed(:my_stream, 1) end)\n"
+  @outfeed "spawn_link(fn -> Tmesh.Case.eventually(fn -> Process.whereis(:my_stream) end)\n" <>
+             "Tmesh.Stream.push_outfeed(:my_stream, 1) end)\n"
   @table "{:ok, table} = Tmesh.Arrow.from_columns(%{\"age\" => [1]})\n" <>
            "{:ok, json_of_a_table_from_python} = TensorRef.to_json(table.ref)\n"
 
