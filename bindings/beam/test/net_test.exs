@@ -237,12 +237,31 @@ defmodule Tmesh.NetTest do
     assert message =~ "reads no more"
   end
 
+  test "a fetcher that ends seldom enough is always started again" do
+    options = [address: "127.0.0.1", program: Tmesh.Fetcher.deaf(), max_restarts: 1, max_seconds: 1]
+    net = start_supervised!({Net, options})
+
+    for _ <- 1..3 do
+      assert {:error, %Error{type: :gone}} = Net.stats()
+
+      # As if it were a second ago: then it counts no more. The answer comes when the next fetcher has begun.
+      age = fn state -> %{state | ends: Enum.map(state.ends, &(&1 - 1_000))} end
+      :sys.replace_state(net, age, :infinity)
+    end
+  end
+
   test "a net that is stopped leaves no process behind" do
     program = Tmesh.Fetcher.quiet()
-    before = length(Process.list())
     {:ok, net} = Net.start_link(address: "127.0.0.1", program: program)
-    assert length(Process.list()) > before + 60
+    {:links, links} = Process.info(net, :links)
+    # Those of this net alone: what else there is in the VM comes and goes.
+    own = for pid <- links, is_pid(pid), pid != self(), do: {pid, Process.monitor(pid)}
+    assert length(own) > 60
+    ports = for port <- links, is_port(port), do: {port, Port.monitor(port)}
+    # The fetcher's, and the door's.
+    assert length(ports) == 2
     :ok = GenServer.stop(net)
-    eventually(fn -> length(Process.list()) <= before + 5 end, 600)
+    for {pid, monitor} <- own, do: assert_receive({:DOWN, ^monitor, :process, ^pid, _reason})
+    for {port, monitor} <- ports, do: assert_receive({:DOWN, ^monitor, :port, ^port, _reason})
   end
 end

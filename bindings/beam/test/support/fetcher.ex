@@ -20,8 +20,8 @@ defmodule Tmesh.Fetcher do
   @doc "It says hello, and ends with its input."
   def quiet, do: says_hello("", "exec cat > /dev/null")
 
-  @doc "It says hello, and reads nothing."
-  def deaf, do: says_hello("exec 0<&-", "exec sleep 30")
+  @doc "It says hello, and reads nothing, until the test ends."
+  def deaf, do: says_hello("exec 0<&-", ~S(while [ -e "$0" ]; do sleep 1; done))
 
   # The message is JSON, four bytes of its length ahead.
   defp says_hello(first, then) do
