@@ -661,7 +661,12 @@ static void obey(void)
 
 int main(void)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .max_bytes = UINT64_C(64) << 20};
+	/* A peer that works is as slow as its machine. */
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.max_bytes = UINT64_C(64) << 20,
+		.timeout_ns = 60000 * MS,
+	};
 	char *line = NULL, *rest;
 	size_t room = 0;
 

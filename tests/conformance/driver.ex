@@ -8,7 +8,9 @@ defmodule Tmesh.ConformanceDriver do
   alias Tmesh.{Pages.Sequence, ZeroCopy.TensorRef}
 
   def main do
-    Application.put_env(:tmesh, :zero_copy, max_shared_memory_mb: 64, pool_mb: 0)
+    # A peer that works is as slow as its machine.
+    config = [max_shared_memory_mb: 64, pool_mb: 0, timeout_ms: 60_000]
+    Application.put_env(:tmesh, :zero_copy, config)
     {:ok, _started} = Application.ensure_all_started(:tmesh)
     # A process without descriptors loads no code.
     {:ok, modules} = :application.get_key(:tmesh, :modules)

@@ -263,7 +263,7 @@ def obey(verb, *fields):
 
 
 def main():
-    tmesh.configure(max_bytes=64 << 20)
+    tmesh.configure(max_bytes=64 << 20, timeout=60)
     for line in sys.stdin:
         try:
             answer = obey(*line.rstrip("\n").split("\t"))
