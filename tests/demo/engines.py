@@ -246,7 +246,7 @@ def show(elixir):
     with (tempfile.TemporaryDirectory() as folder, tmesh.Slot(label="adapter") as slot, pool_of(model) as pool,
           tmesh.Pages.open(pool.tenant()) as pages):
         try:
-            servers += [tmesh.engine.serve("ggml", models=folder) for _ in range(2)]
+            servers += [tmesh.engine.serve("ggml", models=folder, limit=600, patience=60) for _ in range(2)]
             tmesh.adapters.publish(slot, None, tmesh.graphs.of_model(model, rows=1, lora=RANKS))
             streams, said = begin(servers, model, common, own, folder, pages, ask, lora=RANKS, slot=slot.token)
             pids = [stream.context.pid for stream in streams]
@@ -286,7 +286,7 @@ def show_own(elixir, path, text):
                                  f"{ROWS - OWN_TOKENS}")
             print(f"{Path(path).name}, architecture {model.metadata['general.architecture']}, in two engine processes:\n")
             with tempfile.TemporaryDirectory() as folder, pool_of(model) as pool, tmesh.Pages.open(pool.tenant()) as pages:
-                servers += [tmesh.engine.serve("ggml", models=folder) for _ in range(2)]
+                servers += [tmesh.engine.serve("ggml", models=folder, limit=600, patience=60) for _ in range(2)]
                 streams, said = begin(servers, model, tokens[:-1], [tokens, list(tokens)], folder, pages, ask)
                 pids = [stream.context.pid for stream in streams]
                 tell_ready(model, streams, began, said)
