@@ -34,7 +34,8 @@ defmodule Tmesh.ReachTest do
       assert %{exports: 1} = ZeroCopy.info!(ref)
       assert Descriptor.close(descriptor) == :ok
       assert Descriptor.close(descriptor) == :ok
-      assert {:error, :enoent} = File.read_link("/proc/self/fd/#{descriptor.fd}")
+      # Its number may be another file's by now.
+      refute match?({:ok, "/dmabuf:" <> _}, File.read_link("/proc/self/fd/#{descriptor.fd}"))
     else
       unsupported(ZeroCopy.export_dmabuf(ref))
     end

@@ -8,3 +8,5 @@ ExUnit.start(formatters: formatters, max_cases: 1, timeout: 600_000, assert_rece
 
 # What the library tells at each start of the application is nothing to read here.
 Logger.configure(level: :warning)
+
+Tmesh.Case.patient()

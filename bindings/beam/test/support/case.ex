@@ -5,6 +5,8 @@ defmodule Tmesh.Case do
 
   use ExUnit.CaseTemplate
 
+  @patient [timeout_ms: 600_000]
+
   using opts do
     quote do
       import Tmesh.Case
@@ -45,8 +47,8 @@ defmodule Tmesh.Case do
     false
   end
 
-  @doc "Wait until `condition` holds: destructors and the janitor take their time."
-  def eventually(condition, tries \\ 600) do
+  @doc "Wait until `condition` holds: destructors and the janitor take their time, and a busy machine ten times that."
+  def eventually(condition, tries \\ 6_000) do
     cond do
       condition.() ->
         :ok
@@ -60,10 +62,19 @@ defmodule Tmesh.Case do
     end
   end
 
-  @doc "Restart the application with this configuration, for the rest of the test."
+  @doc "Restart the application with this configuration, for the rest of the test. A peer may take its time, if nothing is said."
   def configure(config) do
-    on_exit(fn -> restart(fn -> Application.delete_env(:tmesh, :zero_copy) end) end)
-    restart(fn -> Application.put_env(:tmesh, :zero_copy, config) end)
+    on_exit(&patient/0)
+    restart(fn -> Application.put_env(:tmesh, :zero_copy, Keyword.merge(@patient, config)) end)
+  end
+
+  @doc """
+  Restart the application with its defaults, but for how long a peer may take to answer: on a machine whose
+  processors others have, a thread that is to answer may not run for two seconds.
+  """
+  def patient do
+    restart(fn -> Application.put_env(:tmesh, :zero_copy, @patient) end)
+    Application.delete_env(:tmesh, :zero_copy)
   end
 
   defp restart(between) do
@@ -76,6 +87,14 @@ defmodule Tmesh.Case do
   def stat(name) do
     {:ok, stats} = Tmesh.stats()
     Map.fetch!(stats, name)
+  end
+
+  @doc "End a linked process, and see it gone, with its name and its tables."
+  def kill(pid) do
+    monitor = Process.monitor(pid)
+    Process.unlink(pid)
+    Process.exit(pid, :kill)
+    receive(do: ({:DOWN, ^monitor, :process, ^pid, _reason} -> :ok))
   end
 
   @doc "Run `fun` in a process of its own, which is gone, with its heap, on return."

@@ -22,7 +22,7 @@ defmodule Tmesh.Peer do
     receive do
       {^port, {:data, {:eol, answer}}} -> answer
     after
-      60_000 -> raise "the peer did not answer to #{line}"
+      600_000 -> raise "the peer did not answer to #{line}"
     end
   end
 
@@ -59,9 +59,13 @@ defmodule Tmesh.Peer do
     :ok = signal(port, "STOP")
 
     Tmesh.Case.eventually(fn ->
-      Enum.all?(Path.wildcard("/proc/#{pid}/task/*/stat"), &(File.read!(&1) =~ ~r/\) T /))
+      Enum.all?(Path.wildcard("/proc/#{pid}/task/*/stat"), &stopped?(File.read(&1)))
     end)
   end
+
+  # One that has ended meanwhile does nothing, either.
+  defp stopped?({:ok, stat}), do: stat =~ ~r/\) T /
+  defp stopped?({:error, _gone}), do: true
 
   @doc "Kill it, and see it gone."
   def kill(port) do
