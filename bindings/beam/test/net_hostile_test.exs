@@ -161,9 +161,9 @@ defmodule Tmesh.NetHostileTest do
     for _round <- 1..100, do: GenServer.cast(net, {:own, garbage(), {:withdraw, @hex}})
     send(net, {:"$gen_call", {me, make_ref()}, {:own, nil, {:withdraw, @hex}}})
 
-    assert GenServer.call(net, {:published, "llama"}, 60_000) == :none, "seed #{seed}"
-    assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:open, :garbage}, 60_000)
-    assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:own, "", :stats}, 60_000)
+    assert GenServer.call(net, {:published, "llama"}, 600_000) == :none, "seed #{seed}"
+    assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:open, :garbage}, 600_000)
+    assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:own, "", :stats}, 600_000)
     assert Process.whereis(Net) == net
     :ok = GenServer.stop(net)
     forget()
@@ -229,7 +229,7 @@ defmodule Tmesh.NetHostileTest do
     {:ok, stream} = Tmesh.Stream.start_link()
     me = self()
     reader = spawn(fn -> relay(me) end)
-    {:ok, sender} = GenServer.call(stream, {:attach_far, reader})
+    {:ok, sender} = GenServer.call(stream, {:attach_far, reader}, :infinity)
     for number <- 1..2, do: :ok = Tmesh.Stream.push_outfeed(stream, number)
     say = &send(sender, {:tmesh_stream, 1, &1})
     for count <- [0, -1, 1.5, nil, :all, "1"], do: say.({:more, count})
@@ -240,7 +240,7 @@ defmodule Tmesh.NetHostileTest do
     assert_receive {:tmesh_stream, 1, {:value, 2, {:ok, 2}}}, 60_000
     # Neither was popped: both come back.
     Process.exit(reader, :kill)
-    for number <- 1..2, do: assert({:ok, ^number} = Tmesh.Stream.pop_outfeed(stream, 60_000))
+    for number <- 1..2, do: assert({:ok, ^number} = Tmesh.Stream.pop_outfeed(stream, 600_000))
   end
 
   defp relay(to) do
@@ -261,15 +261,17 @@ defmodule Tmesh.NetHostileTest do
 
     assert_receive :registered, 60_000
     {:ok, stream} = Tmesh.Stream.start_link(from: "llama")
-    assert {:error, %Error{type: :invalid, message: why}} = Tmesh.Stream.pop_outfeed(stream, 60_000)
+
+    assert {:error, %Error{type: :invalid, message: why}} =
+             Tmesh.Stream.pop_outfeed(stream, 600_000)
+
     assert why =~ "is no stream"
     pool = Tmesh.PagePool.create!(max_pages: 16, slab_pages: 16)
     pages = Tmesh.Pages.open!(Tmesh.PagePool.tenant!(pool))
     assert {:error, %Error{type: :invalid, message: why}} = Net.Pages.follow("llama", pages)
     assert why =~ "is no sequence of pages"
     Tmesh.PagePool.close(pool)
-    Process.unlink(net)
-    Process.exit(net, :kill)
+    kill(net)
   end
 
   defp publishes(offer) do

@@ -52,7 +52,7 @@ defmodule Tmesh.NetPagesTest do
 
     :ok = Sequence.cache(sequence, hashes)
     log = log(pages, sequence, tokens)
-    {:ok, follower} = Tmesh.Net.Pages.follow(log, pages)
+    {:ok, follower} = Tmesh.Net.Pages.follow(log, pages, timeout: 600_000)
     {:ok, copy} = Tmesh.Net.Pages.sequence(follower)
     for block <- 0..3, do: assert(Sequence.read!(copy, block) == content(block))
 
@@ -76,20 +76,20 @@ defmodule Tmesh.NetPagesTest do
     assert Enum.count(monitored, &(&1 == {:process, self()})) == 1
     # Who waits and is gone is waited for no more. So long takes no timer.
     gone = spawn(fn -> Tmesh.Net.Pages.sequence(follower, 3, Integer.pow(10, 30)) end)
-    eventually(fn -> :sys.get_state(follower).waiting != [] end, 600)
+    eventually(fn -> :sys.get_state(follower, :infinity).waiting != [] end)
     Process.exit(gone, :kill)
-    eventually(fn -> :sys.get_state(follower).waiting == [] end, 600)
+    eventually(fn -> :sys.get_state(follower, :infinity).waiting == [] end)
     waits = Task.async(fn -> Tmesh.Net.Pages.sequence(follower, 3) end)
-    eventually(fn -> :sys.get_state(follower).waiting != [] end, 600)
+    eventually(fn -> :sys.get_state(follower, :infinity).waiting != [] end)
     :ok = Tmesh.Net.Pages.close(log)
-    assert {:error, %Error{type: :gone}} = Task.await(waits, 60_000)
+    assert {:error, %Error{type: :gone}} = Task.await(waits, 600_000)
     assert {:error, %Error{type: :gone}} = Tmesh.Net.Pages.sequence(follower, 3)
     {:ok, last} = Tmesh.Net.Pages.sequence(follower, 2)
     assert Sequence.read!(last, 1) == content(1)
     for one <- [sequence, copy, shorter, last], do: Sequence.release(one)
     :ok = Tmesh.Net.Pages.close(follower)
     assert {:error, %Error{type: :closed}} = Tmesh.Net.Pages.sequence(follower)
-    eventually(fn -> held(pool, pages) == 0 end, 600)
+    eventually(fn -> held(pool, pages) == 0 end)
     PagePool.close(pool)
   end
 
@@ -98,23 +98,23 @@ defmodule Tmesh.NetPagesTest do
     {here, other} = pool()
     sequence = sequence(pages, 3)
     log = log(pages, sequence, nil)
-    {:ok, follower} = Tmesh.Net.Pages.follow(log, other)
+    {:ok, follower} = Tmesh.Net.Pages.follow(log, other, timeout: 600_000)
     assert {:error, %Error{type: :not_started}} = Tmesh.Net.Pages.sequence(follower)
     assert {:ok, %{number: 0, resyncs: 2, error: %Error{}}} = Tmesh.Net.Pages.info(follower)
-    eventually(fn -> held(here, other) == 0 end, 600)
+    eventually(fn -> held(here, other) == 0 end)
     # The log holds nothing for it any more.
-    eventually(fn -> :sys.get_state(log).followers == %{} end, 600)
+    eventually(fn -> :sys.get_state(log, :infinity).followers == %{} end)
     Sequence.release(sequence)
     :ok = Tmesh.Net.Pages.close(log)
-    eventually(fn -> held(at_home, pages) == 0 end, 600)
+    eventually(fn -> held(at_home, pages) == 0 end)
 
     # Fewer pages than the sequence has.
     {small, few} = pool(Keyword.merge(@shape, slab_pages: 2, max_pages: 2))
     sequence = sequence(pages, 3)
     log = log(pages, sequence, nil)
-    {:ok, follower} = Tmesh.Net.Pages.follow(log, few)
+    {:ok, follower} = Tmesh.Net.Pages.follow(log, few, timeout: 600_000)
     assert {:error, %Error{type: :limit_exceeded}} = Tmesh.Net.Pages.sequence(follower)
-    eventually(fn -> held(small, few) == 0 end, 600)
+    eventually(fn -> held(small, few) == 0 end)
     Enum.each([at_home, here, small], &PagePool.close/1)
   end
 
@@ -126,7 +126,7 @@ defmodule Tmesh.NetPagesTest do
     net = spawn_link(fn -> offers(self()) end)
     Process.register(net, Tmesh.Net)
     say = &send(log, {:tmesh_pages, 1, &1})
-    say.({:follow, self(), 1, :sys.get_state(log).shape})
+    say.({:follow, self(), 1, :sys.get_state(log, :infinity).shape})
     assert_receive {:tmesh_pages, 1, {:followed, 1, :ok}}
     say.({:next, self(), 0})
     assert_receive {:tmesh_pages, 1, {:record, %{number: 1}}}
@@ -135,8 +135,7 @@ defmodule Tmesh.NetPagesTest do
     say.({:done, self()})
     assert {:ok, 2} = Tmesh.Net.Pages.update(log, sequence)
     :ok = Tmesh.Net.Pages.close(log)
-    Process.unlink(net)
-    Process.exit(net, :kill)
+    kill(net)
     PagePool.close(pool)
   end
 
@@ -164,7 +163,10 @@ defmodule Tmesh.NetPagesTest do
     {_other_pool, other} = pool(Keyword.put(@shape, :page_bytes, 8192))
     sequence = sequence(pages, 2)
     log = log(pages, sequence, nil)
-    assert {:error, %Error{type: :invalid, message: why}} = Tmesh.Net.Pages.follow(log, other)
+
+    assert {:error, %Error{type: :invalid, message: why}} =
+             Tmesh.Net.Pages.follow(log, other, timeout: 600_000)
+
     assert why =~ "8192"
 
     for tokens <- [[1], Enum.to_list(1..31) ++ [:a], Enum.to_list(1..31) ++ [0x1_0000_0000], 5],
@@ -175,7 +177,7 @@ defmodule Tmesh.NetPagesTest do
 
     assert {:error, %Error{type: :invalid, message: why}} = Tmesh.Net.Pages.info(log)
     assert why =~ "Tmesh.Net.Pages.follow/3"
-    {:ok, follows} = Tmesh.Net.Pages.follow(log, pages)
+    {:ok, follows} = Tmesh.Net.Pages.follow(log, pages, timeout: 600_000)
 
     assert {:error, %Error{type: :invalid, message: why}} =
              Tmesh.Net.Pages.update(follows, sequence)
@@ -188,7 +190,7 @@ defmodule Tmesh.NetPagesTest do
     {:ok, stream} = Tmesh.Stream.start_link()
     assert {:error, %Error{type: :timeout}} = Tmesh.Net.Pages.follow(stream, pages, timeout: 50)
     {:ok, follower} = Tmesh.Stream.start_link(from: log)
-    assert {:error, %Error{type: :invalid}} = Tmesh.Stream.pop_outfeed(follower, 60_000)
+    assert {:error, %Error{type: :invalid}} = Tmesh.Stream.pop_outfeed(follower, 600_000)
     gone = spawn(fn -> :ok end)
     assert {:error, %Error{type: :gone}} = Tmesh.Net.Pages.follow(gone, pages)
     send(log, {:tmesh_pages, 1, {:next, self(), 0}})
@@ -201,7 +203,7 @@ defmodule Tmesh.NetPagesTest do
     {pool, pages} = pool()
     sequence = sequence(pages, 2)
     log = log(pages, sequence, nil)
-    shape = :sys.get_state(log).shape
+    shape = :sys.get_state(log, :infinity).shape
     ask = fn message -> send(log, {:tmesh_pages, 1, message}) end
 
     record = fn ->
@@ -353,7 +355,7 @@ defmodule Tmesh.NetPagesTest do
     # A process of its own: this one is the log's owner.
     follower = spawn_link(fn -> relay(test) end)
     say = &send(log, {:tmesh_pages, 1, &1})
-    shape = :sys.get_state(log).shape
+    shape = :sys.get_state(log, :infinity).shape
 
     for number <- [1, 2] do
       say.({:follow, follower, number, shape})
@@ -361,7 +363,7 @@ defmodule Tmesh.NetPagesTest do
       # Until it asks for a record it was sent none.
       say.({:pages, follower, self(), number, 1, [0]})
       assert_receive {:tmesh_pages, 1, {:offer, ^number, {:error, :stale, _text}}}, 60_000
-      if number == 2, do: assert_receive({:withdrawn, "1"}, 60_000)
+      if number == 2, do: assert_receive({:withdrawn, "1"}, 600_000)
       say.({:next, follower, 0})
       assert_receive {:tmesh_pages, 1, {:record, %{from: 0, number: ^number}}}, 60_000
       {:monitors, monitored} = Process.info(log, :monitors)
@@ -373,19 +375,18 @@ defmodule Tmesh.NetPagesTest do
         # An update that has none of its pages: they are held for it alone.
         :ok = Sequence.truncate(sequence, 0)
         {:ok, 2} = Tmesh.Net.Pages.update(log, sequence)
-        eventually(fn -> held(pool, pages) == 2 end, 600)
+        eventually(fn -> held(pool, pages) == 2 end)
       end
     end
 
-    eventually(fn -> held(pool, pages) == 0 end, 600)
+    eventually(fn -> held(pool, pages) == 0 end)
     # Its end is heard of once, and ends no log.
     Process.unlink(follower)
     Process.exit(follower, :kill)
-    eventually(fn -> :sys.get_state(log).followers == %{} end, 600)
+    eventually(fn -> :sys.get_state(log, :infinity).followers == %{} end)
     assert {:ok, 3} = Tmesh.Net.Pages.update(log, sequence)
     :ok = Tmesh.Net.Pages.close(log)
-    Process.unlink(net)
-    Process.exit(net, :kill)
+    kill(net)
     PagePool.close(pool)
   end
 
@@ -398,12 +399,12 @@ defmodule Tmesh.NetPagesTest do
     {pool, pages} = pool()
     sequence = sequence(pages, 2)
     log = log(pages, sequence, nil)
-    shape = :sys.get_state(log).shape
+    shape = :sys.get_state(log, :infinity).shape
     stranger = spawn_link(fn -> receive(do: (:end -> :ok)) end)
     say = &send(log, {:tmesh_pages, 1, &1})
     say.({:follow, self(), 1, shape})
     assert_receive {:tmesh_pages, 1, {:followed, 1, :ok}}, 60_000
-    before = :sys.get_state(log)
+    before = :sys.get_state(log, :infinity)
 
     for message <- [
           {:follow, :somebody, 2, shape},
@@ -421,7 +422,7 @@ defmodule Tmesh.NetPagesTest do
 
     send(log, {:tmesh_pages, 2, {:next, self(), 0}})
     send(log, {:DOWN, make_ref(), :process, stranger, :killed})
-    assert :sys.get_state(log) == before
+    assert :sys.get_state(log, :infinity) == before
     refute_received {:tmesh_pages, 1, _message}
     :ok = Tmesh.Net.Pages.close(log)
     PagePool.close(pool)
@@ -432,7 +433,7 @@ defmodule Tmesh.NetPagesTest do
     shape = pages |> Pages.info!() |> Map.take([:page_bytes, :page_tokens, :devices, :heads])
     args = {self(), pages, shape, 60_000, self()}
     {:ok, follower} = GenServer.start_link(Follower, args, spawn_opt: spawn_opt)
-    follows = Task.async(fn -> GenServer.call(follower, :begin, 60_000) end)
+    follows = Task.async(fn -> GenServer.call(follower, :begin, 600_000) end)
     assert_receive {:tmesh_pages, 1, {:follow, ^follower, number, ^shape}}, 60_000
     {follower, follows, number}
   end
@@ -477,7 +478,7 @@ defmodule Tmesh.NetPagesTest do
     for [one, other] <- Enum.chunk_every(lies, 2, 2, [{:error, :gone, "no"}]) do
       {follower, follows, number} = follow(pages)
       say(follower, {:followed, number, :ok})
-      assert Task.await(follows, 60_000) == :ok
+      assert Task.await(follows, 600_000) == :ok
 
       for lie <- [one, other] do
         assert_receive {:tmesh_pages, 1, {:next, ^follower, 0}}, 60_000
@@ -501,9 +502,9 @@ defmodule Tmesh.NetPagesTest do
       assert_receive {:tmesh_pages, 1, {:next, ^follower, 1}}, 60_000
       Sequence.release(sequence)
       # What was half there is gone.
-      eventually(fn -> held(pool, pages) == 2 end, 600)
+      eventually(fn -> held(pool, pages) == 2 end)
       :ok = Tmesh.Net.Pages.close(follower)
-      eventually(fn -> held(pool, pages) == 0 end, 600)
+      eventually(fn -> held(pool, pages) == 0 end)
     end
 
     # Three times, and then it ends with the error.
@@ -513,7 +514,7 @@ defmodule Tmesh.NetPagesTest do
         ] do
       {follower, follows, number} = follow(pages)
       say(follower, {:followed, number, :ok})
-      assert Task.await(follows, 60_000) == :ok
+      assert Task.await(follows, 600_000) == :ok
       # From now on: a busy machine may take longer to say that it may follow.
       if answer == :silence, do: :sys.replace_state(follower, &%{&1 | timeout: 50})
 
@@ -527,7 +528,7 @@ defmodule Tmesh.NetPagesTest do
       assert {:error, %Error{type: ^type, message: why}} = Tmesh.Net.Pages.sequence(follower)
       assert why =~ text
       assert_receive {:tmesh_pages, 1, {:leave, ^follower}}, 60_000
-      eventually(fn -> held(pool, pages) == 0 end, 600)
+      eventually(fn -> held(pool, pages) == 0 end)
       # It has ended: what still comes changes nothing.
       send(follower, :again)
       say(follower, {:record, @first})
@@ -553,7 +554,7 @@ defmodule Tmesh.NetPagesTest do
       {follower, follows, number} = follow(pages)
       say(follower, {:followed, make_ref(), :ok})
       say(follower, {:followed, number, answer})
-      assert {:error, %Error{type: ^type}} = Task.await(follows, 60_000)
+      assert {:error, %Error{type: ^type}} = Task.await(follows, 600_000)
       refute_received {:tmesh_pages, 1, {:next, _follower, _have}}
       GenServer.stop(follower)
     end
@@ -565,7 +566,7 @@ defmodule Tmesh.NetPagesTest do
   defp follows(pages, spawn_opt \\ []) do
     {follower, follows, number} = follow(pages, spawn_opt)
     say(follower, {:followed, number, :ok})
-    assert Task.await(follows, 60_000) == :ok
+    assert Task.await(follows, 600_000) == :ok
     assert_receive {:tmesh_pages, 1, {:next, ^follower, 0}}, 60_000
     follower
   end
@@ -598,7 +599,7 @@ defmodule Tmesh.NetPagesTest do
     assert_receive {:tmesh_pages, 1, {:next, ^follower, 2}}, 60_000
     say(follower, record(3, 0, [], [], 0))
     assert_receive {:tmesh_pages, 1, {:next, ^follower, 3}}, 60_000
-    eventually(fn -> held(pool, pages) == 0 end, 600)
+    eventually(fn -> held(pool, pages) == 0 end)
     :ok = Tmesh.Net.Pages.close(follower)
     for ref <- [one, two], do: Tmesh.ZeroCopy.release(ref)
     PagePool.close(pool)
@@ -646,7 +647,7 @@ defmodule Tmesh.NetPagesTest do
     assert_receive {:tmesh_pages, 1, {:pages, _follower, _from, _number, 2, [0 | _more]}}, 60_000
     assert {:ok, %{error: nil, resyncs: 0}} = Tmesh.Net.Pages.info(follower)
     :ok = Tmesh.Net.Pages.close(follower)
-    eventually(fn -> held(pool, pages) == 0 end, 600)
+    eventually(fn -> held(pool, pages) == 0 end)
     PagePool.close(pool)
   end
 

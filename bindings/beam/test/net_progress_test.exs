@@ -45,7 +45,9 @@ defmodule Tmesh.NetProgressTest do
   end
 
   test "all who wait and asked for it are told how far a fetch is", %{offer: offer} do
-    assert {:error, %Error{type: :gone, message: "half of it"}} = Net.open(offer, progress: self())
+    assert {:error, %Error{type: :gone, message: "half of it"}} =
+             Net.open(offer, progress: self(), timeout: 600_000)
+
     checksum = offer["checksum"]
 
     for bytes <- [100, 500_000],
@@ -58,7 +60,7 @@ defmodule Tmesh.NetProgressTest do
   end
 
   test "who did not ask is told nothing", %{offer: offer} do
-    assert {:error, %Error{type: :gone}} = Net.open(offer)
+    assert {:error, %Error{type: :gone}} = Net.open(offer, timeout: 600_000)
     refute_received {:tmesh_progress, _any}
   end
 end

@@ -19,14 +19,11 @@ defmodule Tmesh.NetStreamTest do
 
     assert_receive :began, 60_000
 
-    on_exit(fn ->
-      Process.exit(net, :kill)
-      for _try <- 1..600, Process.whereis(Tmesh.Net), do: Process.sleep(10)
-    end)
+    on_exit(fn -> kill(net) end)
 
     {:ok, stream} = Tmesh.Stream.start_link()
     reader = spawn(fn -> relay(me) end)
-    {:ok, sender} = GenServer.call(stream, {:attach_far, reader})
+    {:ok, sender} = GenServer.call(stream, {:attach_far, reader}, :infinity)
     ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
     %{stream: stream, reader: reader, sender: sender, ref: ref}
   end
@@ -67,7 +64,7 @@ defmodule Tmesh.NetStreamTest do
   test "when a reader has opened what it was offered", %{stream: stream, sender: sender, ref: ref} do
     assert {:ok, {_one, _two}} = sent(stream, sender, {ref, ref}, 1)
     tell(sender, {:opened, 1})
-    for id <- ["1", "2"], do: assert_receive({:withdrawn, ^id}, 60_000)
+    for id <- ["1", "2"], do: assert_receive({:withdrawn, ^id}, 600_000)
     # And not once more.
     tell(sender, {:popped, 1})
     assert {:ok, _one} = sent(stream, sender, ref, 2)
@@ -90,8 +87,8 @@ defmodule Tmesh.NetStreamTest do
     %{stream: stream, sender: sender, reader: reader, ref: ref} = context
     for number <- 1..2, do: sent(stream, sender, ref, number)
     Process.exit(reader, :kill)
-    for _number <- 1..2, do: assert({:ok, ^ref} = Tmesh.Stream.pop_outfeed(stream, 60_000))
-    for id <- ["1", "2"], do: assert_receive({:withdrawn, ^id}, 60_000)
+    for _number <- 1..2, do: assert({:ok, ^ref} = Tmesh.Stream.pop_outfeed(stream, 600_000))
+    for id <- ["1", "2"], do: assert_receive({:withdrawn, ^id}, 600_000)
     ZeroCopy.release!(ref)
   end
 

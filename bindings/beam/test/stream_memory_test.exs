@@ -39,7 +39,7 @@ defmodule Tmesh.StreamMemoryTest do
       end
     end)
 
-    eventually(fn -> stat(:regions_live) == live end, 200)
+    eventually(fn -> stat(:regions_live) == live end)
   end
 
   test "what has come through a channel is held by that alone" do
@@ -57,7 +57,7 @@ defmodule Tmesh.StreamMemoryTest do
 
     # What the feeder's first collection in idleness has given back, the sending end lets go of when
     # it sends again.
-    eventually(fn -> stat(:regions_live) <= live + 16 end, 200)
+    eventually(fn -> stat(:regions_live) <= live + 16 end)
     :ok = Channel.close(out)
   end
 
@@ -70,7 +70,7 @@ defmodule Tmesh.StreamMemoryTest do
       port = Port.open({:spawn_executable, python}, [:binary, args: args])
 
       for n <- 0..20 do
-        assert {:ok, {ref, number}} = Stream.pop_outfeed(stream, 60_000)
+        assert {:ok, {ref, number}} = Stream.pop_outfeed(stream, 600_000)
         assert number == "#{n}"
         assert :binary.first(ZeroCopy.to_binary!(ref)) == n
         ZeroCopy.release!(ref)
@@ -88,7 +88,7 @@ defmodule Tmesh.StreamMemoryTest do
   # The error behind the values that had come already. Tensors that nobody had opened die with
   # their owner.
   defp drained(stream) do
-    case Stream.pop_outfeed(stream, 60_000) do
+    case Stream.pop_outfeed(stream, 600_000) do
       {:ok, {ref, _number}} ->
         ZeroCopy.release!(ref)
         drained(stream)

@@ -9,7 +9,7 @@ defmodule Tmesh.StreamTest do
   defp later(fun), do: Task.async(fun)
 
   defp waiting(stream, count),
-    do: eventually(fn -> map_size(:sys.get_state(stream).waiting) == count end)
+    do: eventually(fn -> map_size(:sys.get_state(stream, :infinity).waiting) == count end)
 
   test "values keep their order, and the queues are two" do
     stream = stream(name: :my_stream)
@@ -56,7 +56,7 @@ defmodule Tmesh.StreamTest do
         task
       end
 
-    assert :sys.get_state(stream).infeed.size == 2
+    assert :sys.get_state(stream, :infinity).infeed.size == 2
     for i <- 1..4, do: assert(Stream.pop_infeed(stream) == {:ok, i})
     assert Task.await_many(tasks, :infinity) == [:ok, :ok]
   end
@@ -77,7 +77,7 @@ defmodule Tmesh.StreamTest do
 
     assert {:ok, 1} = Stream.pop_infeed(stream)
     assert {:error, %Error{type: :timeout}} = Stream.pop_infeed(stream, 0)
-    assert :sys.get_state(stream).waiting == %{}
+    assert :sys.get_state(stream, :infinity).waiting == %{}
   end
 
   test "a wait may be longer than any timer's, and costs the stream nothing" do
@@ -139,7 +139,7 @@ defmodule Tmesh.StreamTest do
     waiting(stream, 1)
     send(stream, {:tmesh_outfeed, 6})
     assert {:ok, 6} = Task.await(popper, :infinity)
-    assert :sys.get_state(stream).outfeed.size == 0
+    assert :sys.get_state(stream, :infinity).outfeed.size == 0
   end
 
   test "what tells of a loss takes up room as well" do
@@ -166,7 +166,7 @@ defmodule Tmesh.StreamTest do
     for i <- 1..20_000, do: send(stream, {:tmesh_outfeed, i})
     :erlang.resume_process(stream)
     eventually(fn -> Process.info(stream, :message_queue_len) == {:message_queue_len, 0} end)
-    assert :sys.get_state(stream).waiting == %{}
+    assert :sys.get_state(stream, :infinity).waiting == %{}
     assert div(work.() - before, 20_000) < 100
   end
 
@@ -189,7 +189,7 @@ defmodule Tmesh.StreamTest do
       for i <- 0..3,
           do: later(fn -> for j <- 1..200, do: :ok = Stream.push_infeed(stream, i * 200 + j) end)
 
-    Task.await_many(pushers, 60_000)
+    Task.await_many(pushers, 600_000)
 
     assert poppers |> Task.await_many(:infinity) |> Enum.concat() |> Enum.sort() ==
              Enum.to_list(1..800)
@@ -245,7 +245,7 @@ defmodule Tmesh.StreamTest do
 
       {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
       {:ok, into} = Channel.open(token, :recv)
-      assert {:ok, "late"} = Channel.recv(into, 60_000)
+      assert {:ok, "late"} = Channel.recv(into, 600_000)
     end
 
     test "says whose error it was" do
@@ -258,7 +258,7 @@ defmodule Tmesh.StreamTest do
     end
 
     defp eventually_gone(stream) do
-      case Stream.push_infeed(stream, "late", 60_000) do
+      case Stream.push_infeed(stream, "late", 600_000) do
         {:error, %Error{type: :gone} = error} -> error
         :ok -> eventually_gone(stream)
       end
@@ -267,6 +267,8 @@ defmodule Tmesh.StreamTest do
     test "ends the waits of those who push" do
       {stream, into} = infed(infeed_limit: 1)
       tasks = for n <- 1..8, do: later(fn -> Stream.push_infeed(stream, "#{n}") end)
+      # Four have found room, and not only come later than the others.
+      eventually(fn -> Enum.count(tasks, &(not Process.alive?(&1.pid))) == 4 end)
       waiting(stream, 4)
       :ok = Channel.close(into)
       results = Task.await_many(tasks, :infinity)
@@ -291,7 +293,7 @@ defmodule Tmesh.StreamTest do
       # Its tensor goes while it waits for its turn: said by the next push.
       ZeroCopy.release!(ref)
       :ok = Stream.push_infeed(stream, ref)
-      eventually(fn -> :sys.get_state(stream).refused != nil end)
+      eventually(fn -> :sys.get_state(stream, :infinity).refused != nil end)
       assert {:error, %Error{type: :closed}} = Stream.push_infeed(stream, "not sent")
       :ok = Stream.push_infeed(stream, "good")
       assert {:ok, "good"} = Channel.recv(into)
@@ -319,7 +321,7 @@ defmodule Tmesh.StreamTest do
         {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
         {:ok, into} = Channel.open(token, :recv)
         if reason == :normal, do: GenServer.stop(stream), else: Process.exit(stream, :kill)
-        assert {:error, %Error{type: :gone}} = Channel.recv(into, 60_000)
+        assert {:error, %Error{type: :gone}} = Channel.recv(into, 600_000)
       end
     end
   end
@@ -397,7 +399,7 @@ defmodule Tmesh.StreamTest do
         {:ok, stream} = GenServer.start(Stream, infeed_limit: 1, outfeed_limit: 1)
         {:ok, token} = Stream.attach_channel(stream)
         {:ok, out} = Channel.open(token, :send)
-        [feeder] = :sys.get_state(stream).feeders
+        [feeder] = :sys.get_state(stream, :infinity).feeders
         monitor = Process.monitor(feeder)
         if reason == :normal, do: GenServer.stop(stream), else: Process.exit(stream, :kill)
         assert_receive {:DOWN, ^monitor, :process, ^feeder, :killed}
@@ -490,28 +492,28 @@ defmodule Tmesh.StreamTest do
     test "has its values in their order, and no more ahead than it may" do
       home = stream(outfeed_limit: 1)
       {:ok, here} = Stream.start_link(from: home, ahead: 2)
-      for value <- 1..3, do: :ok = Stream.push_outfeed(home, value, 60_000)
+      for value <- 1..3, do: :ok = Stream.push_outfeed(home, value, 600_000)
       # Two are here, one waits at home, and that is all that there is room for.
-      eventually(fn -> :queue.len(:sys.get_state(here).outfeed.values) == 2 end, 600)
+      eventually(fn -> :queue.len(:sys.get_state(here, :infinity).outfeed.values) == 2 end)
       assert {:error, %Error{type: :timeout}} = Stream.push_outfeed(home, 4, 50)
-      assert Stream.pop_outfeed(here, 60_000) == {:ok, 1}
-      assert :ok = Stream.push_outfeed(home, 4, 60_000)
-      for value <- 2..4, do: assert(Stream.pop_outfeed(here, 60_000) == {:ok, value})
+      assert Stream.pop_outfeed(here, 600_000) == {:ok, 1}
+      assert :ok = Stream.push_outfeed(home, 4, 600_000)
+      for value <- 2..4, do: assert(Stream.pop_outfeed(here, 600_000) == {:ok, value})
       assert {:error, %Error{type: :timeout}} = Stream.pop_outfeed(here, 10)
-      waits = later(fn -> Stream.pop_outfeed(here, 60_000) end)
+      waits = later(fn -> Stream.pop_outfeed(here, 600_000) end)
       waiting(here, 1)
       :ok = Stream.push_outfeed(home, {:tuple, [%{5 => 5} | 6]})
-      assert Task.await(waits, 60_000) == {:ok, {:tuple, [%{5 => 5} | 6]}}
+      assert Task.await(waits, 600_000) == {:ok, {:tuple, [%{5 => 5} | 6]}}
     end
 
     test "gives back what was not popped" do
       home = stream()
       {:ok, here} = Stream.start_link(from: home, ahead: 3)
       for value <- 1..6, do: :ok = Stream.push_outfeed(home, value)
-      assert Stream.pop_outfeed(here, 60_000) == {:ok, 1}
-      eventually(fn -> :queue.len(:sys.get_state(here).outfeed.values) == 3 end, 600)
+      assert Stream.pop_outfeed(here, 600_000) == {:ok, 1}
+      eventually(fn -> :queue.len(:sys.get_state(here, :infinity).outfeed.values) == 3 end)
       :ok = GenServer.stop(here)
-      eventually(fn -> :queue.len(:sys.get_state(home).outfeed.values) == 5 end, 600)
+      eventually(fn -> :queue.len(:sys.get_state(home, :infinity).outfeed.values) == 5 end)
       for value <- 2..6, do: assert(Stream.pop_outfeed(home) == {:ok, value})
       # One who stops while it waits takes nothing along.
       {:ok, here} = Stream.start_link(from: home)
@@ -525,8 +527,8 @@ defmodule Tmesh.StreamTest do
         {:ok, here} = Stream.start_link(from: home, ahead: 1)
         stops = later(fn -> GenServer.stop(here) end)
         :ok = Stream.push_outfeed(home, value)
-        assert Task.await(stops, 60_000) == :ok
-        assert Stream.pop_outfeed(home, 60_000) == {:ok, value}
+        assert Task.await(stops, 600_000) == :ok
+        assert Stream.pop_outfeed(home, 600_000) == {:ok, value}
       end
     end
 
@@ -534,14 +536,14 @@ defmodule Tmesh.StreamTest do
       {:ok, home} = Stream.start_link()
       {:ok, here} = Stream.start_link(from: home)
       for value <- 1..2, do: :ok = Stream.push_outfeed(home, value)
-      eventually(fn -> :queue.len(:sys.get_state(here).outfeed.values) == 2 end, 600)
+      eventually(fn -> :queue.len(:sys.get_state(here, :infinity).outfeed.values) == 2 end)
       :ok = GenServer.stop(home)
-      for value <- 1..2, do: assert(Stream.pop_outfeed(here, 60_000) == {:ok, value})
-      for _ <- 1..2, do: assert({:error, %Error{type: :closed}} = Stream.pop_outfeed(here, 60_000))
+      for value <- 1..2, do: assert(Stream.pop_outfeed(here, 600_000) == {:ok, value})
+      for _ <- 1..2, do: assert({:error, %Error{type: :closed}} = Stream.pop_outfeed(here, 600_000))
 
       for {from, type} <- [{:nobody, :closed}, {{:nobody, node()}, :closed}, {"none", :not_found}] do
         {:ok, here} = Stream.start_link(from: from)
-        assert {:error, %Error{type: ^type}} = Stream.pop_outfeed(here, 60_000)
+        assert {:error, %Error{type: ^type}} = Stream.pop_outfeed(here, 600_000)
       end
 
       for bad <- [[from: 1], [from: home, ahead: 0], [from: home, ahead: 65], [from: {1, 2}]],
@@ -553,7 +555,7 @@ defmodule Tmesh.StreamTest do
       net = spawn_link(&offers/0)
       Process.register(net, Tmesh.Net)
       home = stream()
-      {:ok, sender} = GenServer.call(home, {:attach_far, self()})
+      {:ok, sender} = GenServer.call(home, {:attach_far, self()}, :infinity)
       tell = &send(sender, {:tmesh_stream, 1, &1})
       tell.({:more, 3})
 
@@ -564,8 +566,7 @@ defmodule Tmesh.StreamTest do
         tell.(if number == 1, do: {:opened, number}, else: {:popped, number})
       end
 
-      Process.unlink(net)
-      Process.exit(net, :kill)
+      kill(net)
     end
 
     defp offers do
@@ -588,8 +589,8 @@ defmodule Tmesh.StreamTest do
       {:ok, here} = Stream.start_link(from: home)
       :ok = Stream.push_outfeed(home, %{x: ZeroCopy.from_binary!("x", [1], :uint8)})
       :ok = Stream.push_outfeed(home, :next)
-      assert {:error, %Error{type: :not_started}} = Stream.pop_outfeed(here, 60_000)
-      assert Stream.pop_outfeed(here, 60_000) == {:ok, :next}
+      assert {:error, %Error{type: :not_started}} = Stream.pop_outfeed(here, 600_000)
+      assert Stream.pop_outfeed(here, 600_000) == {:ok, :next}
     end
   end
 end
