@@ -226,6 +226,27 @@ def settle(before, count):
         time.sleep(0.01)
 
 
+def serve(*engine, **options):
+    """An engine in a process of its own, for which a call and a client's answer may take as long as a slow machine needs."""
+    import tmesh.engine
+    return tmesh.engine.serve(*engine, **{"limit": 600, "patience": 600, **options})
+
+
+def cancelled_while_it_runs(step):
+    """A binding's dispatch is called off. What was called off before it ran, as on a slow machine, was so too early: later then."""
+    import tmesh.engine
+    for delay in (0.05 * 2 ** number for number in range(12)):
+        stop = tmesh.engine.Cancellable()
+        timer = threading.Timer(delay, stop.cancel)
+        timer.start()
+        with pytest.raises(tmesh.CancelledError) as told:
+            step.dispatch(stop)
+        timer.join()
+        if "before it ran" not in str(told.value):
+            break
+    assert "half written" in str(told.value)
+
+
 def live():
     stats = tmesh.stats()
     return stats["regions_live"], stats["bytes_live"], descriptors()

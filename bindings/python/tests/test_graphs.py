@@ -3,7 +3,6 @@
 
 import importlib.util
 import struct
-import threading
 
 import pytest
 
@@ -12,6 +11,7 @@ numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 import tmesh  # noqa: E402
 import tmesh.engine  # noqa: E402
 import tmesh.graphs  # noqa: E402
+from conftest import cancelled_while_it_runs, serve  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
                                 reason="ggml cannot be had: the package libggml-python is not installed")
@@ -449,7 +449,7 @@ def test_served(tmp_path):
     """The same engine in a process of its own, which finds ggml's library by the package too."""
     (tmp_path / "g").write_text("graph g\nx = input : float32[2,8]\nw = weight : float32[4,8]\ny = matmul(x, w)\noutput y = y\n")
     a, b = random(2, 8), random(4, 8)
-    with tmesh.engine.serve("ggml", models=tmp_path) as server:
+    with serve("ggml", models=tmp_path) as server:
         context = server.connect()
         assert context.backend == "ggml" and context.version == tmesh.engine.Context("ggml").version
         got = run(context.graph(tmp_path / "g", weights={"w": tmesh.put(b, seal=True)}), {"x": a})["y"]
@@ -464,11 +464,6 @@ def test_cancelled(opened):
     graph = opened("\n".join([*lines, "output y = n400"]), {"w": numpy.eye(1024, dtype="float32")})
     x, y = tmesh.put(random(512, 1024)), tmesh.zeros((512, 1024), "float32")
     step = graph.bind({"x": x}, {"y": y})
-    stop = tmesh.engine.Cancellable()
-    timer = threading.Timer(0.05, stop.cancel)
-    timer.start()
-    with pytest.raises(tmesh.CancelledError, match="half written"):
-        step.dispatch(stop)
-    timer.join()
+    cancelled_while_it_runs(step)
     small = opened("x = input : float32[4]\ny = silu(x)\noutput y = y")
     assert numpy.isfinite(run(small, {"x": random(4)})["y"]).all()
