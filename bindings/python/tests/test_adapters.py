@@ -15,6 +15,7 @@ import tmesh  # noqa: E402
 import tmesh.adapters  # noqa: E402
 import tmesh.engine  # noqa: E402
 import tmesh.graphs  # noqa: E402
+from conftest import serve  # noqa: E402
 from test_graphs import GROUPS, HEAD, LAYERS, VOCABULARY, Reference, as_gguf, gguf, llama, opened, random, run  # noqa: E402, F401
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
@@ -131,6 +132,8 @@ print(slot.token, flush=True)
 sys.stdin.readline()
 for number in range(1, 1001):
     assert tmesh.adapters.publish(slot, t.pairs(number), g) == number
+    if number == 500:
+        sys.stdin.readline()
 print("done", flush=True)
 sys.stdin.readline()
 """
@@ -142,7 +145,7 @@ def test_swapped_by_another_process(tmp_path, served):
     g = small(tmp_path / "g")
     other = subprocess.Popen([sys.executable, "-c", PUBLISHER, os.path.dirname(__file__), str(tmp_path / "other")],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    server = tmesh.engine.serve("ggml", models=tmp_path) if served else None
+    server = serve("ggml", models=tmp_path) if served else None
     try:
         context = server.connect() if served else tmesh.engine.Context("ggml")
         graph = context.graph(tmp_path / "g", weights=sealed({"w": numpy.zeros((WIDTH, WIDTH), "float32")}))
@@ -158,6 +161,10 @@ def test_swapped_by_another_process(tmp_path, served):
             step.dispatch()
             assert (y.numpy() == generation).all(), (generation, y.numpy())
             assert generation >= seen[-1]
+            if generation == 500 and seen[-1] < 500:
+                # However slow it is here, this one was seen.
+                other.stdin.write("go on\n")
+                other.stdin.flush()
             seen.append(generation)
         assert len(set(seen)) > 2
         assert context.stats()["sessions_opened"] == 1 and context.stats()["bindings"] == 1
