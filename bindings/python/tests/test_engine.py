@@ -318,7 +318,7 @@ def test_pipeline(context):
         one = whole.dispatch({"x": one})["y"]
         first.dispatch({"x": x}, {"h": h})
         outbox.send(h)
-        x = inbox.recv(timeout=60)
+        x = inbox.recv(timeout=600)
         assert np.array_equal(x.numpy(), one)
     # The copies are those of `one`, to the host.
     assert tmesh.stats()["bytes_copied"] == copied

@@ -18,6 +18,7 @@ import tmesh.engine  # noqa: E402
 import tmesh.generate  # noqa: E402
 import tmesh.graphs  # noqa: E402
 import tmesh.tokens  # noqa: E402
+from conftest import serve  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = ROOT / "examples/small_model"
@@ -148,7 +149,7 @@ def test_forms(model, tmp_path, record_property):
     import json
 
     for folder in "one", "two":
-        subprocess.run([sys.executable, "-B", SMALL / "forms.py", tmp_path / folder, MODEL], check=True, timeout=300)
+        subprocess.run([sys.executable, "-B", SMALL / "forms.py", tmp_path / folder, MODEL], check=True, timeout=600)
     for name in "small.safetensors", "small.onnx", "config.json":
         one, two = ((tmp_path / folder / name).read_bytes() for folder in ("one", "two"))
         assert one == two and len(one) < 1_000_000, name
@@ -206,8 +207,8 @@ def test_pages(model, tmp_path, cache):
         return [alone.run(some).copy() for some in [tokens, *([token] for token in end)]]
 
     with (tmesh.generate.page_pool(model, 16, cache=cache) as pool, tmesh.Pages.open(pool.tenant()) as pages,
-          tmesh.engine.serve("ggml", models=tmp_path) as one, tmesh.engine.serve("ggml", models=tmp_path) as two):
-        contexts = [server.connect(timeout=60) for server in (one, two)]
+          serve("ggml", models=tmp_path) as one, serve("ggml", models=tmp_path) as two):
+        contexts = [server.connect(timeout=600) for server in (one, two)]
         first = tmesh.generate.Sequence(model, rows=64, context=contexts[0], folder=tmp_path, cache=cache, pages=pages)
         got = [[first.run(tokens).copy()]]
         table = first.block_table
@@ -322,14 +323,14 @@ def test_pipeline(model, tmp_path):
     past = {name: tmesh.zeros((64, 64), "float16") for name in g.inputs if name.startswith("past_")}
     between, logits = tmesh.zeros((1, 128), "float32"), tmesh.zeros((1, 512), "float32")
     whole = tmesh.generate.Sequence(model, rows=64)
-    servers = [tmesh.engine.serve("ggml", models=tmp_path) for _ in range(2)]
+    servers = [serve("ggml", models=tmp_path) for _ in range(2)]
     try:
         steps = []
         for server, part, outputs in (servers[0], one, first), (servers[1], two, last):
             path = tmp_path / f"{len(steps)}.graph"
             path.write_text(part)
             weights = {name: model[name] for name in g.weights if f"{name} = weight" in part}
-            graph = server.connect(timeout=60).graph(path, weights=weights)
+            graph = server.connect(timeout=600).graph(path, weights=weights)
             places = {**now, **past, boundary: between}
             in_place = {name: g.in_place[name] for name in outputs if name in g.in_place}
             given = {name: past[of] for name, of in in_place.items()}
@@ -358,7 +359,7 @@ def test_pipeline(model, tmp_path):
 
 
 def run(*words, status=0):
-    done = subprocess.run([sys.executable, "-m", "tmesh.generate", *map(str, words)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "tmesh.generate", *map(str, words)], capture_output=True, text=True, timeout=600)
     assert done.returncode == status, done.stderr
     return done.stdout if not status else done.stderr
 

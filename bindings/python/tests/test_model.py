@@ -116,7 +116,7 @@ def test_one_read_for_all_as_long_as_a_tensor_lives(big, peer, torch):
     del held
     gc.collect()
     folder = os.environ["TMESH_RUNTIME_DIR"]
-    assert other.wait(20) == 0
+    assert other.wait(600) == 0
     assert not [name for name in os.listdir(folder) if name.endswith(".flight")]
     with tmesh.load_model(big) as model:
         assert model.report["bytes_read"]
@@ -256,7 +256,7 @@ def test_ctrl_c_ends_the_wait_for_another_reader(big, peer):
     while not any(name.endswith(".flight") for name in open_files(waiter.pid)):
         assert waiter.poll() is None
     waiter.send_signal(signal.SIGINT)
-    assert waiter.communicate(timeout=30)[0] == "ended\n"
+    assert waiter.communicate(timeout=600)[0] == "ended\n"
 
 
 def open_files(pid):
@@ -308,7 +308,7 @@ def test_threads(big):
     def load():
         with tmesh.load_model(big) as model:
             ids.append(model["w"].id)
-            barrier.wait(20)
+            barrier.wait(600)
 
     barrier = threading.Barrier(4)
     threads = [threading.Thread(target=load) for _ in range(4)]
@@ -612,15 +612,20 @@ def test_a_file_that_is_overwritten_under_a_model(theirs, tmp_path):
 
 def test_a_page_cache_that_is_dropped_under_a_model(theirs, tmp_path):
     """Theirs reads from the disk again what nobody has touched yet; here nothing is read."""
+    # Of the file alone: what a process reads in all has code in it that the machine has dropped, too.
     program = """
-def read():
-    with open("/proc/self/io") as io:
-        return next(int(line.split()[1]) for line in io if line.startswith("read_bytes"))
+import ctypes, mmap, numpy
 file = os.open(sys.argv[1], os.O_RDONLY)
+mapping = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+address = numpy.frombuffer(mapping, "uint8").ctypes.data
+def cached():
+    pages = (ctypes.c_ubyte * -(-len(mapping) // mmap.PAGESIZE))()
+    assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), pages)
+    return mmap.PAGESIZE * sum(page & 1 for page in pages)
 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-before = read()
+before = cached()
 assert weights.sum().item() == 8 << 20
-print(read() - before)
+print(cached() - before)
 """
     results = []
     for who in "theirs", "ours":

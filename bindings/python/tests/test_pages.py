@@ -19,7 +19,7 @@ from tmesh import _tmesh
 
 pytestmark = pytest.mark.skipif(not hasattr(_tmesh, "PagesHandle"), reason="built without libtmesh-model")
 
-PATIENCE = 60
+PATIENCE = 600
 BYTES, TOKENS = 4096, 16
 
 

@@ -18,7 +18,7 @@ from tmesh import _tmesh
 
 pytestmark = pytest.mark.skipif(not hasattr(_tmesh, "SlotHandle"), reason="built without libtmesh-model")
 
-PATIENCE = 60
+PATIENCE = 600
 
 
 @pytest.fixture(autouse=True)
