@@ -22,7 +22,7 @@ from lmcache.v1.distributed.storage_manager import StorageManager  # noqa: E402
 
 LAYOUT = MemoryLayoutDesc([torch.Size([2, 4, 16, 64])], [torch.float16])
 BYTES = 2 * 4 * 16 * 64 * 2
-PATIENCE = 60
+PATIENCE = 600
 
 
 def keys(first, count, salt=""):

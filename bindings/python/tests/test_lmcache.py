@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """tmesh.lmcache below LMCache's real storage manager, without an engine and without a GPU."""
 
+import contextlib
 import gc
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tmesh
-from conftest import EMULATED
+from conftest import EMULATED, eventually
 
 if EMULATED:
     pytest.skip("LMCache takes minutes to start in an emulated machine", allow_module_level=True)
@@ -27,7 +28,7 @@ from tmesh.lmcache import Adapter  # noqa: E402
 
 # As the keeper counts them.
 KEPT_BYTES = side.BYTES + 8192
-PATIENCE = 120
+PATIENCE = 600
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +172,9 @@ def test_another_process_is_faster(engine, monkeypatch, caplog):
     monkeypatch.setattr(engine.adapter, "_kept", lambda: [])
     engine.store(0, 3)
     monkeypatch.undo()
-    assert not caplog.records and engine.adapter.report_status()["stored_object_count"] == 3
+    # Of the adapter's own: LMCache has words for a slow machine.
+    assert not [record for record in caplog.records if record.name == "tmesh.lmcache"]
+    assert engine.adapter.report_status()["stored_object_count"] == 3
     assert engine.fetch(0, 3) == [0, 1, 2]
 
 
@@ -197,16 +200,26 @@ def test_hostile_keys(engine):
     assert len(made) == len(many) and all(len(name) <= 63 and name.isascii() for name in made)
 
 
+def descriptors():
+    """What this process has open, with the numbers."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
 @pytest.mark.parametrize("parameters, words", [
     ({}, "key_file is missing"), ({"key_file": 5}, "key_file is missing"), ({"key_file": ""}, "key_file is missing"),
     ({"max_bytes": 0}, "max_bytes is 0"), ({"max_bytes": "1G"}, "max_bytes is '1G'"), ({"max_bytes": True}, "max_bytes is True"),
     ({"maxbytes": 1}, "unknown: 'maxbytes'"),
 ])
 def test_bad_parameters(parameters, words, key_file):
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(tmesh.InvalidError, match=words):
         Adapter({"key_file": key_file, **parameters} if "key_file" not in parameters and parameters else parameters)
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Of an engine that an earlier test had, threads may still be closing some.
+    eventually(lambda: not descriptors() - before)
 
 
 def test_bad_key_files(tmp_path, key_file):
