@@ -258,7 +258,7 @@ def test_the_source_dies_while_it_is_read(fetcher, target):
     gc.collect()
     before = tmesh.stats()["regions_live"]
     with pytest.raises(tmesh.GoneError):
-        fetcher.fetch(source, progress=lambda count: target.kill())
+        fetcher.fetch(source, timeout=PATIENCE, progress=lambda count: target.kill())
     gc.collect()
     assert tmesh.stats()["regions_live"] == before
 
@@ -373,7 +373,7 @@ def test_the_end_of_a_process_with_offers_and_fetches(target):
             try:
                 fetcher.fetch(sys.argv[1], timeout=1000, progress=lambda count: begun.set())
             except tmesh.ReleasedError:
-                print("closed", flush=True)
+                pass    # a daemon that writes while its interpreter ends may keep the lock of its file for ever
 
         threading.Thread(target=fetch, daemon=True).start()
         begun.wait()
