@@ -5,7 +5,7 @@ import base64
 import random
 import signal
 
-from machines import SECONDS, eventually
+from machines import SECONDS, connect, eventually
 from programs import half_fetched
 
 LARGE = 64 << 20
@@ -74,7 +74,7 @@ def test_names_apart(home, reader):
         eventually(lambda: one.ask("publish", "apart", 2, 3000, one.node).startswith("ok "), lambda: "a name")
     digests = {one.node: one.ask("open_name", "apart", SECONDS * 1000) for one in (home, reader)}
     assert len({*digests.values()}) == 2, "each has its own"
-    assert reader.ask("connect", home.node) == "true"
+    connect(reader, home)
     for one in (home, reader):
         eventually(lambda: one.ask("open_name", "apart", SECONDS * 1000) == "error:exists", lambda: "a name that two have")
         assert one.ask("lookup", "apart").startswith("error:exists ")

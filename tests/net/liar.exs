@@ -62,7 +62,7 @@ defmodule Liar do
     wrong = {"tm1m-" <> String.duplicate("0", 32) <> "-" <> String.duplicate("0", 32), "0"}
     %{"checksum" => sum, "region_bytes" => bytes} = decode(offer)
     GenServer.cast(net, {:had, {{sum, bytes}, [], wrong}})
-    {:error, error} = GenServer.call(net, {:withdraw, id})
+    {:error, error} = GenServer.call(net, {:withdraw, id}, :infinity)
     had = :erpc.call(elem(net, 1), Tmesh.Net.Had, :find, [{sum, bytes}])
     {"#{error.type} #{length(had)}", held}
   end
@@ -80,7 +80,7 @@ defmodule Liar do
       {:tmesh_net, 1, {:answer, _home, ^number, {:error, type, text}}} ->
         {"#{type} #{Regex.run(~r/is of version 1/, text)}", held}
     after
-      60_000 -> {"nothing", held}
+      600_000 -> {"nothing", held}
     end
   end
 

@@ -102,7 +102,7 @@ defmodule Machine do
     task =
       Task.async(fn -> Tmesh.Net.publish!(name, ZeroCopy.from_binary!("brief", [5], :uint8)) end)
 
-    say("#{Task.await(task)}")
+    say("#{Task.await(task, :infinity)}")
     held
   end
 
@@ -196,7 +196,7 @@ defmodule Machine do
 
   # An offer that names another home: what is said, whether the name is an atom now, and with how many nodes this one is connected.
   defp act(["open_from", home, offer], held) do
-    {:error, error} = Tmesh.Net.open(%{decode(offer) | "home" => home}, timeout: 60_000)
+    {:error, error} = Tmesh.Net.open(%{decode(offer) | "home" => home}, timeout: 600_000)
 
     atom =
       try do
@@ -358,12 +358,12 @@ defmodule Machine do
     [{:held, ref} | held]
   end
 
-  # By another process, while the net takes no questions.
-  defp act(["open_beside", offer], held) do
-    :ok = :sys.suspend(Tmesh.Net)
-    task = Task.async(fn -> open(decode(offer), 60_000) end)
-    answer = Task.yield(task, 10_000)
-    :ok = :sys.resume(Tmesh.Net)
+  # By another process, while the net takes no questions: it is asked nothing, if that comes within the patience.
+  defp act(["open_beside", patience, offer], held) do
+    :ok = :sys.suspend(Tmesh.Net, :infinity)
+    task = Task.async(fn -> open(decode(offer), 600_000) end)
+    answer = Task.yield(task, String.to_integer(patience))
+    :ok = :sys.resume(Tmesh.Net, :infinity)
     say(if answer, do: elem(answer, 1), else: "asks")
     _ = answer || Task.await(task, :infinity)
     held
@@ -617,7 +617,7 @@ defmodule Machine do
 
   defp pop(stream, count) do
     Enum.map_join(1..count, " ", fn _number ->
-      case Tmesh.Stream.pop_outfeed(stream, 60_000) do
+      case Tmesh.Stream.pop_outfeed(stream, 600_000) do
         {:ok, %{"x" => {ref, bytes}, "bundles" => [more]}} ->
           ^bytes = ref.byte_size
           data = ZeroCopy.to_binary!(ref, copy: false)

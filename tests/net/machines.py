@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
 EBIN = BUILD / "beam/dev/lib/tmesh/ebin"
 SECRET = f"c{random.randrange(10**12)}"
 EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"  # a guest, which is ten times slower
-SECONDS = 600 if EMULATED else 60  # the longest that anything here may take; nothing is measured
+SECONDS = 600 if EMULATED else 300  # the longest that anything here may take; nothing is measured
 GROUP = 61000  # whose members may open /dev/tmesh, where users are apart
 
 reported = []  # of each test, whether it failed
@@ -39,6 +40,26 @@ def eventually(condition, what):
     while not condition():
         assert time.monotonic() < deadline, f"{what()} did not come about"
         time.sleep(0.05)
+
+
+def still(stopped, running):
+    """What the stopped fetchers had sent has arrived, and those that run have taken it."""
+    def left():
+        # Of the sockets of these alone: a row has what waits to be sent and to be read, and the socket's number.
+        total = 0
+        for machine, side in [*((one, 0) for one in stopped), *((one, 1) for one in running)]:
+            for pid in machine.processes("tmesh-net"):
+                own = set()
+                for link in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        own.add(os.readlink(link))
+                for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+                    words = row.split()
+                    if f"socket:[{words[9]}]" in own and words[3] != "0A":  # of one that listens it is who waits
+                        total += int(words[4].split(":")[side], 16)
+        return total
+    eventually(lambda: not left(), lambda: f"an end of what is in the sockets, {left()} bytes,")
+    time.sleep(0.5)  # and have counted it
 
 
 def alone(number, backend):
@@ -215,8 +236,32 @@ class Machine:
 
 
 def epmd(inside, port):
-    return subprocess.Popen([*inside, "epmd", "-port", str(port), "-relaxed_command_check"],
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Once it answers: a node that begins before does not."""
+    daemon = subprocess.Popen([*inside, "epmd", "-port", str(port), "-relaxed_command_check"],
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def answers():
+        assert daemon.poll() is None, f"epmd has ended: is the port {port} another one's?"
+        return not subprocess.run([*inside, "epmd", "-port", str(port), "-names"], capture_output=True).returncode
+    eventually(answers, lambda: f"epmd at the port {port}")
+    return daemon
+
+
+def epmd_here():
+    """At a port that nobody has here, which is given with it: other suites and programs have some, too."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with socket.socket() as free:
+            try:
+                free.bind(("", port))
+            except OSError:
+                continue
+        return epmd([], port), port
+
+
+def connect(one, other):
+    """Erlang gives a handshake seven seconds, and a slow machine takes more now and then."""
+    eventually(lambda: one.ask("connect", other.node) == "true", lambda: f"a connection of {one.node} and {other.node}")
 
 
 @contextlib.contextmanager
@@ -245,7 +290,7 @@ def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd"
             daemons.append(epmd(inside, 4369))
             machines.append(Machine(names[number - 1], f"{network}.{number}", f"{name}-{number}", 4369,
                                     backend=backend, number=number if each_alone else None, lease_ms=lease_ms))
-        assert machines[1].ask("connect", machines[0].node) == "true"
+        connect(machines[1], machines[0])
         yield *machines, do
     finally:
         for machine in machines:

@@ -8,7 +8,7 @@ import re
 import time
 from pathlib import Path
 
-from machines import eventually
+from machines import connect, eventually
 
 ERRORS = {f"error:{type}" for type in ("gone", "timeout", "not_found", "not_started", "closed")}
 VALUES = 6
@@ -84,7 +84,7 @@ def storm_of_followers(home, reader, rounds, rng):
         for one in (home, reader):
             if one.beam.poll() is not None:
                 one.start()
-        eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
+        connect(reader, home)
         for one in (home, reader):
             one.nothing_left()
             had = counts.setdefault(one.node, descriptors(one))

@@ -6,12 +6,11 @@
 """
 
 import json
-import random
 import signal
 import subprocess
 import sys
 
-from machines import PYTHON, SECONDS, Machine, epmd, eventually, reported
+from machines import PYTHON, SECONDS, Machine, connect, epmd_here, eventually, reported
 from programs import BY_C
 from test_machines import play
 
@@ -60,11 +59,11 @@ def test_kept_is_not_asked_for(home, reader):
             reader.signal(command, signal.SIGCONT)
     # A part of the region, as the offer says.
     part = json.dumps({**told, "offset": 1, "byte_size": 5, "shape": [5]})
-    first, second = (said(reader, *program) for program in programs("tensor", part, "10"))
+    first, second = (said(reader, *program) for program in programs("tensor", part, str(SECONDS)))
     assert first == second and len(first) == 5, (first, second)
     # Beyond its end: the net says what is wrong.
     beyond = json.dumps({**told, "offset": 300_000, "byte_size": 5, "shape": [5]})
-    for program in programs("tensor", beyond, "10"):
+    for program in programs("tensor", beyond, str(SECONDS)):
         assert said(reader, *program).startswith(b"error:"), program[0]
     reader.die()
     try:
@@ -76,7 +75,7 @@ def test_kept_is_not_asked_for(home, reader):
                 assert said(reader, *program).startswith(b"error:ENOENT: "), (wrong, program[0])
     finally:
         reader.start()
-    eventually(lambda: reader.ask("connect", home.node) == "true", lambda: "a connection")
+    connect(reader, home)
 
 
 def test_kept_bundle(home, reader):
@@ -99,7 +98,7 @@ def test_kept_bundle(home, reader):
     # One of its regions is dropped: what is missing is fetched again.
     fetched = reader.stats()["fetched"]
     assert reader.ask("drop", "net-" + json.loads(offer)["shards"][2]["checksum"]) == "ok"
-    for program, out in zip(programs("bundle", offer, "30"), outs):
+    for program, out in zip(programs("bundle", offer, str(SECONDS)), outs):
         assert said(reader, *program) == out, program[0]
     assert reader.stats()["fetched"] == fetched + 1
 
@@ -127,7 +126,7 @@ def test_lies_of_names(home, reader):
     assert answer == "ok"
     third = machines_of["third"]
     for one in (home, reader):
-        eventually(lambda: third.ask("connect", one.node) == "true", lambda: "a connection")
+        connect(third, one)
     assert third.ask("lie_of_names") == "ok"
     try:
         eventually(lambda: "nobodys" in reader.ask("names").split(), lambda: "a name")
@@ -144,13 +143,12 @@ machines_of = {}
 
 
 def main():
-    port = random.randrange(20000, 30000)
-    daemon = epmd([], port)
+    daemon, port = epmd_here()
     try:
         for name in ("home", "reader", "third"):
             machines_of[name] = Machine(name, "127.0.0.1", None, port)
         home, reader, _third = machines_of.values()
-        assert reader.ask("connect", home.node) == "true"
+        connect(reader, home)
         play("beside", home, reader, [(test, ()) for test in (test_kept_is_not_asked_for, test_kept_bundle, test_told,
                                                               test_lies_of_names)])
     finally:

@@ -41,6 +41,12 @@ class Wire:
         with self.lock:
             # How many legs the longest chain of messages has that has arrived at each end.
             self.legs, self.messages = [0, 0], []
+            self.said = time.monotonic()
+
+    def is_quiet(self):
+        """Nobody has said anything for a second."""
+        with self.lock:
+            return time.monotonic() - self.said > 1
 
     def trips(self, end):
         """How many round trips lie behind what has arrived at this end: legs of messages each of which was sent after the one before
@@ -89,6 +95,7 @@ class Wire:
                         legs = self.legs[end] + 1 if message else 0
                         if message:
                             self.messages.append((end, legs, *message))
+                            self.said = time.monotonic()
                     number += 1
                     heapq.heappush(late, (time.monotonic() + self.seconds, number, 1 - end, frame, legs))
 
