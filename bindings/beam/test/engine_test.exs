@@ -23,7 +23,7 @@ defmodule Tmesh.EngineTest do
   defp rows(value), do: for(_i <- 1..8, into: <<>>, do: <<value::float-32-native>>)
   defp tensor(value), do: ZeroCopy.from_binary!(rows(value), [2, 4], :float32)
 
-  defp kill(engine) do
+  defp kill_process(engine) do
     # It may be dead from the last time, where nobody has asked the new one yet.
     System.cmd("kill", ["-KILL", "#{Engine.info(engine).pid}"], stderr_to_stdout: true)
   end
@@ -72,7 +72,7 @@ defmodule Tmesh.EngineTest do
     binding = Engine.bind!(graph, %{input => x}, %{output => out})
     assert Engine.dispatch!(binding) == :ok
     first = ZeroCopy.to_binary!(out)
-    kill(engine)
+    kill_process(engine)
     assert Engine.dispatch!(binding) == :ok
     assert ZeroCopy.to_binary!(out) == first
     id = TensorRef.to_map(sealed)["id"]
@@ -95,7 +95,7 @@ defmodule Tmesh.EngineTest do
 
     for _round <- 1..5 do
       pid = Engine.info(engine).pid
-      kill(engine)
+      kill_process(engine)
       assert Engine.dispatch(binding) == :ok
       assert Engine.info(engine).pid != pid
     end
@@ -107,7 +107,7 @@ defmodule Tmesh.EngineTest do
             do:
               (
                 Process.sleep(40)
-                kill(engine)
+                kill_process(engine)
               )
       end)
 
