@@ -37,9 +37,9 @@ $(UNIT_OUT)/asan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(ASAN_FLAGS) $(TEST_O) $< $(UNIT_CLOSES) $(UNIT_PATIENT) $(LIB_ASAN) $(UNIT_LIBS) -o $@
 
-$(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(UNIT)/closes.c $(UNIT)/patient.c $(LIB_TSAN)
+$(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(UNIT)/closes.c $(UNIT)/patient.c $(UNIT)/timed_lock.c $(LIB_TSAN)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(TSAN_FLAGS) $(TEST_O) $< $(UNIT_CLOSES) $(UNIT_PATIENT) $(LIB_TSAN) $(UNIT_LIBS) -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(TSAN_FLAGS) $(TEST_O) $< $(UNIT_CLOSES) $(UNIT_PATIENT) $(UNIT)/timed_lock.c $(LIB_TSAN) $(UNIT_LIBS) -o $@
 
 # unit_run(variant, command in front, programs): in a runtime folder of their own
 define unit_run
