@@ -104,6 +104,9 @@ struct tensor {
 };
 
 /* module.c */
+/* Whether it is refused, with an exception, since something of it is masked, which no tensor can
+ * say. */
+bool refuse_masked(PyObject *object);
 /* The context, opened with the defaults if need be; NULL with an exception. */
 struct tmesh_ctx *context(struct state *st);
 

@@ -741,7 +741,7 @@ PyObject *module_from_dlpack(PyObject *module, PyObject *object)
 		Py_INCREF(object);
 		capsule = object;
 	} else {
-		capsule = ask_capsule(object);
+		capsule = refuse_masked(object) ? NULL : ask_capsule(object);
 	}
 	if (!capsule)
 		return NULL;

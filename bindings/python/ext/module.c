@@ -220,22 +220,24 @@ static int is_masked(PyObject *object)
 	return 0;
 }
 
-static struct tmesh_tensor *put_any(struct state *st, PyObject *object,
-				    const struct tmesh_region_opts *opts)
+bool refuse_masked(PyObject *object)
 {
-	int masked;
+	int masked = is_masked(object);
 
-	if (Py_TYPE(object) == st->tensor_type)
-		return put_tensor(st, (struct tensor *)object, opts);
-	masked = is_masked(object);
-	if (masked < 0)
-		return NULL;
-	if (masked) {
+	if (masked > 0)
 		PyErr_SetString(PyExc_TypeError,
 				"a masked array would lose its mask: put() its filled(), and its "
 				"mask beside that");
+	return masked;
+}
+
+static struct tmesh_tensor *put_any(struct state *st, PyObject *object,
+				    const struct tmesh_region_opts *opts)
+{
+	if (Py_TYPE(object) == st->tensor_type)
+		return put_tensor(st, (struct tensor *)object, opts);
+	if (refuse_masked(object))
 		return NULL;
-	}
 	if (PyObject_CheckBuffer(object))
 		return put_buffer(st, object, opts);
 	if (PyObject_HasAttrString(object, "__dlpack__"))

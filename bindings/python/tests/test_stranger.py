@@ -286,6 +286,22 @@ def test_copy():
     assert copy.deepcopy(t.seal()).sealed
 
 
+def test_copy_of_a_bundle():
+    tied = tmesh.put(np.arange(6.0).reshape(2, 3), seal=False)
+    bundle = tmesh.bundle({"a": tied, "b": tied, "turned": tied.T, "none": np.empty(0)}, metadata="{}", seal=False)
+    other = copy.deepcopy({"batch": bundle})["batch"]
+    tied[0] = 9
+    assert bundle["a"][0].tolist() == [9, 9, 9]
+    assert other["a"].tolist() == [[0, 1, 2], [3, 4, 5]] and other["turned"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert ([*other], other.metadata, other["none"].shape) == ([*bundle], "{}", (0,))
+    other["a"][0] = 7
+    assert other["b"][0].tolist() == [7, 7, 7] and not other["b"].sealed
+    assert copy.deepcopy(tmesh.bundle({"a": np.arange(3)}))["a"].sealed
+    bundle.release()
+    with pytest.raises(tmesh.ReleasedError):
+        copy.deepcopy(bundle)
+
+
 def test_with_that_has_ended():
     with tmesh.put(np.arange(4)) as t:
         array = t.numpy()
@@ -493,6 +509,10 @@ def test_a_masked_array_keeps_its_mask_or_is_refused():
     masked = np.ma.array([1, 2, 3], mask=[False, True, False])
     with pytest.raises(TypeError, match="filled"):
         tmesh.put(masked)
+    for refused in lambda: tmesh.bundle({"x": masked}), lambda: tmesh.from_dlpack(masked):
+        with pytest.raises(TypeError, match="filled"):
+            refused()
+    assert tmesh.bundle({"x": np.ma.array([1, 2])})["x"].tolist() == [1, 2]
     assert tmesh.put(masked.filled(0)).tolist() == [1, 0, 3]
     assert tmesh.put(np.ma.array([1, 2, 3])).tolist() == [1, 2, 3]
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 from . import _tmesh, sent
-from .elements import Entry, to_torch
+from .elements import Entry, is_contiguous, to_torch
 from .errors import Error, InvalidError, NotFoundError, ReleasedError, UnsupportedError
 
 # How long pickle holds one, in seconds, as it holds Tensors.
@@ -124,6 +124,15 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
             return _unpickled, (self.ref(hold=_HOLD),)
         except ReleasedError as error:
             return _too_late(self, error)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bundle:
+        """A bundle of copies, sealed if all of this one is. Tensors in the same place, such as tied weights, stay one.
+        TypeError: it has elements of a type that only PyTorch knows; ReleasedError: it was released."""
+        if any(kind for kind, _shape in self._held.types()):
+            raise TypeError("a bundle with elements of a type that only PyTorch knows is copied by its state_dict()")
+        copies = _together({name: _bytes_of_ours(tensor) for name, tensor in self.items()})
+        sealed = all(tensor.sealed for tensor in self.values())
+        return Bundle(_tmesh.make_bundle(tuple(copies.items()), self.metadata or None, sealed, None))
 
     @property
     def lost(self) -> bool:
@@ -234,6 +243,11 @@ def _bytes_of_torch(torch: Any, tensor: Any) -> _Bytes | None:
         return None
 
 
+def _bytes_of_ours(tensor: _tmesh.Tensor) -> _Bytes:
+    plain = tensor if is_contiguous(tensor) else _tmesh.put(tensor, seal=False)
+    return _Bytes(plain.reshape(-1).view("uint8").numpy(), tensor.dtype, tensor.shape)
+
+
 def _bytes_of(value: object) -> _Bytes | None:
     """None: NumPy does not know its type, or has none that is ours."""
     torch = sys.modules.get("torch")
@@ -242,6 +256,8 @@ def _bytes_of(value: object) -> _Bytes | None:
     try:
         import numpy
 
+        if numpy.ma.is_masked(value):
+            return None  # put() refuses it
         array = numpy.ascontiguousarray(value) if numpy.ndim(value) else numpy.asarray(value)  # type: ignore[arg-type]
         _tmesh.empty(0, array.dtype).numpy()
     except (ImportError, TypeError, InvalidError, UnsupportedError):
