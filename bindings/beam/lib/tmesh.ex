@@ -35,7 +35,8 @@ defmodule Tmesh do
       look on
     * `idle_gc_mb` - from so many MiB of regions in use on, the janitor has the garbage of processes collected that
       made or used a tensor and do nothing: the emulator does that only when a process allocates, and does not see
-      how large what it has forgotten is. Once for each, until it does something again; 0 for never. A process that
+      how large what it has forgotten is. Once for each until it does much again, and after growing pauses where it
+      does a little; 0 for never. A process that
       got a ref in a message and never used it is not known, and a hibernating one has no garbage
     * `max_shared_memory_mb` - MiB of regions this VM may have created at once, and the most that
       one `Tmesh.ZeroCopy.to_binary/2` may copy out of memory that is not sealed; 0 for no limit.
