@@ -52,7 +52,7 @@ static inline void cgroup_enter(const char *group, const char *limit)
 /* After the last process of the group. */
 static inline void cgroup_remove(const char *group)
 {
-	for (int i = 0; i < 500 && rmdir(group) && errno == EBUSY; i++)
+	for (int i = 0; i < 6000 && rmdir(group) && errno == EBUSY; i++)
 		usleep(20000);
 	CHECK(access(group, F_OK));
 }

@@ -479,7 +479,7 @@ static double look_at(__u64 id, int n)
 
 static void await_looks(__u64 id, int n)
 {
-	for (int i = 0; i < 1000 && drains(id) < n; i++)
+	for (int i = 0; i < 6000 && drains(id) < n; i++)
 		usleep(20000);
 	CHECK(drains(id) >= n);
 }

@@ -82,7 +82,7 @@ static struct tmesh_holder holder(int h, __u32 index)
 /* What a revocation leaves to a work of the kernel's comes a moment later. */
 static bool comes_to(int h, __u32 gathers)
 {
-	for (int i = 0; i < 1000 && t_info(h).gathers != gathers; i++)
+	for (int i = 0; i < 12000 && t_info(h).gathers != gathers; i++)
 		usleep(10000);
 	return CHECK_EQ(t_info(h).gathers, gathers);
 }
@@ -640,7 +640,7 @@ TEST(revoke_source, "a view goes with its source: mappings, exports, calls; othe
 
 TEST(lease, "a view goes with the lease of a handle that it was made through")
 {
-	struct tmesh_lease l = {.size = sizeof(l), .period_ns = 500000000};
+	struct tmesh_lease l = {.size = sizeof(l), .period_ns = 5000000000};
 	struct tmesh_extent extents[3];
 	int a, b, leased, v;
 	__u64 *p, *q;

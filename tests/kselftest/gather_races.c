@@ -129,7 +129,7 @@ static void race(void *(*const work[])(void *), int n, size_t pages, __u32 flags
 			CHECK_EQ(t_read(r.p + i * PAGE), SIGBUS);
 		CHECK_EQ(t_info(second).state, TMESH_STATE_REVOKED);
 		/* What a revocation leaves to a work of the kernel's comes a moment later. */
-		for (int i = 0; i < 1000 && t_info(r.sources[1]).gathers; i++)
+		for (int i = 0; i < 12000 && t_info(r.sources[1]).gathers; i++)
 			usleep(10000);
 		CHECK_EQ(t_info(r.sources[1]).gathers, 0);
 		munmap(r.p, 2 * pages * PAGE);

@@ -19,7 +19,7 @@
 #define TEAM 2001
 
 /* How long what ends by itself may take to be gone. */
-#define PATIENCE 20
+#define PATIENCE 120
 
 static bool gone_soon(int dev, const char *name)
 {

@@ -35,7 +35,7 @@ static void leave(int dev, const char *name, __u64 bytes)
 /* Charges that are given back come a little later. */
 static bool falls_below(const char *group, long bytes)
 {
-	for (int i = 0; i < 500 && cgroup_charged(group) >= bytes; i++)
+	for (int i = 0; i < 6000 && cgroup_charged(group) >= bytes; i++)
 		usleep(20000);
 	return cgroup_charged(group) < bytes;
 }

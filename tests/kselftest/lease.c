@@ -245,9 +245,9 @@ TEST(lapse, "a lease that nobody touches lapses, not before its period is over")
 TEST(touched, "a lease that is touched lives, from its last touch on for a period")
 {
 	int fd = region(BYTES);
-	struct lease l = lease_put(fd, 2000 * MS);
+	struct lease l = lease_put(fd, 5000 * MS);
 	unsigned char *p = t_map(fd, BYTES, RW);
-	double until = t_now() + (t_full() ? 15 : 4), last;
+	double until = t_now() + (t_full() ? 15 : 7), last;
 
 	REQUIRE(p != MAP_FAILED);
 	do {
@@ -259,7 +259,7 @@ TEST(touched, "a lease that is touched lives, from its last touch on for a perio
 	CHECK_EQ(lease_state(&l), TMESH_LEASE_LIVE);
 	CHECK(t_info(fd).lease_left_ns > 0);
 	await_end(&l, fd);
-	CHECK(t_now() - last >= 2);
+	CHECK(t_now() - last >= 5);
 }
 
 TEST(stale, "after the lapse all calls but INFO, HOLDERS and POLICY give ESTALE")
@@ -348,7 +348,7 @@ TEST(shared, "what was derived or exported through a leased handle ends with it,
 TEST(fence_producer, "a producer whose lease lapses is dead to all who wait for it")
 {
 	int fd = region(BYTES), producer = REQUIRE_OK(t_derive(fd, R_READ | R_WRITE, 0));
-	struct lease l = lease_put(producer, 2000 * MS);
+	struct lease l = lease_put(producer, 5000 * MS);
 	pid_t waiter;
 
 	REQUIRE_OK(say(producer, 1));
@@ -435,14 +435,15 @@ TEST(file, "a lease file maps its first page, and its second for reading only")
 TEST(others, "whoever was given the lease file keeps the lease alive")
 {
 	int fd = region(BYTES), sv[2];
-	struct lease l = lease_put(fd, 2000 * MS);
+	struct lease l = lease_put(fd, 5000 * MS);
 	pid_t pid;
 
 	t_pair(sv);
 	T_CHILD(pid) {
 		struct lease given = lease_map(t_recv_fd(sv[1]));
+		double until = t_now() + 7;
 
-		for (int i = 0; i < 300; i++) {
+		while (t_now() < until) {
 			lease_touch(&given);
 			usleep(10000);
 		}
@@ -565,11 +566,18 @@ TEST(exec, "a process does not end when another of its threads makes it another 
 	await_end(&l, fd);
 }
 
+static int leases(void)
+{
+	char now[32];
+
+	REQUIRE(t_file_value("/sys/kernel/debug/tmesh/summary", "leases", now, sizeof(now)));
+	return atoi(now);
+}
+
 TEST(closed, "leases of closed handles, and of files closed in any order, leave nothing behind")
 {
-	char before[32], after[32];
+	int before = leases();
 
-	REQUIRE(t_file_value("/sys/kernel/debug/tmesh/summary", "leases", before, sizeof(before)));
 	for (long i = 0, n = t_length(300, 300); i < n; i++) {
 		int fd = region(PAGE);
 		__u64 period = i % 3 ? TMESH_LEASE_MAX_NS - i : 0;
@@ -585,8 +593,8 @@ TEST(closed, "leases of closed handles, and of files closed in any order, leave 
 		}
 		close(dev);
 	}
-	REQUIRE(t_file_value("/sys/kernel/debug/tmesh/summary", "leases", after, sizeof(after)));
-	CHECK_EQ(atoi(after), atoi(before));
+	/* One that the test before had may have gone only now. */
+	CHECK(leases() <= before);
 }
 
 TEST(seal, "mappings of a lapsed handle do not keep anybody from sealing")

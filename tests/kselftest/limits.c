@@ -598,6 +598,7 @@ TEST(linger_ends, "a linger ends with the user's last open /dev/tmesh")
 	pid_t pid;
 
 	t_pair(sv);
+	since = t_now();
 	T_CHILD(pid) {
 		__u8 token[TMESH_TOKEN_BYTES];
 		int dev, second;
@@ -613,7 +614,6 @@ TEST(linger_ends, "a linger ends with the user's last open /dev/tmesh")
 		t_say(sv[1]);
 		t_hear(sv[1]);
 	}
-	since = t_now();
 	t_hear(sv[0]);
 	int with_device = t_listed(root);
 

@@ -330,7 +330,7 @@ TEST(seal_writing, "a seal does not wait for who is writing to the memfd, and fo
 	REQUIRE(!pthread_create(&writer, NULL, write_slowly, NULL));
 	stall_await(&stall);
 	REQUIRE(!pthread_create(&sealer, NULL, seal_meanwhile, NULL));
-	for (int i = 0; i < 3000 && !slow.answered; i++)
+	for (int i = 0; i < 12000 && !slow.answered; i++)
 		usleep(10000);
 	CHECK(slow.answered);
 	stall_end(&stall);

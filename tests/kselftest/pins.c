@@ -71,7 +71,7 @@ static void check_seals_at_last(int h)
 {
 	int rc = t_seal(h);
 
-	for (int i = 0; rc && i < 500; i++) {
+	for (int i = 0; rc && i < 6000; i++) {
 		CHECK_EQ(errno, EBUSY);
 		usleep(20000);
 		rc = t_seal(h);

@@ -217,7 +217,7 @@ TEST(pinned, "EBUSY while io_uring has pinned a page, although its mapping is go
 	check_busy(h, "a registered buffer");
 	REQUIRE_OK(syscall(SYS_io_uring_register, ring, IORING_UNREGISTER_BUFFERS, NULL, 0));
 	/* The ring lets go by and by. */
-	for (int i = 0; i < 500 && t_seal(h); i++) {
+	for (int i = 0; i < 6000 && t_seal(h); i++) {
 		CHECK_EQ(errno, EBUSY);
 		usleep(20000);
 	}
