@@ -152,18 +152,22 @@ static void test_waits(void **state)
 static void test_does_not_stop(void **state)
 {
 	struct fixture other, *fix = *state;
-	uint32_t pid = tmesh_engine_context_pid(fix->context);
-	struct call call;
+	struct call call = {.error.message = ""};
 
 	join(&other);
-	begin(&call, fix, "hangs");
-	await_run(fix);
-	tmesh_engine_cancel(call.cancellable);
-	assert_works(&other);
-	assert_int_equal(end(&call), -ECANCELED);
+	/* A supervisor that gets no turn for a second leaves it at "does not answer". */
+	for (int i = 0; i < 100 && !strstr(call.error.message, "ended by that"); i++) {
+		uint32_t pid = tmesh_engine_context_pid(fix->context);
+
+		begin(&call, fix, "hangs");
+		await_run(fix);
+		tmesh_engine_cancel(call.cancellable);
+		assert_works(&other);
+		assert_int_equal(end(&call), -ECANCELED);
+		assert_works(fix);
+		assert_int_not_equal(tmesh_engine_context_pid(fix->context), pid);
+	}
 	assert_non_null(strstr(call.error.message, "ended by that"));
-	assert_works(fix);
-	assert_int_not_equal(tmesh_engine_context_pid(fix->context), pid);
 	leave(&other);
 }
 
