@@ -520,8 +520,13 @@ def in_four_namespaces():
             def join():
                 for number in "2", "4":
                     do("join", number)
+
+            def narrow(*weather):
+                """What goes to the readers, by words of netem's, which every guest has."""
+                for number in ("3", "4") if EMULATED else ():
+                    do("shape", number, *weather)
             play("four namespaces", a, b, [(four.test_from_two, (c, d)), (four.test_home_ends, (c, d)), (four.test_pages_on_two, (c, d)),
-                                           (four.test_two_pairs, (c, d, lambda: do("split", "2", "4"), join))])
+                                           (four.test_two_pairs, (c, d, lambda: do("split", "2", "4"), join, narrow))])
 
 
 # What netem does to the packets that go to the reader.

@@ -96,7 +96,7 @@ def net(tap, name):
 
 def four(tap, name):
     """Four machines that have the module. In a guest of their own: emulated, their nodes take long to begin."""
-    in_debian(tap, name, "four", "net-four-check", packages=debian13.NET, modules=("veth", "bridge"))
+    in_debian(tap, name, "four", "net-four-check", packages=debian13.NET, modules=("veth", "bridge", "sch_netem"))
 
 
 def netfs(tap, name):
