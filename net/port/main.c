@@ -9,13 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "common/clock.h"
 
 #include "frame.h"
 #include "port.h"
 
 #define NAME "tmesh-net"
 #define LOCK "net.lock"
+#define LOCK_WAIT_NS UINT64_C(5000000000)
 
 static const char usage[] =
 	"usage: " NAME " --address ADDRESS [--provider NAME] [--max-bytes BYTES] [--dma-buf]\n"
@@ -82,6 +86,20 @@ static int read_options(int argc, char **argv, struct tmesh_net_opts *opts)
 	return 0;
 }
 
+/* With the lock, or after a while without it: whose net begins anew meets the fetcher that is about
+ * to end. */
+static int lock_in_time(int fd)
+{
+	const struct timespec moment = {.tv_nsec = 10000000};
+	uint64_t deadline = tmesh_now_ns() + LOCK_WAIT_NS;
+	int rc;
+
+	while ((rc = flock(fd, LOCK_EX | LOCK_NB)) && errno == EWOULDBLOCK &&
+	       tmesh_now_ns() < deadline)
+		nanosleep(&moment, NULL);
+	return rc;
+}
+
 /* One fetcher for each runtime directory: two would fetch the same twice. The lock ends with the
  * process. */
 static int lock(struct tmesh_ctx *ctx, struct tmesh_error *err)
@@ -92,7 +110,7 @@ static int lock(struct tmesh_ctx *ctx, struct tmesh_error *err)
 		return rc;
 	fd = openat(dir, LOCK, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	close(dir);
-	if (fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB))
+	if (fd >= 0 && !lock_in_time(fd))
 		return 0;
 	rc = -errno;
 	snprintf(err->message, sizeof(err->message),

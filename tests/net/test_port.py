@@ -5,6 +5,7 @@
     test_port.py BUILD
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -65,6 +67,12 @@ class Silent:
                 "bytes": size, "timeout_ms": 1000 * SECONDS}
 
 
+def has_open(fetcher, name):
+    with contextlib.suppress(OSError):
+        return any(os.readlink(link).endswith(name) for link in Path(f"/proc/{fetcher.process.pid}/fd").iterdir())
+    return False
+
+
 def test_two(place):
     """A second fetcher of a runtime directory is refused, and the first goes on."""
     one, two = Fetcher(place), None
@@ -74,10 +82,12 @@ def test_two(place):
         status, said = two.end()
         assert status == 1 and "another tmesh-net runs" in said, (status, said)
         assert one.ask("stats", 1)["type"] == "stats"
+        two = Fetcher(place)
+        while two.process.poll() is None and not has_open(two, "net.lock"):
+            time.sleep(0.001)
         one.process.kill()
         one.process.wait()
-        two = Fetcher(place)
-        assert two.read()["type"] == "hello", "the lock ends with its process, however that ends"
+        assert two.read()["type"] == "hello", "the lock ends with its process, however that ends, and is waited for a moment"
         assert two.end()[0] == 0
     finally:
         for fetcher in (one, two):
