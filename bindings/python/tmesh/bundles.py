@@ -256,7 +256,8 @@ def _bytes_of(value: object) -> _Bytes | None:
     try:
         import numpy
 
-        if numpy.ma.is_masked(value):
+        masked: Any = numpy.ma  # has no types
+        if masked.is_masked(value):
             return None  # put() refuses it
         array = numpy.ascontiguousarray(value) if numpy.ndim(value) else numpy.asarray(value)  # type: ignore[arg-type]
         _tmesh.empty(0, array.dtype).numpy()
