@@ -296,7 +296,28 @@ def test_copy_of_a_bundle():
     assert ([*other], other.metadata, other["none"].shape) == ([*bundle], "{}", (0,))
     other["a"][0] = 7
     assert other["b"][0].tolist() == [7, 7, 7] and not other["b"].sealed
-    assert copy.deepcopy(tmesh.bundle({"a": np.arange(3)}))["a"].sealed
+    sealed = tmesh.bundle({"a": np.arange(3)})
+    same = copy.deepcopy(sealed)
+    assert same["a"].id == sealed["a"].id
+    sealed.release()
+    assert same["a"].tolist() == [0, 1, 2] and len(copy.deepcopy(tmesh.bundle({}))) == 0
+
+    class Typed:
+        """As of a bundle that C has made."""
+
+        def __init__(self, held):
+            self.held = held
+
+        def __getattr__(self, name):
+            return getattr(self.held, name)
+
+        def types(self):
+            return [("float6", (6,))]
+
+    typed = tmesh.bundle({"a": tmesh.zeros(6, "uint8")}, seal=False)
+    typed._held = Typed(typed._held)
+    with pytest.raises(TypeError, match="only PyTorch knows"):
+        copy.deepcopy(typed)
     bundle.release()
     with pytest.raises(tmesh.ReleasedError):
         copy.deepcopy(bundle)

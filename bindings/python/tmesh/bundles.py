@@ -126,13 +126,17 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
             return _too_late(self, error)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Bundle:
-        """A bundle of copies, sealed if all of this one is. Tensors in the same place, such as tied weights, stay one.
-        TypeError: it has elements of a type that only PyTorch knows; ReleasedError: it was released."""
+        """A bundle that nobody else writes to: of the same memory if all of it is sealed, else of copies. Tensors in the same place,
+        such as tied weights, stay one. TypeError: what is to be copied has a type that only PyTorch knows; ReleasedError: it was
+        released."""
+        if all(tensor.sealed for tensor in self.values()):
+            opened: Bundle = _tmesh.open(self.ref())
+            return opened
         if any(kind for kind, _shape in self._held.types()):
-            raise TypeError("a bundle with elements of a type that only PyTorch knows is copied by its state_dict()")
+            raise TypeError("a bundle that is not sealed and has elements of a type that only PyTorch knows cannot be copied: "
+                            "seal its tensors")
         copies = _together({name: _bytes_of_ours(tensor) for name, tensor in self.items()})
-        sealed = all(tensor.sealed for tensor in self.values())
-        return Bundle(_tmesh.make_bundle(tuple(copies.items()), self.metadata or None, sealed, None))
+        return Bundle(_tmesh.make_bundle(tuple(copies.items()), self.metadata or None, False, None))
 
     @property
     def lost(self) -> bool:
