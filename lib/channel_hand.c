@@ -264,20 +264,24 @@ bool tmesh_channel_owes(const struct tmesh_channel *channel)
 			atomic_load_explicit(&behind[CHANNEL_HELD_THERE], memory_order_acquire));
 }
 
+uint64_t tmesh_channel_unread(const struct tmesh_channel *channel)
+{
+	uint64_t left;
+
+	if (channel->role != TMESH_CHANNEL_SEND || channel_gone(channel))
+		return 0;
+	left = atomic_load_explicit(&channel->lane->tail, memory_order_acquire) -
+	       atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+	/* What a peer has scribbled into either is no number of messages. */
+	return left <= channel->shape.slots ? left : 0;
+}
+
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx)
 {
 	uint64_t count = 0;
 
-	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
-		uint64_t left;
-
-		if (channel->role != TMESH_CHANNEL_SEND || channel_gone(channel))
-			continue;
-		left = atomic_load_explicit(&channel->lane->tail, memory_order_acquire) -
-		       atomic_load_explicit(&channel->lane->head, memory_order_acquire);
-		/* What a peer has scribbled into either is no number of messages. */
-		count += left <= channel->shape.slots ? left : 0;
-	}
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next)
+		count += tmesh_channel_unread(channel);
 	return count;
 }
 

@@ -7,7 +7,9 @@
 #include "channel_internal.h"
 #include "watch.h"
 
+#include <inttypes.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -89,6 +91,21 @@ void tmesh_channels_ended(struct tmesh_ctx *ctx, uint64_t number)
 	}
 }
 
+/* What is lost is said aloud: to who listens, else on standard error, as at a process's end. */
+static void tell_nobody_came(const struct tmesh_ctx *ctx, const struct tmesh_channel *channel)
+{
+	char message[256];
+
+	snprintf(message, sizeof(message),
+		 "a channel was closed, and nobody came to receive what was sent within %.3g s "
+		 "(linger, TMESH_LINGER): %" PRIu64 " messages are lost",
+		 (double)ctx->linger_ns / 1e9, tmesh_channel_unread(channel));
+	if (ctx->log)
+		tmesh_log(ctx, TMESH_LOG_WARN, "%s", message);
+	else
+		dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(), message);
+}
+
 struct tmesh_channel *tmesh_channels_parted(struct tmesh_ctx *ctx, bool *more)
 {
 	uint64_t now = tmesh_now_ns();
@@ -100,8 +117,7 @@ struct tmesh_channel *tmesh_channels_parted(struct tmesh_ctx *ctx, bool *more)
 		if (!tmesh_channel_owes(channel))
 			return channel;
 		if (channel->maker && !channel->had_consumer && now >= channel->parting_until) {
-			tmesh_log(ctx, TMESH_LOG_WARN,
-				  "a channel was closed, and nobody came to receive what was sent");
+			tell_nobody_came(ctx, channel);
 			return channel;
 		}
 		*more = true;

@@ -266,6 +266,7 @@ int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, 
 			int fds[TMESH_JOIN_FDS], unsigned int *count);
 /* channel_hand.c, with ctx->lock held: messages that were sent here and not received yet; channels
  * that owe something which would be lost with this process. */
+uint64_t tmesh_channel_unread(const struct tmesh_channel *channel);
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx);
 uint64_t tmesh_channels_owe(struct tmesh_ctx *ctx);
 

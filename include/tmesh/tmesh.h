@@ -21,7 +21,8 @@
  *     CLOCK_MONOTONIC.
  *   - Objects may be used from several threads at once unless a function says
  *     otherwise. The library never writes to stdout and never exits; to stderr it writes when
- *     the process ends and memory that it holds for others is lost (tmesh/hold.h).
+ *     the process ends and memory that it holds for others is lost (tmesh/hold.h), and, in a
+ *     context without `log`, when a channel was closed and nobody came for what it had sent.
  *
  * Errors that mean the same everywhere
  *

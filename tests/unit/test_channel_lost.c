@@ -458,18 +458,54 @@ static void test_closed_for_two(void **state)
 	tmesh_ctx_unref(p.ctx);
 }
 
-static void test_nobody_came(void **state)
+static void send_to_nobody(struct tmesh_ctx_opts opts)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .linger_ns = 1};
 	struct tmesh_ctx *ctx;
 	struct tmesh_channel *channel;
 
+	opts.size = sizeof(opts);
+	opts.linger_ns = 1;
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_ok(tmesh_channel_create(ctx, SEND, NULL, &channel, err));
 	assert_int_equal(send_tensors(ctx, channel), 0);
 	tmesh_channel_unref(channel);
 	expect_free(ctx);
 	tmesh_ctx_unref(ctx);
+}
+
+static void keep_message(void *data, enum tmesh_log_level level, const char *message)
+{
+	char *text = data;
+
+	if (level == TMESH_LOG_WARN && strlen(text) + strlen(message) < 512)
+		strcat(text, message);
+}
+
+static void test_nobody_came(void **state)
+{
+	char text[512] = "";
+
+	send_to_nobody((struct tmesh_ctx_opts){.log = keep_message, .log_data = text});
+	if (!strstr(text, "10 messages are lost"))
+		fail_msg("\"%s\" does not say what was lost", text);
+}
+
+/* Nobody listens to what the library logs: it is said where a program's errors are. */
+static void test_nobody_came_or_listens(void **state)
+{
+	struct step errors = step_make();
+	int before = dup(STDERR_FILENO);
+	char text[512] = "";
+
+	dup2(errors.write, STDERR_FILENO);
+	send_to_nobody((struct tmesh_ctx_opts){0});
+	dup2(before, STDERR_FILENO);
+	close(before);
+	close(errors.write);
+	assert_true(read(errors.read, text, sizeof(text) - 1) >= 0);
+	close(errors.read);
+	if (!strstr(text, "10 messages are lost"))
+		fail_msg("\"%s\" does not say what was lost", text);
 }
 
 /* The end of a process that has closed nothing. */
@@ -555,6 +591,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_not_the_childs),
 		cmocka_unit_test(test_closed_for_two),
 		cmocka_unit_test(test_nobody_came),
+		cmocka_unit_test(test_nobody_came_or_listens),
 		cmocka_unit_test(test_exit),
 		cmocka_unit_test(test_exit_too_late),
 	};
