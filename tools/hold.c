@@ -133,12 +133,26 @@ int run_command(char **command, char *const *variables, int fd)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+/* Whole seconds alone would end it up to one too early. */
+static struct timespec left_until(struct timespec end)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	end.tv_sec -= now.tv_sec;
+	end.tv_nsec -= now.tv_nsec;
+	if (end.tv_nsec < 0) {
+		end.tv_nsec += 1000000000;
+		end.tv_sec--;
+	}
+	return end.tv_sec < 0 ? (struct timespec){0} : end;
+}
+
 int hold_until_end(struct hold *hold, char *const *variables)
 {
-	struct timespec limit = {.tv_sec = (time_t)hold->seconds}, now;
+	struct timespec end, left;
 	int status, got;
 	sigset_t signals;
-	time_t end;
 
 	if (hold->command)
 		return run_command(hold->command, variables, -1);
@@ -149,17 +163,12 @@ int hold_until_end(struct hold *hold, char *const *variables)
 	if (status || hold->opened)
 		return status;
 	end_signals(&signals);
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	end = now.tv_sec + limit.tv_sec;
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	end.tv_sec += (time_t)hold->seconds;
 	/* What a ring of io_uring still has to do interrupts the wait, too. */
 	do {
-		if (!hold->seconds) {
-			got = sigwaitinfo(&signals, NULL);
-			continue;
-		}
-		got = sigtimedwait(&signals, NULL, &limit);
-		clock_gettime(CLOCK_MONOTONIC, &now);
-		limit.tv_sec = end > now.tv_sec ? end - now.tv_sec : 0;
+		left = left_until(end);
+		got = sigtimedwait(&signals, NULL, hold->seconds ? &left : NULL);
 	} while (got < 0 && errno == EINTR);
 	return STATUS_OK;
 }

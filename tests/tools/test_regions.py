@@ -72,6 +72,21 @@ class Create(Base):
                     time.sleep(0.05)
                 self.assertTrue(listed(names))
 
+    def test_interruptions_take_nothing_off_its_seconds(self):
+        # In the second half of a second, of which the whole ones that are left are fewer than the time that is.
+        while not 0.5 < time.monotonic() % 1 < 0.7:
+            time.sleep(0.01)
+        began = time.monotonic()
+        process = subprocess.Popen([TOOL, "create", "1", "--for", "1"], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(signal.SIGSTOP)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.02)
+        self.assertGreaterEqual(time.monotonic() - began, 1)
+        self.assertEqual(process.returncode, 0)
+        process.stdout.close()
+
     def test_background_for_seconds(self):
         # That it is there until then is asked where there is time enough.
         with held("create", "1", "--for", "1") as names:
