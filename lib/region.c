@@ -354,15 +354,31 @@ static int write_ready(struct tmesh_region *region, bool mapped, struct tmesh_er
 	return rc;
 }
 
+/* Of what is written through its mapping fresh pages are taken first: memory that is not to be had
+ * is an error then, where the copy would end in a signal. Kernels before 5.14 have no such call. */
+static int take_pages(const struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+		      struct tmesh_error *err)
+{
+	uint64_t page = tmesh_page_bytes(), before = offset % page;
+
+	if (!madvise((uint8_t *)region->addr + offset - before, bytes + before,
+		     MADV_POPULATE_WRITE) ||
+	    errno == EINVAL)
+		return 0;
+	return tmesh_fail_errno(err, "write: taking the region's pages");
+}
+
 static int write_now(struct tmesh_region *region, uint64_t offset, const void *data, uint64_t bytes,
 		     bool mapped, struct tmesh_error *err)
 {
 	const struct tmesh_backend_ops *ops = region->ctx->ops;
 	int rc = 0;
 
-	if (mapped)
+	if (mapped && region->align_huge)
+		rc = take_pages(region, offset, bytes, err);
+	if (mapped && !rc)
 		tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
-	else
+	else if (!mapped)
 		rc = ops->write_cold(region, offset, data, bytes, err);
 	/* Where taken memory shows zeros, a mapping of it takes what is written, and nobody sees
 	 * it. */

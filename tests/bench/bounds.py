@@ -90,7 +90,7 @@ SECTIONS = (
     Section("From one machine to another (two network namespaces)", (
         *(Bound("256 MiB, sealed at the end", "net/fetch", f"net/{name}", what, limit)
           for name, what, limit in (("iperf3-file", "iperf3, which writes it into a file of memory", 1.0),
-                                    ("iperf3", "iperf3, which keeps nothing", None), ("nixl", "NIXL over TCP", 1 / 1.3),
+                                    ("iperf3", "iperf3, which keeps nothing", 1.0), ("nixl", "NIXL over TCP", 1 / 1.3),
                                     ("mooncake", "Mooncake over TCP", 1 / 1.3), ("erlang", "Erlang distribution", 1 / 1.5))),
         Bound("4 KiB of another node, opened, to the first byte", "net/open", "net/message", "a message there and back", 3.0),
         Bound("4 KiB of another node, which another process has open", "net/beside", "net/local", "a ref of this node's", 1.1),

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 /* libtmesh-net: a home and a reader in one process, by libfabric's tcp on the loopback. */
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "unit.h"
@@ -14,6 +17,33 @@
 #include <tmesh/net.h>
 
 #define BYTES 5000003 /* more than a piece, and no whole number of them */
+
+#define HUGE (2u << 20)
+
+/* What the kernel is to say of huge pages of shared memory; NULL: what it says. */
+static const char *huge_says;
+/* Memory for pages that are taken ahead of a write has ended. */
+static atomic_bool no_pages;
+
+int open(const char *path, int flags, ...)
+{
+	if (huge_says && !strcmp(path, "/sys/kernel/mm/transparent_hugepage/shmem_enabled")) {
+		int fd = memfd_create("says", MFD_CLOEXEC);
+
+		assert_true(pwrite(fd, huge_says, strlen(huge_says), 0) > 0);
+		return fd;
+	}
+	return (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0600);
+}
+
+int madvise(void *addr, size_t bytes, int advice)
+{
+	if (advice == MADV_POPULATE_WRITE && atomic_load(&no_pages)) {
+		errno = ENOMEM;
+		return -1;
+	}
+	return (int)syscall(SYS_madvise, addr, bytes, advice);
+}
 
 struct home {
 	struct tmesh_ctx *ctx;
@@ -137,6 +167,33 @@ static void test_fetch(void **state)
 		assert_int_equal(stats_of(&home).bytes_fetched, sizes[i]);
 		finish(&home);
 	}
+}
+
+/* Large ones lie where huge pages fit, if shared memory may have them. */
+static void test_huge(void **state)
+{
+	struct tmesh_net_source source;
+	struct tmesh_region *got[2];
+	struct home home;
+
+	huge_says = "always within_size [advise] never deny force";
+	begin_with(&home, opts_of("127.0.0.1"), (16 << 20) + 1);
+	source = source_of(&home);
+	/* Two of them: one could lie there by chance. */
+	for (int i = 0; i < 2; i++) {
+		void *memory;
+
+		assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got[i], err));
+		same(home.region, got[i]);
+		assert_ok(tmesh_region_map(got[i], TMESH_READ, &memory, err));
+		if (tmesh_ctx_backend(home.ctx) == TMESH_BACKEND_MEMFD)
+			assert_int_equal((uintptr_t)memory % HUGE, 0);
+		tmesh_region_unmap(got[i], TMESH_READ);
+	}
+	tmesh_region_unref(got[0]);
+	tmesh_region_unref(got[1]);
+	finish(&home);
+	huge_says = NULL;
 }
 
 static void test_opts(void **state)
@@ -650,24 +707,32 @@ static void test_max_fetches(void **state)
 }
 
 /* Memory that is not to be had in the middle is an error, and nothing is left. */
-static int no_more_memory(void *data, uint64_t bytes)
+static int no_larger_file(void *data, uint64_t bytes)
 {
-	if (bytes >= 8 << 20)
+	if (bytes >= 4 << 20)
 		assert_int_equal(setrlimit(RLIMIT_FSIZE, &(struct rlimit){1 << 20, RLIM_INFINITY}),
 				 0);
 	return 0;
 }
 
-static void test_memory_ends(void **state)
+static int no_more_pages(void *data, uint64_t bytes)
 {
-	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .progress = no_more_memory};
+	if (bytes >= 4 << 20)
+		atomic_store(&no_pages, true);
+	return 0;
+}
+
+static void check_memory_ends(uint64_t bytes, int (*ends)(void *data, uint64_t bytes), int code,
+			      const char *says)
+{
+	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .progress = ends};
 	struct tmesh_net_source source;
 	struct tmesh_region *got;
 	struct rlimit before;
 	struct home home;
 	uint64_t regions;
 
-	begin_with(&home, opts_of("127.0.0.1"), 64 << 20);
+	begin_with(&home, opts_of("127.0.0.1"), bytes);
 	if (tmesh_ctx_backend(home.ctx) != TMESH_BACKEND_MEMFD) {
 		finish(&home);
 		return;
@@ -676,13 +741,22 @@ static void test_memory_ends(void **state)
 	source = source_of(&home);
 	assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
 	signal(SIGXFSZ, SIG_IGN);
-	assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), -EFBIG,
-		       "writing to the region");
+	assert_refused(tmesh_net_fetch(home.net, &source, &opts, &got, err), code, says);
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+	atomic_store(&no_pages, false);
 	assert_int_equal(live(&home), regions);
 	assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got, err));
 	tmesh_region_unref(got);
 	finish(&home);
+}
+
+static void test_memory_ends(void **state)
+{
+	huge_says = "always within_size [advise] never deny force";
+	check_memory_ends(64 << 20, no_more_pages, -ENOMEM, "taking the region's pages");
+	huge_says = "always within_size advise [never] deny force";
+	check_memory_ends(64 << 20, no_larger_file, -EFBIG, "writing to the region");
+	huge_says = NULL;
 }
 
 static void test_descriptors(void **state)
@@ -710,6 +784,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_fetch),
+		cmocka_unit_test(test_huge),
 		cmocka_unit_test(test_opts),
 		cmocka_unit_test(test_unsealed),
 		cmocka_unit_test(test_ended),

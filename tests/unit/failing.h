@@ -24,6 +24,7 @@
 static __thread long fail_at; /* 0: nothing fails */
 static __thread long calls;
 static const char *failed;
+static int pages_errno; /* what taking pages ahead of a write fails with; 0: it does not */
 
 static bool fails(const char *name)
 {
@@ -64,6 +65,10 @@ int fstat(int fd, struct stat *st)
 
 int madvise(void *addr, size_t bytes, int advice)
 {
+	if (pages_errno && advice == MADV_POPULATE_WRITE) {
+		errno = pages_errno;
+		return -1;
+	}
 	STAND_IN(madvise, EINVAL, addr, bytes, advice);
 }
 

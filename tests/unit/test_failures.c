@@ -282,6 +282,64 @@ static void test_caps_without_memory(void **state)
 	}
 }
 
+#define SHMEM_HUGE "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+/* A file in the place of what the kernel says of huge pages of shared memory. */
+static int huge_begin(char *path)
+{
+	int fd = mkstemp(path);
+
+	assert_true(fd >= 0);
+	other_path = SHMEM_HUGE;
+	other_is = path;
+	return fd;
+}
+
+static void huge_say(int fd, const char *says)
+{
+	assert_int_equal(ftruncate(fd, 0), 0);
+	assert_true(pwrite(fd, says, strlen(says), 0) > 0);
+}
+
+static void huge_end(int fd, const char *path)
+{
+	other_path = NULL;
+	unlink(path);
+	close(fd);
+}
+
+/* Memory in huge pages is written through its mapping. What there is no memory for is an error of
+ * the write, not a signal in the middle of it. */
+static void test_no_pages_to_write(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_region_opts try = {.size = sizeof(try), .flags = TMESH_REGION_TRY_HUGE};
+	char path[] = "/tmp/tmesh-huge-XXXXXX", text[8];
+	int fd = huge_begin(path);
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+
+	huge_say(fd, "always within_size [advise] never deny force");
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 4 << 20, &try, &region, err));
+	/* At the end of a page, and two bytes of the next. */
+	pages_errno = ENOMEM;
+	assert_refused(tmesh_region_write(region, 4094, "text", 4, err), -ENOMEM,
+		       "taking the region's pages");
+	assert_ok(tmesh_region_read(region, 4094, text, 4, err));
+	assert_memory_equal(text, "\0\0\0\0", 4);
+	/* A kernel that takes none ahead. */
+	pages_errno = EINVAL;
+	assert_ok(tmesh_region_write(region, 4094, "text", 4, err));
+	pages_errno = 0;
+	assert_ok(tmesh_region_write(region, 8192, "more", 4, err));
+	assert_ok(tmesh_region_read(region, 4094, text, 4, err));
+	assert_memory_equal(text, "text", 4);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	huge_end(fd, path);
+}
+
 /* What the kernel says of huge pages of shared memory, what of it becomes a promise, and that a
  * region which asked for them lies where they fit. */
 static void test_huge_pages(void **state)
@@ -300,10 +358,8 @@ static void test_huge_pages(void **state)
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_region_opts try = {.size = sizeof(try), .flags = TMESH_REGION_TRY_HUGE};
 	char path[] = "/tmp/tmesh-huge-XXXXXX";
-	int fd = mkstemp(path);
+	int fd = huge_begin(path);
 
-	assert_true(fd >= 0);
-	other_path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 	for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++) {
 		struct tmesh_region *region, *derived;
 		const struct tmesh_cap *caps;
@@ -312,10 +368,8 @@ static void test_huge_pages(void **state)
 		size_t count, at = 0;
 
 		other_is = kernels[i].says ? path : NULL;
-		if (kernels[i].says) {
-			assert_int_equal(ftruncate(fd, 0), 0);
-			assert_true(pwrite(fd, kernels[i].says, strlen(kernels[i].says), 0) > 0);
-		}
+		if (kernels[i].says)
+			huge_say(fd, kernels[i].says);
 		assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 		assert_int_equal(tmesh_caps(ctx, &caps, &count), 0);
 		while (strcmp(caps[at].name, "huge-pages"))
@@ -338,16 +392,17 @@ static void test_huge_pages(void **state)
 		tmesh_region_unref(region);
 		tmesh_ctx_unref(ctx);
 	}
-	other_path = NULL;
-	unlink(path);
-	close(fd);
+	huge_end(fd, path);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_each_call_fails), cmocka_unit_test(test_in_pieces),
-		cmocka_unit_test(test_busy_seal),	cmocka_unit_test(test_caps_without_memory),
+		cmocka_unit_test(test_each_call_fails),
+		cmocka_unit_test(test_in_pieces),
+		cmocka_unit_test(test_busy_seal),
+		cmocka_unit_test(test_caps_without_memory),
+		cmocka_unit_test(test_no_pages_to_write),
 		cmocka_unit_test(test_huge_pages),
 	};
 
