@@ -393,11 +393,27 @@ static int plan_shards(struct save *save, const char *name, struct tmesh_error *
 	return 0;
 }
 
+/* A rename would put a file in the place of a device or a pipe that has the name. */
+static int check_name(const struct save *save, const char *name, struct tmesh_error *err)
+{
+	struct stat st;
+
+	if (fstatat(save->dir, name, &st, AT_SYMLINK_NOFOLLOW) || S_ISREG(st.st_mode) ||
+	    S_ISLNK(st.st_mode))
+		return 0;
+	return tmesh_fail(err, -EEXIST,
+			  "%.200s is there, and is no regular file: a model is saved by putting "
+			  "a file in the place of what has its name",
+			  name);
+}
+
 static int save_all(struct save *save, struct tmesh_error *err)
 {
 	size_t files = save->shard_count + (save->shard_count > 1);
 	int rc = 0;
 
+	for (size_t i = 0; i < files && !rc; i++)
+		rc = check_name(save, save->shards[i].name, err);
 	for (size_t i = 0; i < save->shard_count && !rc; i++)
 		rc = write_shard(save, (uint32_t)i, err);
 	if (!rc && save->shard_count > 1)

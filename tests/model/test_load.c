@@ -308,6 +308,7 @@ static void test_save(void **state)
 	struct tmesh_model *model;
 	char path[128], *text;
 	unsigned int before;
+	struct stat st;
 
 	snprintf(path, sizeof(path), "%s/s.safetensors", folder);
 	assert_ok(tmesh_model_save(path, items, COUNT, &opts, err));
@@ -341,6 +342,12 @@ static void test_save(void **state)
 	assert_refused(tmesh_model_save("/nonexistent/x", items, 1, NULL, err), -ENOENT, "folder");
 	opts.progress = stop;
 	assert_refused(tmesh_model_save(path, items, COUNT, &opts, err), -ECANCELED, "cancelled");
+	/* What is no file stays what it is. */
+	assert_int_equal(mkfifo(path, 0600), 0);
+	assert_refused(tmesh_model_save(path, items, 1, NULL, err), -EEXIST, "no regular file");
+	assert_int_equal(lstat(path, &st), 0);
+	assert_true(S_ISFIFO(st.st_mode));
+	unlink(path);
 	assert_int_equal(files_in(folder), before);
 }
 

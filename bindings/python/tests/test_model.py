@@ -455,6 +455,19 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert os.listdir(tmp_path) == ["folder"]
 
 
+def test_a_pipe_stays_a_pipe(tmp_path):
+    """A rename over it, or over /dev/null, would put a file in its place."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    ours_numpy.save_file(ARRAYS, pipe)
+    assert pipe.is_fifo()
+    reader.join()
+    same(ours_numpy.load(got[0]), ARRAYS)
+
+
 def torch_tensors(torch):
     return {"w": torch.arange(6.).reshape(2, 3), "b": torch.tensor([True, False]), "s": torch.tensor(3),
             "h": torch.ones(3, dtype=torch.bfloat16), "e": torch.empty(0, 2), "f": torch.ones(2, dtype=torch.float16)}
@@ -641,7 +654,7 @@ print(cached() - before)
 
 
 def test_a_state_dict_after_all_are_killed(torch, peer, tmp_path):
-    if not os.path.exists(os.environ.get("TMESH_KEEPER", "")) and tmesh.stats()["backend"] != "kernel":
+    if not os.path.exists(os.environ.get("TMESH_KEEPER", "")) and tmesh.backend() != "kernel":
         pytest.skip("TMESH_KEEPER does not name the keeper")
     path = tmp_path / "model.safetensors"
     made = {f"layer.{i:03}": np.random.default_rng(i).random((40, 50), "float32") for i in range(300)}

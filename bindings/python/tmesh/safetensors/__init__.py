@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from .. import _tmesh
 from ..elements import Entry, to_torch
@@ -248,20 +248,29 @@ def to_bytes(tensors: Mapping[str, Plain], metadata: Mapping[str, str] | None) -
     return b"".join([header, *(tensors[name][2] for name in names)])
 
 
+def _write(out: BinaryIO, header: bytes, names: list[str], tensors: Mapping[str, Plain]) -> None:
+    out.write(header)
+    for name in names:
+        out.write(tensors[name][2])
+
+
 def to_file(tensors: Mapping[str, Plain], filename: str | os.PathLike[str],
             metadata: Mapping[str, str] | None) -> None:
-    """A file that appears whole or not at all: written beside its name, synced, renamed."""
+    """A file that appears whole or not at all: written beside its name, synced, renamed. A device or a pipe that has the name is
+    written to."""
     import tempfile
 
     header, names = _header(tensors, metadata)
     path = os.fspath(filename)
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            with open(path, "wb") as out:
+                _write(out, header, names, tensors)
+            return
         file, beside = tempfile.mkstemp(prefix=".tmp", dir=os.path.dirname(path) or ".")
         try:
             with os.fdopen(file, "wb") as out:
-                out.write(header)
-                for name in names:
-                    out.write(tensors[name][2])
+                _write(out, header, names, tensors)
                 out.flush()
                 os.fsync(out.fileno())
             os.rename(beside, path)
