@@ -87,7 +87,8 @@ static int fill_report(struct load *load, uint64_t began, struct tmesh_error *er
 	int rc;
 
 	report->bytes = load->model->region_bytes;
-	if (!tmesh_region_info(load->model->region, &info, NULL))
+	if (!tmesh_region_info(load->model->region, &info, NULL) &&
+	    info.huge_bytes > report->huge_bytes)
 		report->huge_bytes = info.huge_bytes;
 	if (load->opts.flags & TMESH_MODEL_HASH) {
 		rc = tmesh_region_map(load->model->region, TMESH_READ, &memory, err);

@@ -428,6 +428,16 @@ static int map_to_fill(struct load *load, void **memory, struct tmesh_error *err
 	return rc;
 }
 
+/* A memfd's huge pages are seen where they are mapped. The seal maps all anew, with none of them.
+ */
+static void count_huge(struct load *load)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+
+	if (!tmesh_region_info(load->region, &info, NULL))
+		load->model->report.huge_bytes = info.huge_bytes;
+}
+
 static int read_by(struct load *load, enum tmesh_model_method method, uint64_t end,
 		   struct tmesh_error *err)
 {
@@ -459,6 +469,8 @@ static int read_by(struct load *load, enum tmesh_model_method method, uint64_t e
 	}
 	if (rc || load->done >= load->model->run_bytes)
 		ahead_stop(load);
+	if (load->populate)
+		count_huge(load);
 	if (maps)
 		tmesh_region_unmap(load->region, TMESH_READ | TMESH_WRITE);
 	load->model->report.bytes_read += load->done - before;

@@ -199,7 +199,8 @@ struct tmesh_model_report {
 	uint64_t bytes_read;	/* by this process; other processes have read the rest */
 	uint64_t bytes_copied;	/* bytes that were copied once more, from buffers (DIRECT) */
 	uint64_t tensors_moved; /* tensors whose offset in the file is no multiple of TMESH_ALIGN */
-	uint64_t huge_bytes;
+	uint64_t huge_bytes;	/* in huge pages, as far as this process knows (memfd: what it has
+				 * read itself) */
 	uint64_t ns;
 	enum tmesh_model_method method; /* AUTO: nothing was read here */
 	bool shared;			/* other processes share the region or can join */
