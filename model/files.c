@@ -321,34 +321,47 @@ static int open_single(struct tmesh_ctx *ctx, const char *path, struct tmesh_mod
 	return 0;
 }
 
+static int open_folder(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out,
+		       struct tmesh_error *err)
+{
+	static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+	char quoted[MODEL_QUOTE], text[96];
+	struct stat st;
+
+	for (size_t i = 0; i < 2; i++) {
+		char *inside;
+		int rc;
+
+		if (asprintf(&inside, "%s/%s", path, names[i]) < 0)
+			return tmesh_fail(err, -ENOMEM, "no memory for a path");
+		/* A link that leads nowhere is there: opening it says what is missing. */
+		rc = lstat(inside, &st) ? -errno : 0;
+		if (!rc)
+			rc = i ? open_index(inside, out, err) : open_single(ctx, inside, out, err);
+		else if (rc != -ENOENT)
+			tmesh_fail(err, rc, "looking for %s: %s", model_quote(quoted, inside),
+				   strerror_r(-rc, text, sizeof(text)));
+		else
+			rc = 1;
+		free(inside);
+		if (rc <= 0)
+			return rc;
+	}
+	return tmesh_fail(err, -ENOENT, "the folder %s has neither %s nor %s; name a file",
+			  model_quote(quoted, path), names[0], names[1]);
+}
+
 int model_open(struct tmesh_ctx *ctx, const char *path, struct tmesh_model **out,
 	       struct tmesh_error *err)
 {
-	static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
 	size_t length;
 	struct stat st;
 
 	if (!path || !*path)
 		return tmesh_fail(err, -EINVAL, "no path is given");
 	length = strlen(path);
-	if (!stat(path, &st) && S_ISDIR(st.st_mode)) {
-		for (size_t i = 0; i < 2; i++) {
-			char *inside;
-			int rc;
-
-			if (asprintf(&inside, "%s/%s", path, names[i]) < 0)
-				return tmesh_fail(err, -ENOMEM, "no memory for a path");
-			rc = access(inside, F_OK) ? -ENOENT : 0;
-			if (!rc)
-				rc = i ? open_index(inside, out, err)
-				       : open_single(ctx, inside, out, err);
-			free(inside);
-			if (rc != -ENOENT)
-				return rc;
-		}
-		return tmesh_fail(err, -ENOENT, "the folder has neither %s nor %s; name a file",
-				  names[0], names[1]);
-	}
+	if (!stat(path, &st) && S_ISDIR(st.st_mode))
+		return open_folder(ctx, path, out, err);
 	if (length > 5 && !strcmp(path + length - 5, ".json"))
 		return open_index(path, out, err);
 	return open_single(ctx, path, out, err);

@@ -3,6 +3,7 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <sys/stat.h>
 
 #include "model_internal.h"
@@ -398,6 +399,24 @@ static void write_index(const char *map)
 	write_file(INDEX, text, strlen(text));
 }
 
+/* What is there and cannot be looked at is not called missing. */
+static void test_folder_that_hides(void)
+{
+	char path[160], far[PATH_MAX];
+	struct tmesh_model *model;
+	size_t at;
+
+	snprintf(path, sizeof(path), "%s/model.safetensors", folder);
+	assert_int_equal(symlink("nowhere", path), 0);
+	assert_refused(describe("", &model, err), -ENOENT, "opening");
+	assert_int_equal(unlink(path), 0);
+
+	at = (size_t)snprintf(far, sizeof(far), "%s", folder);
+	while (at + 3 < sizeof(far))
+		at += (size_t)snprintf(far + at, sizeof(far) - at, "/.");
+	assert_refused(tmesh_model_describe(far, &model, err), -ENAMETOOLONG, "looking for");
+}
+
 static void test_sharded(void **state)
 {
 	struct tmesh_model_tensor tensor = {.size = sizeof(tensor)};
@@ -406,6 +425,8 @@ static void test_sharded(void **state)
 	uint64_t bytes;
 
 	assert_refused(describe("", &model, err), -ENOENT, "neither model.safetensors nor");
+	assert_refused(describe("", &model, err), -ENOENT, folder);
+	test_folder_that_hides();
 	write_st("s1", "{" A "}", 8);
 	write_st("s2", "{" B "}", 1);
 	write_index("{\"b\":\"s2\",\"a\":\"s1\"}");
@@ -423,6 +444,8 @@ static void test_sharded(void **state)
 	assert_refused(describe(INDEX, &model, err), -EPROTO, "same folder");
 	write_index("{\"b\":\"s3\"}");
 	assert_refused(describe(INDEX, &model, err), -ENOENT, "s3");
+	/* Of a folder what is missing is what its index names, not the index. */
+	assert_refused(describe("", &model, err), -ENOENT, "/s3: No such file");
 	write_index("{\"b\":\"s2\",\"c\":\"s2\"}");
 	assert_refused(describe(INDEX, &model, err), -EPROTO, "which lacks it");
 	write_index("{\"b\":\"s1\",\"a\":\"s2\"}");
