@@ -23,7 +23,10 @@ PyObject *module_open_named_slot(PyObject *module, PyObject *name)
 
 #else
 
+#include <limits.h>
+#include <poll.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <tmesh/slot.h>
 
 #define VALUE "tmesh.slot_value"
@@ -37,7 +40,9 @@ struct reader {
 	struct tmesh_slot_value *value;			/* the reader's, as @held is of it */
 	uint64_t generation;
 	PyObject *held;
-	bool busy; /* a call is running without the GIL */
+	bool busy;			 /* a call is running without the GIL */
+	Py_ssize_t waits;		 /* threads in poll() */
+	struct tmesh_slot_reader *ended; /* closed while those wait: the last of them lets it go */
 };
 
 static struct state *state_of_object(PyObject *object)
@@ -254,13 +259,21 @@ PyObject *module_open_named_slot(PyObject *module, PyObject *name)
 	return open_by(module, name, tmesh_slot_open_named, "name", EINVAL);
 }
 
+/* Closing a descriptor wakes nobody who waits for it, and gives its number to another file: the
+ * connection is ended instead, and its descriptor closed by the last who waited. */
 static void reader_end(struct reader *self)
 {
 	struct tmesh_slot_reader *reader = self->reader;
+	int fd = reader && self->waits ? tmesh_slot_poll_fd(reader, NULL) : -1;
 
 	self->reader = NULL;
 	self->value = NULL;
 	Py_CLEAR(self->held);
+	if (fd >= 0) {
+		shutdown(fd, SHUT_RDWR);
+		self->ended = reader;
+		return;
+	}
 	Py_BEGIN_ALLOW_THREADS;
 	tmesh_slot_close(reader);
 	Py_END_ALLOW_THREADS;
@@ -367,6 +380,46 @@ static PyObject *reader_fileno(PyObject *object, PyObject *unused)
 	return fd < 0 ? raise_error(state_of_object(object), &err) : PyLong_FromLong(fd);
 }
 
+/* Until there is something to look at, the reader is closed, or so many milliseconds have passed.
+ */
+static PyObject *reader_poll(PyObject *object, PyObject *limit)
+{
+	struct reader *self = (struct reader *)object;
+	struct tmesh_slot_reader *reader = reader_get(object), *ended;
+	double ms = reader && limit != Py_None ? PyFloat_AsDouble(limit) : -1;
+	struct pollfd fd = {.events = POLLIN};
+	struct tmesh_error err;
+	int code;
+
+	if (!reader || (ms == -1 && PyErr_Occurred()))
+		return NULL;
+	fd.fd = tmesh_slot_poll_fd(reader, &err);
+	if (fd.fd < 0)
+		return raise_error(state_of_object(object), &err);
+	self->waits++;
+	Py_BEGIN_ALLOW_THREADS;
+	/* Rounded up: what is left is not waited for in no time, again and again. */
+	code = poll(&fd, 1,
+		    limit == Py_None   ? -1
+		    : ms < INT_MAX - 1 ? (int)ms + 1
+				       : INT_MAX) < 0
+		       ? errno
+		       : 0;
+	Py_END_ALLOW_THREADS;
+	if (!--self->waits && self->ended) {
+		ended = self->ended;
+		self->ended = NULL;
+		Py_BEGIN_ALLOW_THREADS;
+		tmesh_slot_close(ended);
+		Py_END_ALLOW_THREADS;
+	}
+	if (code == EINTR ? PyErr_CheckSignals() : code)
+		return PyErr_Occurred()
+			       ? NULL
+			       : raise_code(state_of_object(object), code, "waiting for a slot");
+	Py_RETURN_NONE;
+}
+
 static PyObject *reader_closed(PyObject *object, void *unused)
 {
 	return PyBool_FromLong(!((struct reader *)object)->reader);
@@ -378,6 +431,9 @@ static PyMethodDef reader_methods[] = {
 	{"changed", reader_changed, METH_NOARGS,
 	 "changed($self, /)\n--\n\nWhether there is a newer one."},
 	{"fileno", reader_fileno, METH_NOARGS, "fileno($self, /)\n--\n\nFor select."},
+	{"poll", reader_poll, METH_O,
+	 "poll($self, milliseconds, /)\n--\n\nUntil changed() may say something else; None: "
+	 "always."},
 	{"close", reader_close, METH_NOARGS, "close($self, /)\n--\n\nValues stay."},
 	{NULL},
 };

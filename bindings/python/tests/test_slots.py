@@ -6,6 +6,8 @@ import os
 import pickle
 import select
 import threading
+import time
+from pathlib import Path
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -114,6 +116,31 @@ def test_watching():
     with pytest.raises(tmesh.GoneError):
         reader.wait(PATIENCE)
     assert reader.read().generation == 2
+
+
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_closing_ends_the_wait_of_another_thread(timeout):
+    slot = tmesh.Slot()
+    reader = tmesh.Slot.open(slot.token)
+    ended = []
+
+    def watch():
+        try:
+            reader.wait(timeout)
+        except tmesh.ReleasedError as error:
+            ended.append(str(error))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    asleep, until = f"/proc/self/task/{watcher.native_id}/wchan", time.monotonic() + 10
+    while time.monotonic() < until and "poll" not in Path(asleep).read_text():  # some kernels do not say it
+        time.sleep(0.01)
+    fds = len(os.listdir("/proc/self/fd"))
+    reader.close()
+    watcher.join(20)
+    assert not watcher.is_alive() and ended == ["[Errno 9] this slot's reader was closed"] and reader.closed
+    assert len(os.listdir("/proc/self/fd")) < fds
+    assert slot.publish(weights(1)) == 1
 
 
 def test_names():

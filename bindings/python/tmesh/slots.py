@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections.abc import Mapping
@@ -106,9 +105,8 @@ class SlotReader(_Closing):
         return self._handle.fileno()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until changed(), or the timeout in seconds: False then. GoneError as changed()."""
-        poll = select.poll()
-        poll.register(self.fileno(), select.POLLIN)
+        """Until changed(), or the timeout in seconds: False then. GoneError as changed(). ReleasedError: it was closed,
+        also by another thread meanwhile, which ends the wait."""
         if timeout is not None and not timeout >= 0:
             raise InvalidError(22, "timeout is None or at least 0 seconds")
         end = None if timeout is None else time.monotonic() + timeout
@@ -116,11 +114,11 @@ class SlotReader(_Closing):
             left = None if end is None else min((end - time.monotonic()) * 1000, 1e9)
             if left is not None and left <= 0:
                 return False
-            poll.poll(left)
+            self._handle.poll(left)
         return True
 
     def close(self) -> None:
-        """Stop reading. Values that were read stay."""
+        """Stop reading. Values that were read stay. A wait() of another thread ends."""
         self._newest = None
         self._handle.close()
 
