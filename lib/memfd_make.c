@@ -158,10 +158,21 @@ static int bind_node(struct tmesh_region *region, struct tmesh_error *err)
 	return tmesh_fail_errno(err, "moving the memory to its NUMA node");
 }
 
+/* What its maker fills, as a put does, lies in huge pages unasked, where there may be any: each
+ * takes a fraction of the time of its 512 small ones. Not where they would waste memory. */
+static bool wants_huge(const struct tmesh_region_opts *opts, uint64_t bytes)
+{
+	uint64_t unused = round_up(bytes, TMESH_HUGE_BYTES) - bytes;
+	bool filled = (opts->flags & TMESH_REGION_UNINITIALIZED) && unused <= bytes / 8;
+	const char *why;
+
+	return bytes >= TMESH_HUGE_BYTES && (filled || (opts->flags & TMESH_REGION_TRY_HUGE)) &&
+	       tmesh_huge_shmem(&why);
+}
+
 int tmesh_memfd_create(struct tmesh_region *region, uint64_t bytes, struct tmesh_error *err)
 {
 	const struct tmesh_region_opts *opts = &region->opts;
-	const char *why;
 	int rc = check_opts(opts, err);
 
 	if (!rc)
@@ -175,8 +186,7 @@ int tmesh_memfd_create(struct tmesh_region *region, uint64_t bytes, struct tmesh
 	if (opts->flags & TMESH_REGION_HUGE) {
 		rc = make_huge(region, err);
 	} else {
-		region->align_huge = (opts->flags & TMESH_REGION_TRY_HUGE) &&
-				     bytes >= TMESH_HUGE_BYTES && tmesh_huge_shmem(&why);
+		region->align_huge = wants_huge(opts, bytes);
 		rc = make_file(region, 0, err);
 	}
 	if (!rc && (opts->flags & TMESH_REGION_NODE))

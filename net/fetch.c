@@ -13,9 +13,6 @@
 #include "net_internal.h"
 
 #define TIMEOUT_NS UINT64_C(10000000000)
-/* From here on pages of 2 MiB, where shared memory may have them: they take a fraction of the time.
- * Of the last one less than an eighth of what was fetched stays unused. */
-#define HUGE_FROM (UINT64_C(16) << 20)
 /* How long a fetch waits before it looks whether it was given up. */
 #define SLICE_MS 20
 #define DRAIN_NS UINT64_C(1000000000)
@@ -252,8 +249,6 @@ static int fetch_region(struct fetch *fetch, struct tmesh_error *err)
 	int rc;
 
 	opts.flags = TMESH_REGION_UNINITIALIZED;
-	if (fetch->bytes >= HUGE_FROM)
-		opts.flags |= TMESH_REGION_TRY_HUGE;
 	rc = tmesh_region_create(fetch->net->ctx, fetch->bytes, &opts, &fetch->region, err);
 	if (rc)
 		return rc;

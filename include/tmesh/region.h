@@ -36,7 +36,9 @@ enum tmesh_region_flags {
 	TMESH_REGION_NO_PIN = 1 << 4,	     /* refuse pinning handles */
 	TMESH_REGION_UNINITIALIZED = 1 << 5, /* contents may be what this context itself put
 					      * into a released region: only for callers who
-					      * overwrite all of it before others can see it */
+					      * overwrite all of it before others can see it.
+					      * memfd: in 2 MiB pages, where shared memory may
+					      * have them and less than an eighth is unused */
 	TMESH_REGION_UNSEALED = 1 << 6,	     /* tmesh_tensor_put() leaves the tensor writable;
 					      * tmesh_tensor_create() never seals */
 	TMESH_REGION_REUSE = 1 << 7,	     /* a token for reading does not keep the memory from

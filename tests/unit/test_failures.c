@@ -340,6 +340,44 @@ static void test_no_pages_to_write(void **state)
 	huge_end(fd, path);
 }
 
+/* What is filled by its maker has huge pages unasked, but where these would waste memory. */
+static void test_filled_is_huge(void **state)
+{
+	static const struct {
+		const char *says;
+		uint32_t flags;
+		uint64_t kib, alloc_kib;
+	} cases[] = {
+		{"[advise]", TMESH_REGION_UNINITIALIZED, 15 << 10, 16 << 10},
+		{"[advise]", TMESH_REGION_UNINITIALIZED, 2 << 10, 2 << 10},
+		{"[advise]", TMESH_REGION_UNINITIALIZED, 2044, 2044},
+		{"[advise]", TMESH_REGION_UNINITIALIZED, 7 << 10, 7 << 10},
+		{"[advise]", TMESH_REGION_TRY_HUGE, 5 << 10, 6 << 10},
+		{"[advise]", 0, 15 << 10, 15 << 10},
+		{"[never]", TMESH_REGION_UNINITIALIZED, 15 << 10, 15 << 10},
+	};
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD, .pool_bytes = TMESH_NO_POOL};
+	char path[] = "/tmp/tmesh-huge-XXXXXX";
+	int fd = huge_begin(path);
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct tmesh_region_opts wanted = {.size = sizeof(wanted), .flags = cases[i].flags};
+		struct tmesh_region_info info = {.size = sizeof(info)};
+		struct tmesh_region *region;
+
+		huge_say(fd, cases[i].says);
+		assert_ok(tmesh_region_create(ctx, cases[i].kib << 10, &wanted, &region, err));
+		assert_ok(tmesh_region_info(region, &info, err));
+		assert_int_equal(info.alloc_bytes, cases[i].alloc_kib << 10);
+		tmesh_region_unref(region);
+	}
+	tmesh_ctx_unref(ctx);
+	huge_end(fd, path);
+}
+
 /* What the kernel says of huge pages of shared memory, what of it becomes a promise, and that a
  * region which asked for them lies where they fit. */
 static void test_huge_pages(void **state)
@@ -403,6 +441,7 @@ int main(void)
 		cmocka_unit_test(test_busy_seal),
 		cmocka_unit_test(test_caps_without_memory),
 		cmocka_unit_test(test_no_pages_to_write),
+		cmocka_unit_test(test_filled_is_huge),
 		cmocka_unit_test(test_huge_pages),
 	};
 
