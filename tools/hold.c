@@ -15,12 +15,24 @@
 
 #include "tmeshctl.h"
 
+static bool is_ignored(int number)
+{
+	struct sigaction action;
+
+	return !sigaction(number, NULL, &action) && action.sa_handler == SIG_IGN;
+}
+
+/* A signal that is waited for comes even if it is ignored: so what nohup, or a shell for what it
+ * starts in the background, has ignored is left out. SIGTERM always ends a holder. */
 static void end_signals(sigset_t *signals)
 {
+	static const int from_terminals[] = {SIGINT, SIGHUP};
+
 	sigemptyset(signals);
-	sigaddset(signals, SIGINT);
 	sigaddset(signals, SIGTERM);
-	sigaddset(signals, SIGHUP);
+	for (size_t i = 0; i < sizeof(from_terminals) / sizeof(from_terminals[0]); i++)
+		if (!is_ignored(from_terminals[i]))
+			sigaddset(signals, from_terminals[i]);
 }
 
 /* The process that the user started: passes on how the holder began. */

@@ -114,13 +114,18 @@ static int take_name(struct supervisor *own)
 
 static int watch_signals(struct supervisor *own)
 {
+	static const int from_terminals[] = {SIGINT, SIGHUP};
+	struct sigaction before;
 	sigset_t all;
 
 	sigemptyset(&all);
 	sigaddset(&all, SIGCHLD);
 	sigaddset(&all, SIGTERM);
-	sigaddset(&all, SIGINT);
-	sigaddset(&all, SIGHUP);
+	/* A descriptor tells of ignored ones, too: what nohup, or a shell for what it starts in the
+	 * background, has ignored ends it no more than it ends the program that has started it. */
+	for (size_t i = 0; i < sizeof(from_terminals) / sizeof(from_terminals[0]); i++)
+		if (!sigaction(from_terminals[i], NULL, &before) && before.sa_handler != SIG_IGN)
+			sigaddset(&all, from_terminals[i]);
 	if (sigprocmask(SIG_BLOCK, &all, NULL))
 		return complain("blocking signals");
 	signal(SIGPIPE, SIG_IGN);

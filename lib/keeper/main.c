@@ -308,10 +308,12 @@ static void run(struct keeper *keeper)
 
 static void set_signals(void)
 {
-	struct sigaction action = {.sa_handler = end};
+	struct sigaction action = {.sa_handler = end}, before;
 
 	sigaction(SIGTERM, &action, NULL);
-	sigaction(SIGINT, &action, NULL);
+	/* A shell has it ignored for what it starts in the background: it stays so. */
+	if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN)
+		sigaction(SIGINT, &action, NULL);
 	signal(SIGPIPE, SIG_IGN);
 	/* Somebody opened a file while it was asked who else has it: nothing is to be done. */
 	signal(SIGIO, SIG_IGN);

@@ -644,6 +644,38 @@ static void test_supervisor_killed(void **state)
 	}
 }
 
+/* What nohup, or a shell for what it starts in the background, has ignored does not end it. */
+static void test_ignored_signals(void **state)
+{
+	char *argv[] = {(char *)"tmesh-engine", (char *)"--engine=fake", (char *)"second", NULL};
+	const int numbers[] = {SIGINT, SIGHUP};
+	struct tmesh_engine_context *context;
+	struct fixture *fix = *state;
+	char line[64];
+	int end;
+
+	for (size_t i = 0; i < 2; i++) {
+		struct sigaction ignored = {.sa_handler = SIG_IGN}, before;
+		int status;
+		pid_t pid;
+
+		sigaction(numbers[i], &ignored, &before);
+		pid = run_program(argv, &end, line, sizeof(line));
+		sigaction(numbers[i], &before, NULL);
+		assert_string_equal(line, "ready second\n");
+		kill(pid, numbers[i]);
+		for (int n = 0; n < 10; n++) {
+			assert_ok(tmesh_engine_connect(fix->ctx, "second", NULL, &context, err));
+			tmesh_engine_context_unref(context);
+		}
+		assert_int_equal(waitpid(pid, &status, WNOHANG), 0);
+		kill(pid, SIGTERM);
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+		close(end);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -665,6 +697,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_lies, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_program, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_supervisor_killed, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_ignored_signals, setup, teardown),
 	};
 	const struct CMUnitTest hasty[] = {
 		cmocka_unit_test(test_limit),

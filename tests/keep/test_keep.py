@@ -348,6 +348,20 @@ def test_late_signal(folder):
         end_by_need()
 
 
+def test_ignored_signal(folder):
+    """a keeper that began with a signal ignored, as in the background of a shell, is not ended by it"""
+    systemd = StandIn(folder)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        systemd.start()
+        tool("keep", "--file", a_file(folder), "weights")
+        os.kill(systemd.pid, signal.SIGINT)
+        assert list(kept()) == ["weights"] and os.waitpid(systemd.pid, os.WNOHANG) == (0, 0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        systemd.end()
+
+
 def test_pressure(folder):
     """somebody who waits for memory takes what nobody holds only where memory is short"""
     meminfo = os.path.join(folder, "meminfo")
@@ -366,7 +380,7 @@ def test_pressure(folder):
 
 
 TESTS = [test_installed, test_verbs, test_by_token, test_session_killed, test_store, test_store_is_part,
-         test_store_lies, test_limit, test_late_signal, test_pressure]
+         test_store_lies, test_limit, test_late_signal, test_ignored_signal, test_pressure]
 
 
 def main(tests):

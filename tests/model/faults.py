@@ -279,7 +279,11 @@ def slowly(folder, path):
         check("\r\033[K" in reader.said.rpartition("load: ")[2], "FUSE, slow: the line is wiped off", reader.said)
         check(not [name for name in left(os.environ["TMESH_RUNTIME_DIR"]) if name.endswith(".flight")],
               "FUSE, slow: no flight is left")
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         killed = start(inside)
+        signal.signal(signal.SIGINT, before)
+        until(lambda: catches(killed, signal.SIGTERM))  # which it does as the last
+        check(not catches(killed, signal.SIGINT), "FUSE, slow: an ignored Ctrl-C stays ignored")
         until(gate.has_somebody)
         killed.kill()
         status, said = finish(killed)
@@ -359,6 +363,8 @@ def storm(path, runtime, whole):
 
 
 def main():
+    # Who runs this in the background may have had it ignored, and so would what is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as runtime:
         os.environ |= {"TMESH_RUNTIME_DIR": runtime, "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
                        "TMESH_BACKEND": os.environ.get("TMESH_BACKEND", "memfd")}

@@ -31,12 +31,28 @@ class Create(Base):
         refused("no such region", "get", names["token"])
 
     def test_foreground(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            process = subprocess.Popen([TOOL, "create", "1"], stdout=subprocess.PIPE)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process = subprocess.Popen([TOOL, "create", "1"], stdout=subprocess.PIPE,
+                                       preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
             lines = [process.stdout.readline().split(None, 1) for _ in range(4)]
             self.assertEqual([line[0] for line in lines], [b"id", b"token", b"ref", b"pid"])
             self.assertEqual(int(lines[3][1]), process.pid)
             process.send_signal(number)
+            self.assertEqual(process.wait(WAIT_S), 0)
+            process.stdout.close()
+
+    def test_ignored_signals_stay_so(self):
+        # As nohup has them, and a shell that starts something in the background.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            process = subprocess.Popen([TOOL, "create", "1"], stdout=subprocess.PIPE, text=True,
+                                       preexec_fn=lambda: signal.signal(number, signal.SIG_IGN))
+            self.addCleanup(process.wait)
+            self.addCleanup(process.kill)  # runs first
+            names = dict(process.stdout.readline().split(None, 1) for _ in range(2))
+            process.send_signal(number)
+            self.assertEqual(tool("get", names["token"].strip())[0], b"\0")
+            self.assertIsNone(process.poll())
+            process.send_signal(signal.SIGTERM)
             self.assertEqual(process.wait(WAIT_S), 0)
             process.stdout.close()
 

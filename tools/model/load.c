@@ -194,7 +194,7 @@ static int load_and_hold(struct args *args)
 static int run(const struct verb *verb, int argc, char **argv)
 {
 	struct args args = {.opts = {.size = sizeof(args.opts)}, .hold = HOLD_INIT};
-	struct sigaction action = {.sa_handler = interrupt};
+	struct sigaction action = {.sa_handler = interrupt}, before;
 	int key, status;
 
 	args.hold.command = split_command(verb, &argc, argv);
@@ -235,7 +235,9 @@ static int run(const struct verb *verb, int argc, char **argv)
 			verb,
 			"--keep and --keep-as exclude each other: a region is kept under one name");
 	args.path = argv[argc - 1];
-	sigaction(SIGINT, &action, NULL);
+	/* What is ignored from the start stays so. */
+	if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN)
+		sigaction(SIGINT, &action, NULL);
 	sigaction(SIGTERM, &action, NULL);
 	status = hold_begin(&args.hold);
 	return status ? status : load_and_hold(&args);

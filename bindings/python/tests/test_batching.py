@@ -583,11 +583,13 @@ def test_deadline_unread(tmp_path, monkeypatch):
 def test_program(file, tmp_path, process):
     """python -m tmesh.batching, as its page says."""
     program = subprocess.Popen([sys.executable, "-m", "tmesh.batching", str(file), f"--socket={tmp_path / 's'}", "--max-tokens=32", *process],
-                               stdout=subprocess.PIPE, text=True)
+                               stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     try:
         assert program.stdout.readline() == "ready\n"
         assert os.stat(tmp_path / "s").st_mode & 0o777 == 0o600
         with Client(tmp_path / "s") as client:
+            assert len(list(client.generate([5, 6, 7], 9))) == 9
+            program.send_signal(signal.SIGINT)  # which was ignored when it began, as in the background of a shell
             assert len(list(client.generate([5, 6, 7], 9))) == 9
             program.terminate()
             assert program.wait() == 0

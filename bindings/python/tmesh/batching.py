@@ -700,7 +700,8 @@ def _main() -> None:
                                   context=context, folder=folder, tenant=given.tenant)
             server = Server(generator, given.socket)
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: server.stop())
+                if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # in the background of a shell it is
+                    signal.signal(number, lambda *_: server.stop())
             print("ready", flush=True)
             server.run()
             server.close()
