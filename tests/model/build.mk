@@ -95,3 +95,13 @@ model-faults-check: tools $(B)/tmesh-keeper $(MODEL_TEST_OUT)/faults.so $(MODEL_
 	@$(PYTHON) -B $(MODEL_TEST)/faults.py $(B)
 
 .PHONY: model-faults-check
+
+# What lies otherwise where shared memory may have huge pages. Few hosts have them on; the library's guest has.
+HUGE_UNIT  := test_failures test_pool test_region
+HUGE_MODEL := test_flight test_load test_measure
+
+huge-check: $(addprefix $(B)/tests/unit/plain/,$(HUGE_UNIT)) $(addprefix $(MODEL_TEST_OUT)/plain/,$(HUGE_MODEL)) ## regions and models on memfds, for where huge pages of shared memory are on
+	$(call unit_run,plain,,$(HUGE_UNIT))
+	$(call model_run,plain,$(HUGE_MODEL))
+
+.PHONY: huge-check

@@ -55,16 +55,17 @@ def kselftest(tap, name):
               arguments=["TMESH_REPLAY=1"] if replay else [])
 
 
-def in_debian(tap, name, suite, *targets, with_model=False, packages=(), modules=()):
+def in_debian(tap, name, suite, *targets, huge="", with_model=False, packages=(), modules=()):
     """Suites of the checkout in Debian 13, without the module and with it. packages, modules: of Debian's and of
-    the kernel's, what these suites need besides."""
+    the kernel's, what these suites need besides. huge: a target for memfds that may have huge pages, in the guest, whose
+    kernel is nobody else's."""
     with locked(checkout.COPY):
         repo = checkout.copy(with_model)
         for target in targets:
             done = checkout.on_memfd(target, repo, packages)
             program(tap, f"Debian 13 without the module: {target}", done.stdout.splitlines(), done.returncode)
         on_module(tap, name, suite, script="checkout", disks=checkout.disks(repo, packages),
-                  arguments=[f"TMESH_TARGETS={','.join(targets)}"], modules=modules)
+                  arguments=[f"TMESH_TARGETS={','.join(targets)}", f"TMESH_HUGE={huge}"], modules=modules)
 
 
 def python(tap, name):
@@ -80,7 +81,7 @@ def beam(tap, name):
 def library(tap, name):
     """The unit tests of the two libraries, those of tmeshctl, and those of GPU memory that say something of
     regions (on a stand-in for the driver), the same way."""
-    in_debian(tap, name, "library", "unit-check", "model-check", "tools-check", "cuda-backend-check")
+    in_debian(tap, name, "library", "unit-check", "model-check", "tools-check", "cuda-backend-check", huge="huge-check")
 
 
 def faults(tap, name):

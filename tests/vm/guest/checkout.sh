@@ -13,14 +13,23 @@ done
 ulimit -Hn 524288
 
 # Erlang's threads look for work before they sleep: emulated, that takes more than the work.
-idle="+sbwt none +sbwtdcpu none +sbwtdio none"
+export ERL_FLAGS="+sbwt none +sbwtdcpu none +sbwtdio none"
+
+in_debian="chroot /debian /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin"
+
+huge_pages() { echo "$1" >/sys/kernel/mm/transparent_hugepage/shmem_enabled; }
+
+if [ -n "$TMESH_HUGE" ]; then
+	check "shared memory may have huge pages" huge_pages advise
+	run "$TMESH_HUGE" $in_debian TMESH_BACKEND=memfd make -sk --no-print-directory -C /repo "$TMESH_HUGE"
+	check "shared memory has none" huge_pages never
+fi
 
 check "module loads" insmod /tmesh.ko
 # One make: it takes longer to read what depends on what than many a test takes.
 targets=$(echo "$TMESH_TARGETS" | tr , ' ')
 TMESH_TIMEOUT=$((TMESH_TIMEOUT * $(echo $targets | wc -w)))
-run "$targets" chroot /debian /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-	TMESH_BACKEND=kernel ERL_FLAGS="$idle" make -sk --no-print-directory -C /repo CONFORM_PLAIN=1 $targets
+run "$targets" $in_debian TMESH_BACKEND=kernel make -sk --no-print-directory -C /repo CONFORM_PLAIN=1 $targets
 
 # Workers whose client has died end by themselves, when they are done with what they do.
 unused() {
