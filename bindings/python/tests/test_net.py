@@ -2,6 +2,7 @@
 """tmesh.nixl and tmesh.mooncake: real NIXL and Mooncake between two processes, by TCP and on CPUs."""
 
 import dataclasses
+import gc
 import json
 import os
 from pathlib import Path
@@ -244,6 +245,75 @@ def test_the_peer_dies(engine, mine):
                     peer.read(tensor)
             with pytest.raises(tmesh.GoneError):
                 peer.read(tensor)
+    finally:
+        target.kill()
+
+
+def stop(target):
+    """When this returns none of its threads runs."""
+    os.kill(target.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, target.process.pid, os.WSTOPPED)
+
+
+def give_up(target, register, offer, how):
+    """A read into memory that nothing holds afterwards."""
+    room = tmesh.zeros(1 << 16, "uint32")
+    with register(room, writable=True) as mine, mine.peer(offer) as peer:
+        peer.read(room[:4])
+        stop(target)
+        if how == "Ctrl-C":
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(tmesh.PeerTimeoutError if how == "timeout" else KeyboardInterrupt):
+            peer.read(room, timeout=0.2 if how == "timeout" else PATIENCE)
+    room.release()
+
+
+@pytest.mark.parametrize("how", ["timeout", "Ctrl-C"])
+def test_late_bytes(engine, how):
+    """Of a read that was given up they come nowhere else, also when all was closed that it was for: over TCP NIXL does not take a
+    read back."""
+    module, register = engine[1:]
+    if engine[0] == "mooncake":
+        pytest.skip("Mooncake drops its connection")
+    target = Target("nixl")
+    try:
+        offer = target("sealed")
+        give_up(target, register, offer, how)
+        gc.collect()
+        # What is freed is used again by the next.
+        others = [tmesh.empty(1 << 16, "uint32") for _ in range(8)]
+        for other in others:
+            other.numpy()[:] = 7
+        os.kill(target.process.pid, signal.SIGCONT)
+        fresh = tmesh.zeros(1 << 16, "uint32")
+        with register(fresh, writable=True) as mine, mine.peer(offer) as peer:
+            for _ in range(100):
+                peer.read(fresh)
+        assert all((other.numpy() == 7).all() for other in others)
+        assert not module._abandoned
+    finally:
+        target.kill()
+
+
+def test_a_read_behind_one_that_was_given_up(engine):
+    """Waits for it: what it brings is not overwritten later."""
+    if engine[0] == "mooncake":
+        pytest.skip("Mooncake drops its connection")
+    target = Target("nixl")
+    try:
+        offer = target("sealed")
+        room = tmesh.zeros(1 << 16, "uint32")
+        with engine[2](room, writable=True) as mine, mine.peer(offer) as peer:
+            peer.read(room[:4])
+            stop(target)
+            with pytest.raises(tmesh.PeerTimeoutError, match="It still may"):
+                peer.read(room, timeout=0.2)
+            with pytest.raises(tmesh.PeerTimeoutError, match="an earlier transfer of this memory"):
+                peer.read(room, timeout=0.2)
+            os.kill(target.process.pid, signal.SIGCONT)
+            peer.read(room, timeout=PATIENCE)
+            assert not engine[1]._abandoned
+            assert np.array_equal(room.numpy(), np.arange(1 << 16))
     finally:
         target.kill()
 

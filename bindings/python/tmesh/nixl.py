@@ -16,6 +16,7 @@ was tried."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 import importlib.util
 import threading
 import time
@@ -53,9 +54,57 @@ warn_of_another(_package, VERSION, "nixl.md")
 _SPINS, _PAUSE = 200, 100e-6
 
 
-# Of each agent the other agents that it knows, and how many Peers there are of each: with the last one it is forgotten.
+# Of each agent the other agents that it knows, and how many Peers and abandoned transfers there are of each: with the last one it
+# is forgotten.
 _known: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+# Transfers that are under way and for which nobody waits any more. NIXL takes none back over TCP, whatever it says to a release: until
+# one ends, it reads and writes the memory, also when that was deregistered and its peer forgotten.
+_abandoned: list[_Abandoned] = []
+_lock = threading.RLock()
+
+
+class _Abandoned:
+    """Such a transfer, which keeps the memory, its registration and the peer."""
+
+    def __init__(self, peer: Peer, handle: Any, spans: list[tuple[int, int, int]]) -> None:
+        self.mine, self.name, self.handle = peer._mine, peer.offer.peer, handle
+        self.memory = list(self.mine._pieces)
+        self.spans = [(address, address + nbytes) for address, _, nbytes in spans]
+
+    def touches(self, spans: list[tuple[int, int, int]]) -> bool:
+        return any(address < end and start < address + nbytes for address, _, nbytes in spans for start, end in self.spans)
+
+    def runs(self) -> bool:
+        try:
+            state: str = self.mine._agent.check_xfer_state(self.handle)
+        except Exception:  # it has failed, or never began
+            return False
+        return state == "PROC"
+
+
+def _abandon(one: _Abandoned) -> None:
+    with _lock:
+        _known[one.mine._agent][one.name] += 1
+        _abandoned.append(one)
+        _sweep()
+
+
+def _sweep() -> None:
+    """Lets go what abandoned transfers kept and that have ended meanwhile."""
+    with _lock:
+        for one in [one for one in _abandoned if not one.runs()]:
+            _abandoned.remove(one)
+            one.mine._agent.release_xfer_handle(one.handle)
+            _forget(one.mine._agent, one.name)
+            one.mine._deregister()
+
+
+def _forget(agent: Any, name: str) -> None:
+    known = _known[agent]
+    known[name] -= 1
+    if not known[name]:
+        del known[name]
+        agent.remove_remote_agent(name)
 
 
 class Registration(offers.Registration):
@@ -68,6 +117,7 @@ class Registration(offers.Registration):
         if absent:
             raise UnsupportedError(95, lacks(_package, VERSION, "nixl.md", f"the agent, a {type(agent).__name__}, has no {absent}"))
         self._agent = agent
+        _sweep()
         super().__init__(tensors, writable)
 
     def peer(self, offer: bytes) -> Peer:
@@ -83,7 +133,14 @@ class Registration(offers.Registration):
                         "nixl_agent_config(backends=[\"UCX\"])") from error
 
     def _unregister(self, spans: list[tuple[int, int]]) -> None:
-        self._agent.deregister_memory(self._descriptors)
+        _sweep()
+        self._deregister()
+
+    def _deregister(self) -> None:
+        with _lock:
+            if self.closed and self._descriptors is not None and not any(one.mine is self for one in _abandoned):
+                self._agent.deregister_memory(self._descriptors)
+                self._descriptors = None
 
     def _describe(self) -> tuple[str, bytes]:
         return self._agent.name, self._agent.get_agent_metadata()
@@ -96,6 +153,7 @@ class Peer(offers.Peer):
 
     def _join(self) -> None:
         with _lock:
+            _sweep()
             self._add(_known.setdefault(self._mine._agent, Counter()))
 
     def _add(self, known: Counter[str]) -> None:
@@ -116,19 +174,26 @@ class Peer(offers.Peer):
 
     def _leave(self) -> None:
         with _lock:
-            known = _known[self._mine._agent]
-            known[self.offer.peer] -= 1
-            if not known[self.offer.peer]:
-                del known[self.offer.peer]
-                self._mine._agent.remove_remote_agent(self.offer.peer)
+            _sweep()
+            _forget(self._mine._agent, self.offer.peer)
 
     def _transfer(self, operation: str, spans: list[tuple[int, int, int]], timeout: float | None) -> None:
         agent = self._mine._agent
+        end = None if timeout is None else time.monotonic() + timeout
+        if not _ends(lambda: _is_used(spans), end):
+            raise PeerTimeoutError(110, f"an earlier transfer of this memory, which was given up, has not ended within {timeout} seconds")
         here = agent.get_xfer_descs([(local, nbytes, 0) for local, _, nbytes in spans], "DRAM")
         there = agent.get_xfer_descs([(remote, nbytes, 0) for _, remote, nbytes in spans], "DRAM")
         try:
             handle = agent.initialize_xfer(operation, here, there, self.offer.peer)
-            self._finish(agent, handle, timeout)
+            try:
+                state = self._finish(agent, handle, end, timeout)
+            except BaseException:
+                _abandon(_Abandoned(self, handle, spans))
+                raise
+            agent.release_xfer_handle(handle)
+            if state != "DONE":
+                raise Error(5, f"NIXL says {state} of the transfer with {self.offer.peer!r}")
         except _bindings.nixlNotFoundError as error:
             raise NotFoundError(2, f"NIXL does not find the memory of {self.offer.peer!r}, or no backend reaches it: "
                                 f"{error}") from error
@@ -137,20 +202,36 @@ class Peer(offers.Peer):
         except (_bindings.nixlBackendError, _bindings.nixlCancelledError, _bindings.nixlUnknownError) as error:
             raise Error(5, f"NIXL could not {operation.lower()}: {error}") from error
 
-    def _finish(self, agent: Any, handle: Any, timeout: float | None) -> None:
-        end = None if timeout is None else time.monotonic() + timeout
-        state = agent.transfer(handle)
-        asked = 0
-        while state == "PROC":
-            if end is not None and time.monotonic() >= end:
-                agent.release_xfer_handle(handle)  # cancels it, or says that it cannot
-                raise PeerTimeoutError(110, f"{self.offer.peer!r} has not answered within {timeout} seconds")
-            asked += 1
-            time.sleep(0 if asked < _SPINS else _PAUSE)
+    def _finish(self, agent: Any, handle: Any, end: float | None, timeout: float | None) -> str:
+        state: str = agent.transfer(handle)
+
+        def runs() -> bool:
+            nonlocal state
             state = agent.check_xfer_state(handle)
-        agent.release_xfer_handle(handle)
-        if state != "DONE":
-            raise Error(5, f"NIXL says {state} of the transfer with {self.offer.peer!r}")
+            return state == "PROC"
+
+        if state == "PROC" and not _ends(runs, end):
+            raise PeerTimeoutError(110, f"{self.offer.peer!r} has not answered within {timeout} seconds. It still may: until then nothing "
+                                   "else is to lie in this memory; a read into it waits for that")
+        return state
+
+
+def _is_used(spans: list[tuple[int, int, int]]) -> bool:
+    """By an abandoned transfer."""
+    with _lock:
+        _sweep()
+        return any(one.touches(spans) for one in _abandoned)
+
+
+def _ends(runs: Callable[[], bool], end: float | None) -> bool:
+    """Whether that is over before its time is."""
+    asked = 0
+    while runs():
+        if end is not None and time.monotonic() >= end:
+            return False
+        asked += 1
+        time.sleep(0 if asked < _SPINS else _PAUSE)
+    return True
 
 
 def register(agent: Any, *tensors: _tmesh.Tensor, writable: bool = False) -> Registration:
