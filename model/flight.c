@@ -79,7 +79,7 @@ struct flight {
 	int slot;	      /* -1: none is free */
 	char name[FLIGHT_NAME_ROOM];
 	uint64_t stopped_ns; /* since when the reader is seen stopped; 0: it is not */
-	bool given_up;	     /* it was for too long */
+	bool given_up;	     /* it was for too long, or no record can be written: load alone */
 };
 
 /* -EAGAIN: another has it. */
@@ -103,9 +103,15 @@ static void nap(void)
 static int write_record(const struct flight *flight, const struct record *record,
 			struct tmesh_error *err)
 {
-	if (pwrite(flight->file.fd, record, sizeof(*record), 0) == (ssize_t)sizeof(*record))
+	ssize_t done = pwrite(flight->file.fd, record, sizeof(*record), 0);
+	char what[FLIGHT_NAME_ROOM + 40];
+
+	if (done == (ssize_t)sizeof(*record))
 		return 0;
-	return tmesh_fail_errno(err, "writing to the runtime directory");
+	if (done >= 0)
+		errno = ENOSPC;
+	snprintf(what, sizeof(what), "writing %s in the runtime directory", flight->name);
+	return tmesh_fail_errno(err, what);
 }
 
 /* What cannot be read, or is not ours, is empty. */
@@ -312,10 +318,9 @@ static void sweep(struct tmesh_ctx *ctx, const struct flight *flight)
 
 static int fail_open(const struct flight *flight, struct tmesh_error *err)
 {
-	char what[FLIGHT_NAME_ROOM + 80];
+	char what[FLIGHT_NAME_ROOM + 40];
 
-	snprintf(what, sizeof(what), "opening %s in the runtime directory, for loads of one model",
-		 flight->name);
+	snprintf(what, sizeof(what), "opening %s in the runtime directory", flight->name);
 	return tmesh_fail_errno(err, what);
 }
 
@@ -494,8 +499,11 @@ static int flight_fill(struct load *load, struct flight *flight, struct record *
 
 	process_self(&record->reader);
 	rc = write_record(flight, record, err);
-	if (rc)
+	if (rc) {
+		/* As on a full file system. What others cannot be told is read for oneself. */
+		flight->given_up = true;
 		return rc;
+	}
 	load->done = record->done;
 	load->model->flight = flight;
 	rc = load_read(load, err);
@@ -516,7 +524,9 @@ static int flight_fill(struct load *load, struct flight *flight, struct record *
 		return rc;
 	record->done = load->model->run_bytes;
 	record->state = STATE_DONE;
-	return write_record(flight, record, err);
+	/* Without it others find what one finds who takes over now: a region that is sealed. */
+	write_record(flight, record, NULL);
+	return 0;
 }
 
 /* What is kept under @name. -EEXIST: it is not what it should be. */
@@ -606,7 +616,10 @@ static int flight_begin(struct load *load, struct flight *flight, struct record 
 		bool said = !memcmp(&kept, record, sizeof(kept));
 
 		*record = kept;
-		return said ? 0 : write_record(flight, record, err);
+		/* Without it others find by themselves that it is kept. */
+		if (!said)
+			write_record(flight, record, NULL);
+		return 0;
 	}
 	sweep(load->ctx, flight);
 	rc = load_region(load, &region, err);
@@ -648,7 +661,8 @@ static int flight_turn(struct load *load, struct flight *flight, struct tmesh_er
 			return flight_fill(load, flight, &record, err);
 		/* Killed between the seal and the record. Nothing is sealed that is not whole. */
 		record.state = STATE_DONE;
-		return write_record(flight, &record, err);
+		write_record(flight, &record, NULL);
+		return 0;
 	}
 	if (!tmesh_region_is_sealed(load->region))
 		return flight_begin(load, flight, &record, err);
@@ -757,7 +771,7 @@ int flight_load(struct load *load, struct tmesh_error *err)
 	}
 	/* What is kept is kept under the flight's name. */
 	if (alone && !(load->opts.flags & TMESH_MODEL_KEEP)) {
-		load_say(load, "alone: %.100s; ", why.message);
+		load_say(load, "alone: %.120s; ", why.message);
 		return load_alone(load, err);
 	}
 	if (rc) {

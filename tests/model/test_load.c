@@ -297,6 +297,50 @@ static void test_no_flight(void **state)
 	tmesh_model_unref(model);
 }
 
+/* Others cannot be told on a full file system: the model is loaded all the same, but not kept. */
+static void test_full_runtime_dir(void **state)
+{
+	const struct tmesh_model_load_opts keep = {.size = sizeof(keep), .flags = TMESH_MODEL_KEEP};
+	struct tmesh_model_report report = {.size = sizeof(report)};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
+	struct tmesh_error why = {0};
+	struct tmesh_ctx *other = NULL;
+	struct tmesh_model *model;
+	char path[128], command[400];
+	int rc, kept = 0;
+
+	snprintf(path, sizeof(path), "%s/run", folder);
+	assert_int_equal(mkdir(path, 0700), 0);
+	snprintf(command, sizeof(command),
+		 "mount -t tmpfs -o size=16k,mode=700 tmpfs %s 2>/dev/null && "
+		 "{ dd if=/dev/zero of=%s/full 2>/dev/null; true; }",
+		 path, path);
+	if (system(command)) {
+		print_message("# a small file system cannot be mounted here\n");
+		skip();
+	}
+	opts.runtime_dir = path;
+	rc = tmesh_ctx_open(&opts, &other, NULL);
+	if (!rc) {
+		kept = tmesh_model_load(other, model_path, &keep, &model, &why);
+		rc = tmesh_model_load(other, model_path, NULL, &model, NULL);
+	}
+	if (!rc) {
+		tmesh_model_report(model, &report, NULL);
+		check_model(model);
+		tmesh_model_unref(model);
+	}
+	tmesh_ctx_unref(other);
+	snprintf(command, sizeof(command), "umount %s", path);
+	assert_int_equal(system(command), 0);
+	assert_int_equal(kept, -ENOSPC);
+	assert_non_null(strstr(why.message, "writing model-"));
+	assert_int_equal(rc, 0);
+	assert_false(report.shared);
+	assert_non_null(strstr(report.reason, "alone: writing model-"));
+	assert_non_null(strstr(report.reason, "No space left"));
+}
+
 static void test_save(void **state)
 {
 	static const char *const metadata[] = {"format", "pt", NULL};
@@ -387,8 +431,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_methods),	  cmocka_unit_test(test_second),
 		cmocka_unit_test(test_bundle),	  cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_no_flight), cmocka_unit_test(test_save),
-		cmocka_unit_test(test_full),
+		cmocka_unit_test(test_no_flight), cmocka_unit_test(test_full_runtime_dir),
+		cmocka_unit_test(test_save),	  cmocka_unit_test(test_full),
 	};
 
 	return cmocka_run_group_tests_name("model load", tests, make_model, remove_model);
