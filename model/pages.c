@@ -326,7 +326,8 @@ static int page_get_some(struct tmesh_pages *pages, uint32_t count, struct tmesh
 			if (status == -EDQUOT && second)
 				return tmesh_fail(
 					err, status,
-					"all pages of this tenant are held; release sequences, "
+					"all pages of this tenant are held, or kept ready by idle "
+					"handles: release sequences, trim those handles, "
 					"or make the tenant or its pool with more max_pages");
 			if (status && status != -EDQUOT)
 				return tmesh_fail(err, status,

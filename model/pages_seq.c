@@ -257,6 +257,18 @@ int tmesh_seq_page(struct tmesh_seq *seq, uint32_t index, uint32_t device, uint3
 	return rc;
 }
 
+int tmesh_seq_alone(struct tmesh_seq *seq, uint32_t index, struct tmesh_error *err)
+{
+	int rc = pages_enter(seq->pages, err);
+
+	if (rc)
+		return rc;
+	rc = index < seq->count ? pages_alone(seq->pages, seq->table[index])
+				: tmesh_fail(err, -EINVAL, "there is no block %u", index);
+	pages_leave(seq->pages);
+	return rc;
+}
+
 int tmesh_seq_tables(struct tmesh_seq *const *seqs, uint32_t count, int32_t *tables, uint32_t width,
 		     int32_t *lens, struct tmesh_error *err)
 {

@@ -80,9 +80,11 @@ int view_has_room(const struct tmesh_seq *seq, uint32_t count, struct tmesh_erro
 {
 	for (uint32_t d = 0; d < seq->pages->shape.devices; d++)
 		if (seq->views[d].addr && count > seq->views[d].room)
-			return tmesh_fail(err, -EINVAL,
-					  "the sequence's view has room for %u blocks, not for %u",
-					  seq->views[d].room, count);
+			return tmesh_fail(
+				err, -EINVAL,
+				"the sequence's view has room for %u blocks, not for %u: say "
+				"at the first view how many tokens it will have, or fork it",
+				seq->views[d].room, count);
 	return 0;
 }
 
@@ -95,12 +97,19 @@ void view_free(struct tmesh_seq *seq)
 			       seq->views[d].room * seq->pages->shape.page_bytes);
 }
 
+static uint64_t view_room(const struct tmesh_seq *seq, uint64_t max_tokens)
+{
+	uint32_t tokens = seq->pages->shape.page_tokens;
+
+	return max_tokens / tokens + (max_tokens % tokens != 0);
+}
+
 static int view_new(struct tmesh_seq *seq, uint32_t device, uint64_t max_tokens,
 		    struct tmesh_error *err)
 {
 	const struct pages_shape *shape = &seq->pages->shape;
 	struct seq_view *view = &seq->views[device];
-	uint64_t room = max_tokens / shape->page_tokens + (max_tokens % shape->page_tokens != 0);
+	uint64_t room = view_room(seq, max_tokens);
 	uint8_t *addr;
 	int rc;
 
@@ -133,6 +142,14 @@ int tmesh_seq_view(struct tmesh_seq *seq, uint32_t device, uint64_t max_tokens, 
 		rc = tmesh_fail(err, -EINVAL, "there is no device %u", device);
 	else if (!seq->views[device].addr)
 		rc = view_new(seq, device, max_tokens, err);
+	else if (view_room(seq, max_tokens) > seq->views[device].room)
+		rc = tmesh_fail(
+			err, -EINVAL,
+			"max_tokens is %llu, and the sequence has a view with room for %u "
+			"blocks of %u tokens: say at the first one how many it will have, or "
+			"fork it",
+			(unsigned long long)max_tokens, seq->views[device].room,
+			seq->pages->shape.page_tokens);
 	if (!rc)
 		*addr = seq->views[device].addr;
 	pages_leave(seq->pages);

@@ -210,6 +210,13 @@ const int32_t *tmesh_seq_table(const struct tmesh_seq *seq, uint32_t *count);
  */
 int tmesh_seq_page(struct tmesh_seq *seq, uint32_t index, uint32_t device, uint32_t rights,
 		   void **addr, struct tmesh_error *err);
+/*
+ * Whether the page of block @index is this sequence's alone. If it is not, a write
+ * (tmesh_seq_page(), or tmesh_seq_append() where that is the last block and not full) copies it,
+ * and lets the old page go: it may become another's at once. Who still reads there takes a
+ * reference first, by tmesh_pages_get(). Return: 1, 0; -EINVAL (no such block), -EPERM (inherited).
+ */
+int tmesh_seq_alone(struct tmesh_seq *seq, uint32_t index, struct tmesh_error *err);
 
 /*
  * The tables of @count sequences as paged attention kernels take them: @tables is
@@ -226,7 +233,8 @@ int tmesh_seq_slots(const struct tmesh_seq *seq, uint64_t first, uint64_t count,
 
 /*
  * The sequence on @device as one piece of memory, to be read: blocks one behind the other at
- * @addr, with address space for @max_tokens (later calls give the same address). What is appended
+ * @addr, with address space for @max_tokens (later calls give the same address, and are refused
+ * where they want more space: a fork has no view yet, and can have a larger one). What is appended
  * later appears behind, a block that is replaced is replaced here too; nothing is copied. It ends
  * with the sequence. Memory beyond the last block cannot be touched (SIGSEGV).
  * Return: 0; -EINVAL; -ENOMEM (address space, or vm.max_map_count: pages that lie one behind the

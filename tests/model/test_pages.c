@@ -176,10 +176,17 @@ static void test_view(void **state)
 	for (uint32_t i = 0; i < count; i++)
 		assert_int_equal(view[i * 512], 300 + i);
 	assert_refused(tmesh_seq_append(seq, 1, err), -EINVAL, "room for 15");
+	/* No more room than was taken is promised: beyond it nothing could be read. */
+	assert_refused(tmesh_seq_view(seq, 0, 61, (const void **)&again, err), -EINVAL, "fork it");
 	/* What is replaced is replaced in it, and only in it */
+	assert_int_equal(tmesh_seq_alone(seq, 0, NULL), 1);
+	assert_refused(tmesh_seq_alone(seq, count, err), -EINVAL, "no block 15");
 	assert_ok(tmesh_seq_fork(seq, &fork, err));
-	assert_ok(tmesh_seq_view(fork, 0, 60, (const void **)&forked, err));
+	assert_int_equal(tmesh_seq_alone(seq, 0, NULL), 0);
+	assert_int_equal(tmesh_seq_alone(fork, 14, NULL), 0);
+	assert_ok(tmesh_seq_view(fork, 0, 61, (const void **)&forked, err));
 	fill(seq, 500);
+	assert_int_equal(tmesh_seq_alone(seq, 0, NULL), 1);
 	for (uint32_t i = 0; i < count; i++) {
 		assert_int_equal(view[i * 512], 500 + i);
 		assert_int_equal(forked[i * 512], 300 + i);

@@ -339,7 +339,7 @@ static PyObject *pages_sequence(PyObject *object, PyObject *unused)
 		return NULL;
 	if (tmesh_seq_create(pages, &seq, &err))
 		return raise_error(state_of_object(object), &err);
-	return sequence_new(state_of_object(object), seq);
+	return sequence_new(state_of_object(object), pages, seq);
 }
 
 /* hash(tokens, parent): tokens is an int32 buffer, parent 16 bytes or None */
@@ -365,6 +365,18 @@ static PyObject *pages_hash(PyObject *object, PyObject *args)
 	return PyBytes_FromStringAndSize((char *)hash, sizeof(hash));
 }
 
+/* What a call with a reference of its own on @pages came to. */
+static PyObject *found(struct state *st, struct tmesh_pages *pages, int rc, struct tmesh_seq *seq,
+		       const struct tmesh_error *err)
+{
+	PyObject *made = rc ? raise_error(st, err) : sequence_new(st, pages, seq);
+
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_pages_unref(pages);
+	Py_END_ALLOW_THREADS;
+	return made;
+}
+
 static PyObject *pages_find(PyObject *object, PyObject *hashes)
 {
 	struct tmesh_pages *pages = pages_get(object);
@@ -378,11 +390,9 @@ static PyObject *pages_find(PyObject *object, PyObject *hashes)
 	tmesh_pages_ref(pages);
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_pages_find(pages, view.buf, (uint32_t)(view.len / HASH_BYTES), &seq, &err);
-	tmesh_pages_unref(pages);
 	Py_END_ALLOW_THREADS;
 	PyBuffer_Release(&view);
-	return rc ? raise_error(state_of_object(object), &err)
-		  : sequence_new(state_of_object(object), seq);
+	return found(state_of_object(object), pages, rc, seq, &err);
 }
 
 static PyObject *pages_take(PyObject *object, PyObject *text)
@@ -399,9 +409,8 @@ static PyObject *pages_take(PyObject *object, PyObject *text)
 	tmesh_pages_ref(pages);
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_seq_take(pages, ticket, &seq, &err);
-	tmesh_pages_unref(pages);
 	Py_END_ALLOW_THREADS;
-	return rc ? raise_error(st, &err) : sequence_new(st, seq);
+	return found(st, pages, rc, seq, &err);
 }
 
 static PyObject *pages_unshare(PyObject *object, PyObject *text)

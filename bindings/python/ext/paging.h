@@ -20,8 +20,8 @@ struct pages {
 /* pages.c: NULL with an exception when @object is no text, or has a zero in it */
 const char *plain_text(struct state *st, PyObject *object, const char *what);
 
-/* sequence.c: takes over @seq */
-PyObject *sequence_new(struct state *st, struct tmesh_seq *seq);
+/* sequence.c: takes over @seq, which is one of @pages */
+PyObject *sequence_new(struct state *st, struct tmesh_pages *pages, struct tmesh_seq *seq);
 
 #endif /* TMESH_MODEL */
 

@@ -13,8 +13,12 @@
 
 struct sequence {
 	PyObject_HEAD struct tmesh_seq *seq; /* NULL once released */
+	struct tmesh_pages *pages;
 	Py_ssize_t spans;
 	Py_ssize_t writable_spans;
+	Py_ssize_t page_spans; /* of single pages: a view shows what the sequence has, always */
+	uint32_t *replaced;    /* pages that these may still show, and the sequence has no more */
+	size_t replaced_count;
 	bool busy; /* a call is running without the GIL */
 };
 
@@ -23,6 +27,7 @@ struct span {
 	void *addr;
 	Py_ssize_t bytes;
 	bool writable;
+	bool of_page;
 };
 
 static struct state *state_of_object(PyObject *object)
@@ -30,14 +35,16 @@ static struct state *state_of_object(PyObject *object)
 	return PyType_GetModuleState(Py_TYPE(object));
 }
 
-PyObject *sequence_new(struct state *st, struct tmesh_seq *seq)
+PyObject *sequence_new(struct state *st, struct tmesh_pages *pages, struct tmesh_seq *seq)
 {
 	struct sequence *self = (struct sequence *)PyType_GenericAlloc(st->sequence_type, 0);
 
-	if (self)
+	if (self) {
 		self->seq = seq;
-	else
+		self->pages = tmesh_pages_ref(pages);
+	} else {
 		tmesh_seq_free(seq);
+	}
 	return (PyObject *)self;
 }
 
@@ -92,16 +99,69 @@ static PyObject *none_or_error(PyObject *object, int rc, const struct tmesh_erro
 		((struct sequence *)(object))->busy = false; \
 	} while (0)
 
+/* A page that others may have is replaced when it is written, and may become another's then: arrays
+ * that show it hold it from before. */
+static int hold_shown(struct sequence *self, uint32_t index)
+{
+	const int32_t *table;
+	struct tmesh_error err;
+	uint32_t *more, count;
+	int rc;
+
+	table = tmesh_seq_table(self->seq, &count);
+	/* Where this fails the call that follows does, for the same reason. */
+	if (!self->page_spans || index >= count || tmesh_seq_alone(self->seq, index, NULL))
+		return 0;
+	more = PyMem_Realloc(self->replaced, (self->replaced_count + 1) * sizeof(*more));
+	if (!more) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	self->replaced = more;
+	rc = tmesh_pages_get(self->pages, (uint32_t)table[index], &err);
+	if (rc) {
+		raise_error(state_of_object((PyObject *)self), &err);
+		return -1;
+	}
+	more[self->replaced_count++] = (uint32_t)table[index];
+	return 1;
+}
+
+/* With those that are @wanted only. */
+static void let_replaced_go(struct sequence *self, size_t wanted)
+{
+	while (self->replaced_count > wanted)
+		tmesh_pages_put(self->pages, self->replaced[--self->replaced_count], NULL);
+}
+
+/* After the call: what it has not replaced is the sequence's still. */
+static void held_shown(struct sequence *self, int held, uint32_t index)
+{
+	const int32_t *table = tmesh_seq_table(self->seq, NULL);
+
+	if (held && (uint32_t)table[index] == self->replaced[self->replaced_count - 1])
+		let_replaced_go(self, self->replaced_count - 1);
+	if (!self->page_spans)
+		let_replaced_go(self, 0);
+}
+
 static PyObject *seq_append(PyObject *object, PyObject *number)
 {
 	struct tmesh_seq *seq = seq_get(object);
 	unsigned long long tokens;
 	struct tmesh_error err;
-	int rc;
+	uint32_t count;
+	int rc, held;
 
 	if (!seq || !size_argument(number, &tokens))
 		return NULL;
+	/* Without a block this is none's number. */
+	tmesh_seq_table(seq, &count);
+	held = hold_shown((struct sequence *)object, count - 1);
+	if (held < 0)
+		return NULL;
 	ALONE(object, rc = tmesh_seq_append(seq, tokens, &err));
+	held_shown((struct sequence *)object, held, count - 1);
 	return none_or_error(object, rc, &err);
 }
 
@@ -128,7 +188,8 @@ static PyObject *seq_fork(PyObject *object, PyObject *unused)
 		return NULL;
 	ALONE(object, rc = tmesh_seq_fork(seq, &other, &err));
 	return rc ? raise_error(state_of_object(object), &err)
-		  : sequence_new(state_of_object(object), other);
+		  : sequence_new(state_of_object(object), ((struct sequence *)object)->pages,
+				 other);
 }
 
 static PyObject *seq_share(PyObject *object, PyObject *unused)
@@ -161,13 +222,16 @@ static PyObject *seq_cache(PyObject *object, PyObject *hashes)
 static PyObject *seq_release(PyObject *object, PyObject *unused)
 {
 	struct sequence *self = (struct sequence *)object;
+	struct tmesh_pages *pages = self->pages;
 	struct tmesh_seq *seq = self->seq;
 
 	if (seq && !seq_unseen(object))
 		return NULL;
 	self->seq = NULL;
+	self->pages = NULL;
 	Py_BEGIN_ALLOW_THREADS;
 	tmesh_seq_free(seq);
+	tmesh_pages_unref(pages);
 	Py_END_ALLOW_THREADS;
 	Py_RETURN_NONE;
 }
@@ -175,9 +239,11 @@ static PyObject *seq_release(PyObject *object, PyObject *unused)
 /* Spans hold the sequence, so there is none now, and no call either. */
 static void seq_dealloc(PyObject *object)
 {
+	struct sequence *self = (struct sequence *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
 	Py_XDECREF(seq_release(object, NULL));
+	PyMem_Free(self->replaced);
 	PyObject_Free(object);
 	Py_DECREF(type);
 }
@@ -296,7 +362,8 @@ static PyObject *seq_slots(PyObject *object, PyObject *args)
 	return bytes;
 }
 
-static PyObject *span_new(PyObject *object, const void *addr, uint64_t bytes, bool writable)
+static PyObject *span_new(PyObject *object, const void *addr, uint64_t bytes, bool writable,
+			  bool of_page)
 {
 	struct sequence *of = (struct sequence *)object;
 	struct span *self =
@@ -308,7 +375,9 @@ static PyObject *span_new(PyObject *object, const void *addr, uint64_t bytes, bo
 	self->addr = (void *)addr;
 	self->bytes = (Py_ssize_t)bytes;
 	self->writable = writable;
+	self->of_page = of_page;
 	of->spans++;
+	of->page_spans += of_page;
 	of->writable_spans += writable;
 	return (PyObject *)self;
 }
@@ -320,17 +389,22 @@ static PyObject *seq_page(PyObject *object, PyObject *args)
 	unsigned int index, device;
 	unsigned long long bytes;
 	struct tmesh_error err;
-	int writable, rc;
+	int writable, rc, held = 0;
 	void *addr;
 
 	if (!seq || !PyArg_ParseTuple(args, "O&O&pO&:page", uint_argument, &index, uint_argument,
 				      &device, &writable, size_argument, &bytes))
 		return NULL;
+	if (writable)
+		held = hold_shown((struct sequence *)object, index);
+	if (held < 0)
+		return NULL;
 	ALONE(object,
 	      rc = tmesh_seq_page(seq, index, device,
 				  writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &addr, &err));
+	held_shown((struct sequence *)object, held, index);
 	return rc ? raise_error(state_of_object(object), &err)
-		  : span_new(object, addr, bytes, writable);
+		  : span_new(object, addr, bytes, writable, true);
 }
 
 /* view(device, max_tokens, bytes of a page) */
@@ -351,7 +425,7 @@ static PyObject *seq_view(PyObject *object, PyObject *args)
 	if (rc)
 		return raise_error(state_of_object(object), &err);
 	tmesh_seq_table(seq, &count);
-	return span_new(object, addr, count * bytes, false);
+	return span_new(object, addr, count * bytes, false, false);
 }
 
 static PyObject *seq_gather(PyObject *object, PyObject *number)
@@ -435,6 +509,9 @@ static void span_dealloc(PyObject *object)
 	if (self->of) {
 		self->of->spans--;
 		self->of->writable_spans -= self->writable;
+		self->of->page_spans -= self->of_page;
+		if (!self->of->page_spans && !self->of->busy)
+			let_replaced_go(self->of, 0);
 	}
 	Py_XDECREF((PyObject *)self->of);
 	PyObject_Free(object);

@@ -95,6 +95,8 @@ def test_tables(pages):
     assert pages.tables([])[0].shape == (0, 0)
     with pytest.raises(tmesh.InvalidError, match="width"):
         pages.tables([one], width=2)
+    with pytest.raises(TypeError, match="not of 3"):
+        pages.tables([one, 3])
 
 
 def test_as_a_kernel_uses_them(pages):
@@ -130,6 +132,66 @@ def test_arrays_hold_pages(pages):
     with sequence.fork() as other:
         assert other.page(0)[0] == 3
     sequence.truncate(0)
+
+
+def write_a_page(sequence):
+    sequence.page(1, writable=True)[:] = 90
+
+
+def grow(sequence):
+    sequence.append(1)
+
+
+@pytest.mark.parametrize("replace", [write_a_page, grow])
+def test_an_array_goes_on_showing_its_page(pages, replace):
+    """The page that is copied before a write is not given to anybody while an array shows it."""
+    prompt = filled(pages, 2)
+    prompt.truncate(TOKENS + 4)
+    answer = prompt.fork()
+    shown, other = answer.page(1), answer.page(0)
+    replace(answer)
+    prompt.release()
+    assert answer.block_table()[1] != (shown.ctypes.data - pages.base()) // BYTES
+    news = [filled(pages, 4) for _ in range(5)]  # whoever could get it has it now, and has written
+    assert np.all(shown == 2) and np.all(other == 1)
+    held = pages.info()["held"]
+    del shown, other
+    gc.collect()
+    assert pages.info()["held"] == held - 1
+    # Where nothing is replaced nothing is held.
+    shown = answer.page(1)
+    replace(answer)
+    with pytest.raises(tmesh.Error):
+        answer.append(1 << 40)
+    assert np.all(shown == answer.page(1))
+    del shown
+    gc.collect()
+    assert pages.info()["held"] == held - 1
+    news.clear()
+    answer.release()
+    assert pages.info()["held"] == 0
+
+
+def test_a_view_has_the_room_it_was_given(pages):
+    sequence = filled(pages, 2)
+    assert sequence.view(2 * TOKENS).shape == (2, BYTES)
+    for use in (lambda: sequence.append(1), lambda: sequence.view(2 * TOKENS + 1)):
+        with pytest.raises(tmesh.InvalidError, match="fork it"):
+            use()
+    with sequence.fork() as longer:
+        longer.append(1)
+        assert longer.view(8 * TOKENS)[:2, 0].tolist() == [1, 2]
+
+
+def test_idle_handles_keep_pages_ready(pool, pages):
+    token = pool.tenant()
+    with tmesh.Pages.open(token) as idle, tmesh.Pages.open(token) as busy, idle.sequence() as all_of_them, busy.sequence() as some:
+        all_of_them.append(64 * TOKENS)
+        all_of_them.truncate(0)
+        with pytest.raises(tmesh.LimitError, match="trim"):
+            some.append(1)
+        idle.trim()
+        some.append(1)
 
 
 def test_two_threads_on_one_sequence(pages):
@@ -181,7 +243,7 @@ def test_use_after_close(pool):
 
 
 def test_what_travels(pool, pages):
-    for what, word in ((pool, "token"), (pages, "token"), (pages.sequence(), "ticket")):
+    for what, word in ((pool, "tmesh.Pages.open"), (pages, "tmesh.Pages.open"), (pages.sequence(), "ticket")):
         with pytest.raises(TypeError, match=word):
             pickle.dumps(what)
 

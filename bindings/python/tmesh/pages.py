@@ -31,6 +31,7 @@ class PagePool(_Closing):
     OutOfMemoryError: there is no descriptor, or no memory."""
 
     _handle: _tmesh.PagePoolHandle
+    _travels = "send pool.tenant(), a token, and open it there by tmesh.Pages.open(token)"
 
     def __init__(self, *, page_bytes: int = 0, page_tokens: int = 0, slab_pages: int = 0, max_pages: int = 0,
                  devices: int = 0, heads: int = 0) -> None:
@@ -59,6 +60,7 @@ class Pages(_Closing):
     sequences by one at a time. A forked child opens its own: nothing of this is there, its arrays least of all."""
 
     _handle: _tmesh.PagesHandle
+    _travels = "send the tenant's token, and open it there by tmesh.Pages.open(token)"
 
     def __init__(self, handle: _tmesh.PagesHandle) -> None:
         self._handle = handle
@@ -111,7 +113,11 @@ class Pages(_Closing):
         torch.from_numpy() shares them. InvalidError: one is longer than width; ReleasedError: one was released."""
         import numpy
 
-        tables, width, lengths = _tmesh.sequence_tables([sequence._handle for sequence in sequences], width)
+        listed = list(sequences)
+        for sequence in listed:
+            if not isinstance(sequence, Sequence):
+                raise TypeError(f"tables are of sequences of pages, not of {sequence!r}")
+        tables, width, lengths = _tmesh.sequence_tables([sequence._handle for sequence in listed], width)
         rows = len(lengths) // 4
         return numpy.frombuffer(tables, "int32").reshape(rows, width), numpy.frombuffer(lengths, "int32")
 
@@ -131,7 +137,8 @@ class Pages(_Closing):
         return self._handle.slab(slab, device)
 
     def trim(self) -> None:
-        """Give the owner the pages that this handle keeps ready. ReleasedError: it was closed."""
+        """Give the owner the pages that this handle keeps ready, up to 192: a handle that does nothing gives none by
+        itself. ReleasedError: it was closed."""
         self._handle.trim()
 
     def close(self) -> None:
@@ -174,7 +181,7 @@ class Sequence:
 
     def append(self, tokens: int) -> None:
         """Room for so many more. A last page that is not full and that others may have is copied. LimitError: the tenant
-        has no page left."""
+        has no page left, or other handles keep them ready: see trim(). InvalidError: its view has no room for them."""
         self._handle.append(tokens)
 
     def truncate(self, tokens: int) -> None:
@@ -201,15 +208,16 @@ class Sequence:
 
     def page(self, index: int, *, device: int = 0, writable: bool = False) -> Any:
         """Block index, from 0, as a NumPy array of uint8. writable: the page is this sequence's alone afterwards; one that
-        others may have is copied first."""
+        others may have is copied first. An array goes on showing the page that it was made of."""
         import numpy
 
         return numpy.frombuffer(self._handle.page(index, device, writable, self._page_bytes), "uint8")
 
     def view(self, max_tokens: int, *, device: int = 0) -> Any:
         """All blocks as one piece of memory, one behind the other, nothing copied: a NumPy array of uint8 [blocks,
-        page_bytes], to be read. There is address space for max_tokens; after an append another call shows the new blocks
-        behind the same address."""
+        page_bytes], to be read. The first call reserves address space for max_tokens, and the sequence grows no further;
+        after an append another call shows the new blocks behind the same address. InvalidError: there is less space; a
+        fork() can have more."""
         import numpy
 
         return numpy.frombuffer(self._handle.view(device, max_tokens, self._page_bytes),

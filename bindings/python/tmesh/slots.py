@@ -32,6 +32,7 @@ class _Closing:
     """What is closed at the end of a with, and whose token is what travels."""
 
     _handle: Any
+    _travels = "send slot.token, and open it there by tmesh.Slot.open(token)"
 
     @property
     def closed(self) -> bool:
@@ -48,8 +49,7 @@ class _Closing:
         self._handle.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} cannot be pickled: send slot.token, "
-                        "and open it there by tmesh.Slot.open(token)")
+        raise TypeError(f"a {type(self).__name__} cannot be pickled: {self._travels}")
 
 
 class SlotValue(Bundle):
