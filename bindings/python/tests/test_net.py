@@ -4,6 +4,7 @@
 import dataclasses
 import gc
 import json
+from multiprocessing import Pipe
 import os
 from pathlib import Path
 import pickle
@@ -22,7 +23,7 @@ from tmesh.offers import Offer, Place
 
 need_movers()
 
-from net_target import PATIENCE, Target, mover  # noqa: E402
+from net_target import PATIENCE, Target, mover, numbers  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=["nixl", "mooncake"])
@@ -115,8 +116,31 @@ def test_what_is_registered(engine, mine):
         register(tmesh.put(np.ones((4, 4)))[:, 0])
     with pytest.raises(tmesh.InvalidError, match="1 to"):
         register()
-    with pytest.raises(TypeError, match="tmesh.put"):
+    with pytest.raises(TypeError, match="not numpy.ndarray: tmesh.put"):
         register(np.ones(3))
+    more = {"host": "127.0.0.1"} if engine[0] == "mooncake" else {}
+    with pytest.raises(TypeError, match=r"takes a \w+ first, not a tmesh"):
+        engine[1].register(sealed, mine[0], **more)
+
+
+def test_registered_twice(engine, mine):
+    """NIXL takes that. Mooncake has one registration of the memory, and says why it takes no other."""
+    if engine[0] == "nixl":
+        engine[2](mine[0], writable=True).close()
+    else:
+        with pytest.raises(tmesh.ExistsError, match="registered with this engine already"):
+            engine[2](mine[0][:4], writable=True)
+
+
+def test_an_offer_of_ones_own(engine, mine):
+    """Mooncake reads from itself, too."""
+    offer = mine[1].offer()
+    assert "metadata" not in repr(engine[1].offered(offer))
+    if engine[0] == "nixl":
+        with pytest.raises(tmesh.ExistsError, match="needs a name of its own"):
+            mine[1].peer(offer)
+    else:
+        mine[1].peer(offer).close()
 
 
 def test_a_registration_that_nobody_has(engine, mine):
@@ -247,6 +271,38 @@ def test_the_peer_dies(engine, mine):
                 peer.read(tensor)
     finally:
         target.kill()
+
+
+def test_a_forked_child(engine, target, mine):
+    """Has the objects and not the engine: it is told so, where Mooncake's calls never ended there, and harms nothing of the parent's."""
+    module, register = engine[1:]
+    tensor, registration = mine
+    peer = registration.peer(target("sealed"))
+    here, there = Pipe(duplex=False)
+    child = os.fork()
+    if not child:
+        try:
+            said = []
+            for call in (lambda: peer.read(tensor), lambda: registration.peer(peer.offer.to_bytes()), registration.offer,
+                         lambda: register(numbers()), peer.__enter__):
+                with pytest.raises(tmesh.AccessError, match="a forked child makes an engine of its own") as refused:
+                    call()
+                said.append(refused.type.__name__)
+            peer.close()
+            registration.close()
+            there.send((said, repr(peer), repr(registration)))
+        finally:
+            os._exit(0)
+    try:
+        assert here.poll(PATIENCE)
+        assert here.recv() == (["AccessError"] * 5, f"<tmesh.{engine[0]}.Peer {peer.offer.peer!r} tensors=1, closed>",
+                               f"<tmesh.{engine[0]}.Registration, closed>")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    peer.read(tensor)
+    assert np.array_equal(tensor.numpy(), np.arange(1 << 16))
+    peer.close()
 
 
 def stop(target):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _tmesh, offers
-from .errors import Error, GoneError, InvalidError, UnsupportedError
+from .errors import Error, ExistsError, GoneError, InvalidError, UnsupportedError
 from .offers import Offer, Place
 from .tried import lacks, missing, warn_of_another
 
@@ -26,6 +26,8 @@ VERSION = "0.3.13"
 _PACKAGE = "mooncake-transfer-engine-non-cuda"
 _CALLS = ("batch_register_memory batch_unregister_memory get_engine get_rpc_port batch_transfer_sync_read "
           "batch_transfer_sync_write")
+# What it says of memory that it has.
+_OVERLAPPED = -7
 warn_of_another(_PACKAGE, VERSION, "mooncake.md")
 
 
@@ -36,6 +38,8 @@ class Registration(offers.Registration):
 
     def __init__(self, engine: Any, tensors: tuple[_tmesh.Tensor, ...], host: str, writable: bool) -> None:
         absent = missing(engine, _CALLS.split())
+        if absent == ", ".join(_CALLS.split()):
+            raise TypeError(f"register() takes a TransferEngine first, not a {type(engine).__module__}.{type(engine).__name__}")
         if absent:
             raise UnsupportedError(95, lacks(_PACKAGE, VERSION, "mooncake.md", f"the engine, a {type(engine).__name__}, has no {absent}"))
         self._engine, self._host = engine, host
@@ -44,7 +48,7 @@ class Registration(offers.Registration):
         # Its calls end the process there (SIGSEGV).
         if engine.get_engine() is None:
             raise InvalidError(22, "this TransferEngine was not started: engine.initialize(...) comes first, and returns 0")
-        super().__init__(tensors, writable)
+        super().__init__(engine, tensors, writable)
 
     def _for_reading(self, tensor: _tmesh.Tensor, seen: Any) -> Any:
         # A peer's write into sealed memory fails at the peer, and nothing happens here.
@@ -56,6 +60,8 @@ class Registration(offers.Registration):
 
     def _register(self, spans: list[tuple[int, int]]) -> None:
         code = self._engine.batch_register_memory([address for address, _ in spans], [nbytes for _, nbytes in spans])
+        if code == _OVERLAPPED:
+            raise ExistsError(17, "some of this memory is registered with this engine already: use that registration, or close() it first")
         if code:
             raise Error(5, f"Mooncake does not register this memory ({code}); was initialize() called, and did it return 0?")
 

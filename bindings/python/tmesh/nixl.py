@@ -71,8 +71,12 @@ class _Abandoned:
         self.memory = list(self.mine._pieces)
         self.spans = [(address, address + nbytes) for address, _, nbytes in spans]
 
+    def is_ours(self) -> bool:
+        """And not the parent's, of which a forked child has a copy."""
+        return not offers.of_a_parent(self.mine._agent)
+
     def touches(self, spans: list[tuple[int, int, int]]) -> bool:
-        return any(address < end and start < address + nbytes for address, _, nbytes in spans for start, end in self.spans)
+        return self.is_ours() and any(address < end and start < address + nbytes for address, _, nbytes in spans for start, end in self.spans)
 
     def runs(self) -> bool:
         try:
@@ -92,7 +96,7 @@ def _abandon(one: _Abandoned) -> None:
 def _sweep() -> None:
     """Lets go what abandoned transfers kept and that have ended meanwhile."""
     with _lock:
-        for one in [one for one in _abandoned if not one.runs()]:
+        for one in [one for one in _abandoned if one.is_ours() and not one.runs()]:
             _abandoned.remove(one)
             one.mine._agent.release_xfer_handle(one.handle)
             _forget(one.mine._agent, one.name)
@@ -114,11 +118,13 @@ class Registration(offers.Registration):
 
     def __init__(self, agent: Any, tensors: tuple[_tmesh.Tensor, ...], writable: bool) -> None:
         absent = missing(agent, _CALLS.split())
+        if absent == ", ".join(_CALLS.split()):
+            raise TypeError(f"register() takes a nixl_agent first, not a {type(agent).__module__}.{type(agent).__name__}")
         if absent:
             raise UnsupportedError(95, lacks(_package, VERSION, "nixl.md", f"the agent, a {type(agent).__name__}, has no {absent}"))
         self._agent = agent
         _sweep()
-        super().__init__(tensors, writable)
+        super().__init__(agent, tensors, writable)
 
     def peer(self, offer: bytes) -> Peer:
         """Who made an offer, for reads into and writes from what is registered here."""
@@ -158,6 +164,9 @@ class Peer(offers.Peer):
 
     def _add(self, known: Counter[str]) -> None:
         agent = self._mine._agent
+        if self.offer.peer == agent.name:
+            raise ExistsError(17, f"the offer is of an agent named {agent.name!r}, as the one here is: it is this agent's own, or another process's, "
+                              "which needs a name of its own")
         try:
             name = agent.add_remote_agent(self.offer.metadata)
         except _bindings.nixlNotAllowedError as error:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 import json
 import math
 from numbers import Real
 import operator
+import os
 from types import TracebackType
 from typing import Any, NoReturn
+import weakref
 
 from . import _tmesh
 from .errors import AccessError, InvalidError, NotFoundError, ProtocolError, ReleasedError
@@ -46,7 +48,7 @@ class Offer:
 
     engine: str
     peer: str
-    metadata: bytes
+    metadata: bytes = field(repr=False)  # hundreds of bytes, which are no text
     places: tuple[Place, ...]
 
     def to_bytes(self) -> bytes:
@@ -105,7 +107,8 @@ def _place(told: dict[str, Any]) -> Place:
 def bytes_of(tensor: _tmesh.Tensor) -> Any:
     """Its bytes as a NumPy array over its memory; InvalidError unless they lie one behind the other."""
     if not isinstance(tensor, _tmesh.Tensor):
-        raise TypeError(f"a tmesh.Tensor is needed, not {type(tensor).__name__}: tmesh.put() makes one")
+        raise TypeError(f"a tmesh.Tensor is needed, not {type(tensor).__module__}.{type(tensor).__name__}: tmesh.put() makes one, and many are "
+                        "arguments of their own")
     if not tensor.nbytes:
         raise InvalidError(22, "a tensor without elements has no memory to register")
     try:
@@ -132,6 +135,20 @@ def _address(array: Any) -> int:
     return int(array.ctypes.data)
 
 
+# In which process an engine was registered with first. A forked child has the object, and neither its threads nor sockets of its
+# own: its calls would never end, or disturb the parent's.
+_made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def of_a_parent(engine: Any) -> bool:
+    return _made.get(engine) != os.getpid()
+
+
+def _check_fork(engine: Any, name: str) -> None:
+    if of_a_parent(engine):
+        raise AccessError(13, f"this engine of {name} is the parent's: a forked child makes an engine of its own, and registers with that")
+
+
 # What is not closed. The engine has its memory, also where the program has dropped the Registration: peers may read.
 _registered: set[Registration] = set()
 
@@ -142,7 +159,10 @@ class Registration:
 
     ENGINE = ""
 
-    def __init__(self, tensors: Sequence[_tmesh.Tensor], writable: bool) -> None:
+    def __init__(self, engine: Any, tensors: Sequence[_tmesh.Tensor], writable: bool) -> None:
+        self._of = engine
+        _made.setdefault(engine, os.getpid())
+        _check_fork(engine, self.ENGINE)
         if not 0 < len(tensors) <= MAX_PLACES:
             raise InvalidError(22, f"1 to {MAX_PLACES} tensors can be registered at once, not {len(tensors)}")
         self.writable = writable
@@ -177,10 +197,11 @@ class Registration:
             for piece in self._pieces)).to_bytes()
 
     def close(self) -> None:
-        """Ends what was offered: peers' reads fail from now on. Twice is as good as once."""
+        """Ends what was offered: peers' reads fail from now on. Twice is as good as once. In a forked child it ends nothing."""
         if not self.closed:
             self.closed = True
-            self._unregister([(_address(piece.registered), piece.registered.nbytes) for piece in self._pieces])
+            if not of_a_parent(self._of):
+                self._unregister([(_address(piece.registered), piece.registered.nbytes) for piece in self._pieces])
             self._pieces.clear()
             _registered.discard(self)
 
@@ -204,6 +225,7 @@ class Registration:
     def _open(self) -> None:
         if self.closed:
             raise ReleasedError(9, "this registration is closed")
+        _check_fork(self._of, self.ENGINE)
 
     def local(self, tensor: _tmesh.Tensor, *, writes: bool) -> tuple[int, int]:
         """Where the engine has a registered tensor, or a part of one: address and bytes. writes: the engine will write."""
@@ -272,8 +294,7 @@ class Peer:
 
     def _move(self, operation: str, what: _tmesh.Tensor | Iterable[Move], place: int | Place, offset: int,
               timeout: float | None) -> None:
-        if self.closed:
-            raise ReleasedError(9, "this peer is closed")
+        self._open()
         if timeout is not None and not isinstance(timeout, Real):
             raise TypeError(f"timeout is None or a number of seconds, not {timeout!r}")
         if timeout is not None and not 0 <= timeout < 1 << 32:
@@ -302,10 +323,11 @@ class Peer:
         return named
 
     def close(self) -> None:
-        """Lets the engine forget the peer. Twice is as good as once."""
+        """Lets the engine forget the peer. Twice is as good as once. In a forked child nothing is forgotten."""
         if not self.closed:
             self.closed = True
-            self._leave()
+            if not of_a_parent(self._mine._of):
+                self._leave()
 
     def __repr__(self) -> str:
         return f"<tmesh.{self._mine.ENGINE}.Peer {self.offer.peer!r} tensors={len(self.places)}{', closed' * self.closed}>"
@@ -314,12 +336,16 @@ class Peer:
         raise TypeError("a Peer stays in its process: send the offer that it was made of")
 
     def __enter__(self) -> Any:
-        if self.closed:
-            raise ReleasedError(9, "this peer is closed")
+        self._open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _open(self) -> None:
+        if self.closed:
+            raise ReleasedError(9, "this peer is closed")
+        _check_fork(self._mine._of, self._mine.ENGINE)
 
     def _join(self) -> None:
         """Makes the peer known to the engine."""
