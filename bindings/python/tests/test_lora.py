@@ -221,6 +221,25 @@ def test_broken_configurations(served, tmp_path, text, error):
     assert slot.generation == 0
 
 
+def test_a_server_with_another_base_is_told(served, tmp_path):
+    """What its base lacks would be left out in silence, and what has another shape raise PyTorch's error."""
+    net, slot, adapted = served
+    write(tmp_path / "a", CONFIG, tensors(1, {"0.up": 2, "1": 2}))
+    tmesh.lora.publish(slot, str(tmp_path / "a"), net)
+    x = torch.randn(5, 6)
+    for other, words in ((net[0], "'0.up', which is no linear layer"),
+                         (torch.nn.Sequential(net[0], torch.nn.Linear(4, 2)), r"\[3, 4\]; the base has \[2, 4\]")):
+        elsewhere = tmesh.lora.Adapted(other, slot.token)
+        for _ in range(2):
+            with pytest.raises(tmesh.InvalidError, match=words):
+                elsewhere(x)
+        tmesh.lora.publish(slot, None, net)
+        assert torch.equal(elsewhere(x), other(x))
+        tmesh.lora.publish(slot, str(tmp_path / "a"), net)
+        elsewhere.close()
+    assert not torch.equal(adapted(x), net(x))
+
+
 def test_bad_input(served, tmp_path):
     net, slot, adapted = served
     folder = write(tmp_path / "a", CONFIG, tensors(1, {"1": 2}))

@@ -200,7 +200,7 @@ def publish(slot: Slot, adapter: Adapter | str | os.PathLike[str] | None,
 _Changes = dict[str, tuple[torch.Tensor, torch.Tensor, float]]
 
 
-def _changes(value: SlotValue) -> _Changes:
+def _changes(value: SlotValue, base: torch.nn.Module) -> _Changes:
     try:
         said = json.loads(value.metadata)
         if said["kind"] != _KIND:
@@ -208,6 +208,8 @@ def _changes(value: SlotValue) -> _Changes:
         items = [(str(name), float(scale)) for name, scale in said["scales"].items()]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ProtocolError(71, "the slot's value is no adapter that tmesh.lora.publish() published") from None
+    # The publisher's base is not this one: what it lacks would be left out in silence.
+    Adapter(value, dict(items)).check(base)
     tensors = value.state_dict(private=False)  # they are only read
     return {name: (tensors[f"{name}.A"], tensors[f"{name}.B"], scale) for name, scale in items}
 
@@ -215,7 +217,8 @@ def _changes(value: SlotValue) -> _Changes:
 class Adapted(torch.nn.Module):
     """A base, in CPU memory, with the adapter that a slot has. Each call takes the newest generation and uses it in all
     layers. The base itself is not changed: it gets hooks, which close() removes, and which do nothing for others that
-    call it. Calls may come from several threads. NotFoundError: nothing was published yet."""
+    call it. Calls may come from several threads. NotFoundError: nothing was published yet; InvalidError: the adapter does
+    not fit this base; ProtocolError: what was published is none."""
 
     def __init__(self, base: torch.nn.Module, token: str) -> None:
         super().__init__()
@@ -243,7 +246,7 @@ class Adapted(torch.nn.Module):
         with self._lock:
             value = self._reader.read()
             if value.generation != self._newest[0]:
-                self._newest = value.generation, _changes(value)
+                self._newest = value.generation, _changes(value, self.base)
             return self._newest
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
