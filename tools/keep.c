@@ -70,18 +70,31 @@ static int keep_text(const char *text, const struct verb *verb, const char *name
 	return status;
 }
 
-/* The file's bytes in a sealed memfd of exactly their length; -1 with errno. */
+/* Why such a file is not kept; NULL: it is. */
+static const char *not_kept(const struct stat *st)
+{
+	if (S_ISDIR(st->st_mode))
+		return "is a folder: its files are kept one by one";
+	if (!S_ISREG(st->st_mode))
+		return "is not a regular file: keep a file that has what it gives";
+	return st->st_size ? NULL : "has no bytes, or does not say how many";
+}
+
+/* The file's bytes in a sealed memfd of exactly their length; -1 with errno, 0 when it was said
+ * what is wrong. */
 static int copy_file(const char *path)
 {
-	int from = open(path, O_RDONLY | O_CLOEXEC);
+	/* A pipe of that name must not hold us up. */
+	int from = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	int to = memfd_create("tmesh-file", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	struct progress progress;
 	off_t done = 0;
 	struct stat st;
 	ssize_t got = from < 0 || to < 0 || fstat(from, &st) ? -1 : 1;
 
-	if (got > 0 && (!S_ISREG(st.st_mode) || !st.st_size)) {
-		errno = S_ISDIR(st.st_mode) ? EISDIR : EINVAL;
+	if (got > 0 && not_kept(&st)) {
+		fprintf(stderr, "tmeshctl: %s %s\n", path, not_kept(&st));
+		errno = 0;
 		got = -1;
 	}
 	if (got > 0)
@@ -123,7 +136,7 @@ static int keep_file(const char *path, const char *name, const struct tmesh_keep
 		return status;
 	fd = copy_file(path);
 	if (fd < 0) {
-		status = complain_errno(path);
+		status = errno ? complain_errno(path) : 1;
 	} else {
 		if (tmesh_region_from_memfd(ctx, fd, 0, NULL, &region, &err) ||
 		    tmesh_keep(ctx, name, &region, 1, opts, &err))

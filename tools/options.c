@@ -159,7 +159,9 @@ uint64_t seconds_option(const struct verb *verb, const char *text)
 	uint64_t value;
 
 	if (!number(text, &value, &rest) || *rest || !value || value > 365 * 86400)
-		usage_error(verb, "\"%s\" is not a number of seconds", text);
+		usage_error(verb,
+			    "\"%s\" is not a whole number of seconds, from 1 to those of a year",
+			    text);
 	return value;
 }
 

@@ -176,7 +176,12 @@ def test_verbs(folder):
             assert hashlib.sha256(file.read()).hexdigest() == digest(path)
         assert not os.path.lexists(link) and kept() == {}
         assert "nothing is kept" in tool("drop", "weights", status=1)
-        tool("keep", "--file", folder, "x", status=1)
+        assert "folder" in tool("keep", "--file", folder, "x", status=1)
+        pipe, empty = os.path.join(folder, "pipe"), os.path.join(folder, "empty")
+        os.mkfifo(pipe)
+        open(empty, "w").close()
+        for path_of_none, word in (pipe, "regular"), ("/dev/zero", "regular"), (empty, "no bytes"):
+            assert word in tool("keep", "--file", path_of_none, "x", status=1)
         tool("keep", "only-one-word", status=2)
         tool("keep", "--file", path, "with/slash")
         assert "with/slash" in kept()

@@ -223,7 +223,7 @@ class Model(Base):
 
     def test_a_file_is_not_kept_by_its_name(self):
         wrong_usage("is a file: --file keeps its bytes", "keep", self.write(), "x")
-        refused("Is a directory", "keep", "--file", self.dir, "x")
+        refused("is a folder", "keep", "--file", self.dir, "x")
 
     @any_backend
     def test_no_program(self):
