@@ -2,17 +2,23 @@
 /*
  * Reading ahead of a buffered load, by a thread of its own. One thread alone waits for the disk,
  * and then for the pages of the region: the disk is idle half of the time, as the kernel's own
- * read-ahead is a few hundred KiB. What this thread reads it throws away; the page cache has it
- * then. Best effort: where it cannot read, the load itself meets the error.
+ * read-ahead is a few hundred KiB. This thread sends the file to /dev/null, which copies nothing
+ * and waits for the pages all the same; the page cache has them then. (To ask for them by
+ * readahead() takes half as long again as no thread.) Best effort: where it cannot read, the load
+ * itself meets the error.
  */
 #include "model_internal.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
-#define BUFFER ((size_t)256 << 10)
+#define AT_ONCE ((uint64_t)256 << 10)
 #define MOST ((uint64_t)64 << 20) /* ahead: more could be evicted again before it is used */
 
 struct ahead {
@@ -21,8 +27,20 @@ struct ahead {
 	_Atomic uint64_t done; /* by the load */
 	atomic_bool stop;
 	pthread_t thread;
-	uint8_t buffer[BUFFER];
+	int null;
 };
+
+/* -1 where there is none: a file of that name would be filled with the model. */
+static int open_null(void)
+{
+	int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+	struct stat st;
+
+	if (fd < 0 || (!fstat(fd, &st) && S_ISCHR(st.st_mode) && st.st_rdev == makedev(1, 3)))
+		return fd;
+	close(fd);
+	return -1;
+}
 
 static void *run(void *data)
 {
@@ -33,6 +51,7 @@ static void *run(void *data)
 	while (at < ahead->end && !atomic_load_explicit(&ahead->stop, memory_order_relaxed)) {
 		uint64_t done = atomic_load_explicit(&ahead->done, memory_order_relaxed);
 		struct piece piece;
+		off_t from;
 		ssize_t got;
 
 		if (at < done)
@@ -43,9 +62,10 @@ static void *run(void *data)
 		}
 		if (at >= ahead->end)
 			break;
-		piece = load_piece_at(ahead->model, at, ahead->end, BUFFER);
-		got = pread(ahead->model->files[piece.run->file].fd, ahead->buffer, piece.bytes,
-			    (off_t)piece.file_offset);
+		piece = load_piece_at(ahead->model, at, ahead->end, AT_ONCE);
+		from = (off_t)piece.file_offset;
+		got = sendfile(ahead->null, ahead->model->files[piece.run->file].fd, &from,
+			       piece.bytes);
 		if (got <= 0)
 			break;
 		at += (uint64_t)got;
@@ -62,6 +82,11 @@ struct ahead *ahead_start(const struct load *load)
 
 	if (!ahead)
 		return NULL;
+	ahead->null = open_null();
+	if (ahead->null < 0) {
+		free(ahead);
+		return NULL;
+	}
 	ahead->model = load->model;
 	ahead->from = load->done;
 	ahead->end = load->model->run_bytes;
@@ -73,6 +98,7 @@ struct ahead *ahead_start(const struct load *load)
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (!rc)
 		return ahead;
+	close(ahead->null);
 	free(ahead);
 	return NULL;
 }
@@ -92,5 +118,6 @@ void ahead_stop(struct load *load)
 	load->ahead = NULL;
 	atomic_store_explicit(&ahead->stop, true, memory_order_relaxed);
 	pthread_join(ahead->thread, NULL);
+	close(ahead->null);
 	free(ahead);
 }

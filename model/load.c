@@ -12,13 +12,21 @@ const char *tmesh_model_method_name(enum tmesh_model_method method)
 	return (size_t)method < sizeof(names) / sizeof(names[0]) ? names[method] : NULL;
 }
 
+bool load_huge(const struct load *load)
+{
+	uint64_t bytes = load->model->region_bytes, unused = -bytes % MODEL_HUGE_BYTES;
+
+	return unused <= bytes / 8;
+}
+
 int load_region(struct load *load, struct tmesh_region **out, struct tmesh_error *err)
 {
 	struct tmesh_region_opts opts = {
 		.size = sizeof(opts),
-		.flags = TMESH_REGION_TRY_HUGE,
+		.flags = load_huge(load) ? TMESH_REGION_TRY_HUGE : 0,
+		.label = load->model->label,
 	};
-	opts.label = load->model->label;
+
 	return tmesh_region_create(load->ctx, load->model->region_bytes, &opts, out, err);
 }
 

@@ -253,6 +253,10 @@ void flight_leave(struct flight *flight);
  * flight has left it. False: it has not, or these are not its whole header. */
 bool flight_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data,
 		   size_t bytes);
+#define MODEL_HUGE_BYTES ((uint64_t)2 << 20)
+
+/* load.c: whether huge pages would leave no more than an eighth of load->model's region unused. */
+bool load_huge(const struct load *load);
 /* load.c: a region for load->model. */
 int load_region(struct load *load, struct tmesh_region **out, struct tmesh_error *err);
 /* load.c: load->region is whole and sealed: make it the model's, with no right to write. */

@@ -27,7 +27,6 @@
 #define TELL ((uint64_t)32 << 20)
 #define TELL_NS UINT64_C(100000000) /* at the latest, once a piece is there */
 #define DIRECT_ALIGN 4096u
-#define HUGE_BYTES ((uint64_t)2 << 20)
 
 int load_tell(struct load *load, uint64_t done, bool waiting, struct tmesh_error *err)
 {
@@ -127,8 +126,9 @@ struct piece load_piece_at(const struct tmesh_model *model, uint64_t done, uint6
 /* Huge pages of a memfd come by touching its mapping, not by writing to the file. */
 static void populate(const struct load *load, uint8_t *memory, const struct piece *piece)
 {
-	uint64_t from = piece->offset & ~(HUGE_BYTES - 1);
-	uint64_t to = (piece->offset + piece->bytes + HUGE_BYTES - 1) & ~(HUGE_BYTES - 1);
+	uint64_t from = piece->offset & ~(MODEL_HUGE_BYTES - 1);
+	uint64_t to =
+		(piece->offset + piece->bytes + MODEL_HUGE_BYTES - 1) & ~(MODEL_HUGE_BYTES - 1);
 
 	/* Best effort: pages that are not huge hold the same bytes. */
 	if (load->populate && to <= load->model->region_bytes)
@@ -608,7 +608,7 @@ static bool wants_populate(const struct load *load)
 	int fd;
 
 	if (tmesh_ctx_backend(load->ctx) != TMESH_BACKEND_MEMFD ||
-	    load->model->region_bytes < HUGE_BYTES)
+	    load->model->region_bytes < MODEL_HUGE_BYTES || !load_huge(load))
 		return false;
 	fd = open("/sys/kernel/mm/transparent_hugepage/shmem_enabled", O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
