@@ -102,11 +102,11 @@ class Base(unittest.TestCase):
         with open(os.path.join(self.dir, name), "rb") as file:
             return file.read()
 
-    def on_terminal(self, *args):
+    def on_terminal(self, *args, rows=65535):
         """What a command writes to a terminal, and its status. It has a row for everything: what the test is about is shown
         however much others hold."""
         leader, follower = pty.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 65535, 80, 0, 0))
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
         with os.fdopen(leader, "rb", 0) as screen:
             with os.fdopen(follower, "wb", 0) as terminal:
                 process = subprocess.Popen([TOOL, *args], stdin=subprocess.DEVNULL,

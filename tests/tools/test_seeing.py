@@ -420,6 +420,15 @@ class Top(Base):
         self.assertIn(f"tmeshctl {one['pid']}", said)
         self.assertRegex(said, r"(?s)^\033\[H\033\[J\033\[\?7l.*ID +SIZE.*\033\[\?7h$")
 
+    def test_json_has_all_holders(self):
+        # Where the terminal has two rows for regions: who reads JSON reads all of it.
+        with held("create", "1M") as one, held("create", "5000") as two, held("create", "5001") as three:
+            said, status = self.on_terminal("top", "--json", rows=6)
+        self.assertEqual(status, 0)
+        shown = {region["id"]: region["held_by"] for region in json.loads(said)["regions"]}
+        for names in (one, two, three):
+            self.assertEqual(shown[names["id"]], f"tmeshctl {names['pid']}")
+
     def test_as_often_as_asked(self):
         out = tool("top", "--count", "2", "--interval", "1")[0].decode()
         self.assertEqual(len(re.findall("^[0-9]+ regions?, ", out, re.M)), 2)
