@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Where this thread keeps a warning while it opens a context; NULL at all other times. */
 static _Thread_local struct warning {
@@ -13,13 +14,18 @@ static _Thread_local struct warning {
 } * warning;
 
 /*
- * What the library warns of while it chooses a backend becomes a Python warning. Later
- * messages may come from threads that Python does not know; they are not shown.
+ * What the library warns of while it chooses a backend becomes a Python warning. Later ones may
+ * come from threads that Python does not know, or when it has ended, as that messages are lost:
+ * these go where the library itself writes at a process's end.
  */
 static void keep_warning(void *data, enum tmesh_log_level level, const char *message)
 {
-	if (warning && level <= TMESH_LOG_WARN)
+	if (level > TMESH_LOG_WARN)
+		return;
+	if (warning)
 		snprintf(warning->text, sizeof(warning->text), "%s", message);
+	else
+		dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(), message);
 }
 
 static int open_context(struct state *st, struct tmesh_ctx_opts *opts)

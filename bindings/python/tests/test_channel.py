@@ -3,10 +3,13 @@
 
 import asyncio
 import errno
+import multiprocessing
 import os
 import pickle
+import re
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +18,7 @@ import numpy as np
 import pytest
 
 import tmesh
-from conftest import eventually
+from conftest import ANY_BACKEND, EMULATED, eventually
 
 # For what comes, however slow the machine.
 PATIENCE = 600
@@ -361,6 +364,53 @@ assert os.waitpid(pid, 0)[1] == 0
 out.send(b"after")
 assert into.recv(600) == b"after"
 """)
+
+
+kept = []
+
+
+def send_and_end(pipe, closes):
+    out = tmesh.Channel("send")
+    for n in range(10):
+        out.send(tmesh.put([n]))
+    pipe.send(out.token)
+    if closes:
+        out.close()
+    else:
+        kept.append(out)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("method", ["fork"] if EMULATED else ["fork", "spawn", "forkserver"])
+def test_a_process_that_ends_at_once_loses_nothing(method, closes):
+    """One of multiprocessing, which ends by os._exit(); of others tests/conformance knows."""
+    processes = multiprocessing.get_context(method)
+    here, there = processes.Pipe()
+    process = processes.Process(target=send_and_end, args=(there, closes))
+    process.start()
+    token = here.recv()
+    process.join(0.5)  # it would have ended meanwhile
+    with tmesh.Channel.open(token, "recv") as into:
+        assert [int(into.recv(PATIENCE)[0]) for _ in range(10)] == list(range(10))
+    process.join(PATIENCE)
+    assert process.exitcode == 0
+
+
+@ANY_BACKEND
+@pytest.mark.parametrize("closes", [False, True])
+def test_what_nobody_comes_for_is_said(closes):
+    done = subprocess.run([sys.executable, "-P", "-c", f"""
+import tmesh
+out = tmesh.Channel("send")
+for n in range(10):
+    out.send(tmesh.put([n]))
+if {closes}:
+    out.close()
+    while tmesh.stats()["regions_live"]:
+        pass
+"""], env={**os.environ, "TMESH_LINGER": "0.01"}, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0
+    assert re.fullmatch(r"tmesh: process \d+.* within 0.01 s .*: 10 messages (are|may be) lost\n", done.stderr)
 
 
 @pytest.mark.parametrize("call, error", [
