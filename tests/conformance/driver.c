@@ -82,6 +82,8 @@ CALL(hold, tmesh_tensor_data(named(1)->tensor, RW, &(void *){NULL}, &why))
 CALL(look, tell(named(1)))
 CALL(seal, tmesh_region_seal(region_of(1), &why))
 CALL(flush, tmesh_ctx_flush(ctx, timeout_ns(), NULL, &why))
+/* Nothing is closed. */
+CALL(exit, (exit(0), 0))
 
 VERB(put)
 {
@@ -627,12 +629,12 @@ static const struct {
 /* clang-format off */
 #define V(name) {#name, do_##name}
 	V(accept), V(append), V(arena), V(backend), V(bundle), V(cache), V(cap), V(channel),
-	V(connect), V(create), V(drop), V(export), V(find), V(flush), V(follow), V(fork), V(gather),
-	V(hand), V(hashes), V(hold), V(holders), V(import), V(keep), V(kept), V(lease), V(listen),
-	V(look), V(member), V(named), V(open), V(pages), V(pin), V(pool), V(private), V(publish),
-	V(put), V(read), V(receive), V(reclaim), V(recv), V(ref), V(regions), V(release), V(reset),
-	V(revoke), V(seal), V(send), V(sequence), V(share), V(signal), V(slot), V(stats), V(take),
-	V(tenant), V(touch), V(truncate), V(unbundle), V(unshare), V(value), V(wait), V(write),
+	V(connect), V(create), V(drop), V(exit), V(export), V(find), V(flush), V(follow), V(fork),
+	V(gather), V(hand), V(hashes), V(hold), V(holders), V(import), V(keep), V(kept), V(lease),
+	V(listen), V(look), V(member), V(named), V(open), V(pages), V(pin), V(pool), V(private),
+	V(publish), V(put), V(read), V(receive), V(reclaim), V(recv), V(ref), V(regions), V(release),
+	V(reset), V(revoke), V(seal), V(send), V(sequence), V(share), V(signal), V(slot), V(stats),
+	V(take), V(tenant), V(touch), V(truncate), V(unbundle), V(unshare), V(value), V(wait), V(write),
 #undef V
 	{"join", do_channel}, {"close", do_release}, {"unpin", do_release},
 	/* clang-format on */

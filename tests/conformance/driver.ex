@@ -111,6 +111,9 @@ defmodule Tmesh.ConformanceDriver do
     with {:ok, stats} <- Tmesh.stats(), do: {:ok, stats.regions_live, %{}}
   end
 
+  # Nothing is closed.
+  defp run("exit", [], [], _objects), do: System.halt(0)
+
   defp run("drop", [name], [], _objects), do: Tmesh.drop(name)
   defp run("flush", [], options, _objects), do: Tmesh.flush(wait(options))
   defp run("backend", [], [], _objects), do: Tmesh.backend()

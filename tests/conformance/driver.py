@@ -219,6 +219,8 @@ OTHERS = {
     "cap": lambda name: next(cap["level"] for cap in tmesh.caps() if cap["name"] == name),
     "close": release,
     "drop": tmesh.drop,
+    # Nothing is closed.
+    "exit": sys.exit,
     "flush": tmesh.flush,
     "hand": lambda socket, thing, **options: objects[thing].send(objects[socket], **options),
     "hashes": hashes,

@@ -28,11 +28,13 @@ The processes are kept from promise to promise, and hold nothing in between: tha
     each 1 2 [3,4]          the deeper steps below, with each in the place of *
     [memfd] a: ...          on this backend, or [a=c], [a!=elixir] in these languages alone
     kill a, stop a, continue a, starve a (of descriptors), feed a
+    end a                   it ends as programs of its language do, and has closed nothing; ended a: it has
 
 In a step, @a is the process id of a; $r.token is a member of $r, and $r{token=?} has another last digit.
 """
 
 import collections
+import contextlib
 import itertools
 import json
 import os
@@ -170,6 +172,17 @@ class Driver:
         self.process.kill()
         self.process.wait()
 
+    def leave(self):
+        """It is told to end, and has the time in which it would have, if it waited for nobody."""
+        self.tell(["exit"])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+
+    def ended(self):
+        """It has come to the end that it was told to."""
+        if status := self.process.wait(ANSWER_S):
+            raise Broken(f"the {self.language} process has ended with {status}")
+
     def end(self):
         """Its status, once it has nothing more to do."""
         self.process.stdin.close()
@@ -257,6 +270,7 @@ class Run:
             verb, process = text.split()
             driver = self.drivers[process]
             {"kill": driver.kill, "starve": driver.starve, "feed": driver.feed,
+             "end": driver.leave, "ended": driver.ended,
              "stop": lambda: os.kill(driver.pid, signal.SIGSTOP),
              "continue": lambda: os.kill(driver.pid, signal.SIGCONT)}[verb]()
 
@@ -355,7 +369,7 @@ def run(promise, mixture, pool, backend, words):
             if driver.process.poll() is None:
                 driver.reset()
                 pool.give(driver)
-    except (Broken, OSError) as error:
+    except (Broken, OSError, subprocess.TimeoutExpired) as error:
         for driver in drivers.values():
             driver.kill()
         return str(error) or "?"
@@ -373,6 +387,8 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMESH_RUNTIME_DIR"] = folder
+        # Who ends waits for who comes, however slow the machine.
+        os.environ["TMESH_LINGER"] = "600"
         # What was released is to be gone, for the next promise too.
         os.environ["TMESH_POOL"] = "0"
         pool = Pool(commands)
