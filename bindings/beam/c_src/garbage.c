@@ -11,6 +11,7 @@ static struct {
 	pthread_mutex_t lock; /* guards what follows; nothing is called under it */
 	struct garbage *first;
 	ErlNifPid janitor;
+	ERL_NIF_TERM sweep; /* what it is told */
 	bool has_janitor;
 } heap = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -71,6 +72,24 @@ void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object)
 		drop_all();
 }
 
+/* From a thread that the VM does not know the janitor is told to look now; others' callers do. */
+void garbage_tell(void)
+{
+	ErlNifPid janitor;
+	ERL_NIF_TERM sweep;
+	bool has_janitor;
+
+	if (enif_thread_type() != ERL_NIF_THR_UNDEFINED)
+		return;
+	pthread_mutex_lock(&heap.lock);
+	janitor = heap.janitor;
+	sweep = heap.sweep;
+	has_janitor = heap.has_janitor;
+	pthread_mutex_unlock(&heap.lock);
+	if (has_janitor)
+		enif_send(NULL, &janitor, NULL, sweep);
+}
+
 /* janitor() -> ok. The calling process is told `sweep` from now on. */
 NIF(janitor)
 {
@@ -79,6 +98,7 @@ NIF(janitor)
 	enif_self(env, &self);
 	pthread_mutex_lock(&heap.lock);
 	heap.janitor = self;
+	heap.sweep = enif_make_atom(env, "sweep");
 	heap.has_janitor = true;
 	pthread_mutex_unlock(&heap.lock);
 	return atoms.ok;

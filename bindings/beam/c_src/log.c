@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define LINES 32
 #define LINE_SIZE 256
@@ -31,6 +32,8 @@ void log_keep(void *data, enum tmesh_log_level level, const char *message)
 		kept.count++;
 	}
 	pthread_mutex_unlock(&kept.lock);
+	if (level <= TMESH_LOG_WARN)
+		garbage_tell();
 }
 
 static ERL_NIF_TERM make_line(ErlNifEnv *env, enum tmesh_log_level level, const char *text)
@@ -59,4 +62,20 @@ ERL_NIF_TERM log_take(ErlNifEnv *env)
 	kept.lost = 0;
 	pthread_mutex_unlock(&kept.lock);
 	return list;
+}
+
+/*
+ * The VM ends, and nobody fetches lines any more: what the library warned of at the last, as that
+ * messages are lost, goes where it writes itself then. Behind its own destructor, which waits for
+ * receivers: one without a priority comes first.
+ */
+__attribute__((destructor(101))) static void tell_what_is_left(void)
+{
+	pthread_mutex_lock(&kept.lock);
+	for (unsigned int i = 0; i < kept.count; i++)
+		if (kept.levels[i] <= TMESH_LOG_WARN)
+			dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(),
+				kept.lines[i]);
+	kept.count = 0;
+	pthread_mutex_unlock(&kept.lock);
 }

@@ -136,6 +136,7 @@ struct garbage *garbage_alloc(void (*drop)(void *object));
 void garbage_free(struct garbage *garbage);
 void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object);
 void garbage_leave(struct garbage *garbage, void *object);
+void garbage_tell(void);
 NIF(janitor);
 NIF(sweep);
 

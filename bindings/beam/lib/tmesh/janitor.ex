@@ -88,8 +88,8 @@ defmodule Tmesh.Janitor do
     swept
   end
 
-  # Log lines of the library's own threads wake nobody, so they are looked for again and again, and
-  # so is garbage, should its message have been lost.
+  # Log lines of the library's own threads wake nobody unless they warn, so they are looked for again
+  # and again, and so is garbage, should its message have been lost.
   defp sweep(state) do
     began = System.monotonic_time()
     for {level, message} <- Tmesh.Native.sweep(), do: Logger.log(level, "tmesh: " <> message)
