@@ -105,7 +105,7 @@ defmodule Tmesh.ModelSaveTest do
 
     nowhere = Path.join(folder, "no/where.safetensors")
     assert {:error, %Error{type: :not_found}} = Model.save(tensors(), nowhere)
-    assert {:error, %Error{type: :system}} = Model.save(tensors(), folder)
+    assert {:error, %Error{type: :exists}} = Model.save(tensors(), folder)
     assert File.ls!(folder) == ["new.safetensors"]
     assert bytes(path) == %{"w" => @floats, "b" => "xyz"}
     assert_raise Error, fn -> Model.save!(tensors(), nowhere) end

@@ -276,7 +276,7 @@ defmodule Tmesh.Model do
   that called it is ended.
 
   Errors: `:invalid` (a name, a name twice, a tensor that is not contiguous); `:unsupported` (a type that safetensors has
-  not: the message names the tensor); `:not_found` (the folder); `:closed`; `:system` (`details.errno` is the system's word
+  not: the message names the tensor); `:not_found` (the folder); `:exists` (what has the name is no regular file); `:closed`; `:system` (`details.errno` is the system's word
   for it: `:enospc`, `:eacces`); those of `Tmesh.ZeroCopy.from_binary/4`. No file was made or replaced then; of several, some
   may have been when the last step fails.
   """
