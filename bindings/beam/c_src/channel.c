@@ -356,7 +356,7 @@ static NIF(send_message)
 	} else {
 		term = make_error(env, &err);
 	}
-	tmesh_tensor_unref(message.tensor);
+	put_tensor(env, message.tensor);
 	return term;
 }
 
@@ -485,7 +485,7 @@ NIF(channel_recv)
 	} else {
 		term = make_error(env, &err);
 	}
-	tmesh_tensor_unref(given);
+	put_tensor(env, given);
 	if (enif_is_identical(term, atoms.again))
 		return enif_schedule_nif(env, "channel_recv", ERL_NIF_DIRTY_JOB_IO_BOUND, prepare,
 					 argc, argv);
@@ -515,7 +515,7 @@ static NIF(call)
 	}
 	if (into)
 		put_end(env, into);
-	tmesh_tensor_unref(message.tensor);
+	put_tensor(env, message.tensor);
 	return term;
 }
 

@@ -69,6 +69,24 @@ struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle
 	return tensor;
 }
 
+/*
+ * Give back what get_tensor() gave, or what a message brought. The last reference comes here where
+ * the handle was released in the middle of a call; to give memory back takes long for a normal
+ * scheduler, so the janitor does it.
+ */
+void put_tensor(ErlNifEnv *env, struct tmesh_tensor *tensor)
+{
+	struct garbage *garbage;
+
+	if (!tmesh_tensor_try_unref(tensor))
+		return;
+	garbage = garbage_alloc(drop_tensor);
+	if (garbage)
+		garbage_put(env, garbage, tensor);
+	else
+		tmesh_tensor_unref(tensor);
+}
+
 /* {handle, ref} for a new tensor, of which the handle has the reference. The ref has no id and no
  * token yet: memory that is never named can be reused by the library's pool. */
 static ERL_NIF_TERM make_described(ErlNifEnv *env, struct handle *handle)
@@ -97,7 +115,7 @@ bool make_handle_of(ErlNifEnv *env, struct context *context, struct tmesh_tensor
 	struct handle *handle = handle_new(env, context, err);
 
 	if (!handle) {
-		tmesh_tensor_unref(tensor);
+		put_tensor(env, tensor);
 		return false;
 	}
 	handle->tensor = tensor;

@@ -204,6 +204,7 @@ NIF(context_stats);
 /* handle.c: a tensor taken from a handle is the caller's reference. */
 struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle **handle,
 				struct tmesh_error *err);
+void put_tensor(ErlNifEnv *env, struct tmesh_tensor *tensor);
 /* A term {handle, ref} of a new handle, which takes over @tensor, also on failure. */
 bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
 		 ERL_NIF_TERM *term, struct tmesh_error *err);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.ChannelTest do
   use Tmesh.Case
-  alias Tmesh.Channel
+  alias Tmesh.{Channel, Native}
 
   doctest Tmesh.Channel
 
@@ -398,6 +398,98 @@ defmodule Tmesh.ChannelTest do
     end
 
     keeps_no_files(once, 50)
+  end
+
+  # To give memory back takes long; the janitor does it on a scheduler that may wait.
+  describe "what is released in the middle of a call goes the janitor's way" do
+    any_backend(:describetag)
+
+    if :erlang.system_info(:schedulers_online) < 2,
+      do: @describetag(skip: "two schedulers are needed")
+
+    test "receiving" do
+      {out, into} = ends(spin_us: 100)
+
+      released_meanwhile(fn handle ->
+        # It looks for a message for long only where there was one the last time.
+        :ok = Channel.send(out, "x")
+        {:ok, "x"} = Channel.recv(into)
+        fn -> Native.channel_recv(into.native, handle) end
+      end)
+    end
+
+    test "sending" do
+      {out, into} = full()
+
+      released_meanwhile(fn handle ->
+        fn -> Native.channel_send(out.native, handle, "") end
+      end)
+
+      assert Channel.recv(into) == {:ok, "x"}
+    end
+
+    test "calling" do
+      {out, into} = full()
+
+      released_meanwhile(fn handle ->
+        fn -> Native.channel_call(out.native, into.native, handle, "") end
+      end)
+
+      assert Channel.recv(into) == {:ok, "x"}
+    end
+  end
+
+  # The first tensor of all is sent on a dirty scheduler.
+  defp full do
+    {out, into} = ends(slots: 1)
+    :ok = Channel.send(out, "x")
+    first = ZeroCopy.from_binary!("x", [1], :uint8)
+    assert {:error, %Error{type: :timeout}} = Channel.send(out, first, 0)
+    {out, into}
+  end
+
+  defp released_meanwhile(prepare) do
+    janitor = Process.whereis(Tmesh.Janitor)
+    before = :erlang.process_flag(:scheduler, 1)
+    :erlang.trace(janitor, true, [:receive])
+    told = Enum.any?(1..10_000, &told_of?(janitor, prepare, &1))
+    :erlang.trace(janitor, false, [:receive])
+    :erlang.process_flag(:scheduler, before)
+    assert told
+  end
+
+  # A release that comes before the call or after it is none of the janitor's. What the test before
+  # has left may be, in the first rounds.
+  defp told_of?(janitor, prepare, round) do
+    flag = :atomics.new(1, [])
+    ref = ZeroCopy.allocate!([8], :uint8)
+    call = prepare.(ref.handle)
+
+    release = fn ->
+      :atomics.put(flag, 1, 1)
+      spin_until(flag, 2)
+      for _n <- 1..rem(round, 50)//1, do: :atomics.get(flag, 1)
+      :ok = ZeroCopy.release(ref)
+    end
+
+    # Left to themselves both may run on one scheduler.
+    {pid, monitor} = :erlang.spawn_opt(release, [:monitor, scheduler: 2])
+    spin_until(flag, 1)
+    :atomics.put(flag, 1, 2)
+    answer = call.()
+    assert answer == :eagain or match?({:error, {:ebadf, _message}}, answer)
+    assert_receive {:DOWN, ^monitor, :process, ^pid, :normal}, 600_000
+    swept?(janitor, :erlang.trace_delivered(janitor), false) and round > 10
+  end
+
+  defp spin_until(flag, value),
+    do: if(:atomics.get(flag, 1) != value, do: spin_until(flag, value))
+
+  defp swept?(janitor, delivered, swept) do
+    receive do
+      {:trace, ^janitor, :receive, what} -> swept?(janitor, delivered, swept or what == :sweep)
+      {:trace_delivered, ^janitor, ^delivered} -> swept
+    end
   end
 
   defp keeps_no_files(once, times) do
