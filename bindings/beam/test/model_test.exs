@@ -200,7 +200,9 @@ defmodule Tmesh.ModelTest do
     old = file(context, "old.gguf", gguf([], [], 2))
     assert {:error, %Error{type: :unsupported}} = Model.load(old)
 
-    for no_path <- [nil, :none, 7, "a\0b", [:a], String.duplicate("x", 5000)],
+    assert {:error, %Error{message: "no path is given" <> _}} = Model.load("")
+
+    for no_path <- ["", [], nil, :none, 7, "a\0b", [:a], String.duplicate("x", 5000)],
         do: assert({:error, %Error{type: :invalid}} = Model.load(no_path))
 
     for opts <- [

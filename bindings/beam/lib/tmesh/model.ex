@@ -143,6 +143,10 @@ defmodule Tmesh.Model do
     end
   end
 
+  # Path.expand/1 would make the present folder of it.
+  defp path(none) when none in ["", []],
+    do: {:error, Error.new(:invalid, "no path is given: the present folder is \".\"")}
+
   defp path(path) do
     {:ok, Path.expand(path)}
   rescue
