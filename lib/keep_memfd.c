@@ -60,7 +60,10 @@ static int refused(const struct tmesh_keeper_request *request,
 		return tmesh_fail(err, rc, "\"%s\" is kept already: replace it, or drop it first",
 				  request->name);
 	case -EBUSY:
-		return tmesh_fail(err, rc, "a region is kept under another name already");
+		return tmesh_fail(
+			err, rc,
+			"a region is kept under another name already: drop that one first "
+			"(tmeshctl kept lists them)");
 	case -EDQUOT:
 		return tmesh_fail(err, rc,
 				  "keeping %" PRIu64 " more bytes passes the keeper's limit of "

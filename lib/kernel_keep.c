@@ -25,7 +25,10 @@ static int keep_fail(struct tmesh_error *err, const char *name, const char *what
 		return tmesh_fail(err, -EEXIST,
 				  "\"%s\" is kept already: replace it, or drop it first", name);
 	case EBUSY:
-		return tmesh_fail(err, -EBUSY, "a region is kept under another name already");
+		return tmesh_fail(
+			err, -EBUSY,
+			"a region is kept under another name already: drop that one first "
+			"(tmeshctl kept lists them)");
 	case EINVAL:
 		return tmesh_fail(err, -EINVAL,
 				  "%s: each region has to be sealed or stand for a "

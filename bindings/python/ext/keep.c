@@ -26,15 +26,16 @@ static const char *name_from_object(struct state *st, PyObject *object)
 
 static int lifetime_from_object(struct state *st, PyObject *object, uint64_t *ns)
 {
-	int64_t time;
+	double seconds;
 
 	*ns = 0;
 	if (object == Py_None)
 		return 0;
-	if (timeout_from_object(st, object, &time))
+	seconds = PyFloat_AsDouble(object);
+	if (seconds == -1 && PyErr_Occurred())
 		return -1;
-	if (time > 0) {
-		*ns = (uint64_t)time;
+	if (seconds * 1e9 >= 1 && seconds < 9e9) {
+		*ns = (uint64_t)(seconds * 1e9);
 		return 0;
 	}
 	raise_code(st, EINVAL, "lifetime is None, which is for ever, or more than 0 seconds");

@@ -115,9 +115,19 @@ def test_bad_names(name, error):
     ({"gid": 1 << 32}, OverflowError), ({"uid": 5}, TypeError),
 ])
 def test_bad_options(more, error):
-    with pytest.raises(error):
+    with pytest.raises(error, match=[*more][0] if error is tmesh.InvalidError else ""):
         tmesh.keep(b"x", "name", **more)
     assert names() == []
+
+
+def test_one_name_for_a_region():
+    t = tmesh.keep(tmesh.put(b"x"), "one")
+    try:
+        with pytest.raises(tmesh.BusyError, match="drop that one first"):
+            tmesh.keep(t, "other")
+        assert names() == ["one"]
+    finally:
+        tmesh.drop("one")
 
 
 def test_bad_things():
