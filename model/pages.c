@@ -84,7 +84,10 @@ void pages_leave(struct tmesh_pages *pages)
 static int owner_gone(struct tmesh_pages *pages, struct tmesh_error *err)
 {
 	pages->gone = true;
-	return tmesh_fail(err, -EPIPE, "the pool's owner is gone, or has ended this handle");
+	return tmesh_fail(err, -EPIPE,
+			  "the pool's owner is gone, or this handle has ended, as after "
+			  "an answer that did not come in time: where the pool is still "
+			  "there, open it again by the tenant's token");
 }
 
 static bool is_page(const struct tmesh_pages *pages, uint32_t page)

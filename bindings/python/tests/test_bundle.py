@@ -155,3 +155,10 @@ def test_held_until_it_is_taken():
     gc.collect()
     assert tmesh.sent.here.under_way() == 2
     assert pickle.loads(data)["x"][0].item() == 5 and tmesh.sent.here.under_way() == 0
+
+
+def test_which_one_cannot_be_taken():
+    for wrong in np.array([object()]), "text", None:
+        with pytest.raises(tmesh.UnsupportedError) as caught:
+            tmesh.bundle({"good": np.ones(2), "bad one": wrong})
+        assert "'bad one'" in caught.value.__notes__[0]

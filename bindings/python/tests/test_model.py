@@ -101,7 +101,9 @@ def test_it_goes_wherever_values_go(file):
     model = tmesh.load_model(file)
     assert tmesh.open(model.ref())["w"].numpy().tolist() == ARRAYS["w"].tolist()
     assert isinstance(pickle.loads(pickle.dumps(model)), tmesh.Bundle)
+    assert "released" not in repr(model)
     model.release()
+    assert repr(model) == "<tmesh.Model, released>"
     with pytest.raises(tmesh.ReleasedError):
         model["w"]
 
@@ -364,11 +366,12 @@ QUESTIONS = [
 ]
 
 
+@pytest.mark.parametrize("device", ["cpu", None])
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_safe_open_behaves_as_theirs(file, theirs, framework):
+def test_safe_open_behaves_as_theirs(file, theirs, framework, device):
     answers = []
     for kind in (theirs.safe_open, tmesh.safetensors.safe_open):
-        f = kind(file, framework=framework, device="cpu")
+        f = kind(file, framework=framework, device=device)
         answers.append([(question, outcome(lambda: eval(question, {"f": f}))) for question in QUESTIONS])
     assert answers[0] == answers[1]
 

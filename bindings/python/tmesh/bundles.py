@@ -303,12 +303,16 @@ def bundle(tensors: Mapping[str, object], *, metadata: str | None = None, seal: 
     for name, value in tensors.items():
         if not isinstance(name, str):
             raise TypeError(f"a bundle's tensors have names, each a str, not {name!r}")
-        if isinstance(value, _tmesh.Tensor):
-            pairs[name] = value
-        elif (found := _bytes_of(value)) is not None:
-            pairs[name], arrays[name] = None, found
-        else:
-            pairs[name] = _tmesh.put(value, seal=False)
+        try:
+            if isinstance(value, _tmesh.Tensor):
+                pairs[name] = value
+            elif (found := _bytes_of(value)) is not None:
+                pairs[name], arrays[name] = None, found
+            else:
+                pairs[name] = _tmesh.put(value, seal=False)
+        except Exception as error:
+            error.add_note(f"It is the bundle's {name!r} that cannot be taken.")
+            raise
     copies = _together(arrays) if arrays else {}
     whole = tuple((name, copies[name] if tensor is None else tensor) for name, tensor in pairs.items())
     return Bundle(_tmesh.make_bundle(whole, metadata, seal, label))

@@ -20,7 +20,8 @@ from .elements import Entry
 
 class Model(Mapping[str, _tmesh.Tensor]):
     """A file's tensors by their names, sealed and shared with all who load the same file. Made by
-    tmesh.load_model(). A tensor taken from it lives on when it is released."""
+    tmesh.load_model(). A tensor taken from it lives on when it is released. Sent to another process, pickled, copied or
+    published it arrives as a Bundle, whose metadata is the same as JSON text."""
 
     def __init__(self, held: _tmesh.Held, report: _tmesh.ModelReport, entries: list[Entry]) -> None:
         self._bundle = bundles.Bundle(held)
@@ -101,6 +102,8 @@ class Model(Mapping[str, _tmesh.Tensor]):
         return self._bundle.__reduce__()
 
     def __repr__(self) -> str:
+        if self._bundle._released_by is not None:
+            return "<tmesh.Model, released>"
         return f"<tmesh.Model of {len(self)} tensors: {', '.join([*self][:4])}{', ...' * (len(self) > 4)}>"
 
 

@@ -54,7 +54,7 @@ class _Closing:
 
 class SlotValue(Bundle):
     """A slot's value, and which one. Its memory stays as long as this, or a tensor of it, is held; release() lets it go
-    before."""
+    before. Sent to another process it arrives as a Bundle, without its generation."""
 
     def __init__(self, held: _tmesh.Held, generation: int, numbers: dict[str, int] | None = None) -> None:
         if numbers is None:

@@ -129,6 +129,8 @@ class safe_open:
 
     def _find_device(self, device: Any) -> Any:
         """None is this processor's memory."""
+        if device is None:
+            return None
         if self._torch:
             torch = importlib.import_module("torch")
             try:
