@@ -227,6 +227,37 @@ defmodule Tmesh.NetTest do
              Net.start_link(address: "127.0.0.1", program: "/bin/false")
   end
 
+  test "a process that has ended is not published, and a name that is taken is said to be" do
+    {:ok, net} = Net.start_link(address: "127.0.0.1", program: Tmesh.Fetcher.deaf())
+    ended = spawn(fn -> :ok end)
+    eventually(fn -> not Process.alive?(ended) end)
+
+    for what <- [ended, :nobody, 17, {1, 2}, "text", nil] do
+      assert {:error, %Error{type: :invalid, message: message}} = Net.publish("name", what)
+      assert message =~ "nor a process that runs"
+    end
+
+    assert :ok = Net.publish("name", self())
+    assert {:error, %Error{type: :exists, message: message}} = Net.publish("name", net)
+    assert message =~ ~s(two things cannot have the name "name")
+    assert :ok = Net.unpublish("name")
+    GenServer.stop(net)
+  end
+
+  test "without the application it is not started, and says so" do
+    Process.flag(:trap_exit, true)
+    :ok = Application.stop(:tmesh)
+
+    try do
+      assert {:error, %Error{type: :not_started, message: message}} =
+               Net.start_link(address: "127.0.0.1", program: "/bin/false")
+
+      assert message =~ "start it again"
+    after
+      :ok = Application.start(:tmesh)
+    end
+  end
+
   test "a fetcher that reads no more has ended, also when its end is not told" do
     Process.flag(:trap_exit, true)
     deaf = [address: "127.0.0.1", program: Tmesh.Fetcher.deaf()]

@@ -386,10 +386,18 @@ defmodule Tmesh.Net do
     do: {:ok, %{"kind" => "channel", "home" => Atom.to_string(node()), "token" => token}}
 
   defp offered(server) do
-    case GenServer.whereis(server) do
-      pid when is_pid(pid) -> {:ok, pid}
-      _none -> invalid("neither a tensor, a bundle, a model, a channel nor a process that runs")
-    end
+    pid = whereis(server)
+
+    if is_pid(pid) and (node(pid) != node() or Process.alive?(pid)),
+      do: {:ok, pid},
+      else: invalid("neither a tensor, a bundle, a model, a channel nor a process that runs")
+  end
+
+  defp whereis(server) do
+    GenServer.whereis(server)
+  rescue
+    # What names no process.
+    FunctionClauseError -> nil
   end
 
   defp take_back(%{"kind" => "channel"}), do: :ok

@@ -11,8 +11,11 @@ defmodule Tmesh.Net.Fetcher do
   @doc "The port, and the runtime directory that it is for."
   @spec open(keyword()) :: {:ok, port(), Path.t()} | {:error, Error.t()}
   def open(options) do
+    with {:ok, backend} <- Tmesh.backend(), do: open(options, backend)
+  end
+
+  defp open(options, backend) do
     args = ["--address", options[:address], "--provider", options[:provider]]
-    {:ok, backend} = Tmesh.backend()
 
     port =
       Port.open({:spawn_executable, options[:program]}, [

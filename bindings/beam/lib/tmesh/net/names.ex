@@ -135,7 +135,10 @@ defmodule Tmesh.Net.Names do
       do: :ok,
       else:
         {:error,
-         Error.new(:exists, "something else is published under #{inspect(name)} by another node")}
+         Error.new(
+           :exists,
+           "two things cannot have the name #{inspect(name)}: Tmesh.Net.unpublish/1 takes it back on the node that published"
+         )}
   end
 
   # The same bytes are the same, whoever has them.
