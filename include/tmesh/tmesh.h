@@ -16,7 +16,13 @@
  *   - Option structures begin with their size; NULL means the defaults. Members
  *     added later read as zero for callers compiled earlier. Structures that are filled in begin
  *     with theirs too, and elements of arrays that the library gives have their caller's, which
- *     inline functions pass to a function `_sized`. Other structures do not change.
+ *     inline functions pass to a function `_sized`. Other structures never change, because they
+ *     are plain values (tmesh_error, tmesh_layout, tmesh_ref, tmesh_message) or elements of
+ *     callers' arrays: tmesh_bundle_entry, tmesh_gather_extent, tmesh_model_item,
+ *     tmesh_costs_served, tmesh_costs_rate, tmesh_costs_place, tmesh_devices_library,
+ *     tmesh_engine_weight, tmesh_engine_value, tmesh_page_victim, tmesh_placed_value,
+ *     tmesh_places_place, tmesh_placement_device, tmesh_placement_link, tmesh_placement_node.
+ *     What a version to come has to say of one goes into a structure beside it.
  *   - Sizes and offsets are in bytes, strides in elements, times in nanoseconds of
  *     CLOCK_MONOTONIC.
  *   - Objects may be used from several threads at once unless a function says

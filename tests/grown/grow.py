@@ -60,6 +60,9 @@ def main(source, copy):
         sys.exit(f"neither does it begin with its size, nor is it frozen (FROZEN in this file): {', '.join(sorted(unknown))}")
     if gone := FROZEN.keys() - left:
         sys.exit(f"not frozen, or not there any more: {', '.join(sorted(gone))}")
+    told = set(re.findall(r"\btmesh_\w+", Path(source, "tmesh/tmesh.h").read_text()))
+    if silent := FROZEN.keys() - told:
+        sys.exit(f"frozen, and tmesh/tmesh.h does not say so: {', '.join(sorted(silent))}")
     print(f"# {len(grown)} structures have grown, {len(left)} are frozen")
 
 
