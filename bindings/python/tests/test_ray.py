@@ -399,6 +399,16 @@ def test_tensors_of_tmesh(fresh):
     del mine
 
 
+def test_by_rays_object_store(fresh):
+    """One receiver has it, as docs/ray.md says; a later one is told when he uses it."""
+    source, sink = fresh
+    returned = source.call.remote(by_value(lambda self: tmesh.put(torch.arange(4))))
+    assert get(sink.see.remote(returned, by_value(lambda value: value.numpy().tolist()))) == [0, 1, 2, 3]
+    until(lambda: get(sink.see.remote(returned, by_value(lambda value: value.lost))))
+    with pytest.raises(tmesh.NotFoundError):
+        get(sink.see.remote(returned, by_value(lambda value: value.numpy())))
+
+
 def test_another_machine_is_refused(pair):
     """The other machine is a fake: this one, which says that it has another boot id."""
     source, sink = pair
