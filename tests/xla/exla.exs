@@ -24,8 +24,8 @@ Code.compile_file(file)
 sequence = %{type: {:u, 32}, shape: {}}
 tensor = %{type: {:f, 32}, shape: {4}}
 host = %{platform: :host}
-push = %Tmesh.XLA.Push{channel: "out", seal: true, timeout_ms: 10_000}
-pop = %Tmesh.XLA.Pop{channel: "in \"é\\", timeout_ms: 10_000}
+push = %Tmesh.XLA.Push{channel: "out", seal: true, timeout_ms: 600_000}
+pop = %Tmesh.XLA.Pop{channel: "in \"é\\", timeout_ms: 600_000}
 
 for {tag, out, args} <- [{pop, {sequence, tensor}, [sequence]}, {push, sequence, [sequence, tensor]}] do
   {:ok, spec} = EXLA.CustomCall.call(tag, out, args, host)

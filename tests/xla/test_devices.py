@@ -28,10 +28,10 @@ xla.bind("out", outbox, "send")
 like = jax.ShapeDtypeStruct((), "float32")
 
 def feed(i):
-    boxes[i].send(tmesh.put(jnp.float32(i).__array__()), timeout=60)
+    boxes[i].send(tmesh.put(jnp.float32(i).__array__()), timeout=600)
 
 def take():
-    with outbox.recv(timeout=60) as message:
+    with outbox.recv(timeout=600) as message:
         return float(message.numpy())
 """
 
@@ -39,12 +39,12 @@ def take():
 PROGRAMS = WAITING + """
 def waits(i):
     def program(s):
-        s, x = xla.pop(s, like, channel=f"in{i}", timeout=120)
-        return xla.push(s, x, channel="out", timeout=60)
+        s, x = xla.pop(s, like, channel=f"in{i}", timeout=600)
+        return xla.push(s, x, channel="out", timeout=600)
     return jax.jit(program)
 
 def works(s, x):
-    return xla.push(s, jnp.float32(-1) + 0 * (x @ x).sum(), channel="out", timeout=60)
+    return xla.push(s, jnp.float32(-1) + 0 * (x @ x).sum(), channel="out", timeout=600)
 
 def run(program, i, *args):
     jax.block_until_ready(program(jax.device_put(xla.sequence(), devices[i]), *args))
@@ -58,7 +58,7 @@ for _ in range(3):
 for i in reversed(range(count - 1)):
     feed(i)
     assert take() == i
-    threads[i].join(60)
+    threads[i].join(600)
     assert not threads[i].is_alive()
 """
 
@@ -67,9 +67,9 @@ SHARDED = WAITING + """
 def part(i):
     def act(s, x):
         if i == count - 1:
-            return xla.push(s, jnp.float32(-1) + 0 * (x @ x).sum(), channel="out", timeout=60)
-        s, y = xla.pop(s, like, channel=f"in{i}", timeout=120)
-        return xla.push(s, y, channel="out", timeout=60)
+            return xla.push(s, jnp.float32(-1) + 0 * (x @ x).sum(), channel="out", timeout=600)
+        s, y = xla.pop(s, like, channel=f"in{i}", timeout=600)
+        return xla.push(s, y, channel="out", timeout=600)
     return act
 
 def each(s, x):
@@ -84,7 +84,7 @@ assert take() == -1
 for i in reversed(range(count - 1)):
     feed(i)
     assert take() == i
-thread.join(60)
+thread.join(600)
 assert not thread.is_alive()
 """
 
@@ -97,5 +97,5 @@ LONG = os.environ.get("TMESH_TEST_LENGTH") == "full"
 def test_a_device_that_waits(source, cores):
     if len(os.sched_getaffinity(0)) < cores:
         pytest.skip(f"{cores} cores are needed")
-    done = subprocess.run([sys.executable, "-P", "-c", source, str(cores), "8"], timeout=240)
+    done = subprocess.run([sys.executable, "-P", "-c", source, str(cores), "8"], timeout=1200)
     assert done.returncode == 0

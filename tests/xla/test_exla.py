@@ -58,7 +58,7 @@ def test_what_elixir_tells_runs_in_xla():
           %1 = {call % ("%0#0, %0#1", push, push_attributes)} : (tensor<ui32>, tensor<4xf32>) -> tensor<ui32>
           return %0#1, %1 : tensor<4xf32>, tensor<ui32> }} }}""", np.uint32(0))
         assert values[0].tolist() == [0, 1, 2, 3] and int(values[1]) == 2
-        with outbox.recv(timeout=10) as sent:
+        with outbox.recv(timeout=600) as sent:
             assert sent.sealed and np.asarray(sent).tolist() == [0, 1, 2, 3]
     finally:
         for name in ("out", CHANNEL):
