@@ -318,6 +318,8 @@ def give_up(target, register, offer, how):
         peer.read(room[:4])
         stop(target)
         if how == "Ctrl-C":
+            # What a shell starts in the background begins without.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(tmesh.PeerTimeoutError if how == "timeout" else KeyboardInterrupt):
             peer.read(room, timeout=0.2 if how == "timeout" else PATIENCE)
