@@ -240,6 +240,31 @@ def test_a_server_with_another_base_is_told(served, tmp_path):
     assert not torch.equal(adapted(x), net(x))
 
 
+@torch.no_grad()
+def test_a_call_that_is_running_when_it_is_closed(served, tmp_path):
+    """It has the adapter in all layers."""
+    net, slot, _ = served
+    write(tmp_path / "a", CONFIG, tensors(1, {"0.up": 2, "0.down": 2, "1": 2}))
+    tmesh.lora.publish(slot, str(tmp_path / "a"), net)
+    x, inside, further, answers = torch.randn(5, 6), threading.Event(), threading.Event(), []
+    with tmesh.Slot() as other:
+        tmesh.lora.publish(other, str(tmp_path / "a"), net)
+        adapted = tmesh.lora.Adapted(net, other.token)
+        want = adapted(x)
+        stop = net[1].register_forward_pre_hook(lambda *_: (inside.set(), further.wait(PATIENCE), None)[-1])
+        caller = threading.Thread(target=lambda: answers.append(adapted(x)))
+        caller.start()
+        assert inside.wait(PATIENCE)
+        adapted.close()
+        further.set()
+        caller.join()
+        stop.remove()
+        with pytest.raises(tmesh.ReleasedError):
+            adapted(x)
+        adapted.close()
+    assert torch.equal(answers[0], want) and not torch.equal(net(x), want)
+
+
 def test_bad_input(served, tmp_path):
     net, slot, adapted = served
     folder = write(tmp_path / "a", CONFIG, tensors(1, {"1": 2}))

@@ -27,7 +27,7 @@ import torch
 
 from . import _tmesh
 from .bundles import Bundle, bundle
-from .errors import InvalidError, ProtocolError, UnsupportedError
+from .errors import InvalidError, ProtocolError, ReleasedError, UnsupportedError
 from .model import load_model
 from .slots import Slot, SlotValue
 
@@ -217,7 +217,8 @@ def _changes(value: SlotValue, base: torch.nn.Module) -> _Changes:
 class Adapted(torch.nn.Module):
     """A base, in CPU memory, with the adapter that a slot has. Each call takes the newest generation and uses it in all
     layers. The base itself is not changed: it gets hooks, which close() removes, and which do nothing for others that
-    call it. Calls may come from several threads. NotFoundError: nothing was published yet; InvalidError: the adapter does
+    call it. Calls may come from several threads; a base that runs its layers in other threads than the call's has no
+    adapter there. NotFoundError: nothing was published yet; InvalidError: the adapter does
     not fit this base; ProtocolError: what was published is none."""
 
     def __init__(self, base: torch.nn.Module, token: str) -> None:
@@ -227,6 +228,7 @@ class Adapted(torch.nn.Module):
         self._reader = Slot.open(token)
         self._lock = threading.Lock()
         self._newest: tuple[int, _Changes] = 0, {}
+        self._running, self._closed = 0, False
         self._call = threading.local()
         self.base = base
         self._hooks = [module.register_forward_hook(self._hook(name)) for name, module in _linears(base)]
@@ -244,9 +246,12 @@ class Adapted(torch.nn.Module):
 
     def _take(self) -> tuple[int, _Changes]:
         with self._lock:
+            if self._closed:
+                raise ReleasedError(9, "this adapted model was closed")
             value = self._reader.read()
             if value.generation != self._newest[0]:
                 self._newest = value.generation, _changes(value, self.base)
+            self._running += 1
             return self._newest
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -255,6 +260,9 @@ class Adapted(torch.nn.Module):
             return self.base(*args, **kwargs)
         finally:
             del self._call.changes
+            with self._lock:
+                self._running -= 1
+                self._leave()
 
     @property
     def generation(self) -> int:
@@ -262,8 +270,16 @@ class Adapted(torch.nn.Module):
         return getattr(self._call, "generation", 0)
 
     def close(self) -> None:
-        """Leave the slot, and the base as it was."""
-        for hook in self._hooks:
-            hook.remove()
-        self._newest = 0, {}
-        self._reader.close()
+        """Leave the slot, and the base as it was, when the calls that are running have ended. Later ones raise
+        ReleasedError."""
+        with self._lock:
+            self._closed = True
+            self._leave()
+
+    def _leave(self) -> None:
+        # A call that is running has its adapter in all layers or in none.
+        if self._closed and not self._running:
+            for hook in self._hooks:
+                hook.remove()
+            self._newest = 0, {}
+            self._reader.close()
