@@ -210,6 +210,29 @@ uint64_t safetensors_header_bytes(const uint8_t *data, size_t bytes)
 	return length && length <= MODEL_SAFETENSORS_HEADER_MAX ? 8 + length : 0;
 }
 
+/* What files that are taken for safetensors are instead, by their first bytes. */
+static const char *what_else(const uint8_t *data)
+{
+	static const struct {
+		const char *begins;
+		size_t bytes;
+		const char *what;
+	} kinds[] = {
+		{"version ", 8, "as a pointer of Git LFS: fetch the file itself (git lfs pull)"},
+		{"PK\3\4", 4,
+		 "as a ZIP file, which torch.save() and numpy.savez() write: save the tensors "
+		 "anew"},
+		{"\x80\2", 2, "as a pickle, which old PyTorch wrote: save the tensors anew"},
+		{"\x93NUMPY", 6, "as a file of numpy.save(): save the tensors anew"},
+		{"\x89HDF", 4, "as an HDF5 file: save the tensors anew"},
+	};
+
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
+		if (!memcmp(data, kinds[i].begins, kinds[i].bytes))
+			return kinds[i].what;
+	return NULL;
+}
+
 int table_parse_safetensors(struct table *table, const uint8_t *data, size_t bytes,
 			    uint64_t file_bytes, uint64_t *need, struct tmesh_error *err)
 {
@@ -227,6 +250,9 @@ int table_parse_safetensors(struct table *table, const uint8_t *data, size_t byt
 	if (bytes < 8)
 		return -EAGAIN;
 	length = le64(data);
+	if (length > MODEL_SAFETENSORS_HEADER_MAX && what_else(data))
+		return tmesh_fail(err, -EPROTO, "this is not a safetensors file: it begins %s",
+				  what_else(data));
 	if (length > MODEL_SAFETENSORS_HEADER_MAX)
 		return tmesh_fail(err, -EPROTO,
 				  "the header has %llu bytes, by what its first 8 say; %u are the "

@@ -87,6 +87,19 @@ static void test_safetensors(void **state)
 static void test_safetensors_refused(void **state)
 {
 	static const struct {
+		const char *begins;
+		const char *word;
+	} others[] = {
+		{"version https://git-lfs", "git lfs pull"},
+		{"PK\3\4\0\0\10\10\0\0\0\0\0\0\0\0", "torch.save()"},
+		{"\x80\2\x8a\nl\xfc\x9c"
+		 "F\xf9 j\xa8P\x19.\x80",
+		 "pickle"},
+		{"\x93NUMPY\1\0v\0{'desc", "numpy.save()"},
+		{"\x89HDF\r\n\32\n\0\0\0\0\0\10\10", "HDF5"},
+		{"<!DOCTYPE html>\n", "100000000 are the most"},
+	};
+	static const struct {
 		const char *json;
 		size_t bytes;
 		int code;
@@ -150,6 +163,10 @@ static void test_safetensors_refused(void **state)
 		       "more bytes");
 	assert_refused(tmesh_model_parse("\1\xe1\xf5\5\0\0\0\0", 8, 1u << 30, &model, &need, err),
 		       -EPROTO, "100000000 are the most");
+	/* What is taken for such a file most often, by what it is. */
+	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
+		assert_refused(tmesh_model_parse(others[i].begins, 16, 1000, &model, &need, err),
+			       -EPROTO, others[i].word);
 	assert_refused(tmesh_model_parse("\x10\0\0\0\0\0\0\0", 8, 20, &model, &need, err), -EPROTO,
 		       "only 12");
 	assert_refused(tmesh_model_parse("\x10\0\0\0\0\0\0\0", 8, 24, &model, &need, err), -EAGAIN,
