@@ -318,6 +318,8 @@ int tmesh_bundle_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_bundle **o
 	int rc = TMESH_NEED(err, ctx, out);
 
 	if (!rc)
+		rc = tmesh_wire_check(socket, err);
+	if (!rc)
 		rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = recv_head(ctx, socket, &count, err);

@@ -77,7 +77,6 @@ static int wait_readable(int socket, uint64_t deadline)
 	while (rc < 0 && errno == EINTR);
 	if (rc < 0)
 		return -errno;
-	/* What is no socket, or no descriptor, recvmsg() says. */
 	return rc ? 0 : -ETIMEDOUT;
 }
 
@@ -168,8 +167,7 @@ int tmesh_wire_send(int socket, const void *message, size_t bytes, const int *fd
 	return (size_t)sent == bytes ? 0 : -EPIPE;
 }
 
-/* Other families would drop the descriptor in silence. */
-static int check_unix(int socket, struct tmesh_error *err)
+int tmesh_wire_check(int socket, struct tmesh_error *err)
 {
 	int domain;
 	socklen_t size = sizeof(domain);
@@ -210,7 +208,7 @@ int tmesh_wire_send_waiting(const struct tmesh_ctx *ctx, int socket, const void 
 			    size_t bytes, const int *fds, unsigned int count,
 			    struct tmesh_error *err)
 {
-	int rc = check_unix(socket, err);
+	int rc = tmesh_wire_check(socket, err);
 
 	if (rc)
 		return rc;
@@ -257,7 +255,7 @@ int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 	if (!rc)
 		rc = tmesh_refuse_sealed_gift(region, rights, "send", err);
 	if (!rc)
-		rc = check_unix(socket, err);
+		rc = tmesh_wire_check(socket, err);
 	if (!rc)
 		rc = region->ctx->ops->handle_fd(region, rights, &fds[0], err);
 	if (rc)
@@ -347,7 +345,9 @@ int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **o
 	if (rc)
 		return rc;
 	deadline = tmesh_now_ns() + ctx->timeout_ns;
-	rc = tmesh_ctx_enter(ctx, err);
+	rc = tmesh_wire_check(socket, err);
+	if (!rc)
+		rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = tmesh_spare_files(ctx, err);
 	if (rc)

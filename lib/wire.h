@@ -116,6 +116,9 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 /* Send a message with descriptors: 0 or a negative errno (-EAGAIN with MSG_DONTWAIT). */
 int tmesh_wire_send(int socket, const void *message, size_t bytes, const int *fds,
 		    unsigned int fd_count, int flags);
+/* Whether a caller's @socket is one that carries descriptors. Other families would drop them in
+ * silence, and poll() waits for what is no descriptor as for a peer that sends nothing. */
+int tmesh_wire_check(int socket, struct tmesh_error *err);
 /* To and from a peer of the caller's: a Unix socket, on which to wait for at most the context's
  * timeout; the message says what went wrong. */
 int tmesh_wire_send_waiting(const struct tmesh_ctx *ctx, int socket, const void *message,

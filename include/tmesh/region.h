@@ -208,7 +208,7 @@ int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
  * handle of its own, with @rights. Both wait at most the context's timeout. _recv refuses what
  * is not such a message (-EPROTO) or of another backend (-EOPNOTSUPP), and closes every
  * descriptor it did not ask for. -EPIPE when the peer is gone, -EPERM for TMESH_WRITE when the
- * region is sealed.
+ * region is sealed; -EBADF, -ENOTSOCK, -EINVAL (another family) when @socket is no Unix socket.
  */
 int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 		      struct tmesh_error *err);

@@ -391,6 +391,8 @@ static void test_socket(void **state)
 	close(ends[0]);
 	assert_int_equal(pipe(ends), 0);
 	assert_refused(tmesh_bundle_send(bundle, ends[1], TMESH_READ, err), -ENOTSOCK, "ocket");
+	assert_refused(tmesh_bundle_recv(other, ends[0], &again, err), -ENOTSOCK, "ocket");
+	assert_refused(tmesh_bundle_recv(other, -1, &again, err), -EBADF, "not an open socket");
 	close(ends[0]);
 	close(ends[1]);
 	tmesh_ctx_unref(other);

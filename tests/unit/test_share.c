@@ -485,7 +485,7 @@ static void test_full_socket(void **state)
 	struct tmesh_ctx *ctx = context(NULL, 100), *patient = context(NULL, 0);
 	struct tmesh_region *region;
 	pthread_t thread;
-	int pair[2], rc = 0;
+	int pair[2], pipes[2], rc = 0;
 	char path[] = "/dev/null";
 	int null = open(path, O_RDWR | O_CLOEXEC),
 	    inet = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -496,8 +496,15 @@ static void test_full_socket(void **state)
 		rc = tmesh_region_send(region, pair[0], TMESH_RIGHTS_ALL, NULL);
 	assert_int_equal(rc, -ETIMEDOUT);
 	assert_refused(tmesh_region_send(region, null, TMESH_READ, err), -ENOTSOCK, "socket");
-	assert_refused(tmesh_region_recv(ctx, null, &region, err), -ENOTSOCK, "");
+	assert_refused(tmesh_region_recv(ctx, null, &region, err), -ENOTSOCK, "socket");
 	assert_refused(tmesh_region_send(region, inet, TMESH_READ, err), -EINVAL, "Unix");
+	assert_refused(tmesh_region_recv(ctx, inet, &region, err), -EINVAL, "Unix");
+	/* Nor are these waited for as a peer that sends nothing. */
+	assert_refused(tmesh_region_recv(ctx, -1, &region, err), -EBADF, "not an open socket");
+	assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
+	assert_refused(tmesh_region_recv(ctx, pipes[0], &region, err), -ENOTSOCK, "socket");
+	close(pipes[0]);
+	close(pipes[1]);
 	tmesh_region_unref(region);
 	/* Somebody who comes in time is waited for. */
 	assert_ok(tmesh_region_create(patient, 10, NULL, &region, err));
