@@ -9,7 +9,7 @@ UNIT       := tests/unit
 UNIT_OUT   := $(B)/tests/unit
 UNIT_ALL   := $(patsubst $(UNIT)/test_%.c,test_%,$(wildcard $(UNIT)/test_*.c))
 # What only the module does has nothing to say on memfds: `make vm-6.12-library` runs it.
-UNIT_NAMES := $(if $(filter kernel,$(TMESH_BACKEND)),$(UNIT_ALL),$(filter-out test_module,$(UNIT_ALL)))
+UNIT_NAMES := $(if $(filter kernel,$(TMESH_BACKEND)),$(UNIT_ALL),$(filter-out test_module%,$(UNIT_ALL)))
 UNIT_FLAGS := -std=gnu11 -pthread -Ilib
 UNIT_LIBS   = -lcmocka $(LIB_LIBS)
 # No close() of a descriptor that is closed already: those of the libraries in these programs are seen too.
