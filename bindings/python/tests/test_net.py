@@ -273,6 +273,47 @@ def test_the_peer_dies(engine, mine):
         target.kill()
 
 
+def descriptors(process):
+    return len(os.listdir(f"/proc/{process}/fd"))
+
+
+def test_peers_one_after_the_other_cost_no_descriptors(target, mine):
+    """NIXL forgets an agent, and UCX keeps the connection: so it is told to forget none that will be asked again."""
+    tensor, registration = mine
+    counts = []
+    for _ in range(3):
+        for _ in range(10):
+            with registration.peer(target("sealed")) as peer:
+                peer.read(tensor)
+        counts.append((descriptors("self"), descriptors(target.process.pid)))
+    assert counts[1] == counts[2]
+
+
+def test_a_name_that_another_process_has_now(engine, mine):
+    """Once the Peer of the first one is closed; and after a failure, too."""
+    tensor, registration = mine
+    for killed in False, True:
+        Target.count = 1000
+        first = Target(engine[0])
+        peer = registration.peer(first("sealed"))
+        peer.read(tensor)
+        if killed:
+            first.kill()
+            with pytest.raises(tmesh.GoneError):
+                peer.read(tensor)
+        peer.close()
+        Target.count = 1000
+        second = Target(engine[0])
+        try:
+            with registration.peer(second("sealed")) as peer:
+                tensor.numpy()[:] = 0
+                peer.read(tensor)
+            assert np.array_equal(tensor.numpy(), np.arange(1 << 16))
+        finally:
+            first.kill()
+            second.kill()
+
+
 def test_a_forked_child(engine, target, mine):
     """Has the objects and not the engine: it is told so, where Mooncake's calls never ended there, and harms nothing of the parent's."""
     module, register = engine[1:]

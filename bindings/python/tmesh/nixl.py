@@ -54,9 +54,33 @@ warn_of_another(_package, VERSION, "nixl.md")
 _SPINS, _PAUSE = 200, 100e-6
 
 
-# Of each agent the other agents that it knows, and how many Peers and abandoned transfers there are of each: with the last one it
-# is forgotten.
-_known: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
+# Of an agent that NIXL forgets UCX keeps the connection, until its process ends. So one that has no Peer any more stays known, unless a
+# transfer with it has failed; but not more of them than so many.
+_IDLE = 256
+
+
+class _Known:
+    """Of an agent the others that it knows: how many Peers and abandoned transfers there are of each, and with which one has failed."""
+
+    def __init__(self) -> None:
+        self.used: Counter[str] = Counter()
+        self.failed: set[str] = set()
+
+    def forget(self, agent: Any, name: str) -> None:
+        del self.used[name]
+        self.failed.discard(name)
+        agent.remove_remote_agent(name)
+
+    def give_back(self, agent: Any, name: str) -> None:
+        self.used[name] -= 1
+        idle = [one for one, count in self.used.items() if not count]
+        if name in self.failed and name in idle:
+            self.forget(agent, name)
+        elif len(idle) > _IDLE:
+            self.forget(agent, idle[0])
+
+
+_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 # Transfers that are under way and for which nobody waits any more. NIXL takes none back over TCP, whatever it says to a release: until
 # one ends, it reads and writes the memory, also when that was deregistered and its peer forgotten.
 _abandoned: list[_Abandoned] = []
@@ -88,7 +112,7 @@ class _Abandoned:
 
 def _abandon(one: _Abandoned) -> None:
     with _lock:
-        _known[one.mine._agent][one.name] += 1
+        _known[one.mine._agent].used[one.name] += 1
         _abandoned.append(one)
         _sweep()
 
@@ -99,16 +123,8 @@ def _sweep() -> None:
         for one in [one for one in _abandoned if one.is_ours() and not one.runs()]:
             _abandoned.remove(one)
             one.mine._agent.release_xfer_handle(one.handle)
-            _forget(one.mine._agent, one.name)
+            _known[one.mine._agent].give_back(one.mine._agent, one.name)
             one.mine._deregister()
-
-
-def _forget(agent: Any, name: str) -> None:
-    known = _known[agent]
-    known[name] -= 1
-    if not known[name]:
-        del known[name]
-        agent.remove_remote_agent(name)
 
 
 class Registration(offers.Registration):
@@ -160,15 +176,22 @@ class Peer(offers.Peer):
     def _join(self) -> None:
         with _lock:
             _sweep()
-            self._add(_known.setdefault(self._mine._agent, Counter()))
+            self._add(_known.setdefault(self._mine._agent, _Known()))
 
-    def _add(self, known: Counter[str]) -> None:
+    def _add(self, known: _Known) -> None:
         agent = self._mine._agent
         if self.offer.peer == agent.name:
             raise ExistsError(17, f"the offer is of an agent named {agent.name!r}, as the one here is: it is this agent's own, or another process's, "
                               "which needs a name of its own")
         try:
-            name = agent.add_remote_agent(self.offer.metadata)
+            try:
+                name = agent.add_remote_agent(self.offer.metadata)
+            except _bindings.nixlNotAllowedError:
+                # Of another process that had the name, or of memory that it has registered anew.
+                if known.used.get(self.offer.peer) != 0:
+                    raise
+                known.forget(agent, self.offer.peer)
+                name = agent.add_remote_agent(self.offer.metadata)
         except _bindings.nixlNotAllowedError as error:
             raise ExistsError(17, f"another agent named {self.offer.peer!r} is known here, of an earlier process perhaps: close() its "
                               "Peer, or give each process's agent a name of its own") from error
@@ -176,17 +199,24 @@ class Peer(offers.Peer):
             raise ProtocolError(71, f"NIXL does not take the offer's metadata: {error}") from error
         name = name.decode() if isinstance(name, bytes) else name
         if name != self.offer.peer:
-            if not known[name]:
+            if name not in known.used:
                 agent.remove_remote_agent(name)
             raise ProtocolError(71, f"this is not an offer: it is of {self.offer.peer!r}, and its metadata of {name!r}")
-        known[name] += 1
+        known.used[name] += 1
 
     def _leave(self) -> None:
         with _lock:
             _sweep()
-            _forget(self._mine._agent, self.offer.peer)
+            _known[self._mine._agent].give_back(self._mine._agent, self.offer.peer)
 
     def _transfer(self, operation: str, spans: list[tuple[int, int, int]], timeout: float | None) -> None:
+        try:
+            self._try(operation, spans, timeout)
+        except BaseException:
+            _known[self._mine._agent].failed.add(self.offer.peer)
+            raise
+
+    def _try(self, operation: str, spans: list[tuple[int, int, int]], timeout: float | None) -> None:
         agent = self._mine._agent
         end = None if timeout is None else time.monotonic() + timeout
         if not _ends(lambda: _is_used(spans), end):
