@@ -185,6 +185,25 @@ defmodule Tmesh.WorkerHostileTest do
     end
   end
 
+  # Its keeper would end, again and again, and its supervisor with it, and so every other pool.
+  test "what the emulator refuses to start is a worker that cannot be started" do
+    options = %{
+      name: :none,
+      python: PythonPool.python(),
+      allow: ["x"],
+      env: [{'A=B', '1'}],
+      start_timeout_ms: 20_000,
+      spin_us: 0
+    }
+
+    quietly(fn ->
+      worker = start_supervised!({Worker.Process, {self(), options}})
+      assert_receive {:"$gen_cast", {:down, ^worker, {:failed, why}}}
+      assert why =~ "invalid option"
+      :ok = stop_supervised(Worker.Process)
+    end)
+  end
+
   test "a call whose workers end before it begins is tried twice, not for ever" do
     options = %{
       name: :none,
@@ -244,6 +263,8 @@ defmodule Tmesh.WorkerHostileTest do
           [python: :python],
           [env: [a: 1]],
           [env: :none],
+          [env: [{"A=B", "1"}]],
+          [env: [{"", "1"}]],
           [max_waiting: -1],
           [start_timeout_ms: 0],
           [spin_us: -1],

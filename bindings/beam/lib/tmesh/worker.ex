@@ -569,7 +569,7 @@ defmodule Tmesh.Worker do
           invalid("python must be an interpreter that can be found, not #{inspect(options.python)}")
 
         not env?(options.env) ->
-          invalid("env must be a list of pairs of strings")
+          invalid("env must be a list of pairs of strings, and a name has no = and is not empty")
 
         not (amount?(options.max_waiting, 0) and amount?(options.start_timeout_ms, 1)) ->
           invalid("max_waiting and start_timeout_ms must be integers")
@@ -587,7 +587,7 @@ defmodule Tmesh.Worker do
   defp env?(env) do
     is_list(env) and
       Enum.all?(env, fn
-        {name, value} -> strings?([name, value])
+        {name, value} -> strings?([name, value]) and name != "" and not String.contains?(name, "=")
         _other -> false
       end)
   end

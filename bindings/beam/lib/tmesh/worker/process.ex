@@ -212,10 +212,14 @@ defmodule Tmesh.Worker.Process do
       Process.send_after(self(), {:start_timeout, life}, timeout)
       {:noreply, %{state | port: port}}
     rescue
-      # No such file, no permission, no descriptors.
-      error in ErlangError -> down(state, "#{python}: #{inspect(error.original)}")
+      # No such file, no permission, no descriptors, no ports, a variable that no environment can have. Elixir makes
+      # exceptions of their own of some.
+      error in ErlangError -> down(state, "#{python}: #{why(error)}")
     end
   end
+
+  defp why(%ErlangError{original: reason}), do: inspect(reason)
+  defp why(error), do: Exception.message(error)
 
   defp came_up(state, pid) do
     Telemetry.execute(
