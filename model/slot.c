@@ -222,9 +222,10 @@ int tmesh_slot_publish(struct tmesh_slot *slot, struct tmesh_bundle *bundle, uin
 	if (rc) {
 		pthread_mutex_unlock(&slot->lock);
 		return rc == -ENOSPC ? tmesh_fail(err, -EINVAL,
-						  "the bundle's ref is longer than the slot's "
-						  "max_ref, %u bytes",
-						  slot->max_ref)
+						  "the bundle's ref takes %zu bytes, the slot's "
+						  "max_ref is %u: make the slot with more, or put "
+						  "the tensors into fewer regions",
+						  tmesh_bundle_ref_size(bundle), slot->max_ref)
 				     : rc;
 	}
 	number = ++slot->number;

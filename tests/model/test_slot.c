@@ -169,7 +169,7 @@ static void test_bad(void **state)
 	assert_refused(tmesh_slot_create(s.ctx, &opts, &slot, err), -EINVAL, "reserved");
 	opts = (struct tmesh_slot_opts){.size = sizeof(opts), .max_ref = 64};
 	assert_ok(tmesh_slot_create(s.ctx, &opts, &slot, err));
-	assert_refused(tmesh_slot_publish(slot, bundle, NULL, err), -EINVAL, "max_ref, 64");
+	assert_refused(tmesh_slot_publish(slot, bundle, NULL, err), -EINVAL, "max_ref is 64: make");
 	assert_int_equal(tmesh_slot_generation(slot), 0);
 	tmesh_slot_unref(slot);
 	/* A reader cannot be made to write. */
