@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """LoRA adapters in slots, with PyTorch's own modules."""
 
+import copy
 import gc
 import json
 import math
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -238,6 +240,19 @@ def test_a_server_with_another_base_is_told(served, tmp_path):
         tmesh.lora.publish(slot, str(tmp_path / "a"), net)
         elsewhere.close()
     assert not torch.equal(adapted(x), net(x))
+
+
+@torch.no_grad()
+def test_copies_of_the_base_are_the_base(served, tmp_path):
+    net, slot, adapted = served
+    write(tmp_path / "a", CONFIG, tensors(1, {"1": 2}))
+    tmesh.lora.publish(slot, str(tmp_path / "a"), net)
+    x = torch.randn(5, 6)
+    for copied in copy.deepcopy(net[1]), pickle.loads(pickle.dumps(net[1])):
+        assert torch.equal(copied(net[0](x)), net(x)) and not torch.equal(adapted(x), net(x))
+    for use in copy.deepcopy, copy.copy, pickle.dumps:
+        with pytest.raises(TypeError, match="slot's token"):
+            use(adapted)
 
 
 @torch.no_grad()

@@ -214,6 +214,32 @@ def _changes(value: SlotValue, base: torch.nn.Module) -> _Changes:
     return {name: (tensors[f"{name}.A"], tensors[f"{name}.B"], scale) for name, scale in items}
 
 
+def _nothing(*_: object) -> None:
+    """What a hook becomes with a base that is copied or pickled: the adapter is for calls of the one that is served."""
+
+
+def _no_hook() -> Any:
+    return _nothing
+
+
+class _Hook:
+    """On a linear layer of the base."""
+
+    def __init__(self, call: threading.local, name: str) -> None:
+        self._call, self._name = call, name
+
+    def __call__(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> Any:
+        change = getattr(self._call, "changes", {}).get(self._name)
+        if change is None:
+            return output
+        a, b, scale = change
+        linear = torch.nn.functional.linear
+        return output + (scale * linear(linear(inputs[0].to(a.dtype), a), b)).to(output.dtype)
+
+    def __reduce__(self) -> Any:
+        return _no_hook, ()
+
+
 class Adapted(torch.nn.Module):
     """A base, in CPU memory, with the adapter that a slot has. Each call takes the newest generation and uses it in all
     layers. The base itself is not changed: it gets hooks, which close() removes, and which do nothing for others that
@@ -231,18 +257,10 @@ class Adapted(torch.nn.Module):
         self._running, self._closed = 0, False
         self._call = threading.local()
         self.base = base
-        self._hooks = [module.register_forward_hook(self._hook(name)) for name, module in _linears(base)]
+        self._hooks = [module.register_forward_hook(_Hook(self._call, name)) for name, module in _linears(base)]
 
-    def _hook(self, name: str) -> Any:
-        def add(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> Any:
-            change = getattr(self._call, "changes", {}).get(name)
-            if change is None:
-                return output
-            a, b, scale = change
-            linear = torch.nn.functional.linear
-            return output + (scale * linear(linear(inputs[0].to(a.dtype), a), b)).to(output.dtype)
-
-        return add
+    def __reduce__(self) -> Any:
+        raise TypeError("an Adapted cannot be pickled or copied: make one there, of the base and the slot's token")
 
     def _take(self) -> tuple[int, _Changes]:
         with self._lock:
