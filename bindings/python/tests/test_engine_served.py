@@ -118,7 +118,7 @@ def test_arrays_and_names(server):
         a[:] = value
         bound.dispatch()
         assert (place.numpy() == value + 2).all()
-    with pytest.raises(tmesh.NotFoundError, match="no output 'no'"):
+    with pytest.raises(tmesh.NotFoundError, match='no output "no"'):
         graph.dispatch({"a": rows(3), "b": rows(3)}, ["no"])
     with pytest.raises(tmesh.NotFoundError, match="no input"):
         graph.dispatch({"a": rows(3), "c": rows(3)}, ["sum"])
@@ -126,6 +126,30 @@ def test_arrays_and_names(server):
         graph.dispatch({"a": rows(3), "b": rows(2)}, ["sum"])
     with pytest.raises(tmesh.InvalidError, match="not contiguous"):
         graph.dispatch({"a": np.zeros((4, 3), np.float32).T, "b": rows(3)}, ["sum"])
+
+
+@pytest.mark.parametrize("where", ["here", "served", "on a GPU"])
+def test_overlap(server, where):
+    """Arrays that overlap are refused wherever the engine is: one output's copy would lie upon the other's."""
+    context = server.connect() if where == "served" else tmesh.engine.Context()
+    context._apart |= where == "on a GPU"  # how arrays are given to one; the context is the CPU's
+    graph = context.graph(MODELS / "dynamic.onnx")
+    a, both = rows(2, 3), np.zeros((3, 4), np.float32)
+    for outputs in {"sum": both[:2], "less": both[:2]}, {"sum": both[:2], "less": both[1:]}:
+        with pytest.raises(tmesh.InvalidError, match='"sum" overlaps output "less"|"less" overlaps output "sum"'):
+            graph.dispatch({"a": a, "b": rows(2, 1)}, outputs)
+    with pytest.raises(tmesh.InvalidError, match='"sum" overlaps input "a"'):
+        graph.dispatch({"a": a, "b": rows(2, 1)}, {"sum": a})
+    assert (both == 0).all() and (a == 3).all()
+    if where == "on a GPU":
+        with pytest.raises(tmesh.InvalidError, match="one device tensor as both"):
+            graph.dispatch({"a": a, "b": rows(2, 1)}, {"sum": a}, in_place={"sum": "a"})
+    else:
+        assert graph.dispatch({"a": a, "b": rows(2, 1)}, {"sum": a}, in_place={"sum": "a"})["sum"] is a
+        assert (a == 4).all()
+    out = rows(2)
+    assert graph.dispatch({"a": rows(2, 3), "b": rows(2, 1)}, {"sum": out, "less": "host"})["less"].sum() == 16
+    assert (out == 4).all()
 
 
 def made():

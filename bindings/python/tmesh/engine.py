@@ -348,6 +348,20 @@ class Graph:
                 out[name] = made if where == ENGINE else made.read()
         return out
 
+    def _check_array(self, name: str, where: Any, in_place: Mapping[str, str] | None, inputs: Mapping[str, Any],
+                     outputs: Mapping[str, Any]) -> None:
+        """What the library cannot see, which is given the copies of arrays."""
+        import numpy
+
+        if name in (in_place or {}):
+            raise errors.InvalidError(errno.EINVAL, f"output {name!r} is in place of an input, and arrays are copied to the GPU: give "
+                                      "one device tensor as both")
+        others = [*(("input", other, of) for other, of in inputs.items()),
+                  *(("output", other, of) for other, of in outputs.items() if other != name)]
+        for kind, other, of in others:
+            if isinstance(of, numpy.ndarray) and isinstance(where, numpy.ndarray) and numpy.may_share_memory(of, where):
+                raise errors.InvalidError(errno.EINVAL, f"output \"{name}\" overlaps {kind} \"{other}\"")
+
     def _place(self, name: str, where: Any, sizes: dict[str, int]) -> DeviceTensor:
         """A device tensor for an output that is to be an array here; its shape follows from the inputs' dimensions."""
         operand = self.outputs.get(name)
@@ -357,7 +371,7 @@ class Graph:
             shape = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in operand.shape)
             if not all(isinstance(dim, int) for dim in shape):
                 raise errors.UnsupportedError(errno.EOPNOTSUPP, f"how large {name!r} will be does not follow from the inputs "
-                                              f"({operand.shape}), and an engine in another process or on a GPU allocates nothing: "
+                                              f"({operand.shape}), and an engine on a GPU allocates nothing: "
                                               "give a tensor")
         else:
             shape = where.shape
@@ -378,6 +392,7 @@ class Graph:
         for name, where in outputs.items():
             if not isinstance(where, (DeviceTensor, _tmesh.Tensor)):
                 self._value(name, where, True)
+                self._check_array(name, where, in_place, inputs, outputs)
                 places[name] = self._place(name, where, sizes)
         self._handle.dispatch(*self._values(given, places, in_place), cancellable)
         out: dict[str, Any] = {}
@@ -423,13 +438,13 @@ def connect(name: str = "onnx", timeout: float | None = None, sessions: int = 8)
 
     It is used as one of this process. A crash there costs the call that was running, which raises GoneError; the next
     call goes to the process that was started in its place. timeout: seconds that a call may take, None: as long as the
-    engine allows. Arrays are copied to device tensors and back; only device tensors and Tensors can be bound. Sent to
+    engine allows. Arrays are copied at each run to memory that both have, and back, which tmesh.stats() counts. Sent to
     another process by pickle, it connects there."""
     context = Context.__new__(Context)
     context._handle = _tmesh.EngineContext.connect(name, timeout, sessions)
     context._kept = weakref.WeakSet()
     context._served = name, timeout, sessions
-    context._apart = True
+    context._apart = False  # the library copies arrays to regions and back
     context._server = None
     return context
 
