@@ -152,6 +152,40 @@ def test_overlap(server, where):
     assert (out == 4).all()
 
 
+@pytest.mark.parametrize("served", [False, True])
+def test_said(server, served):
+    """Of what is given wrongly the error says which it is, the same from both."""
+    context = server.connect() if served else tmesh.engine.Context()
+    graph = context.graph(MODELS / "dynamic.onnx")
+    inputs, out = {"a": rows(2), "b": rows(2)}, rows(2)
+    for wrong, error, match in [
+            ((rows(2),), TypeError, "inputs is a dict"), ((None,), TypeError, "inputs is a dict"),
+            (({1: out},), TypeError, "1 is none"), ((inputs, {1: out}), TypeError, "1 is none"),
+            (({},), tmesh.InvalidError, '"a" is missing'), (({"b": out},), tmesh.InvalidError, '"a" is missing'),
+            (({"z": out, "b": out},), tmesh.NotFoundError, 'no input "z"'),
+            (({"a": np.float32(1), "b": out},), tmesh.InvalidError, r"\[any, 4\], and \[\] was")]:
+        with pytest.raises(error, match=match):
+            graph.dispatch(*wrong)
+    with pytest.raises(TypeError, match="in_place is a dict"):
+        graph.dispatch(inputs, {"sum": out}, in_place=["sum"])
+    with pytest.raises(tmesh.NotFoundError, match="'z', which is no input"):
+        graph.dispatch(inputs, ["sum"], in_place={"sum": "z"})
+    with pytest.raises(tmesh.InvalidError, match="not 'host'"):
+        graph.dispatch(inputs, ["sum"], in_place={"sum": "a"})
+    with pytest.raises(TypeError, match="weight 'w' is a sealed Tensor, not ndarray"):
+        context.graph(MODELS / "weights.onnx", weights={"w": out})
+    with pytest.raises(TypeError, match="weights is a dict"):
+        context.graph(MODELS / "weights.onnx", weights=[out])
+    with pytest.raises(tmesh.UnsupportedError, match="NumPy has no bfloat16"):
+        context.tensor(4, "bfloat16", readable=True).read()
+    binding = graph.bind(inputs, {"sum": tmesh.zeros((2, 4), "float32")})
+    with pytest.raises(TypeError, match="inputs is a dict"):
+        binding.rebind([out])
+    for value in graph, binding, context.tensor(4, "float32"):
+        with pytest.raises(TypeError, match=f"{type(value).__name__} belongs to its process: send"):
+            pickle.dumps(value)
+
+
 def made():
     return serve(models=MODELS).connect()
 

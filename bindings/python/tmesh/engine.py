@@ -131,6 +131,15 @@ def engines() -> list[Engine]:
             for found in _look()["engines"]]
 
 
+def _array(shape: Any, dtype: str, else_: str) -> Any:
+    import numpy
+
+    try:
+        return numpy.empty(shape, dtype)
+    except TypeError:
+        raise errors.UnsupportedError(errno.EOPNOTSUPP, f"NumPy has no {dtype}: {else_}") from None
+
+
 class DeviceTensor:
     """Where graphs read and write. Made by Context.tensor(), Context.wrap() and Graph.dispatch()."""
 
@@ -188,9 +197,7 @@ class DeviceTensor:
     def read(self, out: Any = None) -> Any:
         """A copy of the elements, in a new NumPy array or in `out`, a contiguous one; counted."""
         if out is None:
-            import numpy
-
-            out = numpy.empty(self.shape, self.dtype)
+            out = _array(self.shape, self.dtype, "give read() an array of bytes")
         self._handle.read_into(out)
         return out
 
@@ -205,6 +212,9 @@ class DeviceTensor:
     def destroy(self) -> None:
         """Give its memory up. All other use raises ReleasedError then, also that of bindings that have it."""
         self._handle.destroy()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a DeviceTensor belongs to its process: send the Tensor of its export()")
 
     def __repr__(self) -> str:
         try:
@@ -267,7 +277,13 @@ class Context:
               prepack: bool = False) -> Graph:
         """The graph of an .onnx file, or for "ggml" of a file of tmesh.graphs. weights: sealed Tensors in place of the
         file's (for "ggml" all there are), used where they lie. prepack: the engine may copy weights into an order of its own, for faster runs and more memory."""
-        return Graph(self, self._handle.graph(path, tuple((weights or {}).items()), prepack))
+        weights = {} if weights is None else weights
+        if not isinstance(weights, Mapping):
+            raise TypeError(f"weights is a dict of names and sealed Tensors, not {type(weights).__name__}")
+        for name, weight in weights.items():
+            if not isinstance(weight, _tmesh.Tensor):
+                raise TypeError(f"weight {name!r} is a sealed Tensor, not {type(weight).__name__}: tmesh.put() makes one of an array")
+        return Graph(self, self._handle.graph(path, tuple(weights.items()), prepack))
 
     def keep(self, pages: Pages) -> None:
         """Before graphs write to pages of a pool (Pages.slab()): when this process dies, its pages go to others once the engine
@@ -286,6 +302,14 @@ class Context:
     def __repr__(self) -> str:
         where = f" in process {self.pid}, served as {self._served[0]!r}" if self._served else ""
         return f"<tmesh.engine.Context {self.backend} {self.version}{where}>"
+
+
+def _dict_of_names(what: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} is a dict by the graph's names, as {{\"x\": ...}}, not {type(given).__name__}")
+    for name in given:
+        if not isinstance(name, str):
+            raise TypeError(f"{what} is a dict by the graph's names, and {name!r} is none")
 
 
 class Graph:
@@ -316,11 +340,21 @@ class Graph:
             raise errors.AccessError(errno.EACCES, f"output {name!r} is a read-only array")
         return name, where, where.dtype, where.shape, in_place
 
+    def _check_names(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], in_place: Mapping[str, str] | None) -> None:
+        for what, names in ("inputs", inputs), ("outputs", outputs), ("in_place", {} if in_place is None else in_place):
+            _dict_of_names(what, names)
+        for output, on in (in_place or {}).items():
+            if output not in outputs:
+                raise errors.NotFoundError(errno.ENOENT, f"in_place names {output!r}, which is no output here")
+            if on not in inputs:
+                raise errors.NotFoundError(errno.ENOENT, f"in_place puts {output!r} in place of {on!r}, which is no input here")
+            if isinstance(outputs[output], str):
+                raise errors.InvalidError(errno.EINVAL, f"in_place puts {output!r} in place of {on!r}: give the input's memory as "
+                                          f"that output, not {outputs[output]!r}")
+
     def _values(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
                 in_place: Mapping[str, str] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        unknown = [name for name in in_place or {} if name not in outputs]
-        if unknown:
-            raise errors.NotFoundError(errno.ENOENT, f"in_place names {unknown[0]!r}, which is no output here")
+        self._check_names(inputs, outputs, in_place)
         return (tuple(self._value(name, where, False) for name, where in inputs.items()),
                 tuple(self._value(name, where, True, (in_place or {}).get(name)) for name, where in outputs.items()))
 
@@ -337,6 +371,9 @@ class Graph:
             outputs = self.outputs
         if not isinstance(outputs, Mapping) or outputs is self.outputs:
             outputs = {name: HOST for name in outputs}
+        for name, where in outputs.items():
+            if isinstance(where, str) and where == HOST and name in self.outputs:  # before anything runs
+                _array(0, self.outputs[name].dtype, f"give a Tensor as output {name!r}, or \"engine\"")
         if self._context._apart:
             return self._dispatch_apart(inputs, outputs, in_place, cancellable)
         results = self._handle.dispatch(*self._values(inputs, outputs, in_place), cancellable)
@@ -379,7 +416,8 @@ class Graph:
 
     def _dispatch_apart(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
                         in_place: Mapping[str, str] | None, cancellable: Cancellable | None) -> dict[str, Any]:
-        """The engine sees regions alone, or a GPU's memory: arrays are copied there and back, which the device tensors count."""
+        """The engine sees a GPU's memory alone: arrays are copied there and back, which the device tensors count."""
+        self._check_names(inputs, outputs, in_place)
         given, places, sizes = dict(inputs), dict(outputs), {}
         for name, where in inputs.items():
             for dim, size in zip(self.inputs[name].shape if name in self.inputs else (), getattr(where, "shape", ())):
@@ -408,6 +446,10 @@ class Graph:
         """Check once, to run often. Outputs have memory of their own: Tensors, DeviceTensors, arrays."""
         return Binding(self, self._handle.bind(*self._values(inputs, outputs, in_place)))
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a Graph belongs to its process: send the Context of a served engine (Server.connect()) and the model's path, "
+                        "and open it there")
+
     def __repr__(self) -> str:
         return f"<tmesh.engine.Graph of {', '.join(self.inputs)} to {', '.join(self.outputs)}>"
 
@@ -427,7 +469,12 @@ class Binding:
         """Other inputs in these ones' place, all of them or, after an error, none; the next dispatch() reads them. Nothing
         is opened or built anew. UnsupportedError: the engine cannot move this input ("ggml": what a reshape, transpose,
         set_rows or attention reads first). BusyError: it runs, in another thread."""
+        _dict_of_names("inputs", inputs)
         self._handle.rebind(tuple(self._graph._value(name, where, False) for name, where in inputs.items()))
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Binding belongs to its process: send the Context of a served engine, the model's path and Tensors, and "
+                        "bind them there")
 
 
 _numbers = itertools.count(1)
