@@ -230,10 +230,16 @@ def test_bad_key_files(tmp_path, key_file):
         Adapter({"key_file": key_file})
     os.chmod(key_file, 0o600)
     os.symlink(key_file, tmp_path / "link")
-    with pytest.raises(OSError):
+    with pytest.raises(tmesh.AccessError, match="no link"):
         Adapter({"key_file": str(tmp_path / "link")})
-    with pytest.raises(OSError):
+    with pytest.raises(tmesh.NotFoundError, match="Its folder has to be there"):
         Adapter({"key_file": str(tmp_path / "none" / "key")})
+    with pytest.raises(tmesh.AccessError, match="Is a directory"):
+        Adapter({"key_file": str(tmp_path)})
+    # Not waited for.
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(tmesh.AccessError, match="a tenant's key is a file"):
+        Adapter({"key_file": str(tmp_path / "pipe")})
     for content in b"", b"x" * 31, b"x" * 33:
         Path(key_file).write_bytes(content)
         with pytest.raises(tmesh.InvalidError, match="has 32 bytes"):

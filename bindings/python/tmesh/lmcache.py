@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+import errno
 import hashlib
 import logging
 import os
@@ -52,6 +53,24 @@ _PARAMETERS = {"key_file", "max_bytes"}
 
 def _read_key(path: str) -> bytes:
     """A tenant's key, made where there is none."""
+    try:
+        # Not a descriptor first, which would stay open where it is a folder's.
+        file = open(path, "rb", opener=_open_key)
+    except OSError as error:
+        kind = NotFoundError if error.errno == errno.ENOENT else AccessError
+        raise kind(error.errno, f"key_file: {path}: the tenant's key can be neither read nor made there: {error.strerror}. Its folder has to be there, "
+                   "for this user to write to, and the key is a file and no link") from None
+    with file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
+            raise AccessError(13, f"{path}: a tenant's key is a file of this user that nobody else can read: chmod 600")
+        key = file.read(_KEY_BYTES + 1)
+    if len(key) != _KEY_BYTES:
+        raise InvalidError(22, f"{path}: a tenant's key has {_KEY_BYTES} bytes; remove the file to have a new one made")
+    return key
+
+
+def _open_key(path: str, _flags: int) -> int:
     if not os.path.lexists(path):
         # Whole or not at all, and of several processes one makes it.
         with tempfile.NamedTemporaryFile(dir=os.path.dirname(path) or ".", prefix=".tmesh-key-") as file:
@@ -61,15 +80,7 @@ def _read_key(path: str) -> bytes:
                 os.link(file.name, path)
             except FileExistsError:
                 pass
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-            raise AccessError(13, f"{path}: a tenant's key is a file of this user that nobody else can read: chmod 600")
-        key = file.read(_KEY_BYTES + 1)
-    if len(key) != _KEY_BYTES:
-        raise InvalidError(22, f"{path}: a tenant's key has {_KEY_BYTES} bytes; remove the file to have a new one made")
-    return key
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
 class _Names:
