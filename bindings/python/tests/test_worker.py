@@ -534,6 +534,20 @@ def test_ends_with_its_input(start_worker):
 
 
 @ANY_BACKEND
+def test_its_input_is_not_that_of_operations(start_worker):
+    """They would wait for its end, which is the worker's, and the one that closes it would take that away."""
+    address = new_address()
+    worker = start_worker(address)
+    worker.stdout.readline()
+    with Client(address) as client:
+        assert client.call(OPS + "read_input") == ["", ""]
+        assert client.call(OPS + "add", [1]) == 2
+        worker.stdin.close()
+        worker.stdin = None
+        assert worker.wait(timeout=PATIENCE) == 0
+
+
+@ANY_BACKEND
 @pytest.mark.parametrize("busy", [False, True])
 def test_path_socket_is_private_and_removed(start_worker, tmp_path, busy):
     """Also where an operation does not return."""

@@ -34,10 +34,20 @@ class Address:
             self.listens = False
 
 
-def end_with_input(stop: threading.Event, address: Address) -> None:
+def take_input() -> int:
+    """Standard input under another number. In its place is none from now on: an operation that reads it would
+    wait for ever, with every program that it starts, and one that closes it would make this outlive its client."""
+    ours = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return ours
+
+
+def end_with_input(ours: int, stop: threading.Event, address: Address) -> None:
     """Wait for the end of standard input, which is the end of whoever started this, and end: at
     once when idle, in a second when an operation does not return, or the machine is slow."""
-    while os.read(0, 4096):
+    while os.read(ours, 4096):
         pass
     stop.set()
     threading.Event().wait(STOP_S)
@@ -78,7 +88,7 @@ def main() -> int:
     os.dup2(2, 1)
     stopping, address = threading.Event(), Address(args.socket)
     if args.until_eof:
-        threading.Thread(target=end_with_input, args=(stopping, address), daemon=True).start()
+        threading.Thread(target=end_with_input, args=(take_input(), stopping, address), daemon=True).start()
     try:
         operations = Operations(args.allow)
         # Arrays are NumPy's where there is NumPy, whichever modules were asked for.
