@@ -345,11 +345,11 @@ int tmesh_region_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_region **o
 	if (rc)
 		return rc;
 	deadline = tmesh_now_ns() + ctx->timeout_ns;
-	rc = tmesh_wire_check(socket, err);
-	if (!rc)
-		rc = tmesh_ctx_enter(ctx, err);
+	rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = tmesh_spare_files(ctx, err);
+	if (!rc)
+		rc = tmesh_wire_check(socket, err);
 	if (rc)
 		return rc;
 	/* Now, not once the message is there: it would be lost without memory, and late with it. */
