@@ -131,8 +131,15 @@ failed:
 
 int tmesh_rundir_open(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
 {
-	int rc = ctx->dir >= 0 ? 0 : tmesh_ctx_runtime_dir(ctx, &ctx->dir, err);
+	struct stat st;
+	int rc;
 
+	/* One that was removed takes no more files. */
+	if (ctx->dir >= 0 && (fstat(ctx->dir, &st) || !st.st_nlink)) {
+		close(ctx->dir);
+		ctx->dir = -1;
+	}
+	rc = ctx->dir >= 0 ? 0 : tmesh_ctx_runtime_dir(ctx, &ctx->dir, err);
 	if (!rc)
 		*out = ctx->dir;
 	return rc;

@@ -16,6 +16,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -23,6 +24,8 @@
 #define INDEX_SLOTS 256
 #define EVENTS 16
 #define REST_US 10000
+/* So often at most it is looked whether the socket is still there: a token often costs less. */
+#define LOOK_NS 100000000u
 
 /* What epoll says of a descriptor: a client's place, or one of these. */
 enum {
@@ -48,6 +51,7 @@ struct tmesh_server {
 	pthread_t thread;
 	struct tmesh_index *index;
 	uint64_t linked; /* the index that strangers are shown */
+	uint64_t looked; /* when the socket was found in its place */
 	uint64_t clock;	 /* counts requests, to find the client unused for longest */
 	struct client clients[CLIENTS];
 };
@@ -313,16 +317,84 @@ static void link_index(struct tmesh_server *server)
 			  -rc);
 }
 
+/* The directory may be a parent's, whose user this process is no more. */
+static int bind_error(const struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	char path[4096] = "", text[64];
+	int rc = -errno;
+
+	tmesh_rundir_path(ctx, path, sizeof(path), NULL);
+	return tmesh_fail(err, rc,
+			  "cannot make a socket in the runtime directory %.128s: %s; set "
+			  "TMESH_RUNTIME_DIR to one of your own",
+			  path, strerror_r(-rc, text, sizeof(text)));
+}
+
 static int bind_socket(struct tmesh_server *server, int dir, struct tmesh_error *err)
 {
 	struct sockaddr_un address;
 	socklen_t size = tmesh_rundir_address(dir, server->path, &address);
 
+	server->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (server->listener < 0)
+		return tmesh_fail_errno(err, "cannot answer for tokens");
 	if (bind(server->listener, (struct sockaddr *)&address, size))
-		return tmesh_fail_errno(err, "bind of a socket in the runtime directory");
+		return bind_error(server->ctx, err);
 	server->bound = true;
 	if (listen(server->listener, SOMAXCONN))
 		return tmesh_fail_errno(err, "listening on a socket in the runtime directory");
+	if (watch(server, server->listener, EVENT_LISTENER))
+		return tmesh_fail_errno(err, "watching the socket that answers for tokens");
+	return 0;
+}
+
+static void unbind_socket(struct tmesh_server *server)
+{
+	if (server->bound)
+		tmesh_rundir_remove(server->ctx->dir, server->path);
+	server->bound = false;
+	if (server->listener < 0)
+		return;
+	/* A child that was forked may have it open still. */
+	epoll_ctl(server->epoll, EPOLL_CTL_DEL, server->listener, NULL);
+	close(server->listener);
+	server->listener = -1;
+}
+
+/*
+ * A session's end takes XDG_RUNTIME_DIR away from those who go on, and somebody may empty a folder
+ * in /tmp. Nobody could open what is given then: the socket, under the name that older tokens have
+ * too, and its link are made anew, in the directory that has the path now.
+ */
+static int stay_there(struct tmesh_server *server, struct tmesh_error *err)
+{
+	struct tmesh_ctx *ctx = server->ctx;
+	uint64_t now = tmesh_now_ns();
+	struct stat st;
+	int dir, rc;
+
+	if (server->bound && now - server->looked < LOOK_NS)
+		return 0;
+	server->looked = now;
+	if (server->bound &&
+	    (!fstatat(ctx->dir, server->path, &st, AT_SYMLINK_NOFOLLOW) || errno != ENOENT))
+		return 0;
+	unbind_socket(server);
+	if (ctx->dir >= 0)
+		close(ctx->dir);
+	ctx->dir = -1;
+	rc = tmesh_rundir_open(ctx, &dir, err);
+	if (!rc)
+		rc = bind_socket(server, dir, err);
+	if (rc) {
+		unbind_socket(server);
+		return rc;
+	}
+	server->linked = 0;
+	link_index(server);
+	tmesh_log(ctx, TMESH_LOG_WARN,
+		  "the socket that answers for tokens was removed from the runtime directory, and "
+		  "is there again");
 	return 0;
 }
 
@@ -377,10 +449,10 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	server->ctx = ctx;
 	for (int i = 0; i < CLIENTS; i++)
 		server->clients[i].fd = -1;
-	server->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	server->listener = -1;
 	server->epoll = epoll_create1(EPOLL_CLOEXEC);
 	server->stop = eventfd(0, EFD_CLOEXEC);
-	if (server->listener < 0 || server->epoll < 0 || server->stop < 0)
+	if (server->epoll < 0 || server->stop < 0)
 		rc = tmesh_fail_errno(err, "cannot answer for tokens");
 	if (!rc)
 		rc = tmesh_random(server->name, sizeof(server->name), err);
@@ -390,8 +462,7 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 		tmesh_hex(server->path, server->name, sizeof(server->name));
 		rc = bind_socket(server, dir, err);
 	}
-	if (!rc && (watch(server, server->listener, EVENT_LISTENER) ||
-		    watch(server, server->stop, EVENT_STOP)))
+	if (!rc && watch(server, server->stop, EVENT_STOP))
 		rc = tmesh_fail_errno(err, "watching the socket that answers for tokens");
 	if (!rc)
 		rc = start_thread(server, err);
@@ -412,7 +483,7 @@ int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
 	struct tmesh_index_entry entry = {.region = region, .rights = rights};
 	/* READ is in every set: the other two bits count. */
 	unsigned int set = rights >> 1;
-	int rc = ctx->server ? 0 : start(ctx, err);
+	int rc = ctx->server ? stay_there(ctx->server, err) : start(ctx, err);
 
 	if (rc)
 		return rc;

@@ -416,6 +416,112 @@ static void test_sweep_among_many(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* Whoever has a token of @ctx, given before or after, opens it: with the link, and by asking. */
+static void opens(const char *dir, const char *token)
+{
+	char link[600];
+
+	for (int i = 0; i < 2; i++) {
+		struct tmesh_ctx *client = context(dir, 0);
+		struct tmesh_region *got;
+
+		assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
+		tmesh_region_unref(got);
+		tmesh_ctx_unref(client);
+		snprintf(link, sizeof(link), "%s/%.32s.index", dir, token + 5);
+		assert_int_equal(unlink(link), i ? -1 : 0);
+	}
+}
+
+static void removed(const char *dir, const char *token)
+{
+	char path[600];
+
+	snprintf(path, sizeof(path), "%s/%.32s.index", dir, token + 5);
+	unlink(path);
+	snprintf(path, sizeof(path), "%s/%.32s", dir, token + 5);
+	assert_int_equal(unlink(path), 0);
+	/* A server looks ten times a second at most. */
+	usleep(110000);
+}
+
+static int child_gives(struct tmesh_ctx *ctx)
+{
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region;
+
+	return tmesh_region_create(ctx, 10, NULL, &region, NULL) ||
+	       tmesh_region_token(region, TMESH_READ, token, NULL);
+}
+
+/* A directory, or a socket in it, that somebody removes from under a program is made again before
+ * the program gives a token that nobody could open; where it cannot be, it is said. */
+static void test_removed(void **state)
+{
+	char base[] = "/tmp/tmesh-unit-XXXXXX", dir[64];
+	char first[TMESH_TOKEN_SIZE], token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region, *other, *got;
+	struct tmesh_ctx *ctx, *client;
+	unsigned int before;
+	int status;
+	pid_t pid;
+
+	assert_non_null(mkdtemp(base));
+	snprintf(dir, sizeof(dir), "%s/dir", base);
+	ctx = context(dir, 0);
+	client = context(dir, 0);
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &other, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, first, err));
+	before = unit_open_fds();
+	/* The socket alone; the token is the same one. */
+	removed(dir, first);
+	assert_refused(tmesh_region_open(client, first, TMESH_READ, &got, err), -ENOENT, "gone");
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_string_equal(token, first);
+	opens(dir, first);
+	/* The directory too; a new token mends the old one. */
+	removed(dir, first);
+	assert_int_equal(rmdir(dir), 0);
+	assert_ok(tmesh_region_token(other, TMESH_READ, token, err));
+	assert_int_equal(memcmp(token, first, strlen("tm1m-") + 32), 0);
+	assert_ok(tmesh_region_open(client, first, TMESH_READ, &got, err));
+	tmesh_region_unref(got);
+	opens(dir, token);
+	/* And the folder that it is in. */
+	removed(dir, first);
+	assert_int_equal(rmdir(dir), 0);
+	assert_int_equal(rmdir(base), 0);
+	for (int i = 0; i < 2; i++)
+		assert_refused(tmesh_region_token(region, TMESH_READ, token, err), -ENOENT,
+			       "set TMESH_RUNTIME_DIR");
+	assert_int_equal(mkdir(base, 0700), 0);
+	/* A child's context is its own: it makes the directory that its parent's is no more. */
+	pid = fork();
+	if (!pid)
+		_exit(child_gives(ctx));
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_string_equal(token, first);
+	opens(dir, first);
+	tmesh_ctx_unref(client);
+	/* The server's end goes once it has seen that of ours. */
+	while (unit_open_fds() != before)
+		usleep(1000);
+	tmesh_region_unref(other);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	/* What the child left, which ended without giving anything back. */
+	ctx = context(dir, 0);
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(rmdir(dir), 0);
+	assert_int_equal(rmdir(base), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -424,6 +530,7 @@ int main(void)
 		cmocka_unit_test(test_no_number),	 cmocka_unit_test(test_sweep_among_many),
 		cmocka_unit_test(test_link_failed),	 cmocka_unit_test(test_strange_links),
 		cmocka_unit_test(test_sweep_told),	 cmocka_unit_test(test_presets),
+		cmocka_unit_test(test_removed),
 	};
 	const struct CMUnitTest sysfs[] = {
 		cmocka_unit_test(test_not_made),
