@@ -54,7 +54,7 @@ static void end(int signal)
 	told_to_end = 1;
 }
 
-/* The program's only words: why it does not start. On stdout, which is its starter's pipe. */
+/* Why it does not start. On stdout, which is its starter's pipe. */
 static int refuse(const char *what)
 {
 	printf("%s: %s\n", what, strerror(errno));
@@ -68,6 +68,25 @@ static uint64_t default_limit(void)
 
 	sysinfo(&info);
 	return (uint64_t)info.totalram * info.mem_unit / 2;
+}
+
+/* Digits alone: the 4 of 4G would be a limit that lets nothing be kept. */
+static bool read_limit(const char *text, uint64_t *limit)
+{
+	char *end;
+
+	if (!text || !*text) {
+		*limit = default_limit();
+		return true;
+	}
+	errno = 0;
+	*limit = strtoull(text, &end, 10);
+	if (*text >= '0' && *text <= '9' && !*end && !errno && *limit && *limit <= INT64_MAX)
+		return true;
+	/* On stdout, as what refuse() says. */
+	printf("the limit is \"%.40s\"; it is a number of bytes (TMESH_KEEPER_BYTES, --limit)\n",
+	       text);
+	return false;
 }
 
 static int open_dir(const char *path)
@@ -456,9 +475,8 @@ int main(int argc, char **argv)
 	}
 	if (optind + 1 != argc)
 		return usage(2);
-	table->limit = limit && *limit ? strtoull(limit, NULL, 10) : default_limit();
-	if (!table->limit || table->limit > INT64_MAX)
-		return usage(2);
+	if (!read_limit(limit, &table->limit))
+		return 2;
 	table->added = added;
 	table->removed = removed;
 	table->looks = looks;

@@ -321,6 +321,15 @@ def test_limit(folder):
         systemd.end()
 
 
+def test_strange_limit(folder):
+    """a limit that is no number of bytes is refused, and whoever starts the keeper is told why"""
+    path = a_file(folder)
+    for text in ("4G", "abc", "-5", "0", " 7", "99999999999999999999"):
+        said = tool("keep", "--file", path, "name", status=1,
+                    env=dict(os.environ, TMESH_KEEPER_BYTES=text))
+        assert f'the limit is "{text}"; it is a number of bytes (TMESH_KEEPER_BYTES' in said, said
+
+
 def test_installed(folder):
     """a keeper that was installed with tmeshctl, and not where the build thought"""
     tree = os.path.join(folder, "tree")
@@ -385,7 +394,7 @@ def test_pressure(folder):
 
 
 TESTS = [test_installed, test_verbs, test_by_token, test_session_killed, test_store, test_store_is_part,
-         test_store_lies, test_limit, test_late_signal, test_ignored_signal, test_pressure]
+         test_store_lies, test_limit, test_strange_limit, test_late_signal, test_ignored_signal, test_pressure]
 
 
 def main(tests):
