@@ -42,7 +42,8 @@ enum tmesh_taken {
 			       * they are real */
 };
 
-/* Called from any thread, possibly several at once; @message lives for the call. */
+/* Called from any thread, possibly several at once, and with locks held: it calls nothing of this
+ * library, and returns (no longjmp(), no exception of C++). @message lives for the call. */
 typedef void (*tmesh_log_fn)(void *data, enum tmesh_log_level level, const char *message);
 
 #define TMESH_NO_LINGER UINT64_MAX

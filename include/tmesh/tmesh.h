@@ -46,6 +46,11 @@
  *   -ETIMEDOUT   a peer did not answer in time
  *   -EMFILE      no free descriptor
  *
+ * No call is for a signal handler: a handler that has to end the process calls _exit(). A thread
+ * that may be in a call is not to be cancelled by pthread_cancel() while cancellation is enabled:
+ * it would leave locks behind, for which the other threads wait for ever. tmesh_channel_wake() ends
+ * the wait of another thread.
+ *
  * After fork() the child can still read through the mappings that it inherited. The
  * first call of the child on an inherited context makes that context the child's own.
  * Inherited regions can be mapped for reading, asked for info and unreferenced; all
