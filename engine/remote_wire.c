@@ -226,7 +226,8 @@ int wire_get_tensors(struct wire *wire, struct tmesh_ctx *ctx, size_t max, size_
 	if (regions > max_regions)
 		return tmesh_fail(err, -EDQUOT,
 				  "this client may have %zu more regions open in the engine, and "
-				  "the request names %zu",
+				  "the request names %zu: release some, or give tmesh-engine fewer "
+				  "--clients or more open files (ulimit -n)",
 				  max_regions, regions);
 	opened = calloc(regions + 1, sizeof(*opened));
 	if (!opened)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* A client: what it has made here, and its requests. Nothing that it says is believed. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,23 @@ static int get_tensors(struct client *client, struct wire *request, struct wire_
 	return rc;
 }
 
+/* An engine's library says in its own words that it may not read a file, and knows nothing of
+ * Landlock. */
+static int explain(const char *path, int rc, struct tmesh_error *err)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+
+	if (fd >= 0)
+		close(fd);
+	else if (errno == EACCES)
+		return tmesh_fail(
+			err, -EACCES,
+			"tmesh-engine may not read %.150s: it reads what its user may, below "
+			"its folders alone (--models, or models where a program starts it)",
+			path);
+	return rc;
+}
+
 static int open_graph(struct client *client, struct wire *request, struct wire *reply, uint32_t *id,
 		      struct tmesh_error *err)
 {
@@ -166,8 +184,11 @@ static int open_graph(struct client *client, struct wire *request, struct wire *
 	for (size_t i = 0; !rc && i < count; i++)
 		weights[i].tensor = tensors[i].tensor;
 	opts.weights = weights;
-	if (!rc)
+	if (!rc) {
 		rc = tmesh_engine_graph_open(client->context, path, &opts, &graph, err);
+		if (rc)
+			rc = explain(path, rc, err);
+	}
 	wire_tensors_free(tensors, tensor_count);
 	free(weights);
 	if (rc)

@@ -262,6 +262,15 @@ def test_refused(server):
     for wrong in ({"threads": 0}, {"patience": 0}):
         with pytest.raises(tmesh.InvalidError):
             tmesh.engine.serve(**wrong)
+    # What raises the soft limit to the hard one has no more here, and so no region for any client.
+    code = ("import resource, numpy, tmesh.engine\n"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+            f"server = tmesh.engine.serve(models={str(MODELS)!r})\n"
+            f"graph = server.connect().graph({str(MODELS / 'dynamic.onnx')!r})\n"
+            "rows = numpy.zeros((2, 4), numpy.float32)\n"
+            "try:\n    graph.dispatch({'a': rows, 'b': rows})\nexcept tmesh.LimitError as error:\n    print(error)")
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=600)
+    assert "ulimit -n" in done.stdout, done.stderr
     with tmesh.engine.serve(clients=1, models=[MODELS], limit=670, patience=602.5) as small:
         given = Path(f"/proc/{small.pid}/cmdline").read_bytes().split(b"\0")
         assert b"--limit=670" in given and b"--patience=602.5" in given
@@ -280,8 +289,8 @@ def test_nothing_else_is_read(server, tmp_path):
     assert "NoNewPrivs:\t1" in status
     try:
         context.graph(other)
-    except tmesh.Error:
-        pass
+    except tmesh.Error as error:
+        assert isinstance(error, tmesh.AccessError) and "--models" in str(error) and str(other) in str(error)
     else:
         pytest.skip("this kernel has no Landlock: the engine can open all files of its user, and said so")
     assert (add(context) == 2).all()
