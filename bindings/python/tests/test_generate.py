@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,30 @@ def test_choose():
     seen = [{tmesh.generate.choose(logits, temperature=1, random=random, **options) for _ in range(400)}
             for options in ({}, {"top_k": 2}, {"top_k": 1}, {"top_p": .9}, {"top_p": .5})]
     assert {0, 1, 2} <= seen[0] and seen[1:] == [{1, 2}, {1}, {1, 2}, {1}]
+    for wrong in {"temperature": -1}, {"temperature": float("nan")}, {"top_k": -2}, {"top_p": 0}, {"top_p": 7}:
+        with pytest.raises(tmesh.InvalidError, match="temperature and top_k are"):
+            tmesh.generate.choose(logits, **{"temperature": 1, **wrong})
+    for none in logits[:0], logits * numpy.nan:
+        with pytest.raises(tmesh.InvalidError, match="no logits"):
+            tmesh.generate.choose(none)
+
+
+@needs("libggml")
+def test_stranger(model):
+    """What is no list of tokens changes nothing; a Sequence stays in its process, and on its engine."""
+    sequence = tmesh.generate.Sequence(model, rows=16)
+    for wrong in [1.5], "abc", 3, [None]:
+        with pytest.raises(TypeError, match="tokens' numbers"):
+            sequence.run(wrong)
+    assert sequence.position == 0 and sequence.run(numpy.array([1, 2])).shape == (512,)
+    with pytest.raises(TypeError, match="send its tokens"):
+        pickle.dumps(sequence)
+
+    class Other:
+        backend = "onnx"
+
+    with pytest.raises(tmesh.InvalidError, match='engine "ggml"'):
+        tmesh.generate.Sequence(model, rows=16, context=Other())
 
 
 def reference(tensors, config, tokens):

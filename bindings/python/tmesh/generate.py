@@ -17,6 +17,7 @@ import argparse
 import errno
 import hashlib
 import importlib
+import operator
 import os
 import sys
 import tempfile
@@ -78,6 +79,8 @@ class Sequence:
         self.position = 0
         self._model, self._cache, self._lora, self._slot = model, cache, lora, slot
         self._context = context or engine.Context("ggml")
+        if self._context.backend != "ggml":
+            raise errors.InvalidError(errno.EINVAL, f"a Sequence runs on the engine \"ggml\", not on {self._context!r}")
         self._own = tempfile.TemporaryDirectory() if folder is None else None
         self._folder = Path(self._own.name if self._own else folder or ".")
         self._past: dict[str, _tmesh.Tensor] = {}
@@ -170,6 +173,10 @@ class Sequence:
     def run(self, tokens: _Listed[int]) -> Any:
         """Append tokens. The logits of what may follow the last one: a NumPy array, which the next run overwrites.
         LimitError: more than the cache has rows for."""
+        try:
+            tokens = [operator.index(token) for token in tokens]
+        except TypeError:
+            raise TypeError("run() takes a list of tokens' numbers: tmesh.tokens makes them of a text") from None
         if not tokens:
             raise errors.InvalidError(errno.EINVAL, "run() takes at least one token")
         if self.position + len(tokens) > self.rows:
@@ -177,6 +184,9 @@ class Sequence:
         for at in range(0, len(tokens), _PART):
             logits = self._run(tokens[at:at + _PART])
         return logits
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Sequence belongs to its process: send its tokens, and run() them there")
 
     def _run(self, tokens: _Listed[int]) -> Any:
         step = self._step(len(tokens))
@@ -202,7 +212,11 @@ def choose(logits: Any, *, temperature: float = 0.0, top_k: int = 0, top_p: floa
     probability top_p. random: a numpy.random.Generator."""
     import numpy
 
-    if temperature <= 0:
+    if not temperature >= 0 or top_k < 0 or not 0 < top_p <= 1:
+        raise errors.InvalidError(errno.EINVAL, "temperature and top_k are at least 0, and top_p is more than 0 and at most 1")
+    if not logits.size or numpy.isnan(logits).any():
+        raise errors.InvalidError(errno.EINVAL, "there are no logits to choose from, or not all are numbers")
+    if temperature == 0:
         return int(logits.argmax())
     scores = logits.astype("float64") / temperature
     order = numpy.argsort(-scores)[:top_k or None]
@@ -316,8 +330,8 @@ def main(words: _Listed[str] | None = None) -> int:
     for name in ("tokens", "rows", "threads"):
         if getattr(said, name) is not None and getattr(said, name) < 1:
             parser.error(f"--{name} is at least 1")
-    if said.top_k < 0 or not 0 < said.top_p <= 1:
-        parser.error("--top-k is at least 0, --top-p above 0 and at most 1")
+    if not said.temperature >= 0 or said.top_k < 0 or not 0 < said.top_p <= 1:
+        parser.error("--temperature and --top-k are at least 0, --top-p above 0 and at most 1")
     try:
         _generate(said)
     except errors.Error as error:
