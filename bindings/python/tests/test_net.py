@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """tmesh.nixl and tmesh.mooncake: real NIXL and Mooncake between two processes, by TCP and on CPUs."""
 
+import ctypes
 import dataclasses
 import gc
 import json
@@ -123,6 +124,16 @@ def test_what_is_registered(engine, mine):
         engine[1].register(sealed, mine[0], **more)
 
 
+def test_a_tensor_that_was_released(engine):
+    """What was registered stays, and is offered: the "with" of its tensor may end first."""
+    with tmesh.put(np.arange(4.0)) as tensor:
+        registration = engine[2](tensor)
+    with registration:
+        place, = engine[1].offered(registration.offer()).places
+        assert (place.dtype, place.shape, place.writable) == ("float64", (4,), False)
+        assert (np.ctypeslib.as_array((ctypes.c_double * 4).from_address(place.address)) == np.arange(4.0)).all()
+
+
 def test_registered_twice(engine, mine):
     """NIXL takes that. Mooncake has one registration of the memory, and says why it takes no other."""
     if engine[0] == "nixl":
@@ -176,9 +187,10 @@ def test_out_of_range(engine, target, mine):
                 peer.read(tensor, timeout=timeout)
         with pytest.raises(TypeError, match="timeout is None or a number of seconds, not 'soon'"):
             peer.read(tensor, timeout="soon")
-        with engine[2](tmesh.put(np.arange(4, dtype="uint32"))) as sealed, sealed.peer(target("sealed")) as other, \
+        own = tmesh.put(np.arange(4, dtype="uint32"))
+        with engine[2](own) as sealed, sealed.peer(target("sealed")) as other, \
                 pytest.raises(tmesh.AccessError, match="sealed memory"):
-            other.read(sealed._pieces[0].tensor)
+            other.read(own)
     assert not tensor.numpy().any()
     with pytest.raises(tmesh.ReleasedError):
         peer.read(tensor)

@@ -123,7 +123,8 @@ def bytes_of(tensor: _tmesh.Tensor) -> Any:
 class _Piece:
     """A registered tensor: its bytes where this process sees them, and where the engine does."""
 
-    tensor: _tmesh.Tensor
+    dtype: str
+    shape: tuple[int, ...]
     seen: Any
     registered: Any
 
@@ -177,11 +178,11 @@ class Registration:
             if not tensor.writable:
                 raise AccessError(13, "writable=True: this tensor is sealed or was opened for reading; it can be offered for "
                                   "reading only")
-            return _Piece(tensor, seen, seen)
+            return _Piece(tensor.dtype, tensor.shape, seen, seen)
         if not tensor.sealed:
             raise AccessError(13, "a peer can write to whatever the engine has registered, and this tensor is not sealed: "
                               "seal() it, or say writable=True")
-        return _Piece(tensor, seen, self._for_reading(tensor, seen))
+        return _Piece(tensor.dtype, tensor.shape, seen, self._for_reading(tensor, seen))
 
     def _for_reading(self, tensor: _tmesh.Tensor, seen: Any) -> Any:
         """Of sealed memory what is registered: pages that a peer writes to become this mapping's own, and neither the
@@ -193,7 +194,7 @@ class Registration:
         self._open()
         peer, metadata = self._describe()
         return Offer(self.ENGINE, peer, metadata, tuple(
-            Place(_address(piece.registered), piece.registered.nbytes, piece.tensor.dtype, piece.tensor.shape, self.writable)
+            Place(_address(piece.registered), piece.registered.nbytes, piece.dtype, piece.shape, self.writable)
             for piece in self._pieces)).to_bytes()
 
     def close(self) -> None:
