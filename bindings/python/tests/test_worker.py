@@ -547,6 +547,25 @@ def test_its_input_is_not_that_of_operations(start_worker):
         assert worker.wait(timeout=PATIENCE) == 0
 
 
+def test_what_a_killed_worker_left(start_worker, tmp_path):
+    """Its socket is in nobody's way; one that somebody listens at, and a file, are."""
+    address = str(tmp_path / "socket")
+    for _ in range(2):
+        process = start_worker(address)
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        process.communicate()
+    process = start_worker(address)
+    assert process.stdout.readline() == "ready\n"
+    (tmp_path / "file").write_text("mine")
+    for taken in address, str(tmp_path / "file"):
+        other = start_worker(taken)
+        assert other.stdout.readline() == "" and other.wait() == 2
+    with Client(address) as client:
+        assert client.call(OPS + "add", [1]) == 2
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 @ANY_BACKEND
 @pytest.mark.parametrize("busy", [False, True])
 def test_path_socket_is_private_and_removed(start_worker, tmp_path, busy):

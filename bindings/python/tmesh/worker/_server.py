@@ -10,6 +10,7 @@ import fcntl
 import os
 import select
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -22,6 +23,7 @@ import tmesh
 from . import _calls, _codec
 
 CONNECTIONS = 64
+BACKLOG = 16
 WAITING_CALLS = 256  # of each
 HELD_RESULTS = 256
 SEND_TIMEOUT_S = 10
@@ -326,6 +328,35 @@ def _body(packet: bytes, file: int) -> bytes:
     return text
 
 
+def _is_left(path: str) -> bool:
+    """A socket of this user's that nobody listens at any more: its worker was killed."""
+    try:
+        there = os.lstat(path)
+        if not stat.S_ISSOCK(there.st_mode) or there.st_uid != os.geteuid():
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as caller:
+            caller.connect(path)
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _listen(listener: socket.socket, path: str) -> None:
+    """At a path, in the place of a socket that a killed worker has left. One worker after the other, by a lock of the
+    folder: what is bound and does not listen yet looks as if it was left."""
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if _is_left(path):
+            os.unlink(path)
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    finally:
+        os.close(folder)
+
+
 class Server:
     """All connections and the calls they have made."""
 
@@ -346,12 +377,15 @@ class Server:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         before = os.umask(0o177)
         try:
-            self.socket.bind(b"\0" + address[1:].encode() if address.startswith("@") else address)
+            if address.startswith("@"):
+                self.socket.bind(b"\0" + address[1:].encode())
+                self.socket.listen(BACKLOG)
+            else:
+                _listen(self.socket, address)
         except OSError as error:
             raise OSError(f"cannot listen at {address}: {error}") from error
         finally:
             os.umask(before)
-        self.socket.listen(16)
 
     def accept(self) -> None:
         """Take clients of this user, and nobody else."""
