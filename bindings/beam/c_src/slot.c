@@ -354,11 +354,18 @@ static ERL_NIF_TERM watch(ErlNifEnv *env, struct slot_end *end, ERL_NIF_TERM mes
 	struct tmesh_error err;
 	ErlNifPid self;
 	int fd = tmesh_slot_poll_fd(end->reader, &err);
+	int changed;
 
 	if (fd < 0)
 		return make_error(env, &err);
+	changed = tmesh_slot_changed(end->reader);
+	/* Told by a message, whoever reads and watches again would be told again at once, for ever. */
+	if (changed < 0) {
+		refuse(&err, changed, "the slot's publisher is gone: there will be no newer value");
+		return make_error(env, &err);
+	}
 	enif_self(env, &self);
-	if (tmesh_slot_changed(end->reader)) {
+	if (changed) {
 		enif_send(env, &self, NULL, message);
 		return atoms.ok;
 	}
@@ -371,7 +378,7 @@ static ERL_NIF_TERM watch(ErlNifEnv *env, struct slot_end *end, ERL_NIF_TERM mes
 }
 
 /* slot_watch(reader, message) -> ok. The message comes once, when there may be something to look
- * at. */
+ * at; epipe: there is nothing, and will not be. */
 NIF(slot_watch)
 {
 	struct slot_end *end;

@@ -83,6 +83,15 @@ defmodule Tmesh.SlotTest do
     # What is held stays, and is the newest.
     assert Slot.read!(reader, two) === two
     assert ZeroCopy.to_binary!(two["a"]) == "two"
+    # Else whoever reads and watches in turn would do so without a pause.
+    assert {:error, %Error{type: :gone}} = Slot.watch(reader)
+    refute_received {:tmesh_slot, ^tag}
+  end
+
+  test "a value that nobody has read comes before the end", %{slot: slot, reader: reader} do
+    tag = reader.tag
+    Slot.publish!(slot, value("one"))
+    :ok = Slot.close(slot)
     Slot.watch!(reader)
     assert_receive {:tmesh_slot, ^tag}
   end

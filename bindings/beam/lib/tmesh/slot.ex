@@ -22,9 +22,14 @@ defmodule Tmesh.Slot do
   `watch/1` has a message sent when there may be something newer:
 
       def handle_info({:tmesh_slot, tag}, %{reader: %{tag: tag} = reader} = state) do
-        :ok = Tmesh.Slot.watch(reader)
-        {:ok, value} = Tmesh.Slot.read(reader, state.value)
-        {:noreply, %{state | value: value}}
+        case Tmesh.Slot.watch(reader) do
+          :ok ->
+            {:ok, value} = Tmesh.Slot.read(reader, state.value)
+            {:noreply, %{state | value: value}}
+
+          {:error, %Tmesh.Error{type: :gone}} ->
+            {:stop, :normal, state}
+        end
       end
   """
 
@@ -170,9 +175,9 @@ defmodule Tmesh.Slot do
 
   @doc """
   Have `{:tmesh_slot, reader.tag}` sent to this process once, when there may be a value newer than the one that was
-  read last by this reader, or when the publisher is gone; at once where that is so already.
+  read last by this reader, at once where there is one already, or when the publisher ends.
 
-  Errors: `:closed`.
+  Errors: `:gone` (the publisher has ended, and there is nothing newer: no message comes), `:closed`.
   """
   @spec watch(Reader.t()) :: :ok | {:error, Error.t()}
   def watch(%Reader{native: native, tag: tag}),
