@@ -402,10 +402,18 @@ def test_said(served):
                            ({"temperature": -1}, "temperature"), ({"seed": -1}, "seed")):
             with pytest.raises(tmesh.InvalidError, match=words):
                 list(client.generate(**{"prompt": [1], "max_tokens": 2, **bad}))
+        for bad in {"prompt": [1.5]}, {"prompt": "text"}, {"stop": [2.5]}:
+            with pytest.raises(TypeError, match="tokens' numbers"):
+                list(client.generate(**{"prompt": [1], "max_tokens": 2, **bad}))
         for token in client.generate([1, 2], 40):
             break
         one, two, three = (list(client.generate([1, 2], 8, temperature=2, seed=seed)) for seed in (1, 1, 2))
         assert one == two != three
+    with pytest.raises(tmesh.ReleasedError, match="closed"):
+        list(client.generate([1], 2))
+    for place, words in (path, "another generator"), (path.parent / "none/s", "none/s"), (path.parent / ("s" * 200), "sss"):
+        with pytest.raises(OSError, match=words):
+            Server(many, place)
     raw = socket.socket(socket.AF_UNIX)
     raw.connect(str(path))
     with raw, raw.makefile("rb") as lines:

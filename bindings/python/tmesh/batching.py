@@ -24,6 +24,7 @@ import collections
 import errno
 import hashlib
 import json
+import operator
 import os
 import selectors
 import signal
@@ -393,10 +394,11 @@ class Server:
         before = os.umask(0o177)
         try:
             self._listener.bind(self._path)
-        except OSError:
+        except OSError as error:
             for each in (self._listener, self._wake, self._bell):
                 each.close()
-            raise
+            more = ": another generator serves there, or what it left is to be removed" if error.errno == errno.EADDRINUSE else ""
+            raise OSError(error.errno or errno.ENAMETOOLONG, f"{self._path}: {error.strerror or error}{more}") from None
         finally:
             os.umask(before)
         self._listener.listen(64)
@@ -589,10 +591,16 @@ class Client:
         loop's beginning to the last token taken, None: no limit. InvalidError: what the server refused, with its reason.
         PeerTimeoutError: it was not done by then, and is cancelled. GoneError: the server ended."""
         deadline = _deadline(timeout)
+        if self._socket.fileno() < 0:
+            raise errors.ReleasedError(errno.EBADF, "this client was closed")
         self._number += 1
         number, over = self._number, False
-        request = self._line({"id": number, "prompt": [int(token) for token in prompt], "max_tokens": max_tokens,
-                              "stop": [int(token) for token in stop], "temperature": temperature, "seed": seed})
+        try:
+            numbers = [[operator.index(token) for token in tokens] for tokens in (prompt, stop)]
+        except TypeError:
+            raise TypeError("prompt and stop are tokens' numbers: tmesh.tokens makes them of a text") from None
+        request = self._line({"id": number, "prompt": numbers[0], "max_tokens": max_tokens, "stop": numbers[1],
+                              "temperature": temperature, "seed": seed})
         self._unsent += request
         try:
             self._send(deadline)
