@@ -250,6 +250,13 @@ assert (context.graph({str(MODELS / 'dynamic.onnx')!r}).dispatch(dict(a=a, b=a),
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
+@pytest.mark.parametrize("program", ["/nowhere/tmesh-engine", "/etc/passwd"])
+def test_no_program(program, monkeypatch):
+    monkeypatch.setenv("TMESH_ENGINE_PROGRAM", program)
+    with pytest.raises(tmesh.UnsupportedError, match=f"{program} cannot be started.* TMESH_ENGINE_PROGRAM"):
+        tmesh.engine.serve()
+
+
 def test_refused(server):
     with pytest.raises(tmesh.NotFoundError, match="no engine is served as \"nobody\""):
         tmesh.engine.connect("nobody")

@@ -562,8 +562,12 @@ def serve(backend: str = "onnx", *, models: str | os.PathLike[str] | Iterable[st
     path = _library(backend) if library is None else os.fspath(library)
     command = [_program(), "--with-input", f"--engine={backend}", f"--threads={threads}", f"--clients={clients}",
                f"--limit={limit}", f"--patience={patience}", *(f"--models={os.fspath(folder)}" for folder in folders)]
-    process = subprocess.Popen([*command, *([f"--library={path}"] if path else []), "--", name],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        process = subprocess.Popen([*command, *([f"--library={path}"] if path else []), "--", name],
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    except OSError as error:
+        raise errors.UnsupportedError(errno.EOPNOTSUPP, f"{command[0]} cannot be started: {error.strerror}; PATH or "
+                                      "TMESH_ENGINE_PROGRAM says where tmesh-engine is") from None
     assert process.stdout is not None
     line = process.stdout.readline().decode(errors="replace").strip()
     if line != f"ready {name}":
