@@ -366,6 +366,42 @@ static void test_while_busy(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* The directory that a parent had open is no more: a child makes its own. */
+static void test_directory_gone(void **state)
+{
+	char dir[] = "/tmp/tmesh-unit-XXXXXX", path[64], token[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .runtime_dir = dir};
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+	int status;
+	pid_t pid;
+
+	assert_non_null(mkdtemp(dir));
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	snprintf(path, sizeof(path), "%s/%.32s.index", dir, token + 5);
+	assert_int_equal(unlink(path), 0);
+	snprintf(path, sizeof(path), "%s/%.32s", dir, token + 5);
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(rmdir(dir), 0);
+	pid = fork();
+	if (!pid) {
+		tmesh_region_unref(region);
+		CHECK(!tmesh_region_create(ctx, 10, NULL, &region, NULL));
+		CHECK(!tmesh_region_token(region, TMESH_READ, token, NULL));
+		tmesh_region_unref(region);
+		tmesh_ctx_unref(ctx);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	/* The child took its files away with it. */
+	assert_int_equal(rmdir(dir), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -374,7 +410,8 @@ int main(void)
 		cmocka_unit_test(test_while_busy), cmocka_unit_test(test_no_token),
 	};
 
-	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_cut_off)};
+	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_cut_off),
+					    cmocka_unit_test(test_directory_gone)};
 	int failed = cmocka_run_group_tests_name("fork", tests, NULL, NULL);
 
 	return failed +

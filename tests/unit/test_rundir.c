@@ -445,15 +445,6 @@ static void removed(const char *dir, const char *token)
 	usleep(110000);
 }
 
-static int child_gives(struct tmesh_ctx *ctx)
-{
-	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_region *region;
-
-	return tmesh_region_create(ctx, 10, NULL, &region, NULL) ||
-	       tmesh_region_token(region, TMESH_READ, token, NULL);
-}
-
 /* A directory, or a socket in it, that somebody removes from under a program is made again before
  * the program gives a token that nobody could open; where it cannot be, it is said. */
 static void test_removed(void **state)
@@ -463,8 +454,6 @@ static void test_removed(void **state)
 	struct tmesh_region *region, *other, *got;
 	struct tmesh_ctx *ctx, *client;
 	unsigned int before;
-	int status;
-	pid_t pid;
 
 	assert_non_null(mkdtemp(base));
 	snprintf(dir, sizeof(dir), "%s/dir", base);
@@ -496,12 +485,6 @@ static void test_removed(void **state)
 		assert_refused(tmesh_region_token(region, TMESH_READ, token, err), -ENOENT,
 			       "set TMESH_RUNTIME_DIR");
 	assert_int_equal(mkdir(base, 0700), 0);
-	/* A child's context is its own: it makes the directory that its parent's is no more. */
-	pid = fork();
-	if (!pid)
-		_exit(child_gives(ctx));
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_string_equal(token, first);
 	opens(dir, first);
@@ -510,12 +493,6 @@ static void test_removed(void **state)
 	while (unit_open_fds() != before)
 		usleep(1000);
 	tmesh_region_unref(other);
-	tmesh_region_unref(region);
-	tmesh_ctx_unref(ctx);
-	/* What the child left, which ended without giving anything back. */
-	ctx = context(dir, 0);
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
-	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
 	assert_int_equal(rmdir(dir), 0);
