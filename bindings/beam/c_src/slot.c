@@ -359,7 +359,7 @@ static ERL_NIF_TERM watch(ErlNifEnv *env, struct slot_end *end, ERL_NIF_TERM mes
 	if (fd < 0)
 		return make_error(env, &err);
 	changed = tmesh_slot_changed(end->reader);
-	/* Told by a message, whoever reads and watches again would be told again at once, for ever. */
+	/* Told by a message, whoever reads and watches again would be told at once, for ever. */
 	if (changed < 0) {
 		refuse(&err, changed, "the slot's publisher is gone: there will be no newer value");
 		return make_error(env, &err);
