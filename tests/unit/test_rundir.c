@@ -433,6 +433,17 @@ static void opens(const char *dir, const char *token)
 	}
 }
 
+/* When it was made: a new one may have the old one's number. */
+static int64_t socket_ns(const char *dir, const char *token)
+{
+	char path[600];
+	struct stat st;
+
+	snprintf(path, sizeof(path), "%s/%.32s", dir, token + 5);
+	assert_int_equal(lstat(path, &st), 0);
+	return st.st_ctim.tv_sec * INT64_C(1000000000) + st.st_ctim.tv_nsec;
+}
+
 static void removed(const char *dir, const char *token)
 {
 	char path[600];
@@ -454,6 +465,7 @@ static void test_removed(void **state)
 	struct tmesh_region *region, *other, *got;
 	struct tmesh_ctx *ctx, *client;
 	unsigned int before;
+	int64_t made;
 
 	assert_non_null(mkdtemp(base));
 	snprintf(dir, sizeof(dir), "%s/dir", base);
@@ -463,6 +475,11 @@ static void test_removed(void **state)
 	assert_ok(tmesh_region_create(ctx, 10, NULL, &other, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, first, err));
 	before = unit_open_fds();
+	/* One that is there stays: between the end of one and the next nobody could connect. */
+	made = socket_ns(dir, first);
+	usleep(110000);
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_int_equal(socket_ns(dir, first), made);
 	/* The socket alone; the token is the same one. */
 	removed(dir, first);
 	assert_refused(tmesh_region_open(client, first, TMESH_READ, &got, err), -ENOENT, "gone");
