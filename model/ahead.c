@@ -3,9 +3,9 @@
  * Reading ahead of a buffered load, by a thread of its own. One thread alone waits for the disk,
  * and then for the pages of the region: the disk is idle half of the time, as the kernel's own
  * read-ahead is a few hundred KiB. This thread sends the file to /dev/null, which copies nothing
- * and waits for the pages all the same; the page cache has them then. (To ask for them by
- * readahead() takes half as long again as no thread.) Best effort: where it cannot read, the load
- * itself meets the error.
+ * and waits for the pages all the same; the page cache has them then. (With
+ * readahead() here loads took 1.6 times as long: docs/models.md.) Best effort: where it cannot
+ * read, the load itself meets the error.
  */
 #include "model_internal.h"
 

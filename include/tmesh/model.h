@@ -264,7 +264,8 @@ struct tmesh_model_save_opts {
  *
  * Return: 0; -EINVAL (a name that appears twice, is not UTF-8, or is "__metadata__"; a tensor that
  * is not contiguous; metadata that is not UTF-8; opts), -EOPNOTSUPP (a type that safetensors does
- * not have), -ENOSPC, -EIO, -ECANCELED and other errors of writing. After an error no file was made
+ * not have), -EEXIST (a folder, a device or a pipe has the name; a symbolic link is replaced, not
+ * followed), -ENOSPC, -EIO, -ECANCELED and other errors of writing. After an error no file was made
  * or replaced; only if the last step of several files fails, some of them may have been.
  */
 int tmesh_model_save(const char *path, const struct tmesh_model_item *items, size_t count,

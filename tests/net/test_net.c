@@ -18,8 +18,6 @@
 
 #define BYTES 5000003 /* more than a piece, and no whole number of them */
 
-#define HUGE (2u << 20)
-
 /* What the kernel is to say of huge pages of shared memory; NULL: what it says. */
 static const char *huge_says;
 /* Memory for pages that are taken ahead of a write has ended. */
@@ -167,33 +165,6 @@ static void test_fetch(void **state)
 		assert_int_equal(stats_of(&home).bytes_fetched, sizes[i]);
 		finish(&home);
 	}
-}
-
-/* Large ones lie where huge pages fit, if shared memory may have them. */
-static void test_huge(void **state)
-{
-	struct tmesh_net_source source;
-	struct tmesh_region *got[2];
-	struct home home;
-
-	huge_says = "always within_size [advise] never deny force";
-	begin_with(&home, opts_of("127.0.0.1"), (16 << 20) + 1);
-	source = source_of(&home);
-	/* Two of them: one could lie there by chance. */
-	for (int i = 0; i < 2; i++) {
-		void *memory;
-
-		assert_ok(tmesh_net_fetch(home.net, &source, NULL, &got[i], err));
-		same(home.region, got[i]);
-		assert_ok(tmesh_region_map(got[i], TMESH_READ, &memory, err));
-		if (tmesh_ctx_backend(home.ctx) == TMESH_BACKEND_MEMFD)
-			assert_int_equal((uintptr_t)memory % HUGE, 0);
-		tmesh_region_unmap(got[i], TMESH_READ);
-	}
-	tmesh_region_unref(got[0]);
-	tmesh_region_unref(got[1]);
-	finish(&home);
-	huge_says = NULL;
 }
 
 static void test_opts(void **state)
@@ -784,7 +755,6 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_fetch),
-		cmocka_unit_test(test_huge),
 		cmocka_unit_test(test_opts),
 		cmocka_unit_test(test_unsealed),
 		cmocka_unit_test(test_ended),
