@@ -1,42 +1,72 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Limits: what a uid, an IPC namespace, and all of them together, may hold. Root sets them in
- * /proc/sys/dev/tmesh/.
+ * Accounts and limits of each uid, of each IPC namespace, and of the whole system. Root sets the
+ * limits in /proc/sys/dev/tmesh/.
  */
 #include <linux/cgroup.h>
+#include <linux/hashtable.h>
+#include <linux/idr.h>
 #include <linux/ipc_namespace.h>
 #include <linux/mm.h>
 #include <linux/nsproxy.h>
 #include <linux/overflow.h>
 #include <linux/proc_ns.h>
-#include <linux/sched.h>
+#include <linux/random.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/sysctl.h>
-#include <linux/xarray.h>
 
 #include "account.h"
 
 /**
- * struct tmesh_account - what a uid, a namespace, or everybody holds
- * @refs: users that are charged here; guarded by users_lock
- * @used: guarded by account_lock
+ * struct tmesh_account - the charges of a uid, of a namespace, or of the system.
+ * @node: link in a hash table; guarded by users_lock, as are @key and @refs
+ * @key:  a uid, or the inode number of a namespace
+ * @refs: number of struct tmesh_user that refer to this account
+ * @used: charges by kind; guarded by account_lock
+ * @due:  for a uid: its leases that are about to end
+ * @ids:  for a namespace other than the initial one: the high bits of its ids; constant
+ * @last_id: the low bits of the last id that was given out
  */
 struct tmesh_account {
+	struct hlist_node node;
+	u64 key;
 	unsigned int refs;
 	u64 used[TMESH_COUNTS];
+	struct tmesh_due due;
+	u64 ids;
+	atomic64_t last_id;
 };
 
 static unsigned long limits[TMESH_LEVELS][TMESH_COUNTS];
 
-/* Guards the tables, and the last reference of each user. */
-static DEFINE_MUTEX(users_lock);
-static DEFINE_XARRAY_FLAGS(users, XA_FLAGS_ACCOUNT);
-static DEFINE_XARRAY_FLAGS(uid_accounts, XA_FLAGS_ACCOUNT);
-static DEFINE_XARRAY_FLAGS(ipc_ns_accounts, XA_FLAGS_ACCOUNT);
+/* The tables have a fixed size, so that no allocation happens under users_lock. */
+#define TMESH_USERS_BITS 10
 
-/* Guards what is used, on all levels at once. Nothing is taken inside. */
+/* Guards the tables. The last reference of a user is dropped under it. */
+static DEFINE_MUTEX(users_lock);
+static struct hlist_head users[1 << TMESH_USERS_BITS];
+static struct hlist_head uid_accounts[1 << TMESH_USERS_BITS];
+static struct hlist_head ipc_ns_accounts[1 << TMESH_USERS_BITS];
+
+/* Guards @used of all accounts. It is a leaf lock. */
 static DEFINE_SPINLOCK(account_lock);
 static struct tmesh_account total_account;
+
+/*
+ * Each namespace counts its ids up from a random prefix of its own. So a process cannot learn from
+ * an id how many objects other namespaces have made. The initial namespace has no prefix.
+ */
+#define TMESH_IDS_SHIFT 40
+#define TMESH_IDS_BITS 22
+static DEFINE_IDA(ids_taken);
+static atomic64_t last_id;
+
+/*
+ * The work function that ends leases. tmesh_account_init() sets it before the first account exists.
+ */
+static work_func_t account_due __ro_after_init;
 
 static struct ctl_table_header *sysctls;
 
@@ -71,116 +101,222 @@ static struct ctl_table sysctl_table[] = {
 	TMESH_SYSCTL_END
 };
 
-static struct tmesh_account *tmesh_account_get(struct xarray *accounts, unsigned long key)
+static struct tmesh_account *tmesh_account_find(const struct hlist_head *accounts, u64 key)
 {
-	struct tmesh_account *account = xa_load(accounts, key);
-	int rc;
+	struct tmesh_account *account;
+
+	lockdep_assert_held(&users_lock);
+	hlist_for_each_entry(account, accounts, node) {
+		if (account->key == key)
+			return account;
+	}
+	return NULL;
+}
+
+/* Find an account by its key. If there is none, add *@brought and set *@brought to NULL. */
+static struct tmesh_account *tmesh_account_get(struct hlist_head *accounts, u64 key,
+					       struct tmesh_account **brought)
+{
+	struct tmesh_account *account = tmesh_account_find(accounts, key);
 
 	if (!account) {
-		account = kzalloc(sizeof(*account), TMESH_GFP);
-		if (!account)
-			return NULL;
-		rc = xa_err(xa_store(accounts, key, account, TMESH_GFP));
-		if (rc) {
-			kfree(account);
-			return NULL;
-		}
+		account = *brought;
+		*brought = NULL;
+		account->key = key;
+		hlist_add_head(&account->node, accounts);
 	}
 	account->refs++;
 	return account;
 }
 
-static void tmesh_account_put(struct xarray *accounts, unsigned long key)
+static void tmesh_account_free(struct tmesh_account *account)
 {
-	struct tmesh_account *account = xa_load(accounts, key);
-	unsigned int i;
-
-	if (!account || --account->refs)
-		return;
-	for (i = 0; i < TMESH_COUNTS; i++)
-		WARN_ON_ONCE(account->used[i]);
-	xa_erase(accounts, key);
+	if (account && account->ids)
+		ida_free(&ids_taken, account->ids >> TMESH_IDS_SHIFT);
 	kfree(account);
 }
 
-/* A namespace's number is its own for as long as we hold the namespace. */
-static unsigned long tmesh_user_key(kuid_t uid, const struct ipc_namespace *ipc_ns)
+static void tmesh_account_put(struct tmesh_account *account)
 {
-	return (unsigned long)ipc_ns->ns.inum << 32 | __kuid_val(uid);
+	unsigned int i;
+
+	lockdep_assert_held(&users_lock);
+	if (--account->refs)
+		return;
+	for (i = 0; i < TMESH_COUNTS; i++)
+		WARN_ON_ONCE(account->used[i]);
+	hlist_del(&account->node);
+	tmesh_account_free(account);
 }
 
-static struct tmesh_user *tmesh_user_new(kuid_t uid, struct ipc_namespace *ipc_ns)
+/* The inode number of a namespace is unique while the user holds a reference on the namespace. */
+static u64 tmesh_user_key(kuid_t uid, const struct ipc_namespace *ipc_ns)
 {
-	struct tmesh_user *user = kzalloc(sizeof(*user), TMESH_GFP);
-	int rc = -ENOMEM;
+	return (u64)ipc_ns->ns.inum << 32 | __kuid_val(uid);
+}
 
-	if (!user)
-		return ERR_PTR(-ENOMEM);
+static struct hlist_head *tmesh_bucket(struct hlist_head *table, u64 key)
+{
+	return &table[hash_64(key, TMESH_USERS_BITS)];
+}
+
+/* Called under RCU or with users_lock held. */
+static struct tmesh_user *tmesh_user_find(u64 key)
+{
+	struct tmesh_user *user;
+
+	hlist_for_each_entry_rcu(user, tmesh_bucket(users, key), node,
+				 lockdep_is_held(&users_lock)) {
+		if (user->key == key)
+			return user;
+	}
+	return NULL;
+}
+
+/**
+ * struct tmesh_newcomer - preallocated objects for a new user
+ * @user:     the user
+ * @accounts: its accounts; those that exist already are not needed
+ *
+ * They are allocated before users_lock is taken. The allocation is charged to the caller and may
+ * block, and an exiting process must not wait for it under users_lock.
+ */
+struct tmesh_newcomer {
+	struct tmesh_user *user;
+	struct tmesh_account *accounts[TMESH_TOTAL];
+};
+
+static void tmesh_newcomer_free(struct tmesh_newcomer *new)
+{
+	unsigned int i;
+
+	for (i = 0; i < TMESH_TOTAL; i++)
+		tmesh_account_free(new->accounts[i]);
+	kfree(new->user);
+}
+
+static void tmesh_due_init(struct tmesh_due *due)
+{
+	spin_lock_init(&due->lock);
+	INIT_LIST_HEAD(&due->leases);
+	INIT_WORK(&due->work, account_due);
+}
+
+/* Reserve a random prefix for the ids of a namespace. */
+static int tmesh_ids_alloc(struct tmesh_account *account)
+{
+	int bits;
+
+	do {
+		bits = get_random_u32() & (BIT(TMESH_IDS_BITS) - 1);
+		bits = bits ? ida_alloc_range(&ids_taken, bits, bits, TMESH_GFP) : -ENOSPC;
+		if (fatal_signal_pending(current) && bits < 0)
+			return -EINTR;
+	} while (bits == -ENOSPC);
+	if (bits < 0)
+		return bits;
+	account->ids = (u64)bits << TMESH_IDS_SHIFT;
+	return 0;
+}
+
+static int tmesh_newcomer_alloc(struct tmesh_newcomer *new, const struct ipc_namespace *ipc_ns)
+{
+	unsigned int i;
+
+	new->user = kzalloc(sizeof(*new->user), TMESH_GFP);
+	if (!new->user)
+		return -ENOMEM;
+	for (i = 0; i < TMESH_TOTAL; i++) {
+		new->accounts[i] = kzalloc(sizeof(*new->accounts[i]), TMESH_GFP);
+		if (!new->accounts[i])
+			return -ENOMEM;
+		tmesh_due_init(&new->accounts[i]->due);
+	}
+	if (ipc_ns->ns.inum != PROC_IPC_INIT_INO)
+		return tmesh_ids_alloc(new->accounts[TMESH_PER_IPC_NS]);
+	return 0;
+}
+
+static struct tmesh_user *tmesh_user_join(struct tmesh_newcomer *new, kuid_t uid,
+					  struct ipc_namespace *ipc_ns)
+{
+	u64 key = tmesh_user_key(uid, ipc_ns), id = __kuid_val(uid);
+	struct tmesh_user *user = new->user;
+
+	lockdep_assert_held(&users_lock);
+	new->user = NULL;
+	user->key = key;
 	user->uid = uid;
 	user->ipc_ns = ipc_ns;
 	refcount_set(&user->ref, 1);
 	spin_lock_init(&user->lock);
-	INIT_LIST_HEAD(&user->lingering);
+	INIT_LIST_HEAD(&user->holds);
 	user->accounts[TMESH_TOTAL] = &total_account;
-	user->accounts[TMESH_PER_UID] = tmesh_account_get(&uid_accounts, __kuid_val(uid));
-	if (!user->accounts[TMESH_PER_UID])
-		goto free;
-	user->accounts[TMESH_PER_IPC_NS] = tmesh_account_get(&ipc_ns_accounts, ipc_ns->ns.inum);
-	if (!user->accounts[TMESH_PER_IPC_NS])
-		goto put_uid;
-	rc = xa_err(xa_store(&users, tmesh_user_key(uid, ipc_ns), user, TMESH_GFP));
-	if (rc)
-		goto put_ipc_ns;
+	user->accounts[TMESH_PER_UID] = tmesh_account_get(tmesh_bucket(uid_accounts, id), id,
+							  &new->accounts[TMESH_PER_UID]);
+	id = ipc_ns->ns.inum;
+	user->accounts[TMESH_PER_IPC_NS] = tmesh_account_get(tmesh_bucket(ipc_ns_accounts, id), id,
+							     &new->accounts[TMESH_PER_IPC_NS]);
 	get_ipc_ns(ipc_ns);
+	hlist_add_head_rcu(&user->node, tmesh_bucket(users, key));
 	return user;
-
-put_ipc_ns:
-	tmesh_account_put(&ipc_ns_accounts, ipc_ns->ns.inum);
-put_uid:
-	tmesh_account_put(&uid_accounts, __kuid_val(uid));
-free:
-	kfree(user);
-	return ERR_PTR(rc);
 }
 
 /**
- * tmesh_user_get() - find or make what a uid in the caller's IPC namespace is charged to
+ * tmesh_user_get() - find or create the user for a uid in the caller's IPC namespace
  * @uid: the uid
  *
- * Context: process context.
+ * Context: process context, may sleep; neither claims_lock nor the region's lock is held.
  * Return: a reference, or -ENOMEM as a pointer.
  */
 struct tmesh_user *tmesh_user_get(kuid_t uid)
 {
 	struct ipc_namespace *ipc_ns = current->nsproxy->ipc_ns;
-	unsigned long key = tmesh_user_key(uid, ipc_ns);
+	u64 key = tmesh_user_key(uid, ipc_ns);
+	struct tmesh_newcomer new = { };
 	struct tmesh_user *user;
+	int rc;
 
 	rcu_read_lock();
-	user = xa_load(&users, key);
+	user = tmesh_user_find(key);
 	if (user && !refcount_inc_not_zero(&user->ref))
 		user = NULL;
 	rcu_read_unlock();
 	if (user)
 		return user;
 
-	mutex_lock(&users_lock);
-	user = xa_load(&users, key);
-	if (user)
-		refcount_inc(&user->ref);
-	else
-		user = tmesh_user_new(uid, ipc_ns);
-	mutex_unlock(&users_lock);
-	return user;
+	rc = tmesh_newcomer_alloc(&new, ipc_ns);
+	if (!rc) {
+		mutex_lock(&users_lock);
+		user = tmesh_user_find(key);
+		if (user)
+			refcount_inc(&user->ref);
+		else
+			user = tmesh_user_join(&new, uid, ipc_ns);
+		mutex_unlock(&users_lock);
+	}
+	tmesh_newcomer_free(&new);
+	return rc ? ERR_PTR(rc) : user;
 }
 
 /**
  * tmesh_user_hold() - take one more reference
- * @user: which the caller has a reference of
+ * @user: the user; the caller has a reference
  */
 void tmesh_user_hold(struct tmesh_user *user)
 {
 	refcount_inc(&user->ref);
+}
+
+/**
+ * tmesh_user_try_hold() - take a reference unless the last one has been dropped
+ * @user: the user; the caller is in an RCU read-side section
+ *
+ * Return: true if a reference was taken.
+ */
+bool tmesh_user_try_hold(struct tmesh_user *user)
+{
+	return refcount_inc_not_zero(&user->ref);
 }
 
 /**
@@ -193,24 +329,52 @@ void tmesh_user_put(struct tmesh_user *user)
 {
 	if (!refcount_dec_and_mutex_lock(&user->ref, &users_lock))
 		return;
-	xa_erase(&users, tmesh_user_key(user->uid, user->ipc_ns));
-	tmesh_account_put(&uid_accounts, __kuid_val(user->uid));
-	tmesh_account_put(&ipc_ns_accounts, user->ipc_ns->ns.inum);
+	hlist_del_rcu(&user->node);
+	tmesh_account_put(user->accounts[TMESH_PER_UID]);
+	tmesh_account_put(user->accounts[TMESH_PER_IPC_NS]);
 	mutex_unlock(&users_lock);
-	WARN_ON_ONCE(user->files || !list_empty(&user->lingering));
+	WARN_ON_ONCE(user->files || !list_empty(&user->holds));
 	tmesh_put_ipc_ns(user->ipc_ns);
 	kfree_rcu(user, rcu);
 }
 
 /**
- * tmesh_ipc_ns_ended() - has an IPC namespace no processes any more?
- * @user: of that namespace
+ * tmesh_next_id() - allocate an id for a new object
+ * @user: the owner of the object
  *
- * The namespace does not tell. Each user has a reference on it, and when there are no others nobody
- * is in it, nor can anybody come. While a reference of ours is on its way out the answer is no.
+ * Return: an id that no other object has.
+ */
+u64 tmesh_next_id(const struct tmesh_user *user)
+{
+	struct tmesh_account *account = user->accounts[TMESH_PER_IPC_NS];
+
+	/* The initial namespace's account may be freed and made again, so its counter is global. */
+	if (!account->ids)
+		return atomic64_inc_return(&last_id);
+	return account->ids | atomic64_inc_return(&account->last_id);
+}
+
+/**
+ * tmesh_user_due() - return the list of a uid's leases that are about to end
+ * @user: the user
+ *
+ * Return: the list, valid while the caller has a reference on @user.
+ */
+struct tmesh_due *tmesh_user_due(const struct tmesh_user *user)
+{
+	return &user->accounts[TMESH_PER_UID]->due;
+}
+
+/**
+ * tmesh_ipc_ns_ended() - test whether an IPC namespace has lost its last process
+ * @user: a user in that namespace
+ *
+ * The kernel does not notify us when a namespace becomes empty. Each user has one reference on the
+ * namespace. If there are no other references, no process is in the namespace and none can enter
+ * it. The answer is false while tmesh_user_put() still has to drop its reference.
  *
  * Context: process context.
- * Return: true when it has ended for all but us.
+ * Return: true if only tmesh has references on the namespace.
  */
 bool tmesh_ipc_ns_ended(const struct tmesh_user *user)
 {
@@ -223,12 +387,12 @@ bool tmesh_ipc_ns_ended(const struct tmesh_user *user)
 }
 
 /**
- * tmesh_limit() - a limit in force
- * @user:  for whom
- * @level: on which level
- * @count: of what
+ * tmesh_limit() - read a limit
+ * @user:  the user that the limit applies to
+ * @level: uid, namespace or system
+ * @count: kind of charge
  *
- * The system's own IPC namespace may have as much as there may be in all.
+ * The initial IPC namespace has the limits of the whole system.
  *
  * Return: the limit.
  */
@@ -246,7 +410,7 @@ static int tmesh_exchange_levels(struct tmesh_user *user, enum tmesh_count count
 	u64 sum;
 
 	spin_lock(&account_lock);
-	/* Adding nothing fits even where a limit was lowered below what is used. */
+	/* A charge that does not grow always fits, even if root lowered the limit below the use. */
 	for (i = 0; i < levels && more > less; i++) {
 		if (check_add_overflow(user->accounts[i]->used[count] - less, more, &sum) ||
 		    sum > tmesh_limit(user, i, count)) {
@@ -272,10 +436,10 @@ static void tmesh_uncharge_levels(struct tmesh_user *user, enum tmesh_count coun
 }
 
 /**
- * tmesh_charge() - charge something to a user, if the limits of all levels allow
+ * tmesh_charge() - charge a user unless a limit of any level is exceeded
  * @user:  the user
- * @count: what
- * @more:  how much
+ * @count: kind of charge
+ * @more:  amount
  *
  * Return: 0, or -EDQUOT and nothing is charged.
  */
@@ -285,14 +449,14 @@ int tmesh_charge(struct tmesh_user *user, enum tmesh_count count, u64 more)
 }
 
 /**
- * tmesh_exchange() - charge something in place of what was charged
+ * tmesh_exchange() - replace one charge by another
  * @user:  the user
- * @count: what
- * @less:  how much of what was charged
- * @more:  how much instead
+ * @count: kind of charge
+ * @less:  amount to release
+ * @more:  amount to charge
  *
  * Context: any; takes a spinlock.
- * Return: 0, or -EDQUOT and nothing has changed.
+ * Return: 0; or -EDQUOT, and nothing has changed.
  */
 int tmesh_exchange(struct tmesh_user *user, enum tmesh_count count, u64 less, u64 more)
 {
@@ -300,10 +464,10 @@ int tmesh_exchange(struct tmesh_user *user, enum tmesh_count count, u64 less, u6
 }
 
 /**
- * tmesh_uncharge() - take a charge back
+ * tmesh_uncharge() - release a charge
  * @user:  the user
- * @count: what
- * @less:  how much of what was charged
+ * @count: kind of charge
+ * @less:  amount to release
  */
 void tmesh_uncharge(struct tmesh_user *user, enum tmesh_count count, u64 less)
 {
@@ -311,36 +475,52 @@ void tmesh_uncharge(struct tmesh_user *user, enum tmesh_count count, u64 less)
 }
 
 /**
- * tmesh_charge_kept() - charge somebody for keeping another user's memory
- * @user:  who keeps it
- * @bytes: how much
+ * tmesh_charge_pinned() - charge a user for pinning another user's memory
+ * @user:  the user that pins it
+ * @bytes: number of bytes
  *
- * To the uid alone: the memory exists once, and its owner's charge has it in the sums.
+ * Only the uid is charged. The namespace and the system already have the memory in their sums,
+ * because its owner is charged for it.
  *
  * Return: 0, or -EDQUOT and nothing is charged.
  */
-int tmesh_charge_kept(struct tmesh_user *user, u64 bytes)
+int tmesh_charge_pinned(struct tmesh_user *user, u64 bytes)
 {
 	return tmesh_exchange_levels(user, TMESH_BYTES, 0, bytes, TMESH_PER_UID + 1);
 }
 
 /**
- * tmesh_uncharge_kept() - take such a charge back
- * @user:  who kept it
- * @bytes: as charged
+ * tmesh_uncharge_pinned() - release a charge of tmesh_charge_pinned()
+ * @user:  the user that pinned it
+ * @bytes: the same number of bytes
  */
-void tmesh_uncharge_kept(struct tmesh_user *user, u64 bytes)
+void tmesh_uncharge_pinned(struct tmesh_user *user, u64 bytes)
 {
 	tmesh_uncharge_levels(user, TMESH_BYTES, bytes, TMESH_PER_UID + 1);
 }
 
 /**
- * tmesh_used() - what is charged
- * @user:  to whom; NULL for what all hold together
- * @level: on which level
- * @count: of what
+ * tmesh_shared_fairly() - test whether a foreign user may take another slot of a shared object
+ * @most:    number of slots; half of them are reserved for the owner
+ * @foreign: slots taken by all users but the owner
+ * @own:     slots among them that the asking user has taken
  *
- * Return: how much.
+ * A user must leave as many slots free as it has taken, so that the next user gets some.
+ *
+ * Return: true if so.
+ */
+bool tmesh_shared_fairly(unsigned int most, unsigned int foreign, unsigned int own)
+{
+	return foreign + own < most / 2;
+}
+
+/**
+ * tmesh_used() - read a charge
+ * @user:  the user charged; NULL for the sum of all users
+ * @level: uid, namespace or system
+ * @count: kind of charge
+ *
+ * Return: the amount.
  */
 u64 tmesh_used(const struct tmesh_user *user, enum tmesh_level level, enum tmesh_count count)
 {
@@ -353,18 +533,30 @@ u64 tmesh_used(const struct tmesh_user *user, enum tmesh_level level, enum tmesh
 	return used;
 }
 
-int __init tmesh_account_init(void)
+/**
+ * tmesh_account_init() - set up limits and sysctls before there are users
+ * @due: work function that ends the leases of a struct tmesh_due
+ *
+ * Return: 0 or -ENOMEM.
+ */
+int __init tmesh_account_init(work_func_t due)
 {
 	unsigned long ram = totalram_pages() << PAGE_SHIFT;
 	unsigned int level;
 
+	/* As in tmesh_region_teach(). */
+	fs_reclaim_acquire(GFP_KERNEL);
+	might_lock(&users_lock);
+	fs_reclaim_release(GFP_KERNEL);
+
 	BUILD_BUG_ON(TMESH_PER_UID != 0);
+	account_due = due;
 	for (level = TMESH_PER_UID; level <= TMESH_PER_IPC_NS; level++) {
 		limits[level][TMESH_BYTES] = ram / 2;
 		limits[level][TMESH_REGIONS] = 1 << 19;
 		limits[level][TMESH_HANDLES] = 1 << 20;
 		limits[level][TMESH_PINS] = 1 << 19;
-		/* Room for the next ones beside those that are kept. */
+		/* Kept regions may use half of the limit, so that new regions still fit. */
 		limits[level][TMESH_KEPT_BYTES] = ram / 4;
 		limits[level][TMESH_KEPT_NAMES] = 1 << 10;
 	}
@@ -381,14 +573,15 @@ int __init tmesh_account_init(void)
 void tmesh_account_exit(void)
 {
 	unregister_sysctl_table(sysctls);
-	WARN_ON_ONCE(!xa_empty(&users) || !xa_empty(&uid_accounts) || !xa_empty(&ipc_ns_accounts));
+	WARN_ON_ONCE(!hash_empty(users) || !hash_empty(uid_accounts) ||
+		     !hash_empty(ipc_ns_accounts));
 }
 
 /**
- * tmesh_cgroup_id() - whose memory controller the caller's allocations are charged to
+ * tmesh_cgroup_id() - return the memory control group that the caller's allocations are charged to
  *
  * Context: process context.
- * Return: the group's id as user space has it, or 0.
+ * Return: the id of the control group in the unified hierarchy, or 0.
  */
 u64 tmesh_cgroup_id(void)
 {

@@ -2,8 +2,8 @@
 /*
  * Memory of another exporter's dma-buf.
  *
- * It has no pages that we may touch: mappings are made by its exporter, and devices attach to
- * it by way of a proxy (proxy.c).
+ * tmesh must not touch its pages. The exporter makes the mappings, and devices attach through a
+ * proxy (proxy.c).
  */
 #include <linux/dma-buf.h>
 #include <linux/slab.h>
@@ -35,7 +35,7 @@ static void tmesh_import_release(struct tmesh_mem *mem)
 	kfree(import);
 }
 
-/* Some exporters map their first page whatever the offset is. */
+/* Refuse an offset: some exporters ignore it and map their first page. */
 static int tmesh_import_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
 {
 	if (vma->vm_pgoff)
@@ -50,12 +50,12 @@ static const struct tmesh_backing_ops tmesh_import_ops = {
 };
 
 /**
- * tmesh_import_rights() - what a descriptor of a dma-buf allows
+ * tmesh_import_rights() - check a dma-buf and return the rights that its descriptor gives
  * @dmabuf: the dma-buf
  * @rights: set to TMESH_RIGHT_*
  *
- * Return: 0; -ELOOP for a dma-buf of our own; -EACCES for one that cannot be read;
- * -EOPNOTSUPP for one that is no whole pages.
+ * Return: 0; -ELOOP for a dma-buf of tmesh; -EACCES for one not open for reading; -EOPNOTSUPP for
+ * one whose size is not a multiple of the page size.
  */
 int tmesh_import_rights(const struct dma_buf *dmabuf, u32 *rights)
 {
@@ -72,9 +72,9 @@ int tmesh_import_rights(const struct dma_buf *dmabuf, u32 *rights)
 }
 
 /**
- * tmesh_import_create() - make memory of a foreign dma-buf
- * @user:   who pays, which is nothing: the memory is its exporter's
- * @dmabuf: that tmesh_import_rights() found good
+ * tmesh_import_create() - create the memory object of a foreign dma-buf
+ * @user:   the owner; charged nothing, because the exporter owns the memory
+ * @dmabuf: a dma-buf that tmesh_import_rights() accepted
  *
  * Return: the memory or -ENOMEM as a pointer.
  */
@@ -97,11 +97,11 @@ struct tmesh_mem *tmesh_import_create(struct tmesh_user *user, struct dma_buf *d
 }
 
 /**
- * tmesh_import_get() - the dma-buf that a region stands for
+ * tmesh_import_get() - take a reference on the dma-buf behind a region
  * @region: of TMESH_BACKING_DMABUF
  *
  * Context: takes the region's lock.
- * Return: a reference, or NULL where the region was revoked.
+ * Return: the dma-buf, or NULL if the region was revoked.
  */
 struct dma_buf *tmesh_import_get(struct tmesh_region *region)
 {

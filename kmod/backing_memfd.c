@@ -2,14 +2,15 @@
 /*
  * Memory of a memfd that is sealed against shrinking.
  *
- * The region holds the pages, for devices. Memory mappings are the memfd's own: pages of a
- * page cache that something else mapped would break when a hole is punched.
+ * The region has a reference on each page, for devices. Memory mappings are those of the memfd:
+ * punching a hole would not unmap pages of its page cache that tmesh had mapped by itself.
  */
 #include <linux/cpu.h>
 #include <linux/fcntl.h>
 #include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/hashtable.h>
+#include <linux/jiffies.h>
 #include <linux/magic.h>
 #include <linux/module.h>
 #include <linux/pagemap.h>
@@ -17,10 +18,12 @@
 #include <linux/slab.h>
 #include <linux/workqueue.h>
 
+#include "account.h"
+#include "account.h"
 #include "backing.h"
 #include "mem.h"
 
-/* Regions of a memfd. */
+/* The most regions that one memfd may have. */
 #define TMESH_MEMFD_REGIONS 1024
 
 /**
@@ -28,9 +31,9 @@
  * @mem:    the common part
  * @file:   the memfd; reference
  * @alias:  the same pages, as the file of mappings; reference
- * @node:   among all, by inode; guarded by memfds_lock, as are the following
- * @writes: it may be written by way of its region
- * @joined: how many others of the same memfd came that may be
+ * @node:   link in memfds, by inode; guarded by memfds_lock, as are @writes and @joined
+ * @writes: handles of its region may write to it
+ * @joined: number of writable regions of the same memfd that were added after this one
  */
 struct tmesh_memfd_mem {
 	struct tmesh_mem mem;
@@ -42,9 +45,9 @@ struct tmesh_memfd_mem {
 };
 
 /*
- * All memory of memfds, by inode: one region's seal is no other's, but the memfd is theirs in
- * common, and so are the references of its pages: what stands here has one on each of its pages.
- * The lock guards our F_SEAL_WRITE too: who is added finds it, or is found.
+ * All memory of memfds, by inode. Several regions may share a memfd, and each has one reference on
+ * each of its pages. A seal must account for all of these. The lock also guards the F_SEAL_WRITE
+ * that tmesh sets. So a new region either sees that seal, or the sealing region sees the new one.
  */
 static DEFINE_HASHTABLE(memfds, 10);
 static DEFINE_SPINLOCK(memfds_lock);
@@ -52,6 +55,18 @@ static DEFINE_SPINLOCK(memfds_lock);
 static struct tmesh_memfd_mem *to_memfd(const struct tmesh_mem *mem)
 {
 	return container_of(mem, struct tmesh_memfd_mem, mem);
+}
+
+/*
+ * A kernel thread closes the file at once, because a process may wait for the memory. fput() would
+ * defer that.
+ */
+static void tmesh_memfd_put(struct file *file)
+{
+	if (current->flags & PF_KTHREAD)
+		__fput_sync(file);
+	else
+		fput(file);
 }
 
 static void tmesh_memfd_release(struct tmesh_mem *mem)
@@ -67,14 +82,14 @@ static void tmesh_memfd_release(struct tmesh_mem *mem)
 		cond_resched();
 	}
 	tmesh_mem_fini(mem);
-	fput(memfd->alias);
-	fput(memfd->file);
+	tmesh_memfd_put(memfd->alias);
+	tmesh_memfd_put(memfd->file);
 	kfree(memfd);
 }
 
 /*
- * With the memfd itself as the file of a mapping, remap_file_pages() would ask the memfd for any of
- * its pages, beyond the region and past the claim's rights. This one maps nothing.
+ * The file of each mapping. If it were the memfd itself, remap_file_pages() could map any page of
+ * the memfd, outside of the region and without the claim's rights. This file has no mmap operation.
  */
 static const struct file_operations tmesh_memfd_alias_fops = {
 	.owner = THIS_MODULE,
@@ -86,7 +101,7 @@ static struct file *tmesh_memfd_alias(struct file *memfd)
 	struct inode *inode = file_inode(memfd);
 	struct file *alias;
 
-	/* As for handles: the module is the caller's to hold. */
+	/* alloc_file_pseudo() expects its caller to hold the module. */
 	__module_get(THIS_MODULE);
 	ihold(inode);
 	alias = alloc_file_pseudo(inode, memfd->f_path.mnt, memfd->f_path.dentry->d_name.name,
@@ -105,15 +120,18 @@ static unsigned int *tmesh_memfd_seals(const struct file *file)
 	return &SHMEM_I(file_inode(file))->seals;
 }
 
-/* Its holder's seals: for mappings the core looks at those of the handle's file, which has none. */
+/*
+ * Test the memfd's seals. The core does not do this for our mappings: it looks at the seals of the
+ * handle's file, which has none.
+ */
 static bool tmesh_memfd_sealed(const struct tmesh_mem *mem)
 {
 	return READ_ONCE(*tmesh_memfd_seals(to_memfd(mem)->file)) & TMESH_NO_WRITE;
 }
 
 /*
- * The memfd counts mappings that could become writable as writers. Ours are made for good
- * what they are asked to be, so that readers stop no seal.
+ * shmem counts a mapping that could become writable as a writer. Clear VM_MAYWRITE on a read-only
+ * mapping, so that readers do not block F_SEAL_WRITE.
  */
 static int tmesh_memfd_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
 {
@@ -125,13 +143,16 @@ static int tmesh_memfd_mmap(struct tmesh_mem *mem, struct vm_area_struct *vma)
 	return tmesh_file_mmap(memfd->file, vma);
 }
 
-/* The page cache has references of its own; a seal, which has the time, counts those too. */
+/*
+ * The page cache has references of its own, so the count of a folio proves nothing here.
+ * tmesh_memfd_look() takes the time to account for them.
+ */
 static bool tmesh_memfd_in_use(struct tmesh_mem *mem, struct folio *folio)
 {
 	return folio_maybe_dma_pinned(folio);
 }
 
-/* May it be written by way of another region? */
+/* Test whether another region of the same memfd may write to it. */
 static bool tmesh_memfd_shared(const struct tmesh_memfd_mem *memfd)
 {
 	const struct inode *inode = file_inode(memfd->file);
@@ -145,21 +166,35 @@ static bool tmesh_memfd_shared(const struct tmesh_memfd_mem *memfd)
 	return false;
 }
 
+/* Test whether the region's owner differs from the memfd's owner. */
+static bool tmesh_memfd_foreign(const struct tmesh_memfd_mem *memfd)
+{
+	return !uid_eq(memfd->mem.user->uid, file_inode(memfd->file)->i_uid);
+}
+
 /*
- * Somebody may have sealed it since the rights were looked up. Others have to go through all
- * regions of the memfd when they seal it, so there are not too many.
+ * Add a region to the table. The memfd may have been sealed since the rights were looked up, so
+ * drop the right to write in that case. The number of regions of a memfd is limited because a seal
+ * walks all of them under memfds_lock.
  */
 static int tmesh_memfd_join(struct tmesh_memfd_mem *memfd, u32 *rights)
 {
 	struct inode *inode = file_inode(memfd->file);
 	struct tmesh_memfd_mem *other;
-	unsigned int others = 0;
+	bool foreign = tmesh_memfd_foreign(memfd);
+	unsigned int others = 0, foreigners = 0, own = 0;
 	int rc = -EDQUOT;
 
 	spin_lock(&memfds_lock);
-	hash_for_each_possible(memfds, other, node, (unsigned long)inode)
-		others += file_inode(other->file) == inode;
-	if (others >= TMESH_MEMFD_REGIONS)
+	hash_for_each_possible(memfds, other, node, (unsigned long)inode) {
+		if (file_inode(other->file) != inode)
+			continue;
+		others++;
+		foreigners += tmesh_memfd_foreign(other);
+		own += uid_eq(other->mem.user->uid, memfd->mem.user->uid);
+	}
+	if (others >= TMESH_MEMFD_REGIONS ||
+	    (foreign && !tmesh_shared_fairly(TMESH_MEMFD_REGIONS, foreigners, own)))
 		goto unlock;
 	rc = 0;
 	if (tmesh_memfd_sealed(&memfd->mem))
@@ -175,7 +210,10 @@ unlock:
 	return rc;
 }
 
-/* References of regions on a folio of a memfd. None of them goes before it leaves the table. */
+/*
+ * Count the references that regions have on a folio of a memfd. A region drops its references only
+ * after it has left the table.
+ */
 static int tmesh_memfd_refs(const struct inode *inode, struct folio *folio)
 {
 	const struct tmesh_memfd_mem *other;
@@ -194,9 +232,10 @@ static int tmesh_memfd_refs(const struct inode *inode, struct folio *folio)
 }
 
 /*
- * A folio that the file has. Beside what is accounted for, and one of the caller's, it has no
- * reference: neither of a pin, nor a plain one, as direct I/O takes before 6.3 and udmabuf before
- * 6.11. Nor do pages count for which something else has come, which devices would go on seeing.
+ * Check one folio of the file before a seal. It must have no reference except those of the regions,
+ * of the page cache and of the caller. That rules out pins as well as the plain references that
+ * direct I/O takes before 6.3 and udmabuf before 6.11. The file must also still have the region's
+ * own pages: if a page was replaced, devices would go on seeing the old one.
  */
 static int tmesh_memfd_look(const struct tmesh_memfd_mem *memfd, struct tmesh_sealing *sealing,
 			    struct folio *folio)
@@ -214,7 +253,7 @@ static int tmesh_memfd_look(const struct tmesh_memfd_mem *memfd, struct tmesh_se
 		}
 		sealing->found = end;
 	}
-	/* It was sealed by others, who have looked. */
+	/* The memfd was sealed before, and that seal has checked the references. */
 	if (!sealing->begun)
 		return 0;
 	spin_lock(&memfds_lock);
@@ -247,9 +286,13 @@ static int tmesh_memfd_look_at_piece(const struct tmesh_memfd_mem *memfd,
 	return rc ? rc : 1;
 }
 
-/* Gives up references that the CPU keeps for a while on pages that somebody has just used. */
-static long tmesh_memfd_settle_here(void *folio)
+/*
+ * Drain this CPU's folio batches, which keep references on recently used pages. Releasing a batch
+ * with any folio in it does that.
+ */
+static long tmesh_memfd_settle_here(void *unused)
 {
+	struct folio *folio = page_folio(ZERO_PAGE(0));
 	struct folio_batch batch;
 
 	folio_get(folio);
@@ -259,28 +302,64 @@ static long tmesh_memfd_settle_here(void *folio)
 	return 0;
 }
 
-static void tmesh_memfd_settle(struct tmesh_mem *mem)
+/* The least time between two rounds over all CPUs */
+#define TMESH_SETTLE_REST max(HZ / 50, 1)
+
+/* Guards settle_next and serialises the rounds. */
+static DEFINE_MUTEX(settle_lock);
+static unsigned long settle_next = INITIAL_JIFFIES;
+static atomic_long_t settle_rounds;
+
+/*
+ * Drain the folio batches of all CPUs before another try of a seal. This interrupts every CPU, so
+ * concurrent callers share a round: a round that begins after the call is good enough.
+ */
+static void tmesh_memfd_settle(void)
 {
+	long before = atomic_long_read(&settle_rounds), rest;
 	int cpu;
 
+	if (mutex_lock_killable(&settle_lock))
+		return;
+	rest = settle_next - jiffies;
+	if (atomic_long_read(&settle_rounds) != before ||
+	    (rest > 0 && schedule_timeout_killable(rest)))
+		goto unlock;
+	atomic_long_inc(&settle_rounds);
 	cpus_read_lock();
 	for_each_online_cpu(cpu)
-		work_on_cpu(cpu, tmesh_memfd_settle_here, page_folio(mem->pages[0]));
+		work_on_cpu(cpu, tmesh_memfd_settle_here, NULL);
 	cpus_read_unlock();
+	settle_next = jiffies + TMESH_SETTLE_REST;
+unlock:
+	mutex_unlock(&settle_lock);
 }
 
-/* Nobody may write from here on until the look is over, and pages stay where they are. */
+/**
+ * tmesh_memfd_settles() - count the rounds of tmesh_memfd_settle()
+ *
+ * Return: the number of rounds since the module was loaded.
+ */
+long tmesh_memfd_settles(void)
+{
+	return atomic_long_read(&settle_rounds);
+}
+
+/* Deny writing to the file and keep its pages in place until tmesh_memfd_seal_end(). */
 static int tmesh_memfd_deny(struct tmesh_memfd_mem *memfd, struct tmesh_sealing *sealing)
 {
 	unsigned int seals = *tmesh_memfd_seals(memfd->file);
 	bool shared;
 
-	/* Others have denied it for good. */
+	/* F_SEAL_WRITE already denies it for good. */
 	if (seals & F_SEAL_WRITE)
 		return 0;
 	if (seals & F_SEAL_SEAL || !(memfd->file->f_mode & FMODE_WRITE))
 		return -EBUSY;
-	/* First of all: what is mapped by way of another region is not asked for leave. */
+	/*
+	 * Check other regions first: mapping_deny_writable() does not refuse a mapping made through
+	 * one.
+	 */
 	spin_lock(&memfds_lock);
 	shared = tmesh_memfd_shared(memfd);
 	sealing->joined = memfd->joined;
@@ -297,16 +376,17 @@ static int tmesh_memfd_seal_begin(struct tmesh_memfd_mem *memfd, struct tmesh_se
 	int rc;
 
 	/*
-	 * Who writes to it holds this lock while his own memory is faulted in, for which he needs
-	 * mmap_lock, which a mmap() may have that waits for the region's lock. It may also take as
-	 * long as he likes.
+	 * Do not wait for the inode's lock, which would deadlock. The writer of a memfd holds it
+	 * and waits for mmap_lock to fault in its own memory. In turn, mmap() of a handle holds
+	 * mmap_lock and waits for the region's lock, which is held here. The fault may also take
+	 * any time.
 	 */
 	if (!inode_trylock(inode))
 		return -EAGAIN;
 	rc = tmesh_memfd_deny(memfd, sealing);
 	if (!sealing->begun)
 		inode_unlock(inode);
-	tmesh_memfd_settle_here(page_folio(memfd->mem.pages[0]));
+	tmesh_memfd_settle_here(NULL);
 	return rc;
 }
 
@@ -320,9 +400,9 @@ static void tmesh_memfd_seal_end(struct tmesh_mem *mem)
 }
 
 /*
- * Adds F_SEAL_WRITE as fcntl(F_ADD_SEALS) would. That call itself always fails on our memfd,
- * because it takes our references for pins; we know them and look for others instead, on every page
- * of the file, since all of it is sealed.
+ * Add F_SEAL_WRITE as fcntl(F_ADD_SEALS) would. That call always fails here, because it takes the
+ * regions' references for pins. This function accounts for them and looks for others. It looks at
+ * every page of the file, because the seal covers the whole file.
  */
 static int tmesh_memfd_seal(struct tmesh_mem *mem, struct tmesh_sealing *sealing)
 {
@@ -356,12 +436,12 @@ static const struct tmesh_backing_ops tmesh_memfd_ops = {
 };
 
 /**
- * tmesh_memfd_rights() - may a file back a region, and with what rights?
+ * tmesh_memfd_rights() - check whether a file may back a region, and return the rights
  * @memfd:  any file
  * @rights: set to TMESH_RIGHT_*
  *
- * Return: 0; -EINVAL when it is no memfd or one that can shrink; -EACCES when it was not
- * opened for reading; -EOPNOTSUPP when it is a memfd of huge pages.
+ * Return: 0; -EINVAL if it is not a memfd, or one that can shrink; -EACCES if it was not opened for
+ * reading; -EOPNOTSUPP for a memfd of huge pages.
  */
 int tmesh_memfd_rights(struct file *memfd, u32 *rights)
 {
@@ -383,17 +463,17 @@ int tmesh_memfd_rights(struct file *memfd, u32 *rights)
 }
 
 /**
- * tmesh_memfd_create() - take the first pages of a memfd
- * @user:     who is charged
- * @file:     a file that tmesh_memfd_rights() found good, at least @nr_pages long
- * @nr_pages: how much
- * @rights:   as found; those that are left when it was sealed meanwhile
+ * tmesh_backing_memfd() - take the first pages of a memfd
+ * @user:     the user charged
+ * @file:     a file that tmesh_memfd_rights() accepted, at least @nr_pages long
+ * @nr_pages: number of pages
+ * @rights:   rights of the file; loses WRITE if the file was sealed meanwhile
  *
  * Context: process context, may sleep long; a fatal signal ends it.
- * Return: the memory, or -EDQUOT, -ENOMEM, -EINTR or what shmem says as a pointer.
+ * Return: the memory; or -EDQUOT, -ENOMEM, -EINTR or an error of shmem as a pointer.
  */
-struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *file,
-				     unsigned long nr_pages, u32 *rights)
+struct tmesh_mem *tmesh_backing_memfd(struct tmesh_user *user, struct file *file,
+				      unsigned long nr_pages, u32 *rights)
 {
 	struct tmesh_memfd_mem *memfd;
 	int rc;
@@ -415,10 +495,10 @@ struct tmesh_mem *tmesh_memfd_create(struct tmesh_user *user, struct file *file,
 	memfd->file = get_file(file);
 	rc = tmesh_memfd_join(memfd, rights);
 	if (rc) {
-		tmesh_memfd_release(&memfd->mem);
+		tmesh_mem_put(&memfd->mem);
 		return ERR_PTR(rc);
 	}
-	/* Whoever holds the memfd may have it mapped. */
+	/* Processes may have mapped the memfd itself, and tmesh cannot take that away. */
 	atomic_set(&memfd->mem.escaped, 1);
 	return &memfd->mem;
 

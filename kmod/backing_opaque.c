@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * A character device's file that only its driver understands, such as a CUDA memory export:
- * held, handed over and listed, mapped and exported by nobody.
+ * A character device's file that only its driver understands, such as a CUDA memory export. A
+ * region holds it, hands it over and lists it, but cannot map or export it.
  *
- * docs/abi.md says why character devices, and no other files.
+ * docs/internals/abi.md says why character devices, and no other files.
  */
 #include <linux/file.h>
 #include <linux/fs.h>
@@ -14,7 +14,7 @@
 #include "mem.h"
 
 /**
- * struct tmesh_opaque_mem - what stands for memory that is not ours
+ * struct tmesh_opaque_mem - a foreign file in place of memory
  * @mem:  the common part, without pages
  * @file: reference
  */
@@ -43,10 +43,10 @@ static const struct tmesh_backing_ops tmesh_opaque_ops = {
 };
 
 /**
- * tmesh_opaque_fits() - may a region stand for a file?
+ * tmesh_opaque_fits() - test whether a region may hold a file
  * @file: the file
  *
- * Return: is it a character device's, and not ours?
+ * Return: true for a character device's file that is not one of tmesh.
  */
 bool tmesh_opaque_fits(const struct file *file)
 {
@@ -54,13 +54,13 @@ bool tmesh_opaque_fits(const struct file *file)
 }
 
 /**
- * tmesh_opaque_create() - make a region's memory of a file
- * @user: who pays, which is nothing
- * @file: that tmesh_opaque_fits() found good
+ * tmesh_backing_opaque() - create the memory object of an opaque file
+ * @user: the owner; charged nothing
+ * @file: a file that tmesh_opaque_fits() accepted
  *
  * Return: the memory or -ENOMEM as a pointer.
  */
-struct tmesh_mem *tmesh_opaque_create(struct tmesh_user *user, struct file *file)
+struct tmesh_mem *tmesh_backing_opaque(struct tmesh_user *user, struct file *file)
 {
 	struct tmesh_opaque_mem *opaque;
 	int rc;
@@ -78,7 +78,7 @@ struct tmesh_mem *tmesh_opaque_create(struct tmesh_user *user, struct file *file
 	return &opaque->mem;
 }
 
-/* The file, or what forbids to have it; the answer is good for the moment of the lock. */
+/* Take a reference on the file, or return the error that forbids it. */
 static struct file *tmesh_opaque_get(struct tmesh_claim *claim)
 {
 	struct tmesh_region *region = claim->region;
@@ -101,7 +101,7 @@ static struct file *tmesh_opaque_get(struct tmesh_claim *claim)
  * tmesh_ioctl_opaque() - TMESH_OPAQUE
  * @ucmd: the call
  *
- * The receiver is asked for its permission, as with descriptors that come over a socket.
+ * tmesh_receive_fd() asks the security module, as for a descriptor that comes over a socket.
  *
  * Return: 0 or a negative error.
  */

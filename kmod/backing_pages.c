@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Memory that the module allocates: zeroed, charged to the caller's memory control group,
- * in as large pieces as can be had.
+ * Memory that the module allocates. It is zeroed, charged to the caller's memory control group, and
+ * made of the largest folios that the kernel can give.
  */
 #include <linux/pagemap.h>
 #include <linux/sched/signal.h>
@@ -11,7 +11,7 @@
 #include "mem.h"
 #include "reclaim.h"
 
-static void tmesh_pages_put(struct tmesh_mem *mem, unsigned long done)
+static void tmesh_pages_free(struct tmesh_mem *mem, unsigned long done)
 {
 	struct tmesh_release release = {};
 	unsigned long i, step;
@@ -21,7 +21,7 @@ static void tmesh_pages_put(struct tmesh_mem *mem, unsigned long done)
 			step = xa_to_value(mem->pages[i]);
 			continue;
 		}
-		/* The length first: it is unknown once the folio is free. */
+		/* Read the length first: the folio may be gone afterwards. */
 		step = folio_nr_pages(page_folio(mem->pages[i]));
 		tmesh_release_page(&release, mem->pages[i]);
 		cond_resched();
@@ -31,16 +31,16 @@ static void tmesh_pages_put(struct tmesh_mem *mem, unsigned long done)
 
 static void tmesh_pages_release(struct tmesh_mem *mem)
 {
-	tmesh_pages_put(mem, mem->nr_pages);
+	tmesh_pages_free(mem, mem->nr_pages);
 	tmesh_mem_fini(mem);
 	kfree(mem);
 }
 
 /*
- * Is a folio referenced by more than our list and page tables? Somebody has then pinned it
- * for I/O, with FOLL_PIN or, as direct I/O does before 6.3, with a plain reference. Counting
- * covers both, and unlike folio_maybe_dma_pinned() is not misled by a thousand readers. A pin of a
- * large folio has a count of its own.
+ * Test whether a folio has references other than those of our list and of page tables. Such a
+ * reference is a pin for I/O, by FOLL_PIN or, as direct I/O does before 6.3, by a plain reference.
+ * Counting covers both. Unlike folio_maybe_dma_pinned(), it is not misled by a thousand readers.
+ * Pins of a large folio have a counter of their own.
  */
 static bool tmesh_folio_in_use(struct tmesh_mem *mem, struct folio *folio)
 {
@@ -84,8 +84,9 @@ static struct folio *tmesh_folio_alloc(unsigned int order, int node)
 	gfp_t gfp = GFP_HIGHUSER | __GFP_ZERO | __GFP_ACCOUNT;
 
 	/*
-	 * Large pieces are a wish. Single pages are worth some reclaim, but not the OOM
-	 * killer: without RETRY_MAYFAIL a memory control group's limit kills the caller.
+	 * A large folio is only a preference, so do not try hard. A single page is worth some
+	 * reclaim but not the OOM killer: without __GFP_RETRY_MAYFAIL the limit of a memory control
+	 * group would kill the caller.
 	 */
 	gfp |= order ? __GFP_NORETRY | __GFP_NOWARN : __GFP_RETRY_MAYFAIL | __GFP_NOWARN;
 	if (node == NUMA_NO_NODE)
@@ -93,7 +94,7 @@ static struct folio *tmesh_folio_alloc(unsigned int order, int node)
 	return __folio_alloc_node(gfp | __GFP_THISNODE, order, node);
 }
 
-static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node)
+static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node, unsigned long *take)
 {
 	bool huge = IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) && !(flags & TMESH_CREATE_NOHUGE);
 	unsigned int most = huge ? TMESH_HUGE_ORDER : 0, order = most, i;
@@ -102,21 +103,21 @@ static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node)
 	int rc;
 
 	while (done < mem->nr_pages) {
-		/* Naturally aligned, so that a folio's pages stand where a PMD wants them. */
+		/* Align each folio naturally in the region, so that a PMD can map it. */
 		while (order && (mem->nr_pages - done < BIT(order) || done & (BIT(order) - 1)))
 			order--;
 		rc = -ENOMEM;
 		folio = tmesh_folio_alloc(order, node);
 		if (!folio) {
-			if (flags & TMESH_CREATE_HUGE || (!order && !tmesh_reclaim_group()))
+			if (flags & TMESH_CREATE_HUGE || (!order && !tmesh_reclaim_cgroup(take)))
 				goto release;
-			/* What went back may be in large pieces. */
+			/* After a reclaim large folios may be available again. */
 			order = order ? order - 1 : most;
 			continue;
 		}
 		/*
-		 * Nothing of ours is in a page cache, but finish_fault() compares the index
-		 * with the size of the file, and the allocator leaves an old one there.
+		 * Our folios are in no page cache, but finish_fault() compares the index with the
+		 * size of the file, and the allocator leaves a stale one there.
 		 */
 		folio->index = 0;
 		for (i = 0; i < BIT(order); i++)
@@ -133,22 +134,23 @@ static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node)
 	return 0;
 
 release:
-	tmesh_pages_put(mem, done);
+	tmesh_pages_free(mem, done);
 	return rc;
 }
 
 /**
  * tmesh_pages_create() - allocate memory
- * @user:     who is charged
- * @nr_pages: how much
+ * @user:     the user charged
+ * @nr_pages: number of pages
  * @flags:    TMESH_CREATE_HUGE, TMESH_CREATE_NOHUGE
- * @node:     where, or NUMA_NO_NODE for what the caller's policy says
+ * @node:     NUMA node, or NUMA_NO_NODE for the caller's memory policy
+ * @take:     number of pages of kept regions that may be reclaimed; lowered by those that were
  *
  * Context: process context, may sleep long; a fatal signal ends it.
  * Return: the memory, or -EDQUOT, -ENOMEM or -EINTR as a pointer.
  */
 struct tmesh_mem *tmesh_pages_create(struct tmesh_user *user, unsigned long nr_pages, u32 flags,
-				     int node)
+				     int node, unsigned long *take)
 {
 	struct tmesh_mem *mem;
 	int rc;
@@ -159,7 +161,7 @@ struct tmesh_mem *tmesh_pages_create(struct tmesh_user *user, unsigned long nr_p
 	rc = tmesh_mem_init(mem, &tmesh_pages_ops, user, nr_pages);
 	if (rc)
 		goto free;
-	rc = tmesh_pages_fill(mem, flags, node);
+	rc = tmesh_pages_fill(mem, flags, node, take);
 	if (rc) {
 		tmesh_mem_fini(mem);
 		goto free;

@@ -2,54 +2,69 @@
 /*
  * Memory of the calling process, pinned for as long as the region lives.
  *
- * It is charged to the mm that was pinned, in pinned_vm as RDMA does it: mlock() counts pages
- * elsewhere, under mmap_lock, and only for as long as they are mapped. A pin outlives the
- * mapping and even the process, and is given back by whoever drops the last reference.
+ * The pages are charged to the @pinned_vm of the mm, as RDMA does it. The mm's @locked_vm does not
+ * fit: mlock() changes it under mmap_lock and only while pages are mapped. A pin outlives the
+ * mapping and even the process, and any process may drop the last reference. The pages are charged
+ * to the real user too, as io_uring does it. Otherwise each new process would have a limit of its
+ * own.
  */
 #include <linux/capability.h>
 #include <linux/magic.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
+#include <linux/sched/user.h>
 #include <linux/slab.h>
+#include <linux/user_namespace.h>
 
 #include "backing.h"
 #include "mem.h"
 
-/* Pages that are pinned at a time. */
+/* Number of pages that one call pins */
 #define TMESH_PIN_CHUNK 512UL
 
 /**
  * struct tmesh_range - pinned memory of a process
  * @mem:      the common part
- * @mm:       whose memory it is; keeps the counter, not the mappings
- * @writable: it was pinned for writing
+ * @mm:       the mm of the process; mmgrab() keeps its counter, not its mappings
+ * @payer:    the real user that pinned it, or NULL if no limit applies; reference
+ * @writable: the pages are pinned for writing
  */
 struct tmesh_range {
 	struct tmesh_mem mem;
 	struct mm_struct *mm;
+	struct user_struct *payer;
 	bool writable;
 };
 
-static int tmesh_range_charge(struct mm_struct *mm, unsigned long nr_pages)
+static void tmesh_range_uncharge(struct tmesh_range *range, unsigned long nr_pages)
 {
-	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
-
-	if (atomic64_add_return(nr_pages, &mm->pinned_vm) > limit && !capable(CAP_IPC_LOCK)) {
-		atomic64_sub(nr_pages, &mm->pinned_vm);
-		return -ENOMEM;
+	if (range->payer) {
+		atomic_long_sub(nr_pages, &range->payer->locked_vm);
+		free_uid(range->payer);
 	}
-	mmgrab(mm);
-	return 0;
+	atomic64_sub(nr_pages, &range->mm->pinned_vm);
+	mmdrop(range->mm);
 }
 
-static void tmesh_range_uncharge(struct mm_struct *mm, unsigned long nr_pages)
+static int tmesh_range_charge(struct tmesh_range *range, unsigned long nr_pages)
 {
-	atomic64_sub(nr_pages, &mm->pinned_vm);
-	mmdrop(mm);
+	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT, here, all;
+
+	range->mm = current->mm;
+	mmgrab(range->mm);
+	here = atomic64_add_return(nr_pages, &range->mm->pinned_vm);
+	if (ns_capable_noaudit(&init_user_ns, CAP_IPC_LOCK))
+		return 0;
+	range->payer = get_uid(current_user());
+	all = atomic_long_add_return(nr_pages, &range->payer->locked_vm);
+	if (here <= limit && all <= limit)
+		return 0;
+	tmesh_range_uncharge(range, nr_pages);
+	return -ENOMEM;
 }
 
-/* In pieces, so that a large range does not keep the CPU. */
+/* Unpin in chunks, so that a large range does not hog the CPU. */
 static void tmesh_range_unpin(struct tmesh_range *range, unsigned long nr_pages)
 {
 	unsigned long done, nr;
@@ -66,7 +81,7 @@ static void tmesh_range_release(struct tmesh_mem *mem)
 	struct tmesh_range *range = container_of(mem, struct tmesh_range, mem);
 
 	tmesh_range_unpin(range, mem->nr_pages);
-	tmesh_range_uncharge(range->mm, mem->nr_pages);
+	tmesh_range_uncharge(range, mem->nr_pages);
 	tmesh_mem_fini(mem);
 	kfree(range);
 }
@@ -88,7 +103,7 @@ static bool tmesh_vma_ends_before(const struct vm_area_struct *vma, unsigned lon
 	return offset >= i_size_read(vma->vm_file->f_mapping->host);
 }
 
-/* Why a page could not be pinned, to the best of what its mapping says a moment later. */
+/* Guess why a page could not be pinned. The mapping may have changed since. */
 static u32 tmesh_pin_reason(struct mm_struct *mm, unsigned long address, bool write)
 {
 	struct vm_area_struct *vma;
@@ -122,7 +137,7 @@ static int tmesh_pin_error(u32 reason)
 	}
 }
 
-/* What can be pinned of a chunk, at least a page, or an error. */
+/* Pin the first pages of a chunk. Return their number, at least 1, or an error. */
 static long tmesh_pin_some(unsigned long address, unsigned long nr_pages, bool write,
 			   struct page **pages)
 {
@@ -171,8 +186,8 @@ unpin:
 
 /**
  * tmesh_range_create() - pin memory of the caller
- * @user: who is charged
- * @cmd:  what was asked for, in whole pages; told where and why it failed
+ * @user: the user charged
+ * @cmd:  the request, in whole pages; on failure its @bad_address and @reason are set
  *
  * Context: process context, may sleep long; a fatal signal ends it.
  * Return: the memory, or -EDQUOT, -ENOMEM, -EINTR, -EFAULT or -EOPNOTSUPP as a pointer.
@@ -186,10 +201,9 @@ struct tmesh_mem *tmesh_range_create(struct tmesh_user *user, struct tmesh_creat
 	range = kzalloc(sizeof(*range), TMESH_GFP);
 	if (!range)
 		return ERR_PTR(-ENOMEM);
-	range->mm = current->mm;
 	range->writable = cmd->rights & TMESH_RIGHT_WRITE;
 	range->mem.nomap = true;
-	rc = tmesh_range_charge(range->mm, nr_pages);
+	rc = tmesh_range_charge(range, nr_pages);
 	if (rc) {
 		cmd->reason = TMESH_PIN_MEMLOCK;
 		cmd->bad_address = cmd->address;
@@ -206,7 +220,7 @@ struct tmesh_mem *tmesh_range_create(struct tmesh_user *user, struct tmesh_creat
 fini:
 	tmesh_mem_fini(&range->mem);
 uncharge:
-	tmesh_range_uncharge(range->mm, nr_pages);
+	tmesh_range_uncharge(range, nr_pages);
 free:
 	kfree(range);
 	return ERR_PTR(rc);

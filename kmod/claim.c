@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Claims: who holds a region. The list of them decides what a revocation may do and what it
- * takes away; holders.c shows it.
+ * Claims: the holders of a region. A region's list of claims decides whether a revocation is
+ * allowed and what it takes away. holders.c shows the list to user space.
  */
 #include <linux/cred.h>
 #include <linux/ktime.h>
@@ -12,21 +12,34 @@
 #include "fence.h"
 #include "keep.h"
 #include "lease.h"
-#include "linger.h"
+#include "hold.h"
 #include "region.h"
 #include "seal.h"
 #include "zeros.h"
 
+static void tmesh_claim_release(struct kref *ref)
+{
+	struct tmesh_claim *claim = container_of(ref, struct tmesh_claim, ref);
+	struct tmesh_region *region = claim->region;
+
+	tmesh_lease_drop(claim);
+	tmesh_zeros_free(claim);
+	iput(claim->inode);
+	put_pid(claim->pid);
+	claim->ops->free(claim);
+	tmesh_region_put(region);
+}
+
 /**
- * tmesh_claim_init() - fill a claim in
+ * tmesh_claim_init() - initialise a claim
  * @claim:  zeroed, part of a handle, an export or a view
- * @ops:    of its kind
- * @region: which it will hold
+ * @ops:    operations of its kind
+ * @region: the region that it will hold
  * @kind:   TMESH_HOLDER_*
  * @rights: TMESH_RIGHT_*
- * @inode:  of its file; NULL for a view, which has files of its own
+ * @inode:  inode of its file; NULL for a view, which has files of its own
  *
- * Shows the whole region; a slice narrows @first and @nr_pages afterwards.
+ * The claim covers the whole region. The caller narrows @first and @nr_pages for a slice.
  */
 void tmesh_claim_init(struct tmesh_claim *claim, const struct tmesh_claim_ops *ops,
 		      struct tmesh_region *region, u32 kind, u32 rights, struct inode *inode)
@@ -34,6 +47,8 @@ void tmesh_claim_init(struct tmesh_claim *claim, const struct tmesh_claim_ops *o
 	kref_get(&region->ref);
 	if (inode)
 		ihold(inode);
+	kref_init(&claim->ref);
+	claim->release = tmesh_claim_release;
 	INIT_LIST_HEAD(&claim->node);
 	claim->ops = ops;
 	claim->region = region;
@@ -70,17 +85,18 @@ static int tmesh_claim_check(const struct tmesh_claim *claim, const struct tmesh
 }
 
 /**
- * tmesh_claim_add() - let a claim count
- * @claim:   complete
- * @through: of the handle that it is made through, whose lease it will share; or NULL
+ * tmesh_claim_add() - add a claim to its region
+ * @claim:   initialised
+ * @through: claim of the handle that it is made through, whose lease it will share; or NULL
  *
- * From here on it is zapped by revocations, counted as a writer if it is a writable export
- * or view and forbids revocations if it is a pinning handle.
+ * From now on a revocation takes its mappings away. A writable export or view counts as a writer. A
+ * pinning handle forbids revocations.
  *
  * Context: takes claims_lock and the region's lock.
- * Return: 0; -ESTALE; -EPERM for a writable export or view of a sealed region, or a pinning
- * handle where its owner or a lease allows none; -EINVAL for a pinning handle on a region that
- * is not sealed, -EOPNOTSUPP for one on a view; -EDQUOT for one view too many; -EINTR.
+ * Return: 0; -ESTALE if the region was revoked or the lease has lapsed; -EPERM for a writable
+ * export or view of a sealed region, and for a pinning handle that the owner or a lease forbids;
+ * -EINVAL for a pinning handle on a region that is not sealed; -EOPNOTSUPP for a pinning handle on
+ * a view; -EDQUOT for one view too many; -EINTR.
  */
 int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through)
 {
@@ -108,9 +124,10 @@ int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through
 	}
 	list_add_tail(&claim->node, &region->claims);
 	region->nr_live++;
+	region->nr_joined++;
 	if (through && through->lease)
 		tmesh_lease_join(through->lease, claim);
-	++*claim->ops->count(region);
+	claim->ops->counted(claim, 1);
 	if (claim->kind == TMESH_HOLDER_PINNING)
 		region->nr_pinning++;
 unlock:
@@ -119,41 +136,40 @@ unlock:
 }
 
 /**
- * tmesh_claim_fini() - end a claim
+ * tmesh_claim_fini() - remove a claim from its region
  * @claim: initialised, added or not, without mappings
+ *
+ * Drops the reference of its file, dma-buf or view.
  *
  * Context: takes claims_lock; may free the region.
  */
 void tmesh_claim_fini(struct tmesh_claim *claim)
 {
 	struct tmesh_region *region = claim->region;
-	bool alone;
+	bool alone = false, left = false;
 
 	tmesh_fence_abandon(claim);
 	mutex_lock(&region->claims_lock);
 	if (!list_empty(&claim->node)) {
 		list_del_init(&claim->node);
 		if (!tmesh_claim_lapsed(claim))
-			region->nr_live--;
-		tmesh_lease_leave(claim);
-		--*claim->ops->count(region);
+			alone = --region->nr_live == 1;
+		left = tmesh_lease_leave(claim);
+		claim->ops->counted(claim, -1);
 		if (claim->kind == TMESH_HOLDER_PINNING)
 			region->nr_pinning--;
 		if (tmesh_claim_writes(claim))
 			atomic_dec(&region->writers);
 		if (list_empty(&region->claims)) {
-			tmesh_linger_begin(region);
+			tmesh_hold_begin(region);
 			tmesh_kept_release(region);
 		}
 	}
-	alone = region->nr_live == 1;
 	mutex_unlock(&region->claims_lock);
 	if (alone)
-		wake_up_all(&region->wait);
-	tmesh_lease_drop(claim);
-	tmesh_zeros_free(claim);
-	iput(claim->inode);
-	put_pid(claim->pid);
-	tmesh_region_put(region);
+		tmesh_wake(&region->wait, EPOLLOUT);
+	if (left)
+		tmesh_lease_wake(claim);
+	tmesh_claim_put(claim);
 }
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What handles, exports and views have in common.
+ * Claims: the common part of handles, exports and views.
  */
 #ifndef TMESH_CLAIM_H
 #define TMESH_CLAIM_H
 
+#include "cuts.h"
 #include "tmesh.h"
 
 void tmesh_claim_init(struct tmesh_claim *claim, const struct tmesh_claim_ops *ops,
@@ -13,28 +14,28 @@ int tmesh_claim_add(struct tmesh_claim *claim, const struct tmesh_claim *through
 void tmesh_claim_fini(struct tmesh_claim *claim);
 
 /**
- * tmesh_claim_lapsed() - has the lease of a claim lapsed?
+ * tmesh_claim_lapsed() - test whether the lease of a claim has lapsed
  * @claim: the claim
  *
- * The answer stays so under the region's lock, and once it is true.
+ * The answer is stable under the region's lock. Once true, it stays true.
  *
- * Return: true when it has one and it has.
+ * Return: true if the claim has a lease that has lapsed.
  */
 static inline bool tmesh_claim_lapsed(const struct tmesh_claim *claim)
 {
 	/* Pairs with tmesh_lease_join(). */
-	const struct tmesh_tenure *lease = smp_load_acquire(&claim->lease);
+	const struct tmesh_lease_obj *lease = smp_load_acquire(&claim->lease);
 
 	return lease && READ_ONCE(lease->state) == TMESH_LEASE_LAPSED;
 }
 
 /**
- * tmesh_claim_allows() - may a call go on?
- * @claim:  of the handle that it was made on
- * @rights: that it needs
+ * tmesh_claim_allows() - check whether a claim may make a call
+ * @claim:  claim of the handle that the call was made on
+ * @rights: TMESH_RIGHT_* that the call needs
  *
- * That the region was revoked or the lease has lapsed counts before missing rights. Where it
- * matters the caller looks again under the region's lock.
+ * -ESTALE takes precedence over -EACCES. A caller that needs a stable answer checks again under the
+ * region's lock.
  *
  * Return: 0, -ESTALE or -EACCES.
  */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * How regions are made: what all such calls have in common, and those that make memory.
+ * The calls that create regions, and the steps that they share.
  */
 #include <linux/cred.h>
 #include <linux/dma-buf.h>
@@ -17,25 +17,27 @@
 #include "drain.h"
 #include "fence.h"
 #include "handle.h"
-#include "linger.h"
+#include "hold.h"
+#include "mem.h"
 #include "poison.h"
+#include "reclaim.h"
 #include "region.h"
 #include "registry.h"
 #include "trace.h"
 #include "ucmd.h"
 
-/* Everything but the memory; the caller publishes it and drops the reference. */
-static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
-					     const struct tmesh_spec *spec)
+/* Allocate a region without memory. The caller publishes it and drops the reference. */
+static struct tmesh_region *tmesh_region_alloc(struct tmesh_user *user,
+					       const struct tmesh_spec *spec)
 {
 	struct tmesh_region *region;
 	kgid_t gid;
 	int rc;
 
-	rc = tmesh_check_label(spec->label);
+	rc = tmesh_label_valid(spec->label);
 	if (rc)
 		return ERR_PTR(rc);
-	if (spec->mode & ~0660 || spec->linger_ms > TMESH_LINGER_MAX_MS)
+	if (spec->mode & ~0660 || spec->hold_ms > TMESH_HOLD_MAX_MS)
 		return ERR_PTR(-EINVAL);
 	rc = tmesh_check_gid(spec->flags, spec->gid, &gid);
 	if (rc)
@@ -51,14 +53,17 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	}
 	kref_init(&region->ref);
 	init_rwsem(&region->lock);
+	mutex_init(&region->cut_lock);
 	mutex_init(&region->claims_lock);
 	INIT_LIST_HEAD(&region->claims);
+	INIT_LIST_HEAD(&region->gathers);
 	tmesh_fence_init(&region->fence);
 	INIT_LIST_HEAD(&region->leases);
 	init_waitqueue_head(&region->wait);
-	tmesh_linger_init(region);
+	tmesh_hold_init(region);
 	tmesh_drain_init(region);
 	tmesh_poison_init(region);
+	tmesh_region_teach(region);
 	region->bytes = spec->bytes;
 	region->nr_pages = spec->nr_pages;
 	region->created_ns = ktime_get_ns();
@@ -66,10 +71,10 @@ static struct tmesh_region *tmesh_region_new(struct tmesh_user *user,
 	region->mode = spec->mode ? spec->mode : 0600;
 	region->flags = spec->flags;
 	region->node = spec->node;
-	region->linger_ms = spec->linger_ms;
+	region->hold_ms = spec->hold_ms;
 	region->cgroup_id = tmesh_cgroup_id();
 	strscpy(region->label, spec->label, sizeof(region->label));
-	rc = tmesh_registry_reserve(region);
+	rc = tmesh_registry_reserve(region, user);
 	if (rc)
 		goto free;
 	tmesh_user_hold(user);
@@ -86,12 +91,12 @@ uncharge:
 }
 
 /**
- * tmesh_birth_begin() - a region without memory, not visible to anybody
+ * tmesh_birth_begin() - begin to create a region: without memory, not visible yet
  * @birth: filled in
- * @spec:  what was asked for
+ * @spec:  the caller's request
  *
- * Return: 0, to be followed by tmesh_birth_end(); -EINVAL for a bad label, mode, linger or
- * group; -EPERM for a group of others; -EDQUOT; -ENOMEM.
+ * Return: 0, to be followed by tmesh_birth_end(); -EINVAL for a bad label, mode, hold or group;
+ * -EPERM for a group that the caller is not in; -EDQUOT; -ENOMEM.
  */
 int tmesh_birth_begin(struct tmesh_birth *birth, const struct tmesh_spec *spec)
 {
@@ -101,7 +106,7 @@ int tmesh_birth_begin(struct tmesh_birth *birth, const struct tmesh_spec *spec)
 	birth->user = tmesh_user_get(current_euid());
 	if (IS_ERR(birth->user))
 		return PTR_ERR(birth->user);
-	birth->region = tmesh_region_new(birth->user, spec);
+	birth->region = tmesh_region_alloc(birth->user, spec);
 	rc = PTR_ERR_OR_ZERO(birth->region);
 	if (rc)
 		tmesh_user_put(birth->user);
@@ -109,13 +114,12 @@ int tmesh_birth_begin(struct tmesh_birth *birth, const struct tmesh_spec *spec)
 }
 
 /**
- * tmesh_birth_handle() - give it memory and a first handle
+ * tmesh_birth_handle() - give a region memory and its first handle
  * @birth:  begun
- * @mem:    its memory, of which it takes the reference; may be an error
+ * @mem:    its memory, whose reference this function takes; or an error pointer
  * @rights: TMESH_RIGHT_* of the handle
  *
- * Return: 0 and the handle's descriptor in @birth, or a negative error, that of @mem among
- * them.
+ * Return: 0 and the handle's descriptor in @birth; or a negative error, such as that of @mem.
  */
 int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rights)
 {
@@ -126,7 +130,7 @@ int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rig
 		return PTR_ERR(mem);
 	region->backing = mem->ops->backing;
 	region->huge_bytes = (u64)mem->nr_huge << PMD_SHIFT;
-	/* From here on a view's memory may be taken away, by way of its sources. */
+	/* From now on a revocation of a source may take the memory of a view away. */
 	down_write(&region->lock);
 	region->mem = mem;
 	up_write(&region->lock);
@@ -140,9 +144,9 @@ int tmesh_birth_handle(struct tmesh_birth *birth, struct tmesh_mem *mem, u32 rig
 }
 
 /**
- * tmesh_birth_end() - let everybody see it, or nobody
+ * tmesh_birth_end() - publish a region, or discard it
  * @birth: begun
- * @rc:    0 when it has its handle and the caller was told; what went wrong otherwise
+ * @rc:    0 if it has its handle and the answer was written, else the error
  *
  * Return: @rc.
  */
@@ -162,6 +166,37 @@ int tmesh_birth_end(struct tmesh_birth *birth, int rc)
 	return rc;
 }
 
+static int tmesh_create(struct tmesh_ucmd *ucmd, const struct tmesh_spec *spec,
+			unsigned long *take)
+{
+	struct tmesh_create *cmd = ucmd->cmd;
+	struct tmesh_birth birth;
+	struct tmesh_mem *mem;
+	int rc;
+
+	rc = tmesh_birth_begin(&birth, spec);
+	if (rc)
+		return rc;
+	mem = tmesh_pages_create(birth.user, spec->nr_pages, spec->flags, spec->node, take);
+	rc = tmesh_birth_handle(&birth, mem, TMESH_RIGHTS_ALL);
+	if (!rc) {
+		cmd->fd = birth.fd;
+		cmd->id = birth.region->id;
+		rc = tmesh_respond(ucmd, sizeof(*cmd));
+	}
+	return tmesh_birth_end(&birth, rc);
+}
+
+/*
+ * The number of pages of kept regions that a new region may reclaim: its length, the page list, and
+ * the file.
+ */
+static unsigned long tmesh_create_take(const struct tmesh_spec *spec)
+{
+	return spec->nr_pages + DIV_ROUND_UP(spec->nr_pages, PAGE_SIZE / sizeof(struct page *)) +
+	       TMESH_ROOM_PAGES;
+}
+
 /**
  * tmesh_ioctl_create() - TMESH_CREATE
  * @ucmd: the call
@@ -173,8 +208,7 @@ int tmesh_ioctl_create(struct tmesh_ucmd *ucmd)
 	struct tmesh_create *cmd = ucmd->cmd;
 	bool huge = cmd->flags & TMESH_CREATE_HUGE;
 	struct tmesh_spec spec = TMESH_SPEC(cmd);
-	struct tmesh_birth birth;
-	struct tmesh_mem *mem;
+	unsigned long take;
 	u64 unit, rounded;
 	int rc;
 
@@ -192,22 +226,17 @@ int tmesh_ioctl_create(struct tmesh_ucmd *ucmd)
 		return -EINVAL;
 	}
 	unit = huge ? PMD_SIZE : PAGE_SIZE;
-	/* Lengths are file sizes too. */
+	/* The length must also be a valid file size. */
 	if (check_add_overflow(cmd->bytes, unit - 1, &rounded) || rounded > LLONG_MAX)
 		return -EINVAL;
 	spec.nr_pages = (rounded & ~(unit - 1)) >> PAGE_SHIFT;
 
-	rc = tmesh_birth_begin(&birth, &spec);
-	if (rc)
-		return rc;
-	mem = tmesh_pages_create(birth.user, spec.nr_pages, spec.flags, spec.node);
-	rc = tmesh_birth_handle(&birth, mem, TMESH_RIGHTS_ALL);
-	if (!rc) {
-		cmd->fd = birth.fd;
-		cmd->id = birth.region->id;
-		rc = tmesh_respond(ucmd, sizeof(*cmd));
-	}
-	return tmesh_birth_end(&birth, rc);
+	take = huge ? 0 : tmesh_create_take(&spec);
+	do {
+		rc = tmesh_create(ucmd, &spec, &take);
+		/* Reclaim here too: the page list and the file also need memory. */
+	} while (rc == -ENOMEM && tmesh_reclaim_cgroup(&take));
+	return rc;
 }
 
 static int tmesh_create_memfd(struct tmesh_ucmd *ucmd, struct tmesh_spec *spec,
@@ -222,7 +251,7 @@ static int tmesh_create_memfd(struct tmesh_ucmd *ucmd, struct tmesh_spec *spec,
 	rc = tmesh_memfd_rights(memfd, &cmd->rights);
 	if (rc)
 		return rc;
-	/* It cannot shrink any more. */
+	/* The size is stable: F_SEAL_SHRINK was checked. */
 	file_bytes = i_size_read(file_inode(memfd));
 	if (!spec->bytes)
 		spec->bytes = file_bytes;
@@ -233,7 +262,7 @@ static int tmesh_create_memfd(struct tmesh_ucmd *ucmd, struct tmesh_spec *spec,
 	rc = tmesh_birth_begin(&birth, spec);
 	if (rc)
 		return rc;
-	mem = tmesh_memfd_create(birth.user, memfd, spec->nr_pages, &cmd->rights);
+	mem = tmesh_backing_memfd(birth.user, memfd, spec->nr_pages, &cmd->rights);
 	rc = tmesh_birth_handle(&birth, mem, cmd->rights);
 	if (!rc) {
 		cmd->fd = birth.fd;
@@ -279,7 +308,7 @@ int tmesh_ioctl_create_user(struct tmesh_ucmd *ucmd)
 	u64 end;
 	int rc;
 
-	rc = tmesh_check_rights(cmd->rights);
+	rc = tmesh_rights_valid(cmd->rights);
 	if (rc)
 		return rc;
 	if (cmd->rights & TMESH_RIGHT_MANAGE || !cmd->bytes ||
@@ -340,7 +369,7 @@ static int tmesh_import_dmabuf(struct tmesh_ucmd *ucmd, struct tmesh_spec *spec,
 	return tmesh_birth_end(&birth, rc ? rc : tmesh_import_respond(ucmd, &birth));
 }
 
-/* Whoever may write to an opaque region may have its file, which is all there is to rights. */
+/* An opaque region has all rights. TMESH_RIGHT_WRITE is the right to get its file. */
 static int tmesh_import_opaque(struct tmesh_ucmd *ucmd, const struct tmesh_spec *spec,
 			       struct file *file)
 {
@@ -356,7 +385,7 @@ static int tmesh_import_opaque(struct tmesh_ucmd *ucmd, const struct tmesh_spec 
 	rc = tmesh_birth_begin(&birth, spec);
 	if (rc)
 		return rc;
-	mem = tmesh_opaque_create(birth.user, file);
+	mem = tmesh_backing_opaque(birth.user, file);
 	rc = tmesh_birth_handle(&birth, mem, cmd->rights);
 	return tmesh_birth_end(&birth, rc ? rc : tmesh_import_respond(ucmd, &birth));
 }
@@ -383,7 +412,7 @@ int tmesh_ioctl_import(struct tmesh_ucmd *ucmd)
 		dma_buf_put(dmabuf);
 		return rc;
 	}
-	/* Not a dma-buf, at least a moment ago. */
+	/* The descriptor was not a dma-buf a moment ago. */
 	file = fget(cmd->source);
 	if (!file)
 		return -EBADF;

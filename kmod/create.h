@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How regions are made.
+ * Creation of regions.
  */
 #ifndef TMESH_CREATE_H
 #define TMESH_CREATE_H
@@ -8,13 +8,13 @@
 #include "tmesh.h"
 
 /**
- * struct tmesh_spec - what all calls that make a region have in common
+ * struct tmesh_spec - the parameters that all calls which create a region share
  * @bytes:     length asked for
  * @nr_pages:  length in pages
  * @flags:     TMESH_CREATE_*
  * @mode:      as given by the caller
  * @gid:       as given by the caller
- * @linger_ms: as given by the caller
+ * @hold_ms: as given by the caller
  * @node:      NUMA node or NUMA_NO_NODE
  * @label:     as given by the caller
  */
@@ -24,27 +24,27 @@ struct tmesh_spec {
 	u32 flags;
 	u32 mode;
 	u32 gid;
-	u32 linger_ms;
+	u32 hold_ms;
 	int node;
 	const char *label;
 };
 
-/* The words that the calls which make a region share. */
+/* Fill a struct tmesh_spec from the structure of a call. */
 #define TMESH_SPEC(cmd)                        \
 	{                                      \
 		.bytes = (cmd)->bytes,         \
 		.flags = (cmd)->flags,         \
 		.mode = (cmd)->mode,           \
 		.gid = (cmd)->gid,             \
-		.linger_ms = (cmd)->linger_ms, \
+		.hold_ms = (cmd)->hold_ms, \
 		.node = NUMA_NO_NODE,          \
 		.label = (cmd)->label,         \
 	}
 
 /**
- * struct tmesh_birth - a region that is being made
- * @user:   who pays; reference
- * @region: not visible to anybody; reference
+ * struct tmesh_birth - a region that is being created
+ * @user:   the owner, who is charged; reference
+ * @region: the region, not visible yet; reference
  * @file:   its first handle, NULL before there is one
  * @fd:     the handle's descriptor
  */

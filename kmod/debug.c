@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What the system shows about tmesh: fdinfo of handles, a summary in debugfs, tracepoints.
+ * Introspection: fdinfo of handles, files in debugfs, tracepoints.
  */
 #include <linux/cred.h>
 #include <linux/debugfs.h>
@@ -8,19 +8,20 @@
 #include <linux/seq_file.h>
 
 #include "account.h"
+#include "backing.h"
 #include "claim.h"
 #include "debug.h"
 #include "lease.h"
 #include "region.h"
 #include "registry.h"
-#include "watch.h"
+#include "lease_expiry.h"
 
 #define CREATE_TRACE_POINTS
 #include "trace.h"
 
 static struct dentry *debug_dir;
 
-/* The names of set bits, such as "rw-". */
+/* Print rights in the form "rw-". */
 static void tmesh_show_rights(struct seq_file *m, u32 rights)
 {
 	seq_putc(m, rights & TMESH_RIGHT_READ ? 'r' : '-');
@@ -39,7 +40,7 @@ static const char *tmesh_state_name(u32 state)
 	return state & TMESH_STATE_SEALED ? "sealed" : "live";
 }
 
-/* Labels are anybody's text: one word, whatever stands in it. */
+/* Print a label as one word. User space chose it, so escape white space. */
 static void tmesh_show_label(struct seq_file *m, const char *label)
 {
 	seq_escape(m, *label ? label : "-", " \t\n\\");
@@ -47,7 +48,7 @@ static void tmesh_show_label(struct seq_file *m, const char *label)
 
 /**
  * tmesh_show_fdinfo() - describe a handle in /proc/PID/fdinfo
- * @m:    where to
+ * @m:    the file to print to
  * @file: the handle
  */
 void tmesh_show_fdinfo(struct seq_file *m, struct file *file)
@@ -80,7 +81,7 @@ void tmesh_show_fdinfo(struct seq_file *m, struct file *file)
 	seq_printf(m, "tmesh-lease-left-ns:\t%llu\n", left_ns);
 }
 
-/* The position is the id of the region that is shown; the header's is 0. */
+/* Return the next region. The position is its id; the header has position 0. */
 static struct tmesh_region *tmesh_regions_after(u64 cursor, loff_t *pos)
 {
 	struct tmesh_region *region;
@@ -158,8 +159,9 @@ static int tmesh_summary_show(struct seq_file *m, void *v)
 
 	for (i = 0; i < TMESH_COUNTS; i++)
 		seq_printf(m, "%s %llu\n", names[i], tmesh_used(NULL, TMESH_TOTAL, i));
-	seq_printf(m, "leases %ld\n", tmesh_lease_count());
-	/* Nobody counts these while nobody looks. */
+	seq_printf(m, "leases %ld\nlapse_passes %ld\n", tmesh_lease_count(), tmesh_lease_passes());
+	seq_printf(m, "settles %ld\n", tmesh_memfd_settles());
+	/* These sums are not maintained; compute them here. */
 	while ((region = tmesh_regions_after(cursor, &pos))) {
 		cursor = region->id;
 		exports += READ_ONCE(region->nr_exports);
@@ -178,7 +180,7 @@ DEFINE_SHOW_ATTRIBUTE(tmesh_summary);
 
 static int tmesh_leases_show(struct seq_file *m, void *v)
 {
-	tmesh_watch_show(m);
+	tmesh_lease_expiry_show(m);
 	return 0;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What is shown to people.
+ * Introspection for administrators.
  */
 #ifndef TMESH_DEBUG_H
 #define TMESH_DEBUG_H

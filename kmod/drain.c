@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What devices and the kernel have of a region, and how a revoked region's memory is given
- * back while they still have some of it.
+ * Uses of a region by devices and the kernel, and the drain, which frees the memory of a revoked
+ * region while some of it is still in use.
  *
- * A use is a part of the memory that a device or the kernel has mapped through an export. What
- * others have pinned shows in the references of a folio. The rest of a revoked region is freed
- * at once. The end of a use is told; where a pin holds memory somebody has to look again and again,
- * since nobody tells when it ends.
+ * A use is a part of the memory that a device or the kernel has mapped through an export. A pin
+ * shows as an extra reference on a folio. The drain frees all other memory of a revoked region at
+ * once. tmesh_use_end() starts the drain when a use ends. The end of a pin gives no notification,
+ * so the drain polls pinned folios.
  */
 #include <linux/list_sort.h>
 #include <linux/sched/signal.h>
@@ -17,25 +17,19 @@
 #include "mem.h"
 #include "trace.h"
 
-/* Between two looks at memory that somebody has pinned: twice as long each time. */
+/* The delay between two looks at pinned memory. It doubles each time. */
 #define TMESH_DRAIN_MIN msecs_to_jiffies(10)
 #define TMESH_DRAIN_MAX HZ
 
-/*
- * References that the uses of a view may come to need of a folio. A source has no more than
- * TMESH_GATHER_VIEWS of them, so that nobody can make its count wrap.
- */
-#define TMESH_VIEW_REFS (2UL * TMESH_GATHER_MAX)
-
 /**
- * tmesh_use_begin() - let a device or the kernel have a part of a region
+ * tmesh_use_begin() - let a device or the kernel use a part of a region
  * @region:   held by the caller until tmesh_use_end()
  * @use:      filled in
  * @first:    first page of the part
- * @nr_pages: how many
+ * @nr_pages: number of pages
  *
- * Return: the memory, whose pages in this part stay until tmesh_use_end(); as a pointer -ESTALE
- * when the region was revoked, -ENOMEM when too much of a view is mapped too often.
+ * Return: the memory, whose pages in this part stay until tmesh_use_end(). As a pointer: -ESTALE if
+ * the region was revoked, -ENOMEM if a view has too many uses.
  */
 struct tmesh_mem *tmesh_use_begin(struct tmesh_region *region, struct tmesh_use *use,
 				  unsigned long first, unsigned long nr_pages)
@@ -61,7 +55,7 @@ struct tmesh_mem *tmesh_use_begin(struct tmesh_region *region, struct tmesh_use 
 	return mem;
 }
 
-/* One reference for all pages of a folio that follow each other. */
+/* Take or drop the references of a use: one for each run of pages of the same folio. */
 static void tmesh_use_own(struct tmesh_region *region, struct tmesh_use *use, bool own)
 {
 	struct page **page = region->gone->pages + use->first, **end = page + use->nr_pages;
@@ -82,7 +76,7 @@ static void tmesh_use_own(struct tmesh_region *region, struct tmesh_use *use, bo
 }
 
 /**
- * tmesh_use_end() - it is mapped no more
+ * tmesh_use_end() - end a use
  * @region: the region
  * @use:    begun
  */
@@ -103,14 +97,15 @@ static int tmesh_use_cmp(void *priv, const struct list_head *a, const struct lis
 	const struct tmesh_use *x = list_entry(a, struct tmesh_use, node);
 	const struct tmesh_use *y = list_entry(b, struct tmesh_use, node);
 
+	cond_resched();
 	return x->first > y->first;
 }
 
 /**
  * struct tmesh_cover - walks uses in order of their first page
- * @region: whose
- * @next:   the first use that was not reached yet
- * @end:    where the furthest of those that were reached ends
+ * @region: the region
+ * @next:   the first use that the walk has not reached
+ * @end:    the furthest end of the uses that it has reached
  */
 struct tmesh_cover {
 	struct tmesh_region *region;
@@ -127,7 +122,7 @@ static void tmesh_cover_begin(struct tmesh_cover *cover, struct tmesh_region *re
 	cover->end = 0;
 }
 
-/* Does a use reach into the pages from @first up to @last? To be asked in ascending order. */
+/* Test whether a use covers a page from @first up to @last. Calls must come in ascending order. */
 static bool tmesh_cover_reaches(struct tmesh_cover *cover, unsigned long first,
 				unsigned long last)
 {
@@ -139,7 +134,7 @@ static bool tmesh_cover_reaches(struct tmesh_cover *cover, unsigned long first,
 	return first < cover->end;
 }
 
-/* Memory that is given back as a whole: what counts is what uses cover. */
+/* Count the pages that uses cover, for memory that is freed as a whole. */
 static unsigned long tmesh_count_uses(struct tmesh_region *region)
 {
 	unsigned long pinned = 0, end = 0, first;
@@ -148,6 +143,7 @@ static unsigned long tmesh_count_uses(struct tmesh_region *region)
 	lockdep_assert_held(&region->uses_lock);
 	list_sort(NULL, &region->uses, tmesh_use_cmp);
 	list_for_each_entry(use, &region->uses, node) {
+		cond_resched();
 		first = max(end, use->first);
 		end = max(end, use->first + use->nr_pages);
 		pinned += end - first;
@@ -157,10 +153,10 @@ static unsigned long tmesh_count_uses(struct tmesh_region *region)
 
 /**
  * struct tmesh_sweep - a walk over a region's memory, in pieces
- * @next:       page that the next piece begins with; each page where one ended stays in the list
- *              of pages, or its length in its place
- * @pinned:     pages in folios that somebody has, as far as it came
- * @referenced: those of them that no use covers, so that nobody tells when they are let go
+ * @next:       first page of the next piece. The list of pages keeps an entry there: the page, or a
+ *              length.
+ * @pinned:     pages found so far in folios that are in use or pinned
+ * @referenced: those among them that no use covers; their release gives no notification
  */
 struct tmesh_sweep {
 	unsigned long next;
@@ -169,8 +165,18 @@ struct tmesh_sweep {
 };
 
 /*
- * Counts pages in folios that somebody has, in at most so many folios; drops the others when told
- * to. Is there more?
+ * Test whether a folio is pinned. Some kernels keep a reference on a page with a memory error for
+ * ever. That page is lost, so after the end of its region do not charge the owner for it.
+ */
+static bool tmesh_folio_pinned(const struct tmesh_region *region, struct tmesh_mem *mem,
+			       struct folio *folio)
+{
+	return mem->ops->in_use(mem, folio) && (region || !tmesh_folio_poisoned(folio));
+}
+
+/*
+ * Count the pages in folios that are in use or pinned, looking at up to @most folios. With @drop,
+ * drop the others. Without a region there are no uses. Return true if there is more to look at.
  */
 static bool tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem,
 			struct tmesh_sweep *sweep, bool drop, unsigned long most)
@@ -184,7 +190,8 @@ static bool tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem,
 		sweep->pinned = tmesh_count_uses(region);
 		return false;
 	}
-	tmesh_cover_begin(&cover, region);
+	if (region)
+		tmesh_cover_begin(&cover, region);
 	for (i = sweep->next; i < mem->nr_pages && most; i += nr, most--) {
 		if (xa_is_value(mem->pages[i])) {
 			nr = xa_to_value(mem->pages[i]);
@@ -192,11 +199,11 @@ static bool tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem,
 			cond_resched();
 			folio = page_folio(mem->pages[i]);
 			nr = folio_nr_pages(folio);
-			if (tmesh_cover_reaches(&cover, i, i + nr)) {
+			if (region && tmesh_cover_reaches(&cover, i, i + nr)) {
 				sweep->pinned += nr;
 				continue;
 			}
-			if (mem->ops->in_use(mem, folio)) {
+			if (tmesh_folio_pinned(region, mem, folio)) {
 				sweep->pinned += nr;
 				sweep->referenced += nr;
 				continue;
@@ -205,10 +212,13 @@ static bool tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem,
 				continue;
 			tmesh_release_page(&release, &folio->page);
 			dropped += nr;
-			/* Another sweep may have stopped here. */
+			/* Keep the length: another sweep may continue at this entry. */
 			mem->pages[i] = xa_mk_value(nr);
 		}
-		/* One length for all that follow each other: the next look passes by at once. */
+		/*
+		 * Merge adjacent gaps into one length, so that the next sweep skips them in one
+		 * step.
+		 */
 		if (gap_end != i)
 			gap = i;
 		gap_end = i + nr;
@@ -222,8 +232,8 @@ static bool tmesh_sweep(struct tmesh_region *region, struct tmesh_mem *mem,
 }
 
 /*
- * All was looked at. Of what only uses cover the end of the last one tells, which starts the work;
- * for the rest it looks again.
+ * Schedule the next look at folios that are pinned. Folios that only uses cover need none:
+ * tmesh_use_end() starts the work.
  */
 static void tmesh_drain_later(struct tmesh_region *region, const struct tmesh_sweep *sweep,
 			      bool again)
@@ -233,7 +243,7 @@ static void tmesh_drain_later(struct tmesh_region *region, const struct tmesh_sw
 		return;
 	if (again) {
 		region->drain_delay = min(region->drain_delay * 2, 0UL + TMESH_DRAIN_MAX);
-		/* Not later than the end of a use, between two pieces, has asked for. */
+		/* Do not delay the work if the end of a use has just queued it. */
 		queue_delayed_work(tmesh_wq, &region->drain, region->drain_delay);
 	} else {
 		region->drain_delay = TMESH_DRAIN_MIN;
@@ -252,7 +262,7 @@ static void tmesh_drain_step(struct tmesh_region *region, bool again)
 		mem = region->gone;
 		more = mem && tmesh_sweep(region, mem, &sweep, true, TMESH_PIECE);
 		if (more && fatal_signal_pending(current)) {
-			/* The work does the rest. */
+			/* Leave the rest to the work. */
 			mod_delayed_work(tmesh_wq, &region->drain, 0);
 			more = false;
 			mem = NULL;
@@ -263,9 +273,7 @@ static void tmesh_drain_step(struct tmesh_region *region, bool again)
 				tmesh_drain_later(region, &sweep, again);
 				mem = NULL;
 			} else {
-				WRITE_ONCE(region->freeing, true);
-				/* For tmesh_drain_wait(), which looks at both. */
-				smp_store_release(&region->gone, NULL);
+				WRITE_ONCE(region->gone, NULL);
 			}
 		}
 		mutex_unlock(&region->uses_lock);
@@ -273,18 +281,19 @@ static void tmesh_drain_step(struct tmesh_region *region, bool again)
 	} while (more);
 	if (!mem)
 		return;
-	mem->ops->release(mem);
-	WRITE_ONCE(region->freeing, false);
-	wake_up_all(&region->wait);
+	tmesh_mem_put(mem);
+	/* Pairs with tmesh_drained(): the waiter sees the memory freed. */
+	smp_store_release(&region->freeing, false);
+	tmesh_wake(&region->wait, TMESH_WAKE_NO_POLL);
 }
 
 /**
- * tmesh_drain() - give back what nobody has any more of a revoked region's memory
+ * tmesh_drain() - free the memory of a revoked region that is neither in use nor pinned
  * @region: revoked
  *
- * What is left is looked at again later, without anybody's help.
+ * The work looks at the rest again later.
  *
- * Context: may sleep, and long; neither the region's lock nor the claims_lock may be held.
+ * Context: may sleep for long; neither the region's lock nor claims_lock is held.
  */
 void tmesh_drain(struct tmesh_region *region)
 {
@@ -300,7 +309,7 @@ static void tmesh_drain_work(struct work_struct *work)
 	tmesh_drain_step(region, true);
 }
 
-/* The region that lends the pages counts these references as it counts any pin. */
+/* Give each use references on its folios. The region that lends the pages counts them as pins. */
 static void tmesh_uses_own(struct tmesh_region *region)
 {
 	struct tmesh_use *use;
@@ -312,18 +321,20 @@ static void tmesh_uses_own(struct tmesh_region *region)
 /**
  * tmesh_drain_begin() - hand a revoked region's memory over to the drain
  * @region: revoked, so that no use begins
- * @mem:    what it had; not mapped any more, and the drain's from here on
+ * @mem:    its memory, not mapped any more; the drain takes the reference
  *
- * The revoker calls tmesh_drain() once it has let go of the claims_lock: giving much memory back
- * takes long, and those whom the region was taken from shall not wait for it. Nobody calls it for
- * a view that goes with its source, and giving back what it borrowed takes the claims_lock of
- * each lender, so that is left to the work; its uses keep the pages by themselves from here on.
+ * The revoker calls tmesh_drain() after it has dropped claims_lock: freeing much memory takes long,
+ * and the former holders must not wait for it.
+ *
+ * A view that is revoked with its source has no such caller. Releasing its memory takes the
+ * claims_lock of each source, so the work does that. From now on its uses have references on their
+ * pages.
  */
 void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem)
 {
 	mutex_lock(&region->uses_lock);
 	WRITE_ONCE(region->gone, mem);
-	/* The end of a use may start the work before anybody else looks. */
+	/* Set the delay now: the end of a use may start the work at once. */
 	region->drain_delay = TMESH_DRAIN_MIN;
 	if (mem->ops->borrowed) {
 		tmesh_uses_own(region);
@@ -334,14 +345,14 @@ void tmesh_drain_begin(struct tmesh_region *region, struct tmesh_mem *mem)
 
 static bool tmesh_drained(const struct tmesh_region *region)
 {
-	/* Pairs with tmesh_drain_step(). */
-	return !smp_load_acquire(&region->gone) && !READ_ONCE(region->freeing);
+	/* Pairs with the release in tmesh_drain_step(). */
+	return !smp_load_acquire(&region->freeing);
 }
 
 /**
  * tmesh_drain_wait() - wait until the memory of a revoked region is free
  * @region:     revoked
- * @timeout_ns: how long
+ * @timeout_ns: the longest time to wait
  *
  * Return: 0, -ETIMEDOUT, or -EINTR.
  */
@@ -358,9 +369,9 @@ int tmesh_drain_wait(struct tmesh_region *region, u64 timeout_ns)
 }
 
 /**
- * tmesh_pinned_bytes() - how much of a region's memory devices or the kernel have
+ * tmesh_pinned_bytes() - count the memory of a region that is in use or pinned
  * @region: the region
- * @bytes:  told, in whole folios
+ * @bytes:  set to the number of bytes, in whole folios
  *
  * Looks at every folio, a piece at a time.
  *
@@ -375,7 +386,9 @@ int tmesh_pinned_bytes(struct tmesh_region *region, u64 *bytes)
 	do {
 		if (fatal_signal_pending(current) || mutex_lock_killable(&region->uses_lock))
 			return -EINTR;
-		/* A revocation may begin meanwhile; the memory stays until our lock is free. */
+		/*
+		 * A revocation may begin meanwhile, but the memory stays while uses_lock is held.
+		 */
 		down_read(&region->lock);
 		mem = region->mem ? region->mem : region->gone;
 		up_read(&region->lock);
@@ -388,42 +401,72 @@ int tmesh_pinned_bytes(struct tmesh_region *region, u64 *bytes)
 }
 
 /**
- * tmesh_drain_unheld() - look at the memory of a region that nobody holds, or give it back
- * @region: without claims, and refused new ones where @drop is set; the caller has a reference
- * @drop:   give back what nobody has pinned
+ * tmesh_drain_look() - test whether memory of a region without claims is in use or pinned
+ * @region: the region; the caller has a reference
  *
- * What has pages is given back here. Other memory is left to the region's end.
- *
- * Context: may be memory reclaim: locks are only tried, and nothing is allocated.
- * Return: with @drop the pages that were freed. Else those that somebody has pinned, in the first
- * piece with any; at least one where a lock is taken, the region lingers, or the caller is to end.
+ * Context: may be memory reclaim, so locks are only tried and nothing is allocated.
+ * Return: 1 if so, if a lock is contended, or if a hold is pending; else 0; -EINTR if the caller
+ * has a fatal signal.
  */
-unsigned long tmesh_drain_unheld(struct tmesh_region *region, bool drop)
+int tmesh_drain_look(struct tmesh_region *region)
+{
+	struct tmesh_sweep sweep = { };
+	struct tmesh_mem *mem;
+	bool more;
+
+	if (delayed_work_pending(&region->hold))
+		return 1;
+	do {
+		/* The process that reclaims memory may have been killed. */
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		if (!mutex_trylock(&region->uses_lock))
+			return 1;
+		/*
+		 * A revocation may take the memory off the region, but frees nothing without
+		 * uses_lock.
+		 */
+		mem = READ_ONCE(region->mem);
+		more = mem && tmesh_sweep(region, mem, &sweep, false, TMESH_PIECE);
+		mutex_unlock(&region->uses_lock);
+		cond_resched();
+	} while (more && !sweep.pinned);
+	return !!sweep.pinned;
+}
+
+/**
+ * tmesh_drain_unheld() - free the unpinned memory of a region without claims
+ * @region: the region, which refuses new claims; the caller has a reference
+ *
+ * Only memory of TMESH_BACKING_PAGES is freed here; the end of the region frees the rest.
+ *
+ * Context: as tmesh_drain_look().
+ * Return: number of pages freed.
+ */
+unsigned long tmesh_drain_unheld(struct tmesh_region *region)
 {
 	struct tmesh_sweep sweep = { };
 	unsigned long charged, dropped = 0;
 	struct tmesh_mem *mem;
-	bool more = false;
+	bool more;
 
-	if (drop && region->backing != TMESH_BACKING_PAGES)
+	if (region->backing != TMESH_BACKING_PAGES)
 		return 0;
-	if (!drop && delayed_work_pending(&region->linger))
-		return 1;
 	do {
-		/* Whoever needs memory may be the one that is to end. */
 		if (fatal_signal_pending(current) || !mutex_trylock(&region->uses_lock))
-			return drop ? dropped : 1;
-		/* Without a claim nobody can revoke it. */
+			break;
+		/* As in tmesh_drain_look(). */
 		mem = READ_ONCE(region->mem);
+		more = false;
 		if (mem) {
 			charged = mem->charged;
-			more = tmesh_sweep(region, mem, &sweep, drop, TMESH_PIECE);
+			more = tmesh_sweep(region, mem, &sweep, true, TMESH_PIECE);
 			dropped += charged - mem->charged;
 		}
 		mutex_unlock(&region->uses_lock);
 		cond_resched();
-	} while (mem && more && (drop || !sweep.pinned));
-	return drop ? dropped : sweep.pinned;
+	} while (more);
+	return dropped;
 }
 
 /**
@@ -438,32 +481,109 @@ void tmesh_drain_init(struct tmesh_region *region)
 }
 
 /**
- * tmesh_drain_init_view() - prepare a region that will borrow its pages
- * @region: new, and not known to any lender
+ * tmesh_drain_init_view() - prepare a view, which borrows its pages
+ * @region: new, and not linked to any source
  *
- * Its work may drop the last reference to a lender, which waits for that one's own work. To
- * lockdep the two are different here.
+ * The work of a view may drop the last reference to a source, which waits for the source's own
+ * work. This second call site gives lockdep a different class for it.
  */
 void tmesh_drain_init_view(struct tmesh_region *region)
 {
 	INIT_DELAYED_WORK(&region->drain, tmesh_drain_work);
 }
 
+static LIST_HEAD(orphans);
+static DEFINE_SPINLOCK(orphans_lock);
+
+/* Free the pages that are not pinned any more. Return true if some still are. */
+static bool tmesh_orphan_sweep(struct tmesh_mem *mem)
+{
+	struct tmesh_sweep sweep = { };
+
+	while (tmesh_sweep(NULL, mem, &sweep, true, TMESH_PIECE))
+		cond_resched();
+	return sweep.pinned;
+}
+
+static void tmesh_orphan_work(struct work_struct *work)
+{
+	struct tmesh_mem *mem = container_of(to_delayed_work(work), struct tmesh_mem, orphan);
+	bool pinned = tmesh_orphan_sweep(mem), ours;
+
+	spin_lock(&orphans_lock);
+	ours = !list_empty(&mem->orphan_node);
+	if (ours && pinned) {
+		mem->orphan_delay = min(mem->orphan_delay * 2, 0UL + TMESH_DRAIN_MAX);
+		queue_delayed_work(tmesh_orphan_wq, &mem->orphan, mem->orphan_delay);
+		ours = false;
+	} else if (ours) {
+		list_del_init(&mem->orphan_node);
+	}
+	spin_unlock(&orphans_lock);
+	if (ours)
+		tmesh_mem_put(mem);
+}
+
+/*
+ * Release the memory of a region that has ended. The owner stays charged for pinned pages until
+ * they are free. Otherwise limits would mean nothing: one page in a pipe pins a folio of 2 MiB.
+ */
+static void tmesh_orphan(struct tmesh_mem *mem)
+{
+	if (mem->ops->backing != TMESH_BACKING_PAGES || !tmesh_orphan_sweep(mem)) {
+		tmesh_mem_put(mem);
+		return;
+	}
+	INIT_DELAYED_WORK(&mem->orphan, tmesh_orphan_work);
+	mem->orphan_delay = TMESH_DRAIN_MIN;
+	spin_lock(&orphans_lock);
+	list_add(&mem->orphan_node, &orphans);
+	queue_delayed_work(tmesh_orphan_wq, &mem->orphan, mem->orphan_delay);
+	spin_unlock(&orphans_lock);
+}
+
 /**
- * tmesh_drain_end() - give back what there is of a region's memory
- * @region: closed, without holders, and so without uses
+ * tmesh_drain_exit() - give up the pinned pages of regions that have ended
  *
- * Pages that are pinned still belong to who pinned them from here on.
+ * The pages are freed when their pins end.
+ *
+ * Context: process context, may sleep; no region ends any more.
+ */
+void tmesh_drain_exit(void)
+{
+	struct tmesh_mem *mem;
+
+	spin_lock(&orphans_lock);
+	while ((mem = list_first_entry_or_null(&orphans, struct tmesh_mem, orphan_node))) {
+		list_del_init(&mem->orphan_node);
+		spin_unlock(&orphans_lock);
+		/* Off the list, its reference belongs to this function. */
+		cancel_delayed_work_sync(&mem->orphan);
+		tmesh_mem_put(mem);
+		spin_lock(&orphans_lock);
+	}
+	spin_unlock(&orphans_lock);
+}
+
+/**
+ * tmesh_drain_end() - release the memory of a region that ends
+ * @region: closed, without claims and therefore without uses
+ *
+ * Pinned pages are freed and uncharged when their pins end. Pages with memory errors are uncharged
+ * at once.
  */
 void tmesh_drain_end(struct tmesh_region *region)
 {
 	struct tmesh_mem *mem;
 
 	cancel_delayed_work_sync(&region->drain);
-	/* Who looks at pages has this lock; nobody begins to, since the region is closed. */
+	/*
+	 * Wait for a look at the pages that is under way. No new one begins, because the region is
+	 * closed.
+	 */
 	mutex_lock(&region->uses_lock);
 	mutex_unlock(&region->uses_lock);
 	mem = region->mem ? region->mem : region->gone;
 	if (mem)
-		mem->ops->release(mem);
+		tmesh_orphan(mem);
 }

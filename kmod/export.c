@@ -2,9 +2,10 @@
 /*
  * Exports: a region or a slice of it as a dma-buf.
  *
- * An export holds the region, and each thing that a device or the kernel has mapped is a use of
- * its memory, so that a revocation frees nothing under anybody.
+ * An export holds the region. Each mapping by a device or the kernel is a use of the memory
+ * (drain.c), so that a revocation does not free pages that are mapped.
  */
+#include <linux/dcache.h>
 #include <linux/dma-buf.h>
 #include <linux/dma-fence.h>
 #include <linux/dma-mapping.h>
@@ -12,25 +13,36 @@
 #include <linux/file.h>
 #include <linux/iosys-map.h>
 #include <linux/module.h>
+#include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 
 #include "claim.h"
 #include "drain.h"
 #include "export.h"
+#include "main.h"
 #include "map.h"
 #include "mem.h"
 #include "poison.h"
 #include "trace.h"
 #include "ucmd.h"
 
+/*
+ * The longest delay between two tries to notify importers whose reservation is locked. The delay
+ * doubles each time.
+ */
+#define TMESH_TELL_MAX max(HZ / 10, 1)
+
 /**
- * struct tmesh_dma_mapping - what one device has mapped
- * @sgt:  what the device was told
- * @use:  of the memory
+ * struct tmesh_dma_mapping - a mapping by one device
+ * @sgt:  the table that the device got
+ * @use:  the use of the memory
  * @dev:  the device
- * @dir:  in which direction it was mapped
- * @node: in the export's list
+ * @dir:  direction of the DMA
+ * @node: in the export's list @mappings
+ * @nr:   serial number of the mapping within the export
+ * @syncing: number of callers that are synchronising it; guarded by the export's lock
+ * @leaving: it is about to be unmapped; guarded by the export's lock
  */
 struct tmesh_dma_mapping {
 	struct sg_table sgt;
@@ -38,6 +50,9 @@ struct tmesh_dma_mapping {
 	struct device *dev;
 	enum dma_data_direction dir;
 	struct list_head node;
+	u64 nr;
+	unsigned int syncing;
+	bool leaving;
 };
 
 static struct tmesh_dmabuf *to_dmabuf(struct tmesh_claim *claim)
@@ -46,13 +61,14 @@ static struct tmesh_dmabuf *to_dmabuf(struct tmesh_claim *claim)
 }
 
 /**
- * tmesh_dmabuf_use() - let a device or the kernel have what an export shows
- * @claim: of the export
+ * tmesh_dmabuf_use() - let a device or the kernel use the memory of an export
+ * @claim: claim of the export
  * @use:   filled in; ended by tmesh_use_end()
  *
- * Context: the reservation is held, under which importers are told about a lapse afterwards.
- * Return: the memory, or as a pointer -ESTALE when the region was revoked or the lease has lapsed,
- * or another error of tmesh_use_begin().
+ * Context: the reservation is held. A lapse notifies importers under it, so a use that began before
+ * is notified.
+ * Return: the memory; or as a pointer -ESTALE if the region was revoked or the lease has lapsed, or
+ * another error of tmesh_use_begin().
  */
 struct tmesh_mem *tmesh_dmabuf_use(const struct tmesh_claim *claim, struct tmesh_use *use)
 {
@@ -62,9 +78,9 @@ struct tmesh_mem *tmesh_dmabuf_use(const struct tmesh_claim *claim, struct tmesh
 }
 
 /**
- * tmesh_dmabuf_attach() - a device attaches: dma_buf_ops.attach
+ * tmesh_dmabuf_attach() - attach a device: dma_buf_ops.attach
  * @dmabuf: of an export
- * @attach: whose private data is set to its struct tmesh_attachment
+ * @attach: the attachment; its private data is set to a struct tmesh_attachment
  *
  * Return: 0, -ESTALE or -ENOMEM.
  */
@@ -92,7 +108,7 @@ int tmesh_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attac
 }
 
 /**
- * tmesh_dmabuf_detach() - a device detaches: dma_buf_ops.detach
+ * tmesh_dmabuf_detach() - detach a device: dma_buf_ops.detach
  * @dmabuf: of an export
  * @attach: the attachment
  */
@@ -106,15 +122,15 @@ void tmesh_dmabuf_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *atta
 	list_del(&attachment->node);
 	mutex_unlock(&export->lock);
 	kfree(attachment);
-	/* Somebody may be alone now. */
+	/* A holder may now be the only one: wake pollers for EPOLLOUT. */
 	if (atomic_dec_and_test(&region->attachments))
-		wake_up_all(&region->wait);
+		tmesh_wake(&region->wait, EPOLLOUT);
 	trace_tmesh_detach(region->id, dev_name(attach->dev));
 }
 
 /*
- * The DMA API is told to leave the caches alone, and they are synchronised here: several
- * devices may have the same pages mapped, which it takes for a mistake otherwise.
+ * Map an export for a device. DMA_ATTR_SKIP_CPU_SYNC and explicit synchronisation let several
+ * devices map the same pages, which the DMA API debugging code would report as an error otherwise.
  */
 static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 					 enum dma_data_direction dir)
@@ -147,13 +163,14 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 					       max_segment, TMESH_GFP);
 	if (rc)
 		goto end_use;
-	/* Not under the region's lock, which page faults want: an IOMMU may take long. */
+	/* Do not map under the region's lock, which page faults need: an IOMMU may take long. */
 	rc = dma_map_sgtable(attach->dev, &mapping->sgt, dir, DMA_ATTR_SKIP_CPU_SYNC);
 	if (rc)
 		goto free_table;
 	dma_sync_sgtable_for_device(attach->dev, &mapping->sgt, dir);
 
 	mutex_lock(&export->lock);
+	mapping->nr = ++export->nr_mapped;
 	list_add_tail(&mapping->node, &export->mappings);
 	attachment->mapped++;
 	mutex_unlock(&export->lock);
@@ -180,8 +197,13 @@ static void tmesh_dmabuf_unmap(struct dma_buf_attachment *attach, struct sg_tabl
 	struct tmesh_claim *claim = &export->claim;
 
 	mutex_lock(&export->lock);
-	list_del(&mapping->node);
+	mapping->leaving = true;
 	attachment->mapped--;
+	mutex_unlock(&export->lock);
+	/* Wait for synchronisations of this mapping. Its @leaving keeps new ones from beginning. */
+	wait_event(export->synced, !READ_ONCE(mapping->syncing));
+	mutex_lock(&export->lock);
+	list_del(&mapping->node);
 	mutex_unlock(&export->lock);
 	dma_sync_sgtable_for_cpu(mapping->dev, sgt, mapping->dir);
 	dma_unmap_sgtable(mapping->dev, sgt, mapping->dir, DMA_ATTR_SKIP_CPU_SYNC);
@@ -193,28 +215,65 @@ static void tmesh_dmabuf_unmap(struct dma_buf_attachment *attach, struct sg_tabl
 	kfree(mapping);
 }
 
-static int tmesh_dmabuf_begin_cpu_access(struct dma_buf *dmabuf, enum dma_data_direction dir)
+/*
+ * Return the mapping after @mapping, or the first for NULL. It stays until the next call. Skip
+ * mappings that began after number @last, so that the walk ends although new ones keep coming.
+ */
+static struct tmesh_dma_mapping *tmesh_sync_next(struct tmesh_dmabuf *export,
+						 struct tmesh_dma_mapping *mapping, u64 *last)
 {
-	struct tmesh_dmabuf *export = dmabuf->priv;
-	struct tmesh_dma_mapping *mapping;
+	struct tmesh_dma_mapping *done = mapping;
 
 	mutex_lock(&export->lock);
-	list_for_each_entry(mapping, &export->mappings, node)
-		dma_sync_sgtable_for_cpu(mapping->dev, &mapping->sgt, mapping->dir);
+	if (!done)
+		*last = export->nr_mapped;
+	mapping = list_prepare_entry(mapping, &export->mappings, node);
+	list_for_each_entry_continue(mapping, &export->mappings, node) {
+		if (!mapping->leaving)
+			break;
+	}
+	if (list_entry_is_head(mapping, &export->mappings, node) || mapping->nr > *last)
+		mapping = NULL;
+	else
+		mapping->syncing++;
+	if (done) {
+		WRITE_ONCE(done->syncing, done->syncing - 1);
+		if (done->leaving)
+			wake_up_all(&export->synced);
+	}
 	mutex_unlock(&export->lock);
-	return 0;
+	return mapping;
+}
+
+/*
+ * Synchronise all mappings. Not under the export's lock: devices need it to drop their mappings,
+ * and a synchronisation may take long.
+ */
+static int tmesh_dmabuf_sync(struct tmesh_dmabuf *export,
+			     void (*sync)(struct device *dev, struct sg_table *sgt,
+					  enum dma_data_direction dir))
+{
+	struct tmesh_dma_mapping *mapping = NULL;
+	bool killed = false;
+	u64 last;
+
+	while ((mapping = tmesh_sync_next(export, mapping, &last))) {
+		killed = killed || fatal_signal_pending(current);
+		if (!killed)
+			sync(mapping->dev, &mapping->sgt, mapping->dir);
+		cond_resched();
+	}
+	return killed ? -EINTR : 0;
+}
+
+static int tmesh_dmabuf_begin_cpu_access(struct dma_buf *dmabuf, enum dma_data_direction dir)
+{
+	return tmesh_dmabuf_sync(dmabuf->priv, dma_sync_sgtable_for_cpu);
 }
 
 static int tmesh_dmabuf_end_cpu_access(struct dma_buf *dmabuf, enum dma_data_direction dir)
 {
-	struct tmesh_dmabuf *export = dmabuf->priv;
-	struct tmesh_dma_mapping *mapping;
-
-	mutex_lock(&export->lock);
-	list_for_each_entry(mapping, &export->mappings, node)
-		dma_sync_sgtable_for_device(mapping->dev, &mapping->sgt, mapping->dir);
-	mutex_unlock(&export->lock);
-	return 0;
+	return tmesh_dmabuf_sync(dmabuf->priv, dma_sync_sgtable_for_device);
 }
 
 /**
@@ -236,7 +295,7 @@ int tmesh_dmabuf_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
  * @export: an export
  * @map:    set to the mapping
  *
- * The core warns when a vmap fails. One page stands for all of them.
+ * A zeroed dummy avoids the core's warning about a failed vmap. One page is mapped in every place.
  *
  * Return: 0 or -ENOMEM.
  */
@@ -288,7 +347,7 @@ static int tmesh_dmabuf_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 		return tmesh_dmabuf_vmap_dummy(export, map);
 	if (IS_ERR(mem))
 		return PTR_ERR(mem);
-	/* The kernel would not survive reading such a page. */
+	/* Reading a page with a memory error would crash the kernel. */
 	if (tmesh_poison_check(claim->region, mem, claim->first, claim->nr_pages)) {
 		tmesh_use_end(claim->region, &export->vmap_use);
 		return tmesh_dmabuf_vmap_dummy(export, map);
@@ -302,7 +361,7 @@ static int tmesh_dmabuf_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	return 0;
 }
 
-/* The core maps once for all importers, and unmaps after the last of them. */
+/* The core maps an export once for all importers, and unmaps it after the last of them. */
 static void tmesh_dmabuf_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
 {
 	struct tmesh_dmabuf *export = dmabuf->priv;
@@ -315,10 +374,12 @@ static void tmesh_dmabuf_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	tmesh_use_end(export->claim.region, &export->vmap_use);
 }
 
+static void tmesh_export_tell_work(struct work_struct *work);
+
 /**
- * tmesh_dmabuf_alloc() - begin an export
+ * tmesh_dmabuf_alloc() - allocate an export
  *
- * Return: to be given to tmesh_dmabuf_publish() or tmesh_dmabuf_free(); NULL without memory.
+ * Return: an export for tmesh_dmabuf_publish() or tmesh_dmabuf_free(); NULL without memory.
  */
 struct tmesh_dmabuf *tmesh_dmabuf_alloc(void)
 {
@@ -327,14 +388,20 @@ struct tmesh_dmabuf *tmesh_dmabuf_alloc(void)
 	if (!export)
 		return NULL;
 	mutex_init(&export->lock);
+	/* As in tmesh_region_teach(). */
+	fs_reclaim_acquire(GFP_KERNEL);
+	might_lock(&export->lock);
+	fs_reclaim_release(GFP_KERNEL);
 	INIT_LIST_HEAD(&export->attachments);
 	INIT_LIST_HEAD(&export->mappings);
+	init_waitqueue_head(&export->synced);
+	INIT_DELAYED_WORK(&export->tell, tmesh_export_tell_work);
 	return export;
 }
 
 /**
  * tmesh_dmabuf_free() - free an export that has no dma-buf, or none any more
- * @export: whose claim has ended, or was not begun
+ * @export: an export whose claim has ended or was not initialised
  */
 void tmesh_dmabuf_free(struct tmesh_dmabuf *export)
 {
@@ -344,7 +411,7 @@ void tmesh_dmabuf_free(struct tmesh_dmabuf *export)
 }
 
 /**
- * tmesh_dmabuf_release() - the last reference has gone: dma_buf_ops.release
+ * tmesh_dmabuf_release() - end an export with its dma-buf: dma_buf_ops.release
  * @dmabuf: of an export
  */
 void tmesh_dmabuf_release(struct dma_buf *dmabuf)
@@ -352,7 +419,6 @@ void tmesh_dmabuf_release(struct dma_buf *dmabuf)
 	struct tmesh_dmabuf *export = dmabuf->priv;
 
 	tmesh_claim_fini(&export->claim);
-	tmesh_dmabuf_free(export);
 }
 
 #define TMESH_DMABUF_OPS                                       \
@@ -371,28 +437,97 @@ static const struct dma_buf_ops tmesh_dmabuf_rw_ops = {
 	.vunmap = tmesh_dmabuf_vunmap,
 };
 
-/* A kernel mapping would be writable, and the core warns about one that is refused. */
+/*
+ * A read-only export has no vmap operation: a kernel mapping would be writable, and the core warns
+ * about a vmap that fails.
+ */
 static const struct dma_buf_ops tmesh_dmabuf_ro_ops = {
 	TMESH_DMABUF_OPS,
 };
 
-static u32 *tmesh_export_count(struct tmesh_region *region)
+static void tmesh_export_counted(struct tmesh_claim *claim, int by)
 {
-	return &region->nr_exports;
+	lockdep_assert_held(&claim->region->claims_lock);
+	WRITE_ONCE(claim->region->nr_exports, claim->region->nr_exports + by);
 }
 
 /*
- * Reaches importers that can be told. The others keep what they have mapped, and what they map
- * keeps the memory.
+ * Keep the dma-buf from being released by a reference on its dentry. Its file may be gone already:
+ * a descriptor opened with O_PATH keeps the dentry alone, and the dma-buf is released with the
+ * dentry.
+ */
+static bool tmesh_export_hold(struct tmesh_dmabuf *export)
+{
+	struct tmesh_claim *claim = &export->claim;
+	bool held;
+
+	mutex_lock(&claim->region->claims_lock);
+	held = !list_empty(&claim->node) && lockref_get_not_dead(&export->dentry->d_lockref);
+	mutex_unlock(&claim->region->claims_lock);
+	return held;
+}
+
+/* Notify importers. Only try the reservation lock, because importers may hold it for any time. */
+static bool tmesh_export_tell(struct tmesh_dmabuf *export)
+{
+	if (!dma_resv_trylock(export->dmabuf->resv))
+		return false;
+	tmesh_dma_buf_invalidate(export->dmabuf);
+	dma_resv_unlock(export->dmabuf->resv);
+	return true;
+}
+
+/* Queue the work. Return false if it is pending already; that one has a reference of its own. */
+static bool tmesh_export_tell_later(struct tmesh_dmabuf *export)
+{
+	export->tell_delay = min(export->tell_delay * 2, 0UL + TMESH_TELL_MAX);
+	return queue_delayed_work(tmesh_wq, &export->tell, export->tell_delay);
+}
+
+/* Count down the exports whose importers still have to be notified. */
+static void tmesh_export_told(struct tmesh_region *region)
+{
+	if (atomic_dec_and_test(&region->telling))
+		tmesh_wake(&region->wait, TMESH_WAKE_NO_POLL);
+}
+
+static void tmesh_export_tell_work(struct work_struct *work)
+{
+	struct tmesh_dmabuf *export = container_of(to_delayed_work(work), struct tmesh_dmabuf,
+						   tell);
+
+	if (!tmesh_export_tell(export) && tmesh_export_tell_later(export))
+		return;
+	tmesh_export_told(export->claim.region);
+	dput(export->dentry);
+}
+
+/*
+ * Take away the mappings of an export, and notify importers that have a move callback. The other
+ * importers keep their mappings, whose uses keep the memory. A dma-buf that is being released has
+ * no importers.
  */
 static void tmesh_export_cut(struct tmesh_claim *claim)
 {
-	struct dma_buf *dmabuf = to_dmabuf(claim)->dmabuf;
+	struct tmesh_dmabuf *export = to_dmabuf(claim);
 
 	tmesh_zap(claim);
-	dma_resv_lock(dmabuf->resv, NULL);
-	tmesh_dma_buf_invalidate(dmabuf);
-	dma_resv_unlock(dmabuf->resv);
+	if (!tmesh_export_hold(export))
+		return;
+	if (tmesh_export_tell(export))
+		goto put;
+	export->tell_delay = 1;
+	atomic_inc(&claim->region->telling);
+	if (tmesh_export_tell_later(export))
+		return;
+	tmesh_export_told(claim->region);
+put:
+	dput(export->dentry);
+}
+
+static void tmesh_export_free(struct tmesh_claim *claim)
+{
+	tmesh_dmabuf_free(to_dmabuf(claim));
 }
 
 static u32 tmesh_export_devices(struct tmesh_claim *claim, struct tmesh_holder *holder, u32 room)
@@ -419,39 +554,39 @@ static u32 tmesh_export_devices(struct tmesh_claim *claim, struct tmesh_holder *
 }
 
 /*
- * The dma-buf stays until our lock is free; its file may be gone, for a descriptor made with O_PATH
- * keeps the one without the other.
+ * Return one fence for all work that devices have queued. This allocates; without memory the
+ * revocation does not wait.
  */
 static struct dma_fence *tmesh_export_pending(struct tmesh_claim *claim)
 {
 	struct tmesh_dmabuf *export = to_dmabuf(claim);
 	struct dma_fence *fence;
 
-	if (export->waited)
+	if (!tmesh_export_hold(export))
 		return NULL;
-	export->waited = true;
-	/* Without memory for it nobody is waited for, as when the time is over. */
 	if (dma_resv_get_singleton(export->dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, &fence))
-		return NULL;
+		fence = NULL;
+	dput(export->dentry);
 	return fence;
 }
 
 static const struct tmesh_claim_ops tmesh_export_claim_ops = {
 	.writes = true,
-	.count = tmesh_export_count,
+	.counted = tmesh_export_counted,
 	.cut = tmesh_export_cut,
+	.free = tmesh_export_free,
 	.devices = tmesh_export_devices,
 	.pending = tmesh_export_pending,
 };
 
 /**
- * tmesh_dmabuf_publish() - make a dma-buf of an export
- * @export:   begun; freed where this fails
- * @info:     with the operations and, for a proxy, the reservation
- * @through:  the handle's claim that it is made through
+ * tmesh_dmabuf_publish() - create the dma-buf of an export
+ * @export:   of tmesh_dmabuf_alloc(); freed on failure
+ * @info:     has the operations and, for a proxy, the reservation
+ * @through:  claim of the handle that the export is made through
  * @first:    first page of the region
- * @nr_pages: how many
- * @writable: for writing too
+ * @nr_pages: number of pages
+ * @writable: devices may write to it
  *
  * Return: the dma-buf or an error as a pointer.
  */
@@ -471,7 +606,8 @@ struct dma_buf *tmesh_dmabuf_publish(struct tmesh_dmabuf *export, struct dma_buf
 		return dmabuf;
 	}
 	export->dmabuf = dmabuf;
-	/* The inode is put before the dma-buf is released; the claim holds it. */
+	export->dentry = dmabuf->file->f_path.dentry;
+	/* The core drops the inode before it releases the dma-buf, so the claim holds the inode. */
 	tmesh_claim_init(&export->claim, &tmesh_export_claim_ops, through->region,
 			 TMESH_HOLDER_EXPORT, TMESH_RIGHT_READ | (writable ? TMESH_RIGHT_WRITE : 0),
 			 file_inode(dmabuf->file));
@@ -525,7 +661,7 @@ int tmesh_ioctl_export(struct tmesh_ucmd *ucmd)
 	rc = tmesh_claim_allows(claim, TMESH_RIGHT_READ | (writable ? TMESH_RIGHT_WRITE : 0));
 	if (rc)
 		return rc;
-	rc = tmesh_room();
+	rc = tmesh_memory_left();
 	if (rc)
 		return rc;
 	fd = get_unused_fd_flags(O_CLOEXEC);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What exports of our own memory and proxies of other exporters' have in common.
+ * The common part of exports of tmesh's memory and of proxies for foreign dma-bufs.
  */
 #ifndef TMESH_EXPORT_H
 #define TMESH_EXPORT_H
@@ -12,34 +12,44 @@
 /**
  * struct tmesh_dmabuf - an export
  * @claim:       the common part
- * @dmabuf:      the dma-buf that this belongs to
- * @original:    of a proxy: what it stands for, and whose reservation it shares; reference
- * @lock:        guards the two lists
+ * @dmabuf:      the dma-buf of this export
+ * @dentry:      dentry of the dma-buf, which is released with it; no reference
+ * @original:    for a proxy: the foreign dma-buf, whose reservation it shares; reference
+ * @lock:        guards @attachments, @mappings and @nr_mapped
  * @attachments: devices attached
- * @mappings:    what devices have mapped, to be synchronised for CPU access
- * @vmap_use:    of memory that is mapped into the kernel; guarded by the reservation lock, as
- *               is the following
- * @vmap_dummy:  page that is mapped instead, where the region was revoked before, else NULL
- * @waited:      a revocation has dealt with it; guarded by claims_lock
+ * @mappings:    mappings by devices, which are synchronised for access by the CPU
+ * @nr_mapped:   number of mappings that were ever made
+ * @synced:      wait queue for the unmapping of a mapping that is being synchronised
+ * @tell:        notifies importers whose reservation was locked. While pending, it has a reference
+ *               on @dentry.
+ * @tell_delay:  its last delay
+ * @vmap_use:    use of the memory by a kernel mapping; guarded by the reservation lock, as is
+ *               @vmap_dummy
+ * @vmap_dummy:  zeroed page that is mapped instead if the region was revoked or has a bad page,
+ *               else NULL
  */
 struct tmesh_dmabuf {
 	struct tmesh_claim claim;
 	struct dma_buf *dmabuf;
+	struct dentry *dentry;
 	struct dma_buf *original;
 	struct mutex lock;
 	struct list_head attachments;
 	struct list_head mappings;
+	u64 nr_mapped;
+	wait_queue_head_t synced;
+	struct delayed_work tell;
+	unsigned long tell_delay;
 	struct tmesh_use vmap_use;
 	struct page *vmap_dummy;
-	bool waited;
 };
 
 /**
  * struct tmesh_attachment - a device attached to an export
  * @node:     in the export's list
  * @dev:      the device
- * @original: of a proxy: the same device attached to the original
- * @mapped:   mappings of it; guarded by the export's lock
+ * @original: for a proxy: the attachment of the same device to the original
+ * @mapped:   number of its mappings; guarded by the export's lock
  */
 struct tmesh_attachment {
 	struct list_head node;

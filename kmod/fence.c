@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Fences: a number for each region that only grows, by which a producer tells other processes
- * how far it is. Nothing in the kernel ever waits for it on anybody's behalf: who waits is the
- * caller itself, until a signal comes. This is why it is no dma_fence, see docs/abi.md.
+ * Fences: each region has a number that only grows. A producer raises it to tell other processes
+ * how far it is. The kernel itself never waits for it. Only the caller of TMESH_WAIT does, and a
+ * signal interrupts it. This is why it is not a dma_fence; see docs/internals/abi.md.
  */
 #include <linux/hrtimer.h>
 #include <linux/ktime.h>
@@ -14,7 +14,7 @@
 #include "ucmd.h"
 
 /**
- * tmesh_fence_init() - nobody has signalled yet
+ * tmesh_fence_init() - initialise a fence
  * @fence: zeroed
  */
 void tmesh_fence_init(struct tmesh_fence *fence)
@@ -30,8 +30,8 @@ static u32 tmesh_fence_state(const struct tmesh_fence *fence)
 }
 
 /*
- * What a wait that begins now remembers: it ends with the next death, or at once when the
- * fence is dead already.
+ * Return the number of deaths for a wait that begins now to remember. The wait ends with the next
+ * death, or at once if the fence is dead already.
  */
 static u64 tmesh_fence_begin(struct tmesh_fence *fence)
 {
@@ -44,9 +44,9 @@ static u64 tmesh_fence_begin(struct tmesh_fence *fence)
 }
 
 /*
- * What a wait has come to, -EAGAIN while it goes on. Counting deaths, and not looking at the
- * present state, ends every wait during which a producer died, whoever may have taken its place
- * before the waiter could look.
+ * Return the result of a wait, or -EAGAIN while it goes on. A wait ends if the number of deaths has
+ * changed. The present state would not do: another producer may have taken the dead one's place
+ * before the waiter runs.
  */
 static int tmesh_fence_check(const struct tmesh_claim *claim, u64 value, u64 deaths, u64 *reached)
 {
@@ -66,8 +66,8 @@ static int tmesh_fence_check(const struct tmesh_claim *claim, u64 value, u64 dea
 }
 
 /**
- * tmesh_fence_look() - what the fence says now
- * @region: whose fence
+ * tmesh_fence_look() - read the value and the state of a fence
+ * @region: the region
  * @state:  set to TMESH_FENCE_*
  *
  * Return: the value that it has reached.
@@ -85,21 +85,29 @@ u64 tmesh_fence_look(struct tmesh_region *region, u32 *state)
 }
 
 /**
- * tmesh_fence_produces() - is a claim the producer?
+ * tmesh_fence_produces() - test whether a claim is the producer
  * @claim: any
  *
- * Return: true while its region's fence is its to signal.
+ * Return: true while the claim alone may signal its region's fence.
  */
 bool tmesh_fence_produces(const struct tmesh_claim *claim)
 {
 	return READ_ONCE(claim->region->fence.producer) == claim;
 }
 
+/* Remove the producer. Waits for a value that it has not signalled end. */
+static void tmesh_fence_end(struct tmesh_fence *fence)
+{
+	lockdep_assert_held(&fence->lock);
+	WRITE_ONCE(fence->producer, NULL);
+	fence->deaths++;
+}
+
 /**
- * tmesh_fence_abandon() - a claim will not signal any more
- * @claim: that is closed or has lapsed, so that tmesh_claim_allows() refuses it
+ * tmesh_fence_abandon() - end a claim's role as producer
+ * @claim: a claim that is being closed, so that it makes no further call
  *
- * Ends the waits for what it has not signalled.
+ * Context: wakes waiters; none of the region's locks but cut_lock is held.
  */
 void tmesh_fence_abandon(const struct tmesh_claim *claim)
 {
@@ -109,16 +117,35 @@ void tmesh_fence_abandon(const struct tmesh_claim *claim)
 
 	spin_lock(&fence->lock);
 	dead = fence->producer == claim;
-	if (dead) {
-		WRITE_ONCE(fence->producer, NULL);
-		fence->deaths++;
-	}
+	if (dead)
+		tmesh_fence_end(fence);
 	spin_unlock(&fence->lock);
 	if (dead)
-		wake_up_all(&region->wait);
+		tmesh_wake(&region->wait, TMESH_WAKE_NO_POLL);
 }
 
-static int tmesh_fence_wait(const struct tmesh_claim *claim, struct tmesh_wait *cmd)
+/**
+ * tmesh_fence_abandon_lapsed() - remove a producer whose lease has lapsed
+ * @region: a region that has leases which have lapsed
+ *
+ * Context: as tmesh_fence_abandon().
+ */
+void tmesh_fence_abandon_lapsed(struct tmesh_region *region)
+{
+	struct tmesh_fence *fence = &region->fence;
+	bool dead;
+
+	spin_lock(&fence->lock);
+	/* The claim is valid: it clears @producer under this lock before it is freed. */
+	dead = fence->producer && tmesh_claim_lapsed(fence->producer);
+	if (dead)
+		tmesh_fence_end(fence);
+	spin_unlock(&fence->lock);
+	if (dead)
+		tmesh_wake(&region->wait, TMESH_WAKE_NO_POLL);
+}
+
+static int tmesh_fence_wait_for(const struct tmesh_claim *claim, struct tmesh_wait *cmd)
 {
 	ktime_t timeout = cmd->timeout_ns < 0 ? KTIME_MAX : cmd->timeout_ns;
 	struct tmesh_region *region = claim->region;
@@ -128,7 +155,7 @@ static int tmesh_fence_wait(const struct tmesh_claim *claim, struct tmesh_wait *
 	rc = wait_event_interruptible_hrtimeout(region->wait,
 						tmesh_fence_check(claim, cmd->value, deaths,
 								  &reached) != -EAGAIN, timeout);
-	/* What it has come to does not change any more, and counts before a signal. */
+	/* A final result does not change any more, and takes precedence over a signal. */
 	answer = tmesh_fence_check(claim, cmd->value, deaths, &reached);
 	cmd->value = reached;
 	if (answer != -EAGAIN)
@@ -151,7 +178,10 @@ int tmesh_ioctl_signal(struct tmesh_ucmd *ucmd)
 	int rc;
 
 	spin_lock(&fence->lock);
-	/* Under the lock: who has lapsed is to be abandoned, and must not begin after that. */
+	/*
+	 * Check under the lock: a claim that has lapsed must not become the producer after
+	 * tmesh_fence_abandon_lapsed() has run.
+	 */
 	rc = tmesh_claim_allows(claim, TMESH_RIGHT_WRITE);
 	if (!rc && fence->producer && fence->producer != claim)
 		rc = -EBUSY;
@@ -164,7 +194,7 @@ int tmesh_ioctl_signal(struct tmesh_ucmd *ucmd)
 	spin_unlock(&fence->lock);
 	if (rc)
 		return rc;
-	wake_up_all(&region->wait);
+	tmesh_wake(&region->wait, TMESH_WAKE_NO_POLL);
 	trace_tmesh_signal(region->id, cmd->value);
 	return 0;
 }
@@ -185,8 +215,8 @@ int tmesh_ioctl_wait(struct tmesh_ucmd *ucmd)
 	rc = tmesh_claim_allows(claim, 0);
 	if (rc)
 		return rc;
-	rc = tmesh_fence_wait(claim, cmd);
+	rc = tmesh_fence_wait_for(claim, cmd);
 	trace_tmesh_wait(claim->region->id, value, cmd->value, rc);
-	/* How far it got is told whatever ended the wait. */
+	/* Write the value reached, whatever ended the wait. */
 	return tmesh_respond(ucmd, sizeof(*cmd)) ?: rc;
 }

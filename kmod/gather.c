@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Gather views: parts of other regions, one behind the other, as a region of its own.
+ * Gather views: a region that shows parts of other regions one after the other.
  *
- * A view has a list of its sources' pages and no references to them. It holds its sources
- * instead, by a claim on each, and goes when one of them is revoked.
+ * A view lists pages of its sources and has no references on them. Instead it has a claim on each
+ * source, which holds the source. A view is revoked when one of its sources is.
  */
 #include <linux/bitmap.h>
 #include <linux/file.h>
@@ -12,6 +12,8 @@
 #include <linux/uaccess.h>
 #include <linux/xarray.h>
 
+#include "account.h"
+#include "account.h"
 #include "claim.h"
 #include "create.h"
 #include "drain.h"
@@ -19,20 +21,23 @@
 #include "handle.h"
 #include "mem.h"
 #include "poison.h"
+#include "region.h"
 #include "revoke.h"
 #include "trace.h"
 #include "ucmd.h"
 
 /**
- * struct tmesh_link - what a view has of a source
+ * struct tmesh_link - a view's claim on a source
  * @claim: on the source
- * @view:  the view; not held, it unlinks itself before it goes
- * @node:  in the list of the view's links
+ * @view:  the view; no reference: a view frees its links before it ends
+ * @node:  in the view's list of links
+ * @among: in the source's list @gathers; guarded by its claims_lock
  */
 struct tmesh_link {
 	struct tmesh_claim claim;
 	struct tmesh_region *view;
 	struct list_head node;
+	struct list_head among;
 };
 
 /**
@@ -46,9 +51,9 @@ struct tmesh_view {
 };
 
 /**
- * struct tmesh_source - a region that a view is being made of
- * @plain: the link that handles without a lease share
- * @taken: its pages that the view has already; NULL where they may come more than once
+ * struct tmesh_source - a source of a view that is being created
+ * @plain: the link shared by handles without a lease
+ * @taken: bitmap of its pages that the view has already
  */
 struct tmesh_source {
 	struct tmesh_link *plain;
@@ -56,10 +61,10 @@ struct tmesh_source {
 };
 
 /**
- * struct tmesh_part - pages of a source that follow each other
+ * struct tmesh_part - adjacent pages of a source
  * @region: the source, which a link holds
  * @first:  first page
- * @nr:     how many
+ * @nr:     number of pages
  */
 struct tmesh_part {
 	struct tmesh_region *region;
@@ -68,15 +73,16 @@ struct tmesh_part {
 };
 
 /**
- * struct tmesh_gathering - a view that is being made
+ * struct tmesh_gathering - a view that is being created
  * @view:     its region
  * @rights:   TMESH_RIGHT_READ, TMESH_RIGHT_WRITE
- * @by_fd:    links, by descriptors that were met
- * @sources:  struct tmesh_source, by regions' ids
+ * @by_fd:    links by descriptor, for the descriptors seen so far
+ * @sources:  struct tmesh_source by the id of the region
  * @links:    to its sources
- * @parts:    what it will show
- * @nr_parts: how many
- * @nr_pages: in all of them
+ * @parts:    the parts that it will show
+ * @nr_parts: number of parts
+ * @nr_pages: number of pages in all parts
+ * @again:    number of extents that repeat a page
  */
 struct tmesh_gathering {
 	struct tmesh_region *view;
@@ -87,6 +93,7 @@ struct tmesh_gathering {
 	struct tmesh_part *parts;
 	u32 nr_parts;
 	unsigned long nr_pages;
+	u32 again;
 };
 
 static struct tmesh_link *to_link(const struct tmesh_claim *claim)
@@ -94,14 +101,13 @@ static struct tmesh_link *to_link(const struct tmesh_claim *claim)
 	return container_of(claim, struct tmesh_link, claim);
 }
 
-/* Takes the claims_lock of each source in turn. */
+/* Free links. Takes the claims_lock of each source in turn. */
 static void tmesh_links_free(struct list_head *links)
 {
 	struct tmesh_link *link, *next;
 
 	list_for_each_entry_safe(link, next, links, node) {
 		tmesh_claim_fini(&link->claim);
-		kfree(link);
 		cond_resched();
 	}
 	INIT_LIST_HEAD(links);
@@ -116,14 +122,16 @@ static void tmesh_gather_release(struct tmesh_mem *mem)
 	kfree(view);
 }
 
-/* The links stay as long as the memory does. */
+/* Let each source look for bad pages. The links live as long as the memory. */
 static void tmesh_gather_ask_sources(struct tmesh_mem *mem)
 {
 	struct tmesh_view *view = container_of(mem, struct tmesh_view, mem);
 	const struct tmesh_link *link;
 
-	list_for_each_entry(link, &view->links, node)
+	list_for_each_entry(link, &view->links, node) {
 		tmesh_poison_found(link->claim.region);
+		cond_resched();
+	}
 }
 
 static const struct tmesh_backing_ops tmesh_gather_ops = {
@@ -133,36 +141,82 @@ static const struct tmesh_backing_ops tmesh_gather_ops = {
 	.poisoned = tmesh_gather_ask_sources,
 };
 
-static u32 *tmesh_gather_count(struct tmesh_region *region)
+static void tmesh_gather_counted(struct tmesh_claim *claim, int by)
 {
-	return &region->nr_gathers;
-}
+	struct tmesh_region *source = claim->region;
 
-static int tmesh_gather_check(const struct tmesh_claim *claim, const struct tmesh_claim *through)
-{
-	return claim->region->nr_gathers == TMESH_GATHER_VIEWS ? -EDQUOT : 0;
+	lockdep_assert_held(&source->claims_lock);
+	WRITE_ONCE(source->nr_gathers, source->nr_gathers + by);
+	if (by > 0)
+		list_add(&to_link(claim)->among, &source->gathers);
+	else
+		list_del(&to_link(claim)->among);
 }
 
 /*
- * A source is revoked, or the lease has lapsed through which it was lent: no view of it is left.
- * The view's struct stays while the source's claims_lock is held, since the view takes that to
- * unlink itself. It may be about to go: then it takes no notice.
+ * Limit the views of a source: its revocation revokes all of them. The slots are shared fairly
+ * among users.
  */
-static void tmesh_gather_cut(struct tmesh_claim *claim)
+static int tmesh_gather_check(const struct tmesh_claim *claim, const struct tmesh_claim *through)
 {
-	struct tmesh_region *view = to_link(claim)->view;
+	const struct tmesh_region *source = claim->region;
+	const struct tmesh_link *link;
+	unsigned int foreign = 0, own = 0;
 
-	lockdep_assert_held(&claim->region->claims_lock);
-	mutex_lock_nested(&view->claims_lock, SINGLE_DEPTH_NESTING);
-	tmesh_region_revoke(view);
-	mutex_unlock(&view->claims_lock);
+	lockdep_assert_held(&source->claims_lock);
+	if (source->nr_gathers >= TMESH_GATHER_VIEWS)
+		return -EDQUOT;
+	if (uid_eq(claim->uid, source->uid))
+		return 0;
+	list_for_each_entry(link, &source->gathers, among) {
+		foreign += !uid_eq(link->claim.uid, source->uid);
+		own += uid_eq(link->claim.uid, claim->uid);
+	}
+	return tmesh_shared_fairly(TMESH_GATHER_VIEWS, foreign, own) ? 0 : -EDQUOT;
 }
 
-/* A source has bad pages, which the view may show. It is linked, and so not beyond looking. */
+/*
+ * Take a reference on the view of a link. The source's claims_lock keeps the view from freeing the
+ * link. A view without references is ending.
+ */
+static struct tmesh_region *tmesh_gather_hold(const struct tmesh_claim *claim)
+{
+	struct tmesh_region *view = NULL;
+
+	mutex_lock(&claim->region->claims_lock);
+	if (!list_empty(&claim->node) && kref_get_unless_zero(&to_link(claim)->view->ref))
+		view = to_link(claim)->view;
+	mutex_unlock(&claim->region->claims_lock);
+	return view;
+}
+
+/* Revoke the view, because its source was revoked or the lease of this link has lapsed. */
+static void tmesh_gather_cut(struct tmesh_claim *claim)
+{
+	struct tmesh_region *view = tmesh_gather_hold(claim);
+
+	if (!view)
+		return;
+	mutex_lock_nested(&view->cut_lock, SINGLE_DEPTH_NESTING);
+	tmesh_revoke_all(view);
+	mutex_unlock(&view->cut_lock);
+	tmesh_region_put_later(view);
+}
+
+static void tmesh_gather_free(struct tmesh_claim *claim)
+{
+	kfree(to_link(claim));
+}
+
+/* Let the view look for bad pages, because its source has some. */
 static void tmesh_gather_poisoned(const struct tmesh_claim *claim)
 {
-	lockdep_assert_held(&claim->region->claims_lock);
-	tmesh_poison_found(to_link(claim)->view);
+	struct tmesh_region *view = tmesh_gather_hold(claim);
+
+	if (!view)
+		return;
+	tmesh_poison_found(view);
+	tmesh_region_put_later(view);
 }
 
 static void tmesh_gather_describe(const struct tmesh_claim *claim, struct tmesh_holder *holder)
@@ -183,9 +237,10 @@ static bool tmesh_gather_in_use(const struct tmesh_claim *claim)
 
 static const struct tmesh_claim_ops tmesh_gather_claim_ops = {
 	.writes = true,
-	.count = tmesh_gather_count,
+	.counted = tmesh_gather_counted,
 	.check = tmesh_gather_check,
 	.cut = tmesh_gather_cut,
+	.free = tmesh_gather_free,
 	.describe = tmesh_gather_describe,
 	.poisoned = tmesh_gather_poisoned,
 	.in_use = tmesh_gather_in_use,
@@ -202,12 +257,9 @@ static struct tmesh_source *tmesh_gather_source(struct tmesh_gathering *g,
 	source = kzalloc(sizeof(*source), TMESH_GFP);
 	if (!source)
 		return ERR_PTR(-ENOMEM);
-	if (g->rights & TMESH_RIGHT_WRITE) {
-		source->taken = kvcalloc(BITS_TO_LONGS(region->nr_pages), sizeof(long),
-					 TMESH_GFP);
-		if (!source->taken)
-			goto free;
-	}
+	source->taken = kvcalloc(BITS_TO_LONGS(region->nr_pages), sizeof(long), TMESH_GFP);
+	if (!source->taken)
+		goto free;
 	rc = xa_err(xa_store(&g->sources, region->id, source, TMESH_GFP));
 	if (!rc)
 		return source;
@@ -217,7 +269,7 @@ free:
 	return ERR_PTR(rc);
 }
 
-/* Links the view to the region of a handle. The link shares the lease of the handle. */
+/* Link the view to the region of a handle. The link shares the handle's lease. */
 static struct tmesh_link *tmesh_gather_link(struct tmesh_gathering *g,
 					    const struct tmesh_handle *handle)
 {
@@ -254,7 +306,10 @@ static struct tmesh_link *tmesh_gather_link(struct tmesh_gathering *g,
 	return link;
 }
 
-/* Each descriptor is looked at once, whatever becomes of it meanwhile. */
+/*
+ * Return the link for a descriptor. Look each descriptor up once: another thread may replace it
+ * meanwhile.
+ */
 static struct tmesh_link *tmesh_gather_resolve(struct tmesh_gathering *g, s32 fd)
 {
 	struct tmesh_link *link = xa_load(&g->by_fd, (u32)fd);
@@ -292,16 +347,17 @@ static int tmesh_gather_add(struct tmesh_gathering *g, const struct tmesh_extent
 	region = link->claim.region;
 	if (first > region->nr_pages || nr > region->nr_pages - first)
 		return -EINVAL;
-	/* Lengths are file sizes too. */
+	/* The length must also be a valid file size. */
 	if (check_add_overflow(g->nr_pages, nr, &g->nr_pages) ||
 	    g->nr_pages > LLONG_MAX >> PAGE_SHIFT)
 		return -EINVAL;
 	source = xa_load(&g->sources, region->id);
-	if (source->taken) {
-		if (find_next_bit(source->taken, first + nr, first) < first + nr)
+	if (find_next_bit(source->taken, first + nr, first) < first + nr) {
+		if (g->rights & TMESH_RIGHT_WRITE)
 			return -EINVAL;
-		bitmap_set(source->taken, first, nr);
+		g->again++;
 	}
+	bitmap_set(source->taken, first, nr);
 	if (last && last->region == region && last->first + last->nr == first)
 		last->nr += nr;
 	else
@@ -333,8 +389,8 @@ static int tmesh_gather_read(struct tmesh_gathering *g, const struct tmesh_gathe
 }
 
 /*
- * Copies the sources' lists together. Where a source is revoked from now on the view is too,
- * so that what was copied is never used.
+ * Copy the page lists of the sources. If a source is revoked from now on, the view is revoked too,
+ * so the copied pages are never used.
  */
 static int tmesh_gather_fill(const struct tmesh_gathering *g, struct tmesh_mem *mem)
 {
@@ -359,7 +415,10 @@ static int tmesh_gather_fill(const struct tmesh_gathering *g, struct tmesh_mem *
 		done += part->nr;
 		cond_resched();
 	}
-	/* In a part a folio's pages follow each other; without repeats each comes once. */
+	/*
+	 * A use takes one reference on a folio for each part. Without repeats there are at most
+	 * TMESH_HUGE_PAGES parts of one folio.
+	 */
 	mem->named = g->rights & TMESH_RIGHT_WRITE ?
 			     min_t(unsigned long, g->nr_parts, TMESH_HUGE_PAGES) : g->nr_parts;
 	mem->pmd = pmd;
@@ -402,11 +461,12 @@ static int tmesh_gather_make(struct tmesh_gathering *g, const struct tmesh_gathe
 		return rc;
 	g->view->nr_pages = g->nr_pages;
 	g->view->bytes = (u64)g->nr_pages << PAGE_SHIFT;
+	g->view->repeats = g->again ? g->again + 1 : 0;
 	return tmesh_birth_handle(birth, tmesh_gather_mem(g, birth->user),
 				  g->rights | TMESH_RIGHT_MANAGE);
 }
 
-/* The links that the view has not taken over know it, and go before it does. */
+/* Free the links that the view has not taken over before the view may end: they point to it. */
 static void tmesh_gather_end(struct tmesh_gathering *g)
 {
 	struct tmesh_source *source;
@@ -416,6 +476,7 @@ static void tmesh_gather_end(struct tmesh_gathering *g)
 	xa_for_each(&g->sources, id, source) {
 		kvfree(source->taken);
 		kfree(source);
+		cond_resched();
 	}
 	xa_destroy(&g->sources);
 	xa_destroy(&g->by_fd);
@@ -436,7 +497,7 @@ int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd)
 	struct tmesh_birth birth;
 	int rc;
 
-	rc = tmesh_check_rights(cmd->rights);
+	rc = tmesh_rights_valid(cmd->rights);
 	if (rc)
 		return rc;
 	if (cmd->rights & TMESH_RIGHT_MANAGE || !cmd->count || cmd->count > TMESH_GATHER_MAX)
@@ -444,7 +505,7 @@ int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd)
 	g.parts = kvmalloc_array(cmd->count, sizeof(*g.parts), TMESH_GFP);
 	if (!g.parts)
 		return -ENOMEM;
-	/* Its length is known when all parts are. */
+	/* The length is known after all parts have been read. */
 	spec.bytes = 0;
 	rc = tmesh_birth_begin(&birth, &spec);
 	if (rc) {

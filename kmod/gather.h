@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Views of parts of other regions.
+ * Gather views.
  */
 #ifndef TMESH_GATHER_H
 #define TMESH_GATHER_H

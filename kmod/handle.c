@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Handles: files on a region, each with an inode and so an address space of its own, on a
- * filesystem that nobody can mount.
+ * Handles: files that refer to a region. Each has an inode, and thereby an address space, of its
+ * own on an internal filesystem.
  */
 #include <linux/cred.h>
 #include <linux/file.h>
@@ -9,11 +9,13 @@
 #include <linux/mount.h>
 #include <linux/poll.h>
 #include <linux/pseudo_fs.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include "account.h"
 #include "claim.h"
 #include "debug.h"
+#include "fs.h"
 #include "handle.h"
 #include "map.h"
 #include "mem.h"
@@ -22,11 +24,9 @@
 #include "trace.h"
 #include "ucmd.h"
 
-#define TMESH_FS_MAGIC 0x746d7368
-
 /*
- * Mounted while there is a handle. A mount that lives as long as the module would hold the
- * module for ever.
+ * Mounted while there are handles. A mount that lived as long as the module would hold a reference
+ * on the module for ever.
  */
 static struct vfsmount *tmesh_mnt;
 static int tmesh_mnt_count;
@@ -46,15 +46,18 @@ static struct file_system_type tmesh_fs = {
 	.kill_sb = kill_anon_super,
 };
 
-static void tmesh_handle_uncharge(struct tmesh_handle *handle, bool pinning)
+static void tmesh_handle_uncharge(struct tmesh_user *user, u64 pinned_bytes, bool pinning)
 {
-	tmesh_uncharge_kept(handle->user, handle->kept);
-	tmesh_uncharge(handle->user, TMESH_PINS, pinning);
-	tmesh_uncharge(handle->user, TMESH_HANDLES, 1);
-	tmesh_user_put(handle->user);
+	tmesh_uncharge_pinned(user, pinned_bytes);
+	tmesh_uncharge(user, TMESH_PINS, pinning);
+	tmesh_uncharge(user, TMESH_HANDLES, 1);
+	tmesh_user_put(user);
 }
 
-/* Keeping somebody else's memory from being taken back costs as much as memory of one's own. */
+/*
+ * Charge a handle. A pinning handle keeps another user's memory from being revoked, so it costs as
+ * much as memory of one's own.
+ */
 static int tmesh_handle_charge(struct tmesh_handle *handle, const struct tmesh_region *region,
 			       bool pinning)
 {
@@ -64,14 +67,14 @@ static int tmesh_handle_charge(struct tmesh_handle *handle, const struct tmesh_r
 	if (IS_ERR(handle->user))
 		return PTR_ERR(handle->user);
 	if (pinning && !uid_eq(current_euid(), region->uid))
-		handle->kept = (u64)region->nr_pages << PAGE_SHIFT;
+		handle->pinned_bytes = (u64)region->nr_pages << PAGE_SHIFT;
 	rc = tmesh_charge(handle->user, TMESH_HANDLES, 1);
 	if (rc)
 		goto put_user;
 	rc = tmesh_charge(handle->user, TMESH_PINS, pinning);
 	if (rc)
 		goto uncharge_handle;
-	rc = tmesh_charge_kept(handle->user, handle->kept);
+	rc = tmesh_charge_pinned(handle->user, handle->pinned_bytes);
 	if (rc)
 		goto uncharge_pin;
 	return 0;
@@ -85,17 +88,36 @@ put_user:
 	return rc;
 }
 
+/**
+ * tmesh_handle_end() - end a handle without mappings
+ * @handle: the handle
+ *
+ * Context: takes claims_lock; may free the region.
+ */
+void tmesh_handle_end(struct tmesh_handle *handle)
+{
+	bool pinning = handle->claim.kind == TMESH_HOLDER_PINNING;
+	struct tmesh_user *user = handle->user;
+	u64 pinned_bytes = handle->pinned_bytes;
+
+	tmesh_claim_fini(&handle->claim);
+	tmesh_handle_uncharge(user, pinned_bytes, pinning);
+}
+
 static int tmesh_handle_release(struct inode *inode, struct file *file)
 {
 	struct tmesh_handle *handle = file->private_data;
-	bool pinning = handle->claim.kind == TMESH_HOLDER_PINNING;
 
 	trace_tmesh_close(handle->claim.region->id);
-	tmesh_claim_fini(&handle->claim);
-	tmesh_handle_uncharge(handle, pinning);
-	kfree(handle);
-	simple_release_fs(&tmesh_mnt, &tmesh_mnt_count);
+	tmesh_handle_end(handle);
 	return 0;
+}
+
+/* Free a handle. Its inode has been put, so the filesystem may be unmounted. */
+static void tmesh_handle_free(struct tmesh_claim *claim)
+{
+	kfree(container_of(claim, struct tmesh_handle, claim));
+	simple_release_fs(&tmesh_mnt, &tmesh_mnt_count);
 }
 
 static int tmesh_handle_mmap(struct file *file, struct vm_area_struct *vma)
@@ -124,12 +146,12 @@ static __poll_t tmesh_handle_poll(struct file *file, poll_table *wait)
 	return mask;
 }
 
-/* Answers calls on handles; set before there is one. */
+/* Handles ioctls on handles. Set before the first handle exists. */
 static tmesh_calls tmesh_handle_calls __ro_after_init;
 
 /**
- * tmesh_handle_setup() - before there are handles
- * @calls: who answers calls on them
+ * tmesh_handle_setup() - set the function for ioctls on handles
+ * @calls: the function
  */
 void __init tmesh_handle_setup(tmesh_calls calls)
 {
@@ -154,12 +176,13 @@ static const struct file_operations tmesh_handle_fops = {
 	.llseek = noop_llseek,
 };
 
-static u32 *tmesh_handle_count(struct tmesh_region *region)
+static void tmesh_handle_counted(struct tmesh_claim *claim, int by)
 {
-	return &region->nr_handles;
+	lockdep_assert_held(&claim->region->claims_lock);
+	WRITE_ONCE(claim->region->nr_handles, claim->region->nr_handles + by);
 }
 
-/* What a pinning handle needs of its region. */
+/* Check whether a region allows a pinning handle. */
 static int tmesh_handle_check(const struct tmesh_claim *claim, const struct tmesh_claim *through)
 {
 	const struct tmesh_region *region = claim->region;
@@ -173,18 +196,30 @@ static int tmesh_handle_check(const struct tmesh_claim *claim, const struct tmes
 	return region->state & TMESH_STATE_SEALED ? 0 : -EINVAL;
 }
 
+static void tmesh_handle_describe(const struct tmesh_claim *claim, struct tmesh_holder *holder)
+{
+	if (container_of(claim, struct tmesh_handle, claim)->is_file)
+		holder->flags |= TMESH_HOLDER_FLAG_FILE;
+}
+
 static const struct tmesh_claim_ops tmesh_handle_claim_ops = {
-	.count = tmesh_handle_count,
+	.describe = tmesh_handle_describe,
+	.counted = tmesh_handle_counted,
 	.check = tmesh_handle_check,
 	.cut = tmesh_zap,
+	.free = tmesh_handle_free,
 };
 
-static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, bool pinning)
+/*
+ * Create a handle that is not in its region's list of claims yet. @size becomes the size of its
+ * inode.
+ */
+static struct tmesh_handle *tmesh_handle_alloc(struct tmesh_region *region, u32 rights,
+					       bool pinning, loff_t size)
 {
-	int mode = rights & TMESH_RIGHT_WRITE ? O_RDWR : O_RDONLY, rc;
 	struct tmesh_handle *handle;
 	struct inode *inode;
-	struct file *file;
+	int rc;
 
 	handle = kzalloc(sizeof(*handle), TMESH_GFP);
 	if (!handle)
@@ -200,38 +235,87 @@ static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, b
 		rc = PTR_ERR(inode);
 		goto unpin;
 	}
-	inode->i_size = (loff_t)region->nr_pages << PAGE_SHIFT;
+	inode->i_size = size;
 	inode->i_flags |= S_NOCMTIME;
-	/* alloc_file_pseudo() leaves it to its caller to hold the owner of the operations. */
-	__module_get(THIS_MODULE);
-	file = alloc_file_pseudo(inode, tmesh_mnt, "tmesh", mode, &tmesh_handle_fops);
-	if (IS_ERR(file)) {
-		module_put(THIS_MODULE);
-		iput(inode);
-		rc = PTR_ERR(file);
-		goto unpin;
-	}
 	tmesh_claim_init(&handle->claim, &tmesh_handle_claim_ops, region,
 			 pinning ? TMESH_HOLDER_PINNING : TMESH_HOLDER_HANDLE, rights, inode);
-	file->private_data = handle;
-	return file;
+	/* The claim has a reference of its own. */
+	iput(inode);
+	return handle;
 
 unpin:
 	simple_release_fs(&tmesh_mnt, &tmesh_mnt_count);
 uncharge:
-	tmesh_handle_uncharge(handle, pinning);
+	tmesh_handle_uncharge(handle->user, handle->pinned_bytes, pinning);
 free:
 	kfree(handle);
 	return ERR_PTR(rc);
 }
 
+static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, bool pinning)
+{
+	int mode = rights & TMESH_RIGHT_WRITE ? O_RDWR : O_RDONLY;
+	struct tmesh_handle *handle;
+	struct file *file;
+
+	handle = tmesh_handle_alloc(region, rights, pinning,
+				    (loff_t)region->nr_pages << PAGE_SHIFT);
+	if (IS_ERR(handle))
+		return ERR_CAST(handle);
+	ihold(handle->claim.inode);
+	/* alloc_file_pseudo() expects its caller to hold the module. */
+	__module_get(THIS_MODULE);
+	file = alloc_file_pseudo(handle->claim.inode, tmesh_mnt, "tmesh", mode, &tmesh_handle_fops);
+	if (IS_ERR(file)) {
+		module_put(THIS_MODULE);
+		iput(handle->claim.inode);
+		tmesh_handle_end(handle);
+		return file;
+	}
+	file->private_data = handle;
+	return file;
+}
+
 /**
- * tmesh_handle_new() - make a handle and reserve a descriptor for it
- * @region:  which it will hold
+ * tmesh_handle_of_part() - create a handle for an open file of the file system
+ * @region: the region
+ * @offset: where the file begins in it; a multiple of PAGE_SIZE.
+ * @bytes:  length of the file; not 0
+ *
+ * The inode of the claim has the exact size of the file, and its mappings.
+ *
+ * Return: the handle for tmesh_handle_end(), or an error as a pointer. -ESTALE: the region was
+ * revoked.
+ */
+struct tmesh_handle *tmesh_handle_of_part(struct tmesh_region *region, u64 offset, u64 bytes)
+{
+	struct tmesh_handle *handle;
+	int rc;
+
+	rc = tmesh_memory_left();
+	if (rc)
+		return ERR_PTR(rc);
+	handle = tmesh_handle_alloc(region, TMESH_RIGHT_READ, false, bytes);
+	if (IS_ERR(handle))
+		return handle;
+	handle->is_file = true;
+	handle->claim.first = offset >> PAGE_SHIFT;
+	handle->claim.nr_pages = DIV_ROUND_UP_ULL(bytes, PAGE_SIZE);
+	rc = tmesh_claim_add(&handle->claim, NULL);
+	if (rc) {
+		tmesh_handle_end(handle);
+		return ERR_PTR(rc);
+	}
+	return handle;
+}
+
+/**
+ * tmesh_handle_new() - create a handle and reserve a descriptor for it
+ * @region:  the region that it will hold
  * @rights:  TMESH_RIGHT_*
- * @pinning: forbid revocations
- * @through: of the handle that it is derived from, or NULL
- * @file:    set to the handle, to be installed with fd_install() or given up with
+ * @pinning: the handle forbids revocations
+ * @through: claim of the handle that it is derived from, or NULL
+ * @file:    set to the handle. The caller installs it with fd_install() or discards it with
  *           tmesh_handle_cancel()
  *
  * Return: the descriptor or a negative error.
@@ -242,7 +326,7 @@ int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
 	struct tmesh_handle *handle;
 	int fd, rc;
 
-	rc = tmesh_room();
+	rc = tmesh_memory_left();
 	if (rc)
 		return rc;
 	fd = get_unused_fd_flags(O_CLOEXEC);
@@ -263,10 +347,10 @@ int tmesh_handle_new(struct tmesh_region *region, u32 rights, bool pinning,
 }
 
 /**
- * tmesh_handle_of() - the handle that a file is
+ * tmesh_handle_of() - return the handle of a file
  * @file: any file
  *
- * Return: NULL where it is none.
+ * Return: the handle, or NULL if the file is not a handle.
  */
 const struct tmesh_handle *tmesh_handle_of(const struct file *file)
 {
@@ -274,7 +358,7 @@ const struct tmesh_handle *tmesh_handle_of(const struct file *file)
 }
 
 /**
- * tmesh_handle_cancel() - give up a handle that was not installed
+ * tmesh_handle_cancel() - discard a handle that was not installed
  * @fd:   its descriptor
  * @file: the handle
  */
@@ -285,14 +369,14 @@ void tmesh_handle_cancel(int fd, struct file *file)
 }
 
 /**
- * tmesh_check_rights() - is a set of rights one?
- * @rights: what the caller gave
+ * tmesh_rights_valid() - check a set of rights
+ * @rights: as given by the caller
  *
- * READ is part of every set, so that none means a mistake.
+ * READ is part of every set, so that 0 is an error.
  *
  * Return: 0, -EOPNOTSUPP or -EINVAL.
  */
-int tmesh_check_rights(u32 rights)
+int tmesh_rights_valid(u32 rights)
 {
 	if (rights & ~TMESH_RIGHTS_ALL)
 		return -EOPNOTSUPP;
@@ -313,7 +397,7 @@ int tmesh_ioctl_open(struct tmesh_ucmd *ucmd)
 	u32 rights;
 	int rc;
 
-	rc = tmesh_check_rights(cmd->rights);
+	rc = tmesh_rights_valid(cmd->rights);
 	if (rc)
 		return rc;
 	region = tmesh_registry_redeem(cmd->token, &rights);
@@ -323,13 +407,13 @@ int tmesh_ioctl_open(struct tmesh_ucmd *ucmd)
 	if (cmd->rights & ~(rights & tmesh_access(region)))
 		goto put;
 	rc = tmesh_handle_new(region, cmd->rights, false, NULL, &file);
-	/* A token dies with the revocation; it was seen a moment too early. */
+	/* A revocation removes the token, so report an unknown token. */
 	if (rc == -ESTALE)
 		rc = -ENOENT;
 	if (rc < 0)
 		goto put;
 	cmd->fd = rc;
-	/* It may have died, and the region been renewed, before this handle was a claim. */
+	/* TMESH_RENEW may have removed the token before this handle was added as a claim. */
 	if (!tmesh_name_stands(region, cmd->token)) {
 		tmesh_handle_cancel(cmd->fd, file);
 		rc = -ENOENT;
@@ -366,7 +450,7 @@ int tmesh_ioctl_derive(struct tmesh_ucmd *ucmd)
 	struct file *file;
 	int rc;
 
-	rc = tmesh_check_rights(cmd->rights);
+	rc = tmesh_rights_valid(cmd->rights);
 	if (rc)
 		return rc;
 	rc = tmesh_claim_allows(claim, cmd->rights);
@@ -401,18 +485,26 @@ int tmesh_ioctl_token(struct tmesh_ucmd *ucmd)
 
 	if (cmd->pad)
 		return -EINVAL;
-	rc = tmesh_check_rights(cmd->rights);
+	rc = tmesh_rights_valid(cmd->rights);
 	if (rc)
 		return rc;
 	rc = tmesh_claim_allows(claim, cmd->rights);
 	if (rc)
 		return rc;
-	/* Who opens by token would be free of the lease. */
+	/* A handle opened by a token would not share the lease. */
 	if (READ_ONCE(claim->lease))
 		return -EPERM;
-	if (mutex_lock_killable(&claim->region->claims_lock))
-		return -EINTR;
-	rc = tmesh_name_get(claim->region, cmd->rights, cmd->token);
-	mutex_unlock(&claim->region->claims_lock);
+	while (true) {
+		if (mutex_lock_killable(&claim->region->claims_lock))
+			return -EINTR;
+		rc = tmesh_name_get(claim->region, cmd->rights, cmd->token);
+		mutex_unlock(&claim->region->claims_lock);
+		if (rc != -EBUSY)
+			break;
+		/* A work is enlarging the table of tokens. */
+		schedule_timeout_killable(1);
+		if (fatal_signal_pending(current))
+			return -EINTR;
+	}
 	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Who holds a region, written down: TMESH_HOLDERS, and what a revocation tells.
+ * Lists of a region's holders, for TMESH_HOLDERS and for the answer of TMESH_REVOKE.
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -16,21 +16,27 @@
 #include "region.h"
 #include "ucmd.h"
 
+/* Spare entries for holders that come while the array is allocated. Any more are only counted. */
+#define TMESH_HOLDERS_SPARE 64
+
 /**
- * tmesh_holders_alloc() - make room to write down who holds a region
+ * tmesh_holders_alloc() - allocate an array for the holders of a region
  * @region:  the region
- * @room:    how many the caller has room for; lowered to as many as there may be
- * @holders: set to an array that the caller frees with kvfree(), or NULL for none
+ * @room:    entries that the caller has room for; lowered to the number that may be needed
+ * @holders: set to the array, which the caller frees with kvfree(), or to NULL
  *
- * The array is made so that no user memory is touched under the lock.
+ * The array exists so that user memory is not touched under claims_lock. It is allocated before
+ * that lock is taken, because the allocation may wait for any time: other processes of the caller's
+ * control group may use up its memory.
  *
- * Context: claims_lock is held.
+ * Context: may sleep; no lock of tmesh is held.
  * Return: 0 or -ENOMEM.
  */
 int tmesh_holders_alloc(struct tmesh_region *region, u32 *room, struct tmesh_holder **holders)
 {
-	lockdep_assert_held(&region->claims_lock);
-	*room = min(*room, region->nr_handles + region->nr_exports + region->nr_gathers +
+	lockdep_assert_not_held(&region->claims_lock);
+	*room = min(*room, TMESH_HOLDERS_SPARE + READ_ONCE(region->nr_handles) +
+			   READ_ONCE(region->nr_exports) + READ_ONCE(region->nr_gathers) +
 			   atomic_read(&region->attachments));
 	*holders = NULL;
 	if (*room)
@@ -60,16 +66,16 @@ static void tmesh_holder_describe(const struct tmesh_claim *claim, struct tmesh_
 }
 
 /**
- * tmesh_holders_describe() - write down who holds a region
+ * tmesh_holders_describe() - fill an array with the holders of a region
  * @region:  the region
- * @kind:    TMESH_HOLDER_PINNING for those alone; TMESH_HOLDER_DEVICE for devices, the exports
+ * @kind:    TMESH_HOLDER_PINNING for pinning handles; TMESH_HOLDER_DEVICE for devices, the exports
  *           that they are attached to, and views that devices have mapped; 0 for all
  * @holders: zeroed
- * @room:    how many entries it has room for
- * @total:   set to how many there are
+ * @room:    number of entries in @holders
+ * @total:   set to the number of holders
  *
  * Context: claims_lock is held.
- * Return: how many were written.
+ * Return: number of entries written.
  */
 u32 tmesh_holders_describe(struct tmesh_region *region, u32 kind, struct tmesh_holder *holders,
 			   u32 room, u32 *total)
@@ -79,6 +85,7 @@ u32 tmesh_holders_describe(struct tmesh_region *region, u32 kind, struct tmesh_h
 
 	lockdep_assert_held(&region->claims_lock);
 	list_for_each_entry(claim, &region->claims, node) {
+		cond_resched();
 		if (kind == TMESH_HOLDER_PINNING && claim->kind != kind)
 			continue;
 		devices = 0;
@@ -99,11 +106,11 @@ u32 tmesh_holders_describe(struct tmesh_region *region, u32 kind, struct tmesh_h
 }
 
 /**
- * tmesh_holders_put() - write an array of holders
- * @entries: where the caller's array is
+ * tmesh_holders_put() - write an array of holders to user memory
+ * @entries: address of the caller's array
  * @stride:  bytes from one entry to the next
- * @holders: what to write
- * @count:   how many
+ * @holders: the entries
+ * @count:   number of entries
  *
  * Context: may fault.
  * Return: 0 or -EFAULT.
@@ -113,8 +120,10 @@ int tmesh_holders_put(u64 entries, u32 stride, struct tmesh_holder *holders, u32
 	int rc = 0;
 	u32 i;
 
-	for (i = 0; i < count && !rc; i++)
+	for (i = 0; i < count && !rc; i++) {
 		rc = tmesh_put_entry(entries, stride, i, &holders[i], sizeof(holders[i]));
+		cond_resched();
+	}
 	return rc;
 }
 
@@ -143,15 +152,24 @@ int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
 	rc = -EPERM;
 	if (!uid_eq(current_euid(), region->uid) && !capable(CAP_SYS_ADMIN))
 		goto put;
+	rc = tmesh_holders_alloc(region, &room, &holders);
+	if (rc)
+		goto put;
+	/* Wait for a revocation or lapse under way, whose mappings would be shown otherwise. */
+	rc = tmesh_cuts_wait(region);
+	if (rc)
+		goto put;
 	rc = -EINTR;
 	if (mutex_lock_killable(&region->claims_lock))
 		goto put;
-	rc = tmesh_holders_alloc(region, &room, &holders);
-	if (!rc)
-		cmd->count = tmesh_holders_describe(region, 0, holders, room, &cmd->total);
+	rc = 0;
+	cmd->count = tmesh_holders_describe(region, 0, holders, room, &cmd->total);
 	mutex_unlock(&region->claims_lock);
 put:
-	/* Before user memory is touched: whose fault takes its time holds no region. */
+	/*
+	 * Drop the region before touching user memory, so that a slow page fault does not keep it
+	 * alive.
+	 */
 	tmesh_region_put(region);
 	if (!rc)
 		rc = tmesh_holders_put(cmd->entries, cmd->entry_bytes, holders, cmd->count);

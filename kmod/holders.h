@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Who holds a region, written down.
+ * Lists of a region's holders.
  */
 #ifndef TMESH_HOLDERS_H
 #define TMESH_HOLDERS_H

@@ -1,47 +1,57 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What keep.c, which keeps regions, keep_calls.c, which has the calls for that, and reclaim.c,
- * which gives regions back, share.
+ * Kept regions. keep.c has the groups, keep_calls.c the calls, idle.c the groups without claims,
+ * and reclaim.c takes groups for their memory.
  */
 #ifndef TMESH_KEEP_H
 #define TMESH_KEEP_H
 
 #include <linux/list.h>
 #include <linux/llist.h>
+#include <linux/rbtree.h>
 #include <linux/spinlock.h>
 
 #include "tmesh.h"
 
 /**
- * struct tmesh_bundle - regions that are kept together, under a name
- * @ref:        held by the name, and by whoever looks at it
+ * struct tmesh_group - regions that are kept together, under a name
+ * @ref:        held by the name, and by code that uses the group without a lock
  * @rcu:        look-ups by id end before it is freed
- * @dead:       among those that a work frees
- * @id:         constant once it is published, as are all down to @nr_regions
- * @user:       who keeps it, and whose names it is among; reference
- * @gid:        whose members @mode admits
+ * @dead:       in groups_dead, for a work to free (keep.c)
+ * @id:         constant once the group is published, as are all members down to @nr_regions
+ * @user:       the owner, whose name it is; reference
+ * @abroad:     @user is not in the initial IPC namespace, so the namespace may end. A reader under
+ *              RCU may use this but not the namespace
+ * @gid:        the group that @mode admits
  * @mode:       permission bits for opening it by name
- * @rights:     which all of the handles had that it was made from
- * @kept_ns:    since when, CLOCK_MONOTONIC
- * @expires_ns: until when, or 0
- * @nr_pages:   memory of the machine's in all of its regions
- * @bytes:      the same
+ * @rights:     the rights that all of the handles given to TMESH_KEEP had
+ * @kept_ns:    time of the publication, CLOCK_MONOTONIC
+ * @expires_ns: time of its expiry, or 0
+ * @nr_pages:   pages that all of its regions have; opaque ones have none
+ * @bytes:      the same in bytes
+ * @charged:    bytes that are charged as kept ones: @bytes and the table of files.
+ * @precharged: bytes of the table, charged before the group is published; then 0
+ * @files:      its files, or NULL; reference
  * @name:       zero-terminated, filled up with zeros
- * @nr_regions: how many
+ * @nr_regions: number of @regions
  * @node:       in the table of names; guarded by tmesh_kept_lock, as are the following down to
- *              @taken
- * @idle:       in tmesh_kept_idle, where nobody holds it
- * @held:       regions of it that have claims, and calls that are about to add some
- * @used_ns:    when that became 0
- * @taken:      its memory is being given back: no region of it gets a claim any more
+ *              @going
+ * @idle:       in tmesh_kept_idle while the group is idle
+ * @peer:       then also in the tree of idle groups by control group and @turn
+ * @turn:       its place in the order of last use; a larger one is later
+ * @held:       number of its regions that have claims, and of calls that are about to add some
+ * @used_ns:    time when @held became 0
+ * @taken:      its memory is being reclaimed; its regions refuse new claims
+ * @going:      number of its pages that are not freed yet
  * @regions:    constant; a reference on each
  */
-struct tmesh_bundle {
+struct tmesh_group {
 	struct kref ref;
 	struct rcu_head rcu;
 	struct llist_node dead;
 	u64 id;
 	struct tmesh_user *user;
+	bool abroad;
 	kgid_t gid;
 	u32 mode;
 	u32 rights;
@@ -49,19 +59,25 @@ struct tmesh_bundle {
 	u64 expires_ns;
 	unsigned long nr_pages;
 	u64 bytes;
+	u64 charged;
+	u64 precharged;
+	struct tmesh_files *files;
 	char name[TMESH_LABEL_MAX + 1];
 	u32 nr_regions;
 
 	struct hlist_node node;
 	struct list_head idle;
+	struct rb_node peer;
+	u64 turn;
 	u32 held;
 	u64 used_ns;
 	bool taken;
+	unsigned long going;
 
 	struct tmesh_region *regions[];
 };
 
-/* Why a name went, for the trace. */
+/* Why a group ended, for the tracepoint */
 enum tmesh_kept_end {
 	TMESH_KEPT_DROPPED,
 	TMESH_KEPT_REPLACED,
@@ -72,37 +88,57 @@ enum tmesh_kept_end {
 	TMESH_KEPT_UNLOADED
 };
 
-/* Guards names, what is held and what is idle. Reclaim takes it: nothing is allocated in it. */
+/*
+ * Guards the names and the idle groups. Memory reclaim takes it, so nothing is allocated under it.
+ */
 extern spinlock_t tmesh_kept_lock;
-/* In the order in which they were used last, and how much memory they have. */
+/* The idle groups in order of last use, and the sum of their pages */
 extern struct list_head tmesh_kept_idle;
 extern unsigned long tmesh_kept_idle_pages;
+/* The @turn that was given out last */
+extern u64 tmesh_kept_turn;
+/* Pages of taken groups that are not freed yet */
+extern unsigned long tmesh_kept_going_pages;
+
+static inline bool tmesh_group_linked(const struct tmesh_group *group)
+{
+	return !hlist_unhashed(&group->node);
+}
+
+/* idle.c */
+void tmesh_group_busy(struct tmesh_group *group);
+void tmesh_group_idle(struct tmesh_group *group);
+void tmesh_group_looked(struct tmesh_group *group, bool whole);
+void tmesh_idle_remove(struct tmesh_group *group);
+struct tmesh_group *tmesh_group_peer(u64 cgroup, u64 after, u64 last);
 
 /* keep.c */
-void tmesh_bundle_busy(struct tmesh_bundle *bundle);
-void tmesh_bundle_idle(struct tmesh_bundle *bundle);
-void tmesh_bundle_take(struct tmesh_bundle *bundle);
-void tmesh_bundle_put_later(struct tmesh_bundle *bundle);
-void tmesh_bundle_put(struct tmesh_bundle *bundle);
-struct tmesh_bundle *tmesh_bundle_new(const struct tmesh_keep *cmd);
-void tmesh_bundle_abandon(struct tmesh_bundle *bundle);
-int tmesh_bundle_publish(struct tmesh_bundle *bundle, const struct tmesh_keep *cmd,
-			 struct tmesh_bundle **old);
-bool tmesh_bundle_drop(struct tmesh_bundle *bundle, enum tmesh_kept_end why);
-u32 tmesh_bundle_access(const struct tmesh_bundle *bundle);
-struct tmesh_bundle *tmesh_bundle_next(u64 *cursor);
-struct tmesh_bundle *tmesh_bundle_get(kuid_t uid, const char *name);
-void tmesh_bundle_unhold(struct tmesh_bundle *bundle);
-struct tmesh_bundle *tmesh_bundle_own(u64 id);
-struct tmesh_bundle *tmesh_bundle_named(const char *name);
-
-/* reclaim.c, beside what tmesh.h has of it */
+void tmesh_group_take(struct tmesh_group *group);
+void tmesh_group_put_later(struct tmesh_group *group);
+void tmesh_group_put(struct tmesh_group *group);
+void tmesh_group_put_now(struct tmesh_group *group);
+struct tmesh_group *tmesh_group_new(const struct tmesh_keep *cmd);
+void tmesh_group_abandon(struct tmesh_group *group);
+int tmesh_group_publish(struct tmesh_group *group, const struct tmesh_keep *cmd,
+			struct tmesh_group **old);
+bool tmesh_group_drop(struct tmesh_group *group, enum tmesh_kept_end why);
+u32 tmesh_group_access(const struct tmesh_group *group);
+struct tmesh_group *tmesh_group_after(u64 *cursor);
+void tmesh_group_wake(struct tmesh_group *group);
+struct tmesh_group *tmesh_group_get(kuid_t uid, const char *name);
+void tmesh_group_unhold(struct tmesh_group *group);
+struct tmesh_group *tmesh_group_own(u64 id);
+struct tmesh_group *tmesh_group_named(const char *name);
+struct tmesh_files *tmesh_group_files(kuid_t uid, const struct ipc_namespace *ipc_ns,
+				      const char *name);
+struct tmesh_group *tmesh_group_of_files(const struct tmesh_files *files);
 
 /* keep.c */
 int tmesh_kept_hold(struct tmesh_region *region);
 void tmesh_kept_release(struct tmesh_region *region);
-void tmesh_kept_revoked(struct tmesh_region *region);
+struct tmesh_group *tmesh_kept_revoked(struct tmesh_region *region);
 u64 tmesh_kept_id(struct tmesh_region *region);
+void tmesh_kept_setup(void);
 void tmesh_kept_exit(void);
 
 #endif /* TMESH_KEEP_H */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The calls for kept regions: keep some, open, list and drop them. keep.c has what is kept.
+ * The calls to keep regions under a name, and to open, list and drop them. keep.c has the groups.
  */
 #include <linux/cred.h>
 #include <linux/file.h>
@@ -12,14 +12,16 @@
 #include <linux/uaccess.h>
 
 #include "claim.h"
+#include "files.h"
 #include "handle.h"
 #include "keep.h"
 #include "keep_calls.h"
 #include "query.h"
+#include "registry.h"
 #include "trace.h"
 #include "ucmd.h"
 
-/* May a handle's region be kept? */
+/* Check whether the region of a handle may be kept. */
 static int tmesh_keep_check(const struct tmesh_claim *claim)
 {
 	const struct tmesh_region *region = claim->region;
@@ -27,7 +29,7 @@ static int tmesh_keep_check(const struct tmesh_claim *claim)
 
 	if (rc)
 		return rc;
-	/* Who has a lease would be free of it. */
+	/* A handle opened by the name would not share the lease. */
 	if (!uid_eq(region->uid, current_euid()) || region->ipc_ns != current->nsproxy->ipc_ns ||
 	    READ_ONCE(claim->lease))
 		return -EPERM;
@@ -37,24 +39,24 @@ static int tmesh_keep_check(const struct tmesh_claim *claim)
 	return 0;
 }
 
-static bool tmesh_bundle_has(const struct tmesh_bundle *bundle, const struct tmesh_region *region)
+static bool tmesh_group_has(const struct tmesh_group *group, const struct tmesh_region *region)
 {
 	u32 i;
 
-	for (i = 0; i < bundle->nr_regions; i++) {
-		if (bundle->regions[i] == region)
+	for (i = 0; i < group->nr_regions; i++) {
+		if (group->regions[i] == region)
 			return true;
 	}
 	return false;
 }
 
-/* Memory of the machine's that giving a region up would free. */
+/* Return the number of pages that the end of a region would free. */
 static unsigned long tmesh_keep_pages(const struct tmesh_region *region)
 {
 	return region->backing == TMESH_BACKING_OPAQUE ? 0 : region->nr_pages;
 }
 
-static int tmesh_keep_add(struct tmesh_bundle *bundle, const struct file *file)
+static int tmesh_keep_add(struct tmesh_group *group, const struct file *file)
 {
 	const struct tmesh_handle *handle = tmesh_handle_of(file);
 	struct tmesh_region *region;
@@ -66,18 +68,18 @@ static int tmesh_keep_add(struct tmesh_bundle *bundle, const struct file *file)
 	if (rc)
 		return rc;
 	region = handle->claim.region;
-	if (tmesh_bundle_has(bundle, region))
+	if (tmesh_group_has(group, region))
 		return -EINVAL;
 	kref_get(&region->ref);
-	bundle->regions[bundle->nr_regions++] = region;
-	bundle->rights &= handle->claim.rights;
-	bundle->nr_pages += tmesh_keep_pages(region);
-	bundle->bytes = (u64)bundle->nr_pages << PAGE_SHIFT;
+	group->regions[group->nr_regions++] = region;
+	group->rights &= handle->claim.rights;
+	group->nr_pages += tmesh_keep_pages(region);
+	group->bytes = (u64)group->nr_pages << PAGE_SHIFT;
 	return 0;
 }
 
-/* Takes the regions of the caller's descriptors, and holds the files until it is kept. */
-static int tmesh_keep_resolve(struct tmesh_bundle *bundle, const struct tmesh_keep *cmd,
+/* Add the regions of the caller's descriptors. The files stay open until the group is published. */
+static int tmesh_keep_resolve(struct tmesh_group *group, const struct tmesh_keep *cmd,
 			      struct file **files)
 {
 	s32 __user *fds = u64_to_user_ptr(cmd->handles);
@@ -91,7 +93,7 @@ static int tmesh_keep_resolve(struct tmesh_bundle *bundle, const struct tmesh_ke
 		files[i] = fget(fd);
 		if (!files[i])
 			return -EBADF;
-		rc = tmesh_keep_add(bundle, files[i]);
+		rc = tmesh_keep_add(group, files[i]);
 		if (rc)
 			return rc;
 		if (fatal_signal_pending(current))
@@ -109,7 +111,7 @@ static int tmesh_keep_resolve(struct tmesh_bundle *bundle, const struct tmesh_ke
  */
 int tmesh_ioctl_keep(struct tmesh_ucmd *ucmd)
 {
-	struct tmesh_bundle *bundle, *old = NULL;
+	struct tmesh_group *group, *old = NULL;
 	struct tmesh_keep *cmd = ucmd->cmd;
 	struct file **files;
 	int rc;
@@ -117,32 +119,38 @@ int tmesh_ioctl_keep(struct tmesh_ucmd *ucmd)
 
 	if (cmd->pad || !cmd->count || cmd->count > TMESH_KEEP_MAX || !*cmd->name)
 		return -EINVAL;
-	rc = tmesh_check_label(cmd->name);
+	rc = tmesh_label_valid(cmd->name);
 	if (rc)
 		return rc;
-	bundle = tmesh_bundle_new(cmd);
-	if (IS_ERR(bundle))
-		return PTR_ERR(bundle);
+	group = tmesh_group_new(cmd);
+	if (IS_ERR(group))
+		return PTR_ERR(group);
 	rc = -ENOMEM;
 	files = kvcalloc(cmd->count, sizeof(*files), TMESH_GFP);
 	if (!files)
 		goto put;
-	rc = tmesh_keep_resolve(bundle, cmd, files);
+	rc = tmesh_keep_resolve(group, cmd, files);
 	if (rc)
 		goto put_files;
-	cmd->id = bundle->id;
+	rc = tmesh_files_read(group, cmd);
+	if (rc)
+		goto put_files;
+	group->charged = group->bytes + group->precharged;
+	cmd->id = group->id;
 	rc = tmesh_respond(ucmd, sizeof(*cmd));
 	if (!rc)
-		rc = tmesh_bundle_publish(bundle, cmd, &old);
+		rc = tmesh_group_publish(group, cmd, &old);
 put_files:
 	for (i = 0; i < cmd->count && files[i]; i++)
 		fput(files[i]);
 	kvfree(files);
 put:
-	if (old)
-		tmesh_bundle_put(old);
+	if (old) {
+		tmesh_group_wake(old);
+		tmesh_group_put(old);
+	}
 	if (rc)
-		tmesh_bundle_abandon(bundle);
+		tmesh_group_abandon(group);
 	return rc;
 }
 
@@ -156,8 +164,8 @@ struct tmesh_opened {
 	s32 fd;
 };
 
-/* Makes all handles, and tells the caller their numbers. */
-static int tmesh_kept_make(struct tmesh_ucmd *ucmd, const struct tmesh_bundle *bundle,
+/* Create all handles and write their descriptors to user memory. */
+static int tmesh_kept_make(struct tmesh_ucmd *ucmd, const struct tmesh_group *group,
 			   struct tmesh_opened *opened, u32 *done)
 {
 	struct tmesh_kept_open *cmd = ucmd->cmd;
@@ -165,9 +173,9 @@ static int tmesh_kept_make(struct tmesh_ucmd *ucmd, const struct tmesh_bundle *b
 	struct file *file;
 	int fd;
 
-	for (; *done < bundle->nr_regions; ++*done) {
-		fd = tmesh_handle_new(bundle->regions[*done], cmd->rights, false, NULL, &file);
-		/* Revoked meanwhile, and so not kept any more. */
+	for (; *done < group->nr_regions; ++*done) {
+		fd = tmesh_handle_new(group->regions[*done], cmd->rights, false, NULL, &file);
+		/* The region was revoked meanwhile, so it is not kept any more. */
 		if (fd < 0)
 			return fd == -ESTALE ? -ENOENT : fd;
 		opened[*done] = (struct tmesh_opened){file, fd};
@@ -184,29 +192,29 @@ static int tmesh_kept_make(struct tmesh_ucmd *ucmd, const struct tmesh_bundle *b
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }
 
-static int tmesh_kept_open(struct tmesh_ucmd *ucmd, const struct tmesh_bundle *bundle)
+static int tmesh_kept_open_all(struct tmesh_ucmd *ucmd, const struct tmesh_group *group)
 {
 	struct tmesh_kept_open *cmd = ucmd->cmd;
 	struct tmesh_opened *opened;
 	u32 room = cmd->count, done = 0, i;
 	int rc;
 
-	if (cmd->rights & ~(tmesh_bundle_access(bundle) & bundle->rights))
+	if (cmd->rights & ~(tmesh_group_access(group) & group->rights))
 		return -EACCES;
-	cmd->count = bundle->nr_regions;
-	cmd->id = bundle->id;
-	if (room < bundle->nr_regions)
+	cmd->count = group->nr_regions;
+	cmd->id = group->id;
+	if (room < group->nr_regions)
 		return tmesh_respond(ucmd, sizeof(*cmd)) ? -EFAULT : -ENOSPC;
-	opened = kvcalloc(bundle->nr_regions, sizeof(*opened), TMESH_GFP);
+	opened = kvcalloc(group->nr_regions, sizeof(*opened), TMESH_GFP);
 	if (!opened)
 		return -ENOMEM;
-	rc = tmesh_kept_make(ucmd, bundle, opened, &done);
+	rc = tmesh_kept_make(ucmd, group, opened, &done);
 	for (i = 0; i < done; i++) {
 		if (rc) {
 			tmesh_handle_cancel(opened[i].fd, opened[i].file);
 			continue;
 		}
-		trace_tmesh_open(bundle->regions[i]->id, cmd->rights, false);
+		trace_tmesh_open(group->regions[i]->id, cmd->rights, false);
 		fd_install(opened[i].fd, opened[i].file);
 	}
 	kvfree(opened);
@@ -222,55 +230,56 @@ static int tmesh_kept_open(struct tmesh_ucmd *ucmd, const struct tmesh_bundle *b
 int tmesh_ioctl_kept_open(struct tmesh_ucmd *ucmd)
 {
 	struct tmesh_kept_open *cmd = ucmd->cmd;
-	struct tmesh_bundle *bundle;
+	struct tmesh_group *group;
 	kuid_t uid = current_euid();
 	int rc;
 
 	if (cmd->pad || !*cmd->name)
 		return -EINVAL;
-	rc = tmesh_check_label(cmd->name);
+	rc = tmesh_label_valid(cmd->name);
 	if (rc)
 		return rc;
-	rc = tmesh_check_rights(cmd->rights);
+	rc = tmesh_rights_valid(cmd->rights);
 	if (rc)
 		return rc;
 	if (cmd->flags & TMESH_KEPT_UID)
 		uid = make_kuid(current_user_ns(), cmd->uid);
 	else if (cmd->uid)
 		return -EINVAL;
-	bundle = uid_valid(uid) ? tmesh_bundle_get(uid, cmd->name) : NULL;
-	if (!bundle)
+	group = uid_valid(uid) ? tmesh_group_get(uid, cmd->name) : NULL;
+	if (!group)
 		return -ENOENT;
-	rc = tmesh_kept_open(ucmd, bundle);
-	tmesh_bundle_unhold(bundle);
+	rc = tmesh_kept_open_all(ucmd, group);
+	tmesh_group_unhold(group);
 	return rc;
 }
 
-static void tmesh_fill_kept(struct tmesh_kept *kept, struct tmesh_bundle *bundle)
+/* Called under RCU, which keeps the regions. */
+static void tmesh_fill_kept(struct tmesh_kept *kept, const struct tmesh_group *group)
 {
 	u32 i;
 
 	memset(kept, 0, sizeof(*kept));
 	kept->size = sizeof(*kept);
-	kept->count = bundle->nr_regions;
-	kept->id = bundle->id;
-	memcpy(kept->name, bundle->name, sizeof(kept->name));
-	kept->bytes = bundle->bytes;
-	kept->kept_ns = tmesh_time_here(bundle->kept_ns);
-	if (bundle->expires_ns)
-		kept->expires_ns = tmesh_time_here(bundle->expires_ns);
-	kept->uid = from_kuid_munged(current_user_ns(), bundle->user->uid);
-	kept->gid = from_kgid_munged(current_user_ns(), bundle->gid);
-	kept->mode = bundle->mode;
-	kept->cgroup_id = bundle->regions[0]->cgroup_id;
-	for (i = 0; i < bundle->nr_regions; i++) {
-		kept->handles += READ_ONCE(bundle->regions[i]->nr_handles);
-		kept->pinning_handles += READ_ONCE(bundle->regions[i]->nr_pinning);
+	kept->count = group->nr_regions;
+	kept->id = group->id;
+	memcpy(kept->name, group->name, sizeof(kept->name));
+	kept->bytes = group->bytes;
+	kept->kept_ns = tmesh_time_here(group->kept_ns);
+	if (group->expires_ns)
+		kept->expires_ns = tmesh_time_here(group->expires_ns);
+	kept->uid = from_kuid_munged(current_user_ns(), group->user->uid);
+	kept->gid = from_kgid_munged(current_user_ns(), group->gid);
+	kept->mode = group->mode;
+	kept->cgroup_id = group->regions[0]->cgroup_id;
+	for (i = 0; i < group->nr_regions; i++) {
+		kept->handles += READ_ONCE(group->regions[i]->nr_handles);
+		kept->pinning_handles += READ_ONCE(group->regions[i]->nr_pinning);
 	}
 	spin_lock(&tmesh_kept_lock);
-	/* Somebody may be about to open it. */
-	kept->held = min(bundle->held, bundle->nr_regions);
-	kept->used_ns = tmesh_time_here(bundle->held ? ktime_get_ns() : bundle->used_ns);
+	/* @held also counts calls that are about to add claims. */
+	kept->held = min(group->held, group->nr_regions);
+	kept->used_ns = tmesh_time_here(group->held ? ktime_get_ns() : group->used_ns);
 	spin_unlock(&tmesh_kept_lock);
 }
 
@@ -284,7 +293,7 @@ int tmesh_ioctl_kept_list(struct tmesh_ucmd *ucmd)
 {
 	bool all = tmesh_sees_all(), shown;
 	struct tmesh_kept_list *cmd = ucmd->cmd;
-	struct tmesh_bundle *bundle;
+	const struct tmesh_group *group;
 	u64 cursor = cmd->cursor;
 	u32 room = cmd->count;
 	struct tmesh_kept kept;
@@ -297,12 +306,16 @@ int tmesh_ioctl_kept_list(struct tmesh_ucmd *ucmd)
 		return rc;
 	cmd->count = 0;
 	cmd->more = 0;
-	while (!cmd->more && (bundle = tmesh_bundle_next(&cursor))) {
-		shown = all || tmesh_bundle_access(bundle);
+	while (!cmd->more) {
+		rcu_read_lock();
+		group = tmesh_group_after(&cursor);
+		shown = group && (all || tmesh_group_access(group));
 		cmd->more = shown && cmd->count == room;
 		if (shown && !cmd->more)
-			tmesh_fill_kept(&kept, bundle);
-		tmesh_bundle_put(bundle);
+			tmesh_fill_kept(&kept, group);
+		rcu_read_unlock();
+		if (!group)
+			break;
 		if (fatal_signal_pending(current))
 			return -EINTR;
 		cond_resched();
@@ -328,18 +341,18 @@ int tmesh_ioctl_kept_drop(struct tmesh_ucmd *ucmd)
 {
 	const struct tmesh_kept_drop *cmd = ucmd->cmd;
 	bool by_id = cmd->flags & TMESH_KEPT_ID;
-	struct tmesh_bundle *bundle;
+	struct tmesh_group *group;
 	int rc;
 
 	if (by_id ? !!memchr_inv(cmd->name, 0, sizeof(cmd->name)) : cmd->id || !*cmd->name)
 		return -EINVAL;
-	rc = tmesh_check_label(cmd->name);
+	rc = tmesh_label_valid(cmd->name);
 	if (rc)
 		return rc;
-	bundle = by_id ? tmesh_bundle_own(cmd->id) : tmesh_bundle_named(cmd->name);
-	if (IS_ERR(bundle))
-		return PTR_ERR(bundle);
-	rc = tmesh_bundle_drop(bundle, TMESH_KEPT_DROPPED) ? 0 : -ENOENT;
-	tmesh_bundle_put(bundle);
+	group = by_id ? tmesh_group_own(cmd->id) : tmesh_group_named(cmd->name);
+	if (IS_ERR(group))
+		return PTR_ERR(group);
+	rc = tmesh_group_drop(group, TMESH_KEPT_DROPPED) ? 0 : -ENOENT;
+	tmesh_group_put(group);
 	return rc;
 }

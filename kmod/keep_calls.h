@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Calls about kept regions.
+ * Calls for kept regions.
  */
 #ifndef TMESH_KEEP_CALLS_H
 #define TMESH_KEEP_CALLS_H

@@ -2,7 +2,7 @@
 /*
  * tmesh: refcounted memory regions shared between processes and devices.
  *
- * The device, and the table of calls that it and handles share.
+ * The device, and the table of calls on the device and on handles.
  */
 #include <linux/cred.h>
 #include <linux/fs.h>
@@ -15,6 +15,7 @@
 #include "backing.h"
 #include "create.h"
 #include "debug.h"
+#include "drain.h"
 #include "export.h"
 #include "fence.h"
 #include "gather.h"
@@ -23,7 +24,8 @@
 #include "keep.h"
 #include "keep_calls.h"
 #include "lease.h"
-#include "linger.h"
+#include "fs.h"
+#include "hold.h"
 #include "main.h"
 #include "query.h"
 #include "reclaim.h"
@@ -31,22 +33,27 @@
 #include "renew.h"
 #include "revoke.h"
 #include "seal.h"
-#include "watch.h"
+#include "lease_expiry.h"
 #include "zeros.h"
 
-/* For work that may drop the last reference to a region: unloading waits for it. */
+/* For work that may drop the last reference to a region. Unloading the module waits for it. */
 struct workqueue_struct *tmesh_wq;
+/* For the walks over leases, which must not wait for other work, and for the end of leases. */
+struct workqueue_struct *tmesh_expiry_wq;
+struct workqueue_struct *tmesh_lapse_wq;
+/* For memory that was pinned when its region ended. */
+struct workqueue_struct *tmesh_orphan_wq;
 
 #define TMESH_ON_DEVICE BIT(0)
 #define TMESH_ON_HANDLE BIT(1)
 
 /**
  * struct tmesh_op - a call
- * @size:     of its structure as this module knows it
- * @min_size: of its structure as first published
- * @flags:    flags that it knows
+ * @size:     size of its structure in this module
+ * @min_size: size of its structure as first published
+ * @flags:    the flags that it accepts
  * @where:    TMESH_ON_*
- * @execute:  does it; responds by itself, before anything that cannot be undone
+ * @execute:  handles the call and writes the answer, before any step that cannot be undone
  */
 struct tmesh_op {
 	u32 size;
@@ -92,7 +99,8 @@ static const struct tmesh_op tmesh_ops[] = {
 	TMESH_OP(TMESH_DESC_SET, tmesh_desc, pad, 0, TMESH_ON_HANDLE, tmesh_ioctl_desc_set),
 	TMESH_OP(TMESH_DESC_GET, tmesh_desc, pad, 0, TMESH_ON_DEVICE | TMESH_ON_HANDLE,
 		 tmesh_ioctl_desc_get),
-	TMESH_OP(TMESH_REVOKE, tmesh_revoke, pad, TMESH_REVOKE_WAIT, TMESH_ON_HANDLE,
+	TMESH_OP(TMESH_REVOKE, tmesh_revoke, pad, TMESH_REVOKE_WAIT,
+		 TMESH_ON_DEVICE | TMESH_ON_HANDLE,
 		 tmesh_ioctl_revoke),
 	TMESH_OP(TMESH_POLICY, tmesh_policy, flags, TMESH_POLICY_ZERO, TMESH_ON_HANDLE,
 		 tmesh_ioctl_policy),
@@ -152,7 +160,7 @@ union tmesh_cmd {
 	struct tmesh_renew renew;
 };
 
-/* Dispatches a call, on a handle, or NULL for the device. */
+/* Dispatch a call on a handle, or on the device if @handle is NULL. */
 static long tmesh_ioctl(struct tmesh_handle *handle, unsigned int cmd, unsigned long arg)
 {
 	struct tmesh_ucmd ucmd = { .ubuffer = (void __user *)arg, .handle = handle };
@@ -178,7 +186,7 @@ static long tmesh_ioctl(struct tmesh_handle *handle, unsigned int cmd, unsigned 
 		return rc;
 	if (buffer.head.flags & ~op->flags)
 		return -EOPNOTSUPP;
-	/* The caller may have changed it since; what counts is what was checked. */
+	/* Use the size that was checked: the caller may have changed the structure since. */
 	buffer.head.size = ucmd.user_size;
 
 	ucmd.cmd = &buffer;
@@ -226,31 +234,62 @@ static struct miscdevice tmesh_device = {
 	.mode = 0660,
 };
 
+static void tmesh_queues_exit(void)
+{
+	/* Destroy them in this order: a lease that ends may queue work on tmesh_wq. */
+	if (tmesh_expiry_wq)
+		destroy_workqueue(tmesh_expiry_wq);
+	if (tmesh_lapse_wq)
+		destroy_workqueue(tmesh_lapse_wq);
+	if (tmesh_wq)
+		destroy_workqueue(tmesh_wq);
+	/* No region ends any more, so no memory is added to the orphans. */
+	tmesh_drain_exit();
+	if (tmesh_orphan_wq)
+		destroy_workqueue(tmesh_orphan_wq);
+}
+
+static int __init tmesh_queues_init(void)
+{
+	tmesh_expiry_wq = alloc_workqueue("tmesh_expiry", WQ_UNBOUND, 0);
+	tmesh_lapse_wq = alloc_workqueue("tmesh_lapse", WQ_UNBOUND, 0);
+	tmesh_wq = alloc_workqueue("tmesh", WQ_UNBOUND, 0);
+	/* No process waits for this work, so one item at a time is enough. */
+	tmesh_orphan_wq = alloc_workqueue("tmesh_orphan", WQ_UNBOUND, 1);
+	return tmesh_expiry_wq && tmesh_lapse_wq && tmesh_wq && tmesh_orphan_wq ? 0 : -ENOMEM;
+}
+
 static int __init tmesh_init(void)
 {
 	int rc;
 
-	tmesh_wq = alloc_workqueue("tmesh", WQ_UNBOUND, 0);
-	if (!tmesh_wq)
-		return -ENOMEM;
+	rc = tmesh_queues_init();
+	if (rc)
+		goto err_wq;
 	rc = tmesh_registry_init();
 	if (rc)
 		goto err_wq;
-	rc = tmesh_account_init();
+	rc = tmesh_account_init(tmesh_lease_work);
 	if (rc)
 		goto err_registry;
 	rc = tmesh_reclaim_init();
 	if (rc)
 		goto err_account;
 	tmesh_handle_setup(tmesh_ioctl);
-	tmesh_watch_setup();
+	tmesh_lease_expiry_setup();
+	tmesh_kept_setup();
 	tmesh_debug_init();
-	rc = misc_register(&tmesh_device);
+	rc = tmesh_fs_init();
 	if (rc)
 		goto err_debug;
+	rc = misc_register(&tmesh_device);
+	if (rc)
+		goto err_fs;
 	tmesh_tell_untested();
 	return 0;
 
+err_fs:
+	tmesh_fs_exit();
 err_debug:
 	tmesh_debug_exit();
 	tmesh_reclaim_exit();
@@ -259,18 +298,19 @@ err_account:
 err_registry:
 	tmesh_registry_exit();
 err_wq:
-	destroy_workqueue(tmesh_wq);
+	tmesh_queues_exit();
 	return rc;
 }
 
 static void __exit tmesh_exit(void)
 {
 	misc_deregister(&tmesh_device);
-	/* Every file has gone; what the last one left to the queue may still be running. */
-	tmesh_watch_exit();
+	tmesh_fs_exit();
+	/* All files are closed, but work that the last ones queued may still be running. */
+	tmesh_lease_expiry_exit();
 	tmesh_reclaim_exit();
 	tmesh_kept_exit();
-	destroy_workqueue(tmesh_wq);
+	tmesh_queues_exit();
 	tmesh_debug_exit();
 	tmesh_account_exit();
 	tmesh_registry_exit();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Where work waits.
+ * The workqueues.
  */
 #ifndef TMESH_MAIN_H
 #define TMESH_MAIN_H
@@ -8,5 +8,8 @@
 #include "tmesh.h"
 
 extern struct workqueue_struct *tmesh_wq;
+extern struct workqueue_struct *tmesh_expiry_wq;
+extern struct workqueue_struct *tmesh_lapse_wq;
+extern struct workqueue_struct *tmesh_orphan_wq;
 
 #endif /* TMESH_MAIN_H */

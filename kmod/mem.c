@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Memory as all backings have it: pages, and who is charged for them.
+ * The common part of all backings: the list of pages and its charge.
  */
 #include <linux/fdtable.h>
 #include <linux/pagemap.h>
@@ -12,12 +12,12 @@
 /**
  * tmesh_mem_init() - charge memory and make room for its pages
  * @mem:      zeroed, part of a backing's own object
- * @ops:      that backing
- * @user:     who is charged
- * @nr_pages: how much
+ * @ops:      operations of that backing
+ * @user:     the user charged
+ * @nr_pages: number of pages
  *
- * Borrowed pages are charged already where they come from, but the list of them is not: it may
- * name a page as often as one likes.
+ * Borrowed pages are already charged to the owner of the source. Only the list of pages is charged,
+ * because a view may list a page any number of times.
  *
  * Return: 0, or -EDQUOT or -ENOMEM and nothing is charged.
  */
@@ -32,12 +32,13 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 	rc = tmesh_charge(user, TMESH_BYTES, charge << PAGE_SHIFT);
 	if (rc)
 		return rc;
-	/* The limits may be set so high that the array itself is too long. */
+	/* Root may set the limits so high that the array itself is too long. */
 	mem->pages = kvcalloc(nr_pages, sizeof(*mem->pages), TMESH_GFP);
 	if (!mem->pages) {
 		tmesh_uncharge(user, TMESH_BYTES, charge << PAGE_SHIFT);
 		return -ENOMEM;
 	}
+	kref_init(&mem->ref);
 	tmesh_user_hold(user);
 	mem->user = user;
 	mem->ops = ops;
@@ -46,10 +47,10 @@ int tmesh_mem_init(struct tmesh_mem *mem, const struct tmesh_backing_ops *ops,
 	return 0;
 }
 
-/* What the core may allocate for a file: itself, dentry, inode, dma-buf. */
-#define TMESH_ROOM_PAGES 8
-
-/* How much a table of twice as many descriptors takes, where the next one needs it. */
+/*
+ * Return the size of a descriptor table of twice the length if the next descriptor needs one, else
+ * 0.
+ */
 static size_t tmesh_room_for_descriptors(struct files_struct *files)
 {
 	const struct fdtable *fdt;
@@ -65,15 +66,16 @@ static size_t tmesh_room_for_descriptors(struct files_struct *files)
 }
 
 /**
- * tmesh_room() - is there room for what the core allocates for a new file and its descriptor?
+ * tmesh_memory_left() - check that there is memory for a new file and its descriptor
  *
- * It charges the caller's memory control group as well, but where that is full it kills. What is
- * had for a moment and given back is there a moment later, unless others of the group take it.
+ * The core charges these to the caller's memory control group, and invokes the OOM killer if that
+ * is full. So allocate as much with TMESH_GFP first, and free it at once. The core then finds that
+ * memory, unless another process of the group takes it.
  *
  * Context: may sleep; before the descriptor is reserved.
  * Return: 0 or -ENOMEM.
  */
-int tmesh_room(void)
+int tmesh_memory_left(void)
 {
 	size_t bytes = tmesh_room_for_descriptors(current->files);
 	void *table = bytes ? kvmalloc(bytes, TMESH_GFP) : NULL;
@@ -91,30 +93,34 @@ int tmesh_room(void)
 	return nr == TMESH_ROOM_PAGES && (table || !bytes) ? 0 : -ENOMEM;
 }
 
-/* Of a folio that is mapped so many looks in a row have to say the same. */
+/* The number of consecutive looks at a mapped folio that must agree */
 #define TMESH_FOLIO_LOOKS 8
 
 /**
- * tmesh_folio_referenced() - has anybody a reference on a folio that nothing explains?
- * @folio: on which the caller has a reference
- * @known: references that are accounted for, those of page table entries apart
+ * tmesh_folio_referenced() - test whether a folio has references that are not accounted for
+ * @folio: the folio; the caller has a reference
+ * @known: number of references accounted for, without those of page table entries
  *
- * An entry has its reference before it counts as a mapping and until after that, so that there are
- * never fewer references than mappings: of a folio without mappings one look tells. The two
- * numbers of a mapped one are read one after the other. A mapping that goes between the two and is
- * back when they are read again would hide a plain reference: not eight times in a row.
+ * A page table entry takes its reference before it counts as a mapping and drops it afterwards, so
+ * there are never fewer references than mappings. One look is enough for a folio without mappings.
+ * For a mapped folio the two counts are read one after the other. A mapping that goes away between
+ * the two reads and returns before the next look would hide a plain reference. This does not happen
+ * eight times in a row.
  *
- * Return: true if so, and also when mappings come and go too fast to tell.
+ * Return: true if so, and also if mappings change too fast to tell.
  */
 bool tmesh_folio_referenced(struct folio *folio, int known)
 {
 	int mapped = tmesh_folio_mapcount(folio), good = 0, looks, again, refs;
 
 	for (looks = 0; looks < 4 * TMESH_FOLIO_LOOKS; looks++) {
-		/* One after the other. The counts change with atomics, which order them. */
+		/*
+		 * Read the map count before the reference count. The writers' atomics order their
+		 * side.
+		 */
 		smp_rmb();
 		refs = folio_ref_count(folio);
-		/* Likewise. */
+		/* Read the reference count before the map count. */
 		smp_rmb();
 		again = tmesh_folio_mapcount(folio);
 		if (again != mapped)
@@ -129,13 +135,13 @@ bool tmesh_folio_referenced(struct folio *folio, int known)
 }
 
 /**
- * tmesh_release_page() - drop a reference soon
- * @release: with nothing in it at first
- * @page:    the page; of a large folio any one
+ * tmesh_release_page() - add a reference to a batch of references to drop
+ * @release: the batch, empty at first
+ * @page:    the page; any page of a large folio
  *
- * Pages that are freed together cost less: locks are taken and control groups
- * uncharged once for all of them. A large folio with a bad page is never freed, for the core would
- * hand that page out again; a single one it puts aside itself.
+ * Freeing pages together costs less, because locks are taken and control groups uncharged once for
+ * all of them. A large folio with a bad page is never freed, because the core would hand that page
+ * out again. The core sets a bad single page aside by itself.
  */
 void tmesh_release_page(struct tmesh_release *release, struct page *page)
 {
@@ -147,8 +153,8 @@ void tmesh_release_page(struct tmesh_release *release, struct page *page)
 }
 
 /**
- * tmesh_release_end() - drop all references that were not dropped yet
- * @release: with nothing in it afterwards
+ * tmesh_release_end() - drop the references of a batch
+ * @release: the batch, empty afterwards
  */
 void tmesh_release_end(struct tmesh_release *release)
 {
@@ -158,7 +164,7 @@ void tmesh_release_end(struct tmesh_release *release)
 
 /**
  * tmesh_mem_fini() - undo tmesh_mem_init()
- * @mem: whose pages were given back
+ * @mem: memory whose pages have been freed
  */
 void tmesh_mem_fini(struct tmesh_mem *mem)
 {
@@ -168,12 +174,42 @@ void tmesh_mem_fini(struct tmesh_mem *mem)
 }
 
 /**
- * tmesh_folio_poisoned() - has a folio a page with a memory error?
+ * tmesh_mem_hold() - take one more reference
+ * @mem: memory that a lock or a reference of the caller keeps
+ *
+ * Return: @mem.
+ */
+struct tmesh_mem *tmesh_mem_hold(struct tmesh_mem *mem)
+{
+	kref_get(&mem->ref);
+	return mem;
+}
+
+static void tmesh_mem_release(struct kref *ref)
+{
+	struct tmesh_mem *mem = container_of(ref, struct tmesh_mem, ref);
+
+	mem->ops->release(mem);
+}
+
+/**
+ * tmesh_mem_put() - drop a reference
+ * @mem: the memory
+ *
+ * Context: process context, may sleep; no lock of tmesh is held.
+ */
+void tmesh_mem_put(struct tmesh_mem *mem)
+{
+	kref_put(&mem->ref, tmesh_mem_release);
+}
+
+/**
+ * tmesh_folio_poisoned() - test whether a folio has a page with a memory error
  * @folio: the folio
  *
- * The core's own mark on the folio as a whole is missing where it gave up early.
+ * Looks at each page: the core's flag for the whole folio is missing if its handler gave up early.
  *
- * Return: true when it has.
+ * Return: true if it has.
  */
 bool tmesh_folio_poisoned(struct folio *folio)
 {
@@ -187,11 +223,11 @@ bool tmesh_folio_poisoned(struct folio *folio)
 }
 
 /**
- * tmesh_clean_pages() - how many pages follow each other without a memory error?
- * @pages: the first of them
- * @nr:    how many to look at
+ * tmesh_clean_pages() - count the leading pages without a memory error
+ * @pages: the first page
+ * @nr:    number of pages to look at
  *
- * Return: @nr, or how many come before a bad one.
+ * Return: @nr, or the number of pages before the first bad one.
  */
 unsigned long tmesh_clean_pages(struct page **pages, unsigned long nr)
 {

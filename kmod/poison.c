@@ -2,30 +2,35 @@
 /*
  * Pages with an uncorrectable memory error.
  *
- * The core marks such a page and tells us nothing. It can neither unmap it nor split its folio,
- * since our folios belong to no mapping: one folio is mapped by way of many inodes, and the list of
- * pages relies on its size. So whoever gives pages out looks at them first, and the first to come
- * upon a bad one has everything unmapped that shows it.
+ * The core marks such a page and does not notify tmesh. It can neither unmap the page nor split its
+ * folio, because our folios belong to no address_space. They cannot: several inodes map a folio,
+ * and the list of pages relies on its size. So code that maps pages or passes them to a device
+ * checks them first. When it finds a bad page, the work unmaps all mappings of the region.
  */
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/xarray.h>
 
+#include "claim.h"
 #include "map.h"
 #include "mem.h"
 #include "poison.h"
+#include "region.h"
 
 /**
  * struct tmesh_poison_look - a look at all pages of a region, in pieces
- * @next: page that the next piece begins with: the first of a folio, or its length in its place
- * @nr:   bad ones so far
+ * @next: first page of the next piece: the first page of a folio, or an entry that holds a length
+ * @nr:   number of bad pages so far
  */
 struct tmesh_poison_look {
 	unsigned long next;
 	unsigned long nr;
 };
 
-/* Is there more? Of a region that was taken back, or is about to go, nothing is mapped. */
+/*
+ * Count the bad pages of a piece. Return true if there is more to look at. A region that is revoked
+ * or ending has no mappings, so stop there.
+ */
 static bool tmesh_poison_piece(struct tmesh_region *region, struct tmesh_poison_look *look)
 {
 	unsigned long i = look->next, end = i + TMESH_PIECE;
@@ -33,7 +38,7 @@ static bool tmesh_poison_piece(struct tmesh_region *region, struct tmesh_poison_
 	struct folio *folio;
 
 	lockdep_assert_held(&region->uses_lock);
-	/* A revocation may begin meanwhile; the memory stays until our lock is free. */
+	/* A revocation may begin meanwhile, but the memory stays while uses_lock is held. */
 	down_read(&region->lock);
 	mem = region->state & TMESH_STATE_REVOKED ? NULL : region->mem;
 	up_read(&region->lock);
@@ -54,67 +59,80 @@ static bool tmesh_poison_piece(struct tmesh_region *region, struct tmesh_poison_
 	return i < mem->nr_pages;
 }
 
-/* Faults may be under way that saw no mark. None comes after them that does not see it. */
-static void tmesh_poison_unmap(struct tmesh_region *region)
+static void tmesh_poison_zap(struct tmesh_claim *claim)
 {
-	struct tmesh_claim *claim;
-
-	/* Without a claim the pages may go at any moment. With one there is no revocation now. */
-	if (list_empty(&region->claims))
-		return;
-	down_write(&region->lock);
-	up_write(&region->lock);
-	tmesh_flush_faults(region->mem);
-	list_for_each_entry(claim, &region->claims, node) {
-		if (claim->ops->poisoned)
-			claim->ops->poisoned(claim);
-		else
-			tmesh_zap(claim);
-	}
+	if (claim->ops->poisoned)
+		claim->ops->poisoned(claim);
+	else
+		tmesh_zap(claim);
 }
 
-/*
- * Unmaps a region where more bad pages were found than were known, and tells its holders. They are
- * told when it is done: what they touch then is mapped anew, or refused.
- */
-static void tmesh_poison_tell(struct tmesh_region *region, unsigned long nr)
+/* Return the memory with a reference if it has more bad pages than were known, else NULL. */
+static struct tmesh_mem *tmesh_poison_begin(struct tmesh_region *region, unsigned long nr,
+					    unsigned long *claims)
 {
-	bool more;
+	struct tmesh_mem *mem = NULL;
 
 	lockdep_assert_held(&region->claims_lock);
 	if (region->state & TMESH_STATE_REVOKED)
-		return;
+		return NULL;
 	mutex_lock(&region->uses_lock);
-	more = nr > region->poisoned;
-	if (more)
+	if (nr > region->poisoned) {
 		region->poisoned = nr;
-	if (more && region->mem->ops->poisoned)
-		region->mem->ops->poisoned(region->mem);
+		mem = tmesh_mem_hold(region->mem);
+	}
 	mutex_unlock(&region->uses_lock);
-	if (!more)
+	if (!mem)
+		return NULL;
+	/* Wait for faults under way that did not see the mark. Later ones see it. */
+	down_write(&region->lock);
+	up_write(&region->lock);
+	*claims = tmesh_claims_count(region);
+	return mem;
+}
+
+/*
+ * Unmap a region if more bad pages were found than were known, then notify its holders by EPOLLPRI.
+ * A touch after that maps good pages anew and fails for bad ones.
+ */
+static void tmesh_poison_tell(struct tmesh_region *region, unsigned long nr)
+{
+	struct tmesh_mem *mem;
+	unsigned long claims;
+
+	lockdep_assert_held(&region->cut_lock);
+	mutex_lock(&region->claims_lock);
+	mem = tmesh_poison_begin(region, nr, &claims);
+	mutex_unlock(&region->claims_lock);
+	if (!mem)
 		return;
-	tmesh_poison_unmap(region);
+	if (mem->ops->poisoned)
+		mem->ops->poisoned(mem);
+	tmesh_flush_faults(region, mem);
+	tmesh_claims_each(region, NULL, claims, tmesh_poison_zap);
+	tmesh_mem_put(mem);
 	down_write(&region->lock);
 	WRITE_ONCE(region->state, region->state | TMESH_STATE_POISONED);
 	up_write(&region->lock);
-	wake_up_all(&region->wait);
+	tmesh_wake(&region->wait, EPOLLPRI);
 }
 
 /**
  * tmesh_poison_look() - look for bad pages of a region
  * @region: the region
  *
- * What is mapped is unmapped once for each; what is mapped anew is without them. Looks at every
- * page, a piece at a time. The sources of a view look for themselves, later, and so do the views
- * of a source.
+ * Looks at every page, a piece at a time. If there are new bad pages, unmaps the region; new faults
+ * skip the bad pages. The sources of a view, and the views of a source, are looked at later by
+ * their own works.
  *
- * Context: may sleep, and long; takes claims_lock.
+ * Context: may sleep for long; takes cut_lock.
  * Return: 0; -EINTR for a fatal signal.
  */
 int tmesh_poison_look(struct tmesh_region *region)
 {
 	struct tmesh_poison_look look = { };
 	bool more;
+	int rc;
 
 	do {
 		if (fatal_signal_pending(current) || mutex_lock_killable(&region->uses_lock))
@@ -125,11 +143,16 @@ int tmesh_poison_look(struct tmesh_region *region)
 	} while (more);
 	if (!look.nr)
 		return 0;
-	if (mutex_lock_killable(&region->claims_lock))
-		return -EINTR;
-	tmesh_poison_tell(region, look.nr);
-	mutex_unlock(&region->claims_lock);
-	return 0;
+	/* The work has no reference, and the last claim may end while it runs. */
+	if (!kref_get_unless_zero(&region->ref))
+		return 0;
+	rc = mutex_lock_killable(&region->cut_lock);
+	if (!rc) {
+		tmesh_poison_tell(region, look.nr);
+		mutex_unlock(&region->cut_lock);
+	}
+	tmesh_region_put_later(region);
+	return rc;
 }
 
 static void tmesh_poison_work(struct work_struct *work)
@@ -147,22 +170,13 @@ void tmesh_poison_init(struct tmesh_region *region)
 }
 
 /**
- * tmesh_poison_end() - nobody looks any more
- * @region: without references, and unlinked from those whose pages it shows
- */
-void tmesh_poison_end(struct tmesh_region *region)
-{
-	cancel_work_sync(&region->poison);
-}
-
-/**
- * tmesh_poison_check() - may a device or the kernel have a part of a region?
+ * tmesh_poison_check() - check a part of a region for bad pages
  * @region:   the region
- * @mem:      its memory, of which the caller has a use
+ * @mem:      its memory; the caller has a use
  * @first:    first page
- * @nr_pages: how many
+ * @nr_pages: number of pages
  *
- * Return: 0, or -EHWPOISON where a page of it is bad.
+ * Return: 0, or -EHWPOISON if one of the pages is bad.
  */
 int tmesh_poison_check(struct tmesh_region *region, struct tmesh_mem *mem, unsigned long first,
 		       unsigned long nr_pages)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Proxies: exports of a foreign dma-buf, whole or in part.
+ * Proxies: exports of a foreign dma-buf or of a part of it.
  *
- * A proxy shares the reservation of its original, so that fences pass in both directions and
- * what the core does under the proxy's lock is under the original's too. Each device that
- * attaches to the proxy is attached to the original; the module itself attaches to nothing.
+ * A proxy shares the reservation of its original. So fences pass in both directions, and the core's
+ * lock on the proxy is that of the original. Each device that attaches to the proxy is attached to
+ * the original. The module itself attaches to nothing.
  */
 #include <linux/dma-buf.h>
 #include <linux/iosys-map.h>
@@ -18,10 +18,10 @@
 #include "trace.h"
 
 /**
- * struct tmesh_proxy_mapping - what one device has mapped
- * @sgt:      what it was told: a part of @original, without pages
- * @original: as the exporter mapped it
- * @use:      of the region
+ * struct tmesh_proxy_mapping - a mapping by one device
+ * @sgt:      the table that the device got: a part of @original, without pages
+ * @original: the table of the exporter
+ * @use:      the use of the region
  */
 struct tmesh_proxy_mapping {
 	struct sg_table sgt;
@@ -29,7 +29,7 @@ struct tmesh_proxy_mapping {
 	struct tmesh_use use;
 };
 
-/* The original moves: tell our importer. Its reservation, which is ours, is locked. */
+/* Pass a move of the original on to our importer. The reservation that both share is locked. */
 static void tmesh_proxy_moved(struct dma_buf_attachment *original)
 {
 	struct dma_buf_attachment *attach = original->importer_priv;
@@ -37,7 +37,7 @@ static void tmesh_proxy_moved(struct dma_buf_attachment *original)
 	attach->importer_ops->TMESH_MOVE_NOTIFY(attach);
 }
 
-/* By what our importer can do: to be told, and to reach another device's memory. */
+/* Indexed by the abilities of our importer: to handle moves, and to reach peer device memory. */
 static const struct dma_buf_attach_ops tmesh_proxy_importer_ops[2][2] = {
 	[0][1] = { .allow_peer2peer = true },
 	[1][0] = { .TMESH_MOVE_NOTIFY = tmesh_proxy_moved },
@@ -83,7 +83,7 @@ static void tmesh_proxy_detach(struct dma_buf *dmabuf, struct dma_buf_attachment
 	tmesh_dmabuf_detach(dmabuf, attach);
 }
 
-/* A static importer is attached to the original as one, which the core pins by itself. */
+/* Pin the original for a dynamic importer. The core itself pins it for a static one. */
 static int tmesh_proxy_pin(struct dma_buf_attachment *attach)
 {
 	struct tmesh_attachment *attachment = attach->priv;
@@ -99,7 +99,7 @@ static void tmesh_proxy_unpin(struct dma_buf_attachment *attach)
 		dma_buf_unpin(attachment->original);
 }
 
-/* The part of an entry that lies in [@first, @end), both counted from the entry's begin. */
+/* Return the length of an entry's part in [@first, @end), both counted from the entry's start. */
 static unsigned int tmesh_clip(const struct scatterlist *entry, u64 first, u64 end)
 {
 	u64 len = sg_dma_len(entry);
@@ -116,8 +116,8 @@ static void tmesh_proxy_count(struct tmesh_dmabuf *export, struct tmesh_attachme
 }
 
 /*
- * Cuts [@offset, @offset + @bytes) out of @whole. With @part it is filled in, without the
- * entries are counted: as many as it needs.
+ * Cut [@offset, @offset + @bytes) out of @whole. Fill @part in, or if it is NULL count the entries
+ * that it needs.
  */
 static unsigned int tmesh_cut(struct sg_table *whole, u64 offset, u64 bytes,
 			      struct scatterlist *part)
@@ -126,6 +126,7 @@ static unsigned int tmesh_cut(struct sg_table *whole, u64 offset, u64 bytes,
 	unsigned int i, len, nents = 0;
 
 	for_each_sgtable_dma_sg(whole, entry, i) {
+		cond_resched();
 		len = tmesh_clip(entry, offset, offset + bytes);
 		if (len && part) {
 			sg_set_page(part, NULL, len, 0);
@@ -137,7 +138,7 @@ static unsigned int tmesh_cut(struct sg_table *whole, u64 offset, u64 bytes,
 		bytes -= len;
 		offset -= min_t(u64, offset, sg_dma_len(entry));
 	}
-	/* An exporter that maps less than it promised. */
+	/* The exporter mapped less than the size of its dma-buf. */
 	return bytes ? 0 : nents;
 }
 
@@ -216,7 +217,7 @@ static int tmesh_proxy_end_cpu_access(struct dma_buf *dmabuf, enum dma_data_dire
 	return dma_buf_end_cpu_access(export->original, dir);
 }
 
-/* The original's mapping, from our first page on. */
+/* Map the original into the kernel and skip to our first page. */
 static int tmesh_proxy_vmap(struct dma_buf *dmabuf, struct iosys_map *map)
 {
 	struct tmesh_dmabuf *export = dmabuf->priv;
@@ -265,7 +266,7 @@ static void tmesh_proxy_vunmap(struct dma_buf *dmabuf, struct iosys_map *map)
 	.vmap = tmesh_proxy_vmap,       \
 	.vunmap = tmesh_proxy_vunmap
 
-/* By whether the original is pinned on demand, and whether it may be mapped into the kernel. */
+/* Indexed by whether the original is dynamic, and whether it may be mapped into the kernel. */
 static const struct dma_buf_ops tmesh_proxy_ops[2][2] = {
 	[0][0] = { TMESH_PROXY_OPS },
 	[0][1] = { TMESH_PROXY_OPS, TMESH_PROXY_VMAP },
@@ -277,8 +278,8 @@ static const struct dma_buf_ops tmesh_proxy_ops[2][2] = {
  * tmesh_proxy_new() - export a foreign dma-buf, or a part of it
  * @through:  claim of a handle on a region of TMESH_BACKING_DMABUF
  * @first:    first page
- * @nr_pages: how many
- * @writable: for writing too
+ * @nr_pages: number of pages
+ * @writable: devices may write to it
  *
  * Return: the dma-buf or an error as a pointer.
  */

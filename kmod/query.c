@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Calls about what there is: capabilities, info, list, description.
+ * The calls that query: capabilities, info, list and description.
  */
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -23,10 +23,10 @@
 #include "ucmd.h"
 
 /**
- * tmesh_time_here() - a time as the caller's clock shows it
- * @ns: CLOCK_MONOTONIC of the first time namespace
+ * tmesh_time_here() - convert a time to the caller's time namespace
+ * @ns: CLOCK_MONOTONIC of the initial time namespace
  *
- * Return: CLOCK_MONOTONIC of the caller's.
+ * Return: CLOCK_MONOTONIC of the caller's time namespace.
  */
 u64 tmesh_time_here(u64 ns)
 {
@@ -34,18 +34,6 @@ u64 tmesh_time_here(u64 ns)
 
 	timens_add_monotonic(&ts);
 	return timespec64_to_ns(&ts);
-}
-
-/**
- * tmesh_sees_all() - does a list show the caller also what others keep to themselves?
- *
- * Who lacks the capability is refused nothing, so that no audit log hears of it.
- *
- * Return: true for CAP_SYS_ADMIN in the initial user namespace.
- */
-bool tmesh_sees_all(void)
-{
-	return ns_capable_noaudit(&init_user_ns, CAP_SYS_ADMIN);
 }
 
 /**
@@ -67,7 +55,7 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 			TMESH_FEATURE_PIN | TMESH_FEATURE_REVOKE | TMESH_FEATURE_USER |
 			TMESH_FEATURE_IMPORT | TMESH_FEATURE_FENCE | TMESH_FEATURE_LEASE |
 			TMESH_FEATURE_GATHER | TMESH_FEATURE_KEEP | TMESH_FEATURE_PRIVATE |
-			TMESH_FEATURE_RENEW;
+			TMESH_FEATURE_RENEW | TMESH_FEATURE_FILES;
 	cmd->huge_page_bytes = 0;
 	if (IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)) {
 		cmd->features |= TMESH_FEATURE_HUGE;
@@ -138,7 +126,7 @@ static void tmesh_fill_info(struct tmesh_info *info, struct tmesh_region *region
 	info->gathers = READ_ONCE(region->nr_gathers);
 	info->attachments = atomic_read(&region->attachments);
 	info->desc_bytes = READ_ONCE(region->desc_bytes);
-	info->linger_ms = region->linger_ms;
+	info->hold_ms = region->hold_ms;
 	info->pinned_bytes = (u64)READ_ONCE(region->pinned) << PAGE_SHIFT;
 	info->cgroup_id = region->cgroup_id;
 	memcpy(info->label, region->label, sizeof(info->label));
@@ -243,7 +231,7 @@ int tmesh_ioctl_desc_get(struct tmesh_ucmd *ucmd)
 	copy = kzalloc(room, TMESH_GFP);
 	if (!copy)
 		goto put;
-	/* By way of a copy: no user memory is touched under the lock that its faults may need. */
+	/* Copy it first: a fault on user memory may need the region's lock. */
 	rc = -EINTR;
 	if (down_read_killable(&region->lock))
 		goto put;
@@ -255,7 +243,7 @@ int tmesh_ioctl_desc_get(struct tmesh_ucmd *ucmd)
 		memcpy(copy, region->desc, room);
 	up_read(&region->lock);
 put:
-	/* As above. */
+	/* Drop the region before a fault on user memory, which may take any time. */
 	tmesh_region_put(region);
 	if (!rc && copy_to_user(u64_to_user_ptr(cmd->data), copy, room))
 		rc = -EFAULT;

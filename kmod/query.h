@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Calls about what there is.
+ * Calls that query.
  */
 #ifndef TMESH_QUERY_H
 #define TMESH_QUERY_H
@@ -8,7 +8,6 @@
 #include "tmesh.h"
 
 u64 tmesh_time_here(u64 ns);
-bool tmesh_sees_all(void);
 int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_info(struct tmesh_ucmd *ucmd);
 int tmesh_ioctl_list(struct tmesh_ucmd *ucmd);

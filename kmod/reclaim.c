@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Kept memory that nobody holds goes back when the machine needs it.
+ * Reclaim of idle kept groups when the machine or a control group needs memory.
  *
- * The kernel asks for a few pages at a time and means everybody's share. A bundle goes as a
- * whole, so what was asked for adds up until it is worth one. Then the kernel is to look whether it
- * needs more, before the next one goes.
+ * The kernel asks each shrinker for a few pages at a time. A group is freed as a whole, so the
+ * requests add up in @wanted until they reach the size of a group. After that the kernel must see
+ * whether it still needs memory before the next group is taken.
  */
-#include <linux/ktime.h>
 #include <linux/mm.h>
 #include <linux/shrinker.h>
 
@@ -17,7 +16,7 @@
 
 static struct shrinker *shrinker;
 
-/* Pages that were asked for and not given yet; guarded by tmesh_kept_lock. */
+/* Pages that were requested and not freed yet; guarded by tmesh_kept_lock. */
 static unsigned long wanted;
 
 static unsigned long tmesh_kept_count(struct shrinker *s, struct shrink_control *sc)
@@ -27,91 +26,117 @@ static unsigned long tmesh_kept_count(struct shrinker *s, struct shrink_control 
 	return pages ? pages : SHRINK_EMPTY;
 }
 
-/* The one that was used longest ago, if enough is wanted for it; held while it is looked at. */
-static struct tmesh_bundle *tmesh_reclaim_begin(void)
+/* The result of a look at an idle group */
+enum tmesh_reclaim_look { TMESH_RECLAIM_FREE, TMESH_RECLAIM_PINNED, TMESH_RECLAIM_CUT };
+
+/* Hold a group while it is looked at. */
+static void tmesh_reclaim_hold(struct tmesh_group *group)
 {
-	struct tmesh_bundle *bundle;
+	kref_get(&group->ref);
+	tmesh_group_busy(group);
+}
+
+/* Return the group used longest ago if enough pages are wanted for it. */
+static struct tmesh_group *tmesh_reclaim_begin(void)
+{
+	struct tmesh_group *group;
 
 	lockdep_assert_held(&tmesh_kept_lock);
-	bundle = list_first_entry_or_null(&tmesh_kept_idle, struct tmesh_bundle, idle);
-	if (!bundle || bundle->nr_pages > wanted)
+	group = list_first_entry_or_null(&tmesh_kept_idle, struct tmesh_group, idle);
+	if (!group || group->nr_pages > wanted)
 		return NULL;
-	wanted -= bundle->nr_pages;
-	kref_get(&bundle->ref);
-	tmesh_bundle_busy(bundle);
-	return bundle;
+	wanted -= group->nr_pages;
+	tmesh_reclaim_hold(group);
+	return group;
 }
 
-/* Does a device or the kernel have some of it, or is a token of it on its way? */
-static bool tmesh_bundle_pinned(const struct tmesh_bundle *bundle)
+/*
+ * Test whether memory of a group is in use or pinned, or a hold is pending for one of its regions.
+ */
+static enum tmesh_reclaim_look tmesh_reclaim_look(const struct tmesh_group *group)
 {
+	int pinned;
 	u32 i;
 
-	for (i = 0; i < bundle->nr_regions; i++) {
-		if (tmesh_drain_unheld(bundle->regions[i], false))
-			return true;
+	for (i = 0; i < group->nr_regions; i++) {
+		pinned = tmesh_drain_look(group->regions[i]);
+		if (pinned)
+			return pinned < 0 ? TMESH_RECLAIM_CUT : TMESH_RECLAIM_PINNED;
 		cond_resched();
 	}
-	return false;
+	return TMESH_RECLAIM_FREE;
 }
 
-/* Ends the look at a bundle, and takes it unless somebody wants it by now. */
-static bool tmesh_reclaim_end(struct tmesh_bundle *bundle, bool pinned)
+/* End the look at a group. Take the group if it is free and still idle. */
+static bool tmesh_reclaim_end(struct tmesh_group *group, enum tmesh_reclaim_look look)
 {
 	bool take;
 
 	lockdep_assert_held(&tmesh_kept_lock);
-	take = !pinned && bundle->held == 1 && !hlist_unhashed(&bundle->node);
+	take = look == TMESH_RECLAIM_FREE && group->held == 1 && tmesh_group_linked(group);
 	if (take) {
-		bundle->held = 0;
-		tmesh_bundle_take(bundle);
+		group->held = 0;
+		tmesh_group_take(group);
 	} else {
-		tmesh_bundle_idle(bundle);
+		tmesh_group_looked(group, look != TMESH_RECLAIM_CUT);
 	}
 	return take;
 }
 
 /*
- * Pages go back here and now, under locks that are only tried: whoever has one may be the very
- * one that waits for memory. What is left of the regions goes with a work.
+ * Free the pages of a group at once. Locks are only tried, because the process that holds one may
+ * itself be waiting for memory. A work frees the rest of the regions.
  */
-static unsigned long tmesh_reclaim_pages(const struct tmesh_bundle *bundle)
+static void tmesh_reclaim_pages(struct tmesh_group *group)
 {
 	unsigned long freed = 0;
 	u32 i;
 
-	for (i = 0; i < bundle->nr_regions; i++) {
-		freed += tmesh_drain_unheld(bundle->regions[i], true);
+	for (i = 0; i < group->nr_regions; i++) {
+		freed += tmesh_drain_unheld(group->regions[i]);
 		cond_resched();
 	}
-	return freed;
+	spin_lock(&tmesh_kept_lock);
+	group->going -= freed;
+	tmesh_kept_going_pages -= freed;
+	spin_unlock(&tmesh_kept_lock);
 }
 
+/*
+ * Free idle groups. Memory that a work is about to free counts as freed. No other group is taken
+ * before the work is done, because the kernel cannot see yet that it has enough.
+ */
 static unsigned long tmesh_kept_scan(struct shrinker *s, struct shrink_control *sc)
 {
+	enum tmesh_reclaim_look look = TMESH_RECLAIM_FREE;
 	unsigned long freed = 0, all;
-	struct tmesh_bundle *bundle;
-	bool pinned, take = false;
+	struct tmesh_group *group;
+	bool take = false;
 
 	spin_lock(&tmesh_kept_lock);
+	if (tmesh_kept_going_pages) {
+		spin_unlock(&tmesh_kept_lock);
+		return SHRINK_STOP;
+	}
 	all = tmesh_kept_idle_pages;
 	wanted = min(wanted + sc->nr_to_scan, all);
-	while (!take && (bundle = tmesh_reclaim_begin())) {
+	while (!take && look != TMESH_RECLAIM_CUT && (group = tmesh_reclaim_begin())) {
 		spin_unlock(&tmesh_kept_lock);
-		pinned = tmesh_bundle_pinned(bundle);
+		look = tmesh_reclaim_look(group);
 		spin_lock(&tmesh_kept_lock);
-		take = tmesh_reclaim_end(bundle, pinned);
+		take = tmesh_reclaim_end(group, look);
 		if (take)
 			wanted = 0;
 		spin_unlock(&tmesh_kept_lock);
 		if (take) {
-			freed = tmesh_reclaim_pages(bundle);
-			/* More than it asks for in one go, which ends that. */
+			freed = group->nr_pages;
+			tmesh_reclaim_pages(group);
+			/* Report so many pages as scanned that the kernel's loop ends. */
 			sc->nr_scanned = max(sc->nr_to_scan, 2 * all);
-			/* The name's. */
-			tmesh_bundle_put_later(bundle);
+			/* Drop the reference of the name. */
+			tmesh_group_put_later(group);
 		}
-		tmesh_bundle_put_later(bundle);
+		tmesh_group_put_later(group);
 		spin_lock(&tmesh_kept_lock);
 	}
 	spin_unlock(&tmesh_kept_lock);
@@ -119,64 +144,54 @@ static unsigned long tmesh_kept_scan(struct shrinker *s, struct shrink_control *
 	return freed;
 }
 
-/* Of those that a group is charged for, the one that was used longest ago, before a time. */
-static struct tmesh_bundle *tmesh_reclaim_of(u64 group, u64 before)
-{
-	struct tmesh_bundle *bundle;
-
-	lockdep_assert_held(&tmesh_kept_lock);
-	list_for_each_entry(bundle, &tmesh_kept_idle, idle) {
-		if (bundle->used_ns >= before)
-			break;
-		if (bundle->regions[0]->cgroup_id != group)
-			continue;
-		kref_get(&bundle->ref);
-		tmesh_bundle_busy(bundle);
-		return bundle;
-	}
-	return NULL;
-}
-
 /**
- * tmesh_reclaim_group() - make room below the limit of the caller's memory control group
+ * tmesh_reclaim_cgroup() - make room below the limit of the caller's memory control group
+ * @most: number of pages that may be taken; lowered by those that were
  *
- * The kernel asks shrinkers that have no list for each group when the machine is short of memory,
- * not when a group is. So who makes a region takes what the group is charged for, and nobody holds.
- * One bundle at a time, each at most once.
+ * The kernel calls a shrinker without per-cgroup lists when the machine is short of memory, but not
+ * when a control group is. So the creator of a region takes one idle group that its control group
+ * is charged for: the one used longest ago. Its memory is free when this function returns.
  *
- * Context: process context, may sleep; no locks of ours are held.
- * Return: pages that went back, 0: there was nothing.
+ * Context: process context, may sleep; no lock of tmesh is held.
+ * Return: true if a group was taken, so that another try makes sense.
  */
-unsigned long tmesh_reclaim_group(void)
+bool tmesh_reclaim_cgroup(unsigned long *most)
 {
-	u64 group = tmesh_cgroup_id(), now = ktime_get_ns();
-	struct tmesh_bundle *bundle;
-	unsigned long freed = 0;
-	bool pinned, take;
+	enum tmesh_reclaim_look look = TMESH_RECLAIM_FREE;
+	u64 cgroup = tmesh_cgroup_id(), turn = 0, last;
+	struct tmesh_group *group;
+	bool take = false;
 
-	if (!group)
-		return 0;
+	if (!cgroup || !*most)
+		return false;
 	spin_lock(&tmesh_kept_lock);
-	while (!freed && (bundle = tmesh_reclaim_of(group, now))) {
+	last = tmesh_kept_turn;
+	while (!take && look != TMESH_RECLAIM_CUT &&
+	       (group = tmesh_group_peer(cgroup, turn, last))) {
+		turn = group->turn;
+		tmesh_reclaim_hold(group);
 		spin_unlock(&tmesh_kept_lock);
-		pinned = tmesh_bundle_pinned(bundle);
+		look = tmesh_reclaim_look(group);
 		spin_lock(&tmesh_kept_lock);
-		take = tmesh_reclaim_end(bundle, pinned);
+		take = tmesh_reclaim_end(group, look);
 		spin_unlock(&tmesh_kept_lock);
 		if (take) {
-			freed = tmesh_reclaim_pages(bundle);
-			/* The name's. */
-			tmesh_bundle_put_later(bundle);
+			*most -= min(*most, group->nr_pages);
+			tmesh_reclaim_pages(group);
+			/* Drop the reference of the name. */
+			tmesh_group_put(group);
+			tmesh_group_put_now(group);
+		} else {
+			tmesh_group_put(group);
 		}
-		tmesh_bundle_put_later(bundle);
 		spin_lock(&tmesh_kept_lock);
 	}
 	spin_unlock(&tmesh_kept_lock);
-	return freed;
+	return take;
 }
 
 /**
- * tmesh_reclaim_init() - let the kernel ask for kept memory
+ * tmesh_reclaim_init() - register the shrinker
  *
  * Return: 0 or -ENOMEM.
  */
@@ -187,9 +202,9 @@ int __init tmesh_reclaim_init(void)
 }
 
 /**
- * tmesh_reclaim_exit() - the kernel asks no more
+ * tmesh_reclaim_exit() - unregister the shrinker
  *
- * Context: waits until nobody is asking.
+ * Context: waits until the shrinker is not running.
  */
 void tmesh_reclaim_exit(void)
 {

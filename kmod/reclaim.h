@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Kept memory that goes back.
+ * Reclaim of kept memory.
  */
 #ifndef TMESH_RECLAIM_H
 #define TMESH_RECLAIM_H
@@ -9,6 +9,6 @@
 
 int tmesh_reclaim_init(void);
 void tmesh_reclaim_exit(void);
-unsigned long tmesh_reclaim_group(void);
+bool tmesh_reclaim_cgroup(unsigned long *most);
 
 #endif /* TMESH_RECLAIM_H */

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Finding regions: by id, in order of id, and by token. Look-ups run under RCU and take a
- * reference only where one is left, so that a region can be on its way out at any time.
+ * Look-up of regions: by id, in order of id, and by token. Look-ups run under RCU. They take a
+ * reference only if the last one has not been dropped, so a region may end at any time.
  */
+#include <linux/capability.h>
 #include <linux/cred.h>
 #include <linux/nsproxy.h>
 #include <linux/random.h>
 #include <linux/rhashtable.h>
 #include <linux/sched.h>
+#include <linux/user_namespace.h>
 #include <linux/xarray.h>
 
+#include "account.h"
 #include "registry.h"
 
 static DEFINE_XARRAY_FLAGS(regions, XA_FLAGS_ACCOUNT);
-static atomic64_t last_id;
 
 static struct rhashtable names;
 static const struct rhashtable_params names_params = {
@@ -25,18 +27,19 @@ static const struct rhashtable_params names_params = {
 
 /**
  * tmesh_registry_reserve() - give a region its id
- * @region: not visible yet
+ * @region: a region that is not published yet
+ * @user:   its owner
  *
  * Return: 0 or -ENOMEM.
  */
-int tmesh_registry_reserve(struct tmesh_region *region)
+int tmesh_registry_reserve(struct tmesh_region *region, const struct tmesh_user *user)
 {
-	region->id = atomic64_inc_return(&last_id);
+	region->id = tmesh_next_id(user);
 	return xa_reserve(&regions, region->id, TMESH_GFP);
 }
 
 /**
- * tmesh_registry_publish() - let a region be found
+ * tmesh_registry_publish() - let look-ups by id find a region
  * @region: complete
  *
  * Cannot fail: tmesh_registry_reserve() has made the room.
@@ -47,8 +50,8 @@ void tmesh_registry_publish(struct tmesh_region *region)
 }
 
 /**
- * tmesh_registry_remove() - forget a region
- * @region: without references; RCU readers may still look at it
+ * tmesh_registry_remove() - remove a region from look-ups by id
+ * @region: a region without references; readers under RCU may still see it
  */
 void tmesh_registry_remove(struct tmesh_region *region)
 {
@@ -56,16 +59,16 @@ void tmesh_registry_remove(struct tmesh_region *region)
 }
 
 /**
- * tmesh_admitted() - what an owner, a group and a mode give the caller
- * @ipc_ns: where they mean something
+ * tmesh_admitted() - compute the rights that an owner, a group and a mode give the caller
+ * @ipc_ns: the IPC namespace in which they apply
  * @uid:    the owner
  * @gid:    the group
  * @mode:   permission bits
  *
- * MANAGE is the owner's alone. No capability adds to it: privileged tools may list, but who
- * opens needs to be admitted.
+ * Only the owner gets MANAGE. Capabilities give no rights: a privileged process may list regions,
+ * but needs to be admitted to open one.
  *
- * Return: TMESH_RIGHT_*; 0 in another IPC namespace and where not even reading is allowed.
+ * Return: TMESH_RIGHT_*; 0 in another IPC namespace, and if not even reading is allowed.
  */
 u32 tmesh_admitted(const struct ipc_namespace *ipc_ns, kuid_t uid, kgid_t gid, u32 mode)
 {
@@ -89,7 +92,7 @@ u32 tmesh_admitted(const struct ipc_namespace *ipc_ns, kuid_t uid, kgid_t gid, u
 }
 
 /**
- * tmesh_access() - what the owner, group and mode of a region give the caller
+ * tmesh_access() - compute the rights that a region gives the caller
  * @region: the region
  *
  * Return: as tmesh_admitted().
@@ -100,10 +103,22 @@ u32 tmesh_access(const struct tmesh_region *region)
 }
 
 /**
+ * tmesh_sees_all() - test whether the caller may see the regions of all users
+ *
+ * A missing capability only shortens lists, so it is not logged for audit.
+ *
+ * Return: true for CAP_SYS_ADMIN in the initial user namespace.
+ */
+bool tmesh_sees_all(void)
+{
+	return ns_capable_noaudit(&init_user_ns, CAP_SYS_ADMIN);
+}
+
+/**
  * tmesh_registry_find() - look a region up by its id
  * @id: any number
  *
- * Return: a reference, or NULL when there is none that the caller may see.
+ * Return: the region with a reference, or NULL if there is none that the caller may see.
  */
 struct tmesh_region *tmesh_registry_find(u64 id)
 {
@@ -111,7 +126,7 @@ struct tmesh_region *tmesh_registry_find(u64 id)
 
 	rcu_read_lock();
 	region = xa_load(&regions, id);
-	if (region && !((tmesh_access(region) || capable(CAP_SYS_ADMIN)) &&
+	if (region && !((tmesh_access(region) || tmesh_sees_all()) &&
 			kref_get_unless_zero(&region->ref)))
 		region = NULL;
 	rcu_read_unlock();
@@ -120,13 +135,13 @@ struct tmesh_region *tmesh_registry_find(u64 id)
 
 /**
  * tmesh_registry_next() - walk the regions in order of id
- * @cursor: ids up to this one are skipped; set to the last id looked at
- * @all:    also those that the caller may not open
+ * @cursor: skip ids up to this one; set to the last id looked at
+ * @all:    include regions that the caller may not open
  *
- * Looks at a limited number, so that the caller can react to signals and reschedule.
+ * Looks at a limited number of regions, so that the caller can check for signals and reschedule.
  *
- * Return: a reference; NULL when there is none left; -EAGAIN as a pointer when the limit
- * was reached.
+ * Return: a region with a reference; NULL at the end; -EAGAIN as a pointer if the limit was
+ * reached.
  */
 struct tmesh_region *tmesh_registry_next(u64 *cursor, bool all)
 {
@@ -151,12 +166,12 @@ struct tmesh_region *tmesh_registry_next(u64 *cursor, bool all)
 /**
  * tmesh_registry_redeem() - look a region up by token
  * @token:  any TMESH_TOKEN_BYTES
- * @rights: set to what the token stands for
+ * @rights: set to the rights of the token
  *
- * The token may be dead by the time that this returns: see tmesh_name_stands(). A name may even be
- * another token's by then; the look-up notices that its place in the table has changed.
+ * The token may be dead when this returns; see tmesh_name_stands(). Its struct tmesh_name may even
+ * have another token by then. The look-up notices when the entry has moved in the table.
  *
- * Return: a reference; NULL for a token that is unknown or not for the caller.
+ * Return: the region with a reference; NULL for a token that is unknown or not for the caller.
  */
 struct tmesh_region *tmesh_registry_redeem(const u8 *token, u32 *rights)
 {
@@ -166,7 +181,7 @@ struct tmesh_region *tmesh_registry_redeem(const u8 *token, u32 *rights)
 	rcu_read_lock();
 	name = rhashtable_lookup(&names, token, names_params);
 	if (name) {
-		/* None are left once a revocation has begun to remove the name. */
+		/* The rights are 0 once tmesh_names_remove() has removed the name. */
 		*rights = READ_ONCE(name->rights);
 		if (*rights && tmesh_access(name->region) &&
 		    kref_get_unless_zero(&name->region->ref))
@@ -177,13 +192,14 @@ struct tmesh_region *tmesh_registry_redeem(const u8 *token, u32 *rights)
 }
 
 /**
- * tmesh_name_get() - the token that stands for a set of rights
+ * tmesh_name_get() - get the token for a set of rights, and make it if there is none
  * @region: the region
- * @rights: with TMESH_RIGHT_READ
+ * @rights: the rights, TMESH_RIGHT_READ among them
  * @token:  set to TMESH_TOKEN_BYTES
  *
  * Context: claims_lock is held.
- * Return: 0, -ESTALE, or -ENOMEM.
+ * Return: 0, -ESTALE or -ENOMEM; -EBUSY while the table is being enlarged: the caller drops the
+ * lock and tries again.
  */
 int tmesh_name_get(struct tmesh_region *region, u32 rights, u8 *token)
 {
@@ -200,7 +216,7 @@ int tmesh_name_get(struct tmesh_region *region, u32 rights, u8 *token)
 		rc = rhashtable_insert_fast(&names, &name->node, names_params);
 		if (rc) {
 			name->rights = 0;
-			return rc == -ENOMEM ? rc : -EAGAIN;
+			return rc == -ENOMEM ? rc : -EBUSY;
 		}
 	}
 	memcpy(token, name->token, sizeof(name->token));
@@ -208,12 +224,12 @@ int tmesh_name_get(struct tmesh_region *region, u32 rights, u8 *token)
 }
 
 /**
- * tmesh_name_stands() - is a token still one of a region's?
- * @region: the region that it was found to name
+ * tmesh_name_stands() - test whether a token of a region is still alive
+ * @region: the region that tmesh_registry_redeem() found for it
  * @token:  TMESH_TOKEN_BYTES
  *
  * Context: takes claims_lock.
- * Return: false once tmesh_names_remove() has been there.
+ * Return: false after tmesh_names_remove().
  */
 bool tmesh_name_stands(struct tmesh_region *region, const u8 *token)
 {
@@ -231,8 +247,8 @@ bool tmesh_name_stands(struct tmesh_region *region, const u8 *token)
 }
 
 /**
- * tmesh_names_remove() - let the tokens of a region die
- * @region: revoked, without references, or to be renewed
+ * tmesh_names_remove() - invalidate the tokens of a region
+ * @region: a region that is revoked, is to be renewed, or has no references
  *
  * Context: claims_lock is held, or nobody else can reach @region.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Memory that is lent again.
+ * Reuse of a region's memory.
  */
 #ifndef TMESH_RENEW_H
 #define TMESH_RENEW_H

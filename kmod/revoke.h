@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Taking a region back from everybody.
+ * Revocation.
  */
 #ifndef TMESH_REVOKE_H
 #define TMESH_REVOKE_H
 
 #include "tmesh.h"
 
-int tmesh_region_revoke(struct tmesh_region *region);
+int tmesh_revoke_all(struct tmesh_region *region);
 int tmesh_ioctl_revoke(struct tmesh_ucmd *ucmd);
 
 #endif /* TMESH_REVOKE_H */

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The seal: nobody writes any more. New writers are kept out by a lock and by the region's state;
- * what was taken before shows in the references of pages, at all of which the seal looks.
+ * Seals: after TMESH_SEAL nothing can write to the memory. The region's lock and its state keep new
+ * writers out. Earlier pins show in the references of pages, so the seal looks at all pages.
  *
- * There may be many. So it looks at a piece of them at a time, and lets go of all locks in between:
- * page faults of readers go on, and a fatal signal ends it. Who could write at any time between the
- * first piece and the last may have a page that was looked at before: then it begins anew.
+ * It looks at one piece at a time and drops all locks in between, so that page faults of readers go
+ * on and a fatal signal ends it. A writer that existed between the first piece and the last may
+ * have pinned a page that was looked at before. The seal then begins again.
  */
 #include <linux/sched/signal.h>
 
 #include "claim.h"
+#include "mem.h"
 #include "seal.h"
 #include "trace.h"
 
-/* It waits this often, 1, 2, 4, ... ms, for readers that are just being unmapped. */
+/* The number of waits (1, 2, 4, ... ms) for readers that are being unmapped */
 #define TMESH_SEAL_TRIES 6
 
 /*
- * Mappings by the backing's own means are its file's: it counts them, but only once they are
- * linked, after our ->mmap() has returned. Until then the core counts them on the handle.
+ * Test for a writable mapping that is being made. A mapping by the backing's own @mmap is counted
+ * on the backing's file, but only after our ->mmap() has returned. Until then the core counts it on
+ * the handle's file.
  */
 static bool tmesh_mapping_in_flight(struct tmesh_region *region)
 {
@@ -26,13 +28,14 @@ static bool tmesh_mapping_in_flight(struct tmesh_region *region)
 
 	lockdep_assert_held(&region->claims_lock);
 	list_for_each_entry(claim, &region->claims, node) {
+		cond_resched();
 		if (mapping_writably_mapped(claim->inode->i_mapping))
 			return true;
 	}
 	return false;
 }
 
-/* May a piece be looked at, and count? 1 where the region is sealed already. */
+/* Check whether the seal may look at the next piece. Return 1 if the region is sealed already. */
 static int tmesh_seal_check(const struct tmesh_claim *claim, struct tmesh_sealing *sealing)
 {
 	struct tmesh_region *region = claim->region;
@@ -51,12 +54,13 @@ static int tmesh_seal_check(const struct tmesh_claim *claim, struct tmesh_sealin
 		return -EAGAIN;
 	if (sealing->mem && sealing->wrote != wrote)
 		return -EAGAIN;
-	sealing->mem = region->mem;
+	if (!sealing->mem)
+		sealing->mem = tmesh_mem_hold(region->mem);
 	sealing->wrote = wrote;
 	return 0;
 }
 
-/* Looks at a piece. Above 0 when there is more; with the last one the region is sealed. */
+/* Look at a piece. Return a positive number if there is more. The last piece seals the region. */
 static int tmesh_seal_piece(const struct tmesh_claim *claim, struct tmesh_sealing *sealing)
 {
 	struct tmesh_region *region = claim->region;
@@ -93,21 +97,24 @@ static int tmesh_seal_look(const struct tmesh_claim *claim)
 		if (rc > 0 && fatal_signal_pending(current))
 			rc = -EINTR;
 	} while (rc > 0);
-	/* What begins something cannot be revoked, so that it is there without a lock. */
 	mem = sealing.mem;
+	if (!mem)
+		return rc;
 	if (sealing.begun)
 		mem->ops->seal_end(mem);
-	if (rc == -EAGAIN && mem && mem->ops->settle)
-		mem->ops->settle(mem);
+	if (rc == -EAGAIN && mem->ops->settle)
+		mem->ops->settle();
+	/* This may be the last reference: a revocation may have dropped the others. */
+	tmesh_mem_put(mem);
 	return rc;
 }
 
 /**
- * tmesh_region_sealed() - may nothing begin to write to a region?
+ * tmesh_region_sealed() - test whether new writers of a region are forbidden
  * @region: not revoked
  *
  * Context: the region's lock is held.
- * Return: true when it is sealed, or its memory was by others.
+ * Return: true if the region is sealed, or its memory was sealed through the memfd.
  */
 bool tmesh_region_sealed(const struct tmesh_region *region)
 {
@@ -130,6 +137,10 @@ int tmesh_ioctl_seal(struct tmesh_ucmd *ucmd)
 	int rc;
 
 	rc = tmesh_claim_allows(claim, TMESH_RIGHT_MANAGE);
+	if (rc)
+		return rc;
+	/* Wait for a lapse under way: its mappings can write until they are gone. */
+	rc = tmesh_cuts_wait(claim->region);
 	if (rc)
 		return rc;
 	for (try = 0; ; try++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Seals, and memory that is renewed.
+ * Seals.
  */
 #ifndef TMESH_SEAL_H
 #define TMESH_SEAL_H

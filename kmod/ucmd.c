@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What calls have in common: the region, the label and the group that one names, the structure that
- * it answers with, and entries of arrays.
+ * Helpers for calls: find the region, check labels and groups, write the answer and entries of
+ * arrays.
  */
 #include <linux/cred.h>
 #include <linux/uaccess.h>
@@ -10,11 +10,11 @@
 #include "ucmd.h"
 
 /**
- * tmesh_get_named() - the region that a call is about
+ * tmesh_get_named() - find the region that a call names
  * @ucmd: the call
- * @id:   as it gave it: 0 on a handle, whose region it is
+ * @id:   the id in the call's structure; must be 0 for a call on a handle
  *
- * Return: a reference, or -EINVAL, -ENOENT.
+ * Return: the region with a reference, or -EINVAL or -ENOENT as a pointer.
  */
 struct tmesh_region *tmesh_get_named(struct tmesh_ucmd *ucmd, u64 id)
 {
@@ -34,10 +34,10 @@ struct tmesh_region *tmesh_get_named(struct tmesh_ucmd *ucmd, u64 id)
 /**
  * tmesh_respond() - write a call's structure back
  * @ucmd: the call
- * @size: of the structure
+ * @size: size of the structure
  *
- * Writes what the caller has room for. To be called before the first step that cannot be
- * undone, such as installing a descriptor.
+ * Writes as much as the caller has room for. Call it before the first step that cannot be undone,
+ * such as installing a descriptor.
  *
  * Return: 0 or -EFAULT.
  */
@@ -48,12 +48,12 @@ int tmesh_respond(struct tmesh_ucmd *ucmd, size_t size)
 }
 
 /**
- * tmesh_check_stride() - is the stride of a caller's array good?
- * @count:    how many entries there is room for
- * @stride:   bytes from one to the next
- * @min_size: of an entry as first published
+ * tmesh_check_stride() - check the stride of a caller's array
+ * @count:    number of entries in the array
+ * @stride:   bytes from one entry to the next
+ * @min_size: size of an entry as first published
  *
- * Return: 0; -EINVAL when it is too short; -E2BIG when it is longer than a page.
+ * Return: 0; -EINVAL if it is too short or not a multiple of 8; -E2BIG if it is longer than a page.
  */
 int tmesh_check_stride(u32 count, u32 stride, size_t min_size)
 {
@@ -66,11 +66,11 @@ int tmesh_check_stride(u32 count, u32 stride, size_t min_size)
 
 /**
  * tmesh_put_entry() - write one entry of a caller's array
- * @entries: where the array is
+ * @entries: address of the array
  * @stride:  bytes from one entry to the next
- * @index:   of the entry
- * @entry:   what to write; begins with its size
- * @size:    of it; a longer stride is filled with zeros, a shorter one cuts it
+ * @index:   index of the entry
+ * @entry:   the entry, which begins with its size
+ * @size:    its size. A longer stride is filled with zeros, a shorter one cuts it
  *
  * Context: may fault.
  * Return: 0 or -EFAULT.
@@ -86,32 +86,40 @@ int tmesh_put_entry(u64 entries, u32 stride, u32 index, const void *entry, size_
 	return 0;
 }
 
+/* Test for a control character of ASCII, or one of C1, which is two bytes in UTF-8. */
+static bool tmesh_is_control(const char *label)
+{
+	unsigned char first = label[0], second = label[1];
+
+	return first < 0x20 || first == 0x7f || (first == 0xc2 && second >= 0x80 && second < 0xa0);
+}
+
 /**
- * tmesh_check_label() - is a label, or a name, one?
+ * tmesh_label_valid() - check a label or a name
  * @label: TMESH_LABEL_MAX + 1 bytes as given by the caller
  *
- * Return: 0, or -EINVAL for one without an end or with control characters.
+ * Return: 0, or -EINVAL if it is not terminated or has control characters.
  */
-int tmesh_check_label(const char *label)
+int tmesh_label_valid(const char *label)
 {
 	size_t len = strnlen(label, TMESH_LABEL_MAX + 1), i;
 
 	if (len > TMESH_LABEL_MAX)
 		return -EINVAL;
 	for (i = 0; i < len; i++) {
-		if ((unsigned char)label[i] < 0x20 || label[i] == 0x7f)
+		if (tmesh_is_control(label + i))
 			return -EINVAL;
 	}
 	return 0;
 }
 
 /**
- * tmesh_check_gid() - which group does the caller mean?
- * @flags: with TMESH_CREATE_GID where one was given
- * @id:    the one that was given, else 0
- * @gid:   set to it, or to the caller's
+ * tmesh_check_gid() - resolve the group of a call
+ * @flags: flags of the call; TMESH_CREATE_GID means that a group was given
+ * @id:    the group given, else 0
+ * @gid:   set to that group, or to the caller's
  *
- * Return: 0; -EINVAL for one that there is not; -EPERM for one that the caller is not in.
+ * Return: 0; -EINVAL for a group that does not exist; -EPERM for a group that the caller is not in.
  */
 int tmesh_check_gid(u32 flags, u32 id, kgid_t *gid)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What calls from user space have in common.
+ * Helpers for calls from user space.
  */
 #ifndef TMESH_UCMD_H
 #define TMESH_UCMD_H
@@ -8,7 +8,7 @@
 #include "tmesh.h"
 
 struct tmesh_region *tmesh_get_named(struct tmesh_ucmd *ucmd, u64 id);
-int tmesh_check_label(const char *label);
+int tmesh_label_valid(const char *label);
 int tmesh_check_gid(u32 flags, u32 id, kgid_t *gid);
 int tmesh_respond(struct tmesh_ucmd *ucmd, size_t size);
 int tmesh_check_stride(u32 count, u32 stride, size_t min_size);

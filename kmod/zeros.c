@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Pages of a claim's own: zeros, for those who rather read zeros than get a SIGBUS when what they
- * had mapped was taken away; and copies, see tmesh_copy_page().
+ * Pages that belong to a claim: zeros, for a holder that chose TMESH_POLICY_ZERO over SIGBUS for
+ * mappings that were taken away; and copies, see tmesh_copy_page().
  *
- * A claim keeps them until it goes: a page that only a page table entry holds would be freed
- * under the fault that inserts it, and one page for all would show each what others write.
+ * A claim keeps them until it ends. A page that only a page table entry refers to could be freed
+ * before the fault has returned. A page shared by all claims would show each what others write.
  */
 #include <linux/cred.h>
 #include <linux/highmem.h>
@@ -21,7 +21,7 @@ static struct page *tmesh_own_new(void)
 	struct tmesh_user *user;
 	struct page *page;
 
-	/* One that works in somebody's memory has none of his accounts or control groups. */
+	/* A kernel thread that uses a process's mm has neither its user nor its control group. */
 	if (current->flags & PF_KTHREAD)
 		return NULL;
 	user = tmesh_user_get(current_euid());
@@ -53,7 +53,7 @@ static void tmesh_own_free(struct page *page)
 	tmesh_user_put(user);
 }
 
-static struct page *tmesh_own_page(struct xarray *own, unsigned long index, struct page *from)
+static struct page *tmesh_own_page(struct xarray *own, unsigned long index)
 {
 	struct page *page = xa_load(own, index), *old;
 
@@ -61,8 +61,6 @@ static struct page *tmesh_own_page(struct xarray *own, unsigned long index, stru
 		page = tmesh_own_new();
 		if (!page)
 			return NULL;
-		if (from)
-			copy_highpage(page, from);
 		old = xa_cmpxchg(own, index, NULL, page, TMESH_GFP);
 		if (old) {
 			tmesh_own_free(page);
@@ -76,43 +74,56 @@ static struct page *tmesh_own_page(struct xarray *own, unsigned long index, stru
 }
 
 /**
- * tmesh_zero_page() - a claim's page of zeros
- * @claim: whose lease has lapsed, or whose region was revoked
- * @index: of the page
+ * tmesh_zero_page() - get a claim's page of zeros
+ * @claim: a claim whose lease has lapsed or whose region was revoked
+ * @index: index of the page in the claim
  *
- * Charged to the caller when it is new.
+ * A new page is charged to the caller.
  *
  * Context: may sleep; mmap_lock may be held.
- * Return: the page, with a reference for the caller; NULL where a limit is reached, and where a
- * kernel thread asks for a new one.
+ * Return: the page with a reference; NULL if a limit is reached, without memory, and for a kernel
+ * thread that needs a new page.
  */
 struct page *tmesh_zero_page(struct tmesh_claim *claim, unsigned long index)
 {
-	return tmesh_own_page(&claim->zeros, index, NULL);
+	return tmesh_own_page(&claim->zeros, index);
 }
 
 /**
- * tmesh_copy_page() - a claim's copy of a page of sealed memory
+ * tmesh_copy_page() - get a page for a claim's copy of a page of sealed memory
  * @claim: the claim
- * @index: of the page
- * @from:  the page
+ * @index: index of the page in the claim
  *
- * Who pins a private mapping for long is to get a page of the process's own, even for reading. The
- * core makes it from a page table entry, but where there is none it asks for a page, and puts the
- * PMD back that it took away for this, again and again. A page that is no part of a 2 MiB one ends
- * that. It is needed once in 2 MiB, and nobody sees it for long.
+ * A long-term pin of a private mapping needs a page of the process's own, even for reading
+ * (FAULT_FLAG_UNSHARE). The core makes it by copying a mapped page. If there is no page table
+ * entry, it faults a page in first. With a PMD-sized folio it maps the PMD that it has just split
+ * for this, and loops. A copy that is not part of such a folio ends the loop. One is needed for
+ * each PMD, for a short time.
  *
  * Context: may sleep; mmap_lock may be held.
- * Return: as tmesh_zero_page().
+ * Return: as tmesh_zero_page(); for tmesh_copy_fill().
  */
-struct page *tmesh_copy_page(struct tmesh_claim *claim, unsigned long index, struct page *from)
+struct page *tmesh_copy_page(struct tmesh_claim *claim, unsigned long index)
 {
-	return tmesh_own_page(&claim->copies, index, from);
+	return tmesh_own_page(&claim->copies, index);
+}
+
+/**
+ * tmesh_copy_fill() - fill a copy
+ * @copy: page of tmesh_copy_page(), locked
+ * @from: the page of sealed memory; the region's lock is held
+ */
+void tmesh_copy_fill(struct page *copy, struct page *from)
+{
+	if (PageUptodate(copy))
+		return;
+	copy_highpage(copy, from);
+	SetPageUptodate(copy);
 }
 
 /**
  * tmesh_copies_flush() - wait for faults that are about to map a copy
- * @claim: whose region was taken away
+ * @claim: a claim whose region was revoked or whose lease has lapsed
  */
 void tmesh_copies_flush(struct tmesh_claim *claim)
 {
@@ -127,7 +138,7 @@ void tmesh_copies_flush(struct tmesh_claim *claim)
 }
 
 /**
- * tmesh_zeros_init() - a claim without pages of its own
+ * tmesh_zeros_init() - initialise a claim without pages of its own
  * @claim: new
  */
 void tmesh_zeros_init(struct tmesh_claim *claim)
@@ -149,8 +160,8 @@ static void tmesh_own_free_all(struct xarray *own)
 }
 
 /**
- * tmesh_zeros_free() - free them
- * @claim: without mappings
+ * tmesh_zeros_free() - free the pages of a claim
+ * @claim: a claim without mappings
  */
 void tmesh_zeros_free(struct tmesh_claim *claim)
 {

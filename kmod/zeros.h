@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What is found where something was taken away.
+ * Pages that belong to a claim: zeros and copies.
  */
 #ifndef TMESH_ZEROS_H
 #define TMESH_ZEROS_H
@@ -8,7 +8,8 @@
 #include "tmesh.h"
 
 int tmesh_ioctl_policy(struct tmesh_ucmd *ucmd);
-struct page *tmesh_copy_page(struct tmesh_claim *claim, unsigned long index, struct page *from);
+struct page *tmesh_copy_page(struct tmesh_claim *claim, unsigned long index);
+void tmesh_copy_fill(struct page *copy, struct page *from);
 void tmesh_copies_flush(struct tmesh_claim *claim);
 struct page *tmesh_zero_page(struct tmesh_claim *claim, unsigned long index);
 void tmesh_zeros_init(struct tmesh_claim *claim);

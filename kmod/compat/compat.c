@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The version differences that are too long for a header.
+ * Differences between kernel versions that are too long for a header.
  */
 #include <linux/pagemap.h>
 #include <linux/proc_ns.h>
@@ -29,9 +29,9 @@
 #endif
 
 /**
- * tmesh_tell_untested() - tell the log if nobody has tried this kernel
+ * tmesh_tell_untested() - warn in the log if the tests have not booted this kernel version
  *
- * Whoever has the module built by DKMS sees no compiler's warning.
+ * A user of DKMS does not see the warning of the compiler.
  */
 void tmesh_tell_untested(void)
 {
@@ -44,7 +44,7 @@ void tmesh_tell_untested(void)
  * tmesh_put_ipc_ns() - drop a reference on an IPC namespace
  * @ns: the namespace
  *
- * Debian's 6.1 does not export put_ipc_ns(); the namespace's operations lead there.
+ * Debian's 6.1 does not export put_ipc_ns(), but the namespace's operations call it.
  *
  * Context: process context.
  */
@@ -58,10 +58,10 @@ void tmesh_put_ipc_ns(struct ipc_namespace *ns)
 }
 
 /**
- * tmesh_shrinker_new() - be asked for memory when there is little
+ * tmesh_shrinker_new() - register a shrinker
  * @name:  for people
- * @count: how much is there
- * @scan:  give some of it
+ * @count: counts the pages that may be freed
+ * @scan:  frees some of them
  *
  * 6.7: shrinkers are allocated by the core.
  *
@@ -100,10 +100,10 @@ struct shrinker *tmesh_shrinker_new(const char *name,
 }
 
 /**
- * tmesh_shrinker_free() - be asked no more
+ * tmesh_shrinker_free() - unregister a shrinker
  * @shrinker: the shrinker
  *
- * Context: waits until nobody is asking.
+ * Context: waits until the shrinker is not running.
  */
 void tmesh_shrinker_free(struct shrinker *shrinker)
 {
@@ -116,12 +116,12 @@ void tmesh_shrinker_free(struct shrinker *shrinker)
 }
 
 /**
- * tmesh_reclaimed() - tell memory reclaim what a shrinker of ours has freed
- * @pages: how much
+ * tmesh_reclaimed() - report to memory reclaim what a shrinker of tmesh has freed
+ * @pages: number of pages
  *
  * 6.4: there is a function for it.
  *
- * Context: of a shrinker.
+ * Context: called from a shrinker.
  */
 void tmesh_reclaimed(unsigned long pages)
 {
@@ -134,7 +134,7 @@ void tmesh_reclaimed(unsigned long pages)
 }
 
 /**
- * tmesh_folio_mapcount() - page table entries that map a folio or a part of it
+ * tmesh_folio_mapcount() - count the page table entries that map a folio or a part of it
  * @folio: a folio that is not anonymous
  *
  * 6.1 has folio_mapcount() but does not export it. There a page's count includes the
@@ -175,7 +175,7 @@ static long tmesh_memfd_get_some(struct file *memfd, pgoff_t index, struct page 
 	struct folio *folios[TMESH_PIN_BATCH];
 	unsigned long want = min(nr_pages, TMESH_PIN_BATCH + 0UL), got = 0, sub;
 	loff_t start = (loff_t)index << PAGE_SHIFT;
-	/* The last page may be in the file in part, and ends are bytes. */
+	/* memfd_pin_folios() takes bytes, and the file may end within its last page. */
 	loff_t end = min(start + ((loff_t)want << PAGE_SHIFT), i_size_read(file_inode(memfd)));
 	pgoff_t offset;
 	long nr, i;
@@ -201,8 +201,8 @@ static long tmesh_memfd_get_some(struct file *memfd, pgoff_t index, struct page 
  * @pages:    room for the pages
  * @nr_pages: how many
  *
- * Pages that were never written are allocated. The references are plain ones, not pins,
- * so that folio_maybe_dma_pinned() tells about others.
+ * Allocates pages that were never written. The references are plain ones and not pins, so that
+ * folio_maybe_dma_pinned() reports only the pins of others.
  *
  * Context: process context, may sleep long; a fatal signal ends it.
  * Return: 0 or a negative error; on an error no reference is held.
@@ -232,13 +232,13 @@ release:
 }
 
 /**
- * tmesh_pin_reader_flags() - how memory of the caller is pinned for reading
- * @address:  its first page
- * @nr_pages: how many pages; on return as many as the flags are good for, at least one
+ * tmesh_pin_reader_flags() - choose the flags for a long-term pin for reading
+ * @address:  address of the first page
+ * @nr_pages: number of pages; lowered to those that the flags apply to, at least one
  *
  * 6.2: a long-term pin for reading gives a private mapping pages of its own first. Before, the
- * process's next write goes to a copy that the pin does not see, be it of the page of zeros or
- * of a file's; a pin that is forced to be for writing makes the copy.
+ * process's next write goes to a copy that the pin does not see, for the zero page and for pages of
+ * a file. Forcing the pin to be for writing makes that copy first.
  *
  * Context: takes mmap_lock.
  * Return: FOLL_* flags.

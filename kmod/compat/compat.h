@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What differs between the kernels that tmesh builds for. No other file looks at
- * LINUX_VERSION_CODE; each entry says since when the newer form exists.
+ * Differences between the kernel versions that tmesh builds for. No other file looks at
+ * LINUX_VERSION_CODE. Each entry begins with the version that brought the newer form.
  */
 #ifndef TMESH_COMPAT_H
 #define TMESH_COMPAT_H
@@ -16,9 +16,10 @@
 #include <linux/pidfd.h>
 #include <linux/string.h>
 #include <linux/uaccess.h>
+#include <linux/userfaultfd_k.h>
 #include <linux/version.h>
 
-/* 7.1: batches of folios have a header of their own name. */
+/* 7.1: folio batches have a header of their own. */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(7, 1, 0)
 #include <linux/pagevec.h>
 #else
@@ -81,7 +82,7 @@ static inline void tmesh_dma_buf_invalidate(struct dma_buf *dmabuf)
 #endif
 }
 
-/* 7.0: so has the importer's call. */
+/* 7.0: the move callback of importers has a new name. */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
 #define TMESH_MOVE_NOTIFY move_notify
 #else
@@ -89,16 +90,16 @@ static inline void tmesh_dma_buf_invalidate(struct dma_buf *dmabuf)
 #endif
 
 /*
- * 7.0: importers that can be told are attached as such to any exporter. Before, the core keeps
- * their mapping until they detach unless the exporter moves its memory, and telling them of a
- * mapping that stays would lead to nothing.
+ * 7.0: an importer with a move callback is attached as a dynamic one to any exporter. Before, the
+ * core keeps its mapping until it detaches, unless the exporter is dynamic too. Notifying it would
+ * then have no effect.
  */
 static inline bool tmesh_dma_buf_tells(struct dma_buf *dmabuf)
 {
 	return LINUX_VERSION_CODE >= KERNEL_VERSION(7, 0, 0) || dma_buf_is_dynamic(dmabuf);
 }
 
-/* 7.0: dma-buf wants to know about descriptors that it did not make itself. */
+/* 7.0: dma-buf has its own call to install a descriptor that it did not make. */
 static inline void tmesh_dma_buf_fd_install(struct dma_buf *dmabuf, int fd)
 {
 #if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
@@ -109,15 +110,15 @@ static inline void tmesh_dma_buf_fd_install(struct dma_buf *dmabuf, int fd)
 }
 
 /*
- * 6.6: pins refuse pages of a file whose filesystem has to know who writes. They may be
- * written at any time without its knowing, which it does not expect.
+ * 6.6: pin_user_pages() refuses pages of a file whose filesystem tracks dirty pages. A pin could
+ * write to them at any time without notifying the filesystem, which does not expect that.
  */
 static inline bool tmesh_may_pin_for_writing(struct page *page)
 {
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 6, 0)
 	struct folio *folio = page_folio(page);
 
-	/* Of no file, of shmem or private to the process, or of hugetlbfs. */
+	/* Allow pages without a file, private and shmem pages, and those of hugetlbfs. */
 	return !READ_ONCE(folio->mapping) || folio_test_swapbacked(folio) ||
 	       folio_test_hugetlb(folio);
 #else
@@ -125,7 +126,7 @@ static inline bool tmesh_may_pin_for_writing(struct page *page)
 #endif
 }
 
-/* 6.9: pidfds have a filesystem, and there are some of single threads. */
+/* 6.9: pidfds have a filesystem of their own, and a pidfd may refer to a single thread. */
 static inline bool tmesh_is_pidfd(struct file *file)
 {
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 9, 0)
@@ -139,8 +140,8 @@ static inline bool tmesh_is_pidfd(struct file *file)
 }
 
 /*
- * 6.8: receive_fd() itself says where the number goes, and before anybody can use it. Gives the
- * caller a descriptor of a file that others made, if the security module lets it.
+ * Give the caller a descriptor of a foreign file, if the security module allows it. Since 6.8
+ * receive_fd() itself writes the number to user memory, before the descriptor can be used.
  */
 static inline int tmesh_receive_fd(struct file *file, int __user *answer)
 {
@@ -157,6 +158,48 @@ static inline int tmesh_receive_fd(struct file *file, int __user *answer)
 #endif
 }
 
+/* 6.14: d_revalidate() also gets the folder and the name. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 14, 0)
+#define TMESH_REVALIDATE_ARGS
+#else
+#define TMESH_REVALIDATE_ARGS struct inode *dir, const struct qstr *name,
+#endif
+
+/* 6.17: the operations of a file system's dentries are set by a call. */
+static inline void tmesh_set_dentry_ops(struct super_block *sb, const struct dentry_operations *ops)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 17, 0)
+	sb->s_d_op = ops;
+#else
+	set_default_d_op(sb, ops);
+#endif
+}
+
+/* 6.5: splice from a file without a page cache has a helper. The one before uses read_iter(). */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 5, 0)
+#define tmesh_splice_read generic_file_splice_read
+#else
+#define tmesh_splice_read copy_splice_read
+#endif
+
+/* 6.6, 6.7: an inode's times are set by calls. */
+static inline void tmesh_set_times(struct inode *inode, struct timespec64 changed,
+				   struct timespec64 kept)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 6, 0)
+	inode->i_ctime = kept;
+#else
+	inode_set_ctime_to_ts(inode, kept);
+#endif
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 7, 0)
+	inode->i_atime = changed;
+	inode->i_mtime = changed;
+#else
+	inode_set_atime_to_ts(inode, changed);
+	inode_set_mtime_to_ts(inode, changed);
+#endif
+}
+
 /* 6.18: a namespace's references have another name. */
 static inline unsigned int tmesh_ipc_ns_refs(const struct ipc_namespace *ns)
 {
@@ -168,15 +211,19 @@ static inline unsigned int tmesh_ipc_ns_refs(const struct ipc_namespace *ns)
 }
 
 /*
- * 6.15: a mapping that may have PMDs can be given a single page. 6.17: where the core cannot map a
- * folio whole it maps all of its pages, by single entries. Before, a mark keeps it from mapping the
- * folio whole, and it maps one page.
+ * Map one page of a folio. Since 6.15 vmf_insert_page_mkwrite() can insert a single page into a
+ * mapping that may have PMDs. Since 6.17, if the core cannot map a whole folio, it maps all of its
+ * pages by single entries, but not for userfaultfd. Before, the has_hwpoisoned flag makes the core
+ * map just one page.
  *
- * Maps a page that is locked and referenced: what the fault handler returns. With VM_FAULT_LOCKED
- * the core does it.
+ * tmesh_map_one() takes a locked page with a reference and returns the value for the fault handler
+ * to return. With VM_FAULT_LOCKED the core does the mapping.
  */
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 15, 0)
-#define TMESH_CORE_MAPS_BESIDE false
+static inline bool tmesh_core_maps_beside(struct vm_area_struct *vma)
+{
+	return false;
+}
 
 static inline vm_fault_t tmesh_map_one(struct vm_fault *vmf, struct page *page)
 {
@@ -185,7 +232,10 @@ static inline vm_fault_t tmesh_map_one(struct vm_fault *vmf, struct page *page)
 	return VM_FAULT_LOCKED;
 }
 #else
-#define TMESH_CORE_MAPS_BESIDE true
+static inline bool tmesh_core_maps_beside(struct vm_area_struct *vma)
+{
+	return !userfaultfd_armed(vma);
+}
 
 static inline vm_fault_t tmesh_map_one(struct vm_fault *vmf, struct page *page)
 {

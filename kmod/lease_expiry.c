@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Looking whether leases are touched.
+ * Expiry of leases: periodic walks over their touch counters.
  *
- * Leases whose periods are less than a factor of two apart form a class, which one work walks
- * four times in the shortest of them. What the walk needs of a lease stands densely in blocks, so
- * that the counters themselves, a page each, are all that it fetches from far away; they are
- * prefetched. Joining and leaving a class move one entry at most.
+ * Leases whose periods differ by less than a factor of two form a class. One work walks a class
+ * four times in its shortest period. Blocks hold densely the data that a walk needs. Only the
+ * counters, one page for each lease, are scattered, and the walk prefetches them. Joining or
+ * leaving a class moves at most one entry.
  *
- * However many leases somebody makes, and of whatever periods, there are few classes. One with very
- * many is walked less often, so that it takes about a hundredth of a CPU, but once in its period,
- * so that nobody can put off the end of another's leases for long; and if that is too much
- * still, for about a tenth of the time.
+ * The number of classes is fixed, whatever leases users make. A class with very many leases is
+ * walked less often, so that its walks take about a hundredth of a CPU. It is still walked once in
+ * its period, so that a user cannot delay the leases of another for long. If even that is too much,
+ * its walks take at most about a tenth of the time.
  *
- * A walk goes from the end to the beginning. An entry that leaves is replaced by the last, which
- * was looked at before, so that nobody is overlooked although the lock is let go between blocks.
+ * A walk goes from the last entry to the first. The last entry replaces one that leaves, and the
+ * walk has visited the last one already. So no entry is skipped although the lock is dropped
+ * between blocks.
  */
 #include <linux/ktime.h>
 #include <linux/log2.h>
@@ -23,7 +24,7 @@
 
 #include "lease.h"
 #include "main.h"
-#include "watch.h"
+#include "lease_expiry.h"
 
 #define TMESH_LOOKS 4 /* in the shortest period of a class */
 #define TMESH_EASY_NS (40 * NSEC_PER_USEC) /* for each look, which takes up to a hundredth of it */
@@ -31,28 +32,31 @@
 #define TMESH_BLOCK_ENTRIES 127
 #define TMESH_PREFETCH 8
 
-/* Each class begins at twice the period of the one before, and one of them at the usual period. */
+/*
+ * Each class begins at twice the period of the one before. One of them begins at the default
+ * period.
+ */
 #define TMESH_CLASS_NS (TMESH_LEASE_DEFAULT_NS >> 9)
 #define TMESH_CLASSES 19
 
 /**
- * struct tmesh_look - a lease as a walk sees it
- * @touched: its counter; user space writes to it
- * @seen:    what it was at the last look
- * @since:   when a look saw it change for the last time
- * @lease:   the lease, which knows where this stands
+ * struct tmesh_look - the entry of a lease in a block
+ * @touched: its counter, which user space writes to
+ * @seen:    the counter at the last look
+ * @since:   time of the last look that saw a change
+ * @lease:   the lease, whose @block and @slot lead back to this entry
  */
 struct tmesh_look {
 	const u64 *touched;
 	u64 seen;
 	u64 since;
-	struct tmesh_tenure *lease;
+	struct tmesh_lease_obj *lease;
 };
 
 /**
  * struct tmesh_block - a page of entries
  * @node:  in the class's list
- * @used:  entries in use, from the first on
+ * @used:  number of entries in use, from the first on
  * @looks: the entries
  */
 struct tmesh_block {
@@ -63,14 +67,14 @@ struct tmesh_block {
 
 /**
  * struct tmesh_class - leases of similar periods
- * @from_ns: the shortest; all are less than twice as long
- * @walk:    pending or running as long as there are leases
- * @lock:    guards all below, and the leases' @block and @slot
- * @leases:  how many there are
- * @blocks:  all of them full but the last
- * @cursor:  where the walk goes on
- * @walks:   how many there have been
- * @walk_ns: how long they took, without what others did meanwhile
+ * @from_ns: the shortest period; all are less than twice as long
+ * @walk:    the work, pending or running while there are leases
+ * @lock:    guards all members below, and the leases' @block and @slot
+ * @leases:  number of leases
+ * @blocks:  the blocks; all but the last are full
+ * @cursor:  the block at which the walk continues
+ * @walks:   number of walks
+ * @walk_ns: the time they took while they held @lock
  */
 struct tmesh_class {
 	u64 from_ns;
@@ -85,8 +89,8 @@ struct tmesh_class {
 
 static struct tmesh_class classes[TMESH_CLASSES];
 
-/* Takes an entry out; the last one fills its place. */
-static void tmesh_class_remove(struct tmesh_class *class, struct tmesh_tenure *lease)
+/* Remove an entry. The last entry moves to its place. */
+static void tmesh_class_remove(struct tmesh_class *class, struct tmesh_lease_obj *lease)
 {
 	struct tmesh_block *last = list_last_entry(&class->blocks, struct tmesh_block, node);
 	struct tmesh_look *moved = &last->looks[--last->used];
@@ -111,7 +115,7 @@ static void tmesh_walk_block(struct tmesh_class *class, struct tmesh_block *bloc
 	unsigned int i = block->used;
 	u64 now = ktime_get_ns();
 
-	/* It may be freed with its first entry, but not before. */
+	/* Removing entry 0 may free the block; removing others does not. */
 	while (i--) {
 		struct tmesh_look *look = &block->looks[i];
 		u64 touched = READ_ONCE(*look->touched);
@@ -123,7 +127,7 @@ static void tmesh_walk_block(struct tmesh_class *class, struct tmesh_block *bloc
 			look->seen = touched;
 			look->since = now;
 		} else if (idle >= class->from_ns && idle >= look->lease->period_ns) {
-			struct tmesh_tenure *lease = look->lease;
+			struct tmesh_lease_obj *lease = look->lease;
 
 			tmesh_class_remove(class, lease);
 			tmesh_lease_due(lease);
@@ -138,7 +142,7 @@ static void tmesh_class_arm(struct tmesh_class *class)
 
 	ns = clamp_t(u64, leases * TMESH_EASY_NS, class->from_ns / TMESH_LOOKS, class->from_ns);
 	ns = max_t(u64, ns, leases * TMESH_REST_NS);
-	queue_delayed_work(tmesh_wq, &class->walk, nsecs_to_jiffies(ns) + 1);
+	queue_delayed_work(tmesh_expiry_wq, &class->walk, nsecs_to_jiffies(ns) + 1);
 }
 
 static void tmesh_walk(struct work_struct *work)
@@ -162,9 +166,9 @@ static void tmesh_walk(struct work_struct *work)
 }
 
 /**
- * tmesh_watch_setup() - before there are leases
+ * tmesh_lease_expiry_setup() - set up the classes
  */
-void __init tmesh_watch_setup(void)
+void __init tmesh_lease_expiry_setup(void)
 {
 	unsigned int i;
 
@@ -179,11 +183,11 @@ void __init tmesh_watch_setup(void)
 }
 
 /**
- * tmesh_watch_exit() - when there are no leases any more
+ * tmesh_lease_expiry_exit() - stop the walks; there are no leases any more
  *
- * Context: may sleep; @tmesh_wq is still there.
+ * Context: may sleep; @tmesh_expiry_wq still exists.
  */
-void tmesh_watch_exit(void)
+void tmesh_lease_expiry_exit(void)
 {
 	unsigned int i;
 
@@ -194,17 +198,17 @@ void tmesh_watch_exit(void)
 }
 
 /**
- * tmesh_watch_init() - make room for looking at a lease
- * @lease: with its period, new
+ * tmesh_lease_expiry_init() - allocate a spare block and choose the class of a lease
+ * @lease: new, with its period
  *
- * Return: 0, to be followed by tmesh_watch_fini() some time; or -ENOMEM.
+ * Return: 0, to be undone by tmesh_lease_expiry_fini(); or -ENOMEM.
  */
-int tmesh_watch_init(struct tmesh_tenure *lease)
+int tmesh_lease_expiry_init(struct tmesh_lease_obj *lease)
 {
 	BUILD_BUG_ON(sizeof(struct tmesh_block) > PAGE_SIZE);
 	if (!lease->period_ns)
 		return 0;
-	/* One to spare: where it goes must not need memory. */
+	/* tmesh_lease_expiry_start() runs under locks and must not allocate. */
 	lease->spare = kmalloc(sizeof(*lease->spare), TMESH_GFP);
 	if (!lease->spare)
 		return -ENOMEM;
@@ -213,12 +217,13 @@ int tmesh_watch_init(struct tmesh_tenure *lease)
 }
 
 /**
- * tmesh_watch_start() - begin to look at a lease
+ * tmesh_lease_expiry_start() - add a lease to its class
  * @lease: initialised
  *
- * Its period begins now. When it has passed without a touch, tmesh_lease_due() is called.
+ * Its period begins now. When the period has passed without a touch, the walk calls
+ * tmesh_lease_due().
  */
-void tmesh_watch_start(struct tmesh_tenure *lease)
+void tmesh_lease_expiry_start(struct tmesh_lease_obj *lease)
 {
 	struct tmesh_class *class = lease->class;
 	struct tmesh_block *block = NULL;
@@ -249,10 +254,10 @@ void tmesh_watch_start(struct tmesh_tenure *lease)
 }
 
 /**
- * tmesh_watch_stop() - look at a lease no more
- * @lease: whether it was looked at or not
+ * tmesh_lease_expiry_stop() - remove a lease from its class
+ * @lease: the lease, in its class or not
  */
-void tmesh_watch_stop(struct tmesh_tenure *lease)
+void tmesh_lease_expiry_stop(struct tmesh_lease_obj *lease)
 {
 	struct tmesh_class *class = lease->class;
 
@@ -265,21 +270,21 @@ void tmesh_watch_stop(struct tmesh_tenure *lease)
 }
 
 /**
- * tmesh_watch_fini() - undo tmesh_watch_init()
- * @lease: that is not looked at
+ * tmesh_lease_expiry_fini() - undo tmesh_lease_expiry_init()
+ * @lease: a lease that is not in its class
  */
-void tmesh_watch_fini(struct tmesh_tenure *lease)
+void tmesh_lease_expiry_fini(struct tmesh_lease_obj *lease)
 {
 	kfree(lease->spare);
 }
 
 /**
- * tmesh_watch_left() - for how long a lease lives at least without a touch
+ * tmesh_lease_expiry_left() - return the least time that a lease lives without a touch
  * @lease: the lease
  *
- * Return: nanoseconds; 0 where nobody looks at it.
+ * Return: nanoseconds; 0 if it is not in a class.
  */
-u64 tmesh_watch_left(struct tmesh_tenure *lease)
+u64 tmesh_lease_expiry_left(struct tmesh_lease_obj *lease)
 {
 	struct tmesh_class *class = lease->class;
 	const struct tmesh_look *look;
@@ -301,10 +306,10 @@ u64 tmesh_watch_left(struct tmesh_tenure *lease)
 }
 
 /**
- * tmesh_watch_show() - tell about all classes
- * @m: where to
+ * tmesh_lease_expiry_show() - print all classes
+ * @m: the file to print to
  */
-void tmesh_watch_show(struct seq_file *m)
+void tmesh_lease_expiry_show(struct seq_file *m)
 {
 	const struct tmesh_class *class;
 

@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The tree of the file system "tmesh": UID/NAME/PATH for the kept groups that have files.
+ *
+ * A mount shows the groups of the IPC namespace of the process that mounted it. The VFS decides by
+ * owner, group and mode which processes read a file. The namespaces of these processes play no
+ * part.
+ *
+ * An inode has a reference on the group's files and none on the group. The end of a name frees its
+ * table, so cached dentries and open folders keep little of a group that was dropped. Each walk
+ * over a dentry of a dropped group finds the table gone. No dentry says that a name does not exist,
+ * so names that come are found at once.
+ */
+#include <linux/fs_context.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+
+#include "account.h"
+#include "files.h"
+#include "fs.h"
+#include "keep.h"
+
+/* Numbers of inodes: of a user's folder, and of the nodes of a group */
+#define TMESH_INO_ROOT 1
+#define TMESH_INO_UID BIT_ULL(63)
+#define TMESH_INO_SHIFT 27
+
+/* The first positions of a listing are "." and "..". */
+#define TMESH_POS_FIRST 2
+
+/* Users that one pass over the groups finds for a listing */
+#define TMESH_UIDS_AT_ONCE 32
+
+static const struct inode_operations tmesh_root_inode_ops;
+static const struct inode_operations tmesh_uid_inode_ops;
+static const struct inode_operations tmesh_folder_inode_ops;
+static const struct file_operations tmesh_root_ops;
+static const struct file_operations tmesh_uid_ops;
+static const struct file_operations tmesh_folder_ops;
+
+static const struct ipc_namespace *tmesh_fs_ipc_ns(const struct super_block *sb)
+{
+	const struct tmesh_user *user = sb->s_fs_info;
+
+	return user->ipc_ns;
+}
+
+/*
+ * Return the number of a node's inode. Each node of a table has a place of its own in the paths. A
+ * file has the end of its path, and a folder the end of its prefix in its first path.
+ */
+static u64 tmesh_node_ino(const struct tmesh_files *files, u32 path, u32 length)
+{
+	return files->id << TMESH_INO_SHIFT | (path + length);
+}
+
+static struct inode *tmesh_fs_inode(struct super_block *sb, u64 ino, umode_t mode, kuid_t uid,
+				    kgid_t gid)
+{
+	struct inode *inode = new_inode(sb);
+
+	if (!inode)
+		return NULL;
+	inode->i_ino = ino;
+	inode->i_mode = mode;
+	inode->i_uid = uid;
+	inode->i_gid = gid;
+	inode->i_flags |= S_NOATIME | S_NOCMTIME;
+	return inode;
+}
+
+/* Make the inode of a folder or file, with a node that is like @like. */
+static struct inode *tmesh_node_inode(struct super_block *sb, const struct tmesh_node *like,
+				      u64 ino, bool is_file)
+{
+	const struct tmesh_files *files = like->files;
+	umode_t mode = is_file ? S_IFREG | files->mode :
+				 S_IFDIR | files->mode | files->mode >> 2;
+	struct tmesh_node *node = kmalloc(sizeof(*node), GFP_KERNEL_ACCOUNT);
+	struct inode *inode;
+
+	if (!node)
+		return NULL;
+	inode = tmesh_fs_inode(sb, ino, mode, files->uid, files->gid);
+	if (!inode) {
+		kfree(node);
+		return NULL;
+	}
+	*node = *like;
+	tmesh_files_get(node->files);
+	inode->i_private = node;
+	if (is_file) {
+		inode->i_size = node->file.bytes;
+		inode->i_blocks = DIV_ROUND_UP_ULL(node->file.bytes, 512);
+		inode->i_fop = &tmesh_fs_file_ops;
+		tmesh_set_times(inode, ns_to_timespec64(node->file.mtime_ns), files->kept);
+	} else {
+		inode->i_op = &tmesh_folder_inode_ops;
+		inode->i_fop = &tmesh_folder_ops;
+		tmesh_set_times(inode, files->kept, files->kept);
+	}
+	return inode;
+}
+
+static struct dentry *tmesh_fs_found(struct dentry *dentry, struct inode *inode)
+{
+	if (!inode)
+		return ERR_PTR(-ENOMEM);
+	d_add(dentry, inode);
+	return NULL;
+}
+
+/* Read a uid in the form in which a listing shows it. */
+static bool tmesh_fs_parse_uid(const struct qstr *name, kuid_t *uid)
+{
+	char text[12];
+	u32 value;
+
+	if (name->len >= sizeof(text))
+		return false;
+	memcpy(text, name->name, name->len);
+	text[name->len] = '\0';
+	/* kstrtou32() takes a newline at the end. */
+	if (!isdigit(*text) || !isdigit(text[name->len - 1]) || (*text == '0' && name->len > 1) ||
+	    kstrtou32(text, 10, &value))
+		return false;
+	*uid = KUIDT_INIT(value);
+	return uid_valid(*uid);
+}
+
+/*
+ * Find the lowest uids from @from on that have files in the namespace. Return their number. With
+ * each pass over the groups a listing makes progress.
+ */
+static u32 tmesh_fs_uids(const struct ipc_namespace *ipc_ns, u64 from, u32 *uids, u32 room)
+{
+	struct tmesh_group *group;
+	u64 cursor = 0;
+	u32 nr = 0, at, uid;
+
+	rcu_read_lock();
+	while ((group = tmesh_group_after(&cursor))) {
+		uid = __kuid_val(group->user->uid);
+		if (!group->files || group->user->ipc_ns != ipc_ns || uid < from)
+			continue;
+		for (at = nr; at && uids[at - 1] > uid; at--)
+			;
+		if ((at && uids[at - 1] == uid) || at == room)
+			continue;
+		nr = min(nr + 1, room);
+		memmove(uids + at + 1, uids + at, (nr - at - 1) * sizeof(*uids));
+		uids[at] = uid;
+	}
+	rcu_read_unlock();
+	return nr;
+}
+
+static struct dentry *tmesh_root_lookup(struct inode *dir, struct dentry *dentry,
+					unsigned int flags)
+{
+	struct inode *inode;
+	kuid_t uid;
+	u32 found;
+
+	if (dentry->d_name.len > NAME_MAX)
+		return ERR_PTR(-ENAMETOOLONG);
+	if (!tmesh_fs_parse_uid(&dentry->d_name, &uid) ||
+	    !tmesh_fs_uids(tmesh_fs_ipc_ns(dir->i_sb), __kuid_val(uid), &found, 1) ||
+	    found != __kuid_val(uid))
+		return NULL;
+	inode = tmesh_fs_inode(dir->i_sb, TMESH_INO_UID | found, S_IFDIR | 0711, uid,
+			       GLOBAL_ROOT_GID);
+	if (inode) {
+		inode->i_op = &tmesh_uid_inode_ops;
+		inode->i_fop = &tmesh_uid_ops;
+	}
+	return tmesh_fs_found(dentry, inode);
+}
+
+static struct dentry *tmesh_uid_lookup(struct inode *dir, struct dentry *dentry, unsigned int flags)
+{
+	const struct tmesh_table *table;
+	struct tmesh_node node = { };
+	struct inode *inode = NULL;
+
+	if (dentry->d_name.len > NAME_MAX)
+		return ERR_PTR(-ENAMETOOLONG);
+	node.files = tmesh_group_files(dir->i_uid, tmesh_fs_ipc_ns(dir->i_sb), dentry->d_name.name);
+	if (!node.files)
+		return NULL;
+	rcu_read_lock();
+	table = rcu_dereference(node.files->table);
+	node.end = table ? table->count : 0;
+	rcu_read_unlock();
+	if (node.end)
+		inode = tmesh_node_inode(dir->i_sb, &node, tmesh_node_ino(node.files, 0, 0), false);
+	tmesh_files_put(node.files);
+	return node.end ? tmesh_fs_found(dentry, inode) : NULL;
+}
+
+static struct dentry *tmesh_folder_lookup(struct inode *dir, struct dentry *dentry,
+					  unsigned int flags)
+{
+	const struct tmesh_node *folder = dir->i_private;
+	const struct qstr *name = &dentry->d_name;
+	const struct tmesh_table *table;
+	struct tmesh_node node = *folder;
+	bool is_file = false;
+	u64 ino = 0;
+
+	if (name->len > NAME_MAX)
+		return ERR_PTR(-ENAMETOOLONG);
+	rcu_read_lock();
+	table = rcu_dereference(folder->files->table);
+	node.end = 0;
+	if (table) {
+		node.first = tmesh_files_bound(table, folder->first, folder->end, folder->prefix,
+					       name->name, name->len, false);
+		node.end = tmesh_files_bound(table, node.first, folder->end, folder->prefix,
+					     name->name, name->len, true);
+	}
+	if (node.first < node.end) {
+		tmesh_files_component(table, node.first, folder->prefix, &is_file);
+		node.prefix = folder->prefix + name->len + !is_file;
+		node.file = table->entries[node.first];
+		ino = tmesh_node_ino(folder->files, node.file.path, node.prefix);
+	}
+	rcu_read_unlock();
+	if (node.first >= node.end)
+		return NULL;
+	return tmesh_fs_found(dentry, tmesh_node_inode(dir->i_sb, &node, ino, is_file));
+}
+
+static const struct inode_operations tmesh_root_inode_ops = { .lookup = tmesh_root_lookup };
+static const struct inode_operations tmesh_uid_inode_ops = { .lookup = tmesh_uid_lookup };
+static const struct inode_operations tmesh_folder_inode_ops = { .lookup = tmesh_folder_lookup };
+
+/* List the users in ascending order. A position is a uid. */
+static int tmesh_root_iterate(struct file *file, struct dir_context *ctx)
+{
+	const struct ipc_namespace *ipc_ns = tmesh_fs_ipc_ns(file_inode(file)->i_sb);
+	u32 uids[TMESH_UIDS_AT_ONCE], nr, i;
+	char text[12];
+
+	if (!dir_emit_dots(file, ctx))
+		return 0;
+	while ((nr = tmesh_fs_uids(ipc_ns, ctx->pos - TMESH_POS_FIRST, uids, ARRAY_SIZE(uids)))) {
+		for (i = 0; i < nr; i++) {
+			ctx->pos = (u64)uids[i] + TMESH_POS_FIRST;
+			if (!dir_emit(ctx, text, sprintf(text, "%u", uids[i]),
+				      TMESH_INO_UID | uids[i], DT_DIR))
+				return 0;
+			ctx->pos++;
+		}
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+	}
+	return 0;
+}
+
+/* Copy the name of the next group of a user that has files. Return false after the last one. */
+static bool tmesh_uid_next(const struct inode *dir, u64 *cursor, char *name, u64 *ino)
+{
+	const struct ipc_namespace *ipc_ns = tmesh_fs_ipc_ns(dir->i_sb);
+	const struct tmesh_group *group;
+
+	rcu_read_lock();
+	while ((group = tmesh_group_after(cursor))) {
+		if (!group->files || group->user->ipc_ns != ipc_ns ||
+		    !uid_eq(group->user->uid, dir->i_uid))
+			continue;
+		memcpy(name, group->name, sizeof(group->name));
+		*ino = tmesh_node_ino(group->files, 0, 0);
+		break;
+	}
+	rcu_read_unlock();
+	return group;
+}
+
+/* List the names of a user in the order of their ids. A position is an id. */
+static int tmesh_uid_iterate(struct file *file, struct dir_context *ctx)
+{
+	char name[TMESH_LABEL_MAX + 1];
+	u64 cursor, ino;
+
+	if (!dir_emit_dots(file, ctx))
+		return 0;
+	cursor = ctx->pos - TMESH_POS_FIRST;
+	while (tmesh_uid_next(file_inode(file), &cursor, name, &ino)) {
+		if (!dir_emit(ctx, name, strlen(name), ino, DT_DIR))
+			return 0;
+		ctx->pos = cursor + TMESH_POS_FIRST;
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+	}
+	return 0;
+}
+
+/* An entry of a folder's listing */
+struct tmesh_entry {
+	char name[NAME_MAX + 1];
+	u32 length;
+	u64 ino;
+	bool is_file;
+	u32 next; /* number of the file behind those of the entry */
+};
+
+/* Find the entry of the file number @i. Return false if the group has no name any more. */
+static bool tmesh_folder_entry(const struct tmesh_node *folder, u32 i, struct tmesh_entry *entry)
+{
+	const struct tmesh_table *table;
+	const char *name;
+
+	rcu_read_lock();
+	table = rcu_dereference(folder->files->table);
+	if (table) {
+		name = tmesh_files_path(table, i) + folder->prefix;
+		entry->length = tmesh_files_component(table, i, folder->prefix, &entry->is_file);
+		memcpy(entry->name, name, entry->length);
+		entry->ino = tmesh_node_ino(folder->files, table->entries[i].path,
+					    folder->prefix + entry->length + !entry->is_file);
+		entry->next = tmesh_files_bound(table, i, folder->end, folder->prefix, name,
+						entry->length, true);
+	}
+	rcu_read_unlock();
+	return table;
+}
+
+/* List a folder of a group. A position is the number of the next file. */
+static int tmesh_folder_iterate(struct file *file, struct dir_context *ctx)
+{
+	const struct tmesh_node *folder = file_inode(file)->i_private;
+	u64 i = folder->first;
+	struct tmesh_entry entry;
+
+	if (!dir_emit_dots(file, ctx))
+		return 0;
+	if (tmesh_files_gone(folder->files))
+		return -ENOENT;
+	i += ctx->pos - TMESH_POS_FIRST;
+	while (i < folder->end) {
+		if (!tmesh_folder_entry(folder, i, &entry))
+			return -ENOENT;
+		if (!dir_emit(ctx, entry.name, entry.length, entry.ino,
+			      entry.is_file ? DT_REG : DT_DIR))
+			return 0;
+		i = entry.next;
+		ctx->pos = i - folder->first + TMESH_POS_FIRST;
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+	}
+	return 0;
+}
+
+static const struct file_operations tmesh_root_ops = {
+	.owner = THIS_MODULE,
+	.read = generic_read_dir,
+	.iterate_shared = tmesh_root_iterate,
+	.llseek = generic_file_llseek,
+	.fsync = noop_fsync,
+};
+
+static const struct file_operations tmesh_uid_ops = {
+	.owner = THIS_MODULE,
+	.read = generic_read_dir,
+	.iterate_shared = tmesh_uid_iterate,
+	.llseek = generic_file_llseek,
+	.fsync = noop_fsync,
+};
+
+static const struct file_operations tmesh_folder_ops = {
+	.owner = THIS_MODULE,
+	.read = generic_read_dir,
+	.iterate_shared = tmesh_folder_iterate,
+	.llseek = generic_file_llseek,
+	.fsync = noop_fsync,
+};
+
+/*
+ * Test whether a dentry still is what its path leads to. Also called under RCU, which keeps the
+ * node and its files.
+ */
+static int tmesh_fs_revalidate(TMESH_REVALIDATE_ARGS struct dentry *dentry, unsigned int flags)
+{
+	const struct inode *inode = d_inode_rcu(dentry);
+	const struct tmesh_node *node = inode ? READ_ONCE(inode->i_private) : NULL;
+
+	return !node || !tmesh_files_gone(node->files);
+}
+
+static const struct dentry_operations tmesh_fs_dentry_ops = {
+	.d_revalidate = tmesh_fs_revalidate,
+};
+
+/* Also called in memory reclaim. */
+static void tmesh_fs_evict(struct inode *inode)
+{
+	struct tmesh_node *node = inode->i_private;
+
+	truncate_inode_pages_final(&inode->i_data);
+	clear_inode(inode);
+	if (!node)
+		return;
+	tmesh_files_put(node->files);
+	kfree_rcu(node, rcu);
+}
+
+static const struct super_operations tmesh_fs_super_ops = {
+	.evict_inode = tmesh_fs_evict,
+	.statfs = simple_statfs,
+};
+
+static int tmesh_fs_fill(struct super_block *sb, struct fs_context *fc)
+{
+	struct tmesh_user *user = tmesh_user_get(current_euid());
+	struct inode *root;
+
+	if (IS_ERR(user))
+		return PTR_ERR(user);
+	/* The user holds the IPC namespace in the way that does not keep it from ending. */
+	sb->s_fs_info = user;
+	sb->s_flags |= SB_RDONLY | SB_NOATIME;
+	sb->s_iflags |= SB_I_NOEXEC | SB_I_NODEV;
+	sb->s_magic = TMESH_FS_MAGIC;
+	sb->s_maxbytes = MAX_LFS_FILESIZE;
+	sb->s_blocksize = PAGE_SIZE;
+	sb->s_blocksize_bits = PAGE_SHIFT;
+	sb->s_time_gran = 1;
+	sb->s_op = &tmesh_fs_super_ops;
+	tmesh_set_dentry_ops(sb, &tmesh_fs_dentry_ops);
+	root = tmesh_fs_inode(sb, TMESH_INO_ROOT, S_IFDIR | 0755, GLOBAL_ROOT_UID, GLOBAL_ROOT_GID);
+	if (root) {
+		root->i_op = &tmesh_root_inode_ops;
+		root->i_fop = &tmesh_root_ops;
+	}
+	sb->s_root = d_make_root(root);
+	return sb->s_root ? 0 : -ENOMEM;
+}
+
+static int tmesh_fs_get_tree(struct fs_context *fc)
+{
+	return get_tree_nodev(fc, tmesh_fs_fill);
+}
+
+static int tmesh_fs_reconfigure(struct fs_context *fc)
+{
+	fc->sb_flags |= SB_RDONLY;
+	return 0;
+}
+
+static const struct fs_context_operations tmesh_fs_context_ops = {
+	.get_tree = tmesh_fs_get_tree,
+	.reconfigure = tmesh_fs_reconfigure,
+};
+
+static int tmesh_fs_init_context(struct fs_context *fc)
+{
+	fc->ops = &tmesh_fs_context_ops;
+	return 0;
+}
+
+static void tmesh_fs_kill(struct super_block *sb)
+{
+	struct tmesh_user *user = sb->s_fs_info;
+
+	kill_anon_super(sb);
+	if (user)
+		tmesh_user_put(user);
+}
+
+/* Not for user namespaces: docs/internals/abi.md has the reason. */
+static struct file_system_type tmesh_fs_type = {
+	.name = "tmesh",
+	.owner = THIS_MODULE,
+	.init_fs_context = tmesh_fs_init_context,
+	.kill_sb = tmesh_fs_kill,
+	.fs_flags = 0,
+};
+
+/**
+ * tmesh_fs_init() - register the file system
+ *
+ * Return: 0 or a negative error.
+ */
+int __init tmesh_fs_init(void)
+{
+	return register_filesystem(&tmesh_fs_type);
+}
+
+/**
+ * tmesh_fs_exit() - unregister the file system, which has no mount any more
+ */
+void tmesh_fs_exit(void)
+{
+	unregister_filesystem(&tmesh_fs_type);
+}
