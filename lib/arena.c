@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Arenas: tensors one behind the other in a region, then in the next one. */
+/* Arenas: tensors one after the other in a region, then in the next one. */
 #include "tensor_internal.h"
 
 #include <stdlib.h>
@@ -51,7 +51,7 @@ const struct tmesh_region_opts *tmesh_arena_opts(const struct tmesh_arena *arena
 	return &arena->opts;
 }
 
-/* What was inherited through fork() is the parent's to fill. */
+/* Return whether the region has room. After fork() an inherited region is the parent's to fill. */
 static bool has_room(const struct tmesh_arena *arena, uint64_t bytes)
 {
 	return arena->region && !tmesh_region_inherited(arena->region) && !arena->region->sealed &&
@@ -67,17 +67,23 @@ static struct tmesh_region *take_room(struct tmesh_arena *arena, uint64_t bytes,
 	return tmesh_region_ref(arena->region);
 }
 
-/* The region whose room comes next. Its pages hold many tensors, so a memfd is written as it is
- * mapped, not by a system call for each. The module's may be taken back meanwhile: there the kernel
- * copies, and says so instead of ending the process. */
+/* Make the region for the next tensors. Its pages hold many tensors, so a memfd is mapped and
+ * filled rather than written by a system call for each. The module's memory may be taken back
+ * meanwhile. There the kernel copies, and reports an error instead of ending the process. */
 static int next_region(const struct tmesh_arena *arena, struct tmesh_region **out,
 		       struct tmesh_error *err)
 {
+	const uint32_t rights = TMESH_READ | TMESH_WRITE;
 	int rc = tmesh_region_create(arena->ctx, arena->bytes, &arena->opts, out, err);
+	void *addr;
 
-	if (!rc)
-		(*out)->warm = tmesh_ctx_backend(arena->ctx) == TMESH_BACKEND_MEMFD;
-	return rc;
+	if (rc || tmesh_ctx_backend(arena->ctx) != TMESH_BACKEND_MEMFD)
+		return rc;
+	/* Huge pages come with the first mapping: now, so that no small tensor waits for one. */
+	if ((*out)->memfd.align_huge && !tmesh_region_map(*out, rights, &addr, NULL))
+		tmesh_region_unmap(*out, rights);
+	(*out)->warm = true;
+	return 0;
 }
 
 int tmesh_arena_place(struct tmesh_arena *arena, struct tmesh_ctx *ctx, uint64_t bytes,

@@ -8,6 +8,7 @@
 #include "watch.h"
 #include "keep_internal.h"
 
+#include <inttypes.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -83,20 +84,21 @@ static int kernel_open(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	if (query_caps(device, &caps) || caps.abi_version != TMESH_ABI_VERSION) {
 		close(device);
 		return tmesh_fail(err, -EPROTO,
-				  DEVICE
-				  " speaks another version of the ABI than this library (%d)",
-				  TMESH_ABI_VERSION);
+				  "the loaded module is of another release of tmesh (ABI %" PRIu32
+				  ", here %d): load the module of this library's release, or set "
+				  "TMESH_BACKEND=memfd",
+				  caps.abi_version, TMESH_ABI_VERSION);
 	}
-	ctx->device = device;
-	ctx->renews = caps.features & TMESH_FEATURE_RENEW;
+	ctx->kernel.device = device;
+	ctx->kernel.renews = caps.features & TMESH_FEATURE_RENEW;
 	return 0;
 }
 
 static void close_device(struct tmesh_ctx *ctx)
 {
-	if (ctx->device >= 0)
-		close(ctx->device);
-	ctx->device = -1;
+	if (ctx->kernel.device >= 0)
+		close(ctx->kernel.device);
+	ctx->kernel.device = -1;
 }
 
 static void kernel_close(struct tmesh_ctx *ctx)
@@ -130,7 +132,7 @@ static void kernel_caps(struct tmesh_ctx *ctx)
 	struct tmesh_caps_query caps;
 	const char *by = "the tmesh module";
 
-	if (query_caps(ctx->device, &caps))
+	if (query_caps(ctx->kernel.device, &caps))
 		caps.features = 0;
 	for (enum tmesh_cap_index i = 0; i < CAPS; i++)
 		tmesh_cap_set(ctx, i, TMESH_CAP_ENFORCED, "%s", by);
@@ -160,7 +162,8 @@ int tmesh_kernel_info(int fd, struct tmesh_info *info)
 	return ioctl(fd, TMESH_INFO, info);
 }
 
-/* What the context wants of every handle. A pinning one keeps its memory. */
+/* Set what a lost handle's mapping becomes, as the context asks. A pinning handle keeps its memory.
+ */
 static int set_taken(struct tmesh_region *region, struct tmesh_error *err)
 {
 	if (region->ctx->taken == TMESH_TAKEN_SIGBUS || region->pinning)
@@ -169,7 +172,7 @@ static int set_taken(struct tmesh_region *region, struct tmesh_error *err)
 	return tmesh_kernel_when_taken(region, region->ctx->taken, err);
 }
 
-/* What the module says of a handle one has just got. */
+/* Fill in @region by what the module reports of a new handle. */
 int tmesh_kernel_learn(struct tmesh_region *region, struct tmesh_error *err)
 {
 	struct tmesh_info info;
@@ -205,11 +208,11 @@ static int kernel_create(struct tmesh_region *region, uint64_t bytes, struct tme
 		.node = opts->flags & TMESH_REGION_NODE ? opts->node : 0,
 		.mode = opts->mode,
 		.gid = opts->gid,
-		.linger_ms = opts->linger_ms,
+		.hold_ms = opts->hold_ms,
 	};
 
 	memcpy(create.label, region->label, sizeof(create.label));
-	if (ioctl(region->ctx->device, TMESH_CREATE, &create)) {
+	if (ioctl(region->ctx->kernel.device, TMESH_CREATE, &create)) {
 		if (errno == ENOMEM && opts->flags & TMESH_REGION_HUGE)
 			return tmesh_fail(
 				err, -ENOMEM,
@@ -237,7 +240,7 @@ static int kernel_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes
 		.memfd = fd,
 		.mode = opts->mode,
 		.gid = opts->gid,
-		.linger_ms = opts->linger_ms,
+		.hold_ms = opts->hold_ms,
 	};
 	struct stat st;
 	int seals;
@@ -255,7 +258,7 @@ static int kernel_from_memfd(struct tmesh_region *region, int fd, uint64_t bytes
 		return tmesh_fail(err, -EINVAL, "the memfd has only %lld bytes",
 				  (long long)st.st_size);
 	memcpy(create.label, region->label, sizeof(create.label));
-	if (ioctl(region->ctx->device, TMESH_CREATE_MEMFD, &create))
+	if (ioctl(region->ctx->kernel.device, TMESH_CREATE_MEMFD, &create))
 		return tmesh_kernel_fail(err, "making a region of a memfd");
 	region->fd = create.fd;
 	return tmesh_kernel_learn(region, err);
@@ -293,20 +296,20 @@ static int kernel_derive(struct tmesh_region *derived, struct tmesh_region *from
 	return rc ? rc : set_taken(derived, err);
 }
 
-/* A handle as it is remains the sender's, with its end: what is sent is always another. */
+/* Return another handle to send. The region's own handle stays the sender's and ends with it. */
 static int kernel_handle_fd(struct tmesh_region *region, uint32_t rights, int *fd,
 			    struct tmesh_error *err)
 {
 	return derive_fd(region, rights, false, fd, err);
 }
 
-static int kernel_open_token(struct tmesh_region *region, const struct tmesh_token_parts *token,
+static int kernel_open_token(struct tmesh_region *region, const struct tmesh_token_fields *token,
 			     uint32_t rights, struct tmesh_error *err)
 {
 	struct tmesh_open call = {.size = sizeof(call), .rights = rights};
 
 	memcpy(call.token, token->secret, sizeof(call.token));
-	if (ioctl(region->ctx->device, TMESH_OPEN, &call)) {
+	if (ioctl(region->ctx->kernel.device, TMESH_OPEN, &call)) {
 		if (errno == ENOENT)
 			return tmesh_fail(
 				err, -ENOENT,
@@ -325,7 +328,7 @@ static int kernel_open_token(struct tmesh_region *region, const struct tmesh_tok
 	return set_taken(region, err);
 }
 
-/* Whether the module says of the descriptor what it says of its own. */
+/* Return whether the descriptor's fdinfo has the line that the module writes for its handles. */
 static bool is_told(int fd)
 {
 	char path[40], text[512];
@@ -342,8 +345,9 @@ static bool is_told(int fd)
 	return strstr(text, "\ntmesh-region:");
 }
 
-/* What is none may be a file, and an ioctl() would ask who serves it. Handles have no type, but
- * that of a file in Linux 6.16 and some of 6.17. */
+/* Return whether @fd is a handle. An ioctl() on another file would reach the file system that
+ * serves it, so the file's type is checked first. A handle has no type, except in Linux 6.16 and
+ * some of 6.17, where it has that of a regular file. */
 static bool is_handle(int fd)
 {
 	struct tmesh_foreign_file file;
@@ -372,7 +376,7 @@ static int kernel_mmap(struct tmesh_region *region, int prot, void **addr, struc
 	return tmesh_kernel_fail(err, "map");
 }
 
-/* Our own writable mapping would be the writer that prevents the seal. */
+/* Seal. Our own writable mapping would prevent that, so it is replaced first. */
 static int kernel_seal(struct tmesh_region *region, struct tmesh_error *err)
 {
 	struct tmesh_seal seal = {.size = sizeof(seal)};
@@ -424,7 +428,8 @@ static bool is_gone(const struct tmesh_region *region)
 	       info.state & (TMESH_STATE_REVOKED | TMESH_STATE_LAPSED);
 }
 
-/* Why the kernel could not copy. The module looks at every page now, if it has not been told. */
+/* Find out why the kernel could not copy. The module looks at every page now, if it has not learned
+ * of the page's failure. */
 static int why_no_copy(const struct tmesh_region *region)
 {
 	struct tmesh_info info = {.size = sizeof(info), .flags = TMESH_INFO_PINS};
@@ -437,8 +442,8 @@ static int why_no_copy(const struct tmesh_region *region)
 }
 
 /*
- * By the kernel's copy instead of ours, memory that has been revoked meanwhile is an error
- * and no signal. The mapping stays as long as the region object does.
+ * Copy by the kernel, so that memory that was revoked meanwhile is an error and no signal. The
+ * mapping stays as long as the region object does.
  */
 static int copy_by_kernel(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
 			  bool out, struct tmesh_error *err)
@@ -504,7 +509,7 @@ int tmesh_kernel_pinned(const struct tmesh_revoke *revoke, const struct tmesh_ho
 			  revoke->total > count ? " and others" : "");
 }
 
-static int kernel_revoke(struct tmesh_region *region, struct tmesh_error *err)
+static int revoke_by(int fd, uint64_t id, struct tmesh_error *err)
 {
 	struct tmesh_holder pins[4];
 	struct tmesh_revoke revoke = {
@@ -512,9 +517,10 @@ static int kernel_revoke(struct tmesh_region *region, struct tmesh_error *err)
 		.entries = (uintptr_t)pins,
 		.entry_bytes = sizeof(pins[0]),
 		.count = 4,
+		.id = id,
 	};
 
-	if (ioctl(region->fd, TMESH_REVOKE, &revoke) == 0)
+	if (ioctl(fd, TMESH_REVOKE, &revoke) == 0)
 		return 0;
 	if (errno == EOPNOTSUPP)
 		return tmesh_fail(err, -EOPNOTSUPP,
@@ -522,6 +528,29 @@ static int kernel_revoke(struct tmesh_region *region, struct tmesh_error *err)
 				  "exporter");
 	return errno == EBUSY ? tmesh_kernel_pinned(&revoke, pins, 4, err)
 			      : tmesh_kernel_fail(err, "revoke");
+}
+
+static int kernel_revoke(struct tmesh_region *region, struct tmesh_error *err)
+{
+	return revoke_by(region->fd, 0, err);
+}
+
+static int kernel_revoke_id(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_error *err)
+{
+	int rc = revoke_by(ctx->kernel.device, id, err);
+
+	if (rc == -ENOENT)
+		return tmesh_fail(err, rc,
+				  "revoke region %016" PRIx64 ": there is no such region that this "
+				  "user may see",
+				  id);
+	if (rc == -EPERM)
+		return tmesh_fail(err, rc,
+				  "revoke region %016" PRIx64
+				  ": it is another user's; its owner, or "
+				  "a handle with the right to manage, can revoke it",
+				  id);
+	return rc;
 }
 
 static int kernel_export(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
@@ -543,15 +572,16 @@ static int kernel_export(struct tmesh_region *region, uint64_t offset, uint64_t 
 	return 0;
 }
 
-/* May the memory come back although there is a token? A linger is for a token that outlives all
+/* May the memory come back although there is a token? A hold is for a token that outlives all
  * holders, and the pool is one. */
 static bool lends(const struct tmesh_region *region, uint32_t rights)
 {
 	return rights == TMESH_READ && region->opts.flags & TMESH_REGION_REUSE && region->created &&
-	       !region->shared && !region->opts.linger_ms && region->ctx->renews;
+	       !region->shared && !region->opts.hold_ms && region->ctx->kernel.renews;
 }
 
-/* Whatever the answer, the region's tokens are dead afterwards. */
+/* Renew the region: true if no other process has it. Its tokens are dead afterwards in either case.
+ */
 static bool renews(const struct tmesh_region *region)
 {
 	struct tmesh_renew renew = {.size = sizeof(renew)};
@@ -563,7 +593,7 @@ static int kernel_token(struct tmesh_region *region, uint32_t rights, char *toke
 			struct tmesh_error *err)
 {
 	struct tmesh_token call = {.size = sizeof(call), .rights = rights};
-	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_KERNEL};
+	struct tmesh_token_fields parts = {.backend = TMESH_BACKEND_KERNEL};
 
 	if (ioctl(region->fd, TMESH_TOKEN, &call))
 		return errno == EPERM
@@ -583,8 +613,8 @@ static void kernel_release(struct tmesh_region *region)
 		renews(region);
 }
 
-/* Length and label of a region are the module's and never change: only like serves like, and
- * keeps its id, which names the memory. */
+/* Return whether the region fits a request. Its length and label are the module's and never change,
+ * so they must be equal. It keeps its id, which names the memory. */
 static bool kernel_pool_fits(const struct tmesh_region *region, uint64_t bytes,
 			     const struct tmesh_region_opts *opts)
 {
@@ -593,7 +623,7 @@ static bool kernel_pool_fits(const struct tmesh_region *region, uint64_t bytes,
 	return region->bytes == bytes && strcmp(region->label, opts->label) == 0 &&
 	       (region->opts.flags & flags) == (opts->flags & flags) &&
 	       region->opts.mode == opts->mode && region->opts.node == opts->node &&
-	       region->opts.gid == opts->gid && region->opts.linger_ms == opts->linger_ms;
+	       region->opts.gid == opts->gid && region->opts.hold_ms == opts->hold_ms;
 }
 
 static bool kernel_pool_alone(struct tmesh_region *region)
@@ -635,6 +665,7 @@ const struct tmesh_backend_ops tmesh_kernel_ops = {
 	.write_ready = kernel_write_ready,
 	.write_cold = kernel_write_cold,
 	.revoke = kernel_revoke,
+	.revoke_id = kernel_revoke_id,
 	.export_dmabuf = kernel_export,
 	.token = kernel_token,
 	.handle_fd = kernel_handle_fd,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * The memfd backend: regions are sealed, nameless files in memory. The kernel frees them with
- * their last holder; what it does not do for us (rights between processes of one user,
- * leases) is kept by good behaviour, and tmesh_caps() says so.
+ * The memfd backend: regions are sealed, nameless files in memory. The kernel frees a region with
+ * its last holder. It does not enforce rights between processes of one user, nor leases. Those
+ * depend on each process's good behaviour, and tmesh_caps() reports that.
  */
+#include "common/file_size.h"
 #include "held.h"
 #include "memfd.h"
 #include "keep_internal.h"
@@ -27,10 +28,10 @@ static void memfd_close(struct tmesh_ctx *ctx)
 	tmesh_watch_stop(ctx);
 	tmesh_server_stop(ctx);
 	tmesh_peers_drop(ctx);
-	if (ctx->dir >= 0)
-		close(ctx->dir);
-	if (ctx->proc >= 0)
-		close(ctx->proc);
+	if (ctx->memfd.dir >= 0)
+		close(ctx->memfd.dir);
+	if (ctx->memfd.proc >= 0)
+		close(ctx->memfd.proc);
 }
 
 static void memfd_forked(struct tmesh_ctx *ctx)
@@ -40,13 +41,14 @@ static void memfd_forked(struct tmesh_ctx *ctx)
 	tmesh_server_forked(ctx);
 	tmesh_peers_drop(ctx);
 	/* It is the parent's. */
-	if (ctx->proc >= 0)
-		close(atomic_exchange(&ctx->proc, -1));
+	if (ctx->memfd.proc >= 0)
+		close(atomic_exchange(&ctx->memfd.proc, -1));
 }
 
 static int handle_fd(struct tmesh_region *region, uint32_t rights, int *fd, struct tmesh_error *err)
 {
 	tmesh_region_lock(region);
+	tmesh_memfd_guard(region);
 	*fd = tmesh_memfd_handle(region, rights, err);
 	tmesh_region_unlock(region);
 	return *fd < 0 ? *fd : 0;
@@ -65,8 +67,9 @@ static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from,
 		if (from->kind & TMESH_KIND_NO_PIN)
 			return tmesh_fail(err, -EPERM, "pin: the region's owner refuses pins");
 	}
-	derived->reopens = from->reopens;
-	derived->giver = from->giver;
+	derived->memfd.reopens = from->memfd.reopens;
+	derived->memfd.dev = from->memfd.dev;
+	derived->memfd.ino = from->memfd.ino;
 	if (from->kind & TMESH_KIND_OPAQUE) {
 		int fds[2];
 		int count = tmesh_opaque_handles(from, rights, fds, err);
@@ -78,7 +81,7 @@ static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from,
 	return handle_fd(from, rights, &derived->fd, err);
 }
 
-static int memfd_open_token(struct tmesh_region *region, const struct tmesh_token_parts *token,
+static int memfd_open_token(struct tmesh_region *region, const struct tmesh_token_fields *token,
 			    uint32_t rights, struct tmesh_error *err)
 {
 	struct tmesh_served entry;
@@ -113,9 +116,8 @@ static int memfd_open_token(struct tmesh_region *region, const struct tmesh_toke
 
 /* Using. */
 
-/* The descriptor to map by; tmesh_memfd_writer_put() takes it back. A child only reads what it has
- * inherited, and should be in the way of no seal: a mapping by a descriptor that can write would
- * be. */
+/* Return the descriptor to map; tmesh_memfd_writer_put() takes it back. A child only reads what it
+ * has inherited. Its mapping must prevent no seal, as one of a descriptor that can write would. */
 static int mapped_fd(struct tmesh_region *region, int prot, struct tmesh_error *err)
 {
 	int own = -1;
@@ -134,24 +136,22 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
 	void *at = NULL;
 	int fd;
 
+	if (!rc)
+		rc = tmesh_memfd_check_file(region, err);
 	if (rc)
 		return rc;
 	fd = mapped_fd(region, prot, err);
 	if (fd < 0)
 		return fd;
-	if (region->align_huge) {
+	if (region->alloc >= TMESH_HUGE_BYTES && !(region->kind & TMESH_KIND_HUGETLB))
 		at = tmesh_huge_reserve(region->alloc);
-		if (at == MAP_FAILED) {
-			tmesh_memfd_writer_put(region, fd);
-			return tmesh_fail_errno(err, "reserving addresses");
-		}
+	if (at)
 		flags |= MAP_FIXED;
-	}
 	*addr = mmap(at, region->alloc, prot, flags, fd, 0);
 	tmesh_memfd_writer_put(region, fd);
 	if (*addr == MAP_FAILED && errno == EPERM && !(prot & PROT_WRITE)) {
-		/* Sealed by somebody else meanwhile: before Linux 6.7 such a file cannot be
-		 * mapped at all by a descriptor that could write. */
+		/* Another process has sealed it meanwhile. Before Linux 6.7 a descriptor that can
+		 * write cannot map such a file at all. */
 		int own = tmesh_memfd_reopen(region, O_RDONLY, err);
 
 		if (own < 0) {
@@ -173,15 +173,16 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
 				    : tmesh_fail_errno(err, "mmap of a region");
 	}
 	/* Best effort: pages that are not huge hold the same bytes. */
-	if (region->align_huge)
+	if (region->memfd.align_huge)
 		madvise(*addr, region->alloc, MADV_HUGEPAGE);
 	return 0;
 }
 
 /*
- * The kernel says EBUSY also where somebody looks at a page for a moment (compaction, say), or a
- * mapping is just going away: where nobody is found who writes, it is asked again for a while. It
- * waits itself for pages that are pinned, as those of an export are.
+ * Seal against writes. The kernel also answers EBUSY if it looks at a page for a moment
+ * (compaction, for example) or if a mapping is just going away. If no writer is found, the call is
+ * therefore repeated for a while. The kernel itself waits for pages that are pinned, as those of an
+ * export are.
  */
 static int seal_writes(const struct tmesh_region *region, int writer, struct tmesh_error *err)
 {
@@ -204,19 +205,19 @@ static int seal_writes(const struct tmesh_region *region, int writer, struct tme
 }
 
 /*
- * A writable mapping of ours would keep F_SEAL_WRITE at EBUSY, and so would a read-only one
- * of a descriptor that can write: it might be made writable. Ours is therefore replaced in
- * place by one of a read-only descriptor, which then takes the old one's number too.
+ * Seal. A writable mapping of ours would keep F_SEAL_WRITE at EBUSY. So would a read-only one of a
+ * descriptor that can write, because it could be made writable. Our mapping is therefore replaced
+ * in place by one of a read-only descriptor, which then takes the old one's number too.
  */
 static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 {
-	bool lowered = region->reads_only;
+	bool lowered = region->memfd.reads_only;
 	int own, reader, writer, prot = region->prot, rc = tmesh_opaque_refuse(region, "seal", err);
 
 	if (rc)
 		return rc;
 
-	/* By somebody else, perhaps: then it cannot be sealed again. */
+	/* Another process may have sealed it; then it cannot be sealed again. */
 	if (fcntl(region->fd, F_GET_SEALS) & F_SEAL_WRITE)
 		return 0;
 	own = tmesh_memfd_reopen(region, lowered ? O_RDWR : O_RDONLY, err);
@@ -235,7 +236,8 @@ static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 	if (!rc) {
 		if (!lowered)
 			dup3(own, region->fd, O_CLOEXEC);
-		region->reads_only = true;
+		region->memfd.reads_only = true;
+		tmesh_memfd_unguard(region);
 	}
 	close(own);
 	return rc;
@@ -248,7 +250,7 @@ static bool memfd_is_sealed(const struct tmesh_region *region)
 	return seals >= 0 && (seals & F_SEAL_WRITE);
 }
 
-/* pwrite() to the trailer; files of huge pages know no write(). */
+/* Write to the trailer as pwrite() does, since files of huge pages have no write(). */
 static int trailer_write(const struct tmesh_region *region, int fd, uint64_t offset,
 			 const void *data, size_t bytes)
 {
@@ -256,7 +258,8 @@ static int trailer_write(const struct tmesh_region *region, int fd, uint64_t off
 	void *page;
 
 	if (!(region->kind & TMESH_KIND_HUGETLB))
-		return pwrite(fd, data, bytes, (off_t)(region->alloc + offset)) == (ssize_t)bytes
+		return tmesh_pwrite(fd, data, bytes, (off_t)(region->alloc + offset)) ==
+				       (ssize_t)bytes
 			       ? 0
 			       : -1;
 	/* In a child the mapping would stay. */
@@ -270,7 +273,7 @@ static int trailer_write(const struct tmesh_region *region, int fd, uint64_t off
 	return page == MAP_FAILED ? -1 : 0;
 }
 
-/* Identity and description, as they are now; the rest of an older description is erased. */
+/* Write the present identity and description; the rest of an older description is erased. */
 static int trailer_set(struct tmesh_region *region, const char *text, uint32_t bytes)
 {
 	struct tmesh_trailer head = {
@@ -334,7 +337,13 @@ static int memfd_read(struct tmesh_region *region, uint64_t offset, void *data, 
 	return 0;
 }
 
-/* The descriptor stays one that writes until the copy is done: region->writers. */
+/* Take pages. The descriptor can write until the copy is done: region->writers. */
+static int memfd_take(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+		      struct tmesh_error *err)
+{
+	return tmesh_memfd_takes(region) ? tmesh_memfd_take(region, offset, bytes, err) : 0;
+}
+
 static int memfd_write_ready(struct tmesh_region *region, struct tmesh_error *err)
 {
 	int rc = tmesh_opaque_refuse(region, "write", err);
@@ -346,7 +355,7 @@ static int memfd_write_ready(struct tmesh_region *region, struct tmesh_error *er
 		       : tmesh_memfd_lift(region, err);
 }
 
-/* write() allocates and fills pages without the fault that each would cost in a mapping. */
+/* Write by write(), which allocates and fills pages without the fault of each in a mapping. */
 static int memfd_write_cold(struct tmesh_region *region, uint64_t offset, const void *data,
 			    uint64_t bytes, struct tmesh_error *err)
 {
@@ -355,7 +364,7 @@ static int memfd_write_cold(struct tmesh_region *region, uint64_t offset, const 
 		return 0;
 	}
 	while (bytes) {
-		ssize_t put = pwrite(region->fd, data, bytes, (off_t)offset);
+		ssize_t put = tmesh_pwrite(region->fd, data, bytes, (off_t)offset);
 
 		if (put < 0 && errno == EINTR)
 			continue;
@@ -424,18 +433,20 @@ static int memfd_export(struct tmesh_region *region, uint64_t offset, uint64_t b
 static int memfd_token(struct tmesh_region *region, uint32_t rights, char *token,
 		       struct tmesh_error *err)
 {
-	struct tmesh_token_parts parts;
+	struct tmesh_token_fields parts;
 	int rc = tmesh_ctx_enter(region->ctx, err);
 
 	if (rc)
 		return rc;
 	tmesh_region_lock(region);
 	region->lent = rights == TMESH_READ && tmesh_memfd_lend(region);
+	tmesh_memfd_guard(region);
 	pthread_mutex_lock(&region->ctx->lock);
-	rc = region->leash_cut ? tmesh_fail(err, -ESTALE, "token: the region was taken back")
-			       : tmesh_server_token(region, rights, &parts, err);
+	rc = region->memfd.taken_back ? tmesh_fail(err, -ESTALE, "token: the region was taken back")
+				      : tmesh_token_mint(region, rights, &parts, err);
 	pthread_mutex_unlock(&region->ctx->lock);
 	tmesh_region_unlock(region);
+	tmesh_log_said(region->ctx);
 	if (!rc)
 		tmesh_token_format(token, &parts);
 	return rc;
@@ -445,7 +456,7 @@ static void memfd_release(struct tmesh_region *region)
 {
 	pthread_mutex_lock(&region->ctx->lock);
 	tmesh_server_forget(region);
-	if (!region->created && region->ctx->peers)
+	if (!region->created && region->ctx->memfd.peers)
 		tmesh_peers_sweep(region->ctx);
 	pthread_mutex_unlock(&region->ctx->lock);
 }
@@ -459,7 +470,7 @@ static int memfd_info(struct tmesh_region *region, struct tmesh_region_info *inf
 	info->id = region->id;
 	info->bytes = region->bytes;
 	memcpy(info->label, region->label, sizeof(info->label));
-	/* Made by another process: what it is called was not worth asking until now. */
+	/* Another process made it, and its label was not needed until now. */
 	if (!region->created && !*region->label && tmesh_memfd_name_of(region->fd, &name) &&
 	    name.id == region->id)
 		memcpy(info->label, name.label, sizeof(info->label));
@@ -470,14 +481,18 @@ static int memfd_info(struct tmesh_region *region, struct tmesh_region_info *inf
 	info->rights = region->rights;
 	info->node = region->opts.node;
 	info->pinning = region->pinning;
-	info->lease_ns = tmesh_lease_kept_ns(region);
+	info->lease_ns = tmesh_lease_period_ns(region);
 	info->lapsed = tmesh_lease_lapsed_here(region);
 	if (region->kind & TMESH_KIND_OPAQUE) {
 		info->backing = TMESH_BACKED_BY_OPAQUE;
 		info->revoked = tmesh_memfd_events(region) & TMESH_EVENT_TAKEN;
 	}
-	if (region->addr && region->align_huge)
+	if (region->memfd.collapses)
+		info->huge_bytes = atomic_load(&region->memfd.huge);
+	else if (region->addr && region->alloc >= TMESH_HUGE_BYTES && !info->huge_bytes)
 		info->huge_bytes = tmesh_huge_mapped(region->addr);
+	if (info->huge_bytes > info->alloc_bytes)
+		info->huge_bytes = info->alloc_bytes;
 	return 0;
 }
 
@@ -491,9 +506,10 @@ static bool memfd_pool_fits(const struct tmesh_region *region, uint64_t bytes,
 			    const struct tmesh_region_opts *opts)
 {
 	return tmesh_memfd_alloc(region, bytes) == region->alloc &&
+	       (!region->memfd.align_huge || tmesh_memfd_wants_huge(opts, bytes)) &&
 	       ((opts->flags ^ region->opts.flags) & POOL_FLAGS) == 0 &&
 	       opts->node == region->opts.node && opts->gid == region->opts.gid &&
-	       opts->mode == region->opts.mode && opts->linger_ms == region->opts.linger_ms;
+	       opts->mode == region->opts.mode && opts->hold_ms == region->opts.hold_ms;
 }
 
 static bool memfd_pool_alone(struct tmesh_region *region)
@@ -510,8 +526,8 @@ static int memfd_pool_renew(struct tmesh_region *region, uint64_t bytes,
 	strcpy(region->label, opts->label);
 	region->opts = *opts;
 	region->opts.label = region->label;
-	memset(region->tokens, 0, sizeof(region->tokens));
-	region->lent = region->fd_stays = false;
+	memset(region->memfd.tokens, 0, sizeof(region->memfd.tokens));
+	region->lent = region->memfd.fd_stays = false;
 	return trailer_set(region, NULL, 0) ? -errno : 0;
 }
 
@@ -533,6 +549,8 @@ const struct tmesh_backend_ops tmesh_memfd_ops = {
 	.set_description = memfd_set_description,
 	.read = memfd_read,
 	.write_ready = memfd_write_ready,
+	.take = memfd_take,
+	.prepare = tmesh_memfd_prepare,
 	.write_cold = memfd_write_cold,
 	.revoke = tmesh_memfd_revoke,
 	.reclaim = tmesh_memfd_reclaim,

@@ -13,8 +13,8 @@ LIB_ASAN   := $(B)/libtmesh-asan.a
 LIB_TSAN   := $(B)/libtmesh-tsan.a
 
 LIB_SRC := $(wildcard lib/*.c lib/common/*.c)
-LIB_HEADERS := $(addprefix include/tmesh/,arena.h bundle.h channel.h context.h event.h fence.h gather.h hold.h import.h keep.h lease.h \
-		 region.h see.h tensor.h tmesh.h)
+LIB_HEADERS := $(addprefix include/tmesh/,arena.h bundle.h channel.h context.h event.h fence.h gather.h hold.h import.h inspect.h keep.h lease.h \
+		 region.h tensor.h tmesh.h)
 # The library's calls of its own functions are its own: no way round by a table.
 LIB_CFLAGS = -std=gnu11 -fPIC -fvisibility=hidden -fno-semantic-interposition -pthread \
 	     $(shell pkg-config --cflags jansson)
@@ -24,41 +24,41 @@ LIB_CPPFLAGS = $(CPPFLAGS) -DTMESH_VERSION='"$(VERSION)"' -DTMESH_KEEPER_PATH='"
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN_FLAGS := -fsanitize=thread -fno-omit-frame-pointer -Wno-tsan
 
-lib: $(LIB_SO) $(LIB_A) $(B)/libtmesh.so ## build libtmesh
+lib: $(LIB_SO) $(LIB_A) $(B)/libtmesh.so ## [Build] Build libtmesh.
 
 # lib_objects(variant, flags): one rule per variant, objects under build/lib-<variant>/
 define lib_objects
 LIB_OBJ_$(1) := $(LIB_SRC:lib/%.c=$(B)/lib-$(1)/%.o)
-$(B)/lib-$(1)/%.o: lib/%.c lib/build.mk VERSION
+$(B)/lib-$(1)/%.o: lib/%.c lib/build.mk VERSION | $(call needs,jansson.h pkg-config)
 	@mkdir -p $$(@D)
-	$$(CC) $$(LIB_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
+	$$(SAY)$$(CC) $$(LIB_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
 -include $(LIB_SRC:lib/%.c=$(B)/lib-$(1)/%.d)
 endef
 $(eval $(call lib_objects,plain,))
 $(eval $(call lib_objects,asan,$(ASAN_FLAGS)))
 $(eval $(call lib_objects,tsan,$(TSAN_FLAGS)))
 
-include lib/keeper/build.mk
+include lib/keeper/build.mk lib/mount/build.mk
 
 COMMON_OBJ      := $(filter $(B)/lib-plain/common/%,$(LIB_OBJ_plain))
 COMMON_CPPFLAGS := -iquote lib
 
 $(LIB_SO): $(LIB_OBJ_plain) lib/libtmesh.map
-	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(LIB_SONAME) -Wl,-z,defs -Wl,-z,nodelete \
+	$(SAY)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(LIB_SONAME) -Wl,-z,defs -Wl,-z,nodelete \
 		-Wl,-Bsymbolic-functions -Wl,--version-script=lib/libtmesh.map -o $@ $(LIB_OBJ_plain) $(LIB_LIBS)
 
 $(B)/libtmesh.so: $(LIB_SO)
-	ln -sf $(notdir $(LIB_SO)) $(B)/$(LIB_SONAME)
-	ln -sf $(LIB_SONAME) $@
+	@ln -sf $(notdir $(LIB_SO)) $(B)/$(LIB_SONAME)
+	@ln -sf $(LIB_SONAME) $@
 
 $(LIB_A): $(LIB_OBJ_plain)
 $(LIB_ASAN): $(LIB_OBJ_asan)
 $(LIB_TSAN): $(LIB_OBJ_tsan)
 $(LIB_A) $(LIB_ASAN) $(LIB_TSAN):
-	rm -f $@
-	$(AR) rcs $@ $^
+	@rm -f $@
+	$(SAY)$(AR) rcs $@ $^
 
-# Of each library, the headers that it brings: include/tmesh/ is all of theirs.
+# The headers that each library installs: together they are all of include/tmesh/.
 define install_headers
 	$(INSTALL) -d $(DESTDIR)$(INCLUDEDIR)/tmesh
 	$(INSTALL) -m 644 $(1) $(DESTDIR)$(INCLUDEDIR)/tmesh/

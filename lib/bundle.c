@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Bundles: an index in a region of its own, and the data regions that it speaks of. */
+/* Bundles: an index in a region of its own, and the data regions that it lists. */
 #include "bundle_internal.h"
 
 #include <inttypes.h>
@@ -14,13 +14,13 @@ void tmesh_bundle_drop(struct tmesh_region **regions, size_t count)
 		tmesh_region_unref(regions[i]);
 }
 
-/* Without regions: malloc() may give NULL for nothing. */
+/* Allocate an array, never NULL for a count of 0, as malloc() may return. */
 static void *array(size_t count, size_t bytes)
 {
 	return calloc(count ? count : 1, bytes);
 }
 
-/* Takes over @data and the references on success. */
+/* Make a bundle. On success it owns @data and the references. */
 static int bundle_new(struct tmesh_ctx *ctx, struct tmesh_region *index,
 		      struct tmesh_region *const *regions, size_t count, void *data, size_t bytes,
 		      struct tmesh_bundle **out, struct tmesh_error *err)
@@ -77,8 +77,8 @@ void tmesh_bundle_unref(struct tmesh_bundle *bundle)
 
 /* From regions that one has. */
 
-/* What a bundle's index says is copied before it is looked at: it cannot be taken away under the
- * reader, and reading costs two calls and no mapping. */
+/* Copy the index before it is checked, so that no other process can take it away meanwhile. Reading
+ * it costs two calls and no mapping. */
 static int read_index(struct tmesh_region *index, void **data, size_t *bytes,
 		      struct tmesh_error *err)
 {
@@ -187,7 +187,7 @@ int tmesh_bundle_plan(struct tmesh_bundle_entry *entries, size_t count, uint64_t
 	return 0;
 }
 
-/* What is being made. */
+/* A bundle that is being made. */
 struct draft {
 	struct tmesh_bundle_entry *entries; /* with region and layout, whatever the caller gave */
 	uint32_t *places;		    /* which of the regions each lies in */
@@ -218,7 +218,8 @@ static int draft_begin(struct draft *draft, size_t count, struct tmesh_error *er
 	return tmesh_fail(err, -ENOMEM, "no memory for a bundle of %zu tensors", count);
 }
 
-/* Two handles of one region. An id of a region that came from elsewhere is somebody's word. */
+/* Return whether two handles are of one region. An id from another process proves nothing, so the
+ * files are compared. */
 static bool same_memory(const struct tmesh_region *a, const struct tmesh_region *b)
 {
 	struct stat sa, sb;
@@ -238,13 +239,14 @@ static unsigned int rights_count(const struct tmesh_region *region)
 	return (unsigned int)__builtin_popcount(region->rights);
 }
 
-/* The number of the region among the bundle's; of two handles the one with more rights stays. */
+/* Return the region's number in the bundle. If it has two handles, the one with more rights stays.
+ */
 static int place_of(struct draft *draft, struct tmesh_region *region, uint32_t last,
 		    uint32_t *place, struct tmesh_error *err)
 {
 	size_t i;
 
-	/* Most tensors lie where the one before them lies. */
+	/* Most tensors are in the same region as the one before them. */
 	if (draft->count && draft->regions[last] == region) {
 		*place = last;
 		return 0;
@@ -296,7 +298,7 @@ static int draft_entry(struct draft *draft, struct tmesh_ctx *ctx, size_t i,
 			     err);
 }
 
-/* The first tensor in a region, to name it in a message. */
+/* Return the first tensor in a region, to name it in a message. */
 static const char *tensor_in(const struct draft *draft, size_t region)
 {
 	size_t i = 0;
@@ -306,7 +308,7 @@ static const char *tensor_in(const struct draft *draft, size_t region)
 	return draft->entries[i].name;
 }
 
-/* What would fail for want of a right does so before anything is sealed. */
+/* Check every right first, so that a missing one fails before anything is sealed. */
 static int may_seal(const struct draft *draft, struct tmesh_error *err)
 {
 	for (size_t i = 0; i < draft->count; i++) {
@@ -339,7 +341,7 @@ static int seal_all(const struct draft *draft, struct tmesh_error *err)
 	return 0;
 }
 
-/* What lists show of the index region. */
+/* Describe the index region for lists of regions. */
 static int describe(struct tmesh_region *index, size_t tensors, uint64_t elements,
 		    struct tmesh_error *err)
 {
@@ -368,7 +370,7 @@ static int make_index(struct tmesh_ctx *ctx, const void *data, size_t bytes,
 
 	if (rc)
 		return rc;
-	/* Not an element of anybody's: not counted as a copy. */
+	/* The index is no tensor, so it does not count as a copy. */
 	rc = tmesh_region_fill(index, 0, data, bytes, err);
 	if (rc) {
 		tmesh_region_unref(index);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Writing and reading a bundle's index; bundle_index.h has its form. What is read may have been
- * made by anybody. */
+/* Write and read a bundle's index; bundle_index.h has its form. An index that is read may come from
+ * any process. */
 #include "bundle_index.h"
 
 #include <inttypes.h>
@@ -12,7 +12,8 @@
 
 #define HEAD_BYTES sizeof(struct tmesh_bundle_head)
 
-/* UTF-8 without zeros, and without any control characters unless @controls. */
+/* Return whether the text is UTF-8 without zeros and, unless @controls, without control characters.
+ */
 static bool is_text(const char *text, size_t bytes, bool controls)
 {
 	return tmesh_utf8_span(text, bytes, controls) == bytes;
@@ -23,14 +24,14 @@ static uint64_t order_bytes(uint64_t tensors)
 	return (tensors * sizeof(uint32_t) + 7) & ~(uint64_t)7;
 }
 
-/* The parts but text and metadata; counts are within their limits. */
+/* Return the length of the parts before the text; the counts are within their limits. */
 static uint64_t fixed_bytes(uint64_t tensors, uint64_t regions)
 {
 	return HEAD_BYTES + regions * sizeof(uint64_t) + tensors * sizeof(struct tmesh_bundle_row) +
 	       order_bytes(tensors);
 }
 
-/* @view of an index whose head is believed. */
+/* Fill in @view for an index whose head has been checked. */
 static void find_parts(const void *data, struct tmesh_bundle_view *view)
 {
 	const struct tmesh_bundle_head *head = data;
@@ -53,7 +54,7 @@ void tmesh_bundle_row_layout(const struct tmesh_bundle_row *row, struct tmesh_la
 	memcpy(layout->strides, row->strides, sizeof(layout->strides));
 }
 
-/* How many elements of a type that is no dtype. */
+/* Check the shape of a type that is no dtype. */
 static int check_type(const char *type, int64_t ndim, const int64_t *shape)
 {
 	int64_t count = 1;
@@ -102,7 +103,7 @@ static int check_head(const void *data, size_t bytes, size_t regions, struct tme
 	return 0;
 }
 
-/* @cursor: where in the text this row's name begins. */
+/* Check a row's name and type. @cursor: where its name begins in the text. */
 static int check_row_text(const struct tmesh_bundle_view *view, const struct tmesh_bundle_row *row,
 			  uint64_t *cursor)
 {
@@ -136,7 +137,8 @@ static int check_row(const struct tmesh_bundle_row *row, const char *name,
 	struct tmesh_layout layout;
 	struct tmesh_error why;
 
-	/* Of ndim, dtype and type_ndim the checks of the layout and of the type take any value. */
+	/* The checks of the layout and of the type refuse bad values of ndim, dtype and type_ndim.
+	 */
 	if (row->region >= regions || row->pad || !is_zero(row->shape, row->ndim) ||
 	    !is_zero(row->strides, row->ndim) || !is_zero(row->type_shape, row->type_ndim) ||
 	    check_type(row->type_bytes ? "" : NULL, row->type_ndim, row->type_shape))
@@ -148,7 +150,7 @@ static int check_row(const struct tmesh_bundle_row *row, const char *name,
 	return 0;
 }
 
-/* Strictly rising names: then no name is there twice, and no number either. */
+/* Check that the names rise strictly: then no name and no number is there twice. */
 static int check_order(const struct tmesh_bundle_view *view, struct tmesh_error *err)
 {
 	uint32_t tensors = view->head->tensors;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A bundle's index, as it lies in its region. All numbers are in the machine's own byte order: a
- * magic read backwards is another machine's.
+ * A bundle's index in its region. All numbers are in the machine's own byte order: a magic that
+ * reads backwards comes from another machine.
  *
- *   head
- *   uint64_t          bytes of each data region
- *   tmesh_bundle_row  of each tensor, in the bundle's order
- *   uint32_t          numbers of the tensors, sorted by name; zeros up to a multiple of 8 bytes
- *   text              name and type of each tensor, in order, each with a zero behind it
- *   metadata          with a zero behind it
+ *  head
+ *  uint64_t          bytes of each data region
+ *  tmesh_bundle_row  of each tensor, in the bundle's order
+ *  uint32_t          numbers of the tensors, sorted by name; zeros up to a multiple of 8 bytes
+ *  text              name and type of each tensor, in order, each with a zero behind it
+ *  metadata          with a zero behind it
  *
- * Each part begins where the one before it ends, each text too: there is one way to write a
- * bundle down, so that reading costs no more than the bytes that were sent.
+ * Each part, and each text, begins where the one before it ends. A bundle has only one index, so
+ * reading it costs no more than the bytes that were sent.
  */
 #ifndef TMESH_BUNDLE_INDEX_H
 #define TMESH_BUNDLE_INDEX_H
@@ -20,7 +20,7 @@
 
 /* It begins with TMESH_MAGIC_BUNDLE. */
 #define TMESH_BUNDLE_VERSION 1
-/* Who opens a bundle copies its index: so much at most. */
+/* The longest index: a process that opens a bundle copies it. */
 #define TMESH_BUNDLE_MAX_INDEX (512u << 20)
 
 struct tmesh_bundle_head {
@@ -52,7 +52,7 @@ struct tmesh_bundle_row {
 _Static_assert(sizeof(struct tmesh_bundle_head) == 64, "index format");
 _Static_assert(sizeof(struct tmesh_bundle_row) == 232, "index format");
 
-/* Where the parts of a checked index lie. */
+/* The places of a checked index's parts. */
 struct tmesh_bundle_view {
 	const struct tmesh_bundle_head *head;
 	const uint64_t *regions;
@@ -71,11 +71,11 @@ int tmesh_bundle_index_check(const void *data, size_t bytes, const uint64_t *reg
 			     size_t regions, struct tmesh_bundle_view *view,
 			     struct tmesh_error *err);
 
-/* What tensor @i lies in, as its row says. */
+/* Return the layout of tensor @i from its row. */
 void tmesh_bundle_row_layout(const struct tmesh_bundle_row *row, struct tmesh_layout *layout);
 
 /*
- * Write an index: @entries whose layouts lie in region number @places[i], of @region_bytes.
+ * Write an index of @entries whose layouts are in region number @places[i], of @region_bytes.
  * Return: 0 and @data, to be released with free(); -EINVAL, -EOVERFLOW, -EOPNOTSUPP, -ENOMEM.
  */
 int tmesh_bundle_index_write(const struct tmesh_bundle_entry *entries, const uint32_t *places,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files about bundles share. A bundle never changes once it is given out: no lock. */
+/* Declarations that the files about bundles share. A finished bundle never changes, so it needs no
+ * lock. */
 #ifndef TMESH_BUNDLE_INTERNAL_H
 #define TMESH_BUNDLE_INTERNAL_H
 
@@ -16,8 +17,8 @@ struct tmesh_bundle {
 };
 
 /*
- * A bundle of regions whose references become its own, on success alone; the array stays the
- * caller's. The index is read from its region.
+ * Make a bundle of the regions, and read the index from its region. On success alone the bundle
+ * owns the references. The array stays the caller's.
  */
 int tmesh_bundle_take(struct tmesh_ctx *ctx, struct tmesh_region *index,
 		      struct tmesh_region **regions, size_t count, struct tmesh_bundle **out,

@@ -21,7 +21,7 @@ size_t tmesh_bundle_ref_size(const struct tmesh_bundle *bundle)
 	return HEAD_ROOM + bundle->count * REGION_ROOM;
 }
 
-/* A region's token, and one that holds it where @hold is a time. */
+/* Make a region's token; if @hold is a time, one that holds the region so long. */
 static int token_of(struct tmesh_region *region, uint32_t rights, const uint64_t *hold, char *token,
 		    struct tmesh_error *err)
 {
@@ -90,18 +90,26 @@ int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *
 	return encode(bundle, rights, NULL, text, size, err);
 }
 
-/* What cannot be written down is not held. */
+/* Encode the ref before holding: a bundle whose ref does not fit is not held. */
 int tmesh_bundle_ref_hold(struct tmesh_bundle *bundle, uint32_t rights, uint64_t ns, char *text,
 			  size_t size, struct tmesh_error *err)
 {
 	int rc = TMESH_NEED(err, bundle);
+	size_t room;
+	char *trial;
 
-	if (!rc)
-		rc = encode(bundle, rights, NULL, text, size, err);
+	if (rc)
+		return rc;
+	room = tmesh_bundle_ref_size(bundle);
+	trial = malloc(room);
+	if (!trial)
+		return tmesh_fail(err, -ENOMEM, "no memory for a bundle's ref");
+	rc = encode(bundle, rights, NULL, trial, size < room ? size : room, err);
+	free(trial);
 	return rc ? rc : encode(bundle, rights, &ns, text, size, err);
 }
 
-/* What a ref says, its regions apart. */
+/* The members of a ref, without its regions. */
 struct bundle_ref {
 	uint64_t id;
 	char token[TMESH_TOKEN_SIZE];
@@ -264,7 +272,7 @@ int tmesh_bundle_send(struct tmesh_bundle *bundle, int socket, uint32_t rights,
 	head.backend = bundle->ctx->ops->backend;
 	head.regions = (uint32_t)bundle->count;
 	rc = tmesh_check_rights(rights, err);
-	/* What can be known to fail does before a part is under way. */
+	/* Check first, so that a foreseeable failure comes before any part is sent. */
 	for (size_t i = 0; !rc && i < bundle->count; i++) {
 		rc = tmesh_region_may(bundle->regions[i], rights, "send", err);
 		if (!rc)

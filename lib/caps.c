@@ -10,7 +10,7 @@
 
 #define REASON_SIZE 240
 
-/* The array that callers see, with the texts behind it in one allocation. */
+/* The array that callers see, and its texts, in one allocation. */
 struct cap_table {
 	struct tmesh_cap caps[CAPS];
 	char reasons[CAPS][REASON_SIZE];
@@ -57,7 +57,7 @@ void tmesh_cap_set(struct tmesh_ctx *ctx, enum tmesh_cap_index cap, enum tmesh_c
 	table->caps[cap].level = level;
 }
 
-static void find(struct tmesh_ctx *ctx)
+static void caps_find(struct tmesh_ctx *ctx)
 {
 	struct cap_table *table = calloc(1, sizeof(*table));
 
@@ -71,7 +71,7 @@ static void find(struct tmesh_ctx *ctx)
 	ctx->ops->caps(ctx);
 }
 
-/* For callers that were compiled with another size: a copy for each such size. */
+/* Return a copy for callers that were compiled with another size; one for each size. */
 static const struct tmesh_cap *resized(struct tmesh_ctx *ctx, size_t cap_bytes)
 {
 	struct tmesh_caps_copy *copy = ctx->caps_copies;
@@ -106,7 +106,7 @@ int tmesh_caps_sized(struct tmesh_ctx *ctx, size_t cap_bytes, const struct tmesh
 		return rc;
 	pthread_mutex_lock(&ctx->lock);
 	if (!ctx->caps)
-		find(ctx);
+		caps_find(ctx);
 	if (ctx->caps)
 		found = cap_bytes == sizeof(*found) ? ctx->caps : resized(ctx, cap_bytes);
 	pthread_mutex_unlock(&ctx->lock);

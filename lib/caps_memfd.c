@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* What the memfd backend promises on this machine. */
+/* The capabilities of the memfd backend on this machine. */
 #include "memfd.h"
 
 #include <stdio.h>
@@ -25,16 +25,23 @@ static void dmabuf(struct tmesh_ctx *ctx)
 
 static void huge_pages(struct tmesh_ctx *ctx)
 {
+	static const char pool[] = "HUGE takes pages of vm.nr_hugepages where there are any";
 	const char *why;
 
-	if (tmesh_huge_shmem(&why))
+	switch (tmesh_huge_way(&why)) {
+	case TMESH_HUGE_TOUCH:
 		tmesh_cap_set(ctx, CAP_HUGE_PAGES, TMESH_CAP_ENFORCED,
 			      "shared memory takes 2 MiB pages on request");
-	else
-		tmesh_cap_set(ctx, CAP_HUGE_PAGES, TMESH_CAP_NO,
-			      "%s; HUGE takes pages of "
-			      "vm.nr_hugepages where there are any",
-			      why);
+		break;
+	case TMESH_HUGE_COLLAPSE:
+		tmesh_cap_set(ctx, CAP_HUGE_PAGES, TMESH_CAP_ENFORCED,
+			      "2 MiB pages are made by MADV_COLLAPSE, as far as free memory is not "
+			      "scattered");
+		break;
+	case TMESH_HUGE_NO:
+		tmesh_cap_set(ctx, CAP_HUGE_PAGES, TMESH_CAP_NO, "%s; %s", why, pool);
+		break;
+	}
 }
 
 static void numa(struct tmesh_ctx *ctx)

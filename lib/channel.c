@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Making, joining and leaving channels. The memory is a region of a memfd context on both
- * backends, for futexes do not work on the module's pages; its token is the channel's, and the
- * server that answers for it lets others join.
+ * Make, join and leave channels. The memory is a region of a memfd context on both backends,
+ * because futexes do not work on the module's pages. The region's token is the channel's; the
+ * server that answers for the token lets others join.
  */
 #include "channel_internal.h"
 #include "common/foreign.h"
@@ -10,7 +10,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define RW (TMESH_READ | TMESH_WRITE)
@@ -44,7 +43,7 @@ static int read_opts(const struct tmesh_channel_opts *opts, enum tmesh_channel_r
 			err, -EINVAL,
 			"the rights of what is sent must be read, or read and write, not 0x%x",
 			out->rights);
-	if (out->flags & ~(uint32_t)TMESH_CHANNEL_NO_OPEN)
+	if (out->flags & ~(uint32_t)(TMESH_CHANNEL_NO_OPEN | TMESH_CHANNEL_NO_POLL))
 		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x", out->flags);
 	if (out->limit && role != TMESH_CHANNEL_SEND)
 		return tmesh_fail(err, -EINVAL, "limit is for handles that send: leave it 0 here");
@@ -55,7 +54,7 @@ static int read_opts(const struct tmesh_channel_opts *opts, enum tmesh_channel_r
 	return check_number(&out->max_regions, 64, UINT32_MAX, "max_regions", err);
 }
 
-/* Bounded by what was checked: nothing overflows. */
+/* Compute the lengths of the memory's parts. The checks before bound them, so nothing overflows. */
 static void measure(struct channel_shape *shape)
 {
 	shape->lane_bytes = sizeof(struct channel_lane) +
@@ -85,41 +84,6 @@ static int check_shape(struct channel_shape *shape, struct tmesh_error *err)
 	return rc;
 }
 
-/* The context for the channel's memory: @ctx itself, or one beside it that is made once. */
-static int home_of(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_error *err)
-{
-	struct tmesh_ctx_opts opts = {
-		.size = sizeof(opts),
-		.backend = TMESH_BACKEND_MEMFD,
-		.runtime_dir = ctx->runtime_dir,
-		.timeout_ns = ctx->timeout_ns,
-		.spare_files = ctx->spare_files,
-		.linger_ns = ctx->linger_ns ? ctx->linger_ns : TMESH_NO_LINGER,
-		.log = ctx->log,
-		.log_data = ctx->log_data,
-	};
-	struct tmesh_ctx *made, *none = NULL;
-	int rc = tmesh_ctx_enter(ctx, err);
-
-	if (rc)
-		return rc;
-	*out = ctx;
-	if (ctx->ops->backend == TMESH_BACKEND_MEMFD)
-		return 0;
-	*out = atomic_load(&ctx->beside);
-	if (*out)
-		return tmesh_ctx_enter(*out, err);
-	rc = tmesh_ctx_open(&opts, &made, err);
-	if (rc)
-		return rc;
-	*out = made;
-	if (!atomic_compare_exchange_strong(&ctx->beside, &none, made)) {
-		tmesh_ctx_unref(made);
-		*out = none;
-	}
-	return 0;
-}
-
 void tmesh_channel_free(struct tmesh_channel *channel)
 {
 	tmesh_channel_leave(channel);
@@ -136,7 +100,7 @@ static int channel_new(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 {
 	struct tmesh_channel *channel;
 	struct tmesh_ctx *home;
-	int rc = home_of(ctx, &home, err);
+	int rc = tmesh_ctx_memfd(ctx, &home, err);
 
 	if (rc)
 		return rc;
@@ -155,8 +119,9 @@ static int channel_new(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 	channel->max_bytes = o->max_bytes ? o->max_bytes : MAX_BYTES;
 	channel->spin = channel->spin_max = o->spin_ns;
 	channel->conn = -1;
-	for (int i = 0; i < CHANNEL_BELLS; i++)
-		channel->bells[i] = (struct channel_bell){-1, -1};
+	for (int i = 0; i < CHANNEL_NOTIFIERS; i++)
+		channel->notifiers[i] = (struct channel_notifier){-1, -1};
+	channel->own = (struct channel_store){-1, -1};
 	*out = channel;
 	return 0;
 }
@@ -166,7 +131,7 @@ static int map(struct tmesh_channel *channel, struct tmesh_error *err)
 	return tmesh_region_map(channel->memory, RW, (void **)&channel->head, err);
 }
 
-static int begin(struct tmesh_channel *channel, struct tmesh_error *err)
+static int channel_begin(struct tmesh_channel *channel, struct tmesh_error *err)
 {
 	int rc;
 
@@ -202,12 +167,15 @@ static int create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 		channel->head->lanes = shape->lanes;
 		channel->head->regions = shape->regions;
 		channel->head->layouts = shape->layouts;
-		rc = tmesh_channel_members_new(channel, err);
+		channel->head->flags = shape->pollable ? CHANNEL_POLLABLE : 0;
+		rc = tmesh_channel_store_new(channel, -1, err);
 	}
+	if (!rc)
+		rc = tmesh_channel_members_new(channel, err);
 	if (!rc && role == TMESH_CHANNEL_SEND)
 		rc = tmesh_channel_resume(channel, 0, err);
 	if (!rc)
-		rc = begin(channel, err);
+		rc = channel_begin(channel, err);
 	if (rc)
 		tmesh_channel_free(channel);
 	else
@@ -232,6 +200,7 @@ int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 		.lanes = o.producers,
 		.regions = o.regions,
 		.layouts = o.layouts,
+		.pollable = !(o.flags & TMESH_CHANNEL_NO_POLL),
 	};
 	rc = check_shape(&shape, err);
 	if (rc)
@@ -240,12 +209,13 @@ int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 	return tmesh_pool_yields(ctx, rc) ? create(ctx, role, &o, &shape, out, err) : rc;
 }
 
-/* What the memory says it is, read once. */
+/* Read the channel's shape from its memory, once. */
 static int read_shape(struct tmesh_channel *channel, struct tmesh_error *err)
 {
 	const volatile struct channel_head *head = channel->head;
 	struct channel_shape *shape = &channel->shape;
 	uint64_t bytes = tmesh_region_bytes(channel->memory);
+	uint32_t flags;
 
 	*shape = (struct channel_shape){
 		.slots = head->slots,
@@ -253,9 +223,11 @@ static int read_shape(struct tmesh_channel *channel, struct tmesh_error *err)
 		.regions = head->regions,
 		.layouts = head->layouts,
 	};
+	flags = head->flags;
+	shape->pollable = flags & CHANNEL_POLLABLE;
 	if (head->magic != CHANNEL_MAGIC || head->version != CHANNEL_VERSION || !shape->slots ||
 	    !shape->lanes || !shape->regions || !shape->layouts || check_shape(shape, NULL) ||
-	    shape->bytes != bytes)
+	    shape->bytes != bytes || flags & ~CHANNEL_POLLABLE)
 		return tmesh_fail(
 			err, -EPROTO,
 			"the token's region is not a channel that this version of libtmesh knows");
@@ -265,10 +237,28 @@ static int read_shape(struct tmesh_channel *channel, struct tmesh_error *err)
 static const char not_a_channel[] =
 	"the token is a region's, not a channel's: tmesh_channel_token() gives one of a channel";
 
-static int open_memory(struct tmesh_channel *channel, const char *token, struct tmesh_error *err)
+/* Find the memory of a channel that this process made. */
+static struct tmesh_region *own_memory(struct tmesh_ctx *home,
+				       const struct tmesh_token_fields *parts)
 {
-	int rc = tmesh_region_open(channel->home, token, RW, &channel->memory, err);
+	struct tmesh_served found;
+	struct tmesh_region *region = NULL;
 
+	pthread_mutex_lock(&home->lock);
+	if (tmesh_server_find(home, parts, &found) && found.region->channel)
+		region = tmesh_region_ref(found.region);
+	pthread_mutex_unlock(&home->lock);
+	return region;
+}
+
+static int open_memory(struct tmesh_channel *channel, const char *token,
+		       const struct tmesh_token_fields *parts, struct tmesh_error *err)
+{
+	int rc = 0;
+
+	channel->memory = own_memory(channel->home, parts);
+	if (!channel->memory)
+		rc = tmesh_region_open(channel->home, token, RW, &channel->memory, err);
 	/* Each channel's token gives both rights. */
 	if (rc == -EACCES || rc == -EPERM)
 		return tmesh_fail(err, -EPROTO, not_a_channel);
@@ -290,20 +280,53 @@ static int no_answer(int rc, tmesh_giver maker, struct tmesh_error *err)
 	}
 }
 
-/* Bells and shelves. To poll a file asks who serves it. */
+/* Check that all are Unix sockets. Polling a file could block on the process that serves it, and
+ * sending by another socket could reach another machine. */
 static bool all_sockets(const int *fds, int count)
 {
-	for (int i = 0; i < count; i++) {
-		struct tmesh_foreign_file file;
-
-		if (!tmesh_foreign_look(fds[i], "", &file) || !S_ISSOCK(file.type))
+	for (int i = 0; i < count; i++)
+		if (!tmesh_foreign_is_unix_socket(fds[i]))
 			return false;
-	}
 	return true;
 }
 
-/* The connection stays: it is how both ends know that the other one lives. */
-static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *token,
+/* Take the ends that came with the reply, which are this handle's then. */
+static int take_ends(struct tmesh_channel *channel, const int *fds, int count,
+		     struct tmesh_error *err)
+{
+	struct tmesh_channel *maker;
+	int at = 0;
+
+	if (channel->shape.pollable) {
+		channel->notifiers[channel_peer_notifier(channel->role)].signal = fds[at++];
+		channel->notifiers[channel_own_notifier(channel->role)].signal = fds[at++];
+		channel->notifiers[channel_own_notifier(channel->role)].wait = fds[at++];
+	}
+	if (channel->role == TMESH_CHANNEL_SEND) {
+		if (at < count)
+			channel->own = (struct channel_store){.get = fds[at], .put = fds[at + 1]};
+		return 0;
+	}
+	pthread_mutex_lock(&channel->home->lock);
+	maker = channel->memory->channel;
+	if (maker)
+		tmesh_channel_store_share(channel, maker);
+	pthread_mutex_unlock(&channel->home->lock);
+	if (!maker)
+		return tmesh_channel_store_new(channel, fds[at], err);
+	close(fds[at]);
+	return 0;
+}
+
+/* Return whether the reply to a join has as many descriptors. */
+static bool good_count(const struct tmesh_channel *channel, int count)
+{
+	count -= channel->shape.pollable ? 3 : 0;
+	return channel->role == TMESH_CHANNEL_RECV ? count == 1 : count == 0 || count == 2;
+}
+
+/* Join. The connection stays open, because its end shows each side the death of the other. */
+static int join(struct tmesh_channel *channel, const struct tmesh_token_fields *token,
 		uint32_t *lane, struct tmesh_error *err)
 {
 	struct tmesh_wire_request request = {
@@ -314,7 +337,6 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 	struct tmesh_wire_reply reply;
 	uint64_t deadline = tmesh_now_ns() + channel->home->timeout_ns;
 	int fds[TMESH_JOIN_FDS], got = 0, rc;
-	int shelves = channel->role == TMESH_CHANNEL_SEND ? 2 : (int)channel->shape.lanes;
 
 	memcpy(request.secret, token->secret, sizeof(request.secret));
 	rc = tmesh_peer_connect(channel->home, token->name, deadline, &channel->conn, err);
@@ -330,15 +352,12 @@ static int join(struct tmesh_channel *channel, const struct tmesh_token_parts *t
 			     !all_sockets(fds, got)
 		     ? -EPROTO
 		     : reply.status;
-	if (rc == 0 && got == 3 + shelves && reply.lane < channel->shape.lanes) {
-		channel->bells[channel_far_bell(channel->role)].ring = fds[0];
-		channel->bells[channel_own_bell(channel->role)].ring = fds[1];
-		channel->bells[channel_own_bell(channel->role)].wait = fds[2];
-		tmesh_channel_shelves_take(channel, reply.lane, &fds[3]);
+	if (rc == 0 && good_count(channel, got) && reply.lane < channel->shape.lanes) {
 		*lane = reply.lane;
-		return 0;
+		return take_ends(channel, fds, got, err);
 	}
-	tmesh_foreign_close_all(fds, (unsigned int)got, tmesh_giver_at(channel->conn));
+	for (int i = 0; i < got; i++)
+		close(fds[i]);
 	switch (rc) {
 	case -ENOENT:
 		return tmesh_fail(err, rc, "no such channel: its maker has closed it");
@@ -364,16 +383,17 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 {
 	struct tmesh_channel_opts o;
 	struct tmesh_channel *channel;
-	struct tmesh_token_parts parts;
+	struct tmesh_token_fields parts;
 	uint32_t lane = 0;
 	int rc = TMESH_NEED(err, ctx, token, out);
 
 	if (!rc)
 		rc = read_opts(opts, role, &o, err);
-	if (!rc && (o.slots || o.producers || o.regions || o.layouts))
+	if (!rc &&
+	    (o.slots || o.producers || o.regions || o.layouts || o.flags & TMESH_CHANNEL_NO_POLL))
 		rc = tmesh_fail(err, -EINVAL,
-				"slots, producers, regions and layouts are set when the channel is "
-				"made, not when it is opened");
+				"slots, producers, regions, layouts and TMESH_CHANNEL_NO_POLL are "
+				"set when the channel is made, not when it is opened");
 	if (!rc)
 		rc = tmesh_token_parse(token, &parts, err);
 	if (!rc && parts.backend != TMESH_BACKEND_MEMFD)
@@ -384,7 +404,7 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 		return rc;
 	channel->gone_mask =
 		role == TMESH_CHANNEL_SEND ? CHANNEL_NO_CONSUMERS : CHANNEL_NO_PRODUCERS;
-	rc = open_memory(channel, token, err);
+	rc = open_memory(channel, token, &parts, err);
 	if (!rc)
 		rc = tmesh_channel_tables_new(channel, err);
 	if (!rc)
@@ -392,11 +412,13 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 	if (!rc && role == TMESH_CHANNEL_SEND)
 		rc = tmesh_channel_resume(channel, lane, err);
 	if (!rc)
-		rc = begin(channel, err);
-	if (rc)
+		rc = channel_begin(channel, err);
+	if (rc) {
+		tmesh_channel_withdraw(channel);
 		tmesh_channel_free(channel);
-	else
+	} else {
 		*out = channel;
+	}
 	return rc;
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the files of a channel share. docs/channels.md explains the memory, its order, and what
- * a death does to it.
+ * Declarations that the files of a channel share. docs/internals/channels.md explains the memory,
+ * its order, and the effects of a death.
  *
- * All peers can write all of the shared memory at any time. So every word of it is atomic, is
- * read once, and is checked before it means anything; what does not change is copied when the
- * channel is opened and never read again.
+ * All peers can write all of the shared memory at any time. So every word of it is atomic, is read
+ * once and is checked before use. Constant words are copied when the channel is opened and never
+ * read again.
  */
 #ifndef TMESH_CHANNEL_INTERNAL_H
 #define TMESH_CHANNEL_INTERNAL_H
@@ -14,14 +14,14 @@
 #include "wire.h"
 
 #define CHANNEL_MAGIC 0x43304d54u /* "TM0C" */
-#define CHANNEL_VERSION 2
+#define CHANNEL_VERSION 3
 
 #define CHANNEL_SLOTS_MAX 65536u
 #define CHANNEL_LANES_MAX 64u
 #define CHANNEL_CONSUMERS_MAX 64u
 #define CHANNEL_ENTRIES_MAX 1024u
 
-/* The words on which ends sleep: an epoch above two flags of those who want to be told. */
+/* The words on which ends sleep: an epoch above two flags that ask for a wake. */
 #define CHANNEL_SLEEPS 1u
 #define CHANNEL_POLLS 2u
 #define CHANNEL_EPOCH 4u
@@ -29,7 +29,6 @@
 /* State, written by the channel's maker */
 #define CHANNEL_NO_PRODUCERS 1u
 #define CHANNEL_NO_CONSUMERS 2u
-#define CHANNEL_MAKER_ALONE 4u /* nobody but the maker receives */
 
 struct channel_head {
 	uint32_t magic;
@@ -38,11 +37,14 @@ struct channel_head {
 	uint32_t lanes;
 	uint32_t regions;
 	uint32_t layouts;
+	uint32_t flags;
 	/* Seldom written, so every producer has it in its cache. */
 	_Alignas(128) atomic_uint data; /* consumers sleep here */
 	atomic_uint state;
 };
 #define CHANNEL_HEAD_BYTES 4096u
+/* Flags of the head */
+#define CHANNEL_POLLABLE 1u
 
 /* A lane begins with these, then come its slots, regions and layouts. */
 struct channel_lane {
@@ -75,9 +77,7 @@ enum {
 	CHANNEL_R_ID,
 	CHANNEL_R_RIGHTS,
 	CHANNEL_R_TOKEN,
-	CHANNEL_R_WITH_MAKER =
-		CHANNEL_R_TOKEN + TMESH_TOKEN_SIZE / 8, /* id, if it alone was handed it */
-	CHANNEL_R_WORDS,
+	CHANNEL_R_WORDS = CHANNEL_R_TOKEN + TMESH_TOKEN_SIZE / 8,
 };
 struct channel_region {
 	_Alignas(64) atomic_uint_fast64_t words[16];
@@ -94,7 +94,6 @@ struct channel_layout {
 	_Alignas(64) atomic_uint_fast64_t words[24];
 };
 
-_Static_assert(TMESH_JOIN_FDS >= 3 + CHANNEL_LANES_MAX, "a shelf of each lane");
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "between processes");
 _Static_assert(sizeof(atomic_uint) == 4, "a futex");
 _Static_assert(sizeof(struct channel_slot) == 64, "one line of the cache");
@@ -102,39 +101,32 @@ _Static_assert(sizeof(struct channel_lane) == 256, "three pairs of lines, the la
 _Static_assert(TMESH_TOKEN_SIZE % 8 == 0 && CHANNEL_R_WORDS <= 16, "fits");
 _Static_assert(CHANNEL_L_WORDS <= 24, "fits");
 
-/* What the channel was made with, as this process checked it. */
+/* The channel's shape, as this process checked it. */
 struct channel_shape {
 	uint32_t slots;
 	uint32_t lanes;
 	uint32_t regions;
 	uint32_t layouts;
+	bool pollable;
 	uint64_t lane_bytes;
 	uint64_t bytes;
 };
 
-/* Who has a region that was sent, whatever becomes of its sender. */
-enum channel_held {
-	CHANNEL_HELD_HERE,  /* nobody */
-	CHANNEL_HELD_THERE, /* the channel's handed_to */
-	CHANNEL_HELD_SHELF, /* whoever has the shelf */
-	CHANNEL_HELD_WAYS,
-};
-
-/* Sender: what stands in its lane's tables. An entry may be written anew once the head has
- * reached @until. All but @until changes with home->lock held. */
+/* Sender: the entries of its lane's tables. An entry may be replaced once the head has reached
+ * @until. All but @until changes with home->lock held. */
 struct channel_sent_region {
 	struct tmesh_region *region; /* a reference, or NULL */
 	uint64_t until;
-	atomic_uint held;
-	int fd; /* for the shelf, or -1; also of one that an earlier sender */
-	struct tmesh_wire_region wire; /* of this lane has put there, which has no @region */
+	atomic_bool stored; /* the lane's store has @fd */
+	int fd;		    /* or -1; an entry of the lane's last sender has no @region */
+	struct tmesh_wire_region wire;
 };
 struct channel_sent_layout {
 	struct tmesh_layout layout;
 	uint64_t until;
 	uint32_t version; /* 0: none */
 };
-/* ... and what was said of a tensor, to be said again while both entries are as they were. */
+/* The words of a tensor's last message, to be sent again while both entries are unchanged. */
 struct channel_sent_tensor {
 	uint64_t serial; /* of the tensor; 0: none */
 	uint64_t payload[CHANNEL_W_BESIDE];
@@ -143,13 +135,13 @@ struct channel_sent_tensor {
 	uint32_t version;
 };
 
-/* Receiver: what it has opened and checked. */
+/* Receiver: regions, layouts and tensors that it has opened and checked. */
 struct channel_known_region {
 	struct tmesh_region *region; /* a reference, or NULL */
 	uint64_t id;
-	bool handed;	  /* its sender counts on our having it */
-	uint64_t refused; /* the id of one that could not be opened */
-	int why;	  /* ... which the next receive says; 0: nothing was refused */
+	uint64_t refused;    /* the id of one that could not be opened */
+	uint64_t refused_at; /* ... for the message at this place of its lane */
+	int why;	     /* ... the error that the next receive reports; 0: none */
 };
 struct channel_known_layout {
 	struct tmesh_layout layout;
@@ -163,58 +155,56 @@ struct channel_known_tensor {
 	uint32_t lane;
 	uint64_t payload[CHANNEL_W_BESIDE]; /* that spoke of it, and was found good */
 };
-/* ... and what it was handed and has not opened yet: channel_hand.c */
-struct channel_handed {
-	struct tmesh_wire_region wire;
-	int fds[1];
-	unsigned int count; /* 0: nothing */
-	tmesh_giver giver;
-};
 /* Either side remembers as many tensors. */
 #define CHANNEL_TENSORS 64
 
-/* One for each lane: channel_shelf.c. -1 is an end that this handle does not have. */
-struct channel_shelf {
+/* A socket pair that holds descriptors: channel_store.c. -1: this handle does not have the end. */
+struct channel_store {
 	int put;
 	int get;
-	bool left; /* maker: the lane's sender has gone */
+};
+/* The handles of a channel in one process share it. */
+struct channel_shared_store {
+	atomic_uint refs;
+	struct channel_store ends;
 };
 
-/* Of a channel made here: who has joined. */
+/* A member of a channel made here. */
 struct channel_member {
 	int fd; /* -1: free */
 	uint64_t watch;
 	enum tmesh_channel_role role;
 	uint32_t lane;
+	bool withdrew; /* it never used the channel */
 };
 
-/* Socket pairs: one end is rung, the other polled. */
+/* Socket pairs: one end is written to, the other polled. */
 enum {
-	CHANNEL_BELL_DATA,
-	CHANNEL_BELL_ROOM,
-	CHANNEL_BELLS,
+	CHANNEL_NOTIFY_DATA,
+	CHANNEL_NOTIFY_ROOM,
+	CHANNEL_NOTIFIERS,
 };
-struct channel_bell {
-	int ring;
+struct channel_notifier {
+	int signal;
 	int wait;
 };
 
-/* What may be otherwise next time: the message stays. */
+/* Return whether the error may pass by the next try: the message stays. */
 static inline bool channel_passes(int rc)
 {
 	return rc == -EMFILE || rc == -ENFILE || rc == -ENOMEM || rc == -ETIMEDOUT ||
-	       rc == -EINPROGRESS;
+	       rc == -EINPROGRESS || rc == -EAGAIN;
 }
 
-/* The bell by which a handle of that role is told; the other one it rings itself. */
-static inline int channel_own_bell(enum tmesh_channel_role role)
+/* Return the notifier that a handle of that role waits for; it signals the other one. */
+static inline int channel_own_notifier(enum tmesh_channel_role role)
 {
-	return role == TMESH_CHANNEL_SEND ? CHANNEL_BELL_ROOM : CHANNEL_BELL_DATA;
+	return role == TMESH_CHANNEL_SEND ? CHANNEL_NOTIFY_ROOM : CHANNEL_NOTIFY_DATA;
 }
 
-static inline int channel_far_bell(enum tmesh_channel_role role)
+static inline int channel_peer_notifier(enum tmesh_channel_role role)
 {
-	return role == TMESH_CHANNEL_SEND ? CHANNEL_BELL_DATA : CHANNEL_BELL_ROOM;
+	return role == TMESH_CHANNEL_SEND ? CHANNEL_NOTIFY_DATA : CHANNEL_NOTIFY_ROOM;
 }
 
 struct tmesh_channel {
@@ -229,12 +219,12 @@ struct tmesh_channel {
 	struct channel_shape shape;
 	uint32_t rights;
 	uint32_t gone_mask; /* of head->state */
-	atomic_uint over;   /* nobody is left; told by the watch */
+	atomic_uint over;   /* no peer is left; set by the watch */
 	atomic_bool woken;  /* by tmesh_channel_wake() */
 	bool polls;
 	bool opens; /* regions, whenever a message needs one */
 	uint64_t spin_max;
-	uint64_t spin; /* what it is worth at present */
+	uint64_t spin; /* adapts to the success of spinning */
 
 	/* sender */
 	struct channel_lane *lane;
@@ -246,11 +236,11 @@ struct tmesh_channel {
 	struct channel_sent_tensor *sent_tensors;
 	uint32_t last_region;
 	uint32_t last_layout;
-	/* Behind the last message about a region that is held in this way. */
-	atomic_uint_fast64_t behind[CHANNEL_HELD_WAYS];
-	uint64_t handed_to; /* who has what is held there; under home->lock */
-	uint64_t shelf_serial;
-	bool shelf_stale; /* something lies there for nothing */
+	/* The position after the last message about a region that no store has. */
+	atomic_uint_fast64_t owed_until;
+	struct channel_store own; /* of its lane */
+	uint64_t own_serial;
+	bool own_stale; /* the lane's store has regions that were received */
 
 	/* receiver */
 	uint32_t next_lane;
@@ -262,24 +252,38 @@ struct tmesh_channel {
 	struct channel_known_region *known_regions;
 	struct channel_known_layout *known_layouts;
 	struct channel_known_tensor *known_tensors;
+	struct tmesh_question *questions; /* one for each lane: of the message that is next */
+	int64_t patience_ns;		  /* of the call under way; negative: no end */
+	uint64_t until;			  /* the same as a time; 0: not worked out yet */
 
 	/* guarded by home->lock */
-	struct channel_handed *handed; /* receiver */
-	struct channel_shelf *shelves; /* of all lanes */
-	bool parting;		       /* sender: closed, and owes something */
-	uint64_t parting_until;	       /* where nobody comes to receive it */
+	struct channel_shared_store *store; /* of the channel: maker and receivers */
+	uint64_t store_serial;		    /* maker */
+	uint64_t left;			    /* maker: a bit for each lane whose sender has gone */
+	bool parting;			    /* sender: closed, and owes something */
+	uint64_t parting_until;		    /* the end of the wait for a first receiver */
 	struct tmesh_channel *next;
 	int conn; /* to the maker, -1 in it */
 	uint64_t watch;
-	struct channel_bell bells[CHANNEL_BELLS];
+	struct channel_notifier notifiers[CHANNEL_NOTIFIERS];
 	struct channel_member *members;
 	uint32_t producers; /* that have joined, the maker included */
 	uint32_t consumers;
-	bool had_producer;
-	bool had_consumer;
+	uint64_t had_producers; /* that did not withdraw */
+	uint64_t had_consumers;
 };
 
 #define CHANNEL_MEMBERS (CHANNEL_LANES_MAX + CHANNEL_CONSUMERS_MAX)
+
+/* Receiver: when the call under way has to end. */
+static inline uint64_t channel_until(struct tmesh_channel *channel)
+{
+	if (!channel->until)
+		channel->until = channel->patience_ns < 0
+					 ? UINT64_MAX
+					 : tmesh_now_ns() + (uint64_t)channel->patience_ns;
+	return channel->until;
+}
 
 static inline struct channel_lane *channel_lane(const struct tmesh_channel *channel, uint32_t lane)
 {
@@ -339,20 +343,23 @@ static inline void channel_copy_in(atomic_uint_fast64_t *to, const uint64_t *fro
 /* channel_tables.c */
 
 int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *err);
+void tmesh_channel_questions_drop(struct tmesh_channel *channel);
 void tmesh_channel_tables_free(struct tmesh_channel *channel);
-/* Sender: work out what to say of @tensor, with entries of the tables for what it needs. -EAGAIN:
- * no entry is free. */
+/* Sender: find the words that describe @tensor, with entries of the tables for its region and
+ * layout. -EAGAIN: no entry is free. */
 int tmesh_channel_name(struct tmesh_channel *channel, const struct tmesh_tensor *tensor,
 		       struct channel_sent_tensor *sent, struct tmesh_error *err);
-/* Sender: drop what was received, and what nobody else here holds. */
+/* Sender: drop regions that were received and that nothing else here uses. */
 void tmesh_channel_let_go(struct tmesh_channel *channel);
-/* Receiver: check a payload, our copy of it, and make @known the tensor that it speaks of. */
+/* Receiver: close regions that their sender has released and that nothing else here uses. */
+void tmesh_channel_close_returned(struct tmesh_channel *channel);
+/* Receiver: check a payload, our copy of it, and make @known its tensor. */
 int tmesh_channel_learn(struct tmesh_channel *channel, uint32_t lane,
 			const uint64_t payload[CHANNEL_W_BESIDE],
 			struct channel_known_tensor *known, struct tmesh_error *err);
 
-/* What goes on here for each message. Sender: put the words of a message about @tensor into the
- * slot of the lane's @position. */
+/* Sender: put the words of a message about @tensor into the slot of the lane's @position. This runs
+ * for each message. */
 static inline int channel_describe(struct tmesh_channel *channel, const struct tmesh_tensor *tensor,
 				   uint64_t position, atomic_uint_fast64_t *to,
 				   struct tmesh_error *err)
@@ -372,16 +379,15 @@ static inline int channel_describe(struct tmesh_channel *channel, const struct t
 	}
 	region->until = position + 1;
 	form->until = position + 1;
-	atomic_store_explicit(
-		&channel->behind[atomic_load_explicit(&region->held, memory_order_relaxed)],
-		position + 1, memory_order_relaxed);
+	if (!atomic_load_explicit(&region->stored, memory_order_relaxed))
+		atomic_store_explicit(&channel->owed_until, position + 1, memory_order_relaxed);
 	channel_copy_in(to, sent->payload, CHANNEL_W_BESIDE);
 	return 0;
 }
 
-/* Receiver: the tensor that a payload, our copy of it, speaks of; a reference in @out. What was
- * found good once stays so: a region that is closed takes its tensors along, and a layout that
- * takes another one's place has another version. */
+/* Receiver: return the tensor that a payload, our copy of it, names; a reference in @out. A tensor
+ * that passed the checks stays good. Closing a region ends its tensors, and a layout that replaces
+ * another has another version. */
 static inline int channel_resolve(struct tmesh_channel *channel, uint32_t lane,
 				  const uint64_t payload[CHANNEL_W_BESIDE],
 				  struct tmesh_tensor **out, struct tmesh_error *err)
@@ -404,79 +410,62 @@ static inline int channel_resolve(struct tmesh_channel *channel, uint32_t lane,
 	return 0;
 }
 
-/* channel_hand.c */
+/* channel_store.c */
 
-int tmesh_channel_hands_new(struct tmesh_channel *channel, struct tmesh_error *err);
-/* Receiver: give up what was handed over and not opened. */
-void tmesh_channel_hands_drop(struct tmesh_channel *channel);
-void tmesh_channel_hand_drop(struct channel_handed *handed);
-/* What is said of a region beside its descriptor; @place: lane and entry. */
-struct tmesh_wire_region tmesh_channel_wire(const struct tmesh_region *region, uint32_t rights,
-					    uint32_t place);
-/* Sender: give the region of an entry to the only receiver now, or lay it on the shelf. */
-void tmesh_channel_hand_over(struct tmesh_channel *channel, uint32_t entry, uint32_t rights);
-/* Receiver: take what came by a connection; home->lock is held. */
-void tmesh_channel_collect(struct tmesh_channel *channel, int conn);
-/* Receiver: open a region that was handed over. -ENOENT: it was not. */
-int tmesh_channel_handed(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
-			 uint32_t rights, struct tmesh_region **out);
-/* Receiver: what was handed over, and is closed to make room, lies in its place again while the
- * sender has it, who does not hold it for us any more: it costs nobody memory. */
-void tmesh_channel_hand_back(struct tmesh_channel *channel, uint32_t place);
-/* Sender: something was sent that only this process can give its receiver; home->lock is held. */
-bool tmesh_channel_owes(const struct tmesh_channel *channel);
-
-/* channel_shelf.c */
-
-static inline struct channel_shelf *channel_own_shelf(const struct tmesh_channel *channel)
+/* Return the number of a sender's lane. */
+static inline uint32_t channel_own_lane(const struct tmesh_channel *channel)
 {
-	uint64_t at = (uint64_t)((char *)channel->lane - (char *)channel_lane(channel, 0));
-
-	return &channel->shelves[at / channel->shape.lane_bytes];
+	return (uint32_t)((uint64_t)((char *)channel->lane - (char *)channel_lane(channel, 0)) /
+			  channel->shape.lane_bytes);
 }
 
-int tmesh_channel_shelves_new(struct tmesh_channel *channel, struct tmesh_error *err);
-/* home->lock is held, or nobody else knows the handle. */
-void tmesh_channel_shelves_close(struct tmesh_channel *channel);
-/* Maker: the ends for somebody who joins, which stay its own. Return: how many. */
-unsigned int tmesh_channel_shelf_ends(const struct tmesh_channel *channel,
-				      enum tmesh_channel_role role, uint32_t lane, int *fds);
-/* Who has joined: as many as that, which are its own now. */
-void tmesh_channel_shelves_take(struct tmesh_channel *channel, uint32_t lane, const int *fds);
-/* Sender: make the shelf what the entries say; home->lock is held. Return: 0, or a negative errno
- * and everything is as it was. */
-int tmesh_channel_shelve(struct tmesh_channel *channel);
-/* Sender: what lies there of an earlier one goes on lying there until it is received. */
-void tmesh_channel_shelf_inherit(struct tmesh_channel *channel);
-/* Receiver: open a region that no token opens. -ENOENT: it is not there. */
-int tmesh_channel_shelf_open(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,
+/* Make the channel's store: an empty one in the maker, else one with the end @get, which it owns
+ * then. */
+int tmesh_channel_store_new(struct tmesh_channel *channel, int get, struct tmesh_error *err);
+/* Share the store of another handle in this process; home->lock is held. */
+void tmesh_channel_store_share(struct tmesh_channel *channel, struct tmesh_channel *other);
+/* Close this handle's ends of stores; home->lock is held, or no other thread has the handle. */
+void tmesh_channel_stores_close(struct tmesh_channel *channel);
+/* Close the stores without a lock in a forked child, where other handles may share them. */
+void tmesh_channel_stores_forked(struct tmesh_channel *channel);
+/* Maker: make a new store for a lane, with the regions that messages still name. Return whether
+ * @ends has it, for the lane's next sender. Without it that sender must keep its regions until they
+ * are received. home->lock is held. */
+bool tmesh_channel_lane_store(struct tmesh_channel *channel, uint32_t lane,
+			      struct channel_store *ends);
+/* Maker and receivers: open an end of the lane's store in @fd. Return: 0, -ENOENT (the lane has
+ * none), -EMFILE. */
+int tmesh_channel_lane_end(const struct tmesh_channel *channel, uint32_t lane, int *fd);
+/* Sender: put the region of an entry into the lane's store. */
+void tmesh_channel_store_region(struct tmesh_channel *channel, uint32_t entry, uint32_t rights);
+/* Sender: make the lane's store what the entries say; home->lock is held. Return: 0, or a negative
+ * errno, and nothing has changed. */
+int tmesh_channel_store_update(struct tmesh_channel *channel);
+/* Sender: keep the regions of the lane's last sender in the store until they are received. */
+void tmesh_channel_store_inherit(struct tmesh_channel *channel);
+/* Receiver: open a region that no token opens. -ENOENT: the store does not have it. */
+int tmesh_channel_store_open(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,
 			     uint64_t id, uint32_t rights, struct tmesh_region **out);
-/* Receiver: nobody sends any more, and everything was received. */
-void tmesh_channel_shelves_end(struct tmesh_channel *channel);
-
-/* All with home->lock held. Maker that sends: another receiver comes; what the only one was handed
- * is for all. */
-void tmesh_channel_shelve_handed(struct tmesh_channel *channel);
-/* Maker: a lane has no sender; what was received does not lie on its shelf, and where receiving is
- * @shared, what this process was handed alone does. Return: whether to look again. */
-bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane, bool shared);
-/* ... for all lanes, and let go of what this process has for nothing. */
-bool tmesh_channel_tidy(struct tmesh_channel *channel);
+/* Receiver: empty the store once all senders are gone and everything was received. */
+void tmesh_channel_store_end(struct tmesh_channel *channel);
+/* Maker: remove received regions from the store of a lane without a sender; home->lock is held.
+ * Return whether any are left there. */
+bool tmesh_channel_settle(struct tmesh_channel *channel, uint32_t lane);
 
 /* channel_wait.c */
 
-/* Tell those who sleep or poll on @word; their bell is @bell. */
-void tmesh_channel_tell(struct tmesh_channel *channel, atomic_uint *word, int bell);
-/* The same from the watch, to everybody: somebody has gone. */
+/* Wake the ends that sleep or poll on @word; their notifier is @notifier. */
+void tmesh_channel_tell(struct tmesh_channel *channel, atomic_uint *word, int notifier);
+/* Wake all ends from the watch, because a peer has gone. */
 void tmesh_channel_tell_all(struct tmesh_channel *channel);
 
-static inline void channel_tell(struct tmesh_channel *channel, atomic_uint *word, int bell)
+static inline void channel_tell(struct tmesh_channel *channel, atomic_uint *word, int notifier)
 {
 	if (__builtin_expect(atomic_load(word) & (CHANNEL_SLEEPS | CHANNEL_POLLS), 0))
-		tmesh_channel_tell(channel, word, bell);
+		tmesh_channel_tell(channel, word, notifier);
 }
 
-/* channel_ring.c: each does what can be done now. Return: a number of messages, or -EAGAIN, or
+/* channel_ring.c: put or take as many as possible now. Return a number of messages, or -EAGAIN, or
  * another negative errno. */
 
 int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message *messages,
@@ -487,18 +476,19 @@ int tmesh_channel_take_one(struct tmesh_channel *channel, struct tmesh_message *
 			   struct tmesh_error *err);
 int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t room,
 		       struct tmesh_error *err);
-/* Open what the message at each lane's head needs. */
+/* Open the region of the message at each lane's head. */
 int tmesh_channel_look_ahead(struct tmesh_channel *channel, struct tmesh_error *err);
-/* Without doing it: putting or taking may be worth a try. */
+/* Return whether putting or taking may succeed, without doing it. */
 bool tmesh_channel_ready(struct tmesh_channel *channel);
-/* Sender: look at the head anew. 0, or -EPROTO for one that cannot be; then the lane counts as
- * full. */
+/* Sender: look at the head again. Return 0, or -EPROTO for an impossible one; then the lane counts
+ * as full. */
 int tmesh_channel_look(struct tmesh_channel *channel, struct tmesh_error *err);
-/* Messages of all lanes that nobody has taken, and of a sender how many more it may have under way.
- * Both only read the channel's memory, also beside a thread that uses the handle. */
+/* Count the messages of all lanes that no receiver has taken. For a sender, count the messages that
+ * it may still send. Both only read the channel's memory, and may run beside a thread that uses the
+ * handle. */
 int tmesh_channel_waiting(struct tmesh_channel *channel, uint64_t *out, struct tmesh_error *err);
 uint32_t tmesh_channel_room(struct tmesh_channel *channel);
-/* A new producer of a lane goes on where the last one ended. */
+/* Go on as a new producer of a lane where the last one ended. */
 int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t lane, struct tmesh_error *err);
 
 /* channel_members.c */
@@ -506,11 +496,14 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t lane, struct tm
 /* Make a channel's handle known to its context, whose lock is held. @err as usual. */
 int tmesh_channel_watch(struct tmesh_channel *channel, struct tmesh_error *err);
 void tmesh_channel_leave(struct tmesh_channel *channel);
-/* Drop a reference, NULL or one of the context's; what that gives back is given back by the watch:
- * a sender may be a thread that must not wait. */
+/* Drop a reference, NULL or one of the context's. The watch releases the memory, because a sender
+ * may be a thread that must not wait. */
 void tmesh_channel_drop_later(struct tmesh_channel *channel, struct tmesh_region *region);
-/* The last reference has gone. True: the watch frees it once it owes nothing. */
+/* The last reference has gone. Return whether the watch frees the channel, once all that it sent is
+ * received. */
 bool tmesh_channel_part(struct tmesh_channel *channel);
+/* Tell the maker that this handle, which may have joined, was not opened after all. */
+void tmesh_channel_withdraw(struct tmesh_channel *channel);
 /* channel.c */
 void tmesh_channel_free(struct tmesh_channel *channel);
 int tmesh_channel_members_new(struct tmesh_channel *channel, struct tmesh_error *err);

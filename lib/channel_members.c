@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Who is at a channel. Whoever joins asks the maker's server by socket, as for a region, and the
- * connection stays: its end is the death of the one or of the other, in whatever PID namespace
- * they live. The context's watch (watch.c) tells of it.
+ * The members of a channel. A process joins by asking the maker's server on a socket, as for a
+ * region. The connection stays open: its end shows the death of either side, in any PID namespace.
+ * The context's watch (watch.c) reports it.
  */
 #include "channel_internal.h"
 #include "watch.h"
@@ -14,6 +14,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* A member that could not open the channel after it had joined sends this. */
+#define MAGIC_WITHDRAWN 0x57304d54u /* "TM0W" */
+/* More messages come only from a member that does not keep to the protocol. */
+#define LOOKS 4096
+
 static void close_fd(int *fd)
 {
 	if (*fd >= 0)
@@ -21,31 +26,42 @@ static void close_fd(int *fd)
 	*fd = -1;
 }
 
-/* What the maker knows for certain, told to itself and, by memory, to the others. */
+/* Write the channel's state, as the maker knows it, to its handle and to the shared memory. */
 static void update(struct tmesh_channel *channel)
 {
 	uint32_t state = 0;
 
-	if (channel->had_producer && !channel->producers)
+	if (channel->had_producers && !channel->producers)
 		state |= CHANNEL_NO_PRODUCERS;
-	if (channel->had_consumer && !channel->consumers)
+	if (channel->had_consumers && !channel->consumers)
 		state |= CHANNEL_NO_CONSUMERS;
-	if (channel->role == TMESH_CHANNEL_RECV && channel->consumers == 1)
-		state |= CHANNEL_MAKER_ALONE;
 	atomic_store(&channel->head->state, state);
 	atomic_store(&channel->over,
 		     state & (channel->role == TMESH_CHANNEL_SEND ? CHANNEL_NO_CONSUMERS
 								  : CHANNEL_NO_PRODUCERS));
 }
 
-static void count(struct tmesh_channel *channel, enum tmesh_channel_role role, int change)
+static void came(struct tmesh_channel *channel, enum tmesh_channel_role role)
 {
 	if (role == TMESH_CHANNEL_SEND) {
-		channel->producers += (uint32_t)change;
-		channel->had_producer = true;
+		channel->producers++;
+		channel->had_producers++;
 	} else {
-		channel->consumers += (uint32_t)change;
-		channel->had_consumer = true;
+		channel->consumers++;
+		channel->had_consumers++;
+	}
+	update(channel);
+}
+
+/* Count a member that has gone. One that withdrew after it had joined does not end the channel. */
+static void went(struct tmesh_channel *channel, const struct channel_member *member)
+{
+	if (member->role == TMESH_CHANNEL_SEND) {
+		channel->producers--;
+		channel->had_producers -= member->withdrew;
+	} else {
+		channel->consumers--;
+		channel->had_consumers -= member->withdrew;
 	}
 	update(channel);
 }
@@ -58,17 +74,28 @@ static struct channel_member *member_of(struct tmesh_channel *channel, uint64_t 
 	return NULL;
 }
 
+/* Read what came by a member's connection: it can only say that the member withdraws. */
+static void read_connection(struct channel_member *member)
+{
+	for (int i = 0; i < LOOKS; i++) {
+		struct tmesh_wire_region message;
+		int got = tmesh_wire_recv(member->fd, &message, sizeof(message), NULL, 0, 0);
+
+		if (got == -EAGAIN || got == -EPIPE)
+			return;
+		if (got == 0 && message.magic == MAGIC_WITHDRAWN)
+			member->withdrew = true;
+	}
+}
+
 static void member_ended(struct tmesh_channel *channel, struct channel_member *member)
 {
-	tmesh_channel_collect(channel, member->fd);
+	read_connection(member);
 	close_fd(&member->fd);
-	count(channel, member->role, -1);
-	if (member->role == TMESH_CHANNEL_SEND) {
-		channel->shelves[member->lane].left = true;
-		tmesh_channel_settle(channel, member->lane,
-				     channel->handed && channel->consumers > 1);
-	}
-	/* Others look after what it was told of and did not do. */
+	went(channel, member);
+	if (member->role == TMESH_CHANNEL_SEND && tmesh_channel_settle(channel, member->lane))
+		channel->left |= 1ull << member->lane;
+	/* Wake the others: the dead member may have taken a wake without acting on it. */
 	tmesh_channel_tell_all(channel);
 }
 
@@ -82,7 +109,6 @@ void tmesh_channels_ended(struct tmesh_ctx *ctx, uint64_t number)
 			return;
 		}
 		if (channel->conn >= 0 && channel->watch == number) {
-			tmesh_channel_collect(channel, channel->conn);
 			close_fd(&channel->conn);
 			atomic_store(&channel->over, 1);
 			tmesh_channel_tell_all(channel);
@@ -91,17 +117,67 @@ void tmesh_channels_ended(struct tmesh_ctx *ctx, uint64_t number)
 	}
 }
 
-/* What is lost is said aloud: to who listens, else on standard error, as at a process's end. */
-static void tell_nobody_came(const struct tmesh_ctx *ctx, const struct tmesh_channel *channel)
+static bool is_there(const struct tmesh_channel *channel, uint64_t head, uint64_t until)
+{
+	return (int64_t)(until - head) > 0 && until - head <= channel->shape.slots;
+}
+
+/* Return whether the sender's messages would be lost with it; home->lock is held. */
+static bool owes(const struct tmesh_channel *channel)
+{
+	const atomic_uint_fast64_t *until = &channel->owed_until;
+
+	if (channel->role != TMESH_CHANNEL_SEND || channel->life != tmesh_fork_life() ||
+	    channel_gone(channel))
+		return false;
+	/* A receiver that has not come yet does not find the maker's memory. */
+	if (channel->maker && !channel->had_consumers)
+		until = &channel->lane->tail;
+	return is_there(channel, atomic_load_explicit(&channel->lane->head, memory_order_acquire),
+			atomic_load_explicit(until, memory_order_acquire));
+}
+
+uint64_t tmesh_channel_unread(const struct tmesh_channel *channel)
+{
+	uint64_t left;
+
+	if (channel->role != TMESH_CHANNEL_SEND || channel_gone(channel))
+		return 0;
+	left = atomic_load_explicit(&channel->lane->tail, memory_order_acquire) -
+	       atomic_load_explicit(&channel->lane->head, memory_order_acquire);
+	/* A peer may have overwritten either number. */
+	return left <= channel->shape.slots ? left : 0;
+}
+
+uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx)
+{
+	uint64_t count = 0;
+
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next)
+		count += tmesh_channel_unread(channel);
+	return count;
+}
+
+uint64_t tmesh_channels_owe(struct tmesh_ctx *ctx)
+{
+	uint64_t count = 0;
+
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next)
+		count += owes(channel);
+	return count;
+}
+
+/* Report lost messages: to the context's log, or to standard error if it has none, as at exit. */
+static void tell_nobody_came(struct tmesh_ctx *ctx, const struct tmesh_channel *channel)
 {
 	char message[256];
 
 	snprintf(message, sizeof(message),
 		 "a channel was closed, and nobody came to receive what was sent within %.3g s "
-		 "(linger, TMESH_LINGER): %" PRIu64 " messages are lost",
-		 (double)ctx->linger_ns / 1e9, tmesh_channel_unread(channel));
+		 "(TMESH_EXIT_WAIT): %" PRIu64 " messages are lost",
+		 (double)ctx->exit_wait_ns / 1e9, tmesh_channel_unread(channel));
 	if (ctx->log)
-		tmesh_log(ctx, TMESH_LOG_WARN, "%s", message);
+		tmesh_log_later(ctx, TMESH_LOG_WARN, "%s", message);
 	else
 		dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(), message);
 }
@@ -114,9 +190,9 @@ struct tmesh_channel *tmesh_channels_parted(struct tmesh_ctx *ctx, bool *more)
 	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
 		if (!channel->parting)
 			continue;
-		if (!tmesh_channel_owes(channel))
+		if (!owes(channel))
 			return channel;
-		if (channel->maker && !channel->had_consumer && now >= channel->parting_until) {
+		if (channel->maker && !channel->had_consumers && now >= channel->parting_until) {
 			tell_nobody_came(ctx, channel);
 			return channel;
 		}
@@ -127,10 +203,14 @@ struct tmesh_channel *tmesh_channels_parted(struct tmesh_ctx *ctx, bool *more)
 
 bool tmesh_channels_tidy(struct tmesh_ctx *ctx)
 {
-	bool again = false;
+	uint64_t again = 0;
 
-	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next)
-		again = tmesh_channel_tidy(channel) || again;
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
+		for (uint32_t i = 0; channel->left && i < channel->shape.lanes; i++)
+			if (channel->left >> i & 1 && !tmesh_channel_settle(channel, i))
+				channel->left &= ~(1ull << i);
+		again |= channel->left;
+	}
 	return again;
 }
 
@@ -140,9 +220,9 @@ bool tmesh_channel_part(struct tmesh_channel *channel)
 	bool parts;
 
 	pthread_mutex_lock(&home->lock);
-	parts = home->watch && tmesh_channel_owes(channel);
+	parts = home->watch && owes(channel);
 	channel->parting = parts;
-	channel->parting_until = tmesh_now_ns() + home->linger_ns;
+	channel->parting_until = tmesh_now_ns() + home->exit_wait_ns;
 	if (parts)
 		tmesh_watch_nudge(home->watch);
 	pthread_mutex_unlock(&home->lock);
@@ -150,11 +230,11 @@ bool tmesh_channel_part(struct tmesh_channel *channel)
 	return parts;
 }
 
-static void bells_close(struct tmesh_channel *channel)
+static void notifiers_close(struct tmesh_channel *channel)
 {
-	for (int i = 0; i < CHANNEL_BELLS; i++) {
-		close_fd(&channel->bells[i].ring);
-		close_fd(&channel->bells[i].wait);
+	for (int i = 0; i < CHANNEL_NOTIFIERS; i++) {
+		close_fd(&channel->notifiers[i].signal);
+		close_fd(&channel->notifiers[i].wait);
 	}
 }
 
@@ -165,14 +245,14 @@ static void connections_close(struct tmesh_channel *channel)
 		close_fd(&channel->members[i].fd);
 }
 
-/* The connections are to end with the parent, and its peers' wakes are not the child's. */
+/* Close the connections in a child: they must end with the parent, and wake only its handles. */
 void tmesh_channels_forked(struct tmesh_ctx *ctx)
 {
 	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
 		connections_close(channel);
-		bells_close(channel);
-		tmesh_channel_shelves_close(channel);
-		tmesh_channel_hands_drop(channel);
+		notifiers_close(channel);
+		tmesh_channel_stores_forked(channel);
+		tmesh_channel_questions_drop(channel);
 	}
 	ctx->channels = NULL;
 }
@@ -184,15 +264,16 @@ int tmesh_channel_members_new(struct tmesh_channel *channel, struct tmesh_error 
 		return tmesh_fail(err, -ENOMEM, "no memory for a channel's members");
 	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++)
 		channel->members[i].fd = -1;
-	for (int i = 0; i < CHANNEL_BELLS; i++) {
+	for (int i = 0; channel->shape.pollable && i < CHANNEL_NOTIFIERS; i++) {
 		int ends[2];
 
 		if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
 			return tmesh_fail_errno(err,
 						"making a socket pair to wake a channel's ends");
-		channel->bells[i] = (struct channel_bell){.ring = ends[0], .wait = ends[1]};
+		channel->notifiers[i] =
+			(struct channel_notifier){.signal = ends[0], .wait = ends[1]};
 	}
-	count(channel, channel->role, 1);
+	came(channel, channel->role);
 	return 0;
 }
 
@@ -213,7 +294,7 @@ int tmesh_channel_watch(struct tmesh_channel *channel, struct tmesh_error *err)
 	return 0;
 }
 
-/* Not there any more when it was inherited through fork(). */
+/* Leave the list of channels. A channel that was inherited through fork() is in none. */
 void tmesh_channel_leave(struct tmesh_channel *channel)
 {
 	struct tmesh_channel **at = &channel->home->channels;
@@ -226,12 +307,13 @@ void tmesh_channel_leave(struct tmesh_channel *channel)
 	if (channel->maker && channel->memory)
 		channel->memory->channel = NULL;
 	connections_close(channel);
-	bells_close(channel);
+	notifiers_close(channel);
+	tmesh_channel_stores_close(channel);
 	pthread_mutex_unlock(&channel->home->lock);
 	free(channel->members);
 }
 
-/* Its last owner's messages are all taken. */
+/* Return whether all messages of the lane's last sender were taken. */
 static bool is_empty(const struct tmesh_channel *channel, uint32_t number)
 {
 	struct channel_lane *lane = channel_lane(channel, number);
@@ -242,8 +324,8 @@ static bool is_empty(const struct tmesh_channel *channel, uint32_t number)
 				  head);
 }
 
-/* A lane that nobody has, an empty one first: its number or -1. The maker has the first, where it
- * sends. */
+/* Return the number of a lane without a sender, an empty one if possible, or -1. A maker that sends
+ * has the first lane. */
 static int free_lane(const struct tmesh_channel *channel)
 {
 	uint64_t used = channel->role == TMESH_CHANNEL_SEND;
@@ -274,7 +356,7 @@ static struct channel_member *free_place(struct tmesh_channel *channel)
 	return NULL;
 }
 
-/* The places of those who have gone and of whom the watch has not heard yet. */
+/* Free the places of members that have gone, before the watch has noticed. */
 static void end_gone(struct tmesh_channel *channel)
 {
 	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++) {
@@ -294,47 +376,56 @@ static bool has_place(struct tmesh_channel *channel, uint32_t role, int *lane,
 	       (role == TMESH_CHANNEL_SEND || channel->consumers < CHANNEL_CONSUMERS_MAX);
 }
 
-/* Of a channel whose maker receives. */
-static bool has_sender(const struct tmesh_channel *channel, uint32_t lane)
+void tmesh_channel_unadmit(struct tmesh_channel *channel, int conn)
 {
-	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++) {
-		const struct channel_member *member = &channel->members[i];
-
-		if (member->fd >= 0 && member->role == TMESH_CHANNEL_SEND && member->lane == lane)
-			return true;
-	}
-	return false;
-}
-
-/* Somebody comes to receive: what one receiver alone was given all of them can have from now on.
- * What the maker was given of those who still send it lays on their shelves when they have gone. */
-static void share(struct tmesh_channel *channel)
-{
-	if (channel->role == TMESH_CHANNEL_SEND) {
-		tmesh_channel_shelve_handed(channel);
-		return;
-	}
 	for (uint32_t i = 0; i < CHANNEL_MEMBERS; i++)
-		if (channel->members[i].fd >= 0)
-			tmesh_channel_collect(channel, channel->members[i].fd);
-	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
-		if (has_sender(channel, i))
-			continue;
-		channel->shelves[i].left = true;
-		tmesh_channel_settle(channel, i, true);
-	}
-	tmesh_watch_nudge(channel->home->watch);
+		if (channel->members[i].fd == conn)
+			channel->members[i].withdrew = true;
 }
 
-int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, uint32_t *lane,
-			int fds[TMESH_JOIN_FDS], unsigned int *fd_count)
+void tmesh_channel_withdraw(struct tmesh_channel *channel)
+{
+	const struct tmesh_wire_region message = {
+		.magic = MAGIC_WITHDRAWN,
+		.version = TMESH_WIRE_VERSION,
+	};
+
+	/* If it cannot be sent the maker takes the end of the connection for that of a member. */
+	if (channel->conn >= 0)
+		tmesh_wire_send(channel->conn, &message, sizeof(message), NULL, 0, MSG_DONTWAIT);
+}
+
+static void give_ends(struct tmesh_channel *channel, const struct channel_member *member,
+		      struct tmesh_joined *joined)
+{
+	struct channel_store own;
+	int *to = joined->fds;
+
+	if (channel->shape.pollable) {
+		*to++ = channel->notifiers[channel_peer_notifier(member->role)].signal;
+		*to++ = channel->notifiers[channel_own_notifier(member->role)].signal;
+		*to++ = channel->notifiers[channel_own_notifier(member->role)].wait;
+	}
+	if (member->role == TMESH_CHANNEL_RECV) {
+		*to++ = channel->store->ends.get;
+	} else if (tmesh_channel_lane_store(channel, member->lane, &own)) {
+		*to++ = own.get;
+		*to++ = own.put;
+		joined->given = 2;
+	}
+	joined->count = (unsigned int)(to - joined->fds);
+	joined->lane = member->lane;
+}
+
+int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role,
+			struct tmesh_joined *joined)
 {
 	struct channel_member *member;
 	int number, rc;
 
 	if (role != TMESH_CHANNEL_SEND && role != TMESH_CHANNEL_RECV)
 		return -EINVAL;
-	/* Closed, but for those who receive what it had. */
+	/* A closed channel admits only receivers, for the messages that it has. */
 	if (role == TMESH_CHANNEL_SEND && channel->parting)
 		return -ENOENT;
 	if (!has_place(channel, role, &number, &member)) {
@@ -348,19 +439,11 @@ int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, 
 	member->fd = conn;
 	member->role = (enum tmesh_channel_role)role;
 	member->lane = (uint32_t)number;
-	*lane = member->lane;
-	fds[0] = channel->bells[channel_far_bell(member->role)].ring;
-	fds[1] = channel->bells[channel_own_bell(member->role)].ring;
-	fds[2] = channel->bells[channel_own_bell(member->role)].wait;
-	*fd_count = 3 + tmesh_channel_shelf_ends(channel, member->role, member->lane, &fds[3]);
-	if (member->role == TMESH_CHANNEL_RECV) {
-		share(channel);
-	} else {
-		/* What the last one sent to this process lies there for the next one to look after.
-		 */
-		tmesh_channel_settle(channel, member->lane, channel->handed);
-		channel->shelves[member->lane].left = false;
-	}
-	count(channel, member->role, 1);
+	member->withdrew = false;
+	give_ends(channel, member, joined);
+	/* The new sender looks after the messages of the lane's last sender. */
+	if (role == TMESH_CHANNEL_SEND)
+		channel->left &= ~(1ull << member->lane);
+	came(channel, member->role);
 	return 0;
 }

@@ -2,22 +2,21 @@
 /*
  * The lanes of a channel: one producer each, any number of consumers.
  *
- * A producer fills a slot and then its word, which publishes it: what it was doing when it died
- * nobody sees. A consumer copies the slot and then moves the head by compare-and-swap: when that
- * fails, another one had the message and the copy, torn or not, is thrown away. So neither leaves
- * anything behind that has to be repaired.
+ * A producer fills a slot and then writes its word, which publishes it. If the producer dies before
+ * that, no consumer sees the slot. A consumer copies the slot and then moves the head by
+ * compare-and-swap. If that fails, another consumer has the message, and the copy, torn or not, is
+ * thrown away. So neither side leaves anything behind that needs repair.
  */
 #include "channel_internal.h"
 
 #include <string.h>
 
-/* Others may take from the same lane all the time; who never wins looks at the other lanes. */
+/* Other consumers may take from a lane all the time; after so many tries look at the next lane. */
 #define TRIES 64
-/* As many messages are taken at once. */
+/* The most messages that are taken at once. */
 #define BATCH 64
 
-/* What is built twice: for one message, which is most of what goes through a channel, and for many.
- */
+/* Functions compiled twice: for many messages, and for one, as most calls on a channel need. */
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 static int corrupt(const char *what, struct tmesh_error *err)
@@ -39,13 +38,14 @@ int tmesh_channel_look(struct tmesh_channel *channel, struct tmesh_error *err)
 	return corrupt("head", err);
 }
 
-/* Of a dead sender there may be more under way than the limit of who has its lane now. */
+/* Return how many slots are free. A dead sender may have left more messages under way than the
+ * limit of the lane's new sender allows. */
 static uint32_t free_slots(const struct tmesh_channel *channel, uint64_t under_way)
 {
 	return under_way < channel->limit ? channel->limit - (uint32_t)under_way : 0;
 }
 
-/* The head is looked at only when the last look does not say enough. */
+/* Look at the head only if the last look does not show enough room. */
 static int room(struct tmesh_channel *channel, uint32_t wanted, uint32_t *out,
 		struct tmesh_error *err)
 {
@@ -108,8 +108,9 @@ static void publish(struct tmesh_channel *channel, uint64_t position, uint64_t w
 			      memory_order_release);
 }
 
-static ALWAYS_INLINE int put(struct tmesh_channel *channel, const struct tmesh_message *messages,
-			     uint32_t count, struct tmesh_error *err)
+static ALWAYS_INLINE int lane_put(struct tmesh_channel *channel,
+				  const struct tmesh_message *messages, uint32_t count,
+				  struct tmesh_error *err)
 {
 	uint64_t tail = channel->tail, first = 0, word = 0;
 	uint32_t space = 0, done;
@@ -131,33 +132,33 @@ static ALWAYS_INLINE int put(struct tmesh_channel *channel, const struct tmesh_m
 	rc = fill(channel, &messages[0], tail, &first, err);
 	if (rc)
 		return rc;
-	/* The first one last: nobody looks at the others before, and takes their lines away. */
+	/* Publish the first message last: until then no receiver looks at the others and takes
+	 * their cache lines away. */
 	for (done = 1; done < count && !fill(channel, &messages[done], tail + done, &word, NULL);
 	     done++)
 		publish(channel, tail + done, word);
 	publish(channel, tail, first);
 	channel->tail = tail + done;
 	atomic_store_explicit(&channel->lane->tail, channel->tail, memory_order_release);
-	/* The messages are seen before we look for sleepers, who look for messages before sleeping.
-	 */
+	/* Publish before looking for sleepers, which look for messages before they sleep. */
 	atomic_thread_fence(memory_order_seq_cst);
-	channel_tell(channel, &channel->head->data, CHANNEL_BELL_DATA);
+	channel_tell(channel, &channel->head->data, CHANNEL_NOTIFY_DATA);
 	return (int)done;
 }
 
 int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message *messages,
 		      uint32_t count, struct tmesh_error *err)
 {
-	return put(channel, messages, count, err);
+	return lane_put(channel, messages, count, err);
 }
 
 int tmesh_channel_put_one(struct tmesh_channel *channel, const struct tmesh_message *message,
 			  struct tmesh_error *err)
 {
-	return put(channel, message, 1, err);
+	return lane_put(channel, message, 1, err);
 }
 
-/* How many messages are published from @position on. All their lines come at the same time. */
+/* Count the published messages from @position on. All their cache lines are fetched at once. */
 static inline uint32_t published(const struct tmesh_channel *channel, struct channel_lane *lane,
 				 uint64_t position, uint32_t most)
 {
@@ -172,7 +173,7 @@ static inline uint32_t published(const struct tmesh_channel *channel, struct cha
 	return count;
 }
 
-/* What stands in the slot of a position that has not been reached. */
+/* Return the word of a slot whose position has not been reached. */
 static uint64_t last_lap(const struct tmesh_channel *channel, uint64_t position)
 {
 	uint32_t slots = channel->shape.slots;
@@ -180,7 +181,7 @@ static uint64_t last_lap(const struct tmesh_channel *channel, uint64_t position)
 	return position < slots ? 0 : channel_word(position - slots, 0);
 }
 
-/* The slot of a head that stands still holds the last lap's message, or has never been used. */
+/* Check the slot of a head that stands still: it has the last lap's message, or was never used. */
 static int check_unpublished(struct tmesh_channel *channel, struct channel_lane *lane,
 			     uint64_t head, struct tmesh_error *err)
 {
@@ -194,7 +195,7 @@ static int check_unpublished(struct tmesh_channel *channel, struct channel_lane 
 	return corrupt("slot", err);
 }
 
-/* Word by word: loads that are wider than the stores before them have to wait. */
+/* Copy word by word: loads that are wider than the stores before them have to wait. */
 static inline void copy_bytes(struct tmesh_message *message, const atomic_uint_fast64_t *from,
 			      uint32_t bytes)
 {
@@ -205,7 +206,7 @@ static inline void copy_bytes(struct tmesh_message *message, const atomic_uint_f
 	}
 }
 
-/* A message of our copy. On failure it is one that nobody can have. */
+/* Make a message of our copy of the slot. On failure no receiver can have the message. */
 static ALWAYS_INLINE int deliver(struct tmesh_channel *channel, uint32_t number,
 				 const struct channel_slot *slot, struct tmesh_message *message,
 				 struct tmesh_error *err)
@@ -238,8 +239,8 @@ static void undo(struct tmesh_message *messages, uint32_t count)
 }
 
 /*
- * Regions are opened before the head moves: until then the producer holds them. What was read
- * counts only if the head was still where we found it, and that goes for errors as well.
+ * Open regions before the head moves: until then the producer holds them. The words read, and any
+ * errors, count only if the head has not moved.
  */
 static ALWAYS_INLINE int take_from(struct tmesh_channel *channel, uint32_t number,
 				   struct tmesh_message *messages, uint32_t most,
@@ -265,7 +266,7 @@ static ALWAYS_INLINE int take_from(struct tmesh_channel *channel, uint32_t numbe
 			return rc;
 		/* A message that cannot be had goes too, when it is the first; else next time. */
 		if (atomic_compare_exchange_strong(&lane->head, &head, head + count + !count)) {
-			channel_tell(channel, &lane->room, CHANNEL_BELL_ROOM);
+			channel_tell(channel, &lane->room, CHANNEL_NOTIFY_ROOM);
 			return count ? (int)count : rc;
 		}
 		undo(messages, count);
@@ -273,8 +274,8 @@ static ALWAYS_INLINE int take_from(struct tmesh_channel *channel, uint32_t numbe
 	return -EAGAIN;
 }
 
-static ALWAYS_INLINE int take(struct tmesh_channel *channel, struct tmesh_message *messages,
-			      uint32_t most, struct tmesh_error *err)
+static ALWAYS_INLINE int lane_take(struct tmesh_channel *channel, struct tmesh_message *messages,
+				   uint32_t most, struct tmesh_error *err)
 {
 	uint32_t lanes = channel->shape.lanes, first = channel->next_lane;
 
@@ -293,16 +294,17 @@ static ALWAYS_INLINE int take(struct tmesh_channel *channel, struct tmesh_messag
 int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t most,
 		       struct tmesh_error *err)
 {
-	return take(channel, messages, most < BATCH ? most : BATCH, err);
+	return lane_take(channel, messages, most < BATCH ? most : BATCH, err);
 }
 
 int tmesh_channel_take_one(struct tmesh_channel *channel, struct tmesh_message *message,
 			   struct tmesh_error *err)
 {
-	return take(channel, message, 1, err);
+	return lane_take(channel, message, 1, err);
 }
 
-/* Whether it was still there does not matter: what is open now stays so for the next one. */
+/* Open regions ahead. Another consumer may take the message meanwhile. That does no harm, since the
+ * region stays open for the next message. */
 int tmesh_channel_look_ahead(struct tmesh_channel *channel, struct tmesh_error *err)
 {
 	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
@@ -339,8 +341,8 @@ bool tmesh_channel_ready(struct tmesh_channel *channel)
 	return false;
 }
 
-/* The tail in memory lags behind by what its owner published last, or before it died; consumers may
- * have taken that already. */
+/* Find the end of the published messages. The tail in memory may lack those that its sender
+ * published last, or before it died; consumers may already have taken some of these. */
 static uint64_t published_tail(const struct tmesh_channel *channel, struct channel_lane *lane,
 			       uint64_t head)
 {
@@ -353,7 +355,8 @@ static uint64_t published_tail(const struct tmesh_channel *channel, struct chann
 	return tail;
 }
 
-/* A tail that is read after its head may have gone on by more than there are slots. */
+/* Count the messages. A tail that is read after its head may be ahead of it by more than the slots.
+ */
 int tmesh_channel_waiting(struct tmesh_channel *channel, uint64_t *out, struct tmesh_error *err)
 {
 	uint32_t slots = channel->shape.slots;
@@ -379,7 +382,7 @@ uint32_t tmesh_channel_room(struct tmesh_channel *channel)
 	return free_slots(channel, published_tail(channel, channel->lane, head) - head);
 }
 
-/* A message that is still there names entries, which stay until it was taken. */
+/* Keep the entries that an untaken message names until it is taken. */
 static void leave_named(struct tmesh_channel *channel, uint64_t position)
 {
 	const struct channel_slot *slot = channel_slot(channel, channel->lane, position);
@@ -410,8 +413,8 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct 
 				  channel->limit, slots);
 	if (!channel->limit)
 		channel->limit = slots;
-	/* Behind the first gap may be the rest of a batch that its owner did not live to publish.
-	 */
+	/* Clear the rest of a batch behind the first gap: its owner died before it published all of
+	 * it. */
 	for (uint64_t i = tail; i - head < slots; i++) {
 		atomic_uint_fast64_t *word = &channel_slot(channel, lane, i)->word;
 
@@ -427,6 +430,6 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct 
 		channel->sent_layouts[i].until = head;
 	for (uint64_t i = head; i != tail; i++)
 		leave_named(channel, i);
-	tmesh_channel_shelf_inherit(channel);
+	tmesh_channel_store_inherit(channel);
 	return 0;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * What messages name by number: regions by their tokens, and layouts. Each lane has a table of
- * both, which its producer fills and all consumers read; receivers keep what they have opened and
- * checked. A message that speaks of nothing new is a few comparisons at either end.
+ * The regions (by token) and layouts that messages name by number. Each lane has a table of both,
+ * which its producer fills and all consumers read. Receivers keep the ones that they have opened
+ * and checked. A message that names nothing new costs a few comparisons at either end.
  */
 #include "channel_internal.h"
 
@@ -17,7 +17,6 @@ int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *
 {
 	const struct channel_shape *shape = &channel->shape;
 	bool good;
-	int rc;
 
 	if (channel->role == TMESH_CHANNEL_SEND) {
 		channel->sent_regions = calloc(shape->regions, sizeof(*channel->sent_regions));
@@ -32,11 +31,19 @@ int tmesh_channel_tables_new(struct tmesh_channel *channel, struct tmesh_error *
 		channel->known_layouts = calloc((size_t)shape->lanes * shape->layouts,
 						sizeof(*channel->known_layouts));
 		channel->known_tensors = calloc(CHANNEL_TENSORS, sizeof(*channel->known_tensors));
-		good = channel->known_regions && channel->known_layouts && channel->known_tensors;
+		channel->questions = calloc(shape->lanes, sizeof(*channel->questions));
+		good = channel->known_regions && channel->known_layouts && channel->known_tensors &&
+		       channel->questions;
+		for (uint32_t i = 0; channel->questions && i < shape->lanes; i++)
+			channel->questions[i] = TMESH_NO_QUESTION;
 	}
-	rc = good ? tmesh_channel_hands_new(channel, err)
-		  : tmesh_fail(err, -ENOMEM, "no memory for a channel's tables");
-	return rc ? rc : tmesh_channel_shelves_new(channel, err);
+	return good ? 0 : tmesh_fail(err, -ENOMEM, "no memory for a channel's tables");
+}
+
+void tmesh_channel_questions_drop(struct tmesh_channel *channel)
+{
+	for (uint32_t i = 0; channel->questions && i < channel->shape.lanes; i++)
+		tmesh_question_drop(&channel->questions[i]);
 }
 
 void tmesh_channel_tables_free(struct tmesh_channel *channel)
@@ -52,10 +59,8 @@ void tmesh_channel_tables_free(struct tmesh_channel *channel)
 		if (channel->sent_regions[i].fd >= 0)
 			close(channel->sent_regions[i].fd);
 	}
-	tmesh_channel_hands_drop(channel);
-	tmesh_channel_shelves_close(channel);
-	free(channel->shelves);
-	free(channel->handed);
+	tmesh_channel_questions_drop(channel);
+	free(channel->questions);
 	free(channel->known_tensors);
 	free(channel->known_layouts);
 	free(channel->known_regions);
@@ -64,27 +69,27 @@ void tmesh_channel_tables_free(struct tmesh_channel *channel)
 	free(channel->sent_regions);
 }
 
-/* Nobody will look at an entry any more that was last used before @until. In a corrupt channel
- * nobody looks at anything, and sending says so once it looks like full. */
+/* Return whether no receiver needs an entry any more that was last used before @until. In a corrupt
+ * channel none does, and sending reports that when the lane looks full. */
 static bool taken(struct tmesh_channel *channel, uint64_t until)
 {
 	return (int64_t)(channel->seen - until) >= 0 || tmesh_channel_look(channel, NULL) ||
 	       (int64_t)(channel->seen - until) >= 0;
 }
 
-/* The entry has nothing any more; home->lock is held. Return: the region, or NULL. */
+/* Empty the entry and return its region, or NULL; home->lock is held. */
 static struct tmesh_region *clear_region(struct tmesh_channel *channel, uint32_t entry)
 {
 	struct channel_sent_region *sent = &channel->sent_regions[entry];
 	struct tmesh_region *region = sent->region;
 
-	if (atomic_load(&sent->held) == CHANNEL_HELD_SHELF)
-		channel->shelf_stale = true;
+	if (atomic_load(&sent->stored))
+		channel->own_stale = true;
 	if (sent->fd >= 0)
 		close(sent->fd);
 	sent->fd = -1;
 	sent->region = NULL;
-	atomic_store(&sent->held, CHANNEL_HELD_HERE);
+	atomic_store(&sent->stored, false);
 	return region;
 }
 
@@ -93,7 +98,7 @@ static int write_region(struct tmesh_channel *channel, struct tmesh_region *regi
 {
 	struct channel_sent_region *sent = &channel->sent_regions[entry];
 	struct tmesh_region *before;
-	/* Nobody could write to it. */
+	/* No receiver could write to sealed memory. */
 	uint32_t rights = tmesh_region_is_sealed(region) ? TMESH_READ : channel->rights;
 	uint64_t words[CHANNEL_R_WORDS] = {tmesh_region_id(region), rights};
 	char token[TMESH_TOKEN_SIZE] = "";
@@ -108,13 +113,13 @@ static int write_region(struct tmesh_channel *channel, struct tmesh_region *regi
 	before = clear_region(channel, entry);
 	sent->region = tmesh_region_ref(region);
 	pthread_mutex_unlock(&channel->home->lock);
-	tmesh_channel_hand_over(channel, entry, rights);
+	tmesh_channel_store_region(channel, entry, rights);
 	tmesh_channel_drop_later(channel, before);
 	return 0;
 }
 
-/* What was received, and nobody else here holds. Return: a list of regions, of which nothing lies
- * on the shelf once that is what the entries say. */
+/* Return a list of the regions that were received and that nothing else here uses. The lane's store
+ * has none of them once it was updated. */
 static struct tmesh_region *collect_received(struct tmesh_channel *channel)
 {
 	struct channel_region *table = channel_regions(channel, channel->lane);
@@ -131,7 +136,7 @@ static struct tmesh_region *collect_received(struct tmesh_channel *channel)
 		pthread_mutex_lock(&channel->home->lock);
 		clear_region(channel, i);
 		pthread_mutex_unlock(&channel->home->lock);
-		/* So that receivers who keep it open for nothing let go of it, too. */
+		/* Receivers that keep the region open unused will close it, too. */
 		atomic_store_explicit(&table[i].words[CHANNEL_R_ID], 0, memory_order_relaxed);
 		if (region) {
 			/* The last reference is ours. */
@@ -142,12 +147,13 @@ static struct tmesh_region *collect_received(struct tmesh_channel *channel)
 	return list;
 }
 
-/* Where it cannot be done now, what lies there for nothing goes with the next region. */
+/* Drop the received regions. If the store cannot be updated now, the next region's update removes
+ * them. */
 static void drop_received(struct tmesh_channel *channel, struct tmesh_region *list)
 {
-	if (channel->shelf_stale) {
+	if (channel->own_stale) {
 		pthread_mutex_lock(&channel->home->lock);
-		tmesh_channel_shelve(channel);
+		tmesh_channel_store_update(channel);
 		pthread_mutex_unlock(&channel->home->lock);
 	}
 	while (list) {
@@ -192,7 +198,7 @@ static int name_region(struct tmesh_channel *channel, struct tmesh_region *regio
 		channel->last_region = oldest;
 		rc = write_region(channel, region, oldest, err);
 	}
-	/* The shelf has changed at once for both. */
+	/* The store changes once for both. */
 	drop_received(channel, received);
 	return rc;
 }
@@ -207,7 +213,8 @@ static bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout 
 	return true;
 }
 
-/* Versions go on from what is there, so that no receiver takes a dead producer's for ours. */
+/* Write a layout. Its version follows the one that is there, so no receiver mistakes it for a dead
+ * producer's. */
 static void write_layout(struct tmesh_channel *channel, const struct tmesh_layout *layout,
 			 uint32_t entry)
 {
@@ -284,20 +291,20 @@ static int nonsense(const char *what, struct tmesh_error *err)
 	return tmesh_fail(err, -EPROTO, "receive: the sender's message is malformed (%s)", what);
 }
 
-/* With the lock: the watch looks there for what the others lack. */
 static void set_known(struct tmesh_channel *channel, struct channel_known_region *known,
 		      struct tmesh_region *region)
 {
-	struct tmesh_region *before = known->region;
-
 	pthread_mutex_lock(&channel->home->lock);
 	known->region = region;
 	pthread_mutex_unlock(&channel->home->lock);
-	tmesh_region_unref(before);
 }
 
-static void forget_region(struct tmesh_channel *channel, struct channel_known_region *known)
+/* Take a region out of the tables. Return: the tables' reference. */
+static struct tmesh_region *take_known(struct tmesh_channel *channel,
+				       struct channel_known_region *known)
 {
+	struct tmesh_region *region = known->region;
+
 	for (uint32_t i = 0; i < CHANNEL_TENSORS; i++) {
 		struct channel_known_tensor *tensor = &channel->known_tensors[i];
 
@@ -307,11 +314,17 @@ static void forget_region(struct tmesh_channel *channel, struct channel_known_re
 		}
 	}
 	channel->open_regions--;
-	channel->open_bytes -= tmesh_region_bytes(known->region);
+	channel->open_bytes -= tmesh_region_bytes(region);
 	set_known(channel, known, NULL);
+	return region;
 }
 
-/* Nobody but this handle holds it. */
+static void forget_region(struct tmesh_channel *channel, struct channel_known_region *known)
+{
+	tmesh_region_unref(take_known(channel, known));
+}
+
+/* Return whether nothing but this handle uses the region. */
 static bool idle(const struct tmesh_channel *channel, const struct channel_known_region *known)
 {
 	uint32_t refs = 1;
@@ -328,8 +341,8 @@ static bool idle(const struct tmesh_channel *channel, const struct channel_known
 	return atomic_load(&known->region->refs) == refs;
 }
 
-/* Where there are too many, whichever comes next makes room, and costs an open should it come
- * again. Too many bytes are a reason only where closing gives them back. */
+/* Close regions if there are too many, which costs an open if one of them comes again. Too many
+ * bytes are a reason only if closing frees them. */
 static void make_room(struct tmesh_channel *channel, uint64_t bytes)
 {
 	uint32_t count = channel->shape.lanes * channel->shape.regions;
@@ -340,17 +353,32 @@ static void make_room(struct tmesh_channel *channel, uint64_t bytes)
 
 		if (!many && channel->open_bytes + bytes <= channel->max_bytes)
 			return;
-		if (known->region && (many || idle(channel, known))) {
-			if (known->handed)
-				tmesh_channel_hand_back(channel, channel->hand);
+		if (known->region && (many || idle(channel, known)))
 			forget_region(channel, known);
-		}
 		channel->hand = channel->hand + 1 < count ? channel->hand + 1 : 0;
 	}
 }
 
-/* Those that their sender has let go of, and whose tensors nobody has here. */
-static void close_returned(struct tmesh_channel *channel, uint32_t lane)
+/* Close regions that are open only for future messages. Return whether there were any. */
+static bool close_idle(struct tmesh_channel *channel)
+{
+	uint32_t count = channel->shape.lanes * channel->shape.regions;
+	bool any = false;
+
+	for (uint32_t i = 0; channel->open_regions && i < count; i++) {
+		struct channel_known_region *known = &channel->known_regions[i];
+
+		if (!known->region || !idle(channel, known))
+			continue;
+		forget_region(channel, known);
+		any = true;
+	}
+	return any;
+}
+
+/* Close the regions that their sender has released and whose tensors are not used here. */
+static void close_returned(struct tmesh_channel *channel, uint32_t lane,
+			   void (*drop)(struct tmesh_channel *channel, struct tmesh_region *region))
 {
 	struct channel_region *table = channel_regions(channel, channel_lane(channel, lane));
 	struct channel_known_region *known = &channel->known_regions[lane * channel->shape.regions];
@@ -359,45 +387,68 @@ static void close_returned(struct tmesh_channel *channel, uint32_t lane)
 		if (known[i].region &&
 		    !atomic_load_explicit(&table[i].words[CHANNEL_R_ID], memory_order_relaxed) &&
 		    idle(channel, &known[i]))
-			forget_region(channel, &known[i]);
+			drop(channel, take_known(channel, &known[i]));
+}
+
+static void drop_now(struct tmesh_channel *channel, struct tmesh_region *region)
+{
+	tmesh_region_unref(region);
+}
+
+void tmesh_channel_close_returned(struct tmesh_channel *channel)
+{
+	for (uint32_t i = 0; channel->open_regions && i < channel->shape.lanes; i++)
+		close_returned(channel, i, tmesh_channel_drop_later);
+}
+
+/* Open the region of an entry, whose words are @words. */
+static int fetch_region(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,
+			const uint64_t *words, struct tmesh_region **region,
+			struct tmesh_error *err)
+{
+	const uint32_t rights = (uint32_t)words[CHANNEL_R_RIGHTS];
+	const uint64_t id = words[CHANNEL_R_ID];
+	char token[TMESH_TOKEN_SIZE];
+	int there, rc;
+
+	memcpy(token, &words[CHANNEL_R_TOKEN], sizeof(token));
+	token[sizeof(token) - 1] = '\0';
+	channel->questions[lane].until = channel_until(channel);
+	rc = tmesh_region_open_asking(channel->ctx, token, rights, &channel->questions[lane],
+				      region, err);
+	/* Its sender is gone or does not answer in time, or others have received it. */
+	if (rc != -ENOENT && rc != -ETIMEDOUT && rc != -EAGAIN)
+		return rc;
+	there = tmesh_channel_store_open(channel, lane, entry, id, rights, region);
+	if (there == -ENOENT)
+		return rc;
+	if (there)
+		return tmesh_fail(err, there,
+				  "receive: what a sender has sent, which is gone or does not "
+				  "answer, cannot be opened now");
+	tmesh_question_drop(&channel->questions[lane]);
+	return 0;
 }
 
 static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_t entry,
 			   uint64_t id, struct channel_known_region *known, struct tmesh_error *err)
 {
 	uint64_t words[CHANNEL_R_WORDS];
-	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
-	bool handed;
 	int rc;
 
 	channel_copy_out(words, channel_regions(channel, channel_lane(channel, lane))[entry].words,
 			 CHANNEL_R_WORDS);
-	memcpy(token, &words[CHANNEL_R_TOKEN], sizeof(token));
-	token[sizeof(token) - 1] = '\0';
 	if (words[CHANNEL_R_ID] != id)
 		return nonsense("region", err);
 	if (words[CHANNEL_R_RIGHTS] & ~(uint64_t)(TMESH_READ | TMESH_WRITE))
 		return nonsense("rights", err);
-	close_returned(channel, lane);
-	rc = tmesh_channel_handed(channel, lane, entry, id, (uint32_t)words[CHANNEL_R_RIGHTS],
-				  &region);
-	handed = rc == 0;
-	if (rc)
-		rc = tmesh_region_open(channel->ctx, token, (uint32_t)words[CHANNEL_R_RIGHTS],
-				       &region, err);
-	/* Its sender is gone, or others have received it. What is not on the shelf either is told
-	 * by the token's error. */
-	if (rc == -ENOENT) {
-		int there = tmesh_channel_shelf_open(channel, lane, entry, id,
-						     (uint32_t)words[CHANNEL_R_RIGHTS], &region);
-
-		if (there != -ENOENT)
-			rc = there < 0 ? tmesh_fail(err, there,
-						    "receive: what a sender that is gone has sent "
-						    "cannot be opened now")
-				       : there;
-	}
+	close_returned(channel, lane, drop_now);
+	rc = fetch_region(channel, lane, entry, words, &region, err);
+	/* Free descriptors of regions that are open only for future messages: this one is needed
+	 * now. */
+	if ((rc == -EMFILE || rc == -ENFILE) && close_idle(channel))
+		rc = fetch_region(channel, lane, entry, words, &region, err);
 	if (rc)
 		return rc;
 	if (tmesh_region_id(region) != id) {
@@ -409,18 +460,19 @@ static int open_region_now(struct tmesh_channel *channel, uint32_t lane, uint32_
 	make_room(channel, tmesh_region_bytes(region));
 	set_known(channel, known, region);
 	known->id = id;
-	known->handed = handed;
 	channel->open_regions++;
 	channel->open_bytes += tmesh_region_bytes(region);
 	return 0;
 }
 
-/* Who may not open is told what came of it when the region was prepared, and if it was not, to
- * have that done. */
+/* Open a region, or report why a handle that must not open regions cannot use it: the error of
+ * tmesh_channel_prepare(), or -EINPROGRESS if that has not been called. */
 static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t entry, uint64_t id,
 		       struct channel_known_region *known, struct tmesh_error *err)
 {
-	int why = known->refused == id ? known->why : 0;
+	uint64_t head =
+		atomic_load_explicit(&channel_lane(channel, lane)->head, memory_order_acquire);
+	int why = known->refused == id && known->refused_at == head ? known->why : 0;
 	char text[64];
 
 	known->why = 0;
@@ -428,6 +480,7 @@ static int open_region(struct tmesh_channel *channel, uint32_t lane, uint32_t en
 		why = open_region_now(channel, lane, entry, id, known, err);
 		if (why && !channel_passes(why)) {
 			known->refused = id;
+			known->refused_at = head;
 			known->why = why;
 		}
 		return why;
@@ -463,7 +516,7 @@ static int read_layout(struct tmesh_channel *channel, uint32_t lane, uint32_t en
 	return 0;
 }
 
-/* The layout itself is known to be sound: only its place remains to be looked at. */
+/* Check the place alone: the layout itself is sound. */
 static int check_place(const struct channel_known_layout *form, uint64_t offset, uint64_t bytes,
 		       uint64_t region_bytes, struct tmesh_error *err)
 {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 /*
- * Waiting at a channel: trying, a short busy wait, sleeping on a futex; and descriptors for event
+ * Waiting at a channel: a try, a short busy wait, then sleep on a futex; and descriptors for event
  * loops.
  *
- * Who wants to be told sets its flag in a word of the channel and then looks once more; the other
- * end acts and then looks at the word. One of them sees the other. Telling clears the flags, steps
- * the epoch on, so that nobody falls asleep on an old word, and wakes all: which one would find
- * something is not known, and a sleeper that was killed must not have taken another one's wake.
+ * A waiting end sets its flag in a word of the channel and then looks once more. The other end acts
+ * and then looks at the word. One of them sees the other.
+ *
+ * A wake clears the flags and advances the epoch, so that no end falls asleep on an old word. It
+ * wakes all ends: it cannot know which one has something to do, and a sleeper that was killed must
+ * not take another one's wake.
  */
 #include "channel_internal.h"
 
@@ -18,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Looks between two at the clock, and at who is there. */
+/* Looks between two checks of the clock and of the peers. */
 #define LOOKS 32
 #define EAGER 256
 #define SPIN_LEAST 500
@@ -37,15 +39,15 @@ static void wake(atomic_uint *word)
 	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Sockets, because each call says for itself that it does not wait: with an eventfd, whoever
- * shares it decides that. A full one is rung already. */
-static void ring(const struct tmesh_channel *channel, int bell)
+/* Signal a notifier. It is a socket because each call can ask not to wait; with an eventfd, any
+ * process that shares it could change that. A full socket is signalled already. */
+static void notifier_signal(const struct tmesh_channel *channel, int notifier)
 {
-	if (channel->bells[bell].ring >= 0)
-		send(channel->bells[bell].ring, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+	if (channel->notifiers[notifier].signal >= 0)
+		send(channel->notifiers[notifier].signal, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-void tmesh_channel_tell(struct tmesh_channel *channel, atomic_uint *word, int bell)
+void tmesh_channel_tell(struct tmesh_channel *channel, atomic_uint *word, int notifier)
 {
 	uint32_t flags = atomic_fetch_and(word, ~(CHANNEL_SLEEPS | CHANNEL_POLLS));
 
@@ -53,7 +55,7 @@ void tmesh_channel_tell(struct tmesh_channel *channel, atomic_uint *word, int be
 	if (flags & CHANNEL_SLEEPS)
 		wake(word);
 	if (flags & CHANNEL_POLLS)
-		ring(channel, bell);
+		notifier_signal(channel, notifier);
 }
 
 void tmesh_channel_tell_all(struct tmesh_channel *channel)
@@ -66,11 +68,11 @@ void tmesh_channel_tell_all(struct tmesh_channel *channel)
 		atomic_fetch_add(&lane->room, CHANNEL_EPOCH);
 		wake(&lane->room);
 	}
-	for (int i = 0; i < CHANNEL_BELLS; i++) {
-		ring(channel, i);
-		/* Readable for good, whoever else may try to empty it. */
-		if (!channel->maker && channel->bells[i].wait >= 0)
-			shutdown(channel->bells[i].wait, SHUT_RD);
+	for (int i = 0; i < CHANNEL_NOTIFIERS; i++) {
+		notifier_signal(channel, i);
+		/* It stays readable, although other processes may try to empty it. */
+		if (!channel->maker && channel->notifiers[i].wait >= 0)
+			shutdown(channel->notifiers[i].wait, SHUT_RD);
 	}
 }
 
@@ -79,7 +81,7 @@ static atomic_uint *word_of(struct tmesh_channel *channel)
 	return channel->role == TMESH_CHANNEL_SEND ? &channel->lane->room : &channel->head->data;
 }
 
-/* Ask to be told. True: look again, something has happened meanwhile. */
+/* Ask for a wake. True: look again, something has happened meanwhile. */
 static bool arm(struct tmesh_channel *channel, uint32_t flag, uint32_t *value)
 {
 	*value = atomic_fetch_or(word_of(channel), flag) | flag;
@@ -87,22 +89,23 @@ static bool arm(struct tmesh_channel *channel, uint32_t flag, uint32_t *value)
 	return tmesh_channel_ready(channel) || channel_gone(channel);
 }
 
-/* Others may poll the same bell: what it told them must not be lost with us. */
+/* Arm the notifier. Others may poll it too, so pass on a signal that this call has taken from them.
+ */
 static bool arm_poll(struct tmesh_channel *channel)
 {
-	int bell = channel_own_bell(channel->role);
+	int notifier = channel_own_notifier(channel->role);
 	char bytes[64];
 	uint32_t value;
 
-	recv(channel->bells[bell].wait, bytes, sizeof(bytes), MSG_DONTWAIT);
+	recv(channel->notifiers[notifier].wait, bytes, sizeof(bytes), MSG_DONTWAIT);
 	if (!arm(channel, CHANNEL_POLLS, &value))
 		return false;
-	ring(channel, bell);
+	notifier_signal(channel, notifier);
 	return true;
 }
 
-/* A receiver's first looks, without a pause, which is as long as half the way between near CPUs.
- * Only where there is one word to look at. */
+/* Look for a message without pausing: a pause takes half as long as the way between near CPUs. Only
+ * possible if there is one word to look at. */
 static inline bool glance(const struct tmesh_channel *channel)
 {
 	struct channel_lane *lane = channel_lane(channel, 0);
@@ -117,7 +120,8 @@ static inline bool glance(const struct tmesh_channel *channel)
 	return false;
 }
 
-/* Worth what it found lately: doubled by a hit, halved by a miss. A @brief wait is nothing else. */
+/* Spin for a while that doubles with each hit and halves with each miss. A @brief wait only spins.
+ */
 static bool spin(struct tmesh_channel *channel, uint64_t deadline, bool brief)
 {
 	uint64_t end = 0;
@@ -161,7 +165,7 @@ static int sleep_on(atomic_uint *word, uint32_t value, uint64_t deadline)
 	return -errno;
 }
 
-/* What is tried: one way to put, to take, or to look. */
+/* One way to put, to take, or to look. */
 struct attempt {
 	int (*now)(struct tmesh_channel *channel, const struct attempt *attempt,
 		   struct tmesh_error *err);
@@ -175,23 +179,25 @@ static int put_now(struct tmesh_channel *channel, const struct attempt *a, struc
 	return tmesh_channel_put(channel, a->from, a->count, err);
 }
 
-static int take(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
+static int attempt_receive(struct tmesh_channel *channel, const struct attempt *a,
+			   struct tmesh_error *err)
 {
 	return a->count == 1 ? tmesh_channel_take_one(channel, a->to, err)
 			     : tmesh_channel_take(channel, a->to, a->count, err);
 }
 
-/* What was sent before the senders went is still taken. */
+/* Take, or report that the senders are gone. Messages that they sent before are still taken, also
+ * one whose region a stopped sender has not given yet. */
 static int take_now(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
 {
-	int rc = take(channel, a, err);
+	int rc = attempt_receive(channel, a, err);
 
 	if (rc != -EAGAIN || !channel_gone(channel))
 		return rc;
-	rc = take(channel, a, err);
-	if (rc != -EAGAIN)
+	rc = attempt_receive(channel, a, err);
+	if (rc != -EAGAIN || tmesh_channel_ready(channel))
 		return rc;
-	tmesh_channel_shelves_end(channel);
+	tmesh_channel_store_end(channel);
 	return tmesh_fail(err, -EPIPE, "receive: nobody is left to send");
 }
 
@@ -233,13 +239,31 @@ static int check_use(const struct tmesh_channel *channel, enum tmesh_channel_rol
 	return check_life(channel, what, err);
 }
 
+/* Release memory before a wait, since the other end may be waiting for it. */
+static void trim(struct tmesh_channel *channel)
+{
+	if (channel->role == TMESH_CHANNEL_SEND)
+		tmesh_channel_let_go(channel);
+	else
+		tmesh_channel_close_returned(channel);
+}
+
+void tmesh_channel_trim(struct tmesh_channel *channel)
+{
+	if (!check_life(channel, "trim", NULL))
+		trim(channel);
+}
+
 static int try_now(struct tmesh_channel *channel, const struct attempt *a, const char *why,
 		   struct tmesh_error *err)
 {
 	int rc = a->now(channel, a, err);
 
-	if (rc == -EAGAIN && channel->polls && arm_poll(channel))
-		rc = a->now(channel, a, err);
+	if (rc == -EAGAIN && channel->polls) {
+		trim(channel);
+		if (arm_poll(channel))
+			rc = a->now(channel, a, err);
+	}
 	return rc == -EAGAIN ? tmesh_fail(err, rc, "%s", why) : rc;
 }
 
@@ -258,7 +282,13 @@ int tmesh_channel_level(struct tmesh_channel *channel, uint64_t *waiting, uint32
 	return rc;
 }
 
-/* The word steps on behind the flag: who has looked at the flag before does not fall asleep. */
+bool tmesh_channel_gone(const struct tmesh_channel *channel)
+{
+	return !check_life(channel, "gone", NULL) && channel_gone(channel);
+}
+
+/* Wake one that waits. The epoch advances after the flag is set: a waiter that read the flag
+ * earlier does not fall asleep. */
 void tmesh_channel_wake(struct tmesh_channel *channel)
 {
 	atomic_store(&channel->woken, true);
@@ -266,7 +296,7 @@ void tmesh_channel_wake(struct tmesh_channel *channel)
 	wake(word_of(channel));
 }
 
-/* What was tried first had to wait. */
+/* Repeat the attempt until it succeeds or the time is over. */
 static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int64_t timeout_ns,
 		    const char *why, struct tmesh_error *err)
 {
@@ -276,10 +306,14 @@ static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int6
 	uint32_t value;
 	int rc = 0;
 
+	if (channel->role == TMESH_CHANNEL_RECV)
+		deadline = channel_until(channel);
 	for (;;) {
-		if (!spin(channel, deadline, brief) && !brief &&
-		    !arm(channel, CHANNEL_SLEEPS, &value) && !atomic_load(&channel->woken))
-			rc = sleep_on(word_of(channel), value, deadline);
+		if (!spin(channel, deadline, brief) && !brief) {
+			trim(channel);
+			if (!arm(channel, CHANNEL_SLEEPS, &value) && !atomic_load(&channel->woken))
+				rc = sleep_on(word_of(channel), value, deadline);
+		}
 		if (rc == -EINTR)
 			return tmesh_fail(err, rc, "%s: a signal came", why);
 		if (atomic_exchange(&channel->woken, false))
@@ -355,11 +389,23 @@ int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struc
 		       : rc;
 }
 
+static int begin_receiving(struct tmesh_channel *channel, int64_t timeout_ns,
+			   struct tmesh_error *err)
+{
+	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
+
+	if (!rc) {
+		channel->patience_ns = timeout_ns;
+		channel->until = 0;
+	}
+	return rc;
+}
+
 int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *message,
 			   struct tmesh_error *err)
 {
 	const struct attempt a = {.now = take_now, .to = message, .count = 1};
-	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
+	int rc = begin_receiving(channel, 0, err);
 
 	if (!rc)
 		rc = TMESH_NEED(err, message);
@@ -373,7 +419,7 @@ int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *
 int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message *messages,
 			     uint32_t room, int64_t timeout_ns, struct tmesh_error *err)
 {
-	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
+	int rc = begin_receiving(channel, timeout_ns, err);
 
 	if (!rc)
 		rc = TMESH_NEED(err, messages);
@@ -396,6 +442,8 @@ int tmesh_channel_prepare(struct tmesh_channel *channel, struct tmesh_error *err
 
 	if (rc)
 		return rc;
+	channel->patience_ns = -1;
+	channel->until = 0;
 	opens = channel->opens;
 	channel->opens = true;
 	rc = tmesh_channel_look_ahead(channel, err);
@@ -406,7 +454,8 @@ int tmesh_channel_prepare(struct tmesh_channel *channel, struct tmesh_error *err
 int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *message,
 		       int64_t timeout_ns, struct tmesh_error *err)
 {
-	int rc = check_use(channel, TMESH_CHANNEL_RECV, "receive", err);
+	const struct attempt a = {.now = take_now, .to = message, .count = 1};
+	int rc = begin_receiving(channel, timeout_ns, err);
 
 	if (!rc)
 		rc = TMESH_NEED(err, message);
@@ -415,7 +464,7 @@ int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *mess
 	if (rc == -EAGAIN && glance(channel))
 		rc = tmesh_channel_take_one(channel, message, err);
 	if (rc == -EAGAIN)
-		rc = tmesh_channel_recv_batch(channel, message, 1, timeout_ns, err);
+		rc = wait_for(channel, &a, timeout_ns, empty, err);
 	return rc < 0 ? rc : 0;
 }
 
@@ -427,6 +476,10 @@ int tmesh_channel_poll_fd(struct tmesh_channel *channel, struct tmesh_error *err
 		rc = check_use(channel, channel->role, "poll", err);
 	if (rc)
 		return rc;
+	if (!channel->shape.pollable)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "poll: the channel was made with TMESH_CHANNEL_NO_POLL; make it "
+				  "without that flag");
 	if (channel->role == TMESH_CHANNEL_SEND && channel->shape.lanes > 1)
 		return tmesh_fail(
 			err, -EOPNOTSUPP,
@@ -436,5 +489,5 @@ int tmesh_channel_poll_fd(struct tmesh_channel *channel, struct tmesh_error *err
 		channel->polls = true;
 		arm_poll(channel);
 	}
-	return channel->bells[channel_own_bell(channel->role)].wait;
+	return channel->notifiers[channel_own_notifier(channel->role)].wait;
 }

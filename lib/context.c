@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Contexts: choice of the backend, limits, counters. */
+/* Contexts: options, limits, counters. backend.c chooses the backend. */
 #include "common/numbers.h"
 #include "held.h"
 #include "wire.h"
@@ -14,27 +14,14 @@
 #define POOL_IDLE_NS 10000000000u
 #define POOL_LOOK_MS 5000
 #define DEFAULT_TIMEOUT_NS 2000000000u
-#define DEFAULT_LINGER_NS 5000000000u
-#define LONGEST_LINGER_NS 3600000000000u
+#define DEFAULT_EXIT_WAIT_NS 5000000000u
+#define LONGEST_EXIT_WAIT_NS 3600000000000u
 /* Added to the time, it gives a time to come. */
 #define LONGEST_TIMEOUT_NS ((uint64_t)INT64_MAX)
 
 const char *tmesh_version(void)
 {
 	return TMESH_VERSION;
-}
-
-const char *tmesh_backend_name(enum tmesh_backend backend)
-{
-	switch (backend) {
-	case TMESH_BACKEND_AUTO:
-		return "auto";
-	case TMESH_BACKEND_KERNEL:
-		return "kernel";
-	case TMESH_BACKEND_MEMFD:
-		return "memfd";
-	}
-	return NULL;
 }
 
 void tmesh_log(const struct tmesh_ctx *ctx, enum tmesh_log_level level, const char *fmt, ...)
@@ -50,75 +37,82 @@ void tmesh_log(const struct tmesh_ctx *ctx, enum tmesh_log_level level, const ch
 	ctx->log(ctx->log_data, level, message);
 }
 
-static int wanted_backend(enum tmesh_backend option, enum tmesh_backend *out,
-			  struct tmesh_error *err)
-{
-	const char *name;
+struct tmesh_log_line {
+	struct tmesh_log_line *before;
+	enum tmesh_log_level level;
+	char message[512];
+};
 
-	*out = option;
-	if (option == TMESH_BACKEND_KERNEL || option == TMESH_BACKEND_MEMFD)
-		return 0;
-	if (option != TMESH_BACKEND_AUTO)
-		return tmesh_fail(err, -EINVAL, "unknown backend %d", (int)option);
-	name = getenv("TMESH_BACKEND");
-	if (!name || !*name)
-		return 0;
-	if (!strcmp(name, "kernel"))
-		*out = TMESH_BACKEND_KERNEL;
-	else if (!strcmp(name, "memfd"))
-		*out = TMESH_BACKEND_MEMFD;
-	else
-		return tmesh_fail(err, -EINVAL,
-				  "TMESH_BACKEND is \"%.32s\"; kernel and memfd are known", name);
-	return 0;
+void tmesh_log_later(struct tmesh_ctx *ctx, enum tmesh_log_level level, const char *fmt, ...)
+{
+	struct tmesh_log_line *line = ctx->log ? malloc(sizeof(*line)) : NULL;
+	va_list args;
+
+	if (!line)
+		return;
+	line->level = level;
+	va_start(args, fmt);
+	vsnprintf(line->message, sizeof(line->message), fmt, args);
+	va_end(args);
+	line->before = atomic_load(&ctx->said);
+	while (!atomic_compare_exchange_weak(&ctx->said, &line->before, line))
+		;
 }
 
-/* TMESH_LINGER is in seconds. */
-static int wanted_linger(uint64_t option, uint64_t *out, struct tmesh_error *err)
+void tmesh_log_said(struct tmesh_ctx *ctx)
 {
-	const char *text = getenv("TMESH_LINGER");
+	struct tmesh_log_line *line = atomic_exchange(&ctx->said, NULL), *first = NULL;
+
+	while (line) {
+		struct tmesh_log_line *before = line->before;
+
+		line->before = first;
+		first = line;
+		line = before;
+	}
+	while (first) {
+		line = first;
+		first = line->before;
+		ctx->log(ctx->log_data, line->level, line->message);
+		free(line);
+	}
+}
+
+/* Forget the lines without free(): another thread of the parent's may have been in malloc(). */
+void tmesh_log_forget(struct tmesh_ctx *ctx)
+{
+	atomic_store(&ctx->said, NULL);
+}
+
+/* Read the time; TMESH_EXIT_WAIT is in seconds. */
+static int wanted_exit_wait(uint64_t option, uint64_t *out, bool *asked, struct tmesh_error *err)
+{
+	const char *text = secure_getenv("TMESH_EXIT_WAIT");
 	locale_t before;
 	double seconds;
 	char *end;
 
+	*asked = option || (text && *text);
 	if (option) {
-		*out = option == TMESH_NO_LINGER ? 0 : option;
+		*out = option == TMESH_NO_EXIT_WAIT ? 0 : option;
 	} else if (!text || !*text) {
-		*out = DEFAULT_LINGER_NS;
+		*out = DEFAULT_EXIT_WAIT_NS;
 	} else {
 		before = tmesh_numbers_begin();
 		if (!before)
-			return tmesh_fail(err, -ENOMEM, "no memory to read TMESH_LINGER");
+			return tmesh_fail(err, -ENOMEM, "no memory to read TMESH_EXIT_WAIT");
 		seconds = strtod(text, &end);
 		tmesh_numbers_end(before);
-		if (*end || !(seconds >= 0 && seconds <= LONGEST_LINGER_NS / 1e9))
-			return tmesh_fail(err, -EINVAL,
-					  "TMESH_LINGER is \"%.32s\"; it is seconds from 0 to %d",
-					  text, (int)(LONGEST_LINGER_NS / 1000000000u));
+		if (*end || !(seconds >= 0 && seconds <= LONGEST_EXIT_WAIT_NS / 1e9))
+			return tmesh_fail(
+				err, -EINVAL,
+				"TMESH_EXIT_WAIT is \"%.32s\"; it is seconds from 0 to %d", text,
+				(int)(LONGEST_EXIT_WAIT_NS / 1000000000u));
 		*out = (uint64_t)(seconds * 1e9);
 	}
-	if (*out > LONGEST_LINGER_NS)
-		return tmesh_fail(err, -EINVAL, "linger_ns is more than an hour");
+	if (*out > LONGEST_EXIT_WAIT_NS)
+		return tmesh_fail(err, -EINVAL, "exit_wait_ns is more than an hour");
 	return 0;
-}
-
-static int open_backend(struct tmesh_ctx *ctx, enum tmesh_backend wanted, struct tmesh_error *err)
-{
-	struct tmesh_error why;
-	int rc;
-
-	if (wanted != TMESH_BACKEND_MEMFD) {
-		ctx->ops = &tmesh_kernel_ops;
-		rc = ctx->ops->open(ctx, wanted == TMESH_BACKEND_KERNEL ? err : &why);
-		if (rc == 0 && wanted == TMESH_BACKEND_AUTO)
-			tmesh_log(ctx, TMESH_LOG_INFO, "taking the kernel backend");
-		if (rc == 0 || wanted == TMESH_BACKEND_KERNEL)
-			return rc;
-		tmesh_log(ctx, rc == -ENOENT ? TMESH_LOG_INFO : TMESH_LOG_WARN,
-			  "taking the memfd backend: %s", why.message);
-	}
-	ctx->ops = &tmesh_memfd_ops;
-	return ctx->ops->open(ctx, err);
 }
 
 static void ctx_free(struct tmesh_ctx *ctx)
@@ -142,17 +136,18 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	struct tmesh_ctx_opts o;
 	enum tmesh_backend wanted;
 	struct tmesh_ctx *ctx;
-	uint64_t linger_ns = 0, pool_max = 0;
+	uint64_t exit_wait_ns = 0, pool_max = 0;
+	bool waits_at_exit = false;
 	int rc = TMESH_NEED(err, out);
 
 	if (!rc)
 		rc = tmesh_read_sized(&o, sizeof(o), opts, err);
 	if (!rc)
-		rc = wanted_backend(o.backend, &wanted, err);
+		rc = tmesh_backend_wanted(o.backend, &wanted, err);
 	if (!rc)
 		rc = tmesh_check_taken(o.taken, err);
 	if (!rc)
-		rc = wanted_linger(o.linger_ns, &linger_ns, err);
+		rc = wanted_exit_wait(o.exit_wait_ns, &exit_wait_ns, &waits_at_exit, err);
 	if (!rc)
 		rc = tmesh_pool_wanted(o.pool_bytes, &pool_max, err);
 	if (rc)
@@ -167,25 +162,28 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	atomic_init(&ctx->pool_max, pool_max);
 	ctx->pool_idle_ns = POOL_IDLE_NS;
 	ctx->pool_look_ms = POOL_LOOK_MS;
-	ctx->timeout_ns = o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS;
-	if (ctx->timeout_ns > LONGEST_TIMEOUT_NS)
+	ctx->timeout_ns = o.timeout_ns > 0 ? (uint64_t)o.timeout_ns : DEFAULT_TIMEOUT_NS;
+	if (o.timeout_ns < 0)
 		ctx->timeout_ns = LONGEST_TIMEOUT_NS;
-	ctx->linger_ns = linger_ns;
+	ctx->exit_wait_ns = exit_wait_ns;
+	ctx->waits_at_exit = waits_at_exit;
 	ctx->max_held_bytes = o.max_held_bytes;
 	ctx->spare_files = o.spare_files;
 	ctx->log = o.log;
 	ctx->log_data = o.log_data;
 	ctx->taken = o.taken;
+	ctx->connect = o.connect;
+	ctx->connect_data = o.connect_data;
 	ctx->life = tmesh_fork_life();
-	ctx->dir = -1;
-	atomic_init(&ctx->proc, -1);
+	ctx->memfd.dir = -1;
+	atomic_init(&ctx->memfd.proc, -1);
 	ctx->uid = geteuid();
-	ctx->device = -1;
+	ctx->kernel.device = -1;
 	rc = tmesh_rundir_settle(ctx, o.runtime_dir, err);
 	if (!rc)
 		rc = tmesh_random(ctx->id_key, sizeof(ctx->id_key), err);
 	if (!rc)
-		rc = open_backend(ctx, wanted, err);
+		rc = tmesh_backend_open(ctx, wanted, err);
 	if (rc) {
 		ctx_free(ctx);
 		return rc;
@@ -213,19 +211,21 @@ void tmesh_ctx_unref(struct tmesh_ctx *ctx)
 	tmesh_fork_forget(ctx);
 	tmesh_ctx_trim(ctx);
 	ctx->ops->close(ctx);
-	tmesh_ctx_unref(ctx->beside);
+	tmesh_ctx_unref(ctx->kernel.beside);
+	tmesh_log_said(ctx);
 	ctx_free(ctx);
 }
 
 /*
- * The fork handlers have already cut the child's copy off from the parent's sockets. Here
- * it gets what it must not share: other ids, a device of its own; and it lets go of the
- * pool, whose memory the parent goes on using.
+ * Complete the context's copy in a forked child. The fork handlers have already closed the copies
+ * of the parent's sockets. The child gets its own ids and its own device, and releases the pool,
+ * whose memory the parent goes on using. One thread does that; others go on at once.
  */
 int tmesh_ctx_enter(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	uint32_t life = tmesh_fork_life();
 	int rc = TMESH_NEED(err, ctx);
+	bool first = false;
 
 	if (rc || __atomic_load_n(&ctx->life, __ATOMIC_ACQUIRE) == life)
 		return rc;
@@ -234,21 +234,17 @@ int tmesh_ctx_enter(struct tmesh_ctx *ctx, struct tmesh_error *err)
 		rc = tmesh_random(ctx->id_key, sizeof(ctx->id_key), err);
 		if (!rc)
 			rc = ctx->ops->open(ctx, err);
-		if (!rc)
+		first = !rc;
+		if (first)
 			__atomic_store_n(&ctx->life, life, __ATOMIC_RELEASE);
 	}
 	pthread_mutex_unlock(&ctx->lock);
-	if (!rc) {
+	if (first) {
 		tmesh_ctx_trim(ctx);
 		tmesh_holds_disown(ctx);
 		tmesh_later_drain(ctx);
 	}
 	return rc;
-}
-
-enum tmesh_backend tmesh_ctx_backend(const struct tmesh_ctx *ctx)
-{
-	return ctx->ops->backend;
 }
 
 void tmesh_count(struct tmesh_ctx *ctx, enum tmesh_counter counter, uint64_t n)
@@ -292,9 +288,48 @@ int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats)
 		.tokens_served = n[COUNT_SERVED],
 		.opens_without_wake = n[COUNT_WITHOUT_WAKE],
 		.sent_alone = n[COUNT_SENT_ALONE],
+		.huge_bytes = n[COUNT_HUGE_BYTES],
+		.huge_given_up = n[COUNT_HUGE_GIVEN_UP],
 	};
 	pthread_mutex_lock(&ctx->lock);
 	s.pool_bytes = ctx->pool_bytes;
 	pthread_mutex_unlock(&ctx->lock);
 	return tmesh_write_sized(stats, &s, sizeof(s), NULL);
+}
+
+int tmesh_ctx_memfd(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_error *err)
+{
+	struct tmesh_ctx_opts opts = {
+		.size = sizeof(opts),
+		.backend = TMESH_BACKEND_MEMFD,
+		.runtime_dir = ctx->runtime_dir,
+		.timeout_ns = (int64_t)ctx->timeout_ns,
+		.spare_files = ctx->spare_files,
+		.exit_wait_ns = ctx->exit_wait_ns ? ctx->exit_wait_ns : TMESH_NO_EXIT_WAIT,
+		.log = ctx->log,
+		.log_data = ctx->log_data,
+		.connect = ctx->connect,
+		.connect_data = ctx->connect_data,
+	};
+	struct tmesh_ctx *made, *none = NULL;
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	if (rc)
+		return rc;
+	*out = ctx;
+	if (ctx->ops->backend == TMESH_BACKEND_MEMFD)
+		return 0;
+	*out = atomic_load(&ctx->kernel.beside);
+	if (*out)
+		return tmesh_ctx_enter(*out, err);
+	rc = tmesh_ctx_open(&opts, &made, err);
+	if (rc)
+		return rc;
+	made->waits_at_exit = ctx->waits_at_exit;
+	*out = made;
+	if (!atomic_compare_exchange_strong(&ctx->kernel.beside, &none, made)) {
+		tmesh_ctx_unref(made);
+		*out = none;
+	}
+	return 0;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "held.h"
+#include "memfd.h"
 
 enum derived {
 	DERIVED_HANDLE,
@@ -27,13 +28,16 @@ static int derive_new(struct tmesh_region *region, uint32_t rights, enum derived
 	derived->id = region->id;
 	derived->bytes = region->bytes;
 	derived->alloc = region->alloc;
-	derived->align_huge = region->align_huge;
 	derived->sealed = region->sealed;
 	derived->pinning = pin;
 	derived->opts = region->opts;
 	memcpy(derived->label, region->label, sizeof(derived->label));
 	derived->opts.label = derived->label;
-	rc = region->ctx->ops->derive(derived, region, rights, pin, err);
+	rc = tmesh_memfd_derive_huge(derived, region);
+	if (rc)
+		tmesh_fail(err, rc, "no memory for a handle");
+	else
+		rc = region->ctx->ops->derive(derived, region, rights, pin, err);
 	if (rc) {
 		tmesh_region_destroy(derived);
 		return rc;
@@ -56,6 +60,20 @@ static int derive(struct tmesh_region *region, uint32_t rights, enum derived wha
 	return tmesh_pool_yields(region->ctx, rc) ? derive_new(region, rights, what, out, err) : rc;
 }
 
+/* Make a handle of the child's own from the parent's descriptor, which a forked child has. */
+static int inherited_may(struct tmesh_region *region, uint32_t rights, struct tmesh_error *err)
+{
+	if (region->private)
+		return tmesh_fail(err, -EPERM,
+				  "derive: a private view was inherited through fork(); what is "
+				  "written in it is its parent's own");
+	if (rights & ~region->rights)
+		return tmesh_fail(err, -EACCES,
+				  "derive: the handle that was inherited through fork() has fewer "
+				  "rights");
+	return tmesh_ctx_enter(region->ctx, err);
+}
+
 int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tmesh_region **out,
 			struct tmesh_error *err)
 {
@@ -64,7 +82,9 @@ int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tme
 	if (!rc)
 		rc = tmesh_check_rights(rights, err);
 	if (!rc)
-		rc = tmesh_region_may(region, rights, "derive", err);
+		rc = tmesh_region_inherited(region)
+			     ? inherited_may(region, rights, err)
+			     : tmesh_region_may(region, rights, "derive", err);
 	return rc ? rc : derive(region, rights, DERIVED_HANDLE, out, err);
 }
 

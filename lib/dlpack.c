@@ -13,7 +13,7 @@
 #include "layout.h"
 #include "tensor_internal.h"
 
-/* What lives as long as a managed tensor of ours does. */
+/* A managed tensor of ours, and the memory that lives as long as it does. */
 struct export
 {
 	union {
@@ -40,7 +40,7 @@ static void export_delete_versioned(struct DLManagedTensorVersioned *managed)
 	export_free(managed->manager_ctx);
 }
 
-/* A mapped export of @tensor whose tensor, not its envelope, is described in @dl. */
+/* Make a mapped export of @tensor and describe its tensor, not its envelope, in @dl. */
 static int export_new(struct tmesh_tensor *tensor, uint32_t rights, struct export **out,
 		      struct dl_tensor *dl, struct tmesh_error *err)
 {
@@ -126,8 +126,8 @@ static enum tmesh_dtype dtype_of(const struct dl_data_type *type)
 }
 
 /*
- * The layout of a foreign tensor and the address of its element with all indices 0. Its
- * memory cannot be checked, but nothing else is trusted.
+ * Read the layout of a foreign tensor and the address of its element with all indices 0. Its memory
+ * cannot be checked, but nothing else is trusted.
  */
 static int import_layout(const struct dl_tensor *dl, struct tmesh_layout *layout, const char **data,
 			 struct tmesh_error *err)
@@ -185,7 +185,8 @@ static int import_strided(struct tmesh_ctx *ctx, const struct tmesh_layout *layo
 				 err);
 	if (rc)
 		return rc;
-	rc = tmesh_region_pack(tensor->region, tensor->layout.offset, data, layout, err);
+	rc = tmesh_region_pack(tensor->region, tensor->layout.offset, data, layout, tensor->bytes,
+			       err);
 	if (!rc) {
 		tmesh_count_copy(ctx, tensor->bytes);
 		rc = tmesh_opts_seal(&checked) ? tmesh_region_seal(tensor->region, err) : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Fences: only the module can tell that a producer is gone. */
+/* Fences: only the module notices that a producer is gone. */
 #include "internal.h"
 
 static int check(struct tmesh_region *region, uint32_t rights, const char *what,

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
 /*
- * fork(): the child gets the parent's memory, but none of its threads and no right to
- * speak in its name. The handlers keep what the context locks guard whole across the
- * fork, and cut the child off from its parent's sockets at once, so that they end when
- * the parent does. All else waits for the child's first call (tmesh_ctx_enter).
+ * fork(): the child gets a copy of the parent's memory, but none of its threads. The handlers keep
+ * everything that context locks guard consistent across the fork. They also close the child's
+ * copies of the parent's sockets at once, so that the sockets end when the parent does. The rest
+ * waits for the child's first call (tmesh_ctx_enter).
  *
- * The list is the library's only state outside contexts: handlers have no argument.
+ * The list is the library's only state outside contexts, because handlers have no argument.
  */
 #include "held.h"
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tmesh_ctx *contexts;			  /* under list_lock */
 static bool handlers_set;				  /* under list_lock */
-static pthread_mutex_t still = PTHREAD_MUTEX_INITIALIZER; /* last of all: nobody waits with it */
+static pthread_mutex_t still = PTHREAD_MUTEX_INITIALIZER; /* taken last; never held in a wait */
 atomic_uint tmesh_life;
 static atomic_uint forks;
 
@@ -56,6 +56,7 @@ static void child(void)
 	atomic_fetch_add(&tmesh_life, 1);
 	for (struct tmesh_ctx *ctx = contexts; ctx; ctx = ctx->next) {
 		tmesh_holds_forked(ctx);
+		tmesh_log_forget(ctx);
 		ctx->ops->forked(ctx);
 	}
 	parent();
@@ -89,7 +90,8 @@ void tmesh_fork_forget(struct tmesh_ctx *ctx)
 	pthread_mutex_unlock(&list_lock);
 }
 
-/* The context after @last, NULL: the first, with a reference. What ends just now is left out. */
+/* Return the context after @last (NULL: the first) with a reference. Skip contexts that are ending.
+ */
 static struct tmesh_ctx *after(const struct tmesh_ctx *last)
 {
 	struct tmesh_ctx *ctx = last ? last->next : contexts;
@@ -104,7 +106,7 @@ static struct tmesh_ctx *after(const struct tmesh_ctx *last)
 	return NULL;
 }
 
-/* With its reference a context stays in the list, and so does its place in it. */
+/* Call @f for each context. Its reference keeps the context, and its place, in the list. */
 void tmesh_fork_each(void (*f)(struct tmesh_ctx *ctx, void *data), void *data)
 {
 	struct tmesh_ctx *last = NULL, *ctx;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Messages with descriptors over Unix sockets, and the hand-over of regions by them. */
+#include "common/fd_passing.h"
 #include "common/foreign.h"
 #include "memfd.h"
 
@@ -8,63 +9,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Room for more than is wanted would let a peer install more; what does not fit the kernel
- * drops and says so. */
-union control {
-	struct cmsghdr align;
-	char room[CMSG_SPACE(TMESH_JOIN_FDS * sizeof(int))];
-};
-
-/* Room for so many tells more than are wanted from too few numbers. Where none are wanted, or no
- * more may be taken, there is none. */
-static unsigned int room_for(int socket, unsigned int wanted)
-{
-	if (!wanted || !tmesh_foreign_room_at(socket))
-		return 0;
-	return wanted < TMESH_WIRE_FDS ? TMESH_WIRE_FDS : wanted;
-}
-
 static void close_all(const int *fds, unsigned int count)
 {
 	for (unsigned int i = 0; i < count; i++)
 		close(fds[i]);
-}
-
-/*
- * Descriptors of one received message go to @fds behind the *@count there are. -EPROTO when it
- * has more than @room or carries anything else; -EMFILE when the kernel had to leave some
- * out though the message had room for them: then this process has no number free, or too many that
- * it cannot close. What came in excess is closed.
- */
-static int take_fds(int socket, struct msghdr *msg, int *fds, unsigned int room,
-		    unsigned int *count)
-{
-	bool cut = msg->msg_flags & MSG_CTRUNC;
-	int rc = !cut ? 0 : room ? -EMFILE : -EPROTO;
-
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
-		size_t got;
-
-		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) {
-			rc = cut ? -EPROTO : rc;
-			continue;
-		}
-		got = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		for (size_t i = 0; i < got; i++) {
-			int fd;
-
-			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(fd));
-			if (*count < room) {
-				fds[(*count)++] = fd;
-			} else {
-				tmesh_foreign_close(fd, tmesh_giver_at(socket));
-				rc = -EPROTO;
-			}
-		}
-		if (got >= TMESH_WIRE_FDS && got >= room && cut)
-			rc = -EPROTO;
-	}
-	return rc;
 }
 
 static int wait_readable(int socket, uint64_t deadline)
@@ -80,7 +28,7 @@ static int wait_readable(int socket, uint64_t deadline)
 	return rc ? 0 : -ETIMEDOUT;
 }
 
-/* Only a stream goes on after a part of a message. */
+/* Return whether it is a stream, where a message may be sent in parts. */
 static bool is_stream(int socket)
 {
 	int type;
@@ -92,34 +40,25 @@ static bool is_stream(int socket)
 int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned int fd_room,
 		    uint64_t deadline)
 {
-	unsigned int count = 0;
+	struct tmesh_fds taken = {.fds = fds, .room = fd_room, .any_socket = true};
 	size_t done = 0;
 	int rc = 0;
 
 	while (done < bytes) {
-		struct iovec part = {(uint8_t *)message + done, bytes - done};
-		union control control;
-		struct msghdr msg = {
-			.msg_iov = &part,
-			.msg_iovlen = 1,
-			.msg_control = control.room,
-			.msg_controllen = CMSG_SPACE(room_for(socket, fd_room) * sizeof(int)),
-		};
 		ssize_t got;
 
 		rc = deadline ? wait_readable(socket, deadline) : 0;
 		if (rc)
 			break;
-		got = recvmsg(socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+		got = tmesh_fds_recv(socket, (uint8_t *)message + done, bytes - done, &taken,
+				     MSG_DONTWAIT);
+		if (got == -EAGAIN && deadline)
+			continue;
 		if (got < 0) {
-			if (errno == EINTR || (errno == EAGAIN && deadline))
-				continue;
-			rc = errno == ECONNRESET ? -EPIPE : -errno;
+			rc = got == -ECONNRESET ? -EPIPE : (int)got;
 			break;
 		}
-		rc = take_fds(socket, &msg, fds, fd_room, &count);
-		if (!rc && (msg.msg_flags & MSG_TRUNC))
-			rc = -EPROTO;
+		rc = taken.cut && !taken.problem ? -EPROTO : taken.problem;
 		if (rc)
 			break;
 		if (got == 0) {
@@ -133,36 +72,19 @@ int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned 
 		}
 	}
 	if (rc) {
-		tmesh_foreign_close_all(fds, count, tmesh_giver_at(socket));
+		close_all(fds, taken.count);
 		return rc;
 	}
-	return (int)count;
+	return (int)taken.count;
 }
 
 int tmesh_wire_send(int socket, const void *message, size_t bytes, const int *fds,
 		    unsigned int fd_count, int flags)
 {
-	struct iovec whole = {(void *)message, bytes};
-	union control control;
-	struct msghdr msg = {.msg_iov = &whole, .msg_iovlen = 1};
-	ssize_t sent;
+	ssize_t sent = tmesh_fds_send(socket, message, bytes, fds, fd_count, flags);
 
-	if (fd_count) {
-		struct cmsghdr *c = &control.align;
-
-		memset(&control, 0, sizeof(control));
-		msg.msg_control = control.room;
-		msg.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
-		c->cmsg_level = SOL_SOCKET;
-		c->cmsg_type = SCM_RIGHTS;
-		c->cmsg_len = CMSG_LEN(fd_count * sizeof(int));
-		memcpy(CMSG_DATA(c), fds, fd_count * sizeof(int));
-	}
-	do
-		sent = sendmsg(socket, &msg, MSG_NOSIGNAL | flags);
-	while (sent < 0 && errno == EINTR);
 	if (sent < 0)
-		return errno == ECONNRESET || errno == ENOTCONN ? -EPIPE : -errno;
+		return sent == -ECONNRESET || sent == -ENOTCONN ? -EPIPE : (int)sent;
 	/* The kernel takes so little whole or not at all, on streams too. */
 	return (size_t)sent == bytes ? 0 : -EPIPE;
 }
@@ -179,7 +101,7 @@ int tmesh_wire_check(int socket, struct tmesh_error *err)
 	return 0;
 }
 
-/* On a socket that cannot take it now, wait as for a message: at most the timeout. */
+/* Send. If the socket cannot take it now, wait as for a message: at most the timeout. */
 static int send_waiting(const struct tmesh_ctx *ctx, int socket, const void *message, size_t bytes,
 			const int *fds, unsigned int count)
 {
@@ -198,7 +120,7 @@ static int send_waiting(const struct tmesh_ctx *ctx, int socket, const void *mes
 		left = tmesh_poll_ms(deadline);
 		if (!left)
 			return many ? rc : -ETIMEDOUT;
-		/* No socket tells when descriptors that are under way by others have arrived. */
+		/* No socket shows when descriptors on their way by other sockets have arrived. */
 		if (poll(&poller, !many, many ? 1 : left) < 0 && errno != EINTR)
 			return -errno;
 	}
@@ -284,7 +206,7 @@ static int recv_error(int rc, int socket, struct tmesh_error *err)
 				  "receive: the peer sent something else than was expected");
 	case -EMFILE:
 		errno = EMFILE;
-		return tmesh_foreign_fail_errno(err, "receive: what was sent is lost",
+		return tmesh_foreign_fail_errno(err, "receive: the sent region is lost",
 						tmesh_giver_at(socket));
 	default:
 		errno = -rc;
@@ -300,7 +222,7 @@ int tmesh_wire_recv_plain(int socket, void *message, size_t bytes, uint64_t dead
 
 	if (count < 0)
 		return recv_error(count, socket, err);
-	tmesh_foreign_close_all(fds, (unsigned int)count, tmesh_giver_at(socket));
+	close_all(fds, (unsigned int)count);
 	return 0;
 }
 
@@ -314,10 +236,9 @@ static int take_region(struct tmesh_region *region, int socket, uint64_t deadlin
 
 	if (count < 0)
 		return recv_error(count, socket, err);
-	region->giver = tmesh_giver_at(socket);
 	if (wire.magic != TMESH_MAGIC_REGION || wire.version != TMESH_WIRE_VERSION || wire.pad ||
 	    (unsigned int)count != 1 + tmesh_opaque_count(&wire)) {
-		tmesh_foreign_close_all(fds, (unsigned int)count, region->giver);
+		close_all(fds, (unsigned int)count);
 		if (wire.magic == TMESH_MAGIC_BUNDLE)
 			return tmesh_fail(err, -EPROTO,
 					  "receive: the peer sent a bundle, not a region: "
@@ -326,7 +247,7 @@ static int take_region(struct tmesh_region *region, int socket, uint64_t deadlin
 				  "receive: the peer sent something else than one region");
 	}
 	if (wire.backend != ops->backend) {
-		tmesh_foreign_close_all(fds, (unsigned int)count, region->giver);
+		close_all(fds, (unsigned int)count);
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "receive: the region is of another backend than this context's "
 				  "(%s)",

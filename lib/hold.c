@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 /*
- * Holds: regions that their context keeps for whoever has a token and has not opened it yet.
+ * Holds: regions that their context keeps until a process with their token has opened them.
  *
- * A token that holds is not in the index, so that all who open it ask the server (server.c), which
- * tells us. On the module the kernel redeems tokens and counts how often for each region: it is
- * asked while something is held, and keeps what is to survive this process.
+ * The token of a hold is not in the index, so that every process that opens it asks the server
+ * (server.c), which reports it here. On the module the kernel redeems tokens and counts them for
+ * each region. The context reads the count while it holds something. The kernel also keeps regions
+ * that are to survive this process.
  *
- * A thread of the context, which is there while something is held, lets go: of what was opened and
- * of what nobody has opened in time. It has a reference to the context, which may be the last one.
+ * A thread of the context runs while there are holds. It releases regions that were opened and
+ * regions that no process opened in time. It has a reference to the context, which may be the last
+ * one.
  */
 #include "held.h"
 #include "wire.h"
@@ -61,7 +63,8 @@ struct tmesh_hold *tmesh_hold_find(struct tmesh_ctx *ctx, const uint8_t *secret)
 
 	while (hold && memcmp(hold->secret, secret, sizeof(hold->secret)))
 		hold = hold->chain;
-	return hold;
+	/* With the region its tokens were taken back. */
+	return hold && !hold->region->memfd.taken_back ? hold : NULL;
 }
 
 struct tmesh_region *tmesh_hold_region(const struct tmesh_hold *hold)
@@ -87,8 +90,8 @@ static void wait_until(struct tmesh_ctx *ctx, uint64_t deadline)
 		pthread_cond_timedwait(&ctx->holds->changed, &ctx->lock, &until);
 }
 
-/* It counts no more; the thread drops the reference. */
-static void end(struct tmesh_holds *holds, struct tmesh_hold *hold)
+/* End a hold. It counts no more; the thread drops the reference. */
+static void hold_end(struct tmesh_holds *holds, struct tmesh_hold *hold)
 {
 	struct tmesh_region *region = hold->region;
 
@@ -109,7 +112,13 @@ static void end(struct tmesh_holds *holds, struct tmesh_hold *hold)
 void tmesh_hold_opened(struct tmesh_hold *hold)
 {
 	if (hold->held)
-		end(hold->region->ctx->holds, hold);
+		hold_end(hold->region->ctx->holds, hold);
+}
+
+void tmesh_hold_revoke(struct tmesh_region *region)
+{
+	for (struct tmesh_hold *hold = region->hold; hold; hold = hold->sibling)
+		tmesh_hold_opened(hold);
 }
 
 static void remove_entry(struct tmesh_holds *holds, struct tmesh_hold *hold)
@@ -145,16 +154,16 @@ static bool was_opened(const struct tmesh_hold *hold)
 	return ops->opens && ops->opens(hold->region) >= hold->opens;
 }
 
-/* Before another hold of the region begins: those of it that are over are not waited for. */
+/* End opened holds before another one of the region begins: nothing waits for them any more. */
 static void end_opened(struct tmesh_region *region)
 {
 	for (struct tmesh_hold *hold = region->hold; hold; hold = hold->sibling)
 		if (hold->held && was_opened(hold))
-			end(region->ctx->holds, hold);
+			hold_end(region->ctx->holds, hold);
 }
 
-/* Ends what has waited too long, and what the module says was opened. Return: when to look again.
- */
+/* End holds that waited too long, and those that the module reports as opened. Return when to look
+ * again. */
 static uint64_t end_over(struct tmesh_ctx *ctx)
 {
 	struct tmesh_holds *holds = ctx->holds;
@@ -168,10 +177,10 @@ static uint64_t end_over(struct tmesh_ctx *ctx)
 			if (!hold->held)
 				continue;
 			if (was_opened(hold)) {
-				end(holds, hold);
+				hold_end(holds, hold);
 			} else if (hold->deadline <= now) {
 				holds->expired++;
-				end(holds, hold);
+				hold_end(holds, hold);
 			} else if (hold->deadline < next) {
 				next = hold->deadline;
 			}
@@ -180,7 +189,7 @@ static uint64_t end_over(struct tmesh_ctx *ctx)
 	return next;
 }
 
-/* The lock is let go of: the last reference gives memory back, and takes the lock itself. */
+/* Drop one reference. The lock is released, since the last reference frees memory and takes it. */
 static void drop_one(struct tmesh_ctx *ctx)
 {
 	struct tmesh_hold *hold = ctx->holds->over;
@@ -197,11 +206,12 @@ static void drop_one(struct tmesh_ctx *ctx)
 	pthread_mutex_lock(&ctx->lock);
 }
 
-static void *run(void *data)
+static void *holds_run(void *data)
 {
 	struct tmesh_ctx *ctx = data;
 	struct tmesh_holds *holds = ctx->holds;
 
+	pthread_setname_np(pthread_self(), "tmesh-hold");
 	pthread_mutex_lock(&ctx->lock);
 	while (holds->held || holds->over) {
 		uint64_t next = end_over(ctx);
@@ -218,8 +228,8 @@ static void *run(void *data)
 	return NULL;
 }
 
-/* Signals are the application's: none is to be handled on this thread. Nobody waits for it: it may
- * be what ends the context. */
+/* Start the thread, with all signals blocked: they are the application's. No call joins it, because
+ * it may itself end the context. */
 static int start_thread(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	pthread_attr_t attr;
@@ -234,7 +244,7 @@ static int start_thread(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	rc = pthread_create(&thread, &attr, run, ctx);
+	rc = pthread_create(&thread, &attr, holds_run, ctx);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	pthread_attr_destroy(&attr);
 	if (rc) {
@@ -290,8 +300,8 @@ static int check_limits(struct tmesh_region *region, struct tmesh_error *err)
 	return 0;
 }
 
-/* A token that has held and was opened may hold again: so there are never more than were under way
- * at a time. */
+/* Find an entry for a hold. A token whose hold was opened may hold again, so there are never more
+ * tokens than holds at one time. */
 static int entry_for(struct tmesh_region *region, uint32_t rights, struct tmesh_hold **out,
 		     struct tmesh_error *err)
 {
@@ -321,7 +331,7 @@ static int entry_for(struct tmesh_region *region, uint32_t rights, struct tmesh_
 	return 0;
 }
 
-/* The kernel keeps it as long as the last of its holds, should this process end. */
+/* Have the kernel keep the region until the last of its holds, in case this process ends. */
 static void outlive(struct tmesh_region *region, uint64_t now, uint64_t deadline)
 {
 	struct tmesh_holds *holds = region->ctx->holds;
@@ -341,8 +351,8 @@ static void outlive(struct tmesh_region *region, uint64_t now, uint64_t deadline
 	}
 }
 
-static int begin(struct tmesh_region *region, uint32_t rights, uint64_t ns, uint8_t *secret,
-		 struct tmesh_error *err)
+static int hold_begin(struct tmesh_region *region, uint32_t rights, uint64_t ns, uint8_t *secret,
+		      struct tmesh_error *err)
 {
 	struct tmesh_ctx *ctx = region->ctx;
 	struct tmesh_holds *holds;
@@ -387,7 +397,7 @@ int tmesh_region_hold(struct tmesh_region *region, uint32_t rights, uint64_t ns,
 		      struct tmesh_error *err)
 {
 	struct tmesh_ctx *ctx;
-	struct tmesh_token_parts parts;
+	struct tmesh_token_fields parts;
 	char text[TMESH_TOKEN_SIZE];
 	uint8_t secret[TMESH_SECRET_BYTES];
 	int rc = TMESH_NEED(err, region, token);
@@ -404,7 +414,7 @@ int tmesh_region_hold(struct tmesh_region *region, uint32_t rights, uint64_t ns,
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&ctx->lock);
-	rc = begin(region, rights, ns ? ns : TMESH_HOLD_NS, secret, err);
+	rc = hold_begin(region, rights, ns ? ns : TMESH_HOLD_NS, secret, err);
 	pthread_mutex_unlock(&ctx->lock);
 	if (rc)
 		return rc;
@@ -414,13 +424,13 @@ int tmesh_region_hold(struct tmesh_region *region, uint32_t rights, uint64_t ns,
 	return 0;
 }
 
-/* The context of the channels' own memory: this one, one beside it, or NULL. */
+/* Return the context of the channels' own memory: this one, one beside it, or NULL. */
 static struct tmesh_ctx *home_of(struct tmesh_ctx *ctx)
 {
-	return ctx->ops->backend == TMESH_BACKEND_MEMFD ? ctx : atomic_load(&ctx->beside);
+	return ctx->ops->backend == TMESH_BACKEND_MEMFD ? ctx : atomic_load(&ctx->kernel.beside);
 }
 
-static void look(struct tmesh_ctx *ctx, struct tmesh_flushed *left)
+static void held_count(struct tmesh_ctx *ctx, struct tmesh_flushed *left)
 {
 	struct tmesh_ctx *home = home_of(ctx);
 
@@ -439,7 +449,8 @@ static void look(struct tmesh_ctx *ctx, struct tmesh_flushed *left)
 	pthread_mutex_unlock(&home->lock);
 }
 
-/* Nobody tells a sender that does not sleep on its queue that something was received. */
+/* Pause, because nothing wakes a sender when messages are received, unless it sleeps on its queue.
+ */
 static void pause_until(uint64_t deadline)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};
@@ -461,7 +472,8 @@ int tmesh_ctx_flush(struct tmesh_ctx *ctx, int64_t timeout_ns, struct tmesh_flus
 	while (ctx->holds && ctx->holds->held && tmesh_now_ns() < deadline)
 		wait_until(ctx, deadline);
 	pthread_mutex_unlock(&ctx->lock);
-	for (look(ctx, &there); there.messages && tmesh_now_ns() < deadline; look(ctx, &there))
+	for (held_count(ctx, &there); there.messages && tmesh_now_ns() < deadline;
+	     held_count(ctx, &there))
 		pause_until(deadline);
 	if (there.held || there.messages)
 		rc = tmesh_fail(err, -ETIMEDOUT,
@@ -474,56 +486,73 @@ int tmesh_ctx_flush(struct tmesh_ctx *ctx, int64_t timeout_ns, struct tmesh_flus
 	return wrote ? wrote : rc;
 }
 
-/* The end of the process. Nothing here waits longer than the time that is stated: somebody may
- * have called exit() in the middle of anything. */
+/* The end of the process. No call here waits longer than the given time, because exit() may have
+ * been called anywhere. */
 
 static bool lock_until(struct tmesh_ctx *ctx, uint64_t deadline)
 {
-	struct timespec until = {
-		.tv_sec = (time_t)(deadline / 1000000000u),
-		.tv_nsec = (long)(deadline % 1000000000u),
-	};
-
-	return pthread_mutex_trylock(&ctx->lock) == 0 ||
-	       pthread_mutex_clocklock(&ctx->lock, CLOCK_MONOTONIC, &until) == 0;
+	/* A wait by CLOCK_MONOTONIC would need glibc 2.30, and the wheel runs on 2.28. */
+	while (pthread_mutex_trylock(&ctx->lock)) {
+		if (tmesh_now_ns() >= deadline)
+			return false;
+		usleep(1000);
+	}
+	return true;
 }
 
-static void tell_lost(struct tmesh_ctx *ctx)
+static void tell_lost(struct tmesh_ctx *ctx, bool waited)
 {
 	uint64_t channels = tmesh_channels_owe(ctx);
-	double seconds = (double)ctx->linger_ns / 1e9;
+	double seconds = waited ? (double)ctx->exit_wait_ns / 1e9 : 0;
 
 	if (ctx->holds && ctx->holds->mortal)
 		dprintf(STDERR_FILENO,
-			"tmesh: process %d ends; %u of the tokens that it gave out hold memory and "
-			"were not opened within %.3g s (linger, TMESH_LINGER): %" PRIu64
-			" bytes are lost; what is to stay longer than its process is to be kept\n",
-			(int)getpid(), ctx->holds->mortal, seconds, ctx->holds->mortal_bytes);
+			"tmesh: process %d ends. It waited %.3g s (TMESH_EXIT_WAIT), and %u of "
+			"its tokens that hold memory were not opened: "
+			"%" PRIu64 " bytes are lost. Keep memory that must outlive its process "
+			"(tmesh_keep())\n",
+			(int)getpid(), seconds, ctx->holds->mortal, ctx->holds->mortal_bytes);
 	if (channels)
 		dprintf(STDERR_FILENO,
 			"tmesh: process %d ends; what it sent by %" PRIu64
-			" of its channels was not received within %.3g s (linger): %" PRIu64
-			" messages may be lost\n",
+			" of its channels was not received within the %.3g s that it waited "
+			"(TMESH_EXIT_WAIT): "
+			"%" PRIu64 " messages may be lost\n",
 			(int)getpid(), channels, seconds, tmesh_channels_unread(ctx));
 }
 
-/* What the process has told nobody yet nobody can open: @flush says it first. */
+/* The wait at the process's end. @flush: first print buffered output, because a token in it cannot
+ * be opened until another process reads it. A destructor does not wait unless the program asked for
+ * that; tmesh_exit_wait() asks. */
 struct farewell {
 	uint64_t start;
 	bool flush;
+	bool asked;
 };
 
-static void linger(struct tmesh_ctx *ctx, void *data)
+/* Flush the stream if its lock is free. fflush(NULL) would wait for each stream's lock, and a
+ * thread that reads holds its stream's until input comes. */
+static void flush(FILE *stream)
+{
+	if (ftrylockfile(stream))
+		return;
+	fflush_unlocked(stream);
+	funlockfile(stream);
+}
+
+static void wait_for_holds(struct tmesh_ctx *ctx, void *data)
 {
 	struct farewell *farewell = data;
-	uint64_t deadline = farewell->start + ctx->linger_ns;
+	bool waits = farewell->asked || ctx->waits_at_exit;
+	uint64_t deadline = farewell->start + (waits ? ctx->exit_wait_ns : 0);
 
 	if (!lock_until(ctx, deadline))
 		return;
 	if (farewell->flush && ((ctx->holds && ctx->holds->mortal) || tmesh_channels_owe(ctx))) {
 		farewell->flush = false;
 		pthread_mutex_unlock(&ctx->lock);
-		fflush(NULL);
+		flush(stdout);
+		flush(stderr);
 		if (!lock_until(ctx, deadline))
 			return;
 	}
@@ -535,28 +564,28 @@ static void linger(struct tmesh_ctx *ctx, void *data)
 		if (!lock_until(ctx, deadline + 1000000))
 			return;
 	}
-	tell_lost(ctx);
+	tell_lost(ctx, waits);
 	pthread_mutex_unlock(&ctx->lock);
 }
 
-void tmesh_linger(void)
+void tmesh_exit_wait(void)
 {
-	struct farewell farewell = {.start = tmesh_now_ns()};
+	struct farewell farewell = {.start = tmesh_now_ns(), .asked = true};
 
-	tmesh_fork_each(linger, &farewell);
+	tmesh_fork_each(wait_for_holds, &farewell);
 }
 
-/* Before exit() writes what lies in the buffers of stdio. */
+/* Wait before exit() itself writes the buffers of stdio. */
 __attribute__((destructor)) static void at_exit(void)
 {
 	struct farewell farewell = {.start = tmesh_now_ns(), .flush = true};
 
-	tmesh_fork_each(linger, &farewell);
+	tmesh_fork_each(wait_for_holds, &farewell);
 }
 
 void tmesh_holds_forked(struct tmesh_ctx *ctx)
 {
-	/* Of a grandchild its grandparent's are not to be seen any more. */
+	/* A grandchild keeps only the copies from its grandparent: its parent's are never seen. */
 	if (!ctx->inherited_holds)
 		ctx->inherited_holds = ctx->holds;
 	ctx->holds = NULL;

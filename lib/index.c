@@ -2,11 +2,12 @@
 /*
  * Index: which descriptor a token's region has in the producer, in memory that the producer
  * writes and others only read. A process that has it finds a region without waking the
- * producer. docs/rendezvous.md has the layout and the argument why it is safe.
+ * producer. docs/internals/rendezvous.md has the layout and the argument why it is safe.
  *
  * It is an open-addressing table with linear probing, at most half full. A slot's tag is a
  * keyed hash of the token's secret, so that reading the index gives no token away.
  */
+#include "common/file_size.h"
 #include "wire.h"
 
 #include <fcntl.h>
@@ -24,6 +25,7 @@ struct tmesh_index {
 	struct tmesh_index_head *head;
 	size_t bytes;
 	uint32_t used;
+	bool keep_mode;
 	struct tmesh_index_entry *entries; /* beside the slots */
 };
 
@@ -46,11 +48,12 @@ static uint64_t tag_of(const struct tmesh_index_head *head, const uint8_t *secre
 
 static int index_map(struct tmesh_index *index, struct tmesh_error *err)
 {
-	/* Made so by us and for good: it cannot shrink under a reader, and after our own
-	 * mapping nobody gets a writable one. */
+	/* Made so by us and for good: it cannot shrink under a reader, and no process can map it
+	 * for writing after us. */
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
-	if (fchmod(index->fd, 0600) || ftruncate(index->fd, (off_t)index->bytes))
+	if ((!index->keep_mode && fchmod(index->fd, 0600)) ||
+	    tmesh_ftruncate(index->fd, (off_t)index->bytes))
 		return tmesh_fail_errno(err, "the index of tokens");
 	index->head = mmap(NULL, index->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, index->fd, 0);
 	if (index->head == MAP_FAILED) {
@@ -64,8 +67,8 @@ static int index_map(struct tmesh_index *index, struct tmesh_error *err)
 	return 0;
 }
 
-int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, struct tmesh_index **out,
-		    struct tmesh_error *err)
+int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, bool keep_mode,
+		    struct tmesh_index **out, struct tmesh_error *err)
 {
 	struct tmesh_index *index = calloc(1, sizeof(*index));
 	int rc;
@@ -73,6 +76,7 @@ int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, struct
 	if (!index)
 		return tmesh_fail(err, -ENOMEM, "no memory for the index of tokens");
 	index->bytes = bytes_of(slots);
+	index->keep_mode = keep_mode;
 	index->fd = memfd_create(TMESH_INDEX_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	index->entries = calloc(slots, sizeof(*index->entries));
 	if (index->fd < 0)
@@ -123,7 +127,7 @@ uint64_t tmesh_index_number(const struct tmesh_index *index)
 	return index->head->number;
 }
 
-static uint32_t find(const struct tmesh_index *index, const uint8_t *secret)
+static uint32_t index_find_entry(const struct tmesh_index *index, const uint8_t *secret)
 {
 	const struct tmesh_index_slot *slots = slots_of(index->head);
 	uint32_t mask = index->head->slots - 1;
@@ -182,12 +186,12 @@ static void slot_copy(struct tmesh_index_slot *to, const struct tmesh_index_slot
 	slot_end(to);
 }
 
-/* Twice the size; readers of the old one see it closed and ask for the new one. */
+/* Double the index. Readers of the old one see that it is closed and ask for the new one. */
 static int grow(struct tmesh_index **index, struct tmesh_error *err)
 {
 	struct tmesh_index *old = *index, *larger;
 	int rc = tmesh_index_new(old->head->name, old->head->number + 1, old->head->slots * 2,
-				 &larger, err);
+				 old->keep_mode, &larger, err);
 
 	if (rc)
 		return rc;
@@ -198,7 +202,7 @@ static int grow(struct tmesh_index **index, struct tmesh_error *err)
 
 		if (!atomic_load_explicit(&from->tag, memory_order_relaxed))
 			continue;
-		at = find(larger, old->entries[i].secret);
+		at = index_find_entry(larger, old->entries[i].secret);
 		to = &slots_of(larger->head)[at];
 		slot_copy(to, from);
 		atomic_store_explicit(&to->tag, tag_of(larger->head, old->entries[i].secret),
@@ -223,7 +227,7 @@ int tmesh_index_add_file(struct tmesh_index **index, const struct tmesh_index_en
 		if (rc)
 			return rc;
 	}
-	at = find(*index, entry->secret);
+	at = index_find_entry(*index, entry->secret);
 	(*index)->entries[at] = *entry;
 	(*index)->used++;
 	slot = &slots_of((*index)->head)[at];
@@ -248,19 +252,12 @@ int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *
 {
 	struct tmesh_region *region = entry->region;
 	struct tmesh_index_file file;
-	struct stat st;
 
-	if (!region->ino) {
-		if (fstat(region->fd, &st))
-			return tmesh_fail_errno(err, "fstat of a region");
-		region->dev = st.st_dev;
-		region->ino = st.st_ino;
-	}
 	file = (struct tmesh_index_file){
 		.fd = region->fd,
 		.kind = region->kind,
-		.dev = region->dev,
-		.ino = region->ino,
+		.dev = region->memfd.dev,
+		.ino = region->memfd.ino,
 		.id = region->id,
 		.bytes = region->bytes,
 		.writes = region->rights & TMESH_WRITE,
@@ -271,20 +268,20 @@ int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *
 const struct tmesh_index_entry *tmesh_index_find(const struct tmesh_index *index,
 						 const uint8_t *secret)
 {
-	uint32_t at = find(index, secret);
+	uint32_t at = index_find_entry(index, secret);
 
 	if (!atomic_load_explicit(&slots_of(index->head)[at].tag, memory_order_relaxed))
 		return NULL;
 	return &index->entries[at];
 }
 
-/* Closes the gap, so that probing needs no tombstones. A reader who looks meanwhile may miss
- * an entry that moves, and asks the producer. */
+/* Remove an entry and close the gap, so that probing needs no tombstones. A concurrent reader may
+ * miss an entry that moves; then it asks the producer. */
 void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret)
 {
 	struct tmesh_index_slot *slots = slots_of(index->head);
 	uint32_t mask = index->head->slots - 1;
-	uint32_t gap = find(index, secret);
+	uint32_t gap = index_find_entry(index, secret);
 	uint64_t tag;
 
 	if (!atomic_load_explicit(&slots[gap].tag, memory_order_relaxed))
@@ -292,7 +289,7 @@ void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret)
 	for (uint32_t i = (gap + 1) & mask;
 	     (tag = atomic_load_explicit(&slots[i].tag, memory_order_relaxed));
 	     i = (i + 1) & mask) {
-		/* Whoever's home lies behind the gap stays. */
+		/* An entry whose home is behind the gap stays. */
 		if (((i - (uint32_t)tag) & mask) < ((i - gap) & mask))
 			continue;
 		slot_copy(&slots[gap], &slots[i]);
@@ -306,7 +303,7 @@ void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret)
 
 void tmesh_index_set_writable(struct tmesh_index *index, const uint8_t *secret)
 {
-	uint32_t at = find(index, secret);
+	uint32_t at = index_find_entry(index, secret);
 	struct tmesh_index_slot *slot = &slots_of(index->head)[at];
 
 	slot_begin(slot);
@@ -317,7 +314,7 @@ void tmesh_index_set_writable(struct tmesh_index *index, const uint8_t *secret)
 
 void tmesh_index_set_fd(struct tmesh_index *index, const uint8_t *secret, int fd, bool read_only)
 {
-	uint32_t at = find(index, secret);
+	uint32_t at = index_find_entry(index, secret);
 	struct tmesh_index_slot *slot = &slots_of(index->head)[at];
 
 	slot_begin(slot);
@@ -330,11 +327,11 @@ void tmesh_index_set_fd(struct tmesh_index *index, const uint8_t *secret, int fd
 int tmesh_index_view_open(struct tmesh_index_view *view, int fd)
 {
 	const int wanted = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
-	int seals = fcntl(fd, F_GET_SEALS);
+	int seals = tmesh_foreign_seals(fd);
 	struct tmesh_index_head *head;
 	struct stat st;
 
-	/* Nobody but its maker could write it; so it matters who that is. */
+	/* Only its maker could write it, so its user is checked. */
 	if (seals < 0 || (seals & wanted) != wanted || fstat(fd, &st) || st.st_uid != geteuid() ||
 	    st.st_size < (off_t)bytes_of(1) || st.st_size > (off_t)bytes_of(SLOTS_MAX))
 		return -EPROTO;
@@ -375,13 +372,13 @@ bool tmesh_index_view_closed(const struct tmesh_index_view *view)
 
 bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit)
 {
-	/* Either this sees that the entry has gone, or the producer, who looks after that whether
-	 * anybody has the file (memfd_fd.c), sees ours open. */
+	/* Either this read sees that the entry has gone, or the producer sees this process's open
+	 * file. The producer looks for open files after it has removed the entry (memfd_fd.c). */
 	atomic_thread_fence(memory_order_seq_cst);
 	return atomic_load_explicit(&hit->slot->seq, memory_order_relaxed) == hit->seq;
 }
 
-/* To be shown: an entry that moves meanwhile may be missed. */
+/* Look for a writer, for display: an entry that moves meanwhile may be missed. */
 bool tmesh_index_view_writes(const struct tmesh_index_view *view, int fd, uint64_t dev,
 			     uint64_t ino)
 {
@@ -420,8 +417,8 @@ static bool read_slot(const struct tmesh_index_slot *slot, uint64_t tag,
 	return !(hit->seq & 1) && tmesh_index_hit_holds(hit);
 }
 
-/* The producer writes the table while we look, and need not be honest: at most one round, and
- * the number of slots is the one the mapping has room for. */
+/* Find a token in a producer's index. The producer writes the table meanwhile and may be hostile.
+ * So the search makes at most one round, over as many slots as the mapping has room for. */
 bool tmesh_index_view_find(const struct tmesh_index_view *view, const uint8_t *secret,
 			   struct tmesh_index_hit *hit)
 {

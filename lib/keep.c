@@ -5,16 +5,18 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "bundle_internal.h"
 #include "common/utf8.h"
+#include "paths.h"
 
-static int check_name(const char *name, struct tmesh_error *err)
+int tmesh_kept_check_name(const char *name, struct tmesh_error *err)
 {
 	size_t bytes = name ? strnlen(name, TMESH_KEPT_NAME_LEN + 1) : 0;
 
 	if (bytes == 0)
-		return tmesh_fail(err, -EINVAL, "the name is empty: what is kept needs one");
+		return tmesh_fail(err, -EINVAL, "the name is empty: give kept memory a name");
 	if (bytes > TMESH_KEPT_NAME_LEN)
 		return tmesh_fail(err, -EINVAL, "the name is longer than %d bytes",
 				  TMESH_KEPT_NAME_LEN);
@@ -34,13 +36,54 @@ static int read_opts(const struct tmesh_keep_opts *opts, struct tmesh_keep_opts 
 		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x", out->flags);
 	if (out->mode == 0)
 		out->mode = 0600;
-	return tmesh_check_mode(out->mode, err);
+	if (!out->file_count)
+		return tmesh_check_mode(out->mode, err);
+	if (out->mode != 0600 && out->mode != 0640 && out->mode != 0644)
+		return tmesh_fail(err, -EINVAL, "mode 0%o: kept files have 0600, 0640 or 0644",
+				  out->mode);
+	return out->files
+		       ? 0
+		       : tmesh_fail(err, -EINVAL, "%zu files, and files is NULL", out->file_count);
+}
+
+/* Make the table of the options' files as a memfd; -1 if there are none. */
+static int make_paths(const char *name, struct tmesh_region *const *regions, size_t count,
+		      const struct tmesh_keep_opts *opts, int *out, struct tmesh_error *err)
+{
+	struct tmesh_paths *paths;
+	uint64_t *bytes;
+	size_t length;
+	int rc;
+
+	*out = -1;
+	if (!opts->file_count)
+		return 0;
+	if (!tmesh_paths_may_begin(name))
+		return tmesh_fail(
+			err, -EINVAL,
+			"the name \"%s\" has a slash or begins with a dot: files are kept "
+			"under a name that a path can have",
+			name);
+	bytes = calloc(count, sizeof(*bytes));
+	if (!bytes)
+		return tmesh_fail(err, -ENOMEM, "no memory for a table of paths");
+	for (size_t i = 0; i < count; i++)
+		bytes[i] = tmesh_region_bytes(regions[i]);
+	rc = tmesh_paths_build(opts->files, opts->file_count, bytes, (uint32_t)count, &paths,
+			       &length, err);
+	free(bytes);
+	if (rc)
+		return rc;
+	*out = tmesh_paths_seal(paths, length, err);
+	free(paths);
+	return *out < 0 ? *out : 0;
 }
 
 static int check_region(struct tmesh_ctx *ctx, struct tmesh_region *region, size_t i,
 			struct tmesh_error *err)
 {
-	/* Whoever may read a memfd may hold it as long as they like: keeping gives no more. */
+	/* A process that may read a memfd can hold it for any time anyway, so keeping needs no
+	 * more. */
 	bool memfd = ctx->ops->backend == TMESH_BACKEND_MEMFD;
 	int rc = tmesh_region_may(region, memfd ? TMESH_READ : TMESH_MANAGE, "keep", err);
 
@@ -48,7 +91,7 @@ static int check_region(struct tmesh_ctx *ctx, struct tmesh_region *region, size
 		return rc;
 	if (region->ctx != ctx)
 		return tmesh_fail(err, -EINVAL, "region %zu is of another context", i);
-	/* The module knows of its own which are opaque. */
+	/* The module itself knows which of its regions are opaque. */
 	if (memfd && !(region->kind & TMESH_KIND_OPAQUE) && !tmesh_region_is_sealed(region))
 		return tmesh_fail(err, -EINVAL,
 				  "region %zu, with the id %016" PRIx64 ", is not sealed: only "
@@ -61,12 +104,12 @@ int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *con
 	       size_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err)
 {
 	struct tmesh_keep_opts o;
-	int rc = TMESH_NEED(err, ctx);
+	int paths = -1, rc = TMESH_NEED(err, ctx);
 
 	if (!rc && count)
 		rc = TMESH_NEED(err, regions);
 	if (!rc)
-		rc = check_name(name, err);
+		rc = tmesh_kept_check_name(name, err);
 	if (!rc)
 		rc = read_opts(opts, &o, err);
 	if (!rc && (count == 0 || count > TMESH_KEPT_MAX_REGIONS))
@@ -76,7 +119,13 @@ int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *con
 		rc = tmesh_ctx_enter(ctx, err);
 	for (size_t i = 0; !rc && i < count; i++)
 		rc = check_region(ctx, regions[i], i, err);
-	return rc ? rc : ctx->ops->keep->keep(ctx, name, regions, (uint32_t)count, &o, err);
+	if (!rc)
+		rc = make_paths(name, regions, count, &o, &paths, err);
+	if (!rc)
+		rc = ctx->ops->keep->keep(ctx, name, regions, (uint32_t)count, &o, paths, err);
+	if (paths >= 0)
+		close(paths);
+	return rc;
 }
 
 int tmesh_keep_bundle(struct tmesh_ctx *ctx, const char *name, struct tmesh_bundle *bundle,
@@ -104,7 +153,7 @@ int tmesh_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t
 	int rc = TMESH_NEED(err, ctx, regions, count);
 
 	if (!rc)
-		rc = check_name(name, err);
+		rc = tmesh_kept_check_name(name, err);
 	if (!rc)
 		rc = tmesh_check_rights(rights, err);
 	if (!rc)
@@ -155,11 +204,19 @@ int tmesh_kept_list_sized(struct tmesh_ctx *ctx, size_t info_bytes, struct tmesh
 
 int tmesh_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmesh_error *err)
 {
-	int rc = check_name(name, err);
+	int rc = tmesh_kept_check_name(name, err);
+	struct tmesh_ctx *files;
 
 	if (!rc)
 		rc = tmesh_ctx_enter(ctx, err);
-	return rc ? rc : ctx->ops->keep->drop(ctx, name, err);
+	if (rc)
+		return rc;
+	rc = ctx->ops->keep->drop(ctx, name, err);
+	/* Files are kept on memfd, on the module too. */
+	if (rc == -ENOENT && ctx->ops->backend != TMESH_BACKEND_MEMFD &&
+	    !tmesh_ctx_memfd(ctx, &files, NULL))
+		rc = files->ops->keep->drop(files, name, err);
+	return rc;
 }
 
 int tmesh_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *info,

@@ -1,21 +1,39 @@
 /* SPDX-License-Identifier: MIT */
-/* Who keeps regions, for each backend; keep.c has checked what does not depend on it. */
+/* The keeping of regions by each backend; keep.c has checked everything that does not depend on it.
+ */
 #ifndef TMESH_KEEP_INTERNAL_H
 #define TMESH_KEEP_INTERNAL_H
 
 #include "internal.h"
 
+struct tmesh_paths;
+
 struct tmesh_keep_ops {
+	/* @paths: a sealed memfd of the table (paths.h), or -1. */
 	int (*keep)(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
-		    uint32_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err);
+		    uint32_t count, const struct tmesh_keep_opts *opts, int paths,
+		    struct tmesh_error *err);
 	/* An array as tmesh_kept_open() gives it. */
 	int (*open)(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
 		    struct tmesh_region ***regions, size_t *count, struct tmesh_error *err);
+	/* The table of a name, to be freed, and the id of its keeping. On memfd alone, as take. */
+	int (*paths)(struct tmesh_ctx *ctx, const char *name, uid_t uid, struct tmesh_paths **paths,
+		     uint64_t *id, struct tmesh_error *err);
+	/* One region of that keeping. -ESTALE: another one has the name now. */
+	int (*take)(struct tmesh_ctx *ctx, const char *name, uint64_t id, uint32_t number,
+		    struct tmesh_region **region, struct tmesh_error *err);
 	int (*list)(struct tmesh_ctx *ctx, struct tmesh_kept_info **infos, size_t *count,
 		    struct tmesh_error *err);
 	int (*drop)(struct tmesh_ctx *ctx, const char *name, struct tmesh_error *err);
 	int (*info)(struct tmesh_ctx *ctx, struct tmesh_keeper_info *info, struct tmesh_error *err);
 };
+
+int tmesh_kept_check_name(const char *name, struct tmesh_error *err);
+
+/* The attribute by which the file system of kept files describes a file: "ID REGION OFFSET BYTES
+ * UID NAME". */
+#define TMESH_KEPT_XATTR "user.tmesh.kept"
+#define TMESH_KEPT_XATTR_MAX 256
 
 extern const struct tmesh_keep_ops tmesh_memfd_keep_ops;
 extern const struct tmesh_keep_ops tmesh_kernel_keep_ops;

@@ -10,8 +10,9 @@
 
 #include "keep_internal.h"
 #include "keeper.h"
+#include "paths.h"
 
-/* A keeper waits for systemd before it says that something is kept. */
+/* A keeper answers only after systemd has stored the descriptors. */
 #define MORE_PATIENCE_NS UINT64_C(3000000000)
 
 static int check_user(const struct tmesh_ctx *ctx, uid_t uid, struct tmesh_error *err)
@@ -26,6 +27,9 @@ static int check_user(const struct tmesh_ctx *ctx, uid_t uid, struct tmesh_error
 
 static int check_opts(const struct tmesh_keep_opts *opts, struct tmesh_error *err)
 {
+	/* Files are shown to others by tmesh-mount. */
+	if (opts->file_count)
+		return 0;
 	if (opts->mode != 0600 || (opts->flags & TMESH_KEEPING_GID))
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "memfd regions are for one user: mode 0%o%s needs the module",
@@ -47,7 +51,7 @@ static void fill_request(struct tmesh_keeper_request *request, enum tmesh_keeper
 		memcpy(request->name, name, strlen(name));
 }
 
-/* The keeper's "no", in words. */
+/* Report the keeper's refusal. */
 static int refused(const struct tmesh_keeper_request *request,
 		   const struct tmesh_keeper_reply *reply, struct tmesh_error *err)
 {
@@ -78,13 +82,21 @@ static int refused(const struct tmesh_keeper_request *request,
 				  "the keeper takes sealed memory of this user, each region once: "
 				  "region %" PRIu32 " is not",
 				  reply->where);
+	case -ESTALE:
+		return tmesh_fail(err, rc, "\"%s\" was replaced meanwhile", request->name);
+	case -EAGAIN:
+		return tmesh_fail(
+			err, -EBUSY,
+			"the keeper cannot open region %" PRIu32 ": a process has a file "
+			"lease (F_SETLEASE) on its memory; end that process, or try again",
+			reply->where);
 	case -ENFILE:
 	case -EMFILE:
 		return tmesh_fail(
 			err, -EMFILE,
-			"the keeper has no descriptor left, or waits for who serves files "
-			"that it was given: drop something, raise its RLIMIT_NOFILE, or "
-			"end who gave them");
+			"the keeper has no descriptor left, or waits for servers of files "
+			"that peers sent: drop something, raise its RLIMIT_NOFILE, or end "
+			"those peers");
 	case -ETIMEDOUT:
 		return tmesh_fail(err, rc, "systemd did not take the keeper's descriptors in time");
 	default:
@@ -93,26 +105,40 @@ static int refused(const struct tmesh_keeper_request *request,
 	}
 }
 
+/* Receive a reply. @paths: the descriptor that may come with it, or -1; NULL: none may. */
 static int recv_reply(const struct tmesh_ctx *ctx, int fd,
 		      const struct tmesh_keeper_request *request, struct tmesh_keeper_reply *reply,
-		      struct tmesh_error *err)
+		      int *paths, struct tmesh_error *err)
 {
 	uint64_t deadline = tmesh_now_ns() + ctx->timeout_ns + MORE_PATIENCE_NS;
-	int rc = tmesh_wire_recv_plain(fd, reply, sizeof(*reply), deadline, err);
+	int rc;
 
+	if (paths) {
+		*paths = -1;
+		rc = tmesh_wire_recv(fd, reply, sizeof(*reply), paths, 1, deadline);
+		if (rc < 0)
+			tmesh_fail(err, rc, "the keeper did not give a table of paths");
+	} else {
+		rc = tmesh_wire_recv_plain(fd, reply, sizeof(*reply), deadline, err);
+	}
 	if (rc == -EPIPE)
 		return tmesh_fail(err, rc, "the keeper ended before it answered");
-	if (rc)
+	if (rc < 0)
 		return rc;
-	if (reply->magic != TMESH_MAGIC_KEEP || reply->version != TMESH_WIRE_VERSION ||
-	    reply->status > 0)
+	if (reply->magic == TMESH_MAGIC_KEEP && reply->version != TMESH_WIRE_VERSION)
+		return tmesh_fail(err, -EPROTO,
+				  "this user's keeper is of another release of tmesh (protocol "
+				  "%" PRIu32 ", here %d): drop its groups by that release's "
+				  "tmeshctl, or set TMESH_RUNTIME_DIR",
+				  reply->version, TMESH_WIRE_VERSION);
+	if (reply->magic != TMESH_MAGIC_KEEP || reply->status > 0)
 		return tmesh_fail(err, -EPROTO, "the keeper gave a malformed answer");
 	return reply->status ? refused(request, reply, err) : 0;
 }
 
-/* Ask, and get the answer's head; the connection stays for what follows it. */
-static int ask(struct tmesh_ctx *ctx, const struct tmesh_keeper_request *request, int *fd,
-	       struct tmesh_keeper_reply *reply, struct tmesh_error *err)
+/* Ask, and get the answer's head; the connection stays open for the rest. */
+static int ask_for_paths(struct tmesh_ctx *ctx, const struct tmesh_keeper_request *request, int *fd,
+			 struct tmesh_keeper_reply *reply, int *paths, struct tmesh_error *err)
 {
 	int rc = tmesh_keeper_connect(ctx, false, fd, err);
 
@@ -120,14 +146,21 @@ static int ask(struct tmesh_ctx *ctx, const struct tmesh_keeper_request *request
 		return rc;
 	rc = tmesh_wire_send_waiting(ctx, *fd, request, sizeof(*request), NULL, 0, err);
 	if (!rc)
-		rc = recv_reply(ctx, *fd, request, reply, err);
+		rc = recv_reply(ctx, *fd, request, reply, paths, err);
 	if (rc)
 		close(*fd);
 	return rc;
 }
 
+static int keeper_ask(struct tmesh_ctx *ctx, const struct tmesh_keeper_request *request, int *fd,
+		      struct tmesh_keeper_reply *reply, struct tmesh_error *err)
+{
+	return ask_for_paths(ctx, request, fd, reply, NULL, err);
+}
+
 static int memfd_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
-		      uint32_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err)
+		      uint32_t count, const struct tmesh_keep_opts *opts, int paths,
+		      struct tmesh_error *err)
 {
 	struct tmesh_keeper_request request;
 	struct tmesh_keeper_reply reply;
@@ -141,7 +174,11 @@ static int memfd_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_regi
 	request.flags = opts->flags & TMESH_KEEPING_REPLACE;
 	request.lifetime_ns = opts->lifetime_ns;
 	request.count = count;
-	rc = tmesh_wire_send_waiting(ctx, fd, &request, sizeof(request), NULL, 0, err);
+	request.mode = opts->mode;
+	request.gid = opts->flags & TMESH_KEEPING_GID ? opts->gid : getegid();
+	if (paths >= 0)
+		request.flags |= TMESH_KEEPER_PATHS;
+	rc = tmesh_wire_send_waiting(ctx, fd, &request, sizeof(request), &paths, paths >= 0, err);
 	for (uint32_t i = 0; !rc && i < count; i++) {
 		bool opaque = regions[i]->kind & TMESH_KIND_OPAQUE;
 
@@ -150,12 +187,12 @@ static int memfd_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_regi
 			opaque ? regions[i]->rights & (TMESH_READ | TMESH_WRITE) : TMESH_READ, err);
 	}
 	if (!rc)
-		rc = recv_reply(ctx, fd, &request, &reply, err);
+		rc = recv_reply(ctx, fd, &request, &reply, NULL, err);
 	close(fd);
 	return rc;
 }
 
-/* What nobody keeps is not there, with a keeper and without. */
+/* Report a name under which nothing is kept, in the same words with a keeper and without. */
 static int nothing_kept(int rc, const char *name, struct tmesh_error *err)
 {
 	if (rc == -ENOENT)
@@ -163,8 +200,8 @@ static int nothing_kept(int rc, const char *name, struct tmesh_error *err)
 	return rc;
 }
 
-/* The keeper does not hear of it: that it was used is told by the file's time of access. The kernel
- * would set that to the last tick. */
+/* Open a kept region by the keeper's index. The keeper takes no part, so the file's time of access
+ * shows the use. The kernel would set it only to the last tick. */
 static bool take_shown(struct tmesh_region *region, const char *name)
 {
 	struct timespec used[2] = {[1] = {.tv_nsec = UTIME_OMIT}};
@@ -184,7 +221,7 @@ static bool take_shown(struct tmesh_region *region, const char *name)
 	return true;
 }
 
-/* By the keeper's index, without a question. False: it has to be asked. */
+/* Open by the keeper's index, without a question. False: the keeper has to be asked. */
 static bool open_shown(struct tmesh_ctx *ctx, const char *name, struct tmesh_region ***out)
 {
 	struct tmesh_region **regions = calloc(1, sizeof(*regions));
@@ -218,7 +255,7 @@ static int memfd_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, u
 	}
 	fill_request(&request, TMESH_KEEPER_OPEN, name);
 	request.rights = rights;
-	rc = ask(ctx, &request, &fd, &reply, err);
+	rc = keeper_ask(ctx, &request, &fd, &reply, err);
 	if (rc)
 		return nothing_kept(rc, name, err);
 	if (!reply.count || reply.count > TMESH_KEPT_MAX_REGIONS) {
@@ -245,6 +282,58 @@ static int memfd_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, u
 	return 0;
 }
 
+static int memfd_paths(struct tmesh_ctx *ctx, const char *name, uid_t uid, struct tmesh_paths **out,
+		       uint64_t *id, struct tmesh_error *err)
+{
+	struct tmesh_keeper_request request;
+	struct tmesh_keeper_reply reply;
+	struct tmesh_keeper_row row;
+	int fd, paths, rc = check_user(ctx, uid, err);
+	size_t length;
+
+	if (rc)
+		return rc;
+	fill_request(&request, TMESH_KEEPER_FIND, name);
+	request.flags = TMESH_KEEPER_PATHS;
+	rc = ask_for_paths(ctx, &request, &fd, &reply, &paths, err);
+	if (rc)
+		return nothing_kept(rc, name, err);
+	rc = tmesh_wire_recv_plain(fd, &row, sizeof(row), tmesh_now_ns() + ctx->timeout_ns, err);
+	close(fd);
+	if (!rc && paths < 0)
+		rc = tmesh_fail(err, -ENODATA, "\"%s\" was kept without files: it has no paths",
+				name);
+	if (!rc) {
+		*id = reply.id;
+		*out = tmesh_paths_read(paths, ctx->uid, row.count, TMESH_PATHS_MAX, &length);
+		if (!*out)
+			rc = tmesh_fail_errno(err, "the keeper's table of paths");
+	}
+	if (paths >= 0)
+		close(paths);
+	return rc;
+}
+
+static int memfd_take(struct tmesh_ctx *ctx, const char *name, uint64_t id, uint32_t number,
+		      struct tmesh_region **region, struct tmesh_error *err)
+{
+	struct tmesh_keeper_request request;
+	struct tmesh_keeper_reply reply;
+	int fd, rc = tmesh_spare_files(ctx, err);
+
+	if (rc)
+		return rc;
+	fill_request(&request, TMESH_KEEPER_TAKE, name);
+	request.id = id;
+	request.region = number;
+	rc = keeper_ask(ctx, &request, &fd, &reply, err);
+	if (rc)
+		return nothing_kept(rc, name, err);
+	rc = tmesh_region_recv(ctx, fd, region, err);
+	close(fd);
+	return rc;
+}
+
 static void fill_info(struct tmesh_kept_info *info, const struct tmesh_keeper_row *row,
 		      const struct tmesh_ctx *ctx)
 {
@@ -259,8 +348,8 @@ static void fill_info(struct tmesh_kept_info *info, const struct tmesh_keeper_ro
 		.used_ns = row->used_ns,
 		.expires_ns = row->expires_ns,
 		.uid = ctx->uid,
-		.gid = getegid(),
-		.mode = 0600,
+		.gid = row->gid,
+		.mode = row->mode,
 	};
 	memcpy(info->name, row->name, sizeof(info->name));
 	info->name[TMESH_KEPT_NAME_LEN] = '\0';
@@ -275,7 +364,7 @@ static int memfd_kept_list(struct tmesh_ctx *ctx, struct tmesh_kept_info **out, 
 	int fd, rc;
 
 	fill_request(&request, TMESH_KEEPER_LIST, NULL);
-	rc = ask(ctx, &request, &fd, &reply, err);
+	rc = keeper_ask(ctx, &request, &fd, &reply, err);
 	if (rc == -ENOENT) {
 		*out = NULL;
 		*count = 0;
@@ -316,7 +405,7 @@ static int memfd_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmesh
 	int fd, rc;
 
 	fill_request(&request, TMESH_KEEPER_DROP, name);
-	rc = ask(ctx, &request, &fd, &reply, err);
+	rc = keeper_ask(ctx, &request, &fd, &reply, err);
 	if (rc)
 		return nothing_kept(rc, name, err);
 	close(fd);
@@ -333,7 +422,7 @@ static int memfd_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *in
 	int fd, rc;
 
 	fill_request(&request, TMESH_KEEPER_STATUS, NULL);
-	rc = ask(ctx, &request, &fd, &reply, err);
+	rc = keeper_ask(ctx, &request, &fd, &reply, err);
 	if (rc)
 		return rc == -ENOENT ? 0 : rc;
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0)
@@ -350,6 +439,8 @@ static int memfd_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *in
 const struct tmesh_keep_ops tmesh_memfd_keep_ops = {
 	.keep = memfd_keep,
 	.open = memfd_kept_open,
+	.paths = memfd_paths,
+	.take = memfd_take,
 	.list = memfd_kept_list,
 	.drop = memfd_kept_drop,
 	.info = memfd_keeper_info,

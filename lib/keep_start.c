@@ -2,6 +2,7 @@
 /* Finding the user's keeper, and starting one. */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -14,8 +15,9 @@
 #include "keeper.h"
 
 #define PROGRAM "tmesh-keeper"
-/* Who lost the race to start one waits for the other's to listen. */
+/* A process that lost the race to start a keeper waits until the other's listens. */
 #define START_NS UINT64_C(3000000000)
+#define LONGEST_START_NS UINT64_C(30000000000)
 
 void tmesh_keeper_name(uint64_t dev, uint64_t ino, uint8_t name[16])
 {
@@ -36,7 +38,7 @@ void tmesh_keeper_key(const char *kept, uint8_t key[TMESH_SECRET_BYTES])
 /* Return: a connection, or a negative errno (-EAGAIN: more have come than it has room for). */
 static int try_connect(const struct tmesh_ctx *ctx)
 {
-	/* As long as the names of producers' sockets, which are connected to in the same way. */
+	/* As long as the names of producers' sockets, because the same call connects. */
 	static const char name[33] = TMESH_KEEPER_SOCKET;
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	struct ucred peer;
@@ -45,7 +47,7 @@ static int try_connect(const struct tmesh_ctx *ctx)
 
 	if (fd < 0)
 		return -errno;
-	/* Without a wait: the queue of one that is stopped may be full. */
+	/* Do not wait: the queue of a keeper that is stopped may be full. */
 	rc = tmesh_rundir_connect(ctx, fd, name);
 	if (!rc && fcntl(fd, F_SETFL, 0))
 		rc = -errno;
@@ -59,8 +61,8 @@ static int try_connect(const struct tmesh_ctx *ctx)
 	return rc;
 }
 
-/* In a build folder, or in a tree that was installed: from lib/ or bin/ into the libexec/ of the
- * same tree, wherever that was put. */
+/* Look for the program beside @file: in a build folder, or from lib/ or bin/ of an installed tree
+ * in its libexec/. */
 static bool beside(char *path, size_t size, const char *file)
 {
 	static const char *const places[] = {"", "/../libexec"};
@@ -75,8 +77,15 @@ static bool beside(char *path, size_t size, const char *file)
 	return false;
 }
 
-/* The program: as the environment says, beside this library or program, where it was installed, or
- * on PATH. */
+/* Where packages and `make install` put it. */
+static const char *const installed[] = {
+	TMESH_KEEPER_PATH,
+	"/usr/libexec/" PROGRAM,
+	"/usr/local/libexec/" PROGRAM,
+};
+
+/* Find the program: by the environment, beside this library or program, or in the installed places.
+ * Never search PATH: a library starts no program that it finds by chance. */
 static const char *find_program(char *path, size_t size)
 {
 	const char *told = secure_getenv("TMESH_KEEPER");
@@ -95,15 +104,40 @@ static const char *find_program(char *path, size_t size)
 		if (beside(path, size, exe))
 			return path;
 	}
-	if (access(TMESH_KEEPER_PATH, X_OK) == 0)
-		return TMESH_KEEPER_PATH;
-	return PROGRAM;
+	for (size_t i = 0; i < sizeof(installed) / sizeof(installed[0]); i++)
+		if (access(installed[i], X_OK) == 0)
+			return installed[i];
+	return TMESH_KEEPER_PATH;
 }
 
-/* The child has nothing of ours: no descriptor, no signal that we block or ignore. */
+/* The variables that the keeper needs. All others, such as NOTIFY_SOCKET, LD_PRELOAD or secrets,
+ * are for this process alone, and the keeper outlives it. */
+static const char *const passed_on[] = {
+	"TMESH_KEEPER_BYTES", "LD_LIBRARY_PATH", "ASAN_OPTIONS", "UBSAN_OPTIONS", "LSAN_OPTIONS",
+};
+#define PASSED_ON (sizeof(passed_on) / sizeof(passed_on[0]))
+
+static void choose_environment(char *chosen[PASSED_ON + 1])
+{
+	size_t count = 0;
+
+	for (char **entry = environ; entry && *entry; entry++) {
+		size_t length = strcspn(*entry, "=");
+
+		for (size_t i = 0; i < PASSED_ON && count < PASSED_ON; i++)
+			if (strlen(passed_on[i]) == length &&
+			    !strncmp(*entry, passed_on[i], length))
+				chosen[count++] = *entry;
+	}
+	chosen[count] = NULL;
+}
+
+/* Start the program. The child gets no signal that we block or ignore, and only the variables that
+ * it needs. It closes our descriptors itself (inherited.c): the call that would do it here needs
+ * glibc 2.34. */
 static int spawn(const char *program, const char *dir, int words, pid_t *pid)
 {
-	char *argv[] = {PROGRAM, "--daemon", (char *)dir, NULL};
+	char *argv[] = {PROGRAM, "--daemon", (char *)dir, NULL}, *chosen[PASSED_ON + 1];
 	posix_spawn_file_actions_t actions;
 	posix_spawnattr_t attr;
 	sigset_t none, all;
@@ -117,6 +151,7 @@ static int spawn(const char *program, const char *dir, int words, pid_t *pid)
 		posix_spawn_file_actions_destroy(&actions);
 		return rc;
 	}
+	choose_environment(chosen);
 	sigemptyset(&none);
 	sigfillset(&all);
 	rc = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
@@ -124,34 +159,61 @@ static int spawn(const char *program, const char *dir, int words, pid_t *pid)
 		rc = posix_spawn_file_actions_adddup2(&actions, words, 1);
 	if (!rc)
 		rc = posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-	if (!rc)
-		rc = posix_spawn_file_actions_addclosefrom_np(&actions, 3);
 	posix_spawnattr_setsigmask(&attr, &none);
 	posix_spawnattr_setsigdefault(&attr, &all);
 	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
 						POSIX_SPAWN_SETSID);
 	if (!rc)
-		rc = posix_spawnp(pid, program, &actions, &attr, argv, environ);
+		rc = posix_spawn(pid, program, &actions, &attr, argv, chosen);
 	posix_spawnattr_destroy(&attr);
 	posix_spawn_file_actions_destroy(&actions);
 	return rc;
 }
 
-/* It ends once its child listens, or says on @words why it does not. */
+/* Wait until @fd is readable or at its end; false after the deadline. */
+static bool is_readable(int fd, uint64_t deadline)
+{
+	struct pollfd poller = {.fd = fd, .events = POLLIN};
+	int rc;
+
+	do
+		rc = poll(&poller, 1, tmesh_poll_ms(deadline));
+	while (rc < 0 && errno == EINTR);
+	return rc > 0;
+}
+
+/* Return: waitpid()'s result; 0: it has not ended by the deadline, and is killed. */
+static pid_t wait_end(pid_t pid, uint64_t deadline, int *status)
+{
+	pid_t ended;
+
+	while ((ended = waitpid(pid, status, WNOHANG)) == 0 && tmesh_now_ns() < deadline)
+		usleep(1000);
+	if (ended == 0) {
+		kill(pid, SIGKILL);
+		waitpid(pid, status, 0);
+	}
+	return ended;
+}
+
+/* Wait until the program ends: its child listens, or @words has the reason why not. */
 static int wait_for(pid_t pid, int words, const char *program, struct tmesh_error *err)
 {
+	uint64_t deadline = tmesh_now_ns() + LONGEST_START_NS;
 	char text[128];
 	ssize_t got = 0;
 	int status = 0;
 	pid_t ended;
 
-	do
+	if (is_readable(words, deadline))
 		got = read(words, text, sizeof(text) - 1);
-	while (got < 0 && errno == EINTR);
-	do
-		ended = waitpid(pid, &status, 0);
-	while (ended < 0 && errno == EINTR);
-	/* A program that takes all its children has taken this one: the socket tells. */
+	ended = wait_end(pid, deadline, &status);
+	if (ended == 0)
+		return tmesh_fail(err, -ETIMEDOUT,
+				  "the keeper %.80s did not start within %d s: it was killed",
+				  program, (int)(LONGEST_START_NS / 1000000000));
+	/* If the program has already reaped this child, the socket shows whether the keeper runs.
+	 */
 	if (ended < 0 || status == 0)
 		return 0;
 	text[got > 0 ? got : 0] = '\0';
@@ -167,6 +229,11 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	int words[2], rc, checked;
 	pid_t pid;
 
+	if (*program != '/')
+		return tmesh_fail(err, -EINVAL,
+				  "cannot start a keeper: TMESH_KEEPER is \"%.100s\"; set it to an "
+				  "absolute path",
+				  program);
 	pthread_mutex_lock(&ctx->lock);
 	rc = tmesh_rundir_open(ctx, &checked, err);
 	pthread_mutex_unlock(&ctx->lock);
@@ -180,8 +247,9 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	close(words[1]);
 	if (rc)
 		rc = tmesh_fail(err, rc == ENOENT ? -ENOENT : -rc,
-				"no keeper runs, and %.100s cannot be started (errno %d): it comes "
-				"with tmeshctl; TMESH_KEEPER names another place",
+				"no keeper runs, and %.100s cannot be started (errno %d): install "
+				"tmesh-tools (Debian), or run make keeper install-keeper; "
+				"TMESH_KEEPER names another place",
 				program, rc);
 	else
 		rc = wait_for(pid, words[0], program, err);
@@ -189,7 +257,7 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	return rc;
 }
 
-/* Also between two lives of a keeper whose descriptors systemd has. */
+/* Return whether a keeper runs, or is between two lives while systemd has its descriptors. */
 static bool has_keeper(const struct tmesh_ctx *ctx)
 {
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};

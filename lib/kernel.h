@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of the kernel backend share. */
+/* Declarations that the files of the kernel backend share. */
 #ifndef TMESH_KERNEL_H
 #define TMESH_KERNEL_H
 
@@ -10,9 +10,9 @@
 /* Fill @err from errno, in the module's terms. */
 int tmesh_kernel_fail(struct tmesh_error *err, const char *what) __attribute__((cold));
 int tmesh_kernel_info(int fd, struct tmesh_info *info);
-/* Fill a region from what the module says of its handle. */
+/* Fill a region by the module's report on its handle. */
 int tmesh_kernel_learn(struct tmesh_region *region, struct tmesh_error *err);
-/* -EBUSY: pinning handles forbid the revocation; names some of them. */
+/* Return -EBUSY: pinning handles forbid the revocation; the error names some of them. */
 int tmesh_kernel_pinned(const struct tmesh_revoke *revoke, const struct tmesh_holder *pins,
 			uint32_t room, struct tmesh_error *err);
 
@@ -21,7 +21,7 @@ bool tmesh_kernel_hold(struct tmesh_region *region, uint64_t ns);
 void tmesh_kernel_unhold(struct tmesh_region *region);
 uint64_t tmesh_kernel_opens(struct tmesh_region *region);
 
-/* kernel_see.c */
+/* kernel_holders.c */
 int tmesh_kernel_region_info(struct tmesh_region *region, struct tmesh_region_info *info,
 			     struct tmesh_error *err);
 int tmesh_kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,

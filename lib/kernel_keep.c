@@ -40,7 +40,8 @@ static int keep_fail(struct tmesh_error *err, const char *name, const char *what
 }
 
 static int kernel_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
-		       uint32_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err)
+		       uint32_t count, const struct tmesh_keep_opts *opts, int paths,
+		       struct tmesh_error *err)
 {
 	struct tmesh_keep keep = {
 		.size = sizeof(keep),
@@ -51,16 +52,21 @@ static int kernel_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_reg
 		.mode = opts->mode,
 		.gid = opts->flags & TMESH_KEEPING_GID ? opts->gid : 0,
 	};
-	int32_t *fds = calloc(count, sizeof(*fds));
+	int32_t *fds;
 	int rc = 0;
 
+	if (paths >= 0)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "the tmesh module keeps no table of paths: keep files by "
+				  "tmesh_keep_folder(), or with a context of the memfd backend");
+	fds = calloc(count, sizeof(*fds));
 	if (!fds)
 		return tmesh_fail(err, -ENOMEM, "no memory to keep regions");
 	for (uint32_t i = 0; i < count; i++)
 		fds[i] = regions[i]->fd;
 	keep.handles = (uintptr_t)fds;
 	memcpy(keep.name, name, strlen(name));
-	if (ioctl(ctx->device, TMESH_KEEP, &keep))
+	if (ioctl(ctx->kernel.device, TMESH_KEEP, &keep))
 		rc = keep_fail(err, name, "keep");
 	free(fds);
 	for (uint32_t i = 0; !rc && i < count; i++)
@@ -68,7 +74,7 @@ static int kernel_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_reg
 	return rc;
 }
 
-/* Regions of @count handles, which are theirs from here on, also on failure. */
+/* Make regions of @count handles, which are theirs from here on, also on failure. */
 static int adopt_all(struct tmesh_ctx *ctx, const int32_t *fds, uint32_t count,
 		     struct tmesh_region **regions, struct tmesh_error *err)
 {
@@ -112,7 +118,7 @@ static int kernel_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, 
 	memcpy(kept.name, name, strlen(name));
 	if (!fds || !regions)
 		rc = tmesh_fail(err, -ENOMEM, "no memory for what is kept");
-	else if (ioctl(ctx->device, TMESH_KEPT_OPEN, &kept))
+	else if (ioctl(ctx->kernel.device, TMESH_KEPT_OPEN, &kept))
 		rc = keep_fail(err, name, "open what is kept");
 	else
 		rc = adopt_all(ctx, fds, kept.count, regions, err);
@@ -166,7 +172,7 @@ static int kernel_kept_list(struct tmesh_ctx *ctx, struct tmesh_kept_info **info
 
 		list.count = sizeof(page) / sizeof(page[0]);
 		list.more = 0;
-		if (ioctl(ctx->device, TMESH_KEPT_LIST, &list)) {
+		if (ioctl(ctx->kernel.device, TMESH_KEPT_LIST, &list)) {
 			free(all);
 			return keep_fail(err, "", "listing what is kept");
 		}
@@ -189,15 +195,15 @@ static int kernel_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmes
 	struct tmesh_kept_drop drop = {.size = sizeof(drop)};
 
 	memcpy(drop.name, name, strlen(name));
-	return ioctl(ctx->device, TMESH_KEPT_DROP, &drop) ? keep_fail(err, name, "drop") : 0;
+	return ioctl(ctx->kernel.device, TMESH_KEPT_DROP, &drop) ? keep_fail(err, name, "drop") : 0;
 }
 
 #define NAMED_BY (sizeof(((struct tmesh_region *)0)->outlives_as))
 _Static_assert(sizeof("hold-0123456789abcdef-") + 2 * NAMED_BY <= TMESH_LABEL_MAX + 1, "fits");
 
-/* What is held for others (hold.c) is kept as other regions are. Several processes may hold one
- * region, and in two PID namespaces they may have one number: the name is random, so that nobody
- * else's hold replaces or ends this one. */
+/* Name the hold of a region. Holds (hold.c) are kept as other regions are. Several processes may
+ * hold one region, and processes in two PID namespaces may have the same number. A random name
+ * keeps one hold from replacing or ending another. */
 static void hold_name(const struct tmesh_region *region, char *name)
 {
 	int used = snprintf(name, TMESH_KEPT_NAME_LEN + 1, "hold-%016llx-",
@@ -218,7 +224,7 @@ bool tmesh_kernel_hold(struct tmesh_region *region, uint64_t ns)
 	    tmesh_random(region->outlives_as, sizeof(region->outlives_as), NULL))
 		return false;
 	hold_name(region, name);
-	return kernel_keep(region->ctx, name, &region, 1, &opts, NULL) == 0;
+	return kernel_keep(region->ctx, name, &region, 1, &opts, -1, NULL) == 0;
 }
 
 void tmesh_kernel_unhold(struct tmesh_region *region)
@@ -242,7 +248,7 @@ static int kernel_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *i
 {
 	struct tmesh_caps_query caps = {.size = sizeof(caps)};
 
-	if (ioctl(ctx->device, TMESH_CAPS, &caps))
+	if (ioctl(ctx->kernel.device, TMESH_CAPS, &caps))
 		return tmesh_kernel_fail(err, "asking the module for its limits");
 	if (!(caps.features & TMESH_FEATURE_KEEP))
 		return tmesh_fail(err, -EOPNOTSUPP,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* What the module does over time: leases, reclaiming, fences. */
+/* Part of the kernel backend: leases, reclaiming, fences. */
 #include "kernel.h"
 
 #include <poll.h>
@@ -89,7 +89,7 @@ int tmesh_kernel_when_taken(struct tmesh_region *region, enum tmesh_taken taken,
 	return 0;
 }
 
-/* "device, view 0123, ..." of what still uses memory. */
+/* List the users of the memory: "device, view 0123, ...". */
 static void name_users(char *text, size_t bytes, const struct tmesh_holder *holders, uint32_t count)
 {
 	size_t used = 0;
@@ -164,7 +164,7 @@ uint32_t tmesh_kernel_events(struct tmesh_region *region)
 		events |= TMESH_EVENT_TAKEN;
 	if (poller.revents & POLLPRI)
 		events |= TMESH_EVENT_POISONED;
-	/* Of a region that was taken back poll() does not say whether it is alone. */
+	/* For a region that was taken back, poll() does not report whether it is alone. */
 	if (poller.revents & POLLOUT ||
 	    ((events & TMESH_EVENT_TAKEN) && !tmesh_kernel_info(region->fd, &info) &&
 	     info.handles + info.exports == 1))

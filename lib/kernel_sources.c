@@ -42,11 +42,11 @@ int tmesh_kernel_from_user(struct tmesh_region *region, void *addr, uint64_t byt
 		.rights = region->rights,
 		.mode = region->opts.mode,
 		.gid = region->opts.gid,
-		.linger_ms = region->opts.linger_ms,
+		.hold_ms = region->opts.hold_ms,
 	};
 
 	memcpy(create.label, region->label, sizeof(create.label));
-	if (ioctl(region->ctx->device, TMESH_CREATE_USER, &create)) {
+	if (ioctl(region->ctx->kernel.device, TMESH_CREATE_USER, &create)) {
 		if (errno == ENOMEM && create.reason == TMESH_PIN_MEMLOCK)
 			return tmesh_fail(err, -ENOMEM,
 					  "pinning %llu bytes passes this process's RLIMIT_MEMLOCK "
@@ -67,7 +67,8 @@ static int no_dmabuf(struct tmesh_error *err)
 	return tmesh_fail(err, -EINVAL, "the descriptor is not a dma-buf's, or of no whole pages");
 }
 
-/* @bytes 0: a dma-buf is meant; the module would take a character device's file too. */
+/* Import a descriptor. @bytes 0: only a dma-buf is meant; the module would accept a character
+ * device too. */
 static int import(struct tmesh_region *region, int fd, uint64_t bytes, struct tmesh_error *err)
 {
 	struct tmesh_import import = {
@@ -77,11 +78,11 @@ static int import(struct tmesh_region *region, int fd, uint64_t bytes, struct tm
 		.source = fd,
 		.mode = region->opts.mode,
 		.gid = region->opts.gid,
-		.linger_ms = region->opts.linger_ms,
+		.hold_ms = region->opts.hold_ms,
 	};
 
 	memcpy(import.label, region->label, sizeof(import.label));
-	if (ioctl(region->ctx->device, TMESH_IMPORT, &import)) {
+	if (ioctl(region->ctx->kernel.device, TMESH_IMPORT, &import)) {
 		if (!bytes && errno == EOPNOTSUPP)
 			return no_dmabuf(err);
 		switch (errno) {
@@ -141,7 +142,7 @@ int tmesh_kernel_gather(struct tmesh_region *region, const struct tmesh_gather_e
 		.rights = region->rights,
 		.mode = region->opts.mode,
 		.gid = region->opts.gid,
-		.linger_ms = region->opts.linger_ms,
+		.hold_ms = region->opts.hold_ms,
 	};
 	int failed;
 
@@ -154,7 +155,7 @@ int tmesh_kernel_gather(struct tmesh_region *region, const struct tmesh_gather_e
 			.bytes = extents[i].bytes,
 		};
 	memcpy(gather.label, region->label, sizeof(gather.label));
-	failed = ioctl(region->ctx->device, TMESH_GATHER, &gather) ? errno : 0;
+	failed = ioctl(region->ctx->kernel.device, TMESH_GATHER, &gather) ? errno : 0;
 	free(list);
 	switch (failed) {
 	case 0:

@@ -88,8 +88,8 @@ bool tmesh_layout_is_contiguous(const struct tmesh_layout *layout)
 }
 
 /*
- * The bytes that the elements span: [*low, *high) relative to the element with all
- * indices 0, where *low <= 0. Fails where they do not fit in 63 bits.
+ * Return the bytes that the elements span: [*low, *high) relative to the element with all indices
+ * 0, with *low <= 0. False: they do not fit in 63 bits.
  */
 static bool layout_span(const struct tmesh_layout *layout, int64_t element, int64_t *low,
 			int64_t *high)

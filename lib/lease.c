@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Leases as callers see them. On the module a lease is two pages that its kernel shares with
- * us: a counter that we increment and a state that it sets. On memfd nobody can take memory
+ * Leases as callers see them. On the module a lease is two pages that the kernel shares with us: a
+ * counter that we increment and a state that the kernel sets. On memfd no process can take memory
  * away, and a lease is a time that this library keeps.
  */
 #include "internal.h"
@@ -14,15 +14,15 @@
 #define MIN_NS UINT64_C(10000000)
 #define MAX_NS UINT64_C(3600000000000)
 
-struct tmesh_lease_keeper {
+struct tmesh_client_lease {
 	struct tmesh_lease_pages pages; /* module */
 	uint64_t ns;			/* memfd */
 	atomic_uint_fast64_t touched;	/* memfd: when last */
 	atomic_bool lapsed;		/* memfd */
 };
 
-/* What region->lease points to once it is known that there is none. */
-static struct tmesh_lease_keeper none;
+/* The value of region->lease once it is known that the region has no lease. */
+static struct tmesh_client_lease none;
 
 int tmesh_check_taken(enum tmesh_taken taken, struct tmesh_error *err)
 {
@@ -32,26 +32,26 @@ int tmesh_check_taken(enum tmesh_taken taken, struct tmesh_error *err)
 	return 0;
 }
 
-/* memfd: a lease that this library keeps. */
+/* Set a lease that this library keeps, on memfd. */
 static int set_cooperative(struct tmesh_region *region, uint64_t ns, struct tmesh_error *err)
 {
-	struct tmesh_lease_keeper *keeper = calloc(1, sizeof(*keeper)), *old;
+	struct tmesh_client_lease *lease = calloc(1, sizeof(*lease)), *old;
 	int rc = 0;
 
-	if (!keeper)
+	if (!lease)
 		return tmesh_fail(err, -ENOMEM, "no memory for a lease");
-	keeper->ns = ns;
-	keeper->touched = tmesh_now_ns();
+	lease->ns = ns;
+	lease->touched = tmesh_now_ns();
 	tmesh_region_set_shared(region);
 	tmesh_region_lock(region);
 	old = atomic_load(&region->lease);
 	if (!old)
-		atomic_store(&region->lease, keeper);
+		atomic_store(&region->lease, lease);
 	else
 		rc = tmesh_fail(err, -EBUSY, "lease: this handle has one already");
 	tmesh_region_unlock(region);
 	if (rc)
-		free(keeper);
+		free(lease);
 	return rc;
 }
 
@@ -107,105 +107,105 @@ int tmesh_lease_bind(struct tmesh_region *region, int pidfd, uint64_t ns, enum t
 	return set(region, pidfd, ns, taken, err);
 }
 
-/* The region's lease, looked up once; NULL when that fails, which the next touch tries again. */
-static struct tmesh_lease_keeper *lease_of(struct tmesh_region *region)
+/* Return the region's lease, looked up once. NULL: that failed, and the next touch tries again. */
+static struct tmesh_client_lease *lease_of(struct tmesh_region *region)
 {
 	const struct tmesh_backend_ops *ops = region->ctx->ops;
-	struct tmesh_lease_keeper *keeper =
+	struct tmesh_client_lease *lease =
 		atomic_load_explicit(&region->lease, memory_order_acquire);
 	struct tmesh_lease_pages pages;
 	int rc;
 
-	if (keeper)
-		return keeper;
+	if (lease)
+		return lease;
 	if (!ops->lease_map)
 		return &none;
 	tmesh_region_lock(region);
-	keeper = atomic_load(&region->lease);
-	if (!keeper) {
+	lease = atomic_load(&region->lease);
+	if (!lease) {
 		rc = ops->lease_map(region, &pages, NULL);
 		if (rc == -ENODATA) {
-			keeper = &none;
+			lease = &none;
 		} else if (!rc) {
-			keeper = calloc(1, sizeof(*keeper));
-			if (keeper)
-				keeper->pages = pages;
+			lease = calloc(1, sizeof(*lease));
+			if (lease)
+				lease->pages = pages;
 			else
 				tmesh_lease_unmap(&pages);
 		}
-		atomic_store_explicit(&region->lease, keeper, memory_order_release);
+		atomic_store_explicit(&region->lease, lease, memory_order_release);
 	}
 	tmesh_region_unlock(region);
-	return keeper;
+	return lease;
 }
 
-static enum tmesh_lease_status state_of(struct tmesh_lease_keeper *keeper)
+static enum tmesh_lease_status state_of(struct tmesh_client_lease *lease)
 {
 	uint64_t touched;
 
-	if (keeper == &none)
+	if (lease == &none)
 		return TMESH_LEASE_NONE;
-	if (keeper->pages.state)
-		return (enum tmesh_lease_status)__atomic_load_n(keeper->pages.state,
+	if (lease->pages.state)
+		return (enum tmesh_lease_status)__atomic_load_n(lease->pages.state,
 								__ATOMIC_ACQUIRE);
-	/* Before the time is asked: another thread's touch may come in between. */
-	touched = keeper->touched;
-	if (!keeper->lapsed && tmesh_now_ns() - touched > keeper->ns)
-		keeper->lapsed = true;
-	return keeper->lapsed ? TMESH_LEASE_HAS_LAPSED : TMESH_LEASE_IS_LIVE;
+	/* Read it before the time: another thread's touch may come in between. */
+	touched = lease->touched;
+	if (!lease->lapsed && tmesh_now_ns() - touched > lease->ns)
+		lease->lapsed = true;
+	return lease->lapsed ? TMESH_LEASE_HAS_LAPSED : TMESH_LEASE_IS_LIVE;
 }
 
-/* Two threads may lose one of two increments: what counts is that the number changes. */
-static void touch(struct tmesh_lease_keeper *keeper)
+/* Count a use. Two threads may lose one of two increments: it is enough that the number changes. */
+static void touch(struct tmesh_client_lease *lease)
 {
-	uint64_t *counter = keeper->pages.touch;
+	uint64_t *counter = lease->pages.touch;
 
 	if (counter)
 		__atomic_store_n(counter, __atomic_load_n(counter, __ATOMIC_RELAXED) + 1,
 				 __ATOMIC_RELAXED);
 	else
-		keeper->touched = tmesh_now_ns();
+		lease->touched = tmesh_now_ns();
 }
 
 enum tmesh_lease_status tmesh_lease_state(struct tmesh_region *region)
 {
-	struct tmesh_lease_keeper *keeper = lease_of(region);
+	struct tmesh_client_lease *lease = lease_of(region);
 
-	/* What cannot even be asked for any more was taken back. */
-	return keeper ? state_of(keeper) : TMESH_LEASE_IS_REVOKED;
+	/* A region whose lease cannot even be asked for was taken back. */
+	return lease ? state_of(lease) : TMESH_LEASE_IS_REVOKED;
 }
 
 int tmesh_lease_touch(struct tmesh_region *region)
 {
-	struct tmesh_lease_keeper *keeper;
+	struct tmesh_client_lease *lease;
 
 	if (TMESH_NEED(NULL, region))
 		return -EINVAL;
 	if (tmesh_region_inherited(region))
 		return -EPERM;
-	/* What was read was read before the state is. */
+	/* The caller's reads come before the look at the state. */
 	atomic_thread_fence(memory_order_acquire);
-	keeper = lease_of(region);
-	if (keeper == &none)
+	lease = lease_of(region);
+	if (lease == &none)
 		return 0;
-	if (!keeper || state_of(keeper) != TMESH_LEASE_IS_LIVE)
+	if (!lease || state_of(lease) != TMESH_LEASE_IS_LIVE)
 		return -ESTALE;
-	touch(keeper);
+	touch(lease);
 	return 0;
 }
 
 bool tmesh_lease_lapsed_here(struct tmesh_region *region)
 {
-	struct tmesh_lease_keeper *keeper = atomic_load(&region->lease);
+	struct tmesh_client_lease *lease = atomic_load(&region->lease);
 
-	return keeper && keeper != &none && state_of(keeper) != TMESH_LEASE_IS_LIVE;
+	return lease && lease != &none && state_of(lease) != TMESH_LEASE_IS_LIVE;
 }
 
-uint64_t tmesh_lease_kept_ns(const struct tmesh_region *region)
+uint64_t tmesh_lease_period_ns(const struct tmesh_region *region)
 {
-	const struct tmesh_lease_keeper *keeper = atomic_load(&region->lease);
+	const struct tmesh_client_lease *lease = atomic_load(&region->lease);
 
-	return keeper ? keeper->ns : 0;
+	return lease ? lease->ns : 0;
 }
 
 void tmesh_lease_unmap(struct tmesh_lease_pages *pages)
@@ -216,12 +216,12 @@ void tmesh_lease_unmap(struct tmesh_lease_pages *pages)
 
 void tmesh_lease_forget(struct tmesh_region *region)
 {
-	struct tmesh_lease_keeper *keeper = atomic_load(&region->lease);
+	struct tmesh_client_lease *lease = atomic_load(&region->lease);
 
-	if (!keeper || keeper == &none)
+	if (!lease || lease == &none)
 		return;
-	if (keeper->pages.touch)
-		tmesh_lease_unmap(&keeper->pages);
-	free(keeper);
+	if (lease->pages.touch)
+		tmesh_lease_unmap(&lease->pages);
+	free(lease);
 	atomic_store(&region->lease, NULL);
 }

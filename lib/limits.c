@@ -17,7 +17,7 @@ int tmesh_limits(struct tmesh_ctx *ctx, struct tmesh_limits *limits, struct tmes
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "nobody counts memfds per user: only a context's max_bytes and "
 				  "memory control groups limit them");
-	if (ioctl(ctx->device, TMESH_CAPS, &query))
+	if (ioctl(ctx->kernel.device, TMESH_CAPS, &query))
 		return tmesh_fail_errno(err, "asking the module for its limits");
 	return tmesh_write_sized(limits,
 				 &(struct tmesh_limits){

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 /*
- * Live: which regions a context has. Handles of one region (derived, pinned, opened again) are many
- * objects and one piece of memory: it counts once, from the first of them to the last, and so long
+ * The live regions of a context. A region's handles (derived, pinned, opened again) are several
+ * objects but one piece of memory. It counts once, from the first handle to the last. For as long
  * it is charged to the limit of the context that made it.
  *
- * The handles of a region are a ring, one of which, the head, stands in a hash table by the
- * region's id. All of it lies in the objects themselves: counting cannot fail.
+ * The handles of a region are a ring. One of them, the head, is in a hash table by the region's id.
+ * The links are in the objects themselves, so that counting cannot fail.
  */
 #include "internal.h"
 
@@ -16,7 +16,7 @@ static struct tmesh_region **bucket(struct tmesh_ctx *ctx, uint64_t id)
 	return &ctx->live[(id * 0x9e3779b97f4a7c15u >> 32) & (ctx->live_buckets - 1)];
 }
 
-static struct tmesh_region **find(struct tmesh_ctx *ctx, uint64_t id)
+static struct tmesh_region **live_find_head(struct tmesh_ctx *ctx, uint64_t id)
 {
 	struct tmesh_region **at = bucket(ctx, id);
 
@@ -25,7 +25,7 @@ static struct tmesh_region **find(struct tmesh_ctx *ctx, uint64_t id)
 	return at;
 }
 
-/* Without memory the chains are long, and nothing else. */
+/* Enlarge the table. Without memory its chains only get longer. */
 static void grow(struct tmesh_ctx *ctx)
 {
 	uint32_t old_buckets = ctx->live_buckets;
@@ -61,7 +61,7 @@ void tmesh_live_end(struct tmesh_ctx *ctx)
 		free(ctx->live);
 }
 
-static void begin(struct tmesh_ctx *ctx, struct tmesh_region *region, struct tmesh_region **at)
+static void live_begin(struct tmesh_ctx *ctx, struct tmesh_region *region, struct tmesh_region **at)
 {
 	region->ring_next = region->ring_prev = region;
 	region->live_next = NULL;
@@ -79,7 +79,7 @@ void tmesh_live_add(struct tmesh_region *region)
 	struct tmesh_region **at, *head;
 
 	pthread_mutex_lock(&ctx->lock);
-	at = find(ctx, region->id);
+	at = live_find_head(ctx, region->id);
 	head = *at;
 	if (head) {
 		region->ring_next = head->ring_next;
@@ -87,7 +87,7 @@ void tmesh_live_add(struct tmesh_region *region)
 		head->ring_next->ring_prev = region;
 		head->ring_next = region;
 	} else {
-		begin(ctx, region, at);
+		live_begin(ctx, region, at);
 	}
 	pthread_mutex_unlock(&ctx->lock);
 }
@@ -99,7 +99,7 @@ uint64_t tmesh_live_remove(struct tmesh_region *region)
 	uint64_t charged;
 
 	pthread_mutex_lock(&ctx->lock);
-	at = find(ctx, region->id);
+	at = live_find_head(ctx, region->id);
 	heir = region->ring_next;
 	charged = region->charged;
 	if (heir == region) {

@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: MIT
 /*
- * The one mapping of a region: made when it is first needed, where it is until the end.
+ * The one mapping of a region: made when it is first needed, at one address until the end.
  *
- * A forked child inherits what its parent's user has mapped at that moment. What is mapped for the
- * library alone it does not: to copy into the region, or kept for the next time. It would have a
- * writable mapping as long as it lives, and with that nobody could seal the region. So no fork()
- * comes between a mapping and its mark, and an inherited region->addr that is marked leads nowhere.
+ * A forked child inherits the mappings that its parent's user has made. It does not inherit a
+ * mapping that only the library uses, to copy into the region or for the next time. Such a writable
+ * mapping would live as long as the child and keep the region from being sealed.
+ *
+ * So no fork() comes between a mapping and its mark (MADV_DONTFORK). An inherited region->addr that
+ * is marked leads nowhere.
  */
 #include "internal.h"
 
 #include <sys/mman.h>
 
-/* Nobody but the library uses the mapping, and in a child it could be in a seal's way. */
+/* Return whether the library alone uses the mapping. In a child, such a mapping could prevent a
+ * seal. */
 static bool is_own(const struct tmesh_region *region)
 {
 	return !region->maps && !region->private && !region->sealed &&
 	       (region->rights & TMESH_WRITE) && !tmesh_region_inherited(region);
 }
 
-/* A mapping for reading of our own is in nobody's way: on memfd there is none, and the module's
- * seal asks for writable ones. */
+/* Return whether to mark the mapping. A mapping for reading prevents no seal: memfds have none of
+ * the library's own, and the module's seal checks only writable ones. */
 static bool is_marked(const struct tmesh_region *region, int prot)
 {
 	return (prot & PROT_WRITE) && is_own(region);
@@ -53,8 +56,8 @@ static int map_first(struct tmesh_region *region, int prot, struct tmesh_error *
 	return 0;
 }
 
-/* The new one is made elsewhere and moved: mapping over the old one at once would leave a hole
- * where that fails. */
+/* Map again. The new mapping is made elsewhere and moved: mapping over the old one could fail and
+ * leave a hole. */
 static int map_again(struct tmesh_region *region, int prot, struct tmesh_error *err)
 {
 	bool marked = is_marked(region, prot);
@@ -74,8 +77,8 @@ static int map_again(struct tmesh_region *region, int prot, struct tmesh_error *
 	return 0;
 }
 
-/* For a user, whose children have it. Of a device's memory the kernel takes no mark away: there the
- * mapping is made anew. */
+/* Let children inherit the mapping, for a user. The kernel keeps the mark of a device's memory, so
+ * that mapping is made anew. */
 static int unmark(struct tmesh_region *region, struct tmesh_error *err)
 {
 	if (madvise(region->addr, region->alloc, MADV_DOFORK))
@@ -145,6 +148,18 @@ void tmesh_region_drop_mapping(struct tmesh_region *region)
 	region->marked = false;
 }
 
+/* Take pages without the region's lock, because that lasts as long as a copy does. A seal waits for
+ * it. */
+static void prepare(struct tmesh_region *region)
+{
+	if (!region->ctx->ops->prepare)
+		return;
+	pthread_rwlock_rdlock(&region->copies);
+	if (!region->sealed)
+		region->ctx->ops->prepare(region);
+	pthread_rwlock_unlock(&region->copies);
+}
+
 int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
 		     struct tmesh_error *err)
 {
@@ -177,11 +192,13 @@ int tmesh_region_map(struct tmesh_region *region, uint32_t rights, void **addr,
 	else
 		*addr = region->addr;
 	tmesh_region_unlock(region);
+	if (!rc && (rights & TMESH_WRITE))
+		prepare(region);
 	return rc;
 }
 
-/* The mapping itself stays until the end: mapping again is then free, and the pool wants it. Where
- * the kernel does not mark it, a child has it, as it had before. */
+/* Drop a use of the mapping. The mapping itself stays until the end, for the next use and for the
+ * pool. If the kernel cannot mark it, a child inherits it as before. */
 void tmesh_region_unmap(struct tmesh_region *region, uint32_t rights)
 {
 	tmesh_region_lock(region);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* What a memfd region's name and trailer say; memfd.h has the format. */
+/* The name and the trailer of a memfd region; memfd.h has the format. */
 #include "memfd.h"
 
 #include <fcntl.h>
@@ -26,7 +26,8 @@ static char *put_hex(char *to, uint64_t value, unsigned int at_least)
 	return to;
 }
 
-/* By hand, for every region that is made pays for it: printf() takes as long as memfd_create(). */
+/* Format without printf(), which takes as long as memfd_create(), and every new region needs a
+ * name. */
 void tmesh_memfd_name_format(char name[TMESH_MEMFD_NAME], const struct tmesh_memfd_name *parts)
 {
 	char *to = stpcpy(name, NAME_START);
@@ -38,7 +39,7 @@ void tmesh_memfd_name_format(char name[TMESH_MEMFD_NAME], const struct tmesh_mem
 	strcpy(to, parts->label);
 }
 
-/* Anybody can name a memfd: nothing here is believed further than for showing it. */
+/* Parse a name. Any process can give a memfd any name, so the result is only for display. */
 bool tmesh_memfd_name_parse(const char *text, struct tmesh_memfd_name *parts)
 {
 	size_t start = strlen(NAME_START), gone = strlen(DELETED), length;
@@ -122,7 +123,7 @@ bool tmesh_memfd_is_hugetlb(int fd)
 	return fstatfs(fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC;
 }
 
-/* The file knows its birth by the calendar; we speak of it by the clock that never jumps. */
+/* Return the time of creation by the monotonic clock; the file has it by the calendar. */
 static uint64_t created_ns(int fd)
 {
 	struct timespec now;
@@ -138,7 +139,8 @@ static uint64_t created_ns(int fd)
 	return age < 0 || (uint64_t)age > mono ? 0 : mono - (uint64_t)age;
 }
 
-/* Whoever can write the file can write its trailer: numbers in it are checked. */
+/* Read the trailer. Any process that can write the file can write it, so its numbers are checked.
+ */
 static void read_trailer(int fd, uint64_t at, struct tmesh_region_info *info)
 {
 	struct tmesh_trailer head;
@@ -159,7 +161,7 @@ static void read_trailer(int fd, uint64_t at, struct tmesh_region_info *info)
 int tmesh_memfd_describe(int fd, uint32_t kind, struct tmesh_region_info *info)
 {
 	uint64_t behind = tmesh_memfd_trailer_bytes(kind);
-	int seals = fcntl(fd, F_GET_SEALS);
+	int seals = tmesh_foreign_seals(fd);
 	uint64_t page;
 	struct stat st;
 

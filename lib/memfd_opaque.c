@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
 /*
- * Regions that stand for a descriptor which only its driver understands, on memfd. Such a
- * region's own file is a card: it has the name and the description, is found in /proc like
- * others, and no byte of it is ever touched. With it goes the descriptor, and a leash.
+ * Regions that stand for a descriptor which only its driver understands, on memfd. Such a region's
+ * own file is a card: it has the name and the description, and is found in /proc like others. No
+ * byte of it is ever touched. The descriptor and a revocation pipe go with it.
  *
- * The leash is a pipe that its maker has filled. The maker keeps the end for reading, each other
- * holder one for writing. So poll() tells both sides, also of those that were killed:
+ * The revocation pipe is a pipe that its maker has filled. The maker keeps the read end, each other
+ * holder a write end. So poll() informs both sides, also about processes that were killed:
  *
- *   maker   POLLHUP   nobody else holds the region
- *   holder  POLLOUT   there is room in the pipe again: it was emptied, to take the region back
- *           POLLERR   the maker is gone; the region is its holders' now
+ *  maker   POLLHUP   no other process holds the region
+ *  holder  POLLOUT   there is room in the pipe again: it was emptied, to take the region back
+ *          POLLERR   the maker is gone; the region is its holders' now
  */
 #include "common/foreign.h"
 #include "common/others.h"
+#include "held.h"
 #include "memfd.h"
 
 #include <fcntl.h>
@@ -30,7 +31,7 @@ static short poll_once(int fd, short events)
 
 static bool is_maker(const struct tmesh_region *region)
 {
-	return region->leash_made;
+	return region->memfd.revoke_pipe_made;
 }
 
 static void enlist(struct tmesh_region *region)
@@ -38,23 +39,23 @@ static void enlist(struct tmesh_region *region)
 	struct tmesh_ctx *ctx = region->ctx;
 
 	pthread_mutex_lock(&ctx->lock);
-	region->opaque_next = ctx->opaque;
-	ctx->opaque = region;
+	region->memfd.opaque_next = ctx->memfd.opaque;
+	ctx->memfd.opaque = region;
 	pthread_mutex_unlock(&ctx->lock);
 }
 
 static void delist(struct tmesh_region *region)
 {
-	struct tmesh_region **at = &region->ctx->opaque;
+	struct tmesh_region **at = &region->ctx->memfd.opaque;
 
 	pthread_mutex_lock(&region->ctx->lock);
 	while (*at != region)
-		at = &(*at)->opaque_next;
-	*at = region->opaque_next;
+		at = &(*at)->memfd.opaque_next;
+	*at = region->memfd.opaque_next;
 	pthread_mutex_unlock(&region->ctx->lock);
 }
 
-static int make_leash(struct tmesh_region *region, struct tmesh_error *err)
+static int make_revoke_pipe(struct tmesh_region *region, struct tmesh_error *err)
 {
 	static const char fill[4096];
 	int ends[2];
@@ -66,19 +67,19 @@ static int make_leash(struct tmesh_region *region, struct tmesh_error *err)
 	while (write(ends[1], fill, sizeof(fill)) > 0)
 		;
 	close(ends[1]);
-	region->leash = ends[0];
-	region->leash_made = true;
+	region->memfd.revoke_pipe = ends[0];
+	region->memfd.revoke_pipe_made = true;
 	enlist(region);
 	return 0;
 }
 
 int tmesh_opaque_create(struct tmesh_region *region, int fd, struct tmesh_error *err)
 {
-	region->device = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (region->device < 0)
+	region->memfd.device = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (region->memfd.device < 0)
 		return errno == EBADF ? tmesh_fail(err, -EBADF, "%d is not an open descriptor", fd)
 				      : tmesh_fail_errno(err, "duplicating a descriptor");
-	return make_leash(region, err);
+	return make_revoke_pipe(region, err);
 }
 
 unsigned int tmesh_opaque_count(const struct tmesh_wire_region *wire)
@@ -94,9 +95,9 @@ int tmesh_opaque_handles(struct tmesh_region *region, uint32_t rights, int *fds,
 {
 	int rc;
 
-	fds[0] = is_maker(region)
-			 ? tmesh_reopen(region->ctx, region->leash, O_WRONLY | O_NONBLOCK, err)
-			 : fcntl(region->leash, F_DUPFD_CLOEXEC, 0);
+	fds[0] = is_maker(region) ? tmesh_reopen(region->ctx, region->memfd.revoke_pipe,
+						 O_WRONLY | O_NONBLOCK, err)
+				  : fcntl(region->memfd.revoke_pipe, F_DUPFD_CLOEXEC, 0);
 	if (fds[0] < 0)
 		return is_maker(region)
 			       ? fds[0]
@@ -105,7 +106,7 @@ int tmesh_opaque_handles(struct tmesh_region *region, uint32_t rights, int *fds,
 					 "duplicating the pipe that tells of the region's end");
 	if (!(rights & TMESH_WRITE))
 		return 1;
-	fds[1] = fcntl(region->device, F_DUPFD_CLOEXEC, 0);
+	fds[1] = fcntl(region->memfd.device, F_DUPFD_CLOEXEC, 0);
 	if (fds[1] >= 0)
 		return 2;
 	rc = tmesh_fail_errno(err, "duplicating a descriptor");
@@ -115,36 +116,38 @@ int tmesh_opaque_handles(struct tmesh_region *region, uint32_t rights, int *fds,
 
 void tmesh_opaque_adopt(struct tmesh_region *region, const int *fds, unsigned int count)
 {
-	region->leash = fds[0];
-	region->device = count > 1 ? fds[1] : -1;
+	region->memfd.revoke_pipe = fds[0];
+	region->memfd.device = count > 1 ? fds[1] : -1;
 	enlist(region);
 }
 
 static void close_both(struct tmesh_region *region)
 {
-	int fds[] = {region->leash, region->device};
+	int fds[] = {region->memfd.revoke_pipe, region->memfd.device};
 
 	for (int i = 0; i < 2; i++)
-		if (fds[i] >= 0 && region->leash_made)
+		if (fds[i] >= 0 && region->memfd.revoke_pipe_made)
 			close(fds[i]);
 		else if (fds[i] >= 0)
-			tmesh_foreign_close(fds[i], region->giver);
-	region->leash = region->device = -1;
+			tmesh_foreign_close(fds[i], TMESH_GIVER_UNKNOWN);
+	region->memfd.revoke_pipe = region->memfd.device = -1;
 }
 
 void tmesh_opaque_close(struct tmesh_region *region)
 {
-	if (region->leash >= 0)
+	if (region->memfd.revoke_pipe >= 0)
 		delist(region);
 	close_both(region);
 }
 
-/* Else its maker would seem to live, or it would seem to hold, for as long as the child does. */
+/* Close the pipes in a child. Otherwise the region would seem to have a living maker, or another
+ * holder, as long as the child runs. */
 void tmesh_opaque_forked(struct tmesh_ctx *ctx)
 {
-	for (struct tmesh_region *region = ctx->opaque; region; region = region->opaque_next)
+	for (struct tmesh_region *region = ctx->memfd.opaque; region;
+	     region = region->memfd.opaque_next)
 		close_both(region);
-	ctx->opaque = NULL;
+	ctx->memfd.opaque = NULL;
 }
 
 int tmesh_opaque_refuse(const struct tmesh_region *region, const char *what,
@@ -156,12 +159,13 @@ int tmesh_opaque_refuse(const struct tmesh_region *region, const char *what,
 			  "%s: the region stands for a descriptor; there is no memory", what);
 }
 
-/* A holder's end of the leash is refilled by nobody: once taken, for ever. */
+/* Return whether the region was taken back. No process refills a holder's end of the revocation
+ * pipe, so this stays true. */
 static bool taken(const struct tmesh_region *region)
 {
 	if (is_maker(region))
-		return region->leash_cut;
-	return poll_once(region->leash, POLLOUT) & POLLOUT;
+		return region->memfd.taken_back;
+	return poll_once(region->memfd.revoke_pipe, POLLOUT) & POLLOUT;
 }
 
 int tmesh_memfd_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_error *err)
@@ -172,7 +176,7 @@ int tmesh_memfd_opaque_fd(struct tmesh_region *region, int *fd, struct tmesh_err
 	if (taken(region))
 		return tmesh_fail(err, -ESTALE,
 				  "asking for the descriptor: the region was taken back");
-	*fd = fcntl(region->device, F_DUPFD_CLOEXEC, 0);
+	*fd = fcntl(region->memfd.device, F_DUPFD_CLOEXEC, 0);
 	return *fd < 0 ? tmesh_fail_errno(err, "duplicating a descriptor") : 0;
 }
 
@@ -186,14 +190,15 @@ int tmesh_memfd_poll_fd(struct tmesh_region *region, uint32_t events, short *wai
 	if (events & TMESH_EVENT_POISONED)
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "poll: nobody tells of memory errors; it needs the module");
-	/* Nobody tells the maker what it does itself. */
+	/* The maker gets no event for its own action. */
 	if (events & (is_maker(region) ? TMESH_EVENT_TAKEN : TMESH_EVENT_ALONE))
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  is_maker(region)
 					  ? "poll: the region is this process's to take back"
-					  : "poll: only its maker is told when a region is alone");
+					  : "poll: only a region's maker can wait until it has no "
+					    "other holder");
 	*wait = is_maker(region) ? 0 : POLLOUT;
-	return region->leash;
+	return region->memfd.revoke_pipe;
 }
 
 uint32_t tmesh_memfd_events(struct tmesh_region *region)
@@ -205,7 +210,7 @@ uint32_t tmesh_memfd_events(struct tmesh_region *region)
 		return 0;
 	if (taken(region))
 		events |= TMESH_EVENT_TAKEN;
-	seen = poll_once(region->leash, 0);
+	seen = poll_once(region->memfd.revoke_pipe, 0);
 	if (is_maker(region) && (seen & POLLHUP))
 		events |= TMESH_EVENT_ALONE;
 	if (!is_maker(region) && (seen & POLLERR))
@@ -213,7 +218,8 @@ uint32_t tmesh_memfd_events(struct tmesh_region *region)
 	return events;
 }
 
-/* Tokens die first: who opens one after that gets nothing, who had it before is told. */
+/* Revoke the region. Its tokens end first, so a process that opens one later gets nothing. Then the
+ * pipe informs the processes that hold it. */
 int tmesh_memfd_revoke(struct tmesh_region *region, struct tmesh_error *err)
 {
 	char rest[4096];
@@ -228,10 +234,11 @@ int tmesh_memfd_revoke(struct tmesh_region *region, struct tmesh_error *err)
 				  "region takes it back");
 	tmesh_region_lock(region);
 	pthread_mutex_lock(&region->ctx->lock);
-	region->leash_cut = true;
+	region->memfd.taken_back = true;
 	tmesh_server_forget(region);
+	tmesh_hold_revoke(region);
 	pthread_mutex_unlock(&region->ctx->lock);
-	while (read(region->leash, rest, sizeof(rest)) > 0)
+	while (read(region->memfd.revoke_pipe, rest, sizeof(rest)) > 0)
 		;
 	tmesh_region_unlock(region);
 	return 0;
@@ -251,11 +258,11 @@ static int still_held(struct tmesh_region *region, struct tmesh_error *err)
 	return tmesh_fail(err, -ETIMEDOUT, "reclaim: not everybody has let go: %s", text);
 }
 
-/* Nobody is forced: holders are told, and let go when they have heard it. */
+/* Revoke the region and wait until its holders have released it. Nothing forces them. */
 int tmesh_memfd_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 			struct tmesh_reclaim_report *report, struct tmesh_error *err)
 {
-	struct pollfd poller = {.fd = region->leash};
+	struct pollfd poller = {.fd = region->memfd.revoke_pipe};
 	uint64_t deadline = tmesh_now_ns() + timeout_ns;
 	int rc = tmesh_memfd_revoke(region, err);
 

@@ -99,9 +99,8 @@ static int check_region_opts(struct tmesh_region_opts *out, struct tmesh_error *
 	rc = tmesh_check_mode(out->mode, err);
 	if (rc)
 		return rc;
-	if (out->linger_ms > 1000)
-		return tmesh_fail(err, -EINVAL, "linger_ms is %u; 1000 is the most",
-				  out->linger_ms);
+	if (out->hold_ms > 1000)
+		return tmesh_fail(err, -EINVAL, "hold_ms is %u; 1000 is the most", out->hold_ms);
 	if (!out->label)
 		out->label = "";
 	return tmesh_check_label(out->label, err);
@@ -132,10 +131,10 @@ int tmesh_read_tensor_opts(const struct tmesh_region_opts *opts, struct tmesh_re
 	if (!out->arena)
 		return check_region_opts(out, err);
 	if (out->flags & ~(uint32_t)TMESH_REGION_UNSEALED || out->mode || out->gid || out->node ||
-	    out->linger_ms || out->label)
+	    out->hold_ms || out->label)
 		return tmesh_fail(
 			err, -EINVAL,
 			"a tensor in an arena has what the arena was made with: give no "
-			"flags but UNSEALED, mode, gid, node, linger_ms or label beside it");
+			"flags but UNSEALED, mode, gid, node, hold_ms or label beside it");
 	return 0;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * Peers: the producers whose tokens this context has opened. Opening goes by the producer's
- * index, which a link in the runtime directory leads to: look up, open /proc/PID/fd/N, check.
- * Where that does not work the producer's server is asked by socket. Its answer brings the
- * index along, and the number that its process has here, for the next time.
+ * Peers: the producers whose tokens this context has opened. A link in the runtime directory leads
+ * to the producer's index. A token is opened by looking it up there, opening /proc/PID/fd/N and
+ * checking the file. If that fails, the producer's server is asked by socket. Its answer brings the
+ * index, and the number of its process here, for the next time.
  */
 #include "common/foreign.h"
 #include "memfd.h"
@@ -25,8 +25,8 @@
 #define PEERS 32
 /* A connection may be dropped under us when its server has many; a dead server refuses. */
 #define TRIES 8
-/* An entry that has changed meanwhile is looked at again: a keeper shows another descriptor and
- * then the first one again whenever it asks who holds what. */
+/* An entry that has changed meanwhile is read again: during a look at its holders, a keeper shows
+ * another descriptor and then the first one again. */
 #define LOOKS 2
 
 /* Guarded by ctx->lock. */
@@ -34,7 +34,7 @@ struct tmesh_peer {
 	struct tmesh_peer *next; /* most recently asked first */
 	uint8_t name[16];
 	int conn;  /* -1: none, or a thread is asking by it */
-	pid_t pid; /* of who is at its other end; 0: not known here */
+	pid_t pid; /* of the process at its other end; 0: not known */
 	int proc;  /* /proc/PID/fd, -1 until needed */
 	int pidfd; /* opened with it, or -1 */
 	bool kept; /* ptrace_scope: it gives no duplicates */
@@ -50,13 +50,13 @@ static void peer_close(int *fd)
 	*fd = -1;
 }
 
-/* Tokens are this user's: check_peer(). */
+/* Return the giver; tokens are this user's: check_peer(). */
 static tmesh_giver giver_of(pid_t pid)
 {
 	return tmesh_giver_of(geteuid(), pid);
 }
 
-/* What the peer gave, or may have: it may be anything. */
+/* Close a descriptor from the peer's table, which may be of any file by now. */
 static void given_close(int *fd, pid_t pid)
 {
 	if (*fd >= 0)
@@ -76,15 +76,15 @@ static void peer_free(struct tmesh_peer *peer)
 
 static struct tmesh_peer **peer_find(struct tmesh_ctx *ctx, const uint8_t *name)
 {
-	struct tmesh_peer **at = &ctx->peers;
+	struct tmesh_peer **at = &ctx->memfd.peers;
 
 	while (*at && memcmp((*at)->name, name, sizeof((*at)->name)))
 		at = &(*at)->next;
 	return at;
 }
 
-/* The peer of that name, made when there is none; the one that was not asked for longest
- * goes when there are many. NULL without memory: asking works all the same. */
+/* Return the peer of that name, or make one. If there are many, the peer that was not asked for
+ * longest is dropped. NULL if memory is short: asking works all the same. */
 static struct tmesh_peer *peer_get(struct tmesh_ctx *ctx, const uint8_t *name)
 {
 	struct tmesh_peer **at = peer_find(ctx, name), *peer = *at;
@@ -98,9 +98,9 @@ static struct tmesh_peer *peer_get(struct tmesh_ctx *ctx, const uint8_t *name)
 		memcpy(peer->name, name, sizeof(peer->name));
 		peer->conn = peer->proc = peer->pidfd = peer->index = -1;
 	}
-	peer->next = ctx->peers;
-	ctx->peers = peer;
-	at = &ctx->peers;
+	peer->next = ctx->memfd.peers;
+	ctx->memfd.peers = peer;
+	at = &ctx->memfd.peers;
 	for (int i = 0; i < PEERS && *at; i++)
 		at = &(*at)->next;
 	if (*at) {
@@ -123,16 +123,17 @@ static void peer_forget(struct tmesh_ctx *ctx, const uint8_t *name)
 
 void tmesh_peers_drop(struct tmesh_ctx *ctx)
 {
-	while (ctx->peers) {
-		struct tmesh_peer *peer = ctx->peers;
+	while (ctx->memfd.peers) {
+		struct tmesh_peer *peer = ctx->memfd.peers;
 
-		ctx->peers = peer->next;
+		ctx->memfd.peers = peer->next;
 		peer_free(peer);
 	}
 }
 
-/* By what polling its connection and its pidfd says: the producer has ended, or nothing is known of
- * it. A server that has many clients closes connections. */
+/* Return whether the producer has ended, or cannot be observed, by the result of polling its
+ * connection and its pidfd. A closed connection proves nothing: a server with many clients closes
+ * some. */
 static bool peer_gone(struct tmesh_peer *peer, const struct pollfd polled[2])
 {
 	if (polled[0].revents)
@@ -148,13 +149,13 @@ void tmesh_peers_sweep(struct tmesh_ctx *ctx)
 	struct tmesh_peer **at;
 	nfds_t count = 0;
 
-	for (struct tmesh_peer *peer = ctx->peers; peer; peer = peer->next, count++) {
+	for (struct tmesh_peer *peer = ctx->memfd.peers; peer; peer = peer->next, count++) {
 		polls[count][0] = (struct pollfd){.fd = peer->conn};
 		polls[count][1] = (struct pollfd){.fd = peer->pidfd, .events = POLLIN};
 	}
 	if (poll(polls[0], 2 * count, 0) < 0)
 		return;
-	at = &ctx->peers;
+	at = &ctx->memfd.peers;
 	for (nfds_t i = 0; i < count; i++) {
 		struct tmesh_peer *peer = *at;
 
@@ -167,8 +168,8 @@ void tmesh_peers_sweep(struct tmesh_ctx *ctx)
 	}
 }
 
-/* Opens without a wake: what a peer's index says, checked at every step; anything that
- * does not fit is no error, the producer is asked instead. */
+/* Opening without waking the producer: by its index, with a check at every step. If anything does
+ * not fit, that is no error, and the producer is asked instead. */
 
 static void index_forget(struct tmesh_peer *peer)
 {
@@ -183,8 +184,9 @@ static void proc_close(struct tmesh_peer *peer)
 	peer_close(&peer->pidfd);
 }
 
-/* A process may end, and another one get its number, at any time before the caller has seen
- * that the one behind peer->proc lives: then both descriptors are of that one. */
+/* Open /proc/PID/fd and a pidfd. The process may end, and another one get its number, before the
+ * caller has seen that the process behind peer->proc lives. Then both descriptors are of the other.
+ */
 static bool proc_open(struct tmesh_peer *peer, pid_t pid)
 {
 	char path[32];
@@ -199,7 +201,7 @@ static bool proc_open(struct tmesh_peer *peer, pid_t pid)
 	return true;
 }
 
-/* As long as the connection stands, the number that came with it is the producer's. */
+/* Open /proc by the connection: as long as it stands, the process number of its peer is valid. */
 static bool proc_by_connection(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 {
 	char byte;
@@ -227,7 +229,7 @@ static bool index_map(struct tmesh_peer *peer, int fd)
 	return false;
 }
 
-/* /proc says that this is an index, or was one a moment ago. */
+/* Return whether /proc has the name of an index for the descriptor. */
 static bool called_index(int dir, const char *name)
 {
 	static const char index[] = "/memfd:" TMESH_INDEX_NAME " (deleted)";
@@ -238,9 +240,9 @@ static bool called_index(int dir, const char *name)
 }
 
 /*
- * The process may be any, this one too. To open a device sets it going, and to close a file ends
- * this process's locks on it; so nothing is opened before it is known to be an index, and that is
- * looked at again once it cannot become another file.
+ * Open the index of a process. It may be any process, even this one. Opening a device may start it,
+ * and closing a file ends this process's locks on it. So the file is opened only after its name in
+ * /proc shows an index. The name is checked again once the file can no longer change.
  */
 static int index_open(struct tmesh_ctx *ctx, int dir, int index)
 {
@@ -261,8 +263,8 @@ static int index_open(struct tmesh_ctx *ctx, int dir, int index)
 	return fd;
 }
 
-/* Nothing that the link says is believed: what it leads to has the producer's name in it, or
- * it is the wrong process. */
+/* Find the index by the link, without trusting it: if the index there does not have the producer's
+ * name, the link led to another process. */
 static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 {
 	char name[33];
@@ -286,7 +288,7 @@ static bool index_by_link(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 	return true;
 }
 
-/* An index that came with an answer, not looked at yet. */
+/* Take the index that came with an answer and was not looked at yet. */
 static bool index_by_answer(struct tmesh_peer *peer)
 {
 	bool good = peer->index >= 0 && index_map(peer, peer->index);
@@ -297,6 +299,9 @@ static bool index_by_answer(struct tmesh_peer *peer)
 
 static bool index_ready(struct tmesh_ctx *ctx, struct tmesh_peer *peer)
 {
+	/* A confined process sees no other's descriptors. */
+	if (ctx->connect)
+		return false;
 	if (peer->view.head && tmesh_index_view_closed(&peer->view))
 		index_forget(peer);
 	if (peer->view.head || index_by_answer(peer))
@@ -309,9 +314,9 @@ static bool is_hit(const struct tmesh_foreign_file *file, const struct tmesh_ind
 	return tmesh_is_memory(file) && file->dev == hit->dev && file->ino == hit->ino;
 }
 
-/* A descriptor of the producer's: a duplicate where that gives the rights asked for, no more, and
- * the system allows it (ptrace_scope), else opened anew through /proc. What is not the entry's file
- * is left alone, as what is no index. */
+/* Get a descriptor of the producer's. Duplicate it if that gives just the rights asked for and the
+ * system allows it (ptrace_scope). Otherwise open the file anew through /proc. A file that is not
+ * the entry's is not opened. */
 static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
 		      const struct tmesh_index_hit *hit, uint32_t rights, int flags)
 {
@@ -340,9 +345,9 @@ static int open_fd_of(struct tmesh_ctx *ctx, struct tmesh_peer *peer,
 }
 
 /*
- * The entry still stands after the descriptor was opened, so it stood then, and an entry goes
- * before its descriptor is closed. Comparing the file as well covers a producer that has
- * become another program, or that closed what is not its own.
+ * Open the entry's file. If the entry is still there after the open, it was valid then, because an
+ * entry is removed before its descriptor is closed. The comparison of files covers a producer that
+ * has executed another program or closed a descriptor that was not its own.
  */
 static bool open_hit(struct tmesh_peer *peer, struct tmesh_region *region,
 		     struct tmesh_index_hit *hit, uint32_t rights, int flags)
@@ -350,10 +355,9 @@ static bool open_hit(struct tmesh_peer *peer, struct tmesh_region *region,
 	int fd = open_fd_of(region->ctx, peer, hit, rights, flags);
 
 	hit->region.rights = rights;
-	region->giver = giver_of(peer->pid);
 	if (fd >= 0 && region->ctx->ops->adopt(region, &fd, &hit->region, NULL) == 0 &&
-	    region->dev == hit->dev && region->ino == hit->ino && tmesh_index_hit_holds(hit) &&
-	    !tmesh_index_view_closed(&peer->view))
+	    region->memfd.dev == hit->dev && region->memfd.ino == hit->ino &&
+	    tmesh_index_hit_holds(hit) && !tmesh_index_view_closed(&peer->view))
 		return true;
 	given_close(&fd, peer->pid);
 	region->fd = -1;
@@ -395,10 +399,10 @@ static int producer_gone(struct tmesh_error *err)
 {
 	return tmesh_fail(err, -ENOENT,
 			  "no such region: its producer has released it or is gone, or the token "
-			  "is another user's; what is kept outlives its process");
+			  "is another user's; kept memory outlives its process");
 }
 
-/* It answered: a hold would have helped. */
+/* Report that the producer answered, but has released the region: a hold would have helped. */
 static int producer_let_go(struct tmesh_error *err)
 {
 	return tmesh_fail(err, -ENOENT,
@@ -406,7 +410,7 @@ static int producer_let_go(struct tmesh_error *err)
 			  "wrong; a ref that holds (hold) outlives its tensor");
 }
 
-/* The producer may live all the same, and have its socket where nobody looked. */
+/* Report that the producer was not found. It may live, with its socket in another directory. */
 static int producer_not_here(const struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	char path[PATH_MAX], *whole;
@@ -424,7 +428,7 @@ static int producer_not_here(const struct tmesh_ctx *ctx, struct tmesh_error *er
 	return rc;
 }
 
-/* Who answers must be this user; its PID is 0 when it lives outside our PID namespace. */
+/* Check that the process at the other end has this user. Its PID is 0 in another PID namespace. */
 static int check_peer(int conn, pid_t *pid, struct tmesh_error *err)
 {
 	struct ucred peer;
@@ -438,17 +442,33 @@ static int check_peer(int conn, pid_t *pid, struct tmesh_error *err)
 	return 0;
 }
 
+/* Return: 0, or a negative errno of socket() or connect(). */
+static int connect_once(struct tmesh_ctx *ctx, const char *name, uint64_t deadline, int *out)
+{
+	int rc, fd;
+
+	if (ctx->connect)
+		return ctx->connect(ctx->connect_data, name, deadline, out);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return -errno;
+	rc = tmesh_rundir_connect(ctx, fd, name);
+	if (rc)
+		close(fd);
+	else
+		*out = fd;
+	return rc;
+}
+
 static int connect_to(struct tmesh_ctx *ctx, const char *name, uint64_t deadline, int *out,
 		      pid_t *pid, struct tmesh_error *err)
 {
 	const struct timespec pause = {.tv_nsec = 1000000};
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	int rc;
+	int fd = -1, rc;
 
-	if (fd < 0)
-		return tmesh_fail_errno(err, "making a socket to ask for the token");
 	/* -EAGAIN: more have come than the listener has room for. */
-	while ((rc = tmesh_rundir_connect(ctx, fd, name)) == -EAGAIN && tmesh_now_ns() < deadline)
+	while ((rc = connect_once(ctx, name, deadline, &fd)) == -EAGAIN &&
+	       tmesh_now_ns() < deadline)
 		nanosleep(&pause, NULL);
 	switch (rc) {
 	case 0:
@@ -468,24 +488,21 @@ static int connect_to(struct tmesh_ctx *ctx, const char *name, uint64_t deadline
 		errno = -rc;
 		rc = tmesh_fail_errno(err, "connect to the token's producer");
 	}
-	if (rc)
-		close(fd);
-	else
+	if (!rc)
 		*out = fd;
+	else if (fd >= 0)
+		close(fd);
 	return rc;
 }
 
-static int exchange(int conn, pid_t pid, const struct tmesh_wire_request *request,
-		    uint64_t deadline, struct answer *answer)
+static int receive(int conn, pid_t pid, const struct tmesh_wire_request *request, uint64_t deadline,
+		   struct answer *answer)
 {
-	int count = tmesh_wire_send(conn, request, sizeof(*request), NULL, 0, MSG_DONTWAIT);
 	const struct tmesh_wire_reply *reply = &answer->reply;
+	int count = tmesh_wire_recv(conn, &answer->reply, sizeof(answer->reply), answer->fds,
+				    TMESH_WIRE_FDS, deadline);
 
 	answer->index = -1;
-	if (count)
-		return count;
-	count = tmesh_wire_recv(conn, &answer->reply, sizeof(answer->reply), answer->fds,
-				TMESH_WIRE_FDS, deadline);
 	if (count < 0)
 		return count;
 	answer->own = reply->status ? 0 : 1 + tmesh_opaque_count(&reply->region);
@@ -497,48 +514,78 @@ static int exchange(int conn, pid_t pid, const struct tmesh_wire_request *reques
 			answer->index = answer->fds[answer->own];
 		return 0;
 	}
-	tmesh_foreign_close_all(answer->fds, (unsigned int)count, giver_of(pid));
-	return -EPROTO;
+	for (int i = 0; i < count; i++)
+		close(answer->fds[i]);
+	return reply->magic == TMESH_MAGIC_REPLY && reply->version != TMESH_WIRE_VERSION
+		       ? -EPROTONOSUPPORT
+		       : -EPROTO;
 }
 
-/* Ask by the kept connection or by a new one. On success *@conn is good to be kept. */
-static int ask(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, int *conn, pid_t *pid,
-	       const struct tmesh_wire_request *request, struct answer *answer,
-	       struct tmesh_error *err)
+static int ask_error(int rc, pid_t pid, struct tmesh_error *err)
 {
-	uint64_t deadline = tmesh_now_ns() + ctx->timeout_ns;
-	char name[33];
-	int rc = -EPIPE;
-
-	tmesh_hex(name, token->name, sizeof(token->name));
-	for (int i = 0; i < TRIES && rc == -EPIPE; i++) {
-		if (*conn < 0) {
-			rc = connect_to(ctx, name, deadline, conn, pid, err);
-			if (rc)
-				return rc;
-		}
-		rc = exchange(*conn, *pid, request, deadline, answer);
-		if (rc)
-			peer_close(conn);
-	}
 	switch (rc) {
-	case 0:
-		return 0;
 	case -EPIPE:
 		return producer_gone(err);
 	case -ETIMEDOUT:
 		return tmesh_fail(err, rc,
 				  "the token's producer does not answer; it may be stopped");
+	case -EPROTONOSUPPORT:
+		return tmesh_fail(err, -EPROTO,
+				  "the token's producer is of another release of tmesh, which "
+				  "speaks another protocol: install one release in both");
 	case -EPROTO:
 		return tmesh_fail(err, rc, "the token's producer gave a malformed answer");
 	default:
 		errno = -rc;
-		return tmesh_foreign_fail_errno(err, "asking the token's producer", giver_of(*pid));
+		return tmesh_foreign_fail_errno(err, "asking the token's producer", giver_of(pid));
 	}
 }
 
-/* Keep what later opens need. Mapping the index and the rest wait for the second one. */
-static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, pid_t pid,
+void tmesh_question_drop(struct tmesh_question *question)
+{
+	peer_close(&question->conn);
+}
+
+/*
+ * Ask by @question's connection, which may have been asked by before, or by a new one. On success
+ * the connection is good to be kept. -EAGAIN, without a message: the question's time is over before
+ * the producer's.
+ */
+static int peer_ask(struct tmesh_ctx *ctx, const struct tmesh_token_fields *token,
+		    struct tmesh_question *question, bool asked,
+		    const struct tmesh_wire_request *request, struct answer *answer,
+		    struct tmesh_error *err)
+{
+	uint64_t until =
+		question->until < question->deadline ? question->until : question->deadline;
+	bool brief = until < question->deadline;
+	char name[33];
+	int rc = -EPIPE;
+
+	tmesh_hex(name, token->name, sizeof(token->name));
+	for (int i = 0; i < TRIES && rc == -EPIPE; i++) {
+		if (question->conn < 0) {
+			rc = connect_to(ctx, name, until, &question->conn, &question->pid, err);
+			if (rc)
+				return rc == -ETIMEDOUT && brief ? -EAGAIN : rc;
+			asked = false;
+		}
+		rc = asked ? 0
+			   : tmesh_wire_send(question->conn, request, sizeof(*request), NULL, 0,
+					     MSG_DONTWAIT);
+		asked = true;
+		if (!rc)
+			rc = receive(question->conn, question->pid, request, until, answer);
+		if (rc == -ETIMEDOUT && brief)
+			return -EAGAIN;
+		if (rc)
+			tmesh_question_drop(question);
+	}
+	return rc ? ask_error(rc, question->pid, err) : 0;
+}
+
+/* Keep the answer's parts for later opens. Mapping the index waits until the second one. */
+static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_fields *token, pid_t pid,
 		  int *conn, struct answer *answer)
 {
 	struct tmesh_peer *peer = peer_get(ctx, token->name);
@@ -553,9 +600,12 @@ static void learn(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, 
 	peer->pid = pid;
 	if (answer->index >= 0) {
 		index_forget(peer);
-		peer->index = answer->index;
 		peer->index_number = answer->reply.index;
-		answer->index = -1;
+		/* A confined process has no use for it: index_ready(). */
+		if (!ctx->connect) {
+			peer->index = answer->index;
+			answer->index = -1;
+		}
 	}
 }
 
@@ -579,22 +629,22 @@ static int refusal(int status, uint32_t rights, struct tmesh_error *err)
 	}
 }
 
-static int open_asking(struct tmesh_region *region, const struct tmesh_token_parts *token,
-		       uint32_t rights, int conn, pid_t pid, uint64_t index,
-		       struct tmesh_error *err)
+static int open_asking(struct tmesh_region *region, const struct tmesh_token_fields *token,
+		       struct tmesh_question *question, bool asked, struct tmesh_error *err)
 {
 	struct tmesh_ctx *ctx = region->ctx;
 	struct tmesh_wire_request request = {
 		.magic = TMESH_MAGIC_REQUEST,
 		.version = TMESH_WIRE_VERSION,
-		.rights = rights,
-		.index = index,
+		.rights = question->rights,
+		.index = question->index,
 	};
 	struct answer answer;
+	pid_t pid;
 	int rc;
 
-	memcpy(request.secret, token->secret, sizeof(request.secret));
-	rc = ask(ctx, token, &conn, &pid, &request, &answer, err);
+	memcpy(request.secret, question->secret, sizeof(request.secret));
+	rc = peer_ask(ctx, token, question, asked, &request, &answer, err);
 	if (rc == -ENOENT) {
 		pthread_mutex_lock(&ctx->lock);
 		peer_forget(ctx, token->name);
@@ -602,14 +652,14 @@ static int open_asking(struct tmesh_region *region, const struct tmesh_token_par
 	}
 	if (rc)
 		return rc;
+	pid = question->pid;
 	pthread_mutex_lock(&ctx->lock);
-	learn(ctx, token, pid, &conn, &answer);
+	learn(ctx, token, pid, &question->conn, &answer);
 	pthread_mutex_unlock(&ctx->lock);
-	region->giver = giver_of(pid);
-	rc = answer.reply.status ? refusal(answer.reply.status, rights, err)
+	tmesh_question_drop(question);
+	rc = answer.reply.status ? refusal(answer.reply.status, question->rights, err)
 				 : ctx->ops->adopt(region, answer.fds, &answer.reply.region, err);
-	peer_close(&conn);
-	given_close(&answer.index, pid);
+	peer_close(&answer.index);
 	return rc;
 }
 
@@ -623,15 +673,17 @@ int tmesh_peer_connect(struct tmesh_ctx *ctx, const uint8_t *name, uint64_t dead
 	return connect_to(ctx, text, deadline, out, &ignored, err);
 }
 
-/* Whose token is not of the one asked last may be about to take a dead one's place. */
+/* Return the peer of that name. It may be about to take a dead peer's place, so ended peers are
+ * dropped first if the name is not that of the last question. */
 static struct tmesh_peer *peer_asked(struct tmesh_ctx *ctx, const uint8_t *name)
 {
-	if (ctx->peers && memcmp(ctx->peers->name, name, sizeof(ctx->peers->name)))
+	if (ctx->memfd.peers &&
+	    memcmp(ctx->memfd.peers->name, name, sizeof(ctx->memfd.peers->name)))
 		tmesh_peers_sweep(ctx);
 	return peer_get(ctx, name);
 }
 
-/* The file is this user's, and its time of access the caller's to set. */
+/* Take a region. The file is this user's, so its time of access may be set. */
 bool tmesh_peer_take(struct tmesh_region *region, const uint8_t *name, const uint8_t *secret,
 		     uint32_t rights)
 {
@@ -651,30 +703,44 @@ bool tmesh_peer_take(struct tmesh_region *region, const uint8_t *name, const uin
 	return found;
 }
 
-int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts *token,
+static bool is_asked(const struct tmesh_question *question, const struct tmesh_token_fields *token,
+		     uint32_t rights)
+{
+	return question->conn >= 0 && question->rights == rights &&
+	       !memcmp(question->secret, token->secret, sizeof(question->secret));
+}
+
+int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_fields *token,
 		    uint32_t rights, struct tmesh_error *err)
 {
+	struct tmesh_question once = TMESH_NO_QUESTION;
+	struct tmesh_question *question = region->question ? region->question : &once;
 	struct tmesh_ctx *ctx = region->ctx;
+	bool asked = is_asked(question, token, rights), found = false;
 	struct tmesh_peer *peer;
-	uint64_t index = 0;
-	int conn = -1;
-	pid_t pid = 0;
-	bool found = false;
 
+	if (!asked) {
+		tmesh_question_drop(question);
+		question->rights = rights;
+		question->deadline = tmesh_now_ns() + ctx->timeout_ns;
+		question->index = 0;
+		question->pid = 0;
+		memcpy(question->secret, token->secret, sizeof(question->secret));
+	}
 	pthread_mutex_lock(&ctx->lock);
 	peer = peer_asked(ctx, token->name);
-	if (peer) {
+	if (peer)
 		found = open_without_wake(peer, region, token->secret, rights, O_NONBLOCK);
-		if (!found) {
-			conn = peer->conn;
-			pid = peer->pid;
-			peer->conn = -1;
-			index = peer->index_number;
-		}
+	if (peer && !found && !asked) {
+		question->conn = peer->conn;
+		question->pid = peer->pid;
+		question->index = peer->index_number;
+		peer->conn = -1;
 	}
 	pthread_mutex_unlock(&ctx->lock);
 	if (!found)
-		return open_asking(region, token, rights, conn, pid, index, err);
+		return open_asking(region, token, question, asked, err);
+	tmesh_question_drop(question);
 	tmesh_count(ctx, COUNT_WITHOUT_WAKE, 1);
 	return 0;
 }

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: MIT
 /*
- * Pool: released regions of this process, with their pages and their mapping, for the next
- * request of the same size. Faulting in fresh pages costs several times what writing to
- * them does.
+ * Pool: released regions of this process, with their pages and their mapping, for the next request
+ * of the same size. Faulting in fresh pages costs several times as much as writing to them.
  *
- * Only memory that nobody else can hold comes here: created by this context, never sent,
- * named by a token, derived, exported, sealed or given out as a descriptor, and not
- * inherited by a child that was forked meanwhile. With TMESH_REGION_REUSE it may have been
- * named by tokens for reading. Then it waits here until the kernel knows of nobody who
- * still has it; docs/rendezvous.md says why nobody gets it later.
+ * Only memory that no other process can hold comes here. This context created it, and it was never
+ * sent, named by a token, derived, exported, sealed or given out as a descriptor. No child that was
+ * forked meanwhile inherited it.
  *
- * What nobody has asked for in a while goes, with the next region that comes here, or
- * by the context's watch, without which nothing comes here.
+ * With TMESH_REGION_REUSE the memory may have been named by tokens for reading. Then it waits here
+ * until the kernel knows of no process that still has it. docs/internals/rendezvous.md explains why
+ * none gets it later.
  *
- * A region that leaves the pool is zeroed, or, for callers who overwrite it anyway, as the
- * last user in this very context left it, with the rest of its last page zeroed.
+ * A region that no request has taken in a while is freed: with the next region that comes here, or
+ * by the context's watch. Without the watch nothing comes here.
+ *
+ * A region that leaves the pool is zeroed, unless the caller overwrites it anyway. Then it is as
+ * its last user in this context left it, with the rest of its last page zeroed.
  */
 #include "internal.h"
 #include "watch.h"
 
-#include <inttypes.h>
-#include <stdio.h>
+#include "common/room.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -32,59 +33,20 @@
 /* ... at most this part of the memory there is. */
 #define DEFAULT_SHARE 64
 #define LONGEST_MIB ((uint64_t)1 << 40)
-#define CGROUPS "/sys/fs/cgroup"
-
-/* What a file of the control group says, UINT64_MAX for "max" or nothing. */
-static uint64_t group_limit(const char *group)
-{
-	uint64_t limit = UINT64_MAX;
-	char path[512];
-	FILE *file;
-
-	snprintf(path, sizeof(path), CGROUPS "%s/memory.max", group);
-	file = fopen(path, "re");
-	if (!file)
-		return limit;
-	if (fscanf(file, "%" SCNu64, &limit) != 1)
-		limit = UINT64_MAX;
-	fclose(file);
-	return limit;
-}
-
-/* The memory of the machine, or of the control groups (version 2) that this process is in. */
-static uint64_t memory_there_is(void)
-{
-	uint64_t least = (uint64_t)sysconf(_SC_PHYS_PAGES) * tmesh_page_bytes();
-	char line[400], *end;
-	FILE *file = fopen("/proc/self/cgroup", "re");
-
-	while (file && fgets(line, sizeof(line), file)) {
-		if (strncmp(line, "0::", 3))
-			continue;
-		line[strcspn(line, "\n")] = '\0';
-		while ((end = strrchr(line + 3, '/'))) {
-			uint64_t limit = group_limit(line + 3);
-
-			least = limit < least ? limit : least;
-			*end = '\0';
-		}
-	}
-	if (file)
-		fclose(file);
-	least = group_limit("") < least ? group_limit("") : least;
-	return least;
-}
 
 static uint64_t default_bytes(void)
 {
-	uint64_t share = memory_there_is() / DEFAULT_SHARE;
+	struct tmesh_room room;
+	uint64_t share;
 
+	tmesh_room("", &room);
+	share = room.largest / DEFAULT_SHARE;
 	return share < DEFAULT_BYTES ? share : DEFAULT_BYTES;
 }
 
 int tmesh_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err)
 {
-	const char *text = getenv("TMESH_POOL");
+	const char *text = secure_getenv("TMESH_POOL");
 	unsigned long long mib;
 	char *end;
 
@@ -100,7 +62,8 @@ int tmesh_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err)
 	return 0;
 }
 
-/* The default is found out when something comes: most contexts never let go of what could. */
+/* Return the pool's limit. The default is computed at the first release, which most contexts never
+ * make. */
 static uint64_t most(struct tmesh_ctx *ctx)
 {
 	uint64_t bytes = atomic_load_explicit(&ctx->pool_max, memory_order_relaxed);
@@ -112,7 +75,7 @@ static uint64_t most(struct tmesh_ctx *ctx)
 	return bytes;
 }
 
-/* Nobody but those to whom it was lent can have it. */
+/* Return whether only processes that it was lent to can have the memory. */
 static bool ours(const struct tmesh_region *region)
 {
 	return region->created && !region->shared && !region->sealed && region->maps == 0 &&
@@ -124,8 +87,8 @@ static bool alone(struct tmesh_region *region)
 	return ours(region) && region->ctx->ops->pool_alone(region);
 }
 
-/* Takes what is over the bounds, or has lain there for too long, off the tail; the caller destroys
- * it without the lock. */
+/* Remove from the tail the regions that exceed the limits or that were idle too long. The caller
+ * destroys them without the lock. */
 static struct tmesh_region *trim(struct tmesh_ctx *ctx)
 {
 	struct tmesh_region **at = &ctx->pool, *rest;
@@ -160,7 +123,7 @@ static void destroy_all(struct tmesh_region *region)
 	}
 }
 
-/* The watch is to look, from now until it finds the pool empty. */
+/* Return whether the watch runs, and start it if not. It looks until it finds the pool empty. */
 static bool is_watched(struct tmesh_ctx *ctx)
 {
 	if (ctx->pool_watched)
@@ -172,7 +135,7 @@ static bool is_watched(struct tmesh_ctx *ctx)
 	return true;
 }
 
-static bool put(struct tmesh_ctx *ctx, struct tmesh_region *region)
+static bool pool_put(struct tmesh_ctx *ctx, struct tmesh_region *region)
 {
 	struct tmesh_region *rest;
 	bool kept;
@@ -195,11 +158,11 @@ bool tmesh_pool_put(struct tmesh_region *region)
 	struct tmesh_ctx *ctx = region->ctx;
 
 	return ours(region) && region->alloc <= most(ctx) && (region->lent || alone(region)) &&
-	       put(ctx, region);
+	       pool_put(ctx, region);
 }
 
-static struct tmesh_region *take(struct tmesh_ctx *ctx, uint64_t bytes,
-				 const struct tmesh_region_opts *opts)
+static struct tmesh_region *pool_take(struct tmesh_ctx *ctx, uint64_t bytes,
+				      const struct tmesh_region_opts *opts)
 {
 	struct tmesh_region **at, *region;
 
@@ -218,7 +181,7 @@ static struct tmesh_region *take(struct tmesh_ctx *ctx, uint64_t bytes,
 	return region;
 }
 
-/* 0 when the region is as good as new. */
+/* Make the region as good as new; 0 on success. */
 static int renew(struct tmesh_region *region, uint64_t bytes, const struct tmesh_region_opts *opts)
 {
 	uint64_t keep = opts->flags & TMESH_REGION_UNINITIALIZED ? bytes : 0;
@@ -241,7 +204,7 @@ struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 
 	if (atomic_load_explicit(&ctx->pool_max, memory_order_relaxed) == 0)
 		return NULL;
-	while ((region = take(ctx, bytes, opts)) && renew(region, bytes, opts)) {
+	while ((region = pool_take(ctx, bytes, opts)) && renew(region, bytes, opts)) {
 		if (region->lent && ours(region)) {
 			region->pool_next = held;
 			held = region;
@@ -252,7 +215,7 @@ struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 	while (held) {
 		struct tmesh_region *next = held->pool_next;
 
-		if (!put(ctx, held))
+		if (!pool_put(ctx, held))
 			destroy(held);
 		held = next;
 	}

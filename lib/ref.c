@@ -2,8 +2,8 @@
 /*
  * Refs: a tensor's description with its token, to and from JSON.
  *
- * Encoding is on the way of every hand-over and its strings cannot need escaping, so it
- * is written out by hand; decoding meets other people's text and is left to jansson.
+ * Every hand-over encodes a ref, and its strings cannot need escaping, so the encoder is written by
+ * hand. Refs from other processes are decoded by jansson.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 #define IS_BUNDLE "this is the ref of a bundle, not of a tensor: tmesh_bundle_open() opens it"
 #define ID_DIGITS 16
 
-/* Tokens are made of these characters alone, which is why they need no escaping. */
+/* Check that a token has only these characters, so that it needs no escaping. */
 static bool token_is_plain(const char *token)
 {
 	size_t len = strnlen(token, TMESH_TOKEN_SIZE);
@@ -92,7 +92,7 @@ static char *put_list(char *to, const int64_t *list, int32_t count)
 int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size, struct tmesh_error *err)
 {
 	const struct tmesh_layout *layout = &ref->layout;
-	/* All members at their longest fit: what is checked first bounds every one. */
+	/* Room for all members at their longest: the checks below bound each of them. */
 	char whole[TMESH_REF_SIZE];
 	char *to = whole;
 	size_t bytes;
@@ -147,7 +147,7 @@ static int too_long(const char *name, struct tmesh_error *err)
 			  TMESH_MAX_DIMS);
 }
 
-/* Members are found by name; a message about one names it. */
+/* Read a member by its name, which an error contains. */
 int tmesh_ref_get_string(const json_t *ref, const char *name, const char **value,
 			 struct tmesh_error *err)
 {
@@ -239,7 +239,7 @@ int tmesh_ref_get_id(const json_t *ref, uint64_t *id, struct tmesh_error *err)
 	return rc ? rc : read_id(text, id, err);
 }
 
-/* A description is a ref without a token, so there may be none. */
+/* Read the token. A description is a ref without one. */
 int tmesh_ref_get_token(const json_t *ref, char *token, struct tmesh_error *err)
 {
 	const char *text = "";
@@ -287,7 +287,7 @@ static int read_device(const char *name, struct tmesh_layout *layout, struct tme
 	return tmesh_fail(err, -EPROTO, "the ref's \"device\" is neither \"cpu\" nor \"cuda:N\"");
 }
 
-/* All that does not depend on how the members came. */
+/* Check everything that does not depend on how the members were read. */
 static int read_members(const struct tmesh_ref_members *m, struct tmesh_ref *ref,
 			struct tmesh_error *err)
 {
@@ -338,7 +338,7 @@ int tmesh_ref_from_members(const struct tmesh_ref_members *members, struct tmesh
 	return rc;
 }
 
-/* Members are of their types; the rest is read_members()'s. */
+/* Read members of the right types; read_members() checks the rest. */
 static int read_ref(const json_t *json, struct tmesh_ref *ref, struct tmesh_error *err)
 {
 	int64_t shape[TMESH_MAX_DIMS], strides[TMESH_MAX_DIMS];
@@ -416,7 +416,7 @@ bool tmesh_ref_is_bundle(const json_t *json)
 	return kind && !strcmp(kind, "bundle");
 }
 
-/* Longer than any tensor's ref: perhaps somebody took the wrong call. */
+/* Return whether a text longer than any tensor's ref is a bundle's, given to the wrong call. */
 static bool long_bundle(const char *text, size_t bytes)
 {
 	json_t *json;

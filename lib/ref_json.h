@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Reading refs, which are strangers' text: what those of tensors and of bundles share. Each
- * function gives 0, or -EPROTO with a message that names the member. */
+/* Reading refs, which come from other processes: functions for refs of tensors and of bundles. Each
+ * returns 0, or -EPROTO with a message that names the member. */
 #ifndef TMESH_REF_JSON_H
 #define TMESH_REF_JSON_H
 
@@ -17,7 +17,7 @@ int tmesh_ref_get_uint(const json_t *ref, const char *name, uint64_t *value,
 		       struct tmesh_error *err);
 int tmesh_ref_get_version(const json_t *ref, struct tmesh_error *err);
 int tmesh_ref_get_id(const json_t *ref, uint64_t *id, struct tmesh_error *err);
-/* @token has TMESH_TOKEN_SIZE bytes and becomes "" when there is none. */
+/* Read the token: @token has TMESH_TOKEN_SIZE bytes and becomes "" if there is none. */
 int tmesh_ref_get_token(const json_t *ref, char *token, struct tmesh_error *err);
 
 #endif /* TMESH_REF_JSON_H */

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: MIT
-/* Regions: the rules that both backends share; what differs is behind ctx->ops. */
+/* Regions: the rules that both backends share; ctx->ops has the backend's own operations. */
 #include "common/foreign.h"
 #include "held.h"
 #include "tensor_internal.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-struct tmesh_ctx *tmesh_region_ctx(const struct tmesh_region *region)
-{
-	return region->ctx;
-}
 
 uint32_t tmesh_region_rights(const struct tmesh_region *region)
 {
@@ -34,8 +30,8 @@ bool tmesh_region_inherited(const struct tmesh_region *region)
 	return region->life != tmesh_fork_life();
 }
 
-/* A thread of the parent's may have held an inherited region's lock; the context's is
- * known to be free in a child. */
+/* Return the region's lock. In a child it is the context's, which is known to be free: a thread of
+ * the parent's may have held an inherited region's lock. */
 static pthread_mutex_t *mutex_of(struct tmesh_region *region)
 {
 	return tmesh_region_inherited(region) ? &region->ctx->lock : &region->lock;
@@ -79,18 +75,21 @@ int tmesh_region_may_here(struct tmesh_region *region, uint32_t rights, const ch
 	return 0;
 }
 
-/* A private view is for this process to map, read and write, and for nothing else. */
+/* Check the rights. A private view is only for this process to map, read and write. */
 int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *what,
 		     struct tmesh_error *err)
 {
 	if (region && region->private && !tmesh_region_inherited(region))
 		return tmesh_fail(
 			err, -EOPNOTSUPP,
-			"%s: what is written in a private view is this process's own; put "
-			"it into a new region to share it",
+			"%s: a private view belongs to this process alone; put its contents "
+			"into a new region to share them",
 			what);
 	return tmesh_region_may_here(region, rights, what, err);
 }
+
+/* The huge pages of a region with align_huge. */
+#define HUGE_BYTES ((uint64_t)2 << 20)
 
 static int check_range(const struct tmesh_region *region, uint64_t offset, uint64_t bytes,
 		       struct tmesh_error *err)
@@ -119,7 +118,7 @@ struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error 
 	region->ctx = ctx;
 	region->life = tmesh_fork_life();
 	region->forks = tmesh_fork_count();
-	region->fd = region->device = region->leash = -1;
+	region->fd = region->memfd.device = region->memfd.revoke_pipe = -1;
 	region->opts.node = -1;
 	region->opts.mode = 0600;
 	return region;
@@ -128,10 +127,13 @@ struct tmesh_region *tmesh_region_new(struct tmesh_ctx *ctx, struct tmesh_error 
 void tmesh_region_destroy(struct tmesh_region *region)
 {
 	tmesh_region_drop_mapping(region);
+	tmesh_memfd_unguard(region);
 	tmesh_lease_forget(region);
-	if (region->fd >= 0)
+	/* Another file's may have its number. */
+	if (region->fd >= 0 && (!region->memfd.ino || tmesh_memfd_has_file(region)))
 		close(region->fd);
 	tmesh_opaque_close(region);
+	free(region->memfd.huge_map);
 	pthread_rwlock_destroy(&region->copies);
 	pthread_mutex_destroy(&region->lock);
 	free(region);
@@ -144,7 +146,7 @@ void tmesh_region_publish(struct tmesh_region *region, struct tmesh_region **out
 	*out = region;
 }
 
-/* What of max_bytes a region of @bytes takes. */
+/* Return the share of max_bytes that a region of @bytes uses. */
 static uint64_t charge_of(uint64_t bytes)
 {
 	uint64_t page = tmesh_page_bytes();
@@ -168,7 +170,7 @@ static int charge(struct tmesh_ctx *ctx, uint64_t amount, struct tmesh_error *er
 	return 0;
 }
 
-/* A region object and whatever the backend makes of it. */
+/* Make a region object, and the backend's part of it. */
 static int make_new(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
 		    struct tmesh_region **out, struct tmesh_error *err)
 {
@@ -212,8 +214,8 @@ static int make_charged(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmes
 	return rc;
 }
 
-/* What comes from the pool was charged for as many pages as this takes, or, of whole huge pages,
- * for about as many. */
+/* Make a region, or take one from the pool. The pool's region was charged for as many pages or, if
+ * it has huge pages, for about as many. */
 static int make(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region_opts *opts,
 		struct tmesh_region **out, struct tmesh_error *err)
 {
@@ -254,9 +256,9 @@ int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *op
 int tmesh_region_opened(struct tmesh_region *region, int rc, struct tmesh_region **out)
 {
 	if (rc) {
-		/* Whatever somebody handed over in its place. */
+		/* It may be another file that the other process handed over. */
 		if (region->fd >= 0)
-			tmesh_foreign_close(region->fd, region->giver);
+			close(region->fd);
 		region->fd = -1;
 		tmesh_region_destroy(region);
 		return rc;
@@ -336,7 +338,8 @@ void tmesh_region_unref(struct tmesh_region *region)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What a copy needs, for as long as the region lives; then the lock need not be held. */
+/* Prepare the region for copies into it, for as long as it lives. After that the lock need not be
+ * held. */
 static int write_ready(struct tmesh_region *region, bool mapped, struct tmesh_error *err)
 {
 	int rc;
@@ -354,46 +357,32 @@ static int write_ready(struct tmesh_region *region, bool mapped, struct tmesh_er
 	return rc;
 }
 
-/* Of what is written through its mapping fresh pages are taken first: memory that is not to be had
- * is an error then, where the copy would end in a signal. Kernels before 5.14 have no such call. */
-static int take_pages(const struct tmesh_region *region, uint64_t offset, uint64_t bytes,
-		      struct tmesh_error *err)
-{
-	uint64_t page = tmesh_page_bytes(), before = offset % page;
-
-	if (!madvise((uint8_t *)region->addr + offset - before, bytes + before,
-		     MADV_POPULATE_WRITE) ||
-	    errno == EINVAL)
-		return 0;
-	return tmesh_fail_errno(err, "write: taking the region's pages");
-}
-
 static int write_now(struct tmesh_region *region, uint64_t offset, const void *data, uint64_t bytes,
 		     bool mapped, struct tmesh_error *err)
 {
 	const struct tmesh_backend_ops *ops = region->ctx->ops;
 	int rc = 0;
 
-	if (mapped && region->align_huge)
-		rc = take_pages(region, offset, bytes, err);
+	if (mapped && ops->take)
+		rc = ops->take(region, offset, bytes, err);
 	if (mapped && !rc)
 		tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
 	else if (!mapped)
 		rc = ops->write_cold(region, offset, data, bytes, err);
-	/* Where taken memory shows zeros, a mapping of it takes what is written, and nobody sees
-	 * it. */
+	/* A mapping of memory that was taken and reads as zeros accepts writes that no process
+	 * sees. */
 	if (!rc && region->zeros && ops->events(region) & TMESH_EVENT_TAKEN)
 		rc = tmesh_fail(err, -ESTALE,
 				"write: the region was taken back, or this handle's lease is over");
 	return rc;
 }
 
-/* A seal waits for copies, so that it does not take the mapping's right to write away under them.
- * Nobody else does: tokens are given and descriptors handed out meanwhile. */
+/* Fill a part of the region. A seal waits for copies, so that it does not make the mapping
+ * read-only under them. Nothing else waits: tokens and descriptors can be given meanwhile. */
 int tmesh_region_fill(struct tmesh_region *region, uint64_t offset, const void *data,
 		      uint64_t bytes, struct tmesh_error *err)
 {
-	bool mapped = region->warm || region->align_huge || region->private;
+	bool mapped = region->warm || region->memfd.align_huge || region->private;
 	int rc;
 
 	pthread_rwlock_rdlock(&region->copies);
@@ -407,14 +396,45 @@ int tmesh_region_fill(struct tmesh_region *region, uint64_t offset, const void *
 }
 
 int tmesh_region_pack(struct tmesh_region *region, uint64_t offset, const void *data,
-		      const struct tmesh_layout *layout, struct tmesh_error *err)
+		      const struct tmesh_layout *layout, uint64_t bytes, struct tmesh_error *err)
 {
 	int rc;
 
 	pthread_rwlock_rdlock(&region->copies);
 	rc = write_ready(region, true, err);
 	if (!rc) {
-		tmesh_pack((uint8_t *)region->addr + offset, data, layout);
+		if (region->ctx->ops->take)
+			rc = region->ctx->ops->take(region, offset, bytes, err);
+		if (!rc)
+			tmesh_pack((uint8_t *)region->addr + offset, data, layout);
+		atomic_fetch_sub(&region->writers, 1);
+	}
+	pthread_rwlock_unlock(&region->copies);
+	return rc;
+}
+
+int tmesh_region_populate(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			  struct tmesh_error *err)
+{
+	int rc = tmesh_region_may_here(region, TMESH_WRITE, "populate", err);
+
+	if (!rc)
+		rc = check_range(region, offset, bytes, err);
+	if (!rc && bytes && region->sealed)
+		rc = tmesh_fail(err, -EPERM, "populate: the region is sealed");
+	if (rc || bytes == 0 || !region->ctx->ops->take)
+		return rc;
+	if (region->memfd.align_huge) {
+		bytes = (offset + bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
+		offset = offset / HUGE_BYTES * HUGE_BYTES;
+		bytes -= offset;
+	}
+	/* From now on the caller decides which pages are taken. */
+	atomic_store(&region->memfd.prepared, true);
+	pthread_rwlock_rdlock(&region->copies);
+	rc = write_ready(region, true, err);
+	if (!rc) {
+		rc = region->ctx->ops->take(region, offset, bytes, err);
 		atomic_fetch_sub(&region->writers, 1);
 	}
 	pthread_rwlock_unlock(&region->copies);
@@ -438,7 +458,8 @@ int tmesh_region_write(struct tmesh_region *region, uint64_t offset, const void 
 	return rc;
 }
 
-/* A private view's own pages are in its mapping alone. It is pinned: reading raises no signal. */
+/* Read by the mapping, which alone has a private view's own pages. The view is pinned, so reading
+ * raises no signal. */
 static int read_mapped(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
 		       struct tmesh_error *err)
 {
@@ -505,6 +526,20 @@ bool tmesh_region_is_sealed(struct tmesh_region *region)
 	return region->sealed;
 }
 
+int tmesh_region_revoke_id(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_error *err)
+{
+	int rc = tmesh_ctx_enter(ctx, err);
+
+	if (rc)
+		return rc;
+	if (!ctx->ops->revoke_id)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "revoke region %016" PRIx64 ": memory of a memfd cannot be taken "
+				  "back by its id; it needs the module",
+				  id);
+	return ctx->ops->revoke_id(ctx, id, err);
+}
+
 int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err)
 {
 	int rc = tmesh_region_may(region, TMESH_MANAGE, "revoke", err);
@@ -512,7 +547,7 @@ int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err)
 	return rc ? rc : region->ctx->ops->revoke(region, err);
 }
 
-int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
+int tmesh_region_reclaim(struct tmesh_region *region, int64_t timeout_ns,
 			 struct tmesh_reclaim_report *report, struct tmesh_error *err)
 {
 	struct tmesh_reclaim_report there;
@@ -520,7 +555,8 @@ int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 
 	if (rc)
 		return rc;
-	rc = region->ctx->ops->reclaim(region, timeout_ns, &there, err);
+	rc = region->ctx->ops->reclaim(region, timeout_ns < 0 ? INT64_MAX : (uint64_t)timeout_ns,
+				       &there, err);
 	if (report && (!rc || rc == -ETIMEDOUT || rc == -EINTR))
 		wrote = tmesh_write_sized(report, &there, sizeof(there), err);
 	return wrote ? wrote : rc;
@@ -603,8 +639,9 @@ int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token
 	return rc;
 }
 
-static int open_new(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token, uint32_t rights,
-		    struct tmesh_region **out, struct tmesh_error *err)
+static int open_new(struct tmesh_ctx *ctx, const struct tmesh_token_fields *token, uint32_t rights,
+		    struct tmesh_question *question, struct tmesh_region **out,
+		    struct tmesh_error *err)
 {
 	int rc = tmesh_spare_files(ctx, err);
 	struct tmesh_region *region;
@@ -615,13 +652,23 @@ static int open_new(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token
 	if (!region)
 		return -ENOMEM;
 	region->rights = rights;
-	return tmesh_region_opened(region, ctx->ops->open_token(region, token, rights, err), out);
+	region->question = question;
+	rc = ctx->ops->open_token(region, token, rights, err);
+	region->question = NULL;
+	return tmesh_region_opened(region, rc, out);
 }
 
 int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 		      struct tmesh_region **out, struct tmesh_error *err)
 {
-	struct tmesh_token_parts parts;
+	return tmesh_region_open_asking(ctx, token, rights, NULL, out, err);
+}
+
+int tmesh_region_open_asking(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
+			     struct tmesh_question *question, struct tmesh_region **out,
+			     struct tmesh_error *err)
+{
+	struct tmesh_token_fields parts;
 	int rc = TMESH_NEED(err, ctx, token, out);
 
 	if (!rc)
@@ -638,8 +685,8 @@ int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 		rc = tmesh_ctx_enter(ctx, err);
 	if (rc)
 		return rc;
-	rc = open_new(ctx, &parts, rights, out, err);
-	return tmesh_pool_yields(ctx, rc) ? open_new(ctx, &parts, rights, out, err) : rc;
+	rc = open_new(ctx, &parts, rights, question, out, err);
+	return tmesh_pool_yields(ctx, rc) ? open_new(ctx, &parts, rights, question, out, err) : rc;
 }
 
 int tmesh_region_set_description(struct tmesh_region *region, const char *text,

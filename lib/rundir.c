@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * The runtime directory, where producers' sockets lie, each with a link to its index beside
- * it. It keeps other users out, so it must be ours, ours alone, and no symlink; all access
- * goes through the descriptor that was checked, which also makes long paths fit into a
- * socket's address.
+ * The runtime directory: producers' sockets, each with a link to its index beside it. The directory
+ * keeps other users out, so it must be this user's, closed to others, and no symlink. All access
+ * goes through the descriptor that was checked, which also makes long paths fit into a socket's
+ * address.
  */
 #include "wire.h"
 
@@ -17,6 +17,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "common/folder.h"
+
 /* A start removes so many sockets of producers that died, and leaves the rest to the next. */
 #define SWEEP_MAX 256
 
@@ -26,13 +28,13 @@ int tmesh_rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size, stru
 	int length;
 
 	if (!dir)
-		dir = getenv("TMESH_RUNTIME_DIR");
+		dir = secure_getenv("TMESH_RUNTIME_DIR");
 	if (dir && *dir) {
 		length = snprintf(path, size, "%s", dir);
-	} else if ((dir = getenv("XDG_RUNTIME_DIR")) && *dir) {
+	} else if ((dir = secure_getenv("XDG_RUNTIME_DIR")) && *dir) {
 		length = snprintf(path, size, "%s/tmesh", dir);
 	} else {
-		dir = getenv("TMPDIR");
+		dir = secure_getenv("TMPDIR");
 		length = snprintf(path, size, "%s/tmesh-%u", dir && *dir ? dir : "/tmp",
 				  (unsigned int)geteuid());
 	}
@@ -51,7 +53,7 @@ int tmesh_rundir_settle(struct tmesh_ctx *ctx, const char *given, struct tmesh_e
 		if (!ctx->runtime_dir)
 			return tmesh_fail(err, -ENOMEM, "no memory for a context");
 	}
-	/* One that is too long is told to who needs it. */
+	/* A path that is too long is reported when it is used. */
 	if (tmesh_rundir_path(ctx, path, sizeof(path), NULL) || *path == '/')
 		return 0;
 	free(ctx->runtime_dir);
@@ -89,10 +91,22 @@ static int verify(int dir, const char *path, struct tmesh_error *err)
 	return 0;
 }
 
+static int refuse_parent(const char *path, uid_t owner, struct tmesh_error *err)
+{
+	const unsigned int us = geteuid();
+
+	return tmesh_fail(err, -EACCES,
+			  "cannot make the runtime directory %.128s: user %u owns the folder above "
+			  "it, and this process is user %u; set TMESH_RUNTIME_DIR to a folder of "
+			  "user %u",
+			  path, (unsigned int)owner, us, us);
+}
+
 int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
 {
 	char path[4096], text[64];
 	int rc = TMESH_NEED(err, ctx, out);
+	uid_t owner;
 	int dir;
 
 	if (!rc)
@@ -101,8 +115,13 @@ int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *out, struct tmesh_error *e
 		return rc;
 	dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (dir < 0 && errno == ENOENT) {
-		if (mkdir(path, 0700) && errno != EEXIST)
+		rc = tmesh_make_folder(path, &owner);
+		if (owner != TMESH_NO_OWNER)
+			return refuse_parent(path, owner, err);
+		if (rc) {
+			errno = -rc;
 			goto failed;
+		}
 		dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	}
 	if (dir < 0)
@@ -132,17 +151,35 @@ failed:
 int tmesh_rundir_open(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
 {
 	struct stat st;
-	int rc;
+	int dir, rc;
 
-	/* One that was removed takes no more files. */
-	if (ctx->dir >= 0 && (fstat(ctx->dir, &st) || !st.st_nlink)) {
-		close(ctx->dir);
-		ctx->dir = -1;
+	/* Its number is another file's where this process has closed all descriptors. */
+	if (ctx->memfd.dir >= 0 && (fstat(ctx->memfd.dir, &st) || st.st_ino != ctx->memfd.dir_ino ||
+				    st.st_dev != ctx->memfd.dir_dev))
+		ctx->memfd.dir = -1;
+	/* A directory that was removed takes no more files. One of this process's earlier user
+	 * takes none of its present user's. */
+	if (ctx->memfd.dir >= 0 && (!st.st_nlink || st.st_uid != geteuid())) {
+		close(ctx->memfd.dir);
+		ctx->memfd.dir = -1;
 	}
-	rc = ctx->dir >= 0 ? 0 : tmesh_ctx_runtime_dir(ctx, &ctx->dir, err);
-	if (!rc)
-		*out = ctx->dir;
-	return rc;
+	if (ctx->memfd.dir >= 0) {
+		*out = ctx->memfd.dir;
+		return 0;
+	}
+	rc = tmesh_ctx_runtime_dir(ctx, &dir, err);
+	if (rc)
+		return rc;
+	if (fstat(dir, &st)) {
+		rc = tmesh_fail_errno(err, "fstat of the runtime directory");
+		close(dir);
+		return rc;
+	}
+	ctx->uid = st.st_uid;
+	ctx->memfd.dir_dev = st.st_dev;
+	ctx->memfd.dir_ino = st.st_ino;
+	*out = ctx->memfd.dir = dir;
+	return 0;
 }
 
 socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *address)
@@ -191,7 +228,7 @@ bool tmesh_rundir_follow(const struct tmesh_ctx *ctx, const char *name, pid_t *p
 
 	if (tmesh_rundir_path(ctx, path, sizeof(path) - LINK_NAME - 1, NULL))
 		return false;
-	/* Who else may write there would choose what is opened in our name. */
+	/* Another user that can write there could choose the files that are opened in our name. */
 	if (lstat(path, &st) || !S_ISDIR(st.st_mode) || st.st_uid != geteuid() ||
 	    (st.st_mode & 022))
 		return false;
@@ -202,14 +239,14 @@ bool tmesh_rundir_follow(const struct tmesh_ctx *ctx, const char *name, pid_t *p
 	if (got < 0)
 		return false;
 	target[got] = '\0';
-	/* Only what tmesh_rundir_link() writes: numbers too large or padded read back changed. */
+	/* Accept only the exact form of tmesh_rundir_link(): no large or padded numbers. */
 	if (sscanf(target, LINK_FORMAT, pid, index) != 2 || *pid <= 0 || *index < 0)
 		return false;
 	snprintf(again, sizeof(again), LINK_FORMAT, *pid, *index);
 	return strcmp(target, again) == 0;
 }
 
-/* The socket last: a link never stays without one, so that who sweeps finds it. */
+/* Remove the socket last, so that no link stays without one and a sweep finds it. */
 int tmesh_rundir_remove(int dir, const char *name)
 {
 	char link[LINK_NAME];
@@ -221,8 +258,8 @@ int tmesh_rundir_remove(int dir, const char *name)
 	return unlinkat(dir, name, 0);
 }
 
-/* The path as it is, where it fits; the descriptor's detour costs a client several us. Who
- * listens there is for the caller to check (SO_PEERCRED): nothing else of the way matters. */
+/* Connect by the path itself if it fits: the way by the descriptor costs a client several us. The
+ * caller checks which user listens there (SO_PEERCRED), so the way itself needs no check. */
 int tmesh_rundir_connect(const struct tmesh_ctx *ctx, int socket, const char *name)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -258,9 +295,10 @@ static bool is_socket_name(const char *name)
 }
 
 /*
- * Connecting with the wrong type tells a bound socket (EPROTOTYPE) from one whose process
- * is gone (ECONNREFUSED) without waking anybody, and even before it listens. Names are
- * never used twice, so nobody needs a lock: a second sweeper finds nothing to remove.
+ * Remove the sockets of dead processes. A connect() with the wrong type distinguishes a bound
+ * socket (EPROTOTYPE) from one whose process is gone (ECONNREFUSED). It wakes no process, and works
+ * even before the socket listens. Names are never reused, so no lock is needed: a second sweeper
+ * finds nothing to remove.
  */
 void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir)
 {
@@ -288,6 +326,6 @@ void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir)
 	if (probe >= 0)
 		close(probe);
 	if (removed)
-		tmesh_log(ctx, TMESH_LOG_INFO, "removed %u sockets of processes that are gone",
-			  removed);
+		tmesh_log_later(ctx, TMESH_LOG_INFO,
+				"removed %u sockets of processes that are gone", removed);
 }

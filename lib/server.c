@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 /*
- * Server: answers for the tokens of one context's memfd regions, on a thread that starts
- * with the first token. It never waits for a client: sockets do not block, requests and
- * replies are one packet each, and who does not take its reply is dropped. Clients keep
- * their connection; when there are too many the one unused for longest goes, and asks
- * again when it needs to.
+ * Server: answers for the tokens of one context's memfd regions, on a thread that starts with the
+ * first token. It never waits for a client. Sockets do not block, requests and replies are one
+ * packet each, and a client that does not take its reply is disconnected.
+ *
+ * Clients keep their connection. If there are too many, the one that was idle for longest is
+ * closed, and its client connects again.
  */
 #include "held.h"
 #include "memfd.h"
@@ -27,7 +28,7 @@
 /* So often at most it is looked whether the socket is still there: a token often costs less. */
 #define LOOK_NS 100000000u
 
-/* What epoll says of a descriptor: a client's place, or one of these. */
+/* The number that epoll returns for a descriptor: a client's place, or one of these. */
 enum {
 	EVENT_LISTENER = CLIENTS,
 	EVENT_STOP,
@@ -47,6 +48,7 @@ struct tmesh_server {
 	int epoll;
 	int stop;
 	bool bound;
+	uid_t uid;    /* whose directory it is in */
 	bool starved; /* of descriptors */
 	pthread_t thread;
 	struct tmesh_index *index;
@@ -84,7 +86,8 @@ static struct client *free_place(struct tmesh_server *server)
 	return free_place(server);
 }
 
-static bool find(struct tmesh_server *server, const uint8_t *secret, struct tmesh_served *found)
+static bool served_find(struct tmesh_server *server, const uint8_t *secret,
+			struct tmesh_served *found)
 {
 	const struct tmesh_index_entry *entry = tmesh_index_find(server->index, secret);
 
@@ -143,7 +146,7 @@ static bool answer(struct tmesh_server *server, struct client *client,
 		rc = -EPROTO;
 	else if (tmesh_check_rights(request->rights, NULL))
 		rc = -EINVAL;
-	else if (!find(server, request->secret, &entry))
+	else if (!served_find(server, request->secret, &entry))
 		rc = -ENOENT;
 	else
 		rc = grant(&entry, request, &reply.region, fds);
@@ -166,7 +169,7 @@ static bool answer(struct tmesh_server *server, struct client *client,
 	return rc == 0;
 }
 
-/* From then on the connection is the channel's. */
+/* Answer a join. After it the connection is the channel's. */
 static bool join(struct tmesh_server *server, struct client *client,
 		 const struct tmesh_wire_request *request)
 {
@@ -177,26 +180,31 @@ static bool join(struct tmesh_server *server, struct client *client,
 		.version = TMESH_WIRE_VERSION,
 		.status = -ENOENT,
 	};
-	int fds[TMESH_JOIN_FDS], fd = client->fd;
-	unsigned int count = 0;
+	struct tmesh_joined joined = {.count = 0};
+	int fd = client->fd, rc;
 
 	if (request->version != TMESH_WIRE_VERSION)
 		reply.status = -EPROTO;
 	else if (channel)
-		reply.status =
-			tmesh_channel_admit(channel, fd, request->rights, &reply.lane, fds, &count);
+		reply.status = tmesh_channel_admit(channel, fd, request->rights, &joined);
 	if (reply.status == 0) {
 		epoll_ctl(server->epoll, EPOLL_CTL_DEL, fd, NULL);
 		client->fd = -1;
 	}
 	client->used = ++server->clock;
-	/* Should this fail, the connection's end says the rest. */
-	return tmesh_wire_send(fd, &reply, sizeof(reply), fds, reply.status ? 0 : count,
-			       MSG_DONTWAIT) == 0 ||
-	       client->fd < 0;
+	reply.lane = joined.lane;
+	rc = tmesh_wire_send(fd, &reply, sizeof(reply), joined.fds, joined.count, MSG_DONTWAIT);
+	while (joined.given--)
+		close(joined.fds[--joined.count]);
+	if (rc == 0)
+		return true;
+	if (reply.status)
+		return false;
+	tmesh_channel_unadmit(channel, fd);
+	return true;
 }
 
-/* Whatever is not a request ends the connection. False: there was nothing to read. */
+/* Serve a request. Anything else ends the connection. False: there was nothing to read. */
 static bool serve(struct tmesh_server *server, struct client *client)
 {
 	struct tmesh_wire_request request;
@@ -222,8 +230,8 @@ static bool same_user(int socket)
 	       peer.uid == geteuid();
 }
 
-/* Without a descriptor to spare, a connection that is kept for its client's convenience
- * goes. Without any such the thread takes a rest, for whoever knocks goes on knocking. */
+/* Free a descriptor for the next connection: close the client's that was idle for longest. Without
+ * any, let the thread rest, because the client goes on trying. */
 static void accept_failed(struct tmesh_server *server)
 {
 	struct client *client = oldest(server);
@@ -262,13 +270,14 @@ static void welcome(struct tmesh_server *server)
 		drop(client);
 }
 
-static void *run(void *data)
+static void *server_run(void *data)
 {
 	struct tmesh_server *server = data;
 	struct tmesh_ctx *ctx = server->ctx;
 	struct epoll_event events[EVENTS];
 	bool stop = false, starved = false;
 
+	pthread_setname_np(pthread_self(), "tmesh-server");
 	while (!stop) {
 		int count;
 
@@ -300,7 +309,7 @@ static int watch(struct tmesh_server *server, int fd, uint32_t who)
 	return epoll_ctl(server->epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
-/* Strangers find the index by a link beside the socket. Without it they ask. */
+/* Write the link to the index beside the socket. Processes that find no link ask the server. */
 static void link_index(struct tmesh_server *server)
 {
 	uint64_t number = tmesh_index_number(server->index);
@@ -309,15 +318,15 @@ static void link_index(struct tmesh_server *server)
 	if (server->linked == number)
 		return;
 	server->linked = number;
-	rc = tmesh_rundir_link(server->ctx->dir, server->path, tmesh_index_fd(server->index));
+	rc = tmesh_rundir_link(server->ctx->memfd.dir, server->path, tmesh_index_fd(server->index));
 	if (rc)
-		tmesh_log(server->ctx, TMESH_LOG_WARN,
-			  "no link to the index of tokens (errno %d): the first open by each "
-			  "process has to ask",
-			  -rc);
+		tmesh_log_later(server->ctx, TMESH_LOG_WARN,
+				"no link to the index of tokens (errno %d): the first open by each "
+				"process has to ask",
+				-rc);
 }
 
-/* The directory may be a parent's, whose user this process is no more. */
+/* Report the error. The directory may belong to the user that this process had before. */
 static int bind_error(const struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	char path[4096] = "", text[64];
@@ -341,6 +350,7 @@ static int bind_socket(struct tmesh_server *server, int dir, struct tmesh_error 
 	if (bind(server->listener, (struct sockaddr *)&address, size))
 		return bind_error(server->ctx, err);
 	server->bound = true;
+	server->uid = geteuid();
 	if (listen(server->listener, SOMAXCONN))
 		return tmesh_fail_errno(err, "listening on a socket in the runtime directory");
 	if (watch(server, server->listener, EVENT_LISTENER))
@@ -351,7 +361,7 @@ static int bind_socket(struct tmesh_server *server, int dir, struct tmesh_error 
 static void unbind_socket(struct tmesh_server *server)
 {
 	if (server->bound)
-		tmesh_rundir_remove(server->ctx->dir, server->path);
+		tmesh_rundir_remove(server->ctx->memfd.dir, server->path);
 	server->bound = false;
 	if (server->listener < 0)
 		return;
@@ -362,27 +372,29 @@ static void unbind_socket(struct tmesh_server *server)
 }
 
 /*
- * A session's end takes XDG_RUNTIME_DIR away from those who go on, and somebody may empty a folder
- * in /tmp. Nobody could open what is given then: the socket, under the name that older tokens have
- * too, and its link are made anew, in the directory that has the path now.
+ * Put the socket back if it is gone from the runtime directory. The end of a login session removes
+ * XDG_RUNTIME_DIR, another process may empty a folder in /tmp, or this process may change its user.
+ * Tokens given after that could not be opened. So the socket and its link are made anew in the
+ * directory that has the path now, with the same name, which older tokens have too.
  */
 static int stay_there(struct tmesh_server *server, struct tmesh_error *err)
 {
 	struct tmesh_ctx *ctx = server->ctx;
+	bool is_there = server->bound && server->uid == geteuid();
 	uint64_t now = tmesh_now_ns();
 	struct stat st;
 	int dir, rc;
 
-	if (server->bound && now - server->looked < LOOK_NS)
+	if (is_there && now - server->looked < LOOK_NS)
 		return 0;
 	server->looked = now;
-	if (server->bound &&
-	    (!fstatat(ctx->dir, server->path, &st, AT_SYMLINK_NOFOLLOW) || errno != ENOENT))
+	if (is_there &&
+	    (!fstatat(ctx->memfd.dir, server->path, &st, AT_SYMLINK_NOFOLLOW) || errno != ENOENT))
 		return 0;
 	unbind_socket(server);
-	if (ctx->dir >= 0)
-		close(ctx->dir);
-	ctx->dir = -1;
+	if (ctx->memfd.dir >= 0)
+		close(ctx->memfd.dir);
+	ctx->memfd.dir = -1;
 	rc = tmesh_rundir_open(ctx, &dir, err);
 	if (!rc)
 		rc = bind_socket(server, dir, err);
@@ -392,13 +404,14 @@ static int stay_there(struct tmesh_server *server, struct tmesh_error *err)
 	}
 	server->linked = 0;
 	link_index(server);
-	tmesh_log(ctx, TMESH_LOG_WARN,
-		  "the socket that answers for tokens was removed from the runtime directory, and "
-		  "is there again");
+	tmesh_log_later(
+		ctx, TMESH_LOG_WARN,
+		"the socket that answers for tokens was removed from the runtime directory, and "
+		"is there again");
 	return 0;
 }
 
-/* Signals are the application's: none is to be handled on this thread. */
+/* Start the thread, with all signals blocked: they are the application's. */
 static int start_thread(struct tmesh_server *server, struct tmesh_error *err)
 {
 	sigset_t all, old;
@@ -406,7 +419,7 @@ static int start_thread(struct tmesh_server *server, struct tmesh_error *err)
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	rc = pthread_create(&server->thread, NULL, run, server);
+	rc = pthread_create(&server->thread, NULL, server_run, server);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (rc)
 		return tmesh_fail(err, -rc, "cannot start the thread that answers for tokens");
@@ -429,7 +442,7 @@ static void server_free(struct tmesh_server *server)
 {
 	close_fds(server);
 	if (server->bound)
-		tmesh_rundir_remove(server->ctx->dir, server->path);
+		tmesh_rundir_remove(server->ctx->memfd.dir, server->path);
 	if (server->index)
 		tmesh_index_free(server->index);
 	free(server);
@@ -457,7 +470,8 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	if (!rc)
 		rc = tmesh_random(server->name, sizeof(server->name), err);
 	if (!rc)
-		rc = tmesh_index_new(server->name, 1, INDEX_SLOTS, &server->index, err);
+		rc = tmesh_index_new(server->name, 1, INDEX_SLOTS, ctx->connect != NULL,
+				     &server->index, err);
 	if (!rc) {
 		tmesh_hex(server->path, server->name, sizeof(server->name));
 		rc = bind_socket(server, dir, err);
@@ -470,68 +484,59 @@ static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 		server_free(server);
 		return rc;
 	}
-	ctx->server = server;
+	ctx->memfd.server = server;
 	link_index(server);
 	tmesh_rundir_sweep(ctx, dir);
 	return 0;
 }
 
-int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
-		       struct tmesh_token_parts *token, struct tmesh_error *err)
+int tmesh_server_ready(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
-	struct tmesh_ctx *ctx = region->ctx;
-	struct tmesh_index_entry entry = {.region = region, .rights = rights};
-	/* READ is in every set: the other two bits count. */
-	unsigned int set = rights >> 1;
-	int rc = ctx->server ? stay_there(ctx->server, err) : start(ctx, err);
+	return ctx->memfd.server ? stay_there(ctx->memfd.server, err) : start(ctx, err);
+}
 
-	if (rc)
-		return rc;
-	if (!region->tokens[set].given) {
-		rc = tmesh_random(entry.secret, sizeof(entry.secret), err);
-		if (rc)
-			return rc;
-		/* Others duplicate a read-only one in a third of the time that opening takes. */
-		entry.read_only = tmesh_memfd_reads_only(region) ||
-				  (rights == TMESH_READ && tmesh_memfd_lower(region));
-		rc = tmesh_index_add(&ctx->server->index, &entry, err);
-		if (rc)
-			return rc;
-		link_index(ctx->server);
-		memcpy(region->tokens[set].secret, entry.secret, sizeof(entry.secret));
-		region->tokens[set].given = true;
-	}
-	token->backend = TMESH_BACKEND_MEMFD;
-	memcpy(token->name, ctx->server->name, sizeof(token->name));
-	memcpy(token->secret, region->tokens[set].secret, sizeof(token->secret));
-	return 0;
+int tmesh_server_add(struct tmesh_ctx *ctx, const struct tmesh_index_entry *entry,
+		     struct tmesh_error *err)
+{
+	int rc = tmesh_index_add(&ctx->memfd.server->index, entry, err);
+
+	if (!rc)
+		link_index(ctx->memfd.server);
+	return rc;
+}
+
+const uint8_t *tmesh_server_name(const struct tmesh_ctx *ctx)
+{
+	return ctx->memfd.server->name;
 }
 
 void tmesh_server_forget(struct tmesh_region *region)
 {
 	for (int set = 0; set < 4; set++)
-		if (region->tokens[set].given)
-			tmesh_index_remove(region->ctx->server->index, region->tokens[set].secret);
+		if (region->memfd.tokens[set].given)
+			tmesh_index_remove(region->ctx->memfd.server->index,
+					   region->memfd.tokens[set].secret);
 }
 
 void tmesh_server_set_writable(struct tmesh_region *region)
 {
 	for (int set = 0; set < 4; set++)
-		if (region->tokens[set].given)
-			tmesh_index_set_writable(region->ctx->server->index,
-						 region->tokens[set].secret);
+		if (region->memfd.tokens[set].given)
+			tmesh_index_set_writable(region->ctx->memfd.server->index,
+						 region->memfd.tokens[set].secret);
 }
 
-bool tmesh_server_find(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token,
+bool tmesh_server_find(struct tmesh_ctx *ctx, const struct tmesh_token_fields *token,
 		       struct tmesh_served *found)
 {
-	return ctx->server && !memcmp(ctx->server->name, token->name, sizeof(token->name)) &&
-	       find(ctx->server, token->secret, found);
+	return ctx->memfd.server &&
+	       !memcmp(ctx->memfd.server->name, token->name, sizeof(token->name)) &&
+	       served_find(ctx->memfd.server, token->secret, found);
 }
 
 void tmesh_server_stop(struct tmesh_ctx *ctx)
 {
-	struct tmesh_server *server = ctx->server;
+	struct tmesh_server *server = ctx->memfd.server;
 	const uint64_t one = 1;
 
 	if (!server)
@@ -539,18 +544,18 @@ void tmesh_server_stop(struct tmesh_ctx *ctx)
 	/* An empty eventfd takes it at once. */
 	if (write(server->stop, &one, sizeof(one)) == sizeof(one))
 		pthread_join(server->thread, NULL);
-	ctx->server = NULL;
+	ctx->memfd.server = NULL;
 	server_free(server);
 }
 
-/* The socket file, the link and the index's mapping are the parent's. */
+/* Free the child's copy. The socket file, the link and the index's mapping are the parent's. */
 void tmesh_server_forked(struct tmesh_ctx *ctx)
 {
-	struct tmesh_server *server = ctx->server;
+	struct tmesh_server *server = ctx->memfd.server;
 
 	if (!server)
 		return;
-	ctx->server = NULL;
+	ctx->memfd.server = NULL;
 	close_fds(server);
 	tmesh_index_forget(server->index);
 	free(server);

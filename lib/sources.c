@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-/* Regions around memory that was made elsewhere, and views: what both backends share. */
+/* Regions around memory made elsewhere, and views: the rules that both backends share. */
 #include "internal.h"
 
 #include <string.h>
 
 #define GATHER_MAX ((size_t)1 << 20)
 
-/* A region object for @opts, of which only some apply. */
-static int begin(struct tmesh_ctx *ctx, const void *op, const char *what, uint32_t rights,
-		 const struct tmesh_region_opts *opts, struct tmesh_region **out,
-		 struct tmesh_error *err)
+/* Make a region object for @opts, of which only some apply. */
+static int source_begin(struct tmesh_ctx *ctx, const void *op, const char *what, uint32_t rights,
+			const struct tmesh_region_opts *opts, struct tmesh_region **out,
+			struct tmesh_error *err)
 {
 	struct tmesh_region_opts o;
 	int rc = tmesh_read_region_opts(opts, &o, err);
@@ -55,7 +55,7 @@ int tmesh_region_from_user(struct tmesh_ctx *ctx, void *addr, uint64_t bytes, ui
 	if (__builtin_add_overflow((uint64_t)(uintptr_t)addr, bytes - 1, &last))
 		return tmesh_fail(err, -EINVAL, "%llu bytes at %p are beyond all memory",
 				  (unsigned long long)bytes, addr);
-	rc = begin(ctx, ctx->ops->from_user, "pinning memory", rights, opts, &region, err);
+	rc = source_begin(ctx, ctx->ops->from_user, "pinning memory", rights, opts, &region, err);
 	if (rc)
 		return rc;
 	return tmesh_region_opened(region, ctx->ops->from_user(region, addr, bytes, err), out);
@@ -68,8 +68,8 @@ int tmesh_region_from_dmabuf(struct tmesh_ctx *ctx, int fd, const struct tmesh_r
 	int rc = TMESH_NEED(err, ctx, out);
 
 	if (!rc)
-		rc = begin(ctx, ctx->ops->from_dmabuf, "importing a dma-buf", 0, opts, &region,
-			   err);
+		rc = source_begin(ctx, ctx->ops->from_dmabuf, "importing a dma-buf", 0, opts,
+				  &region, err);
 	if (rc)
 		return rc;
 	return tmesh_region_opened(region, ctx->ops->from_dmabuf(region, fd, err), out);
@@ -89,7 +89,7 @@ int tmesh_region_from_fd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 	if (bytes > TMESH_BYTES_MAX)
 		return tmesh_fail(err, -EOVERFLOW, "%llu bytes are more than a region has",
 				  (unsigned long long)bytes);
-	rc = begin(ctx, ctx->ops->from_fd, "keeping a descriptor", 0, opts, &region, err);
+	rc = source_begin(ctx, ctx->ops->from_fd, "keeping a descriptor", 0, opts, &region, err);
 	if (rc)
 		return rc;
 	return tmesh_region_opened(region, ctx->ops->from_fd(region, fd, bytes, err), out);
@@ -128,7 +128,7 @@ int tmesh_region_gather(struct tmesh_ctx *ctx, const struct tmesh_gather_extent 
 			rc = tmesh_region_may(extents[i].region, rights, "gather", err);
 	}
 	if (!rc)
-		rc = begin(ctx, ctx->ops->gather, "gather", rights, opts, &region, err);
+		rc = source_begin(ctx, ctx->ops->gather, "gather", rights, opts, &region, err);
 	if (rc)
 		return rc;
 	rc = tmesh_region_opened(region, ctx->ops->gather(region, extents, count, err), out);

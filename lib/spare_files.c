@@ -6,8 +6,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* The system gives the lowest number that is free: where that is one of the last below the limit,
- * or none, what is left is for others. */
+/* Refuse a descriptor if only the spare ones are left. The system gives the lowest free number. If
+ * that is one of the last below the limit, or there is none, the rest is for the program. */
 int tmesh_spare_files(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	struct rlimit limit;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Copying tensors whose elements do not lie together. A region is read in the order in which its
- * bytes lie, in pieces of which each is read once, by the backend: no mapping that might raise
- * SIGBUS when the region is taken away.
+ * Copying tensors whose elements are not contiguous. A region is read in the order of its bytes, in
+ * pieces, each of them once. The backend reads it: a mapping could raise SIGBUS if the region is
+ * taken away.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,10 +10,10 @@
 #include "tensor_internal.h"
 
 #define PIECE ((int64_t)1 << 20)
-/* What reading costs beside its bytes, as so many bytes more. */
+/* The cost of a read beside its bytes, expressed in bytes. */
 #define PAGE 4096
 
-/* Runs of bytes that lie together on both sides, and how far apart they are, in bytes. */
+/* Runs of bytes that are contiguous on both sides, and their distances, in bytes. */
 struct walk {
 	int64_t run;
 	int32_t ndim;
@@ -23,8 +23,8 @@ struct walk {
 };
 
 /*
- * From @layout, none of whose dimensions is 0, to C order. A dimension of 1 is never stepped
- * through: its stride may be any number, in bytes even one that no 64 bits hold.
+ * Plan a copy from @layout, none of whose dimensions is 0, to C order. A dimension of 1 is never
+ * stepped through, so its stride may be any number, in bytes even one beyond 64 bits.
  */
 static struct walk walk_of(const struct tmesh_layout *layout)
 {
@@ -58,7 +58,7 @@ static void swap(int64_t *a, int64_t *b)
 	*b = kept;
 }
 
-/* The widest steps through the source outermost. */
+/* Order the steps: the widest through the source outermost. */
 static void sort_by_source(struct walk *walk)
 {
 	for (int32_t i = 1; i < walk->ndim; i++) {
@@ -70,7 +70,7 @@ static void sort_by_source(struct walk *walk)
 	}
 }
 
-/* The dimensions from @first on; @dst and @src are where their indices are 0. */
+/* Copy the dimensions from @first on; at @dst and @src their indices are 0. */
 static void copy(const struct walk *walk, int32_t first, char *dst, const char *src)
 {
 	int64_t index[TMESH_MAX_DIMS] = {0};
@@ -98,7 +98,7 @@ void tmesh_pack(void *dst, const void *src, const struct tmesh_layout *layout)
 	copy(&walk, 0, dst, src);
 }
 
-/* How many bytes the dimensions from @first on reach over; @before of them lie in front. */
+/* Return the bytes that the dimensions from @first on span; @before of them come first. */
 static int64_t span(const struct walk *walk, int32_t first, int64_t *before)
 {
 	int64_t bytes = walk->run;
@@ -113,8 +113,8 @@ static int64_t span(const struct walk *walk, int32_t first, int64_t *before)
 	return bytes;
 }
 
-/* Whether the @bytes that they reach over are cheaper to read than each run by itself. Strides that
- * a stranger chose cost no more per run than that. */
+/* Return whether reading the @bytes that they span is cheaper than reading each run by itself. This
+ * also bounds the cost of strides that another process chose. */
 static bool is_dense(const struct walk *walk, int32_t first, int64_t bytes)
 {
 	int64_t runs = 1;
@@ -125,7 +125,7 @@ static bool is_dense(const struct walk *walk, int32_t first, int64_t bytes)
 	return bytes <= walk->run || (bytes - walk->run) / PAGE < runs;
 }
 
-/* The dimensions from @first on, with indices 0 at @offset of the region and at @dst. */
+/* Read the dimensions from @first on; at @offset of the region and at @dst their indices are 0. */
 static int read_from(struct tmesh_region *region, const struct walk *walk, int32_t first,
 		     int64_t offset, char *dst, char *piece, struct tmesh_error *err)
 {

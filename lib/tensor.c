@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Tensors: a layout over a region, neither of which changes once somebody else has seen the tensor,
- * so that no lock is needed. */
+/* Tensors: a layout over a region. Neither changes once another thread can see the tensor, so no
+ * lock is needed. */
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static uint32_t map_rights(bool writable)
 	return writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 }
 
-/* Takes over the caller's reference on @region, also on failure. */
+/* Make a tensor; the caller's reference on @region is its own, also on failure. */
 static int tensor_over(struct tmesh_region *region, const struct tmesh_layout *layout,
 		       struct tmesh_tensor **out, struct tmesh_error *err)
 {
@@ -31,7 +31,7 @@ static int tensor_over(struct tmesh_region *region, const struct tmesh_layout *l
 	if (!rc && layout->device_type != TMESH_DEVICE_CPU)
 		rc = tmesh_fail(err, -EOPNOTSUPP,
 				"the layout is on a device, but regions are host memory");
-	/* Of the module's, only mapping tells. */
+	/* For the module's regions, only mapping shows it. */
 	if (!rc && region->kind & TMESH_KIND_OPAQUE)
 		rc = tmesh_fail(err, -EPROTO,
 				"the region stands for a descriptor and has no memory for a "
@@ -57,7 +57,7 @@ drop:
 	return rc;
 }
 
-/* What a new tensor of this type and shape is, and how many bytes it needs. */
+/* Find the layout of a new tensor of this type and shape, and the bytes that it needs. */
 static int plan(enum tmesh_dtype dtype, int32_t ndim, const int64_t *shape,
 		struct tmesh_layout *layout, uint64_t *bytes, struct tmesh_error *err)
 {
@@ -66,8 +66,8 @@ static int plan(enum tmesh_dtype dtype, int32_t ndim, const int64_t *shape,
 	return rc ? rc : tmesh_layout_check(layout, INT64_MAX, bytes, err);
 }
 
-/* So that whoever lists regions sees what is in them. Done at once: a region that is sealed
- * without its tensor's knowledge could not be described any more. */
+/* Describe the tensor for lists of regions. It is done at once, because a region that is sealed
+ * later through another handle can no longer be described. */
 static int describe(const struct tmesh_tensor *tensor, struct tmesh_error *err)
 {
 	struct tmesh_ref ref = {
@@ -168,7 +168,7 @@ int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim
 			*out = tensor;
 			return 0;
 		}
-		/* Somebody has taken back or sealed a region that others lie in too. */
+		/* Another process has taken back or sealed a region that has other tensors too. */
 		again = (rc == -ESTALE || rc == -EPERM) && overwrite.arena && tensor->layout.offset;
 		if (again)
 			tmesh_arena_leave(overwrite.arena, tensor->region);
@@ -303,12 +303,15 @@ int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *
 	return rc ? rc : tmesh_ref_encode(&ref, text, size, err);
 }
 
-/* What cannot be written down is not held: all tokens of a backend are equally long. */
+/* Encode the ref once before holding, so that a ref that does not fit holds nothing. All tokens of
+ * a backend are equally long. */
 int tmesh_tensor_ref_hold(struct tmesh_tensor *tensor, uint32_t rights, uint64_t ns, char *text,
 			  size_t size, struct tmesh_error *err)
 {
+	char trial[TMESH_REF_SIZE];
 	struct tmesh_ref ref;
-	int rc = tmesh_tensor_ref_encode(tensor, rights, text, size, err);
+	int rc = tmesh_tensor_ref_encode(tensor, rights, trial,
+					 size < sizeof(trial) ? size : sizeof(trial), err);
 
 	if (rc)
 		return rc;
@@ -317,7 +320,7 @@ int tmesh_tensor_ref_hold(struct tmesh_tensor *tensor, uint32_t rights, uint64_t
 	return rc ? rc : tmesh_ref_encode(&ref, text, size, err);
 }
 
-/* Whether the region that the token named is the one that the ref speaks of. */
+/* Check that the token's region is the ref's. */
 static int check_region(const struct tmesh_region *region, const struct tmesh_ref *ref,
 			struct tmesh_error *err)
 {

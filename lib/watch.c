@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * The watch: the thread of a context that does what no call of the program's does. It hears of the
- * ends of connections and processes, frees channels that were closed and owe nothing any more,
- * drops last references where the caller is not to wait for what that gives back, and empties the
- * pool when nobody asks for what lies there.
+ * The watch: a thread of the context for work that no call of the program does. It notices the ends
+ * of connections and processes. It frees channels that were closed and owe nothing any more. It
+ * drops last references if the caller must not wait for the memory's release. It empties the pool
+ * when no request takes from it.
  */
 #include "channel_internal.h"
 #include "watch.h"
@@ -24,18 +24,18 @@ struct tmesh_watch {
 	pthread_t thread;
 	uint64_t last; /* number given to a connection */
 	int nudge;     /* something is to be done */
-	bool orphan;   /* the context has ended, by what this thread let go of */
+	bool orphan;   /* dropping a reference here has ended the context */
 };
 
-/* What epoll says beside the numbers of connections, which begin after these. */
+/* epoll's numbers beside those of connections, which begin after these. */
 enum {
 	SAYS_STOP,
 	SAYS_NUDGE,
 	SAYS_PEER,
 	SAYS_LAST,
 };
-/* Nobody tells the watch that something was received: so often it looks, and so often where only
- * memory waits for it. */
+/* Intervals of looks: no event tells the watch that a message was received. The second is used if
+ * only memory waits for it. */
 #define TICK_MS 5
 #define TIDY_MS 50
 #define NS_PER_MS 1000000u
@@ -49,7 +49,6 @@ static void close_fd(int *fd)
 
 int tmesh_watch_add(struct tmesh_watch *watch, int fd, uint64_t *number)
 {
-	/* What comes by it is for who receives: channel_hand.c */
 	struct epoll_event event = {.events = EPOLLRDHUP, .data.u64 = ++watch->last};
 
 	*number = event.data.u64;
@@ -57,9 +56,9 @@ int tmesh_watch_add(struct tmesh_watch *watch, int fd, uint64_t *number)
 }
 
 /*
- * By its edge: a connection may be in use by a thread that asks, and stay open for a moment. What
- * was added before is there already. Unwatched, a peer's connection is closed by a later call
- * instead.
+ * Watch a peer's connection or pidfd, edge-triggered: a thread that asks may be using the
+ * connection and keep it open for a moment. Adding a descriptor twice does no harm. If this fails,
+ * a later call closes the peer's connection.
  */
 void tmesh_watch_peer(struct tmesh_ctx *ctx, int fd)
 {
@@ -83,7 +82,7 @@ static void drop_all(struct tmesh_region *later)
 bool tmesh_later_drain(struct tmesh_ctx *ctx)
 {
 	struct tmesh_ctx *home =
-		ctx->ops->backend == TMESH_BACKEND_MEMFD ? ctx : atomic_load(&ctx->beside);
+		ctx->ops->backend == TMESH_BACKEND_MEMFD ? ctx : atomic_load(&ctx->kernel.beside);
 	struct tmesh_region *later =
 		home && atomic_load_explicit(&home->later, memory_order_relaxed)
 			? atomic_exchange(&home->later, NULL)
@@ -93,8 +92,9 @@ bool tmesh_later_drain(struct tmesh_ctx *ctx)
 	return later;
 }
 
-/* ctx->lock is held, and let go of meanwhile. Return: whether anything is left to be looked at;
- * then the context may have ended with what was let go of, as watch->orphan says. */
+/* Do the watch's work. ctx->lock is held, and released meanwhile. Return whether closed channels
+ * are left to be looked at again. If dropping references has ended the context (watch->orphan),
+ * return false without the lock. */
 static bool see_off(struct tmesh_watch *watch)
 {
 	struct tmesh_ctx *ctx = watch->ctx;
@@ -109,6 +109,7 @@ static bool see_off(struct tmesh_watch *watch)
 			break;
 		tmesh_ctx_ref(ctx);
 		pthread_mutex_unlock(&ctx->lock);
+		tmesh_log_said(ctx);
 		drop_all(later);
 		if (channel)
 			tmesh_channel_free(channel);
@@ -128,13 +129,14 @@ static void watch_free(struct tmesh_watch *watch)
 	free(watch);
 }
 
-static void *run(void *data)
+static void *watch_run(void *data)
 {
 	struct tmesh_watch *watch = data;
 	struct epoll_event events[EVENTS];
 	bool stop = false, more = false, untidy = false, pool = false;
 	uint64_t count, looked = 0;
 
+	pthread_setname_np(pthread_self(), "tmesh-watch");
 	while (!stop) {
 		int pause = more     ? TICK_MS
 			    : untidy ? TIDY_MS
@@ -151,7 +153,7 @@ static void *run(void *data)
 			else if (events[i].data.u64 == SAYS_PEER)
 				tmesh_peers_sweep(watch->ctx);
 			else if (read(watch->nudge, &count, sizeof(count)) < 0)
-				break; /* nobody else reads it */
+				break; /* no other thread reads it */
 		}
 		more = see_off(watch);
 		if (watch->orphan) {
@@ -174,7 +176,7 @@ void tmesh_watch_nudge(struct tmesh_watch *watch)
 {
 	const uint64_t one = 1;
 
-	/* One that is full has been heard. */
+	/* If the counter is full, the watch has already been woken. */
 	if (write(watch->nudge, &one, sizeof(one)) < 0)
 		return;
 }
@@ -186,7 +188,7 @@ void tmesh_channel_drop_later(struct tmesh_channel *channel, struct tmesh_region
 
 	if (!region || tmesh_drop_one(&region->refs))
 		return;
-	/* The last reference is this one alone, so nobody else lays it there. */
+	/* This is the last reference, so no other thread puts the region on the list. */
 	first = atomic_load(&home->later);
 	do
 		region->later = first;
@@ -195,7 +197,7 @@ void tmesh_channel_drop_later(struct tmesh_channel *channel, struct tmesh_region
 		tmesh_watch_nudge(home->watch);
 }
 
-/* Signals are the application's: none is to be handled on this thread. */
+/* Start the thread, with all signals blocked: they are the application's. */
 int tmesh_watch_start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	struct epoll_event event = {.events = EPOLLIN, .data.u64 = SAYS_STOP};
@@ -221,7 +223,7 @@ int tmesh_watch_start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	if (!rc) {
 		sigfillset(&all);
 		pthread_sigmask(SIG_SETMASK, &all, &old);
-		rc = -pthread_create(&watch->thread, NULL, run, watch);
+		rc = -pthread_create(&watch->thread, NULL, watch_run, watch);
 		pthread_sigmask(SIG_SETMASK, &old, NULL);
 		if (rc)
 			tmesh_fail(err, rc, "cannot start the thread that watches other processes");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What goes over Unix sockets, and the index that a producer shows to other processes.
- * docs/rendezvous.md explains both. All numbers are in the machine's own byte order: both ends are
- * on one machine.
+ * Messages on Unix sockets, and the index that a producer shows to other processes.
+ * docs/internals/rendezvous.md explains both. All numbers are in the machine's own byte order: both
+ * ends are on one machine.
  */
 #ifndef TMESH_WIRE_H
 #define TMESH_WIRE_H
@@ -22,8 +22,8 @@
 #define TMESH_MAGIC_INDEX 0x49304d54u	/* "TM0I" */
 #define TMESH_MAGIC_BUNDLE 0x42304d54u	/* "TM0B" */
 
-/* What a region's descriptor does not say by itself. The message of a hand-over by socket, with
- * that descriptor and those of tmesh_opaque_count(). */
+/* The properties of a region that its descriptor does not show. It is the message of a hand-over by
+ * socket, with that descriptor and those of tmesh_opaque_count(). */
 struct tmesh_wire_region {
 	uint32_t magic;
 	uint32_t version;
@@ -35,8 +35,8 @@ struct tmesh_wire_region {
 	uint64_t bytes;
 };
 
-/* Before a bundle's regions, the index's first: as long as the message of a region, so that who
- * expects the other reads all of it. */
+/* Sent before a bundle's regions, of which the index is the first. It is as long as the message of
+ * a region, so that a receiver that expects the other one reads all of it. */
 struct tmesh_wire_bundle {
 	uint32_t magic; /* TMESH_MAGIC_BUNDLE */
 	uint32_t version;
@@ -54,9 +54,10 @@ struct tmesh_wire_request {
 	uint8_t secret[TMESH_SECRET_BYTES];
 };
 
-/* With the region's descriptor when status is 0, then with the index's when index is
- * neither 0 nor the client's. To a join: with three ends of bells when status is 0, and those of
- * shelves. */
+/* With the region's descriptor if status is 0, then with the index's if index is neither 0 nor the
+ * client's. The reply to a join with status 0 has three ends of the socket pairs to poll, if the
+ * channel has them. After these come, for a receiver, an end of the channel's store and, for a
+ * sender, both ends of its lane's store, if there is one. */
 struct tmesh_wire_reply {
 	uint32_t magic;
 	uint32_t version;
@@ -87,7 +88,7 @@ struct tmesh_index_head {
 	uint64_t number;	 /* of this index in this producer, from 1 */
 	uint64_t key[2];	 /* of the tags */
 	uint32_t slots;		 /* a power of two; they follow at TMESH_INDEX_HEAD bytes */
-	_Atomic uint32_t closed; /* another one has taken its place, or nobody serves */
+	_Atomic uint32_t closed; /* another has taken its place, or its server has ended */
 	uint8_t name[16];	 /* of the producer's socket */
 };
 #define TMESH_INDEX_HEAD 4096u
@@ -105,26 +106,29 @@ _Static_assert(sizeof(struct tmesh_index_slot) == 64, "a line of the cache");
 #define TMESH_WIRE_FDS 4
 
 /*
- * One message of @bytes, with at most @fd_room descriptors in @fds; waits until @deadline,
- * or not at all when that is 0.
- * Return: the number of descriptors; -EPIPE (nobody at the other end), -ETIMEDOUT, -EAGAIN,
- * -EPROTO (another size, too many descriptors), -EMFILE (too few left for them in this
- * process, or tmesh_foreign_room() says no), or another errno; all that came are closed then.
+ * Receive one message of @bytes, with at most @fd_room descriptors in @fds. Wait until @deadline,
+ * or not at all if it is 0.
+ *
+ * Return the number of descriptors, or an errno; then all descriptors that came are closed. The
+ * errno is -EPIPE if the other end is closed, and -ETIMEDOUT or -EAGAIN if no message came. It is
+ * -EPROTO for another size or too many descriptors. It is -EMFILE if this process has too few
+ * descriptors left or tmesh_foreign_room() refuses them.
  */
 int tmesh_wire_recv(int socket, void *message, size_t bytes, int *fds, unsigned int fd_room,
 		    uint64_t deadline);
 /* Send a message with descriptors: 0 or a negative errno (-EAGAIN with MSG_DONTWAIT). */
 int tmesh_wire_send(int socket, const void *message, size_t bytes, const int *fds,
 		    unsigned int fd_count, int flags);
-/* Whether a caller's @socket is one that carries descriptors. Other families would drop them in
- * silence, and poll() waits for what is no descriptor as for a peer that sends nothing. */
+/* Return whether a caller's @socket carries descriptors. Sockets of other families would drop them
+ * silently, and poll() on a number that is no descriptor waits as for a silent peer. */
 int tmesh_wire_check(int socket, struct tmesh_error *err);
-/* To and from a peer of the caller's: a Unix socket, on which to wait for at most the context's
- * timeout; the message says what went wrong. */
+/* Send or receive on a caller's Unix socket, and wait for at most the context's timeout. The error
+ * has the reason. */
 int tmesh_wire_send_waiting(const struct tmesh_ctx *ctx, int socket, const void *message,
 			    size_t bytes, const int *fds, unsigned int count,
 			    struct tmesh_error *err);
-/* A message without descriptors: what comes along is closed. Return: 0, or as tmesh_wire_recv(). */
+/* Receive a message without descriptors; any that come are closed. Return: 0, or as
+ * tmesh_wire_recv(). */
 int tmesh_wire_recv_plain(int socket, void *message, size_t bytes, uint64_t deadline,
 			  struct tmesh_error *err);
 
@@ -132,7 +136,7 @@ int tmesh_wire_recv_plain(int socket, void *message, size_t bytes, uint64_t dead
 
 struct tmesh_index;
 
-/* What the producer keeps beside a slot: only it knows the secrets. */
+/* The producer's data beside a slot, with the secret that only the producer knows. */
 struct tmesh_index_entry {
 	uint8_t secret[TMESH_SECRET_BYTES];
 	struct tmesh_region *region;
@@ -148,26 +152,27 @@ struct tmesh_index_file {
 	bool writes;
 };
 
-/* @name is of the producer's socket, 16 bytes. */
-int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, struct tmesh_index **out,
-		    struct tmesh_error *err);
+/* Make an index. @name is that of the producer's socket, 16 bytes. @keep_mode: make no call that
+ * changes a file's mode. */
+int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, bool keep_mode,
+		    struct tmesh_index **out, struct tmesh_error *err);
 void tmesh_index_free(struct tmesh_index *index);
-/* For the forked child, whose copy has no mapping: frees the object alone. */
+/* Free the object alone, in a forked child, whose copy has no mapping. */
 void tmesh_index_forget(struct tmesh_index *index);
 int tmesh_index_fd(const struct tmesh_index *index);
 uint64_t tmesh_index_number(const struct tmesh_index *index);
-/* Adds; when the index is full a larger one takes its place in @index. */
+/* Add an entry; a larger index replaces @index if it is full. */
 int tmesh_index_add(struct tmesh_index **index, const struct tmesh_index_entry *entry,
 		    struct tmesh_error *err);
-/* The same of what is no region's here. */
+/* Add an entry for a file that is no region here. */
 int tmesh_index_add_file(struct tmesh_index **index, const struct tmesh_index_entry *entry,
 			 const struct tmesh_index_file *file, struct tmesh_error *err);
 const struct tmesh_index_entry *tmesh_index_find(const struct tmesh_index *index,
 						 const uint8_t *secret);
 void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret);
-/* The descriptor of the token's region will be able to write. */
+/* Mark that the descriptor of the token's region can write. */
 void tmesh_index_set_writable(struct tmesh_index *index, const uint8_t *secret);
-/* Another descriptor of the file of an entry that is there. */
+/* Set another descriptor of the same file in an entry. */
 void tmesh_index_set_fd(struct tmesh_index *index, const uint8_t *secret, int fd, bool read_only);
 
 /* The client's side: a mapping of another process's index. */
@@ -176,7 +181,7 @@ struct tmesh_index_view {
 	size_t bytes;
 };
 
-/* What a slot said; seq tells later whether it still says so. */
+/* The content of a slot; seq shows later whether the slot still has it. */
 struct tmesh_index_hit {
 	const struct tmesh_index_slot *slot;
 	uint32_t seq;
@@ -189,35 +194,36 @@ struct tmesh_index_hit {
 
 int tmesh_index_view_open(struct tmesh_index_view *view, int fd);
 void tmesh_index_view_close(struct tmesh_index_view *view);
-/* It is the index of the producer with that name. */
+/* Return whether it is the index of the producer with that name. */
 bool tmesh_index_view_names(const struct tmesh_index_view *view, const uint8_t *name);
 bool tmesh_index_view_closed(const struct tmesh_index_view *view);
 bool tmesh_index_view_find(const struct tmesh_index_view *view, const uint8_t *secret,
 			   struct tmesh_index_hit *hit);
 bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit);
-/* The index says that the process with this descriptor of this file writes to it. */
+/* Return whether the index shows that the process with this descriptor of this file writes to it.
+ */
 bool tmesh_index_view_writes(const struct tmesh_index_view *view, int fd, uint64_t dev,
 			     uint64_t ino);
 
 /* rundir.c */
 
-/* Of a new context, whose caller named @given or NULL: the directory stays the same wherever the
- * process goes. */
+/* Settle the directory of a new context, whose caller named @given or NULL. It stays the same if
+ * the process changes its working directory. */
 int tmesh_rundir_settle(struct tmesh_ctx *ctx, const char *given, struct tmesh_error *err);
-/* The verified runtime directory, made when missing; ctx->lock is held. */
+/* Open the runtime directory, or make it, and verify it; ctx->lock is held. */
 int tmesh_rundir_open(struct tmesh_ctx *ctx, int *dir, struct tmesh_error *err);
-/* Its path, as given or found; nothing is looked at. */
+/* Return its path, as given or found; nothing is checked. */
 int tmesh_rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size,
 		      struct tmesh_error *err);
 struct sockaddr_un;
-/* The address of a socket in it; good while @dir is open. */
+/* Return the address of a socket in it, which is valid while @dir is open. */
 socklen_t tmesh_rundir_address(int dir, const char *name, struct sockaddr_un *address);
-/* A socket connected to that address; 0 or a negative errno. */
+/* Connect a socket to that address; 0 or a negative errno. */
 int tmesh_rundir_connect(const struct tmesh_ctx *ctx, int socket, const char *name);
-/* Put or renew the link beside socket @name that says which descriptor of this process is the
+/* Put or renew the link beside socket @name, with the number of this process's descriptor of the
  * index. Return: 0 or a negative errno. */
 int tmesh_rundir_link(int dir, const char *name, int index);
-/* What that link says, not yet believed; false when there is none like it. */
+/* Read that link, without trust in it; false if there is none like it. */
 bool tmesh_rundir_follow(const struct tmesh_ctx *ctx, const char *name, pid_t *pid, int *index);
 /* Remove a socket and its link. */
 int tmesh_rundir_remove(int dir, const char *name);
@@ -225,19 +231,23 @@ void tmesh_rundir_sweep(struct tmesh_ctx *ctx, int dir);
 
 /* server.c; all but _stop and _forked with ctx->lock held */
 
-/* A token of @region for @rights, serving from now on. */
-int tmesh_server_token(struct tmesh_region *region, uint32_t rights,
-		       struct tmesh_token_parts *token, struct tmesh_error *err);
+/* Start the context's server, or check that its socket is still in the runtime directory. */
+int tmesh_server_ready(struct tmesh_ctx *ctx, struct tmesh_error *err);
+/* Serve a token from now on. After tmesh_server_ready(). */
+int tmesh_server_add(struct tmesh_ctx *ctx, const struct tmesh_index_entry *entry,
+		     struct tmesh_error *err);
+/* Return the 16 bytes that name the server's socket in tokens. */
+const uint8_t *tmesh_server_name(const struct tmesh_ctx *ctx);
 void tmesh_server_forget(struct tmesh_region *region);
-/* Nobody takes the region's descriptor for one that cannot write from now on. */
+/* From now on let no process take the region's descriptor for one that cannot write. */
 void tmesh_server_set_writable(struct tmesh_region *region);
-/* What a token of this process names. */
+/* The region that a token of this process names. */
 struct tmesh_served {
 	struct tmesh_region *region;
 	uint32_t rights;
 	struct tmesh_hold *hold; /* it is one that holds, or has held */
 };
-bool tmesh_server_find(struct tmesh_ctx *ctx, const struct tmesh_token_parts *token,
+bool tmesh_server_find(struct tmesh_ctx *ctx, const struct tmesh_token_fields *token,
 		       struct tmesh_served *found);
 void tmesh_server_stop(struct tmesh_ctx *ctx);
 void tmesh_server_forked(struct tmesh_ctx *ctx);
@@ -245,30 +255,38 @@ void tmesh_server_forked(struct tmesh_ctx *ctx);
 /* peer.c */
 
 /* Open another process's region. */
-int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_parts *token,
+int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_fields *token,
 		    uint32_t rights, struct tmesh_error *err);
-/* The same of what is in the index of that name, 16 bytes, without a question. False: it is not
- * there, or cannot be had so. */
+/* Open the entry in the index of that name, 16 bytes, without a question. False: it is not there,
+ * or cannot be opened so. */
 bool tmesh_peer_take(struct tmesh_region *region, const uint8_t *name, const uint8_t *secret,
 		     uint32_t rights);
-/* A connection to the server of that name, 16 bytes, which is this user's; -ENOENT, -ETIMEDOUT. */
+/* Connect to the server of that name, 16 bytes, which must be this user's; -ENOENT, -ETIMEDOUT. */
 int tmesh_peer_connect(struct tmesh_ctx *ctx, const uint8_t *name, uint64_t deadline, int *out,
 		       struct tmesh_error *err);
 void tmesh_peers_drop(struct tmesh_ctx *ctx);
-/* Of those that have ended nothing is kept; ctx->lock is held. */
+/* Drop the peers that have ended; ctx->lock is held. */
 void tmesh_peers_sweep(struct tmesh_ctx *ctx);
 
 /* channel_members.c */
 
+#define TMESH_JOIN_FDS 5
+struct tmesh_joined {
+	uint32_t lane;
+	unsigned int count;
+	int fds[TMESH_JOIN_FDS]; /* to be sent with the reply */
+	unsigned int given;	 /* of which the last ones are the caller's to close */
+};
 /*
- * Somebody asks by @conn to join; ctx->lock is held. On success the connection is the channel's,
- * and @fds, which stay its own, are to be sent with the reply. Return: 0; -EBUSY, -EINVAL, ...
+ * Admit the peer at @conn; ctx->lock is held. On success the connection is the channel's.
+ * Return: 0; -EBUSY, -EINVAL, ...
  */
-#define TMESH_JOIN_FDS 67 /* bells, and the shelves of all lanes */
-int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role, uint32_t *lane,
-			int fds[TMESH_JOIN_FDS], unsigned int *count);
-/* channel_hand.c, with ctx->lock held: messages that were sent here and not received yet; channels
- * that owe something which would be lost with this process. */
+int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role,
+			struct tmesh_joined *joined);
+/* Note that the reply to a member could not be sent; the end of @conn follows. */
+void tmesh_channel_unadmit(struct tmesh_channel *channel, int conn);
+/* Count messages that were sent here and not received yet, and channels whose messages would be
+ * lost with this process. ctx->lock is held. */
 uint64_t tmesh_channel_unread(const struct tmesh_channel *channel);
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx);
 uint64_t tmesh_channels_owe(struct tmesh_ctx *ctx);

@@ -3,6 +3,7 @@
  * Arena: many small tensors in few regions. A region for each tensor would cost a descriptor and
  * a page; a receiver opens an arena's region once for all its tensors. See tmesh/tmesh.h for the
  * conventions of all calls. Since 0.1.
+ * Maturity: stable.
  *
  * Tensors of one region share its rights, its seal, its revocation and its end. Room is not
  * reused, because a receiver may still read a tensor that its sender has released. When a region
@@ -10,9 +11,10 @@
  * region is freed with the last of its tensors.
  *
  * To place a tensor in an arena of the same context (else -EINVAL), name the arena in the
- * tmesh_region_opts of tmesh_tensor_create() (which zeroes the tensor unless the arena's regions
- * are UNINITIALIZED), of tmesh_tensor_put(), or of an import from DLPack. A tensor that is larger
- * than a quarter of the arena's regions gets a region of its own, made with the same options.
+ * tmesh_region_opts of a call. The calls are tmesh_tensor_create(), tmesh_tensor_put() and imports
+ * from DLPack. tmesh_tensor_create() zeroes the tensor unless the arena's regions are
+ * UNINITIALIZED. A tensor that is larger than a quarter of the arena's regions gets a region of its
+ * own, made with the same options.
  */
 #ifndef TMESH_ARENA_H
 #define TMESH_ARENA_H

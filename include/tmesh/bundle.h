@@ -2,11 +2,12 @@
 /*
  * Bundle: named tensors under one ref: a model's weights, an adapter, a batch. One open and one
  * hand-over for all of them. See tmesh/tmesh.h for the conventions of all calls. Since 0.1.
+ * Maturity: stable.
  *
- * A bundle is an index region and data regions. The index says of each tensor its name, its layout,
- * the data region that it lies in, and, where its elements have a type that is no dtype, that
- * type's name and the shape in its elements. It also holds metadata: UTF-8 text, usually JSON, kept
- * as given. Tensors keep their order, and those that share memory go on sharing it.
+ * A bundle is an index region and data regions. The index has each tensor's name, layout and data
+ * region. If its elements have a type that is no dtype, the index also has that type's name and the
+ * shape in such elements. It also holds metadata: UTF-8 text, usually JSON, kept as given. Tensors
+ * keep their order, and tensors that share memory go on sharing it.
  *
  * A bundle never changes once it exists, and its index is always sealed. Its data regions are
  * sealed too unless TMESH_BUNDLE_UNSEALED says otherwise. An index is never trusted: all of it is
@@ -52,9 +53,9 @@ struct tmesh_bundle_entry {
 	struct tmesh_region *region;
 	struct tmesh_layout layout;
 	/*
-	 * Elements that no dtype describes, such as blocks of quantised weights: @layout then tells
-	 * of their bytes (dtype uint8), @type how they are called ("q4_0"), and @type_shape how
-	 * many elements of that type there are. NULL and 0: the dtype says it all.
+	 * For elements that no dtype describes, such as blocks of quantised weights. @layout has
+	 * their bytes (dtype uint8), @type their type's name ("q4_0"), and @type_shape the number
+	 * of such elements. NULL and 0: the dtype is the type.
 	 */
 	const char *type;
 	int32_t type_ndim;
@@ -63,8 +64,8 @@ struct tmesh_bundle_entry {
 };
 
 /*
- * Give contiguous places to @count entries, of which only layout.dtype, .ndim and .shape are set:
- * one behind the other from byte @start of a region, each at a multiple of TMESH_ALIGN. Fills
+ * Give contiguous places to @count entries, of which only layout.dtype, .ndim and .shape are set.
+ * They follow each other from byte @start of a region, each at a multiple of TMESH_ALIGN. Fills
  * strides and offset; @bytes becomes the end of the last one, at least 1.
  * Return: 0; -EINVAL, -EOVERFLOW as tmesh_layout_contiguous(); entries may be half filled then.
  */
@@ -88,16 +89,16 @@ struct tmesh_bundle_opts {
 };
 
 /*
- * A bundle of @count tensors (0 is fine) in the order given; no element is copied. The data regions
- * are those of the entries, each once however many tensors lie in it, and the bundle holds
- * references of its own on them. The entries and what they point to are the caller's again.
+ * Make a bundle of @count tensors (0 is fine) in the order given; no element is copied. The data
+ * regions are those of the entries, each once however many tensors it has. The bundle holds
+ * references of its own on them. The entries and the memory they point to are the caller's again.
  *
- * Sealing needs MANAGE on each region that is not sealed yet, and no writer on it: the
- * caller's own writable mappings are changed as tmesh_region_seal() says.
+ * Sealing needs MANAGE on each region that is not sealed yet, and no writer on it. The call changes
+ * the caller's own writable mappings as tmesh_region_seal() does.
  *
- * Return: 0; -EINVAL (an entry: the message names it; a name twice; limits; opts), -EOPNOTSUPP (a
- * tensor on a device), -EACCES, -EBUSY (sealing: regions sealed before that one stay sealed; the
- * message names the tensor), -EDQUOT, -ENOMEM, -EMFILE, as tmesh_region_create().
+ * Return: 0; -EINVAL (an entry, which the message names; a name twice; limits; opts), -EOPNOTSUPP
+ * (a tensor on a device). If sealing fails: -EACCES, -EBUSY; the message names the tensor, and
+ * regions sealed before it stay sealed. Also -EDQUOT, -ENOMEM, -EMFILE, as tmesh_region_create().
  */
 int tmesh_bundle_create(struct tmesh_ctx *ctx, const struct tmesh_bundle_entry *entries,
 			size_t count, const struct tmesh_bundle_opts *opts,
@@ -161,9 +162,9 @@ int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *
  * Open the bundle that a ref of @bytes bytes describes (no terminating zero needed), with @rights
  * on its data regions. A tensor's ref is refused, and the message names the call that opens it;
  * tmesh_ref_decode() does the same with a bundle's ref.
- * Return: 0; errors as tmesh_region_open(); -EPROTO (not a bundle ref, a damaged index, or tokens
- * of other regions than it says); -EPERM when @rights have WRITE and a data region is sealed by
- * now.
+ * Return: 0; errors as tmesh_region_open(). For the ref: -EPROTO (not a bundle ref, a damaged
+ * index, or tokens of other regions than the index names); -EPERM when @rights have WRITE and a
+ * data region is sealed by now.
  */
 int tmesh_bundle_open(struct tmesh_ctx *ctx, const char *text, size_t bytes, uint32_t rights,
 		      struct tmesh_bundle **out, struct tmesh_error *err);

@@ -2,6 +2,7 @@
 /*
  * Context: one backend, one set of limits and counters. See tmesh/tmesh.h for the
  * conventions of all calls. Since 0.1.
+ * Maturity: stable.
  */
 #ifndef TMESH_CONTEXT_H
 #define TMESH_CONTEXT_H
@@ -35,18 +36,19 @@ enum tmesh_log_level {
 	TMESH_LOG_DEBUG = 3,
 };
 
-/* What touching a mapping does once its memory was taken away, by a lapse or a revocation. */
+/* The effect of touching a mapping once its memory was taken away, by a lapse or a revocation. */
 enum tmesh_taken {
 	TMESH_TAKEN_SIGBUS = 0,
 	TMESH_TAKEN_ZERO = 1, /* zeros, private to this handle; tmesh_region_info() tells whether
 			       * they are real */
 };
 
-/* Called from any thread, possibly several at once, and with locks held: it calls nothing of this
- * library, and returns (no longjmp(), no exception of C++). @message lives for the call. */
+/* Called from any thread, possibly several at once. It may fork(). It calls nothing of this
+ * library, for a region may be locked, and returns (no longjmp(), no exception of C++). @message
+ * lives for the call. */
 typedef void (*tmesh_log_fn)(void *data, enum tmesh_log_level level, const char *message);
 
-#define TMESH_NO_LINGER UINT64_MAX
+#define TMESH_NO_EXIT_WAIT UINT64_MAX
 #define TMESH_NO_POOL UINT64_MAX
 
 struct tmesh_ctx_opts {
@@ -66,38 +68,49 @@ struct tmesh_ctx_opts {
 				     * Given back before a region that is created, opened,
 				     * derived, exported or named is refused for want of them or
 				     * of their descriptors, or for max_bytes */
-	uint64_t timeout_ns;	    /* longest wait for a peer; 0: 2 s */
+	int64_t timeout_ns;	    /* longest wait for a peer; 0: 2 s; negative: no limit */
 	tmesh_log_fn log;	    /* NULL: nothing is logged */
 	void *log_data;
 	enum tmesh_taken taken; /* of every handle that this context gets; one call each (module) */
 	uint32_t spare_files;	/* descriptors below RLIMIT_NOFILE, at most a quarter of them, that
 				 * no region takes: for the process's files and sockets. 0: none */
-	uint64_t linger_ns;	/* how long exit() waits, at most, for what is held to be opened
-				 * (tmesh/hold.h), up to an hour; 0: TMESH_LINGER, in seconds, else
-				 * 5 s; TMESH_NO_LINGER: it does not wait */
-	uint64_t
-		max_held_bytes; /* of regions that are held; 0: a quarter of the machine's memory */
+	uint64_t exit_wait_ns;	/* longest wait of exit() for holds to be opened (tmesh/hold.h), up
+				 * to an hour; 0: TMESH_EXIT_WAIT, in seconds, else none;
+				 * TMESH_NO_EXIT_WAIT: none. tmesh_exit_wait() waits as long, or 5 s
+				 * if nothing is given */
+	uint64_t max_held_bytes; /* of held regions; 0: a quarter of the machine's memory */
+	/*
+	 * For a process that a filter keeps from making sockets (memfd). @connect gives a connected
+	 * SOCK_SEQPACKET socket to the producer that listens in the runtime directory as @name (32
+	 * hex digits), or a negative errno of connect(). The socket is non-blocking and closed on
+	 * exec, and belongs to the context from then on. @connect may wait until @deadline
+	 * (CLOCK_MONOTONIC, ns) and is called from any thread. A context that has it changes no
+	 * file's mode: all processes that it gives memory to must be of its own user. NULL: the
+	 * context connects by itself.
+	 */
+	int (*connect)(void *data, const char *name, uint64_t deadline, int *socket);
+	void *connect_data;
 };
 
 /*
  * Open a context.
  *
  * An explicit backend (by @opts or TMESH_BACKEND) is never replaced by another: if it does not
- * work, the call fails and says why. AUTO logs at INFO which backend it chose, and at WARN if a
+ * work, the call fails with the reason. AUTO logs at INFO which backend it chose, and at WARN if a
  * /dev/tmesh exists but cannot be used.
  *
- * Return: 0 and a reference in @out; -EINVAL (unknown TMESH_BACKEND), -ENOENT (no
- * /dev/tmesh), -EACCES (no permission on it: the message names the group to join),
- * -EPROTO (a module with another ABI), -ENOMEM.
+ * Return: 0 and a reference in @out; -EINVAL (unknown TMESH_BACKEND); -ENOMEM. For the module:
+ * -ENOENT (no /dev/tmesh), -EACCES (no permission on it: the message names the group to join),
+ * -EPROTO (a module with another ABI).
  */
 int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		   struct tmesh_error *err);
 /* Change max_bytes of tmesh_ctx_opts. Memory in use stays, even if it exceeds the new limit. */
 void tmesh_ctx_limit(struct tmesh_ctx *ctx, uint64_t max_bytes);
 
-/* Give back what the pool keeps (pool_bytes), at once. What nobody has asked for in 10 s goes by
- * itself: with the next region that comes there, and within 5 s more by a thread of the context.
- * Return: the bytes that were given back. */
+/* Give back the pool's memory (pool_bytes), at once. Without this call, memory that was not reused
+ * for 10 s leaves the pool with the next region that enters it. A thread of the context also frees
+ * it, within 5 s more. Return: the bytes that were given back. */
 uint64_t tmesh_ctx_trim(struct tmesh_ctx *ctx);
 
 struct tmesh_ctx *tmesh_ctx_ref(struct tmesh_ctx *ctx);
@@ -111,10 +124,11 @@ enum tmesh_backend tmesh_ctx_backend(const struct tmesh_ctx *ctx);
 /*
  * A descriptor of the runtime directory (tmesh_ctx_opts), which is made if it does not exist. It
  * belongs to this user and is closed to all others. Processes of one user leave files for each
- * other there. The caller owns @fd.
+ * other there. The caller owns @fd. It is not made in a directory of another user, unless that is
+ * root or the directory is sticky and writable for everybody.
  *
- * Return: 0; -EACCES (another user's, open to others, a symlink: the message says which and what to
- * do), -ENOENT, -ENAMETOOLONG, -EMFILE.
+ * Return: 0; -EACCES (another user's, open to others, a symlink, to be made in another user's
+ * directory: the message says which and what to do), -ENOENT, -ENAMETOOLONG, -EMFILE.
  */
 int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *fd, struct tmesh_error *err);
 
@@ -172,7 +186,10 @@ struct tmesh_stats {
 	uint64_t opens_without_wake; /* memfd: opens that did not wake the producer */
 	uint64_t sent_alone;	     /* regions that channels sent and that nobody but this process
 				      * has until they are received: SIGKILL loses them
-				      * (docs/channels.md) */
+				      * (docs/reference/channels.md) */
+	uint64_t huge_bytes;	     /* memfd: bytes that were taken in pages of 2 MiB */
+	uint64_t huge_given_up;	     /* memfd: regions of which some memory got small pages,
+				      * because pages of 2 MiB could not be had, or too slowly */
 };
 int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats);
 

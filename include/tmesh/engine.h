@@ -2,12 +2,13 @@
 /*
  * libtmesh-engine: graphs run on tensors that processes share. See tmesh/tmesh.h for the
  * conventions of all calls; link with -ltmesh-engine. Since 0.2.
+ * Maturity: experimental.
  *
  * The names are those of WebNN (https://www.w3.org/TR/webnn/) where it has one: context, graph,
  * operand, dispatch, read, write, destroy. An engine is a plug-in, tmesh-engine-NAME.so, that is
- * looked for when a context is made; docs/engines.md says where, which there are, and what they
- * were tried with. An engine runs in the caller's process, which ends when it crashes, or in a
- * process of its own, tmesh_engine_connect().
+ * looked for when a context is made; docs/reference/engines.md says where, which there are, and
+ * what they were tried with. An engine runs in the caller's process, which ends when it crashes, or
+ * in a process of its own, tmesh_engine_connect().
  *
  * Errors that mean the same in all calls here, beside those of tmesh/tmesh.h
  *
@@ -26,7 +27,7 @@ extern "C" {
 
 /* An engine, a device that it runs on, and the sessions that it has open. */
 struct tmesh_engine_context;
-/* What is run: a model's file with the weights that it was given. */
+/* A model's file with the weights that it was given, ready to run. */
 struct tmesh_engine_graph;
 /* A device tensor: where an engine reads and writes. */
 struct tmesh_engine_tensor;
@@ -40,19 +41,22 @@ struct tmesh_engine_context_opts {
 			      * have it */
 	enum tmesh_device_type device_type; /* TMESH_DEVICE_CPU */
 	int32_t device_id;
-	uint32_t threads;  /* of one run; 0: 1 */
-	uint32_t sessions; /* kept open without a graph that uses them, at most; 0: 8 */
+	uint32_t threads;	  /* of one run; 0: 1 */
+	uint32_t sessions;	  /* kept open without a graph that uses them, at most; 0: 8 */
+	uint32_t session_regions; /* of weights that those keep open, at most; 0: any number */
 };
 
 /*
- * A context of the engine @backend ("onnx", "ggml"). Device tensors that it makes lie in regions of
- * @ctx; of a context on a GPU (TMESH_DEVICE_CUDA) in memory of that GPU, by libtmesh-cuda, which is
- * loaded for it. There inputs and outputs are device tensors, -EOPNOTSUPP for host memory and for
- * outputs left to the engine, and weights are copied to the GPU once for each session, which counts
- * as writes. Return: 0 and a reference in @out; -EINVAL (@backend is no name, opts); -EOPNOTSUPP:
- * the plug-in or the engine's library was not found or is too old, or the engine has not that
- * device: the message says what was looked for; -ENODEV: no driver, or no such GPU; -EPROTO (a
- * plug-in of another version); -EIO, -ENOMEM.
+ * Make a context of the engine @backend ("onnx", "ggml"). Its device tensors are made in regions of
+ * @ctx. On a GPU (TMESH_DEVICE_CUDA) they are in memory of that GPU, by libtmesh-cuda, which is
+ * loaded for it. Inputs and outputs there are device tensors: host memory, and outputs left to the
+ * engine, give -EOPNOTSUPP. Weights are copied to the GPU once for each session, which counts as
+ * writes.
+ *
+ * Return: 0 and a reference in @out; -EINVAL (@backend is no name, opts); -EIO, -ENOMEM. If the
+ * engine cannot be had: -EOPNOTSUPP (the plug-in or the engine's library was not found or is too
+ * old, or the engine does not have that device; the message names it); -ENODEV (no driver, or no
+ * such GPU); -EPROTO (a plug-in of another version).
  */
 int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
 				const struct tmesh_engine_context_opts *opts,
@@ -65,31 +69,31 @@ const char *tmesh_engine_context_backend(const struct tmesh_engine_context *cont
 const char *tmesh_engine_context_version(const struct tmesh_engine_context *context);
 
 struct tmesh_engine_connect_opts {
-	size_t size;	     /* sizeof(struct tmesh_engine_connect_opts) */
-	uint64_t timeout_ns; /* of each call that asks the engine; 0: no limit but the engine's own
-			      */
-	uint32_t sessions;   /* as in tmesh_engine_context_opts */
-	uint32_t reserved;   /* 0 */
+	size_t size;	    /* sizeof(struct tmesh_engine_connect_opts) */
+	int64_t timeout_ns; /* of each call that asks the engine; 0 or negative: no limit but its
+			       own */
+	uint32_t sessions;  /* as in tmesh_engine_context_opts */
+	uint32_t reserved;  /* 0 */
 };
 
 /*
- * A context of the engine that a process of its own serves as @name: tmesh-engine(1), of the same
- * user, in the runtime directory of @ctx. All calls are as with an engine in this process, with
- * these differences:
+ * Make a context of the engine that a process of its own serves as @name: tmesh-engine(1), of the
+ * same user, in the runtime directory of @ctx. All calls are as with an engine in this process,
+ * with these differences:
  *
- *   The caller's own memory is copied to regions before a run and from there behind it, and
- *   tmesh_stats() counts that; device tensors are not. An output that is left to the engine is a
- *   region's, and its shape has to follow from the inputs: -EOPNOTSUPP. Only tokens and layouts go
- *   to the process, never an element.
+ *   The caller's own memory is copied to regions before a run and from there after it, and
+ *   tmesh_stats() counts that; device tensors are not copied. An output that is left to the engine
+ *   is a region's, and its shape has to follow from the inputs: -EOPNOTSUPP. Only tokens and
+ *   layouts go to the process, never an element.
  *   When the process dies, the call that it had begun gives -EPIPE and its outputs may be half
- * written. Calls that it had not begun, and all later ones, wait for the process that is started in
- * its place; graphs and bindings stay good and are made there again, with weights from the same
- * memory. -ETIMEDOUT: the call did not end within @timeout_ns. When it was running, its process was
- * ended for it, as after a crash. Calls of one context go one after another; those of several
- * contexts and processes take turns.
+ *   written. Calls that it had not begun, and all later ones, wait for the new process. Graphs and
+ *   bindings stay good and are made there again, with weights from the same memory.
+ *   -ETIMEDOUT: the call did not end within @timeout_ns. If it was running, its process was ended,
+ *   as after a crash. Calls of one context go one after another; those of several contexts and
+ *   processes take turns.
  *
- * Return: 0; -EINVAL; -ENOENT: nobody serves @name; -EBUSY: it has as many clients as it takes;
- * -EACCES: it is another user's; -EPROTO: of another version; -ETIMEDOUT, -EIO, -ENOMEM.
+ * Return: 0; -EINVAL; -ENOENT: no process serves @name; -EBUSY: it has its largest number of
+ * clients; -EACCES: it is another user's; -EPROTO: of another version; -ETIMEDOUT, -EIO, -ENOMEM.
  */
 int tmesh_engine_connect(struct tmesh_ctx *ctx, const char *name,
 			 const struct tmesh_engine_connect_opts *opts,
@@ -98,17 +102,19 @@ int tmesh_engine_connect(struct tmesh_ctx *ctx, const char *name,
 uint32_t tmesh_engine_context_pid(struct tmesh_engine_context *context);
 
 /*
- * The engine's process keeps the socket or pipe that @region stands for (tmesh_region_opaque_fd())
- * open until it has stopped to work for this context: also when this process is killed, whose call
- * the engine then ends first. So who waits for the descriptor's end gives memory that this context
- * writes to nobody else too soon: tmesh_pages_lifeline(). One that hangs up by itself is let go of.
- * With an engine in this process, which ends with it, nothing is to be done.
- * Return: 0; -EINVAL, -EACCES: @region stands for neither, or may not be written; -EDQUOT: as many
- * are kept as a context may have (8); -EPIPE: nobody serves the engine any more; -ETIMEDOUT,
- * -EMFILE, -ENOMEM.
+ * Make the engine's process keep the socket or pipe that @region stands for
+ * (tmesh_region_opaque_fd()) open until it has stopped to work for this context. If this process is
+ * killed, the engine ends its call before it closes the descriptor. A process that waits for the
+ * descriptor's end therefore does not reuse memory that this context still writes to:
+ * tmesh_pages_lifeline(). The engine closes a descriptor whose other end hangs up. An engine in
+ * this process ends with it and needs none of this.
+ *
+ * Return: 0; -EINVAL, -EACCES: @region stands for neither, or may not be written; -EDQUOT: this
+ * context has 8 already. -EPIPE: no process serves the engine any more; -ETIMEDOUT, -EMFILE,
+ * -ENOMEM.
  */
-int tmesh_engine_context_keep(struct tmesh_engine_context *context, struct tmesh_region *region,
-			      struct tmesh_error *err);
+int tmesh_engine_context_lifeline(struct tmesh_engine_context *context, struct tmesh_region *region,
+				  struct tmesh_error *err);
 
 enum tmesh_engine_flags {
 	TMESH_ENGINE_READABLE = 1 << 0,	  /* tmesh_engine_tensor_read() is allowed */
@@ -117,16 +123,17 @@ enum tmesh_engine_flags {
 };
 
 /*
- * A device tensor of zeros, contiguous, in a region of its own; graphs may read and write it. Of a
- * context on a GPU: in GPU memory of libtmesh-cuda, in a block of its own when it is EXPORTABLE.
+ * Make a device tensor of zeros, contiguous, in a region of its own; graphs may read and write it.
+ * On a GPU it is in GPU memory of libtmesh-cuda, in a block of its own if it is EXPORTABLE.
  * Return: 0; -EINVAL (dtype, shape, @flags); as tmesh_tensor_create(), tmesh_cuda_alloc().
  */
 int tmesh_engine_tensor_create(struct tmesh_engine_context *context, enum tmesh_dtype dtype,
 			       int32_t ndim, const int64_t *shape, uint32_t flags,
 			       struct tmesh_engine_tensor **out, struct tmesh_error *err);
 /*
- * A device tensor on @tensor's own memory, without a copy; takes a reference of its own on @tensor.
- * @rights: what graphs may do there, TMESH_READ or TMESH_READ | TMESH_WRITE (a graph's output).
+ * Make a device tensor on @tensor's own memory, without a copy. It takes a reference of its own on
+ * @tensor. Graphs may use it with @rights: TMESH_READ, or TMESH_READ | TMESH_WRITE for a graph's
+ * output.
  * Return: 0; -EINVAL (@rights, @flags; WRITABLE without TMESH_WRITE; not contiguous); as
  * tmesh_tensor_data(): -EACCES, -EPERM (sealed), -ESTALE.
  */
@@ -136,22 +143,22 @@ int tmesh_engine_tensor_wrap(struct tmesh_engine_context *context, struct tmesh_
 struct tmesh_engine_tensor *tmesh_engine_tensor_ref(struct tmesh_engine_tensor *tensor);
 /* The last reference destroys it. */
 void tmesh_engine_tensor_unref(struct tmesh_engine_tensor *tensor);
-/* Give its memory up, when no run uses it and no binding has it any more. All other calls refuse it
- * then, and so does the dispatch of a binding that has it. Twice is fine. */
+/* Give its memory up, once no run uses it and no binding has it any more. All other calls then
+ * refuse it, and so does the dispatch of a binding that has it. Twice is fine. */
 void tmesh_engine_tensor_destroy(struct tmesh_engine_tensor *tensor);
 
 /*
- * Copy all elements to or from @data, exactly as many bytes. Counted, there and in tmesh_stats() of
- * the region's context. What a run writes at that moment may be half there. Return: 0; -EACCES (not
- * READABLE, not WRITABLE), -EBADF, -EINVAL (another number of bytes); as tmesh_tensor_read(),
- * tmesh_region_write().
+ * Copy all elements to or from @data, exactly as many bytes. The copy is counted, there and in
+ * tmesh_stats() of the region's context. A run that writes to the tensor at that moment may leave
+ * it half written. Return: 0; -EACCES (not READABLE, not WRITABLE), -EBADF, -EINVAL (another number
+ * of bytes); as tmesh_tensor_read(), tmesh_region_write().
  */
 int tmesh_engine_tensor_read(struct tmesh_engine_tensor *tensor, void *data, uint64_t bytes,
 			     struct tmesh_error *err);
 int tmesh_engine_tensor_write(struct tmesh_engine_tensor *tensor, const void *data, uint64_t bytes,
 			      struct tmesh_error *err);
-/* The tensor whose memory it is, for others to map: a new reference. -EACCES: not EXPORTABLE, which
- * what an engine allocated never is. -EOPNOTSUPP: GPU memory. -EBADF. */
+/* Return the tensor whose memory it is, for others to map: a new reference. -EACCES: not
+ * EXPORTABLE, as memory that an engine allocated never is. -EOPNOTSUPP: GPU memory. -EBADF. */
 int tmesh_engine_tensor_export(struct tmesh_engine_tensor *tensor, struct tmesh_tensor **out,
 			       struct tmesh_error *err);
 
@@ -201,21 +208,21 @@ struct tmesh_engine_graph_opts {
 };
 
 /*
- * The graph of the file @path, for "onnx" an .onnx file, for "ggml" one that
- * tmesh_graph_read() reads, with all of its weights in @opts. An open session of the same file
- * (device, inode, size, mtime, ctime) with the same flags and weights is used again; files that
- * this one refers to are not compared. Weights are kept open as long as the session is.
+ * Open the graph of the file @path, with all of its weights in @opts. For "onnx" it is an .onnx
+ * file, for "ggml" one that tmesh_graph_read() reads. An open session of the same file
+ * (device, inode, size, mtime, ctime) with the same flags and weights is used again. Files that the
+ * graph's file refers to are not compared. Weights are kept open as long as the session is.
  *
  * Return: 0; -EINVAL (opts; a weight twice, not sealed, not contiguous, or of another dtype or
- * shape than the graph has); -ENOENT, -EACCES and the like, of the file; -ESTALE: it changed
- * meanwhile; -EPROTO: it is no model, or a broken one; -EOPNOTSUPP: operands that are no tensors of
- * tmesh's types, or what the engine has not; -EIO, -ENOMEM.
+ * shape than the graph has); -EIO, -ENOMEM. For the file: -ENOENT, -EACCES and the like; -ESTALE:
+ * it changed meanwhile; -EPROTO: it is no model, or a broken one. For its contents: -EOPNOTSUPP:
+ * operands that are no tensors of tmesh's types, or parts that the engine does not have.
  */
 int tmesh_engine_graph_open(struct tmesh_engine_context *context, const char *path,
 			    const struct tmesh_engine_graph_opts *opts,
 			    struct tmesh_engine_graph **out, struct tmesh_error *err);
 struct tmesh_engine_graph *tmesh_engine_graph_ref(struct tmesh_engine_graph *graph);
-/* Its session stays open, for the next who opens the same, as long as the context keeps it. */
+/* The session stays open for the next open of the same graph, as long as the context keeps it. */
 void tmesh_engine_graph_unref(struct tmesh_engine_graph *graph);
 
 /* An input or output of a graph. Strings live as long as the graph. */
@@ -237,10 +244,11 @@ int tmesh_engine_graph_output(const struct tmesh_engine_graph *graph, size_t ind
 			      struct tmesh_engine_operand *out, struct tmesh_error *err);
 
 /*
- * What an input is read from, or an output is written to. One of three; zero what is not used:
+ * The memory that an input is read from, or an output is written to. Set one of three; the others
+ * are zero:
  *
  *   @tensor   a device tensor of the graph's context
- *   @data     the caller's memory, contiguous, with its dtype and shape. Of inputs it is only read
+ *   @data     the caller's memory, contiguous, with its dtype and shape; inputs are only read
  *   neither   outputs alone: memory is left to the engine
  */
 struct tmesh_engine_value {
@@ -250,24 +258,24 @@ struct tmesh_engine_value {
 	enum tmesh_dtype dtype;
 	int32_t ndim;
 	int64_t shape[TMESH_MAX_DIMS];
-	/* Of an output: the input whose very memory it has, dtype and all. By that the caller says
-	 * that the graph bears it: that nothing reads the input once the output is written, as for
-	 * a past that a scatter makes the present. NULL: it has memory of its own. */
+	/* The input whose very memory this output has, dtype and all. NULL: memory of its own. The
+	 * caller promises that nothing reads the input once the output is written, as for a past
+	 * that a scatter makes the present. */
 	const char *in_place;
 };
 
 /*
- * Run the graph, and come back when it has run. All inputs are to be given; of the outputs those
- * that are wanted. Everything is checked before anything runs: names, dtypes, shapes, the alignment
- * of each address to its elements, rights, and that no output overlaps another value but as
- * @in_place says. Nothing is copied in this process. Where memory was left to the engine, @tensor
+ * Run the graph, and return when it has run. All inputs are to be given, and the wanted outputs.
+ * The call checks everything before anything runs: names, dtypes, shapes, rights, and the alignment
+ * of each address to its elements. No output may overlap another value, except by @in_place.
+ * Nothing is copied in this process. If memory was left to the engine, @tensor
  * of that output is set on success: a new reference on a device tensor, READABLE and WRITABLE.
  *
  * Several threads may run one graph at once. An engine's failure leaves outputs half written.
  *
- * Return: 0; -ENOENT (the graph has no operand of that name), -EINVAL (one twice or missing,
- * another dtype, shape or context, alignment, overlap), -EACCES (an output's memory may not be
- * written), -EBADF, -EPERM, -EIO, -ENOMEM.
+ * Return: 0. For the operands: -ENOENT (the graph has none of that name), -EINVAL (one twice or
+ * missing, another dtype, shape or context, alignment, overlap), -EACCES (an output's memory may
+ * not be written). Also -EBADF, -EPERM, -EIO, -ENOMEM.
  */
 int tmesh_engine_dispatch(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
 			  size_t input_count, struct tmesh_engine_value *outputs,
@@ -286,11 +294,11 @@ int tmesh_engine_bind(struct tmesh_engine_graph *graph, const struct tmesh_engin
  * since), -EPERM, -EIO, -ENOMEM. */
 int tmesh_engine_binding_dispatch(struct tmesh_engine_binding *binding, struct tmesh_error *err);
 /*
- * Replace inputs of the binding, by name, all of them or, after an error, none; the others and the
- * outputs stay. Nothing is opened or built anew: the next run reads the new memory. As for a LoRA
- * adapter that a slot has a new generation of. Runs in other threads end before. Checks and errors
- * are those of tmesh_engine_bind(); -EOPNOTSUPP: the engine cannot move this input (the engine
- * "ggml": what a reshape, transpose, set_rows or attention reads first).
+ * Replace inputs of the binding, by name, all of them or, after an error, none. The other inputs
+ * and the outputs stay. Nothing is opened or built anew: the next run reads the new memory, for
+ * example a new generation of a LoRA adapter in a slot. Runs in other threads end before. Checks
+ * and errors are those of tmesh_engine_bind(). Also -EOPNOTSUPP: the engine cannot move this input
+ * (the engine "ggml": an input that a reshape, transpose, set_rows or attention reads first).
  */
 int tmesh_engine_binding_rebind(struct tmesh_engine_binding *binding,
 				const struct tmesh_engine_value *inputs, size_t count,
@@ -299,19 +307,19 @@ struct tmesh_engine_binding *tmesh_engine_binding_ref(struct tmesh_engine_bindin
 void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding);
 
 /*
- * Calling off, from any thread. A dispatch that was given a cancellable ends with -ECANCELED once
- * that is cancelled: at once where it waits, and when the engine can stop where it runs, with its
- * outputs perhaps half written. ONNX Runtime and ggml look between two nodes. One that has run
- * returns 0 nevertheless. An engine in a process of its own that does not stop within a second is
- * ended, as after a crash: that costs no other call. Once cancelled a cancellable stays so: all
- * later calls with it end at once.
+ * A cancellable ends dispatches from any thread. A dispatch that was given one ends with -ECANCELED
+ * once that is cancelled. It ends at once while it waits. While it runs it ends when the engine can
+ * stop, with its outputs perhaps half written. ONNX Runtime and ggml look between two nodes. A
+ * dispatch that has run returns 0 nevertheless. An engine in a process of its own that does not
+ * stop within a second is ended, as after a crash: that costs no other call. Once cancelled a
+ * cancellable stays so: all later calls with it end at once.
  */
 struct tmesh_engine_cancellable;
 
 struct tmesh_engine_cancellable_opts {
 	size_t size; /* sizeof(struct tmesh_engine_cancellable_opts) */
-	/* A signal's handler has run while the dispatching thread waited for an engine in another
-	 * process; called there. Another value than 0 cancels. NULL: waits go on after signals. */
+	/* Called in the dispatching thread after a signal's handler has run while it waited for an
+	 * engine in another process. Any value but 0 cancels. NULL: waits go on after signals. */
 	int (*interrupted)(void *data);
 	void *data;
 };
@@ -326,6 +334,16 @@ void tmesh_engine_cancellable_unref(struct tmesh_engine_cancellable *cancellable
 /* Twice is fine. Not from a signal's handler. */
 void tmesh_engine_cancel(struct tmesh_engine_cancellable *cancellable);
 bool tmesh_engine_cancelled(const struct tmesh_engine_cancellable *cancellable);
+
+/*
+ * Let @cancellable end the waits of this thread's other calls to engines, from now on. These return
+ * -ECANCELED then: tmesh_engine_connect(), tmesh_engine_graph_open(), tmesh_engine_bind(),
+ * tmesh_engine_binding_rebind(), and calls on device tensors and placed graphs. NULL: nothing ends
+ * them. A dispatch has a cancellable of its own. The caller keeps its reference until it enters
+ * another one. Return: the one before, or NULL.
+ */
+struct tmesh_engine_cancellable *
+tmesh_engine_cancellable_enter(struct tmesh_engine_cancellable *cancellable);
 
 /* As tmesh_engine_dispatch() and tmesh_engine_binding_dispatch(), and -ECANCELED. @cancellable may
  * be NULL. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Events: what happens to a region that this process holds. See tmesh/tmesh.h for the conventions
- * of all calls. Since 0.1.
+ * Events of a region that this process holds. See tmesh/tmesh.h for the conventions of all calls.
+ * Since 0.1.
+ * Maturity: stable.
  */
 #ifndef TMESH_EVENT_H
 #define TMESH_EVENT_H
@@ -12,7 +13,7 @@
 extern "C" {
 #endif
 
-/* What may happen to a region that this process holds. */
+/* The events that a region of this process may have. */
 enum tmesh_region_event {
 	TMESH_EVENT_TAKEN = 1 << 0,    /* it was taken back, or this handle's lease has lapsed */
 	TMESH_EVENT_ALONE = 1 << 1,    /* there is no other holder */

@@ -2,6 +2,7 @@
 /*
  * Fence: a number of a region that only grows, from 0, and tells how far its producer is. Needs
  * the module. See tmesh/tmesh.h for the conventions of all calls. Since 0.1.
+ * Maturity: stable.
  */
 #ifndef TMESH_FENCE_H
 #define TMESH_FENCE_H
@@ -23,8 +24,8 @@ int tmesh_fence_signal(struct tmesh_region *region, uint64_t value, struct tmesh
 
 /*
  * Wait until the fence has reached @value, at most @timeout_ns (0: do not wait; negative: no
- * limit). @reached (may be NULL) is set to the present value, also on -ETIMEDOUT, -EOWNERDEAD and
- * -EINTR.
+ * limit). On success and on -ETIMEDOUT, -EOWNERDEAD and -EINTR @reached (may be NULL) is set to the
+ * present value.
  *
  * Return: 0; -ETIMEDOUT; -EOWNERDEAD (the producer is gone, so @value will not be reached); -EINTR;
  * -ESTALE; -EOPNOTSUPP (memfd).

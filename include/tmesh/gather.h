@@ -2,6 +2,7 @@
 /*
  * Gather: parts of regions, one behind the other, as a region of its own. See tmesh/tmesh.h for the
  * conventions of all calls. Since 0.1.
+ * Maturity: stable.
  */
 #ifndef TMESH_GATHER_H
 #define TMESH_GATHER_H
@@ -21,12 +22,13 @@ struct tmesh_gather_extent {
 
 /*
  * Make a gather view: parts of regions, one behind the other, as a region of its own. @rights is
- * READ or READ | WRITE, and no source may have less. The view keeps its sources alive, and is
+ * READ or READ | WRITE. No source may have less. The view keeps its sources alive, and is
  * revoked when one of them is revoked. A view cannot be sealed or pinned.
  *
- * Return: 0; -EINVAL (not whole pages; outside a source; no parts, or more than 1,048,576; a
- * writable view that shows a page twice); -EACCES, -EPERM (rights; inherited); -ELOOP (a view of
- * views); -EOPNOTSUPP (memfd; a source that is not the module's own memory); -EDQUOT; -ENOMEM.
+ * Return: 0. For the parts: -EINVAL (not whole pages; outside a source; no parts, or more than
+ * 1,048,576; a writable view that shows a page twice). For the sources: -EACCES, -EPERM (rights;
+ * inherited); -ELOOP (a view of views); -EOPNOTSUPP (memfd; a source that is not the module's own
+ * memory). Also -EDQUOT, -ENOMEM.
  */
 int tmesh_region_gather(struct tmesh_ctx *ctx, const struct tmesh_gather_extent *extents,
 			size_t count, uint32_t rights, const struct tmesh_region_opts *opts,

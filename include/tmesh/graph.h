@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Graphs: what an engine is to compute, as a static graph of nodes, each with one value (SSA). Part
+ * Graphs: a computation for an engine, as a static graph of nodes, each with one value (SSA). Part
  * of libtmesh-engine; see tmesh/tmesh.h for the conventions of all calls. Since 0.2.
+ * Maturity: experimental.
  *
- * A graph says nothing of where it runs. It is built by calls, read from JSON or text, written as
- * either and as DOT; an engine that takes graphs ("ggml") opens a file of it as
- * tmesh_engine_graph_open() does. Shapes have the fastest dimension last. docs/engines.md has the
- * formats.
+ * A graph does not contain the place where it runs. It is built by calls, or read from JSON or
+ * text. It can be written as either and as DOT. An engine that takes graphs ("ggml") opens a file
+ * of it by tmesh_engine_graph_open(). Shapes have the fastest dimension last.
+ * docs/reference/engines.md has the formats.
  *
  * A graph belongs to one thread while it is built; complete, any number may read it.
  */
@@ -24,7 +25,7 @@ struct tmesh_graph;
 #define TMESH_GRAPH_MAX_NODES 65536
 #define TMESH_GRAPH_MAX_OUTPUTS 1024
 #define TMESH_GRAPH_MAX_INPUTS 8
-/* Of nodes, outputs and graphs: letters, digits and "_.-/", and what ggml has room for. */
+/* For nodes, outputs and graphs: letters, digits and "_.-/", and as long as ggml has room for. */
 #define TMESH_GRAPH_NAME_LEN 63
 
 /* All computation is in float32; T, C, D and the like are dimensions, "..." any number of them. */
@@ -32,15 +33,15 @@ enum tmesh_graph_op {
 	TMESH_GRAPH_INPUT = 1,	/* given at each run: @dtype, @shape */
 	TMESH_GRAPH_WEIGHT = 2, /* given once: @dtype, @shape, @quant */
 	/* a[..., T, K], b[..., N, K] -> [..., T, N]: rows by rows (a times the transpose of b), as
-	 * weights lie in files. b may be of two dimensions beside an a of more. */
+	 * files have weights. If a has more than two dimensions, b may still have two. */
 	TMESH_GRAPH_MATMUL = 3,
 	/* x[..., D], scale[D] (may be left out) -> x's shape; @eps */
 	TMESH_GRAPH_RMS_NORM = 4,
 	/* x[..., D], scale[D], bias[D] (bias, or both, may be left out) -> x's shape; @eps */
 	TMESH_GRAPH_LAYER_NORM = 5,
-	/* x[T, H, D], positions int32[T], factors[D / 2] (may be left out) -> x's shape; the first
+	/* x[T, H, D], positions int32[T], factors[D / 2] (may be left out) -> x's shape. The first
 	 * @dims (0: all) of each row are turned, by frequencies of @base (0: 10000), each divided
-	 * by its factor; in pairs of neighbours, or, @halves, of the first half with the second */
+	 * by its factor. Pairs are neighbours, or, with @halves, one of each half. */
 	TMESH_GRAPH_ROPE = 6,
 	TMESH_GRAPH_SOFTMAX = 7, /* x[..., D] times @scale (0: 1), over the last dimension */
 	/* a, b -> a's shape; b's dimensions, counted from the last, are a's or 1, or missing */
@@ -59,24 +60,27 @@ enum tmesh_graph_op {
 	TMESH_GRAPH_CONCAT = 16,    /* two or more of one shape but for dimension @axis */
 	/* q[T, H, D], k[C, G, D], v[C, G, D], positions int32[T] -> [T, H, D]: query t sees the
 	 * rows 0 to positions[t]. H is a multiple of G. @scale (0: 1 / sqrt(D)).
-	 * By block tables: k[P, B, G, D], v[P, B, G, D] are blocks of B rows, and two inputs more,
-	 * tables int32[S, M] and those of v (may be left out: the same), name those of S sequences.
-	 * The T queries are T / S of each sequence, in order; row n of sequence s is row n % B of
-	 * block tables[s, n / B]. */
+	 * By block tables: k[P, B, G, D], v[P, B, G, D] are blocks of B rows. Two more inputs name
+	 * the blocks of S sequences: tables int32[S, M], and those of v (may be left out: the
+	 * same). The T queries are T / S of each sequence, in order; row n of sequence s is row n %
+	 * B of block tables[s, n / B]. */
 	TMESH_GRAPH_ATTENTION = 17,
 	/* x[..., T, K], w[N, K], a[R, K], b[N, R], scale float32[1] (may be left out: 1) ->
-	 * [..., T, N]: a matmul of x and w, and scale times that of x by a, then by b. a, b and
-	 * scale are inputs usually, which tmesh_engine_binding_rebind() replaces. */
+	 * [..., T, N]. It is a matmul of x and w, plus scale times that of x by a, then by b.
+	 * Usually a, b and scale are inputs, which tmesh_engine_binding_rebind() replaces. */
 	TMESH_GRAPH_LORA = 18,
 };
 /* "matmul"; NULL: no such operator. 0: no operator of that name. */
 const char *tmesh_graph_op_name(enum tmesh_graph_op op);
 enum tmesh_graph_op tmesh_graph_op_from_name(const char *name);
+/* Type of blocks @index, from 0, that a weight may have: its name in GGUF, and how many elements
+ * and bytes a block has (either may be NULL). NULL: there are no more. */
+const char *tmesh_graph_quant(size_t index, uint32_t *block_elements, uint32_t *block_bytes);
 
-/* What is known of a value's use, for engines and placement. None has to heed it. */
+/* Hints about a value's use, for engines and placement. None has to heed them. */
 enum tmesh_graph_cache {
 	TMESH_GRAPH_CACHE_NONE = 0,
-	TMESH_GRAPH_CACHE_KEEP = 1,   /* read again by later runs: keys and values */
+	TMESH_GRAPH_CACHE_REUSE = 1,  /* read again by later runs: keys and values */
 	TMESH_GRAPH_CACHE_STREAM = 2, /* read once: not worth a place in a cache */
 };
 
@@ -86,12 +90,12 @@ struct tmesh_graph_node {
 	enum tmesh_graph_op op;
 	uint32_t input_count;
 	uint32_t inputs[TMESH_GRAPH_MAX_INPUTS]; /* nodes that were added before, by index */
-	/* Of inputs, weights and reshapes as above. Of the others they are inferred, and compared
-	 * where they are given (@ndim, @dtype not 0). float32, float16, bfloat16, int32, int64. */
+	/* Given for inputs, weights and reshapes as above. For other nodes they are inferred, and
+	 * compared if given (@ndim, @dtype not 0). float32, float16, bfloat16, int32, int64. */
 	enum tmesh_dtype dtype;
 	int32_t ndim;
 	int64_t shape[TMESH_MAX_DIMS];
-	/* What the operators above name; zero elsewhere. */
+	/* Attributes that the operators above name; zero elsewhere. */
 	float eps;
 	float scale;
 	float base;
@@ -99,7 +103,7 @@ struct tmesh_graph_node {
 	bool halves;
 	int32_t axis;
 	int32_t axes[TMESH_MAX_DIMS];
-	/* Of a weight: its memory has blocks of this type of GGUF, "Q8_0", as bytes, and @dtype is
+	/* A weight whose memory has blocks of this type of GGUF, "Q8_0", as bytes; @dtype is
 	 * float32. NULL: none. */
 	const char *quant;
 	enum tmesh_graph_cache cache;
@@ -115,9 +119,9 @@ void tmesh_graph_unref(struct tmesh_graph *graph);
 
 /*
  * Add a node, and its index in @index (may be NULL). Everything is copied. After an error the graph
- * is as before. Return: 0; -EINVAL (a name twice or none, an input that is not there, dtypes,
- * shapes or attributes that the operator does not take: the message names the node); -EOVERFLOW
- * (more than 2^48 elements), -E2BIG (too many nodes), -ENOMEM.
+ * is as before. Return: 0; -EINVAL (a name twice or none, a missing input, dtypes, shapes or
+ * attributes that the operator does not take; the message names the node); -ENOMEM. For sizes:
+ * -EOVERFLOW (more than 2^48 elements), -E2BIG (too many nodes).
  */
 int tmesh_graph_add(struct tmesh_graph *graph, const struct tmesh_graph_node *node, uint32_t *index,
 		    struct tmesh_error *err);
@@ -141,10 +145,10 @@ int tmesh_graph_find(const struct tmesh_graph *graph, const char *name, uint32_t
 		     struct tmesh_error *err);
 
 /*
- * A graph from @bytes of JSON, or of text where the first character is no "{". Nodes may stand in
- * any order. What was written is hostile: everything is checked. Return: 0; -EPROTO (malformed; an
- * operator or attribute that does not exist, a cycle, an input that is no node, dtypes or shapes as
- * for tmesh_graph_add()); -E2BIG (more than 16 MiB, or too many nodes), -ENOMEM.
+ * Read a graph from @bytes of JSON, or of text if the first character is no "{". Nodes may stand in
+ * any order. Everything is checked, because the text may be hostile. Return: 0; -EPROTO (malformed;
+ * an unknown operator or attribute, a cycle, an input that is no node, dtypes or shapes as for
+ * tmesh_graph_add()); -ENOMEM. For sizes: -E2BIG (more than 16 MiB, or too many nodes).
  */
 int tmesh_graph_parse(const char *text, size_t bytes, struct tmesh_graph **out,
 		      struct tmesh_error *err);
@@ -158,10 +162,11 @@ char *tmesh_graph_to_text(const struct tmesh_graph *graph);
 char *tmesh_graph_to_dot(const struct tmesh_graph *graph);
 
 /*
- * A graph in parts, each a graph of its own, for engines that run them one after another in this
- * order: tmesh/placed.h. @at says for each node at which of @places places it runs; it is not
- * looked at for inputs, weights and reshapes, which go with who reads them. What a part reads of
- * another one is an input of it by the node's name; outputs have their nodes' names.
+ * Split a graph into parts, each a graph of its own. Engines run them one after another in this
+ * order: tmesh/placement.h. @at has for each node the index of its place, below @places. It is
+ * not looked at for inputs, weights and reshapes, which go with the nodes that read them. A value
+ * that a part reads of another part is an input of it by the node's name. Outputs have their nodes'
+ * names.
  * Return: 0 and a reference in @out; -EINVAL (a place that is none; rows that a "set_rows" replaces
  * and another node reads too), -ENOMEM.
  */

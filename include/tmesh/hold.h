@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Hold: memory that is on its way. See tmesh/tmesh.h for the conventions of all calls. Since 0.1.
+ * Maturity: stable.
  *
  * A token of tmesh_region_token() is good while its maker has the region. A function that makes a
- * tensor, returns its ref and lets go of the tensor would lose it before anybody could open it. A
- * token that holds keeps the memory for its reader: its context keeps a reference of its own to the
- * region until the token was opened, by whichever process, or the time is over.
+ * tensor, returns its ref and drops the tensor would lose it before any process could open it. A
+ * token that holds keeps the memory for its reader. Its context keeps a reference of its own to the
+ * region until a process has opened the token, or the time is over.
  *
- * What becomes of it when its maker ends first:
+ * If the maker ends first, the held memory fares as follows:
  *
  *                                    memfd                          module
  *   the last handle, the context     stays held                     stays held
- *   exit()                           waits, at most linger_ns       survives; unsealed: waits
+ *   exit(), exit_wait_ns given       waits at most so long          survives; unsealed: waits
+ *   exit() without                   lost                           survives; unsealed: lost
  *   _exit(), a signal, SIGKILL       lost                           survives; unsealed: lost
  *
- * On the module sealed memory is kept by the kernel (tmesh/keep.h) as "hold-", the region's id and
- * a random number until the time is over, if the handle has MANAGE, nobody keeps it already and the
- * user's limits of kept memory have room; else it is as unsealed. The module counts how often a
- * region was opened, and does not tell by which token: n holds of one region end with as many opens
- * of it, within 50 ms. What is kept for a maker that has ended is kept for the whole time.
+ * On the module the kernel keeps sealed memory (tmesh/keep.h) until the time is over. Its name is
+ * "hold-", the region's id and a random number. The handle must have MANAGE, the region must not be
+ * kept already, and the user's limits of kept memory must have room; else it is as unsealed. The
+ * module counts how often a region was opened, not by which token: n holds of one region end with
+ * as many opens of it, within 50 ms. Memory kept for a maker that has ended stays for the whole
+ * time.
  */
 #ifndef TMESH_HOLD_H
 #define TMESH_HOLD_H
@@ -29,7 +32,7 @@
 extern "C" {
 #endif
 
-/* What a time of 0 stands for, and the longest. */
+/* The time that 0 stands for, and the longest. */
 #define TMESH_HOLD_NS 60000000000u
 #define TMESH_HOLD_MAX_NS 86400000000000u
 /* As many tokens of one context hold at a time. */
@@ -37,8 +40,8 @@ extern "C" {
 
 /*
  * Write a token as tmesh_region_token() does, and hold the region for it for @ns. Each call has a
- * hold of its own (memfd: by a token of its own, whose opens all wake this process until the first
- * of them). Afterwards the token is as good as one that does not hold: while the region object
+ * hold of its own. On memfd it has a token of its own, whose opens all wake this process until the
+ * first of them. Afterwards the token is as good as one that does not hold: while the region object
  * exists. The caller's reference stays the caller's.
  *
  * Return: 0; -EINVAL (@ns), -EDQUOT (TMESH_HOLD_MAX, or max_held_bytes of tmesh_ctx_opts would be
@@ -54,7 +57,7 @@ int tmesh_tensor_ref_hold(struct tmesh_tensor *tensor, uint32_t rights, uint64_t
 int tmesh_bundle_ref_hold(struct tmesh_bundle *bundle, uint32_t rights, uint64_t ns, char *text,
 			  size_t size, struct tmesh_error *err);
 
-/* What is still on its way. */
+/* Memory and messages that no process has taken yet. */
 struct tmesh_flushed {
 	size_t size;	       /* in: sizeof(struct tmesh_flushed) */
 	uint64_t held;	       /* holds that nobody has opened yet */
@@ -64,20 +67,19 @@ struct tmesh_flushed {
 };
 
 /*
- * Wait until everything that is held was opened, or its time is over, and everything that was sent
- * by channels of this context was received, or nobody is left to receive it. @timeout_ns negative:
- * without limit; 0: only look. @left may be NULL.
- * Return: 0; -ETIMEDOUT: @left and the message tell what nobody has opened or received.
+ * Wait until each hold was opened, or its time is over, and each message that channels of this
+ * context sent was received, or no receiver is left. @timeout_ns negative: without limit; 0: only
+ * look. @left may be NULL.
+ * Return: 0; -ETIMEDOUT: @left and the message report unopened holds and unreceived messages.
  */
 int tmesh_ctx_flush(struct tmesh_ctx *ctx, int64_t timeout_ns, struct tmesh_flushed *left,
 		    struct tmesh_error *err);
 
 /*
- * What exit() does, for a process that ends in another way (_exit()): wait, for each context at
- * most its linger_ns, until nothing is held, and nothing sent by channels is under way, that would
- * be lost with this process. What is lost all the same is told on stderr.
+ * Wait, for each context at most its exit_wait_ns (5 s if none was given), for held memory and sent
+ * messages that would be lost with this process. The call reports remaining losses on stderr.
  */
-void tmesh_linger(void);
+void tmesh_exit_wait(void);
 
 #ifdef __cplusplus
 }

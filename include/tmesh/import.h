@@ -2,6 +2,7 @@
 /*
  * Import: memory that was made elsewhere as a region. See tmesh/tmesh.h for the conventions of all
  * calls. Since 0.1.
+ * Maturity: stable.
  */
 #ifndef TMESH_IMPORT_H
 #define TMESH_IMPORT_H
@@ -14,12 +15,13 @@ extern "C" {
 
 /*
  * Make a region over the caller's memfd, which must have F_SEAL_SHRINK and F_SEAL_GROW. @bytes 0
- * means all of the memfd. @fd is duplicated; the caller still owns it. Of @opts, label, mode, gid,
- * linger_ms, GID and NO_PIN apply (memfd: label and NO_PIN). The rights are those of @fd.
+ * means all of the memfd. @fd is duplicated; the caller still owns it. These members of @opts
+ * apply: label, mode, gid, hold_ms, GID and NO_PIN (memfd: label and NO_PIN). The rights are those
+ * of @fd.
  *
- * Return: 0; -EINVAL (not sealed, not a memfd, too short), -EBADF, -EDQUOT, -ENOMEM;
- * -EACCES (memfd: -EINVAL): @fd cannot be read; -EOPNOTSUPP (module: a memfd of huge pages;
- * memfd: mode, linger_ms, GID).
+ * Return: 0; -EINVAL (not sealed, not a memfd, too short), -EBADF, -EDQUOT, -ENOMEM. If @fd cannot
+ * be read: -EACCES (memfd: -EINVAL). Also -EOPNOTSUPP (module: a memfd of huge pages; memfd: mode,
+ * hold_ms, GID).
  */
 int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 			    const struct tmesh_region_opts *opts, struct tmesh_region **out,
@@ -27,8 +29,8 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
 
 /*
  * Regions of memory that was made elsewhere. All but _from_fd and _opaque_fd need the module
- * (-EOPNOTSUPP on memfd). Of @opts, label, mode, gid, linger_ms and GID apply. @fd is duplicated;
- * the caller still owns it.
+ * (-EOPNOTSUPP on memfd). These members of @opts apply: label, mode, gid, hold_ms and GID. @fd is
+ * duplicated; the caller still owns it.
  *
  * _from_user: [addr, addr + bytes), whole pages of this process. They are pinned while the region
  * exists and charged to RLIMIT_MEMLOCK. The region can be exported, but not mapped again and not
@@ -43,8 +45,9 @@ int tmesh_region_from_memfd(struct tmesh_ctx *ctx, int fd, uint64_t bytes,
  *
  * _from_fd: the descriptor of a character device (memfd: any descriptor) that only its driver
  * understands, such as a CUDA memory export. It stands for @bytes bytes, as the caller says. The
- * region is held, handed over and listed, but not mapped. _opaque_fd gives a holder with WRITE a
- * descriptor again, which the caller then owns.
+ * region is held, handed over and listed, but not mapped. Other processes refuse a regular file or
+ * a directory that is no memory, and a socket of another family than AF_UNIX. A holder with WRITE
+ * gets a descriptor again by _opaque_fd, and owns it.
  * Return: 0; -EBADF; -EINVAL (@bytes 0; module: a dma-buf); -EOPNOTSUPP (module: another kind of
  * file); -EOVERFLOW.
  */

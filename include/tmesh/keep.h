@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Kept regions: sealed memory that outlives every process, under a name, by its owner's wish. See
- * tmesh/tmesh.h for the conventions of all calls, docs/keeping.md for what each backend promises.
- * Since 0.1.
+ * tmesh/tmesh.h for the conventions of all calls, docs/reference/keeping.md for what each backend
+ * promises. Since 0.1.
+ * Maturity: stable.
  *
  * A name keeps a group of regions, all or none of them. It belongs to the caller's user: names of
  * other users are other names. On the module the kernel keeps the group. On memfd a small process
@@ -25,37 +26,78 @@ extern "C" {
 #define TMESH_KEPT_NAME_LEN 63
 /* Regions under one name: a bundle's index is one of them. */
 #define TMESH_KEPT_MAX_REGIONS 1024
+/* Files under one name, the bytes of a file's path, and of a component of it. */
+#define TMESH_KEPT_MAX_FILES 65536
+#define TMESH_KEPT_PATH_LEN 1023
+#define TMESH_KEPT_COMPONENT_LEN 255
 
 enum tmesh_keeping_flags {
 	TMESH_KEEPING_REPLACE = 1 << 0, /* the name may be taken: in one step, or not at all */
 	TMESH_KEEPING_GID = 1 << 1,	/* opts->gid is given */
 };
 
+/* A file of a kept group: its bytes are a part of one region. */
+struct tmesh_kept_file {
+	/* Relative, with slashes between components of 1 to 255 bytes, none of which is "." or
+	 * "..". Any other byte is allowed. A file's path is no other file's, and no folder's. */
+	const char *path;
+	uint64_t offset; /* a file that is mapped in place has a region of its own, and 0 */
+	uint64_t bytes;
+	int64_t mtime_ns; /* of CLOCK_REALTIME */
+	uint32_t region;  /* its place in the group */
+};
+
+/* Called while a folder is read. Return: 0 to continue; any other value ends it with -ECANCELED. */
+typedef int (*tmesh_keep_progress_fn)(void *data, uint64_t bytes_done, uint64_t bytes_total);
+
 struct tmesh_keep_opts {
 	size_t size;	/* sizeof(struct tmesh_keep_opts) */
 	uint32_t flags; /* enum tmesh_keeping_flags */
 	uint32_t mode;	/* who may open it by name: 0600 (the default for 0) or 0640 ...;
-			 * memfd: only 0600, else -EOPNOTSUPP */
+			 * memfd: only 0600, else -EOPNOTSUPP. With files also 0640 and 0644, on
+			 * memfd too, for the files that tmesh-mount shows */
 	gid_t gid;
 	uint64_t lifetime_ns; /* dropped when this time is over; 0: never */
+	/* The group's files, which tmesh-mount(8) shows under paths. The name has no slash and does
+	 * not begin with a dot then. At most TMESH_KEPT_MAX_FILES, else -E2BIG. */
+	const struct tmesh_kept_file *files;
+	size_t file_count;
+	tmesh_keep_progress_fn progress; /* tmesh_keep_folder() */
+	void *progress_data;
 };
 
 /*
  * Keep regions under @name: 1 to TMESH_KEPT_NAME_LEN bytes of UTF-8 without control characters.
  * Each region is sealed, or stands for a descriptor (tmesh_region_from_fd()), and is there once.
- * The handles stay the caller's; what they are charged to stays as it is.
+ * The handles stay the caller's, and the call does not change the control group that is charged.
  *
- * Return: 0, from when on the group is kept; -EINVAL (name, count, opts, a region that is not
- * sealed: the message says which), -EEXIST (the name is taken), -EBUSY (a region is kept under
- * another name), -EDQUOT (the limit, and all that is kept is held: the message has the numbers),
- * -EACCES (module: a handle without MANAGE), -EPERM (inherited), -ENOENT (memfd: no keeper runs
- * and none can be started), -ETIMEDOUT, -EPIPE (the keeper ended meanwhile), -EOPNOTSUPP (an older
- * module), -ENOMEM, -EMFILE.
+ * Return: 0: the group is kept from now on. For the arguments: -EINVAL (name, count, opts, a region
+ * that is not sealed; the message names it), -E2BIG and -EEXIST (files). For the name: -EEXIST (it
+ * is taken), -EBUSY (a region is kept under another name). For limits: -EDQUOT (all kept memory is
+ * held: the message has the numbers), -ENOMEM, -EMFILE. For rights: -EACCES (module: a handle
+ * without MANAGE), -EPERM (inherited). For the keeper: -ENOENT (memfd: none runs and none can be
+ * started), -ETIMEDOUT, -EPIPE (it ended meanwhile). Also -EOPNOTSUPP (an older module; files on
+ * the module).
  */
 int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
 	       size_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err);
 /* A bundle: its index, then its data regions, which must be sealed. */
 int tmesh_keep_bundle(struct tmesh_ctx *ctx, const char *name, struct tmesh_bundle *bundle,
+		      const struct tmesh_keep_opts *opts, struct tmesh_error *err);
+
+/*
+ * Keep the files of a folder, or one file, under a name: each as its path below @path says, one
+ * file under its own name. Bytes are read once, into huge pages where they are to be had. Files of
+ * less than 64 KiB share one region. Links to regular files are followed, as in a snapshot of the
+ * Hugging Face hub. The hub's folder of a model stands for its snapshot "main". @opts has no files.
+ *
+ * Return: 0, or as tmesh_keep(); -ENOENT, -EACCES (a file, the message says which), -EINVAL (a
+ * socket, device or pipe, a link to a folder, no file at all), -ELOOP; -ESTALE (a file or folder
+ * was changed meanwhile); -E2BIG (more files or regions than a name may have); -ENOMEM (more bytes
+ * than the machine or the control group has room for); -ECANCELED. Nothing is kept then. Files are
+ * kept on memfd, also by a context of the module.
+ */
+int tmesh_keep_folder(struct tmesh_ctx *ctx, const char *name, const char *path,
 		      const struct tmesh_keep_opts *opts, struct tmesh_error *err);
 
 #define TMESH_KEPT_OWN ((uid_t)-1)
@@ -75,7 +117,39 @@ int tmesh_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t
 int tmesh_kept_open_bundle(struct tmesh_ctx *ctx, const char *name, uid_t uid,
 			   struct tmesh_bundle **out, struct tmesh_error *err);
 
-/* What is kept under a name. */
+/*
+ * The files of a name, sorted with a slash before all other bytes: an array to be released with
+ * free(), which has the paths too. Return: 0; -ENOENT (no such name, or kept without files), and as
+ * tmesh_kept_open().
+ */
+int tmesh_kept_files(struct tmesh_ctx *ctx, const char *name, uid_t uid,
+		     struct tmesh_kept_file **files, size_t *count, struct tmesh_error *err);
+/*
+ * Open the region of one file. @file, which may be NULL, says where its bytes are in it; its path
+ * is @path. Return: 0; -ENOENT (no such name or file), and as tmesh_kept_files().
+ */
+int tmesh_kept_open_file(struct tmesh_ctx *ctx, const char *name, uid_t uid, const char *path,
+			 struct tmesh_region **region, struct tmesh_kept_file *file,
+			 struct tmesh_error *err);
+/*
+ * Open the region of the kept file that the file system of kept files shows as @fd. Return: 0, as
+ * tmesh_kept_open_file(), with a NULL path in @file and the kept name in @name, unless that is
+ * NULL; -ENODATA (it is no kept file), -EOPNOTSUPP (another user's, whose keeper serves nobody
+ * else: read or map the file).
+ */
+int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **region,
+		       struct tmesh_kept_file *file, char name[TMESH_KEPT_NAME_LEN + 1],
+		       struct tmesh_error *err);
+/*
+ * The path by which any program opens what is kept as @name: TMESH_MOUNT/UID/NAME, and below it
+ * @path, unless that is NULL. TMESH_MOUNT is a variable of the environment, by default /run/tmesh.
+ * Return: 0, @out to be released with free(); -ENOENT (no such name, kept without files, or no
+ * file system of kept files shows it there).
+ */
+int tmesh_kept_path(struct tmesh_ctx *ctx, const char *name, const char *path, char **out,
+		    struct tmesh_error *err);
+
+/* A kept name and its regions. */
 struct tmesh_kept_info {
 	size_t size; /* set in lists */
 	uint64_t id; /* of this keeping: another one has another, also under the same name */
@@ -94,9 +168,9 @@ struct tmesh_kept_info {
 	uint64_t cgroup_id; /* module: whose memory control group is charged; 0: unknown */
 };
 
-/* All that the caller may open by name (root on the module: all), in the order in which they were
- * kept; an array to be released with free(), its elements as the caller was compiled. No keeper:
- * nothing is kept. */
+/* List all groups that the caller may open by name (root on the module: all), in the order in which
+ * they were kept. The array is to be released with free(); its elements are as the caller was
+ * compiled. Without a keeper the list is empty. */
 int tmesh_kept_list_sized(struct tmesh_ctx *ctx, size_t info_bytes, struct tmesh_kept_info **infos,
 			  size_t *count, struct tmesh_error *err);
 
@@ -106,11 +180,11 @@ static inline int tmesh_kept_list(struct tmesh_ctx *ctx, struct tmesh_kept_info 
 	return tmesh_kept_list_sized(ctx, sizeof(struct tmesh_kept_info), infos, count, err);
 }
 
-/* Give up a name of one's own. Regions of it that nobody holds are gone when the call returns.
+/* Give up a name of one's own. Regions of it without a holder are gone when the call returns.
  * Return: 0; -ENOENT. */
 int tmesh_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmesh_error *err);
 
-/* Who keeps, and within what limit. */
+/* The process that keeps, and its limit. */
 struct tmesh_keeper_info {
 	size_t size;	    /* in: sizeof(struct tmesh_keeper_info) */
 	pid_t pid;	    /* the keeper's; 0: the kernel, or none runs */

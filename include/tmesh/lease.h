@@ -2,11 +2,12 @@
 /*
  * Lease: the time a handle stays good without use. See tmesh/tmesh.h for the conventions of
  * all calls. Since 0.1.
+ * Maturity: stable.
  *
  * With the module a lease is enforced: when it lapses, the mappings of its handle and everything
  * made through the handle are taken away. On memfd it is cooperative and covers its handle alone:
- * calls of this library with the handle give -ESTALE, the memory stays readable until it is
- * unmapped, and handles, exports and tokens made from the handle have no lease.
+ * calls of this library with the handle give -ESTALE, and the memory stays readable until it is
+ * unmapped. Handles, exports and tokens made from the handle have no lease.
  *
  * How to read under a lease:
  *
@@ -36,8 +37,8 @@ enum tmesh_lease_status {
 };
 
 /*
- * Put a lease of @ns (0: 5 s; else 10 ms to 1 h) on this handle, for good. With the module derived
- * handles, sent handles and exports share the lease, and the handle gives no more tokens: set the
+ * Put a lease of @ns (0: 5 s; else 10 ms to 1 h) on this handle, for good. With the module, derived
+ * handles, sent handles and exports share the lease, and the handle gives no more tokens. Set the
  * lease on the handle that you will send. The lease lapses when it has not been touched for 1 to
  * 1.25 @ns (to 2 @ns if the machine has tens of thousands of leases).
  *
@@ -55,9 +56,9 @@ int tmesh_lease_bind(struct tmesh_region *region, int pidfd, uint64_t ns, enum t
 		     struct tmesh_error *err);
 
 /*
- * Touch, without a system call: the module's kernel looks at a counter.
- * Return: 0 also where there is no lease; -ESTALE (not live: what was read since the last touch may
- * be anything); -EPERM (inherited).
+ * Touch the lease, without a system call: the module's kernel looks at a counter.
+ * Return: 0, also for a handle without a lease; -ESTALE (not live: data read since the last touch
+ * may be anything); -EPERM (inherited).
  */
 int tmesh_lease_touch(struct tmesh_region *region);
 

@@ -2,6 +2,7 @@
 /*
  * libtmesh-model: files of tensors, read once into regions that processes share. See tmesh/tmesh.h
  * for the conventions of all calls; link with -ltmesh-model. Since 0.1.
+ * Maturity: stable.
  *
  * Formats:
  *
@@ -10,8 +11,8 @@
  *   GGUF          version 3, little-endian, one file or a split one (NAME-00001-of-00003.gguf).
  *                 Rules: docs/gguf.md of https://github.com/ggml-org/ggml
  *
- * Files are read strictly: what breaks a published rule is refused with -EPROTO. docs/models.md
- * lists where this is stricter than the formats' own readers, and why.
+ * Files are read strictly: a file that breaks a published rule is refused with -EPROTO.
+ * docs/reference/models.md lists where this is stricter than the formats' own readers, and why.
  */
 #ifndef TMESH_MODEL_H
 #define TMESH_MODEL_H
@@ -34,11 +35,12 @@ const char *tmesh_model_format_name(enum tmesh_model_format format);
 /*
  * Describe the model in the files of @path. Only headers are read, no tensors. @path is a
  * safetensors or GGUF file, an index (its name ends in .json), the first file of a split GGUF, or a
- * folder that contains model.safetensors or model.safetensors.index.json.
+ * folder. A folder contains model.safetensors or model.safetensors.index.json.
  *
- * Return: 0 and a reference in @out; -EPROTO (malformed: the message says what is wrong and, if
- * there are several files, in which); -EOPNOTSUPP (another version; more than TMESH_MAX_DIMS
- * dimensions); -ENOENT, -EACCES, -EIO and other errors of reading the files; -ENOMEM.
+ * Return: 0 and a reference in @out; -ENOMEM. For the contents: -EPROTO (malformed: the message
+ * names the fault and, if there are several files, the file); -EOPNOTSUPP (another version; more
+ * than TMESH_MAX_DIMS dimensions). For the files: -ENOENT, -EACCES, -EIO and other errors of
+ * reading.
  */
 int tmesh_model_describe(const char *path, struct tmesh_model **out, struct tmesh_error *err);
 
@@ -152,8 +154,8 @@ struct tmesh_model_progress {
 	uint64_t bytes_total;
 	bool waiting; /* another process is reading the file */
 };
-/* Called by the thread that loads: at least once every 64 MiB, after each read that takes long
- * (more than 0.1 s; such reads are of 8 MiB at most), and while another process reads. Return: 0 to
+/* The loading thread calls it at least once every 64 MiB, and while another process reads. It also
+ * calls it after each read of more than 0.1 s; such reads are of 8 MiB at most. Return: 0 to
  * continue; any other value ends the load with -ECANCELED. */
 typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_progress *progress);
 
@@ -164,6 +166,9 @@ enum tmesh_model_load_flags {
 	 * loads the same files later gets the region without reading, even if all others are gone.
 	 * If the region cannot be kept, the load fails as tmesh_keep() does. Not with ALONE. */
 	TMESH_MODEL_KEEP = 1 << 2,
+	/* Take files that are refused otherwise, and name in the report's reason what was wrong:
+	 * GGUF of version 2, bytes behind the last tensor, tensors that an index does not name. */
+	TMESH_MODEL_LENIENT = 1 << 3,
 };
 
 struct tmesh_model_load_opts {
@@ -177,16 +182,23 @@ struct tmesh_model_load_opts {
 
 /*
  * Load the tensors of all files of @path into one sealed region. Each tensor begins at a multiple
- * of TMESH_ALIGN. Huge pages are used where they are free at once. Processes of one user that load
- * the same files (device, inode, size, mtime, ctime and header of each) at the same time, or while
- * a process holds the model, share one region: one process reads the files, the others wait. When
- * the reader dies, another process continues. If sharing is not possible, the report says why, and
- * the region is the caller's own.
+ * of TMESH_ALIGN. Huge pages are used where they are free at once. Processes of one user share one
+ * region if they load the same files at the same time, or while a process holds the model. One
+ * process reads the files, the others wait. The same files have the same device, inode, size,
+ * mtime, ctime and header. When the reader dies, another process continues. If sharing is not
+ * possible, the report has the reason, and the region is the caller's own.
  *
- * Return: 0 and a reference in @out; errors as tmesh_model_describe() and tmesh_region_create();
- * -ESTALE (a file changed, shrank or vanished while it was read); -ECANCELED; -EINVAL (opts);
- * -EOPNOTSUPP (@method does not work here); -ETIMEDOUT (only with KEEP: a process that was stopped
- * for ten seconds is in the way, the message says at what). After an error nothing is left.
+ * A path of tmesh-mount leads to a kept file. Its region is the model's, without a copy,
+ * and each tensor begins where it does in the file. A model of several kept files has the region of
+ * each. With ALONE, a @method, or tensors that are not aligned to their type there, the files are
+ * read, and the report has the reason.
+ *
+ * Return: 0 and a reference in @out; errors as tmesh_model_describe() and tmesh_region_create().
+ * For the files: -ESTALE (one changed, shrank or vanished during the read; kept files were
+ * replaced while they were opened). For the options:
+ * -EINVAL, -EOPNOTSUPP (@method does not work here). Also -ECANCELED, and only with KEEP
+ * -ETIMEDOUT: a process that was stopped for ten seconds blocks the load; the message names the
+ * step. After an error nothing is left.
  */
 int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 		     const struct tmesh_model_load_opts *opts, struct tmesh_model **out,
@@ -195,7 +207,7 @@ int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 /* How a model was loaded. */
 struct tmesh_model_report {
 	size_t size;		/* in: sizeof(struct tmesh_model_report) */
-	uint64_t bytes;		/* of the region */
+	uint64_t bytes;		/* of the region; of all, in place */
 	uint64_t bytes_read;	/* by this process; other processes have read the rest */
 	uint64_t bytes_copied;	/* bytes that were copied once more, from buffers (DIRECT) */
 	uint64_t tensors_moved; /* tensors whose offset in the file is no multiple of TMESH_ALIGN */
@@ -208,17 +220,19 @@ struct tmesh_model_report {
 					 * within the last hour on the same file
 					 * system (the reason says so); 0: not */
 	uint64_t buffered_rate;
-	uint8_t hash[16];     /* XXH3 of 128 bits of the region's bytes, with TMESH_MODEL_HASH */
-	char file_system[16]; /* of the first file: "ext4", "nfs", "0x..." */
-	char reason[192];     /* why this method, and why the region is not shared */
+	/* With TMESH_MODEL_HASH: XXH3 of 128 bits of the region's bytes. Several kept files: of the
+	 * checksums of their regions. */
+	uint8_t hash[16];
+	char file_system[16];		    /* of the first file: "ext4", "nfs", "0x..." */
+	char reason[192];		    /* why this method, and why the region is not shared */
 	char kept[TMESH_KEPT_NAME_LEN + 1]; /* the name; "": not kept, as far as this load knows */
 };
 /* Return: 0; -EINVAL (the model was not loaded). */
 int tmesh_model_report(const struct tmesh_model *model, struct tmesh_model_report *out,
 		       struct tmesh_error *err);
 
-/* The region with the tensors. It belongs to the model: take a reference to keep it longer. NULL:
- * the model was not loaded. */
+/* The region with the tensors; if several kept files were loaded in place, that of the first file.
+ * It belongs to the model: take a reference to keep it longer. NULL: the model was not loaded. */
 struct tmesh_region *tmesh_model_region(const struct tmesh_model *model);
 
 /*
@@ -260,13 +274,15 @@ struct tmesh_model_save_opts {
 /*
  * Write tensors to a safetensors file, straight from their regions. Tensors with the largest
  * elements come first, otherwise the order is that of @items. A file appears whole or not at all:
- * it is written without a name, synced and then renamed. An index appears last.
+ * it is written without a name, synced and then renamed. An index appears last. A sharded model
+ * that is saved over another one has no index between its first shard and its last.
  *
- * Return: 0; -EINVAL (a name that appears twice, is not UTF-8, or is "__metadata__"; a tensor that
- * is not contiguous; metadata that is not UTF-8; opts), -EOPNOTSUPP (a type that safetensors does
- * not have), -EEXIST (a folder, a device or a pipe has the name; a symbolic link is replaced, not
- * followed), -ENOSPC, -EIO, -ECANCELED and other errors of writing. After an error no file was made
- * or replaced; only if the last step of several files fails, some of them may have been.
+ * Return: 0. For the arguments: -EINVAL (a name that appears twice, is not UTF-8, or is
+ * "__metadata__"; a tensor that is not contiguous; metadata that is not UTF-8; opts); -EOPNOTSUPP
+ * (a type that safetensors does not have). For the path: -EEXIST (a folder, a device or a pipe has
+ * the name; a symbolic link is replaced, not followed). Also -ENOSPC, -EIO, -ECANCELED and other
+ * errors of writing. After an error no file was made or replaced; only if the last step of several
+ * files fails, some of them may have been.
  */
 int tmesh_model_save(const char *path, const struct tmesh_model_item *items, size_t count,
 		     const struct tmesh_model_save_opts *opts, struct tmesh_error *err);

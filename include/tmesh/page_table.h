@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Page tables that other processes follow. A handle on pages (tmesh/pages.h) writes the block
- * tables of all its sequences to a log of numbered, checksummed records; a follower keeps its own
+ * tables of all its sequences to a log of numbered, checksummed records. A follower keeps its own
  * copy of the tables. Part of libtmesh-model. See tmesh/tmesh.h for the conventions of all calls,
- * docs/pages.md for the log's format. Since 0.1.
+ * docs/reference/pages.md for the log's format. Since 0.1.
+ * Maturity: experimental.
  *
  * A copy is the state of the tables after one record. It holds no pages: a process that wants to
  * use pages of another handle takes a ticket (tmesh_seq_take()).
@@ -42,11 +43,11 @@ int tmesh_page_copy_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_
 void tmesh_page_copy_close(struct tmesh_page_copy *copy);
 
 /*
- * Apply what was logged since the last update. After a failure the copy is as it was after the
- * last whole record.
+ * Apply all records that were logged since the last update. After a failure the copy is as it was
+ * after the last whole record.
  *
- * Return: 0; -EPIPE (nothing new, and the handle is gone); -EPERM (inherited); -ENOSPC (the tables
- * no longer fit into the log, which has ended; a resync does not help). After -ESTALE (the copy
+ * Return: 0; -EPIPE (nothing new, and the handle is gone); -EPERM (inherited). -ENOSPC: the tables
+ * no longer fit into the log, which has ended; a resync does not help. After -ESTALE (the copy
  * fell behind: records were overwritten), -EPROTO (a record is damaged, missing or contradicts the
  * others; the message says which) and -ENOMEM, call tmesh_page_copy_resync().
  */
@@ -60,7 +61,7 @@ int tmesh_page_copy_resync(struct tmesh_page_copy *copy, struct tmesh_error *err
  * makes it unreadable again. Return: the descriptor; -EPERM. */
 int tmesh_page_copy_poll_fd(struct tmesh_page_copy *copy, struct tmesh_error *err);
 
-/* Of the last record that the copy has; 0: none. */
+/* Return the number of the last record that the copy has; 0: none. */
 uint64_t tmesh_page_copy_number(const struct tmesh_page_copy *copy);
 /* How many sequences there are; the id of sequence @i (from 0, in the order of ids), or 0 where
  * there is none. */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Pages: a pool of equal pages that processes share, and sequences over them: a KV cache. Part of
- * libtmesh-model. See tmesh/tmesh.h for the conventions of all calls, docs/pages.md for who is
- * trusted with what. Since 0.1.
+ * libtmesh-model. See tmesh/tmesh.h for the conventions of all calls, docs/reference/pages.md for
+ * the trust between processes. Since 0.1.
+ * Maturity: stable.
  *
- * A page pool is made in one process, its owner, which counts who holds which page. Its pages
- * lie in regions (slabs), one for each device. A tenant of the pool has slabs, a limit, prefixes
+ * A page pool is made in one process, its owner, which counts the holders of each page. Its pages
+ * are in regions (slabs), one for each device. A tenant of the pool has slabs, a limit, prefixes
  * and a key of its own; it can neither map, name nor look up another tenant's. A process that has
  * a tenant's token opens a handle on the pool with it (struct tmesh_pages).
  *
@@ -18,7 +19,7 @@
  * The calls below never write to a page that another sequence may have: they copy the page first,
  * and count the copy.
  *
- * Page numbers are those of a pool: page p of device d is at tmesh_pages_base(d) + p * page_bytes
+ * Page numbers are those of a pool. Page p of device d is at tmesh_pages_base(d) + p * page_bytes
  * in each process, so that a table of numbers indexes one tensor.
  */
 #ifndef TMESH_PAGES_H
@@ -34,7 +35,8 @@ struct tmesh_page_pool;
 struct tmesh_pages;
 struct tmesh_seq;
 
-#define TMESH_PAGES_MAX 4194304u /* of a pool */
+#define TMESH_PAGES_MAX 4194304u	 /* of a pool */
+#define TMESH_PAGES_MAX_BYTES (1u << 30) /* of a page on one device */
 #define TMESH_PAGES_MAX_DEVICES 16
 #define TMESH_PAGES_MAX_SEQ 32768u /* pages of one sequence */
 #define TMESH_PAGES_TICKET_SIZE 40 /* a ticket's text with its terminating zero */
@@ -48,7 +50,7 @@ struct tmesh_page_victim {
 
 struct tmesh_page_pool_opts {
 	size_t size;	      /* sizeof(struct tmesh_page_pool_opts) */
-	uint64_t page_bytes;  /* on each device: a power of two, 4 KiB to 2 MiB; 0: 64 KiB */
+	uint64_t page_bytes;  /* on each device: a multiple of the machine's pages; 0: 64 KiB */
 	uint32_t page_tokens; /* tokens of a sequence in one page; 0: 16 */
 	uint32_t slab_pages;  /* pages of a region; 0: 256 */
 	uint32_t max_pages;   /* of all tenants, in whole slabs; 0: 4,096 */
@@ -78,9 +80,9 @@ struct tmesh_page_pool *tmesh_page_pool_ref(struct tmesh_page_pool *pool);
 void tmesh_page_pool_unref(struct tmesh_page_pool *pool);
 
 /*
- * A tenant with at most @max_pages pages (0: as many as the pool), rounded up to whole slabs, and
- * its token (TMESH_TOKEN_SIZE bytes), for processes of the same user. Each call makes another
- * tenant, with a random key.
+ * Make a tenant with at most @max_pages pages (0: as many as the pool), rounded up to whole slabs.
+ * @token gets its token (TMESH_TOKEN_SIZE bytes), for processes of the same user. Each call makes
+ * another tenant, with a random key.
  * Return: 0; -EINVAL; -EDQUOT (64 tenants); -ENOMEM, -EMFILE, -EACCES (runtime directory); -EPERM
  * (inherited).
  */
@@ -92,7 +94,7 @@ struct tmesh_page_pool_info {
 	uint64_t slabs;	    /* regions' worth of memory */
 	uint64_t pages;	    /* in them */
 	uint64_t free;	    /* held by nobody, cached for nobody */
-	uint64_t cached;    /* under a hash, whoever holds them */
+	uint64_t cached;    /* under a hash, held or not */
 	uint64_t held;	    /* by handles and tickets */
 	uint64_t handles;   /* that take part now */
 	uint64_t tickets;   /* not yet ended */
@@ -144,21 +146,21 @@ int tmesh_pages_head(const struct tmesh_pages *pages, uint32_t head, uint32_t *d
 void *tmesh_pages_base(const struct tmesh_pages *pages, uint32_t device);
 
 /*
- * The region of pages [@slab * slab_pages, (@slab + 1) * slab_pages) on @device, as this handle has
- * it, to be read and written: a new reference. By its token another process that works for this one
- * maps the same memory, as an engine of tmesh/engine.h. Who maps it sees all pages of the slab,
- * whoever holds them.
+ * Return the region of pages [@slab * slab_pages, (@slab + 1) * slab_pages) on @device, as this
+ * handle has it, to be read and written: a new reference. Another process that works for this one,
+ * such as an engine of tmesh/engine.h, maps the same memory by its token. Such a process can access
+ * all pages of the slab, also those of other holders.
  * Return: 0; -EINVAL (no such slab or device), -ENOENT (this handle had no page of it so far),
  * -EPERM (inherited).
  */
 int tmesh_pages_slab(struct tmesh_pages *pages, uint32_t slab, uint32_t device,
 		     struct tmesh_region **out, struct tmesh_error *err);
 /*
- * A region that stands for this handle's connection to the owner (tmesh_region_opaque_fd()). When
- * this process dies, the owner gives the handle's pages to others only once nobody has the
- * connection open: a process that writes to pages for this one keeps it until it has stopped, as
- * tmesh_engine_context_keep() makes an engine do. The last tmesh_pages_unref() ends the connection
- * for all who have it. Return: 0; -EMFILE, -ENOMEM, -EPERM (inherited).
+ * Make a region that stands for this handle's connection to the owner (tmesh_region_opaque_fd()).
+ * When this process dies, the owner gives the handle's pages to others only once no process has the
+ * connection open. A process that writes to pages for this one keeps it until it has stopped;
+ * tmesh_engine_context_lifeline() makes an engine do so. The last tmesh_pages_unref() ends the
+ * connection for all processes that have it. Return: 0; -EMFILE, -ENOMEM, -EPERM (inherited).
  */
 int tmesh_pages_lifeline(struct tmesh_pages *pages, struct tmesh_region **out,
 			 struct tmesh_error *err);
@@ -211,18 +213,19 @@ const int32_t *tmesh_seq_table(const struct tmesh_seq *seq, uint32_t *count);
 int tmesh_seq_page(struct tmesh_seq *seq, uint32_t index, uint32_t device, uint32_t rights,
 		   void **addr, struct tmesh_error *err);
 /*
- * Whether the page of block @index is this sequence's alone. If it is not, a write
- * (tmesh_seq_page(), or tmesh_seq_append() where that is the last block and not full) copies it,
- * and lets the old page go: it may become another's at once. Who still reads there takes a
- * reference first, by tmesh_pages_get(). Return: 1, 0; -EINVAL (no such block), -EPERM (inherited).
+ * Return whether the page of block @index is this sequence's alone. If it is not, a write copies it
+ * and releases the old page, which may become another's at once. Such writes are tmesh_seq_page(),
+ * and tmesh_seq_append() if that block is the last one and not full. A process that still reads the
+ * old page takes a reference first, by tmesh_pages_get(). Return: 1, 0; -EINVAL (no such block),
+ * -EPERM (inherited).
  */
 int tmesh_seq_alone(struct tmesh_seq *seq, uint32_t index, struct tmesh_error *err);
 
 /*
- * The tables of @count sequences as paged attention kernels take them: @tables is
- * int32 [count, width], row-major, 0 where a sequence has no more blocks; @lens is int32 [count],
+ * Write the tables of @count sequences in the form that paged attention kernels take. @tables is
+ * int32 [count, width], row-major, 0 where a sequence has no more blocks. @lens is int32 [count],
  * in tokens. Return: 0; -EINVAL (a sequence has more than @width blocks, or more tokens than an
- * int32 says: nothing was written).
+ * int32 holds: nothing was written).
  */
 int tmesh_seq_tables(struct tmesh_seq *const *seqs, uint32_t count, int32_t *tables, uint32_t width,
 		     int32_t *lens, struct tmesh_error *err);
@@ -232,13 +235,15 @@ int tmesh_seq_slots(const struct tmesh_seq *seq, uint64_t first, uint64_t count,
 		    struct tmesh_error *err);
 
 /*
- * The sequence on @device as one piece of memory, to be read: blocks one behind the other at
- * @addr, with address space for @max_tokens (later calls give the same address, and are refused
- * where they want more space: a fork has no view yet, and can have a larger one). What is appended
- * later appears behind, a block that is replaced is replaced here too; nothing is copied. It ends
- * with the sequence. Memory beyond the last block cannot be touched (SIGSEGV).
- * Return: 0; -EINVAL; -ENOMEM (address space, or vm.max_map_count: pages that lie one behind the
- * other take one mapping together).
+ * Map the sequence on @device as one piece of memory, for reading: blocks one behind the other at
+ * @addr, with address space for @max_tokens. Later calls give the same address, and fail if they
+ * want more space. A fork has no view yet, and can have a larger one. Appended blocks appear behind
+ * the others, and a replaced block is replaced here too; nothing is copied. The view ends with the
+ * sequence. Memory beyond the last block cannot be touched (SIGSEGV). A sequence that is cut at the
+ * limit of mappings (vm.max_map_count) loses the address space behind its last block.
+ *
+ * Return: 0; -EINVAL; -ENOMEM (address space, or vm.max_map_count: pages that follow each other
+ * take one mapping together).
  */
 int tmesh_seq_view(struct tmesh_seq *seq, uint32_t device, uint64_t max_tokens, const void **addr,
 		   struct tmesh_error *err);
@@ -261,8 +266,8 @@ void tmesh_pages_hash(const struct tmesh_pages *pages, const uint64_t parent[2],
 		      const int32_t *tokens, size_t count, uint64_t hash[2]);
 /*
  * Let other handles of this tenant find the first @count blocks by these hashes. The blocks stay
- * cached after the sequence is freed, until the room is needed. What is cached already does not
- * change. All of these blocks must be full. They are not written any more: a later write copies
+ * cached after the sequence is freed, until the room is needed. Blocks that are cached already do
+ * not change. All of these blocks must be full. They are not written any more: a later write copies
  * the page.
  * Return: 0; -EINVAL; -EPIPE, -ETIMEDOUT, -EPERM.
  */

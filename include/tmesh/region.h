@@ -2,6 +2,7 @@
 /*
  * Region: a piece of memory with one lifetime, and this process's handle to it.
  * See tmesh/tmesh.h for the conventions of all calls. Since 0.1.
+ * Maturity: stable.
  */
 #ifndef TMESH_REGION_H
 #define TMESH_REGION_H
@@ -30,37 +31,37 @@ enum tmesh_rights {
 enum tmesh_region_flags {
 	TMESH_REGION_HUGE = 1 << 0,	     /* 2 MiB pages or -ENOMEM */
 	TMESH_REGION_TRY_HUGE = 1 << 1,	     /* 2 MiB pages if they can be had at once;
-					      * tmesh_region_info() tells how many it has */
+					      * tmesh_region_info() tells how many it has.
+					      * memfd: also where more than an eighth of the
+					      * memory is unused then. Other regions of 2 MiB
+					      * and more have them without this flag */
 	TMESH_REGION_NODE = 1 << 2,	     /* memory of opts->node only */
 	TMESH_REGION_GID = 1 << 3,	     /* opts->gid is given */
 	TMESH_REGION_NO_PIN = 1 << 4,	     /* refuse pinning handles */
 	TMESH_REGION_UNINITIALIZED = 1 << 5, /* contents may be what this context itself put
 					      * into a released region: only for callers who
-					      * overwrite all of it before others can see it.
-					      * memfd: in 2 MiB pages, where shared memory may
-					      * have them and less than an eighth is unused */
+					      * overwrite all of it before others can see it */
 	TMESH_REGION_UNSEALED = 1 << 6,	     /* tmesh_tensor_put() leaves the tensor writable;
 					      * tmesh_tensor_create() never seals */
-	TMESH_REGION_REUSE = 1 << 7,	     /* a token for reading does not keep the memory from
-					      * the pool: with the last unref the token dies,
-					      * and once the kernel knows of no other holder the
-					      * memory may become another region. Tensors are
-					      * put UNSEALED */
+	TMESH_REGION_REUSE = 1 << 7,	     /* the last unref ends tokens for reading. Once the
+					      * kernel knows of no other holder, the pool may make
+					      * another region of the memory. Tensors are put
+					      * UNSEALED */
 };
 
 struct tmesh_arena;
 
 struct tmesh_region_opts {
-	size_t size;	    /* sizeof(struct tmesh_region_opts) */
-	uint32_t flags;	    /* enum tmesh_region_flags */
-	uint32_t mode;	    /* who may open a token: 0600 (the default for 0) or 0640, 0660
-			     * ...; memfd: only 0600, else -EOPNOTSUPP */
-	gid_t gid;	    /* group of the region */
-	int node;	    /* NUMA node */
-	uint32_t linger_ms; /* how long it outlives its last holder, at most 1000; memfd: only
-			     * 0, else -EOPNOTSUPP */
-	const char *label;  /* a name for people, at most TMESH_LABEL_LEN bytes of UTF-8
-			     * without control characters */
+	size_t size;	   /* sizeof(struct tmesh_region_opts) */
+	uint32_t flags;	   /* enum tmesh_region_flags */
+	uint32_t mode;	   /* who may open a token: 0600 (the default for 0) or 0640, 0660
+			    * ...; memfd: only 0600, else -EOPNOTSUPP */
+	gid_t gid;	   /* group of the region */
+	int node;	   /* NUMA node */
+	uint32_t hold_ms;  /* how long it outlives its last holder, at most 1000; memfd: only
+			    * 0, else -EOPNOTSUPP */
+	const char *label; /* a name for people, at most TMESH_LABEL_LEN bytes of UTF-8
+			    * without control characters */
 	struct tmesh_arena *arena; /* of a tensor, with all else 0: where it lies
 				    * (tmesh/arena.h). Not for regions */
 };
@@ -88,7 +89,7 @@ void tmesh_region_unref(struct tmesh_region *region);
  * the context or the lease said TMESH_TAKEN_ZERO.
  *
  * A child that is forked meanwhile has the mapping too, as long as it lives; a writable one
- * prevents the seal. What is not mapped by such a call no child has: writes leave none a mapping.
+ * prevents the seal. A child inherits only mappings that such calls made; writes leave it none.
  *
  * Return: 0; -EINVAL (@rights), -EACCES (not writable), -EPERM (sealed, or inherited), -ESTALE,
  * -ENOMEM, -EOPNOTSUPP (regions that are not mapped: of _from_user, of _from_fd).
@@ -109,8 +110,23 @@ int tmesh_region_read(struct tmesh_region *region, uint64_t offset, void *data, 
 		      struct tmesh_error *err);
 
 /*
+ * Take the memory of a range now, before the caller fills it through its own mapping. It comes in
+ * whole pages of 2 MiB if the machine has them and the region may have them, else in small pages. A
+ * region may have them from 2 MiB on, if at most an eighth would be unused, or with TRY_HUGE.
+ *
+ * A reader of a file calls it for each piece before it reads the piece, and first before it maps
+ * the region. Otherwise the first mapping for writing takes all memory in pages of 2 MiB at once,
+ * up to 256 MiB or an eighth of the free memory. Memory that is there stays as it is. On the module
+ * all memory is there, and the call does nothing.
+ *
+ * Return: 0; -EINVAL (beyond the end), -EACCES, -EPERM (sealed), -ENOMEM, -ESTALE.
+ */
+int tmesh_region_populate(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			  struct tmesh_error *err);
+
+/*
  * Make the region immutable for all processes and for ever. Needs MANAGE. If this region object
- * has the only writable mapping, the mapping stays at its address and becomes read-only: no thread
+ * has the only writable mapping, the mapping stays at its address and becomes read-only. No thread
  * may write through it during or after the call.
  *
  * Return: 0 (also if the region was sealed already); -EACCES, -EPERM (inherited), -ESTALE; -EBUSY:
@@ -118,7 +134,8 @@ int tmesh_region_read(struct tmesh_region *region, uint64_t offset, void *data, 
  */
 int tmesh_region_seal(struct tmesh_region *region, struct tmesh_error *err);
 
-/* Make another handle on the same region, with fewer rights. */
+/* Make another handle on the same region, with fewer rights. A forked child makes its own of a
+ * region that it inherited. */
 int tmesh_region_derive(struct tmesh_region *region, uint32_t rights, struct tmesh_region **out,
 			struct tmesh_error *err);
 
@@ -148,14 +165,23 @@ int tmesh_region_private(struct tmesh_region *region, struct tmesh_region **out,
 
 /*
  * Take the region back from all holders. Needs MANAGE. memfd: only regions of
- * tmesh_region_from_fd(), and only by the process that made them; the libraries of the holders are
- * told, and release the region.
+ * tmesh_region_from_fd(), and only by the process that made them; the libraries of the holders
+ * learn of it and release the region.
  *
  * Return: 0; -EBUSY (pinned: the message names the holders), -EOPNOTSUPP (memfd).
  */
 int tmesh_region_revoke(struct tmesh_region *region, struct tmesh_error *err);
 
-/* What still keeps memory that was taken back. */
+/*
+ * Take a region of the caller's user back by its id, without a handle. Memory of it that other
+ * processes hold stays charged to its owner. Module only.
+ *
+ * Return: 0; -ENOENT (no region that the caller may see), -EPERM (another user's), -ESTALE (revoked
+ * before); -EBUSY, -EOPNOTSUPP: as tmesh_region_revoke().
+ */
+int tmesh_region_revoke_id(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_error *err);
+
+/* The uses that still keep memory that was taken back. */
 struct tmesh_reclaim_report {
 	size_t size;	       /* in: sizeof(struct tmesh_reclaim_report) */
 	uint64_t pinned_bytes; /* in pages that devices or the kernel have in use */
@@ -164,13 +190,14 @@ struct tmesh_reclaim_report {
 };
 
 /*
- * Take the region back and wait until its memory is free, at most @timeout_ns. The call may be
- * repeated, also on a region that was revoked. @report may be NULL.
+ * Take the region back and wait until its memory is free, at most @timeout_ns (0: do not wait;
+ * negative: no limit). The call may be repeated, also on a region that was revoked. @report may be
+ * NULL.
  *
  * Return: as _revoke; -ETIMEDOUT, -EINTR: the region is revoked, but something still uses memory.
  * The message names devices (memfd: processes), and @report is filled.
  */
-int tmesh_region_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
+int tmesh_region_reclaim(struct tmesh_region *region, int64_t timeout_ns,
 			 struct tmesh_reclaim_report *report, struct tmesh_error *err);
 
 /*
@@ -204,11 +231,11 @@ int tmesh_region_open(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 
 /*
  * Hand over by a connected Unix socket (stream or seqpacket): one message with one
- * descriptor (memfd: up to three of a region of tmesh_region_from_fd()). What is sent is a
- * handle of its own, with @rights. Both wait at most the context's timeout. _recv refuses what
- * is not such a message (-EPROTO) or of another backend (-EOPNOTSUPP), and closes every
- * descriptor it did not ask for. -EPIPE when the peer is gone, -EPERM for TMESH_WRITE when the
- * region is sealed; -EBADF, -ENOTSOCK, -EINVAL (another family) when @socket is no Unix socket.
+ * descriptor (memfd: up to three of a region of tmesh_region_from_fd()). The receiver gets a
+ * handle of its own, with @rights. Both wait at most the context's timeout. _recv refuses any other
+ * message (-EPROTO) and another backend's (-EOPNOTSUPP), and closes every descriptor it did not ask
+ * for. Errors: -EPIPE when the peer is gone, -EPERM for TMESH_WRITE when the region is sealed. If
+ * @socket is no Unix socket: -EBADF, -ENOTSOCK, -EINVAL (another family).
  */
 int tmesh_region_send(struct tmesh_region *region, int socket, uint32_t rights,
 		      struct tmesh_error *err);

@@ -2,13 +2,14 @@
 /*
  * Slot: a place whose value is a bundle that is replaced in one step: an adapter, a model's newest
  * weights. Part of libtmesh-model. See tmesh/tmesh.h for the conventions of all calls,
- * docs/slots.md for how it works. Since 0.1.
+ * docs/reference/slots.md for how it works. Since 0.1.
+ * Maturity: stable.
  *
  * One process publishes, any number read. Each value has a generation, 1 and upwards. A reader
- * never writes to anything that others see: it maps the slot's page read-only and holds a
- * generation by handles of its own on the bundle's regions, which the kernel counts. So a reader
- * that is killed holds nothing, an old generation is free with its last reader, and reading costs
- * a look at one word as long as nothing new was published.
+ * never writes to shared memory. It maps the slot's page read-only and holds a generation by
+ * handles of its own on the bundle's regions, which the kernel counts. So a killed reader holds
+ * nothing, and an old generation is free with its last reader. While nothing new was published, a
+ * read looks at one word.
  *
  *     tmesh_slot_open(ctx, token, &reader, &err);
  *     for (each request) {
@@ -51,15 +52,16 @@ struct tmesh_slot_opts {
  * its process has died, in whatever way. Names are one for each user and runtime directory
  * (tmesh_ctx_runtime_dir()), on both backends; names of kept regions are others.
  *
- * Return: 0; -EINVAL, -EEXIST (a living process publishes a slot under that name), -EACCES (in
- * the name's place is something else: the message says what to remove), -ETIMEDOUT (another process
- * is taking the name, and is stopped), -ENOSPC, -ENOMEM, -EMFILE; for a name also errors as
+ * Return: 0; -EINVAL, -ENOSPC, -ENOMEM, -EMFILE. For a name: -EEXIST (a living process publishes a
+ * slot under it), -EACCES (something else is in its place: the message says what to remove),
+ * -ETIMEDOUT (another process is taking the name, and is stopped). For a name also errors as
  * tmesh_ctx_runtime_dir().
  */
 int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
 		      struct tmesh_slot **out, struct tmesh_error *err);
 struct tmesh_slot *tmesh_slot_ref(struct tmesh_slot *slot);
-/* The last reference ends the slot. Readers keep the values that they hold, and are told. */
+/* The last reference ends the slot. Readers keep the values that they hold; tmesh_slot_changed()
+ * reports the end to them with -EPIPE. */
 void tmesh_slot_unref(struct tmesh_slot *slot);
 /* Write the slot's token, TMESH_TOKEN_SIZE bytes. Processes of the same user that have it may read.
  * Errors as tmesh_region_token(). */
@@ -105,9 +107,9 @@ void tmesh_slot_close(struct tmesh_slot_reader *reader);
  * answers. So no read is overtaken without an end.
  *
  * Return: 0; -ENOENT (the slot is empty); -EPIPE (there is a newer value, but its publisher
- * is gone and the value with it); -ETIMEDOUT (it is replaced faster than it can be opened, and for
- * two seconds the publisher's thread has not answered, as without a free descriptor); -EPROTO (the
- * publisher wrote nonsense); -EPERM (inherited); errors as tmesh_bundle_open(). After an error the
+ * is gone and the value with it); -EPROTO (a damaged slot); -EPERM (inherited). -ETIMEDOUT: the
+ * value is replaced faster than it can be opened, and the publisher's thread has not answered for
+ * two seconds, as without a free descriptor. Also errors as tmesh_bundle_open(). After an error the
  * value that was read before stays valid.
  */
 int tmesh_slot_read(struct tmesh_slot_reader *reader, struct tmesh_slot_value **value,
@@ -125,8 +127,8 @@ struct tmesh_bundle *tmesh_slot_value_bundle(const struct tmesh_slot_value *valu
  * remains readable when the publisher is gone. Return: the descriptor; -EPERM (inherited).
  */
 int tmesh_slot_poll_fd(struct tmesh_slot_reader *reader, struct tmesh_error *err);
-/* Return: 1 when there is a value newer than the one read last, 0 when there is none, -EPIPE when
- * there is none and the publisher is gone; -EPERM (inherited). */
+/* Return: 1 when there is a value newer than the one read last; 0 when there is none. -EPIPE: there
+ * is none, and the publisher is gone; -EPERM (inherited). */
 int tmesh_slot_changed(struct tmesh_slot_reader *reader);
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
 /*
  * Tensor: dtype, shape, strides and byte offset over a region; its ref; DLPack.
  * See tmesh/tmesh.h for the conventions of all calls. Since 0.1.
+ * Maturity: stable.
  *
  * A tensor's layout never changes once it exists. Elements lie at
  *
@@ -101,17 +102,18 @@ int tmesh_tensor_create(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t n
 			struct tmesh_tensor **out, struct tmesh_error *err);
 
 /*
- * The same, filled from @data, which is contiguous and as long as the tensor; it may be NULL where
- * there are no elements. The one copy is counted. Then the region is sealed, unless @opts say
- * UNSEALED. A tensor in an arena is never sealed, because other tensors will be put beside it.
+ * Make a tensor as above, filled from @data, which is contiguous and as long as the tensor. @data
+ * may be NULL if there are no elements. The one copy is counted. Then the region is sealed, unless
+ * @opts say UNSEALED. A tensor in an arena is never sealed, because the arena will put other
+ * tensors beside it.
  */
 int tmesh_tensor_put(struct tmesh_ctx *ctx, enum tmesh_dtype dtype, int32_t ndim,
 		     const int64_t *shape, const void *data, const struct tmesh_region_opts *opts,
 		     struct tmesh_tensor **out, struct tmesh_error *err);
 
 /* Make a tensor over an existing region; the tensor takes its own reference on it. Errors as
- * tmesh_layout_check(); -EOPNOTSUPP (a layout on a device); -EPROTO (memfd: the region stands for a
- * descriptor, as that of a slot's token does; of the module's only mapping tells). */
+ * tmesh_layout_check(); -EOPNOTSUPP (a layout on a device). -EPROTO: on memfd the region stands for
+ * a descriptor, as that of a slot's token does; on the module the first mapping fails instead. */
 int tmesh_tensor_wrap(struct tmesh_region *region, const struct tmesh_layout *layout,
 		      struct tmesh_tensor **out, struct tmesh_error *err);
 
@@ -170,27 +172,27 @@ struct tmesh_ref {
 
 /*
  * Write the tensor's ref, with a token for @rights (usually TMESH_READ), to
- * @text of @size bytes. It is good while the tensor is there: tmesh_tensor_ref_hold() is for a
- * function that returns the ref and lets go of the tensor. Errors as tmesh_region_token(); -EPERM
- * when @rights have WRITE and the region is sealed, so that no open could give it; -ENOSPC when
- * @size is too small; tmesh_ref_encode() gives -EINVAL for what tmesh_ref_decode() would refuse.
+ * @text of @size bytes. It is good while the tensor exists. If a function returns the ref and drops
+ * the tensor, use tmesh_tensor_ref_hold(). Errors as tmesh_region_token(); -ENOSPC when @size is
+ * too small. -EPERM: @rights have WRITE and the region is sealed, so that no open could give it.
+ * tmesh_ref_encode() gives -EINVAL for refs that tmesh_ref_decode() would refuse.
  */
 int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err);
 int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size, struct tmesh_error *err);
 
 /*
- * Read a ref of @bytes bytes: strlen() of its text, without a terminating zero. Strict: -EPROTO for
- * anything but one JSON object with these members of these types, duplicates, numbers out of range,
- * a byte_size that contradicts shape and dtype, or more than TMESH_REF_SIZE bytes. Unknown members
- * are allowed, and token may be missing, as it is in descriptions.
+ * Read a ref of @bytes bytes: strlen() of its text, without a terminating zero. The text must be
+ * one JSON object with these members of these types. -EPROTO: any other text, duplicates, numbers
+ * out of range, a byte_size that contradicts shape and dtype, or more than TMESH_REF_SIZE bytes.
+ * Unknown members are allowed, and token may be missing, as it is in descriptions.
  */
 int tmesh_ref_decode(const char *text, size_t bytes, struct tmesh_ref *ref,
 		     struct tmesh_error *err);
 
 /*
- * The same for members that are no JSON text any more, such as a dict's: what each has to be, and
- * all of them together, is checked here. Strings end with a zero; NULL, or a list that is NULL:
+ * Make a ref of members that are no JSON text any more, such as a dict's. The call checks each
+ * member, and all of them together. Strings end with a zero; NULL, or a list that is NULL:
  * there is no such member. Only token may be missing. Nothing is kept.
  */
 struct tmesh_ref_members {
@@ -206,9 +208,9 @@ int tmesh_ref_from_members(const struct tmesh_ref_members *members, struct tmesh
 			   struct tmesh_error *err);
 
 /*
- * Open the tensor a ref describes. Errors as tmesh_region_open(); -EPROTO when the ref's
- * numbers do not fit the region the token names, or it has no token; -EPERM when @rights have WRITE
- * and the region is sealed by now.
+ * Open the tensor a ref describes. Errors as tmesh_region_open(). -EPROTO: the ref's numbers do not
+ * fit the region the token names, or it has no token. -EPERM: @rights have WRITE and the region is
+ * sealed by now.
  */
 int tmesh_tensor_open(struct tmesh_ctx *ctx, const struct tmesh_ref *ref, uint32_t rights,
 		      struct tmesh_tensor **out, struct tmesh_error *err);
@@ -218,14 +220,14 @@ int tmesh_tensor_open(struct tmesh_ctx *ctx, const struct tmesh_ref *ref, uint32
  * DLManagedTensorVersioned), which is not needed to use this header.
  *
  * Out: the managed tensor holds a reference on @tensor until its deleter runs, and its
- * data is mapped for @rights. byte_offset is 0; data points at the first element, and is not
- * NULL where there are none: some consumers never give such a tensor back. strides are always
- * given.
- * The versioned form carries READ_ONLY when @rights lack TMESH_WRITE; the unversioned one
- * cannot say so, and is then refused with -EACCES unless TMESH_DLPACK_ALLOW_READONLY is set:
- * the consumer must be known not to write.
- * @max_major is the highest major version the consumer knows (as max_version of
- * __dlpack__); the versioned form needs at least 1, else -EOPNOTSUPP.
+ * data is mapped for @rights. Member byte_offset is 0, and strides are always given. Member data
+ * points at the first element. It is not NULL if there are no elements, because some consumers
+ * never give such a tensor back.
+ * The versioned form carries READ_ONLY when @rights lack TMESH_WRITE. The unversioned form has no
+ * such flag: it is then refused with -EACCES unless TMESH_DLPACK_ALLOW_READONLY is set. Set it only
+ * for a consumer that is known not to write.
+ * Pass in @max_major the highest major version the consumer knows (as max_version of
+ * __dlpack__). The versioned form needs at least 1, else -EOPNOTSUPP.
  */
 struct DLManagedTensor;
 struct DLManagedTensorVersioned;
@@ -239,10 +241,10 @@ int tmesh_tensor_to_dlpack_versioned(struct tmesh_tensor *tensor, uint32_t right
 				     struct tmesh_error *err);
 
 /*
- * In: make a tensor of what a DLPack tensor holds.
+ * In: make a tensor of a DLPack tensor's elements.
  *
- * A managed tensor that this library made in this process is recognised by its deleter; the call
- * then gives another reference on its tensor, without a copy and whatever @ctx and @opts are. Other
+ * A managed tensor that this library made in this process is recognised by its deleter. For it the
+ * call gives another reference on its tensor, without a copy, for any @ctx and @opts. Other
  * CPU memory is copied into a region once (counted), which is sealed as by tmesh_tensor_put(). The
  * caller still owns @managed in every case.
  *

@@ -2,6 +2,7 @@
 /*
  * libtmesh-xla: tensors leave and enter a running XLA computation through channels. See
  * tmesh/tmesh.h for the conventions of all calls. Since 0.1.
+ * Maturity: experimental.
  *
  * Two handlers of XLA's foreign function interface (typed FFI, api_version 4) for the platform
  * "Host". They have no state, so that one library serves hosts of FFI 0.1 and newer, and nothing
@@ -27,11 +28,11 @@ struct XLA_FFI_CallFrame;
 struct XLA_FFI_Error;
 
 #define TMESH_XLA_NAME_MAX 127 /* bytes of a name */
-/* Of the attribute timeout_ms: its default, and the longest wait, a week. */
+/* For the attribute timeout_ms: its default, and the longest wait, a week. */
 #define TMESH_XLA_TIMEOUT_MS 60000
 #define TMESH_XLA_TIMEOUT_MS_MAX (7 * 24 * 3600 * 1000)
 #define TMESH_XLA_ASK_NS 50000000
-/* Of memory that receivers have let go of, or still have, kept for the next push. */
+/* Most bytes kept for the next push, whether receivers still have the memory or not. */
 #define TMESH_XLA_POOL_BYTES (512u << 20)
 
 /*
@@ -42,7 +43,7 @@ struct XLA_FFI_Error;
  *   seal        bool, of push alone: each tensor in a sealed region of its own; false: see below
  *
  * Any other attribute is refused. The sequence is a uint32 without dimensions. A call that takes it
- * gives it back plus one, so that calls which hand it on happen in this order; where XLA aliases
+ * gives it back plus one. Calls that hand it on therefore happen in this order. If XLA aliases
  * operand and result, they are one. Without it the order is XLA's choice.
  *
  *   push  operands: the sequence if there is a result, then tensors. One message is sent for each.
@@ -50,21 +51,27 @@ struct XLA_FFI_Error;
  *   pop   operands: the sequence, or none. Results: the sequence if there is an operand, then
  *         tensors. One message is received for each; its dtype and shape must be the result's.
  *
- * A tensor is copied once. What is not sealed its receivers only read, and this library writes it
- * no more while anybody has it. Tensors of up to 64 KiB lie in an arena; the memory of a larger one
- * serves a later push once the kernel knows of no other holder (TMESH_REGION_REUSE). If
- * receivers keep what they get, each push has new memory. Messages that have gone or come before an
+ * A tensor is copied once. Receivers only read memory that is not sealed, and this library writes
+ * it no more while anybody has it. Tensors of up to 64 KiB are in an arena. The memory of a larger
+ * one serves a later push once the kernel knows of no other holder (TMESH_REGION_REUSE). If
+ * receivers keep the tensors, each push has new memory. Messages that have gone or come before an
  * error stay gone or taken. So is a message that does not fit. The next call starts at the message
  * behind it.
  *
- * Errors, by XLA's codes: INVALID_ARGUMENT (attributes, operands, results; a message of another
- * dtype or shape, both are said; dtypes that channels do not carry; more than TMESH_MAX_DIMS
- * dimensions), NOT_FOUND (nothing is bound to the name), FAILED_PRECONDITION (it is bound in the
- * other direction; inherited through fork()), DEADLINE_EXCEEDED, UNAVAILABLE (nobody is at the
- * other end), CANCELLED (tmesh_xla_cancel(), bound anew or unbound meanwhile, or a signal came
- * while the thread waited), DATA_LOSS (a message that cannot be read: nonsense, or its memory is
- * gone), RESOURCE_EXHAUSTED (limits, memory, descriptors), UNIMPLEMENTED (another major version of
- * FFI).
+ * Errors, by XLA's codes:
+ *
+ *   INVALID_ARGUMENT     attributes, operands, results; dtypes that channels do not carry; more
+ *                        than TMESH_MAX_DIMS dimensions; a message of another dtype or shape,
+ *                        with both in the error's message
+ *   NOT_FOUND            nothing is bound to the name
+ *   FAILED_PRECONDITION  it is bound in the other direction; inherited through fork()
+ *   DEADLINE_EXCEEDED    the timeout is over
+ *   UNAVAILABLE          the other end has no handle
+ *   CANCELLED            tmesh_xla_cancel(), bound anew or unbound meanwhile, or a signal came
+ *                        while the thread waited
+ *   DATA_LOSS            a message that cannot be read: damaged, or its memory is gone
+ *   RESOURCE_EXHAUSTED   limits, memory, descriptors
+ *   UNIMPLEMENTED        another major version of FFI
  */
 struct XLA_FFI_Error *tmesh_xla_push(struct XLA_FFI_CallFrame *frame);
 struct XLA_FFI_Error *tmesh_xla_pop(struct XLA_FFI_CallFrame *frame);
@@ -77,16 +84,18 @@ struct XLA_FFI_Error *tmesh_xla_pop(struct XLA_FFI_CallFrame *frame);
  * @library, which is loaded in this process already and exports xla::ffi::GetXlaFfiApi(); NULL:
  * TMESH_XLA_HOST_LIBRARY. Doing it again is fine. JAX has its own call, and needs none of this.
  *
- * Return: 0; -ENOENT (@library is not loaded), -EOPNOTSUPP (it exports no such function, or speaks
- * another major version of FFI), -EPROTO (XLA refuses a handler; its reason is said).
+ * Return: 0; -ENOENT (@library is not loaded), -EPROTO (XLA refuses a handler; the message has its
+ * reason). For the function: -EOPNOTSUPP (@library exports none, or has another major version of
+ * FFI).
  */
 int tmesh_xla_register(const char *library, struct tmesh_error *err);
 
 /*
  * Join the channel of @token and let @name mean it from now on. SEND is for push, RECV for pop.
- * Waits under an earlier meaning of @name end with CANCELLED; what was sent and not received is
- * lost with it, as by tmesh_xla_unbind(). Return: 0; -EINVAL (an empty or longer name, no UTF-8
- * text); errors as tmesh_channel_open().
+ * Waits under an earlier meaning of @name end with CANCELLED. Messages sent and not received are
+ * lost with it, as by tmesh_xla_unbind(). The channel that @name means already, which has no other
+ * place to give, stays as it is. Return: 0; -EINVAL (an empty or longer name, no UTF-8 text);
+ * errors as tmesh_channel_open().
  */
 int tmesh_xla_bind(const char *name, const char *token, enum tmesh_channel_role role,
 		   struct tmesh_error *err);
@@ -121,7 +130,7 @@ void tmesh_xla_ask(bool (*came)(void));
  * push beyond it gives RESOURCE_EXHAUSTED. */
 void tmesh_xla_limit(uint64_t max_bytes);
 
-/* tmesh_stats() of the context that this library has for itself: what was copied, above all. It
+/* Return tmesh_stats() of the context that this library has for itself, above all the copies. It
  * goes with the last binding; then all is zero. Return: 0; -EINVAL. */
 int tmesh_xla_stats(struct tmesh_stats *stats, struct tmesh_error *err);
 

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libtmesh-cuda for those who load it when somebody asks for GPU memory, and need no CUDA
- * otherwise.
+ * libtmesh-cuda for programs that load it when GPU memory is asked for, and need no CUDA otherwise.
  *
- * That library brings a libtmesh and a context of its own. What goes between the two is the text of
- * refs, never an object.
+ * That library brings a libtmesh and a context of its own. The two exchange only the text of refs,
+ * never an object.
  *
- * Who needs more calls than these defines TMESH_CUDA_API_MORE(X), a list of the same kind, before
- * this file is included. It may name calls of the libtmesh that libtmesh-cuda brings.
+ * A program that needs more calls defines TMESH_CUDA_API_MORE(X), a list of the same kind, before
+ * it includes this file. The list may name calls of the libtmesh that libtmesh-cuda brings.
  */
 #ifndef TMESH_COMMON_CUDA_API_H
 #define TMESH_COMMON_CUDA_API_H
@@ -36,8 +35,8 @@ struct tmesh_cuda_api {
 };
 
 /*
- * Load it for as long as the process runs. Return: 0; -EOPNOTSUPP with @err filled and @api as it
- * was: it is not installed, or another version.
+ * Load the library for as long as the process runs. Return: 0; -EOPNOTSUPP with @err filled and
+ * @api as it was, if it is not installed or is another version.
  */
 static inline int tmesh_cuda_api_load(struct tmesh_cuda_api *api, const char *name,
 				      struct tmesh_error *err)
@@ -47,7 +46,8 @@ static inline int tmesh_cuda_api_load(struct tmesh_cuda_api *api, const char *na
 	const struct tmesh_loaded_call calls[] = {TMESH_CUDA_API(TMESH_CUDA_FIND)
 							  TMESH_CUDA_API_MORE(TMESH_CUDA_FIND)};
 #undef TMESH_CUDA_FIND
-	int rc = tmesh_loaded_find(name, "GPU memory needs libtmesh-cuda", calls,
+	int rc = tmesh_loaded_find(name, "GPU memory needs libtmesh-cuda",
+				   "libtmesh-cuda0 (Debian), or run make cuda install-cuda", calls,
 				   sizeof(calls) / sizeof(*calls), err);
 
 	if (!rc)

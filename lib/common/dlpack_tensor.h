@@ -38,7 +38,7 @@ struct dl_dims {
 	int64_t strides[TMESH_MAX_DIMS];
 };
 
-/* Without elements it has @data too: there are consumers who never end the use of NULL. */
+/* Describe a tensor. One without elements has @data too: some consumers never release a NULL. */
 static inline struct dl_tensor dl_describe(const struct tmesh_layout *layout, struct dl_dims *dims,
 					   void *data, struct dl_device device)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What tmesh-engine tells of itself, for tmeshctl top: the file engine-NAME.lock of the runtime
- * directory has this at its beginning. The supervisor holds a lock (F_SETLK) on the file as long as
- * it lives, so the kernel says whose it is; all else in it is what the engine says. Who wants to
- * know reads the file, and asks no process.
+ * The status of tmesh-engine, for tmeshctl top. The supervisor holds a lock (F_SETLK) on the file
+ * engine-NAME.lock of the runtime directory as long as it lives, so the kernel names its process.
+ * The file has a struct engine_status_place: the number of the supervisor's descriptor of the
+ * status. That is a memfd of sealed size with a struct engine_status, which the engine writes. A
+ * reader asks no process.
  */
 #ifndef TMESH_COMMON_ENGINE_STATUS_H
 #define TMESH_COMMON_ENGINE_STATUS_H
@@ -11,10 +12,15 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ENGINE_STATUS_MAGIC UINT32_C(0x31534554) /* "TES1" */
+#define ENGINE_STATUS_MAGIC UINT32_C(0x32534554) /* "TES2" */
 #define ENGINE_STATUS_PREFIX "engine-"
 #define ENGINE_STATUS_SUFFIX ".lock"
 #define ENGINE_STATUS_SECONDS 8
+
+struct engine_status_place {
+	uint32_t magic;
+	uint32_t fd; /* /proc/PID/fd/ of the supervisor has it */
+};
 
 struct engine_status {
 	_Atomic uint32_t magic; /* written last */

@@ -8,8 +8,9 @@
 int tmesh_fail(struct tmesh_error *err, int code, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4), cold));
 /*
- * 0 if none of the given pointers is NULL, else -EINVAL: @err then names the first, as it is named
- * here, which is as the header of the call names it. Before anything looks at them.
+ * Return 0 if none of the given pointers is NULL, else -EINVAL with the first of them named in
+ * @err. The name is the expression here, which must be the one in the call's header. Check before
+ * any use.
  */
 #define TMESH_NEED(err, ...)                                              \
 	tmesh_need(err, #__VA_ARGS__, (const void *const[]){__VA_ARGS__}, \
@@ -23,7 +24,7 @@ static inline int tmesh_need(struct tmesh_error *err, const char *names,
 			return tmesh_needed(err, names, i);
 	return 0;
 }
-/* The same for the system call @what that left @code in errno. */
+/* Fill @err for the system call @what that left @code in errno. */
 int tmesh_fail_errno(struct tmesh_error *err, const char *what) __attribute__((cold));
 
 #endif /* TMESH_COMMON_ERROR_H */

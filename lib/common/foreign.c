@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -21,8 +22,8 @@ struct batch {
 
 static atomic_uint waiting;		/* descriptors that are not closed yet */
 static _Atomic(struct batch *) batches; /* which no thread has yet */
-/* Who gave those that wait, in no order; 0: free. What comes when all are taken is counted above
- * alone. */
+/* The givers of descriptors that are still to be closed, in no order; 0: free. If all places are
+ * taken, only the count above grows. */
 static atomic_uint_fast64_t givers[TMESH_FOREIGN_MOST];
 
 static uint64_t word(tmesh_giver giver)
@@ -45,7 +46,7 @@ tmesh_giver tmesh_giver_at(int socket)
 	return tmesh_giver_of(peer.uid, peer.pid);
 }
 
-/* In the first place that has @old. */
+/* Replace @old by @new in the first place that has it. */
 static void replace(uint64_t old, uint64_t new)
 {
 	for (unsigned int i = 0; i < TMESH_FOREIGN_MOST; i++) {
@@ -56,8 +57,25 @@ static void replace(uint64_t old, uint64_t new)
 	}
 }
 
+/* Start anew in a child: it has the parent's descriptors, but no thread that closes them. */
+static void forked(void)
+{
+	for (unsigned int i = 0; i < TMESH_FOREIGN_MOST; i++)
+		atomic_store(&givers[i], 0);
+	atomic_store(&waiting, 0);
+	atomic_store(&batches, NULL);
+}
+
+static void watch_forks(void)
+{
+	pthread_atfork(NULL, NULL, forked);
+}
+
 static void begin_waiting(tmesh_giver giver)
 {
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+	pthread_once(&once, watch_forks);
 	atomic_fetch_add(&waiting, 1);
 	replace(0, word(giver));
 }
@@ -80,14 +98,36 @@ bool tmesh_foreign_look(int dir, const char *name, struct tmesh_foreign_file *fi
 	return true;
 }
 
-/* FUSE's flush() waits for ever. Nobody serves memory, sockets, pipes and what has no type. */
-static bool may_be_served(int fd)
+int tmesh_foreign_seals(int fd)
+{
+	return fcntl(fd, F_GET_SEALS);
+}
+
+int tmesh_foreign_reopen(int fd, int flags)
+{
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return open(path, flags | O_NONBLOCK | O_CLOEXEC);
+}
+
+/* The option SO_LINGER itself cannot be checked: the sender can set it at any time. */
+bool tmesh_foreign_is_unix_socket(int fd)
+{
+	int family = 0;
+	socklen_t size = sizeof(family);
+
+	return !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size) && family == AF_UNIX;
+}
+
+bool tmesh_foreign_may_be_served(int fd)
 {
 	struct tmesh_foreign_file file;
 
-	if (fcntl(fd, F_GET_SEALS) >= 0)
+	if (tmesh_foreign_is_memory(fd))
 		return false;
-	return !tmesh_foreign_look(fd, "", &file) || S_ISREG(file.type) || S_ISDIR(file.type);
+	return !tmesh_foreign_look(fd, "", &file) || S_ISREG(file.type) || S_ISDIR(file.type) ||
+	       (S_ISSOCK(file.type) && !tmesh_foreign_is_unix_socket(fd));
 }
 
 bool tmesh_foreign_room(tmesh_giver giver)
@@ -116,17 +156,17 @@ int tmesh_foreign_fail_errno(struct tmesh_error *err, const char *what, tmesh_gi
 		return tmesh_fail_errno(err, what);
 	return tmesh_fail(
 		err, -EMFILE,
-		"%s: this process waits for who serves files that it was given, and takes no more "
-		"than %d of a process, %d of a user and %d in all: end who gave them, or their "
-		"server",
+		"%s: servers of files that peers sent keep this process waiting (at most %d of "
+		"a process, %d of a user, %d in all): end those peers",
 		what, TMESH_FOREIGN_OF_PROCESS, TMESH_FOREIGN_OF_USER, TMESH_FOREIGN_MOST);
 }
 
-/* Those that no thread could be had for too. */
+/* Close batches, also those for which no thread could be started. */
 static void *close_batches(void *data)
 {
 	struct batch *batch = atomic_exchange(&batches, NULL);
 
+	pthread_setname_np(pthread_self(), "tmesh-close");
 	while (batch) {
 		struct batch *next = batch->next;
 
@@ -140,7 +180,8 @@ static void *close_batches(void *data)
 	return data;
 }
 
-/* Without a thread they stay open until there is one: to wait here is what must not be. */
+/* Start the thread that closes. Without a thread they stay open until there is one, because this
+ * thread must not wait. */
 static void start_thread(void)
 {
 	pthread_attr_t detached;
@@ -157,14 +198,15 @@ static void start_thread(void)
 	pthread_attr_destroy(&detached);
 }
 
-/* One thread for all that came together: who gives hundreds starts no hundreds of threads. What
- * there is no memory to remember stays open, and is counted. */
+/* Close the descriptors. One thread closes all that came together, so a process that gives hundreds
+ * does not start hundreds of threads. Without memory to note them they stay open, and are counted.
+ */
 void tmesh_foreign_close_all(const int *fds, unsigned int count, tmesh_giver giver)
 {
 	struct batch *batch = NULL;
 
 	for (unsigned int i = 0; i < count; i++) {
-		if (!may_be_served(fds[i])) {
+		if (!tmesh_foreign_may_be_served(fds[i])) {
 			close(fds[i]);
 			continue;
 		}

@@ -12,7 +12,7 @@ void tmesh_hex(char *text, const uint8_t *bytes, size_t count)
 	*text = '\0';
 }
 
-/* Without branches, as digits of a key are not to be predicted. */
+/* Convert a digit without branches, so that its timing reveals nothing of a key. */
 static int digit(char c)
 {
 	unsigned int number = (unsigned char)c - (unsigned int)'0';

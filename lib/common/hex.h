@@ -6,9 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* @count bytes as twice so many digits and a terminating zero. */
+/* Write @count bytes as twice as many digits and a terminating zero. */
 void tmesh_hex(char *text, const uint8_t *bytes, size_t count);
-/* Back from lower-case digits; false when there are others. */
+/* Read lower-case digits back; false if there are others. */
 bool tmesh_unhex(uint8_t *bytes, const char *text, size_t count);
 
 #endif /* TMESH_COMMON_HEX_H */

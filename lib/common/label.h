@@ -4,7 +4,7 @@
 
 #include "public.h"
 
-/* -EINVAL: longer than TMESH_LABEL_LEN, or not UTF-8 without control characters. */
+/* Return -EINVAL if it is longer than TMESH_LABEL_LEN, or not UTF-8 without control characters. */
 int tmesh_check_label(const char *label, struct tmesh_error *err);
 
 #endif /* TMESH_COMMON_LABEL_H */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Libraries of ours that are loaded when somebody asks for what they do: their calls, by name. */
+/* Our libraries that are loaded when they are first needed: their calls, by name. */
 #ifndef TMESH_COMMON_LOADED_H
 #define TMESH_COMMON_LOADED_H
 
@@ -15,10 +15,11 @@ struct tmesh_loaded_call {
 };
 
 /*
- * Load @library for as long as the process runs, and find each call. @what needs it, for the
- * message. Return: 0; -EOPNOTSUPP with @err filled: it is not installed, or another version.
+ * Load @library for as long as the process runs, and find each call. The message says that @what
+ * needs it, and that @remedy installs it. Return: 0; -EOPNOTSUPP with @err filled, if it is not
+ * installed or is another version.
  */
-static inline int tmesh_loaded_find(const char *library, const char *what,
+static inline int tmesh_loaded_find(const char *library, const char *what, const char *remedy,
 				    const struct tmesh_loaded_call *calls, size_t count,
 				    struct tmesh_error *err)
 {
@@ -26,7 +27,8 @@ static inline int tmesh_loaded_find(const char *library, const char *what,
 
 	err->code = -EOPNOTSUPP;
 	if (!handle) {
-		snprintf(err->message, sizeof(err->message), "%s: %s", what, dlerror());
+		snprintf(err->message, sizeof(err->message), "%s: %s; install %s", what, dlerror(),
+			 remedy);
 		return err->code;
 	}
 	/* dlsym() gives a pointer to data, which POSIX lets be one to a function. */
@@ -35,8 +37,8 @@ static inline int tmesh_loaded_find(const char *library, const char *what,
 		if (*calls[i].where)
 			continue;
 		snprintf(err->message, sizeof(err->message),
-			 "%s: %.100s has no %s: it is another version", what, library,
-			 calls[i].name);
+			 "%s: %.100s has no %s: it is another version; install %s", what, library,
+			 calls[i].name, remedy);
 		dlclose(handle);
 		return err->code;
 	}

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libtmesh-net for those who load it when somebody asks for bytes of other machines, and need no
- * libfabric otherwise. It brings a libtmesh of its own: what goes between the two are handles, by a
- * socket.
+ * libtmesh-net for programs that load it when bytes of other machines are asked for, and need no
+ * libfabric otherwise. It brings a libtmesh of its own. The two exchange only handles, by a socket.
  */
 #ifndef TMESH_COMMON_NET_API_H
 #define TMESH_COMMON_NET_API_H
@@ -28,10 +27,10 @@ struct tmesh_net_api {
 };
 
 /*
- * Load it for as long as the process runs: @library, or TMESH_NET_LIBRARY where it is NULL.
- * Libraries that libfabric brings take signals when they are loaded, and libtmesh-net, which does
- * not know what was there before, makes them the default's: the process's own handlers are put
- * back. Return: 0; -EOPNOTSUPP with @err filled and @api as it was.
+ * Load the library for as long as the process runs: @library, or TMESH_NET_LIBRARY if it is NULL.
+ * Libraries that libfabric loads install signal handlers. Then libtmesh-net resets those signals to
+ * the default. So this call puts the process's own handlers back. Return: 0; -EOPNOTSUPP with @err
+ * filled and @api as it was.
  */
 static inline int tmesh_net_api_load(struct tmesh_net_api *api, const char *library,
 				     struct tmesh_error *err)
@@ -47,7 +46,8 @@ static inline int tmesh_net_api_load(struct tmesh_net_api *api, const char *libr
 	for (int number = 1; number < NSIG; number++)
 		known[number] = !sigaction(number, NULL, &before[number]);
 	rc = tmesh_loaded_find(library ? library : TMESH_NET_LIBRARY,
-			       "the fetcher needs libtmesh-net", calls,
+			       "the fetcher needs libtmesh-net",
+			       "libtmesh-net0 (Debian), or run make net install-net", calls,
 			       sizeof(calls) / sizeof(*calls), err);
 	for (int number = 1; number < NSIG; number++)
 		if (known[number])

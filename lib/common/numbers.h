@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Numbers have a point in what is read and written, whatever locale a program has set. */
+/* Numbers are read and written with a decimal point, whatever locale a program has set. */
 #ifndef TMESH_LIB_COMMON_NUMBERS_H
 #define TMESH_LIB_COMMON_NUMBERS_H
 
 #include <locale.h>
 
-/* For the calling thread. Return: for tmesh_numbers_end(), or NULL: no memory. */
+/* Use the decimal point in the calling thread. Return the locale for tmesh_numbers_end(); NULL: no
+ * memory. */
 static inline locale_t tmesh_numbers_begin(void)
 {
 	locale_t plain = newlocale(LC_NUMERIC_MASK, "C", NULL);
@@ -13,7 +14,7 @@ static inline locale_t tmesh_numbers_begin(void)
 	return plain ? uselocale(plain) : NULL;
 }
 
-/* @before: NULL does nothing. */
+/* Restore the locale; NULL does nothing. */
 static inline void tmesh_numbers_end(locale_t before)
 {
 	if (before)

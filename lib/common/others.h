@@ -4,8 +4,8 @@
 
 #include "public.h"
 
-/* "101 (python3), 102 (beam.smp)": the holders that are other processes, as many as there is room
- * for; @nobody where there are none. */
+/* Name the holders that are other processes, as many as fit: "101 (python3), 102 (beam.smp)".
+ * @nobody: the text if there are none. */
 void tmesh_name_others(const struct tmesh_holder_info *holders, size_t count, const char *nobody,
 		       char *text, size_t size);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The libraries are built with hidden visibility; what the public headers declare is seen. */
+/* The libraries are built with hidden visibility, but export what the public headers declare. */
 #ifndef TMESH_COMMON_PUBLIC_H
 #define TMESH_COMMON_PUBLIC_H
 

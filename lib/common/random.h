@@ -4,7 +4,7 @@
 
 #include "public.h"
 
-/* Up to 256 bytes that nobody can guess. */
+/* Fill in up to 256 random bytes, for secrets too. */
 int tmesh_random(void *bytes, size_t count, struct tmesh_error *err);
 
 #endif /* TMESH_COMMON_RANDOM_H */

@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-/* By so much the structures of a version to come may be larger: what is beyond was never set. */
+/* The most by which a later version's structure may be larger: its further members must be zero. */
 #define GROWTH 4096
 
 static int wrong_size(size_t size, struct tmesh_error *err)
@@ -50,7 +50,7 @@ int tmesh_write_sized(void *dst, const void *src, size_t src_bytes, struct tmesh
 		memset((uint8_t *)dst + src_bytes, 0, size - src_bytes);
 		size = src_bytes;
 	}
-	/* The caller's own size stays: it says how much is there. */
+	/* The caller's own size stays: it is the number of bytes it has. */
 	memcpy((uint8_t *)dst + sizeof(size), (const uint8_t *)src + sizeof(size),
 	       size - sizeof(size));
 	return 0;

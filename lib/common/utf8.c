@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-/* Bytes of the sequence at @s, of which @left are there; 0 when it is none. */
+/* Return the length of the sequence at @s, of which @left bytes are there; 0 if it is none. */
 static size_t sequence_bytes(const uint8_t *s, size_t left, uint32_t *code)
 {
 	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -50,4 +50,20 @@ size_t tmesh_utf8_span(const char *text, size_t bytes, bool controls)
 		i += count;
 	}
 	return i;
+}
+
+size_t tmesh_utf8_cut(const char *text, size_t bytes)
+{
+	const uint8_t *s = (const uint8_t *)text;
+	size_t lead = bytes;
+	uint32_t code;
+
+	while (lead && bytes - lead < 4) {
+		lead--;
+		if ((s[lead] & 0xc0) != 0x80)
+			return s[lead] < 0xc0 || sequence_bytes(s + lead, bytes - lead, &code)
+				       ? bytes
+				       : lead;
+	}
+	return bytes;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libtmesh-xla for those who load it when somebody asks for XLA's channels, and need no XLA
- * otherwise. It brings a libtmesh and a context of its own: what goes between the two is the text
- * of tokens.
+ * libtmesh-xla for programs that load it when XLA's channels are asked for, and need no XLA
+ * otherwise. It brings a libtmesh and a context of its own. The two exchange only the text of
+ * tokens.
  *
- * Who needs more calls than these defines TMESH_XLA_API_MORE(X), a list of the same kind, before
- * this file is included.
+ * A program that needs more calls defines TMESH_XLA_API_MORE(X), a list of the same kind, before it
+ * includes this file.
  */
 #ifndef TMESH_COMMON_XLA_API_H
 #define TMESH_COMMON_XLA_API_H
@@ -32,7 +32,7 @@ struct tmesh_xla_api {
 #undef TMESH_XLA_MEMBER
 };
 
-/* Load it for as long as the process runs: @library, or TMESH_XLA_LIBRARY where it is NULL.
+/* Load the library for as long as the process runs: @library, or TMESH_XLA_LIBRARY if it is NULL.
  * Return: 0; -EOPNOTSUPP with @err filled and @api as it was. */
 static inline int tmesh_xla_api_load(struct tmesh_xla_api *api, const char *library,
 				     struct tmesh_error *err)
@@ -43,7 +43,8 @@ static inline int tmesh_xla_api_load(struct tmesh_xla_api *api, const char *libr
 							  TMESH_XLA_API_MORE(TMESH_XLA_FIND)};
 #undef TMESH_XLA_FIND
 	int rc = tmesh_loaded_find(library ? library : TMESH_XLA_LIBRARY,
-				   "XLA's channels need libtmesh-xla", calls,
+				   "XLA's channels need libtmesh-xla",
+				   "libtmesh-xla0 (Debian), or run make xla install-xla", calls,
 				   sizeof(calls) / sizeof(*calls), err);
 
 	if (!rc)

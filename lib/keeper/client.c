@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Who neither gives nor takes anything for so long is let go. */
+/* A client that neither sends nor takes anything for so long is disconnected. */
 #define PATIENCE_NS UINT64_C(10000000000)
 /* Messages before it is another client's turn. */
 #define TURN 64
@@ -21,9 +21,9 @@ static void be_patient(struct client *client)
 	client->deadline = tmesh_now_ns() + PATIENCE_NS;
 }
 
-void client_begin(struct client *client, int fd)
+void client_begin(struct client *client, int fd, pid_t pid)
 {
-	*client = (struct client){.fd = fd, .state = CLIENT_ASKS};
+	*client = (struct client){.fd = fd, .pid = pid, .state = CLIENT_ASKS};
 	be_patient(client);
 }
 
@@ -36,7 +36,7 @@ static void leave_group(struct client *client)
 	client->group = NULL;
 }
 
-static void client_end(struct client *client)
+void client_end(struct client *client)
 {
 	leave_group(client);
 	free(client->rows);
@@ -49,7 +49,7 @@ short client_waits_for(const struct client *client)
 	return client->state == CLIENT_TAKES ? POLLOUT : POLLIN;
 }
 
-/* The answer is ready: it goes out next, and @follow messages behind it. */
+/* Begin the answer, which goes out next with @follow messages after it. */
 static void answer(struct client *client, int status, uint32_t follow)
 {
 	client->reply.magic = TMESH_MAGIC_KEEP;
@@ -60,18 +60,40 @@ static void answer(struct client *client, int status, uint32_t follow)
 	client->done = 0;
 }
 
-static void ask_keep(struct client *client)
+static void close_paths(int paths)
+{
+	if (paths >= 0)
+		close(paths);
+}
+
+static bool mode_is_good(uint32_t mode)
+{
+	return mode == 0600 || mode == 0640 || mode == 0644;
+}
+
+/* Begin to keep. @paths: a table's descriptor, or -1; it is the group's from here on. */
+static void ask_keep(struct client *client, int paths)
 {
 	const struct tmesh_keeper_request *request = &client->request;
+	bool with_paths = request->flags & TMESH_KEEPER_PATHS;
 
 	if (!request->count || request->count > TMESH_KEPT_MAX_REGIONS ||
-	    (request->flags & ~(uint32_t)TMESH_KEEPING_REPLACE)) {
+	    (request->flags & ~(uint32_t)(TMESH_KEEPING_REPLACE | TMESH_KEEPER_PATHS)) ||
+	    with_paths != (paths >= 0) || (with_paths && !mode_is_good(request->mode))) {
+		close_paths(paths);
 		answer(client, -EINVAL, 0);
 		return;
 	}
-	client->group = group_new(request->name, request->count, tmesh_giver_at(client->fd));
-	/* All regions are read and let go of, so that the answer finds its reader waiting. */
+	client->group = group_new(request->name, request->count);
+	/* Read and drop all regions first, so that the answer finds its reader waiting. */
 	client->reply.status = client->group ? 0 : -ENOMEM;
+	if (!client->group) {
+		close_paths(paths);
+	} else if (with_paths) {
+		client->group->mode = request->mode;
+		client->group->gid = request->gid;
+		client->reply.status = group_set_paths(client->group, paths, false);
+	}
 	client->state = CLIENT_GIVES;
 	client->done = 0;
 }
@@ -98,6 +120,61 @@ static void ask_open(struct client *client, struct service *service)
 	group_read(group);
 }
 
+static void fill_row(struct tmesh_keeper_row *row, const struct group *group)
+{
+	row->id = group->id;
+	row->bytes = group->bytes;
+	row->kept_ns = group->kept_ns;
+	row->used_ns = group->used_ns;
+	row->expires_ns = group->expires_ns;
+	row->count = group->count;
+	row->mode = group->mode;
+	row->gid = group->gid;
+	row->flags = group->paths >= 0 ? TMESH_KEEPER_PATHS : 0;
+	memcpy(row->name, group->name, sizeof(row->name));
+}
+
+/* Find one row, without looking for its holders. */
+static void ask_find(struct client *client, struct service *service)
+{
+	struct group *group = table_find(&service->table, client->request.name);
+
+	client->rows = group ? calloc(1, sizeof(*client->rows)) : NULL;
+	if (!client->rows) {
+		answer(client, group ? -ENOMEM : -ENOENT, 0);
+		return;
+	}
+	fill_row(client->rows, group);
+	client->reply.id = group->id;
+	answer(client, 0, 1);
+	/* Its table goes along with the reply. */
+	client->group = group;
+	group_read(group);
+}
+
+static void ask_take(struct client *client, struct service *service)
+{
+	const struct tmesh_keeper_request *request = &client->request;
+	struct group *group = table_find(&service->table, request->name);
+
+	if (!group || group->id != request->id || request->region >= group->count ||
+	    request->rights != TMESH_READ ||
+	    !(group->items[request->region].wire.rights & TMESH_READ)) {
+		answer(client,
+		       !group			       ? -ENOENT
+		       : group->id != request->id      ? -ESTALE
+		       : request->rights != TMESH_READ ? -EACCES
+						       : -EINVAL,
+		       0);
+		return;
+	}
+	group->used_ns = tmesh_now_ns();
+	client->reply.id = group->id;
+	answer(client, 0, 1);
+	client->group = group;
+	group_read(group);
+}
+
 static void ask_list(struct client *client, struct service *service)
 {
 	const struct table *table = &service->table;
@@ -115,19 +192,13 @@ static void ask_list(struct client *client, struct service *service)
 			group->used_ns = tmesh_now_ns();
 		else
 			group_used(group);
-		row->id = group->id;
-		row->bytes = group->bytes;
-		row->kept_ns = group->kept_ns;
-		row->used_ns = group->used_ns;
-		row->expires_ns = group->expires_ns;
-		row->count = group->count;
-		memcpy(row->name, group->name, sizeof(row->name));
+		fill_row(row, group);
 	}
 	table_looked(table);
 	answer(client, 0, table->names);
 }
 
-static void ask(struct client *client, struct service *service)
+static void client_ask(struct client *client, struct service *service, int paths)
 {
 	const struct tmesh_keeper_request *request = &client->request;
 	struct table *table = &service->table;
@@ -138,7 +209,13 @@ static void ask(struct client *client, struct service *service)
 	client->reply.limit = table->limit;
 	switch (request->op) {
 	case TMESH_KEEPER_KEEP:
-		ask_keep(client);
+		ask_keep(client, paths);
+		return;
+	case TMESH_KEEPER_FIND:
+		ask_find(client, service);
+		return;
+	case TMESH_KEEPER_TAKE:
+		ask_take(client, service);
 		return;
 	case TMESH_KEEPER_OPEN:
 		ask_open(client, service);
@@ -164,23 +241,45 @@ static bool is_request(const struct tmesh_keeper_request *request)
 	bool named = request->op != TMESH_KEEPER_LIST && request->op != TMESH_KEEPER_STATUS;
 
 	return request->magic == TMESH_MAGIC_KEEP && request->version == TMESH_WIRE_VERSION &&
-	       request->op >= TMESH_KEEPER_KEEP && request->op <= TMESH_KEEPER_STATUS &&
+	       request->op >= TMESH_KEEPER_KEEP && request->op <= TMESH_KEEPER_TAKE &&
 	       (!named || name_is_good(request->name));
 }
 
-/* False: nothing more can be read now, or the client is gone. */
+/* A client of another release gets one answer, whose head is the same in all versions. Its regions
+ * may be on their way: to close the connection over them would lose the answer. */
+static bool is_stranger(const struct tmesh_keeper_request *request)
+{
+	return request->magic == TMESH_MAGIC_KEEP && request->version != TMESH_WIRE_VERSION;
+}
+
+/* Read a request. False: nothing more can be read now, or the client is gone. */
 static bool read_request(struct client *client, struct service *service)
 {
-	int rc = tmesh_wire_recv(client->fd, &client->request, sizeof(client->request), NULL, 0, 0);
+	int paths = -1;
+	int rc = tmesh_wire_recv(client->fd, &client->request, sizeof(client->request), &paths, 1,
+				 0);
 
 	if (rc == -EAGAIN)
 		return false;
-	if (rc < 0 || !is_request(&client->request)) {
+	if (client->stranger && rc != -EPIPE) {
+		close_paths(paths);
+		return true;
+	}
+	if (rc >= 0 && is_stranger(&client->request)) {
+		close_paths(paths);
+		client->stranger = true;
+		answer(client, -EPROTO, 0);
+		return true;
+	}
+	if (rc < 0 || !is_request(&client->request) ||
+	    (paths >= 0 && client->request.op != TMESH_KEEPER_KEEP)) {
+		if (rc > 0)
+			close_paths(paths);
 		client_end(client);
 		return false;
 	}
 	be_patient(client);
-	ask(client, service);
+	client_ask(client, service, paths);
 	return true;
 }
 
@@ -210,17 +309,18 @@ static bool read_region(struct client *client, struct service *service)
 
 	if (count == -EAGAIN)
 		return false;
-	if (count < 0 && count != -EMFILE) {
+	if (count < 0 && count != -EMFILE && count != -EPROTO) {
 		client_end(client);
 		return false;
 	}
 	be_patient(client);
-	if (count == -EMFILE)
-		rc = client->reply.status ? 0 : -ENFILE;
+	if (count < 0)
+		rc = client->reply.status ? 0 : count == -EMFILE ? -ENFILE : count;
 	else if (client->group && !client->reply.status)
 		rc = group_add(client->group, &wire, fds, (unsigned int)count, false);
 	else
-		tmesh_foreign_close_all(fds, (unsigned int)count, tmesh_giver_at(client->fd));
+		for (int i = 0; i < count; i++)
+			close(fds[i]);
 	if (rc) {
 		client->reply.status = rc;
 		client->reply.where = client->done;
@@ -230,7 +330,7 @@ static bool read_region(struct client *client, struct service *service)
 	return true;
 }
 
-/* An opening of its own for each client: by that one sees when it is let go. */
+/* Send an opening of its own to each client: it shows when the client has closed it. */
 static int send_item(struct client *client, const struct item *item)
 {
 	struct tmesh_wire_region wire = item->wire;
@@ -248,19 +348,36 @@ static int send_item(struct client *client, const struct item *item)
 	return rc;
 }
 
-/* False: it cannot be sent now, or the client is gone. */
+static const struct item *item_to_send(const struct client *client)
+{
+	const struct tmesh_keeper_request *request = &client->request;
+	bool one = request->op == TMESH_KEEPER_TAKE;
+
+	return &client->group->items[one ? request->region : client->done - 1];
+}
+
+static int send_reply(const struct client *client)
+{
+	const struct tmesh_keeper_request *request = &client->request;
+	bool with_paths = request->op == TMESH_KEEPER_FIND && client->group &&
+			  (request->flags & TMESH_KEEPER_PATHS) && client->group->paths >= 0;
+
+	return tmesh_wire_send(client->fd, &client->reply, sizeof(client->reply),
+			       with_paths ? &client->group->paths : NULL, with_paths, MSG_DONTWAIT);
+}
+
+/* Send a message. False: it cannot be sent now, or the client is gone. */
 static bool write_one(struct client *client)
 {
 	int rc;
 
 	if (client->done == 0)
-		rc = tmesh_wire_send(client->fd, &client->reply, sizeof(client->reply), NULL, 0,
-				     MSG_DONTWAIT);
+		rc = send_reply(client);
 	else if (client->rows)
 		rc = tmesh_wire_send(client->fd, &client->rows[client->done - 1],
 				     sizeof(*client->rows), NULL, 0, MSG_DONTWAIT);
 	else
-		rc = send_item(client, &client->group->items[client->done - 1]);
+		rc = send_item(client, item_to_send(client));
 	if (rc == -EAGAIN)
 		return false;
 	if (rc) {

@@ -7,7 +7,7 @@
 
 #define CLIENTS 64
 
-/* What all clients are served from. */
+/* The data that serves all clients. */
 struct service {
 	struct table table;
 	uint32_t flags; /* TMESH_KEEPER_*, for STATUS */
@@ -21,28 +21,30 @@ enum client_state {
 
 struct client {
 	int fd; /* -1: none */
+	pid_t pid;
 	enum client_state state;
-	uint64_t deadline; /* it is let go then */
+	uint64_t deadline; /* after it the client is disconnected */
 	struct tmesh_keeper_request request;
 	struct tmesh_keeper_reply reply;
 	struct group *group; /* being given, or being taken */
 	struct tmesh_keeper_row *rows;
 	uint32_t follow; /* messages behind the reply */
 	uint32_t done;	 /* messages that came, or went: the reply is the first */
+	bool stranger;	 /* of another version: its further messages are dropped */
 };
 
-void client_begin(struct client *client, int fd);
+void client_begin(struct client *client, int fd, pid_t pid);
+void client_end(struct client *client);
 short client_waits_for(const struct client *client);
 /* Go on as far as that needs no waiting; @events is poll()'s. */
 void client_step(struct client *client, struct service *service, short events);
 
-/* links.c: a region of exactly its file's length also has a path, kept/NAME in the runtime
- * directory, for programs that know files alone. It is a link into this process's /proc. */
-void link_add(int dir, const struct group *group);
-void link_remove(int dir, const struct group *group);
-void links_clear(int dir);
+/* inherited.c: give up limits, niceness and the like of the client that has started this process,
+ * as far as its user may. False: nothing can be kept under the limits that are left; stdout has the
+ * reason. */
+bool inherited_reset(void);
 
-/* shown.c: what is kept as one region is found by others without a question (keeper.h). */
+/* shown.c: other processes find a region that is kept alone without a question (keeper.h). */
 struct shown {
 	int dir;
 	uint8_t name[16];
@@ -53,11 +55,11 @@ struct shown {
 void shown_begin(struct shown *shown, int dir, uint32_t most);
 void shown_end(struct shown *shown);
 void shown_add(struct shown *shown, const struct group *group);
-/* Before its descriptor is closed. @renamed: another one has its name. */
+/* Remove the region before its descriptor is closed. @renamed: another region has its name. */
 void shown_remove(struct shown *shown, struct group *group, bool renamed);
-/* Before it is looked who holds it. */
+/* Take lent descriptors back, before a look at the group's holders. */
 void shown_take_back(struct shown *shown, struct group *group);
-/* After that, and when others are shown: lend those that were kept last. */
+/* Lend the groups that were kept last, after that and when others are shown. */
 void shown_lend(struct shown *shown, struct group *groups, uint32_t count);
 
 #endif /* TMESH_KEEPER_CLIENT_H */

@@ -20,21 +20,25 @@
 #include <unistd.h>
 
 #include "client.h"
+#include "common/folder.h"
 #include "store.h"
 
 /* Without anything to keep, a keeper that was started by need ends after so long. */
 #define IDLE_NS UINT64_C(10000000000)
-/* Descriptors for all but what is kept. */
+/* Descriptors for everything but kept regions. */
 #define SPARE_FDS 256
-/* For what is lent (shown.c): this part of the others, and no more than so many. */
+/* The part of the other descriptors that may be lent (shown.c), and the most. */
 #define LENT_PART 8
 #define LENT_MOST 1024
-/* Somebody waited for memory for 150 ms of 2 s: an unprivileged process may watch in steps of 2 s.
+/* A process waited for memory for 150 ms of 2 s. An unprivileged process may watch in steps of 2 s.
  */
 #define PRESSURE "some 150000 2000000"
-/* Those who wait may be at a limit of their own, or wait for a disk: memory is short if less than
- * this part of it can be had. */
+/* Memory is short if less than this part of it is available. Pressure alone does not show that: the
+ * waiting processes may be at a limit of their own, or wait for a disk. */
 #define SHORT 8
+
+/* The pause after the last descriptor was used up. */
+#define REST_NS UINT64_C(10000000)
 
 struct keeper {
 	struct service service;
@@ -42,19 +46,20 @@ struct keeper {
 	struct client clients[CLIENTS];
 	struct shown shown;
 	int dir, lock, listener, pressure;
-	uint32_t lent;	  /* descriptors for what is lent (shown.c) */
-	bool by_need;	  /* not systemd's */
-	sigset_t signals; /* those that are let in while it waits */
+	uint64_t rests_until; /* no client is accepted before; 0: at once */
+	uint32_t lent;	      /* descriptors for what is lent (shown.c) */
+	bool by_need;	      /* not systemd's */
+	sigset_t signals;     /* those that are let in while it waits */
 };
 
 static volatile sig_atomic_t told_to_end;
 
-static void end(int signal)
+static void keeper_end(int signal)
 {
 	told_to_end = 1;
 }
 
-/* Why it does not start. On stdout, which is its starter's pipe. */
+/* Print why the keeper does not start, on stdout, which is its starter's pipe. */
 static int refuse(const char *what)
 {
 	printf("%s: %s\n", what, strerror(errno));
@@ -70,7 +75,7 @@ static uint64_t default_limit(void)
 	return (uint64_t)info.totalram * info.mem_unit / 2;
 }
 
-/* Digits alone: the 4 of 4G would be a limit that lets nothing be kept. */
+/* Read digits alone: the 4 of 4G would be a limit that lets nothing be kept. */
 static bool read_limit(const char *text, uint64_t *limit)
 {
 	char *end;
@@ -83,7 +88,7 @@ static bool read_limit(const char *text, uint64_t *limit)
 	*limit = strtoull(text, &end, 10);
 	if (*text >= '0' && *text <= '9' && !*end && !errno && *limit && *limit <= INT64_MAX)
 		return true;
-	/* On stdout, as what refuse() says. */
+	/* To stdout, as refuse() does. */
 	printf("the limit is \"%.40s\"; it is a number of bytes (TMESH_KEEPER_BYTES, --limit)\n",
 	       text);
 	return false;
@@ -92,10 +97,13 @@ static bool read_limit(const char *text, uint64_t *limit)
 static int open_dir(const char *path)
 {
 	struct stat st;
-	int dir;
+	uid_t owner;
+	int dir, rc = tmesh_make_folder(path, &owner);
 
-	if (mkdir(path, 0700) && errno != EEXIST)
+	if (rc) {
+		errno = -rc;
 		return -1;
+	}
 	dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (dir < 0 || fstat(dir, &st))
 		return -1;
@@ -113,7 +121,7 @@ static int set_lock(int fd, bool wait)
 	return fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &lock);
 }
 
-/* Whether @fd is the lock that @lock is, and has it. */
+/* Return whether @fd is of the same lock file as @lock, and has the lock. */
 static bool has_lock(int fd, int lock)
 {
 	struct stat had, now;
@@ -123,9 +131,9 @@ static bool has_lock(int fd, int lock)
 }
 
 /*
- * Who has the lock is the keeper, until it ends. systemd's has had it since its first life. Another
- * one that was started by need is waited for: its groups end with it. A negative result is with
- * errno.
+ * Take the lock, which makes this process the keeper until it ends. A keeper under systemd has had
+ * it since its first life. It waits for one that was started by need, whose groups end with it.
+ * Return a descriptor, or -1 with errno.
  */
 static int take_lock(const struct keeper *keeper)
 {
@@ -160,7 +168,7 @@ static int listen_at(int dir)
 
 	if (fd < 0)
 		return -1;
-	/* Whose lock is ours has no other socket here. */
+	/* The lock is ours, so any socket here is an old one. */
 	unlinkat(dir, TMESH_KEEPER_SOCKET, 0);
 	if (bind(fd, (struct sockaddr *)&address,
 		 tmesh_rundir_address(dir, TMESH_KEEPER_SOCKET, &address)) == 0 &&
@@ -181,7 +189,8 @@ static int watch_pressure(void)
 	return fd;
 }
 
-/* What cannot be read is taken for short: then the kernel's word alone counts. */
+/* Return whether memory is short. If the file cannot be read, assume so: then the kernel's report
+ * alone counts. */
 static bool is_short(void)
 {
 	unsigned long long total, available;
@@ -196,15 +205,13 @@ static bool is_short(void)
 	return got != 2 || available < total / SHORT;
 }
 
-static int added(void *data, const struct group *group)
+static int added(void *data, struct group *group)
 {
 	struct keeper *keeper = data;
 	int rc = store_add(&keeper->store, group);
 
-	if (!rc) {
-		link_add(keeper->dir, group);
+	if (!rc)
 		shown_add(&keeper->shown, group);
-	}
 	return rc;
 }
 
@@ -214,7 +221,6 @@ static void removed(void *data, struct group *group)
 
 	shown_remove(&keeper->shown, group, table_find(&keeper->service.table, group->name));
 	store_remove(&keeper->store, group);
-	link_remove(keeper->dir, group);
 }
 
 static void looks(void *data, struct group *group)
@@ -241,6 +247,60 @@ static void looked(void *data)
 	shown_lend(&keeper->shown, keeper->service.table.groups, keeper->service.table.names);
 }
 
+static unsigned int places_of(const struct keeper *keeper, pid_t pid)
+{
+	unsigned int count = 0;
+
+	for (int i = 0; i < CLIENTS; i++)
+		count += keeper->clients[i].fd >= 0 && keeper->clients[i].pid == pid;
+	return count;
+}
+
+/* Return the client to disconnect for a new one: of the process with the most clients, the one that
+ * was idle for longest. So no process locks others out by connections. */
+static struct client *first_to_go(struct keeper *keeper)
+{
+	struct client *found = NULL;
+	unsigned int most = 0;
+
+	for (int i = 0; i < CLIENTS; i++) {
+		struct client *client = &keeper->clients[i];
+		unsigned int places = client->fd < 0 ? 0 : places_of(keeper, client->pid);
+
+		if (places > most ||
+		    (places && places == most && client->deadline < found->deadline)) {
+			found = client;
+			most = places;
+		}
+	}
+	return found;
+}
+
+static struct client *free_place(struct keeper *keeper)
+{
+	struct client *client;
+
+	for (int i = 0; i < CLIENTS; i++)
+		if (keeper->clients[i].fd < 0)
+			return &keeper->clients[i];
+	client = first_to_go(keeper);
+	client_end(client);
+	return client;
+}
+
+/* Free a descriptor for the client that waits: disconnect another, or look again later. */
+static void accept_failed(struct keeper *keeper)
+{
+	struct client *client = first_to_go(keeper);
+
+	if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS)
+		return;
+	if (client)
+		client_end(client);
+	else
+		keeper->rests_until = tmesh_now_ns() + REST_NS;
+}
+
 static void take_client(struct keeper *keeper)
 {
 	int fd = accept4(keeper->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -248,40 +308,55 @@ static void take_client(struct keeper *keeper)
 	socklen_t size = sizeof(peer);
 
 	if (fd < 0)
-		return;
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid != geteuid()) {
+		accept_failed(keeper);
+	else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) || peer.uid != geteuid())
 		close(fd);
-		return;
-	}
-	for (int i = 0; i < CLIENTS; i++) {
-		if (keeper->clients[i].fd < 0) {
-			client_begin(&keeper->clients[i], fd);
-			return;
-		}
-	}
-	close(fd);
+	else
+		client_begin(free_place(keeper), fd, peer.pid);
 }
 
-/* The nearest of two times, of which 0 is never. */
+/* Return the nearer of two times; 0 is never. */
 static uint64_t sooner(uint64_t a, uint64_t b)
 {
 	return !a || (b && b < a) ? b : a;
+}
+
+/* List the descriptors in use. poll() refuses more places than RLIMIT_NOFILE. */
+static nfds_t list_polls(const struct keeper *keeper, struct pollfd polls[CLIENTS + 2],
+			 uint64_t *deadline)
+{
+	nfds_t count = 2;
+
+	polls[0] = (struct pollfd){.fd = keeper->rests_until ? -1 : keeper->listener,
+				   .events = POLLIN};
+	polls[1] = (struct pollfd){.fd = keeper->pressure, .events = POLLPRI};
+	*deadline = sooner(*deadline, keeper->rests_until);
+	for (int i = 0; i < CLIENTS; i++) {
+		const struct client *client = &keeper->clients[i];
+
+		if (client->fd < 0)
+			continue;
+		polls[count++] =
+			(struct pollfd){.fd = client->fd, .events = client_waits_for(client)};
+		*deadline = sooner(*deadline, client->deadline);
+	}
+	return count;
+}
+
+static short events_of(const struct pollfd *polls, nfds_t count, int fd)
+{
+	for (nfds_t i = 2; i < count; i++)
+		if (polls[i].fd == fd)
+			return polls[i].revents;
+	return 0;
 }
 
 static void step(struct keeper *keeper, uint64_t deadline)
 {
 	struct pollfd polls[CLIENTS + 2];
 	struct timespec left;
-	nfds_t count = 2;
+	nfds_t count = list_polls(keeper, polls, &deadline);
 
-	polls[0] = (struct pollfd){.fd = keeper->listener, .events = POLLIN};
-	polls[1] = (struct pollfd){.fd = keeper->pressure, .events = POLLPRI};
-	for (int i = 0; i < CLIENTS; i++, count++) {
-		polls[count] = (struct pollfd){.fd = keeper->clients[i].fd,
-					       .events = client_waits_for(&keeper->clients[i])};
-		if (polls[count].fd >= 0)
-			deadline = sooner(deadline, keeper->clients[i].deadline);
-	}
 	if (deadline) {
 		int ms = tmesh_poll_ms(deadline);
 
@@ -289,10 +364,14 @@ static void step(struct keeper *keeper, uint64_t deadline)
 	}
 	if (ppoll(polls, count, deadline ? &left : NULL, &keeper->signals) < 0)
 		return;
+	if (tmesh_now_ns() >= keeper->rests_until)
+		keeper->rests_until = 0;
 	if (polls[1].revents & POLLPRI && is_short())
 		table_evict(&keeper->service.table, tmesh_now_ns());
 	for (int i = 0; i < CLIENTS; i++)
-		client_step(&keeper->clients[i], &keeper->service, polls[i + 2].revents);
+		if (keeper->clients[i].fd >= 0)
+			client_step(&keeper->clients[i], &keeper->service,
+				    events_of(polls, count, keeper->clients[i].fd));
 	if (polls[0].revents)
 		take_client(keeper);
 }
@@ -305,7 +384,7 @@ static bool is_idle(const struct keeper *keeper)
 	return keeper->service.table.names == 0;
 }
 
-static void run(struct keeper *keeper)
+static void keeper_run(struct keeper *keeper)
 {
 	uint64_t idle_since = 0;
 
@@ -327,20 +406,22 @@ static void run(struct keeper *keeper)
 
 static void set_signals(void)
 {
-	struct sigaction action = {.sa_handler = end}, before;
+	struct sigaction action = {.sa_handler = keeper_end}, before;
 
 	sigaction(SIGTERM, &action, NULL);
-	/* A shell has it ignored for what it starts in the background: it stays so. */
+	/* A shell ignores it for programs that it starts in the background; keep it so. */
 	if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN)
 		sigaction(SIGINT, &action, NULL);
 	signal(SIGPIPE, SIG_IGN);
-	/* Somebody opened a file while it was asked who else has it: nothing is to be done. */
+	/* A file that would pass RLIMIT_FSIZE is an error of one call. */
+	signal(SIGXFSZ, SIG_IGN);
+	/* A process opened a file during a look at its holders, which needs no action. */
 	signal(SIGIO, SIG_IGN);
 	signal(SIGHUP, SIG_IGN);
 }
 
-/* From here on it is told to end only where it waits: a signal between the look whether it is to
- * end and the wait would be slept over. */
+/* Let signals end the keeper only while it waits. A signal between the check whether to end and the
+ * wait would otherwise be missed. */
 static void hold_signals(struct keeper *keeper)
 {
 	sigset_t held;
@@ -363,8 +444,8 @@ static uint64_t raise_fds(void)
 }
 
 /*
- * Go on in a child, which is nobody's. This process ends when that can be connected to, or says
- * that it has failed. Return: in the child, where to tell; else it does not.
+ * Go on in a child with a session of its own. This process ends when the child can be connected to,
+ * or has failed. Return, in the child, the descriptor for its report.
  */
 static int go_on_alone(void)
 {
@@ -402,10 +483,22 @@ static int usage(int status)
 {
 	fprintf(status ? stderr : stdout,
 		"usage: tmesh-keeper [--daemon] [--limit BYTES] DIRECTORY\n\n"
-		"Keep regions of this user in memory; clients find it in DIRECTORY, tmesh's "
-		"runtime\n"
-		"directory. --daemon returns once it runs, and ends it when it keeps nothing.\n");
+		"Keep regions of this user in memory. Clients find it in DIRECTORY, tmesh's\n"
+		"runtime directory. --daemon returns once it runs, and ends it when it keeps "
+		"nothing.\n");
 	return status;
+}
+
+/* Choose the first id at random. Programs know a group by its id, also when this keeper and its
+ * groups are gone, so another life must not give the same ids. New ids are higher than those of the
+ * groups that are there, because ids show the order. */
+static void begin_ids(struct table *table)
+{
+	uint64_t random;
+
+	if (tmesh_random(&random, sizeof(random), NULL))
+		random = tmesh_now_ns();
+	table->last_id += 1 + (random & UINT64_C(0xffffffffff));
 }
 
 static int serve(struct keeper *keeper)
@@ -420,13 +513,16 @@ static int serve(struct keeper *keeper)
 		table->max_fds / LENT_PART < LENT_MOST ? table->max_fds / LENT_PART : LENT_MOST;
 	table->max_fds -= keeper->lent;
 	keeper->lock = take_lock(keeper);
-	/* Another one keeps: that is as good. Or it was waited for in vain. */
+	/* Another keeper has the lock, which is no error. Or a signal ended the wait for it. */
 	if (keeper->lock < 0)
 		return errno == EAGAIN || errno == EINTR ? 0
 							 : refuse("locking the runtime directory");
-	links_clear(keeper->dir);
+	hold_signals(keeper);
 	store_take(&keeper->store, table, keeper->lock, tmesh_now_ns());
-	/* What an earlier life gave up last may be back, for systemd had not heard of it. */
+	begin_ids(table);
+	store_settle(&keeper->store, table);
+	/* A group that an earlier life gave up may be back, because systemd had not removed it yet.
+	 */
 	while (table->used > table->limit && table_evict(table, tmesh_now_ns()))
 		;
 	keeper->listener = listen_at(keeper->dir);
@@ -435,10 +531,8 @@ static int serve(struct keeper *keeper)
 	if (keeper->by_need)
 		tell_starter(starter);
 	shown_begin(&keeper->shown, keeper->dir, keeper->lent);
-	for (group = table->groups; group; group = group->next) {
-		link_add(keeper->dir, group);
+	for (group = table->groups; group; group = group->next)
 		shown_add(&keeper->shown, group);
-	}
 	looked(keeper);
 	keeper->pressure = watch_pressure();
 	if (keeper->pressure >= 0)
@@ -446,11 +540,15 @@ static int serve(struct keeper *keeper)
 	store_ready(&keeper->store);
 	if (chdir("/"))
 		return 1;
-	hold_signals(keeper);
-	run(keeper);
+	keeper_run(keeper);
 	shown_end(&keeper->shown);
 	unlinkat(keeper->dir, TMESH_KEEPER_SOCKET, 0);
-	links_clear(keeper->dir);
+	/* Reading all files may take minutes: no client waits for that. */
+	close(keeper->listener);
+	for (int i = 0; i < CLIENTS; i++)
+		if (keeper->clients[i].fd >= 0)
+			client_end(&keeper->clients[i]);
+	store_before_kexec(&keeper->store, table);
 	return 0;
 }
 
@@ -475,6 +573,8 @@ int main(int argc, char **argv)
 	}
 	if (optind + 1 != argc)
 		return usage(2);
+	if (keeper.by_need && !inherited_reset())
+		return 1;
 	if (!read_limit(limit, &table->limit))
 		return 2;
 	table->added = added;

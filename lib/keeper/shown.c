@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* What is kept as one region, in an index that others read: they open it without waking the keeper.
- */
+/* Regions kept alone, in an index that other processes read: they open them without waking the
+ * keeper. */
 #include "client.h"
 
 #include <fcntl.h>
@@ -19,7 +19,8 @@ static bool is_shown(const struct group *group)
 	       (group->items[0].wire.rights & TMESH_READ);
 }
 
-/* All keepers of a directory give it the same name, and one may have been killed while it did. */
+/* Write the link to the index. All keepers of a directory give it the same name, and an earlier one
+ * may have been killed at that. */
 static void link_shown(const struct shown *shown)
 {
 	char name[33], unfinished[48];
@@ -30,7 +31,7 @@ static void link_shown(const struct shown *shown)
 	tmesh_rundir_link(shown->dir, name, tmesh_index_fd(shown->index));
 }
 
-/* Best effort: without an index clients ask. */
+/* Make the index if possible: without it clients ask. */
 void shown_begin(struct shown *shown, int dir, uint32_t most)
 {
 	struct stat st;
@@ -39,7 +40,7 @@ void shown_begin(struct shown *shown, int dir, uint32_t most)
 	if (fstat(dir, &st))
 		return;
 	tmesh_keeper_name(st.st_dev, st.st_ino, shown->name);
-	if (tmesh_index_new(shown->name, 1, SLOTS, &shown->index, NULL) == 0)
+	if (tmesh_index_new(shown->name, 1, SLOTS, false, &shown->index, NULL) == 0)
 		link_shown(shown);
 }
 
@@ -73,7 +74,7 @@ void shown_add(struct shown *shown, const struct group *group)
 	if (!shown->index)
 		return;
 	tmesh_keeper_key(group->name, entry.secret);
-	/* It takes the place of what had the name before. */
+	/* It replaces an entry of the same name. */
 	tmesh_index_remove(shown->index, entry.secret);
 	if (!is_shown(group))
 		return;
@@ -99,16 +100,17 @@ void shown_remove(struct shown *shown, struct group *group, bool renamed)
 	tmesh_keeper_key(group->name, key);
 	if (!renamed)
 		tmesh_index_remove(shown->index, key);
-	/* Who has a copy now and sees no change is seen by the next look (tmesh_index_hit_holds()).
-	 */
+	/* A process that duplicated it before now is seen by the next look
+	 * (tmesh_index_hit_holds()). */
 	atomic_thread_fence(memory_order_seq_cst);
 	close_lent(&group->items[0]);
 }
 
 /*
- * To duplicate a file costs a client less than to open it, but whether the keeper alone has what is
- * duplicated nobody can say. So an opening that is for nothing else is lent, and closed before the
- * kernel is asked by the keeper's own: it sees the clients' copies then. Meanwhile they open anew.
+ * Take the lent descriptor back. Duplicating a file costs a client less than opening it, but nobody
+ * can tell whether the keeper alone has a duplicated one. So the keeper lends a separate opening
+ * and closes it before it asks the kernel through its own, which then shows the clients' copies.
+ * Until the next loan, clients open the file anew.
  */
 void shown_take_back(struct shown *shown, struct group *group)
 {
@@ -122,7 +124,8 @@ void shown_take_back(struct shown *shown, struct group *group)
 	close_lent(item);
 }
 
-/* That it was used the client tells: the kernel would set the time of access to the last tick. */
+/* Lend an opening of the group's file. Clients set its time of access: the kernel would set it only
+ * to the last tick. */
 static void lend(struct shown *shown, struct group *group)
 {
 	struct item *item = &group->items[0];

@@ -14,6 +14,7 @@
 #include "common/foreign.h"
 #include "common/utf8.h"
 #include "memfd.h"
+#include "paths.h"
 
 bool name_is_good(const char name[TMESH_KEPT_NAME_LEN + 1])
 {
@@ -27,7 +28,7 @@ bool name_is_good(const char name[TMESH_KEPT_NAME_LEN + 1])
 	return tmesh_utf8_span(name, bytes, false) == bytes;
 }
 
-struct group *group_new(const char *name, uint32_t room, tmesh_giver giver)
+struct group *group_new(const char *name, uint32_t room)
 {
 	struct group *group = calloc(1, sizeof(*group) + room * sizeof(struct item));
 
@@ -35,7 +36,9 @@ struct group *group_new(const char *name, uint32_t room, tmesh_giver giver)
 		return NULL;
 	memcpy(group->name, name, sizeof(group->name));
 	group->room = room;
-	group->giver = giver;
+	group->paths = -1;
+	group->mode = 0600;
+	group->gid = getegid();
 	return group;
 }
 
@@ -46,7 +49,7 @@ static unsigned int close_fds(const struct group *group, const int *fds, unsigne
 	for (unsigned int i = 0; i < count; i++) {
 		if (fds[i] < 0)
 			continue;
-		tmesh_foreign_close(fds[i], group->giver);
+		close(fds[i]);
 		closed++;
 	}
 	return closed;
@@ -58,22 +61,20 @@ void group_free(struct group *group)
 		return;
 	for (uint32_t i = 0; i < group->count; i++)
 		close_fds(group, group->items[i].fds, 3);
+	close_fds(group, &group->paths, 1);
 	free(group);
 }
 
 int group_reopen(int fd, int flags)
 {
-	char path[32];
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	return open(path, O_RDONLY | O_CLOEXEC | flags);
+	return tmesh_foreign_reopen(fd, O_RDONLY | flags);
 }
 
-/* Sealed memory of this user, as large as is said. */
+/* Check that the file is sealed memory of this user, and of the size that @wire has. */
 static int check_file(const struct tmesh_wire_region *wire, const int *fds, unsigned int count,
 		      struct item *item)
 {
-	int seals = fcntl(fds[0], F_GET_SEALS);
+	int seals = tmesh_foreign_seals(fds[0]);
 	uint64_t behind = tmesh_memfd_trailer_bytes(wire->kind);
 	bool opaque = wire->kind & TMESH_KIND_OPAQUE;
 	struct stat st;
@@ -86,7 +87,7 @@ static int check_file(const struct tmesh_wire_region *wire, const int *fds, unsi
 	if (!wire->bytes || st.st_size <= 0 || (uint64_t)st.st_size < behind ||
 	    wire->bytes > (uint64_t)st.st_size - behind)
 		return -EINVAL;
-	/* Polling another kind of file may make us wait for whoever serves it. */
+	/* Polling another kind of file could block on the process that serves it. */
 	if (opaque && (count < 2 || fcntl(fds[1], F_GETPIPE_SZ) < 0))
 		return -EINVAL;
 	item->dev = st.st_dev;
@@ -113,12 +114,12 @@ int group_add(struct group *group, const struct tmesh_wire_region *wire, const i
 	for (uint32_t i = 0; !rc && i < group->count; i++)
 		if (group->items[i].dev == item.dev && group->items[i].ino == item.ino)
 			rc = -EINVAL;
-	/* Nobody has a copy of the keeper's own: by that it is told whether anybody else holds the
-	 * file. */
+	/* No other process has a copy of the keeper's own opening: by it the kernel shows whether
+	 * others hold the file. */
 	if (!rc && !ours) {
 		item.fds[0] = group_reopen(fds[0], 0);
 		if (item.fds[0] < 0)
-			rc = errno == EMFILE ? -EMFILE : -EINVAL;
+			rc = errno == EMFILE || errno == EWOULDBLOCK ? -errno : -EINVAL;
 	}
 	if (rc) {
 		close_fds(group, fds, count);
@@ -137,10 +138,40 @@ int group_add(struct group *group, const struct tmesh_wire_region *wire, const i
 	return 0;
 }
 
+int group_set_paths(struct group *group, int fd, bool ours)
+{
+	const int wanted = TMESH_SEALS_FIXED | F_SEAL_WRITE;
+	int seals = tmesh_foreign_seals(fd);
+	struct stat st;
+	int rc = 0;
+
+	if (seals < 0 || (seals & wanted) != wanted || fstat(fd, &st) || st.st_uid != geteuid() ||
+	    st.st_size < (off_t)sizeof(struct tmesh_paths) ||
+	    (uint64_t)st.st_size > TMESH_PATHS_MAX || group->paths >= 0)
+		rc = -EINVAL;
+	if (!rc && !ours) {
+		int own = group_reopen(fd, 0);
+
+		if (own < 0)
+			rc = errno == EMFILE || errno == EWOULDBLOCK ? -errno : -EINVAL;
+		else
+			close(fd);
+		fd = own < 0 ? fd : own;
+	}
+	if (rc) {
+		close_fds(group, &fd, 1);
+		return rc;
+	}
+	group->paths = fd;
+	group->bytes += (uint64_t)st.st_size;
+	return 0;
+}
+
 /*
- * A write lease is given to who alone has the file open: mappings count, and what is under way in
- * sockets. It is given back at once. Where there are no leases, all counts as held. An opaque
- * region's holders have leashes of it open.
+ * Return whether another process holds the item. The kernel grants a write lease only on a file
+ * that is open once. Open files that a mapping or a message on a socket keeps count too. The lease
+ * is given back at once. Without leases all items count as held. The holders of an opaque region
+ * have its revocation pipe open.
  */
 static bool is_held(const struct item *item)
 {
@@ -169,7 +200,7 @@ void table_looked(const struct table *table)
 
 static uint64_t group_fds(const struct group *group)
 {
-	uint64_t fds = 0;
+	uint64_t fds = group->paths >= 0;
 
 	for (uint32_t i = 0; i < group->count; i++)
 		for (int k = 0; k < 3; k++)
@@ -238,7 +269,7 @@ void group_used(struct group *group)
 		group->used_ns = now - (uint64_t)ago;
 }
 
-/* Who is held is used now. */
+/* Return whether the group is held; a group that is held counts as used now. */
 static bool in_use(const struct table *table, struct group *group, uint64_t now)
 {
 	if (!group->readers && !table_held(table, group)) {
@@ -251,21 +282,21 @@ static bool in_use(const struct table *table, struct group *group, uint64_t now)
 	return true;
 }
 
-/* @memory: of those that have memory of the machine's. What stands for a descriptor, as of a GPU's
- * memory, has none, and would be given up for nothing. */
-static struct group *oldest(struct table *table, const struct group *spare, bool memory,
-			    uint64_t now)
+/* Return the group that was used longest ago and has memory. A group that stands for a descriptor,
+ * such as that of a GPU's memory, has none, so dropping it would free nothing. */
+static struct group *oldest(struct table *table, const struct group *spare, uint64_t now)
 {
 	struct group *found = NULL;
 
 	for (struct group *group = table->groups; group; group = group->next)
-		if (group != spare && !(memory && !group->bytes) && !in_use(table, group, now) &&
+		if (group != spare && group->bytes && !in_use(table, group, now) &&
 		    (!found || group->used_ns < found->used_ns))
 			found = group;
 	return found;
 }
 
-/* Who has opened it since it was looked at holds it; once it is shown no more nobody can. */
+/* Drop the group unless a process holds it. Remove it from the index first: then no process can
+ * open it between the check and the drop. */
 static bool give_up(struct table *table, struct group *group, uint64_t now)
 {
 	if (table->shows)
@@ -284,7 +315,7 @@ bool table_evict(struct table *table, uint64_t now)
 	struct group *group;
 
 	do
-		group = oldest(table, NULL, true, now);
+		group = oldest(table, NULL, now);
 	while (group && !give_up(table, group, now));
 	table_looked(table);
 	return group;
@@ -301,19 +332,16 @@ static bool fits_fds(const struct table *table, const struct group *group, const
 	return table->fds - (old ? group_fds(old) : 0) + group_fds(group) <= table->max_fds;
 }
 
-/* Whether all would fit once everything is gone that may go: else nothing has to. */
+/* Return whether all would fit after dropping every unused group. If not, none is dropped. */
 static bool can_fit(struct table *table, const struct group *group, const struct group *old,
 		    uint64_t now)
 {
-	uint64_t bytes = group->bytes, fds = group_fds(group);
+	uint64_t bytes = group->bytes;
 
-	for (struct group *other = table->groups; other; other = other->next) {
-		if (other == old || !in_use(table, other, now))
-			continue;
-		bytes += other->bytes;
-		fds += group_fds(other);
-	}
-	return bytes <= table->limit && fds <= table->max_fds;
+	for (struct group *other = table->groups; other; other = other->next)
+		if (other != old && in_use(table, other, now))
+			bytes += other->bytes;
+	return bytes <= table->limit;
 }
 
 static bool is_elsewhere(const struct table *table, const struct group *group,
@@ -331,8 +359,7 @@ static bool is_elsewhere(const struct table *table, const struct group *group,
 	return false;
 }
 
-/* By their ids, so in the order in which they were kept, in whatever order systemd gives them back.
- */
+/* Insert by id, and so in the order of keeping, whatever order systemd gives them back in. */
 static void insert(struct table *table, struct group *group)
 {
 	struct group **at = &table->groups;
@@ -365,21 +392,21 @@ static int keep(struct table *table, struct group *group, uint64_t lifetime_ns, 
 		rc = -EEXIST;
 	else if (is_elsewhere(table, group, old))
 		rc = -EBUSY;
-	else if (group_fds(group) > table->max_fds ||
-		 (!old && table->names == TMESH_KEEPER_MAX_NAMES))
+	/* A lack of descriptors drops no kept group: memory is not short, and its owners would not
+	 * notice. */
+	else if (!fits_fds(table, group, old) || (!old && table->names == TMESH_KEEPER_MAX_NAMES))
 		rc = -ENFILE;
 	else if (group->bytes > table->limit)
 		rc = -EDQUOT;
-	/* To see who is in use takes a look at each: not where there is room. */
-	else if ((!fits_memory(table, group, old) || !fits_fds(table, group, old)) &&
-		 !can_fit(table, group, old, now))
+	/* Finding groups in use takes a look at each, so it is done only without room. */
+	else if (!fits_memory(table, group, old) && !can_fit(table, group, old, now))
 		rc = -EDQUOT;
 	if (rc) {
 		group_free(group);
 		return rc;
 	}
-	while (!fits_memory(table, group, old) || !fits_fds(table, group, old)) {
-		struct group *victim = oldest(table, old, !fits_memory(table, group, old), now);
+	while (!fits_memory(table, group, old)) {
+		struct group *victim = oldest(table, old, now);
 
 		/* It was taken into use this moment. */
 		if (!victim) {

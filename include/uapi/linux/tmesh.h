@@ -8,23 +8,22 @@
  * Two kinds of file take these calls:
  *
  *   device   an open /dev/tmesh
- *   handle   one holder's right to one region, returned as a file descriptor by the
- *            calls that make regions (TMESH_CREATE, TMESH_CREATE_MEMFD, TMESH_CREATE_USER,
- *            TMESH_IMPORT, TMESH_GATHER), TMESH_OPEN and TMESH_DERIVE
+ *   handle   one holder's right to one region. The calls that make regions (TMESH_CREATE,
+ *            TMESH_CREATE_MEMFD, TMESH_CREATE_USER, TMESH_IMPORT, TMESH_GATHER), TMESH_OPEN,
+ *            TMESH_DERIVE and TMESH_KEPT_OPEN return it as a file descriptor
  *
  * Extension rules
  *
  *   - Every structure begins with its own size in bytes as the caller knows it,
  *     then with a word of flags.
- *   - A structure shorter than the first published one gives EINVAL; a longer one
- *     is accepted when all bytes the kernel does not know are zero, else E2BIG.
- *     A shorter-than-current one is read as if padded with zeros, and only as many
- *     bytes as the caller named are written back.
+ *   - A structure shorter than the first published one gives EINVAL. A longer one gives E2BIG
+ *     unless all bytes that the kernel does not know are zero. One shorter than the current one is
+ *     read as if padded with zeros. The kernel writes back only as many bytes as the caller named.
  *   - Unknown flags and unknown rights give EOPNOTSUPP. Padding and fields named
  *     "out" must be zero on the way in where they say so, else EINVAL.
  *   - Structures only grow at the end; a new meaning gets a new number.
- *   - All times are CLOCK_MONOTONIC nanoseconds, as the caller's time namespace has
- *     them. All descriptors are made with O_CLOEXEC. Pointers are carried in __aligned_u64.
+ *   - All times are CLOCK_MONOTONIC nanoseconds in the caller's time namespace. All descriptors are
+ *     made with O_CLOEXEC. Pointers are carried in __aligned_u64.
  *
  * Errors that all calls share
  *
@@ -37,13 +36,13 @@
  *   EPERM       the region's state or its owner's wish forbids it, for any handle
  *   EINTR       a fatal signal came; nothing has changed (but see TMESH_REVOKE and TMESH_WAIT)
  *   ESTALE      the region was revoked, or this handle's lease has lapsed
- *   EDQUOT      one of tmesh's limits would be passed: bytes, regions, handles, pins, kept
- *               bytes or kept names of this user, of this IPC namespace, or of all users
- *               together. TMESH_CAPS shows limits and use; root raises the limits in
- *               /proc/sys/dev/tmesh/. Nothing was allocated.
+ *   EDQUOT      a limit would be passed: bytes, regions, handles, pins, kept bytes or kept
+ *               names of this user, of this IPC namespace, or of all users. TMESH_CAPS shows
+ *               limits and use; root raises the limits in /proc/sys/dev/tmesh/. Nothing was
+ *               allocated.
  *   ENOMEM      the system, or the caller's memory control group, has no memory
  *   ENOENT      a token that is dead, foreign or guessed, an unknown id, or a name that is not
- *               kept or not for the caller: the answers are the same on purpose
+ *               kept or not for the caller; the answer never differs
  *   EEXIST      see TMESH_KEEP
  *   ENOSPC      see TMESH_KEPT_OPEN
  *   EBUSY       see TMESH_SEAL, TMESH_REVOKE, TMESH_LEASE, TMESH_SIGNAL, TMESH_KEEP and TMESH_RENEW
@@ -58,41 +57,40 @@
 
 #define TMESH_ABI_VERSION 1
 
-#define TMESH_LABEL_MAX 63	 /* bytes, without the terminating zero */
-#define TMESH_DESC_MAX 4096	 /* bytes of a region's description */
-#define TMESH_TOKEN_BYTES 16	 /* a token's random bits */
-#define TMESH_LINGER_MAX_MS 1000 /* longest linger that may be asked for */
+#define TMESH_LABEL_MAX 63     /* bytes, without the terminating zero */
+#define TMESH_DESC_MAX 4096    /* bytes of a region's description */
+#define TMESH_TOKEN_BYTES 16   /* a token's random bits */
+#define TMESH_HOLD_MAX_MS 1000 /* longest hold that may be asked for */
 #define TMESH_COMM_LEN 16
 
 /*
- * Rights of a handle or a token. They only ever shrink: a handle derived from
- * another, or a token asked of one, has a subset of its rights. READ is always
- * part of the set, and asking for a set without it gives EINVAL.
+ * Rights of a handle or a token. They never grow: a handle or a token made from a handle has a
+ * subset of its rights. READ is always part of the set. A set without it gives EINVAL.
  *
- * A handle is mapped with mmap(MAP_SHARED), executable mappings, those of exports too, give EPERM,
- * and making one executable EACCES. A mapping through a
- * handle without WRITE never becomes writable (EACCES). Once the region is sealed writable mappings
- * give EPERM, and making an older mapping writable gives EACCES. A mapping counts as a writer from
- * when it first may write until it is unmapped, even where mprotect() took that away again:
- * mmap(MAP_FIXED) of the same place without PROT_WRITE turns it into a reader.
+ * Map a handle with mmap(MAP_SHARED). Executable mappings give EPERM, for exports too, and making a
+ * mapping executable gives EACCES. A mapping through a handle without WRITE never becomes writable
+ * (EACCES). Once the region is sealed, a new writable mapping gives EPERM, and making an older
+ * mapping writable gives EACCES. A mapping counts as a writer from when it first may write until it
+ * is unmapped. mprotect() does not change that. To turn a writer into a reader, map the same place
+ * again with mmap(MAP_FIXED) and without PROT_WRITE.
  *
- * A sealed region is mapped with mmap(MAP_PRIVATE) too, PROT_WRITE whatever the handle's rights
- * are: a page that is written to is copied first, and the copy is the process's own, charged to
- * it like any memory of it. What was written stays when the region is revoked or the lease
- * lapses; other pages go as in any mapping. Before the seal, and for exports, EINVAL.
+ * A sealed region can also be mapped with mmap(MAP_PRIVATE), and with PROT_WRITE whatever the
+ * handle's rights are. A write goes to a copy of the page. The copy belongs to the process and is
+ * charged to it like its other memory. It stays when the region is revoked or the lease lapses;
+ * other pages go as in any mapping. Before the seal, and for exports, MAP_PRIVATE gives EINVAL.
  *
- * poll() of a handle says
+ * poll() of a handle reports
  *   POLLHUP            the region was revoked
  *   POLLHUP | POLLERR  this handle's lease has lapsed
- *   POLLOUT            nobody else holds the region: no other handle, export or view whose
- *                      lease has not lapsed, no device is attached to it, it is not kept
+ *   POLLOUT            this is the only holder: there is no other handle, export or view whose
+ *                      lease has not lapsed, no attached device, and the region is not kept
  *   POLLPRI            a page of it has an uncorrectable memory error
  */
 #define TMESH_RIGHT_READ (1u << 0)   /* map, export read-only */
 #define TMESH_RIGHT_WRITE (1u << 1)  /* map writable, export writable, until sealed */
 #define TMESH_RIGHT_MANAGE (1u << 2) /* seal, describe, revoke */
 
-/* Where a region's memory comes from. */
+/* The kind of a region's memory */
 #define TMESH_BACKING_PAGES 1  /* allocated by the module */
 #define TMESH_BACKING_MEMFD 2  /* the pages of a memfd */
 #define TMESH_BACKING_USER 3   /* pinned memory of a process */
@@ -108,18 +106,18 @@
 	(1u << 3) /* a page of it has an uncorrectable memory error, see below */
 
 /*
- * A region is POISONED once somebody came upon a page of it that the kernel has marked as bad: by a
- * touch, by a device that maps an export, or by TMESH_INFO_PINS, which looks at every page. To
- * touch such a page raises SIGBUS with BUS_MCEERR_AR and its address; calls that the kernel makes
- * with it give EFAULT, or EHWPOISON as an importer's mapping of an export does. Pages beside it
- * stay good. By the time that the state is set each mapping of the page has been taken away, and
- * pages beside it are mapped anew when they are touched. What a device has mapped it keeps.
+ * A region becomes POISONED when tmesh finds a page in it that the kernel has marked as bad. It
+ * finds one by a touch, when a device maps an export, or by TMESH_INFO_PINS, which looks at every
+ * page. A touch of a bad page raises SIGBUS with BUS_MCEERR_AR and its address. System calls that
+ * use it give EFAULT or EHWPOISON, and an importer's mapping of an export gives EHWPOISON. Pages
+ * beside it stay good. Before the state is set, all mappings of the page are taken away. Pages
+ * beside it are mapped again when they are touched. Mappings by devices stay.
  */
 
 #define TMESH_IOC_MAGIC 0xE7
 
 /*
- * TMESH_CAPS (device, handle): what this module can do, limits and use.
+ * TMESH_CAPS (device, handle): features, limits and use.
  *
  * Limits are those in force now; "used" counts the caller's effective uid.
  */
@@ -135,8 +133,9 @@
 #define TMESH_FEATURE_GATHER (1ull << 9)   /* TMESH_GATHER */
 #define TMESH_FEATURE_FENCE (1ull << 10)   /* TMESH_SIGNAL, TMESH_WAIT */
 #define TMESH_FEATURE_KEEP (1ull << 11)	   /* TMESH_KEEP, TMESH_KEPT_* */
-#define TMESH_FEATURE_PRIVATE (1ull << 12) /* mmap(MAP_PRIVATE) of what is sealed */
+#define TMESH_FEATURE_PRIVATE (1ull << 12) /* mmap(MAP_PRIVATE) of sealed regions */
 #define TMESH_FEATURE_RENEW (1ull << 13)   /* TMESH_RENEW */
+#define TMESH_FEATURE_FILES (1ull << 14)   /* files of TMESH_KEEP, and the file system "tmesh" */
 
 struct tmesh_caps_query {
 	__u32 size;
@@ -185,22 +184,20 @@ struct tmesh_caps_query {
  *
  * @bytes      in: length wanted, at least 1; the memory is rounded up to whole
  *             pages (to 2 MiB with TMESH_CREATE_HUGE), the length is kept as asked
- * @node       in: NUMA node, used only with TMESH_CREATE_NODE (else must be 0)
- * @mode       in: who may redeem a token of this region, as permission bits:
- *             0400 0200 for the owner, 0040 0020 for @gid; others are EINVAL;
- *             0 means 0600
- * @gid        in: group of the region in the caller's user namespace, used only
- *             with TMESH_CREATE_GID (else must be 0, and the group is the
- *             caller's); EPERM when the caller is not in it
- * @linger_ms  in: after the last handle and export are gone keep the region this
- *             long, so that a token already sent (if one was ever asked for) can still
- *             be redeemed; at most TMESH_LINGER_MAX_MS; stays charged, and ends at once
- *             when the user's last open /dev/tmesh goes
+ * @node       in: NUMA node, with TMESH_CREATE_NODE; else must be 0
+ * @mode       in: permission bits for redeeming a token of this region: 0400 and 0200 for the
+ *             owner, 0040 and 0020 for @gid. Others give EINVAL; 0 means 0600
+ * @gid        in: with TMESH_CREATE_GID: group of the region in the caller's user namespace. EPERM
+ *             if the caller is not in it. Else must be 0, and the region gets the caller's group
+ * @hold_ms  in: how long the region stays after its last handle and export are gone, so that a
+ *             token already sent can still be redeemed. At most TMESH_HOLD_MAX_MS. Without a token
+ *             there is no hold. The region stays charged. All holds of a user end when its last
+ *             open /dev/tmesh is closed
  * @label      in: a name for people, zero-terminated, no control characters
  * @fd         out: the handle, with all rights
  * @id         out: never used again while the module is loaded, not a secret
  *
- * Memory is committed here: EDQUOT or ENOMEM come now, never a SIGBUS later.
+ * The memory is allocated here: a shortage gives EDQUOT or ENOMEM now, never a SIGBUS later.
  */
 #define TMESH_CREATE_HUGE (1u << 0)   /* 2 MiB folios throughout, or ENOMEM */
 #define TMESH_CREATE_NOHUGE (1u << 1) /* single pages only */
@@ -215,7 +212,7 @@ struct tmesh_create {
 	__s32 node;
 	__u32 mode;
 	__u32 gid;
-	__u32 linger_ms;
+	__u32 hold_ms;
 	char label[TMESH_LABEL_MAX + 1];
 	__s32 fd;	  /* out */
 	__u32 pad;	  /* 0 */
@@ -226,20 +223,22 @@ struct tmesh_create {
 /*
  * TMESH_CREATE_MEMFD (device): a region over the pages of a memfd.
  *
- * @memfd must be sealed against shrinking (F_SEAL_SHRINK), else EINVAL: pages that
- * can go away under a reader are no region. @bytes may be 0 for the whole file, and
- * may not pass its end. The handle can write only when the descriptor can and the
- * memfd is not sealed against writing (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE); once its holder has
- * sealed it so there are no new writable mappings and exports (EPERM). The pages are pinned and
- * charged to the region's limits. Anyone who holds the memfd itself still has it: read-only handles
- * and revocation bind the handles of the region, not the holders of the memfd; a
- * sealed region is one whose memfd is sealed too (TMESH_SEAL adds F_SEAL_WRITE and
- * gives EBUSY where that fails, and while another region of the memfd could write; fcntl()
- * itself cannot while the region lives).
- * Mappings of the handle are mappings of the memfd: they outlive the region, are not
- * counted for TMESH_HOLDERS, and keep for good the protection they were made with.
- * EOPNOTSUPP for a memfd of huge pages (MFD_HUGETLB), EACCES for a descriptor that
- * cannot read, EDQUOT for more than 1,024 regions of one memfd.
+ * @memfd must be sealed against shrinking (F_SEAL_SHRINK), else EINVAL. @bytes may be 0 for the
+ * whole file, and must not exceed it. The handle can write only if the descriptor can and the memfd
+ * is not sealed against writing (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE). After such a seal, new
+ * writable mappings and exports give EPERM. The pages are pinned and charged to the region's
+ * limits.
+ *
+ * The rights of handles, and a revocation, do not restrict holders of the memfd itself. TMESH_SEAL
+ * seals the memfd too: it adds F_SEAL_WRITE. It gives EBUSY if that fails, and while another region
+ * of the memfd could write. fcntl() cannot add that seal while the region lives.
+ *
+ * Mappings of the handle are mappings of the memfd. They outlive the region, TMESH_HOLDERS does not
+ * count them, and their protection never changes.
+ *
+ * EOPNOTSUPP for a memfd of huge pages (MFD_HUGETLB). EACCES for a descriptor that cannot read.
+ * EDQUOT for more than 1,024 regions of one memfd. Half of these are for the memfd's owner. Another
+ * user must leave as many of the others free as it has.
  *
  * @flags: TMESH_CREATE_GID, TMESH_CREATE_NOPIN.
  */
@@ -250,7 +249,7 @@ struct tmesh_create_memfd {
 	__s32 memfd;
 	__u32 mode;
 	__u32 gid;
-	__u32 linger_ms;
+	__u32 hold_ms;
 	char label[TMESH_LABEL_MAX + 1];
 	__s32 fd;	  /* out */
 	__u32 rights;	  /* out: TMESH_RIGHT_* of the handle */
@@ -259,12 +258,12 @@ struct tmesh_create_memfd {
 #define TMESH_CREATE_MEMFD _IO(TMESH_IOC_MAGIC, 0x02)
 
 /*
- * TMESH_OPEN (device): redeem a token for a handle of one's own.
+ * TMESH_OPEN (device): redeem a token for a new handle.
  *
- * The caller must be in the IPC namespace the region was created in and be
- * admitted by its owner, group and mode; otherwise ENOENT, as for a token that
- * never was. Rights beyond those of the token or of the mode give EACCES; MANAGE is
- * the owner's alone, whatever the token says.
+ * The caller must be in the IPC namespace in which the region was created, and its owner, group and
+ * mode must admit the caller. Otherwise ENOENT, as for a token that does not exist. Rights beyond
+ * those of the token or of the mode give EACCES. Only the owner gets MANAGE, whatever the token's
+ * rights are.
  */
 struct tmesh_open {
 	__u32 size;
@@ -281,9 +280,9 @@ struct tmesh_open {
 #define TMESH_OPEN _IO(TMESH_IOC_MAGIC, 0x03)
 
 /*
- * TMESH_DERIVE (handle): another handle on the same region with the same or fewer
- * rights. A handle passed over a socket as it is remains the same handle with the
- * same rights: derive first, then send.
+ * TMESH_DERIVE (handle): another handle on the same region with the same or fewer rights. To send a
+ * process fewer rights over a socket, derive a handle and send that one: a handle keeps its rights
+ * when it is sent.
  *
  * With TMESH_DERIVE_PIN the handle is a pinning one: the region must be sealed
  * (else EINVAL), and it cannot be revoked while the handle lives. On a region of
@@ -302,8 +301,8 @@ struct tmesh_derive {
 /*
  * TMESH_TOKEN (handle): the token that names this region with these rights.
  *
- * Asking again gives the same token. It dies with the region, or by TMESH_RENEW. Rights must be a
- * subset of the handle's (EACCES). A handle with a lease gives none (EPERM).
+ * Another call gives the same token. The token dies with the region, or by TMESH_RENEW. Rights must
+ * be a subset of the handle's (EACCES). A handle with a lease gives none (EPERM).
  */
 struct tmesh_token {
 	__u32 size;
@@ -315,14 +314,13 @@ struct tmesh_token {
 #define TMESH_TOKEN _IO(TMESH_IOC_MAGIC, 0x05)
 
 /*
- * TMESH_INFO: what a region is.
+ * TMESH_INFO (device, handle): describe a region.
  *
- * On a handle, @id must be 0 and means the handle's region. On the device, @id
- * names a region, of which one learns only what TMESH_LIST would show: ENOENT
- * unless one may open it, or has CAP_SYS_ADMIN.
+ * On a handle @id must be 0, for the handle's region. On the device @id names a region. ENOENT
+ * unless the caller may open it or has CAP_SYS_ADMIN, as for TMESH_LIST.
  *
- * With TMESH_INFO_PINS @pinned_bytes is counted, which looks at every page, also whether it is
- * bad; else it is known only for a revoked region, and 0.
+ * TMESH_INFO_PINS counts @pinned_bytes. It looks at every page, and finds bad pages too. Without it
+ * @pinned_bytes is known only for a revoked region, and else 0.
  */
 #define TMESH_INFO_PINS (1u << 31)
 
@@ -347,34 +345,33 @@ struct tmesh_info {
 	__u32 exports;	   /* dma-bufs alive */
 	__u32 attachments; /* devices attached to them */
 	__u32 desc_bytes;
-	__u32 linger_ms;
+	__u32 hold_ms;
 	char label[TMESH_LABEL_MAX + 1];
 	__aligned_u64 lease_ns;	     /* of this handle; 0: none */
 	__aligned_u64 lease_left_ns; /* it lapses no earlier than this without a touch */
-	__aligned_u64 fence_value;   /* what the producer has signalled last */
+	__aligned_u64 fence_value;   /* the value that the producer signalled last */
 	__aligned_u64 pinned_bytes;  /* in folios that devices or the kernel have pinned */
-	__aligned_u64 cgroup_id;     /* whose memory control group is charged; 0: unknown */
+	__aligned_u64 cgroup_id;     /* the memory control group charged; 0: unknown */
 	__u32 policy;		     /* of this handle: TMESH_POLICY_* */
 	__u32 gathers;		     /* views that show parts of it */
 	__u32 fence_state;	     /* TMESH_FENCE_* */
 	__u32 pad;
-	__aligned_u64 kept;  /* id of what keeps it, see TMESH_KEEP; 0: nothing does */
+	__aligned_u64 kept;  /* id of the name that keeps it, see TMESH_KEEP; 0: none */
 	__aligned_u64 opens; /* how often one of its tokens was redeemed */
 };
 #define TMESH_INFO _IO(TMESH_IOC_MAGIC, 0x06)
 
 /*
- * TMESH_LIST (device): regions one may open, in order of id, or all of this module
- * for CAP_SYS_ADMIN (in the initial user namespace).
+ * TMESH_LIST (device): the regions that the caller may open, in order of id. All regions for
+ * CAP_SYS_ADMIN in the initial user namespace.
  *
  * @cursor       in: list regions with an id greater than this; out: the last id
  *               written
  * @entries      in: array of struct tmesh_info, each written to @entry_bytes
- * @entry_bytes  in: stride of the array, at least the first published size, a multiple
- *               of 8 (else EINVAL), at most 4096 (else E2BIG); not looked at when @count
- *               is 0
+ * @entry_bytes  in: stride of the array: at least the first published size and a multiple of 8
+ *               (else EINVAL), at most 4096 (else E2BIG). Ignored if @count is 0
  * @count        in: room; out: entries written
- * @more         out: 1 when there may be regions after @cursor
+ * @more         out: 1 if there may be regions after @cursor
  */
 struct tmesh_list {
 	__u32 size;
@@ -389,27 +386,28 @@ struct tmesh_list {
 #define TMESH_LIST _IO(TMESH_IOC_MAGIC, 0x07)
 
 /*
- * TMESH_HOLDERS: who holds a region. For its owner and CAP_SYS_ADMIN, else EPERM;
- * on the device, ENOENT for a region one could not list.
+ * TMESH_HOLDERS (device, handle): list the holders of a region. For its owner and CAP_SYS_ADMIN,
+ * else EPERM. On the device ENOENT for a region that TMESH_LIST does not show.
  *
- * @id as for TMESH_INFO; the array as for TMESH_LIST.  @count returns how many
- * were written, @total how many there are.
+ * @id is as for TMESH_INFO, the array as for TMESH_LIST. @count returns the number of entries
+ * written, @total the number of holders.
  */
 #define TMESH_HOLDER_HANDLE 1
 #define TMESH_HOLDER_PINNING 2
 #define TMESH_HOLDER_EXPORT 3
 #define TMESH_HOLDER_GATHER 4 /* a gather view, @view */
-#define TMESH_HOLDER_DEVICE 5 /* a device attached to the export that stands before it */
+#define TMESH_HOLDER_DEVICE 5 /* a device attached to the export listed before it */
 
 #define TMESH_HOLDER_FLAG_LAPSED (1u << 0)   /* its lease has lapsed */
 #define TMESH_HOLDER_FLAG_PRODUCER (1u << 1) /* it signals the region's fence */
+#define TMESH_HOLDER_FLAG_FILE (1u << 2)     /* an open file of the file system "tmesh" */
 
 #define TMESH_DEVICE_LEN 32
 
 struct tmesh_holder {
 	__u32 size;
 	__u32 kind; /* TMESH_HOLDER_* */
-	__u32 pid;  /* who opened it, in the caller's PID namespace; 0 outside it */
+	__u32 pid;  /* process that opened it, in the caller's PID namespace; else 0 */
 	__u32 uid;
 	__u32 rights;	   /* TMESH_RIGHT_* */
 	__u32 mappings;	   /* memory mappings of this handle or export */
@@ -440,13 +438,12 @@ struct tmesh_holders {
 #define TMESH_HOLDERS _IO(TMESH_IOC_MAGIC, 0x08)
 
 /*
- * TMESH_SEAL (handle, needs MANAGE): nobody writes any more, neither CPU nor device.
+ * TMESH_SEAL (handle, needs MANAGE): forbid all writes for good, by CPUs and by devices.
  *
- * EBUSY while anything could still write: a writable mapping of any handle or
- * export, a writable export, a device attached for writing, or a page that a
- * driver may have pinned for I/O; over a memfd, any page of the file, and where the
- * file has other pages than the region (a hole was punched). Nothing is changed then.
- * The description is frozen too. Sealing a sealed region succeeds.
+ * EBUSY while a writer may exist: a writable mapping of a handle or export, a writable export or
+ * view, or a page that a driver may have pinned. Over a memfd this includes all pages of the file.
+ * EBUSY also if the file has other pages than the region, because a hole was punched. Nothing is
+ * changed then. The seal also freezes the description. Sealing a sealed region succeeds.
  */
 struct tmesh_seal {
 	__u32 size;
@@ -457,10 +454,10 @@ struct tmesh_seal {
 /*
  * TMESH_EXPORT (handle): the region, or a slice of it, as a dma-buf.
  *
- * @offset, @bytes are whole pages; @bytes 0 means to the end. Without
- * TMESH_EXPORT_WRITE the dma-buf refuses every writable mapping, of CPUs and of
- * devices; with it the handle needs WRITE (EACCES) and the region must not be sealed
- * (EPERM). The dma-buf holds the region, not the handle.
+ * @offset, @bytes are whole pages; @bytes 0 means to the end. Without TMESH_EXPORT_WRITE the
+ * dma-buf refuses every writable mapping, by CPUs and by devices. With it the handle needs WRITE
+ * (EACCES), and the region must not be sealed (EPERM). The dma-buf holds the region, not the
+ * handle.
  */
 #define TMESH_EXPORT_WRITE (1u << 0)
 
@@ -475,9 +472,9 @@ struct tmesh_export {
 #define TMESH_EXPORT _IO(TMESH_IOC_MAGIC, 0x0a)
 
 /*
- * TMESH_DESC_SET (handle, needs MANAGE), TMESH_DESC_GET (handle; device with @id):
- * an opaque text about the contents that the library writes and that tools show.
- * Whoever prints it escapes it; no access is ever decided by it. EPERM once sealed.
+ * TMESH_DESC_SET (handle, needs MANAGE), TMESH_DESC_GET (handle; device with @id): a text about the
+ * contents, which the library writes and tools show. The kernel does not interpret it. A program
+ * that prints it must escape it. TMESH_DESC_SET gives EPERM once the region is sealed.
  *
  * @data, @bytes  set: the text, at most TMESH_DESC_MAX; get: room in, length out
  *                (the text is cut when the room is smaller than the length)
@@ -494,29 +491,32 @@ struct tmesh_desc {
 #define TMESH_DESC_GET _IO(TMESH_IOC_MAGIC, 0x0c)
 
 /*
- * TMESH_REVOKE (handle, needs MANAGE): take the region back from everybody.
+ * TMESH_REVOKE (handle, needs MANAGE; device with @id): take the region away from all holders. On
+ * the device only the region's owner may call it. So an owner without a handle can still take back
+ * memory that others hold at its cost. EPERM for other users that may see the region, ENOENT for
+ * those that may not.
  *
- * All mappings of all handles and exports are removed (what a later touch does is each
- * handle's policy), importers that can be told are told, gather views of it are revoked with
- * it, every later call on the region but CAPS, INFO, HOLDERS, POLICY, REVOKE with
- * TMESH_REVOKE_WAIT and closing gives ESTALE, and its tokens die. Memory that a device or the
- * kernel has pinned stays theirs until they let go, page by page; until then it is charged and
- * shown. Regions over a memfd cannot be revoked, nor can imports that were mapped (EOPNOTSUPP):
- * those mappings belong to other files.
+ * It removes all mappings of all handles and exports; TMESH_POLICY decides what a later touch does.
+ * It notifies importers that have a move callback, revokes gather views of the region, and
+ * invalidates its tokens. Later calls on the region give ESTALE. The exceptions are CAPS, INFO,
+ * HOLDERS, POLICY, close(), and REVOKE with TMESH_REVOKE_WAIT. Pages that a device or the kernel
+ * has pinned stay until their pins end. Until then they are charged and shown. Regions over a memfd
+ * cannot be revoked, nor can imports that were mapped (EOPNOTSUPP): those mappings belong to other
+ * files.
  *
- * EBUSY while a pinning handle exists, which nothing overrides; @entries then names
- * the pinning holders (array as for TMESH_HOLDERS), and nothing has changed.
+ * EBUSY while a pinning handle exists; nothing overrides that. @entries then lists the pinning
+ * holders (array as for TMESH_HOLDERS), and nothing has changed.
  *
- * The call waits for what importers had queued, up to a second in all and until a
- * signal; the region is revoked all the same.
+ * The call waits for work that importers had queued, up to a second in all and until a signal. The
+ * region is revoked all the same.
  *
- * With TMESH_REVOKE_WAIT it waits until the memory is really free, at most @timeout_ns:
- * ETIMEDOUT when something still pins it, EINTR when a signal came, and the region is revoked
- * all the same. The call may be made again to wait on.
+ * With TMESH_REVOKE_WAIT it waits until the memory is free, at most @timeout_ns. ETIMEDOUT if
+ * something still pins it, EINTR if a signal came. The region is revoked all the same. Call it
+ * again to wait longer.
  *
- * Whenever it returns 0, ETIMEDOUT or EINTR, the last fields say what still pins memory,
- * and @entries names the exports with devices attached, the devices, and the views by way of
- * which devices have it.
+ * If it returns 0, ETIMEDOUT or EINTR, the last fields show how much memory is still pinned.
+ * @entries then lists the exports with devices attached, the devices, and the views through which
+ * devices use the memory.
  */
 #define TMESH_REVOKE_WAIT (1u << 0)
 
@@ -532,16 +532,17 @@ struct tmesh_revoke {
 	__aligned_u64 pinned_bytes; /* out: in folios that are pinned or mapped for DMA */
 	__u32 exports;		    /* out: dma-bufs alive */
 	__u32 attachments;	    /* out: devices attached to them */
+	__aligned_u64 id;	    /* on the device; else 0 */
 };
 #define TMESH_REVOKE _IO(TMESH_IOC_MAGIC, 0x0d)
 
 /*
- * TMESH_POLICY (handle): what a touch of this handle's mappings does once its lease has lapsed
- * or the region was revoked. A handle derived from it begins without.
+ * TMESH_POLICY (handle): set the effect of a touch of this handle's mappings after its lease has
+ * lapsed or the region was revoked. Derived handles do not inherit the policy.
  *
- * TMESH_POLICY_ZERO: memory of zeros, private to this handle, charged to the user who touches
- * it; where a limit is reached, and without this flag, SIGBUS. The holder looks at the lease's
- * state, or at TMESH_INFO, before it believes what it read.
+ * TMESH_POLICY_ZERO: the touch finds zeroed memory, private to this handle and charged to the user
+ * that touches it. SIGBUS if a limit is reached, and without this flag. A holder with this flag
+ * must check the lease's state, or TMESH_INFO, before it relies on data that it has read.
  */
 #define TMESH_POLICY_ZERO (1u << 0)
 
@@ -552,33 +553,33 @@ struct tmesh_policy {
 #define TMESH_POLICY _IO(TMESH_IOC_MAGIC, 0x0e)
 
 /*
- * TMESH_LEASE (handle): put a lease on this handle, or get hold of the one it has.
+ * TMESH_LEASE (handle): put a lease on this handle, or get a file for the lease that it has.
  *
- * Once a lease has lapsed its handle's mappings are gone for good, calls on it give ESTALE
- * (but CAPS, INFO, HOLDERS, POLICY and closing), and what was made through it, derived handles and
- * exports, ends with it, because they share the lease. It cannot be shed: a handle that has one
- * gives no tokens and no pinning handles (EPERM). A lease lapses when nobody has touched it for
- * its period; the kernel looks every quarter of that, so it lapses after 1 to 1.25 periods and
- * some ticks of its timer. Where it has very many to look at (30,000 of 5 s, say), it looks less
- * often, and a lease lapses after 1 to 2 periods.
+ * When a lease lapses, its handle's mappings are gone for good. Calls on the handle then give
+ * ESTALE, except CAPS, INFO, HOLDERS, POLICY and close(). Derived handles and exports made through
+ * it share the lease and end with it. A handle with a lease gives no tokens and no pinning handles
+ * (EPERM), so the lease cannot be avoided.
  *
- * A touch is an increment of @touched of struct tmesh_lease_touch, no system call. The lease file
- * @fd is mapped by anybody who was given it: its first page (PROT_READ | PROT_WRITE, offset 0)
- * is that structure, its second (PROT_READ) struct tmesh_lease_state, which says that the
- * lease has lapsed, or the region was revoked, before anything is taken away. A reader uses
- * the data, then loads @state with acquire semantics: unless it is LIVE, what was read is to be
- * thrown away. poll() on the lease file says POLLHUP once it is not LIVE. The file may be closed
- * when it is mapped.
+ * A lease lapses when it has not been touched for its period. The kernel looks four times in a
+ * period, so a lease lapses after 1 to 1.25 periods and some ticks of the timer. With very many
+ * leases (30,000 of 5 s, say) it looks less often, and a lease lapses after 1 to 2 periods.
  *
- * @period_ns  in: 0 for 5 s, else 10 ms to 1 h; out: what it is
- * @pidfd      in: with TMESH_LEASE_PROCESS; the lease ends with that process too, and with
- *             @period_ns 0 only then (period_ns is then 0 in all answers); else must be 0
+ * To touch a lease, increment @touched of struct tmesh_lease_touch; this is not a system call. Any
+ * process that has the lease file @fd may map it. Its first page (PROT_READ | PROT_WRITE, offset 0)
+ * is that structure. Its second page (PROT_READ) is struct tmesh_lease_state. The kernel writes
+ * @state before it takes anything away. A reader uses the data, then loads @state with acquire
+ * semantics. Unless it is LIVE, the reader must discard the data. poll() on the lease file reports
+ * POLLHUP once @state is not LIVE. The file may be closed once it is mapped.
+ *
+ * @period_ns  in: 0 for 5 s, else 10 ms to 1 h; out: the period
+ * @pidfd      in: with TMESH_LEASE_PROCESS: the lease also ends with that process. With @period_ns
+ *             0 it ends only with the process, and all answers have period_ns 0. Else must be 0
  * @fd         out: the lease file
  *
- * With TMESH_LEASE_GET nothing is made: ENODATA when the handle has no lease; other fields are 0.
- * EBUSY when the handle has one already. EINVAL on a pinning handle. EOPNOTSUPP where the
- * handle's mappings are not the module's to take away: regions over a memfd, imports that
- * were mapped. ESRCH when the process has ended.
+ * TMESH_LEASE_GET returns a file for an existing lease: ENODATA if the handle has none. The other
+ * fields must be 0. EBUSY if the handle has a lease already. EINVAL on a pinning handle. EOPNOTSUPP
+ * if the module cannot take the handle's mappings away: for regions over a memfd, and for imports
+ * that were mapped. ESRCH if the process has ended.
  */
 #define TMESH_LEASE_PROCESS (1u << 0)
 #define TMESH_LEASE_GET (1u << 1)
@@ -611,22 +612,23 @@ struct tmesh_lease_state {
 };
 
 /*
- * TMESH_CREATE_USER (device): a region over memory of the caller's, which stays pinned as long
- * as the region lives, charged to the region's limits and to RLIMIT_MEMLOCK of the process.
+ * TMESH_CREATE_USER (device): a region over memory of the calling process. The memory stays pinned
+ * as long as the region lives. It is charged to the region's limits, and to RLIMIT_MEMLOCK for the
+ * process and for its real user.
  *
  * @address, @bytes  in: whole pages
- * @rights           in: READ or READ | WRITE; only memory pinned for writing is exported so.
- *                   The handle has them and MANAGE
- * @reason           out, with EFAULT, EOPNOTSUPP or ENOMEM: TMESH_PIN_*; why
- * @bad_address      out: and from which page on
+ * @rights           in: READ or READ | WRITE. The memory is pinned for writing, and can be exported
+ *                   for writing, only with WRITE. The handle has these rights and MANAGE
+ * @reason           out, with EFAULT, EOPNOTSUPP or ENOMEM: TMESH_PIN_*
+ * @bad_address      out: the first page that could not be pinned
  *
- * Neither handles nor exports of it can be mapped (EOPNOTSUPP), and it cannot be sealed
- * (EOPNOTSUPP), since the process itself can always write. Devices attach to exports as to
- * those of any region; there are no gather views of it.
+ * Neither handles nor exports of it can be mapped (EOPNOTSUPP). It cannot be sealed (EOPNOTSUPP),
+ * because the process itself can always write. Devices can attach to its exports. It cannot be part
+ * of a gather view.
  *
  * @flags: TMESH_CREATE_GID.
  */
-#define TMESH_PIN_HOLE 1     /* EFAULT: nothing is mapped there that could be read */
+#define TMESH_PIN_HOLE 1     /* EFAULT: no readable mapping there */
 #define TMESH_PIN_READONLY 2 /* EFAULT: WRITE was asked for and the mapping is read-only */
 #define TMESH_PIN_DEVICE 3   /* EOPNOTSUPP: memory of a device, or without struct pages */
 #define TMESH_PIN_FILE 4     /* EOPNOTSUPP: pages of a file that cannot be pinned for long */
@@ -641,7 +643,7 @@ struct tmesh_create_user {
 	__u32 rights;
 	__u32 mode;
 	__u32 gid;
-	__u32 linger_ms;
+	__u32 hold_ms;
 	char label[TMESH_LABEL_MAX + 1];
 	__s32 fd;		   /* out */
 	__u32 reason;		   /* out */
@@ -651,31 +653,30 @@ struct tmesh_create_user {
 #define TMESH_CREATE_USER _IO(TMESH_IOC_MAGIC, 0x10)
 
 /*
- * TMESH_IMPORT (device): a region around what somebody else made.
+ * TMESH_IMPORT (device): a region around a foreign dma-buf or a character device's file.
  *
- * A dma-buf of another exporter becomes a region of TMESH_BACKING_DMABUF: exports of it attach
- * the importer's own device to the original and share its reservation, so that fences pass
- * through in both directions; a mapping of the handle is one of the original, from offset 0 on
- * only (EOPNOTSUPP else: not every exporter heeds offsets); a writable export of a part is not
- * mapped at all (EOPNOTSUPP). Rights are those of the descriptor (EACCES when it cannot be read),
- * and MANAGE. It cannot be sealed (EOPNOTSUPP).
+ * A dma-buf of another exporter becomes a region of TMESH_BACKING_DMABUF. An export of it attaches
+ * the importer's device to the original and shares its reservation, so that fences pass in both
+ * directions. A mapping of the handle is a mapping of the original and must begin at offset 0 (else
+ * EOPNOTSUPP), because some exporters ignore the offset. A writable export of a part cannot be
+ * mapped (EOPNOTSUPP). The handle has the rights of the descriptor (EACCES if it cannot be read)
+ * and MANAGE. The region cannot be sealed (EOPNOTSUPP).
  *
- * A character device's file other than one of tmesh, such as a CUDA memory export, becomes one
- * of TMESH_BACKING_OPAQUE: it is held, handed over, leased and listed; it is mapped, exported
- * and sealed by nobody (EOPNOTSUPP), and TMESH_OPAQUE gives the descriptor back to a holder. Its
- * first handle has all rights, whatever the file's mode.
+ * A character device's file, such as a CUDA memory export, becomes a region of
+ * TMESH_BACKING_OPAQUE. Files of tmesh are refused. The region can be held, handed over, leased and
+ * listed, but not mapped, exported or sealed (EOPNOTSUPP). TMESH_OPAQUE gives a holder a descriptor
+ * of the file. Its first handle has all rights, whatever the file's mode.
  *
- * The module looks at no byte of either. EIO when an exporter maps less for a device than the
- * dma-buf's length.
+ * The module never looks at the contents. A device gets EIO if the exporter maps less for it than
+ * the dma-buf's length.
  *
- * @source     in: the descriptor; EOPNOTSUPP for any other kind of file, ELOOP for an export of
- *             tmesh's own
- * @bytes      in: of an opaque one, its length as its owner knows it, for display; else 0;
- *             out: the length
+ * @source     in: the descriptor. EOPNOTSUPP for any other kind of file, ELOOP for an export of
+ *             tmesh
+ * @bytes      in: for an opaque file its length, for display only; else 0; out: the length
  * @backing    out: TMESH_BACKING_*
  * @rights     out: of the handle
  *
- * Imports are charged as regions, not by their bytes: the memory is its exporter's.
+ * An import is charged as a region, not by its bytes, because the exporter owns the memory.
  * @flags: TMESH_CREATE_GID.
  */
 struct tmesh_import {
@@ -685,7 +686,7 @@ struct tmesh_import {
 	__s32 source;
 	__u32 mode;
 	__u32 gid;
-	__u32 linger_ms;
+	__u32 hold_ms;
 	char label[TMESH_LABEL_MAX + 1];
 	__s32 fd;	  /* out */
 	__u32 rights;	  /* out */
@@ -696,9 +697,9 @@ struct tmesh_import {
 #define TMESH_IMPORT _IO(TMESH_IOC_MAGIC, 0x11)
 
 /*
- * TMESH_OPAQUE (handle, needs WRITE): a descriptor of the file that an opaque region stands
- * for. Who has it has it for good: a lease or a revocation ends only what is asked of the handle.
- * EOPNOTSUPP on other regions.
+ * TMESH_OPAQUE (handle, needs WRITE): a new descriptor of the file of an opaque region. A lease or
+ * a revocation does not take the descriptor away; it only ends calls on the handle. EOPNOTSUPP on
+ * other regions.
  */
 struct tmesh_opaque {
 	__u32 size;
@@ -709,20 +710,22 @@ struct tmesh_opaque {
 #define TMESH_OPAQUE _IO(TMESH_IOC_MAGIC, 0x12)
 
 /*
- * TMESH_GATHER (device): parts of regions, one behind the other, as a region of its own.
+ * TMESH_GATHER (device): a view: a region that shows parts of other regions one after the other.
  *
- * @extents  in: array of @count struct tmesh_extent, at most TMESH_GATHER_MAX; whole pages
- *           (EINVAL), inside their regions (EINVAL); the same pages may come more than once
- *           as long as the view cannot write (EINVAL else). Regions must be of
- *           TMESH_BACKING_PAGES (EOPNOTSUPP), and no views themselves (ELOOP)
- * @rights   in: READ, or READ | WRITE, of which every handle must have all (EACCES) and every
- *           region allow it (EPERM when sealed)
+ * @extents  in: array of @count struct tmesh_extent, at most TMESH_GATHER_MAX. Extents are whole
+ *           pages inside their regions (EINVAL). A page may come more than once if the view cannot
+ *           write (else EINVAL). Regions must be of TMESH_BACKING_PAGES (EOPNOTSUPP), and not views
+ *           themselves (ELOOP)
+ * @rights   in: READ or READ | WRITE. Every handle must have these rights (EACCES). With WRITE no
+ *           region may be sealed (EPERM)
  *
- * The view holds its sources, which show it as a holder; a writable one counts as a writer when
- * they are sealed; it goes when one of them is revoked, and when the lease of one of the handles
- * lapses through which it was made. It is not charged again by its bytes. It cannot be sealed or
- * held by pinning handles (EOPNOTSUPP). EDQUOT when one source would have more than
- * TMESH_GATHER_VIEWS views.
+ * The view holds its sources, and TMESH_HOLDERS of a source lists it. A writable view counts as a
+ * writer of its sources. A view is revoked when a source is revoked, and when the lease of a handle
+ * that it was made through lapses. Its bytes are not charged again. It cannot be sealed or have
+ * pinning handles (EOPNOTSUPP). EDQUOT if a source would have more than TMESH_GATHER_VIEWS views.
+ * Half of these are for the source's owner. Another user must leave as many of the others free as
+ * it has. If n extents repeat pages, mmap() gives ENOMEM once the view has 2 * TMESH_GATHER_MAX /
+ * (n + 1) mappings.
  *
  * @flags: TMESH_CREATE_GID.
  */
@@ -744,7 +747,7 @@ struct tmesh_gather {
 	__u32 rights;
 	__u32 mode;
 	__u32 gid;
-	__u32 linger_ms;
+	__u32 hold_ms;
 	__s32 fd; /* out */
 	char label[TMESH_LABEL_MAX + 1];
 	__aligned_u64 bytes; /* out: of the view */
@@ -753,18 +756,19 @@ struct tmesh_gather {
 #define TMESH_GATHER _IO(TMESH_IOC_MAGIC, 0x13)
 
 /*
- * TMESH_SIGNAL (handle, needs WRITE), TMESH_WAIT (handle): a region's fence, a number that
- * only grows, from 0. It tells other processes how far a producer is; it never holds up the
- * kernel or a device, whose own fences go through the exports' reservations.
+ * TMESH_SIGNAL (handle, needs WRITE), TMESH_WAIT (handle): raise a region's fence, or wait for it.
+ * The fence is a number that begins at 0 and only grows. A producer raises it to tell other
+ * processes how far it is. The kernel and devices never wait for it; their own fences are in the
+ * exports' reservations.
  *
- * The first handle that signals is the producer until it is closed or lapses: EBUSY for others
- * meanwhile. A @value not greater than the last gives EINVAL.
+ * The first handle that signals is the producer until it is closed or its lease lapses. Meanwhile
+ * other handles get EBUSY. A @value not greater than the last gives EINVAL.
  *
- * TMESH_WAIT returns once the fence has reached @value; ETIMEDOUT after @timeout_ns (0: at once;
- * negative: none); EOWNERDEAD when it has not been reached and the producer is gone; EINTR when
- * a signal came. The value reached is written in all these cases.
+ * TMESH_WAIT returns 0 once the fence has reached @value. ETIMEDOUT after @timeout_ns (0: at once;
+ * negative: never). EOWNERDEAD if the fence has not reached it and the producer is gone. EINTR if a
+ * signal came. The value reached is written in all these cases.
  */
-#define TMESH_FENCE_IDLE 0     /* nobody has signalled yet */
+#define TMESH_FENCE_IDLE 0     /* no signal yet */
 #define TMESH_FENCE_PRODUCER 1 /* there is a producer */
 #define TMESH_FENCE_DEAD 2     /* its producer is gone */
 
@@ -784,35 +788,71 @@ struct tmesh_wait {
 #define TMESH_WAIT _IO(TMESH_IOC_MAGIC, 0x15)
 
 /*
- * TMESH_KEEP (device): let regions outlive every process, together, under a name.
+ * TMESH_KEEP (device): keep regions together under a name, so that they outlive all processes.
  *
- * A name belongs to the caller's effective uid in the caller's IPC namespace; names of other
- * users do not get in its way. What it keeps stays until TMESH_KEPT_DROP, until its time is
- * over, until one of the regions is revoked, until the last process has left the IPC namespace,
- * until the module is unloaded, or until the machine needs memory: of what nobody holds, the
- * kernel takes back what was used longest ago, a name and all of its regions together. So does
- * TMESH_CREATE in a memory control group that is full, of what that group is charged for. A
- * region is held while there is a handle, mapping, export or view of it; what is held, or has
- * pages that a device or the kernel has pinned, is not taken back for memory. Where the name
- * goes while somebody holds a region, that holder has it as before.
+ * A name belongs to the caller's effective uid in the caller's IPC namespace. Other users may have
+ * the same name. The name and its regions end together, with the first of these events:
+ *
+ *   - TMESH_KEPT_DROP
+ *   - its lifetime is over
+ *   - one of the regions is revoked
+ *   - the last process leaves the IPC namespace
+ *   - the module is unloaded
+ *   - memory is short, and the name has no holders
+ *
+ * A region is held while it has a handle, mapping, export or view. When the machine is short of
+ * memory, the kernel ends the unheld name that was used longest ago. TMESH_CREATE does so in a
+ * memory control group that is full, among the regions charged to that group. Names with a held
+ * region, or with pages that a device or the kernel has pinned, are not ended for memory. If a name
+ * ends while a region is held, the holder keeps the region.
  *
  * @name         in: 1 to TMESH_LABEL_MAX bytes, zero-terminated, no control characters
- * @handles      in: array of @count descriptors (__s32) of handles with MANAGE (EACCES) on
- *               regions of the caller's own (EPERM), each region once (EINVAL). A region must
- *               be sealed (EINVAL), or opaque, whose driver's file then stays open. EBUSY where
- *               a region is kept under another name
+ * @handles      in: array of @count descriptors (__s32) of handles with MANAGE (EACCES). The caller
+ *               must own the regions (EPERM), and each region may come once (EINVAL). A region must
+ *               be sealed or opaque (EINVAL); the driver's file of an opaque region stays open.
+ *               EBUSY if a region is kept under another name
  * @count        in: 1 to TMESH_KEEP_MAX
- * @mode, @gid   in: who may open it by name, as in TMESH_CREATE. The regions' own modes, which
- *               tokens ask, do not matter
- * @lifetime_ns  in: drop it when this time is over; 0: never
+ * @mode, @gid   in: permission to open the regions by name, as in TMESH_CREATE. The modes of the
+ *               regions apply to tokens only
+ * @lifetime_ns  in: time after which the name ends; 0: never
  * @id           out: never used again while the module is loaded
  *
- * EEXIST when the name is taken; with TMESH_KEEP_REPLACE the old regions leave and the new ones
- * take their place in one step, and regions may be in both. The handles stay as they are.
+ * EEXIST if the name is taken. With TMESH_KEEP_REPLACE the new regions replace the old ones in one
+ * step, and a region may be in both sets. The handles stay open.
  *
- * The regions stay charged to their owner and to the memory control group that they are charged to;
- * bytes and names count again against limits of their own, those of opaque regions as none.
+ * The regions stay charged to their owner and their memory control group. Kept bytes and names have
+ * limits of their own and are charged in addition. Opaque regions count as 0 bytes.
+ *
+ * A name may have files, which the file system "tmesh" shows as UID/NAME/PATH to programs that
+ * @mode admits for reading.
+ *
+ * @files        in: array of @file_count entries, in the order of their paths (EINVAL)
+ * @file_count   in: their number, at most TMESH_FILES_MAX (E2BIG). 0: none
+ * @file_bytes   in: bytes from one entry to the next. Unknown bytes must be 0 (E2BIG)
+ * @paths        in: the paths in the same order, each with a zero behind it
+ * @path_bytes   in: length of @paths
+ *
+ * Paths are ordered byte by byte, with a slash before all other bytes. A path is relative and has 1
+ * to TMESH_PATH_MAX bytes. Each component has 1 to 255 bytes, and none is "." or ".." (EINVAL). Two
+ * files of one path, and a file that is the folder of another one, give EEXIST.
+ *
+ * A file has @bytes bytes from @offset on of the region number @region, which must be memory of
+ * TMESH_CREATE (EOPNOTSUPP). The offset is a multiple of the size of a page. From the file's end to
+ * the end of that page the region has zeros (EINVAL). The name must not begin with a dot or have a
+ * slash. @mode has no bits but 0644, else EINVAL; 0004 admits all users to the files alone.
+ * Kept bytes include the table of files.
  */
+#define TMESH_FILES_MAX 65536
+#define TMESH_PATH_MAX 1023
+
+struct tmesh_file {
+	__aligned_u64 offset;
+	__aligned_u64 bytes;
+	__s64 mtime_ns; /* time of the last change, CLOCK_REALTIME */
+	__u32 region;
+	__u32 path; /* where its path begins in @paths */
+};
+
 #define TMESH_KEEP_REPLACE (1u << 0)
 #define TMESH_KEEP_GID (1u << 3) /* @gid is given */
 
@@ -829,21 +869,26 @@ struct tmesh_keep {
 	__u32 gid;
 	__u32 pad;	  /* 0 */
 	__aligned_u64 id; /* out */
+	/* From here on: files. */
+	__aligned_u64 files;
+	__aligned_u64 paths;
+	__aligned_u64 path_bytes;
+	__u32 file_count;
+	__u32 file_bytes;
 };
 #define TMESH_KEEP _IO(TMESH_IOC_MAGIC, 0x16)
 
 /*
- * TMESH_KEPT_OPEN (device): handles on all regions that are kept under a name, in the order in
- * which they were given to TMESH_KEEP.
+ * TMESH_KEPT_OPEN (device): open handles on all regions of a name, in the order of TMESH_KEEP.
  *
- * @uid      in: whose name, as the caller's user namespace sees it, with TMESH_KEPT_UID; else 0,
- *           and the caller's own is meant
- * @fds      in: where the descriptors (__s32) go
- * @count    in: room there; out: how many there are. ENOSPC, with @count written, where the room
- *           is too small, and nothing is opened
- * @rights   in: of all handles; READ is part of them. WRITE, which only an opaque region heeds,
- *           needs the mode's write bit, MANAGE is the owner's alone; EACCES else
- * @id       out: as TMESH_KEEP gave it
+ * @uid      in: with TMESH_KEPT_UID: owner of the name, in the caller's user namespace. Else must
+ *           be 0, and the name is the caller's own
+ * @fds      in: array for the descriptors (__s32)
+ * @count    in: its length; out: number of regions. If the array is too short, nothing is opened:
+ *           ENOSPC, and @count is written
+ * @rights   in: rights of all handles, READ among them. WRITE needs the mode's write bit, and has
+ *           an effect only on opaque regions. Only the owner gets MANAGE. Else EACCES
+ * @id       out: the id of TMESH_KEEP
  */
 #define TMESH_KEPT_UID (1u << 1) /* @uid is given */
 
@@ -861,9 +906,10 @@ struct tmesh_kept_open {
 #define TMESH_KEPT_OPEN _IO(TMESH_IOC_MAGIC, 0x17)
 
 /*
- * TMESH_KEPT_LIST (device): names that one may open, in order of id, or all of this module for
- * CAP_SYS_ADMIN (in the initial user namespace). Fields as in struct tmesh_list; the entries
- * are struct tmesh_kept. Which regions they are TMESH_LIST tells: @kept of struct tmesh_info.
+ * TMESH_KEPT_LIST (device): the names that the caller may open, in order of id. All names for
+ * CAP_SYS_ADMIN in the initial user namespace. The fields are as in struct tmesh_list, the entries
+ * are struct tmesh_kept. To find the regions of a name, compare @kept of struct tmesh_info in
+ * TMESH_LIST.
  */
 struct tmesh_kept {
 	__u32 size;
@@ -872,15 +918,15 @@ struct tmesh_kept {
 	char name[TMESH_LABEL_MAX + 1];
 	__aligned_u64 bytes;	  /* memory of all regions, in whole pages */
 	__aligned_u64 kept_ns;	  /* when it was kept, CLOCK_MONOTONIC */
-	__aligned_u64 used_ns;	  /* when it was held last; while somebody does: now */
+	__aligned_u64 used_ns;	  /* when it was held last; while it is held: now */
 	__aligned_u64 expires_ns; /* 0: never */
 	__u32 uid;		  /* as the caller's user namespace sees it */
 	__u32 gid;
 	__u32 mode;
-	__u32 held;		 /* regions of it that somebody holds */
+	__u32 held;		 /* regions of it that are held */
 	__u32 handles;		 /* on all of its regions */
 	__u32 pinning_handles;	 /* of these */
-	__aligned_u64 cgroup_id; /* whose memory control group the first region is charged to */
+	__aligned_u64 cgroup_id; /* memory control group of the first region */
 };
 
 struct tmesh_kept_list {
@@ -896,12 +942,13 @@ struct tmesh_kept_list {
 #define TMESH_KEPT_LIST _IO(TMESH_IOC_MAGIC, 0x18)
 
 /*
- * TMESH_KEPT_DROP (device): give a name up. Regions of it that nobody holds are gone when the
- * call returns.
+ * TMESH_KEPT_DROP (device): end a name. Its regions without a holder are gone when the call
+ * returns. If memory reclaim is looking at them, they are gone when that look ends.
  *
- * @name  in: of the caller's own, or all zero with TMESH_KEPT_ID
- * @id    in: what is meant, with TMESH_KEPT_ID; else 0. EPERM when it is another user's, unless the
- *        caller has CAP_SYS_ADMIN; ENOENT when the caller would not see it in TMESH_KEPT_LIST
+ * @name  in: a name of the caller, or all zero with TMESH_KEPT_ID
+ * @id    in: with TMESH_KEPT_ID: id of the name; else 0. EPERM for another user's name, unless the
+ *        caller has CAP_SYS_ADMIN. ENOENT for a name that TMESH_KEPT_LIST does not show to the
+ *        caller
  */
 #define TMESH_KEPT_ID (1u << 0) /* @id is given, and no name */
 
@@ -914,16 +961,16 @@ struct tmesh_kept_drop {
 #define TMESH_KEPT_DROP _IO(TMESH_IOC_MAGIC, 0x19)
 
 /*
- * TMESH_RENEW (handle, needs WRITE and MANAGE): may its memory be used for something else?
+ * TMESH_RENEW (handle, needs WRITE and MANAGE): check whether the region's memory can be reused.
  *
- * The region's tokens die, whatever the answer; TMESH_TOKEN gives new ones. 0 says that nobody
- * else has any of the memory, nor can get it but by what is given out from now on: there is no
- * other handle, lapsed or not, no export and no view of the region, it is not kept, and no device
- * and no kernel has a page of it pinned. Mappings and descriptors in messages under way are
- * handles that are there. Who shares this very handle (by dup(), fork(), or because it was sent as
- * it is) is not told apart from the caller. Contents, description, fence and id stay.
+ * The region's tokens die, whatever the result; TMESH_TOKEN gives new ones. 0 means that only this
+ * handle gives access to the memory: the region has no other handle, lapsed or not, no export and
+ * no view. It is not kept, and no device or kernel code has a page of it pinned. A mapping keeps
+ * its handle open, and so does a message in flight that carries a descriptor of it. A process that
+ * shares this very handle (by dup(), fork() or SCM_RIGHTS) is not distinguished from the caller.
+ * Contents, description, fence and id stay.
  *
- * EBUSY when somebody has it, or pages are in use for a moment; EPERM when it is sealed;
+ * EBUSY if there is another holder, or pages are in use for a moment. EPERM if it is sealed.
  * EOPNOTSUPP unless it is of TMESH_BACKING_PAGES.
  */
 struct tmesh_renew {

@@ -19,7 +19,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* All memfds lie in file systems that the kernel mounts for itself, one for each size of pages. */
+/* Return whether the file is on the kernel's own file system for memfds, one for each size of
+ * pages. */
 static bool lies_with(atomic_uint_fast64_t *dev, unsigned int flags, uint64_t of)
 {
 	uint64_t known = atomic_load_explicit(dev, memory_order_relaxed);
@@ -68,18 +69,15 @@ int tmesh_proc_at(int dir, int number, struct tmesh_foreign_file *file)
 int tmesh_proc_open(int dir, int number)
 {
 	struct tmesh_foreign_file file;
-	char path[32];
 	int fd, at = tmesh_proc_at(dir, number, &file);
 
 	if (at < 0)
 		return -1;
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", at);
-	/* Nor is there to be a wait for who has a lease on the file. And to look at it is no use of
-	 * what is kept, of which the keeper is told by the time of access; of another user's file
-	 * that cannot be said. */
-	fd = open(path, O_RDONLY | O_NONBLOCK | O_NOATIME | O_CLOEXEC);
+	/* Do not change the time of access, by which the keeper learns of use. The kernel refuses
+	 * O_NOATIME for another user's file. */
+	fd = tmesh_foreign_reopen(at, O_RDONLY | O_NOATIME);
 	if (fd < 0 && errno == EPERM)
-		fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+		fd = tmesh_foreign_reopen(at, O_RDONLY);
 	close(at);
 	return fd;
 }
@@ -99,19 +97,19 @@ struct sight {
 /* Return non-zero to end the walk. */
 typedef int (*visit_fn)(void *data, const struct sight *sight);
 
-/* The name behind "/memfd:", NULL when it is no memfd. */
+/* Return the name after "/memfd:"; NULL: it is no memfd. */
 static const char *memfd_name(const char *path)
 {
 	return strncmp(path, "/memfd:", 7) ? NULL : path + 7;
 }
 
-/* Whether it is for want of a descriptor that something was not opened. */
+/* Return whether the last open failed for lack of a descriptor. */
 static bool is_short(void)
 {
 	return errno == EMFILE || errno == ENFILE;
 }
 
-/* Something could not be opened. Most of what cannot is just gone, or not to be seen. */
+/* Note that a lack of resources prevented an open. Most other failures mean a file that is gone. */
 static void note(const struct sight *sight)
 {
 	if (is_short())
@@ -172,6 +170,9 @@ static int walk_maps(pid_t pid, visit_fn visit, void *data, int *lack)
 			   &at) != 4 ||
 		    !at)
 			continue;
+		/* A page that only keeps the file open for writing (memfd_fd.c). */
+		if (!strcmp(rights, "---p"))
+			continue;
 		line[strcspn(line, "\n")] = '\0';
 		sight.name = memfd_name(line + at);
 		if (!sight.name)
@@ -216,7 +217,7 @@ static int walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error *err
 	return rc == -ENOMEM ? tmesh_fail(err, rc, "no memory for what /proc shows") : rc;
 }
 
-/* What the memory is, by its name and, where a descriptor is there to read, its trailer. */
+/* Identify the memory by its name and, if a descriptor can be read, by its trailer. */
 static bool identify(const struct sight *sight, struct tmesh_region_info *info)
 {
 	struct tmesh_memfd_name name;
@@ -236,8 +237,10 @@ static bool identify(const struct sight *sight, struct tmesh_region_info *info)
 		return true;
 	fd = tmesh_proc_open(sight->dir, sight->fd);
 	if (fd >= 0) {
-		/* What it does not say is what its name says. */
+		/* The name stays valid for anything that the trailer does not have. */
 		tmesh_memfd_describe(fd, tmesh_memfd_is_hugetlb(fd) ? TMESH_KIND_HUGETLB : 0, info);
+		if (!info->huge_bytes)
+			info->huge_bytes = tmesh_huge_bytes(fd, info->alloc_bytes);
 		close(fd);
 	} else {
 		note(sight);
@@ -250,6 +253,7 @@ struct catalogue {
 	struct tmesh_region_info *infos;
 	struct {
 		uint64_t dev, ino;
+		size_t holder; /* from 1: the first in the process that was seen last */
 	} * files;
 	size_t count;
 	size_t room;
@@ -293,9 +297,9 @@ static int catalogue_grow(struct catalogue *all)
 	return 0;
 }
 
-static int catalogue_see(struct catalogue *all, const struct sight *sight, bool counts)
+/* Return its place in the catalogue, from 1; 0: it is no region; or a negative errno. */
+static int64_t catalogue_find(struct catalogue *all, const struct sight *sight)
 {
-	struct tmesh_region_info *info;
 	uint32_t *slot;
 
 	if (strncmp(sight->name, "tmesh:", 6))
@@ -308,10 +312,21 @@ static int catalogue_see(struct catalogue *all, const struct sight *sight, bool 
 			return 0;
 		all->files[all->count].dev = sight->dev;
 		all->files[all->count].ino = sight->ino;
+		all->files[all->count].holder = 0;
 		*slot = (uint32_t)++all->count;
 	}
-	info = &all->infos[*slot - 1];
-	/* What a keeper lends is not another handle of its own. */
+	return *slot;
+}
+
+static int catalogue_see(struct catalogue *all, const struct sight *sight, bool counts)
+{
+	struct tmesh_region_info *info;
+	int64_t at = catalogue_find(all, sight);
+
+	if (at <= 0)
+		return (int)at;
+	info = &all->infos[at - 1];
+	/* A region that a keeper lends is not another handle of the keeper's. */
 	info->handles += counts && !(info->kept && sight->pid == all->keeper);
 	info->kept |= sight->pid == all->keeper;
 	return 0;
@@ -342,7 +357,7 @@ int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, siz
 	struct tmesh_error why;
 	int rc = tmesh_keeper_info(ctx, &keeper, &why);
 
-	/* A keeper that does not answer keeps nobody from seeing the rest. */
+	/* If the keeper does not answer, list the rest. */
 	if (rc)
 		tmesh_log(ctx, TMESH_LOG_WARN, "which regions are kept is not known: %s",
 			  why.message);
@@ -362,13 +377,14 @@ int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, siz
 	return 0;
 }
 
-/* Who holds one region. Mappings of a process that has a descriptor too are told with it. */
+/* A search for the holders of one region. A process with a descriptor and mappings is listed once.
+ */
 struct search {
 	uint64_t id;
 	bool found;
 	uint64_t dev, ino; /* of the region, once found */
 	struct tmesh_holder_info *holders;
-	size_t count;
+	size_t count, room;
 };
 
 static void read_command(const struct sight *sight, char command[16])
@@ -389,7 +405,7 @@ static void read_command(const struct sight *sight, char command[16])
 	command[strcspn(command, "\n")] = '\0';
 }
 
-/* Rights of somebody's descriptor: how it was opened. */
+/* Return the rights of another process's descriptor, by the mode it was opened with. */
 static uint32_t read_rights(const struct sight *sight)
 {
 	char path[64], line[64];
@@ -409,8 +425,9 @@ static uint32_t read_rights(const struct sight *sight)
 }
 
 /*
- * A region that has a token for reading has a read-only descriptor in its producer, which opens
- * the file anew when it is to write (memfd_fd.c). The producer's index of tokens says so.
+ * A search for writers. A region with a token for reading has a read-only descriptor in its
+ * producer, which opens the file anew to write (memfd_fd.c). The producer's index of tokens shows
+ * that.
  */
 struct writes {
 	const struct sight *sight;
@@ -494,21 +511,31 @@ static bool is_wanted(struct search *search, const struct sight *sight)
 
 static struct tmesh_holder_info *holder_add(struct search *search, const struct sight *sight)
 {
-	struct tmesh_holder_info *holder =
-		realloc(search->holders, (search->count + 1) * sizeof(*holder));
+	size_t room = search->room ? 2 * search->room : 16;
+	struct tmesh_holder_info *holder = search->holders;
 
-	if (!holder)
-		return NULL;
-	search->holders = holder;
+	if (search->count == search->room) {
+		holder = realloc(search->holders, room * sizeof(*holder));
+		if (!holder)
+			return NULL;
+		search->holders = holder;
+		search->room = room;
+	}
 	holder += search->count++;
 	memset(holder, 0, sizeof(*holder));
 	holder->pid = sight->pid;
-	holder->uid = read_uid(sight->pid);
-	read_command(sight, holder->command);
+	holder->region = search->id;
+	if (search->count > 1 && holder[-1].pid == sight->pid) {
+		holder->uid = holder[-1].uid;
+		memcpy(holder->command, holder[-1].command, sizeof(holder->command));
+	} else {
+		holder->uid = read_uid(sight->pid);
+		read_command(sight, holder->command);
+	}
 	return holder;
 }
 
-/* A keeper lends another opening of what it keeps: that is no second holder. */
+/* Return whether it is another opening that a keeper lends, which is no second holder. */
 static bool is_lent(const struct search *search, const struct tmesh_holder_info *holder)
 {
 	return search->count > 1 && !strcmp(holder->command, "tmesh-keeper") &&
@@ -554,11 +581,172 @@ static int holder_map(void *data, const struct sight *sight)
 	return 0;
 }
 
+/* A program has fewer contexts. */
+#define INDEXES 16
+
+/* The holders of all regions, by one look at each process. */
+struct everyone {
+	struct catalogue all;
+	struct search search;
+	/* The indexes of tokens of one process, mapped while its descriptors are looked at. */
+	pid_t indexed;
+	struct tmesh_index_view views[INDEXES];
+	unsigned int view_count;
+};
+
+static void forget_indexes(struct everyone *everyone)
+{
+	while (everyone->view_count)
+		tmesh_index_view_close(&everyone->views[--everyone->view_count]);
+	everyone->indexed = 0;
+}
+
+static int keep_index(void *data, const struct sight *index)
+{
+	struct everyone *everyone = data;
+	int fd;
+
+	if (strncmp(index->name, TMESH_INDEX_NAME, strlen(TMESH_INDEX_NAME)))
+		return 0;
+	fd = tmesh_proc_open(index->dir, index->fd);
+	if (fd < 0) {
+		note(index);
+		return 0;
+	}
+	if (tmesh_index_view_open(&everyone->views[everyone->view_count], fd) == 0)
+		everyone->view_count++;
+	close(fd);
+	return everyone->view_count == INDEXES;
+}
+
+/* Return the rights as rights_of(), with one look for the indexes of a process. */
+static uint32_t rights_among(struct everyone *everyone, const struct sight *sight)
+{
+	uint32_t rights = read_rights(sight);
+
+	if (rights != TMESH_READ || is_sealed(sight))
+		return rights;
+	if (everyone->indexed != sight->pid) {
+		forget_indexes(everyone);
+		everyone->indexed = sight->pid;
+		if (walk_fds(sight->pid, keep_index, everyone, sight->lack) < 0)
+			note(sight);
+	}
+	for (unsigned int i = 0; i < everyone->view_count; i++)
+		if (tmesh_index_view_writes(&everyone->views[i], sight->fd, sight->dev, sight->ino))
+			return rights | TMESH_WRITE;
+	return rights;
+}
+
+/* Return the first holder of the region at @at in the process seen last, if that is @pid; or NULL.
+ */
+static struct tmesh_holder_info *holder_before(struct everyone *everyone, int64_t at, pid_t pid)
+{
+	size_t last = everyone->all.files[at - 1].holder;
+	struct tmesh_holder_info *holder = last ? &everyone->search.holders[last - 1] : NULL;
+
+	return holder && holder->pid == pid ? holder : NULL;
+}
+
+static struct tmesh_holder_info *holder_of(struct everyone *everyone, const struct sight *sight,
+					   int64_t at)
+{
+	struct tmesh_holder_info *holder = holder_add(&everyone->search, sight);
+
+	if (holder)
+		holder->region = everyone->all.infos[at - 1].id;
+	return holder;
+}
+
+static int everyone_fd(void *data, const struct sight *sight)
+{
+	struct everyone *everyone = data;
+	int64_t at = catalogue_find(&everyone->all, sight);
+	struct tmesh_holder_info *holder, *before;
+
+	if (at <= 0)
+		return (int)at;
+	holder = holder_of(everyone, sight, at);
+	if (!holder)
+		return -ENOMEM;
+	holder->kind = TMESH_HOLDER_IS_HANDLE;
+	holder->rights = rights_among(everyone, sight);
+	before = holder_before(everyone, at, sight->pid);
+	/* As is_lent(). */
+	if (before && !strcmp(holder->command, "tmesh-keeper") && before->rights == holder->rights)
+		everyone->search.count--;
+	else if (!before)
+		everyone->all.files[at - 1].holder = everyone->search.count;
+	return 0;
+}
+
+static int everyone_map(void *data, const struct sight *sight)
+{
+	struct everyone *everyone = data;
+	int64_t at = catalogue_find(&everyone->all, sight);
+	struct tmesh_holder_info *holder;
+
+	if (at <= 0)
+		return (int)at;
+	holder = holder_before(everyone, at, sight->pid);
+	if (!holder) {
+		holder = holder_of(everyone, sight, at);
+		if (!holder)
+			return -ENOMEM;
+		holder->kind = TMESH_HOLDER_IS_MAPPING;
+		holder->rights = TMESH_READ;
+		everyone->all.files[at - 1].holder = everyone->search.count;
+	}
+	holder->mappings++;
+	if (sight->writable)
+		holder->rights |= TMESH_WRITE;
+	return 0;
+}
+
+static int by_region(const void *a, const void *b)
+{
+	const struct tmesh_holder_info *one = a, *two = b;
+
+	if (one->region != two->region)
+		return one->region < two->region ? -1 : 1;
+	return (one->offset > two->offset) - (one->offset < two->offset);
+}
+
+static int holders_of_all(struct tmesh_holder_info **holders, size_t *count,
+			  struct tmesh_error *err)
+{
+	struct everyone everyone = {.all = {.count = 0}};
+	int rc = walk(everyone_fd, everyone_map, &everyone, err);
+
+	forget_indexes(&everyone);
+	free(everyone.all.infos);
+	free(everyone.all.files);
+	free(everyone.all.table);
+	if (rc) {
+		free(everyone.search.holders);
+		return rc;
+	}
+	/* Those of a region stay as they were seen: a memfd's holder has no offset of its own. */
+	for (size_t i = 0; i < everyone.search.count; i++)
+		everyone.search.holders[i].offset = i;
+	if (everyone.search.count)
+		qsort(everyone.search.holders, everyone.search.count,
+		      sizeof(*everyone.search.holders), by_region);
+	for (size_t i = 0; i < everyone.search.count; i++)
+		everyone.search.holders[i].offset = 0;
+	*holders = everyone.search.holders;
+	*count = everyone.search.count;
+	return 0;
+}
+
 int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
 		       size_t *count, struct tmesh_error *err)
 {
 	struct search search = {.id = id};
-	int rc = walk(holder_fd, holder_map, &search, err);
+	int rc = id ? walk(holder_fd, holder_map, &search, err) : 0;
+
+	if (!id)
+		return holders_of_all(holders, count, err);
 
 	if (!rc && !search.count)
 		rc = tmesh_fail(err, -ENOENT,
@@ -571,6 +759,29 @@ int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_i
 	*holders = search.holders;
 	*count = search.count;
 	return 0;
+}
+
+pid_t tmesh_proc_leaser(int fd)
+{
+	FILE *locks = fopen("/proc/locks", "re");
+	char line[256];
+	struct stat st;
+	pid_t found = 0;
+
+	if (!locks)
+		return 0;
+	while (!fstat(fd, &st) && !found && fgets(line, sizeof(line), locks)) {
+		unsigned int major, minor;
+		unsigned long ino;
+		int pid;
+
+		if (sscanf(line, "%*s LEASE %*s %*s %d %x:%x:%lu", &pid, &major, &minor, &ino) ==
+			    4 &&
+		    makedev(major, minor) == st.st_dev && ino == st.st_ino)
+			found = pid;
+	}
+	fclose(locks);
+	return found;
 }
 
 struct writers {
@@ -611,6 +822,6 @@ void tmesh_proc_writers(int fd, char *text, size_t size)
 		return;
 	writers.dev = st.st_dev;
 	writers.ino = st.st_ino;
-	/* Who cannot be looked at is not named. */
+	/* Processes that cannot be inspected are not named. */
 	walk(no_fd, writer_map, &writers, NULL);
 }

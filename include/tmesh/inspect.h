@@ -2,9 +2,10 @@
 /*
  * Seeing: what a region is, which regions there are, and who holds them. See tmesh/tmesh.h for the
  * conventions of all calls. Since 0.1.
+ * Maturity: stable.
  */
-#ifndef TMESH_SEE_H
-#define TMESH_SEE_H
+#ifndef TMESH_INSPECT_H
+#define TMESH_INSPECT_H
 
 #include <tmesh/region.h>
 
@@ -27,7 +28,7 @@ struct tmesh_region_info {
 	size_t size; /* in: sizeof(struct tmesh_region_info); in lists it is set */
 	uint64_t id;
 	uint64_t bytes;	      /* as its maker asked */
-	uint64_t alloc_bytes; /* in whole pages: what can be mapped */
+	uint64_t alloc_bytes; /* in whole pages: the bytes that can be mapped */
 	uint64_t huge_bytes;  /* of them in huge pages, as far as known */
 	uint64_t created_ns;
 	enum tmesh_backend backend;
@@ -44,7 +45,7 @@ struct tmesh_region_info {
 	uint32_t pinning_handles;
 	uint32_t exports;
 	uint32_t attachments;
-	uint32_t linger_ms;
+	uint32_t hold_ms;
 	char label[TMESH_LABEL_LEN + 1];
 	char description[TMESH_DESCRIPTION_LEN + 1];
 	/* From here on: module only, else 0; on memfd too: revoked, backing (OPAQUE), lease_ns,
@@ -95,12 +96,15 @@ struct tmesh_holder_info {
 	bool producer; /* it signals the region's fence */
 	bool mapped;   /* a device: has memory mapped, not only attached */
 	char device[32];
+	uint64_t region; /* its id */
 };
 
 /*
  * List all regions that the caller may open (memfd: those that processes of this user hold), and
- * the holders of one region. The caller releases the arrays with free(). The elements are as the
- * caller was compiled: @info_bytes and @holder_bytes are for the inline functions below.
+ * the holders of one region. For @id 0 list the holders of all of them, in the order of the
+ * regions' ids; on memfds that takes one look at all processes. The caller releases the arrays with
+ * free(). The elements are as the caller was compiled: @info_bytes and @holder_bytes are for the
+ * inline functions below.
  *
  * Return: 0; -ENOENT (no such region); -EPERM (not its owner).
  */
@@ -122,7 +126,7 @@ static inline int tmesh_holders(struct tmesh_ctx *ctx, uint64_t id,
 	return tmesh_holders_sized(ctx, id, sizeof(struct tmesh_holder_info), holders, count, err);
 }
 
-/* What docs/vocabulary.md calls them, "pages" or "handle"; "unknown" for any other number. */
+/* Return the word of tests/vocabulary.md, "pages" or "handle"; "unknown" for any other number. */
 const char *tmesh_backing_name(enum tmesh_backing backing);
 const char *tmesh_holder_kind_name(enum tmesh_holder_kind kind);
 
@@ -130,4 +134,4 @@ const char *tmesh_holder_kind_name(enum tmesh_holder_kind kind);
 }
 #endif
 
-#endif /* TMESH_SEE_H */
+#endif /* TMESH_INSPECT_H */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Of the kernel backend: what the module says of regions and of their holders. */
+/* Part of the kernel backend: the module's reports on regions and their holders. */
 #include "kernel.h"
 
 #include <stdlib.h>
@@ -28,7 +28,7 @@ static void fill_info(struct tmesh_region_info *to, const struct tmesh_info *fro
 		.pinning_handles = from->pinning_handles,
 		.exports = from->exports,
 		.attachments = from->attachments,
-		.linger_ms = from->linger_ms,
+		.hold_ms = from->hold_ms,
 	};
 	memcpy(to->label, from->label, sizeof(to->label));
 	to->backing = (enum tmesh_backing)from->backing;
@@ -46,8 +46,8 @@ static void fill_info(struct tmesh_region_info *to, const struct tmesh_info *fro
 	to->kept = from->kept != 0;
 }
 
-/* A region that is gone meanwhile, or revoked, has no description: what was all zeros stays so. The
- * module writes no more than it is given room for, and so leaves the last zero. */
+/* Get the description. A region that is gone meanwhile, or revoked, has none: @info keeps its
+ * zeros. The module writes at most the given bytes, so the last zero stays. */
 static void get_desc(int fd, uint64_t id, struct tmesh_region_info *info)
 {
 	struct tmesh_desc desc = {
@@ -89,7 +89,7 @@ int tmesh_kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, s
 
 		list.count = sizeof(page) / sizeof(page[0]);
 		list.more = 0;
-		if (ioctl(ctx->device, TMESH_LIST, &list)) {
+		if (ioctl(ctx->kernel.device, TMESH_LIST, &list)) {
 			free(all);
 			return tmesh_kernel_fail(err, "listing regions");
 		}
@@ -101,7 +101,7 @@ int tmesh_kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, s
 		all = more;
 		for (uint32_t i = 0; i < list.count; i++, n++) {
 			fill_info(&all[n], &page[i]);
-			get_desc(ctx->device, all[n].id, &all[n]);
+			get_desc(ctx->kernel.device, all[n].id, &all[n]);
 		}
 	} while (list.more);
 	*infos = all;
@@ -146,8 +146,8 @@ static void fill_holder(struct tmesh_holder_info *to, const struct tmesh_holder 
 	to->device[sizeof(to->device) - 1] = '\0';
 }
 
-int tmesh_kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
-			 size_t *count, struct tmesh_error *err)
+static int holders_of(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+		      size_t *count, struct tmesh_error *err)
 {
 	struct tmesh_holders call = {.total = 16};
 	struct tmesh_holder_info *all;
@@ -168,7 +168,7 @@ int tmesh_kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder
 		};
 		if (!raw)
 			return tmesh_fail(err, -ENOMEM, "no memory for the holders");
-		if (ioctl(ctx->device, TMESH_HOLDERS, &call)) {
+		if (ioctl(ctx->kernel.device, TMESH_HOLDERS, &call)) {
 			free(raw);
 			if (errno == ENOENT)
 				return tmesh_fail(err, -ENOENT, "there is no region %016llx",
@@ -184,10 +184,62 @@ int tmesh_kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder
 		free(raw);
 		return tmesh_fail(err, -ENOMEM, "no memory for the holders");
 	}
-	for (uint32_t i = 0; i < call.count; i++)
+	for (uint32_t i = 0; i < call.count; i++) {
 		fill_holder(&all[i], &raw[i]);
+		all[i].region = id;
+	}
 	*holders = all;
 	*count = call.count;
 	free(raw);
 	return 0;
+}
+
+static int by_id(const void *a, const void *b)
+{
+	const struct tmesh_region_info *one = a, *two = b;
+
+	return (one->id > two->id) - (one->id < two->id);
+}
+
+/* List the holders of all regions. A region may be gone meanwhile, or be another user's. */
+static int holders_of_all(struct tmesh_ctx *ctx, struct tmesh_holder_info **holders, size_t *count,
+			  struct tmesh_error *err)
+{
+	struct tmesh_holder_info *all = NULL, *more, *larger;
+	struct tmesh_region_info *infos;
+	size_t regions, found, sum = 0;
+	int rc = tmesh_kernel_list(ctx, &infos, &regions, err);
+
+	if (rc)
+		return rc;
+	if (regions)
+		qsort(infos, regions, sizeof(*infos), by_id);
+	for (size_t i = 0; i < regions && !rc; i++) {
+		if (holders_of(ctx, infos[i].id, &more, &found, NULL))
+			continue;
+		larger = realloc(all, (sum + found + 1) * sizeof(*all));
+		if (larger) {
+			all = larger;
+			memcpy(all + sum, more, found * sizeof(*all));
+			sum += found;
+		} else {
+			rc = tmesh_fail(err, -ENOMEM, "no memory for the holders");
+		}
+		free(more);
+	}
+	free(infos);
+	if (rc) {
+		free(all);
+		return rc;
+	}
+	*holders = all;
+	*count = sum;
+	return 0;
+}
+
+int tmesh_kernel_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
+			 size_t *count, struct tmesh_error *err)
+{
+	return id ? holders_of(ctx, id, holders, count, err)
+		  : holders_of_all(ctx, holders, count, err);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Seeing regions and their holders: lists, as their callers were compiled, and the words for what
- * is in them (docs/vocabulary.md). */
+/* Lists of regions and of their holders, with structures of their callers' sizes, and the words for
+ * their members (tests/vocabulary.md). */
 #include "internal.h"
 
 #include <stdlib.h>

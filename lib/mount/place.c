@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: MIT
+/* The mount point: its owner, its contents, and the mount of a killed tmesh-mount. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "mount.h"
+
+#define TYPE "fuse.tmesh"
+
+static bool refuse(const char *path, const char *why)
+{
+	fprintf(stderr, "tmesh-mount: %s %s\n", path, why);
+	return false;
+}
+
+/* Decode a path of /proc/self/mountinfo. */
+static void unescape(char *text)
+{
+	char *to = text;
+
+	for (; *text; text++) {
+		unsigned int value;
+
+		if (*text == '\\' && sscanf(text, "\\%3o", &value) == 1) {
+			*to++ = (char)value;
+			text += 3;
+		} else {
+			*to++ = *text;
+		}
+	}
+	*to = '\0';
+}
+
+/* Find the last mount at @path: its type goes to @type, which has 64 bytes. False: there is none.
+ */
+static bool mounted(const char *path, char *type)
+{
+	FILE *file = fopen("/proc/self/mountinfo", "re");
+	char *line = NULL, at[4096];
+	bool found = false;
+	size_t room = 0;
+
+	while (file && getline(&line, &room, file) > 0) {
+		const char *dash = strstr(line, " - ");
+
+		if (!dash || sscanf(line, "%*s %*s %*s %*s %4095s", at) != 1)
+			continue;
+		unescape(at);
+		if (strcmp(at, path))
+			continue;
+		found = sscanf(dash, " - %63s", type) == 1;
+	}
+	free(line);
+	if (file)
+		fclose(file);
+	return found;
+}
+
+/* Unmount: as root by the kernel, else by the program that may. */
+static void detach(const char *path)
+{
+	char *argv[] = {"fusermount3", "-u", "-z", "-q", (char *)path, NULL};
+	pid_t pid;
+
+	if (geteuid() == 0) {
+		umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW);
+		return;
+	}
+	pid = fork();
+	if (pid == 0) {
+		execvp(argv[0], argv);
+		_exit(127);
+	}
+	if (pid > 0)
+		waitpid(pid, NULL, 0);
+}
+
+void place_leave(const char *path)
+{
+	char type[64];
+
+	if (mounted(path, type) && !strcmp(type, TYPE))
+		detach(path);
+}
+
+static bool is_empty(int dir)
+{
+	DIR *list = fdopendir(dup(dir));
+	struct dirent *entry;
+	bool empty = true;
+
+	while (list && empty && (entry = readdir(list)))
+		empty = !strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..");
+	if (list)
+		closedir(list);
+	return empty;
+}
+
+static bool clear_mounts(const char *path)
+{
+	char type[64], way[32];
+
+	/* A mount may cover another one. */
+	for (int i = 0; i < 8 && mounted(path, type); i++) {
+		if (strcmp(type, TYPE))
+			return refuse(path, "is taken: another file system is mounted there");
+		if (getxattr(path, MOUNT_XATTR, way, sizeof(way)) > 0)
+			return refuse(path, "is taken: another tmesh-mount serves it");
+		detach(path);
+	}
+	return true;
+}
+
+bool place_prepare(const char *path)
+{
+	struct stat st;
+	bool good;
+	int dir;
+
+	if (!clear_mounts(path))
+		return false;
+	if (mkdir(path, 0755) && errno != EEXIST) {
+		fprintf(stderr, "tmesh-mount: making %s: %s\n", path, strerror(errno));
+		return false;
+	}
+	dir = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (dir < 0 || fstat(dir, &st)) {
+		if (dir >= 0)
+			close(dir);
+		return refuse(path, errno == ELOOP || errno == ENOTDIR
+					    ? "is no folder: choose one, or remove it"
+					    : strerror(errno));
+	}
+	if (st.st_uid != geteuid())
+		good = refuse(path, "belongs to another user: choose a folder of your own");
+	else if (!is_empty(dir))
+		good = refuse(path, "is not empty: choose an empty folder");
+	else
+		good = true;
+	close(dir);
+	return good;
+}
