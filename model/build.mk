@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: MIT
 #
-# libtmesh-model: files of tensors, slots and pages, on libtmesh's public face alone. Every file of
-# the room is in it.
+# libtmesh-model: model/files, model/slots, model/pages, and model/shared for all three. One library on
+# libtmesh alone. Every file of the room is in it.
 
 MODEL        := model
 MODEL_SONAME := libtmesh-model.so.0
 MODEL_SO     := $(B)/libtmesh-model.so.$(VERSION)
 MODEL_A      := $(B)/libtmesh-model.a
-MODEL_SRC    := $(wildcard $(MODEL)/*.c)
+MODEL_SRC    := $(wildcard $(MODEL)/*/*.c)
 MODEL_HEADERS := include/tmesh/model.h include/tmesh/pages.h include/tmesh/page_table.h include/tmesh/slot.h
 MODEL_LIBS    = $(shell pkg-config --libs jansson liburing) -pthread
 
-model: $(B)/libtmesh-model.so $(MODEL_A) ## build libtmesh-model
+model: $(B)/libtmesh-model.so $(MODEL_A) ## [Build] Build libtmesh-model: model files, slots and pages.
 
 # model_objects(variant, flags): as lib_objects()
 define model_objects
 MODEL_OBJ_$(1) := $(MODEL_SRC:$(MODEL)/%.c=$(B)/model-$(1)/%.o)
-$(B)/model-$(1)/%.o: $(MODEL)/%.c $(MODEL)/build.mk
+$(B)/model-$(1)/%.o: $(MODEL)/%.c $(MODEL)/build.mk | $(call needs,jansson.h liburing.h xxhash.h pkg-config)
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(COMMON_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
+	$$(SAY)$$(CC) $$(CPPFLAGS) $$(COMMON_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
 -include $(MODEL_SRC:$(MODEL)/%.c=$(B)/model-$(1)/%.d)
 endef
 $(eval $(call model_objects,plain,))
@@ -26,21 +26,21 @@ $(eval $(call model_objects,asan,$(ASAN_FLAGS)))
 $(eval $(call model_objects,tsan,$(TSAN_FLAGS)))
 
 $(MODEL_SO): $(MODEL_OBJ_plain) $(COMMON_OBJ) $(MODEL)/libtmesh-model.map $(B)/libtmesh.so
-	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(MODEL_SONAME) -Wl,-z,defs \
+	$(SAY)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(MODEL_SONAME) -Wl,-z,defs \
 		-Wl,-Bsymbolic-functions -Wl,--version-script=$(MODEL)/libtmesh-model.map -o $@ \
 		$(MODEL_OBJ_plain) $(COMMON_OBJ) -L$(B) -ltmesh $(MODEL_LIBS)
 
 $(B)/libtmesh-model.so: $(MODEL_SO)
-	ln -sf $(notdir $(MODEL_SO)) $(B)/$(MODEL_SONAME)
-	ln -sf $(MODEL_SONAME) $@
+	@ln -sf $(notdir $(MODEL_SO)) $(B)/$(MODEL_SONAME)
+	@ln -sf $(MODEL_SONAME) $@
 
 # The static ones have nothing of lib/common/: libtmesh's archive, which they are linked with, has.
 $(MODEL_A): $(MODEL_OBJ_plain)
 $(B)/libtmesh-model-asan.a: $(MODEL_OBJ_asan)
 $(B)/libtmesh-model-tsan.a: $(MODEL_OBJ_tsan)
 $(MODEL_A) $(B)/libtmesh-model-asan.a $(B)/libtmesh-model-tsan.a:
-	rm -f $@
-	$(AR) rcs $@ $^
+	@rm -f $@
+	$(SAY)$(AR) rcs $@ $^
 
 install-model: model
 	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig
@@ -68,7 +68,7 @@ MODEL_TOOLS_LIB ?= $(MODEL_A)
 tools: $(MODEL_TOOLS)
 -include $(wildcard $(B)/tools/model/*.d)
 $(MODEL_TOOLS): $(B)/tmeshctl-%: $(B)/tools/model/%.o $(MODEL_TOOLS_OBJ) $(MODEL_TOOLS_LIB) $(LIB_A)
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(MODEL_TOOLS_OBJ) $(MODEL_TOOLS_LIB) $(or $(TOOLS_LIB),$(LIB_A)) $(MODEL_LIBS)
+	$(SAY)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< $(MODEL_TOOLS_OBJ) $(MODEL_TOOLS_LIB) $(or $(TOOLS_LIB),$(LIB_A)) $(MODEL_LIBS)
 
 install-tools: install-model-tools
 install-model-tools: $(MODEL_TOOLS)
