@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-/* Cancellables: flags that wake who waits. */
+/* Cancellables: flags that wake waiting calls. */
 #include "cancel.h"
 
 #include <errno.h>
 #include <stdlib.h>
+
+#include "common/clock.h"
 
 struct tmesh_engine_cancellable {
 	atomic_uint refs;
@@ -92,6 +94,32 @@ void cancel_interrupted(void)
 {
 	if (cancel_interruptible() && current->interrupted(current->data))
 		tmesh_engine_cancel(current);
+}
+
+int cancel_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline)
+{
+	uint64_t until = deadline;
+	struct timespec time;
+	int rc;
+
+	if (cancel_interruptible() && (!until || until > tmesh_now_ns() + CANCEL_LOOK_NS))
+		until = tmesh_now_ns() + CANCEL_LOOK_NS;
+	time = (struct timespec){.tv_sec = (time_t)(until / 1000000000),
+				 .tv_nsec = (long)(until % 1000000000)};
+	rc = until ? pthread_cond_timedwait(cond, lock, &time) : pthread_cond_wait(cond, lock);
+	if (rc && until != deadline) {
+		pthread_mutex_unlock(lock);
+		cancel_interrupted();
+		pthread_mutex_lock(lock);
+		rc = 0;
+	}
+	return rc;
+}
+
+struct tmesh_engine_cancellable *
+tmesh_engine_cancellable_enter(struct tmesh_engine_cancellable *cancellable)
+{
+	return cancel_enter(cancellable);
 }
 
 void cancel_hook_begin(struct cancel_hook *hook, void (*wake)(void *data), void *data)

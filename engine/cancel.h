@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Calling off. What waits or runs has a hook in its cancellable, which is called once that is
- * cancelled, with the cancellable's lock held: a hook may take locks, and who holds one of those
- * neither begins nor ends a hook.
+ * Cancelling. A call that waits or runs has a hook in its cancellable. tmesh_engine_cancel() calls
+ * the hook once, with the cancellable's lock held. A hook may take other locks, so a thread must
+ * not begin or end a hook while it holds one of those.
  *
- * The cancellable of a thread's call is the thread's: what waits below, in whichever file, asks for
+ * The cancellable of a call belongs to the calling thread. Code below the call, in any file, gets
  * it here.
  */
 #ifndef TMESH_ENGINE_CANCEL_H
@@ -19,18 +19,24 @@ struct cancel_hook {
 	struct cancel_hook *next;
 };
 
-/* This thread's call has @cancellable, which may be NULL, until the next of these. Return: the one
- * before. */
+/* Set this thread's cancellable, which may be NULL. Return the previous one. */
 struct tmesh_engine_cancellable *cancel_enter(struct tmesh_engine_cancellable *cancellable);
-/* -ECANCELED: this thread's call was called off. */
+/* Return -ECANCELED if this thread's call was cancelled. */
 int cancel_check(struct tmesh_error *err);
-/* A signal came while the thread waited: its program is asked. */
+/* Ask the program whether to cancel, after a signal interrupted this thread's wait. */
 void cancel_interrupted(void);
-/* Whether the program wants to be asked. */
+/* Return whether the program wants to be asked after signals. */
 bool cancel_interruptible(void);
 
-/* Of this thread's call. @wake is not called after end(); it may have been called before begin()
- * returns. */
+/* The interval at which a wait that signals do not interrupt asks the program. */
+#define CANCEL_LOOK_NS UINT64_C(100000000)
+/* Wait on a condition that uses the monotonic clock. If the program wants to be asked after
+ * signals, wait at most CANCEL_LOOK_NS, then ask it without @lock. Return 0, or ETIMEDOUT after
+ * @deadline. A @deadline of 0 never passes. */
+int cancel_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline);
+
+/* Begin or end a hook of this thread's call. @wake may be called before begin() returns. It is not
+ * called after end(). */
 void cancel_hook_begin(struct cancel_hook *hook, void (*wake)(void *data), void *data);
 void cancel_hook_end(struct cancel_hook *hook);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Contexts: an engine that was loaded, and what it counted. */
+/* Contexts: a loaded engine and its counters. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,8 +45,9 @@ bool engine_on_gpu(const struct tmesh_engine_context *context)
 	return context->device.device_type == TMESH_DEVICE_CUDA;
 }
 
-/* Without an engine yet. */
-static struct tmesh_engine_context *new_context(struct tmesh_ctx *ctx, uint32_t sessions)
+/* Make a context without an engine. */
+static struct tmesh_engine_context *new_context(struct tmesh_ctx *ctx, uint32_t sessions,
+						uint32_t session_regions)
 {
 	struct tmesh_engine_context *context = calloc(1, sizeof(*context));
 	pthread_condattr_t attr;
@@ -57,6 +58,7 @@ static struct tmesh_engine_context *new_context(struct tmesh_ctx *ctx, uint32_t 
 	context->refs = 1;
 	context->life = engine_life();
 	context->keep = sessions ? sessions : ENGINE_SESSIONS;
+	context->keep_regions = session_regions;
 	pthread_mutex_init(&context->lock, NULL);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -92,7 +94,7 @@ int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
 	if (given.threads > 1024)
 		return tmesh_fail(err, -EINVAL, "%u threads are too many: choose at most 1024",
 				  given.threads);
-	context = new_context(ctx, given.sessions);
+	context = new_context(ctx, given.sessions, given.session_regions);
 	if (!context)
 		return tmesh_fail(err, -ENOMEM, "no memory for a context");
 	rc = engine_plugin_find(backend, &context->plugin, err);
@@ -115,7 +117,7 @@ int tmesh_engine_context_create(struct tmesh_ctx *ctx, const char *backend,
 		free_context(context);
 		return rc;
 	}
-	context->device.library = NULL; /* the caller's */
+	context->device.library = NULL; /* the string belongs to the caller */
 	*out = context;
 	return 0;
 }
@@ -130,10 +132,11 @@ int tmesh_engine_connect(struct tmesh_ctx *ctx, const char *name,
 
 	if (rc)
 		return rc;
-	context = new_context(ctx, given.sessions);
+	context = new_context(ctx, given.sessions, 0);
 	if (!context)
 		return tmesh_fail(err, -ENOMEM, "no memory for a context");
-	rc = remote_new(ctx, name, given.timeout_ns, &context->remote, err);
+	rc = remote_new(ctx, name, given.timeout_ns > 0 ? (uint64_t)given.timeout_ns : 0,
+			&context->remote, err);
 	if (rc) {
 		free_context(context);
 		return rc;
@@ -156,8 +159,8 @@ void tmesh_engine_context_unref(struct tmesh_engine_context *context)
 {
 	if (!context || atomic_fetch_sub(&context->refs, 1) > 1)
 		return;
-	/* A forked child has the engine's memory and not its threads, which the engine would wait
-	 * for. */
+	/* A forked child has the engine's memory but not its threads. Closing the engine would wait
+	 * for them. */
 	if (context->life == engine_life()) {
 		engine_sessions_close(context);
 		context->plugin->close(context->engine);
@@ -180,8 +183,8 @@ uint32_t tmesh_engine_context_pid(struct tmesh_engine_context *context)
 	return context->remote ? atomic_load(&context->remote->pid) : 0;
 }
 
-int tmesh_engine_context_keep(struct tmesh_engine_context *context, struct tmesh_region *region,
-			      struct tmesh_error *err)
+int tmesh_engine_context_lifeline(struct tmesh_engine_context *context, struct tmesh_region *region,
+				  struct tmesh_error *err)
 {
 	int fd, rc = engine_enter(context, err);
 	struct tmesh_foreign_file file;
@@ -195,14 +198,15 @@ int tmesh_engine_context_keep(struct tmesh_engine_context *context, struct tmesh
 				  "the region is memory; it stands for no descriptor");
 	if (rc)
 		return rc;
-	ends = tmesh_foreign_look(fd, "", &file) && (S_ISSOCK(file.type) || S_ISFIFO(file.type));
+	ends = tmesh_foreign_is_unix_socket(fd) ||
+	       (tmesh_foreign_look(fd, "", &file) && S_ISFIFO(file.type));
 	tmesh_foreign_close(fd, TMESH_GIVER_UNKNOWN);
 	if (!ends)
 		return tmesh_fail(
 			err, -EINVAL,
-			"the region stands for no socket or pipe, whose end an engine could "
+			"the region stands for no Unix socket or pipe, whose end an engine could "
 			"keep from coming");
-	return context->remote ? remote_keep(context->remote, region, err) : 0;
+	return context->remote ? remote_lifeline(context->remote, region, err) : 0;
 }
 
 int tmesh_engine_stats(struct tmesh_engine_context *context, struct tmesh_engine_stats *out,

@@ -16,7 +16,7 @@ static const char *library_of(const struct tmesh_devices_opts *opts, const char 
 	return NULL;
 }
 
-/* Whether it starts on a device; its description where it does. */
+/* Return whether the engine starts on a device, and its description if it does. */
 static int try_engine(const struct tmesh_engine_plugin *plugin, const char *library,
 		      enum tmesh_device_type type, int32_t id, struct tmesh_devices_engine *found,
 		      struct tmesh_error *err)
@@ -72,8 +72,8 @@ static void find_gpus(struct tmesh_devices *devices)
 	}
 }
 
-/* Of each engine that has, or will have, a way to them. No GPU has run one so far:
- * docs/engines.md. */
+/* Return the device types that the engine supports but has never run on. No GPU has run an engine
+ * so far: docs/reference/engines.md. */
 static uint64_t never_seen(const char *engine)
 {
 	return !strcmp(engine, "onnx") || !strcmp(engine, "ggml") ? 1ull << TMESH_DEVICE_CUDA : 0;
@@ -110,7 +110,7 @@ static void find_engine(const char *name, void *data)
 	for (size_t i = 0; i < devices->device_count; i++) {
 		struct tmesh_devices_device *device = &devices->devices[i];
 
-		/* An engine on a CPU takes any processor: it has one device 0 for all nodes. */
+		/* An engine on the CPU uses all processors: device 0 stands for all nodes. */
 		if (device->device_type == TMESH_DEVICE_CPU ||
 		    !try_engine(plugin, library, device->device_type, device->device_id, NULL,
 				&err))
@@ -221,7 +221,7 @@ static json_t *dtypes_json(uint64_t dtypes)
 	return list;
 }
 
-/* null for "" */
+/* Return null for "". */
 static json_t *text_json(const char *text)
 {
 	return *text ? json_stringn_nocheck(text, strlen(text)) : json_null();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Processors and memory of each NUMA node, as the kernel's files tell of them. */
+/* The processors and memory of each NUMA node, from the kernel's files. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 #define NODES_MAX 1024
 
-/* The first bytes of a file; false: it cannot be read. */
+/* Read the first bytes of a file; false: it cannot be read. */
 static bool read_text(const char *root, const char *name, char *text, size_t size)
 {
 	char path[4096];
@@ -29,7 +29,7 @@ static bool read_text(const char *root, const char *name, char *text, size_t siz
 	return true;
 }
 
-/* The number of kB behind @name and a colon, as bytes; 0: there is none. */
+/* Return the number of kB after @name and a colon, as bytes; 0: there is none. */
 static uint64_t kilobytes(const char *text, const char *name)
 {
 	size_t length = strlen(name);
@@ -46,7 +46,8 @@ static uint64_t kilobytes(const char *text, const char *name)
 	return 0;
 }
 
-/* How many numbers "0-3,8" names below @most; each is called out. 0: it is malformed. */
+/* Call @each for every number below @most that a list such as "0-3,8" names. Return their count; 0:
+ * the list is malformed. */
 static uint32_t list(const char *text, uint32_t most, void (*each)(uint32_t number, void *data),
 		     void *data)
 {
@@ -116,7 +117,7 @@ static uint32_t processors_of(const char *root, const char *file)
 	return read_text(root, file, text, sizeof(text)) ? list(text, 1 << 20, NULL, NULL) : 0;
 }
 
-/* Of a machine without NUMA in its kernel too: node 0 has everything. */
+/* Describe the whole machine as node 0. This also works for a kernel without NUMA. */
 static bool whole(const char *root, struct tmesh_devices_device *device)
 {
 	char text[8192];
@@ -126,7 +127,7 @@ static bool whole(const char *root, struct tmesh_devices_device *device)
 	device->memory = kilobytes(text, "MemTotal");
 	device->memory_free = kilobytes(text, "MemAvailable");
 	device->processors = processors_of(root, "/sys/devices/system/cpu/online");
-	/* As in a container that has no sysfs: the C library knows other ways. */
+	/* In a container without sysfs: the C library has other sources. */
 	if (!device->processors && !*root)
 		device->processors = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
 	return device->memory;
@@ -147,21 +148,6 @@ static bool of_node(const char *root, uint32_t node, struct tmesh_devices_device
 	return device->memory;
 }
 
-static void add_processor(uint32_t number, void *data)
-{
-	CPU_SET(number, (cpu_set_t *)data);
-}
-
-bool devices_processors(const struct tmesh_devices *devices, int32_t node, cpu_set_t *set)
-{
-	char text[4096], name[96];
-
-	CPU_ZERO(set);
-	snprintf(name, sizeof(name), "/sys/devices/system/node/node%d/cpulist", node);
-	return read_text(devices->root, name, text, sizeof(text)) &&
-	       list(text, CPU_SETSIZE, add_processor, set);
-}
-
 int devices_find_host(struct tmesh_devices *devices, const char *root, struct tmesh_error *err)
 {
 	struct nodes nodes = {0};
@@ -179,7 +165,7 @@ int devices_find_host(struct tmesh_devices *devices, const char *root, struct tm
 			.device_id = (int32_t)nodes.number[i],
 			.node = (int32_t)nodes.number[i],
 		};
-		/* Nodes without processors are memory that no engine runs on. */
+		/* A node without processors is only memory: no engine runs there. */
 		if (nodes.count == 1
 			    ? !whole(root, device)
 			    : !of_node(root, nodes.number[i], device) || !device->processors)

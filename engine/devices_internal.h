@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of devices share. */
+/* Declarations that the files of devices share. */
 #ifndef TMESH_ENGINE_DEVICES_INTERNAL_H
 #define TMESH_ENGINE_DEVICES_INTERNAL_H
 
 #include <jansson.h>
-#include <sched.h>
 
 #include "engine_internal.h"
 
 #pragma GCC visibility push(default)
-#include <tmesh/devices.h>
+#include <tmesh/placement.h>
 #pragma GCC visibility pop
 
 #define DEVICES_MAX 64
@@ -20,14 +19,12 @@ struct tmesh_devices {
 	size_t device_count;
 	struct tmesh_devices_engine engines[TMESH_DEVICES_MAX_ENGINES];
 	size_t engine_count;
-	char *root; /* of the machine's files; "" usually */
+	char *root; /* where the machine's files are; usually "" */
 };
 
-/* devices_host.c: the processors, by the files below @root. */
+/* devices_host.c: find the processors from the files below @root. */
 int devices_find_host(struct tmesh_devices *devices, const char *root, struct tmesh_error *err);
-/* The processors of a NUMA node of this list; false: unknown. */
-bool devices_processors(const struct tmesh_devices *devices, int32_t node, cpu_set_t *set);
-/* devices_probe.c: which operators an open engine runs. */
+/* devices_probe.c: find the operators that an open engine runs. */
 void devices_probe(const struct tmesh_engine_plugin *plugin, void *engine,
 		   struct tmesh_devices_engine *out);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Which operators an engine runs: a graph of one node for each, which it opens or does not. */
+/* Find the operators that an engine runs: try to open a graph of one node for each. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "devices_internal.h"
 #include "graph_internal.h"
 
-/* "%s" is the dtype that is tried. */
+/* "%s" stands for the dtype. */
 static const char *const graphs[] = {
 	[TMESH_GRAPH_MATMUL] =
 		"x = input : float32[2,64]\nw = input : %s[32,64]\ny = matmul(x, w)\n",
@@ -41,14 +41,14 @@ _Static_assert(sizeof(graphs) / sizeof(*graphs) <= TMESH_DEVICES_OPERATORS, "roo
 
 static const enum tmesh_dtype dtypes[] = {TMESH_FLOAT32, TMESH_FLOAT16, TMESH_BFLOAT16};
 
-/* A file of the graph, without one on a disk; -1: none. */
+/* Write the graph to a file in memory; -1: impossible. */
 static int write_graph(const char *form, const char *dtype, char *path, size_t size)
 {
 	int file = memfd_create("tmesh-graph", MFD_CLOEXEC);
 
 	if (file < 0)
 		return -1;
-		/* Those that want it once leave the second alone. */
+		/* Forms with one "%s" ignore the second argument. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
 #pragma GCC diagnostic ignored "-Wformat-extra-args"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Bindings, and their runs. */
+/* Bindings and their dispatches. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +13,12 @@ struct tmesh_engine_binding {
 	struct resolved values;
 	pthread_mutex_t lock;
 	pthread_cond_t idle;
-	struct turn *running; /* whose turn it is; NULL: nobody's */
+	struct turn *running; /* the dispatch that has the turn; NULL: none */
 	void *plugin;
-	bool seen; /* that the engine writes where it was told to */
+	bool seen; /* the engine was seen to write to the bound places */
 };
 
-/* A dispatch of a binding: one at a time runs, others wait. */
+/* A dispatch of a binding. One runs at a time, others wait. */
 struct turn {
 	struct tmesh_engine_binding *binding;
 	struct cancel_hook hook;
@@ -31,6 +31,7 @@ static int bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_valu
 	struct tmesh_engine_context *context = graph->context;
 	struct tmesh_engine_binding *binding;
 	int rc = engine_enter(context, err);
+	pthread_condattr_t attr;
 
 	if (rc)
 		return rc;
@@ -49,7 +50,10 @@ static int bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_valu
 	binding->refs = 1;
 	binding->graph = tmesh_engine_graph_ref(graph);
 	pthread_mutex_init(&binding->lock, NULL);
-	pthread_cond_init(&binding->idle, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&binding->idle, &attr);
+	pthread_condattr_destroy(&attr);
 	atomic_fetch_add_explicit(&context->counters.bindings, 1, memory_order_relaxed);
 	*out = binding;
 	return 0;
@@ -69,7 +73,8 @@ int tmesh_engine_bind(struct tmesh_engine_graph *graph, const struct tmesh_engin
 	return bind(graph, inputs, input_count, outputs, output_count, false, out, err);
 }
 
-/* An engine that put an output elsewhere has copied, or kept it from its reader. */
+/* Check that the engine wrote the outputs where they are bound. If it did not, it has copied, or
+ * its readers do not see the result. */
 static int check_places(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 {
 	const struct tmesh_engine_plugin *plugin = binding->graph->context->plugin;
@@ -94,8 +99,7 @@ static int check_places(struct tmesh_engine_binding *binding, struct tmesh_error
 	return 0;
 }
 
-/* What may have changed since it was bound: tensors that were destroyed, outputs that were sealed.
- */
+/* Check what can change after bind(): a tensor may be destroyed, and an output's memory sealed. */
 static int check_still(const struct resolved *all, struct tmesh_error *err)
 {
 	for (size_t i = 0; i < all->count; i++) {
@@ -118,7 +122,8 @@ static int check_still(const struct resolved *all, struct tmesh_error *err)
 	return 0;
 }
 
-/* It was called off: who waits is woken, and the engine is told of what runs. */
+/* Wake the waiting calls, because one was cancelled, and cancel its run if it is the running
+ * one. */
 static void wake_turn(void *data)
 {
 	struct turn *turn = data;
@@ -140,7 +145,7 @@ static int begin_turn(struct turn *turn, struct tmesh_error *err)
 	cancel_hook_begin(&turn->hook, wake_turn, turn);
 	pthread_mutex_lock(&binding->lock);
 	while (!(rc = cancel_check(err)) && binding->running)
-		pthread_cond_wait(&binding->idle, &binding->lock);
+		cancel_cond_wait(&binding->idle, &binding->lock, 0);
 	if (!rc)
 		binding->running = turn;
 	pthread_mutex_unlock(&binding->lock);
@@ -154,18 +159,18 @@ static void end_turn(struct turn *turn)
 	struct tmesh_engine_binding *binding = turn->binding;
 	const struct tmesh_engine_plugin *plugin = binding->graph->context->plugin;
 
-	/* Nobody calls it off any more, and the next turn is another's. */
+	/* Without its hook this call cannot cancel the engine, which the next turn uses. */
 	cancel_hook_end(&turn->hook);
 	pthread_mutex_lock(&binding->lock);
 	if (plugin->cancel && cancel_check(NULL))
 		plugin->cancel(binding->plugin, false);
 	binding->running = NULL;
-	/* Not one alone: that may be one that is called off, and goes. */
+	/* Wake all: a single woken call could be a cancelled one, which leaves. */
 	pthread_cond_broadcast(&binding->idle);
 	pthread_mutex_unlock(&binding->lock);
 }
 
-static int run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
+static int binding_run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 {
 	struct tmesh_engine_context *context = binding->graph->context;
 	const struct resolved *all = &binding->values;
@@ -197,7 +202,7 @@ int tmesh_engine_binding_dispatch_cancellable(struct tmesh_engine_binding *bindi
 					      struct tmesh_error *err)
 {
 	struct tmesh_engine_cancellable *before = cancel_enter(cancellable);
-	int rc = run(binding, err);
+	int rc = binding_run(binding, err);
 
 	cancel_enter(before);
 	return rc;
@@ -208,7 +213,7 @@ int tmesh_engine_binding_dispatch(struct tmesh_engine_binding *binding, struct t
 	return tmesh_engine_binding_dispatch_cancellable(binding, NULL, err);
 }
 
-/* What the binding has at @i, as its caller gave it. */
+/* Rebuild the value that the caller gave for operand @i. */
 static struct tmesh_engine_value value_of(const struct resolved *all, size_t i)
 {
 	const struct plugin_array *array = &all->arrays[i];
@@ -221,14 +226,15 @@ static struct tmesh_engine_value value_of(const struct resolved *all, size_t i)
 	};
 
 	memcpy(value.shape, array->shape, sizeof(value.shape));
-	/* What has passed the checks lies on an input only where that was said. */
+	/* engine_resolve() accepts an overlap only if the caller declared it, so this one was
+	 * declared. */
 	for (size_t j = 0; i >= all->inputs && array->bytes && j < all->inputs; j++)
 		if (all->arrays[j].data == array->data && all->arrays[j].bytes)
 			value.in_place = all->arrays[j].name;
 	return value;
 }
 
-/* The binding's values with some replaced; which, in @changed. */
+/* Copy the binding's values and replace some inputs; their indices go to @changed. */
 static int replace(const struct resolved *all, const struct tmesh_engine_value *inputs,
 		   size_t count, struct tmesh_engine_value *values, size_t *changed,
 		   struct tmesh_error *err)
@@ -327,7 +333,7 @@ void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding)
 	free(binding);
 }
 
-/* The outputs that were left to the engine, as device tensors, into @made. */
+/* Make device tensors, in @made, of the outputs that were left to the engine. */
 static int take_results(struct tmesh_engine_binding *binding, struct tmesh_engine_tensor **made,
 			struct tmesh_error *err)
 {
@@ -361,7 +367,7 @@ static int dispatch(struct tmesh_engine_graph *graph, const struct tmesh_engine_
 	if (!made)
 		rc = tmesh_fail(err, -ENOMEM, "no memory for %zu outputs", output_count);
 	if (!rc)
-		rc = run(binding, err);
+		rc = binding_run(binding, err);
 	if (!rc)
 		rc = take_results(binding, made, err);
 	for (size_t i = 0; made && i < output_count; i++) {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the files of libtmesh-engine share.
+ * Declarations that the files of libtmesh-engine share.
  *
- * Locks: a context's lock guards its sessions, and is held neither while one is opened or closed
- * nor while the files of idle ones are looked at; a tensor's guards its memory against destroy; a
- * binding's, whose turn it is. None of these is taken while another is held. Those of graphs on
- * several engines: placed_internal.h. A cancellable's guards its hooks, and is held while they are
- * called: cancel.h.
+ * Locks. A context's lock guards its sessions. It is not held while a session is opened or closed,
+ * or while the files of idle sessions are checked. A tensor's lock guards its memory against
+ * destroy. A binding's lock guards its turn. No thread holds two of these at once.
+ * placed_internal.h describes the locks of graphs on several engines. A cancellable's lock guards
+ * its hooks and is held while they are called: cancel.h.
  */
 #ifndef TMESH_ENGINE_INTERNAL_H
 #define TMESH_ENGINE_INTERNAL_H
@@ -44,23 +44,24 @@ struct tmesh_engine_context {
 	struct remote *remote; /* NULL: the engine runs in this process */
 	char backend[ENGINE_NAME_LEN + 1];
 	struct plugin_open device;
-	uint32_t keep; /* sessions without a graph, at most */
+	uint32_t keep;	       /* the most sessions without a graph to keep */
+	uint32_t keep_regions; /* the most regions of those; 0: any number */
 	unsigned int life;
 	pthread_mutex_t lock;
-	pthread_cond_t opened;	  /* a session, or it could not be */
+	pthread_cond_t opened;	  /* signalled when a session was opened or failed to open */
 	struct session *sessions; /* the most recently used first */
-	bool looking, look_again; /* at the files of idle ones, without the lock */
+	bool looking, look_again; /* at files of idle sessions, without the lock */
 	struct counters counters;
 };
 
 /* Memory of a device tensor: a region's, a GPU's, or the engine's own. */
 struct memory {
 	atomic_uint refs;
-	struct tmesh_engine_context *context; /* of which it holds a reference for @result */
-	struct tmesh_tensor *tensor;	      /* NULL: another's */
-	struct tmesh_cuda_memory *gpu;	      /* NULL: another's */
-	void *result;			      /* of the engine, where both are NULL */
-	void *address;			      /* of a GPU: there */
+	struct tmesh_engine_context *context; /* a reference to it, for @result */
+	struct tmesh_tensor *tensor;	      /* NULL: no region */
+	struct tmesh_cuda_memory *gpu;	      /* NULL: no GPU */
+	void *result;			      /* of the engine, if both are NULL */
+	void *address;			      /* of a GPU: the address there */
 };
 
 struct tmesh_engine_tensor {
@@ -83,55 +84,58 @@ struct tmesh_engine_graph {
 	struct session *session;
 };
 
-/* An open session, or one that @owner opens; and what it was opened from. */
+/* A session and its sources. It is open, or @owner is opening it. */
 struct session {
 	struct session *next;
-	uint32_t graphs; /* and calls that wait for it */
-	bool once;	 /* nobody can open the same again: it goes with its last graph */
+	uint32_t graphs; /* graphs, and calls that wait for it */
+	bool once;	 /* it cannot be opened again, so it ends with its last graph */
 	bool opening;
 	pthread_t owner;
-	int failed; /* why it could not be opened, said in @why; in no list then */
+	int failed; /* the error of its opening, with @why; it is in no list then */
 	struct tmesh_error why;
 	char *path;
 	void *key;
 	size_t key_bytes;
+	size_t regions; /* the most that its weights have */
 	struct plugin_session plugin;
 	struct tmesh_tensor **weights;
-	struct tmesh_cuda_memory **copies; /* of those, on a GPU; NULL: on none */
+	struct tmesh_cuda_memory **copies; /* copies of the weights on a GPU; NULL: none */
 	size_t weight_count;
 };
 
 /* plugin.c */
 int engine_plugin_find(const char *name, const struct tmesh_engine_plugin **out,
 		       struct tmesh_error *err);
-/* Folders where engines may be, the first first, until one was enough. Return: whether one was. */
+/* Call @each for every folder that may have engines, in their order, until it returns true. Return
+ * whether it did. */
 bool engine_plugin_folders(bool (*each)(const char *folder, void *data), void *data);
-/* Those that can be found, and ours in any case; a name may come twice. */
+/* Call @each for every engine that is found, and for ours in any case. A name may come twice. */
 void engine_plugin_names(void (*each)(const char *name, void *data), void *data);
 
 /* context.c */
-/* How often this process was forked off: objects of another count belong to its parent. */
+/* Return how often this process was forked. Objects of another count belong to its parent. */
 unsigned int engine_life(void);
-/* -EPERM: the context is the parent's. */
+/* Return -EPERM if the context belongs to the parent process. */
 int engine_enter(const struct tmesh_engine_context *context, struct tmesh_error *err);
 bool engine_on_gpu(const struct tmesh_engine_context *context);
 
-/* session.c: for a graph, which counts there. */
+/* session.c: get a session for a graph, and count the graph in it. */
 int engine_session_get(struct tmesh_engine_context *context, const char *path,
 		       const struct tmesh_engine_graph_opts *opts, struct session **out,
 		       struct tmesh_error *err);
 void engine_session_put(struct tmesh_engine_context *context, struct session *session);
-/* Its file will be gone when @graph goes. */
+/* Close the session with @graph, because its file will be gone then. */
 void engine_session_once(struct tmesh_engine_graph *graph);
 size_t engine_sessions_open(struct tmesh_engine_context *context);
-/* All of them, of a context that ends. */
+/* Close all sessions, when the context ends. */
 void engine_sessions_close(struct tmesh_engine_context *context);
 
 /* tensor.c */
-/* The tensor's memory, with a reference; NULL: it was destroyed, and @err says so. */
+/* Return the tensor's memory with a reference; NULL after destroy, with @err set. */
 struct memory *engine_tensor_memory(struct tmesh_engine_tensor *tensor, struct tmesh_error *err);
 void engine_memory_unref(struct memory *memory);
-/* A device tensor on what the engine allocated; takes @result over, also when it fails. */
+/* Make a device tensor of memory that the engine allocated. Take ownership of @result, also on
+ * error. */
 int engine_tensor_of_result(struct tmesh_engine_context *context,
 			    const struct plugin_result *result, struct tmesh_engine_tensor **out,
 			    struct tmesh_error *err);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * GPU memory of contexts on GPUs, by libtmesh-cuda, which is loaded when the first such context is
- * made. It has a libtmesh of its own: what others open is a ref's text.
+ * GPU memory of contexts on GPUs, by libtmesh-cuda, which is loaded for the first such context. It
+ * has its own libtmesh, so memory for other processes is passed as a ref's text.
  */
 #include "gpu.h"
 
@@ -9,19 +9,20 @@
 #include "common/cuda_api.h"
 
 static struct {
-	pthread_mutex_t lock; /* guards the loading; what is loaded stays */
+	pthread_mutex_t lock; /* guards the loading; a loaded library stays */
 	bool loaded;
 	struct tmesh_cuda_api calls;
 } api = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* What was being loaded is loaded anew. The parent does not wait for the lock before it forks: a
- * library that is loaded may call pthread_atfork() itself. */
+/* Load again if the fork came during loading. The parent does not wait for the lock before it
+ * forks, because a library that is being loaded may call pthread_atfork() itself. */
 void gpu_forked(void)
 {
 	pthread_mutex_init(&api.lock, NULL);
 }
 
-/* This process's. What is missing may come: the next call tries again. */
+/* Return this process's CUDA object. A missing library may appear later: the next call tries
+ * again. */
 static int get_cuda(struct tmesh_cuda **cuda, struct tmesh_error *err)
 {
 	struct tmesh_error why;
@@ -62,7 +63,7 @@ int gpu_memory_alloc(int32_t device, uint64_t bytes, bool alone, struct tmesh_cu
 					  alone ? TMESH_CUDA_ALONE : 0, &memory, err);
 	if (rc)
 		return rc;
-	/* An engine has streams of its own, which wait for none of ours: the zeros are there. */
+	/* Wait until the zeros are written: the engine's own streams do not wait for ours. */
 	rc = api.calls.cuda_zero(memory, NULL, err);
 	if (!rc)
 		rc = api.calls.cuda_read(memory, 0, NULL, 0, err);
@@ -97,6 +98,6 @@ int gpu_write(struct tmesh_cuda_memory *memory, const void *data, uint64_t bytes
 int gpu_ref_encode(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout, char *text,
 		   size_t size, struct tmesh_error *err)
 {
-	/* A dispatch has ended when it returns, and copies have: there is nothing to wait for. */
+	/* No stream to wait for: dispatches and copies are complete when they return. */
 	return api.calls.cuda_share(memory, layout, TMESH_CUDA_NO_STREAM, text, size, err);
 }

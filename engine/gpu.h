@@ -7,16 +7,16 @@
 
 struct tmesh_cuda_memory;
 
-/* In a forked child: who had the lock is not here. */
+/* Reset the lock in a forked child: the thread that held it does not exist there. */
 void gpu_forked(void);
-/* -EOPNOTSUPP: no libtmesh-cuda; -ENODEV: no driver, or no such GPU. */
+/* Return -EOPNOTSUPP (no libtmesh-cuda) or -ENODEV (no driver, or no such GPU). */
 int gpu_check(int32_t device, struct tmesh_error *err);
-/* Zeros. @alone: others may be given it. */
+/* Allocate zeros. @alone: in a block of its own, which can be shown to other processes. */
 int gpu_memory_alloc(int32_t device, uint64_t bytes, bool alone, struct tmesh_cuda_memory **out,
 		     struct tmesh_error *err);
 void *gpu_address(const struct tmesh_cuda_memory *memory);
 void gpu_unref(struct tmesh_cuda_memory *memory);
-/* From its beginning; done when they return. */
+/* Copy from or to the beginning of the memory. The copy is complete on return. */
 int gpu_read(struct tmesh_cuda_memory *memory, void *data, uint64_t bytes, struct tmesh_error *err);
 int gpu_write(struct tmesh_cuda_memory *memory, const void *data, uint64_t bytes,
 	      struct tmesh_error *err);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Graphs: an open session, and what its operands are. */
+/* Graphs: an open session and its operands. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

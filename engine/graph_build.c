@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Building a graph node by node, and looking at it. */
+/* Build a graph node by node, and inspect it. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +68,8 @@ void tmesh_graph_unref(struct tmesh_graph *graph)
 	free(graph);
 }
 
-/* Where a name is or would be. The key is this object's address: names come from strangers. */
+/* Return the index where a name is or would be. The hash key is this object's address, because
+ * names may come from strangers. */
 static size_t place(const struct tmesh_graph *graph, const char *name)
 {
 	const uint64_t key[2] = {(uintptr_t)graph, (uintptr_t)graph->name};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* From nodes in any order, with inputs by name, to a graph. */
+/* Turn nodes in any order, with inputs by name, into a graph. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -70,11 +70,11 @@ struct order {
 	struct draft_node **sorted;
 	size_t count;
 	uint8_t *state;
-	uint32_t *next; /* of each node on the way: its input that comes next */
+	uint32_t *next; /* by node on the way: the next input to visit */
 	uint32_t *path;
 };
 
-static struct draft_node *find(const struct order *order, const char *name)
+static struct draft_node *draft_find_node(const struct order *order, const char *name)
 {
 	struct draft_node key = {.node.name = name}, *wanted = &key, **found;
 
@@ -82,7 +82,7 @@ static struct draft_node *find(const struct order *order, const char *name)
 	return found ? *found : NULL;
 }
 
-/* The node's inputs are all in the graph. */
+/* Add a node. Its inputs are in the graph already. */
 static int add(const struct order *order, struct draft_node *from, struct tmesh_graph *graph,
 	       struct tmesh_error *err)
 {
@@ -93,7 +93,8 @@ static int add(const struct order *order, struct draft_node *from, struct tmesh_
 	return tmesh_graph_add(graph, &from->node, NULL, err);
 }
 
-/* Depth first, without recursion: files may be as deep as they are long. */
+/* Visit depth first, without recursion: the depth of a graph is limited only by its file's
+ * length. */
 static int visit(const struct order *order, uint32_t start, struct tmesh_graph *graph,
 		 struct tmesh_error *err)
 {
@@ -116,7 +117,7 @@ static int visit(const struct order *order, uint32_t start, struct tmesh_graph *
 				return rc;
 			continue;
 		}
-		input = find(order, node->inputs[order->next[at]++]);
+		input = draft_find_node(order, node->inputs[order->next[at]++]);
 		if (!input)
 			return tmesh_fail(err, -EPROTO,
 					  "node \"%.63s\": there is no node \"%.63s\"",
@@ -205,7 +206,7 @@ int tmesh_graph_parse(const char *text, size_t bytes, struct tmesh_graph **out,
 	if (!rc)
 		rc = draft_build(&draft, out, err);
 	draft_free(&draft);
-	/* What a caller did wrong is what a file has wrong. */
+	/* These errors of tmesh_graph_add() mean a malformed file here. */
 	if (rc && rc != -ENOMEM && rc != -E2BIG)
 		rc = err->code = -EPROTO;
 	return rc;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-/* What each operator takes, and of what dtype and shape its value is. */
+/* Infer the dtype and shape of each operator's value, and check its inputs. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "graph_internal.h"
 
-/* A node and those that it reads. */
+/* A node and its inputs. */
 struct site {
 	struct tmesh_graph_node *node;
 	const struct tmesh_graph_node *in[TMESH_GRAPH_MAX_INPUTS];
@@ -16,11 +17,16 @@ struct site {
 
 static int wrong(const struct site *site, const char *what)
 {
-	char all[3 * GRAPH_SHAPE_TEXT + 16] = "", shape[GRAPH_SHAPE_TEXT];
+	char all[3 * (GRAPH_SHAPE_TEXT + 80) + 16] = "", shape[GRAPH_SHAPE_TEXT];
+	size_t at = 0;
 
 	for (uint32_t i = 0; i < site->node->input_count && i < 3; i++) {
-		strcat(all, i ? ", " : "; given ");
-		strcat(all, graph_shape_text(site->in[i], shape));
+		const struct tmesh_graph_node *in = site->in[i];
+
+		at += (size_t)snprintf(all + at, sizeof(all) - at, "%s\"%.50s\" %s%s",
+				       i ? ", " : "; given ", in->name,
+				       in->quant ? in->quant : graph_dtype_name(in->dtype),
+				       graph_shape_text(in, shape));
 	}
 	return tmesh_fail(site->err, -EINVAL, "node \"%s\": %s: %s%s", site->node->name,
 			  graph_op(site->node->op)->name, what, all);
@@ -46,7 +52,7 @@ static int64_t elements(const struct tmesh_graph_node *node)
 	return count;
 }
 
-/* What is computed is float32, of that shape. */
+/* Set the value's shape. Computed values are float32. */
 static void becomes(struct site *site, int32_t ndim, const int64_t *shape)
 {
 	site->node->dtype = TMESH_FLOAT32;
@@ -281,7 +287,8 @@ static int concat(struct site *site)
 	return 0;
 }
 
-/* Blocks of rows, and tables of them: what the sequences may have in all is a value too. */
+/* Attention over blocks of rows, found by tables. All rows that the tables may name are a value
+ * too, so their elements are limited. */
 static int paged(struct site *site)
 {
 	const struct tmesh_graph_node *q = site->in[0], *k = site->in[1], *v = site->in[2];
@@ -363,10 +370,10 @@ static int infer(struct site *site)
 	case TMESH_GRAPH_LORA:
 		return lora(site);
 	}
-	return -EINVAL; /* tmesh_graph_add() has looked */
+	return -EINVAL; /* unreachable: tmesh_graph_add() has checked the operator */
 }
 
-/* Attributes that the operator does not have are zero. */
+/* Check that attributes which the operator does not have are zero. */
 static int check_attrs(const struct tmesh_graph_node *node, struct tmesh_error *err)
 {
 	static const int32_t none[TMESH_MAX_DIMS];

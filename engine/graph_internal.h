@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the files of graphs share. They use lib/common/ and jansson alone, so that plug-ins can have
- * them too.
+ * Declarations that the files of graphs share. They use only lib/common/ and jansson, so that
+ * plug-ins can contain them too.
  */
 #ifndef TMESH_ENGINE_GRAPH_INTERNAL_H
 #define TMESH_ENGINE_GRAPH_INTERNAL_H
@@ -26,24 +26,24 @@ struct graph_output {
 struct tmesh_graph {
 	atomic_uint refs;
 	char *name;
-	struct tmesh_graph_node *nodes; /* names are owned, of quant the table's */
+	struct tmesh_graph_node *nodes; /* names are owned, a quant is the table's */
 	size_t node_count, node_room;
 	struct graph_output *outputs;
 	size_t output_count, output_room;
-	uint32_t *names; /* open addressing: index + 1 of a node, 0: free */
+	uint32_t *names; /* a hash table with open addressing: index + 1 of a node, 0: free */
 	size_t name_room;
 };
 
-/* Of a node, in one part. */
+/* The role of a node in one part. */
 enum part_has {
 	PART_NONE,
-	PART_GIVEN, /* an input, a weight or another part's value */
+	PART_GIVEN, /* an input, a weight or a value of another part */
 	PART_NODE,
 };
 
 struct graph_part {
 	uint32_t place;
-	unsigned char *has; /* enum part_has, of each node */
+	unsigned char *has; /* enum part_has, by node */
 	struct tmesh_graph *graph;
 };
 
@@ -52,14 +52,14 @@ struct tmesh_graph_parts {
 	struct tmesh_graph *graph;
 	struct graph_part *all;
 	size_t count;
-	int64_t *part; /* of each node: which part has its value, -1: none */
-	bool *wanted;  /* of each node: its value is an output, or another part's too */
-	bool shown;    /* of a placed graph: its caller has them */
-	struct tmesh_graph_parts *before; /* that graph's older ones, which its caller has */
+	int64_t *part; /* by node: the part that computes its value, -1: none */
+	bool *wanted;  /* by node: its value is an output, or read by another part */
+	bool shown;    /* of a placed graph: its caller has seen them */
+	struct tmesh_graph_parts *before; /* that graph's older parts, which its caller has seen */
 };
 
 /* graph_ops.c */
-/* What an operator takes beside inputs. */
+/* Attributes of an operator. */
 enum {
 	ATTR_TYPE = 1 << 0, /* dtype and shape are given, not inferred */
 	ATTR_EPS = 1 << 1,
@@ -77,33 +77,33 @@ struct graph_op {
 	uint32_t least, most; /* inputs */
 	uint32_t attrs;
 };
-/* NULL: no such operator. */
+/* Return NULL if there is no such operator. */
 const struct graph_op *graph_op(enum tmesh_graph_op op);
 
-/* A type of GGUF's blocks. */
+/* A block type of GGUF. */
 struct graph_quant {
 	const char *name;
-	int gguf; /* its number there, and in ggml */
+	int gguf; /* its number in GGUF and in ggml */
 	uint32_t block_elements;
 	uint32_t block_bytes;
 };
 const struct graph_quant *graph_quant(const char *name);
-/* NULL, INVALID: not a type of graphs. */
+/* Return NULL or TMESH_DTYPE_INVALID for a type that graphs do not have. */
 const char *graph_dtype_name(enum tmesh_dtype dtype);
 enum tmesh_dtype graph_dtype(const char *name);
 const char *graph_cache_name(enum tmesh_graph_cache cache);
-/* -1: none of that name. */
+/* Return -1 if none has that name. */
 int graph_cache(const char *name);
 bool graph_name_ok(const char *name);
-/* "[1,64]" */
+/* Write a shape such as "[1,64]". */
 #define GRAPH_SHAPE_TEXT (TMESH_MAX_DIMS * 21 + 3)
 const char *graph_shape_text(const struct tmesh_graph_node *node, char *text);
 
-/* graph_infer.c: dtype and shape of a node whose inputs are there; attributes. */
+/* graph_infer.c: set a node's dtype and shape from its inputs, and check its attributes. */
 int graph_infer(const struct tmesh_graph *graph, struct tmesh_graph_node *node,
 		struct tmesh_error *err);
 
-/* graph_draft.c: nodes as a file has them, with inputs by name and in any order. */
+/* graph_draft.c: nodes as a file has them, in any order, with inputs by name. */
 struct draft_node {
 	struct tmesh_graph_node node; /* name is owned */
 	char *inputs[TMESH_GRAPH_MAX_INPUTS];
@@ -118,13 +118,13 @@ struct draft {
 	struct draft_output *outputs;
 	size_t output_count, output_room;
 };
-/* A new node, of zeros; NULL with @err. */
+/* Add a node of zeros; NULL with @err set: no room. */
 struct draft_node *draft_add(struct draft *draft, struct tmesh_error *err);
 int draft_add_output(struct draft *draft, const char *name, const char *node,
 		     struct tmesh_error *err);
 int draft_build(const struct draft *draft, struct tmesh_graph **out, struct tmesh_error *err);
 void draft_free(struct draft *draft);
-/* Room for one more in @list of @count. */
+/* Make room for one more item in @list, which has @count. */
 int graph_grow(void **list, size_t count, size_t *room, size_t item, size_t most,
 	       struct tmesh_error *err);
 

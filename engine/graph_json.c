@@ -209,7 +209,7 @@ int graph_read_json(const char *text, size_t bytes, struct draft *draft, struct 
 	return rc;
 }
 
-/* NULL once one was NULL. */
+/* Set a member, unless @object or @value is NULL; then @object becomes NULL. */
 static void set(json_t **object, const char *key, json_t *value)
 {
 	if (*object && json_object_set_new(*object, key, value)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* The tables: operators, types, names. */
+/* Tables of operators, types and names. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,12 +28,21 @@ static const struct graph_op ops[] = {
 };
 #define OPS (sizeof(ops) / sizeof(ops[0]))
 
-/* https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, ggml_type; blocks as ggml has them. */
+/*
+ * ggml's table of types (ggml.c, type_traits) without Q8_1 and Q8_K. Those are types of
+ * intermediate values: ggml has no multiplication by weights of them. An engine compares this table
+ * with its own ggml's.
+ */
 static const struct graph_quant quants[] = {
-	{"Q4_0", 2, 32, 18},	{"Q4_1", 3, 32, 20},	{"Q5_0", 6, 32, 22},
-	{"Q5_1", 7, 32, 24},	{"Q8_0", 8, 32, 34},	{"Q2_K", 10, 256, 84},
-	{"Q3_K", 11, 256, 110}, {"Q4_K", 12, 256, 144}, {"Q5_K", 13, 256, 176},
-	{"Q6_K", 14, 256, 210}, {"IQ4_NL", 20, 32, 18}, {"IQ4_XS", 23, 256, 136},
+	{"Q4_0", 2, 32, 18},	  {"Q4_1", 3, 32, 20},	    {"Q5_0", 6, 32, 22},
+	{"Q5_1", 7, 32, 24},	  {"Q8_0", 8, 32, 34},	    {"Q2_K", 10, 256, 84},
+	{"Q3_K", 11, 256, 110},	  {"Q4_K", 12, 256, 144},   {"Q5_K", 13, 256, 176},
+	{"Q6_K", 14, 256, 210},	  {"IQ2_XXS", 16, 256, 66}, {"IQ2_XS", 17, 256, 74},
+	{"IQ3_XXS", 18, 256, 98}, {"IQ1_S", 19, 256, 50},   {"IQ4_NL", 20, 32, 18},
+	{"IQ3_S", 21, 256, 110},  {"IQ2_S", 22, 256, 82},   {"IQ4_XS", 23, 256, 136},
+	{"IQ1_M", 29, 256, 56},	  {"TQ1_0", 34, 256, 54},   {"TQ2_0", 35, 256, 66},
+	{"MXFP4", 39, 32, 17},	  {"NVFP4", 40, 64, 36},    {"Q1_0", 41, 128, 18},
+	{"Q2_0", 42, 64, 18},
 };
 
 static const struct {
@@ -44,7 +53,7 @@ static const struct {
 	{TMESH_INT32, "int32"},	    {TMESH_INT64, "int64"},
 };
 
-static const char *const caches[] = {"none", "keep", "stream"};
+static const char *const caches[] = {"none", "reuse", "stream"};
 
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))
 
@@ -72,6 +81,17 @@ const struct graph_quant *graph_quant(const char *name)
 		if (!strcmp(quants[i].name, name))
 			return &quants[i];
 	return NULL;
+}
+
+const char *tmesh_graph_quant(size_t index, uint32_t *block_elements, uint32_t *block_bytes)
+{
+	if (index >= COUNT(quants))
+		return NULL;
+	if (block_elements)
+		*block_elements = quants[index].block_elements;
+	if (block_bytes)
+		*block_bytes = quants[index].block_bytes;
+	return quants[index].name;
 }
 
 const char *graph_dtype_name(enum tmesh_dtype dtype)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * A graph in parts, each for one place. Nodes are put in their order: each into the first
- * part of its place's that is not before a part whose values it reads. A reshape has its input's
- * memory, so each part that reads one has it as a node of its own.
+ * Split a graph into parts, each for one place. Nodes are assigned in their order. Each goes to the
+ * first part of its place that does not precede a part whose values it reads. A reshape shares its
+ * input's memory, so each part that reads one has a node of its own for it.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ static bool is_view(const struct tmesh_graph_node *node)
 	return node->op == TMESH_GRAPH_RESHAPE;
 }
 
-/* What is asked of each node before anything is made. */
+/* Check a node before anything is made. */
 static int check_node(const struct tmesh_graph *graph, const uint32_t *at, uint32_t places,
 		      uint32_t index, struct tmesh_error *err)
 {
@@ -46,8 +46,8 @@ static int check_node(const struct tmesh_graph *graph, const uint32_t *at, uint3
 	return 0;
 }
 
-static int put(struct tmesh_graph_parts *parts, uint32_t index, uint32_t place, int64_t least,
-	       struct tmesh_error *err)
+static int parts_put(struct tmesh_graph_parts *parts, uint32_t index, uint32_t place, int64_t least,
+		     struct tmesh_error *err)
 {
 	size_t i = least < 0 ? 0 : (size_t)least;
 	struct graph_part *more;
@@ -65,7 +65,8 @@ static int put(struct tmesh_graph_parts *parts, uint32_t index, uint32_t place, 
 	return 0;
 }
 
-/* Each node that computes, then outputs that are views: with the last values that they need. */
+/* Assign each node that computes. Then assign outputs that are views, to the last part whose values
+ * they need. */
 static int put_all(struct tmesh_graph_parts *parts, const uint32_t *at, struct tmesh_error *err)
 {
 	const struct tmesh_graph *graph = parts->graph;
@@ -82,21 +83,23 @@ static int put_all(struct tmesh_graph_parts *parts, const uint32_t *at, struct t
 		parts->part[i] = -1;
 		if (is_given(node) || is_view(node))
 			continue;
-		rc = put(parts, i, at[i], last[i], err);
+		rc = parts_put(parts, i, at[i], last[i], err);
 		last[i] = parts->part[i];
 	}
 	for (size_t i = 0; !rc && i < graph->output_count; i++) {
 		uint32_t node = graph->outputs[i].node;
 
 		if (parts->part[node] < 0)
-			rc = put(parts, node, last[node] < 0 ? 0 : parts->all[last[node]].place,
-				 last[node], err);
+			rc = parts_put(parts, node,
+				       last[node] < 0 ? 0 : parts->all[last[node]].place,
+				       last[node], err);
 	}
 	free(last);
 	return rc;
 }
 
-/* What part @number has of each node: from behind, so that who reads a node comes before it. */
+/* Set the role of each node in part @number. The loop runs backwards, so that readers of a node
+ * come before it. */
 static int gather(struct tmesh_graph_parts *parts, size_t number, struct tmesh_error *err)
 {
 	const struct tmesh_graph *graph = parts->graph;
@@ -127,7 +130,8 @@ static int gather(struct tmesh_graph_parts *parts, size_t number, struct tmesh_e
 	return 0;
 }
 
-/* Its graph: inputs, weights and values of other parts where they stood, so that indices grow. */
+/* Build the part's graph. Inputs, weights and values of other parts keep the positions of their
+ * nodes, so that indices grow. */
 static int build(struct tmesh_graph_parts *parts, size_t number, struct tmesh_error *err)
 {
 	struct graph_part *part = &parts->all[number];

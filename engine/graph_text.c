@@ -33,7 +33,8 @@ static int wrong(const struct line *line, const char *what)
 	return tmesh_fail(line->err, -EPROTO, "line %zu: %s", line->number, what);
 }
 
-/* The next word, up to a blank or one of "()=,:", of which none is left out. */
+/* Return the next word, up to a blank or one of "()=,:", which stays in the line. NULL: there is
+ * none. */
 static const char *word(struct line *line)
 {
 	size_t length;
@@ -46,7 +47,7 @@ static const char *word(struct line *line)
 	return length ? strndup(start, length) : NULL;
 }
 
-static bool take(struct line *line, char mark)
+static bool line_skip_mark(struct line *line, char mark)
 {
 	line->at += strspn(line->at, BLANKS);
 	if (*line->at != mark)
@@ -74,12 +75,12 @@ static bool read_float(const char *text, float *out)
 {
 	char *end;
 
-	/* No hexadecimal, "nan" or "inf". */
+	/* strtof() would also take hexadecimal, "nan" and "inf". */
 	*out = strtof(text, &end);
 	return *text && strspn(text, "0123456789.+-eE") == strlen(text) && !*end && isfinite(*out);
 }
 
-/* "0,2,1" */
+/* Read a list such as "0,2,1". */
 static bool read_list(struct line *line, int64_t most, int64_t *out, int32_t *count)
 {
 	bool good = true;
@@ -92,7 +93,7 @@ static bool read_list(struct line *line, int64_t most, int64_t *out, int32_t *co
 			memcpy(digits, line->at, length);
 		good = read_number(digits, most, &out[*count]);
 		line->at += length;
-		if (!take(line, ',')) {
+		if (!line_skip_mark(line, ',')) {
 			(*count)++;
 			return good;
 		}
@@ -100,7 +101,7 @@ static bool read_list(struct line *line, int64_t most, int64_t *out, int32_t *co
 	return false;
 }
 
-/* "float32[1,4]", "float32[]" */
+/* Read a type such as "float32[1,4]" or "float32[]". */
 static int read_type(struct line *line, struct tmesh_graph_node *node)
 {
 	size_t length;
@@ -112,11 +113,12 @@ static int read_type(struct line *line, struct tmesh_graph_node *node)
 		memcpy(name, line->at, length);
 	line->at += length;
 	node->dtype = graph_dtype(name);
-	if (!node->dtype || !take(line, '['))
+	if (!node->dtype || !line_skip_mark(line, '['))
 		return wrong(line, "a type is as float32[1,4]");
-	if (take(line, ']'))
+	if (line_skip_mark(line, ']'))
 		return 0;
-	if (!read_list(line, GRAPH_MAX_ELEMENTS, node->shape, &node->ndim) || !take(line, ']'))
+	if (!read_list(line, GRAPH_MAX_ELEMENTS, node->shape, &node->ndim) ||
+	    !line_skip_mark(line, ']'))
 		return wrong(line, "a type is as float32[1,4]");
 	return 0;
 }
@@ -166,7 +168,7 @@ static int read_value(struct line *line, const char *key, struct tmesh_graph_nod
 
 static int read_inputs(struct line *line, struct draft_node *draft)
 {
-	if (!take(line, '('))
+	if (!line_skip_mark(line, '('))
 		return 0;
 	do {
 		if (draft->node.input_count == TMESH_GRAPH_MAX_INPUTS)
@@ -175,8 +177,8 @@ static int read_inputs(struct line *line, struct draft_node *draft)
 		if (!draft->inputs[draft->node.input_count])
 			return wrong(line, "an input's name is missing");
 		draft->node.input_count++;
-	} while (take(line, ','));
-	return take(line, ')') ? 0 : wrong(line, "\")\" is missing");
+	} while (line_skip_mark(line, ','));
+	return line_skip_mark(line, ')') ? 0 : wrong(line, "\")\" is missing");
 }
 
 static int read_node(struct line *line, struct draft_node *draft)
@@ -194,13 +196,13 @@ static int read_node(struct line *line, struct draft_node *draft)
 	while (!rc && !at_end(line)) {
 		const char *key = NULL;
 
-		if (take(line, ':')) {
+		if (line_skip_mark(line, ':')) {
 			rc = read_type(line, &draft->node);
 			return rc || at_end(line) ? rc : wrong(line, "more than a node");
 		}
 		key = word(line);
-		rc = key && take(line, '=') ? read_value(line, key, &draft->node)
-					    : wrong(line, "attributes are as eps=1e-05");
+		rc = key && line_skip_mark(line, '=') ? read_value(line, key, &draft->node)
+						      : wrong(line, "attributes are as eps=1e-05");
 		free((char *)key);
 	}
 	return rc;
@@ -211,7 +213,7 @@ static int read_output(struct line *line, struct draft *draft)
 	const char *name = word(line), *node = NULL;
 	int rc;
 
-	if (name && take(line, '='))
+	if (name && line_skip_mark(line, '='))
 		node = word(line);
 	rc = node && at_end(line) ? draft_add_output(draft, name, node, line->err)
 				  : wrong(line, "an output is as \"output y = h\"");
@@ -238,7 +240,7 @@ static int read_line(struct line *line, struct draft *draft)
 		rc = draft->name && at_end(line)
 			     ? 0
 			     : wrong(line, "a graph begins with \"graph NAME\"");
-	} else if (take(line, '=')) {
+	} else if (line_skip_mark(line, '=')) {
 		node = draft_add(draft, line->err);
 		if (!node) {
 			free((char *)first);
@@ -318,7 +320,8 @@ static void write_node(FILE *to, const struct tmesh_graph *graph,
 	fprintf(to, " : %s%s\n", graph_dtype_name(node->dtype), graph_shape_text(node, shape));
 }
 
-/* DOT: results with their operator and the weights that it reads; names need no escapes. */
+/* Draw a node as DOT: each result with its operator and the weights that it reads. Names need no
+ * escapes. */
 static void draw_node(FILE *to, const struct tmesh_graph *graph, uint32_t index)
 {
 	const struct tmesh_graph_node *node = &graph->nodes[index];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-/* A graph over several engines: made, brought to other places, given up and taken again. */
+/* A graph over several engines: made, moved to other places, given up and taken again. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "costs_internal.h"
+#include "cancel.h"
 #include "placed_internal.h"
 
 static int check_weights(const struct tmesh_graph *graph, const struct tmesh_placed_opts *opts,
@@ -34,20 +34,39 @@ void placed_use(struct tmesh_placed *placed)
 	atomic_store(&placed->used, places_now(placed->places));
 }
 
-void placed_begin(struct tmesh_placed *placed, bool alone)
+void placed_wake(void *data)
 {
+	struct tmesh_placed *placed = data;
+
+	pthread_mutex_lock(&placed->lock);
+	pthread_cond_broadcast(&placed->idle);
+	pthread_mutex_unlock(&placed->lock);
+}
+
+int placed_begin(struct tmesh_placed *placed, bool alone, struct tmesh_error *err)
+{
+	struct cancel_hook hook;
+	int rc;
+
+	cancel_hook_begin(&hook, placed_wake, placed);
 	pthread_mutex_lock(&placed->lock);
 	placed->wanting++;
-	while (placed->changing || (alone && placed->running))
-		pthread_cond_wait(&placed->idle, &placed->lock);
+	while (!(rc = cancel_check(err)) && (placed->changing || (alone && placed->running)))
+		cancel_cond_wait(&placed->idle, &placed->lock, 0);
 	placed->wanting--;
-	placed->changing = true;
+	if (rc)
+		pthread_cond_broadcast(&placed->idle);
+	else
+		placed->changing = true;
 	pthread_mutex_unlock(&placed->lock);
+	cancel_hook_end(&hook);
+	return rc;
 }
 
 void placed_end(struct tmesh_placed *placed)
 {
 	pthread_mutex_lock(&placed->lock);
+	placed_bury(placed);
 	placed->changing = false;
 	pthread_cond_broadcast(&placed->idle);
 	pthread_mutex_unlock(&placed->lock);
@@ -63,7 +82,7 @@ static size_t bindings_of(const struct tmesh_placed *placed)
 	return count;
 }
 
-/* But for parts that a caller has: those stay as long as the graph. */
+/* Close an old plan, except for parts that a caller has: those stay as long as the graph. */
 static void close_old(struct tmesh_placed *placed, struct placed_plan *old)
 {
 	plan_give_up(old);
@@ -75,7 +94,7 @@ static void close_old(struct tmesh_placed *placed, struct placed_plan *old)
 	plan_close(old);
 }
 
-/* Nothing fails here: the new places are whole. */
+/* Switch to the new places. They are complete, so nothing can fail here. */
 static void arrive(struct tmesh_placed *placed, struct placed_plan *plan)
 {
 	struct placed_plan old = placed->plan;
@@ -93,8 +112,8 @@ static void arrive(struct tmesh_placed *placed, struct placed_plan *plan)
 	atomic_store(&placed->held, true);
 }
 
-/* Be at these places, with all bindings, or leave everything as it is; whether there is no room in
- * @full (may be NULL). */
+/* Move to these places with all bindings, or change nothing. @full (may be NULL): whether room was
+ * lacking. */
 static int settle(struct tmesh_placed *placed, const uint32_t *at, bool *full,
 		  struct tmesh_error *err)
 {
@@ -139,65 +158,19 @@ free_numbers:
 	return rc;
 }
 
-/* Where there is room now, by measured costs. */
-static int find_others(struct tmesh_placed *placed, uint32_t *at, struct tmesh_error *err)
-{
-	struct tmesh_places *places = placed->places;
-	const struct tmesh_devices *devices = places->costs->devices;
-	struct tmesh_costs_place *all = calloc(places->count, sizeof(*all));
-	int rc;
-
-	if (!all)
-		return tmesh_fail(err, -ENOMEM, "no memory for places");
-	pthread_mutex_lock(&places->lock);
-	for (size_t i = 0; i < places->count; i++) {
-		const struct tmesh_places_place *place = &places->all[i];
-
-		all[i].engine = tmesh_engine_context_backend(place->context);
-		all[i].served = place->context->remote;
-		/* 0 would be no limit. */
-		if (place->memory)
-			all[i].memory = place->memory - places->used[i] ?: 1;
-		for (uint32_t n = 0; n < devices->device_count; n++)
-			if (place->node >= 0 && devices->devices[n].node == place->node &&
-			    devices->devices[n].device_type == TMESH_DEVICE_CPU)
-				all[i].device = n;
-	}
-	pthread_mutex_unlock(&places->lock);
-	rc = tmesh_costs_find(places->costs, placed->graph, all, places->count, NULL, at, NULL,
-			      err);
-	free(all);
-	return rc;
-}
-
 int placed_take(struct tmesh_placed *placed, struct tmesh_error *err)
 {
-	size_t nodes = placed->graph->node_count;
-	uint32_t *at;
 	bool full;
 	int rc = settle(placed, placed->plan.at, &full, err);
 
 	if (rc && full && !tmesh_places_sweep(placed->places, NULL, NULL))
-		rc = settle(placed, placed->plan.at, &full, err);
+		rc = settle(placed, placed->plan.at, NULL, err);
 	if (!rc)
 		atomic_fetch_add(&placed->places->taken, 1);
-	if (!rc || !full || !placed->places->costs)
-		return rc;
-	at = calloc(nodes + 1, sizeof(*at));
-	if (!at)
-		return tmesh_fail(err, -ENOMEM, "no memory for a placement");
-	rc = find_others(placed, at, err);
-	if (!rc)
-		rc = settle(placed, at, NULL, err);
-	free(at);
-	if (rc)
-		return rc;
-	atomic_fetch_add(&placed->places->taken, 1);
-	atomic_fetch_add(&placed->places->elsewhere, 1);
-	return 0;
+	return rc;
 }
 
-/* Its values at home, and its places free. After an error it has its places. */
+/* Copy the graph's values home and free its places. After an error it still has its places. */
 static int leave(struct tmesh_placed *placed, struct tmesh_error *err)
 {
 	size_t nodes = placed->graph->node_count;
@@ -230,7 +203,7 @@ int placed_give_up(struct tmesh_placed *placed, bool *done, struct tmesh_error *
 
 	*done = false;
 	pthread_mutex_lock(&placed->lock);
-	/* Looked at again: it may have been used since the caller looked. */
+	/* Check again: the graph may have been used since the caller checked. */
 	mine = !placed->changing && !placed->wanting && !placed->running && places_due(placed);
 	if (mine)
 		placed->changing = true;
@@ -251,7 +224,9 @@ int tmesh_placed_move(struct tmesh_placed *placed, const uint32_t *at, struct tm
 		return rc;
 	if (!at)
 		return tmesh_fail(err, -EINVAL, "at is given: where each node is to run");
-	placed_begin(placed, true);
+	rc = placed_begin(placed, true, err);
+	if (rc)
+		return rc;
 	rc = settle(placed, at, NULL, err);
 	if (!rc)
 		atomic_fetch_add(&placed->places->moves, 1);
@@ -269,7 +244,9 @@ int tmesh_placed_at(struct tmesh_placed *placed, uint32_t *at, size_t count,
 	if (count != placed->graph->node_count || (count && !at))
 		return tmesh_fail(err, -EINVAL, "room for %zu nodes, and the graph has %zu", count,
 				  placed->graph->node_count);
-	placed_begin(placed, false);
+	rc = placed_begin(placed, false, err);
+	if (rc)
+		return rc;
 	for (size_t i = 0; i < count; i++)
 		at[i] = placed->plan.at[i];
 	placed_end(placed);
@@ -318,6 +295,7 @@ static int placed_new(struct tmesh_graph *graph, const struct tmesh_placed_opts 
 		      struct tmesh_placed **out, struct tmesh_error *err)
 {
 	struct tmesh_placed *placed = calloc(1, sizeof(*placed));
+	pthread_condattr_t attr;
 	int rc;
 
 	if (!placed)
@@ -325,7 +303,10 @@ static int placed_new(struct tmesh_graph *graph, const struct tmesh_placed_opts 
 	placed->refs = 1;
 	placed->graph = tmesh_graph_ref(graph);
 	pthread_mutex_init(&placed->lock, NULL);
-	pthread_cond_init(&placed->idle, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&placed->idle, &attr);
+	pthread_condattr_destroy(&attr);
 	placed->folder = strdup(opts->folder);
 	rc = keep_weights(placed, opts, err);
 	if (!rc && opts->places)
@@ -398,7 +379,7 @@ const struct tmesh_graph_parts *tmesh_placed_parts(const struct tmesh_placed *pl
 	struct tmesh_placed *own = (struct tmesh_placed *)placed;
 	struct tmesh_graph_parts *parts;
 
-	/* In a forked child the lock may be locked for ever, and nothing changes. */
+	/* In a forked child the lock may stay locked for ever, and no thread changes the graph. */
 	if (places_enter(placed->places, NULL))
 		return placed->plan.split;
 	pthread_mutex_lock(&own->lock);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Inputs, outputs and what goes between the parts of a graph: bound, brought elsewhere, and run. */
+/* Bindings of placed graphs: inputs, outputs and the values between parts. Bind, move and run
+ * them. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,10 +24,10 @@ static int take_inputs(struct tmesh_placed_binding *binding,
 		if (binding->given[node] || binding->owns[node])
 			return tmesh_fail(err, -EINVAL, "input \"%.80s\" was given twice",
 					  inputs[i].name);
-		if (!inputs[i].tensor && graph->nodes[node].cache != TMESH_GRAPH_CACHE_KEEP)
+		if (!inputs[i].tensor && graph->nodes[node].cache != TMESH_GRAPH_CACHE_REUSE)
 			return tmesh_fail(err, -EINVAL,
 					  "input \"%.80s\" has no tensor: a binding has its own of "
-					  "inputs with cache=keep alone",
+					  "inputs with cache=reuse alone",
 					  inputs[i].name);
 		if (inputs[i].tensor)
 			binding->given[node] = tmesh_tensor_ref(inputs[i].tensor);
@@ -41,7 +42,7 @@ static int take_inputs(struct tmesh_placed_binding *binding,
 	return 0;
 }
 
-/* The value in whose memory a node's lies. */
+/* Return the node whose value has the memory of @node. */
 static uint32_t memory_of(const struct tmesh_graph *graph, uint32_t node)
 {
 	while (graph->nodes[node].op == TMESH_GRAPH_SET_ROWS)
@@ -101,7 +102,8 @@ static int make_value(const struct tmesh_placed_binding *binding, uint32_t index
 	return tmesh_tensor_create(binding->ctx, of->dtype, of->ndim, of->shape, &opts, out, err);
 }
 
-/* An own value in the memory of @node: where it is, or a copy, which is counted; zeros at first. */
+/* Get an own value in the memory of @node: the existing one, or a copy, which is counted. It begins
+ * as zeros. */
 static int bring(const struct tmesh_placed_binding *binding, uint32_t index, int node,
 		 struct placed_own *out, struct tmesh_error *err)
 {
@@ -133,7 +135,7 @@ static int bring(const struct tmesh_placed_binding *binding, uint32_t index, int
 	return rc;
 }
 
-/* The operand of this part whose memory a "set_rows" has. */
+/* Return the operand of this part whose memory a "set_rows" writes to. */
 static const char *past_of(const struct tmesh_graph *graph, const struct graph_part *part,
 			   uint32_t node)
 {
@@ -142,7 +144,7 @@ static const char *past_of(const struct tmesh_graph *graph, const struct graph_p
 	return graph->nodes[node].name;
 }
 
-/* @of: where each node's value lies. */
+/* Bind a part; @of has the tensor of each node's value. */
 static int bind_part(const struct placed_plan *plan, struct tmesh_tensor *const *of, size_t number,
 		     struct tmesh_engine_binding **out, struct tmesh_error *err)
 {
@@ -182,7 +184,8 @@ static int bind_part(const struct placed_plan *plan, struct tmesh_tensor *const 
 	return rc;
 }
 
-/* Where each value lies, with references: those that are given, own, and made for this plan. */
+/* Find the tensor of each value, with a reference: a given one, an own one, or one made for this
+ * plan. */
 static int find_values(const struct tmesh_placed_binding *binding, const struct placed_plan *plan,
 		       const struct placed_own *own, struct tmesh_tensor **of,
 		       struct tmesh_error *err)
@@ -284,7 +287,7 @@ static void unlist(struct tmesh_placed_binding *binding)
 	*at = binding->next;
 }
 
-/* Room for the bindings that are there now. */
+/* Claim room for the current bindings. */
 static int claim(struct tmesh_placed *placed, struct tmesh_error *err)
 {
 	size_t places = placed->places->count, count = 0;
@@ -301,7 +304,8 @@ static int claim(struct tmesh_placed *placed, struct tmesh_error *err)
 	return rc;
 }
 
-/* By who changes the graph: it is in the list, and where the others are, or not. */
+/* Add a binding to the list, at the places of the others, or not at all. Called by the thread that
+ * changes the graph. */
 static int add(struct tmesh_placed_binding *binding, struct tmesh_error *err)
 {
 	struct tmesh_placed *placed = binding->placed;
@@ -352,8 +356,9 @@ int tmesh_placed_bind(struct tmesh_placed *placed, struct tmesh_ctx *ctx,
 		rc = take_inputs(binding, inputs, input_count, err);
 	if (!rc)
 		rc = take_outputs(binding, outputs, output_count, err);
+	if (!rc)
+		rc = placed_begin(placed, false, err);
 	if (!rc) {
-		placed_begin(placed, false);
 		rc = add(binding, err);
 		placed_end(placed);
 	}
@@ -364,27 +369,18 @@ int tmesh_placed_bind(struct tmesh_placed *placed, struct tmesh_ctx *ctx,
 	return rc;
 }
 
-static void wake(void *data)
-{
-	struct tmesh_placed *placed = data;
-
-	pthread_mutex_lock(&placed->lock);
-	pthread_cond_broadcast(&placed->idle);
-	pthread_mutex_unlock(&placed->lock);
-}
-
-/* The binding's turn, at places that stay until it ends. */
+/* Take the binding's turn, at places that stay until it ends. */
 static int begin_run(struct tmesh_placed_binding *binding, struct tmesh_error *err)
 {
 	struct tmesh_placed *placed = binding->placed;
 	struct cancel_hook hook;
 	int rc;
 
-	cancel_hook_begin(&hook, wake, placed);
+	cancel_hook_begin(&hook, placed_wake, placed);
 	pthread_mutex_lock(&placed->lock);
 	while (!(rc = cancel_check(err))) {
 		if (placed->changing || placed->wanting || binding->running) {
-			pthread_cond_wait(&placed->idle, &placed->lock);
+			cancel_cond_wait(&placed->idle, &placed->lock, 0);
 			continue;
 		}
 		if (placed->plan.parts)
@@ -393,6 +389,7 @@ static int begin_run(struct tmesh_placed_binding *binding, struct tmesh_error *e
 		pthread_mutex_unlock(&placed->lock);
 		rc = placed_take(placed, err);
 		pthread_mutex_lock(&placed->lock);
+		placed_bury(placed);
 		placed->changing = false;
 		pthread_cond_broadcast(&placed->idle);
 		if (rc)
@@ -451,7 +448,9 @@ int tmesh_placed_binding_tensor(struct tmesh_placed_binding *binding, const char
 		return rc;
 	if (!name || tmesh_graph_find(placed->graph, name, &node, NULL) || !binding->owns[node])
 		return tmesh_fail(err, -ENOENT, "the binding owns no input \"%.80s\"", name ?: "");
-	placed_begin(placed, false);
+	rc = placed_begin(placed, false, err);
+	if (rc)
+		return rc;
 	*out = tmesh_tensor_ref(binding->at.own[node].tensor);
 	placed_end(placed);
 	return 0;
@@ -466,17 +465,42 @@ struct tmesh_placed_binding *tmesh_placed_binding_ref(struct tmesh_placed_bindin
 void tmesh_placed_binding_unref(struct tmesh_placed_binding *binding)
 {
 	struct tmesh_placed *placed;
+	bool mine;
 
 	if (!binding || atomic_fetch_sub(&binding->refs, 1) > 1)
 		return;
-	placed = binding->placed;
-	/* In a forked child nobody else has the lock, and it may be locked for ever. */
-	if (!places_enter(placed->places, NULL)) {
-		placed_begin(placed, false);
-		unlist(binding);
+	/* In a forked child no thread has the lock, and it may stay locked for ever. */
+	if (places_enter(binding->placed->places, NULL)) {
+		binding_free(binding);
+		return;
+	}
+	placed = tmesh_placed_ref(binding->placed);
+	pthread_mutex_lock(&placed->lock);
+	binding->next_gone = placed->gone;
+	placed->gone = binding;
+	mine = !placed->changing;
+	placed->changing = true;
+	pthread_mutex_unlock(&placed->lock);
+	/* A thread that changes the graph may be waiting for an engine. Leave the freeing to it. */
+	if (mine)
+		placed_end(placed);
+	tmesh_placed_unref(placed);
+}
+
+void placed_bury(struct tmesh_placed *placed)
+{
+	struct tmesh_placed_binding *gone, *next;
+
+	while ((gone = placed->gone)) {
+		placed->gone = NULL;
+		pthread_mutex_unlock(&placed->lock);
+		for (; gone; gone = next) {
+			next = gone->next_gone;
+			unlist(gone);
+			binding_free(gone);
+		}
 		if (placed->plan.parts)
 			claim(placed, NULL);
-		placed_end(placed);
+		pthread_mutex_lock(&placed->lock);
 	}
-	binding_free(binding);
 }

@@ -1,24 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the files of graphs over several engines share.
+ * Declarations that the files of graphs over several engines share.
  *
- * A graph is changed by one thread at a time, which holds no lock meanwhile but `changing`: it
- * opens, binds, copies. What runs and what changes wait for each other under the graph's lock. The
- * lock of places is taken below it, or alone. tests/sim/sim_placed.py plays all this.
+ * One thread at a time changes a graph: it opens, binds and copies. It holds no lock meanwhile; it
+ * only sets `changing`. Changes and runs wait for each other under the graph's lock. The lock of
+ * places is taken inside of it, or alone. tests/sim/sim_placed.py simulates all this.
  */
 #ifndef TMESH_ENGINE_PLACED_INTERNAL_H
 #define TMESH_ENGINE_PLACED_INTERNAL_H
 
 #include "engine_internal.h"
-#include "graph_internal.h"
-
-#pragma GCC visibility push(default)
-#include <tmesh/placed.h>
-#pragma GCC visibility pop
+#include "placement_internal.h"
 
 #define PLACES_IDLE_NS 5000000000ull
 #define PLACES_NEVER UINT64_MAX
-/* Where values lie that are at no place. */
+/* The node of values that are at no place. */
 #define PLACES_HOME (-1)
 
 struct tmesh_places {
@@ -26,7 +22,6 @@ struct tmesh_places {
 	unsigned int life;
 	struct tmesh_places_place *all;
 	size_t count;
-	struct tmesh_costs *costs;
 	uint64_t idle_ns;
 	uint64_t (*now_ns)(void *data);
 	void *data;
@@ -34,9 +29,9 @@ struct tmesh_places {
 	pthread_cond_t wake;
 	uint64_t *used;		     /* by place, under the lock */
 	struct tmesh_placed *graphs; /* under the lock */
-	atomic_ullong moves, given_up, taken, elsewhere, copies, bytes_copied;
+	atomic_ullong moves, given_up, taken, copies, bytes_copied;
 	pthread_t sweeper;
-	bool swept; /* by a thread */
+	bool swept; /* a thread sweeps */
 	bool stop;
 };
 
@@ -46,11 +41,10 @@ struct placed_part {
 	struct tmesh_engine_graph *graph;
 };
 
-/* Where a graph is. */
+/* The places of a graph. */
 struct placed_plan {
 	uint32_t *at;
-	uint32_t *reader; /* of inputs and weights: the place that reads them first; or UINT32_MAX
-			   */
+	uint32_t *reader; /* of inputs and weights: the place of the first reader; or UINT32_MAX */
 	struct tmesh_graph_parts *split;
 	struct placed_part *parts; /* in their order; NULL: given up */
 };
@@ -61,7 +55,7 @@ struct placed_own {
 	int32_t node;
 };
 
-/* A binding at a plan's places. */
+/* A binding to a plan's places. */
 struct placed_bound {
 	struct tmesh_engine_binding **parts;
 	size_t count;
@@ -71,12 +65,12 @@ struct placed_bound {
 struct tmesh_placed_binding {
 	atomic_uint refs;
 	struct tmesh_placed *placed;
-	struct tmesh_placed_binding *next;
+	struct tmesh_placed_binding *next, *next_gone;
 	struct tmesh_ctx *ctx;
 	struct tmesh_tensor **given; /* by node, with references; NULL: none */
-	bool *owns;		     /* by node: inputs that are its own */
-	struct placed_bound at;	     /* without parts: given up */
-	struct placed_bound coming;  /* of a change */
+	bool *owns;		     /* by node: the binding owns this input */
+	struct placed_bound at;	     /* no parts: given up */
+	struct placed_bound coming;  /* prepared by a change */
 	bool running;		     /* under the graph's lock */
 };
 
@@ -92,13 +86,14 @@ struct tmesh_placed {
 	pthread_cond_t idle;
 	bool changing;
 	uint32_t wanting, running;
-	/* For who changes it, or, reading, runs it. */
+	/* For the thread that changes the graph. A run reads it. */
 	struct placed_plan plan;	 /* its @split changes under the lock */
-	struct tmesh_graph_parts *shown; /* of older plans, which a caller may look at */
+	struct tmesh_graph_parts *shown; /* of older plans, which a caller may still look at */
 	struct tmesh_placed_binding *bindings;
-	uint64_t *claims; /* by place: what it has of @places->used */
+	struct tmesh_placed_binding *gone; /* bindings without a holder; with the lock */
+	uint64_t *claims;		   /* by place: its share of @places->used */
 	atomic_bool held;
-	atomic_ullong used; /* when it was used last */
+	atomic_ullong used; /* the time of the last use */
 };
 
 /* places.c */
@@ -106,44 +101,48 @@ int places_of_contexts(struct tmesh_engine_context *const *contexts, size_t coun
 		       struct tmesh_places **out, struct tmesh_error *err);
 int places_enter(const struct tmesh_places *places, struct tmesh_error *err);
 uint64_t places_now(const struct tmesh_places *places);
-/* Between two looks of the thread at what is due and stays: never so short that it would spin. */
+/* Return the pause after a sweep that left graphs which are due: long enough not to spin. */
 uint64_t places_pause(const struct tmesh_places *places);
-/* It has places, and has not used them for long enough. */
+/* Return whether the graph holds places and has been idle long enough to give them up. */
 bool places_due(const struct tmesh_placed *placed);
 void places_add(struct tmesh_places *places, struct tmesh_placed *placed);
 void places_remove(struct tmesh_places *places, struct tmesh_placed *placed);
-/* The graph has @wanted from now on, at all places, or after -ENOSPC what it had. Less never fails.
- */
+/* Claim @wanted at all places; after -ENOSPC the old claim stays. A smaller claim never fails. */
 int places_claim(struct tmesh_placed *placed, const uint64_t *wanted, struct tmesh_error *err);
 
 /* placed_plan.c */
-/* Without parts. */
+/* Make a plan without parts. */
 int plan_make(const struct tmesh_placed *placed, const uint32_t *at, struct placed_plan *out,
 	      struct tmesh_error *err);
 int plan_open(const struct tmesh_placed *placed, struct placed_plan *plan, struct tmesh_error *err);
-/* Its parts are closed; the rest stays. */
+/* Close the plan's parts; the rest stays. */
 void plan_give_up(struct placed_plan *plan);
 void plan_close(struct placed_plan *plan);
-/* Bytes by place that weights and the inputs of so many bindings are. */
+/* Compute the bytes, by place, of weights and of the inputs of so many bindings. */
 void plan_needs(const struct placed_plan *plan, size_t bindings, uint64_t *needs, size_t places);
 
 /* placed.c */
 void placed_use(struct tmesh_placed *placed);
-/* Nobody else changes it, and, with @alone, nobody runs it. */
-void placed_begin(struct tmesh_placed *placed, bool alone);
+/* Begin to change a graph: no other thread changes it, and with @alone none runs it. */
+int placed_begin(struct tmesh_placed *placed, bool alone, struct tmesh_error *err);
 void placed_end(struct tmesh_placed *placed);
-/* By who changes it: take its places again, or others. */
+/* Wake calls that wait for a turn; a hook of a cancellable. */
+void placed_wake(void *placed);
+/* Take the places again, for a caller that changes the graph. */
 int placed_take(struct tmesh_placed *placed, struct tmesh_error *err);
-/* Give up what is due, if nothing runs; whether it did in @done. */
+/* Give up the places if they are due and nothing runs; @done: whether it did. */
 int placed_give_up(struct tmesh_placed *placed, bool *done, struct tmesh_error *err);
 
 /* placed_bind.c */
-/* Everything of a binding at a plan's places, beside what it has. */
+/* Bind to a plan's places, beside the current binding. */
 int bound_make(const struct tmesh_placed_binding *binding, const struct placed_plan *plan,
 	       struct placed_bound *out, struct tmesh_error *err);
-/* Its own values at home, and no parts. */
+/* Copy the binding's own values home; it has no parts then. */
 int bound_home(const struct tmesh_placed_binding *binding, struct placed_bound *out,
 	       struct tmesh_error *err);
 void bound_free(struct placed_bound *bound, size_t nodes);
+/* Free bindings that are gone. Called by the thread that changes the graph, with the lock, which is
+ * released meanwhile. */
+void placed_bury(struct tmesh_placed *placed);
 
 #endif /* TMESH_ENGINE_PLACED_INTERNAL_H */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Where a graph is: its parts, written where their engines read them, and opened. */
+/* A graph's plan: its parts, written to files that their engines read, and opened. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -7,11 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "costs_internal.h"
 #include "placed_internal.h"
 
-/* A file that was not there, and its path: one that is there is of a process with this one's
- * number, in another PID namespace, or killed. */
+/* Make a new file and return its path. The name may exist: from a process with the same number in
+ * another PID namespace, or from one that was killed. */
 static int make_file(const char *folder, char **path, int *fd, struct tmesh_error *err)
 {
 	static atomic_uint made;
@@ -95,7 +94,7 @@ static void find_readers(const struct tmesh_graph *graph, struct placed_plan *pl
 		const struct tmesh_graph_node *node = &graph->nodes[i];
 
 		for (uint32_t n = 0; computes(node) && n < node->input_count; n++) {
-			uint32_t from = costs_behind(graph, node->inputs[n]);
+			uint32_t from = placement_behind(graph, node->inputs[n]);
 
 			if (!computes(&graph->nodes[from]) && plan->reader[from] == UINT32_MAX)
 				plan->reader[from] = plan->at[i];
@@ -113,7 +112,7 @@ int plan_make(const struct tmesh_placed *placed, const uint32_t *at, struct plac
 
 	if (!plan.at || !plan.reader)
 		rc = tmesh_fail(err, -ENOMEM, "no memory for a graph in parts");
-	/* Where it is, or was when it was given up, its parts are the same. */
+	/* At its present places, or those that it gave up, the graph has the same parts. */
 	if (!rc && placed->plan.split && !memcmp(placed->plan.at, at, nodes * sizeof(*at)))
 		plan.split = tmesh_graph_parts_ref(placed->plan.split);
 	else if (!rc)
@@ -146,7 +145,7 @@ void plan_give_up(struct placed_plan *plan)
 	for (size_t i = 0; plan->parts && i < plan->split->count; i++) {
 		struct placed_part *part = &plan->parts[i];
 
-		/* In a forked child the file is the parent's. */
+		/* In a forked child the file belongs to the parent. */
 		if (part->path && !engine_enter(part->context, NULL))
 			unlink(part->path);
 		tmesh_engine_graph_unref(part->graph);
@@ -166,7 +165,7 @@ void plan_close(struct placed_plan *plan)
 	*plan = (struct placed_plan){0};
 }
 
-/* As tmesh_costs_find() has it, so that what that finds fits: each at who reads it first. */
+/* Count each value at the place of its first reader. */
 void plan_needs(const struct placed_plan *plan, size_t bindings, uint64_t *needs, size_t places)
 {
 	const struct tmesh_graph *graph = plan->split->graph;
@@ -179,7 +178,7 @@ void plan_needs(const struct placed_plan *plan, size_t bindings, uint64_t *needs
 
 		if (at >= places)
 			continue;
-		if (__builtin_mul_overflow(costs_bytes(&graph->nodes[i]), weight ? 1 : bindings,
+		if (__builtin_mul_overflow(placement_bytes(&graph->nodes[i]), weight ? 1 : bindings,
 					   &bytes) ||
 		    __builtin_add_overflow(needs[at], bytes, &needs[at]))
 			needs[at] = UINT64_MAX;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Placement: a greedy list placement (each node in its turn where it would end first), local search
- * from there, then annealing (placement_search.c) from the best so far, again and again while there
- * is time. Nodes run in the caller's order, which has inputs first.
+ * Placement. Each node, in the graph's order, goes to the place where it ends first. If it fits
+ * nowhere, an earlier node is moved away for it; only one such step back is tried.
  */
 #include <errno.h>
 #include <float.h>
@@ -11,30 +10,191 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/clock.h"
+#include "common/error.h"
+#include "common/sized.h"
 #include "placement_internal.h"
 
-#define RESTARTS 200
-#define TIME_NS 40000000ull
+/* Small enough that sums do not overflow. */
+#define MOST_BYTES (1ull << 51)
 
-/* A step back, one deep: a device that would run the node gives one of its nodes away. */
-static bool make_room(struct search *s, size_t node, size_t *device)
+struct placing {
+	const struct tmesh_graph *graph;
+	const struct tmesh_placement_place *places;
+	const struct tmesh_placement_link *links;
+	size_t count;
+	uint32_t *at;	 /* by node */
+	double *end;	 /* by node */
+	uint64_t *needs; /* by node: weights and inputs that it is the first to read */
+	double free_at[TMESH_PLACEMENT_MAX_PLACES];
+	uint64_t used[TMESH_PLACEMENT_MAX_PLACES];
+};
+
+static double larger(double a, double b)
 {
-	const struct tmesh_placement_node *nodes = s->problem->nodes;
+	return a > b ? a : b;
+}
 
-	for (size_t d = 0; d < s->devices; d++) {
-		if (s->run[node * s->devices + d] < 0)
+static uint64_t elements(const struct tmesh_graph_node *node)
+{
+	uint64_t count = 1;
+
+	for (int i = 0; i < node->ndim; i++)
+		count *= (uint64_t)node->shape[i];
+	return count;
+}
+
+uint64_t placement_bytes(const struct tmesh_graph_node *node)
+{
+	const struct graph_quant *quant = node->quant ? graph_quant(node->quant) : NULL;
+
+	if (quant)
+		return elements(node) / quant->block_elements * quant->block_bytes;
+	return elements(node) * tmesh_dtype_bits(node->dtype) / 8;
+}
+
+uint32_t placement_behind(const struct tmesh_graph *graph, uint32_t index)
+{
+	while (graph->nodes[index].op == TMESH_GRAPH_RESHAPE)
+		index = graph->nodes[index].inputs[0];
+	return index;
+}
+
+static bool is_given(const struct tmesh_graph_node *node)
+{
+	return node->op == TMESH_GRAPH_INPUT || node->op == TMESH_GRAPH_WEIGHT;
+}
+
+static bool runs(const struct tmesh_graph_node *node)
+{
+	return !is_given(node) && node->op != TMESH_GRAPH_RESHAPE;
+}
+
+static double last(const struct tmesh_graph_node *node)
+{
+	return node->ndim ? (double)node->shape[node->ndim - 1] : 1;
+}
+
+/* Return the multiplications and additions of a node's matrices. */
+static double work(const struct tmesh_graph *graph, const struct tmesh_graph_node *node)
+{
+	const struct tmesh_graph_node *in[3] = {0};
+	double count = (double)elements(node);
+
+	for (uint32_t i = 0; i < 3 && i < node->input_count; i++)
+		in[i] = &graph->nodes[node->inputs[i]];
+	switch (node->op) {
+	case TMESH_GRAPH_MATMUL:
+		return 2 * count * last(in[0]);
+	case TMESH_GRAPH_LORA:
+		return 2 * count * last(in[0]) +
+		       2 * (double)in[2]->shape[0] *
+			       (count / larger(last(node), 1) * last(in[0]) + count);
+	case TMESH_GRAPH_ATTENTION:
+		/* Each query with every row, then the sum of the values. */
+		return 4 * count * (double)in[1]->shape[0] *
+		       (in[1]->ndim == 4 ? (double)in[1]->shape[1] : 1);
+	default:
+		return 0;
+	}
+}
+
+/* Return the bytes that a node reads and writes. */
+static double traffic(const struct tmesh_graph *graph, const struct tmesh_graph_node *node)
+{
+	double bytes = (double)placement_bytes(node);
+
+	switch (node->op) {
+	case TMESH_GRAPH_SET_ROWS: /* the other rows stay where they are */
+		return 2 * (double)placement_bytes(&graph->nodes[node->inputs[1]]);
+	case TMESH_GRAPH_GET_ROWS:
+		return 2 * bytes;
+	default:
+		for (uint32_t i = 0; i < node->input_count; i++)
+			bytes += (double)placement_bytes(&graph->nodes[node->inputs[i]]);
+		return bytes;
+	}
+}
+
+static bool can_run(const struct placing *p, uint32_t node, size_t place)
+{
+	uint64_t operators = p->places[place].operators;
+
+	return !operators || operators >> p->graph->nodes[node].op & 1;
+}
+
+static uint64_t room(const struct placing *p, size_t place)
+{
+	return (p->places[place].memory ?: UINT64_MAX) - p->used[place];
+}
+
+static bool fits(const struct placing *p, uint32_t node, size_t place)
+{
+	return can_run(p, node, place) && p->needs[node] <= room(p, place);
+}
+
+static void placing_put(struct placing *p, uint32_t node, size_t place)
+{
+	p->at[node] = (uint32_t)place;
+	p->used[place] += p->needs[node];
+}
+
+/* Return when a node would end at a place, with its inputs where @at has them. */
+static double end_at(const struct placing *p, uint32_t index, size_t place)
+{
+	const struct tmesh_graph_node *node = &p->graph->nodes[index];
+	const struct tmesh_placement_place *here = &p->places[place];
+	double begin = p->free_at[place];
+
+	for (uint32_t i = 0; i < node->input_count; i++) {
+		uint32_t from = placement_behind(p->graph, node->inputs[i]);
+		const struct tmesh_placement_link *link;
+		double there = p->end[from];
+
+		if (is_given(&p->graph->nodes[from]))
 			continue;
-		for (size_t other = 0; other < node; other++) {
-			uint64_t left = s->problem->devices[d].memory - s->used[d];
+		link = &p->links[p->at[from] * p->count + place];
+		if (p->at[from] != place)
+			there += link->latency +
+				 (double)placement_bytes(&p->graph->nodes[from]) / link->bandwidth;
+		begin = larger(begin, there);
+	}
+	return begin + here->node +
+	       larger(work(p->graph, node) / here->flops,
+		      traffic(p->graph, node) / here->bandwidth);
+}
 
-			if (s->at[other] != d || nodes[node].memory > left + nodes[other].memory)
+/* Compute the ends of all nodes before @nodes. Return the last end. */
+static double play(struct placing *p, size_t nodes)
+{
+	double end = 0;
+
+	memset(p->free_at, 0, sizeof(p->free_at));
+	for (uint32_t i = 0; i < nodes; i++) {
+		if (!runs(&p->graph->nodes[i]))
+			continue;
+		p->end[i] = p->free_at[p->at[i]] = end_at(p, i, p->at[i]);
+		end = larger(end, p->end[i]);
+	}
+	return end;
+}
+
+/* Make room for @node: move one earlier node away from a place that can run @node. */
+static bool make_room(struct placing *p, uint32_t node, size_t *place)
+{
+	for (size_t here = 0; here < p->count; here++) {
+		if (!can_run(p, node, here))
+			continue;
+		for (uint32_t other = 0; other < node; other++) {
+			if (!runs(&p->graph->nodes[other]) || p->at[other] != here ||
+			    p->needs[node] > room(p, here) + p->needs[other])
 				continue;
-			for (uint32_t to = 0; to < s->devices; to++) {
-				if (to == d || !search_fits(s, other, to))
+			for (size_t to = 0; to < p->count; to++) {
+				if (to == here || !fits(p, other, to))
 					continue;
-				search_put(s, other, to);
-				*device = d;
+				p->used[here] -= p->needs[other];
+				placing_put(p, other, to);
+				play(p, node);
+				*place = here;
 				return true;
 			}
 		}
@@ -42,194 +202,167 @@ static bool make_room(struct search *s, size_t node, size_t *device)
 	return false;
 }
 
-static int greedy(struct search *s, struct tmesh_error *err)
+static int no_place(const struct placing *p, uint32_t node, struct tmesh_error *err)
 {
-	const struct tmesh_placement_problem *p = s->problem;
+	const char *name = p->graph->nodes[node].name;
 	uint64_t needed = 0, there = 0;
+	bool any = false;
 
-	memset(s->used, 0, s->devices * sizeof(*s->used));
-	memset(s->free_at, 0, s->devices * sizeof(*s->free_at));
-	for (size_t i = 0; i < s->nodes; i++) {
-		size_t best = s->devices;
+	for (size_t i = 0; i < p->count; i++) {
+		any |= can_run(p, node, i);
+		there += p->places[i].memory < MOST_BYTES ? p->places[i].memory : MOST_BYTES;
+	}
+	if (!any)
+		return tmesh_fail(err, -EOPNOTSUPP, "no place runs node \"%.63s\"", name);
+	for (size_t i = 0; i < p->graph->node_count; i++)
+		needed += p->needs[i];
+	return tmesh_fail(err, -ENOSPC,
+			  "no place has room for node \"%.63s\" of %" PRIu64
+			  " bytes: all nodes need %" PRIu64 " bytes, the %zu places have %" PRIu64,
+			  name, p->needs[node], needed, p->count, there);
+}
+
+static int place_all(struct placing *p, struct tmesh_error *err)
+{
+	for (uint32_t i = 0; i < p->graph->node_count; i++) {
 		double first = DBL_MAX;
+		size_t best = p->count;
 
-		for (size_t d = 0; d < s->devices; d++) {
-			double when = search_fits(s, i, d) ? search_ends(s, s->end, i, d) : DBL_MAX;
+		if (!runs(&p->graph->nodes[i]))
+			continue;
+		for (size_t place = 0; place < p->count; place++) {
+			double end = fits(p, i, place) ? end_at(p, i, place) : DBL_MAX;
 
-			if (when < first) {
-				first = when;
-				best = d;
+			if (end < first) {
+				first = end;
+				best = place;
 			}
 		}
-		if (best == s->devices && !make_room(s, i, &best)) {
-			for (size_t n = 0; n < s->nodes; n++)
-				needed += p->nodes[n].memory;
-			for (size_t d = 0; d < s->devices; d++)
-				there += p->devices[d].memory;
-			return tmesh_fail(err, -ENOSPC,
-					  "no device has room for node \"%.63s\" of %" PRIu64
-					  " bytes: all %zu nodes need %" PRIu64
-					  " bytes, the %zu devices have %" PRIu64,
-					  p->nodes[i].name ?: "", p->nodes[i].memory, s->nodes,
-					  needed, s->devices, there);
+		if (best == p->count && !make_room(p, i, &best))
+			return no_place(p, i, err);
+		placing_put(p, i, best);
+		p->end[i] = p->free_at[best] = end_at(p, i, best);
+	}
+	return 0;
+}
+
+static void count_needs(struct placing *p, bool *counted)
+{
+	for (uint32_t i = 0; i < p->graph->node_count; i++) {
+		const struct tmesh_graph_node *node = &p->graph->nodes[i];
+
+		for (uint32_t n = 0; runs(node) && n < node->input_count; n++) {
+			uint32_t from = placement_behind(p->graph, node->inputs[n]);
+
+			if (!is_given(&p->graph->nodes[from]) || counted[from])
+				continue;
+			counted[from] = true;
+			p->needs[i] += placement_bytes(&p->graph->nodes[from]);
+			if (p->needs[i] > MOST_BYTES)
+				p->needs[i] = MOST_BYTES;
 		}
-		s->at[i] = (uint32_t)best;
-		s->used[best] += p->nodes[i].memory;
-		s->end[i] = s->free_at[best] = search_ends(s, s->end, i, best);
 	}
-	return 0;
 }
 
-static int check_node(const struct tmesh_placement_problem *p, size_t i, struct tmesh_error *err)
+static uint64_t bytes_moved(struct placing *p)
 {
-	const struct tmesh_placement_node *node = &p->nodes[i];
-	bool runs = false;
-
-	if (!node->seconds || (node->input_count && !node->inputs))
-		return tmesh_fail(err, -EINVAL, "node %zu has no times or no inputs", i);
-	for (uint32_t n = 0; n < node->input_count; n++)
-		if (node->inputs[n] >= i)
-			return tmesh_fail(err, -EINVAL,
-					  "node %zu reads node %u, which is not before", i,
-					  node->inputs[n]);
-	for (size_t d = 0; d < p->device_count; d++) {
-		if (!isfinite(node->seconds[d]))
-			return tmesh_fail(err, -EINVAL,
-					  "node %zu: its time on device %zu is not a number", i, d);
-		runs |= node->seconds[d] >= 0;
-	}
-	if (!runs)
-		return tmesh_fail(err, -EOPNOTSUPP, "no device runs node %zu \"%.63s\"", i,
-				  node->name ?: "");
-	return 0;
-}
-
-static int check(const struct tmesh_placement_problem *p, struct tmesh_error *err)
-{
-	int rc = 0;
-
-	if (!p->devices || !p->links || !p->nodes || !p->device_count || !p->node_count ||
-	    p->device_count > TMESH_PLACEMENT_MAX_DEVICES ||
-	    p->node_count > TMESH_PLACEMENT_MAX_NODES)
-		return tmesh_fail(err, -EINVAL,
-				  "a placement takes 1 to %d nodes and 1 to %d devices",
-				  TMESH_PLACEMENT_MAX_NODES, TMESH_PLACEMENT_MAX_DEVICES);
-	for (size_t d = 0; d < p->device_count; d++)
-		if (!isfinite(p->devices[d].latency) || p->devices[d].latency < 0)
-			return tmesh_fail(err, -EINVAL,
-					  "device %zu: its latency is not a time, 0 or more", d);
-	for (size_t i = 0; i < p->device_count * p->device_count; i++) {
-		const struct tmesh_placement_link *link = &p->links[i];
-
-		if (i / p->device_count != i % p->device_count &&
-		    (!isfinite(link->bandwidth) || link->bandwidth <= 0 ||
-		     !isfinite(link->latency) || link->latency < 0))
-			return tmesh_fail(err, -EINVAL,
-					  "the link from device %zu to %zu: bandwidth is above 0, "
-					  "latency a time",
-					  i / p->device_count, i % p->device_count);
-	}
-	for (size_t i = 0; !rc && i < p->node_count; i++)
-		rc = check_node(p, i, err);
-	return rc;
-}
-
-static uint64_t bytes_moved(const struct search *s)
-{
+	uint64_t *to = p->needs; /* reused: by node, the places that its value goes to */
 	uint64_t bytes = 0;
 
-	for (size_t i = 0; i < s->nodes; i++) {
-		uint64_t to = 0; /* devices that the value has gone to */
+	memset(to, 0, p->graph->node_count * sizeof(*to));
+	for (uint32_t i = 0; i < p->graph->node_count; i++) {
+		const struct tmesh_graph_node *node = &p->graph->nodes[i];
 
-		for (size_t n = i + 1; n < s->nodes; n++)
-			for (uint32_t k = 0; k < s->problem->nodes[n].input_count; k++)
-				if (s->problem->nodes[n].inputs[k] == i && s->at[n] != s->at[i])
-					to |= 1ull << s->at[n];
-		bytes += (uint64_t)__builtin_popcountll(to) * s->problem->nodes[i].bytes;
+		for (uint32_t n = 0; runs(node) && n < node->input_count; n++) {
+			uint32_t from = placement_behind(p->graph, node->inputs[n]);
+
+			if (runs(&p->graph->nodes[from]) && p->at[from] != p->at[i])
+				to[from] |= 1ull << p->at[i];
+		}
 	}
+	for (uint32_t i = 0; i < p->graph->node_count; i++)
+		bytes += (uint64_t)__builtin_popcountll(to[i]) *
+			 placement_bytes(&p->graph->nodes[i]);
 	return bytes;
 }
 
-int tmesh_placement_find(const struct tmesh_placement_problem *given, uint32_t *device,
-			 struct tmesh_placement *out, struct tmesh_error *err)
+static int check(const struct tmesh_graph *graph, const struct tmesh_placement_opts *opts,
+		 struct tmesh_error *err)
 {
-	struct tmesh_placement_problem problem;
+	size_t count = opts->place_count, nodes = 0;
+
+	for (size_t i = 0; i < graph->node_count; i++)
+		nodes += runs(&graph->nodes[i]);
+	if (nodes > TMESH_PLACEMENT_MAX_NODES)
+		return tmesh_fail(err, -EINVAL, "the graph has %zu nodes that compute, at most %d",
+				  nodes, TMESH_PLACEMENT_MAX_NODES);
+
+	if (!opts->places || !opts->links || !count || count > TMESH_PLACEMENT_MAX_PLACES)
+		return tmesh_fail(err, -EINVAL, "1 to %d places are given, and their links",
+				  TMESH_PLACEMENT_MAX_PLACES);
+	for (size_t i = 0; i < count; i++) {
+		const struct tmesh_placement_place *place = &opts->places[i];
+
+		if (!isfinite(place->node) || place->node < 0 || !isfinite(place->flops) ||
+		    place->flops <= 0 || !isfinite(place->bandwidth) || place->bandwidth <= 0)
+			return tmesh_fail(err, -EINVAL,
+					  "place %zu: flops and bandwidth are above 0, node is 0 "
+					  "or more seconds",
+					  i);
+	}
+	for (size_t i = 0; i < count * count; i++) {
+		const struct tmesh_placement_link *link = &opts->links[i];
+
+		if (i / count != i % count && (isnan(link->bandwidth) || link->bandwidth <= 0 ||
+					       !isfinite(link->latency) || link->latency < 0))
+			return tmesh_fail(err, -EINVAL,
+					  "the link from place %zu to %zu: bandwidth is above 0, "
+					  "latency is 0 or more seconds",
+					  i / count, i % count);
+	}
+	return 0;
+}
+
+int tmesh_placement_find(const struct tmesh_graph *graph, const struct tmesh_placement_opts *given,
+			 uint32_t *at, struct tmesh_placement *out, struct tmesh_error *err)
+{
+	struct tmesh_placement_opts opts;
 	struct tmesh_placement found = {0};
-	struct search s;
-	int rc = tmesh_read_sized(&problem, sizeof(problem), given, err);
+	struct placing p = {.graph = graph};
+	size_t nodes = graph->node_count;
+	bool *counted;
+	int rc = tmesh_read_sized(&opts, sizeof(opts), given, err);
 
 	if (!rc)
-		rc = check(&problem, err);
-	if (!rc)
-		rc = search_open(&s, &problem, err);
+		rc = check(graph, &opts, err);
 	if (rc)
 		return rc;
-	rc = greedy(&s, err);
-	if (rc) {
-		search_close(&s);
-		return rc;
+	p.places = opts.places;
+	p.count = opts.place_count;
+	p.links = opts.links;
+	p.at = malloc((nodes + 1) * sizeof(*p.at));
+	p.end = calloc(nodes + 1, sizeof(*p.end));
+	p.needs = calloc(nodes + 1, sizeof(*p.needs));
+	counted = calloc(nodes + 1, sizeof(*counted));
+	if (!p.at || !p.end || !p.needs || !counted) {
+		rc = tmesh_fail(err, -ENOMEM, "no memory for a placement");
+		goto free_all;
 	}
-	search_cost(&s);
-	found.greedy = s.last;
-	s.random = problem.seed ? problem.seed : 1;
-	s.deadline = tmesh_now_ns() + (problem.time_ns ? problem.time_ns : TIME_NS);
-	search_improve(&s);
-	for (found.searches = 1;
-	     found.searches <= (problem.restarts ? problem.restarts : RESTARTS) && !s.late;
-	     found.searches++) {
-		search_take(&s, s.best);
-		search_anneal(&s, found.searches - 1);
-		search_improve(&s);
-	}
-	found.seconds = s.best_last;
-	search_take(&s, s.best);
-	found.bytes_moved = bytes_moved(&s);
+	memset(p.at, 0xff, (nodes + 1) * sizeof(*p.at)); /* TMESH_PLACEMENT_NOWHERE */
+	count_needs(&p, counted);
+	rc = place_all(&p, err);
+	if (rc)
+		goto free_all;
+	found.seconds = play(&p, nodes);
+	found.bytes_moved = bytes_moved(&p);
 	if (out)
 		rc = tmesh_write_sized(out, &found, sizeof(found), err);
 	if (!rc)
-		memcpy(device, s.best, s.nodes * sizeof(*device));
-	search_close(&s);
-	return rc;
-}
-
-int tmesh_placement_cost(const struct tmesh_placement_problem *given, const uint32_t *device,
-			 struct tmesh_placement *out, struct tmesh_error *err)
-{
-	struct tmesh_placement_problem problem;
-	struct tmesh_placement found = {0};
-	struct search s;
-	int rc = tmesh_read_sized(&problem, sizeof(problem), given, err);
-
-	if (!rc)
-		rc = check(&problem, err);
-	if (!rc)
-		rc = search_open(&s, &problem, err);
-	if (rc)
-		return rc;
-	for (size_t i = 0; !rc && i < s.nodes; i++) {
-		if (device[i] >= s.devices)
-			rc = tmesh_fail(err, -EINVAL, "node %zu: there is no device %u", i,
-					device[i]);
-		else if (problem.nodes[i].seconds[device[i]] < 0)
-			rc = tmesh_fail(err, -EOPNOTSUPP, "device %u does not run node %zu",
-					device[i], i);
-		else if (!search_fits(&s, i, device[i]))
-			rc = tmesh_fail(err, -ENOSPC,
-					"node %zu of %" PRIu64 " bytes does not fit on device %u: "
-					"%" PRIu64 " of %" PRIu64 " are used",
-					i, problem.nodes[i].memory, device[i], s.used[device[i]],
-					problem.devices[device[i]].memory);
-		if (rc)
-			break;
-		s.at[i] = device[i];
-		s.used[device[i]] += problem.nodes[i].memory;
-	}
-	if (!rc) {
-		search_cost(&s);
-		found.seconds = found.greedy = s.last;
-		found.bytes_moved = bytes_moved(&s);
-		rc = tmesh_write_sized(out, &found, sizeof(found), err);
-	}
-	search_close(&s);
+		memcpy(at, p.at, nodes * sizeof(*at));
+free_all:
+	free(p.at);
+	free(p.end);
+	free(p.needs);
+	free(counted);
 	return rc;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Places that graphs share: what each has of them, and what is idle is given up. */
+/* Places that graphs share, with the memory that each graph claims there. Idle graphs give theirs
+ * up. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -40,14 +41,14 @@ static void places_free(struct tmesh_places *places)
 {
 	for (size_t i = 0; places->all && i < places->count; i++)
 		tmesh_engine_context_unref(places->all[i].context);
-	tmesh_costs_unref(places->costs);
 	free(places->all);
 	free(places->used);
-	/* In a forked child others may seem to wait: the condition is not destroyed. */
+	/* The condition is not destroyed: in a forked child, threads of the parent may seem to wait
+	 * on it. */
 	free(places);
 }
 
-/* Under the lock: when the first of them is due. */
+/* Return when the first graph is due. Called with the lock. */
 static uint64_t next_due(const struct tmesh_places *places)
 {
 	uint64_t due = PLACES_NEVER;
@@ -77,7 +78,8 @@ static void *sweep(void *data)
 			pthread_mutex_unlock(&places->lock);
 			tmesh_places_sweep(places, NULL, NULL);
 			pthread_mutex_lock(&places->lock);
-			/* What runs, or cannot be copied, is due again at once. */
+			/* A graph that runs, or whose values cannot be copied, is still due: pause
+			 * before the next try. */
 			now = places_now(places);
 			due = next_due(places);
 			if (due < now + places_pause(places))
@@ -93,7 +95,7 @@ static void *sweep(void *data)
 		until.tv_nsec = (long)(due % NS);
 		pthread_cond_timedwait(&places->wake, &places->lock, &until);
 	}
-	/* The last reference was this thread's: nobody waits for it. */
+	/* This thread dropped the last reference, so no other thread joins it. */
 	mine = !places->swept;
 	pthread_mutex_unlock(&places->lock);
 	if (mine)
@@ -155,9 +157,9 @@ int places_of_contexts(struct tmesh_engine_context *const *contexts, size_t coun
 
 static int check_opts(const struct tmesh_places_opts *opts, struct tmesh_error *err)
 {
-	if (!opts->places || !opts->place_count || opts->place_count > TMESH_PLACEMENT_MAX_DEVICES)
+	if (!opts->places || !opts->place_count || opts->place_count > TMESH_PLACEMENT_MAX_PLACES)
 		return tmesh_fail(err, -EINVAL, "1 to %d places are given, not %zu",
-				  TMESH_PLACEMENT_MAX_DEVICES, opts->place_count);
+				  TMESH_PLACEMENT_MAX_PLACES, opts->place_count);
 	for (size_t i = 0; i < opts->place_count; i++)
 		if (!opts->places[i].context || opts->places[i].node < PLACES_HOME ||
 		    opts->places[i].reserved)
@@ -187,7 +189,6 @@ int tmesh_places_create(const struct tmesh_places_opts *opts, struct tmesh_place
 		places->all[places->count] = given.places[places->count];
 		tmesh_engine_context_ref(given.places[places->count].context);
 	}
-	places->costs = given.costs ? tmesh_costs_ref(given.costs) : NULL;
 	if (given.now_ns) {
 		places->now_ns = given.now_ns;
 		places->data = given.data;
@@ -213,7 +214,7 @@ void tmesh_places_unref(struct tmesh_places *places)
 
 	if (!places || atomic_fetch_sub(&places->refs, 1) > 1)
 		return;
-	/* A forked child has not the thread. */
+	/* A forked child does not have the thread. */
 	if (!places->swept || places->life != engine_life()) {
 		places_free(places);
 		return;
@@ -278,13 +279,13 @@ int places_claim(struct tmesh_placed *placed, const uint64_t *wanted, struct tme
 		places->used[i] += wanted[i] - placed->claims[i];
 		placed->claims[i] = wanted[i];
 	}
-	/* What was given up, and is held again, is due some time. */
+	/* A graph that takes its places again becomes due later: wake the thread. */
 	pthread_cond_broadcast(&places->wake);
 	pthread_mutex_unlock(&places->lock);
 	return rc;
 }
 
-/* Unless its last reference goes at this moment. */
+/* Take a reference, unless the last one is being dropped. */
 static bool try_ref(struct tmesh_placed *placed)
 {
 	unsigned int refs = atomic_load(&placed->refs);
@@ -340,7 +341,7 @@ int tmesh_places_sweep(struct tmesh_places *places, uint32_t *given_up, struct t
 int tmesh_places_used(struct tmesh_places *places, size_t index, uint64_t *out,
 		      struct tmesh_error *err)
 {
-	/* In a forked child the lock may be locked for ever. */
+	/* In a forked child the lock may stay locked for ever. */
 	int rc = places_enter(places, err);
 
 	if (rc)
@@ -361,7 +362,6 @@ int tmesh_places_stats(struct tmesh_places *places, struct tmesh_places_stats *o
 		.moves = places->moves,
 		.given_up = places->given_up,
 		.taken = places->taken,
-		.elsewhere = places->elsewhere,
 		.copies = places->copies,
 		.bytes_copied = places->bytes_copied,
 	};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Where engines are found: TMESH_ENGINE_PATH, else beside the object that this is in or in lib/ of
- * its tree, else where they were installed. */
+/* Find engines: in TMESH_ENGINE_PATH if it is set. Else beside this object, in lib/ of its tree,
+ * and in the folder where engines were installed. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -28,7 +28,7 @@ static int check_name(const char *name, struct tmesh_error *err)
 
 static int load(const char *path, const struct tmesh_engine_plugin **out, struct tmesh_error *err)
 {
-	/* Never closed: engines have threads that do not bear it. */
+	/* Never closed: engines have threads that would crash. */
 	void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	const struct tmesh_engine_plugin *plugin;
 
@@ -47,8 +47,8 @@ static int load(const char *path, const struct tmesh_engine_plugin **out, struct
 	return 0;
 }
 
-/* The folder of the object that this function is in. Of a program the loader knows no more than
- * what it was called as, which need not be a path. */
+/* Return the folder of the object that contains this function. For a program the loader knows only
+ * the name that it was called by, which need not be a path. */
 static bool own_folder(char *path)
 {
 	struct link_map *object;
@@ -65,8 +65,8 @@ static bool own_folder(char *path)
 
 bool engine_plugin_folders(bool (*each)(const char *folder, void *data), void *data)
 {
-	/* As in a build folder; as libraries are installed; from bin/ of a tree that was put
-	 * anywhere. */
+	/* The folders of a build, of installed libraries, and of a relocated tree, seen from its
+	 * bin/. */
 	static const char *const places[] = {"", "/tmesh", "/../lib/tmesh"};
 	const char *given = secure_getenv("TMESH_ENGINE_PATH");
 	char own[PATH_MAX], folder[PATH_MAX + 16];
@@ -146,7 +146,7 @@ void engine_plugin_names(void (*each)(const char *name, void *data), void *data)
 	struct names names = {.each = each, .data = data};
 
 	engine_plugin_folders(names_in, &names);
-	/* That they are not there is worth a word. */
+	/* Always name these two, so that a missing one is reported. */
 	each("ggml", data);
 	each("onnx", data);
 }

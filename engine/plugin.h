@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Between libtmesh-engine and an engine: a shared object, tmesh-engine-NAME.so, with one symbol,
- * tmesh_engine_plugin. A plug-in sees addresses and shapes that were checked. It calls nothing of
- * libtmesh, so it works with whichever copy of it a process has (Python's is inside its extension).
+ * The interface between libtmesh-engine and an engine: a shared object, tmesh-engine-NAME.so, with
+ * one symbol, tmesh_engine_plugin. A plug-in gets addresses and shapes that were checked. It calls
+ * nothing of libtmesh, so it works with any copy of it in the process (Python's is inside its
+ * extension).
  *
- * Functions return 0 or a negative errno with @err filled. The library calls them from any
- * thread, and opens and closes several sessions at a time; of one binding, one call at a time.
+ * Functions return 0, or a negative errno with @err filled. The library calls them from any thread.
+ * It may open and close several sessions at a time. It makes one call at a time for each binding.
  */
 #ifndef TMESH_ENGINE_PLUGIN_H
 #define TMESH_ENGINE_PLUGIN_H
 
 #include "common/public.h"
 
-/* To be raised with every change of what stands here. */
-#define TMESH_ENGINE_PLUGIN_ABI 4
+/* Raise this with every change of this interface. */
+#define TMESH_ENGINE_PLUGIN_ABI 5
 
 struct plugin_open {
 	const char *library; /* NULL: found by the plug-in */
@@ -27,21 +28,23 @@ struct plugin_operand {
 	enum tmesh_dtype dtype;
 	int32_t ndim;
 	int64_t shape[TMESH_MAX_DIMS]; /* -1: any */
-	char *dims[TMESH_MAX_DIMS];    /* names of those, NULL: none */
+	char *dims[TMESH_MAX_DIMS];    /* names of those; NULL: none */
 };
 
 struct plugin_array {
-	size_t operand; /* of inputs and outputs: which; of weights not used */
+	size_t operand; /* the index of an input or output; unused for weights */
 	const char *name;
-	void *data; /* NULL, of outputs: left to the engine. Of one opened on a GPU: an address
-		     * there, of every array, weights too */
+	void *data; /* an address, for an engine on a GPU there; NULL: left to the engine */
 	uint64_t bytes;
 	enum tmesh_dtype dtype;
 	int32_t ndim;
 	const int64_t *shape;
-	/* Of whose memory it is, NULL: the caller's. For libtmesh-engine itself, which has an
-	 * engine in another process as one more plug-in. */
+	/* The owner of the memory; NULL: the caller. Only libtmesh-engine uses this, for an engine
+	 * in another process, which is one more plug-in to it. */
 	struct tmesh_tensor *tensor;
+	/* A weight, for an engine on a GPU: its bytes in the host's memory, read-only; else NULL.
+	 */
+	void *host;
 };
 
 struct plugin_session_opts {
@@ -51,7 +54,7 @@ struct plugin_session_opts {
 	size_t weight_count;
 };
 
-/* The plug-in's own, with @handle, until it is closed. */
+/* A session. It belongs to the plug-in until it is closed. */
 struct plugin_session {
 	void *handle;
 	struct plugin_operand *inputs;
@@ -60,7 +63,7 @@ struct plugin_session {
 	size_t output_count;
 };
 
-/* What the engine allocated for an output: good until it is released. */
+/* Memory that the engine allocated for an output, valid until it is released. */
 struct plugin_result {
 	void *handle;
 	void *data;
@@ -69,7 +72,7 @@ struct plugin_result {
 	int64_t shape[TMESH_MAX_DIMS];
 };
 
-/* What an open engine is; texts live as long as it. */
+/* A description of an open engine. Its strings live as long as the engine. */
 struct plugin_description {
 	const char *library; /* the file; NULL: unknown */
 	const char *reads;   /* "graph", "onnx" */
@@ -78,8 +81,8 @@ struct plugin_description {
 
 struct tmesh_engine_plugin {
 	uint32_t abi;	    /* TMESH_ENGINE_PLUGIN_ABI */
-	uint32_t alignment; /* of all addresses, beside that to the elements; a power of two */
-	uint32_t behind;    /* so many bytes behind each weight are zeros, on a GPU */
+	uint32_t alignment; /* of all addresses, in addition to that of elements; a power of two */
+	uint32_t behind;    /* the zeros that must follow each weight on a GPU, in bytes */
 	int (*open)(const struct plugin_open *opts, void **engine, struct tmesh_error *err);
 	void (*close)(void *engine);
 	const char *(*version)(void *engine);
@@ -90,20 +93,20 @@ struct tmesh_engine_plugin {
 		    size_t input_count, const struct plugin_array *outputs, size_t output_count,
 		    void **binding, struct tmesh_error *err);
 	int (*run)(void *binding, struct tmesh_error *err);
-	/* After a run: an output by its place among those of bind(). Of those left to the engine,
-	 * @result is to be released; of the others it says where the engine wrote, and is not. */
+	/* After a run, return an output by its index in bind(). If it was left to the engine,
+	 * @result must be released. If not, @result only says where the engine wrote. */
 	int (*result)(void *binding, size_t output, struct plugin_result *result,
 		      struct tmesh_error *err);
 	void (*release)(void *engine, void *handle);
 	void (*unbind)(void *binding);
-	/* NULL: it cannot. @inputs: all, in the order of bind(); @changed: which of them have
-	 * another address or shape than before. After an error the binding is as it was. */
+	/* NULL: not supported. @inputs has all inputs in the order of bind(). @changed has the
+	 * indices of those with a new address or shape. After an error the binding is unchanged. */
 	int (*rebind)(void *binding, const struct plugin_array *inputs, const size_t *changed,
 		      size_t count, struct tmesh_error *err);
 	void (*describe)(void *engine, struct plugin_description *out); /* may be NULL */
-	/* May be NULL: a run goes to its end. From another thread than that of run(): with @on the
-	 * run that is under way, or the next one where none is, ends as soon as it can, with -EIO.
-	 * Without @on: later ones do not. */
+	/* May be NULL; then a run cannot be cancelled. Called from another thread than run()'s.
+	 * With @on, the current run, or else the next one, ends as soon as it can, with -EIO.
+	 * Without @on, later runs go on. */
 	void (*cancel)(void *binding, bool on);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* The link to an engine's process: made, used for one call at a time, and made again. */
+/* The link to an engine's process. It is made, used for one call at a time, and made again. */
 #include "remote.h"
 
 #include <errno.h>
@@ -15,22 +15,21 @@
 
 #include "common/clock.h"
 
-/* To be taken by an engine, which may just be starting and reading its library. */
+/* The time for an engine to accept a link: it may be starting and reading its library. */
 #define LINK_NS UINT64_C(30000000000)
-/* The supervisor ends a process that is late; who is later still is not alive. */
+/* The supervisor ends a process that is late. If it is this much later, the supervisor is dead
+ * too. */
 #define LATE_NS UINT64_C(1000000000)
-/* An engine answers steps of a few microseconds: sleeping costs more. */
+/* An engine answers short steps within a few microseconds; sleeping would take longer. */
 #define SPIN_NS UINT64_C(200000)
-/* Who waits for a turn looks so often whether a signal came, where its program wants to know. */
-#define LOOK_NS UINT64_C(100000000)
 
 uint64_t remote_deadline(const struct remote *remote)
 {
 	return remote->timeout_ns ? tmesh_now_ns() + remote->timeout_ns : 0;
 }
 
-/* The call is called off, wherever it waits: for its turn, a link, or the other end of a channel.
- * Another's that is woken by that goes on waiting. */
+/* Wake a cancelled call from any of its waits: for its turn, for a link, or in a channel. Another
+ * call that this wakes goes on waiting. */
 static void wake(void *data)
 {
 	struct remote *remote = data;
@@ -42,31 +41,9 @@ static void wake(void *data)
 		tmesh_channel_wake(remote->requests);
 	if (remote->replies)
 		tmesh_channel_wake(remote->replies);
-	if (write(remote->bell, &one, sizeof(one)) < 0)
-		errno = 0; /* it has been rung so often that it is full */
+	if (write(remote->notifier, &one, sizeof(one)) < 0)
+		errno = 0; /* its counter is full, so it is readable already */
 	pthread_mutex_unlock(&remote->lock);
-}
-
-/* Return: 0, or ETIMEDOUT. */
-static int wait_for_turn(struct remote *remote, uint64_t deadline)
-{
-	uint64_t until = deadline;
-	struct timespec time;
-	int rc;
-
-	if (cancel_interruptible() && (!until || until > tmesh_now_ns() + LOOK_NS))
-		until = tmesh_now_ns() + LOOK_NS;
-	time = (struct timespec){.tv_sec = (time_t)(until / 1000000000),
-				 .tv_nsec = (long)(until % 1000000000)};
-	rc = until ? pthread_cond_timedwait(&remote->idle, &remote->lock, &time)
-		   : pthread_cond_wait(&remote->idle, &remote->lock);
-	if (rc && until != deadline) {
-		pthread_mutex_unlock(&remote->lock);
-		cancel_interrupted();
-		pthread_mutex_lock(&remote->lock);
-		rc = 0;
-	}
-	return rc;
 }
 
 int remote_enter(struct remote *remote, struct cancel_hook *hook, uint64_t deadline,
@@ -76,11 +53,11 @@ int remote_enter(struct remote *remote, struct cancel_hook *hook, uint64_t deadl
 
 	cancel_hook_begin(hook, wake, remote);
 	pthread_mutex_lock(&remote->lock);
-	/* A signal's handler, in a wait of this very thread. */
+	/* A signal handler interrupted this thread's own call. */
 	if (remote->busy && pthread_equal(remote->owner, pthread_self()))
 		rc = tmesh_fail(err, -EDEADLK, "this thread's own call to the engine waits below");
 	while (!rc && !(rc = cancel_check(err)) && remote->busy && !late)
-		late = wait_for_turn(remote, deadline);
+		late = cancel_cond_wait(&remote->idle, &remote->lock, deadline);
 	if (!rc && remote->busy)
 		rc = tmesh_fail(err, -ETIMEDOUT,
 				"other calls of this context did not end before the deadline: give "
@@ -95,10 +72,34 @@ int remote_enter(struct remote *remote, struct cancel_hook *hook, uint64_t deadl
 	return rc;
 }
 
+bool remote_try_enter(struct remote *remote)
+{
+	bool free;
+
+	pthread_mutex_lock(&remote->lock);
+	free = !remote->busy;
+	if (free) {
+		remote->busy = true;
+		remote->owner = pthread_self();
+	}
+	pthread_mutex_unlock(&remote->lock);
+	return free;
+}
+
 void remote_leave(struct remote *remote, struct cancel_hook *hook)
 {
-	cancel_hook_end(hook);
-	pthread_mutex_lock(&remote->lock);
+	bool room;
+
+	if (hook)
+		cancel_hook_end(hook);
+	do {
+		room = remote_say_words(remote);
+		pthread_mutex_lock(&remote->lock);
+		/* Another thread may have queued a word meanwhile and left it to this turn. */
+		if (!room || !remote->words)
+			break;
+		pthread_mutex_unlock(&remote->lock);
+	} while (true);
 	remote->busy = false;
 	pthread_cond_broadcast(&remote->idle);
 	pthread_mutex_unlock(&remote->lock);
@@ -112,11 +113,11 @@ static int nobody(const struct remote *remote, int code, const char *why, struct
 			  remote->name, *why ? ", " : "", why);
 }
 
-/* The engine's queue of connections may be full: then connect() waits, and looks so often whether
- * the call was called off. Return: 0, or a negative errno; -ETIMEDOUT, -ECANCELED. */
+/* Connect. If the engine's backlog is full, connect() waits in slices and checks for cancellation.
+ * Return: 0, or a negative errno; -ETIMEDOUT, -ECANCELED. */
 static int connect_by(int fd, const struct sockaddr_un *address, uint64_t deadline)
 {
-	const struct timeval slice = {.tv_usec = LOOK_NS / 1000};
+	const struct timeval slice = {.tv_usec = CANCEL_LOOK_NS / 1000};
 
 	if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof(slice)))
 		return -errno;
@@ -141,27 +142,49 @@ static int late(const struct remote *remote, struct tmesh_error *err)
 			  remote->name);
 }
 
+static void close_engine_ctx(struct remote *remote)
+{
+	tmesh_ctx_unref(remote->engine_ctx);
+	remote->engine_ctx = NULL;
+	if (remote->dir >= 0)
+		close(remote->dir);
+	remote->dir = -1;
+}
+
+/* The runtime directory may differ from that of the last link. */
+static int open_engine_ctx(struct remote *remote, struct tmesh_error *err)
+{
+	char path[sizeof("/proc/self/fd//" WIRE_SOCKET WIRE_FOLDER) + 11 + WIRE_NAME_LEN];
+	const struct tmesh_ctx_opts opts = {.size = sizeof(opts),
+					    .backend = tmesh_ctx_backend(remote->ctx),
+					    .runtime_dir = path};
+	int rc;
+
+	close_engine_ctx(remote);
+	rc = tmesh_ctx_runtime_dir(remote->ctx, &remote->dir, err);
+	if (rc)
+		return rc;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d/" WIRE_SOCKET "%s" WIRE_FOLDER, remote->dir,
+		 remote->name);
+	return tmesh_ctx_open(&opts, &remote->engine_ctx, err);
+}
+
 static int connect_socket(struct remote *remote, uint64_t deadline, int *out,
 			  struct tmesh_error *err)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct ucred peer;
 	socklen_t size = sizeof(peer);
-	int dir, fd, rc;
+	int fd, rc = open_engine_ctx(remote, err);
 
-	rc = tmesh_ctx_runtime_dir(remote->ctx, &dir, err);
 	if (rc)
 		return rc;
 	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" WIRE_SOCKET "%s",
-		 dir, remote->name);
+		 remote->dir, remote->name);
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (fd < 0) {
-		rc = tmesh_fail_errno(err, "a socket to the engine");
-		close(dir);
-		return rc;
-	}
+	if (fd < 0)
+		return tmesh_fail_errno(err, "a socket to the engine");
 	rc = connect_by(fd, &address, deadline);
-	close(dir);
 	if (!rc && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size))
 		rc = -errno;
 	if (!rc && peer.uid != geteuid())
@@ -186,12 +209,12 @@ static int connect_socket(struct remote *remote, uint64_t deadline, int *out,
 	return tmesh_fail_errno(err, "connecting to the engine");
 }
 
-/* Until the engine has said something. */
+/* Wait for the engine's first message. */
 static int wait_for_words(struct remote *remote, uint64_t deadline, struct tmesh_error *err)
 {
 	struct pollfd fds[] = {{.fd = remote->socket, .events = POLLIN},
-			       {.fd = remote->bell, .events = POLLIN}};
-	uint64_t rung;
+			       {.fd = remote->notifier, .events = POLLIN}};
+	uint64_t signals;
 	int rc;
 
 	for (;;) {
@@ -207,13 +230,13 @@ static int wait_for_words(struct remote *remote, uint64_t deadline, struct tmesh
 			cancel_interrupted();
 		else if (fds[0].revents)
 			return 0;
-		/* Also when the call that it was rung for is over. */
-		else if (read(remote->bell, &rung, sizeof(rung)) < 0)
+		/* This also drains signals for a call that is over. */
+		else if (read(remote->notifier, &signals, sizeof(signals)) < 0)
 			errno = 0;
 	}
 }
 
-/* The first words of the process that took the connection. */
+/* Receive the first message of the process that accepted the connection. */
 static int welcome(struct remote *remote, uint64_t deadline, struct wire_welcome *words,
 		   struct tmesh_error *err)
 {
@@ -226,7 +249,7 @@ static int welcome(struct remote *remote, uint64_t deadline, struct wire_welcome
 		got = recv(remote->socket, words, sizeof(*words), 0);
 	while (got < 0 && errno == EINTR);
 	if (got <= 0)
-		return REMOTE_AGAIN; /* it died between taking and talking */
+		return REMOTE_AGAIN; /* it died before its first message */
 	words->backend[sizeof(words->backend) - 1] = words->version[sizeof(words->version) - 1] =
 		words->message[sizeof(words->message) - 1] = '\0';
 	if (got != sizeof(*words) || words->magic != WIRE_MAGIC ||
@@ -253,7 +276,8 @@ static int open_page(struct remote *remote, const char *token, struct tmesh_erro
 	int rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, err);
 
 	if (!rc)
-		rc = tmesh_region_open(remote->ctx, token, TMESH_READ | TMESH_WRITE, &region, err);
+		rc = tmesh_region_open(remote->engine_ctx, token, TMESH_READ | TMESH_WRITE, &region,
+				       err);
 	if (rc)
 		return rc;
 	rc = tmesh_tensor_wrap(region, &layout, &remote->page_tensor, err);
@@ -269,19 +293,19 @@ static int join(struct remote *remote, const struct wire_welcome *words, struct 
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = SPIN_NS};
 	struct tmesh_channel *requests = NULL, *replies = NULL;
-	int rc = tmesh_channel_open(remote->ctx, words->requests, TMESH_CHANNEL_SEND, &opts,
+	int rc = tmesh_channel_open(remote->engine_ctx, words->requests, TMESH_CHANNEL_SEND, &opts,
 				    &requests, err);
 
 	if (!rc)
-		rc = tmesh_channel_open(remote->ctx, words->replies, TMESH_CHANNEL_RECV, &opts,
-					&replies, err);
+		rc = tmesh_channel_open(remote->engine_ctx, words->replies, TMESH_CHANNEL_RECV,
+					&opts, &replies, err);
 	pthread_mutex_lock(&remote->lock);
 	remote->requests = requests;
 	remote->replies = replies;
 	pthread_mutex_unlock(&remote->lock);
 	if (!rc)
 		rc = open_page(remote, words->page, err);
-	/* It died meanwhile, and nothing was asked of it. */
+	/* The engine died meanwhile, and no request was sent to it. */
 	if (rc == -ENOENT || rc == -EPIPE || rc == -ETIMEDOUT)
 		rc = REMOTE_AGAIN;
 	if (rc)
@@ -289,7 +313,7 @@ static int join(struct remote *remote, const struct wire_welcome *words, struct 
 	remote->pid = words->pid;
 	remote->generation++;
 	remote->number = 0;
-	/* Callers have these, so they stay those of the first process. */
+	/* Callers hold these strings, so they stay those of the first process. */
 	if (remote->generation == 1) {
 		strcpy(remote->backend, words->backend);
 		strcpy(remote->version, words->version);
@@ -321,7 +345,7 @@ int remote_link(struct remote *remote, uint64_t deadline, struct tmesh_error *er
 	if (rc == REMOTE_AGAIN)
 		rc = tmesh_fail(err, -ETIMEDOUT, "the engine \"%s\" died whenever it was asked",
 				remote->name);
-	/* Once there was one: that is the other end gone. */
+	/* There was an engine before: the other end is gone. */
 	if (rc == -ENOENT && remote->generation)
 		rc = nobody(remote, -EPIPE, "any more", err);
 	return rc;
@@ -359,11 +383,11 @@ struct request {
 	uint32_t op;
 	uint64_t number;
 	uint64_t deadline;
-	uint64_t until; /* the engine is not alive if it has not answered by then; 0: never */
-	bool cancelled; /* it was called off, and the engine told so */
+	uint64_t until; /* without an answer by then the engine is dead; 0: never */
+	bool cancelled; /* the call was cancelled, and the engine knows */
 };
 
-/* The other end is gone: what that means for the call. */
+/* Return the error of a call whose engine is gone. */
 static int died(struct remote *remote, const struct request *request, struct tmesh_error *err)
 {
 	bool begun = atomic_load(&remote->page->begun) >= request->number;
@@ -400,7 +424,7 @@ static int64_t left(uint64_t deadline)
 	return deadline > now ? (int64_t)(deadline - now) : 0;
 }
 
-/* The call was called off: from here on the engine is waited for no longer than it may take to
+/* Tell the engine that the call is cancelled. From now on, wait only as long as it may take to
  * stop. */
 static void tell_cancelled(struct remote *remote, struct request *request)
 {
@@ -410,13 +434,13 @@ static void tell_cancelled(struct remote *remote, struct request *request)
 	request->cancelled = true;
 	if (!request->until || until < request->until)
 		request->until = until;
-	/* An engine that cannot even take that is not alive, which is seen then. */
+	/* An engine that cannot take this message is dead; @until shows it. */
 	if (send(remote->socket, &words, sizeof(words), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 		errno = 0;
 }
 
-/* What comes of a call that was called off. Return: 0, try for its reply; -ECANCELED, there is
- * nothing to wait for; -ETIMEDOUT. */
+/* Wait after a cancellation. Return: 0, look for the reply; -ECANCELED, no reply is needed;
+ * -ETIMEDOUT. */
 static int await_cancelled(struct remote *remote, const struct request *request,
 			   struct tmesh_error *err)
 {
@@ -432,8 +456,8 @@ static int await_cancelled(struct remote *remote, const struct request *request,
 	    recv(remote->socket, &words, sizeof(words), MSG_DONTWAIT) != sizeof(words) ||
 	    words.number != request->number)
 		return 0;
-	/* What writes to no tensor is not waited for: its link ends, with all that the engine has
-	 * for it. */
+	/* A call that writes to no tensor need not be waited for: drop the link, and the engine
+	 * drops everything that belongs to it. */
 	if (words.what == WIRE_HAS_BEGUN && request->op != WIRE_RUN)
 		remote_unlink(remote);
 	else if (words.what != WIRE_NEVER_BEGINS)
@@ -453,7 +477,7 @@ static int no_answer(struct remote *remote, const struct request *request, struc
 			  pid);
 }
 
-/* The reply to @request; others are of calls that were given up. */
+/* Wait for the reply to @request. Replies to abandoned calls are skipped. */
 static int await(struct remote *remote, struct request *request, struct wire_reply *reply,
 		 struct tmesh_error *err)
 {
@@ -477,7 +501,8 @@ static int await(struct remote *remote, struct request *request, struct wire_rep
 		}
 		if (rc == -EINTR)
 			cancel_interrupted();
-		/* Cancelled: it is seen above, or it was of a call that is over. */
+		/* The loop handles a cancellation above. It may also have been meant for an earlier
+		 * call. */
 		if (rc == -EINTR || rc == -ECANCELED)
 			continue;
 		if (rc == -ETIMEDOUT)
@@ -551,21 +576,6 @@ int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wi
 	return 0;
 }
 
-void remote_tell(struct remote *remote, uint32_t op, uint32_t id)
-{
-	struct wire_request words = {.op = op, .id = id, .number = ++remote->number};
-	struct tmesh_message message = {.bytes = sizeof(words)};
-	int rc;
-
-	memcpy(message.data, &words, sizeof(words));
-	/* An engine that does not even take that is left: it frees all when the link ends. */
-	do
-		rc = tmesh_channel_send(remote->requests, &message, (int64_t)LATE_NS, NULL);
-	while (rc == -ECANCELED); /* of a call that is over */
-	if (rc)
-		remote_unlink(remote);
-}
-
 int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, struct remote **out,
 	       struct tmesh_error *err)
 {
@@ -583,9 +593,9 @@ int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, str
 		return tmesh_fail(err, -ENOMEM, "no memory for a link to an engine");
 	strcpy(remote->name, name);
 	remote->timeout_ns = timeout_ns;
-	remote->socket = -1;
-	remote->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (remote->bell < 0) {
+	remote->socket = remote->dir = -1;
+	remote->notifier = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (remote->notifier < 0) {
 		free(remote);
 		return tmesh_fail_errno(err, "what ends a wait for the engine");
 	}
@@ -608,9 +618,11 @@ void remote_free(struct remote *remote)
 	remote_unlink(remote);
 	for (size_t i = 0; i < remote->kept_count; i++)
 		tmesh_region_unref(remote->kept[i]);
+	remote_words_free(remote);
+	close_engine_ctx(remote);
 	tmesh_ctx_unref(remote->ctx);
 	pthread_cond_destroy(&remote->idle);
 	pthread_mutex_destroy(&remote->lock);
-	close(remote->bell);
+	close(remote->notifier);
 	free(remote);
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-/* Sessions and bindings of an engine in another process, as a plug-in has them. */
+/* Sessions and bindings of an engine in another process, as functions of a plug-in. */
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "remote.h"
 
@@ -16,9 +18,10 @@ struct remote_session {
 	char **names;
 	struct wire_tensor *weights;
 	size_t weight_count;
-	/* What the engine said of its operands: another process must say the same. */
+	/* The engine's description of its operands. A new process must give the same. */
 	char *operands;
 	size_t operand_bytes;
+	struct remote_word *word; /* the word for its end */
 	uint64_t generation;
 	uint32_t id;
 };
@@ -27,16 +30,17 @@ struct remote_binding {
 	struct remote *remote;
 	struct remote_session *session;
 	const struct plugin_session *operands;
-	struct wire_tensor *tensors; /* inputs, then outputs, as @places */
+	struct wire_tensor *tensors; /* inputs, then outputs, like @places */
 	struct place {
 		size_t operand;
 		const void *data;
-		int64_t in_place; /* of an output: the input that it lies on, or -1 */
-		/* The caller's memory, for which the tensor stands in; NULL: it is the tensor's. */
+		int64_t in_place; /* of an output: the input that it overwrites, or -1 */
+		/* The caller's memory, if the tensor is a stand-in for it; else NULL. */
 		void *host;
 		uint64_t bytes;
 	} * places;
 	size_t inputs, count;
+	struct remote_word *word; /* the word for its end */
 	uint64_t generation;
 	uint32_t id;
 };
@@ -51,7 +55,7 @@ static void close_remote(void *engine)
 	remote_free(engine);
 }
 
-/* The session in the process of the present link. */
+/* Make the session in the process of the current link. */
 static int session_make(struct remote_session *session, uint64_t deadline, struct tmesh_error *err)
 {
 	struct remote *remote = session->remote;
@@ -125,7 +129,7 @@ static int read_operands(struct wire *wire, struct plugin_operand **out, size_t 
 				operand->dims[n] = strdup(dim);
 		}
 		if (wire->wrong) {
-			++*out_count; /* what it has is freed with the others */
+			++*out_count; /* freed with the others */
 			return tmesh_fail(
 				err, -EPROTO,
 				"the engine's process sent a malformed description of the graph: "
@@ -147,18 +151,14 @@ static void free_operands(struct plugin_operand *operands, size_t count)
 
 static void session_close(void *engine, struct plugin_session *plugin)
 {
-	struct tmesh_engine_cancellable *before = cancel_enter(NULL);
 	struct remote_session *session = plugin->handle;
 	struct remote *remote = engine;
-	struct cancel_hook hook;
 
-	/* In a signal's handler the engine is not told: it has it until the link ends. */
-	if (!remote_enter(remote, &hook, 0, NULL)) {
-		if (remote->socket >= 0 && session->generation == remote->generation)
-			remote_tell(remote, WIRE_GRAPH_CLOSE, session->id);
-		remote_leave(remote, &hook);
-	}
-	cancel_enter(before);
+	if (session->generation)
+		remote_word_queue(remote, session->word, WIRE_GRAPH_CLOSE, session->id,
+				  session->generation);
+	else
+		free(session->word);
 	for (size_t i = 0; session->names && i < session->weight_count; i++)
 		free(session->names[i]);
 	wire_tensors_free(session->weights, session->weight_count);
@@ -171,18 +171,58 @@ static void session_close(void *engine, struct plugin_session *plugin)
 	*plugin = (struct plugin_session){0};
 }
 
+/*
+ * Make the path absolute, because the engine's working directory differs. Resolve only the folder:
+ * if the file is a link, as in the cache of a model hub, the library looks beside the link for
+ * other files.
+ */
+static char *whole_path(const char *path)
+{
+	const char *name = strrchr(path, '/');
+	char folder[PATH_MAX], *real, *whole;
+	size_t length;
+
+	name = name ? name + 1 : path;
+	length = (size_t)(name - path);
+	if (length >= sizeof(folder)) {
+		errno = ENAMETOOLONG;
+		return NULL;
+	}
+	memcpy(folder, length ? path : ".", length ? length : 1);
+	folder[length ? length : 1] = '\0';
+	real = access(path, F_OK) ? NULL : realpath(folder, NULL);
+	if (!real || asprintf(&whole, "%s/%s", real, name) < 0)
+		whole = NULL;
+	free(real);
+	return whole;
+}
+
+/* Explain -EACCES: the engine may read the link's folder but not its target's. */
+static int explain_link(const struct remote_session *session, int rc, struct tmesh_error *err)
+{
+	char *target = rc == -EACCES ? realpath(session->path, NULL) : NULL;
+
+	if (target && strcmp(target, session->path))
+		tmesh_fail(err, rc,
+			   "tmesh-engine may not read what the link %.40s leads to: give it "
+			   "(--models) a folder that has both the link and %.140s",
+			   strrchr(session->path, '/') + 1, target);
+	free(target);
+	return rc;
+}
+
 static int session_new(struct remote *remote, const struct plugin_session_opts *opts,
 		       struct remote_session *session, struct tmesh_error *err)
 {
 	session->remote = remote;
 	session->prepack = opts->prepack;
-	/* The engine's working directory is another one. */
-	session->path = realpath(opts->path, NULL);
+	session->path = whole_path(opts->path);
 	if (!session->path)
 		return tmesh_fail_errno(err, opts->path);
 	session->names = calloc(opts->weight_count + 1, sizeof(char *));
 	session->weights = calloc(opts->weight_count + 1, sizeof(*session->weights));
-	if (!session->names || !session->weights)
+	session->word = remote_word_new();
+	if (!session->names || !session->weights || !session->word)
 		return tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
 	for (size_t i = 0; i < opts->weight_count; i++) {
 		session->names[i] = strdup(opts->weights[i].name);
@@ -215,6 +255,7 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 			rc = session_make(session, deadline, err);
 		while (rc == REMOTE_AGAIN);
 		remote_leave(remote, &hook);
+		rc = explain_link(session, rc, err);
 	}
 	text = (struct wire){.text = session->operands, .bytes = session->operand_bytes};
 	if (!rc)
@@ -261,6 +302,7 @@ static int binding_make(struct remote_binding *binding, uint64_t deadline, struc
 
 static void binding_free(struct remote_binding *binding)
 {
+	free(binding->word);
 	wire_tensors_free(binding->tensors, binding->count);
 	free(binding->places);
 	free(binding);
@@ -268,22 +310,16 @@ static void binding_free(struct remote_binding *binding)
 
 static void unbind(void *data)
 {
-	struct tmesh_engine_cancellable *before = cancel_enter(NULL);
 	struct remote_binding *binding = data;
-	struct remote *remote = binding->remote;
-	struct cancel_hook hook;
 
-	/* Also when the call that it was made for is called off. */
-	if (!remote_enter(remote, &hook, 0, NULL)) {
-		if (remote->socket >= 0 && binding->generation == remote->generation)
-			remote_tell(remote, WIRE_UNBIND, binding->id);
-		remote_leave(remote, &hook);
-	}
-	cancel_enter(before);
+	remote_word_queue(binding->remote, binding->word, WIRE_UNBIND, binding->id,
+			  binding->generation);
+	binding->word = NULL;
 	binding_free(binding);
 }
 
-/* A region for what is in none: an engine in another process sees regions alone. */
+/* Make a region for memory outside of regions: an engine in another process can use only
+ * regions. */
 static int stand_in(struct remote *remote, enum tmesh_dtype dtype, int32_t ndim,
 		    const int64_t *shape, struct tmesh_tensor **out, struct tmesh_error *err)
 {
@@ -293,7 +329,7 @@ static int stand_in(struct remote *remote, enum tmesh_dtype dtype, int32_t ndim,
 	return tmesh_tensor_create(remote->ctx, dtype, ndim, shape, &opts, out, err);
 }
 
-/* The number that the inputs give to a dimension of this name, or -1. */
+/* Return the size that the inputs give to a dimension of this name, or -1. */
 static int64_t number_of(const struct plugin_session *operands, const char *name,
 			 const struct plugin_array *inputs, size_t count)
 {
@@ -307,8 +343,8 @@ static int64_t number_of(const struct plugin_session *operands, const char *name
 	return -1;
 }
 
-/* An output that is left to the engine: its memory is of this process, so its shape has to be known
- * before. */
+/* Make memory for an output that is left to the engine. It is memory of this process, so the shape
+ * must be known before the run. */
 static int leave_to_engine(struct remote_binding *binding, size_t i,
 			   const struct plugin_array *array, const struct plugin_array *inputs,
 			   struct tmesh_error *err)
@@ -332,7 +368,7 @@ static int leave_to_engine(struct remote_binding *binding, size_t i,
 			&binding->tensors[i].tensor, err);
 }
 
-/* An output on the memory of input @j: one tensor for both, the one that has this memory. */
+/* Put an output on the memory of input @j. Both share one tensor: the one that has this memory. */
 static void share(struct remote_binding *binding, size_t i, size_t j,
 		  const struct plugin_array *array)
 {
@@ -360,7 +396,7 @@ static int place(struct remote_binding *binding, size_t i, const struct plugin_a
 					    .data = array->data,
 					    .in_place = -1,
 					    .bytes = array->bytes};
-	/* Only what was said to lie there has passed the checks before. */
+	/* engine_resolve() accepts an overlap only if the caller declared it. */
 	for (size_t j = 0; output && array->bytes && j < binding->inputs; j++)
 		if (binding->places[j].data == array->data && binding->places[j].bytes) {
 			share(binding, i, j, array);
@@ -379,7 +415,7 @@ static int place(struct remote_binding *binding, size_t i, const struct plugin_a
 	return rc;
 }
 
-/* What is in no region, to its stand-ins before a run, and back from them behind it. */
+/* Copy memory outside of regions to its stand-ins before a run, and back after it. */
 static int copy_in(const struct remote_binding *binding, struct tmesh_error *err)
 {
 	int rc = 0;
@@ -428,7 +464,8 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 	binding->count = count;
 	binding->tensors = calloc(count + 1, sizeof(*binding->tensors));
 	binding->places = calloc(count + 1, sizeof(*binding->places));
-	if (!binding->tensors || !binding->places)
+	binding->word = remote_word_new();
+	if (!binding->tensors || !binding->places || !binding->word)
 		rc = tmesh_fail(err, -ENOMEM, "no memory for a binding of %zu operands", count);
 	for (size_t i = 0; !rc && i < count; i++)
 		rc = place(binding, i, i < input_count ? &inputs[i] : &outputs[i - input_count],
@@ -448,7 +485,7 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 	return rc;
 }
 
-/* Tell the engine, whose binding is of the present link. */
+/* Rebind in the engine, which has the binding by the current link. */
 static int rebind_there(struct remote_binding *binding, const struct plugin_array *inputs,
 			const size_t *changed, const struct wire_tensor *tensors, size_t count,
 			uint64_t deadline, struct tmesh_error *err)
@@ -463,7 +500,7 @@ static int rebind_there(struct remote_binding *binding, const struct plugin_arra
 	if (!rc)
 		rc = remote_call(binding->remote, WIRE_REBIND, binding->id, &text, deadline, NULL,
 				 NULL, err);
-	/* It died before it began: the next process gets the binding as it is now. */
+	/* The engine died before it began. The next process gets the binding in its new state. */
 	return rc == REMOTE_AGAIN ? 0 : rc;
 }
 
@@ -478,7 +515,7 @@ static void exchange(struct remote_binding *binding, const size_t *changed,
 	}
 }
 
-/* The tensor of an input that takes another's place. */
+/* Return the tensor of an input that replaces another. */
 static int replacement(const struct remote_binding *binding, size_t i,
 		       const struct plugin_array *array, struct tmesh_tensor **out,
 		       struct tmesh_error *err)
@@ -489,7 +526,7 @@ static int replacement(const struct remote_binding *binding, size_t i,
 		*out = tmesh_tensor_ref(array->tensor);
 		return 0;
 	}
-	/* Where it was: an output may lie there. */
+	/* Keep the stand-in of unchanged memory: an output may share it. */
 	if (place->host && place->data == array->data && place->bytes == array->bytes) {
 		*out = tmesh_tensor_ref(binding->tensors[i].tensor);
 		return 0;
@@ -532,7 +569,7 @@ static int rebind(void *data, const struct plugin_array *inputs, const size_t *c
 	return rc;
 }
 
-static int run(void *data, struct tmesh_error *err)
+static int remote_run(void *data, struct tmesh_error *err)
 {
 	struct remote_binding *binding = data;
 	struct remote *remote = binding->remote;
@@ -554,7 +591,7 @@ static int run(void *data, struct tmesh_error *err)
 	return rc ? rc : copy_out(binding, err);
 }
 
-/* The engine's own library has looked where its outputs are. */
+/* Return an output. The engine's own process has checked where it was written. */
 static int result(void *data, size_t output, struct plugin_result *out, struct tmesh_error *err)
 {
 	struct remote_binding *binding = data;
@@ -590,7 +627,7 @@ const struct tmesh_engine_plugin remote_plugin = {
 	.session_open = session_open,
 	.session_close = session_close,
 	.bind = bind,
-	.run = run,
+	.run = remote_run,
 	.result = result,
 	.release = release,
 	.unbind = unbind,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-/* Texts between an engine's process and its clients. Who reads trusts none of it. */
+/* Texts between an engine's process and its clients. The reader trusts none of them. */
 #include "remote_wire.h"
+
+#include "identity.h"
 
 #include <endian.h>
 #include <errno.h>
@@ -8,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A tensor's place in a text, at least. */
+/* The least bytes of a tensor in a text. */
 #define TENSOR_BYTES 24
 
 static char *room(struct wire *wire, size_t bytes)
@@ -83,18 +85,19 @@ const char *wire_get_text(struct wire *wire)
 	return "";
 }
 
-/* Which of the first @count tensors is the first of its region. */
+/* Return the index of the first tensor in the same region as tensor @i. */
 static size_t first_of(const struct wire_tensor *tensors, size_t i)
 {
-	uint64_t id = tmesh_region_id(tmesh_tensor_region(tensors[i].tensor));
+	struct tmesh_region *region = tmesh_tensor_region(tensors[i].tensor);
 	size_t first = 0;
 
-	while (tmesh_region_id(tmesh_tensor_region(tensors[first].tensor)) != id)
+	while (first < i && !memory_is_same(tmesh_tensor_region(tensors[first].tensor), region))
 		first++;
 	return first;
 }
 
-/* The region's token with the rights that all its tensors need, from a handle that has them. */
+/* Write the region's token with the rights that all its tensors need, from a handle that has
+ * them. */
 static int put_region(struct wire *wire, const struct wire_tensor *tensors, size_t count,
 		      size_t first, struct tmesh_error *err)
 {
@@ -225,10 +228,10 @@ int wire_get_tensors(struct wire *wire, struct tmesh_ctx *ctx, size_t max, size_
 		return tmesh_fail(err, -EPROTO, "a request names too many regions, or none at all");
 	if (regions > max_regions)
 		return tmesh_fail(err, -EDQUOT,
-				  "this client may have %zu more regions open in the engine, and "
-				  "the request names %zu: release some, or give tmesh-engine fewer "
-				  "--clients or more open files (ulimit -n)",
-				  max_regions, regions);
+				  "the request names %zu regions, and this client may open %zu "
+				  "more: release some, or give "
+				  "tmesh-engine fewer --clients or more files (ulimit -n)",
+				  regions, max_regions);
 	opened = calloc(regions + 1, sizeof(*opened));
 	if (!opened)
 		return tmesh_fail(err, -ENOMEM, "no memory for %zu regions", regions);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * What is given to a graph, checked before anything runs: an engine takes addresses and shapes at
- * their word, and a wrong one is a crash or a wrong result there.
+ * Check the values for a graph before anything runs. An engine trusts addresses and shapes: a wrong
+ * one would crash it or give a wrong result.
  */
 #include "resolve.h"
 
@@ -15,7 +15,7 @@ static const char *kind_of(const struct resolved *all, size_t i)
 	return i < all->inputs ? "input" : "output";
 }
 
-/* "[2, any, 4]" */
+/* Write a shape such as "[2, any, 4]". */
 static const char *shape_text(char *text, size_t size, int32_t ndim, const int64_t *shape)
 {
 	size_t at = (size_t)snprintf(text, size, "[");
@@ -41,7 +41,7 @@ static int find_operand(const struct plugin_operand *operands, size_t count, con
 			  kind, name ? name : "", count ? operands[0].name : "");
 }
 
-/* Where the value lies. */
+/* Find the address of a value. */
 static int locate(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *value,
 		  struct resolved *all, size_t i, struct tmesh_error *err)
 {
@@ -135,7 +135,7 @@ static int check_alignment(const struct tmesh_engine_plugin *plugin, const struc
 			  kind_of(all, i), name, (unsigned int)need);
 }
 
-/* One name of a dimension stands for one number, in all operands. */
+/* Check that a named dimension has one size in all operands. */
 static int check_dims(const struct plugin_operand *const *operands, const struct resolved *all,
 		      struct tmesh_error *err)
 {
@@ -172,7 +172,8 @@ static bool same_place(const struct plugin_array *a, const struct plugin_array *
 	       !memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof(*a->shape));
 }
 
-/* @in_place: the input that output @i may lie on. */
+/* Check that output @i overlaps no other value, except the input @in_place that it may
+ * overwrite. */
 static int check_overlap(const struct plugin_operand *const *operands, const struct resolved *all,
 			 size_t i, const char *in_place, struct tmesh_error *err)
 {
@@ -184,8 +185,8 @@ static int check_overlap(const struct plugin_operand *const *operands, const str
 		if (meant && !same_place(&all->arrays[i], &all->arrays[j]))
 			return tmesh_fail(
 				err, -EINVAL,
-				"output \"%.80s\" is said to be in place of input \"%.80s\", "
-				"and has other memory or another dtype or shape",
+				"output \"%.80s\" has other memory, another dtype or another "
+				"shape than input \"%.80s\", in whose place it should be",
 				operands[i]->name, in_place);
 		found |= meant;
 		if (!meant && overlap(&all->arrays[i], &all->arrays[j]))
@@ -197,7 +198,7 @@ static int check_overlap(const struct plugin_operand *const *operands, const str
 	}
 	if (!found)
 		return tmesh_fail(err, -ENOENT,
-				  "output \"%.80s\" is said to be in place of \"%.80s\", which is "
+				  "output \"%.80s\" should be in place of \"%.80s\", which is "
 				  "not an input",
 				  operands[i]->name, in_place);
 	return 0;
@@ -249,7 +250,7 @@ static int check_all(struct tmesh_engine_graph *graph, const struct tmesh_engine
 		if (!rc && !in)
 			rc = check_overlap(operands, all, i, value->in_place, err);
 	}
-	/* Each was found, and none twice: it is enough to count. */
+	/* All given inputs exist and are distinct, so the count shows whether one is missing. */
 	for (size_t i = 0; !rc && all->inputs < session->input_count && i < session->input_count;
 	     i++) {
 		bool given = false;
@@ -275,7 +276,7 @@ int engine_resolve(struct tmesh_engine_graph *graph, const struct tmesh_engine_v
 	const struct plugin_operand **operands;
 	int rc;
 
-	/* More than there are could only be unknown ones, or twice the same. */
+	/* A larger number would contain unknown or repeated names. */
 	if (input_count > session->input_count || output_count > session->output_count)
 		return tmesh_fail(
 			err, -EINVAL,

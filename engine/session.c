@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * Open sessions, by what they were opened from. A session that no graph uses stays, for the next
- * one that wants it, until others were used more recently.
+ * Open sessions, by their sources. A session that no graph uses stays for later graphs, until newer
+ * ones displace it.
  *
- * A session is in the list from the moment on that somebody begins to open it. That one has no
- * lock meanwhile; who wants the same waits for it, and all others go on.
+ * A session enters the list when a thread begins to open it. That thread holds no lock meanwhile. A
+ * call for the same session waits for it; calls for other sessions go on.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,21 +13,23 @@
 #include <time.h>
 
 #include "gpu.h"
+#include "identity.h"
 #include "remote.h"
 
-/* Another's opening ended for a reason that is its own: to be tried again. */
+/* Another thread's opening ended for a reason of its own: try again. */
 #define SESSION_AGAIN (-ERESTART)
 
-/* What makes one file another, as far as its owner does not set its times back. */
+/* The identity of a file, unless its owner sets its times back. */
 struct identity {
 	uint64_t device, inode, size;
 	int64_t mtime[2], ctime[2];
 	uint64_t flags, weights;
 };
 
-/* Behind the identity, one for each weight, its name with a zero behind each. */
+/* One for each weight, after the identity. The weight's name and a zero follow it. */
 struct weight_key {
-	uint64_t region, offset;
+	struct memory_identity memory;
+	uint64_t offset;
 	int64_t dtype, ndim, shape[TMESH_MAX_DIMS];
 };
 
@@ -77,8 +79,8 @@ static int check_weight(const struct tmesh_engine_weight *weights, size_t i,
 	return 0;
 }
 
-static void *make_key(const struct identity *identity, const struct tmesh_engine_weight *weights,
-		      size_t count, size_t *bytes)
+static int make_key(const struct identity *identity, const struct tmesh_engine_weight *weights,
+		    size_t count, void **out, size_t *bytes, struct tmesh_error *err)
 {
 	size_t need = sizeof(*identity);
 	char *key, *at;
@@ -87,23 +89,27 @@ static void *make_key(const struct identity *identity, const struct tmesh_engine
 		need += sizeof(struct weight_key) + strlen(weights[i].name) + 1;
 	at = key = malloc(need);
 	if (!key)
-		return NULL;
+		return tmesh_fail(err, -ENOMEM, "no memory for a session");
+	*out = key;
 	at = mempcpy(at, identity, sizeof(*identity));
 	for (size_t i = 0; i < count; i++) {
 		const struct tmesh_layout *layout = tmesh_tensor_layout(weights[i].tensor);
-		struct weight_key weight = {
-			.region = tmesh_region_id(tmesh_tensor_region(weights[i].tensor)),
-			.offset = layout->offset,
-			.dtype = layout->dtype,
-			.ndim = layout->ndim,
-		};
+		struct weight_key weight;
+		int rc;
 
+		memset(&weight, 0, sizeof(weight));
+		weight.offset = layout->offset;
+		weight.dtype = layout->dtype;
+		weight.ndim = layout->ndim;
+		rc = memory_identify(tmesh_tensor_region(weights[i].tensor), &weight.memory, err);
+		if (rc)
+			return rc;
 		memcpy(weight.shape, layout->shape, (size_t)layout->ndim * sizeof(*layout->shape));
 		at = mempcpy(at, &weight, sizeof(weight));
 		at = stpcpy(at, weights[i].name) + 1;
 	}
 	*bytes = need;
-	return key;
+	return 0;
 }
 
 static void session_free(struct tmesh_engine_context *context, struct session *session)
@@ -122,7 +128,7 @@ static void session_free(struct tmesh_engine_context *context, struct session *s
 	free(session);
 }
 
-/* Without the lock: to close one may take its time. */
+/* Free sessions without the lock, because closing one can take long. */
 static void sessions_free(struct tmesh_engine_context *context, struct session *first)
 {
 	struct session *next;
@@ -133,7 +139,7 @@ static void sessions_free(struct tmesh_engine_context *context, struct session *
 	}
 }
 
-/* A weight in the GPU's memory, in place of the region's. */
+/* Copy a weight to the GPU and use the copy's address. */
 static int copy_weight(struct tmesh_engine_context *context, struct plugin_array *array,
 		       struct tmesh_cuda_memory **copy, struct tmesh_error *err)
 {
@@ -150,6 +156,7 @@ static int copy_weight(struct tmesh_engine_context *context, struct plugin_array
 		return rc;
 	atomic_fetch_add(&context->counters.writes, 1);
 	atomic_fetch_add(&context->counters.bytes_written, array->bytes);
+	array->host = array->data;
 	array->data = gpu_address(*copy);
 	return 0;
 }
@@ -196,7 +203,7 @@ static int open_plugin(struct tmesh_engine_context *context, struct session *ses
 	return rc;
 }
 
-/* Without the lock. */
+/* Open a session. Called without the lock. */
 static int session_open(struct tmesh_engine_context *context, struct session *session,
 			const struct tmesh_engine_graph_opts *opts, const struct identity *before,
 			struct tmesh_error *err)
@@ -212,17 +219,19 @@ static int session_open(struct tmesh_engine_context *context, struct session *se
 	return rc;
 }
 
-/* Under the lock. Of those that no graph uses any more: what nobody can open again, and what is
- * beyond the limit, the least recently used first. They go to @gone, to be freed. */
+/* Move idle sessions that should close to @gone, with the lock. These are sessions that cannot be
+ * opened again, and those beyond the limit, least recently used first. */
 static void evict(struct tmesh_engine_context *context, struct session **gone)
 {
 	struct session **at = &context->sessions, *session;
-	uint32_t idle = 0;
+	size_t idle = 0, regions = 0;
 
 	while ((session = *at)) {
-		bool once = !session->graphs && session->once;
+		bool once = !session->graphs && session->once, full;
 
-		if (session->graphs || (!once && ++idle <= context->keep)) {
+		full = context->keep_regions && regions + session->regions > context->keep_regions;
+		if (session->graphs || (!once && !full && ++idle <= context->keep)) {
+			regions += session->graphs ? 0 : session->regions;
 			at = &session->next;
 			continue;
 		}
@@ -234,7 +243,8 @@ static void evict(struct tmesh_engine_context *context, struct session **gone)
 	}
 }
 
-/* An idle session as it is looked at: a copy, since others may close it meanwhile. */
+/* A copy of an idle session's key, to check its file: another thread may close the session
+ * meanwhile. */
 struct look {
 	struct look *next;
 	char *path;
@@ -242,7 +252,7 @@ struct look {
 	char key[]; /* an identity first */
 };
 
-/* The file is gone, or another one: nobody can open the same again. */
+/* Return whether the file is gone or replaced. Then the session cannot be opened again. */
 static bool outlived(const struct look *look)
 {
 	struct identity now;
@@ -251,7 +261,8 @@ static bool outlived(const struct look *look)
 	return identify(look->path, &now, NULL) || memcmp(look->key, &now, sizeof(now));
 }
 
-/* Under the lock: all idle ones. One that there is no memory for is left to the next look. */
+/* Copy the keys of all idle sessions, with the lock. A lack of memory leaves some to the next
+ * check. */
 static struct look *looks_new(const struct tmesh_engine_context *context)
 {
 	struct look *first = NULL;
@@ -270,7 +281,7 @@ static struct look *looks_new(const struct tmesh_engine_context *context)
 	return first;
 }
 
-/* Without the lock: only those that are outlived are left. */
+/* Keep the sessions whose files are gone or replaced. Called without the lock. */
 static void look_at(struct look **at)
 {
 	struct look *look;
@@ -286,9 +297,10 @@ static void look_at(struct look **at)
 	}
 }
 
-/* Under the lock, which is let go of meanwhile: a file system that does not answer keeps nobody but
- * the one who looks. What gets idle while somebody looks is for that one, who looks again. */
-static void look(struct tmesh_engine_context *context, struct session **gone)
+/* Close idle sessions whose files are gone. Called with the lock, which is released meanwhile: a
+ * file system that hangs blocks only this thread. For sessions that become idle during the check,
+ * the checking thread checks again. */
+static void sessions_look(struct tmesh_engine_context *context, struct session **gone)
 {
 	context->look_again = true;
 	if (context->looking)
@@ -317,8 +329,9 @@ static void look(struct tmesh_engine_context *context, struct session **gone)
 	context->looking = false;
 }
 
-/* Under the lock: found, and the most recently used now. */
-static struct session *find(struct tmesh_engine_context *context, const void *key, size_t bytes)
+/* Find a session, with the lock, and mark it as the most recently used. */
+static struct session *session_find(struct tmesh_engine_context *context, const void *key,
+				    size_t bytes)
 {
 	for (struct session **at = &context->sessions; *at; at = &(*at)->next) {
 		struct session *session = *at;
@@ -333,21 +346,23 @@ static struct session *find(struct tmesh_engine_context *context, const void *ke
 	return NULL;
 }
 
-/* Under the lock, which is let go of meanwhile: one that others open is open, or why not. */
+/* Wait until another thread has opened the session, or return its error. Called with the lock,
+ * which is released meanwhile. */
 static int wait_for(struct tmesh_engine_context *context, struct session *session,
 		    uint64_t deadline, struct tmesh_error *err)
 {
-	const struct timespec until = {.tv_sec = (time_t)(deadline / 1000000000),
-				       .tv_nsec = (long)(deadline % 1000000000)};
-	int late = 0;
+	int late = 0, rc = 0;
 
-	/* A signal's handler, in a wait of this very thread. */
+	/* A signal handler interrupted this thread's own opening. */
 	if (session->opening && pthread_equal(session->owner, pthread_self()))
 		return tmesh_fail(err, -EDEADLK, "this thread's own opening of %.150s waits below",
 				  session->path);
-	while (session->opening && !late)
-		late = deadline ? pthread_cond_timedwait(&context->opened, &context->lock, &until)
-				: pthread_cond_wait(&context->opened, &context->lock);
+	while (session->opening && !late && !rc) {
+		late = cancel_cond_wait(&context->opened, &context->lock, deadline);
+		rc = cancel_check(err);
+	}
+	if (session->opening && rc)
+		return rc;
 	if (session->opening)
 		return tmesh_fail(err, -ETIMEDOUT,
 				  "another call that opens %.150s did not end before the deadline: "
@@ -360,7 +375,8 @@ static int wait_for(struct tmesh_engine_context *context, struct session *sessio
 	return 0;
 }
 
-/* Under the lock: one graph less. A session that nobody could open goes to @gone with the last. */
+/* Drop a graph from the session, with the lock. The last graph of a session that failed to open
+ * moves it to @gone. */
 static void leave(struct session *session, struct session **gone)
 {
 	if (--session->graphs || !session->failed)
@@ -369,7 +385,7 @@ static void leave(struct session *session, struct session **gone)
 	*gone = session;
 }
 
-/* Under the lock, which is let go of meanwhile. */
+/* Open a session and add it to the list. Called with the lock, which is released meanwhile. */
 static int open_first(struct tmesh_engine_context *context, struct session *session,
 		      const struct tmesh_engine_graph_opts *opts, const struct identity *identity,
 		      struct tmesh_error *err)
@@ -397,25 +413,37 @@ static int open_first(struct tmesh_engine_context *context, struct session *sess
 	return tmesh_fail(err, rc, "%s", session->why.message);
 }
 
-/* One that is found nowhere yet. */
-static struct session *session_new(const char *path, const struct identity *identity,
-				   const struct tmesh_engine_graph_opts *opts)
+/* Make a session that is not in the list. */
+static int session_new(const char *path, const struct identity *identity,
+		       const struct tmesh_engine_graph_opts *opts, struct session **out,
+		       struct tmesh_error *err)
 {
 	struct session *session = calloc(1, sizeof(*session));
+	int rc = 0;
 
-	if (!session)
-		return NULL;
-	session->path = strdup(path);
-	session->key = make_key(identity, opts->weights, opts->weight_count, &session->key_bytes);
-	if (session->path && session->key)
-		return session;
-	free(session->path);
-	free(session->key);
+	if (session)
+		session->path = strdup(path);
+	if (!session || !session->path)
+		rc = tmesh_fail(err, -ENOMEM, "no memory for a session");
+	if (!rc)
+		rc = make_key(identity, opts->weights, opts->weight_count, &session->key,
+			      &session->key_bytes, err);
+	for (size_t i = 0; !rc && i < opts->weight_count; i++)
+		session->regions += !i || tmesh_tensor_region(opts->weights[i].tensor) !=
+						  tmesh_tensor_region(opts->weights[i - 1].tensor);
+	if (!rc) {
+		*out = session;
+		return 0;
+	}
+	if (session) {
+		free(session->path);
+		free(session->key);
+	}
 	free(session);
-	return NULL;
+	return rc;
 }
 
-/* Under the lock, which is let go of meanwhile: one that is open, or that others open. */
+/* Use a session that is open or being opened. Called with the lock, which is released meanwhile. */
 static int share(struct tmesh_engine_context *context, struct session *session, uint64_t deadline,
 		 struct session **gone, struct tmesh_error *err)
 {
@@ -430,7 +458,8 @@ static int share(struct tmesh_engine_context *context, struct session *session, 
 	return rc;
 }
 
-/* Under the lock, which is let go of meanwhile: what is there, else @made. */
+/* Return the session in the list, or open @made. Called with the lock, which is released
+ * meanwhile. */
 static int get(struct tmesh_engine_context *context, struct session *made,
 	       const struct tmesh_engine_graph_opts *opts, const struct identity *identity,
 	       struct session **out, struct session **gone, struct tmesh_error *err)
@@ -438,14 +467,14 @@ static int get(struct tmesh_engine_context *context, struct session *made,
 	uint64_t deadline = context->remote ? remote_deadline(context->remote) : 0;
 	int rc = 0;
 
-	*out = find(context, made->key, made->key_bytes);
+	*out = session_find(context, made->key, made->key_bytes);
 	if (!*out) {
-		look(context, gone);
-		/* Others may have begun to open it meanwhile. */
-		*out = find(context, made->key, made->key_bytes);
+		sessions_look(context, gone);
+		/* Another thread may have begun to open it meanwhile. */
+		*out = session_find(context, made->key, made->key_bytes);
 	}
 	while (*out && (rc = share(context, *out, deadline, gone, err)) == SESSION_AGAIN)
-		*out = find(context, made->key, made->key_bytes);
+		*out = session_find(context, made->key, made->key_bytes);
 	if (*out) {
 		made->next = *gone;
 		*gone = made;
@@ -474,11 +503,10 @@ int engine_session_get(struct tmesh_engine_context *context, const char *path,
 		rc = check_weight(opts->weights, i, err);
 	if (!rc)
 		rc = identify(path, &identity, err);
+	if (!rc)
+		rc = session_new(path, &identity, opts, &made, err);
 	if (rc)
 		return rc;
-	made = session_new(path, &identity, opts);
-	if (!made)
-		return tmesh_fail(err, -ENOMEM, "no memory for a session");
 	pthread_mutex_lock(&context->lock);
 	rc = get(context, made, opts, &identity, out, &gone, err);
 	pthread_mutex_unlock(&context->lock);
@@ -492,7 +520,7 @@ void engine_session_put(struct tmesh_engine_context *context, struct session *se
 
 	pthread_mutex_lock(&context->lock);
 	session->graphs--;
-	look(context, &gone);
+	sessions_look(context, &gone);
 	evict(context, &gone);
 	pthread_mutex_unlock(&context->lock);
 	sessions_free(context, gone);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Device tensors: memory of regions, or of the engine, with what may be done to it. */
+/* Device tensors: memory of regions or of the engine, with the permitted accesses. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +67,7 @@ int engine_tensor_of_result(struct tmesh_engine_context *context,
 		context->plugin->release(context->engine, result->handle);
 		return tmesh_fail(err, -ENOMEM, "no memory for a device tensor");
 	}
-	/* An engine in another process: it is a region's after all. */
+	/* An engine in another process returns a region. */
 	if (context->remote)
 		tensor->memory->tensor = result->handle;
 	else
@@ -122,7 +122,7 @@ int tmesh_engine_tensor_wrap(struct tmesh_engine_context *context, struct tmesh_
 		return tmesh_fail(
 			err, -EINVAL,
 			"engines take contiguous tensors, and this one has strides: copy it first");
-	/* The mapping stays as long as the tensor. */
+	/* The mapping lives as long as the tensor. */
 	rc = tmesh_tensor_data(tensor, rights, &address, err);
 	if (rc)
 		return rc;
@@ -163,7 +163,8 @@ static int create_on_gpu(struct tmesh_engine_context *context, enum tmesh_dtype 
 	rc = gpu_memory_alloc(context->device.device_id, bytes, flags & TMESH_ENGINE_EXPORTABLE,
 			      &made->memory->gpu, err);
 	if (rc) {
-		/* It has no memory, which would be taken for the engine's. */
+		/* Free the empty memory by hand: engine_memory_unref() would release it as the
+		 * engine's. */
 		free(made->memory);
 		made->memory = NULL;
 		tmesh_engine_context_unref(context);
@@ -228,7 +229,7 @@ void tmesh_engine_tensor_destroy(struct tmesh_engine_tensor *tensor)
 		engine_memory_unref(memory);
 }
 
-/* Whether @flag allows a copy of @bytes. */
+/* Check that @flag allows a copy of @bytes. */
 static int check_copy(struct tmesh_engine_tensor *tensor, uint32_t flag, const char *verb,
 		      uint64_t bytes, struct tmesh_error *err)
 {

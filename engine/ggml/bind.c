@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Bindings: a graph of ggml's whose inputs and outputs are the caller's memory. */
+/* Bindings: a ggml graph whose inputs and outputs are in the caller's memory. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ void ggml_unbind(void *data)
 	free(lowered);
 }
 
-/* Zeros, aligned. */
+/* Allocate zeros, aligned for a weight. */
 static void *memory(uint64_t bytes)
 {
 	uint64_t whole = (bytes / GGML_WEIGHT_ALIGN + 1) * GGML_WEIGHT_ALIGN;
@@ -26,7 +26,7 @@ static void *memory(uint64_t bytes)
 	return data ? memset(data, 0, whole) : NULL;
 }
 
-/* The node of input @operand. */
+/* Return the node of input @operand. */
 static uint32_t input_node(const struct tmesh_graph *graph, size_t operand)
 {
 	uint32_t at = 0;
@@ -59,12 +59,13 @@ static int bind_input(struct ggml_lowered *lowered, const struct plugin_array *a
 		index->from = array->data;
 		return ggml_place(engine, lowered->values[at], index->own, array->name, err);
 	}
-	/* ggml reads a copy there that is among its intermediate values. */
+	/* On a GPU ggml reads a copy of it, which is one of its intermediate values. */
 	index->there = ggml_tensor_of(engine, lowered->context, &graph->nodes[at]);
 	return ggml_place(engine, index->there, array->data, array->name, err);
 }
 
-/* Whether nothing but the value is written: kernels on a GPU may use memory behind it. */
+/* Return whether only the value itself is written. Kernels on a GPU may also use memory after
+ * it. */
 static bool is_tight(const struct ggml_lowered *lowered, const struct ggml_tensor *value)
 {
 	const struct ggml_api *api = &lowered->engine->api;
@@ -74,7 +75,7 @@ static bool is_tight(const struct ggml_lowered *lowered, const struct ggml_tenso
 	       api->nbytes(value);
 }
 
-/* Where the caller wants it, or in memory of the engine's. */
+/* Place an output in the caller's memory, or in memory of the engine. */
 static int place_output(struct ggml_lowered *lowered, struct ggml_out *out,
 			const struct plugin_array *array, struct tmesh_error *err)
 {
@@ -82,7 +83,7 @@ static int place_output(struct ggml_lowered *lowered, struct ggml_out *out,
 	const struct tmesh_graph_node *node = &lowered->session->graph->nodes[out->node];
 	void *data = array->data;
 
-	/* A value that is a view, wants more memory, or is somewhere already is brought there. */
+	/* Copy a value that is a view, needs more memory, or has memory already. */
 	if (node->op == TMESH_GRAPH_RESHAPE || node->op == TMESH_GRAPH_TRANSPOSE ||
 	    (node->op == TMESH_GRAPH_ATTENTION && node->input_count > 4) ||
 	    api->get_data(out->value) || !is_tight(lowered, out->value)) {
@@ -123,7 +124,8 @@ static int bind_output(struct ggml_lowered *lowered, struct ggml_out *out,
 	return rc;
 }
 
-/* Memory that is written has been bound as an output: that is where rights are checked. */
+/* Check that memory which the graph writes is bound as an output: only outputs' rights are
+ * checked. */
 static int check_pasts(const struct ggml_lowered *lowered, const struct plugin_array *outputs,
 		       size_t count, struct tmesh_error *err)
 {
@@ -132,7 +134,7 @@ static int check_pasts(const struct ggml_lowered *lowered, const struct plugin_a
 	for (uint32_t at = 0; at < graph->node_count; at++) {
 		bool bound = graph->nodes[at].op != TMESH_GRAPH_SET_ROWS;
 
-		/* The output that lies in the same past is bound for all that write there. */
+		/* One bound output in a past stands for all nodes that write to this past. */
 		for (size_t i = 0; !bound && i < count; i++) {
 			uint32_t node = graph->outputs[outputs[i].operand].node;
 
@@ -149,7 +151,7 @@ static int check_pasts(const struct ggml_lowered *lowered, const struct plugin_a
 	return 0;
 }
 
-/* On a GPU ggml has it among its intermediate values. */
+/* Place masks and other own memory. On a GPU they are among ggml's intermediate values. */
 static int place_own(struct ggml_lowered *lowered, struct tmesh_error *err)
 {
 	const struct ggml_engine *engine = lowered->engine;
@@ -189,7 +191,7 @@ static int place_own(struct ggml_lowered *lowered, struct tmesh_error *err)
 	return rc;
 }
 
-/* ggml asks between two nodes. */
+/* ggml calls this between two nodes. */
 static bool is_cancelled(void *data)
 {
 	return atomic_load_explicit(&((struct ggml_lowered *)data)->cancelled,
@@ -245,7 +247,7 @@ int ggml_bind(void *data, struct plugin_session *session, const struct plugin_ar
 	return rc;
 }
 
-/* The first node that has a view of the input, whose address was taken when it was bound. */
+/* Return the first node with a view of the input. A view keeps the address of the first binding. */
 static const struct tmesh_graph_node *viewer(const struct tmesh_graph *graph, uint32_t input)
 {
 	for (size_t i = 0; i < graph->node_count; i++) {
@@ -298,7 +300,7 @@ int ggml_rebind(void *data, const struct plugin_array *inputs, const size_t *cha
 	return 0;
 }
 
-/* Integers as they are now, in memory that nobody else writes to. */
+/* Read and check an input's integers, in a copy that no other process can change. */
 static int read_index(const struct ggml_api *api, const struct ggml_index *index,
 		      const struct tmesh_graph_node *node, struct tmesh_error *err)
 {
@@ -336,7 +338,8 @@ static void fill_mask(const struct ggml_mask *mask, const struct ggml_index *pos
 	}
 }
 
-/* Behind the last row that a sequence's queries see nothing is read: there are zeros. */
+/* Gather the rows of a sequence as far as its queries see. The rest is zeros and reads no
+ * memory. */
 void ggml_gather(struct ggml_tensor *to, int task, int tasks, void *data)
 {
 	const struct ggml_gather *gather = data;
@@ -382,10 +385,10 @@ int ggml_run(void *data, struct tmesh_error *err)
 		fill_mask(&lowered->masks[i], &lowered->indices[lowered->masks[i].positions]);
 	if (lowered->engine->gpu)
 		ggml_gpu_send(lowered);
-	/* On a GPU nobody asks from here on. */
+	/* This is the last check on a GPU: ggml does not call is_cancelled() there. */
 	if (is_cancelled(lowered))
 		return tmesh_fail(err, -EIO, "the run was cancelled");
-	/* It waits for its last node, on a GPU too. */
+	/* It returns after the last node, on a GPU too. */
 	status = lowered->engine->api.backend_graph_compute(lowered->backend, lowered->graph);
 	if (status == GGML_ABORTED)
 		return tmesh_fail(err, -EIO, "the run was cancelled");

@@ -19,9 +19,9 @@ static void ggml_close(void *data)
 }
 
 /*
- * ggml has a call that gives a tensor its address once, and none that gives it another. Its
- * structure is not for us to know, so the place is looked for: a word that is the address which a
- * tensor was given, and which ggml itself reads it from. Not found: inputs cannot be replaced.
+ * Find where a tensor of ggml stores its address. ggml can set a tensor's address once, and has no
+ * call to change it. Its structure is private, so look for the word that holds the address and that
+ * ggml itself reads. Return 0 if there is none: inputs cannot be replaced then.
  */
 static size_t find_address(const struct ggml_engine *engine)
 {
@@ -98,7 +98,7 @@ static const char *ggml_version(void *engine)
 	return ((struct ggml_engine *)engine)->api.version();
 }
 
-/* What an input or a weight may be. */
+/* Types of inputs and weights. */
 static const enum tmesh_dtype dtypes[] = {TMESH_FLOAT32, TMESH_FLOAT16, TMESH_BFLOAT16, TMESH_INT32,
 					  TMESH_INT64};
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is used of ggml (ggml.h, ggml-alloc.h, ggml-backend.h of https://github.com/ggml-org/ggml),
- * as functions that are found by name. Structures stay closed; values that are named here are
- * ggml's. tests/engine/test_ggml_abi.c compares all of it with the headers where they are.
+ * The functions of ggml that this plug-in uses (ggml.h, ggml-alloc.h, ggml-backend.h, gguf.h of
+ * https://github.com/ggml-org/ggml). They are found by name. Structures stay opaque, and the values
+ * below are ggml's. tests/engine/test_ggml_abi.c compares everything with the headers if they are
+ * installed.
  */
 #ifndef TMESH_ENGINE_GGML_API_H
 #define TMESH_ENGINE_GGML_API_H
@@ -20,12 +21,19 @@ struct ggml_backend_reg;
 struct ggml_backend_buffer;
 struct ggml_backend_buffer_type;
 struct ggml_gallocr;
+struct gguf_context;
 
 /* struct ggml_init_params */
 struct ggml_params {
 	size_t mem_size;
 	void *mem_buffer;
 	bool no_alloc;
+};
+
+/* struct gguf_init_params */
+struct gguf_params {
+	bool no_alloc;
+	struct ggml_context **context;
 };
 
 enum {
@@ -68,6 +76,9 @@ typedef void (*ggml_set_abort_function)(struct ggml_backend *backend, ggml_abort
 	X(new_graph_custom, struct ggml_cgraph *, (GGML_CTX, size_t, bool))                        \
 	X(build_forward_expand, void, (struct ggml_cgraph *, GGML_T))                              \
 	X(new_tensor_4d, GGML_T, (GGML_CTX, unsigned int, int64_t, int64_t, int64_t, int64_t))     \
+	X(type_name, const char *, (unsigned int))                                                 \
+	X(blck_size, int64_t, (unsigned int))                                                      \
+	X(type_size, size_t, (unsigned int))                                                       \
 	X(nbytes, size_t, (const struct ggml_tensor *))                                            \
 	X(is_contiguous, bool, (const struct ggml_tensor *))                                       \
 	X(get_data, void *, (const struct ggml_tensor *))                                          \
@@ -124,7 +135,16 @@ typedef void (*ggml_set_abort_function)(struct ggml_backend *backend, ggml_abort
 	X(gallocr_alloc_graph, bool, (struct ggml_gallocr *, struct ggml_cgraph *))                \
 	X(gallocr_free, void, (struct ggml_gallocr *))
 
+/* X(name, its name there, result, arguments) */
+#define GGUF_FUNCTIONS(X)                                        \
+	X(read_file, gguf_init_from_file, struct gguf_context *, \
+	  (const char *, struct gguf_params))                    \
+	X(free_file, gguf_free, void, (struct gguf_context *))
+
 struct ggml_api {
+#define GGUF_MEMBER(name, symbol, result, arguments) result(*name) arguments;
+	GGUF_FUNCTIONS(GGUF_MEMBER)
+#undef GGUF_MEMBER
 #define GGML_MEMBER(name, result, arguments) result(*name) arguments;
 	GGML_FUNCTIONS(GGML_MEMBER)
 #undef GGML_MEMBER

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of tmesh-engine-ggml share. */
+/* Declarations that the files of tmesh-engine-ggml share. */
 #ifndef TMESH_ENGINE_GGML_INTERNAL_H
 #define TMESH_ENGINE_GGML_INTERNAL_H
 
@@ -9,25 +9,25 @@
 #include "graph_internal.h"
 #include "plugin.h"
 
-/* Of an address: what ggml asks of a buffer's beginning; what malloc() gives. */
+/* Alignments of addresses: ggml's requirement for a buffer's beginning, and malloc()'s. */
 #define GGML_WEIGHT_ALIGN 32
 #define GGML_ALIGN 16
-/* Behind a weight on a GPU, whose kernels read rows of blocks to a multiple of 512 elements. */
+/* Bytes after a weight on a GPU. Kernels read rows of blocks up to a multiple of 512 elements. */
 #define GGML_BEHIND 1024
 #define GGML_DIMS 4
-/* Of a mask: older versions want a multiple of so many queries. */
+/* Older versions require a mask's number of queries to be a multiple of this. */
 #define GGML_MASK_PAD 64
 
 struct ggml_engine {
 	struct ggml_api api;
 	uint32_t threads;
-	/* All memory of the process: where in it tensors lie was checked, and is nobody else's. */
+	/* A buffer of all memory of the process. Tensors' addresses in it were checked before. */
 	struct ggml_backend_buffer *memory;
-	/* Where in a tensor of ggml's its address is, as found out; 0: it was not. */
+	/* The offset of the address in a tensor of ggml; 0: not found. */
 	size_t address_at;
 	struct ggml_backend_device *gpu; /* NULL: on the CPU */
-	/* A few bytes there: tensors at others' addresses are given out as of it, by the word that
-	 * was found at @buffer_at. */
+	/* A small buffer on the GPU. Tensors in memory of other owners are attributed to it, by the
+	 * word at @buffer_at. */
 	struct ggml_backend_buffer *on_gpu;
 	size_t buffer_at;
 };
@@ -40,58 +40,59 @@ struct ggml_session {
 
 /* A mask of positions against rows, filled before each run. */
 struct ggml_mask {
-	uint32_t positions; /* the node */
+	uint32_t positions; /* a node */
 	int64_t rows;
 	int64_t sequences;
 	uint16_t *data; /* of float16 */
 	struct ggml_tensor *tensor;
 };
 
-/* Where gathers of one shape put their rows, each when the attention before it has read the last
- * one's. */
+/* Memory for the rows of gathers of one shape. A gather writes after the attention before it has
+ * read the previous rows. */
 struct ggml_room {
-	uint32_t side; /* the attention's input */
+	uint32_t side; /* the index of the attention's input */
 	int64_t blocks, block_rows;
 	size_t row_bytes;
 	char *data;
-	int64_t *filled; /* of each block: rows behind these are zeros */
+	int64_t *filled; /* by block: rows after these are zeros */
 };
 
-/* The rows that block tables name, one behind the other: a node of ours in ggml's graph. */
+/* The rows that block tables name, in their order. This is a custom node in ggml's graph. */
 struct ggml_gather {
 	const struct ggml_lowered *lowered;
-	uint32_t positions, tables; /* the nodes */
+	uint32_t positions, tables; /* nodes */
 	int64_t sequences;
 	struct ggml_room *room;
 	struct ggml_tensor *from, *to;
 };
 
-/* On a GPU, where no node of ours runs: the same rows by their numbers, which are filled before
+/* The same rows on a GPU, where custom nodes do not run: the numbers of the rows, filled before
  * each run. */
 struct ggml_pick {
-	uint32_t positions, tables; /* the nodes */
+	uint32_t positions, tables; /* nodes */
 	int64_t sequences, blocks, block_rows;
 	int32_t *data;
 	struct ggml_tensor *rows;
 };
 
-/* Integers of an input, which are read once for each run: what they were checked for stays so. */
+/* Integers of an input. Each run copies and checks them once, so that later changes have no
+ * effect. */
 struct ggml_index {
-	const void *from;	   /* where the caller has them */
-	struct ggml_tensor *there; /* on a GPU: the same */
+	const void *from;	   /* the caller's memory */
+	struct ggml_tensor *there; /* the same on a GPU */
 	void *own;
 	int64_t count;
-	int64_t below;	 /* each is at least 0 and less */
-	const char *why; /* the node that asks for it; NULL: none */
+	int64_t below;	 /* each is at least 0 and below this */
+	const char *why; /* the node that requires it; NULL: none */
 };
 
 struct ggml_out {
 	uint32_t node;
 	struct ggml_tensor *value;
-	void *own; /* memory that was left to the engine; NULL: it was given */
+	void *own; /* memory of the engine; NULL: the caller gave memory */
 };
 
-/* A graph of ggml's on given memory. */
+/* A graph of ggml on given memory. */
 struct ggml_lowered {
 	const struct ggml_engine *engine;
 	const struct ggml_session *session;
@@ -100,7 +101,7 @@ struct ggml_lowered {
 	struct ggml_cgraph *graph;
 	struct ggml_gallocr *allocator;
 	struct ggml_tensor **values; /* by node */
-	struct ggml_index *indices;  /* by node; used where the node is an input of integers */
+	struct ggml_index *indices;  /* by node; used for inputs of integers */
 	struct ggml_mask *masks;
 	size_t mask_count;
 	struct ggml_gather *gathers;
@@ -115,35 +116,39 @@ struct ggml_lowered {
 	atomic_bool cancelled;
 };
 
-/* Where the rows that a set_rows replaces lie: an input. */
+/* Return the input whose rows a set_rows replaces. */
 uint32_t ggml_past(const struct tmesh_graph *graph, uint32_t node);
 
-/* ggml.c: at @data of the caller's, or of ours. */
+/* ggml.c: place a tensor at @data, in memory of the caller or the engine. */
 int ggml_place(const struct ggml_engine *engine, struct ggml_tensor *tensor, void *data,
 	       const char *name, struct tmesh_error *err);
 
 /* gpu.c */
 int ggml_gpu_open(struct ggml_engine *engine, int32_t device, struct tmesh_error *err);
 void ggml_gpu_place(const struct ggml_engine *engine, struct ggml_tensor *tensor, void *data);
-/* Integers, masks and numbers of rows to the GPU: there when it returns. */
+/* Copy integers, masks and numbers of rows to the GPU. The copies are complete on return. */
 void ggml_gpu_send(const struct ggml_lowered *lowered);
 
 /* library.c */
 int ggml_library(const char *path, struct ggml_api *api, struct tmesh_error *err);
+
+/* types.c: check that this ggml's table of types has the weight's blocks. Return 0; -EOPNOTSUPP. */
+int ggml_check_quant(const struct ggml_engine *engine, const struct tmesh_graph_node *node,
+		     struct tmesh_error *err);
 
 /* session.c */
 int ggml_session_open(void *engine, const struct plugin_session_opts *opts,
 		      struct plugin_session *session, struct tmesh_error *err);
 void ggml_session_close(void *engine, struct plugin_session *session);
 
-/* lower.c: nothing is placed. @fail names the node that this ggml cannot run. */
+/* lower.c: make ggml's nodes, without memory. @fail names the node that this ggml cannot run. */
 int ggml_lower(struct ggml_lowered *lowered, struct tmesh_error *err);
-/* ggml's number; -1: none. */
+/* Return ggml's number of the type; -1: none. */
 int ggml_type_of(const struct tmesh_graph_node *node);
 struct ggml_tensor *ggml_tensor_of(const struct ggml_engine *engine, struct ggml_context *context,
 				   const struct tmesh_graph_node *node);
-/* A backend of one thread's: the GPU's, or the CPU's with the engine's number of threads. NULL: no
- * memory. */
+/* Return a backend for one thread: the GPU's, or the CPU's with the engine's number of threads.
+ * NULL: no memory. */
 struct ggml_backend *ggml_backend_of(const struct ggml_engine *engine);
 int ggml_lowered_open(struct ggml_lowered *lowered, const struct ggml_engine *engine,
 		      const struct ggml_session *session, struct tmesh_error *err);
@@ -154,7 +159,7 @@ int ggml_bind(void *engine, struct plugin_session *session, const struct plugin_
 	      size_t input_count, const struct plugin_array *outputs, size_t output_count,
 	      void **binding, struct tmesh_error *err);
 int ggml_run(void *binding, struct tmesh_error *err);
-/* As ggml calls it; @data is the struct ggml_gather. */
+/* Called by ggml; @data is a struct ggml_gather. */
 void ggml_gather(struct ggml_tensor *to, int task, int tasks, void *data);
 void ggml_cancel(void *binding, bool on);
 int ggml_result(void *binding, size_t output, struct plugin_result *result,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 /*
- * ggml's backend for CUDA, which its builds with GGML_CUDA have. Its calls are made on a stand-in
- * (tests/engine/standin_ggml.c); it never ran on a GPU.
+ * ggml's backend for CUDA, in builds with GGML_CUDA. Its calls are tested on a stand-in
+ * (tests/engine/standin_ggml.c). It has never run on a GPU.
  *
- * ggml has no buffer of memory on a GPU that others allocated, and its call that places a tensor
- * looks whether it lies in its buffer. So a tensor is given the two words that this call writes:
- * the address, and a buffer of that GPU's, by which ggml knows where the address is.
+ * ggml has no buffer for GPU memory of another allocator, and its call that places a tensor checks
+ * that the address is in its buffer. So this file writes the tensor's two words itself: the
+ * address, and a buffer of that GPU, which tells ggml where the address is.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,18 +15,19 @@
 
 #define TRIAL 4 /* elements */
 
-static void put(struct ggml_tensor *tensor, size_t at, const void *word)
+static void tensor_put(struct ggml_tensor *tensor, size_t at, const void *word)
 {
 	memcpy((char *)tensor + at, &word, sizeof(word));
 }
 
 void ggml_gpu_place(const struct ggml_engine *engine, struct ggml_tensor *tensor, void *data)
 {
-	put(tensor, engine->buffer_at, engine->on_gpu);
-	put(tensor, engine->address_at, data);
+	tensor_put(tensor, engine->buffer_at, engine->on_gpu);
+	tensor_put(tensor, engine->address_at, data);
 }
 
-/* The one word that is the buffer which @placed was given, and nothing in @fresh; 0: none. */
+/* Find the one word that is the buffer in @placed and 0 in @fresh. Return 0 if there is not exactly
+ * one. */
 static size_t find_buffer(const struct ggml_engine *engine, const struct ggml_tensor *placed,
 			  const struct ggml_tensor *fresh)
 {
@@ -46,7 +47,7 @@ static size_t find_buffer(const struct ggml_engine *engine, const struct ggml_te
 	return found;
 }
 
-/* What is written by a tensor that was placed by the two words is read by one that ggml placed. */
+/* Check both words: write by a tensor placed by them, and read by one that ggml placed. */
 static bool works(struct ggml_engine *engine, struct ggml_tensor *placed, struct ggml_tensor *fresh)
 {
 	const struct ggml_api *api = &engine->api;
@@ -110,8 +111,8 @@ int ggml_gpu_open(struct ggml_engine *engine, int32_t device, struct tmesh_error
 	return try_words(engine, err);
 }
 
-/* The rows of each sequence as far as its queries see, and behind them its first one, which the
- * mask hides there: memory that nobody sees is not read. */
+/* List the rows of each sequence as far as its queries see. The rest repeats the first row, which
+ * the mask hides there: no row beyond is read. */
 static void fill(const struct ggml_pick *pick, const struct ggml_index *indices)
 {
 	const struct ggml_index *positions = &indices[pick->positions];
@@ -133,7 +134,7 @@ static void fill(const struct ggml_pick *pick, const struct ggml_index *indices)
 	}
 }
 
-/* What no node reads has no memory. */
+/* Copy to a tensor. One that no node reads has no memory. */
 static void send(const struct ggml_api *api, struct ggml_tensor *tensor, const void *data)
 {
 	if (api->get_data(tensor))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * ggml's library, found at run time. Where the CPU is no part of it (Debian) its backends lie in
- * ggml/backends* beside it.
+ * Find ggml's library at run time. If the CPU backend is separate, as on Debian, it is in
+ * ggml/backends* beside the library.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -41,7 +41,7 @@ static void silent(unsigned int level, const char *text, void *data)
 {
 }
 
-/* What is not in the library itself. */
+/* Load the backends that are separate from the library. */
 static void load_backends(const struct ggml_api *api)
 {
 	char own[PATH_MAX], pattern[PATH_MAX + 32];
@@ -72,12 +72,18 @@ int ggml_library(const char *path, struct ggml_api *api, struct tmesh_error *err
 		missing = "ggml_" #name;
 	GGML_FUNCTIONS(FIND)
 #undef FIND
+#define FIND(name, symbol, result, arguments)           \
+	*(void **)&api->name = dlsym(library, #symbol); \
+	if (!api->name)                                 \
+		missing = #symbol;
+	GGUF_FUNCTIONS(FIND)
+#undef FIND
 	if (missing) {
 		dlclose(library);
 		return tmesh_fail(err, -EOPNOTSUPP, "%.160s is not ggml, or too old: it has no %s",
 				  path ? path : "libggml", missing);
 	}
-	/* It stays for good, and what goes wrong is in each call's status. */
+	/* The library stays loaded. Its log is silenced, because each call returns its error. */
 	api->log_set(silent, NULL);
 	backend = api->backend_init_by_type(GGML_DEVICE_CPU, NULL);
 	if (!backend) {

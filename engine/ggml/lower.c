@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-/* From our nodes to ggml's. ggml's first dimension is our last, and it has four of them. */
+/* Translate our nodes to ggml's. ggml has four dimensions, and its first is our last. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 
 #include "ggml_internal.h"
 
-/* ggml's nodes for one of ours, at most: a concatenation and what makes its inputs contiguous. */
+/* The most ggml nodes for one of ours: those of a concatenation, and copies of its inputs. */
 #define STEPS (2 * TMESH_GRAPH_MAX_INPUTS)
 
 struct site {
@@ -80,7 +80,7 @@ static void cannot(struct site *site, const char *why)
 				      graph_op(site->node->op)->name, why);
 }
 
-/* A step that computes. */
+/* Check a node that computes: the backend must support it. */
 static struct ggml_tensor *step(struct site *site, struct ggml_tensor *tensor)
 {
 	if (!site->api->backend_supports_op(site->lowered->backend, tensor))
@@ -103,7 +103,8 @@ static struct ggml_tensor *in(struct site *site, uint32_t i)
 	return contiguous(site, site->lowered->values[site->node->inputs[i]]);
 }
 
-/* Rows and positions: integers that are checked before each run, each at least 0 and less. */
+/* Use an input of rows or positions. Before each run its integers are checked to be 0 to @below -
+ * 1. */
 static struct ggml_tensor *index_in(struct site *site, uint32_t i, int64_t below)
 {
 	uint32_t at = site->node->inputs[i];
@@ -138,7 +139,7 @@ static struct ggml_tensor *transpose(struct site *site)
 	const struct tmesh_graph_node *node = site->node;
 	int to[GGML_DIMS] = {0, 1, 2, 3};
 
-	/* It would say that it can, and end the process. */
+	/* ggml would claim to support this, and then abort the process. */
 	if (site->lowered->engine->gpu && node->dtype == TMESH_INT64)
 		cannot(site, "its backend for CUDA copies no int64 that is turned");
 	for (int i = 0; i < node->ndim; i++)
@@ -161,7 +162,7 @@ static int64_t padded(int64_t queries)
 	return (queries + GGML_MASK_PAD - 1) / GGML_MASK_PAD * GGML_MASK_PAD;
 }
 
-/* Of @queries of each of @sequences. */
+/* Return the mask for @queries of each of @sequences. */
 static struct ggml_tensor *mask_of(struct site *site, uint32_t positions, int64_t rows,
 				   int64_t queries, int64_t sequences)
 {
@@ -195,8 +196,8 @@ static struct ggml_room *room_for(struct ggml_lowered *lowered, const struct ggm
 }
 
 /*
- * The rows that the tables name, as [sequence][group][row][D]. The attention before this one is an
- * argument for the order alone: it reads the same room.
+ * Gather the rows that the tables name, as [sequence][group][row][D]. The previous attention is an
+ * argument only for the order: it reads the same room.
  */
 static struct ggml_tensor *gathered(struct site *site, uint32_t side, uint32_t tables_in)
 {
@@ -232,7 +233,7 @@ static struct ggml_tensor *gathered(struct site *site, uint32_t side, uint32_t t
 	return api->permute(site->context, gather->to, 0, 2, 1, 3);
 }
 
-/* The same on a GPU, by ggml's get_rows, which makes float32 of them. */
+/* Do the same on a GPU by ggml's get_rows, which returns float32. */
 static struct ggml_tensor *picked(struct site *site, uint32_t side, uint32_t tables_in)
 {
 	const struct ggml_api *api = site->api;
@@ -389,10 +390,10 @@ static struct ggml_tensor *lower(struct site *site, uint32_t at)
 	case TMESH_GRAPH_LORA:
 		return lora(site);
 	}
-	return NULL; /* tmesh_graph_add() has looked */
+	return NULL; /* unreachable: tmesh_graph_add() has checked the operator */
 }
 
-/* Dimensions that ggml has not are said before it is asked: it would abort. */
+/* Check the dimensions here: ggml aborts on those that it does not support. */
 static bool fits(struct site *site)
 {
 	if (site->node->ndim > GGML_DIMS)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Sessions: a graph's file, its weights where they lie, and what its inputs and outputs are. */
+/* Sessions: a graph's file, its weights in place, and its inputs and outputs. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,7 +66,7 @@ uint32_t ggml_past(const struct tmesh_graph *graph, uint32_t node)
 	return node;
 }
 
-/* What @writer needs, in @needed: by nodes below it. */
+/* Mark in @needed the nodes that @writer needs, which all precede it. */
 static void find_needed(const struct tmesh_graph *graph, uint32_t writer, bool *needed)
 {
 	memset(needed, 0, writer + 1);
@@ -76,15 +76,15 @@ static void find_needed(const struct tmesh_graph *graph, uint32_t writer, bool *
 			needed[graph->nodes[i].inputs[n]] = true;
 }
 
-/* A view has no memory of its own: who reads it reads what it is of. */
+/* Return whether a node is a view. A reader of a view reads the memory of the view's input. */
 static bool is_view(const struct tmesh_graph_node *node)
 {
 	return node->op == TMESH_GRAPH_RESHAPE || node->op == TMESH_GRAPH_TRANSPOSE;
 }
 
 /*
- * Rows are replaced when all who read them as they were have read them: an input has no reader but
- * the set_rows, the value of a set_rows those that the next one needs.
+ * Check that all readers of the old rows have run when a set_rows replaces them. An input may have
+ * no reader but the set_rows. The value of a set_rows may have those that the next set_rows needs.
  */
 static int check_writer(const struct tmesh_graph *graph, uint32_t writer, bool *needed, bool *same,
 			struct tmesh_error *err)
@@ -172,7 +172,7 @@ static int check_weight(const struct tmesh_graph_node *node, const struct plugin
 	return 0;
 }
 
-/* What kernels on a GPU read behind a weight has to be there. */
+/* Check that the bytes which GPU kernels read after a weight exist. */
 static int check_behind(const struct ggml_engine *engine, const struct ggml_tensor *weight,
 			const struct tmesh_graph_node *node, struct tmesh_error *err)
 {
@@ -221,6 +221,8 @@ static int place_weights(const struct ggml_engine *engine, struct ggml_session *
 			return tmesh_fail(err, -EOPNOTSUPP,
 					  "node \"%s\": ggml has at most 4 dimensions", node->name);
 		rc = check_weight(node, array, err);
+		if (!rc)
+			rc = ggml_check_quant(engine, node, err);
 		if (rc)
 			return rc;
 		own->weights[at] = ggml_tensor_of(engine, own->context, node);
@@ -239,7 +241,7 @@ static int place_weights(const struct ggml_engine *engine, struct ggml_session *
 	return 0;
 }
 
-/* Whether this ggml runs all of it is asked once, here. */
+/* Check once, here, that this ggml runs the whole graph. */
 static int try_it(const struct ggml_engine *engine, const struct ggml_session *own,
 		  struct tmesh_error *err)
 {

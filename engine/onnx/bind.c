@@ -10,7 +10,7 @@ struct onnx_binding {
 	struct onnx_engine *engine;
 	struct ort_session *session;
 	struct ort_io_binding *ort;
-	struct ort_run_options *run; /* where a run is told to end */
+	struct ort_run_options *run; /* cancels a run */
 	struct ort_value **values;   /* inputs, then outputs; NULL: left to the engine */
 	size_t count;
 };
@@ -42,7 +42,7 @@ static int bind_one(struct onnx_binding *binding, const struct plugin_array *arr
 		return onnx_check(
 			engine, ort->bind_output_memory(binding->ort, array->name, engine->memory),
 			array->name, err);
-	rc = onnx_value(engine, array, &binding->values[at], err);
+	rc = onnx_value(engine, engine->memory, array, &binding->values[at], err);
 	if (rc)
 		return rc;
 	return onnx_check(engine,
@@ -74,6 +74,11 @@ int onnx_bind(void *data, struct plugin_session *session, const struct plugin_ar
 	if (!rc)
 		rc = onnx_check(binding->engine, binding->engine->ort.create_run(&binding->run),
 				"bind", err);
+	/* A session with weights logs more than a run has to. */
+	if (!rc)
+		rc = onnx_check(binding->engine,
+				binding->engine->ort.run_log_severity(binding->run, ORT_LOG_FATAL),
+				"bind", err);
 	for (size_t i = 0; !rc && i < input_count; i++)
 		rc = bind_one(binding, &inputs[i], false, i, err);
 	for (size_t i = 0; !rc && i < output_count; i++)
@@ -96,7 +101,7 @@ int onnx_rebind(void *data, const struct plugin_array *inputs, const size_t *cha
 	if (!fresh)
 		return tmesh_fail(err, -ENOMEM, "no memory for %zu inputs", count);
 	for (size_t i = 0; !rc && i < count; i++)
-		rc = onnx_value(engine, &inputs[changed[i]], &fresh[i], err);
+		rc = onnx_value(engine, engine->memory, &inputs[changed[i]], &fresh[i], err);
 	for (size_t i = 0; !rc && i < count; i++)
 		rc = onnx_check(
 			engine,
@@ -105,7 +110,7 @@ int onnx_rebind(void *data, const struct plugin_array *inputs, const size_t *cha
 	for (size_t i = 0; i < count; i++) {
 		struct ort_value **old = &binding->values[changed[i]], *unused = fresh[i];
 
-		/* A name that was bound once is bound again. */
+		/* Restore the old input; this name was bound before, so it can be bound again. */
 		if (rc)
 			onnx_check(
 				engine,
@@ -131,7 +136,7 @@ int onnx_run(void *data, struct tmesh_error *err)
 			    engine->ort.run_binding(binding->session, binding->run, binding->ort),
 			    "run", err);
 
-	/* On a GPU it may have queued its last kernels alone. */
+	/* On a GPU the last kernels may only be queued yet. */
 	if (!rc && engine->on_gpu)
 		rc = onnx_check(engine, engine->ort.wait_outputs(binding->ort), "run", err);
 	return rc;

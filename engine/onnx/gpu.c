@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * ONNX Runtime's CUDA execution provider, which its builds for CUDA have in a library beside it. It
- * was asked here whether it is there, and its calls are made on a stand-in
- * (tests/engine/standin_onnxruntime.c); it never ran on a GPU.
+ * ONNX Runtime's CUDA execution provider, which its builds for CUDA have in a separate library. The
+ * check for the provider has run here, and its calls are tested on a stand-in
+ * (tests/engine/standin_onnxruntime.c). It has never run on a GPU.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -46,7 +46,7 @@ int onnx_gpu_append(const struct onnx_engine *engine, struct ort_session_options
 	return rc;
 }
 
-/* Whether it starts: it loads CUDA's libraries. */
+/* Check that the provider starts: it loads CUDA's libraries. */
 static int try_provider(const struct onnx_engine *engine, struct tmesh_error *err)
 {
 	struct ort_session_options *options = NULL;
@@ -85,6 +85,12 @@ int onnx_gpu_open(struct onnx_engine *engine, struct tmesh_error *err)
 				engine->ort.create_memory("Cuda", ORT_DEVICE_ALLOCATOR,
 							  engine->device, ORT_MEMORY_DEFAULT,
 							  &engine->memory),
+				"start", err);
+	if (!rc)
+		rc = onnx_check(engine,
+				engine->ort.create_cpu_memory(ORT_DEVICE_ALLOCATOR,
+							      ORT_MEMORY_DEFAULT,
+							      &engine->host_memory),
 				"start", err);
 	return rc;
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * The initializers of a model's file. ONNX Runtime takes whatever is given in place of one: it
- * neither says that there is none of that name nor that its type is another, and kernels believe
- * it. So the file is asked, as far as that takes: a protobuf message (onnx.proto of
- * https://github.com/onnx/onnx, encoding https://protobuf.dev/programming-guides/encoding/), in
- * which all else is skipped. Nothing of it is trusted.
+ * The initializers of a model's file. ONNX Runtime accepts any replacement of one. It reports
+ * neither an unknown name nor a wrong type, and its kernels trust both. So this file reads the
+ * initializers' names, types and shapes from the model: a protobuf message (onnx.proto of
+ * https://github.com/onnx/onnx, encoding https://protobuf.dev/programming-guides/encoding/). It
+ * skips everything else and trusts nothing.
  */
 #include <errno.h>
 #include <limits.h>
@@ -22,7 +22,7 @@ enum {
 	TENSOR_NAME = 8,
 };
 
-/* How a field is written. */
+/* Encodings of a field. */
 enum {
 	VARINT = 0,
 	FIXED64 = 1,
@@ -40,14 +40,14 @@ struct reader {
 struct field {
 	uint64_t number;
 	int wire;
-	uint64_t value; /* VARINT: itself. BYTES: how many, which come next */
+	uint64_t value; /* VARINT: the value. BYTES: the number of bytes that follow */
 };
 
 struct initializer {
-	char *name; /* NULL: none, or one that is too long to be asked for */
+	char *name; /* NULL: none, or too long for any weight */
 	uint64_t type;
 	int64_t dims[TMESH_MAX_DIMS];
-	size_t ndim; /* may be more than there is room for */
+	size_t ndim; /* may exceed the room */
 };
 
 static int broken(struct tmesh_error *err)
@@ -83,7 +83,7 @@ static int skip(struct reader *reader, uint64_t bytes, struct tmesh_error *err)
 	return 0;
 }
 
-/* The next field; what has neither a number of its own nor bytes behind it is skipped. */
+/* Read the next field. The value of a fixed-size field is skipped. */
 static int read_field(struct reader *reader, struct field *field, struct tmesh_error *err)
 {
 	uint64_t tag;
@@ -134,7 +134,7 @@ static int read_name(struct reader *reader, uint64_t bytes, struct initializer *
 	return 0;
 }
 
-/* Dims come one by one, or several in one field. */
+/* Read dimensions, which come one by one or several in one field. */
 static int read_dims(struct reader *reader, const struct field *field, struct initializer *found,
 		     struct tmesh_error *err)
 {
@@ -179,7 +179,7 @@ static int read_initializer(struct reader *reader, uint64_t bytes, struct initia
 	return rc;
 }
 
-/* Against the weights that were given: the one of that name, if any, is of that type. */
+/* Check that the given weight of this name, if any, has the initializer's type and shape. */
 static int compare(const struct initializer *found, const struct plugin_array *weights,
 		   size_t count, bool *seen, struct tmesh_error *err)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * ONNX Runtime's library, found at run time. Debian names it by its version alone, so that the
- * loader does not find it without one.
+ * Find ONNX Runtime's library at run time. Debian's file name includes the version, so the loader
+ * does not find it by the plain name.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -62,14 +62,14 @@ int onnx_library(const char *path, struct ort_api *ort, const char **version,
 	*version = base()->version();
 	table = base()->get_api(ORT_VERSION);
 	if (!table) {
-		/* Its name is gone with the library. */
+		/* Report before dlclose(), which unmaps the version's text. */
 		tmesh_fail(err, -EOPNOTSUPP,
 			   "ONNX Runtime %.20s is too old: 1.%d or later is needed", *version,
 			   ORT_VERSION);
 		dlclose(library);
 		return -EOPNOTSUPP;
 	}
-	/* It stays for good: its threads do not bear that it goes. */
+	/* The library is never closed: its threads would crash. */
 #define FIND(name, symbol, place, result, arguments) *(const void **)&ort->name = table[place];
 	ORT_FUNCTIONS(FIND)
 #undef FIND

@@ -37,8 +37,8 @@ int onnx_check(const struct onnx_engine *engine, struct ort_status *status, cons
 	return code;
 }
 
-int onnx_value(const struct onnx_engine *engine, const struct plugin_array *array,
-	       struct ort_value **out, struct tmesh_error *err)
+int onnx_value(const struct onnx_engine *engine, const struct ort_memory_info *memory,
+	       const struct plugin_array *array, struct ort_value **out, struct tmesh_error *err)
 {
 	int element = onnx_element(array->dtype);
 
@@ -47,8 +47,8 @@ int onnx_value(const struct onnx_engine *engine, const struct plugin_array *arra
 				  "\"%.100s\" has a dtype that ONNX Runtime does not have",
 				  array->name);
 	return onnx_check(engine,
-			  engine->ort.create_value(engine->memory, array->data, array->bytes,
-						   array->shape, (size_t)array->ndim, element, out),
+			  engine->ort.create_value(memory, array->data, array->bytes, array->shape,
+						   (size_t)array->ndim, element, out),
 			  array->name, err);
 }
 
@@ -58,6 +58,8 @@ static void onnx_close(void *data)
 
 	if (engine->memory)
 		engine->ort.release_memory_info(engine->memory);
+	if (engine->host_memory)
+		engine->ort.release_memory_info(engine->host_memory);
 	if (engine->env)
 		engine->ort.release_env(engine->env);
 	free(engine);
@@ -84,7 +86,7 @@ static int onnx_open(const struct plugin_open *opts, void **out, struct tmesh_er
 		free(engine);
 		return rc;
 	}
-	/* What goes wrong is in each call's status: nothing has to be written to stderr. */
+	/* Log fatal errors only: each call returns its error, so stderr stays clean. */
 	rc = onnx_check(engine, engine->ort.create_env(ORT_LOG_FATAL, "tmesh", &engine->env),
 			"start", err);
 	if (!rc && engine->on_gpu)

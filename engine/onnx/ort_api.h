@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * ONNX Runtime's C ABI as far as this plug-in speaks it: the places of functions in the table that
- * OrtGetApiBase()->GetApi(version) gives, and numbers of constants. They are facts of its binary
- * interface, which only grows: a library serves each version up to its own. No header of it is
- * needed to build or to run; where there is one, tests/engine/test_ort_abi.c compares.
+ * The part of ONNX Runtime's C ABI that this plug-in uses: indices of functions in the table from
+ * OrtGetApiBase()->GetApi(version), and values of constants. The ABI only grows: a library serves
+ * every version up to its own. No header of ONNX Runtime is needed to build or to run. If one is
+ * installed, tests/engine/test_ort_abi.c compares.
  */
 #ifndef TMESH_ORT_API_H
 #define TMESH_ORT_API_H
@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The version that the table is asked for: of ONNX Runtime 1.12, which has all places below. */
-#define ORT_VERSION 12
+/* The requested version of the table: that of ONNX Runtime 1.17, which has all functions below. */
+#define ORT_VERSION 17
 
 struct ort_status;
 struct ort_env;
@@ -25,10 +25,10 @@ struct ort_memory_info;
 struct ort_io_binding;
 struct ort_type_info;
 struct ort_cuda_options;
-struct ort_tensor_info; /* owned by the type info that it was cast from */
+struct ort_tensor_info; /* owned by the type info it comes from */
 
 struct ort_api_base {
-	const void *const *(*get_api)(uint32_t version); /* NULL: older than that */
+	const void *const *(*get_api)(uint32_t version); /* NULL: the library is older */
 	const char *(*version)(void);
 };
 
@@ -43,7 +43,9 @@ enum {
 };
 
 enum {
+	ORT_LOG_INFO = 1,
 	ORT_LOG_FATAL = 4,
+	ORT_OPTIMIZE_NOTHING = 0,
 	ORT_DEVICE_ALLOCATOR = 0,
 	ORT_MEMORY_DEFAULT = 0,
 	ORT_TYPE_TENSOR = 1, /* ONNXType */
@@ -72,6 +74,10 @@ enum {
 	ORT_ELEMENT_INT4 = 22,
 };
 
+/* Called with each line of a session's log. */
+typedef void ort_log_function(void *data, int severity, const char *category, const char *id,
+			      const char *where, const char *message);
+
 /* X(name, its name there, place, result, arguments) */
 /* clang-format off */
 #define ORT_FUNCTIONS(X) \
@@ -81,6 +87,8 @@ enum {
 	X(create_session, CreateSession, 7, struct ort_status *, \
 	  (const struct ort_env *, const char *path, const struct ort_session_options *, struct ort_session **)) \
 	X(create_options, CreateSessionOptions, 10, struct ort_status *, (struct ort_session_options **)) \
+	X(log_severity, SetSessionLogSeverityLevel, 22, struct ort_status *, (struct ort_session_options *, int)) \
+	X(optimize, SetSessionGraphOptimizationLevel, 23, struct ort_status *, (struct ort_session_options *, int)) \
 	X(intra_threads, SetIntraOpNumThreads, 24, struct ort_status *, (struct ort_session_options *, int)) \
 	X(inter_threads, SetInterOpNumThreads, 25, struct ort_status *, (struct ort_session_options *, int)) \
 	X(input_count, SessionGetInputCount, 30, struct ort_status *, (const struct ort_session *, size_t *)) \
@@ -94,6 +102,7 @@ enum {
 	X(output_name, SessionGetOutputName, 37, struct ort_status *, \
 	  (const struct ort_session *, size_t, struct ort_allocator *, char **)) \
 	X(create_run, CreateRunOptions, 39, struct ort_status *, (struct ort_run_options **)) \
+	X(run_log_severity, RunOptionsSetRunLogSeverityLevel, 41, struct ort_status *, (struct ort_run_options *, int)) \
 	X(terminate, RunOptionsSetTerminate, 46, struct ort_status *, (struct ort_run_options *)) \
 	X(unterminate, RunOptionsUnsetTerminate, 47, struct ort_status *, (struct ort_run_options *)) \
 	X(create_value, CreateTensorWithDataAsOrtValue, 49, struct ort_status *, \
@@ -150,7 +159,9 @@ enum {
 	X(create_cuda, CreateCUDAProviderOptions, 205, struct ort_status *, (struct ort_cuda_options **)) \
 	X(update_cuda, UpdateCUDAProviderOptions, 206, struct ort_status *, \
 	  (struct ort_cuda_options *, const char *const *keys, const char *const *values, size_t)) \
-	X(release_cuda, ReleaseCUDAProviderOptions, 208, void, (struct ort_cuda_options *))
+	X(release_cuda, ReleaseCUDAProviderOptions, 208, void, (struct ort_cuda_options *)) \
+	X(log_function, SetUserLoggingFunction, 266, struct ort_status *, \
+	  (struct ort_session_options *, ort_log_function *, void *))
 /* clang-format on */
 
 struct ort_api {

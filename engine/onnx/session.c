@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
-/* Sessions: a model's file, its weights, and what its inputs and outputs are. */
+/* Sessions: a model's file, its weights, and its inputs and outputs. */
 #include <errno.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "onnx_internal.h"
 
-/* Neither the names of a model nor how many there are come from a friend. */
+/* A model is untrusted, and so are its names and their number. */
 #define MAX_OPERANDS 65536
 
 struct onnx_session {
 	struct ort_session *ort;
-	struct ort_value **weights;
-	size_t weight_count;
+	struct onnx_weights *weights;
 };
 
 struct ort_session *onnx_session(const struct plugin_session *session)
@@ -37,11 +37,9 @@ void onnx_session_close(void *data, struct plugin_session *session)
 
 	if (own->ort)
 		engine->ort.release_session(own->ort);
-	for (size_t i = 0; i < own->weight_count; i++)
-		engine->ort.release_value(own->weights[i]);
+	onnx_weights_free(engine, own->weights);
 	free_operands(session->inputs, session->input_count);
 	free_operands(session->outputs, session->output_count);
-	free(own->weights);
 	free(own);
 	*session = (struct plugin_session){0};
 }
@@ -167,44 +165,26 @@ static int set_options(const struct onnx_engine *engine, struct ort_session_opti
 
 	if (!rc)
 		rc = onnx_check(engine, ort->inter_threads(options, 1), "options", err);
-	/* With it the library makes a copy of each weight, in an order that suits its kernels. */
+	/* Prepacking would copy each weight into an order that suits the kernels. */
 	if (!rc && !opts->prepack)
 		rc = onnx_check(engine, ort->config(options, "session.disable_prepacking", "1"),
 				"options", err);
 	if (!rc && engine->on_gpu)
 		rc = onnx_gpu_append(engine, options, err);
-	own->weights = calloc(opts->weight_count + 1, sizeof(struct ort_value *));
-	if (!rc && !own->weights)
-		rc = tmesh_fail(err, -ENOMEM, "no memory for %zu weights", opts->weight_count);
-	for (size_t i = 0; !rc && i < opts->weight_count; i++) {
-		rc = onnx_value(engine, &opts->weights[i], &own->weights[i], err);
-		if (rc)
-			break;
-		own->weight_count++;
-		rc = onnx_check(
-			engine,
-			ort->add_initializer(options, opts->weights[i].name, own->weights[i]),
-			opts->weights[i].name, err);
-	}
-	return rc;
+	return rc ? rc : onnx_weights_add(engine, options, own->weights, err);
 }
 
-int onnx_session_open(void *data, const struct plugin_session_opts *opts,
-		      struct plugin_session *session, struct tmesh_error *err)
+/* Make the library's session. @again: it does not use all weights yet. */
+static int make_session(const struct onnx_engine *engine, const struct plugin_session_opts *opts,
+			struct onnx_session *own, bool *again, struct tmesh_error *err)
 {
 	struct ort_session_options *options = NULL;
-	struct onnx_engine *engine = data;
-	struct onnx_session *own = calloc(1, sizeof(*own));
 	int rc;
 
-	if (!own)
-		return tmesh_fail(err, -ENOMEM, "no memory for a session");
-	session->handle = own;
-	rc = opts->weight_count
-		     ? onnx_check_weights(opts->path, opts->weights, opts->weight_count, err)
-		     : 0;
-	if (!rc)
-		rc = onnx_check(engine, engine->ort.create_options(&options), "options", err);
+	if (own->ort)
+		engine->ort.release_session(own->ort);
+	own->ort = NULL;
+	rc = onnx_check(engine, engine->ort.create_options(&options), "options", err);
 	if (!rc)
 		rc = set_options(engine, options, opts, own, err);
 	if (!rc)
@@ -214,6 +194,31 @@ int onnx_session_open(void *data, const struct plugin_session_opts *opts,
 			opts->path, err);
 	if (options)
 		engine->ort.release_options(options);
+	return rc ? rc : onnx_weights_check(engine, own->weights, again, err);
+}
+
+int onnx_session_open(void *data, const struct plugin_session_opts *opts,
+		      struct plugin_session *session, struct tmesh_error *err)
+{
+	struct onnx_engine *engine = data;
+	struct onnx_session *own = calloc(1, sizeof(*own));
+	bool again = true;
+	int rc;
+
+	if (!own)
+		return tmesh_fail(err, -ENOMEM, "no memory for a session");
+	session->handle = own;
+	rc = opts->weight_count
+		     ? onnx_check_weights(opts->path, opts->weights, opts->weight_count, err)
+		     : 0;
+	if (!rc)
+		rc = onnx_weights_make(opts, &own->weights, err);
+	while (!rc && again)
+		rc = make_session(engine, opts, own, &again, err);
+	/* The library has read and freed the file's own copies of the weights: return that
+	 * memory. */
+	if (!rc && opts->weight_count)
+		malloc_trim(0);
 	if (!rc)
 		rc = read_operands(engine, own->ort, false, &session->inputs, &session->input_count,
 				   err);

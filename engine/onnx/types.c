@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Types of elements: ours and ONNX Runtime's. */
+/* Element types: ours and ONNX Runtime's. */
 #include "onnx_internal.h"
 
 static const int elements[] = {

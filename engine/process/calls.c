@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * What runs, for a second thread to end it: when its client calls it off, by a word on its socket,
- * or has gone. The thread that works reads no socket meanwhile.
+ * The running call, and a second thread that ends it if its client cancels it on the socket or has
+ * gone. The working thread reads no socket meanwhile.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -14,25 +14,27 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/fd_passing.h"
 #include "common/foreign.h"
 #include "process.h"
 
 #define EVENTS 16
-/* How often who waits is counted while there is something to do, and how often in vain. */
+/* The interval of counting waiting clients while there is work, and the most counts without any. */
 #define COUNT_MS 100
 #define COUNTS 10
-/* Between two looks: a client that says cancel without end costs no more than this. */
+/* The pause between two looks: it limits the cost of a client that cancels without end. */
 #define PAUSE_US 500
 
 struct calls {
 	pthread_mutex_t lock;
 	int epoll;
-	int bell; /* an eventfd, rung for the second thread when it sleeps without limit */
+	int notifier; /* an eventfd that wakes the second thread from an unlimited sleep */
 	bool asleep;
-	struct watch *watch;
+	const struct shared *shared;
+	uint64_t limit_ns;
 	struct caller *callers;
 	uint64_t serial;
-	/* The call that runs: NULL, none does. */
+	/* The running call; NULL: none. */
 	struct caller *running;
 	struct call *call;
 	struct tmesh_engine_cancellable *cancellable;
@@ -74,17 +76,26 @@ void calls_remove(struct calls *calls, struct caller *caller)
 	pthread_mutex_unlock(&calls->lock);
 }
 
-/* With the lock. From here on the call has so long. */
+/* Set the times by which the work that begins must end; 0: none. Called with the lock. */
+static void watch_until(struct calls *calls, uint64_t deadline, uint64_t until)
+{
+	struct watch *watch = calls->shared->watch;
+
+	atomic_store(&watch->deadline, deadline);
+	atomic_store(&watch->until, until);
+	atomic_fetch_add(&watch->beat, 1);
+}
+
+/* Start the time of the call. Called with the lock. */
 static void watch_call(struct calls *calls)
 {
-	const struct call *call = calls->call;
-	uint64_t now = tmesh_now_ns(), deadline = now + call->limit_ns;
+	uint64_t now = tmesh_now_ns(), deadline = now + calls->limit_ns;
+	/* A client's deadline that has passed does not end the process: the call is refused
+	 * instead. */
+	uint64_t until = calls->call->until > now ? calls->call->until : 0;
 
-	/* One that has passed ends nobody: the call is refused. */
-	if (call->until > now && call->until < deadline)
-		deadline = call->until;
-	atomic_store(&calls->watch->deadline, deadline);
-	status_deadline(calls->watch->status, deadline);
+	watch_until(calls, deadline, until);
+	status_deadline(calls->shared->status, until && until < deadline ? until : deadline);
 }
 
 int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
@@ -103,19 +114,19 @@ int calls_begin(struct calls *calls, struct caller *caller, struct call *call,
 		calls->call = call;
 		call->cancellable = calls->cancellable;
 		watch_call(calls);
-		status_began(calls->watch->status);
-		if (calls->asleep && write(calls->bell, &one, sizeof(one)) == sizeof(one))
+		status_began(calls->shared->status);
+		if (calls->asleep && write(calls->notifier, &one, sizeof(one)) == sizeof(one))
 			calls->asleep = false;
 	}
 	pthread_mutex_unlock(&calls->lock);
 	return rc;
 }
 
-void calls_wait(struct calls *calls)
+void calls_wait(struct calls *calls, uint64_t ns)
 {
 	pthread_mutex_lock(&calls->lock);
-	atomic_store(&calls->watch->deadline, 0);
-	status_deadline(calls->watch->status, UINT64_MAX);
+	watch_until(calls, tmesh_now_ns() + calls->limit_ns + ns, 0);
+	status_deadline(calls->shared->status, UINT64_MAX);
 	pthread_mutex_unlock(&calls->lock);
 }
 
@@ -135,8 +146,8 @@ int calls_go_on(struct calls *calls, struct tmesh_error *err)
 void calls_ran(struct calls *calls, int code)
 {
 	pthread_mutex_lock(&calls->lock);
-	atomic_store(&calls->watch->deadline, 0);
-	status_ended(calls->watch->status, code, calls->call->stops, calls->call->tokens);
+	watch_until(calls, tmesh_now_ns() + calls->limit_ns, 0);
+	status_ended(calls->shared->status, code, calls->call->stops, calls->call->tokens);
 	pthread_mutex_unlock(&calls->lock);
 }
 
@@ -149,10 +160,41 @@ void calls_end(struct calls *calls)
 		tmesh_engine_cancellable_unref(calls->cancellable);
 		calls->cancellable = NULL;
 	}
+	watch_until(calls, 0, 0);
 	pthread_mutex_unlock(&calls->lock);
 }
 
-/* With the lock. The calls of @caller up to @number are called off. */
+void calls_busy(struct calls *calls)
+{
+	pthread_mutex_lock(&calls->lock);
+	watch_until(calls, tmesh_now_ns() + calls->limit_ns, 0);
+	pthread_mutex_unlock(&calls->lock);
+}
+
+void calls_idle(struct calls *calls)
+{
+	pthread_mutex_lock(&calls->lock);
+	watch_until(calls, 0, 0);
+	pthread_mutex_unlock(&calls->lock);
+}
+
+void calls_sleep(struct calls *calls)
+{
+	atomic_store(&calls->shared->watch->asleep, WATCH_ASLEEP);
+}
+
+void calls_wake(struct calls *calls)
+{
+	const uint64_t one = 1;
+
+	atomic_store(&calls->shared->watch->asleep, 0);
+	atomic_fetch_add(&calls->shared->watch->beat, 1);
+	/* Wake the supervisor, which now looks often. A full notifier is signalled already. */
+	if (write(calls->shared->notifier, &one, sizeof(one)) < 0 && errno != EAGAIN)
+		_exit(1);
+}
+
+/* Cancel the calls of @caller up to @number. Called with the lock. */
 static void call_off(struct calls *calls, struct caller *caller, uint64_t number)
 {
 	uint64_t until = tmesh_now_ns() + WIRE_STOP_NS;
@@ -163,19 +205,21 @@ static void call_off(struct calls *calls, struct caller *caller, uint64_t number
 	    !calls->call->stops || tmesh_engine_cancelled(calls->cancellable))
 		return;
 	tmesh_engine_cancel(calls->cancellable);
-	/* It ends, or its process does. */
-	if (until < atomic_load(&calls->watch->deadline))
-		atomic_store(&calls->watch->deadline, until);
+	/* If the run does not end by then, the supervisor ends the process. */
+	if (!atomic_load(&calls->shared->watch->until) ||
+	    until < atomic_load(&calls->shared->watch->until))
+		atomic_store(&calls->shared->watch->until, until);
 }
 
-/* With the lock. One more descriptor to keep. Return: whether it is one whose end can be seen
- * without a question to who serves it, and there is room for it. */
-static bool keep(struct caller *caller, int fd)
+/* Keep one more lifeline, with the lock. Return false if there is no room for it. Also refuse files
+ * other than Unix sockets and pipes, whose servers might have to be asked for their state. */
+static bool keep_lifeline(struct caller *caller, int fd)
 {
 	struct tmesh_foreign_file file;
 	uint32_t left = 0;
 
-	if (!tmesh_foreign_look(fd, "", &file) || !(S_ISSOCK(file.type) || S_ISFIFO(file.type)))
+	if (!tmesh_foreign_is_unix_socket(fd) &&
+	    !(tmesh_foreign_look(fd, "", &file) && S_ISFIFO(file.type)))
 		return false;
 	for (uint32_t i = 0; i < caller->kept_count; i++) {
 		if (wire_hung_up(caller->kept[i]))
@@ -190,41 +234,20 @@ static bool keep(struct caller *caller, int fd)
 	return true;
 }
 
-/* A message, and a descriptor with it, or -1. Others that it has are closed. */
+/* Receive a message and its descriptor, or -1. Further descriptors are closed. */
 static ssize_t receive(int socket, struct wire_cancel *words, int *fd)
 {
-	struct iovec vector = {.iov_base = words, .iov_len = sizeof(*words)};
-	union {
-		char room[CMSG_SPACE(4 * sizeof(int))];
-		struct cmsghdr align;
-	} control;
-	struct msghdr message = {.msg_iov = &vector,
-				 .msg_iovlen = 1,
-				 .msg_control = control.room,
-				 .msg_controllen =
-					 tmesh_foreign_room_at(socket) ? sizeof(control.room) : 0};
-	ssize_t got = recvmsg(socket, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
+	struct tmesh_fds taken = {.fds = fd, .room = 1};
+	ssize_t got =
+		tmesh_fds_recv(socket, words, sizeof(*words), &taken, MSG_DONTWAIT | MSG_TRUNC);
 
-	*fd = -1;
-	for (struct cmsghdr *head = got < 0 ? NULL : CMSG_FIRSTHDR(&message); head;
-	     head = CMSG_NXTHDR(&message, head)) {
-		size_t count = (head->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-
-		for (size_t i = 0; head->cmsg_type == SCM_RIGHTS && i < count; i++) {
-			int came;
-
-			memcpy(&came, CMSG_DATA(head) + i * sizeof(int), sizeof(came));
-			if (*fd < 0)
-				*fd = came;
-			else
-				tmesh_foreign_close(came, tmesh_giver_at(socket));
-		}
-	}
+	if (!taken.count)
+		*fd = -1;
 	return got;
 }
 
-/* With the lock. Who has gone, or says what is none of ours, has no more calls; the other thread
- * sees the socket's end and drops it. */
+/* Handle a client's message, with the lock. If the client has gone, or sends an unknown message,
+ * cancel all its calls; the working thread sees the socket's end and drops it. */
 static void hear(struct calls *calls, struct caller *caller, uint32_t events)
 {
 	struct wire_cancel words = {0};
@@ -232,22 +255,23 @@ static void hear(struct calls *calls, struct caller *caller, uint32_t events)
 	int fd = -1;
 	bool ours;
 
-	/* What it said before it went stays unread, and open until its socket is closed. */
+	/* Do not read messages from before a hang-up: unread descriptors stay open until the socket
+	 * closes. */
 	if (!(events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)))
 		got = receive(caller->socket, &words, &fd);
-	if (got < 0 && (errno == EAGAIN || errno == EINTR))
+	if (got == -EAGAIN)
 		return;
 	ours = got == sizeof(words) && words.magic == WIRE_MAGIC;
-	if (ours && words.what == WIRE_KEEP && fd >= 0 && keep(caller, fd))
+	if (ours && words.what == WIRE_LIFELINE && fd >= 0 && keep_lifeline(caller, fd))
 		return;
 	if (fd >= 0)
-		tmesh_foreign_close(fd, tmesh_giver_at(caller->socket));
+		close(fd);
 	if (ours && !words.what) {
 		words.what = calls->running != caller && words.number > caller->ended
 				     ? WIRE_NEVER_BEGINS
 				     : WIRE_HAS_BEGUN;
 		call_off(calls, caller, words.number);
-		/* One that does not take the answer waits longer. */
+		/* A client that does not take the answer waits longer. */
 		if (send(caller->socket, &words, sizeof(words), MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
 			errno = 0;
 		return;
@@ -257,15 +281,15 @@ static void hear(struct calls *calls, struct caller *caller, uint32_t events)
 	shutdown(caller->socket, SHUT_RDWR);
 }
 
-/* With the lock. Who waits, for those who look. Return: in how many ms again, -1: when a call
- * begins. */
+/* Count the waiting clients for the status, with the lock. Return the ms until the next count; -1:
+ * when a call begins. */
 static int count_waiting(struct calls *calls, int *vain)
 {
 	uint32_t waiting = 0;
 
 	for (struct caller *caller = calls->callers; caller; caller = caller->next)
 		waiting += atomic_load(caller->asked) > atomic_load(&caller->seen);
-	calls->watch->status->waiting = waiting;
+	calls->shared->status->waiting = waiting;
 	*vain = waiting || calls->running ? 0 : *vain + 1;
 	calls->asleep = *vain > COUNTS;
 	return calls->asleep ? -1 : COUNT_MS;
@@ -276,7 +300,7 @@ static void *listen_for_words(void *data)
 	struct epoll_event events[EVENTS];
 	struct calls *calls = data;
 	int timeout = COUNT_MS, vain = 0;
-	uint64_t rung;
+	uint64_t signals;
 
 	for (;;) {
 		int count = epoll_wait(calls->epoll, events, EVENTS, timeout);
@@ -285,7 +309,8 @@ static void *listen_for_words(void *data)
 		for (int i = 0; i < count; i++) {
 			struct caller *caller = calls->callers;
 
-			if (!events[i].data.u64 && read(calls->bell, &rung, sizeof(rung)) > 0)
+			if (!events[i].data.u64 &&
+			    read(calls->notifier, &signals, sizeof(signals)) > 0)
 				vain = 0;
 			while (caller && caller->serial != events[i].data.u64)
 				caller = caller->next;
@@ -299,22 +324,24 @@ static void *listen_for_words(void *data)
 	return NULL;
 }
 
-int calls_new(struct watch *watch, struct calls **out, struct tmesh_error *err)
+int calls_new(const struct shared *shared, uint64_t limit_ns, struct calls **out,
+	      struct tmesh_error *err)
 {
 	struct calls *calls = calloc(1, sizeof(*calls));
-	struct epoll_event event = {.events = EPOLLIN}; /* of no caller */
+	struct epoll_event event = {.events = EPOLLIN}; /* 0 stands for no caller */
 	pthread_t thread;
 	int rc;
 
 	if (!calls)
 		return tmesh_fail(err, -ENOMEM, "no memory for what runs");
-	calls->watch = watch;
+	calls->shared = shared;
+	calls->limit_ns = limit_ns;
 	pthread_mutex_init(&calls->lock, NULL);
 	calls->epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (calls->epoll < 0)
 		return tmesh_fail_errno(err, "what listens to the engine's clients");
-	calls->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (calls->bell < 0 || epoll_ctl(calls->epoll, EPOLL_CTL_ADD, calls->bell, &event))
+	calls->notifier = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (calls->notifier < 0 || epoll_ctl(calls->epoll, EPOLL_CTL_ADD, calls->notifier, &event))
 		return tmesh_fail_errno(err, "what wakes the engine's listener");
 	rc = pthread_create(&thread, NULL, listen_for_words, calls);
 	if (rc)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* A client: what it has made here, and its requests. Nothing that it says is believed. */
+/* A client: its objects and its requests. Nothing that it sends is trusted. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,12 +15,18 @@
 #define MAX_BINDINGS 16384
 #define MAX_OPERANDS 65536
 
-/* What a client has by number: a graph or a binding, and how many regions that keeps open. A
- * binding keeps one for each operand at most, however often it is rebound. */
+/* The regions that a graph keeps open, as long as the client has it or a binding of it. */
+struct source {
+	size_t refs, regions;
+};
+
+/* An object of a client by number, a graph or a binding, and how many regions it keeps open. A
+ * binding keeps at most one for each operand, however often it is rebound. */
 struct thing {
 	void *object;
-	size_t regions, operands;
-	uint64_t tokens; /* that a run of it takes in */
+	struct source *source;
+	size_t regions, operands; /* of a binding only */
+	uint64_t tokens;	  /* that one run of it takes in */
 };
 
 struct things {
@@ -29,19 +35,17 @@ struct things {
 };
 
 struct client {
-	struct tmesh_ctx *ctx;
-	struct tmesh_engine_context *context;
-	struct calls *calls;
+	const struct service *service;
 	struct caller caller;
 	int socket;
 	struct tmesh_channel *requests, *replies;
 	struct tmesh_tensor *page_tensor;
 	struct wire_page *page;
 	struct things graphs, bindings;
-	size_t regions; /* it may open so many more */
+	size_t regions; /* how many more it may open */
 };
 
-static int things_add(struct things *things, void *object, size_t regions, uint32_t *id,
+static int things_add(struct things *things, const struct thing *thing, uint32_t *id,
 		      struct tmesh_error *err)
 {
 	uint32_t room = things->room ? 2 * things->room : 16;
@@ -61,13 +65,22 @@ static int things_add(struct things *things, void *object, size_t regions, uint3
 	things->all = more;
 	things->room = room;
 found:
-	things->all[*id] = (struct thing){.object = object, .regions = regions};
+	things->all[*id] = *thing;
+	thing->source->refs++;
 	return 0;
 }
 
 static void *things_get(const struct things *things, uint32_t id)
 {
 	return id < things->room ? things->all[id].object : NULL;
+}
+
+static void drop_source(struct client *client, struct source *source)
+{
+	if (--source->refs)
+		return;
+	client->regions += source->regions;
+	free(source);
 }
 
 static void drop_graph(struct client *client, uint32_t id)
@@ -77,7 +90,7 @@ static void drop_graph(struct client *client, uint32_t id)
 	if (!graph)
 		return;
 	tmesh_engine_graph_unref(graph);
-	client->regions += client->graphs.all[id].regions;
+	drop_source(client, client->graphs.all[id].source);
 	client->graphs.all[id].object = NULL;
 }
 
@@ -89,10 +102,11 @@ static void drop_binding(struct client *client, uint32_t id)
 		return;
 	tmesh_engine_binding_unref(binding);
 	client->regions += client->bindings.all[id].regions;
+	drop_source(client, client->bindings.all[id].source);
 	client->bindings.all[id].object = NULL;
 }
 
-/* Inputs, then outputs: what a client's plug-in wants to know of a graph. */
+/* Describe a graph's inputs, then its outputs, for the client's plug-in. */
 static int describe(const struct tmesh_engine_graph *graph, struct wire *text,
 		    struct tmesh_error *err)
 {
@@ -125,23 +139,23 @@ static int describe(const struct tmesh_engine_graph *graph, struct wire *text,
 	return 0;
 }
 
-/* What the request names, of a client that may be slow to show it. */
+/* Open the tensors of a request. The client may be slow to give its memory. */
 static int get_tensors(struct client *client, struct wire *request, struct wire_tensor **tensors,
 		       size_t *count, size_t *regions, struct tmesh_error *err)
 {
 	int rc;
 
-	calls_wait(client->calls);
-	rc = wire_get_tensors(request, client->ctx, MAX_OPERANDS, client->regions, tensors, count,
-			      regions, err);
+	/* Allow time for each region that the client may still open. */
+	calls_wait(client->service->calls, client->regions * client->service->patience_ns);
+	rc = wire_get_tensors(request, client->service->ctx, MAX_OPERANDS, client->regions, tensors,
+			      count, regions, err);
 	if (!rc)
-		return calls_go_on(client->calls, err);
-	calls_go_on(client->calls, NULL);
+		return calls_go_on(client->service->calls, err);
+	calls_go_on(client->service->calls, NULL);
 	return rc;
 }
 
-/* An engine's library says in its own words that it may not read a file, and knows nothing of
- * Landlock. */
+/* Explain why a file could not be read. An engine's library does not know about Landlock. */
 static int explain(const char *path, int rc, struct tmesh_error *err)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -154,6 +168,24 @@ static int explain(const char *path, int rc, struct tmesh_error *err)
 			"tmesh-engine may not read %.150s: it reads what its user may, below "
 			"its folders alone (--models, or models where a program starts it)",
 			path);
+	return rc;
+}
+
+static int add_graph(struct client *client, struct tmesh_engine_graph *graph, size_t regions,
+		     uint32_t *id, struct tmesh_error *err)
+{
+	struct source *source = calloc(1, sizeof(*source));
+	struct thing thing = {.object = graph, .source = source};
+	int rc;
+
+	if (!source)
+		return tmesh_fail(err, -ENOMEM, "no memory for another graph");
+	source->regions = regions;
+	rc = things_add(&client->graphs, &thing, id, err);
+	if (rc)
+		free(source);
+	else
+		client->regions -= regions;
 	return rc;
 }
 
@@ -185,7 +217,7 @@ static int open_graph(struct client *client, struct wire *request, struct wire *
 		weights[i].tensor = tensors[i].tensor;
 	opts.weights = weights;
 	if (!rc) {
-		rc = tmesh_engine_graph_open(client->context, path, &opts, &graph, err);
+		rc = tmesh_engine_graph_open(client->service->context, path, &opts, &graph, err);
 		if (rc)
 			rc = explain(path, rc, err);
 	}
@@ -195,15 +227,13 @@ static int open_graph(struct client *client, struct wire *request, struct wire *
 		return rc;
 	rc = describe(graph, reply, err);
 	if (!rc)
-		rc = things_add(&client->graphs, graph, regions, id, err);
+		rc = add_graph(client, graph, regions, id, err);
 	if (rc)
 		tmesh_engine_graph_unref(graph);
-	else
-		client->regions -= regions;
 	return rc;
 }
 
-/* The elements of the first input whose name says that it is of tokens' numbers. */
+/* Count the elements of the first input whose name means token numbers. */
 static uint64_t count_tokens(const struct tmesh_engine_value *inputs, size_t count,
 			     const struct wire_tensor *tensors)
 {
@@ -230,7 +260,7 @@ static int make_values(struct client *client, const struct wire_tensor *tensors,
 	int rc = 0;
 
 	for (size_t i = 0; !rc && i < count; i++)
-		rc = tmesh_engine_tensor_wrap(client->context, tensors[i].tensor,
+		rc = tmesh_engine_tensor_wrap(client->service->context, tensors[i].tensor,
 					      TMESH_READ | (tensors[i].write ? TMESH_WRITE : 0), 0,
 					      &values[i].tensor, err);
 	return rc;
@@ -244,6 +274,7 @@ static int bind_values(struct client *client, uint32_t graph_id, struct wire *re
 	struct tmesh_engine_binding *binding;
 	struct wire_tensor *tensors = NULL;
 	struct tmesh_engine_value *values;
+	struct thing thing;
 	uint64_t tokens = 0;
 	size_t regions = 0;
 	int rc;
@@ -277,14 +308,16 @@ static int bind_values(struct client *client, uint32_t graph_id, struct wire *re
 	free(values);
 	if (rc)
 		return rc;
-	rc = things_add(&client->bindings, binding, regions, id, err);
-	if (rc) {
+	thing = (struct thing){.object = binding,
+			       .source = client->graphs.all[graph_id].source,
+			       .regions = regions,
+			       .operands = count,
+			       .tokens = tokens};
+	rc = things_add(&client->bindings, &thing, id, err);
+	if (rc)
 		tmesh_engine_binding_unref(binding);
-	} else {
-		client->bindings.all[*id].operands = count;
-		client->bindings.all[*id].tokens = tokens;
+	else
 		client->regions -= regions;
-	}
 	return rc;
 }
 
@@ -327,8 +360,8 @@ static int rebind_values(struct client *client, uint32_t id, struct wire *reques
 	return 0;
 }
 
-static int run(struct client *client, uint32_t id, struct tmesh_engine_cancellable *cancellable,
-	       struct tmesh_error *err)
+static int client_run(struct client *client, uint32_t id,
+		      struct tmesh_engine_cancellable *cancellable, struct tmesh_error *err)
 {
 	struct tmesh_engine_binding *binding = things_get(&client->bindings, id);
 
@@ -337,7 +370,7 @@ static int run(struct client *client, uint32_t id, struct tmesh_engine_cancellab
 	return tmesh_engine_binding_dispatch_cancellable(binding, cancellable, err);
 }
 
-/* A request whose text is @text, a copy. */
+/* Perform a request; @text is a copy of its text. */
 static int perform(struct client *client, const struct wire_request *request, struct wire *text,
 		   struct tmesh_engine_cancellable *cancellable, struct wire_reply *reply,
 		   struct tmesh_error *err)
@@ -355,7 +388,7 @@ static int perform(struct client *client, const struct wire_request *request, st
 	case WIRE_REBIND:
 		return rebind_values(client, request->id, text, err);
 	case WIRE_RUN:
-		return run(client, request->id, cancellable, err);
+		return client_run(client, request->id, cancellable, err);
 	default:
 		return tmesh_fail(err, -EPROTO, "an unknown request (%u)", request->op);
 	}
@@ -366,7 +399,8 @@ static int answer(struct client *client, const struct wire_reply *reply)
 	struct tmesh_message message = {.bytes = sizeof(*reply)};
 
 	memcpy(message.data, reply, sizeof(*reply));
-	/* There is room for each reply that a client may wait for: who never reads is dropped. */
+	/* The channel has room for every reply that a client can wait for. A client that never
+	 * reads is dropped. */
 	return tmesh_channel_try_send(client->replies, &message, NULL) ? -EPIPE : 1;
 }
 
@@ -392,12 +426,12 @@ static int work(struct client *client, const struct wire_request *request,
 	return rc;
 }
 
-/* One that was called off before has a reply without a text: the page is its client's again. */
-static int turn(struct client *client, const struct wire_request *request, uint64_t limit_ns)
+/* Take a call's turn. The reply to a cancelled call has no text, because the client owns the page
+ * again. */
+static int turn(struct client *client, const struct wire_request *request)
 {
 	struct call call = {.number = request->number,
 			    .until = request->deadline,
-			    .limit_ns = limit_ns,
 			    .stops = request->op == WIRE_RUN};
 	struct wire_reply reply = {.number = request->number};
 	struct tmesh_error err = {0};
@@ -405,7 +439,7 @@ static int turn(struct client *client, const struct wire_request *request, uint6
 
 	if (call.stops && things_get(&client->bindings, request->id))
 		call.tokens = client->bindings.all[request->id].tokens;
-	reply.code = calls_begin(client->calls, &client->caller, &call, &err);
+	reply.code = calls_begin(client->service->calls, &client->caller, &call, &err);
 	if (reply.code)
 		return answer(client, &reply);
 	atomic_store(&client->page->begun, request->number);
@@ -414,13 +448,13 @@ static int turn(struct client *client, const struct wire_request *request, uint6
 		reply.bytes = (uint32_t)strnlen(err.message, sizeof(err.message) - 1);
 		memcpy(client->page->text, err.message, reply.bytes);
 	}
-	calls_ran(client->calls, reply.code);
+	calls_ran(client->service->calls, reply.code);
 	rc = answer(client, &reply);
-	calls_end(client->calls);
+	calls_end(client->service->calls);
 	return rc;
 }
 
-int client_turn(struct client *client, uint64_t limit_ns)
+int client_turn(struct client *client)
 {
 	struct wire_request request;
 	struct tmesh_message message;
@@ -435,13 +469,16 @@ int client_turn(struct client *client, uint64_t limit_ns)
 	memcpy(&request, message.data, sizeof(request));
 	client->caller.seen = request.number;
 	if (request.op == WIRE_GRAPH_CLOSE || request.op == WIRE_UNBIND) {
+		/* Closing a session can take long. */
+		calls_busy(client->service->calls);
 		(request.op == WIRE_UNBIND ? drop_binding : drop_graph)(client, request.id);
+		calls_idle(client->service->calls);
 		return 1;
 	}
-	return turn(client, &request, limit_ns);
+	return turn(client, &request);
 }
 
-int client_bell(const struct client *client)
+int client_notifier(const struct client *client)
 {
 	return tmesh_channel_poll_fd(client->requests, NULL);
 }
@@ -457,7 +494,7 @@ static int make_page(struct client *client, char *token, struct tmesh_error *err
 					       .label = "tmesh-engine client"};
 	const int64_t bytes = sizeof(struct wire_page);
 	void *data;
-	int rc = tmesh_tensor_create(client->ctx, TMESH_UINT8, 1, &bytes, &opts,
+	int rc = tmesh_tensor_create(client->service->ctx, TMESH_UINT8, 1, &bytes, &opts,
 				     &client->page_tensor, err);
 
 	if (!rc)
@@ -485,9 +522,10 @@ static void say_no(int socket, int code, const char *message)
 	send_words(socket, &words);
 }
 
-int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, struct calls *calls,
-	       int socket, size_t max_regions, struct client **out, struct tmesh_error *err)
+int client_new(const struct service *service, int socket, struct client **out,
+	       struct tmesh_error *err)
 {
+	struct tmesh_engine_context *context = service->context;
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 1, .layouts = 1};
 	struct wire_welcome words = {.magic = WIRE_MAGIC, .pid = (uint32_t)getpid()};
 	struct client *client = calloc(1, sizeof(*client));
@@ -497,31 +535,30 @@ int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, stru
 		client_refuse(socket, -ENOMEM, "the engine has no memory for another client");
 		return tmesh_fail(err, -ENOMEM, "no memory for a client");
 	}
-	client->ctx = ctx;
-	client->context = context;
-	client->calls = calls;
+	client->service = service;
 	client->socket = socket;
-	client->regions = max_regions;
+	client->regions = service->max_regions;
 	client->graphs.max = MAX_GRAPHS;
 	client->bindings.max = MAX_BINDINGS;
 	snprintf(words.backend, sizeof(words.backend), "%s", tmesh_engine_context_backend(context));
 	snprintf(words.version, sizeof(words.version), "%s", tmesh_engine_context_version(context));
-	rc = tmesh_channel_create(ctx, TMESH_CHANNEL_RECV, &opts, &client->requests, err);
+	rc = tmesh_channel_create(service->ctx, TMESH_CHANNEL_RECV, &opts, &client->requests, err);
 	if (!rc)
-		rc = tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, &opts, &client->replies, err);
+		rc = tmesh_channel_create(service->ctx, TMESH_CHANNEL_SEND, &opts, &client->replies,
+					  err);
 	if (!rc)
 		rc = tmesh_channel_token(client->requests, words.requests, err);
 	if (!rc)
 		rc = tmesh_channel_token(client->replies, words.replies, err);
 	if (!rc)
 		rc = make_page(client, words.page, err);
-	if (!rc && client_bell(client) < 0)
-		rc = tmesh_fail(err, -EMFILE, "no descriptor for a client's bell");
-	if (!rc && calls_add(calls, &client->caller, socket, client->page))
+	if (!rc && client_notifier(client) < 0)
+		rc = tmesh_fail(err, -EMFILE, "no descriptor for a client's notifier");
+	if (!rc && calls_add(service->calls, &client->caller, socket, client->page))
 		rc = tmesh_fail(err, -ENOMEM, "a client's socket cannot be listened to");
 	if (!rc)
 		rc = send_words(socket, &words);
-	/* Who is told nothing comes again and again. */
+	/* Give a reason: a client without one connects again and again. */
 	if (rc && rc != -EPIPE)
 		say_no(socket, rc, err->message);
 	if (rc)
@@ -533,7 +570,7 @@ int client_new(struct tmesh_ctx *ctx, struct tmesh_engine_context *context, stru
 
 void client_free(struct client *client)
 {
-	calls_remove(client->calls, &client->caller);
+	calls_remove(client->service->calls, &client->caller);
 	for (uint32_t i = 0; i < client->bindings.room; i++)
 		drop_binding(client, i);
 	for (uint32_t i = 0; i < client->graphs.room; i++)

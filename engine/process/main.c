@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmesh-engine: serves one engine, in a process that may crash, to the processes of one user. */
+/* tmesh-engine: serve one engine, in a process that may crash, to the processes of one user. */
 #include <getopt.h>
 #include <limits.h>
 #include <stdio.h>
@@ -27,6 +27,7 @@ static const char help[] =
 	"      --unconfined      let the engine open every file of this user and make every system "
 	"call\n"
 	"      --with-input      end when the standard input ends\n"
+	"      --check           say whether engines can be confined here, and end\n"
 	"  -h, --help\n"
 	"      --version\n"
 	"\n"
@@ -63,6 +64,7 @@ enum {
 	PATIENCE,
 	UNCONFINED,
 	WITH_INPUT,
+	CHECK,
 	VERSION
 };
 
@@ -79,12 +81,13 @@ int main(int argc, char **argv)
 		{"patience", required_argument, NULL, PATIENCE},
 		{"unconfined", no_argument, NULL, UNCONFINED},
 		{"with-input", no_argument, NULL, WITH_INPUT},
+		{"check", no_argument, NULL, CHECK},
 		{"help", no_argument, NULL, 'h'},
 		{"version", no_argument, NULL, VERSION},
 		{0},
 	};
 	struct options options = {.backend = "onnx", .threads = 1, .clients = 64};
-	/* On a machine with much to do an honest client may take a tenth of a second. */
+	/* On a busy machine an honest client may take a tenth of a second. */
 	double seconds = 60, patience = 0.5;
 	int key;
 
@@ -127,6 +130,8 @@ int main(int argc, char **argv)
 		case WITH_INPUT:
 			options.with_input = true;
 			break;
+		case CHECK:
+			return check();
 		case 'h':
 			fputs(help, stdout);
 			return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* What the engine tells of itself, in memory that whoever is allowed to may read as a file. */
+/* The engine's status, in memory that processes of its user can read as a file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -9,20 +9,23 @@
 #include "common/clock.h"
 #include "process.h"
 
-int status_map(int fd, struct engine_status **out)
+int status_new(int *fd, struct engine_status **out, struct tmesh_error *err)
 {
-	struct engine_status *status;
-	int rc = posix_fallocate(fd, 0, sizeof(*status));
+	struct engine_status *status = MAP_FAILED;
+	int file = memfd_create("tmesh-engine-status", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-	if (rc) {
-		errno = rc;
+	/* Seal the size, so that no holder can shorten the file under a reader. */
+	if (file >= 0 && !ftruncate(file, sizeof(*status)) &&
+	    !fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+		status = mmap(NULL, sizeof(*status), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	if (status == MAP_FAILED) {
+		tmesh_fail_errno(err, "memory for the engine's status");
+		if (file >= 0)
+			close(file);
 		return -1;
 	}
-	status = mmap(NULL, sizeof(*status), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (status == MAP_FAILED)
-		return -1;
-	memset((void *)status, 0, sizeof(*status));
 	status->started_ns = tmesh_now_ns();
+	*fd = file;
 	*out = status;
 	return 0;
 }
@@ -39,7 +42,7 @@ void status_began(struct engine_status *status)
 
 static void add(_Atomic uint64_t *number, uint64_t more)
 {
-	/* One process at a time writes, by one thread. */
+	/* No atomic addition is needed: one thread of one process writes. */
 	atomic_store_explicit(number, atomic_load_explicit(number, memory_order_relaxed) + more,
 			      memory_order_relaxed);
 }
@@ -61,8 +64,10 @@ void status_ended(struct engine_status *status, int code, bool step, uint64_t to
 	now->tokens += tokens;
 }
 
-void status_buried(struct engine_status *status)
+void status_buried(struct engine_status *status, uint32_t restarts)
 {
+	status->pid = 0;
+	status->restarts = restarts;
 	if (status->since_ns)
 		status_ended(status, -EPIPE, false, 0);
 	status->clients = status->waiting = 0;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 /*
- * The supervisor: listens, so that clients who come while an engine starts wait and are not
- * refused; starts the engine's process, ends it when a call is late, and starts the next when it
- * has died. It runs no engine and has no thread: nothing of a client's reaches it.
+ * The supervisor listens, so that clients which come while an engine starts can wait. It starts the
+ * engine's process, ends it if its work is late, and starts the next one. It runs no engine and has
+ * no thread. It waits only in poll(): neither for the engine's start nor for readers of its
+ * messages.
  */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,100 +18,95 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "lateness.h"
 #include "process.h"
 
-/* How often a process that works is looked at, and how long after its deadline a call may still
- * end. */
-#define LOOK_MS 10
-#define LATE_NS UINT64_C(10000000)
+#define MS_NS UINT64_C(1000000)
+/* A start reads the engine's library, which may be large and on a slow disk. */
+#define START_NS (60000 * MS_NS)
+/* So many processes that die soon after their start, without an answer, are replaced at once. After
+ * that each wait is twice as long as the one before. */
+#define AT_ONCE 8
+#define SOON_NS (1000 * MS_NS)
+#define FIRST_WAIT_NS (10 * MS_NS)
+#define LONGEST_WAIT_NS (250 * MS_NS)
+
+/* How often and how long it waits for the process's end before its own. */
+#define END_TRIES 50
+#define END_MS 100
+
+enum phase {
+	RUNS,
+	STARTS, /* a process exists but does not accept connections yet */
+	RESTS,	/* no process until own->next */
+};
 
 struct supervisor {
 	const struct options *options;
-	int dir, lock, listener, signals;
-	struct watch *watch;
-	struct engine_status *status;
+	struct place place;
+	struct shared shared;
+	struct lateness lateness;
+	int signals;
+	int ready; /* of a starting process, or -1 */
+	int broker;
 	pid_t pid;
-	bool late; /* it was ended for that */
-	char socket[sizeof(WIRE_SOCKET) + WIRE_NAME_LEN];
+	enum phase phase;
+	bool served;	     /* a process has accepted connections once */
+	bool late;	     /* the process was ended for being late */
+	uint64_t began;	     /* when the process or the rest began */
+	uint64_t next;	     /* when a rest ends */
+	unsigned int deaths; /* deaths in quick succession */
+	uint64_t calls;	     /* answered before this process began, by the status */
+	uint32_t restarts;
+	struct ready why;    /* of the last start; status 0: it did not fail */
+	struct ready failed; /* sent by the starting process, which then ends */
+	bool ends;	     /* a signal asked for that */
 };
 
-/* Why it does not start; with --with-input a program waits for that on the standard output. */
-static FILE *words;
+/* Where messages go. With --with-input a program reads them from the standard output. */
+static int words_to = STDERR_FILENO;
 
-static int refuse(const char *why)
+/* Print a message. Drop it if the output is a stopped terminal or a full pipe, which must not stop
+ * the supervisor. */
+__attribute__((format(printf, 1, 2))) static void tell(const char *format, ...)
 {
-	fprintf(words, "tmesh-engine: %s\n", why);
-	return -1;
+	struct pollfd at = {.fd = words_to, .events = POLLOUT};
+	char text[512] = "tmesh-engine: ";
+	size_t length = strlen(text);
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(text + length, sizeof(text) - length - 1, format, list);
+	va_end(list);
+	length = strlen(text);
+	text[length++] = '\n';
+	if (poll(&at, 1, 0) > 0 && (at.revents & POLLOUT) && write(words_to, text, length) < 0)
+		errno = 0;
+}
+
+/* Clean the text of an engine's process, which terminals and clients will get. */
+static void clean(struct ready *words)
+{
+	words->why[sizeof(words->why) - 1] = '\0';
+	for (char *at = words->why; *at; at++)
+		if ((unsigned char)*at < ' ' || *at == 0x7f)
+			*at = '?';
 }
 
 static int complain(const char *what)
 {
-	fprintf(words, "tmesh-engine: %s: %s\n", what, strerror(errno));
-	return -1;
+	tell("%s: %s", what, strerror(errno));
+	return 1;
 }
 
-/* The lock is this process's alone: whoever asks about it is told its number. It goes with the
- * process that has it, so one that was taken may be on a file that has just gone. */
-static int take_lock(struct supervisor *own, const char *name)
+static int unconfinable(const char *why)
 {
-	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-	struct stat st;
-	int fd;
-
-	for (;; close(fd)) {
-		fd = openat(own->dir, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-		if (fd < 0)
-			return complain(name);
-		if (fcntl(fd, F_SETLK, &lock) || fstat(fd, &st))
-			break;
-		if (st.st_nlink) {
-			own->lock = fd;
-			return 0;
-		}
-	}
-	if (errno != EAGAIN && errno != EACCES)
-		return complain(name);
-	fprintf(words, "tmesh-engine: an engine is served as \"%s\" already\n", own->options->name);
-	return -1;
-}
-
-/* The name is this supervisor's as long as it lives: what an older one left there is nobody's. */
-static int take_name(struct supervisor *own)
-{
-	char name[sizeof(own->socket) + sizeof(ENGINE_STATUS_SUFFIX)];
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct tmesh_error err;
-	struct tmesh_ctx *ctx;
-	int rc = tmesh_ctx_open(NULL, &ctx, &err);
-
-	if (!rc) {
-		rc = tmesh_ctx_runtime_dir(ctx, &own->dir, &err);
-		tmesh_ctx_unref(ctx);
-	}
-	if (rc)
-		return refuse(err.message);
-	snprintf(own->socket, sizeof(own->socket), WIRE_SOCKET "%s", own->options->name);
-	snprintf(name, sizeof(name), "%s" ENGINE_STATUS_SUFFIX, own->socket);
-	rc = take_lock(own, name);
-	if (rc)
-		return rc;
-	if (status_map(own->lock, &own->status))
-		return complain(name);
-	unlinkat(own->dir, own->socket, 0);
-	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", own->dir,
-		 own->socket);
-	own->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (own->listener < 0 ||
-	    bind(own->listener, (struct sockaddr *)&address, sizeof(address)) ||
-	    listen(own->listener, 128))
-		return complain("the engine's socket");
-	return 0;
+	tell("%s; --unconfined serves the engine as it is", why);
+	return EXIT_UNCONFINED;
 }
 
 static int watch_signals(struct supervisor *own)
@@ -121,8 +118,10 @@ static int watch_signals(struct supervisor *own)
 	sigemptyset(&all);
 	sigaddset(&all, SIGCHLD);
 	sigaddset(&all, SIGTERM);
-	/* A descriptor tells of ignored ones, too: what nohup, or a shell for what it starts in the
-	 * background, has ignored ends it no more than it ends the program that has started it. */
+	/* SIGCONT: the supervisor was stopped, and the engine's process with it. */
+	sigaddset(&all, SIGCONT);
+	/* signalfd reports ignored signals too. So leave those out that nohup, or a shell for a
+	 * background job, has ignored. */
 	for (size_t i = 0; i < sizeof(from_terminals) / sizeof(from_terminals[0]); i++)
 		if (!sigaction(from_terminals[i], NULL, &before) && before.sa_handler != SIG_IGN)
 			sigaddset(&all, from_terminals[i]);
@@ -130,122 +129,316 @@ static int watch_signals(struct supervisor *own)
 		return complain("blocking signals");
 	signal(SIGPIPE, SIG_IGN);
 	own->signals = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
-	if (own->signals < 0)
-		return complain("a descriptor for signals");
-	own->watch = mmap(NULL, sizeof(*own->watch), PROT_READ | PROT_WRITE,
-			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (own->watch == MAP_FAILED)
-		return complain("memory that is shared with the engine's process");
-	own->watch->status = own->status;
-	own->watch->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return own->watch->bell < 0 ? complain("what the engine wakes its supervisor by") : 0;
+	return own->signals < 0 ? complain("a descriptor for signals") : 0;
 }
 
-/* In the engine's process: what is the supervisor's alone goes. */
-static _Noreturn void become(struct supervisor *own, pid_t parent, int ready)
+static int share(struct supervisor *own)
 {
-	int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	struct watch *watch = mmap(NULL, sizeof(*watch), PROT_READ | PROT_WRITE,
+				   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (watch == MAP_FAILED)
+		return complain("memory that is shared with the engine's process");
+	own->shared = (struct shared){.watch = watch,
+				      .status = own->place.status,
+				      .notifier = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+				      .question = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+				      .broker = -1,
+				      .folder = own->place.folder};
+	if (own->shared.notifier < 0 || own->shared.question < 0)
+		return complain("what the engine's process and its supervisor wake each other by");
+	return 0;
+}
+
+/* Become the engine's process: drop the supervisor's own descriptors and signals. */
+static _Noreturn void become(struct supervisor *own, pid_t parent, int ready, int broker)
+{
+	int kept[] = {own->place.listener,
+		      own->place.folder,
+		      own->shared.notifier,
+		      own->shared.question,
+		      ready,
+		      broker};
 	sigset_t none;
 
-	/* With the supervisor it ends, too: nobody would watch it. */
+	/* End with the supervisor, because no one would watch this process. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (getppid() != parent)
 		_exit(0);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
-	/* A terminal's interrupt is the supervisor's. */
+	/* Only the supervisor reacts to a terminal's interrupt. */
 	signal(SIGINT, SIG_IGN);
-	dup2(null, STDIN_FILENO);
-	close(null);
-	close(own->signals);
-	close(own->lock);
-	close(own->dir);
-	serve(own->options, own->listener, ready, own->watch);
+	if (shed_terminal() || shed_descriptors(kept, sizeof(kept) / sizeof(*kept)))
+		_exit(1);
+	own->shared.broker = broker;
+	serve(own->options, own->place.listener, ready, &own->shared);
 }
 
-/* Return: 0 once it takes connections. */
-static int start(struct supervisor *own)
+static void empty(int eventfd)
+{
+	uint64_t count;
+
+	if (read(eventfd, &count, sizeof(count)) < 0)
+		errno = 0;
+}
+
+/* Start a process with its own pipe and socket. */
+static int fork_engine(struct supervisor *own)
 {
 	pid_t parent = getpid();
-	char why[256];
-	ssize_t got;
-	int ready[2];
+	int ready[2], ends[2];
 
-	own->watch->deadline = 0;
-	own->late = false;
-	if (pipe2(ready, O_CLOEXEC))
-		return complain("a pipe from the engine's process");
-	own->pid = fork();
-	if (own->pid < 0)
-		return complain("starting the engine's process");
-	if (!own->pid) {
+	if (pipe2(ready, O_CLOEXEC | O_NONBLOCK))
+		return -errno;
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {
 		close(ready[0]);
-		become(own, parent, ready[1]);
+		close(ready[1]);
+		return -errno;
 	}
+	memset((void *)own->shared.watch, 0, sizeof(*own->shared.watch));
+	empty(own->shared.notifier);
+	empty(own->shared.question);
+	own->pid = fork();
+	if (!own->pid)
+		become(own, parent, ready[1], ends[1]);
 	close(ready[1]);
-	do
-		got = read(ready[0], why, sizeof(why) - 1);
-	while (got < 0 && errno == EINTR);
-	close(ready[0]);
-	if (got == 1 && !*why) {
-		own->status->pid = (uint32_t)own->pid;
-		own->status->magic = ENGINE_STATUS_MAGIC;
+	close(ends[1]);
+	if (own->pid > 0) {
+		own->ready = ready[0];
+		own->broker = ends[0];
 		return 0;
 	}
-	why[got > 0 ? got : 0] = '\0';
-	waitpid(own->pid, NULL, 0);
 	own->pid = 0;
-	return refuse(got > 0 ? why : "the engine died while it started");
+	close(ready[0]);
+	close(ends[0]);
+	return -errno;
 }
 
-/* Return: whether it has died; the next one runs then, or @status says why none does. */
-static bool bury(struct supervisor *own, int *status)
+static void close_fd(int *fd)
 {
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+/* Rest without a process, longer after more deaths. */
+static void rest(struct supervisor *own)
+{
+	unsigned int more = own->deaths > AT_ONCE ? own->deaths - AT_ONCE - 1 : 0;
+	uint64_t wait = more < 10 ? FIRST_WAIT_NS << more : LONGEST_WAIT_NS;
+
+	if (wait > LONGEST_WAIT_NS)
+		wait = LONGEST_WAIT_NS;
+	own->phase = RESTS;
+	own->began = tmesh_now_ns();
+	own->next = own->began + (own->deaths > AT_ONCE ? wait : 0);
+}
+
+/* Refuse the waiting clients, because no process could be started for them. */
+static void refuse_all(const struct supervisor *own)
+{
+	struct ucred peer;
+	socklen_t size = sizeof(peer);
+	char message[252];
+	int fd;
+
+	snprintf(message, sizeof(message), "the engine cannot be started: %.200s", own->why.why);
+	for (int i = 0; i < BACKLOG; i++) {
+		fd = accept4(own->place.listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		if (fd < 0)
+			return;
+		if (!getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) && peer.uid == geteuid())
+			client_refuse(fd, own->why.code < 0 ? own->why.code : -EIO, message);
+		else
+			client_refuse(fd, -EACCES, "the engine is another user's");
+	}
+}
+
+/* Handle a process that could not start or died while it started. Return the exit status; 0: go
+ * on. */
+static int not_started(struct supervisor *own, const struct ready *why)
+{
+	close_fd(&own->ready);
+	if (why->status == EXIT_UNCONFINED)
+		unconfinable(why->why);
+	else if (!own->why.status || strcmp(own->why.why, why->why) != 0)
+		tell("%s", why->why);
+	own->why = *why;
+	own->why.status = why->status == EXIT_UNCONFINED ? EXIT_UNCONFINED : 1;
+	if (!own->served)
+		return own->why.status;
+	/* Try again later. New clients wait for the outcome of that. */
+	refuse_all(own);
+	if (own->deaths < AT_ONCE)
+		own->deaths = AT_ONCE;
+	own->deaths++;
+	rest(own);
+	return 0;
+}
+
+static int start(struct supervisor *own)
+{
+	struct ready why = {.status = 1};
+	int rc;
+
+	place_sweep(&own->place);
+	own->late = false;
+	own->failed.status = 0;
+	own->lateness.stopped = 0;
+	own->calls = own->place.status->calls;
+	own->began = tmesh_now_ns();
+	rc = fork_engine(own);
+	if (rc) {
+		why.code = rc;
+		snprintf(why.why, sizeof(why.why), "starting the engine's process: %s",
+			 strerror(-rc));
+		return not_started(own, &why);
+	}
+	own->phase = STARTS;
+	return 0;
+}
+
+static void hear_ready(struct supervisor *own)
+{
+	struct ready words;
+	ssize_t got = read(own->ready, &words, sizeof(words));
+
+	if (got < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	close_fd(&own->ready);
+	if (got == sizeof(words))
+		clean(&words);
+	/* bury() handles the process's end. */
+	if (got != sizeof(words) || words.status) {
+		if (got == sizeof(words))
+			own->failed = words;
+		if (own->pid > 0)
+			kill(own->pid, SIGKILL);
+		return;
+	}
+	own->why.status = 0;
+	own->phase = RUNS;
+	lateness_begin(&own->lateness, own->began);
+	own->place.status->pid = (uint32_t)own->pid;
+	own->place.status->magic = ENGINE_STATUS_MAGIC;
+	if (own->served)
+		return;
+	own->served = true;
+	printf("ready %s\n", own->options->name);
+	fflush(stdout);
+	words_to = STDERR_FILENO;
+}
+
+static void tell_death(const struct supervisor *own, pid_t pid, int how)
+{
+	if (own->late)
+		tell("process %d was ended: a call, or something else, was later than its "
+		     "deadline; a new one starts",
+		     pid);
+	else if (WIFSIGNALED(how))
+		tell("process %d died of signal %d; a new one starts", pid, WTERMSIG(how));
+	else
+		tell("process %d exited with %d; a new one starts", pid, WEXITSTATUS(how));
+}
+
+/* Handle the end of the process. Return the exit status; 0: go on. */
+static int bury(struct supervisor *own)
+{
+	struct ready died = {.status = 1, .code = -EIO};
+	bool useful = own->place.status->calls != own->calls;
+	pid_t pid = own->pid;
 	int how;
 
-	if (waitpid(own->pid, &how, WNOHANG) != own->pid)
-		return false;
-	if (own->late)
-		fprintf(stderr,
-			"tmesh-engine: process %d was ended: a call was later than its deadline; a "
-			"new one starts\n",
-			own->pid);
-	else if (WIFSIGNALED(how))
-		fprintf(stderr, "tmesh-engine: process %d died of signal %d; a new one starts\n",
-			own->pid, WTERMSIG(how));
-	else
-		fprintf(stderr, "tmesh-engine: process %d exited with %d; a new one starts\n",
-			own->pid, WEXITSTATUS(how));
-	own->status->pid = 0;
-	own->status->restarts++;
-	status_buried(own->status);
-	*status = start(own) ? 1 : 0;
-	return true;
-}
-
-/* Return: for how long nothing has to be looked at, in ms. */
-static int check_deadline(struct supervisor *own)
-{
-	uint64_t deadline = atomic_load(&own->watch->deadline);
-
-	if (deadline && !own->late && tmesh_now_ns() >= deadline + LATE_NS) {
-		own->late = true;
-		kill(own->pid, SIGKILL);
+	if (pid <= 0 || waitpid(pid, &how, WNOHANG) != pid)
+		return 0;
+	/* From here on the number may belong to another process. */
+	own->pid = 0;
+	/* It may have sent the reason. */
+	if (own->ready >= 0)
+		hear_ready(own);
+	close_fd(&own->broker);
+	if (own->phase == RUNS)
+		tell_death(own, pid, how);
+	if (own->phase == STARTS) {
+		strcpy(died.why, own->late ? "the engine did not start in time"
+					   : "the engine died while it started");
+		return not_started(own, own->failed.status ? &own->failed : &died);
 	}
-	return LOOK_MS;
+	own->deaths = useful || tmesh_now_ns() - own->began > SOON_NS ? 0 : own->deaths + 1;
+	own->restarts++;
+	status_buried(own->place.status, own->restarts);
+	rest(own);
+	return 0;
 }
 
-static bool told_to_end(const struct supervisor *own)
+static void hear_signals(struct supervisor *own)
 {
 	struct signalfd_siginfo info;
-	bool end = false;
 
-	while (read(own->signals, &info, sizeof(info)) == sizeof(info))
-		end |= info.ssi_signo != SIGCHLD;
-	return end;
+	while (read(own->signals, &info, sizeof(info)) == sizeof(info)) {
+		if (info.ssi_signo == SIGCONT)
+			lateness_continue(&own->lateness, tmesh_now_ns());
+		else
+			own->ends |= info.ssi_signo != SIGCHLD;
+	}
 }
 
-/* Standard input: whoever has the other end is gone when it ends. */
+/* Check again after a look at signals: perhaps the supervisor itself was stopped. */
+static bool is_late(struct supervisor *own, uint64_t now, uint64_t *until)
+{
+	if (!lateness_check(&own->lateness, own->shared.watch, now, until))
+		return false;
+	hear_signals(own);
+	return lateness_check(&own->lateness, own->shared.watch, now, until);
+}
+
+static void end_late(struct supervisor *own)
+{
+	own->late = true;
+	kill(own->pid, SIGKILL);
+}
+
+/* Do what is due. Return the ms until the next check. */
+static int check_time(struct supervisor *own, int *status)
+{
+	uint64_t now = tmesh_now_ns(), until;
+	uint64_t longest = own->options->limit_ns > START_NS ? own->options->limit_ns : START_NS;
+
+	switch (own->phase) {
+	case RUNS:
+		if (own->late)
+			return -1;
+		if (!is_late(own, now, &until))
+			break;
+		end_late(own);
+		return -1;
+	case STARTS:
+		until = own->began + longest + own->lateness.stopped;
+		if (own->late)
+			return -1;
+		if (now < until)
+			break;
+		end_late(own);
+		return -1;
+	default:
+		until = own->next;
+		if (now < until)
+			break;
+		*status = start(own);
+		return 0;
+	}
+	if (own->lateness.asks) {
+		const uint64_t one = 1;
+
+		own->lateness.asks = false;
+		if (write(own->shared.question, &one, sizeof(one)) < 0)
+			errno = 0;
+	}
+	return tmesh_poll_ms(until);
+}
+
+/* Return whether the standard input has ended: then the program at its other end is gone. */
 static bool input_ended(void)
 {
 	char text[256];
@@ -256,63 +449,90 @@ static bool input_ended(void)
 
 static int watch_over(struct supervisor *own)
 {
-	struct pollfd fds[] = {
-		{.fd = own->signals, .events = POLLIN},
-		{.fd = own->watch->bell, .events = POLLIN},
-		{.fd = own->options->with_input ? STDIN_FILENO : -1, .events = POLLIN},
-	};
-	int timeout = -1, quiet = 0, status = 0;
-	uint64_t rung;
+	int status = start(own);
 
-	for (;;) {
-		if (poll(fds, 3, timeout) < 0 && errno != EINTR)
-			return complain("waiting for the engine's process"), 1;
-		if (fds[0].revents && told_to_end(own))
+	while (!status) {
+		struct pollfd fds[] = {
+			{.fd = own->signals, .events = POLLIN},
+			{.fd = own->options->with_input ? STDIN_FILENO : -1, .events = POLLIN},
+			{.fd = own->shared.notifier, .events = POLLIN},
+			{.fd = own->ready, .events = POLLIN},
+			{.fd = own->phase == RUNS ? own->broker : -1, .events = POLLIN},
+		};
+		int timeout = check_time(own, &status);
+
+		if (status)
+			break;
+		lateness_look(&own->lateness, tmesh_now_ns());
+		if (poll(fds, sizeof(fds) / sizeof(*fds), timeout) < 0 && errno != EINTR)
+			return complain("waiting for the engine's process");
+		hear_signals(own);
+		if (own->ends || (fds[1].revents && input_ended()))
 			return 0;
-		if (fds[2].revents && input_ended())
-			return 0;
-		if (bury(own, &status) && status)
-			return status;
-		/* The bell rings when it wakes; it is looked at until it has long done nothing. */
-		if (read(own->watch->bell, &rung, sizeof(rung)) == sizeof(rung) ||
-		    atomic_load(&own->watch->deadline))
-			quiet = 0;
-		else
-			quiet++;
-		timeout = check_deadline(own);
-		if (quiet > 100)
-			timeout = -1;
+		if (fds[2].revents)
+			empty(own->shared.notifier);
+		if (fds[3].revents)
+			hear_ready(own);
+		if (fds[4].revents && !broker_serve(own->broker, own->place.dir))
+			close_fd(&own->broker);
+		status = bury(own);
+	}
+	return status;
+}
+
+/* End the process, but wait only so long: the kernel may be unable to end it, for example while it
+ * waits for a network file system. */
+static void supervisor_end(const struct supervisor *own)
+{
+	struct pollfd at = {.fd = own->signals, .events = POLLIN};
+	struct signalfd_siginfo info;
+
+	kill(own->pid, SIGKILL);
+	for (int i = 0; i < END_TRIES && waitpid(own->pid, NULL, WNOHANG) != own->pid; i++) {
+		poll(&at, 1, END_MS);
+		while (read(own->signals, &info, sizeof(info)) > 0)
+			;
 	}
 }
 
-/* Nothing stays of it; of one that is killed the next of its name takes what is there. */
-static void give_name(struct supervisor *own)
+static uint64_t longest_of(const struct options *options)
 {
-	char name[sizeof(own->socket) + sizeof(ENGINE_STATUS_SUFFIX)];
+	uint64_t memory;
 
-	if (own->lock < 0)
-		return;
-	snprintf(name, sizeof(name), "%s" ENGINE_STATUS_SUFFIX, own->socket);
-	unlinkat(own->dir, own->socket, 0);
-	unlinkat(own->dir, name, 0);
+	/* A client gives one region after the other, and then the call runs. */
+	if (__builtin_mul_overflow(options->patience_ns, serve_regions(options), &memory) ||
+	    memory > UINT64_MAX / 4)
+		memory = UINT64_MAX / 4;
+	return memory + options->limit_ns;
 }
 
 int supervise(const struct options *options)
 {
-	struct supervisor own = {.options = options, .dir = -1, .lock = -1};
-	int status = 1;
+	struct supervisor own = {
+		.options = options, .place = PLACE_NONE, .signals = -1, .ready = -1, .broker = -1};
+	struct tmesh_error err;
+	int status;
 
-	words = options->with_input ? stdout : stderr;
-	if (!take_name(&own) && !watch_signals(&own) && !start(&own)) {
-		printf("ready %s\n", options->name);
-		fflush(stdout);
-		words = stderr;
+	words_to = options->with_input ? STDOUT_FILENO : STDERR_FILENO;
+	own.lateness.longest = longest_of(options);
+	status = shed_descriptors(NULL, 0) ? complain("closing inherited descriptors") : 0;
+	if (!status && !options->unconfined && access("/proc/self/task", X_OK))
+		status = unconfinable("there is no /proc: whether Landlock binds all threads "
+				      "cannot be seen");
+	if (!options->unconfined)
+		shed_environment();
+	if (!status && place_take(&own.place, options->name, &err)) {
+		tell("%s", err.message);
+		status = 1;
+	}
+	if (!status)
+		status = watch_signals(&own);
+	if (!status)
+		status = share(&own);
+	if (!status)
 		status = watch_over(&own);
-	}
-	if (own.pid > 0) {
-		kill(own.pid, SIGKILL);
-		waitpid(own.pid, NULL, 0);
-	}
-	give_name(&own);
+	if (own.pid > 0)
+		supervisor_end(&own);
+	place_leave(&own.place);
 	return status;
 }
