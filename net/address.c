@@ -36,7 +36,7 @@ bool net_address_listens(const struct fi_info *info)
 	static const char *const names[] = {"tcp", "net", "sockets"};
 	const char *name = info->fabric_attr->prov_name;
 
-	/* What is below comes first: "tcp;ofi_rxm". */
+	/* The lower provider comes first in a name such as "tcp;ofi_rxm". */
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		if (!strncmp(name, names[i], strlen(names[i])) &&
 		    (!name[strlen(names[i])] || name[strlen(names[i])] == ';'))
@@ -62,7 +62,7 @@ int net_address_write(struct net_endpoint *endpoint, const struct fi_info *info,
 			       six ? (void *)&address.in6.sin6_addr : (void *)&address.in.sin_addr,
 			       host, sizeof(host)))
 			return tmesh_fail_errno(err, "writing the fabric's address as text");
-		/* The port is at the same place in both. */
+		/* sin_port and sin6_port have the same offset. */
 		snprintf(where, sizeof(where), "%s%s%s:%u", six ? "[" : "", host, six ? "]" : "",
 			 ntohs(address.in.sin_port));
 	} else {
@@ -125,7 +125,7 @@ static int read_raw(const char *where, uint32_t format, union net_sockaddr *addr
 	if (!digits || digits % 2 || bytes > sizeof(address->raw) ||
 	    !tmesh_unhex(address->raw, where, bytes))
 		return -EINVAL;
-	/* What libfabric takes for a text ends as one, and has nothing else in it. */
+	/* libfabric reads an FI_ADDR_STR address as text: printable bytes, then a zero. */
 	for (size_t i = 0; format == FI_ADDR_STR && i < bytes; i++)
 		if (i == bytes - 1 ? address->raw[i] != 0
 				   : address->raw[i] <= ' ' || address->raw[i] > '~')
@@ -181,6 +181,32 @@ malformed:
 	return tmesh_fail(err, -EINVAL, "not an address such as ofi+tcp;ofi_rxm://192.0.2.1:41233");
 }
 
+static socklen_t size_of(const union net_sockaddr *address)
+{
+	return address->any.sa_family == AF_INET6 ? sizeof(address->in6) : sizeof(address->in);
+}
+
+int net_address_way(const struct fi_info *info, const union net_sockaddr *home)
+{
+	union net_sockaddr own = {0};
+	int fd, error = 0;
+
+	if (!info->src_addr || info->src_addrlen > sizeof(own))
+		return 0;
+	memcpy(&own, info->src_addr, info->src_addrlen);
+	if (own.any.sa_family != home->any.sa_family)
+		return EAFNOSUPPORT;
+	/* sin_port and sin6_port have the same offset. */
+	own.in.sin_port = 0;
+	fd = socket(own.any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return 0;
+	if (bind(fd, &own.any, size_of(&own)) || connect(fd, &home->any, size_of(home)))
+		error = errno;
+	close(fd);
+	return error;
+}
+
 bool net_address_refuses(const union net_sockaddr *address, int ms)
 {
 	int fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -190,9 +216,7 @@ bool net_address_refuses(const union net_sockaddr *address, int ms)
 
 	if (fd < 0)
 		return false;
-	if (connect(fd, &address->any,
-		    address->any.sa_family == AF_INET6 ? sizeof(address->in6)
-						       : sizeof(address->in)))
+	if (connect(fd, &address->any, size_of(address)))
 		error = errno;
 	if (error == EINPROGRESS && poll(&wait, 1, ms) == 1)
 		getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes);

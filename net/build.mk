@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 #
-# libtmesh-net: bytes between machines by libfabric, on libtmesh's public face alone; and tmesh-net, the
-# program that does it for others. Where libfabric-dev is not installed `make` leaves both out, and nothing else
-# misses them; `make net` says what is missing.
+# libtmesh-net: bytes between machines by libfabric, on libtmesh's public API alone; and tmesh-net, the program
+# that does it for other programs. Without libfabric-dev `make` leaves both out, and no other part needs them.
+# `make net` then lists the missing packages.
 
 NET        := net
 NET_SONAME := libtmesh-net.so.0
@@ -13,18 +13,18 @@ NET_PORT_SRC := $(wildcard $(NET)/port/*.c)
 NET_HEADERS := include/tmesh/net.h
 NET_LIBS    = $(shell pkg-config --libs libfabric) -ljansson -pthread
 
-# A look at the file: nothing may be asked of programs before `make deps` has installed them.
+# This looks at the file alone: no program may be needed before `make deps` has installed it.
 NET_BUILT := $(if $(wildcard /usr/include/rdma/fabric.h),net)
 
-net: $(B)/libtmesh-net.so $(NET_A) $(B)/tmesh-net ## build libtmesh-net and tmesh-net
+net: $(B)/libtmesh-net.so $(NET_A) $(B)/tmesh-net ## [Build] Build libtmesh-net and tmesh-net.
 
 # net_objects(variant, flags): as lib_objects()
 define net_objects
 NET_OBJ_$(1) := $(NET_SRC:$(NET)/%.c=$(B)/net-$(1)/%.o)
 NET_PORT_OBJ_$(1) := $(NET_PORT_SRC:$(NET)/%.c=$(B)/net-$(1)/%.o)
-$(B)/net-$(1)/%.o: $(NET)/%.c $(NET)/build.mk
+$(B)/net-$(1)/%.o: $(NET)/%.c $(NET)/build.mk | $(call needs,rdma/fabric.h jansson.h xxhash.h pkg-config)
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(COMMON_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
+	$$(SAY)$$(CC) $$(CPPFLAGS) $$(COMMON_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
 -include $(NET_SRC:$(NET)/%.c=$(B)/net-$(1)/%.d) $(NET_PORT_SRC:$(NET)/%.c=$(B)/net-$(1)/%.d)
 endef
 $(eval $(call net_objects,plain,))
@@ -32,27 +32,27 @@ $(eval $(call net_objects,asan,$(ASAN_FLAGS)))
 $(eval $(call net_objects,tsan,$(TSAN_FLAGS)))
 
 $(NET_SO): $(NET_OBJ_plain) $(COMMON_OBJ) $(NET)/libtmesh-net.map $(B)/libtmesh.so
-	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(NET_SONAME) -Wl,-z,defs \
+	$(SAY)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(NET_SONAME) -Wl,-z,defs \
 		-Wl,-Bsymbolic-functions -Wl,--version-script=$(NET)/libtmesh-net.map -o $@ \
 		$(NET_OBJ_plain) $(COMMON_OBJ) -L$(B) -ltmesh $(NET_LIBS)
 
 $(B)/libtmesh-net.so: $(NET_SO)
-	ln -sf $(notdir $(NET_SO)) $(B)/$(NET_SONAME)
-	ln -sf $(NET_SONAME) $@
+	@ln -sf $(notdir $(NET_SO)) $(B)/$(NET_SONAME)
+	@ln -sf $(NET_SONAME) $@
 
-# The static ones have nothing of lib/common/: libtmesh's archive, which they are linked with, has.
+# The static libraries leave out lib/common/, which is in libtmesh's archive: programs link both.
 $(NET_A): $(NET_OBJ_plain)
 $(B)/libtmesh-net-asan.a: $(NET_OBJ_asan)
 $(B)/libtmesh-net-tsan.a: $(NET_OBJ_tsan)
 $(NET_A) $(B)/libtmesh-net-asan.a $(B)/libtmesh-net-tsan.a:
-	rm -f $@
-	$(AR) rcs $@ $^
+	@rm -f $@
+	$(SAY)$(AR) rcs $@ $^
 
-# Against the static libraries, as tmeshctl; distributions take the shared ones: TOOLS_LIB, NET_PORT_LIB.
+# Link the static libraries, like tmeshctl. Distributions take the shared ones: TOOLS_LIB, NET_PORT_LIB.
 NET_PORT_LIB ?= $(NET_A)
 TOOLS_LIB ?= $(LIB_A)
 $(B)/tmesh-net: $(NET_PORT_OBJ_plain) $(NET_PORT_LIB) $(TOOLS_LIB) $(COMMON_OBJ)
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(NET_PORT_OBJ_plain) $(NET_PORT_LIB) \
+	$(SAY)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $(NET_PORT_OBJ_plain) $(NET_PORT_LIB) \
 		$(if $(filter %.so,$(TOOLS_LIB)),$(COMMON_OBJ)) $(TOOLS_LIB) $(LIB_LIBS) $(NET_LIBS)
 
 install-net: net

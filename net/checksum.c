@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Checksums, by a kept library that is compiled in: xxHash's XXH3 of 128 bits, which is as fast as
- * memory, so that a fetch is not the slower for it. It finds damage; who can forge one can also
- * read what is sent, which is not encrypted either.
+ * Checksums by xxHash's XXH3 (128 bits), compiled into this library. It is as fast as memory, so a
+ * fetch is not slower for it. It detects damage, not forgery: an attacker who can change the bytes
+ * on their way can also read them, because the transport is not encrypted.
  */
 #include <errno.h>
 #include <string.h>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * One end of libfabric's. Each grant and each fetch has its own, with a domain of its own: when it
- * is closed, nothing that it had under way touches memory any more, and what a peer does to it
- * harms no other.
+ * One endpoint of libfabric. Each grant and each fetch has its own endpoint in its own domain.
+ * After it is closed, its requests touch no memory, and a faulty peer can affect no other endpoint.
  */
 #include <errno.h>
 #include <rdma/fi_errno.h>
@@ -13,12 +12,13 @@
 #include "common/clock.h"
 #include "net_internal.h"
 
-/* Between two looks at a queue that cannot be waited for: the first, and the longest. */
+/* The first and the longest pause between two reads of a completion queue that cannot block. */
 #define LOOK_NS 20000
 #define LOOK_MOST_NS 1000000
 
-/* This file is in every program that has anything of this library: all of it fails by the next
- * function. Behind the constructors of what it is linked with. */
+/* Every program that links any part of this library also links this file, because all of the
+ * library calls net_fail_fabric(). This constructor runs after those of the libraries that it
+ * depends on. */
 __attribute__((constructor)) static void begin(void)
 {
 	net_signals_give_back();
@@ -41,7 +41,7 @@ bool net_mr_wants(const struct fi_info *info, uint64_t mode)
 	return info->domain_attr->mr_mode & mode;
 }
 
-/* Which have addresses of their own, and none of an interface. */
+/* These providers have addresses of their own and are not bound to a network interface. */
 static bool finds_itself(const char *provider)
 {
 	return !strcmp(provider, "shm") || !strcmp(provider, "efa");
@@ -67,7 +67,7 @@ int net_endpoint_find(const struct tmesh_net_opts *opts, uint64_t caps, struct f
 	if (!hints)
 		return net_fail_fabric(err, "fi_allocinfo", rc);
 	hints->caps = FI_RMA | caps;
-	/* Room for the provider in each request. */
+	/* The provider may use space in each request's context. */
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->domain_attr->mr_mode = NET_MR_MODES;
 	if (opts->flags & TMESH_NET_DMABUF) {
@@ -112,7 +112,7 @@ int net_endpoint_open(struct fi_info *info, struct net_endpoint *endpoint, struc
 	if (rc)
 		goto fail;
 	what = "fi_cq_open";
-	/* Those wait by looking all the time, where they wait at all. */
+	/* These providers poll without pause if they support a blocking wait at all. */
 	e.waits = !finds_itself(info->fabric_attr->prov_name);
 	rc = e.waits ? fi_cq_open(e.domain, &cq, &e.cq, NULL) : -FI_ENOSYS;
 	if (rc) {
@@ -176,7 +176,7 @@ ssize_t net_endpoint_wait(struct net_endpoint *endpoint, struct fi_cq_entry *ent
 
 	if (endpoint->waits)
 		return fi_cq_sread(endpoint->cq, entries, count, NULL, ms);
-	/* The look is what moves the provider on, too. */
+	/* Reading the queue also drives the provider's progress. */
 	while ((rc = fi_cq_read(endpoint->cq, entries, count)) == -FI_EAGAIN &&
 	       tmesh_now_ns() < deadline) {
 		nanosleep(&pause, NULL);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * A fetch: pieces are asked for ahead, so that the next ones are under way while one is summed up.
- * They are taken in order: what is there is always a beginning, behind which a new connection goes
- * on.
+ * A fetch. It requests pieces ahead, so that the next ones travel while it sums up one. It takes
+ * the pieces in order: the bytes received so far always form a prefix, and a new connection
+ * continues after it.
  */
 #include <errno.h>
 #include <rdma/fi_errno.h>
@@ -13,10 +13,10 @@
 #include "net_internal.h"
 
 #define TIMEOUT_NS UINT64_C(10000000000)
-/* How long a fetch waits before it looks whether it was given up. */
+/* The interval at which a fetch checks whether it was cancelled. */
 #define SLICE_MS 20
 #define DRAIN_NS UINT64_C(1000000000)
-/* How long a connection may be without any byte until it is looked whether somebody listens. */
+/* After this time without any byte on a connection, check whether the home still listens. */
 #define SILENCE_NS UINT64_C(30000000)
 
 struct fetch {
@@ -31,10 +31,10 @@ struct fetch {
 	struct net_sum *sum;
 	uint64_t done;	    /* bytes in order */
 	uint64_t asked;	    /* bytes asked for on this connection */
-	uint64_t deadline;  /* when there was nothing for too long */
-	uint64_t look;	    /* when to look whether anybody listens; 0: there were bytes */
+	uint64_t deadline;  /* the fetch fails if no byte has come until then */
+	uint64_t look;	    /* when to check whether the home listens; 0: bytes have come */
 	unsigned int count; /* of pieces under way */
-	bool idle;	    /* nothing is left of earlier connections */
+	bool idle;	    /* no request of an earlier connection is left */
 };
 
 static int gone(struct fetch *fetch, const char *why, struct tmesh_error *err)
@@ -45,9 +45,9 @@ static int gone(struct fetch *fetch, const char *why, struct tmesh_error *err)
 			  why, (unsigned long long)fetch->done, (unsigned long long)fetch->bytes);
 }
 
-/* Ask for as many pieces as may be under way. */
-static int ask(struct fetch *fetch, struct net_endpoint *endpoint, struct fid_mr *mr,
-	       fi_addr_t home, struct tmesh_error *err)
+/* Request as many pieces as the window allows. */
+static int fetch_ask(struct fetch *fetch, struct net_endpoint *endpoint, struct fid_mr *mr,
+		     fi_addr_t home, struct tmesh_error *err)
 {
 	size_t most = fetch->net->reader->ep_attr->max_msg_size;
 	void *local = mr ? fi_mr_desc(mr) : NULL;
@@ -77,9 +77,9 @@ static int ask(struct fetch *fetch, struct net_endpoint *endpoint, struct fid_mr
 	return 0;
 }
 
-/* What has come in order. While all of it waits to be written nothing is asked for: that is not the
- * home's silence. */
-static int take(struct fetch *fetch, struct tmesh_error *err)
+/* Take the pieces that have come in order. No request is under way while all pieces wait to be
+ * written. That time does not count as silence of the home, so the deadline moves. */
+static int fetch_read(struct fetch *fetch, struct tmesh_error *err)
 {
 	uint64_t before = fetch->done;
 	struct net_piece *piece;
@@ -94,7 +94,7 @@ static int take(struct fetch *fetch, struct tmesh_error *err)
 		return net_window_wait(fetch->window, NET_PIECES, err);
 	rc = net_window_wait(fetch->window, fetch->done < fetch->bytes ? NET_PIECES - 1 : 0, err);
 	if (fetch->done > before)
-		fetch->deadline = tmesh_now_ns() + fetch->opts.timeout_ns;
+		fetch->deadline = tmesh_now_ns() + (uint64_t)fetch->opts.timeout_ns;
 	return rc;
 }
 
@@ -105,7 +105,8 @@ static int progress(struct fetch *fetch, struct tmesh_error *err)
 	return 0;
 }
 
-/* Where libfabric's addresses are none of TCP's this is not to be known: the deadline ends it. */
+/* Return whether the home refuses connections. This is known for TCP alone; a fetch by another
+ * provider ends at its deadline. */
 static bool refuses(struct fetch *fetch)
 {
 	return fetch->net->listens && net_address_refuses(&fetch->place.at, SLICE_MS);
@@ -115,7 +116,7 @@ static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct 
 {
 	struct fi_cq_entry entries[8];
 	struct fi_cq_err_entry failure = {0};
-	/* Without a request under way it connects, and is asked again soon. */
+	/* Without a request under way libfabric is still connecting: try again soon. */
 	int slice = fetch->count ? SLICE_MS : 1, ms = tmesh_poll_ms(fetch->deadline);
 	ssize_t count = net_endpoint_wait(endpoint, entries, 8, ms > slice ? slice : ms);
 
@@ -130,7 +131,7 @@ static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct 
 		((struct net_piece *)entries[i].op_context)->come = true;
 	if (count > 0) {
 		fetch->count -= count;
-		fetch->deadline = tmesh_now_ns() + fetch->opts.timeout_ns;
+		fetch->deadline = tmesh_now_ns() + (uint64_t)fetch->opts.timeout_ns;
 		fetch->look = 0;
 	} else if (tmesh_now_ns() >= fetch->deadline) {
 		return tmesh_fail(err, -ETIMEDOUT,
@@ -147,9 +148,9 @@ static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct 
 	return 0;
 }
 
-/* Requests under way are ended, and told of one by one, before the endpoint is: libfabric 1.17 does
- * not stand another order. An endpoint that is not done in time is left as it is: without anybody
- * who asks for its completions it does nothing. Return: whether it can be closed. */
+/* End all requests under way, and take the completion of each before the endpoint is closed:
+ * libfabric 1.17 supports no other order. If that takes too long, leave the endpoint open: it makes
+ * no progress when no thread reads its completions. Return whether it can be closed. */
 static bool drain(struct fetch *fetch, struct net_endpoint *endpoint)
 {
 	uint64_t deadline = tmesh_now_ns() + DRAIN_NS;
@@ -168,7 +169,7 @@ static bool drain(struct fetch *fetch, struct net_endpoint *endpoint)
 	return !fetch->count;
 }
 
-/* What is read into is registered, too, where the provider wants it. */
+/* Register the window's buffers if the provider requires it for memory that it reads into. */
 static int register_window(struct fetch *fetch, struct net_endpoint *endpoint, struct fid_mr **mr,
 			   struct tmesh_error *err)
 {
@@ -184,7 +185,7 @@ static int register_window(struct fetch *fetch, struct net_endpoint *endpoint, s
 	return rc ? net_fail_fabric(err, "fi_mr_reg", rc) : 0;
 }
 
-/* One connection, from where the fetch is to its end. */
+/* Fetch by one connection, from the current position until the connection ends. */
 static int attempt(struct fetch *fetch, struct tmesh_error *err)
 {
 	struct net_endpoint endpoint;
@@ -192,7 +193,8 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 	fi_addr_t home;
 	int rc;
 
-	/* A connection that broke: most often the home has died, and libfabric would try on. */
+	/* The previous connection broke. Usually the home has died, and libfabric would keep
+	 * trying. */
 	if (fetch->done && refuses(fetch))
 		return gone(fetch, "nobody listens there", err);
 	rc = net_endpoint_open(fetch->net->reader, &endpoint, err);
@@ -207,15 +209,15 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 		rc = tmesh_fail(err, -EINVAL, "libfabric does not take the address %s",
 				fetch->source->address);
 	while (!rc && fetch->done < fetch->bytes) {
-		rc = ask(fetch, &endpoint, mr, home, err);
+		rc = fetch_ask(fetch, &endpoint, mr, home, err);
 		if (!rc)
 			rc = wait_some(fetch, &endpoint, err);
 		if (!rc)
-			rc = take(fetch, err);
+			rc = fetch_read(fetch, err);
 		if (!rc)
 			rc = progress(fetch, err);
 	}
-	/* Nothing is written to the memory after this. */
+	/* After this libfabric writes nothing to the window. */
 	if (!drain(fetch, &endpoint)) {
 		fetch->idle = false;
 		return rc;
@@ -224,12 +226,29 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 	return rc;
 }
 
+/* Check the route first. Without one, libfabric either retries until the timeout or reports an
+ * error that looks as if the home had gone. */
+static int check_way(struct fetch *fetch, struct tmesh_error *err)
+{
+	int error = fetch->net->listens ? net_address_way(fetch->net->reader, &fetch->place.at) : 0;
+
+	if (!error)
+		return 0;
+	return tmesh_fail(
+		err, -EINVAL,
+		"no way leads from this net's own address %s to the home at %s (%s): open "
+		"the net at an address of this machine that reaches the home",
+		fetch->net->opts.address, fetch->source->address, strerror(error));
+}
+
 static int fetch_bytes(struct fetch *fetch, struct tmesh_error *err)
 {
 	uint64_t before;
-	int rc;
+	int rc = check_way(fetch, err);
 
-	fetch->deadline = tmesh_now_ns() + fetch->opts.timeout_ns;
+	if (rc)
+		return rc;
+	fetch->deadline = tmesh_now_ns() + (uint64_t)fetch->opts.timeout_ns;
 	do {
 		before = fetch->done;
 		rc = attempt(fetch, err);
@@ -301,7 +320,7 @@ static int enter(struct tmesh_net *net, struct net_run *run, struct tmesh_error 
 
 	pthread_mutex_lock(&net->lock);
 	LIST_FOREACH(other, &net->runs, entry)
-	same += !strcmp(other->address, run->address);
+		same += !strcmp(other->address, run->address);
 	if (net->stats.fetches >= net->opts.max_fetches) {
 		rc = tmesh_fail(err, -EDQUOT, "%u fetches run already", net->opts.max_fetches);
 	} else if (same >= net->opts.max_fetches_per_address) {
@@ -349,6 +368,8 @@ int tmesh_net_fetch(struct tmesh_net *net, const struct tmesh_net_source *source
 		goto end;
 	if (!fetch->opts.timeout_ns)
 		fetch->opts.timeout_ns = TIMEOUT_NS;
+	else if (fetch->opts.timeout_ns < 0)
+		fetch->opts.timeout_ns = INT64_MAX;
 	run.address = given.address;
 	rc = enter(net, &run, err);
 	if (rc)

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Keys. Each has an endpoint and a thread of its own, which makes libfabric answer reads: the
- * home's program does nothing for them. The end of the endpoint is the end of the reads that are
- * under way.
+ * Keys. Each has its own endpoint and a thread that makes libfabric answer reads; the home's
+ * program does nothing for them. Closing the endpoint ends the reads that are under way.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -12,8 +11,8 @@
 #include "common/random.h"
 #include "net_internal.h"
 
-/* A thread that is told to end does so within this time, where libfabric cannot wake it: the second
- * where there is nothing to be woken from. */
+/* The longest time until a key's thread sees @end if libfabric does not wake it: WAIT_MS if the
+ * thread blocks on its queue, LOOK_MS if it polls. */
 #define WAIT_MS 200
 #define LOOK_MS 5
 
@@ -23,7 +22,7 @@ static void *serve(void *data)
 	struct fi_cq_entry entries[8];
 	int ms = grant->endpoint.waits ? WAIT_MS : LOOK_MS;
 
-	/* Nothing ever completes here; errors are those of a peer's connection. */
+	/* No request of ours completes here. Errors are those of a peer's connection. */
 	while (!atomic_load(&grant->end)) {
 		ssize_t rc = net_endpoint_wait(&grant->endpoint, entries, 8, ms);
 
@@ -56,7 +55,7 @@ static int grant_open(struct tmesh_net *net, struct net_grant *grant, char *addr
 				  err);
 	if (rc)
 		return rc;
-	/* Some providers have chosen another one. */
+	/* Some providers choose another key than the requested one. */
 	number = fi_mr_key(grant->mr);
 	if (number == FI_KEY_NOTAVAIL)
 		return tmesh_fail(err, -EIO, "libfabric gives no key");
@@ -86,7 +85,7 @@ static void grant_end(struct tmesh_net *net, struct net_grant *grant)
 	grant_free(net, grant);
 }
 
-/* The offer with a reference, and the grant in the list: it counts from now on. */
+/* Take a reference on the offer and add the grant to the list, where limits count it. */
 static int grant_enter(struct tmesh_net *net, struct net_grant *grant, const char *id,
 		       struct tmesh_error *err)
 {
@@ -97,10 +96,10 @@ static int grant_enter(struct tmesh_net *net, struct net_grant *grant, const cha
 
 	pthread_mutex_lock(&net->lock);
 	LIST_FOREACH(other, &net->grants, entry)
-	of_peer += !strcmp(other->peer, grant->peer);
+		of_peer += !strcmp(other->peer, grant->peer);
 	LIST_FOREACH(offer, &net->offers, entry)
-	if (!strcmp(offer->id, id))
-		break;
+		if (!strcmp(offer->id, id))
+			break;
 	if (!offer) {
 		rc = tmesh_fail(err, -ENOENT, "no such offer: it was withdrawn, or never made");
 	} else if (net->stats.keys >= net->opts.max_keys) {
@@ -117,15 +116,16 @@ static int grant_enter(struct tmesh_net *net, struct net_grant *grant, const cha
 	return rc;
 }
 
-/* An offer that was withdrawn meanwhile has looked for its grants already. */
+/* Mark the grant ready, unless its offer was withdrawn meanwhile: then the withdrawal has passed by
+ * this grant already. */
 static bool grant_ready(struct tmesh_net *net, struct net_grant *grant)
 {
 	struct net_offer *offer;
 
 	pthread_mutex_lock(&net->lock);
 	LIST_FOREACH(offer, &net->offers, entry)
-	if (offer == grant->offer)
-		break;
+		if (offer == grant->offer)
+			break;
 	if (offer)
 		grant->ready = true;
 	else
@@ -182,8 +182,8 @@ int tmesh_net_revoke(struct tmesh_net *net, const char *key, struct tmesh_error 
 		return rc;
 	pthread_mutex_lock(&net->lock);
 	LIST_FOREACH(grant, &net->grants, entry)
-	if (grant->ready && !strcmp(grant->key, key))
-		break;
+		if (grant->ready && !strcmp(grant->key, key))
+			break;
 	if (grant)
 		LIST_REMOVE(grant, entry);
 	pthread_mutex_unlock(&net->lock);
@@ -200,8 +200,8 @@ void net_grants_end(struct tmesh_net *net, const struct net_offer *offer)
 	do {
 		pthread_mutex_lock(&net->lock);
 		LIST_FOREACH(grant, &net->grants, entry)
-		if (grant->ready && (!offer || grant->offer == offer))
-			break;
+			if (grant->ready && (!offer || grant->offer == offer))
+				break;
 		if (grant)
 			LIST_REMOVE(grant, entry);
 		pthread_mutex_unlock(&net->lock);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * What this machine has fetched is kept, each region under the name of its bytes. Who has an offer
- * opens it there, as tmesh-net itself would find it, and asks neither the machine's Tmesh.Net nor
- * the home: by the rules of kept regions, so memory of this user alone, for reading.
+ * Regions that this machine has fetched are kept under the checksum of their bytes. A process with
+ * an offer first looks for them here, as tmesh-net does, and then needs neither the machine's
+ * Tmesh.Net nor the home. The rules of kept regions apply: memory of this user alone, for reading.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 #include "net_internal.h"
 
-/* An offer has more members than a ref may have, and may be longer. */
+/* A ref may have only these members. An offer has more, and may be longer than a ref. */
 static const char *const ref_members[] = {"v",	   "id",    "token",   "offset", "byte_size",
 					  "shape", "dtype", "strides", "device"};
 

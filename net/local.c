@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Asking the machine's Tmesh.Net: net.sock in the runtime directory, whose protocol is described in
- * bindings/beam/lib/tmesh/net/local.ex. Its answer is checked as a stranger's would be.
+ * Requests to the machine's Tmesh.Net by net.sock in the runtime directory.
+ * bindings/beam/lib/tmesh/net/local.ex describes the protocol. Its answers are checked like those
+ * of any stranger.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -11,21 +12,29 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/error_names.h"
 #include "net_internal.h"
 
 #define SOCKET "net.sock"
 #define ANSWER_MAX (1u << 20) /* more than the longest ref */
 #define NSEC UINT64_C(1000000000)
 #define DEFAULT_NS (10 * NSEC)
-/* It says each second that it lives. */
+/* Tmesh.Net sends a sign of life every second. */
 #define SILENCE_NS (30 * NSEC)
 
-/* The words of its errors. */
-static const int errnos[] = {EACCES, EPERM,  EBUSY,  EEXIST, ESTALE,	EDQUOT,	    ENOMEM,
-			     EMFILE, ENOENT, EPROTO, EINVAL, ETIMEDOUT, EOPNOTSUPP, EPIPE};
+/* The names of errors in its answers. */
+static const struct {
+	int code;
+	const char *word;
+} errors[] = {
+#define X(code, name) {code, #code},
+	TMESH_ERROR_NAMES(X)
+#undef X
+};
 
 static int no_net(const struct tmesh_net_wanted *wanted, struct tmesh_error *err)
 {
@@ -44,6 +53,44 @@ static int no_net(const struct tmesh_net_wanted *wanted, struct tmesh_error *err
 	return -ENOENT;
 }
 
+static uint64_t timeout_of(const struct tmesh_net_wanted *wanted)
+{
+	if (wanted->timeout_ns < 0)
+		return INT64_MAX;
+	return wanted->timeout_ns ? (uint64_t)wanted->timeout_ns : DEFAULT_NS;
+}
+
+/* Connect, and try again on EAGAIN: the listener's queue is full, and the kernel does not notify
+ * when it has room. */
+static int connect_in_time(int fd, const struct sockaddr_un *address, uint64_t patience)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+	uint64_t start = tmesh_now_ns();
+
+	while (connect(fd, (const struct sockaddr *)address, sizeof(*address))) {
+		if (errno != EAGAIN && errno != EINTR)
+			return -errno;
+		if (tmesh_now_ns() - start >= patience)
+			return -ETIMEDOUT;
+		nanosleep(&pause, NULL);
+	}
+	return 0;
+}
+
+static int connect_error(int rc, const struct tmesh_net_wanted *wanted, struct tmesh_error *err)
+{
+	switch (rc) {
+	case -ENOENT:
+	case -ECONNREFUSED:
+		return no_net(wanted, err);
+	case -ETIMEDOUT:
+		return tmesh_fail(err, rc, "Tmesh.Net does not answer: it takes no connection");
+	default:
+		errno = -rc;
+		return tmesh_fail_errno(err, "connecting to Tmesh.Net");
+	}
+}
+
 static int connect_net(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted, int *out,
 		       struct tmesh_error *err)
 {
@@ -54,15 +101,13 @@ static int connect_net(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wan
 
 	if (rc)
 		return rc;
-	/* However long the directory's path is. */
+	/* This form has no limit on the length of the directory's path. */
 	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/" SOCKET, dir);
-	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		rc = tmesh_fail_errno(err, "making a socket to Tmesh.Net");
-	else if (connect(fd, (struct sockaddr *)&address, sizeof(address)))
-		rc = errno == ENOENT || errno == ECONNREFUSED
-			     ? no_net(wanted, err)
-			     : tmesh_fail_errno(err, "connecting to Tmesh.Net");
+	else if ((rc = connect_in_time(fd, &address, timeout_of(wanted))))
+		rc = connect_error(rc, wanted, err);
 	else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
 		rc = tmesh_fail_errno(err, "asking which user serves " SOCKET);
 	else if (peer.uid != geteuid() && peer.uid != 0)
@@ -76,7 +121,7 @@ static int connect_net(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wan
 	return rc;
 }
 
-/* All of it, in or out, while something moves. */
+/* Send or receive all @count bytes. Fail if none moves for @patience. */
 static int transfer(int fd, char *bytes, size_t count, bool out, uint64_t patience,
 		    struct tmesh_error *err)
 {
@@ -104,9 +149,9 @@ static int transfer(int fd, char *bytes, size_t count, bool out, uint64_t patien
 	return 0;
 }
 
-static int ask(int fd, const struct tmesh_net_wanted *wanted, struct tmesh_error *err)
+static int local_ask(int fd, const struct tmesh_net_wanted *wanted, struct tmesh_error *err)
 {
-	uint64_t timeout = wanted->timeout_ns ? wanted->timeout_ns : DEFAULT_NS;
+	uint64_t timeout = timeout_of(wanted);
 	json_int_t ms = timeout / 1000000 > INT32_MAX ? INT32_MAX : timeout / 1000000;
 	json_t *what = wanted->ref ? json_loadb(wanted->ref, wanted->ref_bytes,
 						JSON_REJECT_DUPLICATES, NULL)
@@ -175,13 +220,13 @@ static int told_error(const json_t *answer, struct tmesh_error *err)
 	const char *message = json_string_value(json_object_get(answer, "message"));
 	int code = EIO;
 
-	for (size_t i = 0; name && i < sizeof(errnos) / sizeof(errnos[0]); i++)
-		if (!strcmp(strerrorname_np(errnos[i]), name))
-			code = errnos[i];
+	for (size_t i = 0; name && i < sizeof(errors) / sizeof(errors[0]); i++)
+		if (!strcmp(errors[i].word, name))
+			code = errors[i].code;
 	return tmesh_fail(err, -code, "%s", message ? message : "Tmesh.Net does not say why");
 }
 
-/* Whose ref it is that @fd's other end holds until @fd is closed. */
+/* Wait for the ref. Tmesh.Net holds it until @fd is closed. */
 static int await(int fd, char **ref, struct tmesh_error *err)
 {
 	for (;;) {
@@ -227,7 +272,7 @@ static int get(struct tmesh_ctx *ctx, const struct tmesh_net_wanted *wanted, int
 
 	if (rc)
 		return rc;
-	rc = ask(*fd, wanted, err);
+	rc = local_ask(*fd, wanted, err);
 	if (!rc)
 		rc = await(*fd, ref, err);
 	if (rc)

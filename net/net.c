@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* A net: its options, its end, what it counts. */
+/* A net: its options, its lifetime, its counters. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 
 #include "net_internal.h"
 
-/* libfabric takes any address of a network that this machine is in, and fails at the first use. */
+/* Check that this machine has @text as an address. libfabric takes any address of a network that
+ * the machine is in, and fails at the first use. */
 static int check_address(const char *text, struct tmesh_error *err)
 {
 	union net_sockaddr address = {0};
@@ -22,7 +23,7 @@ static int check_address(const char *text, struct tmesh_error *err)
 		if (inet_pton(AF_INET6, text, &address.in6.sin6_addr) != 1)
 			return tmesh_fail(err, -EINVAL, "\"%.64s\" is no address in numbers", text);
 	}
-	/* Offers name the address: there each reader would look for them on his own machine. */
+	/* An offer carries this address: other machines would look for the offer on themselves. */
 	if (address.any.sa_family == AF_INET ? !address.in.sin_addr.s_addr
 					     : IN6_IS_ADDR_UNSPECIFIED(&address.in6.sin6_addr))
 		return tmesh_fail(err, -EINVAL,
@@ -93,7 +94,7 @@ int tmesh_net_open(struct tmesh_ctx *ctx, const struct tmesh_net_opts *opts, str
 	if (!net)
 		return tmesh_fail(err, -ENOMEM, "no memory for a net");
 	rc = read_opts(net, opts, err);
-	/* What does not work here is told now, not at the first grant. */
+	/* Report a missing feature now, not at the first grant. */
 	if (!rc && net->opts.flags & TMESH_NET_DMABUF)
 		rc = net_dmabuf_check(ctx, err);
 	if (!rc)

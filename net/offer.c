@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* What a home offers: sealed regions, pinned, so that a reader never meets memory that is taken
- * back. */
+/* Offers of a home. Their regions are sealed and pinned, so that no reader meets memory that was
+ * revoked. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,8 +106,8 @@ int tmesh_net_withdraw(struct tmesh_net *net, const char *id, struct tmesh_error
 		return rc;
 	pthread_mutex_lock(&net->lock);
 	LIST_FOREACH(offer, &net->offers, entry)
-	if (!strcmp(offer->id, id))
-		break;
+		if (!strcmp(offer->id, id))
+			break;
 	if (offer)
 		LIST_REMOVE(offer, entry);
 	pthread_mutex_unlock(&net->lock);

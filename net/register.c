@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * The memory of offers, registered with libfabric: by its address, under which it was read for the
- * checksum, so that all of it is there; or by a dma-buf of it, which the card maps by itself. The
- * second was never seen: what was tried is that it is refused where it cannot be.
+ * Register offers' memory with libfabric. One way is by its address: computing the checksum has
+ * read it there, so all of its pages exist. The other is by a dma-buf, which the card maps by
+ * itself. The dma-buf way has not run on such a card; tests cover its refusal where it is not
+ * supported.
  */
 #include <errno.h>
 #include <rdma/fi_errno.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * Debian 12's libfabric brings libinfinipath, which takes SIGINT, SIGILL, SIGABRT, SIGBUS, SIGSEGV
- * and SIGTERM of every process that loads it: SIGINT and SIGTERM end it with status 1, the others
- * write a file NAME-PID,HOST.btr where it is. They are given back; what somebody else has there
- * since stays.
+ * Debian 12's libfabric loads libinfinipath, which replaces the handlers of SIGINT, SIGILL,
+ * SIGABRT, SIGBUS, SIGSEGV and SIGTERM in every process. Its handlers end the process with status 1
+ * on SIGINT and SIGTERM; on the others they write a file NAME-PID,HOST.btr to the working
+ * directory. Reset these signals to their default. A handler that the program has set since stays.
  */
 #include <dlfcn.h>
 #include <signal.h>

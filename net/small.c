@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Small offers, whose bytes go in a message of those who use this library: to make a connection for
- * them takes several ways to and fro, and longer than the bytes.
+ * Small offers. Their bytes travel in a message of the program that uses this library: a connection
+ * would take several round trips, and longer than the bytes themselves.
  */
 #include <errno.h>
 #include <string.h>
@@ -18,8 +18,8 @@ int tmesh_net_copy(struct tmesh_net *net, const char *id, void *data, size_t siz
 		return rc;
 	pthread_mutex_lock(&net->lock);
 	LIST_FOREACH(offer, &net->offers, entry)
-	if (!strcmp(offer->id, id))
-		break;
+		if (!strcmp(offer->id, id))
+			break;
 	if (offer)
 		offer->users++;
 	pthread_mutex_unlock(&net->lock);

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * The pieces of a fetch that are on their way, in a ring of buffers that are used again and again.
- * The fetching thread asks for them and sums them up in order; from there a second thread writes
- * them into the region. To receive into the region itself takes several times as long: each of its
- * fresh pages would be a fault in the middle of a receive. And memory that is not to be had is an
- * error here, where it would be a signal there.
+ * The pieces of a fetch that are under way, in a ring of reused buffers. The fetching thread
+ * requests them and sums them up in order; a second thread then writes them into the region.
+ * Receiving into the region itself takes several times as long, because each fresh page would fault
+ * in the middle of a receive. And a lack of memory is an error here; there it would be a signal.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -32,7 +31,7 @@ struct net_window {
 	struct net_piece pieces[NET_PIECES];
 };
 
-/* The next piece; with the lock, which is let go meanwhile. */
+/* Write the next piece. Called with the lock, which is released meanwhile. */
 static void write_piece(struct net_window *window)
 {
 	struct net_piece *piece = &window->pieces[window->written % window->count];
@@ -82,7 +81,7 @@ int net_window_open(struct tmesh_region *region, bool touch, struct net_window *
 		free(window);
 		return tmesh_fail(err, -ENOMEM, "no memory for a fetch");
 	}
-	/* A wish; without it there are a few faults more. */
+	/* Only an optimisation: without it there are a few faults more. */
 	madvise(window->memory, window->size, MADV_HUGEPAGE);
 	if (touch)
 		memset(window->memory, 0, window->size);
@@ -91,7 +90,7 @@ int net_window_open(struct tmesh_region *region, bool touch, struct net_window *
 	pthread_mutex_init(&window->lock, NULL);
 	pthread_cond_init(&window->summed_more, NULL);
 	pthread_cond_init(&window->written_more, NULL);
-	/* Where no thread is to be had the fetching one writes. */
+	/* If no thread can be created the fetching thread writes. */
 	window->threaded = pieces > 2 && !pthread_create(&window->writer, NULL, writer, window);
 	*out = window;
 	return 0;
@@ -109,7 +108,7 @@ void net_window_close(struct net_window *window, bool idle)
 	pthread_mutex_destroy(&window->lock);
 	pthread_cond_destroy(&window->summed_more);
 	pthread_cond_destroy(&window->written_more);
-	/* Else somebody may write to it still. */
+	/* If not idle, libfabric may still write to it. */
 	if (idle) {
 		munmap(window->memory, window->size);
 		free(window);
@@ -140,7 +139,7 @@ void net_window_asked(struct net_window *window)
 
 struct net_piece *net_window_next(struct net_window *window)
 {
-	/* Nobody else changes summed. */
+	/* Only this thread changes summed. */
 	struct net_piece *piece = &window->pieces[window->summed % window->count];
 
 	return window->summed != window->asked && piece->come ? piece : NULL;

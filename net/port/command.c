@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Reading what tmesh-net is told. It comes from a program of the same user, and is checked all the
- * same. */
+/* Parse the commands to tmesh-net. They come from a program of the same user, and are checked all
+ * the same. */
 #include "command.h"
 
 #include <errno.h>

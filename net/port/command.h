@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What tmesh-net is told: one JSON object a message. docs/net.md describes them. */
+/* Commands to tmesh-net: one JSON object a message. docs/reference/net.md describes them. */
 #ifndef TMESH_NET_COMMAND_H
 #define TMESH_NET_COMMAND_H
 
@@ -9,7 +9,7 @@
 #include <tmesh/net.h>
 #pragma GCC visibility pop
 
-/* A small offer's bytes in hex, and room for the rest. */
+/* Enough for a small offer's bytes in hex and all other members. */
 #define COMMAND_MAX_BYTES (2 * TMESH_NET_SMALL_BYTES + 4096)
 
 enum command_type {
@@ -26,14 +26,14 @@ enum command_type {
 	COMMAND_STATS,
 };
 
-/* Which members there are is the type's matter; the others are empty. */
+/* A command. Its type decides which members are set; the others are zero. */
 struct command {
 	enum command_type type;
 	int64_t id;	    /* of this command, at least 0 */
 	int64_t of;	    /* of the fetch that is cancelled or released */
 	int64_t bytes;	    /* at least 1 */
 	int64_t timeout_ms; /* at least 1 */
-	uint8_t *data;	    /* of COMMAND_STORE, @bytes of it; whoever has the command frees it */
+	uint8_t *data;	    /* of COMMAND_STORE, @bytes of it; the command's owner frees it */
 	char token[TMESH_TOKEN_SIZE];
 	char offer[TMESH_NET_ID_SIZE];
 	char peer[TMESH_NET_PEER_SIZE];
@@ -43,8 +43,9 @@ struct command {
 };
 
 /*
- * Strict: every member of the type, each once, no other. @id becomes that of the message as soon as
- * it is known, so that an answer can name it; -1 before. Return: 0; -EPROTO, -ENOMEM.
+ * Parse a command strictly: every member of its type, each once, and no other. @id becomes the
+ * message's id as soon as it is known, so that an answer can name it. Before that it is -1. Return:
+ * 0; -EPROTO, -ENOMEM.
  */
 int command_read(const char *text, size_t bytes, struct command *command, int64_t *id,
 		 struct tmesh_error *err);

@@ -10,7 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Return: how much was read, less than @bytes at the end of input; -EIO. */
+#include "common/utf8.h"
+
+/* Return the number of bytes read, which is less than @bytes at the end of input; -EIO. */
 static long read_all(int fd, void *data, size_t bytes)
 {
 	size_t done = 0;
@@ -57,6 +59,28 @@ static void write_all(int fd, const void *data, size_t bytes)
 	}
 }
 
+json_t *frame_text(const char *text)
+{
+	char *clean = strdup(text);
+	size_t left = strlen(text), at = 0;
+	json_t *value;
+
+	if (!clean)
+		return NULL;
+	for (;;) {
+		size_t good = tmesh_utf8_span(clean + at, left, true);
+
+		at += good;
+		left -= good;
+		if (!left)
+			break;
+		clean[at] = '?';
+	}
+	value = json_string(clean);
+	free(clean);
+	return value;
+}
+
 void frame_write(int fd, json_t *message)
 {
 	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -64,7 +88,7 @@ void frame_write(int fd, json_t *message)
 	char *text = bytes ? malloc(sizeof(uint32_t) + bytes) : NULL;
 	uint32_t head = htobe32(bytes);
 
-	/* Without an answer whoever waits for it would wait for ever. */
+	/* A requester without an answer would wait for ever. */
 	if (!text)
 		abort();
 	memcpy(text, &head, sizeof(head));

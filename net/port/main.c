@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmesh-net: a machine's fetcher, for a program that speaks with it by stdin and stdout. */
+/* tmesh-net: fetches and offers regions for a program that controls it by stdin and stdout. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -86,8 +86,7 @@ static int read_options(int argc, char **argv, struct tmesh_net_opts *opts)
 	return 0;
 }
 
-/* With the lock, or after a while without it: whose net begins anew meets the fetcher that is about
- * to end. */
+/* Wait a while for the lock: the fetcher of a net that is being restarted may be about to end. */
 static int lock_in_time(int fd)
 {
 	const struct timespec moment = {.tv_nsec = 10000000};
@@ -100,8 +99,8 @@ static int lock_in_time(int fd)
 	return rc;
 }
 
-/* One fetcher for each runtime directory: two would fetch the same twice. The lock ends with the
- * process. */
+/* Allow one fetcher for each runtime directory: two would fetch the same bytes twice. The lock ends
+ * with the process. */
 static int lock(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	int dir, fd, rc = tmesh_ctx_runtime_dir(ctx, &dir, err);
@@ -132,10 +131,19 @@ static int greet(struct tmesh_ctx *ctx, const struct tmesh_net *net, struct tmes
 	length = readlink(link, path, sizeof(path) - 1);
 	close(dir);
 	path[length < 0 ? 0 : length] = 0;
-	frame_write(STDOUT_FILENO, json_pack("{si ss si ss ss ss}", "v", 1, "type", "hello", "pid",
-					     (int)getpid(), "provider", tmesh_net_provider(net),
-					     "version", tmesh_version(), "runtime_dir", path));
+	frame_write(STDOUT_FILENO,
+		    json_pack("{si ss si ss ss so}", "v", 1, "type", "hello", "pid", (int)getpid(),
+			      "provider", tmesh_net_provider(net), "version", tmesh_version(),
+			      "runtime_dir", frame_text(path)));
 	return 0;
+}
+
+/* Say why the program ends: on stderr for people, and on stdout for the log of the parent
+ * program. */
+static void say_why(const char *why)
+{
+	fprintf(stderr, NAME ": %s\n", why);
+	frame_write(STDOUT_FILENO, json_pack("{si ss ss}", "v", 1, "type", "end", "message", why));
 }
 
 static int serve(struct port *port)
@@ -146,8 +154,7 @@ static int serve(struct port *port)
 	while ((bytes = frame_read(STDIN_FILENO, text, sizeof(text))) > 0)
 		port_message(port, text, bytes);
 	if (bytes < 0)
-		fprintf(stderr, NAME ": %s\n",
-			bytes == -EPROTO ? "a message on stdin is empty, too long or cut off"
+		say_why(bytes == -EPROTO ? "a message on stdin is empty, too long or cut off"
 					 : "stdin cannot be read");
 	return bytes ? 1 : 0;
 }
@@ -164,13 +171,14 @@ int main(int argc, char **argv)
 	if (rc)
 		return rc;
 	signal(SIGPIPE, SIG_IGN);
-	/* No messages are sent, so no room for them; and connections are looked after more often
-	 * than 100 times a second. Whoever has set these has set them. */
+	/* tmesh-net sends no messages, so the message buffers can be small. It needs progress on
+	 * connections more often than 100 times a second. Values from the environment take
+	 * precedence. */
 	setenv("FI_OFI_RXM_BUFFER_SIZE", "1024", 0);
 	setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "500", 0);
 	if (tmesh_ctx_open(NULL, &ctx, &err) || lock(ctx, &err) ||
 	    tmesh_net_open(ctx, &opts, &net, &err) || greet(ctx, net, &err)) {
-		fprintf(stderr, NAME ": %s\n", err.message);
+		say_why(err.message);
 		return 1;
 	}
 	port_open(&port, ctx, net, STDOUT_FILENO);

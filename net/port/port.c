@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Commands. What takes long, an offer's checksum and a fetch, has a thread; all else is done at
- * once. What was fetched is kept under a name made of its checksum, by the rules of kept regions,
- * and is found there by the next who wants the same bytes.
+ * Run commands. An offer, whose checksum takes long, a find, a fetch and a store each have a
+ * thread; all others run at once. A fetched region is kept under a name made of its checksum, by
+ * the rules of kept regions. A later find for the same bytes opens it.
  */
 #include "port.h"
 
@@ -22,9 +22,9 @@ static void answer_error(struct port *port, int64_t id, const struct tmesh_error
 {
 	const char *name = strerrorname_np(-err->code);
 
-	frame_write(port->out, json_pack("{si ss so ss ss}", "v", 1, "type", "error", "id",
+	frame_write(port->out, json_pack("{si ss so ss so}", "v", 1, "type", "error", "id",
 					 id < 0 ? json_null() : json_integer(id), "errno",
-					 name ? name : "EIO", "message", err->message));
+					 name ? name : "EIO", "message", frame_text(err->message)));
 }
 
 static void answer_done(struct port *port, int64_t id)
@@ -116,7 +116,8 @@ static int get(struct job *job, struct tmesh_region **region, struct tmesh_error
 	}
 }
 
-/* The answer to a find, a fetch or a store, with the reason where the region could not be kept. */
+/* Run a find, a fetch or a store and return its answer, with the reason if the region was not
+ * kept. */
 static json_t *run_fetch(struct job *job, struct tmesh_region **region, struct tmesh_error *err)
 {
 	char name[TMESH_KEPT_NAME_LEN + 1], token[TMESH_TOKEN_SIZE], id[17];
@@ -131,9 +132,9 @@ static json_t *run_fetch(struct job *job, struct tmesh_region **region, struct t
 	if (tmesh_region_token(*region, TMESH_READ, token, err))
 		return NULL;
 	snprintf(id, sizeof(id), "%016llx", (unsigned long long)tmesh_region_id(*region));
-	return json_pack("{si ss sI ss ss sb ss}", "v", 1, "type", finds ? "found" : "fetched",
+	return json_pack("{si ss sI ss ss sb so}", "v", 1, "type", finds ? "found" : "fetched",
 			 "id", job->command.id, "token", token, "region", id, "kept", kept, "why",
-			 why.message);
+			 frame_text(why.message));
 }
 
 static json_t *run_offer(struct job *job, struct tmesh_error *err)
@@ -153,7 +154,7 @@ static json_t *run_offer(struct job *job, struct tmesh_error *err)
 			 (json_int_t)info.bytes);
 }
 
-static void *run(void *data)
+static void *port_run(void *data)
 {
 	struct job *job = data;
 	struct port *port = job->port;
@@ -167,7 +168,7 @@ static void *run(void *data)
 	free(job->command.data);
 	if (!hold)
 		tmesh_region_unref(region);
-	/* Before the answer: whoever has read it may release what the job holds. */
+	/* Update the job before the answer: its reader may release at once what the job holds. */
 	pthread_mutex_lock(&port->lock);
 	job->ended = true;
 	job->region = hold ? region : NULL;
@@ -187,7 +188,7 @@ static void *run(void *data)
 	return NULL;
 }
 
-static int begin(struct port *port, const struct command *command, struct tmesh_error *err)
+static int command_begin(struct port *port, const struct command *command, struct tmesh_error *err)
 {
 	struct job *job = calloc(1, sizeof(*job)), *other;
 	pthread_attr_t attr;
@@ -200,8 +201,8 @@ static int begin(struct port *port, const struct command *command, struct tmesh_
 	job->command = *command;
 	pthread_mutex_lock(&port->lock);
 	LIST_FOREACH(other, &port->jobs, entry)
-	if (other->command.id == command->id)
-		break;
+		if (other->command.id == command->id)
+			break;
 	if (!other) {
 		LIST_INSERT_HEAD(&port->jobs, job, entry);
 		port->running++;
@@ -213,7 +214,7 @@ static int begin(struct port *port, const struct command *command, struct tmesh_
 	}
 	pthread_attr_init(&attr);
 	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	rc = pthread_create(&thread, &attr, run, job);
+	rc = pthread_create(&thread, &attr, port_run, job);
 	pthread_attr_destroy(&attr);
 	if (!rc)
 		return 0;
@@ -225,16 +226,16 @@ static int begin(struct port *port, const struct command *command, struct tmesh_
 	return tmesh_fail(err, -ENOMEM, "no thread for a command: %s", strerror(rc));
 }
 
-/* A fetch that runs is told to end; what one that has ended holds is let go. */
-static int end(struct port *port, const struct command *command, struct tmesh_error *err)
+/* Cancel a running fetch, or release the region of a finished one. */
+static int command_end(struct port *port, const struct command *command, struct tmesh_error *err)
 {
 	struct job *job;
 	int rc = 0;
 
 	pthread_mutex_lock(&port->lock);
 	LIST_FOREACH(job, &port->jobs, entry)
-	if (job->command.id == command->of)
-		break;
+		if (job->command.id == command->of)
+			break;
 	if (!job) {
 		rc = tmesh_fail(err, -ENOENT, "no fetch has that id");
 	} else if (command->type == COMMAND_CANCEL) {
@@ -305,7 +306,7 @@ void port_message(struct port *port, const char *text, size_t bytes)
 	case COMMAND_FIND:
 	case COMMAND_FETCH:
 	case COMMAND_STORE:
-		rc = begin(port, &command, &err);
+		rc = command_begin(port, &command, &err);
 		break;
 	case COMMAND_COPY:
 		rc = copy(port, &command, &err);
@@ -325,7 +326,7 @@ void port_message(struct port *port, const char *text, size_t bytes)
 		break;
 	case COMMAND_CANCEL:
 	case COMMAND_RELEASE:
-		rc = end(port, &command, &err);
+		rc = command_end(port, &command, &err);
 		if (!rc)
 			answer_done(port, id);
 		break;
@@ -352,7 +353,7 @@ void port_close(struct port *port)
 
 	pthread_mutex_lock(&port->lock);
 	LIST_FOREACH(job, &port->jobs, entry)
-	job->cancelled = true;
+		job->cancelled = true;
 	while (port->running)
 		pthread_cond_wait(&port->ended, &port->lock);
 	pthread_mutex_unlock(&port->lock);
