@@ -38,7 +38,7 @@ defmodule Mix.Tasks.Compile.TmeshNif do
     end
   end
 
-  # Those of the running VM, where they are.
+  # The headers of the running VM, if it has them.
   defp erl_include do
     folder = Path.join(:code.root_dir(), "usr/include")
     if File.dir?(folder), do: ["ERL_INCLUDE=#{folder}"], else: []
@@ -47,7 +47,7 @@ defmodule Mix.Tasks.Compile.TmeshNif do
   defp objects, do: Path.join(Mix.Project.app_path(), "obj")
   defp target, do: Path.join([Mix.Project.app_path(), "priv", "tmesh_nif.so"])
 
-  # A new file takes the old one's name: a VM that has the old one mapped must not see it change.
+  # Rename a new file over the old one: a VM that has mapped the old one must not see it change.
   defp install(source, target) do
     if File.read(source) == File.read(target) do
       {:noop, []}
@@ -63,7 +63,7 @@ end
 defmodule Tmesh.MixProject do
   use Mix.Project
 
-  # In the package it lies here, in a checkout of the repository at its top.
+  # It is here in the package, and at the top in a checkout of the repository.
   @version ["VERSION", "../../VERSION"]
            |> Enum.map(&Path.expand(&1, __DIR__))
            |> Enum.find(&File.exists?/1)
@@ -94,9 +94,8 @@ defmodule Tmesh.MixProject do
   defp elixirc_paths(:test), do: ["lib", "test/support"]
   defp elixirc_paths(_env), do: ["lib"]
 
-  # Nothing is needed. What is used where it is there has to be compiled before: a project that has one
-  # of these and Hex gets them in that order. TMESH_HEX=1 is for this project's documentation and
-  # package.
+  # Nothing is required. Optional packages have to be compiled before: a project that has one of these and Hex gets
+  # them in that order. TMESH_HEX=1 is for this project's documentation and package.
   defp deps do
     hex = Code.ensure_loaded?(Hex)
 
@@ -120,7 +119,7 @@ defmodule Tmesh.MixProject do
     ]
   end
 
-  # `make beam-package` lays it out, with the sources of libtmesh in c_src/tmesh.
+  # `make beam-package` makes the package, with the sources of libtmesh in c_src/tmesh.
   defp package do
     [
       licenses: ["MIT", "GPL-2.0-only WITH Linux-syscall-note"],
@@ -148,7 +147,6 @@ defmodule Tmesh.MixProject do
           Tmesh.Engine.Tensor,
           Tmesh.Placed,
           Tmesh.Places,
-          Tmesh.Costs,
           Tmesh.Batching,
           Tmesh.Graph,
           Tmesh.Slot,

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 /*
  * Device memory: blocks of the driver's physical memory, each mapped once, and chunks of them.
- * Small allocations share blocks, for the driver gives no less than a granule of 2 MiB and takes
- * long for it. One empty block per device is kept.
+ * Small allocations share blocks: the driver's smallest unit is a granule of 2 MiB, and making one
+ * is slow. One empty block per device is kept.
  *
- * What is given back in the order of a stream may be used on that stream at once, and elsewhere
- * when the device has been waited for, which is done when there is nothing else.
+ * A chunk that is freed in the order of a stream can be reused on that stream at once. Other
+ * streams can use it after the freeing stream has been waited for, which happens only if no other
+ * chunk is free. While the stream captures a graph, nothing is waited for and another block is
+ * used.
  */
 #include "internal.h"
 
@@ -17,8 +19,8 @@ static uint64_t round_up(uint64_t bytes, uint64_t to)
 	return (bytes + to - 1) / to * to;
 }
 
-/* For devices on the bus too, which what cuMemAlloc() gives is without being asked. Where the
- * driver does not take the flag the memory cannot be made with it. */
+/* Set the flag that lets other devices on the bus reach the memory, as cuMemAlloc() does by
+ * default. A driver that does not support the flag would refuse the allocation. */
 static int block_prop(struct tmesh_cuda *cuda, int device, struct cu_alloc_prop *prop,
 		      struct tmesh_error *err)
 {
@@ -32,7 +34,7 @@ static int block_prop(struct tmesh_cuda *cuda, int device, struct cu_alloc_prop 
 		.location = {.type = CU_LOCATION_DEVICE, .id = device},
 		.rdma = rdma != 0,
 	};
-	/* A driver from before the flag does not know the question. */
+	/* Drivers older than the flag do not have the attribute. */
 	return rc == CU_INVALID_VALUE ? 0 : cuda_check(cuda, rc, "cuDeviceGetAttribute", err);
 }
 
@@ -68,8 +70,27 @@ static int set_access(struct tmesh_cuda *cuda, cu_ptr base, uint64_t bytes, int 
 			  "cuMemSetAccess", err);
 }
 
+/* Set the access. A device without read-only mappings gets writable ones, and @rights becomes that.
+ */
+static int set_some_access(struct tmesh_cuda *cuda, cu_ptr base, uint64_t bytes, int device,
+			   int resident, uint32_t *rights, struct tmesh_error *err)
+{
+	int rc = set_access(cuda, base, bytes, device, resident, *rights, err);
+
+	if ((rc != -EINVAL && rc != -EOPNOTSUPP) || (*rights & TMESH_WRITE))
+		return rc;
+	rc = set_access(cuda, base, bytes, device, resident, *rights | TMESH_WRITE, err);
+	if (rc)
+		return rc;
+	*rights |= TMESH_WRITE;
+	cuda_log(cuda, TMESH_LOG_WARN,
+		 "GPU %d maps no memory for reading alone: its kernels could write to %llu bytes",
+		 device, (unsigned long long)bytes);
+	return 0;
+}
+
 int block_map(struct tmesh_cuda *cuda, cu_mem handle, uint64_t bytes, int device, int resident,
-	      uint32_t rights, cu_ptr *base, struct tmesh_error *err)
+	      uint32_t *rights, cu_ptr *base, struct tmesh_error *err)
 {
 	const struct cu_driver *driver = &cuda->driver;
 	int rc =
@@ -79,7 +100,7 @@ int block_map(struct tmesh_cuda *cuda, cu_mem handle, uint64_t bytes, int device
 		return rc;
 	rc = cuda_check(cuda, driver->map(*base, bytes, 0, handle, 0), "cuMemMap", err);
 	if (!rc) {
-		rc = set_access(cuda, *base, bytes, device, resident, rights, err);
+		rc = set_some_access(cuda, *base, bytes, device, resident, rights, err);
 		if (rc)
 			driver->unmap(*base, bytes);
 	}
@@ -129,9 +150,11 @@ static bool busy(const struct device *device, const struct chunk *chunk)
 	return chunk->freed > device->waited;
 }
 
-/* Long enough, and to be used on @stream. In its own bin a chunk may be too short; in those above
- * none is. @waits: there is one that is busy. */
-static struct chunk *find(struct device *device, uint64_t bytes, cu_stream stream, bool *waits)
+/* Find a free chunk that is long enough and that @stream can use. In its own bin a chunk may be too
+ * short; in the bins above none is. @waits: a chunk would do once its stream has been waited for.
+ */
+static struct chunk *chunk_find(struct device *device, uint64_t bytes, cu_stream stream,
+				bool *waits)
 {
 	*waits = false;
 	for (unsigned int bin = bin_of(bytes); bin < BINS; bin++) {
@@ -229,6 +252,7 @@ static void block_release(struct tmesh_cuda *cuda, struct block *block)
 
 static int create(struct tmesh_cuda *cuda, struct block *block, struct tmesh_error *err)
 {
+	uint32_t rights = TMESH_READ | TMESH_WRITE;
 	struct cu_alloc_prop prop;
 	int rc = block_prop(cuda, block->device, &prop, err);
 
@@ -238,8 +262,8 @@ static int create(struct tmesh_cuda *cuda, struct block *block, struct tmesh_err
 				"cuMemCreate", err);
 	if (rc)
 		return rc;
-	rc = block_map(cuda, block->handle, block->bytes, block->device, block->device,
-		       TMESH_READ | TMESH_WRITE, &block->base, err);
+	rc = block_map(cuda, block->handle, block->bytes, block->device, block->device, &rights,
+		       &block->base, err);
 	if (rc)
 		cuda->driver.mem_release(block->handle);
 	return rc;
@@ -288,25 +312,6 @@ static void trim(struct tmesh_cuda *cuda, int device)
 	}
 }
 
-void block_wait(struct tmesh_cuda *cuda, int device)
-{
-	struct device *d = &cuda->devices[device];
-	uint64_t freed;
-	bool done;
-
-	pthread_mutex_lock(&cuda->lock);
-	freed = d->freed;
-	done = freed == d->waited;
-	pthread_mutex_unlock(&cuda->lock);
-	if (done)
-		return;
-	cuda_synchronize(cuda, device);
-	pthread_mutex_lock(&cuda->lock);
-	if (freed > d->waited)
-		d->waited = freed;
-	pthread_mutex_unlock(&cuda->lock);
-}
-
 void block_trim(struct tmesh_cuda *cuda)
 {
 	for (int i = 0; i < cuda->device_count; i++)
@@ -315,13 +320,15 @@ void block_trim(struct tmesh_cuda *cuda)
 
 void tmesh_cuda_trim(struct tmesh_cuda *cuda)
 {
-	if (cuda_inherited(cuda))
+	if (cuda_inherited(cuda) || cuda_relax(cuda, NULL))
 		return;
+	/* Blocks that are still busy stay. */
 	for (int i = 0; i < cuda->device_count; i++)
-		block_wait(cuda, i);
+		order_wait_all(cuda, i);
 	pthread_mutex_lock(&cuda->lock);
 	block_trim(cuda);
 	pthread_mutex_unlock(&cuda->lock);
+	cuda_restore(cuda);
 }
 
 static bool has_other_empty(const struct device *device, const struct block *block)
@@ -332,7 +339,7 @@ static bool has_other_empty(const struct device *device, const struct block *blo
 	return false;
 }
 
-/* A block for @bytes: as large as they should be, or when memory is short as small as it can. */
+/* Make a block for @bytes: of the usual size, or the smallest that fits if memory is short. */
 static int block_for(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool alone,
 		     struct block **out, struct tmesh_error *err)
 {
@@ -349,7 +356,7 @@ static int block_for(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool a
 	if (rc == -ENOMEM) {
 		trim(cuda, device);
 		rc = block_new(cuda, device, least, out, err);
-		/* An empty block that is busy may be what it takes. */
+		/* Waiting for an empty block that is still busy may free enough memory. */
 		if (rc == -ENOMEM && has_other_empty(&cuda->devices[device], NULL))
 			return -EAGAIN;
 	}
@@ -358,17 +365,18 @@ static int block_for(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool a
 	return rc;
 }
 
-/* Under the lock. -EAGAIN: once more, when the device was waited for. */
-static int chunk_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool alone,
+/* Allocate a chunk, under the lock. -EAGAIN: try again after waiting for the streams. @now: they
+ * cannot be waited for. */
+static int chunk_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool alone, bool now,
 		       cu_stream stream, struct chunk **out, struct tmesh_error *err)
 {
 	struct device *d = &cuda->devices[device];
 	bool waits = false;
-	struct chunk *chunk = alone ? NULL : find(d, bytes, stream, &waits);
+	struct chunk *chunk = alone ? NULL : chunk_find(d, bytes, stream, &waits);
 	struct block *block;
 	int rc = 0;
 
-	if (!chunk && waits)
+	if (!chunk && waits && !now)
 		return -EAGAIN;
 	if (chunk) {
 		rc = split(d, chunk, bytes, err);
@@ -376,6 +384,10 @@ static int chunk_alloc(struct tmesh_cuda *cuda, int device, uint64_t bytes, bool
 			d->stats.reused++;
 	} else {
 		rc = block_for(cuda, device, bytes, alone, &block, err);
+		if (rc == -EAGAIN && now)
+			rc = tmesh_fail(err, -ENOMEM,
+					"alloc: no memory is left but what waits for a stream, and "
+					"a stream captures a graph (CUDA_ERROR_OUT_OF_MEMORY)");
 		if (rc)
 			return rc;
 		chunk = block->chunks;
@@ -419,33 +431,48 @@ void block_free(struct tmesh_cuda_memory *memory)
 
 int block_export(struct tmesh_cuda *cuda, struct block *block, struct tmesh_error *err)
 {
+	int fd, rc;
+
 	if (block->fd >= 0)
 		return 0;
-	return cuda_check(
-		cuda, cuda->driver.export_handle(&block->fd, block->handle, CU_HANDLE_POSIX_FD, 0),
-		"cuMemExportToShareableHandle", err);
+	rc = cuda_check(cuda, cuda->driver.export_handle(&fd, block->handle, CU_HANDLE_POSIX_FD, 0),
+			"cuMemExportToShareableHandle", err);
+	if (rc)
+		return rc;
+	rc = cuda_close_on_exec(fd, err);
+	if (rc)
+		close(fd);
+	else
+		block->fd = fd;
+	return rc;
 }
 
-/* What was given back in the order of other streams is waited for before there is more memory. */
+/* Allocate a chunk for @stream. Chunks that other streams freed are waited for before another block
+ * is made. The order of streams is unknown in a graph, because it may run on any stream. */
 static int take_chunk(struct tmesh_cuda_memory *memory, uint64_t bytes, bool alone,
 		      cu_stream stream, struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
-	int rc;
+	bool now;
+	int rc = stream_captures(cuda, memory->device, stream, &now, err);
 
+	if (rc)
+		return rc;
 	pthread_mutex_lock(&cuda->lock);
 	cuda->devices[memory->device].stats.allocs++;
-	while ((rc = chunk_alloc(cuda, memory->device, bytes, alone, stream, &memory->chunk,
-				 err)) == -EAGAIN) {
+	while ((rc = chunk_alloc(cuda, memory->device, bytes, alone, now,
+				 now ? TMESH_CUDA_NO_STREAM : stream, &memory->chunk, err)) ==
+	       -EAGAIN) {
 		pthread_mutex_unlock(&cuda->lock);
-		block_wait(cuda, memory->device);
+		now = order_wait_all(cuda, memory->device) != 0;
 		pthread_mutex_lock(&cuda->lock);
 	}
 	pthread_mutex_unlock(&cuda->lock);
 	return rc;
 }
 
-/* Said aloud, for a kernel on it is slower by an order of magnitude. */
+/* Give host memory in place of memory on the device. The log reports it, because a kernel that uses
+ * it is slower by an order of magnitude. */
 static int host_instead(struct tmesh_cuda *cuda, int device, uint64_t bytes,
 			struct tmesh_cuda_memory **out, struct tmesh_error *err)
 {

@@ -7,42 +7,42 @@ CUDA        := bindings/cuda
 CUDA_SONAME := libtmesh-cuda.so.0
 CUDA_SO     := $(B)/libtmesh-cuda.so.$(VERSION)
 CUDA_SRC    := $(addprefix $(CUDA)/,block.c caps.c cuda.c dlpack.c driver.c event.c external.c host.c \
-		 import.c keep.c share.c watch.c)
+		 import.c keep.c nvml.c order.c register.c share.c stream.c watch.c)
 CUDA_HEADERS := include/tmesh/cuda.h
 CUDA_LIBS   = $(LIB_LIBS) -ldl
 CUDA_TORCH  := $(B)/libtmesh-cuda-torch.so
 CUDA_HOOK   := $(B)/libtmesh-cuda-hook.so
 
-cuda: $(B)/libtmesh-cuda.so $(CUDA_TORCH) $(CUDA_HOOK) ## build libtmesh-cuda, with an allocator for PyTorch and a preload
+cuda: $(B)/libtmesh-cuda.so $(CUDA_TORCH) $(CUDA_HOOK) ## [Build] Build libtmesh-cuda, an allocator for PyTorch and a preload.
 
 # cuda_objects(variant, flags): as lib_objects()
 define cuda_objects
 CUDA_OBJ_$(1) := $(CUDA_SRC:$(CUDA)/%.c=$(B)/cuda-$(1)/%.o)
 $(B)/cuda-$(1)/%.o: $(CUDA)/%.c $(CUDA)/build.mk
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(COMMON_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
+	$$(SAY)$$(CC) $$(CPPFLAGS) $$(COMMON_CPPFLAGS) $$(CFLAGS) $$(WARN) $$(LIB_CFLAGS) $(2) -MMD -MP -c -o $$@ $$<
 -include $(CUDA_SRC:$(CUDA)/%.c=$(B)/cuda-$(1)/%.d)
 endef
 $(eval $(call cuda_objects,plain,))
 $(eval $(call cuda_objects,asan,$(ASAN_FLAGS)))
 
 $(CUDA_SO): $(CUDA_OBJ_plain) $(COMMON_OBJ) $(CUDA)/libtmesh-cuda.map $(B)/libtmesh.so
-	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(CUDA_SONAME) -Wl,-z,defs \
+	$(SAY)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(CUDA_SONAME) -Wl,-z,defs \
 		-Wl,--version-script=$(CUDA)/libtmesh-cuda.map -o $@ $(CUDA_OBJ_plain) $(COMMON_OBJ) \
 		-L$(B) -ltmesh $(CUDA_LIBS)
 
 # For the tests.
 $(B)/libtmesh-cuda-asan.a: $(CUDA_OBJ_asan)
-	rm -f $@
-	$(AR) rcs $@ $^
+	@rm -f $@
+	$(SAY)$(AR) rcs $@ $^
 
 $(B)/libtmesh-cuda.so: $(CUDA_SO)
-	ln -sf $(notdir $(CUDA_SO)) $(B)/$(CUDA_SONAME)
-	ln -sf $(CUDA_SONAME) $@
+	@ln -sf $(notdir $(CUDA_SO)) $(B)/$(CUDA_SONAME)
+	@ln -sf $(CUDA_SONAME) $@
 
 # Found by their paths, without a version; their functions are all there is.
 $(CUDA_TORCH) $(CUDA_HOOK): $(B)/libtmesh-cuda-%.so: $(CUDA)/%.c $(CUDA)/build.mk $(B)/libtmesh-cuda.so
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs \
+	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs \
 		-Wl,-soname,$(notdir $@) -MMD -MP -MF $(@:.so=.d) -o $@ $< -L$(B) -ltmesh-cuda -ltmesh $(CUDA_LIBS)
 
 install-cuda: cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* What a device can do: what can be tried at no cost is tried, the rest is asked of the driver. */
+/* Find out what a device can do: try each operation that costs nothing, ask the driver for the
+ * rest. */
 #include "internal.h"
 
 #include <stdio.h>
@@ -14,8 +15,8 @@ static void set(struct tmesh_cuda_cap *cap, const char *name, int rc, const stru
 	snprintf(cap->reason, sizeof(cap->reason), "%.159s", rc ? err->message : how);
 }
 
-static int ask(struct tmesh_cuda *cuda, int device, int attribute, const char *name,
-	       struct tmesh_error *err)
+static int attribute_ask(struct tmesh_cuda *cuda, int device, int attribute, const char *name,
+			 struct tmesh_error *err)
 {
 	int can = 0;
 	int rc = cuda_check(
@@ -53,13 +54,13 @@ static int try_export(struct tmesh_cuda_memory *memory, int *fd, struct tmesh_er
 	return rc;
 }
 
-/* The flag is a wish: whether it came true the driver says of the memory. */
+/* Ask whether memory has the flag, which a driver may ignore when it makes the memory. */
 static int ask_rdma(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_memory *memory,
 		    struct tmesh_error *err)
 {
 	int can = 0;
-	int rc =
-		ask(cuda, device, CU_ATTR_VMM_RDMA, "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED", err);
+	int rc = attribute_ask(cuda, device, CU_ATTR_VMM_RDMA,
+			       "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED", err);
 
 	if (!rc)
 		rc = cuda_enter(cuda, device, err);
@@ -75,7 +76,7 @@ static int ask_rdma(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_memor
 				      "IS_GPU_DIRECT_RDMA_CAPABLE is 0");
 }
 
-/* What this device exported itself is at hand to try with. */
+/* Import a descriptor that this device exported itself, so that no other process is needed. */
 static void try_import(struct tmesh_cuda *cuda, int device, enum tmesh_cuda_fd type, int fd,
 		       uint64_t bytes, struct tmesh_cuda_cap *cap, const char *name)
 {
@@ -96,14 +97,15 @@ static void try_import(struct tmesh_cuda *cuda, int device, enum tmesh_cuda_fd t
 	close(fd);
 }
 
-/* The device's own memory, and what can be made of it. */
+/* Try the device's own memory, and everything that is made from it. */
 static void try_memory(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *caps)
 {
 	struct tmesh_cuda_memory *memory = NULL;
 	int export = -1, dmabuf = -1;
 	struct tmesh_error why = {0};
 	uint64_t granule = 0;
-	int rc = ask(cuda, device, CU_ATTR_VMM, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", &why);
+	int rc = attribute_ask(cuda, device, CU_ATTR_VMM, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
+			       &why);
 
 	if (!rc)
 		rc = block_granule(cuda, device, &granule, &why);
@@ -125,7 +127,7 @@ static void try_memory(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_ca
 	tmesh_cuda_memory_unref(memory);
 }
 
-/* For memory of others: its handle is made, which no process opens that made it. */
+/* Try memory of others: make its handle, which the process that made it cannot open. */
 static int try_ipc(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
 {
 	const struct cu_driver *driver = &cuda->driver;
@@ -164,7 +166,8 @@ static void peers(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap *ca
 	}
 }
 
-static void find(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap caps[TMESH_CUDA_CAPS])
+static void caps_find(struct tmesh_cuda *cuda, int device,
+		      struct tmesh_cuda_cap caps[TMESH_CUDA_CAPS])
 {
 	struct tmesh_error why = {0};
 	int rc;
@@ -175,7 +178,7 @@ static void find(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_cap caps
 	set(&caps[1], "host-register-read-only", rc, &why, "tried with a region");
 	try_memory(cuda, device, &caps[2]);
 	peers(cuda, device, &caps[8]);
-	rc = ask(cuda, device, CU_ATTR_IPC_EVENT, "IPC_EVENT_SUPPORTED", &why);
+	rc = attribute_ask(cuda, device, CU_ATTR_IPC_EVENT, "IPC_EVENT_SUPPORTED", &why);
 	set(&caps[9], "ipc-event", rc, &why, "the driver says so");
 	rc = try_ipc(cuda, device, &why);
 	set(&caps[10], "ipc-memory", rc, &why, "exported here; not imported by another process");
@@ -193,7 +196,7 @@ int tmesh_cuda_caps_sized(struct tmesh_cuda *cuda, int device, struct tmesh_cuda
 		rc = tmesh_check_element(sizeof(*out), cap_bytes, err);
 	if (rc)
 		return rc;
-	find(cuda, device, caps);
+	caps_find(cuda, device, caps);
 	for (size_t i = 0; i < count; i++) {
 		uint8_t *to = (uint8_t *)out + i * cap_bytes;
 

@@ -3,11 +3,24 @@
 #include "internal.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define BLOCK_BYTES (32ull << 20)
+
+/* Find the device's UUID. Only the newer call distinguishes the instances of a GPU (MIG). */
+static int find_uuid(struct tmesh_cuda *cuda, struct device *device, struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &cuda->driver;
+
+	if (driver->device_uuid_v2)
+		return cuda_check(cuda, driver->device_uuid_v2(&device->uuid, device->handle),
+				  "cuDeviceGetUuid", err);
+	return cuda_check(cuda, driver->device_uuid(&device->uuid, device->handle),
+			  "cuDeviceGetUuid", err);
+}
 
 static int find_devices(struct tmesh_cuda *cuda, struct tmesh_error *err)
 {
@@ -22,28 +35,46 @@ static int find_devices(struct tmesh_cuda *cuda, struct tmesh_error *err)
 	for (int i = 0; i < count && i < DEVICES_MAX && !rc; i++) {
 		struct device *device = &cuda->devices[i];
 
+		pthread_mutex_init(&device->wait_lock, NULL);
 		rc = cuda_check(cuda, driver->device_get(&device->handle, i), "cuDeviceGet", err);
 		if (!rc)
-			rc = cuda_check(cuda, driver->device_uuid(&device->uuid, device->handle),
-					"cuDeviceGetUuid", err);
+			rc = find_uuid(cuda, device, err);
 		cuda->device_count = i + 1;
 	}
 	return rc;
 }
 
+static void device_free(struct tmesh_cuda *cuda, struct device *device, int number)
+{
+	bool lost = cuda_check_context(cuda, number, NULL) == -ECONNRESET;
+
+	order_end(cuda, number);
+	/* A destroyed context took its streams along. */
+	if (device->stream && !lost)
+		cuda->driver.stream_destroy(device->stream);
+	if (device->context)
+		cuda->driver.primary_release(device->handle);
+	pthread_mutex_destroy(&device->wait_lock);
+}
+
 static void cuda_free(struct tmesh_cuda *cuda)
 {
+	bool relaxed = !cuda_relax(cuda, NULL);
+
+	/* Memory that streams still use stays mapped. */
 	for (int i = 0; i < cuda->device_count; i++)
-		block_wait(cuda, i);
+		order_wait_all(cuda, i);
 	block_trim(cuda);
 	for (int i = 0; i < cuda->device_count; i++)
-		if (cuda->devices[i].context)
-			cuda->driver.primary_release(cuda->devices[i].handle);
+		device_free(cuda, &cuda->devices[i], i);
+	if (relaxed)
+		cuda_restore(cuda);
 	if (cuda->wake >= 0)
 		close(cuda->wake);
 	if (cuda->epoll >= 0)
 		close(cuda->epoll);
 	/* The driver is never unloaded: it does not expect to be. */
+	pthread_cond_destroy(&cuda->registered);
 	pthread_mutex_destroy(&cuda->lock);
 	pthread_mutex_destroy(&cuda->share_lock);
 	tmesh_ctx_unref(cuda->ctx);
@@ -57,6 +88,8 @@ int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
 	struct tmesh_cuda *cuda;
 	int rc = tmesh_read_sized(&o, sizeof(o), opts, err);
 
+	if (!rc && (o.flags & ~(uint32_t)TMESH_CUDA_NO_EVENTS))
+		rc = tmesh_fail(err, -EINVAL, "open: unknown flags 0x%x", o.flags);
 	if (rc)
 		return rc;
 	cuda = calloc(1, sizeof(*cuda));
@@ -66,7 +99,10 @@ int tmesh_cuda_open(struct tmesh_ctx *ctx, const struct tmesh_cuda_opts *opts,
 	cuda->pid = getpid();
 	pthread_mutex_init(&cuda->lock, NULL);
 	pthread_mutex_init(&cuda->share_lock, NULL);
+	pthread_cond_init(&cuda->registered, NULL);
 	cuda->ctx = tmesh_ctx_ref(ctx);
+	snprintf(cuda->nvml, sizeof(cuda->nvml), "%s", o.nvml ? o.nvml : "libnvidia-ml.so.1");
+	cuda->no_events = o.flags & TMESH_CUDA_NO_EVENTS;
 	cuda->block_bytes = o.block_bytes ? o.block_bytes : BLOCK_BYTES;
 	cuda->log = o.log;
 	cuda->log_data = o.log_data;
@@ -104,8 +140,9 @@ static struct {
 	int watched; /* what pthread_atfork() said */
 } own = {PTHREAD_ONCE_INIT, PTHREAD_MUTEX_INITIALIZER, NULL, 0};
 
-/* A thread that the child does not have may hold the lock, and be in the driver, for seconds:
- * fork() cannot wait for it, also as a driver may fork by itself while it is opened. */
+/* Make the lock anew in the child. fork() cannot wait for it: a thread that the child does not have
+ * may hold it for seconds, inside the driver. A driver may also fork by itself while it is opened.
+ */
 static void own_forked(void)
 {
 	pthread_mutex_init(&own.lock, NULL);
@@ -117,12 +154,17 @@ static void own_watch(void)
 	own.watched = pthread_atfork(NULL, NULL, own_forked);
 }
 
-/* What fails is tried again by the next call: a driver may be there by then. */
+/* Return the process's own instance, made at the first call. A failure is not remembered: the next
+ * call tries again, because a driver may be there by then. */
 int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err)
 {
+	struct tmesh_cuda_opts opts = {.size = sizeof(opts)};
+	const char *events = getenv("TMESH_CUDA_EVENTS");
 	struct tmesh_ctx *ctx;
 	int rc = 0;
 
+	if (events && !strcmp(events, "0"))
+		opts.flags = TMESH_CUDA_NO_EVENTS;
 	pthread_once(&own.once, own_watch);
 	if (own.watched)
 		return tmesh_fail(err, -own.watched, "no memory to watch for fork()");
@@ -130,7 +172,7 @@ int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err)
 	if (!own.cuda) {
 		rc = tmesh_ctx_open(NULL, &ctx, err);
 		if (!rc) {
-			rc = tmesh_cuda_open(ctx, NULL, &own.cuda, err);
+			rc = tmesh_cuda_open(ctx, &opts, &own.cuda, err);
 			tmesh_ctx_unref(ctx);
 		}
 	}
@@ -146,17 +188,19 @@ struct tmesh_cuda *tmesh_cuda_ref(struct tmesh_cuda *cuda)
 	return cuda;
 }
 
-void tmesh_cuda_unref(struct tmesh_cuda *cuda)
+/* Try a last time to wait for devices. Memory that other processes hold stays theirs: the driver
+ * keeps it for them. False: a device cannot be waited for. */
+static bool give_back_all(struct tmesh_cuda *cuda)
 {
-	if (!cuda || atomic_fetch_sub_explicit(&cuda->refs, 1, memory_order_acq_rel) != 1 ||
-	    cuda_inherited(cuda))
-		return;
-	/* What lingers keeps no reference: its memory goes with the process or with us. Who holds
-	 * it holds the driver's memory too, and loses nothing. */
-	watch_stop(cuda);
-	while (cuda->memory) {
+	bool relaxed = !cuda_relax(cuda, NULL), all = true;
+
+	while (all && cuda->memory) {
 		struct tmesh_cuda_memory *memory = cuda->memory;
 
+		if (memory->state == WAITING) {
+			all = memory_give_back(memory);
+			continue;
+		}
 		cuda->memory = memory->next;
 		watch_remove(memory);
 		tmesh_region_unref(memory->region);
@@ -164,7 +208,23 @@ void tmesh_cuda_unref(struct tmesh_cuda *cuda)
 		block_free(memory);
 		free(memory);
 	}
-	cuda_free(cuda);
+	if (relaxed)
+		cuda_restore(cuda);
+	return all;
+}
+
+void tmesh_cuda_unref(struct tmesh_cuda *cuda)
+{
+	if (!cuda || atomic_fetch_sub_explicit(&cuda->refs, 1, memory_order_acq_rel) != 1 ||
+	    cuda_inherited(cuda))
+		return;
+	watch_stop(cuda);
+	if (give_back_all(cuda))
+		cuda_free(cuda);
+	else
+		cuda_log(cuda, TMESH_LOG_ERROR,
+			 "the library is closed while a GPU cannot be waited for: its memory stays "
+			 "until the process ends");
 }
 
 int tmesh_cuda_device_count(const struct tmesh_cuda *cuda)
@@ -238,9 +298,10 @@ static int lose(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
 }
 
 /*
- * Whether it is still the context that was retained. One that was reset can be made current all
- * the same, and who retains it anew gets the same address: its number tells, and before CUDA 12
- * nothing does. What was lost stays so, whatever is made at its place.
+ * Check that the device's primary context is still the one that was retained. A context that was
+ * reset can still be made current, and a context that is retained later gets the same address. Only
+ * the context's number tells them apart, and drivers before CUDA 12 have no number. A lost context
+ * stays lost.
  */
 static int check_context(struct tmesh_cuda *cuda, int device, cu_context context,
 			 struct tmesh_error *err)
@@ -276,13 +337,10 @@ int cuda_check_context(struct tmesh_cuda *cuda, int device, struct tmesh_error *
 	return context ? check_context(cuda, device, context, err) : 0;
 }
 
-int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+static int enter(struct tmesh_cuda *cuda, struct device *d, int device, struct tmesh_error *err)
 {
-	struct device *d = &cuda->devices[device];
-	int rc = cuda_check_device(cuda, device, err);
+	int rc = 0;
 
-	if (rc)
-		return rc;
 	pthread_mutex_lock(&cuda->lock);
 	if (!d->context)
 		rc = retain(cuda, d, err);
@@ -293,42 +351,26 @@ int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
 		  : cuda_check(cuda, cuda->driver.ctx_push(d->context), "cuCtxPushCurrent", err);
 }
 
+int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+{
+	int rc = cuda_check_device(cuda, device, err);
+
+	if (!rc)
+		rc = cuda_relax(cuda, err);
+	if (rc)
+		return rc;
+	rc = enter(cuda, &cuda->devices[device], device, err);
+	if (rc)
+		cuda_restore(cuda);
+	return rc;
+}
+
 void cuda_leave(struct tmesh_cuda *cuda)
 {
 	cu_context context;
 
 	cuda->driver.ctx_pop(&context);
-}
-
-/* Blocks outlive a context: who made the device's new one may be using them. */
-static void synchronize_other(struct tmesh_cuda *cuda, int device)
-{
-	const struct cu_driver *driver = &cuda->driver;
-	cu_device handle = cuda->devices[device].handle;
-	cu_context context;
-	unsigned int flags;
-	int active = 0;
-
-	if (driver->primary_state(handle, &flags, &active) || !active ||
-	    driver->primary_retain(&context, handle))
-		return;
-	if (!driver->ctx_push(context)) {
-		driver->ctx_synchronize();
-		cuda_leave(cuda);
-	}
-	driver->primary_release(handle);
-}
-
-void cuda_synchronize(struct tmesh_cuda *cuda, int device)
-{
-	int rc = cuda_enter(cuda, device, NULL);
-
-	if (rc == -ECONNRESET)
-		synchronize_other(cuda, device);
-	if (rc)
-		return;
-	cuda->driver.ctx_synchronize();
-	cuda_leave(cuda);
+	cuda_restore(cuda);
 }
 
 struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_kind kind, int device,
@@ -345,7 +387,7 @@ struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_ki
 	memory->watch = -1;
 	memory->kind = kind;
 	memory->device = memory->resident = device;
-	memory->rights = TMESH_READ | TMESH_WRITE;
+	memory->rights = memory->mapped = TMESH_READ | TMESH_WRITE;
 	return memory;
 }
 
@@ -357,7 +399,7 @@ void memory_publish(struct tmesh_cuda_memory *memory, struct tmesh_cuda_memory *
 	memory->next = cuda->memory;
 	cuda->memory = memory;
 	pthread_mutex_unlock(&cuda->lock);
-	/* Its descriptor wakes by itself. */
+	/* Memory with a descriptor wakes the watcher by it. */
 	if (memory->lease_ns || memory->slow)
 		watch_again(cuda);
 	*out = memory;
@@ -391,8 +433,8 @@ void memory_end(struct tmesh_cuda_memory *memory)
 	event_end(memory);
 	pthread_mutex_lock(&cuda->lock);
 	unlist(memory);
-	if (memory->state == LINGERING)
-		cuda->devices[memory->device].stats.bytes_lingering -= memory->bytes;
+	if (memory->state == PENDING_FREE)
+		cuda->devices[memory->device].stats.bytes_pending_free -= memory->bytes;
 	if (memory->kind == TMESH_CUDA_OWN && !memory->whole)
 		block_free(memory);
 	pthread_mutex_unlock(&cuda->lock);
@@ -419,30 +461,48 @@ struct tmesh_cuda_memory *tmesh_cuda_memory_ref(struct tmesh_cuda_memory *memory
 }
 
 /* Work that is still queued may use it: it is waited for. */
-static void finish(struct tmesh_cuda_memory *memory)
+static int finish(const struct tmesh_cuda_memory *memory)
 {
-	cuda_synchronize(memory->cuda, memory->device);
-	if (memory->resident >= 0 && memory->resident != memory->device)
-		cuda_synchronize(memory->cuda, memory->resident);
+	int rc = cuda_synchronize(memory->cuda, memory->device);
+
+	if (!rc && memory->resident >= 0 && memory->resident != memory->device)
+		rc = cuda_synchronize(memory->cuda, memory->resident);
+	return rc;
 }
 
-/* Of what others may have used, and what is unmapped at once, more than one stream is to be waited
- * for; the handle of the thread's own stream is each thread's. */
+/* Return whether one stream alone orders the free. It does not if others may have used the memory
+ * or if the memory is unmapped at once. The per-thread stream's handle means another stream in each
+ * thread. */
 static bool can_order(const struct tmesh_cuda_memory *memory, cu_stream stream)
 {
-	return stream != TMESH_CUDA_NO_STREAM && stream != CU_STREAM_PER_THREAD &&
-	       memory->kind == TMESH_CUDA_OWN && !memory->whole && !memory->region &&
-	       !memory->chunk->block->alone;
+	return stream != CU_STREAM_PER_THREAD && memory->kind == TMESH_CUDA_OWN && !memory->whole &&
+	       !memory->region && !memory->chunk->block->alone;
 }
 
-static void give_back(struct tmesh_cuda_memory *memory, cu_stream stream)
+/* Record an event on @stream, so that the memory can be reused in its order. A capture has no order
+ * that is known here. A stream of another context is synchronized instead. */
+static void order(struct tmesh_cuda_memory *memory, cu_stream stream)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	bool captures = false, here = false;
+
+	if (stream == TMESH_CUDA_NO_STREAM || cuda_enter(cuda, memory->device, NULL))
+		return;
+	if (!stream_captures(cuda, memory->device, stream, &captures, NULL) && !captures &&
+	    !stream_is_of(cuda, memory->device, stream, &here, NULL)) {
+		if (!here)
+			cuda->driver.stream_synchronize(stream);
+		else if (can_order(memory, stream))
+			memory->ordered = !order_record(cuda, memory->device, stream);
+	}
+	memory->stream = stream;
+	cuda_leave(cuda);
+}
+
+static void complete(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
 
-	memory->ordered = can_order(memory, stream);
-	memory->stream = stream;
-	if (memory->state == LIVE && !memory->ordered)
-		finish(memory);
 	switch (memory->kind) {
 	case TMESH_CUDA_HOST:
 	case TMESH_CUDA_STAGED:
@@ -452,8 +512,8 @@ static void give_back(struct tmesh_cuda_memory *memory, cu_stream stream)
 		if (share_settle(memory))
 			break;
 		pthread_mutex_lock(&cuda->lock);
-		memory->state = LINGERING;
-		cuda->devices[memory->device].stats.bytes_lingering += memory->bytes;
+		memory->state = PENDING_FREE;
+		cuda->devices[memory->device].stats.bytes_pending_free += memory->bytes;
 		watch_add(memory);
 		pthread_mutex_unlock(&cuda->lock);
 		watch_again(cuda);
@@ -465,6 +525,47 @@ static void give_back(struct tmesh_cuda_memory *memory, cu_stream stream)
 		break;
 	}
 	memory_end(memory);
+}
+
+/* Under the lock. */
+static void set_waiting(struct tmesh_cuda_memory *memory, bool waiting)
+{
+	struct tmesh_cuda_stats *stats = &memory->cuda->devices[memory->device].stats;
+
+	if ((memory->state == WAITING) == waiting)
+		return;
+	stats->bytes_waiting += waiting ? memory->bytes : -memory->bytes;
+	memory->state = waiting ? WAITING : LIVE;
+}
+
+/* Free memory. It is unmapped, unregistered or used again only after its device has been waited
+ * for. */
+bool memory_give_back(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	bool waits = (memory->state == LIVE || memory->state == WAITING) && !memory->ordered &&
+		     finish(memory);
+
+	pthread_mutex_lock(&cuda->lock);
+	set_waiting(memory, waits);
+	pthread_mutex_unlock(&cuda->lock);
+	if (!waits)
+		complete(memory);
+	return !waits;
+}
+
+static void give_back(struct tmesh_cuda_memory *memory, cu_stream stream)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc = cuda_relax(cuda, NULL);
+
+	if (memory->state == LIVE)
+		order(memory, stream);
+	/* If no thread can be had that tries again, the end of the library does. */
+	if (!memory_give_back(memory) && !watch_start(cuda, NULL))
+		watch_again(cuda);
+	if (!rc)
+		cuda_restore(cuda);
 }
 
 void tmesh_cuda_memory_unref(struct tmesh_cuda_memory *memory)
@@ -493,6 +594,14 @@ uint64_t tmesh_cuda_pointer(const struct tmesh_cuda_memory *memory)
 	return memory->pointer;
 }
 
+/* Under the lock. */
+static uint64_t piece_of(const struct tmesh_cuda_memory *memory)
+{
+	return memory->kind == TMESH_CUDA_HOST && memory->region
+		       ? registration_piece(memory->registration)
+		       : 0;
+}
+
 int tmesh_cuda_info(struct tmesh_cuda_memory *memory, struct tmesh_cuda_info *info,
 		    struct tmesh_error *err)
 {
@@ -511,6 +620,8 @@ int tmesh_cuda_info(struct tmesh_cuda_memory *memory, struct tmesh_cuda_info *in
 	pthread_mutex_lock(&memory->cuda->lock);
 	i.taken = memory->state != LIVE;
 	i.region = memory->region ? tmesh_region_id(memory->region) : 0;
+	i.mapped_rights = memory->mapped;
+	i.piece_bytes = piece_of(memory);
 	pthread_mutex_unlock(&memory->cuda->lock);
 	return tmesh_write_sized(info, &i, sizeof(i), err);
 }
@@ -544,10 +655,40 @@ void work_end(struct tmesh_cuda_memory *memory)
 	cuda_leave(cuda);
 }
 
+/* Return how many of @bytes at @offset one call of the driver may touch. Work has begun. */
+static uint64_t one_call(const struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes)
+{
+	uint64_t piece = memory->kind == TMESH_CUDA_HOST ? registration_piece(memory->registration)
+							 : UINT64_MAX;
+	uint64_t most = piece - offset % piece;
+
+	return bytes < most ? bytes : most;
+}
+
+static int fill(struct tmesh_cuda_memory *memory, cu_stream stream, uint64_t at, uint64_t bytes,
+		struct tmesh_error *err)
+{
+	return cuda_check(memory->cuda,
+			  memory->cuda->driver.fill(memory->pointer + at, 0, bytes, stream),
+			  "cuMemsetD8Async", err);
+}
+
+/* Fill memory for a stream of another device, which cannot do it: the host waits for it. */
+static int fill_for_other(struct tmesh_cuda_memory *memory, cu_stream stream, uint64_t at,
+			  uint64_t bytes, struct tmesh_error *err)
+{
+	int rc = at ? 0 : event_host_waits(memory, stream, err);
+
+	return rc ? rc
+		  : cuda_fill_now(memory->cuda, memory->device, memory->pointer + at, bytes, err);
+}
+
 int tmesh_cuda_zero(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		    struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
+	bool here = true;
+	uint64_t now;
 	int rc;
 
 	if (!(memory->rights & TMESH_WRITE))
@@ -555,13 +696,22 @@ int tmesh_cuda_zero(struct tmesh_cuda_memory *memory, struct CUstream_st *stream
 	rc = work_begin(memory, "zero", err);
 	if (rc)
 		return rc;
-	rc = cuda_check(cuda, cuda->driver.fill(memory->pointer, 0, memory->bytes, stream),
-			"cuMemsetD8Async", err);
+	/* A graph may zero memory; the default stream is unusable while a blocking one captures. */
+	if ((uintptr_t)stream <= (uintptr_t)CU_STREAM_LEGACY)
+		rc = stream_check(cuda, memory->device, stream, "zero", err);
+	if (!rc)
+		rc = stream_is_of(cuda, memory->device, stream, &here, err);
+	for (uint64_t at = 0; !rc && at < memory->bytes; at += now) {
+		now = one_call(memory, at, memory->bytes - at);
+		rc = here ? fill(memory, stream, at, now, err)
+			  : fill_for_other(memory, stream, at, now, err);
+	}
 	work_end(memory);
 	return rc;
 }
 
-/* Work on a part of the memory, whose device has nothing else to do: until work_end(). */
+/* Begin work on a part of the memory, for a device that has no other work there; until work_end().
+ */
 static int copy_begin(struct tmesh_cuda_memory *memory, const char *what, uint64_t offset,
 		      uint64_t bytes, struct tmesh_error *err)
 {
@@ -576,8 +726,7 @@ static int copy_begin(struct tmesh_cuda_memory *memory, const char *what, uint64
 	rc = work_begin(memory, what, err);
 	if (rc)
 		return rc;
-	rc = cuda_check(memory->cuda, memory->cuda->driver.ctx_synchronize(), "cuCtxSynchronize",
-			err);
+	rc = cuda_wait_for_all(memory->cuda, memory->device, err);
 	if (rc)
 		work_end(memory);
 	return rc;
@@ -586,15 +735,16 @@ static int copy_begin(struct tmesh_cuda_memory *memory, const char *what, uint64
 int tmesh_cuda_read(struct tmesh_cuda_memory *memory, uint64_t offset, void *data, uint64_t bytes,
 		    struct tmesh_error *err)
 {
-	const struct cu_driver *driver = &memory->cuda->driver;
 	int rc = copy_begin(memory, "read", offset, bytes, err);
+	uint64_t now;
 
 	if (rc)
 		return rc;
-	if (bytes)
-		rc = cuda_check(memory->cuda,
-				driver->copy_to_host(data, memory->pointer + offset, bytes),
-				"cuMemcpyDtoH", err);
+	for (uint64_t at = 0; !rc && at < bytes; at += now) {
+		now = one_call(memory, offset + at, bytes - at);
+		rc = cuda_copy_to_host(memory->cuda, memory->device, (char *)data + at,
+				       memory->pointer + offset + at, now, err);
+	}
 	work_end(memory);
 	return rc;
 }
@@ -602,7 +752,7 @@ int tmesh_cuda_read(struct tmesh_cuda_memory *memory, uint64_t offset, void *dat
 int tmesh_cuda_write(struct tmesh_cuda_memory *memory, uint64_t offset, const void *data,
 		     uint64_t bytes, struct tmesh_error *err)
 {
-	const struct cu_driver *driver = &memory->cuda->driver;
+	uint64_t now;
 	int rc;
 
 	if (!(memory->rights & TMESH_WRITE))
@@ -610,13 +760,12 @@ int tmesh_cuda_write(struct tmesh_cuda_memory *memory, uint64_t offset, const vo
 	rc = copy_begin(memory, "write", offset, bytes, err);
 	if (rc)
 		return rc;
-	if (bytes)
-		rc = cuda_check(memory->cuda,
-				driver->copy_to_device(memory->pointer + offset, data, bytes),
-				"cuMemcpyHtoD", err);
-	/* The driver may have taken the bytes, and not have them there yet. */
-	if (!rc && bytes)
-		rc = cuda_check(memory->cuda, driver->ctx_synchronize(), "cuCtxSynchronize", err);
+	for (uint64_t at = 0; !rc && at < bytes; at += now) {
+		now = one_call(memory, offset + at, bytes - at);
+		rc = cuda_copy_to_device(memory->cuda, memory->device,
+					 memory->pointer + offset + at, (const char *)data + at,
+					 now, err);
+	}
 	work_end(memory);
 	return rc;
 }
@@ -662,7 +811,7 @@ int tmesh_cuda_stats(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_stat
 #define ADD(member) all.member += one->member
 		ADD(bytes_used);
 		ADD(bytes_reserved);
-		ADD(bytes_lingering);
+		ADD(bytes_pending_free);
 		ADD(blocks);
 		ADD(allocs);
 		ADD(reused);
@@ -673,13 +822,16 @@ int tmesh_cuda_stats(struct tmesh_cuda *cuda, int device, struct tmesh_cuda_stat
 		ADD(host_fallbacks);
 		ADD(host_waits);
 		ADD(taken);
+		ADD(writable_instead);
+		ADD(bytes_waiting);
 #undef ADD
 	}
 	pthread_mutex_unlock(&cuda->lock);
 	return tmesh_write_sized(stats, &all, sizeof(all), NULL);
 }
 
-/* Whatever happens to memory is the watcher's to see; here it is only asked. */
+/* Check that the memory is live, and renew its lease. The watcher thread handles memory that its
+ * producer takes back; this call only looks at the result. */
 int tmesh_cuda_touch(struct tmesh_cuda_memory *memory)
 {
 	int rc = cuda_check_life(memory->cuda, NULL);

@@ -32,7 +32,8 @@ static void delete_versioned(struct DLManagedTensorVersioned *managed)
 	export_free(managed->manager_ctx);
 }
 
-/* Registered host memory is given as its device's: kernels there may use it as it is. */
+/* Export a tensor. Registered host memory counts as its device's, whose kernels can use it as it
+ * is. */
 static int export_new(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout,
 		      struct export **out, struct dl_tensor *dl, struct tmesh_error *err)
 {

@@ -3,6 +3,7 @@
 #include "internal.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -33,6 +34,7 @@ static int errno_of(cu_result rc)
 	case CU_PEER_ACCESS_UNSUPPORTED:
 		return -EOPNOTSUPP;
 	case CU_NOT_PERMITTED:
+	case CU_NOT_INITIALIZED:
 		return -EPERM;
 	case CU_INVALID_VALUE:
 	case CU_INVALID_HANDLE:
@@ -47,8 +49,35 @@ static int errno_of(cu_result rc)
 	case CU_DEINITIALIZED:
 		return -ECONNRESET;
 	default:
-		return -EIO;
+		return cuda_capture_forbids(rc) ? -EBUSY : -EIO;
 	}
+}
+
+bool cuda_capture_forbids(cu_result rc)
+{
+	return rc >= CU_CAPTURE_UNSUPPORTED && rc <= CU_CAPTURE_WRONG_THREAD;
+}
+
+bool cuda_work_has_ended(cu_result rc)
+{
+	return rc == CU_OK || rc == CU_ILLEGAL_ADDRESS || rc == CU_LAUNCH_TIMEOUT ||
+	       rc == CU_CONTEXT_IS_DESTROYED || rc == CU_ASSERT || rc == CU_DEINITIALIZED ||
+	       (rc >= CU_HARDWARE_STACK_ERROR && rc <= CU_LAUNCH_FAILED);
+}
+
+/* Return the remedy that the message ends with; "": the name of the error says it. */
+static const char *remedy(cu_result rc)
+{
+	if (rc == CU_NOT_INITIALIZED)
+		return ": a process that was forked from one that used CUDA cannot use it: start a "
+		       "new program (multiprocessing: \"spawn\")";
+	if (cuda_capture_forbids(rc))
+		return ": a stream captures a graph: end the capture first";
+	if (rc != CU_OK && rc != CU_CONTEXT_IS_DESTROYED && rc != CU_DEINITIALIZED &&
+	    cuda_work_has_ended(rc))
+		return ": a kernel has failed, and no CUDA call of this process will succeed: "
+		       "start the process again";
+	return "";
 }
 
 int cuda_check(const struct tmesh_cuda *cuda, cu_result rc, const char *call,
@@ -59,8 +88,17 @@ int cuda_check(const struct tmesh_cuda *cuda, cu_result rc, const char *call,
 	if (rc == CU_OK)
 		return 0;
 	if (cuda->driver.error_name(rc, &name) || !name)
-		return tmesh_fail(err, errno_of(rc), "%s: CUDA error %d", call, rc);
-	return tmesh_fail(err, errno_of(rc), "%s: %s", call, name);
+		return tmesh_fail(err, errno_of(rc), "%s: CUDA error %d%s", call, rc, remedy(rc));
+	return tmesh_fail(err, errno_of(rc), "%s: %s%s", call, name, remedy(rc));
+}
+
+/* Set close-on-exec on a descriptor that the driver made, as it does not promise to. A program that
+ * another thread starts before this call still gets the descriptor. */
+int cuda_close_on_exec(int fd, struct tmesh_error *err)
+{
+	if (fcntl(fd, F_SETFD, FD_CLOEXEC) == 0)
+		return 0;
+	return tmesh_fail(err, -errno, "cannot set FD_CLOEXEC on descriptor %d of the driver", fd);
 }
 
 static int find_all(struct tmesh_cuda *cuda, struct tmesh_error *err)

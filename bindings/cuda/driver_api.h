@@ -36,12 +36,22 @@ enum {
 	CU_INVALID_HANDLE = 400,
 	CU_NOT_READY = 600,
 	CU_ILLEGAL_ADDRESS = 700,
+	CU_LAUNCH_TIMEOUT = 702,
 	CU_CONTEXT_IS_DESTROYED = 709,
+	CU_ASSERT = 710,
 	CU_HOST_ALREADY_REGISTERED = 712,
 	CU_HOST_NOT_REGISTERED = 713,
+	CU_HARDWARE_STACK_ERROR = 714,
+	CU_LAUNCH_FAILED = 719,
 	CU_NOT_PERMITTED = 800,
 	CU_NOT_SUPPORTED = 801,
 	CU_SYSTEM_DRIVER_MISMATCH = 803,
+	/* From here to CAPTURE_WRONG_THREAD: a stream's capture of a graph forbids the call. */
+	CU_CAPTURE_UNSUPPORTED = 900,
+	CU_CAPTURE_INVALIDATED = 901,
+	CU_CAPTURE_IMPLICIT = 906,
+	CU_CAPTURED_EVENT = 907,
+	CU_CAPTURE_WRONG_THREAD = 908,
 	CU_UNKNOWN = 999,
 };
 
@@ -50,6 +60,7 @@ enum {
 	CU_ATTR_UNIFIED_ADDRESSING = 41,
 	CU_ATTR_HOST_POINTER = 91, /* registered memory has one address on host and device */
 	CU_ATTR_HOST_REGISTER = 99,
+	CU_ATTR_HOST_PAGE_TABLES = 100, /* the device minds the process's page tables */
 	CU_ATTR_VMM = 102,
 	CU_ATTR_POSIX_FD = 103,
 	CU_ATTR_VMM_RDMA = 110, /* cuMemCreate() takes the flag */
@@ -76,7 +87,14 @@ enum {
 	CU_EVENT_SHARED = 4,
 };
 
+#define CU_STREAM_LEGACY ((cu_stream)1)
 #define CU_STREAM_PER_THREAD ((cu_stream)2)
+#define CU_NON_BLOCKING 1
+#define CU_CAPTURE_MODE_GLOBAL 0
+#define CU_CAPTURE_MODE_RELAXED 2
+#define CU_CAPTURE_NONE 0
+#define CU_CAPTURE_ACTIVE 1
+#define CU_CAPTURE_BROKEN 2
 #define CU_IPC_LAZY_ENABLE_PEER_ACCESS 1
 #define CU_GRANULARITY_MINIMUM 0
 #define CU_ALLOCATION_PINNED 1
@@ -137,8 +155,8 @@ struct cu_external_range {
 };
 
 /*
- * Every function that is called: X(member, symbol, arguments). The second list is of those that
- * older drivers lack; what needs one says so.
+ * Every driver function that is called: X(member, symbol, arguments). The second list has functions
+ * that older drivers lack; a caller checks that its function is there.
  */
 #define CU_FUNCTIONS(X)                                                                           \
 	X(init, cuInit, (unsigned int flags))                                                     \
@@ -165,14 +183,19 @@ struct cu_external_range {
 	  (cu_ptr * ptr, void *addr, unsigned int flags))                                         \
 	X(mem_alloc, cuMemAlloc_v2, (cu_ptr * ptr, size_t bytes))                                 \
 	X(mem_free, cuMemFree_v2, (cu_ptr ptr))                                                   \
-	X(copy_to_device, cuMemcpyHtoD_v2, (cu_ptr to, const void *from, size_t bytes))           \
-	X(copy_to_host, cuMemcpyDtoH_v2, (void *to, cu_ptr from, size_t bytes))                   \
+	X(copy_to_device, cuMemcpyHtoDAsync_v2,                                                   \
+	  (cu_ptr to, const void *from, size_t bytes, cu_stream stream))                          \
+	X(copy_to_host, cuMemcpyDtoHAsync_v2,                                                     \
+	  (void *to, cu_ptr from, size_t bytes, cu_stream stream))                                \
 	X(fill, cuMemsetD8Async, (cu_ptr at, unsigned char byte, size_t bytes, cu_stream stream)) \
+	X(stream_create, cuStreamCreate, (cu_stream * stream, unsigned int flags))                \
+	X(stream_destroy, cuStreamDestroy_v2, (cu_stream stream))                                 \
 	X(stream_synchronize, cuStreamSynchronize, (cu_stream stream))                            \
 	X(stream_wait, cuStreamWaitEvent, (cu_stream stream, cu_event event, unsigned int flags)) \
 	X(event_create, cuEventCreate, (cu_event * event, unsigned int flags))                    \
 	X(event_destroy, cuEventDestroy_v2, (cu_event event))                                     \
 	X(event_record, cuEventRecord, (cu_event event, cu_stream stream))                        \
+	X(event_synchronize, cuEventSynchronize, (cu_event event))                                \
 	X(ipc_event_get, cuIpcGetEventHandle, (struct cu_ipc_handle * handle, cu_event event))    \
 	X(ipc_event_open, cuIpcOpenEventHandle, (cu_event * event, struct cu_ipc_handle handle))  \
 	X(ipc_mem_get, cuIpcGetMemHandle, (struct cu_ipc_handle * handle, cu_ptr ptr))            \
@@ -183,6 +206,10 @@ struct cu_external_range {
 	X(pointer_attribute, cuPointerGetAttribute, (void *value, int attribute, cu_ptr ptr))
 
 #define CU_FUNCTIONS_NEWER(X)                                                                    \
+	X(device_uuid_v2, cuDeviceGetUuid_v2, (struct cu_uuid * uuid, cu_device device))         \
+	X(stream_ctx, cuStreamGetCtx, (cu_stream stream, cu_context * context))                  \
+	X(stream_is_capturing, cuStreamIsCapturing, (cu_stream stream, int *status))             \
+	X(capture_mode, cuThreadExchangeStreamCaptureMode, (int *mode))                          \
 	X(ctx_id, cuCtxGetId, (cu_context context, unsigned long long *id))                      \
 	X(granularity, cuMemGetAllocationGranularity,                                            \
 	  (size_t * bytes, const struct cu_alloc_prop *prop, int flags))                         \
@@ -198,6 +225,7 @@ struct cu_external_range {
 	X(unmap, cuMemUnmap, (cu_ptr ptr, size_t bytes))                                         \
 	X(set_access, cuMemSetAccess,                                                            \
 	  (cu_ptr ptr, size_t bytes, const struct cu_access *access, size_t count))              \
+	X(retain_handle, cuMemRetainAllocationHandle, (cu_mem * mem, void *addr))                \
 	X(export_handle, cuMemExportToShareableHandle,                                           \
 	  (void *handle, cu_mem mem, int type, unsigned long long flags))                        \
 	X(import_handle, cuMemImportFromShareableHandle, (cu_mem * mem, void *handle, int type)) \

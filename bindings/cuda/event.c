@@ -1,49 +1,188 @@
 // SPDX-License-Identifier: MIT
 /*
- * Order between streams of different processes, by an interprocess event for each piece of shared
- * memory: its producer records it, consumers' streams wait for it. Where a device has none the
- * producer's host waits for its stream instead, which is counted.
+ * Order between streams of different processes. Each piece of shared memory has an interprocess
+ * event: its producer records it, and consumers' streams wait for it.
+ *
+ * Without an event the producer's host waits for its stream instead, and the wait is counted. A
+ * device may offer no events, the driver may have no more, or the caller may want none: only
+ * processes with the same /dev/shm can open an event. The driver opens no event in the process that
+ * made it; the event itself is used there.
  */
 #include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Events that this process has exported. */
+struct exported {
+	struct exported *next;
+	void *library;
+	pid_t pid;		       /* a forked child has none of them */
+	unsigned long long context_id; /* nor has a context that was made later */
+	struct cu_ipc_handle handle;
+	cu_event event;
+	unsigned int users;
+};
+
+static pthread_mutex_t exported_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct exported *exported;
+
+/* Find the event that @handle names among this process's own, and count one more user. */
+static struct exported *exported_find(const struct tmesh_cuda_memory *memory,
+				      const struct cu_ipc_handle *handle)
+{
+	const struct tmesh_cuda *cuda = memory->cuda;
+	unsigned long long id = cuda->devices[memory->resident].context_id;
+	struct exported *found = NULL;
+
+	pthread_mutex_lock(&exported_lock);
+	for (struct exported *e = exported; e && !found; e = e->next)
+		if (e->library == cuda->library && e->pid == getpid() && e->context_id == id &&
+		    !memcmp(&e->handle, handle, sizeof(*handle)))
+			found = e;
+	if (found)
+		found->users++;
+	pthread_mutex_unlock(&exported_lock);
+	return found;
+}
+
+static struct exported *exported_new(const struct tmesh_cuda_memory *memory,
+				     const struct cu_ipc_handle *handle, struct tmesh_error *err)
+{
+	const struct tmesh_cuda *cuda = memory->cuda;
+	struct exported *e = calloc(1, sizeof(*e));
+
+	if (!e) {
+		tmesh_fail(err, -ENOMEM, "no memory for an event");
+		return NULL;
+	}
+	*e = (struct exported){.library = cuda->library,
+			       .pid = getpid(),
+			       .handle = *handle,
+			       .event = memory->event,
+			       .context_id = cuda->devices[memory->resident].context_id,
+			       .users = 1};
+	pthread_mutex_lock(&exported_lock);
+	e->next = exported;
+	exported = e;
+	pthread_mutex_unlock(&exported_lock);
+	return e;
+}
+
+/* Drop one user. True: it was the last. */
+static bool exported_drop(struct exported *e)
+{
+	struct exported **at = &exported;
+	bool last;
+
+	pthread_mutex_lock(&exported_lock);
+	last = --e->users == 0;
+	while (last && *at != e)
+		at = &(*at)->next;
+	if (last)
+		*at = e->next;
+	pthread_mutex_unlock(&exported_lock);
+	if (last)
+		free(e);
+	return last;
+}
+
+/* Make the event. The resident device's context is current. */
+static int make(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
+{
+	const struct cu_driver *driver = &memory->cuda->driver;
+	struct cu_ipc_handle handle;
+	int rc = cuda_check(
+		memory->cuda,
+		driver->event_create(&memory->event, CU_EVENT_SHARED | CU_EVENT_NO_TIMING),
+		"cuEventCreate", err);
+
+	if (rc) {
+		memory->event = NULL;
+		return rc;
+	}
+	rc = cuda_check(memory->cuda, driver->ipc_event_get(&handle, memory->event),
+			"cuIpcGetEventHandle", err);
+	if (!rc) {
+		memory->exported = exported_new(memory, &handle, err);
+		rc = memory->exported ? 0 : -ENOMEM;
+	}
+	if (rc) {
+		driver->event_destroy(memory->event);
+		memory->event = NULL;
+	}
+	return rc;
+}
 
 int event_make(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
+	struct tmesh_error why = {0};
 	int has = 0;
-	int rc = cuda_enter(cuda, memory->resident, err);
+	int rc;
 
+	if (cuda->no_events)
+		return 0;
+	rc = cuda_enter(cuda, memory->resident, err);
 	if (rc)
 		return rc;
 	rc = cuda_check(cuda,
 			cuda->driver.device_attribute(&has, CU_ATTR_IPC_EVENT,
 						      cuda->devices[memory->resident].handle),
 			"cuDeviceGetAttribute", err);
-	if (!rc && has)
-		rc = cuda_check(cuda,
-				cuda->driver.event_create(&memory->event,
-							  CU_EVENT_SHARED | CU_EVENT_NO_TIMING),
-				"cuEventCreate", err);
+	if (!rc && has && make(memory, &why))
+		cuda_log(cuda, TMESH_LOG_WARN,
+			 "no event for memory on GPU %d, so the host waits at each share: %s",
+			 memory->resident, why.message);
 	cuda_leave(cuda);
+	return rc;
+}
+
+void event_card(const struct tmesh_cuda_memory *memory, struct card *card)
+{
+	card->has_event = memory->event != NULL;
+	if (card->has_event)
+		card->event = memory->exported->handle;
+}
+
+int event_open(struct tmesh_cuda_memory *memory, const struct card *card, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc;
+
+	memory->exported = exported_find(memory, &card->event);
+	if (memory->exported) {
+		memory->event = memory->exported->event;
+		return 0;
+	}
+	rc = cuda_check(cuda, cuda->driver.ipc_event_open(&memory->event, card->event),
+			"cuIpcOpenEventHandle", err);
+	if (rc)
+		memory->event = NULL;
 	return rc;
 }
 
 void event_end(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
+	bool last;
 	int rc;
 
 	if (!memory->event)
 		return;
-	rc = cuda_enter(cuda, memory->resident, NULL);
-	/* A context that was destroyed took its events along: the handle leads to nothing. */
-	if (rc != -ECONNRESET)
+	last = !memory->exported || exported_drop(memory->exported);
+	rc = last ? cuda_enter(cuda, memory->resident, NULL) : -EBUSY;
+	/* A destroyed context took its events along. */
+	if (last && rc != -ECONNRESET)
 		cuda->driver.event_destroy(memory->event);
 	memory->event = NULL;
+	memory->exported = NULL;
 	if (!rc)
 		cuda_leave(cuda);
 }
 
-static int host_waits(struct tmesh_cuda_memory *memory, cu_stream stream, struct tmesh_error *err)
+int event_host_waits(struct tmesh_cuda_memory *memory, cu_stream stream, struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
 
@@ -54,11 +193,13 @@ static int host_waits(struct tmesh_cuda_memory *memory, cu_stream stream, struct
 			  err);
 }
 
-/* Somebody else's event cannot be recorded here: then its waiters would take ours for his. */
+/* Record the memory's event on @stream. Another process's event cannot be recorded here, because
+ * its waiters would take this process's work for their producer's. */
 int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		      struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
+	bool here = true;
 	int rc;
 
 	if (stream == TMESH_CUDA_NO_STREAM)
@@ -66,11 +207,15 @@ int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stre
 	rc = cuda_enter(cuda, memory->device, err);
 	if (rc)
 		return rc;
-	if (memory->event && !memory->event_foreign)
+	rc = stream_check(cuda, memory->device, stream, "share", err);
+	if (!rc)
+		rc = stream_is_of(cuda, memory->resident, stream, &here, err);
+	/* An event is recorded on streams of its own context alone. */
+	if (!rc && here && memory->event && !memory->event_foreign)
 		rc = cuda_check(cuda, cuda->driver.event_record(memory->event, stream),
 				"cuEventRecord", err);
-	else
-		rc = host_waits(memory, stream, err);
+	else if (!rc)
+		rc = event_host_waits(memory, stream, err);
 	cuda_leave(cuda);
 	return rc;
 }
@@ -92,8 +237,10 @@ int tmesh_cuda_wait(struct tmesh_cuda_memory *memory, struct CUstream_st *stream
 	rc = cuda_enter(cuda, memory->device, err);
 	if (rc)
 		return rc;
-	rc = cuda_check(cuda, cuda->driver.stream_wait(stream, memory->event, 0),
-			"cuStreamWaitEvent", err);
+	rc = stream_check(cuda, memory->device, stream, "open", err);
+	if (!rc)
+		rc = cuda_check(cuda, cuda->driver.stream_wait(stream, memory->event, 0),
+				"cuStreamWaitEvent", err);
 	cuda_leave(cuda);
 	return rc;
 }

@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Not every platform maps by PCIe alone, and not every driver knows the flag. */
+/* Export the range, by PCIe if possible: some platforms map otherwise, and older drivers lack the
+ * flag. */
 static cu_result range_fd(struct tmesh_cuda *cuda, cu_ptr at, uint64_t bytes, int *fd)
 {
 	cu_result rc =
@@ -25,8 +26,8 @@ int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, 
 	int can = 0;
 	int rc;
 
-	/* Nobody tells when a dma-buf is let go of: what has one is never used for anything else.
-	 */
+	/* A dma-buf does not report when its last user closes it. Memory that was exported as one
+	 * is therefore never used for anything else. */
 	if (memory->kind != TMESH_CUDA_OWN || memory->whole)
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "dma-buf: of memory that was allocated here on a GPU only");
@@ -60,10 +61,15 @@ int tmesh_cuda_export_dmabuf(struct tmesh_cuda_memory *memory, uint64_t offset, 
 	rc = cuda_check(cuda, range_fd(cuda, memory->pointer + offset, bytes, fd),
 			"cuMemGetHandleForAddressRange", err);
 	cuda_leave(cuda);
+	if (rc)
+		return rc;
+	rc = cuda_close_on_exec(*fd, err);
+	if (rc)
+		close(*fd);
 	return rc;
 }
 
-/* On success the driver owns the descriptor it is given: it gets one of its own. */
+/* Import a descriptor. The driver owns it on success, so it gets a duplicate. */
 static int import(struct tmesh_cuda_memory *memory, int type, int fd, struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;

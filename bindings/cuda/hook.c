@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 /*
- * LD_PRELOAD=libtmesh-cuda-hook.so: cudaMalloc() of a program that cannot be changed gives memory
- * that can be shared. For what can be changed there is PyTorch's allocator, which leaves the rest
- * alone.
+ * LD_PRELOAD=libtmesh-cuda-hook.so makes cudaMalloc() of an unchanged program return memory that
+ * can be shared. If the program can be changed, prefer PyTorch's allocator, which leaves other
+ * memory alone.
  *
- * It sees calls that the dynamic linker resolves: not those of a CUDA runtime that was linked
- * statically, not the driver's own calls, and not cudaMallocAsync(). What it does not see, or
- * cannot serve, goes on as without it; each is said once on stderr.
+ * The hook sees only calls that the dynamic linker resolves. It does not see calls of a CUDA
+ * runtime that was linked statically, nor the driver's own calls. Memory of cudaMallocAsync() and
+ * cudaMallocManaged() stays the runtime's. A call that the hook cannot serve goes to the runtime;
+ * the reason is printed once on stderr.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -25,7 +26,12 @@
 int cudaMalloc(void **pointer, size_t bytes);
 int cudaFree(void *pointer);
 int cudaMallocAsync(void **pointer, size_t bytes, struct CUstream_st *stream);
+int cudaFreeAsync(void *pointer, struct CUstream_st *stream);
+int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height);
+int cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags);
 #pragma GCC visibility pop
+
+#define PITCH 512 /* a multiple of what any device asks for */
 
 static atomic_bool seen;
 
@@ -40,7 +46,7 @@ struct search {
 	char path[4096];
 };
 
-static int look(struct dl_phdr_info *info, size_t size, void *data)
+static int hook_library(struct dl_phdr_info *info, size_t size, void *data)
 {
 	struct search *search = data;
 
@@ -52,11 +58,11 @@ static int look(struct dl_phdr_info *info, size_t size, void *data)
 
 static bool is_loaded(struct search *search)
 {
-	return dl_iterate_phdr(look, search);
+	return dl_iterate_phdr(hook_library, search);
 }
 
-/* The runtime's own function, wherever the runtime was loaded from: RTLD_NEXT would not find what
- * a Python module brought along. */
+/* Find the runtime's own function, wherever the runtime was loaded from: RTLD_NEXT does not find a
+ * runtime that a Python module loaded. */
 static void *real(const char *name)
 {
 	struct search runtime = {.part = "/libcudart.so"};
@@ -88,6 +94,17 @@ static int current_device(void)
 	return call && !call(&device) ? device : 0;
 }
 
+/* Make the device's context current, as the runtime's calls do: some programs go on with the
+ * driver's calls. cudaFree(NULL) does nothing else. */
+static void make_current(void)
+{
+	int (*call)(void *pointer);
+
+	*(void **)&call = real("cudaFree");
+	if (call)
+		call(NULL);
+}
+
 int cudaMalloc(void **pointer, size_t bytes)
 {
 	static atomic_flag said = ATOMIC_FLAG_INIT;
@@ -99,6 +116,7 @@ int cudaMalloc(void **pointer, size_t bytes)
 	seen = true;
 	if (!pointer || !bytes)
 		return real_malloc(pointer, bytes);
+	make_current();
 	rc = tmesh_cuda_default(&cuda, &err);
 	if (!rc)
 		rc = tmesh_cuda_alloc(cuda, current_device(), bytes, 0, &memory, &err);
@@ -112,21 +130,29 @@ int cudaMalloc(void **pointer, size_t bytes)
 	return 0;
 }
 
-/* cudaFree(NULL), by which programs start the runtime, is the runtime's. */
-int cudaFree(void *pointer)
+/* Free memory of this library. False: it is not. */
+static bool give_back(void *pointer, struct CUstream_st *stream)
 {
 	struct tmesh_cuda_memory *memory;
 	struct tmesh_cuda *cuda;
-	int (*call)(void *pointer);
 	uint64_t offset;
 
-	if (pointer && !tmesh_cuda_default(&cuda, NULL) &&
-	    !tmesh_cuda_find(cuda, (uintptr_t)pointer, &memory, &offset, NULL)) {
-		/* The one of looking for it, and the one that cudaMalloc() left behind. */
-		tmesh_cuda_memory_unref(memory);
-		tmesh_cuda_memory_unref(memory);
+	if (!pointer || tmesh_cuda_default(&cuda, NULL) ||
+	    tmesh_cuda_find(cuda, (uintptr_t)pointer, &memory, &offset, NULL))
+		return false;
+	/* Drop the reference of the search, and the one that cudaMalloc() left. */
+	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_memory_unref_on(memory, stream);
+	return true;
+}
+
+/* Free memory. cudaFree(NULL), by which programs start the runtime, goes to the runtime. */
+int cudaFree(void *pointer)
+{
+	int (*call)(void *pointer);
+
+	if (give_back(pointer, TMESH_CUDA_NO_STREAM))
 		return 0;
-	}
 	*(void **)&call = real("cudaFree");
 	return call ? call(pointer) : CUDA_UNKNOWN;
 }
@@ -140,6 +166,43 @@ int cudaMallocAsync(void **pointer, size_t bytes, struct CUstream_st *stream)
 	say_once(&said, "memory of cudaMallocAsync() is not shareable", "");
 	*(void **)&call = real("cudaMallocAsync");
 	return call ? call(pointer, bytes, stream) : CUDA_UNKNOWN;
+}
+
+/* Free memory in a stream's order, also that of cudaMalloc(), as programs may. */
+int cudaFreeAsync(void *pointer, struct CUstream_st *stream)
+{
+	int (*call)(void *pointer, struct CUstream_st *stream);
+
+	if (give_back(pointer, stream))
+		return 0;
+	*(void **)&call = real("cudaFreeAsync");
+	return call ? call(pointer, stream) : CUDA_UNKNOWN;
+}
+
+int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height)
+{
+	int (*call)(void **pointer, size_t *pitch, size_t width, size_t height);
+	size_t row, bytes;
+
+	if (pointer && pitch && width && height &&
+	    !__builtin_add_overflow(width, PITCH - 1, &row) &&
+	    !__builtin_mul_overflow(row & ~(size_t)(PITCH - 1), height, &bytes)) {
+		*pitch = row & ~(size_t)(PITCH - 1);
+		return cudaMalloc(pointer, bytes);
+	}
+	*(void **)&call = real("cudaMallocPitch");
+	return call ? call(pointer, pitch, width, height) : CUDA_UNKNOWN;
+}
+
+int cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags)
+{
+	static atomic_flag said = ATOMIC_FLAG_INIT;
+	int (*call)(void **pointer, size_t bytes, unsigned int flags);
+
+	seen = true;
+	say_once(&said, "memory of cudaMallocManaged() is not shareable", "");
+	*(void **)&call = real("cudaMallocManaged");
+	return call ? call(pointer, bytes, flags) : CUDA_UNKNOWN;
 }
 
 __attribute__((destructor)) static void say_what_was_missed(void)

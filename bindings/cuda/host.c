@@ -4,14 +4,6 @@
 
 #include <stdlib.h>
 
-/* In whole pages: the mapping has them, and the driver pins no less. */
-static uint64_t pinned_bytes(const struct tmesh_cuda_memory *memory)
-{
-	uint64_t page = tmesh_page_bytes();
-
-	return (memory->bytes + page - 1) & ~(page - 1);
-}
-
 static void count_registered(struct tmesh_cuda_memory *memory, uint64_t bytes)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
@@ -21,44 +13,137 @@ static void count_registered(struct tmesh_cuda_memory *memory, uint64_t bytes)
 	pthread_mutex_unlock(&cuda->lock);
 }
 
-static int check_read_only(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
+static int attribute_ask(struct tmesh_cuda *cuda, int device, int attribute, int *can,
+			 struct tmesh_error *err)
 {
-	int can = 0;
-	int rc = cuda_check(cuda,
-			    cuda->driver.device_attribute(&can, CU_ATTR_READ_ONLY_HOST_REGISTER,
-							  cuda->devices[device].handle),
-			    "cuDeviceGetAttribute", err);
+	cu_result rc = cuda->driver.device_attribute(can, attribute, cuda->devices[device].handle);
+
+	/* Drivers older than the attribute do not have it. */
+	if (rc == CU_INVALID_VALUE)
+		*can = 0;
+	return rc == CU_INVALID_VALUE ? 0 : cuda_check(cuda, rc, "cuDeviceGetAttribute", err);
+}
+
+static int attach(struct tmesh_cuda_memory *memory, uint32_t rights, unsigned int flags,
+		  const struct tmesh_cuda_register_opts *opts, struct tmesh_error *err)
+{
+	return registration_get(memory->cuda, memory->region, rights,
+				flags | CU_HOST_REGISTER_PORTABLE | CU_HOST_REGISTER_DEVICEMAP,
+				opts, &memory->registration, err);
+}
+
+/* Register for writing, as the region's owner allowed by a handle for writing. */
+static int attach_writable(struct tmesh_cuda_memory *memory,
+			   const struct tmesh_cuda_register_opts *opts, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	struct tmesh_error why = *err;
+	int rc = attach(memory, TMESH_READ | TMESH_WRITE, 0, opts, err);
+
+	if (rc == -EACCES || rc == -EPERM) {
+		struct tmesh_error not = *err;
+
+		return tmesh_fail(err, -EOPNOTSUPP, "%.140s; not for writing either: %.90s",
+				  why.message, not .message);
+	}
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&cuda->lock);
+	cuda->devices[memory->device].stats.writable_instead++;
+	pthread_mutex_unlock(&cuda->lock);
+	cuda_log(cuda, TMESH_LOG_WARN,
+		 "%llu bytes are registered for writing with GPU %d, whose kernels are to read "
+		 "them: %s",
+		 (unsigned long long)memory->bytes, memory->device, why.message);
+	return 0;
+}
+
+static int attach_read_only(struct tmesh_cuda_memory *memory,
+			    const struct tmesh_cuda_register_opts *opts, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int device = memory->device, can, minds = 0;
+	int rc = attribute_ask(cuda, device, CU_ATTR_READ_ONLY_HOST_REGISTER, &can, err);
 
 	if (!rc && !can)
-		rc = tmesh_fail(
-			err, -EOPNOTSUPP,
-			"register: GPU %d takes no read-only memory "
-			"(READ_ONLY_HOST_REGISTER_SUPPORTED is 0: CUDA_ERROR_NOT_SUPPORTED)",
-			device);
+		rc = attribute_ask(cuda, device, CU_ATTR_HOST_PAGE_TABLES, &minds, err);
+	if (rc)
+		return rc;
+	if (can || minds)
+		return attach(memory, TMESH_READ, can ? CU_HOST_REGISTER_READ_ONLY : 0, opts, err);
+	return tmesh_fail(err, -EOPNOTSUPP,
+			  "register: GPU %d takes no read-only memory "
+			  "(READ_ONLY_HOST_REGISTER_SUPPORTED is 0: CUDA_ERROR_NOT_SUPPORTED): "
+			  "allow TMESH_CUDA_OR_WRITABLE or OR_STAGE",
+			  device);
+}
+
+static int attach_somehow(struct tmesh_cuda_memory *memory,
+			  const struct tmesh_cuda_register_opts *opts, struct tmesh_error *err)
+{
+	int rc;
+
+	if (memory->rights & TMESH_WRITE)
+		return attach(memory, memory->rights, 0, opts, err);
+	rc = attach_read_only(memory, opts, err);
+	if (rc == -EOPNOTSUPP && (opts->flags & TMESH_CUDA_OR_WRITABLE))
+		rc = attach_writable(memory, opts, err);
 	return rc;
 }
 
-/* The device's context is current. */
-static int pin(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
+static int pin(struct tmesh_cuda_memory *memory, const struct tmesh_cuda_register_opts *opts,
+	       struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
-	unsigned int flags = CU_HOST_REGISTER_PORTABLE | CU_HOST_REGISTER_DEVICEMAP;
-	int rc = 0;
+	int rc = attach_somehow(memory, opts, err);
 
-	if (!(memory->rights & TMESH_WRITE)) {
-		rc = check_read_only(cuda, memory->device, err);
-		flags |= CU_HOST_REGISTER_READ_ONLY;
-	}
-	if (!rc)
-		rc = cuda_check(
-			cuda, cuda->driver.host_register(memory->host, pinned_bytes(memory), flags),
-			"cuMemHostRegister", err);
 	if (rc)
 		return rc;
-	rc = cuda_check(cuda, cuda->driver.host_device_pointer(&memory->pointer, memory->host, 0),
-			"cuMemHostGetDevicePointer", err);
+	rc = registration_pointer(cuda, memory->registration, memory->device, &memory->pointer,
+				  err);
+	if (rc) {
+		registration_drop(cuda, memory->registration);
+		return rc;
+	}
+	memory->mapped = registration_rights(memory->registration);
+	return 0;
+}
+
+/* Copy between the region and the staged memory. The device's context is current. */
+static int copy(struct tmesh_cuda_memory *memory, bool back, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	struct tmesh_cuda_stats *stats = &cuda->devices[memory->device].stats;
+	int rc;
+
+	if (back)
+		rc = cuda_copy_to_host(cuda, memory->device, memory->host, memory->pointer,
+				       memory->bytes, err);
+	else
+		rc = cuda_copy_to_device(cuda, memory->device, memory->pointer, memory->host,
+					 memory->bytes, err);
 	if (rc)
-		cuda->driver.host_unregister(memory->host);
+		return rc;
+	pthread_mutex_lock(&cuda->lock);
+	stats->staged_copies++;
+	stats->staged_bytes += memory->bytes;
+	pthread_mutex_unlock(&cuda->lock);
+	return 0;
+}
+
+/* Make the staged copy and fill it. The device's context is current. */
+static int stage_copy(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc = cuda_check(cuda, cuda->driver.mem_alloc(&memory->pointer, memory->bytes),
+			    "cuMemAlloc", err);
+
+	if (rc)
+		return rc;
+	memory->kind = TMESH_CUDA_STAGED;
+	rc = copy(memory, false, err);
+	if (rc)
+		cuda->driver.mem_free(memory->pointer);
 	return rc;
 }
 
@@ -66,15 +151,17 @@ static int stage_new(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
 	struct tmesh_error why = *err;
-	int rc = cuda_check(cuda, cuda->driver.mem_alloc(&memory->pointer, memory->bytes),
-			    "cuMemAlloc", err);
+	int rc = tmesh_region_map(memory->region, memory->rights, &memory->host, err);
 
 	if (rc)
 		return rc;
-	memory->kind = TMESH_CUDA_STAGED;
-	rc = tmesh_cuda_stage(memory, false, err);
+	rc = cuda_enter(cuda, memory->device, err);
+	if (!rc) {
+		rc = stage_copy(memory, err);
+		cuda_leave(cuda);
+	}
 	if (rc) {
-		cuda->driver.mem_free(memory->pointer);
+		tmesh_region_unmap(memory->region, memory->rights);
 		return rc;
 	}
 	cuda_log(cuda, TMESH_LOG_WARN, "%llu bytes are copied to GPU %d, not shared with it: %s",
@@ -82,24 +169,9 @@ static int stage_new(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
 	return 0;
 }
 
-static int copy(struct tmesh_cuda_memory *memory, bool back, struct tmesh_error *err)
-{
-	const struct cu_driver *driver = &memory->cuda->driver;
-
-	if (back)
-		return cuda_check(
-			memory->cuda,
-			driver->copy_to_host(memory->host, memory->pointer, memory->bytes),
-			"cuMemcpyDtoH", err);
-	return cuda_check(memory->cuda,
-			  driver->copy_to_device(memory->pointer, memory->host, memory->bytes),
-			  "cuMemcpyHtoD", err);
-}
-
+/* Refresh the copy or write it back, after waiting for queued kernels that may use it. */
 int tmesh_cuda_stage(struct tmesh_cuda_memory *memory, bool back, struct tmesh_error *err)
 {
-	struct tmesh_cuda *cuda = memory->cuda;
-	struct tmesh_cuda_stats *stats = &cuda->devices[memory->device].stats;
 	int rc;
 
 	if (memory->kind != TMESH_CUDA_STAGED)
@@ -109,13 +181,9 @@ int tmesh_cuda_stage(struct tmesh_cuda_memory *memory, bool back, struct tmesh_e
 	rc = work_begin(memory, "stage", err);
 	if (rc)
 		return rc;
-	rc = copy(memory, back, err);
-	if (!rc) {
-		pthread_mutex_lock(&cuda->lock);
-		stats->staged_copies++;
-		stats->staged_bytes += memory->bytes;
-		pthread_mutex_unlock(&cuda->lock);
-	}
+	rc = cuda_wait_for_all(memory->cuda, memory->device, err);
+	if (!rc)
+		rc = copy(memory, back, err);
 	work_end(memory);
 	return rc;
 }
@@ -129,7 +197,7 @@ uint64_t region_lease_ns(struct tmesh_region *region)
 	return info.lease_ns;
 }
 
-/* The same region for the same device again: the driver registers memory once. */
+/* Find an earlier registration for the same device: the driver registers memory once. */
 static struct tmesh_cuda_memory *registered(struct tmesh_cuda *cuda, struct tmesh_region *region,
 					    int device, uint32_t rights)
 {
@@ -146,54 +214,30 @@ static struct tmesh_cuda_memory *registered(struct tmesh_cuda *cuda, struct tmes
 	return found;
 }
 
-int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, int device,
-			uint32_t rights, uint32_t flags, struct tmesh_cuda_memory **out,
+static int register_new(struct tmesh_cuda *cuda, struct tmesh_region *region,
+			const struct tmesh_cuda_register_opts *opts, struct tmesh_cuda_memory **out,
 			struct tmesh_error *err)
 {
-	struct tmesh_cuda_memory *memory, *there;
-	struct tmesh_error why;
+	struct tmesh_cuda_memory *memory = memory_new(cuda, TMESH_CUDA_HOST, opts->device, err);
 	int rc;
 
-	err = err ? err : &why;
-	if (flags & ~(uint32_t)TMESH_CUDA_OR_STAGE)
-		return tmesh_fail(err, -EINVAL, "register: unknown flags 0x%x", flags);
-	/* What is registered already went with its context. */
-	rc = cuda_check_context(cuda, device, err);
-	if (rc)
-		return rc;
-	there = registered(cuda, region, device, rights);
-	if (there) {
-		*out = there;
-		return 0;
-	}
-	memory = memory_new(cuda, TMESH_CUDA_HOST, device, err);
 	if (!memory)
 		return -ENOMEM;
 	memory->resident = -1;
-	memory->rights = rights;
+	memory->rights = memory->mapped = opts->rights;
 	memory->bytes = tmesh_region_bytes(region);
 	memory->region = region;
-	rc = tmesh_region_map(region, rights, &memory->host, err);
-	if (rc) {
-		free(memory);
-		return rc;
-	}
-	/* A mapping from before is still there, with nothing behind it. */
-	if (tmesh_region_events(region) & TMESH_EVENT_TAKEN)
+	rc = watch_start(cuda, err);
+	/* A mapping made before is still there, but without memory. */
+	if (!rc && (tmesh_region_events(region) & TMESH_EVENT_TAKEN))
 		rc = tmesh_fail(err, -ESTALE,
 				"register: the region was revoked, or its lease has lapsed");
-	if (!rc)
-		rc = watch_start(cuda, err);
-	if (!rc)
-		rc = cuda_enter(cuda, device, err);
 	if (!rc) {
-		rc = pin(memory, err);
-		if (rc && (flags & TMESH_CUDA_OR_STAGE))
+		rc = pin(memory, opts, err);
+		if (rc && rc != -ECANCELED && (opts->flags & TMESH_CUDA_OR_STAGE))
 			rc = stage_new(memory, err);
-		cuda_leave(cuda);
 	}
 	if (rc) {
-		tmesh_region_unmap(region, rights);
 		free(memory);
 		return rc;
 	}
@@ -205,25 +249,70 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 	return 0;
 }
 
-/* Also when it is taken away: then the memory object stays, with nothing behind it. */
-void host_end(struct tmesh_cuda_memory *memory)
+int tmesh_cuda_register_with(struct tmesh_cuda *cuda, struct tmesh_region *region,
+			     const struct tmesh_cuda_register_opts *opts,
+			     struct tmesh_cuda_memory **out, struct tmesh_error *err)
 {
-	struct tmesh_region *region = memory_detach(memory);
-	struct tmesh_cuda *cuda = memory->cuda;
+	struct tmesh_cuda_register_opts o;
+	struct tmesh_cuda_memory *there;
+	struct tmesh_error why;
 	int rc;
 
-	if (!region)
-		return;
-	rc = cuda_enter(cuda, memory->device, NULL);
-	/* What a context had went with it, and its addresses may be another's by now. */
-	if (rc != -ECONNRESET && memory->kind == TMESH_CUDA_HOST)
-		cuda->driver.host_unregister(memory->host);
-	else if (rc != -ECONNRESET)
+	err = err ? err : &why;
+	rc = tmesh_read_sized(&o, sizeof(o), opts, err);
+	if (rc)
+		return rc;
+	if (o.flags & ~(uint32_t)(TMESH_CUDA_OR_STAGE | TMESH_CUDA_OR_WRITABLE))
+		return tmesh_fail(err, -EINVAL, "register: unknown flags 0x%x", o.flags);
+	if (!o.rights)
+		o.rights = TMESH_READ;
+	/* A destroyed context took its registrations along. */
+	rc = cuda_check_context(cuda, o.device, err);
+	if (rc)
+		return rc;
+	there = registered(cuda, region, o.device, o.rights);
+	if (!there)
+		return register_new(cuda, region, &o, out, err);
+	*out = there;
+	return 0;
+}
+
+int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, int device,
+			uint32_t rights, uint32_t flags, struct tmesh_cuda_memory **out,
+			struct tmesh_error *err)
+{
+	const struct tmesh_cuda_register_opts opts = {
+		.size = sizeof(opts), .device = device, .rights = rights, .flags = flags};
+
+	return tmesh_cuda_register_with(cuda, region, &opts, out, err);
+}
+
+static void end_copy(struct tmesh_cuda_memory *memory, struct tmesh_region *region)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc = cuda_enter(cuda, memory->device, NULL);
+
+	/* A destroyed context took its memory along: the address may be another's. */
+	if (rc != -ECONNRESET)
 		cuda->driver.mem_free(memory->pointer);
 	if (!rc)
 		cuda_leave(cuda);
-	if (memory->kind == TMESH_CUDA_HOST)
-		count_registered(memory, -memory->bytes);
 	tmesh_region_unmap(region, memory->rights);
+}
+
+/* End the registration, also of a region that is taken away. Then the object stays without memory.
+ */
+void host_end(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_region *region = memory_detach(memory);
+
+	if (!region)
+		return;
+	if (memory->kind == TMESH_CUDA_HOST) {
+		registration_drop(memory->cuda, memory->registration);
+		count_registered(memory, -memory->bytes);
+	} else {
+		end_copy(memory, region);
+	}
 	tmesh_region_unref(region);
 }

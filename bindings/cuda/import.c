@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Other processes' memory, mapped here. What lies in one block of theirs is mapped once. */
+/* Other processes' memory, mapped here. Each block of another process is mapped once. */
 #include "internal.h"
 
 #include <jansson.h>
@@ -38,7 +38,7 @@ static int check_peers(struct tmesh_cuda *cuda, int device, int resident, struct
 	return rc;
 }
 
-static struct import *find(struct tmesh_cuda *cuda, uint64_t id, int device, uint32_t rights)
+static struct import *import_find(struct tmesh_cuda *cuda, uint64_t id, int device, uint32_t rights)
 {
 	for (struct import *import = cuda->imports; import; import = import->next)
 		if (import->id == id && import->device == device && import->rights == rights &&
@@ -47,7 +47,7 @@ static struct import *find(struct tmesh_cuda *cuda, uint64_t id, int device, uin
 	return NULL;
 }
 
-/* @fd is closed by the caller; the driver has a reference of its own. */
+/* Map the memory of @fd, which the caller closes; the driver has a reference of its own. */
 static int map_fd(struct tmesh_cuda *cuda, struct import *import, int fd, struct tmesh_error *err)
 {
 	cu_mem handle;
@@ -57,19 +57,21 @@ static int map_fd(struct tmesh_cuda *cuda, struct import *import, int fd, struct
 
 	if (rc)
 		return rc;
+	import->mapped_rights = import->rights;
 	rc = block_map(cuda, handle, import->bytes, import->device, import->resident,
-		       import->rights, &import->base, err);
+		       &import->mapped_rights, &import->base, err);
 	/* The mapping keeps it. */
 	cuda->driver.mem_release(handle);
 	return rc;
 }
 
-/* Under the lock: who comes second finds it mapped. */
+/* Map the block. The caller holds the lock, so that a second import finds the first one's mapping.
+ */
 static int import_block(struct tmesh_cuda *cuda, struct tmesh_region *region,
 			const struct card *card, int device, int resident, uint32_t rights,
 			struct import **out, struct tmesh_error *err)
 {
-	struct import *import = find(cuda, card->block, device, rights);
+	struct import *import = import_find(cuda, card->block, device, rights);
 	int fd, rc;
 
 	if (!import) {
@@ -105,7 +107,7 @@ static int import_block(struct tmesh_cuda *cuda, struct tmesh_region *region,
 	return 0;
 }
 
-/* Under the lock. */
+/* Drop one user of the import, under the lock. */
 static void drop_user(struct tmesh_cuda *cuda, struct import *import)
 {
 	if (--import->users)
@@ -128,7 +130,7 @@ static void drop_ref(struct tmesh_cuda *cuda, struct import *import)
 	free(import);
 }
 
-/* Kernel and libraries may differ in version between containers: say so where it fails. */
+/* Add the versions to an error: kernel and libraries may differ in version between containers. */
 static int explain(const struct tmesh_cuda *cuda, const struct card *card, int rc,
 		   struct tmesh_error *err)
 {
@@ -141,13 +143,13 @@ static int explain(const struct tmesh_cuda *cuda, const struct card *card, int r
 			  why.message, card->version, cuda->version);
 }
 
-/* Where the producer's event cannot be had, as in another container, who sees to the order himself
- * does without: tmesh_cuda_wait() tells the others why. Who sent the memory on has waited for it.
- */
+/* Open the producer's event. A process in another container, for example, cannot open it. If the
+ * sender of the ref has waited for the memory, no event is needed. Otherwise the import succeeds
+ * and tmesh_cuda_wait() reports the reason: a caller may order the work by other means. */
 static int open_event(struct tmesh_cuda_memory *memory, const struct card *card,
 		      struct tmesh_error *err)
 {
-	struct tmesh_error *why = &memory->event_missing;
+	struct tmesh_error *why = &memory->event_missing, inner;
 	struct tmesh_cuda *cuda = memory->cuda;
 	int rc;
 
@@ -157,16 +159,19 @@ static int open_event(struct tmesh_cuda_memory *memory, const struct card *card,
 	rc = cuda_enter(cuda, memory->resident, err);
 	if (rc)
 		return rc;
-	rc = cuda_check(cuda, cuda->driver.ipc_event_open(&memory->event, card->event),
-			"cuIpcOpenEventHandle", why);
+	rc = event_open(memory, card, why);
 	cuda_leave(cuda);
 	if (!rc)
 		return 0;
-	memory->event = NULL;
-	if (card->waited)
+	if (card->waited) {
 		why->code = 0;
-	else
-		explain(cuda, card, rc, why);
+		return 0;
+	}
+	explain(cuda, card, rc, why);
+	inner = *why;
+	tmesh_fail(why, rc,
+		   "%.150s; if the producer has another /dev/shm, set TMESH_CUDA_EVENTS=0 there",
+		   inner.message);
 	return 0;
 }
 
@@ -222,7 +227,7 @@ int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 	if (!memory)
 		return -ENOMEM;
 	memory->resident = resident;
-	memory->rights = opts->rights;
+	memory->rights = memory->mapped = opts->rights;
 	memory->bytes = card->bytes;
 	rc = fill(memory, region, card, opts->lease_ns, err);
 	if (rc) {
@@ -230,6 +235,7 @@ int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 		free(memory);
 		return explain(cuda, card, rc, err);
 	}
+	memory->mapped = memory->import->mapped_rights;
 	memory->pointer = memory->import->base + card->offset;
 	memory->region = tmesh_region_ref(region);
 	memory->lease_ns = region_lease_ns(region);
@@ -238,7 +244,7 @@ int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 	return 0;
 }
 
-/* The device's context is current. */
+/* Open memory by its handle. The device's context is current. */
 static int open_ipc(struct tmesh_cuda_memory *memory, const struct card *card,
 		    struct tmesh_error *err)
 {
@@ -250,7 +256,7 @@ static int open_ipc(struct tmesh_cuda_memory *memory, const struct card *card,
 						 CU_IPC_LAZY_ENABLE_PEER_ACCESS),
 			    "cuIpcOpenMemHandle", err);
 
-	/* Where the driver knows how much there is, the card must not speak of more. */
+	/* If the driver knows the length, the card must not claim more. */
 	if (!rc && driver->address_range(&base, &whole, memory->ipc_base) == CU_OK &&
 	    whole < card->block_bytes) {
 		driver->ipc_mem_close(memory->ipc_base);
@@ -368,7 +374,7 @@ int tmesh_cuda_import(struct tmesh_cuda *cuda, struct tmesh_region *region,
 	return rc ? rc : import(cuda, region, false, &o, out, err);
 }
 
-/* What is open already, or this process's own. */
+/* Find the token's memory if it is open already or is this process's own. */
 static struct tmesh_cuda_memory *opened(struct tmesh_cuda *cuda, const char *token,
 					const struct tmesh_cuda_import_opts *opts)
 {
@@ -385,7 +391,7 @@ static struct tmesh_cuda_memory *opened(struct tmesh_cuda *cuda, const char *tok
 	return found;
 }
 
-/* Blocks, and what is imported of them, are nobody's context's. */
+/* Return whether the memory belongs to a context. Blocks and imports of them belong to none. */
 static bool of_context(const struct tmesh_cuda_memory *memory)
 {
 	return memory->kind != TMESH_CUDA_OWN && memory->kind != TMESH_CUDA_IMPORTED;
@@ -423,12 +429,13 @@ static int open_host(struct tmesh_cuda *cuda, const struct tmesh_ref *ref,
 		return rc;
 	rc = opts->lease_ns ? tmesh_lease_set(region, opts->lease_ns, TMESH_TAKEN_SIGBUS, err) : 0;
 	if (!rc)
-		rc = tmesh_cuda_register(cuda, region, device, opts->rights, 0, out, err);
+		rc = tmesh_cuda_register(cuda, region, device, opts->rights, opts->flags, out, err);
 	tmesh_region_unref(region);
 	return rc;
 }
 
-/* What the ref's member says. Who carried it may have written it anew. */
+/* Read the ref's member "cuda". A process that passed the ref on may have changed it, so anything
+ * unexpected counts as false. */
 static void read_member(const char *text, size_t bytes, bool *ipc, bool *waited)
 {
 	json_t *whole = json_loadb(text, bytes, 0, NULL);
@@ -440,7 +447,7 @@ static void read_member(const char *text, size_t bytes, bool *ipc, bool *waited)
 	json_decref(whole);
 }
 
-/* No driver was asked: the name is that of what it says of a handle whose memory is gone. */
+/* Report freed memory by the driver's name for it, although the driver was not asked. */
 static int freed(int rc, struct tmesh_error *err)
 {
 	struct tmesh_error why;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Kept memory: a region of its own stands for it, which is kept as other regions are. Whoever keeps
- * it has the driver's descriptor and no context, and so nothing of its maker's is needed to open it
- * again: no event, and no process.
+ * Kept memory. A region of its own stands for it and is kept as other regions are. The keeper has
+ * the driver's descriptor and no context. To open the memory again, nothing of its maker is needed:
+ * no event and no process.
  */
 #include "internal.h"
 
@@ -37,13 +37,16 @@ static int wait_for(struct tmesh_cuda_memory *memory, cu_stream stream, struct t
 	rc = cuda_enter(cuda, memory->device, err);
 	if (rc)
 		return rc;
-	rc = cuda_check(cuda, cuda->driver.stream_synchronize(stream), "cuStreamSynchronize", err);
+	rc = stream_check(cuda, memory->device, stream, "keep", err);
+	if (!rc)
+		rc = cuda_check(cuda, cuda->driver.stream_synchronize(stream),
+				"cuStreamSynchronize", err);
 	cuda_leave(cuda);
 	return rc;
 }
 
-/* A part is of its memory until no process has it, and the keeper is one: the memory is not used
- * again while it is kept. */
+/* Keep memory. A part belongs to its memory until no process has it. The keeper counts as one, so
+ * the memory is not reused while it is kept. */
 int tmesh_cuda_keep(struct tmesh_cuda_memory *memory, const char *name,
 		    const struct tmesh_layout *layout, struct CUstream_st *stream,
 		    const struct tmesh_keep_opts *opts, struct tmesh_error *err)
@@ -60,12 +63,17 @@ int tmesh_cuda_keep(struct tmesh_cuda_memory *memory, const char *name,
 	rc = share_region_to_keep(part, layout, err);
 	if (!rc)
 		rc = tmesh_keep(memory->cuda->ctx, name, &part->region, 1, opts, err);
+	if (!rc && nvml_persistence_is_off(memory->cuda, memory->resident))
+		cuda_log(memory->cuda, TMESH_LOG_WARN,
+			 "\"%s\" is kept on GPU %d, whose persistence mode is off: the driver may "
+			 "shut the GPU down when no process uses it: nvidia-smi -pm 1",
+			 name, memory->resident);
 	tmesh_cuda_memory_unref(part);
 	return rc;
 }
 
-/* The region's description is a ref with a member more, no longer than a ref with a token. Somebody
- * else wrote it. */
+/* Read the layout. The region's description is a ref with one more member, no longer than a ref
+ * with a token. Another process wrote it. */
 static int read_layout(struct tmesh_region *region, struct tmesh_ref *ref, struct tmesh_error *err)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * Handing over: the region that stands for device memory, what its description says, and refs.
+ * Handing over device memory: the region that stands for it, the region's description, and refs.
  *
- * The description is the ref of an array of bytes, so that tmeshctl shows it as one, with a member
- * "cuda" that tells importers what the descriptor is of.
+ * The description is the ref of an array of bytes, so that tmeshctl shows it as one. Its member
+ * "cuda" tells importers which memory the descriptor is.
  */
 #include "common/others.h"
 #include "internal.h"
@@ -23,7 +23,7 @@ static bool from_hex(void *bytes, const char *text, size_t count)
 	return text && strlen(text) == 2 * count && tmesh_unhex(bytes, text, count);
 }
 
-/* The member that tells importers; NULL: no memory. */
+/* Return the member "cuda" for importers; NULL: no memory. */
 static char *card_text(const struct card *card)
 {
 	char uuid[HEX(16)], block[HEX(8)], event[HEX(64)], memory[HEX(64)];
@@ -49,7 +49,7 @@ static char *card_text(const struct card *card)
 	return text;
 }
 
-/* @layout: of the array in it; NULL: its bytes. */
+/* Write the card into the description. @layout: of the array in it; NULL: its bytes. */
 static int card_write(struct tmesh_region *region, int device, const struct card *card,
 		      const struct tmesh_layout *layout, struct tmesh_error *err)
 {
@@ -83,7 +83,8 @@ static int card_write(struct tmesh_region *region, int device, const struct card
 	return tmesh_region_set_description(region, whole, err);
 }
 
-/* Somebody else wrote it: everything is looked at, and what it promises is checked by who maps. */
+/* Read the card. Another process wrote it, so every member is checked here; the mapping checks its
+ * claims about memory. */
 static bool read_members(json_t *cuda, struct card *card)
 {
 	const char *kind, *uuid, *block, *event = NULL, *memory = NULL;
@@ -131,25 +132,9 @@ int card_read(struct tmesh_region *region, struct card *card, struct tmesh_error
 	return 0;
 }
 
-static int ipc_event(struct tmesh_cuda_memory *memory, struct card *card, struct tmesh_error *err)
-{
-	struct tmesh_cuda *cuda = memory->cuda;
-	int rc;
-
-	if (!memory->event)
-		return 0;
-	rc = cuda_enter(cuda, memory->resident, err);
-	if (rc)
-		return rc;
-	rc = cuda_check(cuda, cuda->driver.ipc_event_get(&card->event, memory->event),
-			"cuIpcGetEventHandle", err);
-	cuda_leave(cuda);
-	card->has_event = !rc;
-	return rc;
-}
-
-/* The share_lock is held. @kept: how the array in it lies, if it is to be kept; what opens it then
- * has nobody to wait for, and no event. NULL: it is shared. */
+/* Make the region that stands for @memory. The caller holds share_lock. @kept: the layout of the
+ * array if the region is to be kept, NULL if it is to be shared. A kept region has no event:
+ * processes that open it have no producer to wait for. */
 static int make_region(struct tmesh_cuda_memory *memory, const struct tmesh_layout *kept,
 		       struct tmesh_error *err)
 {
@@ -169,13 +154,17 @@ static int make_region(struct tmesh_cuda_memory *memory, const struct tmesh_layo
 
 	if (!rc && !kept && !memory->event)
 		rc = event_make(memory, err);
-	if (!rc && !kept)
-		rc = ipc_event(memory, &card, err);
+	if (rc)
+		return rc;
+	if (!kept)
+		event_card(memory, &card);
+	rc = cuda_relax(cuda, err);
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&cuda->lock);
 	rc = block_export(cuda, block, err);
 	pthread_mutex_unlock(&cuda->lock);
+	cuda_restore(cuda);
 	if (!rc)
 		rc = tmesh_region_from_fd(cuda->ctx, block->fd, memory->bytes, &opts, &region, err);
 	if (rc)
@@ -230,7 +219,8 @@ int share_region_to_keep(struct tmesh_cuda_memory *part, const struct tmesh_layo
 	return rc;
 }
 
-/* Alone, then taken back so that nobody new comes, and still alone: no other process has it. */
+/* Return whether no other process has the memory: it is alone, then revoked so that none can open
+ * it, and still alone. */
 bool share_settle(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_region *region = memory->region;
@@ -242,7 +232,8 @@ bool share_settle(struct tmesh_cuda_memory *memory)
 			return false;
 		tmesh_region_revoke(region, NULL);
 		watch_remove(memory);
-		/* Of what was taken back no descriptor tells. */
+		/* No descriptor reports the holders of revoked memory, so the watcher looks at
+		 * times. */
 		memory->closed = memory->slow = true;
 	}
 	if (!(tmesh_region_events(region) & TMESH_EVENT_ALONE))
@@ -251,7 +242,7 @@ bool share_settle(struct tmesh_cuda_memory *memory)
 	return true;
 }
 
-/* The ref's text with a member that says how the memory is handed over. */
+/* Add to the ref's text a member that says how the memory is handed over. */
 static int add_member(char *text, size_t size, const char *kind, bool waited,
 		      struct tmesh_error *err)
 {
@@ -267,7 +258,7 @@ static int add_member(char *text, size_t size, const char *kind, bool waited,
 	return 0;
 }
 
-/* Of memory on a GPU @kind says how it goes; NULL: host memory. */
+/* Write a region's ref. @kind: how memory on a GPU is handed over; NULL: it is host memory. */
 static int share(struct tmesh_region *region, uint32_t rights, const struct tmesh_layout *layout,
 		 uint64_t bytes, int device, const char *kind, bool waited, char *text, size_t size,
 		 char *token, struct tmesh_error *err)
@@ -317,8 +308,68 @@ int tmesh_cuda_share(struct tmesh_cuda_memory *memory, const struct tmesh_layout
 	return tmesh_cuda_record(memory, stream, err);
 }
 
-/* What is at @pointer, as others will find it. The resident device's context is current. */
-static int describe_foreign(struct tmesh_cuda *cuda, cu_ptr pointer, struct card *card,
+/* Check that one allocation covers the range: each address has the handle of its mapping. */
+static int check_one_handle(struct tmesh_cuda *cuda, cu_mem handle, cu_ptr last,
+			    struct tmesh_error *err)
+{
+	cu_mem other;
+	int rc = cuda_check(cuda, cuda->driver.retain_handle(&other, (void *)last),
+			    "cuMemRetainAllocationHandle", err);
+
+	if (rc)
+		return rc;
+	cuda->driver.mem_release(other);
+	if (other != handle)
+		rc = tmesh_fail(err, -EOPNOTSUPP,
+				"share: the memory consists of several allocations of the driver: "
+				"share a copy, or memory of this library");
+	return rc;
+}
+
+static int export_fd(struct tmesh_cuda *cuda, cu_mem handle, int *fd, struct tmesh_error *err)
+{
+	int rc = cuda_check(cuda, cuda->driver.export_handle(fd, handle, CU_HANDLE_POSIX_FD, 0),
+			    "cuMemExportToShareableHandle", err);
+	struct tmesh_error why;
+
+	if (rc) {
+		if (!err)
+			return rc;
+		why = *err;
+		return tmesh_fail(err, rc,
+				  "share: the memory was made without a POSIX descriptor, so no "
+				  "process can be given it: %.120s",
+				  why.message);
+	}
+	rc = cuda_close_on_exec(*fd, err);
+	if (rc)
+		close(*fd);
+	return rc;
+}
+
+static int export_foreign(struct tmesh_cuda *cuda, cu_ptr base, size_t bytes, struct card *card,
+			  int *fd, struct tmesh_error *err)
+{
+	cu_mem handle;
+	int rc = cuda_check(cuda, cuda->driver.retain_handle(&handle, (void *)base),
+			    "cuMemRetainAllocationHandle", err);
+
+	if (rc)
+		return rc;
+	rc = check_one_handle(cuda, handle, base + bytes - 1, err);
+	if (!rc)
+		rc = tmesh_random(&card->block, sizeof(card->block), err);
+	if (!rc)
+		rc = export_fd(cuda, handle, fd, err);
+	if (rc)
+		*fd = -1;
+	cuda->driver.mem_release(handle);
+	return rc;
+}
+
+/* Describe the memory at @pointer as other processes will find it. @fd: its descriptor, or -1 if it
+ * has none. The resident device's context is current. */
+static int describe_foreign(struct tmesh_cuda *cuda, cu_ptr pointer, struct card *card, int *fd,
 			    struct tmesh_error *err)
 {
 	size_t whole;
@@ -326,28 +377,39 @@ static int describe_foreign(struct tmesh_cuda *cuda, cu_ptr pointer, struct card
 	int rc = cuda_check(cuda, cuda->driver.address_range(&base, &whole, pointer),
 			    "cuMemGetAddressRange", err);
 
-	if (!rc)
-		rc = cuda_check(cuda, cuda->driver.ipc_mem_get(&card->memory, pointer),
-				"cuIpcGetMemHandle", err);
 	if (rc)
 		return rc;
-	card->ipc = card->has_memory = true;
 	card->version = cuda->version;
 	card->offset = pointer - base;
 	card->block_bytes = whole;
 	card->bytes = whole - card->offset;
-	return 0;
+	*fd = -1;
+	rc = cuda_check(cuda, cuda->driver.ipc_mem_get(&card->memory, pointer), "cuIpcGetMemHandle",
+			err);
+	card->ipc = card->has_memory = !rc;
+	/* Memory of the VMM calls has no such handle, but a descriptor, if its maker wished so. */
+	if (rc == -EINVAL && cuda->driver.retain_handle)
+		rc = export_foreign(cuda, base, whole, card, fd, err);
+	return rc;
+}
+
+static int foreign_region(struct tmesh_cuda *cuda, const struct card *card, int fd,
+			  struct tmesh_region **out, struct tmesh_error *err)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "cuda ipc"};
+
+	return card->ipc ? tmesh_region_create(cuda->ctx, 1, &opts, out, err)
+			 : tmesh_region_from_fd(cuda->ctx, fd, card->bytes, &opts, out, err);
 }
 
 int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 			 const struct tmesh_layout *layout, struct CUstream_st *stream, char *text,
 			 size_t size, struct tmesh_region **out, struct tmesh_error *err)
 {
-	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "cuda ipc"};
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
 	struct card card = {0};
-	int device = 0;
+	int device = 0, fd = -1;
 	int rc = cuda_check(
 		cuda, cuda->driver.pointer_attribute(&device, CU_POINTER_ATTR_DEVICE, pointer),
 		"cuPointerGetAttribute", err);
@@ -356,22 +418,26 @@ int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 		rc = cuda_enter(cuda, device, err);
 	if (rc)
 		return rc;
-	rc = describe_foreign(cuda, pointer, &card, err);
-	/* Nobody records an event for memory that is not ours: what there is to do is done. */
+	rc = stream_check(cuda, device, stream, "share", err);
+	if (!rc)
+		rc = describe_foreign(cuda, pointer, &card, &fd, err);
+	/* tmesh records no event for memory that it did not allocate, so wait for the work. */
 	if (!rc && stream != TMESH_CUDA_NO_STREAM)
 		rc = cuda_check(cuda, cuda->driver.stream_synchronize(stream),
 				"cuStreamSynchronize", err);
 	cuda_leave(cuda);
-	if (rc)
-		return rc;
 	card.uuid = cuda->devices[device].uuid;
-	rc = tmesh_region_create(cuda->ctx, 1, &opts, &region, err);
+	if (!rc)
+		rc = foreign_region(cuda, &card, fd, &region, err);
+	if (fd >= 0)
+		close(fd);
 	if (rc)
 		return rc;
 	rc = card_write(region, device, &card, NULL, err);
 	if (!rc)
-		rc = share(region, TMESH_READ, layout, card.bytes, device, "ipc", false, text, size,
-			   token, err);
+		rc = share(region, card.ipc ? TMESH_READ : TMESH_READ | TMESH_WRITE, layout,
+			   card.bytes, device, card.ipc ? "ipc" : "vmm", false, text, size, token,
+			   err);
 	if (rc)
 		tmesh_region_unref(region);
 	else
@@ -393,7 +459,8 @@ static int still_held(struct tmesh_cuda *cuda, struct tmesh_region *region, stru
 	return tmesh_fail(err, -ETIMEDOUT, "reclaim: still held by %s", text);
 }
 
-/* Holders are told, and let go of themselves. */
+/* Revoke the region and wait for its holders, which see the revocation and release it themselves.
+ */
 static int take_back(struct tmesh_cuda *cuda, struct tmesh_region *region, uint64_t timeout_ns,
 		     struct tmesh_error *err)
 {
@@ -411,7 +478,7 @@ static int take_back(struct tmesh_cuda *cuda, struct tmesh_region *region, uint6
 	return 0;
 }
 
-int tmesh_cuda_reclaim(struct tmesh_cuda_memory *memory, uint64_t timeout_ns,
+int tmesh_cuda_reclaim(struct tmesh_cuda_memory *memory, int64_t timeout_ns,
 		       struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
@@ -430,7 +497,7 @@ int tmesh_cuda_reclaim(struct tmesh_cuda_memory *memory, uint64_t timeout_ns,
 	pthread_mutex_unlock(&cuda->share_lock);
 	if (!region)
 		return 0;
-	rc = take_back(cuda, region, timeout_ns, err);
+	rc = take_back(cuda, region, timeout_ns < 0 ? INT64_MAX : (uint64_t)timeout_ns, err);
 	pthread_mutex_lock(&cuda->lock);
 	if (!rc && memory->region == region) {
 		gone = region;

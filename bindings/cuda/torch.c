@@ -18,7 +18,8 @@ void *tmesh_torch_malloc(ssize_t bytes, int device, struct CUstream_st *stream);
 void tmesh_torch_free(void *pointer, ssize_t bytes, int device, struct CUstream_st *stream);
 #pragma GCC visibility pop
 
-/* PyTorch makes its own error of NULL, without a reason: this is the only place to say it. */
+/* Allocate for PyTorch. PyTorch reports NULL as its own error without a reason, so print the
+ * reason. */
 void *tmesh_torch_malloc(ssize_t bytes, int device, struct CUstream_st *stream)
 {
 	struct tmesh_cuda_memory *memory;
@@ -35,8 +36,8 @@ void *tmesh_torch_malloc(ssize_t bytes, int device, struct CUstream_st *stream)
 	return (void *)(uintptr_t)tmesh_cuda_pointer(memory);
 }
 
-/* Gives back the reference that malloc left behind, and the one of looking for it. What PyTorch let
- * other streams do with it is done: it waits for their events itself. */
+/* Drop the reference that malloc kept and the one that tmesh_cuda_find() returned. PyTorch itself
+ * waits for the events of other streams before it frees the memory. */
 void tmesh_torch_free(void *pointer, ssize_t bytes, int device, struct CUstream_st *stream)
 {
 	struct tmesh_cuda_memory *memory;

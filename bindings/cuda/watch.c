@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * The watcher: a thread that starts with the first memory that another process may take back. It
- * touches leases of registered regions, takes away here what was taken back there, and uses
- * memory again that other processes held until now.
+ * touches the leases of registered regions, and unmaps memory here that its producer has taken
+ * back. It reuses memory once no other process holds it.
  */
 #include "internal.h"
 
@@ -23,21 +23,21 @@ static bool host(const struct tmesh_cuda_memory *memory)
 
 static bool watched(const struct tmesh_cuda_memory *memory)
 {
-	if (memory->state == LINGERING)
+	if (memory->state == PENDING_FREE || memory->state == WAITING)
 		return true;
 	return memory->state == LIVE && memory->region &&
 	       (host(memory) || memory->kind == TMESH_CUDA_IMPORTED);
 }
 
-/* Milliseconds to sleep at most; -1: for ever. Under the lock. */
+/* Return how many milliseconds to sleep at most; -1: for ever. Under the lock. */
 static int wait_of(struct tmesh_cuda *cuda)
 {
 	uint64_t least = UINT64_MAX;
 
 	for (struct tmesh_cuda_memory *memory = cuda->memory; memory; memory = memory->next) {
-		uint64_t ns = memory->state == LINGERING ? 0 : memory->lease_ns / TOUCHES;
+		uint64_t ns = memory->state == PENDING_FREE ? 0 : memory->lease_ns / TOUCHES;
 
-		if (memory->slow)
+		if (memory->slow || memory->state == WAITING)
 			ns = SLOW_NS;
 		if (ns && ns < least && watched(memory))
 			least = ns;
@@ -47,10 +47,11 @@ static int wait_of(struct tmesh_cuda *cuda)
 	return least < 1000000 ? 1 : (int)(least / 1000000);
 }
 
-/* Not poll(): that would keep what is closed meanwhile, and others would not see it let go. */
+/* Watch by epoll. poll() would keep files that are closed meanwhile, and other processes would not
+ * see the release. */
 void watch_add(struct tmesh_cuda_memory *memory)
 {
-	uint32_t what = memory->state == LINGERING ? TMESH_EVENT_ALONE : TMESH_EVENT_TAKEN;
+	uint32_t what = memory->state == PENDING_FREE ? TMESH_EVENT_ALONE : TMESH_EVENT_TAKEN;
 	struct epoll_event event = {0};
 	short wait;
 	int fd = tmesh_region_poll_fd(memory->region, what, &wait, NULL);
@@ -79,29 +80,38 @@ static bool is_taken(struct tmesh_cuda_memory *memory)
 
 	if (events & TMESH_EVENT_TAKEN)
 		return true;
-	/* An orphan's descriptor would wake for ever, and says nothing any more. */
+	/* An orphan's descriptor reports nothing more, but is ready for ever. */
 	if (events & TMESH_EVENT_ORPHANED)
 		watch_remove(memory);
 	if (!memory->lease_ns)
 		return false;
-	/* A region in use by a GPU is in use; imported memory is used when its owner says so. */
+	/* A GPU uses a registered region all the time; imported memory is used when its owner
+	 * renews it. */
 	return (host(memory) ? tmesh_lease_touch(memory->region)
 			     : tmesh_lease_state(memory->region) != TMESH_LEASE_IS_LIVE) != 0;
 }
 
-/* One piece of memory to act on, marked so that nobody else does. */
+/* Return one piece of memory to act on, marked so that no other thread takes it. */
 static struct tmesh_cuda_memory *next_due(struct tmesh_cuda *cuda)
 {
 	struct tmesh_cuda_memory *memory;
 
 	pthread_mutex_lock(&cuda->lock);
 	for (memory = cuda->memory; memory; memory = memory->next) {
-		if (memory->state == LINGERING &&
+		if (memory->round == cuda->round)
+			continue;
+		if (memory->state == WAITING) {
+			/* Kernels may use it still. */
+			if (memory->lease_ns && host(memory))
+				tmesh_lease_touch(memory->region);
+			break;
+		}
+		if (memory->state == PENDING_FREE &&
 		    (tmesh_region_events(memory->region) & TMESH_EVENT_ALONE))
 			break;
-		if (memory->state == LINGERING || !watched(memory) || !is_taken(memory))
+		if (memory->state == PENDING_FREE || !watched(memory) || !is_taken(memory))
 			continue;
-		/* Who copies wakes us when it is done. */
+		/* The copying thread wakes the watcher when it is done. */
 		if (memory->copies) {
 			watch_remove(memory);
 		} else if (memory_get(memory)) {
@@ -113,15 +123,39 @@ static struct tmesh_cuda_memory *next_due(struct tmesh_cuda *cuda)
 	return memory;
 }
 
+/* Put memory off whose device cannot be waited for now, because it may be using it. */
+static void later(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+
+	pthread_mutex_lock(&cuda->lock);
+	memory->round = cuda->round;
+	if (memory->state == TAKING) {
+		memory->state = LIVE;
+		memory->slow = true;
+	}
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+static bool wait_for_devices(const struct tmesh_cuda_memory *memory)
+{
+	if (cuda_synchronize(memory->cuda, memory->device))
+		return false;
+	return memory->resident < 0 || memory->resident == memory->device ||
+	       !cuda_synchronize(memory->cuda, memory->resident);
+}
+
 static void take(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
 
+	if (!wait_for_devices(memory)) {
+		later(memory);
+		tmesh_cuda_memory_unref(memory);
+		return;
+	}
 	cuda_log(cuda, TMESH_LOG_INFO, "%llu bytes on GPU %d were taken back",
 		 (unsigned long long)memory->bytes, memory->device);
-	cuda_synchronize(cuda, memory->device);
-	if (memory->resident >= 0 && memory->resident != memory->device)
-		cuda_synchronize(cuda, memory->resident);
 	if (host(memory))
 		host_end(memory);
 	else
@@ -137,23 +171,28 @@ static void act(struct tmesh_cuda *cuda)
 {
 	struct tmesh_cuda_memory *memory;
 
+	cuda->round++;
 	while (!ended && (memory = next_due(cuda)) != NULL) {
 		if (memory->state == TAKING)
 			take(memory);
-		else if (share_settle(memory))
+		else if (memory->state == PENDING_FREE && share_settle(memory))
 			memory_end(memory);
-		else
-			return; /* somebody came at the last moment: later */
+		else if (memory->state == PENDING_FREE)
+			return; /* another process came at the last moment: later */
+		else if (!memory_give_back(memory))
+			later(memory);
 	}
 }
 
-static void *run(void *data)
+static void *watcher_run(void *data)
 {
 	struct tmesh_cuda *cuda = data;
 	struct epoll_event event;
 	uint64_t wakes;
 	int timeout;
 
+	/* If the driver refuses this, calls that a capture forbids are tried again later. */
+	cuda_relax(cuda, NULL);
 	while (!ended) {
 		pthread_mutex_lock(&cuda->lock);
 		timeout = wait_of(cuda);
@@ -162,7 +201,7 @@ static void *run(void *data)
 			break;
 		}
 		pthread_mutex_unlock(&cuda->lock);
-		/* Whatever it was: all are looked at. */
+		/* The event does not matter: act() looks at all memory. */
 		epoll_wait(cuda->epoll, &event, 1, timeout);
 		if (read(cuda->wake, &wakes, sizeof(wakes)) < 0 && errno != EAGAIN)
 			cuda_log(cuda, TMESH_LOG_ERROR, "the watcher cannot be woken");
@@ -171,7 +210,7 @@ static void *run(void *data)
 	return NULL;
 }
 
-/* Signals are the application's: none is to be handled on this thread. */
+/* Start the thread, with all signals blocked: they are the application's. */
 static int start_thread(struct tmesh_cuda *cuda, struct tmesh_error *err)
 {
 	sigset_t all, old;
@@ -179,7 +218,7 @@ static int start_thread(struct tmesh_cuda *cuda, struct tmesh_error *err)
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	rc = pthread_create(&cuda->watcher, NULL, run, cuda);
+	rc = pthread_create(&cuda->watcher, NULL, watcher_run, cuda);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return rc ? tmesh_fail(err, -rc, "cannot start the thread that watches leases") : 0;
 }

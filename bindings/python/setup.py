@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The extension: its own sources and the library's, so that nothing else need be installed.
-Distributions, which have the library in a package of its own, set TMESH_SYSTEM_LIBRARY=1.
+"""The extension, and with it all that runs without root: libraries, engines and programs. The repository's Makefile
+builds these. Distributions, which have them in packages of their own, set TMESH_SYSTEM_LIBRARY=1.
 
-The library lies beside this package in the repository; what is built goes to the
-repository's build/ as everything else does. A source distribution has what it needs of the
-repository in its own folder "library".
+The library is beside this package in the repository, and all products go to the repository's build/. A source distribution has
+what it needs of the repository in its own folder "library".
 """
 
 import os
 from pathlib import Path
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,75 +30,105 @@ STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 SYSTEM_LIBRARY = os.environ.get("TMESH_SYSTEM_LIBRARY") == "1"
 
+# The repository's Makefile has compiled everything. Link the extension and copy the engines.
+BUILT = Path(os.environ["TMESH_BUILT"]) if "TMESH_BUILT" in os.environ else None
+
+# The package is enough: it has the libraries, engines and programs, too.
+WHOLE = not SYSTEM_LIBRARY and not BUILT
+
+ENGINES = ("tmesh-engine-ggml.so", "tmesh-engine-onnx.so")
+# The folder of licences of what is linked in, for a wheel that is given to others.
+NOTICES = os.environ.get("TMESH_NOTICES")
+
 
 class BuildWithLibrary(build_ext):
-    """The library's sources join late: setuptools wants declared ones below this folder."""
+    """Build the library first, by the repository's Makefile."""
+
+    def run(self):
+        self.parts = BUILT
+        super().run()
 
     def build_extension(self, ext):
-        if ext in engines:
-            wanted = [f"engine/{ext.name.rpartition('-')[2]}/*.c", "lib/common/*.c"]
-            if ext is engine_ggml:
-                wanted.append("engine/graph_*.c")
-            ext.sources = [str(path) for pattern in wanted for path in sorted(ROOT.glob(pattern))]
+        place = Path(self.get_ext_fullpath(ext.name)).parent
+        place.mkdir(parents=True, exist_ok=True)
+        if BUILT:
+            self.link(ext)
+        else:
+            self.complain_of_what_is_missing(ext)
+            if WHOLE:
+                self.make(ext)
+                ext.extra_objects = [*ext.extra_objects, *self.archives()]
             super().build_extension(ext)
-            return
-        self.complain_of_what_is_missing(ext)
-        rooms = [] if SYSTEM_LIBRARY else ["lib", "lib/common", "engine"]
-        if self.add_model(ext) and not SYSTEM_LIBRARY:
-            rooms.append("model")
-        ext.sources = [*ext.sources, *(str(path) for room in rooms for path in sorted(ROOT.glob(f"{room}/*.c")))]
-        super().build_extension(ext)
+        # Programs find each other, the libraries and the engines beside themselves.
+        for name in () if SYSTEM_LIBRARY else ENGINES if BUILT else (self.parts / "python-parts").read_text().split():
+            shutil.copy(self.parts / name, place / name)
+        if NOTICES:
+            shutil.copytree(NOTICES, place / "licenses", dirs_exist_ok=True)
+
+    def archives(self):
+        return [str(self.parts / f"libtmesh{name}.a") for name in ("-model", "-engine", "")]
+
+    def make(self, ext):
+        """Build what the package contains."""
+        net = self.has(ext, "rdma/fabric.h")
+        if not net:
+            print("tmesh: built without tmesh-net and tmesh.fetcher, which need libfabric; on Debian and Ubuntu: "
+                  "sudo apt install libfabric-dev", file=sys.stderr)
+        self.parts = BUILD / "parts"
+        environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+        flags = os.environ.get("LDFLAGS", "")
+        done = subprocess.run(["make", "-s", "-C", ROOT, f"-j{os.cpu_count() or 1}", f"B={self.parts.relative_to(ROOT)}",
+                               # The shared libtmesh has a name of its own, so that the system's libtmesh.so.0 in
+                               # the same process never takes its place.
+                               f"NET_BUILT={'net' if net else ''}", "LIB_SONAME=libtmesh-wheel.so.0",
+                               rf"LDFLAGS={flags} -Wl,-rpath,\$$ORIGIN",
+                               f"CC={os.environ.get('CC', 'cc')}", "python-parts"], env=environment)
+        if done.returncode:
+            raise SystemExit("tmesh cannot be compiled here: the messages of make above have the reason")
+
+    def link(self, ext):
+        objects = [BUILT / "python" / "obj" / f"{Path(source).stem}.o" for source in ext.sources]
+        self.compiler.link_shared_object([*map(str, objects), *self.archives()], self.get_ext_fullpath(ext.name),
+                                         libraries=ext.libraries, extra_postargs=ext.extra_link_args)
 
     def has(self, ext, header):
         folders = [f"-I{folder}" for folder in (*ext.include_dirs, *self.include_dirs)]
         return not subprocess.run([*self.compiler.compiler, *folders, "-E", "-x", "c", "-"], text=True,
                                   input=f"#include <{header}>\n", capture_output=True).returncode
 
-    def add_model(self, ext):
-        """What reads files of tensors, with two libraries more. Without these the package is whole but for
-        tmesh.load_model() and tmesh.safetensors, which then say so."""
-        wanted = {} if SYSTEM_LIBRARY else {"liburing.h": "liburing-dev", "xxhash.h": "libxxhash-dev"}
-        missing = [package for header, package in wanted.items() if not self.has(ext, header)]
-        if missing:
-            print("tmesh: built without load_model() and tmesh.safetensors. For them, on Debian and Ubuntu: "
-                  f"sudo apt install {' '.join(missing)}", file=sys.stderr)
-            return False
-        ext.define_macros = [*ext.define_macros, ("TMESH_MODEL", None)]
-        ext.libraries = [*(["tmesh-model"] if SYSTEM_LIBRARY else ["uring"]), *ext.libraries]
-        return True
-
     def complain_of_what_is_missing(self, ext):
-        """Before the compiler does, in words that help."""
+        """Name all missing packages before a compiler or make fails for the first of them."""
         compiler = self.compiler.compiler
-        wanted = {"stdio.h": ("the C library's headers", "libc6-dev"),
-                  "Python.h": ("Python's headers", "python3-dev")}
-        if not SYSTEM_LIBRARY:
-            wanted["jansson.h"] = "jansson, which reads and writes JSON", "libjansson-dev"
-        missing = [("a C compiler", "gcc"), *wanted.values()]
-        if shutil.which(compiler[0]):
-            missing = [what for header, what in wanted.items() if not self.has(ext, header)]
+        headers = {"stdio.h": ("the C library's headers", "libc6-dev"), "Python.h": ("Python's headers", "python3-dev")}
+        programs = {compiler[0]: ("a C compiler", "gcc")}
+        if WHOLE:
+            headers |= {"jansson.h": ("jansson, which reads and writes JSON", "libjansson-dev"),
+                        "liburing.h": ("liburing, which reads files of tensors", "liburing-dev"),
+                        "xxhash.h": ("xxHash, which checks them", "libxxhash-dev")}
+            programs |= {"make": ("make", "make"), "pkg-config": ("pkg-config", "pkg-config")}
+        missing = [what for program, what in programs.items() if not shutil.which(program)]
+        without_compiler = not shutil.which(compiler[0])
+        missing += [what for header, what in headers.items() if without_compiler or not self.has(ext, header)]
         if missing:
-            raise SystemExit("tmesh cannot be compiled here. What is missing, or cannot be found by "
+            raise SystemExit("tmesh cannot be compiled here. Missing, or not found by "
                              f"{compiler[0]}: {'; '.join(what for what, _ in missing)}.\n"
                              "On Debian and Ubuntu:\n\n"
                              f"    sudo apt install {' '.join(package for _, package in missing)}\n")
 
     def get_ext_filename(self, fullname):
-        """By the name that every Python looks for; 3.15 would give it one that it alone knows. Engines are no
-        modules: libtmesh-engine looks for them by theirs."""
-        if "tmesh-engine-" in fullname:
-            return os.path.join(*fullname.split(".")) + ".so"
+        """By the name that every Python looks for; 3.15 would give it one that it alone knows."""
         return re.sub(r"\.abi3[^.]*\.so$", ".abi3.so", super().get_ext_filename(fullname))
 
 
 class SourcesWithLibrary(sdist):
-    """What setuptools does not know to belong to the package."""
+    """Files that setuptools does not know to belong to the package."""
 
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
         self.put(HERE, HERE.glob("ext/*"), Path(base_dir))
-        library = [ROOT / "VERSION", *ROOT.glob("lib/*.[ch]"), *ROOT.glob("lib/common/*.[ch]"), *ROOT.glob("model/*.[ch]"),
-                   *ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("engine/*.map"), *ROOT.glob("include/**/*.h")]
+        rooms = ("lib", "model", "engine", "net", "tools", "bindings/cuda", "bindings/xla")
+        library = [ROOT / "VERSION", ROOT / "Makefile", HERE / "build.mk", *ROOT.glob("include/**/*.h"),
+                   *(path for room in rooms for pattern in ("*.[ch]", "*.map", "build.mk") for path in ROOT.glob(f"{room}/**/{pattern}"))]
         self.put(ROOT, library, Path(base_dir, DISTRIBUTED.name))
 
     def put(self, top, files, target):
@@ -111,49 +141,39 @@ class SourcesWithLibrary(sdist):
 extension = Extension(
     "tmesh._tmesh",
     sources=sorted(str(path.relative_to(HERE)) for path in HERE.glob("ext/*.c")),
-    depends=[str(path) for path in (*HERE.glob("ext/*.h"), *ROOT.glob("lib/**/*.h"), *ROOT.glob("model/*.h"),
-                                    *ROOT.glob("engine/*.h"), *ROOT.glob("include/**/*.h"), ROOT / "VERSION")],
+    depends=[str(path) for path in (*HERE.glob("ext/*.h"), *ROOT.glob("lib/**/*.[ch]"), *ROOT.glob("model/*/*.[ch]"),
+                                    *ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("include/**/*.h"), ROOT / "VERSION")],
     include_dirs=[str(ROOT / "include"), str(ROOT / "include" / "uapi")],
     define_macros=[
         ("_GNU_SOURCE", None),
         ("TMESH_VERSION", f'"{VERSION}"'),
-        # Where Debian's package has it; the library looks beside itself and in $PATH too.
-        ("TMESH_KEEPER_PATH", '"/usr/libexec/tmesh-keeper"'),
-        ("TMESH_ENGINE_DIR", '"/usr/lib/tmesh"'),
         *([("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else []),
     ],
     extra_compile_args=[f"-iquote{ROOT / 'lib'}", f"-iquote{ROOT / 'engine'}", "-std=gnu11", "-fvisibility=hidden",
                         "-pthread", "-Wall", "-Wextra", "-Wshadow", "-Wno-unused-parameter", "-Wno-missing-field-initializers",
                         "-Werror=incompatible-pointer-types"],  # as GCC 14 has it
-    extra_link_args=["-pthread", f"-Wl,--version-script={HERE / 'ext' / '_tmesh.map'}"],
-    libraries=["tmesh-engine", "tmesh"] if SYSTEM_LIBRARY else ["jansson"],
+    extra_link_args=["-pthread", f"-Wl,--version-script={HERE / 'ext' / '_tmesh.map'}",
+                     *(["-Wl,-rpath,$ORIGIN"] if WHOLE else [])],
+    libraries=["tmesh-model", "tmesh-engine", "tmesh"] if SYSTEM_LIBRARY else ["uring", "jansson"],
     py_limited_api=STABLE_ABI,
 )
 
-
-
-def engine(name, libraries):
-    """An engine, which the package's own libtmesh-engine loads: one symbol of it is seen."""
-    return Extension(
-        f"tmesh.tmesh-engine-{name}",
-        sources=[],
-        depends=[str(path) for path in (*ROOT.glob("engine/**/*.[ch]"), *ROOT.glob("lib/common/*.[ch]"),
-                                        *ROOT.glob("include/**/*.h"))],
-        include_dirs=extension.include_dirs,
-        define_macros=[("_GNU_SOURCE", None)],
-        extra_compile_args=extension.extra_compile_args,
-        extra_link_args=["-pthread", f"-Wl,--version-script={ROOT / 'engine' / 'plugin.map'}"],
-        libraries=libraries,
-    )
-
-
-engine_ggml = engine("ggml", ["jansson", "m"])
-engines = [engine("onnx", []), engine_ggml]
+# For the Makefile: the flags that the extension's sources are compiled with.
+if sys.argv[1:] == ["cflags"]:
+    print(shlex.join([*(f"-D{name}" if value is None else f"-D{name}={value}" for name, value in extension.define_macros),
+                      *(f"-I{folder}" for folder in (*extension.include_dirs, sysconfig.get_path("include"))),
+                      *extension.extra_compile_args]))
+    sys.exit()
 
 BUILD.mkdir(parents=True, exist_ok=True)
 setup(
     version=VERSION,
-    ext_modules=[extension, *([] if SYSTEM_LIBRARY else engines)],
+    ext_modules=[extension],
+    # All are here: if pyproject.toml lists some, setuptools leaves these out. The system's package has programs of these
+    # names already.
+    entry_points={"vllm.general_plugins": ["tmesh = tmesh.vllm:register"],
+                  "console_scripts": [f"{name} = tmesh.__main__:{name.replace('-', '_')}" for name in
+                                      ("tmeshctl", "tmesh-engine", "tmesh-net")] if WHOLE else []},
     cmdclass={"build_ext": BuildWithLibrary, "sdist": SourcesWithLibrary},
     options={
         "build": {"build_base": str(BUILD)},

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT
 /*
- * Names bound to channels, and turns at them.
+ * Names bound to channels, and calls' turns at them.
  *
- * One lock guards the list and what can change in its members. It is not held while a channel is
- * used: who uses it has the member's turn. A member that is bound anew or unbound leaves the list,
- * and goes with the last call that still has it.
+ * One lock guards the list and the members' fields that change. A call uses a channel in its turn,
+ * without the lock. A member that is bound anew or unbound leaves the list; the last call that
+ * refers to it frees it.
  */
 #include "call.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,23 +22,24 @@ struct bound {
 	struct bound *next; /* in the list */
 	unsigned int refs;
 	char name[TMESH_XLA_NAME_MAX + 1];
+	char token[TMESH_TOKEN_SIZE];
 	enum tmesh_channel_role role;
 	struct tmesh_ctx *ctx;
 	struct tmesh_channel *channel;
 	struct tmesh_arena *arena;
-	bool busy;	      /* it is somebody's turn */
+	bool busy;	      /* a call has the turn */
 	unsigned int cancels; /* so far */
 	pthread_cond_t turned;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct bound *list;
-static struct tmesh_ctx *context; /* while there are bindings */
+static struct tmesh_ctx *context; /* exists while there are bindings */
 static unsigned int bindings;
 static uint64_t limit; /* of the context: max_bytes */
 static _Atomic(bool (*)(void)) interrupted;
 
-static struct bound **find(const char *name)
+static struct bound **bound_find(const char *name)
 {
 	struct bound **at = &list;
 
@@ -52,8 +54,8 @@ static int not_bound(const char *name, struct tmesh_error *err)
 			  TMESH_XLA_NAME_MAX, name);
 }
 
-/* The library's own context, beside those of the process that loads it. It goes with the last
- * binding, and with it the memory that was kept for the next push. */
+/* Return the library's own context, separate from those of the process that loads it. It ends with
+ * the last binding, and so does the memory that it keeps for the next push. */
 static int get_context(struct tmesh_ctx **out, struct tmesh_error *err)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .pool_bytes = TMESH_XLA_POOL_BYTES};
@@ -100,7 +102,7 @@ static void bound_put(struct bound *bound)
 	free(bound);
 }
 
-/* With the lock held. */
+/* Cancel all calls on @bound. Called with the lock. */
 static void cancel(struct bound *bound)
 {
 	bound->cancels++;
@@ -108,7 +110,7 @@ static void cancel(struct bound *bound)
 	tmesh_channel_wake(bound->channel);
 }
 
-/* The list's reference becomes the caller's. With the lock held. */
+/* Take a member from the list; the caller gets the list's reference. Called with the lock. */
 static struct bound *take_out(struct bound **at)
 {
 	struct bound *bound = *at;
@@ -145,8 +147,24 @@ static int bound_new(struct tmesh_ctx *ctx, const char *name, const char *token,
 	bound->refs = 1;
 	bound->role = role;
 	memcpy(bound->name, name, strlen(name) + 1);
+	/* It fits: tmesh_channel_open() has accepted it as a token. */
+	snprintf(bound->token, sizeof(bound->token), "%s", token);
 	*out = bound;
 	return 0;
+}
+
+/* Return whether @name is bound to this channel already. It then has the only place that the
+ * channel offers. */
+static bool is_bound(const char *name, const char *token, enum tmesh_channel_role role)
+{
+	struct bound *bound;
+	bool is;
+
+	pthread_mutex_lock(&lock);
+	bound = *bound_find(name);
+	is = bound && bound->role == role && !strcmp(bound->token, token);
+	pthread_mutex_unlock(&lock);
+	return is;
 }
 
 int tmesh_xla_bind(const char *name, const char *token, enum tmesh_channel_role role,
@@ -167,10 +185,10 @@ int tmesh_xla_bind(const char *name, const char *token, enum tmesh_channel_role 
 	rc = bound_new(ctx, name, token, role, &bound, err);
 	if (rc) {
 		put_context();
-		return rc;
+		return rc == -EBUSY && is_bound(name, token, role) ? 0 : rc;
 	}
 	pthread_mutex_lock(&lock);
-	at = find(name);
+	at = bound_find(name);
 	old = take_out(at);
 	bound->next = *at;
 	*at = bound;
@@ -185,7 +203,7 @@ int tmesh_xla_unbind(const char *name, struct tmesh_error *err)
 	struct bound *bound;
 
 	pthread_mutex_lock(&lock);
-	bound = take_out(find(name));
+	bound = take_out(bound_find(name));
 	pthread_mutex_unlock(&lock);
 	if (!bound)
 		return not_bound(name, err);
@@ -198,7 +216,7 @@ int tmesh_xla_cancel(const char *name, struct tmesh_error *err)
 	struct bound *bound;
 
 	pthread_mutex_lock(&lock);
-	bound = *find(name);
+	bound = *bound_find(name);
 	if (bound)
 		cancel(bound);
 	pthread_mutex_unlock(&lock);
@@ -236,8 +254,8 @@ void tmesh_xla_ask(bool (*came)(void))
 	atomic_store(&interrupted, came);
 }
 
-/* What handled a signal a moment before a thread slept leaves no mark that a sleep would see.
- * Without our lock: whoever is asked may wait for a lock of its own. */
+/* Ask the host whether a signal came. A signal that is handled just before a thread sleeps does not
+ * wake it, so sleeps are short and ask. Called without the lock: the host may wait for its own. */
 static bool is_interrupted(void)
 {
 	bool (*came)(void) = atomic_load(&interrupted);
@@ -245,7 +263,7 @@ static bool is_interrupted(void)
 	return came && came();
 }
 
-/* How long to sleep at most before somebody is asked. */
+/* Return how long to sleep before the host is asked. */
 static int64_t until_asked(int64_t left)
 {
 	if (!atomic_load(&interrupted) || (left >= 0 && left <= TMESH_XLA_ASK_NS))
@@ -288,7 +306,7 @@ static int signalled(struct tmesh_error *err)
 	return tmesh_fail(err, -ECANCELED, "a signal came while the call waited");
 }
 
-/* Negative: the call may wait for ever. */
+/* Return the remaining time; negative: no limit. */
 static int64_t time_left(const struct turn *turn)
 {
 	uint64_t now = tmesh_now_ns();
@@ -298,7 +316,7 @@ static int64_t time_left(const struct turn *turn)
 	return now < turn->deadline ? (int64_t)(turn->deadline - now) : 0;
 }
 
-/* Until somebody's turn ends or one should look why not. With the lock held. */
+/* Wait until a turn ends or it is time to ask the host. Called with the lock. */
 static void wait_a_piece(struct bound *bound, int64_t left)
 {
 	int64_t piece = until_asked(left);
@@ -311,7 +329,7 @@ static void wait_a_piece(struct bound *bound, int64_t left)
 	pthread_cond_timedwait(&bound->turned, &lock, &until);
 }
 
-/* Until nobody else has it. With the lock held, which is let go of meanwhile. */
+/* Wait until no other call has the turn. Called with the lock, which is released meanwhile. */
 static int wait_for_turn(struct turn *turn, struct tmesh_error *err)
 {
 	struct bound *bound = turn->bound;
@@ -347,7 +365,7 @@ int xla_turn_begin(struct turn *turn, const char *name, enum tmesh_channel_role 
 	if (timeout_ns >= 0)
 		turn->deadline = tmesh_now_ns() + (uint64_t)timeout_ns;
 	pthread_mutex_lock(&lock);
-	bound = *find(name);
+	bound = *bound_find(name);
 	if (!bound) {
 		rc = not_bound(name, err);
 	} else if (bound->role != role) {
@@ -395,7 +413,7 @@ int xla_turn_wait(struct turn *turn,
 	int64_t left, piece;
 	int rc;
 
-	/* A call that was woken for an earlier one's sake waits on. */
+	/* Go on if only an earlier call was cancelled: its wake-up reaches this one too. */
 	do {
 		if (is_cancelled(turn))
 			return cancelled(err);

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Larger tensors get regions of their own, to be used again, and sealed ones always do. */
+/* Larger tensors get regions of their own, which are reused. Sealed tensors always get a region. */
 #define SMALL_BYTES 65536
 
-/* Handlers are asked for their version when they are registered, and must not tell a newer one than
- * the host's. Hosts of FFI 0.1 ask without saying theirs. */
+/* Answer XLA's question for the version. XLA asks when a handler is registered, and refuses a
+ * version newer than its own. Hosts of FFI 0.1 do not state their version. */
 static bool answer_metadata(struct ffi_frame *frame)
 {
 	struct ffi_extension *first = frame->extensions;
@@ -90,7 +90,7 @@ static uint64_t bytes_of(const struct ffi_buffer *buffer)
 	struct tmesh_layout layout;
 	uint64_t bytes = 0;
 
-	/* The frame was read: this cannot fail. */
+	/* This cannot fail: xla_request() has checked the shape. */
 	if (!tmesh_layout_contiguous(&layout, xla_dtype(buffer->dtype), (int32_t)buffer->rank,
 				     buffer->dims, NULL))
 		tmesh_layout_check(&layout, UINT64_MAX, &bytes, NULL);
@@ -110,7 +110,8 @@ static int copy_out(const struct turn *turn, const struct ffi_buffer *buffer, bo
 				buffer->dims, buffer->data, &opts, &message->tensor, err);
 }
 
-/* All are copied before the first goes: what lacks memory sends nothing. */
+/* Send all tensors. Copy every one before the first is sent, so that a lack of memory sends
+ * nothing. */
 static int push(struct turn *turn, const struct request *request, struct tmesh_error *err)
 {
 	struct tmesh_message *messages = calloc((size_t)request->count, sizeof(*messages));
@@ -175,8 +176,8 @@ static int check_message(const struct tmesh_message *message, const struct ffi_b
 			  came.text);
 }
 
-/* By a system call, not through a mapping: memory that its owner takes away meanwhile is an error
- * and no signal. */
+/* Receive one tensor. It is copied by a system call, not through a mapping: if the owner revokes
+ * the memory meanwhile, the call fails and no signal comes. */
 static int pop_one(struct turn *turn, const struct ffi_buffer *buffer, struct tmesh_error *err)
 {
 	struct tmesh_message message = {0};
@@ -222,7 +223,8 @@ static struct XLA_FFI_Error *call(struct XLA_FFI_CallFrame *opaque, enum tmesh_c
 		rc = xla_request(frame, role, &request, &err);
 	if (!rc) {
 		rc = xla_turn_begin(&turn, request.channel, role, request.timeout_ns, &err);
-		/* Of a token the same number means that memory is gone. */
+		/* ENOENT from here means an unbound name. From a token it means memory that is
+		 * gone. */
 		if (rc == -ENOENT)
 			rc = -ENXIO;
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of libtmesh-xla share. */
+/* Declarations that the files of libtmesh-xla share. */
 #ifndef TMESH_XLA_CALL_H
 #define TMESH_XLA_CALL_H
 
@@ -15,35 +15,35 @@
 #include "common/error.h"
 #include "ffi_abi.h"
 
-/* dtype.c: XLA's number of a type as one of libtmesh's, TMESH_DTYPE_INVALID where channels do not
- * carry it; its name, or "unknown". */
+/* dtype.c: return libtmesh's dtype for an XLA type, TMESH_DTYPE_INVALID if channels do not carry
+ * it; return its name, or "unknown". */
 enum tmesh_dtype xla_dtype(int number);
 const char *xla_dtype_name(int number);
 
-/* What a frame asks for, checked: frame.c */
+/* A call's request, checked by frame.c. */
 struct request {
 	char channel[TMESH_XLA_NAME_MAX + 1];
 	int64_t timeout_ns;
 	bool seal;
 	const uint32_t *sequence; /* NULL: none */
-	uint32_t *next;		  /* where it comes back; may be the same place */
+	uint32_t *next;		  /* receives the next number; may be the same place */
 	struct ffi_buffer *const *tensors;
 	int64_t count;
 };
 
-/* Dimensions that are read are checked here too, of every tensor.
- * Return: 0; -EINVAL, -EOPNOTSUPP (a dtype), -EOVERFLOW. */
+/* Read and check a call's frame, with every tensor's dimensions. Return: 0; -EINVAL, -EOPNOTSUPP (a
+ * dtype), -EOVERFLOW. */
 int xla_request(const struct ffi_frame *frame, enum tmesh_channel_role role,
 		struct request *request, struct tmesh_error *err);
 
 struct bound;
 
-/* bound.c: a call's turn at a channel's end: one thread at a time. */
+/* bound.c: a call's turn at one end of a channel. One thread has the turn at a time. */
 struct turn {
 	struct bound *bound;
-	unsigned int cancels; /* as many had come when the call began */
+	unsigned int cancels; /* the member's count when the call began */
 	uint64_t deadline;
-	/* During the turn. */
+	/* Valid during the turn. */
 	struct tmesh_ctx *ctx;
 	struct tmesh_channel *channel;
 	struct tmesh_arena *arena; /* for small tensors */
@@ -55,8 +55,8 @@ int xla_turn_begin(struct turn *turn, const char *name, enum tmesh_channel_role 
 		   int64_t timeout_ns, struct tmesh_error *err);
 void xla_turn_end(struct turn *turn);
 
-/* Do @act, which waits no longer than it is told, as long as the turn's time lasts and nobody
- * cancels. Return: as @act; -ECANCELED, also after a signal. */
+/* Repeat @act, which waits at most @timeout_ns, until it succeeds, the turn's time is over or the
+ * call is cancelled. Return: as @act; -ECANCELED, also after a signal. */
 int xla_turn_wait(struct turn *turn,
 		  int (*act)(struct turn *turn, void *data, int64_t timeout_ns,
 			     struct tmesh_error *err),

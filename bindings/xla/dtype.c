@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* Types of elements: XLA's numbers. Those that a channel does not carry have a name all the same,
- * for the message that refuses them. XLA keeps the elements of 4-bit types a byte each, and tensors
- * of libtmesh are packed: these would have to be converted, which a hand-over does not do. */
+/* XLA's element types by number. Types that a channel does not carry have a name too, for the error
+ * that refuses them. XLA keeps each element of a 4-bit type in a byte of its own, and libtmesh
+ * packs them. A hand-over does not convert elements, so channels do not carry 4-bit types. */
 #include "call.h"
 
 static const struct {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The part of XLA's foreign function interface that a handler without state needs, as a binary
- * interface: FFI 0.1 to 0.3. Source: xla/ffi/api/c_api.h of github.com/openxla/xla; jaxlib brings
- * it in jaxlib/include. tests/xla/test_abi.c compares the two where jaxlib is there.
+ * The binary interface of XLA's foreign function interface (FFI 0.1 to 0.3), as far as a handler
+ * without state needs it. Source: xla/ffi/api/c_api.h of github.com/openxla/xla, which jaxlib
+ * installs in jaxlib/include. tests/xla/test_abi.c compares the two if jaxlib is installed.
  *
- * Structures begin with their size and a list of extensions, and grow at their end alone.
+ * Each structure begins with its size and a list of extensions, and grows only at its end.
  */
 #ifndef TMESH_XLA_FFI_ABI_H
 #define TMESH_XLA_FFI_ABI_H
@@ -18,7 +18,7 @@
 #define FFI_MINOR_FIRST 1
 
 #define FFI_EXTENSION_METADATA 1
-#define FFI_BUFFER 1 /* of operands and results the only type */
+#define FFI_BUFFER 1 /* the only type of operands and results */
 #define FFI_STAGE_EXECUTE 3
 
 struct XLA_FFI_Error;
@@ -46,7 +46,7 @@ enum ffi_attr_type {
 	FFI_ATTR_STRING = 4,
 };
 
-/* Numbers of elements' types; dtype.c has the others' names. */
+/* Numbers of element types. dtype.c has the names of the others. */
 enum ffi_dtype {
 	FFI_PRED = 1,
 	FFI_S64 = 5,
@@ -134,7 +134,7 @@ struct ffi_handler_args {
 	uint32_t traits;
 };
 
-/* Its version comes first in all versions, and then what is behind internal_api. */
+/* All versions of this structure begin with the version; the rest follows internal_api. */
 struct ffi_api {
 	size_t struct_size;
 	struct ffi_extension *extensions;
@@ -157,7 +157,7 @@ struct ffi_frame {
 	struct ffi_attrs attrs;
 };
 
-/* Later versions have more behind the version; this library leaves it alone. */
+/* Later versions have more fields after the version. This library does not touch them. */
 struct ffi_metadata {
 	size_t struct_size;
 	struct ffi_version version;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Reading call frames. XLA makes them of what a program says, so names, numbers and shapes in them
- * are the program's; pointers are XLA's own, and believed. */
+/* Read call frames. XLA builds them from a program, so their names, numbers and shapes may be
+ * anything and are checked. Their pointers are XLA's own, and trusted. */
 #include "call.h"
 
 #include <string.h>
@@ -45,7 +45,7 @@ static int read_timeout(int type, const void *value, struct request *request,
 		return tmesh_fail(
 			err, -EINVAL,
 			"the attribute timeout_ms must be 0 to %d (a week), not %lld: a wait "
-			"without end could not be told from a program that hangs",
+			"without end looks like a program that hangs",
 			TMESH_XLA_TIMEOUT_MS_MAX, (long long)ms);
 	request->timeout_ns = ms * 1000000;
 	return 0;
@@ -111,7 +111,7 @@ static int check_buffer(const struct ffi_buffer *buffer, struct tmesh_error *err
 		return tmesh_fail(err, -EINVAL,
 				  "tensors have at most %d dimensions, not %lld: reshape it first",
 				  TMESH_MAX_DIMS, (long long)buffer->rank);
-	/* What has a dimension below 0 is refused by this. */
+	/* This also refuses dimensions below 0. */
 	return tmesh_layout_contiguous(&layout, dtype, (int32_t)buffer->rank, buffer->dims, err);
 }
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-/* The handlers in the registry of an XLA that this process has loaded already. JAX has a call of
- * its own for that; EXLA expects of a library that it asks XLA itself. */
+/* Register the handlers with the XLA that this process has loaded. JAX registers handlers by a call
+ * of its own; EXLA expects a library to register them itself. */
 #include "call.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 
-/* xla::ffi::GetXlaFfiApi(), which XLA exports as C++ names it. */
+/* The C++ name of xla::ffi::GetXlaFfiApi(), which XLA exports. */
 #define GET_API "_ZN3xla3ffi12GetXlaFfiApiEv"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static const struct ffi_api *registered; /* there */
+static const struct ffi_api *registered; /* the API that has the handlers */
 
 static int find_api(const char *library, const struct ffi_api **api, struct tmesh_error *err)
 {

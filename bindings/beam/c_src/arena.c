@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Arenas: what the options of new tensors may name. The library's may be used by several processes
+/* Arenas, which the options of new tensors may name. Several processes may use a library's arena
  * at once. */
 #include "nif.h"
 
@@ -23,7 +23,7 @@ void arena_dtor(ErlNifEnv *env, void *object)
 		garbage_free(arena->garbage);
 }
 
-/* A region may have to be made, the tensor's own when that is large, whose pages are cleared. */
+/* A tensor with a region of its own is not quick: the kernel clears the pages of a new region. */
 bool is_quick(ErlNifEnv *env, ERL_NIF_TERM opts, uint64_t bytes, size_t copied)
 {
 	struct arena *arena;

@@ -3,10 +3,12 @@
  * A table as an ArrowArrayStream (Arrow's C Stream Interface), for native code in this VM such as
  * Explorer's and ADBC's.
  *
- * The buffers are the binaries of Tmesh.Arrow, which an environment of the stream's own keeps until
- * the stream and all that came from it was released: every array and schema counts, children too,
- * since a consumer may move one out of its parent. It may release in any thread, where no
- * destructor of a binary can run, so the environment is left to the janitor.
+ * The buffers are the binaries of Tmesh.Arrow. An environment of the stream keeps them until the
+ * consumer has released the stream and every array and schema of it. Children count too, since a
+ * consumer may move one out of its parent.
+ *
+ * A consumer may release in any thread, also where no destructor of a binary can run. So the
+ * janitor frees the environment, and is woken at once.
  */
 #include "common/arrow_abi.h"
 #include "nif.h"
@@ -21,7 +23,7 @@ struct table {
 	ErlNifEnv *env;
 	ERL_NIF_TERM schema; /* {format, name, flags, children, dictionary or nil} */
 	ERL_NIF_TERM
-	batches; /* what is left of them, each {length, nulls, buffers, children, ...} */
+	batches; /* those not yet given, each {length, nulls, buffers, children, ...} */
 	struct garbage *garbage;
 	atomic_uint users;
 };
@@ -43,10 +45,10 @@ static struct table *table_get(struct table *table)
 static void table_put(struct table *table)
 {
 	if (atomic_fetch_sub(&table->users, 1) == 1)
-		garbage_leave(table->garbage, table);
+		garbage_leave_anywhere(table->garbage, table);
 }
 
-/* Schemas: what each owns hangs on its own pointers. */
+/* Schemas. Each schema owns what its pointers refer to. */
 
 static void schema_release(struct ArrowSchema *self)
 {
@@ -143,7 +145,7 @@ static void array_release(struct ArrowArray *self)
 
 static int get_buffers(struct table *table, ERL_NIF_TERM list, struct ArrowArray *out)
 {
-	/* What an empty buffer points to, for those who do not expect NULL. */
+	/* The target of an empty buffer's pointer, for consumers that do not expect NULL. */
 	static const int64_t nothing[2];
 	ErlNifBinary binary;
 	ERL_NIF_TERM head;
@@ -237,7 +239,7 @@ static void stream_release(struct ArrowArrayStream *self)
 	table_put(self->private_data);
 }
 
-/* A consumer who took the stream has left it without its release(). */
+/* Release the stream if its consumer did not. */
 void arrow_stream_dtor(ErlNifEnv *env, void *object)
 {
 	struct ArrowArrayStream *stream = object;
@@ -246,7 +248,7 @@ void arrow_stream_dtor(ErlNifEnv *env, void *object)
 		stream->release(stream);
 }
 
-/* Build all of it once, so that what is wrong is said now. */
+/* Build the schema and every batch once, so that a mistake is reported now. */
 static int check(struct table *table)
 {
 	ERL_NIF_TERM list = table->batches, head;

@@ -2,10 +2,10 @@
 /*
  * From a tensor to a binary.
  *
- * The rule: a binary may point into a region only when the region is sealed AND pinned by
- * the binary's own resource, so that it can neither change, nor shrink, nor be taken away;
- * a fault in a mapping would end the whole VM. Everything else is copied by
- * tmesh_tensor_read(), which raises no signal and counts the copy.
+ * A binary may point into a region only if the region is sealed AND pinned by the binary's own
+ * resource. Such a region can neither change, nor shrink, nor be taken away; a fault in a mapping
+ * would end the whole VM. Everything else is copied by tmesh_tensor_read(), which raises no signal
+ * and counts the copy.
  */
 #include "nif.h"
 
@@ -16,18 +16,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/populate.h"
+
 /*
- * The emulator reads whole words where a match asks for less of them, and so up to seven bytes
- * before a binary's first or behind its last: its own binaries lie between other things. A region
- * is therefore mapped between pages that can be read. A multiple of HUGE_BYTES suits every region.
+ * The emulator reads whole words even if a match asks for less. So it may read up to seven bytes
+ * before a binary's first byte or after its last one. Readable guard pages therefore surround the
+ * mapping of a region. A multiple of HUGE_BYTES suits every region.
  */
 #define HUGE_BYTES (2u << 20)
 
 struct guarded {
-	struct tmesh_region *region; /* that pins */
-	struct tmesh_region *of;     /* whose tokens stay good with it */
-	struct tmesh_model *model;   /* of whose tensors it is, or NULL */
-	void *start;		     /* of all of it, guards included */
+	struct tmesh_region *region; /* the pinning region */
+	struct tmesh_region *of;     /* the pinned region; its tokens stay good */
+	struct tmesh_model *model;   /* the model of the tensors, or NULL */
+	void *start;		     /* of the mapping, guards included */
 	size_t bytes;
 };
 
@@ -85,6 +87,7 @@ void pinned_dtor(ErlNifEnv *env, void *object)
 {
 	struct pinned *pinned = object;
 
+	held_remove(&pinned->held);
 	if (pinned->start)
 		garbage_put(env, pinned->garbage, pinned->mapping);
 	else
@@ -94,14 +97,15 @@ void pinned_dtor(ErlNifEnv *env, void *object)
 static ERL_NIF_TERM make_pinned(ErlNifEnv *env, struct pinned *pinned, uint64_t offset,
 				uint64_t bytes)
 {
+	held_used(env, &pinned->held);
 	return make_ok(env, enif_make_resource_binary(env, pinned, pinned->start + offset, bytes));
 }
 
 /*
- * A sealed memfd may have holes, which the kernel fills on first touch and answers with SIGBUS
- * when it cannot: under strict overcommit, or without huge pages. Fill those of the mapping
- * now, where failure is an error. Holes behind the last byte do not matter, and the module's
- * regions, whose handles are no memfds, have none.
+ * Fill the holes of a sealed memfd under a binary. The kernel fills a hole on first touch and sends
+ * SIGBUS when it cannot: under strict overcommit, or without huge pages. Here such a failure is an
+ * error. Holes after the last byte do not matter. The module's regions have no holes: their handles
+ * are no memfds.
  */
 static int fill_holes(const struct pinned *pinned, uint64_t offset, uint64_t bytes, uint64_t limit,
 		      struct tmesh_error *err)
@@ -115,7 +119,8 @@ static int fill_holes(const struct pinned *pinned, uint64_t offset, uint64_t byt
 		return 0;
 	size = (uint64_t)st.st_size;
 	backed = (uint64_t)st.st_blocks * 512;
-	/* As much as there is room for, or all holes in one at the end of the file. */
+	/* The binary has no hole: the file has none, or only one, which starts after the binary
+	 * and reaches to the end of the file. */
 	if (backed >= size ||
 	    (end <= backed && lseek(fd, (off_t)backed, SEEK_DATA) < 0 && errno == ENXIO))
 		return 0;
@@ -124,7 +129,7 @@ static int fill_holes(const struct pinned *pinned, uint64_t offset, uint64_t byt
 			      "%llu bytes of the region were never written, more than the "
 			      "limit max_shared_memory_mb allows to fill",
 			      (unsigned long long)(size - backed));
-	if (madvise((void *)(pinned->start + first), end - first, MADV_POPULATE_READ))
+	if (tmesh_populate((void *)(pinned->start + first), end - first, MADV_POPULATE_READ))
 		return refuse(err, -ENOMEM,
 			      "no memory for the parts of the region that were "
 			      "never written");
@@ -134,10 +139,11 @@ static int fill_holes(const struct pinned *pinned, uint64_t offset, uint64_t byt
 /*
  * Pin and map a tensor's region.
  *
- * Return: 0 and the caller's reference in @out; -EINVAL (not sealed), -EPERM (the owner
- * refuses pins), -EOPNOTSUPP (a gather view), or what prevents both this and a copy.
+ * Return: 0 and the caller's reference in @out; -EINVAL (not sealed), -EPERM (the owner refuses
+ * pins), -EOPNOTSUPP (a gather view), or an error that prevents a copy, too.
  */
-static int pin_region(struct tmesh_tensor *tensor, struct pinned **out, struct tmesh_error *err)
+static int pin_region(ErlNifEnv *env, struct tmesh_tensor *tensor, struct pinned **out,
+		      struct tmesh_error *err)
 {
 	struct tmesh_region *region;
 	struct guarded *mapping;
@@ -156,12 +162,13 @@ static int pin_region(struct tmesh_tensor *tensor, struct pinned **out, struct t
 	mapping->of = tmesh_region_ref(tmesh_tensor_region(tensor));
 	pinned = enif_alloc_resource(pinned_type, sizeof(*pinned));
 	*pinned = (struct pinned){.garbage = garbage_alloc(drop_mapping)};
+	held_add(env, &pinned->held);
 	if (!pinned->garbage) {
 		drop_mapping(mapping);
 		enif_release_resource(pinned);
 		return refuse(err, -ENOMEM, "no memory for a binary");
 	}
-	/* From here on the resource gives region and mapping up. */
+	/* From here on the resource releases region and mapping. */
 	pinned->mapping = mapping;
 	pinned->region = region;
 	pinned->start = addr;
@@ -169,15 +176,15 @@ static int pin_region(struct tmesh_tensor *tensor, struct pinned **out, struct t
 	return 0;
 }
 
-/* The same of a model's tensor: once for all of them. */
-static int pin_model(struct origin *origin, struct tmesh_tensor *tensor, struct pinned **out,
-		     struct tmesh_error *err)
+/* Pin a model's region once for the tensors of the model. */
+static int pin_model(ErlNifEnv *env, struct origin *origin, struct tmesh_tensor *tensor,
+		     struct pinned **out, struct tmesh_error *err)
 {
 	int rc = 0;
 
 	pthread_mutex_lock(&origin->lock);
 	if (!origin->pinned) {
-		rc = pin_region(tensor, &origin->pinned, err);
+		rc = pin_region(env, tensor, &origin->pinned, err);
 		if (!rc)
 			origin->pinned->mapping->model = tmesh_model_ref(origin->model);
 	}
@@ -189,8 +196,8 @@ static int pin_model(struct origin *origin, struct tmesh_tensor *tensor, struct 
 	return rc;
 }
 
-/* As pin_region(), for the binary of a contiguous tensor that has bytes. */
-static int pin(struct handle *handle, struct tmesh_tensor *tensor, uint64_t limit,
+/* Do as pin_region() for the binary of a contiguous tensor that has bytes. */
+static int pin(ErlNifEnv *env, struct handle *handle, struct tmesh_tensor *tensor, uint64_t limit,
 	       struct pinned **out, struct tmesh_error *err)
 {
 	uint64_t offset = tmesh_tensor_layout(tensor)->offset;
@@ -202,7 +209,7 @@ static int pin(struct handle *handle, struct tmesh_tensor *tensor, uint64_t limi
 	if (origin)
 		enif_keep_resource(origin);
 	pthread_mutex_unlock(&handle->lock);
-	rc = origin ? pin_model(origin, tensor, out, err) : pin_region(tensor, out, err);
+	rc = origin ? pin_model(env, origin, tensor, out, err) : pin_region(env, tensor, out, err);
 	if (origin)
 		enif_release_resource(origin);
 	if (rc)
@@ -213,7 +220,7 @@ static int pin(struct handle *handle, struct tmesh_tensor *tensor, uint64_t limi
 	return rc;
 }
 
-/* Let later binaries share @pinned, unless the handle was released or has one meanwhile. */
+/* Let later binaries share @pinned, unless the handle was released or has one already. */
 static void remember(struct handle *handle, struct pinned *pinned)
 {
 	pthread_mutex_lock(&handle->lock);
@@ -261,7 +268,7 @@ static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tm
 		return make_ok(env, term);
 	}
 	if (tmesh_layout_is_contiguous(tmesh_tensor_layout(tensor)))
-		rc = pin(handle, tensor, limit, &pinned, &err);
+		rc = pin(env, handle, tensor, limit, &pinned, &err);
 	else
 		rc = refuse(&err, -EINVAL, "not contiguous");
 	if (!rc) {
@@ -302,8 +309,8 @@ static NIF(to_binary_dirty)
 	return term;
 }
 
-/* to_binary(handle, may_copy) -> {ok, binary}. Only the first of a handle needs a dirty
- * scheduler; later ones point into what that one pinned. */
+/* to_binary(handle, may_copy) -> {ok, binary}. Only the first binary of a handle needs a dirty
+ * scheduler; later ones share its mapping. */
 NIF(tensor_to_binary)
 {
 	uint64_t offset = 0, bytes = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Bundles: named tensors under one ref. What terms hold is the bundle; each tensor that is taken
- * from it has a handle of its own. */
+/* Bundles: named tensors under one ref. Terms hold the bundle; each tensor that is taken from it
+ * has a handle of its own. */
 #include "nif.h"
 
 #include <errno.h>
@@ -53,9 +53,9 @@ ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_b
 	return term;
 }
 
-/* The caller's reference on the bundle of a term, or NULL with @err filled. */
-static struct tmesh_bundle *take(ErlNifEnv *env, ERL_NIF_TERM term, struct bundle **bundle,
-				 struct tmesh_error *err)
+/* Return the caller's reference on the bundle of a term, or NULL with @err filled. */
+static struct tmesh_bundle *bundle_of_term(ErlNifEnv *env, ERL_NIF_TERM term,
+					   struct bundle **bundle, struct tmesh_error *err)
 {
 	struct tmesh_bundle *taken = NULL;
 
@@ -74,11 +74,11 @@ struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_
 {
 	struct bundle *bundle;
 
-	return take(env, term, &bundle, err);
+	return bundle_of_term(env, term, &bundle, err);
 }
 
-/* Of {name, handle, made for it}: the entry has a reference on the tensor, and its name is the
- * caller's. */
+/* Fill @entry from {name, handle, made for it}. The entry has a reference on the tensor; the
+ * caller frees its name. */
 static bool get_entry(ErlNifEnv *env, ERL_NIF_TERM term, bool seal,
 		      struct tmesh_bundle_entry *entry, struct tmesh_error *err)
 {
@@ -198,14 +198,14 @@ NIF(bundle_info)
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 
-	taken = take(env, argv[0], &bundle, &err);
+	taken = bundle_of_term(env, argv[0], &bundle, &err);
 	if (!taken)
 		return make_error(env, &err);
 	for (size_t i = tmesh_bundle_count(taken); i--;)
 		names = enif_make_list_cell(env, make_string(env, tmesh_bundle_name(taken, i)),
 					    names);
 	metadata = make_string(env, tmesh_bundle_metadata(taken, NULL));
-	/* What is gone has none. */
+	/* A region that was taken back has no label. */
 	if (tmesh_region_info(tmesh_bundle_index(taken), &info, NULL))
 		info.label[0] = 0;
 	term = enif_make_tuple4(env, names, enif_make_uint64(env, tmesh_bundle_bytes(taken)),
@@ -230,7 +230,7 @@ NIF(bundle_tensor)
 		refuse(&err, -ENOENT, "a name is a string");
 		return make_error(env, &err);
 	}
-	taken = take(env, argv[0], &bundle, &err);
+	taken = bundle_of_term(env, argv[0], &bundle, &err);
 	if (!taken)
 		return make_error(env, &err);
 	rc = tmesh_bundle_find(taken, name, &i, &err);
@@ -257,7 +257,7 @@ NIF(bundle_ref)
 
 	if (!get_rights(env, argv[1], &rights, &err) || !get_hold(env, argv[2], &hold_ns, &err))
 		return make_error(env, &err);
-	taken = take(env, argv[0], &bundle, &err);
+	taken = bundle_of_term(env, argv[0], &bundle, &err);
 	if (!taken)
 		return make_error(env, &err);
 	size = tmesh_bundle_ref_size(taken);
@@ -286,7 +286,7 @@ NIF(bundle_hand_over)
 
 	if (!get_fd(env, argv[1], &socket, &err) || !get_rights(env, argv[2], &rights, &err))
 		return make_error(env, &err);
-	taken = take(env, argv[0], &bundle, &err);
+	taken = bundle_of_term(env, argv[0], &bundle, &err);
 	if (!taken)
 		return make_error(env, &err);
 	rc = -EAGAIN;
@@ -314,7 +314,7 @@ NIF(bundle_take_over)
 	return rc ? make_error(env, &err) : make_bundle(env, context, bundle);
 }
 
-/* bundle_release(bundle) -> ok, again and again */
+/* bundle_release(bundle) -> ok, also when repeated */
 NIF(bundle_release)
 {
 	struct tmesh_bundle *taken;

@@ -1,16 +1,13 @@
-/* SPDX-License-Identifier: MIT */
+// SPDX-License-Identifier: MIT
 /*
- * One end of a channel. It belongs to the process that made or opened it and ends with that one.
+ * One end of a channel. The process that made or opened it owns it, and its end closes it.
  *
- * What the emulator polls it keeps until it is told to stop. So terms hold another resource: when
- * nobody has that any more, the end is closed.
- *
- * Nothing here waits on a normal scheduler but for the short busy look that was asked for: what
- * cannot be done now gives eagain. After channel_wait, {select, _, ref, ready_input} with the
- * caller's ref says when to try again: when the end is closed, too. A region that a message needs
- * is opened on a dirty scheduler.
+ * On a normal scheduler nothing here waits, except for the short busy look that the caller asked
+ * for. An operation that cannot be done now gives eagain. After channel_wait, {select, _, ref,
+ * ready_input} with the caller's ref says when to try again, also when the end is closed. A region
+ * that a message needs is opened on a dirty scheduler.
  */
-#include "nif.h"
+#include "channel_end.h"
 
 #include <errno.h>
 #include <string.h>
@@ -18,141 +15,8 @@
 #define SPIN_LEAST_NS 1000u
 #define SPIN_MAX_NS 100000u
 
-/* Of an end's state: somebody works with it, and others are refused; so they are while the waiter,
- * who is to come back, lives; it was closed. */
-#define END_USED 1u
-#define END_AWAITED 2u
-#define END_CLOSED 4u
-
-struct channel_end {
-	atomic_uint state;
-	struct tmesh_channel *channel;
-	bool selected; /* the emulator has had its descriptor */
-	bool waits;    /* who works with it is the waiter when that is done */
-	_Atomic ERL_NIF_TERM waiter;
-	ErlNifEnv *env;		 /* of what follows */
-	ERL_NIF_TERM ref;	 /* in the message that the waiter is told by */
-	uint64_t spin_max;	 /* 0: none */
-	uint64_t spin_ns;	 /* what it is worth at present */
-	struct context *context; /* whose limits apply */
-	struct garbage *garbage;
-};
-
-/* What terms hold. */
-struct channel {
-	struct channel_end *end;
-};
-
-static void drop_channel(void *object)
-{
-	tmesh_channel_unref(object);
-}
-
-/* Nobody works with it, nor selects on its descriptor, any more. */
-static void let_go(ErlNifEnv *env, struct channel_end *end)
-{
-	if (end->channel)
-		garbage_put(env, end->garbage, end->channel);
-	else
-		garbage_free(end->garbage);
-	end->channel = NULL;
-	end->garbage = NULL;
-}
-
-void channel_end_dtor(ErlNifEnv *env, void *object)
-{
-	struct channel_end *end = object;
-
-	let_go(env, end);
-	if (end->env)
-		enif_free_env(end->env);
-	enif_release_resource(end->context);
-}
-
-void channel_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call)
-{
-	let_go(env, object);
-}
-
-/* It is closed, and nobody works with it any more. */
-static void finish(ErlNifEnv *env, struct channel_end *end)
-{
-	ErlNifPid waiter = {atomic_load(&end->waiter)};
-
-	if (atomic_load(&end->state) & END_AWAITED)
-		enif_send(env, &waiter, NULL,
-			  enif_make_tuple4(env, enif_make_atom(env, "select"),
-					   enif_make_resource(env, end),
-					   enif_make_copy(env, end->ref),
-					   enif_make_atom(env, "ready_input")));
-	if (end->selected)
-		enif_select(env, tmesh_channel_poll_fd(end->channel, NULL), ERL_NIF_SELECT_STOP,
-			    end, NULL, atoms.undefined);
-	else
-		let_go(env, end);
-}
-
-/* Once; whoever works with it at this moment finishes it. */
-static void close_end(ErlNifEnv *env, struct channel_end *end)
-{
-	if (!(atomic_fetch_or(&end->state, END_CLOSED) & (END_USED | END_CLOSED)))
-		finish(env, end);
-}
-
-void channel_end_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
-{
-	close_end(env, object);
-}
-
-void channel_dtor(ErlNifEnv *env, void *object)
-{
-	struct channel *channel = object;
-
-	close_end(env, channel->end);
-	enif_release_resource(channel->end);
-}
-
-static void put_end(ErlNifEnv *env, struct channel_end *end)
-{
-	unsigned int change = end->waits ? END_USED | END_AWAITED : END_USED;
-
-	end->waits = false;
-	if (atomic_fetch_xor(&end->state, change) & END_CLOSED)
-		finish(env, end);
-}
-
-/* Of an end that is awaited: whether by another process than this, which lives. */
-static bool is_others(ErlNifEnv *env, struct channel_end *end)
-{
-	ErlNifPid waiter = {atomic_load(&end->waiter)}, self;
-
-	enif_self(env, &self);
-	return enif_compare_pids(&waiter, &self) && enif_is_process_alive(env, &waiter);
-}
-
-/* The open end of a term, to be put back, or NULL with @err filled. */
-static struct channel_end *get_end(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
-{
-	struct channel *channel;
-	struct channel_end *end;
-	unsigned int state;
-
-	if (!enif_get_resource(env, term, channel_type, (void **)&channel)) {
-		refuse(err, -EINVAL, "not a channel");
-		return NULL;
-	}
-	end = channel->end;
-	state = atomic_load(&end->state);
-	if (!(state & END_AWAITED) || !is_others(env, end)) {
-		state &= END_AWAITED;
-		if (atomic_compare_exchange_strong(&end->state, &state, END_USED))
-			return end;
-	}
-	refuse(err, state & END_CLOSED ? -EBADF : -EBUSY, "%s",
-	       state & END_CLOSED ? "the channel is closed"
-				  : "another process uses this end of the channel");
-	return NULL;
-}
+/* The cost of a region in bytes, beside its size. */
+#define REGION_COST (16u << 10)
 
 static bool get_role(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_channel_role *role,
 		     struct tmesh_error *err)
@@ -202,40 +66,6 @@ static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_channel_opt
 	return true;
 }
 
-/* An end without a channel yet, or NULL with @err filled. */
-static struct channel_end *end_new(struct context *context, const struct tmesh_channel_opts *opts,
-				   struct tmesh_error *err)
-{
-	struct channel_end *end = enif_alloc_resource(channel_end_type, sizeof(*end));
-
-	*end = (struct channel_end){.context = context,
-				    .env = enif_alloc_env(),
-				    .garbage = garbage_alloc(drop_channel)};
-	end->spin_max = end->spin_ns = opts->spin_ns;
-	enif_keep_resource(context);
-	if (end->garbage && end->env)
-		return end;
-	refuse(err, -ENOMEM, "no memory for a channel");
-	enif_release_resource(end);
-	return NULL;
-}
-
-/* The term of an end, which closes it when it is garbage. */
-static ERL_NIF_TERM make_end(ErlNifEnv *env, struct channel_end *end)
-{
-	struct channel *channel = enif_alloc_resource(channel_type, sizeof(*channel));
-	ERL_NIF_TERM term;
-	ErlNifPid self;
-
-	enif_keep_resource(end);
-	*channel = (struct channel){.end = end};
-	term = enif_make_resource(env, channel);
-	enif_release_resource(channel);
-	enif_self(env, &self);
-	enif_monitor_process(env, end, &self, NULL);
-	return term;
-}
-
 /* channel_create(context, role, opts) -> {ok, {channel, token}} */
 NIF(channel_create)
 {
@@ -250,15 +80,15 @@ NIF(channel_create)
 	if (!get_context(env, argv[0], &context, &err) || !get_role(env, argv[1], &role, &err) ||
 	    !get_opts(env, argv[2], &opts, &err))
 		return make_error(env, &err);
-	end = end_new(context, &opts, &err);
+	end = channel_end_new(context, &opts, &err);
 	if (!end)
 		return make_error(env, &err);
 	if (tmesh_channel_create(context->ctx, role, &opts, &end->channel, &err) ||
 	    tmesh_channel_token(end->channel, token, &err))
 		term = make_error(env, &err);
 	else
-		term = make_ok(env,
-			       enif_make_tuple2(env, make_end(env, end), make_string(env, token)));
+		term = make_ok(env, enif_make_tuple2(env, channel_end_term(env, end),
+						     make_string(env, token)));
 	enif_release_resource(end);
 	return term;
 }
@@ -283,18 +113,18 @@ NIF(channel_open)
 		return make_error(env, &err);
 	}
 	memcpy(token, text.data, text.size);
-	end = end_new(context, &opts, &err);
+	end = channel_end_new(context, &opts, &err);
 	if (!end)
 		return make_error(env, &err);
 	if (tmesh_channel_open(context->ctx, token, role, &opts, &end->channel, &err))
 		term = make_error(env, &err);
 	else
-		term = make_ok(env, make_end(env, end));
+		term = make_ok(env, channel_end_term(env, end));
 	enif_release_resource(end);
 	return term;
 }
 
-/* A message to be sent: its tensor is the caller's reference. False: @err is filled. */
+/* Make a message to send. Its tensor is the caller's reference. False: @err is filled. */
 static bool get_message(ErlNifEnv *env, ERL_NIF_TERM tensor, ERL_NIF_TERM bytes,
 			struct tmesh_message *message, struct tmesh_error *err)
 {
@@ -316,7 +146,13 @@ static bool get_message(ErlNifEnv *env, ERL_NIF_TERM tensor, ERL_NIF_TERM bytes,
 	return message->tensor;
 }
 
-/* ok | eagain | an error; the end is the caller's. */
+static void count_passed(struct channel_end *end, const struct tmesh_tensor *tensor)
+{
+	atomic_fetch_add_explicit(&end->passed, tmesh_tensor_bytes(tensor) + REGION_COST,
+				  memory_order_relaxed);
+}
+
+/* Return ok | eagain | an error. The caller keeps the end. */
 static ERL_NIF_TERM send_now(ErlNifEnv *env, struct channel_end *end,
 			     const struct tmesh_message *message)
 {
@@ -325,13 +161,15 @@ static ERL_NIF_TERM send_now(ErlNifEnv *env, struct channel_end *end,
 
 	if (!rc && message->tensor && !atomic_load(&end->context->named))
 		atomic_store(&end->context->named, true);
+	if (!rc && message->tensor)
+		count_passed(end, message->tensor);
 	if (!rc)
 		return atoms.ok;
 	return rc == -EAGAIN ? atoms.eagain : make_error(env, &err);
 }
 
-/* Whether @term is a tensor of a context that has given no token yet: what has to be started for
- * the first one takes too long for a normal scheduler. */
+/* Return whether @term is a tensor of a context that has given no token yet. The first token
+ * starts services, which takes too long for a normal scheduler. */
 static bool is_first(ErlNifEnv *env, ERL_NIF_TERM term)
 {
 	struct handle *handle;
@@ -349,10 +187,10 @@ static NIF(send_message)
 
 	if (!get_message(env, argv[1], argv[2], &message, &err))
 		return make_error(env, &err);
-	end = get_end(env, argv[0], &err);
+	end = channel_end_get(env, argv[0], &err);
 	if (end) {
 		term = send_now(env, end, &message);
-		put_end(env, end);
+		channel_end_put(env, end);
 	} else {
 		term = make_error(env, &err);
 	}
@@ -369,7 +207,7 @@ NIF(channel_send)
 	return send_message(env, argc, argv);
 }
 
-/* True: @came is the tensor @given, and was let go. */
+/* Return true if @came is the tensor @given; @came is released then. */
 static bool is_given(struct tmesh_tensor *came, const struct tmesh_tensor *given)
 {
 	return came && given &&
@@ -379,8 +217,8 @@ static bool is_given(struct tmesh_tensor *came, const struct tmesh_tensor *given
 	       !tmesh_tensor_try_unref(came);
 }
 
-/* given | {ok, {nil | given | {handle, ref}, bytes}}: the answer that is waited for most makes no
- * terms. Takes over the message's tensor. */
+/* Return given | {ok, {nil | given | {handle, ref}, bytes}}. The most frequent answer, given,
+ * makes no terms. Take over the message's tensor. */
 static ERL_NIF_TERM make_message(ErlNifEnv *env, struct channel_end *end,
 				 const struct tmesh_message *message,
 				 const struct tmesh_tensor *given)
@@ -392,15 +230,16 @@ static ERL_NIF_TERM make_message(ErlNifEnv *env, struct channel_end *end,
 		tensor = atoms.given;
 		if (!message->bytes)
 			return tensor;
-	} else if (message->tensor &&
-		   !make_handle(env, end->context, message->tensor, &tensor, &err)) {
-		return make_error(env, &err);
+	} else if (message->tensor) {
+		count_passed(end, message->tensor);
+		if (!make_handle(env, end->context, message->tensor, &tensor, &err))
+			return make_error(env, &err);
 	}
 	memcpy(enif_make_new_binary(env, message->bytes, &bytes), message->data, message->bytes);
 	return make_ok(env, enif_make_tuple2(env, tensor, bytes));
 }
 
-/* The busy look is doubled where it finds something and halved where it does not. */
+/* Double the busy look when it finds a message, and halve it when it does not. */
 static int receive(struct channel_end *end, struct tmesh_message *message, struct tmesh_error *err)
 {
 	int rc;
@@ -417,7 +256,8 @@ static int receive(struct channel_end *end, struct tmesh_message *message, struc
 	return tmesh_channel_try_recv(end->channel, message, err);
 }
 
-/* On a dirty scheduler, of which only some may wait for peers at once. */
+/* Open the region of a message on a dirty scheduler. Only some of them may wait for peers at
+ * once. */
 static NIF(prepare)
 {
 	struct context *context;
@@ -425,7 +265,7 @@ static NIF(prepare)
 	struct tmesh_error err;
 	ERL_NIF_TERM term = atoms.again;
 
-	end = get_end(env, argv[0], &err);
+	end = channel_end_get(env, argv[0], &err);
 	if (!end)
 		return make_error(env, &err);
 	context = end->context;
@@ -434,12 +274,12 @@ static NIF(prepare)
 	else if (tmesh_channel_prepare(end->channel, &err))
 		term = make_error(env, &err);
 	atomic_fetch_sub(&context->opening, 1);
-	put_end(env, end);
+	channel_end_put(env, end);
 	return term;
 }
 
-/* given | {ok, message} | eagain | again (open its region first) | an error; the end is the
- * caller's. */
+/* Return given | {ok, message} | eagain | again (open its region first) | an error. The caller
+ * keeps the end. */
 static ERL_NIF_TERM recv_now(ErlNifEnv *env, struct channel_end *end,
 			     const struct tmesh_tensor *given)
 {
@@ -460,10 +300,10 @@ static ERL_NIF_TERM recv_now(ErlNifEnv *env, struct channel_end *end,
 }
 
 /*
- * channel_recv(channel, nil | handle) -> given | {ok, message} | eagain | again (at once) |
- * busy (soon)
+ * channel_recv(channel, nil | handle) -> given | {ok, message} | eagain | again (at once) | busy
+ * (soon)
  *
- * Of a message about the handle's own tensor no other handle is made.
+ * A message about the handle's own tensor makes no other handle.
  */
 NIF(channel_recv)
 {
@@ -478,10 +318,10 @@ NIF(channel_recv)
 		if (!given)
 			return make_error(env, &err);
 	}
-	end = get_end(env, argv[0], &err);
+	end = channel_end_get(env, argv[0], &err);
 	if (end) {
 		term = recv_now(env, end, given);
-		put_end(env, end);
+		channel_end_put(env, end);
 	} else {
 		term = make_error(env, &err);
 	}
@@ -501,20 +341,20 @@ static NIF(call)
 
 	if (!get_message(env, argv[2], argv[3], &message, &err))
 		return make_error(env, &err);
-	out = get_end(env, argv[0], &err);
+	out = channel_end_get(env, argv[0], &err);
 	if (out)
-		into = get_end(env, argv[1], &err);
+		into = channel_end_get(env, argv[1], &err);
 	term = into ? send_now(env, out, &message) : make_error(env, &err);
-	/* Not later: it is done while the message is on its way. */
+	/* Put the end back here, not later: this work runs while the message is on its way. */
 	if (out)
-		put_end(env, out);
+		channel_end_put(env, out);
 	if (into && enif_is_identical(term, atoms.ok)) {
 		term = recv_now(env, into, message.tensor);
 		if (enif_is_atom(env, term) && !enif_is_identical(term, atoms.given))
 			term = enif_make_tuple2(env, enif_make_atom(env, "sent"), term);
 	}
 	if (into)
-		put_end(env, into);
+		channel_end_put(env, into);
 	put_tensor(env, message.tensor);
 	return term;
 }
@@ -531,25 +371,27 @@ NIF(channel_call)
 	return call(env, argc, argv);
 }
 
-/* channel_flush(channel) -> ok | full (messages are still there). Lets go of their regions. */
+/* channel_flush(channel) -> ok | full (undelivered messages). Releases the regions of delivered
+ * ones. */
 NIF(channel_flush)
 {
 	struct channel_end *end;
 	struct tmesh_error err;
 	int rc;
 
-	end = get_end(env, argv[0], &err);
+	end = channel_end_get(env, argv[0], &err);
 	if (!end)
 		return make_error(env, &err);
 	rc = tmesh_channel_flush(end->channel, 0, &err);
-	put_end(env, end);
+	channel_end_put(env, end);
 	if (rc == -ETIMEDOUT)
 		return enif_make_atom(env, "full");
 	return rc ? make_error(env, &err) : atoms.ok;
 }
 
-/* What is asked for of an end that is the caller's. */
-static ERL_NIF_TERM wait_for(ErlNifEnv *env, struct channel_end *end, ERL_NIF_TERM ref)
+/* Send @ref in a message of the emulator, or the @whole message itself, when a new try may
+ * succeed. The caller keeps the end. */
+static ERL_NIF_TERM wait_for(ErlNifEnv *env, struct channel_end *end, ERL_NIF_TERM ref, bool whole)
 {
 	struct tmesh_error err;
 	ErlNifPid self;
@@ -561,18 +403,22 @@ static ERL_NIF_TERM wait_for(ErlNifEnv *env, struct channel_end *end, ERL_NIF_TE
 		return make_error(env, &err);
 	enif_clear_env(end->env);
 	end->ref = enif_make_copy(end->env, ref);
+	end->whole = whole;
 	end->selected = true;
 	end->waits = true;
 	atomic_store(&end->waiter, enif_self(env, &self)->pid);
-	enif_select(env, fd, ERL_NIF_SELECT_READ, end, NULL, ref);
+	if (whole)
+		enif_select_read(env, fd, end, NULL, ref, NULL);
+	else
+		enif_select(env, fd, ERL_NIF_SELECT_READ, end, NULL, ref);
 	return atoms.ok;
 }
 
 /*
- * channel_wait(channel, ref) -> ok | full (no descriptor tells of room)
+ * channel_wait(channel, ref) -> ok | full (no descriptor reports room)
  *
- * After eagain: a message with @ref says when it is worth to try again. The caller made it just
- * before, so that the emulator looks for it among later messages alone.
+ * Call it after eagain. A message with @ref says when to try again. The caller makes @ref just
+ * before, so that the emulator searches only later messages for it.
  */
 NIF(channel_wait)
 {
@@ -584,37 +430,115 @@ NIF(channel_wait)
 		refuse(&err, -EINVAL, "a wait has a reference");
 		return make_error(env, &err);
 	}
-	end = get_end(env, argv[0], &err);
+	end = channel_end_get(env, argv[0], &err);
 	if (!end)
 		return make_error(env, &err);
-	term = wait_for(env, end, argv[1]);
-	put_end(env, end);
+	term = wait_for(env, end, argv[1], false);
+	channel_end_put(env, end);
 	return term;
 }
 
-/* channel_cancel(channel) -> ok. No message comes any more; one may have come. */
+/*
+ * channel_watch(channel, message) -> ok. The message comes once, when there may be something to
+ * receive. epipe: the channel is empty, and nobody can send.
+ */
+NIF(channel_watch)
+{
+	struct channel_end *end;
+	struct tmesh_error err;
+	uint64_t waiting;
+	ERL_NIF_TERM term;
+
+	end = channel_end_get(env, argv[0], &err);
+	if (!end)
+		return make_error(env, &err);
+	/* Check in this order: a sender may send and leave. A message in place of the error would
+	 * make a receiver that watches again loop for ever. */
+	if (tmesh_channel_gone(end->channel) &&
+	    !tmesh_channel_level(end->channel, &waiting, NULL, &err) && !waiting) {
+		refuse(&err, -EPIPE, "watch: the channel is empty, and nobody is left to send");
+		term = make_error(env, &err);
+	} else {
+		term = wait_for(env, end, argv[1], true);
+	}
+	channel_end_put(env, end);
+	return term;
+}
+
+/* channel_passed(channel, known) -> {ok, bytes} of tensors that passed this end, and whose refs
+ * may be garbage. The caller knows that @known of these bytes are no garbage: they are counted no
+ * more. */
+NIF(channel_passed)
+{
+	struct channel *channel;
+	struct tmesh_error err;
+	ErlNifUInt64 known;
+	uint64_t bytes;
+
+	if (!enif_get_resource(env, argv[0], channel_type, (void **)&channel) ||
+	    !enif_get_uint64(env, argv[1], &known)) {
+		refuse(&err, -EINVAL, "passed: a channel and a number of bytes are needed");
+		return make_error(env, &err);
+	}
+	bytes = atomic_load_explicit(&channel->end->passed, memory_order_relaxed);
+	if (known > bytes)
+		known = bytes;
+	atomic_fetch_sub_explicit(&channel->end->passed, known, memory_order_relaxed);
+	return make_ok(env, enif_make_uint64(env, bytes - known));
+}
+
+/*
+ * channel_gone(channel) -> ok | an error
+ *
+ * ok: the other end is open, or was never opened, or another process works with this end and will
+ * notice. The call makes no other process fail.
+ */
+NIF(channel_gone)
+{
+	struct channel *channel;
+	struct tmesh_error err;
+	bool gone = false;
+
+	if (!enif_get_resource(env, argv[0], channel_type, (void **)&channel)) {
+		refuse(&err, -EINVAL, "not a channel");
+		return make_error(env, &err);
+	}
+	if (channel_end_look(channel->end)) {
+		gone = tmesh_channel_gone(channel->end->channel);
+		channel_end_looked(env, channel->end);
+	} else if (channel_end_is_closed(channel->end)) {
+		refuse(&err, -EBADF, "the channel is closed");
+		return make_error(env, &err);
+	}
+	if (!gone)
+		return atoms.ok;
+	refuse(&err, -EPIPE, "nobody is left at the other end of the channel");
+	return make_error(env, &err);
+}
+
+/* channel_cancel(channel) -> ok. No message comes from now on; one may have come before. */
 NIF(channel_cancel)
 {
 	struct channel_end *end;
 	struct tmesh_error err;
 
-	end = get_end(env, argv[0], &err);
+	end = channel_end_get(env, argv[0], &err);
 	if (!end)
 		return atoms.ok;
 	if (end->selected)
 		enif_select(env, tmesh_channel_poll_fd(end->channel, &err),
 			    ERL_NIF_SELECT_READ | ERL_NIF_SELECT_CANCEL, end, NULL,
 			    atoms.undefined);
-	put_end(env, end);
+	channel_end_put(env, end);
 	return atoms.ok;
 }
 
-/* channel_close(channel) -> ok, again and again */
+/* channel_close(channel) -> ok, also when repeated */
 NIF(channel_close)
 {
 	struct channel *channel;
 
 	if (enif_get_resource(env, argv[0], channel_type, (void **)&channel))
-		close_end(env, channel->end);
+		channel_end_close(env, channel->end);
 	return atoms.ok;
 }

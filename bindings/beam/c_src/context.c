@@ -2,9 +2,12 @@
 #include "nif.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
-/* Without one of them the VM reads no file, opens no socket and, while it is no release, loads no
- * module. */
+#include "common/shown.h"
+
+/* Descriptors that regions leave free. Without a free one the VM reads no file and opens no
+ * socket; unless it is a release, it loads no module either. */
 #define SPARE_FILES 128
 
 static void drop_context(void *object)
@@ -33,13 +36,17 @@ bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
 	return false;
 }
 
+#define EXIT_WAIT_NS 5000000000u
+
 /* context_open({backend, max_bytes, pool_bytes, timeout_ns, max_opening}) -> {ok, context} */
 NIF(context_open)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
 				      .log = log_keep,
 				      .taken = TMESH_TAKEN_ZERO,
-				      .spare_files = SPARE_FILES};
+				      .spare_files = SPARE_FILES,
+				      .exit_wait_ns =
+					      secure_getenv("TMESH_EXIT_WAIT") ? 0 : EXIT_WAIT_NS};
 	ErlNifUInt64 max_bytes, pool_bytes, timeout_ns;
 	unsigned int max_opening;
 	const ERL_NIF_TERM *field;
@@ -80,7 +87,7 @@ NIF(context_open)
 	return term;
 }
 
-/* context_limit(context, max_bytes) -> ok, as context_open has it, from now on */
+/* context_limit(context, max_bytes) -> ok. Replaces max_bytes of context_open. */
 NIF(context_limit)
 {
 	struct context *context;
@@ -166,28 +173,5 @@ NIF(context_stats)
 		refuse(&err, rc, "statistics could not be read");
 		return make_error(env, &err);
 	}
-
-	const struct {
-		const char *name;
-		uint64_t value;
-	} counters[] = {
-		{"bytes_copied", stats.bytes_copied},
-		{"copies", stats.copies},
-		{"regions_created", stats.regions_created},
-		{"regions_opened", stats.regions_opened},
-		{"regions_live", stats.regions_live},
-		{"bytes_live", stats.bytes_live},
-		{"pool_hits", stats.pool_hits},
-		{"pool_misses", stats.pool_misses},
-		{"pool_bytes", stats.pool_bytes},
-		{"tokens_served", stats.tokens_served},
-		{"opens_without_wake", stats.opens_without_wake},
-		{"sent_alone", stats.sent_alone},
-	};
-	ERL_NIF_TERM map = enif_make_new_map(env);
-
-	for (size_t i = 0; i < sizeof(counters) / sizeof(counters[0]); i++)
-		enif_make_map_put(env, map, enif_make_atom(env, counters[i].name),
-				  enif_make_uint64(env, counters[i].value), &map);
-	return make_ok(env, map);
+	return make_ok(env, SHOW(env, enif_make_new_map(env), shown_stats, &stats));
 }

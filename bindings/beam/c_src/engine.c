@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Engines in processes of their own: contexts, graphs and bindings of libtmesh-engine. No engine
- * runs in the emulator: a context is made by connecting alone.
+ * runs in the emulator: only a connection makes a context.
  */
-#include "engine_object.h"
+#include "jobs.h"
 #include "paging.h"
 
 #include <errno.h>
 #include <string.h>
-#include <tmesh/placed.h>
+#include <tmesh/placement.h>
 
 static void drop_context(void *object)
 {
@@ -50,14 +50,9 @@ static void drop_tensor(void *object)
 	tmesh_engine_tensor_unref(object);
 }
 
-static void drop_costs(void *object)
-{
-	tmesh_costs_unref(object);
-}
-
 static void (*const drops[])(void *object) = {drop_context,	drop_graph,  drop_binding,
 					      drop_cancellable, drop_placed, drop_placed_binding,
-					      drop_places,	drop_tensor, drop_costs};
+					      drop_places,	drop_tensor};
 
 void engine_dtor(ErlNifEnv *env, void *object)
 {
@@ -78,7 +73,10 @@ ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum engine_ki
 	ERL_NIF_TERM term;
 
 	*engine = (struct engine){
-		.kind = kind, .context = context, .garbage = garbage_alloc(drops[kind])};
+		.kind = kind,
+		.context = context,
+		.garbage = garbage_alloc(drops[kind]),
+	};
 	enif_keep_resource(context);
 	if (engine->garbage) {
 		engine->object = object;
@@ -95,17 +93,17 @@ ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum engine_ki
 bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum engine_kind kind, struct engine **engine,
 		struct tmesh_error *err)
 {
-	static const char *const what[] = {"an engine",	    "a graph",	       "a binding",
-					   "a cancellable", "a placed graph",  "a placed binding",
-					   "places",	    "a device tensor", "costs"};
+	static const char *const what[] = {"an engine",	    "a graph",	      "a binding",
+					   "a cancellable", "a placed graph", "a placed binding",
+					   "places",	    "a device tensor"};
 
 	if (enif_get_resource(env, term, engine_type, (void **)engine) && (*engine)->kind == kind)
 		return true;
 	return refuse(err, -EBADF, "not %s of this VM", what[kind]) == 0;
 }
 
-/* engine_connect(context, name, timeout_ns) -> {ok, engine} */
-NIF(engine_connect)
+/* (context, name, timeout_ns) -> {ok, engine} */
+static ERL_NIF_TERM connect_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct tmesh_engine_connect_opts opts = {.size = sizeof(opts)};
 	struct tmesh_engine_context *made;
@@ -123,11 +121,14 @@ NIF(engine_connect)
 		return make_error(env, &err);
 	}
 	opts.timeout_ns = timeout;
-	if (!begin_opening(context, &err))
-		return make_error(env, &err);
 	rc = tmesh_engine_connect(context->ctx, name, &opts, &made, &err);
-	end_opening(context);
 	return rc ? make_error(env, &err) : make_engine(env, context, CONTEXT, made);
+}
+
+/* engine_connect(tag, context, name, timeout_ns) -> ok, and {tag, result} to the caller */
+NIF(engine_connect)
+{
+	return job_start(env, argc, argv, connect_now, NULL);
 }
 
 /* engine_info(engine) -> {ok, {backend, version, pid}} */
@@ -213,8 +214,8 @@ struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, enum named_takes take
 	return named;
 }
 
-/* engine_graph(engine, path, [{name, handle}], prepack) -> {ok, graph} */
-NIF(engine_graph)
+/* (engine, path, [{name, handle}], prepack) -> {ok, graph} */
+static ERL_NIF_TERM graph_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct tmesh_engine_graph_opts opts = {.size = sizeof(opts)};
 	struct tmesh_engine_weight *weights;
@@ -244,17 +245,18 @@ NIF(engine_graph)
 	opts.flags = prepack ? TMESH_ENGINE_PREPACK : 0;
 	opts.weights = weights;
 	opts.weight_count = count;
-	if (!weights) {
-		rc = refuse(&err, -ENOMEM, "no memory for %u weights", count);
-	} else if (!begin_opening(engine->context, &err)) {
-		rc = err.code;
-	} else {
-		rc = tmesh_engine_graph_open(engine->object, path, &opts, &graph, &err);
-		end_opening(engine->context);
-	}
+	rc = weights ? tmesh_engine_graph_open(engine->object, path, &opts, &graph, &err)
+		     : refuse(&err, -ENOMEM, "no memory for %u weights", count);
 	enif_free(weights);
 	free_named(named, count);
 	return rc ? make_error(env, &err) : make_engine(env, engine->context, GRAPH, graph);
+}
+
+/* engine_graph(tag, engine, path, [{name, handle}], prepack) -> ok, and {tag, result} to the caller
+ */
+NIF(engine_graph)
+{
+	return job_start(env, argc, argv, graph_now, NULL);
 }
 
 static ERL_NIF_TERM make_operand(ErlNifEnv *env, const struct tmesh_engine_operand *operand)
@@ -296,7 +298,7 @@ NIF(engine_operands)
 	return make_ok(env, enif_make_tuple2(env, lists[0], lists[1]));
 }
 
-/* The device tensors of @named, or others on their memory. */
+/* Take the device tensors of @named, or make others on their memory. */
 static int make_values(struct engine *engine, const struct named *named, unsigned int count,
 		       bool output, struct tmesh_engine_value *values, struct tmesh_error *err)
 {
@@ -331,13 +333,9 @@ static int bind_all(struct engine *engine, struct engine *graph, const struct na
 	rc = make_values(engine, inputs, input_count, false, values, err);
 	if (!rc)
 		rc = make_values(engine, outputs, output_count, true, values + input_count, err);
-	if (!rc && !begin_opening(engine->context, err)) {
-		rc = err->code;
-	} else if (!rc) {
+	if (!rc)
 		rc = tmesh_engine_bind(graph->object, values, input_count, values + input_count,
 				       output_count, out, err);
-		end_opening(engine->context);
-	}
 	for (size_t i = 0; i < count; i++)
 		if (values[i].tensor)
 			tmesh_engine_tensor_unref(values[i].tensor);
@@ -345,7 +343,7 @@ static int bind_all(struct engine *engine, struct engine *graph, const struct na
 	return rc;
 }
 
-/* Of memory that is written to: an output that is sealed is why. */
+/* Return the error of a bind. A sealed output explains a refused write. */
 static ERL_NIF_TERM make_bind_error(ErlNifEnv *env, const struct named *outputs, unsigned int count,
 				    const struct tmesh_error *err)
 {
@@ -359,9 +357,8 @@ static ERL_NIF_TERM make_bind_error(ErlNifEnv *env, const struct named *outputs,
 	return make_error(env, err);
 }
 
-/* engine_bind(engine, graph, [{name, handle}], [{name, handle, in_place | nil}]) -> {ok, binding}
- */
-NIF(engine_bind)
+/* (engine, graph, [{name, handle}], [{name, handle, in_place | nil}]) -> {ok, binding} */
+static ERL_NIF_TERM bind_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct named *inputs = NULL, *outputs = NULL;
 	unsigned int input_count, output_count;
@@ -390,8 +387,15 @@ NIF(engine_bind)
 	return term;
 }
 
-/* engine_rebind(engine, binding, [{name, handle}]) -> ok */
-NIF(engine_rebind)
+/* engine_bind(tag, engine, graph, [{name, handle}], [{name, handle, in_place | nil}]) -> ok, and
+ * {tag, result} to the caller */
+NIF(engine_bind)
+{
+	return job_start(env, argc, argv, bind_now, NULL);
+}
+
+/* (engine, binding, [{name, handle}]) -> ok */
+static ERL_NIF_TERM rebind_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct tmesh_engine_value *values;
 	struct engine *engine, *binding;
@@ -410,12 +414,8 @@ NIF(engine_rebind)
 	if (values) {
 		memset(values, 0, (count + (size_t)1) * sizeof(*values));
 		rc = make_values(engine, named, count, false, values, &err);
-		if (!rc && !begin_opening(binding->context, &err)) {
-			rc = err.code;
-		} else if (!rc) {
+		if (!rc)
 			rc = tmesh_engine_binding_rebind(binding->object, values, count, &err);
-			end_opening(binding->context);
-		}
 		for (unsigned int i = 0; i < count; i++)
 			if (values[i].tensor)
 				tmesh_engine_tensor_unref(values[i].tensor);
@@ -427,8 +427,14 @@ NIF(engine_rebind)
 	return rc ? make_error(env, &err) : atoms.ok;
 }
 
-/* engine_keep(engine, pages) -> ok */
-NIF(engine_keep)
+/* engine_rebind(tag, engine, binding, [{name, handle}]) -> ok, and {tag, result} to the caller */
+NIF(engine_rebind)
+{
+	return job_start(env, argc, argv, rebind_now, NULL);
+}
+
+/* (engine, pages) -> ok */
+static ERL_NIF_TERM keep_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct tmesh_region *line;
 	struct tmesh_pages *pages;
@@ -446,20 +452,15 @@ NIF(engine_keep)
 	tmesh_pages_unref(pages);
 	if (rc)
 		return make_error(env, &err);
-	if (begin_opening(engine->context, &err)) {
-		rc = tmesh_engine_context_keep(engine->object, line, &err);
-		end_opening(engine->context);
-	} else {
-		rc = err.code;
-	}
+	rc = tmesh_engine_context_lifeline(engine->object, line, &err);
 	tmesh_region_unref(line);
 	return rc ? make_error(env, &err) : atoms.ok;
 }
 
-/* A process died in a dispatch, which nobody waits for any more. */
-void engine_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor)
+/* engine_keep(tag, engine, pages) -> ok, and {tag, result} to the caller */
+NIF(engine_keep)
 {
-	tmesh_engine_cancel(((struct engine *)object)->object);
+	return job_start(env, argc, argv, keep_now, NULL);
 }
 
 /* engine_cancellable(context) -> {ok, cancellable} */
@@ -484,30 +485,37 @@ NIF(engine_cancel)
 	if (!get_engine(env, argv[0], CANCELLABLE, &cancellable, &err))
 		return make_error(env, &err);
 	tmesh_engine_cancel(cancellable->object);
+	jobs_cancel(env, cancellable);
 	return atoms.ok;
 }
 
-/* engine_dispatch(binding, cancellable) -> ok */
-NIF(engine_dispatch)
+/* (binding) -> ok */
+static ERL_NIF_TERM dispatch_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
-	struct engine *binding, *cancellable;
 	struct tmesh_error err;
-	ErlNifMonitor monitor;
-	ErlNifPid self;
-	bool watched, placed;
+	struct engine *binding;
 	int rc;
 
-	placed = get_engine(env, argv[0], PLACED_BINDING, &binding, &err);
-	if ((!placed && !get_engine(env, argv[0], BINDING, &binding, &err)) ||
-	    !get_engine(env, argv[1], CANCELLABLE, &cancellable, &err) ||
-	    !begin_opening(binding->context, &err))
-		return make_error(env, &err);
-	watched = enif_self(env, &self) && !enif_monitor_process(env, cancellable, &self, &monitor);
-	rc = placed ? tmesh_placed_dispatch(binding->object, cancellable->object, &err)
-		    : tmesh_engine_binding_dispatch_cancellable(binding->object,
-								cancellable->object, &err);
-	if (watched)
-		enif_demonitor_process(env, cancellable, &monitor);
-	end_opening(binding->context);
+	if (get_engine(env, argv[0], PLACED_BINDING, &binding, &err))
+		rc = tmesh_placed_dispatch(binding->object, job_cancellable(), &err);
+	else if (get_engine(env, argv[0], BINDING, &binding, &err))
+		rc = tmesh_engine_binding_dispatch_cancellable(binding->object, job_cancellable(),
+							       &err);
+	else
+		rc = err.code;
 	return rc ? make_error(env, &err) : atoms.ok;
+}
+
+/* engine_dispatch(tag, binding, cancellable | nil) -> ok, and {tag, result} to the caller */
+NIF(engine_dispatch)
+{
+	struct engine *binding, *cancellable = NULL;
+	struct tmesh_error err;
+
+	if ((!get_engine(env, argv[1], PLACED_BINDING, &binding, &err) &&
+	     !get_engine(env, argv[1], BINDING, &binding, &err)) ||
+	    (!enif_is_identical(argv[2], atoms.nil) &&
+	     !get_engine(env, argv[2], CANCELLABLE, &cancellable, &err)))
+		return make_error(env, &err);
+	return job_start(env, 2, argv, dispatch_now, cancellable);
 }

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Graphs over several engines, and the places that they have by leases. */
-#include "engine_object.h"
+/* Graphs over several engines, and the places that they get by leases. */
+#include "jobs.h"
 
 #include <errno.h>
 #include <string.h>
-#include <tmesh/placed.h>
+#include <tmesh/placement.h>
 
-/* The contexts of a list of engines, to be freed by enif_free(); NULL with @err filled. */
+#include "common/shown.h"
+
+/* Return the contexts of a list of engines, or NULL with @err filled. The caller frees the array
+ * with enif_free(). */
 static struct tmesh_engine_context **get_contexts(ErlNifEnv *env, ERL_NIF_TERM list,
 						  unsigned int *count, struct engine **first,
 						  struct tmesh_error *err)
@@ -35,7 +38,8 @@ static struct tmesh_engine_context **get_contexts(ErlNifEnv *env, ERL_NIF_TERM l
 	return contexts;
 }
 
-/* [{name of a node, number of a context}]; of others: none. To be freed by enif_free(). */
+/* Read [{name of a node, number of a context}]. Other nodes have no place. The caller frees the
+ * array with enif_free(). */
 static uint32_t *get_places(ErlNifEnv *env, ERL_NIF_TERM list, const struct tmesh_graph *graph,
 			    struct tmesh_error *err)
 {
@@ -90,12 +94,7 @@ static int place_graph(ErlNifEnv *env, const ERL_NIF_TERM argv[], struct tmesh_g
 	opts->at = at;
 	opts->weights = weights;
 	opts->weight_count = count;
-	if (begin_opening(first->context, err)) {
-		rc = tmesh_placed_create(graph, opts, placed, err);
-		end_opening(first->context);
-	} else {
-		rc = err->code;
-	}
+	rc = tmesh_placed_create(graph, opts, placed, err);
 	enif_free(weights);
 	free_named(named, count);
 	enif_free(at);
@@ -120,22 +119,22 @@ static bool get_place(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_places_pla
 	return true;
 }
 
-/* places_open([{engine, memory, node}], idle_ns, costs | nil) -> {ok, places} */
+/* places_open([{engine, memory, node}], idle_ns) -> {ok, places} */
 NIF(places_open)
 {
-	struct tmesh_places_place all[TMESH_PLACEMENT_MAX_DEVICES];
+	struct tmesh_places_place all[TMESH_PLACEMENT_MAX_PLACES];
 	struct tmesh_places_opts opts = {.size = sizeof(opts), .places = all};
 	ERL_NIF_TERM list = argv[0], head;
-	struct engine *first = NULL, *engine, *costs;
+	struct engine *first = NULL, *engine;
 	struct tmesh_places *places;
 	struct tmesh_error err;
 	unsigned int count;
 	ErlNifUInt64 idle;
 
 	if (!enif_get_list_length(env, list, &count) || !count ||
-	    count > TMESH_PLACEMENT_MAX_DEVICES || !enif_get_uint64(env, argv[1], &idle)) {
+	    count > TMESH_PLACEMENT_MAX_PLACES || !enif_get_uint64(env, argv[1], &idle)) {
 		refuse(&err, -EINVAL, "1 to %d places are given, and a time",
-		       TMESH_PLACEMENT_MAX_DEVICES);
+		       TMESH_PLACEMENT_MAX_PLACES);
 		return make_error(env, &err);
 	}
 	while (enif_get_list_cell(env, list, &head, &list)) {
@@ -144,19 +143,14 @@ NIF(places_open)
 		if (!first)
 			first = engine;
 	}
-	if (!enif_is_identical(argv[2], atoms.nil)) {
-		if (!get_engine(env, argv[2], COSTS, &costs, &err))
-			return make_error(env, &err);
-		opts.costs = costs->object;
-	}
 	opts.idle_ns = idle;
 	return tmesh_places_create(&opts, &places, &err)
 		       ? make_error(env, &err)
 		       : make_engine(env, first->context, PLACES, places);
 }
 
-/* places_sweep(places) -> {ok, how many graphs were given up} */
-NIF(places_sweep)
+/* (places) -> {ok, how many graphs were closed} */
+static ERL_NIF_TERM sweep_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct engine *places;
 	struct tmesh_error err;
@@ -166,6 +160,12 @@ NIF(places_sweep)
 	    tmesh_places_sweep(places->object, &count, &err))
 		return make_error(env, &err);
 	return make_ok(env, enif_make_uint(env, count));
+}
+
+/* places_sweep(tag, places) -> ok, and {tag, result} to the caller */
+NIF(places_sweep)
+{
+	return job_start(env, argc, argv, sweep_now, NULL);
 }
 
 /* places_used(places, index) -> {ok, bytes} */
@@ -191,36 +191,18 @@ NIF(places_used)
 NIF(places_stats)
 {
 	struct tmesh_places_stats stats = {.size = sizeof(stats)};
-	ERL_NIF_TERM map = enif_make_new_map(env);
 	struct engine *places;
 	struct tmesh_error err;
 
 	if (!get_engine(env, argv[0], PLACES, &places, &err) ||
 	    tmesh_places_stats(places->object, &stats, &err))
 		return make_error(env, &err);
-
-	const struct {
-		const char *name;
-		uint64_t value;
-	} counters[] = {
-		{"held", stats.held},
-		{"moves", stats.moves},
-		{"given_up", stats.given_up},
-		{"taken", stats.taken},
-		{"elsewhere", stats.elsewhere},
-		{"copies", stats.copies},
-		{"bytes_copied", stats.bytes_copied},
-	};
-
-	for (size_t i = 0; i < sizeof(counters) / sizeof(counters[0]); i++)
-		enif_make_map_put(env, map, enif_make_atom(env, counters[i].name),
-				  enif_make_uint64(env, counters[i].value), &map);
-	return make_ok(env, map);
+	return make_ok(env, SHOW(env, enif_make_new_map(env), shown_places_stats, &stats));
 }
 
-/* placed_open([engine] or places, text of a graph, [{node, number}], [{name, handle}], folder)
+/* ([engine] or places, text of a graph, [{node, number}], [{name, handle}], folder)
  * -> {ok, placed} */
-NIF(placed_open)
+static ERL_NIF_TERM open_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct tmesh_placed_opts opts = {.size = sizeof(opts)};
 	struct tmesh_engine_context **contexts = NULL;
@@ -259,6 +241,13 @@ NIF(placed_open)
 	return rc ? make_error(env, &err) : make_engine(env, first->context, PLACED, placed);
 }
 
+/* placed_open(tag, [engine] or places, text of a graph, [{node, number}], [{name, handle}], folder)
+ * -> ok, and {tag, result} to the caller */
+NIF(placed_open)
+{
+	return job_start(env, argc, argv, open_now, NULL);
+}
+
 /* placed_parts(placed) -> {ok, [number of a context]} */
 NIF(placed_parts)
 {
@@ -283,8 +272,8 @@ NIF(placed_parts)
 	return make_ok(env, list);
 }
 
-/* placed_move(placed, [number of a context], one for each node) -> ok */
-NIF(placed_move)
+/* (placed, [number of a context], one for each node) -> ok */
+static ERL_NIF_TERM move_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct tmesh_error err;
 	struct engine *placed;
@@ -304,7 +293,7 @@ NIF(placed_move)
 		refuse(&err, -ENOMEM, "no memory for %u places", count);
 		return make_error(env, &err);
 	}
-	/* It is as long as the graph: the call that fills it says so. */
+	/* This call refuses a list that is not as long as the graph. */
 	rc = tmesh_placed_at(placed->object, at, count, &err);
 	while (!rc && enif_get_list_cell(env, list, &head, &list)) {
 		unsigned int place;
@@ -314,14 +303,17 @@ NIF(placed_move)
 		else
 			at[i++] = place;
 	}
-	if (!rc && !begin_opening(placed->context, &err)) {
-		rc = err.code;
-	} else if (!rc) {
+	if (!rc)
 		rc = tmesh_placed_move(placed->object, at, &err);
-		end_opening(placed->context);
-	}
 	enif_free(at);
 	return rc ? make_error(env, &err) : atoms.ok;
+}
+
+/* placed_move(tag, placed, [number of a context], one for each node) -> ok, and {tag, result} to
+ * the caller */
+NIF(placed_move)
+{
+	return job_start(env, argc, argv, move_now, NULL);
 }
 
 /* placed_at(placed, nodes of its graph) -> {ok, [number of a context]} */
@@ -353,8 +345,8 @@ NIF(placed_at)
 	return rc ? make_error(env, &err) : make_ok(env, list);
 }
 
-/* placed_bind(placed, [{name, handle | nil}], [{name, handle}]) -> {ok, binding} */
-NIF(placed_bind)
+/* (placed, [{name, handle | nil}], [{name, handle}]) -> {ok, binding} */
+static ERL_NIF_TERM bind_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct tmesh_placed_binding *binding;
 	struct named *sides[2] = {0};
@@ -378,13 +370,9 @@ NIF(placed_bind)
 			values[side][i] = (struct tmesh_placed_value){
 				.name = sides[side][i].name, .tensor = sides[side][i].tensor};
 	}
-	if (!rc && !begin_opening(placed->context, &err)) {
-		rc = err.code;
-	} else if (!rc) {
+	if (!rc)
 		rc = tmesh_placed_bind(placed->object, placed->context->ctx, values[0], counts[0],
 				       values[1], counts[1], &binding, &err);
-		end_opening(placed->context);
-	}
 	for (int side = 0; side < 2; side++) {
 		if (sides[side])
 			free_named(sides[side], counts[side]);
@@ -392,6 +380,13 @@ NIF(placed_bind)
 	}
 	return rc ? make_error(env, &err)
 		  : make_engine(env, placed->context, PLACED_BINDING, binding);
+}
+
+/* placed_bind(tag, placed, [{name, handle | nil}], [{name, handle}]) -> ok, and {tag, result} to
+ * the caller */
+NIF(placed_bind)
+{
+	return job_start(env, argc, argv, bind_now, NULL);
 }
 
 /* placed_tensor(binding, name) -> {ok, {handle, ref}} */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Device tensors of engines: memory of regions, with what may be done to it. */
+/* Device tensors of engines: memory of regions with rights. */
 #include "engine_object.h"
 
 #include <errno.h>
@@ -128,7 +128,7 @@ NIF(engine_tensor_write)
 		refuse(&err, -EINVAL, "a device tensor is written from a binary");
 		return make_error(env, &err);
 	}
-	/* Of who may write, EPERM is the seal's. */
+	/* If the tensor may be written, EPERM comes from the seal. */
 	if (tmesh_engine_tensor_write(tensor->object, binary.data, binary.size, &err))
 		return make_open_error(env, TMESH_WRITE, &err);
 	return atoms.ok;

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What destructors leave behind, until the janitor process drops it in a dirty NIF.
+ * Objects that destructors leave, until the janitor process drops them in a dirty NIF.
  *
- * Without a living janitor (the application is stopped) it is dropped where it falls: late
- * for that scheduler, but never lost.
+ * Without a living janitor (the application is stopped) an object is dropped at once: late for that
+ * scheduler, but never lost.
  */
-#include "nif.h"
+#include "jobs.h"
 
 static struct {
 	pthread_mutex_t lock; /* guards what follows; nothing is called under it */
 	struct garbage *first;
 	ErlNifPid janitor;
-	ERL_NIF_TERM sweep; /* what it is told */
+	ERL_NIF_TERM sweep; /* the janitor's message */
 	bool has_janitor;
 } heap = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Return: NULL without memory. */
+/* Return NULL without memory. */
 struct garbage *garbage_alloc(void (*drop)(void *object))
 {
 	struct garbage *garbage = enif_alloc(sizeof(*garbage));
@@ -25,7 +25,7 @@ struct garbage *garbage_alloc(void (*drop)(void *object))
 	return garbage;
 }
 
-/* For one that was never put. */
+/* Free a record that was never put. */
 void garbage_free(struct garbage *garbage)
 {
 	if (garbage)
@@ -47,7 +47,7 @@ static void drop_all(void)
 	}
 }
 
-/* From any thread, also one that the VM does not know: it lies here until the next sweep. */
+/* Leave an object for the next sweep, from any thread, also from one unknown to the VM. */
 void garbage_leave(struct garbage *garbage, void *object)
 {
 	garbage->object = object;
@@ -57,22 +57,39 @@ void garbage_leave(struct garbage *garbage, void *object)
 	pthread_mutex_unlock(&heap.lock);
 }
 
-/* From a destructor: takes @garbage and @object over. */
-void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object)
+/* Do as garbage_leave(), and wake the janitor. A thread of the emulator needs an environment to
+ * send a message. The caller has none, so a thread of jobs.c sends it. */
+void garbage_leave_anywhere(struct garbage *garbage, void *object)
+{
+	garbage_leave(garbage, object);
+	if (enif_thread_type() == ERL_NIF_THR_UNDEFINED)
+		garbage_tell();
+	else
+		jobs_tell_janitor();
+}
+
+/* Wake the janitor from a NIF or a destructor. False: there is none. */
+bool garbage_look(ErlNifEnv *env)
 {
 	ErlNifPid janitor;
 	bool has_janitor;
 
-	garbage_leave(garbage, object);
 	pthread_mutex_lock(&heap.lock);
 	janitor = heap.janitor;
 	has_janitor = heap.has_janitor;
 	pthread_mutex_unlock(&heap.lock);
-	if (!has_janitor || !enif_send(env, &janitor, NULL, enif_make_atom(env, "sweep")))
+	return has_janitor && enif_send(env, &janitor, NULL, enif_make_atom(env, "sweep"));
+}
+
+/* Drop an object later, from a destructor. Take @garbage and @object over. */
+void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object)
+{
+	garbage_leave(garbage, object);
+	if (!garbage_look(env))
 		drop_all();
 }
 
-/* From a thread that the VM does not know the janitor is told to look now; others' callers do. */
+/* Wake the janitor from a thread unknown to the VM. In other threads the caller wakes it. */
 void garbage_tell(void)
 {
 	ErlNifPid janitor;
@@ -90,7 +107,7 @@ void garbage_tell(void)
 		enif_send(NULL, &janitor, NULL, sweep);
 }
 
-/* janitor() -> ok. The calling process is told `sweep` from now on. */
+/* janitor() -> ok. The calling process receives `sweep` from now on. */
 NIF(janitor)
 {
 	ErlNifPid self;
@@ -104,9 +121,11 @@ NIF(janitor)
 	return atoms.ok;
 }
 
-/* sweep() -> [{level, message}]. Drops what lies here; gives the library's log. */
+/* sweep() -> [{level, message}]. Drops the objects left here and the regions that channels kept
+ * open for them. Returns the library's log. */
 NIF(sweep)
 {
 	drop_all();
+	channels_trim(env);
 	return log_take(env);
 }

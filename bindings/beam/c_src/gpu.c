@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* GPU memory, by libtmesh-cuda, which is loaded when somebody asks for such memory. */
+/* GPU memory, by libtmesh-cuda. The first use of such memory loads it. */
 #include "nif.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include "common/cuda_api.h"
 
 static struct {
-	pthread_mutex_t lock; /* guards the loading; what is loaded stays */
+	pthread_mutex_t lock; /* guards the loading; a loaded library stays */
 	bool loaded;
 	struct tmesh_cuda_api calls;
 } api = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -36,7 +36,8 @@ void gpu_dtor(ErlNifEnv *env, void *object)
 	pthread_mutex_destroy(&gpu->lock);
 }
 
-/* This process's libtmesh-cuda. What it lacks may come: the next call tries again. */
+/* Return this process's libtmesh-cuda. A driver or device may appear later: the next call tries
+ * again. */
 static int get_cuda(struct tmesh_cuda **cuda, struct tmesh_error *err)
 {
 	char name[256] = TMESH_CUDA_LIBRARY;
@@ -53,7 +54,7 @@ static int get_cuda(struct tmesh_cuda **cuda, struct tmesh_error *err)
 	return rc ? rc : api.calls.cuda_default(cuda, err);
 }
 
-/* The caller's reference on the memory of a handle, or NULL with @err filled. */
+/* Return the caller's reference on the memory of a handle, or NULL with @err filled. */
 static struct tmesh_cuda_memory *get_memory(ErlNifEnv *env, ERL_NIF_TERM term, struct gpu **gpu,
 					    struct tmesh_error *err)
 {
@@ -70,7 +71,7 @@ static struct tmesh_cuda_memory *get_memory(ErlNifEnv *env, ERL_NIF_TERM term, s
 	return memory;
 }
 
-/* A handle without memory yet, or NULL with @err filled. */
+/* Make a handle without memory yet, or return NULL with @err filled. */
 static struct gpu *gpu_new(struct tmesh_error *err)
 {
 	struct gpu *gpu = enif_alloc_resource(gpu_type, sizeof(*gpu));
@@ -171,7 +172,7 @@ NIF(gpu_open)
 	return term;
 }
 
-/* gpu_ref(gpu) -> {ok, json}. Who opens it waits for what the default stream does up to now. */
+/* gpu_ref(gpu) -> {ok, json}. Its opener waits for the work in the default stream up to now. */
 NIF(gpu_ref)
 {
 	struct tmesh_cuda_memory *memory;
@@ -236,7 +237,7 @@ NIF(gpu_info)
 	return make_ok(env, map);
 }
 
-/* gpu_release(gpu) -> ok, again and again. Calls in progress keep what they use. */
+/* gpu_release(gpu) -> ok, also when repeated. Calls in progress keep their memory. */
 NIF(gpu_release)
 {
 	struct tmesh_cuda_memory *memory;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Descriptions of graphs (tmesh/graph.h). In Elixir such a graph is a value: a term is a resource
- * and how many nodes and outputs of it count. The newest term of a resource adds in place; an older
- * one adds to a copy of what it has.
+ * Descriptions of graphs (tmesh/graph.h). In Elixir such a graph is a value: a term consists of a
+ * resource and the number of nodes and outputs that belong to the term. The newest term of a
+ * resource adds in place; an older term adds to a copy of its part.
  */
 #include "nif.h"
 
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <tmesh/graph.h>
 
-/* More than a name may have: the library says what is wrong with it. */
+/* More than a name may have, so that the library reports a long name. */
 #define NAME_SIZE 256
 
 struct graph {
@@ -20,7 +20,7 @@ struct graph {
 	struct garbage *garbage;
 };
 
-/* What a term says of its graph. */
+/* The part of a graph that belongs to a term. */
 struct seen {
 	struct graph *graph;
 	size_t nodes, outputs;
@@ -42,7 +42,7 @@ void graph_dtor(ErlNifEnv *env, void *object)
 		tmesh_graph_unref(graph->graph);
 }
 
-/* {graph, name, nodes, outputs}; takes @made over. */
+/* Return {graph, name, nodes, outputs}. Take @made over. */
 static ERL_NIF_TERM make_graph(ErlNifEnv *env, struct tmesh_graph *made)
 {
 	struct graph *graph = enif_alloc_resource(graph_type, sizeof(*graph));
@@ -71,7 +71,7 @@ static bool get_graph(ErlNifEnv *env, const ERL_NIF_TERM argv[], struct seen *se
 	return true;
 }
 
-/* Under the lock. */
+/* Return whether the term is the newest. The caller holds the lock. */
 static bool is_newest(const struct seen *seen)
 {
 	return seen->nodes == tmesh_graph_nodes(seen->graph->graph) &&
@@ -100,9 +100,9 @@ static int copy_parts(const struct seen *seen, struct tmesh_graph *to, struct tm
 	return rc;
 }
 
-/* Under the lock: a reference on the graph that the term stands for, a copy of it for an older one.
- */
-static int take(const struct seen *seen, struct tmesh_graph **out, struct tmesh_error *err)
+/* Return a reference on the graph of a newest term, or on a copy for an older one. The caller
+ * holds the lock. */
+static int graph_make(const struct seen *seen, struct tmesh_graph **out, struct tmesh_error *err)
 {
 	int rc;
 
@@ -200,7 +200,7 @@ static bool get_cache(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_graph_cache 
 		const char *name;
 		enum tmesh_graph_cache cache;
 	} caches[] = {{"none", TMESH_GRAPH_CACHE_NONE},
-		      {"keep", TMESH_GRAPH_CACHE_KEEP},
+		      {"reuse", TMESH_GRAPH_CACHE_REUSE},
 		      {"stream", TMESH_GRAPH_CACHE_STREAM}};
 	char name[16];
 
@@ -214,7 +214,7 @@ static bool get_cache(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_graph_cache 
 	return false;
 }
 
-/* A node, with room for its texts. */
+/* A node, with space for its texts. */
 struct given {
 	struct tmesh_graph_node node;
 	char name[NAME_SIZE], quant[16];
@@ -355,7 +355,7 @@ static int add_to(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_graph *graph,
 }
 
 /* graph_add(graph, nodes, outputs, {name, op, inputs, attributes} | {output, node}) -> as
- * graph_create(): of the same resource, or of a copy. */
+ * graph_create(), with the same resource or a copy. */
 NIF(graph_add)
 {
 	struct tmesh_graph *graph;
@@ -368,7 +368,7 @@ NIF(graph_add)
 		return make_error(env, &err);
 	pthread_mutex_lock(&seen.graph->lock);
 	newest = is_newest(&seen);
-	rc = take(&seen, &graph, &err);
+	rc = graph_make(&seen, &graph, &err);
 	if (!rc && newest) {
 		rc = add_to(env, argv[3], graph, &err);
 		seen.nodes = tmesh_graph_nodes(graph);
@@ -405,7 +405,7 @@ NIF(graph_write)
 		return make_error(env, &err);
 	enif_get_atom(env, argv[3], form, sizeof(form), ERL_NIF_LATIN1);
 	pthread_mutex_lock(&seen.graph->lock);
-	rc = take(&seen, &graph, &err);
+	rc = graph_make(&seen, &graph, &err);
 	if (!rc) {
 		text = !strcmp(form, "json")  ? tmesh_graph_to_json(graph)
 		       : !strcmp(form, "dot") ? tmesh_graph_to_dot(graph)

@@ -10,8 +10,8 @@ static void drop_tensor(void *object)
 	tmesh_tensor_unref(object);
 }
 
-/* Of what a handle keeps beside its tensor. */
-static void let_go(struct pinned *pinned, struct origin *origin)
+/* Release the objects that a handle keeps beside its tensor. */
+static void pinned_release(struct pinned *pinned, struct origin *origin)
 {
 	if (pinned)
 		enif_release_resource(pinned);
@@ -22,18 +22,21 @@ static void let_go(struct pinned *pinned, struct origin *origin)
 void handle_dtor(ErlNifEnv *env, void *object)
 {
 	struct handle *handle = object;
+	uint64_t bytes = handle->tensor ? tmesh_tensor_bytes(handle->tensor) : 0;
 
 	held_remove(&handle->held);
-	let_go(handle->pinned, handle->origin);
+	pinned_release(handle->pinned, handle->origin);
 	enif_release_resource(handle->context);
-	if (tmesh_tensor_try_unref(handle->tensor))
+	if (tmesh_tensor_try_unref(handle->tensor)) {
 		garbage_put(env, handle->garbage, handle->tensor);
-	else
+	} else {
 		garbage_free(handle->garbage);
+		channels_returned(env, bytes);
+	}
 	pthread_mutex_destroy(&handle->lock);
 }
 
-/* An empty handle, or NULL with @err filled. */
+/* Make an empty handle, or return NULL with @err filled. */
 static struct handle *handle_new(ErlNifEnv *env, struct context *context, struct tmesh_error *err)
 {
 	struct handle *handle = enif_alloc_resource(handle_type, sizeof(*handle));
@@ -49,7 +52,35 @@ static struct handle *handle_new(ErlNifEnv *env, struct context *context, struct
 	return NULL;
 }
 
-/* The caller's reference on the tensor of a handle, or NULL with @err filled. */
+/* Fill @err with the reason why @term is no open handle of this VM. */
+static int refuse_handle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
+{
+	void *handle;
+
+	if (enif_get_resource(env, term, handle_type, &handle))
+		return refuse(err, -EBADF, "the ref was released");
+	if (enif_is_ref(env, term))
+		return refuse(
+			err, -EBADF,
+			"the ref was opened by another node, or by an earlier run of this one: "
+			"have that node hand it over (grant/2, to_map/1, to_json/1), and open "
+			"that");
+	return refuse(err, -EBADF, "the ref is only a description: open/2 opens it");
+}
+
+/* local(handle) -> ok | an error: no handle of this VM. A released handle is ok. */
+NIF(tensor_local)
+{
+	struct tmesh_error err;
+	void *handle;
+
+	if (enif_get_resource(env, argv[0], handle_type, &handle))
+		return atoms.ok;
+	refuse_handle(env, argv[0], &err);
+	return make_error(env, &err);
+}
+
+/* Return the caller's reference on the tensor of a handle, or NULL with @err filled. */
 struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle **handle,
 				struct tmesh_error *err)
 {
@@ -63,16 +94,14 @@ struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle
 		held_used(env, &(*handle)->held);
 	}
 	if (!tensor)
-		refuse(err, -EBADF,
-		       "no open handle: the ref was released, or is only a "
-		       "description; open it first");
+		refuse_handle(env, term, err);
 	return tensor;
 }
 
 /*
- * Give back what get_tensor() gave, or what a message brought. The last reference comes here where
- * the handle was released in the middle of a call; to give memory back takes long for a normal
- * scheduler, so the janitor does it.
+ * Give back a reference of get_tensor() or of a message. It is the last one if the handle was
+ * released during the call. To free memory takes too long for a normal scheduler, so the janitor
+ * does it.
  */
 void put_tensor(ErlNifEnv *env, struct tmesh_tensor *tensor)
 {
@@ -87,11 +116,12 @@ void put_tensor(ErlNifEnv *env, struct tmesh_tensor *tensor)
 		tmesh_tensor_unref(tensor);
 }
 
-/* {handle, ref} for a new tensor, of which the handle has the reference. The ref has no id and no
- * token yet: memory that is never named can be reused by the library's pool. */
+/* Make {handle, ref} for a new tensor, whose reference the handle has. The ref has no token yet:
+ * the library's pool can reuse memory that never had one. */
 static ERL_NIF_TERM make_described(ErlNifEnv *env, struct handle *handle)
 {
 	struct tmesh_ref ref = {
+		.id = tmesh_region_id(tmesh_tensor_region(handle->tensor)),
 		.layout = *tmesh_tensor_layout(handle->tensor),
 		.byte_size = tmesh_tensor_bytes(handle->tensor),
 	};
@@ -99,11 +129,11 @@ static ERL_NIF_TERM make_described(ErlNifEnv *env, struct handle *handle)
 	return enif_make_tuple2(env, enif_make_resource(env, handle), make_ref(env, &ref));
 }
 
-/* Of a tensor that was made with these options. */
+/* Make {ok, {handle, ref}} for a tensor that was made with these options. */
 static ERL_NIF_TERM make_created(ErlNifEnv *env, struct handle *handle,
 				 const struct tmesh_region_opts *opts)
 {
-	/* A large one has a region of its own. */
+	/* A large tensor has a region of its own. */
 	handle->in_arena = opts->arena && tmesh_region_bytes(tmesh_tensor_region(handle->tensor)) >
 						  tmesh_tensor_bytes(handle->tensor);
 	return make_ok(env, make_described(env, handle));
@@ -142,7 +172,7 @@ bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b)
 	return same;
 }
 
-/* How many bytes a contiguous tensor takes. */
+/* Compute the bytes of a contiguous tensor. */
 static bool get_bytes(ErlNifEnv *env, ERL_NIF_TERM shape, ERL_NIF_TERM dtype, uint64_t *bytes,
 		      struct tmesh_error *err)
 {
@@ -199,8 +229,8 @@ NIF(tensor_create)
 /*
  * put(context, binary, shape, dtype, region_opts, seal) -> {ok, {handle, ref}}
  *
- * The one copy is the library's, straight from the binary. A binary that does not start on
- * a byte is aligned by the emulator first.
+ * The library makes the one copy, straight from the binary. The emulator first aligns a binary that
+ * does not start on a byte.
  */
 static NIF(put)
 {
@@ -261,9 +291,9 @@ NIF(tensor_put)
 }
 
 /*
- * A peer that does not answer holds its dirty scheduler until the context's timeout. File I/O
- * of the whole VM runs on the same schedulers, so only some of them may wait at once; the
- * others give eagain, and the caller tries again without holding one.
+ * A peer that does not answer holds its dirty scheduler until the context's timeout. File I/O of
+ * the whole VM runs on the same schedulers, so only some of them may wait at once. The others give
+ * eagain, and the caller tries again without holding a scheduler.
  */
 bool begin_opening(struct context *context, struct tmesh_error *err)
 {
@@ -305,8 +335,8 @@ NIF(tensor_open)
 	return term;
 }
 
-/* By way of its text: the one form in which the library gives id and token without looking for
- * other holders. */
+/* Describe a tensor through its text. Only there does the library give id and token without
+ * looking for other holders. */
 static bool describe(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t rights, uint64_t hold_ns,
 		     struct handle **handle, struct tmesh_ref *ref, struct tmesh_error *err)
 {
@@ -362,9 +392,9 @@ static ERL_NIF_TERM name_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]
 /*
  * name(handle) -> {ok, {id, token}}, the token to read
  *
- * Who sends a tensor often asks often, and a dirty scheduler that sleeps takes longer to wake than
- * all the rest. So only the first time goes there. Of a region that was taken back since, the name
- * opens nothing, which whoever tries is told.
+ * A sender asks often for the same name, and waking a dirty scheduler takes longer than the rest.
+ * So only the first call uses one; later calls return the kept name. If the region was taken back
+ * since, opening it by that name fails.
  */
 NIF(tensor_name)
 {
@@ -446,7 +476,7 @@ NIF(tensor_write)
 
 static ERL_NIF_TERM released(ErlNifEnv *env, const struct handle *handle)
 {
-	return handle->kept ? enif_make_atom(env, "kept") : atoms.ok;
+	return handle->tied ? enif_make_atom(env, "tied") : atoms.ok;
 }
 
 static NIF(release_dirty)
@@ -460,20 +490,20 @@ static NIF(release_dirty)
 	pthread_mutex_lock(&handle->lock);
 	tensor = handle->tensor;
 	handle->tensor = NULL;
-	/* What a binary has made since the release was asked for. */
+	/* A binary may have pinned the region again since tensor_release(). */
 	pinned = handle->pinned;
 	handle->pinned = NULL;
 	origin = handle->origin;
 	handle->origin = NULL;
 	pthread_mutex_unlock(&handle->lock);
-	let_go(pinned, origin);
+	pinned_release(pinned, origin);
 	tmesh_tensor_unref(tensor);
 	return released(env, handle);
 }
 
 /*
- * release(handle) -> ok | kept, again and again. Calls in progress and binaries keep what they use.
- * Only the last reference to a region needs a dirty scheduler.
+ * release(handle) -> ok | tied, also when repeated. Calls in progress and binaries keep their
+ * memory. Only the last reference to a region needs a dirty scheduler.
  */
 NIF(tensor_release)
 {
@@ -481,10 +511,11 @@ NIF(tensor_release)
 	struct tmesh_error err;
 	struct origin *origin;
 	struct pinned *pinned;
+	uint64_t bytes;
 	bool dropped;
 
 	if (!enif_get_resource(env, argv[0], handle_type, (void **)&handle)) {
-		refuse(&err, -EBADF, "nothing to release: the ref has no handle of this VM");
+		refuse_handle(env, argv[0], &err);
 		return make_error(env, &err);
 	}
 	pthread_mutex_lock(&handle->lock);
@@ -492,28 +523,31 @@ NIF(tensor_release)
 	handle->pinned = NULL;
 	origin = handle->origin;
 	handle->origin = NULL;
+	bytes = handle->tensor ? tmesh_tensor_bytes(handle->tensor) : 0;
 	dropped = !tmesh_tensor_try_unref(handle->tensor);
 	if (dropped)
 		handle->tensor = NULL;
 	pthread_mutex_unlock(&handle->lock);
-	let_go(pinned, origin);
-	if (dropped)
+	pinned_release(pinned, origin);
+	if (dropped) {
+		channels_returned(env, bytes);
 		return released(env, handle);
+	}
 	return enif_schedule_nif(env, "release", ERL_NIF_DIRTY_JOB_IO_BOUND, release_dirty, argc,
 				 argv);
 }
 
-/* keep(handle) -> ok. Tmesh.Registry is to be told of its release from now on. */
-NIF(tensor_keep)
+/* keep(handle) -> ok. From now on a release of the handle reports `tied`, for Tmesh.Registry. */
+NIF(tensor_tie)
 {
 	struct handle *handle;
 	struct tmesh_error err;
 
 	if (!enif_get_resource(env, argv[0], handle_type, (void **)&handle)) {
-		refuse(&err, -EBADF, "nothing to keep: the ref has no handle of this VM");
+		refuse_handle(env, argv[0], &err);
 		return make_error(env, &err);
 	}
-	handle->kept = true;
+	handle->tied = true;
 	return atoms.ok;
 }
 
@@ -532,7 +566,7 @@ NIF(ref_encode)
 /*
  * ref_from_members({v, id, token, offset, byte_size, shape, dtype, strides, device}) -> {ok, ref}
  *
- * As they stand in a map; token: nil where there is none.
+ * The members are those of a map; token: nil for none.
  */
 NIF(ref_from_members)
 {

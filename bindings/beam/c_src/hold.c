@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Memory that is on its way: held for whoever opens its ref. */
+/* Memory on its way: held for the process that opens its ref. */
 #include "nif.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Messages of workers (docs/worker.md) as terms. Strings become binaries, never atoms: what another
- * process sends must not fill the atom table.
+ * Messages of workers (docs/reference/worker.md) as terms. Strings become binaries, never atoms:
+ * text from another process must not fill the atom table.
  */
 #include "nif.h"
 
@@ -11,7 +11,7 @@
 
 #define MAX_DEPTH 64
 
-/* Reading more than this takes too long for a normal scheduler. */
+/* Reading more bytes takes too long for a normal scheduler. */
 #define SLOW_BYTES 16384
 
 static ERL_NIF_TERM make_bytes(ErlNifEnv *env, const char *bytes, size_t size)
@@ -52,7 +52,7 @@ static bool make_list(ErlNifEnv *env, json_t *array, int depth, ERL_NIF_TERM *te
 	return true;
 }
 
-/* Return: false when it is nested too deeply. */
+/* Return false if the value is nested too deeply. */
 static bool make_value(ErlNifEnv *env, json_t *value, int depth, ERL_NIF_TERM *term)
 {
 	switch (json_typeof(value)) {

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <tmesh/keep.h>
 
+#include "common/shown.h"
+
 static bool get_name(ErlNifEnv *env, ERL_NIF_TERM term, char name[TMESH_KEPT_NAME_LEN + 1],
 		     struct tmesh_error *err)
 {
@@ -46,7 +48,7 @@ static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_keep_opts *
 	return true;
 }
 
-/* The region of a tensor that has nothing else in it, with a reference. */
+/* Return a reference on the region of a tensor that fills it. */
 static struct tmesh_region *get_whole(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
 {
 	struct tmesh_region *region = NULL;
@@ -102,7 +104,7 @@ static bool is_index(struct tmesh_region *region)
 	       strstr(info.description, "\"kind\":\"bundle\"");
 }
 
-/* {ok, bundle} or {ok, [{handle, ref}]}. Takes the regions over. */
+/* Return {ok, bundle} or {ok, [{handle, ref}]}. Take the regions over. */
 static ERL_NIF_TERM make_kept(ErlNifEnv *env, struct context *context,
 			      struct tmesh_region **regions, size_t count)
 {
@@ -151,32 +153,110 @@ NIF(open_kept)
 	return term;
 }
 
-/* A time that there may not be. */
-static ERL_NIF_TERM make_time(ErlNifEnv *env, uint64_t ns)
+/* Report the progress of a read folder with the messages of a model's load. */
+static int folder_progress(void *data, uint64_t done, uint64_t total)
 {
-	return ns ? enif_make_uint64(env, ns) : atoms.nil;
+	const struct tmesh_model_progress progress = {
+		.size = sizeof(progress),
+		.bytes_done = done,
+		.bytes_total = total,
+	};
+
+	return model_progress(data, &progress);
 }
 
+/* keep_folder(context, path, name, opts, nil | pid) -> ok; the process is sent {tmesh_model, path,
+ * #{bytes_done => _, bytes_total => _, waiting => false}} */
+NIF(keep_folder)
+{
+	char name[TMESH_KEPT_NAME_LEN + 1], path[4096];
+	struct tmesh_keep_opts opts;
+	struct model_watch watch;
+	struct context *context;
+	struct tmesh_error err;
+	int rc;
+
+	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[2], name, &err) ||
+	    !get_opts(env, argv[3], &opts, &err))
+		return make_error(env, &err);
+	if (!get_text(env, argv[1], path, sizeof(path)) ||
+	    !get_watch(env, argv[4], argv[1], &watch)) {
+		refuse(&err, -EINVAL,
+		       "a folder has a path of less than %zu bytes, and its progress goes to a "
+		       "local process or nil",
+		       sizeof(path));
+		return make_error(env, &err);
+	}
+	opts.progress = folder_progress;
+	opts.progress_data = &watch;
+	rc = begin_files(context, &err) ? 0 : err.code;
+	if (!rc) {
+		rc = tmesh_keep_folder(context->ctx, name, path, &opts, &err);
+		end_files(context);
+	}
+	if (watch.message)
+		enif_free_env(watch.message);
+	return rc ? make_error(env, &err) : atoms.ok;
+}
+
+/* kept_path(context, name, path | nil) -> {ok, path} */
+NIF(kept_path)
+{
+	char name[TMESH_KEPT_NAME_LEN + 1], path[TMESH_KEPT_PATH_LEN + 1], *text;
+	bool whole = enif_is_identical(argv[2], atoms.nil);
+	struct context *context;
+	struct tmesh_error err;
+	ERL_NIF_TERM term;
+
+	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[1], name, &err))
+		return make_error(env, &err);
+	if (!whole && !get_text(env, argv[2], path, sizeof(path))) {
+		refuse(&err, -EINVAL, "a kept file's path is a string of 1 to %d bytes",
+		       TMESH_KEPT_PATH_LEN);
+		return make_error(env, &err);
+	}
+	if (tmesh_kept_path(context->ctx, name, whole ? NULL : path, &text, &err))
+		return make_error(env, &err);
+	term = make_ok(env, make_string(env, text));
+	free(text);
+	return term;
+}
+
+/* kept_files(context, name) -> {ok, [#{path => _, bytes => _, mtime_ns => _}]} */
+NIF(kept_files)
+{
+	ERL_NIF_TERM list = enif_make_list(env, 0);
+	char name[TMESH_KEPT_NAME_LEN + 1];
+	struct tmesh_kept_file *files;
+	struct context *context;
+	struct tmesh_error err;
+	size_t count;
+
+	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[1], name, &err) ||
+	    tmesh_kept_files(context->ctx, name, TMESH_KEPT_OWN, &files, &count, &err))
+		return make_error(env, &err);
+	while (count--) {
+		const struct member members[] = {
+			{"path", make_string(env, files[count].path)},
+			{"bytes", enif_make_uint64(env, files[count].bytes)},
+			{"mtime_ns", enif_make_int64(env, files[count].mtime_ns)},
+		};
+
+		list = enif_make_list_cell(env, MAKE_MAP(env, members), list);
+	}
+	free(files);
+	return make_ok(env, list);
+}
+
+/* Make a map of kept region @info. A missing time is nil. */
 static ERL_NIF_TERM make_kept_info(ErlNifEnv *env, const struct tmesh_kept_info *info)
 {
 	const struct member members[] = {
-		{"name", make_string(env, info->name)},
-		{"id", make_id(env, info->id)},
 		{"backend", enif_make_atom(env, tmesh_backend_name(info->backend))},
 		{"regions", enif_make_uint(env, info->count)},
-		{"held", enif_make_uint(env, info->held)},
-		{"bytes", enif_make_uint64(env, info->bytes)},
-		{"kept_ns", make_time(env, info->kept_ns)},
-		{"used_ns", make_time(env, info->used_ns)},
-		{"expires_ns", make_time(env, info->expires_ns)},
-		{"uid", enif_make_uint(env, info->uid)},
-		{"gid", enif_make_uint(env, info->gid)},
-		{"mode", enif_make_uint(env, info->mode)},
-		{"handles", enif_make_uint(env, info->handles)},
-		{"cgroup_id", enif_make_uint64(env, info->cgroup_id)},
 	};
 
-	return MAKE_MAP(env, members);
+	return SHOW(env, MAKE_MAP(env, members), shown_kept_info, info);
 }
 
 /* list_kept(context) -> {ok, [#{name => <<"...">>, ...}]} */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The library logs from any thread; the janitor fetches the lines and gives them to Logger.
- * A full buffer drops the newest line and counts it, so that a noisy peer costs nothing.
+ * Lines of the library's log. The library logs from any thread; the janitor fetches the lines and
+ * gives them to Logger. A full buffer drops the newest line and counts it, so that a noisy peer
+ * costs nothing.
  */
 #include "nif.h"
 
@@ -43,7 +44,7 @@ static ERL_NIF_TERM make_line(ErlNifEnv *env, enum tmesh_log_level level, const 
 	return enif_make_tuple2(env, enif_make_atom(env, names[level]), make_string(env, text));
 }
 
-/* The lines in order, oldest first. */
+/* Return the lines, oldest first. */
 ERL_NIF_TERM log_take(ErlNifEnv *env)
 {
 	ERL_NIF_TERM list = enif_make_list(env, 0);
@@ -65,9 +66,9 @@ ERL_NIF_TERM log_take(ErlNifEnv *env)
 }
 
 /*
- * The VM ends, and nobody fetches lines any more: what the library warned of at the last, as that
- * messages are lost, goes where it writes itself then. Behind its own destructor, which waits for
- * receivers: one without a priority comes first.
+ * Print the last warnings, such as lost messages, to stderr when the VM ends and nobody fetches
+ * lines any more. The library's own destructor waits for receivers and may still warn. It has no
+ * priority, so it runs before this one.
  */
 __attribute__((destructor(101))) static void tell_what_is_left(void)
 {

@@ -2,9 +2,9 @@
 /*
  * Files of tensors, by libtmesh-model.
  *
- * Other processes find a loaded model as long as the library's object lives. So the object belongs
- * to an origin, which the term of the model and the handle of each tensor keep; and each mapping
- * that binaries point into has a reference of its own. All binaries of one model share one mapping.
+ * Other processes find a loaded model as long as the library's object lives. So an origin owns the
+ * object. The term of the model and the handle of each tensor keep the origin. Each mapping that
+ * binaries point into has a reference of its own. All binaries of a model share one mapping.
  */
 #include "nif.h"
 
@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What terms hold. */
+#include "common/shown.h"
+
+/* The resource of a model's term. */
 struct model {
 	pthread_mutex_t lock;
 	struct origin *origin; /* NULL: released; guarded by @lock */
@@ -48,7 +50,7 @@ void origin_dtor(ErlNifEnv *env, void *object)
 	pthread_mutex_destroy(&origin->lock);
 }
 
-/* {ok, term} of a model, which the term takes over, also on failure. */
+/* Return {ok, term} of a model. The term takes @made over, also on failure. */
 static ERL_NIF_TERM make_model(ErlNifEnv *env, struct context *context, struct tmesh_model *made)
 {
 	struct origin *origin = enif_alloc_resource(origin_type, sizeof(*origin));
@@ -74,7 +76,7 @@ static ERL_NIF_TERM make_model(ErlNifEnv *env, struct context *context, struct t
 	return term;
 }
 
-/* The caller's reference on the origin of a term, or NULL with @err filled. */
+/* Return the caller's reference on the origin of a term, or NULL with @err filled. */
 static struct origin *get_origin(ErlNifEnv *env, ERL_NIF_TERM term, struct model **model,
 				 struct tmesh_error *err)
 {
@@ -128,7 +130,8 @@ int model_progress(void *data, const struct tmesh_model_progress *progress)
 	return 0;
 }
 
-/* A large file holds its dirty scheduler for long: the others try again without one. */
+/* Reserve a dirty scheduler for a large file, which holds it for long. Calls beyond the limit try
+ * again without one. */
 bool begin_files(struct context *context, struct tmesh_error *err)
 {
 	unsigned int most = context->max_opening > 1 ? context->max_opening / 2 : 1;
@@ -144,34 +147,35 @@ void end_files(struct context *context)
 	atomic_fetch_sub(&context->loading, 1);
 }
 
-/* model_load(context, path, keep, alone, hash, label, nil | pid) -> {ok, model}; the process is
- * sent {tmesh_model, path, #{bytes_done => _, bytes_total => _, waiting => _}} */
+/* model_load(context, path, keep, alone, hash, label, nil | pid, lenient) -> {ok, model}; the
+ * process is sent {tmesh_model, path, #{bytes_done => _, bytes_total => _, waiting => _}} */
 NIF(model_load)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = model_progress};
 	char label[TMESH_LABEL_LEN + 1], path[4096];
 	struct tmesh_model *model = NULL;
 	struct model_watch watch;
-	bool keep, alone, hash;
+	bool keep, alone, hash, lenient;
 	struct context *context;
 	struct tmesh_error err;
 
 	if (!get_context(env, argv[0], &context, &err) ||
 	    !get_bool(env, argv[2], "keep", &keep, &err) ||
 	    !get_bool(env, argv[3], "alone", &alone, &err) ||
-	    !get_bool(env, argv[4], "hash", &hash, &err))
+	    !get_bool(env, argv[4], "hash", &hash, &err) ||
+	    !get_bool(env, argv[7], "lenient", &lenient, &err))
 		return make_error(env, &err);
 	if (!get_text(env, argv[1], path, sizeof(path)) ||
 	    !get_text(env, argv[5], label, sizeof(label)) ||
 	    !get_watch(env, argv[6], argv[1], &watch)) {
 		refuse(&err, -EINVAL,
-		       "a model has a path of less than %zu bytes, a label of at most %d, and a "
-		       "process of this VM that is told the progress",
+		       "a model has a path of less than %zu bytes, a label of at most %d, and "
+		       "its progress goes to a process of this VM",
 		       sizeof(path), TMESH_LABEL_LEN);
 		return make_error(env, &err);
 	}
 	opts.flags = (keep ? TMESH_MODEL_KEEP : 0) | (alone ? TMESH_MODEL_ALONE : 0) |
-		     (hash ? TMESH_MODEL_HASH : 0);
+		     (hash ? TMESH_MODEL_HASH : 0) | (lenient ? TMESH_MODEL_LENIENT : 0);
 	opts.label = *label ? label : NULL;
 	opts.progress_data = &watch;
 	if (begin_files(context, &err)) {
@@ -196,26 +200,14 @@ static ERL_NIF_TERM make_report(ErlNifEnv *env, const struct tmesh_model_report 
 	}
 
 	const struct member members[] = {
-		{"bytes", enif_make_uint64(env, report->bytes)},
-		{"bytes_read", enif_make_uint64(env, report->bytes_read)},
-		{"bytes_copied", enif_make_uint64(env, report->bytes_copied)},
-		{"tensors_moved", enif_make_uint64(env, report->tensors_moved)},
-		{"huge_bytes", enif_make_uint64(env, report->huge_bytes)},
-		{"ns", enif_make_uint64(env, report->ns)},
 		{"method", method ? enif_make_atom(env, method) : atoms.nil},
-		{"shared", enif_make_atom(env, report->shared ? "true" : "false")},
-		{"direct_rate", enif_make_uint64(env, report->direct_rate)},
-		{"buffered_rate", enif_make_uint64(env, report->buffered_rate)},
 		{"hash", hashed ? make_string(env, hash) : atoms.nil},
-		{"file_system", make_string(env, report->file_system)},
-		{"reason", make_string(env, report->reason)},
-		{"kept", *report->kept ? make_string(env, report->kept) : atoms.nil},
 	};
 
-	return MAKE_MAP(env, members);
+	return SHOW(env, MAKE_MAP(env, members), shown_model_report, report);
 }
 
-/* {name, #{...}} of a tensor as its file describes it. */
+/* Return {name, #{...}} of a tensor as its file describes it. */
 static ERL_NIF_TERM make_entry(ErlNifEnv *env, size_t index,
 			       const struct tmesh_model_tensor *tensor)
 {
@@ -332,7 +324,7 @@ NIF(model_bundle)
 	return rc ? make_error(env, &err) : make_bundle(env, model->context, bundle);
 }
 
-/* model_release(model) -> ok, again and again */
+/* model_release(model) -> ok, also when repeated */
 NIF(model_release)
 {
 	struct origin *origin;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Tensors to safetensors files, by libtmesh-model, from the mappings in which they lie. */
+/* Write tensors to safetensors files, by libtmesh-model, straight from their mappings. */
 #include "nif.h"
 
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 
 struct saved {
-	struct tmesh_model_item *items; /* each with a name and a reference of its own */
+	struct tmesh_model_item *items; /* each owns a name and a reference */
 	size_t count;
 	char **metadata; /* key, value ..., NULL */
 };
@@ -29,7 +29,7 @@ static bool no_memory(struct tmesh_error *err)
 	return refuse(err, -ENOMEM, "no memory for a list of tensors") == 0;
 }
 
-/* The next item, which takes @tensor over, also on failure. */
+/* Add the next item, which takes @tensor over, also on failure. */
 static bool add_item(struct saved *saved, const char *name, struct tmesh_tensor *tensor,
 		     struct tmesh_error *err)
 {
@@ -79,7 +79,8 @@ static bool get_listed(ErlNifEnv *env, ERL_NIF_TERM list, struct saved *saved,
 	return true;
 }
 
-/* A type that tmesh has not would become plain bytes in the file, which nobody could read back. */
+/* Read the tensors of a bundle. Refuse a type that tmesh lacks: in the file it would become plain
+ * bytes, which no reader could restore. */
 static bool get_bundled(struct tmesh_bundle *bundle, struct saved *saved, struct tmesh_error *err)
 {
 	size_t count = tmesh_bundle_count(bundle);
@@ -154,8 +155,8 @@ static ERL_NIF_TERM save(ErlNifEnv *env, struct context *context, const char *pa
 	return rc ? make_error(env, &err) : atoms.ok;
 }
 
-/* model_save(context, bundle | [{name, handle}], path, max_shard_bytes, [key, value ...],
- * nil | pid) -> ok; the process is sent what model_load() sends. */
+/* model_save(context, bundle | [{name, handle}], path, max_shard_bytes, [key, value ...], nil |
+ * pid) -> ok; the process receives the messages of model_load(). */
 NIF(model_save)
 {
 	struct tmesh_model_save_opts opts = {.size = sizeof(opts), .progress = model_progress};
@@ -172,8 +173,8 @@ NIF(model_save)
 	if (!get_text(env, argv[2], path, sizeof(path)) || !enif_get_uint64(env, argv[3], &most) ||
 	    !get_watch(env, argv[5], argv[2], &watch)) {
 		refuse(&err, -EINVAL,
-		       "a file has a path of less than %zu bytes, a number of bytes of a shard, "
-		       "and a process of this VM that is told the progress",
+		       "a file has a path of less than %zu bytes, a number of bytes of a "
+		       "shard, and its progress goes to a process of this VM",
 		       sizeof(path));
 		return make_error(env, &err);
 	}

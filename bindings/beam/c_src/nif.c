@@ -2,10 +2,10 @@
 /*
  * Loading, code upgrade and the table of functions.
  *
- * The library is linked with -z nodelete: purging the module never unmaps it, because
- * libtmesh's threads and the destructors of living binaries still run in it. Loading the
- * module again finds the same image with its state. An upgrade to *another* image is refused,
- * since its copy of libtmesh must not work on objects of this one; the running code stays.
+ * The library is linked with -z nodelete. Purging the module never unmaps it, because libtmesh's
+ * threads and the destructors of living binaries still run in it. Loading the module again finds
+ * the same image with its state. An upgrade to *another* image is refused: its copy of libtmesh
+ * must not work on objects of this one. The running code stays.
  */
 #include "nif.h"
 
@@ -14,12 +14,13 @@
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
 	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type,
 	*bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type, *slot_end_type,
-	*page_pool_type, *pages_type, *sequence_type, *engine_type, *graph_type;
+	*page_pool_type, *pages_type, *sequence_type, *engine_type, *graph_type, *job_watch_type;
 
-/* Its address tells this image from any other. */
+/* The address of this byte identifies the image. */
 static char image;
 
-/* The types' names carry the image: another one never takes over objects of this. */
+/* Register the resource types. Their names contain the image, so that another image never takes
+ * over objects of this one. */
 static int open_types(ErlNifEnv *env)
 {
 	const ErlNifResourceFlags flags = ERL_NIF_RT_CREATE | ERL_NIF_RT_TAKEOVER;
@@ -53,7 +54,8 @@ static int open_types(ErlNifEnv *env)
 		{&pages_type, "pages", {.dtor = pages_dtor}},
 		{&sequence_type, "sequence", {.dtor = sequence_dtor}},
 		{&graph_type, "graph", {.dtor = graph_dtor}},
-		{&engine_type, "engine", {.dtor = engine_dtor, .down = engine_down}},
+		{&engine_type, "engine", {.dtor = engine_dtor}},
+		{&job_watch_type, "job_watch", {.down = job_watch_down}},
 		{&slot_end_type, "slot_end", {.dtor = slot_end_dtor, .stop = slot_end_stop}},
 	};
 
@@ -82,7 +84,7 @@ static int upgrade(ErlNifEnv *env, void **priv_data, void **old_priv_data, ERL_N
 	return load(env, priv_data, load_info);
 }
 
-/* Copying is CPU work; what may ask the kernel or wait for a peer is I/O. */
+/* CPU-bound: copying. I/O-bound: calls that may ask the kernel or wait for a peer. */
 static ErlNifFunc functions[] = {
 	{"janitor", 0, janitor, 0},
 	{"held_by", 0, held_by, 0},
@@ -108,29 +110,29 @@ static ErlNifFunc functions[] = {
 	{"token_id", 2, token_id, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"keep_region", 4, keep_region, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"open_kept", 3, open_kept, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"keep_folder", 5, keep_folder, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"kept_path", 3, kept_path, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"kept_files", 2, kept_files, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"list_kept", 1, list_kept, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"drop_kept", 2, drop_kept, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"engine_connect", 3, engine_connect, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"engine_connect", 4, engine_connect, 0},
 	{"engine_info", 1, engine_info, 0},
-	{"engine_graph", 4, engine_graph, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"engine_graph", 5, engine_graph, 0},
 	{"engine_operands", 1, engine_operands, 0},
-	{"engine_bind", 4, engine_bind, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"engine_rebind", 3, engine_rebind, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"engine_keep", 2, engine_keep, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"placed_open", 5, placed_open, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"engine_bind", 5, engine_bind, 0},
+	{"engine_rebind", 4, engine_rebind, 0},
+	{"engine_keep", 3, engine_keep, 0},
+	{"placed_open", 6, placed_open, 0},
 	{"placed_parts", 1, placed_parts, 0},
-	{"placed_move", 2, placed_move, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"placed_move", 3, placed_move, 0},
 	{"placed_at", 2, placed_at, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"placed_bind", 3, placed_bind, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"placed_bind", 4, placed_bind, 0},
 	{"placed_tensor", 2, placed_tensor, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"places_open", 3, places_open, 0},
-	{"costs_parse", 3, costs_parse, ERL_NIF_DIRTY_JOB_CPU_BOUND},
-	{"costs_read", 3, costs_read, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"costs_find", 3, costs_find, ERL_NIF_DIRTY_JOB_CPU_BOUND},
-	{"places_sweep", 1, places_sweep, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"places_open", 2, places_open, 0},
+	{"places_sweep", 2, places_sweep, 0},
 	{"places_used", 2, places_used, 0},
 	{"places_stats", 1, places_stats, 0},
-	{"engine_dispatch", 2, engine_dispatch, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"engine_dispatch", 3, engine_dispatch, 0},
 	{"engine_cancellable", 1, engine_cancellable, 0},
 	{"engine_cancel", 1, engine_cancel, 0},
 	{"engine_tensor", 4, engine_tensor, ERL_NIF_DIRTY_JOB_IO_BOUND},
@@ -199,7 +201,7 @@ static ErlNifFunc functions[] = {
 	{"bundle_hand_over", 3, bundle_hand_over, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"bundle_take_over", 2, bundle_take_over, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"bundle_release", 1, bundle_release, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"model_load", 7, model_load, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"model_load", 8, model_load, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"model_info", 1, model_info, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"model_metadata", 1, model_metadata, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"model_tensor", 2, model_tensor, 0},
@@ -207,7 +209,8 @@ static ErlNifFunc functions[] = {
 	{"model_release", 1, model_release, 0},
 	{"model_save", 6, model_save, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"release", 1, tensor_release, 0},
-	{"keep", 1, tensor_keep, 0},
+	{"tie", 1, tensor_tie, 0},
+	{"local", 1, tensor_local, 0},
 	{"to_binary", 2, tensor_to_binary, 0},
 	{"arrow_stream", 2, arrow_stream, ERL_NIF_DIRTY_JOB_CPU_BOUND},
 	{"ref_encode", 1, ref_encode, 0},
@@ -226,6 +229,9 @@ static ErlNifFunc functions[] = {
 	{"channel_call", 4, channel_call, 0},
 	{"channel_flush", 1, channel_flush, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"channel_wait", 2, channel_wait, 0},
+	{"channel_watch", 2, channel_watch, 0},
+	{"channel_passed", 2, channel_passed, 0},
+	{"channel_gone", 1, channel_gone, 0},
 	{"channel_cancel", 1, channel_cancel, 0},
 	{"channel_close", 1, channel_close, 0},
 	{"gpu_alloc", 4, gpu_alloc, ERL_NIF_DIRTY_JOB_IO_BOUND},

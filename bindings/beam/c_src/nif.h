@@ -2,33 +2,33 @@
 /*
  * The NIF library under Tmesh.Native.
  *
- * Resources, and who holds what:
+ * Resources and their contents. A resource lives until the term is gone; where noted, its contents
+ * are released earlier:
  *
- *   context  a tmesh_ctx
- *   handle   a tmesh_tensor, until it is released or nobody has the term any more
- *   pinned   a pinning region and its mapping, which binaries point into, and the region that it
- *            was made of, for its tokens. Never a term
- *            by itself: a binary that doubles as a handle could not be released
- *   socket   the connection to a worker process
- *   channel  one end of a channel, until it is closed or nobody has the term any more; in a
- *            resource of its own, channel_end, the descriptor that the emulator polls
- *   arena    a tmesh_arena
- *   descriptor  a descriptor that the caller may give to others, until it is closed
- *   bundle   a tmesh_bundle, until it is released or nobody has the term any more
- *   model    a loaded model's origin, until it is released or nobody has the term any more
- *   slot     a tmesh_slot, until it is closed or nobody has the term any more
- *   slot_reader  one that reads a slot, until it is closed or nobody has the term any more; in a
- *            resource of its own, slot_end, the descriptor that the emulator polls
- *   page_pool, pages, sequence  the library's, until closed or released, or nobody has the term
- *   engine   a context, graph, binding, device tensor or the like of libtmesh-engine, until nobody
- *            has the term any more
- *   graph    a tmesh_graph that is built, until nobody has the term any more
- *   origin   a tmesh_model, for the model's term and the handles of its tensors; never a term
- *   gpu      memory of libtmesh-cuda, until it is released or nobody has the term any more
+ *   `context`      a tmesh_ctx.
+ *   `handle`       a tmesh_tensor, until it is released.
+ *   `pinned`       a pinning region and its mapping, which binaries point into, and the region that
+ *                  it was made of, for its tokens. Never a term by itself: a binary that doubles as
+ *                  a handle could not be released.
+ *   `socket`       the connection to a worker process.
+ *   `channel`      one end of a channel, until it is closed. The emulator polls the descriptor of
+ *                  `channel_end`, a resource of its own.
+ *   `arena`        a tmesh_arena.
+ *   `descriptor`   a descriptor that the caller may give to others, until it is closed.
+ *   `bundle`       a tmesh_bundle, until it is released.
+ *   `model`        a loaded model's origin, until it is released.
+ *   `slot`         a tmesh_slot, until it is closed.
+ *   `slot_reader`  the reader of a slot, until it is closed. The emulator polls the descriptor of
+ *                  `slot_end`, a resource of its own.
+ *   `page_pool`, `pages`, `sequence`  the library's, until they are closed or released.
+ *   `engine`       a context, graph, binding, device tensor or the like of libtmesh-engine.
+ *   `graph`        a tmesh_graph that is being built.
+ *   `origin`       a tmesh_model, for the model's term and its tensors' handles. Never a term.
+ *   `gpu`          memory of libtmesh-cuda, until it is released.
  *
- * What a resource holds is given up in a dirty NIF or by the janitor (garbage.c), never in
- * a destructor: those run on normal schedulers, and unmapping a large region takes long. A
- * socket's descriptors are closed at once.
+ * Destructors run on normal schedulers, and unmapping a large region takes long. So a dirty NIF or
+ * the janitor (garbage.c) releases the contents of a resource. Only a socket's descriptors are
+ * closed at once.
  */
 #ifndef TMESH_NIF_H
 #define TMESH_NIF_H
@@ -42,7 +42,7 @@
 
 #define NIF(name) ERL_NIF_TERM name(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 
-/* Something to be dropped later. Allocated ahead, so that a destructor cannot fail. */
+/* An object to drop later. It is allocated ahead, so that a destructor cannot fail. */
 struct garbage {
 	struct garbage *next;
 	void (*drop)(void *object);
@@ -51,12 +51,12 @@ struct garbage {
 
 struct context {
 	struct tmesh_ctx *ctx;
-	_Atomic uint64_t max_bytes; /* most that one to_binary may copy out; 0: no limit */
+	_Atomic uint64_t max_bytes; /* most that one to_binary may copy; 0: no limit */
 	unsigned int max_opening;   /* dirty schedulers that may wait for peers at once */
 	atomic_uint opening;
-	atomic_uint waiting; /* of them at fences and the like */
+	atomic_uint waiting; /* those of @opening at fences and the like */
 	atomic_uint loading; /* dirty schedulers that load or save models */
-	atomic_bool named;   /* a region has had a token, so what answers to them is there */
+	atomic_bool named;   /* a region has had a token, so their services run */
 	struct garbage *garbage;
 };
 
@@ -66,7 +66,7 @@ struct arena {
 	struct garbage *garbage;
 };
 
-/* In a handle: who may have it (held.c). */
+/* Part of a handle and of a pinned region: the processes that may have it (idle_handles.c). */
 struct held {
 	struct held *next;
 	struct held *previous;
@@ -78,22 +78,23 @@ struct handle {
 	struct held held;
 	pthread_mutex_t lock;	      /* guards the next five; held for pointer work only */
 	struct tmesh_tensor *tensor;  /* NULL: released */
-	struct pinned *pinned;	      /* what the first binary made; later ones share it */
-	struct origin *origin;	      /* the model that the tensor is of, or NULL */
-	uint64_t id;		      /* of the region, once somebody has asked ... */
-	char token[TMESH_TOKEN_SIZE]; /* ... for this, which lets others read; "" until then */
-	struct context *context;      /* whose limits apply */
+	struct pinned *pinned;	      /* made by the first binary, shared by later ones */
+	struct origin *origin;	      /* the model of the tensor, or NULL */
+	uint64_t id;		      /* of the region, after the first tensor_name() */
+	char token[TMESH_TOKEN_SIZE]; /* to read the region; "" before tensor_name() */
+	struct context *context;      /* its limits apply */
 	struct garbage *garbage;
-	bool in_arena;	  /* beside others: its region is not its own */
-	atomic_bool kept; /* Tmesh.Registry may hold it: releasing has to tell it */
+	bool in_arena;	  /* shares its region with other tensors */
+	atomic_bool tied; /* Tmesh.Registry may hold it: a release returns `tied` */
 };
 
-/* A descriptor that was made for the caller. */
+/* A descriptor made for the caller. */
 struct descriptor {
 	atomic_int fd; /* -1: closed */
 };
 
 struct pinned {
+	struct held held;
 	struct guarded *mapping;
 	struct tmesh_region *region; /* a pinning handle, mapped for reading */
 	const unsigned char *start;  /* of the region */
@@ -102,7 +103,7 @@ struct pinned {
 
 struct origin {
 	struct tmesh_model *model;
-	pthread_mutex_t lock;  /* guards what follows */
+	pthread_mutex_t lock;  /* guards @pinned */
 	struct pinned *pinned; /* for the binaries of all its tensors, or NULL */
 	struct garbage *garbage;
 };
@@ -110,7 +111,8 @@ struct origin {
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
 	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type,
 	*descriptor_type, *bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type,
-	*slot_end_type, *page_pool_type, *pages_type, *sequence_type, *engine_type, *graph_type;
+	*slot_end_type, *page_pool_type, *pages_type, *sequence_type, *engine_type, *graph_type,
+	*job_watch_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -134,6 +136,8 @@ void slot_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direc
 /* garbage.c */
 struct garbage *garbage_alloc(void (*drop)(void *object));
 void garbage_free(struct garbage *garbage);
+void garbage_leave_anywhere(struct garbage *garbage, void *object);
+bool garbage_look(ErlNifEnv *env);
 void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object);
 void garbage_leave(struct garbage *garbage, void *object);
 void garbage_tell(void);
@@ -144,7 +148,7 @@ NIF(sweep);
 void log_keep(void *data, enum tmesh_log_level level, const char *message);
 ERL_NIF_TERM log_take(ErlNifEnv *env);
 
-/* Atoms of what is called often: looking one up by its name takes as long as a small call. */
+/* Atoms of frequent calls: looking one up by its name takes as long as a small call. */
 extern struct atoms {
 	ERL_NIF_TERM ok;
 	ERL_NIF_TERM nil;
@@ -157,8 +161,8 @@ extern struct atoms {
 } atoms;
 void make_atoms(ErlNifEnv *env);
 
-/* term.c: between terms and the library's structures. The get_ functions return false, and
- * leave the reason in @err, for a term of another shape. */
+/* term.c: between terms and the library's structures. For a term of another shape the get_
+ * functions return false and fill @err. */
 ERL_NIF_TERM make_ok(ErlNifEnv *env, ERL_NIF_TERM term);
 ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err);
 ERL_NIF_TERM make_open_error(ErlNifEnv *env, uint32_t rights, const struct tmesh_error *err);
@@ -166,7 +170,7 @@ ERL_NIF_TERM make_region_error(ErlNifEnv *env, struct tmesh_region *region,
 			       const struct tmesh_error *err);
 ERL_NIF_TERM make_string(ErlNifEnv *env, const char *text);
 ERL_NIF_TERM make_word(ErlNifEnv *env, const char *word);
-/* Of an array of words, that with the number @n; NULL where it has none. */
+/* Return the word with the number @n of an array, or NULL if it has none. */
 #define WORD_OF(words, n) \
 	((size_t)(n) < sizeof(words) / sizeof((words)[0]) ? (words)[(size_t)(n)] : NULL)
 ERL_NIF_TERM make_ref(ErlNifEnv *env, const struct tmesh_ref *ref);
@@ -175,9 +179,14 @@ struct member {
 	const char *name;
 	ERL_NIF_TERM value;
 };
-/* Of an array of members, keys that are atoms. */
+/* Make a map of an array of members, whose keys become atoms. */
 #define MAKE_MAP(env, members) make_members(env, members, sizeof(members) / sizeof((members)[0]))
 ERL_NIF_TERM make_members(ErlNifEnv *env, const struct member *members, size_t count);
+struct shown;
+/* Return @map with those members of @of that a table of common/shown.h names. */
+ERL_NIF_TERM show(ErlNifEnv *env, ERL_NIF_TERM map, const struct shown *members, size_t count,
+		  const void *of);
+#define SHOW(env, map, table, of) show(env, map, table, SHOWN_COUNT(table), of)
 int refuse(struct tmesh_error *err, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 bool get_dtype(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_dtype *dtype, struct tmesh_error *err);
@@ -186,7 +195,7 @@ bool get_dims(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, int64_t *dims
 bool get_rights(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t *rights, struct tmesh_error *err);
 bool get_bool(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, bool *value,
 	      struct tmesh_error *err);
-/* A binary of at most @size - 1 bytes without a zero byte, as a string. */
+/* Copy a binary of at most @size - 1 bytes without a zero byte to a string. */
 bool get_text(ErlNifEnv *env, ERL_NIF_TERM term, char *text, size_t size);
 bool get_ref(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_ref *ref, struct tmesh_error *err);
 bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts *opts,
@@ -205,10 +214,10 @@ NIF(context_stats);
 struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle **handle,
 				struct tmesh_error *err);
 void put_tensor(ErlNifEnv *env, struct tmesh_tensor *tensor);
-/* A term {handle, ref} of a new handle, which takes over @tensor, also on failure. */
+/* Make a term {handle, ref} of a new handle, which takes over @tensor, also on failure. */
 bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
 		 ERL_NIF_TERM *term, struct tmesh_error *err);
-/* The same of a model's tensor: the handle keeps @origin. */
+/* Do so for a model's tensor: the handle keeps @origin. */
 bool make_handle_of(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
 		    struct origin *origin, ERL_NIF_TERM *term, struct tmesh_error *err);
 bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b);
@@ -220,37 +229,38 @@ NIF(tensor_name);
 NIF(tensor_seal);
 NIF(tensor_write);
 NIF(tensor_release);
-NIF(tensor_keep);
+NIF(tensor_tie);
+NIF(tensor_local);
 NIF(ref_encode);
 NIF(ref_decode);
 NIF(ref_from_members);
-/* Around whatever may wait for a peer on a dirty scheduler. Return: false with @err filled. */
+/* Enclose calls that may wait for a peer on a dirty scheduler. Return: false with @err filled. */
 bool begin_opening(struct context *context, struct tmesh_error *err);
 void end_opening(struct context *context);
 
-/* see.c */
+/* inspect.c */
 ERL_NIF_TERM make_id(ErlNifEnv *env, uint64_t id);
 NIF(tensor_info);
 NIF(regions);
 NIF(holders);
 NIF(token_id);
 
-/* held.c */
+/* idle_handles.c */
 void held_add(ErlNifEnv *env, struct held *held);
 void held_remove(struct held *held);
 void held_used(ErlNifEnv *env, struct held *held);
 NIF(held_by);
 
 /* hold.c */
-/* How long a ref holds its memory: nil, which is 0 and not at all, or nanoseconds. */
+/* Read how long a ref holds its memory: nil, which gives 0 (no hold), or nanoseconds. */
 bool get_hold(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *ns, struct tmesh_error *err);
 NIF(context_flush);
 NIF(context_trim);
 
 /* bundle.c */
-/* {ok, term} of a bundle, which the term takes over, also on failure. */
+/* Return {ok, term} of a bundle. The term takes @made over, also on failure. */
 ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_bundle *made);
-/* The caller's reference on the bundle of a term, or NULL with @err filled. */
+/* Return the caller's reference on the bundle of a term, or NULL with @err filled. */
 struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err);
 NIF(bundle_create);
 NIF(bundle_open);
@@ -268,18 +278,18 @@ NIF(model_metadata);
 NIF(model_tensor);
 NIF(model_bundle);
 NIF(model_release);
-/* Who waits for files, and who wants to be told how far they are. */
+/* The process that waits for files, and the one that receives their progress. */
 struct model_watch {
 	ErlNifEnv *env;
-	ErlNifEnv *message; /* NULL: nobody wants to know */
+	ErlNifEnv *message; /* NULL: no process receives progress */
 	ErlNifPid pid;
 	ERL_NIF_TERM path;
 };
-/* nil, or the process that is told. The caller frees the message's environment. */
+/* Read nil, or the process that receives progress. The caller frees the message's environment. */
 bool get_watch(ErlNifEnv *env, ERL_NIF_TERM term, ERL_NIF_TERM path, struct model_watch *watch);
-/* A tmesh_model_progress_fn: the work ends with the process that asked for it. */
+/* A tmesh_model_progress_fn. The work ends with the process that asked for it. */
 int model_progress(void *data, const struct tmesh_model_progress *progress);
-/* Around what reads or writes files: only some of the dirty schedulers do at once. Return: false
+/* Enclose calls that read or write files: only some dirty schedulers do so at once. Return: false
  * with @err filled (EAGAIN). */
 bool begin_files(struct context *context, struct tmesh_error *err);
 void end_files(struct context *context);
@@ -287,18 +297,19 @@ void end_files(struct context *context);
 /* model_save.c */
 NIF(model_save);
 
-/* reach.c */
-/* The layout of a region as its maker described it, else of its bytes. Return: 0 or an error. */
+/* sharing.c */
+/* Get the layout of a region from its maker's description, or else of its bytes. Return: 0 or an
+ * error. */
 int describe_region(struct tmesh_region *region, struct tmesh_layout *layout,
 		    struct tmesh_error *err);
-/* A term {handle, ref} of a tensor with that layout, with a reference of its own on @region. */
+/* Make a term {handle, ref} of a tensor with that layout and its own reference on @region. */
 bool wrap_region(ErlNifEnv *env, struct context *context, struct tmesh_region *region,
 		 ERL_NIF_TERM *term, struct tmesh_error *err);
-/* The result of a new region: as wrap_region(), unless there is a shape (else nil). Takes over
+/* Return the result of a new region: as wrap_region(), or with @shape unless it is nil. Take over
  * @region. */
 ERL_NIF_TERM tensor_of_region(ErlNifEnv *env, struct context *context, struct tmesh_region *region,
 			      ERL_NIF_TERM shape, ERL_NIF_TERM dtype, uint64_t offset);
-/* A descriptor of the VM's, or one of a term's own. */
+/* Read a descriptor of the VM, or that of a descriptor term. */
 bool get_fd(ErlNifEnv *env, ERL_NIF_TERM term, int *fd, struct tmesh_error *err);
 NIF(region_revoke);
 NIF(reclaim);
@@ -329,9 +340,6 @@ NIF(placed_at);
 NIF(placed_bind);
 NIF(placed_tensor);
 NIF(places_open);
-NIF(costs_parse);
-NIF(costs_read);
-NIF(costs_find);
 NIF(places_sweep);
 NIF(places_used);
 NIF(places_stats);
@@ -347,7 +355,9 @@ NIF(engine_tensor_read);
 NIF(engine_tensor_write);
 NIF(engine_tensor_export);
 NIF(engine_tensor_destroy);
-void engine_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
+
+/* jobs.c */
+void job_watch_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
 
 /* graph.c */
 NIF(graph_create);
@@ -399,12 +409,15 @@ NIF(seq_release);
 /* keep.c */
 NIF(keep_region);
 NIF(open_kept);
+NIF(keep_folder);
+NIF(kept_path);
+NIF(kept_files);
 NIF(list_kept);
 NIF(drop_kept);
 
 /* arena.c */
-/* Whether a tensor of so many bytes, some of them copied, is made with these options in well below
- * a millisecond. */
+/* Return whether a tensor of so many bytes, some of them copied, takes well below a millisecond to
+ * make with these options. */
 bool is_quick(ErlNifEnv *env, ERL_NIF_TERM opts, uint64_t bytes, size_t copied);
 NIF(arena_create);
 
@@ -427,11 +440,15 @@ NIF(worker_recv);
 NIF(worker_kill);
 NIF(worker_close);
 
-/* channel.c */
+/* channel_end.c */
 void channel_dtor(ErlNifEnv *env, void *object);
+void channels_trim(ErlNifEnv *env);
+void channels_returned(ErlNifEnv *env, uint64_t bytes);
 void channel_end_dtor(ErlNifEnv *env, void *object);
 void channel_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
 void channel_end_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
+
+/* channel.c */
 NIF(channel_create);
 NIF(channel_open);
 NIF(channel_send);
@@ -439,6 +456,9 @@ NIF(channel_recv);
 NIF(channel_call);
 NIF(channel_flush);
 NIF(channel_wait);
+NIF(channel_watch);
+NIF(channel_passed);
+NIF(channel_gone);
 NIF(channel_cancel);
 NIF(channel_close);
 

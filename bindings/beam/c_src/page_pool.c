@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Pools of pages, and parts in them, by libtmesh-model; sequences are in sequence.c. */
+/* Pools of pages and parts in them, by libtmesh-model. Sequences are in sequence.c. */
 #include "paging.h"
 
 #include <errno.h>
 #include <string.h>
+
+#include "common/shown.h"
 
 struct page_pool {
 	pthread_mutex_t lock;
@@ -36,7 +38,7 @@ void page_pool_dtor(ErlNifEnv *env, void *object)
 	pthread_mutex_destroy(&pool->lock);
 }
 
-/* The caller's reference on the pool of a term, or NULL with @err filled. */
+/* Return the caller's reference on the pool of a term, or NULL with @err filled. */
 static struct tmesh_page_pool *get_pool(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
 {
 	struct tmesh_page_pool *taken = NULL;
@@ -128,25 +130,10 @@ NIF(page_pool_info)
 	tmesh_page_pool_unref(pool);
 	if (rc)
 		return make_error(env, &err);
-
-	const struct member members[] = {
-		{"slabs", enif_make_uint64(env, info.slabs)},
-		{"pages", enif_make_uint64(env, info.pages)},
-		{"free", enif_make_uint64(env, info.free)},
-		{"cached", enif_make_uint64(env, info.cached)},
-		{"held", enif_make_uint64(env, info.held)},
-		{"handles", enif_make_uint64(env, info.handles)},
-		{"tickets", enif_make_uint64(env, info.tickets)},
-		{"evicted", enif_make_uint64(env, info.evicted)},
-		{"refused", enif_make_uint64(env, info.refused)},
-		{"died", enif_make_uint64(env, info.died)},
-		{"reclaimed", enif_make_uint64(env, info.reclaimed)},
-	};
-
-	return make_ok(env, MAKE_MAP(env, members));
+	return make_ok(env, SHOW(env, enif_make_new_map(env), shown_page_pool_info, &info));
 }
 
-/* page_pool_close(pool) -> ok, again and again */
+/* page_pool_close(pool) -> ok, also when repeated */
 NIF(page_pool_close)
 {
 	struct tmesh_page_pool *taken;
@@ -249,21 +236,7 @@ NIF(pages_info)
 	tmesh_pages_unref(pages);
 	if (rc)
 		return make_error(env, &err);
-
-	const struct member members[] = {
-		{"page_bytes", enif_make_uint64(env, info.page_bytes)},
-		{"page_tokens", enif_make_uint(env, info.page_tokens)},
-		{"slab_pages", enif_make_uint(env, info.slab_pages)},
-		{"max_pages", enif_make_uint(env, info.max_pages)},
-		{"devices", enif_make_uint(env, info.devices)},
-		{"heads", enif_make_uint(env, info.heads)},
-		{"spare", enif_make_uint(env, info.spare)},
-		{"held", enif_make_uint64(env, info.held)},
-		{"copies", enif_make_uint64(env, info.copies)},
-		{"bytes_copied", enif_make_uint64(env, info.bytes_copied)},
-	};
-
-	return make_ok(env, MAKE_MAP(env, members));
+	return make_ok(env, SHOW(env, enif_make_new_map(env), shown_pages_info, &info));
 }
 
 /* pages_head(pages, head) -> {ok, {device, place}} */
@@ -348,7 +321,7 @@ NIF(pages_sequence)
 	return term;
 }
 
-/* pages_find(pages, hashes one behind the other) -> {ok, {sequence, id}} */
+/* pages_find(pages, consecutive hashes) -> {ok, {sequence, id}} */
 NIF(pages_find)
 {
 	struct tmesh_pages *pages;
@@ -456,7 +429,7 @@ NIF(pages_slab)
 		  : tensor_of_region(env, context, region, argv[3], argv[4], 0);
 }
 
-/* pages_close(pages) -> ok, again and again */
+/* pages_close(pages) -> ok, also when repeated */
 NIF(pages_close)
 {
 	struct tmesh_pages *taken;

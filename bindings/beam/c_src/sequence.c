@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Sequences of pages. The library wants one caller at a time: a lock, which is taken on dirty
- * schedulers alone, sees to it.
+ * Sequences of pages. The library allows one caller at a time. A lock, taken on dirty schedulers
+ * alone, serializes calls.
  *
- * No binary points into a page: other processes may write to it. What is read is a copy, made by
- * the kernel, so that memory that was taken back is an error and not a fault, which would end the
- * VM.
+ * No binary points into a page, because other processes may write to it. The kernel copies the
+ * bytes of a read. So memory that was taken back gives an error instead of a fault, which would end
+ * the VM.
  */
 #include "paging.h"
 
@@ -16,7 +16,7 @@
 
 struct sequence {
 	pthread_mutex_t lock;
-	struct tmesh_seq *seq; /* NULL: released; guarded by @lock, as calls with it are */
+	struct tmesh_seq *seq; /* NULL: released; @lock guards it and calls with it */
 	uint64_t page_bytes;
 	struct context *context;
 	struct garbage *garbage;
@@ -100,7 +100,7 @@ uint64_t (*get_hashes(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t *count,
 	return hashes;
 }
 
-/* The sequence of a term, locked, or NULL with @err filled. */
+/* Return the sequence of a term, locked, or NULL with @err filled. */
 static struct sequence *lock_sequence(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
 {
 	struct sequence *sequence;
@@ -256,7 +256,7 @@ static bool get_place(ErlNifEnv *env, const ERL_NIF_TERM argv[], struct place *p
 	       refuse(err, -EINVAL, "block, device and offset are numbers of at least 0") == 0;
 }
 
-/* Where it is, with @rights on it. */
+/* Find the address of a place, with @rights on it. */
 static int find_place(const struct sequence *sequence, const struct place *place, uint32_t rights,
 		      struct iovec *there, struct tmesh_error *err)
 {
@@ -382,7 +382,7 @@ NIF(seq_gather)
 	return made ? make_ok(env, term) : make_error(env, &err);
 }
 
-/* seq_cache(sequence, hashes one behind the other) -> ok */
+/* seq_cache(sequence, consecutive hashes) -> ok */
 NIF(seq_cache)
 {
 	struct sequence *sequence;
@@ -420,7 +420,7 @@ NIF(seq_share)
 	return rc ? make_error(env, &err) : make_ok(env, make_string(env, ticket));
 }
 
-/* seq_release(sequence) -> ok, again and again */
+/* seq_release(sequence) -> ok, also when repeated */
 NIF(seq_release)
 {
 	struct sequence *sequence;

@@ -2,9 +2,10 @@
 /*
  * Slots: bundles that are replaced in one step.
  *
- * What the emulator polls it keeps until it is told to stop. So the term of a reader holds another
- * resource: when nobody has the term any more, reading ends. The library's reader is for one thread
- * at a time, which a lock sees to; it is held on dirty schedulers, and elsewhere only tried.
+ * The emulator keeps a polled resource until enif_select() stops it. So the term of a reader holds
+ * another resource. When the last term is gone, reading ends. The library's reader allows one
+ * thread at a time. A lock serializes calls: it is held on dirty schedulers, and only tried on
+ * others.
  */
 #include "nif.h"
 
@@ -18,15 +19,15 @@ struct slot {
 };
 
 struct slot_end {
-	pthread_mutex_t lock; /* guards what follows, and calls with the reader */
+	pthread_mutex_t lock; /* guards the next members and calls with the reader */
 	struct tmesh_slot_reader *reader;
 	bool closed;
-	bool selected; /* the emulator has had its descriptor */
+	bool selected; /* the emulator polls its descriptor */
 	struct context *context;
 	struct garbage *garbage;
 };
 
-/* What terms hold. */
+/* The resource of a reader's term. */
 struct slot_reader {
 	struct slot_end *end;
 };
@@ -54,7 +55,7 @@ void slot_dtor(ErlNifEnv *env, void *object)
 	pthread_mutex_destroy(&slot->lock);
 }
 
-/* The caller's reference on the slot of a term, or NULL with @err filled. */
+/* Return the caller's reference on the slot of a term, or NULL with @err filled. */
 static struct tmesh_slot *get_slot(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
 {
 	struct tmesh_slot *taken = NULL;
@@ -153,8 +154,8 @@ NIF(slot_generation)
 
 /* Reading */
 
-/* Nobody selects on the descriptor any more. */
-static void let_go(ErlNifEnv *env, struct slot_end *end)
+/* Release the reader. No call selects on the descriptor any more. */
+static void slot_end_release(ErlNifEnv *env, struct slot_end *end)
 {
 	if (end->reader)
 		garbage_put(env, end->garbage, end->reader);
@@ -166,19 +167,20 @@ static void let_go(ErlNifEnv *env, struct slot_end *end)
 
 void slot_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call)
 {
-	let_go(env, object);
+	slot_end_release(env, object);
 }
 
 void slot_end_dtor(ErlNifEnv *env, void *object)
 {
 	struct slot_end *end = object;
 
-	let_go(env, end);
+	slot_end_release(env, end);
 	enif_release_resource(end->context);
 	pthread_mutex_destroy(&end->lock);
 }
 
-/* Its lock is not held: the emulator may call slot_end_stop() at once. */
+/* Close the end. The caller does not hold its lock, because the emulator may call slot_end_stop()
+ * at once. */
 static void close_end(ErlNifEnv *env, struct slot_end *end)
 {
 	bool closed;
@@ -190,7 +192,7 @@ static void close_end(ErlNifEnv *env, struct slot_end *end)
 	if (!closed && end->selected)
 		fd = tmesh_slot_poll_fd(end->reader, NULL);
 	else if (!closed)
-		let_go(env, end);
+		slot_end_release(env, end);
 	pthread_mutex_unlock(&end->lock);
 	if (fd >= 0)
 		enif_select(env, fd, ERL_NIF_SELECT_STOP, end, NULL, atoms.undefined);
@@ -204,7 +206,7 @@ void slot_reader_dtor(ErlNifEnv *env, void *object)
 	enif_release_resource(reader->end);
 }
 
-/* Both calls take a text that leads to a slot. */
+/* Both functions take a text that leads to a slot. */
 typedef int (*open_fn)(struct tmesh_ctx *ctx, const char *text, struct tmesh_slot_reader **out,
 		       struct tmesh_error *err);
 
@@ -274,7 +276,7 @@ static bool get_end(ErlNifEnv *env, ERL_NIF_TERM term, struct slot_end **end,
 	return true;
 }
 
-/* To be unlocked by the caller. False with @err filled: it was closed. */
+/* Lock the end of a term. The caller unlocks it. False with @err filled: it was closed. */
 static bool lock_end(ErlNifEnv *env, ERL_NIF_TERM term, struct slot_end **end,
 		     struct tmesh_error *err)
 {
@@ -287,7 +289,7 @@ static bool lock_end(ErlNifEnv *env, ERL_NIF_TERM term, struct slot_end **end,
 	return refuse(err, -EBADF, "the slot's reader was closed") == 0;
 }
 
-/* {ok, {generation, bundle}} of a value, which is the reader's. */
+/* Return {ok, {generation, bundle}} of a value that the reader owns. */
 static ERL_NIF_TERM make_value(ErlNifEnv *env, struct context *context,
 			       struct tmesh_slot_value *value)
 {
@@ -324,7 +326,7 @@ static NIF(read_now)
 	return term;
 }
 
-/* slot_read(reader, generation | nil) -> same | {ok, {generation, bundle}}. Only what is new needs
+/* slot_read(reader, generation | nil) -> same | {ok, {generation, bundle}}. Only a new value needs
  * a dirty scheduler. */
 NIF(slot_read)
 {
@@ -337,7 +339,7 @@ NIF(slot_read)
 	if (!get_end(env, argv[0], &end, &err))
 		return make_error(env, &err);
 	if (enif_get_uint64(env, argv[1], &last) && last && !pthread_mutex_trylock(&end->lock)) {
-		/* Of one that did not change, reading is a look at a word. */
+		/* If the slot did not change, reading looks at one word. */
 		same = !end->closed && !tmesh_slot_changed(end->reader) &&
 		       !tmesh_slot_read(end->reader, &value, &err) &&
 		       last == tmesh_slot_value_generation(value);
@@ -359,7 +361,7 @@ static ERL_NIF_TERM watch(ErlNifEnv *env, struct slot_end *end, ERL_NIF_TERM mes
 	if (fd < 0)
 		return make_error(env, &err);
 	changed = tmesh_slot_changed(end->reader);
-	/* Told by a message, whoever reads and watches again would be told at once, for ever. */
+	/* A message in place of this error would make a reader that watches again loop for ever. */
 	if (changed < 0) {
 		refuse(&err, changed, "the slot's publisher is gone: there will be no newer value");
 		return make_error(env, &err);
@@ -377,8 +379,8 @@ static ERL_NIF_TERM watch(ErlNifEnv *env, struct slot_end *end, ERL_NIF_TERM mes
 	return atoms.ok;
 }
 
-/* slot_watch(reader, message) -> ok. The message comes once, when there may be something to look
- * at; epipe: there is nothing, and will not be. */
+/* slot_watch(reader, message) -> ok. The message comes once, when there may be a new value. epipe:
+ * there is none, and will be none. */
 NIF(slot_watch)
 {
 	struct slot_end *end;
@@ -392,7 +394,7 @@ NIF(slot_watch)
 	return term;
 }
 
-/* slot_close(slot | reader) -> ok, again and again */
+/* slot_close(slot | reader) -> ok, also when repeated */
 NIF(slot_close)
 {
 	struct tmesh_slot *taken;

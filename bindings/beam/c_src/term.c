@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/shown.h"
+
 struct atoms atoms;
 
 void make_atoms(ErlNifEnv *env)
@@ -38,19 +40,19 @@ ERL_NIF_TERM make_string(ErlNifEnv *env, const char *text)
 	return term;
 }
 
-/* The atom of a kind or level; NULL is one of a newer module or library. */
+/* Make the atom of a kind or level. NULL comes from a newer module or library. */
 ERL_NIF_TERM make_word(ErlNifEnv *env, const char *word)
 {
 	return enif_make_atom(env, word ? word : "unknown");
 }
 
-/* {error, {enoent, <<"why">>}} */
+/* Return {error, {enoent, <<"why">>}}. */
 ERL_NIF_TERM make_error(ErlNifEnv *env, const struct tmesh_error *err)
 {
 	const char *name = strerrorname_np(-err->code);
 	char atom[32] = "eunknown";
 
-	/* Not tolower(): in a Turkish locale an I has no small letter of one byte. */
+	/* Do not use tolower(): in a Turkish locale an I has no small letter of one byte. */
 	for (size_t i = 0; name && i < sizeof(atom) - 1; i++) {
 		atom[i] = name[i];
 		if (name[i] >= 'A' && name[i] <= 'Z')
@@ -70,7 +72,8 @@ static ERL_NIF_TERM make_sealed(ErlNifEnv *env, const struct tmesh_error *err)
 						 make_string(env, err->message)));
 }
 
-/* Of what @region refused: EPERM is the seal's where it is sealed, and else a permission's. */
+/* Return the error of an operation on @region. EPERM of a sealed region comes from the seal, and
+ * else from missing permission. */
 ERL_NIF_TERM make_region_error(ErlNifEnv *env, struct tmesh_region *region,
 			       const struct tmesh_error *err)
 {
@@ -79,7 +82,7 @@ ERL_NIF_TERM make_region_error(ErlNifEnv *env, struct tmesh_region *region,
 	return make_sealed(env, err);
 }
 
-/* Of an open, or a ref: one that is to be for writing is refused so by the seal alone. */
+/* Return the error of an open or a ref. Only the seal refuses a ref for writing with EPERM. */
 ERL_NIF_TERM make_open_error(ErlNifEnv *env, uint32_t rights, const struct tmesh_error *err)
 {
 	return err->code == -EPERM && rights & TMESH_WRITE ? make_sealed(env, err)
@@ -110,7 +113,7 @@ bool get_dtype(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_dtype *dtype, struc
 	return *dtype != TMESH_DTYPE_INVALID;
 }
 
-/* A proper list of at most TMESH_MAX_DIMS integers of 64 bits. */
+/* Read a proper list of at most TMESH_MAX_DIMS integers of 64 bits. */
 bool get_dims(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, int64_t *dims, int32_t *ndim,
 	      struct tmesh_error *err)
 {
@@ -208,7 +211,42 @@ ERL_NIF_TERM make_members(ErlNifEnv *env, const struct member *members, size_t c
 	return map;
 }
 
-/* {id, token, offset, byte_size, shape, dtype, strides, device}, as Tmesh.Native says. */
+static ERL_NIF_TERM value_of(ErlNifEnv *env, const struct shown *member, const void *of)
+{
+	const char *at = (const char *)of + member->offset;
+	uint64_t wide = member->size == sizeof(wide) ? *(const uint64_t *)at : 0;
+
+	switch (member->kind) {
+	case SHOWN_U64:
+		return enif_make_uint64(env, wide);
+	case SHOWN_U64_OR_NONE:
+		return wide ? enif_make_uint64(env, wide) : atoms.nil;
+	case SHOWN_U32:
+		return enif_make_uint(env, *(const uint32_t *)at);
+	case SHOWN_BOOL:
+		return enif_make_atom(env, *(const bool *)at ? "true" : "false");
+	case SHOWN_ID:
+		return make_id(env, wide);
+	case SHOWN_TEXT_OR_NONE:
+		if (!*at)
+			return atoms.nil;
+		break;
+	case SHOWN_TEXT:
+		break;
+	}
+	return make_string(env, at);
+}
+
+ERL_NIF_TERM show(ErlNifEnv *env, ERL_NIF_TERM map, const struct shown *members, size_t count,
+		  const void *of)
+{
+	for (size_t i = 0; i < count; i++)
+		enif_make_map_put(env, map, enif_make_atom(env, members[i].name),
+				  value_of(env, &members[i], of), &map);
+	return map;
+}
+
+/* Read {id, token, offset, byte_size, shape, dtype, strides, device}, as in Tmesh.Native. */
 bool get_ref(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_ref *ref, struct tmesh_error *err)
 {
 	ErlNifUInt64 id, offset, byte_size;
@@ -260,7 +298,7 @@ ERL_NIF_TERM make_ref(ErlNifEnv *env, const struct tmesh_ref *ref)
 		make_dims(env, layout->strides, layout->ndim), make_device(env, layout));
 }
 
-/* nil, or a number of at least 0 for which @flag is set. */
+/* Read nil, or a number of at least 0, for which @flag is set. */
 static bool get_given(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t flag, unsigned int *value,
 		      uint32_t *flags)
 {
@@ -270,8 +308,8 @@ static bool get_given(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t flag, unsigned
 	return enif_get_uint(env, term, value) && *value <= INT_MAX;
 }
 
-/* {label, huge, mode, node, gid, linger_ms, pin}, where opts->label points to @label; or an arena.
- */
+/* Read {label, huge, mode, node, gid, hold_ms, pin}, where opts->label points to @label, or read
+ * an arena. */
 bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts *opts,
 		     char label[TMESH_LABEL_LEN + 1], struct tmesh_error *err)
 {
@@ -304,8 +342,8 @@ bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts
 		return refuse(err, -EINVAL, "node must be nil or the number of a NUMA node") == 0;
 	if (!get_given(env, field[4], TMESH_REGION_GID, &gid, &opts->flags))
 		return refuse(err, -EINVAL, "gid must be nil or the number of a group") == 0;
-	if (!enif_get_uint(env, field[5], &opts->linger_ms))
-		return refuse(err, -EINVAL, "linger_ms must be milliseconds, at most 1000") == 0;
+	if (!enif_get_uint(env, field[5], &opts->hold_ms))
+		return refuse(err, -EINVAL, "hold_ms must be milliseconds, at most 1000") == 0;
 	if (!get_bool(env, field[6], "pin", &pin, err))
 		return false;
 	opts->node = (int)node;

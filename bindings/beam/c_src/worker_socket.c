@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The connection to a worker process: packets of docs/worker.md, and the process behind it.
+ * The connection to a worker process: packets of docs/reference/worker.md, and the process at the
+ * other end.
  *
- * It belongs to the process that connected: that one is told when there is something to read, and
- * with its end the connection ends. Nothing here waits, but for a busy look that is asked for: what
- * cannot be done now gives eagain, and {select, socket, undefined, ready_input | ready_output} says
- * when to try again.
+ * The process that connected owns the connection. It receives a message when there is something to
+ * read, and its end closes the connection. Nothing here waits, except for a busy look that the
+ * caller asks for. An operation that cannot be done now gives eagain. Then {select, socket,
+ * undefined, ready_input | ready_output} says when to try again.
  */
 #include "nif.h"
 
@@ -23,6 +24,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "common/fd_passing.h"
 #include "common/foreign.h"
 
 #define PACKET_BYTES 65536
@@ -31,9 +33,9 @@
 #define BODY_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
 
 struct worker_socket {
-	pthread_mutex_t lock; /* guards what follows; not held over enif_select(STOP) */
+	pthread_mutex_t lock; /* guards the next members; not held over enif_select(STOP) */
 	int fd;		      /* -1: closed */
-	int process;	      /* pidfd of the worker; -1: it cannot be seen from here */
+	int process;	      /* pidfd of the worker; -1: it is not visible here */
 	int body;	      /* memfd of a message that is being read; -1: none */
 	size_t body_bytes;
 };
@@ -62,7 +64,7 @@ void worker_socket_dtor(ErlNifEnv *env, void *object)
 	pthread_mutex_destroy(&sock->lock);
 }
 
-/* Nobody selects on the descriptor any more. */
+/* Close the socket. No call selects on the descriptor any more. */
 void worker_socket_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call)
 {
 	close_all(object);
@@ -84,7 +86,7 @@ void worker_socket_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMoni
 	stop(env, object);
 }
 
-/* The open socket of a term, locked, or NULL with @err filled. */
+/* Return the open socket of a term, locked, or NULL with @err filled. */
 static struct worker_socket *get_socket(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
 {
 	struct worker_socket *sock;
@@ -121,7 +123,7 @@ static int connect_to(const ErlNifBinary *name, struct tmesh_error *err)
 	return err->code;
 }
 
-/* The process at the other end, which must be this user's. Return: 0 or an error. */
+/* Check that the process at the other end is this user's. Return: 0 or an error. */
 static int look_at_peer(int fd, int *process, struct tmesh_error *err)
 {
 	struct ucred peer;
@@ -134,7 +136,8 @@ static int look_at_peer(int fd, int *process, struct tmesh_error *err)
 		return refuse(err, -EACCES, "a process of user %u listens in the worker's place",
 			      peer.uid);
 	*process = (int)syscall(SYS_pidfd_open, peer.pid, 0);
-	/* Alive after that, it is the worker's and not a later process's of the same number. */
+	/* If it is alive now, the pidfd is the worker's, not that of a later process with its
+	 * number. */
 	if (poll(&alive, 1, 0) < 0 || alive.revents & (POLLHUP | POLLERR)) {
 		close_fd(process);
 		return refuse(err, -EPIPE, "the worker has ended");
@@ -183,27 +186,14 @@ static ERL_NIF_TERM again(ErlNifEnv *env, struct worker_socket *sock, enum ErlNi
 /* Send one packet, with @body unless it is -1. */
 static int send_packet(int fd, const void *data, size_t size, int body, struct tmesh_error *err)
 {
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
-	} control = {0};
-	struct iovec iov = {.iov_base = (void *)data, .iov_len = size};
-	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+	ssize_t sent = tmesh_fds_send(fd, data, size, &body, body >= 0, MSG_DONTWAIT);
 
-	if (body >= 0) {
-		msg.msg_control = &control;
-		msg.msg_controllen = sizeof(control);
-		control.header.cmsg_level = SOL_SOCKET;
-		control.header.cmsg_type = SCM_RIGHTS;
-		control.header.cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(&control.header), &body, sizeof(int));
-	}
-	if (sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
+	if (sent >= 0)
 		return 0;
-	return refuse(err, -errno, "the worker takes no message: %m");
+	return refuse(err, (int)sent, "the worker takes no message: %s", strerror((int)-sent));
 }
 
-/* A sealed memfd with the message. Return: the descriptor, or an error. */
+/* Make a sealed memfd with the message. Return: the descriptor, or an error. */
 static int make_body(const ErlNifBinary *text, struct tmesh_error *err)
 {
 	int fd = memfd_create("worker-message", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -226,20 +216,15 @@ fail:
 	return err->code;
 }
 
-static int send_message(int fd, const ErlNifBinary *text, struct tmesh_error *err)
+/* Send a message. @body: the descriptor of make_body() for a long message, else -1. */
+static int send_message(int fd, const ErlNifBinary *text, int body, struct tmesh_error *err)
 {
 	char packet[64];
-	int body, rc;
 
-	if (text->size <= PACKET_BYTES)
-		return send_packet(fd, text->data, text->size, -1, err);
-	body = make_body(text, err);
 	if (body < 0)
-		return body;
+		return send_packet(fd, text->data, text->size, -1, err);
 	snprintf(packet, sizeof(packet), "{\"v\":1,\"body\":%zu}", text->size);
-	rc = send_packet(fd, packet, strlen(packet), body, err);
-	close(body);
-	return rc;
+	return send_packet(fd, packet, strlen(packet), body, err);
 }
 
 static NIF(worker_send_now)
@@ -248,7 +233,7 @@ static NIF(worker_send_now)
 	struct tmesh_error err;
 	ErlNifBinary text;
 	ERL_NIF_TERM term;
-	int rc;
+	int body = -1, rc;
 
 	if (!enif_inspect_binary(env, argv[1], &text) || !text.size) {
 		refuse(&err, -EINVAL, "a message is a binary that is not empty");
@@ -259,10 +244,18 @@ static NIF(worker_send_now)
 		       MESSAGE_BYTES);
 		return make_error(env, &err);
 	}
+	/* Copy megabytes without the lock, which other calls take on normal schedulers. */
+	if (text.size > PACKET_BYTES) {
+		body = make_body(&text, &err);
+		if (body < 0)
+			return make_error(env, &err);
+	}
 	sock = get_socket(env, argv[0], &err);
-	if (!sock)
+	if (!sock) {
+		close_fd(&body);
 		return make_error(env, &err);
-	rc = send_message(sock->fd, &text, &err);
+	}
+	rc = send_message(sock->fd, &text, body, &err);
 	if (!rc)
 		term = atoms.ok;
 	else if (rc == -EAGAIN)
@@ -270,6 +263,7 @@ static NIF(worker_send_now)
 	else
 		term = make_error(env, &err);
 	pthread_mutex_unlock(&sock->lock);
+	close_fd(&body);
 	return term;
 }
 
@@ -284,7 +278,7 @@ NIF(worker_send)
 	return worker_send_now(env, argc, argv);
 }
 
-/* The size in {"v":1,"body":N}, as Python and this file write it; 0 for anything else. */
+/* Return the size in {"v":1,"body":N}, as Python and this file write it; 0 for anything else. */
 static size_t body_size(const char *packet, size_t size)
 {
 	unsigned int bytes;
@@ -311,7 +305,7 @@ static int keep_body(struct worker_socket *sock, int body, const char *packet, s
 
 	if (!bytes || seals < 0 || (seals & BODY_SEALS) != BODY_SEALS || fstat(body, &st) ||
 	    (uint64_t)st.st_size != bytes) {
-		tmesh_foreign_close(body, tmesh_giver_at(sock->fd));
+		close(body);
 		return refuse(err, -EPROTO,
 			      "a worker's message comes with a descriptor that is no "
 			      "sealed memfd of the size it names");
@@ -328,78 +322,52 @@ static NIF(read_body)
 	struct tmesh_error err;
 	unsigned char *bytes;
 	ERL_NIF_TERM term;
+	size_t size;
 	ssize_t n;
+	int body;
 
 	sock = get_socket(env, argv[0], &err);
 	if (!sock)
 		return make_error(env, &err);
-	bytes = enif_make_new_binary(env, sock->body_bytes, &term);
-	n = pread(sock->body, bytes, sock->body_bytes, 0);
-	if (n == (ssize_t)sock->body_bytes)
-		term = make_ok(env, term);
-	else {
-		refuse(&err, -EPROTO, "a worker's message cannot be read");
-		term = make_error(env, &err);
-	}
-	close_fd(&sock->body);
+	body = sock->body;
+	size = sock->body_bytes;
+	sock->body = -1;
 	pthread_mutex_unlock(&sock->lock);
-	return term;
+	bytes = enif_make_new_binary(env, size, &term);
+	n = pread(body, bytes, size, 0);
+	close_fd(&body);
+	if (n == (ssize_t)size)
+		return make_ok(env, term);
+	refuse(&err, -EPROTO, "a worker's message cannot be read");
+	return make_error(env, &err);
 }
 
-/* Take descriptors out of a message: at most one is the caller's, others are closed.
- * Return: how many came. */
-static int take_files(int sock, struct msghdr *msg, int *file)
-{
-	int count = 0;
-
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
-		size_t bytes = c->cmsg_len - CMSG_LEN(0);
-
-		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-			continue;
-		for (size_t i = 0; i < bytes / sizeof(int); i++) {
-			int fd;
-
-			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
-			if (count++)
-				tmesh_foreign_close(fd, tmesh_giver_at(sock));
-			else
-				*file = fd;
-		}
-	}
-	return count;
-}
-
-/* One packet. Return: its length; 0 at the end; or an error. */
+/* Receive one packet. Return: its length; 0 at the end; or an error. */
 static ssize_t receive_packet(int fd, char packet[PACKET_BYTES], int *body, struct tmesh_error *err)
 {
-	union {
-		struct cmsghdr header;
-		char space[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec iov = {.iov_base = packet, .iov_len = PACKET_BYTES};
-	struct msghdr msg = {.msg_iov = &iov,
-			     .msg_iovlen = 1,
-			     .msg_control = &control,
-			     .msg_controllen = tmesh_foreign_room_at(fd) ? sizeof(control) : 0};
-	ssize_t n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-	int count;
+	struct tmesh_fds taken = {.fds = body, .room = 1};
+	ssize_t n = tmesh_fds_recv(fd, packet, PACKET_BYTES, &taken, MSG_DONTWAIT);
 
+	if (n == -ECONNRESET)
+		return 0;
 	if (n < 0)
-		return errno == ECONNRESET ? 0 : refuse(err, -errno, "a worker's socket: %m");
-	count = take_files(fd, &msg, body);
-	if (count > 1 || msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
-		if (count)
-			tmesh_foreign_close(*body, tmesh_giver_at(fd));
+		return refuse(err, (int)n, "a worker's socket: %s", strerror((int)-n));
+	if (taken.problem || taken.cut) {
+		if (taken.count)
+			close(*body);
 		*body = -1;
-		return refuse(err, -EPROTO,
-			      "a worker's packet is too long or has too many descriptors");
+		return refuse(
+			err, -EPROTO,
+			taken.problem == -EMFILE
+				? "a worker's packet has a descriptor for which the VM has no room"
+				: "a worker's packet is too long, has too many descriptors, or "
+				  "one that is no sealed memfd");
 	}
 	return n;
 }
 
 /* Look until there is something to read, for at most @us. */
-static void look(int fd, unsigned int us)
+static void socket_look(int fd, unsigned int us)
 {
 	ErlNifTime end = enif_monotonic_time(ERL_NIF_NSEC) + us * 1000;
 	struct pollfd readable = {.fd = fd, .events = POLLIN};
@@ -408,15 +376,15 @@ static void look(int fd, unsigned int us)
 		;
 }
 
-/* As receive_packet(), after a busy look. The emulator is not to look meanwhile: the worker would
- * wake a thread of it, which would drive this one off its CPU. */
+/* Do as receive_packet(), after a busy look. Stop the emulator's poll meanwhile: a message of the
+ * worker would wake a thread of it, which would push this thread off its CPU. */
 static ssize_t look_for_packet(ErlNifEnv *env, struct worker_socket *sock, unsigned int us,
 			       char packet[PACKET_BYTES], int *body, struct tmesh_error *err)
 {
 	ssize_t n;
 
 	again(env, sock, ERL_NIF_SELECT_READ | ERL_NIF_SELECT_CANCEL);
-	look(sock->fd, us);
+	socket_look(sock->fd, us);
 	n = receive_packet(sock->fd, packet, body, err);
 	again(env, sock, ERL_NIF_SELECT_READ);
 	return n;
@@ -461,7 +429,7 @@ NIF(worker_recv)
 	return term;
 }
 
-/* worker_kill(socket) -> ok. Ends the process, and only that: its number is not looked at. */
+/* worker_kill(socket) -> ok. Ends exactly this process: a pidfd, not a number, names it. */
 NIF(worker_kill)
 {
 	struct worker_socket *sock;

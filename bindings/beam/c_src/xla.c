@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Channels' names for the XLA in this VM, by libtmesh-xla, which is loaded when somebody asks. */
+/* Channels' names for the XLA in this VM, by libtmesh-xla. The first use loads it. */
 #include "nif.h"
 
 #include <errno.h>
@@ -11,12 +11,12 @@
 #define NAME_BYTES (TMESH_XLA_NAME_MAX + 2)
 
 static struct {
-	pthread_mutex_t lock; /* guards the loading; what is loaded stays */
+	pthread_mutex_t lock; /* guards the loading; a loaded library stays */
 	bool loaded;
 	struct tmesh_xla_api calls;
 } api = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* What it lacks may come: the next call tries again. */
+/* Load the library. A missing one may be installed later: the next call tries again. */
 static bool load(struct tmesh_error *err)
 {
 	char name[256];
@@ -104,7 +104,7 @@ NIF(xla_cancel)
 		      &err);
 }
 
-/* Elixir waits in slices: a dirty scheduler is not held for longer than that. */
+/* Elixir waits in slices, so that a call does not hold a dirty scheduler for longer. */
 NIF(xla_flush)
 {
 	struct tmesh_error err;

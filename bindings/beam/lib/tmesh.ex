@@ -3,7 +3,7 @@ defmodule Tmesh do
   @moduledoc """
   Memory that this VM shares with other processes, languages and devices on the machine.
 
-  `Tmesh.ZeroCopy` makes, opens and reads tensors; this module says what the machine offers.
+  `Tmesh.ZeroCopy` makes, opens and reads tensors. This module reports on the machine, and keeps memory under names.
 
   ## Configuration
 
@@ -21,49 +21,47 @@ defmodule Tmesh do
         timeout_ms: 2_000,
         backend: :auto
 
-  Read at run time, whenever they matter:
+  Read at run time, at each use:
 
-    * `enabled` - with `false`, nothing is put into shared memory unless it is asked for by name:
-      `Tmesh.ZeroCopy.AutoDetect` says no to everything, and `Tmesh.Worker` copies instead, with a
-      warning for each call
-    * `threshold_bytes` - what has more bytes goes by shared memory
-    * `gpu_enabled` - with `false`, tensors on GPUs are neither made, opened nor handed on
-      (`:unsupported`)
+    * `enabled` - with `false`, only explicit calls put data into shared memory. `Tmesh.ZeroCopy.AutoDetect` refuses
+      everything, and `Tmesh.Worker` copies instead, with a warning for each call
+    * `threshold_bytes` - data with more bytes travels through shared memory
+    * `gpu_enabled` - with `false`, tensors on GPUs are neither made, opened nor handed on (`:unsupported`)
     * `arrow_enabled` - with `false`, `Tmesh.Arrow` refuses to work (`:unsupported`)
-    * `cleanup_interval_ms` - how often the janitor looks for what was left behind and for the
-      library's log lines, beside when it is told; 0 for never. A new value counts from its next
-      look on
-    * `idle_gc_mb` - from so many MiB of regions in use on, the janitor has the garbage of processes collected that
-      made or used a tensor and do nothing: the emulator does that only when a process allocates, and does not see
-      how large what it has forgotten is. Once for each until it does much again, and after growing pauses where it
-      does a little; 0 for never. A process that
-      got a ref in a message and never used it is not known, and a hibernating one has no garbage
-    * `max_shared_memory_mb` - MiB of regions this VM may have created at once, and the most that
-      one `Tmesh.ZeroCopy.to_binary/2` may copy out of memory that is not sealed; 0 for no limit.
-      Passing it gives `:limit_exceeded`, after garbage was collected that counted.
+    * `cleanup_interval_ms` - how often the janitor, when nothing wakes it, looks for released memory and for lines
+      of the library's log; 0 for never. A new value applies after its next look
+    * `idle_gc_mb` - if this many MiB of regions are in use, the janitor collects the garbage of idle processes that
+      made or used a tensor; 0 for never. The emulator collects garbage only when a process allocates, and does not
+      see the size of forgotten tensors. An idle process is collected once. One that is a little active is collected
+      again after growing pauses. A process that got a ref in a message and never used it is not known. A
+      hibernating process has no garbage
+    * `max_shared_memory_mb` - MiB of regions that this VM may have created at once; 0 for no limit. A new region
+      above the limit gives `:limit_exceeded`, after the garbage that counted was collected. It is also the most
+      that one `Tmesh.ZeroCopy.to_binary/2` may copy from memory that is not sealed
 
   Read when the application starts:
 
-    * `pool_mb` - MiB kept of released regions that nobody else has had, for reuse by later ones, for 10 s; 0
-      for none. By default `TMESH_POOL`, else 256, or a 64th of the memory if that is less.
-    * `timeout_ms` - the longest wait for a peer.
-    * `backend` - `:kernel` (the module), `:memfd`, or `:auto`: the module where /dev/tmesh can be
-      opened, else memfd. The environment variable `TMESH_BACKEND` decides for `:auto`.
+    * `pool_mb` - MiB of released regions to keep for reuse, for 10 s, if no other process had them; 0 for none.
+      Default: `TMESH_POOL`, else 256, or a 64th of the memory if that is less
+    * `timeout_ms` - the longest wait for a peer
+    * `backend` - `:kernel` (the module), `:memfd`, or `:auto`: the module if /dev/tmesh can be opened, else memfd.
+      The environment variable `TMESH_BACKEND` replaces `:auto`
   """
 
   import Tmesh.Bang
+  import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
-  alias Tmesh.{Bundle, Context, Error, Janitor, Model, Native, Options}
+  alias Tmesh.{Bundle, Context, Error, Janitor, Model, Native, Options, ZeroCopy}
   alias Tmesh.ZeroCopy.TensorRef
 
   @typedoc """
-  A promise of the running backend: `:enforced` by the kernel against everybody, `:cooperative`
-  among well-behaved processes of the same user, or `:no`. `reason` says why.
+  A promise of the running backend. The kernel enforces `:enforced` against every process. `:cooperative` holds
+  among well-behaved processes of the same user. `:no` is none. `reason` explains the level.
   """
   @type cap :: %{name: String.t(), level: :no | :cooperative | :enforced, reason: String.t()}
 
   @doc """
-  The backend in use: `{:ok, :kernel}` or `{:ok, :memfd}`.
+  Return the backend in use: `{:ok, :kernel}` or `{:ok, :memfd}`.
 
       iex> {:ok, backend} = Tmesh.backend()
       iex> backend in [:kernel, :memfd]
@@ -73,7 +71,7 @@ defmodule Tmesh do
   def backend, do: Context.get() |> Native.context_backend() |> result()
 
   @doc """
-  What the backend promises on this machine, with a reason for each.
+  List the promises of the backend on this machine, each with a reason.
 
       iex> {:ok, caps} = Tmesh.caps()
       iex> Enum.find(caps, & &1.name == "zero-copy").level
@@ -87,17 +85,21 @@ defmodule Tmesh do
   end
 
   @doc """
-  Counters since the application started: `bytes_copied` and `copies` (tensor bytes that tmesh
-  itself copied, in or out), `regions_created`, `regions_opened`, `regions_live`, `bytes_live`,
-  `pool_hits`, `pool_misses`, `pool_bytes`, `tokens_served`, `opens_without_wake`,
-  `sent_alone` (regions that channels sent and that only this VM has until they are received).
+  Return counters since the application started:
+
+    * `bytes_copied` and `copies` - tensor bytes that tmesh itself copied, in or out
+    * `regions_created`, `regions_opened`, `regions_live`, `bytes_live`
+    * `pool_hits`, `pool_misses`, `pool_bytes`, `tokens_served`, `opens_without_wake`
+    * `sent_alone` - regions that channels sent and that only this VM has until they are received
+    * `huge_bytes` - bytes in pages of 2 MiB
+    * `huge_given_up` - regions with some small pages, because no pages of 2 MiB were free
   """
   @spec stats() :: {:ok, %{atom() => non_neg_integer()}} | {:error, Error.t()}
   def stats, do: Context.get() |> Native.context_stats() |> result()
 
   @doc """
-  Give back at once the memory that tmesh keeps ready for new tensors (`pool_bytes` of `stats/0`), and tell how many
-  bytes that was. What nobody has asked for in 30 s goes by itself.
+  Free the memory that tmesh keeps ready for new tensors (`pool_bytes` of `stats/0`), and return its number of
+  bytes. Memory that was not reused for 10 s is freed without this call.
 
       iex> {:ok, bytes} = Tmesh.trim()
       iex> is_integer(bytes)
@@ -107,22 +109,25 @@ defmodule Tmesh do
   def trim, do: Context.get() |> Native.context_trim() |> result()
 
   @doc """
-  Wait until everything that this VM holds for others, by the option `hold` of `Tmesh.ZeroCopy.TensorRef.to_json/2`
-  and the like, was opened or its time is over, and what it sent by channels was received, or nobody is left to
-  receive it; at most `timeout` ms.
+  Wait until other processes have what this VM holds for them, at most `timeout` ms. It holds memory by the option
+  `hold` of `Tmesh.ZeroCopy.TensorRef.to_json/2` and the like until it is opened or its time is over. It holds sent
+  messages of channels until they are received, or until no receiver is left.
 
-  Errors: `:timeout`, with the numbers of what nobody has opened or received, `held`, `held_bytes` and `messages`, in
-  `details`.
+  Errors: `:timeout`. Its `details` count what was neither opened nor received: `held`, `held_bytes` and `messages`.
 
       iex> Tmesh.flush(60_000)
       :ok
   """
   @spec flush(timeout()) :: :ok | {:error, Error.t()}
   def flush(timeout \\ :infinity)
-      when timeout == :infinity or (is_integer(timeout) and timeout >= 0),
-      do: flush_until(if(timeout != :infinity, do: System.monotonic_time(:millisecond) + timeout))
+  def flush(:infinity), do: flush_until(nil)
 
-  # Nobody tells of the last that was opened, and no scheduler waits for it.
+  def flush(timeout) when is_timeout(timeout),
+    do: flush_until(System.monotonic_time(:millisecond) + timeout)
+
+  def flush(_timeout), do: no_timeout()
+
+  # Look again after this time: the last open sends no message, and no scheduler waits for it.
   @look_ms 5
 
   defp flush_until(deadline) do
@@ -147,32 +152,33 @@ defmodule Tmesh do
   end
 
   @typedoc """
-  A region, as `tmeshctl ls --json` tells it:
+  A region, with the members of `tmeshctl ls --json`:
 
     * `id`, `backend` (`:kernel`, `:memfd`), `label`
     * `backing` - where the memory comes from: `:memfd`, `:pages`, `:user`, `:dmabuf`, `:descriptor`,
       `:view`
-    * `description` - what it holds, as its maker wrote it; `tensor` - the same as a map of `dtype`,
-      `shape`, `strides`, `offset` and `byte_size`, or `nil` where it is none
-    * `bytes` (as asked), `alloc_bytes` (in whole pages), `huge_bytes` (of them in huge pages)
+    * `description` - its contents, as its maker described them; `tensor` - the same as a map of `dtype`, `shape`,
+      `strides`, `offset` and `byte_size`, or `nil` if it is no tensor
+    * `bytes` (as requested), `alloc_bytes` (in whole pages), `huge_bytes` (of these, in huge pages)
     * `sealed`, `revoked`, `poisoned`, `kept`, `uid`, `gid`, `mode`, `node` (of NUMA; `nil`: any)
-    * `handles`, `pinning_handles`, `exports`, `attachments`, `views` - how many of all processes, as
-      far as they can be seen
-    * `linger_ms`, `created_ns` (CLOCK_MONOTONIC), `pinned_bytes`, `fence_value`, `fence` (`:idle`,
+    * `handles`, `pinning_handles`, `exports`, `attachments`, `views` - counts over all visible processes
+    * `hold_ms`, `created_ns` (CLOCK_MONOTONIC), `pinned_bytes`, `fence_value`, `fence` (`:idle`,
       `:producer`, `:dead`), `cgroup_id`
   """
   @type region :: %{atom() => term()}
 
   @typedoc """
-  Who holds a region, as `tmeshctl holders --json` tells it: `kind` (`:handle`, `:pinning`,
-  `:export`, `:mapping`, `:view`, `:device`), `pid` (or `nil`), `command`, `uid`, `rights`,
-  `mappings`, `attachments`, `offset` and `bytes` (the part held), `device`, `mapped`, `view`,
-  `lease_ns`, `lease_left_ns`, `lapsed`, `producer`, `since_ns` (or `nil`).
+  A holder of a region, with the members of `tmeshctl holders --json`:
+
+    * `kind` - `:handle`, `:pinning`, `:export`, `:mapping`, `:view` or `:device`
+    * `pid` (or `nil`), `command`, `uid`, `rights`, `mappings`, `attachments`
+    * `offset` and `bytes` - the part held
+    * `device`, `mapped`, `view`, `lease_ns`, `lease_left_ns`, `lapsed`, `producer`, `since_ns` (or `nil`)
   """
   @type holder :: %{atom() => term()}
 
   @doc """
-  The regions that this process may see: with the module all that it may open, on memfd those that
+  List the regions that this process may see. With the module these are all that it may open, on memfd those that
   processes of this user hold.
 
       iex> ref = Tmesh.ZeroCopy.allocate!([2, 3], :float32, label: "seen")
@@ -185,7 +191,7 @@ defmodule Tmesh do
   def regions, do: Context.get() |> Native.regions() |> result()
 
   @doc """
-  Who holds a region: of a ref, or by its id (16 hex digits) or token.
+  List the holders of a region, given by a ref, its id (16 hex digits) or a token.
 
   Errors: `:not_found` (no such region), `:access` (another user's), `:protocol` (no ref, id or
   token), and those of `Tmesh.ZeroCopy.open/2` for a token.
@@ -195,19 +201,10 @@ defmodule Tmesh do
     with {:ok, id} <- id(of), do: Context.get() |> Native.holders(id) |> result()
   end
 
-  defp id(%TensorRef{handle: handle}) when is_reference(handle) do
-    with {:ok, info} <- handle |> Native.info() |> result(), do: id(info.id)
-  end
-
-  defp id(%TensorRef{id: id}), do: id(id)
-
-  defp id(nil) do
-    {:error,
-     Error.new(
-       :protocol,
-       "nil is no id: a new tensor has none until it is handed over (to_map/1, to_json/1, grant/2). " <>
-         "Give the ref itself"
-     )}
+  defp id(%TensorRef{id: id} = ref) do
+    if Native.local(ref.handle) == :ok,
+      do: with({:ok, info} <- ZeroCopy.info(ref), do: id(info.id)),
+      else: id(id)
   end
 
   defp id("tm1" <> _rest = token), do: Context.get() |> Native.token_id(token) |> result()
@@ -225,16 +222,19 @@ defmodule Tmesh do
     do: {:error, Error.new(:protocol, "#{inspect(other, limit: 5)} is no ref, id or token")}
 
   @typedoc """
-  What is kept under a name, as `tmeshctl kept --json` tells it: `name`, `id` (of this keeping), `backend`,
-  `regions` (how many), `held` (how many of them somebody holds now), `bytes`, `kept_ns`, `used_ns`, `expires_ns`
-  (CLOCK_MONOTONIC, or `nil`), `uid`, `gid`, `mode`, `handles`, `cgroup_id`.
+  A kept name, with the members of `tmeshctl kept --json`:
+
+    * `name`, `id` (of this keeping), `backend`, `bytes`
+    * `regions` - how many; `held` - how many of them a process holds now
+    * `kept_ns`, `used_ns`, `expires_ns` (CLOCK_MONOTONIC, or `nil`)
+    * `uid`, `gid`, `mode`, `handles`, `cgroup_id`
   """
   @type kept :: %{atom() => term()}
 
   @typedoc """
-    * `replace` - the name may be taken; what it keeps is replaced in the same step (false)
+    * `replace` - replace the present contents of a taken name in the same step (false)
     * `lifetime` - ms, after which it is dropped (`:infinity`)
-    * `mode`, `gid` - who may open it by its name (0o600; on memfd no other)
+    * `mode`, `gid` - which users may open it by its name (0o600; on memfd no other)
   """
   @type keep_option ::
           {:replace, boolean()}
@@ -243,21 +243,26 @@ defmodule Tmesh do
           | {:gid, non_neg_integer() | nil}
 
   @doc """
-  Keep sealed memory under a name: it stays when every process that held it is gone, until it is dropped,
-  its time is over, or room is needed that nobody holds. Gives back what is kept.
+  Keep sealed memory under a name, and return the kept object. It stays when every process that held it is gone. It
+  ends when it is dropped, when its time is over, or when nobody holds it and others need the room.
 
       {:ok, _bundle} = Tmesh.keep(%{"w" => {weights, {768, 768}, {:f, 32}}}, "weights")
       # later, in another VM, or in Python: tmesh.open_kept("weights")
       {:ok, bundle} = Tmesh.open_kept("weights")
       :ok = Tmesh.drop("weights")
 
-  `what` is a ref of a whole region, a `Tmesh.Bundle`, a `Tmesh.Model`, or what `Tmesh.Bundle.put/2` takes, of which a
-  bundle is made. With the module the kernel keeps it. On memfd a small process of this user does, `tmesh-keeper`,
-  which comes with tmeshctl and is started; `docs/keeping.md` says what each promises.
+  `what` is a ref of a whole region, a `Tmesh.Bundle`, a `Tmesh.Model`, or a map for `Tmesh.Bundle.put/2`, which
+  makes a bundle of it. With the module the kernel keeps it. On memfd `tmesh-keeper` does, a small process of this
+  user. It comes with tmeshctl and is started when needed. `docs/reference/keeping.md` lists the promises of each.
 
-  Errors: `:exists` (the name is taken), `:invalid` (the name; what is not sealed; a part of a region),
-  `:busy` (kept under another name), `:limit_exceeded` (the limit, and all that is kept is held), `:access`,
-  `:not_found` (no keeper runs and none can be started), `:unsupported`, `:closed`.
+  Errors:
+
+    * `:exists` - the name is taken
+    * `:invalid` - the name is malformed, or the memory is not sealed or a part of a region
+    * `:busy` - it is kept under another name
+    * `:limit_exceeded` - the limit is reached, and everything kept is held
+    * `:not_found` - no keeper runs, and none can be started
+    * `:access`, `:unsupported`, `:closed`
   """
   @spec keep(
           TensorRef.t() | Bundle.t() | Model.t() | %{String.t() => Bundle.value()},
@@ -276,7 +281,10 @@ defmodule Tmesh do
     end
   end
 
-  defp keepable(%TensorRef{handle: handle} = ref), do: {:ok, ref, handle}
+  defp keepable(%TensorRef{} = ref) do
+    with {:ok, ref} <- ZeroCopy.here(ref), do: {:ok, ref, ref.handle}
+  end
+
   defp keepable(%Bundle{native: native} = bundle), do: {:ok, bundle, native}
 
   defp keepable(tensors) do
@@ -292,10 +300,10 @@ defmodule Tmesh do
     do: {:error, Error.new(:invalid, "lifetime must be milliseconds, more than 0, or :infinity")}
 
   @doc """
-  Open what is kept under a name, for reading: a `Tmesh.Bundle`, a ref, or of several regions that are no bundle,
-  as other programs may keep them, a list of refs.
+  Open the memory kept under a name, for reading. The result is a `Tmesh.Bundle` or a ref. Other programs may keep
+  several regions that are no bundle: then it is a list of refs.
 
-  Options: `uid` - of another user who admits this one (not on memfd).
+  Options: `uid` - another user who admits this one (not on memfd).
 
   Errors: `:not_found`, `:invalid` (the name), `:unsupported`, `:too_many_files`, `:gone` (the keeper ended meanwhile).
   """
@@ -316,14 +324,80 @@ defmodule Tmesh do
   defp unnamed({handle, ref}), do: TensorRef.unnamed(handle, ref)
 
   @doc """
-  What is kept under names that this process may open, in the order in which it was kept. Without a keeper nothing
-  is.
+  Keep a file or all files of a folder, such as a model of the Hugging Face hub, under a name. They are read once,
+  sealed, and in huge pages if there are any. Every program opens them by `kept_path/2`.
+
+      :ok = Tmesh.keep_folder("models/llama", "llama")
+      path = Tmesh.kept_path!("llama", "model.gguf")
+
+  Links to files are followed. Options are those of `keep/3`. `mode` decides who may read the files in the file
+  system of `tmesh-mount` (0o600, 0o640, 0o644). `progress` - a process that receives `{:tmesh_model, path,
+  progress}` as from `Tmesh.Model.load/2`.
+
+  Errors, beside those of `keep/3`; then nothing is kept:
+
+    * `:invalid` - a socket, device or pipe, a link to a folder, or no file at all
+    * `:stale` - a file was changed meanwhile
+    * `:limit_exceeded` - too many files
+    * `:not_found`, `:access`
+  """
+  @spec keep_folder(Path.t(), String.t(), [keep_option() | {:progress, pid() | nil}]) ::
+          :ok | {:error, Error.t()}
+  def keep_folder(path, name, opts \\ []) do
+    known = [replace: false, lifetime: :infinity, mode: 0, gid: nil, progress: nil]
+
+    with {:ok, opts} <- Options.validate(opts, known),
+         {:ok, ns} <- lifetime(opts[:lifetime]) do
+      given = {opts[:replace], ns, opts[:mode], opts[:gid]}
+      path = IO.chardata_to_string(path)
+      keep = fn -> Native.keep_folder(Context.get(), path, name, given, opts[:progress]) end
+      keep |> in_turn() |> result()
+    end
+  end
+
+  # Reading holds a dirty scheduler, so few calls read at once.
+  defp in_turn(keep) do
+    case Janitor.retry(keep) do
+      {:error, {:eagain, _why}} ->
+        Process.sleep(10)
+        in_turn(keep)
+
+      result ->
+        result
+    end
+  end
+
+  @doc """
+  Return the path by which any program opens the files kept under a name, or one of these files.
+
+  Errors: `:not_found`. The message gives the reason: nothing is kept there, it was kept without files, or no
+  `tmesh-mount` shows files on this machine.
+  """
+  @spec kept_path(String.t(), Path.t() | nil) :: {:ok, String.t()} | {:error, Error.t()}
+  def kept_path(name, path \\ nil) do
+    path = path && IO.chardata_to_string(path)
+    Context.get() |> Native.kept_path(name, path) |> result()
+  end
+
+  @typedoc "A kept file: `path`, `bytes`, `mtime_ns`."
+  @type kept_file :: %{atom() => term()}
+
+  @doc """
+  List the files kept under a name of this user, sorted with slashes first.
+
+  Errors: `:not_found`, `:invalid` (the name).
+  """
+  @spec kept_files(String.t()) :: {:ok, [kept_file()]} | {:error, Error.t()}
+  def kept_files(name), do: Context.get() |> Native.kept_files(name) |> result()
+
+  @doc """
+  List the names that this process may open, in the order of keeping. Without a keeper the list is empty.
   """
   @spec kept() :: {:ok, [kept()]} | {:error, Error.t()}
   def kept, do: Context.get() |> Native.list_kept() |> result()
 
   @doc """
-  Give up a name of one's own. Memory that nobody holds is gone then; who holds it keeps it.
+  Drop a name of this user. Memory without a holder is freed; a holder keeps it.
 
   Errors: `:not_found`, `:invalid` (the name).
   """
@@ -339,6 +413,14 @@ defmodule Tmesh do
   bang open_kept(name :: String.t(), opts :: [uid: non_neg_integer()] \\ []) ::
          Bundle.t() | TensorRef.t() | [TensorRef.t()]
 
+  bang keep_folder(
+         path :: Path.t(),
+         name :: String.t(),
+         opts :: [keep_option() | {:progress, pid() | nil}] \\ []
+       ) :: :ok
+
+  bang kept_path(name :: String.t(), path :: Path.t() | nil \\ nil) :: String.t()
+  bang kept_files(name :: String.t()) :: [kept_file()]
   bang kept() :: [kept()]
   bang drop(name :: String.t()) :: :ok
 

@@ -45,13 +45,13 @@ defmodule Tmesh.ArenaTest do
       :erlang.trace(maker.pid, true, [:running])
       send(maker.pid, :go)
       assert {:ok, _ref} = Task.await(maker, :infinity)
-      # Traces come when they come, and this behind all of them.
+      # Traces come at any time, and this message after all of them.
       told = :erlang.trace_delivered(maker.pid)
       assert moved?(maker.pid, told) == dirty, what
     end
   end
 
-  # Whether a traced process went to another scheduler to make its tensor.
+  # Return whether a traced process moved to another scheduler to make its tensor.
   defp moved?(pid, told) do
     receive do
       {:trace, ^pid, :out, {Tmesh.Native, name, _arity}} when name in [:create, :put] -> true

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.ArrowHostileTest do
   @moduledoc false
-  # Values that are not of their type, and streams that others wrote wrongly.
+  # Values that are not of their type, and malformed streams.
 
   use Tmesh.Case, backend: :any
   alias Tmesh.Arrow
@@ -93,7 +93,7 @@ defmodule Tmesh.ArrowHostileTest do
       end
 
       ref = ZeroCopy.from_binary!("no stream at all", [16], :uint8)
-      assert {:error, %Error{type: :protocol}} = Arrow.import_table(TensorRef.to_map(ref))
+      assert {:error, %Error{type: :protocol}} = Arrow.import_table(TensorRef.to_map!(ref))
       open = ZeroCopy.allocate!([16], :uint8)
       assert {:error, %Error{type: :unsupported}} = Arrow.import_table(open)
       assert {:error, %Error{type: :protocol}} = Arrow.import_table(%{"v" => 2})
@@ -226,7 +226,7 @@ defmodule Tmesh.ArrowHostileTest do
 
       assert {:ok, good} = Arrow.import_table(table.([8, 0]))
       assert Arrow.to_list(good, "n") == {:ok, [2]}
-      # Each within the body, but together they are more.
+      # Each buffer lies in the body, but together they are longer.
       assert {:error, %Error{type: :protocol}} = Arrow.import_table(table.([0, 0, 8]))
     end
 
@@ -287,7 +287,7 @@ defmodule Tmesh.ArrowHostileTest do
       fields = List.duplicate(field.("n"), count - 1) ++ [field.(:binary.copy("x", 65_536))]
       metadata = schema_message(fields)
 
-      # All places in the vector lead to the last field now.
+      # All positions in the vector refer to the last field now.
       {at, 4} = :binary.match(metadata, <<count::32-little>>)
       bytes = 4 * count
       <<head::binary-size(at), _count::32, places::binary-size(bytes), tail::binary>> = metadata

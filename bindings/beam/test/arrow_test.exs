@@ -67,7 +67,7 @@ defmodule Tmesh.ArrowTest do
       copied = stat(:bytes_copied)
       {:ok, [array]} = Arrow.column(table, "x")
       assert [_bitmap, data] = array.buffers
-      # It is no binary of the VM's own, but a part of what lies in the region.
+      # It is no binary of the VM's own, but a part of the region.
       assert :binary.referenced_byte_size(data) < byte_size(data)
       :ok = Arrow.release(table)
       assert Arrow.to_list(array) == {:ok, Enum.to_list(1..1000)}
@@ -88,7 +88,7 @@ defmodule Tmesh.ArrowTest do
       {:ok, table} = Arrow.from_columns(%{"x" => [1]})
       {:ok, json} = TensorRef.to_json(table.ref)
 
-      for ref <- [json, TensorRef.to_map(table.ref), elem(TensorRef.from_json(json), 1)] do
+      for ref <- [json, TensorRef.to_map!(table.ref), elem(TensorRef.from_json(json), 1)] do
         assert {:ok, same} = Arrow.import_table(ref)
         assert Arrow.to_list(same, "x") == {:ok, [1]}
         :ok = Arrow.release(same)
@@ -125,6 +125,31 @@ defmodule Tmesh.ArrowTest do
       end)
     end
 
+    test "what native code releases is let go of at once" do
+      # The janitor does not look without a message.
+      configure(cleanup_interval_ms: 0, pool_mb: 0)
+      send(Tmesh.Janitor, :sweep)
+
+      for thread <- [false, true] do
+        live = stat(:regions_live)
+
+        # The binaries end with the process that made them.
+        {address, reference} =
+          in_process(fn ->
+            {:ok, table} = Arrow.from_columns(%{"n" => Enum.to_list(1..100_000)})
+            {:ok, stream} = Arrow.stream_pointer(table)
+            :ok = Arrow.release(table)
+            stream
+          end)
+
+        assert GenServer.call(Tmesh.Janitor, :sweep, 60_000) == :ok
+        assert stat(:regions_live) > live
+        assert {"=+s(n=l ) ", _sum} = Tmesh.ArrowConsumer.consume(address, false, thread)
+        eventually(fn -> stat(:regions_live) <= live end, 600)
+        assert is_reference(reference)
+      end
+    end
+
     test "every type has its format" do
       {:ok, table} =
         Arrow.from_columns(for {{t, v}, i} <- Enum.with_index(@columns), do: {"c#{i}", {t, v}})
@@ -148,7 +173,7 @@ defmodule Tmesh.ArrowTest do
       live = stat(:regions_live)
 
       in_process(fn ->
-        # More than the emulator would copy.
+        # More bytes than the emulator would copy.
         {:ok, table} = Arrow.from_columns(%{"w" => List.duplicate("word", 100)})
         [[words]] = table.batches
         type = {:dictionary, :int8, :utf8, 0}
@@ -191,7 +216,7 @@ defmodule Tmesh.ArrowTest do
         assert {:error, %Error{type: :protocol}} = Arrow.stream_pointer(%{table | batches: [[lie]]})
       end
 
-      # Numbers have no offsets: only the length of their buffer speaks for them.
+      # Numbers have no offsets: only the length of their buffer can be checked.
       {:ok, numbers} = Arrow.from_columns(%{"n" => [1, 2, 3]})
       [[array]] = numbers.batches
 
@@ -202,7 +227,7 @@ defmodule Tmesh.ArrowTest do
                  Arrow.stream_pointer(%{numbers | batches: [[lie]]})
       end
 
-      # Nor do bitmaps, nor what lies below.
+      # Neither have bitmaps, nor the children.
       {:ok, bytes} = Arrow.from_list(Enum.to_list(1..9), :int8)
       {:ok, struct} = Arrow.from_list([%{"a" => 1}, %{"a" => 2}], {:struct, [{"a", :int8}]})
       {:ok, pairs} = Arrow.from_list([[1, 2], [3, 4]], {:fixed_size_list, :int8, 2})
@@ -227,7 +252,7 @@ defmodule Tmesh.ArrowTest do
         assert {:error, %Error{type: :protocol}} = Arrow.stream_pointer(lie)
       end
 
-      # That an index is a null's says nothing where nothing is null.
+      # If nothing is null, no index belongs to a null.
       type = {:dictionary, :int8, :utf8, 0}
       {:ok, words} = Arrow.from_list(["a"], :utf8)
 
@@ -338,7 +363,7 @@ defmodule Tmesh.ArrowTest do
         }
       end
 
-      # Nine bytes each time, of which the third and the fourth are one character.
+      # Nine bytes each time. The third and the fourth are one character.
       places = for i <- 0..999, do: {9 * i, size - 9 * i}
       {{:ok, list}, work} = work(fn -> Arrow.to_list(views.(places)) end)
       assert List.last(list) == binary_part(text, 9 * 999, size - 9 * 999)
@@ -348,7 +373,7 @@ defmodule Tmesh.ArrowTest do
         assert {:error, %Error{type: :protocol}} = Arrow.to_list(views.([cut]))
       end
 
-      # In a buffer that is not all text each view is looked through, while they are few.
+      # If a buffer is not all text, each view is checked, while they are few.
       %ArrayRef{buffers: [bitmap, headers, text]} = array = views.(places)
       spoilt = fn array -> %{array | buffers: [bitmap, headers, text <> <<255>>]} end
       assert {:error, %Error{type: :limit_exceeded}} = Arrow.to_list(spoilt.(array))
@@ -387,7 +412,7 @@ defmodule Tmesh.ArrowTest do
       end
     end
 
-    # What a function gives, and how much it did.
+    # Return the result of a function, and its reductions.
     defp work(fun) do
       {:reductions, before} = Process.info(self(), :reductions)
       result = fun.()
@@ -411,7 +436,7 @@ defmodule Tmesh.ArrowTest do
       end
     end
 
-    # As many as fill bytes of bitmaps, words and lines, and one more or less.
+    # Counts that fill bytes of bitmaps, words and lines, and one more or less.
     test "Python reads any number of values of every type" do
       peer = python()
       :rand.seed(:exsss, {1, 2, 3})

@@ -28,9 +28,9 @@ defmodule Tmesh.BatchingTest do
       :gen_tcp.listen(0, opts ++ [:binary, packet: :line, active: false, ifaddr: {:local, path}])
     end
 
-    # Those that the queue is full of.
+    # Return the sockets that fill the queue.
     defp fill(path, sockets \\ []) do
-      # One that reads of itself is closed as soon as it finds that nobody is there.
+      # A socket that reads by itself is closed as soon as it finds that no process is at the other end.
       {:ok, socket} = :gen_tcp.connect({:local, path}, 0, [:binary, active: false])
 
       {:ok, [{:raw, 1, 17, <<_pid::32, uid::native-32, _gid::32>>}]} =
@@ -39,7 +39,7 @@ defmodule Tmesh.BatchingTest do
       if uid == 0xFFFFFFFF, do: sockets, else: fill(path, [socket | sockets])
     end
 
-    # What the client says next, as its words.
+    # Return the client's next line, as its words.
     defp heard(socket) do
       {:ok, line} = :gen_tcp.recv(socket, 0, 60_000)
       {:ok, map} = Tmesh.Native.json_decode(line)
@@ -70,7 +70,7 @@ defmodule Tmesh.BatchingTest do
       assert %{"id" => id, "temperature" => 0, "stop" => []} = heard(socket)
       assert id == two.id
 
-      # In pieces, and of what was never asked for too.
+      # Send it in pieces, with tokens of a request that was never made.
       for piece <- [
             ~s({"id":#{two.id},"tok),
             ~s(en":5}\n{"id":#{one.id},"token":6}\n{"id":99,"token":1}\n),
@@ -83,7 +83,7 @@ defmodule Tmesh.BatchingTest do
       assert_receive {Batching, ref, {:token, 6}} when ref == one.ref, 60_000
       assert_receive {Batching, ref, {:error, error}} when ref == one.ref, 60_000
       assert %Error{type: :invalid, message: "so it is"} = error
-      # It had ended: nothing is said.
+      # It had ended: nothing is sent.
       assert Batching.cancel(one) == :ok
       {:ok, _three} = Batching.submit(context.client, [3], 1)
       assert %{"prompt" => [3]} = heard(socket)
@@ -95,12 +95,37 @@ defmodule Tmesh.BatchingTest do
       assert %{"id" => id, "prompt" => [1]} = heard(socket)
       assert {:error, %Error{type: :timeout}} = Task.await(call, 60_000)
       assert heard(socket) == %{"id" => id, "cancel" => true}
-      # What comes of it by then is nobody's, and the next request is whole.
+      # Its later tokens belong to no request, and the next request is whole.
       call = later(fn -> Batching.generate(context.client, [2], 1, timeout: 600_000) end)
       assert %{"id" => next, "prompt" => [2]} = heard(socket)
       :ok = :gen_tcp.send(socket, ~s({"id":#{id},"token":1}\n{"id":#{id},"done":"cancelled"}\n))
       :ok = :gen_tcp.send(socket, ~s({"id":#{next},"token":8}\n{"id":#{next},"done":"length"}\n))
       assert Task.await(call, 60_000) == {:ok, %{tokens: [8], done: :length}}
+    end
+
+    test "a generator that does not read keeps no more than a bound in memory", context do
+      prompt = List.duplicate(123_456, 100_000)
+
+      # Requests end with their processes, which makes room for others. Their unread bytes still count.
+      results =
+        for _request <- 1..100 do
+          fn -> Batching.submit(context.client, prompt, 1) end |> later() |> Task.await(60_000)
+        end
+
+      assert {:error, %Error{type: :busy, message: message}} = List.last(results)
+      assert message =~ "has not read"
+      assert Enum.count(results, &match?({:ok, _request}, &1)) in 10..60
+
+      # A late reader gets them whole, and there is room again.
+      socket = accept(context.listener)
+      :ok = :inet.setopts(socket, packet: :raw)
+      reader = spawn_link(fn -> read_all(socket) end)
+      :ok = :gen_tcp.controlling_process(socket, reader)
+      eventually(fn -> match?({:ok, _request}, Batching.submit(context.client, [1], 1)) end)
+    end
+
+    defp read_all(socket) do
+      with {:ok, _data} <- :gen_tcp.recv(socket, 0), do: read_all(socket)
     end
 
     test "who takes no more, or ends, cancels; so does cancel/1", context do
@@ -148,7 +173,7 @@ defmodule Tmesh.BatchingTest do
       assert words =~ "python -m tmesh.batching"
       File.rm!(context.path)
       assert {:error, %Error{type: :not_found}} = Batching.submit(context.client, [1], 1)
-      # One that comes later serves the same client.
+      # A later generator serves the same client.
       {:ok, listener} = listen(context.path)
       assert {:ok, _request} = Batching.submit(context.client, [1], 1)
       assert %{"prompt" => [1]} = listener |> accept() |> heard()
@@ -164,14 +189,14 @@ defmodule Tmesh.BatchingTest do
       assert words =~ "took no connection"
       call = later(fn -> Batching.generate(waits, [2], 1, timeout: 600_000) end)
       assert {:error, %Error{type: :timeout}} = submit.(0)
-      # It takes them in the end, those that came first before it.
+      # It takes them in the end, after those that came first.
       for _socket <- sockets, do: accept(full)
       assert %{"id" => 1, "prompt" => [2]} = full |> accept() |> heard()
       Task.shutdown(call, :brutal_kill)
     end
 
     test "another user's is refused", context do
-      # Any Python: it needs none of our packages.
+      # Any Python works: it needs none of tmesh's packages.
       {uid, 0} = System.cmd("id", ["-u"])
 
       if String.trim(uid) == "0" do
@@ -267,7 +292,7 @@ defmodule Tmesh.BatchingTest do
       assert Batching.generate!(context.client, hd(prompts), 12, stop: [stop]) ==
                %{tokens: Enum.take(first.tokens, length), done: :stop}
 
-      # All lanes, by one that goes on for long: cancelled, and others are served.
+      # A long request in each lane: they are cancelled, and others are served.
       requests =
         for _lane <- 1..3 do
           {:ok, request} = Batching.submit(context.client, [1], 500)
@@ -286,7 +311,7 @@ defmodule Tmesh.BatchingTest do
       assert words =~ "max_tokens"
       assert context.client |> Batching.stream([1, 2, 3], 12) |> Enum.count() == 12
 
-      # Stopped: the deadline comes all the same.
+      # The generator is stopped, but the deadline still comes.
       System.cmd("kill", ["-STOP", "#{context.pid}"])
 
       eventually(fn ->

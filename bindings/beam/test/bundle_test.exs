@@ -15,14 +15,14 @@ defmodule Tmesh.BundleTest do
   test "goes as JSON and as a map, and is enumerable" do
     made = bundle(label: "model", metadata: ~s({"format":"test"}))
 
-    for ref <- [Bundle.to_json!(made), Bundle.to_map(made)] do
+    for ref <- [Bundle.to_json!(made), Bundle.to_map!(made)] do
       same = Bundle.open!(ref)
       assert %Bundle{names: ["w", "b"], byte_size: 12, metadata: ~s({"format":"test"})} = same
       assert for({name, ref} <- same, do: {name, ref.shape}) == [{"w", [1, 2]}, {"b", [4]}]
       assert Enum.count(same) == 2 and Enum.map(Enum.take(same, 1), &elem(&1, 0)) == ["w"]
     end
 
-    # Held until here.
+    # The bundle is held until here.
     :ok = Bundle.release(made)
   end
 
@@ -46,7 +46,7 @@ defmodule Tmesh.BundleTest do
     refute inspect(made) =~ "tm1"
   end
 
-  test "by a socket: what does not come, and what is no bundle or socket" do
+  test "by a socket: a bundle that does not come, an object that is no bundle, and one that is no socket" do
     {one, other} = Tmesh.Sockets.open(:seqpacket)
     made = bundle()
     assert Bundle.send(made, one) == :ok

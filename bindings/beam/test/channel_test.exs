@@ -30,7 +30,7 @@ defmodule Tmesh.ChannelTest do
           Kernel.send(test, {:left, Process.info(self(), :messages)})
         end)
 
-      # Before that nobody would be left to receive.
+      # Before that no receiver would be left.
       assert_receive :opened, 60_000
       :ok = Channel.close(into)
 
@@ -122,7 +122,7 @@ defmodule Tmesh.ChannelTest do
     eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
   end
 
-  # Answers each message by what `fun` makes of it, until nobody asks any more.
+  # Answer each message with the result of `fun`, until no process asks any more.
   defp answerer(fun, opts \\ []) do
     {:ok, out} = Channel.create(:send, opts)
     {:ok, into} = Channel.create(:recv, spin_us: 20)
@@ -219,14 +219,14 @@ defmodule Tmesh.ChannelTest do
 
       ref = ZeroCopy.from_binary!("x", [1], :uint8)
       for n <- 1..3, do: :ok = Channel.send(out, "#{n}")
-      # The answers to those before it come first.
+      # The answers to earlier messages come first.
       assert {:ok, "1"} = Channel.call(out, into, ref)
       assert {:ok, "2"} = Channel.recv(into)
       assert {:ok, "3"} = Channel.recv(into)
       assert {:ok, %TensorRef{}} = Channel.recv(into)
       {out, from} = ends()
       assert {:error, %Error{type: :timeout}} = Channel.call(out, into, ref, 1)
-      # It was sent all the same.
+      # The message was sent nevertheless.
       assert {:ok, %TensorRef{}} = Channel.recv(from)
     end
 
@@ -254,7 +254,7 @@ defmodule Tmesh.ChannelTest do
       :ok = Channel.close(answers)
       assert {:error, %Error{type: :closed}} = Channel.call(out, answers, "x")
       assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
-      assert_raise FunctionClauseError, fn -> Channel.call(out, into, "x", -1) end
+      assert {:error, %Error{type: :invalid}} = Channel.call(out, into, "x", -1)
     end
   end
 
@@ -264,7 +264,7 @@ defmodule Tmesh.ChannelTest do
 
     for {type, call} <- [
           invalid: fn -> Channel.send(out, ~c"text") end,
-          invalid: fn -> Channel.send(out, %TensorRef{ref | handle: nil}) end,
+          closed: fn -> Channel.send(out, %TensorRef{ref | handle: nil}) end,
           invalid: fn -> Channel.send(out, {"x", "y"}) end,
           invalid: fn -> Channel.send(%{out | native: make_ref()}, "x") end,
           invalid: fn -> Channel.recv(%{into | native: make_ref()}) end,
@@ -299,21 +299,24 @@ defmodule Tmesh.ChannelTest do
     keeps_no_files(once, 20)
   end
 
-  test "an end that nobody has any more is closed, also where its process waited at it" do
+  test "an end is open until its process ends, even if another process still has it" do
     {:ok, out} = Channel.create(:send)
     test = self()
 
     forgetful =
-      spawn_link(fn ->
+      spawn(fn ->
         wait_at(out.token)
         :erlang.garbage_collect()
         Kernel.send(test, :forgotten)
         Process.sleep(:infinity)
       end)
 
-    assert_receive :forgotten
+    assert_receive :forgotten, 60_000
+    # Anything that could close it has been dropped by then.
+    assert GenServer.call(Tmesh.Janitor, :sweep, 60_000) == :ok
+    assert Channel.send(out, "x", 0) == :ok
+    Process.exit(forgetful, :kill)
     eventually(fn -> match?({:error, %Error{type: :gone}}, Channel.send(out, "x", 0)) end)
-    assert Process.alive?(forgetful)
   end
 
   defp wait_at(token) do
@@ -329,13 +332,13 @@ defmodule Tmesh.ChannelTest do
     assert Task.await(waiting, :infinity) == {:ok, "for the first"}
     assert {:error, %Error{type: :timeout}} = Channel.recv(into, 1)
 
-    # Nobody waits any more when he is dead.
+    # A dead process waits no more.
     Task.shutdown(waiter(into), :brutal_kill)
     :ok = Channel.send(out, "for the next")
     assert Channel.recv(into) == {:ok, "for the next"}
   end
 
-  test "who waits when an end is closed is told, and keeps no message of it" do
+  test "a process that waits when an end is closed gets an error, and keeps no message of it" do
     {_out, into} = ends()
     waiting = waiter(into)
     :ok = Channel.close(into)
@@ -356,7 +359,7 @@ defmodule Tmesh.ChannelTest do
     assert {:error, %Error{type: :closed}} = Task.await(waiting, :infinity)
   end
 
-  # A process that waits for ever at an end, and has no message left when it is done.
+  # Start a process that waits for ever at an end, and has no message left when it is done.
   defp waiter(into) do
     task =
       Task.async(fn ->
@@ -379,7 +382,7 @@ defmodule Tmesh.ChannelTest do
     assert Task.await(waiting, :infinity) == {:ok, "y"}
   end
 
-  # Whoever uses an end when it is closed gives it up, and nobody twice.
+  # A process that uses an end while it is closed finishes the close, exactly once.
   test "an end is closed while other processes use it" do
     once = fn ->
       in_process(fn ->
@@ -400,7 +403,7 @@ defmodule Tmesh.ChannelTest do
     keeps_no_files(once, 50)
   end
 
-  # To give memory back takes long; the janitor does it on a scheduler that may wait.
+  # To free memory takes long, so the janitor does it on a scheduler that may wait.
   describe "what is released in the middle of a call goes the janitor's way" do
     any_backend(:describetag)
 
@@ -411,7 +414,7 @@ defmodule Tmesh.ChannelTest do
       {out, into} = ends(spin_us: 100)
 
       released_meanwhile(fn handle ->
-        # It looks for a message for long only where there was one the last time.
+        # It looks long for a message only if the last look found one.
         :ok = Channel.send(out, "x")
         {:ok, "x"} = Channel.recv(into)
         fn -> Native.channel_recv(into.native, handle) end
@@ -458,8 +461,8 @@ defmodule Tmesh.ChannelTest do
     assert told
   end
 
-  # A release that comes before the call or after it is none of the janitor's. What the test before
-  # has left may be, in the first rounds.
+  # A release before the call or after it does not go to the janitor. Garbage of an earlier test may, in the first
+  # rounds.
   defp told_of?(janitor, prepare, round) do
     flag = :atomics.new(1, [])
     ref = ZeroCopy.allocate!([8], :uint8)
@@ -472,7 +475,7 @@ defmodule Tmesh.ChannelTest do
       :ok = ZeroCopy.release(ref)
     end
 
-    # Left to themselves both may run on one scheduler.
+    # Without this, both may run on one scheduler.
     {pid, monitor} = :erlang.spawn_opt(release, [:monitor, scheduler: 2])
     spin_until(flag, 1)
     :atomics.put(flag, 1, 2)
@@ -505,6 +508,126 @@ defmodule Tmesh.ChannelTest do
     case Channel.call(out, into, "again", 0) do
       {:error, %Error{type: type}} when type in [:closed, :gone] -> :closed
       _other -> until_closed(out, into)
+    end
+  end
+
+  defmodule Watcher do
+    use GenServer
+
+    def start_link(arguments), do: GenServer.start_link(__MODULE__, arguments)
+
+    @impl true
+    def init({token, test}) do
+      {:ok, channel} = Channel.open(token, :recv)
+      :ok = Channel.watch(channel)
+      {:ok, %{channel: channel, test: test}}
+    end
+
+    @impl true
+    def handle_info({:tmesh_channel, tag}, %{channel: %{tag: tag}} = state) do
+      with {:ok, message} <- Channel.recv(state.channel, 0),
+           do: Kernel.send(state.test, {:came, message})
+
+      case Channel.watch(state.channel) do
+        :ok -> {:noreply, state}
+        {:error, %Error{type: type}} when type in [:gone, :closed] -> {:stop, :normal, state}
+      end
+    end
+
+    @impl true
+    def handle_call(:close, _from, state), do: {:reply, Channel.close(state.channel), state}
+  end
+
+  test "a server learns of each message, and of the end" do
+    {:ok, out} = Channel.create(:send, slots: 4)
+    {:ok, server} = Watcher.start_link({out.token, self()})
+    monitor = Process.monitor(server)
+
+    for n <- 1..100 do
+      if rem(n, 20) == 0, do: Process.sleep(2)
+      :ok = Channel.send(out, "#{n}")
+    end
+
+    for n <- 1..100 do
+      text = "#{n}"
+      assert_receive {:came, ^text}, 60_000
+    end
+
+    assert {:error, %Error{type: :busy}} = elsewhere(server)
+    :ok = Channel.close(out)
+    assert_receive {:DOWN, ^monitor, :process, ^server, :normal}, 60_000
+  end
+
+  test "a server that closes its end ends, too" do
+    {:ok, out} = Channel.create(:send)
+    {:ok, server} = Watcher.start_link({out.token, self()})
+    monitor = Process.monitor(server)
+    :ok = GenServer.call(server, :close, 60_000)
+    assert_receive {:DOWN, ^monitor, :process, ^server, :normal}, 60_000
+  end
+
+  # Use the end's term in another process than the one that watches.
+  defp elsewhere(server), do: Channel.recv(:sys.get_state(server).channel, 0)
+
+  test "a watch sends one message, at once if a message is there, and also at a close" do
+    {out, into} = ends()
+    tag = into.tag
+    :ok = Channel.send(out, "one")
+    :ok = Channel.watch(into)
+    assert_receive {:tmesh_channel, ^tag}, 60_000
+    assert {:ok, "one"} = Channel.recv(into, 0)
+    # If the message comes again, there was something to look at.
+    :ok = Channel.watch(into)
+
+    receive do
+      {:tmesh_channel, ^tag} ->
+        assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
+        :ok = Channel.watch(into)
+    after
+      50 -> :ok
+    end
+
+    refute_receive {:tmesh_channel, ^tag}, 20
+    # A call that does not wait leaves the watch.
+    assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
+    assert {:error, %Error{type: :busy}} = recv_elsewhere(into)
+    :ok = Channel.send(out, "two")
+    assert_receive {:tmesh_channel, ^tag}, 60_000
+    assert {:ok, "two"} = Channel.recv(into, 0)
+    # The watch is over.
+    assert {:error, %Error{type: :timeout}} = recv_elsewhere(into)
+    # A wait ends the watch, and takes its own message.
+    :ok = Channel.watch(into)
+    assert {:error, %Error{type: :timeout}} = Channel.recv(into, 10)
+    :ok = Channel.watch(into)
+    :ok = Channel.close(into)
+    assert_receive {:tmesh_channel, ^tag}, 60_000
+    assert {:error, %Error{type: :closed}} = Channel.watch(into)
+    assert {:error, %Error{type: :closed}} = Channel.recv(into, 0)
+  end
+
+  defp recv_elsewhere(into), do: Task.await(Task.async(fn -> Channel.recv(into, 0) end), 60_000)
+
+  test "where nobody is left to send, a watch gives what was sent and then that" do
+    {out, into} = ends()
+    :ok = Channel.send(out, "last")
+    :ok = Channel.close(out)
+    :ok = Channel.watch(into)
+    tag = into.tag
+    assert_receive {:tmesh_channel, ^tag}, 60_000
+    assert {:ok, "last"} = Channel.recv(into, 0)
+    assert told_until_gone(into) == :gone
+    assert {:error, %Error{type: :invalid}} = Channel.watch(out)
+  end
+
+  # Another thread closes the sender's end.
+  defp told_until_gone(%Channel{tag: tag} = into) do
+    with :ok <- Channel.watch(into) do
+      assert_receive {:tmesh_channel, ^tag}, 60_000
+      assert {:error, %Error{type: type}} = Channel.recv(into, 0)
+      if type == :timeout, do: told_until_gone(into), else: type
+    else
+      {:error, %Error{type: type}} -> type
     end
   end
 end

@@ -10,7 +10,7 @@ defmodule Tmesh.ConfigTest do
   doctest Tmesh.ZeroCopy.AutoDetect
   doctest Tmesh.Telemetry
 
-  # While the application runs, for the rest of the test.
+  # Set it while the application runs, for the rest of the test.
   defp set(config) do
     on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
     Application.put_env(:tmesh, :zero_copy, config)
@@ -48,7 +48,7 @@ defmodule Tmesh.ConfigTest do
     end
   end
 
-  # The members of Nx's struct that tmesh looks at; Nx itself is not here.
+  # The members of Nx's struct that tmesh reads. Nx itself is not available here.
   defp nx(shape, type), do: %{__struct__: Nx.Tensor, shape: shape, type: type}
 
   describe "enabled: false" do
@@ -85,12 +85,12 @@ defmodule Tmesh.ConfigTest do
 
         assert log =~ "200 bytes for operations.echo are copied"
         assert log =~ "200 bytes from operations.echo are copied"
-        # There and back.
+        # In both directions.
         assert_received {:fallback, "operations.echo", 200}
         assert_received {:fallback, "operations.echo", 200}
         assert stat(:regions_created) == created
 
-        # An array comes as bytes, and becomes what it would have been.
+        # An array arrives as bytes, and becomes a tensor again.
         log =
           capture_log(fn ->
             assert {:ok, %{"sums" => %TensorRef{dtype: :int64, shape: [2]} = sums}} =
@@ -99,7 +99,7 @@ defmodule Tmesh.ConfigTest do
             assert ZeroCopy.to_binary!(sums) == <<0::64, 1::64-native>>
           end)
 
-        # Of two arrays with two elements each, and of a blob.
+        # The bytes of two arrays with two elements each, and of a blob.
         assert log =~ "#{2 * 16 + 2048} bytes from operations.table are copied"
         assert_received {:fallback, "operations.table", 2080}
 
@@ -114,7 +114,7 @@ defmodule Tmesh.ConfigTest do
         assert length(String.split(log, "8 bytes from operations.count")) == 3
         refute log =~ "echo"
 
-        # What is shared already stays so.
+        # Memory that is shared already stays shared.
         ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
 
         assert {:ok, ["ndarray", "uint8", [4], false, 394.0]} =
@@ -167,7 +167,7 @@ defmodule Tmesh.ConfigTest do
       assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.allocate([1], :uint8)
       :ok = ZeroCopy.release(more)
       assert {:ok, _ref} = ZeroCopy.allocate([1], :uint8)
-      # Used until here, so no garbage.
+      # Used until here, so it is no garbage.
       :ok = ZeroCopy.release(ref)
       set(max_shared_memory_mb: 0)
       assert {:ok, _ref} = ZeroCopy.allocate([8, 1_048_576], :uint8)
@@ -187,7 +187,7 @@ defmodule Tmesh.ConfigTest do
     test = self()
     sweep = fn _event, %{duration: duration}, _metadata, nil -> send(test, {:sweep, duration}) end
     set(cleanup_interval_ms: 10)
-    # It hears of the new value when it sweeps the next time.
+    # The janitor reads the new value at its next sweep.
     send(Tmesh.Janitor, :sweep)
     :ok = Telemetry.attach("sweeps", [[:tmesh, :janitor, :sweep]], sweep, nil)
     for _n <- 1..5, do: assert_receive({:sweep, duration} when duration > 0)
@@ -195,14 +195,14 @@ defmodule Tmesh.ConfigTest do
     log =
       capture_log(fn ->
         set(cleanup_interval_ms: :often)
-        # The first may have begun before; at its end the janitor looks at the value.
+        # The first sweep may have begun before. At its end the janitor reads the value.
         flush()
         for _n <- 1..2, do: assert_receive({:sweep, _duration})
       end)
 
     assert log =~ "cleanup_interval_ms"
     set(cleanup_interval_ms: 0)
-    # It sleeps now, when the garbage of others has been swept.
+    # It sleeps now, because the garbage of others has been swept.
     eventually(fn ->
       flush()
       not sweeps_within?(300)
@@ -228,7 +228,7 @@ defmodule Tmesh.ConfigTest do
     end
   end
 
-  test "wrong values are said when they are needed" do
+  test "a call that needs a wrong value reports it" do
     for {key, value, call} <- [
           {:threshold_bytes, -1, fn -> Payload.encode(["x"]) end},
           {:threshold_bytes, "1", fn -> Payload.encode(["x"]) end},
@@ -247,7 +247,7 @@ defmodule Tmesh.ConfigTest do
     assert_raise Error, fn -> AutoDetect.should_use_zero_copy?("x") end
   end
 
-  test "what is no configuration at all is said, and stops nothing" do
+  test "a value that is no configuration is reported, and stops nothing" do
     janitor = Process.whereis(Tmesh.Janitor)
 
     for config <- [%{enabled: false}, :none, [1], [{:enabled, true} | :rest]] do
@@ -268,7 +268,7 @@ defmodule Tmesh.ConfigTest do
     for fail <- [fn -> raise "no" end, fn -> throw(:no) end, fn -> GenServer.call(:no_such, 1) end] do
       log =
         capture_log(fn ->
-          # The janitor may sweep of itself at once.
+          # The janitor may sweep without a message at once.
           :ok = Telemetry.attach("bad", [event], fn _, _, _, _ -> fail.() end, nil)
           :ok = GenServer.call(Tmesh.Janitor, :sweep, :infinity)
         end)
@@ -286,7 +286,7 @@ defmodule Tmesh.ConfigTest do
     tell = fn _event, measurements, _metadata, who -> send(test, {who, measurements}) end
     :ok = Telemetry.attach("early", [event], tell, :early)
 
-    # The functions of :telemetry that are used, for one handler.
+    # The functions of :telemetry that tmesh calls, for one handler.
     code =
       quote do
         def attach_many(_id, [event], handler, who),
@@ -314,6 +314,46 @@ defmodule Tmesh.ConfigTest do
       :code.purge(telemetry)
       :code.delete(telemetry)
     end
+  end
+
+  test "a name that means nothing is refused when the application starts" do
+    on_exit(&patient/0)
+
+    for {key, value, words} <- [
+          {:zero_copy, [thresold_bytes: 5], "did you mean :threshold_bytes?"},
+          {:zero_copy, [timeout: 5], "config :tmesh, :zero_copy has no key :timeout"},
+          {:zero_cpy, [], "config :tmesh has no key :zero_cpy; did you mean :zero_copy?"}
+        ] do
+      _stopped = Application.stop(:tmesh)
+      before = Application.get_env(:tmesh, key)
+      Application.put_env(:tmesh, key, value)
+      started = ExUnit.CaptureLog.with_log(fn -> Application.start(:tmesh) end) |> elem(0)
+
+      if before,
+        do: Application.put_env(:tmesh, key, before),
+        else: Application.delete_env(:tmesh, key)
+
+      assert {:error, {%Error{type: :invalid, message: why}, _callback}} = started
+      assert why =~ words
+    end
+
+    {:ok, _started} = Application.ensure_all_started(:tmesh)
+  end
+
+  test "without its library, as in an escript, the application says why it does not start" do
+    folder = Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-escript")
+    on_exit(fn -> File.rm_rf!(folder) end)
+    File.mkdir_p!(Path.join(folder, "tmesh"))
+    File.cp_r!(Application.app_dir(:tmesh, "ebin"), Path.join(folder, "tmesh/ebin"))
+
+    program = """
+    {:error, {:tmesh, {why, _callback}}} = Application.ensure_all_started(:tmesh)
+    IO.write(Exception.message(why))
+    """
+
+    args = ["-pa", Path.join(folder, "tmesh/ebin"), "-e", program]
+    assert {said, 0} = System.cmd("elixir", args, stderr_to_stdout: true)
+    assert said =~ "an escript carries no libraries, so run it as a release"
   end
 
   test "a stranger's message does no harm" do

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 #
-# elixir dialyzer.exs PLT EBIN: dialyzer over the application's modules, as TAP. PLT keeps what it
-# learnt of Erlang and Elixir for the next time: of the modules that the application names, in code,
-# types or behaviours, which are a sixth of them. What those call in others has no say here.
+# elixir dialyzer.exs PLT EBIN: dialyzer over the application's modules, as TAP. PLT keeps the analysis of Erlang and
+# Elixir for the next time. It covers the modules that the application names, in code, types or behaviours, which are
+# a sixth of all. Modules that those call are left out.
 
 [plt, ebin] = System.argv()
 charlist = &String.to_charlist/1
@@ -35,7 +35,7 @@ libraries = for {name, path} <- known, name in names, do: path
 has = with {:ok, info} <- :dialyzer.plt_info(charlist.(plt)), do: info[:files], else: (_none -> [])
 
 unless libraries -- has == [] do
-  # A run that is cut short must leave no half of one.
+  # A run that is cut short must leave no partial file.
   partial = plt <> ".new"
   :dialyzer.run(analysis_type: :plt_build, output_plt: charlist.(partial), files: libraries)
   File.rename!(partial, plt)
@@ -45,7 +45,7 @@ warnings =
   :dialyzer.run(
     init_plt: charlist.(plt),
     files_rec: [charlist.(ebin)],
-    # extra_return: a spec that promises more than is returned, as iodata() where there is always a list.
+    # extra_return: a spec that promises more than is returned, such as iodata() where it is always a list.
     warnings: [:unmatched_returns, :error_handling, :unknown, :extra_return]
   )
 

@@ -3,7 +3,7 @@ defmodule Tmesh.DocsTest do
   @moduledoc false
   use Tmesh.Case, backend: :any
 
-  # What is made by `use GenServer` and the like, and what their behaviours say of.
+  # Functions made by `use GenServer` and the like, and callbacks that their behaviours document.
   @theirs [:child_spec, :init, :terminate, :code_change, :exception, :message, :__struct__] ++
             [:handle_call, :handle_cast, :handle_info, :handle_continue]
 
@@ -22,7 +22,7 @@ defmodule Tmesh.DocsTest do
     assert without == []
   end
 
-  # Nil where `@moduledoc false` says so; those of the protocols have none.
+  # Return nil for `@moduledoc false`. Implementations of protocols have none.
   defp public(module) do
     case Code.fetch_docs(module) do
       {:docs_v1, _line, :elixir, _format, %{}, _metadata, docs} ->

@@ -13,7 +13,7 @@ defmodule Tmesh.EngineDevicesTest do
     %{devices: devices, engines: engines} = Engine.devices!()
     assert [%{id: "cpu:" <> _number, kind: "cpu", memory: memory} = device | _more] = devices
     assert memory > 0 and device.memory_free <= memory and device.processors > 0
-    # Those whose plug-in is not there come last.
+    # Engines without an installed plug-in come last.
     assert [] = ~w(ggml onnx) -- Enum.map(engines, & &1.name)
 
     for engine <- engines do

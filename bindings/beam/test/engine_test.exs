@@ -14,9 +14,16 @@ defmodule Tmesh.EngineTest do
 
   setup do
     name = "beam-#{System.pid()}-#{System.unique_integer([:positive])}"
-    # What is slow on a busy machine is no engine's or client's end.
+    # A busy machine's delay must not end an engine or client.
     start_supervised!({Engine.Server, name: name, models: [@models], limit: 900, patience: 62.5})
     %{name: name}
+  end
+
+  # Return the arguments of the engine's supervisor.
+  defp given(engine) do
+    parent = File.read!("/proc/#{Engine.info(engine).pid}/status")
+    [_all, supervisor] = Regex.run(~r/PPid:\s+(\d+)/, parent)
+    String.split(File.read!("/proc/#{supervisor}/cmdline"), "\0")
   end
 
   defp model(file), do: Path.join(@models, file)
@@ -24,7 +31,7 @@ defmodule Tmesh.EngineTest do
   defp tensor(value), do: ZeroCopy.from_binary!(rows(value), [2, 4], :float32)
 
   defp kill_process(engine) do
-    # It may be dead from the last time, where nobody has asked the new one yet.
+    # It may be dead from the last time, if no call has reached the new one yet.
     System.cmd("kill", ["-KILL", "#{Engine.info(engine).pid}"], stderr_to_stdout: true)
   end
 
@@ -41,7 +48,7 @@ defmodule Tmesh.EngineTest do
     out = ZeroCopy.allocate!([2, 4], :float32)
     copied = stat(:bytes_copied)
     assert Engine.dispatch(graph, %{"a" => tensor(1.5), "b" => tensor(2.0)}, %{"sum" => out}) == :ok
-    # What made the two inputs, and nothing else.
+    # Only the two inputs were copied.
     assert stat(:bytes_copied) - copied == 64
     assert ZeroCopy.to_binary!(out) == rows(3.5)
 
@@ -75,7 +82,7 @@ defmodule Tmesh.EngineTest do
     kill_process(engine)
     assert Engine.dispatch!(binding) == :ok
     assert ZeroCopy.to_binary!(out) == first
-    id = TensorRef.to_map(sealed)["id"]
+    id = TensorRef.to_map!(sealed)["id"]
     maps = File.read!("/proc/#{Engine.info(engine).pid}/maps")
     assert maps |> String.split("\n") |> Enum.any?(&(&1 =~ id and &1 =~ "r--s"))
 
@@ -100,7 +107,7 @@ defmodule Tmesh.EngineTest do
       assert Engine.info(engine).pid != pid
     end
 
-    # While it works: each result is right, or the call is gone.
+    # While it works, each result is right, or the call gives :gone.
     killer =
       Task.async(fn ->
         for _round <- 1..5,
@@ -122,7 +129,7 @@ defmodule Tmesh.EngineTest do
     assert Engine.dispatch(binding) == :ok
   end
 
-  test "device tensors: what their flags allow, until they are destroyed", %{name: name} do
+  test "device tensors: reads and writes by their flags, until they are destroyed", %{name: name} do
     engine = Engine.connect!(name)
     graph = Engine.graph!(engine, model("dynamic.onnx"))
     all = [readable: true, writable: true, exportable: true]
@@ -136,7 +143,7 @@ defmodule Tmesh.EngineTest do
     exported = Tensor.export!(x)
     assert ZeroCopy.to_binary!(exported) == rows(3.0)
 
-    # In any mixture with tensors, in bindings and out of them.
+    # In any mixture with tensors, with and without bindings.
     y = Tensor.create!(engine, [2, 4], :float32, readable: true)
     assert Engine.dispatch(graph, %{"a" => x, "b" => tensor(1.0)}, %{"sum" => y}) == :ok
     assert Tensor.read!(y) == rows(4.0)
@@ -161,7 +168,7 @@ defmodule Tmesh.EngineTest do
     assert Engine.dispatch(graph, %{"a" => x, "b" => x}, %{"sum" => output}) == :ok
     assert ZeroCopy.to_binary!(writable) == rows(6.0)
 
-    # What was not allowed.
+    # Operations that no flag allows.
     hidden = Tensor.create!(engine, [4], :float64)
     assert Tensor.read(hidden) |> refused() == :access
     assert Tensor.write(hidden, <<0::256>>) |> refused() == :access
@@ -186,7 +193,7 @@ defmodule Tmesh.EngineTest do
     assert Engine.graph(engine, model("weights.onnx"), weights: %{"w" => x}) |> refused() ==
              :invalid
 
-    # After destroy all else is an error of its own, also of who has it bound.
+    # After destroy/1 every operation gives its own error, also for a binding that has it.
     assert Tensor.destroy(x) == :ok and Tensor.destroy(x) == :ok
     assert Tensor.read(x) |> refused() == :closed
     assert Tensor.write(x, rows(1.0)) |> refused() == :closed
@@ -211,7 +218,7 @@ defmodule Tmesh.EngineTest do
     assert map_size(results) == 1
     assert %{shape: [2, 4], dtype: :float32, readable: true, writable: true} = sum
     assert Tensor.read!(sum) == rows(3.0)
-    # The shape follows from a device tensor too.
+    # The shape may also follow from a device tensor.
     assert %{"sum" => more} = Engine.dispatch!(graph, %{inputs | "a" => sum}, %{"sum" => :host})
     assert more == rows(5.0)
 
@@ -266,11 +273,11 @@ defmodule Tmesh.EngineTest do
     assert {:error, %Error{type: :invalid}} = Engine.Server.start_link(name: "x", patience: 0)
     assert {:error, %Error{message: message}} = Engine.Server.start_link(name: "x", engine: "none")
     assert message =~ "tmesh-engine-none.so"
-    # It was started with the options that it was given.
-    parent = File.read!("/proc/#{Engine.info(engine).pid}/status")
-    [_all, supervisor] = Regex.run(~r/PPid:\s+(\d+)/, parent)
-    given = String.split(File.read!("/proc/#{supervisor}/cmdline"), "\0")
-    assert "--limit=900" in given and "--patience=62.5" in given
+    # It was started with the given options.
+    given = given(engine)
+    assert "--limit=900" in given and "--patience=62.5" in given and "--unconfined" not in given
+    start_supervised!({Engine.Server, name: name <> "-free", models: [@models], confined: false})
+    assert "--unconfined" in given(Engine.connect!(name <> "-free"))
     stop_supervised!(name)
     out = ZeroCopy.allocate!([2, 4], :float32)
 
@@ -312,6 +319,80 @@ defmodule Tmesh.EngineTest do
     assert Engine.info(engine).pid == pid
   end
 
+  # Run dispatches that end only when they are called off, however long the engine takes to begin one.
+  defp running(tasks) do
+    Process.sleep(300)
+    assert Enum.all?(tasks, &Process.alive?(&1.pid))
+    tasks
+  end
+
+  defp sum_inputs, do: %{"a" => tensor(1.0), "b" => tensor(1.0)}
+  defp sum_outputs, do: %{"sum" => ZeroCopy.allocate!([2, 4], :float32)}
+
+  test "calls that wait for an engine keep nothing else of the VM waiting", %{name: name} do
+    {engine, binding} = long(name)
+    graph = Engine.graph!(engine, model("dynamic.onnx"))
+    stop = Engine.cancellable!()
+    many = 1..(:erlang.system_info(:dirty_io_schedulers) + 2)
+    dispatch = fn -> Engine.dispatch(binding, cancellable: stop) end
+    dispatches = running(for _task <- many, do: Task.async(dispatch))
+    bind = fn -> Engine.bind(graph, sum_inputs(), sum_outputs()) end
+    waiting = running(dispatches ++ for(_task <- many, do: Task.async(bind)))
+
+    tensor = tensor(1.0)
+    json = TensorRef.to_json!(tensor)
+    open = fn -> ZeroCopy.open!(TensorRef.from_json!(json)) end
+    opens = for _open <- 1..20, do: Task.async(open)
+    for opened <- Task.await_many(opens, 60_000), do: assert(opened.shape == tensor.shape)
+    assert ZeroCopy.to_binary!(tensor) == rows(1.0)
+
+    assert Enum.all?(waiting, &Process.alive?(&1.pid))
+    assert Engine.cancel(stop) == :ok
+
+    for result <- Task.await_many(dispatches, 60_000),
+        do: assert({:error, %Error{type: :cancelled}} = result)
+
+    for result <- Task.await_many(waiting -- dispatches, 60_000),
+        do: assert({:ok, %Engine.Binding{}} = result)
+  end
+
+  test "the janitor waits for no engine that is to let a binding go", %{name: name} do
+    {engine, binding} = long(name)
+    graph = Engine.graph!(engine, model("dynamic.onnx"))
+    stop = Engine.cancellable!()
+    me = self()
+
+    {holder, monitor} =
+      spawn_monitor(fn ->
+        held = Engine.bind!(graph, sum_inputs(), sum_outputs())
+        send(me, :bound)
+        receive do: (:go -> held)
+      end)
+
+    assert_receive :bound, 60_000
+    dispatch = fn -> Engine.dispatch(binding, cancellable: stop) end
+    [task] = running([Task.async(dispatch)])
+    send(holder, :go)
+    assert_receive {:DOWN, ^monitor, :process, ^holder, :normal}, 60_000
+    assert GenServer.call(Tmesh.Janitor, :sweep, 60_000) == :ok
+    assert Process.alive?(task.pid)
+    assert Engine.cancel(stop) == :ok
+    assert {:error, %Error{type: :cancelled}} = Task.await(task, 60_000)
+  end
+
+  test "a process that dies in a dispatch calls off no other dispatch", %{name: name} do
+    stop = Engine.cancellable!()
+    {_engine, first} = long(name)
+    {_other, second} = long(name)
+    {killed, monitor} = spawn_monitor(fn -> Engine.dispatch(first, cancellable: stop) end)
+    tasks = running([Task.async(fn -> Engine.dispatch(second, cancellable: stop) end)])
+    Process.exit(killed, :kill)
+    assert_receive {:DOWN, ^monitor, :process, ^killed, :killed}, 60_000
+    [task] = running(tasks)
+    assert Engine.cancel(stop) == :ok
+    assert {:error, %Error{type: :cancelled}} = Task.await(task, 60_000)
+  end
+
   test "a process that is killed takes its call along", %{name: name} do
     {engine, binding} = long(name)
     pid = Engine.info(engine).pid
@@ -319,7 +400,7 @@ defmodule Tmesh.EngineTest do
     Process.sleep(200)
     Process.exit(caller, :kill)
 
-    # It waits for its turn behind that call, which nothing else would end within the engine's 900 seconds.
+    # It waits for its turn after that call, which nothing else would end within the engine's 900 seconds.
     assert works?(name)
     assert Engine.info(engine).pid == pid
   end

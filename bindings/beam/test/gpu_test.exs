@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.GPUTest do
-  # On the stand-in for the CUDA driver (tests/cuda), which shows nothing about a GPU. Its descriptors are memfds, which the module
-  # takes for no GPU's.
+  # With the stand-in for the CUDA driver (tests/cuda), which shows nothing about a GPU. Its descriptors are memfds,
+  # and the module takes those for no GPU's.
   use Tmesh.Case, backend: :any
 
   import Bitwise
@@ -76,7 +76,7 @@ defmodule Tmesh.GPUTest do
     pointer =
       in_process(fn ->
         ref = ZeroCopy.allocate!([4096], :uint8, device: {:cuda, 0})
-        :ok = ZeroCopy.keep(ref, owner)
+        :ok = ZeroCopy.tie(ref, owner)
         {:ok, info} = DLPack.info(ref)
         info.pointer
       end)
@@ -98,7 +98,7 @@ defmodule Tmesh.GPUTest do
     end)
   end
 
-  test "stand-in: what cannot be allocated" do
+  test "stand-in: allocations that fail" do
     for {opts, type} <- [
           {[device: {:cuda, 7}], :no_device},
           {[device: {:cuda, 0x1_0000_0000}], :no_device},
@@ -177,14 +177,14 @@ defmodule Tmesh.GPUTest do
 
   test "stand-in: host memory for kernels" do
     host = ZeroCopy.allocate!([4], :uint8)
-    {:ok, ref} = host |> TensorRef.to_map() |> DLPack.import_gpu_tensor(device: {:cuda, 1})
+    {:ok, ref} = host |> TensorRef.to_map!() |> DLPack.import_gpu_tensor(device: {:cuda, 1})
     assert {:ok, %{kind: :host, device: {:cuda, 1}, resident: :cpu}} = DLPack.info(ref)
     assert ref.device == {:cuda, 1}
     assert {:ok, %{"device" => "cpu"}} = DLPack.export_gpu_tensor(ref)
     ZeroCopy.release!(ref)
 
     # The pointer is that of the part's first element.
-    part = %{TensorRef.to_map(host) | "shape" => [2], "byte_size" => 2, "offset" => 1}
+    part = %{TensorRef.to_map!(host) | "shape" => [2], "byte_size" => 2, "offset" => 1}
     {:ok, ref} = DLPack.import_gpu_tensor(part)
     assert {:ok, %{pointer: pointer}} = DLPack.info(ref)
     assert rem(pointer, 4096) == 1
@@ -225,7 +225,7 @@ defmodule Tmesh.GPUTest do
     assert {:error, %Error{type: :closed}} = AutoDetect.with_shared([ref], & &1)
   end
 
-  # In an emulator of its own, for this one has loaded both already.
+  # In an emulator of its own, because this one has loaded both already.
   test "stand-in: without libtmesh-cuda, and without a driver" do
     code = ~S"""
     {:ok, _apps} = Application.ensure_all_started(:tmesh)
@@ -243,7 +243,7 @@ defmodule Tmesh.GPUTest do
 
     library = System.get_env("LD_LIBRARY_PATH") |> String.split(":") |> List.last()
     ebin = :tmesh |> :code.lib_dir() |> Path.join("ebin")
-    # What libtmesh-cuda needs is beside it.
+    # The libraries of libtmesh-cuda are beside it.
     args = [
       "--erl",
       "-logger level warning",
@@ -320,7 +320,7 @@ defmodule Tmesh.GPUTest do
 
         assert {:ok, %{taken: false}} = DLPack.info(ref)
         assert {:ok, %{"device" => "cuda:1"}} = DLPack.export_gpu_tensor(ref)
-        # Nor does who gets it first when its maker is dead need him.
+        # A process that first receives it after its maker's death does not need the maker, either.
         assert :ok = ZeroCopy.release(ref)
         assert {:ok, [map]} = call("gpu.held_ref", [], Others)
         assert map["cuda"]["waited"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.IdiomsTest do
   @moduledoc false
-  # What is so of every module, and what Elixir's own protocols make of ours.
+  # Properties of every module, and Elixir's own protocols.
   use Tmesh.Case, backend: :any
 
   alias Tmesh.{Arena, Channel}
@@ -56,6 +56,46 @@ defmodule Tmesh.IdiomsTest do
     assert_raise Error, fn -> Channel.recv!(into, 0) end
   end
 
+  test "a time that no wait can have is an error, and an argument of another kind raises" do
+    {:ok, out} = Channel.create(:send)
+    {:ok, into} = Channel.open(out.token, :recv)
+    ref = ZeroCopy.allocate!([1], :uint8)
+    stream = start_supervised!(Tmesh.Stream)
+
+    for timeout <- [-1, 1.5, nil, :never],
+        call <- [
+          &Tmesh.flush/1,
+          &Channel.send(out, "a", &1),
+          &Channel.recv(into, &1),
+          &Channel.call(out, into, "a", &1),
+          &Channel.flush(out, &1),
+          &ZeroCopy.reclaim(ref, &1),
+          &ZeroCopy.wait(ref, 1, &1),
+          &ZeroCopy.recv(0, timeout: &1),
+          &Tmesh.Stream.push_infeed(stream, 1, &1),
+          &Tmesh.Stream.pop_infeed(stream, &1),
+          &Tmesh.Stream.push_outfeed(stream, 1, &1),
+          &Tmesh.Stream.pop_outfeed(stream, &1),
+          &Tmesh.Net.Pages.sequence(stream, 1, &1),
+          &Tmesh.Engine.connect("none", timeout: &1),
+          &Tmesh.Worker.execute("numpy.sum", [1], timeout: &1)
+        ] do
+      assert {:error, %Error{type: :invalid, message: message}} = call.(timeout)
+      assert message =~ "timeout"
+    end
+
+    assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
+    assert {:error, %Error{type: :invalid}} = Tmesh.Net.Pages.sequence(stream, 0)
+
+    for call <- [
+          fn -> Channel.recv(nil) end,
+          fn -> ZeroCopy.to_binary(nil) end,
+          fn -> ZeroCopy.release(nil) end,
+          fn -> Tmesh.Worker.stop_pool(nil) end
+        ],
+        do: assert_raise(FunctionClauseError, call)
+  end
+
   test "waits have no limit unless one is given" do
     for {module, names} <- [
           {Channel, [:send, :recv, :call]},
@@ -107,7 +147,7 @@ defmodule Tmesh.IdiomsTest do
       assert inspect(ref) == "#Tmesh.ZeroCopy.TensorRef<:uint8 [4] :cpu, released>"
       other = ZeroCopy.allocate!([97, 98], :float32)
       assert inspect(other) =~ ":float32 [97, 98] :cpu, not sealed>"
-      described = other |> TensorRef.to_map() |> TensorRef.from_map!()
+      described = other |> TensorRef.to_map!() |> TensorRef.from_map!()
       assert inspect(described) =~ ", not open>"
     end
 
@@ -117,7 +157,7 @@ defmodule Tmesh.IdiomsTest do
       for term <- [channel, Arena.create!()], do: refute(inspect(term) =~ "Reference")
     end
 
-    test "of an arena and a bundle shows the label, of a bundle at whoever opens it too" do
+    test "of an arena and a bundle shows the label, also of a bundle that another process opens" do
       assert inspect(Arena.create!(label: "small")) == ~s(#Tmesh.Arena<label: "small", ...>)
       made = Tmesh.Bundle.put!(%{"a" => {"abcd", {4}, :u8}}, label: "weights")
 
@@ -145,7 +185,7 @@ defmodule Tmesh.IdiomsTest do
       assert Enum.into(["1", ref, {ref, "3"}, "4"], out) == out
       assert ["1", %TensorRef{}, {%TensorRef{}, "3"}] = Enum.take(into, 3)
       assert Channel.recv!(into) == "4"
-      # Tensors under way are lost with the end that sent them, which garbage collection closes.
+      # Garbage collection closes the sending end, and tensors in transit are lost with it.
       :ok = Channel.close(out)
     end
 

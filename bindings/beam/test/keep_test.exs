@@ -7,7 +7,7 @@ defmodule Tmesh.KeepTest do
   @vocabulary ~w(name id backend regions held bytes kept_ns used_ns expires_ns uid gid mode handles
                  cgroup_id)a
 
-  # A user's names are for all processes of the user.
+  # A user's names are visible to all processes of the user.
   setup do
     name = "tmesh-test-#{System.pid()}-#{System.unique_integer([:positive])}"
     on_exit(fn -> for last <- ["", "-2"], do: Tmesh.drop(name <> last) end)
@@ -16,7 +16,7 @@ defmodule Tmesh.KeepTest do
 
   defp told(name), do: Enum.find(Tmesh.kept!(), &(&1.name == name))
 
-  # Nobody of this VM has it any more.
+  # Run `fun` so that no process of this VM has its tensors any more.
   defp forgotten(fun) do
     result = in_process(fun)
 
@@ -82,7 +82,7 @@ defmodule Tmesh.KeepTest do
     kept = forgotten(fn -> Model.load!(path, keep: true).report.kept end)
     on_exit(fn -> Tmesh.drop(kept) end)
     assert kept in Enum.map(Tmesh.kept!(), & &1.name)
-    # Or what the last process had is still going, and was joined.
+    # Or the last process's load is still going, and was joined.
     assert %{bytes_read: 0, kept: found} = Model.load!(path).report
     assert found in [kept, nil]
   end
@@ -122,5 +122,48 @@ defmodule Tmesh.KeepTest do
 
     for uid <- [-1, "me", 1.5],
         do: assert({:error, %Error{type: :invalid}} = Tmesh.open_kept(name, uid: uid))
+  end
+
+  describe "files" do
+    setup do
+      folder =
+        Path.join(System.tmp_dir!(), "keep-#{System.pid()}-#{System.unique_integer([:positive])}")
+
+      File.mkdir_p!(folder)
+      on_exit(fn -> File.rm_rf!(folder) end)
+      %{folder: folder}
+    end
+
+    test "of a folder are kept under their names", %{name: name, folder: folder} do
+      File.mkdir_p!(Path.join(folder, "sub"))
+      File.write!(Path.join(folder, "sub/config.json"), "{}")
+      File.write!(Path.join(folder, "weights"), String.duplicate("w", 70_000))
+      File.ln_s!("../weights", Path.join(folder, "sub/link"))
+      assert Tmesh.keep_folder(folder, name, progress: self(), mode: 0o640) == :ok
+      assert_received {:tmesh_model, ^folder, %{bytes_total: 140_002}}
+
+      assert [
+               %{path: "sub/config.json", bytes: 2},
+               %{path: "sub/link", bytes: 70_000},
+               %{path: "weights", bytes: 70_000, mtime_ns: mtime_ns}
+             ] = Tmesh.kept_files!(name)
+
+      assert is_integer(mtime_ns)
+      assert {:error, %Error{type: :exists}} = Tmesh.keep_folder(folder, name)
+      assert Tmesh.keep_folder(folder, name, replace: true) == :ok
+      assert {:error, %Error{type: :not_found, message: why}} = Tmesh.kept_path(name, "none")
+      assert why =~ "none"
+    end
+
+    test "are refused whole", %{name: name, folder: folder} do
+      assert {:error, %Error{type: :invalid}} = Tmesh.keep_folder(folder, name)
+      File.ln_s!(".", Path.join(folder, "self"))
+      assert {:error, %Error{type: :invalid, message: why}} = Tmesh.keep_folder(folder, name)
+      assert why =~ "link to a folder"
+      assert {:error, %Error{type: :not_found}} = Tmesh.keep_folder(folder <> "/none", name)
+      assert {:error, %Error{type: :invalid}} = Tmesh.keep_folder(folder, name, progress: :me)
+      assert {:error, %Error{type: :not_found}} = Tmesh.kept_files(name)
+      assert told(name) == nil
+    end
   end
 end

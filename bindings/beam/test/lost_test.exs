@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.LostTest do
-  # A VM that ends at once after it has sent: what it sent waits for who comes, and what is lost is said.
+  # A VM that ends at once after it has sent. Its messages wait for a receiver, and lost ones are reported.
   use Tmesh.Case, backend: :any
   alias Tmesh.Channel
 
@@ -12,8 +12,8 @@ defmodule Tmesh.LostTest do
   IO.puts(out.token)
   """
 
-  # What Logger is given is told to the one who closes, who then has nothing more to do. The janitor looks for
-  # nothing by itself.
+  # A filter of Logger sends each event to the process that closes, which does nothing else. The janitor does not look
+  # without a message.
   @close """
   Application.put_env(:tmesh, :zero_copy, cleanup_interval_ms: 0)
   #{@send}
@@ -24,13 +24,13 @@ defmodule Tmesh.LostTest do
   receive do
     {:warning, {:string, text}} -> IO.puts(["Logger: ", text])
   after
-    60_000 -> IO.puts("Logger was told nothing")
+    60_000 -> IO.puts("Logger got nothing")
   end
   """
 
   test "by System.stop/1, whose processes close their ends first" do
     {vm, token} = start(@send <> "System.stop(0)\nProcess.sleep(:infinity)", "600")
-    # It would have ended meanwhile.
+    # Without the wait it would have ended meanwhile.
     refute_receive {^vm, {:exit_status, _status}}, 3_000
     into = Channel.open!(token, :recv)
     assert for(_n <- 1..10, do: received(into)) == Enum.to_list(1..10)
@@ -38,9 +38,9 @@ defmodule Tmesh.LostTest do
     assert rest(vm) == {"", 0}
   end
 
-  # By the library at the very end, or by what has closed the end before that; a VM that stops slowly hands what was
-  # said meanwhile to a Logger that it does not wait for, so the wait is longer than that.
-  test "what nobody comes for is said when the VM ends" do
+  # The library reports it at the very end, or when the end is closed before. A VM that stops slowly passes the report
+  # to a Logger that it does not wait for. So the wait is longer than that.
+  test "the VM's end reports memory that no process opened" do
     for how <- ["", "System.halt(0)", "System.stop(0)\nProcess.sleep(:infinity)"] do
       {vm, _token} = start(@send <> how, "1")
       assert {said, 0} = rest(vm)
@@ -54,11 +54,11 @@ defmodule Tmesh.LostTest do
     assert said =~ ~r/^.* within 0.05 s .*: 10 messages are lost\n$/
   end
 
-  # A VM that runs `code`, and what it says first.
-  defp start(code, linger) do
+  # Start a VM that runs `code`, and return its first output.
+  defp start(code, exit_wait) do
     ebin = :tmesh |> :code.lib_dir() |> Path.join("ebin")
     args = ["--erl", "-logger level warning", "-pa", ebin, "-e", code]
-    env = [{~c"TMESH_LINGER", String.to_charlist(linger)}]
+    env = [{~c"TMESH_EXIT_WAIT", String.to_charlist(exit_wait)}]
     elixir = System.find_executable("elixir")
     options = [:binary, :exit_status, :stderr_to_stdout, line: 1000, args: args, env: env]
     vm = Port.open({:spawn_executable, elixir}, options)
@@ -66,7 +66,7 @@ defmodule Tmesh.LostTest do
     {vm, token}
   end
 
-  # What it says then, and how it ends.
+  # Return its later output, and its exit status.
   defp rest(vm, said \\ "") do
     receive do
       {^vm, {:data, {:eol, line}}} -> rest(vm, said <> line <> "\n")

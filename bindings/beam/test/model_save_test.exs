@@ -8,7 +8,7 @@ defmodule Tmesh.ModelSaveTest do
 
   @floats for(x <- 1..6, into: <<>>, do: <<x * 1.0::float-32-little>>)
 
-  # Not ExUnit's own, which would be among the sources.
+  # Not ExUnit's own folder, which would be among the sources.
   setup do
     folder = Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-#{System.unique_integer()}")
     File.mkdir!(folder)
@@ -44,7 +44,7 @@ defmodule Tmesh.ModelSaveTest do
     again = Path.join(folder, "again.safetensors")
     assert Model.save!(model, again) == :ok
     assert File.read!(again) == File.read!(path)
-    # It goes on.
+    # Both stay usable.
     assert bundle.names == ["b", "w"] and ZeroCopy.to_binary!(model["b"]) == "xyz"
     assert Model.save(%{}, path) == :ok and bytes(path) == %{}
     assert ZeroCopy.to_binary!(model["w"]) == @floats
@@ -124,7 +124,7 @@ defmodule Tmesh.ModelSaveTest do
     refute File.exists?(path)
   end
 
-  test "the progress is told, and the file is not there before its end", %{path: path} do
+  test "a process gets the progress, and the file is not there before its end", %{path: path} do
     big = %{"a" => ZeroCopy.allocate!([50_000_000], :uint8)}
     assert Model.save(big, path, progress: self()) == :ok
     assert_received {:tmesh_model, ^path, %{bytes_total: 50_000_000, waiting: false}}
@@ -132,14 +132,14 @@ defmodule Tmesh.ModelSaveTest do
 
   test "a saving ends with the process that asked for it", %{folder: folder, path: path} do
     big = %{"a" => ZeroCopy.allocate!([300_000_000], :uint8)}
-    # On a busy machine it may be over before who asked for it is killed.
+    # On a busy machine the save may end before its caller is killed.
     assert Enum.any?(1..20, fn _try ->
              test = self()
              {pid, monitor} = spawn_monitor(fn -> Model.save!(big, path, progress: test) end)
              assert_receive {:tmesh_model, ^path, %{}}, 60_000
              Process.exit(pid, :kill)
              assert_receive {:DOWN, ^monitor, :process, ^pid, _reason}, 60_000
-             # What is still being written has no name.
+             # An unfinished file has no name.
              assert File.ls!(folder) in [[], ["new.safetensors"]]
              eventually(fn -> not writing?() end)
              forget(path)

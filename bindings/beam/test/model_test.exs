@@ -6,14 +6,14 @@ defmodule Tmesh.ModelTest do
 
   import Tmesh.ModelFiles
 
-  # The compiler need not know what is not there.
+  # The compiler must not warn of the missing Nx.
   @compile {:no_warn_undefined, Nx}
 
   @floats for(x <- 1..6, into: <<>>, do: <<x * 1.0::float-32-little>>)
   @halves <<0x3F80::16-little, 0x4000::16-little>>
   @two [{"layer.weight", "F32", [2, 3], @floats}, {"bias", "BF16", [2], @halves}]
 
-  # Not ExUnit's own, which would be among the sources.
+  # Not ExUnit's own folder, which would be among the sources.
   setup do
     folder = Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-#{System.unique_integer()}")
     File.mkdir!(folder)
@@ -35,6 +35,18 @@ defmodule Tmesh.ModelTest do
       Tmesh.Native.sweep()
       stat(:regions_live) == 0
     end)
+  end
+
+  test "metadata with a zero, and a file that never had a name", context do
+    path = file(context, "zero.safetensors", safetensors(@two, ~S({"k":"a\u0000b"})))
+    assert Model.metadata!(Model.load!(path)) == %{"k" => <<"a", 0, "b">>}
+    {:ok, open} = :file.open(path, [:read, :raw])
+    File.rm!(path)
+    # One of the VM's own descriptors still leads to it.
+    {links, 0} = System.cmd("find", ["/proc/#{System.pid()}/fd", "-lname", "*zero.safetensors*"])
+    [link | _] = String.split(links)
+    assert Model.metadata!(Model.load!(link)) == %{"k" => <<"a", 0, "b">>}
+    :file.close(open)
   end
 
   test "safetensors: names, types and metadata as the file has them, bytes without a copy",
@@ -90,13 +102,13 @@ defmodule Tmesh.ModelTest do
     assert ZeroCopy.to_binary!(model["q"], copy: false) == blocks
   end
 
-  test "whoever loads it later reads nothing, as long as a tensor or a binary is there", context do
+  test "a later load reads nothing, as long as a tensor or a binary is there", context do
     path = two(context)
     model = Model.load!(path)
     assert model.report.bytes_read > 0 and model.report.shared
     assert %{bytes_read: 0, method: nil} = Model.load!(path).report
 
-    # Collected, but for what is named here.
+    # Everything is collected but the named values.
     binary =
       in_process(fn ->
         same = Model.load!(path)
@@ -140,7 +152,7 @@ defmodule Tmesh.ModelTest do
     :ok = Bundle.release(bundle)
   end
 
-  test "a model that was released says so; what was taken from it stays", context do
+  test "a released model says so; tensors taken from it stay", context do
     model = Model.load!(two(context))
     ref = model["bias"]
     :ok = Model.release(model)
@@ -186,7 +198,7 @@ defmodule Tmesh.ModelTest do
         assert {:error, %Error{type: :protocol, message: message}} = Model.load(path)
         assert message =~ words and message =~ name
         assert stat(:regions_live) == 0
-        # Of what earlier tests had, some may still have been closed.
+        # Files of earlier tests may be closed meanwhile.
         eventually(fn -> open_files() <= files end)
       end
     end
@@ -222,7 +234,7 @@ defmodule Tmesh.ModelTest do
     assert stat(:regions_live) == 0
   end
 
-  # As long as it is, and no more than holes on disk.
+  # Make a file of that length, with no more than holes on disk.
   defp large(context, bytes) do
     head = header("{#{entry("w", "U8", [bytes], 0, bytes)}}")
     path = file(context, "large.safetensors", head)
@@ -233,7 +245,7 @@ defmodule Tmesh.ModelTest do
     path
   end
 
-  test "the progress is told to a process", context do
+  test "a process gets the progress", context do
     path = large(context, 100_000_000)
     model = Model.load!(path, progress: self(), label: "large")
     total = 100_000_000
@@ -244,9 +256,9 @@ defmodule Tmesh.ModelTest do
 
   test "a loading ends with the process that asked for it", context do
     path = large(context, 400_000_000)
-    # On a busy machine it may be over before who asked for it is killed.
+    # On a busy machine the load may end before its caller is killed.
     assert Enum.any?(1..20, fn _try -> killed_while_it_loads?(path) end)
-    # Nobody waits for what is not read any more.
+    # A later load does not wait for the abandoned one.
     assert Model.load!(path).report.bytes_read > 0
   end
 
@@ -349,7 +361,7 @@ defmodule Tmesh.ModelTest do
     end
   end
 
-  test "without Nx it is said", context do
+  test "without Nx an error names it", context do
     assert {:error, %Error{type: :unsupported, message: message}} = Model.read(two(context))
     assert message =~ "Nx is not loaded"
   end

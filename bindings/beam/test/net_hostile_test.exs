@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.NetHostileTest do
-  # What other nodes say is a stranger's word: terms that are nearly right, by a seed. tests/net/test_hostile.py has a
-  # node that says them.
+  # Messages of other nodes may be anything: here, terms that are nearly right, made from a seed.
+  # tests/net/test_hostile.py has a node that sends them.
   use Tmesh.Case, backend: :any
   alias Tmesh.Net
   alias Tmesh.Net.{Answer, Names, Offer}
@@ -158,12 +158,12 @@ defmodule Tmesh.NetHostileTest do
 
     for _round <- 1..100, do: GenServer.cast(net, garbage())
     # In the name of this node's processes.
-    for _round <- 1..100, do: GenServer.cast(net, {:own, garbage(), {:withdraw, @hex}})
-    send(net, {:"$gen_call", {me, make_ref()}, {:own, nil, {:withdraw, @hex}}})
+    for _round <- 1..100, do: GenServer.cast(net, {:local, garbage(), {:withdraw, @hex}})
+    send(net, {:"$gen_call", {me, make_ref()}, {:local, nil, {:withdraw, @hex}}})
 
     assert GenServer.call(net, {:published, "llama"}, 600_000) == :none, "seed #{seed}"
     assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:open, :garbage}, 600_000)
-    assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:own, "", :stats}, 600_000)
+    assert {:error, %Error{type: :protocol}} = GenServer.call(net, {:local, "", :stats}, 600_000)
     assert Process.whereis(Net) == net
     :ok = GenServer.stop(net)
     forget()
@@ -173,12 +173,12 @@ defmodule Tmesh.NetHostileTest do
     alias Tmesh.Net.FarStream
     me = self()
     ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
-    map = TensorRef.to_map(ref)
+    map = TensorRef.to_map!(ref)
 
-    # What opens in place may have anything beside.
+    # An offer that opens in place may have any members.
     here = [[1 | 2], 5, [nil], [%{"checksum" => nil}]]
     good = for shards <- here, do: {:ok, %FarStream{offer: Map.put(map, "shards", shards)}}
-    # What a fetch has left under a name is dropped.
+    # A copy that a fetch has kept under a name is dropped.
     checksum = Base.encode16(:crypto.strong_rand_bytes(16), case: :lower)
     on_exit(fn -> Tmesh.drop("net-" <> checksum) end)
     Tmesh.keep!(ref, "net-" <> checksum)
@@ -287,7 +287,7 @@ defmodule Tmesh.NetHostileTest do
     end
   end
 
-  # One to three places of it are something else.
+  # Replace one to three places of a term.
   defp garbled(term), do: Enum.reduce(1..Enum.random(1..3), term, fn _time, term -> turn(term) end)
 
   defp turn(term) do

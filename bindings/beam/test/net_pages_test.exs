@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.NetPagesTest do
-  # Without a net, on one node. tests/net/test_machines.py has pages between machines,
-  # tests/sim/sim_net_pages.py the protocol as a model.
+  # Without a net, on one node. tests/net/test_machines.py has pages between machines, and tests/sim/sim_net_pages.py
+  # models the protocol.
   use Tmesh.Case, backend: :any
 
   alias Tmesh.{PagePool, Pages}
@@ -24,7 +24,7 @@ defmodule Tmesh.NetPagesTest do
 
   defp content(block), do: :binary.copy(<<block>>, 4096)
 
-  # As Tmesh.Net.Pages.publish/4, without a name.
+  # Do as Tmesh.Net.Pages.publish/4, without a name.
   defp log(pages, sequence, tokens) do
     shape = pages |> Pages.info!() |> Map.take([:page_bytes, :page_tokens, :devices, :heads])
     {:ok, log} = GenServer.start_link(Log, {shape, self()})
@@ -56,7 +56,7 @@ defmodule Tmesh.NetPagesTest do
     {:ok, copy} = Tmesh.Net.Pages.sequence(follower)
     for block <- 0..3, do: assert(Sequence.read!(copy, block) == content(block))
 
-    # One's own: neither end sees it.
+    # Change a copy: neither end sees it.
     :ok = Sequence.append(copy, 16)
     :ok = Sequence.write(copy, 0, 0, "mine")
     assert Sequence.read!(sequence, 0) == content(0)
@@ -71,10 +71,10 @@ defmodule Tmesh.NetPagesTest do
              Tmesh.Net.Pages.info(follower)
 
     assert {:error, %Error{type: :timeout}} = Tmesh.Net.Pages.sequence(follower, 3, 10)
-    # It is watched as the follower's owner alone.
+    # The follower monitors this process only as its owner.
     {:monitors, monitored} = Process.info(follower, :monitors)
     assert Enum.count(monitored, &(&1 == {:process, self()})) == 1
-    # Who waits and is gone is waited for no more. So long takes no timer.
+    # The follower forgets a waiter that is gone. No timer takes so long a time.
     gone = spawn(fn -> Tmesh.Net.Pages.sequence(follower, 3, Integer.pow(10, 30)) end)
     eventually(fn -> :sys.get_state(follower, :infinity).waiting != [] end)
     Process.exit(gone, :kill)
@@ -108,7 +108,7 @@ defmodule Tmesh.NetPagesTest do
     :ok = Tmesh.Net.Pages.close(log)
     eventually(fn -> held(at_home, pages) == 0 end)
 
-    # Fewer pages than the sequence has.
+    # A pool with fewer pages than the sequence has.
     {small, few} = pool(Keyword.merge(@shape, slab_pages: 2, max_pages: 2))
     sequence = sequence(pages, 3)
     log = log(pages, sequence, nil)
@@ -139,16 +139,16 @@ defmodule Tmesh.NetPagesTest do
     PagePool.close(pool)
   end
 
-  # `test` is told of each that is withdrawn.
+  # `test` receives each offer that is withdrawn.
   defp offers(test) do
     receive do
       {:"$gen_call", from, :began} ->
         GenServer.reply(from, :ok)
 
-      {:"$gen_call", from, {:own, _secret, {:offer, _token}}} ->
+      {:"$gen_call", from, {:local, _secret, {:offer, _token}}} ->
         GenServer.reply(from, {:ok, %{"offer" => "1", "checksum" => "2", "region_bytes" => 3}})
 
-      {:"$gen_cast", {:own, _secret, {:withdraw, id}}} ->
+      {:"$gen_cast", {:local, _secret, {:withdraw, id}}} ->
         send(test, {:withdrawn, id})
 
       _other ->
@@ -216,19 +216,19 @@ defmodule Tmesh.NetPagesTest do
     assert_receive {:tmesh_pages, 1, {:followed, ^number, :ok}}, 60_000
     ask.({:next, self(), 0})
     assert {:record, %{from: 0, number: 1, first: 0, pages: [1, 2], tokens: 32}} = record.()
-    # What is asked for comes once there is something new.
+    # The record comes once there is a newer one.
     ask.({:next, self(), 1})
     :ok = Sequence.truncate(sequence, 0)
     {:ok, 2} = Tmesh.Net.Pages.update(log, sequence)
     assert {:record, %{from: 1, number: 2, first: 0, pages: []}} = record.()
-    # Pages of the pool that come back are others; who begins anew gets all.
+    # Pages that the pool reuses get new numbers. A follower that begins anew gets all pages.
     ask.({:next, self(), 2})
     :ok = Sequence.append(sequence, 32)
     {:ok, 3} = Tmesh.Net.Pages.update(log, sequence)
     assert {:record, %{from: 2, number: 3, pages: [3, 4]}} = record.()
     ask.({:next, self(), 0})
     assert {:record, %{from: 0, number: 3, first: 0, pages: [3, 4], text: nil}} = record.()
-    # Updates that nobody asked for are passed over.
+    # Updates that no follower requested are skipped.
     for number <- 4..6, do: {:ok, ^number} = Tmesh.Net.Pages.update(log, sequence)
     refute_received {:tmesh_pages, 1, _message}
     ask.({:next, self(), 3})
@@ -288,7 +288,7 @@ defmodule Tmesh.NetPagesTest do
                Follower.apply_record(whole, Map.put(record, name, value), shape)
     end
 
-    # The sum is right, and what it is of is no table that follows this one.
+    # The checksum is right, but its table does not follow this one.
     for wrong <- [
           %{number: 4},
           %{number: 3},
@@ -315,7 +315,7 @@ defmodule Tmesh.NetPagesTest do
     assert {:error, %Error{type: :protocol}} = Follower.apply_record(no_text, record, shape)
     assert {:ok, %{text: nil}} = Follower.apply_record(no_text, %{record | text: nil}, shape)
 
-    # What has no sum at all.
+    # Records without a checksum.
     for wrong <- [
           %{number: "6"},
           %{number: nil},
@@ -332,7 +332,7 @@ defmodule Tmesh.NetPagesTest do
         do: assert({:error, %Error{type: :protocol}} = Follower.apply_record(whole, garbage, shape))
   end
 
-  # A record whose sum is that of the table that it would make.
+  # Make a record with the checksum of the table that it would make.
   defp summed(whole, %{from: from, first: first, pages: pages} = record) do
     old = if from == 0, do: [], else: whole.pages
     %{record | check: Log.check(record.number, record.tokens, Enum.take(old, first) ++ pages)}
@@ -347,12 +347,12 @@ defmodule Tmesh.NetPagesTest do
     net =
       spawn_link(fn ->
         Process.register(self(), Tmesh.Net)
-        send(test, {:secret, Tmesh.Net.Own.start()})
+        send(test, {:secret, Tmesh.Net.LocalSecret.start()})
         offers(test)
       end)
 
     assert_receive {:secret, _secret}, 60_000
-    # A process of its own: this one is the log's owner.
+    # Use another process, because this one is the log's owner.
     follower = spawn_link(fn -> relay(test) end)
     say = &send(log, {:tmesh_pages, 1, &1})
     shape = :sys.get_state(log, :infinity).shape
@@ -360,7 +360,7 @@ defmodule Tmesh.NetPagesTest do
     for number <- [1, 2] do
       say.({:follow, follower, number, shape})
       assert_receive {:tmesh_pages, 1, {:followed, ^number, :ok}}, 60_000
-      # Until it asks for a record it was sent none.
+      # Before it asks for a record, no record was sent.
       say.({:pages, follower, self(), number, 1, [0]})
       assert_receive {:tmesh_pages, 1, {:offer, ^number, {:error, :stale, _text}}}, 60_000
       if number == 2, do: assert_receive({:withdrawn, "1"}, 600_000)
@@ -372,7 +372,7 @@ defmodule Tmesh.NetPagesTest do
       if number == 1 do
         say.({:pages, follower, self(), 3, 1, [0, 1]})
         assert_receive {:tmesh_pages, 1, {:offer, 3, {:ok, _offer}}}, 60_000
-        # An update that has none of its pages: they are held for it alone.
+        # An update that has none of its pages: they are held for the follower alone.
         :ok = Sequence.truncate(sequence, 0)
         {:ok, 2} = Tmesh.Net.Pages.update(log, sequence)
         eventually(fn -> held(pool, pages) == 2 end)
@@ -380,7 +380,7 @@ defmodule Tmesh.NetPagesTest do
     end
 
     eventually(fn -> held(pool, pages) == 0 end)
-    # Its end is heard of once, and ends no log.
+    # The log notices its end once, and does not end.
     Process.unlink(follower)
     Process.exit(follower, :kill)
     eventually(fn -> :sys.get_state(log, :infinity).followers == %{} end)
@@ -440,7 +440,7 @@ defmodule Tmesh.NetPagesTest do
 
   defp say(follower, message), do: send(follower, {:tmesh_pages, 1, message})
 
-  # What a follower asks for.
+  # Return the request of a follower.
   defp asked(wanted \\ {1, [0, 1]}) do
     assert_receive {:tmesh_pages, 1, {:pages, _follower, from, number, update, blocks}}, 60_000
     assert {update, blocks} == wanted
@@ -457,17 +457,17 @@ defmodule Tmesh.NetPagesTest do
     check: :erlang.md5(<<1::64, 32::64, 1::64, 2::64>>)
   }
 
-  test "a home that answers something else, or nothing, is an error; what was half there is gone" do
+  test "a home that answers something else, or nothing, is an error; a half fetched part is gone" do
     {pool, pages} = pool()
     bytes = content(0) <> content(1)
     ref = fn bytes -> Tmesh.ZeroCopy.from_binary!(bytes, [byte_size(bytes)], :uint8) end
-    map = &Tmesh.ZeroCopy.TensorRef.to_map/1
+    map = &Tmesh.ZeroCopy.TensorRef.to_map!/1
     {short, good} = {ref.("short"), ref.(bytes)}
     bundle = Tmesh.Bundle.put!(%{"x" => good})
 
     lies = [
       {:ok, map.(short)},
-      {:ok, Tmesh.Bundle.to_map(bundle)},
+      {:ok, Tmesh.Bundle.to_map!(bundle)},
       {:ok, [1]},
       {:ok, %{}},
       {:error, "gone", "no"},
@@ -486,7 +486,7 @@ defmodule Tmesh.NetPagesTest do
         asked().(lie)
       end
 
-      # It begins anew; one record is built at a time, and what no fetch has brought is none.
+      # It begins anew. One record is built at a time, and a message of no fetch is ignored.
       assert_receive {:tmesh_pages, 1, {:next, ^follower, 0}}, 60_000
       send(follower, {:fetched, make_ref(), {:ok, short}})
       say(follower, {:record, @first})
@@ -501,13 +501,13 @@ defmodule Tmesh.NetPagesTest do
       assert_receive {:tmesh_pages, 1, {:done, ^follower}}, 60_000
       assert_receive {:tmesh_pages, 1, {:next, ^follower, 1}}, 60_000
       Sequence.release(sequence)
-      # What was half there is gone.
+      # The unfinished table is gone.
       eventually(fn -> held(pool, pages) == 2 end)
       :ok = Tmesh.Net.Pages.close(follower)
       eventually(fn -> held(pool, pages) == 0 end)
     end
 
-    # Three times, and then it ends with the error.
+    # It fails three times, and then ends with the error.
     for {answer, type, text} <- [
           {{:ok, map.(short)}, :protocol, "not the pages that were asked for"},
           {:silence, :timeout, "does not offer its pages in time"}
@@ -515,7 +515,7 @@ defmodule Tmesh.NetPagesTest do
       {follower, follows, number} = follow(pages)
       say(follower, {:followed, number, :ok})
       assert Task.await(follows, 600_000) == :ok
-      # From now on: a busy machine may take longer to say that it may follow.
+      # Set it only now: a busy machine may take longer to accept the follower.
       if answer == :silence, do: :sys.replace_state(follower, &%{&1 | timeout: 50})
 
       for _time <- 1..3 do
@@ -529,7 +529,7 @@ defmodule Tmesh.NetPagesTest do
       assert why =~ text
       assert_receive {:tmesh_pages, 1, {:leave, ^follower}}, 60_000
       eventually(fn -> held(pool, pages) == 0 end)
-      # It has ended: what still comes changes nothing.
+      # It has ended: later messages change nothing.
       send(follower, :again)
       say(follower, {:record, @first})
       assert {:ok, %{number: 0, error: %Error{}}} = Tmesh.Net.Pages.info(follower)
@@ -542,7 +542,7 @@ defmodule Tmesh.NetPagesTest do
     PagePool.close(pool)
   end
 
-  test "a home that answers a follower with garbage is said, and one that says no" do
+  test "a follower reports a home that answers with garbage, and one that refuses" do
     {pool, pages} = pool()
 
     for {answer, type} <- [
@@ -562,7 +562,7 @@ defmodule Tmesh.NetPagesTest do
     PagePool.close(pool)
   end
 
-  # Follows this process, which has said so.
+  # Follow this process, and accept the follower.
   defp follows(pages, spawn_opt \\ []) do
     {follower, follows, number} = follow(pages, spawn_opt)
     say(follower, {:followed, number, :ok})
@@ -571,7 +571,7 @@ defmodule Tmesh.NetPagesTest do
     follower
   end
 
-  # The table is `all` then, from block `first` on with these tokens, which make `count`.
+  # Make the record of the table `all`: from block `first` on with these tokens, `count` in all.
   defp record(number, first, all, tokens, count) do
     fields = %{from: number - 1, number: number, first: first, pages: Enum.drop(all, first)}
     text = for token <- tokens, into: <<>>, do: <<token::signed-little-32>>
@@ -581,12 +581,12 @@ defmodule Tmesh.NetPagesTest do
 
   defp offered(bytes) do
     ref = Tmesh.ZeroCopy.from_binary!(bytes, [byte_size(bytes)], :uint8)
-    {ref, Tmesh.ZeroCopy.TensorRef.to_map(ref)}
+    {ref, Tmesh.ZeroCopy.TensorRef.to_map!(ref)}
   end
 
   test "what is found among the tenant's prefixes and is no more than was here is let go" do
     {pool, pages} = pool()
-    # It never has so much that it is collected, and with it what it should have let go.
+    # Its heap is so large that it is not collected, and so cannot release memory by chance.
     follower = follows(pages, min_heap_size: 1_000_000, min_bin_vheap_size: 1_000_000)
     {two, map} = offered(content(0) <> content(1))
     say(follower, record(1, 0, [1, 2], Enum.to_list(1..32), 32))
@@ -657,7 +657,7 @@ defmodule Tmesh.NetPagesTest do
     name = "net-" <> checksum
     on_exit(fn -> Tmesh.drop(name) end)
     {ref, map} = offered(content(0) <> content(1))
-    # As a fetch leaves it.
+    # Keep it as a fetch does.
     Tmesh.keep!(ref, name)
     follower = follows(pages)
     say(follower, {:record, @first})

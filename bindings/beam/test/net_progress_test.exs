@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.NetProgressTest do
-  # What an open tells of how far it is, by a stand-in for the fetcher that breaks off half way. Whole fetches:
-  # tests/net/test_beside.py.
+  # The progress messages of an open, with a stand-in for the fetcher that breaks off half way.
+  # tests/net/test_beside.py has whole fetches.
   use Tmesh.Case, backend: :any
   alias Tmesh.Net
 
@@ -35,7 +35,7 @@ defmodule Tmesh.NetProgressTest do
   """
 
   setup do
-    # Any Python: it needs no package.
+    # Any Python works: it needs no package.
     program = Tmesh.Fetcher.program("#!#{System.find_executable("python3")}\n" <> @fetcher)
     net = start_supervised!({Net, address: "127.0.0.1", program: program})
     ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
@@ -44,7 +44,7 @@ defmodule Tmesh.NetProgressTest do
     {:ok, offer: offer, net: net}
   end
 
-  test "all who wait and asked for it are told how far a fetch is", %{offer: offer} do
+  test "all waiting processes that asked for it get the progress of a fetch", %{offer: offer} do
     assert {:error, %Error{type: :gone, message: "half of it"}} =
              Net.open(offer, progress: self(), timeout: 600_000)
 
@@ -59,7 +59,7 @@ defmodule Tmesh.NetProgressTest do
     refute_received {:tmesh_progress, _more}
   end
 
-  test "who did not ask is told nothing", %{offer: offer} do
+  test "a process that did not ask gets no progress", %{offer: offer} do
     assert {:error, %Error{type: :gone}} = Net.open(offer, timeout: 600_000)
     refute_received {:tmesh_progress, _any}
   end

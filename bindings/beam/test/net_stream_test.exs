@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.NetStreamTest do
-  # When the offers of a stream that is read from another node end: by a stand-in for the net, which says what it is told.
+  # The end of the offers of a stream that another node reads, with a stand-in for the net that reports its messages.
   use Tmesh.Case, backend: :any
-  alias Tmesh.Net.Own
+  alias Tmesh.Net.LocalSecret
 
   @hex String.duplicate("0", 32)
 
@@ -12,7 +12,7 @@ defmodule Tmesh.NetStreamTest do
     net =
       spawn_link(fn ->
         Process.register(self(), Tmesh.Net)
-        secret = Own.start()
+        secret = LocalSecret.start()
         send(me, :began)
         net(me, secret, 1)
       end)
@@ -28,20 +28,20 @@ defmodule Tmesh.NetStreamTest do
     %{stream: stream, reader: reader, sender: sender, ref: ref}
   end
 
-  # Refs of the token "none" it does not offer.
+  # It does not offer refs with the token "none".
   defp net(test, secret, next) do
     receive do
-      {:"$gen_call", from, {:own, ^secret, {:offer, "none"}}} ->
+      {:"$gen_call", from, {:local, ^secret, {:offer, "none"}}} ->
         GenServer.reply(from, {:error, Error.new(:gone, "the fetcher ended")})
         net(test, secret, next)
 
-      {:"$gen_call", from, {:own, ^secret, {:offer, _token}}} ->
+      {:"$gen_call", from, {:local, ^secret, {:offer, _token}}} ->
         offer = %{"home" => "a@b", "offer" => "#{next}", "checksum" => @hex, "region_bytes" => 4}
         GenServer.reply(from, {:ok, offer})
         send(test, {:offered, "#{next}"})
         net(test, secret, next + 1)
 
-      {:"$gen_cast", {:own, ^secret, {:withdraw, id}}} ->
+      {:"$gen_cast", {:local, ^secret, {:withdraw, id}}} ->
         send(test, {:withdrawn, id})
         net(test, secret, next)
     end

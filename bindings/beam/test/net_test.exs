@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.NetTest do
-  # What a node does by itself. tests/net/test_machines.py has nodes on several machines.
+  # A node by itself. tests/net/test_machines.py has nodes on several machines.
   use Tmesh.Case, backend: :any
   alias Tmesh.Net
 
@@ -25,7 +25,7 @@ defmodule Tmesh.NetTest do
     assert {:error, %Error{type: :not_started}} = Net.offer(ref)
     assert {:error, %Error{type: :not_started}} = Net.withdraw(@offer)
     assert {:error, %Error{type: :not_started}} = Net.stats()
-    map = Map.merge(@offer, Map.take(TensorRef.to_map(ref), ~w(token)))
+    map = Map.merge(@offer, Map.take(TensorRef.to_map!(ref), ~w(token)))
     ZeroCopy.release!(ref)
     assert {:error, %Error{type: :not_started}} = Net.open(map)
     assert {:error, %Error{type: :not_found, message: message}} = ZeroCopy.open(map)
@@ -35,10 +35,10 @@ defmodule Tmesh.NetTest do
   end
 
   test "a net that is just beginning has no secret yet, and is waited for" do
-    Tmesh.Net.Own = :ets.new(Tmesh.Net.Own, [:named_table, :protected])
-    assert Net.Own.cast({:withdraw, "1"}) == :ok
+    Tmesh.Net.LocalSecret = :ets.new(Tmesh.Net.LocalSecret, [:named_table, :protected])
+    assert Net.LocalSecret.cast({:withdraw, "1"}) == :ok
     assert {:error, %Error{type: :not_started}} = Net.stats()
-    :ets.delete(Tmesh.Net.Own)
+    :ets.delete(Tmesh.Net.LocalSecret)
   end
 
   test "memory of a machine with the module, or without it, is fetched where that is otherwise" do
@@ -48,7 +48,7 @@ defmodule Tmesh.NetTest do
       shard = Map.take(@offer, ~w(checksum region_bytes))
       ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
       bundle = Tmesh.Bundle.put!(%{"a" => ref})
-      map = Tmesh.Bundle.to_map(bundle)
+      map = Tmesh.Bundle.to_map!(bundle)
       Tmesh.Bundle.release(bundle)
       ZeroCopy.release!(ref)
       regions = for region <- map["regions"], do: %{region | "token" => token}
@@ -76,7 +76,7 @@ defmodule Tmesh.NetTest do
     end
 
     ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
-    map = Map.merge(@offer, Map.take(TensorRef.to_map(ref), ~w(token)))
+    map = Map.merge(@offer, Map.take(TensorRef.to_map!(ref), ~w(token)))
     ZeroCopy.release!(ref)
 
     for {name, value} <- [
@@ -165,21 +165,21 @@ defmodule Tmesh.NetTest do
   end
 
   test "several who have the same open are remembered, until they are known to be gone" do
-    alias Tmesh.Net.Had
+    alias Tmesh.Net.TokenCache
     key = {@offer["checksum"], 4}
-    assert Had.find(key) == []
-    :ok = Had.start()
+    assert TokenCache.find(key) == []
+    :ok = TokenCache.start()
     [a, b, c] = names = for id <- ~w(a b c), do: {"token", id}
-    for name <- names, do: :ok = Had.put(key, [], name)
-    assert Had.find(key) == [a, b, c] and Had.room?(3) and not Had.room?(4)
-    :ok = Had.put(key, [c, a], nil)
-    assert Had.find(key) == [b]
-    for name <- 1..5, do: :ok = Had.put(key, [b], {"token", name})
-    assert Had.find(key) == for(name <- 1..4, do: {"token", name})
-    :ok = Had.put(key, Had.find(key), nil)
-    assert Had.find(key) == [] and :ets.tab2list(Had) == []
-    for number <- 1..5000, do: :ok = Had.put({number, 4}, [], a)
-    assert length(:ets.tab2list(Had)) <= 4096 and Had.find({5000, 4}) == [a]
+    for name <- names, do: :ok = TokenCache.put(key, [], name)
+    assert TokenCache.find(key) == [a, b, c] and TokenCache.room?(3) and not TokenCache.room?(4)
+    :ok = TokenCache.put(key, [c, a], nil)
+    assert TokenCache.find(key) == [b]
+    for name <- 1..5, do: :ok = TokenCache.put(key, [b], {"token", name})
+    assert TokenCache.find(key) == for(name <- 1..4, do: {"token", name})
+    :ok = TokenCache.put(key, TokenCache.find(key), nil)
+    assert TokenCache.find(key) == [] and :ets.tab2list(TokenCache) == []
+    for number <- 1..5000, do: :ok = TokenCache.put({number, 4}, [], a)
+    assert length(:ets.tab2list(TokenCache)) <= 4096 and TokenCache.find({5000, 4}) == [a]
   end
 
   test "names: bad ones, without a net, and a bundle's home" do
@@ -196,7 +196,7 @@ defmodule Tmesh.NetTest do
     assert Net.names() == []
 
     bundle = Tmesh.Bundle.put!(%{"a" => {"abcd", [4], :u8}})
-    map = bundle |> Tmesh.Bundle.to_map() |> Map.put("home", "elsewhere@192.0.2.1")
+    map = bundle |> Tmesh.Bundle.to_map!() |> Map.put("home", "elsewhere@192.0.2.1")
     Tmesh.Bundle.release(bundle)
     assert {:error, %Error{type: :not_found, message: message}} = Tmesh.Bundle.open(map)
     assert message =~ "elsewhere@192.0.2.1"
@@ -227,7 +227,7 @@ defmodule Tmesh.NetTest do
              Net.start_link(address: "127.0.0.1", program: "/bin/false")
   end
 
-  test "a process that has ended is not published, and a name that is taken is said to be" do
+  test "a process that has ended is not published, and a taken name is an error" do
     {:ok, net} = Net.start_link(address: "127.0.0.1", program: Tmesh.Fetcher.deaf())
     ended = spawn(fn -> :ok end)
     eventually(fn -> not Process.alive?(ended) end)
@@ -258,10 +258,36 @@ defmodule Tmesh.NetTest do
     end
   end
 
+  test "why a fetcher ends is in the log, and in the errors of all who waited" do
+    Process.flag(:trap_exit, true)
+    refused = [address: "127.0.0.1", program: Tmesh.Fetcher.refuses("no such provider")]
+    assert {:error, %Error{type: :gone, message: why}} = Net.start_link(refused)
+    assert why =~ "no such provider"
+    refute_receive {_port, {:exit_status, _status}}, 50
+
+    for {program, how} <- [
+          {Tmesh.Fetcher.ends_for("stdin cannot be read"), "ended: stdin cannot be read"},
+          {Tmesh.Fetcher.dies(), "was ended by signal 9"}
+        ] do
+      options = [address: "127.0.0.1", program: program, max_restarts: 0]
+      {:ok, net} = Net.start_link(options)
+
+      log =
+        ExUnit.CaptureLog.capture_log(fn ->
+          File.write!(program <> ".end", "")
+          assert_receive {:EXIT, ^net, %Error{type: :gone, message: why}}, 600_000
+          assert why =~ how
+        end)
+
+      assert log =~ "tmesh: the fetcher #{how}"
+      File.rm(program <> ".end")
+    end
+  end
+
   test "a fetcher that reads no more has ended, also when its end is not told" do
     Process.flag(:trap_exit, true)
     deaf = [address: "127.0.0.1", program: Tmesh.Fetcher.deaf()]
-    # However slow the machine, all ends are within so long.
+    # However slow the machine, all ends fall into this time.
     {:ok, net} = Net.start_link(deaf ++ [max_restarts: 2, max_seconds: 3_600])
     for _ <- 1..3, do: assert({:error, %Error{type: :gone}} = Net.stats())
     assert_receive {:EXIT, ^net, %Error{type: :gone, message: message}}
@@ -275,7 +301,7 @@ defmodule Tmesh.NetTest do
     for _ <- 1..3 do
       assert {:error, %Error{type: :gone}} = Net.stats()
 
-      # As if it were a second ago: then it counts no more. The answer comes when the next fetcher has begun.
+      # Make the ends a second older, so that they count no more. The answer comes when the next fetcher has begun.
       age = fn state -> %{state | ends: Enum.map(state.ends, &(&1 - 1_000))} end
       :sys.replace_state(net, age, :infinity)
     end
@@ -285,11 +311,11 @@ defmodule Tmesh.NetTest do
     program = Tmesh.Fetcher.quiet()
     {:ok, net} = Net.start_link(address: "127.0.0.1", program: program)
     {:links, links} = Process.info(net, :links)
-    # Those of this net alone: what else there is in the VM comes and goes.
+    # Only those of this net: other processes of the VM come and go.
     own = for pid <- links, is_pid(pid), pid != self(), do: {pid, Process.monitor(pid)}
     assert length(own) > 60
     ports = for port <- links, is_port(port), do: {port, Port.monitor(port)}
-    # The fetcher's, and the door's.
+    # The ports of the fetcher and of the socket for other programs.
     assert length(ports) == 2
     :ok = GenServer.stop(net)
     for {pid, monitor} <- own, do: assert_receive({:DOWN, ^monitor, :process, ^pid, _reason})

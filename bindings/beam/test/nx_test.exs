@@ -2,7 +2,7 @@
 defmodule Tmesh.NxTest do
   use Tmesh.Case, backend: :any
 
-  # The compiler need not know what is not there.
+  # The compiler must not warn of the missing Nx.
   @compile {:no_warn_undefined, Nx}
 
   defp with_nx(_context) do
@@ -76,7 +76,7 @@ defmodule Tmesh.NxTest do
 
       for travelled <- [
             ref,
-            ref |> TensorRef.to_map() |> TensorRef.from_map!() |> ZeroCopy.open!(),
+            ref |> TensorRef.to_map!() |> TensorRef.from_map!() |> ZeroCopy.open!(),
             ref |> TensorRef.to_json!() |> TensorRef.from_json!() |> ZeroCopy.open!(),
             ZeroCopy.open!(ref)
           ] do
@@ -95,7 +95,7 @@ defmodule Tmesh.NxTest do
 
     test "names from elsewhere make no atoms, and must be names" do
       original = ZeroCopy.from_binary!("ab", [2], :uint8)
-      map = TensorRef.to_map(original)
+      map = TensorRef.to_map!(original)
       foreign = "an axis of #{System.unique_integer()}"
       {:ok, ref} = map |> Map.put("names", [foreign]) |> TensorRef.from_map()
       ref = ZeroCopy.open!(ref)
@@ -124,7 +124,7 @@ defmodule Tmesh.NxTest do
 
       for travelled <- [
             ref,
-            ref |> TensorRef.to_map() |> TensorRef.from_map!() |> ZeroCopy.open!(),
+            ref |> TensorRef.to_map!() |> TensorRef.from_map!() |> ZeroCopy.open!(),
             ref |> TensorRef.to_json!() |> TensorRef.from_json!() |> ZeroCopy.open!(),
             ZeroCopy.open!(ref)
           ] do
@@ -153,7 +153,7 @@ defmodule Tmesh.NxTest do
 
     test "vectorized axes from elsewhere must be names of first axes" do
       original = ZeroCopy.from_binary!("ab", [2, 1], :uint8)
-      map = TensorRef.to_map(original)
+      map = TensorRef.to_map!(original)
       foreign = "an axis of #{System.unique_integer()}"
       ref = map |> Map.put("vectorized", [foreign]) |> TensorRef.from_map!() |> ZeroCopy.open!()
       ZeroCopy.release!(original)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 #
-# elixir package.exs PACKAGE CHECKOUT FOLDER: an application of a stranger's that depends on the package
-# as it is packed, and on it alone, is compiled and released in FOLDER, and runs from there. A CHECKOUT is
-# read and not written to. Prints TAP.
+# elixir package.exs PACKAGE CHECKOUT FOLDER: compile and release in FOLDER an application that depends on the packed
+# package alone, and run it from there. A CHECKOUT is read and not written to. Prints TAP.
 
 [package, checkout, folder] = Enum.map(System.argv(), &Path.expand/1)
 {:ok, _started} = Agent.start_link(fn -> {0, 0} end, name: Results)
@@ -17,7 +16,7 @@ check = fn name, good, said ->
   if not good, do: said |> String.split("\n") |> Enum.each(&IO.puts("# " <> &1))
 end
 
-# What make has set for this project is none of the stranger's.
+# The application must not see the variables that make sets for this project.
 clean =
   for name <- ~w(MIX_BUILD_PATH MIX_DEPS_PATH MIX_ENV MIX_QUIET MAKEFLAGS MAKELEVEL MFLAGS TMESH_NIF
                  MAKE_TERMERR MAKE_TERMOUT LD_LIBRARY_PATH),
@@ -69,7 +68,7 @@ defmodule Stranger do
 end
 """)
 
-# As on a machine without it. What was found wanting is made good, and mix goes on where it ended.
+# As on a machine without pkg-config. With it, mix goes on where it ended.
 {said, status} =
   run.("mix", ["compile"],
     cd: app,
@@ -96,7 +95,7 @@ release = Path.join(app, "_build/prod/rel/stranger")
 carried = Path.wildcard(Path.join(release, "lib/tmesh-*/priv/tmesh_nif.so"))
 check.("the release carries the NIF library", length(carried) == 1, inspect(carried))
 
-# Elsewhere, without what it was made of.
+# Move it away from its sources.
 moved = Path.join(folder, "moved")
 File.rename(release, moved)
 File.rm_rf!(app)
@@ -117,7 +116,8 @@ check.(
 before = sources.(checkout)
 
 objects =
-  for object <- ["nif/arena.o", "lib/layout.o", "model/types.o"], do: "#{folder}/checkout/#{object}"
+  for object <- ["nif/arena.o", "lib/layout.o", "model/files/types.o"],
+      do: "#{folder}/checkout/#{object}"
 
 {said, status} =
   run.(
@@ -139,7 +139,7 @@ for {flag, wanted} <- [
       {"ERL_INCLUDE=/nowhere", "install erlang-dev"}
     ] do
   {said, status} = run.("make", make ++ [flag], [])
-  check.("what is missing is said: #{wanted}", status != 0 and said =~ wanted, said)
+  check.("the error names a missing part: #{wanted}", status != 0 and said =~ wanted, said)
 end
 
 {count, bad} = Agent.get(Results, & &1)

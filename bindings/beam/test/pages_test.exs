@@ -36,6 +36,23 @@ defmodule Tmesh.PagesTest do
     Tmesh.Native.sweep()
   end
 
+  test "pages of no power of two, and of more than 2 MiB" do
+    for bytes <- [3 * 4096, 9 * 256 * 1024] do
+      pool = PagePool.create!(page_bytes: bytes, page_tokens: 4, slab_pages: 2, max_pages: 4)
+      pages = Pages.open!(PagePool.tenant!(pool))
+      assert %{page_bytes: ^bytes} = Pages.info!(pages)
+      sequence = Pages.sequence!(pages)
+      :ok = Sequence.append(sequence, 9)
+      Sequence.write!(sequence, 2, bytes - 4, "last")
+      assert Sequence.read!(sequence, 2, offset: bytes - 4, bytes: 4) == "last"
+      Pages.close(pages)
+      PagePool.close(pool)
+    end
+
+    assert {:error, %Error{type: :invalid, message: message}} = PagePool.create(page_bytes: 4097)
+    assert message =~ "multiple of this machine's pages"
+  end
+
   test "a sequence", %{pool: pool, pages: pages} do
     assert {:ok, %{page_bytes: @bytes, page_tokens: @tokens, devices: 1}} = Pages.info(pages)
     assert %Sequence{} = sequence = Pages.sequence!(pages)
@@ -53,7 +70,7 @@ defmodule Tmesh.PagesTest do
     assert Sequence.release(sequence) == :ok
     assert Pages.head!(pages, 0) == {0, 0}
     assert Pages.trim(pages) == :ok
-    # The pool is told, and takes them back on a thread of its own.
+    # The pool gets a message, and takes them back in a thread of its own.
     eventually(fn -> match?(%{handles: 1, held: 0, died: 0}, PagePool.info!(pool)) end)
   end
 

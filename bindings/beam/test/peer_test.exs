@@ -10,7 +10,7 @@ defmodule Tmesh.PeerTest do
   end
 
   test "attacks through /proc change nothing" do
-    # Sealed, unsealed, released, pooled: whatever this VM has open.
+    # Sealed, unsealed, released, pooled: everything that this VM has open.
     sealed = ZeroCopy.from_binary!(Peer.pattern(@bytes), [@bytes], :uint8)
     binary = ZeroCopy.to_binary!(sealed, copy: false)
     part = binary_part(binary, @bytes - 251, 251)
@@ -28,7 +28,7 @@ defmodule Tmesh.PeerTest do
     assert Enum.all?(reads, fn {_open, sealed} -> sealed == {:ok, binary} end)
     assert binary == Peer.pattern(@bytes)
     assert part == binary_part(Peer.pattern(@bytes), @bytes - 251, 251)
-    # Unsealed memory may have been written by anyone of this user, but is all there.
+    # Any process of this user may have written unsealed memory, but all of it is there.
     assert byte_size(ZeroCopy.to_binary!(open)) == @bytes
     assert {:ok, _ref} = ZeroCopy.from_binary(Peer.pattern(@bytes), [@bytes], :uint8)
   end
@@ -40,7 +40,7 @@ defmodule Tmesh.PeerTest do
     :ok = Peer.hide(peer, ref)
     :ok = Peer.stop(peer)
     opens = for _i <- 1..30, do: Task.async(fn -> ZeroCopy.open(ref) end)
-    # File I/O shares its schedulers with opens that wait; it must not wait for them all.
+    # File I/O shares its schedulers with opens that wait, and must not wait for all of them.
     assert {:ok, _text} = Task.async(fn -> File.read(__ENV__.file) end) |> Task.await(300_000)
     assert Enum.all?(opens, &Process.alive?(&1.pid))
     :ok = Peer.signal(peer, "CONT")
@@ -52,7 +52,7 @@ defmodule Tmesh.PeerTest do
 
   @tag skip: @asks_nobody
   test "a stopped peer is given up after a while", %{peer: peer} do
-    # Long enough for a peer that goes on, and has to answer within the same time.
+    # Long enough for a peer that goes on, and that has to answer within the same time.
     configure(timeout_ms: 1_000)
     ref = Peer.put(peer, 4096)
     :ok = Peer.hide(peer, ref)
@@ -82,7 +82,7 @@ defmodule Tmesh.PeerTest do
       for answer <- answers do
         case answer do
           {:ok, _ref, binary} -> assert binary == pattern
-          # The VM may have run out of files: that is an error, no more.
+          # If the VM has run out of files, that is only an error.
           {:error, error} -> assert %Error{} = error
         end
       end

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.ReadmeTest do
   @moduledoc false
-  # The examples of this README, and the repository's, as they stand behind what they take for granted.
+  # The examples of this README and of the repository's, with the definitions that they need before them.
   use Tmesh.Case, backend: :any
   alias Tmesh.PythonPool
 
@@ -22,7 +22,7 @@ defmodule Tmesh.ReadmeTest do
            "tensor = {\"layer.weight\", \"U8\", [1], \"x\"}\n" <>
            "File.write!(path, Tmesh.ModelFiles.safetensors([tensor]))\n"
 
-  # README, how the example begins, what is there before, the Python that it needs
+  # The README, the example's first words, the definitions before it, and the Python that it needs.
   @examples [
     {@beam, "alias Tmesh.ZeroCopy", "", :numpy},
     {@beam, "{:ok, ref} = TensorRef.from_json", @sealed, nil},
@@ -30,6 +30,7 @@ defmodule Tmesh.ReadmeTest do
     {@beam, "{:ok, arena} = Tmesh.Arena.create", @vector, nil},
     {@beam, "{:ok, table} = Tmesh.Arrow.from_columns", @table, :pandas},
     {@beam, "{:ok, model} = Tmesh.Model.load", @model, nil},
+    {@beam, "{:ok, bundle} = Tmesh.Bundle.put", @four, nil},
     {@beam, "{:ok, _pid} = Tmesh.Stream.start_link", @four <> @outfeed, nil},
     {@beam, "{:ok, _pool} = Tmesh.Worker.start_pool", @four, :numpy},
     {@whole, "{:ok, _pool} = Tmesh.Worker.start_pool", @four, :numpy}
@@ -41,7 +42,7 @@ defmodule Tmesh.ReadmeTest do
           )
 
   setup context do
-    # The pools that they start are theirs to leave.
+    # The examples may leave the pools that they start.
     on_exit(fn ->
       :ok = Application.stop(:tmesh)
       :ok = Application.start(:tmesh)
@@ -66,11 +67,11 @@ defmodule Tmesh.ReadmeTest do
   end
 
   test "there are no others" do
-    assert length(Regex.scan(~r/^```elixir$/m, @beam)) == 9
-    assert length(Regex.scan(~r/^```elixir$/m, @whole)) == 2
+    assert length(Regex.scan(~r/^```elixir$/m, @beam)) == 10
+    assert length(Regex.scan(~r/^```elixir$/m, @whole)) == 1
   end
 
-  # Found as python3 too, which is what one would have installed it for.
+  # Put it in the path as python3 too, as a user would have installed it.
   defp python(nil), do: nil
 
   defp python(needs) do

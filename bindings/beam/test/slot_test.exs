@@ -9,7 +9,7 @@ defmodule Tmesh.SlotTest do
   setup do
     slot = Slot.create!(label: "a slot")
     reader = Slot.open!(slot.token)
-    # ExUnit has the context for longer than the test takes, and a reader holds what it read last.
+    # ExUnit keeps the context after the test, and a reader holds the value that it read last.
     on_exit(fn -> for one <- [reader, slot], do: Slot.close(one) end)
     %{slot: slot, reader: reader}
   end
@@ -61,15 +61,15 @@ defmodule Tmesh.SlotTest do
     eventually(fn -> collected() && stat(:regions_live) <= live end)
   end
 
-  test "a watcher is told once, also at once, and of the end", %{slot: slot, reader: reader} do
+  test "a watcher gets one message, also at once, and one of the end", %{slot: slot, reader: reader} do
     tag = reader.tag
     assert Slot.watch(reader) == :ok
-    # It may be told that there is something to look at.
+    # A message may come that there is something to look at.
     receive(do: ({:tmesh_slot, ^tag} -> Slot.watch!(reader)), after: (100 -> :ok))
     Slot.publish!(slot, value("one"))
     assert_receive {:tmesh_slot, ^tag}
     refute_received {:tmesh_slot, ^tag}
-    # Not read yet.
+    # The value was not read yet.
     Slot.watch!(reader)
     assert_receive {:tmesh_slot, ^tag}
     one = Slot.read!(reader)
@@ -80,10 +80,10 @@ defmodule Tmesh.SlotTest do
     Slot.watch!(reader)
     :ok = Slot.close(slot)
     assert_receive {:tmesh_slot, ^tag}
-    # What is held stays, and is the newest.
+    # The held value stays, and is the newest.
     assert Slot.read!(reader, two) === two
     assert ZeroCopy.to_binary!(two["a"]) == "two"
-    # Else whoever reads and watches in turn would do so without a pause.
+    # Otherwise a process that reads and watches in turn would do so without a pause.
     assert {:error, %Error{type: :gone}} = Slot.watch(reader)
     refute_received {:tmesh_slot, ^tag}
   end
@@ -116,7 +116,7 @@ defmodule Tmesh.SlotTest do
     if n == 100, do: seen + 1, else: follow(reader, value, min(seen + 1, 99))
   end
 
-  test "it ends with whoever has it", %{reader: reader} do
+  test "it ends with the process that has it", %{reader: reader} do
     token = in_process(fn -> Slot.create!().token end)
 
     eventually(fn -> collected() && match?({:error, %Error{type: :not_found}}, Slot.open(token)) end)

@@ -47,7 +47,7 @@ defmodule Tmesh.SpanTest do
     refute_received {:copy, _, _, _}
   end
 
-  test "a failure is a result, and an exception is told" do
+  test "a failure is a result, and an exception is an event" do
     assert {:error, _} = ZeroCopy.from_binary("abc", [4], :uint8)
     assert_received {:put, :stop, %{bytes: 3}, %{result: :invalid}}
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.SpecTest do
   @moduledoc false
-  # Where a spec says String.t() or binary(), a caller matches on <<...>>, compares with == and sends the text on: a
-  # list of its parts or a charlist, which reads alike when printed, would be refused far from here.
+  # If a spec has String.t() or binary(), a caller matches on <<...>>, compares with == and sends the text on. A list
+  # of its parts or a charlist looks alike when printed, but would be refused far from here.
   use Tmesh.Case, backend: :any
 
   alias Tmesh.{Arrow, Bundle, Graph, Model, PagePool, Pages, Pages.Sequence}
@@ -12,9 +12,8 @@ defmodule Tmesh.SpecTest do
   {:ok, modules} = :application.get_key(:tmesh, :modules)
   @modules modules
 
-  # These need an engine, costs of devices, Nx or a net; the tests of these compare their texts.
+  # These need an engine, Nx or a net. Their own tests compare their texts.
   @elsewhere [
-    {Tmesh.Costs, :place, 4},
     {Tmesh.Engine, :dispatch, 4},
     {Tmesh.Engine, :info, 1},
     {Tmesh.Engine.Tensor, :read, 1},
@@ -22,6 +21,7 @@ defmodule Tmesh.SpecTest do
     {Tmesh.Model, :to_nx, 1},
     {Tmesh.Net, :lookup, 1},
     {Tmesh.Net, :names, 0},
+    {Tmesh, :kept_path, 2},
     {Tmesh.Placed, :at, 1}
   ]
 
@@ -34,7 +34,7 @@ defmodule Tmesh.SpecTest do
       for {function, values} <- given,
           value <- values,
           not Enum.any?(promised[function], &fits?(value, &1)),
-          # As text: what a failure shows is kept, and would keep the memory.
+          # Keep the text: a value that a failure shows would keep the memory.
           do: {function, inspect(value)}
 
     assert wrong == []
@@ -56,12 +56,13 @@ defmodule Tmesh.SpecTest do
     end
   end
 
-  # The other way round: inside of ours it goes into lists of parts, and is said to be one.
+  # The other way round: a private text goes into lists of parts, and its spec says so.
   test "a string of a payload is a list, as its spec says" do
     for text <- ["", "a", ~s(a"b\\c\n)], do: assert(is_list(Tmesh.Worker.Payload.string(text)))
   end
 
-  # Of what is documented, by its specs: what it returns, each of them. The variants that raise are made of these.
+  # Return each documented function with the types that it returns, by its specs. The variants that raise are made of
+  # these.
   defp promised do
     for module <- @modules,
         {:docs_v1, _, _, _, %{}, _, docs} <- [Code.fetch_docs(module)],
@@ -94,7 +95,7 @@ defmodule Tmesh.SpecTest do
     found?
   end
 
-  # Of a type without a text in it anything.
+  # A type without a text in it accepts any value.
   defp fits?(value, {:|, _, [one, other]}), do: fits?(value, one) or fits?(value, other)
   defp fits?(value, {:"::", _, [_name, type]}), do: fits?(value, type)
   defp fits?(value, {:{}, _, [:ok, type]}), do: fits?(value, {:ok, type})
@@ -113,7 +114,7 @@ defmodule Tmesh.SpecTest do
 
   defp utf8?(value), do: is_binary(value) and String.valid?(value)
 
-  # One value of each at least, got as a user gets it.
+  # At least one value of each type, made as a user makes it.
   defp given do
     ref = %{ZeroCopy.from_binary!("abcd", [2, 2], :uint8) | names: ["é", nil]}
     bundle = Bundle.put!(%{"a" => ref}, metadata: "{}")

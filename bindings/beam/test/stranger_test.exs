@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.StrangerTest do
   @moduledoc false
-  # What is written first by somebody who has read the README alone: it works, or says what to do.
+  # The first programs of a user who has read only the README: each works, or its error gives the remedy.
   use Tmesh.Case
 
   defp pixels(opts \\ []), do: ZeroCopy.from_binary!("abcd", [4], :uint8, opts)
 
-  # Nobody's variable, and nobody's garbage.
+  # Run `fun` so that its tensors are in no variable and no garbage.
   defp collected(fun) do
     result = in_process(fun)
     for pid <- Process.list(), do: :erlang.garbage_collect(pid)
@@ -51,7 +51,7 @@ defmodule Tmesh.StrangerTest do
       table = :ets.new(:refs, [:public])
       collected(fn -> :ets.insert(table, {:pixels, pixels()}) end)
       assert stat(:regions_live) == 1
-      # What reads it may be a process of its own, so that none of it is left here.
+      # A process of its own reads it, so that nothing of it is left here.
       assert collected(fn -> ZeroCopy.to_binary!(:ets.lookup_element(table, :pixels, 2)) end) ==
                "abcd"
 
@@ -71,7 +71,7 @@ defmodule Tmesh.StrangerTest do
   test "a description as it came is opened" do
     ref = pixels(label: "first")
     assert ZeroCopy.to_binary!(ZeroCopy.open!(TensorRef.to_json!(ref))) == "abcd"
-    assert ZeroCopy.to_binary!(ZeroCopy.open!(TensorRef.to_map(ref))) == "abcd"
+    assert ZeroCopy.to_binary!(ZeroCopy.open!(TensorRef.to_map!(ref))) == "abcd"
 
     for other <- ["", "{}", %{}],
         do: assert({:error, %Error{type: :protocol}} = ZeroCopy.open(other))
@@ -98,7 +98,7 @@ defmodule Tmesh.StrangerTest do
       assert message =~ "released"
     end
 
-    # What was read of it is a binary like others.
+    # The binary that was read from it is like others.
     assert binary == "abcd"
   end
 
@@ -111,7 +111,7 @@ defmodule Tmesh.StrangerTest do
     :gen_tcp.close(socket)
     assert {"", 0} = System.cmd("true", [])
 
-    # In an arena is room.
+    # An arena has room.
     :ok = refs |> hd() |> ZeroCopy.release()
     assert {:ok, arena} = Tmesh.Arena.create()
     assert {:ok, first} = ZeroCopy.allocate([1], :uint8, arena: arena)
@@ -132,9 +132,9 @@ defmodule Tmesh.StrangerTest do
   end
 
   test "all modules are there when the application has started" do
-    # Otherwise that without which nothing can be said would be looked for without descriptors.
+    # Otherwise the modules that errors need would be loaded when no descriptor is free.
     module = Tmesh.Bang
-    # What was left of an earlier one, and then this.
+    # Purge an earlier version, and then this one.
     :code.purge(module)
     true = :code.delete(module)
     :code.purge(module)

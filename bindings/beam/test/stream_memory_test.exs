@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.StreamMemoryTest do
-  # Who holds what goes through a stream. What a stream does with it is in stream_test.exs.
+  # The holders of tensors that pass a stream. stream_test.exs has the rest of a stream.
   use Tmesh.Case
   alias Tmesh.{Channel, Stream}
 
@@ -55,10 +55,97 @@ defmodule Tmesh.StreamMemoryTest do
       end
     end)
 
-    # What the feeder's first collection in idleness has given back, the sending end lets go of when
-    # it sends again.
-    eventually(fn -> stat(:regions_live) <= live + 16 end)
+    eventually(fn -> stat(:regions_live) == live end)
     :ok = Channel.close(out)
+  end
+
+  @large 2_000_000
+
+  defp large, do: ZeroCopy.from_binary!(:binary.copy(<<1>>, @large), [@large], :uint8)
+
+  test "while a producer waits no more than the bounds is held" do
+    stream = stream(outfeed_limit: 2)
+    {:ok, token} = Stream.attach_channel(stream, slots: 2)
+    live = stat(:regions_live)
+
+    producer =
+      spawn_link(fn ->
+        {:ok, out} = Channel.open(token, :send)
+        for _ <- Elixir.Stream.cycle([1]), do: :ok = Channel.send(out, large())
+      end)
+
+    in_process(fn -> for _ <- 1..20, do: {:ok, %TensorRef{}} = Stream.pop_outfeed(stream) end)
+    # In the outfeed, on the way to it, in the channel, and the next one to send.
+    eventually(fn -> stat(:regions_live) == live + 2 + 1 + 2 + 1 end)
+    Process.unlink(producer)
+    Process.exit(producer, :kill)
+  end
+
+  test "a process that watches a channel has its garbage collected" do
+    configure(idle_gc_mb: 0)
+    {:ok, out} = Channel.create(:send, slots: 16)
+    live = stat(:regions_live)
+
+    watcher =
+      spawn_link(fn ->
+        {:ok, into} = Channel.open(out.token, :recv)
+        for _ <- 1..10, do: watched(into)
+        :ok = Channel.watch(into)
+        Process.sleep(:infinity)
+      end)
+
+    for _ <- 1..10, do: Channel.send(out, large()) |> tap(fn :ok -> :erlang.garbage_collect() end)
+    eventually(fn -> stat(:regions_live) <= live + 1 end)
+    Process.unlink(watcher)
+    Process.exit(watcher, :kill)
+    :ok = Channel.close(out)
+  end
+
+  defp watched(%Channel{tag: tag} = into) do
+    :ok = Channel.watch(into)
+    receive do: ({:tmesh_channel, ^tag} -> :ok)
+    with {:error, %Error{type: :timeout}} <- Channel.recv(into, 0), do: watched(into)
+  end
+
+  test "ends of a channel that nobody uses any more keep nothing" do
+    {:ok, into} = Channel.create(:recv)
+    {:ok, out} = Channel.open(into.token, :send)
+    live = stat(:regions_live)
+
+    for _ <- 1..5 do
+      ref = large()
+      :ok = Channel.send(out, ref)
+      {:ok, got} = Channel.recv(into)
+      :ok = ZeroCopy.release(got)
+      :ok = ZeroCopy.release(ref)
+    end
+
+    eventually(fn -> stat(:regions_live) == live end)
+    # They are valid nevertheless.
+    :ok = Channel.send(out, large())
+    assert {:ok, %TensorRef{}} = Channel.recv(into)
+  end
+
+  test "a process that waits at a channel has its garbage collected" do
+    {:ok, into} = Channel.create(:recv, slots: 1)
+    live = stat(:regions_live)
+    test = self()
+
+    # Its garbage is only some words.
+    producer =
+      spawn_link(fn ->
+        {:ok, out} = Channel.open(into.token, :send)
+        for _ <- 1..4, do: :ok = Channel.send(out, large())
+        send(test, :sent)
+        Channel.send(out, "full")
+      end)
+
+    for _ <- 1..3, do: Channel.recv!(into) |> ZeroCopy.release!()
+    assert_receive :sent, 60_000
+    eventually(fn -> stat(:regions_live) <= live + 1 end)
+    Process.unlink(producer)
+    Process.exit(producer, :kill)
+    :ok = Channel.close(into)
   end
 
   if match?({_output, 0}, System.cmd("sh", ["-c", "#{@python} -c 'import tmesh, numpy' 2>&1"])) do
@@ -85,8 +172,7 @@ defmodule Tmesh.StreamMemoryTest do
     test "a channel from Python, which is killed"
   end
 
-  # The error behind the values that had come already. Tensors that nobody had opened die with
-  # their owner.
+  # Return the error after the values that had come already. Tensors that no process had opened die with their owner.
   defp drained(stream) do
     case Stream.pop_outfeed(stream, 600_000) do
       {:ok, {ref, _number}} ->

@@ -127,7 +127,7 @@ defmodule Tmesh.StreamTest do
     assert message =~ inspect(stream)
   end
 
-  test "what native code sends comes out, and what is lost is told in its place" do
+  test "values of native code come out, and an error stands in a lost value's place" do
     stream = stream(outfeed_limit: 2)
     for i <- 1..5, do: send(stream, {:tmesh_outfeed, i})
     assert {:ok, 1} = Stream.pop_outfeed(stream)
@@ -203,7 +203,7 @@ defmodule Tmesh.StreamTest do
     stream = stream()
 
     for timeout <- [-1, :never, 1.5] do
-      assert_raise FunctionClauseError, fn -> Stream.pop_infeed(stream, timeout) end
+      assert {:error, %Error{type: :invalid}} = Stream.pop_infeed(stream, timeout)
     end
   end
 
@@ -219,7 +219,7 @@ defmodule Tmesh.StreamTest do
       {stream, into} = infed(infeed_limit: 1)
       ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
       :ok = Stream.push_infeed(stream, {ref, "first"})
-      # Two slots, with the outlet, in the infeed.
+      # Two values in slots, one with the outlet, and then those in the infeed.
       for n <- 1..3, do: :ok = Stream.push_infeed(stream, "#{n}")
       eventually(fn -> match?({:error, _}, Stream.push_infeed(stream, "no room", 20)) end)
       late = later(fn -> Stream.push_infeed(stream, "4") end)
@@ -245,7 +245,9 @@ defmodule Tmesh.StreamTest do
 
       {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
       {:ok, into} = Channel.open(token, :recv)
-      assert {:ok, "late"} = Channel.recv(into, 600_000)
+      :ok = Stream.push_infeed(stream, "last")
+      # If it was pushed before the loss of the channel was seen, "late" is kept.
+      assert Channel.recv!(into, 600_000) in ["late", "last"]
     end
 
     test "says whose error it was" do
@@ -253,21 +255,47 @@ defmodule Tmesh.StreamTest do
       {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
       {:ok, into} = Channel.open(token, :recv)
       :ok = Channel.close(into)
-      error = eventually_gone(stream)
-      assert error.details.token == token
+      eventually(fn -> has_gone?(stream) end)
+      # The first push fails, and its value is not kept.
+      assert {:error, %Error{type: :gone} = error} = Stream.push_infeed(stream, "late")
+      assert error.details.channel == String.slice(token, 0, 13)
+      refute inspect(error) =~ token
+      assert {:error, %Error{type: :gone}} = Stream.push_infeed(stream, "late")
+      {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
+      {:ok, into} = Channel.open(token, :recv)
+      :ok = Stream.push_infeed(stream, "another")
+      assert {:ok, "another"} = Channel.recv(into)
     end
 
-    defp eventually_gone(stream) do
-      case Stream.push_infeed(stream, "late", 600_000) do
-        {:error, %Error{type: :gone} = error} -> error
-        :ok -> eventually_gone(stream)
-      end
+    # The channel's maker notices the end of the receivers by itself, a moment later.
+    defp has_gone?(stream) do
+      channel = :sys.get_state(stream, :infinity).outlet_channel
+      match?({:error, {:epipe, _why}}, Tmesh.Native.channel_gone(channel.native))
+    end
+
+    test "a receiver that is killed is gone for the first push" do
+      stream = stream()
+      {:ok, token} = Stream.attach_channel(stream, feed: :infeed)
+      test = self()
+
+      receiver =
+        spawn(fn ->
+          {:ok, into} = Channel.open(token, :recv)
+          send(test, :joined)
+          Process.sleep(:infinity)
+          Channel.close(into)
+        end)
+
+      assert_receive :joined, 60_000
+      Process.exit(receiver, :kill)
+      eventually(fn -> has_gone?(stream) end)
+      assert {:error, %Error{type: :gone}} = Stream.push_infeed(stream, "late")
     end
 
     test "ends the waits of those who push" do
       {stream, into} = infed(infeed_limit: 1)
       tasks = for n <- 1..8, do: later(fn -> Stream.push_infeed(stream, "#{n}") end)
-      # Four have found room, and not only come later than the others.
+      # Four have found room, and did not merely come later than the others.
       eventually(fn -> Enum.count(tasks, &(not Process.alive?(&1.pid))) == 4 end)
       waiting(stream, 4)
       :ok = Channel.close(into)
@@ -290,7 +318,7 @@ defmodule Tmesh.StreamTest do
         assert {:error, %Error{type: :invalid}} = Stream.push_infeed(stream, bad)
       end
 
-      # Its tensor goes while it waits for its turn: said by the next push.
+      # Its tensor is released while it waits for its turn: the next push reports that.
       ZeroCopy.release!(ref)
       :ok = Stream.push_infeed(stream, ref)
       eventually(fn -> :sys.get_state(stream, :infinity).refused != nil end)
@@ -338,7 +366,7 @@ defmodule Tmesh.StreamTest do
       {stream, out} = fed(outfeed_limit: 1)
       ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
       :ok = Channel.send(out, {ref, "first"})
-      # In the outfeed, with the feeder, and two slots.
+      # One in the outfeed, one with the feeder, and two in slots.
       for n <- 1..3, do: :ok = Channel.send(out, "#{n}")
       waiting(stream, 1)
       assert {:error, %Error{type: :timeout}} = Channel.send(out, "no room", 20)
@@ -346,7 +374,7 @@ defmodule Tmesh.StreamTest do
       assert ZeroCopy.to_binary!(got) == "abcd"
       for n <- 1..3, do: assert(Stream.pop_outfeed(stream) == {:ok, "#{n}"})
       assert {:error, %Error{type: :timeout}} = Stream.pop_outfeed(stream, 0)
-      # Used until here, so no garbage.
+      # Used until here, so it is no garbage.
       :ok = Channel.close(out)
     end
 
@@ -355,19 +383,19 @@ defmodule Tmesh.StreamTest do
       :ok = Channel.send(out, "last")
       :ok = Channel.close(out)
       assert {:ok, "last"} = Stream.pop_outfeed(stream)
-      assert {:error, %Error{type: :gone, details: %{token: token}}} = Stream.pop_outfeed(stream)
-      # Which of those that are attached.
-      assert token == out.token
+      assert {:error, %Error{type: :gone, details: details}} = Stream.pop_outfeed(stream)
+      # The error names the channel.
+      assert details == %{channel: String.slice(out.token, 0, 13), errno: :epipe}
       assert {:error, %Error{type: :timeout}} = Stream.pop_outfeed(stream, 0)
 
-      # The stream goes on, and others may come.
+      # The stream goes on, and other channels may be attached.
       {:ok, token} = Stream.attach_channel(stream)
       {:ok, out} = Channel.open(token, :send)
       :ok = Channel.send(out, "another")
       assert {:ok, "another"} = Stream.pop_outfeed(stream)
     end
 
-    test "is told from another one that is attached" do
+    test "differs from another one that is attached" do
       {stream, first} = fed()
       {:ok, token} = Stream.attach_channel(stream)
       {:ok, second} = Channel.open(token, :send)
@@ -376,7 +404,7 @@ defmodule Tmesh.StreamTest do
       for {out, other} <- [{second, first}, {first, nil}] do
         :ok = Channel.close(out)
         assert {:error, %Error{type: :gone, details: details}} = Stream.pop_outfeed(stream)
-        assert details.token == out.token
+        assert details.channel == String.slice(out.token, 0, 13)
 
         if other do
           :ok = Channel.send(other, "goes on")
@@ -451,7 +479,7 @@ defmodule Tmesh.StreamTest do
       assert {:error, %Error{type: :limit_exceeded}} =
                Stream.encode_term(String.duplicate("x", 600))
 
-      # To the byte.
+      # The size is exact.
       size = 8 + byte_size(:erlang.term_to_binary({:a, 1}))
       assert {:error, %Error{}} = Stream.encode_term({:a, 1}, size - 1)
       assert {:ok, exact} = Stream.encode_term({:a, 1}, size)
@@ -488,12 +516,12 @@ defmodule Tmesh.StreamTest do
   end
 
   describe "a stream that follows another" do
-    # Between nodes, with tensors: tests/net/test_machines.py.
+    # tests/net/test_machines.py has streams between nodes, with tensors.
     test "has its values in their order, and no more ahead than it may" do
       home = stream(outfeed_limit: 1)
       {:ok, here} = Stream.start_link(from: home, ahead: 2)
       for value <- 1..3, do: :ok = Stream.push_outfeed(home, value, 600_000)
-      # Two are here, one waits at home, and that is all that there is room for.
+      # Two are here, one waits at home, and there is no more room.
       eventually(fn -> :queue.len(:sys.get_state(here, :infinity).outfeed.values) == 2 end)
       assert {:error, %Error{type: :timeout}} = Stream.push_outfeed(home, 4, 50)
       assert Stream.pop_outfeed(here, 600_000) == {:ok, 1}
@@ -515,7 +543,7 @@ defmodule Tmesh.StreamTest do
       :ok = GenServer.stop(here)
       eventually(fn -> :queue.len(:sys.get_state(home, :infinity).outfeed.values) == 5 end)
       for value <- 2..6, do: assert(Stream.pop_outfeed(home) == {:ok, value})
-      # One who stops while it waits takes nothing along.
+      # A reader that stops while it waits takes nothing along.
       {:ok, here} = Stream.start_link(from: home)
       waiting(home, 1)
       :ok = GenServer.stop(here)
@@ -574,7 +602,7 @@ defmodule Tmesh.StreamTest do
         {:"$gen_call", from, :began} ->
           GenServer.reply(from, :ok)
 
-        {:"$gen_call", from, {:own, _secret, {:offer, _token}}} ->
+        {:"$gen_call", from, {:local, _secret, {:offer, _token}}} ->
           GenServer.reply(from, {:ok, %{"offer" => "1", "checksum" => "2", "region_bytes" => 3}})
 
         _other ->

@@ -8,8 +8,8 @@ defmodule Tmesh.TableReaderTest do
   @compile {:no_warn_undefined, Table.Reader}
   @ours __DIR__ |> Path.join("../lib/tmesh/arrow/table_reader.ex")
 
-  # The package cannot be had where the tests run, so they bring a stand-in for its protocol, and
-  # compile our implementation as mix does where the package comes first.
+  # The package is not available where the tests run. So they bring a stand-in for its protocol, and compile the
+  # implementation as mix does after the package.
   setup do
     Code.require_file("support/table.exs", __DIR__)
     modules = for {module, _beam} <- Code.compile_file(@ours), do: module
@@ -32,7 +32,7 @@ defmodule Tmesh.TableReaderTest do
     assert {:columns, %{columns: columns, count: 2}, data} = Table.Reader.init(table)
     assert columns == ["name", "age", "name"]
     assert Enum.map(data, &Enum.to_list/1) == [["Ann", nil], [41, 7], [1, 2]]
-    # Its binaries hold what they are made of.
+    # The binaries hold their memory.
     :ok = Arrow.release(table)
     assert data |> Enum.at(1) |> Enum.take(1) == [41]
   end

@@ -2,16 +2,16 @@
 defmodule Tmesh.TensorRefTest do
   use Tmesh.Case
 
-  # Made by each test, for ExUnit keeps what is in its context; kept, for some use the description only.
+  # Make it in each test, because ExUnit keeps its context. Hold it, because some tests use only the description.
   defp named do
     ref = ZeroCopy.from_binary!(:binary.copy("ab", 12), [3, 2], :float32)
-    :ok = ZeroCopy.keep(ref)
+    :ok = ZeroCopy.tie(ref)
     ZeroCopy.grant!(ref, :read)
   end
 
   test "goes through a map and back, less its handle" do
     ref = named()
-    map = TensorRef.to_map(ref)
+    map = TensorRef.to_map!(ref)
     assert Enum.all?(Map.keys(map), &is_binary/1)
     assert {:ok, back} = TensorRef.from_map(map)
     assert back == %{ref | handle: nil}
@@ -27,7 +27,7 @@ defmodule Tmesh.TensorRefTest do
 
   test "other devices are described too" do
     ref = named()
-    {:ok, back} = %{ref | device: {:cuda, 3}} |> TensorRef.to_map() |> TensorRef.from_map()
+    {:ok, back} = %{ref | device: {:cuda, 3}} |> TensorRef.to_map!() |> TensorRef.from_map()
     assert back.device == {:cuda, 3}
     assert {:error, %Error{type: :unsupported}} = ZeroCopy.open(back)
   end
@@ -37,13 +37,13 @@ defmodule Tmesh.TensorRefTest do
     refute inspect(ref) =~ ref.token
   end
 
-  # The first time by way of a dirty scheduler, then from what the handle remembers.
-  test "is named alike whoever asks, however often, until it is released" do
+  # The first call uses a dirty scheduler, later ones the kept name.
+  test "has one name for every process, until it is released" do
     ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
     {:ok, %TensorRef{id: id, token: token}} = ZeroCopy.grant(ref, :read)
 
     for _time <- 1..3 do
-      assert %{"id" => ^id, "token" => ^token, "shape" => [4]} = TensorRef.to_map(ref)
+      assert %{"id" => ^id, "token" => ^token, "shape" => [4]} = TensorRef.to_map!(ref)
       {:ok, json} = TensorRef.to_json(ref)
       assert {:ok, %TensorRef{id: ^id, token: ^token}} = TensorRef.from_json(json)
     end
@@ -51,16 +51,16 @@ defmodule Tmesh.TensorRefTest do
     assert ZeroCopy.to_binary!(ZeroCopy.open!(ref)) == "abcd"
     ZeroCopy.release!(ref)
     assert {:error, %Error{type: :closed}} = TensorRef.to_json(ref)
-    assert_raise Error, fn -> TensorRef.to_map(ref) end
+    assert_raise Error, fn -> TensorRef.to_map!(ref) end
   end
 
   test "maps of strangers make no atoms and no trouble" do
     ref = named()
-    good = TensorRef.to_map(ref)
-    # Once for what is loaded on the way, once to count.
+    good = TensorRef.to_map!(ref)
+    # Once to load code, once to count.
     refuse_strangers(good)
 
-    # Processes of the emulator may make some meanwhile, of which there is an end: each time others than before are refused here.
+    # Processes of the emulator may make some atoms meanwhile, but not for ever. So other words are refused each time.
     eventually(fn ->
       atoms = :erlang.system_info(:atom_count)
       refuse_strangers(good)
@@ -73,7 +73,7 @@ defmodule Tmesh.TensorRefTest do
 
     for key <- Map.keys(good), value <- nasty do
       case TensorRef.from_map(Map.put(good, key, value)) do
-        # An empty token or shape may stand in a description; opening is another matter.
+        # A description may have an empty token or shape, but cannot be opened.
         {:ok, back} -> assert {:error, %Error{}} = ZeroCopy.open(back)
         {:error, error} -> assert error.type == :protocol
       end

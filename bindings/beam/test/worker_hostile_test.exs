@@ -7,12 +7,12 @@ defmodule Tmesh.WorkerHostileTest do
 
   @hostile Path.expand("support/hostile_worker.py", __DIR__)
 
-  # A pool of one worker that breaks the protocol; what a call to it gives.
+  # Call a pool of one worker that breaks the protocol, and return the result.
   defp call(how, opts \\ []) do
     env = [{"HOSTILE", how}, {"SEED", "#{opts[:seed]}"}]
     options = [name: HostilePool, python: @hostile, allow: ["x"], size: 1, env: env]
 
-    # A Python may take long to come up; in the tests that want an end of that by time, it is short.
+    # A Python may take long to start. Tests that want that time to end make it short.
     start_timeout_ms = opts[:start_timeout_ms] || 600_000
     start_supervised!({Worker, [start_timeout_ms: start_timeout_ms] ++ options})
     ref = ZeroCopy.from_binary!("abcd", [4], :uint8)
@@ -185,7 +185,7 @@ defmodule Tmesh.WorkerHostileTest do
     end
   end
 
-  # Its keeper would end, again and again, and its supervisor with it, and so every other pool.
+  # Otherwise its keeper and its supervisor would end again and again, and with them every other pool.
   test "what the emulator refuses to start is a worker that cannot be started" do
     options = %{
       name: :none,
@@ -314,7 +314,7 @@ defmodule Tmesh.WorkerHostileTest do
     assert byte_size(text) == 100_000
   end
 
-  # Somebody who listens as a worker does, and says no more.
+  # Start a process that listens as a worker does, and sends nothing more.
   defp listen do
     name = "tmesh-test-" <> Base.encode16(:crypto.strong_rand_bytes(8))
 
@@ -339,14 +339,14 @@ defmodule Tmesh.WorkerHostileTest do
     name = listen()
     before = files()
 
-    # Of others, who may still be closing what earlier tests opened, none tells here.
+    # Count only files of this test: files of earlier tests may still be closed meanwhile.
     here = fn -> files() |> MapSet.difference(before) |> MapSet.size() end
 
     in_process(fn ->
       {:ok, socket} = Native.worker_connect(name)
-      # For a moment more where others of the machine, who look at all regions, come to this VM.
+      # Processes that look at all regions of the machine may open more here for a moment.
       eventually(fn -> here.() == 2 end)
-      # It is selected, and so held by the emulator.
+      # The socket is selected, so the emulator holds it.
       assert :eagain = Native.worker_recv(socket, 0)
       :ok = Native.worker_close(socket)
       eventually(fn -> here.() == 0 end)
@@ -359,7 +359,7 @@ defmodule Tmesh.WorkerHostileTest do
     eventually(fn -> here.() == 0 end)
   end
 
-  # Sockets and processes that are open here.
+  # Return the sockets and processes that are open here.
   defp files do
     for name <- File.ls!("/proc/self/fd"),
         {:ok, target} <- [File.read_link("/proc/self/fd/#{name}")],
@@ -368,7 +368,7 @@ defmodule Tmesh.WorkerHostileTest do
         do: {name, target}
   end
 
-  # The next message, for which nobody is to wait long.
+  # Return the next message, without a long wait.
   defp next_message(socket) do
     case Tmesh.Native.worker_recv(socket, 0) do
       :eagain ->
@@ -395,10 +395,10 @@ defmodule Tmesh.WorkerHostileTest do
         why
       end
 
-    # TMESH_FOREIGN_OF_PROCESS have come, and wait to be closed; without FUSE none waits.
+    # TMESH_FOREIGN_OF_PROCESS have come, and wait to be closed. Without FUSE none waits.
     {came, left} = Enum.split_while(whys, &(&1 =~ "no sealed memfd"))
     assert length(came) == if(kind == "FUSE", do: 8, else: 40)
-    assert Enum.all?(left, &(&1 =~ "too many descriptors"))
+    assert Enum.all?(left, &(&1 =~ "has no room"))
     # Once they are closed there is room again.
     eventually(fn ->
       true = Port.command(port, "\n")
@@ -431,7 +431,7 @@ defmodule Tmesh.WorkerHostileTest do
       assert ZeroCopy.to_binary!(ref) == :binary.copy(<<1>>, 100_000)
       eventually(fn -> match?({:ok, 1}, Worker.execute("operations.echo", [1], pool: Soak)) end)
 
-      # Whatever was underway when a worker was killed has been given back.
+      # Everything in transit when a worker was killed has been released.
       eventually(fn ->
         Enum.each(Process.list(), &:erlang.garbage_collect/1)
         Tmesh.Native.sweep()
@@ -443,8 +443,8 @@ defmodule Tmesh.WorkerHostileTest do
     test "random kills: the VM, its tensors and its pool live on"
   end
 
-  # Every kind of call, each of which works or gives an error, until enough have worked and enough
-  # workers have been killed.
+  # Make every kind of call, each of which works or gives an error, until enough have worked and enough workers were
+  # killed.
   defp soak(ref, n, enough?, good) do
     if not enough?.(good) do
       opts = [pool: Soak]

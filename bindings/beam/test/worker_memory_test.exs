@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.WorkerMemoryTest do
-  # What workers and this VM have of each other's memory. What they say to each other is in worker_test.exs.
+  # Memory that workers and this VM have of each other. worker_test.exs has their messages.
   use Tmesh.Case
 
   alias Tmesh.{Telemetry, Worker}
@@ -21,7 +21,7 @@ defmodule Tmesh.WorkerMemoryTest do
     ref = ZeroCopy.from_binary!(floats([1, 2]), [2], :float32, seal: false)
     assert {:ok, nil} = Worker.execute("operations.multiply", [Worker.writable(ref), 10])
     assert ref |> ZeroCopy.to_binary!() |> to_floats() == [10.0, 20.0]
-    # The worker has let go of it.
+    # The worker has released it.
     assert :ok = ZeroCopy.seal(ref)
 
     assert {:error, %Error{type: :sealed}} =
@@ -59,8 +59,8 @@ defmodule Tmesh.WorkerMemoryTest do
 
     assert ZeroCopy.to_binary!(sums, copy: false) == <<0::64, 1::64-native, 2::64-native>>
     assert byte_size(ZeroCopy.to_binary!(deep, copy: false)) == 16
-    # Named anew, by this VM.
-    {:ok, again} = sums |> TensorRef.to_map() |> TensorRef.from_map()
+    # This VM gives it a new token.
+    {:ok, again} = sums |> TensorRef.to_map!() |> TensorRef.from_map()
     assert {:ok, _ref} = ZeroCopy.open(again)
     :ok = ZeroCopy.release(sums)
   end
@@ -91,7 +91,7 @@ defmodule Tmesh.WorkerMemoryTest do
     for {:ok, nap} <- naps, do: {:ok, _pid} = Worker.await(nap)
   end
 
-  # The ref is nobody's variable any more.
+  # No variable has the ref any more.
   defp start_with_new_ref do
     Worker.start("operations.describe", [ZeroCopy.from_binary!("abcd", [4], :uint8)])
   end

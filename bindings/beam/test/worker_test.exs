@@ -28,6 +28,14 @@ defmodule Tmesh.WorkerTest do
       assert stat(:bytes_copied) == copied
     end
 
+    test "one that comes back is the same memory" do
+      ref = ZeroCopy.from_binary!(floats(1..6), [2, 3], :float32)
+      assert {:ok, %TensorRef{} = back} = Worker.execute("operations.echo", [ref])
+      assert {:ok, %{id: id, sealed: true}} = ZeroCopy.info(back)
+      assert {:ok, %{id: ^id}} = ZeroCopy.info(ref)
+      assert ZeroCopy.to_binary!(back, copy: false) == floats(1..6)
+    end
+
     test "positional, by keyword, and both" do
       ref = ZeroCopy.from_binary!(floats([1, 2]), [2], :float32)
 
@@ -61,7 +69,7 @@ defmodule Tmesh.WorkerTest do
     test "Snakepit's map" do
       ref = ZeroCopy.from_binary!("abc", [3], :uint8)
 
-      for inner <- [ref, TensorRef.to_map(ref), ref.token || TensorRef.to_json(ref) |> elem(1)] do
+      for inner <- [ref, TensorRef.to_map!(ref), ref.token || TensorRef.to_json(ref) |> elem(1)] do
         map = %{
           "__snakepit_zero_copy__" => true,
           "kind" => "dlpack",
@@ -143,7 +151,7 @@ defmodule Tmesh.WorkerTest do
     end
   end
 
-  # What a generator would write, after the example of AutoDetect's documentation.
+  # A generated wrapper, after the example in AutoDetect's documentation.
   defmodule Generated do
     alias Tmesh.ZeroCopy.AutoDetect
 
@@ -155,7 +163,7 @@ defmodule Tmesh.WorkerTest do
            do: result
     end
 
-    # Whatever carries plain maps and knows nothing of tensors: here, the worker.
+    # A carrier of plain maps that knows nothing of tensors: here, the worker.
     defp call(operation, arguments), do: Tmesh.Worker.execute(operation, arguments)
   end
 
@@ -165,7 +173,7 @@ defmodule Tmesh.WorkerTest do
     large = :binary.copy("a", 1_000_001)
     assert {:ok, ["ndarray", "uint8", [1_000_001], false, _sum]} = Generated.describe(large)
     assert stat(:regions_live) == live
-    # The ref's last use is the call: it must live until that is over.
+    # The call is the ref's last use: the ref must live until the call is over.
     ref = ZeroCopy.from_binary!(floats([1, 2]), [2], :float32)
     assert {:ok, ["ndarray", "float32", [2], false, 3.0]} = Generated.describe(ref)
     assert {:error, %Error{type: :invalid}} = Generated.describe([large | 1])
@@ -197,7 +205,7 @@ defmodule Tmesh.WorkerTest do
       for _n <- 1..600 do
         in_process(fn ->
           {:ok, _call} = Worker.start("operations.shared", [1])
-          assert_receive {_reply, {:result, _value, _hold}}
+          assert_receive {_reply, {:result, _value, _hold, _copied}}
         end)
       end
 
@@ -364,7 +372,7 @@ defmodule Tmesh.WorkerTest do
 
   describe "calls" do
     test "run at once" do
-      # As soon as both workers are there, after what other tests did to them.
+      # As soon as both workers are up, after the effects of other tests.
       eventually(fn ->
         calls = for _n <- 1..2, do: Worker.start("operations.nap", [0.2])
         [{:ok, a}, {:ok, b}] = for {:ok, call} <- calls, do: Worker.await(call)
@@ -412,7 +420,7 @@ defmodule Tmesh.WorkerTest do
                Worker.start_pool(Tmesh.PythonPool.options(name: Stuck, size: 1))
 
       eventually(fn -> is_map_key(:sys.get_state(Stuck, :infinity).running, call.reply) end)
-      # It may be stuck by then; where it is not, it ends as well.
+      # It may be stuck by then. If not, it ends as well.
       Process.sleep(500)
       :ok = Worker.stop_pool(pool)
       assert {:error, %Error{type: :worker_down}} = Worker.await(call)
@@ -441,7 +449,7 @@ defmodule Tmesh.WorkerTest do
     end
 
     test "are let go when they are cancelled with their answer here" do
-      # More than one worker holds results of.
+      # More results than one worker holds.
       for _n <- 1..600 do
         {:ok, call} = Worker.start("operations.shared", [1])
         eventually_here(1)
@@ -469,14 +477,14 @@ defmodule Tmesh.WorkerTest do
       for _n <- 1..4, do: assert({:ok, 1} = Worker.execute("operations.echo", [1]))
     end
 
-    # A call that the one worker of a pool runs, until what comes with it is called.
+    # Start a call that occupies a pool's one worker, until the returned function is called.
     defp busy(pool) do
       path =
         Path.join(System.tmp_dir!(), "tmesh-#{System.pid()}-#{System.unique_integer([:positive])}")
 
       on_exit(fn -> File.rm(path) end)
       {:ok, call} = Worker.start("operations.until_file", [path], pool: pool)
-      # The pool hears of what was before a moment later than who had called.
+      # The pool learns of earlier calls a moment later than their callers.
       eventually(fn -> is_map_key(:sys.get_state(pool, :infinity).running, call.reply) end)
       {call, fn -> File.write!(path, "") end}
     end
@@ -502,7 +510,7 @@ defmodule Tmesh.WorkerTest do
         {:ok, pid} = Worker.execute("operations.pid", [], pool: Idle)
         :ok = Telemetry.attach("the next life", [[:tmesh, :worker, :up]], up, nil)
         {"", 0} = System.cmd("kill", ["-KILL", "#{pid}"])
-        # The pool has heard of its end by then: who looks now and then may miss that.
+        # The pool has learnt of its end by then. A look from time to time could miss that state.
         assert_receive {:up, Idle}
         :ok = Telemetry.detach("the next life")
         eventually(fn -> Map.values(:sys.get_state(Idle, :infinity).workers) == [:idle] end)
@@ -545,7 +553,7 @@ defmodule Tmesh.WorkerTest do
       assert other != pid
       eventually(fn -> not File.exists?("/proc/#{pid}") end)
 
-      # Nor where it was idle.
+      # Nor if it was idle.
       [keeper] = Map.keys(:sys.get_state(Kept, :infinity).workers)
       Process.exit(keeper, :kill)
       eventually(fn -> keeper not in Map.keys(:sys.get_state(Kept, :infinity).workers) end)
@@ -602,7 +610,7 @@ defmodule Tmesh.WorkerTest do
       :erlang.trace_pattern({Tmesh.Native, :worker_recv, 2}, false, [])
       :erlang.trace(:processes, false, [:call])
 
-      # What comes without being looked for, and what takes longer than any look.
+      # Answers that come before a look, and answers that take longer than any look.
       for _n <- 1..20 do
         items = Worker.stream("operations.count", [20], opts)
         assert Enum.to_list(items) == Enum.to_list(0..19)
@@ -619,12 +627,48 @@ defmodule Tmesh.WorkerTest do
       assert {:error, %Error{type: :worker_down}} = Worker.execute("operations.die", [], opts)
       assert {:ok, pid} = Worker.execute("operations.pid", [], opts)
 
-      # An end is noticed as well when nobody looks.
+      # An end is also noticed without a look.
       System.cmd("kill", ["-STOP", Integer.to_string(pid)])
       {:ok, call} = Worker.start("operations.echo", [1], opts)
       System.cmd("kill", ["-KILL", Integer.to_string(pid)])
       assert {:error, %Error{type: :worker_down}} = Worker.await(call)
       assert {:ok, 1} = Worker.execute("operations.echo", [1], opts)
+    end
+
+    test "tell how much of results they copied" do
+      test = self()
+
+      handler = fn _event, %{copied_bytes: bytes}, _metadata, nil ->
+        send(test, {:copied, bytes})
+      end
+
+      :ok = Telemetry.attach("copied", [[:tmesh, :worker, :call, :stop]], handler, nil)
+      sealed = ZeroCopy.from_binary!(floats([1, 2, 3]), [3], :float32)
+      assert {:ok, %TensorRef{id: id}} = Worker.execute("operations.echo", [sealed])
+      assert_receive {:copied, 0}
+      assert id == sealed.id
+      assert {:ok, %TensorRef{}} = Worker.execute("operations.multiply", [sealed, 2])
+      assert_receive {:copied, 12}
+      assert [_, _, _] = Enum.to_list(Worker.stream("operations.count", [3]))
+      assert_receive {:copied, bytes} when bytes >= 0
+      :ok = Telemetry.detach("copied")
+    end
+
+    test "put results into an arena if an option names one" do
+      refs =
+        for n <- 1..8 do
+          ref = ZeroCopy.from_binary!(floats([n]), [1], :float32)
+          Worker.execute!("operations.multiply", [ref, 2], arena: true)
+        end
+
+      # Each worker has an arena of its own.
+      assert refs |> Enum.uniq_by(& &1.id) |> length() < 8
+      refute Enum.any?(refs, &ZeroCopy.info!(&1).sealed)
+
+      assert for(ref <- refs, do: to_floats(ZeroCopy.to_binary!(ref))) ==
+               for(n <- 1..8, do: [2.0 * n])
+
+      assert {:error, %Error{type: :invalid}} = Worker.execute("numpy.sum", [1], arena: 1)
     end
 
     test "tell telemetry" do

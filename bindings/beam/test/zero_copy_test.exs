@@ -16,9 +16,10 @@ defmodule Tmesh.ZeroCopyTest do
 
       assert %TensorRef{shape: [2, 3], dtype: :float32, strides: [3, 1], offset: 0} = ref
       assert %TensorRef{byte_size: 24, device: :cpu} = ref
-      assert %TensorRef{id: nil, token: nil} = ref
-      assert {:ok, %TensorRef{id: id, token: "tm1" <> _rest}} = ZeroCopy.grant(ref, :read)
-      assert byte_size(id) == 16
+      assert %TensorRef{id: id, token: nil} = ref
+      assert {:ok, %TensorRef{id: ^id, token: "tm1" <> _rest}} = ZeroCopy.grant(ref, :read)
+      assert id =~ ~r/^[0-9a-f]{16}$/
+      assert ZeroCopy.info!(ref).id == id
       assert ZeroCopy.to_binary(ref) == {:ok, data}
       assert %{label: "six floats", bytes: 24, rights: rights} = ZeroCopy.info!(ref)
       assert :read in rights
@@ -58,7 +59,7 @@ defmodule Tmesh.ZeroCopyTest do
     end
 
     test "gives binaries that any match may begin and end with" do
-      # Whole pages, so that nothing of the region lies before or behind them.
+      # Whole pages, so that nothing of the region lies before or after them.
       data = for(b <- 1..4096, into: <<>>, do: <<rem(b, 251)>>)
 
       for bits <- 1..72 do
@@ -174,7 +175,7 @@ defmodule Tmesh.ZeroCopyTest do
       copied = stat(:bytes_copied)
       assert <<"x", _rest::binary>> = ZeroCopy.to_binary!(ref, copy: false)
       assert stat(:bytes_copied) == copied
-      # The earlier one was a copy, and did not change.
+      # The earlier binary was a copy, and did not change.
       assert before == :binary.copy(<<0>>, @page)
     end
 
@@ -192,7 +193,7 @@ defmodule Tmesh.ZeroCopyTest do
       view = %{base | shape: [n], strides: [0], byte_size: n} |> ZeroCopy.open!()
       assert {:error, %Error{type: :limit_exceeded}} = ZeroCopy.to_binary(view)
 
-      # Few are few, however far apart.
+      # A few elements count as few, however far apart.
       on_exit(fn -> Application.delete_env(:tmesh, :zero_copy) end)
       base = ZeroCopy.allocate!([3_000_000], :uint8)
       ends = %{base | shape: [2], strides: [2_999_999], byte_size: 2} |> ZeroCopy.open!()
@@ -202,7 +203,7 @@ defmodule Tmesh.ZeroCopyTest do
     end
 
     test "points into sealed memory only when all of it is there" do
-      # Pages that were never written are made when they are touched, which can fail.
+      # Pages that were never written are made on first touch, which can fail.
       bytes = 16 * 1_048_576
       {:ok, backend} = Tmesh.backend()
       ref = sparse(bytes, 5 * @page)
@@ -228,7 +229,7 @@ defmodule Tmesh.ZeroCopyTest do
       eventually(fn -> :erlang.garbage_collect() && open_files() <= files end)
     end
 
-    # Sealed memory of which little was ever written.
+    # Make sealed memory of which little was ever written.
     defp sparse(bytes, at) do
       ref = ZeroCopy.allocate!([bytes], :uint8)
       :ok = ZeroCopy.write(ref, at, "x")
@@ -238,11 +239,11 @@ defmodule Tmesh.ZeroCopyTest do
 
     test "opens a ref that is only a description, for the call" do
       ref = ZeroCopy.from_binary!("abc", [3], :uint8)
-      {:ok, description} = ref |> TensorRef.to_map() |> TensorRef.from_map()
+      {:ok, description} = ref |> TensorRef.to_map!() |> TensorRef.from_map()
       live = stat(:regions_live)
       assert ZeroCopy.to_binary(description) == {:ok, "abc"}
       eventually(fn -> :erlang.garbage_collect() && stat(:regions_live) == live end)
-      # Used until here: a variable that is not holds nothing.
+      # Used until here: an unused variable holds nothing.
       :ok = ZeroCopy.release(ref)
     end
 
@@ -292,7 +293,7 @@ defmodule Tmesh.ZeroCopyTest do
     end
   end
 
-  # What the memory of a memfd region takes, by the name that its file carries.
+  # Return the memory of a memfd region, by the name of its file.
   defp memfd_bytes(ref) do
     %{id: id} = ZeroCopy.grant!(ref, :read)
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The Arena type: where empty() and put() make many small tensors. The library's may be used by
- * several threads at once. */
+/* The Arena type: empty() and put() make many small tensors in one. Several threads may use one of
+ * the library's arenas at once. */
 #include "binding.h"
 
 #include <errno.h>
@@ -11,8 +11,8 @@ struct arena {
 
 static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"bytes", "label",     "huge", "node", "mode",
-				"gid",	 "linger_ms", "pin",  NULL};
+	static char *names[] = {"bytes", "label",   "huge", "node", "mode",
+				"gid",	 "hold_ms", "pin",  NULL};
 	struct state *st = PyType_GetModuleState(type);
 	struct region_args region = REGION_ARGS_INIT;
 	struct tmesh_region_opts opts;
@@ -25,7 +25,7 @@ static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&$OOOO&OO&p:Arena", names, size_argument,
 					 &bytes, &region.label, &region.huge, &region.node,
 					 uint_argument, &region.mode, &region.gid, uint_argument,
-					 &region.linger_ms, &region.pin) ||
+					 &region.hold_ms, &region.pin) ||
 	    region_opts_from_args(st, &region, &opts))
 		return NULL;
 	ctx = context(st);
@@ -69,13 +69,14 @@ static PyType_Slot slots[] = {
 	{Py_tp_dealloc, arena_dealloc},
 	{Py_tp_doc,
 	 "Arena(bytes=0, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
-	 "      linger_ms=0, pin=True)\n--\n\n"
+	 "      hold_ms=0, pin=True)\n--\n\n"
 	 "Where many small tensors are made one behind the other: empty(..., arena=a) and\n"
 	 "put(..., arena=a). A region for each would cost a descriptor, a page and, at every\n"
 	 "receiver, an open.\n\n"
-	 "bytes: of a region, 0 for 1 MiB; what is larger than a quarter of that gets a region\n"
-	 "of its own. The other arguments are those of empty(). Who opens a ref of one tensor\n"
-	 "can reach its neighbours, so none can be sealed. Room is given out once; a region's\n"
+	 "bytes: of a region, 0 for 1 MiB; a tensor larger than a quarter of that gets a\n"
+	 "region of its own. The other arguments are those of empty(). A process that opens a\n"
+	 "ref of one tensor can reach its neighbours, so none can be sealed. Room is given out "
+	 "once; a region's\n"
 	 "memory is given back with the last of its tensors, wherever they are held.\n"
 	 "Errors as of empty()."},
 	{0},

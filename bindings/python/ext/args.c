@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Arguments: shapes, dtypes and what a region can be told. */
+/* Converters of arguments: shapes, dtypes and the options of a region. */
 #include "binding.h"
 
 #include <errno.h>
@@ -74,7 +74,7 @@ int64_t left_until(int64_t end)
 	return end < 0 || left > 0 ? left : 0;
 }
 
-/* One dimension; no truth values, no floats. */
+/* Convert one dimension. Truth values and floats are refused. */
 static int dimension(struct state *st, PyObject *object, int64_t *value)
 {
 	PyObject *index = PyBool_Check(object) ? NULL : PyNumber_Index(object);
@@ -186,8 +186,8 @@ int id_from_text(const char *text, uint64_t *id)
 	return 0;
 }
 
-/* Forget an exception that says no more than that an object is not what it was tried as; -1 where
- * it is another, which stays: an interrupt, say, or no memory. */
+/* Forget an exception which only says that an object has another type. Return -1 and keep any other
+ * exception, such as an interrupt or a lack of memory. */
 static int forget_unfit(void)
 {
 	if (!PyErr_Occurred())
@@ -199,7 +199,8 @@ static int forget_unfit(void)
 	return 0;
 }
 
-/* 0 when @object has no such attribute, or has it as anything but @want; -1 with an exception. */
+/* Return 0 if @object has no such attribute or a value other than @want, 1 if it is @want, -1 with
+ * an exception. */
 static int attribute_is(PyObject *object, const char *name, PyObject *want)
 {
 	PyObject *value = PyObject_GetAttrString(object, name);
@@ -209,7 +210,7 @@ static int attribute_is(PyObject *object, const char *name, PyObject *want)
 	return forget_unfit() ? -1 : is;
 }
 
-/* Names that NumPy and Python have for types beside ours. */
+/* Map the names that NumPy and Python have for types beside ours. */
 static enum tmesh_dtype dtype_from_numpy(const char *name)
 {
 	static const struct {
@@ -242,7 +243,7 @@ static enum tmesh_dtype dtype_from_numpy(const char *name)
 		{"ulonglong", TMESH_UINT64},
 	};
 
-	/* The byte order of all machines that tmesh serves; ">" is refused. */
+	/* All machines that tmesh supports are little-endian, so ">" is refused. */
 	if (*name && strchr("<=|", *name))
 		name++;
 	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
@@ -252,8 +253,8 @@ static enum tmesh_dtype dtype_from_numpy(const char *name)
 }
 
 /*
- * The name of what people mean by a dtype: "float32", float or numpy.float32 (a class),
- * numpy.dtype("float32") (its name), torch.float32 (which prints as its name).
+ * Return the name of an object that people pass as a dtype: "float32", float or numpy.float32 (a
+ * class), numpy.dtype("float32") (its name), torch.float32 (which prints as its name).
  */
 static PyObject *dtype_name(PyObject *object)
 {
@@ -277,7 +278,7 @@ int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtyp
 
 	if (foreign < 0)
 		return -1;
-	/* The name of a big-endian NumPy dtype does not tell. */
+	/* A big-endian NumPy dtype has the same name. */
 	if (foreign) {
 		raise_code(st, EINVAL, "%R has a foreign byte order; tensors are little-endian",
 			   object);
@@ -302,7 +303,7 @@ int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtyp
 	return 0;
 }
 
-/* None or an integer from 0 to @max; 1 when it was given. */
+/* Read None or an integer from 0 to @max. Return 1 if an integer was given. */
 static int optional_int(struct state *st, const char *name, PyObject *object, long max, long *value)
 {
 	if (object == Py_None)
@@ -342,7 +343,7 @@ int region_opts_from_args(struct state *st, const struct region_args *args,
 	*opts = (struct tmesh_region_opts){
 		.size = sizeof(*opts),
 		.mode = args->mode,
-		.linger_ms = args->linger_ms,
+		.hold_ms = args->hold_ms,
 		.flags = args->pin ? 0 : TMESH_REGION_NO_PIN,
 	};
 	if (args->arena && arena_from_object(st, args->arena, &opts->arena))

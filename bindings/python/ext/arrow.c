@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Arrow's PyCapsule protocol: a contiguous tensor as an Arrow array over the same memory. More
- * than one dimension become nested lists of a fixed size.
+ * Arrow's PyCapsule protocol: a contiguous tensor as an Arrow array over the same memory. Two or
+ * more dimensions become nested lists of a fixed size.
  */
 #include "binding.h"
 
@@ -21,9 +21,9 @@ static const char *const formats[DTYPES] = {
 };
 
 /*
- * One list and the one that it lists, down to the numbers: level i is dimension i. A consumer may
- * move a level elsewhere and release the one around it, so they share what all of them need until
- * the last is released.
+ * Nested arrays: level i is dimension i, and the innermost one has the numbers. A consumer may move
+ * a level elsewhere and release the level around it, so all levels share this memory until the last
+ * is released.
  */
 struct schema {
 	struct ArrowSchema levels[TMESH_MAX_DIMS];
@@ -35,7 +35,7 @@ struct schema {
 struct array {
 	struct ArrowArray levels[TMESH_MAX_DIMS];
 	struct ArrowArray *children[TMESH_MAX_DIMS];
-	const void *buffers[2]; /* no bitmap, for nothing is null; the numbers */
+	const void *buffers[2]; /* no bitmap: no value is null */
 	struct late late;
 	PyInterpreterState *home;
 	struct tensor *tensor;
@@ -62,7 +62,8 @@ static void array_late(struct late *late)
 	free(array);
 }
 
-/* A consumer may be done in any thread, and even after the interpreter. */
+/* Release one level. A consumer may call this in any thread, and even after the interpreter has
+ * ended. */
 static void array_release(struct ArrowArray *self)
 {
 	struct array *array = self->private_data;
@@ -116,7 +117,7 @@ static PyObject *schema_capsule(const struct tmesh_layout *layout)
 		schema->levels[i] = (struct ArrowSchema){
 			.format = list ? schema->formats[i] : formats[layout->dtype],
 			.name = i ? "item" : "",
-			.flags = ARROW_NULLABLE, /* as other makers' lists are */
+			.flags = ARROW_NULLABLE, /* as in the lists of other producers */
 			.n_children = list,
 			.children = list ? &schema->children[i] : NULL,
 			.release = schema_release,
@@ -135,8 +136,8 @@ static PyObject *schema_capsule(const struct tmesh_layout *layout)
 
 static PyObject *array_capsule(struct tensor *self)
 {
-	const struct tmesh_layout *layout = tmesh_tensor_layout(self->tensor);
 	struct ArrowArray *top = malloc(sizeof(*top));
+	const struct tmesh_layout *layout;
 	struct array *array = calloc(1, sizeof(*array));
 	PyObject *capsule = NULL;
 	int64_t length = 1;
@@ -148,6 +149,7 @@ static PyObject *array_capsule(struct tensor *self)
 	}
 	if (tensor_view_begin(self, VIEW_READ, &data, &array->writable))
 		goto fail;
+	layout = tmesh_tensor_layout(self->tensor);
 	array->tensor = self;
 	array->home = PyInterpreterState_Get();
 	array->late.run = array_late;
@@ -187,14 +189,12 @@ static bool has_long_list(const struct tmesh_layout *layout)
 	return false;
 }
 
-static int check(struct tensor *self)
+static int check(struct tensor *self, struct tmesh_layout *layout)
 {
-	const struct tmesh_layout *layout;
 	struct state *st = state_of(self);
 
-	if (!tensor_get(self))
+	if (tensor_layout(self, layout))
 		return -1;
-	layout = tmesh_tensor_layout(self->tensor);
 	if (!formats[layout->dtype])
 		raise_code(st, EOPNOTSUPP,
 			   "Arrow has no array of %s over such memory: view it as another dtype",
@@ -217,12 +217,13 @@ PyObject *tensor_arrow(PyObject *object, PyObject *args, PyObject *kwargs)
 	static char *names[] = {"requested_schema", NULL};
 	struct tensor *self = (struct tensor *)object;
 	PyObject *requested = Py_None, *schema, *array;
+	struct tmesh_layout layout;
 
-	/* What is requested is a wish: the consumer converts what it gets. */
+	/* The requested schema is optional: the consumer converts the array if its types differ. */
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:__arrow_c_array__", names, &requested) ||
-	    check(self))
+	    check(self, &layout))
 		return NULL;
-	schema = schema_capsule(tmesh_tensor_layout(self->tensor));
+	schema = schema_capsule(&layout);
 	if (!schema)
 		return NULL;
 	array = array_capsule(self);
@@ -235,9 +236,9 @@ PyObject *tensor_arrow(PyObject *object, PyObject *args, PyObject *kwargs)
 
 PyObject *tensor_arrow_schema(PyObject *object, PyObject *unused)
 {
-	struct tensor *self = (struct tensor *)object;
+	struct tmesh_layout layout;
 
-	if (check(self))
+	if (check((struct tensor *)object, &layout))
 		return NULL;
-	return schema_capsule(tmesh_tensor_layout(self->tensor));
+	return schema_capsule(&layout);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What tmesh.Bundle stands on: the library's bundle, its tensors by number. */
+/* The C part of tmesh.Bundle: the library's bundle with its tensors by number. */
 #include "binding.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 struct held {
 	PyObject_HEAD struct tmesh_bundle *bundle; /* NULL once released */
 	uint32_t rights;			   /* on its data regions */
-	/* For each data region the Tensor that counts its writable views, a list. */
+	/* A list with one Tensor for each data region. It counts the region's writable views. */
 	PyObject *roots;
 };
 
@@ -28,7 +28,39 @@ static struct tmesh_bundle *held_get(struct held *self)
 	return self->bundle;
 }
 
-/* All of a region as bytes, which holds it. */
+static void bundle_release(struct tmesh_bundle *bundle)
+{
+	if (!bundle)
+		return;
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_bundle_unref(bundle);
+	Py_END_ALLOW_THREADS;
+}
+
+/* References for one call, so that another thread may release the Held meanwhile. */
+struct use {
+	struct tmesh_bundle *bundle;
+	PyObject *roots;
+};
+
+static int use_begin(PyObject *object, struct use *use)
+{
+	struct held *self = (struct held *)object;
+
+	if (!held_get(self))
+		return -1;
+	use->bundle = tmesh_bundle_ref(self->bundle);
+	use->roots = Py_NewRef(self->roots);
+	return 0;
+}
+
+static void use_end(struct use *use)
+{
+	Py_DECREF(use->roots);
+	bundle_release(use->bundle);
+}
+
+/* Make a tensor of all bytes of a region. It holds a reference on the region. */
 static PyObject *whole(struct state *st, struct tmesh_region *region, uint32_t rights)
 {
 	int64_t bytes = (int64_t)tmesh_region_bytes(region);
@@ -42,7 +74,7 @@ static PyObject *whole(struct state *st, struct tmesh_region *region, uint32_t r
 	return tensor_new(st, tensor, NULL, rights);
 }
 
-/* The Tensor of @pairs that has @region; its root. Borrowed. */
+/* Find the Tensor of @pairs that has @region, and return its root, borrowed. */
 static PyObject *root_among(PyObject *pairs, struct tmesh_region *region)
 {
 	for (Py_ssize_t i = 0; pairs && i < PyTuple_Size(pairs); i++) {
@@ -73,7 +105,7 @@ static int add_roots(struct state *st, struct held *self, PyObject *pairs)
 	return self->roots ? 0 : -1;
 }
 
-/* Takes over @bundle, which was made of @pairs, or opened where that is NULL. */
+/* Take over @bundle. @pairs are the tensors that it was made of; NULL if it was opened. */
 static PyObject *held_new(struct state *st, struct tmesh_bundle *bundle, uint32_t rights,
 			  PyObject *pairs)
 {
@@ -98,11 +130,7 @@ static void drop(struct held *self)
 
 	self->bundle = NULL;
 	Py_CLEAR(self->roots);
-	if (!bundle)
-		return;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_bundle_unref(bundle);
-	Py_END_ALLOW_THREADS;
+	bundle_release(bundle);
 }
 
 static void held_dealloc(PyObject *object)
@@ -122,30 +150,37 @@ static PyObject *held_release(PyObject *object, PyObject *unused)
 
 static PyObject *held_names(PyObject *object, PyObject *unused)
 {
-	struct tmesh_bundle *bundle = held_get((struct held *)object);
-	PyObject *list = bundle ? PyList_New(0) : NULL;
+	PyObject *list;
+	struct use use;
 
-	for (size_t i = 0; list && i < tmesh_bundle_count(bundle); i++) {
-		PyObject *name = PyUnicode_FromString(tmesh_bundle_name(bundle, i));
+	if (use_begin(object, &use))
+		return NULL;
+	list = PyList_New(0);
+	for (size_t i = 0; list && i < tmesh_bundle_count(use.bundle); i++) {
+		PyObject *name = PyUnicode_FromString(tmesh_bundle_name(use.bundle, i));
 
 		if (!name || PyList_Append(list, name))
 			Py_CLEAR(list);
 		Py_XDECREF(name);
 	}
+	use_end(&use);
 	return list;
 }
 
 static PyObject *held_types(PyObject *object, PyObject *unused)
 {
-	struct tmesh_bundle *bundle = held_get((struct held *)object);
-	PyObject *list = bundle ? PyList_New(0) : NULL;
+	PyObject *list;
+	struct use use;
 
-	for (size_t i = 0; list && i < tmesh_bundle_count(bundle); i++) {
+	if (use_begin(object, &use))
+		return NULL;
+	list = PyList_New(0);
+	for (size_t i = 0; list && i < tmesh_bundle_count(use.bundle); i++) {
 		struct tmesh_bundle_entry entry;
 		PyObject *shape, *pair = NULL;
 
-		/* There is an i-th. */
-		tmesh_bundle_entry(bundle, i, &entry, NULL);
+		/* The i-th entry exists: @i was checked. */
+		tmesh_bundle_entry(use.bundle, i, &entry, NULL);
 		shape = tuple_from_ints(entry.type_shape, entry.type ? entry.type_ndim : 0);
 		if (shape)
 			pair = Py_BuildValue("zN", entry.type, shape);
@@ -153,66 +188,73 @@ static PyObject *held_types(PyObject *object, PyObject *unused)
 			Py_CLEAR(list);
 		Py_XDECREF(pair);
 	}
+	use_end(&use);
 	return list;
 }
 
-static struct tensor *root_of(struct held *self, struct tmesh_region *region)
+/* Return the root of @region, borrowed from the list. */
+static struct tensor *root_of(const struct use *use, struct tmesh_region *region)
 {
 	size_t count;
-	struct tmesh_region *const *regions = tmesh_bundle_regions(self->bundle, &count);
+	struct tmesh_region *const *regions = tmesh_bundle_regions(use->bundle, &count);
 
 	for (size_t i = 0; i < count; i++)
 		if (regions[i] == region)
-			return ((struct tensor *)PyList_GetItem(self->roots, (Py_ssize_t)i))->root;
+			return ((struct tensor *)PyList_GetItem(use->roots, (Py_ssize_t)i))->root;
 	return NULL;
 }
 
 static PyObject *held_tensor(PyObject *object, PyObject *number)
 {
 	struct held *self = (struct held *)object;
+	struct tmesh_region *region;
 	struct tmesh_tensor *tensor;
 	unsigned long long i;
-	struct tensor *root;
+	PyObject *made = NULL;
 	struct tmesh_error err;
+	struct use use;
 
-	if (!size_argument(number, &i) || !held_get(self))
+	if (!size_argument(number, &i) || use_begin(object, &use))
 		return NULL;
-	if (tmesh_bundle_tensor(self->bundle, i, &tensor, &err))
-		return raise_error(state_of_held(self), &err);
-	root = root_of(self, tmesh_tensor_region(tensor));
-	return tensor_new(state_of_held(self), tensor, root,
-			  tmesh_region_rights(tmesh_tensor_region(tensor)) & self->rights);
+	if (tmesh_bundle_tensor(use.bundle, i, &tensor, &err)) {
+		raise_error(state_of_held(self), &err);
+	} else {
+		region = tmesh_tensor_region(tensor);
+		made = tensor_new(state_of_held(self), tensor, root_of(&use, region),
+				  tmesh_region_rights(region) & self->rights);
+	}
+	use_end(&use);
+	return made;
 }
 
-/* Of the private views in @roots that of a region; made when it is first wanted. Borrowed. */
-static struct tensor *private_of(struct held *self, struct tensor **roots,
+/* Return the private view of @region in @roots, borrowed. Make it at the first request. */
+static struct tensor *private_of(struct state *st, const struct use *use, struct tensor **roots,
 				 struct tmesh_region *region)
 {
 	size_t count;
-	struct tmesh_region *const *regions = tmesh_bundle_regions(self->bundle, &count);
+	struct tmesh_region *const *regions = tmesh_bundle_regions(use->bundle, &count);
 
 	for (size_t i = 0; i < count; i++) {
 		if (regions[i] != region)
 			continue;
 		if (!roots[i])
-			roots[i] = (struct tensor *)private_root(state_of_held(self), region,
-								 root_of(self, region));
+			roots[i] = (struct tensor *)private_root(st, region, root_of(use, region));
 		return roots[i];
 	}
 	return NULL;
 }
 
-static PyObject *private_tensor(struct held *self, struct tensor **roots, size_t i)
+static PyObject *private_tensor(struct state *st, const struct use *use, struct tensor **roots,
+				size_t i)
 {
-	struct state *st = state_of_held(self);
 	struct tmesh_tensor *shared, *mine;
 	struct tmesh_error err;
 	struct tensor *root;
 	int rc;
 
-	if (tmesh_bundle_tensor(self->bundle, i, &shared, &err))
+	if (tmesh_bundle_tensor(use->bundle, i, &shared, &err))
 		return raise_error(st, &err);
-	root = private_of(self, roots, tmesh_tensor_region(shared));
+	root = private_of(st, use, roots, tmesh_tensor_region(shared));
 	if (!root) {
 		tmesh_tensor_unref(shared);
 		return NULL;
@@ -225,66 +267,67 @@ static PyObject *private_tensor(struct held *self, struct tensor **roots, size_t
 
 static PyObject *held_private(PyObject *object, PyObject *unused)
 {
-	struct held *self = (struct held *)object;
-	struct tmesh_bundle *bundle = held_get(self);
+	struct state *st = state_of_held((struct held *)object);
 	struct tensor **roots = NULL;
 	PyObject *list;
+	struct use use;
 	size_t count;
 
-	if (!bundle)
+	if (use_begin(object, &use))
 		return NULL;
-	tmesh_bundle_regions(bundle, &count);
+	tmesh_bundle_regions(use.bundle, &count);
 	roots = calloc(count + 1, sizeof(*roots));
-	if (!roots)
-		return PyErr_NoMemory();
-	list = PyList_New(0);
-	for (size_t i = 0; list && i < tmesh_bundle_count(bundle); i++) {
-		PyObject *tensor = private_tensor(self, roots, i);
+	list = roots ? PyList_New(0) : PyErr_NoMemory();
+	for (size_t i = 0; list && i < tmesh_bundle_count(use.bundle); i++) {
+		PyObject *tensor = private_tensor(st, &use, roots, i);
 
 		if (!tensor || PyList_Append(list, tensor))
 			Py_CLEAR(list);
 		Py_XDECREF(tensor);
 	}
-	for (size_t i = 0; i < count; i++)
+	for (size_t i = 0; roots && i < count; i++)
 		Py_XDECREF((PyObject *)roots[i]);
 	free(roots);
+	use_end(&use);
 	return list;
 }
 
 static PyObject *held_regions(PyObject *object, PyObject *unused)
 {
-	struct held *self = (struct held *)object;
-	struct tmesh_bundle *bundle = held_get(self);
-	PyObject *list = bundle ? PyList_New(0) : NULL;
+	struct state *st = state_of_held((struct held *)object);
 	struct tmesh_region *const *regions;
+	PyObject *list;
+	struct use use;
 	size_t count;
 
-	if (!list)
+	if (use_begin(object, &use))
 		return NULL;
-	regions = tmesh_bundle_regions(bundle, &count);
+	regions = tmesh_bundle_regions(use.bundle, &count);
+	list = PyList_New(0);
 	for (size_t i = 0; list && i <= count; i++) {
 		PyObject *tensor =
-			whole(state_of_held(self), i ? regions[i - 1] : tmesh_bundle_index(bundle),
-			      TMESH_READ);
+			whole(st, i ? regions[i - 1] : tmesh_bundle_index(use.bundle), TMESH_READ);
 
 		if (!tensor || PyList_Append(list, tensor))
 			Py_CLEAR(list);
 		Py_XDECREF(tensor);
 	}
+	use_end(&use);
 	return list;
 }
 
-/* To write, -EPERM is the seal's where a region is sealed, and else that of a process that has
- * forked. */
-static PyObject *refuse_gift(struct held *self, uint32_t rights, const struct tmesh_error *err)
+/* Tell the reasons for -EPERM on a request to write apart: a seal if the region is sealed, else a
+ * fork() of this process. */
+static PyObject *refuse_gift(struct state *st, struct tmesh_bundle *bundle, uint32_t rights,
+			     const struct tmesh_error *err)
 {
 	size_t count;
-	struct tmesh_region *const *regions = tmesh_bundle_regions(self->bundle, &count);
+	struct tmesh_region *const *regions = tmesh_bundle_regions(bundle, &count);
 
 	for (size_t i = 0; rights & TMESH_WRITE && i < count; i++)
 		if (tmesh_region_is_sealed(regions[i]))
-			return raise_region_error(state_of_held(self), regions[i], err);
-	return raise_error(state_of_held(self), err);
+			return raise_region_error(st, regions[i], err);
+	return raise_error(st, err);
 }
 
 static PyObject *held_ref(PyObject *object, PyObject *args)
@@ -309,7 +352,7 @@ static PyObject *held_ref(PyObject *object, PyObject *args)
 	rc = ns ? tmesh_bundle_ref_hold(self->bundle, rights, ns, text, size, &err)
 		: tmesh_bundle_ref_encode(self->bundle, rights, text, size, &err);
 	if (rc)
-		result = refuse_gift(self, rights, &err);
+		result = refuse_gift(state_of_held(self), self->bundle, rights, &err);
 	else
 		result = PyUnicode_FromString(text);
 	free(text);
@@ -335,10 +378,12 @@ static PyObject *held_send(PyObject *object, PyObject *args)
 	rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_bundle_send(bundle, fd, rights, &err);
-	tmesh_bundle_unref(bundle);
 	Py_END_ALLOW_THREADS;
 	if (rc)
-		return refuse_gift(self, rights, &err);
+		refuse_gift(st, bundle, rights, &err);
+	bundle_release(bundle);
+	if (rc)
+		return NULL;
 	Py_RETURN_NONE;
 }
 
@@ -396,7 +441,7 @@ static PyType_Slot slots[] = {
 	{Py_tp_dealloc, held_dealloc},
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},
-	{Py_tp_doc, "What tmesh.Bundle stands on."},
+	{Py_tp_doc, "The native part of tmesh.Bundle."},
 	{0},
 };
 
@@ -407,7 +452,7 @@ PyType_Spec held_spec = {
 	.slots = slots,
 };
 
-/* Takes over @bundle. */
+/* Take over @bundle. */
 static PyObject *bundle_object(struct state *st, struct tmesh_bundle *bundle, uint32_t rights)
 {
 	PyObject *held = held_new(st, bundle, rights, NULL);
@@ -450,7 +495,7 @@ PyObject *module_recv_bundle(PyObject *module, PyObject *args, PyObject *kwargs)
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_bundle_recv(ctx, fd, &bundle, &err);
 	Py_END_ALLOW_THREADS;
-	/* A tensor of it has no more rights than its region came with. */
+	/* Its tensors have at most the rights that came with the region. */
 	return rc ? raise_error(st, &err) : bundle_object(st, bundle, TMESH_READ | TMESH_WRITE);
 }
 
@@ -476,7 +521,7 @@ PyObject *bundle_of_model(struct state *st, struct tmesh_bundle *bundle, PyObjec
 	return (PyObject *)held;
 }
 
-/* What Tensor.seal() would refuse. */
+/* Refuse all tensors that Tensor.seal() would refuse. */
 static int may_seal(struct state *st, struct tensor *tensor)
 {
 	if (tensor->root->in_arena)
@@ -516,7 +561,7 @@ static int entry_from_pair(struct state *st, PyObject *pair, bool seal,
 	return 0;
 }
 
-/* plan_bundle(((dtype, shape), ...)): their places in one region, and its bytes. */
+/* plan_bundle(((dtype, shape), ...)): return their places in one region, and its size in bytes. */
 PyObject *module_plan_bundle(PyObject *module, PyObject *pairs)
 {
 	struct state *st = PyModule_GetState(module);
@@ -593,13 +638,13 @@ PyObject *module_make_bundle(PyObject *module, PyObject *args)
 	opts.flags = seal ? 0 : TMESH_BUNDLE_UNSEALED;
 	opts.metadata = metadata;
 	opts.metadata_bytes = metadata ? (size_t)bytes : 0;
-	/* With the GIL: nobody releases a tensor meanwhile. */
+	/* Keep the GIL, so that no other thread releases a tensor meanwhile. */
 	rc = tmesh_bundle_create(ctx, entries, count, &opts, &bundle, &err);
 	free(entries);
 	return rc ? raise_error(st, &err) : held_new(st, bundle, TMESH_READ | TMESH_WRITE, pairs);
 }
 
-/* write(tensor, buffer): all of a contiguous tensor, one counted copy. */
+/* write(tensor, buffer): write all of a contiguous tensor, as one counted copy. */
 PyObject *module_write(PyObject *module, PyObject *args)
 {
 	struct state *st = PyModule_GetState(module);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The Channel type. The library wants one thread at a time in a handle: what can be done at once
- * is done under the GIL, and so is the first moment of a busy look; who waits longer, for a message
- * or for the peer whose region it opens, does so without it and marks the handle as busy.
+ * The Channel type. The library allows one thread at a time in a handle. Short calls, and the first
+ * moment of a busy wait, keep the GIL. A longer wait for a message, or for the peer whose region is
+ * opened, drops the GIL and marks the handle as busy.
  */
 #include "binding.h"
 
@@ -11,15 +11,15 @@
 #include <string.h>
 
 #define BATCH 64
-/* A peer that looks busily too answers sooner than the GIL can be let go of and had again. */
+/* A peer that also waits busily answers before this thread could drop the GIL and take it again. */
 #define GLANCE_NS 2000
 
 struct channel {
 	PyObject_HEAD struct tmesh_channel *channel; /* NULL once closed */
 	enum tmesh_channel_role role;
-	int64_t glance_ns; /* 0: it never looks busily */
-	bool busy;	   /* a thread waits in it, without the GIL, or a task for its descriptor */
-	PyObject *token;   /* by which others join */
+	int64_t glance_ns; /* 0: it never waits busily */
+	bool busy;	   /* a thread waits in it without the GIL, or a task for its descriptor */
+	PyObject *token;   /* other processes join with it */
 };
 
 static struct state *state_of_channel(struct channel *self)
@@ -56,7 +56,7 @@ static int role_argument(PyObject *object, void *role)
 	return !PyErr_Occurred();
 }
 
-/* What making and joining are told alike. */
+/* The arguments that making and joining have in common. */
 struct channel_args {
 	int writable;
 	unsigned int max_regions;
@@ -65,7 +65,7 @@ struct channel_args {
 	unsigned int limit;
 };
 
-/* The context, with @opts filled in; NULL with an exception. */
+/* Return the context and fill in @opts; NULL with an exception. */
 static struct tmesh_ctx *prepare(struct state *st, const struct channel_args *args,
 				 struct tmesh_channel_opts *opts)
 {
@@ -101,9 +101,10 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 {
 	static char *names[] = {"role",	   "slots",    "producers",   "regions",
 				"layouts", "writable", "max_regions", "max_bytes",
-				"spin",	   "limit",    NULL};
+				"spin",	   "limit",    "poll",	      NULL};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
 	struct state *st = PyType_GetModuleState(type);
+	int poll = true;
 	struct channel_args common = {0};
 	char token[TMESH_TOKEN_SIZE];
 	enum tmesh_channel_role role;
@@ -113,13 +114,15 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	int rc;
 
 	if (!PyArg_ParseTupleAndKeywords(
-		    args, kwargs, "O&|$O&O&O&O&pO&O&dO&:Channel", names, role_argument, &role,
+		    args, kwargs, "O&|$O&O&O&O&pO&O&dO&p:Channel", names, role_argument, &role,
 		    uint_argument, &opts.slots, uint_argument, &opts.producers, uint_argument,
 		    &opts.regions, uint_argument, &opts.layouts, &common.writable, uint_argument,
 		    &common.max_regions, size_argument, &common.max_bytes, &common.spin,
-		    uint_argument, &common.limit))
+		    uint_argument, &common.limit, &poll))
 		return NULL;
 	ctx = prepare(st, &common, &opts);
+	if (!poll)
+		opts.flags |= TMESH_CHANNEL_NO_POLL;
 	if (!ctx)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
@@ -162,8 +165,8 @@ static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
 	if (rc == -EACCES || rc == -EPROTO)
 		return raise_code(
 			st, -rc,
-			"%s. What joins a channel is its token, channel.token; a tensor's is "
-			"for tmesh.open()",
+			"%s. A channel is joined by its token, channel.token; a tensor's token "
+			"is for tmesh.open()",
 			err.message);
 	if (rc)
 		return raise_error(st, &err);
@@ -171,8 +174,8 @@ static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
 			    PyUnicode_FromString(token));
 }
 
-/* Regions may have to be unmapped. */
-static void let_go(struct channel *self)
+/* Drop the GIL: regions may have to be unmapped. */
+static void channel_release(struct channel *self)
 {
 	struct tmesh_channel *channel = self->channel;
 
@@ -187,7 +190,7 @@ static void channel_dealloc(PyObject *object)
 	struct channel *self = (struct channel *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
-	let_go(self);
+	channel_release(self);
 	Py_XDECREF(self->token);
 	PyObject_Free(self);
 	Py_DECREF(type);
@@ -199,7 +202,7 @@ static PyObject *channel_close(PyObject *object, PyObject *unused)
 
 	if (self->channel && !channel_get(self))
 		return NULL;
-	let_go(self);
+	channel_release(self);
 	Py_RETURN_NONE;
 }
 
@@ -215,7 +218,7 @@ static PyObject *channel_exit(PyObject *object, PyObject *args)
 
 /* Waiting */
 
-/* Of a vectorcall whose last argument, by position or by name, is "timeout". */
+/* Parse a vectorcall whose last argument, by position or by name, is "timeout". */
 static int parse_last(struct state *st, const char *function, PyObject *const *args,
 		      Py_ssize_t count, PyObject *names, Py_ssize_t before, int64_t *ns)
 {
@@ -233,7 +236,7 @@ static int parse_last(struct state *st, const char *function, PyObject *const *a
 
 struct wait {
 	struct tmesh_message *messages;
-	uint32_t count; /* 0: flush, or open what the next message needs */
+	uint32_t count; /* 0: flush, or open the memory of the next message */
 	int64_t timeout_ns;
 };
 
@@ -254,8 +257,8 @@ static int act(struct channel *self, const struct wait *wait, int64_t timeout_ns
 	return rc;
 }
 
-/* Without the GIL; a signal's handler runs in between, and may raise. What was opened is tried
- * again likewise. */
+/* Wait without the GIL. After a signal run Python's handlers, which may raise. After act() has
+ * opened the next message's memory, receive again. */
 static int wait_for(struct channel *self, const struct wait *wait, struct tmesh_error *err)
 {
 	int64_t end = deadline_after(wait->timeout_ns), left = wait->timeout_ns;
@@ -276,11 +279,12 @@ static int wait_for(struct channel *self, const struct wait *wait, struct tmesh_
 
 static PyObject *raise_rc(struct channel *self, const struct tmesh_error *err)
 {
-	/* A signal's handler has raised already. */
+	/* A signal's handler has already raised. */
 	return PyErr_Occurred() ? NULL : raise_error(state_of_channel(self), err);
 }
 
-/* Asked last: arguments may bring Python code that closes the channel. */
+/* Whether the channel is open in this role. Call this last: converting arguments may run Python
+ * code that closes the channel. */
 static bool may(struct channel *self, enum tmesh_channel_role role)
 {
 	if (!channel_get(self))
@@ -325,7 +329,7 @@ static PyObject *channel_send(PyObject *object, PyObject *const *args, Py_ssize_
 		return NULL;
 	rc = tmesh_channel_try_send(self->channel, &message, &err);
 	if (rc == -EAGAIN) {
-		/* Another thread may release the Tensor meanwhile. */
+		/* Hold a reference: another thread may release the Tensor meanwhile. */
 		struct tmesh_tensor *held =
 			message.tensor ? tmesh_tensor_ref(message.tensor) : NULL;
 
@@ -363,7 +367,7 @@ static PyObject *channel_send_batch(PyObject *object, PyObject *const *args, Py_
 		if (!rc && messages[wait.count].tensor)
 			tmesh_tensor_ref(messages[wait.count].tensor);
 	}
-	/* The code of a Python exception counts as one of a signal's handler. */
+	/* Report an exception from Python code as one of a signal's handler. */
 	if (!rc && !may(self, TMESH_CHANNEL_SEND))
 		rc = -1;
 	if (!rc && wait.count)
@@ -391,7 +395,7 @@ static PyObject *channel_flush(PyObject *object, PyObject *const *args, Py_ssize
 
 /* Receiving */
 
-/* What came of trying: a message, None, or an exception. */
+/* Convert the result of one attempt: a message, None, or an exception. */
 static PyObject *tried(struct channel *self, int rc, struct tmesh_message *message,
 		       const struct tmesh_error *err)
 {
@@ -415,7 +419,7 @@ static PyObject *channel_try_recv(PyObject *object, PyObject *unused)
 	return tried(self, rc, &message, &err);
 }
 
-/* For event loops, whose thread must not wait for a message's owner: two halves of try_recv(). */
+/* Two halves of try_recv() for event loops, whose thread must not wait for a message's owner. */
 static PyObject *channel_poll(PyObject *object, PyObject *unused)
 {
 	struct channel *self = (struct channel *)object;
@@ -515,7 +519,7 @@ static PyObject *channel_next(PyObject *object)
 	message = recv_for(self, -1);
 	if (message)
 		return message;
-	/* Looking something up may clear an exception that is set. */
+	/* The look-up may clear a pending exception. */
 	PyErr_Fetch(&type, &value, &traceback);
 	gone = PyObject_GetAttrString(state_of_channel(self)->errors, "GoneError");
 	PyErr_Restore(type, value, traceback);
@@ -539,7 +543,7 @@ static PyObject *channel_fileno(PyObject *object, PyObject *unused)
 	return fd < 0 ? raise_error(state_of_channel(self), &err) : PyLong_FromLong(fd);
 }
 
-/* Others may wait in it meanwhile; who closes it has the GIL then. */
+/* Another thread may wait in the handle meanwhile. A thread that closes it has the GIL then. */
 static PyObject *channel_level(PyObject *object, PyObject *unused)
 {
 	struct channel *self = (struct channel *)object;
@@ -637,8 +641,9 @@ static PyMethodDef methods[] = {
 	 "places of that role are taken."},
 	{"send", KEYWORDS(channel_send), METH_FASTCALL | METH_KEYWORDS,
 	 "send($self, message, /, timeout=None)\n--\n\n"
-	 "Send bytes (at most 56), a Tensor, or a tuple of a Tensor and bytes (at most 24). Of\n"
-	 "a tensor only the description goes; it may be released at once. Waits while the\n"
+	 "Send bytes (at most 56), a Tensor, or a tuple of a Tensor and bytes (at most 24). The\n"
+	 "message has only a tensor's description, so the tensor may be released at once. Waits "
+	 "while the\n"
 	 "channel is full: PeerTimeoutError after timeout seconds, GoneError when nobody is\n"
 	 "left to receive, ReleasedError when this end was closed, BusyError when another thread\n"
 	 "uses it. TypeError: it is no message; InvalidError: it is too long."},
@@ -654,9 +659,10 @@ static PyMethodDef methods[] = {
 	 "Wait until all that was sent here was received. Errors as of send()."},
 	{"recv", KEYWORDS(channel_recv), METH_FASTCALL | METH_KEYWORDS,
 	 "recv($self, /, timeout=None)\n--\n\n"
-	 "The next message: what send() was given. PeerTimeoutError after timeout seconds,\n"
-	 "GoneError when there is nothing and nobody is left to send, NotFoundError when a\n"
-	 "message's tensor is gone with its owner; the next call goes on behind it. ReleasedError\n"
+	 "Return the next message, an object as send() got it. PeerTimeoutError: no message\n"
+	 "came within timeout seconds. GoneError: the channel is empty and has no sender\n"
+	 "left. NotFoundError: a message's tensor is gone with its owner; the next call\n"
+	 "returns the message after it. ReleasedError\n"
 	 "when this end was closed, BusyError when another thread uses it."},
 	{"try_recv", channel_try_recv, METH_NOARGS,
 	 "try_recv($self, /)\n--\n\n"
@@ -667,13 +673,13 @@ static PyMethodDef methods[] = {
 	 "recv()."},
 	{"recv_async", channel_recv_async, METH_NOARGS,
 	 "recv_async($self, /)\n--\n\n"
-	 "recv() for asyncio: to be awaited, by one task at a time, and meanwhile the channel\n"
-	 "cannot be closed (BusyError). async for goes on until nobody is left to send; what it\n"
-	 "raises for one message, such as NotFoundError, is no end: the next one comes behind it."},
+	 "recv() for asyncio, for one task at a time. While a task waits the channel cannot be\n"
+	 "closed (BusyError). async for goes on until no sender is left. If it raises for one\n"
+	 "message, such as NotFoundError, the next step returns the message after it."},
 	{"send_async", channel_send_async, METH_O,
 	 "send_async($self, message, /)\n--\n\n"
-	 "send() for asyncio: to be awaited, by one task at a time, and meanwhile the channel\n"
-	 "cannot be closed (BusyError). Errors as of send(), and UnsupportedError when it has to\n"
+	 "send() for asyncio, for one task at a time. While a task waits the channel cannot be\n"
+	 "closed (BusyError). Errors as of send(), and UnsupportedError when it has to\n"
 	 "wait for room where several may send."},
 	{"fileno", channel_fileno, METH_NOARGS,
 	 "fileno($self, /)\n--\n\n"
@@ -682,7 +688,8 @@ static PyMethodDef methods[] = {
 	 "several may send; ReleasedError: this end was closed."},
 	{"_level", channel_level, METH_NOARGS,
 	 "_level($self, /)\n--\n\n"
-	 "What nobody has taken, of all who send; and for how much more this end has room."},
+	 "Messages of all senders that no receiver has taken, and the number that this end may "
+	 "still send."},
 	{"_poll", channel_poll, METH_NOARGS,
 	 "_poll($self, /)\n--\n\n"
 	 "try_recv(), but False where _prepare() has to open a region first."},
@@ -695,17 +702,18 @@ static PyMethodDef methods[] = {
 	{"close", channel_close, METH_NOARGS,
 	 "close($self, /)\n--\n\n"
 	 "Leave the channel. Others can still receive what was sent. Where its maker closes it\n"
-	 "and nobody has joined, one may do so for as long as a process lingers (TMESH_LINGER).\n"
+	 "and nobody has joined, one may do so for as long as exit() waits (TMESH_EXIT_WAIT).\n"
 	 "Closing twice is fine. BusyError: a thread or task waits in it."},
 	{"__reduce__", channel_reduce, METH_NOARGS,
-	 "__reduce__($self, /)\n--\n\nTypeError: a token is what travels."},
+	 "__reduce__($self, /)\n--\n\nTypeError: send the token instead."},
 	{"__enter__", channel_enter, METH_NOARGS, "__enter__($self, /)\n--\n\nThe channel."},
 	{"__exit__", channel_exit, METH_VARARGS, "__exit__($self, /, *args)\n--\n\nclose()."},
 	{NULL},
 };
 
 static PyGetSetDef properties[] = {
-	{"token", get_token, NULL, "What others join with, while its maker lives.", NULL},
+	{"token", get_token, NULL,
+	 "The token by which other processes join, while the channel's maker lives.", NULL},
 	{"role", get_role, NULL, "\"send\" or \"recv\".", NULL},
 	{"closed", get_closed, NULL, "Whether close() was called.", NULL},
 	{NULL},
@@ -714,14 +722,17 @@ static PyGetSetDef properties[] = {
 static PyType_Slot slots[] = {
 	{Py_tp_doc,
 	 "Channel(role, *, slots=0, producers=0, regions=0, layouts=0, writable=False,\n"
-	 "        max_regions=0, max_bytes=0, spin=0.0, limit=0)\n--\n\n"
+	 "        max_regions=0, max_bytes=0, spin=0.0, limit=0, poll=True)\n--\n\n"
 	 "One end, \"send\" or \"recv\", of a new bounded queue in shared memory that carries\n"
 	 "tensors' descriptions and small messages one way. Others join by its token.\n\n"
 	 "slots: messages under way, a power of two (64). producers: ends that send (1).\n"
 	 "regions, layouts: of tensors under way (16). writable: whether receivers may write\n"
-	 "what is sent here. max_regions, max_bytes: what a receiver keeps open (64, 1 GiB).\n"
+	 "what is sent here. max_regions, max_bytes: the most that a receiver keeps open (64, 1 "
+	 "GiB).\n"
 	 "spin: seconds of busy waiting, the first two microseconds with the GIL, before\n"
-	 "sleeping. limit: what this end has under way at most, where it may not use all slots.\n"
+	 "sleeping. limit: messages that this end has under way at most, if it may not use all "
+	 "slots.\n"
+	 "poll: whether ends have a fileno(), which costs each three descriptors.\n"
 	 "InvalidError: a number is out of its range; ValueError: the role is no role; "
 	 "LimitError,\n"
 	 "OutOfMemoryError: there is no descriptor, or no memory."},

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* Not what would come out as bytes without its dtype and shape. */
+/* Whether an object may be sent as bytes. An object with a dtype and shape would lose them. */
 static bool may_be_bytes(PyObject *object)
 {
 	return PyBytes_Check(object) || PyByteArray_Check(object) || PyMemoryView_Check(object);
@@ -44,7 +44,8 @@ static int bytes_into(struct state *st, PyObject *object, size_t room,
 	return rc;
 }
 
-/* What others wrote in Python, which may run in here, comes first: it could release the tensor. */
+/* Convert by Python code first: code of other packages, which may run here, could release the
+ * tensor. */
 int message_from_object(struct state *st, PyObject *object, struct tmesh_message *message)
 {
 	message->tensor = NULL;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* libtmesh-cuda, which is loaded at the first call, and the functions of tmesh.cuda's that make
+/* libtmesh-cuda, which is loaded at the first call, and the functions of tmesh.cuda that make
  * arrays and refs. */
 #include "cuda_handle.h"
 
@@ -13,14 +13,15 @@
 
 struct tmesh_cuda_api cuda_calls;
 
-/* This process's libtmesh-cuda object; NULL with an exception. What is missing may come: the next
- * call tries again. The parent's driver is of no use to a child, which opens its own. */
+/* Return this process's libtmesh-cuda object; NULL with an exception. A failed load is tried again
+ * at the next call, as a library may be installed meanwhile. A forked child cannot use the parent's
+ * driver and opens its own. */
 static struct tmesh_cuda *get_cuda(struct state *st)
 {
 	static struct tmesh_cuda *cuda;
 	static pid_t owner;
 	static bool loaded;
-	const char *name = getenv("TMESH_CUDA_LIBRARY");
+	const char *name = secure_getenv("TMESH_CUDA_LIBRARY");
 	struct tmesh_cuda *opened = NULL;
 	struct tmesh_error err;
 	int rc = 0;
@@ -51,14 +52,14 @@ static int dtype_from_text(struct state *st, PyObject *object, enum tmesh_dtype 
 	PyErr_Clear();
 	*dtype = text && (Py_ssize_t)strlen(text) == length ? tmesh_dtype_from_name(text)
 							    : TMESH_DTYPE_INVALID;
-	/* Those of 4 bits have no elements of whole bytes, which strides count. */
+	/* Types of 4 bits are refused: strides count elements of whole bytes. */
 	if (*dtype != TMESH_DTYPE_INVALID && tmesh_dtype_bits(*dtype) >= 8)
 		return 0;
 	raise_code(st, EINVAL, "%R is no dtype of an array on a GPU", object);
 	return -1;
 }
 
-/* @strides None: contiguous. */
+/* @strides: None for a contiguous layout. */
 static int layout_from_objects(struct state *st, PyObject *dtype_object, PyObject *shape_object,
 			       PyObject *strides_object, struct tmesh_layout *layout)
 {
@@ -133,11 +134,12 @@ static PyObject *module_cuda_open(PyObject *module, PyObject *args)
 	struct tmesh_cuda *cuda;
 	const char *text;
 	Py_ssize_t size;
-	int writable, rc;
+	int writable, or_copy = 0, rc;
 
-	if (!PyArg_ParseTuple(args, "s#piO&O&:cuda_open", &text, &size, &writable, &opts.device,
-			      stream_argument, &stream, size_argument, &lease_ns))
+	if (!PyArg_ParseTuple(args, "s#piO&O&|p:cuda_open", &text, &size, &writable, &opts.device,
+			      stream_argument, &stream, size_argument, &lease_ns, &or_copy))
 		return NULL;
+	opts.flags = or_copy ? TMESH_CUDA_OR_STAGE : 0;
 	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 	opts.lease_ns = lease_ns;
 	cuda = get_cuda(st);
@@ -179,8 +181,8 @@ static PyObject *module_cuda_open_kept(PyObject *module, PyObject *args)
 	return rc ? raise_error(st, &err) : cuda_handle_new(st, memory, &layout);
 }
 
-/* The bytes from @low, of the element that lies first and counted from that with all indices 0, to
- * the end of the last one. */
+/* Return the bytes from the lowest element to the end of the last one. @low: the place of the
+ * lowest element, counted from the element with all indices 0. */
 static int span_of(struct state *st, const struct tmesh_layout *layout, int64_t *low,
 		   uint64_t *bytes)
 {
@@ -208,8 +210,8 @@ static int span_of(struct state *st, const struct tmesh_layout *layout, int64_t 
 	return 0;
 }
 
-/* On any thread, when nobody holds the part of the array's memory any more; even after the
- * interpreter. */
+/* Give the array back when the last user of its memory is done. Any thread may call this, even
+ * after the interpreter has ended. */
 static void give_back(void *array)
 {
 	PyGILState_STATE gil;
@@ -246,7 +248,8 @@ static PyObject *module_cuda_lend(PyObject *module, PyObject *args)
 	Py_BEGIN_ALLOW_THREADS;
 	rc = cuda_calls.cuda_find(cuda, pointer, &whole, &offset, &err);
 	if (!rc) {
-		/* What begins before the memory wraps around, and lies outside. */
+		/* A start before the memory wraps around to a large number, so the library refuses
+		 * it. */
 		rc = cuda_calls.cuda_part(whole, offset + (uint64_t)low, bytes, give_back, array,
 					  &part, &err);
 		cuda_calls.cuda_memory_unref(whole);
@@ -269,7 +272,8 @@ static void region_free(PyObject *capsule)
 	Py_END_ALLOW_THREADS;
 }
 
-/* (@text, what keeps its token good or None). Takes over @region, also on failure. */
+/* Return (@text, a capsule that keeps its token valid, or None). Take over @region, also on
+ * failure. */
 static PyObject *shared(const char *text, struct tmesh_region *region)
 {
 	PyObject *capsule;
@@ -320,7 +324,7 @@ static PyObject *module_cuda_share(PyObject *module, PyObject *args)
 	return rc ? raise_error(st, &err) : shared(text, region);
 }
 
-/* Whoever has the array keeps it: its capsule is read, and stays the owner. */
+/* Read an array's capsule without consuming it: the caller keeps the array. */
 static PyObject *module_cuda_look(PyObject *module, PyObject *capsule)
 {
 	struct state *st = PyModule_GetState(module);
@@ -369,6 +373,27 @@ static PyObject *module_cuda_trim(PyObject *module, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+static PyObject *module_cuda_capture(PyObject *module, PyObject *args)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_cuda *cuda;
+	struct tmesh_error err;
+	int device, begin, rc;
+
+	if (!PyArg_ParseTuple(args, "ip:cuda_capture", &device, &begin))
+		return NULL;
+	cuda = get_cuda(st);
+	if (!cuda)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = begin ? cuda_calls.cuda_capture_begin(cuda, device, &err)
+		   : cuda_calls.cuda_capture_end(cuda, device, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	Py_RETURN_NONE;
+}
+
 static PyObject *module_cuda_stats(PyObject *module, PyObject *number)
 {
 	struct state *st = PyModule_GetState(module);
@@ -386,13 +411,15 @@ static PyObject *module_cuda_stats(PyObject *module, PyObject *number)
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_code(st, -rc, "there is no device %d", device);
-	return Py_BuildValue(
-		"{sKsKsKsKsKsKsKsKsKsKsKsKsK}", "bytes_used", stats.bytes_used, "bytes_reserved",
-		stats.bytes_reserved, "bytes_lingering", stats.bytes_lingering, "blocks",
-		stats.blocks, "allocs", stats.allocs, "reused", stats.reused, "imported_bytes",
-		stats.imported_bytes, "registered_bytes", stats.registered_bytes, "staged_copies",
-		stats.staged_copies, "staged_bytes", stats.staged_bytes, "host_fallbacks",
-		stats.host_fallbacks, "host_waits", stats.host_waits, "taken", stats.taken);
+	return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "bytes_used", stats.bytes_used,
+			     "bytes_reserved", stats.bytes_reserved, "bytes_pending_free",
+			     stats.bytes_pending_free, "blocks", stats.blocks, "allocs",
+			     stats.allocs, "reused", stats.reused, "imported_bytes",
+			     stats.imported_bytes, "registered_bytes", stats.registered_bytes,
+			     "staged_copies", stats.staged_copies, "staged_bytes",
+			     stats.staged_bytes, "host_fallbacks", stats.host_fallbacks,
+			     "host_waits", stats.host_waits, "taken", stats.taken, "bytes_waiting",
+			     stats.bytes_waiting, "writable_instead", stats.writable_instead);
 }
 
 static PyMethodDef functions[] = {
@@ -401,7 +428,8 @@ static PyMethodDef functions[] = {
 	{"cuda_alloc", module_cuda_alloc, METH_VARARGS,
 	 "cuda_alloc(shape, dtype, device, alone, or_host, /)\n--\n\nA CudaHandle."},
 	{"cuda_open", module_cuda_open, METH_VARARGS,
-	 "cuda_open(ref, writable, device, stream, lease_ns, /)\n--\n\nA CudaHandle."},
+	 "cuda_open(ref, writable, device, stream, lease_ns, or_copy=False, /)\n--\n\nA "
+	 "CudaHandle."},
 	{"cuda_open_kept", module_cuda_open_kept, METH_VARARGS,
 	 "cuda_open_kept(name, uid, writable, device, lease_ns, /)\n--\n\nA CudaHandle."},
 	{"cuda_lend", module_cuda_lend, METH_VARARGS,
@@ -410,10 +438,12 @@ static PyMethodDef functions[] = {
 	{"cuda_share", module_cuda_share, METH_VARARGS,
 	 "cuda_share(pointer, shape, dtype, strides, stream, /)\n--\n\n"
 	 "(ref as JSON, what keeps its token good or None)."},
+	{"cuda_capture", module_cuda_capture, METH_VARARGS,
+	 "cuda_capture(device, begin, /)\n--\n\nA capture begins, or has ended."},
 	{"cuda_trim", module_cuda_trim, METH_NOARGS,
 	 "cuda_trim()\n--\n\nGive the driver the blocks in which no array lies."},
 	{"cuda_stats", module_cuda_stats, METH_O,
-	 "cuda_stats(device, /)\n--\n\nWhat libtmesh-cuda counted; -1: of all devices."},
+	 "cuda_stats(device, /)\n--\n\nThe counters of libtmesh-cuda; -1: of all devices."},
 	{"cuda_look", module_cuda_look, METH_O,
 	 "cuda_look(capsule, /)\n--\n\n"
 	 "(pointer, shape, dtype, strides or None) of what an unversioned DLPack capsule holds."},

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Memory of libtmesh-cuda with the layout of the array in it: what tmesh.cuda.Array stands on. A
- * call has a reference of its own on the memory, which another thread may release meanwhile.
+ * The C part of tmesh.cuda.Array: memory of libtmesh-cuda with the layout of the array in it. Each
+ * call takes a reference of its own on the memory, since another thread may release it meanwhile.
  */
 #include "cuda_handle.h"
 
 #include <string.h>
 
-/* Ctrl-C is heard as often. */
+/* The interval between two checks for Ctrl-C. */
 #define SLICE_NS 100000000
 
-static void let_go(struct tmesh_cuda_memory *memory)
+static void cuda_memory_release(struct tmesh_cuda_memory *memory)
 {
 	Py_BEGIN_ALLOW_THREADS;
 	cuda_calls.cuda_memory_unref(memory);
@@ -24,7 +24,7 @@ PyObject *cuda_handle_new(struct state *st, struct tmesh_cuda_memory *memory,
 	struct cuda_handle *self = (struct cuda_handle *)object;
 
 	if (!self) {
-		let_go(memory);
+		cuda_memory_release(memory);
 		return NULL;
 	}
 	self->memory = memory;
@@ -43,7 +43,7 @@ static struct state *state_of_handle(PyObject *object)
 	return PyType_GetModuleState(Py_TYPE(object));
 }
 
-/* The caller's reference on the memory; NULL with an exception. */
+/* Take a reference on the memory for the caller; NULL with an exception. */
 static struct tmesh_cuda_memory *get_memory(PyObject *object)
 {
 	struct cuda_handle *self = (struct cuda_handle *)object;
@@ -53,7 +53,7 @@ static struct tmesh_cuda_memory *get_memory(PyObject *object)
 	return raise_code(state_of_handle(object), EBADF, "the array was released");
 }
 
-/* The same with what is said of a stream. */
+/* Take the same reference and convert the number of a stream. */
 static struct tmesh_cuda_memory *get_memory_and_stream(PyObject *object, PyObject *number,
 						       struct CUstream_st **stream)
 {
@@ -74,7 +74,7 @@ static PyObject *handle_release(PyObject *object, PyObject *unused)
 
 	self->memory = NULL;
 	if (memory)
-		let_go(memory);
+		cuda_memory_release(memory);
 	Py_RETURN_NONE;
 }
 
@@ -83,7 +83,7 @@ static void handle_dealloc(PyObject *object)
 	PyTypeObject *type = Py_TYPE(object);
 
 	if (((struct cuda_handle *)object)->memory)
-		let_go(((struct cuda_handle *)object)->memory);
+		cuda_memory_release(((struct cuda_handle *)object)->memory);
 	PyObject_Free(object);
 	Py_DECREF(type);
 }
@@ -110,7 +110,7 @@ static PyObject *handle_info(PyObject *object, PyObject *unused)
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(state_of_handle(object), &err);
-	/* A newer library may have more of them. */
+	/* A newer library may have more kinds. */
 	kind = (size_t)info.kind < sizeof(kinds) / sizeof(kinds[0]) ? kinds[info.kind] : NULL;
 	return Py_BuildValue(
 		"(siOOK)", kind ? kind : "unknown", info.resident < 0 ? info.device : info.resident,
@@ -176,7 +176,7 @@ static PyObject *handle_zero(PyObject *object, PyObject *number)
 		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
 	rc = cuda_calls.cuda_zero(memory, stream, &err);
-	/* New memory has no event: the host waits. */
+	/* New memory has no event, so the host waits. */
 	if (!rc)
 		rc = cuda_calls.cuda_record(memory, stream, &err);
 	cuda_calls.cuda_memory_unref(memory);
@@ -219,13 +219,13 @@ static PyObject *handle_reclaim(PyObject *object, PyObject *timeout)
 		bool last = left >= 0 && left <= SLICE_NS;
 
 		Py_BEGIN_ALLOW_THREADS;
-		rc = cuda_calls.cuda_reclaim(memory, last ? (uint64_t)left : SLICE_NS, &err);
+		rc = cuda_calls.cuda_reclaim(memory, last ? left : SLICE_NS, &err);
 		Py_END_ALLOW_THREADS;
 		if (rc != -ETIMEDOUT || last)
 			break;
 		left = left_until(end);
 	} while (!PyErr_CheckSignals());
-	let_go(memory);
+	cuda_memory_release(memory);
 	return PyErr_Occurred() ? NULL : done(object, rc, &err);
 }
 
@@ -239,7 +239,7 @@ static PyObject *handle_touch(PyObject *object, PyObject *unused)
 
 	if (!memory)
 		return NULL;
-	/* The first tells what else is wrong with the memory. */
+	/* Call this first: it reports other errors of the memory. */
 	Py_BEGIN_ALLOW_THREADS;
 	rc = cuda_calls.cuda_info(memory, &info, &err);
 	taken = !rc && cuda_calls.cuda_touch(memory);
@@ -247,6 +247,22 @@ static PyObject *handle_touch(PyObject *object, PyObject *unused)
 	Py_END_ALLOW_THREADS;
 	if (taken)
 		return raise_code(state_of_handle(object), ESTALE, "the memory was taken back");
+	return done(object, rc, &err);
+}
+
+static PyObject *handle_stage(PyObject *object, PyObject *back)
+{
+	struct tmesh_cuda_memory *memory;
+	int backwards = PyObject_IsTrue(back), rc;
+	struct tmesh_error err;
+
+	memory = backwards < 0 ? NULL : get_memory(object);
+	if (!memory)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = cuda_calls.cuda_stage(memory, backwards, &err);
+	cuda_calls.cuda_memory_unref(memory);
+	Py_END_ALLOW_THREADS;
 	return done(object, rc, &err);
 }
 
@@ -310,9 +326,11 @@ static PyMethodDef methods[] = {
 	{"keep", handle_keep, METH_VARARGS,
 	 "keep($self, name, replace, lifetime, mode, gid, stream, /)\n--\n\nUnder a name."},
 	{"zero", handle_zero, METH_O, "zero($self, stream, /)\n--\n\nThe zeros are there then."},
-	{"wait", handle_wait, METH_O, "wait($self, stream, /)\n--\n\nFor what made the array."},
+	{"wait", handle_wait, METH_O,
+	 "wait($self, stream, /)\n--\n\nLet the stream wait for the work that made the array."},
 	{"reclaim", handle_reclaim, METH_O, "reclaim($self, timeout, /)\n--\n\nAs Array's."},
 	{"touch", handle_touch, METH_NOARGS, "touch($self, /)\n--\n\nKeep the lease."},
+	{"stage", handle_stage, METH_O, "stage($self, back, /)\n--\n\nAs Array's."},
 	{"dlpack", handle_dlpack, METH_O, "dlpack($self, versioned, /)\n--\n\nA capsule."},
 	{"release", handle_release, METH_NOARGS, "release($self, /)\n--\n\nAgain and again."},
 	{NULL},
@@ -331,7 +349,7 @@ static PyType_Slot slots[] = {
 	{Py_tp_dealloc, handle_dealloc},
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},
-	{Py_tp_doc, "What tmesh.cuda.Array stands on."},
+	{Py_tp_doc, "The native part of tmesh.cuda.Array."},
 	{0},
 };
 

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* DLPack: capsules out, which count as views of their Tensor, and capsules in. */
+/* DLPack in both directions: capsules of a Tensor, which count as its views, and import of other
+ * capsules. */
 #include "binding.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/dlpack_abi.h"
+#include "common/dlpack_tensor.h"
 
 #define UNVERSIONED "dltensor"
 #define VERSIONED "dltensor_versioned"
 
-/* The library's managed tensor, wrapped so that the end of its use ends a view. */
+/* A wrapper of the library's managed tensor. The end of its use ends a view. */
 struct shell {
 	union {
 		struct DLManagedTensor plain;
@@ -27,49 +28,52 @@ struct shell {
 	void *data;
 	bool writable;
 	bool is_versioned;
-	struct shell *next, *previous; /* of those that the module has given out */
+	struct place place;
 };
 
-/* Lists by address: most tensors begin on a page of their own. */
-static struct shell **list_at(struct state *st, const void *data)
+/* Return the list of an address. Most tensors begin on a page of their own. */
+static struct place **list_at(struct state *st, const void *data)
 {
-	return &st->shells[((uintptr_t)data >> 12) % SHELL_LISTS];
+	return &st->places[((uintptr_t)data >> 12) % PLACE_LISTS];
 }
 
-static void shell_list(struct shell *shell)
+void place_list(struct place *place, struct tensor *tensor, const void *data)
 {
-	struct shell **list = list_at(state_of(shell->tensor), shell->data);
+	struct place **list = list_at(state_of(tensor), data);
 
-	shell->next = *list;
-	if (shell->next)
-		shell->next->previous = shell;
-	*list = shell;
+	*place = (struct place){.tensor = tensor, .data = data, .next = *list};
+	if (place->next)
+		place->next->previous = place;
+	*list = place;
 }
 
-static void shell_unlist(struct shell *shell)
+void place_unlist(struct place *place)
 {
-	if (shell->next)
-		shell->next->previous = shell->previous;
-	if (shell->previous)
-		shell->previous->next = shell->next;
+	if (place->next)
+		place->next->previous = place->previous;
+	if (place->previous)
+		place->previous->next = place->next;
 	else
-		*list_at(state_of(shell->tensor), shell->data) = shell->next;
+		*list_at(state_of(place->tensor), place->data) = place->next;
 }
 
 static void shell_late(struct late *late)
 {
 	struct shell *shell = (struct shell *)((char *)late - offsetof(struct shell, late));
 
-	shell_unlist(shell);
+	place_unlist(&shell->place);
 	tensor_view_end(shell->tensor, shell->writable);
 	free(shell);
 }
 
-/* A consumer may be done in any thread, and even after the interpreter. */
+/*
+ * End a view. A consumer may call this in any thread, and even after the interpreter has ended. A
+ * shell that ends while the interpreter shuts down stays in its list with its view, because Python
+ * code still runs then and reads that list.
+ */
 static void shell_end_view(struct shell *shell)
 {
-	if (!gil_run(&shell->late, shell->home))
-		free(shell);
+	gil_run(&shell->late, shell->home);
 }
 
 static void delete_plain(struct DLManagedTensor *managed)
@@ -88,7 +92,8 @@ static void delete_versioned(struct DLManagedTensorVersioned *managed)
 	shell_end_view(shell);
 }
 
-/* Memory of a GPU is waited for, which is done without the GIL; ours, and then it stays, with. */
+/* End a consumed tensor. Other libraries may wait for a GPU, so they are called without the GIL.
+ * Ours needs the GIL and keeps it. */
 static void end_plain(struct DLManagedTensor *managed)
 {
 	bool before;
@@ -119,7 +124,7 @@ void end_versioned(struct DLManagedTensorVersioned *managed)
 	Py_END_ALLOW_THREADS;
 }
 
-/* A consumed capsule was renamed, and its tensor is the consumer's. */
+/* A capsule that was consumed has another name, and the consumer frees its tensor. */
 static void capsule_free(PyObject *capsule)
 {
 	if (PyCapsule_IsValid(capsule, UNVERSIONED))
@@ -153,11 +158,11 @@ struct DLManagedTensor *plain_of_capsule(struct state *st, PyObject *capsule)
 	return raise_code(st, EINVAL, "%R is no DLPack capsule, or was used before", capsule);
 }
 
-/* What a capsule is to be. */
+/* The options of a capsule. */
 struct request {
 	uint32_t major; /* highest version that the consumer knows; 0: unversioned */
 	bool allow_readonly;
-	bool torch;  /* PyTorch: overlooks READ_ONLY, and aborts over negative strides */
+	bool torch;  /* PyTorch: ignores READ_ONLY, and aborts on negative strides */
 	bool copied; /* the tensor is a copy made for this consumer */
 };
 
@@ -219,7 +224,8 @@ static struct shell *shell_new(struct tensor *self, const struct request *reques
 	if (!shell->writable && !request->allow_readonly && (!request->major || request->torch)) {
 		raise_code(st, EACCES,
 			   "this consumer would not know that the memory is read-only, and a write "
-			   "would kill the process. For PyTorch take t.torch(private=True), or "
+			   "would kill the process. For PyTorch take t.torch(private=True), "
+			   "torch.tensor(t.numpy()) for a copy, or "
 			   "torch.from_dlpack(t.dlpack(allow_readonly=True)) if nobody will write; "
 			   "for "
 			   "JAX jax.device_put(t.numpy()); else t.numpy(), or a copy by "
@@ -236,7 +242,7 @@ static struct shell *shell_new(struct tensor *self, const struct request *reques
 		raise_error(st, &err);
 		goto fail;
 	}
-	shell_list(shell);
+	place_list(&shell->place, self, shell->data);
 	return shell;
 
 fail:
@@ -281,9 +287,9 @@ PyObject *tensor_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t coun
 }
 
 /*
- * PyTorch has no read-only tensors. Since 2.9 it asks for version 1 all the same and then
- * overlooks the flag, so it counts as a consumer that does not know it. A C function has no
- * frame of its own: the globals are those of the module that calls.
+ * Whether PyTorch calls. PyTorch has no read-only tensors. Since version 2.9 it asks for DLPack 1
+ * but ignores the flag, so treat it as a consumer that does not know the flag. A C function has no
+ * frame of its own: the globals are those of the calling module.
  */
 static bool caller_is_torch(void)
 {
@@ -308,7 +314,7 @@ static int major_of(PyObject *max_version, uint32_t *major)
 	return PyArg_ParseTuple(max_version, "II", major, &minor) ? 0 : -1;
 }
 
-/* Whether the consumer wants the memory where it is: on the CPU. */
+/* Whether the consumer accepts the memory on its device, the CPU. */
 static int check_device(struct state *st, PyObject *device)
 {
 	int type, number;
@@ -337,19 +343,24 @@ PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwarg
 	struct request request = {0};
 	struct tmesh_tensor *tensor;
 	PyObject *copied, *capsule;
+	int copies;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream,
 					 &version, &device, &copy))
+		return NULL;
+	copies = PyObject_IsTrue(copy);
+	if (copies < 0)
 		return NULL;
 	if (stream != Py_None)
 		return raise_code(st, EOPNOTSUPP, "memory on the CPU has no streams");
 	if (major_of(version, &request.major) || check_device(st, device) || !tensor_get(self))
 		return NULL;
-	if (copy != Py_True) {
+	/* None leaves the choice to us: no copy. */
+	request.copied = copies;
+	if (!copies) {
 		request.torch = caller_is_torch();
 		return capsule_new(self, &request);
 	}
-	request.copied = true;
 	tensor = put_tensor(st, self, &unsealed);
 	copied = tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 	if (!copied)
@@ -369,7 +380,7 @@ PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused)
 struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
 				const struct tmesh_region_opts *opts)
 {
-	/* One that is not recognised as ours is copied. */
+	/* A managed tensor that is not recognised as ours is copied. */
 	struct DLManagedTensor anonymous, *managed;
 	struct tmesh_ctx *ctx = context(st);
 	struct tmesh_tensor *tensor = NULL;
@@ -393,8 +404,8 @@ struct tmesh_tensor *put_tensor(struct state *st, struct tensor *self,
 	return rc ? raise_error(st, &err) : tensor;
 }
 
-/* What is to be asked: a view of PyTorch's that negates gives the elements as they lie there,
- * without a word. */
+/* Resolve a view of PyTorch's that negates: DLPack would pass its elements without the sign, and
+ * without an error. */
 static PyObject *negated(PyObject *object)
 {
 	PyObject *is = NULL;
@@ -410,7 +421,7 @@ static PyObject *negated(PyObject *object)
 	return negates ? PyObject_CallMethod(object, "resolve_neg", NULL) : Py_NewRef(object);
 }
 
-/* object.__dlpack__(), with a version if it knows about versions. */
+/* Call object.__dlpack__(), with a version if it accepts versions. */
 static PyObject *ask_capsule(PyObject *object)
 {
 	PyObject *asked = negated(object), *capsule = NULL, *method, *none, *names;
@@ -434,11 +445,11 @@ static PyObject *ask_capsule(PyObject *object)
 }
 
 /*
- * What @capsule holds, as a tensor. It is never renamed: it stays the owner of its managed
- * tensor, which nothing needs once the contents are ours.
+ * Copy the contents of @capsule into a tensor. The capsule keeps its name, so it still owns its
+ * managed tensor, which is not needed after the copy.
  */
-static struct tmesh_tensor *take(struct state *st, PyObject *capsule,
-				 const struct tmesh_region_opts *opts)
+static struct tmesh_tensor *capsule_take(struct state *st, PyObject *capsule,
+					 const struct tmesh_region_opts *opts)
 {
 	struct tmesh_ctx *ctx = context(st);
 	struct tmesh_tensor *tensor;
@@ -450,12 +461,17 @@ static struct tmesh_tensor *take(struct state *st, PyObject *capsule,
 	if (PyCapsule_IsValid(capsule, VERSIONED)) {
 		struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
 
+		if (managed->version.major == DLPACK_MAJOR &&
+		    put_in_pieces(st, &managed->dl_tensor, opts, &tensor))
+			return tensor;
 		Py_BEGIN_ALLOW_THREADS;
 		rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, opts, &tensor, &err);
 		Py_END_ALLOW_THREADS;
 	} else if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
 		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
 
+		if (put_in_pieces(st, &managed->dl_tensor, opts, &tensor))
+			return tensor;
 		Py_BEGIN_ALLOW_THREADS;
 		rc = tmesh_tensor_from_dlpack(ctx, managed, opts, &tensor, &err);
 		Py_END_ALLOW_THREADS;
@@ -470,13 +486,40 @@ static struct tmesh_tensor *take_from(struct state *st, PyObject *object,
 				      const struct tmesh_region_opts *opts)
 {
 	PyObject *capsule = ask_capsule(object);
-	struct tmesh_tensor *tensor = capsule ? take(st, capsule, opts) : NULL;
+	struct tmesh_tensor *tensor = capsule ? capsule_take(st, capsule, opts) : NULL;
 
 	Py_XDECREF(capsule);
 	return tensor;
 }
 
-/* PyTorch has elements that it gives to nobody as they are; with the exception of its refusal. */
+/* Make a tensor of (bytes, the dtype's name, the shape). */
+static struct tmesh_tensor *put_as(struct state *st, PyObject *plain,
+				   const struct tmesh_region_opts *opts)
+{
+	PyObject *bytes, *name, *dims;
+	struct tmesh_tensor *tensor, *made;
+	int64_t shape[TMESH_MAX_DIMS];
+	struct tmesh_layout layout;
+	enum tmesh_dtype dtype;
+	struct tmesh_error err;
+	int32_t ndim;
+	int rc;
+
+	if (!PyArg_ParseTuple(plain, "OOO", &bytes, &name, &dims) ||
+	    dtype_from_object(st, name, &dtype) || shape_from_object(st, dims, &ndim, shape))
+		return NULL;
+	tensor = put_buffer(st, bytes, opts);
+	if (!tensor)
+		return NULL;
+	rc = tmesh_layout_contiguous(&layout, dtype, ndim, shape, &err);
+	if (!rc)
+		rc = tmesh_tensor_wrap(tmesh_tensor_region(tensor), &layout, &made, &err);
+	tmesh_tensor_unref(tensor);
+	return rc ? raise_error(st, &err) : made;
+}
+
+/* Try other ways to read an object that refused DLPack. If there is none, restore the exception of
+ * the refusal. */
 static struct tmesh_tensor *put_refused(struct state *st, PyObject *object,
 					const struct tmesh_region_opts *opts)
 {
@@ -484,7 +527,7 @@ static struct tmesh_tensor *put_refused(struct state *st, PyObject *object,
 	struct tmesh_tensor *tensor;
 
 	PyErr_Fetch(&type, &value, &traceback);
-	plain = call_python("tmesh.elements", "plain_of_torch", object);
+	plain = call_python("tmesh.elements", "plain_of", object);
 	if (plain == Py_None) {
 		Py_DECREF(plain);
 		PyErr_Restore(type, value, traceback);
@@ -495,8 +538,11 @@ static struct tmesh_tensor *put_refused(struct state *st, PyObject *object,
 	Py_XDECREF(traceback);
 	if (!plain)
 		return NULL;
-	tensor = PyObject_CheckBuffer(plain) ? put_buffer(st, plain, opts)
-					     : take_from(st, plain, opts);
+	if (PyTuple_Check(plain))
+		tensor = put_as(st, plain, opts);
+	else
+		tensor = PyObject_CheckBuffer(plain) ? put_buffer(st, plain, opts)
+						     : take_from(st, plain, opts);
 	Py_DECREF(plain);
 	return tensor;
 }
@@ -512,12 +558,12 @@ struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
 				       PyErr_ExceptionMatches(PyExc_BufferError)
 			       ? put_refused(st, object, opts)
 			       : NULL;
-	tensor = take(st, capsule, opts);
+	tensor = capsule_take(st, capsule, opts);
 	Py_DECREF(capsule);
 	return tensor;
 }
 
-/* The Tensor behind what this extension made, NULL for anything else's. */
+/* Return the Tensor of a managed tensor that this extension made, NULL for all others. */
 static struct tensor *tensor_of_managed(const struct DLManagedTensorVersioned *managed)
 {
 	if (managed->deleter == delete_versioned)
@@ -543,30 +589,30 @@ static PyObject *tensor_again(struct tensor *ours)
 	return tensor_new(state_of(ours), tmesh_tensor_ref(ours->tensor), ours->root, ours->rights);
 }
 
-/* What consumers have that begins at @data. */
-static struct shell *shell_at(struct state *st, const void *data)
+/* Find the memory in use that begins at @data. */
+static struct place *place_at(struct state *st, const void *data)
 {
-	for (struct shell *shell = *list_at(st, data); data && shell; shell = shell->next)
-		if (shell->data == data)
-			return shell;
+	for (struct place *place = *list_at(st, data); data && place; place = place->next)
+		if (place->data == data)
+			return place;
 	return NULL;
 }
 
-/* The largest of what consumers have whose memory @data lies in. */
-static struct shell *shell_around(struct state *st, uintptr_t data)
+/* Find the largest memory in use that contains @data. */
+static struct place *place_around(struct state *st, uintptr_t data)
 {
-	struct shell *found = NULL;
+	struct place *found = NULL;
 	uint64_t most = 0;
 
-	for (int i = 0; i < SHELL_LISTS; i++)
-		for (struct shell *shell = st->shells[i]; shell; shell = shell->next) {
-			const struct tmesh_tensor *tensor = shell->tensor->tensor;
+	for (int i = 0; i < PLACE_LISTS; i++)
+		for (struct place *place = st->places[i]; place; place = place->next) {
+			const struct tmesh_tensor *tensor = place->tensor->tensor;
 			uint64_t bytes = tmesh_tensor_bytes(tensor);
-			uintptr_t start = (uintptr_t)shell->data;
+			uintptr_t start = (uintptr_t)place->data;
 
 			if (data >= start && data - start < bytes && bytes > most &&
 			    tmesh_layout_is_contiguous(tmesh_tensor_layout(tensor))) {
-				found = shell;
+				found = place;
 				most = bytes;
 			}
 		}
@@ -576,49 +622,50 @@ static struct shell *shell_around(struct state *st, uintptr_t data)
 PyObject *module_begins_at(PyObject *module, PyObject *address)
 {
 	const void *data = PyLong_AsVoidPtr(address);
-	struct shell *shell;
+	struct place *place;
 
 	if (PyErr_Occurred())
 		return NULL;
-	shell = shell_at(PyModule_GetState(module), data);
-	if (shell)
-		return tensor_again(shell->tensor);
+	place = place_at(PyModule_GetState(module), data);
+	if (place)
+		return tensor_again(place->tensor);
 	Py_RETURN_NONE;
 }
 
-PyObject *module_around(PyObject *module, PyObject *address)
+PyObject *module_containing(PyObject *module, PyObject *address)
 {
 	const void *data = PyLong_AsVoidPtr(address);
-	struct shell *shell;
+	struct place *place;
 	Py_ssize_t offset;
 
 	if (PyErr_Occurred())
 		return NULL;
-	shell = shell_around(PyModule_GetState(module), (uintptr_t)data);
-	if (!shell)
+	place = place_around(PyModule_GetState(module), (uintptr_t)data);
+	if (!place)
 		Py_RETURN_NONE;
-	/* Before anything may run that lets go of it. */
-	offset = (const char *)data - (const char *)shell->data;
-	return Py_BuildValue("(Nn)", tensor_again(shell->tensor), offset);
+	/* Compute this first: the next call may run code that releases the place. */
+	offset = (const char *)data - (const char *)place->data;
+	return Py_BuildValue("(Nn)", tensor_again(place->tensor), offset);
 }
 
 PyObject *module_from_address(PyObject *module, PyObject *address)
 {
 	struct state *st = PyModule_GetState(module);
 	const void *data = PyLong_AsVoidPtr(address);
-	struct shell *shell;
+	struct place *place;
 
 	if (PyErr_Occurred())
 		return NULL;
-	shell = shell_at(st, data);
-	if (!shell)
-		shell = shell_around(st, (uintptr_t)data);
-	if (shell)
-		return tensor_again(shell->tensor);
+	place = place_at(st, data);
+	if (!place)
+		place = place_around(st, (uintptr_t)data);
+	if (place)
+		return tensor_again(place->tensor);
 	Py_RETURN_NONE;
 }
 
-/* Integers alone: what else could be made one runs code, which may end what is looked at. */
+/* Compare integers only. Converting any other object would run code, which may free the place under
+ * comparison. */
 static bool same_ints(PyObject *tuple, const int64_t *values, int32_t count)
 {
 	bool same = PyTuple_Size(tuple) == count;
@@ -643,16 +690,16 @@ PyObject *module_find(PyObject *module, PyObject *const *args, Py_ssize_t count)
 		return NULL;
 	}
 	data = PyLong_AsVoidPtr(args[0]);
-	for (struct shell *shell = *list_at(st, data); data && shell; shell = shell->next) {
+	for (struct place *place = *list_at(st, data); data && place; place = place->next) {
 		const struct tmesh_layout *layout;
 
-		if (shell->data != data || !tmesh_tensor_bytes(shell->tensor->tensor))
+		if (place->data != data || !tmesh_tensor_bytes(place->tensor->tensor))
 			continue;
-		layout = tmesh_tensor_layout(shell->tensor->tensor);
+		layout = tmesh_tensor_layout(place->tensor->tensor);
 		if (!PyUnicode_CompareWithASCIIString(args[1], tmesh_dtype_name(layout->dtype)) &&
 		    same_ints(args[2], layout->shape, layout->ndim) &&
 		    same_ints(args[3], layout->strides, layout->ndim))
-			return tensor_again(shell->tensor);
+			return tensor_again(place->tensor);
 	}
 	if (PyErr_Occurred())
 		return NULL;
@@ -678,13 +725,14 @@ PyObject *tensor_from_managed(struct state *st, struct DLManagedTensorVersioned 
 		  : tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 }
 
-/* What @capsule shows, which still owns it; NULL for anything else. */
+/* Return the tensor in @capsule, which still owns it; NULL for any other object. In another major
+ * version only the version, the context and the deleter are at the same places. */
 static const struct dl_tensor *shown(PyObject *capsule)
 {
 	if (PyCapsule_IsValid(capsule, VERSIONED)) {
 		struct DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
 
-		return &managed->dl_tensor;
+		return managed->version.major == DLPACK_MAJOR ? &managed->dl_tensor : NULL;
 	} else if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
 		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
 
@@ -693,19 +741,14 @@ static const struct dl_tensor *shown(PyObject *capsule)
 	return NULL;
 }
 
-static const struct dl_data_type *shell_type(const struct shell *shell)
-{
-	return shell->is_versioned ? &shell->versioned.dl_tensor.dtype
-				   : &shell->plain.dl_tensor.dtype;
-}
-
-/* A consumer's view of our memory, as a tensor over it. NULL without an exception: it is none. */
+/* Make a Tensor over our memory of a consumer's view. NULL without an exception: the memory is not
+ * ours. */
 static PyObject *view_of_ours(struct state *st, const struct dl_tensor *view)
 {
 	struct tmesh_layout layout;
 	struct tmesh_tensor *tensor;
 	enum tmesh_dtype dtype;
-	struct shell *shell;
+	struct place *place;
 	struct tmesh_error err;
 	uintptr_t data;
 
@@ -713,22 +756,22 @@ static PyObject *view_of_ours(struct state *st, const struct dl_tensor *view)
 	    view->ndim < 0 || view->ndim > TMESH_MAX_DIMS)
 		return NULL;
 	data = (uintptr_t)view->data + view->byte_offset;
-	shell = shell_around(st, data);
-	if (!shell)
+	place = place_around(st, data);
+	if (!place)
 		return NULL;
-	/* Its maker keeps the type but in rare cases; others are copied. */
-	dtype = tmesh_tensor_layout(shell->tensor->tensor)->dtype;
-	if (memcmp(&view->dtype, shell_type(shell), sizeof(view->dtype)))
+	/* A consumer rarely changes the type. If it does, copy. */
+	dtype = tmesh_tensor_layout(place->tensor->tensor)->dtype;
+	if (memcmp(&view->dtype, &dl_types[dtype], sizeof(view->dtype)))
 		return NULL;
 	if (tmesh_layout_contiguous(&layout, dtype, view->ndim, view->shape, &err))
 		return NULL;
 	for (int i = 0; view->strides && i < view->ndim; i++)
 		layout.strides[i] = view->strides[i];
-	layout.offset = tmesh_tensor_layout(shell->tensor->tensor)->offset +
-			(data - (uintptr_t)shell->data);
-	if (tmesh_tensor_wrap(tmesh_tensor_region(shell->tensor->tensor), &layout, &tensor, &err))
+	layout.offset = tmesh_tensor_layout(place->tensor->tensor)->offset +
+			(data - (uintptr_t)place->data);
+	if (tmesh_tensor_wrap(tmesh_tensor_region(place->tensor->tensor), &layout, &tensor, &err))
 		return NULL;
-	return tensor_new(st, tensor, shell->tensor->root, shell->tensor->rights);
+	return tensor_new(st, tensor, place->tensor->root, place->tensor->rights);
 }
 
 PyObject *module_from_dlpack(PyObject *module, PyObject *object)
@@ -751,7 +794,7 @@ PyObject *module_from_dlpack(PyObject *module, PyObject *object)
 	else if (shown(capsule))
 		result = view_of_ours(st, shown(capsule));
 	if (!result && !PyErr_Occurred())
-		result = tensor_new(st, take(st, capsule, &unsealed), NULL,
+		result = tensor_new(st, capsule_take(st, capsule, &unsealed), NULL,
 				    TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 	Py_DECREF(capsule);
 	return result;

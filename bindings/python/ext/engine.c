@@ -1,21 +1,35 @@
 /* SPDX-License-Identifier: MIT */
-/* Contexts of engines: what tmesh.engine stands on. */
+/* The C part of tmesh.engine: contexts of engines. */
 #include "engine_types.h"
 #include "paging.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <tmesh/devices.h>
+#include <tmesh/placement.h>
 
-static PyObject *context_of(PyTypeObject *type, struct tmesh_engine_context *made)
+/* Drop the GIL: closing an engine takes long. */
+static void context_release(struct tmesh_engine_context *context)
 {
-	struct engine_context *self = (struct engine_context *)PyType_GenericAlloc(type, 0);
+	if (!context)
+		return;
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_engine_context_unref(context);
+	Py_END_ALLOW_THREADS;
+}
 
+/* Return a new context. An exception is set if @rc is not 0, perhaps although a context was @made.
+ * Take over @made. */
+static PyObject *context_made(PyTypeObject *type, int rc, struct tmesh_engine_context *made)
+{
+	struct engine_context *self = NULL;
+
+	if (!rc)
+		self = (struct engine_context *)PyType_GenericAlloc(type, 0);
 	if (self)
 		self->context = made;
 	else
-		tmesh_engine_context_unref(made);
+		context_release(made);
 	return (PyObject *)self;
 }
 
@@ -25,9 +39,11 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	struct state *st = PyType_GetModuleState(type);
 	struct tmesh_engine_context *context_;
 	PyObject *library = NULL;
+	struct engine_call call;
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
 	const char *backend;
+	bool made = false;
 	int cuda, rc;
 
 	if (!PyArg_ParseTuple(args, "sO&pO&O&:EngineContext", &backend, PyUnicode_FSConverter,
@@ -43,11 +59,14 @@ static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 	if (!*opts.library)
 		opts.library = NULL;
 	opts.device_type = cuda ? TMESH_DEVICE_CUDA : TMESH_DEVICE_CPU;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_engine_context_create(ctx, backend, &opts, &context_, &err);
-	Py_END_ALLOW_THREADS;
+	rc = engine_call_begin(st, &call);
+	if (!rc) {
+		rc = tmesh_engine_context_create(ctx, backend, &opts, &context_, &err);
+		made = !rc;
+		rc = engine_call_end(st, &call, rc, &err);
+	}
 	Py_DECREF(library);
-	return rc ? raise_error(st, &err) : context_of(type, context_);
+	return context_made(type, rc, made ? context_ : NULL);
 }
 
 static PyObject *connect_to(PyObject *type, PyObject *args)
@@ -55,6 +74,7 @@ static PyObject *connect_to(PyObject *type, PyObject *args)
 	struct tmesh_engine_connect_opts opts = {.size = sizeof(opts)};
 	struct state *st = PyType_GetModuleState((PyTypeObject *)type);
 	struct tmesh_engine_context *made;
+	struct engine_call call;
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
 	const char *name;
@@ -72,10 +92,13 @@ static PyObject *connect_to(PyObject *type, PyObject *args)
 	if (!ctx)
 		return NULL;
 	opts.timeout_ns = ns < 0 ? 0 : (uint64_t)ns;
-	Py_BEGIN_ALLOW_THREADS;
+	if (engine_call_begin(st, &call))
+		return NULL;
 	rc = tmesh_engine_connect(ctx, name, &opts, &made, &err);
-	Py_END_ALLOW_THREADS;
-	return rc ? raise_error(st, &err) : context_of((PyTypeObject *)type, made);
+	if (rc)
+		made = NULL;
+	rc = engine_call_end(st, &call, rc, &err);
+	return context_made((PyTypeObject *)type, rc, made);
 }
 
 static PyObject *pid(PyObject *object, PyObject *unused)
@@ -89,7 +112,7 @@ static void context_dealloc(PyObject *object)
 {
 	PyTypeObject *type = Py_TYPE(object);
 
-	tmesh_engine_context_unref(((struct engine_context *)object)->context);
+	context_release(((struct engine_context *)object)->context);
 	PyObject_Free(object);
 	Py_DECREF(type);
 }
@@ -178,9 +201,8 @@ static PyObject *graph(PyObject *object, PyObject *args)
 	return made;
 }
 
-#ifdef TMESH_MODEL
 /* keep(PagesHandle) */
-static PyObject *keep(PyObject *object, PyObject *given)
+static PyObject *lifeline(PyObject *object, PyObject *given)
 {
 	struct engine_context *self = (struct engine_context *)object;
 	struct state *st = PyType_GetModuleState(Py_TYPE(object));
@@ -198,7 +220,7 @@ static PyObject *keep(PyObject *object, PyObject *given)
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_pages_lifeline(pages, &line, &err);
 	if (!rc) {
-		rc = tmesh_engine_context_keep(self->context, line, &err);
+		rc = tmesh_engine_context_lifeline(self->context, line, &err);
 		tmesh_region_unref(line);
 	}
 	tmesh_pages_unref(pages);
@@ -207,21 +229,16 @@ static PyObject *keep(PyObject *object, PyObject *given)
 		return raise_error(st, &err);
 	Py_RETURN_NONE;
 }
-#else
-static PyObject *keep(PyObject *object, PyObject *given)
-{
-	return raise_left_out(PyType_GetModuleState(Py_TYPE(object)));
-}
-#endif
 
 static PyMethodDef methods[] = {
-	{"keep", keep, METH_O,
-	 "keep(pages, /)\n--\n\nUntil the engine has stopped to write there."},
+	{"lifeline", lifeline, METH_O,
+	 "lifeline(pages, /)\n--\n\nUntil the engine has stopped to write there."},
 	{"connect", connect_to, METH_VARARGS | METH_CLASS,
-	 "connect(name, timeout, sessions, /)\n--\n\nOf an engine in a process of its own."},
+	 "connect(name, timeout, sessions, /)\n--\n\nConnect to an engine in a process of its "
+	 "own."},
 	{"pid", pid, METH_NOARGS, "pid()\n--\n\nThat process, 0: this one."},
 	{"names", names, METH_NOARGS, "names()\n--\n\n(backend, version)."},
-	{"stats", stats, METH_NOARGS, "stats()\n--\n\nWhat it counted, a dict."},
+	{"stats", stats, METH_NOARGS, "stats()\n--\n\nThe engine's counters, a dict."},
 	{"tensor", tensor, METH_VARARGS, "tensor(shape, dtype, flags, /)\n--\n\nAn EngineTensor."},
 	{"wrap", wrap, METH_VARARGS,
 	 "wrap(tensor, writable, flags, /)\n--\n\nAn EngineTensor on a Tensor's memory."},
@@ -276,7 +293,7 @@ struct tmesh_devices *engine_find_devices(struct state *st, PyObject *list, cons
 	return rc ? raise_error(st, &err) : found;
 }
 
-/* engine_devices(libraries, root) -> JSON. Engines are loaded without the lock. */
+/* engine_devices(libraries, root) -> JSON. Drop the GIL: engines are loaded. */
 static PyObject *devices(PyObject *module, PyObject *args)
 {
 	struct tmesh_devices *found;
@@ -301,20 +318,12 @@ static PyObject *devices(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
 	{"engine_devices", devices, METH_VARARGS,
 	 "engine_devices(libraries, root, /)\n--\n\nDevices and engines, as JSON."},
-	{"engine_costs_measure", engine_costs_measure, METH_VARARGS,
-	 "engine_costs_measure(libraries, served, samples, bytes, /)\n--\n\n"
-	 "Measured; served is (engine, name, folder) each."},
-	{"engine_costs_read", engine_costs_read, METH_VARARGS,
-	 "engine_costs_read(libraries, path, /)\n--\n\nWhat was kept."},
-	{"engine_costs_write", engine_costs_write, METH_VARARGS,
-	 "engine_costs_write(costs, path, /)\n--\n\nKeep it."},
-	{"engine_costs_json", engine_costs_json, METH_O,
-	 "engine_costs_json(costs, /)\n--\n\nAs the file has it."},
-	{"engine_graph_split", engine_graph_split, METH_VARARGS,
-	 "engine_graph_split(text, places, count, /)\n--\n\n"
-	 "Parts: (place, text, operators by nodes, outputs)."},
+	{"engine_graph_check", engine_graph_check, METH_O,
+	 "engine_graph_check(text, /)\n--\n\nRaise what an engine would say of the text."},
+	{"engine_quants", engine_quants, METH_NOARGS,
+	 "engine_quants()\n--\n\nNames of the types of blocks that weights may have."},
 	{"engine_places_create", engine_places_create, METH_VARARGS,
-	 "engine_places_create(places, idle_ns, costs, /)\n--\n\n"
+	 "engine_places_create(places, idle_ns, /)\n--\n\n"
 	 "Places by leases; places are (EngineContext, memory, node)."},
 	{"engine_places_sweep", engine_places_sweep, METH_O,
 	 "engine_places_sweep(places, /)\n--\n\nHow many graphs were given up."},
@@ -326,7 +335,8 @@ static PyMethodDef functions[] = {
 	 "engine_placed_create(text, at, contexts, weights, folder, /)\n--\n\n"
 	 "A graph over several engines, or on places."},
 	{"engine_placed_parts", engine_placed_parts, METH_O,
-	 "engine_placed_parts(placed, /)\n--\n\nAs engine_graph_split()."},
+	 "engine_placed_parts(placed, /)\n--\n\n"
+	 "Parts: (place, text, operators by nodes, outputs)."},
 	{"engine_placed_at", engine_placed_at, METH_O,
 	 "engine_placed_at(placed, /)\n--\n\n{node: place}."},
 	{"engine_placed_move", engine_placed_move, METH_VARARGS,
@@ -338,9 +348,6 @@ static PyMethodDef functions[] = {
 	 "engine_placed_dispatch(binding, cancellable, /)\n--\n\nRun all parts."},
 	{"engine_placed_tensor", engine_placed_tensor, METH_VARARGS,
 	 "engine_placed_tensor(binding, name, /)\n--\n\nWhere an input of its own lies."},
-	{"engine_costs_find", engine_costs_find, METH_VARARGS,
-	 "engine_costs_find(costs, graph, places, /)\n--\n\n"
-	 "({node: place}, seconds, bytes moved); places are (engine, device, served, memory)."},
 	{NULL},
 };
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Calling off dispatches, and signals that come while one waits. */
+/* Cancelling dispatches, and handling signals while a dispatch waits. */
 #include "engine_types.h"
 
 struct cancellable {
 	PyObject_HEAD struct tmesh_engine_cancellable *cancellable;
 };
 
-/* Of the dispatch of this thread, which has released the GIL. */
+/* The thread state of this thread's dispatch, which has released the GIL. */
 static _Thread_local PyThreadState *waiting;
 
-/* A signal came: Python's handlers run, and what they raise calls the dispatch off. */
+/* Run Python's signal handlers. An exception cancels the dispatch. */
 static int interrupted(void *data)
 {
 	int rc;
@@ -54,6 +54,26 @@ int engine_dispatch_end(struct state *st, struct engine_dispatch *dispatch, int 
 	if (rc)
 		raise_error(st, err);
 	return rc ? -1 : 0;
+}
+
+int engine_call_begin(struct state *st, struct engine_call *call)
+{
+	struct engine_dispatch dispatch;
+
+	if (engine_dispatch_begin(st, Py_None, &dispatch))
+		return -1;
+	call->cancellable = dispatch.cancellable;
+	call->before = tmesh_engine_cancellable_enter(call->cancellable);
+	return 0;
+}
+
+int engine_call_end(struct state *st, struct engine_call *call, int rc,
+		    const struct tmesh_error *err)
+{
+	struct engine_dispatch dispatch = {call->cancellable};
+
+	tmesh_engine_cancellable_enter(call->before);
+	return engine_dispatch_end(st, &dispatch, rc, err);
 }
 
 static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Graphs and bindings of engines. A value is (name, where, dtype, shape, in_place): where is an
- * EngineTensor, an object with a contiguous buffer of that dtype and shape, or None for what is
- * left to the engine.
+ * Graphs and bindings of engines. A value is (name, where, dtype, shape, in_place). "where" is an
+ * EngineTensor or an object with a contiguous buffer of that dtype and shape. None lets the engine
+ * allocate an output.
  */
 #include "engine_types.h"
 
@@ -14,19 +14,20 @@ struct engine_graph {
 	PyObject_HEAD struct tmesh_engine_graph *graph;
 };
 
-/* What is given to a dispatch, and held while it runs or is bound. */
+/* The values of a dispatch, held while it runs or is bound. */
 struct values {
 	size_t inputs, count;
 	struct tmesh_engine_value *list; /* inputs, then outputs */
-	Py_buffer *buffers;		 /* obj is NULL where there is none */
-	struct engine_tensor **tensors;	 /* with references; NULL where there is none */
-	PyObject *source;		 /* the tuples: names are texts of theirs */
+	Py_buffer *buffers;		 /* obj is NULL for values without a buffer */
+	struct engine_tensor **tensors;	 /* with references; NULL for values without a device
+					  * tensor */
+	PyObject *source;		 /* the tuples, which own the names' texts */
 };
 
 struct engine_binding {
 	PyObject_HEAD struct tmesh_engine_binding *binding;
 	struct values values;
-	int runs; /* that have not ended; -1: it is being rebound */
+	int runs; /* runs that have not ended; -1: it is being rebound */
 };
 
 static void values_free(struct values *values)
@@ -44,7 +45,7 @@ static void values_free(struct values *values)
 	*values = (struct values){0};
 }
 
-/* A buffer, of as many bytes as a tensor of that type has. */
+/* Take a buffer that has as many bytes as a tensor of this type. */
 static int take_buffer(struct state *st, struct values *values, size_t i, PyObject *where,
 		       PyObject *type, PyObject *dims)
 {
@@ -89,7 +90,7 @@ static int take_one(struct state *st, struct values *values, size_t i, PyObject 
 	return 0;
 }
 
-/* (inputs, outputs), each a tuple of values, and for a dispatch a Cancellable or None. */
+/* Take (inputs, outputs), each a tuple of values, and for a dispatch a Cancellable or None. */
 static int values_take(struct state *st, PyObject *args, struct values *values,
 		       PyObject **cancellable)
 {
@@ -144,6 +145,15 @@ static void values_end(const struct values *values)
 			engine_tensor_end(values->tensors[i]);
 }
 
+static void unbind(struct tmesh_engine_binding *binding)
+{
+	if (!binding)
+		return;
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_engine_binding_unref(binding);
+	Py_END_ALLOW_THREADS;
+}
+
 static PyObject *graph_dispatch(PyObject *object, PyObject *args)
 {
 	struct engine_graph *self = (struct engine_graph *)object;
@@ -168,7 +178,7 @@ static PyObject *graph_dispatch(PyObject *object, PyObject *args)
 	}
 	values_end(&values);
 	if (rc) {
-		/* A signal's handler may have raised when it had run. */
+		/* A signal's handler may have raised after the run. */
 		for (size_t i = values.inputs; ran && i < values.count; i++)
 			if (!values.tensors[i] && !values.buffers[i].obj)
 				tmesh_engine_tensor_unref(values.list[i].tensor);
@@ -179,7 +189,7 @@ static PyObject *graph_dispatch(PyObject *object, PyObject *args)
 	for (size_t i = values.inputs; i < values.count; i++) {
 		PyObject *result;
 
-		/* Those of the engine are new references. */
+		/* Tensors of the engine are new references. */
 		if (values.tensors[i] || values.buffers[i].obj)
 			result = Py_NewRef(Py_None);
 		else
@@ -196,24 +206,34 @@ static PyObject *graph_bind(PyObject *object, PyObject *args)
 {
 	struct engine_graph *self = (struct engine_graph *)object;
 	struct state *st = PyType_GetModuleState(Py_TYPE(object));
-	struct tmesh_engine_binding *binding;
-	struct engine_binding *made;
+	struct tmesh_engine_binding *binding = NULL;
+	struct engine_binding *made = NULL;
+	struct engine_call call;
 	struct tmesh_error err;
 	struct values values;
+	int rc;
 
 	if (values_take(st, args, &values, NULL))
 		return NULL;
-	if (tmesh_engine_bind(self->graph, values.list, values.inputs, values.list + values.inputs,
-			      values.count - values.inputs, &binding, &err)) {
-		values_free(&values);
-		return raise_error(st, &err);
+	values_begin(&values);
+	rc = engine_call_begin(st, &call);
+	if (!rc) {
+		rc = tmesh_engine_bind(self->graph, values.list, values.inputs,
+				       values.list + values.inputs, values.count - values.inputs,
+				       &binding, &err);
+		if (rc)
+			binding = NULL;
+		rc = engine_call_end(st, &call, rc, &err);
 	}
-	made = (struct engine_binding *)PyType_GenericAlloc(st->engine_types[ENGINE_BINDING], 0);
+	values_end(&values);
+	if (!rc)
+		made = (struct engine_binding *)PyType_GenericAlloc(
+			st->engine_types[ENGINE_BINDING], 0);
 	if (made) {
 		made->binding = binding;
 		made->values = values;
 	} else {
-		tmesh_engine_binding_unref(binding);
+		unbind(binding);
 		values_free(&values);
 	}
 	return (PyObject *)made;
@@ -227,6 +247,8 @@ static PyObject *binding_dispatch(PyObject *object, PyObject *cancellable)
 	struct tmesh_error err;
 	int rc;
 
+	if (!self->binding)
+		return raise_named(st, "ReleasedError", EBADF, "the binding was collected");
 	if (self->runs < 0)
 		return raise_code(st, EBUSY, "the binding is being rebound");
 	self->runs++;
@@ -244,7 +266,7 @@ static PyObject *binding_dispatch(PyObject *object, PyObject *cancellable)
 	Py_RETURN_NONE;
 }
 
-/* Those of @fresh in place of what was held under their names, which goes to @fresh. */
+/* Exchange the values of @fresh with those held under the same names. */
 static void values_exchange(struct values *held, struct values *fresh)
 {
 	for (size_t i = 0; i < fresh->count; i++)
@@ -266,8 +288,10 @@ static PyObject *binding_rebind(PyObject *object, PyObject *args)
 	struct engine_binding *self = (struct engine_binding *)object;
 	struct state *st = PyType_GetModuleState(Py_TYPE(object));
 	PyObject *inputs, *none, *both;
+	struct engine_call call;
 	struct tmesh_error err;
 	struct values fresh;
+	bool done = false;
 	int rc;
 
 	if (!PyArg_ParseTuple(args, "O!", &PyTuple_Type, &inputs))
@@ -279,31 +303,64 @@ static PyObject *binding_rebind(PyObject *object, PyObject *args)
 	Py_XDECREF(both);
 	if (rc)
 		return NULL;
-	if (self->runs) {
+	if (self->runs || !self->binding) {
 		values_free(&fresh);
-		return raise_code(st, EBUSY, "the binding runs, in another thread");
+		return self->binding ? raise_code(st, EBUSY, "the binding runs, in another thread")
+				     : raise_named(st, "ReleasedError", EBADF,
+						   "the binding was collected");
 	}
 	self->runs = -1;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_engine_binding_rebind(self->binding, fresh.list, fresh.count, &err);
-	Py_END_ALLOW_THREADS;
+	values_begin(&fresh);
+	rc = engine_call_begin(st, &call);
+	if (!rc) {
+		rc = tmesh_engine_binding_rebind(self->binding, fresh.list, fresh.count, &err);
+		done = !rc;
+		rc = engine_call_end(st, &call, rc, &err);
+	}
+	values_end(&fresh);
 	self->runs = 0;
-	if (!rc)
+	if (done)
 		values_exchange(&self->values, &fresh);
 	values_free(&fresh);
 	if (rc)
-		return raise_error(st, &err);
+		return NULL;
 	Py_RETURN_NONE;
+}
+
+/* Visit the exporters of buffers: one of them may refer to the binding. */
+static int binding_traverse(PyObject *object, visitproc visit, void *arg)
+{
+	struct values *values = &((struct engine_binding *)object)->values;
+
+	Py_VISIT(Py_TYPE(object));
+	for (size_t i = 0; i < values->count; i++) {
+		Py_VISIT(values->buffers[i].obj);
+		Py_VISIT((PyObject *)values->tensors[i]);
+	}
+	Py_VISIT(values->source);
+	return 0;
+}
+
+static int binding_clear(PyObject *object)
+{
+	struct engine_binding *self = (struct engine_binding *)object;
+	struct tmesh_engine_binding *binding = self->binding;
+	struct values values = self->values;
+
+	self->binding = NULL;
+	self->values = (struct values){0};
+	unbind(binding);
+	values_free(&values);
+	return 0;
 }
 
 static void binding_dealloc(PyObject *object)
 {
-	struct engine_binding *self = (struct engine_binding *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
-	tmesh_engine_binding_unref(self->binding);
-	values_free(&self->values);
-	PyObject_Free(object);
+	PyObject_GC_UnTrack(object);
+	binding_clear(object);
+	PyObject_GC_Del(object);
 	Py_DECREF(type);
 }
 
@@ -360,6 +417,16 @@ static PyObject *outputs(PyObject *object, PyObject *unused)
 	return operands(object, true);
 }
 
+/* Drop the GIL: an engine's library may close a session with the graph. */
+static void let_graph_go(struct tmesh_engine_graph *graph)
+{
+	if (!graph)
+		return;
+	Py_BEGIN_ALLOW_THREADS;
+	tmesh_engine_graph_unref(graph);
+	Py_END_ALLOW_THREADS;
+}
+
 PyObject *engine_graph_open(struct state *st, struct tmesh_engine_context *context, PyObject *path,
 			    PyObject *weights, bool prepack)
 {
@@ -367,8 +434,9 @@ PyObject *engine_graph_open(struct state *st, struct tmesh_engine_context *conte
 					       .flags = prepack ? TMESH_ENGINE_PREPACK : 0,
 					       .weight_count = (size_t)PyTuple_Size(weights)};
 	struct tmesh_engine_weight *list = PyMem_Calloc(opts.weight_count + 1, sizeof(*list));
-	struct tmesh_engine_graph *graph;
-	struct engine_graph *self;
+	struct tmesh_engine_graph *graph = NULL;
+	struct engine_graph *self = NULL;
+	struct engine_call call;
 	struct tmesh_error err;
 	size_t taken = 0;
 	int rc = -1;
@@ -387,22 +455,24 @@ PyObject *engine_graph_open(struct state *st, struct tmesh_engine_context *conte
 			goto out;
 		list[taken].tensor = tmesh_tensor_ref(own);
 	}
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_engine_graph_open(context, PyBytes_AsString(path), &opts, &graph, &err);
-	Py_END_ALLOW_THREADS;
+	rc = engine_call_begin(st, &call);
 	if (rc)
-		raise_error(st, &err);
+		goto out;
+	rc = tmesh_engine_graph_open(context, PyBytes_AsString(path), &opts, &graph, &err);
+	if (rc)
+		graph = NULL;
+	rc = engine_call_end(st, &call, rc, &err);
 out:
 	while (taken)
 		tmesh_tensor_unref(list[--taken].tensor);
 	PyMem_Free(list);
-	if (rc)
-		return NULL;
-	self = (struct engine_graph *)PyType_GenericAlloc(st->engine_types[ENGINE_GRAPH], 0);
+	if (!rc)
+		self = (struct engine_graph *)PyType_GenericAlloc(st->engine_types[ENGINE_GRAPH],
+								  0);
 	if (self)
 		self->graph = graph;
 	else
-		tmesh_engine_graph_unref(graph);
+		let_graph_go(graph);
 	return (PyObject *)self;
 }
 
@@ -410,7 +480,7 @@ static void graph_dealloc(PyObject *object)
 {
 	PyTypeObject *type = Py_TYPE(object);
 
-	tmesh_engine_graph_unref(((struct engine_graph *)object)->graph);
+	let_graph_go(((struct engine_graph *)object)->graph);
 	PyObject_Free(object);
 	Py_DECREF(type);
 }
@@ -449,8 +519,10 @@ static PyMethodDef binding_methods[] = {
 };
 
 static PyType_Slot binding_slots[] = {
-	{Py_tp_doc, "What was bound; tmesh.engine.Binding is made of it."},
+	{Py_tp_doc, "The native part of tmesh.engine.Binding."},
 	{Py_tp_dealloc, binding_dealloc},
+	{Py_tp_traverse, binding_traverse},
+	{Py_tp_clear, binding_clear},
 	{Py_tp_methods, binding_methods},
 	{0},
 };
@@ -458,6 +530,7 @@ static PyType_Slot binding_slots[] = {
 PyType_Spec engine_binding_spec = {
 	.name = "tmesh._tmesh.EngineBinding",
 	.basicsize = sizeof(struct engine_binding),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+		 Py_TPFLAGS_IMMUTABLETYPE,
 	.slots = binding_slots,
 };

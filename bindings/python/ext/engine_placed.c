@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: MIT */
-/* Graphs over several engines, and the places that they have by leases: what tmesh.placed stands
- * on. */
+/* The C part of tmesh.placed: graphs over several engines, and the places that a graph has by
+ * leases. */
 #include "engine_types.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <tmesh/placed.h>
+#include <tmesh/placement.h>
+
+#include "common/shown.h"
 
 #define PLACES "tmesh.places"
 #define PLACED "tmesh.placed"
 #define BINDING "tmesh.placed_binding"
 
-/* The graph has the names of what @placed knows by numbers. */
+/* @placed knows values by numbers; the graph has their names. */
 struct placed_graph {
 	struct tmesh_placed *placed;
 	struct tmesh_graph *graph;
@@ -21,7 +23,7 @@ static void release_places(PyObject *capsule)
 {
 	struct tmesh_places *places = PyCapsule_GetPointer(capsule, PLACES);
 
-	/* It waits for its thread, which may be closing parts in another process. */
+	/* Drop the GIL: this waits for a thread, which may be closing parts in another process. */
 	Py_BEGIN_ALLOW_THREADS;
 	tmesh_places_unref(places);
 	Py_END_ALLOW_THREADS;
@@ -41,13 +43,18 @@ static void release_placed(PyObject *capsule)
 	free_placed(PyCapsule_GetPointer(capsule, PLACED));
 }
 
-static void release_binding(PyObject *capsule)
+static void let_binding_go(struct tmesh_placed_binding *binding)
 {
-	struct tmesh_placed_binding *binding = PyCapsule_GetPointer(capsule, BINDING);
-
+	if (!binding)
+		return;
 	Py_BEGIN_ALLOW_THREADS;
 	tmesh_placed_binding_unref(binding);
 	Py_END_ALLOW_THREADS;
+}
+
+static void release_binding(PyObject *capsule)
+{
+	let_binding_go(PyCapsule_GetPointer(capsule, BINDING));
 }
 
 static struct tmesh_engine_context *context_of(struct state *st, PyObject *object)
@@ -59,24 +66,23 @@ static struct tmesh_engine_context *context_of(struct state *st, PyObject *objec
 	return ((struct engine_context *)object)->context;
 }
 
-/* engine_places_create(places, idle_ns, costs) -> capsule; places are (context, memory, node) */
+/* engine_places_create(places, idle_ns) -> capsule. Each place is (context, memory, node). */
 PyObject *engine_places_create(PyObject *module, PyObject *args)
 {
-	struct tmesh_places_place all[TMESH_PLACEMENT_MAX_DEVICES];
+	struct tmesh_places_place all[TMESH_PLACEMENT_MAX_PLACES];
 	struct tmesh_places_opts opts = {.size = sizeof(opts), .places = all};
 	struct state *st = PyModule_GetState(module);
-	PyObject *list, *costs, *capsule;
+	PyObject *list, *capsule;
 	struct tmesh_places *places;
 	struct tmesh_error err;
 	unsigned long long idle;
 
-	if (!PyArg_ParseTuple(args, "O!KO:engine_places_create", &PyTuple_Type, &list, &idle,
-			      &costs))
+	if (!PyArg_ParseTuple(args, "O!K:engine_places_create", &PyTuple_Type, &list, &idle))
 		return NULL;
 	opts.idle_ns = idle;
 	opts.place_count = (size_t)PyTuple_Size(list);
-	if (opts.place_count > TMESH_PLACEMENT_MAX_DEVICES)
-		return raise_code(st, EINVAL, "at most %d places", TMESH_PLACEMENT_MAX_DEVICES);
+	if (opts.place_count > TMESH_PLACEMENT_MAX_PLACES)
+		return raise_code(st, EINVAL, "at most %d places", TMESH_PLACEMENT_MAX_PLACES);
 	for (size_t i = 0; i < opts.place_count; i++) {
 		PyObject *object;
 		size_t memory;
@@ -90,11 +96,6 @@ PyObject *engine_places_create(PyObject *module, PyObject *args)
 		if (!all[i].context)
 			return NULL;
 	}
-	if (costs != Py_None) {
-		opts.costs = engine_costs_get(costs);
-		if (!opts.costs)
-			return NULL;
-	}
 	if (tmesh_places_create(&opts, &places, &err))
 		return raise_error(st, &err);
 	capsule = PyCapsule_New(places, PLACES, release_places);
@@ -103,20 +104,22 @@ PyObject *engine_places_create(PyObject *module, PyObject *args)
 	return capsule;
 }
 
-/* engine_places_sweep(places) -> how many graphs were given up */
+/* engine_places_sweep(places) -> number of graphs that were closed */
 PyObject *engine_places_sweep(PyObject *module, PyObject *capsule)
 {
 	struct tmesh_places *places = PyCapsule_GetPointer(capsule, PLACES);
+	struct state *st = PyModule_GetState(module);
+	struct engine_call call;
 	struct tmesh_error err;
 	uint32_t count;
 	int rc;
 
 	if (!places)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
+	if (engine_call_begin(st, &call))
+		return NULL;
 	rc = tmesh_places_sweep(places, &count, &err);
-	Py_END_ALLOW_THREADS;
-	return rc ? raise_error(PyModule_GetState(module), &err) : PyLong_FromUnsignedLong(count);
+	return engine_call_end(st, &call, rc, &err) ? NULL : PyLong_FromUnsignedLong(count);
 }
 
 /* engine_places_used(places, index) -> bytes */
@@ -149,16 +152,11 @@ PyObject *engine_places_stats(PyObject *module, PyObject *capsule)
 		return NULL;
 	if (tmesh_places_stats(places, &stats, &err))
 		return raise_error(PyModule_GetState(module), &err);
-	return Py_BuildValue(
-		"{s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "held", (unsigned long long)stats.held, "moves",
-		(unsigned long long)stats.moves, "given_up", (unsigned long long)stats.given_up,
-		"taken", (unsigned long long)stats.taken, "elsewhere",
-		(unsigned long long)stats.elsewhere, "copies", (unsigned long long)stats.copies,
-		"bytes_copied", (unsigned long long)stats.bytes_copied);
+	return DICT_SHOW(PyDict_New(), shown_places_stats, &stats);
 }
 
-/* Of a dict by names of nodes, to be freed by PyMem_Free(); those that are not there are at no
- * place. */
+/* Read a dict of {node: place}. A node that is missing from it has no place. Free the result with
+ * PyMem_Free(). */
 static uint32_t *read_at(const struct tmesh_graph *graph, PyObject *given)
 {
 	uint32_t *at = PyMem_Calloc(tmesh_graph_nodes(graph) + 1, sizeof(*at));
@@ -183,7 +181,8 @@ static void free_weights(struct weights *weights)
 	PyMem_Free(weights->list);
 }
 
-/* A tuple of (name, Tensor), with references: others may release a Tensor meanwhile. */
+/* Read a tuple of (name, Tensor) and take references, as other threads may release a Tensor
+ * meanwhile. */
 static int take_weights(struct state *st, PyObject *given, struct weights *weights)
 {
 	size_t count = (size_t)PyTuple_Size(given);
@@ -211,7 +210,7 @@ static int take_weights(struct state *st, PyObject *given, struct weights *weigh
 	return 0;
 }
 
-/* A tuple of EngineContexts, or a capsule of places. */
+/* Read a tuple of EngineContexts, or a capsule of places. */
 static int take_contexts(struct state *st, PyObject *given, struct tmesh_placed_opts *opts,
 			 struct tmesh_engine_context ***list)
 {
@@ -235,12 +234,13 @@ static int take_contexts(struct state *st, PyObject *given, struct tmesh_placed_
 	return 0;
 }
 
-static int create(struct state *st, PyObject *given[4], const char *folder,
+static int create(struct state *st, PyObject *given[3], const char *folder,
 		  struct placed_graph *own)
 {
 	struct tmesh_placed_opts opts = {.size = sizeof(opts), .folder = folder};
 	struct tmesh_engine_context **contexts = NULL;
 	struct weights weights = {0};
+	struct engine_call call;
 	struct tmesh_error err;
 	uint32_t *at = read_at(own->graph, given[0]);
 	int rc = -1;
@@ -250,11 +250,13 @@ static int create(struct state *st, PyObject *given[4], const char *folder,
 		opts.at = at;
 		opts.weights = weights.list;
 		opts.weight_count = weights.count;
-		Py_BEGIN_ALLOW_THREADS;
-		rc = tmesh_placed_create(own->graph, &opts, &own->placed, &err);
-		Py_END_ALLOW_THREADS;
-		if (rc)
-			raise_error(st, &err);
+		rc = engine_call_begin(st, &call);
+		if (!rc) {
+			rc = tmesh_placed_create(own->graph, &opts, &own->placed, &err);
+			if (rc)
+				own->placed = NULL;
+			rc = engine_call_end(st, &call, rc, &err);
+		}
 		free_weights(&weights);
 	}
 	PyMem_Free(contexts);
@@ -289,7 +291,7 @@ PyObject *engine_placed_create(PyObject *module, PyObject *args)
 	return capsule;
 }
 
-/* engine_placed_parts(placed) -> as engine_graph_split() */
+/* engine_placed_parts(placed) -> [part] */
 PyObject *engine_placed_parts(PyObject *module, PyObject *capsule)
 {
 	struct placed_graph *own = PyCapsule_GetPointer(capsule, PLACED);
@@ -297,11 +299,32 @@ PyObject *engine_placed_parts(PyObject *module, PyObject *capsule)
 	return own ? engine_list_parts(tmesh_placed_parts(own->placed)) : NULL;
 }
 
-/* engine_placed_at(placed) -> {name: place} of the nodes that were given one */
+/* Return {name: place} of the nodes that have a place. */
+static PyObject *name_places(const struct tmesh_graph *graph, const uint32_t *at)
+{
+	PyObject *names = PyDict_New();
+
+	for (size_t i = 0; names && i < tmesh_graph_nodes(graph); i++) {
+		struct tmesh_graph_node node = {.size = sizeof(node)};
+		PyObject *place;
+
+		if (at[i] == UINT32_MAX || tmesh_graph_node(graph, i, &node, NULL))
+			continue;
+		place = PyLong_FromUnsignedLong(at[i]);
+		if (!place || PyDict_SetItemString(names, node.name, place))
+			Py_CLEAR(names);
+		Py_XDECREF(place);
+	}
+	return names;
+}
+
+/* engine_placed_at(placed) -> {name: place} of the nodes that have a place */
 PyObject *engine_placed_at(PyObject *module, PyObject *capsule)
 {
 	struct placed_graph *own = PyCapsule_GetPointer(capsule, PLACED);
+	struct state *st = PyModule_GetState(module);
 	PyObject *names = NULL;
+	struct engine_call call;
 	struct tmesh_error err;
 	uint32_t *at;
 	size_t nodes;
@@ -313,13 +336,13 @@ PyObject *engine_placed_at(PyObject *module, PyObject *capsule)
 	at = PyMem_Calloc(nodes + 1, sizeof(*at));
 	if (!at)
 		return PyErr_NoMemory();
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_placed_at(own->placed, at, nodes, &err);
-	Py_END_ALLOW_THREADS;
-	if (rc)
-		raise_error(PyModule_GetState(module), &err);
-	else
-		names = engine_name_places(own->graph, at);
+	rc = engine_call_begin(st, &call);
+	if (!rc) {
+		rc = tmesh_placed_at(own->placed, at, nodes, &err);
+		rc = engine_call_end(st, &call, rc, &err);
+	}
+	if (!rc)
+		names = name_places(own->graph, at);
 	PyMem_Free(at);
 	return names;
 }
@@ -327,8 +350,10 @@ PyObject *engine_placed_at(PyObject *module, PyObject *capsule)
 /* engine_placed_move(placed, {name: place}) */
 PyObject *engine_placed_move(PyObject *module, PyObject *args)
 {
+	struct state *st = PyModule_GetState(module);
 	struct placed_graph *own;
 	PyObject *capsule, *given;
+	struct engine_call call;
 	struct tmesh_error err;
 	uint32_t *at;
 	int rc;
@@ -339,12 +364,14 @@ PyObject *engine_placed_move(PyObject *module, PyObject *args)
 	at = own ? read_at(own->graph, given) : NULL;
 	if (!at)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_placed_move(own->placed, at, &err);
-	Py_END_ALLOW_THREADS;
+	rc = engine_call_begin(st, &call);
+	if (!rc) {
+		rc = tmesh_placed_move(own->placed, at, &err);
+		rc = engine_call_end(st, &call, rc, &err);
+	}
 	PyMem_Free(at);
 	if (rc)
-		return raise_error(PyModule_GetState(module), &err);
+		return NULL;
 	Py_RETURN_NONE;
 }
 
@@ -365,7 +392,7 @@ static void free_values(struct placed_values *values)
 	values->list = NULL;
 }
 
-/* A tuple of (name, Tensor or None), with references. */
+/* Read a tuple of (name, Tensor or None) and take references. */
 static int take_values(struct state *st, PyObject *given, struct placed_values *values)
 {
 	size_t count = (size_t)PyTuple_Size(given);
@@ -405,8 +432,9 @@ PyObject *engine_placed_bind(PyObject *module, PyObject *args)
 	struct state *st = PyModule_GetState(module);
 	struct placed_values values[2] = {0};
 	PyObject *capsule, *in, *out, *made = NULL;
-	struct tmesh_placed_binding *binding;
+	struct tmesh_placed_binding *binding = NULL;
 	struct placed_graph *own;
+	struct engine_call call;
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
 	int rc;
@@ -417,14 +445,18 @@ PyObject *engine_placed_bind(PyObject *module, PyObject *args)
 	own = PyCapsule_GetPointer(capsule, PLACED);
 	ctx = own ? context(st) : NULL;
 	if (ctx && !take_values(st, in, &values[0]) && !take_values(st, out, &values[1])) {
-		Py_BEGIN_ALLOW_THREADS;
-		rc = tmesh_placed_bind(own->placed, ctx, values[0].list, values[0].count,
-				       values[1].list, values[1].count, &binding, &err);
-		Py_END_ALLOW_THREADS;
-		made = rc ? raise_error(st, &err)
-			  : PyCapsule_New(binding, BINDING, release_binding);
-		if (!rc && !made)
-			tmesh_placed_binding_unref(binding);
+		rc = engine_call_begin(st, &call);
+		if (!rc) {
+			rc = tmesh_placed_bind(own->placed, ctx, values[0].list, values[0].count,
+					       values[1].list, values[1].count, &binding, &err);
+			if (rc)
+				binding = NULL;
+			rc = engine_call_end(st, &call, rc, &err);
+		}
+		if (!rc)
+			made = PyCapsule_New(binding, BINDING, release_binding);
+		if (!made)
+			let_binding_go(binding);
 	}
 	free_values(&values[0]);
 	free_values(&values[1]);
@@ -458,6 +490,7 @@ PyObject *engine_placed_tensor(PyObject *module, PyObject *args)
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_placed_binding *binding;
 	struct tmesh_tensor *tensor;
+	struct engine_call call;
 	struct tmesh_error err;
 	PyObject *capsule;
 	const char *name;
@@ -468,8 +501,13 @@ PyObject *engine_placed_tensor(PyObject *module, PyObject *args)
 	binding = PyCapsule_GetPointer(capsule, BINDING);
 	if (!binding)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
+	if (engine_call_begin(st, &call))
+		return NULL;
 	rc = tmesh_placed_binding_tensor(binding, name, &tensor, &err);
-	Py_END_ALLOW_THREADS;
-	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE);
+	if (rc)
+		tensor = NULL;
+	if (!engine_call_end(st, &call, rc, &err))
+		return tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE);
+	tmesh_tensor_unref(tensor);
+	return NULL;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Graphs in parts: what tmesh.placed stands on. */
+/* The C part of tmesh.placed that divides graphs into parts. */
 #include "engine_types.h"
 
 #include <stdlib.h>
@@ -41,7 +41,7 @@ static PyObject *part_of(const struct tmesh_graph *graph, uint32_t place)
 	return part;
 }
 
-/* Of a dict by names of nodes; those that are not there are at no place. */
+/* Read a dict of {node: place}. A node that is missing from it has no place. */
 int engine_read_places(const struct tmesh_graph *graph, PyObject *given, uint32_t *at)
 {
 	for (size_t i = 0; i < tmesh_graph_nodes(graph); i++) {
@@ -79,36 +79,36 @@ PyObject *engine_list_parts(const struct tmesh_graph_parts *parts)
 	return list;
 }
 
-/* engine_graph_split(text, {name: place}, places) -> [part] */
-PyObject *engine_graph_split(PyObject *module, PyObject *args)
+/* engine_graph_check(text) */
+PyObject *engine_graph_check(PyObject *module, PyObject *text)
 {
 	struct state *st = PyModule_GetState(module);
-	PyObject *given, *result = NULL;
-	struct tmesh_graph_parts *parts;
 	struct tmesh_graph *graph;
 	struct tmesh_error err;
-	unsigned int places;
+	const char *bytes;
 	Py_ssize_t length;
-	const char *text;
-	uint32_t *at;
 
-	if (!PyArg_ParseTuple(args, "s#O!O&:engine_graph_split", &text, &length, &PyDict_Type,
-			      &given, uint_argument, &places))
+	bytes = PyUnicode_AsUTF8AndSize(text, &length);
+	if (!bytes)
 		return NULL;
-	if (tmesh_graph_parse(text, (size_t)length, &graph, &err))
+	if (tmesh_graph_parse(bytes, (size_t)length, &graph, &err))
 		return raise_error(st, &err);
-	at = PyMem_Calloc(tmesh_graph_nodes(graph) + 1, sizeof(*at));
-	if (!at) {
-		PyErr_NoMemory();
-	} else if (!engine_read_places(graph, given, at)) {
-		if (tmesh_graph_split(graph, at, places, &parts, &err)) {
-			raise_error(st, &err);
-		} else {
-			result = engine_list_parts(parts);
-			tmesh_graph_parts_unref(parts);
-		}
-	}
-	PyMem_Free(at);
 	tmesh_graph_unref(graph);
-	return result;
+	Py_RETURN_NONE;
+}
+
+/* engine_quants() -> [name] */
+PyObject *engine_quants(PyObject *module, PyObject *args)
+{
+	PyObject *list = PyList_New(0);
+	const char *name;
+
+	for (size_t i = 0; list && (name = tmesh_graph_quant(i, NULL, NULL)); i++) {
+		PyObject *made = PyUnicode_FromString(name);
+
+		if (!made || PyList_Append(list, made))
+			Py_CLEAR(list);
+		Py_XDECREF(made);
+	}
+	return list;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Device tensors: what tmesh.engine.DeviceTensor stands on. */
+/* The C part of tmesh.engine.DeviceTensor. */
 #include "engine_types.h"
 
 #include <errno.h>
@@ -73,7 +73,9 @@ static void dealloc(PyObject *object)
 	PyTypeObject *type = Py_TYPE(object);
 
 	end_view(self);
+	Py_BEGIN_ALLOW_THREADS;
 	tmesh_engine_tensor_unref(self->tensor);
+	Py_END_ALLOW_THREADS;
 	PyObject_Free(object);
 	Py_DECREF(type);
 }
@@ -83,7 +85,9 @@ static PyObject *destroy(PyObject *object, PyObject *unused)
 	struct engine_tensor *self = (struct engine_tensor *)object;
 
 	self->destroyed = true;
+	Py_BEGIN_ALLOW_THREADS;
 	tmesh_engine_tensor_destroy(self->tensor);
+	Py_END_ALLOW_THREADS;
 	if (!self->running)
 		end_view(self);
 	Py_RETURN_NONE;
@@ -108,7 +112,8 @@ static PyObject *info(PyObject *object, PyObject *unused)
 		(int)info.of_engine, info.backend);
 }
 
-/* Of a write: EPERM is the seal's where its memory is sealed, which takes one who has it. */
+/* Raise the error of a write. -EPERM means a seal if the memory is sealed; exporting the tensor
+ * shows whether it is. */
 static void *raise_copy_error(struct state *st, struct engine_tensor *self,
 			      const struct tmesh_error *err)
 {
@@ -162,7 +167,7 @@ static PyObject *export(PyObject *object, PyObject *unused)
 	if (tmesh_engine_tensor_export(self->tensor, &tensor, &err))
 		return raise_error(st, &err);
 	if (self->of) {
-		/* The one that it was made of counts the views of that memory. */
+		/* The Tensor that this one was made of counts the views of that memory. */
 		tmesh_tensor_unref(tensor);
 		return Py_NewRef((PyObject *)self->of);
 	}

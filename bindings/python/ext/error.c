@@ -1,26 +1,22 @@
 /* SPDX-License-Identifier: MIT */
-/* Exceptions: the library's -errno and its sentence become a member of tmesh.Error's family. */
+/* Exceptions: each negative errno of the library, with its message, becomes a subclass of
+ * tmesh.Error. */
 #include "binding.h"
 
 #include <errno.h>
 #include <string.h>
 #include <stdarg.h>
 
+#include "common/error_names.h"
+
 static const struct {
 	int code;
 	const char *name; /* in tmesh.errors */
+	const char *word; /* "EINVAL" */
 } classes[] = {
-	{EINVAL, "InvalidError"},	 {EOVERFLOW, "InvalidError"},
-	{ENOENT, "NotFoundError"},	 {EACCES, "AccessError"},
-	{EPERM, "AccessError"},		 {EBUSY, "BusyError"},
-	{ESTALE, "StaleError"},		 {EDQUOT, "LimitError"},
-	{EMFILE, "LimitError"},		 {ENOMEM, "OutOfMemoryError"},
-	{EPROTO, "ProtocolError"},	 {EOPNOTSUPP, "UnsupportedError"},
-	{ETIMEDOUT, "PeerTimeoutError"}, {EPIPE, "GoneError"},
-	{EAGAIN, "PeerTimeoutError"},	 {EOWNERDEAD, "GoneError"},
-	{ENFILE, "LimitError"},		 {EBADF, "ReleasedError"},
-	{EEXIST, "ExistsError"},	 {ELOOP, "InvalidError"},
-	{ECANCELED, "CancelledError"},
+#define X(code, name) {code, #name, #code},
+	TMESH_ERROR_NAMES(X)
+#undef X
 };
 
 static const char *class_of(int code)
@@ -51,7 +47,7 @@ static void *raise_library(struct state *st, const char *name, const struct tmes
 {
 	PyObject *text = foreign_text(err->message, sizeof(err->message)), *more;
 
-	/* Most say it. */
+	/* Most messages already name the limit. */
 	if (text && err->code == -EMFILE && !strstr(err->message, "RLIMIT_NOFILE")) {
 		more = PyUnicode_FromFormat(
 			"%U: release what is not needed, put small tensors into "
@@ -71,7 +67,7 @@ void *raise_error(struct state *st, const struct tmesh_error *err)
 void *raise_region_error(struct state *st, struct tmesh_region *region,
 			 const struct tmesh_error *err)
 {
-	/* A seal is no reason to refuse reading: that is the fork(). */
+	/* A seal does not refuse reading. If reading is refused, fork() is the reason. */
 	if (err->code == -EPERM && tmesh_region_is_sealed(region) &&
 	    tmesh_region_read(region, 0, NULL, 0, NULL) != -EPERM)
 		return raise_library(st, "SealedError", err);
@@ -121,4 +117,21 @@ PyObject *module_raise_error(PyObject *module, PyObject *report)
 		return PyErr_Format(PyExc_ValueError, "a report has %zu bytes, not %zd",
 				    sizeof(err), buffer.len);
 	return raise_error(PyModule_GetState(module), &err);
+}
+
+PyObject *module_raise_word(PyObject *module, PyObject *args)
+{
+	const char *word, *name = "Error";
+	PyObject *message;
+	int sealed, code = EIO;
+
+	if (!PyArg_ParseTuple(args, "spU:raise_word", &word, &sealed, &message))
+		return NULL;
+	for (size_t i = 0; i < sizeof(classes) / sizeof(*classes); i++) {
+		if (strcmp(classes[i].word, word) != 0)
+			continue;
+		code = classes[i].code;
+		name = sealed ? "SealedError" : classes[i].name;
+	}
+	return raise_text(PyModule_GetState(module), name, code, Py_NewRef(message));
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * DLPack's exchange for C (1.3): what a kernel library calls instead of __dlpack__(), found on
- * the type as __dlpack_c_exchange_api__. Two of its functions have no Tensor to start from; the
- * module of the running interpreter is then looked up.
+ * DLPack's exchange for C (1.3): kernel libraries call these functions instead of __dlpack__().
+ * They find them on the type as __dlpack_c_exchange_api__. Two of the functions have no Tensor to
+ * start from; they look up the module of the running interpreter.
  */
 #include "binding.h"
 
@@ -10,7 +10,7 @@
 
 #include "common/dlpack_abi.h"
 
-/* Borrowed from sys.modules; NULL with an exception. */
+/* Return the module's state, borrowed from sys.modules; NULL with an exception. */
 static struct state *current_state(void)
 {
 	PyObject *module = PyImport_ImportModule("tmesh._tmesh");
@@ -46,13 +46,14 @@ static int to_object(struct DLManagedTensorVersioned *managed, void **object)
 	struct state *st = current_state();
 
 	*object = st ? tensor_from_managed(st, managed) : NULL;
-	/* It was handed over, also where it could not be used. */
+	/* Ownership has passed to us, so free it on failure too. */
 	if (managed->deleter)
 		end_versioned(managed);
 	return *object ? 0 : -1;
 }
 
-/* Good as long as the Tensor is: its layout never changes and its memory stays mapped. */
+/* Describe a Tensor. The result is valid as long as the Tensor: its layout never changes and its
+ * memory stays mapped. */
 static int peek(void *object, struct dl_tensor *out)
 {
 	struct tensor *self = checked(object);
@@ -82,9 +83,9 @@ static int current_stream(int32_t device_type, int32_t device_id, void **stream)
 	return 0;
 }
 
-/* What is raised here is told through @set_error: the caller need not know Python. */
-static int tell(void *error_ctx,
-		void (*set_error)(void *error_ctx, const char *kind, const char *message))
+/* Report an exception through @set_error: the caller may not use Python. */
+static int set_exchange_error(void *error_ctx, void (*set_error)(void *error_ctx, const char *kind,
+								 const char *message))
 {
 	PyObject *type, *value, *traceback, *text;
 	const char *message;
@@ -101,11 +102,11 @@ static int tell(void *error_ctx,
 	return -1;
 }
 
-/* A new Tensor like @prototype; its views end with the managed tensor. */
+/* Make a Tensor like @prototype. Its views end with the managed tensor. */
 static int allocate_tensor(struct state *st, const struct dl_tensor *prototype,
 			   struct DLManagedTensorVersioned **out)
 {
-	/* The library knows the types, and tells that of a tensor without elements. */
+	/* Let the library find the dtype: describe a tensor without elements. */
 	int64_t none = 0;
 	struct DLManagedTensor like = {
 		.dl_tensor =
@@ -156,7 +157,7 @@ static int allocate(struct dl_tensor *prototype, struct DLManagedTensorVersioned
 
 	*out = NULL;
 	if (!st || allocate_tensor(st, prototype, out))
-		rc = tell(error_ctx, set_error);
+		rc = set_exchange_error(error_ctx, set_error);
 	PyGILState_Release(gil);
 	return rc;
 }
@@ -176,7 +177,7 @@ int exchange_add(PyTypeObject *type)
 	PyObject *name = PyUnicode_FromString("__dlpack_c_exchange_api__");
 	int rc = -1;
 
-	/* The type is immutable, for everybody but us who are still making it. */
+	/* The type is immutable for everybody else. It is still being created here. */
 	if (capsule && name)
 		rc = PyObject_GenericSetAttr((PyObject *)type, name, capsule);
 	if (!rc)

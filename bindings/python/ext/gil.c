@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What consumers of DLPack and Arrow call when they are done: in any thread, with the GIL or
- * without it. PyGILState_Ensure() knows one thread state for each thread; in a subinterpreter
- * that shares the GIL another one has it, and the call would wait for itself for ever.
+ * Callbacks of DLPack's and Arrow's consumers. A consumer calls them in any thread, with the GIL or
+ * without it. PyGILState_Ensure() knows one thread state for each thread. In a subinterpreter that
+ * shares the GIL, another thread state has it, so the call would deadlock with itself.
  */
 #include "binding.h"
 
 #include <stdatomic.h>
 
-/* What is called below a function of ours that has the GIL. */
+/* Whether a function of ours that has the GIL is further up on this thread's stack. */
 static _Thread_local bool held;
-/* What is left to do by whoever has the GIL next. */
+/* Callbacks that the next thread with the GIL has to run. */
 static _Atomic(struct late *) left;
 
 bool gil_hold(void)
@@ -42,8 +42,8 @@ static int run_pending(void *unused)
 	return 0;
 }
 
-/* Any thread may ask for it, and without the GIL. Where there is no room for the request a later
- * one, seal() or release() does it. */
+/* Leave @late to a thread that has the GIL; any thread may do so without the GIL. If Python's queue
+ * of pending calls is full, a later request, seal() or release() runs it. */
 static void defer(struct late *late)
 {
 	late->next = atomic_load(&left);
@@ -53,9 +53,10 @@ static void defer(struct late *late)
 }
 
 /*
- * Whether this thread has the GIL: 1, 0 if it has it not or PyGILState_Ensure() would see it, or
- * -1 where that cannot be known. Before Python 3.12 a thread state is nobody's in particular, so
- * where the thread's own is another interpreter's than @home, that may be waiting for us.
+ * Return 1 if this thread has the GIL. Return 0 if it does not, or if PyGILState_Ensure() would
+ * notice that it does. Return -1 if this cannot be known: before Python 3.12 nothing tells which
+ * thread state is current. If the thread's own one belongs to another interpreter than @home, that
+ * interpreter may be waiting for this call.
  */
 static int has_gil(PyInterpreterState *home)
 {
@@ -78,7 +79,7 @@ bool gil_run(struct late *late, PyInterpreterState *home)
 		return false;
 	switch (has_gil(home)) {
 	case 1:
-		/* It may let go of the GIL. */
+		/* The callback may drop the GIL. */
 		before = held;
 		held = false;
 		late->run(late);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* What this process holds for whoever opens its refs. */
+/* Memory that this process holds until the receivers of its refs have opened it. */
 #include "binding.h"
 
 #include <errno.h>
 
-/* Between two looks for signals. */
+/* The interval between two checks for signals. */
 #define SLICE_NS 50000000
 
 PyObject *module_flush_held(PyObject *module, PyObject *timeout)
@@ -34,10 +34,10 @@ PyObject *module_flush_held(PyObject *module, PyObject *timeout)
 			     (unsigned long long)left.messages);
 }
 
-PyObject *module_linger(PyObject *module, PyObject *unused)
+PyObject *module_exit_wait(PyObject *module, PyObject *unused)
 {
 	Py_BEGIN_ALLOW_THREADS;
-	tmesh_linger();
+	tmesh_exit_wait();
 	Py_END_ALLOW_THREADS;
 	Py_RETURN_NONE;
 }

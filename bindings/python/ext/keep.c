@@ -8,7 +8,9 @@
 #include <string.h>
 #include <tmesh/keep.h>
 
-/* NULL with an exception; the library says what else a name must be. */
+#include "common/shown.h"
+
+/* Read a name; NULL with an exception. The library checks the other rules for names. */
 static const char *name_from_object(struct state *st, PyObject *object)
 {
 	const char *text;
@@ -71,18 +73,17 @@ int kept_name(struct state *st, PyObject *name_object, PyObject *uid_object, con
 	return 0;
 }
 
-/* The region of a tensor that has nothing else in it, with a reference. */
+/* Return the region of a tensor that fills all of it, with a reference. */
 static struct tmesh_region *region_of_whole(struct state *st, PyObject *object)
 {
 	struct tmesh_tensor *tensor = tensor_get((struct tensor *)object);
 
 	if (tensor && tensor_is_whole(tensor))
 		return tmesh_region_ref(tmesh_tensor_region(tensor));
-	return tensor ? raise_code(
-				st, EINVAL,
-				"a region is kept as its maker described it, and this is a part or "
-				"another view of one: keep the whole, or a bundle of it, as in "
-				"tmesh.keep({\"x\": t}, name)")
+	return tensor ? raise_code(st, EINVAL,
+				   "cannot keep a part of a tensor or another view of it: keep "
+				   "the whole tensor, or a bundle, as in tmesh.keep({\"x\": t}, "
+				   "name)")
 		      : NULL;
 }
 
@@ -123,7 +124,7 @@ PyObject *module_keep(PyObject *module, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* As its maker described it. */
+/* Whether the region's description says that it is the index of a bundle. */
 static bool is_index(struct tmesh_region *region)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -132,7 +133,7 @@ static bool is_index(struct tmesh_region *region)
 	       strstr(info.description, "\"kind\":\"bundle\"");
 }
 
-/* Of libtmesh-cuda's, as it describes them. */
+/* Whether the region's description names it as memory of libtmesh-cuda. */
 static bool is_gpu_memory(struct tmesh_region *region)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -141,7 +142,7 @@ static bool is_gpu_memory(struct tmesh_region *region)
 	       strstr(info.description, ",\"cuda\":{");
 }
 
-/* All of them as Tensors. Takes over their references. */
+/* Return all regions as Tensors. Take over their references. */
 static PyObject *tensors_of(struct state *st, struct tmesh_region **regions, size_t count)
 {
 	PyObject *list = PyList_New(0);
@@ -207,7 +208,7 @@ PyObject *module_open_kept(PyObject *module, PyObject *args)
 	return result;
 }
 
-/* The region kept under a name, of so many bytes; NULL where there is none such. Without the GIL.
+/* Return the region kept under a name if it has that many bytes, else NULL. Drop the GIL.
  */
 static struct tmesh_region *fetched_region(struct tmesh_ctx *ctx, const char *name,
 					   unsigned long long bytes)
@@ -228,32 +229,31 @@ static struct tmesh_region *fetched_region(struct tmesh_ctx *ctx, const char *na
 
 #define SHARD_NAME sizeof("net-0123456789abcdef0123456789abcdef")
 
-/* What an offer says of one region: under which name its bytes are kept here, and how many there
- * are. False: it is no offer. */
+/* Read one region of an offer: the name under which this machine keeps its bytes, and their number.
+ * Return false if this is no offer. */
 static bool shard_name(struct state *st, PyObject *shard, char name[SHARD_NAME],
 		       unsigned long long *bytes)
 {
-	bool dict = PyDict_Check(shard);
-	PyObject *sum = dict ? PyDict_GetItem(shard, st->keys[OFFER_CHECKSUM]) : NULL;
+	bool dict = PyDict_Check(shard), good;
+	/* Take a reference: the second look-up may run code of a key in the dict. */
+	PyObject *sum = Py_XNewRef(dict ? PyDict_GetItem(shard, st->keys[OFFER_CHECKSUM]) : NULL);
 	PyObject *count = sum ? PyDict_GetItem(shard, st->keys[OFFER_REGION_BYTES]) : NULL;
-	const char *text;
-	Py_ssize_t length;
+	const char *text = NULL;
+	Py_ssize_t length = 0;
 
-	if (!count || !PyUnicode_Check(sum) || !PyLong_CheckExact(count))
-		return false;
-	text = PyUnicode_AsUTF8AndSize(sum, &length);
+	if (count && PyUnicode_Check(sum) && PyLong_CheckExact(count))
+		text = PyUnicode_AsUTF8AndSize(sum, &length);
 	*bytes = text ? PyLong_AsUnsignedLongLong(count) : 0;
-	if (PyErr_Occurred()) {
-		PyErr_Clear();
-		return false;
-	}
-	if (length != 32 || strspn(text, "0123456789abcdef") != 32)
-		return false;
-	memcpy(stpcpy(name, "net-"), text, SHARD_NAME - 4);
-	return true;
+	good = text && !PyErr_Occurred() && length == 32 && strspn(text, "0123456789abcdef") == 32;
+	PyErr_Clear();
+	if (good)
+		memcpy(stpcpy(name, "net-"), text, SHARD_NAME - 4);
+	Py_XDECREF(sum);
+	return good;
 }
 
-/* All of an offer's regions or none. Return: how many; 0: it is no offer, or not all are here. */
+/* Open all regions of an offer or none. Return their number; 0 if this is no offer or a region is
+ * missing here. */
 static Py_ssize_t fetched_regions(struct state *st, struct tmesh_ctx *ctx, PyObject *shards,
 				  struct tmesh_region **regions)
 {
@@ -261,12 +261,14 @@ static Py_ssize_t fetched_regions(struct state *st, struct tmesh_ctx *ctx, PyObj
 	bool good = count > 0 && count <= 1 + TMESH_KEPT_MAX_REGIONS;
 
 	while (good && opened < count) {
-		PyObject *shard = PyList_Check(shards) ? PyList_GetItem(shards, opened) : shards;
+		PyObject *shard =
+			Py_XNewRef(PyList_Check(shards) ? PyList_GetItem(shards, opened) : shards);
 		struct tmesh_region *region = NULL;
 		char name[SHARD_NAME];
 		unsigned long long bytes;
 
 		good = shard && shard_name(st, shard, name, &bytes);
+		Py_XDECREF(shard);
 		if (good) {
 			Py_BEGIN_ALLOW_THREADS;
 			region = fetched_region(ctx, name, bytes);
@@ -301,8 +303,9 @@ PyObject *module_open_fetched(PyObject *module, PyObject *offer)
 		return raise_code(st, EPROTO, "an offer is a dict");
 	kind = PyDict_GetItemString(offer, "kind");
 	bundle = kind && PyUnicode_Check(kind) && !PyUnicode_CompareWithASCIIString(kind, "bundle");
-	shards = bundle ? PyDict_GetItemString(offer, "shards") : offer;
+	shards = Py_XNewRef(bundle ? PyDict_GetItemString(offer, "shards") : offer);
 	count = shards ? fetched_regions(st, ctx, shards, regions) : 0;
+	Py_XDECREF(shards);
 	if (!count)
 		Py_RETURN_NONE;
 	if (bundle)
@@ -316,35 +319,13 @@ PyObject *module_open_fetched(PyObject *module, PyObject *offer)
 	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, TMESH_READ);
 }
 
-/* A time that there may not be. */
-static PyObject *time_or_none(uint64_t ns)
-{
-	if (!ns)
-		Py_RETURN_NONE;
-	return PyLong_FromUnsignedLongLong(ns);
-}
-
 static PyObject *dict_from_kept(const void *item)
 {
 	const struct tmesh_kept_info *info = item;
 
-	/* clang-format off */
-	return Py_BuildValue("{s:N,s:N,s:s,s:I,s:I,s:K,s:N,s:N,s:N,s:I,s:I,s:I,s:I,s:K}",
-			     "name", foreign_text(info->name, sizeof(info->name)),
-			     "id", text_from_id(info->id),
-			     "backend", tmesh_backend_name(info->backend),
-			     "regions", info->count,
-			     "held", info->held,
-			     "bytes", (unsigned long long)info->bytes,
-			     "kept_ns", time_or_none(info->kept_ns),
-			     "used_ns", time_or_none(info->used_ns),
-			     "expires_ns", time_or_none(info->expires_ns),
-			     "uid", (unsigned int)info->uid,
-			     "gid", (unsigned int)info->gid,
-			     "mode", info->mode,
-			     "handles", info->handles,
-			     "cgroup_id", (unsigned long long)info->cgroup_id);
-	/* clang-format on */
+	return DICT_SHOW(Py_BuildValue("{s:s,s:I}", "backend", tmesh_backend_name(info->backend),
+				       "regions", info->count),
+			 shown_kept_info, info);
 }
 
 PyObject *module_kept(PyObject *module, PyObject *unused)
@@ -382,4 +363,152 @@ PyObject *module_drop(PyObject *module, PyObject *object)
 	if (rc)
 		return raise_error(st, &err);
 	Py_RETURN_NONE;
+}
+
+/* The progress of reading a folder, and the thread that waits for it. */
+struct reading {
+	PyThreadState *thread;
+	PyObject *progress; /* NULL: no callback */
+};
+
+static int tell_reading(void *data, uint64_t done, uint64_t total)
+{
+	struct reading *reading = data;
+	PyObject *result = NULL;
+	int stop;
+
+	PyEval_RestoreThread(reading->thread);
+	/* Ctrl-C, or another exception of a signal's handler. */
+	stop = PyErr_CheckSignals();
+	if (!stop && reading->progress) {
+		result = PyObject_CallFunction(reading->progress, "KK", (unsigned long long)done,
+					       (unsigned long long)total);
+		stop = !result;
+		Py_XDECREF(result);
+	}
+	reading->thread = PyEval_SaveThread();
+	return stop;
+}
+
+PyObject *module_keep_folder(PyObject *module, PyObject *args)
+{
+	struct tmesh_keep_opts opts = {.size = sizeof(opts), .progress = tell_reading};
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	PyObject *path = NULL, *name_object, *lifetime, *gid, *progress;
+	struct reading reading = {0};
+	struct tmesh_error err;
+	const char *name;
+	int replace, rc;
+
+	if (!ctx || !PyArg_ParseTuple(args, "O&OpOO&OO:keep_folder", PyUnicode_FSConverter, &path,
+				      &name_object, &replace, &lifetime, uint_argument, &opts.mode,
+				      &gid, &progress))
+		return NULL;
+	if (keep_options(st, name_object, lifetime, gid, &opts, &name)) {
+		Py_DECREF(path);
+		return NULL;
+	}
+	opts.flags |= replace ? TMESH_KEEPING_REPLACE : 0;
+	reading.progress = progress == Py_None ? NULL : progress;
+	opts.progress_data = &reading;
+	reading.thread = PyEval_SaveThread();
+	rc = tmesh_keep_folder(ctx, name, PyBytes_AsString(path), &opts, &err);
+	PyEval_RestoreThread(reading.thread);
+	Py_DECREF(path);
+	if (rc)
+		/* An exception of the callback or of a signal's handler takes precedence over the
+		 * error that it caused. */
+		return PyErr_Occurred() ? NULL : raise_error(st, &err);
+	Py_RETURN_NONE;
+}
+
+PyObject *module_kept_path(PyObject *module, PyObject *args)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	PyObject *name_object, *path_object, *path = NULL, *result;
+	struct tmesh_error err;
+	const char *name;
+	char *text;
+	int rc;
+
+	if (!ctx || !PyArg_ParseTuple(args, "OO:kept_path", &name_object, &path_object) ||
+	    !(name = name_from_object(st, name_object)) ||
+	    (path_object != Py_None && !PyUnicode_FSConverter(path_object, &path)))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_kept_path(ctx, name, path ? PyBytes_AsString(path) : NULL, &text, &err);
+	Py_END_ALLOW_THREADS;
+	Py_XDECREF(path);
+	if (rc)
+		return raise_error(st, &err);
+	result = PyUnicode_DecodeFSDefault(text);
+	free(text);
+	return result;
+}
+
+static PyObject *dict_from_file(const void *item)
+{
+	const struct tmesh_kept_file *file = item;
+
+	return Py_BuildValue("{s:N,s:K,s:L}", "path", PyUnicode_DecodeFSDefault(file->path),
+			     "bytes", (unsigned long long)file->bytes, "mtime_ns",
+			     (long long)file->mtime_ns);
+}
+
+PyObject *module_kept_files(PyObject *module, PyObject *object)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	const char *name = ctx ? name_from_object(st, object) : NULL;
+	struct tmesh_kept_file *files;
+	struct tmesh_error err;
+	size_t count;
+	int rc;
+
+	if (!name)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_kept_files(ctx, name, TMESH_KEPT_OWN, &files, &count, &err);
+	Py_END_ALLOW_THREADS;
+	if (rc)
+		return raise_error(st, &err);
+	return list_of_items(files, count, sizeof(*files), dict_from_file);
+}
+
+/* Return the bytes of one kept file as a Tensor of uint8. */
+PyObject *module_open_kept_file(PyObject *module, PyObject *args)
+{
+	struct tmesh_layout layout = {.dtype = TMESH_UINT8, .ndim = 1, .strides = {1}};
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	PyObject *name_object, *path = NULL;
+	struct tmesh_tensor *tensor;
+	struct tmesh_kept_file file;
+	struct tmesh_region *region;
+	struct tmesh_error err;
+	const char *name;
+	int rc;
+
+	if (!ctx || !PyArg_ParseTuple(args, "OO&:open_kept_file", &name_object,
+				      PyUnicode_FSConverter, &path))
+		return NULL;
+	name = name_from_object(st, name_object);
+	if (!name) {
+		Py_DECREF(path);
+		return NULL;
+	}
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_kept_open_file(ctx, name, TMESH_KEPT_OWN, PyBytes_AsString(path), &region, &file,
+				  &err);
+	Py_END_ALLOW_THREADS;
+	Py_DECREF(path);
+	if (rc)
+		return raise_error(st, &err);
+	layout.shape[0] = (int64_t)file.bytes;
+	layout.offset = file.offset;
+	rc = tmesh_tensor_wrap(region, &layout, &tensor, &err);
+	tmesh_region_unref(region);
+	return rc ? raise_error(st, &err) : tensor_new(st, tensor, NULL, TMESH_READ);
 }

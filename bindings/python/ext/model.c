@@ -1,35 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * What tmesh.load_model() stands on: files of tensors, by libtmesh-model. It is compiled in where
- * its own libraries are at hand (TMESH_MODEL); else these functions say what is missing.
- */
+/* The C part of tmesh.load_model(): files of tensors, by libtmesh-model. */
 #include "binding.h"
 
 #include <errno.h>
-
-#ifndef TMESH_MODEL
-
-void *raise_left_out(struct state *st)
-{
-	return raise_code(
-		st, EOPNOTSUPP,
-		"this tmesh was built without liburing and xxhash, which files of tensors, slots "
-		"and pages need. On "
-		"Debian and Ubuntu: sudo apt install liburing-dev libxxhash-dev, then install "
-		"tmesh again (pip install --force-reinstall)");
-}
-
-PyObject *module_load_model(PyObject *module, PyObject *args)
-{
-	return raise_left_out(PyModule_GetState(module));
-}
-
-PyObject *module_parse_model(PyObject *module, PyObject *data)
-{
-	return raise_left_out(PyModule_GetState(module));
-}
-
-#else
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,12 +10,14 @@ PyObject *module_parse_model(PyObject *module, PyObject *data)
 #include <tmesh/model.h>
 #include <unistd.h>
 
+#include "common/shown.h"
+
 #define MODEL "tmesh.model"
 
-/* Where a loading stands, and the thread that waits for it. */
+/* The progress of a load, and the thread that waits for it. */
 struct watch {
 	PyThreadState *thread;
-	PyObject *progress; /* NULL: nobody wants to know */
+	PyObject *progress; /* NULL: no callback */
 };
 
 static int watch_progress(void *data, const struct tmesh_model_progress *progress)
@@ -52,7 +27,7 @@ static int watch_progress(void *data, const struct tmesh_model_progress *progres
 	int stop;
 
 	PyEval_RestoreThread(watch->thread);
-	/* Ctrl-C, and whatever else a signal's handler raises. */
+	/* Ctrl-C, or another exception of a signal's handler. */
 	stop = PyErr_CheckSignals();
 	if (!stop && watch->progress) {
 		result = PyObject_CallFunction(watch->progress, "KKO",
@@ -67,9 +42,9 @@ static int watch_progress(void *data, const struct tmesh_model_progress *progres
 }
 
 /*
- * Others find a loaded model as long as the library's object lives, so all tensors of it keep this.
- * In a child of fork() the object's locks are the parent's: what the child lets go of there would
- * end them.
+ * Keep the library's object while a tensor of it exists, so that other processes find the loaded
+ * model. A child of fork() must not unref it: the object's locks are the parent's, and an unref
+ * would unlock them there.
  */
 static void capsule_free(PyObject *capsule)
 {
@@ -106,27 +81,13 @@ static PyObject *report(const struct tmesh_model *model, bool hashed, struct sta
 	method = tmesh_model_method_name(report.method);
 	for (int i = 0; i < 16; i++)
 		snprintf(hash + 2 * i, 3, "%02x", report.hash[i]);
-	/* clang-format off */
-	return Py_BuildValue("{s:s,s:K,s:K,s:K,s:K,s:K,s:K,s:z,s:O,s:K,s:K,s:z,s:s,s:s,s:z}",
-			     "format", tmesh_model_format_name(tmesh_model_format(model)),
-			     "bytes", (unsigned long long)report.bytes,
-			     "bytes_read", (unsigned long long)report.bytes_read,
-			     "bytes_copied", (unsigned long long)report.bytes_copied,
-			     "tensors_moved", (unsigned long long)report.tensors_moved,
-			     "huge_bytes", (unsigned long long)report.huge_bytes,
-			     "ns", (unsigned long long)report.ns,
-			     "method", method,
-			     "shared", report.shared ? Py_True : Py_False,
-			     "direct_rate", (unsigned long long)report.direct_rate,
-			     "buffered_rate", (unsigned long long)report.buffered_rate,
-			     "hash", hashed ? hash : NULL,
-			     "file_system", report.file_system,
-			     "reason", report.reason,
-			     "kept", report.kept[0] ? report.kept : NULL);
-	/* clang-format on */
+	return DICT_SHOW(Py_BuildValue("{s:s,s:z,s:z}", "format",
+				       tmesh_model_format_name(tmesh_model_format(model)), "method",
+				       method, "hash", hashed ? hash : NULL),
+			 shown_model_report, &report);
 }
 
-/* (name, type as the file spells it, dtype or None, shape, place, bytes) of each. */
+/* Return (name, type as the file spells it, dtype or None, shape, place, bytes) of each tensor. */
 static PyObject *described(const struct tmesh_model *model, struct state *st)
 {
 	PyObject *list = PyList_New(0);
@@ -188,32 +149,67 @@ PyObject *module_load_model(PyObject *module, PyObject *args)
 	struct tmesh_model *model;
 	struct watch watch = {0};
 	struct tmesh_error err;
-	int keep, alone, hash, rc;
+	int keep, alone, hash, lenient, rc;
 
-	if (!ctx || !PyArg_ParseTuple(args, "O&pppO:load_model", PyUnicode_FSConverter, &path,
-				      &keep, &alone, &hash, &progress))
+	if (!ctx || !PyArg_ParseTuple(args, "O&ppppO:load_model", PyUnicode_FSConverter, &path,
+				      &keep, &alone, &hash, &lenient, &progress))
 		return NULL;
 	watch.progress = progress == Py_None ? NULL : progress;
 	opts.progress_data = &watch;
 	opts.flags = (keep ? TMESH_MODEL_KEEP : 0) | (alone ? TMESH_MODEL_ALONE : 0) |
-		     (hash ? TMESH_MODEL_HASH : 0);
+		     (hash ? TMESH_MODEL_HASH : 0) | (lenient ? TMESH_MODEL_LENIENT : 0);
 	watch.thread = PyEval_SaveThread();
 	rc = tmesh_model_load(ctx, PyBytes_AsString(path), &opts, &model, &err);
 	PyEval_RestoreThread(watch.thread);
 	Py_DECREF(path);
 	if (rc)
-		/* What the callback or a signal raised goes before what it led to. */
+		/* An exception of the callback or of a signal's handler takes precedence over the
+		 * error that it caused. */
 		return PyErr_Occurred() ? NULL : raise_error(st, &err);
 	return loaded(st, ctx, model, hash);
+}
+
+/* Return (format, list of tensors, metadata), and drop the model. */
+static PyObject *said(struct state *st, struct tmesh_model *model)
+{
+	PyObject *list = described(model, st), *result = NULL;
+	struct tmesh_error err;
+	char *metadata;
+
+	if (list && tmesh_model_metadata_json(model, 0, &metadata, &err)) {
+		raise_error(st, &err);
+	} else if (list) {
+		result = Py_BuildValue("sOs", tmesh_model_format_name(tmesh_model_format(model)),
+				       list, metadata);
+		free(metadata);
+	}
+	Py_XDECREF(list);
+	tmesh_model_unref(model);
+	return result;
+}
+
+PyObject *module_describe_model(PyObject *module, PyObject *given)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_model *model;
+	struct tmesh_error err;
+	PyObject *path;
+	int rc;
+
+	if (!PyUnicode_FSConverter(given, &path))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_model_describe(PyBytes_AsString(path), &model, &err);
+	Py_END_ALLOW_THREADS;
+	Py_DECREF(path);
+	return rc ? raise_error(st, &err) : said(st, model);
 }
 
 PyObject *module_parse_model(PyObject *module, PyObject *data)
 {
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_model *model;
-	PyObject *list, *result;
 	struct tmesh_error err;
-	char *metadata;
 	uint64_t need;
 	Py_buffer view;
 	int rc;
@@ -226,18 +222,5 @@ PyObject *module_parse_model(PyObject *module, PyObject *data)
 		return raise_code(st, EPROTO, "the header ends behind the data's end");
 	if (rc)
 		return raise_error(st, &err);
-	list = described(model, st);
-	rc = list ? tmesh_model_metadata_json(model, 0, &metadata, &err) : 0;
-	if (!list || rc) {
-		Py_XDECREF(list);
-		result = rc ? raise_error(st, &err) : NULL;
-	} else {
-		result = Py_BuildValue("sNs", tmesh_model_format_name(tmesh_model_format(model)),
-				       list, metadata);
-		free(metadata);
-	}
-	tmesh_model_unref(model);
-	return result;
+	return said(st, model);
 }
-
-#endif /* TMESH_MODEL */

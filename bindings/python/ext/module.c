@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -14,9 +15,9 @@ static _Thread_local struct warning {
 } * warning;
 
 /*
- * What the library warns of while it chooses a backend becomes a Python warning. Later ones may
- * come from threads that Python does not know, or when it has ended, as that messages are lost:
- * these go where the library itself writes at a process's end.
+ * A warning of the library while it chooses a backend becomes a Python warning. Later warnings, for
+ * example of lost messages, may come from a thread that Python does not know, or after the
+ * interpreter has ended. Write those to standard error, as the library does.
  */
 static void keep_warning(void *data, enum tmesh_log_level level, const char *message)
 {
@@ -28,6 +29,8 @@ static void keep_warning(void *data, enum tmesh_log_level level, const char *mes
 		dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(), message);
 }
 
+#define EXIT_WAIT_NS 5000000000u
+
 static int open_context(struct state *st, struct tmesh_ctx_opts *opts)
 {
 	struct warning kept = {""};
@@ -36,8 +39,12 @@ static int open_context(struct state *st, struct tmesh_ctx_opts *opts)
 
 	opts->size = sizeof(*opts);
 	opts->log = keep_warning;
-	/* An array outlives any question: what was taken back must not end the process. */
+	/* If memory is taken back, arrays on it read zeros. A fault would end the process, since no
+	 * check can guard an array. */
 	opts->taken = TMESH_TAKEN_ZERO;
+	/* Without a wait, a script that ends right after it sent a tensor would lose it. */
+	if (!secure_getenv("TMESH_EXIT_WAIT"))
+		opts->exit_wait_ns = EXIT_WAIT_NS;
 	warning = &kept;
 	rc = tmesh_ctx_open(opts, &st->ctx, &err);
 	warning = NULL;
@@ -67,7 +74,7 @@ static int backend_from_name(struct state *st, const char *name, enum tmesh_back
 	return -1;
 }
 
-/* None or a path; a converter for "O&", which is called with NULL to clean up. */
+/* Convert None or a path, for "O&". Python calls this with NULL to clean up. */
 static int path_argument(PyObject *object, void *bytes)
 {
 	return object == Py_None ? 1 : PyUnicode_FSConverter(object, bytes);
@@ -117,13 +124,13 @@ static PyObject *module_configure(PyObject *module, PyObject *args, PyObject *kw
 	Py_RETURN_NONE;
 }
 
-/* A Tensor that this process has just made. Takes over @tensor, which may be NULL. */
+/* Return a new tensor of this process as a Tensor. Take over @tensor, which may be NULL. */
 static PyObject *made(struct state *st, struct tmesh_tensor *tensor,
 		      const struct tmesh_region_opts *opts)
 {
 	struct tensor *object = (struct tensor *)tensor_new(st, tensor, NULL, ALL_RIGHTS);
 
-	/* A large one has a region of its own. */
+	/* A large tensor has a region of its own. */
 	if (object && opts->arena)
 		object->in_arena = tmesh_region_bytes(tmesh_tensor_region(tensor)) >
 				   tmesh_tensor_bytes(tensor);
@@ -133,8 +140,8 @@ static PyObject *made(struct state *st, struct tmesh_tensor *tensor,
 static PyObject *create(PyObject *module, PyObject *args, PyObject *kwargs, const char *format,
 			bool zeroed)
 {
-	static char *names[] = {"shape", "dtype",     "label", "huge",	"node", "mode",
-				"gid",	 "linger_ms", "pin",   "arena", NULL};
+	static char *names[] = {"shape", "dtype",   "label", "huge",  "node", "mode",
+				"gid",	 "hold_ms", "pin",   "arena", NULL};
 	struct state *st = PyModule_GetState(module);
 	struct region_args region = REGION_ARGS_INIT;
 	PyObject *shape_object, *dtype_object;
@@ -149,14 +156,14 @@ static PyObject *create(PyObject *module, PyObject *args, PyObject *kwargs, cons
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, format, names, &shape_object, &dtype_object,
 					 &region.label, &region.huge, &region.node, uint_argument,
-					 &region.mode, &region.gid, uint_argument,
-					 &region.linger_ms, &region.pin, &region.arena))
+					 &region.mode, &region.gid, uint_argument, &region.hold_ms,
+					 &region.pin, &region.arena))
 		return NULL;
 	if (shape_from_object(st, shape_object, &ndim, shape) ||
 	    dtype_from_object(st, dtype_object, &dtype) ||
 	    region_opts_from_args(st, &region, &opts))
 		return NULL;
-	/* Others than this user get zeros. */
+	/* Only processes of the same user may see uninitialized memory; others get zeros. */
 	if (!zeroed && !opts.arena && !(opts.mode & 077) && !(opts.flags & TMESH_REGION_GID))
 		opts.flags |= TMESH_REGION_UNINITIALIZED;
 	ctx = context(st);
@@ -178,7 +185,7 @@ static PyObject *module_zeros(PyObject *module, PyObject *args, PyObject *kwargs
 	return create(module, args, kwargs, "OO|$OOOO&OO&pO:zeros", true);
 }
 
-/* Lists, and whatever else NumPy can make an array of. */
+/* Convert lists, and other objects that NumPy can make an array of. */
 static struct tmesh_tensor *put_through_numpy(struct state *st, PyObject *object,
 					      const struct tmesh_region_opts *opts)
 {
@@ -203,8 +210,8 @@ static struct tmesh_tensor *put_through_numpy(struct state *st, PyObject *object
 	return tensor;
 }
 
-/* Whether it is a NumPy array in which something is masked, of which its buffer knows nothing; -1
- * with an exception of the object's own code. */
+/* Whether an object is a NumPy array with masked elements, which its buffer does not show; -1 with
+ * an exception of the object's own code. */
 static int is_masked(PyObject *object)
 {
 	PyObject *mask = NULL, *any = NULL;
@@ -221,7 +228,7 @@ static int is_masked(PyObject *object)
 	Py_XDECREF(mask);
 	if (any || !PyErr_ExceptionMatches(PyExc_AttributeError))
 		return any ? masked : -1;
-	/* It is another kind of array. */
+	/* This is another kind of array. */
 	PyErr_Clear();
 	return 0;
 }
@@ -253,8 +260,8 @@ static struct tmesh_tensor *put_any(struct state *st, PyObject *object,
 
 static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"",    "seal",	    "label", "huge",  "node", "mode",
-				"gid", "linger_ms", "pin",   "arena", NULL};
+	static char *names[] = {"",    "seal",	  "label", "huge",  "node", "mode",
+				"gid", "hold_ms", "pin",   "arena", NULL};
 	struct state *st = PyModule_GetState(module);
 	struct region_args region = REGION_ARGS_INIT;
 	struct tmesh_region_opts opts;
@@ -264,7 +271,7 @@ static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$OOOOO&OO&pO:put", names, &object,
 					 &wanted, &region.label, &region.huge, &region.node,
 					 uint_argument, &region.mode, &region.gid, uint_argument,
-					 &region.linger_ms, &region.pin, &region.arena) ||
+					 &region.hold_ms, &region.pin, &region.arena) ||
 	    region_opts_from_args(st, &region, &opts))
 		return NULL;
 	seal = wanted == Py_None ? !opts.arena : PyObject_IsTrue(wanted);
@@ -274,7 +281,7 @@ static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 		return raise_code(st, EINVAL,
 				  "what lies in an arena cannot be sealed: its neighbours would be "
 				  "too");
-	/* It is sealed below, where other threads are kept from taking views meanwhile. */
+	/* Seal it below, where no other thread can take a view meanwhile. */
 	opts.flags |= TMESH_REGION_UNSEALED;
 	tensor = made(st, put_any(st, object, &opts), &opts);
 	if (!tensor || !seal)
@@ -290,68 +297,70 @@ static PyMethodDef functions[] = {
 	{"configure", KEYWORDS(module_configure), METH_VARARGS | METH_KEYWORDS,
 	 "configure(*, backend=None, pool_bytes=None, max_bytes=0, runtime_dir=None, timeout=2.0)\n"
 	 "--\n\n"
-	 "Open this process's context with other than the defaults, before anything else uses\n"
-	 "it (else BusyError).\n\n"
+	 "Open this process's context with options of its own, before another call uses it\n"
+	 "(else BusyError).\n\n"
 	 "backend: \"auto\", \"kernel\" or \"memfd\"; an explicit one is never replaced by\n"
-	 "another. pool_bytes: how much released memory is kept for reuse, for 10 s; 0 for none,\n"
-	 "None for TMESH_POOL, in MiB, else 256 MiB, or a 64th of the memory if that is less.\n"
-	 "max_bytes: how much this process may create (LimitError beyond), 0 for no limit. "
-	 "runtime_dir: where the\n"
-	 "memfd backend has its sockets. timeout: longest wait for a peer, in seconds."},
+	 "another. pool_bytes: the most released memory that stays ready for reuse, for 10 s;\n"
+	 "0: none. None: TMESH_POOL, in MiB, else 256 MiB, or a 64th of the memory if that is\n"
+	 "less. max_bytes: the most that this process may create (LimitError beyond); 0: no\n"
+	 "limit. runtime_dir: the folder of sockets and names. None: TMESH_RUNTIME_DIR, else\n"
+	 "tmesh in XDG_RUNTIME_DIR, else tmesh-UID in TMPDIR or /tmp. timeout: longest wait for a "
+	 "peer, in seconds."},
 	{"empty", KEYWORDS(module_empty), METH_VARARGS | METH_KEYWORDS,
 	 "empty(shape, dtype, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
-	 "      linger_ms=0, pin=True, arena=None)\n--\n\n"
-	 "A new tensor in C order, writable, whose contents are not specified: zeros, or what\n"
-	 "this process has put into memory that nobody else has ever had. Where other users may\n"
-	 "open it (mode, gid) they are zeros; zeros() promises them.\n\n"
-	 "shape: an integer or at most 8 of them. dtype: a name (\"float32\", \"bfloat16\"), or\n"
-	 "one of NumPy's (\"f4\"), a NumPy or PyTorch dtype, float, int, bool or complex. label:\n"
-	 "a name for people. huge: True for 2 MiB pages or OutOfMemoryError, \"try\" for what can\n"
-	 "be had. node: a NUMA node. mode, gid: who may open its token, as for files (memfd: only\n"
-	 "0o600). linger_ms: how long it outlives its last holder, at most 1000 (memfd: only 0).\n"
-	 "pin=False refuses pinning handles.\n"
-	 "arena: an Arena for it to lie in, which has said all else but the shape and dtype."},
+	 "      hold_ms=0, pin=True, arena=None)\n--\n\n"
+	 "Make a writable tensor in C order, with unspecified contents: zeros, or old bytes of\n"
+	 "this process itself. If other users may open it (mode, gid), they are zeros;\n"
+	 "zeros() promises zeros.\n\n"
+	 "shape: an integer or at most 8 of them. dtype: a name (\"float32\", \"bfloat16\"),\n"
+	 "or one of NumPy's (\"f4\"), a NumPy or PyTorch dtype, float, int, bool or complex.\n"
+	 "label: a name for people. huge: True for 2 MiB pages or OutOfMemoryError, \"try\"\n"
+	 "for such pages if there are any. node: a NUMA node. mode, gid: the users that may\n"
+	 "open its token, as for files (memfd: only 0o600). hold_ms: the time for which it\n"
+	 "outlives its last holder, at most 1000 (memfd: only 0). pin: False refuses pinning\n"
+	 "handles. arena: an Arena that gives the memory; its own options then count, and\n"
+	 "only shape and dtype are given."},
 	{"zeros", KEYWORDS(module_zeros), METH_VARARGS | METH_KEYWORDS,
 	 "zeros(shape, dtype, *, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
-	 "      linger_ms=0, pin=True, arena=None)\n--\n\n"
+	 "      hold_ms=0, pin=True, arena=None)\n--\n\n"
 	 "A new tensor of zeros, in C order, writable. The arguments are those of empty().\n"
 	 "Errors as of empty()."},
 	{"put", KEYWORDS(module_put), METH_VARARGS | METH_KEYWORDS,
 	 "put(array, /, *, seal=None, label=None, huge=False, node=None, mode=0o600, gid=None,\n"
-	 "    linger_ms=0, pin=True, arena=None)\n--\n\n"
+	 "    hold_ms=0, pin=True, arena=None)\n--\n\n"
 	 "A new tensor with the contents of array, contiguous in C order.\n\n"
 	 "array: anything with the buffer protocol (NumPy arrays, bytes, memoryviews), with\n"
 	 "__dlpack__ (PyTorch and JAX tensors on the CPU), or a list that NumPy understands.\n"
 	 "The bytes are copied once, which tmesh.stats() counts. The result is sealed: nobody\n"
-	 "writes to it any more. seal=False leaves it writable. What lies in an arena is never\n"
+	 "writes to it any more. seal=False leaves it writable. A tensor in an arena is never\n"
 	 "sealed. The other arguments are those of empty(). The GIL is released while it copies.\n"
 	 "UnsupportedError: its elements have no dtype here; other errors as of empty()."},
 	{"open", KEYWORDS(module_open), METH_FASTCALL | METH_KEYWORDS,
 	 "open(ref, /, writable=False)\n--\n\n"
-	 "Open what another process (or this one) put: the same memory, not a copy.\n\n"
-	 "ref: what Tensor.ref() or Bundle.ref() gave, as a dict or as JSON; or a token, which\n"
-	 "opens the whole region as uint8; or a Tensor, for another with a handle of its own. "
-	 "Raises\n"
-	 "NotFoundError when the token is dead, foreign or guessed, AccessError when\n"
-	 "writable=True needs a token from ref(writable=True), SealedError when it is sealed by\n"
-	 "then, ProtocolError when it is\n"
-	 "malformed, PeerTimeoutError when the producer hangs. The GIL is released meanwhile."},
+	 "Open a tensor of another process (or of this one): the same memory, not a\n"
+	 "copy.\n\nref: a ref of Tensor.ref() or Bundle.ref(), as a dict or as JSON. A token\n"
+	 "opens the whole region as uint8, and a Tensor gives another one with a handle of\n"
+	 "its own. NotFoundError: the token is dead, foreign or guessed.\n"
+	 "AccessError: writable=True needs a token from ref(writable=True). SealedError: the\n"
+	 "region is sealed by now. ProtocolError: the ref is malformed. PeerTimeoutError: the\n"
+	 "producer hangs. The call releases the GIL."},
 	{"unpickle", module_unpickle, METH_O,
 	 "unpickle(value, /)\n--\n\nThe tensor of what its __reduce__() gave, which may be lost."},
 	{"flush_held", module_flush_held, METH_O,
 	 "flush_held(timeout, /)\n--\n\n"
-	 "Wait until what refs hold was opened, or its time is over, and what channels sent was\n"
-	 "received; how many refs nobody has opened, and messages nobody received, after timeout\n"
-	 "seconds."},
-	{"linger", module_linger, METH_NOARGS,
-	 "linger(/)\n--\n\n"
-	 "What the process's end does, for one that ends by os._exit(): wait for what refs hold."},
+	 "Wait for at most timeout seconds until each held ref was opened or its time is over,\n"
+	 "and each message of a channel was received. Return the numbers of refs not opened\n"
+	 "and of messages not received."},
+	{"exit_wait", module_exit_wait, METH_NOARGS,
+	 "exit_wait(/)\n--\n\n"
+	 "Wait for held refs as the end of the process does, for a process that ends by "
+	 "os._exit()."},
 	{"released_by", module_released_by, METH_O,
 	 "released_by(tensor, /)\n--\n\n"
 	 "The thread (threading.get_ident()) that released it or ended its \"with\", or None."},
 	{"layout", module_layout, METH_O,
 	 "layout(tensor, /)\n--\n\n"
-	 "Its dtype, shape, strides and offset in its region: what part() takes."},
+	 "Return its dtype, shape, strides and offset in its region, as part() takes them."},
 	{"part", KEYWORDS(module_part), METH_FASTCALL,
 	 "part(tensor, dtype, shape, strides, offset, /)\n--\n\n"
 	 "Another tensor of the same region, which lies where layout() says: a view of the first.\n"
@@ -359,44 +368,46 @@ static PyMethodDef functions[] = {
 	{"from_dlpack", module_from_dlpack, METH_O,
 	 "from_dlpack(object, /)\n--\n\n"
 	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"
-	 "shared, also a part of a contiguous tensor's that keeps its dtype, such as a slice made\n"
-	 "by PyTorch; any other is copied once, as put(object, seal=False) does.\n"
+	 "shared. So is a part of a contiguous tensor that keeps its dtype, such as a slice\n"
+	 "made by PyTorch. Other memory is copied once, as put(object, seal=False) does.\n"
 	 "AttributeError: it has no __dlpack__; other errors as of put()."},
 	{"from_address", module_from_address, METH_O,
 	 "from_address(address, /)\n--\n\n"
-	 "The tensor whose memory a DLPack consumer has at that address, or None: for tensors of\n"
-	 "libraries that do not tell where theirs come from, such as the data_ptr() of PyTorch's.\n"
+	 "The tensor whose memory a DLPack consumer or a NumPy array has at that address, or\n"
+	 "None. Use it for libraries that give only an address, such as PyTorch's data_ptr().\n"
 	 "One that begins there comes first, then the largest contiguous one around the address.\n"
 	 "TypeError: it is no number."},
 	{"begins_at", module_begins_at, METH_O,
 	 "begins_at(address, /)\n--\n\n"
 	 "from_address(), but None for an address that is not of a tensor's first element."},
-	{"around", module_around, METH_O,
-	 "around(address, /)\n--\n\n"
-	 "The largest contiguous tensor that a DLPack consumer has around that address, and how\n"
-	 "many bytes of it are before the address; or None."},
+	{"containing", module_containing, METH_O,
+	 "containing(address, /)\n--\n\n"
+	 "The largest contiguous tensor that a DLPack consumer or a NumPy array has around\n"
+	 "that address, and the number of its bytes before the address; or None."},
 	{"link_name", module_link_name, METH_O,
 	 "link_name(name, /)\n--\n\n"
 	 "The file name that stands for a block's name, which may begin with a slash."},
+	{"runtime_dir", module_runtime_dir, METH_NOARGS,
+	 "runtime_dir()\n--\n\n"
+	 "A new descriptor of the runtime directory, which is made if it does not exist."},
 	{"open_link", KEYWORDS(module_open_link), METH_FASTCALL,
 	 "open_link(folder, name, /)\n--\n\n"
-	 "The token that is the target of a symbolic link in an open folder, and the memory that\n"
+	 "Return the token in a symbolic link's target, in an open folder, and the memory that\n"
 	 "it opens, to read and write. The link is called link_name(name)."},
 	{"find", KEYWORDS(module_find), METH_FASTCALL,
 	 "find(address, dtype, shape, strides, /)\n--\n\n"
 	 "from_address(), but None for a tensor of another layout, or without elements."},
 	{"gather", KEYWORDS(module_gather), METH_VARARGS | METH_KEYWORDS,
 	 "gather(parts, /, shape=None, dtype=None, *, writable=False, label=None, mode=0o600,\n"
-	 "       gid=None, linger_ms=0)\n--\n\n"
-	 "Parts of regions, one behind the other, as one tensor that shows them and copies\n"
-	 "nothing; with the module. A part is a Tensor, or (Tensor, offset, bytes) of its region, "
-	 "in whole\n"
+	 "       gid=None, hold_ms=0)\n--\n\n"
+	 "Show parts of regions, one behind the other, as one tensor, without a copy; with the\n"
+	 "module. A part is a Tensor, or (Tensor, offset, bytes) of its region, in whole\n"
 	 "pages. Without a shape and dtype the tensor is of uint8.\n"
 	 "UnsupportedError: there is no module; InvalidError: a part is not whole pages of its\n"
 	 "region, or they do not fit the shape; ReleasedError: one was released."},
 	{"from_dmabuf", KEYWORDS(module_from_dmabuf), METH_VARARGS | METH_KEYWORDS,
 	 "from_dmabuf(descriptor, /, shape=None, dtype=None, *, label=None, mode=0o600, gid=None,\n"
-	 "            linger_ms=0)\n--\n\n"
+	 "            hold_ms=0)\n--\n\n"
 	 "Another exporter's dma-buf as a tensor; with the module. The descriptor stays the\n"
 	 "caller's.\n"
 	 "UnsupportedError: there is no module; InvalidError: it is no dma-buf, or too small for "
@@ -404,10 +415,9 @@ static PyMethodDef functions[] = {
 	 "shape."},
 	{"recv", KEYWORDS(module_recv), METH_VARARGS | METH_KEYWORDS,
 	 "recv(socket, /, shape=None, dtype=None, *, offset=0, timeout=None)\n--\n\n"
-	 "The tensor that comes next by a connected Unix socket, or its descriptor, as\n"
-	 "Tensor.send() sends it: as its maker described it, unless a shape and dtype are given. "
-	 "GoneError when\n"
-	 "nobody is left there, ProtocolError when something else came."},
+	 "Receive the next tensor that Tensor.send() sent by a connected Unix socket, or its\n"
+	 "descriptor. It has its maker's shape and dtype, unless the call names others.\n"
+	 "GoneError: the peer has closed the socket. ProtocolError: something else came."},
 	{"export_memory", KEYWORDS(module_export_memory), METH_VARARGS | METH_KEYWORDS,
 	 "export_memory(buffer, /, *, writable=False)\n--\n\n"
 	 "A new descriptor of a dma-buf of this process's own memory, in whole pages, without a\n"
@@ -427,25 +437,35 @@ static PyMethodDef functions[] = {
 	 "plan_bundle(pairs, /)\n--\n\n"
 	 "Places in one region for a tuple of (dtype, shape), and its bytes."},
 	{"make_bundle", module_make_bundle, METH_VARARGS,
-	 "make_bundle(pairs, metadata, seal, label, /)\n--\n\nOf a tuple of (name, Tensor)."},
+	 "make_bundle(pairs, metadata, seal, label, /)\n--\n\nMake a Held of a tuple of (name, "
+	 "Tensor)."},
 	{"keep", module_keep, METH_VARARGS,
-	 "keep(what, name, replace, lifetime, mode, gid, /)\n--\n\nOf a Tensor or a Held."},
+	 "keep(what, name, replace, lifetime, mode, gid, /)\n--\n\nKeep a Tensor or a Held."},
+	{"keep_folder", module_keep_folder, METH_VARARGS,
+	 "keep_folder(path, name, replace, lifetime, mode, gid, progress, /)\n--\n\n"
+	 "A folder's files, or one file."},
+	{"kept_path", module_kept_path, METH_VARARGS, "kept_path(name, path, /)\n--\n\nA str."},
+	{"open_kept_file", module_open_kept_file, METH_VARARGS,
+	 "open_kept_file(name, path, /)\n--\n\nA Tensor of uint8."},
+	{"kept_files", module_kept_files, METH_O,
+	 "kept_files(name, /)\n--\n\n"
+	 "The files that are kept under a name of this user's, sorted with slashes first: a dict\n"
+	 "each, of path, bytes and mtime_ns. NotFoundError when nothing is kept under it, or no "
+	 "file."},
 	{"open_kept", module_open_kept, METH_VARARGS,
 	 "open_kept(name, uid, /)\n--\n\nA Held, or a list of Tensors."},
 	{"open_fetched", module_open_fetched, METH_O,
 	 "open_fetched(offer, /)\n--\n\n"
-	 "The Tensor or the Held that an offer of Tmesh.Net describes, of what was fetched and is "
-	 "kept\n"
-	 "here. None where not all of it is."},
+	 "Return the fetched and kept Tensor or Held of an offer of Tmesh.Net, or None if a\n"
+	 "part of it is missing here."},
 	{"kept", module_kept, METH_NOARGS,
-	 "kept()\n--\n\nWhat is kept under a name that this user may open, a dict each, in the "
-	 "order in\n"
-	 "which it was kept; tmeshctl kept --json prints the same. No keeper: nothing is kept.\n"
+	 "kept()\n--\n\nList the kept names that this user may open, a dict each, the oldest\n"
+	 "first; tmeshctl kept --json prints the same. Without a keeper the list is empty.\n"
 	 "Errors as of backend()."},
 	{"drop", module_drop, METH_O,
 	 "drop(name, /)\n--\n\n"
-	 "Give up a name of this user's. What nobody holds of it is gone when the call returns;\n"
-	 "holders keep theirs. NotFoundError when nothing is kept under it."},
+	 "Give up a name of this user's. Memory without holders is free when the call returns;\n"
+	 "holders keep theirs. NotFoundError: no memory is kept under the name."},
 	{"make_slot", module_make_slot, METH_VARARGS,
 	 "make_slot(label, max_ref, name, /)\n--\n\nA SlotHandle."},
 	{"open_slot", module_open_slot, METH_O, "open_slot(token, /)\n--\n\nA SlotReaderHandle."},
@@ -460,8 +480,10 @@ static PyMethodDef functions[] = {
 	 "(bytes of int32, width, bytes of int32): tables and lengths of a list of "
 	 "SequenceHandles."},
 	{"load_model", module_load_model, METH_VARARGS,
-	 "load_model(path, keep, alone, hash, progress, /)\n--\n\n"
+	 "load_model(path, keep, alone, hash, lenient, progress, /)\n--\n\n"
 	 "(Held, report, [(name, type, dtype, shape, place in the file, bytes), ...])."},
+	{"describe_model", module_describe_model, METH_O,
+	 "describe_model(path, /)\n--\n\n(format, list as load_model()'s, metadata as JSON)."},
 	{"parse_model", module_parse_model, METH_O,
 	 "parse_model(data, /)\n--\n\n(format, list as load_model()'s, metadata as JSON)."},
 	{"write", module_write, METH_VARARGS,
@@ -473,7 +495,7 @@ static PyMethodDef functions[] = {
 	 "trim()\n--\n\n"
 	 "Give back at once the memory that is kept ready for new tensors "
 	 "(stats()[\"pool_bytes\"]);\n"
-	 "how many bytes that was. What nobody has asked for in 30 s goes by itself.\n"
+	 "return the number of bytes. Memory that was not reused for 10 s goes by itself.\n"
 	 "Errors as of backend()."},
 	{"caps", module_caps, METH_NOARGS,
 	 "caps()\n--\n\n"
@@ -487,14 +509,17 @@ static PyMethodDef functions[] = {
 	{"raise_error", module_raise_error, METH_O,
 	 "raise_error(report, /)\n--\n\n"
 	 "Raise what a struct tmesh_error says, which another library of ours filled."},
+	{"raise_word", module_raise_word, METH_VARARGS,
+	 "raise_word(word, sealed, message, /)\n--\n\nRaise the error that is called \"EINVAL\" or "
+	 "the like."},
 	{"regions", module_regions, METH_NOARGS,
-	 "regions()\n--\n\nThe regions that this user may open, a dict each. docs/vocabulary.md\n"
+	 "regions()\n--\n\nThe regions that this user may open, a dict each. tests/vocabulary.md\n"
 	 "says what the members mean; tmeshctl ls --json prints the same.\n"
 	 "Errors as of backend()."},
 	{"holders", module_holders, METH_O,
 	 "holders(region, /)\n--\n\n"
-	 "Who holds the region of a Tensor, or of that id (Tensor.id), a dict each.\n"
-	 "docs/vocabulary.md says what the members mean.\n"
+	 "List the holders of a Tensor's region, or of the region with that id (Tensor.id), a\n"
+	 "dict each. tests/vocabulary.md describes the members.\n"
 	 "NotFoundError: nobody that one may look at holds it; InvalidError: that is no id."},
 	{NULL},
 };
@@ -508,10 +533,9 @@ PyObject *call_python(const char *module, const char *function, PyObject *argume
 	return result;
 }
 
-/* Those of libtmesh-model. */
+/* Add the types of libtmesh-model. */
 static int add_model_types(PyObject *module, struct state *st)
 {
-#ifdef TMESH_MODEL
 	const struct {
 		PyTypeObject **type;
 		PyType_Spec *spec;
@@ -527,13 +551,13 @@ static int add_model_types(PyObject *module, struct state *st)
 		if (!*types[i].type || PyModule_AddType(module, *types[i].type))
 			return -1;
 	}
-#endif
 	return 0;
 }
 
 static int add_types(PyObject *module, struct state *st)
 {
-	PyTypeObject *sent = (PyTypeObject *)PyType_FromModuleAndSpec(module, &sent_spec, NULL);
+	PyTypeObject *sent =
+		(PyTypeObject *)PyType_FromModuleAndSpec(module, &in_transit_spec, NULL);
 	int rc = sent ? PyModule_AddType(module, sent) : -1;
 
 	Py_XDECREF((PyObject *)sent);
@@ -558,6 +582,26 @@ static int add_types(PyObject *module, struct state *st)
 		       : 0;
 }
 
+/* Refuse a free-threaded Python whose options keep its lock off. By default it turns the lock on
+ * when it imports an extension that needs it. */
+static int refuse_without_gil(void)
+{
+	PyObject *ask = PySys_GetObject("_is_gil_enabled"), *has;
+	int truth;
+
+	if (!ask)
+		return 0;
+	has = PyObject_CallObject(ask, NULL);
+	truth = has ? PyObject_IsTrue(has) : -1;
+	Py_XDECREF(has);
+	if (!truth)
+		PyErr_SetString(PyExc_ImportError,
+				"tmesh needs the global interpreter lock, and this Python runs "
+				"without it: unset PYTHON_GIL and drop -X gil=0; Python then "
+				"takes the lock when tmesh is imported");
+	return truth == 1 ? 0 : -1;
+}
+
 static int module_exec(PyObject *module)
 {
 	static const char *const keys[KEYS] = {
@@ -575,6 +619,8 @@ static int module_exec(PyObject *module)
 	};
 	struct state *st = PyModule_GetState(module);
 
+	if (refuse_without_gil())
+		return -1;
 	for (int i = 0; i < KEYS; i++) {
 		st->keys[i] = PyUnicode_InternFromString(keys[i]);
 		if (!st->keys[i])

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libtmesh-net, which is loaded at the first call, for tmesh.fetcher. It has a libtmesh of its own:
- * a region goes from one to the other as a handle, by a socket.
+ * libtmesh-net, which is loaded at the first call, for tmesh.fetcher. It has a libtmesh of its own,
+ * so a region passes from one to the other as a handle, by a socket.
  */
 #include "binding.h"
 
@@ -14,9 +14,9 @@
 
 #include "common/net_api.h"
 
-/* Signals are heard, and progress is told, as often while a fetch runs. */
+/* The interval between two checks for signals, and between two reports of progress. */
 #define SLICE_NS 50000000
-/* Each is a port, a thread and descriptors, of which the process has a limit. */
+/* The most nets of a process. Each takes a port, a thread and descriptors, which are limited. */
 #define MOST 4096
 
 struct handle {
@@ -27,13 +27,14 @@ struct handle {
 
 static struct tmesh_net_api calls;
 
-/* What is missing may come: the next call tries again. */
+/* Load the library. A failed load is tried again at the next call, as the library may be installed
+ * meanwhile. */
 static int load(struct state *st)
 {
 	static bool loaded;
 	struct tmesh_error err;
 
-	if (!loaded && tmesh_net_api_load(&calls, getenv("TMESH_NET_LIBRARY"), &err)) {
+	if (!loaded && tmesh_net_api_load(&calls, secure_getenv("TMESH_NET_LIBRARY"), &err)) {
 		raise_error(st, &err);
 		return -1;
 	}
@@ -89,7 +90,7 @@ static PyObject *module_net_open(PyObject *module, PyObject *args)
 	return (PyObject *)self;
 }
 
-/* The caller's reference on the net; NULL with an exception. */
+/* Take a reference on the net for the caller; NULL with an exception. */
 static struct tmesh_net *get_net(PyObject *object)
 {
 	struct handle *self = (struct handle *)object;
@@ -103,7 +104,7 @@ static struct tmesh_net *get_net(PyObject *object)
 	return calls.net_ref(self->net);
 }
 
-static void end(struct handle *self)
+static void net_handle_end(struct handle *self)
 {
 	struct tmesh_net *net = self->net;
 
@@ -117,7 +118,7 @@ static void end(struct handle *self)
 
 static PyObject *handle_close(PyObject *object, PyObject *unused)
 {
-	end((struct handle *)object);
+	net_handle_end((struct handle *)object);
 	Py_RETURN_NONE;
 }
 
@@ -126,7 +127,7 @@ static void handle_dealloc(PyObject *object)
 	struct handle *self = (struct handle *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
-	end(self);
+	net_handle_end(self);
 	if (self->owner == getpid())
 		calls.ctx_unref(self->ctx);
 	PyObject_Free(object);
@@ -138,7 +139,7 @@ typedef int send_call(struct tmesh_region *region, int socket, uint32_t rights,
 typedef int recv_call(struct tmesh_ctx *ctx, int socket, struct tmesh_region **out,
 		      struct tmesh_error *err);
 
-/* A region of one libtmesh as one of the other's: the same memory, to be read. */
+/* Pass a region from one libtmesh to the other, to be read: the same memory with another handle. */
 static int hand_over(send_call *send, struct tmesh_region *region, recv_call *receive,
 		     struct tmesh_ctx *ctx, struct tmesh_region **out, struct tmesh_error *err)
 {
@@ -188,7 +189,7 @@ static PyObject *handle_offer(PyObject *object, PyObject *tensor)
 	}
 	if (!rc) {
 		rc = calls.net_grant(net, info.id, "all", key, address, &err);
-		/* It is there: nobody else knows it. */
+		/* Withdraw the offer: no other process knows it yet. */
 		if (rc)
 			calls.net_withdraw(net, info.id, NULL);
 	}
@@ -218,16 +219,16 @@ static PyObject *handle_withdraw(PyObject *object, PyObject *id)
 	Py_RETURN_NONE;
 }
 
-/* What a fetch tells of itself, by its thread. */
+/* The progress of a fetch, written by its thread. */
 struct fetching {
 	PyObject *object;
-	PyObject *progress; /* None, or called with the bytes that are there */
+	PyObject *progress; /* None, or called with the number of bytes that have arrived */
 	PyThreadState *thread;
 	int64_t next;
 };
 
-/* With what it raises the fetch is given up. */
-static int tell(void *data, uint64_t bytes)
+/* An exception of the callback cancels the fetch. */
+static int report_progress(void *data, uint64_t bytes)
 {
 	struct fetching *fetching = data;
 	PyObject *said = Py_None;
@@ -256,7 +257,7 @@ static PyObject *handle_fetch(PyObject *object, PyObject *args)
 	struct tmesh_net_fetch_opts opts = {
 		.size = sizeof(opts),
 		.label = "net",
-		.progress = tell,
+		.progress = report_progress,
 		.data = &fetching,
 	};
 	struct state *st = state_of_handle(object);
@@ -289,7 +290,7 @@ static PyObject *handle_fetch(PyObject *object, PyObject *args)
 	}
 	calls.net_unref(net);
 	PyEval_RestoreThread(fetching.thread);
-	if (PyErr_Occurred()) { /* a signal's handler, or progress, raised it */
+	if (PyErr_Occurred()) { /* a signal's handler or the progress callback raised it */
 		if (!rc)
 			tmesh_region_unref(mine);
 		return NULL;
@@ -322,7 +323,7 @@ static PyMethodDef methods[] = {
 	 "withdraw($self, id, /)\n--\n\nAn offer and its key."},
 	{"fetch", handle_fetch, METH_VARARGS,
 	 "fetch($self, address, key, checksum, bytes, timeout, progress, /)\n--\n\n"
-	 "A sealed region, as a Tensor of bytes. What progress(bytes) raises gives it up."},
+	 "A sealed region, as a Tensor of bytes. An exception of progress(bytes) ends the fetch."},
 	{"stats", handle_stats, METH_NOARGS, "stats($self, /)\n--\n\nA dict."},
 	{"close", handle_close, METH_NOARGS, "close($self, /)\n--\n\nAgain and again."},
 	{NULL},
@@ -331,7 +332,7 @@ static PyMethodDef methods[] = {
 static PyType_Slot slots[] = {
 	{Py_tp_dealloc, handle_dealloc},
 	{Py_tp_methods, methods},
-	{Py_tp_doc, "What tmesh.fetcher.Fetcher stands on."},
+	{Py_tp_doc, "The native part of tmesh.fetcher.Fetcher."},
 	{0},
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * NumPy arrays over a tensor, made by calling numpy.ndarray: no NumPy headers, so that one
- * build serves every NumPy.
+ * NumPy arrays over a tensor, made by calling numpy.ndarray. This needs no NumPy headers, so one
+ * build works with every NumPy.
  *
  * ndarray(buffer=...) keeps its buffer's owner, but not the buffer, so an array would not be
  * counted as a view. Its owner is therefore an Export, which is the view.
@@ -13,10 +13,11 @@
 
 struct export
 {
-	PyObject_HEAD struct tensor *tensor; /* NULL until it holds a view */
+	PyObject_HEAD struct tensor *tensor; /* NULL until it has a view */
 	void *start;			     /* of the bytes that the elements span */
 	Py_ssize_t bytes;
 	bool writable;
+	struct place place;
 };
 
 static int export_getbuffer(PyObject *object, Py_buffer *view, int flags)
@@ -31,14 +32,16 @@ static void export_dealloc(PyObject *object)
 	struct export *self = (struct export *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
-	if (self->tensor)
+	if (self->tensor) {
+		place_unlist(&self->place);
 		tensor_view_end(self->tensor, self->writable);
+	}
 	PyObject_Free(self);
 	Py_DECREF(type);
 }
 
 static PyType_Slot slots[] = {
-	{Py_tp_doc, "What a NumPy array over a Tensor has as its base."},
+	{Py_tp_doc, "The base of a NumPy array over a Tensor."},
 	{Py_tp_dealloc, export_dealloc},
 	{Py_bf_getbuffer, export_getbuffer},
 	{0},
@@ -51,7 +54,7 @@ PyType_Spec export_spec = {
 	.slots = slots,
 };
 
-/* NumPy's name for the dtype, NULL where it has none. */
+/* Return NumPy's name for the dtype, NULL if there is none. */
 static const char *numpy_name(enum tmesh_dtype dtype)
 {
 	bool has = dtype <= TMESH_FLOAT64 || dtype == TMESH_COMPLEX64 || dtype == TMESH_COMPLEX128;
@@ -59,15 +62,42 @@ static const char *numpy_name(enum tmesh_dtype dtype)
 	return has ? tmesh_dtype_name(dtype) : NULL;
 }
 
-static void *refuse_dtype(struct state *st, enum tmesh_dtype dtype)
+static bool is_half(enum tmesh_dtype dtype)
 {
-	return raise_code(st, EOPNOTSUPP,
-			  "NumPy has no %s: view(\"uint8\").numpy() shows the bytes, DLPack hands "
-			  "the elements to others",
-			  tmesh_dtype_name(dtype));
+	return dtype == TMESH_INT4 || dtype == TMESH_UINT4 || dtype == TMESH_FLOAT4_E2M1FN;
 }
 
-/* numpy.ndarray and the dtype object, looked up once; borrowed. */
+static void *refuse_dtype(struct state *st, enum tmesh_dtype dtype)
+{
+	if (is_half(dtype))
+		return raise_code(
+			st, EOPNOTSUPP,
+			"NumPy has no %s with two elements in each byte: "
+			"view(\"uint8\").numpy() shows the bytes, the first element in the "
+			"low half",
+			tmesh_dtype_name(dtype));
+	return raise_code(
+		st, EOPNOTSUPP,
+		"NumPy has no %s without the package ml_dtypes: install it; or "
+		"view(\"uint8\").numpy() shows the bytes, and DLPack hands the elements to "
+		"others",
+		tmesh_dtype_name(dtype));
+}
+
+/* Return the type of ml_dtypes, if it is installed. NULL with an exception. */
+static PyObject *extended(struct state *st, enum tmesh_dtype dtype)
+{
+	PyObject *name = PyUnicode_FromString(tmesh_dtype_name(dtype));
+	PyObject *found = name ? call_python("tmesh.elements", "numpy_type", name) : NULL;
+
+	Py_XDECREF(name);
+	if (found != Py_None)
+		return found;
+	Py_DECREF(found);
+	return refuse_dtype(st, dtype);
+}
+
+/* Return numpy.ndarray and the dtype object, borrowed. They are looked up once. */
 static int load(struct state *st, enum tmesh_dtype dtype, PyObject **ndarray, PyObject **object)
 {
 	PyObject *numpy;
@@ -76,10 +106,6 @@ static int load(struct state *st, enum tmesh_dtype dtype, PyObject **ndarray, Py
 	*object = st->numpy_dtypes[dtype];
 	if (*object)
 		return 0;
-	if (!numpy_name(dtype)) {
-		refuse_dtype(st, dtype);
-		return -1;
-	}
 	numpy = PyImport_ImportModule("numpy");
 	if (!numpy)
 		return -1;
@@ -87,14 +113,17 @@ static int load(struct state *st, enum tmesh_dtype dtype, PyObject **ndarray, Py
 		st->ndarray = PyObject_GetAttrString(numpy, "ndarray");
 	if (st->ndarray)
 		st->numpy_dtypes[dtype] =
-			PyObject_CallMethod(numpy, "dtype", "s", numpy_name(dtype));
+			numpy_name(dtype)
+				? PyObject_CallMethod(numpy, "dtype", "s", numpy_name(dtype))
+				: extended(st, dtype);
 	Py_DECREF(numpy);
 	*ndarray = st->ndarray;
 	*object = st->numpy_dtypes[dtype];
 	return *object ? 0 : -1;
 }
 
-/* Bytes from the lowest element to the one with all indices 0, and to the highest's end. */
+/* Return the bytes from the lowest element to the one with all indices 0, and the bytes from there
+ * to the end of the highest. */
 static void span(const struct tensor *self, Py_ssize_t *before, Py_ssize_t *after)
 {
 	*before = 0;
@@ -140,10 +169,11 @@ static PyObject *export_new(struct tensor *self, enum view_kind kind, Py_ssize_t
 	span(self, before, &after);
 	export->start = (char *)data - *before;
 	export->bytes = *before + after;
+	place_list(&export->place, self, data);
 	return (PyObject *)export;
 }
 
-/* Without strides NumPy has less to check, and most tensors are contiguous. */
+/* Most tensors are contiguous, and without strides NumPy has less to check. */
 static PyObject *strides_or_none(const struct tensor *self)
 {
 	if (!tmesh_layout_is_contiguous(tmesh_tensor_layout(self->tensor)))
@@ -173,7 +203,8 @@ static PyObject *array_new(struct tensor *self, enum view_kind kind)
 	return array;
 }
 
-/* The protocol's own names. Its data is an Export and no address, so that it counts as a view. */
+/* The names are the protocol's. The data is an Export rather than an address, so that it counts as
+ * a view. */
 PyObject *get_array_interface(PyObject *object, void *unused)
 {
 	struct tensor *self = (struct tensor *)object;
@@ -186,15 +217,19 @@ PyObject *get_array_interface(PyObject *object, void *unused)
 		return NULL;
 	layout = tmesh_tensor_layout(self->tensor);
 	name = numpy_name(layout->dtype);
-	if (!name)
-		return refuse_dtype(state_of(self), layout->dtype);
+	if (!name) {
+		/* After this exception NumPy asks __array__(). */
+		PyErr_Format(PyExc_AttributeError, "the array interface has no %s",
+			     tmesh_dtype_name(layout->dtype));
+		return NULL;
+	}
 	export = export_new(self, VIEW_ANY, &before);
 	strides = export ? strides_or_none(self) : NULL;
 	if (!strides) {
 		Py_XDECREF(export);
 		return NULL;
 	}
-	/* Kinds are the names' first letters: bool, int, uint, float, complex. */
+	/* The kind is the first letter of the name: bool, int, uint, float, complex. */
 	return Py_BuildValue("{sisNsNsNsnsN}", "version", 3, "shape",
 			     tuple_from_ints(layout->shape, layout->ndim), "typestr",
 			     PyUnicode_FromFormat("%c%c%d", self->itemsize > 1 ? '<' : '|', name[0],
@@ -244,17 +279,22 @@ static PyObject *convert(PyObject *array, PyObject *dtype, PyObject *copy)
 	return result;
 }
 
-/* Where the buffer protocol cannot serve, NumPy would else make an array of objects. */
+/* Implement __array__(). Without it NumPy would make an array of objects of elements that the
+ * buffer protocol cannot describe. */
 PyObject *tensor_array(PyObject *object, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"dtype", "copy", NULL};
 	PyObject *dtype = Py_None, *copy = Py_None, *array, *result;
+	int copies;
 
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy) ||
-	    !tensor_get((struct tensor *)object))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy))
+		return NULL;
+	/* None counts as no: NumPy leaves the choice to us. */
+	copies = PyObject_IsTrue(copy);
+	if (copies < 0 || !tensor_get((struct tensor *)object))
 		return NULL;
 	array = array_new((struct tensor *)object, VIEW_ANY);
-	if (!array || (dtype == Py_None && copy != Py_True))
+	if (!array || (dtype == Py_None && !copies))
 		return array;
 	result = convert(array, dtype, copy);
 	Py_DECREF(array);

@@ -1,22 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* What tmesh.PagePool and tmesh.Pages stand on, by libtmesh-model; sequences are in sequence.c. */
+/* The C part of tmesh.PagePool and tmesh.Pages, by libtmesh-model. Sequences are in sequence.c. */
 #include "paging.h"
 
-#ifndef TMESH_MODEL
-
-PyObject *module_make_page_pool(PyObject *module, PyObject *args)
-{
-	return raise_left_out(PyModule_GetState(module));
-}
-
-PyObject *module_open_pages(PyObject *module, PyObject *token)
-{
-	return raise_left_out(PyModule_GetState(module));
-}
-
-#else
-
 #include <string.h>
+
+#include "common/shown.h"
 
 struct pool {
 	PyObject_HEAD struct tmesh_page_pool *pool; /* NULL once closed */
@@ -92,13 +80,16 @@ static void pool_dealloc(PyObject *object)
 
 static PyObject *pool_tenant(PyObject *object, PyObject *number)
 {
-	struct tmesh_page_pool *pool = pool_get(object);
 	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_page_pool *pool;
 	unsigned int max_pages;
 	struct tmesh_error err;
 	int rc;
 
-	if (!pool || !uint_argument(number, &max_pages))
+	if (!uint_argument(number, &max_pages))
+		return NULL;
+	pool = pool_get(object);
+	if (!pool)
 		return NULL;
 	tmesh_page_pool_ref(pool);
 	Py_BEGIN_ALLOW_THREADS;
@@ -124,20 +115,7 @@ static PyObject *pool_info(PyObject *object, PyObject *unused)
 	Py_END_ALLOW_THREADS;
 	if (rc)
 		return raise_error(state_of_object(object), &err);
-	/* clang-format off */
-	return Py_BuildValue("{sK,sK,sK,sK,sK,sK,sK,sK,sK,sK,sK}",
-			     "slabs", (unsigned long long)info.slabs,
-			     "pages", (unsigned long long)info.pages,
-			     "free", (unsigned long long)info.free,
-			     "cached", (unsigned long long)info.cached,
-			     "held", (unsigned long long)info.held,
-			     "handles", (unsigned long long)info.handles,
-			     "tickets", (unsigned long long)info.tickets,
-			     "evicted", (unsigned long long)info.evicted,
-			     "refused", (unsigned long long)info.refused,
-			     "died", (unsigned long long)info.died,
-			     "reclaimed", (unsigned long long)info.reclaimed);
-	/* clang-format on */
+	return DICT_SHOW(PyDict_New(), shown_page_pool_info, &info);
 }
 
 static PyObject *pool_closed(PyObject *object, void *unused)
@@ -162,7 +140,7 @@ static PyType_Slot pool_slots[] = {
 	{Py_tp_dealloc, pool_dealloc},
 	{Py_tp_methods, pool_methods},
 	{Py_tp_getset, pool_properties},
-	{Py_tp_doc, "What tmesh.PagePool stands on."},
+	{Py_tp_doc, "The native part of tmesh.PagePool."},
 	{0},
 };
 
@@ -173,7 +151,7 @@ PyType_Spec pool_spec = {
 	.slots = pool_slots,
 };
 
-/* A handle of a tenant */
+/* Handles of a tenant */
 
 static struct tmesh_pages *pages_get(PyObject *object)
 {
@@ -256,29 +234,20 @@ static PyObject *pages_info(PyObject *object, PyObject *unused)
 		return NULL;
 	if (tmesh_pages_info(pages, &info, &err))
 		return raise_error(state_of_object(object), &err);
-	/* clang-format off */
-	return Py_BuildValue("{sK,sI,sI,sI,sI,sI,sI,sK,sK,sK}",
-			     "page_bytes", (unsigned long long)info.page_bytes,
-			     "page_tokens", info.page_tokens,
-			     "slab_pages", info.slab_pages,
-			     "max_pages", info.max_pages,
-			     "devices", info.devices,
-			     "heads", info.heads,
-			     "spare", info.spare,
-			     "held", (unsigned long long)info.held,
-			     "copies", (unsigned long long)info.copies,
-			     "bytes_copied", (unsigned long long)info.bytes_copied);
-	/* clang-format on */
+	return DICT_SHOW(PyDict_New(), shown_pages_info, &info);
 }
 
 static PyObject *pages_head(PyObject *object, PyObject *number)
 {
-	struct tmesh_pages *pages = pages_get(object);
+	struct tmesh_pages *pages;
 	uint32_t device, place;
 	struct tmesh_error err;
 	unsigned int head;
 
-	if (!pages || !uint_argument(number, &head))
+	if (!uint_argument(number, &head))
+		return NULL;
+	pages = pages_get(object);
+	if (!pages)
 		return NULL;
 	if (tmesh_pages_head(pages, head, &device, &place, &err))
 		return raise_error(state_of_object(object), &err);
@@ -287,11 +256,14 @@ static PyObject *pages_head(PyObject *object, PyObject *number)
 
 static PyObject *pages_base(PyObject *object, PyObject *number)
 {
-	struct tmesh_pages *pages = pages_get(object);
+	struct tmesh_pages *pages;
 	unsigned int device;
 	void *base;
 
-	if (!pages || !uint_argument(number, &device))
+	if (!uint_argument(number, &device))
+		return NULL;
+	pages = pages_get(object);
+	if (!pages)
 		return NULL;
 	base = tmesh_pages_base(pages, device);
 	if (!base)
@@ -302,13 +274,15 @@ static PyObject *pages_base(PyObject *object, PyObject *number)
 
 static PyObject *pages_slab(PyObject *object, PyObject *args)
 {
-	struct tmesh_pages *pages = pages_get(object);
 	struct tmesh_region *region;
+	struct tmesh_pages *pages;
 	unsigned int slab, device;
 	struct tmesh_error err;
 
-	if (!pages ||
-	    !PyArg_ParseTuple(args, "O&O&:slab", uint_argument, &slab, uint_argument, &device))
+	if (!PyArg_ParseTuple(args, "O&O&:slab", uint_argument, &slab, uint_argument, &device))
+		return NULL;
+	pages = pages_get(object);
+	if (!pages)
 		return NULL;
 	if (tmesh_pages_slab(pages, slab, device, &region, &err))
 		return raise_error(state_of_object(object), &err);
@@ -345,18 +319,21 @@ static PyObject *pages_sequence(PyObject *object, PyObject *unused)
 /* hash(tokens, parent): tokens is an int32 buffer, parent 16 bytes or None */
 static PyObject *pages_hash(PyObject *object, PyObject *args)
 {
-	struct tmesh_pages *pages = pages_get(object);
 	uint64_t parent[2], hash[2];
+	struct tmesh_pages *pages;
 	const char *before;
 	Py_ssize_t bytes;
 	Py_buffer tokens;
 
-	if (!pages || !PyArg_ParseTuple(args, "y*z#:hash", &tokens, &before, &bytes))
+	if (!PyArg_ParseTuple(args, "y*z#:hash", &tokens, &before, &bytes))
 		return NULL;
-	if (tokens.len % 4 || (before && bytes != sizeof(parent))) {
+	pages = pages_get(object);
+	if (pages && (tokens.len % 4 || (before && bytes != sizeof(parent))))
+		pages = raise_code(state_of_object(object), EINVAL,
+				   "tokens are int32, and a hash has 16 bytes");
+	if (!pages) {
 		PyBuffer_Release(&tokens);
-		return raise_code(state_of_object(object), EINVAL,
-				  "tokens are int32, and a hash has 16 bytes");
+		return NULL;
 	}
 	if (before)
 		memcpy(parent, before, sizeof(parent));
@@ -365,7 +342,7 @@ static PyObject *pages_hash(PyObject *object, PyObject *args)
 	return PyBytes_FromStringAndSize((char *)hash, sizeof(hash));
 }
 
-/* What a call with a reference of its own on @pages came to. */
+/* Convert the result of a look-up; drop the call's reference on @pages. */
 static PyObject *found(struct state *st, struct tmesh_pages *pages, int rc, struct tmesh_seq *seq,
 		       const struct tmesh_error *err)
 {
@@ -379,14 +356,19 @@ static PyObject *found(struct state *st, struct tmesh_pages *pages, int rc, stru
 
 static PyObject *pages_find(PyObject *object, PyObject *hashes)
 {
-	struct tmesh_pages *pages = pages_get(object);
+	struct tmesh_pages *pages;
 	struct tmesh_error err;
 	struct tmesh_seq *seq;
 	Py_buffer view;
 	int rc;
 
-	if (!pages || PyObject_GetBuffer(hashes, &view, PyBUF_SIMPLE))
+	if (PyObject_GetBuffer(hashes, &view, PyBUF_SIMPLE))
 		return NULL;
+	pages = pages_get(object);
+	if (!pages) {
+		PyBuffer_Release(&view);
+		return NULL;
+	}
 	tmesh_pages_ref(pages);
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_pages_find(pages, view.buf, (uint32_t)(view.len / HASH_BYTES), &seq, &err);
@@ -447,7 +429,8 @@ static PyMethodDef pages_methods[] = {
 	{"trim", pages_trim, METH_NOARGS, "trim($self, /)\n--\n\nGive back what is kept ready."},
 	{"sequence", pages_sequence, METH_NOARGS, "sequence($self, /)\n--\n\nWithout tokens."},
 	{"hash", pages_hash, METH_VARARGS, "hash($self, tokens, parent, /)\n--\n\n16 bytes."},
-	{"find", pages_find, METH_O, "find($self, hashes, /)\n--\n\nOf the longest prefix."},
+	{"find", pages_find, METH_O,
+	 "find($self, hashes, /)\n--\n\nFind the longest cached prefix."},
 	{"take", pages_take, METH_O, "take($self, ticket, /)\n--\n\nA SequenceHandle."},
 	{"unshare", pages_unshare, METH_O, "unshare($self, ticket, /)\n--\n\nEnd a ticket."},
 	{"close", pages_close, METH_NOARGS, "close($self, /)\n--\n\nSequences go on."},
@@ -463,7 +446,7 @@ static PyType_Slot pages_slots[] = {
 	{Py_tp_dealloc, pages_dealloc},
 	{Py_tp_methods, pages_methods},
 	{Py_tp_getset, pages_properties},
-	{Py_tp_doc, "What tmesh.Pages stands on."},
+	{Py_tp_doc, "The native part of tmesh.Pages."},
 	{0},
 };
 
@@ -473,5 +456,3 @@ PyType_Spec pages_spec = {
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
 	.slots = pages_slots,
 };
-
-#endif /* TMESH_MODEL */

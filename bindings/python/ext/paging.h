@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* What pages.c and sequence.c share. */
+/* Declarations that pages.c and sequence.c share. */
 #ifndef TMESH_BINDING_PAGING_H
 #define TMESH_BINDING_PAGING_H
 
 #include "binding.h"
 
 #include <errno.h>
-
-#ifdef TMESH_MODEL
 
 #include <tmesh/pages.h>
 
@@ -17,12 +15,10 @@ struct pages {
 	PyObject_HEAD struct tmesh_pages *pages; /* NULL once closed */
 };
 
-/* pages.c: NULL with an exception when @object is no text, or has a zero in it */
+/* pages.c: return NULL with an exception if @object is no text, or has a zero in it */
 const char *plain_text(struct state *st, PyObject *object, const char *what);
 
-/* sequence.c: takes over @seq, which is one of @pages */
+/* sequence.c: take over @seq, a sequence of @pages */
 PyObject *sequence_new(struct state *st, struct tmesh_pages *pages, struct tmesh_seq *seq);
-
-#endif /* TMESH_MODEL */
 
 #endif /* TMESH_BINDING_PAGING_H */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Private views: sealed memory that a program may write to without harm to others. */
+/* Private views: sealed memory that a program may write to. Other processes do not see the
+ * changes. */
 #include "binding.h"
 
 #include <errno.h>
 
-/* A private view belongs to the same model. */
+/* A private view belongs to the model of its tensor. */
 static PyObject *of_model(PyObject *view, struct tensor *of)
 {
 	if (view)
@@ -52,7 +53,7 @@ PyObject *tensor_private(PyObject *object, PyObject *unused)
 	return of_model(tensor_new(state_of(self), mine, NULL, TMESH_READ | TMESH_WRITE), self);
 }
 
-/* torch.from_dlpack() of a tensor that PyTorch may write to. */
+/* Implement Tensor.torch(): torch.from_dlpack() of a tensor that PyTorch may write to. */
 PyObject *tensor_torch(PyObject *object, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"private", NULL};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Refs out, and everything that tmesh.open() takes. */
+/* Refs of Tensors, and tmesh.open() with all kinds of arguments. */
 #include "binding.h"
 
 #include <errno.h>
@@ -59,7 +59,7 @@ int hold_from_object(struct state *st, PyObject *object, uint64_t *ns)
 	return 0;
 }
 
-/* Held for @hold ns; 0: not at all. */
+/* Make a ref that holds the memory for @hold ns; 0: no hold. */
 static int ref_of(struct tensor *self, uint32_t rights, uint64_t hold, struct tmesh_ref *ref)
 {
 	struct tmesh_region *region;
@@ -69,10 +69,14 @@ static int ref_of(struct tensor *self, uint32_t rights, uint64_t hold, struct tm
 		return -1;
 	region = tmesh_tensor_region(self->tensor);
 	if (rights & TMESH_WRITE && tmesh_region_is_sealed(region)) {
+		char id[17];
+
+		/* PyErr_Format() of Python 3.11 has no width beside "ll". */
+		snprintf(id, sizeof(id), "%016llx", (unsigned long long)tmesh_region_id(region));
 		raise_named(state_of(self), "SealedError", EPERM,
-			    "ref: region %016llx is sealed, and nobody whom it is given to could "
+			    "ref: region %s is sealed, and nobody whom it is given to could "
 			    "write; give it for reading",
-			    (unsigned long long)tmesh_region_id(region));
+			    id);
 		return -1;
 	}
 	ref->id = tmesh_region_id(region);
@@ -103,14 +107,16 @@ PyObject *tensor_ref(PyObject *object, PyObject *args, PyObject *kwargs)
 	return dict_from_ref(st, &ref);
 }
 
-/* Whoever unpickles it may be late; the pickle of what is lost is lost. */
+/* Implement __reduce__(). The ref in it holds the memory, since a receiver may unpickle late. The
+ * pickle of a lost tensor is lost. */
 PyObject *tensor_reduce(PyObject *object, PyObject *unused)
 {
 	struct tensor *self = (struct tensor *)object;
 	PyObject *value, *function;
 
 	if (!self->lost || self->left)
-		return tensor_get(self) ? call_python("tmesh.sent", "reduce_held", object) : NULL;
+		return tensor_get(self) ? call_python("tmesh.in_transit", "reduce_stored", object)
+					: NULL;
 	value = Py_BuildValue("(iN)", self->lost->code,
 			      foreign_text(self->lost->message, sizeof(self->lost->message)));
 	if (!value)
@@ -123,33 +129,40 @@ PyObject *tensor_reduce(PyObject *object, PyObject *unused)
 }
 
 /*
- * Dicts in. Their members are taken one by one, since a detour through JSON would cost as much as
- * the opening. Here it is seen whether each is of its type; tmesh_ref_from_members() knows the
- * rest.
+ * Refs as dicts. Their members are read one by one, since a detour through JSON would cost as much
+ * as the open itself. This checks only the types; tmesh_ref_from_members() checks the values.
  */
 
 static int bad_member(struct state *st, enum ref_key key, const char *want)
 {
-	PyErr_Clear(); /* of a conversion that did not work out */
+	PyErr_Clear(); /* of a conversion that failed */
 	raise_code(st, EPROTO, "the ref's \"%U\" is %s", st->keys[key], want);
 	return -1;
 }
 
-/* Borrowed; NULL where there is none, or with an exception. */
+/* Return a member, borrowed. NULL if it is missing, or with an exception. */
 static PyObject *member(struct state *st, PyObject *dict, enum ref_key key)
 {
 	return PyDict_GetItemWithError(dict, st->keys[key]);
 }
 
-/* Characters good for the length of the dict's value; NULL where there is none. */
-static int text_member(struct state *st, PyObject *dict, enum ref_key key, const char **text)
+/* References on the texts of a dict: looking up the next member may run code that changes the
+ * dict. */
+struct texts {
+	PyObject *of[REF_KEYS];
+};
+
+/* Return characters that are valid as long as @texts; NULL if the member is missing. */
+static int text_member(struct state *st, PyObject *dict, enum ref_key key, struct texts *texts,
+		       const char **text)
 {
-	PyObject *value = member(st, dict, key);
+	PyObject *value = Py_XNewRef(member(st, dict, key));
 	Py_ssize_t length;
 
 	*text = NULL;
 	if (!value)
 		return PyErr_Occurred() ? -1 : 0;
+	texts->of[key] = value;
 	*text = PyUnicode_Check(value) ? PyUnicode_AsUTF8AndSize(value, &length) : NULL;
 	if (*text && (Py_ssize_t)strlen(*text) == length)
 		return 0;
@@ -172,7 +185,7 @@ static int uint_member(struct state *st, PyObject *dict, enum ref_key key, uint6
 	return 0;
 }
 
-/* @numbers have room for TMESH_MAX_DIMS. */
+/* @numbers has room for TMESH_MAX_DIMS. */
 static int ints_member(struct state *st, PyObject *dict, enum ref_key key, int64_t *numbers,
 		       size_t *count)
 {
@@ -202,21 +215,25 @@ int ref_from_dict(struct state *st, PyObject *dict, struct tmesh_ref *ref)
 {
 	int64_t shape[TMESH_MAX_DIMS], strides[TMESH_MAX_DIMS];
 	struct tmesh_ref_members m = {.size = sizeof(m), .shape = shape, .strides = strides};
+	struct texts texts = {0};
 	struct tmesh_error err;
+	int rc;
 
-	if (uint_member(st, dict, REF_V, &m.v) || text_member(st, dict, REF_ID, &m.id) ||
-	    text_member(st, dict, REF_TOKEN, &m.token) ||
-	    uint_member(st, dict, REF_OFFSET, &m.offset) ||
-	    uint_member(st, dict, REF_BYTE_SIZE, &m.byte_size) ||
-	    ints_member(st, dict, REF_SHAPE, shape, &m.shape_count) ||
-	    text_member(st, dict, REF_DTYPE, &m.dtype) ||
-	    ints_member(st, dict, REF_STRIDES, strides, &m.strides_count) ||
-	    text_member(st, dict, REF_DEVICE, &m.device))
-		return -1;
-	if (!tmesh_ref_from_members(&m, ref, &err))
-		return 0;
-	raise_error(st, &err);
-	return -1;
+	rc = uint_member(st, dict, REF_V, &m.v) || text_member(st, dict, REF_ID, &texts, &m.id) ||
+	     text_member(st, dict, REF_TOKEN, &texts, &m.token) ||
+	     uint_member(st, dict, REF_OFFSET, &m.offset) ||
+	     uint_member(st, dict, REF_BYTE_SIZE, &m.byte_size) ||
+	     ints_member(st, dict, REF_SHAPE, shape, &m.shape_count) ||
+	     text_member(st, dict, REF_DTYPE, &texts, &m.dtype) ||
+	     ints_member(st, dict, REF_STRIDES, strides, &m.strides_count) ||
+	     text_member(st, dict, REF_DEVICE, &texts, &m.device);
+	if (!rc && tmesh_ref_from_members(&m, ref, &err)) {
+		raise_error(st, &err);
+		rc = -1;
+	}
+	for (int i = 0; i < REF_KEYS; i++)
+		Py_XDECREF(texts.of[i]);
+	return rc ? -1 : 0;
 }
 
 PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmesh_ref *ref,
@@ -243,7 +260,8 @@ static PyObject *lost_from_tuple(struct state *st, PyObject *tuple)
 	return tensor_lost(st, &err);
 }
 
-/* Here nobody would know what to do with an exception: it breaks pools and queues. */
+/* Unpickle a tensor. If it cannot be opened, return a lost one: an exception here would break pools
+ * and queues, which cannot handle it. */
 PyObject *module_unpickle(PyObject *module, PyObject *value)
 {
 	struct state *st = PyModule_GetState(module);
@@ -269,7 +287,7 @@ PyObject *module_unpickle(PyObject *module, PyObject *value)
 	return rc ? tensor_lost(st, &err) : tensor_new(st, tensor, NULL, TMESH_READ);
 }
 
-/* A token says nothing about elements: its region as bytes. Without the GIL. */
+/* Open a token's region as bytes, since a token does not describe elements. Drop the GIL. */
 static int open_bytes(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 		      struct tmesh_tensor **tensor, struct tmesh_error *err)
 {
@@ -321,8 +339,8 @@ static PyObject *open_text(struct state *st, struct tmesh_ctx *ctx, const char *
 				  "json.dumps(ref), or the dict itself");
 	if (*start != '{' && length == 16 && strspn(text, "0123456789abcdef") == 16)
 		return raise_code(st, EPROTO,
-				  "an id only says which region is meant: what opens it is "
-				  "ref() of a tensor, or a token");
+				  "an id only names a region and gives no access: open it by "
+				  "ref() of its tensor, or by a token");
 	if (*start != '{' && strncmp(text, "tm1", 3))
 		return raise_code(st, EPROTO,
 				  "neither a ref, which is a dict or JSON text and begins with {, "
@@ -330,7 +348,7 @@ static PyObject *open_text(struct state *st, struct tmesh_ctx *ctx, const char *
 	if (*start != '{')
 		return open_token(st, ctx, text, rights);
 	if (tmesh_ref_decode(text, (size_t)length, &ref, &err)) {
-		/* A tensor's ref has no kind. */
+		/* A tensor's ref has no member "kind". */
 		if (strstr(text, "\"kind\""))
 			return bundle_open(st, ctx, text, (size_t)length, rights);
 		return raise_error(st, &err);
@@ -402,14 +420,14 @@ PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count,
 	Py_ssize_t named = names ? PyTuple_Size(names) : 0;
 	uint32_t rights = TMESH_READ;
 
-	/* By hand, because this is the call whose microseconds count. */
+	/* Parse by hand: this call takes microseconds, and a parser would add to them. */
 	if (count < 1 || count > 2 || named > 1 || count + named > 2 ||
 	    (named && PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "writable"))) {
 		PyErr_SetString(PyExc_TypeError, "open() takes a ref or token, and writable=");
 		return NULL;
 	}
 	if (count + named == 2) {
-		/* "r" would be true as well. */
+		/* "r" would be true too. */
 		if (!PyBool_Check(args[1])) {
 			PyErr_Format(PyExc_TypeError, "writable is True or False, not %R", args[1]);
 			return NULL;
@@ -419,7 +437,8 @@ PyObject *module_open(PyObject *module, PyObject *const *args, Py_ssize_t count,
 	return open_any(PyModule_GetState(module), args[0], rights);
 }
 
-/* The file name of a block's name, or NULL. It is looked up in a folder, and must not leave it. */
+/* Return the file name of a block's name, or NULL. It is looked up in a folder, so it must not
+ * leave that folder. */
 static const char *link_name(struct state *st, PyObject *name)
 {
 	const char *text;
@@ -450,7 +469,7 @@ PyObject *module_link_name(PyObject *module, PyObject *name)
 	return text ? PyUnicode_DecodeFSDefault(text) : NULL;
 }
 
-/* Attaching by a name, in one call: what is done in Python takes as long as all of the rest. */
+/* Attach by a name in one call. The same steps in Python take as long as all the rest. */
 PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
 	struct state *st = PyModule_GetState(module);
@@ -494,4 +513,19 @@ PyObject *module_open_link(PyObject *module, PyObject *const *args, Py_ssize_t c
 	memory = PyMemoryView_FromObject(object);
 	Py_DECREF(object);
 	return memory ? Py_BuildValue("sN", token, memory) : NULL;
+}
+
+PyObject *module_runtime_dir(PyObject *module, PyObject *unused)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_ctx *ctx = context(st);
+	struct tmesh_error err;
+	int fd, rc;
+
+	if (!ctx)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	rc = tmesh_ctx_runtime_dir(ctx, &fd, &err);
+	Py_END_ALLOW_THREADS;
+	return rc ? raise_error(st, &err) : PyLong_FromLong(fd);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Elements as Python's own numbers: item(), tolist(), and what a tensor of one element is worth. */
+/* Elements as Python's own numbers: item(), tolist(), and conversions of a tensor with one
+ * element. */
 #include "binding.h"
 
 #include <errno.h>
@@ -9,7 +10,7 @@
 /* A small float: a sign, @exponent bits of an exponent and @mantissa bits below them. */
 enum small_kind {
 	WITH_INFINITY, /* the highest exponent is infinity and NaN, as in IEEE 754 */
-	WITH_NAN,      /* only all bits set is NaN */
+	WITH_NAN,      /* only the value with all bits set is NaN */
 	FINITE,
 };
 
@@ -91,7 +92,7 @@ static PyObject *from_bytes(enum tmesh_dtype dtype, const void *at)
 	}
 }
 
-/* Two to a byte, the low one first. */
+/* Read one of two values in a byte. The low half is the first. */
 static PyObject *from_nibble(enum tmesh_dtype dtype, const uint8_t *data, int64_t index)
 {
 	uint32_t bits = (uint32_t)(data[index / 2] >> (index % 2 * 4)) & 15;
@@ -169,8 +170,8 @@ PyObject *tensor_element(PyObject *object, PyObject *unused)
 	return number;
 }
 
-/* The element of a tensor without dimensions: what else a number of a tensor should be is anybody's
- * guess. */
+/* Return the element of a tensor without dimensions. Larger tensors are refused: it would be
+ * unclear which number is meant. */
 static PyObject *scalar(PyObject *object, const char *what)
 {
 	struct tensor *self = (struct tensor *)object;
@@ -211,7 +212,7 @@ PyObject *tensor_complex(PyObject *object, PyObject *unused)
 	return as(&PyComplex_Type, object, "a complex number");
 }
 
-/* Of integers alone, not of truth values: nobody means these as an index. */
+/* Convert an integer. Truth values are refused: nobody means them as an index. */
 PyObject *tensor_index(PyObject *object)
 {
 	PyObject *value = scalar(object, "an index");

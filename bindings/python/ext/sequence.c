@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What tmesh.Sequence stands on, by libtmesh-model. Its memory is seen through spans, which hold
- * the sequence and are counted: a page that somebody sees is not given back, and one that somebody
- * may write to is not shared.
+ * The C part of tmesh.Sequence, by libtmesh-model. Programs see its memory through spans, which
+ * hold the sequence and are counted. A page with a span is not given back, and a page with a
+ * writable span is not shared.
  */
 #include "paging.h"
-
-#ifdef TMESH_MODEL
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +14,8 @@ struct sequence {
 	struct tmesh_pages *pages;
 	Py_ssize_t spans;
 	Py_ssize_t writable_spans;
-	Py_ssize_t page_spans; /* of single pages: a view shows what the sequence has, always */
-	uint32_t *replaced;    /* pages that these may still show, and the sequence has no more */
+	Py_ssize_t page_spans; /* of single pages; a view always shows the current pages */
+	uint32_t *replaced;    /* pages that the sequence no longer has, but these may still show */
 	size_t replaced_count;
 	bool busy; /* a call is running without the GIL */
 };
@@ -37,13 +35,16 @@ static struct state *state_of_object(PyObject *object)
 
 PyObject *sequence_new(struct state *st, struct tmesh_pages *pages, struct tmesh_seq *seq)
 {
-	struct sequence *self = (struct sequence *)PyType_GenericAlloc(st->sequence_type, 0);
+	struct sequence *self;
 
+	tmesh_pages_ref(pages);
+	self = (struct sequence *)PyType_GenericAlloc(st->sequence_type, 0);
 	if (self) {
 		self->seq = seq;
-		self->pages = tmesh_pages_ref(pages);
+		self->pages = pages;
 	} else {
 		tmesh_seq_free(seq);
+		tmesh_pages_unref(pages);
 	}
 	return (PyObject *)self;
 }
@@ -61,7 +62,7 @@ static struct tmesh_seq *seq_get(PyObject *object)
 	return self->seq;
 }
 
-/* For what takes pages away: nobody sees them. */
+/* Return the sequence for a call that gives pages back: it must have no spans. */
 static struct tmesh_seq *seq_unseen(PyObject *object)
 {
 	if (((struct sequence *)object)->spans)
@@ -71,7 +72,7 @@ static struct tmesh_seq *seq_unseen(PyObject *object)
 	return seq_get(object);
 }
 
-/* For what shares pages: nobody writes to them through an array. */
+/* Return the sequence for a call that shares pages: no array may write to them. */
 static struct tmesh_seq *seq_unwritten(PyObject *object)
 {
 	if (((struct sequence *)object)->writable_spans)
@@ -89,7 +90,7 @@ static PyObject *none_or_error(PyObject *object, int rc, const struct tmesh_erro
 	Py_RETURN_NONE;
 }
 
-/* The call without the GIL, as the only one of the sequence. */
+/* Make the call without the GIL. No other call of the sequence may run meanwhile. */
 #define ALONE(object, call)                                  \
 	do {                                                 \
 		((struct sequence *)(object))->busy = true;  \
@@ -99,8 +100,8 @@ static PyObject *none_or_error(PyObject *object, int rc, const struct tmesh_erro
 		((struct sequence *)(object))->busy = false; \
 	} while (0)
 
-/* A page that others may have is replaced when it is written, and may become another's then: arrays
- * that show it hold it from before. */
+/* A write replaces a page that other sequences share. They may then give the old page back, so
+ * arrays that show it need a hold, which is taken before the write. */
 static int hold_shown(struct sequence *self, uint32_t index)
 {
 	const int32_t *table;
@@ -109,7 +110,7 @@ static int hold_shown(struct sequence *self, uint32_t index)
 	int rc;
 
 	table = tmesh_seq_table(self->seq, &count);
-	/* Where this fails the call that follows does, for the same reason. */
+	/* If this fails, the following call fails for the same reason. */
 	if (!self->page_spans || index >= count || tmesh_seq_alone(self->seq, index, NULL))
 		return 0;
 	more = PyMem_Realloc(self->replaced, (self->replaced_count + 1) * sizeof(*more));
@@ -127,14 +128,15 @@ static int hold_shown(struct sequence *self, uint32_t index)
 	return 1;
 }
 
-/* With those that are @wanted only. */
+/* Drop the replaced pages after the first @wanted. */
 static void let_replaced_go(struct sequence *self, size_t wanted)
 {
 	while (self->replaced_count > wanted)
 		tmesh_pages_put(self->pages, self->replaced[--self->replaced_count], NULL);
 }
 
-/* After the call: what it has not replaced is the sequence's still. */
+/* After the call, drop the hold on a page that the call has not replaced: the sequence still has
+ * it. */
 static void held_shown(struct sequence *self, int held, uint32_t index)
 {
 	const int32_t *table = tmesh_seq_table(self->seq, NULL);
@@ -147,15 +149,18 @@ static void held_shown(struct sequence *self, int held, uint32_t index)
 
 static PyObject *seq_append(PyObject *object, PyObject *number)
 {
-	struct tmesh_seq *seq = seq_get(object);
 	unsigned long long tokens;
 	struct tmesh_error err;
+	struct tmesh_seq *seq;
 	uint32_t count;
 	int rc, held;
 
-	if (!seq || !size_argument(number, &tokens))
+	if (!size_argument(number, &tokens))
 		return NULL;
-	/* Without a block this is none's number. */
+	seq = seq_get(object);
+	if (!seq)
+		return NULL;
+	/* An empty sequence gives a number that no block has. */
 	tmesh_seq_table(seq, &count);
 	held = hold_shown((struct sequence *)object, count - 1);
 	if (held < 0)
@@ -167,12 +172,15 @@ static PyObject *seq_append(PyObject *object, PyObject *number)
 
 static PyObject *seq_truncate(PyObject *object, PyObject *number)
 {
-	struct tmesh_seq *seq = seq_unseen(object);
 	unsigned long long tokens;
 	struct tmesh_error err;
+	struct tmesh_seq *seq;
 	int rc;
 
-	if (!seq || !size_argument(number, &tokens))
+	if (!size_argument(number, &tokens))
+		return NULL;
+	seq = seq_unseen(object);
+	if (!seq)
 		return NULL;
 	ALONE(object, rc = tmesh_seq_truncate(seq, tokens, &err));
 	return none_or_error(object, rc, &err);
@@ -207,13 +215,18 @@ static PyObject *seq_share(PyObject *object, PyObject *unused)
 
 static PyObject *seq_cache(PyObject *object, PyObject *hashes)
 {
-	struct tmesh_seq *seq = seq_unwritten(object);
 	struct tmesh_error err;
+	struct tmesh_seq *seq;
 	Py_buffer view;
 	int rc;
 
-	if (!seq || PyObject_GetBuffer(hashes, &view, PyBUF_SIMPLE))
+	if (PyObject_GetBuffer(hashes, &view, PyBUF_SIMPLE))
 		return NULL;
+	seq = seq_unwritten(object);
+	if (!seq) {
+		PyBuffer_Release(&view);
+		return NULL;
+	}
 	ALONE(object, rc = tmesh_seq_cache(seq, view.buf, (uint32_t)(view.len / HASH_BYTES), &err));
 	PyBuffer_Release(&view);
 	return none_or_error(object, rc, &err);
@@ -236,7 +249,7 @@ static PyObject *seq_release(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-/* Spans hold the sequence, so there is none now, and no call either. */
+/* Spans hold the sequence, so there are none now, and no call is running. */
 static void seq_dealloc(PyObject *object)
 {
 	struct sequence *self = (struct sequence *)object;
@@ -248,7 +261,7 @@ static void seq_dealloc(PyObject *object)
 	Py_DECREF(type);
 }
 
-/* The block table as bytes of int32; NumPy's callers make an array of it. */
+/* Return the block table as bytes of int32. The Python part makes an array of it. */
 static PyObject *seq_table(PyObject *object, PyObject *unused)
 {
 	struct tmesh_seq *seq = seq_get(object);
@@ -262,7 +275,7 @@ static PyObject *seq_table(PyObject *object, PyObject *unused)
 					     (Py_ssize_t)(count * sizeof(*table)));
 }
 
-/* The sequences of a list, as C has them, and the blocks of the longest one. */
+/* Return the sequences of a list as C pointers, and the number of blocks of the longest one. */
 static struct tmesh_seq **seqs_of_list(struct state *st, PyObject *list, uint32_t *longest)
 {
 	Py_ssize_t count = PyList_Size(list);
@@ -295,8 +308,8 @@ static struct tmesh_seq **seqs_of_list(struct state *st, PyObject *list, uint32_
 	return seqs;
 }
 
-/* sequence_tables(list, width or None): (bytes of int32 [count, width], width, bytes of int32
- * [count]). The GIL keeps other threads from the sequences meanwhile. */
+/* sequence_tables(list, width or None) -> (bytes of int32 [count, width], width, bytes of int32
+ * [count]). It keeps the GIL, so that no other thread changes the sequences meanwhile. */
 PyObject *module_sequence_tables(PyObject *module, PyObject *args)
 {
 	PyObject *list, *width_object, *tables, *lens = NULL, *result = NULL;
@@ -304,7 +317,7 @@ PyObject *module_sequence_tables(PyObject *module, PyObject *args)
 	struct tmesh_error err;
 	struct tmesh_seq **seqs;
 	unsigned int width;
-	uint32_t longest;
+	uint32_t longest = 0;
 	Py_ssize_t bytes;
 
 	if (!PyArg_ParseTuple(args, "O!O:sequence_tables", &PyList_Type, &list, &width_object) ||
@@ -341,13 +354,15 @@ out:
 /* slots(first, count): bytes of int64 */
 static PyObject *seq_slots(PyObject *object, PyObject *args)
 {
-	struct tmesh_seq *seq = seq_get(object);
 	unsigned long long first, count;
 	struct tmesh_error err;
+	struct tmesh_seq *seq;
 	PyObject *bytes;
 
-	if (!seq ||
-	    !PyArg_ParseTuple(args, "O&O&:slots", size_argument, &first, size_argument, &count))
+	if (!PyArg_ParseTuple(args, "O&O&:slots", size_argument, &first, size_argument, &count))
+		return NULL;
+	seq = seq_get(object);
+	if (!seq)
 		return NULL;
 	if (count > tmesh_seq_tokens(seq))
 		return raise_code(state_of_object(object), EINVAL,
@@ -385,15 +400,18 @@ static PyObject *span_new(PyObject *object, const void *addr, uint64_t bytes, bo
 /* page(index, device, writable, bytes of a page) */
 static PyObject *seq_page(PyObject *object, PyObject *args)
 {
-	struct tmesh_seq *seq = seq_get(object);
 	unsigned int index, device;
 	unsigned long long bytes;
 	struct tmesh_error err;
+	struct tmesh_seq *seq;
 	int writable, rc, held = 0;
 	void *addr;
 
-	if (!seq || !PyArg_ParseTuple(args, "O&O&pO&:page", uint_argument, &index, uint_argument,
-				      &device, &writable, size_argument, &bytes))
+	if (!PyArg_ParseTuple(args, "O&O&pO&:page", uint_argument, &index, uint_argument, &device,
+			      &writable, size_argument, &bytes))
+		return NULL;
+	seq = seq_get(object);
+	if (!seq)
 		return NULL;
 	if (writable)
 		held = hold_shown((struct sequence *)object, index);
@@ -410,16 +428,19 @@ static PyObject *seq_page(PyObject *object, PyObject *args)
 /* view(device, max_tokens, bytes of a page) */
 static PyObject *seq_view(PyObject *object, PyObject *args)
 {
-	struct tmesh_seq *seq = seq_get(object);
 	unsigned long long max_tokens, bytes;
 	struct tmesh_error err;
+	struct tmesh_seq *seq;
 	unsigned int device;
 	const void *addr;
 	uint32_t count;
 	int rc;
 
-	if (!seq || !PyArg_ParseTuple(args, "O&O&O&:view", uint_argument, &device, size_argument,
-				      &max_tokens, size_argument, &bytes))
+	if (!PyArg_ParseTuple(args, "O&O&O&:view", uint_argument, &device, size_argument,
+			      &max_tokens, size_argument, &bytes))
+		return NULL;
+	seq = seq_get(object);
+	if (!seq)
 		return NULL;
 	ALONE(object, rc = tmesh_seq_view(seq, device, max_tokens, &addr, &err));
 	if (rc)
@@ -430,13 +451,16 @@ static PyObject *seq_view(PyObject *object, PyObject *args)
 
 static PyObject *seq_gather(PyObject *object, PyObject *number)
 {
-	struct tmesh_seq *seq = seq_get(object);
 	struct tmesh_region *region;
 	struct tmesh_error err;
+	struct tmesh_seq *seq;
 	unsigned int device;
 	int rc;
 
-	if (!seq || !uint_argument(number, &device))
+	if (!uint_argument(number, &device))
+		return NULL;
+	seq = seq_get(object);
+	if (!seq)
 		return NULL;
 	ALONE(object, rc = tmesh_seq_gather(seq, device, &region, &err));
 	return rc ? raise_error(state_of_object(object), &err)
@@ -490,7 +514,7 @@ static PyType_Slot slots[] = {
 	{Py_tp_dealloc, seq_dealloc},
 	{Py_tp_methods, methods},
 	{Py_tp_getset, properties},
-	{Py_tp_doc, "What tmesh.Sequence stands on."},
+	{Py_tp_doc, "The native part of tmesh.Sequence."},
 	{0},
 };
 
@@ -538,5 +562,3 @@ PyType_Spec span_spec = {
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
 	.slots = span_slots,
 };
-
-#endif /* TMESH_MODEL */

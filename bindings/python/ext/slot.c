@@ -1,27 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* What tmesh.Slot and tmesh.SlotReader stand on, by libtmesh-model. */
+/* The C part of tmesh.Slot and tmesh.SlotReader, by libtmesh-model. */
 #include "binding.h"
 
 #include <errno.h>
-
-#ifndef TMESH_MODEL
-
-PyObject *module_make_slot(PyObject *module, PyObject *args)
-{
-	return raise_left_out(PyModule_GetState(module));
-}
-
-PyObject *module_open_slot(PyObject *module, PyObject *token)
-{
-	return raise_left_out(PyModule_GetState(module));
-}
-
-PyObject *module_open_named_slot(PyObject *module, PyObject *name)
-{
-	return raise_left_out(PyModule_GetState(module));
-}
-
-#else
 
 #include <limits.h>
 #include <poll.h>
@@ -37,12 +18,12 @@ struct slot {
 
 struct reader {
 	PyObject_HEAD struct tmesh_slot_reader *reader; /* NULL once closed */
-	struct tmesh_slot_value *value;			/* the reader's, as @held is of it */
+	struct tmesh_slot_value *value;			/* of this reader; @held belongs to it */
 	uint64_t generation;
 	PyObject *held;
 	bool busy;			 /* a call is running without the GIL */
 	Py_ssize_t waits;		 /* threads in poll() */
-	struct tmesh_slot_reader *ended; /* closed while those wait: the last of them lets it go */
+	struct tmesh_slot_reader *ended; /* closed while threads wait; the last frees it */
 };
 
 static struct state *state_of_object(PyObject *object)
@@ -126,7 +107,7 @@ static PyObject *slot_publish(PyObject *object, PyObject *value)
 		bundle = bundle_of_held(st, value);
 	if (!slot || (value != Py_None && !bundle))
 		return NULL;
-	/* Both may be let go by others meanwhile. */
+	/* Take references: other threads may drop both meanwhile. */
 	tmesh_slot_ref(slot);
 	if (bundle)
 		tmesh_bundle_ref(bundle);
@@ -166,13 +147,14 @@ static PyObject *slot_closed(PyObject *object, void *unused)
 static PyMethodDef slot_methods[] = {
 	{"publish", slot_publish, METH_O,
 	 "publish($self, value, /)\n--\n\nA Held or None. The new generation."},
-	{"close", slot_close, METH_NOARGS, "close($self, /)\n--\n\nReaders are told."},
+	{"close", slot_close, METH_NOARGS,
+	 "close($self, /)\n--\n\nReaders that wait get GoneError."},
 	{NULL},
 };
 
 static PyGetSetDef slot_properties[] = {
-	{"token", slot_token, NULL, "What a reader opens.", NULL},
-	{"generation", slot_generation, NULL, "Of the newest value; 0: none yet.", NULL},
+	{"token", slot_token, NULL, "The token by which a reader opens the slot.", NULL},
+	{"generation", slot_generation, NULL, "The newest value's number; 0: none yet.", NULL},
 	{"closed", slot_closed, NULL, "Whether it was closed here.", NULL},
 	{NULL},
 };
@@ -181,7 +163,7 @@ static PyType_Slot slot_slots[] = {
 	{Py_tp_dealloc, slot_dealloc},
 	{Py_tp_methods, slot_methods},
 	{Py_tp_getset, slot_properties},
-	{Py_tp_doc, "What tmesh.Slot stands on."},
+	{Py_tp_doc, "The native part of tmesh.Slot."},
 	{0},
 };
 
@@ -194,7 +176,7 @@ PyType_Spec slot_spec = {
 
 /* Reading */
 
-/* For one call at a time: the library's reader is for one thread. */
+/* Return the reader for one call. Only one thread at a time may use the library's reader. */
 static struct tmesh_slot_reader *reader_get(PyObject *object)
 {
 	struct reader *self = (struct reader *)object;
@@ -209,7 +191,7 @@ static struct tmesh_slot_reader *reader_get(PyObject *object)
 	return self->reader;
 }
 
-/* Both calls take a text that leads to a slot. */
+/* The two calls that find a slot by a text. */
 typedef int (*open_fn)(struct tmesh_ctx *ctx, const char *text, struct tmesh_slot_reader **out,
 		       struct tmesh_error *err);
 
@@ -259,8 +241,9 @@ PyObject *module_open_named_slot(PyObject *module, PyObject *name)
 	return open_by(module, name, tmesh_slot_open_named, "name", EINVAL);
 }
 
-/* Closing a descriptor wakes nobody who waits for it, and gives its number to another file: the
- * connection is ended instead, and its descriptor closed by the last who waited. */
+/* Close a reader. Closing its descriptor would not wake the threads that wait for it, and another
+ * file could get its number. So end the connection, and let the last waiting thread close the
+ * descriptor. */
 static void reader_end(struct reader *self)
 {
 	struct tmesh_slot_reader *reader = self->reader;
@@ -307,14 +290,18 @@ static void capsule_free(PyObject *capsule)
 	Py_END_ALLOW_THREADS;
 }
 
-/* A Held whose tensors keep the value: a bundle that comes back is not opened again. */
+/* Return a Held whose tensors keep the value. If the same bundle comes back, it is not opened
+ * again. */
 static PyObject *held_of_value(struct state *st, struct tmesh_slot_value *value)
 {
-	PyObject *capsule = PyCapsule_New(value, VALUE, capsule_free), *held;
+	PyObject *capsule, *held;
 
-	if (!capsule)
-		return NULL;
 	tmesh_slot_value_ref(value);
+	capsule = PyCapsule_New(value, VALUE, capsule_free);
+	if (!capsule) {
+		tmesh_slot_value_unref(value);
+		return NULL;
+	}
 	held = bundle_of_model(st, tmesh_bundle_ref(tmesh_slot_value_bundle(value)), capsule);
 	Py_DECREF(capsule);
 	return held;
@@ -328,6 +315,7 @@ static PyObject *reader_read(PyObject *object, PyObject *unused)
 	struct tmesh_slot_value *value;
 	struct tmesh_error err;
 	PyObject *held, *old;
+	uint64_t generation;
 	int rc;
 
 	if (!reader)
@@ -339,18 +327,21 @@ static PyObject *reader_read(PyObject *object, PyObject *unused)
 	self->busy = false;
 	if (rc)
 		return raise_error(st, &err);
-	if (!self->held || value != self->value ||
-	    tmesh_slot_value_generation(value) != self->generation) {
-		held = held_of_value(st, value);
-		if (!held)
-			return NULL;
+	generation = tmesh_slot_value_generation(value);
+	if (self->held && value == self->value && generation == self->generation)
+		return Py_BuildValue("KN", (unsigned long long)generation, Py_NewRef(self->held));
+	held = held_of_value(st, value);
+	if (!held)
+		return NULL;
+	/* Code that ran meanwhile may have closed the reader. Then keep no value. */
+	if (self->reader == reader) {
 		old = self->held;
-		self->held = held;
+		self->held = Py_NewRef(held);
 		self->value = value;
-		self->generation = tmesh_slot_value_generation(value);
+		self->generation = generation;
 		Py_XDECREF(old);
 	}
-	return Py_BuildValue("KO", (unsigned long long)self->generation, self->held);
+	return Py_BuildValue("KN", (unsigned long long)generation, held);
 }
 
 static PyObject *reader_changed(PyObject *object, PyObject *unused)
@@ -380,25 +371,29 @@ static PyObject *reader_fileno(PyObject *object, PyObject *unused)
 	return fd < 0 ? raise_error(state_of_object(object), &err) : PyLong_FromLong(fd);
 }
 
-/* Until there is something to look at, the reader is closed, or so many milliseconds have passed.
+/* Wait until a value is available, the reader is closed, or the milliseconds have passed.
  */
 static PyObject *reader_poll(PyObject *object, PyObject *limit)
 {
 	struct reader *self = (struct reader *)object;
-	struct tmesh_slot_reader *reader = reader_get(object), *ended;
-	double ms = reader && limit != Py_None ? PyFloat_AsDouble(limit) : -1;
+	double ms = limit != Py_None ? PyFloat_AsDouble(limit) : -1;
+	struct tmesh_slot_reader *reader, *ended;
 	struct pollfd fd = {.events = POLLIN};
 	struct tmesh_error err;
 	int code;
 
-	if (!reader || (ms == -1 && PyErr_Occurred()))
+	if (ms == -1 && PyErr_Occurred())
+		return NULL;
+	reader = reader_get(object);
+	if (!reader)
 		return NULL;
 	fd.fd = tmesh_slot_poll_fd(reader, &err);
 	if (fd.fd < 0)
 		return raise_error(state_of_object(object), &err);
 	self->waits++;
 	Py_BEGIN_ALLOW_THREADS;
-	/* Rounded up: what is left is not waited for in no time, again and again. */
+	/* Round up, so that a rest below 1 ms does not make poll() return at once again and
+	 * again. */
 	code = poll(&fd, 1,
 		    limit == Py_None   ? -1
 		    : ms < INT_MAX - 1 ? (int)ms + 1
@@ -447,7 +442,7 @@ static PyType_Slot reader_slots[] = {
 	{Py_tp_dealloc, reader_dealloc},
 	{Py_tp_methods, reader_methods},
 	{Py_tp_getset, reader_properties},
-	{Py_tp_doc, "What tmesh.SlotReader stands on."},
+	{Py_tp_doc, "The native part of tmesh.SlotReader."},
 	{0},
 };
 
@@ -457,5 +452,3 @@ PyType_Spec slot_reader_spec = {
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
 	.slots = reader_slots,
 };
-
-#endif /* TMESH_MODEL */

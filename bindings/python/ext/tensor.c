@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The Tensor type: its life, its views' count, its properties. */
+/* The Tensor type: its lifetime, the count of its views, its properties. */
 #include "binding.h"
 
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <structmember.h>
 
-/* Unmapping this much takes long enough for others to want the GIL. */
+/* Unmapping this much takes long enough to drop the GIL for it. */
 #define SLOW_UNMAP_BYTES (1u << 20)
 
 PyObject *tensor_new(struct state *st, struct tmesh_tensor *tensor, struct tensor *root,
@@ -18,22 +18,23 @@ PyObject *tensor_new(struct state *st, struct tmesh_tensor *tensor, struct tenso
 
 	if (!tensor)
 		return NULL;
+	Py_XINCREF((PyObject *)root);
 	self = (struct tensor *)PyType_GenericAlloc(st->tensor_type, 0);
 	if (!self) {
+		Py_XDECREF((PyObject *)root);
 		tmesh_tensor_unref(tensor);
 		return NULL;
 	}
 	layout = tmesh_tensor_layout(tensor);
 	self->tensor = tensor;
 	self->root = root ? root : self;
-	if (root)
-		Py_INCREF((PyObject *)root);
 	self->rights = rights;
 	self->ndim = layout->ndim;
 	self->itemsize = tmesh_dtype_bits(layout->dtype) / 8;
 	for (int i = 0; i < layout->ndim; i++) {
 		self->shape[i] = layout->shape[i];
-		/* Of a dimension of 1 the stride may be any number: it may wrap. */
+		/* The stride of a dimension of size 1 may be any number, so the product may
+		 * wrap. */
 		self->strides[i] =
 			(Py_ssize_t)((size_t)layout->strides[i] * (size_t)self->itemsize);
 	}
@@ -58,8 +59,9 @@ PyObject *tensor_lost(struct state *st, const struct tmesh_error *err)
 	return (PyObject *)self;
 }
 
-/* Letting go of the GIL costs as much as receiving a tensor, and beside a busy thread milliseconds:
- * only where a large region may be unmapped, of which the tensor may be a small part. */
+/* Drop a reference. Dropping the GIL costs as much as receiving a tensor, and milliseconds beside a
+ * busy thread. So drop it only if a large region may be unmapped; the tensor may be a small part of
+ * it. */
 static void unref(struct tmesh_tensor *tensor)
 {
 	if (!tmesh_tensor_try_unref(tensor))
@@ -91,6 +93,8 @@ static void tensor_dealloc(PyObject *object)
 		PyObject_ClearWeakRefs(object);
 	if (self->tensor)
 		unref(self->tensor);
+	if (self->inherited)
+		unref(self->inherited);
 	if (self->root != self)
 		Py_DECREF(self->root);
 	Py_XDECREF(self->id);
@@ -118,6 +122,16 @@ struct tmesh_tensor *tensor_get(struct tensor *self)
 	return self->tensor;
 }
 
+int tensor_layout(struct tensor *self, struct tmesh_layout *layout)
+{
+	struct tmesh_tensor *tensor = tensor_get(self);
+
+	if (!tensor)
+		return -1;
+	*layout = *tmesh_tensor_layout(tensor);
+	return 0;
+}
+
 bool tensor_is_sealed(struct tensor *self)
 {
 	if (!self->root->sealed)
@@ -131,7 +145,8 @@ static int map(struct tensor *self, bool writable, void **data, struct tmesh_err
 				 data, err);
 }
 
-/* As the library has it: first what this handle may do, then what the memory is. */
+/* Explain why writing is refused. As in the library, the handle's rights are checked first, then
+ * the memory's state. */
 static int refuse_write(struct tensor *self)
 {
 	if (self->rights & TMESH_WRITE)
@@ -147,6 +162,27 @@ static int refuse_write(struct tensor *self)
 			   "the tensor is read-only here: open it with writable=True and a "
 			   "token from ref(writable=True)");
 	return -1;
+}
+
+/* If fork() brought the tensor here, take a handle of this process's own, by which it can write. */
+static bool take_over(struct tensor *self)
+{
+	struct tmesh_tensor *inherited = self->tensor, *own;
+	struct tmesh_layout layout = *tmesh_tensor_layout(inherited);
+	struct tmesh_region *region;
+	int rc;
+
+	if (self->inherited || tmesh_region_is_sealed(tmesh_tensor_region(inherited)) ||
+	    tmesh_region_derive(tmesh_tensor_region(inherited), TMESH_READ | TMESH_WRITE, &region,
+				NULL))
+		return false;
+	rc = tmesh_tensor_wrap(region, &layout, &own, NULL);
+	tmesh_region_unref(region);
+	if (rc)
+		return false;
+	self->tensor = own;
+	self->inherited = inherited;
+	return true;
 }
 
 int tensor_view_begin(struct tensor *self, enum view_kind kind, void **data, bool *writable)
@@ -165,7 +201,9 @@ int tensor_view_begin(struct tensor *self, enum view_kind kind, void **data, boo
 		return -1;
 	}
 	rc = map(self, *writable, data, &err);
-	/* Sealed by somebody else, or inherited through fork(): good for reading still. */
+	if (rc == -EPERM && *writable && take_over(self))
+		rc = map(self, true, data, &err);
+	/* Another process has sealed it. It can still be read. */
 	if (rc == -EPERM && *writable && kind == VIEW_ANY) {
 		*writable = false;
 		rc = map(self, false, data, &err);
@@ -256,8 +294,8 @@ static PyObject *tensor_enter(PyObject *object, PyObject *unused)
 	return object;
 }
 
-/* What was made of the tensor inside goes on, and gives back the memory with the last of it: an
- * array that is still a local variable is no reason to fail. */
+/* End "with". Views of the tensor stay valid, and the last of them gives back the memory: an array
+ * that is still a local variable is no reason to fail. */
 static PyObject *tensor_exit(PyObject *object, PyObject *args)
 {
 	struct tensor *self = (struct tensor *)object;
@@ -270,7 +308,7 @@ static PyObject *tensor_exit(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* None: it was not released, or nothing was. */
+/* Return the thread that released the tensor, or None. */
 PyObject *module_released_by(PyObject *module, PyObject *object)
 {
 	struct state *st = PyModule_GetState(module);
@@ -283,15 +321,26 @@ PyObject *module_released_by(PyObject *module, PyObject *object)
 	return PyLong_FromUnsignedLong(((struct tensor *)object)->left_by);
 }
 
-/* A deep copy is a copy: the memory too. As sealed as this one. */
+static PyObject *tensor_copy(PyObject *object, PyObject *unused)
+{
+	return call_python("tmesh.in_transit", "copied", object);
+}
+
+/* Copy the memory too, and seal the copy if this one is sealed. */
 static PyObject *tensor_deepcopy(PyObject *object, PyObject *memo)
 {
 	struct tensor *self = (struct tensor *)object;
-	struct tmesh_tensor *copy = put_tensor(state_of(self), self, &unsealed);
-	PyObject *made = tensor_new(state_of(self), copy, NULL, ALL_RIGHTS);
-	PyObject *sealed;
+	struct tmesh_tensor *copy;
+	PyObject *made, *sealed;
+	bool seal;
 
-	if (!made || !tensor_get(self) || !tensor_is_sealed(self))
+	/* Another thread may release the tensor while it is copied, so take all of it first. */
+	if (!tensor_get(self))
+		return NULL;
+	seal = tensor_is_sealed(self);
+	copy = put_tensor(state_of(self), self, &unsealed);
+	made = tensor_new(state_of(self), copy, NULL, ALL_RIGHTS);
+	if (!made || !seal)
 		return made;
 	sealed = tensor_seal(made, NULL);
 	Py_DECREF(made);
@@ -300,56 +349,58 @@ static PyObject *tensor_deepcopy(PyObject *object, PyObject *memo)
 
 /* Properties */
 
-static const struct tmesh_layout *layout_of(PyObject *object)
-{
-	struct tmesh_tensor *tensor = tensor_get((struct tensor *)object);
-
-	return tensor ? tmesh_tensor_layout(tensor) : NULL;
-}
-
 static PyObject *get_shape(PyObject *object, void *unused)
 {
-	const struct tmesh_layout *layout = layout_of(object);
+	struct tmesh_layout layout;
 
-	return layout ? tuple_from_ints(layout->shape, layout->ndim) : NULL;
+	return tensor_layout((struct tensor *)object, &layout)
+		       ? NULL
+		       : tuple_from_ints(layout.shape, layout.ndim);
 }
 
 static PyObject *get_strides(PyObject *object, void *unused)
 {
-	const struct tmesh_layout *layout = layout_of(object);
+	struct tmesh_layout layout;
 
-	return layout ? tuple_from_ints(layout->strides, layout->ndim) : NULL;
+	return tensor_layout((struct tensor *)object, &layout)
+		       ? NULL
+		       : tuple_from_ints(layout.strides, layout.ndim);
 }
 
 static PyObject *get_dtype(PyObject *object, void *unused)
 {
-	const struct tmesh_layout *layout = layout_of(object);
+	struct tmesh_layout layout;
 
-	return layout ? PyUnicode_FromString(tmesh_dtype_name(layout->dtype)) : NULL;
+	return tensor_layout((struct tensor *)object, &layout)
+		       ? NULL
+		       : PyUnicode_FromString(tmesh_dtype_name(layout.dtype));
 }
 
 static PyObject *get_ndim(PyObject *object, void *unused)
 {
-	const struct tmesh_layout *layout = layout_of(object);
+	struct tmesh_layout layout;
 
-	return layout ? PyLong_FromLong(layout->ndim) : NULL;
+	return tensor_layout((struct tensor *)object, &layout) ? NULL
+							       : PyLong_FromLong(layout.ndim);
 }
 
 static PyObject *get_size(PyObject *object, void *unused)
 {
-	const struct tmesh_layout *layout = layout_of(object);
+	struct tmesh_layout layout;
 	int64_t count = 1;
 
-	for (int i = 0; layout && i < layout->ndim; i++)
-		count *= layout->shape[i];
-	return layout ? PyLong_FromLongLong(count) : NULL;
+	if (tensor_layout((struct tensor *)object, &layout))
+		return NULL;
+	for (int i = 0; i < layout.ndim; i++)
+		count *= layout.shape[i];
+	return PyLong_FromLongLong(count);
 }
 
 static PyObject *get_device(PyObject *object, void *unused)
 {
-	const struct tmesh_layout *layout = layout_of(object);
+	struct tmesh_layout layout;
 
-	return layout ? text_from_device(layout) : NULL;
+	return tensor_layout((struct tensor *)object, &layout) ? NULL : text_from_device(&layout);
 }
 
 static PyObject *get_nbytes(PyObject *object, void *unused)
@@ -359,7 +410,7 @@ static PyObject *get_nbytes(PyObject *object, void *unused)
 	return tensor ? PyLong_FromUnsignedLongLong(tmesh_tensor_bytes(tensor)) : NULL;
 }
 
-/* Id and label, made once: they never change. */
+/* Make id and label once: they never change. */
 static PyObject *get_id(PyObject *object, void *unused)
 {
 	struct tensor *self = (struct tensor *)object;
@@ -435,22 +486,27 @@ static PyObject *tensor_repr(PyObject *object)
 {
 	struct tensor *self = (struct tensor *)object;
 	PyObject *shape, *label, *text;
-	bool has_label;
+	struct tmesh_layout layout;
+	bool has_label, sealed;
 
 	if (self->lost && !self->left)
 		return PyUnicode_FromString("<tmesh.Tensor, lost>");
 	if (!self->tensor || self->left)
 		return PyUnicode_FromString("<tmesh.Tensor, released>");
-	shape = get_shape(object, NULL);
+	/* Copy these first: the code below may let another thread run, which may release the
+	 * tensor. */
+	layout = *tmesh_tensor_layout(self->tensor);
+	sealed = tensor_is_sealed(self);
+	shape = tuple_from_ints(layout.shape, layout.ndim);
 	if (!shape)
 		return NULL;
 	label = get_label(object, NULL);
 	has_label = label && PyUnicode_GetLength(label) > 0;
 	if (!label)
-		PyErr_Clear(); /* what was taken back, say, has none to be asked for */
-	text = PyUnicode_FromFormat("<tmesh.Tensor %s %R%s%s%V%s>",
-				    tmesh_dtype_name(layout_of(object)->dtype), shape,
-				    tensor_is_sealed(self)	 ? ", sealed"
+		PyErr_Clear(); /* some memory has none, for example memory that was taken back */
+	text = PyUnicode_FromFormat("<tmesh.Tensor %s %R%s%s%V%s>", tmesh_dtype_name(layout.dtype),
+				    shape,
+				    sealed			 ? ", sealed"
 				    : self->rights & TMESH_WRITE ? ""
 								 : ", read-only",
 				    has_label ? ", \"" : "", label, "", has_label ? "\"" : "");
@@ -461,7 +517,7 @@ static PyObject *tensor_repr(PyObject *object)
 
 static PyObject *tensor_html(PyObject *object, PyObject *unused)
 {
-	return call_python("tmesh.picture", "tensor_html", object);
+	return call_python("tmesh.notebook", "tensor_html", object);
 }
 
 #define KEYWORDS(function) ((PyCFunction)(void (*)(void))(function))
@@ -480,8 +536,8 @@ static PyMethodDef methods[] = {
 	 "protocol cannot serve."},
 	{"ref", KEYWORDS(tensor_ref), METH_VARARGS | METH_KEYWORDS,
 	 "ref($self, /, *, writable=False, hold=None)\n--\n\n"
-	 "What another process needs to open this tensor: a dict of plain values for JSON or\n"
-	 "pickle. It opens the memory for reading, with writable=True also for writing. It\n"
+	 "The ref by which another process opens this tensor: a dict of plain values for JSON\n"
+	 "or pickle. It opens the memory for reading, with writable=True also for writing. It\n"
 	 "keeps nothing alive: without the kernel module it is good while this tensor or a\n"
 	 "view made from it lives. With hold, in seconds (at most a day), the memory is held\n"
 	 "until somebody opened it, or so long; LimitError where too much is held. Strides are in "
@@ -530,9 +586,11 @@ static PyMethodDef methods[] = {
 	 "pinned_bytes, exports, attachments."},
 	{"lease", KEYWORDS(tensor_lease), METH_VARARGS | METH_KEYWORDS,
 	 "lease($self, /, seconds=None, *, process=None, taken=\"zeros\")\n--\n\n"
-	 "Put a lease on this handle, for good: it lapses when touch() is not called for so long,\n"
-	 "10 ms to an hour (5 s if None), and with a process: its number, or an object with\n"
-	 "the fileno() of a pidfd. With that it needs no time. Then calls raise StaleError, and "
+	 "Put a lease on this handle, for good. It lapses if touch() is not called for this\n"
+	 "time, 10 ms to an hour (5 s if None). It also ends with a process: its number, or\n"
+	 "an object with the fileno() of a pidfd. With that it needs no time. Then calls raise "
+	 "StaleError, "
+	 "and "
 	 "with the module memory is\n"
 	 "taken away: arrays read zeros, or with taken=\"sigbus\" end the process. Without the "
 	 "module a\n"
@@ -542,8 +600,9 @@ static PyMethodDef methods[] = {
 	 "Use the lease, so that it does not lapse; no system call. StaleError when it has."},
 	{"signal", tensor_signal, METH_O,
 	 "signal($self, value, /)\n--\n\n"
-	 "Say that the producer has come to value, which only grows; with the module. Who signals\n"
-	 "first is the producer while it holds the tensor (else BusyError)."},
+	 "Say that the producer has come to value, which only grows; with the module. The\n"
+	 "process that signals first is the producer while it holds the tensor (else\n"
+	 "BusyError)."},
 	{"wait", KEYWORDS(tensor_wait), METH_VARARGS | METH_KEYWORDS,
 	 "wait($self, /, value, timeout=None)\n--\n\n"
 	 "Wait until the producer has come to value, and return how far it is; with the module.\n"
@@ -553,7 +612,8 @@ static PyMethodDef methods[] = {
 	 "export_dmabuf($self, /, *, offset=0, bytes=0, writable=False)\n--\n\n"
 	 "A dma-buf of the region, or of a part in whole pages (0: to its end): a descriptor, the\n"
 	 "caller's to close. Without the module only writable ones, of what is not sealed.\n"
-	 "UnsupportedError: of what cannot be exported here; AccessError: writable=True without "
+	 "UnsupportedError: this memory cannot be exported here; AccessError: writable=True "
+	 "without "
 	 "the\n"
 	 "right to write; InvalidError: that is no part of it."},
 	{"send", KEYWORDS(tensor_send), METH_VARARGS | METH_KEYWORDS,
@@ -577,7 +637,7 @@ static PyMethodDef methods[] = {
 	 "An unversioned DLPack capsule, for one use by a consumer that takes capsules, as\n"
 	 "torch.from_dlpack() does.\n\n"
 	 "Such capsules cannot say that memory is read-only, so read-only tensors give\n"
-	 "AccessError unless allow_readonly=True: the caller then sees to it that nobody\n"
+	 "AccessError unless allow_readonly=True. The caller then ensures that no code\n"
 	 "writes, because a write kills the process (SIGSEGV). Negative strides, over which\n"
 	 "PyTorch aborts the process, give UnsupportedError."},
 	{"__dlpack__", KEYWORDS(tensor_dunder_dlpack), METH_VARARGS | METH_KEYWORDS,
@@ -601,14 +661,15 @@ static PyMethodDef methods[] = {
 	{"__arrow_c_schema__", tensor_arrow_schema, METH_NOARGS,
 	 "__arrow_c_schema__($self, /)\n--\n\nThe schema alone of __arrow_c_array__()."},
 	{"_repr_html_", tensor_html, METH_NOARGS,
-	 "_repr_html_($self, /)\n--\n\nWhat a notebook shows."},
+	 "_repr_html_($self, /)\n--\n\nThe text that a notebook shows."},
+	{"__copy__", tensor_copy, METH_NOARGS, "__copy__($self, /)\n--\n\nThe same memory."},
 	{"__deepcopy__", tensor_deepcopy, METH_O,
 	 "__deepcopy__($self, memo, /)\n--\n\nput() of the tensor, sealed if it is."},
 	{"__reduce__", tensor_reduce, METH_NOARGS,
 	 "__reduce__($self, /)\n--\n\n"
-	 "Pickled as a ref that holds for a minute: unpickling opens it for reading. What\n"
-	 "multiprocessing sends is held until it is taken. What cannot be opened any more is\n"
-	 "unpickled as a tensor whose lost is True, and whose use raises NotFoundError."},
+	 "pickle stores the elements: unpickling makes a new tensor. multiprocessing sends a\n"
+	 "ref, and the memory is held until it is taken. A tensor that can no longer be opened\n"
+	 "arrives with lost set to True, and its use raises NotFoundError."},
 	{NULL},
 };
 
@@ -624,7 +685,7 @@ static PyGetSetDef properties[] = {
 	{"device", get_device, NULL, "\"cpu\" or \"cuda:N\".", NULL},
 	{"id", get_id, NULL, "The region's identity, 16 hex digits; opens nothing.", NULL},
 	{"label", get_label, NULL, "The region's name for people.", NULL},
-	{"token", get_token, NULL, "What opens the region for reading. See ref().", NULL},
+	{"token", get_token, NULL, "The token that opens the region for reading. See ref().", NULL},
 	{"lease_state", get_lease_state, NULL,
 	 "\"none\", \"live\", \"lapsed\", or \"revoked\" where the region was taken back.", NULL},
 	{"sealed", get_sealed, NULL, "Whether the memory is immutable.", NULL},
@@ -638,7 +699,8 @@ static PyGetSetDef properties[] = {
 	{NULL},
 };
 
-/* What arrays compute by, and a tensor does not: whoever tries is told where it is. */
+/* Names of methods that arrays have and a tensor does not. The error names the call that makes the
+ * array. */
 static bool is_of_arrays(PyObject *name)
 {
 	static const char *const names[] = {
@@ -673,7 +735,7 @@ static bool is_operand(PyObject *object, PyTypeObject *type)
 	return Py_TYPE(object) == type || PyLong_CheckExact(object) || PyFloat_CheckExact(object);
 }
 
-/* Arrays and whatever else computes take a tensor's memory by themselves. */
+/* Refuse to compute. Arrays, and other types that compute, read a tensor's memory by themselves. */
 static PyObject *refuse_to_compute(PyObject *left, PyObject *right)
 {
 	PyTypeObject *type = PyType_GetSlot(Py_TYPE(left), Py_nb_add) == (void *)refuse_to_compute
@@ -699,8 +761,8 @@ static PyMemberDef members[] = {
 
 static PyType_Slot slots[] = {
 	{Py_tp_doc, "A tensor in shared memory. Made by tmesh.empty(), put() and open().\n\n"
-		    "All methods are safe to call from several threads; what two threads write\n"
-		    "into the memory itself is theirs to order."},
+		    "All methods are safe to call from several threads; the caller orders the\n"
+		    "writes of two threads to the memory itself."},
 	{Py_tp_dealloc, tensor_dealloc},
 	{Py_tp_repr, tensor_repr},
 	{Py_tp_getattro, tensor_getattr},

@@ -16,31 +16,29 @@ static PyObject *over(struct tensor *self, const struct tmesh_layout *layout)
 	return tensor_new(state_of(self), made, self->root, self->rights);
 }
 
-static PyObject *over_contiguous(struct tensor *self, enum tmesh_dtype dtype, int32_t ndim,
-				 const int64_t *shape)
+static PyObject *over_contiguous(struct tensor *self, enum tmesh_dtype dtype, uint64_t offset,
+				 int32_t ndim, const int64_t *shape)
 {
 	struct tmesh_layout layout;
 	struct tmesh_error err;
 
 	if (tmesh_layout_contiguous(&layout, dtype, ndim, shape, &err))
 		return raise_error(state_of(self), &err);
-	layout.offset = tmesh_tensor_layout(self->tensor)->offset;
+	layout.offset = offset;
 	return over(self, &layout);
 }
 
 PyObject *tensor_transposed(PyObject *object, void *unused)
 {
 	struct tensor *self = (struct tensor *)object;
-	const struct tmesh_layout *from;
-	struct tmesh_layout layout;
+	struct tmesh_layout from, layout;
 
-	if (!tensor_get(self))
+	if (tensor_layout(self, &from))
 		return NULL;
-	from = tmesh_tensor_layout(self->tensor);
-	layout = *from;
-	for (int32_t i = 0; i < from->ndim; i++) {
-		layout.shape[i] = from->shape[from->ndim - 1 - i];
-		layout.strides[i] = from->strides[from->ndim - 1 - i];
+	layout = from;
+	for (int32_t i = 0; i < from.ndim; i++) {
+		layout.shape[i] = from.shape[from.ndim - 1 - i];
+		layout.strides[i] = from.strides[from.ndim - 1 - i];
 	}
 	return over(self, &layout);
 }
@@ -48,21 +46,17 @@ PyObject *tensor_transposed(PyObject *object, void *unused)
 PyObject *module_layout(PyObject *module, PyObject *object)
 {
 	struct state *st = PyModule_GetState(module);
-	const struct tmesh_layout *layout;
-	struct tmesh_tensor *tensor;
+	struct tmesh_layout layout;
 
 	if (Py_TYPE(object) != st->tensor_type) {
 		PyErr_SetString(PyExc_TypeError, "layout() takes a tmesh.Tensor");
 		return NULL;
 	}
-	tensor = tensor_get((struct tensor *)object);
-	if (!tensor)
+	if (tensor_layout((struct tensor *)object, &layout))
 		return NULL;
-	layout = tmesh_tensor_layout(tensor);
-	return Py_BuildValue("sNNK", tmesh_dtype_name(layout->dtype),
-			     tuple_from_ints(layout->shape, layout->ndim),
-			     tuple_from_ints(layout->strides, layout->ndim),
-			     (unsigned long long)layout->offset);
+	return Py_BuildValue(
+		"sNNK", tmesh_dtype_name(layout.dtype), tuple_from_ints(layout.shape, layout.ndim),
+		tuple_from_ints(layout.strides, layout.ndim), (unsigned long long)layout.offset);
 }
 
 PyObject *module_part(PyObject *module, PyObject *const *args, Py_ssize_t count)
@@ -108,9 +102,8 @@ PyObject *tensor_view(PyObject *object, PyObject *dtype)
 	enum tmesh_dtype type;
 	int64_t last;
 
-	if (dtype_from_object(st, dtype, &type) || !tensor_get(self))
+	if (dtype_from_object(st, dtype, &type) || tensor_layout(self, &layout))
 		return NULL;
-	layout = *tmesh_tensor_layout(self->tensor);
 	from = tmesh_dtype_bits(layout.dtype);
 	to = tmesh_dtype_bits(type);
 	if (from == to) {
@@ -127,10 +120,10 @@ PyObject *tensor_view(PyObject *object, PyObject *dtype)
 				  "the last dimension's bytes are no whole number of %s elements",
 				  tmesh_dtype_name(type));
 	layout.shape[layout.ndim - 1] = last / to;
-	return over_contiguous(self, type, layout.ndim, layout.shape);
+	return over_contiguous(self, type, layout.offset, layout.ndim, layout.shape);
 }
 
-/* Replace one -1 in @shape by what makes @count elements. */
+/* Replace one -1 in @shape so that the shape has @count elements. */
 static int infer(struct state *st, int32_t ndim, int64_t *shape, int64_t count)
 {
 	int64_t known = 1;
@@ -158,25 +151,24 @@ fail:
 PyObject *tensor_reshape(PyObject *object, PyObject *args)
 {
 	struct tensor *self = (struct tensor *)object;
-	const struct tmesh_layout *layout;
+	struct tmesh_layout layout;
 	int64_t shape[TMESH_MAX_DIMS], count = 1;
 	struct state *st = state_of(self);
 	int32_t ndim;
 
 	if (PyTuple_Size(args) == 1)
 		args = PyTuple_GetItem(args, 0);
-	if (shape_from_object(st, args, &ndim, shape) || !tensor_get(self))
+	if (shape_from_object(st, args, &ndim, shape) || tensor_layout(self, &layout))
 		return NULL;
-	layout = tmesh_tensor_layout(self->tensor);
-	if (!tmesh_layout_is_contiguous(layout))
+	if (!tmesh_layout_is_contiguous(&layout))
 		return raise_code(st, EINVAL,
 				  "only contiguous tensors can be reshaped; numpy() can "
 				  "copy");
-	for (int32_t i = 0; i < layout->ndim; i++)
-		count *= layout->shape[i];
+	for (int32_t i = 0; i < layout.ndim; i++)
+		count *= layout.shape[i];
 	if (infer(st, ndim, shape, count))
 		return NULL;
-	return over_contiguous(self, layout->dtype, ndim, shape);
+	return over_contiguous(self, layout.dtype, layout.offset, ndim, shape);
 }
 
 Py_ssize_t tensor_length(PyObject *object)
@@ -189,26 +181,40 @@ Py_ssize_t tensor_length(PyObject *object)
 		PyErr_SetString(
 			PyExc_TypeError,
 			"a tensor without dimensions has no length: float() or int() takes its "
-			"value; a whole tensor is PyTorch's by torch()");
+			"value; torch() gives a whole tensor to PyTorch, and "
+			"torch.tensor(t.numpy()) a copy of it");
 		return -1;
 	}
 	return self->shape[0];
 }
 
-/* A selection in the making: the next dimension of @from, and what became of those before. */
+/* A selection in progress: the next dimension of @from, and the result for those before. */
 struct selection {
 	const struct tmesh_layout *from;
 	int32_t next;
 	struct tmesh_layout to;
-	int64_t first; /* elements from the old first element to the new */
+	uint64_t first; /* elements from the old first element to the new, modulo 2^64 */
 };
 
-static int keep(struct selection *sel, int32_t count)
+/* Append a dimension. An index may request more dimensions than a tensor can have; only this call
+ * checks that. */
+static int append(struct selection *sel, int64_t size, int64_t stride)
 {
-	for (; count > 0; count--, sel->next++, sel->to.ndim++) {
-		sel->to.shape[sel->to.ndim] = sel->from->shape[sel->next];
-		sel->to.strides[sel->to.ndim] = sel->from->strides[sel->next];
+	if (sel->to.ndim >= TMESH_MAX_DIMS) {
+		PyErr_Format(PyExc_IndexError, "a tensor has at most %d dimensions",
+			     TMESH_MAX_DIMS);
+		return -1;
 	}
+	sel->to.shape[sel->to.ndim] = size;
+	sel->to.strides[sel->to.ndim++] = stride;
+	return 0;
+}
+
+static int keep(struct selection *sel, Py_ssize_t count)
+{
+	for (; count > 0 && sel->next < sel->from->ndim; count--, sel->next++)
+		if (append(sel, sel->from->shape[sel->next], sel->from->strides[sel->next]))
+			return -1;
 	return 0;
 }
 
@@ -225,7 +231,8 @@ static int pick(struct selection *sel, PyObject *key)
 			     (int)sel->next, size);
 		return -1;
 	}
-	sel->first += (index < 0 ? index + size : index) * sel->from->strides[sel->next];
+	sel->first += (uint64_t)(index < 0 ? index + size : index) *
+		      (uint64_t)sel->from->strides[sel->next];
 	sel->next++;
 	return 0;
 }
@@ -233,30 +240,21 @@ static int pick(struct selection *sel, PyObject *key)
 static int slice(struct selection *sel, PyObject *key)
 {
 	Py_ssize_t start, stop, step, count;
+	int64_t stride;
 
 	if (PySlice_Unpack(key, &start, &stop, &step))
 		return -1;
 	count = PySlice_AdjustIndices((Py_ssize_t)sel->from->shape[sel->next], &start, &stop, step);
+	stride = sel->from->strides[sel->next++];
 	if (count)
-		sel->first += start * sel->from->strides[sel->next];
-	sel->to.shape[sel->to.ndim] = count;
-	/* With one element or none the step leads nowhere, and might overflow. */
-	sel->to.strides[sel->to.ndim] = sel->from->strides[sel->next] * (count > 1 ? step : 1);
-	sel->to.ndim++;
-	sel->next++;
-	return 0;
+		sel->first += (uint64_t)start * (uint64_t)stride;
+	/* With one element or none the step has no effect, and could overflow. */
+	return append(sel, count,
+		      count > 1 ? (int64_t)((uint64_t)stride * (uint64_t)step) : stride);
 }
 
-/* None: a dimension of one. */
-static int add(struct selection *sel)
-{
-	sel->to.shape[sel->to.ndim] = 1;
-	sel->to.strides[sel->to.ndim++] = 1;
-	return 0;
-}
-
-/* Whether an index was refused because it is an array: all have __index__(), for those of one
- * integer. If so, the exception is forgotten. */
+/* Whether an index was refused because it is an array. All arrays have __index__(), which works for
+ * those of one integer. If so, clear the exception. */
 static bool was_array(PyObject *key)
 {
 	PyObject *type, *value, *traceback;
@@ -274,13 +272,13 @@ static bool was_array(PyObject *key)
 	return true;
 }
 
-/* @keys_left: of those behind it, how many take a dimension. */
+/* Apply one key. @keys_left: the number of later keys that take a dimension. */
 static int select_key(struct selection *sel, PyObject *key, Py_ssize_t keys_left)
 {
 	if (key == Py_Ellipsis)
-		return keep(sel, sel->from->ndim - sel->next - (int32_t)keys_left);
+		return keep(sel, sel->from->ndim - sel->next - keys_left);
 	if (key == Py_None)
-		return add(sel);
+		return append(sel, 1, 1);
 	if (sel->next == sel->from->ndim) {
 		PyErr_Format(PyExc_IndexError, "more indices than the tensor's %d dimensions",
 			     (int)sel->from->ndim);
@@ -304,15 +302,13 @@ PyObject *tensor_getitem(PyObject *object, PyObject *key)
 {
 	struct tensor *self = (struct tensor *)object;
 	struct selection sel = {0};
-	Py_ssize_t count, ellipses = 0, taking, added = 0, dropped = 0;
+	Py_ssize_t count, ellipses = 0, taking = 0;
 	PyObject *keys, *result = NULL;
 	struct tmesh_layout from;
 	unsigned int bits;
 
-	if (!tensor_get(self))
+	if (tensor_layout(self, &from))
 		return NULL;
-	/* A copy: an index may be any object, whose code may release the tensor. */
-	from = *tmesh_tensor_layout(self->tensor);
 	sel.from = &from;
 	sel.to = from;
 	sel.to.ndim = 0;
@@ -330,17 +326,10 @@ PyObject *tensor_getitem(PyObject *object, PyObject *key)
 		PyObject *each = PyTuple_GetItem(keys, i);
 
 		ellipses += each == Py_Ellipsis;
-		added += each == Py_None;
-		dropped += PyIndex_Check(each) != 0;
+		taking += each != Py_Ellipsis && each != Py_None;
 	}
-	taking = count - ellipses - added;
 	if (ellipses > 1) {
 		PyErr_SetString(PyExc_IndexError, "an index has at most one Ellipsis");
-		goto out;
-	}
-	if (taking <= from.ndim && from.ndim - dropped + added > TMESH_MAX_DIMS) {
-		PyErr_Format(PyExc_IndexError, "a tensor has at most %d dimensions",
-			     TMESH_MAX_DIMS);
 		goto out;
 	}
 	for (Py_ssize_t i = 0; i < count; i++) {
@@ -350,15 +339,16 @@ PyObject *tensor_getitem(PyObject *object, PyObject *key)
 		if (select_key(&sel, each, taking))
 			goto out;
 	}
-	keep(&sel, sel.from->ndim - sel.next);
-	sel.to.offset += (uint64_t)(sel.first * (int64_t)(bits / 8));
+	if (keep(&sel, sel.from->ndim - sel.next))
+		goto out;
+	sel.to.offset += sel.first * (bits / 8);
 	result = over(self, &sel.to);
 out:
 	Py_DECREF(keys);
 	return result;
 }
 
-/* What makes a tensor iterable: its rows. */
+/* Return a row. This makes a tensor iterable. */
 PyObject *tensor_item(PyObject *object, Py_ssize_t index)
 {
 	PyObject *key, *item;
@@ -371,14 +361,14 @@ PyObject *tensor_item(PyObject *object, Py_ssize_t index)
 	return item;
 }
 
-/* Without an answer of ours Python would compare rows, each of which is equal to itself alone. */
+/* Refuse "in". Python would compare rows by default, and a row is equal only to itself. */
 int tensor_contains(PyObject *object, PyObject *value)
 {
 	PyErr_SetString(PyExc_TypeError, "a tensor does not look for values: numpy() does");
 	return -1;
 }
 
-/* Through an array, which knows how values become elements and are repeated. */
+/* Assign through an array, which converts values to elements and broadcasts them. */
 int tensor_assign(PyObject *object, PyObject *key, PyObject *value)
 {
 	struct tensor *self = (struct tensor *)object;

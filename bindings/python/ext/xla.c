@@ -11,11 +11,11 @@
 static struct tmesh_xla_api calls;
 static bool loaded;
 
-/* Python's signal handlers run in one thread, between instructions of Python. */
+/* The only thread in which Python runs signal handlers, between instructions of Python. */
 static pthread_t handling;
 
-/* Has Ctrl-C come, and Python not handled it yet? For a call that waits in that thread. What this
- * looks at is taken and put back, for there is no other way. */
+/* Whether Ctrl-C has come and Python has not handled it yet, for a call that waits in that thread.
+ * The flag is taken and set again, as Python has no way to only read it. */
 static bool is_interrupted(void)
 {
 	PyGILState_STATE state;
@@ -31,8 +31,8 @@ static bool is_interrupted(void)
 	return came;
 }
 
-/* xla_load(main thread): the handlers of push and pop, in capsules as jax.ffi.pycapsule() makes
- * them. */
+/* xla_load(main thread): return the handlers of push and pop, in capsules as jax.ffi.pycapsule()
+ * makes them. */
 static PyObject *module_xla_load(PyObject *module, PyObject *thread)
 {
 	struct tmesh_error err;
@@ -40,18 +40,19 @@ static PyObject *module_xla_load(PyObject *module, PyObject *thread)
 	handling = (pthread_t)PyLong_AsUnsignedLong(thread);
 	if (PyErr_Occurred())
 		return NULL;
-	/* What is missing may come: the next call tries again. */
-	if (!loaded && tmesh_xla_api_load(&calls, getenv("TMESH_XLA_LIBRARY"), &err))
+	/* A failed load is tried again at the next call, as the library may be installed
+	 * meanwhile. */
+	if (!loaded && tmesh_xla_api_load(&calls, secure_getenv("TMESH_XLA_LIBRARY"), &err))
 		return raise_error(PyModule_GetState(module), &err);
 	loaded = true;
-	/* Ctrl-C is heard by Python alone if it comes before a call sleeps, or in another thread.
+	/* If Ctrl-C comes before a call sleeps, or in another thread, only Python notices it.
 	 */
 	calls.xla_ask(is_interrupted);
 	return Py_BuildValue("(NN)", PyCapsule_New((void *)calls.xla_push, NULL, NULL),
 			     PyCapsule_New((void *)calls.xla_pop, NULL, NULL));
 }
 
-/* tmesh.xla loads before it calls. */
+/* tmesh.xla loads the library before it makes other calls. */
 static bool is_loaded(void)
 {
 	if (!loaded)

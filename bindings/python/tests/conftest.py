@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""TAP for the test runner, and what the tests share."""
+"""TAP for the test runner, and helpers that the tests share."""
 
 import contextlib
 import functools
 import gc
 import importlib.util
 import os
+import signal
 from pathlib import Path
 import re
 import subprocess
@@ -15,32 +16,35 @@ import time
 
 import pytest
 
-# What a process sends just before its end is not lost where who takes it stands still for a while, as on a machine that
-# emulates others. Read when tmesh is imported, in children too.
-os.environ.setdefault("TMESH_LINGER", "600")
+# Messages that a process sends just before its end must not be lost. The receiver may pause for a while, as on an
+# emulated machine. tmesh reads this when it is imported, in children too.
+os.environ.setdefault("TMESH_EXIT_WAIT", "600")
 
 import tmesh  # noqa: E402
 
-# Where the module is, unless it is loaded on a real machine: as much as a test needs to know.
+# The module usually runs in an emulated machine. Tests need not distinguish real ones.
 EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"
-# Tests count regions and descriptors, of which the pool keeps some for a while: without one here, and in fresh
-# interpreters as it is for everybody.
+# Tests count regions and descriptors, and the pool would keep some for a while. So turn it off here. Fresh interpreters
+# keep the default.
 os.environ["TMESH_POOL"] = "0"
-# Nor is a peer given up that answers late. A child may have begun already.
+# Do not give up peers that answer late. A child may already have opened its context.
 with contextlib.suppress(tmesh.BusyError):
     tmesh.configure(timeout=600)
-# In a descriptor's or mapping's name; not in that of the device itself, nor in that of an index of
-# tokens, which one keeps per peer.
+# The beginning of a region's name in a descriptor or a mapping. The device has another name, and so has an index of
+# tokens, one of which is kept for each peer.
 REGION = "tmesh:"
-# For what a guest would only do again, ten times slower.
+# The reason to skip tests that a guest would only repeat, ten times slower.
 SAME = "says nothing of the backend; run on memfds"
 ANY_BACKEND = pytest.mark.skipif(EMULATED, reason=SAME)
 SLOW_IMPORT = "importing PyTorch takes half a minute and more in an emulated machine"
 
+# A shell without job control starts background programs with SIGINT ignored, and Python then raises no KeyboardInterrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def need_movers():
-    """For files about real NIXL and Mooncake, before they import anything of them."""
-    # NIXL's UCX copies from process to process on one machine by itself; between machines it cannot.
+    """Skip a file about real NIXL and Mooncake, before it imports any of them, if they are missing."""
+    # By default NIXL's UCX copies directly from process to process on one machine, which it cannot do between machines.
     os.environ.setdefault("UCX_TLS", "tcp")
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
@@ -53,7 +57,7 @@ def need_movers():
 
 
 def any_backend():
-    """The same of a whole file, before it imports what takes long."""
+    """Skip a whole file in guests, before it imports packages that take long."""
     if EMULATED:
         pytest.skip(SAME, allow_module_level=True)
 
@@ -65,7 +69,7 @@ def pytorch():
 
 
 def cpython_names(case):
-    """The tests that CPython has of its own in a case of _test_multiprocessing; "all" where they are not installed."""
+    """Return the names of CPython's own tests in a case of _test_multiprocessing; "all" if they are not installed."""
     try:
         from test import _test_multiprocessing
     except ImportError:
@@ -82,7 +86,7 @@ def cpython_said(script, method):
 
 
 def check_cpython(script, method, name):
-    """One of them, all of which the script runs at once."""
+    """Check one of CPython's tests. The script runs all of them at once."""
     if name == "all":
         pytest.skip("this Python's own tests are not installed (libpython3-testsuite)")
     results, errors = cpython_said(script, method)
@@ -90,12 +94,12 @@ def check_cpython(script, method, name):
     if word == "skip":
         pytest.skip(reason)
     assert word == "ok", errors
-    # As by what an interpreter that ends takes apart.
+    # As an interpreter prints while it shuts down.
     assert "Exception ignored" not in errors
 
 
 def collide(call):
-    """Two threads make the same call, until one of them is told that the other is at it; what it is told."""
+    """Make the same call in two threads until one of them gets BusyError. Return its message."""
     told = []
     end = time.monotonic() + 600
 
@@ -108,7 +112,7 @@ def collide(call):
 
     interval = sys.getswitchinterval()
     threads = [threading.Thread(target=run) for _ in range(2)]
-    # One that waits for the GIL gets it as soon as the other's call gives it away.
+    # A thread that waits for the GIL then gets it as soon as the other's call drops it.
     sys.setswitchinterval(1e-6)
     try:
         for thread in threads:
@@ -117,7 +121,7 @@ def collide(call):
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert told, "neither was told of the other"
+    assert told, "neither learned of the other"
     return str(told[0])
 
 
@@ -128,14 +132,14 @@ def pytest_addoption(parser):
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
     if config.getoption("--tap"):
-        # Comparisons of strings in a failed assertion ask for one.
+        # Comparisons of strings in a failed assertion need a reporter.
         reporter = config.pluginmanager.unregister(name="terminalreporter")
         config.pluginmanager.register(type(reporter)(config, open(os.devnull, "w")), "terminalreporter")
         config.pluginmanager.register(Tap(), "tap")
 
 
 class Tap:
-    """A line per test; why one failed goes to stderr."""
+    """Print a line for each test. The reason of a failure goes to stderr."""
 
     def __init__(self):
         self.count = 0
@@ -177,18 +181,18 @@ class Tap:
 
 @pytest.fixture(scope="session", autouse=True)
 def warm(tmp_path_factory):
-    """What the process keeps after its first hand-over is there before anything is counted."""
+    """Make the first hand-over, so that everything that the process keeps from it exists before a test counts."""
     os.environ["TMESH_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
     t = tmesh.put(b"x")
     tmesh.open(t.ref())
-    # What was imported leaks no more, and would take most of each collection's time.
+    # Imported objects do not leak any more, and would take most of each collection's time.
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_mapping_leak(request):
-    """So does every file of tests with mappings, which take the kernel milliseconds to list."""
+    """Check that every file of tests gives its mappings back. Listing them takes the kernel milliseconds."""
     before = region_mappings()
     yield
     gc.collect()
@@ -199,17 +203,17 @@ def no_mapping_leak(request):
 
 @pytest.fixture(autouse=True)
 def no_leak(request):
-    """Every test gives back each region and each descriptor that it took."""
+    """Check that every test gives back its regions and descriptors."""
     before = live()
     yield
-    # A failed test's traceback keeps what it had.
+    # The traceback of a failed test keeps objects alive.
     if not request.session.testsfailed:
         settle(before, live)
         assert live() == before
 
 
 def eventually(condition):
-    """What a thread of ours does by itself, or another process, comes about, however slow the machine."""
+    """Wait until a condition is true that another thread or process brings about, on a slow machine too."""
     end = time.monotonic() + 600
     gc.collect()
     while not condition():
@@ -219,7 +223,8 @@ def eventually(condition):
 
 
 def settle(before, count):
-    """Garbage is to be collected, and what was held and opened is let go of by a thread, on the module in 50 ms."""
+    """Wait until garbage is collected and a thread has let go of held memory that was opened. The module takes 50 ms
+    for it."""
     end = time.monotonic() + 120
     while count() != before and time.monotonic() < end:
         gc.collect()
@@ -227,13 +232,14 @@ def settle(before, count):
 
 
 def serve(*engine, **options):
-    """An engine in a process of its own, for which a call and a client's answer may take as long as a slow machine needs."""
+    """Serve an engine in a process of its own, with limits for calls and clients' answers that suit a slow machine."""
     import tmesh.engine
     return tmesh.engine.serve(*engine, **{"limit": 600, "patience": 600, **options})
 
 
 def cancelled_while_it_runs(step):
-    """A binding's dispatch is called off. What was called off before it ran, as on a slow machine, was so too early: later then."""
+    """Check that a binding's dispatch can be cancelled. On a slow machine the cancel may come before the run; then
+    retry with a longer delay."""
     import tmesh.engine
     for delay in (0.05 * 2 ** number for number in range(12)):
         stop = tmesh.engine.Cancellable()
@@ -253,7 +259,7 @@ def live():
 
 
 def descriptors():
-    """Descriptors of regions."""
+    """Count the descriptors of regions."""
     count = 0
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -271,7 +277,7 @@ def region_mappings():
 
 @pytest.fixture
 def nothing_kept():
-    """A keeper without anything ends by itself."""
+    """Drop everything that a test kept. A keeper without memory ends by itself."""
     if not EMULATED and not os.path.exists(os.environ.get("TMESH_KEEPER", "")):
         pytest.fail("TMESH_KEEPER does not name the keeper: make python-check does")
     yield
@@ -282,16 +288,17 @@ def nothing_kept():
 
 @pytest.fixture
 def python():
-    """Run a program in a fresh interpreter; its stdout, or its failure."""
+    """Run a program in a fresh interpreter. Return its stdout, or fail."""
     def run(program, *args, file=None, **kwargs):
         if EMULATED and re.search(r"\bimport .*\btorch\b", program):
             pytest.skip(SLOW_IMPORT)
-        # Processes that are spawned look for its functions in the file.
+        # Spawned processes import the file to find its functions.
         if file:
             file.write_text(program)
         kwargs.setdefault("env", {name: value for name, value in os.environ.items() if name != "TMESH_POOL"})
+        kwargs.setdefault("timeout", 1800)
         done = subprocess.run([sys.executable, *([file] if file else ["-c", program]), *args],
-                              timeout=1800, capture_output=True, text=True, **kwargs)
+                              capture_output=True, text=True, **kwargs)
         assert done.returncode == 0, done.stderr
         return done.stdout
     return run
@@ -299,7 +306,7 @@ def python():
 
 @pytest.fixture
 def peer():
-    """Start a program in a fresh interpreter with pipes; killed at the end of the test."""
+    """Start a program in a fresh interpreter with pipes. It is killed at the end of the test."""
     started = []
 
     def start(program, *args):

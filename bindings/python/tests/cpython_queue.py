@@ -12,8 +12,8 @@ from test import _test_multiprocessing as theirs
 import cpython_tests
 import tmesh
 
-FEEDER = ("there is no feeder thread to report to: what cannot be pickled is raised by put(), and nothing of it is in the "
-          "queue, which test_what_did_not_fit_is_let_go shows")
+FEEDER = ("there is no feeder thread to report to: put() raises for an object that cannot be pickled, and nothing of "
+          "it is in the queue, as test_what_did_not_fit_is_let_go shows")
 # bindings/python/README.md lists these too.
 EXCEPTIONS = {
     "test_fork": "it wants the things of two processes in one order; each process's come in its own, "
@@ -29,6 +29,6 @@ tests = cpython_tests.find(theirs, "TestQueue", sys.argv[1], EXCEPTIONS, globals
 
 if __name__ == "__main__":
     tests[0].Queue = staticmethod(tmesh.Queue)
-    # For tests, and modules that they write, which do not ask the case for it.
+    # For tests, and modules that they write, which do not use the case's queue.
     multiprocessing.Queue = tmesh.Queue
     cpython_tests.run(*tests)

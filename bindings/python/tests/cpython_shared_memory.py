@@ -3,7 +3,7 @@
 
 usage: cpython_shared_memory.py fork|forkserver|spawn
 
-Spawned children import this file again, so that they too have our module in the place of the standard library's.
+Spawned children import this file again, so that they also use our module in place of the standard library's.
 """
 
 import signal
@@ -12,7 +12,7 @@ import sys
 import tmesh.shared_memory
 
 tmesh.shared_memory.install()
-# A shell ignores it for what it starts in the background; a test of theirs is about it.
+# A shell ignores SIGINT in background jobs, and one of the tests needs it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from test import _test_multiprocessing as theirs  # noqa: E402
@@ -20,7 +20,7 @@ from test.support import script_helper  # noqa: E402
 
 import cpython_tests  # noqa: E402
 
-# The fork server may have imported them before it imported this.
+# The fork server may have imported it before this file.
 theirs.shared_memory = tmesh.shared_memory
 
 TRACKER = "it wants the resource tracker's warning; tmesh has no tracker, and test_killed_creator"
@@ -29,8 +29,8 @@ EXCEPTIONS = {
     "test_shared_memory_tracking": TRACKER,
 }
 
-# Fresh interpreters that a test starts with a program of its own. Without a GIL one warns that it
-# switches it on; a test of theirs wants nothing said.
+# Programs that a test starts in fresh interpreters. A free-threaded Python warns that it switches the GIL on,
+# and one test expects no output.
 START = ("import warnings; warnings.simplefilter('ignore', RuntimeWarning)\n"
          "import tmesh.shared_memory; tmesh.shared_memory.install()\n")
 assert_python_ok = script_helper.assert_python_ok

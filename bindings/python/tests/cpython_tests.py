@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What runs CPython's own tests of multiprocessing with something of ours in their place.
+"""Run CPython's own tests of multiprocessing with our classes in place of theirs.
 
-The tests are those of the Python that runs this, imported from where it has them. For each
-there is a line: ok, FAIL or skip, its name, and why it was skipped.
+The tests are those of the running Python, imported from its own folder. Print a line for each: ok, FAIL or skip, its
+name, and why it was skipped.
 """
 
 import sys
@@ -39,8 +39,8 @@ class Lines(unittest.TestResult):
 
 
 def find(theirs, name, method, exceptions, namespace):
-    """The case of that name, put into the namespace, where spawned children look for it too; but for the exceptions, a
-    reason by each's name."""
+    """Return the case of that name, without the exceptions, each of which has a reason. It is put into the namespace,
+    where spawned children look for it."""
     module = {"__name__": namespace["__name__"]}
     theirs.install_tests_in_module_dict(module, method)
     case, = (value for key, value in module.items() if key in (name, f"WithProcesses{name}"))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""An engine's side of LMCache in test_lmcache.py: its StorageManager with tmesh.lmcache below, and what is asked of it.
+"""An engine's side of LMCache in test_lmcache.py: its StorageManager with tmesh.lmcache below, and the requests to it.
 
     lmcache_engine.py PARAMETERS store|fetch|die FIRST COUNT
 
-Objects have numbers; the values of one say which it is."""
+Objects have numbers; an object's values identify it."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class Engine:
         self.adapter.submit_store_task = counted
 
     def store(self, first, count, salt=""):
-        """Into L1; LMCache stores to L2 by itself. Until that is done."""
+        """Store into L1. LMCache copies to L2 by itself; wait until that is done."""
         wanted, before = keys(first, count, salt), self.asked
         reserved = self.manager.reserve_write(wanted, LAYOUT)
         for number, key in enumerate(wanted, first):
@@ -58,7 +58,7 @@ class Engine:
         self.adapter._worker.submit(int).result()
 
     def fetch(self, first, count, salt=""):
-        """From L2 alone: what each object says, to the first that is not there."""
+        """Load from L2 alone, and return the value of each object up to the first missing one."""
         self.manager.clear(force=True)
         wanted = keys(first, count, salt)
         handle = self.manager.submit_prefetch_task(PrefetchTaskSpec([GroupedObjectKeys(wanted, 0, LAYOUT)]))

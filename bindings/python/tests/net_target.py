@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The process whose memory is read and written in test_net.py, test_movers.py and test_fetcher.py: net_target.py ENGINE NAME FD. It
-does what is asked of it by the socket FD."""
+"""The process whose memory test_net.py, test_movers.py and test_fetcher.py read and write: net_target.py ENGINE NAME
+FD. It executes the requests from the socket FD."""
 
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -17,7 +17,7 @@ PATIENCE = 300
 
 
 class Target:
-    """Such a process."""
+    """The test's handle on such a process."""
 
     count = 0
 
@@ -40,14 +40,14 @@ class Target:
 
 
 def without_ray(patch):
-    """tmesh.movers asks Ray for the node's address alone."""
+    """Replace Ray, which tmesh.movers only asks for the node's address."""
     util = types.ModuleType("ray.util")
     util.get_node_ip_address = lambda: "127.0.0.1"
     patch(sys.modules, "ray.util", util)
 
 
 def mover(engine, name):
-    """tmesh's module for an engine, and what registers memory with it."""
+    """Return tmesh's module for an engine, and a function that registers memory with it."""
     if engine == "nixl":
         import tmesh.nixl as module
         from nixl_cu12._api import nixl_agent, nixl_agent_config

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The program of test_ray_machines.py, on the first of two machines: ray_driver.py ADDRESS MOVER. It says what it saw, a line each behind "> ", for
-Ray writes there too, and waits for a line where the test is to do something."""
+"""The program of test_ray_machines.py, on the first of two machines: ray_driver.py ADDRESS MOVER. It prints its
+results, a line each after "> ", since Ray prints there too. It waits for a line where the test has to act."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ ray.init(address=address, log_to_driver=False, logging_level="ERROR",
 
 
 def main():
-    # Within a function, so that Ray pickles the classes themselves: its workers do not see this folder.
+    # Defined in a function, so that Ray pickles the classes themselves: its workers cannot import from this folder.
     class Source:
         @ray.method(tensor_transport="tmesh")
         def weights(self):
@@ -76,7 +76,7 @@ def main():
             offer.withdraw()
 
     def by_the_fetcher(source, sink):
-        """What the fetcher has to say, with another object."""
+        """Check the fetcher's errors with another object."""
         ref = source.weights.remote()
         ray.get(sink.call.remote(spoil))
         print(">", "wrong key", refused(sink, ref).split()[0], flush=True)
@@ -113,4 +113,4 @@ def main():
 
 main()
 sys.stdout.flush()
-os._exit(0)  # NIXL's UCX breaks off at the exit now and then
+os._exit(0)  # NIXL's UCX sometimes aborts at exit

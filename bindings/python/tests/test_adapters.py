@@ -29,7 +29,7 @@ def sealed(weights):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("scale", [None, 0.5])
 def test_operator(opened, dtype, scale):
-    """Beside NumPy, also with x of more dimensions and with matrices that are weights."""
+    """Compare with NumPy, also for x with more dimensions and for matrices that are weights."""
     x, w, a, b = random(2, 3, 8), random(6, 8), random(4, 8, dtype=dtype), random(6, 4, dtype=dtype)
     graph = opened(f"x = input : float32[2,3,8]\nw = weight : float32[6,8]\na = weight : {dtype}[4,8]\nb = weight : {dtype}[6,4]\n"
                    "s = input : float32[1]\nt = silu(s)\noutput t = t\n"
@@ -47,7 +47,7 @@ def test_operator_refused(opened, node):
 
 
 def adapted(weights, adapter):
-    """The weights that the base would have with the adapter in it; names are those of test_graphs.llama()."""
+    """Return the weights that the base would have with the adapter merged. Names are those of test_graphs.llama()."""
     short = {"attn_q": "q", "ffn_down": "down"}
     out = dict(weights)
     for name, (a, b, scale) in adapter.items():
@@ -57,8 +57,9 @@ def adapted(weights, adapter):
 
 
 def test_of_model(tmp_path):
-    """A model's graph with an adapter, another, one of a lower rank and of float16, one from a GGUF file, and none: each time
-    the logits that NumPy has with the adapter in the weights, in one session, with one binding."""
+    """Run a model's graph with several adapters: two of full rank, one of a lower rank in float16, one from a GGUF
+    file, and none. Each time the logits equal NumPy's with the adapter in the weights, in one session, with one
+    binding."""
     _, weights = llama("float32", "float32")
     as_gguf(tmp_path / "model.gguf", "qwen2", weights)
     model = tmesh.load_model(tmp_path / "model.gguf", alone=True)
@@ -117,7 +118,7 @@ def small(path):
 
 
 def pairs(number):
-    """An adapter by which each element of y is the number."""
+    """Return an adapter that makes each element of y the number."""
     a, b = numpy.zeros((RANK, WIDTH), "float32"), numpy.zeros((WIDTH, RANK), "float32")
     a[0, 0], b[:, 0] = 1, number
     return {f"n.{i}": (a, b) for i in range(NODES)}
@@ -141,7 +142,7 @@ sys.stdin.readline()
 
 @pytest.mark.parametrize("served", [False, True])
 def test_swapped_by_another_process(tmp_path, served):
-    """1000 generations: each answer is of one of them, the one that apply() said, and none goes back."""
+    """Publish 1000 generations. Each answer is of exactly one, the one that apply() returned, and none goes back."""
     g = small(tmp_path / "g")
     other = subprocess.Popen([sys.executable, "-c", PUBLISHER, os.path.dirname(__file__), str(tmp_path / "other")],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -162,14 +163,14 @@ def test_swapped_by_another_process(tmp_path, served):
             assert (y.numpy() == generation).all(), (generation, y.numpy())
             assert generation >= seen[-1]
             if generation == 500 and seen[-1] < 500:
-                # However slow it is here, this one was seen.
+                # Even on a slow machine this generation was seen.
                 other.stdin.write("go on\n")
                 other.stdin.flush()
             seen.append(generation)
         assert len(set(seen)) > 2
         assert context.stats()["sessions_opened"] == 1 and context.stats()["bindings"] == 1
         if served:
-            # What was rebound is what the next process of the engine gets.
+            # The engine's next process gets the rebound inputs.
             os.kill(context.pid, signal.SIGKILL)
             y.numpy()[:] = 0
             try:
@@ -186,7 +187,7 @@ def test_swapped_by_another_process(tmp_path, served):
 
 
 def test_refused(tmp_path):
-    """What does not fit is said, by whoever sees it first; what is bound stays as it was."""
+    """Refuse adapters that do not fit, at the first party that notices it. The bound one stays."""
     g = small(tmp_path / "g")
     slot = tmesh.Slot()
     good = pairs(5)["n.0"]
@@ -226,7 +227,7 @@ def test_refused(tmp_path):
 
 
 def test_rebind(opened):
-    """Inputs, rows among them, in others' place; what a node has a view of is refused, and nothing has changed then."""
+    """Replace inputs, also of rows. An input that a node has a view of is refused, and nothing has changed then."""
     graph = opened("x = input : float32[2,8]\nz = input : float32[2,8]\nr = input : int32[2]\nv = reshape(z) : float32[16]\n"
                    "y = get_rows(x, r)\ns = add(y, z)\noutput y = s\noutput v = v\n")
     one, two, zero = random(2, 8), random(2, 8, seed=1), tmesh.zeros((2, 8), "float32")
@@ -252,7 +253,7 @@ def test_rebind(opened):
         with pytest.raises(error, match=words):
             step.rebind(inputs)
         now(one[[1, 1]])
-    # Integers are checked where they are now.
+    # Integers are checked in the new memory.
     step.rebind({"r": tmesh.put(numpy.array([2, 0], "int32"))})
     with pytest.raises(tmesh.InvalidError, match='"r" has 2'):
         step.dispatch()

@@ -28,7 +28,7 @@ def test_contents(make):
     arena = tmesh.Arena()
     tensor = tmesh.put(make(array), arena=arena)
     assert np.array_equal(tensor.numpy(), np.asarray(make(array)))
-    # Taken already.
+    # This room is already taken.
     assert offset(tmesh.empty(1, "int8", arena=arena)) >= tensor.nbytes
 
 

@@ -173,7 +173,7 @@ def test_what_is_not_sealed_is_not_trusted():
 
 
 def test_cut_short_or_lying():
-    """Whatever a stream says, it is refused or read within its region."""
+    """A stream with any content is refused or read within its region."""
     whole = write_table(pa.table({name: COLUMNS[name] for name in COLUMNS if name != "float16"}))
     data = whole.numpy().copy()
     chance = random.Random(4)

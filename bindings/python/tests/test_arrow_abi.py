@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A tensor's Arrow capsules, treated as a consumer in C may treat them."""
+"""A tensor's Arrow capsules, used as a consumer in C may use them."""
 
 import ctypes
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int64, c_void_p
@@ -28,7 +28,7 @@ Array._fields_ = [("length", c_int64), ("null_count", c_int64), ("offset", c_int
 
 
 def capsules(tensor):
-    """Both, and what is in them."""
+    """Return both capsules and their structures."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
     schema, array = both = tensor.__arrow_c_array__()
@@ -37,7 +37,7 @@ def capsules(tensor):
 
 
 def moved(child):
-    """The child at another place; whoever has it now releases it."""
+    """Move the child elsewhere. The new owner releases it."""
     there = type(child).from_buffer_copy(child)
     child.release = type(child.release)()
     return there

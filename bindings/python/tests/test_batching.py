@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Decode steps of many requests in one run, on the engine "ggml": as one by one, by turns, and with clients that die."""
+"""Decode steps of many requests in one run, on the engine "ggml": the same results as one by one, with turns, and with
+clients that die."""
 
 import collections
 import concurrent.futures
@@ -51,7 +52,7 @@ def prompt(seed, length):
 
 
 def alone(model, requests, **options):
-    """Each by itself, in a generator that has nothing else to do."""
+    """Run each by itself, in a generator without other requests."""
     out = []
     for tokens, count in requests:
         with generator(model, **options) as one:
@@ -63,7 +64,7 @@ def alone(model, requests, **options):
 
 
 def test_numpy(model):
-    """What is the likeliest for the generator is so for NumPy, prompts of pages and of single tokens."""
+    """The generator's likeliest token is NumPy's too, for prompts of whole pages and of single tokens."""
     weights = llama("float32", "float32")[1]
     for tokens, got in zip((prompt(1, 13), prompt(2, 3)), alone(model, [(prompt(1, 13), 6), (prompt(2, 3), 6)])):
         reference, logits = Reference(weights), None
@@ -74,8 +75,19 @@ def test_numpy(model):
                 assert logits.max() - logits[chosen] < 1e-3
 
 
+@pytest.mark.parametrize("page_tokens", [3, 12])
+def test_page_sizes(model, page_tokens):
+    """A model whose rows divide no power of two has other pages, and gives the same tokens."""
+    requests = [(prompt(seed, 5 + 9 * seed), 6) for seed in range(3)]
+    with generator(model, page_tokens=page_tokens) as many:
+        made = [many.submit(*each) for each in requests]
+        while many.busy:
+            many.step()
+    assert [request.tokens for request in made] == alone(model, requests)
+
+
 def test_join_and_leave(model):
-    """Twelve requests of many lengths on four lanes, which come while others run: all as one by one."""
+    """Twelve requests of many lengths on four lanes arrive while others run. All give the same tokens as one by one."""
     requests = [(prompt(seed, 1 + seed * 5 % 23), 2 + seed * 7 % 15) for seed in range(12)]
     with generator(model) as many:
         made = [many.submit(*each) for each in requests[:5]]
@@ -93,7 +105,7 @@ def test_join_and_leave(model):
 
 
 def test_prefix(model):
-    """A beginning that is common is computed once, also for one that comes when the first is gone."""
+    """A common beginning is computed once, also for a request that arrives after the first has ended."""
     common = prompt(3, 17)
     requests = [(common + prompt(seed, 3), 5) for seed in (4, 5, 6)]
     with generator(model) as many:
@@ -112,7 +124,7 @@ def test_prefix(model):
 
 
 def test_turns(model):
-    """A client with many requests does not keep another one's out; a large one is not overtaken for ever."""
+    """A client with many requests does not block another one's, and a large request gets its turn."""
     with generator(model, lanes=1, pages=12) as one:
         flood = [one.submit(prompt(seed, 2), 2, client="flood") for seed in range(6)]
         late = one.submit(prompt(9, 2), 2, client="late")
@@ -178,8 +190,8 @@ while not request.done:
 
 
 def test_engines_share_pages(file, tmp_path):
-    """Engines in processes of their own have one pool: what one of them has read of a prompt the other finds, and each gives the
-    tokens that it would alone. One that is killed costs nothing but a run; a process that is killed gives its pages back, once the
+    """Engines in processes of their own share a pool: one finds the prompts that the other has read, and each gives the
+    tokens that it would give alone. Killing an engine costs only a run. A killed process gives its pages back once the
     engine has let go of them."""
     common = prompt(3, 17)
     first, second = (common + prompt(4, 3), 12), (common + prompt(5, 2), 12)
@@ -191,12 +203,12 @@ def test_engines_share_pages(file, tmp_path):
         a = left.submit(*first)
         while not a.tokens:
             left.step()
-        # 8 pages of 32 tokens, and each generator's idle one. The pool hears of what is given back a little later.
+        # 8 pages of 32 tokens, and each generator's idle one. The pool learns of freed pages a little later.
         wait_for(lambda: pool.info()["held"] == 8 + 2)
         assert pool.info()["cached"] == 4 and left.counts["prompt_pages"] == 4
         b = right.submit(*second)
         right.step()
-        # 8 pages of 31 tokens, 4 of which are those of the other's.
+        # 8 pages of 31 tokens, 4 of which are shared with the other.
         assert b.shared == 16 and right.counts["prompt_pages"] == 0
         wait_for(lambda: pool.info()["held"] == 8 + 2 + 4)
         pid = contexts[0].pid
@@ -217,7 +229,7 @@ def test_engines_share_pages(file, tmp_path):
         stop(contexts[1].pid)
         child.kill()
         child.wait()
-        left._handle.find([])  # the owner has heard what came before
+        left._handle.find([])  # the owner has processed all earlier messages
         assert pool.info()["handles"] == 3 and pool.info()["held"] == 2 + 12
         os.kill(contexts[1].pid, signal.SIGCONT)
         wait_for(lambda: pool.info()["handles"] == 2)
@@ -228,7 +240,7 @@ def test_engines_share_pages(file, tmp_path):
 
 
 def stop(pid):
-    """Until all of its threads are: on a busy machine one of them goes on a while."""
+    """Wait until all of its threads have stopped: on a busy machine one of them continues for a while."""
     def stopped():
         try:
             return all((task / "stat").read_text().rpartition(") ")[2].startswith("T") for task in Path(f"/proc/{pid}/task").iterdir())
@@ -240,7 +252,7 @@ def stop(pid):
 
 
 class Dies:
-    """A binding whose first run ends with the engine's process, as late as it may."""
+    """A binding whose engine process dies in the first run, as late as possible."""
 
     def __init__(self, binding):
         self.binding, self.deaths = binding, 1
@@ -253,7 +265,7 @@ class Dies:
 
 
 def test_lost(file, tmp_path):
-    """A run that ends with the engine's process is made again, and counted; in this process it is an error."""
+    """A run that ends with the engine's process is repeated and counted. In this process it is an error."""
     with tmesh.load_model(file) as model, tmesh.engine.serve("ggml", models=tmp_path) as server:
         with generator(model, context=server.connect(), folder=tmp_path) as many:
             for run in (many._decode, many._prompt):
@@ -272,12 +284,12 @@ def test_lost(file, tmp_path):
 
 
 def settled(pool, *generators):
-    """The pool hears in its own time of pages that are given back; before that others do not get them, or those of a prefix."""
+    """Wait until the pool has processed freed pages: before that others cannot get them, nor those of a prefix."""
     eventually(lambda: pool.info()["held"] == sum(each.info()["pages_held"] + 1 for each in generators))
 
 
 def test_pool_is_full(file, tmp_path):
-    """A request waits for pages that another generator has, and says so."""
+    """A request waits for pages that another generator has, and reports it."""
     with tmesh.load_model(file) as model, tmesh.batching.page_pool(model, 14, page_tokens=4, cache="float32") as pool:
         token = pool.tenant()
         left = generator(model, lanes=2, pages=12, tenant=token)
@@ -341,7 +353,7 @@ def ask(path, tokens, count):
 
 
 def test_served(model, served):
-    """Six processes at once, each as it would be alone."""
+    """Six processes at once get the same tokens as alone."""
     requests = [(prompt(seed, 3 + 2 * seed), 8 + seed) for seed in range(6)]
     made = [ask(served[0], *each) for each in requests]
     got = [[int(line) for line in each.stdout] for each in made]
@@ -350,7 +362,7 @@ def test_served(model, served):
 
 
 def wait_for(true):
-    """Until it is so; ten minutes at most, on a machine that is busy."""
+    """Wait until a condition is true, at most ten minutes, for busy machines."""
     done = threading.Event()
     for _ in range(60000):
         if true():
@@ -360,7 +372,8 @@ def wait_for(true):
 
 
 def test_client_dies(model, served):
-    """Killed in the middle of a request, with others waiting: its lanes and pages are free, and others go on."""
+    """A client is killed in the middle of a request, while others wait. Its lanes and pages become free, and others
+    continue."""
     path, many = served
     with Client(path) as other:
         running = other.generate(prompt(1, 3), 40)
@@ -379,10 +392,60 @@ def test_client_dies(model, served):
     assert many.info()["pages_free"] == 48 and many.info()["pages_held"] == 0
 
 
+SERVE = """
+import os, sys, signal, tmesh, tmesh.batching
+path, file = sys.argv[1:]
+with tmesh.load_model(file) as model, tmesh.batching.Generator(model, lanes=1, max_tokens=48, page_tokens=4) as generator:
+    server = tmesh.batching.Server(generator, path)
+    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+    print("ready", flush=True)
+    server.run()
+    server.close()
+"""
+
+
+def test_restart(file, tmp_path):
+    """The next server replaces the socket of a killed one, but not that of a running one. A server that ends late
+    leaves the next one's socket."""
+    path = tmp_path / "s"
+
+    def start():
+        return subprocess.Popen([sys.executable, "-c", SERVE, str(path), str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    servers = [start()]
+    try:
+        assert servers[0].stdout.readline() == "ready\n"
+        second = start()
+        assert "another server is there" in second.communicate()[1] and second.returncode
+        with Client(path) as client:
+            assert len(list(client.generate([1], 2))) == 2
+        servers[0].kill()
+        servers[0].wait()
+        assert path.is_socket()
+        servers.append(start())
+        assert servers[1].stdout.readline() == "ready\n"
+        path.unlink()
+        servers.append(start())
+        assert servers[2].stdout.readline() == "ready\n"
+        servers[1].terminate()
+        assert servers[1].wait() == 0
+        with Client(path) as client:
+            assert len(list(client.generate([1], 2))) == 2
+        servers[2].terminate()
+        assert servers[2].wait() == 0 and not path.exists()
+    finally:
+        for each in servers:
+            each.kill()
+            each.communicate()
+    path.write_text("a file")
+    third = start()
+    assert "another server is there, or a file" in third.communicate()[1] and path.read_text() == "a file"
+
+
 @pytest.mark.parametrize("line", [b"no json\n", b"[]\n", b"{}\n", b'{"id": -1}\n', b'{"id": true}\n', b"\xff\n", b"[" * 5000 + b"\n",
                                   b"x" * (2 << 20)])
 def test_malformed(served, line):
-    """A client that says what is no request is dropped; others are not."""
+    """A client with an invalid request is disconnected; others are not."""
     path, many = served
     with Client(path) as good, socket.socket(socket.AF_UNIX) as bad:
         bad.connect(str(path))
@@ -395,7 +458,7 @@ def test_malformed(served, line):
 
 
 def test_said(served):
-    """What is a request and cannot be served is an error of that request alone; ends early, samples by a seed."""
+    """A valid request that cannot be served gets an error of its own. One may end early, and may sample by a seed."""
     path, many = served
     with Client(path) as client:
         for bad, words in (({"prompt": []}, "at least one"), ({"max_tokens": 1 << 30}, "max_tokens"), ({"stop": [-1]}, "stop"),
@@ -411,7 +474,7 @@ def test_said(served):
         assert one == two != three
     with pytest.raises(tmesh.ReleasedError, match="closed"):
         list(client.generate([1], 2))
-    for place, words in (path, "another generator"), (path.parent / "none/s", "none/s"), (path.parent / ("s" * 200), "sss"):
+    for place, words in (path, "another server is there"), (path.parent / "none/s", "none/s"), (path.parent / ("s" * 200), "sss"):
         with pytest.raises(OSError, match=words):
             Server(many, place)
     raw = socket.socket(socket.AF_UNIX)
@@ -428,7 +491,7 @@ def test_said(served):
 
 
 class Silent:
-    """A generator's socket, whose other end is the test's."""
+    """A generator's socket whose other end belongs to the test."""
 
     def __init__(self, path):
         self.listener = socket.socket(socket.AF_UNIX)
@@ -455,7 +518,8 @@ class Silent:
 
 
 def test_connect(tmp_path):
-    """No socket, nobody who listens, something else, one that takes no connections, and one that takes them and says nothing."""
+    """Connect to no socket, one without a listener, another kind of file, one that accepts no connections, and one that
+    accepts them silently."""
     path = str(tmp_path / "s")
     with pytest.raises(tmesh.NotFoundError, match="no socket at .* start python -m tmesh.batching"):
         Client(path)
@@ -472,7 +536,7 @@ def test_connect(tmp_path):
         with pytest.raises(tmesh.GoneError, match="nobody listens"):
             Client(path)
         listener.listen(0)
-        # Those that it has no more room for are asked to wait.
+        # The kernel makes connections wait that the queue has no room for.
         clients = [Client(path, timeout=600)]
         with pytest.raises(tmesh.PeerTimeoutError, match="took no connection"):
             for _ in range(3):
@@ -489,7 +553,7 @@ def test_connect(tmp_path):
 
 
 def test_connect_signals(tmp_path):
-    """A handler runs while a connection waits for room, and the wait goes on."""
+    """A handler runs while a connection waits for room, and the wait continues."""
     path, came, peers = str(tmp_path / "s"), [], []
 
     def handle(*_):
@@ -516,7 +580,7 @@ def test_connect_signals(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, too")
 def test_other_user(tmp_path):
-    """Who listens says the kernel, whoever made the socket."""
+    """The kernel tells the listener's user, even if another one made the socket."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -531,7 +595,7 @@ def test_other_user(tmp_path):
 
 
 class Clock:
-    """A clock of the test's: it goes on by `step` at each look."""
+    """A clock of the test's. It advances by `step` at each reading."""
 
     def __init__(self, step):
         self.now, self.step = 0, step
@@ -542,7 +606,8 @@ class Clock:
 
 
 def test_deadline(tmp_path, monkeypatch):
-    """It ends a request, also of a generator that is silent; what comes of it by then is nobody's, and the next one is whole."""
+    """A deadline ends a request, even at a silent generator. Its later tokens are dropped, and the next request is
+    complete."""
     with Silent(tmp_path / "silent") as silent, pytest.raises(tmesh.PeerTimeoutError, match="deadline"):
         list(silent.client.generate([1], 9, timeout=.02))
     clock = Clock(0)
@@ -558,7 +623,7 @@ def test_deadline(tmp_path, monkeypatch):
         silent.say({"id": 1, "token": 5}, {"id": 1, "done": "cancelled"}, {"id": 2, "token": 8}, {"id": 2, "done": "length"})
         assert list(silent.client.generate([2], 1, timeout=600)) == [8]
         assert silent.hear()["prompt"] == [2]
-        # In the middle, with a token that has come and was not taken.
+        # In the middle, with a token that has arrived and was not taken.
         silent.say({"id": 3, "token": 6}, {"id": 3, "token": 7})
         late = silent.client.generate([3], 9, timeout=600)
         assert next(late) == 6
@@ -572,7 +637,8 @@ def test_deadline(tmp_path, monkeypatch):
 
 
 def test_deadline_unread(tmp_path, monkeypatch):
-    """A generator that reads nothing: the line that was begun is ended before the next, and what was not begun is never said."""
+    """At a generator that reads nothing, a line that was begun is completed before the next, and a line that was not
+    begun is never sent."""
     monkeypatch.setattr(tmesh.batching, "time", Clock(.01))
     with Silent(tmp_path / "s") as silent, concurrent.futures.ThreadPoolExecutor(1) as pool:
         large = [1] * 300_000
@@ -589,7 +655,7 @@ def test_deadline_unread(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("process", [[], ["--process"]])
 def test_program(file, tmp_path, process):
-    """python -m tmesh.batching, as its page says."""
+    """Run python -m tmesh.batching as its page describes."""
     program = subprocess.Popen([sys.executable, "-m", "tmesh.batching", str(file), f"--socket={tmp_path / 's'}", "--max-tokens=32", *process],
                                stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     try:
@@ -597,7 +663,7 @@ def test_program(file, tmp_path, process):
         assert os.stat(tmp_path / "s").st_mode & 0o777 == 0o600
         with Client(tmp_path / "s") as client:
             assert len(list(client.generate([5, 6, 7], 9))) == 9
-            program.send_signal(signal.SIGINT)  # which was ignored when it began, as in the background of a shell
+            program.send_signal(signal.SIGINT)  # the program ignored it at its start, as in a shell's background
             assert len(list(client.generate([5, 6, 7], 9))) == 9
             program.terminate()
             assert program.wait() == 0

@@ -34,7 +34,7 @@ def test_put(source, dtype):
     (ctypes.c_uint64, "uint64"), (ctypes.c_bool, "bool"), (ctypes.c_double, "float64"),
 ])
 def test_ctypes(struct_type, dtype):
-    """ctypes writes standard formats, where "<l" is 8 bytes by its buffer's item size."""
+    """ctypes writes standard formats, in which "<l" has 8 bytes by its buffer's item size."""
     if dtype is None:
         class Pair(struct_type):
             _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_int)]
@@ -45,7 +45,7 @@ def test_ctypes(struct_type, dtype):
 
 
 def test_byte_order():
-    """Of a single byte there is none."""
+    """A single byte has no byte order."""
     ndarray = pytest.importorskip("_testbuffer", reason="CPython's own tests are not installed").ndarray
     for order in "><!=@":
         assert tmesh.put(ndarray([1, 2], shape=[2], format=f"{order}B"), seal=False).dtype == "uint8"
@@ -97,7 +97,7 @@ def test_consumers():
 
 
 def test_bytes_of_any_dtype():
-    """Consumers that want bytes and no elements get them whatever the dtype."""
+    """Consumers that request bytes without elements get them for every dtype."""
     t = tmesh.empty((2, 4), "bfloat16")
     assert hashlib.sha256(t).digest() == hashlib.sha256(bytes(16)).digest()
     t = tmesh.empty(4, "uint4")
@@ -123,13 +123,13 @@ class Buffer(ctypes.Structure):
 
 
 def asked(exporter, flags):
-    """What it gives a consumer in C that asks for so much; None where it refuses."""
+    """Return the buffer that a consumer in C gets for these flags; None if it is refused."""
     buffer = Buffer()
     try:
         ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(exporter), ctypes.byref(buffer), flags)
     except (BufferError, ValueError):
         return None
-    # A scalar's are of no length, or not there; a stride to no other element leads nowhere.
+    # The lengths of a scalar are empty or missing. A stride without another element has no effect.
     shape, strides = (list(values[:buffer.ndim]) if values and buffer.ndim else None
                       for values in (buffer.shape, buffer.strides))
     if strides:
@@ -146,7 +146,7 @@ LAYOUTS = [0x00, 0x08, 0x18, 0x38, 0x58, 0x98]
 @pytest.mark.parametrize("more", [0, 1, 4], ids=["", "WRITABLE", "FORMAT"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=hex)
 def test_consumers_in_c(layout, more):
-    """They get what NumPy would give them, and are refused what it would refuse."""
+    """They get the same as from NumPy, and the same requests are refused."""
     t = tmesh.put(np.arange(24, dtype="int16").reshape(4, 6), seal=False)
     fortran = tmesh.open({**t.ref(writable=True), "shape": [6, 4], "strides": [1, 6]}, writable=True)
     for same in (t, t[1], t[::2], t[:, 1:3], t[:1, 1:3], t[:, :1], t[:, 6:], t[4:], t[::-1], fortran,
@@ -155,7 +155,7 @@ def test_consumers_in_c(layout, more):
 
 
 def test_bytes_alone():
-    """Who asks for no shape gets bytes, whatever the dtype."""
+    """A consumer that asks for no shape gets bytes, for every dtype."""
     for t in (tmesh.empty(6, "bfloat16"), tmesh.empty(24, "uint4")):
         assert asked(t, 0) == (12, 1, False, None, None, None)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tmesh
-import tmesh.sent
+import tmesh.in_transit
 from tmesh import _tmesh
 
 
@@ -22,7 +22,7 @@ from tmesh import _tmesh
 def begin_anew():
     yield
     gc.collect()
-    tmesh.sent.here = _tmesh.Sent()
+    tmesh.in_transit.here = _tmesh.InTransit()
 
 
 ARRAYS = {"w": np.arange(6.0).reshape(2, 3), "b": np.float32(2.5), "none": np.zeros((0, 4), "int8"),
@@ -153,8 +153,8 @@ def test_from_a_pool():
 def test_held_until_it_is_taken():
     data = ForkingPickler.dumps(make(5))
     gc.collect()
-    assert tmesh.sent.here.under_way() == 2
-    assert pickle.loads(data)["x"][0].item() == 5 and tmesh.sent.here.under_way() == 0
+    assert tmesh.in_transit.here.under_way() == 2
+    assert pickle.loads(data)["x"][0].item() == 5 and tmesh.in_transit.here.under_way() == 0
 
 
 def test_which_one_cannot_be_taken():

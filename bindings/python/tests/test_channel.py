@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Channels: what is sent comes out, waits end, event loops wake, bad use is refused."""
+"""Channels: messages arrive, waits end, event loops wake, wrong use is refused."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ import pytest
 import tmesh
 from conftest import ANY_BACKEND, EMULATED, eventually
 
-# For what comes, however slow the machine.
+# The limit of a wait for a message, for slow machines.
 PATIENCE = 600
 
 
@@ -70,7 +70,7 @@ def test_released_while_it_waits(send):
 
 
 def test_what_a_receiver_keeps_open():
-    """Not more than it was told to, where nobody uses it."""
+    """A receiver does not keep more unused memory open than its limits."""
     for limit, most in (({"max_regions": 1}, 2), ({"max_bytes": 4096}, 2), ({}, 100)):
         with tmesh.Channel("send") as out, tmesh.Channel.open(out.token, "recv", **limit) as into:
             before = tmesh.stats()["regions_live"]
@@ -78,7 +78,7 @@ def test_what_a_receiver_keeps_open():
                 with tmesh.put(bytes(4096), seal=False) as t:
                     out.send(t)
                     into.recv()
-            # A thread gives back what the channel has let go of.
+            # A thread gives back memory that the channel has dropped.
             eventually(lambda most=most, before=before: tmesh.stats()["regions_live"] - before <= most)
 
 
@@ -125,7 +125,7 @@ def test_iteration(pair):
     closer = threading.Timer(0.05, out.close)
     closer.start()
     assert list(into) == [b"%d" % i for i in range(5)]
-    closer.join()  # which tells us before it has given everything back
+    closer.join()  # its word comes before it has given everything back
 
 
 def test_iteration_tells_what_went_wrong(pair):
@@ -133,11 +133,11 @@ def test_iteration_tells_what_went_wrong(pair):
     with tmesh.put(b"x", seal=False) as t:
         out.send(t)
     out.close()
-    assert [bytes(t) for t in into] == [b"x"]  # whatever its sender did then
+    assert [bytes(t) for t in into] == [b"x"]  # independent of its sender's later calls
 
 
 def test_async_iteration_goes_on_behind_an_error(pair, monkeypatch):
-    """What one message's memory does not survive is an error of that message."""
+    """If one message's memory is gone, only that message raises an error."""
     out, into = pair
     given = [tmesh.NotFoundError(errno.ENOENT, "gone"), b"next", tmesh.GoneError(errno.EPIPE, "all")]
 
@@ -159,7 +159,7 @@ def test_async_iteration_goes_on_behind_an_error(pair, monkeypatch):
 
 
 def test_send_async():
-    """It waits for room, while others run."""
+    """A coroutine waits for room, while others run."""
     with tmesh.Channel("send", slots=2) as out, tmesh.Channel.open(out.token, "recv") as into:
         async def send():
             for number in range(20):
@@ -178,7 +178,7 @@ def test_send_async():
 
 @pytest.mark.parametrize("how", ["before", "while it waits", "its own"])
 def test_send_async_to_what_has_ended(how):
-    """It says so, and a task that waits for room is woken."""
+    """It raises, and a task that waits for room wakes."""
     out = tmesh.Channel("send", slots=2)
     into = tmesh.Channel.open(out.token, "recv")
 
@@ -192,7 +192,7 @@ def test_send_async_to_what_has_ended(how):
             into.close()
             await waiting
         (into if how == "before" else out).close()
-        while True:  # the end is told by a thread
+        while True:  # a thread reports the end
             await out.send_async(b"x")
 
     error, why = (tmesh.ReleasedError, "was closed") if how == "its own" else (tmesh.GoneError, "nobody is there to receive")
@@ -204,7 +204,7 @@ def test_send_async_to_what_has_ended(how):
 
 @pytest.mark.parametrize("spin", [0, 20e-6])
 def test_threads(spin):
-    """Who waits lets others run; a handle is for one at a time."""
+    """A waiting thread lets others run, and a handle is for one at a time."""
     out = tmesh.Channel("send", spin=spin)
     into = tmesh.Channel.open(out.token, "recv", spin=spin)
     got = []
@@ -241,7 +241,7 @@ def test_signal(pair, receive):
     def later():
         time.sleep(0.1)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-        # One that comes just before the call waits ends no wait: the next one does.
+        # A signal just before the call waits does not end the wait; the next one does.
         while not stopped.wait(0.1):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR2)
 
@@ -262,7 +262,7 @@ def test_signal(pair, receive):
 
 @pytest.mark.parametrize("every, takes", [(0.05, 0), (0, 0.4)], ids=["many", "long"])
 def test_signals_do_not_make_a_timeout_longer(pair, every, takes):
-    """Neither many of them nor a handler that is still busy when the time is over."""
+    """Neither many signals nor a handler that is still busy at the end of the time make it longer."""
     out, into = pair
     heard = []
 
@@ -383,13 +383,13 @@ def send_and_end(pipe, closes):
 @pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize("method", ["fork"] if EMULATED else ["fork", "spawn", "forkserver"])
 def test_a_process_that_ends_at_once_loses_nothing(method, closes):
-    """One of multiprocessing, which ends by os._exit(); of others tests/conformance knows."""
+    """For a process of multiprocessing, which ends by os._exit(). tests/conformance covers other processes."""
     processes = multiprocessing.get_context(method)
     here, there = processes.Pipe()
     process = processes.Process(target=send_and_end, args=(there, closes))
     process.start()
     token = here.recv()
-    process.join(0.5)  # it would have ended meanwhile
+    process.join(0.5)  # it would have ended by now
     with tmesh.Channel.open(token, "recv") as into:
         assert [int(into.recv(PATIENCE)[0]) for _ in range(10)] == list(range(10))
     process.join(PATIENCE)
@@ -408,7 +408,7 @@ if {closes}:
     out.close()
     while tmesh.stats()["regions_live"]:
         pass
-"""], env={**os.environ, "TMESH_LINGER": "0.01"}, capture_output=True, text=True, timeout=PATIENCE)
+"""], env={**os.environ, "TMESH_EXIT_WAIT": "0.01"}, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0
     assert re.fullmatch(r"tmesh: process \d+.* within 0.01 s .*: 10 messages (are|may be) lost\n", done.stderr)
 

@@ -46,7 +46,7 @@ def test_torch_strided(make):
 
 
 def test_torch_bool():
-    """PyTorch before 2 gives them to nobody by DLPack."""
+    """PyTorch before 2 does not export them by DLPack."""
     for source in (torch.tensor([True, False]), torch.tensor([[True, False], [False, False]]).T, torch.tensor(True),
                    torch.empty(0, 2, dtype=torch.bool)):
         t = tmesh.put(source)
@@ -88,7 +88,7 @@ def test_numpy():
     t = tmesh.put(np.arange(6, dtype="int32").reshape(2, 3), seal=False)
     out = np.from_dlpack(t)
     assert np.array_equal(out, t.numpy()) and out.ctypes.data == t.numpy().ctypes.data
-    # Some versions make every array read-only, NumPy's own too.
+    # Some versions make every array read-only, even NumPy's own.
     assert out.flags.writeable == np.from_dlpack(np.arange(3)).flags.writeable
     if VERSIONED_NUMPY:
         assert not np.from_dlpack(tmesh.open(t.ref())).flags.writeable
@@ -149,7 +149,7 @@ def test_flags():
 
 
 def test_pytorch_that_asks_for_a_version_is_not_trusted():
-    """From 2.9 on torch.utils.dlpack asks for version 1, and overlooks READ_ONLY."""
+    """From 2.9 on torch.utils.dlpack asks for version 1, and ignores READ_ONLY."""
     module = types.ModuleType("torch.utils.dlpack")
     exec("def from_dlpack(t): return t.__dlpack__(max_version=(1, 0))", module.__dict__)
     t = tmesh.put([1.0], seal=False)
@@ -160,7 +160,7 @@ def test_pytorch_that_asks_for_a_version_is_not_trusted():
 
 
 def test_pytorch_gets_no_negative_strides():
-    """It would abort the process."""
+    """PyTorch would abort the process."""
     t = tmesh.put([1.0, 2.0], seal=False)[::-1]
     for ask in (t.dlpack, lambda: torch.from_dlpack(t)):
         with pytest.raises(tmesh.UnsupportedError, match="negative strides"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""tmesh.engine with the real ONNX Runtime, on the models that tests/engine/models.py made."""
+"""tmesh.engine with the real ONNX Runtime, on the models of tests/engine/models.py."""
 
 import gc
 import json
@@ -33,7 +33,7 @@ def context():
 
 
 def plain(name):
-    """ONNX Runtime by itself, as the engine opens its sessions."""
+    """Run ONNX Runtime alone, with the engine's session options."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -66,7 +66,7 @@ def test_operands(context):
 
 
 def test_arrays(context):
-    """NumPy in and out, beside ONNX Runtime by itself."""
+    """Arrays in and out give the same as ONNX Runtime alone."""
     x = np.random.default_rng(1).standard_normal((1, D)).astype(np.float32)
     ours = context.graph(MODELS / "whole.onnx").dispatch({"x": x})
     theirs = plain("whole.onnx").run(None, {"x": x})[0]
@@ -75,7 +75,7 @@ def test_arrays(context):
 
 
 def test_mixture(context):
-    """A Tensor, an array; outputs in a Tensor, in an array, to the host and left to the engine."""
+    """Mix a Tensor and an array as inputs, and a Tensor, an array, the host and the engine as outputs."""
     graph = context.graph(MODELS / "dynamic.onnx")
     a, b = tmesh.put(rows(3, 5)), rows(3, 2)
     total, less = tmesh.zeros((3, 4), "float32"), rows(3)
@@ -90,7 +90,7 @@ def test_mixture(context):
     assert of_engine.of_engine and of_engine.shape == (3, 4) and of_engine.device == "cpu"
     assert of_engine.backend == graph._context.backend == "onnx"
     assert (of_engine.read() == 7).all()
-    # What one dispatch left to the engine is another's input.
+    # An output that the engine allocated can be another dispatch's input.
     assert (graph.dispatch({"a": of_engine, "b": b}, ["sum"])["sum"] == 9).all()
     with pytest.raises(tmesh.AccessError, match="in no region"):
         of_engine.export()
@@ -166,7 +166,7 @@ def test_refusals(context):
 
 
 def test_views(context):
-    """A Tensor that a device tensor is made of stays, and stays writable, until that is destroyed."""
+    """A Tensor with a device tensor stays open and writable until the device tensor is destroyed."""
     t = tmesh.zeros((2, 4), "float32")
     device = context.wrap(t, "rw")
     with pytest.raises(tmesh.BusyError):
@@ -193,7 +193,7 @@ def test_views(context):
 
 
 def test_rebind(context):
-    """Inputs in others' place, also of another shape where the output still fits; what is refused changes nothing."""
+    """Replace inputs, also by other shapes if the output still fits. A refused call changes nothing."""
     graph = context.graph(MODELS / "dynamic.onnx")
     out = tmesh.zeros((2, 4), "float32")
     step = graph.bind({"a": rows(2, 1), "b": rows(2, 1)}, {"sum": out})
@@ -225,7 +225,7 @@ def decode_state(context):
 
 @pytest.mark.parametrize("way", ["ping-pong", "in place"])
 def test_decode(context, way):
-    """100 steps, nothing copied, one transfer to the host: bit for bit what ONNX Runtime's own Run gives."""
+    """100 steps copy nothing but one transfer to the host, and give the same bits as ONNX Runtime's own Run."""
     graph = context.graph(MODELS / "decode.onnx")
     even, odd = decode_state(context)
     bindings = []
@@ -249,6 +249,47 @@ def test_decode(context, way):
     assert np.array_equal(x[0], want[:D])
     assert np.array_equal(even["past_k"].read().ravel(), want[D:D + C * D])
     assert np.array_equal(even["past_v"].read().ravel(), want[D + C * D:])
+
+
+HEAP = """
+import ctypes, gc, re, sys
+import onnx, onnx.helper, onnx.numpy_helper, numpy
+import tmesh, tmesh.engine
+
+COUNT, SIDE = 16, 1024
+
+def make():
+    shape = [1, SIDE]
+    names = [f"w{i}" for i in range(COUNT)]
+    nodes = [onnx.helper.make_node("MatMul", [f"y{i}", name], [f"y{i + 1}"]) for i, name in enumerate(names)]
+    ends = [onnx.helper.make_tensor_value_info(f"y{i}", 1, shape) for i in (0, COUNT)]
+    weights = [numpy.full((SIDE, SIDE), i, "float32") for i in range(COUNT)]
+    model = onnx.helper.make_model(onnx.helper.make_graph(
+        nodes, "g", ends[:1], ends[1:], [onnx.numpy_helper.from_array(*pair) for pair in zip(weights, names)]),
+        opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    onnx.save(model, sys.argv[1])
+    return {name: tmesh.put(weight, seal=True) for name, weight in zip(names, weights)}
+
+def own():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+
+weights = make()
+context = tmesh.engine.Context()
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+before = own()
+graph = context.graph(sys.argv[1], weights=weights)
+print(own() - before)
+"""
+
+
+def test_weights_of_the_file(tmp_path):
+    """The file's own 64 MiB of weights do not stay in the heap when a region's weights replace them."""
+    pytest.importorskip("onnx")
+    done = subprocess.run([sys.executable, "-P", "-c", HEAP, tmp_path / "m.onnx"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 24
 
 
 PROGRAM = """
@@ -307,7 +348,7 @@ def start(*words):
 
 
 def test_pipeline(context):
-    """Two processes, a layer each, on the same tensors: bit for bit as one, over 64 steps."""
+    """Two processes with one layer each work on the same tensors. The bits equal those of one process over 64 steps."""
     whole, first = (context.graph(MODELS / name) for name in ("whole.onnx", "layer0.onnx"))
     outbox, inbox = tmesh.Channel("send"), tmesh.Channel("recv")
     h = tmesh.zeros((1, D), "float32")
@@ -320,7 +361,7 @@ def test_pipeline(context):
         outbox.send(h)
         x = inbox.recv(timeout=600)
         assert np.array_equal(x.numpy(), one)
-    # The copies are those of `one`, to the host.
+    # The copies are those of `one` to the host.
     assert tmesh.stats()["bytes_copied"] == copied
     outbox.close()
     peer.communicate()
@@ -328,7 +369,7 @@ def test_pipeline(context):
 
 
 def test_weights_shared():
-    """Two processes have the weights in place, once for both; what prepacking costs is seen beside it."""
+    """Two processes share the weights in place. Compare with the cost of prepacking."""
     w = tmesh.put(np.load(MODELS / "weights_w.npy"))
     kib = w.nbytes // 1024
     peers, found = [], []
@@ -342,7 +383,7 @@ def test_weights_shared():
         assert in_place["Rss"] >= kib
         assert in_place["own"] - before["own"] < kib // 2
         assert packed["own"] - in_place["own"] > kib // 2
-    # Who came second pays for half of them.
+    # The second process accounts for half of them.
     assert found[1][1]["Pss"] <= 0.6 * kib
 
 
@@ -371,7 +412,7 @@ def test_sessions():
 
 
 def test_threads(context):
-    """One graph, several threads at once."""
+    """Several threads use one graph at once."""
     from concurrent.futures import ThreadPoolExecutor
 
     graph = context.graph(MODELS / "dynamic.onnx")
@@ -396,5 +437,5 @@ def test_nothing_leaks(context):
     live, descriptors = tmesh.stats()["regions_live"], len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         once()
-    # Of what earlier tests had, threads may still have been closing some when it was counted.
+    # Threads of earlier tests may still have been closing some of these when it was counted.
     eventually(lambda: tmesh.stats()["regions_live"] <= live and len(os.listdir("/proc/self/fd")) <= descriptors)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dispatches that are called off, with the real ONNX Runtime, here and in a process of its own."""
+"""Cancelled dispatches, with the real ONNX Runtime, in this process and in one of its own."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 import tmesh
 import tmesh.engine
-from conftest import cancelled_while_it_runs, serve
+from conftest import cancelled_while_it_runs, eventually, serve
 
 MODELS = Path(os.environ.get("TMESH_ENGINE_MODELS", "/nonexistent"))
 try:
@@ -32,7 +32,7 @@ def server():
 
 @pytest.fixture(params=["here", "served"])
 def connect(request):
-    """Each test makes its own: pytest would keep one longer than leaks are looked for."""
+    """Each test makes its own: pytest would keep it longer than leaks are checked."""
     return tmesh.engine.Context if request.param == "here" else request.getfixturevalue("server").connect
 
 
@@ -45,7 +45,7 @@ def count(graph, trips, **options):
 
 
 def test_runs(connect):
-    """ONNX Runtime ends the run, its process stays, and the graph is good for the next."""
+    """ONNX Runtime ends the run, its process stays, and the graph can run again."""
     context = connect()
     graph, pid = long(context), context.pid
     assert (count(graph, 3) == 3).all()
@@ -74,7 +74,7 @@ def test_bound(connect):
 
 
 def test_others_wait_for_nothing(server):
-    """One client's call is called off while another's runs, and the other way round."""
+    """One client's call is cancelled while another's runs, and the other way round."""
     first, second = server.connect(), server.connect()
     graphs, stops, ended = [long(first), long(second)], [tmesh.engine.Cancellable() for _ in range(2)], []
 
@@ -100,7 +100,7 @@ class Stop(Exception):
 
 
 def test_signal(server):
-    """A handler that raises ends the call, as Ctrl-C does; one that does not raise changes nothing."""
+    """A handler that raises ends the call, as for Ctrl-C; one that does not raise has no effect."""
     context = server.connect()
     graph, seen = long(context), []
 
@@ -109,7 +109,7 @@ def test_signal(server):
         if len(seen) == 2:
             raise Stop
 
-    # One that comes to another thread, or just before the call waits, ends no wait: the next one does.
+    # A signal in another thread, or just before the call waits, does not end the wait; the next one does.
     def send():
         while not done.wait(0.1):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
@@ -135,3 +135,156 @@ def test_wrong(connect):
         count(long(connect()), 1, cancellable="stop")
     with pytest.raises(TypeError):
         tmesh.engine.Cancellable(1)
+
+
+# Press Ctrl-C in a main thread that waits in one call after the other, while another thread's dispatch uses the engine.
+WAITS = """
+import os
+import signal
+import socket
+import sys
+import threading
+import numpy as np
+import tmesh
+import tmesh.engine
+
+server = tmesh.engine.serve(models=sys.argv[1], limit=600, patience=600)
+context = server.connect()
+graph = context.graph(sys.argv[1] + "/long.onnx")
+x, y, trips = tmesh.zeros((2, 4), "float32"), tmesh.zeros((2, 4), "float32"), tmesh.put(np.array([1 << 40]))
+bound = graph.bind({"trips": trips, "x": x}, {"y": y})
+stop, inside = tmesh.engine.Cancellable(), threading.Event()
+
+
+def run():
+    try:
+        inside.set()
+        graph.dispatch({"trips": trips, "x": x}, {"y": y}, cancellable=stop)
+    except tmesh.CancelledError:
+        pass
+
+
+def interrupted(name, call):
+    # A signal that comes just before the call waits ends no wait: the next one does.
+    def send():
+        while not over.wait(0.2):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    over = threading.Event()
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        # The dispatch may not have the engine yet.
+        while True:
+            call()
+    except KeyboardInterrupt:
+        print(name, end=" ", flush=True)
+    finally:
+        while True:
+            try:
+                over.set()
+                sender.join()
+                break
+            except KeyboardInterrupt:
+                pass
+
+
+# What accepts connections and says nothing.
+silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+silent.bind(os.path.join(os.environ["TMESH_RUNTIME_DIR"], "engine-silent"))
+silent.listen(8)
+interrupted("connect", lambda: tmesh.engine.connect("silent"))
+runner = threading.Thread(target=run)
+runner.start()
+inside.wait()
+interrupted("graph", lambda: context.graph(sys.argv[1] + "/whole.onnx"))
+interrupted("bind", lambda: graph.bind({"trips": trips, "x": x}, {"y": y}))
+interrupted("rebind", lambda: bound.rebind({"x": tmesh.zeros((2, 4), "float32")}))
+stop.cancel()
+runner.join()
+few = tmesh.put(np.array([3]))
+graph.bind({"trips": few, "x": x}, {"y": y}).dispatch()
+print(y.numpy()[0, 0])
+server.close()
+"""
+
+
+def alone(tmp_path):
+    return {**os.environ, "TMESH_RUNTIME_DIR": str(tmp_path), "TMESH_POOL": "0"}
+
+
+def test_interrupts_in_other_calls(python, tmp_path):
+    assert python(WAITS, str(MODELS), env=alone(tmp_path), timeout=600) == "connect graph bind rebind 3.0\n"
+
+
+def test_interrupt_beside_a_binding_that_is_let_go(python, tmp_path):
+    """A thread that drops the last reference must not wait with the interpreter's lock, which the signal's handler
+    needs."""
+    assert python("""
+import os
+import signal
+import sys
+import threading
+import numpy as np
+import tmesh
+import tmesh.engine
+
+server = tmesh.engine.serve(models=sys.argv[1], limit=600, patience=600)
+context = server.connect()
+graph = context.graph(sys.argv[1] + "/long.onnx")
+x, y, few = tmesh.zeros((2, 4), "float32"), tmesh.zeros((2, 4), "float32"), tmesh.put(np.array([3]))
+held = [graph.bind({"trips": few, "x": x}, {"y": y}) for _ in range(10)] + [context.graph(sys.argv[1] + "/whole.onnx")]
+over, cleared = threading.Event(), []
+
+
+def send():
+    over.wait(0.5)
+    held.clear()
+    cleared.append(True)
+    while not over.wait(0.2):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+sender = threading.Thread(target=send)
+try:
+    sender.start()
+    graph.dispatch({"trips": np.array([1 << 40]), "x": x}, {"y": y})
+except KeyboardInterrupt:
+    over.set()
+    print("interrupted", cleared)
+sender.join()
+graph.bind({"trips": few, "x": x}, {"y": y}).dispatch()
+print(y.numpy()[0, 0])
+server.close()
+""", str(MODELS), env=alone(tmp_path), timeout=600) == "interrupted [True]\n3.0\n"
+
+
+def test_binding_that_its_own_buffer_has(connect):
+    """A cycle through an object that exports a buffer is collected."""
+    import gc
+    import weakref
+
+    class Array(np.ndarray):
+        pass
+
+    step = long(connect())
+    x = np.zeros((2, 4), np.float32).view(Array)
+    x.binding = step.bind({"trips": np.array([2]), "x": x}, {"y": np.zeros((2, 4), np.float32)})
+    x.binding.dispatch()
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+def test_server_that_is_let_go_while_its_process_stands_still():
+    """Dropping it does not wait for its end; close() does."""
+    server = serve(models=MODELS)
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        del server
+        os.kill(pid, 0)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    eventually(lambda: not os.path.exists(f"/proc/{pid}"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The family of errors."""
+"""The exceptions."""
 
 import errno
 import pickle
@@ -43,7 +43,7 @@ def test_all_of_them_are_public():
     (lambda: tmesh.open("nonsense"), tmesh.ProtocolError, errno.EPROTO),
     (lambda: tmesh.empty(2**62, "float64"), tmesh.InvalidError, errno.EOVERFLOW),
     (lambda: tmesh.put(b"", seal=True).numpy(writable=True), tmesh.SealedError, errno.EPERM),
-    (lambda: tmesh.put(b"").view("bfloat16").numpy(), tmesh.UnsupportedError, errno.EOPNOTSUPP),
+    (lambda: tmesh.put(b"").view("int4").numpy(), tmesh.UnsupportedError, errno.EOPNOTSUPP),
 ])
 def test_errno_and_message(cause, cls, code):
     with pytest.raises(cls) as caught:
@@ -65,3 +65,13 @@ def test_what_another_library_reports():
         _tmesh.raise_error(report[:-1])
     with pytest.raises(TypeError):
         _tmesh.raise_error("text")
+
+
+@pytest.mark.parametrize("word, sealed, cls, code", [
+    ("EPERM", False, "AccessError", errno.EPERM), ("EPERM", True, "SealedError", errno.EPERM),
+    ("EAGAIN", False, "PeerTimeoutError", errno.EAGAIN), ("EXYZ", False, "Error", errno.EIO)])
+def test_words_of_another_program(word, sealed, cls, code):
+    """An error that Tmesh.Net answers becomes the exception that the library would raise."""
+    with pytest.raises(getattr(tmesh, cls), match="why") as raised:
+        _tmesh.raise_word(word, sealed, "why")
+    assert type(raised.value) is getattr(tmesh, cls) and raised.value.errno == code

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What was fetched from another machine is opened by its kept name, on the module and on memfd: here this process keeps it, as tmesh-net
-does, and no Tmesh.Net runs. tests/net/test_beside.py has the nodes."""
+"""Memory fetched from another machine is opened by its kept name, on the module and on memfd. This process keeps it in
+place of tmesh-net, and no Tmesh.Net runs. tests/net/test_beside.py has the nodes."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_kept")
 
 
 def shard(tensor, number, **more):
-    """As Tmesh.Net.offer/1 describes what tmesh-net has kept."""
+    """Describe memory that tmesh-net has kept as Tmesh.Net.offer/1 does."""
     return {**tensor.ref(), "home": "a@nowhere", "checksum": SUM % number, "region_bytes": tensor.nbytes, **more}
 
 
@@ -41,18 +41,18 @@ def test_a_tensor():
 
 
 def test_another_process(python):
-    """After the one that fetched has gone."""
+    """Open it after the fetching process has ended."""
     text = json.dumps(fetched(1, np.arange(6, dtype="uint8")))
     gc.collect()
     assert python(f"import tmesh.net; print(tmesh.net.open({text!r}).tolist())").strip() == "[0, 1, 2, 3, 4, 5]"
 
 
 def test_a_bundle():
-    """All of its regions, or the net is asked; what had been opened is let go."""
+    """All regions of a bundle are found, or the net is asked. Regions that had been opened are closed."""
     here = fetched(1, np.arange(3.0))
     with pytest.raises(tmesh.NotFoundError, match="home is a@nowhere"):
         tmesh.net.open({"kind": "bundle", "home": "a@nowhere", "shards": [here, {**here, "checksum": SUM % 2}]})
-    # The keeper hears of it a moment later.
+    # The keeper learns of it a moment later.
     eventually(lambda: [one["held"] for one in tmesh.kept()] == [0])
 
 
@@ -63,7 +63,7 @@ def test_a_bundle():
     {"kind": "bundle", "shards": 5}, {"kind": "bundle", "shards": [5]}, {"kind": "bundle", "shards": [{}] * 2000},
 ])
 def test_what_is_not_here(change):
-    """The net is asked, and there is none."""
+    """The net is asked, and none runs."""
     offer = {**fetched(1, np.arange(12.0)), **change}
     with pytest.raises((tmesh.NotFoundError, tmesh.ProtocolError)):
         tmesh.net.open(offer)
@@ -71,7 +71,7 @@ def test_what_is_not_here(change):
 
 @pytest.mark.skipif(tmesh.backend() != "memfd", reason="the module keeps without a process")
 def test_the_keeper_is_not_woken():
-    """One that is stopped answers nobody."""
+    """A stopped keeper does not answer."""
     offer = fetched(1, np.arange(12.0))
     before = tmesh.stats()["opens_without_wake"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:

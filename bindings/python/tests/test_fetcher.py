@@ -70,7 +70,7 @@ def until(true):
 
 def stop(target):
     target.process.send_signal(signal.SIGSTOP)
-    # Until all of its threads are: on a busy machine one of them still answers a while.
+    # Wait until all of its threads have stopped: on a busy machine one of them still answers for a while.
     os.waitid(os.P_PID, target.process.pid, os.WSTOPPED | os.WNOWAIT)
 
 
@@ -86,7 +86,7 @@ def run(code, **environment):
 
 
 def test_a_strangers_first_program(fetcher, target):
-    """What another process offers comes whole, into sealed memory of one's own that stays when the other has died."""
+    """Another process's offer arrives whole, in sealed memory that stays after that process has died."""
     source = source_of(target("sealed"))
     come = [fetcher.fetch(source), fetcher.fetch(json.dumps(source)), fetcher.fetch(json.dumps(source).encode())]
     target.kill()
@@ -108,7 +108,8 @@ def test_offers_and_their_end(fetcher):
     offer.withdraw()
     assert fetcher.stats()["offers"] == fetcher.stats()["keys"] == 0
     with tmesh.fetcher.Fetcher("127.0.0.1") as other:
-        other.offer(tensor)                              # nobody has the object, and it stays as long as the fetcher
+        other.offer(tensor)                              # no reference to the object, but it stays as long as the
+                                                         # fetcher
         gc.collect()
         assert other.stats()["offers"] == 1
     with tmesh.fetcher.Fetcher("127.0.0.1") as other, other.offer(tensor) as offer:
@@ -119,7 +120,7 @@ def test_offers_and_their_end(fetcher):
                 pickle.dumps(thing)
         with pytest.raises(tmesh.ProtocolError, match="as offer.source is"):
             other.fetch(offer)
-        other.close()                                    # which ends the offer: it has nothing left to withdraw
+        other.close()                                    # this ends the offer, so nothing is left to withdraw
     assert repr(offer).endswith(", withdrawn>")
     with pytest.raises(tmesh.ReleasedError, match="withdrawn: offer the tensor again"), offer:
         pass
@@ -138,7 +139,7 @@ def test_offers_and_their_end(fetcher):
     ("address", "192.0.2.1", tmesh.InvalidError, "not an address"),
 ])
 def test_a_source_that_is_wrong(fetcher, member, value, error, words):
-    """No bytes are shown, and no memory stays."""
+    """No bytes become visible, and no memory stays."""
     with fetcher.offer(tmesh.put(np.arange(1 << 16, dtype="uint32"))) as offer:
         gc.collect()
         before = tmesh.stats()["regions_live"]
@@ -160,7 +161,7 @@ def test_what_is_no_source(fetcher, source):
 
 
 def test_a_source_that_says_nothing(fetcher, target):
-    """Each limit ends the fetch; other fetches and other threads go on meanwhile."""
+    """Each limit ends the fetch, while other fetches and other threads continue."""
     source = stopped(target)
     with pytest.raises(tmesh.PeerTimeoutError, match="nothing came"):
         fetcher.fetch(source, timeout=0.2)
@@ -175,7 +176,8 @@ def test_a_source_that_says_nothing(fetcher, target):
 
 
 def during(fetcher, source, act):
-    """What a fetch of this thread raises while another one acts, once it has begun. act(over): an event, the fetch's end."""
+    """Return the exception of a fetch in this thread. Another thread calls act(over) once it has begun; `over` is an
+    event for the fetch's end."""
     over = threading.Event()
 
     def wait_and_act():
@@ -196,7 +198,8 @@ def during(fetcher, source, act):
 
 @pytest.fixture
 def interrupts():
-    """Ctrl-C is an exception, also where who started the tests lets it be ignored; once, for it is sent more than once."""
+    """Make Ctrl-C an exception, even if the shell has set it to be ignored. It is sent more than once, so ignore all
+    but the first."""
     def interrupt(number, frame):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
@@ -207,7 +210,8 @@ def interrupts():
 
 
 def press(over):
-    """A signal that comes just before a wait ends it no more than the user's first Ctrl-C would."""
+    """Send SIGINT until the fetch has ended: a signal just before a wait does not end it, as with a user's first
+    Ctrl-C."""
     while not over.is_set():
         os.kill(os.getpid(), signal.SIGINT)
         over.wait(0.1)
@@ -253,7 +257,7 @@ def test_a_fetcher_that_is_closed(target):
 
 
 def test_the_source_dies_while_it_is_read(fetcher, target):
-    """Nothing of what had come is seen, and nothing of it stays."""
+    """None of the bytes that arrived are visible, and no memory stays."""
     source = source_of(target("large"))
     gc.collect()
     before = tmesh.stats()["regions_live"]
@@ -264,7 +268,7 @@ def test_the_source_dies_while_it_is_read(fetcher, target):
 
 
 def test_nothing_stays(fetcher):
-    """Of offers, and of fetches that came and that did not: neither threads nor descriptors."""
+    """Offers, and fetches that succeed or fail, leave neither threads nor descriptors."""
     tensor = tmesh.put(np.arange(1 << 16, dtype="uint32"))
 
     def once():
@@ -287,7 +291,7 @@ def test_nothing_stays(fetcher):
 
 
 def test_no_descriptor_is_free(fetcher):
-    """An error, of which nothing stays; then it goes on."""
+    """It raises an error, keeps nothing, and works again later."""
     code = """if True:
         import os, resource, tmesh, tmesh.fetcher
         fetcher, tensor, offers = tmesh.fetcher.Fetcher("127.0.0.1"), tmesh.put(b"x" * 100000), []
@@ -308,7 +312,7 @@ def test_no_descriptor_is_free(fetcher):
 
 
 def test_a_forked_child(fetcher):
-    """It cannot use its parent's, and can make one."""
+    """A child cannot use its parent's fetcher, and can make its own."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -331,7 +335,7 @@ def test_a_forked_child(fetcher):
 
 
 def test_signals_stay_the_process_own():
-    """Libraries of libfabric's take some when they are loaded."""
+    """Libraries of libfabric install handlers when they are loaded."""
     code = """if True:
         import faulthandler, os, signal
         faulthandler.enable()
@@ -388,7 +392,7 @@ def test_the_end_of_a_process_with_offers_and_fetches(target):
     ("libc.so.6", "libc.so.6 has no tmesh_net_open: it is another version"),
 ])
 def test_no_such_library(library, words):
-    """Nothing else misses it, and the words say what does."""
+    """Nothing else needs the library, and the error names it."""
     code = """if True:
         import tmesh.fetcher, tmesh.movers
         for make in lambda: tmesh.fetcher.Fetcher("127.0.0.1"), tmesh.movers.mover:
@@ -424,7 +428,8 @@ def test_an_object_comes(mover, target):
 
 
 def test_many_tensors_of_few_regions(mover):
-    """Each region is offered once, for all objects, until the last of them is closed; each tensor comes as it lies there."""
+    """Each region is offered once for all objects, until the last of them is closed. Each tensor arrives with its
+    layout."""
     whole, alone = tmesh.put(np.arange(1 << 16, dtype="uint32")), tmesh.put(np.arange(5.0))
     tensors = [whole[4:9], alone, whole.reshape(256, 256)[1], whole]
     offer, registration = mover.offer(tensors)
@@ -493,7 +498,7 @@ def test_garbage(mover, offer):
 
 
 def test_objects_come_at_the_same_time(mover, target):
-    """One comes while another one's source says nothing, and that one is given up by what Ray does then."""
+    """One object arrives while another one's source is silent. Ray's call then cancels the other."""
     stuck = target("sealed")
     stop(target)
     offer, registration = mover.offer([tmesh.put(np.arange(1 << 16, dtype="uint32"))])

@@ -38,12 +38,12 @@ def model():
 
 
 def text():
-    return (ROOT / "docs/slots.md").read_text()
+    return (ROOT / "docs/reference/slots.md").read_text()
 
 
 @needs("tokenizers")
 def test_bytes_in_pairs(model):
-    """All of a document, and letters that the model never saw."""
+    """Tokenize a whole document, and letters that the model has never seen."""
     tokenizer = tmesh.tokens.of_model(model)
     for some in text(), "naïve 猫 \N{GRINNING FACE}\t  \n\n", "":
         ids = tokenizer.encode(some).ids
@@ -55,7 +55,7 @@ def test_bytes_in_pairs(model):
 
 @needs("tokenizers", "sentencepiece", "gguf")
 def test_sentencepiece(tmp_path):
-    """The same numbers as SentencePiece itself makes of the lines of a document."""
+    """The numbers equal SentencePiece's for the lines of a document."""
     import gguf
     import sentencepiece
 
@@ -89,11 +89,12 @@ def test_sentencepiece(tmp_path):
 
 @needs("tokenizers")
 @pytest.mark.parametrize("change, words", [
-    ({"tokenizer.ggml.model": "bert"}, "'bert'"), ({"tokenizer.ggml.pre": "other"}, "'other'"),
+    ({"tokenizer.ggml.model": "t5"}, "'t5'"), ({"tokenizer.ggml.pre": "other"}, "'other'"),
     ({"tokenizer.ggml.tokens": []}, "none"), ({"tokenizer.ggml.tokens": ["a", "a"]}, "twice"),
     ({"tokenizer.ggml.model": "llama"}, "0 scores")])
 def test_tokenizer_refused(model, change, words):
     class Other:
+        path = model.path
         metadata = model.metadata | change
 
     with pytest.raises(tmesh.Error, match=words):
@@ -116,7 +117,7 @@ def test_choose():
 
 @needs("libggml")
 def test_stranger(model):
-    """What is no list of tokens changes nothing; a Sequence stays in its process, and on its engine."""
+    """An invalid list of tokens changes nothing. A Sequence stays in its process, and on its engine."""
     sequence = tmesh.generate.Sequence(model, rows=16)
     for wrong in [1.5], "abc", 3, [None]:
         with pytest.raises(TypeError, match="tokens' numbers"):
@@ -133,7 +134,7 @@ def test_stranger(model):
 
 
 def reference(tensors, config, tokens):
-    """The logits after each token, in NumPy, from tensors with transformers' names."""
+    """Return the logits after each token, by NumPy, from tensors with transformers' names."""
     w = {name: tensor.numpy().astype("float32") for name, tensor in tensors.items()}
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     head, count = config["head_dim"], len(tokens)
@@ -170,7 +171,8 @@ def reference(tensors, config, tokens):
 
 @needs("libggml", "onnx", "onnxruntime", "gguf", "safetensors", "tokenizers")
 def test_forms(model, tmp_path, record_property):
-    """GGUF by ggml, safetensors by NumPy, ONNX by ONNX Runtime on the safetensors file's memory: the same logits."""
+    """GGUF by ggml, safetensors by NumPy, ONNX by ONNX Runtime on the safetensors file's memory: the logits are the
+    same."""
     import json
 
     for folder in "one", "two":
@@ -190,12 +192,12 @@ def test_forms(model, tmp_path, record_property):
         worst = float(abs(logits - by_numpy).max())
         record_property(f"{name} beside NumPy, 128 tokens, largest difference of a logit", f"{worst:.6f}")
         assert worst < most
-        # Where two are as likely but for rounding, either may come first.
+        # If two tokens are equally likely except for rounding, either may come first.
         best, found = by_numpy.max(-1), by_numpy[range(len(tokens)), logits.argmax(-1)]
         assert (best - found <= 2 * worst).all() and ((best == found).mean() == 1 or name == "ggml")
     record_property("tokens whose likeliest follower ggml and NumPy agree on",
                     f"{int((by_ggml.argmax(-1) == by_numpy.argmax(-1)).sum())} of {len(tokens)}")
-    # It has learnt something: a document's next token is among its likeliest five more often than not.
+    # The model has learnt: a document's next token is one of its five likeliest more often than not.
     near = (numpy.argsort(-by_numpy[:-1])[:, :5] == numpy.array(tokens)[1:, None]).any(1).mean()
     record_property("followers in a document that are among the likeliest five", f"{near:.2f}")
     assert near > .5
@@ -203,7 +205,7 @@ def test_forms(model, tmp_path, record_property):
 
 @needs("libggml")
 def test_sequence(model):
-    """A prompt in parts as token by token; a full cache; nothing copied."""
+    """A prompt in parts equals token by token. The cache may fill up, and nothing is copied."""
     tokens = [0, *range(100, 170)]
     one, two = (tmesh.generate.Sequence(model, rows=72, cache="float32") for _ in range(2))
     for token in tokens:
@@ -222,8 +224,8 @@ def test_sequence(model):
 @needs("libggml")
 @pytest.mark.parametrize("cache", ["float16", "float32"])
 def test_pages(model, tmp_path, cache):
-    """Keys and values in pages: the logits of rows of its own. Forks in other processes have the pages of what they have in common,
-    copy the one that is not full, and go their own ways."""
+    """With keys and values in pages the logits equal those with own rows. Forks in other processes share the pages of
+    the common beginning, copy one that is not full, and continue separately."""
     tokens = [int(token) for token in numpy.random.default_rng(5).integers(0, 512, 40)]
     ends = [7, 9, 11, 300], [8, 400, 3, 2]
 
@@ -268,7 +270,7 @@ def test_pages(model, tmp_path, cache):
 
 @needs("libggml")
 def test_pages_run_out(model):
-    """A run for which there is no page is refused, and goes when there is."""
+    """A run without a free page is refused, and works once there is one."""
     with tmesh.generate.page_pool(model, 3) as pool, tmesh.Pages.open(pool.tenant()) as pages:
         first, second = (tmesh.generate.Sequence(model, rows=64, pages=pages) for _ in range(2))
         first.run([1] * 32)
@@ -285,7 +287,7 @@ def test_pages_run_out(model):
 
 @needs("libggml", "tokenizers")
 def test_adapter(model):
-    """What the adapter was trained on is likelier with it, from the run on that follows its publication."""
+    """An adapter's training text is likelier with it, from the first run after its publication."""
     source = (ROOT / "bindings/beam/lib/tmesh/slot.ex").read_text()
     tokens = tmesh.tokens.of_model(model).encode(source).ids[:200]
     ranks = dict.fromkeys(("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), 8)
@@ -308,7 +310,7 @@ def test_adapter(model):
 
 
 def halves(g, layer, boundary):
-    """A graph cut in two before a layer: what computes a node, and what reads it."""
+    """Cut a graph in two before a layer: nodes that compute a value, and nodes that read it."""
     lines = {line.split(" = ")[0]: line for line in g.text().splitlines()[1:] if not line.startswith("output ")}
 
     def reads(line):
@@ -339,7 +341,8 @@ def halves(g, layer, boundary):
 
 @needs("libggml")
 def test_pipeline(model, tmp_path):
-    """Two engines' processes, each with a part of the layers, on the same tensors: bit for bit as one, over 64 steps."""
+    """Two engines' processes with a part of the layers each work on the same tensors. The bits equal those of one over
+    64 steps."""
     g = tmesh.graphs.of_model(model, rows=64)
     boundary = next(line.partition("rms_norm(")[2].partition(",")[0] for line in g.text().splitlines()
                     if "blk.2.attn_norm.weight" in line and "rms_norm" in line)
@@ -375,7 +378,7 @@ def test_pipeline(model, tmp_path):
             shown = json.loads(subprocess.run([tool, "top", "--json"], stdout=subprocess.PIPE, check=True, timeout=600).stdout)
             shown = {engine["name"]: engine for engine in shown["engines"]}
             shown = [shown[server.name] for server in servers]
-            # The first reads the tokens, the second what the first made of them.
+            # The first engine reads the tokens, the second the first's output.
             assert [(engine["backend"], engine["steps"], engine["tokens"]) for engine in shown] == [("ggml", 64, 64), ("ggml", 64, 0)]
         steps = graph = None
     finally:
@@ -391,7 +394,7 @@ def run(*words, status=0):
 
 @needs("libggml", "tokenizers")
 def test_command(tmp_path):
-    """The same text each time, by an engine of this process or of its own."""
+    """The text is the same each time, by an engine in this process or in its own."""
     words = MODEL, "--prompt", "The module ", "--seed", 1, "--tokens", 40
     got = run(*words)
     assert got.startswith("The module ") and len(got) > 40

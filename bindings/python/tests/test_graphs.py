@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Graphs on the engine "ggml", beside NumPy."""
 
+import ctypes
 import importlib.util
+import os
+import re
+import resource
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +29,7 @@ EPS = 1e-5
 
 
 class Opener:
-    """Graphs of texts, in a context that is gone before leaks are looked for."""
+    """Makes graphs of texts, in a context that is closed before leaks are checked."""
 
     def __init__(self, folder):
         self.context = tmesh.engine.Context("ggml")
@@ -43,7 +50,7 @@ def opened(tmp_path):
 
 
 def run(graph, inputs, outputs=None):
-    """With each input in a region: NumPy's own memory may be aligned to less than ggml takes."""
+    """Run a graph with each input in a region: NumPy's own memory may have a smaller alignment than ggml requires."""
     return graph.dispatch({name: tmesh.put(array) for name, array in inputs.items()}, outputs)
 
 
@@ -54,7 +61,7 @@ def random(*shape, dtype="float32", seed=0):
 # A llama of random weights, one token at a time.
 
 def llama(dtype, cache):
-    """Its text, and its weights."""
+    """Return its text and its weights."""
     weights = {"token_embd": random(VOCABULARY, WIDTH, dtype=dtype), "output_norm": numpy.ones(WIDTH, "float32"),
                "output": (random(VOCABULARY, WIDTH, seed=1) * WIDTH ** -.5).astype(dtype)}
     text = ["token = input : int32[1]", "position = input : int32[1]", "row = input : int64[1]",
@@ -66,7 +73,7 @@ def llama(dtype, cache):
             weights[b + name] = (random(*shape, seed=len(weights)) * 2 * shape[1] ** -.5).astype(dtype)
         weights |= {b + name: 1 + random(WIDTH, seed=len(weights)) / 10 for name in ("norm", "ffn_norm")}
         text += [
-            *(f"{b}past_{kind} = input cache=keep : {cache}[{ROOM},{GROUPS * HEAD}]" for kind in "kv"),
+            *(f"{b}past_{kind} = input cache=reuse : {cache}[{ROOM},{GROUPS * HEAD}]" for kind in "kv"),
             f"{b}h = rms_norm(x{layer}, {b}norm) eps={EPS}",
             f"{b}hq = matmul({b}h, {b}q)", f"{b}hk = matmul({b}h, {b}k)", f"{b}hv = matmul({b}h, {b}v)",
             f"{b}rq = reshape({b}hq) : float32[1,{HEADS},{HEAD}]", f"{b}tq = rope({b}rq, position) halves=true",
@@ -86,7 +93,7 @@ def llama(dtype, cache):
 
 
 class Reference:
-    """The same in NumPy, in float32, from the same weights."""
+    """The same model in NumPy, in float32, with the same weights."""
 
     def __init__(self, weights):
         self.w = {name: array.astype("float32") for name, array in weights.items()}
@@ -122,7 +129,7 @@ class Reference:
 
 
 def test_devices():
-    """This machine's processors, and ggml with what it runs: the operators are tried on it."""
+    """devices() lists this machine's processors. ggml lists its operators, which are tried on it."""
     device = tmesh.engine.devices()[0]
     assert device.kind == "cpu" and device.id.startswith("cpu:") and device.processors > 0 and device.reason is None
     assert 0 <= device.memory_free <= device.memory and "ggml" in device.engines
@@ -138,7 +145,8 @@ def test_devices():
 @pytest.mark.parametrize("dtype, cache, most", [("float32", "float32", 1e-3), ("float16", "float32", .1),
                                                 ("float16", "float16", .2)])
 def test_decode(opened, dtype, cache, most, record_property):
-    """127 steps: logits near NumPy's, the same token the likeliest, nothing copied, everything where it was bound."""
+    """127 steps have logits near NumPy's and the same likeliest token. Nothing is copied, and everything stays in its
+    bound memory."""
     text, weights = llama(dtype, cache)
     graph = opened(text, weights)
     now = {"token": tmesh.zeros(1, "int32"), "position": tmesh.zeros(1, "int32"), "row": tmesh.zeros(1, "int64")}
@@ -156,7 +164,7 @@ def test_decode(opened, dtype, cache, most, record_property):
         expected, got = reference.step(token, position), logits.numpy()[0]
         worst = max(worst, float(abs(expected - got).max()))
         best = int(expected.argmax())
-        # Where two are as likely but for the rounding of the weights' type, either may come first.
+        # If two tokens are equally likely except for the rounding of the weights' type, either may come first.
         assert got.argmax() == best or expected[best] - expected[got.argmax()] < 2 * worst < 2 * most
         assert dtype != "float32" or got.argmax() == best
         token = best if position % 3 else position
@@ -172,7 +180,8 @@ NAMES = {"norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": 
 
 
 def gguf(path, architecture, tensors, **values):
-    """docs/gguf.md of ggml: header, metadata, what each tensor is, and their bytes at multiples of 32."""
+    """Write a file by ggml's docs/gguf.md: header, metadata, the tensors' descriptions, and their bytes at multiples of
+    32."""
     def text(value):
         return struct.pack("<Q", len(value)) + value.encode()
 
@@ -202,7 +211,7 @@ def as_gguf(path, architecture, weights, pack=lambda name, array: array, **value
 
 
 def neighbours(weights):
-    """q and k as the architecture llama has them: the halves of a head interleaved."""
+    """Reorder q and k as in the architecture llama, which interleaves the halves of a head."""
     out = dict(weights)
     for name, array in weights.items():
         if name.endswith((".q", ".k")):
@@ -213,7 +222,7 @@ def neighbours(weights):
 
 @pytest.mark.parametrize("architecture, quantised", [("qwen2", False), ("llama", False), ("qwen2", True)])
 def test_of_model(opened, tmp_path, architecture, quantised):
-    """A GGUF file, its graph, a prompt of five tokens in one run and ten more one by one."""
+    """A GGUF file's graph runs a prompt of five tokens in one run and ten more one by one."""
     _, weights = llama("float32", "float32")
     expected, file = dict(weights), tmp_path / "model.gguf"
 
@@ -242,6 +251,117 @@ def test_of_model(opened, tmp_path, architecture, quantised):
             numpy.testing.assert_allclose(row, wanted, atol=.3 if quantised else 1e-3)
             position += 1
     model.release()
+
+
+class Traits(ctypes.Structure):
+    """The beginning of struct ggml_type_traits."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("elements", ctypes.c_int64), ("interleave", ctypes.c_int64), ("bytes", ctypes.c_size_t),
+                ("quantized", ctypes.c_bool), ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64))]
+
+
+@pytest.fixture(scope="module")
+def own():
+    """Return ggml's own library, and its types of blocks by number, without those that gguf.h's reader refuses."""
+    folder = Path(importlib.util.find_spec("libggml").origin).parent
+    library = ctypes.CDLL(str(next(folder.glob("lib*/libggml-base.so*"))))
+    library.ggml_get_type_traits.restype = ctypes.POINTER(Traits)
+    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    numbers = re.findall(r"(?m)^ *GGML_TYPE_(\w+) *= (\d+),", (folder / "include/ggml.h").read_text())
+    return library, {name: int(number) for name, number in numbers if name != "COUNT"}
+
+
+def test_table_of_types(own, tmp_path):
+    """Files and graphs have the types of the pinned ggml, with the same block sizes."""
+    library, numbers = own
+    for name, number in numbers.items():
+        traits = library.ggml_get_type_traits(number)[0]
+        text = struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 2 * traits.elements, number, 0)
+        head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text
+        head += bytes(-len(head) % 32)
+        (tmp_path / "t.gguf").write_bytes(head + bytes(2 * traits.bytes + -2 * traits.bytes % 32))
+        entry = tmesh.describe_model(tmp_path / "t.gguf").entries["t"]
+        assert (entry.type.lower(), entry.nbytes) == (name.lower(), 2 * traits.bytes)
+        assert traits.name.decode().lower() == name.lower()
+    blocks = {name for name, number in numbers.items() if library.ggml_get_type_traits(number)[0].quantized}
+    assert {name.upper() for name in tmesh._tmesh.engine_quants()} == blocks - {"Q8_1", "Q8_K"}
+
+
+@pytest.mark.parametrize("name", tmesh._tmesh.engine_quants())
+def test_types(opened, own, name):
+    """Each type of blocks, looked up as rows and used as a matrix, gives the same as ggml's own conversion."""
+    library, numbers = own
+    number, rows, width = numbers[name.upper()], 8, 512
+    traits = library.ggml_get_type_traits(number)[0]
+    given, plain = random(rows, width), numpy.empty((rows, width), "float32")
+    # Any bytes are valid blocks. Converting floats to these types would take long. Without the highest bits their
+    # scales stay below 2.
+    packed = numpy.random.default_rng(number).integers(0, 64, (rows, width // traits.elements * traits.bytes), "uint8")
+    if not name.startswith(("IQ1", "IQ2")):
+        assert library.ggml_quantize_chunk(number, given.ctypes.data, packed.ctypes.data, 0, rows, width, None) == packed.nbytes
+    traits.to_float(packed.ctypes.data, plain.ctypes.data, rows * width)
+    graph = opened(f"w = weight quant={name} : float32[{rows},{width}]\nx = input : float32[3,{width}]\nt = input : int32[2]\n"
+                   "y = matmul(x, w)\nr = get_rows(w, t)\noutput y = y\noutput r = r\n", {"w": packed})
+    x = random(3, width, seed=1)
+    got = run(graph, {"x": x, "t": numpy.array([5, 2], "int32")})
+    numpy.testing.assert_allclose(got["r"], plain[[5, 2]], rtol=1e-6, atol=1e-6)
+    # ggml rounds rows of x to 8 bits for the multiplication.
+    assert abs(got["y"] - x @ plain.T).max() < .02 * abs(x).max() * abs(plain).max() * width ** .5
+
+
+def test_check(tmp_path):
+    """The header alone decides. The error names the file, the tensor and its type, and a refused model was not
+    loaded."""
+    _, weights = llama("float32", "float32")
+    as_gguf(tmp_path / "m.gguf", "llama", weights)
+    header = tmesh.describe_model(tmp_path / "m.gguf")
+    assert header.path == str(tmp_path / "m.gguf") and header.format == "gguf" and header.metadata["general.architecture"] == "llama"
+    assert header.nbytes == sum(array.nbytes for array in weights.values()) and len(header.entries) == len(weights)
+    context = tmesh.engine.Context("ggml")
+    tmesh.graphs.check(header, rows=64, context=context, folder=tmp_path)
+    packed = {name: numpy.zeros((array.shape[0], array.shape[1] // 32 * 34), "uint8") if array.ndim == 2 else array
+              for name, array in weights.items()}
+    as_gguf(tmp_path / "q.gguf", "llama", packed)
+    tmesh.graphs.check(tmesh.describe_model(tmp_path / "q.gguf"), context=context, folder=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "q.gguf"]
+    # Q8_0's number becomes Q8_K's, which has other blocks.
+    header = tmesh.describe_model(tmp_path / "q.gguf")
+    header.entries["blk.1.attn_k.weight"] = header.entries["blk.1.attn_k.weight"]._replace(type="Q8_K")
+    with pytest.raises(tmesh.UnsupportedError, match=r"q\.gguf: the tensor 'blk.1.attn_k.weight' has the type Q8_K"):
+        tmesh.graphs.check(header)
+    as_gguf(tmp_path / "n.gguf", "llama", weights | {"output_norm": weights["output_norm"].astype("float16")})
+    with pytest.raises(tmesh.UnsupportedError, match=r"n\.gguf: .*\"output_norm.weight\" float16\[128\]"):
+        tmesh.graphs.check(tmesh.describe_model(tmp_path / "n.gguf"))
+
+
+@pytest.mark.parametrize("module, words", [("tmesh.generate", ("--prompt", "x")), ("tmesh.batching", ("--socket", "/nowhere/s"))])
+def test_refused_before_the_load(tmp_path, module, words):
+    """A model of 8 GB, sparse except for its header: a type or an architecture that cannot run is refused at once."""
+    shape, kind = (1 << 17, 16384), 15
+    for architecture, why in ("gpt2", "'gpt2' is none of llama"), ("llama", "has the type Q8_K"):
+        keys = {"general.architecture": architecture, "tokenizer.ggml.model": "llama"}
+        values = {"block_count": 1, "embedding_length": 16384, "attention.head_count": 4}
+        head = b"GGUF" + struct.pack("<IQQ", 3, 1, len(keys) + len(values) + 4)
+
+        def text(value):
+            return struct.pack("<Q", len(value)) + value.encode()
+
+        for key, value in keys.items():
+            head += text(key) + struct.pack("<I", 8) + text(value)
+        for key, value in values.items():
+            head += text(f"{architecture}.{key}") + struct.pack("<II", 4, value)
+        head += text(f"{architecture}.attention.layer_norm_rms_epsilon") + struct.pack("<If", 6, 1e-5)
+        head += text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + text("<unk>") + text("a")
+        head += text("tokenizer.ggml.scores") + struct.pack("<IIQff", 9, 6, 2, 0, 0)
+        head += text("tokenizer.ggml.token_type") + struct.pack("<IIQii", 9, 5, 2, 2, 1)
+        head += text("token_embd.weight") + struct.pack("<IQQIQ", 2, shape[1], shape[0], kind, 0)
+        head += bytes(-len(head) % 32)
+        file = tmp_path / "m.gguf"
+        file.write_bytes(head)
+        os.truncate(file, len(head) + shape[0] * shape[1] // 256 * 292)
+        ended = subprocess.run([sys.executable, "-P", "-m", module, str(file), *words], capture_output=True, text=True, timeout=120,
+                               preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)))
+        assert ended.returncode == 1 and str(file) in ended.stderr and why in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize("architecture, values, words", [
@@ -281,7 +401,7 @@ def test_build(opened):
 
 
 def blocks(array):
-    """Rows of Q8_0, and what they stand for."""
+    """Return rows of Q8_0, and the values that they represent."""
     parts = array.reshape(*array.shape[:-1], -1, 32)
     scale = (abs(parts).max(-1, keepdims=True) / 127).astype("float16")
     whole = numpy.round(parts / scale.astype("float32")).astype("int8")
@@ -343,7 +463,7 @@ def test_operators(opened, node, expected):
 
 
 def test_rows(opened):
-    """Rows of each type of weights, and products with them."""
+    """Look up rows of each type of weights, and multiply with them."""
     table, rows = random(10, 64), numpy.array([9, 0, 3], "int32")
     packed, stands_for = blocks(table)
     for kind, array, real in (("float32", table, table), ("float16", table.astype("float16"), table.astype("float16")),
@@ -361,7 +481,7 @@ def test_rows(opened):
 
 
 def test_outputs(opened):
-    """A value that is an output twice, a view as an output, one that is left to the engine, some of them only."""
+    """Outputs may be one value twice, a view, allocated by the engine, or only some of the graph's."""
     graph = opened("x = input : float32[2,16]\na = silu(x)\nb = reshape(a) : float32[32]\nc = add(a, a)\n"
                    "output a = a\noutput again = a\noutput b = b\noutput c = c\n")
     x = random(2, 16)
@@ -446,7 +566,7 @@ def test_library():
 
 
 def test_served(tmp_path):
-    """The same engine in a process of its own, which finds ggml's library by the package too."""
+    """The engine works in a process of its own, which also finds ggml's library by the package."""
     (tmp_path / "g").write_text("graph g\nx = input : float32[2,8]\nw = weight : float32[4,8]\ny = matmul(x, w)\noutput y = y\n")
     a, b = random(2, 8), random(4, 8)
     with serve("ggml", models=tmp_path) as server:
@@ -458,7 +578,7 @@ def test_served(tmp_path):
 
 
 def test_cancelled(opened):
-    """ggml looks between two nodes."""
+    """ggml checks for a cancel between two nodes."""
     lines = ["x = input : float32[512,1024]", "w = weight : float32[1024,1024]", "n0 = matmul(x, w)"]
     lines += [f"n{i + 1} = matmul(n{i}, w)" for i in range(400)]
     graph = opened("\n".join([*lines, "output y = n400"]), {"w": numpy.eye(1024, dtype="float32")})

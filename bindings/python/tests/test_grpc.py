@@ -23,13 +23,13 @@ import tmesh.grpc  # noqa: E402
 from tmesh.grpc import messages, services  # noqa: E402
 
 
-# For what comes, however slow the machine: a call's default limit is 5 s.
+# The limit of a wait, for slow machines: a call's default is 5 s.
 PATIENCE = 600
 
 
 class Clock:
-    """What the service and its clients in this process take for the time. A lease is longer than the machine may stand still for;
-    that its time goes by does not have to be waited for."""
+    """The clock of the service and its clients in this process. A lease is longer than any pause of the machine, and
+    the test advances the clock instead of waiting."""
 
     def __init__(self):
         self.ahead = 0
@@ -64,7 +64,7 @@ def server(address):
 @pytest.fixture
 def client(server):
     with tmesh.grpc.Client(server.address, timeout=PATIENCE) as client:
-        # Where no test says how long: no lease ends because this process stands still for a while.
+        # The default lease of tests, so long that none ends because this process pauses for a while.
         client.get = functools.partial(client.get, lease=300)
         yield client
 
@@ -74,7 +74,7 @@ def put(values, **more):
 
 
 def until(true):
-    """What another thread is to bring about."""
+    """Wait until another thread makes a condition true."""
     end = time.monotonic() + PATIENCE
     while not true():
         assert time.monotonic() < end
@@ -89,7 +89,7 @@ def test_a_tensor_by_its_name(server, client):
         assert server.leases == 1
     until(lambda: server.leases == 0)
     assert leased.reason == "released"
-    assert leased.tensor.numpy()[1, 1] == 4     # who has opened it keeps it
+    assert leased.tensor.numpy()[1, 1] == 4     # a process that has opened it keeps it
     assert "released" in repr(leased)
 
 
@@ -115,9 +115,35 @@ def test_the_server_holds_what_is_leased(server, client):
     del tensor
     gc.collect()
     assert leased.tensor.id == tensor_id
-    again = tmesh.open(leased.tensor.ref())     # by the server's token or this process's
+    again = tmesh.open(leased.tensor.ref())     # by the server's token or this process's own
     assert again.numpy().tolist() == [1, 2]
     assert client.get("w").tensor.numpy().tolist() == [3, 4]
+
+
+def test_callbacks_that_raise(clock, server, client, monkeypatch):
+    """A callback's exception ends no thread of the client: it still reports other ends and renews other leases."""
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_type))
+    for name in "abc":
+        server.publish(name, put([1], seal=True))
+    a, b, c = (client.get(name, lease=300) for name in "abc")
+    told = threading.Event()
+    for leased in a, b:
+        leased.on_end(lambda leased: 1 / 0)
+        leased.on_end(lambda leased: told.set())
+    # One runs in the thread that receives ends, and one in the thread that renews.
+    server.withdraw("a")
+    assert told.wait(PATIENCE) and a.reason == "withdrawn"
+    told.clear()
+    server._leases.leases.pop(b._id)
+    there = server._leases.leases[c._id]
+    deadline = there.deadline
+    clock.later(101, client._changed)
+    assert told.wait(PATIENCE) and b.reason == "lapsed"
+    until(lambda: there.deadline > deadline)
+    server.withdraw("c")
+    assert c.ended.wait(PATIENCE)
+    assert raised == [ZeroDivisionError] * 2
 
 
 def test_leases_are_renewed_and_lapse_without(clock, server, client):
@@ -129,7 +155,7 @@ def test_leases_are_renewed_and_lapse_without(clock, server, client):
     until(lambda: there.deadline > deadline)
     assert server.leases == 1 and not leased.ended.is_set()
     stub = services.SharedTensorsStub(grpc.insecure_channel(server.address))
-    # It may be over when the answer is here.
+    # It may have ended before the answer arrives.
     assert stub.Get(messages.GetRequest(name="w", duration_ms=50, client="0" * 32)).lease.id != there.id
     until(lambda: server.leases == 1)
 
@@ -165,7 +191,7 @@ def test_writable_only_where_it_is_published_so(server, client):
     server.publish("w", put([1], seal=False), writable=True)
     with pytest.raises(tmesh.AccessError):
         client.get("r", writable=True)
-    until(lambda: server.leases == 0)       # nothing is left of what could not be opened
+    until(lambda: server.leases == 0)       # nothing stays of the tensor that could not be opened
     client.get("w", writable=True).tensor.numpy()[0] = 5
     assert client.get("w").tensor.numpy()[0] == 5
     with pytest.raises(tmesh.AccessError, match="read-only"):
@@ -207,7 +233,7 @@ def test_limits(address):
                 client.get("w")
             first.release()
             client.get("w")
-            until(lambda: server._leases.watchers)  # its stream is there
+            until(lambda: server._leases.watchers)  # its stream is open
             stub = services.SharedTensorsStub(grpc.insecure_channel(address))
             with pytest.raises(grpc.RpcError) as raised:
                 list(stub.Watch(messages.WatchRequest(client="0" * 32)))
@@ -234,7 +260,7 @@ def test_two_streams_of_one_client(server):
 
 
 def test_answers_that_lie(address):
-    """A server whose descriptions do not fit their region: what the client opens is checked."""
+    """If a server's descriptions do not fit their region, the client refuses them."""
     class Liar(services.SharedTensorsServicer):
         released = 0
 
@@ -315,7 +341,7 @@ def test_a_server_that_is_killed(clock, tmp_path):
 
 
 def test_beside_another_service(address):
-    """In a server of one's own."""
+    """Add the service to a server of one's own."""
     mine = grpc.server(ThreadPoolExecutor(8))
     tensors = tmesh.grpc.Server()
     tensors.add_to(mine)
@@ -326,3 +352,61 @@ def test_beside_another_service(address):
         assert client.get("w").tensor.numpy()[0] == 7
     tensors.stop()
     mine.stop(0).wait()
+
+
+SERVE = """
+import numpy, sys, tmesh, tmesh.grpc
+try:
+    server = tmesh.grpc.Server(sys.argv[1])
+except tmesh.BusyError as error:
+    print(f"refused: {error}", flush=True)
+else:
+    server.publish("w", tmesh.put(numpy.arange(4.0)))
+    print("serves", flush=True)
+    sys.stdin.read()
+    server.stop()
+"""
+
+
+def serve_elsewhere(address):
+    other = subprocess.Popen([sys.executable, "-P", "-c", SERVE, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return other, other.stdout.readline()
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_one_server_at_an_address(tmp_path, kind):
+    """Clients would reach either of two servers, and the first one to end would remove the socket."""
+    address = f"unix:{tmp_path}/tensors.sock" if kind == "unix" else "127.0.0.1:0"
+    with tmesh.grpc.Server(address) as server:
+        address = server.address
+        server.publish("w", put([7]))
+        with pytest.raises(tmesh.BusyError, match="cannot serve"):
+            tmesh.grpc.Server(address)
+        other, said = serve_elsewhere(address)
+        other.communicate()
+        assert "refused: " in said and "cannot serve" in said
+        with tmesh.grpc.Client(address, timeout=PATIENCE) as client:
+            assert client.get("w", lease=300).tensor.numpy()[0] == 7
+    # After its end, and after a killed server, the next one can serve.
+    for end in ("kill", "stop"):
+        other, said = serve_elsewhere(address)
+        assert said == "serves\n"
+        with pytest.raises(tmesh.BusyError, match="cannot serve"):
+            tmesh.grpc.Server(address)
+        if end == "kill":
+            other.kill()
+        other.communicate()
+    assert not list(tmp_path.iterdir())
+    with tmesh.grpc.Server(address):
+        pass
+
+
+def test_an_address_that_others_serve(address):
+    mine = grpc.server(ThreadPoolExecutor(8))
+    mine.add_insecure_port(address)
+    mine.start()
+    with pytest.raises(tmesh.BusyError, match="another server serves it"):
+        tmesh.grpc.Server(address)
+    mine.stop(0).wait()
+    with tmesh.grpc.Server(address):
+        pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bad input: a documented error that says what is wrong, nothing changed, nothing leaked."""
+"""Bad input raises a documented error with its reason, changes nothing and leaks nothing."""
 
 from collections.abc import Iterable
 import inspect
@@ -32,7 +32,7 @@ def test_empty(shape, dtype, error):
 
 
 def test_too_much():
-    """More than any machine has; what refuses it depends on the machine."""
+    """More than any machine has. Which part refuses it depends on the machine."""
     with pytest.raises(tmesh.Error):
         tmesh.empty(2**55, "uint8", huge=True)
 
@@ -45,7 +45,7 @@ def test_too_much():
     ({"mode": -1}, OverflowError), ({"mode": 2**40}, OverflowError), ({"mode": "rw"}, TypeError),
     ({"gid": -1}, tmesh.InvalidError), ({"gid": 2**70}, tmesh.InvalidError),
     ({"gid": 2**32 - 1}, tmesh.InvalidError),
-    ({"linger_ms": 5000}, tmesh.InvalidError), ({"linger_ms": -1}, OverflowError),
+    ({"hold_ms": 5000}, tmesh.InvalidError), ({"hold_ms": -1}, OverflowError),
     ({"sealed": True}, TypeError),
 ])
 def test_region_options(arguments, error):
@@ -62,7 +62,7 @@ def test_region_options(arguments, error):
     ({"id": "0" * 16}, "region"), ({"token": "x" * 100}, "token"), ({"token": "\ud800"}, "token"),
 ])
 def test_refs_that_lie(good, change, error):
-    """As dicts, which are read by code of their own, and say which member lies."""
+    """As dicts, which other code reads; the error names the wrong member."""
     with pytest.raises(tmesh.ProtocolError, match=error):
         tmesh.open({**good, **change})
 
@@ -164,7 +164,7 @@ def test_put_what_cannot_be_read():
 
 @pytest.mark.parametrize("writable", ["rw", "r", "", 1, 0, None, 0o600, [True]])
 def test_rights_are_true_or_false(writable):
-    """"r" is as true as "rw"."""
+    """Both "r" and "rw" would be true."""
     t = tmesh.zeros(3, "uint8")
     ref = t.ref(writable=True)
     for use in (lambda: tmesh.open(ref, writable), lambda: tmesh.open(ref, writable=writable)):

@@ -10,7 +10,7 @@ import tmesh
 from conftest import pytorch
 
 ARRAYS = {"w": np.arange(6.0).reshape(2, 3), "b": np.float32(2.5), "mask": np.array([True, False])}
-# What kept() tells, and tmeshctl kept --json.
+# The members of kept() and of tmeshctl kept --json.
 KEPT = {"name", "id", "backend", "regions", "held", "bytes", "kept_ns", "used_ns", "expires_ns", "uid", "gid", "mode",
         "handles", "cgroup_id"}
 
@@ -164,3 +164,65 @@ for use in (lambda: tmesh.keep(b"x", "name"), lambda: tmesh.open_kept("name"), l
     except tmesh.NotFoundError as error:
         print("keeper" in str(error))
 """, env=environment) == "[]\nTrue\nFalse\nFalse\n"
+
+
+def test_files_of_a_folder(tmp_path):
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "weights").write_bytes(b"w" * 70_000)
+    (folder / "sub" / "config.json").write_text("{}")
+    (folder / "sub" / "link").symlink_to("../weights")
+    (folder / os.fsdecode(b"\xff\n")).touch()
+    seen = []
+    assert tmesh.keep_folder(folder, "model", mode=0o644, progress=lambda done, total: seen.append((done, total))) is None
+    assert seen[-1] == (140_002, 140_002)
+    files = tmesh.kept_files("model")
+    assert [(file["path"], file["bytes"]) for file in files] == [
+        ("sub/config.json", 2), ("sub/link", 70_000), ("weights", 70_000), (os.fsdecode(b"\xff\n"), 0)]
+    assert files[2]["mtime_ns"] == (folder / "weights").stat().st_mtime_ns
+    assert bytes(tmesh.open_kept("model", path="weights")) == b"w" * 70_000
+    assert bytes(tmesh.open_kept("model", path="sub/config.json")) == b"{}"
+    with pytest.raises(tmesh.NotFoundError, match="config"):
+        tmesh.open_kept("model", path="config")
+    with pytest.raises(tmesh.ExistsError):
+        tmesh.keep_folder(folder, "model")
+    with pytest.raises(tmesh.NotFoundError, match="none"):
+        tmesh.kept_path("model", "none")
+    with pytest.raises(tmesh.NotFoundError, match="nothing is kept"):
+        tmesh.kept_path("other")
+    tmesh.keep_folder(folder / "weights", "one")
+    assert [file["path"] for file in tmesh.kept_files("one")] == ["weights"]
+    tmesh.keep(tmesh.put(b"x"), "plain")
+    if tmesh.backend() == "memfd":
+        with pytest.raises(tmesh.NotFoundError, match="without files"):
+            tmesh.kept_files("plain")
+    tmesh.drop("one")
+    tmesh.drop("model")
+
+
+def test_a_folder_of_too_many_files_is_refused(tmp_path):
+    """A large file has a region of its own, and one name keeps only so many regions."""
+    for number in range(1025):
+        with open(tmp_path / str(number), "wb") as file:
+            file.truncate(65_536)
+    with pytest.raises(tmesh.LimitError, match="files of 64 KiB"):
+        tmesh.keep_folder(tmp_path, "x")
+    assert names() == []
+
+
+def test_a_folder_is_kept_whole_or_not_at_all(tmp_path):
+    with pytest.raises(tmesh.InvalidError, match="no files"):
+        tmesh.keep_folder(tmp_path, "x")
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    with pytest.raises(ZeroDivisionError):
+        tmesh.keep_folder(tmp_path, "x", progress=lambda done, total: 1 / 0)
+    with pytest.raises(tmesh.StaleError, match="changed"):
+        tmesh.keep_folder(tmp_path, "x", progress=lambda done, total: (tmp_path / "file").write_bytes(b"y"))
+    (tmp_path / "self").symlink_to(".")
+    with pytest.raises(tmesh.InvalidError, match="link to a folder"):
+        tmesh.keep_folder(tmp_path, "x")
+    with pytest.raises(tmesh.InvalidError, match="0644"):
+        tmesh.keep_folder(tmp_path / "file", "x", mode=0o666)
+    with pytest.raises(TypeError):
+        tmesh.keep_folder(tmp_path, 5)
+    assert names() == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is done a thousand times leaves nothing behind: memory, descriptors, references."""
+"""A thousand repetitions of an act leave no memory, descriptors or references behind."""
 
 import copy
 import gc
@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 import tmesh
-import tmesh.sent
+import tmesh.in_transit
 from tmesh import _tmesh
 import test_exchange
 from conftest import EMULATED, pytorch
 
 TIMES = 50 if EMULATED else 200
-# These look at every process of the machine each time.
+# These acts look at every process of the machine each time.
 LOOKS = {"regions"}
 ALONE = "TMESH_TEST_ALONE" in os.environ
-# Python's cache of types' attributes keeps each name by which something was looked up, up to 4,096 of them, and what
-# calls by a C string makes a new one each time: that grew by one and a half a call for hundreds of calls.
+# Python's cache of types' attributes keeps up to 4,096 names of look-ups. A call that uses a C string makes a new name
+# each time. So the cache grew by one and a half entries a call for hundreds of calls.
 forget_names = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache
 T = np.arange(100, dtype="float32")
 
@@ -57,18 +57,18 @@ def queue(*items):
 
 def send(t):
     pickle.loads(ForkingPickler.dumps(t))
-    tmesh.sent.here = _tmesh.Sent()
+    tmesh.in_transit.here = _tmesh.InTransit()
 
 
 def reduce(t):
-    """Held until it is opened."""
+    """It is held until it is opened."""
     function, args = t.__reduce__()
     function(*args)
     tmesh.flush()
 
 
 class NoBuffer(np.ndarray):
-    """As JAX's bfloat16 arrays are: of datetimes there is none."""
+    """An array without a buffer, like JAX's bfloat16 arrays; datetimes have none either."""
 
     def __dlpack__(self, **kwargs):
         return self.view("int64").view(np.ndarray).__dlpack__()
@@ -118,28 +118,29 @@ ACTS = {
     "bad put": lambda t: refuse(tmesh.UnsupportedError, lambda: tmesh.put("x")),
     "bad key": lambda t: refuse(IndexError, lambda: t[1000]),
     "busy": lambda t: (t.numpy(), refuse(tmesh.BusyError, lambda a=t.numpy(): t.seal())),
-    "refused": lambda t: refuse(tmesh.UnsupportedError, t.view("uint8").view("float8_e5m2").numpy),
+    "store": lambda t: (pickle.loads(pickle.dumps(t)), pickle.loads(pickle.dumps(tmesh.bundle({"t": t}, seal=False)))),
+    "refused": lambda t: refuse(tmesh.UnsupportedError, t.view("uint8").view("int4").numpy),
     "read-only": lambda t: refuse(tmesh.AccessError, tmesh.open(t.ref()).dlpack),
 }
 
 
 def blocks_in_use():
-    """Without what is garbage, what was sent and opened, and what Python keeps until it has better use for the room."""
+    """Count blocks without garbage, without tensors that were sent and opened, and without Python's own caches."""
     gc.collect()
-    tmesh.sent.here.under_way()
+    tmesh.in_transit.here.under_way()
     forget_names()
     return sys.getallocatedblocks()
 
 
 @pytest.mark.parametrize("act", ACTS)
 def test_act(act, request):
-    """A leak grows in every round; caches of others do not. What other tests left running in this process
-    may grow in every round, too: then the act is judged in a process of its own."""
+    """A leak grows in every round; other packages' caches do not. Threads of other tests may grow in every round too.
+    Then repeat the act in a process of its own."""
     t = tmesh.put(T, seal=False)
     growth = []
     times = max(12, TIMES // 8) if act in LOOKS else TIMES
     leak = times * 3 // 4
-    # What the first call fills would hide a leak in few calls.
+    # Fill caches by a first call, which would hide a leak in few calls.
     ACTS[act](t)
     for _ in range(4):
         references, blocks = sys.getrefcount(t), blocks_in_use()

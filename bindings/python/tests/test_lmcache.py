@@ -26,7 +26,7 @@ import lmcache_engine as side  # noqa: E402
 from lmcache.v1.distributed.api import ObjectKey  # noqa: E402
 from tmesh.lmcache import Adapter  # noqa: E402
 
-# As the keeper counts them.
+# The bytes that the keeper counts.
 KEPT_BYTES = side.BYTES + 8192
 PATIENCE = 600
 
@@ -46,14 +46,14 @@ def key_file(tmp_path):
 
 @pytest.fixture
 def engine(request, key_file):
-    """Of this process."""
+    """An engine of this process."""
     one = side.Engine({"key_file": key_file, **getattr(request, "param", {})})
     yield one
     one.close()
 
 
 def run(parameters, *words):
-    """The same in another process, which says what it found."""
+    """Run the same in another process, and return its output."""
     return subprocess.Popen([sys.executable, "-P", str(ENGINE), json.dumps(parameters), *map(str, words)],
                             stdout=subprocess.PIPE, text=True)
 
@@ -63,7 +63,7 @@ def said(process):
 
 
 def test_a_strangers_first_program(engine, key_file):
-    """What one process stores another one loads, and the first one once more."""
+    """Another process loads the objects that one process stored, and so does the first one again."""
     engine.store(0, 8)
     assert [(one["regions"], one["bytes"]) for one in tmesh.kept()] == [(1, KEPT_BYTES)] * 8
     assert engine.fetch(0, 8) == [*range(8)]
@@ -73,7 +73,7 @@ def test_a_strangers_first_program(engine, key_file):
 
 
 def test_a_restart(engine, key_file):
-    """Also of a process that is killed: what it stored is there, and what is open stays."""
+    """The objects of a killed process stay, and open ones stay open."""
     other = run({"key_file": key_file}, "die", 0, 5)
     assert other.stdout.readline() == "5\n"
     other.kill()
@@ -85,7 +85,7 @@ def test_a_restart(engine, key_file):
 
 
 def test_tenants_are_kept_apart(engine, tmp_path):
-    """Who has another key finds nothing, and none of his names is one of the other's."""
+    """A process with another key finds nothing, and has other names."""
     engine.store(0, 3)
     mine = {one["name"] for one in tmesh.kept()}
     parameters = {"key_file": str(tmp_path / "other.key")}
@@ -102,7 +102,7 @@ def test_tenants_are_kept_apart(engine, tmp_path):
     assert {one["name"] for one in tmesh.kept()} == mine
     other.close()
     assert engine.fetch(0, 3) == [0, 1, 2]
-    # LMCache's own salts are tenants too.
+    # LMCache's own salts separate tenants too.
     assert engine.fetch(0, 3, salt="somebody") == []
     engine.store(0, 1, salt="somebody")
     assert engine.fetch(0, 1, salt="somebody") == [0] and len(tmesh.kept()) == 4
@@ -110,7 +110,7 @@ def test_tenants_are_kept_apart(engine, tmp_path):
 
 @pytest.mark.parametrize("engine", [{"max_bytes": 4 * KEPT_BYTES}], indirect=True)
 def test_a_limit(engine, key_file):
-    """The longest unused go, by whomever they were stored; what is in use stays."""
+    """The least recently used objects go, whichever process stored them. Objects in use stay."""
     said(run({"key_file": key_file}, "store", 0, 3))
     adapter = engine.adapter
     wanted = side.keys(0, 1)
@@ -119,10 +119,10 @@ def test_a_limit(engine, key_file):
     engine.store(3, 2)
     assert adapter.report_status()["used_bytes"] == 4 * KEPT_BYTES
     assert [engine.fetch(number, 1) for number in range(5)] == [[0], [], [2], [3], [4]]
-    # More than there can be: nothing of it, and nothing goes.
+    # A request for more than the limit stores nothing, and nothing goes.
     engine.store(10, 5)
     assert [engine.fetch(number, 1) for number in (0, 2, 3, 4, 10)] == [[0], [2], [3], [4], []]
-    # What is locked cannot make room.
+    # Locked objects cannot make room.
     others = side.keys(2, 3)
     task = adapter.submit_lookup_and_lock_task(others, {})
     assert side.Engine.until(lambda: adapter.query_lookup_and_lock_result(task)).popcount() == 3
@@ -134,7 +134,7 @@ def test_a_limit(engine, key_file):
 
 
 def test_what_lmcache_counts(engine, key_file):
-    """Its own figures follow what is there, also where others drop it."""
+    """Its own figures follow the kept objects, also if another process drops them."""
     engine.store(0, 4)
     assert engine.adapter.get_usage().total_bytes_used == 4 * side.BYTES
     engine.adapter.delete(side.keys(0, 1))
@@ -147,7 +147,7 @@ def test_what_lmcache_counts(engine, key_file):
 
 
 def test_what_is_locked_stays(engine):
-    """Also when its name is dropped meanwhile."""
+    """Locked objects stay, even if their names are dropped meanwhile."""
     engine.store(0, 1)
     adapter, wanted = engine.adapter, side.keys(0, 1)
     for _ in range(2):
@@ -166,20 +166,20 @@ def test_what_is_locked_stays(engine):
 
 
 def test_another_process_is_faster(engine, monkeypatch, caplog):
-    """It has stored the same after this one looked: no error."""
+    """It is no error if another process stores the same after this one has looked."""
     engine.store(0, 2)
     engine.manager.clear(force=True)
     monkeypatch.setattr(engine.adapter, "_kept", lambda: [])
     engine.store(0, 3)
     monkeypatch.undo()
-    # Of the adapter's own: LMCache has words for a slow machine.
+    # Check the adapter's own records only: LMCache logs remarks about slow machines.
     assert not [record for record in caplog.records if record.name == "tmesh.lmcache"]
     assert engine.adapter.report_status()["stored_object_count"] == 3
     assert engine.fetch(0, 3) == [0, 1, 2]
 
 
 def test_other_bytes_than_expected(engine):
-    """A buffer of another length is not filled: the key was used for something else."""
+    """A buffer of another length is not filled: the key was used for another object."""
     engine.store(0, 1)
 
     class Memory:
@@ -191,7 +191,7 @@ def test_other_bytes_than_expected(engine):
 
 
 def test_hostile_keys(engine):
-    """All of a key counts, and its parts cannot be moved from one to the other."""
+    """All parts of a key count, and bytes cannot be moved from one part to another."""
     names = engine.adapter._names
     many = [ObjectKey(*key) for key in (
         (b"", "", 0), (b"a", "b", 0), (b"ab", "", 0), (b"", "ab", 0), (b"a", "b", 1), (b"a", "b", -1), (b"a", "b", 1 << 80),
@@ -201,7 +201,7 @@ def test_hostile_keys(engine):
 
 
 def descriptors():
-    """What this process has open, with the numbers."""
+    """Return this process's open files, with their numbers."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -218,7 +218,7 @@ def test_bad_parameters(parameters, words, key_file):
     before = descriptors()
     with pytest.raises(tmesh.InvalidError, match=words):
         Adapter({"key_file": key_file, **parameters} if "key_file" not in parameters and parameters else parameters)
-    # Of an engine that an earlier test had, threads may still be closing some.
+    # Threads of an earlier test's engine may still be closing some.
     eventually(lambda: not descriptors() - before)
 
 
@@ -236,7 +236,7 @@ def test_bad_key_files(tmp_path, key_file):
         Adapter({"key_file": str(tmp_path / "none" / "key")})
     with pytest.raises(tmesh.AccessError, match="Is a directory"):
         Adapter({"key_file": str(tmp_path)})
-    # Not waited for.
+    # It does not wait for the pipe.
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(tmesh.AccessError, match="a tenant's key is a file"):
         Adapter({"key_file": str(tmp_path / "pipe")})
@@ -247,7 +247,7 @@ def test_bad_key_files(tmp_path, key_file):
 
 
 def test_without_a_keeper(tmp_path, key_file):
-    """A store fails aloud, and the engine goes on."""
+    """A store fails with a message, and the engine continues."""
     process = subprocess.run([sys.executable, "-P", "-c", f"""
 import sys
 sys.path.insert(0, {str(ENGINE.parent)!r})

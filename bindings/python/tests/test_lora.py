@@ -15,20 +15,17 @@ import pytest
 
 import tmesh
 from conftest import EMULATED, SLOW_IMPORT, eventually, region_mappings
-from tmesh import _tmesh
 
 if EMULATED:
     pytest.skip(SLOW_IMPORT, allow_module_level=True)
 torch = pytest.importorskip("torch")
-if not hasattr(_tmesh, "SlotHandle"):
-    pytest.skip("built without libtmesh-model", allow_module_level=True)
 
 import tmesh.lora  # noqa: E402
 from tmesh.safetensors.torch import save_file  # noqa: E402
 
 PATIENCE = 600
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none"}
-# A base and adapters for it, the same in each process that runs this.
+# A base and adapters for it, the same in each process that runs this code.
 MAKE = """
 import json, math, os, torch
 from tmesh.safetensors.torch import save_file
@@ -66,7 +63,7 @@ exec(MAKE)
 
 
 def merged(number, ranks, scales):
-    """The other way to the same result: the weights themselves are changed."""
+    """Return the same result in another way: with changed weights."""
     net, made = base(), tensors(number, ranks)
     for name, module in net.named_modules():
         if name in ranks:
@@ -103,14 +100,14 @@ def test_patterns_and_scales(served, tmp_path):
         root = math.sqrt if rslora else float
         want = merged(1, ranks, {"0.up": 8 / root(2), "0.down": 4 / root(4), "1": 4 / root(3)})
         assert torch.allclose(adapted(X), want(X), atol=1e-4) and adapted.generation == generation
-        assert torch.equal(net(X), plain)           # the base is nobody's but its own
+        assert torch.equal(net(X), plain)           # the base itself has not changed
     tmesh.lora.publish(slot, None, net)
     assert torch.equal(adapted(X), plain) and adapted.generation == 3
 
 
 @torch.no_grad()
 def test_types(tmp_path):
-    """The base's type is the answer's, as in PEFT."""
+    """The answer has the base's type, as in PEFT."""
     net, slot = base(torch.bfloat16), tmesh.Slot()
     adapted = tmesh.lora.Adapted(net, slot.token)
     for number, dtype in enumerate((torch.float32, torch.bfloat16)):
@@ -154,7 +151,7 @@ REFUSED = [
     ({"use_dora": True}, None, tmesh.UnsupportedError, "use_dora"),
     ({"fan_in_fan_out": True}, None, tmesh.UnsupportedError, "fan_in_fan_out"),
     ({"modules_to_save": ["1"]}, None, tmesh.UnsupportedError, "modules_to_save"),
-    # Variants whose tensors look like LoRA's, but which are applied otherwise.
+    # Variants with tensors like LoRA's that are applied differently.
     *(({name: value}, None, tmesh.UnsupportedError, name) for name, value in (
         ("use_qalora", True), ("use_bdlora", {"target_modules_bd_a": ["1"]}), ("alora_invocation_tokens", [1, 2]),
         ("arrow_config", {"top_k": 2}), ("kasa_config", {"beta": 1}), ("monteclora_config", {"num_samples": 2}))),
@@ -182,14 +179,14 @@ def test_refused_before_anybody_sees_it(served, tmp_path, config, change, error,
 
 
 def held():
-    """What the process has of tmesh, and whatever it has open."""
+    """Return this process's use of tmesh, and its open files."""
     gc.collect()
     stats = tmesh.stats()
     return stats["regions_live"], stats["bytes_live"], region_mappings(), len(os.listdir("/proc/self/fd"))
 
 
 def test_a_thousand_are_refused(served, tmp_path):
-    """Memory and descriptors are where they were."""
+    """Memory and descriptors return to their old numbers."""
     net, slot, _ = served
     folders = [write(tmp_path / str(number), *wrong(config, None, change))
                for number, (config, change, _, _) in enumerate(REFUSED)]
@@ -203,7 +200,7 @@ def test_a_thousand_are_refused(served, tmp_path):
     before = held()
     for number in range(1000):
         refuse(folders[number % len(folders)])
-    # Of what earlier tests had, threads may still have been closing some when it was counted.
+    # Threads of earlier tests may still have been closing some of these when it was counted.
     eventually(lambda: all(now <= then for now, then in zip(held(), before)))
     assert slot.generation == 0
 
@@ -224,7 +221,7 @@ def test_broken_configurations(served, tmp_path, text, error):
 
 
 def test_a_server_with_another_base_is_told(served, tmp_path):
-    """What its base lacks would be left out in silence, and what has another shape raise PyTorch's error."""
+    """Modules that its base lacks would be ignored silently, and other shapes would raise PyTorch's error."""
     net, slot, adapted = served
     write(tmp_path / "a", CONFIG, tensors(1, {"0.up": 2, "1": 2}))
     tmesh.lora.publish(slot, str(tmp_path / "a"), net)
@@ -257,7 +254,7 @@ def test_copies_of_the_base_are_the_base(served, tmp_path):
 
 @torch.no_grad()
 def test_a_call_that_is_running_when_it_is_closed(served, tmp_path):
-    """It has the adapter in all layers."""
+    """The call has the adapter in all layers."""
     net, slot, _ = served
     write(tmp_path / "a", CONFIG, tensors(1, {"0.up": 2, "0.down": 2, "1": 2}))
     tmesh.lora.publish(slot, str(tmp_path / "a"), net)
@@ -311,7 +308,7 @@ want = torch.load(sys.argv[2])
 served = tmesh.lora.Adapted(net, sys.argv[1])
 answers, seen = 0, set()
 print("ready", flush=True)
-# The first twelve are told, so that who publishes waits for each to be seen.
+# Print the first twelve generations: the publisher waits until each was seen.
 with torch.no_grad():
     while served.generation < 1000:
         y = served(x)
@@ -330,7 +327,7 @@ print(answers, len(seen))
 
 
 def test_a_thousand_swaps(tmp_path):
-    """Real processes serve; each answer is of exactly one generation, and memory returns to where it was."""
+    """Real processes serve. Each answer is of exactly one generation, and memory returns to its old size."""
     net = base()
     adapters = [tmesh.lora.read(write(tmp_path / str(number), CONFIG, tensors(number, ranks)))
                 for number, ranks in enumerate(RANKS)]

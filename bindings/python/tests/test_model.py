@@ -50,7 +50,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def big(tmp_path):
-    """32 MiB, more than what a process would have by chance."""
+    """32 MiB, more than a process has by chance."""
     path = tmp_path / "big.safetensors"
     ours_numpy.save_file({"w": np.ones(8 << 20, "float32"), "b": np.arange(4, dtype="float32")}, path)
     return path
@@ -109,7 +109,7 @@ def test_it_goes_wherever_values_go(file):
 
 
 def test_one_read_for_all_as_long_as_a_tensor_lives(big, peer, torch):
-    """The tensor alone, as a program has it that has closed its file."""
+    """The tensor alone, in a program that has closed its file."""
     held = tmesh.load_model(big).state_dict()["b"]
     gc.collect()
     other = peer("import sys, tmesh; m = tmesh.load_model(sys.argv[1]); "
@@ -119,13 +119,13 @@ def test_one_read_for_all_as_long_as_a_tensor_lives(big, peer, torch):
     gc.collect()
     folder = os.environ["TMESH_RUNTIME_DIR"]
     assert other.wait(600) == 0
-    assert not [name for name in os.listdir(folder) if name.endswith(".flight")]
+    assert not [name for name in os.listdir(folder) if name.endswith(".shared")]
     with tmesh.load_model(big) as model:
         assert model.report["bytes_read"]
 
 
 def test_one_copy(big, peer, torch):
-    """Addresses differ, memory does not: nothing is anonymous until it is written."""
+    """Addresses differ, but the memory is the same: no page is anonymous until it is written."""
     program = """
 import sys, tmesh
 def anonymous():
@@ -183,7 +183,7 @@ def network(torch):
 
 
 def weights_of(places):
-    """Pss and Anonymous in KiB of the mappings in which @places are, and how many of @places those have."""
+    """Return Pss and Anonymous in KiB of the mappings that contain @places, and the number of @places in them."""
     found, inside = {"Pss": 0, "Anonymous": 0}, False
     count = 0
     with open("/proc/self/smaps") as maps:
@@ -199,7 +199,7 @@ def weights_of(places):
 
 
 def test_ten_replicas_have_one_copy(tmp_path, peer, torch, monkeypatch):
-    """Ten processes, each with the model in PyTorch and an answer of it: together they have its bytes once."""
+    """Ten processes with the model in PyTorch, each of which has computed an answer, share its bytes once."""
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
     torch.manual_seed(3)
     model = network(torch)
@@ -244,7 +244,7 @@ def test_progress_and_what_it_raises(big):
 
     with pytest.raises(KeyError, match="enough"):
         tmesh.load_model(big, progress=stop)
-    assert not [name for name in os.listdir(os.environ["TMESH_RUNTIME_DIR"]) if name.endswith(".flight")]
+    assert not [name for name in os.listdir(os.environ["TMESH_RUNTIME_DIR"]) if name.endswith(".shared")]
 
 
 def test_ctrl_c_ends_the_wait_for_another_reader(big, peer):
@@ -252,10 +252,10 @@ def test_ctrl_c_ends_the_wait_for_another_reader(big, peer):
                   "def stop(*said):\n    print(flush=True)\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
                   "tmesh.load_model(sys.argv[1], progress=stop)\n", str(big))
     reader.stdout.readline()
-    # Whoever runs the tests in the background has SIGINT ignored, and so would the child.
+    # Shells start background jobs with SIGINT ignored, which the child would inherit.
     waiter = peer("import signal, sys, tmesh\nsignal.signal(signal.SIGINT, signal.default_int_handler)\ntry:\n    tmesh.load_model(sys.argv[1])\n"
                   "except KeyboardInterrupt:\n    print('ended')\n", str(big))
-    while not any(name.endswith(".flight") for name in open_files(waiter.pid)):
+    while not any(name.endswith(".shared") for name in open_files(waiter.pid)):
         assert waiter.poll() is None
     waiter.send_signal(signal.SIGINT)
     assert waiter.communicate(timeout=600)[0] == "ended\n"
@@ -304,7 +304,7 @@ def test_bad_files(tmp_path):
 
 
 def test_threads(big):
-    """The GIL is free while a file is read, and threads share it."""
+    """The GIL is free while a file is read, and threads share one load."""
     ids = []
 
     def load():
@@ -321,7 +321,8 @@ def test_threads(big):
     assert len(ids) == 4 and len(set(ids)) == 1
 
 
-def test_types_that_numpy_has_not(tmp_path, torch):
+def test_types_that_numpy_has_not(tmp_path, torch, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     header = json.dumps({"b": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]},
                          "f": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [4, 6]}}).encode()
     path = tmp_path / "types.safetensors"
@@ -343,7 +344,7 @@ def test_types_that_numpy_has_not(tmp_path, torch):
 # tmesh.safetensors beside safetensors
 
 def outcome(call):
-    """A value as plain data, or the family of what was raised."""
+    """Return a value as plain data, or the family of its exception."""
     try:
         value = call()
     except (Exception, SystemExit) as error:
@@ -399,7 +400,7 @@ def test_numpy_files_are_theirs_to_the_byte(theirs, tmp_path):
     import safetensors.numpy as their_numpy
     for metadata in (None, {}, {"ü": "é\n\""}, {"a": "b", "c": "d"}):
         data = their_numpy.save(ARRAYS, metadata)
-        if metadata is None or len(metadata) < 2:  # theirs has more in any order
+        if metadata is None or len(metadata) < 2:  # their header may have more entries, in any order
             assert ours_numpy.save(ARRAYS, metadata) == data
         same(ours_numpy.load(data), their_numpy.load(data))
         same(their_numpy.load(ours_numpy.save(ARRAYS, metadata)), their_numpy.load(data))
@@ -407,7 +408,7 @@ def test_numpy_files_are_theirs_to_the_byte(theirs, tmp_path):
     assert os.stat(tmp_path / "file").st_mode & 0o777 == 0o600 and os.listdir(tmp_path) == ["file"]
     same(their_numpy.load_file(tmp_path / "file"), ours_numpy.load_file(tmp_path / "file"))
     array = ours_numpy.load_file(tmp_path / "file")["w"]
-    array += 1  # as theirs
+    array += 1  # as theirs does
 
 
 @pytest.mark.parametrize("tensors", [{"x": [1]}, [1], {1: np.zeros(2)}, {"x": np.zeros(2, "complex128")}, {}], ids=str)
@@ -419,7 +420,7 @@ def test_what_numpy_refuses_as_theirs(theirs, tensors):
 
 
 def test_tensors_are_saved_as_they_are(tmp_path):
-    """Also what load_model() gives, of types that NumPy has not, and what is not contiguous."""
+    """Also values of load_model(), types that NumPy lacks, and tensors that are not contiguous."""
     array = np.arange(6, dtype="float32").reshape(2, 3)
     wide = tmesh.put(array)
     half = tmesh.put(array.view("uint16")).view("bfloat16")
@@ -443,7 +444,7 @@ def test_tensors_are_saved_as_they_are(tmp_path):
 
 
 def test_arrays_in_any_order():
-    """Theirs writes what lies in memory; here elements are written."""
+    """Their function writes the bytes in memory order; ours writes elements."""
     array = np.arange(6).reshape(2, 3)
     for each in (array.T, array[:, ::2], array.astype(">i8")):
         assert ours_numpy.load(ours_numpy.save({"x": each}))["x"].tolist() == each.tolist()
@@ -459,7 +460,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
 
 
 def test_a_pipe_stays_a_pipe(tmp_path):
-    """A rename over it, or over /dev/null, would put a file in its place."""
+    """A rename over a pipe, or over /dev/null, would replace it by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     got = []
@@ -503,7 +504,7 @@ def test_what_torch_refuses_as_theirs(theirs, torch):
 
 
 class Modules:
-    """Modules whose tensors share memory, or do not, made anew at each call."""
+    """Modules whose tensors share memory, or do not; new at each call."""
 
     def __init__(self, torch):
         self.torch = torch
@@ -517,7 +518,7 @@ class Modules:
         return module
 
     def parts(self):
-        """Two that overlap with the whole of their storage, and not with one another."""
+        """Two tensors that each overlap with one of the whole storage, but not with each other."""
         module = self.torch.nn.Module()
         whole = self.torch.arange(12.)
         for name, part in ("whole", whole), ("begin", whole[:4]), ("end", whole[6:]):
@@ -525,7 +526,7 @@ class Modules:
         return module
 
     def apart(self):
-        """Both halves of a storage, which none has whole."""
+        """Both halves of a storage, without a tensor of the whole."""
         module = self.torch.nn.Module()
         whole = self.torch.arange(8.)
         module.register_buffer("left", whole[:4])
@@ -540,7 +541,7 @@ class Modules:
 
 @pytest.mark.parametrize("kind", ["plain", "tied", "parts", "apart", "turned"])
 def test_modules_as_theirs(theirs, torch, tmp_path, kind):
-    """save_model() and load_model(): what the file says, what is refused, what a module has then."""
+    """Compare save_model() and load_model() with theirs: the file, refusals, and the module afterwards."""
     import safetensors.torch as their_torch
     import tmesh.safetensors.torch as ours_torch
     make = getattr(Modules(torch), kind)
@@ -590,7 +591,7 @@ def test_names_of_one_memory_as_theirs(theirs, torch):
                     == dict(their_torch._remove_duplicate_names(state, **more)))
 
 
-# What a copy of one's own gains over a file that is mapped.
+# The advantages of own memory over a mapped file.
 
 LOADED = """
 import os, sys
@@ -627,8 +628,8 @@ def test_a_file_that_is_overwritten_under_a_model(theirs, tmp_path):
 
 
 def test_a_page_cache_that_is_dropped_under_a_model(theirs, tmp_path):
-    """Theirs reads from the disk again what nobody has touched yet; here nothing is read."""
-    # Of the file alone: what a process reads in all has code in it that the machine has dropped, too.
+    """Their function reads untouched pages from the disk again; ours reads nothing."""
+    # Count reads of the file alone: in all a process also reads code that the machine has dropped.
     program = """
 import ctypes, mmap, numpy
 file = os.open(sys.argv[1], os.O_RDONLY)
@@ -694,7 +695,7 @@ def test_two_of_one_name_are_of_one_memory(file, theirs):
 
 
 def test_install(file, theirs, torch):
-    """By whatever name a program has imported it."""
+    """Programs may have imported it under any name."""
     import safetensors.torch as their_torch
     import types
     program = types.ModuleType("a_program")
@@ -716,3 +717,35 @@ def test_install(file, theirs, torch):
         del sys.modules["a_program"]
     assert program.open_it is theirs.safe_open is their_torch.safe_open is original
     tmesh.safetensors.uninstall()
+
+
+def test_lenient(tmp_path):
+    """A lenient load accepts refused files, and its report names the reason. A strict load still refuses them
+    afterwards."""
+    behind, gguf = tmp_path / "behind.safetensors", tmp_path / "old.gguf"
+    ours_numpy.save_file({"w": np.arange(6, dtype="float32")}, behind)
+    behind.write_bytes(behind.read_bytes() + b"more")
+    name, data = b"w", np.arange(8, dtype="<f4").tobytes()
+    head = b"GGUF" + struct.pack("<IQQ", 2, 1, 0) + struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, 8, 0, 0)
+    gguf.write_bytes(head + b"\0" * (-len(head) % 32) + data)
+    for path, why, strict in (behind, "bytes behind the last tensor", tmesh.ProtocolError), (gguf, "version 2", tmesh.UnsupportedError):
+        for _ in range(2):
+            with pytest.raises(strict):
+                tmesh.load_model(path)
+            with tmesh.load_model(path, lenient=True) as model:
+                assert why in model.report["reason"] and model["w"].numpy()[5] == 5
+                with pytest.raises(strict):
+                    tmesh.load_model(path)
+    gguf.write_bytes(gguf.read_bytes().replace(struct.pack("<I", 2), struct.pack("<I", 1), 1))
+    with pytest.raises(tmesh.UnsupportedError, match="version 1"):
+        tmesh.load_model(gguf, lenient=True)
+    index = tmp_path / "index.json"
+    ours_numpy.save_file({"a": np.ones(3), "b": np.zeros(2)}, tmp_path / "one.safetensors")
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+    with pytest.raises(tmesh.ProtocolError, match="does not name"):
+        tmesh.load_model(index)
+    with tmesh.load_model(index, lenient=True) as model:
+        assert "the index does not name" in model.report["reason"] and sorted(model) == ["a", "b"]
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "c": "one.safetensors"}}))
+    with pytest.raises(tmesh.ProtocolError, match="lacks it"):
+        tmesh.load_model(index, lenient=True)

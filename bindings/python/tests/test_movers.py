@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""tmesh.movers, which brings tmesh.ray's objects from another machine: real NIXL and Mooncake, without Ray. The fetcher has test_fetcher.py."""
+"""tmesh.movers, which fetch tmesh.ray's objects from another machine: real NIXL and Mooncake, without Ray.
+test_fetcher.py tests the fetcher."""
 
 import os
 import signal
@@ -17,7 +18,7 @@ need_movers()
 from net_target import PATIENCE, Target, without_ray  # noqa: E402
 
 SIZE = 4 << 16
-# What gives up a fetch; these engines cannot.
+# The event that would cancel a fetch; these engines cannot be cancelled.
 NEVER = threading.Event()
 
 
@@ -53,10 +54,10 @@ def test_an_offer_of_another_object(mover, targets, sizes):
 
 
 def test_a_stopped_peer_stops_nobody_else(mover, targets, monkeypatch):
-    """One object comes while another one's source says nothing; the death of that ends its fetch."""
+    """One object arrives while another one's source is silent. When that source dies, its fetch ends."""
     stopped, other = targets
     offer, more = stopped("sealed"), other("sealed")
-    assert good(mover.fetch(offer, [SIZE], NEVER))             # each engine makes its connections at the first
+    assert good(mover.fetch(offer, [SIZE], NEVER))             # each engine makes its connections at the first fetch
     asking, ended, transfer = threading.Event(), [], mover._module.Peer._transfer
 
     def seen(self, *arguments):
@@ -71,7 +72,7 @@ def test_a_stopped_peer_stops_nobody_else(mover, targets, monkeypatch):
 
     monkeypatch.setattr(mover._module.Peer, "_transfer", seen)
     stopped.process.send_signal(signal.SIGSTOP)
-    # Until all of its threads are: on a busy machine one of them still answers a while.
+    # Wait until all of its threads have stopped: on a busy machine one of them still answers for a while.
     os.waitid(os.P_PID, stopped.process.pid, os.WSTOPPED | os.WNOWAIT)
     thread = threading.Thread(target=fetch)
     thread.start()
@@ -85,7 +86,7 @@ def test_a_stopped_peer_stops_nobody_else(mover, targets, monkeypatch):
 
 
 def test_many_at_a_time(mover, targets):
-    """Of one source and of two, each with its own offer."""
+    """Fetch from one source and from two, each with its own offer."""
     offers = [target("dropped") for target in targets for _ in range(4)]
     come = [None] * len(offers)
 

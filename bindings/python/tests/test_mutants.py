@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Mutated GGUF models, all the way: loaded by a client, their graph built, opened with their weights and run by an engine "ggml" in a
-process of its own. Each is refused with an error of tmesh's, or runs on memory that is the file's.
+"""Mutated GGUF models, all the way: a client loads one, builds its graph, and an engine "ggml" in a process of its own
+opens and runs it. Each is refused with an error of tmesh's, or runs on the file's own memory.
 
-TMESH_MUTANT=N makes the Nth alone again; it says what was done to the file."""
+TMESH_MUTANT=N repeats only the Nth; it prints the change of the file."""
 
 import importlib.util
 import json
@@ -30,7 +30,8 @@ KEY = re.compile(rb"qwen2\.[a-z._]+")
 
 
 def mutate(data, head, number):
-    """The bytes, and what was done: with the header alone, but for an end that is missing."""
+    """Return the mutated bytes, and a description of the change. Only the header is changed, except when the end is cut
+    off."""
     rng, data, done = random.Random(number), bytearray(data), []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if head < 200:
@@ -48,12 +49,12 @@ def mutate(data, head, number):
             size = rng.choice((1, 4, 8, 12, 24))
             data[at:at + size] = data[other:other + size]
         elif kind == 5:
-            # A number that the file has, wherever it stands: a width of the model, a length of a name.
+            # A number in the file, at any place: a width of the model, a length of a name.
             old = rng.choice((2, 4, 8, 16, 32, 64, 24, 48)).to_bytes(4, "little")
             at = data.find(old, at, head)
             data[at:at + 4] = rng.choice(NUMBERS[:14]).to_bytes(4, "little") if at >= 0 else data[at:at + 4]
         elif kind >= 7:
-            # What the model says of itself: another number, or the same bytes as a number of another type.
+            # A value of the model's metadata: another number, or the same bytes as a number of another type.
             at = rng.choice([found.end() for found in KEY.finditer(data, 0, head)])
             if kind == 7:
                 data[at] = rng.choice((4, 5, 6))
@@ -68,13 +69,13 @@ def mutate(data, head, number):
 
 
 def inside(model, data):
-    """Each tensor's elements stand in the file: all of them are looked at."""
+    """Check that each tensor's elements are in the file, by reading all of them."""
     for name, tensor in model.items():
         assert bytes(memoryview(tensor).cast("B")) in data, name
 
 
 def inputs_of(graph, g):
-    """A token, where it stands, and empty caches. None: more memory than is given here."""
+    """Return a token, its position and empty caches. None: they need more memory than this test allows."""
     given, size = {}, {"int32": 4, "int64": 8, "float32": 4, "float16": 2}
     for name, operand in (*graph.inputs.items(), *graph.outputs.items()):
         if numpy.prod([float(n) for n in operand.shape]) * size[operand.dtype] > MOST:
@@ -85,7 +86,7 @@ def inputs_of(graph, g):
 
 
 def run(context, folder, path, data):
-    """How far it went."""
+    """Run a model, and return how far it came."""
     with tmesh.load_model(path, alone=True) as model:
         inside(model, data)
         try:
@@ -113,7 +114,7 @@ def run(context, folder, path, data):
 
 
 def client(folder, name, part):
-    """In a process of its own: says which it is at, and what became of it."""
+    """Run models in a process of its own, which prints the number and the result of each."""
     from pathlib import Path
 
     folder = Path(folder)

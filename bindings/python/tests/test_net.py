@@ -41,7 +41,7 @@ def target(engine):
 
 @pytest.fixture
 def mine(engine):
-    """What a peer's bytes are read into."""
+    """The memory into which a peer's bytes are read."""
     tensor = tmesh.zeros(1 << 16, "uint32")
     with engine[2](tensor, writable=True) as registration:
         yield tensor, registration
@@ -49,7 +49,7 @@ def mine(engine):
 
 
 def test_a_strangers_first_program(engine, target, mine):
-    """What a peer has is read whole, without a copy by tmesh."""
+    """A peer's tensor is read whole, without a copy by tmesh."""
     offer = target("sealed")
     place, = engine[1].offered(offer).places
     assert (place.shape, place.dtype, place.nbytes, place.writable) == ((1 << 16,), "uint32", 4 << 16, False)
@@ -61,13 +61,13 @@ def test_a_strangers_first_program(engine, target, mine):
 
 
 def test_parts(engine, target, mine):
-    """Many at once, and the other way."""
+    """Read many at once, and write."""
     tensor, registration = mine
     with registration.peer(target("sealed")) as peer:
         peer.read([(tensor[i * 1024:(i + 1) * 1024], 0, 4096 * (9 - i)) for i in range(4)])
         peer.read([])
     assert tensor.numpy()[:5 * 1024:1024].tolist() == [9216, 8192, 7168, 6144, 0]
-    # By the places themselves, too, as offered() gives them.
+    # Name tensors also by the places that offered() returns.
     offer = target("sealed")
     place, = engine[1].offered(offer).places
     with registration.peer(offer) as peer:
@@ -87,7 +87,8 @@ def test_parts(engine, target, mine):
 
 
 def test_sealed_memory_cannot_be_written_to(target, mine):
-    """Neither by this module's peers nor by one that keeps to nothing; who has it lives on, and has what it had."""
+    """Neither this module's peers nor one that ignores the rules can write. The process with the memory stays alive,
+    and its bytes stay the same."""
     tensor, registration = mine
     offer = target("sealed")
     with registration.peer(offer) as peer, pytest.raises(tmesh.AccessError, match="for reading only"):
@@ -97,7 +98,7 @@ def test_sealed_memory_cannot_be_written_to(target, mine):
     with registration.peer(json.dumps(told).encode()) as hostile:
         try:
             hostile.write(tensor)
-        except tmesh.Error:  # Mooncake says so; NIXL writes to a view that nobody else has
+        except tmesh.Error:  # Mooncake reports it; NIXL writes to a view that nobody else has
             pass
     assert target("values")[0] and target.process.poll() is None
 
@@ -125,7 +126,7 @@ def test_what_is_registered(engine, mine):
 
 
 def test_a_tensor_that_was_released(engine):
-    """What was registered stays, and is offered: the "with" of its tensor may end first."""
+    """A registered tensor stays and is offered, even after its "with" has ended."""
     with tmesh.put(np.arange(4.0)) as tensor:
         registration = engine[2](tensor)
     with registration:
@@ -135,7 +136,7 @@ def test_a_tensor_that_was_released(engine):
 
 
 def test_registered_twice(engine, mine):
-    """NIXL takes that. Mooncake has one registration of the memory, and says why it takes no other."""
+    """NIXL accepts it. Mooncake has one registration of the memory, and gives the reason to refuse another."""
     if engine[0] == "nixl":
         engine[2](mine[0], writable=True).close()
     else:
@@ -144,7 +145,7 @@ def test_registered_twice(engine, mine):
 
 
 def test_an_offer_of_ones_own(engine, mine):
-    """Mooncake reads from itself, too."""
+    """Mooncake also reads from its own process."""
     offer = mine[1].offer()
     assert "metadata" not in repr(engine[1].offered(offer))
     if engine[0] == "nixl":
@@ -155,7 +156,7 @@ def test_an_offer_of_ones_own(engine, mine):
 
 
 def test_a_registration_that_nobody_has(engine, mine):
-    """It stays until it is closed, or the engine would give peers memory that is gone."""
+    """It stays until it is closed. Otherwise the engine would give peers freed memory."""
     target = Target(engine[0])
     try:
         with mine[1].peer(target("dropped")) as peer:
@@ -242,7 +243,7 @@ def test_the_other_engines_offer(engine, mine):
 
 @pytest.mark.parametrize("engine", ["nixl"], indirect=True)
 def test_a_false_name(engine, target, mine):
-    """The metadata say who it is, and a transfer would go to that one."""
+    """The metadata name another agent, and a transfer would go to that one."""
     told = json.loads(target("sealed"))
     told["peer"] = "somebody else"
     with pytest.raises(tmesh.ProtocolError, match="somebody else"):
@@ -250,7 +251,7 @@ def test_a_false_name(engine, target, mine):
 
 
 def test_two_peers_of_one_process(target, mine):
-    """Each is known as long as it is open. Of a registration that nobody has written to."""
+    """Each is known as long as it is open, in a registration that no peer has written to."""
     offer = target("dropped")
     with mine[1].peer(offer) as peer:
         with mine[1].peer(offer) as other:
@@ -261,14 +262,14 @@ def test_two_peers_of_one_process(target, mine):
 
 
 def test_garbage_for_the_engine(engine, mine):
-    """An offer that is well formed, of nobody."""
+    """A well-formed offer of no agent."""
     offer = Offer(engine[0], "127.0.0.1:1", b"nonsense", (Place(4096, 4, "uint32", (1,), False),)).to_bytes()
     with pytest.raises(tmesh.Error), mine[1].peer(offer) as peer:
         peer.read(mine[0][:1])
 
 
 def test_the_peer_dies(engine, mine):
-    """At a moment of its own, while it is read."""
+    """The peer dies at a random moment, while it is read."""
     tensor, registration = mine
     target = Target(engine[0])
     try:
@@ -290,7 +291,7 @@ def descriptors(process):
 
 
 def test_peers_one_after_the_other_cost_no_descriptors(target, mine):
-    """NIXL forgets an agent, and UCX keeps the connection: so it is told to forget none that will be asked again."""
+    """When NIXL forgets an agent, UCX keeps the connection. So agents that will be used again must stay known."""
     tensor, registration = mine
     counts = []
     for _ in range(3):
@@ -302,7 +303,7 @@ def test_peers_one_after_the_other_cost_no_descriptors(target, mine):
 
 
 def test_a_name_that_another_process_has_now(engine, mine):
-    """Once the Peer of the first one is closed; and after a failure, too."""
+    """It works once the Peer of the first one is closed, and also after a failure."""
     tensor, registration = mine
     for killed in False, True:
         Target.count = 1000
@@ -327,7 +328,8 @@ def test_a_name_that_another_process_has_now(engine, mine):
 
 
 def test_a_forked_child(engine, target, mine):
-    """Has the objects and not the engine: it is told so, where Mooncake's calls never ended there, and harms nothing of the parent's."""
+    """A child has the objects but not the engine. It gets an error, although Mooncake's calls would never end there,
+    and does not disturb the parent's."""
     module, register = engine[1:]
     tensor, registration = mine
     peer = registration.peer(target("sealed"))
@@ -359,19 +361,19 @@ def test_a_forked_child(engine, target, mine):
 
 
 def stop(target):
-    """When this returns none of its threads runs."""
+    """Stop the target, and wait until none of its threads runs."""
     os.kill(target.process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, target.process.pid, os.WSTOPPED)
 
 
 def give_up(target, register, offer, how):
-    """A read into memory that nothing holds afterwards."""
+    """Give up a read into memory that nothing holds afterwards."""
     room = tmesh.zeros(1 << 16, "uint32")
     with register(room, writable=True) as mine, mine.peer(offer) as peer:
         peer.read(room[:4])
         stop(target)
         if how == "Ctrl-C":
-            # What a shell starts in the background begins without.
+            # A shell's background jobs start without this handler.
             signal.signal(signal.SIGINT, signal.default_int_handler)
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(tmesh.PeerTimeoutError if how == "timeout" else KeyboardInterrupt):
@@ -381,8 +383,8 @@ def give_up(target, register, offer, how):
 
 @pytest.mark.parametrize("how", ["timeout", "Ctrl-C"])
 def test_late_bytes(engine, how):
-    """Of a read that was given up they come nowhere else, also when all was closed that it was for: over TCP NIXL does not take a
-    read back."""
+    """Late bytes of a read that was given up come to no other memory, even if its registration and Peer are closed.
+    Over TCP NIXL cannot cancel a read."""
     module, register = engine[1:]
     if engine[0] == "mooncake":
         pytest.skip("Mooncake drops its connection")
@@ -391,7 +393,7 @@ def test_late_bytes(engine, how):
         offer = target("sealed")
         give_up(target, register, offer, how)
         gc.collect()
-        # What is freed is used again by the next.
+        # New tensors would reuse freed memory.
         others = [tmesh.empty(1 << 16, "uint32") for _ in range(8)]
         for other in others:
             other.numpy()[:] = 7
@@ -407,7 +409,7 @@ def test_late_bytes(engine, how):
 
 
 def test_a_read_behind_one_that_was_given_up(engine):
-    """Waits for it: what it brings is not overwritten later."""
+    """A read waits for an earlier one that was given up, so that its bytes are not overwritten later."""
     if engine[0] == "mooncake":
         pytest.skip("Mooncake drops its connection")
     target = Target("nixl")
@@ -430,16 +432,17 @@ def test_a_read_behind_one_that_was_given_up(engine):
 
 
 def test_the_example():
-    """examples/nixl_kv_pages.py as it stands."""
+    """Run examples/nixl_kv_pages.py unchanged."""
     example = Path(__file__).resolve().parents[3] / "examples" / "nixl_kv_pages.py"
-    # Not how it ends: NIXL's UCX breaks off at the exit now and then, also without tmesh.
+    # Ignore its exit status: NIXL's UCX sometimes aborts at exit, also without tmesh.
     said = subprocess.run([sys.executable, "-P", str(example)], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert said.stdout == ("fetched 6 of 8 pages; the sequence is [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]\n")
 
 
 @pytest.mark.parametrize("engine", ["mooncake"], indirect=True)
 def test_a_closed_offer(engine, mine):
-    """NIXL over TCP does not look what is registered, and the process that closed may die: docs/nixl.md."""
+    """NIXL over TCP does not check registrations, and the process that closed one may die:
+    docs/howto/integrations.md."""
     target = Target(engine[0])
     try:
         with mine[1].peer(target("sealed")) as peer:

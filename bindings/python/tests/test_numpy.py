@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from tmesh.elements import numpy_type
 
 NUMPY = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
          "float16", "float32", "float64", "complex64", "complex128"]
@@ -34,6 +35,8 @@ def test_round_trip(dtype):
 
 @pytest.mark.parametrize("dtype", NOT_NUMPY)
 def test_refused_dtypes_are_named(dtype):
+    if numpy_type(dtype) is not None:
+        pytest.skip(f"ml_dtypes, which is installed, has {dtype}: test_ml_dtypes.py")
     t = tmesh.empty((2, 4), dtype)
     for look in (t.numpy, lambda: np.asarray(t), lambda: memoryview(t), lambda: t.__array__()):
         with pytest.raises(tmesh.UnsupportedError, match=dtype):
@@ -45,7 +48,7 @@ def test_refused_dtypes_are_named(dtype):
 
 
 def test_bfloat16_bits():
-    """What the documentation promises: the bits, through a dtype that NumPy has."""
+    """The documentation's way to the bits: through a dtype that NumPy has."""
     t = tmesh.empty(2, "bfloat16")
     t.view("uint16").numpy()[:] = [0x3f80, 0xc000]
     assert t.view("uint8").numpy().tolist() == [0x80, 0x3f, 0x00, 0xc0]
@@ -107,7 +110,7 @@ def test_refused_arrays(array):
 
 
 class DLPackAlone(np.ndarray):
-    """As JAX's bfloat16 arrays are: of datetimes there is no buffer either."""
+    """An array without a buffer, like JAX's bfloat16 arrays; datetimes have none either."""
 
     def __dlpack__(self, **kwargs):
         return self.view("int64").view(np.ndarray).__dlpack__()

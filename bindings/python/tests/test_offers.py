@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What tmesh.nixl and tmesh.mooncake tell a peer, and take from one: hostile offers. test_net.py runs the engines."""
+"""Offers of tmesh.nixl and tmesh.mooncake, and hostile ones that they must refuse. test_net.py runs the engines."""
 
 import json
 import warnings
@@ -9,7 +9,7 @@ import pytest
 import tmesh
 from conftest import ANY_BACKEND
 from tmesh.offers import MAX_OFFER, Offer, Place
-from tmesh.tried import warn_of_another
+from tmesh.interop import warn_of_another
 
 pytestmark = ANY_BACKEND
 
@@ -48,8 +48,8 @@ def test_what_is_no_offer(data):
 def test_another_version_is_said():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_another("pytest", pytest.__version__, "x.md")
+        warn_of_another("pytest", pytest.__version__)
         with pytest.raises(RuntimeWarning, match=r"tried with pytest 0\.1.*pip install pytest==0\.1"):
-            warn_of_another("pytest", "0.1", "x.md")
+            warn_of_another("pytest", "0.1")
         with pytest.raises(RuntimeWarning, match="of an unknown version"):
-            warn_of_another("no-such-package-of-tmesh", "0.1", "x.md")
+            warn_of_another("no-such-package-of-tmesh", "0.1")

@@ -21,7 +21,7 @@ PLACES, TOKENS = 12, 4  # pages, tokens of one
 
 
 def attended(q, k, v, position):
-    """By NumPy, of one sequence and its blocks."""
+    """Compute the attention by NumPy, for one sequence and its blocks."""
     out = []
     for query, last in zip(q, position):
         keys, values = (array.reshape(-1, *array.shape[2:])[:last + 1].astype("float32").repeat(q.shape[1] // array.shape[2], 1)
@@ -33,8 +33,8 @@ def attended(q, k, v, position):
 @pytest.mark.parametrize("cache", ["float32", "float16"])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_attention(opened, cache, queries):
-    """Beside NumPy: three sequences of other lengths, blocks anywhere and shared, tables of keys and of values; what lies in
-    pages that no table names is not a number."""
+    """Compare with NumPy: three sequences of different lengths. Blocks are in any order, and shared. There are tables
+    of keys and of values. Pages that no table names have NaN."""
     k, v = (random(PLACES, TOKENS, 2, 8, dtype=cache, seed=seed) for seed in (1, 2))
     tables = numpy.array([[7, 2, 9], [7, 4, 0], [11, 0, 0]], "int32")
     vtables = numpy.array([[1, 2, 3], [1, 5, 0], [6, 0, 0]], "int32")
@@ -55,7 +55,7 @@ def test_attention(opened, cache, queries):
 
 
 def test_not_touched(opened):
-    """Blocks that a sequence does not have are not read, whatever stands in its table: their memory may not be mapped."""
+    """Blocks that a sequence does not have are not read, whatever is in its table: their memory may not be mapped."""
     memory = mmap.mmap(-1, 4 * 4096)
     k = numpy.frombuffer(memory, "float32").reshape(4, 16, 2, 32)
     k[1] = random(16, 2, 32)
@@ -71,8 +71,8 @@ def test_not_touched(opened):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("cache", ["float32", "float16"])
 def test_behind(opened, cache, threads):
-    """Rows behind a sequence's last one are never read: not in its last block, and not as what a longer one left there. With 64
-    queries and more ggml multiplies them, too."""
+    """Rows after a sequence's last one are never read, neither in its last block nor as remains of a longer one. With
+    64 queries and more ggml multiplies them too."""
     k, v = (random(16, 16, 2, 32, dtype=cache, seed=seed) for seed in (1, 2))
     opened.context = tmesh.engine.Context("ggml", threads=threads)
     q, tables = random(2 * 64, 2, 32), numpy.arange(16, dtype="int32").reshape(2, 8)
@@ -94,7 +94,7 @@ def test_behind(opened, cache, threads):
             part = slice(64 * s, 64 * s + 64)
             expected = attended(q[part], k[tables[s]], v[tables[s]], position[part])
             numpy.testing.assert_allclose(y.numpy()[part], expected, atol=4e-3)
-        # What the longer ones leave where the next has nothing.
+        # Remains of the longer ones after the next one's rows.
         for name in ("k", "v"):
             now[name].numpy()[:] = numpy.nan
         now["p"].numpy()[:] = numpy.tile(numpy.arange(64, 128), 2)
@@ -102,7 +102,7 @@ def test_behind(opened, cache, threads):
 
 
 def test_order(opened):
-    """An attention whose values wait for another one's result: each has the rows of its own tables."""
+    """An attention whose values depend on another one's result: each reads the rows of its own tables."""
     k, values = random(4, 4, 1, 32, seed=1), random(16, 32, seed=2)
     graph = opened("q = input : float32[1,1,32]\nk = input : float32[4,4,1,32]\nv = input : float32[16,32]\nr = input : int64[1]\n"
                    "p = input : int32[1]\nt = input : int32[1,2]\nu = input : int32[1,2]\n"
@@ -119,7 +119,7 @@ def test_order(opened):
 
 @pytest.mark.parametrize("other", [(3, 4, 8), (2, 8, 8), (2, 4, 16)])
 def test_shapes(opened, other):
-    """Two attentions in a graph, one with more blocks, more rows in a block or more elements in a row."""
+    """A graph has two attentions, one with more blocks, more rows in a block or more elements in a row."""
     lines, given, expected = "", {}, {}
     for n, (blocks, rows, head) in enumerate([(2, 4, 8), other]):
         q, k, v = random(1, 2, head), random(6, rows, 1, head, seed=n + 1), random(6, rows, 1, head, seed=n + 3)
@@ -137,7 +137,7 @@ def test_shapes(opened, other):
 @pytest.mark.parametrize("wrong, words", [({"t": [[12, 0], [0, 0]]}, '"t" has 12'), ({"t": [[-1, 0], [0, 0]]}, '"t" has -1'),
                                           ({"p": [8, 0]}, '"p" has 8'), ({"p": [-1, 0]}, '"p" has -1')])
 def test_tables_refused(opened, wrong, words):
-    """They are checked in each run, for another process may write them."""
+    """Tables are checked in each run, since another process may write them."""
     graph = opened("q = input : float32[2,4,8]\nk = input : float32[12,4,2,8]\np = input : int32[2]\nt = input : int32[2,2]\n"
                    "y = attention(q, k, k, p, t)\noutput y = y\n")
     given = {"q": random(2, 4, 8), "k": random(12, 4, 2, 8), "p": [7, 0], "t": [[11, 3], [0, 0]]} | wrong
@@ -158,7 +158,7 @@ def test_pasts_refused(opened, lines, words):
 
 
 def test_pasts(opened):
-    """Several that replace rows of one past; who reads it between has read it before the next one writes."""
+    """Several nodes replace rows of one past. A reader between two of them reads before the next one writes."""
     graph = opened("past = input : float32[4,8]\nx = input : float32[1,8]\nr = input : int64[1]\ns = input : int64[1]\n"
                    "a = set_rows(past, x, r)\nv = reshape(a) : float32[4,8]\nw = matmul(x, v)\nu = matmul(w, t)\n"
                    "t = weight : float32[8,4]\nb = set_rows(a, u, s)\noutput b = b\noutput w = w\n", {"t": random(8, 4)})
@@ -175,7 +175,7 @@ def test_pasts(opened):
 
 
 class Model:
-    """A graph of so many sequences over a pool's pages, bound once."""
+    """A graph for a number of sequences over a pool's pages, bound once."""
 
     def __init__(self, folder, model, handle, sequences, tokens=1, blocks=8):
         self.shape = p = tmesh.graphs.Pages(handle.info(), sequences, blocks)
@@ -198,7 +198,7 @@ class Model:
         self.step = graph.bind(inputs, {"logits": self.logits, "pages": pages}, in_place=g.in_place)
 
     def run(self, sequences, tokens):
-        """Each sequence's tokens behind those that it has: logits."""
+        """Append each sequence's tokens, and return the logits."""
         slots, places = [], []
         for sequence, some in zip(sequences, tokens):
             first = sequence.tokens
@@ -216,8 +216,8 @@ class Model:
 
 
 def test_sequences(tmp_path):
-    """Three sequences in one run, two of them forks of one prompt whose pages they share: 12 steps, each as the sequence alone
-    and as NumPy has it."""
+    """Three sequences in one run, two of them forks of one prompt whose pages they share. 12 steps equal those of each
+    sequence alone, and NumPy's."""
     _, weights = llama("float32", "float32")
     as_gguf(tmp_path / "model.gguf", "qwen2", weights)
     model = tmesh.load_model(tmp_path / "model.gguf", alone=True)
@@ -249,6 +249,26 @@ def test_sequences(tmp_path):
         prompt = alone = three = None
         handle.close()
     model.release()
+
+
+@pytest.mark.parametrize("layers, groups, head", [(30, 3, 64), (32, 5, 64), (32, 32, 128), (48, 8, 128), (36, 8, 128), (28, 2, 128)],
+                         ids=["SmolLM2-135M", "SmolLM2-360M", "Llama-2-7B", "Qwen2.5-14B", "Qwen3-8B", "Qwen2.5-1.5B"])
+def test_pages_of_models(layers, groups, head):
+    """Pools for ordinary models: their keys and values are no power of two, or larger than 2 MiB."""
+    size = tmesh.graphs.Pages.least(layers, groups * head, 2, 16)
+    used = 2 * layers * groups * head * 2 * 16
+    assert used <= size < used + 32768 and size % mmap.PAGESIZE == 0
+    with tmesh.PagePool(page_bytes=size, page_tokens=16, slab_pages=2, max_pages=2) as pool:
+        handle = tmesh.Pages.open(pool.tenant())
+        shape = tmesh.graphs.Pages(handle.info(), 1, 2)
+        shape.fit(layers, groups * head, 2)
+        assert shape.parts * 16 * groups * head * 2 == size
+        sequence = handle.sequence()
+        sequence.append(17)
+        sequence.page(1, writable=True)[-1] = 7
+        assert handle.slab().view("uint8").numpy()[int(sequence.block_table()[1]) * size + size - 1] == 7
+        sequence.release()
+        handle.close()
 
 
 def test_pages_refused(tmp_path):

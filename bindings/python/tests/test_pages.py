@@ -15,9 +15,6 @@ import pytest
 from conftest import collide
 
 import tmesh
-from tmesh import _tmesh
-
-pytestmark = pytest.mark.skipif(not hasattr(_tmesh, "PagesHandle"), reason="built without libtmesh-model")
 
 PATIENCE = 600
 BYTES, TOKENS = 4096, 16
@@ -75,7 +72,7 @@ def test_memory(pages):
     sequence.page(3, writable=True)[5] = 9
     longer = sequence.view(100)
     assert longer.shape == (4, BYTES) and longer.ctypes.data == view.ctypes.data and longer[3, 5] == 9
-    # The memory lives with the array.
+    # The array keeps the memory.
     del sequence, page, longer
     gc.collect()
     assert view[2, BYTES - 1] == 3 and pages.info()["held"] == 4
@@ -100,7 +97,7 @@ def test_tables(pages):
 
 
 def test_as_a_kernel_uses_them(pages):
-    """Attention over the pages, gathered by the table, is that over the view."""
+    """Attention over the pages, gathered by the table, equals that over the view."""
     sequence = pages.sequence()
     sequence.append(40)
     random = np.random.default_rng(1)
@@ -119,7 +116,7 @@ def test_arrays_hold_pages(pages):
     for use in (lambda: sequence.truncate(0), sequence.release, sequence.__exit__):
         with pytest.raises(tmesh.BusyError, match="arrays"):
             use()
-    other = sequence.fork()                     # reading does no harm to it
+    other = sequence.fork()                     # reading does not damage it
     sequence.append(1)
     del read
     other.release()
@@ -144,7 +141,7 @@ def grow(sequence):
 
 @pytest.mark.parametrize("replace", [write_a_page, grow])
 def test_an_array_goes_on_showing_its_page(pages, replace):
-    """The page that is copied before a write is not given to anybody while an array shows it."""
+    """A page that is copied before a write goes to no other sequence while an array shows it."""
     prompt = filled(pages, 2)
     prompt.truncate(TOKENS + 4)
     answer = prompt.fork()
@@ -152,13 +149,13 @@ def test_an_array_goes_on_showing_its_page(pages, replace):
     replace(answer)
     prompt.release()
     assert answer.block_table()[1] != (shown.ctypes.data - pages.base()) // BYTES
-    news = [filled(pages, 4) for _ in range(5)]  # whoever could get it has it now, and has written
+    news = [filled(pages, 4) for _ in range(5)]  # other sequences have all free pages now, and have written to them
     assert np.all(shown == 2) and np.all(other == 1)
     held = pages.info()["held"]
     del shown, other
     gc.collect()
     assert pages.info()["held"] == held - 1
-    # Where nothing is replaced nothing is held.
+    # If nothing is replaced, nothing is held.
     shown = answer.page(1)
     replace(answer)
     with pytest.raises(tmesh.Error):
@@ -176,7 +173,7 @@ def test_a_view_has_the_room_it_was_given(pages):
     sequence = filled(pages, 2)
     assert sequence.view(2 * TOKENS).shape == (2, BYTES)
     for use in (lambda: sequence.append(1), lambda: sequence.view(2 * TOKENS + 1)):
-        with pytest.raises(tmesh.InvalidError, match="fork it"):
+        with pytest.raises(tmesh.InvalidError, match="fork the sequence"):
             use()
     with sequence.fork() as longer:
         longer.append(1)
@@ -202,7 +199,7 @@ def test_two_threads_on_one_sequence(pages):
 
 
 def test_one_thread_at_a_time(pages):
-    """Threads with sequences of their own do not meet."""
+    """Threads with sequences of their own do not conflict."""
     wrong = []
 
     def run(number):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""tmesh.Queue: what is put in comes out, with the same memory; ends, deaths and nonsense."""
+"""tmesh.Queue: items arrive with the same memory; ends, deaths and invalid messages."""
 
 import gc
 import importlib.util
@@ -17,10 +17,10 @@ import pytest
 import tmesh
 from tmesh import _tmesh
 import tmesh.queue
-import tmesh.sent
+import tmesh.in_transit
 from conftest import ANY_BACKEND, EMULATED, SLOW_IMPORT, check_cpython, cpython_names, eventually, pytorch
 
-# For what comes, however slow the machine: a child that is spawned may have PyTorch to import first.
+# The limit of a wait for an item, for slow machines: a spawned child may have to import PyTorch first.
 PATIENCE = 600
 METHODS = ["fork", pytest.param("spawn", marks=pytest.mark.skipif(EMULATED, reason=SLOW_IMPORT))]
 fork = multiprocessing.get_context("fork")
@@ -30,16 +30,16 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
 
 @pytest.fixture(autouse=True)
 def nothing_under_way():
-    """What was taken is let go with the next send."""
+    """Each send lets go of earlier tensors that were taken."""
     yield
     gc.collect()
-    tmesh.sent.wait(PATIENCE)
-    tmesh.sent.here = _tmesh.Sent()
+    tmesh.in_transit.wait(PATIENCE)
+    tmesh.in_transit.here = _tmesh.InTransit()
 
 
 @pytest.fixture
 def start():
-    """Start a process; ended at the end of the test."""
+    """Start a process, which is ended at the end of the test."""
     started = []
 
     def run(target, *args, method="fork"):
@@ -59,7 +59,7 @@ def pairs(count=2, **options):
 
 
 def echo(inbox, outbox):
-    """Send back what comes, by its type too, until None does."""
+    """Send each item back, with its type, until None arrives."""
     for item in iter(inbox.get, None):
         outbox.put((type(item).__name__, item))
 
@@ -81,7 +81,7 @@ def test_plain_things(start, method):
 
 
 def add(inbox, outbox):
-    """To what memory comes, wherever it is nested."""
+    """Add to the memory of each item, at any depth of nesting."""
     for item in iter(inbox.get, None):
         tensor = item
         while not hasattr(tensor, "shape"):
@@ -128,7 +128,7 @@ def torch():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("nest", [lambda t: t, lambda t: {"t": t}], ids=["alone", "dict"])
 def test_torch(start, torch, method, nest):
-    """Both sides have the same memory, whichever way it went."""
+    """Both sides have the same memory, in either direction."""
     inbox, outbox = pairs()
     start(add, inbox, outbox, method=method)
     own, born = torch.zeros(3, 4), torch.from_dlpack(tmesh.empty((3, 4), "float32")).zero_()
@@ -200,7 +200,7 @@ def test_torch_read_only_is_refused(torch):
 
 
 def test_large_ones():
-    """Nothing that was sent once stays open over there; what comes again does."""
+    """Memory that was sent once does not stay open at the receiver; memory that comes again does."""
     q = tmesh.Queue()
     before = tmesh.stats()["bytes_live"]
     for turn in range(3):
@@ -213,9 +213,9 @@ def test_large_ones():
         q.put(tmesh.empty(tmesh.queue._LARGE, "uint8"))
         q.get()
     assert 1 <= len(q._known) / tmesh.queue._REMEMBERED <= 2
-    tmesh.sent.wait(PATIENCE)
+    tmesh.in_transit.wait(PATIENCE)
     del t
-    # A thread gives back what the channel has let go of.
+    # A thread gives back memory that the channel has dropped.
     eventually(lambda: tmesh.stats()["bytes_live"] - before < 12 * tmesh.queue._LARGE)
 
 
@@ -267,8 +267,8 @@ def test_what_did_not_fit_is_let_go():
             q.put([tmesh.put(b"x", seal=False)], False)
     with pytest.raises((AttributeError, pickle.PicklingError)):
         q.put([tmesh.put(b"x", seal=False), lambda: 0])
-    tmesh.sent.wait(PATIENCE)
-    assert not tmesh.sent.here.under_way()
+    tmesh.in_transit.wait(PATIENCE)
+    assert not tmesh.in_transit.here.under_way()
     assert q.get() == 0
 
 
@@ -283,7 +283,7 @@ def collect(q, results):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_several_of_each(start, method):
-    """Everything arrives once, and in each producer's order; producers end before all is taken."""
+    """Everything arrives once, and in each producer's order. Producers end before all is taken."""
     q, results = tmesh.Queue(8), tmesh.Queue()
     producers = [start(count, n, q, 300, method=method) for n in range(3)]
     consumers = [start(collect, q, results, method=method) for _ in range(3)]
@@ -314,7 +314,7 @@ def fill(q, sizes):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_sizes_are_everybodys(start, method):
-    """Each has its own room, and sees what all have put; also what the killed have."""
+    """Each process has its own room, and counts the items of all, also of killed ones."""
     q, sizes = tmesh.Queue(3), tmesh.Queue()
     seen = []
     for _ in range(2):
@@ -327,7 +327,7 @@ def test_sizes_are_everybodys(start, method):
         assert q.qsize() == left
         try:
             q.get(timeout=PATIENCE)
-        except tmesh.NotFoundError:  # it is gone with who put it
+        except tmesh.NotFoundError:  # it is gone with the process that put it
             pass
     assert q.empty()
     with pytest.raises(queue.Empty):
@@ -335,7 +335,7 @@ def test_sizes_are_everybodys(start, method):
 
 
 def test_sizes_without_an_end():
-    """Who has not put or got joins to be told; who waits in an end does not keep others from asking."""
+    """A process that has not put or got joins to count. A thread that waits in an end does not block counting."""
     q = tmesh.Queue()
     q.put(1)
     asks, puts = pickle.loads(pickle.dumps(q)), pickle.loads(pickle.dumps(q))
@@ -385,14 +385,14 @@ def test_a_process_ends_after_what_it_put_was_taken(start, how):
 def test_a_process_that_does_not_wait(start):
     q = tmesh.Queue()
     start(put_and_end, q, "cancelled").join(PATIENCE)
-    assert q.get(timeout=PATIENCE).numpy().sum() == 4950  # it lies in the queue, whoever put it there
+    assert q.get(timeout=PATIENCE).numpy().sum() == 4950  # it is in the queue, independent of its process
 
 
 def put_for_ever(q):
     while True:
         try:
             q.put(b"x" * 200)
-        except tmesh.BusyError:  # the maker sees a moment later that the last one has gone
+        except tmesh.BusyError:  # the maker notices a moment later that the last one has gone
             time.sleep(0.001)
 
 
@@ -405,14 +405,14 @@ def drain(q):
     while True:
         try:
             q.get(timeout=0.05)
-        except tmesh.NotFoundError:  # it is gone with who put it
+        except tmesh.NotFoundError:  # it is gone with the process that put it
             continue
         except queue.Empty:
             return
 
 
 def test_killed(start):
-    """Neither who puts nor who gets blocks the others by its death, and both can come again."""
+    """Neither a killed producer nor a killed consumer blocks the others, and both can come again."""
     q, results = tmesh.Queue(4, producers=1), tmesh.Queue()
     for _ in range(3):
         producer = start(put_for_ever, q)
@@ -461,7 +461,7 @@ def test_the_maker_ends_it(start):
     for call in (left.get, unopened.get_nowait, lambda: unopened.put(1)):
         with pytest.raises(tmesh.GoneError):
             call()
-    # Whoever has put hears of the end by a thread, which takes a moment.
+    # A thread tells a producer of the end, which takes a moment.
     end = time.monotonic() + PATIENCE
     with pytest.raises(tmesh.GoneError):
         while time.monotonic() < end:
@@ -499,7 +499,7 @@ def test_places():
         b.put(2)
     a.close()
     deadline = time.monotonic() + PATIENCE
-    while True:  # the maker sees a moment later that one has left
+    while True:  # the maker notices a moment later that one has left
         try:
             b.put(2)
             break
@@ -507,14 +507,15 @@ def test_places():
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert [q.get(), q.get()] == [1, 2]
-    with pytest.raises(tmesh.InvalidError):
-        tmesh.Queue(producers=64)
-    with pytest.raises(tmesh.InvalidError):
+    for producers in (64, 0, -1):
+        with pytest.raises(tmesh.InvalidError, match=f"producers is {producers}; .* 63 the most"):
+            tmesh.Queue(producers=producers)
+    with pytest.raises(tmesh.InvalidError, match="maxsize is 65537; 65536 is the most"):
         tmesh.Queue(65537)
 
 
 def test_threads():
-    """Several may put and get at once; one that waits makes others see what there is to see."""
+    """Several threads may put and get at once. While one waits, others still get all available items."""
     q, got = tmesh.Queue(4), []
     getters = [threading.Thread(target=lambda: got.extend(iter(q.get, None))) for _ in range(3)]
     putters = [threading.Thread(target=count, args=(n, q, 100)) for n in range(3)]
@@ -539,7 +540,7 @@ def test_threads():
 
 
 def test_fork_of_one_that_is_open(start):
-    """A child has ends of its own, even where a thread of its parent waited."""
+    """A child has ends of its own, even if a thread of its parent waited."""
     q, back = pairs()
     waiting = threading.Thread(target=q.get)
     waiting.start()
@@ -559,7 +560,7 @@ def test_fork_of_one_that_is_open(start):
 
 
 def test_signal():
-    """What raises in a signal's handler leaves the queue as it was."""
+    """An exception of a signal's handler leaves the queue unchanged."""
     class Stop(Exception):
         pass
 
@@ -570,7 +571,7 @@ def test_signal():
     q, old = tmesh.Queue(), signal.signal(signal.SIGALRM, stop)
     try:
         with pytest.raises(Stop):
-            # One that comes just before the call waits ends no wait.
+            # A signal just before the call waits does not end the wait.
             signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
             q.get(timeout=PATIENCE)
     finally:
@@ -580,8 +581,8 @@ def test_signal():
 
 
 def by_ref(data):
-    """What a large new tensor would be sent by."""
-    return tmesh.put(tmesh.sent.here.send(tmesh.put(data, seal=False), True), seal=False)
+    """Return the message for a large new tensor."""
+    return tmesh.put(tmesh.in_transit.here.send(tmesh.put(data, seal=False), True), seal=False)
 
 
 @pytest.mark.parametrize("message", [
@@ -630,3 +631,70 @@ def test_nothing_stays():
             break
         time.sleep(0.05)
     assert now[0] <= before[0] and now[1] <= before[1]
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def use(queue, how, pipe):
+    if "get" in how:
+        assert queue.get() is not None
+    if "put" in how:
+        queue.put(1)
+    pipe.send(descriptors())
+    assert pipe.recv()
+
+
+def count_descriptors(first, queue, how, pipe):
+    use(first, how, pipe)  # a process's first contact with another one
+    use(queue, how, pipe)
+
+
+@ANY_BACKEND
+@pytest.mark.parametrize("producers", [1, 31, 63])
+def test_descriptors_are_as_the_documentation_says(producers):
+    def put_and_get(queue):
+        queue.put(tmesh.zeros(4, "f4"))
+        assert queue.get().numpy()[3] == 0
+
+    first = tmesh.Queue(producers=producers)
+    put_and_get(first)  # memory that a context needs
+    before = descriptors()
+    q = tmesh.Queue(producers=producers)
+    assert descriptors() - before <= 5
+    put_and_get(q)
+    # Ends that wait let go of received memory.
+    q._out.settle()
+    with pytest.raises(queue.Empty):
+        q.get(timeout=0.01)
+    eventually(lambda: descriptors() - before <= 7)
+    context = multiprocessing.get_context("fork")
+    for how, most in ("get", 3), ("put", 4), ("put and get", 7):
+        pipe, end = context.Pipe()
+        process = context.Process(target=count_descriptors, args=(first, q, how, end), daemon=True)
+        process.start()
+        counts = []
+        for which in first, q:
+            if "get" in how:
+                which.put(1)
+            before = descriptors()
+            counts.append(pipe.recv())
+            if how != "put":  # a connection that is being answered is closed in a moment
+                eventually(lambda before=before: descriptors() - before <= 2)
+            pipe.send(True)
+        process.join()
+        assert counts[1] - counts[0] <= most, how
+        while not q.empty():
+            q.get()
+
+
+@ANY_BACKEND
+def test_a_hundred_queues():
+    tmesh.Queue()
+    before = descriptors()
+    queues = [tmesh.Queue() for _ in range(100)]
+    for n, q in enumerate(queues):
+        q.put(n)
+    assert [q.get() for q in queues] == list(range(100))
+    assert descriptors() - before <= 100 * 8

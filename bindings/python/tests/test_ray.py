@@ -16,7 +16,7 @@ from conftest import EMULATED
 
 if EMULATED:
     pytest.skip("Ray takes minutes to start in an emulated machine", allow_module_level=True)
-# How long Ray gives a transfer, a new worker and the answer of a node: a slow machine may take longer than a minute.
+# Ray's limits for a transfer, a new worker and a node's answer: a slow machine may need more than a minute.
 os.environ.update(RAY_rdt_fetch_fail_timeout_milliseconds="600000", RAY_worker_register_timeout_seconds="600",
                   RAY_health_check_timeout_ms="600000")
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -29,7 +29,7 @@ PATIENCE = 600
 
 
 def start(**environment):
-    """Ray in a folder of its own; a socket's path is short."""
+    """Start Ray in a folder of its own. A socket's path must be short."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     folder = tempfile.mkdtemp(prefix="tmesh-ray-", dir="/tmp")
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False,
@@ -52,7 +52,7 @@ def cluster():
 
 
 def actors():
-    """Within a function, so that Ray pickles the classes themselves: its workers do not see this folder."""
+    """Defined in a function, so that Ray pickles the classes themselves: its workers cannot import from this folder."""
 
     class Base:
         def pid(self):
@@ -109,8 +109,8 @@ def actors_of_all(cluster):
 
 @pytest.fixture
 def fresh(actors_of_all):
-    """The same for all tests, since processes with PyTorch start slowly; counters begin anew. Ray keeps what was
-    returned and refused, so tests of the two transports' mistakes wait for no memory."""
+    """All tests share these actors, since processes with PyTorch start slowly. Counters are reset. Ray keeps returned
+    objects and refused ones, so tests of wrong transports do not wait for memory."""
     for actor in actors_of_all:
         get(actor.begin.remote())
     return actors_of_all
@@ -118,7 +118,7 @@ def fresh(actors_of_all):
 
 @pytest.fixture
 def pair(fresh):
-    """And Ray, which does that in its own time, has let go of what the test made before the next one counts."""
+    """Wait until Ray, which takes its own time, has dropped the test's objects, before the next one counts."""
     yield fresh
     source, sink = fresh
     get(source.drop.remote()), get(sink.drop.remote())
@@ -138,14 +138,14 @@ def until(true):
 
 
 def by_value(function):
-    """Ray pickles it with its code: see actors()."""
+    """Let Ray pickle it with its code: see actors()."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     return function
 
 
 @by_value
 def file_of(address):
-    """Of the mapping with that address: device, inode and name of its file; who maps privately has 'p'."""
+    """Return device, inode and name of the file mapped at that address, and 'p' for a private mapping."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             first, last = (int(text, 16) for text in line.split()[0].split("-"))
@@ -166,7 +166,7 @@ def test_sealed_memory_is_not_copied(pair):
     theirs = get(source.call.remote(lambda self: file_of(self.made.data_ptr())))
     assert where[0][:2] == theirs[:2] and where[0][2:] == ("p", True)
     assert where[1] == float(torch.arange(100_000, dtype=torch.float32).sum())
-    # By put(), and by nothing else.
+    # put() has copied them, and nothing else has.
     assert get(source.stats.remote())["bytes_copied"] == 400_000
     assert get(sink.stats.remote())["bytes_copied"] == 0
 
@@ -190,13 +190,13 @@ def test_other_memory_is_copied_once_where_it_comes_from(pair):
     stats = get(source.stats.remote())
     assert (stats["bytes_copied"], stats["regions_live"]) == (4000 + 28, 1)
     assert get(sink.stats.remote())["bytes_copied"] == 0
-    # As it was when it was returned.
+    # The value when it was returned.
     get(source.call.remote(lambda self: self.made["a"].zero_().shape))
     assert get(sink.see.remote(ref, lambda d: float(d["a"].sum()))) == 3000.0
 
 
 def test_memory_is_given_back(pair):
-    """Before the tests after which Ray lets go of something in its own time: it counts."""
+    """This test counts, so it runs before those after which Ray frees memory in its own time."""
     source, sink = pair
     ref = source.forget.remote(lambda: torch.ones(100_000))
     get(sink.hold.remote(ref))
@@ -244,7 +244,7 @@ def test_parameters_and_gradients(pair):
                     "over": ("Tensor", False, True), "frozen": ("Parameter", False, True),
                     "leaf": ("Tensor", True, True), "sealed": ("Parameter", True, True)}
     assert (mark, tied, over, grad, ours) == ("mine", True, 7.0, [2.0, 2.0], True)
-    # 300 and 2 and 4 elements, and what put() copied: nothing twice.
+    # 300 and 2 and 4 elements, and those that put() copied: each once.
     assert get(source.stats.remote())["bytes_copied"] == 1200 + 8 + 16 + 400_000
 
 
@@ -265,7 +265,7 @@ def test_what_is_refused(pair, make, words):
 
 
 def test_other_classes_are_refused(pair):
-    """Ray would send them by its object store and say nothing. Without a transport they go as before."""
+    """Ray would send them through its object store without a warning. Without a transport this still works."""
     source, sink = pair
 
     def subclass():
@@ -293,6 +293,40 @@ def test_tensors_of_the_other_kind_are_refused(fresh):
         get(source.forget.remote(lambda: {"t": tmesh.put(b"x"), "x": torch.ones(3)}))
 
 
+@pytest.mark.parametrize("put", [False, True])
+def test_an_actor_without_the_transport_is_refused(pair, put):
+    """Also for an object that is not made yet, for which the actor would wait forever."""
+    class Plain:
+        def see(self, value):
+            return float(value.sum())
+
+    def late():
+        time.sleep(1)
+        return torch.ones(3)
+
+    plain = ray.remote(num_cpus=0)(Plain).remote()
+    for _ in range(2):
+        ref = ray.put(torch.ones(3), _tensor_transport="tmesh") if put else pair[0].forget.remote(late)
+        with pytest.raises(tmesh.UnsupportedError, match=r"Actor\(.*Plain.*enable_tensor_transport=True"):
+            plain.see.remote(ref)
+        # Objects of other kinds still arrive.
+        assert get(plain.see.remote(torch.ones(2))) == 2.0
+
+
+@pytest.mark.parametrize("transport, value, words", [
+    ("tmesh", lambda: tmesh.put(b"x"), 'with the transport "tmesh_tensor"'),
+    ("tmesh", lambda: [torch.ones(1), tmesh.put(b"x")], 'with the transport "tmesh_tensor"'),
+    ("tmesh", lambda: torch.ones(3).numpy(), "no torch.Tensor in the ndarray"), ("tmesh", dict, "no torch.Tensor in the dict"),
+    ("tmesh_tensor", lambda: torch.ones(3), 'tensor_transport="tmesh"'), ("tmesh_tensor", lambda: None, "no tmesh.Tensor in the NoneType"),
+])
+def test_what_may_not_be_put(pair, transport, value, words):
+    """Ray would report it after a minute, or never."""
+    with pytest.raises(tmesh.UnsupportedError, match=words):
+        ray.put(value(), _tensor_transport=transport)
+    # A method may return an object without a tensor.
+    assert get(pair[0].forget.remote(lambda: None)) is None
+
+
 def test_gaps_in_sealed_memory_cost_nothing(pair):
     source, sink = pair
     assert get(sink.see.remote(source.forget.remote(lambda: sealed()[1::3]), lambda x: (x.stride(), x[:3].tolist()))) == (
@@ -312,7 +346,7 @@ def test_writes_are_the_receivers_own(pair):
     assert get(sink.see.remote(ref, lambda x: float(x[99]))) == 99.0
     assert get(source.call.remote(lambda self: float(self.made[99]))) == 99.0
     assert get(sink.pid.remote()) == pid
-    # What was received, and written to, is copied when it goes on.
+    # A received tensor that was written to is copied when it is sent on.
     mine = get(ref)
     mine[0] = 5
     again = ray.put(mine, _tensor_transport="tmesh")
@@ -323,7 +357,7 @@ def test_writes_are_the_receivers_own(pair):
 
 
 def gone():
-    """Ray's threads have let go of what this process put and got."""
+    """Wait until Ray's threads have dropped the objects of this process."""
     def true():
         gc.collect()
         return not tmesh.stats()["regions_live"] - BEFORE[0]
@@ -350,7 +384,7 @@ def test_the_driver_puts_and_gets(pair):
     assert get(sink.see.remote(put, lambda many: [type(x).__name__ for x in many])) == ["Tensor", "Parameter"]
     many = [source.forget.remote(lambda: torch.ones(3)) for _ in range(20)]
     assert sum(float(x.sum()) for x in get(many)) == 60.0
-    # Ray's object store, where somebody asks for it.
+    # Ray's object store, on request.
     assert ray.get(source.forget.remote(sealed), timeout=PATIENCE, _use_object_store=True).shape == (100_000,)
 
 
@@ -368,7 +402,7 @@ def test_who_has_the_memory_keeps_it(pair):
         return x[:3].tolist(), float(x[-1])
 
     assert get(sink.held.remote(write)) == ([1, 1, 2], 99_999.0)
-    # Who has not is told so, and lives.
+    # An actor without it gets an error, and stays alive.
     with pytest.raises(Exception, match="died|dead|gone|GONE"):
         get(ref)
     with pytest.raises(Exception, match="died|dead|gone|GONE"):
@@ -394,23 +428,22 @@ def test_tensors_of_tmesh(fresh):
     assert (name, is_sealed, region) == ("Tensor", True, mine.id)
     assert "private=True" in refused and written == [1, 2, 3, 4, 5, 6] and read == [0, 1, 2, 3, 4, 5]
     assert get(sink.stats.remote())["bytes_copied"] == 0
-    with pytest.raises(Exception, match="put it into a new region"):
+    with pytest.raises(Exception, match="put its contents into a new region"):
         get(source.native.remote(lambda: tmesh.put(b"x").private()))
     del mine
 
 
 def test_by_rays_object_store(fresh):
-    """One receiver has it, as docs/ray.md says; a later one is told when he uses it."""
+    """Its elements, as docs/howto/integrations.md describes: each receiver has a copy."""
     source, sink = fresh
     returned = source.call.remote(by_value(lambda self: tmesh.put(torch.arange(4))))
     assert get(sink.see.remote(returned, by_value(lambda value: value.numpy().tolist()))) == [0, 1, 2, 3]
-    until(lambda: get(sink.see.remote(returned, by_value(lambda value: value.lost))))
-    with pytest.raises(tmesh.NotFoundError):
-        get(sink.see.remote(returned, by_value(lambda value: value.numpy())))
+    assert get(sink.see.remote(returned, by_value(lambda value: (value.lost, value.tolist())))) == (False, [0, 1, 2, 3])
+    assert get(returned).tolist() == [0, 1, 2, 3]
 
 
 def test_another_machine_is_refused(pair):
-    """The other machine is a fake: this one, which says that it has another boot id."""
+    """The other machine is a fake: this one, with another boot id."""
     source, sink = pair
 
     def move(self, name):
@@ -430,8 +463,8 @@ def test_another_machine_is_refused(pair):
 
 @pytest.mark.parametrize("engine", ["fetcher", "nixl", "mooncake"])
 def test_another_machine_by_a_mover(cluster, engine):
-    """The source says another boot id, as if it were elsewhere: the bytes come by the mover that both ends name, into memory of the
-    receiver's own, and stay there when the source has died."""
+    """The source has another boot id, as if it were another machine. The mover that both ends name fetches the bytes
+    into the receiver's own memory. They stay there after the source has died."""
     if engine == "fetcher" and not os.environ.get("TMESH_NET_LIBRARY"):
         pytest.skip("TMESH_NET_LIBRARY names no libtmesh-net: make python-ray-check")
     if engine != "fetcher":
@@ -467,7 +500,7 @@ def test_another_machine_by_a_mover(cluster, engine):
     native = source.native.remote(lambda: tmesh.put(torch.arange(12, dtype=torch.float32).reshape(3, 4).numpy()))
     assert get(sink.see.remote(native, lambda t: (t.numpy().tolist(), t.dtype, t.sealed))) == \
         (torch.arange(12.0).reshape(3, 4).tolist(), "float32", True)
-    # What Ray has freed is registered no more.
+    # Memory of objects that Ray has freed is no longer registered.
     del ref, native
     until(lambda: not get(source.call.remote(registered)))
     ray.kill(source)
@@ -477,7 +510,7 @@ def test_another_machine_by_a_mover(cluster, engine):
 
 
 def test_a_fetch_that_ray_gives_up():
-    """As Ray does after a minute; nothing is remembered of it."""
+    """As Ray does after a minute; nothing of it is kept."""
     transport, came = tmesh.ray.TensorTransport(), []
 
     class Stuck:
@@ -569,7 +602,7 @@ def test_registered_twice(pair):
 
 
 def test_restarted_actors():
-    """Last, for this is another Ray: each of its workers registers the transports."""
+    """This runs last, because it starts another Ray, in which each worker registers the transports."""
     ray.shutdown()
     folder = start(worker_process_setup_hook="tmesh.ray.register")
     try:

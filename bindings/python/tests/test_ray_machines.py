@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""tmesh.ray between two of Ray's nodes in network namespaces, each with a boot id and a runtime directory of its own: Ray's own way from one
-to the other, and a mover that is named. As root."""
+"""tmesh.ray between two of Ray's nodes in network namespaces, by Ray's own way and by movers. Each node has a boot id
+and a runtime directory of its own. Needs root."""
 
 import os
 import shutil
@@ -23,14 +23,14 @@ pytest.importorskip("ray", reason="Ray is not installed: make python-ray-check")
 HERE = Path(__file__).resolve().parent
 TOPOLOGY = HERE.parents[2] / "tests/net/topology.sh"
 RAY = Path(sys.executable).with_name("ray")
-# A boot id is the kernel's: the second machine sees another file in its place.
+# A boot id belongs to the kernel, so the second machine sees another file in its place.
 INSIDE = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
 
 
 class Machines:
     def __init__(self, name):
         self.name = name
-        # Both have one: Ray takes the head's for all nodes. A socket's path is short.
+        # Both nodes use one folder: Ray takes the head's for all. A socket's path must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="tmesh-rm-", dir="/tmp"))
         self.nodes = []
 
@@ -42,7 +42,7 @@ class Machines:
     def environment(self, number):
         runtime = self.folder / f"run-{number}"
         runtime.mkdir(mode=0o700, exist_ok=True)
-        # What leads to a proxy leads nowhere here.
+        # Without variables of proxies, which cannot be reached here.
         return {**{key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")},
                 "TMESH_RUNTIME_DIR": str(runtime), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
@@ -85,8 +85,8 @@ def machines():
 
 @pytest.mark.parametrize("mover", ["fetcher", "nixl", "mooncake"])
 def test_from_one_to_the_other(machines, mover):
-    """Equal bytes, by the mover that is named; who has them keeps them when the source has died, and who comes then is told. By the
-    fetcher also who has a wrong key, and who comes when the offer was withdrawn; and where its library is not."""
+    """The named mover fetches equal bytes. A receiver keeps them when the source has died, and a later one gets an
+    error. The fetcher also reports a wrong key, a withdrawn offer, and a missing library."""
     if mover == "fetcher" and not os.environ.get("TMESH_NET_LIBRARY"):
         pytest.skip("TMESH_NET_LIBRARY names no libtmesh-net: make python-ray-check")
     driver = subprocess.Popen(machines.command(1, sys.executable, "-P", HERE / "ray_driver.py", "10.77.0.1:6379", mover),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The examples of the README run as they stand, and print what it says."""
+"""The README's examples run unchanged, and print the output that it shows."""
 
 import importlib.util
 import re
@@ -17,7 +17,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_example(python, number, tmp_path):
     program = EXAMPLES[number]
-    # Not imported here: Debian's PyTorch and the package index's protobuf do not bear each other in one process.
+    # Do not import them here: Debian's PyTorch and the package index's protobuf clash in one process.
     for word, package, why in (("torch", "torch", "PyTorch is not installed"),
                                ("pyarrow", "pyarrow", "pyarrow is not installed: make python-arrow-check"),
                                ("tmesh.grpc", "grpc_tools", "grpcio-tools is not installed: make python-arrow-check")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""New tensors that workers return, by whatever carries results: each worker ends as soon as it may."""
+"""New tensors that workers return, by each kind of result. Each worker ends as soon as it may."""
 
 import concurrent.futures
 import gc
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tmesh
-import tmesh.sent
+import tmesh.in_transit
 from tmesh import _tmesh
 from conftest import EMULATED, pytorch
 
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(EMULATED, reason="fresh interpreters take minute
 
 @pytest.fixture(autouse=True)
 def begin_anew():
-    """What senders' slots this process has open, it gives back."""
+    """Close the senders' slots that this process has open."""
     yield
     gc.collect()
-    tmesh.sent.here = _tmesh.Sent()
+    tmesh.in_transit.here = _tmesh.InTransit()
 
 
 def make(number):
@@ -40,7 +40,7 @@ def make_and_put(queue, number):
 
 
 def put_and_die(queue):
-    """When the queue's thread has sent it."""
+    """End once the queue's thread has sent it."""
     make_and_put(queue, 1)
     queue.close()
     queue.join_thread()
@@ -74,7 +74,7 @@ def test_queue_of_a_process_that_ends_at_once(processes):
     worker.start()
     while not queue._reader.poll(1):
         assert worker.is_alive()
-    worker.join(0.3)  # it would have ended meanwhile
+    worker.join(0.3)  # it would have ended by now
     assert total(queue.get(timeout=PATIENCE)) == 3000
     worker.join(PATIENCE)
     assert worker.exitcode == 0
@@ -89,7 +89,7 @@ def test_what_is_lost_is_an_error_at_use(processes):
     worker.join(PATIENCE)
     lost = queue.get(timeout=PATIENCE)
     assert isinstance(lost, tmesh.Tensor) and lost.lost
-    with pytest.raises(tmesh.NotFoundError, match=r"get\(\) comes before join\(\)"):
+    with pytest.raises(tmesh.NotFoundError, match=r"call get\(\) before join\(\)"):
         total(lost)
 
 
@@ -115,8 +115,8 @@ def test_data_loader(processes):
 
 
 def test_workers_that_have_ended_keep_nothing_open(python):
-    """As many descriptors after twelve epochs, each with workers of its own, as after the first, though nothing more
-    is called."""
+    """After twelve epochs, each with workers of its own, as many descriptors are open as after the first, without any
+    further call."""
     pytorch()
     assert python("""
 import gc, os, time
@@ -190,16 +190,16 @@ def test_torch_tensor_that_is_lost():
     for again in (lost, pickle.loads(pickle.dumps(lost))):
         assert isinstance(again, torch.Tensor) and "lost" in repr(again)
         for use in (lambda: again.shape, lambda: again + 1, again.numpy, lambda: torch.sum(again)):
-            with pytest.raises(tmesh.NotFoundError, match=r"get\(\) comes before join\(\)"):
+            with pytest.raises(tmesh.NotFoundError, match=r"call get\(\) before join\(\)"):
                 use()
 
 
 @pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel", reason="sealed memory of the module survives its maker")
 def test_what_is_lost_at_the_end_is_said():
-    """On stderr, after the time that TMESH_LINGER states."""
+    """It is reported on stderr, after the time of TMESH_EXIT_WAIT."""
     done = subprocess.run([sys.executable, "-c", """
 import multiprocessing, os
-import tmesh, tmesh.sent
+import tmesh, tmesh.in_transit
 def work(queue):
     queue.put(tmesh.put([1, 2]))
 processes = multiprocessing.get_context("fork")
@@ -207,6 +207,6 @@ queue = processes.Queue()
 worker = processes.Process(target=work, args=(queue,))
 worker.start()
 worker.join()
-"""], env={**os.environ, "TMESH_LINGER": "0.1"}, capture_output=True, text=True, timeout=PATIENCE)
+"""], env={**os.environ, "TMESH_EXIT_WAIT": "0.1"}, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0 and "nobody has opened 1" in done.stderr and "0.1 s" in done.stderr
     assert "tmesh.keep()" in done.stderr

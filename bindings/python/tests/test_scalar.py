@@ -37,7 +37,7 @@ def test_item_and_tolist_as_numpy_has_them(dtype):
 
 
 def test_half_floats_each():
-    """Every bit pattern that there is, against NumPy's."""
+    """Compare every bit pattern with NumPy."""
     bits = np.arange(1 << 16, dtype="uint16")
     got = tmesh.put(bits).view("float16").tolist()
     assert all(map(same, got, bits.view("float16").tolist()))

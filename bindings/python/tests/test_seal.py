@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Seal and release: what they refuse while somebody looks at the memory."""
+"""Seal and release: the refusals while another object shows the memory."""
 
 import gc
 import threading
@@ -106,7 +106,7 @@ def test_cycles_are_collected():
 
 
 def test_seal_races_with_writers():
-    """Whoever wins, nobody ever has a writable view of sealed memory."""
+    """Whichever thread wins, nobody ever has a writable view of sealed memory."""
     for _ in range(200):
         t = tmesh.empty(4096, "uint8")
         start = threading.Barrier(2)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The drop-in for multiprocessing.shared_memory: CPython's own tests, and what is ours."""
+"""The replacement of multiprocessing.shared_memory: CPython's own tests, and tests of the
+differences."""
 
 import errno
 import multiprocessing
@@ -19,7 +20,7 @@ from tmesh import shared_memory
 from tmesh.shared_memory import ShareableList, SharedMemory
 from conftest import check_cpython, cpython_names
 
-# A fork has everything imported.
+# A forked child has everything imported.
 FRESH = pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel",
                            reason="fresh interpreters take minutes in an emulated machine")
 FORKSERVER = pytest.param("forkserver", marks=FRESH)
@@ -97,7 +98,50 @@ def test_a_block_that_another_process_unlinked_is_let_go(python):
     shm.close()
     python(UNLINK, "given")
     SharedMemory("next", create=True, size=1).unlink()
-    # What is left over is counted by the fixture no_leak.
+    # The fixture no_leak counts leftovers.
+
+
+HANDLER = """
+import os, signal
+from tmesh.shared_memory import SharedMemory
+first, second = SharedMemory("first", create=True, size=1), SharedMemory("second", create=True, size=1)
+signal.signal(signal.SIGTERM, lambda *_: first.unlink())
+readlink = os.readlink
+def interrupted(*args, **kwargs):
+    os.readlink = readlink
+    signal.raise_signal(signal.SIGTERM)
+    return readlink(*args, **kwargs)
+os.readlink = interrupted
+second.unlink()
+"""
+
+FORKED = """
+import os, threading
+from tmesh import shared_memory
+from tmesh.shared_memory import SharedMemory
+locked, done = threading.Event(), threading.Event()
+def hold():
+    with shared_memory._names._locked():
+        locked.set()
+        done.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+locked.wait()
+child = os.fork()
+if not child:
+    SharedMemory("child's", create=True, size=1).unlink()
+    os._exit(0)
+done.set()
+assert os.waitpid(child, 0)[1] == 0
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("program", [HANDLER, FORKED], ids=["handler", "fork"])
+def test_the_folders_lock_does_not_deadlock(python, program):
+    """A signal's handler removes a name while its thread has the lock. A child is forked while another thread has it."""
+    python(program, timeout=60 if program is HANDLER else 600)
+    assert names() == []
 
 
 def test_many_blocks_are_let_go_in_turn(python):
@@ -113,7 +157,7 @@ def test_many_blocks_are_let_go_in_turn(python):
 
 
 def test_killed_creator(peer):
-    """Its memory is gone, and its name with the next block that somebody creates."""
+    """Its memory is gone, and the next block that another process creates removes its name."""
     creator = peer(CREATE, "mine")
     assert creator.stdout.readline() == "mine\n"
     held = SharedMemory("mine")
@@ -275,7 +319,7 @@ def test_a_folder_that_another_process_made_again(peer):
 
 
 def test_install(python, tmp_path):
-    """Code that knows only the standard library gets blocks of ours, managers too."""
+    """Code that only uses the standard library gets our blocks, and so do managers."""
     assert python("""
 import tmesh.shared_memory
 tmesh.shared_memory.install()
@@ -295,7 +339,8 @@ if __name__ == "__main__":
 
 
 def test_killed_among_others(peer):
-    """Whoever is killed at whatever time: no names but of the living, once one creates."""
+    """Processes are killed at any time. Only names of living blocks are left once another block is
+    created."""
     program = """
 import itertools
 from tmesh.shared_memory import SharedMemory
@@ -316,7 +361,7 @@ for i in itertools.count():
 
 
 def test_open_link(tmp_path):
-    """What lies in the folder is no token, is not there, is no link; and bad arguments."""
+    """An entry of the folder is no token, does not exist, or is no link; and bad arguments."""
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         (tmp_path / "file").touch()

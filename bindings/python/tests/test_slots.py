@@ -15,10 +15,8 @@ import pytest
 from conftest import EMULATED, collide
 
 import tmesh
-import tmesh.sent
+import tmesh.in_transit
 from tmesh import _tmesh
-
-pytestmark = pytest.mark.skipif(not hasattr(_tmesh, "SlotHandle"), reason="built without libtmesh-model")
 
 PATIENCE = 600
 
@@ -27,7 +25,7 @@ PATIENCE = 600
 def begin_anew():
     yield
     gc.collect()
-    tmesh.sent.here = _tmesh.Sent()
+    tmesh.in_transit.here = _tmesh.InTransit()
 
 
 def weights(number):
@@ -64,13 +62,13 @@ def test_a_generation_goes_with_its_last_holder():
     with pytest.raises(tmesh.ReleasedError):
         value.ref()
     assert f"released, generation {value.generation}>" in repr(value)
-    assert tensor.tolist()[0][0] == 49.0  # a tensor of it holds it too
+    assert tensor.tolist()[0][0] == 49.0  # a tensor of it keeps it too
     del tensor
     assert tmesh.stats()["regions_live"] == live
 
 
 def test_releasing_is_ones_own():
-    """Two requests of one process may have the same generation."""
+    """Two reads of one process may have the same generation."""
     slot = tmesh.Slot()
     slot.publish(weights(1))
     reader = tmesh.Slot.open(slot.token)
@@ -133,7 +131,7 @@ def test_closing_ends_the_wait_of_another_thread(timeout):
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     asleep, until = f"/proc/self/task/{watcher.native_id}/wchan", time.monotonic() + 10
-    while time.monotonic() < until and "poll" not in Path(asleep).read_text():  # some kernels do not say it
+    while time.monotonic() < until and "poll" not in Path(asleep).read_text():  # some kernels do not show it
         time.sleep(0.01)
     fds = len(os.listdir("/proc/self/fd"))
     reader.close()
@@ -178,7 +176,7 @@ def test_a_slot_is_named_by_its_token():
     for what in (slot, reader):
         with pytest.raises(TypeError, match="token"):
             pickle.dumps(what)
-    # A value is a bundle, and travels as one.
+    # A value is a bundle, and is sent as one.
     there = pickle.loads(ForkingPickler.dumps(reader.read()))
     assert isinstance(there, tmesh.Bundle) and there["b"][0].item() == 3
 
@@ -212,7 +210,7 @@ def test_bad_input():
 
 
 def test_a_child_has_its_own():
-    """What was read is there; the slot and its readers are the parent's."""
+    """Values that were read stay valid; the slot and its readers are the parent's."""
     slot = tmesh.Slot()
     slot.publish(weights(1))
     reader = tmesh.Slot.open(slot.token)
@@ -247,10 +245,10 @@ def test_two_threads_on_one_reader():
 
 
 def test_one_thread_at_a_time():
-    """Many threads, a reader each, while the value changes: each sees whole generations that never go back."""
+    """Many threads with a reader each, while the value changes: each sees whole generations that never go back."""
     slot = tmesh.Slot()
     slot.publish(weights(1))
-    # Those who read spin, and share an emulated processor with who publishes.
+    # Readers spin, and share an emulated processor with the publisher.
     wrong, end = [], 50 if EMULATED else 200
 
     def read():

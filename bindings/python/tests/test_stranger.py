@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What somebody writes first: tensors returned from functions, pools and "with", printed, pickled."""
+"""A newcomer's first programs: tensors returned from functions, pools and "with", printed, pickled."""
 
 import array
 import concurrent.futures
@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import tmesh
-import tmesh.sent
+import tmesh.in_transit
 from tmesh import _tmesh
 from conftest import EMULATED, pytorch
 
@@ -29,10 +29,10 @@ PATIENCE = 600
 
 @pytest.fixture(autouse=True)
 def begin_anew():
-    """What was sent has been taken, or is dropped; what this process keeps for itself goes."""
+    """Wait until sent tensors were taken or dropped, and reset this process's own state."""
     yield
     gc.collect()
-    tmesh.sent.here = _tmesh.Sent()
+    tmesh.in_transit.here = _tmesh.InTransit()
 
 
 @pytest.fixture(params=["fork"] if EMULATED else ["fork", "spawn"])
@@ -41,7 +41,7 @@ def processes(request):
 
 
 def make(number):
-    """The only one to have it when it returns."""
+    """Return the only reference to a new tensor."""
     return tmesh.put(np.full(1000, number))
 
 
@@ -69,7 +69,7 @@ def test_pool(processes):
         made = pool.map(make, range(5))
         assert [total(t) for t in made] == [0, 1000, 2000, 3000, 4000]
         assert pool.map(total, [make(number) for number in range(5)]) == [0, 1000, 2000, 3000, 4000]
-    # The workers are gone, the tensors are not; they are as sealed as they were there.
+    # The workers are gone, the tensors are not. They are sealed as at the workers.
     assert [t[999].item() for t in made] == [0, 1, 2, 3, 4] and made[0].sealed
 
 
@@ -99,7 +99,7 @@ def test_queue_pipe_and_argument(processes):
 
 
 class Slow:
-    """Pickled by the queue's thread when the process is at its end already."""
+    """The queue's thread pickles it when the process is already at its end."""
 
     def __reduce__(self):
         time.sleep(0.2)
@@ -119,20 +119,20 @@ def test_sent_by_a_process_at_its_end():
     queue = processes.Queue()
     worker = processes.Process(target=put_slow, args=(queue,))
     worker.start()
-    worker.join(0.7)  # longer than it takes to send
+    worker.join(0.7)  # longer than a send takes
     assert queue.get(timeout=PATIENCE) == 9000
     worker.join(PATIENCE)
     assert worker.exitcode == 0
 
 
 def make_and_put_briefly(queue):
-    """It waits no longer than that for somebody to take it."""
-    tmesh.sent.PATIENCE = 0.1
+    """It waits no longer for a receiver."""
+    tmesh.in_transit.PATIENCE = 0.1
     make_and_put(queue)
 
 
 def test_taken_too_late():
-    """The sender waits at its end, but not for ever; then it is said what to do."""
+    """The sender waits at its end, but not forever. Then it prints the remedy."""
     processes = multiprocessing.get_context("fork")
     queue = processes.Queue()
     worker = processes.Process(target=make_and_put_briefly, args=(queue,))
@@ -144,10 +144,10 @@ def test_taken_too_late():
     assert lost.lost and not lost.released and repr(lost) == "<tmesh.Tensor, lost>"
     for use in (lambda: lost.shape, lost.numpy, lost.ref, lost.dlpack, lambda: memoryview(lost), lambda: lost[0],
                 lambda: np.asarray(lost), lambda: copy.deepcopy(lost), lambda: tmesh.put(lost), lambda: len(lost)):
-        with pytest.raises(tmesh.NotFoundError, match=r"get\(\) comes before join\(\)"):
+        with pytest.raises(tmesh.NotFoundError, match=r"call get\(\) before join\(\)"):
             use()
     again = pickle.loads(ForkingPickler.dumps(pickle.loads(pickle.dumps(lost))))
-    with pytest.raises(tmesh.NotFoundError, match=r"get\(\) comes before join\(\)"):
+    with pytest.raises(tmesh.NotFoundError, match=r"call get\(\) before join\(\)"):
         again.tolist()
     lost.release()
     with pytest.raises(tmesh.ReleasedError):
@@ -159,39 +159,23 @@ def test_held_until_it_is_taken():
     live = tmesh.stats()["regions_live"]
     sent = ForkingPickler.dumps(make(5))
     gc.collect()
-    assert tmesh.sent.here.under_way() == 1
+    assert tmesh.in_transit.here.under_way() == 1
     taken = pickle.loads(sent)
-    assert total(taken) == 5000 and not taken.writable and tmesh.sent.here.under_way() == 0
+    assert total(taken) == 5000 and not taken.writable and tmesh.in_transit.here.under_way() == 0
     del taken
-    tmesh.sent.here = _tmesh.Sent()
+    tmesh.in_transit.here = _tmesh.InTransit()
     assert tmesh.stats()["regions_live"] == live
-
-
-def test_by_pickle_itself_it_is_a_ref_that_holds():
-    t = tmesh.put(b"abc")
-    data = pickle.dumps(t)
-    t.release()
-    with pytest.raises(tmesh.PeerTimeoutError, match="nobody has opened 1"):
-        tmesh.flush(timeout=0)
-    opened = pickle.loads(data)
-    tmesh.flush()
-    assert bytes(opened) == b"abc" and not opened.lost
-    opened.release()
-    while not (lost := pickle.loads(data)).lost:  # a thread lets go of what was held
-        lost.release()
-    with pytest.raises(tmesh.NotFoundError, match="released|is gone"):
-        bytes(lost)
 
 
 def test_a_bundle_that_is_lost():
     made = tmesh.bundle({"x": np.ones(3)})
-    data = pickle.dumps(made)
+    open_late, (ref,) = tmesh.bundles._reduce_held(made)
     made.release()
-    opened = pickle.loads(data)
+    opened = open_late(ref)
     tmesh.flush()
     assert opened["x"].tolist() == [1, 1, 1] and not opened.lost
     opened.release()
-    while not (lost := pickle.loads(data)).lost:
+    while not (lost := open_late(ref)).lost:
         lost.release()
     lost = pickle.loads(ForkingPickler.dumps(lost))
     assert lost.lost and repr(lost) == "<tmesh.Bundle, lost>"
@@ -201,7 +185,7 @@ def test_a_bundle_that_is_lost():
 
 
 class Late:
-    """Its pickling waits for what opens the gate: the items behind it are pickled after that."""
+    """Its pickling waits for the item that opens the gate, so later items are pickled after that."""
 
     gate = threading.Event()
 
@@ -234,7 +218,7 @@ def test_released_before_a_queue_pickles_it(processes):
 
 
 def test_released_before_its_own_thread_pickles_it():
-    """Here somebody sees the error."""
+    """Here the caller gets the error."""
     t, b = tmesh.put([1.0]), tmesh.bundle({"x": np.ones(3)})
     t.release()
     b.release()
@@ -265,13 +249,13 @@ def held_by_text(queue):
 
 
 @pytest.mark.parametrize("method", ["fork"] if EMULATED else ["fork", "spawn", "forkserver"])
-def test_a_process_lingers_for_what_its_refs_hold(method):
+def test_a_process_waits_for_what_its_refs_hold(method):
     processes = multiprocessing.get_context(method)
     queue = processes.Queue()
     worker = processes.Process(target=held_by_text, args=(queue,))
     worker.start()
     ref = queue.get(timeout=PATIENCE)
-    worker.join(0.3)  # it would have ended meanwhile
+    worker.join(0.3)  # it would have ended by now
     assert total(tmesh.open(ref)) == 4000
     worker.join(PATIENCE)
     assert worker.exitcode == 0
@@ -303,7 +287,7 @@ def test_copy_of_a_bundle():
     assert same["a"].tolist() == [0, 1, 2] and len(copy.deepcopy(tmesh.bundle({}))) == 0
 
     class Typed:
-        """As of a bundle that C has made."""
+        """A bundle with types, as C makes it."""
 
         def __init__(self, held):
             self.held = held
@@ -347,7 +331,7 @@ def test_with_gives_back_the_memory_with_the_last_view():
 
 
 def test_with_and_a_consumer_that_is_found_again():
-    """DLPack consumers too keep the memory, and lead back to a tensor that can be used."""
+    """DLPack consumers keep the memory too, and a usable tensor can be found from them."""
     torch = pytorch()
     with tmesh.zeros(4, "float32") as t:
         consumer = torch.from_dlpack(t)
@@ -412,7 +396,7 @@ def test_a_channel_is_not_pickled():
     (lambda t: tmesh.bundle({1: t}), TypeError, "names, each a str, not 1"),
     (lambda t: tmesh.bundle({1: np.ones(2)}), TypeError, "names, each a str, not 1"),
     (lambda t: tmesh.put(2 ** 70), tmesh.UnsupportedError, "integers of at most 64 bits"),
-    (lambda t: tmesh.put({1, 2}), tmesh.UnsupportedError, r"list\(\) a set or generator"),
+    (lambda t: tmesh.put({1, 2}), tmesh.UnsupportedError, r"list\(\) of a set"),
     (lambda t: tmesh.empty(None, "float32"), TypeError, "sequence of integers, not None"),
     (lambda t: len(t[0, 0]), TypeError, r"has no length: float\(\).* torch\(\)"),
     (lambda t: t + 1, TypeError, r"does not compute: numpy\(\)"),
@@ -472,8 +456,8 @@ def test_hold_is_named_where_it_helps():
 @pytest.mark.skipif(EMULATED, reason="says nothing of the backend; run on memfds")
 def test_what_a_hold_loses_at_the_end_is_said():
     done = subprocess.run([sys.executable, "-P", "-c", "import tmesh; tmesh.put([1.0]).ref(hold=600)"], capture_output=True,
-                          text=True, timeout=PATIENCE, env={**os.environ, "TMESH_LINGER": "0.01"})
-    assert "TMESH_LINGER" in done.stderr and "is to be kept" in done.stderr
+                          text=True, timeout=PATIENCE, env={**os.environ, "TMESH_EXIT_WAIT": "0.01"})
+    assert "TMESH_EXIT_WAIT" in done.stderr and "tmesh_keep()" in done.stderr
 
 
 def test_out_of_descriptors(python):
@@ -512,7 +496,7 @@ def test_parent_of_a_fork_is_told_what_to_do():
 
 
 def test_an_array_is_no_bytes_of_a_message():
-    """They would arrive without their dtype and shape."""
+    """Arrays would arrive without their dtype and shape."""
     out = tmesh.Channel("send")
     into = tmesh.Channel.open(out.token, "recv")
     for wrong in (np.arange(3), np.zeros(3, np.uint8), memoryview(np.arange(3)), array.array("d", [1.5]),

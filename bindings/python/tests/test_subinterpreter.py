@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors in an interpreter beside the main one that shares its GIL."""
+"""Tensors in a second interpreter that shares its GIL with the main one."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ MODULE = next((name for name in ("_interpreters", "_xxsubinterpreters") if impor
 
 pytestmark = [ANY_BACKEND, pytest.mark.skipif(not MODULE, reason="this Python has no module of subinterpreters")]
 
-# What shares the GIL has another name in each version.
+# The module and its option to share the GIL have different names in each version.
 BEGIN = f"""
 import sys, {MODULE} as interpreters
 if sys.version_info >= (3, 13):
@@ -53,17 +53,17 @@ print("end")
     "capsule = tensor.__dlpack__(max_version=(1, 0))\ndel capsule",
     "assert tmesh.from_dlpack(tensor).tolist() == tensor.tolist()",
     "capsules = tensor.__arrow_c_array__()\ndel capsules",
-    # The deleter lies behind a DLTensor of 48 bytes and what its maker has.
+    # The deleter is after a DLTensor of 48 bytes and its producer's context.
     "consume(tensor.dlpack(), b'dltensor', 56)",
     "consume(tensor.__dlpack__(max_version=(1, 0)), b'dltensor_versioned', 16)",
 ], ids=["capsule", "versioned", "from_dlpack", "arrow", "deleter", "versioned-deleter"])
 def test_end_of_a_view(python, more):
-    """It waits for no GIL that its own thread has, and release() sees that nobody has a view."""
+    """It does not wait for a GIL that its own thread has, and release() finds no view."""
     assert python(BEGIN + more + END).split() == ["released", "end"]
 
 
 def test_end_of_a_view_by_another_thread(python):
-    """A consumer that is done without the GIL, in a thread that Python does not know."""
+    """A consumer ends without the GIL, in a thread that Python does not know."""
     assert python(BEGIN + """
 import threading
 free = ctypes.CDLL(None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""DLPack with every library at hand: each dtype, both ways, and every kind of layout.
+"""DLPack with every installed library: each dtype, both ways, and every kind of layout.
 
-What happens is printed, a line per row of the table. Whatever it is, it must be one of three:
-the memory is shared; there is a refusal that says why; or there is a copy that was counted,
-or that the consumer made for itself.
+The results are printed, a line per row of the table. Three are allowed. The memory is shared. Or a
+refusal gives its reason. Or there is a copy that was counted, or that the consumer made for
+itself.
 """
 
 import importlib.util
@@ -63,7 +63,8 @@ class Jax:
 
 
 class OrtArray:
-    """What the table asks of an array, of ONNX Runtime's values, which cannot be transposed."""
+    """The parts of an array that the table uses, for ONNX Runtime's values, which cannot be
+    transposed."""
 
     def __init__(self, value):
         self.shape = tuple(value.shape())
@@ -89,7 +90,7 @@ class OnnxRuntime:
 
 
 class CuPy:
-    """Of the GPU alone: it is there for what it says."""
+    """This library works only on a GPU, so only its error is tested."""
 
     @property
     def module(self):
@@ -124,13 +125,13 @@ def library(request):
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_library(name):
-    """One that is not there is missed once, not for each dtype."""
+    """A missing library is reported once, not for each dtype."""
     pytest.importorskip(name, reason=f"{name} is not installed")
     assert LIBRARIES[name].module.__name__ == name
 
 
 def read_only(array):
-    """Of those that know such a thing; JAX's are all so."""
+    """Whether an array is read-only, in libraries with such arrays; all of JAX's are."""
     array.flags.writeable = False
     return array
 
@@ -161,7 +162,7 @@ def grouped(row):
 
 
 def out(library, t):
-    """How the library takes @t."""
+    """Pass @t to the library."""
     copies = tmesh.stats()["copies"]
     try:
         taken = library.take(t)
@@ -174,7 +175,7 @@ def out(library, t):
     assert tmesh.stats()["copies"] == copies, "tmesh copied in silence"
     if not t.nbytes:
         return "works"
-    # What is shared counts as a view of the tensor; what the consumer copied does not.
+    # Shared memory counts as a view of the tensor; a consumer's copy does not.
     try:
         t.release()
     except tmesh.BusyError:
@@ -196,7 +197,7 @@ def test_out(library, dtype, record_property):
         assert "works" not in row.values(), row
     elif dtype in EVERYWHERE:
         assert row["plain"] == row["empty"] == "works", row
-        # JAX copies what does not start at a multiple of 64 bytes.
+        # JAX copies tensors that do not start at a multiple of 64 bytes.
         assert row["sliced"] in ("works", "the consumer copies"), row
     if library.module.__name__ in ("torch", "onnxruntime"):
         for name in ("read-only", "sealed", "backwards"):
@@ -206,7 +207,7 @@ def test_out(library, dtype, record_property):
 # PyTorch's int4 and uint4 are names for bytes.
 @pytest.mark.parametrize("dtype", [*WHOLE, "float4_e2m1fn"])
 def test_in(library, dtype, record_property):
-    """What comes from elsewhere is copied once, and that is counted."""
+    """Other libraries' arrays are copied once, and the copy is counted."""
     says = {}
     for name, source_of in SOURCES.items():
         try:
@@ -237,7 +238,8 @@ def test_in(library, dtype, record_property):
 
 
 def test_jax_writes_to_none():
-    """What it is told that it may overwrite is copied; else this ends with a SIGSEGV."""
+    """Donated arrays, which JAX may overwrite, are copied; otherwise this would end with a
+    SIGSEGV."""
     jax = pytest.importorskip("jax", reason="jax is not installed")
     t = tmesh.put(np.ones(64, "float32"), seal=True)
     try:
@@ -251,7 +253,7 @@ def test_jax_writes_to_none():
 @pytest.mark.parametrize("dtype, bits", [("bfloat16", "uint16"), ("float8_e4m3fn", "uint8"),
                                          ("float8_e5m2", "uint8")])
 def test_types_of_ml_dtypes(dtype, bits):
-    """By way of their bits, as the README says."""
+    """By their bits, as the README describes."""
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
     array = np.arange(8).reshape(2, 4).astype(getattr(ml_dtypes, dtype))
     t = tmesh.put(array.view("uint8")).view(dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's tensors through the queues of multiprocessing; Tensors through them too."""
+"""PyTorch's tensors through multiprocessing's queues, and Tensors too."""
 
 import concurrent.futures
 import contextlib
@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 from multiprocessing.reduction import ForkingPickler
 import os
+import pickle
 import threading
 import time
 
@@ -20,7 +21,7 @@ from conftest import EMULATED, SLOW_IMPORT, any_backend
 any_backend()
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import tmesh.sent  # noqa: E402
+import tmesh.in_transit  # noqa: E402
 import tmesh.torch  # noqa: E402
 from torch.multiprocessing import reductions  # noqa: E402
 
@@ -31,7 +32,7 @@ processes = multiprocessing.get_context("fork" if EMULATED else "spawn")
 
 
 def again(inbox, outbox):
-    """Send back what comes, after a number was added; or what went wrong."""
+    """Add a number to each item and send it back, or the error."""
     tmesh.torch.register()
     for item in iter(inbox.get, None):
         tensor, number = item
@@ -42,7 +43,7 @@ def again(inbox, outbox):
 
 @pytest.fixture(scope="module")
 def worker():
-    """A process that answers; what both keep for good is there before anything is counted."""
+    """Start a process that answers. Memory that both keep for good exists before a test counts."""
     tmesh.torch.register()
     inbox, outbox = processes.Queue(), processes.Queue()
     process = processes.Process(target=again, args=(inbox, outbox))
@@ -61,10 +62,10 @@ def worker():
 
 
 def begin_anew():
-    """What was sent has been taken; what this process keeps for itself and others' slots go."""
+    """Wait until sent tensors were taken; reset this process's own slots and those of others."""
     gc.collect()
-    tmesh.sent.wait(PATIENCE)
-    tmesh.sent.here = _tmesh.Sent()
+    tmesh.in_transit.wait(PATIENCE)
+    tmesh.in_transit.here = _tmesh.InTransit()
 
 
 @pytest.fixture(autouse=True)
@@ -126,10 +127,10 @@ def test_gradients(worker):
 
 
 def test_of_inference_mode(worker):
-    """Outside that mode and inside; the tensor stays what it was."""
+    """Inside and outside of inference mode the tensor stays the same."""
     with torch.inference_mode():
         result = torch.ones(3)
-    # A queue's thread, which knows no such mode, would only print what goes wrong.
+    # A queue's thread is not in that mode, and would only print errors.
     ForkingPickler.loads(ForkingPickler.dumps(result))
     with torch.inference_mode():
         inside = worker(torch.zeros(3), 2)
@@ -167,24 +168,33 @@ def test_many_under_way():
     assert [t[0].item() for t in got] == list(range(200))
 
 
+def test_a_message_that_cannot_be_pickled():
+    """No receiver will take its parcels."""
+    t = torch.ones(10)
+    for _ in range(100):
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            reductions.ForkingPickler.dumps((t, t[2:], lambda: 0))
+    assert tmesh.in_transit.here.under_way() == 0
+
+
 def test_too_many_under_way(monkeypatch):
-    monkeypatch.setattr(tmesh.sent, "here", _tmesh.Sent(3))
+    monkeypatch.setattr(tmesh.in_transit, "here", _tmesh.InTransit(3))
     parcels = [ForkingPickler.dumps(torch.ones(2)) for _ in range(3)]
     with pytest.raises(tmesh.LimitError, match="not yet taken"):
         ForkingPickler.dumps(torch.ones(2))
     assert ForkingPickler.loads(parcels[1]).sum() == 2
     ForkingPickler.loads(ForkingPickler.dumps(torch.ones(2)))
-    assert tmesh.sent.here.under_way() == 2
+    assert tmesh.in_transit.here.under_way() == 2
 
 
 def test_many_are_looked_at_in_turn(monkeypatch):
-    """The others are let go, whatever nobody takes."""
-    here = _tmesh.Sent()
-    monkeypatch.setattr(tmesh.sent, "here", here)
+    """Parcels that nobody takes do not block the others."""
+    here = _tmesh.InTransit()
+    monkeypatch.setattr(tmesh.in_transit, "here", here)
     never = [tmesh.put(b"x", seal=False) for _ in range(20)]
     kept = [here.send(t, False) for t in never]
     before = tmesh.stats()["regions_live"]
-    for _ in range(1000):  # at most 9 places of 4096 each
+    for _ in range(1000):  # at most 9 of 4096 slots each
         here.open(here.send(tmesh.put(b"y", seal=False), True))
         here.look()
     assert tmesh.stats()["regions_live"] - before < 20
@@ -195,8 +205,8 @@ def test_many_are_looked_at_in_turn(monkeypatch):
 
 
 def test_two_threads_that_send_first(monkeypatch):
-    """What either keeps is there for who takes it."""
-    monkeypatch.setattr(tmesh.sent, "here", _tmesh.Sent())
+    """The memory that either keeps is available to the receiver."""
+    monkeypatch.setattr(tmesh.in_transit, "here", _tmesh.InTransit())
     both = threading.Barrier(2)
 
     def dumps(tensor):
@@ -217,11 +227,11 @@ def test_read_only_memory_is_refused():
 
 
 def test_what_nobody_keeps_is_not_found(monkeypatch):
-    monkeypatch.setattr(tmesh.sent, "here", _tmesh.Sent())
+    monkeypatch.setattr(tmesh.in_transit, "here", _tmesh.InTransit())
     data = bytes(ForkingPickler.dumps(torch.ones(2)))
     ForkingPickler.loads(data)
-    ForkingPickler.dumps(torch.ones(2))  # lets go of what was taken
-    lost = ForkingPickler.loads(data)  # an exception in here would break whatever unpickles
+    ForkingPickler.dumps(torch.ones(2))  # lets go of tensors that were taken
+    lost = ForkingPickler.loads(data)  # an exception here would break the unpickling of the message
     with pytest.raises(tmesh.NotFoundError):
         lost.sum()
 
@@ -233,7 +243,7 @@ def total(tensor):
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=SLOW),
                                     pytest.param("forkserver", marks=SLOW)])
 def test_concurrent_futures(method):
-    """Of tmesh's Tensors and of PyTorch's."""
+    """For tmesh's Tensors and PyTorch's."""
     context = multiprocessing.get_context(method)
     t = tmesh.put(np.ones(1000), seal=False)
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -270,22 +280,23 @@ def test_from_address():
 
 
 def test_from_address_inside():
-    """Of what lies around an address the largest; the callers that want a start are not given what lies around."""
+    """Return the largest tensor around an address. Callers that want the tensor at an address do not get those
+    around it."""
     t = tmesh.put(np.arange(10.0), seal=False)
     view = torch.from_dlpack(t)[4:]
     part = torch.from_dlpack(t[3:6])
     assert tmesh.from_address(view.data_ptr()).id == t.id
     assert tmesh.from_address(view.data_ptr()).shape == (10,)
     assert tmesh.from_address(part.data_ptr()).shape == (3,)
-    around, before = _tmesh.around(part.data_ptr())
+    around, before = _tmesh.containing(part.data_ptr())
     assert (around.shape, before) == ((10,), 24)
-    assert _tmesh.around(view.data_ptr() + 5)[1] == 37
+    assert _tmesh.containing(view.data_ptr() + 5)[1] == 37
     assert _tmesh.begins_at(view.data_ptr()) is None
     gaps = tmesh.put(np.arange(10.0), seal=False)
     every = torch.from_dlpack(gaps[::2])
     assert tmesh.from_address(every.data_ptr()).shape == (5,)
-    assert tmesh.from_address(every[1].data_ptr()) is None is _tmesh.around(every.data_ptr())
-    # A storage of its own inside of ours is moved into memory of its own, as before.
+    assert tmesh.from_address(every[1].data_ptr()) is None is _tmesh.containing(every.data_ptr())
+    # A storage of its own inside our memory is moved into memory of its own, as before.
     inside = torch.from_numpy(torch.from_dlpack(t).numpy()[2:])
     received = ForkingPickler.loads(ForkingPickler.dumps(inside))
     assert received.tolist() == [2, 3, 4, 5, 6, 7, 8, 9]
@@ -321,7 +332,7 @@ def test_find():
 
 
 def test_other_than_what_lies_there(worker):
-    """Over the same memory, from the same address on."""
+    """A tensor over the same memory, from the same address on."""
     base = torch.from_dlpack(tmesh.put(np.arange(12, dtype="complex64"), seal=False))
     for view in (base.conj(), base.view(torch.float32)[:6], base[:5], base.reshape(3, 4).T):
         want = view.resolve_conj().clone()
@@ -329,7 +340,7 @@ def test_other_than_what_lies_there(worker):
 
 
 def parcel():
-    here, t = _tmesh.Sent(), tmesh.put(b"x", seal=False)
+    here, t = _tmesh.InTransit(), tmesh.put(b"x", seal=False)
     return here, t, bytearray(here.send(t, True))
 
 
@@ -342,11 +353,11 @@ def test_parcels():
     assert not reader.writable and reader.numpy()[0] == 7
     here.give_up(here.send(t, False))
     assert here.under_way() == 0
-    gone = _tmesh.Sent()
+    gone = _tmesh.InTransit()
     left = gone.send(t, False)
     del gone
     assert here.open(left).nbytes == 1
-    few = _tmesh.Sent(1)
+    few = _tmesh.InTransit(1)
     for _ in range(2):
         few.open(few.send(t, False))
     with pytest.raises(tmesh.AccessError):
@@ -359,11 +370,11 @@ def test_parcels():
             here.send(*bad)
     for slots in (0, 4097):
         with pytest.raises(tmesh.InvalidError, match="slots"):
-            _tmesh.Sent(slots)
+            _tmesh.InTransit(slots)
 
 
 def test_a_forked_child_begins_anew():
-    """It neither holds what its parent sent nor writes into its slots."""
+    """A child does not hold its parent's tensors, and does not write into its slots."""
     here, t, sent = parcel()
     child = os.fork()
     if not child:
@@ -381,7 +392,7 @@ def test_a_forked_child_begins_anew():
 
 
 def test_bad_parcels():
-    """Whatever they say, they open nothing and write nowhere but into the slots."""
+    """Parcels with any content open nothing, and write only into the slots."""
     here, t, sent = parcel()
     for size in (0, 1, len(sent) - 1, len(sent) + 1):
         for call in (here.open, here.give_up):
@@ -389,7 +400,7 @@ def test_bad_parcels():
                 call(bytes(sent.ljust(len(sent) + 1)[:size]))
     with pytest.raises(tmesh.ProtocolError, match="version"):
         here.open(bytes(8) + sent[8:])
-    few = _tmesh.Sent(2)
+    few = _tmesh.InTransit(2)
     first, second = few.send(t, True), bytearray(few.send(t, True))
     slot = [a == b for a, b in zip(first, second)].index(False)
     second[slot] = 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The stubs: they say what the module has, and mypy accepts them and a user's program."""
+"""The stubs have the module's members, and mypy accepts them and a user's program."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ from tmesh import _tmesh
 
 PACKAGE = Path(tmesh.__file__).parent
 
-# mypy reads the stubs alone, and takes minutes in an emulated machine.
+# mypy reads only the stubs, and takes minutes in an emulated machine.
 same_on_every_backend = pytest.mark.skipif(
     os.environ.get("TMESH_BACKEND") == "kernel",
     reason="mypy says the same on every backend, and is run without TMESH_BACKEND=kernel")
@@ -78,7 +78,7 @@ def test_stub_has_every_name():
                          if callable(getattr(_tmesh, name)) and not isinstance(getattr(_tmesh, name), type)}
     of_model = [getattr(_tmesh, name) for name in ("SlotHandle", "SlotReaderHandle", "PagePoolHandle", "PagesHandle",
                                                   "SequenceHandle") if hasattr(_tmesh, name)]
-    for kind in (*of_model, _tmesh.CudaHandle, _tmesh.Sent, _tmesh.Held, tmesh.Channel, tmesh.Tensor):
+    for kind in (*of_model, _tmesh.CudaHandle, _tmesh.InTransit, _tmesh.Held, tmesh.Channel, tmesh.Tensor):
         node = next(node for node in stub().body if getattr(node, "name", "") == kind.__name__)
         members = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
         assert public(members) == public(vars(kind))
@@ -98,14 +98,14 @@ def test_stub_has_every_member_of_the_dicts():
     assert keys("Kept") == KEPT
 
 
-# These fail by programming errors alone, such as a wrong number of arguments.
+# These fail only by programming errors, such as a wrong number of arguments.
 CANNOT_FAIL = {"Pages.close", "Queue.cancel_join_thread", "Slot.close", "SlotReader.close", "SlotValue.release"}
-# Nobody but tmesh makes them.
-MADE = {tmesh.Bundle, tmesh.Model, tmesh.Pages, tmesh.SlotReader, tmesh.SlotValue, tmesh.Tensor, tmesh.Ref}
+# Only tmesh makes objects of these classes.
+MADE = {tmesh.Bundle, tmesh.Description, tmesh.Model, tmesh.Pages, tmesh.SlotReader, tmesh.SlotValue, tmesh.Tensor, tmesh.Ref}
 
 
 def callables():
-    """All public ones by their names, methods as Class.method."""
+    """Yield all public ones by their names, methods as Class.method."""
     for name in {*tmesh.__all__, "open"} - {"__version__"}:
         one = getattr(tmesh, name)
         if not inspect.isclass(one):
@@ -119,7 +119,7 @@ def callables():
 
 
 def test_docstrings_name_errors():
-    """Each has the name of an exception, or says whose errors it has."""
+    """Each names an exception, or refers to the errors of another call."""
     known = {name: one.__doc__ for name, one in callables()}
     builtin = {"AttributeError", "TypeError", "ValueError"}
     errors = {name for name in tmesh.__all__ if name.endswith("Error")} | builtin | {"Full", "Empty"}
@@ -153,7 +153,7 @@ def test_no_module_takes_a_functions_name():
 
 @pytest.fixture(scope="module")
 def mypy(tmp_path_factory):
-    """What it says; the standard library's types are read once."""
+    """Return a function that runs mypy. The standard library's types are read once."""
     pytest.importorskip("mypy", reason="mypy is not installed")
     folder = tmp_path_factory.mktemp("mypy")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""python -m tmesh.worker: what it does for clients that keep to docs/worker.md."""
+"""python -m tmesh.worker with clients that follow docs/reference/worker.md."""
 
 import base64
 import json
@@ -42,7 +42,7 @@ def new_address():
 
 @pytest.fixture
 def start_worker():
-    """Start a worker and give its process; ended with the test."""
+    """Start a worker and return its process, which ends with the test."""
     started = []
 
     def start_one(address, *allow, words=()):
@@ -154,7 +154,7 @@ def test_takes_tensors(client):
 
 @ANY_BACKEND
 def test_tensor_that_numpy_cannot_show(client):
-    t = tmesh.empty(3, "bfloat16")
+    t = tmesh.empty(4, "int4")
     assert client.call(OPS + "describe", [tensor(t)]) == {"kind": "Tensor"}
 
 
@@ -185,6 +185,71 @@ def test_a_tensor_that_an_operation_made_is_not_copied(client):
     assert not t.sealed and t.label == "in place" and t.numpy().sum() == 7000
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_an_argument_that_comes_back_is_not_copied(client, sealed):
+    """Return all of it, a part, and each second element backwards."""
+    t = tmesh.put(np.arange(1000, dtype="float32"), seal=sealed)
+    before = client.call(OPS + "copied")
+    for start, step, there in ((0, 1, t.numpy()), (10, 1, t.numpy()[10:]), (990, -2, t.numpy()[990::-2])):
+        message = client.answer(OPS + "part", [tensor(t), start, step])
+        got = tmesh.open(message["value"]["ref"])
+        assert got.id == t.id and got.sealed == sealed and not got.writable
+        assert got.numpy().tolist() == there.tolist()
+        client.send(type="release", id=message["id"])
+    assert client.call(OPS + "copied") == before
+
+
+def test_an_argument_that_is_written_to_comes_back_itself(client):
+    t = tmesh.put(np.arange(4), seal=False)
+    before = client.call(OPS + "copied")
+    message = client.answer(OPS + "into", [tensor(t, writable=True), 3])
+    got = tmesh.open(message["value"]["ref"])
+    assert got.id == t.id and got.numpy().tolist() == t.numpy().tolist() == [0, 3, 6, 9]
+    assert client.call(OPS + "copied") == before
+    # The worker only reads it now, until it is released.
+    t.seal()
+    client.send(type="release", id=message["id"])
+
+
+def test_what_an_operation_has_of_its_own(client):
+    """Sealed results are not copied; writable memory that an operation keeps is."""
+    before = client.call(OPS + "copied")
+    assert client.call(OPS + "own_weights").numpy().tolist() == [2, 3, 4, 5, 6, 7]
+    assert client.call(OPS + "copied") == before
+    first, second = (client.call(OPS + "own_scratch", [value]) for value in (1, 2))
+    assert first.numpy().tolist() == [1] * 4 and second.numpy().tolist() == [2] * 4 and first.sealed
+
+
+def test_what_is_copied_is_told(client):
+    t = tmesh.put(np.arange(1000, dtype="float32"), seal=True)
+    for operation, payload, copied in (("part", [tensor(t), 0, 1], None), ("ones", [1000], 8000), ("describe", [tensor(t)], None)):
+        message = client.answer(OPS + operation, payload)
+        assert message.get("copied") == copied
+        if message["held"]:
+            client.send(type="release", id=message["id"])
+
+
+def test_results_in_an_arena(client):
+    """Results are one behind the other in one region, not sealed; a large one has a region of its own."""
+    results = []
+    for n in (10, 20, 30, 1 << 20):
+        message = client.answer(OPS + "ones", [n], arena=True)
+        results.append(tmesh.open(message["value"]["ref"]))
+        client.send(type="release", id=message["id"])
+    assert [result.numpy().sum() for result in results] == [10, 20, 30, 1 << 20]
+    assert len({result.id for result in results[:3]}) == 1 != len({result.id for result in results})
+    assert not any(result.sealed for result in results)
+
+
+def test_bytes_that_come_back_are_not_copied(client):
+    t = tmesh.put(bytes(range(200)), seal=True)
+    before = client.call(OPS + "copied")
+    message = client.answer(OPS + "echo", [{"__tmesh__": "bytes", "ref": t.ref()}], threshold_bytes=99)
+    assert tmesh.open(message["value"]["ref"]).id == t.id
+    assert client.call(OPS + "copied") == before
+    client.send(type="release", id=message["id"])
+
+
 def test_an_argument_may_be_kept(client):
     t = tmesh.put(np.ones(10), seal=True)
     client.call(OPS + "keep", [tensor(t)])
@@ -205,13 +270,13 @@ def test_bytes(client):
 
 @ANY_BACKEND
 def test_inline(client):
-    """Without shared memory, where a client asks for that."""
+    """Results come without shared memory if a client asks for that."""
     data = base64.b64encode(np.arange(6, dtype="int16").tobytes()).decode()
     given = {"__tmesh__": "array", "dtype": "int16", "shape": [2, 3], "base64": data}
     assert client.call(OPS + "echo", [given], inline=True) == given
     assert client.call(OPS + "ones", [[2, 0]], inline=True) == {
         "__tmesh__": "array", "dtype": "float64", "shape": [2, 0], "base64": ""}
-    # As long as only a descriptor can carry it.
+    # Large enough that only a descriptor can carry it.
     assert client.call(OPS + "blob", [100_000], inline=True) == {
         "__tmesh__": "bytes", "base64": base64.b64encode(bytes(100_000)).decode()}
 
@@ -306,8 +371,19 @@ def test_exceptions_that_cannot_be_told():
 
 
 @ANY_BACKEND
+def test_a_module_within_one_that_is_allowed():
+    """Each module is allowed separately, and the refusal explains it."""
+    operations = _calls.Operations(["numpy"])
+    assert operations.find("numpy.add") is np.add
+    with pytest.raises(_calls.NotAllowedError, match="allows the module numpy, and none within it: allow numpy.linalg too"):
+        operations.find("numpy.linalg.norm")
+    with pytest.raises(_calls.NotAllowedError, match="not of a module that this worker allows; it allows numpy"):
+        operations.find("os.system")
+    assert _calls.Operations(["numpy.linalg"]).find("numpy.linalg.norm") is np.linalg.norm
+
+
 def test_what_a_module_offers(tmp_path, monkeypatch):
-    """What it has imported or only made is nobody's to call."""
+    """Imported functions and other objects cannot be called."""
     (tmp_path / "offers_some.py").write_text("""
 __all__ = ["shown", "constant", "_private"]
 constant = 5
@@ -395,12 +471,12 @@ def test_cancel_running(client):
     time.sleep(0.1)
     client.send(type="cancel", id=id)
     assert client.receive()["error"]["type"] == "cancelled"
-    client.send(type="cancel", id=id)  # over: nothing to do
+    client.send(type="cancel", id=id)  # the call has ended: nothing to do
     assert client.call(OPS + "add", [1]) == 2
 
 
 def sleeps(pid, task):
-    """How often a thread has gone to sleep."""
+    """Count how often a thread has gone to sleep."""
     try:
         text = Path(f"/proc/{pid}/task/{task}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
@@ -418,7 +494,7 @@ def test_one_thread_does_it_all_for_a_client_that_waits(client, worker):
     before = others()
     for _ in range(200):
         client.call(OPS + "add", [1])
-    # Each call would wake one of them; whatever stops and continues the process wakes each, too.
+    # Each call would wake one of them. Stopping and continuing the process wakes each too.
     assert others() - before < 100
 
 
@@ -440,14 +516,14 @@ def test_busy_looks(start_worker):
         time.sleep(0.2)
         return sleeps(worker.pid, worker.pid) == before
 
-    # Idle, it sleeps, once it has seen its clients go.
+    # An idle worker sleeps, once it has noticed the end of its clients.
     eventually(quiet)
 
 
 @ANY_BACKEND
 def test_a_busy_look_is_bounded_and_ends_with_a_message():
     class Ready:
-        """An epoll that has nothing for so many looks."""
+        """An epoll that has no event for a number of checks."""
 
         def __init__(self, looks):
             self.looks = looks
@@ -535,7 +611,7 @@ def test_ends_with_its_input(start_worker):
 
 @ANY_BACKEND
 def test_its_input_is_not_that_of_operations(start_worker):
-    """They would wait for its end, which is the worker's, and the one that closes it would take that away."""
+    """Reading it would block until the worker's own end. Closing it would hide that end."""
     address = new_address()
     worker = start_worker(address)
     worker.stdout.readline()
@@ -548,7 +624,7 @@ def test_its_input_is_not_that_of_operations(start_worker):
 
 
 def test_what_a_killed_worker_left(start_worker, tmp_path):
-    """Its socket is in nobody's way; one that somebody listens at, and a file, are."""
+    """Its socket is replaced. A socket with a listener, and a file, are not."""
     address = str(tmp_path / "socket")
     for _ in range(2):
         process = start_worker(address)
@@ -569,7 +645,7 @@ def test_what_a_killed_worker_left(start_worker, tmp_path):
 @ANY_BACKEND
 @pytest.mark.parametrize("busy", [False, True])
 def test_path_socket_is_private_and_removed(start_worker, tmp_path, busy):
-    """Also where an operation does not return."""
+    """This also works if an operation does not return."""
     path = tmp_path / "w"
     worker = start_worker(str(path))
     worker.stdout.readline()
@@ -602,7 +678,7 @@ def test_bad_command_lines(words, why):
 
 @ANY_BACKEND
 def test_socat(client, address):
-    """From a shell."""
+    """Call the worker from a shell."""
     try:
         process = subprocess.Popen(["socat", "-", f"ABSTRACT-CONNECT:{address[1:]},type=5"],
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""python -m tmesh.worker and clients that mean harm: each is told why, loses its own connection at
-most, and disturbs nobody else."""
+"""python -m tmesh.worker and malicious clients: each gets the reason, loses at most its own connection, and does
+not disturb others."""
 
 import array
 import contextlib
@@ -155,7 +155,7 @@ def test_id_of_a_result_that_is_held(client):  # noqa: F811
 
 
 def files(kind):
-    """Descriptors that are no bodies."""
+    """Return descriptors that are no bodies."""
     if kind == "pipe":
         return list(os.pipe())[:1]
     if kind == "file":
@@ -236,9 +236,9 @@ with Client(sys.argv[1]) as other:
 
 
 def test_files_of_a_server_that_does_not_answer(client, worker, address):  # noqa: F811
-    """To close one waits for the server: nobody else does, and few of them are taken from one process, so that what
-    others send is."""
-    # Before there is such a file, which a new process would close.
+    """Closing such a file waits for its server. Only one thread waits, and few of these files are accepted from one
+    process, so that others' messages arrive."""
+    # Start it before such a file exists, because a new process would close it.
     other = subprocess.Popen([sys.executable, "-c", OTHER, address, text()], stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, text=True,
                              env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)})
@@ -275,7 +275,7 @@ def test_files_of_a_server_that_does_not_answer(client, worker, address):  # noq
 
 
 def test_files_are_closed_by_the_next_thread(monkeypatch):
-    """Where none can be had, and nothing is raised."""
+    """If no thread can be started, no error is raised."""
     foreign, ends = _server._Foreign(), os.pipe()
 
     def none(thread):
@@ -317,7 +317,7 @@ def placeholders():
     yield t, {"__tmesh__": "tensor", "ref": "x"}
     yield t, {"__tmesh__": "tensor", "ref": ref, "more": 1}
     yield t, {"__tmesh__": "tensor", "ref": ref, "writable": 1}
-    yield t, {"__tmesh__": "tensor", "ref": ref, "writable": True}  # its token cannot
+    yield t, {"__tmesh__": "tensor", "ref": ref, "writable": True}  # its token does not permit that
     several = tmesh.bundle({"t": t}, seal=False)
     yield several, {"__tmesh__": "tensor", "ref": several.ref()}
     yield several, {"__tmesh__": "tensor", "ref": several.ref(), "writable": True}
@@ -369,7 +369,7 @@ def test_a_client_that_calls_too_much_is_refused(client, address):  # noqa: F811
     for _ in range(256):
         client.start(OPS + "add", [1])
     assert client.receive()["error"]["type"] == "busy"
-    # Others have their turn.
+    # Other clients are served meanwhile.
     with Client(address) as other:
         id = other.start(OPS + "add", [1])
         client.send(type="cancel", id=first)
@@ -396,7 +396,7 @@ def patient():
 
 def test_a_client_that_does_not_read_does_not_stop_the_others(impatient):
     with Client(impatient) as bad, Client(impatient) as good:
-        # Its time may be over, and it cut off, before it has said all.
+        # Its time may end, and the connection with it, before it has sent all.
         with contextlib.suppress(ConnectionError):
             for _ in range(40):
                 bad.start(OPS + "text", [60_000])
@@ -416,20 +416,20 @@ def test_a_client_that_ends_without_reading_does_not_stop_the_others(patient):
 def test_refusals_that_are_not_read_do_not_stop_the_others(patient):
     with Client(patient) as good, Client(patient) as bad:
         first = good.start(OPS + "until_cancelled")
-        # Until it is read from no more.
+        # Until the worker reads it no more.
         bad.sock.settimeout(1)
         with pytest.raises(TimeoutError):
             for _ in range(1 << 20):
                 bad.start(OPS + "add", [1])
         good.send(type="cancel", id=first)
         assert good.receive()["error"]["type"] == "cancelled"
-        # Nor do the answers that are not read.
+        # Neither do the answers that it does not read.
         good.send_text("{")
         assert good.receive()["error"]["type"] == "malformed"
 
 
 def test_too_many_connections(mortal):  # noqa: F811
-    """Of a worker that has had no others, which it may not have seen leave."""
+    """Use a worker without other clients, whose end it may not have noticed."""
     others = [Client(mortal.address) for _ in range(63)]
     assert all(other.hello for other in others) and Client(mortal.address).hello is None
     for other in others:
@@ -464,7 +464,7 @@ def test_random_bytes(client, address):  # noqa: F811
 
 
 def test_killed_at_any_time(start_worker):  # noqa: F811
-    """Whatever the worker was doing, the tensors here stay what they are."""
+    """The tensors here stay the same, whatever the worker was doing."""
     dice = random.Random(7)
     t = tmesh.put(np.arange(1000), seal=False)
     for _ in range(30 if os.environ.get("TMESH_TEST_LENGTH") == "full" else 4):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A file whose server, a FUSE file system of one file, answers no more once it is open."""
+"""A file whose server, a FUSE file system of one file, stops answering once it is open."""
 import ctypes
 import errno
 import os
@@ -18,7 +18,8 @@ def _is_of(thread, process):
 
 
 def _serve(device):
-    """flush(), which is of close(), is answered to the process that has made the file alone, which could not be ended otherwise."""
+    """Answer flush(), which belongs to close(), only to the process that made the file. It could not be ended
+    otherwise."""
     owner = os.getppid()
     answers = {INIT: struct.pack("<4I2H2I8I", 7, 31, 4096, 0, 0, 0, 4096, *[0] * 9), GETATTR: ATTR, OPEN: struct.pack("<QII", 1, 0, 0),
                FLUSH: b""}
@@ -31,7 +32,7 @@ def _serve(device):
 
 
 def unanswered():
-    """Its descriptor, and what ends its server; None without root or FUSE."""
+    """Return its descriptor, and a function that ends its server; None without root or FUSE."""
     try:
         device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -46,7 +47,7 @@ def unanswered():
         server = os.fork()
         if not server:
             libc.prctl(1, signal.SIGKILL)
-            signal.alarm(1800)  # a test that fails is not to wait for ever
+            signal.alarm(1800)  # a failing test must not wait forever
             try:
                 _serve(device)
             finally:

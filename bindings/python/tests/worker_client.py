@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A client of the worker that knows only docs/worker.md: a socket and JSON."""
+"""A client of the worker that uses only docs/reference/worker.md: a socket and JSON."""
 
 import fcntl
 import json
@@ -8,12 +8,12 @@ import socket
 
 import tmesh
 
-# For what comes, however slow the machine.
+# The limit of a wait for a message, for slow machines.
 PATIENCE = 300
 
 
 class Client:
-    """One connection; `receive` gives messages as they come."""
+    """One connection; `receive` returns messages as they arrive."""
 
     def __init__(self, address, timeout=PATIENCE):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -49,7 +49,7 @@ class Client:
             os.close(file)
 
     def receive(self):
-        """The next message; None at the end of the connection."""
+        """Return the next message; None at the end of the connection."""
         try:
             data, files, flags, _ = socket.recv_fds(self.sock, 65536, 4)
         except ConnectionResetError:
@@ -71,14 +71,14 @@ class Client:
         return self.last_id
 
     def answer(self, operation, payload=(), **members):
-        """The message that ends a call, and only that."""
+        """Return the message that ends a call, and check that it is the only one."""
         id = self.start(operation, payload, **members)
         message = self.receive()
         assert message["id"] == id
         return message
 
     def call(self, operation, payload=(), **members):
-        """The value of a call; its tensors opened, and released in the worker."""
+        """Return the value of a call, with its tensors opened, and release them in the worker."""
         message = self.answer(operation, payload, **members)
         assert message["type"] == "result", message
         value = rebuild(message["value"])
@@ -93,7 +93,7 @@ class Client:
 
 
 def tensor(t, **members):
-    """A tensor in a payload."""
+    """Return a tensor for a payload."""
     return {"__tmesh__": "tensor", "ref": t.ref(writable=members.get("writable", False)), **members}
 
 

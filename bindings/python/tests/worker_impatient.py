@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A worker that allows this module waits a second for a client that does not read, not ten."""
+"""A worker with this module waits only one second for a client that does not read, not ten."""
 
 from tmesh.worker import _server
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What prints while it is imported: a line that looks like the worker's own, and half a one."""
+"""A module that prints while it is imported: a line that looks like the worker's own, and half
+a one."""
 
 print("ready")
 print("loading", end="", flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests let a worker run. `subprocess` and `_private` are no operations."""
+"""The operations of the tests' worker. `subprocess` and `_private` are no operations."""
 
 import os
 import subprocess  # noqa: F401
@@ -25,20 +25,20 @@ def add(a, b=1):
 
 
 def read_input():
-    """What there is to read for an operation, and for a program that it starts; then it closes that, as daemons do."""
+    """Read standard input in an operation, and in a program that it starts; then close it, as daemons do."""
     read = [sys.stdin.read(), subprocess.run(["cat"], capture_output=True, text=True, check=True).stdout]
     os.close(0)
     return read
 
 
 def double(array):
-    """In place, where the caller granted that."""
+    """Double it in place, if the caller granted that."""
     array *= 2
     return int(array.sum())
 
 
 def fail_next_thread():
-    """As where the system has no more of them."""
+    """Raise as the system does when it has no more threads."""
     start = threading.Thread.start
 
     def fail(thread):
@@ -49,7 +49,7 @@ def fail_next_thread():
 
 
 def describe(value):
-    """What an argument arrives as."""
+    """Return the type in which an argument arrives."""
     kind = type(value).__name__
     if isinstance(value, numpy.ndarray):
         return {"kind": kind, "dtype": str(value.dtype), "shape": list(value.shape),
@@ -70,14 +70,14 @@ def ones(n, dtype="float64"):
 
 
 def in_place(n):
-    """A tensor that is not copied on its way."""
+    """Return a tensor without a copy."""
     t = tmesh.empty(n, "int32", label="in place")
     t.numpy()[:] = 7
     return t
 
 
 def snakepit():
-    """Snakepit's own description of a tensor that nothing here keeps."""
+    """Return Snakepit's own description of a tensor that nothing here keeps."""
     return {"__snakepit_zero_copy__": True, "kind": "dlpack", "ref": tmesh.put([1.0, 2.0])}
 
 
@@ -138,7 +138,7 @@ def until_cancelled(seconds=3600):
 
 
 def until_another_is_over():
-    """Until a call that waits behind this one is cancelled, or its time is over."""
+    """Wait until a call that waits behind this one is cancelled, or its time is over."""
     client = _calls.running.client
     while True:
         with client.lock:
@@ -167,7 +167,7 @@ def nested(depth):
 
 
 def result(name):
-    """Results that cannot be sent."""
+    """Return results that cannot be sent."""
     loop = []
     loop.append(loop)
     return {"object": object(), "integer": 1 << 63, "complex": 1j, "loop": loop, "set": {1},
@@ -182,3 +182,33 @@ def _private():
 def spoil(path):
     with open(path, "w") as file:
         file.write("called")
+
+
+def part(array, start, step):
+    return array[start::step]
+
+
+def into(array, factor):
+    """Write the result into an argument, like NumPy's own functions with out=."""
+    return numpy.multiply(array, factor, out=array)
+
+
+scratch = tmesh.empty(4, "int32")
+
+
+def own_scratch(value):
+    """Return memory that the next call writes to again."""
+    array = scratch.numpy()
+    array[:] = value
+    return array
+
+
+weights = tmesh.put(numpy.arange(8.0))
+
+
+def own_weights():
+    return weights.numpy()[2:]
+
+
+def copied():
+    return tmesh.stats()["bytes_copied"]

@@ -2,15 +2,22 @@
 """Tensors in memory that processes, languages and devices share.
 
     t = tmesh.put(array)                # one copy, into shared memory; sealed
-    queue.put(t.ref())                  # a small dict, through whatever carries messages
+    queue.put(t.ref())                  # a small dict; send it by any means
     a = tmesh.open(ref).numpy()         # elsewhere: the same memory, nothing copied
 
-Memory lives as long as somebody holds it. Refs and tokens hold nothing. Strides are in
-elements everywhere, sizes and offsets in bytes. All functions may be called from several
-threads. After os.fork() the child can read what it inherited and nothing more (AccessError);
-it can put and open on its own.
+Memory stays while a process has a handle or a view of it. Refs and tokens do not hold
+memory. Strides are in elements everywhere, sizes and offsets in bytes. All functions may be
+called from several threads. After os.fork() the child can read and write the tensors that it
+inherited. ref() and sending raise AccessError there until the child has written to the
+tensor. It can put and open tensors of its own.
 """
 
+from . import installed
+
+try:
+    from . import _tmesh
+except ImportError as error:
+    raise installed.explained(error) from None
 from ._tmesh import (
     Arena,
     Channel,
@@ -28,6 +35,7 @@ from ._tmesh import (
     gather,
     holders,
     kept,
+    kept_files,
     put,
     recv,
     recv_bundle,
@@ -56,13 +64,13 @@ from .errors import (
     StaleError,
     UnsupportedError,
 )
-from .keeping import keep, open_kept
-from .model import Model, load_model
+from .keeping import keep, keep_folder, kept_path, open_kept
+from .model import Description, Model, describe_model, load_model
 from .pages import PagePool, Pages
-from .picture import graph
+from .notebook import graph
 from .queue import Queue
 from .refs import Ref
-from .sent import flush
+from .in_transit import flush
 from .slots import Slot, SlotReader, SlotValue
 
 __all__ = [
@@ -72,6 +80,7 @@ __all__ = [
     "BusyError",
     "CancelledError",
     "Channel",
+    "Description",
     "Error",
     "ExistsError",
     "GoneError",
@@ -99,6 +108,7 @@ __all__ = [
     "bundle",
     "caps",
     "configure",
+    "describe_model",
     "drop",
     "empty",
     "export_memory",
@@ -110,7 +120,10 @@ __all__ = [
     "graph",
     "holders",
     "keep",
+    "keep_folder",
     "kept",
+    "kept_files",
+    "kept_path",
     "load_model",
     "open_kept",
     "put",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""LoRA adapters of an engine's graph, that a slot swaps between two runs.
+"""LoRA adapters of an engine's graph, which a slot swaps between two runs.
 
     g = tmesh.graphs.of_model(model, rows=512, lora={"attn_q": 8, "attn_v": 8})      # nodes "lora" of rank 8
 
@@ -7,12 +7,12 @@
     tmesh.adapters.publish(slot, {"blk.0.attn_q": (a, b, 2.0)}, g)      # W x + 2 * B (A x)
     tmesh.adapters.publish(slot, None, g)                        # the base alone again
 
-    adapter = tmesh.adapters.Adapter(g, slot.token)              # any number run, each with the same weights
+    adapter = tmesh.adapters.Adapter(g, slot.token)              # many may run, with the same weights
     step = graph.bind({**inputs, **adapter.inputs()}, outputs, in_place=g.in_place)
-    adapter.apply(step)                                          # what is newest, from the next dispatch on
+    adapter.apply(step)                                          # the newest one, from the next dispatch on
     step.dispatch()
 
-What is published has the form of tmesh.lora.publish().
+tmesh.lora.publish() publishes values of the same form.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _fit(name: str, a: Any, b: Any, scale: Any, lora: Mapping[str, tuple[int, in
 
 
 def _of_file(model: Model) -> dict[str, tuple[Any, Any, float]]:
-    """As llama.cpp writes adapters: NAME.weight.lora_a, .lora_b, and one alpha."""
+    """Read an adapter in llama.cpp's form: NAME.weight.lora_a, .lora_b, and one alpha."""
     alpha = model.metadata.get("adapter.lora.alpha")
     if model.metadata.get("adapter.type") != "lora" or not isinstance(alpha, (int, float)) or isinstance(alpha, bool):
         raise ProtocolError(71, "the model is no LoRA adapter: it does not say adapter.type and adapter.lora.alpha")
@@ -70,9 +70,10 @@ def _of_file(model: Model) -> dict[str, tuple[Any, Any, float]]:
 
 
 def publish(slot: Slot, adapter: Mapping[str, tuple[Any, ...]] | Model | None, g: Graph) -> int:
-    """From now on those who run the graph use this adapter: {name: (A [rank, in], B [out, rank], scale)} of arrays or
-    Tensors, where scale may be left out (1); or a GGUF adapter that was loaded; None: the base alone. Names are those of the
-    graph's lora nodes ("blk.0.attn_q"). InvalidError: it does not fit, and nobody sees it. The generation."""
+    """Publish an adapter for all processes that run the graph, and return its generation. The adapter is {name: (A
+    [rank, in], B [out, rank], scale)} of arrays or Tensors, or a GGUF adapter that was loaded. scale defaults to 1.
+    None means the base alone. Names are those of the graph's lora nodes ("blk.0.attn_q"). InvalidError: it does not
+    fit, and is not published."""
     pairs = _of_file(adapter) if isinstance(adapter, Model) else dict(adapter or {})
     tensors, scales = {}, {}
     for name, (a, b, *rest) in pairs.items():
@@ -96,10 +97,10 @@ def _pairs(value: SlotValue) -> dict[str, tuple[_tmesh.Tensor, _tmesh.Tensor, fl
 
 
 class Adapter:
-    """What a slot has for a graph's lora nodes. An empty slot is the base alone. For one thread at a time.
+    """The matrices of a slot for a graph's lora nodes. An empty slot means the base alone. For one thread at a time.
 
-    Matrices of the graph's own rank, of float32, are used where the publisher has them. Others are copied once for each
-    generation, filled up with zeros; what the adapter does not change is zeros."""
+    Matrices of float32 with the graph's own rank are used in the publisher's memory. Others are copied once for each
+    generation and padded with zeros. Nodes that the adapter does not change get zeros."""
 
     def __init__(self, g: Graph, token: str) -> None:
         if not g.lora:
@@ -109,7 +110,7 @@ class Adapter:
         self._zeros = {shape: _tmesh.zeros(shape, "float32") for shape in
                        {(1,)}.union(*({(rank, width), (out, rank)} for out, rank, width in self._lora.values()))}
         self._inputs: dict[str, _tmesh.Tensor] = {}
-        #: Of the adapter that inputs() gave, or apply() bound, last; 0: none was published yet.
+        #: The generation of the adapter that inputs() returned or apply() bound last; 0: none was published yet.
         self.generation = -1
 
     def _filled(self, tensor: _tmesh.Tensor, shape: tuple[int, int]) -> _tmesh.Tensor:
@@ -144,13 +145,14 @@ class Adapter:
         return generation, inputs
 
     def inputs(self) -> dict[str, _tmesh.Tensor]:
-        """The newest adapter as inputs of the graph, to bind. InvalidError, ProtocolError: it is for another graph."""
+        """Return the newest adapter as inputs of the graph, to bind. InvalidError, ProtocolError: it is for another
+        graph."""
         self.generation, self._inputs = self._take()
         return dict(self._inputs)
 
     def apply(self, binding: Binding) -> int:
-        """The newest adapter, all of one generation, from the next dispatch() of the binding on; while there is no newer one
-        this is a look at memory. After an error the binding has what it had. The generation."""
+        """Bind the newest adapter, all of one generation, from the binding's next dispatch() on, and return its
+        generation. If there is no newer one, this only reads memory. After an error the binding keeps its inputs."""
         generation, inputs = self._take()
         if generation != self.generation:
             binding.rebind({name: tensor for name, tensor in inputs.items() if self._inputs.get(name) is not tensor})
@@ -158,7 +160,7 @@ class Adapter:
         return generation
 
     def close(self) -> None:
-        """Leave the slot; what is bound stays."""
+        """Leave the slot. Bindings keep their inputs."""
         self._reader.close()
 
     def __repr__(self) -> str:

@@ -4,14 +4,13 @@
     t = tmesh.arrow.write_table(table, label="people")   # one copy, into a sealed region
     table = tmesh.arrow.open_table(t.ref())              # elsewhere: the same memory
 
-The region holds an Arrow IPC stream, so every language that reads Arrow reads it; Tmesh.Arrow does
-in Elixir. What open_table() gives points into the region: its buffers are read in place, and keep
-the region alive. It goes on without a copy to whatever speaks Arrow's PyCapsule protocol (Polars,
-DuckDB), and to pandas with to_pandas(types_mapper=pandas.ArrowDtype); other columns of pandas are
-its own, copied.
+The region holds an Arrow IPC stream, which every language with Arrow can read; in Elixir
+Tmesh.Arrow does. The buffers of the table that open_table() returns are in the region, and keep it
+alive. The table passes without a copy to packages with Arrow's PyCapsule protocol (Polars, DuckDB),
+and to pandas with to_pandas(types_mapper=pandas.ArrowDtype). Other columns of pandas are copies.
 
-A single Tensor needs none of this: it has __arrow_c_array__, so that pyarrow.array(tensor) looks
-at its memory.
+A single Tensor does not need this module: it has __arrow_c_array__, so pyarrow.array(tensor) reads
+its memory.
 
 This module needs pyarrow.
 """
@@ -21,7 +20,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-# Its types are not everywhere where these are checked.
+# pyarrow's types are not installed on every machine that checks this file.
 import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import pyarrow.ipc  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
@@ -32,8 +31,8 @@ __all__ = ["open_table", "write_table"]
 
 
 def write_table(table: Any, /, **region: Any) -> _tmesh.Tensor:
-    """Write a table into a new region, as an Arrow IPC stream, and seal it; the bytes of its
-    buffers are copied once. A tensor of uint8; its ref is what open_table() takes.
+    """Write a table into a new region, as an Arrow IPC stream, and seal it. The bytes of its
+    buffers are copied once. Return a tensor of uint8; pass its ref to open_table().
 
     table: a pyarrow Table, RecordBatch or RecordBatchReader, a pandas or Polars DataFrame, or
     anything else with __arrow_c_stream__ or __arrow_c_array__. The other arguments are those of
@@ -50,14 +49,14 @@ def write_table(table: Any, /, **region: Any) -> _tmesh.Tensor:
 
 
 def open_table(source: Any, /, *, verify: bool = True) -> pyarrow.Table:
-    """The table behind a ref (a dict or JSON), a token, or a Tensor: a pyarrow Table whose buffers
-    lie in the region.
+    """Open the table of a ref (a dict or JSON), a token, or a Tensor: a pyarrow Table whose buffers
+    are in the region.
 
-    A table from elsewhere may lie about its lengths, and whoever believes it reads other memory.
-    verify=True therefore wants a sealed region (else AccessError) and looks at every offset and
-    text once; numbers take no time. verify=False trusts the table's maker.
+    A table of another process may have wrong lengths, and reading it could then read other memory. verify=True therefore
+    requires a sealed region (else AccessError). It checks every offset and text once; numbers take no time. verify=False trusts
+    the table's producer.
 
-    ProtocolError when it is no Arrow IPC stream or a lying one; else as tmesh.open().
+    ProtocolError if it is no valid Arrow IPC stream; other errors as for tmesh.open().
     """
     tensor = source if isinstance(source, _tmesh.Tensor) else _tmesh.open(source)
     if not isinstance(tensor, _tmesh.Tensor):
@@ -68,7 +67,7 @@ def open_table(source: Any, /, *, verify: bool = True) -> pyarrow.Table:
     try:
         table = pyarrow.ipc.open_stream(pyarrow.py_buffer(tensor)).read_all()
         table.validate(full=verify)
-        str(table.schema)  # every name is read
+        str(table.schema)  # this reads every name
     except (pyarrow.ArrowException, OSError, UnicodeError) as error:
         raise ProtocolError(errno.EPROTO, f"no sound Arrow IPC stream: {error}") from error
     return table

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Continuous batching on the engine "ggml": decode steps of many requests, of many processes, as one run of a graph.
+"""Continuous batching on the engine "ggml": decode steps of requests from many processes, as one run of a graph.
 
     model = tmesh.load_model("model.gguf")
     with tmesh.batching.Generator(model, lanes=8, max_tokens=512) as generator:
@@ -13,8 +13,9 @@
         for token in client.generate([1, 15043], 32):
             ...
 
-Keys and values lie in pages of a tmesh.PagePool, and requests with a common beginning share its pages; generators of several
-processes do where they have one pool (page_pool()). There are no texts here: tmesh.tokens makes tokens of them, and texts of tokens.
+Keys and values are in pages of a tmesh.PagePool, and requests with a common beginning share its pages. Generators of
+several processes share them too if they use one pool (page_pool()). This module handles tokens, not texts; tmesh.tokens
+converts between them.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import engine, errors, graphs
+from . import engine, errors, graphs, listening
 from ._tmesh import zeros
-from .model import Model, load_model
+from .model import Model, describe_model, load_model
 from .generate import page_pool
 from .pages import PagePool, Pages, Sequence
 
@@ -51,7 +52,7 @@ _WAITING = 256  # requests of one client that have not ended
 
 
 class Request:
-    """What is to be generated, and what was so far; made by Generator.submit()."""
+    """A request of Generator.submit(): its prompt, its options and its tokens so far."""
 
     def __init__(self, prompt: list[int], max_tokens: int, stop: frozenset[int], sample: Callable[[Any], int] | None,
                  client: object) -> None:
@@ -59,12 +60,12 @@ class Request:
         self._sample = sample
         self._sequence: Sequence | None = None
         self._pages = 0
-        self._at = 0  # tokens whose keys and values are there
-        #: What was generated so far.
+        self._at = 0  # tokens whose keys and values are in the pages
+        #: The tokens generated so far.
         self.tokens: list[int] = []
-        #: "stop" (the last token is one of stop), "length" or "cancelled"; None: not yet.
+        #: "stop" (the last token is one of stop), "length" or "cancelled"; None: not done yet.
         self.done: str | None = None
-        #: Tokens of the prompt that were found in shared pages, and not computed.
+        #: The prompt's tokens that were found in shared pages, and not computed.
         self.shared = 0
 
     def _next(self, position: int) -> int:
@@ -75,7 +76,7 @@ class Request:
 
 
 class _Run:
-    """A graph of so many tokens of each of so many sequences, bound once."""
+    """A graph for a number of sequences with a number of tokens each, bound once."""
 
     def __init__(self, context: engine.Context, folder: Path, model: Model, handle: Pages, memory: Any, cache: str, sequences: int,
                  tokens: int, blocks: int) -> None:
@@ -83,19 +84,19 @@ class _Run:
 
         self.shape = shape = graphs.Pages(handle.info(), sequences, blocks)
         g = graphs.of_pages(model, shape, tokens=tokens, cache=cache)
-        # It stays: an engine that was started anew reads it again.
+        # The file stays: an engine that was restarted reads it again.
         path = folder / f"{hashlib.sha256(g.text().encode()).hexdigest()[:24]}.graph"
         new = path.with_suffix(f".{os.getpid()}-{id(self)}")
         g.save(new)
         new.replace(path)
         graph = context.graph(path, weights={name: model[name] for name in g.weights})
         self._served = context.pid is not None
-        #: Runs that ended with the engine's process, and were made again by the next one.
+        #: Runs that ended with the engine's process and were repeated by the next one.
         self.lost = 0
         many = sequences * tokens
         self._handle, self._many, self._page_tokens = handle, many, shape.page_tokens
         self._lanes = numpy.repeat(numpy.arange(sequences), tokens)
-        self._seen: list[Sequence] = []  # whose pages are in _pages and in the tables
+        self._seen: list[Sequence] = []  # the sequences whose pages are in _pages and in the tables
         token, position = zeros((many,), "int32"), zeros((many,), "int32")
         rows = zeros((2 * shape.layers, many + many % 2), "int64")
         tables = zeros((2 * shape.layers, -(-sequences * blocks // 4) * 4), "int32")
@@ -109,7 +110,7 @@ class _Run:
             each.numpy() for each in (token, position, rows, tables, logits))
 
     def __call__(self, token: list[int], position: list[int], sequences: list[Sequence]) -> None:
-        """The sequences have the pages for these positions, and keep their pages as long as they are given."""
+        """Run one step. The sequences have pages for these positions, and must keep their pages during the call."""
         self._token[:], self._position[:] = token, position
         if sequences != self._seen:
             shape = self.shape
@@ -123,7 +124,7 @@ class _Run:
         except errors.GoneError:
             if not self._served:
                 raise
-            # Its rows are the same ones, whatever was written there.
+            # The repeated run writes the same rows, so it does not matter how far the first one came.
             self.lost += 1
             self._binding.dispatch()
 
@@ -135,15 +136,16 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
 
 
 class Generator:
-    """Runs a GGUF model for up to `lanes` requests at once. For one thread.
+    """Runs a GGUF model for up to `lanes` requests at once. Use it from one thread.
 
-    max_tokens: of one request, its prompt included. pages: that its requests may have at a time; by default every lane has room for
-    a request of that length. A request waits until a lane and the pages for all that it may become are free; then it stays in
-    until its end. Those that wait are taken by turns of their clients.
+    max_tokens: the limit of one request, prompt included. pages: the limit of all its requests together; by default
+    every lane has room for a request of max_tokens. A request waits until a lane and all pages that it may need are
+    free, and then stays in its lane until it is done. Waiting requests are taken from their clients in turn.
 
-    context: the engine "ggml", by default in this process. A served one needs folder, one of its folders of models, where the graphs
-    are left; when its process dies, the run that is lost is made again by the next one. tenant: a token of a pool (page_pool()) that
-    others have too: what one of them has read of a prompt, by the same loaded model, the others find. page_tokens is the pool's then."""
+    context: the engine "ggml", by default in this process. A served engine needs folder, one of its folders of models,
+    for the graphs. If its process dies, the next one repeats the lost run. tenant: a token of a pool (page_pool()) that
+    several generators share. Each finds the pages of prompts that another one has read by the same loaded model.
+    page_tokens is then the pool's."""
 
     def __init__(self, model: Model, *, lanes: int = 8, max_tokens: int = 512, page_tokens: int = 16, pages: int | None = None,
                  cache: str = "float16", threads: int = 1, library: str | None = None, context: engine.Context | None = None,
@@ -171,17 +173,18 @@ class Generator:
         self._page_tokens, self._max_tokens, self._free_pages = page_tokens, max_tokens, count
         layers, width, item = graphs._widths(model, cache)
         graphs.Pages(info, 1, 1).fit(layers, width, item)
-        self._idle = self._handle.sequence()  # where lanes without a request write
+        self._idle = self._handle.sequence()  # lanes without a request write there
         self._idle.append(1)
         memory = self._handle.slab().view("float16" if item == 2 else "float32").reshape(-1, width)
         self._own = tempfile.TemporaryDirectory() if folder is None else None
         where = Path(self._own.name if self._own else folder or ".")
         context = context or engine.Context("ggml", threads=threads, library=library)
-        context.keep(self._handle)
+        context.lifeline(self._handle)
         self._decode = _Run(context, where, model, self._handle, memory, cache, lanes, 1, self._blocks)
         self._prompt = _Run(context, where, model, self._handle, memory, cache, 1, page_tokens, self._blocks)
         self._handle.trim()
-        # Pages of another model, or in another form, are not found. Who loads the same file has the same regions.
+        # The hash names the model and the form of the pages, so pages of other models are not found. All processes that
+        # load the same file have the same regions.
         regions = sorted({model[name].id for name in model})
         said = hashlib.sha256(f"{regions} {cache} {layers} {width}".encode()).digest()
         self._root = self._handle.hash(memoryview(said).cast("i"))
@@ -189,14 +192,15 @@ class Generator:
         self._lanes: list[Request | None] = [None] * lanes
         self._waiting: collections.OrderedDict[object, collections.deque[Request]] = collections.OrderedDict()
         self._turn = 0
-        #: Runs so far, the tokens that came of them, the requests that were in, added up over the runs of steps.
+        #: Runs, their tokens, and the number of requests in each step's run, added up.
         self.counts = {"steps": 0, "prompt_pages": 0, "tokens": 0, "together": 0}
 
     def submit(self, prompt: Iterable[int], max_tokens: int, *, stop: Iterable[int] = (), client: object = None,
                sample: Callable[[Any], int] | None = None) -> Request:
-        """A request for at most so many tokens behind the prompt's. stop: tokens after which it ends. sample: takes the logits,
-        a NumPy array that is good during the call, and gives a token; by default the likeliest is taken. client: who asks, for
-        the turns. InvalidError: tokens that the model has not, or more than max_tokens in all."""
+        """Submit a request for at most max_tokens tokens after the prompt. stop: tokens that end it. sample: a function
+        that gets the logits, a NumPy array that is valid during the call, and returns a token; by default the likeliest
+        is taken. client: any object; clients take turns. InvalidError: the model does not have a token, or the total
+        exceeds max_tokens."""
         tokens = [_whole("a token of the prompt", token, 0, self._vocabulary - 1) for token in prompt]
         if not tokens:
             raise errors.InvalidError(errno.EINVAL, "a prompt has at least one token")
@@ -210,7 +214,7 @@ class Generator:
         return request
 
     def cancel(self, request: Request) -> None:
-        """It leaves at once, and its pages go back."""
+        """Remove a request at once and free its pages."""
         if request.done:
             return
         if request in self._lanes:
@@ -226,17 +230,17 @@ class Generator:
 
     @property
     def busy(self) -> bool:
-        """Whether there is a request that has not ended."""
+        """Whether a request has not ended."""
         return bool(self._waiting) or any(self._lanes)
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing runs, and what waits does so for pages that others of the pool have."""
+        """Whether no request runs, and all waiting requests wait for pages that others of the pool have."""
         return bool(self._waiting) and not any(self._lanes)
 
     def info(self) -> dict[str, int]:
-        """Numbers: lanes, running, waiting, pages that its requests may still have, pages held, runs that were lost with the engine's
-        process and made again, and counts."""
+        """Return counts: lanes, running, waiting, pages that its requests may still take, pages held, runs that were
+        lost with the engine's process and repeated, and those of counts."""
         return {"lanes": len(self._lanes), "running": sum(lane is not None for lane in self._lanes),
                 "waiting": sum(map(len, self._waiting.values())), "pages_free": self._free_pages,
                 "pages_held": self._handle.info()["held"] - 1, "lost": self._decode.lost + self._prompt.lost, **self.counts}
@@ -250,7 +254,8 @@ class Generator:
         self._handle.trim()
 
     def _hashes(self, request: Request) -> list[bytes]:
-        """Of the pages that the prompt fills, but for its last token, whose logits are needed."""
+        """Return the hashes of the pages that the prompt fills. The last token is left out, since its logits are
+        needed."""
         size, out = self._page_tokens, list[bytes]()
         for end in range(size, len(request.prompt), size):
             out.append(self._handle.hash(request.prompt[end - size:end], out[-1] if out else self._root))
@@ -261,27 +266,27 @@ class Generator:
             client, queue = next(iter(self._waiting.items()))
             need = -(-(len(queue[0].prompt) + queue[0].max_tokens) // self._page_tokens)
             if need > self._free_pages:
-                return  # nobody overtakes: what is large comes in too
+                return  # no request overtakes another, so a large one gets its turn
             sequence = self._handle.find(self._hashes(queue[0]))
             found = sequence.tokens
             try:
                 sequence.append(len(queue[0].prompt) + queue[0].max_tokens - found)
             except errors.LimitError:
                 sequence.release()
-                return  # others of the pool have them: it is asked again before the next step
+                return  # others of the pool have them; the next step tries again
             finally:
                 self._handle.trim()
             request = queue.popleft()
             del self._waiting[client]
             if queue:
-                self._waiting[client] = queue  # behind the others
+                self._waiting[client] = queue  # behind the other clients
             request._pages = need
             self._free_pages -= need
             request._sequence, request._at, request.shared = sequence, found, found
             self._lanes[self._lanes.index(None)] = request
 
     def _page(self, request: Request) -> None:
-        """A page of its prompt in one run."""
+        """Compute one page of a request's prompt in one run."""
         sequence, size = request._sequence, self._page_tokens
         assert sequence is not None
         first = request._at
@@ -291,8 +296,8 @@ class Generator:
         sequence.cache(self._hashes(request)[:request._at // size])
 
     def step(self) -> list[Request]:
-        """One run of the requests that are in, after those that wait have joined, and at most one page of one prompt before it.
-        Those that got a token, some of them done by it."""
+        """Let waiting requests join, compute at most one page of one prompt, and run all requests once. Return those
+        that got a token; some are done by it."""
         self._join()
         size, lanes = self._page_tokens, self._lanes
         reading = [r for r in lanes if r and r._at + size < len(r.prompt)]
@@ -333,7 +338,7 @@ class Generator:
         return out
 
     def close(self) -> None:
-        """End it, and all requests."""
+        """End the generator and all its requests."""
         for request in [r for r in self._lanes if r] + [r for queue in self._waiting.values() for r in queue]:
             self.cancel(request)
         del self._decode, self._prompt
@@ -351,7 +356,7 @@ class Generator:
 
 
 def _sampler(temperature: Any, seed: Any) -> Callable[[Any], int] | None:
-    """By the logits divided by the temperature; 0: the likeliest."""
+    """Return a function that samples by the logits divided by the temperature; 0: the likeliest token."""
     import numpy
 
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature <= 100:
@@ -368,7 +373,7 @@ def _sampler(temperature: Any, seed: Any) -> Callable[[Any], int] | None:
 
 
 class _Peer:
-    """A client's end, and its requests by number."""
+    """The connection of a client, and its requests by number."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -380,29 +385,31 @@ class _Peer:
 
 
 class Server:
-    """Serves a generator at a Unix socket to processes of this user. A request is a line of JSON: {"id", "prompt", "max_tokens",
-    "stop", "temperature", "seed"}, the last three may be left out, or {"id", "cancel": true}; answers are {"id", "token"} for each
-    token, at last {"id", "done"} with "stop", "length" or "cancelled", or {"id", "error"}. A client that hangs up, however it ends,
-    is out before the next run; one that sends what is no request, or does not read, is dropped."""
+    """Serves a generator at a Unix socket to processes of this user. A request is a line of JSON: {"id", "prompt",
+    "max_tokens", "stop", "temperature", "seed"}, where the last three are optional. {"id", "cancel": true} cancels one.
+    Answers are {"id", "token"} for each token, then {"id", "done"} with "stop", "length" or "cancelled"; or {"id",
+    "error"}. A client that disconnects, for any reason, is removed before the next run. A client that sends an invalid
+    request, or does not read, is disconnected."""
 
     def __init__(self, generator: Generator, path: str | os.PathLike[str]) -> None:
         self._generator, self._path = generator, os.fspath(path)
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._peers: dict[socket.socket, _Peer] = {}
-        self._wake, self._bell = socket.socketpair()
+        self._wake, self._woken = socket.socketpair()
         before = os.umask(0o177)
         try:
-            self._listener.bind(self._path)
+            self._bound = listening.listen(self._listener, self._path, 64)
         except OSError as error:
-            for each in (self._listener, self._wake, self._bell):
+            for each in (self._listener, self._wake, self._woken):
                 each.close()
-            more = ": another generator serves there, or what it left is to be removed" if error.errno == errno.EADDRINUSE else ""
+            if isinstance(error, errors.Error):
+                raise
+            more = ": another server is there, or a file; stop it, or use another path" if error.errno == errno.EADDRINUSE else ""
             raise OSError(error.errno or errno.ENAMETOOLONG, f"{self._path}: {error.strerror or error}{more}") from None
         finally:
             os.umask(before)
-        self._listener.listen(64)
-        for each in (self._listener, self._bell):
+        for each in (self._listener, self._woken):
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ)
 
@@ -410,7 +417,7 @@ class Server:
         """Serve until stop()."""
         while True:
             for key, _ in self._selector.select(.005 if self._generator.stuck else 0 if self._generator.busy else None):
-                if key.fileobj is self._bell:
+                if key.fileobj is self._woken:
                     return
                 if key.fileobj is self._listener:
                     self._accept()
@@ -423,20 +430,17 @@ class Server:
                 self._send(peer)
 
     def stop(self) -> None:
-        """run() returns; from any thread, or a signal's handler."""
+        """Let run() return. Any thread and any signal handler may call this."""
         self._wake.send(b"\0")
 
     def close(self) -> None:
-        """End the socket and all connections; the generator stays."""
+        """End the socket and all connections. The generator continues."""
         for peer in list(self._peers.values()):
             self._drop(peer)
         self._selector.close()
-        for each in (self._listener, self._wake, self._bell):
+        listening.forget(self._path, self._bound)
+        for each in (self._listener, self._wake, self._woken):
             each.close()
-        try:
-            os.unlink(self._path)
-        except FileNotFoundError:
-            pass
 
     def _accept(self) -> None:
         try:
@@ -477,7 +481,7 @@ class Server:
                 return
 
     def _take(self, peer: _Peer, line: bytes) -> bool:
-        """Whether it was a request."""
+        """Process one line. Return whether it is a valid request."""
         try:
             said = json.loads(line)
             number = _whole("id", said["id"], 0, (1 << 53) - 1)
@@ -536,11 +540,11 @@ def _deadline(timeout: float | None) -> float | None:
 
 
 class Client:
-    """A connection to a Server. For one thread, one generate() at a time.
+    """A connection to a Server, for one thread and one generate() at a time.
 
-    timeout: seconds until the server's socket has taken the connection, None: no limit. NotFoundError: there is no socket at path.
-    GoneError: nobody listens there. AccessError: it is another user's. PeerTimeoutError: it takes no connections. A server that
-    takes the connection and says nothing is for the timeout of generate()."""
+    timeout: seconds until the server's socket has accepted the connection; None: no limit. NotFoundError: there is no
+    socket at path. GoneError: no server listens there. AccessError: it is another user's. PeerTimeoutError: it accepts
+    no connections. If a server accepts the connection and does not answer, the timeout of generate() applies."""
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float | None = None) -> None:
         deadline = _deadline(timeout)
@@ -550,7 +554,7 @@ class Client:
         except BaseException:
             self._socket.close()
             raise
-        self._unsent = b""  # of a line that was begun, and what is to follow it
+        self._unsent = b""  # the rest of a line whose sending has begun, and later lines
         self._read = b""
         self._number = 0
 
@@ -561,7 +565,7 @@ class Client:
             if deadline is not None and left <= 0:
                 raise errors.PeerTimeoutError(errno.ETIMEDOUT, f"the generator at {path} took no connection before the deadline: "
                                               "it is stopped, or has more clients than it takes")
-            # With a timeout of Python's own, a socket whose queue is full is an error at once.
+            # Python's own timeout would turn a full socket queue into an error at once, so set the kernel's.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(left), int(left % 1 * 1e6) + 1)
                                     if deadline is not None else bytes(16))
             try:
@@ -587,9 +591,10 @@ class Client:
 
     def generate(self, prompt: Iterable[int], max_tokens: int, *, stop: Iterable[int] = (), temperature: float = 0,
                  seed: int = 0, timeout: float | None = None) -> Iterator[int]:
-        """Tokens as they come; ending the loop early cancels the rest. temperature 0: the likeliest. timeout: seconds from the
-        loop's beginning to the last token taken, None: no limit. InvalidError: what the server refused, with its reason.
-        PeerTimeoutError: it was not done by then, and is cancelled. GoneError: the server ended."""
+        """Yield tokens as they arrive. Leaving the loop early cancels the rest. temperature 0: the likeliest. timeout:
+        seconds from the loop's beginning to the last token, None: no limit. InvalidError: the server refused the
+        request, with its reason. PeerTimeoutError: the time is over, and the request is cancelled. GoneError: the
+        server ended."""
         deadline = _deadline(timeout)
         if self._socket.fileno() < 0:
             raise errors.ReleasedError(errno.EBADF, "this client was closed")
@@ -619,20 +624,20 @@ class Client:
             raise
         finally:
             if self._unsent.endswith(request):
-                self._unsent = self._unsent[:-len(request)]  # the server knows nothing of it
+                self._unsent = self._unsent[:-len(request)]  # the server has not read any of it
             elif not over:
                 self._unsent += self._line({"id": number, "cancel": True})
                 try:
                     self._send(deadline)
                 except errors.PeerTimeoutError:
-                    self._send_now()  # else before the next request
+                    self._send_now()  # else it is sent before the next request
 
     @staticmethod
     def _line(words: Mapping[str, Any]) -> bytes:
         return json.dumps(words).encode() + b"\n"
 
     def _until(self, deadline: float | None) -> None:
-        """The socket's next call takes so long at most."""
+        """Limit the socket's next call to the rest of the time."""
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             raise errors.PeerTimeoutError(errno.ETIMEDOUT, "the request was not done at its deadline, and is cancelled")
@@ -679,7 +684,7 @@ class Client:
         return errors.GoneError(errno.EPIPE, "the generator's server ended, or dropped this client")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
     def __enter__(self) -> Client:
@@ -693,7 +698,7 @@ class Client:
 def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tmesh.batching", description="Serve a GGUF model's tokens at a Unix socket.")
     parser.add_argument("model")
-    parser.add_argument("--socket", required=True, help="path of the socket, which must not exist")
+    parser.add_argument("--socket", required=True, help="path of the socket; what a killed server left there is replaced")
     parser.add_argument("--lanes", type=int, default=8, help="requests at once (8)")
     parser.add_argument("--max-tokens", type=int, default=512, help="of a request, its prompt included (512)")
     parser.add_argument("--threads", type=int, default=1)
@@ -702,18 +707,23 @@ def _main() -> None:
     parser.add_argument("--cache", choices=("float16", "float32"), default="float16")
     given = parser.parse_args()
     try:
-        with load_model(given.model) as model, tempfile.TemporaryDirectory() as folder:
-            context = engine.serve("ggml", models=folder, threads=given.threads).connect() if given.process else None
-            generator = Generator(model, lanes=given.lanes, max_tokens=given.max_tokens, threads=given.threads, cache=given.cache,
-                                  context=context, folder=folder, tenant=given.tenant)
-            server = Server(generator, given.socket)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # in the background of a shell it is
-                    signal.signal(number, lambda *_: server.stop())
-            print("ready", flush=True)
-            server.run()
-            server.close()
-            generator.close()
+        with tempfile.TemporaryDirectory() as folder:
+            context = (engine.serve("ggml", models=folder, threads=given.threads).connect() if given.process else
+                       engine.Context("ggml", threads=given.threads))
+            graphs.check(describe_model(given.model), rows=given.max_tokens, context=context, folder=folder)
+            with load_model(given.model) as model:
+                generator = Generator(model, lanes=given.lanes, max_tokens=given.max_tokens, cache=given.cache, context=context,
+                                      folder=folder, tenant=given.tenant)
+                server = Server(generator, given.socket)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # a shell starts
+                                                                                                # background jobs with
+                                                                                                # SIGINT ignored
+                        signal.signal(number, lambda *_: server.stop())
+                print("ready", flush=True)
+                server.run()
+                server.close()
+                generator.close()
     except (errors.Error, OSError) as error:
         sys.exit(f"tmesh.batching: {error}")
 

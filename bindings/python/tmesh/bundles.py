@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Named tensors as one: a model's weights, an adapter, a batch.
+"""Named tensors as one unit: a model's weights, an adapter, a batch.
 
     weights = tmesh.bundle({"w": array, "b": other}, metadata='{"format":"mine"}')
     queue.put(weights.ref())          # one ref, whatever the number of tensors
@@ -18,19 +18,19 @@ from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
-from . import _tmesh, sent
+from . import _tmesh, in_transit
 from .elements import Entry, is_contiguous, to_torch
 from .errors import Error, InvalidError, NotFoundError, ReleasedError, UnsupportedError
 
-# How long pickle holds one, in seconds, as it holds Tensors.
+# How long a pickle holds a bundle for its receiver, in seconds, as for Tensors.
 _HOLD = 60.0
 
 
 class Bundle(Mapping[str, _tmesh.Tensor]):
-    """Named tensors in a few regions, under one ref; made by tmesh.bundle() and tmesh.open(). It never
-    changes. A tensor taken from it lives on when it is released."""
+    """Named tensors in a few regions, under one ref; made by tmesh.bundle() and tmesh.open(). A bundle never changes. A
+    tensor taken from it stays valid after the bundle is released."""
 
-    _released_by: int | None = None  # the thread that did
+    _released_by: int | None = None  # the thread that released it
 
     def __init__(self, held: _tmesh.Held) -> None:
         self._held = held
@@ -48,7 +48,7 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    # As with tensors: one bundle is another when it is the same.
+    # Compare by identity, as tensors do.
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -56,7 +56,7 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
 
     @property
     def metadata(self) -> str:
-        """Text that its maker gave it, "" if none."""
+        """The text that its producer gave it, "" if none."""
         return self._held.metadata
 
     @property
@@ -66,45 +66,46 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
 
     @property
     def id(self) -> str:
-        """Of the region that says what is where."""
+        """The id of the region that lists the tensors."""
         return self._held.id
 
     def ref(self, *, writable: bool = False, hold: float | None = None) -> dict[str, Any]:
-        """What opens it elsewhere, by tmesh.open(): a dict of plain values, for reading unless writable.
-        It holds nothing but for so many seconds, or until somebody opened it, as a Tensor's. SealedError: writable, and a
-        tensor of it is sealed; AccessError: writable, and this process may not write; ReleasedError: it was released;
-        InvalidError: that is no time."""
+        """Return a ref for tmesh.open(): a dict of plain values, for reading unless writable. By default it does not
+        hold the memory. hold: hold it for so many seconds, or until a process has opened it, as for a Tensor.
+        SealedError: writable, and a tensor of it is sealed. AccessError: writable, and this process may not write.
+        ReleasedError: it was released. InvalidError: the time is out of range."""
         ref: dict[str, Any] = json.loads(self._held.ref(writable, hold))
         return ref
 
     def send(self, socket: Any, /, *, writable: bool = False, timeout: float | None = None) -> None:
-        """Hand it over by a connected Unix socket, or its descriptor, to recv_bundle(). A socket takes a few
-        hundred regions at once: the peer has to receive meanwhile. PeerTimeoutError after timeout seconds; GoneError:
-        nobody is there; AccessError: writable, and this process may not write; SealedError: writable, and it is
-        sealed; ReleasedError: it was released."""
+        """Hand the bundle over by a connected Unix socket, or its descriptor, to recv_bundle(). A socket takes a few
+        hundred regions at once, so the peer has to receive meanwhile. PeerTimeoutError: timeout seconds have passed.
+        GoneError: the other end is closed. AccessError: writable, and this process may not write. SealedError:
+        writable, and it is sealed. ReleasedError: it was released."""
         self._held.send(socket, writable, timeout)
 
     def private(self) -> dict[str, _tmesh.Tensor]:
-        """All tensors in one copy-on-write view of each region, as Tensor.private() is of one tensor: what is
-        written is one's own. Each call makes new views. Only of a sealed bundle. InvalidError: it is not sealed;
+        """Return all tensors in one copy-on-write view of each region, as Tensor.private() does for one tensor. Other
+        processes do not see writes to it. Each call makes new views. InvalidError: the bundle is not sealed.
         ReleasedError: it was released."""
         return dict(zip(self, self._held.private()))
 
     def state_dict(self, *, private: bool = True) -> dict[str, Any]:
-        """All tensors as PyTorch's, without a copy. They are in one copy-on-write view that is new at each call:
-        what is written is one's own, a page at a time. private=False promises not to write: a write ends the
-        process then. InvalidError: private, and it is not sealed; ReleasedError: it was released."""
+        """Return all tensors as PyTorch's, without a copy. They are in one copy-on-write view, which is new at each
+        call. A write copies a page, and other processes do not see it. private=False promises not to write: a write
+        would end the process. InvalidError: private, and the bundle is not sealed. ReleasedError: it was released."""
         tensors = self.private() if private else self
         return {name: to_torch(tensors[name], entry) for name, entry in zip(self, self._entries())}
 
     def _entries(self) -> list[Entry]:
-        """Those of types that only PyTorch has are bytes here, with the type's name and shape."""
+        """Return the entries. Tensors of types that only PyTorch has are bytes here, with the type's name and shape."""
         return [Entry(name, kind or one.dtype, None if kind else one.dtype, shape if kind else one.shape, 0, one.nbytes)
                 for (name, one), (kind, shape) in zip(self.items(), self._held.types())]
 
     def release(self) -> None:
-        """Let go. Tensors that were taken from it stay; all other use raises ReleasedError."""
-        # The first: later calls change nothing. Known to whoever finds it released.
+        """Release the bundle. Tensors that were taken from it stay valid; all other use raises ReleasedError."""
+        # Set it before the release, so that a thread that finds the bundle released can read it. Later calls do not
+        # change it.
         self._released_by = self._released_by or threading.get_ident()
         self._held.release()
 
@@ -121,14 +122,21 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
             held: object = self._held
             if isinstance(held, _Lost):
                 return _lost, (held.error,)
-            return _unpickled, (self.ref(hold=_HOLD),)
+            return _stored, (*_elements(self), self.metadata, all(tensor.sealed for tensor in self.values()))
         except ReleasedError as error:
             return _too_late(self, error)
 
+    def __copy__(self) -> Bundle:
+        """Return a bundle of the same memory."""
+        if self.lost:
+            return self
+        opened: Bundle = _tmesh.open(self.ref())
+        return opened
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Bundle:
-        """A bundle that nobody else writes to: of the same memory if all of it is sealed, else of copies. Tensors in the same place,
-        such as tied weights, stay one. TypeError: what is to be copied has a type that only PyTorch knows; ReleasedError: it was
-        released."""
+        """Return a bundle that no other process writes to: the same memory if all of it is sealed, else copies. Tensors
+        in the same place, such as tied weights, stay one. TypeError: a tensor to copy has a type that only PyTorch has.
+        ReleasedError: it was released."""
         if all(tensor.sealed for tensor in self.values()):
             opened: Bundle = _tmesh.open(self.ref())
             return opened
@@ -140,7 +148,7 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
 
     @property
     def lost(self) -> bool:
-        """Whether it was unpickled too late: its memory is gone, and any use raises the error."""
+        """Whether its memory was gone when it was unpickled. Any use then raises the error."""
         held: object = self._held
         return isinstance(held, _Lost)
 
@@ -153,7 +161,7 @@ class Bundle(Mapping[str, _tmesh.Tensor]):
 
 
 class _Lost:
-    """What a Bundle has in the place of both its members when it is lost: any use raises."""
+    """The members of a lost Bundle: any use raises its error."""
 
     def __init__(self, error: Error) -> None:
         self.error = error
@@ -169,70 +177,105 @@ class _Lost:
 
 def _lost(error: Error) -> Bundle:
     bundle = Bundle.__new__(Bundle)
-    # For all to see as what it would be.
+    # Make it a Bundle that raises at use.
     nothing: Any = _Lost(error)
     bundle._held = bundle._numbers = nothing
     return bundle
 
 
 def _too_late(bundle: Bundle, error: ReleasedError) -> tuple[Any, ...]:
-    late = sent.too_late(bundle._released_by)
+    late = in_transit.too_late(bundle._released_by)
     if late is None:
         raise error
     return _lost, (NotFoundError(errno.ENOENT, late),)
 
 
 def _unpickled(ref: dict[str, Any]) -> Any:
-    """An exception in the middle of another's unpickling would break it."""
+    """Return a lost bundle instead of raising: an exception would break the unpickling of the whole message."""
     try:
         return _tmesh.open(ref)
     except Error as error:
+        if in_transit.is_passing(error):
+            raise
         return _lost(error)
 
 
-def _reduce(bundle: Bundle) -> tuple[Any, ...]:
-    """Held until it is taken, region by region."""
-    parcels: list[bytes] = []
-    sent.here.look()
+_ALIGNMENT = 64
+
+
+def _elements(bundle: Bundle) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
+    """Return the elements that pickle stores, each place once, and the place of each name."""
+    places: dict[Any, int] = {}
+    found: list[tuple[Any, ...]] = []
+    names: dict[str, int] = {}
+    for name, tensor in bundle.items():
+        names[name] = places.setdefault((tensor.id, *_tmesh.layout(tensor)), len(found))
+        if names[name] == len(found):
+            found.append(in_transit.elements_of(tensor))
+    return found, names
+
+
+def _stored(found: list[tuple[Any, ...]], names: dict[str, int], metadata: str, sealed: bool) -> Bundle:
+    """Make a bundle in one region of the elements that pickle stored."""
+    ends = [0]
+    for data, *_ in found:
+        ends.append(ends[-1] + -(-len(data) // _ALIGNMENT) * _ALIGNMENT)
+    region = _tmesh.empty((max(ends[-1], 1),), "uint8")
+    for start, (data, *_) in zip(ends, found):
+        if data:
+            _tmesh.write(region[start:start + len(data)], data)
+    tensors = [_tmesh.part(region, dtype, shape, strides, start) for start, (_, dtype, shape, strides) in zip(ends, found)]
+    return bundle({name: tensors[at] for name, at in names.items()}, metadata=metadata or None, seal=sealed)
+
+
+def _reduce_held(bundle: Bundle) -> tuple[Any, ...]:
+    """Pickle a bundle for loky, which sends to processes of this machine and does not name the receiver."""
     try:
-        if bundle.lost:
-            return bundle.__reduce__()
-        ref = bundle.ref()
-        for region in bundle._held.regions():
-            parcels.append(sent.here.send(region, False))
-    except BaseException as error:
-        for parcel in parcels:
-            sent.here.give_up(parcel)
-        if isinstance(error, ReleasedError):
-            return _too_late(bundle, error)
-        raise
+        return bundle.__reduce__() if bundle.lost else (_unpickled, (bundle.ref(hold=_HOLD),))
+    except ReleasedError as error:
+        return _too_late(bundle, error)
+
+
+def _reduce(bundle: Bundle) -> tuple[Any, ...]:
+    """Pickle a bundle, held region by region until the receiver has opened it."""
+    in_transit.here.look()
+    try:
+        with in_transit.message() as parcels:
+            if bundle.lost:
+                return bundle.__reduce__()
+            ref = bundle.ref()
+            for region in bundle._held.regions():
+                in_transit.send(region, False)
+    except ReleasedError as error:
+        return _too_late(bundle, error)
     return _received, (ref, parcels)
 
 
 def _received(ref: dict[str, Any], parcels: list[bytes]) -> Any:
     bundle = _unpickled(ref)
     for parcel in parcels:
-        sent.here.give_up(parcel)
+        in_transit.let_go(parcel)
     return bundle
 
 
 ForkingPickler.register(Bundle, _reduce)
+in_transit.register_held(Bundle, _reduce_held)
 
 
 class _Bytes(NamedTuple):
-    """What is copied into a bundle: elements in C order, as bytes."""
+    """An array to copy into a bundle: elements in C order, as bytes."""
 
     flat: Any  # NumPy, uint8
     dtype: str
     shape: tuple[int, ...]
 
     def place(self) -> tuple[Any, ...]:
-        """Equal for what lies in the same memory, such as tied weights."""
+        """Return a key that is equal for arrays of the same memory, such as tied weights."""
         return self.flat.__array_interface__["data"][0], self.dtype, self.shape
 
 
 def _bytes_of_torch(torch: Any, tensor: Any) -> _Bytes | None:
-    """Also of types that NumPy has not."""
+    """Return a PyTorch tensor's bytes, even if NumPy does not have its type."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     try:
         if tensor.device.type != "cpu" or _tmesh.empty(0, dtype).dtype != dtype:
@@ -240,7 +283,7 @@ def _bytes_of_torch(torch: Any, tensor: Any) -> _Bytes | None:
         import numpy
 
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        # By DLPack, which also works where PyTorch was built for another NumPy than is there.
+        # Use DLPack, which also works if PyTorch was built for another version of NumPy than the installed one.
         flat = numpy.from_dlpack(plain.reshape(-1).view(torch.uint8))
         return _Bytes(flat, dtype, tuple(tensor.shape))
     except (ImportError, RuntimeError, InvalidError):
@@ -253,16 +296,16 @@ def _bytes_of_ours(tensor: _tmesh.Tensor) -> _Bytes:
 
 
 def _bytes_of(value: object) -> _Bytes | None:
-    """None: NumPy does not know its type, or has none that is ours."""
+    """Return an array's bytes; None if NumPy does not know its type, or tmesh does not have it."""
     torch = sys.modules.get("torch")
     if torch and isinstance(value, torch.Tensor):
         return _bytes_of_torch(torch, value)
     try:
         import numpy
 
-        masked: Any = numpy.ma  # has no types
+        masked: Any = numpy.ma  # NumPy is installed without its types
         if masked.is_masked(value):
-            return None  # put() refuses it
+            return None  # put() refuses it, with a reason
         array = numpy.ascontiguousarray(value) if numpy.ndim(value) else numpy.asarray(value)  # type: ignore[arg-type]
         _tmesh.empty(0, array.dtype).numpy()
     except (ImportError, TypeError, InvalidError, UnsupportedError):
@@ -271,7 +314,7 @@ def _bytes_of(value: object) -> _Bytes | None:
 
 
 def _together(found: dict[str, _Bytes]) -> dict[str, _tmesh.Tensor]:
-    """Copies, one behind the other in one region; of what shares memory there is one."""
+    """Copy arrays into one region, one behind the other. Arrays that share memory are copied once."""
     alone = {one.place(): one for one in found.values()}
     offsets, end = _tmesh.plan_bundle(tuple((one.dtype, one.shape) for one in alone.values()))
     region = _tmesh.empty(end, "uint8")
@@ -286,13 +329,12 @@ def _together(found: dict[str, _Bytes]) -> dict[str, _tmesh.Tensor]:
 
 def bundle(tensors: Mapping[str, object], *, metadata: str | None = None, seal: bool = True,
            label: str | None = None) -> Bundle:
-    """A Bundle of tensors by their names, in that order, and of text that says more, such as JSON.
+    """Make a Bundle of tensors by their names, in that order. metadata: text about them, such as JSON.
 
-    Of a Tensor the memory itself goes in, whole regions of it: it is sealed then, unless seal=False.
-    What else put() takes is copied once: PyTorch's tensors, and what NumPy has types for, into one region, where
-    what shares memory (tied weights) goes on sharing it.
-    label: a name for people.
-    InvalidError: what is to be sealed lies in an arena; TypeError: it is no dict by names; other errors as of tmesh.put()."""
+    A Tensor is not copied: the whole of its region becomes part of the bundle, and is sealed unless seal=False. Other
+    arrays that put() accepts are copied once into one region: PyTorch's tensors, and types that NumPy has. Arrays that
+    share memory (tied weights) still share it. label: a name for people. InvalidError: a tensor to seal is in an arena.
+    TypeError: it is no dict by names. Other errors are as for tmesh.put()."""
     if not isinstance(tensors, Mapping):
         raise TypeError(f"a bundle is made of a dict of names and arrays, not {type(tensors).__name__}")
     if metadata is not None and not isinstance(metadata, (str, bytes)):

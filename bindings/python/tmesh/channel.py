@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The asyncio side of Channel, by way of its descriptor."""
+"""The asyncio methods of Channel, by its descriptor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import GoneError
 
 
 async def recv(channel: Channel) -> bytes | Tensor | tuple[Tensor, bytes]:
-    """What Channel.recv_async() does."""
+    """Implement Channel.recv_async()."""
     while True:
         message = channel._poll()
         if message is None:
@@ -24,7 +24,8 @@ async def recv(channel: Channel) -> bytes | Tensor | tuple[Tensor, bytes]:
 
 
 class iterate(AsyncIterator[bytes | Tensor | tuple[Tensor, bytes]]):
-    """What ``async for`` does, until nobody is left to send. No generator, which an error of one message would end."""
+    """Implement ``async for``, which ends when no sender is left. An error of one message would end a generator, so
+    this is none."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -37,14 +38,14 @@ class iterate(AsyncIterator[bytes | Tensor | tuple[Tensor, bytes]]):
 
 
 async def send(channel: Channel, message: Any) -> None:
-    """What Channel.send_async() does."""
+    """Implement Channel.send_async()."""
     while not channel.try_send(message):
         await _readable(channel)
 
 
 async def _opened(channel: Channel) -> None:
-    """By another thread, since a message's owner may take its time. A task that is cancelled waits
-    for that thread: the channel is not free before."""
+    """Open a message's memory in another thread, since its owner may take long to answer. If the task is cancelled,
+    wait for that thread: the channel is busy until it is done."""
     opening = asyncio.get_running_loop().run_in_executor(None, channel._prepare)
     try:
         await asyncio.shield(opening)
@@ -59,8 +60,8 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 async def _readable(channel: Channel) -> None:
-    """Nobody else may use the channel meanwhile: a second reader of its descriptor would push out
-    the first, and once it is closed nothing would wake us."""
+    """Wait until the channel's descriptor is readable. Mark the channel as busy: a second reader of the descriptor
+    would replace the first, and if the channel were closed, this task would never wake up."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     fd = channel.fileno()

@@ -2,44 +2,43 @@
 """GPU memory between processes, by libtmesh-cuda, which is loaded at the first call.
 
     a = tmesh.cuda.empty((1024, 1024), "float32")   # on GPU 0, in memory that can be shared
-    queue.put(tmesh.cuda.share(a))                  # a small dict, through whatever carries messages
+    queue.put(tmesh.cuda.share(a))                  # a small dict; send it by any means
     b = tmesh.cuda.open(ref)                        # elsewhere: the same memory
     torch.from_dlpack(b)                            # also CuPy, JAX; or __cuda_array_interface__
 
-``share`` takes what ``empty`` and ``open`` gave, PyTorch tensors, and whatever has
-``__cuda_array_interface__`` or DLPack. What does not lie in memory of tmesh's (torch.cuda.MemPool with
-``libtmesh-cuda-torch.so``) is handed over by CUDA IPC, and the ref says so: ``ref["cuda"]["kind"]``
-is "ipc"; its producer keeps it until all who opened it are done. Such a ref is to be opened before its
-producer has shared 256 others.
+``share`` takes arrays of ``empty`` and ``open``, PyTorch tensors, and objects with ``__cuda_array_interface__`` or
+DLPack. An array outside tmesh's memory is handed over by CUDA IPC, and ``ref["cuda"]["kind"]`` is "ipc". (PyTorch
+allocates in tmesh's memory by a torch.cuda.MemPool with ``libtmesh-cuda-torch.so``.) The producer keeps such an array
+until all processes that opened it are done. Open its ref before the producer has shared 256 others.
 
-An array lives as long as somebody holds it, in any process. A tensor of a framework lies in a
-segment of its allocator, which may use a freed tensor's place in it again: what is shared by
-``share`` its producer keeps until its consumers are done; what is shared by ``lend`` is kept by
-itself as long as somebody holds it.
+An array lives while any process has it. A framework's tensor is in a segment of its allocator, which may give a freed
+tensor's place to another one. The producer therefore keeps a tensor shared by ``share`` until its consumers are done.
+``lend`` keeps it without the producer, as long as a process has it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import _tmesh, errors
 
 _TYPESTR = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _DL_CUDA = 2
-_LEGACY_STREAM = 1  # the default one, where 0 stands for none
+_LEGACY_STREAM = 1  # the default stream, for which 0 stands for none
 _NO_STREAM = -1
-# Tensors are handed over in microseconds: what is the same each time is made once.
+# Made once, because a hand-over takes only microseconds.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def available() -> bool:
-    """Whether there are libtmesh-cuda, a driver and a GPU; why not is what other calls raise."""
+    """Whether libtmesh-cuda, a driver and a GPU are available. If not, other calls raise the reason."""
     try:
         _tmesh.cuda_load()
     except errors.Error:
@@ -52,9 +51,9 @@ class Array:
 
     def __init__(self, memory: _tmesh.CudaHandle, stream: int | None = None) -> None:
         self._memory = memory
-        # What made the array is ordered before this stream's work from then on; None: nothing did.
+        # This stream's later work is ordered after the work that made the array; None: no stream's is.
         self._stream = None if stream == _NO_STREAM else stream
-        self._ordered = stream == _NO_STREAM  # by who opened it
+        self._ordered = stream == _NO_STREAM  # the caller of open() sees to the order
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,12 +74,12 @@ class Array:
 
     @property
     def device(self) -> str:
-        """"cuda:N" of the GPU that has the memory, or for host memory uses it."""
+        """"cuda:N" of the GPU that has the memory, or that uses it if it is host memory."""
         return f"cuda:{self._memory.info()[1]}"
 
     @property
     def kind(self) -> str:
-        """host, staged, own, imported, ipc or external; unknown: of a libtmesh-cuda that has more."""
+        """host, staged, own, imported, ipc or external; unknown: a kind of a newer libtmesh-cuda."""
         return self._memory.info()[0]
 
     @property
@@ -89,33 +88,38 @@ class Array:
 
     @property
     def taken(self) -> bool:
-        """Its owner took the memory back, or its lease has lapsed: the pointer leads to nothing."""
+        """Whether its owner took the memory back, or its lease has lapsed. The pointer is then invalid."""
         return self._memory.info()[3]
 
     @property
     def pointer(self) -> int:
-        """Device pointer of the first element. The memory must be there: StaleError."""
+        """Return the device pointer of the first element. StaleError: the memory was taken back."""
         *_, taken, pointer = self._memory.info()
         if taken:
             raise errors.StaleError(errno.ESTALE, "the memory was taken back")
         return pointer
 
     def ref(self, stream: int | None = None) -> dict[str, Any]:
-        """As `share`."""
+        """Share the array, as `share` does."""
         ref: dict[str, Any] = json.loads(self._memory.share((self._stream or 0) if stream is None else stream))
         return ref
 
     def reclaim(self, timeout: float | None = None) -> None:
-        """Take the memory back from all other processes; PeerTimeoutError names who still has it. timeout: in seconds,
-        None: no limit."""
+        """Take the memory back from all other processes. PeerTimeoutError names the holders that remain. timeout: in
+        seconds, None: no limit."""
         self._memory.reclaim(timeout)
 
     def touch(self) -> None:
-        """Keep the lease; StaleError when the memory was taken back."""
+        """Renew the lease. StaleError: the memory was taken back."""
         self._memory.touch()
 
+    def stage(self, *, back: bool = False) -> None:
+        """Update an array of kind "staged", which open(or_copy=True) made: copy the host memory to the GPU, or with
+        `back` the other way. It waits for the GPU."""
+        self._memory.stage(back)
+
     def release(self) -> None:
-        """Let go now. What consumers made of the array keeps the memory."""
+        """Release the array now. Consumers of it keep the memory."""
         self._memory.release()
 
     def __enter__(self) -> Array:
@@ -152,29 +156,30 @@ class Array:
 
 def empty(shape: int | Sequence[int], dtype: str = "float32", device: int = 0, *, alone: bool = False,
           or_host: bool = False) -> Array:
-    """A new array on a GPU, writable, whose contents are not specified: what was in the memory before is
-    not overwritten, as the driver gives it. `alone`: in a block of its own, so that who opens its ref can
-    reach nothing else. `or_host`: in host memory when the GPU has none left (`kind` says so)."""
+    """Make a new array on a GPU, writable, with unspecified contents: the memory is not cleared after its last use.
+    `alone`: in a block of its own, so that a process with its ref can reach no other array. `or_host`: in host memory
+    if the GPU has none left; `kind` says so."""
     return Array(_tmesh.cuda_alloc(shape, dtype, device, alone, or_host))
 
 
 def zeros(shape: int | Sequence[int], dtype: str = "float32", device: int = 0, *, alone: bool = False,
           or_host: bool = False) -> Array:
-    """A new array of zeros; as `empty`. They are there when it returns."""
+    """Make a new array of zeros, as `empty`. The zeros are written when this returns."""
     array = empty(shape, dtype, device, alone=alone, or_host=or_host)
     array._memory.zero(_LEGACY_STREAM)
     return array
 
 
 def open(ref: str | dict[str, Any], *, writable: bool = False, device: int | None = None, stream: int = 0,
-         lease: float | None = None) -> Array:
-    """The array of a ref, for kernels on GPU `device` (default: the one that has it). What `stream`
-    does from now on waits for what the producer's did before it shared; -1: nothing waits, the caller
-    has seen to the order. The stream is to live as long as the array, which names it to consumers
-    (`__cuda_array_interface__`) and is shared on after it. A ref to host memory is registered with the
-    driver. With a `lease` in seconds, it is let go of when it was not touched for so long."""
+         lease: float | None = None, or_copy: bool = False) -> Array:
+    """Open the array of a ref, for kernels on GPU `device` (default: the GPU that has it). Later work of `stream` waits
+    for the producer's work before it shared. -1: no wait, the caller sees to the order. The stream must live as long as
+    the array, which names it to consumers (`__cuda_array_interface__`) and is shared on after it. A ref to host memory
+    is registered with the driver; if the driver refuses, `or_copy` makes a copy on the GPU, which is counted. Newer
+    GPUs refuse sealed memory. `lease`: the array is released if touch() was not called for so many seconds."""
     text = ref if isinstance(ref, str) else _encode(ref)
-    return Array(_tmesh.cuda_open(text, writable, -1 if device is None else device, stream, int((lease or 0) * 1e9)), stream)
+    return Array(_tmesh.cuda_open(text, writable, -1 if device is None else device, stream, int((lease or 0) * 1e9), or_copy),
+                 stream)
 
 
 # (pointer, shape, dtype, strides in elements or None), as the extension wants them.
@@ -182,7 +187,8 @@ _Place = tuple[int, tuple[int, ...], str, Sequence[int] | None]
 
 
 def _describe_dlpack(array: Any, stream: int) -> _Place:
-    """Whoever has the array keeps it: its capsule is read and dropped. `stream` waits for its producer."""
+    """Describe an array by DLPack. The capsule is read and dropped, so the caller keeps the array. `stream` waits for
+    its producer."""
     if not hasattr(array, "__dlpack__") or array.__dlpack_device__()[0] != _DL_CUDA:
         raise errors.InvalidError(errno.EINVAL, f"{type(array).__name__} has no __cuda_array_interface__, and no "
                                   "DLPack with memory on a GPU")
@@ -190,8 +196,8 @@ def _describe_dlpack(array: Any, stream: int) -> _Place:
 
 
 def _describe(array: Any, stream: int = 0) -> tuple[_Place, int]:
-    """Where a framework's array lies, and its stream. What it does not say of a stream is made so that
-    `stream` is right."""
+    """Return a framework's array's place and stream. If the array does not name its stream, make `stream` wait for its
+    producer."""
     if hasattr(array, "data_ptr"):
         import torch
 
@@ -209,23 +215,23 @@ def _describe(array: Any, stream: int = 0) -> tuple[_Place, int]:
 
 
 def lend(array: Any) -> Array:
-    """A framework's array that lies in memory of tmesh's, as an array like those of `empty`: released
-    here, it stays until no other process holds it, and keeps `array` so long. Its ref waits for the
-    stream that is current now."""
+    """Return an Array for a framework's array in tmesh's memory. After its release the memory stays until no other
+    process has it, and `array` is kept so long. Its ref waits for the stream that is current now."""
     place, stream = _describe(array)
     return Array(_tmesh.cuda_lend(array, *place), stream)
 
 
 def keep(array: Any, name: str, *, replace: bool = False, lifetime: float | None = None, mode: int = 0o600,
          gid: int | None = None, stream: int | None = None) -> Array:
-    """Keep an array that lies in memory of tmesh's, allocated in this process, under a name (`tmesh.keep` is for host
-    memory, and says what the arguments mean): it stays when all processes that had it are gone. `open_kept` opens
-    it, `tmesh.kept` lists it, `tmesh.drop` gives it up. Gives the array, or of a framework's what `lend` gives, to be
-    released. What the array's current stream, or `stream`, does up to now is waited for; with -1 nothing is.
+    """Keep an array under a name: it stays when all processes that had it are gone. It must be in tmesh's memory and
+    allocated by this process. `tmesh.keep` is for host memory, and explains the arguments. `open_kept` opens it,
+    `tmesh.kept` lists it, and `tmesh.drop` drops it. Returns the array, or for a framework's array the Array that
+    `lend` returns; release it. The call waits for the work so far of the array's current stream, or of `stream`; with
+    -1 for none.
 
-    GPU memory cannot be sealed: who opens the name for writing writes to everybody's. The block that the array lies in is
-    kept as a whole: make it with `alone=True`, or keep few that are large. It counts for nothing in the limit of what
-    is kept and stays until it is dropped."""
+    GPU memory cannot be sealed: a process that opens the name for writing changes it for all. The whole block of the
+    array is kept: make it with `alone=True`, or keep few large arrays. It does not count towards the limit of kept
+    memory, and stays until it is dropped."""
     kept = array if isinstance(array, Array) else lend(array)
     kept._memory.keep(name, replace, lifetime, mode, gid, (kept._stream or 0) if stream is None else stream)
     return kept
@@ -233,22 +239,35 @@ def keep(array: Any, name: str, *, replace: bool = False, lifetime: float | None
 
 def open_kept(name: str, *, writable: bool = False, device: int | None = None, lease: float | None = None,
               uid: int | None = None) -> Array:
-    """The array that is kept under a name: as `open`, with nothing to wait for. NotFoundError when nothing is kept there;
-    AccessError or ProtocolError when it is no GPU memory. uid: of another user who admits this one (not on
+    """Open the array kept under a name: as `open`, without a wait for a producer. NotFoundError: nothing is kept under
+    the name. AccessError or ProtocolError: it is no GPU memory. uid: another user who admits this one (not on
     memfd)."""
     return Array(_tmesh.cuda_open_kept(name, uid, writable, -1 if device is None else device, int((lease or 0) * 1e9)))
 
 
+@contextlib.contextmanager
+def capturing(device: int = 0) -> Iterator[None]:
+    """Put this around each capture of a graph, such as torch.cuda.graph(), whose stream is not passed to this module.
+    The library then does not wait for the GPU, which would break the capture. Memory that is released meanwhile is
+    given back after the capture (`bytes_waiting` of stats())."""
+    _tmesh.cuda_capture(device, True)
+    try:
+        yield
+    finally:
+        _tmesh.cuda_capture(device, False)
+
+
 def trim() -> None:
-    """Give the driver the blocks of GPU memory in which no array lies any more. `tmesh.trim` does so with host memory."""
+    """Give the driver the blocks of GPU memory without arrays. `tmesh.trim` does so with host memory."""
     _tmesh.cuda_trim()
 
 
 def stats(device: int | None = None) -> dict[str, int]:
-    """What libtmesh-cuda counted in this process, on a device or on all of them. Bytes now: bytes_used (of arrays made here),
-    bytes_reserved (in blocks of the driver's memory), bytes_lingering (given back here, still held by others),
-    imported_bytes, registered_bytes. Numbers: blocks, allocs and reused (of them without a new block), taken (arrays that
-    were taken back), and of fallbacks staged_copies, staged_bytes, host_fallbacks, host_waits."""
+    """Return libtmesh-cuda's counts in this process, for a device or for all. Bytes now: bytes_used (of arrays made here),
+    bytes_reserved (blocks of the driver's memory), bytes_pending_free (released here, still held by others). Also
+    imported_bytes, registered_bytes and bytes_waiting (released here, waiting for a GPU). Numbers: blocks, allocs, reused
+    (allocs without a new block), taken (arrays that were taken back). Fallbacks: staged_copies, staged_bytes, host_fallbacks,
+    host_waits, writable_instead."""
     return _tmesh.cuda_stats(-1 if device is None else device)
 
 
@@ -258,7 +277,7 @@ _FOREIGN_KEPT = 256
 
 
 def _forked() -> None:
-    """Another thread of the parent's may have held it."""
+    """Make a new lock: another thread of the parent may have held the old one."""
     global _lock
     _lock = threading.Lock()
 
@@ -267,10 +286,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _keep(pointer: int, token: object) -> None:
-    """One token for each place in memory that is not tmesh's. It is good until the place is shared
-    anew, or so many others were; who has opened it by then needs it no more."""
+    """Keep one token for each place outside tmesh's memory. It is valid until the place is shared again, or 256 others
+    were. A process that has opened the array by then no longer needs it."""
     with _lock:
-        gone = [_foreign.pop(pointer, None)]  # given back without the lock
+        gone = [_foreign.pop(pointer, None)]  # freed without the lock
         _foreign[pointer] = token
         if len(_foreign) > _FOREIGN_KEPT:
             gone.append(_foreign.pop(next(iter(_foreign))))
@@ -278,8 +297,8 @@ def _keep(pointer: int, token: object) -> None:
 
 
 def share(array: Any, *, stream: int | None = None) -> dict[str, Any]:
-    """A ref to it, a dict. Who opens it waits for what the array's current stream, or `stream`, does
-    up to now; with -1 for nothing."""
+    """Return a ref to an array, a dict. The receiver's work waits for the work so far of the array's current stream, or
+    of `stream`; with -1 for none."""
     if isinstance(array, Array):
         return array.ref(stream)
     place, current = _describe(array, stream or 0)

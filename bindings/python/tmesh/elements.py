@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Elements of tensors that come from files, as PyTorch has them."""
+"""Elements of tensors in files, as PyTorch represents them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from . import _tmesh
 from .errors import UnsupportedError
 
-# As files spell the types whose elements are whole bytes; PyTorch's names.
+# The types in files whose elements are whole bytes, with PyTorch's names.
 TORCH_TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
@@ -22,11 +22,11 @@ TORCH_TYPES = {
 
 
 class Entry(NamedTuple):
-    """A tensor as its file describes it: elements in shape, bytes in offset and nbytes."""
+    """A tensor by its file's description: elements in shape, bytes in offset and nbytes."""
 
     name: str
     type: str  # "BF16", "Q4_K"
-    dtype: str | None  # None: tmesh has no such type, and the Tensor is of bytes
+    dtype: str | None  # None: tmesh does not have the type, and the Tensor is of bytes
     shape: tuple[int, ...]
     offset: int
     nbytes: int
@@ -42,8 +42,8 @@ def is_contiguous(tensor: _tmesh.Tensor) -> bool:
 
 
 def to_torch(tensor: _tmesh.Tensor, entry: Entry) -> Any:
-    """A Tensor as PyTorch's. A contiguous one by its bytes: not all types go through DLPack. A file's type that tmesh
-    has no word for stays bytes. Of a read-only one the caller promises not to write."""
+    """Return a Tensor as PyTorch's. A contiguous one passes as bytes, since DLPack does not have all types. If tmesh
+    does not have a file's type, the result is bytes. The caller promises not to write to a read-only one."""
     torch = importlib.import_module("torch")
     if not is_contiguous(tensor):
         return torch.from_dlpack(tensor.dlpack(allow_readonly=True))
@@ -56,9 +56,52 @@ def to_torch(tensor: _tmesh.Tensor, entry: Entry) -> Any:
     return flat.view(_torch_type(torch, entry)).reshape(entry.shape)
 
 
-def plain_of_torch(value: Any) -> Any:
-    """What may be copied in the place of a tensor of PyTorch's on the CPU, which refuses to give it by DLPack: one that wants
-    gradients, is conjugated, or has truth values (before PyTorch 2). None: it is another thing."""
+# Types of the package ml_dtypes, which NumPy lacks. Each element is whole bytes.
+_OF_ML_DTYPES = {"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"}
+# ml_dtypes stores one of these in each byte, tmesh two.
+_HALVES = {"int4", "uint4", "float4_e2m1fn"}
+
+
+def numpy_type(name: str) -> Any:
+    """Return NumPy's dtype of that name, by ml_dtypes if NumPy does not have it. None: neither has it, or they store it
+    differently."""
+    numpy = importlib.import_module("numpy")
+    if name not in _OF_ML_DTYPES:
+        try:
+            return None if name in _HALVES else numpy.dtype(name)
+        except TypeError:
+            return None
+    try:
+        found = getattr(importlib.import_module("ml_dtypes"), name, None)
+    except ImportError:
+        return None
+    return None if found is None else numpy.dtype(found)
+
+
+def plain_of(value: Any) -> Any:
+    """Return a copyable stand-in for an array that supports neither Python's buffers nor DLPack, or (bytes, dtype's
+    name, shape). None: the value is no such array."""
+    numpy = sys.modules.get("numpy")
+    if numpy and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return _plain_of_ml_dtypes(numpy, numpy.asarray(value))
+    return _plain_of_torch(value)
+
+
+def _plain_of_ml_dtypes(numpy: Any, array: Any) -> Any:
+    name = array.dtype.name
+    if name in _OF_ML_DTYPES:
+        return numpy.ascontiguousarray(array).reshape(array.shape).view(f"uint{8 * array.dtype.itemsize}"), name, array.shape
+    if name not in _HALVES or array.dtype.itemsize != 1:
+        return None
+    halves = numpy.ascontiguousarray(array).reshape(-1).view("uint8") & 15
+    whole = numpy.zeros(-(-halves.size // 2) * 2, "uint8")
+    whole[:halves.size] = halves
+    return whole[::2] | whole[1::2] << 4, name, array.shape
+
+
+def _plain_of_torch(value: Any) -> Any:
+    """Convert a PyTorch tensor on the CPU that requires gradients, is conjugated, or has truth values (before PyTorch
+    2)."""
     torch = sys.modules.get("torch")
     if not torch or not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         return None

@@ -11,26 +11,26 @@
     with tmesh.engine.serve(models="models") as server:     # an engine in a process of its own
         context = server.connect()                         # or, in any process, tmesh.engine.connect(server.name)
 
-The names are WebNN's: context, graph, operand, dispatch, read, write, destroy. docs/engines.md says what is promised
-and what there is not.
+The names are WebNN's: context, graph, operand, dispatch, read, write, destroy. docs/reference/engines.md lists the
+promises and the limits.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib.util
 import itertools
 import json
 import os
-import shutil
 import subprocess
+import sys
+import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import _tmesh, errors
+from . import _tmesh, elements, errors, installed
 from ._tmesh import Cancellable
 from .pages import Pages
 
@@ -45,30 +45,9 @@ def _flags(readable: bool, writable: bool, exportable: bool) -> int:
     return _READABLE * readable | _WRITABLE * writable | _EXPORTABLE * exportable
 
 
-# Of an engine: the variable that names its library, a package that has it, and where in it.
-_LIBRARIES = {
-    "onnx": ("TMESH_ONNXRUNTIME", "onnxruntime", "capi/libonnxruntime.so*"),
-    "ggml": ("TMESH_GGML", "libggml", "lib*/libggml.so.0"),
-}
-
-
-def _library(backend: str) -> str:
-    """That of the package, which is not imported: onnxruntime has a copy of its own."""
-    variable, package, place = _LIBRARIES.get(backend, ("", "", ""))
-    if not package or os.environ.get(variable):
-        return ""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return ""
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    found = sorted(path for folder in folders for path in Path(folder).glob(place))
-    return str(found[-1]) if found else ""
-
-
 @dataclass(frozen=True)
 class Operand:
-    """An input or output of a graph. A dimension is a number, a name (the same number wherever it stands), or None."""
+    """An input or output of a graph. A dimension is a number, a name (equal names have equal numbers), or None."""
 
     name: str
     dtype: str
@@ -77,7 +56,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Device:
-    """What computes: the processors of a NUMA node ("cpu:0") or a GPU ("cuda:0"). What is not known is None."""
+    """A device for graphs: the processors of a NUMA node ("cpu:0") or a GPU ("cuda:0"). None means unknown."""
 
     id: str
     kind: str
@@ -87,16 +66,17 @@ class Device:
     memory: int
     memory_free: int | None
     engines: tuple[str, ...]
-    #: Engines that were never run on a device of this kind: what they have for it was compiled, and tried on stand-ins at most.
+    #: Engines that nobody has run on a device of this kind. Their code for it was compiled, and at most tried on
+    #: stand-ins.
     never_seen: tuple[str, ...]
-    #: Why no engine runs there.
+    #: Why no engine can use it.
     reason: str | None
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that was looked for. `operators`: of one that reads "graph", those that it runs, with the dtypes of the operand
-    that may have several; tried, not declared."""
+    """An engine, found or not. `operators`: for an engine that reads "graph", the operators that it runs, with the
+    dtypes of the operand that may have several. They were tried, not declared."""
 
     name: str
     version: str | None
@@ -104,14 +84,14 @@ class Engine:
     reads: str | None
     dtypes: tuple[str, ...]
     operators: dict[str, tuple[str, ...]]
-    #: Kinds of devices that it was never run on.
+    #: Kinds of devices on which nobody has run it.
     never_seen: tuple[str, ...]
     #: Why it cannot be used.
     reason: str | None
 
 
 def _libraries() -> tuple[tuple[str, str], ...]:
-    return tuple((name, path) for name in _LIBRARIES if (path := _library(name)))
+    return tuple((name, path) for name in installed.LIBRARIES if (path := installed.library(name)))
 
 
 def _look() -> dict[str, Any]:
@@ -120,12 +100,12 @@ def _look() -> dict[str, Any]:
 
 
 def devices() -> list[Device]:
-    """What this machine computes with. The engines that are found are loaded into this process, for good."""
+    """List this machine's devices. This loads the engines that are found into this process, for good."""
     return [Device(**{**device, "engines": tuple(device["engines"]), "never_seen": tuple(device["never_seen"])}) for device in _look()["devices"]]
 
 
 def engines() -> list[Engine]:
-    """The engines that are found, and why one cannot be used. They are loaded as by devices()."""
+    """List the engines that are found, with the reason if one cannot be used. This loads them as devices() does."""
     return [Engine(**{**found, "dtypes": tuple(found["dtypes"]), "never_seen": tuple(found["never_seen"]),
                       "operators": {op: tuple(dtypes) for op, dtypes in found["operators"].items()}})
             for found in _look()["engines"]]
@@ -134,14 +114,14 @@ def engines() -> list[Engine]:
 def _array(shape: Any, dtype: str, else_: str) -> Any:
     import numpy
 
-    try:
-        return numpy.empty(shape, dtype)
-    except TypeError:
-        raise errors.UnsupportedError(errno.EOPNOTSUPP, f"NumPy has no {dtype}: {else_}") from None
+    kind = elements.numpy_type(dtype)
+    if kind is None:
+        raise errors.UnsupportedError(errno.EOPNOTSUPP, f"NumPy has no {dtype}: {else_}")
+    return numpy.empty(shape, kind)
 
 
 class DeviceTensor:
-    """Where graphs read and write. Made by Context.tensor(), Context.wrap() and Graph.dispatch()."""
+    """Memory that graphs read and write. Made by Context.tensor(), Context.wrap() and Graph.dispatch()."""
 
     def __init__(self, handle: _tmesh.EngineTensor) -> None:
         self._handle = handle
@@ -160,7 +140,7 @@ class DeviceTensor:
 
     @property
     def backend(self) -> str:
-        """The engine whose graphs take it: "onnx", "ggml"."""
+        """The engine whose graphs accept it: "onnx", "ggml"."""
         return self._handle.info()[8]
 
     @property
@@ -177,7 +157,7 @@ class DeviceTensor:
 
     @property
     def rights(self) -> str:
-        """What graphs may do with it: "r", or "rw" for outputs."""
+        """The use that graphs may make of it: "r", or "rw" for outputs."""
         return "rw" if self._handle.info()[4] else "r"
 
     @property
@@ -186,31 +166,32 @@ class DeviceTensor:
 
     @property
     def address(self) -> int:
-        """Of its first element, in this process."""
+        """The address of its first element in this process."""
         return self._handle.info()[6]
 
     @property
     def of_engine(self) -> bool:
-        """The engine allocated its memory, which lies in no region."""
+        """Whether the engine allocated its memory, which is then in no region."""
         return bool(self._handle.info()[7])
 
     def read(self, out: Any = None) -> Any:
-        """A copy of the elements, in a new NumPy array or in `out`, a contiguous one; counted."""
+        """Copy the elements to a new NumPy array or to `out`, a contiguous one; counted."""
         if out is None:
             out = _array(self.shape, self.dtype, "give read() an array of bytes")
         self._handle.read_into(out)
         return out
 
     def write(self, array: Any) -> None:
-        """Copy all elements from a contiguous array of as many bytes; counted."""
+        """Copy all elements from a contiguous array with as many bytes; counted."""
         self._handle.write_from(array)
 
     def export(self) -> _tmesh.Tensor:
-        """A Tensor of the same memory, for others to open. AccessError: it was not made to be exported."""
+        """Return a Tensor of the same memory, which other processes can open. AccessError: it was not made for
+        export."""
         return self._handle.export()
 
     def destroy(self) -> None:
-        """Give its memory up. All other use raises ReleasedError then, also that of bindings that have it."""
+        """Free its memory. All later use raises ReleasedError, even by bindings that have it."""
         self._handle.destroy()
 
     def __reduce__(self) -> Any:
@@ -226,15 +207,16 @@ class DeviceTensor:
 class Context:
     """An engine, and the sessions that it has open.
 
-    backend: "onnx", or "ggml" for graphs of tmesh. library: the file of the engine's library; by default TMESH_ONNXRUNTIME
-    (TMESH_GGML), else that of the package onnxruntime (libggml-python), else the system's. threads: of one run. sessions: how many stay open that no Graph uses. UnsupportedError says
-    what is missing."""
+    backend: "onnx", or "ggml" for graphs of tmesh. library: the file of the engine's library. By default it is that of
+    TMESH_ONNXRUNTIME (TMESH_GGML), else of the package onnxruntime (libggml-python), else of the system. threads: for
+    each run. sessions: the most that stay open after their last Graph is gone. UnsupportedError names the missing
+    part."""
 
     def __init__(self, backend: str = "onnx", *, device: str = "cpu", library: str | os.PathLike[str] | None = None,
                  threads: int = 1, sessions: int = 8) -> None:
         if device not in ("cpu", "cuda"):
             raise errors.InvalidError(errno.EINVAL, f"no device {device!r}: \"cpu\" or \"cuda\"")
-        path = _library(backend) if library is None else os.fspath(library)
+        path = installed.library(backend) if library is None else os.fspath(library)
         self._handle = _tmesh.EngineContext(backend, path, device == "cuda", threads, sessions)
         self._apart = device == "cuda"
         self._kept: weakref.WeakSet[Pages] = weakref.WeakSet()
@@ -247,36 +229,37 @@ class Context:
 
     @property
     def version(self) -> str:
-        """Of the engine's library."""
+        """The version of the engine's library."""
         return self._handle.names()[1]
 
     @property
     def pid(self) -> int | None:
-        """The process that runs the graphs, None: this one. Another one after a crash."""
+        """The process that runs the graphs; None: this one. It changes after a crash."""
         return self._handle.pid() or None
 
     def stats(self) -> dict[str, int]:
-        """What it counted so far."""
+        """The context's counts so far."""
         return self._handle.stats()
 
     def tensor(self, shape: Any, dtype: Any, *, readable: bool = False, writable: bool = False,
                exportable: bool = False) -> DeviceTensor:
-        """A device tensor of zeros in a region of its own. Graphs may read and write it; the flags say what else may be
-        done: read(), write(), export()."""
+        """Make a device tensor of zeros in a region of its own. Graphs may read and write it. The flags permit read(),
+        write() and export()."""
         return DeviceTensor(self._handle.tensor(shape, dtype, _flags(readable, writable, exportable)))
 
     def wrap(self, tensor: _tmesh.Tensor, rights: str = "r", *, readable: bool = False, writable: bool = False,
              exportable: bool = False) -> DeviceTensor:
-        """A device tensor on a Tensor's own memory. rights: "r", or "rw" for what graphs may write. It is a view of the
-        Tensor until it is destroyed."""
+        """Make a device tensor on a Tensor's own memory. rights: "r", or "rw" if graphs may write to it. It is a view
+        of the Tensor until it is destroyed."""
         if rights not in ("r", "rw"):
             raise errors.InvalidError(errno.EINVAL, f"rights are \"r\" or \"rw\", not {rights!r}")
         return DeviceTensor(self._handle.wrap(tensor, rights == "rw", _flags(readable, writable, exportable)))
 
     def graph(self, path: str | os.PathLike[str], *, weights: Mapping[str, _tmesh.Tensor] | None = None,
               prepack: bool = False) -> Graph:
-        """The graph of an .onnx file, or for "ggml" of a file of tmesh.graphs. weights: sealed Tensors in place of the
-        file's (for "ggml" all there are), used where they lie. prepack: the engine may copy weights into an order of its own, for faster runs and more memory."""
+        """Open the graph of an .onnx file, or for "ggml" of a file of tmesh.graphs. weights: sealed Tensors that
+        replace the file's weights (for "ggml" all weights), used without a copy. prepack: the engine may copy weights
+        into an order of its own, for faster runs and more memory."""
         weights = {} if weights is None else weights
         if not isinstance(weights, Mapping):
             raise TypeError(f"weights is a dict of names and sealed Tensors, not {type(weights).__name__}")
@@ -285,12 +268,12 @@ class Context:
                 raise TypeError(f"weight {name!r} is a sealed Tensor, not {type(weight).__name__}: tmesh.put() makes one of an array")
         return Graph(self, self._handle.graph(path, tuple(weights.items()), prepack))
 
-    def keep(self, pages: Pages) -> None:
-        """Before graphs write to pages of a pool (Pages.slab()): when this process dies, its pages go to others once the engine
-        has stopped to write there, and not before. With an engine of this process nothing is to be done. LimitError: more
-        than 8 parts in pools. Twice is fine."""
+    def lifeline(self, pages: Pages) -> None:
+        """Call this before graphs write to pages of a pool (Pages.slab()). If this process dies, its pages pass to
+        others only after the engine has stopped writing to them. An engine in this process needs nothing. LimitError:
+        more than 8 parts in pools. A second call has no effect."""
         if pages not in self._kept:
-            self._handle.keep(pages._handle)
+            self._handle.lifeline(pages._handle)
             self._kept.add(pages)
 
     def __reduce__(self) -> Any:
@@ -313,9 +296,9 @@ def _dict_of_names(what: str, given: Any) -> None:
 
 
 class Graph:
-    """What is run. Made by Context.graph(). Inputs are Tensors, DeviceTensors or contiguous NumPy arrays, in any mixture.
-    Outputs are Tensors (which are written), DeviceTensors, NumPy arrays, "host" for a new NumPy array, or "engine" for a
-    DeviceTensor on memory that the engine allocates."""
+    """A graph that runs on an engine. Made by Context.graph(). Inputs are Tensors, DeviceTensors or contiguous NumPy
+    arrays, in any mixture. An output is a Tensor (which is written), a DeviceTensor or a NumPy array. "host" makes a
+    new NumPy array, and "engine" a DeviceTensor on memory that the engine allocates."""
 
     def __init__(self, context: Context, handle: _tmesh.EngineGraph) -> None:
         self._context = context
@@ -360,13 +343,13 @@ class Graph:
 
     def dispatch(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | Iterable[str] | None = None, *,
                  in_place: Mapping[str, str] | None = None, cancellable: Cancellable | None = None) -> dict[str, Any]:
-        """Run it. outputs: where each goes, or names of those wanted, as "host"; by default all. in_place: of an output
-        that lies on an input's memory, that input; the caller says by it that the graph bears that. cancellable: its cancel(), in another thread, ends this
-        call with CancelledError; so does a signal's handler that raises, as that of Ctrl-C, with what it raises, where the
-        engine is in a process of its own.
+        """Run the graph. outputs: where each goes, or names of the wanted ones, as "host"; by default all. in_place:
+        maps an output on an input's memory to that input; the caller asserts that the graph permits it. cancellable:
+        its cancel(), in another thread, ends this call with CancelledError. If the engine is in a process of its own,
+        an exception of a signal's handler, as for Ctrl-C, ends it too.
 
-        A dict: of each output what was given, or what came of "host" and "engine". Everything is checked before anything
-        runs, and nothing is copied but to "host"."""
+        Return a dict: for each output the given object, or the new one of "host" or "engine". All arguments are checked
+        before the run. Only "host" copies."""
         if outputs is None:
             outputs = self.outputs
         if not isinstance(outputs, Mapping) or outputs is self.outputs:
@@ -387,7 +370,7 @@ class Graph:
 
     def _check_array(self, name: str, where: Any, in_place: Mapping[str, str] | None, inputs: Mapping[str, Any],
                      outputs: Mapping[str, Any]) -> None:
-        """What the library cannot see, which is given the copies of arrays."""
+        """Check arrays here: the library gets only copies of them."""
         import numpy
 
         if name in (in_place or {}):
@@ -400,7 +383,7 @@ class Graph:
                 raise errors.InvalidError(errno.EINVAL, f"output \"{name}\" overlaps {kind} \"{other}\"")
 
     def _place(self, name: str, where: Any, sizes: dict[str, int]) -> DeviceTensor:
-        """A device tensor for an output that is to be an array here; its shape follows from the inputs' dimensions."""
+        """Make a device tensor for an output that goes to an array. Its shape follows from the inputs' dimensions."""
         operand = self.outputs.get(name)
         if operand is None:
             raise errors.NotFoundError(errno.ENOENT, f"the graph has no output {name!r}")
@@ -416,7 +399,8 @@ class Graph:
 
     def _dispatch_apart(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any],
                         in_place: Mapping[str, str] | None, cancellable: Cancellable | None) -> dict[str, Any]:
-        """The engine sees a GPU's memory alone: arrays are copied there and back, which the device tensors count."""
+        """Run on an engine that can use only a GPU's memory: arrays are copied there and back, and the device tensors
+        count this."""
         self._check_names(inputs, outputs, in_place)
         given, places, sizes = dict(inputs), dict(outputs), {}
         for name, where in inputs.items():
@@ -424,7 +408,7 @@ class Graph:
                 if isinstance(dim, str):
                     sizes[dim] = size
             if not isinstance(where, (DeviceTensor, _tmesh.Tensor)):
-                self._value(name, where, False)  # refuses what is no contiguous array
+                self._value(name, where, False)  # refuses an array that is not contiguous
                 given[name] = self._context.tensor(where.shape, where.dtype, writable=True)
                 given[name].write(where)
         for name, where in outputs.items():
@@ -443,7 +427,7 @@ class Graph:
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *,
              in_place: Mapping[str, str] | None = None) -> Binding:
-        """Check once, to run often. Outputs have memory of their own: Tensors, DeviceTensors, arrays."""
+        """Check inputs and outputs once, to run often. Outputs need memory: Tensors, DeviceTensors, arrays."""
         return Binding(self, self._handle.bind(*self._values(inputs, outputs, in_place)))
 
     def __reduce__(self) -> Any:
@@ -455,20 +439,20 @@ class Graph:
 
 
 class Binding:
-    """Inputs and outputs of a graph, which it keeps. Made by Graph.bind()."""
+    """Inputs and outputs of a graph, bound to it. Made by Graph.bind()."""
 
     def __init__(self, graph: Graph, handle: _tmesh.EngineBinding) -> None:
         self._graph = graph
         self._handle = handle
 
     def dispatch(self, cancellable: Cancellable | None = None) -> None:
-        """Run the graph on what was bound. cancellable: as of Graph.dispatch()."""
+        """Run the graph on the bound inputs and outputs. cancellable: as for Graph.dispatch()."""
         self._handle.dispatch(cancellable)
 
     def rebind(self, inputs: Mapping[str, Any]) -> None:
-        """Other inputs in these ones' place, all of them or, after an error, none; the next dispatch() reads them. Nothing
-        is opened or built anew. UnsupportedError: the engine cannot move this input ("ggml": what a reshape, transpose,
-        set_rows or attention reads first). BusyError: it runs, in another thread."""
+        """Replace inputs, all of the given ones or, after an error, none. The next dispatch() reads them. Nothing is
+        opened or built again. UnsupportedError: the engine cannot move this input ("ggml": the first input of a
+        reshape, transpose, set_rows or attention). BusyError: it runs in another thread."""
         _dict_of_names("inputs", inputs)
         self._handle.rebind(tuple(self._graph._value(name, where, False) for name, where in inputs.items()))
 
@@ -481,32 +465,32 @@ _numbers = itertools.count(1)
 
 
 def connect(name: str = "onnx", timeout: float | None = None, sessions: int = 8) -> Context:
-    """A Context of the engine that a process of this user serves as `name`: serve(), or tmesh-engine(1).
+    """Return a Context of the engine that a process of this user serves as `name`, by serve() or tmesh-engine(1).
 
-    It is used as one of this process. A crash there costs the call that was running, which raises GoneError; the next
-    call goes to the process that was started in its place. timeout: seconds that a call may take, None: as long as the
-    engine allows. Arrays are copied at each run to memory that both have, and back, which tmesh.stats() counts. Sent to
-    another process by pickle, it connects there."""
+    It is used like an engine of this process. If its process crashes, the running call raises GoneError, and the next
+    call goes to the process that replaces it. timeout: seconds for each call, None: the engine's limit. Arrays are
+    copied at each run to shared memory and back, which tmesh.stats() counts. A context that was pickled connects again
+    in its receiver."""
     context = Context.__new__(Context)
     context._handle = _tmesh.EngineContext.connect(name, timeout, sessions)
     context._kept = weakref.WeakSet()
     context._served = name, timeout, sessions
-    context._apart = False  # the library copies arrays to regions and back
+    context._apart = False  # copy arrays by the library instead, to regions and back
     context._server = None
     return context
 
 
 def _program() -> str:
-    program = os.environ.get("TMESH_ENGINE_PROGRAM") or shutil.which("tmesh-engine")
+    program = os.environ.get("TMESH_ENGINE_PROGRAM") or installed.program("tmesh-engine")
     if not program:
-        raise errors.UnsupportedError(errno.EOPNOTSUPP, "there is no program tmesh-engine in PATH: it comes with tmesh's "
-                                      "tools (Debian: tmesh-tools), not with the Python package; TMESH_ENGINE_PROGRAM names "
-                                      "another place")
+        raise errors.UnsupportedError(errno.EOPNOTSUPP, "there is no program tmesh-engine beside the package or in PATH: install "
+                                      "the wheel of libtmesh or Debian's tmesh-tools; TMESH_ENGINE_PROGRAM names another place")
     return program
 
 
 class Server:
-    """An engine in a process of its own, as long as this object or a Context of its connect() lives. Made by serve()."""
+    """An engine in a process of its own. It lives as long as this object or a Context of its connect(). Made by
+    serve()."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
         self.name = name
@@ -514,18 +498,19 @@ class Server:
         self._owner = os.getpid()
 
     def connect(self, timeout: float | None = None, sessions: int = 8) -> Context:
-        """As tmesh.engine.connect(); the Context keeps the server."""
+        """Connect as tmesh.engine.connect() does. The Context keeps the server alive."""
         context = connect(self.name, timeout, sessions)
         context._server = self
         return context
 
     @property
     def pid(self) -> int:
-        """Of the supervisor; Context.pid is the engine's."""
+        """The process id of the supervisor; Context.pid is the engine's."""
         return self._process.pid
 
     def close(self) -> None:
-        """End it. Calls of all its clients raise GoneError then. Twice is fine; in a forked child it does nothing."""
+        """End the server. Running calls of its clients raise GoneError. A second call has no effect, nor has one in a
+        forked child."""
         if self._owner != os.getpid() or self._process.stdin is None:
             return
         self._process.stdin.close()
@@ -538,8 +523,13 @@ class Server:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_owner"):
-            self.close()
+        # Closing its input ends the process, after any running call has ended.
+        if not hasattr(self, "_owner") or self._owner != os.getpid() or self._process.stdin is None:
+            return
+        self._process.stdin.close()
+        # Do not start a thread while the interpreter ends: the start would wait for it forever.
+        if self._process.poll() is None and not sys.is_finalizing():
+            threading.Thread(target=self._process.wait, name="tmesh.engine server", daemon=True).start()
 
     def __reduce__(self) -> Any:
         raise TypeError("a Server belongs to the process that started it: send its name, and connect() there")
@@ -551,17 +541,18 @@ class Server:
 
 def serve(backend: str = "onnx", *, models: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
           name: str | None = None, library: str | os.PathLike[str] | None = None, threads: int = 1, clients: int = 64,
-          limit: float = 60.0, patience: float = 0.5) -> Server:
-    """Start tmesh-engine(1), which serves an engine in a process of its own, and starts it anew when it crashes.
+          limit: float = 60.0, patience: float = 0.5, confined: bool = True) -> Server:
+    """Start tmesh-engine(1), which serves an engine in a process of its own and restarts it after a crash.
 
-    models: folders from which it may read models; it opens no other file, where the kernel has Landlock. name: under which
-    it is served, by default one of its own. limit: seconds that a call may take. patience: seconds that a
-    client which is asked for its memory has to answer, for each region. It ends with this process, at the latest."""
+    models: folders from which it may read models; it opens no other file of the user. name: its name for connect(), by
+    default a unique one. limit: seconds for each call. patience: seconds that a client has to give its memory when asked, for
+    each region. confined: False serves the engine with all rights of its user, even on a kernel that cannot confine it. The
+    server ends with this process at the latest."""
     folders = [models] if isinstance(models, (str, os.PathLike)) else list(models)
     name = name or f"{backend}-{os.getpid()}-{next(_numbers)}"
-    path = _library(backend) if library is None else os.fspath(library)
+    path = installed.library(backend) if library is None else os.fspath(library)
     command = [_program(), "--with-input", f"--engine={backend}", f"--threads={threads}", f"--clients={clients}",
-               f"--limit={limit}", f"--patience={patience}", *(f"--models={os.fspath(folder)}" for folder in folders)]
+               f"--limit={limit}", f"--patience={patience}", *([] if confined else ["--unconfined"]), *(f"--models={os.fspath(folder)}" for folder in folders)]
     try:
         process = subprocess.Popen([*command, *([f"--library={path}"] if path else []), "--", name],
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE)

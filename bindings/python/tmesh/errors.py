@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What can go wrong. Every error carries errno and the library's sentence, and is also what
-Python's own code would raise in its place, so that ``except FileNotFoundError`` works."""
+"""The exceptions. Each has errno and the library's message. Each is also a subclass of the exception that Python would
+raise itself, so ``except FileNotFoundError`` works."""
 
 
 class Error(OSError):
-    """The base of them all."""
+    """The base class of all errors."""
 
 
 class InvalidError(Error, ValueError):
@@ -16,27 +16,27 @@ class NotFoundError(Error, FileNotFoundError):
 
 
 class AccessError(Error, PermissionError, BufferError):
-    """The handle or token has not that right, or was inherited through fork() (EACCES, EPERM)."""
+    """The handle or token does not have that right, or was inherited through fork() (EACCES, EPERM)."""
 
 
 class SealedError(AccessError):
-    """The memory is sealed: nobody can write to it any more (EPERM)."""
+    """The memory is sealed: no process can write to it (EPERM)."""
 
 
 class BusyError(Error, BufferError):
-    """Views are alive, or a writer prevents the seal (EBUSY)."""
+    """Views exist, or a writer prevents the seal (EBUSY)."""
 
 
-class StaleError(Error):
-    """The region was revoked, or the lease of its handle has lapsed (ESTALE)."""
+class StaleError(Error, BufferError):
+    """The region was revoked, or the lease of its handle has lapsed, or a file changed while it was read (ESTALE)."""
 
 
 class ExistsError(Error, FileExistsError):
-    """Something else is kept under that name (EEXIST)."""
+    """The name is already used for other memory (EEXIST)."""
 
 
 class LimitError(Error):
-    """A limit of tmesh or of the process would be passed (EDQUOT, EMFILE, ENFILE)."""
+    """The call would exceed a limit of tmesh or of the process (EDQUOT, EMFILE, ENFILE, E2BIG)."""
 
 
 class OutOfMemoryError(Error, MemoryError):
@@ -48,23 +48,23 @@ class ProtocolError(Error, ValueError):
 
 
 class UnsupportedError(Error, NotImplementedError, BufferError):
-    """This backend, machine or consumer cannot do it; tmesh.caps() says why (EOPNOTSUPP)."""
+    """This backend, machine or consumer cannot do it; tmesh.caps() gives the reason (EOPNOTSUPP)."""
 
 
 class PeerTimeoutError(Error, TimeoutError):
-    """A peer did not answer in time (ETIMEDOUT, EAGAIN). Of Tensor.reclaim() its report, a dict, says
-    what still uses the memory."""
+    """A peer did not answer in time (ETIMEDOUT, EAGAIN). After Tensor.reclaim(), report is a dict of the memory's
+    users."""
 
     report: dict[str, int] | None = None
 
 
 class GoneError(Error, BrokenPipeError):
-    """Nobody is left at the other end: of a channel, of a socket, or of a fence (EPIPE)."""
+    """The other end of a channel, a socket or a fence is gone (EPIPE)."""
 
 
 class CancelledError(Error):
-    """The call was given up: an engine's dispatch by its Cancellable (ECANCELED)."""
+    """The call was cancelled: a dispatch by its Cancellable (ECANCELED)."""
 
 
-class ReleasedError(Error, ValueError):
+class ReleasedError(Error, ValueError, BufferError):
     """The tensor was released, or the channel closed (EBADF)."""

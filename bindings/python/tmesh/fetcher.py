@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Sealed memory for other machines by libtmesh-net, which is loaded at the first call: what tmesh.ray's mover "fetcher" is.
+"""Sealed memory for other machines by libtmesh-net, which is loaded at the first call. tmesh.ray's mover "fetcher" uses
+it.
 
     fetcher = tmesh.fetcher.Fetcher("192.0.2.1")         # the address by which others reach this machine
     with fetcher.offer(tmesh.put(array)) as offer:
@@ -8,8 +9,9 @@
 
     tensor = fetcher.fetch(source).view("float32")       # there: sealed memory of that machine
 
-Whoever has a source fetches the whole region, until withdraw(): it has a key of 64 random bits. What comes is compared with a checksum
-before anybody sees it. Bytes and keys travel without encryption. docs/net.md says what is promised."""
+A process with a source can fetch the whole region until withdraw(): the source has a key of 64 random bits. Fetched
+bytes are compared with a checksum before they become visible. Bytes and keys travel without encryption.
+docs/reference/net.md lists the promises."""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ __all__ = ["Fetcher", "Offer", "Source"]
 
 
 class Source(TypedDict):
-    """What a reader needs: where a region is, and its key."""
+    """The address of an offered region, and its key."""
 
     v: int
     address: str
@@ -42,15 +44,15 @@ class Source(TypedDict):
 
 
 _TEXTS = "address", "key", "checksum"
-# Of a source as JSON.
+# The most bytes of a source as JSON.
 _MAX_TEXT = 4096
-# A silence, in seconds: as nanoseconds it is a number of 64 bits.
+# The longest silence, in seconds: in nanoseconds it must fit in 64 bits.
 _LONGEST = 1 << 32
 
 
 class Offer:
-    """A region that others may fetch, until withdraw() or its Fetcher's end; also when nobody has this object any more. Use it
-    with "with"."""
+    """A region that others may fetch, until withdraw() or until its Fetcher closes. It stays even if this object is
+    collected. Use it in a "with" statement."""
 
     def __init__(self, handle: _tmesh.NetHandle, tensor: _tmesh.Tensor) -> None:
         self._handle = handle
@@ -59,7 +61,8 @@ class Offer:
         self.withdrawn = False
 
     def withdraw(self) -> None:
-        """End it: when this returns nobody reads the memory any more. Twice is as good as once, and so is after the Fetcher's end."""
+        """End the offer: when this returns, no peer reads the memory. A second call, or a call after the Fetcher was
+        closed, has no effect."""
         if not self.withdrawn:
             with contextlib.suppress(ReleasedError):
                 self._handle.withdraw(self.id)
@@ -84,10 +87,10 @@ _open: weakref.WeakSet[Fetcher] = weakref.WeakSet()
 
 
 class Fetcher:
-    """Offers regions of this machine and fetches those of others, at an address of this machine and nowhere else. Any
-    thread may call it. provider: of libfabric, the same at both ends; None: "tcp".
+    """Offers regions of this machine and fetches those of others, at one address of this machine. Any thread may call
+    it. provider: of libfabric, the same at both ends; None: "tcp".
 
-    UnsupportedError: no libtmesh-net, or libfabric cannot do it there."""
+    UnsupportedError: libtmesh-net is missing, or libfabric does not work there."""
 
     def __init__(self, address: str, *, provider: str | None = None) -> None:
         self._handle = _tmesh.net_open(address, provider)
@@ -96,19 +99,21 @@ class Fetcher:
         _open.add(self)
 
     def offer(self, tensor: _tmesh.Tensor) -> Offer:
-        """Offer the region that a sealed tensor lies in, all of it, which is read once for its checksum and stays until the
-        offer ends. InvalidError: it is not sealed. LimitError: too many are offered, or no descriptor is free."""
+        """Offer the whole region of a sealed tensor. It is read once for its checksum, and stays until the offer ends.
+        InvalidError: it is not sealed. LimitError: too many offers, or no free descriptor."""
         return Offer(self._handle, tensor)
 
     def fetch(self, source: Source | str | bytes, *, timeout: float = 10.0, deadline: float | None = None,
               progress: Callable[[int], object] | None = None) -> _tmesh.Tensor:
-        """The region that a source names, as bytes in sealed memory of this machine.
+        """Fetch the region of a source, as bytes in sealed memory of this machine.
 
-        timeout: the longest time without any byte, in seconds. deadline: in how many seconds all of it is to be here; None: no limit.
-        progress: called with the bytes that are here, twenty times a second at most; what it raises gives the fetch up.
+        timeout: the longest time without any byte, in seconds. deadline: seconds until all bytes must have arrived,
+        None: no limit. progress: called with the number of bytes that have arrived, at most twenty times a second. An
+        exception of it cancels the fetch.
 
-        GoneError: its home has died, or the offer was withdrawn, or the key is wrong. PeerTimeoutError. ProtocolError:
-        no source, or other bytes came than were offered. After an error there is no memory."""
+        GoneError: its home has died, the offer was withdrawn, or the key is wrong. PeerTimeoutError: a time was
+        exceeded. ProtocolError: it is no source, or other bytes than the offered ones have arrived. After an error no
+        memory stays."""
         known = read(source)
         _check_seconds("timeout", timeout, _LONGEST)
         if deadline is not None:
@@ -128,8 +133,8 @@ class Fetcher:
                                   tell if progress or end is not None else None)
 
     def stats(self) -> dict[str, int]:
-        """Now: offers, keys and fetches. Since it was made: fetched, failed, resumed (connections that were made again),
-        bytes_fetched."""
+        """Return counts. Now: offers, keys and fetches. Since the start: fetched, failed, resumed (new connections for
+        a fetch), bytes_fetched."""
         return self._handle.stats()
 
     def __repr__(self) -> str:
@@ -139,7 +144,7 @@ class Fetcher:
         raise TypeError("a Fetcher stays in its process: make one in each")
 
     def close(self) -> None:
-        """End all offers, and fetches that run. Twice is as good as once."""
+        """End all offers and running fetches. A second call has no effect."""
         self.closed = True
         self._handle.close()
 
@@ -154,7 +159,7 @@ class Fetcher:
 
 @atexit.register
 def _end() -> None:
-    """Before the libraries' own ends, under which no thread of theirs may run."""
+    """Close before the libraries' own exit handlers, which require that none of their threads runs."""
     for fetcher in list(_open):
         fetcher.close()
 
@@ -167,7 +172,7 @@ def _check_seconds(name: str, value: object, most: float) -> None:
 
 
 def read(source: object) -> Source:
-    """ProtocolError unless it is a source, as a dict or as JSON."""
+    """Check a source, a dict or JSON. ProtocolError: it is none."""
     told = source
     if isinstance(source, (str, bytes)):
         if len(source) > _MAX_TEXT:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Text of a GGUF model, by the engine "ggml".
+"""Text generation from a GGUF model, by the engine "ggml".
 
     python -m tmesh.generate model.gguf --prompt "Once upon a time"
 
     model = tmesh.load_model("model.gguf")                    # read once for all processes
-    sequence = tmesh.generate.Sequence(model, rows=512)       # its own cache, weights where they lie
-    logits = sequence.run(tokens)                             # of what may follow, a NumPy array
+    sequence = tmesh.generate.Sequence(model, rows=512)       # its own cache; the weights in place
+    logits = sequence.run(tokens)                             # for the next token, a NumPy array
     tmesh.generate.choose(logits, temperature=.8)             # one of them
 
-docs/engines.md says which architectures and tokenizers were tried.
+docs/reference/engines.md lists the architectures and tokenizers that were tried.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _tmesh, adapters, engine, errors, graphs
-from .model import load_model
+from .model import describe_model, load_model
 from .pages import PagePool
 from .slots import Slot
 from .tokens import of_model as _tokens_of
@@ -43,7 +43,7 @@ _PART = 32  # tokens of a prompt in one run
 
 
 def page_pool(model: Model, pages: int, *, page_tokens: int = 16, cache: str = "float16") -> PagePool:
-    """A pool for keys and values of this model, whose tenant() gives a token to those who are to share pages."""
+    """Make a pool for keys and values of this model. Processes that share pages use a token of its tenant()."""
     if pages < 1:
         raise errors.InvalidError(errno.EINVAL, "a pool has at least one page")
     layers, width, item = graphs._widths(model, cache)
@@ -52,7 +52,8 @@ def page_pool(model: Model, pages: int, *, page_tokens: int = 16, cache: str = "
 
 
 class _Step(NamedTuple):
-    """A run of so many tokens: bound, its inputs, what comes of it; and where rows go, where keys and values are in pages."""
+    """A bound run of a number of tokens, with its inputs and output. With pages it knows the rows of keys and values
+    too."""
 
     binding: engine.Binding
     inputs: dict[str, Any]
@@ -62,12 +63,12 @@ class _Step(NamedTuple):
 
 
 class Sequence:
-    """Tokens, and the keys and values of them in a cache of so many rows. For one thread at a time.
+    """Tokens, with their keys and values in a cache of a number of rows. For one thread at a time.
 
-    model: a GGUF model of an architecture that tmesh.graphs.of_model() knows. context: the engine, by default "ggml" in this process;
-    a served one needs folder, one of its folders of models, where the graphs are left. lora and
-    slot: layers and their highest rank, as of_model() takes them, and the token of the slot that has their adapter (tmesh.adapters);
-    each run takes the newest. pages: a part in a pool of one slab (page_pool()), where keys and values lie instead; fork() shares them then."""
+    model: a GGUF model of an architecture that tmesh.graphs.of_model() supports. context: the engine, by default "ggml"
+    in this process. A served one needs folder, one of its folders of models, for the graphs. lora: layers and their highest
+    rank, as in of_model(). slot: the token of the slot with their adapter (tmesh.adapters); each run uses the newest. pages: a
+    part in a pool of one slab (page_pool()) for keys and values, which fork() then shares."""
 
     def __init__(self, model: Model, *, rows: int, context: engine.Context | None = None,
                  folder: str | os.PathLike[str] | None = None, cache: str = "float16",
@@ -75,7 +76,7 @@ class Sequence:
         if (lora is None) != (slot is None):
             raise errors.InvalidError(errno.EINVAL, "lora and slot are given together")
         self.rows = rows
-        #: How many tokens it has: where the next one goes.
+        #: The number of its tokens, which is the position of the next one.
         self.position = 0
         self._model, self._cache, self._lora, self._slot = model, cache, lora, slot
         self._context = context or engine.Context("ggml")
@@ -89,10 +90,10 @@ class Sequence:
         self._table: _Table | None = None
         if pages:
             self._table = pages.sequence()
-            # The slab is there with the first page of it.
+            # The slab exists once it has a page.
             self._table.append(1)
             self._table.truncate(0)
-            self._context.keep(pages)
+            self._context.lifeline(pages)
         self._step(1)
 
     def _step(self, count: int) -> _Step:
@@ -105,7 +106,8 @@ class Sequence:
             g = graphs.of_pages(self._model, shape, tokens=count, cache=self._cache, lora=self._lora)
         else:
             g = graphs.of_model(self._model, rows=self.rows, tokens=count, cache=self._cache, lora=self._lora)
-        # One name for one text: other sequences there use it too, and an engine that comes back reads it again.
+        # The name is a hash of the text: other sequences use the same file, and an engine that is restarted reads it
+        # again.
         path = self._folder / f"{hashlib.sha256(g.text().encode()).hexdigest()[:24]}.graph"
         if not path.exists():
             new = path.with_suffix(f".{os.getpid()}-{id(self)}")
@@ -122,7 +124,7 @@ class Sequence:
         logits = place(graph.outputs["logits"])
         if shape and self._pages:
             now = {name: place(graph.inputs[name]) for name in ("token", "position")}
-            # An input begins at a multiple of 16 bytes.
+            # An input must begin at a multiple of 16 bytes.
             now["rows"] = _tmesh.zeros((2 * shape.layers, count + count % 2), "int64")
             now["tables"] = _tmesh.zeros((2 * shape.layers, -(-shape.blocks // 4) * 4), "int32")
             width = graph.inputs["pages"].shape[1]
@@ -142,12 +144,12 @@ class Sequence:
 
     @property
     def logits(self) -> _tmesh.Tensor:
-        """What run() of one token writes, [1, tokens that there are]: for other processes to read."""
+        """The output of a run of one token, [1, vocabulary], which other processes may read."""
         return self._step(1).logits
 
     def fork(self, *, context: engine.Context | None = None) -> Sequence:
-        """Another sequence of the same tokens, by this engine or another one that has the same folder: it has the same pages, and
-        either copies the last one before it writes there. InvalidError: keys and values are not in pages."""
+        """Make another sequence of the same tokens, on this engine or another one with the same folder. Both share the
+        pages, and each copies the last one before it writes there. InvalidError: keys and values are not in pages."""
         if self._table is None:
             raise errors.InvalidError(errno.EINVAL, "a sequence in rows of its own cannot be forked: give it pages")
         other = Sequence(self._model, rows=self.rows, context=context or self._context, folder=self._folder, cache=self._cache,
@@ -157,7 +159,7 @@ class Sequence:
         return other
 
     def release(self) -> None:
-        """Let its keys and values go, pages at once. It runs no more."""
+        """Free its keys and values, pages at once. It cannot run any more."""
         self._steps.clear()
         self._past.clear()
         self.rows = self.position = 0
@@ -167,12 +169,12 @@ class Sequence:
 
     @property
     def block_table(self) -> list[int]:
-        """The numbers of its pages; none where it has rows of its own."""
+        """Return the numbers of its pages; none if it has rows of its own."""
         return [] if self._table is None else self._table.block_table().tolist()
 
     def run(self, tokens: _Listed[int]) -> Any:
-        """Append tokens. The logits of what may follow the last one: a NumPy array, which the next run overwrites.
-        LimitError: more than the cache has rows for."""
+        """Append tokens. Return the logits for the token after the last one: a NumPy array, which the next run
+        overwrites. LimitError: the cache has too few rows."""
         try:
             tokens = [operator.index(token) for token in tokens]
         except TypeError:
@@ -195,7 +197,7 @@ class Sequence:
         step.inputs["token"][:] = tokens
         step.inputs["position"][:] = range(self.position, self.position + len(tokens))
         if step.shape and self._table and self._pages:
-            # A run that was lost has its room already.
+            # A lost run has already allocated its rows.
             self._table.append(self.position + len(tokens) - self._table.tokens)
             step.inputs["rows"][:, :len(tokens)] = step.shape.rows(self._table.slot_mapping(self.position, len(tokens)))
             tables, _ = self._pages.tables([self._table], step.shape.blocks)
@@ -208,8 +210,8 @@ class Sequence:
 
 
 def choose(logits: Any, *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, random: Any = None) -> int:
-    """A token: the likeliest with temperature 0, else one by chance, of the top_k likeliest (0: all) that together have the
-    probability top_p. random: a numpy.random.Generator."""
+    """Choose a token: the likeliest with temperature 0, else a random one of the top_k likeliest (0: all) that together
+    have the probability top_p. random: a numpy.random.Generator."""
     import numpy
 
     if not temperature >= 0 or top_k < 0 or not 0 < top_p <= 1:
@@ -229,7 +231,8 @@ def choose(logits: Any, *, temperature: float = 0.0, top_k: int = 0, top_p: floa
 
 
 def _stream(tokenizer: Any, given: _Listed[int], numbers: Iterable[int]) -> Iterator[str]:
-    """Text as it comes: a letter may be several tokens, and a word's first space depends on what is before it."""
+    """Return a function that makes text of tokens as they arrive. A character may be several tokens, and a word's
+    leading space depends on the text before it."""
     stream = importlib.import_module("tokenizers.decoders").DecodeStream(skip_special_tokens=True)
     for number in given:
         stream.step(tokenizer, number)
@@ -253,7 +256,7 @@ def _tokens(sequence: Sequence, logits: Any, count: int, ends: set[int], options
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tmesh.generate", formatter_class=argparse.RawDescriptionHelpFormatter,
                                      description="Continue a text by a GGUF model, on the CPU, by the engine \"ggml\".",
-                                     epilog="Architectures: llama, qwen2, qwen3. Tokenizers: \"gpt2\" and \"llama\" of GGUF. Nothing is "
+                                     epilog="Architectures: llama, qwen2, qwen3. Tokenizers: \"gpt2\", \"llama\" and \"gemma4\" of GGUF. Nothing is "
                                             "put around the\nprompt: a chat model's format has to be in it. Needs the packages "
                                             "numpy, tokenizers and libggml-python.\nThe weights are in memory once for all processes "
                                             "that load the file.")
@@ -280,7 +283,7 @@ def _ends(model: Model) -> set[int]:
 
 
 def _publish(slot: Slot, path: str, model: Model) -> dict[str, int]:
-    """An adapter's layers and their highest rank, once the slot has it."""
+    """Publish an adapter, and return its layers with their highest rank once the slot has it."""
     ranks: dict[str, int] = {}
     with load_model(path) as adapter:
         for name, entry in adapter.entries.items():
@@ -297,12 +300,14 @@ def _generate(said: argparse.Namespace) -> None:
 
     prompt = sys.stdin.read() if said.prompt == "-" else said.prompt
     began = time.perf_counter()
-    model = load_model(said.model, keep=said.keep)
-    tokenizer = _tokens_of(model)
-    rows = said.rows or min(int(model.metadata.get(f"{model.metadata.get('general.architecture')}.context_length", 2048)), 2048)
+    header = describe_model(said.model)
+    tokenizer = _tokens_of(header)
+    rows = said.rows or min(int(header.metadata.get(f"{header.metadata.get('general.architecture')}.context_length", 2048)), 2048)
     with tempfile.TemporaryDirectory() as folder, Slot() as slot:
         context = (engine.serve("ggml", models=folder, threads=said.threads).connect() if said.process else
                    engine.Context("ggml", threads=said.threads))
+        graphs.check(header, rows=rows, context=context, folder=folder)
+        model = load_model(said.model, keep=said.keep)
         lora = _publish(slot, said.adapter, model) if said.adapter else None
         sequence = Sequence(model, rows=rows, context=context, folder=folder, lora=lora, slot=slot.token if lora else None)
         there = time.perf_counter()
@@ -324,7 +329,7 @@ def _generate(said: argparse.Namespace) -> None:
 
 
 def main(words: _Listed[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     parser = _parser()
     said = parser.parse_args(words)
     for name in ("tokens", "rows", "threads"):

@@ -12,23 +12,25 @@
     with client.get("weights", lease=30.0) as leased:
         leased.tensor.numpy()
 
-A lease is the server's promise to hold a tensor: until its time is over, until it is released, or until
-the server takes the tensor back or ends. The client renews its leases by itself. Whoever has opened a
-tensor keeps the memory beyond the lease, as everywhere in tmesh; what ends with the lease is the
-server's part.
+A lease is the server's promise to hold a tensor. It ends when its time is over, when the client releases it, or when
+the server takes the tensor back or ends. The client renews its leases by itself. A process that has opened a tensor
+keeps the memory beyond the lease, as everywhere in tmesh; only the server's hold ends with it.
 
-Needs grpcio and grpcio-tools: pip install 'tmesh[grpc]'. The messages are in shared_tensor.proto, beside this
-file. Whoever reaches the server's address gets tokens, which open memory for the same user alone:
-listen on a Unix socket, or give credentials. All methods may be called from several threads.
+Needs grpcio and grpcio-tools: pip install grpcio grpcio-tools. The messages are in shared_tensor.proto, beside this
+file. Clients that can reach the server's address get tokens, which open memory only for the same user. So listen on a
+Unix socket, or set credentials. All methods may be called from several threads.
 """
 
 import contextlib
 import errno
+import fcntl
 import heapq
 import json
+import os
 import queue
 import re
 import secrets
+import socket
 import threading
 import time
 from concurrent import futures
@@ -37,10 +39,10 @@ try:
     import grpc
     messages, services = grpc.protos_and_services("tmesh/shared_tensor.proto")
 except (ImportError, NotImplementedError) as error:
-    raise ImportError("tmesh.grpc needs grpcio and grpcio-tools: pip install 'tmesh[grpc]'") from error
+    raise ImportError("tmesh.grpc needs grpcio and grpcio-tools: pip install grpcio grpcio-tools") from error
 
 from . import _tmesh
-from .errors import AccessError, Error, NotFoundError, PeerTimeoutError
+from .errors import AccessError, BusyError, Error, NotFoundError, PeerTimeoutError
 
 __all__ = ["Client", "LeasedTensor", "Server"]
 
@@ -57,7 +59,7 @@ def _description(ref):
 
 
 def _ref(message):
-    """The ref that a message describes; tmesh.open() checks its numbers."""
+    """Return the ref of a message; tmesh.open() checks its numbers."""
     return json.dumps({"v": 1, "id": message.id, "token": message.token, "offset": message.offset,
                        "byte_size": message.length, "dtype": message.dtype, "shape": list(message.shape),
                        "strides": list(message.strides), "device": message.device})
@@ -77,14 +79,14 @@ class _Refused(Exception):
 
 
 class _Leases:
-    """Published tensors and the leases on them; what the service is without gRPC."""
+    """Published tensors and the leases on them: the service without gRPC."""
 
     def __init__(self, max_lease, max_leases):
         self.max_lease, self.max_leases = max_lease, max_leases
         self.changed = threading.Condition()
         self.published = {}     # name: (tensor, writable)
         self.leases = {}        # id: _Lease
-        self.deadlines = []     # heap of (deadline, id); a renewed lease is there again
+        self.deadlines = []     # heap of (deadline, id); a renewed lease is in it again
         self.watchers = {}      # client: queue
         self.over = False
         self.thread = threading.Thread(target=self._lapse, name="tmesh.grpc leases", daemon=True)
@@ -141,7 +143,7 @@ class _Leases:
         self.thread.join()
 
     def watch(self, client):
-        """A queue of (lease id, reason), and None at the end."""
+        """Return a queue of (lease id, reason), with None at the end."""
         if not _CLIENT.fullmatch(client):
             raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, "client is not 32 hexadecimal digits")
         with self.changed:
@@ -163,7 +165,7 @@ class _Leases:
         return lease
 
     def _end(self, lease, reason):
-        """Under the lock. The tensor goes with the last lease or publication that has it."""
+        """End a lease; the caller has the lock. The last lease or publication of a tensor frees it."""
         del self.leases[lease.id]
         if ends := self.watchers.get(lease.client):
             ends.put((lease.id, reason))
@@ -179,14 +181,14 @@ class _Leases:
                         heapq.heappush(self.deadlines, (lease.deadline, lease_id))
                     elif lease:
                         self._end(lease, messages.LAPSED)
-                    lease = None    # a thread that waits holds nothing
+                    lease = None    # keep no reference while the thread waits
                 self.changed.wait(self.deadlines[0][0] - now if self.deadlines else None)
 
 
 class _Servicer(services.SharedTensorsServicer):
     def __init__(self, leases, watchers):
         self.leases = leases
-        # A stream keeps one of the server's threads: some are left for calls.
+        # Each stream uses one of the server's threads. Leave some for calls.
         self.room = threading.BoundedSemaphore(watchers)
 
     @staticmethod
@@ -226,7 +228,7 @@ class _Servicer(services.SharedTensorsServicer):
             except _Refused as refused:
                 context.abort(refused.code, str(refused))
             try:
-                # The client hears that it is listed before it may miss anything.
+                # Confirm the registration to the client, so that it does not miss an end.
                 context.send_initial_metadata(())
                 context.add_callback(lambda: ends.put(None))
                 while (end := ends.get()) is not None:
@@ -237,35 +239,107 @@ class _Servicer(services.SharedTensorsServicer):
             self.room.release()
 
 
-class Server:
-    """Hands out tensors by name, under leases.
+class _Claim:
+    """A claim on a Unix socket's path, for one server at a time. gRPC would take the path from a running server. At its
+    end it would remove any file there. So a lock beside the socket refuses the second server. The lock ends with its
+    process."""
 
-    address: as grpc's, "unix:PATH" or "HOST:PORT"; None: the service is added by add_to() to a server
-    of one's own. max_lease: the longest lease, in seconds. max_leases: of all clients together.
-    max_clients: how many may watch the ends of their leases at once. credentials: grpc's, of the server.
+    _mine = set()   # a process's own locks do not refuse it
+    _lock = threading.Lock()
+
+    def __init__(self, path):
+        self.path = os.path.realpath(path)
+        with self._lock:
+            if self.path in self._mine:
+                raise self._busy("this process")
+            self._file = self._locked()
+            self._mine.add(self.path)
+        try:
+            self._check_nobody()
+        except BaseException:
+            self.end()
+            raise
+
+    def _locked(self):
+        beside = f"{self.path}.lock"
+        while True:
+            file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The last owner may have removed the file in between.
+                if os.path.samestat(os.fstat(file), os.stat(beside)):
+                    return file
+            except FileNotFoundError:
+                pass
+            except (BlockingIOError, PermissionError):
+                os.close(file)
+                raise self._busy("another tmesh.grpc.Server") from None
+            os.close(file)
+
+    def _check_nobody(self):
+        """Check for other servers too: those that are not tmesh's take no lock."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            reached = probe.connect_ex(self.path)
+        if reached in (0, errno.EAGAIN):
+            raise self._busy("another server")
+
+    def _busy(self, who):
+        return BusyError(errno.EBUSY, f"cannot serve unix:{self.path}: {who} serves it; stop that one first, or use another path")
+
+    def end(self):
+        with self._lock:
+            self._mine.discard(self.path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.path}.lock")
+            os.close(self._file)
+
+
+class Server:
+    """Gives clients tensors by name, under leases.
+
+    address: as in grpc, "unix:PATH" or "HOST:PORT"; None: add the service to a server of one's own by add_to().
+    max_lease: the longest lease, in seconds. max_leases: of all clients together. max_clients: how many may watch the
+    ends of their leases at once. credentials: grpc's, of the server.
+
+    BusyError: another server uses the address. Stop that one first: clients of two servers would get different tensors.
     """
 
     def __init__(self, address=None, *, max_lease=300.0, max_leases=10_000, max_clients=64, credentials=None):
         self._leases = _Leases(max_lease, max_leases)
         self._servicer = _Servicer(self._leases, max_clients)
         self._server = None
+        self._claim = None
         self.address = address
         if address is not None:
-            self._server = grpc.server(futures.ThreadPoolExecutor(max_clients + 8, "tmesh.grpc"))
-            self.add_to(self._server)
+            try:
+                self._serve(address, max_clients, credentials)
+            except BaseException:
+                self.stop(0)
+                raise
+
+    def _serve(self, address, max_clients, credentials):
+        if address.startswith("unix:"):
+            self._claim = _Claim(address.removeprefix("unix:").removeprefix("//"))
+        # Without this, Linux lets several processes share a port, and each client reaches one of them.
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_clients + 8, "tmesh.grpc"), options=[("grpc.so_reuseport", 0)])
+        self.add_to(self._server)
+        try:
             port = (self._server.add_secure_port(address, credentials) if credentials
                     else self._server.add_insecure_port(address))
-            if address.endswith(":0"):
-                self.address = f"{address[:-2]}:{port}"
-            self._server.start()
+        except RuntimeError as error:
+            raise BusyError(errno.EBUSY, f"cannot serve {address}: another server serves it, or it is no address of this machine "
+                            f"({error})") from error
+        if address.endswith(":0"):
+            self.address = f"{address[:-2]}:{port}"
+        self._server.start()
 
     def add_to(self, server):
-        """Add the service to a grpc.Server, which has a thread for each client that watches."""
+        """Add the service to a grpc.Server, which needs a thread for each client that watches."""
         services.add_SharedTensorsServicer_to_server(self._servicer, server)
 
     def publish(self, name, tensor, *, writable=False):
-        """Hand out tensor under name from now on, to read or also to write. Another tensor of that
-        name goes to whoever asks from now on; leases on the old one stay."""
+        """Publish a tensor under name, to read or also to write. It replaces an earlier one of that name
+        for new requests; leases on the old one stay."""
         if not isinstance(tensor, _tmesh.Tensor):
             raise TypeError(f"publish() takes a tmesh.Tensor, not {type(tensor).__name__}: tmesh.put() makes one")
         if writable and not tensor.writable:
@@ -274,19 +348,23 @@ class Server:
             self._leases.published[name] = (tensor, writable)
 
     def withdraw(self, name):
-        """Hand it out no more, and end the leases on it: their clients are told."""
+        """Withdraw the tensor and end the leases on it. Clients get a notice."""
         self._leases.withdraw(name)
 
     @property
     def leases(self):
-        """How many leases there are now."""
+        """The number of leases now."""
         return len(self._leases.leases)
 
     def stop(self, grace=1.0):
-        """End all leases, tell their clients, and stop."""
+        """End all leases, notify their clients, and stop."""
         self._leases.stop()
         if self._server:
             self._server.stop(grace).wait()
+        if self._claim:
+            # gRPC has already removed the socket.
+            self._claim.end()
+            self._claim = None
 
     def __enter__(self):
         return self
@@ -296,8 +374,8 @@ class Server:
 
 
 class LeasedTensor:
-    """A tensor and the lease on it. ended: a threading.Event; reason: why, then: "lapsed", "released",
-    "withdrawn", "stopped", or "unreachable" when the server did not answer in time."""
+    """A tensor and the lease on it. ended: a threading.Event. reason, once it is set: "lapsed", "released",
+    "withdrawn", "stopped", or "unreachable" if the server did not answer in time."""
 
     def __init__(self, client, tensor, lease_id, duration):
         self._client, self._id, self._duration = client, lease_id, duration
@@ -310,7 +388,8 @@ class LeasedTensor:
         self._lock = threading.Lock()
 
     def on_end(self, call):
-        """Have call(self) called when the lease ends, by a thread of the client; at once if it has."""
+        """Call call(self) when the lease ends, in a thread of the client; at once if it has ended. Its exceptions go to
+        threading.excepthook, and end nothing else."""
         with self._lock:
             if not self.ended.is_set():
                 self._on_end.append(call)
@@ -318,7 +397,7 @@ class LeasedTensor:
         call(self)
 
     def release(self):
-        """End the lease now. The tensor stays open here; release() it when it is not needed."""
+        """End the lease now. The tensor stays open; release() it when it is not needed."""
         self._client._release(self)
 
     def _end(self, reason):
@@ -329,7 +408,11 @@ class LeasedTensor:
             self.ended.set()
             calls = self._on_end
         for call in calls:
-            call(self)
+            # Catch exceptions: the thread has other leases to renew, and their callbacks to call.
+            try:
+                call(self)
+            except Exception as error:
+                threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread())))
 
     def __enter__(self):
         return self
@@ -342,8 +425,8 @@ class LeasedTensor:
 
 
 class Client:
-    """Gets tensors from a Server. address: as the server's; or a grpc.Channel. timeout: of each call, in
-    seconds. Leases are renewed by a thread of the client's until they are released."""
+    """Gets tensors from a Server. address: as for the server, or a grpc.Channel. timeout: of each call, in seconds. A
+    thread of the client renews leases until they are released."""
 
     def __init__(self, address, *, timeout=5.0, credentials=None):
         self._own = isinstance(address, str)
@@ -359,14 +442,14 @@ class Client:
         self._threads = None
 
     def get(self, name, *, lease=30.0, writable=False):
-        """The tensor that is published under name, opened, and a lease of so many seconds on it."""
+        """Open the tensor published under name, with a lease of so many seconds."""
         self._start()
         request = messages.GetRequest(name=name, duration_ms=round(lease * 1000), client=self._name)
         answer = self._call(self._stub.Get, request)
         try:
             tensor = _tmesh.open(_ref(answer), writable)
         except BaseException:
-            with contextlib.suppress(grpc.RpcError):    # the lease lapses by itself then
+            with contextlib.suppress(grpc.RpcError):    # the lease then lapses by itself
                 self._stub.Release(messages.ReleaseRequest(lease_id=answer.lease.id), timeout=self._timeout)
             raise
         leased = LeasedTensor(self, tensor, answer.lease.id, answer.lease.duration_ms / 1000)
@@ -376,7 +459,7 @@ class Client:
         return leased
 
     def close(self):
-        """Release all leases and end. Tensors that are open stay so."""
+        """Release all leases and end. Open tensors stay open."""
         with self._changed:
             self._closed = True
             leased = [*self._leased.values()]
@@ -434,23 +517,23 @@ class Client:
         try:
             self._call(self._stub.Release, messages.ReleaseRequest(lease_id=leased._id))
         except NotFoundError:
-            pass    # it has ended by itself, which the stream tells or told
+            pass    # it has ended already, which the stream reports
         leased._end("released")
 
     def _listen(self):
-        """Hear which leases end."""
+        """Receive the ends of leases."""
         try:
             for end in self._watch:
                 with self._changed:
                     leased = self._leased.pop(end.lease_id, None)
                 if leased:
                     leased._end(_REASONS.get(end.reason, "lapsed"))
-                leased = None   # a thread that waits holds nothing
+                leased = None   # keep no reference while the thread waits
         except grpc.RpcError:
-            pass    # without it leases are still renewed, and their ends seen then
+            pass    # without the stream, renewing still works and shows which leases have ended
 
     def _keep(self):
-        """Renew each lease when a third of its time is over; what cannot be renewed in time has ended."""
+        """Renew each lease after a third of its time. A lease that cannot be renewed in time has ended."""
         while True:
             with self._changed:
                 if self._closed:

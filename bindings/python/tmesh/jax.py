@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Sealed tensors as JAX arrays over the same memory.
 
-    weights = tmesh.jax.array(tmesh.open(ref))    # no copy; what JAX computes with lies in the region
+    weights = tmesh.jax.array(tmesh.open(ref))    # no copy: JAX reads the region
 
-The array keeps the tensor's memory. This works on the CPU.
+The array keeps the tensor's memory alive. It works on the CPU.
 
 This module needs JAX 0.7 or newer.
 """
@@ -20,7 +20,7 @@ from .errors import UnsupportedError
 __all__ = ["array"]
 
 try:
-    # Not by their names: mypy would read all of JAX, where that is installed.
+    # Imported by name, since mypy would otherwise read all of JAX if it is installed.
     jax: Any = importlib.import_module("jax")
 except ModuleNotFoundError as problem:
     if problem.name != "jax":
@@ -28,15 +28,15 @@ except ModuleNotFoundError as problem:
     raise ModuleNotFoundError("tmesh.jax needs JAX: pip install jax", name="jax") from None
 ml_dtypes: Any = importlib.import_module("ml_dtypes")
 
-# JAX takes memory as it is at multiples of this, and copies the rest.
+# JAX uses memory in place at multiples of this, and copies the rest.
 _ALIGN = 64
 _BYTES = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
 
 def array(tensor: Tensor, /) -> Any:
-    """A JAX array over a sealed tensor's memory. UnsupportedError: JAX would have to copy it (it is not sealed,
-    not contiguous, begins between multiples of 64 bytes, is a type of 64 bits without jax_enable_x64); jax.numpy.array(tensor.numpy())
-    does."""
+    """Return a JAX array over a sealed tensor's memory. UnsupportedError: JAX would have to copy it. It is not sealed
+    or not contiguous, begins between multiples of 64 bytes, or has a type of 64 bits without jax_enable_x64.
+    jax.numpy.array(tensor.numpy()) copies."""
     if not tensor.sealed:
         raise UnsupportedError(errno.EOPNOTSUPP, "JAX's arrays never change, and this tensor can: seal() it first")
     name = _BYTES.get(tensor.dtype)

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Memory that stays under a name when every process that held it is gone.
+"""Memory that stays under a name after every process that held it is gone.
 
     tmesh.keep(net.state_dict(), "weights")           # sealed; this process may end now
     weights = tmesh.open_kept("weights")              # later, in another process: the same memory
     net.load_state_dict(weights.state_dict(), assign=True)
     tmesh.drop("weights")
+
+    tmesh.keep_folder("models/llama", "llama")        # all files of a model, for programs that open paths
+    llama_cpp.Llama(tmesh.kept_path("llama", "model.gguf"))
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import _tmesh
@@ -19,15 +23,15 @@ from .model import Model
 
 def keep(what: object, name: str, *, replace: bool = False, lifetime: float | None = None, mode: int = 0o600,
          gid: int | None = None) -> Any:
-    """Keep a Bundle, a Model or a Tensor under a name, and give it back. A dict of names and arrays is made a
-    bundle first, an array is put() first: copies, once.
+    """Keep a Bundle, a Model or a Tensor under a name, and return it. A dict of names and arrays is first made a
+    bundle, and an array is first put(); both copy once.
 
-    Only sealed memory is kept, and a whole Tensor, not a part of one. replace: the name may be taken; what is there
-    goes in the same step. Else ExistsError. lifetime: dropped after so many seconds; None: never. mode, gid: who may
-    open it (memfd: only 0o600). LimitError when this user's limit is reached and all that is kept is held.
+    Only sealed memory is kept, and only a whole Tensor, not a part of one. replace=True replaces memory already kept
+    under the name, in one step; else ExistsError. lifetime: seconds until it is dropped; None: never. mode, gid: the
+    users who may open it (memfd: only 0o600). LimitError: this user's limit is reached and all kept memory is in use.
 
-    Under the module the kernel keeps it. On memfd a small process of this user does, tmesh-keeper, which is started;
-    docs/keeping.md says what each promises."""
+    With the module the kernel keeps it. On memfd tmesh-keeper does, a small process of this user, which is started if
+    needed. docs/reference/keeping.md lists the promises of each."""
     if isinstance(what, Model):
         what = what.bundle
     elif isinstance(what, Mapping) and not isinstance(what, Bundle):
@@ -38,11 +42,34 @@ def keep(what: object, name: str, *, replace: bool = False, lifetime: float | No
     return what
 
 
-def open_kept(name: str, *, uid: int | None = None) -> Any:
-    """What is kept under a name: a Bundle or a Tensor, for reading, without a copy. Of several regions that are no
-    bundle, as other programs may keep them, a list of Tensors. uid: of another user who admits this one (not on
-    memfd). NotFoundError when nothing is kept there."""
+def open_kept(name: str, *, uid: int | None = None, path: str | os.PathLike[str] | None = None) -> Any:
+    """Open memory kept under a name: a Bundle or a Tensor, read-only, without a copy. A name under which another program keeps
+    regions that are no bundle gives a list of Tensors. uid: another user who admits this one (not on memfd). path: one file of
+    keep_folder(), as a Tensor of its bytes. NotFoundError: nothing is kept under the name."""
+    if path is not None:
+        return _tmesh.open_kept_file(name, path)
     found = _tmesh.open_kept(name, uid)
     if isinstance(found, _tmesh.Held):
         return Bundle(found)
     return found[0] if len(found) == 1 else found
+
+
+def keep_folder(path: str | os.PathLike[str], name: str, *, replace: bool = False, lifetime: float | None = None,
+                mode: int = 0o600, gid: int | None = None,
+                progress: Callable[[int, int], object] | None = None) -> None:
+    """Keep all files of a folder, of a model of the Hugging Face hub, or one file, under a name. They are read once and
+    sealed, in huge pages if there are any. Other programs open them at kept_path().
+
+    Links to files are followed. After an error nothing is kept. InvalidError: a socket, a device, a pipe or a link to a
+    folder. StaleError: a file changed meanwhile. LimitError: more than 65,536 files, or more than 1,024 of 64 KiB and
+    larger.
+
+    mode: the permissions of the files in tmesh-mount: 0o600, 0o640 or 0o644. progress: called with the bytes read and the bytes
+    of all files; an exception of it ends the call. The other arguments are those of keep()."""
+    _tmesh.keep_folder(path, name, replace, lifetime, mode, gid, progress)
+
+
+def kept_path(name: str, path: str | os.PathLike[str] | None = None) -> str:
+    """Return the path of kept files, or of one of them, for any program. NotFoundError: nothing is kept under the name,
+    or it was kept without files, or no tmesh-mount runs on this machine; the message says which."""
+    return _tmesh.kept_path(name, path)

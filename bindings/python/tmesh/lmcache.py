@@ -1,97 +1,62 @@
 # SPDX-License-Identifier: MIT
-"""An L2 adapter of LMCache: chunks of a KV cache as kept regions, found again by other processes and after a restart.
+"""An L2 adapter of LMCache: chunks of a KV cache as kept regions. Other processes find them, also after a restart.
 
     --l2-adapter '{"type": "plugin", "module_path": "tmesh.lmcache", "class_name": "Adapter",
                    "adapter_params": {"key_file": "/var/lib/llm/tenant-a.key", "max_bytes": 68719476736}}'
 
-An object is a sealed region, kept under a keyed hash of its key. Who has another key file neither finds it nor can tell
-whether it is there. docs/lmcache.md says what was tried."""
+An object is a sealed region, kept under a keyed hash of its key. A process with another key file cannot find it, or
+find out whether it exists. docs/howto/integrations.md lists the versions that were tried."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-import errno
 import hashlib
 import logging
 import os
-import stat
-import tempfile
 import threading
 from typing import Any
 
 from . import _tmesh
-from .errors import AccessError, Error, ExistsError, InvalidError, LimitError, NotFoundError
+from .errors import Error, ExistsError, InvalidError, LimitError, NotFoundError
 from .keeping import keep, open_kept
-from .tried import lacks, load, warn_of_another
+from .interop import lacks, load, warn_of_another
+from .tenant import read_key
 
 __all__ = ["Adapter"]
 
 VERSION = "0.5.6"
 
-# Not by their names: mypy would read all of LMCache, where it is installed.
+# Imported by name, since mypy would otherwise read all of LMCache if it is installed.
 _base: Any
 _internal: Any
 _native: Any
 try:
-    _base, _internal, _native = load("lmcache", VERSION, "lmcache.md", {
+    _base, _internal, _native = load("lmcache", VERSION, {
         "lmcache.v1.distributed.l2_adapters.base": "L2AdapterInterface", "lmcache.v1.distributed.internal_api": "L2StoreResult",
         "lmcache.lmcache_native": "Bitmap"})
 except ModuleNotFoundError as problem:
-    raise ModuleNotFoundError(f"tmesh.lmcache needs LMCache and PyTorch ({problem}): pip install torch 'tmesh[lmcache]'",
+    raise ModuleNotFoundError(f"tmesh.lmcache needs LMCache and PyTorch ({problem}): pip install torch lmcache numpy",
                               name=problem.name) from None
-warn_of_another("lmcache", VERSION, "lmcache.md")
+warn_of_another("lmcache", VERSION)
 
 _log = logging.getLogger("tmesh.lmcache")
 
-_KEY_BYTES = 32
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# Of a kept region beside its bytes, as the keeper counts: its description and the name's.
+# The bytes that the keeper counts for a region beside its contents: its description and its name.
 _BESIDE = 2 * _PAGE
 _PARAMETERS = {"key_file", "max_bytes"}
 
 
-def _read_key(path: str) -> bytes:
-    """A tenant's key, made where there is none."""
-    try:
-        # Not a descriptor first, which would stay open where it is a folder's.
-        file = open(path, "rb", opener=_open_key)
-    except OSError as error:
-        kind = NotFoundError if error.errno == errno.ENOENT else AccessError
-        raise kind(error.errno, f"key_file: {path}: the tenant's key can be neither read nor made there: {error.strerror}. Its folder has to be there, "
-                   "for this user to write to, and the key is a file and no link") from None
-    with file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-            raise AccessError(13, f"{path}: a tenant's key is a file of this user that nobody else can read: chmod 600")
-        key = file.read(_KEY_BYTES + 1)
-    if len(key) != _KEY_BYTES:
-        raise InvalidError(22, f"{path}: a tenant's key has {_KEY_BYTES} bytes; remove the file to have a new one made")
-    return key
-
-
-def _open_key(path: str, _flags: int) -> int:
-    if not os.path.lexists(path):
-        # Whole or not at all, and of several processes one makes it.
-        with tempfile.NamedTemporaryFile(dir=os.path.dirname(path) or ".", prefix=".tmesh-key-") as file:
-            file.write(os.urandom(_KEY_BYTES))
-            file.flush()
-            try:
-                os.link(file.name, path)
-            except FileExistsError:
-                pass
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-
-
 class _Names:
-    """What objects are kept under: who has not the key can neither make a name up nor read one."""
+    """The names of objects. Without the key nobody can make up a name or read one."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self.prefix = f"lmcache-{self._hash('tenant', ())[:12]}-"
 
     def of(self, key: Any) -> str:
-        """All of an ObjectKey counts, its cache_salt too; each part with its length."""
+        """All parts of an ObjectKey count, also its cache_salt, each with its length."""
         parts = [key.chunk_hash, *(str(part).encode("utf-8", "surrogatepass") for part in (
             key.model_name, key.kv_rank, key.object_group_id, key.cache_salt))]
         return self.prefix + self._hash("object", parts)
@@ -108,10 +73,11 @@ def _bytes_of(memory: Any) -> memoryview:
 
 
 class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
-    """What LMCache makes of the configuration above; its calls come from several threads, and the work is done by one.
+    """The adapter that LMCache makes by the configuration above. LMCache calls it from several threads; one thread does
+    the work.
 
-    adapter_params: key_file, the tenant's key, 32 bytes that are made where there is no such file; max_bytes, how much of
-    this tenant's is kept at most, by all processes together (left away: the keeper's limit alone)."""
+    adapter_params has two members. key_file: the tenant's key of 32 bytes, which is made if there is no such file. max_bytes:
+    the limit of this tenant's kept memory, of all processes together; by default the keeper's limit alone."""
 
     def __init__(self, adapter_params: dict[str, Any], l1_memory_desc: Any = None) -> None:
         unknown = set(adapter_params) - _PARAMETERS
@@ -122,8 +88,8 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
             raise InvalidError(22, "adapter_params: key_file is missing: where the tenant's key lies, or is to be made")
         if limit is not None and (type(limit) is not int or limit <= 0):
             raise InvalidError(22, f"adapter_params: max_bytes is {limit!r}: a number of bytes, or left away")
-        self._names = _Names(_read_key(path))
-        # LMCache's own eviction knows only keys that this process stored: the limit is kept here.
+        self._names = _Names(read_key(path))
+        # LMCache's own eviction only knows keys that this process stored, so the limit is kept here.
         super().__init__(max_capacity_bytes=0)
         self._limit = limit
         self._events = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3)]
@@ -131,9 +97,9 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
         self._done: list[dict[int, Any]] = [{}, {}, {}]
         self._tasks = 0
         self._closed = False
-        # What lookups found, until it is unlocked as often: it stays, also when its name is dropped.
+        # Objects that look-ups found, until they are unlocked as often. They stay even if their names are dropped.
         self._locked: dict[Any, tuple[int, _tmesh.Tensor]] = {}
-        # What LMCache was told that it is here, by its name.
+        # Objects that were reported to LMCache as present, by name.
         self._told: dict[str, tuple[Any, int]] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tmesh-lmcache")
 
@@ -178,7 +144,7 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
             return self._done[2].pop(task_id, None)
 
     def delete(self, keys: list[Any]) -> None:
-        """For all processes of the tenant. Who has an object open goes on having it."""
+        """Drop an object for all processes of the tenant. A process that has it open keeps it."""
         for key in keys:
             self._drop(self._names.of(key))
 
@@ -188,7 +154,7 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
                 "used_bytes": sum(one["bytes"] for one in mine), "max_bytes": self._limit}
 
     def close(self) -> None:
-        """What was stored stays, for other processes and the next start."""
+        """Close. Stored objects stay, for other processes and the next start."""
         if self._closed:
             return
         self._closed = True
@@ -207,7 +173,7 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
             result = failed
             try:
                 result = work()
-            except Exception:  # LMCache waits for each task, and is told that this one failed
+            except Exception:  # LMCache waits for each task, so report this one as failed
                 _log.exception("a task failed")
             with self._lock:
                 self._done[kind][task] = result
@@ -276,10 +242,10 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
         return [one for one in _tmesh.kept() if one["name"].startswith(self._names.prefix)]
 
     def _make_room(self, wanted: int, spared: set[str]) -> None:
-        """Drops the tenant's objects, the longest unused first, until so many bytes more fit. Not what is in use here."""
+        """Drop the tenant's least recently used objects until that many more bytes fit. Objects in use here stay."""
         mine = self._kept()
         names = {one["name"] for one in mine}
-        self._forget([name for name in self._told if name not in names])  # dropped by others
+        self._forget([name for name in self._told if name not in names])  # other processes dropped them
         if self._limit is None:
             return
         if wanted > self._limit:
@@ -310,9 +276,10 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
             self._notify_keys_deleted([key for key, _ in gone], [nbytes for _, nbytes in gone])
 
 
-# LMCache makes it deep within: what it wants of an adapter beside what this one has, and what this one uses of its base, is said here.
+# LMCache constructs the adapter deep inside. So check here that this class has all methods that LMCache requires, and
+# that its base has all that this class uses.
 _wanted = [f"wants of an adapter what tmesh.lmcache has not: {name}" for name in sorted(getattr(Adapter, "__abstractmethods__", ()))]
 _wanted += [f"its L2AdapterInterface has no {name}" for name in (
     "_notify_keys_stored", "_notify_keys_accessed", "_notify_keys_deleted") if not hasattr(Adapter, name)]
 if _wanted:
-    raise ImportError(lacks("lmcache", VERSION, "lmcache.md", "; ".join(_wanted)))
+    raise ImportError(lacks("lmcache", VERSION, "; ".join(_wanted)))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""LoRA adapters that are swapped while a model serves, by a slot.
+"""LoRA adapters that a slot swaps while a model serves.
 
     slot = tmesh.Slot()                                   # one process publishes
-    tmesh.lora.publish(slot, "adapters/mine", net)        # a folder as PEFT writes it; refused if it does not fit
+    tmesh.lora.publish(slot, "adapters/mine", net)        # a folder in PEFT's format; checked first
     tmesh.lora.publish(slot, None, net)                   # the base alone again
 
-    served = tmesh.lora.Adapted(net, slot.token)          # any number serve, each with the same base
+    served = tmesh.lora.Adapted(net, slot.token)          # many may serve, with the same base
     y = served(x)                                         # W x + scale * B (A x): one generation for all layers
     served.generation                                     # which one it was
 
-Folders have adapter_config.json and adapter_model.safetensors. The format is that of PEFT's LoRA:
+Folders have adapter_config.json and adapter_model.safetensors, in the format of PEFT's LoRA:
 https://huggingface.co/docs/peft/developer_guides/checkpoint
 """
 
@@ -42,13 +42,14 @@ _TYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Adapter(NamedTuple):
-    """An adapter: for each module of the base that it changes A [rank, in], B [out, rank] and the scale."""
+    """An adapter: A [rank, in], B [out, rank] and the scale for each module of the base that it changes."""
 
     bundle: Bundle
     scales: dict[str, float]
 
     def check(self, base: torch.nn.Module | Mapping[str, tuple[int, int]]) -> None:
-        """InvalidError unless each of its modules is a Linear of the base, or has there (out, in), and fits it."""
+        """Check that the adapter fits the base, which may also be a dict of {name: (out, in)}. InvalidError: one of its
+        modules is no Linear of the base, or has another size."""
         shapes = _shapes(base)
         for name in self.scales:
             if name not in shapes:
@@ -81,7 +82,7 @@ def _number(config: Mapping[str, Any], name: str, value: object, whole: bool) ->
 
 
 class _Config:
-    """What adapter_config.json says of ranks and scales."""
+    """The ranks and scales of adapter_config.json."""
 
     def __init__(self, text: bytes) -> None:
         try:
@@ -110,7 +111,7 @@ class _Config:
 
     @staticmethod
     def _pattern(said: dict[str, Any], name: str, whole: bool) -> dict[str, Any]:
-        """Names of modules or their ends. Other regular expressions could run for ever."""
+        """Accept names of modules or their ends. Other regular expressions could run forever."""
         pattern = said.get(name) or {}
         if not isinstance(pattern, dict):
             raise ProtocolError(71, f"adapter_config.json: {name} is not an object")
@@ -122,7 +123,8 @@ class _Config:
 
     @staticmethod
     def _of(pattern: dict[str, Any], module: str, default: Any) -> Any:
-        """The first that is the module's name or, without ^, its end behind a dot; as PEFT does."""
+        """Return the value of the first pattern that is the module's name or, without ^, its end behind a dot, as PEFT
+        does."""
         for key, value in pattern.items():
             if module == key.removeprefix("^") or (key[0] != "^" and module.endswith(f".{key}")):
                 return value
@@ -159,9 +161,9 @@ def _check_pair(module: str, pair: dict[str, _tmesh.Tensor], rank: int) -> None:
 
 
 def read(folder: str | os.PathLike[str]) -> Adapter:
-    """An adapter as PEFT saves it. Its tensors are read once for all processes and not copied. ProtocolError: malformed,
-    or the tensors are not what the configuration says. UnsupportedError: of another kind (DoRA, biases, other modules
-    that were trained)."""
+    """Read an adapter that PEFT has saved. Its tensors are read once for all processes and not copied. ProtocolError:
+    it is malformed, or the tensors do not match the configuration. UnsupportedError: it is of another kind (DoRA,
+    biases, other trained modules)."""
     folder = os.fspath(folder)
     config = _config_of(folder)
     pairs: dict[str, dict[str, _tmesh.Tensor]] = {}
@@ -187,8 +189,9 @@ def _adapter(pairs: dict[str, tuple[_tmesh.Tensor, _tmesh.Tensor]], scales: dict
 
 def publish(slot: Slot, adapter: Adapter | str | os.PathLike[str] | None,
             base: torch.nn.Module | Mapping[str, tuple[int, int]]) -> int:
-    """From now on those who serve the slot use this adapter: one that was read, or a folder; None is the base alone. It is
-    checked against the base first; what does not fit is refused, and nobody sees it. The generation."""
+    """Publish an adapter for all processes that serve the slot, and return its generation. It is one from read(), a
+    folder, or None for the base alone. It is first checked against the base; an adapter that does not fit is refused,
+    and not published."""
     if adapter is None:
         adapter = _adapter({}, {})
     elif not isinstance(adapter, Adapter):
@@ -208,14 +211,14 @@ def _changes(value: SlotValue, base: torch.nn.Module) -> _Changes:
         items = [(str(name), float(scale)) for name, scale in said["scales"].items()]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ProtocolError(71, "the slot's value is no adapter that tmesh.lora.publish() published") from None
-    # The publisher's base is not this one: what it lacks would be left out in silence.
+    # The publisher may have another base. Modules that this one lacks would be ignored silently.
     Adapter(value, dict(items)).check(base)
     tensors = value.state_dict(private=False)  # they are only read
     return {name: (tensors[f"{name}.A"], tensors[f"{name}.B"], scale) for name, scale in items}
 
 
 def _nothing(*_: object) -> None:
-    """What a hook becomes with a base that is copied or pickled: the adapter is for calls of the one that is served."""
+    """Replace a hook in a copied or pickled base: the adapter is only for calls of the original."""
 
 
 def _no_hook() -> Any:
@@ -223,7 +226,7 @@ def _no_hook() -> Any:
 
 
 class _Hook:
-    """On a linear layer of the base."""
+    """A hook on a linear layer of the base."""
 
     def __init__(self, call: threading.local, name: str) -> None:
         self._call, self._name = call, name
@@ -241,11 +244,11 @@ class _Hook:
 
 
 class Adapted(torch.nn.Module):
-    """A base, in CPU memory, with the adapter that a slot has. Each call takes the newest generation and uses it in all
-    layers. The base itself is not changed: it gets hooks, which close() removes, and which do nothing for others that
-    call it. Calls may come from several threads; a base that runs its layers in other threads than the call's has no
-    adapter there. NotFoundError: nothing was published yet; InvalidError: the adapter does
-    not fit this base; ProtocolError: what was published is none."""
+    """A base in CPU memory, with the adapter of a slot. Each call takes the newest generation and uses it in all
+    layers. The base itself is not changed: it gets hooks, which close() removes, and which do nothing in other calls of
+    it. Calls may come from several threads. A base that runs its layers in other threads than the caller's has no
+    adapter there. NotFoundError: no adapter was published yet. InvalidError: the adapter does not fit this base.
+    ProtocolError: the value is no adapter."""
 
     def __init__(self, base: torch.nn.Module, token: str) -> None:
         super().__init__()
@@ -284,18 +287,17 @@ class Adapted(torch.nn.Module):
 
     @property
     def generation(self) -> int:
-        """Of this thread's last call; 0: there was none."""
+        """The generation of this thread's last call; 0: there was none."""
         return getattr(self._call, "generation", 0)
 
     def close(self) -> None:
-        """Leave the slot, and the base as it was, when the calls that are running have ended. Later ones raise
-        ReleasedError."""
+        """Leave the slot and remove the hooks when the running calls have ended. Later calls raise ReleasedError."""
         with self._lock:
             self._closed = True
             self._leave()
 
     def _leave(self) -> None:
-        # A call that is running has its adapter in all layers or in none.
+        # Wait for running calls: each has its adapter in all layers or in none.
         if self._closed and not self._running:
             for hook in self._hooks:
                 hook.remove()

@@ -18,12 +18,29 @@ from typing import Any
 from . import _tmesh, bundles
 from .elements import Entry
 
-class Model(Mapping[str, _tmesh.Tensor]):
-    """A file's tensors by their names, sealed and shared with all who load the same file. Made by
-    tmesh.load_model(). A tensor taken from it lives on when it is released. Sent to another process, pickled, copied or
-    published it arrives as a Bundle, whose metadata is the same as JSON text."""
 
-    def __init__(self, held: _tmesh.Held, report: _tmesh.ModelReport, entries: list[Entry]) -> None:
+class Description:
+    """The header of a file of tensors: its format ("gguf", "safetensors"), entries by the tensors' names, metadata and
+    the bytes of all tensors. Made by tmesh.describe_model(). It holds neither memory nor the file."""
+
+    def __init__(self, path: str, format: str, entries: list[Entry], metadata: str) -> None:
+        self.path, self.format = path, format
+        self.entries = {entry.name: entry for entry in entries}
+        self.metadata: dict[str, Any] = json.loads(metadata)
+        self.nbytes = sum(entry.nbytes for entry in entries)
+
+    def __repr__(self) -> str:
+        return f"<tmesh.Description of {self.path}, {self.format}, {len(self.entries)} tensors>"
+
+
+class Model(Mapping[str, _tmesh.Tensor]):
+    """A file's tensors by their names, sealed and shared with all processes that load the same file. Made by
+    tmesh.load_model(). A tensor taken from it stays valid after its release. In a pickle, a copy or a slot a Model
+    becomes a Bundle, whose metadata is the same as JSON text."""
+
+    def __init__(self, held: _tmesh.Held, report: _tmesh.ModelReport, entries: list[Entry], path: str) -> None:
+        #: The path from which it was loaded.
+        self.path = path
         self._bundle = bundles.Bundle(held)
         self._report = report
         self._entries = {entry.name: entry for entry in entries}
@@ -47,24 +64,24 @@ class Model(Mapping[str, _tmesh.Tensor]):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the file says beside its tensors; a dict of one's own."""
+        """The file's metadata; each call returns a new dict."""
         found: dict[str, Any] = json.loads(self._bundle.metadata or "{}")
         return found
 
     @property
     def report(self) -> _tmesh.ModelReport:
-        """How it was loaded, a dict: bytes_read by this process (0: another had read it), method, reason,
-        whether it is shared, and what was measured."""
+        """A report of the load, a dict: bytes_read by this process (0: another process had read it), method, reason,
+        whether it is shared, and the measured times."""
         return self._report
 
     @property
     def entries(self) -> dict[str, Entry]:
-        """Each tensor as the file describes it: type as the file spells it, shape in elements."""
+        """Each tensor by the file's description: type as in the file, shape in elements."""
         return dict(self._entries)
 
     @property
     def bundle(self) -> bundles.Bundle:
-        """The same tensors as a Bundle."""
+        """Return the same tensors as a Bundle."""
         return self._bundle
 
     @property
@@ -73,21 +90,22 @@ class Model(Mapping[str, _tmesh.Tensor]):
         return self._bundle.nbytes
 
     def ref(self) -> dict[str, Any]:
-        """What opens it elsewhere as a Bundle, by tmesh.open(). It holds nothing. ReleasedError: it was released."""
+        """Return a ref that tmesh.open() opens as a Bundle. It does not hold the memory. ReleasedError: it was
+        released."""
         return self._bundle.ref()
 
     def private(self) -> dict[str, _tmesh.Tensor]:
-        """Bundle.private(): copy-on-write views of all tensors. ReleasedError: it was released."""
+        """Return Bundle.private(): copy-on-write views of all tensors. ReleasedError: it was released."""
         return self._bundle.private()
 
     def state_dict(self, *, private: bool = True) -> dict[str, Any]:
-        """All tensors as PyTorch's, without a copy. They are in one copy-on-write view that is new at each call:
-        what is written is one's own, a page at a time. private=False promises not to write: a write ends the
-        process then. ReleasedError: it was released."""
+        """Return all tensors as PyTorch's, without a copy. They are in one copy-on-write view, which is new at each
+        call. A write copies a page, and other processes do not see it. private=False promises not to write: a write
+        would end the process. ReleasedError: it was released."""
         return self._bundle.state_dict(private=private)
 
     def release(self) -> None:
-        """Let go. Tensors that were taken from it stay; all other use raises ReleasedError."""
+        """Release the model. Tensors that were taken from it stay valid; all other use raises ReleasedError."""
         self._bundle.release()
 
     def __enter__(self) -> Model:
@@ -111,16 +129,27 @@ ForkingPickler.register(Model, lambda model: bundles._reduce(model.bundle))
 
 
 def load_model(path: str | os.PathLike[str], *, keep: bool = False, alone: bool = False, hash: bool = False,
-               progress: Callable[[int, int, bool], object] | None = None) -> Model:
-    """The tensors of a safetensors or GGUF file, of an index (.json), of a split GGUF by its first file, or of a
-    folder with model.safetensors in it. Processes of one user that load the same files share one memory, which is
-    read once; a file that changes later changes nothing. Pages are huge where they can be.
+               lenient: bool = False, progress: Callable[[int, int, bool], object] | None = None) -> Model:
+    """Load the tensors of a safetensors or GGUF file, an index (.json), a split GGUF (its first file), or a folder with
+    model.safetensors. Processes of one user that load the same files share one memory, which is read once. A later
+    change of the file has no effect. Pages are huge if possible.
 
-    keep: the memory outlives all processes, until it is dropped (tmeshctl drop). alone: share with nobody.
-    hash: report["hash"] is the contents' checksum. progress: called with the bytes done, the bytes in all, and
-    whether another process is reading; what it raises ends the loading, as Ctrl-C does, and nothing is left.
+    keep: the memory outlives all processes, until it is dropped (tmeshctl drop). alone: do not share the memory. hash:
+    report["hash"] is the contents' checksum. lenient: also load GGUF of version 2, bytes after the last tensor and
+    tensors that an index does not name; report["reason"] names the problem. progress: called with the bytes done, the
+    total, and whether another process is reading. Its exception ends the load and leaves nothing behind, and so does
+    Ctrl-C.
 
-    NotFoundError, AccessError: there is no such file, or it may not be read; ProtocolError: it is malformed, or of no such
-    format; UnsupportedError: the package was built without files of tensors; LimitError, OutOfMemoryError: no room."""
-    held, report, entries = _tmesh.load_model(path, keep, alone, hash, progress)
-    return Model(held, report, [Entry(*entry) for entry in entries])
+    NotFoundError, AccessError: there is no such file, or it may not be read. ProtocolError: it is malformed, or has
+    another format. LimitError, OutOfMemoryError: no room."""
+    held, report, entries = _tmesh.load_model(path, keep, alone, hash, lenient, progress)
+    return Model(held, report, [Entry(*entry) for entry in entries], os.fsdecode(path))
+
+
+def describe_model(path: str | os.PathLike[str]) -> Description:
+    """Read only the header of a file, or of the files, that load_model() accepts.
+
+    NotFoundError, AccessError: there is no such file, or it may not be read. ProtocolError: it is malformed, or has
+    another format."""
+    format, entries, metadata = _tmesh.describe_model(path)
+    return Description(os.fsdecode(path), format, [Entry(*entry) for entry in entries], metadata or "{}")

@@ -9,7 +9,7 @@
     with tmesh.mooncake.register(engine, empty, host="127.0.0.1", writable=True) as mine:      # there
         mine.peer(offer).read(empty)
 
-docs/mooncake.md says what was tried."""
+docs/howto/integrations.md lists the versions that were tried."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from . import _tmesh, offers
 from .errors import Error, ExistsError, GoneError, InvalidError, UnsupportedError
 from .offers import Offer, Place
-from .tried import lacks, missing, warn_of_another
+from .interop import lacks, missing, warn_of_another
 
 __all__ = ["Offer", "Peer", "Place", "Registration", "offered", "register"]
 
@@ -26,9 +26,9 @@ VERSION = "0.3.13"
 _PACKAGE = "mooncake-transfer-engine-non-cuda"
 _CALLS = ("batch_register_memory batch_unregister_memory get_engine get_rpc_port batch_transfer_sync_read "
           "batch_transfer_sync_write")
-# What it says of memory that it has.
+# Mooncake's return value for memory that overlaps registered memory.
 _OVERLAPPED = -7
-warn_of_another(_PACKAGE, VERSION, "mooncake.md")
+warn_of_another(_PACKAGE, VERSION)
 
 
 class Registration(offers.Registration):
@@ -41,21 +41,21 @@ class Registration(offers.Registration):
         if absent == ", ".join(_CALLS.split()):
             raise TypeError(f"register() takes a TransferEngine first, not a {type(engine).__module__}.{type(engine).__name__}")
         if absent:
-            raise UnsupportedError(95, lacks(_PACKAGE, VERSION, "mooncake.md", f"the engine, a {type(engine).__name__}, has no {absent}"))
+            raise UnsupportedError(95, lacks(_PACKAGE, VERSION, f"the engine, a {type(engine).__name__}, has no {absent}"))
         self._engine, self._host = engine, host
         if not host or len(host) > 255 or any(character.isspace() for character in host):
-            raise InvalidError(22, f"{host!r} is not a host: say what initialize() was told")
-        # Its calls end the process there (SIGSEGV).
+            raise InvalidError(22, f"{host!r} is not a host: give the host that initialize() got")
+        # Without initialize() its calls would end the process (SIGSEGV).
         if engine.get_engine() is None:
             raise InvalidError(22, "this TransferEngine was not started: engine.initialize(...) comes first, and returns 0")
         super().__init__(engine, tensors, writable)
 
     def _for_reading(self, tensor: _tmesh.Tensor, seen: Any) -> Any:
-        # A peer's write into sealed memory fails at the peer, and nothing happens here.
+        # A peer's write into sealed memory fails at the peer and has no effect here, so no view is needed.
         return seen
 
     def peer(self, offer: bytes) -> Peer:
-        """Who made an offer, for reads into and writes from what is registered here."""
+        """Return the Peer of an offer, for reads into and writes from the memory registered here."""
         return Peer(self, offer)
 
     def _register(self, spans: list[tuple[int, int]]) -> None:
@@ -75,7 +75,7 @@ class Registration(offers.Registration):
 
 
 class Peer(offers.Peer):
-    """See offers.Peer. Mooncake's calls wait on their own: timeout is refused."""
+    """See offers.Peer. Mooncake's calls have no timeout, so the argument is refused."""
 
     _mine: Registration
 
@@ -92,13 +92,14 @@ class Peer(offers.Peer):
 
 
 def register(engine: Any, *tensors: _tmesh.Tensor, host: str, writable: bool = False) -> Registration:
-    """Register tensors with a TransferEngine until close(), for peers to read. host: what engine.initialize() was
-    told, by which peers reach this process. Sealed memory is not copied, and peers cannot write to it. writable: tensors
-    that are not sealed, which peers may also write to, and which this process can read into. AccessError where the
-    tensors do not fit that."""
+    """Register tensors with a TransferEngine until close(), for peers to read. host: the host name given to
+    engine.initialize(), by which peers reach this process. Sealed memory is not copied, and peers cannot write to it.
+    writable: for tensors that are not sealed. Peers may also write to them, and this process can read into them.
+    AccessError: a tensor does not match `writable`."""
     return Registration(engine, tensors, host, writable)
 
 
 def offered(offer: bytes) -> Offer:
-    """What a peer offers, to make room for it before it is read. ProtocolError where it is not an offer."""
+    """Return the places of a peer's offer, so that the caller can allocate room before reading. ProtocolError: it is no
+    offer."""
     return Offer.from_bytes(offer, Registration.ENGINE)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What brings the bytes of tmesh.ray's objects from another machine: the fetcher of libtmesh-net, NIXL or Mooncake, whichever the
-environment names in both processes. None is taken silently."""
+"""Movers fetch the bytes of tmesh.ray's objects from another machine: the fetcher of libtmesh-net, NIXL or Mooncake.
+The environment of both processes names one. There is no default."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ import uuid
 from . import _tmesh
 from .errors import AccessError, CancelledError, Error, InvalidError, ProtocolError
 from .offers import MAX_OFFER, MAX_PLACES
-from .tried import load
+from .interop import load
 
 NAMES = "fetcher", "nixl", "mooncake"
 VARIABLE = "TMESH_RAY_MOVER"
-# The longest that the bytes of one object may take by NIXL, and that no byte may come by the fetcher, in seconds: the death of a
-# machine cannot be seen from here. Ray waits as long. Mooncake has a limit of its own, and takes none.
+# Limits in seconds: of NIXL for the bytes of one object, and of the fetcher for a silence. A machine's death is not
+# visible from here. Ray waits as long. Mooncake has a limit of its own.
 PATIENCE = 60.0
 
 
 class Mover(Protocol):
-    """One engine of this process, which is one peer to all others. Objects come at the same time: what is offered
-    changes by one thread at a time, and nothing else waits."""
+    """An engine of this process, which is one peer for all others. Several objects may arrive at once. Only changes to
+    the offers are made by one thread at a time."""
 
     name: str
 
     def offer(self, tensors: list[_tmesh.Tensor]) -> tuple[bytes, Any]:
-        """What another machine needs to read these, and what closes it."""
+        """Return the offer that another machine needs to read the tensors, and the registration for close()."""
 
     def close(self, registration: Any) -> None:
-        """Nobody reads it any more."""
+        """End the offer."""
 
     def fetch(self, offer: bytes, sizes: list[int], stop: threading.Event) -> list[_tmesh.Tensor]:
-        """The bytes of each tensor of an offer, which are of these sizes, in memory of this machine, which is sealed. stop, once it is
-        set, gives it up where the engine can do that."""
+        """Fetch each tensor of an offer, in the given sizes, into sealed memory of this machine. stop: an event that
+        cancels the fetch if the engine supports this."""
 
 
 def _check_sizes(offered: list[int], meant: list[int]) -> None:
@@ -47,7 +47,7 @@ def _check_sizes(offered: list[int], meant: list[int]) -> None:
 
 
 def _host() -> str:
-    """By which others reach this node."""
+    """Return the address by which others reach this node."""
     host: str = importlib.import_module("ray.util").get_node_ip_address()
     return host
 
@@ -61,18 +61,18 @@ class Engine:
         self._module: Any = importlib.import_module(f"tmesh.{name}")
         self._more: dict[str, Any] = {}
         if name == "nixl":
-            api, = load(self._module._package, self._module.VERSION, "nixl.md", {
+            api, = load(self._module._package, self._module.VERSION, {
                 f"{self._module._flavour}._api": "nixl_agent nixl_agent_config nixl_thread_sync_t"})
-            # Its calls return at once, and keep threads apart.
+            # Configure it so that its calls return at once and threads do not interfere.
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
             self._engine: Any = api.nixl_agent(f"tmesh-{uuid.uuid4().hex}", config)
         else:
             host = _host()
             try:
-                engine, = load(self._module._PACKAGE, self._module.VERSION, "mooncake.md", {"mooncake.engine": "TransferEngine"})
+                engine, = load(self._module._PACKAGE, self._module.VERSION, {"mooncake.engine": "TransferEngine"})
             except ModuleNotFoundError as problem:
-                raise ModuleNotFoundError(f"the mover \"mooncake\" needs Mooncake ({problem}): pip install 'tmesh[mooncake]'",
-                                          name=problem.name) from None
+                raise ModuleNotFoundError(f"the mover \"mooncake\" needs Mooncake ({problem}): pip install "
+                                          "mooncake-transfer-engine-non-cuda numpy", name=problem.name) from None
             self._engine = engine.TransferEngine()
             if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", "") != 0:
                 raise Error(5, f"Mooncake does not begin at {host}")
@@ -104,14 +104,15 @@ class Engine:
 
 
 class Fetcher:
-    """libtmesh-net, which offers regions and fetches them into new ones. A region is offered once, however many objects lie in it."""
+    """libtmesh-net, which offers regions and fetches them into new ones. A region is offered once, even if several
+    objects are in it."""
 
     def __init__(self) -> None:
         self.name = "fetcher"
         self._module: Any = importlib.import_module("tmesh.fetcher")
         self._fetcher = self._module.Fetcher(_host())
         self._lock = threading.Lock()
-        # By the id of a region, with how many objects have it.
+        # The offers by the ids of regions, with the number of objects in each.
         self._offered: dict[str, tuple[Any, int]] = {}
 
     def offer(self, tensors: list[_tmesh.Tensor]) -> tuple[bytes, Any]:
@@ -161,7 +162,7 @@ class Fetcher:
         return [regions[number][start:start + nbytes] for number, start, nbytes in places]
 
     def _read(self, offer: bytes) -> tuple[list[Any], list[list[int]]]:
-        """ProtocolError unless it is an offer of this engine, and all its tensors lie in its regions."""
+        """Check an offer. ProtocolError: it is of another engine, or a tensor is outside its regions."""
         try:
             told = json.loads(offer) if len(offer) <= MAX_OFFER else {}
             if told["v"] != 1 or told["engine"] != self.name:
@@ -181,7 +182,7 @@ class Fetcher:
 
 
 def _place(tensor: _tmesh.Tensor) -> tuple[int, int]:
-    """Of which bytes of its region a tensor is. AccessError, InvalidError: they cannot be offered."""
+    """Return the region of a tensor and the range of its bytes. AccessError, InvalidError: it cannot be offered."""
     if not tensor.sealed:
         raise AccessError(13, "what is offered is read by others at any time, and this tensor is not sealed: seal() it")
     if not tensor.nbytes:
@@ -195,7 +196,7 @@ _lock = threading.Lock()
 
 
 def mover() -> Mover | None:
-    """This process's, or None where the environment names none. InvalidError where it names another."""
+    """Return this process's mover, or None if the environment names none. InvalidError: it names an unknown one."""
     name = os.environ.get(VARIABLE, "")
     if not name:
         return None

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Tensors and bundles of other machines, by the Tmesh.Net of this one.
+"""Tensors and bundles of other machines, by this machine's Tmesh.Net.
 
     weights = tmesh.net.open_name("llama")          # what Tmesh.Net.publish/2 was given, on any node
     tensor = tmesh.net.open(offer)                  # what Tmesh.Net.offer/1 gave, as JSON or decoded
 
-An Elixir node of this user and runtime directory does it, and fetches once for all processes of the machine; what is here
-already is opened in place. docs/net.md says what is promised. Bytes travel without encryption."""
+An Elixir node of this user and runtime directory fetches them, once for all processes of the machine. If the memory is
+already here, it is opened in place. docs/reference/net.md lists the promises. Bytes travel without encryption."""
 
 from __future__ import annotations
 
@@ -18,33 +18,25 @@ from typing import Any
 
 from . import _tmesh
 from .bundles import Bundle
-from .errors import (AccessError, BusyError, Error, ExistsError, GoneError, InvalidError, LimitError, NotFoundError,
-                     OutOfMemoryError, PeerTimeoutError, ProtocolError, SealedError, StaleError, UnsupportedError)
-from .shared_memory import _check_private, _folder_path
+from .errors import AccessError, Error, GoneError, InvalidError, NotFoundError, PeerTimeoutError, ProtocolError
 
 __all__ = ["open", "open_name"]
 
 _SOCKET = "net.sock"
 _MAX_ANSWER = 1 << 20
-# It says each second that it lives.
+# The node sends a sign of life each second.
 _SILENCE = 30.0
-
-_ERRORS: dict[str, type[Error]] = {
-    "EACCES": AccessError, "EPERM": SealedError, "EBUSY": BusyError, "EEXIST": ExistsError, "ESTALE": StaleError,
-    "EDQUOT": LimitError, "ENOMEM": OutOfMemoryError, "ENOENT": NotFoundError, "EPROTO": ProtocolError,
-    "EINVAL": InvalidError, "ETIMEDOUT": PeerTimeoutError, "EOPNOTSUPP": UnsupportedError, "EPIPE": GoneError,
-}
 
 
 def open(offer: dict[str, Any] | str | bytes, *, timeout: float = 10.0) -> _tmesh.Tensor | Bundle:
-    """Open what an offer describes. `timeout`: the longest time without an answer or a byte, in seconds."""
+    """Open the memory of an offer. `timeout`: the longest time without an answer or a byte, in seconds."""
     if not isinstance(offer, dict):
         offer = _decoded(offer)
-    # What this machine has fetched is kept, each region under the name of its bytes: then nobody is asked.
+    # Fetched memory is kept, each region under the name of its bytes. If it is here, do not ask the node.
     try:
         found = _tmesh.open_fetched(offer)
     except Error:
-        # Not an offer, or not one of this memory: the net says what is wrong.
+        # It is no offer, or one of other memory. The node reports the error.
         found = None
     if found is None:
         return _opened("ref", offer, timeout, offer.get("home"))
@@ -80,7 +72,7 @@ def _opened(member: str, what: object, timeout: float, home: object) -> _tmesh.T
         with _connected(home) as connection:
             connection.sendall(struct.pack(">I", len(request)) + request)
             ref = _answer(connection)
-            # Held for us until the connection ends.
+            # The node holds it for us until the connection ends.
             opened: _tmesh.Tensor | Bundle = _tmesh.open(ref)
             return opened
     except TimeoutError as error:
@@ -94,15 +86,14 @@ def _opened(member: str, what: object, timeout: float, home: object) -> _tmesh.T
 
 
 def _connected(home: object) -> socket.socket:
-    path = os.path.dirname(_folder_path())
     folder = None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(_SILENCE)
+        folder = _tmesh.runtime_dir()
+        path = os.readlink(f"/proc/self/fd/{folder}")
         try:
-            _check_private(path)
-            folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-            # However long the directory's path is.
+            # Use the descriptor, since the directory's path may be too long for a socket address.
             connection.connect(f"/proc/self/fd/{folder}/{_SOCKET}")
         except (FileNotFoundError, ConnectionRefusedError):
             where = f"; the ref's home is {home[:200]}" if isinstance(home, str) else \
@@ -141,8 +132,7 @@ def _answer(connection: socket.socket) -> dict[str, Any]:
             raise ProtocolError(errno.EPROTO, f"Tmesh.Net answers what is no JSON: {error}") from None
         what = answer.get("type") if isinstance(answer, dict) else None
         if what == "error":
-            name, message = str(answer.get("errno")), str(answer.get("message"))
-            raise _ERRORS.get(name, Error)(getattr(errno, name, errno.EIO) if name in _ERRORS else errno.EIO, message)
+            _tmesh.raise_word(str(answer.get("errno")), answer.get("sealed") is True, str(answer.get("message")))
         if what == "opened" and isinstance(answer.get("ref"), dict):
             ref: dict[str, Any] = answer["ref"]
             return ref

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory of tmesh for NIXL: regions as its registered DRAM.
+"""Memory of tmesh for NIXL: regions as registered DRAM.
 
     agent = nixl_agent("store", nixl_agent_config(backends=["UCX"]))
     with tmesh.nixl.register(agent, sealed) as mine:
@@ -9,9 +9,9 @@
         with mine.peer(offer) as peer:
             peer.read(empty)
 
-NIXL lets a peer write to whatever is registered, and over TCP such a write into sealed memory ends the process that has it.
-So sealed memory is registered by a copy-on-write view: the write changes pages of that view alone. docs/nixl.md says what
-was tried."""
+A peer of NIXL may write to all registered memory, and over TCP such a write into sealed memory would end the process
+that has it. Sealed memory is therefore registered by a copy-on-write view: a write changes pages of that view alone.
+docs/howto/integrations.md lists the versions that were tried."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ import weakref
 from . import _tmesh, offers
 from .errors import Error, ExistsError, GoneError, NotFoundError, PeerTimeoutError, ProtocolError, UnsupportedError
 from .offers import Offer, Place
-from .tried import lacks, load, missing, warn_of_another
+from .interop import lacks, load, missing, warn_of_another
 
 __all__ = ["Offer", "Peer", "Place", "Registration", "offered", "register"]
 
@@ -38,29 +38,30 @@ _CALLS = ("name get_reg_descs register_memory deregister_memory get_agent_metada
 
 
 def _load() -> tuple[Any, str]:
-    """The bindings of whichever build is installed. The package "nixl" picks by the CUDA that is there, and imports
-    nothing where none is."""
+    """Return the bindings of the installed build. The package "nixl" picks one by the installed CUDA, and imports
+    nothing without it."""
     for flavour in _FLAVOURS:
         if importlib.util.find_spec(flavour):
-            return load(flavour.replace("_", "-"), VERSION, "nixl.md", {f"{flavour}._bindings": _ERRORS})[0], flavour
-    raise ModuleNotFoundError("tmesh.nixl needs NIXL: pip install 'tmesh[nixl]'", name=_FLAVOURS[0])
+            return load(flavour.replace("_", "-"), VERSION, {f"{flavour}._bindings": _ERRORS})[0], flavour
+    raise ModuleNotFoundError("tmesh.nixl needs NIXL: pip install nixl-cu12 numpy", name=_FLAVOURS[0])
 
 
 _bindings, _flavour = _load()
 _package = _flavour.replace("_", "-")
-warn_of_another(_package, VERSION, "nixl.md")
+warn_of_another(_package, VERSION)
 
-# A transfer is asked about this often, at first without a pause.
+# The number of checks of a transfer without a pause, then the pause between two checks.
 _SPINS, _PAUSE = 200, 100e-6
 
 
-# Of an agent that NIXL forgets UCX keeps the connection, until its process ends. So one that has no Peer any more stays known, unless a
-# transfer with it has failed; but not more of them than so many.
+# When NIXL forgets an agent, UCX keeps the connection until its process ends. So an agent without a Peer stays known,
+# unless a transfer with it has failed. This limits their number.
 _IDLE = 256
 
 
 class _Known:
-    """Of an agent the others that it knows: how many Peers and abandoned transfers there are of each, and with which one has failed."""
+    """The other agents that an agent knows: the number of Peers and abandoned transfers of each, and those with a
+    failed transfer."""
 
     def __init__(self) -> None:
         self.used: Counter[str] = Counter()
@@ -81,14 +82,14 @@ class _Known:
 
 
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
-# Transfers that are under way and for which nobody waits any more. NIXL takes none back over TCP, whatever it says to a release: until
-# one ends, it reads and writes the memory, also when that was deregistered and its peer forgotten.
+# Running transfers for which no call waits any more. NIXL cannot cancel one over TCP, even if a release succeeds. Until it
+# ends, it reads and writes the memory, even after the memory was deregistered and the peer forgotten.
 _abandoned: list[_Abandoned] = []
 _lock = threading.RLock()
 
 
 class _Abandoned:
-    """Such a transfer, which keeps the memory, its registration and the peer."""
+    """An abandoned transfer. It keeps the memory, its registration and the peer."""
 
     def __init__(self, peer: Peer, handle: Any, spans: list[tuple[int, int, int]]) -> None:
         self.mine, self.name, self.handle = peer._mine, peer.offer.peer, handle
@@ -96,7 +97,7 @@ class _Abandoned:
         self.spans = [(address, address + nbytes) for address, _, nbytes in spans]
 
     def is_ours(self) -> bool:
-        """And not the parent's, of which a forked child has a copy."""
+        """Whether this process started it. A forked child has copies of its parent's transfers."""
         return not offers.of_a_parent(self.mine._agent)
 
     def touches(self, spans: list[tuple[int, int, int]]) -> bool:
@@ -105,7 +106,7 @@ class _Abandoned:
     def runs(self) -> bool:
         try:
             state: str = self.mine._agent.check_xfer_state(self.handle)
-        except Exception:  # it has failed, or never began
+        except Exception:  # it has failed or never begun
             return False
         return state == "PROC"
 
@@ -118,7 +119,7 @@ def _abandon(one: _Abandoned) -> None:
 
 
 def _sweep() -> None:
-    """Lets go what abandoned transfers kept and that have ended meanwhile."""
+    """Release everything that abandoned transfers kept, if they have ended meanwhile."""
     with _lock:
         for one in [one for one in _abandoned if one.is_ours() and not one.runs()]:
             _abandoned.remove(one)
@@ -137,13 +138,13 @@ class Registration(offers.Registration):
         if absent == ", ".join(_CALLS.split()):
             raise TypeError(f"register() takes a nixl_agent first, not a {type(agent).__module__}.{type(agent).__name__}")
         if absent:
-            raise UnsupportedError(95, lacks(_package, VERSION, "nixl.md", f"the agent, a {type(agent).__name__}, has no {absent}"))
+            raise UnsupportedError(95, lacks(_package, VERSION, f"the agent, a {type(agent).__name__}, has no {absent}"))
         self._agent = agent
         _sweep()
         super().__init__(agent, tensors, writable)
 
     def peer(self, offer: bytes) -> Peer:
-        """Who made an offer, for reads into and writes from what is registered here."""
+        """Return the Peer of an offer, for reads into and writes from the memory registered here."""
         return Peer(self, offer)
 
     def _register(self, spans: list[tuple[int, int]]) -> None:
@@ -187,7 +188,7 @@ class Peer(offers.Peer):
             try:
                 name = agent.add_remote_agent(self.offer.metadata)
             except _bindings.nixlNotAllowedError:
-                # Of another process that had the name, or of memory that it has registered anew.
+                # Another process had the name before, or the memory was registered again.
                 if known.used.get(self.offer.peer) != 0:
                     raise
                 known.forget(agent, self.offer.peer)
@@ -256,14 +257,14 @@ class Peer(offers.Peer):
 
 
 def _is_used(spans: list[tuple[int, int, int]]) -> bool:
-    """By an abandoned transfer."""
+    """Whether an abandoned transfer uses the memory."""
     with _lock:
         _sweep()
         return any(one.touches(spans) for one in _abandoned)
 
 
 def _ends(runs: Callable[[], bool], end: float | None) -> bool:
-    """Whether that is over before its time is."""
+    """Whether the transfer ends before its time is over."""
     asked = 0
     while runs():
         if end is not None and time.monotonic() >= end:
@@ -274,12 +275,13 @@ def _ends(runs: Callable[[], bool], end: float | None) -> bool:
 
 
 def register(agent: Any, *tensors: _tmesh.Tensor, writable: bool = False) -> Registration:
-    """Register tensors with an agent until close(), for peers to read. Sealed memory is not copied; a peer's write
-    never reaches it. writable: tensors that are not sealed, which peers may also write to, and which this process can
-    read into. AccessError where the tensors do not fit that."""
+    """Register tensors with an agent until close(), for peers to read. Sealed memory is not copied, and a peer's write
+    never reaches it. writable: for tensors that are not sealed. Peers may also write to them, and this process can read
+    into them. AccessError: a tensor does not match `writable`."""
     return Registration(agent, tensors, writable)
 
 
 def offered(offer: bytes) -> Offer:
-    """What a peer offers, to make room for it before it is read. ProtocolError where it is not an offer."""
+    """Return the places of a peer's offer, so that the caller can allocate room before reading. ProtocolError: it is no
+    offer."""
     return Offer.from_bytes(offer, Registration.ENGINE)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Memory of tmesh registered with an engine that reads and writes the memory of other processes and machines, and what one
-tells a peer of it: what tmesh.nixl and tmesh.mooncake have in common.
+"""Memory of tmesh registered with an engine that reads and writes other processes' memory, and offers of it to peers.
+tmesh.nixl and tmesh.mooncake share this code.
 
-These engines know no rights: a peer that knows an address may write to whatever is registered. Sealed memory is therefore
-registered by a private view (copy-on-write), where the engine would else die of such a write, and an offer names the rights
-that this module's peers keep to."""
+These engines have no rights: a peer with an address may write to all registered memory. Sealed memory is therefore
+registered by a private view (copy-on-write) if the engine would die of such a write. An offer also names the rights
+that this module's peers respect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import weakref
 from . import _tmesh
 from .errors import AccessError, InvalidError, NotFoundError, ProtocolError, ReleasedError
 
-# What an offer may have at most: a reader allocates by it.
+# Limits of an offer, because a reader allocates memory by it.
 MAX_OFFER = 1 << 20
 MAX_PLACES = 4096
 MAX_DIMENSIONS = 8
@@ -32,7 +32,7 @@ MAX_DIMENSIONS = 8
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor in a peer's memory, as the peer describes it."""
+    """A tensor in a peer's memory, by the peer's description."""
 
     address: int
     nbytes: int
@@ -43,16 +43,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a peer offers: its name among the engine's, the engine's own words about it, and its tensors. Not a secret of
-    tmesh's: whoever has it can reach that memory, as far as the engine lets him."""
+    """A peer's offer: its name in the engine, the engine's description of it, and its tensors. It is no secret of
+    tmesh's: a process that has it can reach the memory as far as the engine permits."""
 
     engine: str
     peer: str
-    metadata: bytes = field(repr=False)  # hundreds of bytes, which are no text
+    metadata: bytes = field(repr=False)  # hundreds of bytes, not text
     places: tuple[Place, ...]
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """Return it as JSON."""
         return json.dumps({
             "v": 1, "engine": self.engine, "peer": self.peer, "metadata": base64.b64encode(self.metadata).decode(),
             "places": [{"address": place.address, "byte_size": place.nbytes, "dtype": place.dtype,
@@ -61,7 +61,7 @@ class Offer:
 
     @classmethod
     def from_bytes(cls, data: bytes, engine: str) -> Offer:
-        """ProtocolError unless it is an offer for that engine and all of it is in range."""
+        """Parse an offer. ProtocolError: it is not for this engine, or a number is out of range."""
         if not isinstance(data, (bytes, bytearray, memoryview, str)):
             raise TypeError(f"an offer is the bytes that a registration's offer() gave, not {type(data).__name__}")
         if isinstance(data, memoryview):
@@ -105,7 +105,7 @@ def _place(told: dict[str, Any]) -> Place:
 
 
 def bytes_of(tensor: _tmesh.Tensor) -> Any:
-    """Its bytes as a NumPy array over its memory; InvalidError unless they lie one behind the other."""
+    """Return its bytes as a NumPy array over its memory. InvalidError: they are not contiguous."""
     if not isinstance(tensor, _tmesh.Tensor):
         raise TypeError(f"a tmesh.Tensor is needed, not {type(tensor).__module__}.{type(tensor).__name__}: tmesh.put() makes one, and many are "
                         "arguments of their own")
@@ -121,7 +121,7 @@ def bytes_of(tensor: _tmesh.Tensor) -> Any:
 
 @dataclass
 class _Piece:
-    """A registered tensor: its bytes where this process sees them, and where the engine does."""
+    """A registered tensor: its bytes as this process sees them, and as the engine does."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -136,8 +136,8 @@ def _address(array: Any) -> int:
     return int(array.ctypes.data)
 
 
-# In which process an engine was registered with first. A forked child has the object, and neither its threads nor sockets of its
-# own: its calls would never end, or disturb the parent's.
+# The process that first registered with an engine. A forked child has the object without its threads and with its
+# parent's sockets. Its calls would never end, or disturb the parent's.
 _made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
@@ -150,13 +150,14 @@ def _check_fork(engine: Any, name: str) -> None:
         raise AccessError(13, f"this engine of {name} is the parent's: a forked child makes an engine of its own, and registers with that")
 
 
-# What is not closed. The engine has its memory, also where the program has dropped the Registration: peers may read.
+# Registrations that are not closed. The engine has their memory, even if the program has dropped the object: peers may
+# read.
 _registered: set[Registration] = set()
 
 
 class Registration:
-    """Tensors that an engine has registered, until close(); their memory stays that long. Use it with "with". One thread
-    at a time."""
+    """Tensors that an engine has registered, until close(). Their memory stays as long. Use it in a "with" statement.
+    One thread at a time."""
 
     ENGINE = ""
 
@@ -185,12 +186,12 @@ class Registration:
         return _Piece(tensor.dtype, tensor.shape, seen, self._for_reading(tensor, seen))
 
     def _for_reading(self, tensor: _tmesh.Tensor, seen: Any) -> Any:
-        """Of sealed memory what is registered: pages that a peer writes to become this mapping's own, and neither the
-        region nor the process is harmed."""
+        """Return the view to register for sealed memory. A peer's write makes private pages of this mapping, so it
+        harms neither the region nor the process."""
         return bytes_of(tensor.private())
 
     def offer(self) -> bytes:
-        """What a peer needs; send it by any means that keeps it from strangers."""
+        """Return the offer for peers. Send it so that strangers cannot read it."""
         self._open()
         peer, metadata = self._describe()
         return Offer(self.ENGINE, peer, metadata, tuple(
@@ -198,7 +199,7 @@ class Registration:
             for piece in self._pieces)).to_bytes()
 
     def close(self) -> None:
-        """Ends what was offered: peers' reads fail from now on. Twice is as good as once. In a forked child it ends nothing."""
+        """End the offer: later reads of peers fail. A second call has no effect, nor has one in a forked child."""
         if not self.closed:
             self.closed = True
             if not of_a_parent(self._of):
@@ -229,7 +230,8 @@ class Registration:
         _check_fork(self._of, self.ENGINE)
 
     def local(self, tensor: _tmesh.Tensor, *, writes: bool) -> tuple[int, int]:
-        """Where the engine has a registered tensor, or a part of one: address and bytes. writes: the engine will write."""
+        """Return the engine's address and the bytes of a registered tensor, or of a part of one. writes: the engine
+        will write."""
         self._open()
         array = bytes_of(tensor)
         at = _address(array)
@@ -252,7 +254,7 @@ class Registration:
         raise NotImplementedError
 
 
-# From here to there: a local tensor, a peer's or its number, and bytes into the peer's.
+# A move: a local tensor, a peer's tensor or its number, and an offset in bytes in the peer's.
 Move = tuple[_tmesh.Tensor, "int | Place", int]
 
 
@@ -267,8 +269,8 @@ def _moves(what: Any) -> list[Move]:
 
 
 class Peer:
-    """Another process that has made an offer, until close(). Reads and writes go by the engine; each call waits until all of
-    it is done. Use it with "with". One thread at a time."""
+    """Another process that has made an offer, until close(). The engine reads and writes; each call waits until all is
+    done. Use it in a "with" statement. One thread at a time."""
 
     def __init__(self, mine: Registration, offer: bytes) -> None:
         mine._open()
@@ -284,13 +286,13 @@ class Peer:
 
     def read(self, into: _tmesh.Tensor | Iterable[Move], place: int | Place = 0, offset: int = 0,
              timeout: float | None = None) -> None:
-        """The peer's bytes from offset of its tensor place, one of its places or the number of one, into a registered tensor, or a
-        part of one; or many of (tensor, place, offset) at once. When it fails, what was to be filled may be half filled."""
+        """Read from a tensor of the peer, at an offset in bytes, into a registered tensor or a part of one. place: one of its
+        places or its number. Or read many of (tensor, place, offset) at once. After an error the target may be half filled."""
         self._move("READ", into, place, offset, timeout)
 
     def write(self, source: _tmesh.Tensor | Iterable[Move], place: int | Place = 0, offset: int = 0,
               timeout: float | None = None) -> None:
-        """The other way. AccessError where the peer offers its memory for reading only."""
+        """Write to the peer's tensor. AccessError: the peer offers its memory read-only."""
         self._move("WRITE", source, place, offset, timeout)
 
     def _move(self, operation: str, what: _tmesh.Tensor | Iterable[Move], place: int | Place, offset: int,
@@ -324,7 +326,7 @@ class Peer:
         return named
 
     def close(self) -> None:
-        """Lets the engine forget the peer. Twice is as good as once. In a forked child nothing is forgotten."""
+        """Let the engine forget the peer. A second call has no effect, nor has one in a forked child."""
         if not self.closed:
             self.closed = True
             if not of_a_parent(self._mine._of):
@@ -349,10 +351,10 @@ class Peer:
         _check_fork(self._mine._of, self._mine.ENGINE)
 
     def _join(self) -> None:
-        """Makes the peer known to the engine."""
+        """Make the peer known to the engine."""
 
     def _leave(self) -> None:
-        """Undoes that."""
+        """Undo it."""
 
     def _transfer(self, operation: str, spans: list[tuple[int, int, int]], timeout: float | None) -> None:
         raise NotImplementedError

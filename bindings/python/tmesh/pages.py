@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Pages of one size that processes share, and sequences over them: a KV cache.
+"""Pages of one size that processes share, and sequences of them: a KV cache.
 
     pool = tmesh.PagePool(page_bytes=65536, page_tokens=16)     # one process owns the pages
-    token = pool.tenant()                                       # who has it takes part
+    token = pool.tenant()                                       # for each process that joins
 
     pages = tmesh.Pages.open(token)                             # in each process
     sequence = pages.sequence()
@@ -25,10 +25,10 @@ _HASH_BYTES = 16
 
 
 class PagePool(_Closing):
-    """A pool, served by a thread of this process until it is closed. 0 is a default: pages of 64 KiB for 16 tokens, 256
-    pages a region, 4,096 pages in all, one device, a head for each device. Pages lie in host memory; when a tenant is out
-    of them, its longest unused cached blocks go. InvalidError: a number is out of its range; LimitError,
-    OutOfMemoryError: there is no descriptor, or no memory."""
+    """A pool, served by a thread of this process until it is closed. By default, which is 0, pages have 64 KiB for 16 tokens, a
+    region 256 pages, the pool 4,096 pages, one device, and each device a head. Pages are in host memory. If a tenant has no
+    free page, its least recently used cached blocks are dropped. InvalidError: a number is out of its range. LimitError,
+    OutOfMemoryError: no free descriptor or memory."""
 
     _handle: _tmesh.PagePoolHandle
     _travels = "send pool.tenant(), a token, and open it there by tmesh.Pages.open(token)"
@@ -38,17 +38,17 @@ class PagePool(_Closing):
         self._handle = _tmesh.make_page_pool(page_bytes, page_tokens, slab_pages, max_pages, devices, heads)
 
     def tenant(self, max_pages: int = 0) -> str:
-        """A new tenant, with at most so many pages (0: as many as the pool), and a key of its own. Its token, which
-        Pages.open() takes in processes of this user. ReleasedError: it was closed."""
+        """Add a tenant with at most max_pages pages (0: as many as the pool), and a key of its own. Return its token
+        for Pages.open() in processes of this user. ReleasedError: the pool was closed."""
         return self._handle.tenant(max_pages)
 
     def info(self) -> dict[str, int]:
-        """Numbers of pages (free, cached, held), slabs, handles, tickets, and what happened so far (evicted, refused,
-        died, reclaimed). ReleasedError: it was closed."""
+        """Return the numbers of pages (free, cached, held), slabs, handles, tickets, and counts of events (evicted,
+        refused, died, reclaimed). ReleasedError: the pool was closed."""
         return self._handle.info()
 
     def close(self) -> None:
-        """End the pool: handles keep what they have, and get GoneError for more."""
+        """End the pool. Handles keep their pages, and get GoneError for new ones."""
         self._handle.close()
 
     def __repr__(self) -> str:
@@ -56,8 +56,8 @@ class PagePool(_Closing):
 
 
 class Pages(_Closing):
-    """A part in a pool, as the tenant whose token it is; made by Pages.open(). May be used by several threads, each of its
-    sequences by one at a time. A forked child opens its own: nothing of this is there, its arrays least of all."""
+    """A handle on a pool for one tenant; made by Pages.open(). Several threads may use it, each sequence by one at a
+    time. A forked child must open its own: it has nothing of this one, not even the arrays."""
 
     _handle: _tmesh.PagesHandle
     _travels = "send the tenant's token, and open it there by tmesh.Pages.open(token)"
@@ -68,29 +68,30 @@ class Pages(_Closing):
 
     @classmethod
     def open(cls, token: str) -> Pages:
-        """Take part. NotFoundError: the pool is gone. ProtocolError: that is no token of a tenant."""
+        """Open a tenant's token. NotFoundError: the pool is gone. ProtocolError: it is no token of a tenant."""
         return cls(_tmesh.open_pages(token))
 
     def info(self) -> dict[str, int]:
-        """The pool's shape (page_bytes, page_tokens, slab_pages, max_pages, devices, heads), and of this handle: pages
-        held and spare, pages copied before a write (copies, bytes_copied). ReleasedError: it was closed."""
+        """Return the pool's shape (page_bytes, page_tokens, slab_pages, max_pages, devices, heads), and this handle's
+        counts: pages held and spare, and pages copied before a write (copies, bytes_copied). ReleasedError: it was
+        closed."""
         return self._handle.info()
 
     def sequence(self) -> Sequence:
-        """A sequence without tokens. ReleasedError: it was closed."""
+        """Make a sequence without tokens. ReleasedError: it was closed."""
         return self._new(self._handle.sequence())
 
     def _new(self, handle: _tmesh.SequenceHandle) -> Sequence:
         return Sequence(handle, self._page_bytes)
 
     def find(self, hashes: Iterable[bytes]) -> Sequence:
-        """A sequence of the longest prefix that is cached under these hashes; it may have no block. InvalidError: these are no
-        hashes; GoneError: the pool has ended; ReleasedError: this was closed."""
+        """Make a sequence of the longest prefix cached under these hashes; it may have no block. InvalidError: they are
+        no hashes. GoneError: the pool has ended. ReleasedError: this was closed."""
         return self._new(self._handle.find(_joined(hashes)))
 
     def hash(self, tokens: Any, parent: bytes | None = None) -> bytes:
-        """The hash, 16 bytes, of a block's tokens (integers that fit int32) behind those whose hash is parent, under the
-        tenant's key. InvalidError: a token fits no int32, or they are no block of them."""
+        """Return the hash, 16 bytes, of a block's tokens (integers that fit int32) that follow those with the hash
+        parent, under the tenant's key. InvalidError: a token does not fit int32, or they do not fill a block."""
         import numpy
 
         exact = numpy.asarray(tokens)
@@ -100,17 +101,18 @@ class Pages(_Closing):
         return self._handle.hash(small, parent)
 
     def take(self, ticket: str) -> Sequence:
-        """The sequence that another process of the tenant shares. NotFoundError: the ticket has ended."""
+        """Take the sequence that another process of the tenant shares. NotFoundError: the ticket has ended."""
         return self._new(self._handle.take(ticket))
 
     def unshare(self, ticket: str) -> None:
-        """End a ticket of this handle's; what was taken by it stays. ProtocolError: that is no ticket."""
+        """End a ticket of this handle. Sequences taken by it stay. ProtocolError: it is no ticket."""
         self._handle.unshare(ticket)
 
     def tables(self, sequences: _Listed[Sequence], width: int | None = None) -> tuple[Any, Any]:
-        """(block_tables, seq_lens) as paged attention kernels take them: int32 [sequences, width], 0 where a sequence has
-        no more blocks, and int32 [sequences], in tokens. width: the longest sequence's unless given. NumPy arrays;
-        torch.from_numpy() shares them. InvalidError: one is longer than width; ReleasedError: one was released."""
+        """Return (block_tables, seq_lens) in the form of paged attention kernels. block_tables: int32 [sequences,
+        width], 0 after the last block of a sequence. seq_lens: int32 [sequences], in tokens. width defaults to the
+        longest sequence's. They are NumPy arrays, which torch.from_numpy() shares. InvalidError: a sequence is longer
+        than width. ReleasedError: one was released."""
         import numpy
 
         listed = list(sequences)
@@ -122,27 +124,28 @@ class Pages(_Closing):
         return numpy.frombuffer(tables, "int32").reshape(rows, width), numpy.frombuffer(lengths, "int32")
 
     def head(self, head: int) -> tuple[int, int]:
-        """(device, place): where a head lies, the how manieth of that device's heads it is. InvalidError: there is no such head."""
+        """Return (device, place) of a head: its device, and its place among that device's heads. InvalidError: there is
+        no such head."""
         return self._handle.head(head)
 
     def base(self, device: int = 0) -> int:
-        """The address of page 0 on a device: page p is at base + p * page_bytes. For kernels; only pages that this handle
-        holds can be touched. InvalidError: there is no such device."""
+        """Return the address of page 0 on a device, for kernels: page p is at base + p * page_bytes. Only pages that
+        this handle holds are accessible. InvalidError: there is no such device."""
         return self._handle.base(device)
 
     def slab(self, slab: int = 0, *, device: int = 0) -> _tmesh.Tensor:
-        """The memory of pages [slab * slab_pages, (slab + 1) * slab_pages), all of it and whoever holds them: a Tensor of bytes,
-        writable, for what works on pages in another process, as an engine does (tmesh.engine.Context.keep()). NotFoundError:
-        this handle had no page of it so far."""
+        """Return the memory of pages [slab * slab_pages, (slab + 1) * slab_pages), a writable Tensor of bytes. It has
+        all of these pages, also those of other holders. Pass it to code in another process that works on pages, such as
+        an engine (tmesh.engine.Context.keep()). NotFoundError: this handle has had no page of it yet."""
         return self._handle.slab(slab, device)
 
     def trim(self) -> None:
-        """Give the owner the pages that this handle keeps ready, up to 192: a handle that does nothing gives none by
-        itself. ReleasedError: it was closed."""
+        """Give the owner the pages that this handle keeps ready, up to 192. An idle handle does not do this by itself.
+        ReleasedError: it was closed."""
         self._handle.trim()
 
     def close(self) -> None:
-        """Leave the pool. Sequences that exist go on until they are released."""
+        """Leave the pool. Existing sequences stay usable until they are released."""
         self._handle.close()
 
     def __repr__(self) -> str:
@@ -157,8 +160,8 @@ def _joined(hashes: Iterable[bytes]) -> bytes:
 
 
 class Sequence:
-    """Blocks of tokens, a page each; made by Pages. Its pages go when it is released or collected; arrays of its memory
-    hold it. For one thread at a time."""
+    """Blocks of tokens, one page each; made by Pages. Its pages are freed when it is released or collected; arrays of
+    its memory keep it. For one thread at a time."""
 
     def __init__(self, handle: _tmesh.SequenceHandle, page_bytes: int) -> None:
         self._handle = handle
@@ -166,7 +169,7 @@ class Sequence:
 
     @property
     def tokens(self) -> int:
-        """How many it has."""
+        """The number of its tokens."""
         return self._handle.tokens
 
     @property
@@ -180,65 +183,66 @@ class Sequence:
         return self._handle.released
 
     def append(self, tokens: int) -> None:
-        """Room for so many more. A last page that is not full and that others may have is copied. LimitError: the tenant
-        has no page left, or other handles keep them ready: see trim(). InvalidError: its view has no room for them."""
+        """Make room for more tokens. A last page that is not full is copied if others may have it. LimitError: the
+        tenant has no page left, or other handles keep them ready: see trim(). InvalidError: its view has no room for
+        them."""
         self._handle.append(tokens)
 
     def truncate(self, tokens: int) -> None:
-        """Only the first tokens stay. BusyError while arrays of its memory exist."""
+        """Keep only the first tokens. BusyError while arrays of its memory exist."""
         self._handle.truncate(tokens)
 
     def fork(self) -> Sequence:
-        """Another sequence with the same pages; either copies a page before it writes there. BusyError while writable
-        arrays exist."""
+        """Make another sequence with the same pages. Each of the two copies a page before it writes there. BusyError
+        while writable arrays exist."""
         return Sequence(self._handle.fork(), self._page_bytes)
 
     def block_table(self) -> Any:
-        """The numbers of its pages, a NumPy array of int32, of one's own."""
+        """Return the numbers of its pages, a new NumPy array of int32."""
         import numpy
 
         return numpy.frombuffer(self._handle.table(), "int32")
 
     def slot_mapping(self, first: int = 0, count: int | None = None) -> Any:
-        """Where tokens go, a NumPy array of int64: page * page_tokens + place in it."""
+        """Return the places of tokens, a NumPy array of int64: page * page_tokens + place in it."""
         import numpy
 
         count = max(self.tokens - first, 0) if count is None else count
         return numpy.frombuffer(self._handle.slots(first, count), "int64")
 
     def page(self, index: int, *, device: int = 0, writable: bool = False) -> Any:
-        """Block index, from 0, as a NumPy array of uint8. writable: the page is this sequence's alone afterwards; one that
-        others may have is copied first. An array goes on showing the page that it was made of."""
+        """Return a block, by its index from 0, as a NumPy array of uint8. writable: afterwards only this sequence has
+        the page; if others may have it, it is first copied. An older array still shows the old page."""
         import numpy
 
         return numpy.frombuffer(self._handle.page(index, device, writable, self._page_bytes), "uint8")
 
     def view(self, max_tokens: int, *, device: int = 0) -> Any:
-        """All blocks as one piece of memory, one behind the other, nothing copied: a NumPy array of uint8 [blocks,
-        page_bytes], to be read. The first call reserves address space for max_tokens, and the sequence grows no further;
-        after an append another call shows the new blocks behind the same address. InvalidError: there is less space; a
-        fork() can have more."""
+        """Return all blocks as one piece of memory without a copy: a read-only NumPy array of uint8 [blocks,
+        page_bytes]. The first call reserves address space for max_tokens, which then limits the sequence. After an
+        append another call shows the new blocks at the same address. InvalidError: less space is left; a fork() can
+        have more."""
         import numpy
 
         return numpy.frombuffer(self._handle.view(device, max_tokens, self._page_bytes),
                                 "uint8").reshape(-1, self._page_bytes)
 
     def gather(self, *, device: int = 0) -> _tmesh.Tensor:
-        """The same as a Tensor of bytes, as the sequence is now, to send or export; with the module alone."""
+        """Return the same as a Tensor of bytes, as the sequence is now, to send or export. This requires the module."""
         return self._handle.gather(device)
 
     def cache(self, hashes: Iterable[bytes]) -> None:
-        """Others of this tenant may find the first blocks, which are full, under these hashes; they stay cached until the
-        room is needed. BusyError while writable arrays exist."""
+        """Let others of this tenant find the first blocks, which are full, under these hashes. They stay cached until
+        the room is needed. BusyError while writable arrays exist."""
         self._handle.cache(_joined(hashes))
 
     def share(self) -> str:
-        """A ticket for the sequence as it is now, for Pages.take() in another process of the tenant. Its pages stay until
-        unshare(), or until this handle ends. BusyError while writable arrays exist."""
+        """Return a ticket for the sequence as it is now, for Pages.take() in another process of the tenant. Its pages
+        stay until unshare(), or until this handle ends. BusyError while writable arrays exist."""
         return self._handle.share()
 
     def release(self) -> None:
-        """Let its pages go. BusyError while arrays of its memory exist. Later use raises ReleasedError."""
+        """Free its pages. BusyError while arrays of its memory exist. Later use raises ReleasedError."""
         self._handle.release()
 
     def __len__(self) -> int:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""A graph over several engines: each part of it runs on its own, and values lie in regions that all of them have.
+"""A graph over several engines: each engine runs a part of it, and values are in regions that all of them have.
 
     contexts = {"a": tmesh.engine.connect("left"), "b": tmesh.engine.connect("right")}
     placed = tmesh.placed.Placed(g, {node: "a" if node in first else "b" for node in g.nodes}, contexts, weights=weights)
     step = placed.bind({"x": x}, {"y": y})
     step.dispatch()
 
-Parts run one after another. What goes from one to the next is written once, where the next one reads it: tmesh copies nothing.
-Placed.move() brings it to other places. Places are what several graphs have by leases:
+Parts run one after another. A value for the next part is written once, in the memory where that part reads it: tmesh
+does not copy it. Placed.move() moves the graph to other places. Several graphs can share places by leases:
 
     places = tmesh.placed.Places({"a": tmesh.placed.Place(context, memory=1 << 30)})   # a graph that is idle for 5 s is given up
     placed = tmesh.placed.Placed(g, dict.fromkeys(g.nodes, "a"), places, weights=weights)
@@ -26,20 +26,20 @@ from typing import TYPE_CHECKING
 from . import _tmesh, errors
 
 if TYPE_CHECKING:
-    from .costs import Costs
     from .engine import Cancellable, Context
     from .graphs import Graph as Description
 
 __all__ = ["Part", "Place", "Placed", "PlacedBinding", "Places"]
 
-# Their value is their input's memory in another shape: whoever reads it has a node of its own.
+# Operators that give their input's memory another shape. Each reader has a node of its own.
 _VIEWS = {"reshape"}
 _GIVEN = {"input", "weight"}
 _NEVER = (1 << 64) - 1
 
 
 class Part:
-    """Nodes that run together. `values`: what it reads of other parts, `results`: what others, or the caller, read of it."""
+    """Nodes that run together. `values`: the values that it reads from other parts. `results`: those that other parts,
+    or the caller, read."""
 
     def __init__(self, device: Hashable) -> None:
         self.device = device
@@ -55,7 +55,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Place:
-    """An engine with its memory: bytes for weights and inputs of graphs (None: no limit), of a NUMA node (None: any)."""
+    """An engine with its memory: bytes for weights and inputs of graphs (None: no limit), on a NUMA node (None:
+    any)."""
 
     context: Context
     memory: int | None = None
@@ -67,12 +68,11 @@ def _wrong(message: str) -> errors.InvalidError:
 
 
 class Places:
-    """Places that graphs have by leases. A graph that has not run for `idle` seconds (None: ever) is given up, by a thread of the
-    library's: its parts are closed, and its engines' memory and its room are free. Its next run takes the same places again; when
-    others have their room by then, `costs`, where it is given, finds others, else the run raises tmesh.Error (ENOSPC)."""
+    """Places that graphs have by leases. A thread of the library closes a graph that has not run for `idle` seconds
+    (None: never). This frees the memory of its engines and its room. Its next run takes the same places again. It
+    raises tmesh.Error (ENOSPC) while other graphs have their room; Placed.move() then moves it elsewhere."""
 
-    def __init__(self, places: Mapping[Hashable, Place | Context], *, idle: float | None = 5.0,
-                 costs: Costs | None = None) -> None:
+    def __init__(self, places: Mapping[Hashable, Place | Context], *, idle: float | None = 5.0) -> None:
         if idle is not None and not 0 < idle < _NEVER / 1e9:
             raise _wrong(f"idle is None or more than 0 seconds, not {idle}")
         all_ = {key: place if isinstance(place, Place) else Place(place) for key, place in places.items()}
@@ -86,21 +86,21 @@ class Places:
         self._handle = _tmesh.engine_places_create(
             tuple((place.context._handle, place.memory or 0, -1 if place.node is None else place.node)
                   for place in all_.values()),
-            _NEVER if idle is None else max(1, int(idle * 1e9)), costs and costs._handle)
+            _NEVER if idle is None else max(1, int(idle * 1e9)))
 
     def sweep(self) -> int:
-        """Give up what is idle long enough, now; how many graphs that were. The first error of one whose values could not be
-        copied is raised: that one keeps its places."""
+        """Close graphs that are idle long enough now, and return their number. If values of a graph could not be
+        copied, it keeps its places, and the first such error is raised."""
         return _tmesh.engine_places_sweep(self._handle)
 
     def used(self, key: Hashable) -> int:
-        """Bytes of a place that graphs have now."""
+        """Return the bytes of a place that graphs have now."""
         if key not in self.contexts:
             raise errors.NotFoundError(errno.ENOENT, f"there is no place {key!r}")
         return _tmesh.engine_places_used(self._handle, self._keys.index(key))
 
     def stats(self) -> dict[str, int]:
-        """Of graphs: held now; moves, given_up, taken again, elsewhere of those; copies of values, and bytes_copied."""
+        """Return counters of graphs: held now; moves, given_up, taken again; copies of values, and bytes_copied."""
         return _tmesh.engine_places_stats(self._handle)
 
     def __repr__(self) -> str:
@@ -108,8 +108,9 @@ class Places:
 
 
 class Placed:
-    """A graph whose nodes run where `at` says: a key of `contexts`, or of places, for each node that computes (views go with who
-    reads them). `folder`: where the parts are written, for engines in processes of their own one that they may read."""
+    """A graph whose nodes run at places. `at`: for each node with an operator a key of `contexts`, or of places; views
+    are with their readers. `folder`: a folder for the parts; engines in processes of their own must be able to read
+    it."""
 
     def __init__(self, graph: Description, at: Mapping[str, Hashable], contexts: Mapping[Hashable, Context] | Places, *,
                  weights: Mapping[str, _tmesh.Tensor] | None = None, folder: str | os.PathLike[str] | None = None) -> None:
@@ -125,7 +126,7 @@ class Placed:
             if op == "weight" and name not in (weights or {}):
                 raise _wrong(f"weight {name!r} was not given")
         where = self._places(at)
-        # As long as this is: an engine that was started anew reads them again.
+        # Keep the folder as long as this object: an engine that was restarted reads the parts again.
         self._own = tempfile.TemporaryDirectory(prefix="tmesh-placed-") if folder is None else None
         self._handle = _tmesh.engine_placed_create(
             graph.text(), where,
@@ -141,7 +142,7 @@ class Placed:
 
     @property
     def parts(self) -> list[Part]:
-        """In their order, where it is now, or was when it was given up."""
+        """The parts in their order, at the current places, or the last ones if it was given up."""
         parts = []
         for place, _, nodes, results in _tmesh.engine_placed_parts(self._handle):
             part = Part(self._keys[place])
@@ -154,19 +155,21 @@ class Placed:
         return parts
 
     def at(self) -> dict[str, Hashable]:
-        """Where each node that computes runs, or ran when it was given up: as `at` of the constructor."""
+        """Return the place of each node with an operator, or the last one if it was given up, in the form of the
+        constructor's `at`."""
         return {name: self._keys[place] for name, place in _tmesh.engine_placed_at(self._handle).items()}
 
     def move(self, at: Mapping[str, Hashable]) -> None:
-        """Go to other places, with all bindings: everything is opened and bound there before the old places are let go. Runs end
-        before, and later ones wait. After an error the graph is where it was, and runs on."""
+        """Move to other places, with all bindings. Everything is opened and bound there before the old places are
+        freed. Runs end first, and later ones wait. After an error the graph stays at its places and can run."""
         _tmesh.engine_placed_move(self._handle, self._places(at))
 
     def bind(self, inputs: Mapping[str, _tmesh.Tensor], outputs: Mapping[str, _tmesh.Tensor]) -> PlacedBinding:
-        """Check once, to run often. Inputs and outputs are Tensors; an output of "set_rows" is the tensor of its past. An input
-        with cache="keep" that is not given is the binding's own, of zeros at first, in the memory of the place that reads it."""
+        """Check inputs and outputs once, to run often. They are Tensors; an output of "set_rows" is the tensor of its
+        past. An input with cache="reuse" that is not given belongs to the binding. It is zeros at first, in the memory
+        of the place that reads it."""
         own = [name for name, (op, _, line) in self._nodes.items()
-               if op == "input" and name not in inputs and "cache=keep" in line.split()]
+               if op == "input" and name not in inputs and "cache=reuse" in line.split()]
         where: dict[str, _tmesh.Tensor] = {}
         for name, (op, needed, _) in self._nodes.items():
             if op == "input" and name not in inputs and name not in own:
@@ -181,7 +184,7 @@ class Placed:
                 raise errors.NotFoundError(errno.ENOENT, f"the graph has no output {name!r}")
             if where.setdefault(node, tensor) is not tensor:
                 raise _wrong(f"output {name!r} lies in the memory of another output, or of its past: give that tensor")
-        # As of any binding, what it has cannot be sealed or released meanwhile.
+        # As in any binding, its tensors cannot be sealed or released meanwhile.
         written = {id(tensor) for tensor in where.values()}
         context = next(iter(self._contexts.values()))
         views = [context._handle.wrap(tensor, number in written, 0)
@@ -195,7 +198,7 @@ class Placed:
 
 
 class PlacedBinding:
-    """The parts with their inputs and outputs. Made by Placed.bind()."""
+    """The parts of a graph with bound inputs and outputs. Made by Placed.bind()."""
 
     def __init__(self, placed: Placed, handle: object, views: list[_tmesh.EngineTensor]) -> None:
         self._placed = placed
@@ -203,10 +206,10 @@ class PlacedBinding:
         self._views = views
 
     def dispatch(self, cancellable: Cancellable | None = None) -> None:
-        """Run all parts, in their order. After an error of one those behind it have not run. A graph that was given up takes
-        places first. cancellable: as of tmesh.engine.Graph.dispatch()."""
+        """Run all parts in order. After an error of one part the later ones have not run. A graph that was given up
+        first takes places. cancellable: as in tmesh.engine.Graph.dispatch()."""
         _tmesh.engine_placed_dispatch(self._handle, cancellable)
 
     def tensor(self, name: str) -> _tmesh.Tensor:
-        """Where an input that the binding owns lies now. When the graph has gone to another memory it lies elsewhere."""
+        """Return the tensor of an input that the binding owns. After a move to another memory it is another tensor."""
         return _tmesh.engine_placed_tensor(self._handle, name)

@@ -5,27 +5,29 @@
     Process(target=work, args=(queue,)).start()
     queue.put(tensor)            # the same memory over there: queue.get()
 
-What differs from multiprocessing's:
+Differences to multiprocessing's:
 
-  - put() hands over by itself: no thread, pipe or descriptor does. What cannot be pickled is told
-    to whoever puts it, and what was put is there for others when put() returns.
-  - It is never without bounds, and each process has a room of its own: see Queue.
-  - What one process puts comes in that order; between those of several there is none.
-  - A process that is killed blocks nobody, whatever it was doing.
-  - There is no feeder thread to report to, and no JoinableQueue: task_done() and join() are missing.
+  - put() itself hands the object over, without a thread, a pipe or a descriptor. An object that cannot
+    be pickled raises in put(). When put() returns, other processes can take the object.
+  - A queue is always bounded, and each process has a room of its own: see Queue.
+  - Objects of one process arrive in order. There is no order between those of several processes.
+  - A process that is killed blocks no other process, at any point of a call.
+  - There is no feeder thread, hence no hook for its errors. There is no JoinableQueue either:
+    task_done() and join() are missing.
 
-As with multiprocessing's, what arrives is unpickled, which may run anything: a queue is for
-processes that trust each other.
+As with multiprocessing's, arriving objects are unpickled, which may run any code: use a queue only between processes
+that trust each other.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 import errno
 import functools
 import importlib
 import io
-from multiprocessing import util
+from multiprocessing import resource_sharer, util
 from multiprocessing.reduction import ForkingPickler
 import os
 import pickle
@@ -36,33 +38,35 @@ import time
 from typing import Any, Literal
 import weakref
 
-from . import _tmesh, sent
-from .errors import GoneError, NotFoundError, PeerTimeoutError, ProtocolError
+from . import _tmesh, in_transit
+from .errors import GoneError, InvalidError, NotFoundError, PeerTimeoutError, ProtocolError
 
 __all__ = ["Queue"]
 
-# Messages that a process may have under way where nobody says how many.
+# The default number of messages in a queue from one process.
 _SLOTS = 256
 _TABLES = 1024
 _PRODUCERS = 31
-# Of regions that nobody here uses any more; they are kept open, for they may come again.
+_PRODUCERS_MOST = 63
+_SLOTS_MOST = 65536
+# The bytes of unused regions that stay open, since they may come again.
 _KEPT_BYTES = 64 << 20
-# To give back one that is large takes longer than to open one. Therefore these go by ref at first,
-# which is not kept open, and as messages when they come again.
+# Closing a large region takes longer than opening one. So a large tensor goes by ref at first, which does not stay
+# open, and as a message when it comes again.
 _LARGE = 256 << 10
-# What is pickled lies in regions of so many bytes, or beyond a quarter of that in one of its own.
+# Pickles are in regions of this size. One larger than a quarter of it has a region of its own.
 _ARENA_BYTES = 256 << 10
 _REMEMBERED = 64
 
-# What a message says that it is, in a byte before what fits into it or beside a tensor. A tensor
-# alone is itself. Behind _REF is what a message of the tensor itself would say.
+# The kind of a message, in a byte before short contents or beside a tensor. A tensor alone has no such byte. The bytes
+# after _REF are those that the tensor's own message would have.
 _PICKLED, _BYTES, _TORCH, _REF = b"p", b"b", b"t", b"r"
 _INLINE = 55
 
-# ... and another byte about PyTorch's.
+# Flags in another byte for PyTorch's tensors.
 _GRAD, _PARAMETER = 1, 2
 
-# A call that does not wait has to tell who waits in an end from who is just passing.
+# A call that does not wait must tell a thread that waits in an end from one that is only passing.
 _MOMENT = 0.001
 
 _Message = bytes | _tmesh.Tensor | tuple[_tmesh.Tensor, bytes]
@@ -70,22 +74,22 @@ _Message = bytes | _tmesh.Tensor | tuple[_tmesh.Tensor, bytes]
 
 @functools.cache
 def _ours() -> Any:
-    """tmesh.torch, which imports PyTorch."""
+    """Import tmesh.torch, which imports PyTorch."""
     return importlib.import_module("tmesh.torch")
 
 
 def _is_torch(kind: type) -> bool:
-    """Whether it is PyTorch's, which is imported then, and as tmesh.torch.register() has it."""
+    """Whether it is a type of PyTorch's (which is then imported) that tmesh.torch.register() handles."""
     torch: Any = sys.modules.get("torch")
     return hasattr(torch, "Tensor") and kind in (torch.Tensor, torch.nn.Parameter)
 
 
 def _is_new(tensor: _tmesh.Tensor, known: dict[str, None]) -> bool:
-    """Whether it is large, and of a region that was not sent lately."""
+    """Whether it is large, and of a region that was not sent recently."""
     if tensor.nbytes < _LARGE or (region := tensor.id) in known:
         return False
     known[region] = None
-    # Seldom: to look at all of them takes as long as to send.
+    # Rarely, since checking all of them takes as long as sending.
     if len(known) > 2 * _REMEMBERED:
         for oldest in [*known][:_REMEMBERED]:
             known.pop(oldest, None)
@@ -93,7 +97,7 @@ def _is_new(tensor: _tmesh.Tensor, known: dict[str, None]) -> bool:
 
 
 def _of_torch(tensor: Any) -> tuple[_tmesh.Tensor, bytes] | None:
-    """The message of a tensor that needs no pickling."""
+    """Return the message of a tensor that needs no pickling."""
     way = _ours()
     placed = way._placed(tensor)
     if not placed or not placed[1]:
@@ -114,28 +118,17 @@ def _to_torch(tensor: _tmesh.Tensor, flags: int) -> Any:
     return made.requires_grad_() if flags & _GRAD else made
 
 
-def _reopen(parcel: bytes, _: Any = None) -> _tmesh.Tensor:
-    return sent.here.open(parcel)
-
-
 class _Pickler(ForkingPickler):
-    """Tensors by ref, wherever they are nested, held until they are opened."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.parcels: list[bytes] = []
-
-    def _send(self, tensor: _tmesh.Tensor, writable: bool) -> bytes:
-        self.parcels.append(sent.here.send(tensor, writable))
-        return self.parcels[-1]
+    """Pickles tensors by ref at any depth of nesting, held until they are opened."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is _tmesh.Tensor:
             writable = obj.writable
-            return sent.reduce_once(obj, "queue", writable, _reopen, lambda: self._send(obj, writable))
-        if kind is sent.Writable:
-            return sent.received, (self._send(obj.tensor, True),)
+            return in_transit.reduce_once(obj, "queue", writable, in_transit.opened, lambda: in_transit.send(obj, writable))
+        if kind is resource_sharer.DupFd:
+            in_transit.lent(obj)
+            return NotImplemented
         return _ours()._reduce(obj) if _is_torch(kind) else NotImplemented
 
 
@@ -145,44 +138,30 @@ def _message_of(kind: bytes, data: bytes | memoryview, arena: _tmesh.Arena) -> _
     return _tmesh.put(data, arena=arena), kind
 
 
-def _give_up(parcels: list[bytes]) -> None:
-    for parcel in parcels:
-        sent.here.give_up(parcel)
-
-
 def _by_ref(tensor: _tmesh.Tensor, kind: bytes, *, writable: bool,
-            arena: _tmesh.Arena) -> tuple[_Message, list[bytes]]:
-    parcels = [sent.here.send(tensor, writable)]
-    try:
-        return (_tmesh.put(parcels[0], arena=arena), _REF + kind), parcels
-    except BaseException:
-        _give_up(parcels)
-        raise
+            arena: _tmesh.Arena) -> tuple[_Message, list[in_transit.Held]]:
+    with in_transit.message() as parcels:
+        return (_tmesh.put(in_transit.send(tensor, writable), arena=arena), _REF + kind), parcels
 
 
 def _pack(obj: Any, known: dict[str, None],
-          arena: _tmesh.Arena) -> tuple[_Message, list[bytes]]:
-    """A message, and what is held for whoever gets it."""
+          arena: _tmesh.Arena) -> tuple[_Message, list[in_transit.Held]]:
+    """Return a message, and the parcels held for its receiver."""
     kind = type(obj)
     if kind is bytes:
         return _message_of(_BYTES, obj, arena), []
     message = (obj, b"") if kind is _tmesh.Tensor else _of_torch(obj) if _is_torch(kind) else None
     if message:
-        # The channel gives the right to write, without which others have to go. PyTorch's have it,
-        # or were refused.
+        # The channel grants the right to write. Tensors without that right must go by ref. PyTorch's have it, or were
+        # refused.
         writable = message[0] is not obj or message[0].writable
         if not writable or _is_new(message[0], known):
             return _by_ref(*message, writable=writable, arena=arena)
         return message, []
     file = io.BytesIO()
-    pickler = _Pickler(file)
-    try:
-        pickler.dump(obj)
-        return _message_of(_PICKLED, file.getbuffer(), arena), pickler.parcels
-    except BaseException:
-        pickler.clear_memo()  # the exception may keep the pickler, but the message is over
-        _give_up(pickler.parcels)
-        raise
+    with in_transit.message() as parcels:
+        _Pickler(file).dump(obj)
+        return _message_of(_PICKLED, file.getbuffer(), arena), parcels
 
 
 def _unknown() -> ProtocolError:
@@ -200,7 +179,7 @@ def _unpack(message: _Message) -> Any:
         if tensor.dtype != "uint8" or tensor.strides != (1,):
             raise _unknown()
         if kind[:1] == _REF:
-            opened = sent.here.open(tensor)
+            opened = in_transit.opened(tensor)
             return _unpack((opened, kind[1:])) if kind[1:] else opened
         data = memoryview(tensor)
     else:
@@ -213,19 +192,19 @@ def _unpack(message: _Message) -> Any:
 
 
 class _End:
-    """One of the two ends that a process has of a queue, for one thread at a time."""
+    """One of the two ends of a queue in a process, for one thread at a time."""
 
     def __init__(self, role: Literal["send", "recv"], channel: _tmesh.Channel | None) -> None:
         self.role: Literal["send", "recv"] = role
         self.channel = channel
         self.lock = threading.Lock()
-        self.waits = False  # a thread, for the other side
-        self.owes = False  # it may hold what others have not taken yet
-        self.joins = True  # the process does not end before they have
+        self.waits = False  # a thread waits for the other side
+        self.owes = False  # other processes may not have taken all that it sent
+        self.joins = True  # the process waits for them at its end
         self.at_exit: util.Finalize | None = None
 
     def acquire(self, block: bool, timeout: float | None, error: type[Exception]) -> None:
-        """Its lock, or error: where somebody waits already, there is nothing to be had."""
+        """Take its lock, or raise error: while another thread waits, nothing is available."""
         if block:
             if not self.lock.acquire(timeout=-1 if timeout is None else timeout):
                 raise error
@@ -235,7 +214,7 @@ class _End:
                 raise error
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until others have taken what was sent; whether they have, or never will."""
+        """Wait until others have taken all that was sent. Return whether they have, or never will."""
         if self.channel and self.owes:
             try:
                 self.channel.flush(timeout)
@@ -247,7 +226,7 @@ class _End:
         return True
 
     def try_leave(self) -> bool:
-        """Let go of the channel, unless a thread waits in it, or it holds something."""
+        """Close the channel, unless a thread waits in it, or other processes have not taken all that it sent."""
         if not self.lock.acquire(blocking=False):
             return False
         try:
@@ -264,7 +243,7 @@ class _End:
             self.lock.release()
 
 
-# Ends whose queue was closed or is gone, and that could not leave yet.
+# Ends of queues that were closed or collected, which could not be closed yet.
 _staying: dict[_End, None] = {}
 
 
@@ -277,8 +256,8 @@ def _look_after_ends(*leaving: _End) -> None:
 
 
 def _at_exit(end: _End) -> None:
-    """What this process has put goes with it, if nobody has taken it."""
-    if end.joins and end.lock.acquire(timeout=sent.PATIENCE):
+    """Wait at exit: objects that this process has put end with it if no process has taken them."""
+    if end.joins and end.lock.acquire(timeout=in_transit.PATIENCE):
         try:
             end.settle()
         finally:
@@ -292,26 +271,30 @@ def _left(deadline: float | None) -> float | None:
 class Queue:
     """A queue between processes, used like multiprocessing.Queue.
 
-    Whoever makes it is its maker: it can put and get as others can, and when the object is gone
-    there, or the process, the queue has ended. Hand it to other processes as an argument of a
-    Process, by any start method, or pickle it; each joins at its first put or get.
+    The process that makes it is its maker. It can put and get like others. The queue ends when the object is gone
+    there, or the process ends. Pass it to other processes as an argument of a Process, by any start method, or pickle
+    it. Each joins at its first put or get.
 
-    maxsize: what each process can have under way, at most 65,536; 0 means 256. Of tensors and of anything that pickles into more than 55 bytes 1,024 at most.
-    producers: processes beside the maker that put at the same time, at most 63. At most 63 beside
-    it get. One more raises BusyError at its first call, and may try again.
-    spin: seconds of busy waiting before sleeping.
+    maxsize: the limit of messages from each process that were not taken yet, at most 65,536; 0 means 256. At most 1,024
+    of them may be tensors, or objects that pickle into more than 55 bytes. producers: other processes beside the maker
+    that put at the same time, at most 63. At most 63 others get. One more gets BusyError at its first call, and may try
+    again. spin: seconds of busy waiting before sleeping.
 
-    All methods may be called from several threads, of which one at a time waits at either end.
-    After a fork the child joins by itself.
+    All methods may be called from several threads; one at a time waits at each end. After a fork the child joins by
+    itself.
     """
 
     def __init__(self, maxsize: int = 0, *, producers: int = _PRODUCERS, spin: float = 0.0) -> None:
+        if maxsize > _SLOTS_MOST:
+            raise InvalidError(errno.EINVAL, f"making a queue: maxsize is {maxsize}; {_SLOTS_MOST} is the most")
+        if not 1 <= producers <= _PRODUCERS_MOST:
+            raise InvalidError(errno.EINVAL, f"making a queue: producers is {producers}; 1 is the least and {_PRODUCERS_MOST} the most")
         slots = 1 << (maxsize - 1).bit_length() if maxsize > 0 else _SLOTS
         tables = min(slots, _TABLES)
-        # Both ends stay open, so that others may come and go.
+        # The maker keeps both ends open, so that other processes may come and go.
         limit = max(maxsize, 0)
         out = _tmesh.Channel("send", slots=slots, producers=producers + 1, regions=tables,
-                             layouts=tables, writable=True, spin=spin, limit=limit)
+                             layouts=tables, writable=True, spin=spin, limit=limit, poll=False)
         into = _tmesh.Channel.open(out.token, "recv", max_bytes=_KEPT_BYTES, spin=spin)
         self._begin(out.token, spin, limit, out, into)
 
@@ -322,6 +305,8 @@ class Queue:
         self._limit = limit
         self._is_maker = out is not None
         self._closed = False
+        # Messages that this process has taken and could not open yet.
+        self._again: collections.deque[_Message] = collections.deque()
         self._known: dict[str, None] = {}
         self._arena: _tmesh.Arena | None = None
         self._out = _End("send", out)
@@ -337,8 +322,8 @@ class Queue:
         return f"<tmesh.Queue{', made here' * self._is_maker}{', closed' * self._closed}>"
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # What was not made is not there. An interpreter that ends has waited before, and takes
-        # everything apart.
+        # If the constructor failed, the attributes are missing. An interpreter that ends has waited before, and is
+        # shutting down.
         if not getattr(self, "_is_maker", True) and not is_finalizing():
             _look_after_ends(self._out, self._into)
 
@@ -347,7 +332,7 @@ class Queue:
             raise ValueError(f"{self!r} is closed")
 
     def _opened(self, end: _End) -> _tmesh.Channel:
-        """Its channel; the lock is held."""
+        """Return its channel, opened if needed. The caller has the lock."""
         self._check()
         if not end.channel:
             try:
@@ -355,42 +340,44 @@ class Queue:
                     self._token, end.role, writable=end.role == "send", max_bytes=_KEPT_BYTES,
                     spin=self._spin, limit=self._limit if end.role == "send" else 0)
             except NotFoundError:
-                raise GoneError(errno.EPIPE, "the queue has ended with its maker") from None
+                raise GoneError(errno.EPIPE, "the queue has ended with its maker, or its maker runs as another "
+                                "user") from None
             if end.role == "send":
                 end.at_exit = util.Finalize(None, _at_exit, (end,), exitpriority=-5)
         return end.channel
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Put obj in. Others get the same memory of a tmesh.Tensor, writable where it is so here,
-        and of a PyTorch tensor on the CPU, which moves into shared memory when it is first put;
-        both may write. Anything else is pickled, with such tensors by reference wherever they are.
-        What was put is held until it is taken out.
+        """Put obj into the queue. Receivers get the same memory of a tmesh.Tensor, writable if it is writable here. A PyTorch
+        tensor on the CPU is shared too, and both sides may write. The first put moves its storage into shared memory, for all
+        tensors over it. Other objects are pickled, with such tensors by reference at any depth. Tensors are held until they are
+        taken out.
 
-        queue.Full: there is no room, or not before timeout seconds are over. ValueError: close()
-        was called. GoneError: the queue has ended."""
+        queue.Full: there is no room, or none within timeout seconds. ValueError: close() was called. GoneError: the
+        queue has ended."""
         self._check()
         timeout = timeout if timeout is None else max(timeout, 0)
         deadline = time.monotonic() + timeout if timeout is not None else None
-        # Tensors of one arena can be reached by all who get one, so each queue has its own.
+        # A process that gets one tensor of an arena can reach all others in it, so each queue has an arena of its own.
         if self._arena is None:
             self._arena = _tmesh.Arena(_ARENA_BYTES, label="tmesh.Queue")
         message, parcels = _pack(obj, self._known, self._arena)
         if parcels and not self._is_maker:
-            sent.wait_at_exit(os.getpid())
+            in_transit.wait_at_exit(os.getpid())
         try:
             self._send(message, block, deadline)
         except BaseException:
-            _give_up(parcels)
+            in_transit.give_up(parcels)
             raise
         if parcels:
-            sent.here.look()  # behind it: nobody waits for what that gives back
+            in_transit.lend([parcel for parcel in parcels if not isinstance(parcel, bytes)], not self._is_maker)
+            in_transit.here.look()  # after the message, so that no receiver waits while memory is given back
 
     def _send(self, message: _Message, block: bool, deadline: float | None) -> None:
         end = self._out
         end.acquire(block, _left(deadline), Full)
         try:
             channel = self._opened(end)
-            # Before it is sent: a signal's handler may raise behind it.
+            # Set it before the send: a signal's handler may raise after it.
             end.owes = end.owes or not isinstance(message, bytes)
             if channel.try_send(message):
                 return
@@ -406,16 +393,25 @@ class Queue:
             end.lock.release()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Take the next thing out.
+        """Take the next object out.
 
-        queue.Empty: there is none, or not before timeout seconds are over. ValueError: close()
-        was called. GoneError: the queue has ended, and nothing is left. NotFoundError: this thing
-        is gone with the process that put it; the next call goes on behind it. ProtocolError: what
-        came is nothing that a queue sends."""
+        queue.Empty: there is none, or none within timeout seconds. ValueError: close() was called. GoneError: the queue
+        has ended and is empty. NotFoundError: this object is gone with the process that put it; the next call continues
+        after it. ProtocolError: the message is not a queue's. LimitError, OutOfMemoryError, PeerTimeoutError: this
+        process cannot open it now, for example without a free descriptor; the next call tries again."""
         self._check()
         timeout = timeout if timeout is None else max(timeout, 0)
         deadline = time.monotonic() + timeout if timeout is not None else None
-        return _unpack(self._recv(block, deadline))
+        try:
+            message = self._again.popleft()
+        except IndexError:
+            message = self._recv(block, deadline)
+        try:
+            with in_transit.receiving():
+                return _unpack(message)
+        except in_transit.PASSING:
+            self._again.appendleft(message)
+            raise
 
     def _recv(self, block: bool, deadline: float | None) -> _Message:
         end = self._into
@@ -431,7 +427,7 @@ class Queue:
             try:
                 return channel.recv(_left(deadline))
             except PeerTimeoutError:
-                # Else it was a message's owner who took too long.
+                # Otherwise a message's owner took too long.
                 if deadline is not None and time.monotonic() > deadline - _MOMENT:
                     raise Empty from None
                 raise
@@ -440,11 +436,11 @@ class Queue:
             end.lock.release()
 
     def put_nowait(self, obj: Any) -> None:
-        """put(obj, False). Errors as of put()."""
+        """Call put(obj, False). Errors as of put()."""
         self.put(obj, False)
 
     def get_nowait(self) -> Any:
-        """get(False). Errors as of get()."""
+        """Call get(False). Errors as of get()."""
         return self.get(False)
 
     def _level(self, end: _End) -> tuple[int, int]:
@@ -456,30 +452,30 @@ class Queue:
         return channel._level()
 
     def qsize(self) -> int:
-        """How many things are in the queue at this moment, of all processes; others go on putting
-        and getting meanwhile. ValueError: close() was called. GoneError: the queue has ended, and
-        this process has never put or got."""
-        return self._level(self._into if self._into.channel or not self._out.channel else self._out)[0]
+        """Return the number of objects in the queue at this moment, of all processes. Others may put and get meanwhile.
+        ValueError: close() was called. GoneError: the queue has ended, and this process has never put or got."""
+        level = self._level(self._into if self._into.channel or not self._out.channel else self._out)[0]
+        return level + len(self._again)
 
     def empty(self) -> bool:
-        """Whether nothing is in the queue at this moment; errors as of qsize()."""
+        """Whether the queue is empty at this moment. Errors as of qsize()."""
         return not self.qsize()
 
     def full(self) -> bool:
-        """Whether this process has no room in the queue at this moment: put_nowait() would raise
-        queue.Full. Errors as of qsize(), and BusyError where as many processes put already as may."""
+        """Whether this process has no room in the queue at this moment, so that put_nowait() would raise queue.Full.
+        Errors as of qsize(), and BusyError: the maximum number of processes already put."""
         return not self._level(self._out)[1]
 
     def close(self) -> None:
-        """This process will put and get no more: ValueError. It does not wait; what was put can
-        be taken as before. The maker's queue goes on for others as long as the object lives."""
+        """End puts and gets of this process: later calls raise ValueError. It does not wait; objects can still be
+        taken. If this is the maker, the queue continues for others as long as the object exists."""
         self._closed = True
         if not self._is_maker:
             _look_after_ends(self._out, self._into)
 
     def join_thread(self) -> None:
-        """After close(): wait until others have taken what was put here. A process that ends does
-        so by itself, but for the maker: what nobody has taken by then is gone. ValueError: close() was not called."""
+        """Wait, after close(), until others have taken all that was put here. A process does so by itself when it ends.
+        The maker does not: objects that no process has taken by then are lost. ValueError: close() was not called."""
         if not self._closed:
             raise ValueError(f"{self!r} is not closed yet")
         with self._out.lock:
@@ -488,11 +484,11 @@ class Queue:
             _look_after_ends()
 
     def cancel_join_thread(self) -> None:
-        """Let this process end without waiting, and what nobody has taken by then be lost."""
+        """Let this process end without waiting. Objects that no process has taken by then are lost."""
         self._out.joins = False
 
     def _forked(self) -> None:
-        """In the child: the ends are the parent's, and so is the queue."""
+        """Reset in a forked child: the ends and the queue are the parent's."""
         closed = self._closed
         self._begin(self._token, self._spin, self._limit)
         self._closed = closed

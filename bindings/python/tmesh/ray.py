@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors between the Ray actors of one machine by tmesh: a transport of Ray Direct Transport.
+"""A transport of Ray Direct Transport: tensors between the Ray actors of one machine by tmesh.
 
     import tmesh.ray
     tmesh.ray.register()                              # before the actors are made
@@ -12,18 +12,21 @@
         @ray.method(tensor_transport="tmesh_tensor")  # tmesh.Tensor
         def batch(self): ...
 
-What lies in sealed memory of tmesh is not copied; other tensors are copied once, where they come from, all of an object
-into one region. Receivers copy nothing: they have copy-on-write views, so that nobody sees what they write, or with
-"tmesh_tensor" tmesh.Tensors to read. A receiver's memory stays when the source dies. docs/ray.md says what is refused.
+Tensors in tmesh's sealed memory are not copied. The sender copies other tensors once, all of an object into one region.
+Receivers do not copy: they get copy-on-write views, whose changes nobody else sees, or with "tmesh_tensor" read-only
+tmesh.Tensors. A receiver's memory stays when the source dies. docs/howto/integrations.md lists the tensors that are
+refused.
 
-An actor that Ray restarts, or that another actor makes, does not know the transport unless every worker registers it:
+Every worker must register the transport if Ray restarts actors, or if actors make other actors:
 
     ray.init(runtime_env={"worker_process_setup_hook": "tmesh.ray.register"})
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+import functools
 import importlib
 import threading
 from typing import Any
@@ -31,45 +34,49 @@ from typing import Any
 from . import _tmesh, movers
 from .errors import Error, UnsupportedError
 from .refs import Ref
-from .tried import lacks, load, warn_of_another
+from .interop import lacks, load, warn_of_another
 
 __all__ = ["register"]
 
 VERSION = "2.60.0"
 
-# Not by their names: mypy would read all of PyTorch and Ray, where those are installed.
+# Imported by name, since mypy would otherwise read all of PyTorch and Ray if they are installed.
 experimental: Any
 serialization: Any
 worker: Any
+_manager: Any
+_contexts: Any
 try:
     torch: Any = importlib.import_module("torch")
-    experimental, serialization, _cloudpickle, worker = load("ray", VERSION, "ray.md", {
+    experimental, serialization, _cloudpickle, worker, _manager, _contexts = load("ray", VERSION, {
         "ray.experimental": "register_tensor_transport TensorTransportManager TensorTransportMetadata CommunicatorMetadata",
-        "ray.util.serialization": "register_serializer", "ray.cloudpickle": "CloudPickler", "ray._private.worker": "global_worker"})
+        "ray.util.serialization": "register_serializer", "ray.cloudpickle": "CloudPickler",
+        "ray._private.worker": "global_worker Worker", "ray.experimental.rdt.rdt_manager": "RDTManager",
+        "ray._private.serialization": "SerializationContext"})
 except ModuleNotFoundError as problem:
-    raise ModuleNotFoundError(f"tmesh.ray needs PyTorch and Ray ({problem}): pip install torch 'tmesh[ray]'",
+    raise ModuleNotFoundError(f"tmesh.ray needs PyTorch and Ray ({problem}): pip install torch ray",
                               name=problem.name) from None
-warn_of_another("ray", VERSION, "ray.md")
+warn_of_another("ray", VERSION)
 pickler: Any = _cloudpickle.CloudPickler
 
 _Parameter: Any = torch.nn.Parameter
 _STRIDED: Any = torch.strided
-# Its name in PyTorch 2 and before.
+# The name in PyTorch 2 and before.
 _storage: Any = getattr(torch.Tensor, "untyped_storage", None) or torch.Tensor._storage
 
-# Where each copied tensor begins in its region: what vector instructions like.
+# The alignment of copied tensors in their region, for vector instructions.
 _ALIGN = 64
 
 
 def _boot() -> str:
-    """The machine, as long as it runs: several of Ray's nodes may be on one."""
+    """Return the machine's boot id. Several of Ray's nodes may be on one machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 @dataclass
 class Place:
-    """Where a PyTorch tensor lies: bytes of refs[ref], and its layout from there."""
+    """The place of a PyTorch tensor: bytes of refs[ref], and its layout from there."""
 
     ref: int | None  # None: it has no elements
     start: int
@@ -80,12 +87,12 @@ class Place:
 
 @dataclass
 class Metadata(experimental.TensorTransportMetadata):  # type: ignore[misc]
-    """What Ray carries to a receiver instead of tensors."""
+    """The metadata that Ray sends to a receiver in place of tensors."""
 
     boot: str = ""
     refs: list[Ref] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
-    # For other machines: by which engine, its offer of the refs' memory, and why there is none.
+    # For other machines: the name of the engine, its offer of the refs' memory, or the reason why there is none.
     mover: str = ""
     offer: bytes = b""
     why: str = ""
@@ -96,7 +103,7 @@ def _refuse(why: str) -> UnsupportedError:
 
 
 def _check(tensor: Any) -> None:
-    """UnsupportedError unless another process can have the same by its bytes and layout."""
+    """Check a tensor. UnsupportedError: its bytes and layout are not enough to make it in another process."""
     if not isinstance(tensor, torch.Tensor):
         raise _refuse("this is for tensors of PyTorch alone, and a tmesh.Tensor was returned or put, perhaps beside some: "
                       "tensor.torch(private=True), or by itself with the transport \"tmesh_tensor\"")
@@ -112,14 +119,20 @@ def _check(tensor: Any) -> None:
                       "send tensor.detach()")
 
 
+def _check_ours(tensor: Any) -> None:
+    if not isinstance(tensor, _tmesh.Tensor):
+        raise _refuse("a tensor of PyTorch was returned or put with tensor_transport=\"tmesh_tensor\": tmesh.put(tensor), or "
+                      "tensor_transport=\"tmesh\"")
+
+
 def _span(tensor: Any) -> int:
-    """Elements from its first to its last, gaps among them."""
+    """Return the elements from its first to its last, with gaps."""
     return 1 + sum((int(length) - 1) * int(step) for length, step in zip(tensor.shape, tensor.stride()))
 
 
 def _sealed(tensor: Any) -> _tmesh.Tensor | None:
-    """Its bytes, where they are sealed memory of tmesh already."""
-    found = _tmesh.around(tensor.data_ptr())
+    """Return its bytes if they are already in tmesh's sealed memory."""
+    found = _tmesh.containing(tensor.data_ptr())
     if found is None or not found[0].sealed:
         return None
     whole, start = found[0].reshape(-1).view("uint8"), found[1]
@@ -128,12 +141,12 @@ def _sealed(tensor: Any) -> _tmesh.Tensor | None:
 
 
 class _Packing:
-    """The tensors of one object: those that are sealed stay where they are, the others go into one region."""
+    """The tensors of one object. Those in sealed memory stay in place, the others go into one region."""
 
     def __init__(self, tensors: list[Any], label: str) -> None:
         self.places: list[Place] = []
         self.held: list[_tmesh.Tensor] = []
-        # Of tensors over the same bytes, such as tied weights, there is one, and receivers have it as one.
+        # Tensors over the same bytes, such as tied weights, are stored once and share memory in receivers too.
         self.known: dict[tuple[int, int], Place] = {}
         self.copies: list[tuple[Any, Place]] = []
         self.bytes = 0
@@ -165,7 +178,7 @@ class _Packing:
         if _span(tensor) > tensor.numel():
             raise _refuse(f"a tensor of shape {tuple(tensor.shape)} with gaps between its elements (strides "
                           f"{tuple(tensor.stride())}) would have to be copied, gaps and all: send tensor.contiguous()")
-        # It is known by its number when all have been seen.
+        # Its ref's number is known after all tensors were seen.
         place = Place(-1, self.bytes, self.bytes + nbytes, (), False)
         self.bytes = -(-place.end // _ALIGN) * _ALIGN
         self.copies.append((tensor, place))
@@ -183,15 +196,15 @@ class _Packing:
 
 
 class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
-    """What both kinds of tensors have in common. Ray makes one in each process."""
+    """The common code for both kinds of tensors. Ray makes one in each process."""
 
     NAME = ""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # With what a mover has registered.
+        # The objects with their tensors and a mover's registration.
         self._kept: dict[str, tuple[Metadata, list[_tmesh.Tensor], Any]] = {}
-        # What gives up the fetches of an object that are under way.
+        # Events that cancel an object's running fetches.
         self._stops: dict[str, list[threading.Event]] = {}
 
     @property
@@ -207,14 +220,14 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
         return True
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:
-        # To ask the actor would take a call; one that has it not says so when it is used.
+        # Asking the actor would take a call. An actor without the transport reports this at its first use.
         return True
 
     def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: str | None = None) -> Any:
         return experimental.CommunicatorMetadata()
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> Metadata:
-        # Ray asks again where an answer was lost; refs that it has must go on being good.
+        # Ray asks again if an answer was lost, so the refs that it has must stay valid.
         with self._lock:
             if obj_id in self._kept:
                 return self._kept[obj_id][0]
@@ -226,7 +239,8 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
 
     @staticmethod
     def _offer(metadata: Metadata, held: list[_tmesh.Tensor]) -> Any:
-        """To other machines, where a mover is named. What cannot be registered is an object of this machine alone."""
+        """Offer the memory to other machines, if a mover is named. If registering fails, the object is for this machine
+        alone."""
         try:
             mover = movers.mover()
             if mover is None or not held:
@@ -252,15 +266,15 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
         return self._receive(tensor_transport_metadata, opened)
 
     def _fetch(self, obj_id: str, metadata: Metadata) -> list[_tmesh.Tensor]:
-        """The memory of the refs, from another machine into this one's."""
+        """Fetch the memory of the refs from another machine."""
         mover = movers.mover()
         if not metadata.refs:
             return []
         if mover is None or mover.name != metadata.mover or not metadata.offer:
             why = f" ({metadata.why})" if metadata.why else ""
-            raise _refuse("this object is in the memory of another machine, and refs are good on their own alone: name a mover "
-                          f"to both ends, {movers.VARIABLE}={' or '.join(movers.NAMES)} in the environment of Ray's workers, use a "
-                          "transport of Ray, such as tensor_transport=\"nixl\" (pip install nixl), or "
+            raise _refuse("this object is in the memory of another machine, and its ref opens only there. Name a mover to both "
+                          f"ends, {movers.VARIABLE}={' or '.join(movers.NAMES)} in the environment of Ray's workers, or use "
+                          "a transport of Ray, such as tensor_transport=\"nixl\" (pip install nixl), or "
                           f"ray.get(ref, _use_object_store=True){why}")
         stop = threading.Event()
         with self._lock:
@@ -290,7 +304,7 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
             mover.close(registration)
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:
-        """To receive is to open, within a machine: what may be under way is a fetch."""
+        """Cancel fetches. Within a machine receiving is just an open, so only fetches can be in progress."""
         with self._lock:
             for stop in self._stops.get(obj_id, ()):
                 stop.set()
@@ -303,7 +317,7 @@ class _Transport(experimental.TensorTransportManager):  # type: ignore[misc]
 
 
 class TorchTransport(_Transport):
-    """torch.Tensor."""
+    """The transport for torch.Tensor."""
 
     NAME = "TMESH"
 
@@ -326,15 +340,13 @@ class TorchTransport(_Transport):
 
 
 class TensorTransport(_Transport):
-    """tmesh.Tensor."""
+    """The transport for tmesh.Tensor."""
 
     NAME = "TMESH_TENSOR"
 
     def _describe(self, tensors: list[Any], label: str) -> tuple[Metadata, list[_tmesh.Tensor]]:
         for tensor in tensors:
-            if not isinstance(tensor, _tmesh.Tensor):
-                raise _refuse("a tensor of PyTorch was returned by a method with tensor_transport=\"tmesh_tensor\": "
-                              "tmesh.put(tensor), or tensor_transport=\"tmesh\"")
+            _check_ours(tensor)
         return Metadata(tensor_meta=[(tensor.shape, tensor.dtype) for tensor in tensors], tensor_device="cpu", boot=_boot(),
                         refs=[tensor.ref() for tensor in tensors]), tensors
 
@@ -346,10 +358,10 @@ class TensorTransport(_Transport):
         return tensor.view(ref["dtype"]).reshape(*ref["shape"])
 
 
-# Ray makes them when they are first used, deep within: what it wants of a transport beside what this one has, is said here.
+# Ray makes transports deep inside, at their first use. So check here that this class has all methods that Ray requires.
 _wanted = ", ".join(sorted(getattr(TorchTransport, "__abstractmethods__", ())))
 if _wanted:
-    raise ImportError(lacks("ray", VERSION, "ray.md", f"wants of a transport what tmesh.ray has not: {_wanted}"))
+    raise ImportError(lacks("ray", VERSION, f"wants of a transport what tmesh.ray has not: {_wanted}"))
 
 
 def _taken_apart(parameter: Any) -> tuple[Any, bool, dict[str, Any]]:
@@ -363,13 +375,13 @@ def _put_together(parts: tuple[Any, bool, dict[str, Any]]) -> Any:
     return parameter
 
 
-# Ray knows a transport's type and no other: without this a Parameter would go by the object store, and nothing would
-# say so. An actor that Ray tells of the transport imports this module and calls nothing in it.
+# Ray handles exactly the type of a transport. Without this serializer a Parameter would pass through the object store,
+# without a warning. An actor that Ray notifies of the transport only imports this module.
 serialization.register_serializer(_Parameter, serializer=_taken_apart, deserializer=_put_together)
 
 
 class _Subclasses(dict[Any, Any]):
-    """How classes of tensors are pickled that have no serializer of their own, as a last table of Ray's pickler."""
+    """The last table of Ray's pickler, for classes of tensors without a serializer of their own."""
 
     def __missing__(self, kind: Any) -> Any:
         if issubclass(kind, torch.Tensor) and kind is not torch.Tensor:
@@ -378,8 +390,8 @@ class _Subclasses(dict[Any, Any]):
 
 
 def _reduce_subclass(tensor: Any) -> Any:
-    """Like a Parameter it would go by the object store, and nothing would say so; what its class means, only the class
-    knows."""
+    """Refuse the tensor: like a Parameter it would pass through the object store without a warning, and only its class
+    knows what it means."""
     context = worker.global_worker.get_serialization_context()
     if getattr(context._thread_local, "use_external_transport", False):
         raise _refuse(f"a tensor of the class {type(tensor).__name__} was returned, which Ray's transports do not carry: send "
@@ -391,9 +403,78 @@ if not any(isinstance(table, _Subclasses) for table in pickler.dispatch_table.ma
     pickler.dispatch_table.maps.append(_Subclasses())
 
 
+def _wrap(kind: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Wrap one of Ray's methods in a function, once in a process."""
+    given = getattr(kind, name, None)
+    if given is None:
+        raise ImportError(lacks("ray", VERSION, f"its {kind.__name__} has no {name}"))
+    if not hasattr(given, "__tmesh__"):
+        ours = functools.wraps(given)(make(given))
+        setattr(ours, "__tmesh__", True)
+        setattr(kind, name, ours)
+
+
+_NAMES = TorchTransport.NAME, TensorTransport.NAME
+
+
+def _checked_transfer(given: Any) -> Any:
+    """Refuse an object for an actor whose class has no tensor transport. Ray sends it the first object. If that is not
+    made yet, the actor waits forever: the task that would receive it waits behind the one that needs it."""
+    def transfer(manager: Any, actor: Any, arguments: Any) -> None:
+        if not getattr(actor, "_ray_enable_tensor_transport", True):
+            for argument in arguments:
+                about = manager.get_rdt_metadata(argument.hex()) if isinstance(argument, _object_ref) else None
+                if about is not None and about.tensor_transport_backend in _NAMES:
+                    raise _refuse(f"the actor {actor!r} cannot receive the object {argument.hex()}: declare its class with "
+                                  "@ray.remote(enable_tensor_transport=True)")
+        given(manager, actor, arguments)
+    return transfer
+
+
+def _checked_serialization(given: Any) -> Any:
+    """Look for tensors of both kinds, so that one of the wrong kind is refused."""
+    def serialize(context: Any, value: Any, transport: str) -> Any:
+        if transport in _NAMES:
+            for name in _NAMES:
+                if name != transport:
+                    given(context, None, name)
+        serialized, tensors = given(context, value, transport)
+        if transport in _NAMES and getattr(_put, "runs", False):
+            # Refuse it now: Ray would keep an object that is refused later.
+            check = _check if transport == TorchTransport.NAME else _check_ours
+            for tensor in tensors:
+                check(tensor)
+            if not tensors:
+                kind = "torch.Tensor" if transport == TorchTransport.NAME else "tmesh.Tensor"
+                raise _refuse(f"there is no {kind} in the {type(value).__qualname__} that was put, so Ray could not give it to anybody: "
+                              "put it without _tensor_transport")
+        return serialized, tensors
+    return serialize
+
+
+_put = threading.local()
+
+
+def _marked_put(given: Any) -> Any:
+    """Mark a ray.put(), which must have a tensor. A method may return an object without one."""
+    def put_object(*arguments: Any, **named: Any) -> Any:
+        _put.runs = True
+        try:
+            return given(*arguments, **named)
+        finally:
+            _put.runs = False
+    return put_object
+
+
+_object_ref: Any = importlib.import_module("ray").ObjectRef
+_wrap(_manager.RDTManager, "queue_or_trigger_out_of_band_tensor_transfer", _checked_transfer)
+_wrap(_contexts.SerializationContext, "serialize_rdt_objects", _checked_serialization)
+_wrap(worker.Worker, "put_object", _marked_put)
+
+
 def register() -> None:
-    """Ray knows the transports "tmesh" and "tmesh_tensor" from now on: in this process and in the actors that it makes.
-    Again it does nothing."""
+    """Register the transports "tmesh" and "tmesh_tensor" with Ray, in this process and in the actors that it makes. A
+    second call has no effect."""
     for transport, kind in (TorchTransport, torch.Tensor), (TensorTransport, _tmesh.Tensor):
         try:
             experimental.register_tensor_transport(transport.NAME, ["cpu"], transport, kind)

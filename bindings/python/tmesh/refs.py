@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The type of what Tensor.ref() gives."""
+"""The type of Tensor.ref()'s result."""
 
 from typing import TypedDict
 
@@ -7,7 +7,7 @@ __all__ = ["Ref"]
 
 
 class Ref(TypedDict):
-    """What Tensor.ref() gives: offset and byte_size in bytes, strides in elements."""
+    """A ref: offset and byte_size are in bytes, strides in elements."""
 
     v: int
     id: str

@@ -3,25 +3,26 @@
 
     from tmesh.shared_memory import SharedMemory
 
-They are used as the standard library's are. What differs:
+Use them like the standard library's. The differences:
 
-  - Nothing is left behind. A block is memory without a file, so it ends with its last user
-    even when all of them are killed. There is no resource tracker: a process that merely
-    attached never takes the block from others when it exits, and track= is accepted and
-    means nothing.
-  - The name is good until unlink(), or until the process that created the block ends. That
-    process keeps the block until then, also after close(). When it was another process that
-    unlinked the name, it lets go the next time it creates or closes a block.
-  - close() pulls nothing from under an array or a memoryview: whatever was made of buf keeps the
-    memory, and is no SIGSEGV and no BufferError.
-  - unlink() removes the name of this very block: where the name means another one by now, it
-    raises FileNotFoundError.
-  - tmeshctl shows blocks and who has them, by their names.
+  - Nothing is left behind. A block is memory without a file, so it ends with its last user even if
+    all of them are killed. There is no resource tracker: a process that merely attached never
+    removes the block for others when it exits. track= is accepted and has no effect.
+  - The name is valid until unlink(), or until the process that created the block ends. That
+    process keeps the block until then, also after close(). If another process unlinked the name,
+    the creator drops the block the next time it creates or closes one.
+  - A process of multiprocessing leaves its blocks to its parent at its end, if the parent had called
+    install() before it started the process. The parent's next use of the module takes them. They
+    end with the parent or with unlink(). A process that is killed leaves none.
+  - close() is safe while arrays or memoryviews of buf exist: they keep the memory. It causes
+    neither a SIGSEGV nor a BufferError.
+  - unlink() removes the name of this very block. If another block has the name by now, it raises
+    FileNotFoundError.
+  - tmeshctl shows blocks and their holders, by name.
 
-A name is a symbolic link, to a token, in the folder "shm" of $TMESH_RUNTIME_DIR, else of
-$XDG_RUNTIME_DIR/tmesh, else of a folder of the user's own in /dev/shm (on a disk, looking a name up
-takes longer). No other user may look into it. Links that processes left behind when they were
-killed say nothing, and whoever creates a block removes them.
+A name is a symbolic link, to a token, in the folder "shm" of the runtime directory. That directory is the one of
+tmesh.configure(), else $TMESH_RUNTIME_DIR, else $XDG_RUNTIME_DIR/tmesh, else tmesh-UID in $TMPDIR or /tmp. No other
+user can read it. Links of killed processes have no effect, and the next process that creates a block removes them.
 """
 
 from __future__ import annotations
@@ -34,23 +35,33 @@ from multiprocessing import shared_memory as _standard
 from multiprocessing import util
 import os
 import secrets
-import stat
+import select
+import socket
 import sys
+import threading
 import types
 from typing import TYPE_CHECKING, Any, Iterator
 
-from . import _tmesh
-from .errors import AccessError, NotFoundError
+from . import _tmesh, in_transit
+from .errors import NotFoundError
 
 __all__ = ["ShareableList", "SharedMemory", "install"]
 
 _USE_POSIX = True
 _SHM_NAME_PREFIX = "/psm_"
 
-# So many names are looked at when one is created or a block closed.
+# The number of names that creating or closing a block checks.
 _LOOKS = 8
-# So many when a process creates its first.
+# The number that a process checks when it creates its first block.
 _FIRST_LOOKS = 256
+
+
+# The socket at which a process receives blocks that its children leave.
+_INBOX = ".inbox-"
+
+
+def _inbox_name(pid: int) -> str:
+    return f"{_INBOX}{pid}"
 
 
 def _make_filename() -> str:
@@ -62,22 +73,28 @@ class _Names:
 
     def __init__(self) -> None:
         self._folder = -1
+        self._exclusive = -1  # the same folder, opened for its lock alone
+        self._lock = threading.RLock()
+        self._depth = 0  # of the uses of the lock by the thread that has it
         self._pid = 0
         self._mine: dict[str, tuple[str, _tmesh.Tensor]] = {}
+        self._before: dict[str, str] = {}  # the token of a block in the process that left it
+        self._inbox: socket.socket | None = None
+        self.wanted = False  # install() was called
 
     def open(self, name: str) -> tuple[str, memoryview]:
-        """The token that a name stands for, and its memory; FileNotFoundError."""
+        """Return a name's token and its memory. FileNotFoundError: there is none."""
         if self._folder < 0:
             self._open()
         try:
             return _tmesh.open_link(self._folder, name)
         except FileNotFoundError:
-            if os.fstat(self._folder).st_nlink:
+            if os.fstat(self._folder).st_nlink and not self._inherit():
                 raise
-        return _tmesh.open_link(self._open(), name)  # somebody removed the folder
+        return _tmesh.open_link(self._open(), name)  # another process removed the folder, or a child left the block
 
     def add(self, entry: str, tensor: _tmesh.Tensor) -> str:
-        """Name a block, unless a living one has that name; its token."""
+        """Name a block, unless the name already opens another. Return its token."""
         token = tensor.ref(writable=True)["token"]
         with self._locked() as folder:
             self._begin_process(folder)
@@ -91,14 +108,81 @@ class _Names:
         return token
 
     def remove(self, entry: str, token: str) -> None:
+        self._inherit()
         with self._locked() as folder:
-            if os.readlink(entry, dir_fd=folder) != token:
+            now = os.readlink(entry, dir_fd=folder)
+            if token not in (now, self._before.get(now)):
                 raise FileNotFoundError(errno.ENOENT, "the name is another block's now", entry)
             os.unlink(entry, dir_fd=folder)
         self._mine.pop(entry, None)
+        self._before.pop(now, None)
+
+    def listen(self) -> None:
+        """Accept blocks that children of multiprocessing leave."""
+        if self._inbox:
+            return
+        with contextlib.suppress(OSError):
+            inbox = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_inbox_name(os.getpid()), dir_fd=self._open())  # of an earlier process
+            inbox.bind(self._inbox_path(os.getpid()))
+            self._inbox = inbox
+            util.Finalize(None, self._shut, exitpriority=-10)
+
+    def _shut(self) -> None:
+        if self._inbox:
+            self._inbox.close()
+            self._inbox = None
+            with contextlib.suppress(OSError):
+                os.unlink(_inbox_name(os.getpid()), dir_fd=self._open())
+
+    def _inbox_path(self, pid: int) -> str:
+        return f"/proc/self/fd/{self._open()}/{_inbox_name(pid)}"
+
+    def _leave(self, tensor: _tmesh.Tensor) -> bool:
+        """Leave a block to the parent. Return false if the parent does not listen, or cannot take it now."""
+        parent = multiprocessing.parent_process()
+        if parent is None or not tensor.label:
+            return False
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+                out.connect(self._inbox_path(parent.pid))  # type: ignore[arg-type]
+                tensor.send(out, writable=True, timeout=0)
+        except OSError:
+            return False
+        return True
+
+    def _inherit(self) -> bool:
+        """Take the blocks that children left, under their names. Return whether there was one."""
+        any_left = False
+        while self._inbox and select.select([self._inbox], [], [], 0)[0]:
+            any_left = True
+            with contextlib.suppress(OSError):
+                self._take(_tmesh.recv(self._inbox, timeout=0))
+        return any_left
+
+    def _take(self, tensor: _tmesh.Tensor) -> None:
+        entry, token = tensor.label, tensor.ref(writable=True)["token"]
+        if not entry:
+            return
+        with self._locked() as folder:
+            try:
+                before = os.readlink(entry, dir_fd=folder)
+            except FileNotFoundError:
+                return  # its name was removed, so the block ends
+            with contextlib.suppress(NotFoundError):
+                if _tmesh.open(before).id != tensor.id:
+                    return
+            self._begin_process(folder)
+            unfinished = f"{entry}.{secrets.token_hex(4)}"
+            os.symlink(token, unfinished, dir_fd=folder)
+            os.rename(unfinished, entry, src_dir_fd=folder, dst_dir_fd=folder)
+        self._mine[entry] = token, tensor
+        self._before[token] = before
 
     def look(self) -> None:
-        """Let go of blocks of ours whose names others removed; a few, in turn."""
+        """Let go of own blocks whose names other processes removed; check a few at a time."""
+        self._inherit()
         for entry in [*self._mine][:_LOOKS]:
             mine = self._mine.pop(entry, None)
             if mine:
@@ -110,73 +194,112 @@ class _Names:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        self._mine = {}  # a parent's, after a fork
-        # Worker processes of multiprocessing run these and no atexit functions.
+        self._mine, self._before = {}, {}  # after a fork they are the parent's
+        # Worker processes of multiprocessing run finalizers but not atexit functions.
         util.Finalize(None, self._end_process, exitpriority=0)
         for entry in os.listdir(folder)[:_FIRST_LOOKS]:
-            _remove_dead(entry, folder)
+            if entry.startswith(_INBOX):
+                _remove_unheard(entry, folder)
+            else:
+                _remove_dead(entry, folder)
 
     def _end_process(self) -> None:
-        for entry, (token, _) in [*self._mine.items()]:
+        ended = []
+        self._inherit()
+        for entry, (token, tensor) in [*self._mine.items()]:
             with contextlib.suppress(OSError):
+                if os.readlink(entry, dir_fd=self._open()) == token and self._leave(tensor):
+                    continue
                 self.remove(entry, token)
+                ended.append(entry)
+        if ended and multiprocessing.parent_process() is not None:
+            print(f"tmesh: process {os.getpid()} ends, and with it {'the block' if len(ended) == 1 else f'{len(ended)} blocks'} of "
+                  f"shared memory that it created and nobody unlinked ({ended[0]}): only those who have it attached keep it. "
+                  "Create it in the process that lives longest, or call tmesh.shared_memory.install() in the parent before it starts this one", file=sys.stderr, flush=True)
 
     def _open(self) -> int:
         if self._folder >= 0:
-            if os.fstat(self._folder).st_nlink:
+            found = os.fstat(self._folder)
+            if found.st_nlink and found.st_uid == os.geteuid():
                 return self._folder
-            os.close(self._folder)  # somebody removed it
+            os.close(self._folder)  # it was removed, or this process has another user now
             self._folder = -1
-        path = _folder_path()
-        for part in (os.path.dirname(path), path):
+        runtime = _tmesh.runtime_dir()
+        try:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(part, 0o700)
-        _check_private(os.path.dirname(path))
-        self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                os.mkdir("shm", 0o700, dir_fd=runtime)
+            self._folder = os.open("shm", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=runtime)
+        finally:
+            os.close(runtime)
         return self._folder
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        # Each use has an open folder of its own, for locks do not part those who share one.
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._open())
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield folder
-        finally:
-            os.close(folder)
+        """Lock the folder. A signal's handler or a finalizer may use the lock that its own thread has."""
+        with self._lock:
+            depth = self._depth
+            try:
+                self._depth = depth + 1
+                folder = self._exclusive if depth and self._exclusive >= 0 else self._open_exclusive()
+                fcntl.flock(folder, fcntl.LOCK_EX)  # no effect if this thread has it already
+                yield folder
+            finally:
+                self._depth = depth
+                if not depth and self._exclusive >= 0:
+                    fcntl.flock(self._exclusive, fcntl.LOCK_UN)
 
+    def _open_exclusive(self) -> int:
+        folder = self._open()
+        if self._exclusive < 0 or not os.path.samestat(os.fstat(folder), os.fstat(self._exclusive)):
+            old, self._exclusive = self._exclusive, os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
+            if old >= 0:
+                os.close(old)
+        return self._exclusive
 
-def _folder_path() -> str:
-    environ = os.environ
-    runtime = environ.get("TMESH_RUNTIME_DIR")
-    if not runtime:
-        xdg = environ.get("XDG_RUNTIME_DIR")
-        runtime = f"{xdg}/tmesh" if xdg else f"/dev/shm/tmesh-{os.geteuid()}"
-    return f"{runtime}/shm"
-
-
-def _check_private(path: str) -> None:
-    """Whoever could write there could hand us memory of his."""
-    is_ours = os.lstat(path)
-    if not stat.S_ISDIR(is_ours.st_mode) or is_ours.st_uid != os.geteuid() or \
-            is_ours.st_mode & 0o077:
-        raise AccessError(errno.EACCES, "the runtime directory is not this user's alone; set "
-                          "TMESH_RUNTIME_DIR", path)
+    def forked(self) -> None:
+        """Forget the parent's lock, whose open file a child shares, and its inbox."""
+        if self._exclusive >= 0:
+            os.close(self._exclusive)
+        self._exclusive, self._depth, self._lock = -1, 0, threading.RLock()
+        if self._inbox:
+            self._inbox.close()
+            self._inbox = None
 
 
 def _remove_dead(entry: str, folder: int) -> bool:
-    """With the lock held: remove a name that opens nothing."""
+    """Remove a name that opens nothing. The caller has the lock."""
     try:
         _tmesh.open(os.readlink(entry, dir_fd=folder))
     except NotFoundError:
         os.unlink(entry, dir_fd=folder)
         return True
     except OSError:
-        pass  # it lives, but its process is slow, say
+        pass  # it exists, but for example its process is slow
     return False
 
 
+def _remove_unheard(entry: str, folder: int) -> None:
+    """Remove the socket of a process that has ended. The caller has the lock."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        try:
+            out.connect(f"/proc/self/fd/{folder}/{entry}")
+        except ConnectionRefusedError:
+            os.unlink(entry, dir_fd=folder)
+        except OSError:
+            pass
+
+
 _names = _Names()
+
+
+def _starts() -> None:
+    """Prepare for the start of a child."""
+    if _names.wanted:
+        _names.listen()
+
+
+os.register_at_fork(before=_starts, after_in_child=_names.forked)
+in_transit.before_spawn.append(_starts)
 
 
 def _label(entry: str) -> str | None:
@@ -184,8 +307,8 @@ def _label(entry: str) -> str | None:
 
 
 class SharedMemory:
-    """A block of shared memory: created with create=True and a size, or else attached to by
-    its name. As multiprocessing.shared_memory.SharedMemory."""
+    """A block of shared memory: create it with create=True and a size, or attach to it by its name. It is used like
+    multiprocessing.shared_memory.SharedMemory."""
 
     def __init__(self, name: str | None = None, create: bool = False, size: int = 0,
                  *, track: bool = True) -> None:
@@ -224,31 +347,31 @@ class SharedMemory:
 
     @property
     def buf(self) -> memoryview:
-        """The memory, all of it; None once closed."""
+        """All of the memory; None once closed."""
         return self._buf  # type: ignore[return-value] # as typeshed has it
 
     @property
     def name(self) -> str:
-        """What others attach by."""
+        """The name for attaching."""
         return self._name.removeprefix("/")
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self._size
 
     def close(self) -> None:
-        """Let go of the memory. Arrays and memoryviews made of it keep it until they go."""
+        """Release the memory. Arrays and memoryviews of it keep it."""
         self._buf = None
         _names.look()
 
     def unlink(self) -> None:
-        """Remove the name. The memory lives on for those who have it open."""
+        """Remove the name. The memory stays for processes that have it open."""
         _names.remove(_tmesh.link_name(self._name), self._token)
 
 
 def _bound_here(function: types.FunctionType) -> types.FunctionType:
-    """The same function with our SharedMemory for the standard library's."""
+    """Return the same function with our SharedMemory in place of the standard library's."""
     return types.FunctionType(function.__code__, function.__globals__ |
                               {"SharedMemory": SharedMemory}, function.__name__,
                               function.__defaults__, function.__closure__)
@@ -258,16 +381,17 @@ if TYPE_CHECKING:
     from multiprocessing.shared_memory import ShareableList
 else:
     class ShareableList(_standard.ShareableList):
-        """The standard library's own, its memory ours."""
+        """The standard library's own class, over our memory."""
 
         __init__ = _bound_here(_standard.ShareableList.__init__)
         __init__.__kwdefaults__ = _standard.ShareableList.__init__.__kwdefaults__
 
 
 def install() -> None:
-    """Make these the classes of this whole process: what imports multiprocessing.shared_memory
-    from now on gets this module, and so does SharedMemoryManager. Processes that are spawned
-    import afresh: call it where they come by too, at the top of the main module."""
+    """Replace the standard library's classes in this process: later imports of multiprocessing.shared_memory get this
+    module, and SharedMemoryManager uses it. A spawned process imports again, so call this at the top of the main
+    module, which it runs too. Processes started from now on leave their blocks to this one."""
+    _names.wanted = True
     module = sys.modules[__name__]
     sys.modules[_standard.__name__] = module
     setattr(multiprocessing, "shared_memory", module)

@@ -29,14 +29,14 @@ _T = TypeVar("_T", bound="_Closing")
 
 
 class _Closing:
-    """What is closed at the end of a with, and whose token is what travels."""
+    """An object that "with" closes. Send its token rather than the object."""
 
     _handle: Any
     _travels = "send slot.token, and open it there by tmesh.Slot.open(token)"
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed here."""
+        """Whether it was closed in this process."""
         return bool(self._handle.closed)
 
     def __enter__(self: _T) -> _T:
@@ -53,8 +53,8 @@ class _Closing:
 
 
 class SlotValue(Bundle):
-    """A slot's value, and which one. Its memory stays as long as this, or a tensor of it, is held; release() lets it go
-    before. Sent to another process it arrives as a Bundle, without its generation."""
+    """A slot's value, with its generation. Its memory stays as long as this object, or a tensor of it, exists, or until
+    release(). In a pickle it becomes a Bundle, without its generation."""
 
     def __init__(self, held: _tmesh.Held, generation: int, numbers: dict[str, int] | None = None) -> None:
         if numbers is None:
@@ -69,7 +69,7 @@ class SlotValue(Bundle):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def release(self) -> None:
-        """Let go; others of this process may have the same generation, and keep it."""
+        """Release it. Other objects of this process with the same generation keep it."""
         self._released_by = self._released_by or threading.get_ident()
         self.__dict__.pop("_held", None)
 
@@ -78,7 +78,8 @@ class SlotValue(Bundle):
 
 
 class SlotReader(_Closing):
-    """Reads a slot; made by Slot.open(). For one thread at a time: each takes its own. Values may go anywhere."""
+    """Reads a slot; made by Slot.open(). For one thread at a time: each opens its own. Values may be passed between
+    threads."""
 
     _handle: _tmesh.SlotReaderHandle
 
@@ -87,7 +88,7 @@ class SlotReader(_Closing):
         self._newest: SlotValue | None = None
 
     def read(self) -> SlotValue:
-        """The newest value. While nothing new was published this is a look at memory, else it opens the new bundle.
+        """Return the newest value. If nothing new was published, this only reads memory, else it opens the new bundle.
         NotFoundError: the slot is empty. GoneError: the publisher is gone, and its newest value with it."""
         generation, held = self._handle.read()
         newest = self._newest
@@ -96,17 +97,17 @@ class SlotReader(_Closing):
         return SlotValue(held, generation, newest._numbers)
 
     def changed(self) -> bool:
-        """Whether there is a value newer than the one read last. GoneError: there is none, and never will be."""
+        """Whether there is a newer value than the one read last. GoneError: there is none, and never will be."""
         return self._handle.changed()
 
     def fileno(self) -> int:
-        """A descriptor for select and asyncio, readable when there is something to look at: then call changed(),
-        which arms it again. ReleasedError: the reader was closed."""
+        """Return a descriptor for select and asyncio. When it is readable, call changed(), which also arms it again.
+        ReleasedError: the reader was closed."""
         return self._handle.fileno()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until changed(), or the timeout in seconds: False then. GoneError as changed(). ReleasedError: it was closed,
-        also by another thread meanwhile, which ends the wait."""
+        """Wait until changed(); return false after timeout seconds. GoneError as changed(). ReleasedError: it was
+        closed; another thread that closes it ends the wait."""
         if timeout is not None and not timeout >= 0:
             raise InvalidError(22, "timeout is None or at least 0 seconds")
         end = None if timeout is None else time.monotonic() + timeout
@@ -118,7 +119,7 @@ class SlotReader(_Closing):
         return True
 
     def close(self) -> None:
-        """Stop reading. Values that were read stay. A wait() of another thread ends."""
+        """Stop reading. Values that were read stay valid. A wait() in another thread ends."""
         self._newest = None
         self._handle.close()
 
@@ -131,10 +132,10 @@ class SlotReader(_Closing):
 
 
 class Slot(_Closing):
-    """A new, empty slot, this process its publisher. label: a name for people. max_ref: bytes of the longest bundle's
-    ref; 0: 16 KiB, for about 130 regions. name: by which open_named() finds it, at most 63 bytes; free again when the
-    slot is closed or its process has died. LimitError, OutOfMemoryError: there is no descriptor, or no memory.
-    ExistsError: a living process publishes a slot under that name. AccessError: what lies in the name's place is none."""
+    """A new, empty slot, with this process as its publisher. label: a name for people. max_ref: the most bytes of a
+    bundle's ref; 0: 16 KiB, for about 130 regions. name: for open_named(), at most 63 bytes. It is free again after the
+    slot was closed or its process has died. LimitError, OutOfMemoryError: no free descriptor or memory. ExistsError: a
+    running process publishes a slot under that name. AccessError: another kind of file has the name."""
 
     _handle: _tmesh.SlotHandle
 
@@ -143,29 +144,30 @@ class Slot(_Closing):
 
     @staticmethod
     def open(token: str) -> SlotReader:
-        """Read the slot that has this token. ProtocolError: that is no slot's token; NotFoundError: the slot is gone."""
+        """Open a reader for the slot of this token. ProtocolError: it is no slot's token. NotFoundError: the slot is
+        gone."""
         return SlotReader(_tmesh.open_slot(token))
 
     @staticmethod
     def open_named(name: str) -> SlotReader:
-        """Read the slot that has this name now; the reader stays with it when the name becomes another's.
-        NotFoundError: no slot has it, or its publisher is gone."""
+        """Open a reader for the slot that has this name now. It stays with that slot if another one gets the name
+        later. NotFoundError: no slot has it, or its publisher is gone."""
         return SlotReader(_tmesh.open_named_slot(name))
 
     @property
     def token(self) -> str:
-        """Who has it may read, as the same user."""
+        """The token with which processes of the same user can read."""
         return self._handle.token
 
     @property
     def generation(self) -> int:
-        """Of the newest value, from 1; 0: nothing was published yet."""
+        """The generation of the newest value, from 1; 0: nothing was published yet."""
         return self._handle.generation
 
     def publish(self, value: Mapping[str, object] | None) -> int:
-        """From now on this is the value: a Bundle, a Model, or a dict, of which a bundle is made; None empties the slot.
-        Readers see the value before or this one, whole. Its generation. ReleasedError: the slot was closed;
-        InvalidError: the bundle's ref is too long; TypeError: that is no value."""
+        """Make this the slot's value, and return its generation. It is a Bundle, a Model, or a dict, which becomes a
+        bundle; None empties the slot. Readers see either the whole old value or the whole new one. ReleasedError: the
+        slot was closed. InvalidError: the bundle's ref is too long. TypeError: it is no value."""
         if isinstance(value, Model):
             value = value.bundle
         elif value is not None and not isinstance(value, Bundle):
@@ -173,7 +175,7 @@ class Slot(_Closing):
         return self._handle.publish(None if value is None else value._held)
 
     def close(self) -> None:
-        """End the slot: readers keep what they hold, and are told."""
+        """End the slot. Readers keep their values, and cannot read newer ones."""
         self._handle.close()
 
     def __repr__(self) -> str:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Arena do
   @moduledoc """
-  Where many small tensors are made one behind the other.
+  Memory for many small tensors, made one after the other in few regions.
 
       {:ok, arena} = Tmesh.Arena.create(label: "embeddings")
       {:ok, ref} = Tmesh.ZeroCopy.from_binary(vector, [384], :float32, arena: arena)
 
-  A region for each would cost a descriptor, a page and, at every receiver, an open. Any process of
-  the VM may use it, several at once.
+  A region for each tensor would cost a descriptor, a page and, at every receiver, an open. Any process of the VM may
+  use an arena, several at once.
 
-  Tensors of one region share what is the region's: who may open one can reach its neighbours. So none of
-  them can be sealed (`:invalid`). Room is given out once; a region's memory goes back with the last of its
-  tensors, wherever they are held, and they outlive the arena.
+  Tensors of one region share its rights: a process that may open one can reach its neighbours. So none of them can be
+  sealed (`:invalid`). Room is given out once. A region's memory is freed with the last of its tensors, wherever they
+  are held. The tensors outlive the arena.
   """
 
   import Tmesh.Bang
@@ -25,15 +25,15 @@ defmodule Tmesh.Arena do
   @type t :: %__MODULE__{native: reference(), label: String.t()}
 
   @typedoc """
-    * `bytes` - of a region (0: 1 MiB); a tensor of more than a quarter of that gets one of its own
-    * `label`, `huge`, `mode`, `node`, `gid`, `linger_ms`, `pin` - of its regions, as for `Tmesh.ZeroCopy.allocate/3`
+    * `bytes` - of a region (0: 1 MiB). A tensor of more than a quarter of that gets a region of its own
+    * `label`, `huge`, `mode`, `node`, `gid`, `hold_ms`, `pin` - of its regions, as for `Tmesh.ZeroCopy.allocate/3`
   """
   @type option ::
           {:bytes, non_neg_integer()}
           | Tmesh.ZeroCopy.own_region_option()
 
   @doc """
-  A new arena, which makes its regions as they are needed.
+  Make an arena, which makes its regions when they are needed.
 
   Errors: `:invalid`.
 

@@ -11,10 +11,9 @@ defmodule Tmesh.Arrow do
       {:ok, table} = Tmesh.Arrow.import_table(json_from_python)
       {:ok, ages} = Tmesh.Arrow.to_list(table, "age")
 
-  A table is a sealed region that holds an Arrow IPC stream. Making one copies each value into it
-  once; importing one copies nothing: the buffers of its columns (`ArrayRef.buffers`) are binaries
-  that point into the region, and keep it, as `Tmesh.ZeroCopy` explains. Only `to_list/1` and its
-  like turn them into terms.
+  A table is a sealed region that holds an Arrow IPC stream. Making a table copies each value into it once.
+  Importing one copies nothing: the buffers of its columns (`ArrayRef.buffers`) are binaries that point into the
+  region and keep it, as `Tmesh.ZeroCopy` explains. Only `to_list/1` and similar functions turn them into terms.
 
   ## Types
 
@@ -34,23 +33,22 @@ defmodule Tmesh.Arrow do
   | `{:list or :large_list, type}`, `{:fixed_size_list, type, size}` | lists |
   | `{:struct, [{name, type}]}` | maps with string keys |
 
-  Any value may be `nil`. Units are `:second`, `:millisecond`, `:microsecond` and `:nanosecond`;
-  times in nanoseconds, and dates beyond the calendar, are integers, for nothing is rounded. Also
-  read, but not made here: `:utf8_view`, `:binary_view`, `{:map, key, value}` (lists of pairs) and
-  `{:dictionary, index, type, id}` (the words themselves). Compressed batches, unions, intervals,
-  run-end encoding and list views are `:unsupported`.
+  Any value may be `nil`. Units are `:second`, `:millisecond`, `:microsecond` and `:nanosecond`. Times in
+  nanoseconds and dates beyond the calendar are integers, because nothing is rounded. Some types can be read, but
+  not made here: `:utf8_view`, `:binary_view`, `{:map, key, value}` (lists of pairs) and `{:dictionary, index, type,
+  id}` (the words themselves). Compressed batches, unions, intervals, run-end encoding and list views are
+  `:unsupported`.
 
   `config :tmesh, :zero_copy, arrow_enabled: false` switches all of this off: `:unsupported`.
 
   ## Trust
 
-  What is imported may come from anybody. A stream that is cut short, lies about its lengths or
-  points elsewhere gives `:protocol`, when it is imported or when the column is read; no stream can
-  make this VM look at other memory, nor make a list of more elements than its bytes can mean.
+  An imported stream may come from anybody. A stream that is cut short, has wrong lengths or points elsewhere gives
+  `:protocol`, at the import or when the column is read. No stream can make this VM read other memory, or make a
+  list with more elements than its bytes can encode.
 
-  The encoder and the reader are tmesh's own: there is no C library for Arrow in Debian that such a
-  small part could stand on, and plain Elixir cannot harm the VM. Tests prove them against pyarrow
-  in both directions.
+  The encoder and the reader are tmesh's own. Debian has no C library for Arrow that suits such a small part, and
+  plain Elixir cannot harm the VM. Tests compare them with pyarrow in both directions.
   """
 
   import Tmesh.Bang
@@ -64,8 +62,8 @@ defmodule Tmesh.Arrow do
     One column, or one part of it: Arrow's buffers, as binaries, and those of its children.
 
       * `type`, `length`, `null_count` - see `Tmesh.Arrow`
-      * `buffers` - in Arrow's order: the bitmap of what is not null ("" where nothing is), offsets,
-        values; as the type has them
+      * `buffers` - in Arrow's order for the type: the bitmap of values that are not null ("" if none is null),
+        offsets, values
       * `children` - the columns below a list or a struct
       * `dictionary` - the words of a dictionary's indices, or `nil`
     """
@@ -109,16 +107,15 @@ defmodule Tmesh.Arrow do
   @typedoc "See the module's text."
   @type type :: atom() | tuple()
   @typedoc """
-  What a column is made of: values, of which the type is inferred; values and their type; a binary
-  with numbers as Arrow has them in memory (little-endian, none null) and their type; or a column
-  that `from_list/2` made.
+  The content of a column: values, whose type is inferred; values and their type; or a column from `from_list/2`. A
+  binary with numbers in Arrow's form (little-endian, none null) and their type also works.
   """
   @type column :: [term()] | {type(), [term()] | binary()} | ArrayRef.t()
 
   @doc """
-  A column of these values, for `from_columns/2`.
+  Make a column of these values, for `from_columns/2`.
 
-  Errors: `:invalid`, for a value that is not of that type, or would have to be rounded.
+  Errors: `:invalid` (a value is not of that type, or would have to be rounded).
 
       iex> {:ok, array} = Tmesh.Arrow.from_list([1, nil, 3], :int32)
       iex> {array.length, array.null_count, array.buffers}
@@ -130,8 +127,8 @@ defmodule Tmesh.Arrow do
   end
 
   @doc """
-  A table in a new, sealed region, from a map of columns (in the order of their names) or a list of
-  `{name, column}`. See `t:column/0`.
+  Make a table in a new, sealed region, from a map of columns (in the order of their names) or a list of `{name,
+  column}`. See `t:column/0`.
 
   Options are those of `Tmesh.ZeroCopy.allocate/3`, such as `label`.
 
@@ -158,27 +155,24 @@ defmodule Tmesh.Arrow do
   end
 
   @doc """
-  The table in an Arrow IPC stream: a ref, open or not, as a struct, a map or JSON; or the stream
-  itself as a binary. Nothing is copied, so a region must be sealed.
+  Import the table in an Arrow IPC stream. The stream is a ref, open or not, as a struct, a map or JSON, or itself a
+  binary. Nothing is copied, so a region must be sealed.
 
-  Errors: `:protocol` (no sound stream), `:unsupported` (a feature that is not read, or a region that
-  is not sealed), and those of `Tmesh.ZeroCopy.open/2`.
+  Errors: `:protocol` (a malformed stream), `:unsupported` (a feature that is not read, or a region that is not
+  sealed), and those of `Tmesh.ZeroCopy.open/2`.
   """
   @spec import_table(TensorRef.t() | map() | binary()) ::
           {:ok, TableRef.t()} | {:error, Error.t()}
-  def import_table(%TensorRef{handle: nil} = ref) do
-    with {:ok, ref} <- ZeroCopy.open(ref) do
-      with {:error, _error} = failed <- import_table(ref) do
-        :ok = ZeroCopy.release(ref)
-        failed
-      end
-    end
-  end
+  def import_table(%TensorRef{} = given) do
+    with {:ok, ref} <- ZeroCopy.here(given) do
+      case table_of(ref) do
+        {:error, _error} = failed when ref != given ->
+          :ok = ZeroCopy.release(ref)
+          failed
 
-  def import_table(%TensorRef{} = ref) do
-    with {:ok, stream} <- ZeroCopy.to_binary(ref, copy: false),
-         {:ok, table} <- from_stream(stream) do
-      {:ok, %TableRef{table | ref: ref}}
+        result ->
+          result
+      end
     end
   end
 
@@ -193,8 +187,8 @@ defmodule Tmesh.Arrow do
   def import_table(stream) when is_binary(stream), do: from_stream(stream)
 
   @doc """
-  The table's Arrow IPC stream, as a binary that points into its region. To hand a table to a
-  process of this machine, give it `table.ref`; the stream is for a file or a network.
+  Return the table's Arrow IPC stream, as a binary that points into its region. Use the stream for a file or a
+  network. To a process of this machine, give `table.ref` instead.
 
   Errors: `:closed` (released, or imported from a binary).
   """
@@ -205,10 +199,10 @@ defmodule Tmesh.Arrow do
   def export_ipc(%TableRef{ref: ref}), do: ZeroCopy.to_binary(ref, copy: false)
 
   @doc """
-  The values of a column.
+  Return the values of a column.
 
-  Errors: `:protocol` (its offsets, texts or indices are not sound), `:limit_exceeded` (more
-  elements than there is memory behind them).
+  Errors: `:protocol` (its offsets, texts or indices are malformed), `:limit_exceeded` (more elements than its
+  memory can hold).
 
       iex> {:ok, array} = Tmesh.Arrow.from_list([~D[2026-01-02], nil], :date32)
       iex> Tmesh.Arrow.to_list(array)
@@ -218,7 +212,7 @@ defmodule Tmesh.Arrow do
   def to_list(%ArrayRef{} = array), do: catching(fn -> values([array]) end)
 
   @doc """
-  The values of a table's column, of all batches.
+  Return the values of a table's column, of all batches.
 
   Errors: as `to_list/1`, and `:not_found`.
   """
@@ -230,7 +224,7 @@ defmodule Tmesh.Arrow do
   end
 
   @doc """
-  A table's column, an array for each batch.
+  Return a table's column, an array for each batch.
 
   Errors: `:not_found`.
   """
@@ -243,7 +237,7 @@ defmodule Tmesh.Arrow do
   end
 
   @doc """
-  All values of a table, as a map of lists. Of columns with the same name the last one wins.
+  Return all values of a table, as a map of lists. If columns have the same name, the last one wins.
 
   Errors: as `to_list/1`.
   """
@@ -268,15 +262,14 @@ defmodule Tmesh.Arrow do
   end
 
   @doc """
-  The table as an `ArrowArrayStream` (Arrow's C Stream Interface) for native code in this VM that
-  takes the address of one, as Explorer's and ADBC's does. Nothing is copied.
+  Return the table as an `ArrowArrayStream` (Arrow's C Stream Interface), for native code in this VM that takes the
+  address of one, such as Explorer's and ADBC's. Nothing is copied.
 
-  Keep the reference until the consumer has taken the stream out of that address; what it took holds
-  the memory by itself from then on. A consumer trusts what it is given, so every offset, text and
-  index is looked at first.
+  Keep the reference until the consumer has moved the stream from that address. From then on the stream itself holds
+  the memory. A consumer does not check its input, so every offset, text and index is checked first.
 
-  Errors: `:protocol` (one of these is not sound), `:unsupported` (a name with a zero in it), `:invalid`
-  (nested too deep).
+  Errors: `:protocol` (one of these is malformed), `:unsupported` (a name with a zero in it), `:invalid` (nested too
+  deep).
 
       iex> {:ok, table} = Tmesh.Arrow.from_columns(%{"x" => [1, 2]})
       iex> {:ok, {address, _reference}} = Tmesh.Arrow.stream_pointer(table)
@@ -328,7 +321,7 @@ defmodule Tmesh.Arrow do
      Enum.map(array.children, &native_array/1), array.dictionary && native_array(array.dictionary)}
   end
 
-  # Views have one buffer more: how long each of those is that they point into.
+  # Views have one more buffer: the lengths of the buffers that they point into.
   defp native_buffers(%ArrayRef{type: type, buffers: [_bitmap, _views | blocks] = buffers})
        when type in [:utf8_view, :binary_view] do
     buffers ++ [for(block <- blocks, into: <<>>, do: <<byte_size(block)::64-native>>)]
@@ -336,7 +329,7 @@ defmodule Tmesh.Arrow do
 
   defp native_buffers(array), do: array.buffers
 
-  @doc "Let go of the table's region, as `Tmesh.ZeroCopy.release/1` does. Its columns stay good."
+  @doc "Release the table's region, as `Tmesh.ZeroCopy.release/1` does. Its columns stay valid."
   @spec release(TableRef.t()) :: :ok | {:error, Error.t()}
   def release(%TableRef{ref: nil}), do: :ok
   def release(%TableRef{ref: ref}), do: ZeroCopy.release(ref)
@@ -356,6 +349,13 @@ defmodule Tmesh.Arrow do
   bang to_columns(table :: TableRef.t()) :: %{String.t() => [term()]}
   bang stream_pointer(table :: TableRef.t()) :: {pos_integer(), reference()}
   bang release(table :: TableRef.t()) :: :ok
+
+  defp table_of(ref) do
+    with {:ok, stream} <- ZeroCopy.to_binary(ref, copy: false),
+         {:ok, table} <- from_stream(stream) do
+      {:ok, %{table | ref: ref}}
+    end
+  end
 
   defp from_stream(stream) do
     with :ok <- enabled() do
@@ -430,7 +430,7 @@ defmodule Tmesh.Arrow do
 
   defp columns(other), do: throw({:invalid, "#{inspect(other, limit: 3)} is no map of columns"})
 
-  # Which of them is wrong.
+  # Name the column that is wrong.
   defp named(name, fun) do
     fun.()
   catch

@@ -19,7 +19,7 @@ defmodule Tmesh.Bang do
         with {:ok, value} <- default, do: {:\\, [], [variable, value]}, else: (:error -> variable)
       end
 
-    # One for each number of defaults that are left out, from the right.
+    # Make a spec for each number of defaults that are left out, from the right.
     optional = Enum.count(parts, &match?({_variable, _type, {:ok, _value}}, &1))
 
     specs =

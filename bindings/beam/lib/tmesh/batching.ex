@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Batching do
   @moduledoc """
-  A client of a generator that makes the decode steps of many requests one run of the engine "ggml" (continuous batching): of
-  `python -m tmesh.batching model.gguf --socket=PATH`, a process of this user.
+  A client of a generator of tokens, `python -m tmesh.batching model.gguf --socket=PATH`, a process of this user.
+  The generator makes the decode steps of many requests one run of the engine "ggml" (continuous batching).
 
       children = [{Tmesh.Batching, name: Generate, path: "/run/user/1000/generate"}]
       {:ok, %{tokens: tokens, done: :length}} = Tmesh.Batching.generate(Generate, [1, 15043], 32, timeout: 5_000)
       Generate |> Tmesh.Batching.stream([1, 15043], 32) |> Enum.take(3)             # the rest is cancelled
 
-  Tokens are numbers: a tokeniser is the caller's. Requests of any number of processes go over one connection, which is made when
-  one is needed, and anew after the generator has ended; the generator takes at most 256 of a connection at a time. A request ends
-  with its caller: it is out before the generator's next step.
+  Tokens are numbers: the caller brings a tokeniser. Requests of any number of processes share one connection. It is
+  made when needed, and again after the generator has ended. The generator takes at most 256 requests of a
+  connection at a time. If its caller ends, a request ends before the generator's next step.
   """
 
   use GenServer
@@ -20,7 +20,7 @@ defmodule Tmesh.Batching do
   alias Tmesh.{Error, Native, Options}
 
   defmodule Request do
-    @moduledoc "A request that was submitted: made by `Tmesh.Batching.submit/4`."
+    @moduledoc "A submitted request, made by `Tmesh.Batching.submit/4`."
     @enforce_keys [:client, :id, :ref]
     @derive {Inspect, only: [:id]}
     defstruct @enforce_keys
@@ -33,8 +33,11 @@ defmodule Tmesh.Batching do
   @type done :: :stop | :length | :cancelled
 
   @typedoc """
-  `stop`: tokens after which it ends. `temperature` 0: the likeliest token, else by chance and `seed`. `timeout`: milliseconds from
-  the call to its end.
+  Options of a request:
+
+    * `stop` - tokens after which it ends
+    * `temperature` - 0 for the likeliest token, else for a choice by chance and `seed`
+    * `timeout` - milliseconds from the call to the end of the request
   """
   @type options :: [
           stop: [token()],
@@ -46,13 +49,15 @@ defmodule Tmesh.Batching do
   @options [stop: [], temperature: 0, seed: 0, timeout: :infinity]
   @line 1_048_576
   @waiting 256
-  # What the kernel says of the other end of a socket, and that there is none.
+  # Requests that the generator has not read wait in this process's memory. From this many bytes on, none is added.
+  @unread 16 * 1_048_576
+  # The socket option for the other end's credentials, and the user of a socket without another end.
   @peer_credentials {:raw, 1, 17, 12}
   @no_user 0xFFFFFFFF
-  # A generator whose queue of connections is full is asked again so soon.
+  # The pause before the next try, if the generator's queue of connections is full.
   @again 20
 
-  @doc "A process that has the connection. Options: `path` of the generator's socket, `name` of the process."
+  @doc "Start the process of the connection. Options: `path` of the generator's socket, `name` of the process."
   @spec start_link(path: Path.t(), name: GenServer.name()) :: GenServer.on_start()
   def start_link(opts) do
     {name, opts} = Keyword.split(opts, [:name])
@@ -60,12 +65,17 @@ defmodule Tmesh.Batching do
   end
 
   @doc """
-  A request for at most so many tokens behind the prompt's. The caller gets messages `{Tmesh.Batching, request.ref, event}`: events
-  are `{:token, token}`, and at last `{:done, done}` or `{:error, error}`.
+  Submit a request for at most so many tokens after the prompt. The caller receives messages `{Tmesh.Batching,
+  request.ref, event}`. Events are `{:token, token}`, and at last `{:done, done}` or `{:error, error}`.
 
-  Errors, also as events: `:invalid` (what the generator refused, with its reason), `:busy` (256 that have not ended), `:timeout`
-  (the request is cancelled then, or the generator took no connection by then), `:not_found` (no socket there), `:gone` (nobody
-  listens, or the generator ended), `:access` (another user's).
+  Errors, also as events:
+
+    * `:invalid` - the generator refused it; the message has its reason
+    * `:busy` - 256 requests have not ended, or the generator has not read 16 MiB of requests
+    * `:timeout` - the request is cancelled, or the generator took no connection in time
+    * `:not_found` - there is no such socket
+    * `:gone` - no process listens, or the generator ended
+    * `:access` - the generator is another user's
   """
   @spec submit(client(), [token()], pos_integer(), options()) ::
           {:ok, Request.t()} | {:error, Error.t()}
@@ -78,7 +88,7 @@ defmodule Tmesh.Batching do
     end
   end
 
-  # It is the caller who waits for a generator that takes no connection: others of the client go on.
+  # The caller itself waits for a generator that takes no connection, so that the client's other callers go on.
   defp ask(client, words, until) do
     case GenServer.call(client, {:submit, self(), words, left(until)}, :infinity) do
       {:full, path} ->
@@ -103,12 +113,12 @@ defmodule Tmesh.Batching do
   defp left(:infinity), do: :infinity
   defp left(until), do: max(until - now(), 0)
 
-  @doc "Cancel a request. Its last event is `{:done, :cancelled}`, unless it had ended. Again and again is fine."
+  @doc "Cancel a request. Its last event is `{:done, :cancelled}`, unless it had ended. You may repeat it."
   @spec cancel(Request.t()) :: :ok
   def cancel(%Request{client: client, id: id}), do: GenServer.cast(client, {:cancel, id})
 
   @doc """
-  A request, and what came of it: all tokens, and whether the last one is one of `stop`. Errors: as `submit/4`.
+  Run a request, and return all its tokens and whether the last one is one of `stop`. Errors: those of `submit/4`.
   """
   @spec generate(client(), [token()], pos_integer(), options()) ::
           {:ok, %{tokens: [token()], done: done()}} | {:error, Error.t()}
@@ -150,7 +160,7 @@ defmodule Tmesh.Batching do
     end
   end
 
-  @doc "Its tokens as they come. Who takes no more of them cancels the rest; errors, as of `submit/4`, are raised."
+  @doc "Stream the tokens of a request. A consumer that stops cancels the rest. Errors of `submit/4` are raised."
   @spec stream(client(), [token()], pos_integer(), options()) :: Enumerable.t()
   def stream(client, prompt, max_tokens, opts \\ []) do
     Stream.resource(
@@ -185,7 +195,7 @@ defmodule Tmesh.Batching do
   defp timeout(ms) when is_integer(ms) and ms in 0..0xFFFFFFFF, do: {:ok, ms}
   defp timeout(_wrong), do: invalid("timeout is milliseconds, or :infinity")
 
-  # A request without its number.
+  # Make a request without its number.
   defp words(prompt, max_tokens, opts) do
     {stop, temperature} = {opts[:stop], opts[:temperature]}
 
@@ -205,7 +215,7 @@ defmodule Tmesh.Batching do
     end
   end
 
-  # The generator drops who sends a longer line.
+  # The generator drops a connection that sends a longer line.
   defp short(words) do
     if IO.iodata_length(words) < @line - 64,
       do: {:ok, words},
@@ -220,11 +230,13 @@ defmodule Tmesh.Batching do
   defp invalid(words), do: {:error, Error.new(:invalid, words)}
   defp gone(words), do: Error.from_native({:epipe, words})
 
-  # The process: requests by the numbers that the generator has of them.
+  # The process. It has requests by the numbers that the generator knows.
 
   @impl true
-  def init(path),
-    do: {:ok, %{path: path, socket: nil, writer: nil, read: "", number: 0, requests: %{}}}
+  def init(path) do
+    state = %{path: path, socket: nil, writer: nil, unread: nil, read: "", number: 0}
+    {:ok, Map.put(state, :requests, %{})}
+  end
 
   @impl true
   def handle_call({:submit, pid, words, timeout}, _from, state) do
@@ -235,6 +247,7 @@ defmodule Tmesh.Batching do
       entry = %{
         pid: pid,
         ref: make_ref(),
+        cancelled: false,
         monitor: Process.monitor(pid),
         timer: timeout != :infinity && Process.send_after(self(), {:deadline, id}, timeout)
       }
@@ -247,10 +260,21 @@ defmodule Tmesh.Batching do
     end
   end
 
-  defp room(%{requests: requests}) when map_size(requests) < @waiting, do: :ok
-
-  defp room(_state),
+  defp room(%{requests: requests}) when map_size(requests) >= @waiting,
     do: {:error, Error.new(:busy, "#{@waiting} requests of this connection have not ended")}
+
+  defp room(%{unread: unread}) do
+    bytes = if unread, do: :counters.get(unread, 1), else: 0
+
+    if bytes < @unread,
+      do: :ok,
+      else:
+        {:error,
+         Error.new(
+           :busy,
+           "the generator has not read #{bytes} bytes of requests: wait, or restart it"
+         )}
+  end
 
   defp connected(%{socket: nil, path: path} = state) do
     case :gen_tcp.connect({:local, path}, 0, [:binary, packet: :raw, active: false]) do
@@ -275,13 +299,15 @@ defmodule Tmesh.Batching do
   defp connected(state), do: {:ok, state}
 
   defp begin(state, socket) do
-    # Of a socket that ended meanwhile a message says so.
+    # If the socket ended meanwhile, a message reports it.
     _ = :inet.setopts(socket, active: :once)
-    # A generator that does not read keeps the writer waiting, and no deadline.
-    %{state | socket: socket, writer: spawn_link(fn -> write(socket) end), read: ""}
+    # A generator that does not read delays the writer, but no deadline.
+    unread = :counters.new(1, [])
+    writer = spawn_link(fn -> write(socket, unread) end)
+    %{state | socket: socket, writer: writer, unread: unread, read: ""}
   end
 
-  # A socket whose queue was full has nobody at the other end, though it counts as connected.
+  # A socket whose queue was full counts as connected, but has no process at the other end.
   defp own(socket, path) do
     {:ok, [{:raw, 1, 17, <<_pid::32, uid::native-32, _gid::32>>}]} =
       :inet.getopts(socket, [@peer_credentials])
@@ -305,27 +331,40 @@ defmodule Tmesh.Batching do
   defp start, do: "start python -m tmesh.batching MODEL --socket=PATH"
   defp alone, do: "generators serve their own user alone"
 
-  defp write(socket) do
+  defp write(socket, unread) do
     receive do
-      {:write, words} -> :gen_tcp.send(socket, words)
+      {:write, words} ->
+        _sent = :gen_tcp.send(socket, words)
+        :counters.sub(unread, 1, IO.iodata_length(words))
     end
 
-    write(socket)
+    write(socket, unread)
   end
 
   defp say(%{writer: nil}, _words), do: :ok
-  defp say(%{writer: writer}, words), do: send(writer, {:write, words})
+
+  defp say(%{writer: writer, unread: unread}, words) do
+    :counters.add(unread, 1, IO.iodata_length(words))
+    send(writer, {:write, words})
+  end
 
   defp say_cancel(state, id),
     do: say(state, [~s({"id":), Integer.to_string(id), ~s(,"cancel":true}\n)])
 
   @impl true
   def handle_cast({:cancel, id}, state) do
-    if is_map_key(state.requests, id), do: say_cancel(state, id)
-    {:noreply, state}
+    case state.requests do
+      # Send it once, however often it is requested.
+      %{^id => %{cancelled: false} = entry} ->
+        say_cancel(state, id)
+        {:noreply, put_in(state.requests[id], %{entry | cancelled: true})}
+
+      _other ->
+        {:noreply, state}
+    end
   end
 
-  # Nobody wants to hear of it any more.
+  # No process wants its events any more.
   def handle_cast({:forget, id}, state), do: {:noreply, give_up(state, id)}
 
   defp give_up(state, id) do
@@ -365,7 +404,7 @@ defmodule Tmesh.Batching do
     {good, state} = Enum.reduce_while(lines, {true, state}, &hear/2)
 
     if good and byte_size(rest) <= @line do
-      # Of a socket that ended meanwhile a message says so.
+      # If the socket ended meanwhile, a message reports it.
       _ = :inet.setopts(socket, active: :once)
       {:noreply, %{state | read: rest}}
     else
@@ -392,7 +431,7 @@ defmodule Tmesh.Batching do
     end
   end
 
-  # Of a connection before this one.
+  # A message of an earlier connection.
   def handle_info(_late, state), do: {:noreply, state}
 
   defp hear(line, {true, state}) do
@@ -413,7 +452,7 @@ defmodule Tmesh.Batching do
   defp event(%{"error" => why}) when is_binary(why), do: invalid(why)
   defp event(_other), do: :no_answer
 
-  # What was given up may have had a token under way.
+  # A cancelled request may still have had a token in transit.
   defp tell(state, id, token) do
     with %{pid: pid, ref: ref} <- state.requests[id],
          do: send(pid, {__MODULE__, ref, {:token, token}})
@@ -425,7 +464,7 @@ defmodule Tmesh.Batching do
     :gen_tcp.close(state.socket)
     Process.unlink(state.writer)
     Process.exit(state.writer, :kill)
-    state = %{state | socket: nil, writer: nil}
+    state = %{state | socket: nil, writer: nil, unread: nil}
     Enum.reduce(Map.keys(state.requests), state, &finish(&2, &1, {:error, gone(why)}))
   end
 end

@@ -16,13 +16,13 @@ defmodule Tmesh.Bundle do
       weight = bundle["weight"]
       for {name, ref} <- bundle, do: {name, ref.shape}
 
-  A bundle never changes. `bundle["name"]` is a `Tmesh.ZeroCopy.TensorRef` with a handle of its own,
-  which stays good after the bundle is released; `nil` where there is no such name. As an enumerable it
-  gives `{name, ref}`, in its order.
+  A bundle never changes. `bundle["name"]` is a `Tmesh.ZeroCopy.TensorRef` with a handle of its own, which stays
+  valid after the bundle is released. For an unknown name it is `nil`. As an enumerable a bundle gives `{name,
+  ref}`, in its order.
 
-    * `names` - of its tensors
-    * `byte_size` - of all of them
-    * `metadata` - text of its maker's, "" without any
+    * `names` - the names of its tensors
+    * `byte_size` - of all tensors together
+    * `metadata` - a text of its maker, "" without any
     * `label` - a name for people, "" without any
   """
 
@@ -44,8 +44,8 @@ defmodule Tmesh.Bundle do
         }
 
   @typedoc """
-  An open ref, whose region the bundle shares; the bytes, shape and dtype of a new tensor; or an Nx
-  tensor. New tensors lie one behind the other in few regions.
+  An open ref, whose region the bundle shares; the bytes, shape and dtype of a new tensor; or an Nx tensor. New
+  tensors lie one after the other in few regions.
   """
   @type value ::
           TensorRef.t()
@@ -53,13 +53,16 @@ defmodule Tmesh.Bundle do
           | struct()
 
   @doc """
-  A bundle of tensors, from a map by name (in the order of the names) or a list of `{name, value}`.
-  Their regions are sealed.
+  Make a bundle of tensors, from a map by name (in the order of the names) or a list of `{name, value}`. Their
+  regions are sealed.
 
   Options: `seal: false` leaves the regions as they are; `label`; `metadata` - text.
 
-  Errors: `:invalid` (a name, a name twice, a value, a ref in an arena without `seal: false`), `:busy` (somebody writes to one), `:access` (a region
-  of somebody else's that is not sealed), and those of `Tmesh.ZeroCopy.from_binary/4`.
+  Errors, beside those of `Tmesh.ZeroCopy.from_binary/4`:
+
+    * `:invalid` - a name, a name twice, a value, or a ref in an arena without `seal: false`
+    * `:busy` - a process has mapped a region for writing
+    * `:access` - a region of another user that is not sealed
 
       iex> bundle = Tmesh.Bundle.put!(%{"a" => {"abcd", {2, 2}, :u8}, "b" => {"x", {1}, :u8}})
       iex> {bundle.names, bundle.byte_size, bundle["a"].shape, bundle["c"]}
@@ -73,7 +76,7 @@ defmodule Tmesh.Bundle do
       with_tensors(tensors, opts[:label], fn named ->
         entries = for {name, ref, made?} <- named, do: {name, ref.handle, made?}
         arguments = [context, entries, opts[:seal], opts[:label], opts[:metadata]]
-        # It holds their regions.
+        # The bundle holds their regions.
         made(Janitor.retry(fn -> apply(Native, :bundle_create, arguments) end))
       end)
     end
@@ -84,7 +87,7 @@ defmodule Tmesh.Bundle do
 
   Options: `writable: true` asks for the right to write to its regions.
 
-  Errors: `:protocol` (no bundle's ref: `Tmesh.ZeroCopy.open/2` opens a tensor's), and those of
+  Errors: `:protocol` (the ref is no bundle's: `Tmesh.ZeroCopy.open/2` opens a tensor), and those of
   `Tmesh.ZeroCopy.open/2`.
   """
   @spec open(String.t() | map(), writable: boolean()) :: {:ok, t()} | {:error, Error.t()}
@@ -100,13 +103,13 @@ defmodule Tmesh.Bundle do
   def open(%{"kind" => "bundle"} = map, opts) do
     case Tmesh.Worker.Payload.encode(map) do
       {:ok, %{json: json}} -> json |> IO.iodata_to_binary() |> open(opts) |> Net.name_home(map)
-      {:error, error} -> {:error, %Error{error | type: :protocol}}
+      {:error, error} -> {:error, %{error | type: :protocol}}
     end
   end
 
   def open(_other, _opts), do: {:error, Error.new(:protocol, "not a bundle's ref")}
 
-  @doc "The tensor of a name, or `:error`: what `bundle[name]` asks."
+  @doc "Return the tensor of a name, or `:error`, as `bundle[name]` needs it."
   @spec fetch(t(), String.t()) :: {:ok, TensorRef.t()} | :error
   def fetch(%__MODULE__{native: native}, name) do
     case Native.bundle_tensor(native, name) do
@@ -116,7 +119,7 @@ defmodule Tmesh.Bundle do
     end
   end
 
-  @doc "As `fetch/2`, but raises `KeyError` where there is no such name."
+  @doc "Do as `fetch/2`, but raise `KeyError` for an unknown name."
   @spec fetch!(t(), String.t()) :: TensorRef.t()
   def fetch!(%__MODULE__{names: names} = bundle, name) do
     case fetch(bundle, name) do
@@ -126,7 +129,8 @@ defmodule Tmesh.Bundle do
   end
 
   @doc """
-  The bundle's ref as JSON, for every of tmesh's languages. `hold` as of `Tmesh.ZeroCopy.TensorRef.to_json/2`.
+  Return the bundle's ref as JSON, for all of tmesh's languages. `hold` is that of
+  `Tmesh.ZeroCopy.TensorRef.to_json/2`.
   """
   @spec to_json(t(), [TensorRef.hold_option()]) :: {:ok, String.t()} | {:error, Error.t()}
   def to_json(%__MODULE__{native: native}, opts \\ []) do
@@ -138,22 +142,23 @@ defmodule Tmesh.Bundle do
     end
   end
 
-  @doc "The same as a map with string keys, for any encoder. Raises `Tmesh.Error`."
-  @spec to_map(t(), [TensorRef.hold_option()]) :: %{String.t() => term()}
+  @doc "Return the bundle's ref as a map with string keys, for any encoder."
+  @spec to_map(t(), [TensorRef.hold_option()]) ::
+          {:ok, %{String.t() => term()}} | {:error, Error.t()}
   def to_map(%__MODULE__{} = bundle, opts \\ []) do
-    {:ok, map} = bundle |> to_json!(opts) |> Native.json_decode()
-    map
+    with {:ok, json} <- to_json(bundle, opts) do
+      {:ok, _map} = Native.json_decode(json)
+    end
   end
 
   @doc """
-  Hand the bundle over by a connected Unix socket, to a process in any of tmesh's languages: all its
-  regions, each with a handle of its own, and no token. The receiver must receive meanwhile, for a socket
-  takes a few hundred regions at once. An error in the middle leaves a part in the socket, which is to be
-  closed then.
+  Send the bundle through a connected Unix socket, to a process in any of tmesh's languages. It sends all regions,
+  each with a handle of its own, and no token. The receiver must receive meanwhile, because a socket takes only a
+  few hundred regions at once. After an error close the socket: a part of the bundle is in it.
 
   Options: `writable` - whether the receiver may write to its regions (false).
 
-  Errors: as of `Tmesh.ZeroCopy.send/3`.
+  Errors: those of `Tmesh.ZeroCopy.send/3`.
   """
   @spec send(t(), ZeroCopy.socket(), writable: boolean()) :: :ok | {:error, Error.t()}
   def send(%__MODULE__{native: native}, socket, opts \\ []) do
@@ -168,9 +173,9 @@ defmodule Tmesh.Bundle do
   end
 
   @doc """
-  Take over the bundle that comes next by a connected Unix socket, as `send/3` sends it.
+  Receive the next bundle from a connected Unix socket, sent by `send/3`.
 
-  Options: `timeout` - as of `Tmesh.ZeroCopy.recv/2`.
+  Options: `timeout` - as in `Tmesh.ZeroCopy.recv/2`.
 
   Errors: `:protocol` (something else came), and those of `Tmesh.ZeroCopy.recv/2`.
   """
@@ -183,7 +188,7 @@ defmodule Tmesh.Bundle do
          do: made(Janitor.patiently(fn -> Native.bundle_take_over(context, fd) end))
   end
 
-  @doc "Let go of the bundle. Tensors that were taken from it stay. Releasing again is fine."
+  @doc "Release the bundle. Tensors that were taken from it stay. You may release it again."
   @spec release(t()) :: :ok
   def release(%__MODULE__{native: native}) do
     :ok = Native.bundle_release(native)
@@ -197,9 +202,11 @@ defmodule Tmesh.Bundle do
   bang open(ref :: String.t() | map(), opts :: [writable: boolean()] \\ []) :: t()
   bang send(bundle :: t(), socket :: ZeroCopy.socket(), opts :: [writable: boolean()] \\ []) :: :ok
   bang recv(socket :: ZeroCopy.socket(), opts :: [timeout: timeout()] \\ []) :: t()
+  bang to_map(bundle :: t(), opts :: [TensorRef.hold_option()] \\ []) :: %{String.t() => term()}
   bang to_json(bundle :: t(), opts :: [TensorRef.hold_option()] \\ []) :: String.t()
 
-  # What `fun` gives for `{name, ref, made?}` of each; what had to be made for it is let go of then.
+  # Return the result of `fun` for the `{name, ref, made?}` of each tensor. Tensors made for the call are released
+  # then.
   @doc false
   @spec with_tensors(
           %{String.t() => value()} | [{String.t(), value()}],
@@ -217,7 +224,7 @@ defmodule Tmesh.Bundle do
     end
   end
 
-  # Whatever a bundle can be made of.
+  # Make a bundle of any supported value.
   @doc false
   @spec of(t() | Tmesh.Model.t() | %{String.t() => value()}) :: {:ok, t()} | {:error, Error.t()}
   def of(%__MODULE__{} = bundle), do: {:ok, bundle}
@@ -246,12 +253,12 @@ defmodule Tmesh.Bundle do
   defp pairs(list) when length(list) >= 0, do: {:ok, list}
   defp pairs(_other), do: {:error, Error.new(:invalid, "a bundle is a map of tensors by name")}
 
-  # What was made here is let go of when one cannot be.
+  # If one tensor cannot be made, release those made before.
   defp tensors([{name, value} | rest], arena, named, made) do
     case tensor(value, arena) do
       {:ok, ref} -> tensors(rest, arena, [{text(name), ref, true} | named], [ref | made])
       {:given, ref} -> tensors(rest, arena, [{text(name), ref, false} | named], made)
-      {:error, error} -> refuse(%Error{error | message: "#{inspect(name)}: #{error.message}"}, made)
+      {:error, error} -> refuse(%{error | message: "#{inspect(name)}: #{error.message}"}, made)
     end
   end
 
@@ -268,7 +275,9 @@ defmodule Tmesh.Bundle do
   defp text(name) when is_atom(name), do: Atom.to_string(name)
   defp text(name), do: name
 
-  defp tensor(%TensorRef{} = ref, _arena), do: {:given, ref}
+  defp tensor(%TensorRef{} = ref, _arena) do
+    with {:ok, ref} <- ZeroCopy.here(ref), do: {:given, ref}
+  end
 
   defp tensor({binary, shape, dtype}, arena),
     do: ZeroCopy.from_binary(binary, shape, dtype, arena: arena)

@@ -8,34 +8,51 @@ defmodule Tmesh.Channel do
       # Python: out = tmesh.Channel.open(token, "send"); out.send(tensor)
       {:ok, %TensorRef{} = ref} = Tmesh.Channel.recv(channel, 1_000)
 
-  A message is a binary of at most 56 bytes, a ref with a handle, or a tuple of such a ref and a
-  binary of at most 24 bytes; what is sent comes out. Of a tensor only the description moves,
-  whatever its size, and the sender may release it at once. What was sent is received also when the end that sent
-  it is closed or its process ends, and in most cases when the VM does: docs/channels.md has the table.
+  A message is a binary of at most 56 bytes, or a ref with a handle. A tuple of such a ref and a binary of at most
+  24 bytes is a message, too. The receiver gets the same. Only the description of a tensor moves, whatever its size,
+  and the sender may release it at once. Sent messages are received also after the sending end is closed or its
+  process ends, and in most cases after the VM ends: docs/reference/channels.md has the table.
 
-  An end belongs to the Erlang process that created or opened it: it is closed when that one ends, or
-  when nobody has it any more, and only one process at a time may use it or wait at it (`:busy`).
-  When nobody is left at the other end, processes that were killed included, sending gives `:gone`,
-  and receiving does once all was received. Waiting holds no scheduler, and has no limit unless one
-  is given.
+  The Erlang process that created or opened an end owns it. Like a port it is open until `close/1` or until that
+  process ends, even without a variable that refers to it. Only one process at a time may use it or wait at it
+  (`:busy`). When the last process at the other end is gone, also by a kill, sending gives `:gone`. Receiving does
+  so after the last message. Waiting holds no scheduler, and has no limit unless you give one.
 
   ## As an enumerable
 
-  An end that receives is an enumerable of its messages, which waits for each of them, ends with
-  `:gone`, and raises other errors; what is not asked for stays in the channel:
+  A receiving end is an enumerable of its messages. It waits for each message, ends with `:gone`, and raises other
+  errors. Messages that were not requested stay in the channel:
 
       [first, second] = Enum.take(channel, 2)
       channel |> Stream.map(&Tmesh.ZeroCopy.to_binary!/1) |> Enum.each(&IO.inspect/1)
 
-  An end that sends collects: `Enum.into(refs, channel)` sends each of them.
+  A sending end collects: `Enum.into(refs, channel)` sends each of them.
+
+  ## In a GenServer
+
+  Like `Tmesh.Slot.watch/1`, `watch/1` requests a message for the time when there may be something to receive:
+
+      def handle_info({:tmesh_channel, tag}, %{channel: %{tag: tag}} = state) do
+        state =
+          case Tmesh.Channel.recv(state.channel, 0) do
+            {:ok, message} -> handle(message, state)
+            {:error, %Tmesh.Error{type: type}} when type in [:timeout, :gone, :closed] -> state
+          end
+
+        case Tmesh.Channel.watch(state.channel) do
+          :ok -> {:noreply, state}
+          {:error, %Tmesh.Error{type: type}} when type in [:gone, :closed] -> {:stop, :normal, state}
+        end
+      end
   """
 
   import Tmesh.Bang
+  import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
-  alias Tmesh.{Context, Error, Janitor, Native, Options}
+  alias Tmesh.{Context, Error, Janitor, Native, Options, ZeroCopy}
   alias Tmesh.ZeroCopy.TensorRef
 
-  @enforce_keys [:native, :token, :role]
+  @enforce_keys [:native, :token, :role, :tag]
   @derive {Inspect, only: [:role]}
   defstruct @enforce_keys
 
@@ -44,22 +61,22 @@ defmodule Tmesh.Channel do
   @type t :: %__MODULE__{
           native: Native.channel(),
           token: String.t(),
-          role: role()
+          role: role(),
+          tag: reference()
         }
 
   @typedoc """
-  Of the channel, for `create/2` alone:
+  Options of the channel, for `create/2` alone:
 
-    * `slots` - messages under way, a power of two (64)
-    * `producers` - ends that send (1)
-    * `regions`, `layouts` - of tensors under way (16)
+    * `slots` - messages in transit, a power of two (64)
+    * `producers` - sending ends (1)
+    * `regions`, `layouts` - of tensors in transit (16)
 
-  Of this end:
+  Options of this end:
 
-    * `writable` - whether receivers may write to what is sent here (false)
-    * `max_regions`, `max_bytes` - what a receiver keeps open (64, 1 GiB)
-    * `limit` - of an end that sends: messages that it has under way at most, where it may not use all
-      slots (0: as many as there are slots)
+    * `writable` - whether receivers may write to the tensors sent here (false)
+    * `max_regions`, `max_bytes` - how many regions and bytes a receiver keeps open (64, 1 GiB)
+    * `limit` - the most messages of this sending end in transit, below the number of slots (0: all slots)
     * `spin_us` - how long `recv/2` looks busily, on its scheduler, before it waits: at most 100 (0)
   """
   @type option ::
@@ -76,13 +93,11 @@ defmodule Tmesh.Channel do
           | {:limit, non_neg_integer()}
           | {:spin_us, 0..100}
 
-  defguardp is_timeout(ms) when ms == :infinity or (is_integer(ms) and ms >= 0)
-
   @of_end [writable: false, max_regions: 0, max_bytes: 0, spin_us: 0, limit: 0]
   @of_channel [slots: 0, producers: 0, regions: 0, layouts: 0]
 
   @doc """
-  A new channel, and this process's end of it. It lives as long as this end.
+  Create a channel and this process's end of it. The channel lives as long as this end.
 
   Errors: `:invalid`, `:limit_exceeded`, `:no_memory`, `:too_many_files`.
 
@@ -98,31 +113,33 @@ defmodule Tmesh.Channel do
          {:ok, context} <- Context.limited(),
          {:ok, {native, token}} <-
            native(Janitor.retry(fn -> Native.channel_create(context, role, opts) end)) do
-      {:ok, %__MODULE__{native: native, token: token, role: role}}
+      {:ok, %__MODULE__{native: native, token: token, role: role, tag: make_ref()}}
     end
   end
 
   @doc """
   Join a channel by the token of its maker's end.
 
-  Errors: `:not_found` (there is none any more), `:busy` (all places of that role are taken),
-  `:protocol`, `:invalid`, `:timeout`.
+  Errors: `:not_found` (the channel is gone), `:busy` (all places of that role are taken), `:protocol`, `:invalid`,
+  `:timeout`.
   """
   @spec open(String.t(), role(), [end_option()]) :: {:ok, t()} | {:error, Error.t()}
   def open(token, role, opts \\ []) do
     with {:ok, opts} <- options(opts, @of_end),
          {:ok, native} <- native(Native.channel_open(Context.get(), token, role, opts)) do
-      {:ok, %__MODULE__{native: native, token: token, role: role}}
+      {:ok, %__MODULE__{native: native, token: token, role: role, tag: make_ref()}}
     end
   end
 
   @doc """
-  Send a message; waits while the channel is full, at most `timeout` ms.
+  Send a message. The call waits while the channel is full, at most `timeout` ms.
 
   Errors: `:timeout`, `:gone`, `:invalid`, `:closed`, `:access`, `:stale`, `:protocol`, `:busy`.
   """
   @spec send(t(), message(), timeout()) :: :ok | {:error, Error.t()}
-  def send(%__MODULE__{} = channel, message, timeout \\ :infinity) when is_timeout(timeout) do
+  def send(channel, message, timeout \\ :infinity)
+
+  def send(%__MODULE__{} = channel, message, timeout) when is_timeout(timeout) do
     with {:ok, handle, bytes} <- to_native(message) do
       case Native.channel_send(channel.native, handle, bytes) do
         :ok -> :ok
@@ -131,42 +148,52 @@ defmodule Tmesh.Channel do
     end
   end
 
+  def send(%__MODULE__{}, _message, _timeout), do: no_timeout()
+
   defp send_later(tried, channel, handle, bytes, deadline) do
     try = fn -> Native.channel_send(channel.native, handle, bytes) end
     tried |> wait(channel, try, deadline) |> native()
   end
 
-  defp to_native({%TensorRef{handle: handle}, bytes}) when handle != nil, do: {:ok, handle, bytes}
-  defp to_native(%TensorRef{handle: handle}) when handle != nil, do: {:ok, handle, ""}
+  # Open a ref of another node for the call: it is garbage after the send.
+  defp to_native({%TensorRef{} = ref, bytes}) do
+    with {:ok, ref} <- ZeroCopy.here(ref), do: {:ok, ref.handle, bytes}
+  end
+
+  defp to_native(%TensorRef{} = ref), do: to_native({ref, ""})
   defp to_native(bytes) when is_binary(bytes), do: {:ok, nil, bytes}
 
   defp to_native(_other) do
     {:error,
      Error.new(
        :invalid,
-       "a message is a binary, an open ref, or a tuple of such a ref and a binary"
+       "a message is a binary, a ref, or a tuple of a ref and a binary"
      )}
   end
 
   @doc """
-  The next message; waits until there is one, at most `timeout` ms.
+  Receive the next message. The call waits for one, at most `timeout` ms.
 
-  Errors: `:timeout`, `:gone`, `:not_found` (the message's tensor is gone with its owner; the next
-  call goes on behind it), `:closed`, `:stale`, `:protocol`, `:too_many_files`, `:busy`.
+  Errors: `:timeout`, `:gone`, `:not_found` (the message's tensor is gone with its owner; the next call receives the
+  next message), `:closed`, `:stale`, `:protocol`, `:too_many_files`, `:busy`.
   """
   @spec recv(t(), timeout()) :: {:ok, message()} | {:error, Error.t()}
-  def recv(%__MODULE__{} = channel, timeout \\ :infinity) when is_timeout(timeout) do
+  def recv(channel, timeout \\ :infinity)
+
+  def recv(%__MODULE__{} = channel, timeout) when is_timeout(timeout) do
     case Native.channel_recv(channel.native, nil) do
       {:ok, message} -> {:ok, from_native(message, nil)}
       tried -> recv_later(tried, channel, nil, nil, deadline(timeout))
     end
   end
 
+  def recv(%__MODULE__{}, _timeout), do: no_timeout()
+
   defp recv_later(tried, channel, handle, given, deadline) do
     take = fn -> Native.channel_recv(channel.native, handle) end
     try = fn -> Janitor.retry(take) end
 
-    # A message whose region found no descriptor is there still.
+    # If there was no descriptor for its region, the message is still in the channel.
     case wait(Janitor.retry(tried, take), channel, try, deadline) do
       :given -> {:ok, ref(:given, given)}
       {:ok, message} -> {:ok, from_native(message, given)}
@@ -183,15 +210,14 @@ defmodule Tmesh.Channel do
   defp ref({handle, ref}, _given), do: TensorRef.unnamed(handle, ref)
 
   @doc """
-  Send a message by `out` and wait for the one that comes by `into`: a call of somebody who answers
-  each message with one of its own. Both ends are this process's.
+  Send a message by `out` and wait for the answer by `into`, as a call to a process that answers each message with
+  one of its own. This process owns both ends.
 
-  Where the answer is about the very tensor of `message`, say because it was changed in place, it
-  comes with the ref that was given, and nothing else is to be released. With `spin_us` at `into`
-  it costs one native call.
+  If the answer has the tensor of `message`, for example because the peer changed it in place, its ref is the given
+  one. Then there is nothing else to release. With `spin_us` at `into` the call costs one native call.
 
-  Errors as of `send/3` and `recv/2`. After a timeout the answer may come yet, and would be taken
-  for that to the next call: close the channels then, or number the messages.
+  The errors are those of `send/3` and `recv/2`. After a timeout the answer may still come, and the next call would
+  take it for its own. Close the channels then, or number the messages.
 
       iex> {:ok, out} = Tmesh.Channel.create(:send)
       iex> {:ok, into} = Tmesh.Channel.create(:recv)
@@ -209,12 +235,14 @@ defmodule Tmesh.Channel do
   @spec call(t(), t(), message(), timeout()) :: {:ok, message()} | {:error, Error.t()}
   def call(out, into, message, timeout \\ :infinity)
 
-  # Before anything is sent.
-  def call(%__MODULE__{}, %__MODULE__{role: :send}, _message, timeout) when is_timeout(timeout),
+  # Refuse the timeout before anything is sent.
+  def call(%__MODULE__{}, %__MODULE__{}, _message, timeout) when not is_timeout(timeout),
+    do: no_timeout()
+
+  def call(%__MODULE__{}, %__MODULE__{role: :send}, _message, _timeout),
     do: {:error, Error.new(:invalid, "the end for the answers is one that sends")}
 
-  def call(%__MODULE__{} = out, %__MODULE__{} = into, message, timeout)
-      when is_timeout(timeout) do
+  def call(%__MODULE__{} = out, %__MODULE__{} = into, message, timeout) do
     with {:ok, handle, bytes} <- to_native(message) do
       case Native.channel_call(out.native, into.native, handle, bytes) do
         :given ->
@@ -238,9 +266,34 @@ defmodule Tmesh.Channel do
   end
 
   @doc """
-  Wait until all that was sent by this end was received, at most `timeout` ms.
+  Request `{:tmesh_channel, channel.tag}` once, for this process. It comes when there may be something to receive,
+  at once if there is something already, or when the last sender ends. `close/1` sends it, too. Receive with `recv/2`
+  and the timeout 0, which does not end the watch. A call that waits at the end cancels the watch. Other processes
+  cannot use the end meanwhile (`:busy`).
 
-  Before the VM ends, for certainty; `Tmesh.flush/1` does it for all ends, closed ones too.
+  Errors: `:gone` (the channel is empty and without a sender: no message comes), `:invalid` (a sending end),
+  `:closed`, `:busy`.
+
+      iex> {:ok, into} = Tmesh.Channel.create(:recv)
+      iex> :ok = Tmesh.Channel.watch(into)
+      iex> {:ok, out} = Tmesh.Channel.open(into.token, :send)
+      iex> :ok = Tmesh.Channel.send(out, "hello")
+      iex> receive do: ({:tmesh_channel, tag} when tag == into.tag -> Tmesh.Channel.recv(into, 0))
+      {:ok, "hello"}
+  """
+  @spec watch(t()) :: :ok | {:error, Error.t()}
+  def watch(%__MODULE__{role: :recv, native: native, tag: tag}) do
+    collect(native)
+    native |> Native.channel_watch({:tmesh_channel, tag}) |> native()
+  end
+
+  def watch(%__MODULE__{}),
+    do: {:error, Error.new(:invalid, "watch: an end that sends has nothing to receive")}
+
+  @doc """
+  Wait until everything sent by this end was received, at most `timeout` ms.
+
+  Call it before the VM ends, to be certain. `Tmesh.flush/1` does it for all ends, closed ones too.
 
       iex> {:ok, into} = Tmesh.Channel.create(:recv)
       iex> {:ok, out} = Tmesh.Channel.open(into.token, :send)
@@ -250,38 +303,43 @@ defmodule Tmesh.Channel do
       iex> Tmesh.Channel.flush(out)
       :ok
 
-  Errors: `:timeout`, `:gone` (nobody is there to receive), `:invalid`, `:closed`, `:busy`.
+  Errors: `:timeout`, `:gone` (no receiver is left), `:invalid`, `:closed`, `:busy`.
   """
   @spec flush(t(), timeout()) :: :ok | {:error, Error.t()}
-  def flush(%__MODULE__{} = channel, timeout \\ :infinity) when is_timeout(timeout) do
+  def flush(channel, timeout \\ :infinity)
+
+  def flush(%__MODULE__{} = channel, timeout) when is_timeout(timeout) do
     try = fn -> Native.channel_flush(channel.native) end
     try.() |> wait(channel, try, deadline(timeout)) |> native()
   end
+
+  def flush(%__MODULE__{}, _timeout), do: no_timeout()
 
   bang create(role :: role(), opts :: [option()] \\ []) :: t()
   bang open(token :: String.t(), role :: role(), opts :: [end_option()] \\ []) :: t()
   bang send(channel :: t(), message :: message(), timeout :: timeout() \\ :infinity) :: :ok
   bang flush(channel :: t(), timeout :: timeout() \\ :infinity) :: :ok
+  bang watch(channel :: t()) :: :ok
   bang recv(channel :: t(), timeout :: timeout() \\ :infinity) :: message()
 
   bang call(out :: t(), into :: t(), message :: message(), timeout :: timeout() \\ :infinity) ::
          message()
 
   @doc """
-  Leave the channel. What was sent can still be received, while there is somebody to receive it; where this end
-  made the channel and nobody has come yet, for 5 s (`TMESH_LINGER`). Closing again is fine.
+  Leave the channel. Sent messages can still be received while there is a receiver. If this end made the channel and
+  no receiver has come yet, they can be received for 5 s (`TMESH_EXIT_WAIT`). You may close it again.
   """
   @spec close(t()) :: :ok
   def close(%__MODULE__{native: native}), do: Native.channel_close(native)
 
-  # What came of the first try, and what is tried when it may be worth it.
+  # Return the result of the first try, or wait and try again.
   defp wait(tried, channel, try, deadline) do
     case tried do
+      # A call that does not wait leaves a watch as it is.
       :eagain ->
-        doze(channel, try, deadline)
+        if left(deadline) == 0, do: try_once(channel, try), else: doze(channel, try, deadline)
 
-      # No descriptor tells one of several producers of room, and schedulers that open regions
-      # are scarce.
+      # No descriptor reports room to one of several producers, and schedulers that open regions are scarce.
       waits when waits in [:full, :busy] ->
         if left(deadline) == 0, do: over(), else: nap(channel, try, deadline)
 
@@ -293,10 +351,11 @@ defmodule Tmesh.Channel do
     end
   end
 
-  # The reference comes into being and is waited for here, so that the emulator looks at no message
-  # that was in the mailbox before, however many there are. The last who looks is this function, too:
-  # behind that the emulator knows no more from where.
+  # Make the reference and wait for it in this function. Then the emulator does not search messages that were in the
+  # mailbox before, however many there are. The last receive must happen in this function, too: later the emulator
+  # no longer knows where to start.
   defp doze(%__MODULE__{native: native} = channel, try, deadline) do
+    collect(native)
     ref = make_ref()
 
     case Native.channel_wait(native, ref) do
@@ -308,8 +367,7 @@ defmodule Tmesh.Channel do
             left(deadline) -> give_up(native, try)
           end
 
-        # Who gives up may have been told meanwhile, and who waits when the end is closed of that and
-        # of a message.
+        # A message may have come before the wait was given up. An end that is closed during a wait may send two.
         forget(ref)
         wait(tried, channel, try, deadline)
 
@@ -319,11 +377,40 @@ defmodule Tmesh.Channel do
   end
 
   defp nap(channel, try, deadline) do
+    collect(channel.native)
     Process.sleep(1)
     wait(try.(), channel, try, deadline)
   end
 
-  # What comes at the last moment is not lost, and no message comes later.
+  # Collect garbage before a wait. A waiting process allocates nothing, so the emulator does not collect, and a ref
+  # takes only a few words. Without this, a bounded channel would hold as many tensors as fit into heaps. Collect
+  # only if that is quick compared with copying so many bytes.
+  @worth_bytes 1_048_576
+  @bytes_per_word 64
+
+  defp collect(native) do
+    {:ok, passed} = Native.channel_passed(native, 0)
+    if passed >= @worth_bytes, do: collect(native, passed), else: :ok
+  end
+
+  defp collect(native, passed) do
+    {:total_heap_size, words} = Process.info(self(), :total_heap_size)
+
+    if passed >= words * @bytes_per_word do
+      :erlang.garbage_collect()
+      {:ok, _left} = Native.channel_passed(native, passed)
+      :ok
+    else
+      :ok
+    end
+  end
+
+  defp try_once(channel, try) do
+    collect(channel.native)
+    last(try)
+  end
+
+  # Keep a message that comes at the last moment; no message comes later.
   defp give_up(native, try) do
     :ok = Native.channel_cancel(native)
     last(try)
@@ -352,7 +439,7 @@ defmodule Tmesh.Channel do
   defp deadline(:infinity), do: :infinity
   defp deadline(ms), do: System.monotonic_time(:millisecond) + ms
 
-  # At most what `after` takes.
+  # Use at most the longest time of `after`.
   defp left(:infinity), do: :infinity
 
   defp left(deadline),
@@ -391,7 +478,7 @@ defimpl Enumerable, for: Tmesh.Channel do
     end
   end
 
-  # Nobody knows without receiving.
+  # The number of messages is unknown without receiving.
   def count(_channel), do: {:error, __MODULE__}
   def member?(_channel, _message), do: {:error, __MODULE__}
   def slice(_channel), do: {:error, __MODULE__}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Config do
   @moduledoc false
-  # `config :tmesh, :zero_copy`, read whenever a value is needed. `Tmesh` says what the keys mean.
+  # `config :tmesh, :zero_copy`, read at each use of a value. `Tmesh` documents the keys.
 
   alias Tmesh.Error
 
-  # Defaults, and what a value must be.
+  # The default and the kind of each value.
   @keys %{
     enabled: {true, :switch},
     gpu_enabled: {true, :switch},
@@ -31,7 +31,7 @@ defmodule Tmesh.Config do
           | :timeout_ms
           | :backend
 
-  @doc "The value of a key, or what is wrong with it."
+  @doc "Return the value of a key, or an error if it is wrong."
   @spec get(key()) :: {:ok, term()} | {:error, Error.t()}
   def get(key) do
     {default, kind} = Map.fetch!(@keys, key)
@@ -49,7 +49,40 @@ defmodule Tmesh.Config do
     end
   end
 
-  @doc "As `get/1`, but raises."
+  @doc "Return an error for an unknown key, which would change nothing, silently."
+  @spec names() :: :ok | {:error, Error.t()}
+  def names do
+    with :ok <- known(Application.get_all_env(:tmesh), [:zero_copy], "config :tmesh") do
+      config = Application.get_env(:tmesh, :zero_copy, [])
+
+      # `get/1` reports a value that is no list.
+      if Keyword.keyword?(config),
+        do: known(config, Map.keys(@keys), "config :tmesh, :zero_copy"),
+        else: :ok
+    end
+  end
+
+  # Mix adds these keys to an application that others depend on.
+  @mix [:included_applications, :ecto_repos]
+
+  defp known(config, keys, where) do
+    case Keyword.keys(config) -- (keys ++ @mix) do
+      [] ->
+        :ok
+
+      [other | _more] ->
+        near = Enum.max_by(keys, &String.jaro_distance("#{&1}", "#{other}"))
+
+        {:error,
+         Error.new(
+           :invalid,
+           "#{where} has no key #{inspect(other)}; did you mean #{inspect(near)}? Its keys are " <>
+             Enum.map_join(Enum.sort(keys), ", ", &inspect/1)
+         )}
+    end
+  end
+
+  @doc "Do as `get/1`, but raise."
   @spec get!(key()) :: term()
   def get!(key) do
     case get(key) do
@@ -58,7 +91,7 @@ defmodule Tmesh.Config do
     end
   end
 
-  @doc "The default of a key."
+  @doc "Return the default of a key."
   @spec default(key()) :: term()
   def default(key), do: @keys |> Map.fetch!(key) |> elem(0)
 

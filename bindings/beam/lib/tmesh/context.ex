@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Context do
   @moduledoc false
-  # The VM's one library context, opened when the application starts, with what `config :tmesh,
-  # :zero_copy` says then; only max_shared_memory_mb follows it. It needs no process of its own.
+  # The VM's one library context. It is opened when the application starts, with the values of `config :tmesh,
+  # :zero_copy` at that time. Only max_shared_memory_mb follows later changes. It needs no process of its own.
 
   alias Tmesh.{Config, Error, Native}
 
@@ -19,7 +19,7 @@ defmodule Tmesh.Context do
          {:ok, opts} <- options(),
          {:ok, context} <- native_open(opts) do
       :persistent_term.put(@key, context)
-      # What the library had to say while it chose its backend.
+      # Fetch the log lines of the library's choice of a backend.
       send(Tmesh.Janitor, :sweep)
       :ignore
     else
@@ -38,13 +38,13 @@ defmodule Tmesh.Context do
   @spec get() :: Native.context() | nil
   def get, do: :persistent_term.get(@key, nil)
 
-  # For whatever counts against max_shared_memory_mb.
+  # For calls that count against max_shared_memory_mb.
   @doc false
   @spec limited() :: {:ok, Native.context() | nil} | {:error, Error.t()}
   def limited do
     with {:ok, max_mb} <- Config.get(:max_shared_memory_mb) do
       context = get()
-      # Without a context, the call it is asked for says so.
+      # Without a context, the call that needs it reports that.
       _ok = Native.context_limit(context, max_mb * @mib)
       {:ok, context}
     end
@@ -65,7 +65,7 @@ defmodule Tmesh.Context do
     end
   end
 
-  # As libtmesh wants it: 0 for what it does by default, TMESH_NO_POOL for none.
+  # In libtmesh's form: 0 for its default, TMESH_NO_POOL for none.
   defp pool_bytes(nil), do: 0
   defp pool_bytes(0), do: 0xFFFF_FFFF_FFFF_FFFF
   defp pool_bytes(mib), do: mib * @mib

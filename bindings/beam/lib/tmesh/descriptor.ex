@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Descriptor do
   @moduledoc """
-  A file descriptor that was made for somebody else: a dma-buf of
-  `Tmesh.ZeroCopy.export_dmabuf/2`, for a NIF, a driver, or `SCM_RIGHTS` of `:socket.sendmsg/2`.
+  A file descriptor made for other code: a dma-buf of `Tmesh.ZeroCopy.export_dmabuf/2`, for a NIF, a driver, or
+  `SCM_RIGHTS` of `:socket.sendmsg/2`.
 
     * `fd` - its number in this VM
 
-  It is closed by `close/1`, or when nobody has the struct any more: keep it for as long as the number
-  is used.
+  It is closed by `close/1`, or when no process has the struct any more: keep it for as long as the number is used.
   """
 
   alias Tmesh.Native
@@ -18,7 +17,7 @@ defmodule Tmesh.Descriptor do
 
   @type t :: %__MODULE__{native: Native.descriptor(), fd: non_neg_integer()}
 
-  @doc "Close it. Closing again is fine."
+  @doc "Close the descriptor. You may close it again."
   @spec close(t()) :: :ok
   def close(%__MODULE__{native: native}) do
     :ok = Native.descriptor_close(native)

@@ -8,23 +8,23 @@ defmodule Tmesh.DLPack do
       {:ok, map} = Tmesh.DLPack.export_gpu_tensor(b)
       # Python: torch.from_dlpack(tmesh.cuda.open(map)), the same memory, on the same GPU
 
-  In a call of `Tmesh.Worker` a `Tmesh.DLPack.GPUTensorRef` is an array of `tmesh.cuda` on the other
-  side, which PyTorch, CuPy and JAX take by DLPack, and such arrays are `GPUTensorRef`s here. This
-  module is for other ways, and for what Elixir itself wants to know.
+  In a call of `Tmesh.Worker` a `Tmesh.DLPack.GPUTensorRef` becomes an array of `tmesh.cuda` in Python, which
+  PyTorch, CuPy and JAX take by DLPack. Such arrays become `GPUTensorRef`s here. This module is for other
+  transports, and for Elixir's own questions about the memory.
 
-  A tensor stays on its GPU. Numbers are this process's, and others may count otherwise
-  (`CUDA_VISIBLE_DEVICES`): what travels is the GPU's UUID. What a process does to a tensor after it
-  opened it comes after what its producer did before it shared it (docs/cuda.md).
+  A tensor stays on its GPU. The number of a GPU belongs to this process, and other processes may count differently
+  (`CUDA_VISIBLE_DEVICES`), so the GPU's UUID travels. Work of a process that opened a tensor comes after the work
+  of its producer before the export (docs/reference/cuda.md).
 
-  This needs libtmesh-cuda and NVIDIA's driver. Both are loaded by the first call, and are no part of
-  this application otherwise; the VM has a CUDA context from then on. `TMESH_CUDA_LIBRARY` in the
-  environment names another libtmesh-cuda than the installed one. With `config :tmesh, :zero_copy,
-  gpu_enabled: false` all of this is `:unsupported`.
+  This needs libtmesh-cuda and NVIDIA's driver. The first call loads both, and the VM has a CUDA context from then
+  on. They are no part of this application otherwise. `TMESH_CUDA_LIBRARY` in the environment names another
+  libtmesh-cuda than the installed one. With `config :tmesh, :zero_copy, gpu_enabled: false` all of this is
+  `:unsupported`.
 
-  The memory is the GPU's: Elixir holds it and hands it on, and reads nothing of it. It does not
-  count against `max_shared_memory_mb`.
+  Elixir holds the GPU's memory and hands it on, but does not read it. The memory does not count against
+  `max_shared_memory_mb`.
 
-  The tests run on a stand-in for the driver; none of this was ever seen on a GPU.
+  The tests run with a stand-in for the driver. None of this was ever run on a GPU.
   """
 
   import Tmesh.Bang
@@ -35,20 +35,25 @@ defmodule Tmesh.DLPack do
   alias Tmesh.ZeroCopy.TensorRef
 
   @doc """
-  Open the GPU tensor that a ref describes: a map as `export_gpu_tensor/1`, `tmesh.cuda.share()` in
-  Python or any other of tmesh's languages makes it, or its JSON. Anything may be handed to it.
+  Open the GPU tensor that a ref describes. The ref is a map of `export_gpu_tensor/1`, of `tmesh.cuda.share()` in
+  Python or of any other of tmesh's languages, or its JSON. You may pass it any input.
 
   A ref of host memory is registered with the driver, for kernels to use it in place.
 
   Options:
 
-    * `writable` - whether kernels may write through what is opened (false)
-    * `device` - the GPU that kernels run on, as `{:cuda, n}`, when it is not the one that has the
-      memory (for host memory: not the first)
+    * `writable` - whether kernels may write through the opened ref (false)
+    * `device` - the GPU on which kernels run, as `{:cuda, n}`. Default: the one that has the memory, or the first
+      for host memory
 
-  Errors: `:not_found` (it was given back, or its process has ended), `:no_device` (a GPU that is not
-  here), `:stale` (taken back), `:access`, `:protocol`, `:unsupported` (no libtmesh-cuda, or no way
-  from one GPU to the other), `:system` with `details.errno`.
+  Errors:
+
+    * `:not_found` - it was released, or its process has ended
+    * `:no_device` - the GPU is not here
+    * `:stale` - it was taken back
+    * `:unsupported` - there is no libtmesh-cuda, or no way from one GPU to the other
+    * `:system` with `details.errno`
+    * `:access`, `:protocol`
   """
   @spec import_gpu_tensor(map() | String.t(),
           writable: boolean(),
@@ -64,13 +69,12 @@ defmodule Tmesh.DLPack do
   end
 
   @doc """
-  The ref, as a map for any encoder: what opens it may be in another process or language. It holds
-  nothing, so hold the tensor until it was opened.
+  Return the ref as a map for any encoder. Another process or language may open it. The map holds nothing, so hold
+  the tensor until it was opened.
 
-  Its member `"cuda"` says how the memory goes: `%{"kind" => "vmm"}`, or `"ipc"` for memory that tmesh
-  did not allocate, such as that of PyTorch's own allocator; its producer must keep that until
-  everybody is done with it. `"waited" => true` belongs to what was sent on, which needs nothing of
-  its first producer any more.
+  Its member `"cuda"` describes the kind of memory: `%{"kind" => "vmm"}`, or `"ipc"` for memory that tmesh did not
+  allocate, such as that of PyTorch's own allocator. The producer of the latter must keep it until every process has
+  released it. `"waited" => true` marks memory that was sent on, which needs nothing of its first producer any more.
 
   Errors: `:closed` (released), `:stale` (taken back), `:unsupported`.
   """
@@ -88,14 +92,14 @@ defmodule Tmesh.DLPack do
   end
 
   @doc """
-  What the memory is:
+  Describe the memory:
 
-    * `kind` - `:own` (allocated here), `:imported`, `:ipc` (as above), `:host` (host memory that a
-      GPU uses), `:staged` (a copy of such memory on the GPU), `:external` (another API's), `:unknown` (of a libtmesh-cuda
-      that has more of them)
-    * `device` - the GPU that it is mapped for; `resident` - the one that has it, or `:cpu`
+    * `kind` - `:own` (allocated here), `:imported`, or `:ipc` (as above). Host memory that a GPU uses is `:host`,
+      and a copy of such memory on the GPU is `:staged`. `:external` is another API's. `:unknown` is a kind of a newer
+      libtmesh-cuda
+    * `device` - the GPU for which it is mapped; `resident` - the GPU that has it, or `:cpu`
     * `writable` - whether kernels may write through it
-    * `taken` - its owner has taken it back: the pointer leads to nothing
+    * `taken` - its owner has taken it back: the pointer is invalid
     * `pointer` - the device pointer of the first element, for native code in this VM
 
   Errors: `:closed` (released).
@@ -180,7 +184,7 @@ defmodule Tmesh.DLPack do
   defp result({:error, reason}), do: {:error, Error.from_native(reason)}
   defp result(success), do: success
 
-  # What a ref of a tensor cannot say is a member of its own, by which the library knows cuIpc.
+  # The library takes a member of its own for cuIpc, which a tensor's ref cannot express.
   defp json(%{"cuda" => cuda} = map) do
     with {:ok, json} <- map |> Map.delete("cuda") |> json() do
       case cuda do

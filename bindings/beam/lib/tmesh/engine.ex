@@ -10,26 +10,28 @@ defmodule Tmesh.Engine do
       {:ok, out} = Tmesh.ZeroCopy.allocate([2, 4], :float32)
       :ok = Tmesh.Engine.dispatch(graph, %{"a" => a, "b" => b}, %{"sum" => out})
 
-  Inputs and outputs are tensors of `Tmesh.ZeroCopy` or device tensors (`Tmesh.Engine.Tensor`), in any mixture. Their elements never
-  go to the engine: tokens do. Outputs are written where they lie; `dispatch/4` makes memory for those that are `:host` or `:engine`. An engine that crashes costs the call that it was running (`:gone`), with its outputs perhaps
-  half written; the next call goes to the process that was started in its place, and graphs and bindings stay good.
+  Inputs and outputs are tensors of `Tmesh.ZeroCopy` or device tensors (`Tmesh.Engine.Tensor`), in any mixture. The
+  engine gets their tokens, never their elements. It writes outputs in place; `dispatch/4` makes memory for outputs
+  that are `:host` or `:engine`. If an engine crashes, the call that it was running fails with `:gone`, and its
+  outputs may be half written. The next call goes to the restarted process. Graphs and bindings stay valid.
 
-  The engine "ggml" runs graphs of our own, which `Tmesh.Graph` builds.
+  The engine "ggml" runs tmesh's own graphs, which `Tmesh.Graph` builds.
 
-  What runs often is bound once: `bind/3`, then `dispatch/1`; `rebind/2` replaces inputs. Calls of one engine go one after another; a
-  process that is not to wait for others connects by itself. `docs/engines.md` says what is promised.
+  Bind a graph once if it runs often: `bind/3`, then `dispatch/1`; `rebind/2` replaces inputs. Calls of one engine
+  go one after another. Connect once more for a process that must not wait for others. `docs/reference/engines.md`
+  lists the promises.
   """
 
   import Tmesh.Bang
 
-  alias Tmesh.{Context, Error, Janitor, Native, Options}
+  alias Tmesh.{Context, Error, Janitor, Native, Options, ZeroCopy}
   alias Tmesh.Engine.Tensor
   alias Tmesh.ZeroCopy.TensorRef
 
   defmodule Graph do
     @moduledoc """
-    What is run: made by `Tmesh.Engine.graph/3`. `inputs` and `outputs` are lists of `{name, dtype, shape}`; a dimension
-    is a number, a name (the same number wherever it stands) or `nil`.
+    A graph that an engine has opened, made by `Tmesh.Engine.graph/3`. `inputs` and `outputs` are lists of `{name,
+    dtype, shape}`. A dimension is a number, a name (the same number at every place), or `nil`.
     """
     @enforce_keys [:native, :engine, :inputs, :outputs]
     @derive {Inspect, only: [:inputs, :outputs]}
@@ -46,7 +48,7 @@ defmodule Tmesh.Engine do
   end
 
   defmodule Binding do
-    @moduledoc "Inputs and outputs of a graph, checked, which it keeps: made by `Tmesh.Engine.bind/4`."
+    @moduledoc "The checked inputs and outputs of a graph, whose memory it keeps: made by `Tmesh.Engine.bind/4`."
     @enforce_keys [:native, :engine]
     @derive {Inspect, only: []}
     defstruct @enforce_keys
@@ -55,7 +57,7 @@ defmodule Tmesh.Engine do
   end
 
   defmodule Cancellable do
-    @moduledoc "Given to dispatches that `Tmesh.Engine.cancel/1` may call off: made by `Tmesh.Engine.cancellable/0`."
+    @moduledoc "An argument of dispatches, for `Tmesh.Engine.cancel/1`: made by `Tmesh.Engine.cancellable/0`."
     @enforce_keys [:native]
     @derive {Inspect, only: []}
     defstruct @enforce_keys
@@ -74,23 +76,24 @@ defmodule Tmesh.Engine do
   @type values :: %{String.t() => TensorRef.t() | Tensor.t()}
 
   @typedoc """
-  Where outputs go: to a tensor, or to memory that is made for them, `:host` for a binary of the elements, `:engine` for a
+  The destination of an output: a tensor, or new memory. `:host` gives a binary of the elements, `:engine` a
   `Tmesh.Engine.Tensor`.
   """
   @type places :: %{String.t() => TensorRef.t() | Tensor.t() | :host | :engine}
 
   @doc """
-  The engine that a process of this user serves as `name`: a `Tmesh.Engine.Server`, or `tmesh-engine`.
+  Connect to the engine that a process of this user serves as `name`: a `Tmesh.Engine.Server`, or `tmesh-engine`.
 
-  Options: `timeout` - milliseconds that a call may take (`:infinity`: as long as the engine allows).
+  Options: `timeout` - the longest time of a call in milliseconds (`:infinity`: as long as the engine allows).
 
-  Errors: `:not_found` (nobody serves it), `:busy` (it has as many clients as it takes), `:invalid`, `:timeout`.
+  Errors: `:not_found` (no process serves it), `:busy` (it has the most clients that it takes), `:invalid`,
+  `:timeout`.
   """
   @spec connect(String.t(), timeout: timeout()) :: {:ok, t()} | {:error, Error.t()}
   def connect(name, opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, timeout: :infinity),
          {:ok, ns} <- timeout_ns(opts[:timeout]),
-         {:ok, native} <- call(fn -> Native.engine_connect(Context.get(), name, ns) end),
+         {:ok, native} <- await(fn tag -> Native.engine_connect(tag, Context.get(), name, ns) end),
          do: {:ok, %__MODULE__{native: native, name: name}}
   end
 
@@ -103,11 +106,12 @@ defmodule Tmesh.Engine do
     do: {:error, Error.new(:invalid, "timeout is milliseconds, at least 1, or :infinity")}
 
   @doc """
-  What this machine computes with (`devices`: the processors of each NUMA node with their memory, GPUs) and the `engines` that
-  were found, with the operators that each runs, or the `reason` why it cannot be used. `never_seen`: kinds of devices that an
-  engine was never run on, and of a device those engines. The program `tmeshctl-devices` looks: nothing is loaded into the emulator. A member that is not known is `nil`.
+  List this machine's `devices`, which are the processors of each NUMA node with their memory, and GPUs. List also
+  the `engines` that were found, with the operators that each runs, or the `reason` why it cannot be used.
+  `never_seen` lists kinds of devices on which an engine was never run, and for a device those engines. The program
+  `tmeshctl-devices` looks for them: nothing is loaded into the emulator. An unknown member is `nil`.
 
-  Options: `program` - where that is (`TMESH_DEVICES_PROGRAM`, then PATH).
+  Options: `program` - the path of that program (`TMESH_DEVICES_PROGRAM`, then PATH).
 
   Errors: `:unsupported` (there is no such program, or it failed), `:protocol` (it printed something else), `:invalid`.
   """
@@ -116,7 +120,8 @@ defmodule Tmesh.Engine do
   def devices(opts \\ []), do: Tmesh.Engine.Devices.find(opts)
 
   @doc """
-  Which engine it is, the version of its library, and the process that runs the graphs: another one after a crash.
+  Return the engine's kind, the version of its library, and the process that runs the graphs. After a crash this is
+  another process.
   """
   @spec info(t()) :: %{backend: String.t(), version: String.t(), pid: pos_integer()}
   def info(%__MODULE__{native: native}) do
@@ -125,10 +130,13 @@ defmodule Tmesh.Engine do
   end
 
   @doc """
-  The graph of a file, which the engine opens.
+  Open the graph of a file on the engine.
 
-  Options: `weights` - sealed tensors in place of the file's, by name, used where they lie; `prepack` - the engine may copy
-  weights into an order of its own, for faster runs and more memory (`false`).
+  Options:
+
+    * `weights` - sealed tensors by name that replace the file's, and are used in place
+    * `prepack` - whether the engine may copy weights into an order of its own, for faster runs and more memory
+      (`false`)
 
   Errors: `:not_found`, `:access` (not below the engine's folders of models), `:protocol` (no model), `:invalid`
   (weights), `:gone` (it crashed), `:timeout`, `:unsupported`.
@@ -140,27 +148,46 @@ defmodule Tmesh.Engine do
          {:ok, weights} <- handles(opts[:weights]),
          path = Path.expand(path),
          {:ok, native} <-
-           call(fn -> Native.engine_graph(engine, path, weights, opts[:prepack]) end),
+           await(fn tag -> Native.engine_graph(tag, engine, path, weights, opts[:prepack]) end),
          {:ok, {inputs, outputs}} <- call(fn -> Native.engine_operands(native) end),
          do: {:ok, %Graph{native: native, engine: engine, inputs: inputs, outputs: outputs}}
   end
 
   defp handles(weights) do
     case Enum.find(weights, fn {_name, ref} -> not is_struct(ref, TensorRef) end) do
-      nil -> {:ok, for({name, ref} <- weights, do: {name, ref.handle})}
+      nil -> open_here(weights)
       {name, _other} -> {:error, Error.new(:invalid, "weight \"#{name}\" is no TensorRef")}
     end
   end
 
+  # Return handles by name. A ref may be of another node.
+  @doc false
+  @spec open_here(tensors(), writable: boolean()) ::
+          {:ok, [{String.t(), Native.handle()}]} | {:error, Error.t()}
+  def open_here(tensors, opts \\ []) do
+    with {:ok, list} <-
+           Enum.reduce_while(tensors, {:ok, []}, fn {name, ref}, {:ok, list} ->
+             case ZeroCopy.here(ref, opts) do
+               {:ok, ref} -> {:cont, {:ok, [{name, ref.handle} | list]}}
+               {:error, error} -> {:halt, {:error, error}}
+             end
+           end),
+         do: {:ok, Enum.reverse(list)}
+  end
+
   @doc """
-  Check once, to run often. The binding keeps the tensors' memory. Outputs have memory of their own: `:host` and `:engine`
-  are for `dispatch/4`.
+  Check inputs and outputs once, to run often. The binding keeps the tensors' memory. Outputs need memory of their
+  own: `:host` and `:engine` are for `dispatch/4`.
 
-  Options: `in_place` - of an output that lies on an input's memory, that input: `%{"present" => "past"}`. The caller says by
-  it that the graph bears that.
+  Options: `in_place` - the input for each output that shares an input's memory: `%{"present" => "past"}`. The
+  caller promises that the graph allows it.
 
-  Errors: `:not_found` (no such input or output), `:invalid` (dtype, shape, overlap, one is missing), `:access`, `:sealed`
-  (an output that cannot be written), `:gone`, `:timeout`.
+  Errors:
+
+    * `:not_found` - no such input or output
+    * `:invalid` - a wrong dtype or shape, an overlap, or a missing tensor
+    * `:sealed` - an output cannot be written
+    * `:access`, `:gone`, `:timeout`
   """
   @spec bind(Graph.t(), values(), values(), in_place: %{String.t() => String.t()}) ::
           {:ok, Binding.t()} | {:error, Error.t()}
@@ -168,61 +195,64 @@ defmodule Tmesh.Engine do
     with {:ok, opts} <- Options.validate(opts, in_place: %{}),
          :ok <- known(opts[:in_place], outputs),
          {:ok, ins} <- natives(inputs),
-         {:ok, outs} <- natives(outputs) do
+         {:ok, outs} <- natives(outputs, writable: true) do
       outs = for {name, native} <- outs, do: {name, native, opts[:in_place][name]}
 
       with {:ok, native} <-
-             call(fn -> Native.engine_bind(graph.engine, graph.native, ins, outs) end),
+             await(fn tag -> Native.engine_bind(tag, graph.engine, graph.native, ins, outs) end),
            do: {:ok, %Binding{native: native, engine: graph.engine}}
     end
   end
 
-  defp natives(values) do
+  defp natives(values, opts \\ []) do
     with {:ok, list} <-
            Enum.reduce_while(values, {:ok, []}, fn {name, value}, {:ok, list} ->
-             case native(value) do
+             case native(value, opts) do
                nil -> {:halt, {:error, Error.new(:invalid, not_a_value(name, value))}}
+               {:error, error} -> {:halt, {:error, error}}
                native -> {:cont, {:ok, [{name, native} | list]}}
              end
            end),
          do: {:ok, Enum.reverse(list)}
   end
 
-  # A ref that is only a description is refused by what opens it.
-  defp native(%TensorRef{handle: nil}), do: :none
-  defp native(%TensorRef{handle: handle}), do: handle
-  defp native(value) when is_struct(value, Tensor), do: value.native
-  defp native(_other), do: nil
+  defp native(%TensorRef{} = ref, opts) do
+    with {:ok, ref} <- ZeroCopy.here(ref, opts), do: ref.handle
+  end
+
+  defp native(value, _opts) when is_struct(value, Tensor), do: value.native
+  defp native(_other, _opts), do: nil
 
   defp not_a_value(name, place) when place in [:host, :engine],
     do:
-      "\"#{name}\" is #{inspect(place)}, which is for outputs of dispatch/4: what is bound has memory of its own"
+      "\"#{name}\" is #{inspect(place)}, which is for outputs of dispatch/4: bind a tensor with memory of its own"
 
   defp not_a_value(name, _other),
     do: "\"#{name}\" is a Tmesh.ZeroCopy.TensorRef or a Tmesh.Engine.Tensor"
 
   @doc """
-  Other inputs in these ones' place, all of them or, after an error, none; the next `dispatch/2` reads them. Nothing is
-  opened or built anew: as for a LoRA adapter that is swapped. A run of this binding in another process ends before.
+  Replace inputs of a binding, for example to swap a LoRA adapter. After an error none is replaced. The next
+  `dispatch/2` reads the new inputs. Nothing is opened or built anew. A run of this binding in another process ends
+  before.
 
-  Errors: those of `bind/4`; `:unsupported` (the engine cannot move this input; the engine "ggml": what a `reshape`,
-  `transpose`, `set_rows` or `attention` reads first).
+  Errors: those of `bind/4`; `:unsupported` (the engine cannot move this input). The engine "ggml" cannot move an
+  input that a `reshape`, `transpose`, `set_rows` or `attention` reads first.
   """
   @spec rebind(Binding.t(), values()) :: :ok | {:error, Error.t()}
   def rebind(%Binding{} = binding, inputs) do
     with {:ok, inputs} <- natives(inputs),
-         do: call(fn -> Native.engine_rebind(binding.engine, binding.native, inputs) end)
+         do: await(fn tag -> Native.engine_rebind(tag, binding.engine, binding.native, inputs) end)
   end
 
   @doc """
-  Before graphs write to pages of a pool (`Tmesh.Pages.slab/3`): when this VM dies, the pages of that part go to others once
-  the engine has stopped to write there, and not before.
+  Call this before graphs write to pages of a pool (`Tmesh.Pages.slab/3`). If this VM dies, others get the pages of
+  that part only after the engine has stopped writing there.
 
-  Errors: `:limit` (8 parts of pools are kept for one connection), `:gone`, `:timeout`, `:closed`.
+  Errors: `:limit_exceeded` (8 parts of pools are kept for one connection), `:gone`, `:timeout`, `:closed`.
   """
-  @spec keep(t(), Tmesh.Pages.t()) :: :ok | {:error, Error.t()}
-  def keep(%__MODULE__{native: native}, %Tmesh.Pages{} = pages),
-    do: call(fn -> Native.engine_keep(native, pages.native) end)
+  @spec lifeline(t(), Tmesh.Pages.t()) :: :ok | {:error, Error.t()}
+  def lifeline(%__MODULE__{native: native}, %Tmesh.Pages{} = pages),
+    do: await(fn tag -> Native.engine_keep(tag, native, pages.native) end)
 
   defp known(in_place, outputs) do
     case Map.keys(in_place) -- Map.keys(outputs) do
@@ -232,7 +262,7 @@ defmodule Tmesh.Engine do
   end
 
   @doc """
-  What `cancel/1` takes: it is given to dispatches as `cancellable`, to any number of them.
+  Make an argument for `cancel/1`. Pass it as `cancellable` to any number of dispatches.
   """
   @spec cancellable() :: {:ok, Cancellable.t()} | {:error, Error.t()}
   def cancellable do
@@ -241,46 +271,52 @@ defmodule Tmesh.Engine do
   end
 
   @doc """
-  Call off: all dispatches that have it, those under way and those to come, end with `:cancelled`. From any process of
-  this node; it does not wait for them.
+  Call off all dispatches that have this cancellable, present and future ones: they end with `:cancelled`. Any
+  process of this node may call it. It does not wait for the dispatches.
   """
   @spec cancel(Cancellable.t()) :: :ok
   def cancel(%Cancellable{native: native}), do: Native.engine_cancel(native)
 
   @doc """
-  Run what was bound, and come back when it has run. A process that is killed meanwhile takes its call along: the engine
-  ends it, and others have their turns.
+  Run a binding, and return after the run. If the calling process is killed meanwhile, the engine ends the call, and
+  others have their turns.
 
-  Options: `cancellable` - of `cancellable/0`, to call it off by `cancel/1`. It is cancelled too when the calling process
-  dies in the call.
+  Options: `cancellable` - of `cancellable/0`, for `cancel/1`. If a process dies in a dispatch, other dispatches
+  with the same cancellable go on.
 
-  Errors: `:gone` (the engine died in this call), `:timeout` (it did not end in time, and was ended), `:cancelled` (outputs
-  may be half written), `:system` (the engine's own words), `:sealed`, `:access`.
+  Errors:
+
+    * `:gone` - the engine died in this call
+    * `:timeout` - the call did not end in time, and was ended
+    * `:cancelled` - outputs may be half written
+    * `:system` - an error of the engine itself
+    * `:sealed`, `:access`
   """
   @spec dispatch(Binding.t(), cancellable: Cancellable.t() | nil) :: :ok | {:error, Error.t()}
   def dispatch(%Binding{} = binding, opts \\ []), do: run(binding.native, opts)
 
-  # Of bindings to one engine, and of those to several.
+  # Run a binding to one engine or to several.
   @doc false
   @spec run(Native.engine(), keyword()) :: :ok | {:error, Error.t()}
   def run(binding, opts) do
     with {:ok, opts} <- Options.validate(opts, cancellable: nil),
          {:ok, cancellable} <- cancellable_of(opts[:cancellable]),
-         do: call(fn -> Native.engine_dispatch(binding, cancellable.native) end)
+         do: await(fn tag -> Native.engine_dispatch(tag, binding, cancellable) end)
   end
 
-  defp cancellable_of(nil), do: cancellable()
-  defp cancellable_of(%Cancellable{} = cancellable), do: {:ok, cancellable}
+  defp cancellable_of(nil), do: {:ok, nil}
+  defp cancellable_of(%Cancellable{native: native}), do: {:ok, native}
 
   defp cancellable_of(_other),
     do: {:error, Error.new(:invalid, "cancellable is what Tmesh.Engine.cancellable() gives")}
 
   @doc """
-  Bind and run once. Options and errors: as `bind/4` and `dispatch/2`.
+  Bind and run once. Options and errors are those of `bind/4` and `dispatch/2`.
 
-  Outputs may be `:host` or `:engine`: a region is made for each, and `{:ok, results}` has a binary of its elements (a copy, which
-  is counted) or a device tensor that can be read and written. Its shape has to follow from the inputs', else `:unsupported`.
-  Where every output is a tensor it is `:ok`.
+  Outputs may be `:host` or `:engine`: a region is made for each. The result is `{:ok, results}`. For `:host` it has
+  a binary of the elements (a copy, which is counted), for `:engine` a device tensor that can be read and written. Its
+  shape has to follow from the inputs' shapes, else the error is `:unsupported`. If every output is a tensor, the result
+  is `:ok`.
   """
   @spec dispatch(Graph.t(), values(), places(),
           in_place: %{String.t() => String.t()},
@@ -298,7 +334,7 @@ defmodule Tmesh.Engine do
 
   @readable_and_writable 3
 
-  # A device tensor for each output that is to have memory made for it.
+  # Make a device tensor for each output that needs new memory.
   defp make_places(graph, inputs, outputs) do
     sizes =
       for {name, _dtype, dims} <- graph.inputs,
@@ -368,7 +404,7 @@ defmodule Tmesh.Engine do
          opts :: [in_place: %{String.t() => String.t()}] \\ []
        ) :: Binding.t()
 
-  bang keep(engine :: t(), pages :: Tmesh.Pages.t()) :: :ok
+  bang lifeline(engine :: t(), pages :: Tmesh.Pages.t()) :: :ok
 
   bang rebind(binding :: Binding.t(), inputs :: values()) :: :ok
 
@@ -384,7 +420,22 @@ defmodule Tmesh.Engine do
          opts :: [in_place: %{String.t() => String.t()}, cancellable: Cancellable.t() | nil] \\ []
        ) :: :ok | %{String.t() => binary() | Tensor.t()}
 
-  # As many as may wait for others at once do: this one comes again.
+  # Run the call in a thread outside the VM, which holds no scheduler while it waits for the engine.
+  @doc false
+  @spec await((reference() -> Native.started())) :: term()
+  def await(start) do
+    call(fn ->
+      tag = make_ref()
+
+      with :ok <- start.(tag) do
+        receive do
+          {^tag, result} -> result
+        end
+      end
+    end)
+  end
+
+  # Try again later if too many calls wait at once.
   @doc false
   @spec call((() -> term())) :: term()
   def call(native) do

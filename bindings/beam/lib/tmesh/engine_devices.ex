@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Engine.Devices do
   @moduledoc false
-  # What tmeshctl-devices prints: no engine is loaded into the emulator.
+  # The output of tmeshctl-devices: no engine is loaded into the emulator.
 
   alias Tmesh.{Error, Native, Options}
 
   @device ~w(id kind name node processors memory memory_free engines never_seen reason)a
   @engine ~w(name version library reads dtypes operators never_seen reason)a
-  # Its errors are in what it ends with: what an engine's library prints is not the VM's.
-  @quiet ~S(exec "$0" "$@" --json 2>/dev/null)
+  # Its exit status reports its errors. Discard the output of an engine's library.
+  @quiet ~S(exec "$0" --json 2>/dev/null)
 
   @spec find(keyword()) :: {:ok, map()} | {:error, Error.t()}
   def find(opts) do
     with {:ok, opts} <- Options.validate(opts, program: nil),
-         {:ok, text} <- text(opts[:program], []),
+         {:ok, program} <- program(opts[:program]),
+         {:ok, text} <- run(program),
          {:ok, %{"devices" => devices, "engines" => engines}} <- Native.json_decode(text) do
       {:ok,
        %{
@@ -27,12 +28,6 @@ defmodule Tmesh.Engine.Devices do
       _other ->
         {:error, Error.new(:protocol, "tmeshctl-devices printed something else than devices")}
     end
-  end
-
-  @doc "What the program prints as JSON."
-  @spec text(term(), [String.t()]) :: {:ok, binary()} | {:error, Error.t()}
-  def text(program, words) do
-    with {:ok, program} <- program(program), do: run(program, words)
   end
 
   defp program(nil) do
@@ -52,14 +47,14 @@ defmodule Tmesh.Engine.Devices do
   defp program(program) when is_binary(program), do: {:ok, program}
   defp program(_other), do: {:error, Error.new(:invalid, "program is a path")}
 
-  defp run(program, words) do
-    case System.cmd("/bin/sh", ["-c", @quiet, program | words]) do
+  defp run(program) do
+    case System.cmd("/bin/sh", ["-c", @quiet, program]) do
       {text, 0} ->
         {:ok, text}
 
       {_text, status} ->
-        words = Enum.join([program | words] ++ ["--json"], " ")
-        {:error, Error.new(:unsupported, "#{words} ended with #{status}: run it to see why")}
+        words = "#{program} --json ended with #{status}: run it to see why"
+        {:error, Error.new(:unsupported, words)}
     end
   end
 

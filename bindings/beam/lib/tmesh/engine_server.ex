@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Engine.Server do
   @moduledoc """
-  Serves an engine from a supervision tree: the program `tmesh-engine` at a port, which starts the engine's process and,
-  when that crashes, the next. It ends with this process, at the latest with the VM.
+  Serves an engine from a supervision tree. The program `tmesh-engine` runs at a port. It starts the engine's process,
+  and after a crash the next one. It ends with this process, at the latest with the VM.
 
       children = [{Tmesh.Engine.Server, name: "decode", models: ["/srv/models"]}]
 
-  Options: `name` - under which it is served, 1 to 32 small letters, digits and hyphens (required); `engine` - which
-  (`"onnx"`); `models` - folders from which it may read models; `library` - the engine's own; `threads`, `clients`,
-  `limit`, `patience` - as those of `tmesh-engine(1)`; `program` - where that is (`TMESH_ENGINE_PROGRAM`, then PATH);
-  `server` - a name for this process.
+  Options:
+
+    * `name` - the name that clients connect to, 1 to 32 small letters, digits and hyphens (required)
+    * `engine` - the kind of engine (`"onnx"`)
+    * `models` - folders from which it may read models
+    * `library` - the engine's own library
+    * `threads`, `clients`, `limit`, `patience` - as in `tmesh-engine(1)`
+    * `confined` - `false` serves an engine with all rights of its user, also on a kernel that cannot confine it
+      (`true`)
+    * `program` - the path of tmesh-engine (`TMESH_ENGINE_PROGRAM`, then PATH)
+    * `server` - a name for this process
   """
   use GenServer
 
   alias Tmesh.{Error, Options}
 
   @options [engine: "onnx", models: [], library: nil, threads: 1, clients: 64, limit: 60] ++
-             [patience: 0.5, program: nil, server: nil, name: nil]
+             [patience: 0.5, confined: true, program: nil, server: nil, name: nil]
 
   @doc """
-  For a supervisor: the child's id is the name under which it serves, so that several can be children of one.
+  Return a child specification for a supervisor. The child's id is the name of the engine, so that several can be
+  children of one supervisor.
   """
   @spec child_spec(keyword()) :: Supervisor.child_spec()
   def child_spec(opts) do
@@ -28,10 +36,10 @@ defmodule Tmesh.Engine.Server do
   end
 
   @doc """
-  Start it; it serves when this returns.
+  Start the engine. When this returns, clients can connect.
 
-  Errors: `:invalid`, `:unsupported` (there is no such program, engine or library, or the name is taken: the message says
-  which).
+  Errors: `:invalid`, `:unsupported`. The message of the latter names the reason: there is no such program, engine or
+  library, or the name is taken.
   """
   @spec start_link(keyword()) :: GenServer.on_start()
   def start_link(opts) do
@@ -71,6 +79,7 @@ defmodule Tmesh.Engine.Server do
   defp args(opts) do
     ["--with-input", "--engine=#{opts[:engine]}", "--threads=#{opts[:threads]}"] ++
       ["--clients=#{opts[:clients]}", "--limit=#{opts[:limit]}", "--patience=#{opts[:patience]}"] ++
+      if(opts[:confined], do: [], else: ["--unconfined"]) ++
       for(folder <- opts[:models], do: "--models=#{Path.expand(folder)}") ++
       for(library <- List.wrap(opts[:library]), do: "--library=#{library}") ++ ["--", opts[:name]]
   end

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Engine.Tensor do
   @moduledoc """
-  A device tensor: where graphs of one engine read and write. It is opaque but for what its flags allow.
+  A device tensor: memory that graphs of one engine read and write. It is opaque except for the operations that its
+  flags allow.
 
       x = Tmesh.Engine.Tensor.create!(engine, [2, 4], :float32, writable: true)
       y = Tmesh.Engine.Tensor.create!(engine, [2, 4], :float32, readable: true)
@@ -9,15 +10,16 @@ defmodule Tmesh.Engine.Tensor do
       :ok = Tmesh.Engine.dispatch!(graph, %{"x" => x}, %{"y" => y})
       elements = Tmesh.Engine.Tensor.read!(y)
 
-  `shape`, `dtype`, `byte_size`, `device` (`:cpu`), `backend` (the engine's kind: `"onnx"`), the flags `readable`, `writable`,
-  `exportable`, and `rights`: `:read`, or `:write` where graphs may write too. Its memory is a region, until `destroy/1` or until
-  nobody has it any more. After `destroy/1` all else, also the dispatch of a binding that has it, gives `:closed`.
+  It has `shape`, `dtype`, `byte_size`, `device` (`:cpu`), `backend` (the engine's kind: `"onnx"`) and the flags
+  `readable`, `writable`, `exportable`. `rights` is `:read`, or `:write` if graphs may write, too. Its memory is a
+  region, until `destroy/1` or until no process has it any more. After `destroy/1` every operation gives `:closed`,
+  also the dispatch of a binding that has it.
   """
 
   import Bitwise
   import Tmesh.Bang
 
-  alias Tmesh.{Context, Engine, Error, Native, Options}
+  alias Tmesh.{Context, Engine, Error, Native, Options, ZeroCopy}
   alias Tmesh.ZeroCopy.{Layout, TensorRef}
 
   @enforce_keys [
@@ -48,7 +50,7 @@ defmodule Tmesh.Engine.Tensor do
           rights: :read | :write
         }
 
-  @typedoc "What may be done beside running graphs: `read/1`, `write/2`, `export/1`. Each is `false` unless it is said."
+  @typedoc "Operations allowed beside running graphs: `read/1`, `write/2`, `export/1`. The default is `false`."
   @type flag :: {:readable, boolean()} | {:writable, boolean()} | {:exportable, boolean()}
 
   @readable 1
@@ -57,7 +59,7 @@ defmodule Tmesh.Engine.Tensor do
   @flags [readable: false, writable: false, exportable: false]
 
   @doc """
-  A device tensor of zeros in a region of its own; graphs may read and write it.
+  Make a device tensor of zeros in a region of its own. Graphs may read and write it.
 
   Errors: `:invalid` (shape, dtype, options), `:limit_exceeded`, `:no_memory`, `:too_many_files`.
   """
@@ -73,7 +75,7 @@ defmodule Tmesh.Engine.Tensor do
          do: make(engine, shape, dtype, flags)
   end
 
-  # On an engine by what is native of it.
+  # Make it on an engine, given by the engine's native term.
   @doc false
   @spec make(
           Native.engine(),
@@ -91,18 +93,20 @@ defmodule Tmesh.Engine.Tensor do
   end
 
   @doc """
-  A device tensor on a tensor's own memory, without a copy.
+  Make a device tensor on a tensor's own memory, without a copy.
 
-  Options: the flags, and `rights` - `:read`, or `:write` for what graphs may write (`:read`).
+  Options: the flags, and `rights` - `:read`, or `:write` if graphs may write (`:read`).
 
-  Errors: `:closed`, `:access`, `:sealed` (graphs cannot write there), `:invalid` (it has strides; options), `:stale`.
+  Errors: `:closed`, `:access`, `:sealed` (graphs cannot write there), `:invalid` (it has strides; options),
+  `:stale`.
   """
   @spec wrap(Engine.t(), TensorRef.t(), [flag() | {:rights, :read | :write}]) ::
           {:ok, t()} | {:error, Error.t()}
-  def wrap(%{native: engine}, %TensorRef{handle: handle}, opts \\ []) do
+  def wrap(%{native: engine}, %TensorRef{} = ref, opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, [rights: :read] ++ @flags),
          {:ok, writable} <- rights(opts[:rights]),
          {:ok, flags} <- flags(opts),
+         {:ok, %TensorRef{handle: handle}} <- ZeroCopy.here(ref, writable: writable),
          {:ok, native} <-
            Engine.call(fn -> Native.engine_tensor_wrap(engine, handle, writable, flags) end),
          do: describe(native)
@@ -137,7 +141,7 @@ defmodule Tmesh.Engine.Tensor do
   end
 
   @doc """
-  A copy of all elements, in C order and native byte order. It is counted (`Tmesh.stats/0`).
+  Return a copy of all elements, in C order and native byte order. The copy is counted (`Tmesh.stats/0`).
 
   Errors: `:access` (not `readable`), `:closed` (it was destroyed), `:limit_exceeded`, `:no_memory`.
   """
@@ -148,7 +152,7 @@ defmodule Tmesh.Engine.Tensor do
   end
 
   @doc """
-  Copy all elements from a binary of exactly as many bytes. It is counted.
+  Copy all elements from a binary of exactly as many bytes. The copy is counted.
 
   Errors: `:access` (not `writable`), `:closed` (it was destroyed), `:invalid` (another number of bytes), `:sealed`.
   """
@@ -157,7 +161,7 @@ defmodule Tmesh.Engine.Tensor do
     do: Engine.call(fn -> Native.engine_tensor_write(native, binary) end)
 
   @doc """
-  A tensor of the same memory, for others to open.
+  Return a tensor of the same memory, for others to open.
 
   Errors: `:access` (not `exportable`), `:closed` (it was destroyed).
   """
@@ -167,7 +171,7 @@ defmodule Tmesh.Engine.Tensor do
          do: {:ok, TensorRef.unnamed(handle, ref)}
   end
 
-  @doc "Give its memory up, once no run and no binding has it any more. Twice is fine."
+  @doc "Release its memory, once no run and no binding has it any more. You may repeat it."
   @spec destroy(t()) :: :ok
   def destroy(%__MODULE__{native: native}), do: Native.engine_tensor_destroy(native)
 

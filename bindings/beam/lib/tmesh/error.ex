@@ -1,38 +1,50 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Error do
   @moduledoc """
-  What went wrong, in every `{:error, error}` of this application and raised by the bang variants.
+  The error in every `{:error, error}` of this application and raised by the bang variants.
 
     * `type` is one of the atoms below, for code;
-    * `message` says what was wrong and what to do, for people;
+    * `message` names the mistake and the remedy, for people;
     * `details` holds `:errno`, the library's error as an atom such as `:enoent`, where it was the
       library's.
 
   | type | meaning |
   | --- | --- |
   | `:not_found` | the token is dead, foreign or guessed |
-  | `:access` | the handle or token has not that right, the system or the region's owner does not permit it, or no permission on /dev/tmesh |
+  | `:access` | the handle or token lacks the right, or the system refuses it |
   | `:sealed` | the memory is sealed |
-  | `:busy` | a writer prevents the seal, a binary or other pin the revocation; a channel's end is in use, or its places are taken |
+  | `:busy` | a writer, a pin or another user of the end prevents it |
   | `:exists` | something else is kept under that name |
   | `:stale` | the region was revoked, or its lease has lapsed |
   | `:closed` | the ref has no open handle here: released, or never opened |
   | `:limit_exceeded` | a limit would be passed: tmesh's own, or `max_shared_memory_mb` |
   | `:no_memory` | the system has no memory |
-  | `:too_many_files` | no file descriptor is free but the last 128 (of a low limit a quarter), which tmesh leaves to the VM's files and sockets: release tensors, use an arena, or raise RLIMIT_NOFILE |
-  | `:protocol` | a malformed ref or token, or one whose numbers do not fit its region |
+  | `:too_many_files` | no file descriptor is free, see below |
+  | `:protocol` | a malformed ref or token, or one that its region contradicts |
   | `:invalid` | an argument is out of its range |
   | `:timeout` | a peer did not answer in time |
   | `:unsupported` | this backend, machine or tensor cannot do it |
   | `:mps_not_supported` | a tensor was asked for on an Apple GPU |
   | `:no_device` | no CUDA driver, no GPU, or not that one |
   | `:not_started` | the `:tmesh` application, or the pool of workers, is not started |
-  | `:worker_down` | the worker ended, or cannot be started; what it was given is as it was |
+  | `:worker_down` | the worker ended or cannot start; its arguments are unchanged |
   | `:not_allowed` | no operation of a module that the workers allow |
   | `:operation` | the operation raised: `details` has `:exception` and `:traceback` |
   | `:cancelled` | the call was given up |
-  | `:gone` | nobody is left at the other end of the channel, or to signal the fence |
+  | `:gone` | the channel's other end, or the fence's producer, is gone |
   | `:system` | another error of the system, named by `details.errno` |
+
+  `:too_many_files`: tmesh leaves the last 128 descriptors (of a low limit a quarter) to the VM's files and sockets. Release
+  tensors, use an arena, or raise RLIMIT_NOFILE.
+
+  `:access` also stands for a missing permission on /dev/tmesh, and for a refusal by the region's owner.
+
+  ## Mistakes of the caller
+
+  A value that no call allows is `:invalid`: an unknown option, a negative size, `-1` for a timeout. Like after any
+  error, the call has done nothing. An argument of another kind than its type, such as `nil` for a ref, raises
+  `FunctionClauseError`, as in Elixir's own modules. Bang variants and enumerables raise `Tmesh.Error`. `fetch!` of
+  bundles and models raises `KeyError`.
   """
 
   @type type ::
@@ -65,32 +77,31 @@ defmodule Tmesh.Error do
   @enforce_keys [:type, :message]
   defexception [:type, :message, details: %{}]
 
-  @types %{
-    enoent: :not_found,
-    eacces: :access,
-    # Where a seal is the reason, the NIFs say so.
-    eperm: :access,
-    ebusy: :busy,
-    eexist: :exists,
-    estale: :stale,
-    ebadf: :closed,
-    edquot: :limit_exceeded,
-    enomem: :no_memory,
-    emfile: :too_many_files,
-    enfile: :too_many_files,
-    eproto: :protocol,
-    einval: :invalid,
-    eoverflow: :invalid,
-    etimedout: :timeout,
-    ecanceled: :cancelled,
-    eagain: :timeout,
-    eopnotsupp: :unsupported,
-    enodev: :no_device,
-    epipe: :gone,
-    eownerdead: :gone,
-    eloop: :invalid,
-    esrch: :not_started
-  }
+  # Tmesh.Net sends the first name to other programs. The NIFs report EPERM from a seal as :sealed.
+  @errnos [
+    not_found: ~w(enoent)a,
+    access: ~w(eacces eperm)a,
+    busy: ~w(ebusy)a,
+    exists: ~w(eexist)a,
+    stale: ~w(estale)a,
+    closed: ~w(ebadf)a,
+    limit_exceeded: ~w(edquot e2big)a,
+    no_memory: ~w(enomem)a,
+    too_many_files: ~w(emfile enfile)a,
+    protocol: ~w(eproto)a,
+    invalid: ~w(einval eoverflow eloop)a,
+    timeout: ~w(etimedout eagain)a,
+    cancelled: ~w(ecanceled)a,
+    unsupported: ~w(eopnotsupp)a,
+    no_device: ~w(enodev)a,
+    gone: ~w(epipe eownerdead)a,
+    not_started: ~w(esrch)a
+  ]
+
+  @types for {type, errnos} <- @errnos, errno <- errnos, into: %{}, do: {errno, type}
+  @words for {errno, _type} <- @types,
+             into: %{},
+             do: {errno |> to_string() |> String.upcase(), errno}
 
   @doc false
   @spec new(type(), String.t()) :: t()
@@ -104,11 +115,21 @@ defmodule Tmesh.Error do
   def bang!({:error, error}), do: raise(error)
 
   @doc false
+  # "ENOENT"
+  @spec word(type()) :: String.t()
+  def word(:sealed), do: "EPERM"
+  def word(type), do: @errnos |> Keyword.get(type, [:eio]) |> hd() |> to_string() |> String.upcase()
+
+  @doc false
+  @spec from_word(String.t(), String.t()) :: t()
+  def from_word(word, message), do: from_native({Map.get(@words, word, :eio), message})
+
+  @doc false
   @spec from_native(Tmesh.Native.reason()) :: t()
   def from_native({:sealed, message}),
     do: %__MODULE__{type: :sealed, message: message, details: %{errno: :eperm}}
 
-  # The library's word for the setting.
+  # Replace the library's word by the name of the setting.
   def from_native({:edquot, message}) do
     message = String.replace(message, "(max_bytes)", "(the setting max_shared_memory_mb)")
     %__MODULE__{type: :limit_exceeded, message: message, details: %{errno: :edquot}}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Graph do
   @moduledoc """
-  Graphs for the engine "ggml": a node by each call. The library infers dtypes and shapes, and checks them there.
+  Graphs for the engine "ggml". Each call adds a node. The library infers and checks dtypes and shapes in that call.
 
       iex> graph =
       ...>   Tmesh.Graph.new!("g")
@@ -15,18 +15,18 @@ defmodule Tmesh.Graph do
        "h = matmul(x, w) : float32[1,2]", "output y = h"]
       iex> {:error, error} = Tmesh.Graph.add(graph, "bad", :add, ["x", "h"])
       iex> error.message
-      "node \\"bad\\": add: dimensions of the second are the first's or 1; given [1,4], [1,2]"
+      "node \\"bad\\": add: dimensions of the second are the first's or 1; given \\"x\\" float32[1,4], \\"h\\" float32[1,2]"
 
-  An engine opens it as a file below one of its folders of models, that of
-  `{Tmesh.Engine.Server, name: "decode", engine: "ggml", models: ["models"]}`:
+  Save it as a file below one of an engine's folders of models, here that of `{Tmesh.Engine.Server, name: "decode",
+  engine: "ggml", models: ["models"]}`:
 
       :ok = Tmesh.Graph.save!(graph, "models/g.graph")
       engine = Tmesh.Engine.connect!("decode")
       opened = Tmesh.Engine.graph!(engine, "models/g.graph", weights: %{"w" => sealed})
       :ok = Tmesh.Engine.dispatch!(opened, %{"x" => x}, %{"y" => y})
 
-  A graph is a value: what is added to one changes no other. `docs/engines.md` has the formats, and
-  `include/tmesh/graph.h` what each operator takes.
+  A graph is a value: adding to it changes no other graph. `docs/reference/engines.md` describes the formats, and
+  `include/tmesh/graph.h` the arguments of each operator.
   """
 
   import Tmesh.Bang
@@ -63,8 +63,8 @@ defmodule Tmesh.Graph do
           | :attention
           | :lora
 
-  @typedoc "What is known of a value's use: later runs read it again, or it is read once. A hint."
-  @type cache :: :none | :keep | :stream
+  @typedoc "A hint about a value's use: later runs read it again, or it is read once."
+  @type cache :: :none | :reuse | :stream
 
   @type attribute ::
           {:dtype, TensorRef.dtype() | TensorRef.nx_type()}
@@ -80,15 +80,15 @@ defmodule Tmesh.Graph do
 
   @attributes ~w(dtype shape eps scale base dims halves axis axes cache quant)a
 
-  @doc "An empty graph. Errors: `:invalid` (names are 1 to 63 letters, digits and `_.-/`)."
+  @doc "Make an empty graph. Errors: `:invalid` (names are 1 to 63 letters, digits and `_.-/`)."
   @spec new(String.t()) :: {:ok, t()} | {:error, Error.t()}
   def new(name), do: made(Native.graph_create(name))
 
   @doc """
-  What each run is given. Option: `cache`.
+  Add an input, which each run is given. Option: `cache`.
 
-  Errors of this and of all that add a node: `:invalid` (the message names the node and what is wrong with it), `:system`
-  (more than 65,536 nodes). The graph that was given is as it was.
+  Errors of all calls that add a node: `:invalid` (the message names the node and the mistake), `:system` (more than
+  65,536 nodes). The given graph does not change.
   """
   @spec input(
           t(),
@@ -103,8 +103,8 @@ defmodule Tmesh.Graph do
   end
 
   @doc """
-  What the graph is opened with. Options: `cache`; `quant` - it has blocks of that type of GGUF, `"Q8_0"`, of dtype
-  `:float32`.
+  Add a weight, which is given when the graph is opened. Options: `cache`; `quant` - it has blocks of that type of
+  GGUF, `"Q8_0"`, of dtype `:float32`.
   """
   @spec weight(
           t(),
@@ -120,8 +120,8 @@ defmodule Tmesh.Graph do
   end
 
   @doc """
-  A node that computes, from nodes by their names. `dtype` and `shape` are inferred, and compared where they are given;
-  `:reshape` needs `shape`. The other options are the operator's.
+  Add a node that computes, with inputs by their names. `dtype` and `shape` are inferred, and compared if you give
+  them; `:reshape` needs `shape`. The other options belong to the operator.
   """
   @spec add(t(), String.t(), op(), [String.t()], [attribute()]) ::
           {:ok, t()} | {:error, Error.t()}
@@ -143,7 +143,7 @@ defmodule Tmesh.Graph do
     grown(graph, {name, op, inputs, opts})
   end
 
-  @doc "The value of a node is an output of that name. Errors: `:invalid` (an input or weight is no result)."
+  @doc "Make the value of a node an output. Errors: `:invalid` (an input or weight is no result)."
   @spec output(t(), String.t(), String.t()) :: {:ok, t()} | {:error, Error.t()}
   def output(%__MODULE__{} = graph, name, node), do: grown(graph, {name, node})
 
@@ -156,7 +156,7 @@ defmodule Tmesh.Graph do
   defp made({:error, reason}), do: {:error, Error.from_native(reason)}
 
   @doc """
-  A graph from JSON, or from text where the first character is no `{`. What was written is checked whole, also when it is
+  Read a graph from JSON, or from text if the first character is not `{`. It is checked completely, even if it is
   hostile.
 
   Errors: `:protocol` (the message names the node or the line), `:system` (more than 16 MiB or 65,536 nodes).
@@ -164,19 +164,19 @@ defmodule Tmesh.Graph do
   @spec parse(String.t()) :: {:ok, t()} | {:error, Error.t()}
   def parse(text), do: made(Native.graph_parse(text))
 
-  @doc "The same from a file. Errors of reading it too: `:not_found`, `:access`, `:system`."
+  @doc "Read a graph from a file. Errors: those of `parse/1`, `:not_found`, `:access`, `:system`."
   @spec read(Path.t()) :: {:ok, t()} | {:error, Error.t()}
   def read(path), do: path |> Path.expand() |> Native.graph_read() |> made()
 
-  @doc "As JSON, which C and `parse/1` read."
+  @doc "Return the graph as JSON, which C and `parse/1` read."
   @spec to_json(t()) :: {:ok, String.t()} | {:error, Error.t()}
   def to_json(%__MODULE__{} = graph), do: written(graph, :json)
 
-  @doc "As text, which C and `parse/1` read."
+  @doc "Return the graph as text, which C and `parse/1` read."
   @spec to_text(t()) :: {:ok, String.t()} | {:error, Error.t()}
   def to_text(%__MODULE__{} = graph), do: written(graph, :text)
 
-  @doc "A picture, as input for Graphviz: `dot -Tsvg` makes an SVG of it."
+  @doc "Return a picture as input for Graphviz: `dot -Tsvg` makes an SVG of it."
   @spec to_dot(t()) :: {:ok, String.t()} | {:error, Error.t()}
   def to_dot(%__MODULE__{} = graph), do: written(graph, :dot)
 
@@ -195,19 +195,19 @@ defmodule Tmesh.Graph do
   end
 
   @doc """
-  All nodes, in an order in which inputs come before those that read them: maps of `name`, `op`, `inputs`, `dtype`, `shape`
-  and the operator's attributes.
+  List all nodes, with inputs before their readers: maps of `name`, `op`, `inputs`, `dtype`, `shape` and the
+  operator's attributes.
   """
   @spec nodes(t()) :: [map()]
   def nodes(%__MODULE__{} = graph), do: for(node <- decoded(graph)["nodes"], do: node_map(node))
 
-  @doc "Of each output the node whose value it is."
+  @doc "Return the node of each output, by the output's name."
   @spec outputs(t()) :: %{String.t() => String.t()}
   def outputs(%__MODULE__{} = graph), do: decoded(graph)["outputs"]
 
   @doc """
-  Of the outputs that lie in an input's memory, those of `:set_rows`, that input: what `Tmesh.Engine.bind/4` wants as
-  `in_place`.
+  Return the input whose memory an output uses, for each output of `:set_rows`. Pass the result to
+  `Tmesh.Engine.bind/4` as `in_place`.
   """
   @spec in_place(t()) :: %{String.t() => String.t()}
   def in_place(%__MODULE__{} = graph) do
@@ -227,26 +227,36 @@ defmodule Tmesh.Graph do
     end
   end
 
-  # What the library wrote just now.
+  # The library has just written this text, so it is valid.
   defp decoded(graph) do
     {:ok, map} = graph |> to_json!() |> Native.json_decode()
     map
   end
 
-  # A member that is not known here stays as the library wrote it. Operators and dtypes are the library's own words, which are few.
+  # The operators, dtypes and caches that the library writes. Another word stays a text: reading makes no atom.
+  @words Map.new(
+           ~w(input weight matmul rms_norm layer_norm rope softmax add mul silu gelu get_rows set_rows reshape transpose concat)a ++
+             ~w(attention lora none reuse stream bool int4 int8 int16 int32 int64 uint4 uint8 uint16 uint32 uint64)a ++
+             ~w(float4_e2m1fn float8_e4m3fn float8_e5m2 float16 bfloat16 float32 float64 complex64 complex128)a,
+           &{Atom.to_string(&1), &1}
+         )
+
+  defp word(text), do: Map.get(@words, text, text)
+
+  # A member unknown here stays as the library wrote it.
   defp node_map(node) do
     %{
       name: node["name"],
-      op: String.to_atom(node["op"]),
+      op: word(node["op"]),
       inputs: node["inputs"] || [],
-      dtype: String.to_atom(node["dtype"]),
+      dtype: word(node["dtype"]),
       shape: node["shape"]
     }
     |> Map.merge(
       for key <- @attributes -- [:dtype, :shape],
           {:ok, value} <- [Map.fetch(node, "#{key}")],
           into: %{},
-          do: {key, if(key == :cache, do: String.to_atom(value), else: value)}
+          do: {key, if(key == :cache, do: word(value), else: value)}
     )
   end
 

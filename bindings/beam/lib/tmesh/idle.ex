@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Idle do
   @moduledoc false
-  # The emulator collects garbage where a process allocates, and knows nothing of the memory behind a
-  # handle: a process that forgets 50 MB and then waits holds them for ever. While this VM has many
-  # bytes of regions the janitor looks, once in an interval, at the processes that are known to have
-  # or have had handles, and has the garbage of each one that did nothing since the last look
-  # collected. One that seemed to do nothing while it waited for memory may forget it just after: what
-  # does a little more is collected again, each time after twice as many looks. So what was forgotten is
-  # let go of at some time, and who has a tick in each interval pays little for much that is no garbage.
+  # Collects the garbage of idle processes. The emulator collects garbage when a process allocates, and does not
+  # know the memory behind a handle. So a process that forgets 50 MB and then waits would hold them for ever.
+  #
+  # While this VM has many bytes of regions, the janitor looks at known processes once in an interval: those that
+  # have or had handles. It collects the garbage of each process that did nothing since the last look.
+  #
+  # A process may forget memory just after a wait in which it seemed idle. So one that does a little more is
+  # collected again, each time after twice as many looks. Forgotten memory is then released at some time. A process
+  # with a tick in each interval pays little, even if it has much memory that is no garbage.
 
   alias Tmesh.{Config, Context, Native}
 
   @mib 1_048_576
-  # Of an interval: what somebody else's questions and a tick or two cost is still idle.
+  # The most work of an idle process in an interval: a tick or two, and answers to a few questions.
   @idle_reductions 500
-  # Two looks more, then four, up to 32.
+  # The pause grows to two looks, then four, up to 32.
   @most_doublings 5
 
   @typedoc """
-  Of each: its reductions at the last look, what became of it then, how often it was collected, and how
+  For each process: its reductions at the last look, the result of that look, how often it was collected, and how
   many looks it is left alone.
   """
   @type seen :: %{
@@ -60,7 +62,7 @@ defmodule Tmesh.Idle do
        do: {reductions, :active, 0, 0}
 
   defp state(pid, reductions, {_before, :active, times, _alone}) do
-    # The answer comes when it is done, which may take long: nobody waits for it.
+    # Do not wait for the collection, which may take long: a message reports its end.
     :erlang.garbage_collect(pid, async: {__MODULE__, pid})
     {reductions, :asked, times + 1, 0}
   end
@@ -74,10 +76,10 @@ defmodule Tmesh.Idle do
   defp state(_pid, _reductions, {_before, :collected, _times, 0} = collected), do: collected
   defp state(_pid, reductions, nil), do: {reductions, :active, 0, 0}
 
-  @doc "A process that was asked has collected its garbage, or is gone."
+  @doc "Note that a process has collected its garbage, or is gone."
   @spec collected(seen(), pid()) :: seen()
   def collected(seen, pid) do
-    # Collecting costs reductions too: what it has then counts.
+    # Collecting costs reductions, too: count from the present number.
     case {seen, Process.info(pid, :reductions)} do
       {%{^pid => {_before, :asked, times, _alone}}, {:reductions, now}} ->
         %{seen | pid => {now, :collected, times, alone(times)}}

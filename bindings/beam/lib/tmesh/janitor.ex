@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Janitor do
   @moduledoc false
-  # Drops what the destructors of handles and binaries leave behind, off the normal schedulers
-  # where those run, gives the library's log lines to Logger, and has an eye on idle processes.
+  # Drops the objects that destructors of handles and binaries leave, away from the normal schedulers on which those
+  # run. It also passes the library's log lines to Logger, and collects idle processes.
 
   use GenServer
   require Logger
@@ -14,12 +14,12 @@ defmodule Tmesh.Janitor do
 
   @patience_ms 60_000
 
-  # Who is refused for want of what garbage may hold (memory, files, a limit) has it dropped first,
-  # its own and what waits here, and tries once more.
+  # Drop garbage and try once more, if a call was refused for lack of something that garbage may hold (memory,
+  # files, a limit). The garbage of the caller and the objects waiting here are dropped.
   @spec retry((() -> result)) :: result when result: term()
   def retry(make), do: retry(make.(), make)
 
-  # Where the first try has been made.
+  # Continue after the first try.
   @spec retry(result, (() -> result)) :: result when result: term()
   def retry(tried, make) do
     case tried do
@@ -32,8 +32,8 @@ defmodule Tmesh.Janitor do
     end
   end
 
-  # eagain: enough calls wait for slow peers already, on schedulers that the VM's files need too. This
-  # one waits in its own process instead.
+  # eagain: too many calls wait for slow peers, on schedulers that the VM's files need too. So wait in the calling
+  # process instead.
   @spec patiently((() -> result)) :: result when result: term()
   def patiently(make), do: patiently(make, System.monotonic_time(:millisecond) + @patience_ms)
 
@@ -48,7 +48,7 @@ defmodule Tmesh.Janitor do
     end
   end
 
-  # False where no janitor is there to answer: the application stops.
+  # False if no janitor answers, because the application stops.
   defp swept? do
     GenServer.call(__MODULE__, :sweep, @patience_ms) == :ok
   catch
@@ -57,7 +57,7 @@ defmodule Tmesh.Janitor do
 
   @impl true
   def init(_arg) do
-    # Those who make garbage do not keep it from the one who drops it.
+    # Processes that make garbage must not delay the one that drops it.
     Process.flag(:priority, :high)
     :ok = Tmesh.Native.janitor()
     state = %{interval_ms: Config.default(:cleanup_interval_ms), looked: now(), seen: %{}}
@@ -73,11 +73,11 @@ defmodule Tmesh.Janitor do
     sweep(state)
   end
 
-  # What comes of it has come as garbage.
+  # The collected objects arrive as garbage.
   def handle_info({:garbage_collect, {Idle, pid}, _done}, state),
     do: wait(%{state | seen: Idle.collected(state.seen, pid)})
 
-  # At the end of an interval; a message that is none of ours is as good a reason.
+  # The end of an interval. An unknown message is a reason for a sweep, too.
   def handle_info(_other, state), do: sweep(state)
 
   # Garbage may come with the collection of the caller's heap: its message came before this one.
@@ -88,8 +88,8 @@ defmodule Tmesh.Janitor do
     swept
   end
 
-  # Log lines of the library's own threads wake nobody unless they warn, so they are looked for again
-  # and again, and so is garbage, should its message have been lost.
+  # Sweep regularly. Log lines of the library's own threads wake the janitor only if they are warnings, and a
+  # message about garbage may have been lost.
   defp sweep(state) do
     began = System.monotonic_time()
     for {level, message} <- Tmesh.Native.sweep(), do: Logger.log(level, "tmesh: " <> message)
@@ -98,11 +98,11 @@ defmodule Tmesh.Janitor do
     wait(look(%{state | interval_ms: interval(state.interval_ms)}))
   end
 
-  # At most what a timer takes, and 0 for never.
+  # Use at most the longest time of a timer, and 0 for never.
   defp wait(%{interval_ms: ms} = state),
     do: {:noreply, state, if(ms == 0, do: :infinity, else: min(ms, 0xFFFF_FFFF))}
 
-  # Once in an interval, however often somebody asks for a sweep.
+  # Look once in an interval, however often a sweep is requested.
   defp look(%{interval_ms: ms, looked: looked} = state) do
     if ms > 0 and now() - looked >= ms,
       do: %{state | looked: now(), seen: Idle.look(state.seen)},
@@ -111,7 +111,7 @@ defmodule Tmesh.Janitor do
 
   defp now, do: System.monotonic_time(:millisecond)
 
-  # A wrong value leaves the last good one in force.
+  # After a wrong value, keep the last valid one.
   defp interval(last) do
     case Config.get(:cleanup_interval_ms) do
       {:ok, interval_ms} ->
@@ -123,7 +123,7 @@ defmodule Tmesh.Janitor do
     end
   end
 
-  # One sweep does for all who asked before it begins.
+  # One sweep serves all callers that asked before it begins.
   defp forget_more do
     receive do
       :sweep -> forget_more()

@@ -1,43 +1,43 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Model do
   @moduledoc """
-  Files of tensors, read once into memory that all processes of the machine share: safetensors, also
-  several files with their index, and GGUF.
+  Files of tensors, read once into memory that all processes of the machine share: safetensors, also several files
+  with their index, and GGUF.
 
       {:ok, model} = Tmesh.Model.load("model.safetensors")
       %Tmesh.ZeroCopy.TensorRef{} = model["embeddings.weight"]
       {:ok, tensors} = Tmesh.Model.to_nx(model)
 
-  Processes of one user that load the same files, in any of tmesh's languages, share one sealed region, as
-  long as one of them has the model, a tensor or a binary of it; `report` says whether this one had to read.
-  A file that is changed later changes nothing here, and is another model.
+  Processes of one user that load the same files share one sealed region, in any of tmesh's languages. It stays as
+  long as one of them has the model, a tensor or a binary of it. `report` says whether this process had to read. A
+  file that is changed later changes nothing here, and is another model.
 
-  `model["name"]` is a `Tmesh.ZeroCopy.TensorRef` with a handle of its own, which stays good after the
-  model is released. As an enumerable a model gives `{name, ref}` in the files' order, so `Map.new(model)` is a
-  map of refs. A tensor whose type tmesh has not, such as GGUF's blocks, is of bytes, as its file has them.
+  `model["name"]` is a `Tmesh.ZeroCopy.TensorRef` with a handle of its own, which stays valid after the model is
+  released. As an enumerable a model gives `{name, ref}` in the files' order, so `Map.new(model)` is a map of refs.
+  If tmesh lacks the type of a tensor, such as GGUF's blocks, the ref has the bytes of the file.
 
     * `format` - `:safetensors` or `:gguf`
     * `names` - of its tensors, in the files' order
-    * `entries` - by name, what the file says of each, see `t:entry/0`
+    * `entries` - the file's description of each tensor, by name, see `t:entry/0`
     * `report` - how it was loaded, see `t:report/0`
 
   ## A process that waits
 
-  `load/2` returns when the model is there, also when another process is the one that reads. Loading ends,
-  and leaves nothing, when the process that called it is ended:
+  `load/2` returns when the model is loaded, also if another process reads it. Loading ends without traces when the
+  calling process ends:
 
       task = Task.async(fn -> Tmesh.Model.load!(path) end)
       Task.shutdown(task, :brutal_kill)
 
   ## Bumblebee
 
-  The option `safetensors_reader` of `Bumblebee.load_model/2`
-  ([since its pull request 456](https://github.com/elixir-nx/bumblebee/pull/456)) is a function that takes the
-  path of a file and gives a map of names to Nx tensors, as `read!/1` does:
+  The option `safetensors_reader` of `Bumblebee.load_model/2` ([since its pull request
+  456](https://github.com/elixir-nx/bumblebee/pull/456)) takes a function such as `read!/1`. It gets the path of a
+  file and returns a map of names to Nx tensors:
 
       Bumblebee.load_model({:hf, "..."}, safetensors_reader: &Tmesh.Model.read!/1)
 
-  Tensors of `Nx.BinaryBackend` are then read in place; another backend makes its own copy of each as it takes it.
+  Tensors of `Nx.BinaryBackend` are then read in place. Another backend makes its own copy of each tensor.
   """
 
   import Tmesh.Bang
@@ -50,9 +50,13 @@ defmodule Tmesh.Model do
   defstruct @enforce_keys
 
   @typedoc """
-  A tensor as its file describes it: `type` as the file spells it (`"BF16"`, `"Q4_K"`), `dtype` (`nil`: tmesh has
-  not that type), `shape` in elements, `byte_size`; `index` in the files' order, `file` (a number from 0 on) and
-  `file_offset` of its first byte there.
+  A tensor as its file describes it:
+
+    * `type` - in the file's spelling (`"BF16"`, `"Q4_K"`)
+    * `dtype` - `nil` if tmesh lacks the type
+    * `shape` - in elements; `byte_size`
+    * `index` - in the files' order
+    * `file` - a number from 0 on; `file_offset` of its first byte there
   """
   @type entry :: %{
           index: non_neg_integer(),
@@ -67,14 +71,15 @@ defmodule Tmesh.Model do
   @typedoc """
   How a model was loaded:
 
-    * `bytes` of the region, `bytes_read` from the files by this VM (less than all: others read),
-      `bytes_copied` of those once more, `huge_bytes` in huge pages, `tensors_moved` to a better place
-    * `ns` that it took
+    * `bytes` - of the region; `huge_bytes` - of these, in huge pages
+    * `bytes_read` - from the files by this VM, fewer if other processes read, too; `bytes_copied` - of these, once more
+    * `tensors_moved` - to a better place
+    * `ns` - the duration
     * `method` - `:splice`, `:io_uring`, `:direct`, `:read`, or `nil`: nothing was read here; `reason` - why
     * `shared` - with other processes, now or later
     * `direct_rate`, `buffered_rate` - bytes per second that were measured for the choice; 0: not measured
-    * `hash` - of the contents, where it was asked for, as 32 hex digits
-    * `file_system` where the first file lies
+    * `hash` - of the contents, if requested, as 32 hex digits
+    * `file_system` of the first file
     * `kept` - the name under which it is kept, or `nil`
   """
   @type report :: %{atom() => term()}
@@ -89,37 +94,44 @@ defmodule Tmesh.Model do
 
   @typedoc """
     * `keep` - the memory outlives all processes, until it is dropped (`tmeshctl drop`) (false)
-    * `alone` - share with nobody (false)
+    * `alone` - share with no other process (false)
     * `hash` - `report.hash` is the contents' checksum (false)
+    * `lenient` - take GGUF of version 2, bytes after the last tensor, and tensors that an index does not name
+      (false). `report.reason` then names the deviation
     * `label` - of the region; the file's name without one
-    * `progress` - a process that is sent `{:tmesh_model, path, progress}` at least each 64 MiB, where
-      `progress` is a map of `bytes_done`, `bytes_total` and `waiting`: another process reads
+    * `progress` - a process that receives `{:tmesh_model, path, progress}` at least each 64 MiB. `progress` is a
+      map of `bytes_done`, `bytes_total` and `waiting`, which is true while another process reads
   """
   @type option ::
           {:keep, boolean()}
           | {:alone, boolean()}
           | {:hash, boolean()}
           | {:label, String.t()}
+          | {:lenient, boolean()}
           | {:progress, pid() | nil}
 
-  @options [keep: false, alone: false, hash: false, label: "", progress: nil]
+  @options [keep: false, alone: false, hash: false, label: "", progress: nil, lenient: false]
 
   @doc """
-  Load the tensors of a safetensors or GGUF file, of an index (`.json`), of a split GGUF by its first file, or of
-  a folder with `model.safetensors` in it.
+  Load the tensors of a safetensors or GGUF file. The path may also name an index (`.json`), the first file of a
+  split GGUF, or a folder with `model.safetensors` in it.
 
-  Errors: `:not_found`; `:protocol` (malformed: the message says what, and in which file); `:unsupported` (another
-  version); `:stale` (a file changed while it was read); `:limit_exceeded` (`max_shared_memory_mb`);
-  `:invalid`; `:system` (`details.errno` is the system's word for it); those of `Tmesh.keep/3` with `keep`. Nothing
-  is left then.
+  Errors; then no memory is left:
+
+    * `:protocol` - malformed: the message names the mistake and the file
+    * `:unsupported` - another version
+    * `:stale` - a file changed while it was read
+    * `:limit_exceeded` - `max_shared_memory_mb`
+    * `:system` - `details.errno` names the system's error
+    * `:not_found`, `:invalid`, and with `keep` those of `Tmesh.keep/3`
   """
   @spec load(Path.t(), [option()]) :: {:ok, t()} | {:error, Error.t()}
   def load(path, opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, @options),
          {:ok, path} <- path(path),
          {:ok, context} <- Context.limited() do
-      [keep, alone, hash, label, progress] = for {key, _} <- @options, do: opts[key]
-      load = fn -> Native.model_load(context, path, keep, alone, hash, label, progress) end
+      [keep, alone, hash, label, progress, lenient] = for {key, _} <- @options, do: opts[key]
+      load = fn -> Native.model_load(context, path, keep, alone, hash, label, progress, lenient) end
 
       Telemetry.span(
         [:tmesh, :model, :load],
@@ -131,7 +143,7 @@ defmodule Tmesh.Model do
     end
   end
 
-  # Loading holds a dirty scheduler, which the VM's files need too: few do at once.
+  # Loading holds a dirty scheduler, which the VM's files need too, so few calls load at once.
   defp in_turn(load) do
     case Janitor.retry(load) do
       {:error, {:eagain, _why}} ->
@@ -143,7 +155,7 @@ defmodule Tmesh.Model do
     end
   end
 
-  # Path.expand/1 would make the present folder of it.
+  # Path.expand/1 would turn it into the present folder.
   defp path(none) when none in ["", []],
     do: {:error, Error.new(:invalid, "no path is given: the present folder is \".\"")}
 
@@ -172,7 +184,7 @@ defmodule Tmesh.Model do
   defp measured({:error, _error}), do: %{}
 
   @doc """
-  What the files say beside their tensors, as a map by key. Numbers that JSON has not (NaN) are `nil`.
+  Return the files' metadata as a map by key. Numbers that JSON lacks (NaN) are `nil`.
 
   Errors: `:closed`.
   """
@@ -186,7 +198,7 @@ defmodule Tmesh.Model do
     end
   end
 
-  @doc "The tensor of a name, or `:error`: what `model[name]` asks. Raises `Tmesh.Error` of a released model."
+  @doc "Return the tensor of a name, or `:error`, as `model[name]` needs it. Raises `Tmesh.Error` for a released model."
   @spec fetch(t(), String.t()) :: {:ok, TensorRef.t()} | :error
   def fetch(%__MODULE__{native: native, entries: entries}, name) do
     with {:ok, entry} <- Map.fetch(entries, name) do
@@ -197,7 +209,7 @@ defmodule Tmesh.Model do
     end
   end
 
-  @doc "As `fetch/2`, but raises `KeyError` where there is no such name."
+  @doc "Do as `fetch/2`, but raise `KeyError` for an unknown name."
   @spec fetch!(t(), String.t()) :: TensorRef.t()
   def fetch!(%__MODULE__{names: names} = model, name) do
     case fetch(model, name) do
@@ -207,16 +219,16 @@ defmodule Tmesh.Model do
   end
 
   @doc """
-  All tensors as Nx tensors by their names, over the model's memory, without a copy.
+  Return all tensors as Nx tensors by their names, over the model's memory, without a copy.
 
-  Errors: `:unsupported` (Nx is not loaded, or has not a tensor's type: the message names it), `:closed`.
+  Errors: `:unsupported` (Nx is not loaded, or lacks a tensor's type, which the message names), `:closed`.
   """
   @spec to_nx(t()) :: {:ok, %{String.t() => struct()}} | {:error, Error.t()}
   def to_nx(%__MODULE__{names: names} = model) do
     Enum.reduce_while(names, {:ok, %{}}, fn name, {:ok, done} ->
       case one_to_nx(model, name, model.entries[name]) do
         {:ok, tensor} -> {:cont, {:ok, Map.put(done, name, tensor)}}
-        {:error, error} -> {:halt, {:error, %Error{error | message: "#{name}: #{error.message}"}}}
+        {:error, error} -> {:halt, {:error, %{error | message: "#{name}: #{error.message}"}}}
       end
     end)
   end
@@ -224,7 +236,7 @@ defmodule Tmesh.Model do
   defp one_to_nx(_model, _name, %{dtype: nil, type: type}),
     do: {:error, Error.new(:unsupported, "tmesh and Nx have no #{type}")}
 
-  # What the binary points into it holds by itself.
+  # The binary itself holds the memory that it points into.
   defp one_to_nx(%__MODULE__{native: native}, _name, %{index: index}) do
     with {:ok, {handle, native}} <- Native.model_tensor(native, index) do
       ref = TensorRef.unnamed(handle, native)
@@ -237,9 +249,10 @@ defmodule Tmesh.Model do
   end
 
   @doc """
-  The tensors of a file as Nx tensors by their names: `load/2` and `to_nx/1`. They alone hold the memory.
+  Read the tensors of a file as Nx tensors by their names: `load/2` and `to_nx/1`. Only these tensors hold the
+  memory.
 
-  `read!/1` is what Bumblebee's `safetensors_reader` takes, see the module's text.
+  Bumblebee's `safetensors_reader` takes `read!/1`, see the module's text.
   """
   @spec read(Path.t(), [option()]) :: {:ok, %{String.t() => struct()}} | {:error, Error.t()}
   def read(path, opts \\ []) do
@@ -251,7 +264,7 @@ defmodule Tmesh.Model do
   end
 
   @doc """
-  The same tensors as one `Tmesh.Bundle`, with the files' metadata as JSON: one ref that other processes open.
+  Return the tensors as one `Tmesh.Bundle`, with the files' metadata as JSON: one ref that other processes open.
 
   Errors: `:invalid` (more tensors than a bundle has), `:closed`, and those of `Tmesh.Bundle.put/2`.
   """
@@ -261,9 +274,9 @@ defmodule Tmesh.Model do
 
   @typedoc """
     * `metadata` - texts by their names, for the file's header (none)
-    * `max_shard_bytes` - of one file; more tensors go to several files with an index, as `load/2` takes it (0: one
-      file)
-    * `progress` - a process that is sent `{:tmesh_model, path, progress}` as by `load/2`
+    * `max_shard_bytes` - the most bytes of one file (0: no limit). More tensors go to several files with an index,
+      which `load/2` takes
+    * `progress` - a process that receives `{:tmesh_model, path, progress}` as from `load/2`
   """
   @type save_option ::
           {:metadata, %{String.t() => String.t()}}
@@ -271,18 +284,25 @@ defmodule Tmesh.Model do
           | {:progress, pid() | nil}
 
   @doc """
-  Write tensors to a safetensors file, from the memory in which they lie: of a model, a bundle, or what
-  `Tmesh.Bundle.put/2` takes. A file appears whole or not at all, in place of an older one: it is written without a name,
-  synced and renamed, an index last. With `max_shard_bytes` the path ends in `.safetensors`, and
-  `NAME.safetensors.index.json` is what `load/2` takes then.
+  Write tensors to a safetensors file, straight from their memory. The tensors are a model, a bundle, or a map for
+  `Tmesh.Bundle.put/2`. A file appears whole or not at all, and replaces an older one: it is written without a name,
+  synced and renamed, an index last. With `max_shard_bytes` the path ends in `.safetensors`, and `load/2` takes
+  `NAME.safetensors.index.json` then.
 
-  The metadata of a model is not taken over: give it as `metadata`. Saving ends, and leaves nothing, when the process
-  that called it is ended.
+  Metadata of a model is not copied: give it as `metadata`. Saving ends without traces when the calling process
+  ends.
 
-  Errors: `:invalid` (a name, a name twice, a tensor that is not contiguous); `:unsupported` (a type that safetensors has
-  not: the message names the tensor); `:not_found` (the folder); `:exists` (what has the name is no regular file); `:closed`; `:system` (`details.errno` is the system's word
-  for it: `:enospc`, `:eacces`); those of `Tmesh.ZeroCopy.from_binary/4`. No file was made or replaced then; of several, some
-  may have been when the last step fails.
+  Errors:
+
+    * `:invalid` - a name, a name twice, or a tensor that is not contiguous
+    * `:unsupported` - safetensors lacks a type; the message names the tensor
+    * `:not_found` - the folder
+    * `:exists` - the name belongs to something else than a regular file
+    * `:system` - `details.errno` names the system's error: `:enospc`, `:eacces`
+    * `:closed`, and those of `Tmesh.ZeroCopy.from_binary/4`
+
+  After an error no file was made or replaced. Only if the last step of several files fails, some of them may have
+  been.
   """
   @spec save(t() | Bundle.t() | %{String.t() => Bundle.value()}, Path.t(), [save_option()]) ::
           :ok | {:error, Error.t()}
@@ -326,7 +346,7 @@ defmodule Tmesh.Model do
 
   defp texts(_other), do: {:error, Error.new(:invalid, "metadata is a map of texts to texts")}
 
-  @doc "Let go of the model. Tensors that were taken from it stay. Releasing again is fine."
+  @doc "Release the model. Tensors that were taken from it stay. You may release it again."
   @spec release(t()) :: :ok
   def release(%__MODULE__{native: native}) do
     :ok = Native.model_release(native)

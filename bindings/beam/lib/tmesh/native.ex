@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Native do
   @moduledoc false
-  # The NIFs of c_src/, one library call each; Tmesh and Tmesh.ZeroCopy are their public face.
-  # Handles and contexts are resources. Nothing here raises but context_open/1 (badarg): terms of
-  # a wrong shape give an error like any other.
+  # The NIFs of c_src/, one library call each. Tmesh and Tmesh.ZeroCopy are their public interface. Handles and
+  # contexts are resources. Only context_open/1 raises (badarg): terms of a wrong shape give an error like any other.
 
   @on_load :load
 
@@ -17,7 +16,7 @@ defmodule Tmesh.Native do
           {non_neg_integer(), String.t(), non_neg_integer(), non_neg_integer(), [integer()], atom(),
            [integer()], :cpu | {:cuda, non_neg_integer()}}
 
-  @typedoc "label, huge, mode, node, gid, linger_ms, pin"
+  @typedoc "label, huge, mode, node, gid, hold_ms, pin"
   @type region_opts ::
           {String.t(), boolean() | :try, non_neg_integer(), non_neg_integer() | nil,
            non_neg_integer() | nil, non_neg_integer(), boolean()}
@@ -35,7 +34,7 @@ defmodule Tmesh.Native do
   @spec sweep() :: [{:error | :warning | :info | :debug, String.t()}]
   def sweep, do: :erlang.nif_error(:not_loaded)
 
-  # Some of them several times.
+  # Some pids come several times.
   @spec held_by() :: [pid()]
   def held_by, do: :erlang.nif_error(:not_loaded)
 
@@ -110,48 +109,70 @@ defmodule Tmesh.Native do
 
   @type engine :: reference()
 
-  @spec engine_connect(context(), name :: String.t(), timeout_ns :: non_neg_integer()) ::
-          result(engine())
-  def engine_connect(_context, _name, _timeout), do: :erlang.nif_error(:not_loaded)
+  # Calls that wait for engines take a tag first. They return `started()`, and their result comes as `{tag, result}`.
+  @type started :: :ok | {:error, reason()}
+
+  @spec engine_connect(
+          reference(),
+          context(),
+          name :: String.t(),
+          timeout_ns :: non_neg_integer()
+        ) :: started()
+  def engine_connect(_tag, _context, _name, _timeout), do: :erlang.nif_error(:not_loaded)
 
   @spec engine_info(engine()) ::
           result({backend :: String.t(), version :: String.t(), pid :: non_neg_integer()})
   def engine_info(_engine), do: :erlang.nif_error(:not_loaded)
 
-  @spec engine_graph(engine(), path :: String.t(), [{String.t(), handle()}], prepack :: boolean()) ::
-          result(engine())
-  def engine_graph(_engine, _path, _weights, _prepack), do: :erlang.nif_error(:not_loaded)
+  @spec engine_graph(
+          reference(),
+          engine(),
+          path :: String.t(),
+          [{String.t(), handle()}],
+          prepack :: boolean()
+        ) :: started()
+  def engine_graph(_tag, _engine, _path, _weights, _prepack), do: :erlang.nif_error(:not_loaded)
 
   @spec engine_operands(engine()) :: result({[tuple()], [tuple()]})
   def engine_operands(_graph), do: :erlang.nif_error(:not_loaded)
 
   # Inputs and outputs are handles of tensors, or device tensors.
-  @spec engine_bind(engine(), graph :: engine(), [{String.t(), handle() | engine()}], [
-          {String.t(), handle() | engine(), in_place :: String.t() | nil}
-        ]) :: result(engine())
-  def engine_bind(_engine, _graph, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
+  @spec engine_bind(
+          reference(),
+          engine(),
+          graph :: engine(),
+          [{String.t(), handle() | engine()}],
+          [{String.t(), handle() | engine(), in_place :: String.t() | nil}]
+        ) :: started()
+  def engine_bind(_tag, _engine, _graph, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
 
-  @spec engine_rebind(engine(), binding :: engine(), [{String.t(), handle() | engine()}]) ::
-          :ok | {:error, reason()}
-  def engine_rebind(_engine, _binding, _inputs), do: :erlang.nif_error(:not_loaded)
+  @spec engine_rebind(
+          reference(),
+          engine(),
+          binding :: engine(),
+          [{String.t(), handle() | engine()}]
+        ) :: started()
+  def engine_rebind(_tag, _engine, _binding, _inputs), do: :erlang.nif_error(:not_loaded)
 
-  @spec engine_keep(engine(), pages()) :: :ok | {:error, reason()}
-  def engine_keep(_engine, _pages), do: :erlang.nif_error(:not_loaded)
+  @spec engine_keep(reference(), engine(), pages()) :: started()
+  def engine_keep(_tag, _engine, _pages), do: :erlang.nif_error(:not_loaded)
 
   @spec placed_open(
+          reference(),
           [engine()] | (places :: engine()),
           graph :: binary(),
           [{String.t(), non_neg_integer()}],
           [{String.t(), handle()}],
           folder :: String.t()
-        ) :: result(engine())
-  def placed_open(_engines, _graph, _at, _weights, _folder), do: :erlang.nif_error(:not_loaded)
+        ) :: started()
+  def placed_open(_tag, _engines, _graph, _at, _weights, _folder),
+    do: :erlang.nif_error(:not_loaded)
 
   @spec placed_parts(engine()) :: result([non_neg_integer()])
   def placed_parts(_placed), do: :erlang.nif_error(:not_loaded)
 
-  @spec placed_move(engine(), [non_neg_integer()]) :: :ok | {:error, reason()}
-  def placed_move(_placed, _at), do: :erlang.nif_error(:not_loaded)
+  @spec placed_move(reference(), engine(), [non_neg_integer()]) :: started()
+  def placed_move(_tag, _placed, _at), do: :erlang.nif_error(:not_loaded)
 
   @spec placed_at(engine(), nodes :: non_neg_integer()) :: result([non_neg_integer()])
   def placed_at(_placed, _nodes), do: :erlang.nif_error(:not_loaded)
@@ -162,26 +183,12 @@ defmodule Tmesh.Native do
   # memory 0: no limit; node -1: any.
   @spec places_open(
           [{engine(), memory :: non_neg_integer(), node :: integer()}],
-          idle_ns :: non_neg_integer(),
-          costs :: engine() | nil
+          idle_ns :: non_neg_integer()
         ) :: result(engine())
-  def places_open(_places, _idle, _costs), do: :erlang.nif_error(:not_loaded)
+  def places_open(_places, _idle), do: :erlang.nif_error(:not_loaded)
 
-  # As JSON: devices, costs.
-  @spec costs_parse(context(), binary(), binary()) :: result({engine(), binary()})
-  def costs_parse(_context, _devices, _costs), do: :erlang.nif_error(:not_loaded)
-
-  @spec costs_read(context(), devices :: binary(), String.t() | nil) ::
-          result({engine(), binary()})
-  def costs_read(_context, _devices, _path), do: :erlang.nif_error(:not_loaded)
-
-  # memory 0: what was free when it was measured.
-  @spec costs_find(engine(), graph :: binary(), [{engine(), memory :: non_neg_integer()}]) ::
-          result([non_neg_integer()])
-  def costs_find(_costs, _graph, _engines), do: :erlang.nif_error(:not_loaded)
-
-  @spec places_sweep(engine()) :: result(non_neg_integer())
-  def places_sweep(_places), do: :erlang.nif_error(:not_loaded)
+  @spec places_sweep(reference(), engine()) :: started()
+  def places_sweep(_tag, _places), do: :erlang.nif_error(:not_loaded)
 
   @spec places_used(engine(), index :: non_neg_integer()) :: result(non_neg_integer())
   def places_used(_places, _index), do: :erlang.nif_error(:not_loaded)
@@ -189,12 +196,16 @@ defmodule Tmesh.Native do
   @spec places_stats(engine()) :: result(map())
   def places_stats(_places), do: :erlang.nif_error(:not_loaded)
 
-  @spec placed_bind(engine(), [{String.t(), handle() | nil}], [{String.t(), handle()}]) ::
-          result(engine())
-  def placed_bind(_placed, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
+  @spec placed_bind(
+          reference(),
+          engine(),
+          [{String.t(), handle() | nil}],
+          [{String.t(), handle()}]
+        ) :: started()
+  def placed_bind(_tag, _placed, _inputs, _outputs), do: :erlang.nif_error(:not_loaded)
 
-  @spec engine_dispatch(engine(), cancellable :: engine()) :: :ok | {:error, reason()}
-  def engine_dispatch(_binding, _cancellable), do: :erlang.nif_error(:not_loaded)
+  @spec engine_dispatch(reference(), engine(), cancellable :: engine() | nil) :: started()
+  def engine_dispatch(_tag, _binding, _cancellable), do: :erlang.nif_error(:not_loaded)
 
   @spec engine_cancellable(context()) :: result(engine())
   def engine_cancellable(_context), do: :erlang.nif_error(:not_loaded)
@@ -416,6 +427,21 @@ defmodule Tmesh.Native do
           result(bundle() | [{handle(), ref()}])
   def open_kept(_context, _name, _uid), do: :erlang.nif_error(:not_loaded)
 
+  @spec keep_folder(
+          context(),
+          path :: String.t(),
+          name :: String.t(),
+          keep_opts(),
+          pid() | nil
+        ) :: :ok | {:error, reason()}
+  def keep_folder(_context, _path, _name, _opts, _progress), do: :erlang.nif_error(:not_loaded)
+
+  @spec kept_path(context(), name :: String.t(), path :: String.t() | nil) :: result(String.t())
+  def kept_path(_context, _name, _path), do: :erlang.nif_error(:not_loaded)
+
+  @spec kept_files(context(), name :: String.t()) :: result([map()])
+  def kept_files(_context, _name), do: :erlang.nif_error(:not_loaded)
+
   @spec list_kept(context()) :: result([map()])
   def list_kept(_context), do: :erlang.nif_error(:not_loaded)
 
@@ -431,9 +457,10 @@ defmodule Tmesh.Native do
           alone :: boolean(),
           hash :: boolean(),
           label :: String.t(),
-          pid() | nil
+          pid() | nil,
+          lenient :: boolean()
         ) :: result(model())
-  def model_load(_context, _path, _keep, _alone, _hash, _label, _pid),
+  def model_load(_context, _path, _keep, _alone, _hash, _label, _pid, _lenient),
     do: :erlang.nif_error(:not_loaded)
 
   @spec model_info(model()) :: result({:safetensors | :gguf, [{String.t(), map()}], map()})
@@ -557,11 +584,15 @@ defmodule Tmesh.Native do
   @spec bundle_release(bundle()) :: :ok | {:error, reason()}
   def bundle_release(_bundle), do: :erlang.nif_error(:not_loaded)
 
-  @spec release(handle()) :: :ok | :kept | {:error, reason()}
+  @spec release(handle()) :: :ok | :tied | {:error, reason()}
   def release(_handle), do: :erlang.nif_error(:not_loaded)
 
-  @spec keep(handle()) :: :ok | {:error, reason()}
-  def keep(_handle), do: :erlang.nif_error(:not_loaded)
+  # :ok also for a handle that was released here.
+  @spec local(term()) :: :ok | {:error, reason()}
+  def local(_handle), do: :erlang.nif_error(:not_loaded)
+
+  @spec tie(handle()) :: :ok | {:error, reason()}
+  def tie(_handle), do: :erlang.nif_error(:not_loaded)
 
   @spec to_binary(handle(), may_copy :: boolean()) :: result(binary())
   def to_binary(_handle, _may_copy), do: :erlang.nif_error(:not_loaded)
@@ -582,11 +613,11 @@ defmodule Tmesh.Native do
   @spec ref_decode(binary()) :: result(ref())
   def ref_decode(_json), do: :erlang.nif_error(:not_loaded)
 
-  @doc "{v, id, token, offset, byte_size, shape, dtype, strides, device} of a map, whatever they are"
+  @doc "Make a ref from {v, id, token, offset, byte_size, shape, dtype, strides, device} of any map."
   @spec ref_from_members(tuple()) :: result(ref())
   def ref_from_members(_members), do: :erlang.nif_error(:not_loaded)
 
-  @typedoc "A connection to a worker process, of the process that connected."
+  @typedoc "A connection to a worker process, owned by the process that connected."
   @type worker_socket :: reference()
 
   @spec json_decode(binary()) :: result(%{String.t() => term()})
@@ -610,7 +641,7 @@ defmodule Tmesh.Native do
   @spec worker_close(worker_socket()) :: :ok
   def worker_close(_socket), do: :erlang.nif_error(:not_loaded)
 
-  @typedoc "One end of a channel, of the process that made or opened it."
+  @typedoc "One end of a channel, owned by the process that made or opened it."
   @type channel :: reference()
 
   @typedoc "slots, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns, limit"
@@ -626,14 +657,13 @@ defmodule Tmesh.Native do
           result(channel())
   def channel_open(_context, _token, _role, _opts), do: :erlang.nif_error(:not_loaded)
 
-  # After eagain, channel_wait/2.
+  # After eagain, call channel_wait/2.
   @spec channel_send(channel(), handle() | nil, binary()) :: :ok | :eagain | {:error, reason()}
   def channel_send(_channel, _handle, _bytes), do: :erlang.nif_error(:not_loaded)
 
   @type channel_message :: {nil | :given | {handle(), ref()}, binary()}
 
-  # After again at once, after busy a little later. A message about the handle's own tensor, and
-  # nothing else, is :given.
+  # After again call it at once, after busy a little later. A message with only the handle's own tensor is :given.
   @spec channel_recv(channel(), handle() | nil) ::
           :given | result(channel_message()) | :eagain | :again | :busy
   def channel_recv(_channel, _handle), do: :erlang.nif_error(:not_loaded)
@@ -645,9 +675,20 @@ defmodule Tmesh.Native do
   @spec channel_flush(channel()) :: :ok | :full | {:error, reason()}
   def channel_flush(_channel), do: :erlang.nif_error(:not_loaded)
 
-  # {:select, _, ref, :ready_input} says when to try again; after full nothing does.
+  # {:select, _, ref, :ready_input} says when to try again. After full no message comes.
   @spec channel_wait(channel(), reference()) :: :ok | :full | {:error, reason()}
   def channel_wait(_channel, _ref), do: :erlang.nif_error(:not_loaded)
+
+  # The message comes once, when there may be something to receive.
+  @spec channel_watch(channel(), message :: term()) :: :ok | {:error, reason()}
+  def channel_watch(_channel, _message), do: :erlang.nif_error(:not_loaded)
+
+  # How many bytes of tensors passed this end, without those that were known.
+  @spec channel_passed(channel(), known :: non_neg_integer()) :: result(non_neg_integer())
+  def channel_passed(_channel, _known), do: :erlang.nif_error(:not_loaded)
+
+  @spec channel_gone(channel()) :: :ok | {:error, reason()}
+  def channel_gone(_channel), do: :erlang.nif_error(:not_loaded)
 
   @spec channel_cancel(channel()) :: :ok
   def channel_cancel(_channel), do: :erlang.nif_error(:not_loaded)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net do
   @moduledoc """
-  Tensors between nodes on different machines. Names, leases and keys are messages of Erlang
-  distribution; the bytes come by `tmesh-net`, the machine's fetcher, into a sealed region that all
-  processes of the machine share.
+  Tensors between nodes on different machines. Names, leases and keys are messages of Erlang distribution. The bytes
+  travel through `tmesh-net`, the machine's fetcher, into a sealed region that all processes of the machine share.
 
       # in each node's supervision tree
       {Tmesh.Net, address: "192.0.2.1"}
@@ -13,11 +12,11 @@ defmodule Tmesh.Net do
       # on another node, which got the offer in any message
       {:ok, ref} = Tmesh.Net.open(offer)
 
-  **Bytes travel without encryption**, also where distribution uses TLS: trusted networks, or inside
-  WireGuard. `docs/net.md` says what is promised and what is not.
+  **Bytes travel without encryption**, even if distribution uses TLS. Use a trusted network, or WireGuard.
+  `docs/reference/net.md` lists the promises and their limits.
 
-  An offer is a map of strings and numbers, as `Tmesh.ZeroCopy.TensorRef.to_map/1` or `Tmesh.Bundle.to_map/1`
-  makes it, with members beside that say where its bytes are. It also travels as JSON.
+  An offer is a map of strings and numbers like that of `Tmesh.ZeroCopy.TensorRef.to_map/1` or
+  `Tmesh.Bundle.to_map/1`. Further members say where its bytes are. It also travels as JSON.
 
   ## Names
 
@@ -28,40 +27,40 @@ defmodule Tmesh.Net do
       {:ok, bundle} = Tmesh.Net.open_name("llama")
       bundle["embeddings.weight"]
 
-  A bundle's regions come in parallel, each from another of the nodes that have it, and from the next when one
-  cannot give it. A name means the same bytes on all nodes: other bytes under a name that is taken are
-  refused. Names are groups of `:pg`. A stream (`Tmesh.Stream`) is published by its process; `lookup/1` gives it, and
+  The regions of a bundle come in parallel, each from one of the nodes that have it. If that node fails, the region
+  comes from the next. A name means the same bytes on all nodes: other bytes under a taken name are refused. Names
+  are groups of `:pg`. A stream (`Tmesh.Stream`) is published by its process. `lookup/1` returns it, and
   `Tmesh.Stream.start_link/1` with `from:` follows it.
 
-  One fetch serves all who want the same bytes at a time. What came is kept as
-  `net-CHECKSUM`, by the rules of `Tmesh.keep/3`, and is found there by the next, also after the home has
-  gone. A node whose waits have all ended cancels its fetch.
+  One fetch serves all simultaneous opens of the same bytes. The fetched bytes are kept as `net-CHECKSUM`, by the
+  rules of `Tmesh.keep/3`, for later opens, also after the home is gone. A node whose opens have all ended cancels
+  its fetch.
 
   Options of `{Tmesh.Net, options}`:
 
-    * `address` - of the interface of this machine that leads to the others, in numbers. Required
-    * `program` - the fetcher; without it `TMESH_NET` in the environment, then `tmesh-net` in the path
-    * `provider` - of libfabric (`"tcp"`)
-    * `lease_ms` - how long a key stays without progress, at a home (60,000)
-    * `max_restarts`, `max_seconds` - as a supervisor has them: a fetcher that has ended is started again, unless it ended
-      more often than `max_restarts` (3) within `max_seconds` (5); then the net ends with the error
+    * `address` - the numeric address of this machine's interface to the other machines. Required
+    * `program` - the fetcher. Default: `TMESH_NET` in the environment, then `tmesh-net` in the path
+    * `provider` - the provider of libfabric (`"tcp"`)
+    * `lease_ms` - how long a key without progress stays valid at a home (60,000)
+    * `max_restarts`, `max_seconds` - as for a supervisor: a fetcher that has ended is restarted. If it ended more
+      often than `max_restarts` (3) within `max_seconds` (5), the net ends with the error
   """
 
   import Tmesh.Bang
 
   alias Tmesh.{Bundle, Channel, Error, Model, Native, Options, ZeroCopy}
-  alias Tmesh.Net.{Apart, Had, Names, Offer, Own, Server}
+  alias Tmesh.Net.{Parallel, TokenCache, Names, Offer, LocalSecret, Server}
   alias Tmesh.ZeroCopy.TensorRef
 
   @type offer :: %{String.t() => term()}
   @type open_option ::
           {:timeout, pos_integer()} | {:deadline, pos_integer() | :infinity} | {:progress, pid()}
 
-  # What an open says of memory that is not here: of this machine's kind, or of one with the module where this one
-  # has none, or the other way.
+  # Errors of an open if the memory is not on this machine. Its backend, the module or memfd, may also be another
+  # than here.
   @elsewhere [:not_found, :unsupported]
 
-  # Of a bundle's, at a time.
+  # Regions of one bundle that are fetched at once.
   @regions_at_once 8
 
   @doc false
@@ -70,7 +69,7 @@ defmodule Tmesh.Net do
     do: %{id: __MODULE__, start: {__MODULE__, :start_link, [options]}, shutdown: 10_000}
 
   @doc """
-  Start this node's net. One for each runtime directory: a second fetcher is refused.
+  Start this node's net. A runtime directory has one fetcher: a second one is refused.
   """
   @spec start_link(keyword()) :: GenServer.on_start() | {:error, Error.t()}
   def start_link(options) do
@@ -134,20 +133,26 @@ defmodule Tmesh.Net do
   @doc """
   Offer a sealed tensor, a bundle or a model to other nodes, until `withdraw/1` or the end of the calling process.
 
-  Whole regions are offered, and read once for their checksums. The fetcher pins them: they stay while they
-  are offered, also after `Tmesh.ZeroCopy.release/1`. Who has a ref may offer it: the right to read is part of each
-  token. Who is in the cluster and is given the offer may fetch it.
+  An offer covers whole regions, which are read once for their checksums. The fetcher pins them: they stay while
+  they are offered, also after `Tmesh.ZeroCopy.release/1`. Any holder of a ref may offer it, since each token
+  includes the right to read. Any node of the cluster that gets the offer may fetch it.
 
-  Errors: `:invalid` (not sealed), `:not_found` (a ref whose memory is gone), `:access` (memory of another user, who does not let this one read), `:protocol` (its
-  token is none), `:not_started`, `:limit_exceeded`, `:closed`, `:unsupported` (memory
-  that refuses pins), `:gone` (the fetcher ended).
+  Errors:
+
+    * `:invalid` - not sealed
+    * `:not_found` - the ref's memory is gone
+    * `:access` - the memory belongs to another user who does not admit this one
+    * `:protocol` - the ref's token is malformed
+    * `:unsupported` - the memory refuses pins
+    * `:gone` - the fetcher ended
+    * `:not_started`, `:limit_exceeded`, `:closed`
   """
   @spec offer(TensorRef.t() | Bundle.t() | Model.t()) :: {:ok, offer()} | {:error, Error.t()}
   def offer(%TensorRef{} = ref) do
     with {:ok, ref} <- TensorRef.named(ref),
          :ok <- check_token(ref.token),
          {:ok, offered} <- call({:offer, ref.token}),
-         do: {:ok, Map.merge(TensorRef.to_map(ref), offered)}
+         do: {:ok, Map.merge(TensorRef.to_map!(ref), offered)}
   end
 
   def offer(%Bundle{} = bundle) do
@@ -171,7 +176,8 @@ defmodule Tmesh.Net do
     end
   end
 
-  # A ref may be anybody's word; the fetcher wants text. Whether it is a token it says itself.
+  # Check the form of a token. A ref may come from anybody, and the fetcher expects text. The fetcher itself checks
+  # the token.
   defp check_token(token) do
     if is_binary(token) and token =~ ~r/\A[a-z0-9-]{1,71}\z/,
       do: :ok,
@@ -192,8 +198,8 @@ defmodule Tmesh.Net do
   defp offer_all([], offered), do: {:ok, Enum.reverse(offered)}
 
   @doc """
-  End an offer of this node: on return no other reads the memory any more. Fetches of it that run
-  elsewhere fail with `:gone`; what was fetched stays.
+  End an offer of this node: on return no other node reads the memory any more. Unfinished fetches elsewhere fail
+  with `:gone`; fetched memory stays.
 
   Errors: `:not_found`, `:protocol`, `:not_started`.
   """
@@ -211,37 +217,44 @@ defmodule Tmesh.Net do
   def withdraw(%{"offer" => id}) when is_binary(id), do: call({:withdraw, id})
   def withdraw(_other), do: no_offer("it has neither \"offer\" nor \"offers\"")
 
-  # An offer holds tokens: it is not shown.
+  # Do not show the offer, which contains tokens.
   defp no_offer(why) do
     why = "not an offer: #{why}. Give what Tmesh.Net.offer/1 has returned"
     {:error, Error.new(:protocol, why)}
   end
 
   @doc false
-  # The same without a wait for the fetcher, for memory that its maker does not write to any more.
+  # Withdraw without a wait for the fetcher. The memory's maker must not write to it any more.
   @spec withdraw_later(offer()) :: :ok
   def withdraw_later(%{"offers" => ids}),
-    do: Enum.each(ids, &Own.cast({:withdraw, &1}))
+    do: Enum.each(ids, &LocalSecret.cast({:withdraw, &1}))
 
-  def withdraw_later(%{"offer" => id}), do: Own.cast({:withdraw, id})
+  def withdraw_later(%{"offer" => id}), do: LocalSecret.cast({:withdraw, id})
 
   @doc """
-  Open what is offered, a map or JSON: as `Tmesh.ZeroCopy.open/2` or `Tmesh.Bundle.open/2` where its memory or a
-  copy of it is on this machine, else after a fetch.
+  Open an offer, given as a map or JSON. If its memory or a copy is on this machine, this does the same as
+  `Tmesh.ZeroCopy.open/2` or `Tmesh.Bundle.open/2`. Otherwise it fetches the bytes.
 
   Options:
 
-    * `timeout` - the longest time without an answer or a byte, in milliseconds, of each home (10,000)
-    * `deadline` - the longest time in all, in milliseconds (`:infinity`). Then it is `:timeout`, and what was half
-      fetched goes, unless others wait for it
-    * `progress` - a process that gets `{:tmesh_progress, %{checksum: text, bytes: n, region_bytes: n}}` at most ten
-      times a second for each region that is fetched, and one when all of it is here, before the open returns. What
-      goes on behind a home that failed begins again. Nothing is said of what is on this machine already
+    * `timeout` - the longest time without an answer or a byte from a home, in milliseconds (10,000)
+    * `deadline` - the longest time of the whole open, in milliseconds (`:infinity`). Then the error is `:timeout`,
+      and a partly fetched region is dropped unless another open waits for it
+    * `progress` - a process that receives `{:tmesh_progress, %{checksum: text, bytes: n, region_bytes: n}}` for
+      each fetched region. It comes at most ten times a second, and once when the region is complete, before the
+      open returns. If a home fails, the count restarts with the next home. A region on this machine gives no
+      message
 
-  Errors: as `Tmesh.ZeroCopy.open/2`; `:not_found` (withdrawn; the home is not connected to this node),
-  `:gone` (the home, its fetcher or this one ended meanwhile), `:timeout`, `:not_started` (no net runs
-  here, or at home), `:protocol` (not an offer; what came is damaged, or no answer), `:unsupported` (the home's
-  net is of another version), `:limit_exceeded`, `:no_memory`. With several homes it is the last one's; of a bundle there is all or nothing.
+  Errors, beside those of `Tmesh.ZeroCopy.open/2`:
+
+    * `:not_found` - the offer was withdrawn, or the home is not connected to this node
+    * `:gone` - the home, its fetcher or this one ended meanwhile
+    * `:not_started` - no net runs here, or at home
+    * `:protocol` - not an offer, damaged bytes, or no valid answer
+    * `:unsupported` - the home's net has another version
+    * `:timeout`, `:limit_exceeded`, `:no_memory`
+
+  With several homes the error is that of the last one. A bundle opens as a whole or not at all.
   """
   @spec open(offer() | String.t(), [open_option()]) ::
           {:ok, TensorRef.t() | Bundle.t()} | {:error, Error.t()}
@@ -269,33 +282,33 @@ defmodule Tmesh.Net do
   defp open_within(map, limits) do
     with {:ok, ref} <- TensorRef.from_map(map),
          key = {map["checksum"], map["region_bytes"]},
-         {:none, dead} <- open_had(ref, key),
+         {:none, dead} <- open_cached(ref, key),
          {:error, %Error{type: type}} when type in @elsewhere <- ZeroCopy.open(ref),
          {:ok, [wanted]} <- Offer.wanted(map),
          {:ok, token, region, hold} <- call({:open, wanted, limits}) do
-      opened = ZeroCopy.open(%TensorRef{ref | token: token, id: region})
-      Own.cast({:opened, hold, have(opened, key, dead)})
+      opened = ZeroCopy.open(%{ref | token: token, id: region})
+      LocalSecret.cast({:opened, hold, have(opened, key, dead)})
       opened
     end
   end
 
-  # What another process of this VM has open is a local ref.
-  defp open_had(ref, key), do: open_had(ref, key, Had.find(key), [])
+  # If another process of this VM has it open, make a local ref.
+  defp open_cached(ref, key), do: open_cached(ref, key, TokenCache.find(key), [])
 
-  defp open_had(_ref, _key, [], dead), do: {:none, dead}
+  defp open_cached(_ref, _key, [], dead), do: {:none, dead}
 
-  defp open_had(ref, key, [{token, region} = name | names], dead) do
-    case ZeroCopy.open(%TensorRef{ref | token: token, id: region}) do
+  defp open_cached(ref, key, [{token, region} = name | names], dead) do
+    case ZeroCopy.open(%{ref | token: token, id: region}) do
       {:ok, _ref} = opened ->
-        room? = Had.room?(1 + length(names))
+        room? = TokenCache.room?(1 + length(names))
 
         if room? or dead != [],
-          do: Own.cast({:had, have(if(room?, do: opened), key, dead)})
+          do: LocalSecret.cast({:cached, have(if(room?, do: opened), key, dead)})
 
         opened
 
       {:error, %Error{type: type}} when type in [:not_found, :stale] ->
-        open_had(ref, key, names, [name | dead])
+        open_cached(ref, key, names, [name | dead])
 
       {:error, error} ->
         {:error, error}
@@ -313,12 +326,12 @@ defmodule Tmesh.Net do
 
   # The fetched regions are held for the process that asked for them, until the bundle holds them.
   defp open_bundle(ref, wanted, limits) do
-    requests = for one <- wanted, do: Own.call({:open, one, limits})
+    requests = for one <- wanted, do: LocalSecret.call({:open, one, limits})
 
     opened =
-      Apart.run(fn watch ->
+      Parallel.run(fn watch ->
         with {:ok, [index | regions]} <-
-               Apart.all(watch, __MODULE__, requests, @regions_at_once) do
+               Parallel.all(watch, __MODULE__, requests, @regions_at_once) do
           regions = Enum.map(regions, &here/1)
           ref |> Map.merge(here(index)) |> Map.put("regions", regions) |> Bundle.open()
         end
@@ -332,7 +345,7 @@ defmodule Tmesh.Net do
 
   defp here({:ok, token, region, _hold}), do: %{"token" => token, "id" => region}
 
-  # Of each home, until when in all, and who is told.
+  # Read the timeout of each home, the deadline of the open, and the process for progress.
   defp limits(opts) do
     known = [timeout: 10_000, deadline: :infinity, progress: nil]
 
@@ -356,14 +369,18 @@ defmodule Tmesh.Net do
   end
 
   @doc """
-  Offer something under a name, until `unpublish/1` or the end of the calling process. Also a `Tmesh.Stream`, by its
-  pid or name, and a `Tmesh.Channel`: others learn where it is, for it is shared memory and joined on its own machine.
+  Offer a tensor, bundle or model under a name, until `unpublish/1` or the end of the calling process. You can also
+  publish a `Tmesh.Stream`, by its pid or name, or a `Tmesh.Channel`. A channel is shared memory: other nodes learn
+  where it is, and only nodes of its machine can join it.
 
-  Nodes may publish the same bytes under a name, and are all asked for them.
+  Several nodes may publish the same bytes under one name. An open asks all of them.
 
-  Errors: `:exists` (something else is published under that name, or this node has published it), `:timeout` (a
-  connected node does not say what it has published), `:busy`, `:invalid` (the name, or no such process), and those
-  of `offer/1`.
+  Errors, beside those of `offer/1`:
+
+    * `:exists` - the name is published for something else, or by this node
+    * `:timeout` - a connected node does not answer
+    * `:invalid` - the name is malformed, or there is no such process
+    * `:busy` - other nodes publish that name all the time
   """
   @spec publish(
           String.t(),
@@ -396,7 +413,7 @@ defmodule Tmesh.Net do
   defp whereis(server) do
     GenServer.whereis(server)
   rescue
-    # What names no process.
+    # The argument names no process.
     FunctionClauseError -> nil
   end
 
@@ -405,7 +422,7 @@ defmodule Tmesh.Net do
   defp take_back(_pid), do: :ok
 
   @doc """
-  Take a name back that this node has published, and its offer. What others have fetched stays.
+  Withdraw a name that this node has published, and its offer. Fetched copies stay.
 
   Errors: `:not_found`, `:not_started`.
   """
@@ -418,11 +435,11 @@ defmodule Tmesh.Net do
   end
 
   @doc """
-  What is published under a name, by this node or those it is connected to: an offer for `open/2`, which names all who
-  have it, a stream's pid, or on its own node a channel's token for `Tmesh.Channel.open/3`.
+  Look a name up that this node or a connected one has published. The result is an offer for `open/2`, which lists
+  all homes, or a stream's pid. For a channel of this node it is the token for `Tmesh.Channel.open/3`.
 
-  Errors: `:not_found`, `:exists` (nodes that did not know of each other have published different things), `:timeout`,
-  `:invalid`, `:unsupported` (another node's channel: the message names it).
+  Errors: `:not_found`, `:exists` (nodes that did not know of each other have published different things),
+  `:timeout`, `:invalid`, `:unsupported` (a channel of another node, which the message names).
   """
   @spec lookup(String.t()) :: {:ok, offer() | pid() | String.t()} | {:error, Error.t()}
   def lookup(name) do
@@ -440,12 +457,12 @@ defmodule Tmesh.Net do
     end
   end
 
-  @doc "The names that this node knows to be published now. A new one is known to others a moment later."
+  @doc "List the names that this node knows to be published. Other nodes learn a new name a moment later."
   @spec names() :: [String.t()]
   def names, do: Names.all()
 
   @doc """
-  `lookup/1` and `open/2` in one call.
+  Look a name up and open it: `lookup/1` and `open/2` in one call.
 
   Errors: of both; `:invalid` (a stream's name).
   """
@@ -472,7 +489,7 @@ defmodule Tmesh.Net do
     end
   end
 
-  @doc "What this node's fetcher has now, and has done."
+  @doc "Return the present state and the counters of this node's fetcher."
   @spec stats() :: {:ok, %{atom() => non_neg_integer()}} | {:error, Error.t()}
   def stats, do: call(:stats)
 
@@ -496,7 +513,7 @@ defmodule Tmesh.Net do
   bang stats() :: %{atom() => non_neg_integer()}
 
   defp call(request) do
-    GenServer.call(__MODULE__, Own.call(request), :infinity)
+    GenServer.call(__MODULE__, LocalSecret.call(request), :infinity)
   catch
     :exit, reason -> {:error, ended(reason)}
   end
@@ -505,7 +522,7 @@ defmodule Tmesh.Net do
   defp ended({_reason, _call}), do: Error.new(:gone, "Tmesh.Net of #{node()} ended")
 
   @doc false
-  # An ordinary open of a ref that carries its home says where the memory is.
+  # Name the home in the error of an ordinary open, if the ref carries its home.
   @spec name_home({:ok, term()} | {:error, Error.t()}, map()) ::
           {:ok, term()} | {:error, Error.t()}
   def name_home({:error, %Error{type: :not_found} = error}, %{"home" => home})

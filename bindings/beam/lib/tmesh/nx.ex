@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Nx do
   @moduledoc """
-  Nx tensors over shared memory, and shared memory from Nx tensors. Nx is used where it is loaded and
-  not needed otherwise.
+  Nx tensors over shared memory, and shared memory from Nx tensors. This module uses Nx if it is loaded, and needs
+  it for nothing else.
 
       {:ok, ref} = Tmesh.Nx.from_nx(tensor)          # one copy, sealed
       {:ok, tensor} = Tmesh.Nx.to_nx(ref)            # none: it points into the region
 
-  A tensor of `Nx.BinaryBackend` over a sealed region is read in place, and keeps the region as any
-  binary does (`Tmesh.ZeroCopy`). Other backends, such as EXLA's, make a copy of their own when they
-  take it.
+  A tensor of `Nx.BinaryBackend` over a sealed region is read in place, and keeps the region like any binary
+  (`Tmesh.ZeroCopy`). Other backends, such as EXLA's, make a copy of their own when they take it.
 
   | tmesh | Nx |
   | --- | --- |
@@ -21,14 +20,14 @@ defmodule Tmesh.Nx do
   | `:float8_e5m2`, `:float8_e4m3fn` | `{:f, 8}`, `{:f8_e4m3fn, 8}` (of Nx 0.9 and 0.11 on) |
   | `:complex64`, `:complex128` | `{:c, 64}`, `{:c, 128}` |
 
-  Names of axes are strings in the ref (`TensorRef.names`), travel with its description, and are
-  Nx's atoms again in `to_nx/2`. The vectorized axes of a tensor are the first dimensions of the ref's
-  shape; which these are is in `TensorRef.vectorized`, travels too, and `to_nx/2` vectorizes the tensor
-  again. Other languages see a tensor of all its dimensions. In a call of `Tmesh.Worker`, where nothing
-  has a place for names, a tensor arrives with all its dimensions and without names.
+  Names of axes are strings in the ref (`TensorRef.names`). They travel with its description, and become Nx's atoms
+  again in `to_nx/2`. The vectorized axes of a tensor are the first dimensions of the ref's shape.
+  `TensorRef.vectorized` names them and travels, too, and `to_nx/2` vectorizes the tensor again. Other languages see
+  a tensor of all its dimensions. In a call of `Tmesh.Worker`, which carries no names, a tensor arrives with all its
+  dimensions and without names.
 
-  The tests run against a stand-in with the functions and shapes that Nx documents, for Nx itself
-  cannot be had where they run.
+  The tests run with a stand-in that has the functions and shapes that Nx documents, because Nx itself is not
+  available where they run.
   """
 
   import Tmesh.Bang
@@ -37,18 +36,20 @@ defmodule Tmesh.Nx do
   alias Tmesh.ZeroCopy.{Layout, TensorRef}
 
   @doc """
-  The tensor behind a ref as an Nx tensor.
+  Return the tensor behind a ref as an Nx tensor.
 
   Options:
 
-    * `copy` - as for `Tmesh.ZeroCopy.to_binary/2`: a sealed and contiguous tensor is not copied, any
-      other is, once, which `copy: false` refuses
-    * `names` - of the axes that are not vectorized, as Nx takes them, in place of the ref's
-    * `vectorized` - the names of the first axes, which become vectorized ones, in place of the ref's;
-      `[]`: none of them
+    * `copy` - as for `Tmesh.ZeroCopy.to_binary/2`. A sealed and contiguous tensor is not copied. Others are copied
+      once, which `copy: false` refuses
+    * `names` - in Nx's form, of the axes that are not vectorized; replaces the ref's
+    * `vectorized` - the names of the first axes, which become vectorized ones; replaces the ref's. `[]`: none
 
-  Errors: `:unsupported` (Nx is not loaded, or has no such type; a name that is no atom of this VM),
-  `:invalid` (`names` or `vectorized` does not fit), and those of `to_binary/2`.
+  Errors:
+
+    * `:unsupported` - Nx is not loaded, or has no such type, or a name is no atom of this VM
+    * `:invalid` - `names` or `vectorized` does not fit
+    * those of `to_binary/2`
   """
   @spec to_nx(TensorRef.t(), copy: boolean(), names: [atom()], vectorized: [atom()]) ::
           {:ok, struct()} | {:error, Error.t()}
@@ -71,11 +72,11 @@ defmodule Tmesh.Nx do
   defp inner_names(nil, _count), do: nil
   defp inner_names(names, count), do: Enum.drop(names, count)
 
-  # A Nx that knows no vectorized axes has no such function.
+  # An Nx without vectorized axes has no such function.
   defp vectorize(tensor, []), do: tensor
   defp vectorize(tensor, axes), do: apply(Nx, :vectorize, [tensor, axes])
 
-  # Which types there are is up to Nx's version.
+  # The types depend on Nx's version.
   defp flat(binary, type) do
     {:ok, apply(Nx, :from_binary, [binary, type])}
   rescue
@@ -84,8 +85,8 @@ defmodule Tmesh.Nx do
   end
 
   @doc """
-  A new tensor with the contents of an Nx tensor, which are copied once. Vectorized axes become its
-  first dimensions and are kept as such in `TensorRef.vectorized`.
+  Make a tensor with the contents of an Nx tensor, which are copied once. Vectorized axes become its first
+  dimensions, and `TensorRef.vectorized` keeps their names.
 
   Options are those of `Tmesh.ZeroCopy.from_binary/4`: `label`, `seal: false` and so on.
 
@@ -98,7 +99,7 @@ defmodule Tmesh.Nx do
          {:ok, ref} <- ZeroCopy.from_binary(binary, shape, dtype, opts) do
       vectors = tensor |> vectorized_axes() |> Keyword.keys()
       names = texts(vectors ++ apply(Nx, :names, [tensor]))
-      {:ok, %TensorRef{ref | names: names, vectorized: texts(vectors)}}
+      {:ok, %{ref | names: names, vectorized: texts(vectors)}}
     end
   end
 
@@ -109,7 +110,7 @@ defmodule Tmesh.Nx do
 
   bang from_nx(tensor :: struct(), opts :: keyword() \\ []) :: TensorRef.t()
 
-  # What a tensor is made of, with its vectorized axes as its first dimensions.
+  # Return the binary, shape and type of a tensor, with its vectorized axes as its first dimensions.
   @doc false
   @spec parts(struct()) ::
           {:ok, binary(), TensorRef.shape(), TensorRef.dtype()} | {:error, Error.t()}
@@ -132,10 +133,10 @@ defmodule Tmesh.Nx do
   defp tensor(%{__struct__: Nx.Tensor}), do: :ok
   defp tensor(_other), do: {:error, Error.new(:invalid, "from_nx takes an Nx tensor")}
 
-  # Tensors of a Nx that knows no vectorized axes have no such member.
+  # Tensors of an Nx without vectorized axes have no such member.
   defp vectorized_axes(tensor), do: Map.get(tensor, :vectorized_axes, [])
 
-  # The names stay behind: two axes may have the same one until then.
+  # Drop the names: a name may belong to both a vectorized and another axis.
   defp devectorize(tensor, []), do: tensor
   defp devectorize(tensor, _axes), do: apply(Nx, :devectorize, [tensor, [keep_names: false]])
 
@@ -161,7 +162,7 @@ defmodule Tmesh.Nx do
          do: {:error, Error.new(:unsupported, no_dtype(type))}
   end
 
-  # Nx's binaries of them have two elements and more in each byte, in an order of its own.
+  # In Nx's binaries a byte has two or more such elements, in an order of its own.
   defp no_dtype({kind, bits}) when kind in [:s, :u] and bits < 8,
     do:
       "Nx's type {#{inspect(kind)}, #{bits}} has several elements in a byte, which tmesh's int4 and uint4 lay out " <>
@@ -213,7 +214,7 @@ defmodule Tmesh.Nx do
          "names must be a list with one for each axis that is not vectorized: #{inspect(names)}"
        )}
 
-  # What came from elsewhere makes no atoms.
+  # Names from elsewhere make no atoms.
   defp atoms(names) do
     names
     |> Enum.reduce_while({:ok, []}, fn name, {:ok, done} ->

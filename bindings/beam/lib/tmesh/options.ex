@@ -4,7 +4,7 @@ defmodule Tmesh.Options do
 
   alias Tmesh.Error
 
-  @doc "As `Keyword.validate/2`, of anything, with an error for people."
+  @doc "Do as `Keyword.validate/2`, for any term, with an error for people."
   @spec validate(term(), [atom() | {atom(), term()}]) :: {:ok, keyword()} | {:error, Error.t()}
   def validate(options, known) do
     with true <- Keyword.keyword?(options),
@@ -16,13 +16,21 @@ defmodule Tmesh.Options do
     end
   end
 
-  @region [label: "", huge: false, mode: 0o600, node: nil, gid: nil, linger_ms: 0, pin: true]
+  @doc "Return whether a term is a timeout: milliseconds, or `:infinity`."
+  defguard is_timeout(term) when term == :infinity or (is_integer(term) and term >= 0)
 
-  @doc "The options of a new region, with their defaults: all of them or those named."
+  @doc "Return the error for a term that is no timeout."
+  @spec no_timeout() :: {:error, Error.t()}
+  def no_timeout,
+    do: {:error, Error.new(:invalid, "timeout must be milliseconds, at least 0, or :infinity")}
+
+  @region [label: "", huge: false, mode: 0o600, node: nil, gid: nil, hold_ms: 0, pin: true]
+
+  @doc "Return the options of a new region with their defaults: all of them, or those named."
   @spec of_region([atom()]) :: keyword()
   def of_region(names \\ Keyword.keys(@region)), do: Keyword.take(@region, names)
 
-  @doc "Of all options those of the region, as the library takes them."
+  @doc "Return the region's options in the library's form."
   @spec region(keyword()) :: Tmesh.Native.region_opts()
   def region(options) do
     @region
@@ -30,7 +38,7 @@ defmodule Tmesh.Options do
     |> List.to_tuple()
   end
 
-  @doc "The rights that `writable` asks for."
+  @doc "Return the rights for the option `writable`."
   @spec rights(term()) :: {:ok, :read | :write} | {:error, Error.t()}
   def rights(true), do: {:ok, :write}
   def rights(false), do: {:ok, :read}
@@ -39,7 +47,7 @@ defmodule Tmesh.Options do
   @hold_ms 60_000
   @longest_hold_ms 24 * 3_600_000
 
-  @doc "What the option `hold` says: for how many nanoseconds a ref holds its memory, or nil."
+  @doc "Return for how many nanoseconds a ref holds its memory by the option `hold`, or nil."
   @spec hold(term()) :: {:ok, pos_integer() | nil} | {:error, Error.t()}
   def hold(options) do
     with {:ok, options} <- validate(options, hold: false) do

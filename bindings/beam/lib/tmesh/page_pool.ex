@@ -4,11 +4,11 @@ defmodule Tmesh.PagePool do
   A pool of pages of one size that processes share: the memory of a KV cache.
 
       {:ok, pool} = Tmesh.PagePool.create(page_bytes: 65_536, page_tokens: 16)   # one process owns the pages
-      {:ok, token} = Tmesh.PagePool.tenant(pool)                                 # whoever has it takes part
+      {:ok, token} = Tmesh.PagePool.tenant(pool)                                 # its holders take part
       {:ok, pages} = Tmesh.Pages.open(token)                                     # in each process, in any language
 
   The pool ends when it is closed, or when no process of this VM has it any more: keep it in the state of a process.
-  Those who take part keep the pages that they hold then, and get `:gone` for more.
+  Its parts then keep the pages that they hold, and get `:gone` for more.
   """
 
   import Tmesh.Bang
@@ -22,14 +22,14 @@ defmodule Tmesh.PagePool do
   @type t :: %__MODULE__{native: Native.page_pool()}
 
   @typedoc """
-  0 is the default of each:
+  Options. 0 stands for the default of each:
 
-    * `page_bytes` - of a page on each device: a power of two, 4 KiB to 2 MiB (64 KiB)
-    * `page_tokens` - of a sequence in one page (16)
-    * `slab_pages` - of a region (256)
-    * `max_pages` - of all tenants, in whole regions (4,096)
-    * `devices` - over which the heads are spread; all of them lie in host memory (1)
-    * `heads` - (as many as devices)
+    * `page_bytes` - of a page on each device: a multiple of the machine's pages, up to 1 GiB (64 KiB)
+    * `page_tokens` - tokens in one page (16)
+    * `slab_pages` - pages of a region (256)
+    * `max_pages` - pages of all tenants, in whole regions (4,096)
+    * `devices` - devices that share the heads; all of them lie in host memory (1)
+    * `heads` - the number of heads (as many as devices)
   """
   @type option ::
           {:page_bytes, non_neg_integer()}
@@ -42,13 +42,14 @@ defmodule Tmesh.PagePool do
   @options [page_bytes: 0, page_tokens: 0, slab_pages: 0, max_pages: 0, devices: 0, heads: 0]
 
   @typedoc """
-  Numbers of `slabs`, `pages` in them, pages that are `free`, `cached` and `held`, `handles` that take part, `tickets`; and
-  since the beginning of pages `evicted`, `refused`, handles that `died` and what was `reclaimed` of them.
+  Counts of `slabs`, of `pages` in them, of pages that are `free`, `cached` and `held`, of `handles` that take part,
+  and of `tickets`. Since the beginning: pages `evicted` and `refused`, handles that `died`, and pages `reclaimed`
+  from these.
   """
   @type info :: %{atom() => non_neg_integer()}
 
   @doc """
-  A pool, which this VM owns. When a tenant is out of pages, its longest unused cached blocks go.
+  Make a pool, which this VM owns. When a tenant is out of pages, its longest unused cached blocks are evicted.
 
   Errors: `:invalid`, `:no_memory`, `:too_many_files`.
   """
@@ -65,8 +66,8 @@ defmodule Tmesh.PagePool do
   end
 
   @doc """
-  A new tenant, with at most so many pages (0: as many as the pool), prefixes and a key of its own. Its token is for
-  `Tmesh.Pages.open/1` in processes of this user.
+  Add a tenant, with prefixes and a key of its own and at most so many pages (0: as many as the pool). Its token is
+  for `Tmesh.Pages.open/1` in processes of this user.
 
   Errors: `:invalid`, `:limit_exceeded` (64 tenants), `:no_memory`, `:too_many_files`, `:closed`.
   """
@@ -75,14 +76,14 @@ defmodule Tmesh.PagePool do
     do: fn -> Native.page_pool_tenant(native, max_pages) end |> Janitor.retry() |> result()
 
   @doc """
-  What becomes of its pages.
+  Return the counts of the pool.
 
   Errors: `:closed`.
   """
   @spec info(t()) :: {:ok, info()} | {:error, Error.t()}
   def info(%__MODULE__{native: native}), do: native |> Native.page_pool_info() |> result()
 
-  @doc "End the pool. Closing again is fine."
+  @doc "End the pool. You may close it again."
   @spec close(t()) :: :ok
   def close(%__MODULE__{native: native}) do
     :ok = Native.page_pool_close(native)

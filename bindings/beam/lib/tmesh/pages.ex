@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Pages do
   @moduledoc """
-  A part in a `Tmesh.PagePool`, as the tenant whose token it is: sequences of pages, which other processes of the tenant
-  may share, in any of tmesh's languages.
+  A part in a `Tmesh.PagePool`, for the tenant of a token: sequences of pages that other processes of the tenant may
+  share, in any of tmesh's languages.
 
       {:ok, pages} = Tmesh.Pages.open(token)
       {:ok, sequence} = Tmesh.Pages.sequence(pages)
@@ -11,8 +11,9 @@ defmodule Tmesh.Pages do
       {:ok, other} = Tmesh.Pages.Sequence.fork(sequence)              # the same pages, copied when written
       {:ok, {tables, lengths}} = Tmesh.Pages.tables([sequence, other])
 
-  The part ends when it is closed, or when no process of this VM has it or a sequence of it any more. All processes of a
-  tenant may write to all of its pages; `docs/pages.md` has what one can do to another.
+  The part ends when it is closed, or when no process of this VM has it or a sequence of it any more. All processes
+  of a tenant may write to all of its pages. `docs/reference/pages.md` describes the damage that one can do to
+  another.
   """
 
   import Tmesh.Bang
@@ -28,21 +29,21 @@ defmodule Tmesh.Pages do
   @type t :: %__MODULE__{native: Native.pages()}
 
   @typedoc """
-  The pool's shape (`page_bytes`, `page_tokens`, `slab_pages`, `max_pages`, `devices`, `heads`), and of this part: pages
-  `held` and `spare`, and pages copied before a write (`copies`, `bytes_copied`).
+  The pool's shape (`page_bytes`, `page_tokens`, `slab_pages`, `max_pages`, `devices`, `heads`), and counts of this
+  part: pages `held` and `spare`, and pages copied before a write (`copies`, `bytes_copied`).
   """
   @type info :: %{atom() => non_neg_integer()}
 
-  @typedoc "What `hash/3` gives: 16 bytes."
+  @typedoc "A hash of `hash/3`: 16 bytes."
   @type hash :: binary()
 
-  @typedoc "Numbers for a kernel, as `Tmesh.ZeroCopy.from_binary/4` and `Tmesh.Bundle.put/2` take them."
+  @typedoc "Numbers for a kernel, in the form of `Tmesh.ZeroCopy.from_binary/4` and `Tmesh.Bundle.put/2`."
   @type numbers :: {binary(), [non_neg_integer()], :int32 | :int64}
 
   @doc """
   Take part in the pool.
 
-  Errors: `:not_found` (the pool is gone), `:protocol` (another token), `:busy` (as many parts as a pool can have),
+  Errors: `:not_found` (the pool is gone), `:protocol` (another token), `:busy` (the pool has the most parts),
   `:timeout`, `:no_memory`, `:too_many_files`.
   """
   @spec open(String.t()) :: {:ok, t()} | {:error, Error.t()}
@@ -61,7 +62,7 @@ defmodule Tmesh.Pages do
   end
 
   @doc """
-  The pool's shape, and what this part holds.
+  Return the pool's shape and the counts of this part.
 
   Errors: `:closed`.
   """
@@ -69,7 +70,7 @@ defmodule Tmesh.Pages do
   def info(%__MODULE__{native: native}), do: native |> Native.pages_info() |> result()
 
   @doc """
-  Where a head lies: its device, and the how manieth of that device's heads it is.
+  Return the place of a head: its device, and its index among that device's heads.
 
   Errors: `:invalid`, `:closed`.
   """
@@ -78,7 +79,7 @@ defmodule Tmesh.Pages do
   def head(%__MODULE__{native: native}, head), do: native |> Native.pages_head(head) |> result()
 
   @doc """
-  A sequence without tokens.
+  Make a sequence without tokens.
 
   Errors: `:no_memory`, `:closed`.
   """
@@ -87,7 +88,7 @@ defmodule Tmesh.Pages do
     do: fn -> Native.pages_sequence(native) end |> Janitor.retry() |> Sequence.made()
 
   @doc """
-  A sequence of the longest prefix that is cached under these hashes (at most 8,192); it may have no block.
+  Return a sequence of the longest prefix that is cached under these hashes (at most 8,192). It may have no block.
 
   Errors: `:invalid`, `:gone` (the pool), `:timeout`, `:no_memory`, `:closed`.
   """
@@ -98,8 +99,8 @@ defmodule Tmesh.Pages do
   end
 
   @doc """
-  The hash of a block's tokens (integers of 32 bits) behind those whose hash is `parent`, under the tenant's key: the same
-  tokens have another hash for another tenant.
+  Hash a block's tokens (integers of 32 bits) that follow those with the hash `parent`. The hash depends on the
+  tenant's key: the same tokens have another hash for another tenant.
 
   Errors: `:invalid`, `:closed`.
   """
@@ -110,28 +111,28 @@ defmodule Tmesh.Pages do
   end
 
   @doc """
-  The sequence that another process of the tenant shares (`Tmesh.Pages.Sequence.share/1`).
+  Take the sequence that another process of the tenant shares (`Tmesh.Pages.Sequence.share/1`).
 
-  Errors: `:protocol` (no ticket), `:not_found` (it has ended, or is another tenant's), `:gone`, `:timeout`, `:no_memory`,
-  `:closed`.
+  Errors: `:protocol` (no ticket), `:not_found` (it has ended, or is another tenant's), `:gone`, `:timeout`,
+  `:no_memory`, `:closed`.
   """
   @spec take(t(), ticket :: String.t()) :: {:ok, Sequence.t()} | {:error, Error.t()}
   def take(%__MODULE__{native: native}, ticket),
     do: fn -> Native.pages_take(native, ticket) end |> Janitor.retry() |> Sequence.made()
 
   @doc """
-  End a ticket of this part's. What was taken by it stays.
+  End a ticket of this part. Sequences that were taken by it stay.
 
-  Errors: as `take/2`.
+  Errors: those of `take/2`.
   """
   @spec unshare(t(), ticket :: String.t()) :: :ok | {:error, Error.t()}
   def unshare(%__MODULE__{native: native}, ticket),
     do: native |> Native.pages_unshare(ticket) |> result()
 
   @doc """
-  Block tables as paged attention kernels take them: `:int32` of shape `[sequences, width]`, row by row, 0 where a sequence
-  has no more blocks, and `:int32` of `[sequences]`, their lengths in tokens. `width` is the longest sequence's unless
-  it is given.
+  Return the block tables in the form of paged attention kernels, as two tensors. The first is `:int32` of shape
+  `[sequences, width]`, row by row, with 0 after the last block of a sequence. The second is `:int32` of
+  `[sequences]`, the lengths in tokens. `width` is by default that of the longest sequence.
 
   Errors: `:invalid` (a sequence is longer than `width`), `:closed`.
   """
@@ -149,9 +150,9 @@ defmodule Tmesh.Pages do
   end
 
   @doc """
-  The memory of a slab, pages `slab * slab_pages` and on, whoever holds them, as a tensor that can be written: for what
-  works on pages in another process, as an engine does (`Tmesh.Engine.keep/2`). `shape` and `dtype` are the tensor's,
-  from page 0 of the slab on; `nil`: its bytes.
+  Return the memory of a slab as a writable tensor. It consists of the pages from `slab * slab_pages` on, also of
+  pages held elsewhere. Use it for work on pages in another process, such as an engine (`Tmesh.Engine.lifeline/2`).
+  `shape` and `dtype` describe the tensor from page 0 of the slab on; `nil`: its bytes.
 
   Options: `dtype` (`:uint8`), `slab` (0), `device` (0).
 
@@ -171,11 +172,11 @@ defmodule Tmesh.Pages do
          do: {:ok, TensorRef.unnamed(handle, ref)}
   end
 
-  @doc "Give the pool's owner the pages that this part keeps ready. Errors: `:closed`."
+  @doc "Return the pages that this part keeps ready to the pool's owner. Errors: `:closed`."
   @spec trim(t()) :: :ok | {:error, Error.t()}
   def trim(%__MODULE__{native: native}), do: native |> Native.pages_trim() |> result()
 
-  @doc "Leave the pool. Sequences that exist go on until they are released. Closing again is fine."
+  @doc "Leave the pool. Its sequences go on until they are released. You may close it again."
   @spec close(t()) :: :ok
   def close(%__MODULE__{native: native}) do
     :ok = Native.pages_close(native)
@@ -205,7 +206,7 @@ defmodule Tmesh.Pages do
 
   bang trim(pages :: t()) :: :ok
 
-  # Hashes one behind the other.
+  # Join hashes one after the other.
   @doc false
   @spec joined(term()) :: {:ok, binary()} | {:error, Error.t()}
   def joined(hashes) do

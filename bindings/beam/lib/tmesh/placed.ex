@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Placed do
   @moduledoc """
-  A `Tmesh.Graph` over several engines: each part of it runs on its own, and values lie in regions that all of them have.
+  A `Tmesh.Graph` over several engines. Each engine runs its part, and values lie in regions that all of them have.
 
       engines = %{left: Tmesh.Engine.connect!("left"), right: Tmesh.Engine.connect!("right")}
       placed = Tmesh.Placed.open!(graph, %{"h" => :left, "y" => :right}, engines, weights: weights, folder: "models")
       binding = Tmesh.Placed.bind!(placed, %{"x" => x}, %{"y" => y})
       :ok = Tmesh.Placed.dispatch!(binding)
 
-  Nodes that can run together are one part. Parts run one after another. What goes from one to the next is written once,
-  where the next one reads it: tmesh copies nothing. In place of engines there may be `Tmesh.Places`, which several graphs share.
+  Nodes that can run together are one part. Parts run one after another. A value between two parts is written once,
+  where the next part reads it: tmesh copies nothing. In place of engines you can give `Tmesh.Places`, which several
+  graphs share.
   """
 
   import Tmesh.Bang
@@ -39,15 +40,18 @@ defmodule Tmesh.Placed do
         }
 
   @doc """
-  The graph in parts, which the engines open. `at` says for each node that computes which of the engines runs it, by its key;
-  reshapes go with who reads them. `Tmesh.Places` may stand for the engines.
+  Split the graph into parts, which the engines open. `at` gives the key of the engine for each node that computes;
+  reshapes go with their readers. `Tmesh.Places` may replace the engines.
 
-  Options: `folder` - a folder of models of all these engines, where the parts are while this is used; `weights` - sealed
-  tensors by name, all of the graph's.
+  Options: `folder` - a folder of models of all these engines, for the parts while this graph is used; `weights` -
+  sealed tensors by name, all of the graph's.
 
-  Errors: `:invalid` (a node that is nowhere, a weight that was not given, rows that a `:set_rows` replaces and another node
-  reads too), `:not_found` (a node that the graph has not), `:system` with `:enospc` (a place has no
-  room: the message has the bytes needed and there), and those of `Tmesh.Engine.graph/3`.
+  Errors, beside those of `Tmesh.Engine.graph/3`:
+
+    * `:invalid` - a node has no place, a weight is missing, or another node also reads rows that a `:set_rows`
+      replaces
+    * `:not_found` - the graph has no such node
+    * `:system` with `:enospc` - a place has no room: the message has the bytes needed and available
   """
   @spec open(Graph.t(), %{String.t() => term()}, %{term() => Engine.t()} | Places.t(),
           folder: Path.t(),
@@ -58,10 +62,12 @@ defmodule Tmesh.Placed do
          {keys, natives} = natives(engines),
          {:ok, places} <- places(at, keys),
          {:ok, text} <- Graph.to_json(graph),
-         weights = for({name, ref} <- opts[:weights], do: {name, ref.handle}),
+         {:ok, weights} <- Engine.open_here(opts[:weights]),
          folder = Path.expand(opts[:folder]),
          {:ok, native} <-
-           Engine.call(fn -> Native.placed_open(natives, text, places, weights, folder) end) do
+           Engine.await(fn tag ->
+             Native.placed_open(tag, natives, text, places, weights, folder)
+           end) do
       nodes = Graph.nodes(graph)
 
       {:ok,
@@ -69,7 +75,7 @@ defmodule Tmesh.Placed do
          native: native,
          keys: keys,
          nodes: for(node <- nodes, do: node.name),
-         kept: for(%{op: :input, cache: :keep} = node <- nodes, do: node.name)
+         kept: for(%{op: :input, cache: :reuse} = node <- nodes, do: node.name)
        }}
     end
   end
@@ -77,29 +83,34 @@ defmodule Tmesh.Placed do
   defp natives(%Places{keys: keys, native: native}), do: {keys, native}
   defp natives(engines), do: {Map.keys(engines), for({_key, engine} <- engines, do: engine.native)}
 
-  @doc "Where each part runs, in their order, or ran when it was given up: keys of the engines or places."
+  @doc "Return the place of each part, or the last one if the graph was closed: keys of the engines or places."
   @spec parts(t()) :: {:ok, [term()]} | {:error, Error.t()}
   def parts(%__MODULE__{native: native, keys: keys}) do
     with {:ok, parts} <- Engine.call(fn -> Native.placed_parts(native) end),
          do: {:ok, Enum.map(parts, &Enum.at(keys, &1))}
   end
 
-  # What no node is at: inputs, weights and reshapes go with who reads them.
+  # The place of nodes that need none: inputs, weights and reshapes go with their readers.
   @nowhere 0xFFFFFFFF
 
   @doc """
-  Go to other places, with all bindings: everything is opened and bound there before the old places are let go. Runs end
-  before, and later ones wait. After an error the graph is where it was, and runs on. `at` is as for `open/4`, all of it.
+  Move to other places, with all bindings. Everything is opened and bound there before the old places are released.
+  Present runs end before, and later ones wait. After an error the graph stays where it was, and runs on. `at` is as
+  for `open/4`, for all nodes.
 
-  Errors: as `open/4` and `bind/3`.
+  Errors: those of `open/4` and `bind/3`.
   """
   @spec move(t(), %{String.t() => term()}) :: :ok | {:error, Error.t()}
   def move(%__MODULE__{} = placed, at) do
     with {:ok, places} <- places(at, placed.keys),
          places = Map.new(places),
          [] <- Map.keys(places) -- placed.nodes do
-      Engine.call(fn ->
-        Native.placed_move(placed.native, Enum.map(placed.nodes, &Map.get(places, &1, @nowhere)))
+      Engine.await(fn tag ->
+        Native.placed_move(
+          tag,
+          placed.native,
+          Enum.map(placed.nodes, &Map.get(places, &1, @nowhere))
+        )
       end)
     else
       [unknown | _more] -> {:error, Error.new(:not_found, "there is no node #{unknown}")}
@@ -107,7 +118,7 @@ defmodule Tmesh.Placed do
     end
   end
 
-  @doc "Where each node that computes runs: as `at` of `open/4`."
+  @doc "Return the place of each node that computes, in the form of `at` of `open/4`."
   @spec at(t()) :: {:ok, %{String.t() => term()}} | {:error, Error.t()}
   def at(%__MODULE__{} = placed) do
     with {:ok, numbers} <-
@@ -129,27 +140,29 @@ defmodule Tmesh.Placed do
   end
 
   @doc """
-  Check once, to run often. The output of a `:set_rows` is the tensor of its past. The binding keeps the tensors' memory, and
-  has what goes between parts. An input with `cache: :keep` that is not given is the binding's own, of zeros at first, in the
-  memory of the place that reads it: `tensor/2`.
+  Check inputs and outputs once, to run often. The output of a `:set_rows` is the tensor of its past. The binding
+  keeps the tensors' memory, and owns the values between parts. If an input with `cache: :reuse` is not given, the
+  binding owns it, of zeros at first, in the memory of the place that reads it: `tensor/2`.
 
-  Errors: `:not_found` (no such input or output), `:invalid` (one is missing; another tensor than the past), and those of
-  `Tmesh.Engine.bind/4`.
+  Errors: `:not_found` (no such input or output), `:invalid` (a missing tensor; another tensor than the past), and
+  those of `Tmesh.Engine.bind/4`.
   """
   @spec bind(t(), Engine.tensors(), Engine.tensors()) :: {:ok, Binding.t()} | {:error, Error.t()}
   def bind(%__MODULE__{native: placed, kept: kept}, inputs, outputs) do
     own = for name <- kept, not is_map_key(inputs, name), do: {name, nil}
-    ins = own ++ for({name, ref} <- inputs, do: {name, ref.handle})
-    outs = for {name, ref} <- outputs, do: {name, ref.handle}
 
-    with {:ok, native} <- Engine.call(fn -> Native.placed_bind(placed, ins, outs) end),
+    with {:ok, ins} <- Engine.open_here(inputs),
+         {:ok, outs} <- Engine.open_here(outputs, writable: true),
+         {:ok, native} <-
+           Engine.await(fn tag -> Native.placed_bind(tag, placed, own ++ ins, outs) end),
          do: {:ok, %Binding{native: native}}
   end
 
   @doc """
-  Where an input that the binding owns lies now. When the graph has gone to another memory it lies elsewhere: ask again.
+  Return an input that the binding owns. Call it again after the graph has moved, because the tensor moves to
+  another memory.
 
-  Errors: `:not_found`: it owns no such input.
+  Errors: `:not_found` (it owns no such input).
   """
   @spec tensor(Binding.t(), String.t()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
   def tensor(%Binding{native: binding}, name) do
@@ -158,7 +171,8 @@ defmodule Tmesh.Placed do
   end
 
   @doc """
-  Run all parts. After an error of one those behind it have not run. A graph that was given up takes places first. Options and errors: as `Tmesh.Engine.dispatch/2`.
+  Run all parts. If one fails, later parts have not run. A graph that was closed while idle gets places first. Options
+  and errors are those of `Tmesh.Engine.dispatch/2`.
   """
   @spec dispatch(Binding.t(), cancellable: Engine.Cancellable.t() | nil) ::
           :ok | {:error, Error.t()}

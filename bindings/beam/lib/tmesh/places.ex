@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Places do
   @moduledoc """
-  Places that several graphs have by leases: each an engine, with so many bytes for weights and inputs.
+  Places that several graphs get by leases. A place is an engine with so many bytes for weights and inputs.
 
       places = Tmesh.Places.open!(%{left: engine, right: {other, memory: 1_000_000_000, node: 0}})
       placed = Tmesh.Placed.open!(graph, %{"y" => :right}, places, weights: weights, folder: "models")
 
-  A graph that has not run for `idle` milliseconds is given up, by a thread of the library's: its parts are closed, and its
-  engines' memory and its room are free. Its next run takes the same places again; where others have their room by then, `costs`
-  find it others, and without them its error is `:system` with `:enospc`, and the message has the bytes that are needed and there.
-  What runs is never given up.
+  A thread of the library closes a graph that has not run for `idle` milliseconds. Its engines' memory and its room
+  are free then. Its next run takes the same places again. While others have the room, its error is `:system` with
+  `:enospc`, and the message has the bytes needed and available. `Tmesh.Placed.move/2` goes to other places. A running
+  graph is never closed.
   """
 
   import Tmesh.Bang
 
-  alias Tmesh.{Costs, Engine, Error, Native, Options}
+  alias Tmesh.{Engine, Error, Native, Options}
 
   @enforce_keys [:native, :keys]
   @derive {Inspect, only: [:keys]}
@@ -31,22 +31,19 @@ defmodule Tmesh.Places do
   @longest_ms div(@never, 1_000_000) - 1
 
   @doc """
-  Places by keys of the caller's.
+  Open places, by keys of the caller.
 
-  Options: `idle` (5,000): milliseconds, or `:infinity`: nothing is given up; `costs` - `Tmesh.Costs`, by which a graph goes to
-  other places when others have its own.
+  Options: `idle` (5,000) - milliseconds, or `:infinity`: no graph is closed.
 
   Errors: `:invalid`.
   """
-  @spec open(%{term() => place()}, idle: timeout(), costs: Costs.t() | nil) ::
-          {:ok, t()} | {:error, Error.t()}
+  @spec open(%{term() => place()}, idle: timeout()) :: {:ok, t()} | {:error, Error.t()}
   def open(places, opts \\ []) do
-    with {:ok, opts} <- Options.validate(opts, idle: 5_000, costs: nil),
+    with {:ok, opts} <- Options.validate(opts, idle: 5_000),
          {:ok, idle} <- idle(opts[:idle]),
-         {:ok, costs} <- costs(opts[:costs]),
          keys = Map.keys(places),
          {:ok, natives} <- natives(Map.values(places), []),
-         {:ok, native} <- Engine.call(fn -> Native.places_open(natives, idle, costs) end),
+         {:ok, native} <- Engine.call(fn -> Native.places_open(natives, idle) end),
          do: {:ok, %__MODULE__{native: native, keys: keys}}
   end
 
@@ -55,12 +52,6 @@ defmodule Tmesh.Places do
 
   defp idle(_wrong),
     do: {:error, Error.new(:invalid, "idle is milliseconds of at least 1, or :infinity")}
-
-  defp costs(nil), do: {:ok, nil}
-  defp costs(%Costs{native: native}), do: {:ok, native}
-
-  defp costs(_wrong),
-    do: {:error, Error.new(:invalid, "costs are what Tmesh.Costs.read() or measure() gives")}
 
   defp natives([], natives), do: {:ok, Enum.reverse(natives)}
   defp natives([%Engine{} = engine | more], natives), do: natives([{engine, []} | more], natives)
@@ -80,13 +71,14 @@ defmodule Tmesh.Places do
   defp number(_wrong, _least, _none, words), do: {:error, Error.new(:invalid, words)}
 
   @doc """
-  Give up what is idle long enough, now: how many graphs that were. Errors: the first of one whose values could not be copied,
-  which keeps its places.
+  Close the graphs that are idle long enough now, and return their number. Errors: that of the first graph whose
+  values could not be copied. That graph keeps its places.
   """
   @spec sweep(t()) :: {:ok, non_neg_integer()} | {:error, Error.t()}
-  def sweep(%__MODULE__{native: native}), do: Engine.call(fn -> Native.places_sweep(native) end)
+  def sweep(%__MODULE__{native: native}),
+    do: Engine.await(fn tag -> Native.places_sweep(tag, native) end)
 
-  @doc "Bytes of a place that graphs have now. Errors: `:not_found`."
+  @doc "Return the bytes of a place that graphs have now. Errors: `:not_found`."
   @spec used(t(), term()) :: {:ok, non_neg_integer()} | {:error, Error.t()}
   def used(%__MODULE__{native: native, keys: keys}, key) do
     case Enum.find_index(keys, &(&1 == key)) do
@@ -95,24 +87,23 @@ defmodule Tmesh.Places do
     end
   end
 
-  @typedoc "Of graphs: `held` now, `elsewhere` of those `taken` again; `copies` of values."
+  @typedoc "Counts of graphs that are `held` now and that were `taken` again, and of `copies` of values."
   @type stats :: %{
           held: non_neg_integer(),
           moves: non_neg_integer(),
           given_up: non_neg_integer(),
           taken: non_neg_integer(),
-          elsewhere: non_neg_integer(),
           copies: non_neg_integer(),
           bytes_copied: non_neg_integer()
         }
 
-  @doc "What was counted so far."
+  @doc "Return the counters."
   @spec stats(t()) :: {:ok, stats()} | {:error, Error.t()}
   def stats(%__MODULE__{native: native}), do: Engine.call(fn -> Native.places_stats(native) end)
 
   bang open(
          places :: %{term() => place()},
-         opts :: [idle: timeout(), costs: Costs.t() | nil] \\ []
+         opts :: [idle: timeout()] \\ []
        ) :: t()
 
   bang sweep(places :: t()) :: non_neg_integer()

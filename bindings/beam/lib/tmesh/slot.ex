@@ -13,13 +13,13 @@ defmodule Tmesh.Slot do
       {:ok, slot} = Tmesh.Slot.create(name: "adapter")          # or by a name, one for all processes of the user
       {:ok, reader} = Tmesh.Slot.open_named("adapter")
 
-  Each value has a generation, 1 and upwards. A value that is replaced stays for whoever holds it, or a tensor of
-  it, and is freed with the last of them, however that ends. The slot ends when it is closed, or when no process of
-  this VM has it any more: keep it in the state of a process. Readers keep what they hold then, and are told.
+  Each value has a generation, 1 and upwards. A replaced value stays for its holders and the holders of its tensors.
+  It is freed with the last of them, however that ends. The slot ends when it is closed, or when no process of this
+  VM has it any more: keep it in the state of a process. Then readers keep their values, and get a message.
 
   ## Watching
 
-  `watch/1` has a message sent when there may be something newer:
+  `watch/1` requests a message for the time when there may be a newer value:
 
       def handle_info({:tmesh_slot, tag}, %{reader: %{tag: tag} = reader} = state) do
         case Tmesh.Slot.watch(reader) do
@@ -39,8 +39,8 @@ defmodule Tmesh.Slot do
 
   defmodule Reader do
     @moduledoc """
-    Reads a slot: made by `Tmesh.Slot.open/1` and `Tmesh.Slot.open_named/1`. One of several processes that read by it waits for the other, so
-    each takes its own. `tag` is in the messages of `Tmesh.Slot.watch/1`.
+    A reader of a slot: made by `Tmesh.Slot.open/1` and `Tmesh.Slot.open_named/1`. Give each process its own reader,
+    because processes that share one wait for each other. The messages of `Tmesh.Slot.watch/1` have its `tag`.
     """
     @enforce_keys [:native, :tag]
     @derive {Inspect, only: []}
@@ -51,14 +51,14 @@ defmodule Tmesh.Slot do
 
   defmodule Value do
     @moduledoc """
-    A slot's value: its `bundle`, and which one it is. `value["name"]` is a tensor of the bundle.
+    A slot's value: its `bundle`, and its `generation`. `value["name"]` is a tensor of the bundle.
     """
     @enforce_keys [:generation, :bundle]
     defstruct @enforce_keys
 
     @type t :: %__MODULE__{generation: pos_integer(), bundle: Bundle.t()}
 
-    @doc "As `Tmesh.Bundle.fetch/2`: what `value[name]` asks."
+    @doc "Do as `Tmesh.Bundle.fetch/2`, as `value[name]` needs it."
     @spec fetch(t(), String.t()) :: {:ok, Tmesh.ZeroCopy.TensorRef.t()} | :error
     def fetch(%__MODULE__{bundle: bundle}, name), do: Bundle.fetch(bundle, name)
   end
@@ -71,14 +71,17 @@ defmodule Tmesh.Slot do
   @type options :: [label: String.t(), max_ref: non_neg_integer(), name: String.t() | nil]
 
   @doc """
-  An empty slot, which this VM publishes to. Who has its token may read, as the same user.
+  Create an empty slot, to which this VM publishes. A process of the same user that has its token may read it.
 
-  Options: `label` - a name for people; `max_ref` - bytes of the longest bundle's ref (0: 16 KiB, for about 130
-  regions); `name` - by which `open_named/1` finds it, in all processes of this user, at most 63 bytes. A name is free
-  again when its slot is closed or the VM that publishes it has died.
+  Options:
 
-  Errors: `:invalid`, `:exists` (a living process publishes a slot under that name), `:access` (what lies in the
-  name's place is none), `:timeout`, `:no_memory`, `:too_many_files`.
+    * `label` - a name for people
+    * `max_ref` - bytes of the longest bundle's ref (0: 16 KiB, for about 130 regions)
+    * `name` - for `open_named/1` in all processes of this user, at most 63 bytes. A name is free again when its
+      slot is closed or its publishing VM has died
+
+  Errors: `:invalid`, `:exists` (a living process publishes a slot under that name), `:access` (something else has
+  the name's place), `:timeout`, `:no_memory`, `:too_many_files`.
   """
   @spec create(options()) :: {:ok, t()} | {:error, Error.t()}
   def create(opts \\ []) do
@@ -93,11 +96,12 @@ defmodule Tmesh.Slot do
   end
 
   @doc """
-  From now on this is the value: a bundle, a `Tmesh.Model`, or what `Tmesh.Bundle.put/2` takes, of which a bundle is
-  made; `nil` empties the slot. Readers see the value before or this one, whole. Gives its generation.
+  Replace the value, and return its generation. The value is a bundle, a `Tmesh.Model`, or a map for
+  `Tmesh.Bundle.put/2`, which makes a bundle of it; `nil` empties the slot. Readers see the old or the new value,
+  whole.
 
-  Errors: `:invalid` (the bundle's ref is longer than `max_ref`), `:closed`, and those of `Tmesh.Bundle.put/2`. The
-  value is the one before then.
+  Errors: `:invalid` (the bundle's ref is longer than `max_ref`), `:closed`, and those of `Tmesh.Bundle.put/2`. Then
+  the old value stays.
   """
   @spec publish(t(), Bundle.t() | Model.t() | %{String.t() => Bundle.value()} | nil) ::
           {:ok, pos_integer()} | {:error, Error.t()}
@@ -112,7 +116,7 @@ defmodule Tmesh.Slot do
     do: fn -> Native.slot_publish(native, bundle) end |> Janitor.retry() |> result()
 
   @doc """
-  The newest value's generation, of a slot of one's own; 0: nothing was published yet.
+  Return the newest value's generation of a slot that this VM publishes; 0: nothing was published yet.
 
   Errors: `:closed`.
   """
@@ -120,7 +124,7 @@ defmodule Tmesh.Slot do
   def generation(%__MODULE__{native: native}), do: native |> Native.slot_generation() |> result()
 
   @doc """
-  Read the slot that has this token.
+  Open the slot that has this token, for reading.
 
   Errors: `:not_found` (no such slot, or its publisher is gone), `:protocol` (another token), `:busy` (1,024 readers),
   `:timeout`, `:too_many_files`.
@@ -129,10 +133,10 @@ defmodule Tmesh.Slot do
   def open(token), do: open_by(&Native.slot_open/2, token)
 
   @doc """
-  Read the slot that has this name now. The reader stays with it when the name becomes another slot's.
+  Open the slot that has this name now, for reading. The reader stays with it when the name becomes another slot's.
 
-  Errors: `:not_found` (no slot has that name, or its publisher is gone), `:invalid` (that is no name), `:access` (what
-  lies in its place is none), and those of `open/1`.
+  Errors: `:not_found` (no slot has that name, or its publisher is gone), `:invalid` (a malformed name), `:access`
+  (something else has its place), and those of `open/1`.
   """
   @spec open_named(String.t()) :: {:ok, Reader.t()} | {:error, Error.t()}
   def open_named(name), do: open_by(&Native.slot_open_named/2, name)
@@ -152,12 +156,15 @@ defmodule Tmesh.Slot do
   end
 
   @doc """
-  The newest value. Given the value that was read last, it gives that one back while nothing newer was published, by
-  a look at memory.
+  Return the newest value. Give it the last value that you read: while nothing newer was published, it returns that
+  one, at the cost of a look at memory.
 
-  Errors: `:not_found` (the slot is empty), `:gone` (there is a newer value, but its publisher is gone, and the
-  value with it), `:timeout` (it is replaced faster than it can be opened), `:closed`, and those of
-  `Tmesh.Bundle.open/2`.
+  Errors:
+
+    * `:not_found` - the slot is empty
+    * `:gone` - there is a newer value, but its publisher is gone, and the value with it
+    * `:timeout` - it is replaced faster than it can be opened
+    * `:closed`, and those of `Tmesh.Bundle.open/2`
   """
   @spec read(Reader.t(), Value.t() | nil) :: {:ok, Value.t()} | {:error, Error.t()}
   def read(reader, last \\ nil)
@@ -174,17 +181,17 @@ defmodule Tmesh.Slot do
     do: {:ok, %Value{generation: generation, bundle: bundle}}
 
   @doc """
-  Have `{:tmesh_slot, reader.tag}` sent to this process once, when there may be a value newer than the one that was
-  read last by this reader, at once where there is one already, or when the publisher ends.
+  Request `{:tmesh_slot, reader.tag}` once, for this process. It comes when the
+  publisher ends, or when there may be a newer value than the last one of this reader, at once if there is one already.
 
-  Errors: `:gone` (the publisher has ended, and there is nothing newer: no message comes), `:closed`.
+  Errors: `:gone` (the publisher has ended, and there is no newer value: no message comes), `:closed`.
   """
   @spec watch(Reader.t()) :: :ok | {:error, Error.t()}
   def watch(%Reader{native: native, tag: tag}),
     do: native |> Native.slot_watch({:tmesh_slot, tag}) |> result()
 
   @doc """
-  End a slot of one's own, or stop reading one. Values that were read stay. Closing again is fine.
+  End a slot that this VM publishes, or stop reading one. Values that were read stay. You may close it again.
   """
   @spec close(t() | Reader.t()) :: :ok
   def close(%kind{native: native}) when kind in [__MODULE__, Reader] do

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Socket do
   @moduledoc false
-  # Sockets as their owners have them, by which regions are handed over.
+  # Sockets in their owners' forms, by which regions are handed over.
+
+  import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
   alias Tmesh.{Error, ZeroCopy}
 
-  @doc "The number of its descriptor."
+  @doc "Return the number of its descriptor."
   @spec fd(ZeroCopy.socket()) :: {:ok, non_neg_integer()} | {:error, Error.t()}
   def fd(fd) when is_integer(fd), do: {:ok, fd}
 
@@ -23,13 +25,11 @@ defmodule Tmesh.Socket do
     do: {:error, Error.new(:closed, "not an open socket: #{inspect(what, limit: 5)}")}
 
   @doc """
-  Wait until something is there, which is only looked at: it is the library's to take, with what comes
-  beside the bytes. A socket of another kind has the library wait.
+  Wait until there is something to read, and leave it in the socket. The library takes it, with the descriptors beside
+  the bytes. For a socket of another kind the library itself waits.
   """
   @spec readable(ZeroCopy.socket(), timeout()) :: :ok | {:error, Error.t()}
-  def readable(_socket, timeout)
-      when timeout != :infinity and (not is_integer(timeout) or timeout < 0),
-      do: {:error, Error.new(:invalid, "timeout must be milliseconds or :infinity")}
+  def readable(_socket, timeout) when not is_timeout(timeout), do: no_timeout()
 
   def readable({:"$socket", _reference} = socket, timeout) do
     case :socket.recv(socket, 1, [:peek], timeout) do

@@ -1,61 +1,60 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Stream do
   @moduledoc """
-  A process between a computation and the rest of the VM: two bounded queues, the *infeed* towards
-  the computation and the *outfeed* from it.
+  A process between a computation and the rest of the VM. It has two bounded queues: the *infeed* towards the
+  computation and the *outfeed* from it.
 
       {:ok, _pid} = Tmesh.Stream.start_link(name: :my_stream)
       :ok = Tmesh.Stream.push_infeed(:my_stream, batch)
       {:ok, result} = Tmesh.Stream.pop_outfeed(:my_stream)
 
-  and on the computation's side `pop_infeed/2` and `push_outfeed/3`. Values are any terms; tensors
-  go as `Tmesh.ZeroCopy.TensorRef`s or binaries, and nothing of them is copied on the way. Each queue
-  keeps its order, also among those who wait.
+  The computation calls `pop_infeed/2` and `push_outfeed/3`. Values are any terms. Tensors travel as
+  `Tmesh.ZeroCopy.TensorRef`s or binaries, and their bytes are not copied. Each queue keeps its order, also among
+  waiting processes.
 
   ## Bounds and time
 
-  A push into a full queue waits until there is room, a pop from an empty one until there is a
-  value. With a `timeout`, in milliseconds, both wait at most so long: then they give `:timeout`, and
-  nothing was pushed or popped. Who dies while waiting is forgotten, together with the value that he
-  was about to push.
+  A push into a full queue waits for room, and a pop from an empty queue for a value. With a `timeout`, in
+  milliseconds, the wait ends with `:timeout`, and nothing was pushed or popped. If a waiting process dies, its wait
+  ends, and the value that it was about to push is dropped.
 
   ## Errors
 
-  Where there is no such process, or it ends while one waits, the result is `:closed`.
+  Without such a process, or if it ends during a wait, the result is `:closed`.
 
   ## Native code
 
-  Code in this VM that has the process's pid sends `{:tmesh_outfeed, value}` with `enif_send`, which
-  knows no waiting. Such values go into the outfeed like others while there is room. What comes
-  beyond that is lost, and the loss is told in its place: the pop that would have got the first of
-  the lost values gives `:limit_exceeded`, with their number in `details.lost`.
+  Code in this VM that has the process's pid sends `{:tmesh_outfeed, value}` with `enif_send`, which cannot wait.
+  Such values enter the outfeed like others while there is room. Later values are lost. Then the pop that would have
+  got the first lost value gives `:limit_exceeded`, with their number in `details.lost`.
 
   ## Other processes
 
-  `attach_channel/2` gives the token of a `Tmesh.Channel`: what another process, in any of tmesh's
-  languages, sends there comes out of the outfeed in its order. That one waits while the outfeed and
-  the channel are full, and nothing is lost.
+  `attach_channel/2` gives the token of a `Tmesh.Channel`. Another process, in any of tmesh's languages, sends
+  values there, and they come out of the outfeed in its order. The sender waits while the outfeed and the channel
+  are full, and nothing is lost.
 
       {:ok, token} = Tmesh.Stream.attach_channel(:my_stream)
       # Python: out = tmesh.Channel.open(token, "send"); out.send(tensor)
       {:ok, %Tmesh.ZeroCopy.TensorRef{} = ref} = Tmesh.Stream.pop_outfeed(:my_stream)
 
-  When all who sent are gone, also by being killed, the pop behind their last value gives `:gone`.
+  When the last sender is gone, also by a kill, the pop after its last value gives `:gone`.
 
-  With `feed: :infeed` what is pushed into the infeed goes through the channel to whoever receives
-  there, a JAX program by `tmesh.xla.pop` for example. A push waits while the channel and the infeed are full.
+  With `feed: :infeed` values that are pushed into the infeed go through the channel to its receiver, such as a JAX
+  program with `tmesh.xla.pop`. A push waits while the channel and the infeed are full.
 
       {:ok, token} = Tmesh.Stream.attach_channel(:my_stream, feed: :infeed)
       # Python: tmesh.xla.bind("batches", token, "recv")
       :ok = Tmesh.Stream.push_infeed(:my_stream, Tmesh.ZeroCopy.from_binary!(bytes, shape, :float32))
 
-  Then values are what channels carry, others are refused (`:invalid`). When all who received are gone, pushes
-  give `:gone`. What the channel had not got yet stays in the infeed, and goes to the next channel that is attached.
+  Such a stream takes only values that channels carry, and refuses others (`:invalid`). When the last receiver is
+  gone, pushes give `:gone`. Values that the channel had not got yet stay in the infeed and go to the next attached
+  channel.
 
   ## Other nodes
 
-  With `from:` a stream follows the outfeed of another, on this or another node: what comes out there comes out here,
-  in its order, its tensors as refs of this node.
+  With `from:` a stream follows the outfeed of another stream, on this or another node. The values come out here in
+  the same order, with tensors as refs of this node.
 
       # at home, where Tmesh.Net runs
       {:ok, stream} = Tmesh.Stream.start_link(name: :batches)
@@ -64,26 +63,28 @@ defmodule Tmesh.Stream do
       {:ok, batches} = Tmesh.Stream.start_link(from: "batches", ahead: 4)
       {:ok, %{x: %Tmesh.ZeroCopy.TensorRef{}}} = Tmesh.Stream.pop_outfeed(batches)
 
-  Sealed refs and bundles, also in tuples, lists and maps, are opened by `Tmesh.Net`; others, and any error of
-  `Tmesh.Net.offer/1` and `Tmesh.Net.open/2`, are the error of the pop that would have got the value, and the next pop
-  gets the next value. At most `ahead` values are fetched before they are popped; so the pushes at home wait as ever. A
-  fetched copy is not kept beyond the consumer's refs.
+  `Tmesh.Net` opens sealed refs and bundles, also in tuples, lists and maps. If a value has other refs, or if
+  `Tmesh.Net.offer/1` or `Tmesh.Net.open/2` fails, the pop that would have got the value gives the error. The next
+  pop gets the next value. At most `ahead` values are fetched before they are popped, so a full outfeed still delays
+  pushes at home. A fetched copy lives as long as the consumer's refs.
 
-  When the stream here ends, what was not popped goes back to the front of the outfeed at home. When that one ends, what
-  was fetched still comes, then each pop gives `:closed`; `:gone` when the node is gone or cannot be reached. Begin anew
-  with `start_link/1`: a value that was popped in the moment in which the nodes lost each other comes again.
+  When the following stream ends, its unpopped values return to the front of the outfeed at home. When the followed
+  stream ends, the fetched values still come. Then each pop gives `:closed`, or `:gone` if the node is gone or
+  cannot be reached. To begin anew, call `start_link/1`. A value that was popped at the moment when the nodes lost
+  each other comes again.
 
   ## Terms in tensors
 
-  To name the process to a computation that only takes tensors, `encode_term/2` makes a tensor's
-  bytes of any term, a pid of a named or of another node too.
+  A computation that takes only tensors can still get the name of a process: `encode_term/2` turns any term into the
+  bytes of a tensor. A pid of a named or another node works, too.
   """
 
   use GenServer
 
   import Tmesh.Bang
+  import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
-  alias Tmesh.{Channel, Error}
+  alias Tmesh.{Channel, Error, Native}
   alias Tmesh.Net.FarStream
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -93,24 +94,39 @@ defmodule Tmesh.Stream do
 
   @default_limit 16
   @most_ahead 64
-  # What has passed through a process is garbage there, and held until it is collected: it is when
-  # nothing comes for so long.
+  # Values that passed through a process are garbage there until it is collected. It is collected after this time
+  # without a message.
   @idle_ms 1_000
 
   defmodule Queue do
     @moduledoc false
-    # `values` and those who wait for one, or for room: never both waiters at once. An entry is
-    # {:value, value}, {:lost, count} of values that nobody could be made to wait with, or
-    # {:error, error} of a channel, {:far, number, result} of the stream that this one follows.
-    defstruct [:limit, size: 0, values: :queue.new(), takers: :queue.new(), givers: :queue.new()]
+    # `values`, and the processes that wait for a value or for room: never both kinds at once. `passed`: how many values
+    # may be garbage here. The entries are:
+    #
+    # {:value, value}
+    # {:lost, count} of values of senders that could not wait
+    # {:error, error} of a channel
+    # {:far, number, result} of the followed stream
+    defstruct [
+      :limit,
+      size: 0,
+      passed: 0,
+      values: :queue.new(),
+      takers: :queue.new(),
+      givers: :queue.new()
+    ]
   end
 
   @doc """
   Start a stream.
 
-  Options: `name`, and the queues' bounds, `infeed_limit` and `outfeed_limit` (#{@default_limit} values each). `from`: the
-  stream to follow, a pid, `{name, node}` or what `Tmesh.Net.publish/2` was given; and `ahead`, how many values are
-  fetched before they are popped (2; at most #{@most_ahead}). That there is no such stream is told by the pops.
+  Options:
+
+    * `name`
+    * `infeed_limit`, `outfeed_limit` - the bounds of the queues (#{@default_limit} values each)
+    * `from` - the stream to follow: a pid, `{name, node}` or the name given to `Tmesh.Net.publish/2`. If there is no
+      such stream, the pops give the error
+    * `ahead` - how many values of that stream are fetched before they are popped (2; at most #{@most_ahead})
   """
   @spec start_link(
           name: GenServer.name(),
@@ -127,7 +143,8 @@ defmodule Tmesh.Stream do
   end
 
   @doc """
-  For a supervisor: the child's id is the stream's name, so that several can be children of one.
+  Return a child specification for a supervisor. The child's id is the stream's name, so that several streams can be
+  children of one supervisor.
 
       children = [{Tmesh.Stream, name: :words}, {Tmesh.Stream, name: :pictures}]
   """
@@ -138,7 +155,7 @@ defmodule Tmesh.Stream do
   end
 
   @doc """
-  Give the computation a value.
+  Push a value into the infeed, for the computation.
 
       iex> {:ok, stream} = Tmesh.Stream.start_link(infeed_limit: 1)
       iex> Tmesh.Stream.push_infeed(stream, :first)
@@ -152,7 +169,7 @@ defmodule Tmesh.Stream do
     do: ask(stream, {:push, :infeed, value}, timeout)
 
   @doc """
-  The next value from the computation.
+  Pop the next value from the outfeed, which the computation fills.
 
       iex> {:ok, stream} = Tmesh.Stream.start_link()
       iex> :ok = Tmesh.Stream.push_outfeed(stream, 42)
@@ -172,21 +189,21 @@ defmodule Tmesh.Stream do
     do: ask(stream, {:push, :outfeed, value}, timeout)
 
   @doc """
-  Have what others send through a channel come out of the outfeed; the token is for them. With
-  `feed: :infeed`, have what is pushed into the infeed go to others.
+  Attach a channel to the outfeed and return its token. Values that other processes send there come out of the
+  outfeed. With `feed: :infeed`, the values that are pushed into the infeed go to other processes.
 
-  Other options are those of `Tmesh.Channel.create/2`; or `token` and those of `Tmesh.Channel.open/3`, for
-  a channel that somebody else has made. An outfeed may have several channels, an infeed one at a time (`:busy`).
+  Other options are those of `Tmesh.Channel.create/2`. To join an existing channel, give its `token` and the options
+  of `Tmesh.Channel.open/3`. An outfeed may have several channels, an infeed one at a time (`:busy`).
 
-  Where a message cannot be had, the pop that would have got it gives the error of
-  `Tmesh.Channel.recv/2`, with the channel's token in `details.token`. After any but `:not_found` the channel
+  If a message cannot be received, the pop that would have got it gives the error of `Tmesh.Channel.recv/2`. The error's
+  `details.channel` has the first 13 characters of the channel's token. After any error but `:not_found` the channel
   is closed.
 
-  A value that the infeed's channel refuses, because its tensor was released for example, is lost, and
-  the next push gives the error of `Tmesh.Channel.send/3`, with the token too, in place of being done.
+  A value that the infeed's channel refuses, for example because its tensor was released, is lost. The next push
+  then fails with the error of `Tmesh.Channel.send/3`, also with `details.channel`.
 
-  Errors: `:closed`, `:busy`, `:invalid` (also: the infeed has what no channel carries), and those of `create/2`
-  and `open/3`.
+  Errors: `:closed`, `:busy`, `:invalid` (also: the infeed has values that no channel carries), and those of
+  `create/2` and `open/3`.
 
       iex> {:ok, stream} = Tmesh.Stream.start_link()
       iex> {:ok, token} = Tmesh.Stream.attach_channel(stream)
@@ -209,8 +226,8 @@ defmodule Tmesh.Stream do
   end
 
   @doc """
-  A term as the bytes of a `uint8` tensor of `size` elements: its length in eight bytes, the external
-  format, zeros. The size is the same whatever the term, so that a computation is compiled once.
+  Encode a term as the bytes of a `uint8` tensor of `size` elements: its length in eight bytes, the external format,
+  zeros. The size does not depend on the term, so a computation is compiled only once.
 
   Errors: `:limit_exceeded` (it does not fit).
 
@@ -229,8 +246,8 @@ defmodule Tmesh.Stream do
   end
 
   @doc """
-  The term that `encode_term/2` encoded. It may come from anybody: no atoms come into being, and what
-  was compressed, which `encode_term/2` never does, is refused.
+  Decode a term that `encode_term/2` encoded. The bytes may come from anybody: decoding creates no atoms, and
+  refuses compressed bytes, which `encode_term/2` never makes.
 
   Errors: `:protocol`.
   """
@@ -240,7 +257,7 @@ defmodule Tmesh.Stream do
 
   def decode_term(_other), do: {:error, Error.new(:protocol, "the bytes hold no term")}
 
-  # A few bytes can hold terms that fill the memory.
+  # Refuse compressed bytes: a few of them can hold terms that fill the memory.
   defp decode_external(<<131, 80, _compressed::binary>>),
     do: {:error, Error.new(:protocol, "the bytes are compressed")}
 
@@ -290,10 +307,11 @@ defmodule Tmesh.Stream do
   defp followed?({name, node}), do: is_atom(name) and is_atom(node)
   defp followed?(from), do: is_pid(from) or is_atom(from) or is_binary(from)
 
-  # The stream itself keeps the time: it knows whether a value went to this caller or to none.
-  defp ask(stream, request, timeout)
-       when timeout == :infinity or (is_integer(timeout) and timeout >= 0),
-       do: call(stream, {request, timeout})
+  # The stream itself measures the time, because only it knows whether a value went to this caller or to none.
+  defp ask(stream, request, timeout) when is_timeout(timeout),
+    do: call(stream, {request, timeout})
+
+  defp ask(_stream, _request, _timeout), do: no_timeout()
 
   defp call(stream, request) do
     GenServer.call(stream, request, :infinity)
@@ -313,13 +331,14 @@ defmodule Tmesh.Stream do
        outfeed: %Queue{limit: limits[:outfeed_limit]},
        # monitor => {queue, :takers or :givers, from, timer}
        waiting: %{},
-       # One for each channel of the outfeed.
+       # A process for each channel of the outfeed.
        feeders: [],
-       # Of the infeed's channel: its process, nil, or the error that it ended with.
+       # The process of the infeed's channel, nil, or the error that it ended with; and the channel.
        outlet: nil,
-       # Of a value that it did not take: for the next push.
+       outlet_channel: nil,
+       # The error of a value that the channel refused, for the next push.
        refused: nil,
-       # Who brings what the stream that is followed has, and why no more comes.
+       # The reader of the followed stream, and the error with which that stream ended.
        source: from && spawn_link(fn -> FarStream.read(stream, from, ahead) end),
        ended: nil
      }}
@@ -330,22 +349,25 @@ defmodule Tmesh.Stream do
     case state do
       %{refused: %Error{} = error} -> {:reply, {:error, error}, %{state | refused: nil}}
       %{outlet: %Error{} = error} -> {:reply, {:error, error}, state}
-      _open -> push_infeed(value, timeout, from, state)
+      _open -> push_open(value, timeout, from, state)
     end
   end
 
   def handle_call({{:push, name, value}, timeout}, from, state),
     do: push(name, {:value, value}, timeout, from, state)
 
-  # A feeder's.
+  # From a feeder.
   def handle_call({:fail, error}, from, state),
     do: push(:outfeed, {:error, error}, :infinity, from, state)
 
-  # The outlet's.
+  # From the outlet.
   def handle_call({:refused, error}, _from, state), do: {:reply, :ok, %{state | refused: error}}
 
   def handle_call({:ended, values, outlet}, _from, state),
-    do: {:reply, :ok, give_back(%{state | outlet: outlet}, values)}
+    do: {:reply, :ok, give_back(%{state | outlet: outlet, outlet_channel: nil}, values)}
+
+  def handle_call({:drains, channel}, _from, state),
+    do: {:reply, :ok, %{state | outlet_channel: channel}}
 
   def handle_call({:attach, :infeed, opts}, from, state) do
     cond do
@@ -368,7 +390,7 @@ defmodule Tmesh.Stream do
     {:noreply, %{state | feeders: [feeder | Enum.filter(state.feeders, &Process.alive?/1)]}}
   end
 
-  # A stream that follows this one.
+  # From the reader of a stream that follows this one.
   def handle_call({:attach_far, reader}, _from, state) when is_pid(reader) do
     stream = self()
     sender = spawn_link(fn -> FarStream.serve(stream, reader) end)
@@ -376,7 +398,7 @@ defmodule Tmesh.Stream do
     {:reply, {:ok, sender}, %{state | feeders: feeders}}
   end
 
-  # What its sender could not bring to anybody; it pops no more.
+  # From such a reader: the values that it could not deliver. It pops no more.
   def handle_call({:return, results}, {sender, _tag}, state) do
     pops = for {monitor, {_queue, _side, {^sender, _}, _timer}} <- state.waiting, do: monitor
     state = Enum.reduce(pops, state, &forget(&2, &1))
@@ -387,7 +409,7 @@ defmodule Tmesh.Stream do
     case :queue.out(Map.fetch!(state, name).values) do
       {{:value, entry}, values} ->
         queue = Map.fetch!(state, name)
-        queue = %Queue{queue | values: values, size: queue.size - 1}
+        queue = %{queue | values: values, size: queue.size - 1, passed: queue.passed + 1}
         told(entry, state.source)
         {:reply, answer(entry), state |> Map.put(name, queue) |> admit(name)}
 
@@ -413,7 +435,7 @@ defmodule Tmesh.Stream do
     end
   end
 
-  # Its reader sends no more than were asked for.
+  # The reader sends no more values than were requested.
   def handle_info({:tmesh_far, source, number, result}, %{source: source} = state) do
     entry = {:far, number, result}
 
@@ -449,12 +471,42 @@ defmodule Tmesh.Stream do
 
   def handle_info(_other, state), do: {:noreply, state}
 
-  # An end that is not an error's leaves those that are linked alive.
+  # A normal exit does not end linked processes, so end them here.
   @impl true
   def terminate(_reason, state) do
     [state.outlet, state.source | state.feeders]
     |> Enum.filter(&is_pid/1)
     |> Enum.each(&Process.exit(&1, :kill))
+  end
+
+  # The receivers may have died while the outlet waited for a value: then nobody would receive this one.
+  defp push_open(value, timeout, from, %{outlet: outlet, outlet_channel: channel} = state)
+       when is_pid(outlet) and channel != nil do
+    case Native.channel_gone(channel.native) do
+      {:error, {:epipe, _why} = reason} ->
+        error = reason |> Error.from_native() |> of(channel)
+        {:reply, {:error, error}, close_outlet(state, error)}
+
+      # If the outlet uses the channel at this moment, it will notice a loss itself.
+      _open_or_busy ->
+        push_infeed(value, timeout, from, state)
+    end
+  end
+
+  defp push_open(value, timeout, from, state), do: push_infeed(value, timeout, from, state)
+
+  # A waiting outlet holds no value, so it can be stopped. A busy one ends by itself.
+  defp close_outlet(%{outlet: outlet} = state, error) do
+    waits = for {monitor, {:infeed, :takers, {^outlet, _tag}, _timer}} <- state.waiting, do: monitor
+
+    if waits == [] do
+      state
+    else
+      Process.unlink(outlet)
+      Process.exit(outlet, :kill)
+      state = Enum.reduce(waits, state, &forget(&2, &1))
+      %{state | outlet: error, outlet_channel: nil}
+    end
   end
 
   defp push_infeed(value, timeout, from, state) do
@@ -466,10 +518,10 @@ defmodule Tmesh.Stream do
          state}
   end
 
-  defp carried?(%TensorRef{handle: handle}), do: handle != nil
+  defp carried?(%TensorRef{handle: handle, token: token}), do: handle != nil or token != nil
 
-  defp carried?({%TensorRef{handle: handle}, bytes}),
-    do: handle != nil and is_binary(bytes) and byte_size(bytes) <= 24
+  defp carried?({%TensorRef{} = ref, bytes}),
+    do: carried?(ref) and is_binary(bytes) and byte_size(bytes) <= 24
 
   defp carried?(bytes), do: is_binary(bytes) and byte_size(bytes) <= 56
 
@@ -478,21 +530,21 @@ defmodule Tmesh.Stream do
     for({:value, value} <- :queue.to_list(queue.values), do: value) ++ givers
   end
 
-  # To the front, and beyond the bound by one: it has been there already.
+  # Return values to the front of the queue. It may exceed the bound by one, because that value was in it before.
   defp give_back(state, values) do
     queue = state.infeed
     front = Enum.reduce(values, queue.values, &:queue.in_r({:value, &1}, &2))
-    queue = %Queue{queue | values: front, size: queue.size + length(values)}
+    queue = %{queue | values: front, size: queue.size + length(values)}
     givers = for {monitor, _entry} <- :queue.to_list(queue.givers), do: monitor
     Enum.reduce(givers, %{state | infeed: queue}, &turn_away/2)
   end
 
-  # To those who wait, or to the front.
+  # Give the entries to waiting processes, or return them to the front.
   defp return([entry | rest] = entries, state) do
     if :queue.is_empty(state.outfeed.takers) do
       queue = state.outfeed
       front = entries |> Enum.reverse() |> Enum.reduce(queue.values, &:queue.in_r/2)
-      %{state | outfeed: %Queue{queue | values: front, size: queue.size + length(entries)}}
+      %{state | outfeed: %{queue | values: front, size: queue.size + length(entries)}}
     else
       return(rest, hand_over(state, :outfeed, entry))
     end
@@ -500,18 +552,18 @@ defmodule Tmesh.Stream do
 
   defp return([], state), do: state
 
-  # What a pop gave, as it was.
+  # Rebuild the entry of a pop's result.
   defp entry({:ok, value}), do: {:value, value}
   defp entry({:error, %Error{details: %{lost: count}}}), do: {:lost, count}
   defp entry({:error, error}), do: {:error, error}
 
-  # The reader fetches another in its place.
+  # Tell the reader that a value was popped, so that it fetches another.
   defp told({:far, number, _result}, source) when is_pid(source),
     do: send(source, {:popped, number})
 
   defp told(_entry, _source), do: :ok
 
-  # Who waits with a value hears why nobody will take it.
+  # Answer a process that waits with a value: no receiver is left for it.
   defp turn_away(monitor, %{outlet: %Error{} = error} = state) do
     %{^monitor => {_name, _side, from, _timer}} = state.waiting
     GenServer.reply(from, {:error, error})
@@ -527,11 +579,28 @@ defmodule Tmesh.Stream do
       not :queue.is_empty(queue.takers) -> {:reply, :ok, hand_over(state, name, entry)}
       queue.size < queue.limit -> {:reply, :ok, Map.put(state, name, enter(queue, entry))}
       timeout == 0 -> {:reply, late(name, :givers), state}
-      true -> {:noreply, wait(state, name, :givers, from, timeout, entry)}
+      true -> state |> wait(name, :givers, from, timeout, entry) |> collected(name)
     end
   end
 
-  # The end of a channel is its process's, and waiting for messages is not the stream's business.
+  # While values wait for room, collect garbage each time that as many values have passed as the bound allows.
+  defp collected(state, name) do
+    %Queue{passed: passed, limit: limit} = queue = Map.fetch!(state, name)
+
+    if passed >= limit,
+      do: {:noreply, Map.put(state, name, %{queue | passed: 0}), {:continue, :collect}},
+      else: {:noreply, state}
+  end
+
+  # Collect after the callback, whose variables may still refer to released values.
+  @impl true
+  def handle_continue(:collect, state) do
+    :erlang.garbage_collect()
+    {:noreply, state}
+  end
+
+  # Receive in a process of its own. It owns its end of the channel, and the stream itself must not wait for
+  # messages.
   defp feed(stream, from, opts) do
     case join(Keyword.pop(opts, :token), :recv) do
       {:ok, channel} ->
@@ -543,10 +612,11 @@ defmodule Tmesh.Stream do
     end
   end
 
-  # The same of the infeed.
+  # Do so for the infeed.
   defp drain(stream, from, opts) do
     case join(Keyword.pop(opts, :token), :send) do
       {:ok, channel} ->
+        :ok = GenServer.call(stream, {:drains, channel}, :infinity)
         GenServer.reply(from, {:ok, channel.token})
         pass_in(stream, channel)
 
@@ -585,7 +655,7 @@ defmodule Tmesh.Stream do
   defp pass_on(stream, channel) do
     case next(channel) do
       {:ok, message} ->
-        with :ok <- push_outfeed(stream, message, :infinity), do: pass_on(stream, channel)
+        with :ok <- push_out(stream, message), do: pass_on(stream, channel)
 
       {:error, error} ->
         with :ok <- call(stream, {:fail, of(error, channel)}),
@@ -594,9 +664,18 @@ defmodule Tmesh.Stream do
     end
   end
 
-  # Several channels may be attached.
+  # Do not hold a value that was passed on while this process waits.
+  defp push_out(stream, message) do
+    with {:error, %Error{type: :timeout}} <- push_outfeed(stream, message, 0) do
+      :erlang.garbage_collect()
+      push_outfeed(stream, message, :infinity)
+    end
+  end
+
+  # Name the channel in an error, because several may be attached. Cut its token: errors go into logs, and a whole
+  # token opens the channel.
   defp of(%Error{details: details} = error, channel),
-    do: %Error{error | details: Map.put(details, :token, channel.token)}
+    do: %Error{error | details: Map.put(details, :channel, String.slice(channel.token, 0, 13))}
 
   defp next(channel) do
     with {:error, %Error{type: :timeout}} <- Channel.recv(channel, @idle_ms) do
@@ -620,13 +699,13 @@ defmodule Tmesh.Stream do
   defp late(name, :givers), do: {:error, Error.new(:timeout, "the #{name} stayed full")}
 
   defp enter(queue, entry),
-    do: %Queue{queue | values: :queue.in(entry, queue.values), size: queue.size + 1}
+    do: %{queue | values: :queue.in(entry, queue.values), size: queue.size + 1}
 
-  # One entry tells of all that are lost in a row; it is the one that a bound may be passed by.
+  # Count consecutive lost values in one entry. Only this entry may exceed the bound.
   defp lose(queue) do
     case :queue.out_r(queue.values) do
       {{:value, {:lost, count}}, values} ->
-        %Queue{queue | values: :queue.in({:lost, count + 1}, values)}
+        %{queue | values: :queue.in({:lost, count + 1}, values)}
 
       _values ->
         enter(queue, {:lost, 1})
@@ -639,10 +718,11 @@ defmodule Tmesh.Stream do
     %{^monitor => {_name, _side, from, _timer}} = state.waiting
     GenServer.reply(from, answer(entry))
     told(entry, state.source)
-    state |> Map.put(name, %Queue{queue | takers: takers}) |> forget(monitor)
+    queue = %{queue | takers: takers, passed: queue.passed + 1}
+    state |> Map.put(name, queue) |> forget(monitor)
   end
 
-  # Room has come about: let in the first who waits with a value.
+  # Let in the first process that waits with a value, since there is room now.
   defp admit(state, name) do
     queue = Map.fetch!(state, name)
 
@@ -650,7 +730,7 @@ defmodule Tmesh.Stream do
       {{:value, {monitor, entry}}, givers} when queue.size < queue.limit ->
         %{^monitor => {_name, _side, from, _timer}} = state.waiting
         GenServer.reply(from, :ok)
-        queue = enter(%Queue{queue | givers: givers}, entry)
+        queue = enter(%{queue | givers: givers}, entry)
         state |> Map.put(name, queue) |> forget(monitor)
 
       _nobody_or_no_room ->
@@ -661,7 +741,7 @@ defmodule Tmesh.Stream do
   defp wait(state, name, side, {pid, _tag} = from, timeout, entry) do
     monitor = Process.monitor(pid)
 
-    # At most what any timer takes.
+    # Use at most the longest time that a timer takes.
     timer =
       if timeout != :infinity,
         do: Process.send_after(self(), {:late, monitor}, min(timeout, 0xFFFF_FFFF))
@@ -673,14 +753,14 @@ defmodule Tmesh.Stream do
     |> put_in([:waiting, monitor], {name, side, from, timer})
   end
 
-  # Who was answered, is late or has died waits no more.
+  # End the wait of a process that was answered, is late or has died.
   defp forget(state, monitor) do
     case Map.pop(state.waiting, monitor) do
       {nil, _waiting} ->
         state
 
       {{name, side, _from, timer}, waiting} ->
-        # Not to be flushed: that would look through all that waits, of which there may be much.
+        # Do not flush: that would search the whole mailbox, which may be long.
         Process.demonitor(monitor)
         _left = timer && Process.cancel_timer(timer)
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Telemetry do
   @moduledoc """
-  Events, shaped as those of the `:telemetry` library: a name, which is a list of atoms, a map of
-  measurements and a map of metadata.
+  Events in the form of the `:telemetry` library: a name, which is a list of atoms, a map of measurements and a map
+  of metadata.
 
-  Where `:telemetry` is loaded they are its events, and its handlers get them. Where it is not,
-  `attach/4` and `detach/1` do the same for handlers of this VM, which are called also when it is
-  loaded later. Handlers run in the process that caused the event, and one that raises, exits or
-  throws is detached.
+  If `:telemetry` is loaded, these are its events, and its handlers get them. Otherwise `attach/4` and `detach/1` do
+  the same for handlers of this VM. These handlers are called also if `:telemetry` is loaded later. Handlers run in
+  the process that caused the event. A handler that raises, exits or throws is detached.
 
   | event | measurements | metadata |
   | --- | --- | --- |
@@ -15,22 +14,22 @@ defmodule Tmesh.Telemetry do
   | `[:tmesh, :tensor, WHAT, :stop]` | `duration`, `bytes` | `dtype`, `shape`, `result` |
   | `[:tmesh, :tensor, WHAT, :exception]` | `duration`, `bytes` | `dtype`, `shape`, `kind`, `reason`, `stacktrace` |
   | `[:tmesh, :model, :load, :start]` | `system_time` | `path` |
-  | `[:tmesh, :model, :load, :stop]` | `duration`; where it was loaded `bytes` of the region and `bytes_read` from the files | `path`, `result` |
+  | `[:tmesh, :model, :load, :stop]` | `duration`; if loaded, `bytes` of the region and `bytes_read` from files | `path`, `result` |
   | `[:tmesh, :model, :load, :exception]` | `duration` | `path`, `kind`, `reason`, `stacktrace` |
   | `[:tmesh, :model, :save, :start]` | `system_time` | `path` |
   | `[:tmesh, :model, :save, :stop]` | `duration` | `path`, `result` |
   | `[:tmesh, :model, :save, :exception]` | `duration` | `path`, `kind`, `reason`, `stacktrace` |
   | `[:tmesh, :worker, :call, :start]` | `system_time`, `payload_bytes` | `pool`, `operation` |
-  | `[:tmesh, :worker, :call, :stop]` | `duration` | `pool`, `operation`, `result`: `:ok` or an error's type |
+  | `[:tmesh, :worker, :call, :stop]` | `duration`, `copied_bytes` of its results, by the worker | `pool`, `operation`, `result`: `:ok` or an error's type |
   | `[:tmesh, :worker, :up]` | `duration` of the start | `pool`, `pid` of the system's process |
   | `[:tmesh, :worker, :down]` | `calls` that were lost | `pool`, `reason` |
   | `[:tmesh, :worker, :fallback]` | `bytes` that are copied | `pool`, `operation` |
   | `[:tmesh, :gpu, :fallback]` | `bytes` that are in host memory instead | `device` that was asked for |
   | `[:tmesh, :janitor, :sweep]` | `duration` | none |
 
-  WHAT is `:put` (bytes into a new tensor, `Tmesh.ZeroCopy.from_binary/4`), `:open` (of a ref) or
-  `:copy` (`Tmesh.ZeroCopy.to_binary/2`, where it has to copy; what is read in place has no event).
-  `result` is `:ok` or an error's type.
+  WHAT is `:put` (bytes into a new tensor, `Tmesh.ZeroCopy.from_binary/4`), `:open` (of a ref) or `:copy`
+  (`Tmesh.ZeroCopy.to_binary/2`, if it has to copy; reading in place has no event). `result` is `:ok` or an error's
+  type.
 
   Times are in `:native` units.
   """
@@ -40,13 +39,13 @@ defmodule Tmesh.Telemetry do
   @typedoc "A name such as `[:tmesh, :worker, :up]`."
   @type event :: [atom(), ...]
 
-  @typedoc "Called with the event, measurements, metadata, and what was given to `attach/4`."
+  @typedoc "Called with the event, measurements, metadata, and the configuration given to `attach/4`."
   @type handler :: (event(), map(), map(), term() -> term())
 
   @handlers {__MODULE__, :handlers}
 
   @doc """
-  Have `handler` called for each of `events`. `id` tells it from others.
+  Call `handler` for each of `events`. `id` identifies the handler.
 
       iex> Tmesh.Telemetry.attach("doc", [[:tmesh, :worker, :up]], fn _, _, _, _ -> :ok end, nil)
       :ok
@@ -68,7 +67,7 @@ defmodule Tmesh.Telemetry do
     end
   end
 
-  @doc "Have the handler of this id called no more."
+  @doc "Detach the handler of this id."
   @spec detach(term()) :: :ok | {:error, :not_found}
   def detach(id) do
     found =
@@ -92,8 +91,8 @@ defmodule Tmesh.Telemetry do
     :ok
   end
 
-  # `fun` gives :ok, {:ok, value} or {:error, error}, and `measured` what is known of it then. Costs next
-  # to nothing while nobody listens.
+  # `fun` returns :ok, {:ok, value} or {:error, error}, and `measured` returns the measurements of that result.
+  # Without a handler it costs almost nothing.
   @doc false
   @spec span(event(), %{atom() => non_neg_integer()}, map(), (() -> result), (result -> map())) ::
           result
@@ -144,7 +143,7 @@ defmodule Tmesh.Telemetry do
       Logger.error("tmesh: the handler #{inspect(id)} failed and is detached: #{why}")
   end
 
-  # Handlers come and go rarely and are read often.
+  # Handlers are rarely added or removed, and often read.
   defp update(fun) do
     :global.trans(
       {@handlers, self()},

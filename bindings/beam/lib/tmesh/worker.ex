@@ -9,35 +9,34 @@ defmodule Tmesh.Worker do
       {:ok, b} = Tmesh.Worker.execute("numpy.multiply", [a, 2])
       {:ok, bytes} = Tmesh.ZeroCopy.to_binary(b)
 
-  A pool keeps `size` processes `python -m tmesh.worker`, each of which runs one call at a time. It
-  belongs into your supervision tree,
+  A pool keeps `size` processes `python -m tmesh.worker`, each of which runs one call at a time. Put it into your
+  supervision tree,
 
       children = [{Tmesh.Worker, allow: ["my_operations"], env: [{"PYTHONPATH", "priv/python"}]}]
 
-  or under tmesh's own, by `start_pool/1`. A process that ends is started again; the calls it had
-  get `:worker_down`, and what they had given stays as it was.
+  or start it under tmesh's own with `start_pool/1`. A process that ends is started again. Its calls get
+  `:worker_down`, and their arguments stay unchanged.
 
   ## Options of a pool
 
-    * `allow` - the Python modules whose functions may be called; nothing else can be. Needed
-    * `name` - of the pool, `Tmesh.Worker` by default
-    * `size` - how many processes, by default as many as there are schedulers, at most 4
+    * `allow` - the Python modules whose functions may be called, and no others. Required
+    * `name` - the pool's name, `Tmesh.Worker` by default
+    * `size` - the number of processes, by default the number of schedulers, at most 4
     * `python` - the interpreter, `"python3"` by default
     * `env` - further environment variables, a list of pairs of strings
     * `max_waiting` - how many calls may wait for a worker, 1000 by default
     * `start_timeout_ms` - how long a process may take to import its modules, 60 s by default
-    * `spin_us` - how long each end looks busily for the other's next message before it sleeps, at
-      most 100 (0): a scheduler for the answer of a call, the worker's process for the next call. It
-      saves both wakes, which take longer than a short operation, where calls follow each other fast
+    * `spin_us` - how long each end looks busily for the other's next message before it sleeps, at most 100 (0). It
+      occupies a scheduler for the answer of a call, and the worker's process for the next call. It saves both
+      wakes, which take longer than a short operation, if calls follow each other fast
 
-  ## What goes there
+  ## Arguments
 
-  A payload that is a list gives positional arguments, and keyword arguments where it ends with
-  keywords:
+  A payload that is a list gives positional arguments. If it ends with keywords, they are keyword arguments:
 
       Tmesh.Worker.execute("numpy.sum", [ref, axis: 0])
 
-  A map gives keyword arguments, and one with no keys but `args` and `kwargs` both. It may hold, nested
+  A map gives keyword arguments. A map with only the keys `args` and `kwargs` gives both. A payload may hold, nested
   at will:
 
   | Elixir | Python |
@@ -46,44 +45,46 @@ defmodule Tmesh.Worker do
   | `Tmesh.DLPack.GPUTensorRef` | `tmesh.cuda` array over the same memory, read-only |
   | `writable/1` of either | the same, writable |
   | `Tmesh.Arrow.TableRef` | `pyarrow.Table` over the same memory |
-  | Nx tensor | NumPy array of all its dimensions, without names of axes: over shared memory above `threshold_bytes`, else its own |
+  | Nx tensor | NumPy array without axis names, over shared memory above `threshold_bytes` |
   | binary above `threshold_bytes` | memoryview over shared memory, read-only |
   | other binary | `str` when it is valid UTF-8, else `bytes` |
   | map with the key `"__snakepit_zero_copy__"` | as its `"ref"` |
-  | other map, with strings or atoms as keys; list; number; `nil`, `true`, `false` | `dict`, `list`, `int`, `float`, `None`, `True`, `False` |
+  | other map, with strings or atoms as keys | `dict` |
+  | list; number | `list`; `int`, `float` |
+  | `nil`, `true`, `false` | `None`, `True`, `False` |
   | `:nan`, `:infinity`, `:neg_infinity`; other atom | `float`; `str` |
 
-  `Tmesh.ZeroCopy.AutoDetect` decides what goes by shared memory; that costs one copy into it, of
-  which a ref is free. Tuples, other structs and integers of more than 64 bits are refused.
+  `Tmesh.ZeroCopy.AutoDetect` decides which values travel through shared memory. This costs one copy into it; a ref
+  costs none. Tuples, other structs and integers of more than 64 bits are refused.
 
-  ## What comes back
+  ## Results
 
-  The same in the other direction: arrays are `Tmesh.ZeroCopy.TensorRef`s, opened here and good for
-  as long as you like, also when the worker has ended; those in GPU memory are
-  `Tmesh.DLPack.GPUTensorRef`s. Tables of pyarrow, Polars and pandas are `Tmesh.Arrow.TableRef`s.
-  A map with the key `"__snakepit_zero_copy__"` is what it describes. `bytes` are binaries. Strings never become atoms. A generator function gives a stream: `stream/3`.
+  Results are converted in the same way. Arrays become `Tmesh.ZeroCopy.TensorRef`s, opened here and valid as long as
+  you like, also after the worker has ended. Arrays in GPU memory become `Tmesh.DLPack.GPUTensorRef`s. Tables of
+  pyarrow, Polars and pandas become `Tmesh.Arrow.TableRef`s. A map with the key `"__snakepit_zero_copy__"` becomes
+  the object that it describes. `bytes` become binaries. Strings never become atoms. A generator function gives a
+  stream: `stream/3`.
 
-  ## When it takes too long
+  ## Timeouts and cancelling
 
-  `timeout` (60,000 ms by default, or `:infinity`) ends the wait with `:timeout`, and so does the
-  end of the calling process or `cancel/1`, for whoever waits. The operation is told
-  (`tmesh.worker.cancelled()` in Python); when it still runs after `grace_ms` (5,000), its process
-  is killed and replaced.
+  `timeout` (60,000 ms by default, or `:infinity`) ends the wait with `:timeout`. The end of the calling process or
+  `cancel/1` ends it, too. The operation can check `tmesh.worker.cancelled()` in Python. If it still runs after
+  `grace_ms` (5,000), its process is killed and replaced.
 
   ## For generated wrappers
 
-  Whatever generates Elixir functions for Python ones, as SnakeBridge does, has nothing to do for
-  large arguments when it calls `execute/3`. Where it calls through something else, such as Snakepit's
-  gRPC, `Tmesh.ZeroCopy.AutoDetect.with_shared/2` encodes them, and holds them while it waits.
+  A generator of Elixir functions for Python ones, such as SnakeBridge, can call `execute/3` with large arguments as
+  they are. If it calls through something else, such as Snakepit's gRPC, use
+  `Tmesh.ZeroCopy.AutoDetect.with_shared/2`. It encodes the arguments, and holds them during the call.
 
-  The protocol between pool and worker, for clients in other languages, is in docs/worker.md.
+  The protocol between pool and worker, for clients in other languages, is in docs/reference/worker.md.
 
   ## Without shared memory
 
-  With `config :tmesh, :zero_copy, enabled: false` large binaries, Nx tensors and results go through
-  the socket, copied several times and at most 16 MiB a message (`:limit_exceeded` beyond); a line
-  in the log and the event `[:tmesh, :worker, :fallback]` say so for each message. Refs still go as
-  refs: their memory is shared already.
+  With `config :tmesh, :zero_copy, enabled: false` large binaries, Nx tensors and results go through the socket.
+  They are copied several times, and a message has at most 16 MiB (`:limit_exceeded` beyond). A line in the log and
+  the event `[:tmesh, :worker, :fallback]` report each message. Refs still travel as refs, since their memory is
+  shared already.
   """
 
   import Tmesh.Bang
@@ -91,7 +92,7 @@ defmodule Tmesh.Worker do
 
   alias Tmesh.{Config, Error, Options, Telemetry}
   alias Tmesh.Worker.{Payload, Pool, Writable}
-  alias Tmesh.Worker.Process, as: Keeper
+  alias Tmesh.Worker.Process, as: WorkerProcess
   alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -105,7 +106,7 @@ defmodule Tmesh.Worker do
   defmodule Call do
     @moduledoc "A call that was started: for `Tmesh.Worker.await/1` and `Tmesh.Worker.cancel/1`."
     @enforce_keys [:reply, :pool, :operation, :began, :deadline, :made, :inline_above]
-    defstruct @enforce_keys
+    defstruct @enforce_keys ++ [copied: 0]
 
     @typedoc "Its members are for `Tmesh.Worker` only."
     @type t :: %__MODULE__{
@@ -115,7 +116,8 @@ defmodule Tmesh.Worker do
             began: integer(),
             deadline: integer() | nil,
             made: [TensorRef.t()],
-            inline_above: non_neg_integer() | nil
+            inline_above: non_neg_integer() | nil,
+            copied: non_neg_integer()
           }
   end
 
@@ -133,16 +135,21 @@ defmodule Tmesh.Worker do
   @typedoc """
     * `pool` - the pool's name, `Tmesh.Worker` by default
     * `timeout` - ms or `:infinity`
-    * `grace_ms` - how long an operation may go on when nobody wants its result any more
+    * `grace_ms` - how long a cancelled operation may go on
+    * `arena` - whether copied arrays lie one after the other in few regions, as in a `Tmesh.Arena` (false). Use it
+      for many small results. They are not sealed, so `Tmesh.ZeroCopy.to_binary/2` copies them
   """
   @type option ::
-          {:pool, atom()} | {:timeout, timeout()} | {:grace_ms, non_neg_integer()}
+          {:pool, atom()}
+          | {:timeout, timeout()}
+          | {:grace_ms, non_neg_integer()}
+          | {:arena, boolean()}
 
   @doc """
-  Start a pool under the `:tmesh` application, and wait until one of its workers is up. Its pid is for
+  Start a pool under the `:tmesh` application, and wait until one of its workers is up. Stop it by its pid with
   `stop_pool/1`.
 
-  Errors: `:worker_down` (no worker can be started, because a module is missing for example: the message has the
+  Errors: `:worker_down` (no worker can be started, for example because a module is missing: the message has the
   last lines of its standard error), `:invalid`, `:not_started`.
   """
   @spec start_pool([pool_option()]) :: {:ok, pid()} | {:error, Error.t()}
@@ -196,18 +203,20 @@ defmodule Tmesh.Worker do
   end
 
   @doc """
-  A ref that the operation may write to; in host memory the tensor must be this VM's and not sealed.
+  Mark a ref as writable for the operation. A tensor in host memory must be this VM's and not sealed.
   """
   @spec writable(TensorRef.t() | GPUTensorRef.t()) :: Writable.t()
   def writable(%kind{} = ref) when kind in [TensorRef, GPUTensorRef], do: %Writable{ref: ref}
 
   @doc """
-  Call `operation`, such as `"numpy.multiply"`, with the arguments in `payload`, and wait for what
-  it returns.
+  Call `operation`, such as `"numpy.multiply"`, with the arguments in `payload`, and wait for its result.
 
-  Errors: `:not_allowed`, `:operation` (it raised), `:worker_down`, `:timeout`, `:limit_exceeded` (a
-  message or the queue is too long), `:invalid` (something that cannot be sent), `:not_started`, and
-  those of opening tensors, on either side.
+  Errors, beside those of opening tensors on either side:
+
+    * `:operation` - it raised an exception
+    * `:limit_exceeded` - a message or the queue is too long
+    * `:invalid` - a value cannot be sent
+    * `:not_allowed`, `:worker_down`, `:timeout`, `:not_started`
   """
   @spec execute(String.t(), map() | list(), [option()]) :: {:ok, term()} | {:error, Error.t()}
   def execute(operation, payload, opts \\ []) do
@@ -215,14 +224,14 @@ defmodule Tmesh.Worker do
   end
 
   @doc """
-  Start a call without waiting for it; several may run at once. The calling process is the one that
-  must `await/1` or `cancel/1` it; its end cancels it too.
+  Start a call without waiting for it; several may run at once. Only the calling process may `await/1` or `cancel/1`
+  it, and its end cancels it.
   """
   @spec start(String.t(), map() | list(), [option()]) :: {:ok, Call.t()} | {:error, Error.t()}
   def start(operation, payload, opts \\ []), do: start_call(operation, payload, opts, :call)
 
   @doc """
-  Wait for the result of a call that this process started, once.
+  Wait once for the result of a call that this process started.
 
   Errors: those of `execute/3`; `:invalid` for a call that was awaited or cancelled already, or that
   another process started.
@@ -235,21 +244,20 @@ defmodule Tmesh.Worker do
   end
 
   defp await_answer(call, reply) do
-    result =
+    {result, copied} =
       case next(reply, call.deadline) do
-        {^reply, {:result, value, hold}} -> take(call, value, hold)
-        {^reply, {:error, error}} -> {:error, error}
-        other -> ended(other)
+        {^reply, {:result, value, hold, copied}} -> {take(call, value, hold), copied}
+        {^reply, {:error, error}} -> {{:error, error}, 0}
+        other -> {ended(other), 0}
       end
 
-    # Does nothing to a call that has ended.
+    # This does nothing to a call that has ended.
     if not match?({:ok, _value}, result), do: Pool.cancel(call.pool, reply)
-    finish(call, reply, result)
+    finish(%{call | copied: copied}, reply, result)
   end
 
   @doc """
-  Give up a call that this process started, and do not wait for it. What it returns, now or later,
-  is dropped.
+  Cancel a call that this process started, without waiting for its end. Its result is dropped.
   """
   @spec cancel(Call.t()) :: :ok
   def cancel(%Call{} = call) do
@@ -259,11 +267,11 @@ defmodule Tmesh.Worker do
   end
 
   @doc """
-  Call a generator function; its items, as they come, in a lazy enumerable that the calling process
-  must consume. The worker is at most 8 items ahead of it. The call begins with the first item asked
-  for, and is cancelled when the consumer stops early.
+  Call a generator function. Its items come in a lazy enumerable that the calling process must consume. The worker
+  is at most 8 items ahead of the consumer. The call begins with the first item requested, and is cancelled when the
+  consumer stops early.
 
-  `timeout` is that of the whole call. Enumerating raises `Tmesh.Error` for what `execute/3` returns.
+  `timeout` applies to the whole call. Enumerating raises a `Tmesh.Error` for the errors of `execute/3`.
   """
   @spec stream(String.t(), map() | list(), [option()]) :: Enumerable.t()
   def stream(operation, payload, opts \\ []) do
@@ -285,7 +293,9 @@ defmodule Tmesh.Worker do
 
   defp next_item(%Call{reply: reply} = call) do
     case next(reply, call.deadline) do
-      {^reply, {:item, value, hold}} ->
+      {^reply, {:item, value, hold, copied}} ->
+        call = %{call | copied: call.copied + copied}
+
         case take(call, value, hold) do
           {:ok, item} -> {[item], call}
           {:error, error} -> fail(call, error)
@@ -323,12 +333,14 @@ defmodule Tmesh.Worker do
 
   ## Calls
 
-  # docs/worker.md allows 16 MiB, of which the head of a call takes less than the rest.
+  # docs/reference/worker.md allows 16 MiB. The header of a call takes less than the rest.
   @body_bytes 16 * 1_048_576 - 4096
 
-  # What is wanted of it: its :result at once, the :call, or that of a :stream.
+  # `wanted`: the :result at once, a :call, or the items of a :stream.
   defp start_call(operation, payload, opts, wanted) do
-    with {:ok, opts} <- Options.validate(opts, pool: __MODULE__, timeout: 60_000, grace_ms: 5_000),
+    known = [pool: __MODULE__, timeout: 60_000, grace_ms: 5_000, arena: false]
+
+    with {:ok, opts} <- Options.validate(opts, known),
          :ok <- check_call(operation, payload, opts),
          {:ok, pool} <- pool(opts[:pool]),
          {:ok, threshold} <- Config.get(:threshold_bytes),
@@ -336,12 +348,13 @@ defmodule Tmesh.Worker do
          {:ok, encoded} <- Payload.encode(payload) do
       tell_fallback(opts[:pool], "for", operation, encoded.inline_bytes)
 
-      # One binary, which goes from process to process uncopied.
+      # Make one binary, which goes from process to process uncopied.
       body =
         IO.iodata_to_binary([
           ~s(,"payload":),
           encoded.json,
-          ~s(,"stream":#{wanted == :stream},"inline":#{encoded.inline},"threshold_bytes":#{threshold}})
+          ~s(,"stream":#{wanted == :stream},"inline":#{encoded.inline},"threshold_bytes":#{threshold}),
+          if(opts[:arena], do: ~s(,"arena":true}), else: "}")
         ])
 
       if byte_size(body) <= @body_bytes do
@@ -365,16 +378,14 @@ defmodule Tmesh.Worker do
     end
   end
 
-  # The reference comes into being in this function, and goes to where it is waited for as it is, not
-  # as a member of the call: so the emulator looks at no message that was in the mailbox before,
-  # however many there are.
+  # Make the reference in this function, and pass it to the wait as an argument of its own, not as a member of the
+  # call. Then the emulator does not search messages that were in the mailbox before, however many there are.
   defp submit(pool, wanted, body, encoded, grace_ms, call) do
     reply = :erlang.monitor(:process, pool, alias: :explicit_unalias)
     call = struct!(Call, Map.put(call, :reply, reply))
     operation = call.operation
 
-    # A root for the garbage collector: what was sent must be held, whatever becomes of the caller's
-    # variables.
+    # Hold the sent values in the process dictionary, whatever becomes of the caller's variables.
     Process.put({__MODULE__, reply}, encoded.held)
 
     Telemetry.execute(
@@ -400,7 +411,7 @@ defmodule Tmesh.Worker do
     end
   end
 
-  # The next message of a call; :timeout.
+  # Return the next message of a call, or :timeout.
   defp next(reply, deadline) do
     timeout = if deadline, do: max(0, deadline - now()), else: :infinity
 
@@ -429,11 +440,11 @@ defmodule Tmesh.Worker do
     end
 
     result = Payload.decode(value)
-    Keeper.give_back(hold)
+    WorkerProcess.give_back(hold)
     result
   end
 
-  # Nothing more of this call is heard, and nothing held.
+  # Receive nothing more of this call, and hold nothing for it.
   defp finish(call, reply, result) do
     :erlang.unalias(reply)
     Process.demonitor(reply)
@@ -449,14 +460,14 @@ defmodule Tmesh.Worker do
 
     Telemetry.execute(
       [:tmesh, :worker, :call, :stop],
-      %{duration: System.monotonic_time() - call.began},
+      %{duration: System.monotonic_time() - call.began, copied_bytes: call.copied},
       %{pool: call.pool, operation: call.operation, result: outcome}
     )
 
     result
   end
 
-  # What they hold at the worker goes with the call, which was cancelled.
+  # The call was cancelled, so the worker releases the values of these answers.
   defp forget_answers(reply) do
     receive do
       {^reply, _answer} -> forget_answers(reply)
@@ -491,7 +502,7 @@ defmodule Tmesh.Worker do
     end
   end
 
-  # [a, b: 1] as docs/worker.md has it.
+  # Split [a, b: 1] as docs/reference/worker.md defines it.
   defp arguments([_first | _rest] = payload) when length(payload) > 0 do
     case payload |> Enum.reverse() |> Enum.split_while(&keyword?/1) do
       {[], _args} ->
@@ -506,7 +517,7 @@ defmodule Tmesh.Worker do
     end
   end
 
-  # An improper list is refused with the rest of what cannot be sent.
+  # Refuse an improper list like other values that cannot be sent.
   defp arguments(payload), do: {:ok, payload}
 
   defp keyword?({name, _value}), do: is_atom(name)
@@ -529,6 +540,9 @@ defmodule Tmesh.Worker do
 
       not amount?(opts[:grace_ms], 0) ->
         invalid("grace_ms must be milliseconds")
+
+      not is_boolean(opts[:arena]) ->
+        invalid("arena must be true or false")
 
       true ->
         :ok

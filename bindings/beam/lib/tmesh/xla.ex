@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.XLA do
   @moduledoc """
-  Channels' names for the XLA of this VM, which is EXLA's: inside a compiled program `push` sends
-  tensors into a channel, and `pop` takes the next ones from a channel, by libtmesh-xla.
+  Names of channels for the XLA of this VM, which is EXLA's. Inside a compiled program `push` sends tensors into a
+  channel, and `pop` takes the next tensors from one. libtmesh-xla implements them.
 
-  **None of this has run in EXLA itself**, which cannot be had where the tests run. They register with a
-  stand-in for its library, implement its protocol as EXLA 0.12 and 0.13 have it, and run the StableHLO that follows
-  from that in JAX's XLA. To try it: add `exla` and `tmesh` to a project, install libtmesh-xla, and
+  **None of this has run in EXLA itself**, which is not available where the tests run. They register with a stand-in
+  for its library, and implement its protocol as in EXLA 0.12 and 0.13. They run the resulting StableHLO in JAX's
+  XLA. To try it, add `exla` and `tmesh` to a project, install libtmesh-xla, and
 
       :ok = Tmesh.XLA.register()                                # once EXLA has loaded its library
       {:ok, stream} = Tmesh.Stream.start_link(name: :my_stream)
       {:ok, token} = Tmesh.Stream.attach_channel(:my_stream)
       :ok = Tmesh.XLA.bind("losses", token, :send)
 
-  In a `defn` that EXLA compiles for the host, a block is the call. What comes back is the sequence: a
-  call that takes it happens after the one that gave it. Without that XLA may drop or merge calls.
+  In a `defn` that EXLA compiles for the host, the call is a block. It returns the sequence. A call that takes the
+  sequence happens after the call that returned it. Without it XLA may drop or merge calls.
 
       Nx.block(%Tmesh.XLA.Push{channel: "losses"}, [sequence, loss], sequence, default)
       Nx.block(%Tmesh.XLA.Pop{channel: "batches"}, [sequence], {sequence, like}, default)
 
-  The sequence is a `u32` scalar, at first 0. `default` is what Nx runs where EXLA does not: let it raise.
+  The sequence is a `u32` scalar, at first 0. Nx runs `default` if EXLA does not compile the block: let it raise.
   """
 
   import Tmesh.Bang
@@ -28,8 +28,8 @@ defmodule Tmesh.XLA do
 
   defmodule Push do
     @moduledoc """
-    The tag of a block that sends: its inputs are the sequence and tensors, its output the sequence.
-    `seal`: each tensor in a sealed region of its own.
+    The tag of a block that sends. Its inputs are the sequence and tensors, its output is the sequence. `seal`: each
+    tensor gets a sealed region of its own.
     """
     @enforce_keys [:channel]
     defstruct [:channel, timeout_ms: 60_000, seal: false]
@@ -43,7 +43,7 @@ defmodule Tmesh.XLA do
 
   defmodule Pop do
     @moduledoc """
-    The tag of a block that receives: its input is the sequence, its outputs are the sequence and tensors.
+    The tag of a block that receives. Its input is the sequence, its outputs are the sequence and tensors.
     """
     @enforce_keys [:channel]
     defstruct [:channel, timeout_ms: 60_000]
@@ -51,22 +51,22 @@ defmodule Tmesh.XLA do
     @type t :: %__MODULE__{channel: String.t(), timeout_ms: non_neg_integer()}
   end
 
-  # How long a scheduler waits before it looks after others.
+  # The longest wait on a scheduler, which then serves other processes.
   @slice_ms 100
 
   @doc """
-  Make `tmesh_push` and `tmesh_pop` known to the XLA in a library that this VM has loaded, EXLA's by default. Doing
-  it again is fine.
+  Register `tmesh_push` and `tmesh_pop` with the XLA in a library that this VM has loaded, EXLA's by default. You
+  may repeat it.
 
-  Errors: `:not_found` (it is not loaded), `:unsupported` (no XLA, another version, or libtmesh-xla is not installed),
-  `:protocol` (XLA refuses).
+  Errors: `:not_found` (the library is not loaded), `:unsupported` (no XLA, another version, or libtmesh-xla is not
+  installed), `:protocol` (XLA refuses).
   """
   @spec register(String.t() | nil) :: :ok | {:error, Error.t()}
   def register(library \\ nil), do: native(Native.xla_register(library))
 
   @doc """
-  Join a channel by its token and let `name` mean it in this VM's programs, from now on: `:send` for a push, `:recv` for
-  a pop. What the name meant before is left, and its waits end.
+  Join a channel by its token under `name` in this VM's programs: `:send` for a push, `:recv` for a pop. The channel
+  that the name had before is left, and its waits end.
 
   Errors: `:invalid`, `:unsupported`, and those of `Tmesh.Channel.open/3`.
   """
@@ -74,9 +74,9 @@ defmodule Tmesh.XLA do
   def bind(name, token, role), do: native(Native.xla_bind(name, token, role))
 
   @doc """
-  Leave the channel. What nobody received yet is lost: `flush/2` waits for that.
+  Leave the channel. Messages that nobody received yet are lost; `flush/2` waits for them.
 
-  Errors: `:not_found` (nothing is bound to the name).
+  Errors: `:not_found` (the name is not bound).
   """
   @spec unbind(String.t()) :: :ok | {:error, Error.t()}
   def unbind(name), do: native(Native.xla_unbind(name))
@@ -90,7 +90,7 @@ defmodule Tmesh.XLA do
   def cancel(name), do: native(Native.xla_cancel(name))
 
   @doc """
-  Wait until all that was pushed under the name was received, at most `timeout` ms.
+  Wait until everything pushed under the name was received, at most `timeout` ms.
 
   Errors: `:not_found`, `:timeout`, `:gone`, `:closed` (the name is bound for receiving).
   """
@@ -110,7 +110,7 @@ defmodule Tmesh.XLA do
   end
 
   @doc """
-  Let pushes have at most so many bytes under way, of all names together; 0: no limit. A push beyond it fails.
+  Limit the bytes in transit by pushes, over all names; 0: no limit. A push beyond the limit fails.
 
   Errors: `:invalid`, `:unsupported`.
   """

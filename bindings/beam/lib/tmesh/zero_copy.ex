@@ -14,27 +14,36 @@ defmodule Tmesh.ZeroCopy do
       {:ok, table} = Tmesh.ZeroCopy.to_binary(ref)
       row = binary_part(table, 42 * 384 * 4, 384 * 4)
 
-  All sizes and offsets are in bytes, strides in elements. A shape is a list or, as Nx has it, a tuple;
-  a dtype is one of `t:Tmesh.ZeroCopy.TensorRef.dtype/0` or a type of Nx such as `{:f, 32}`. Every function returns `{:error, error}`
-  with a `Tmesh.Error`, or raises it in its bang variant; an error changes nothing.
+  All sizes and offsets are in bytes, strides in elements. A shape is a list or, as in Nx, a tuple. A dtype is one
+  of `t:Tmesh.ZeroCopy.TensorRef.dtype/0` or a type of Nx such as `{:f, 32}`. Every function returns `{:error,
+  error}` with a `Tmesh.Error`; its bang variant raises it. An error changes nothing.
 
   ## What is copied
 
-  A binary points into a region only when the region is **sealed** and pinned by the binary: then
-  nobody, here or in another process, can change it, shrink it or take it away, and the binary
-  lives as long as it likes, also after `release/1`. A sub-binary (`binary_part/3`, a match) keeps
-  the whole region. A binary of anything else is a copy made when `to_binary/2` is called; a peer
-  that writes, revokes or dies meanwhile can spoil its contents but not harm the VM. Copies are
-  counted in `Tmesh.stats/0`, and `to_binary(ref, copy: false)` refuses to make one.
+  A binary points into a region only if the region is **sealed** and the binary pins it. Then no process here or
+  elsewhere can change it, shrink it or take it away. The binary may live as long as you like, also after
+  `release/1`. A sub-binary (`binary_part/3`, a match) keeps the whole region.
+
+  In all other cases `to_binary/2` makes a copy at once. A peer that writes, revokes or dies meanwhile can spoil its
+  contents but not harm the VM. `Tmesh.stats/0` counts copies, and `to_binary(ref, copy: false)` refuses to make
+  one.
+
+  ## Other nodes
+
+  A ref that was sent to another node of this machine is not open there. A ref from `grant/2` opens itself for each
+  use of its tensor (`to_binary/2`, `write/3`, `info/1`, `Tmesh.Channel.send/3`, `Tmesh.Bundle.put/2`,
+  `Tmesh.keep/3`, engines). `open/2` opens it once. Its sender has to hold the tensor meanwhile. Between machines,
+  `Tmesh.Net` carries it.
 
   ## Sealing
 
-  `from_binary/4` seals by default: what was data in Elixir stays as immutable as data. The memory
-  of a tensor that was sealed or handed out goes back to the system in the end. With `seal: false`,
-  and never handed out, it is reused by the pool, which is several times faster to fill.
+  `from_binary/4` seals by default: data that was immutable in Elixir stays immutable. The memory of a tensor that
+  was sealed or handed out returns to the system in the end. The pool reuses memory made with `seal: false` and
+  never handed out, which is several times faster to fill.
   """
 
   import Tmesh.Bang
+  import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
   alias Tmesh.{
     Arena,
@@ -54,24 +63,22 @@ defmodule Tmesh.ZeroCopy do
   alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.{Layout, TensorRef}
 
-  defguardp is_timeout(ms) when ms == :infinity or (is_integer(ms) and ms >= 0)
-
-  # What a region over other memory has of its own.
-  @over Options.of_region([:label, :mode, :gid, :linger_ms])
+  # Options that apply to a region over other memory.
+  @over Options.of_region([:label, :mode, :gid, :hold_ms])
 
   @typedoc """
   Options of a new tensor:
 
     * `label` - a name for people, at most 63 bytes
     * `huge` - pages of 2 MiB: `true` (or fail), `:try` or `false`
-    * `mode` - who may open the token, as permission bits (0o600, 0o640, ...); on memfd only 0o600, the default
-    * `gid` - the group of the region, by its number (nil: the process's)
-    * `node` - the NUMA node whose memory it is, and no other's (nil: any)
-    * `linger_ms` - how long it outlives its last holder, at most 1000; on memfd only 0, the default
-    * `pin` - whether pinning handles may be made (true); with `false` every binary of it is a copy, and it can
+    * `mode` - which users may open the token, as permission bits (0o600, 0o640, ...); on memfd only 0o600, the default
+    * `gid` - the number of the region's group (nil: the process's)
+    * `node` - the only NUMA node of its memory (nil: any)
+    * `hold_ms` - how long it outlives its last holder, at most 1000; on memfd only 0, the default
+    * `pin` - whether pinning handles may be made (true). With `false` every binary of it is a copy, and it can
       always be taken back
     * `device` - `:cpu`; see `allocate/3` for GPUs; `:mps` gives `:mps_not_supported`
-    * `arena` - a `Tmesh.Arena` for it to lie in, which has said all of these but `device`
+    * `arena` - a `Tmesh.Arena` to place it in. The arena determines all of these options but `device`
   """
   @type own_region_option ::
           {:label, String.t()}
@@ -79,7 +86,7 @@ defmodule Tmesh.ZeroCopy do
           | {:mode, non_neg_integer()}
           | {:node, non_neg_integer() | nil}
           | {:gid, non_neg_integer() | nil}
-          | {:linger_ms, 0..1000}
+          | {:hold_ms, 0..1000}
           | {:pin, boolean()}
 
   @typedoc "See `t:own_region_option/0`."
@@ -92,20 +99,19 @@ defmodule Tmesh.ZeroCopy do
   Options of a new tensor on a GPU:
 
     * `device` - `{:cuda, n}`
-    * `alone` - in a block of the driver's memory of its own, so that who opens its ref can reach
-      nothing else (false)
-    * `or_host` - when the GPU has no memory left, a tensor in host memory instead: a
+    * `alone` - in a block of the driver's memory of its own. A process that opens its ref can reach nothing else
+      (false)
+    * `or_host` - if the GPU has no memory left, make a tensor in host memory instead (false). This gives a
       `Tmesh.ZeroCopy.TensorRef` with the device `:cpu`, a warning in the log, and the event
-      `[:tmesh, :gpu, :fallback]` (false)
+      `[:tmesh, :gpu, :fallback]`
   """
   @type gpu_option ::
           {:device, {:cuda, non_neg_integer()}} | {:alone, boolean()} | {:or_host, boolean()}
 
   @doc """
-  A new writable tensor of zeros, contiguous, in a region of its own unless `arena` is given.
+  Make a writable tensor of zeros, contiguous, in a region of its own unless `arena` is given.
 
-  With `device: {:cuda, n}` one on that GPU, which is not initialized: a
-  `Tmesh.DLPack.GPUTensorRef`.
+  With `device: {:cuda, n}`, make a `Tmesh.DLPack.GPUTensorRef` on that GPU, which is not initialized.
 
   Errors: `:invalid`, `:limit_exceeded`, `:no_memory`, `:too_many_files`, `:unsupported`,
   `:no_device`.
@@ -133,11 +139,11 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  A new tensor with the bytes of `binary`, contiguous in C order, native byte order, exactly as many
-  as `shape` and `dtype` make. They are copied once.
+  Make a tensor with the bytes of `binary`, contiguous in C order and native byte order. The binary has exactly as
+  many bytes as `shape` and `dtype` need. They are copied once.
 
-  Sealed unless `seal: false` or an `arena` is given; see the module's text. A bitstring that does not start on a
-  byte boundary of its binary is aligned by the emulator first, which costs a second copy.
+  It is sealed unless `seal: false` or an `arena` is given; see the module's text. The emulator first aligns a
+  bitstring that does not start on a byte boundary of its binary, which costs a second copy.
 
   Errors: as `allocate/3`.
 
@@ -166,14 +172,18 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  Open the tensor that a ref describes, or its description as a map or JSON. The result has a handle of its own, and hands on a token of
-  its own, for reading unless `grant/2` says otherwise; the given ref, which may have a handle too, is
-  left as it is.
+  Open the tensor that a ref describes, or its description as a map or JSON. The result has its own handle, and its
+  own token for others. That token allows reading unless `grant/2` makes another. The given ref, which may have a
+  handle too, does not change.
 
   Options: `writable: true` asks for the right to write, which the token must carry (`grant/2`).
 
-  Errors: `:not_found` (also when the peer that held it has ended), `:access`, `:sealed` (`writable: true`, and it is
-  sealed by now), `:protocol`, `:timeout`, `:too_many_files`, `:unsupported` (a token of another backend).
+  Errors:
+
+    * `:not_found` - also when the peer that held it has ended
+    * `:sealed` - `writable: true`, and it is sealed by now
+    * `:unsupported` - a token of another backend
+    * `:access`, `:protocol`, `:timeout`, `:too_many_files`
   """
   @spec open(TensorRef.t() | map() | String.t(), writable: boolean()) ::
           {:ok, TensorRef.t()} | {:error, Error.t()}
@@ -196,11 +206,11 @@ defmodule Tmesh.ZeroCopy do
          {:ok, ref} <- TensorRef.named(ref),
          {:ok, native} <- TensorRef.to_native(ref) do
       span(:open, ref, fn ->
-        # eagain: enough opens wait for slow peers already.
+        # eagain: too many opens wait for slow peers already.
         open = fn -> Native.open(Context.get(), native, rights) end
 
         with {:ok, handle} <- open |> Janitor.patiently() |> result(),
-             # Handed on, it is named by its own handle and rights, not by the token that it came with.
+             # When it is handed on, its own handle and rights name it, not the token that it came with.
              do: {:ok, %TensorRef{ref | handle: handle, token: nil}}
       end)
     end
@@ -212,11 +222,11 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  The tensor's elements as a binary, in C order.
+  Return the tensor's elements as a binary, in C order.
 
-  Without a copy where that is safe: for a sealed, contiguous tensor; the binary then points into
-  the region. Otherwise a copy, or with `copy: false` the error `:unsupported`. A copy is bounded by
-  `max_shared_memory_mb`. A ref that is not open is opened for the call.
+  The binary of a sealed, contiguous tensor points into the region, without a copy. Other tensors are copied, or
+  with `copy: false` give the error `:unsupported`. `max_shared_memory_mb` limits a copy. A ref that is not open
+  here is opened for the call: a description, or a ref that another node of this machine has granted (`grant/2`).
 
   Errors: `:closed`, `:stale`, `:limit_exceeded`, `:no_memory`, `:unsupported`, and those of
   `open/2`.
@@ -224,27 +234,53 @@ defmodule Tmesh.ZeroCopy do
   @spec to_binary(TensorRef.t(), copy: boolean()) :: {:ok, binary()} | {:error, Error.t()}
   def to_binary(ref, opts \\ [])
 
-  def to_binary(%TensorRef{handle: nil} = ref, opts) do
-    with {:ok, ref} <- open(ref) do
-      binary = to_binary(ref, opts)
-      :ok = Native.release(ref.handle)
-      binary
-    end
-  end
-
   def to_binary(%TensorRef{} = ref, opts) do
     with {:ok, opts} <- Options.validate(opts, copy: true),
          {:ok, _context} <- Context.limited() do
-      if opts[:copy] == true and Telemetry.listened?(),
-        do: told_binary(ref),
-        else: binary(ref, opts[:copy])
+      using(ref, fn ref ->
+        if opts[:copy] == true and Telemetry.listened?(),
+          do: told_binary(ref),
+          else: binary(ref, opts[:copy])
+      end)
+    end
+  end
+
+  # Call `fun` with the ref if it is open here. Otherwise, if it is a description or from another node, open its
+  # token for the call.
+  @doc false
+  @spec using(TensorRef.t(), (TensorRef.t() -> result), writable: boolean()) ::
+          result | {:error, Error.t()}
+        when result: term()
+  def using(%TensorRef{} = ref, fun, opts \\ []) do
+    case here(ref, opts) do
+      {:ok, ^ref} ->
+        fun.(ref)
+
+      {:ok, opened} ->
+        result = fun.(opened)
+        :ok = Native.release(opened.handle)
+        result
+
+      {:error, error} ->
+        {:error, error}
+    end
+  end
+
+  # Return the ref itself if it is open here, or else open its token.
+  @doc false
+  @spec here(TensorRef.t(), writable: boolean()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
+  def here(%TensorRef{handle: handle, token: token} = ref, opts \\ []) do
+    case Native.local(handle) do
+      :ok -> {:ok, ref}
+      {:error, _reason} when token != nil -> open(ref, opts)
+      {:error, reason} -> {:error, Error.from_native(reason)}
     end
   end
 
   defp binary(%TensorRef{handle: handle}, may_copy),
     do: fn -> Native.to_binary(handle, may_copy) end |> Janitor.retry() |> result()
 
-  # Whether it is a copy is known when none may be made.
+  # Emit the event of a copy. Only a failed try without a copy shows that one is needed.
   defp told_binary(ref) do
     with {:error, %Error{type: :unsupported}} <- binary(ref, false),
          do: span(:copy, ref, fn -> binary(ref, true) end)
@@ -261,14 +297,18 @@ defmodule Tmesh.ZeroCopy do
       {:ok, <<0, ?b, ?c, 0>>}
   """
   @spec write(TensorRef.t(), non_neg_integer(), binary()) :: :ok | {:error, Error.t()}
-  def write(%TensorRef{handle: handle}, offset, binary) do
-    fn -> Native.write(handle, offset, binary) end
-    |> Janitor.retry()
-    |> result()
+  def write(%TensorRef{} = ref, offset, binary) do
+    ref
+    |> using(
+      fn %TensorRef{handle: handle} ->
+        fn -> Native.write(handle, offset, binary) end |> Janitor.retry() |> result()
+      end,
+      writable: true
+    )
     |> advise_writer()
   end
 
-  # What to do is a matter of this language's functions.
+  # Advise the caller, since the remedy depends on this language's functions.
   defp advise_writer({:error, %Error{type: :sealed} = error}),
     do: advise(error, "seal: false, or allocate/3, makes a tensor that can be written")
 
@@ -277,26 +317,29 @@ defmodule Tmesh.ZeroCopy do
 
   defp advise_writer(other), do: other
 
-  defp advise(error, what), do: {:error, %Error{error | message: "#{error.message}: #{what}"}}
+  defp advise(error, what), do: {:error, %{error | message: "#{error.message}: #{what}"}}
 
   @doc """
-  Make the tensor's region immutable for everybody and for ever.
+  Make the tensor's region immutable for every process and for ever.
 
-  Errors: `:busy` (somebody has it mapped for writing; nothing has changed), `:access` (only whoever
-  created a region may seal it), `:invalid` (a tensor in an arena: its neighbours would be sealed too),
-  `:closed`, `:stale`.
+  Errors:
+
+    * `:busy` - a process has mapped it for writing; nothing has changed
+    * `:access` - only the creator of a region may seal it
+    * `:invalid` - the tensor is in an arena, whose other tensors would be sealed too
+    * `:closed`, `:stale`
   """
   @spec seal(TensorRef.t()) :: :ok | {:error, Error.t()}
   def seal(%TensorRef{handle: handle}),
     do: fn -> Native.seal(handle) end |> Janitor.retry() |> result()
 
   @doc """
-  The same ref with a token for these rights. Refs that are handed out otherwise carry the `:read`
-  one; with the `:write` one a peer may write until the region is sealed. With `hold` the memory is held until
-  somebody has opened it by this token, as `t:Tmesh.ZeroCopy.TensorRef.hold_option/0` says.
+  Return the same ref with a token for these rights. A ref handed out without `grant/2` has a token to read. With a
+  `:write` token a peer may write until the region is sealed. With `hold` the memory is held until a process has
+  opened it by this token, as in `t:Tmesh.ZeroCopy.TensorRef.hold_option/0`.
 
-  Errors: `:sealed` (`:write`, and nobody can write any more), `:access` (this handle cannot write), `:closed`, `:stale`,
-  `:invalid`, `:limit_exceeded` (too much is held).
+  Errors: `:sealed` (`:write`, and nobody can write any more), `:access` (this handle cannot write), `:closed`,
+  `:stale`, `:invalid`, `:limit_exceeded` (too much is held).
   """
   @spec grant(TensorRef.t(), :read | :write, [TensorRef.hold_option()]) ::
           {:ok, TensorRef.t()} | {:error, Error.t()}
@@ -305,55 +348,48 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  Hold the tensor until `owner` ends or `release/1`, whether or not any process still has the ref.
+  Hold the tensor until `owner` ends or until `release/1`, whether or not any process still has the ref.
 
-  For a ref that is handed out and whose maker ends, such as a request's: keep it for the process
-  whose life it should share. One owner at a time; the last call decides.
+  Use it for a ref that outlives its maker, such as the process of a request: tie it to the process whose life it
+  should share. A tensor has one owner at a time; the last call decides.
 
   Errors: `:closed` (no handle), `:not_started`.
   """
-  @spec keep(TensorRef.t() | GPUTensorRef.t(), pid()) :: :ok | {:error, Error.t()}
-  def keep(%kind{handle: handle}, owner \\ self())
+  @spec tie(TensorRef.t() | GPUTensorRef.t(), pid()) :: :ok | {:error, Error.t()}
+  def tie(%kind{handle: handle}, owner \\ self())
       when kind in [TensorRef, GPUTensorRef] and is_pid(owner) do
-    cond do
-      not is_reference(handle) ->
-        {:error, Error.new(:closed, "nothing to keep: the ref is only a description")}
-
-      Process.whereis(Registry) == nil ->
-        {:error, Error.new(:not_started, "the :tmesh application is not started")}
-
-      true ->
-        with :ok <- mark(kind, handle), do: Registry.keep(handle, owner)
-    end
+    if Process.whereis(Registry) == nil,
+      do: {:error, Error.new(:not_started, "the :tmesh application is not started")},
+      else: with(:ok <- mark(kind, handle), do: Registry.tie(handle, owner))
   end
 
-  # So that releasing what nobody keeps costs no message.
-  defp mark(TensorRef, handle), do: handle |> Native.keep() |> result()
+  # Mark the handle, so that releasing a tensor without an owner costs no message.
+  defp mark(TensorRef, handle), do: handle |> Native.tie() |> result()
   defp mark(GPUTensorRef, _handle), do: :ok
 
   @doc """
-  What the region is, as `t:Tmesh.region/0` has it, and of this handle `rights`, `lease_ns`,
-  `lease_left_ns` and `lapsed`. On memfd `handles` and `pinning_handles` are 0 here: only
-  `Tmesh.regions/0` looks at every process.
+  Return the region's members, as `t:Tmesh.region/0` lists them, and `rights`, `lease_ns`, `lease_left_ns` and
+  `lapsed` of this handle. On memfd `handles` and `pinning_handles` are 0 here: only `Tmesh.regions/0` looks at
+  every process.
 
   Errors: `:closed`.
   """
   @spec info(TensorRef.t()) :: {:ok, map()} | {:error, Error.t()}
-  def info(%TensorRef{handle: handle}), do: handle |> Native.info() |> result()
+  def info(%TensorRef{} = ref),
+    do: using(ref, fn %TensorRef{handle: handle} -> handle |> Native.info() |> result() end)
 
   @doc """
-  Let go of the tensor, here and for all processes of this VM that share this handle. Binaries made
-  of it stay good. Releasing again is fine.
+  Release the tensor, here and for all processes of this VM that share this handle. Binaries made of it stay valid.
+  You may release it again.
 
-  The memory is freed when nobody holds the region any more: no handle, no binary, no peer. Tokens of a tensor
-  made here are good while this VM holds it: by a handle, a binary that points into it, or a ref that was made
-  with `hold`.
+  The memory is freed when no handle, binary or peer holds the region any more. Tokens of a tensor made here are
+  valid while this VM holds it. A handle, a binary that points into it, or a ref that was made with `hold` do so.
 
   Errors: `:closed` (a ref that never had a handle holds nothing).
   """
   @spec release(TensorRef.t() | GPUTensorRef.t()) :: :ok | {:error, Error.t()}
   def release(%TensorRef{handle: handle}) do
-    with :kept <- handle |> Native.release() |> result(), do: Registry.forget(handle)
+    with :tied <- handle |> Native.release() |> result(), do: Registry.forget(handle)
   end
 
   def release(%GPUTensorRef{handle: handle}) do
@@ -361,24 +397,30 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  Take the region back from all who hold it, here and elsewhere: what they do with it gives `:stale`
-  from then on, and their mappings are gone.
+  Take the region back from all holders, here and elsewhere. From then on their operations on it give `:stale`, and
+  their mappings are gone.
 
-  Errors: `:busy` (pinned: binaries made of it, here or in another VM, hold it), `:access` (only whoever
-  created a region may), `:unsupported` (on memfd, where nothing can be taken away), `:closed`.
+  Errors:
+
+    * `:busy` - pinned: binaries made of it, here or in another VM, hold it
+    * `:access` - only the creator of a region may revoke it
+    * `:unsupported` - on memfd nothing can be taken away
+    * `:closed`
   """
   @spec revoke(TensorRef.t()) :: :ok | {:error, Error.t()}
   def revoke(%TensorRef{handle: handle}), do: handle |> Native.revoke() |> result()
 
   @doc """
-  As `revoke/1`, and wait until the memory is really free, which devices may delay; also of a region
-  that was taken back before. At most `timeout` ms, then it is `:timeout`, with `pinned_bytes`,
-  `exports` and `attachments` in the error's `details`; the region is taken back then.
+  Do as `revoke/1`, and wait until the memory is free, which devices may delay. You may also call it for a region
+  that was taken back before. After `timeout` ms the error is `:timeout`, with `pinned_bytes`, `exports` and
+  `attachments` in its `details`; the region is taken back nevertheless.
 
   Errors: `:timeout`, and those of `revoke/1`.
   """
   @spec reclaim(TensorRef.t(), timeout()) :: :ok | {:error, Error.t()}
-  def reclaim(%TensorRef{handle: handle}, timeout \\ :infinity) when is_timeout(timeout) do
+  def reclaim(ref, timeout \\ :infinity)
+
+  def reclaim(%TensorRef{handle: handle}, timeout) when is_timeout(timeout) do
     in_slices(timeout, fn ns ->
       case Native.reclaim(handle, ns) do
         {:used, {pinned_bytes, exports, attachments}, why} ->
@@ -391,19 +433,20 @@ defmodule Tmesh.ZeroCopy do
     end)
   end
 
+  def reclaim(%TensorRef{}, _timeout), do: no_timeout()
+
   @doc """
-  Put a lease of `ms` milliseconds (10 ms to an hour) on this handle, for good: it lapses when
-  `touch/1` is not called for so long. What is done through the handle then gives `:stale`, and
-  with the module what was made through it is taken away too. A leased handle can be sent and not
-  named, so hand it over with `send/3`; no binary can point into its memory, `to_binary/2` copies.
+  Put a lease of `ms` milliseconds (10 ms to an hour) on this handle, for good. It lapses when `touch/1` is not
+  called for that long. Then operations through the handle give `:stale`, and with the module mappings and exports
+  made through it are taken away. A leased handle has no token, so hand it over with `send/3`. No binary can point
+  into its memory: `to_binary/2` copies.
 
-  Options: `process` - the number of a process of the system, with whose end it ends too; `ms` may be
-  0 then, for a lease that needs no touch.
+  Options: `process` - the number of a process of the system: the lease also ends when that process ends. Then `ms`
+  may be 0, for a lease that needs no touch.
 
-  On memfd a lease is cooperative: it is this handle's alone, and takes no memory away.
+  On memfd a lease is cooperative: it concerns this handle alone, and takes no memory away.
 
-  Errors: `:invalid`, `:busy` (it has one), `:not_found` (there is no such process), `:unsupported`,
-  `:closed`.
+  Errors: `:invalid`, `:busy` (it has a lease), `:not_found` (there is no such process), `:unsupported`, `:closed`.
   """
   @spec lease(TensorRef.t(), non_neg_integer(), process: pos_integer()) ::
           :ok | {:error, Error.t()}
@@ -416,7 +459,7 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  Use a lease, so that it does not lapse. Costs no system call, and nothing where there is no lease.
+  Renew a lease, so that it does not lapse. It costs no system call, and does nothing without a lease.
 
   Errors: `:stale` (it has lapsed, or the region was taken back), `:closed`.
   """
@@ -424,8 +467,8 @@ defmodule Tmesh.ZeroCopy do
   def touch(%TensorRef{handle: handle}), do: handle |> Native.touch() |> result()
 
   @doc """
-  Say that the producer has come to `value`, a number that only grows. Who signals first is the
-  region's producer, until it releases its ref.
+  Report that the producer has reached `value`, a number that only grows. The first process that signals is the
+  region's producer until it releases its ref.
 
   Errors: `:invalid` (not greater than the last), `:busy` (another producer lives), `:access`,
   `:stale`, `:unsupported` (on memfd), `:closed`.
@@ -435,15 +478,17 @@ defmodule Tmesh.ZeroCopy do
     do: handle |> Native.fence_signal(value) |> result()
 
   @doc """
-  Wait until the producer has come to `value`, at most `timeout` ms; gives how far it is. The process
-  that waits can be killed, and few waits hold a dirty scheduler, each for 10 ms at most.
+  Wait until the producer has reached `value`, at most `timeout` ms, and return the number that it has reached. The
+  waiting process can be killed. Few waits hold a dirty scheduler, each for at most 10 ms.
 
-  Errors: `:timeout`, `:gone` (the producer is, and will not come there), `:stale`, `:unsupported` (on
-  memfd), `:closed`.
+  Errors: `:timeout`, `:gone` (the producer ended before it reached `value`), `:stale`, `:unsupported` (on memfd),
+  `:closed`.
   """
   @spec wait(TensorRef.t(), non_neg_integer(), timeout()) ::
           {:ok, non_neg_integer()} | {:error, Error.t()}
-  def wait(%TensorRef{handle: handle}, value, timeout \\ :infinity) when is_timeout(timeout) do
+  def wait(ref, value, timeout \\ :infinity)
+
+  def wait(%TensorRef{handle: handle}, value, timeout) when is_timeout(timeout) do
     in_slices(timeout, fn ns ->
       case Native.fence_wait(handle, value, ns) do
         {:error, {code, _why} = reason} when code in [:etimedout, :eintr] ->
@@ -455,15 +500,17 @@ defmodule Tmesh.ZeroCopy do
     end)
   end
 
+  def wait(%TensorRef{}, _value, _timeout), do: no_timeout()
+
   @doc """
-  Parts of regions, one behind the other, as one tensor, which shows them and copies nothing: with the
-  module alone. A part is a ref, for its whole region, or `{ref, offset, bytes}` of the ref's region;
-  all in whole pages. It is revoked with any of them, and not sealed.
+  Join consecutive parts of regions as one tensor, which shows them and copies nothing. It needs the module. A part
+  is a ref, for its whole region, or `{ref, offset, bytes}` of the ref's region, in whole pages. The tensor is
+  revoked with any of them, and is not sealed.
 
-  Options: `shape` and `dtype` (the bytes as `:uint8`), `writable` (false), `label`, `mode`, `gid`, `linger_ms`.
+  Options: `shape` and `dtype` (the bytes as `:uint8`), `writable` (false), `label`, `mode`, `gid`, `hold_ms`.
 
-  Errors: `:invalid`, `:access`, `:unsupported` (on memfd, or a part that is no memory of the module's
-  own), `:closed`, and those of `allocate/3`.
+  Errors: `:invalid`, `:access`, `:unsupported` (on memfd, or a part that is not the module's own memory),
+  `:closed`, and those of `allocate/3`.
   """
   @spec gather([TensorRef.t() | {TensorRef.t(), non_neg_integer(), pos_integer()}], keyword()) ::
           {:ok, TensorRef.t()} | {:error, Error.t()}
@@ -505,12 +552,12 @@ defmodule Tmesh.ZeroCopy do
   defp part(other), do: {:error, {:einval, "#{inspect(other, limit: 5)} is no part of a region"}}
 
   @doc """
-  A dma-buf of the tensor's region, for drivers: a `Tmesh.Descriptor`.
+  Export a dma-buf of the tensor's region, for drivers: a `Tmesh.Descriptor`.
 
   Options: `offset` and `bytes`, in whole pages (all of the region), `writable` (false).
 
-  Errors: `:invalid`, `:access`, `:unsupported` (on memfd, where /dev/udmabuf makes them: writable only,
-  and never of a sealed region), `:stale`, `:closed`, `:too_many_files`.
+  Errors: `:invalid`, `:access`, `:stale`, `:closed`, `:too_many_files`, and `:unsupported`: on memfd /dev/udmabuf
+  makes only writable dma-bufs, and none of a sealed region.
   """
   @spec export_dmabuf(TensorRef.t(),
           offset: non_neg_integer(),
@@ -527,13 +574,13 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  A tensor over another exporter's dma-buf, given as a `Tmesh.Descriptor` or its number in this VM,
-  which stays the caller's. With the module alone.
+  Make a tensor over another exporter's dma-buf, given as a `Tmesh.Descriptor` or its number in this VM. The
+  descriptor stays the caller's. It needs the module.
 
-  Options: `label`, `mode`, `gid`, `linger_ms`.
+  Options: `label`, `mode`, `gid`, `hold_ms`.
 
-  Errors: `:invalid` (no dma-buf, or one of tmesh's own: open its ref), `:access`, `:closed` (no
-  descriptor), `:unsupported`, and those of `allocate/3`.
+  Errors: `:invalid` (no dma-buf, or one of tmesh's own: open its ref), `:access`, `:closed` (no descriptor),
+  `:unsupported`, and those of `allocate/3`.
   """
   @spec from_dmabuf(
           Descriptor.t() | non_neg_integer(),
@@ -556,16 +603,15 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @typedoc """
-  A connected Unix socket: of `:socket`, of `:gen_tcp` (passive), or the number of its descriptor in
-  this VM. It must stay open during the call.
+  A connected Unix socket: from `:socket`, from `:gen_tcp` (passive), or the number of its descriptor in this VM. It
+  must stay open during the call.
   """
   @type socket :: :socket.socket() | port() | non_neg_integer()
 
   @doc """
-  Hand the tensor's region over by a connected Unix socket, to a process in any of tmesh's languages
-  that takes it with `recv/2` or the like: one message, with a handle of its own. No token is needed,
-  and the receiver holds the region from the moment it is sent. Of a tensor in an arena it is the
-  whole region.
+  Send the tensor's region through a connected Unix socket, in one message with a handle of its own. The receiver,
+  in any of tmesh's languages, takes it with `recv/2` or its equivalent. No token is needed, and the receiver holds
+  the region from the moment of sending. For a tensor in an arena, the whole region is sent.
 
       {:ok, socket} = :socket.open(:local, :stream)
       :ok = :socket.connect(socket, %{family: :local, path: "/run/user/1000/consumer"})
@@ -573,7 +619,7 @@ defmodule Tmesh.ZeroCopy do
 
   Options: `writable` - whether the receiver may write (false).
 
-  Errors: `:gone` (nobody is there), `:timeout` (the receiver does not read), `:access`, `:sealed`
+  Errors: `:gone` (the other end is closed), `:timeout` (the receiver does not read), `:access`, `:sealed`
   (`writable: true`, and it is sealed), `:stale`, `:closed`.
   """
   @spec send(TensorRef.t(), socket(), writable: boolean()) :: :ok | {:error, Error.t()}
@@ -586,17 +632,17 @@ defmodule Tmesh.ZeroCopy do
   end
 
   @doc """
-  Take over the region that comes next by a connected Unix socket, as `send/3` sends it. The tensor
-  is as its maker described it, unless `shape` and `dtype` are given.
+  Receive the next region from a connected Unix socket, sent by `send/3`. The tensor is as its maker described it,
+  unless `shape` and `dtype` are given.
 
   Options:
 
-    * `shape`, `dtype`, `offset` - of the tensor in the region, contiguous
-    * `timeout` - ms; with a socket of `:socket` there is no limit by default, and waiting holds no
-      scheduler; with others it is the one of the configuration (`timeout_ms`)
+    * `shape`, `dtype`, `offset` - of a contiguous tensor in the region
+    * `timeout` - ms. A socket of `:socket` has no limit by default, and its wait holds no scheduler. For other
+      sockets the default is the configuration's `timeout_ms`
 
-  Errors: `:gone` (nobody is left at the other end), `:timeout`, `:protocol` (something else came, or the
-  layout does not fit), `:unsupported` (another backend's), `:too_many_files`.
+  Errors: `:gone` (the other end is closed), `:timeout`, `:protocol` (something else came, or the layout does not
+  fit), `:unsupported` (another backend's), `:too_many_files`.
   """
   @spec recv(socket(), keyword()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
   def recv(socket, opts \\ []) do
@@ -613,7 +659,7 @@ defmodule Tmesh.ZeroCopy do
     end
   end
 
-  # `try` may wait so many nanoseconds: few of them at a time, for it holds a dirty scheduler then.
+  # `try` may wait for this many nanoseconds. Few processes do so at once, since a wait holds a dirty scheduler.
   @slice_ns 10_000_000
   defp in_slices(timeout, try) do
     deadline = if timeout != :infinity, do: System.monotonic_time(:nanosecond) + timeout * 1_000_000
@@ -709,7 +755,7 @@ defmodule Tmesh.ZeroCopy do
          opts :: [TensorRef.hold_option()] \\ []
        ) :: TensorRef.t()
 
-  bang keep(ref :: TensorRef.t() | GPUTensorRef.t(), owner :: pid() \\ self()) :: :ok
+  bang tie(ref :: TensorRef.t() | GPUTensorRef.t(), owner :: pid() \\ self()) :: :ok
   bang info(ref :: TensorRef.t()) :: map()
   bang release(ref :: TensorRef.t() | GPUTensorRef.t()) :: :ok
 

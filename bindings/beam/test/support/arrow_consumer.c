@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Native code that takes an ArrowArrayStream, for the tests of Tmesh.Arrow.stream_pointer/1: it
- * walks all that it gets as Arrow's C Stream Interface has it, and gives it back in the order and
- * the thread that is asked for.
+ * Native code that takes an ArrowArrayStream, for the tests of Tmesh.Arrow.stream_pointer/1. It
+ * walks everything in the stream by Arrow's C Stream Interface, and releases it in the requested
+ * order and thread.
  */
 #include <erl_nif.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Case do
   @moduledoc false
-  # What the tests share.
+  # Common parts of the tests.
 
   use ExUnit.CaseTemplate
 
@@ -16,8 +16,8 @@ defmodule Tmesh.Case do
     end
   end
 
-  # What follows says nothing of the backend: a guest would only do it again, ten times slower. A file that says so of all of
-  # itself (`backend: :any`) is not even compiled in guests: see build.mk.
+  # The marked tests do not depend on the backend: a guest would repeat them ten times slower. A file that is marked
+  # as a whole (`backend: :any`) is not even compiled in guests: see build.mk.
   defmacro any_backend(what \\ :tag) do
     quote do
       if Tmesh.backend() == {:ok, :kernel},
@@ -28,8 +28,8 @@ defmodule Tmesh.Case do
     end
   end
 
-  # What earlier tests held is gone, also where processes that live on have it as garbage, and what
-  # the library opens once is open, so that counters tell of this test alone.
+  # Release the tensors of earlier tests, also the garbage of processes that live on. Open everything that the library
+  # opens once. Then counters show only this test.
   setup do
     [1] |> Tmesh.ZeroCopy.allocate!(:uint8) |> Tmesh.ZeroCopy.release!()
 
@@ -41,13 +41,13 @@ defmodule Tmesh.Case do
     stat(:regions_live) == 0
   end
 
-  # False: what comes of it takes its time.
+  # Return false: destructors take their time.
   defp collect do
     Enum.each(Process.list(), &:erlang.garbage_collect/1)
     false
   end
 
-  @doc "Wait until `condition` holds: destructors and the janitor take their time, and a busy machine ten times that."
+  @doc "Wait until `condition` holds. Destructors and the janitor take time, and a busy machine ten times that."
   def eventually(condition, tries \\ 6_000) do
     cond do
       condition.() ->
@@ -62,15 +62,15 @@ defmodule Tmesh.Case do
     end
   end
 
-  @doc "Restart the application with this configuration, for the rest of the test. A peer may take its time, if nothing is said."
+  @doc "Restart the application with this configuration, for the rest of the test. By default a peer may take its time."
   def configure(config) do
     on_exit(&patient/0)
     restart(fn -> Application.put_env(:tmesh, :zero_copy, Keyword.merge(@patient, config)) end)
   end
 
   @doc """
-  Restart the application with its defaults, but for how long a peer may take to answer: on a machine whose
-  processors others have, a thread that is to answer may not run for two seconds.
+  Restart the application with its defaults, except for a long timeout of peers. On a busy machine an answering thread
+  may not run for two seconds.
   """
   def patient do
     restart(fn -> Application.put_env(:tmesh, :zero_copy, @patient) end)
@@ -144,12 +144,12 @@ defmodule Tmesh.Case do
   end
 
   @doc """
-  What `fun` gives in a process in whose mailbox 200,000 messages wait, and how many of them it looked at, at
-  most: each look costs a reduction. Without a backlog it takes some thousand reductions itself.
+  Run `fun` in a process whose mailbox has 200,000 messages. Return its result, and the most messages that it looked
+  at: each look costs a reduction. Without a backlog `fun` itself takes some thousand reductions.
   """
   def with_backlog(fun) do
     in_process(fn ->
-      # What is not on the heap is not collected: that costs reductions, too.
+      # Messages off the heap are not collected: that costs reductions, too.
       Process.flag(:message_queue_data, :off_heap)
       for n <- 1..200_000, do: send(self(), n)
       {:message_queue_len, 200_000} = Process.info(self(), :message_queue_len)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests let workers do with GPU memory; kernels are those of the stand-in."""
+"""Functions on GPU memory that the tests let workers run, with the kernels of the stand-in."""
 
 import ctypes
 import os
@@ -45,7 +45,7 @@ def snakepit(number):
 
 
 class Foreign:
-    """What CuPy's arrays look like."""
+    """An array like those of CuPy."""
 
     def __init__(self, pointer):
         self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": "<f4", "data": (pointer, False), "version": 3}

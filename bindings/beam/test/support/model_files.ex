@@ -3,7 +3,7 @@ defmodule Tmesh.ModelFiles do
   @moduledoc false
   # Files of tensors, written by the formats' published rules.
 
-  @doc "A safetensors file of `{name, dtype, shape, bytes}`, one behind the other."
+  @doc "Make a safetensors file of `{name, dtype, shape, bytes}`, one after the other."
   def safetensors(tensors, metadata \\ nil) do
     {entries, _end} =
       Enum.map_reduce(tensors, 0, fn {name, dtype, shape, bytes}, at ->

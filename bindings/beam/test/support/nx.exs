@@ -41,7 +41,7 @@ defmodule Nx do
 
   def names(%Nx.Tensor{} = tensor), do: tensor.names
 
-  # Its shape is that of what is in the vectors, its binary all of them.
+  # Its shape is that of an element of the vectors, its binary has all of them.
   def vectorize(%Nx.Tensor{} = tensor, name) when is_atom(name), do: vectorize(tensor, [name])
   def vectorize(%Nx.Tensor{} = tensor, axes), do: Enum.reduce(axes, tensor, &vectorize_one/2)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests let workers run."""
+"""Functions that the tests let workers run."""
 
 import os
 import re

@@ -15,7 +15,7 @@ defmodule Tmesh.Peer do
     Port.open({:spawn_executable, program}, [:binary, line: @line_bytes, args: args])
   end
 
-  @doc "What it answers to a line."
+  @doc "Return its answer to a line."
   def call(port, line) do
     Port.command(port, line <> "\n")
 
@@ -26,16 +26,16 @@ defmodule Tmesh.Peer do
     end
   end
 
-  @doc "Have it put a tensor of `bytes` bytes; its ref here, not opened."
+  @doc "Have it put a tensor of `bytes` bytes, and return the ref, not opened."
   def put(port, bytes) do
     {:ok, ref} = port |> call("put #{bytes}") |> TensorRef.from_json()
     ref
   end
 
-  @doc "What the peer puts: bytes that count up to 250 and start again."
+  @doc "Return the bytes that the peer puts: they count up to 250 and start again."
   def pattern(bytes), do: for(i <- 0..(bytes - 1)//1, into: <<>>, do: <<rem(i, 251)>>)
 
-  @doc "On memfds: what others know of it is its socket, so that each open has to ask it."
+  @doc "Make each open ask the peer, on memfds: processes find it by its socket alone."
   def hide(port, ref) do
     ["tm1m", name, _secret] = String.split(ref.token, "-")
     [link] = Path.wildcard("/proc/#{pid(port)}/fd/*/#{name}.index")
@@ -48,7 +48,7 @@ defmodule Tmesh.Peer do
     :ok
   end
 
-  @doc "Stop it, and see each of its threads stopped; it goes on when the test ends."
+  @doc "Stop it, and wait until each of its threads has stopped. It goes on when the test ends."
   def stop(port) do
     pid = pid(port)
     # A stopped process does not see that its input has ended.
@@ -63,11 +63,11 @@ defmodule Tmesh.Peer do
     end)
   end
 
-  # One that has ended meanwhile does nothing, either.
+  # A peer that has ended meanwhile does nothing, either.
   defp stopped?({:ok, stat}), do: stat =~ ~r/\) T /
   defp stopped?({:error, _gone}), do: true
 
-  @doc "Kill it, and see it gone."
+  @doc "Kill it, and wait for its end."
   def kill(port) do
     pid = pid(port)
     :ok = signal(port, "KILL")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.PythonPool do
   @moduledoc false
-  # Where tests of workers find Python and what they let it run.
+  # The Python of the tests of workers, and the modules that it may run.
 
   @python System.get_env("TMESH_TEST_PYTHON", "python3")
 
@@ -11,7 +11,7 @@ defmodule Tmesh.PythonPool do
 
   def python, do: @python
 
-  @doc "The one that has pyarrow, where there is one."
+  @doc "Return the Python that has pyarrow, if there is one."
   def arrow, do: System.get_env("TMESH_TEST_ARROW_PYTHON", "python3")
 
   def why_not, do: "no Python with the tmesh package: make python"

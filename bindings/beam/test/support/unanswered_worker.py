@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Listens at a name as a worker does, and sends COUNT messages, each with a file whose server does not answer. Says
-what they are: FUSE, or where there is none pipe. A first line ends the server; for each line a good message comes."""
+"""Listens at a name as a worker does, and sends COUNT messages, each with a file whose server does not answer. Prints
+their kind: FUSE, or pipe without FUSE. A first line ends the server. For each line a good message comes."""
 
 import fcntl
 import os

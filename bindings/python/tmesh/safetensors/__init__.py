@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The face of the package safetensors, on memory that processes share.
+"""The interface of the package safetensors, on memory that processes share.
 
     from tmesh.safetensors import safe_open
     from tmesh.safetensors.torch import load_file, save_file
@@ -8,8 +8,8 @@ or, for programs that import safetensors themselves (transformers, diffusers):
 
     tmesh.safetensors.install()
 
-A file is read once for all processes that load it at one time; tensors are copy-on-write views of that memory.
-What is written to one is one's own, and what happens to the file later changes nothing.
+A file is read once for all processes that load it at the same time. Tensors are copy-on-write views of that memory:
+other processes do not see writes, and later changes of the file have no effect.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from .. import _tmesh
-from ..elements import Entry, to_torch
+from ..elements import TORCH_TYPES, Entry, numpy_type, to_torch
 from ..errors import InvalidError, ProtocolError, UnsupportedError
 from ..model import Model, load_model
 
 __all__ = ["SafetensorError", "install", "safe_open", "uninstall"]
 
 try:
-    # Theirs where it is installed, so that programs that catch it catch ours.
+    # The package's own class if it is installed, so that programs that catch it catch ours.
     SafetensorError: type[Exception] = importlib.import_module("safetensors").SafetensorError
 except ImportError:
     SafetensorError = type("SafetensorError", (Exception,), {"__module__": __name__})
@@ -40,22 +40,20 @@ _ALIGN = 256
 
 
 def _to_numpy(tensor: _tmesh.Tensor, entry: Entry) -> Any:
-    if entry.dtype and _numpy_has(entry.dtype):
-        return tensor.numpy()
-    raise TypeError(f"tensor {entry.name!r} is {entry.type}, which NumPy has not: framework=\"pt\"")
+    known = _numpy_type(entry)
+    if known is None:
+        raise TypeError(f"tensor {entry.name!r} is {entry.type}, which NumPy has not: install ml_dtypes, which has more types, or "
+                        "take framework=\"pt\"")
+    return tensor.numpy() if entry.dtype else tensor.numpy().view(known).reshape(entry.shape)
 
 
 def _to(tensor: _tmesh.Tensor, entry: Entry, torch: bool) -> Any:
     return to_torch(tensor, entry) if torch else _to_numpy(tensor, entry)
 
 
-def _numpy_has(dtype: str) -> bool:
-    numpy = importlib.import_module("numpy")
-    try:
-        numpy.dtype(dtype)
-    except TypeError:
-        return False
-    return True
+def _numpy_type(entry: Entry) -> Any:
+    name = entry.dtype or TORCH_TYPES.get(entry.type)
+    return None if name is None else numpy_type(name)
 
 
 def _refuse(filename: object, why: object) -> Exception:
@@ -63,7 +61,7 @@ def _refuse(filename: object, why: object) -> Exception:
 
 
 class _Slice:
-    """A tensor of which a part can be taken by [...]."""
+    """A tensor of a file, whose parts [...] returns."""
 
     def __init__(self, view: _tmesh.Tensor, entry: Entry, torch: bool, device: Any) -> None:
         self._view = view
@@ -72,11 +70,11 @@ class _Slice:
         self._device = device
 
     def get_shape(self) -> list[int]:
-        """In elements."""
+        """Return the shape in elements."""
         return list(self._entry.shape)
 
     def get_dtype(self) -> str:
-        """As the file spells it: "F32"."""
+        """Return the type as in the file: "F32"."""
         return self._entry.type
 
     def __getitem__(self, index: Any) -> Any:
@@ -93,14 +91,14 @@ class _Slice:
                 raise SafetensorError(f"Unsupported slice index {each!r}: a slice, an int or an ellipsis")
         numpy = importlib.import_module("numpy")
         try:
-            return numpy.asarray(_to_numpy(self._view, self._entry)[indices])  # of an element too
+            return numpy.asarray(_to_numpy(self._view, self._entry)[indices])  # this indexes within an element too
         except IndexError as error:
             raise SafetensorError(f"Error during slicing {index!r} with shape {self.get_shape()}: {error}") from error
 
 
 class safe_open:
-    """A safetensors file, as the class of this name in safetensors has it: framework "pt" or "np", device where
-    PyTorch's tensors go (to "cpu" without a copy). backend is accepted and means nothing here."""
+    """A safetensors file, like safetensors' class of this name. framework: "pt" or "np". device: that of PyTorch's tensors
+    ("cpu" needs no copy). backend: accepted, without effect."""
 
     def __init__(self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu", *,
                  backend: str = "mmap") -> None:
@@ -116,11 +114,7 @@ class safe_open:
             raise _refuse(filename, "an index: tmesh.load_model() takes one")
         try:
             self._model: Model | None = load_model(filename)
-        except (ProtocolError, InvalidError) as error:
-            raise _refuse(filename, error) from error
-        except UnsupportedError as error:
-            if "built without" in str(error):
-                raise
+        except (ProtocolError, InvalidError, UnsupportedError) as error:
             raise _refuse(filename, error) from error
         if self._model.report["format"] != "safetensors":
             raise _refuse(filename, f"it is {self._model.report['format']}")
@@ -128,7 +122,7 @@ class safe_open:
         self._views: dict[str, _tmesh.Tensor] | None = None
 
     def _find_device(self, device: Any) -> Any:
-        """None is this processor's memory."""
+        """Find the device. None means the CPU's memory."""
         if device is None:
             return None
         if self._torch:
@@ -157,32 +151,33 @@ class safe_open:
         return self._views[name]
 
     def keys(self) -> list[str]:
-        """Sorted."""
+        """Return the names, sorted."""
         return sorted(self.offset_keys())
 
     def offset_keys(self) -> list[str]:
-        """In the order of the file."""
+        """Return the names in the order of the file."""
         if self._model is None:
             raise SafetensorError("File is closed")
         return [*self._entries]
 
     def metadata(self) -> dict[str, str] | None:
-        """None where the file has none."""
+        """Return the file's metadata, None if it has none."""
         if self._model is None:
             raise SafetensorError("File is closed")
         return self._model.metadata or None
 
     def get_tensor(self, name: str) -> Any:
-        """All of it. Tensors that one safe_open gave for one name are of the same memory."""
+        """Return a whole tensor. Tensors of one safe_open with the same name share their memory."""
         tensor = _to(self._view(name), self._entry(name), self._torch)
         return tensor if self._device is None else tensor.to(self._device)
 
     def get_tensors(self) -> dict[str, Any]:
-        """All tensors by their names, in the order of the file."""
+        """Return all tensors by their names, in the order of the file."""
         return {name: self.get_tensor(name) for name in self.offset_keys()}
 
     def get_slice(self, name: str) -> Any:
-        """For a part: f.get_slice("w")[:, :8]; get_shape() and get_dtype() say of what."""
+        """Return a slice object for parts: f.get_slice("w")[:, :8]. get_shape() and get_dtype() describe the whole
+        tensor."""
         return _Slice(self._view(name), self._entry(name), self._torch, self._device)
 
     def __enter__(self) -> safe_open:
@@ -196,7 +191,7 @@ class safe_open:
 
 
 def load_bytes(data: bytes, framework: str) -> dict[str, Any]:
-    """All tensors of a file's bytes, which are copied once, into memory of this process."""
+    """Return all tensors of a file's bytes, copied once into memory of this process."""
     try:
         kind, listed, _ = _tmesh.parse_model(data)
     except (ProtocolError, InvalidError) as error:
@@ -213,21 +208,23 @@ def load_bytes(data: bytes, framework: str) -> dict[str, Any]:
             _tmesh.write(part, whole[entry.offset:entry.offset + entry.nbytes])
         if framework == "torch":
             found[entry.name] = to_torch(part, entry)
-        elif entry.dtype and _numpy_has(entry.dtype):
+        elif _numpy_type(entry) is None:
+            raise KeyError(entry.type)
+        elif entry.dtype:
             found[entry.name] = part.view(entry.dtype).reshape(entry.shape).numpy()
         else:
-            raise KeyError(entry.type)
+            found[entry.name] = _to_numpy(part, entry)
     return found
 
 
-# Writing: a name's type, shape and bytes.
+# A tensor to write: type, shape and bytes.
 Plain = tuple[str, tuple[int, ...], memoryview]
 _ORDER = ["BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ",
           "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"]
 
 
 def _header(tensors: Mapping[str, Plain], metadata: Mapping[str, str] | None) -> tuple[bytes, list[str]]:
-    """The header, and the names in the order of their bytes: the widest types first, which keeps all aligned."""
+    """Return the header, and the names in the order of their bytes: the widest types first, which keeps all aligned."""
     if metadata is not None and not all(isinstance(text, str) for pair in metadata.items() for text in pair):
         raise TypeError("metadata is a dict of str to str")
     if not all(isinstance(name, str) for name in tensors):
@@ -245,7 +242,7 @@ def _header(tensors: Mapping[str, Plain], metadata: Mapping[str, str] | None) ->
 
 
 def to_bytes(tensors: Mapping[str, Plain], metadata: Mapping[str, str] | None) -> bytes:
-    """A whole file."""
+    """Return a whole file as bytes."""
     header, names = _header(tensors, metadata)
     return b"".join([header, *(tensors[name][2] for name in names)])
 
@@ -258,8 +255,8 @@ def _write(out: BinaryIO, header: bytes, names: list[str], tensors: Mapping[str,
 
 def to_file(tensors: Mapping[str, Plain], filename: str | os.PathLike[str],
             metadata: Mapping[str, str] | None) -> None:
-    """A file that appears whole or not at all: written beside its name, synced, renamed. A device or a pipe that has the name is
-    written to."""
+    """Write a file, which appears whole or not at all: it is written under another name, synced and renamed. If the
+    path is a device or a pipe, write to it."""
     import tempfile
 
     header, names = _header(tensors, metadata)
@@ -287,7 +284,7 @@ _theirs: Any = None
 
 
 def _replace(old: Any, new: Any) -> None:
-    """Under whatever name a module that is loaded has it."""
+    """Replace it under all names in all loaded modules."""
     for module in list(sys.modules.values()):
         if module is None or module.__name__.startswith("tmesh."):
             continue
@@ -297,9 +294,9 @@ def _replace(old: Any, new: Any) -> None:
 
 
 def install() -> None:
-    """Put safe_open in the place of that of safetensors, in safetensors itself, whose load_file() calls it, and in
-    every module that has imported it (transformers, diffusers). Twice is once. What loads for another framework
-    than PyTorch and NumPy fails then; uninstall() ends it. Saving stays safetensors' own."""
+    """Replace safetensors' safe_open, in the package itself, whose load_file() calls it, and in every module that has
+    imported it (transformers, diffusers). A second call has no effect. Afterwards loading for frameworks other than
+    PyTorch and NumPy fails, until uninstall(). Saving stays safetensors' own."""
     global _theirs
     package = importlib.import_module("safetensors")
     importlib.import_module("safetensors.numpy")
@@ -310,7 +307,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """As it was before install()."""
+    """Undo install()."""
     global _theirs
     if _theirs is not None:
         _replace(safe_open, _theirs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The face of safetensors.numpy. Arrays are writable, and copy-on-write views of what processes share."""
+"""The interface of safetensors.numpy. Arrays are writable, copy-on-write views of memory that processes share."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 _TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "uint64": "U64", "int32": "I32",
           "uint32": "U32", "int16": "I16", "uint16": "U16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-          "complex64": "C64"}
+          "complex64": "C64", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+          "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0"}
 
 
 def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]:
-    """All arrays of a file."""
+    """Load all arrays of a file."""
     with safe_open(filename, framework="np", backend=backend) as file:
         return file.get_tensors()
 
 
 def load(data: bytes) -> dict[str, Any]:
-    """All arrays of a file's bytes, copied once."""
+    """Load all arrays of a file's bytes, copied once."""
     return load_bytes(data, "numpy")
 
 
 def _plain_of_ours(name: str, tensor: _tmesh.Tensor) -> Plain:
-    """Also of types that NumPy has not."""
+    """Return a Tensor's type, shape and bytes, even if NumPy does not have its type."""
     kind = next((kind for kind, dtype in TORCH_TYPES.items() if dtype == tensor.dtype), None)
     if kind is None:
         raise SafetensorError(f"Unknown dtype {tensor.dtype!r} of {name!r}. Supported: {', '.join(TORCH_TYPES.values())}")
@@ -43,7 +44,7 @@ def _plain_of_ours(name: str, tensor: _tmesh.Tensor) -> Plain:
 
 
 def _plain(tensors: Mapping[str, Any]) -> dict[str, Plain]:
-    """Arrays that are not contiguous or not little-endian are copied."""
+    """Return arrays' types, shapes and bytes. Those that are not contiguous or not little-endian are copied."""
     numpy = importlib.import_module("numpy")
     if not isinstance(tensors, Mapping):
         raise AttributeError(f"what is saved is a dict of names and arrays, not {type(tensors).__name__}")
@@ -66,11 +67,11 @@ def _plain(tensors: Mapping[str, Any]) -> dict[str, Plain]:
 
 
 def save(tensor_dict: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A file's bytes."""
+    """Return a file's bytes."""
     return to_bytes(_plain(tensor_dict), metadata)
 
 
 def save_file(tensor_dict: Mapping[str, Any], filename: str | os.PathLike[str],
               metadata: Mapping[str, str] | None = None) -> None:
-    """A file, which appears whole or not at all."""
+    """Write a file, which appears whole or not at all."""
     to_file(_plain(tensor_dict), filename, metadata)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The face of safetensors.torch. Tensors on the CPU are copy-on-write views of what processes share."""
+"""The interface of safetensors.torch. Tensors on the CPU are copy-on-write views of memory that processes share."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _TYPES = {f"torch.{name}": kind for kind, name in TORCH_TYPES.items()}
 
 
 def load_file(filename: str | os.PathLike[str], device: Any = "cpu", *, backend: str = "mmap") -> dict[str, Any]:
-    """All tensors of a file."""
+    """Load all tensors of a file."""
     with safe_open(filename, framework="pt", device=device, backend=backend) as file:
         return file.get_tensors()
 
 
 def load(data: bytes) -> dict[str, Any]:
-    """All tensors of a file's bytes, copied once."""
+    """Load all tensors of a file's bytes, copied once."""
     return load_bytes(data, "torch")
 
 
 
 def _refuse_shared(tensors: Mapping[str, Any]) -> None:
-    """A file has no two tensors of one memory."""
+    """Refuse tensors that share memory: a file would store it twice."""
     spans = sorted((str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size(),
                     name) for name, tensor in tensors.items() if tensor.numel() and tensor.device.type != "meta")
     for (device, _, end, name), (there, start, _, other) in zip(spans, spans[1:]):
@@ -39,7 +39,7 @@ def _refuse_shared(tensors: Mapping[str, Any]) -> None:
 
 
 def _plain(tensors: Mapping[str, Any]) -> dict[str, Plain]:
-    # By DLPack, which also works where PyTorch was built for another NumPy than is there.
+    # Use DLPack, which also works if PyTorch was built for another version of NumPy than the installed one.
     torch, numpy = importlib.import_module("torch"), importlib.import_module("numpy")
     if not isinstance(tensors, Mapping):
         raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
@@ -62,20 +62,20 @@ def _plain(tensors: Mapping[str, Any]) -> dict[str, Plain]:
 
 
 def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A file's bytes."""
+    """Return a file's bytes."""
     return to_bytes(_plain(tensors), metadata)
 
 
 def save_file(tensors: Mapping[str, Any], filename: str | os.PathLike[str],
               metadata: Mapping[str, str] | None = None) -> None:
-    """A file, which appears whole or not at all."""
+    """Write a file, which appears whole or not at all."""
     to_file(_plain(tensors), filename, metadata)
 
 
-# Modules whose tensors share memory, as tied weights do: a file has each memory once.
+# Modules whose tensors share memory, as tied weights do. A file stores each memory once.
 
 def _storage(tensor: Any) -> tuple[int, int]:
-    """Where a tensor's storage begins, and its bytes."""
+    """Return the address of a tensor's storage, and its bytes."""
     try:
         storage = tensor.untyped_storage()
     except AttributeError:  # PyTorch before 2.0
@@ -84,14 +84,14 @@ def _storage(tensor: Any) -> tuple[int, int]:
 
 
 def _end(tensor: Any) -> int:
-    """Behind the last byte of a tensor's elements."""
+    """Return the address after the last byte of a tensor's elements."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) if tensor.numel() else -1
     end: int = tensor.data_ptr() + (last + 1) * tensor.element_size()
     return end
 
 
 def _groups(state_dict: Mapping[str, Any]) -> list[list[str]]:
-    """Names whose tensors overlap, those that overlap with none alone."""
+    """Group names whose tensors overlap. A tensor that overlaps with none is a group of its own."""
     storages: dict[tuple[str, int, int], list[str]] = {}
     for name, tensor in state_dict.items():
         if tensor.device.type != "meta" and all(_storage(tensor)):
@@ -109,7 +109,7 @@ def _groups(state_dict: Mapping[str, Any]) -> list[list[str]]:
 
 def _remove_duplicate_names(state_dict: Mapping[str, Any], *, preferred_names: Iterable[str] | None = None,
                             discard_names: Iterable[str] | None = None) -> dict[str, list[str]]:
-    """The names to leave out, by the name that stays for them."""
+    """Return the names to leave out, by the name that stays for them."""
     preferred, discarded = set(preferred_names or ()), set(discard_names or ())
     removed: dict[str, list[str]] = {}
     for names in _groups(state_dict):
@@ -127,7 +127,7 @@ def _remove_duplicate_names(state_dict: Mapping[str, Any], *, preferred_names: I
 
 def save_model(model: Any, filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None,
                force_contiguous: bool = True) -> None:
-    """A module's tensors, of those that share memory one; the metadata says which name is there for which."""
+    """Save a module's tensors. If tensors share memory, only one is saved; the metadata maps the other names to it."""
     state, said = model.state_dict(), dict(metadata or {})
     for kept, others in _remove_duplicate_names(state).items():
         for name in others:
@@ -143,7 +143,8 @@ def save_model(model: Any, filename: str | os.PathLike[str], metadata: Mapping[s
 
 def load_model(model: Any, filename: str | os.PathLike[str], strict: bool = True, device: Any = "cpu", *,
                backend: str = "mmap") -> tuple[set[str], list[str]]:
-    """A file's tensors into a module. Returns the names that were missing and those that the module has not."""
+    """Load a file's tensors into a module. Return the names that were missing and those that the module does not
+    have."""
     state = load_file(filename, device=device, backend=backend)
     removed = _remove_duplicate_names(model.state_dict(), preferred_names=state)
     lacking, unexpected = model.load_state_dict(state, strict=False)

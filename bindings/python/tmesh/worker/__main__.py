@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""python -m tmesh.worker: see --help and docs/worker.md."""
+"""python -m tmesh.worker: see --help and docs/reference/worker.md."""
 
 import argparse
 import contextlib
@@ -18,15 +18,15 @@ SPIN_MAX_US = 100
 
 
 class Address:
-    """The socket's, which goes with the worker: whichever thread ends it."""
+    """The socket's address, which any thread that ends the worker removes."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._lock = threading.Lock()
-        self.listens = False  # else what is there is somebody else's
+        self.listens = False  # otherwise the file at the path is another process's
 
     def remove(self) -> None:
-        """Once: a socket that is there later is the next worker's."""
+        """Remove it once: a later socket at the path is the next worker's."""
         with self._lock:
             if self.listens and not self._text.startswith("@"):
                 with contextlib.suppress(FileNotFoundError):
@@ -35,8 +35,9 @@ class Address:
 
 
 def take_input() -> int:
-    """Standard input under another number. In its place is none from now on: an operation that reads it would
-    wait for ever, with every program that it starts, and one that closes it would make this outlive its client."""
+    """Move standard input to another descriptor, and replace it by /dev/null. Otherwise an operation that reads it
+    would wait forever, and so would each program that it starts. One that closes it would let this process outlive
+    its client."""
     ours = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -45,8 +46,8 @@ def take_input() -> int:
 
 
 def end_with_input(ours: int, stop: threading.Event, address: Address) -> None:
-    """Wait for the end of standard input, which is the end of whoever started this, and end: at
-    once when idle, in a second when an operation does not return, or the machine is slow."""
+    """Wait for the end of standard input, which shows that the starting process has ended, and then end. This
+    takes no time when idle, and a second if an operation does not return or the machine is slow."""
     while os.read(ours, 4096):
         pass
     stop.set()
@@ -77,13 +78,13 @@ def main() -> int:
                         metavar="N", help="look busily for the next message for N microseconds, at "
                                           f"most {SPIN_MAX_US}, before sleeping until it comes")
     parser.add_argument("--stderr-fd", type=int, metavar="FD",
-                        help="a descriptor that becomes standard error once it is ready: what it says until "
-                             "then tells whoever started it why it could not")
+                        help="a descriptor that becomes standard error once the worker is ready; until then the "
+                             "standard error shows why a start failed")
     args = parser.parse_args()
     if args.stderr_fd is not None:
         os.set_inheritable(args.stderr_fd, False)
 
-    # Kept for that one line: what modules print while they are imported is not to come before it.
+    # Standard output, for one line only: output of modules that are imported must not come before it.
     ready = os.dup(1)
     os.dup2(2, 1)
     stopping, address = threading.Event(), Address(args.socket)
@@ -91,7 +92,7 @@ def main() -> int:
         threading.Thread(target=end_with_input, args=(take_input(), stopping, address), daemon=True).start()
     try:
         operations = Operations(args.allow)
-        # Arrays are NumPy's where there is NumPy, whichever modules were asked for.
+        # If NumPy is installed, import it: arguments are then its arrays, even if no module has imported it.
         with contextlib.suppress(ImportError):
             importlib.import_module("numpy")
         tmesh.backend()
@@ -106,7 +107,7 @@ def main() -> int:
         server.stop()
 
     threading.Thread(target=stop, daemon=True).start()
-    # Whoever started it may be gone already.
+    # The process that started this one may have ended already.
     with contextlib.suppress(BrokenPipeError):
         os.write(ready, b"ready\n")
     os.close(ready)

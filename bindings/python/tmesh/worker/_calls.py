@@ -2,6 +2,7 @@
 """Operations and their calls."""
 
 import importlib
+import functools
 import inspect
 import threading
 import time
@@ -14,7 +15,7 @@ import tmesh
 
 from . import _codec
 
-# Items of a stream that the client has not released yet.
+# The most items of a stream that the client has not released yet.
 WINDOW = 8
 
 MESSAGE_CHARS = 2_000
@@ -30,18 +31,21 @@ class OverError(Exception):
 
 
 class Operations:
-    """The allow-list: each module is imported now, and none later."""
+    """The allow-list. Its modules are imported now, and none later."""
 
     def __init__(self, names: list[str]):
         self.modules = {name: importlib.import_module(name) for name in names}
 
     def find(self, operation: str) -> Callable[..., Any]:
-        """The function of this name. Only what a module itself offers: the names in its __all__,
-        or else the functions that it defines; never what it has imported for its own use."""
+        """Return the function of this name. Only functions that a module offers: those in its __all__, or else those
+        that it defines. Functions that it has imported for its own use are excluded."""
         name, _, attribute = operation.rpartition(".")
         module = self.modules.get(name)
         if module is None:
-            raise NotAllowedError(f"{operation}: not of a module that this worker allows")
+            above = next((other for other in self.modules if name.startswith(f"{other}.")), None)
+            if above is None:
+                raise NotAllowedError(f"{operation}: not of a module that this worker allows; it allows {', '.join(self.modules)}")
+            raise NotAllowedError(f"{operation}: this worker allows the module {above}, and none within it: allow {name} too")
         function: Any = vars(module).get(attribute)
         if attribute.startswith("_"):
             offered = False
@@ -56,7 +60,7 @@ class Operations:
 
 @dataclass
 class Answer:
-    """One of a call's answers, and what must be kept until the client has released it."""
+    """One of a call's answers, and the tensors to keep until the client has released it."""
 
     kind: str
     members: dict[str, Any]
@@ -64,7 +68,7 @@ class Answer:
 
 
 class Client(Protocol):
-    """What a call needs of its connection."""
+    """The part of a connection that a call uses."""
 
     def answer(self, call: "Call", answer: Answer) -> None: ...
 
@@ -79,13 +83,15 @@ class Call:
         self.payload = message["payload"]
         self.stream: bool = message.get("stream", False)
         self.inline: bool = message.get("inline", False)
+        self.arena: bool = message.get("arena", False)
         self.threshold_bytes: int = message.get("threshold_bytes", 1_000_000)
         timeout_ms = message.get("timeout_ms")
         self.deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         self.changed = threading.Condition()
         self.cancelled = False
-        self.noticed = False  # by the operation
+        self.noticed = False  # the operation has seen it
         self.unreleased = 0
+        self.regions: set[str] = set()  # of its arguments
 
     def cancel(self) -> None:
         with self.changed:
@@ -93,7 +99,7 @@ class Call:
             self.changed.notify()
 
     def released(self) -> None:
-        """The client has taken an item of the stream."""
+        """Note that the client has taken an item of the stream."""
         with self.changed:
             self.unreleased -= 1
             self.changed.notify()
@@ -106,8 +112,8 @@ class Call:
             raise OverError
 
     def run(self, operations: Operations) -> None:
-        """Run the operation and answer. What came with the call is let go before the last answer
-        goes out, so that a caller who has it may seal or release."""
+        """Run the operation and answer. The call's arguments are released before the last answer, so that its receiver
+        may seal or release them."""
         try:
             answer = self.outcome(operations)
         except (Exception, SystemExit) as error:  # an operation must not end the worker
@@ -121,9 +127,9 @@ class Call:
         self.check()
         function = operations.find(self.operation)
         as_tensors = getattr(function, "__tmesh_takes_tensors__", False)
-        args, kwargs = _codec.arguments(_codec.load(self.payload, as_tensors))
+        args, kwargs = _codec.arguments(_codec.load(self.payload, as_tensors, self.regions))
         result = function(*args, **kwargs)
-        if self.noticed:  # what it gives then is not what was asked for
+        if self.noticed:  # its result is then not the requested one
             raise OverError
         if self.stream:
             return self.send_items(result if isinstance(result, Iterator) else iter([result]))
@@ -144,8 +150,10 @@ class Call:
         return Answer("end", {})
 
     def value(self, kind: str, value: Any, **members: Any) -> Answer:
-        dump = _codec.Dump(self.threshold_bytes, self.inline)
+        dump = _codec.Dump(self.threshold_bytes, self.inline, self.regions, results_arena() if self.arena else None)
         members["value"] = dump.value(value)
+        if dump.copied:
+            members["copied"] = dump.copied
         return Answer(kind, members, dump.tensors)
 
     def failure(self, error: BaseException) -> Answer:
@@ -164,9 +172,15 @@ class Call:
             self.unreleased += 1
 
 
+@functools.cache
+def results_arena() -> tmesh.Arena:
+    """Return the arena of all results that are to be in one."""
+    return tmesh.Arena(label="results")
+
+
 def describe(error: BaseException) -> dict[str, Any]:
-    """An error as clients get it. What an operation raised comes with its traceback; an error of
-    tmesh's names its class, for the other side to know it by."""
+    """Describe an error for clients. One of an operation comes with its traceback. One of tmesh has the name of its
+    class, by which the other side recognizes it."""
     if isinstance(error, NotAllowedError):
         return {"type": "not_allowed", "message": _clip(str(error))}
     if isinstance(error, _codec.MalformedError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Values in messages: JSON, read strictly, and the objects that stand in it for what JSON lacks."""
+"""Values in messages: JSON, read strictly, and objects in it for values that JSON cannot represent."""
 
 import base64
 import binascii
@@ -7,16 +7,16 @@ import errno
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import tmesh
-from tmesh import cuda
+from tmesh import _tmesh, cuda
 
 PACKET_BYTES = 65_536
 MESSAGE_BYTES = 16 << 20
 DEPTH = 64
-# Around and in a result are the message, a placeholder, its ref and that one's shape.
+# A result has four more levels: the message, a placeholder, its ref, and the ref's shape.
 RESULT_DEPTH = DEPTH - 4
 
 PLACEHOLDER = "__tmesh__"
@@ -26,7 +26,7 @@ DLPACK_CUDA = 2
 
 FLOATS = {"nan": math.nan, "infinity": math.inf, "neg_infinity": -math.inf}
 
-# What may stand beside PLACEHOLDER, by kind.
+# The members beside PLACEHOLDER, by kind: required and optional.
 MEMBERS = {
     "tensor": ({"ref"}, {"writable"}),
     "bytes": (set(), {"ref", "base64"}),
@@ -52,7 +52,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    # A sign and 19 digits hold all that is allowed, and cost little to read.
+    # A sign and 19 digits hold all permitted numbers, and are quick to read.
     number = int(digits) if len(digits) <= 20 else 1 << 63
     if not -(1 << 63) <= number < 1 << 63:
         raise MalformedError("an integer does not fit 64 bits")
@@ -70,17 +70,17 @@ def _constant(name: str) -> None:
     raise MalformedError(f"{name} is not JSON")
 
 
-# Kept, as json.loads() and json.dumps() would make one for each message.
+# Kept, since json.loads() and json.dumps() would make a new one for each message.
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_float=_real,
                             parse_constant=_constant)
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def parse(text: bytes) -> dict[str, Any]:
-    """One message."""
+    """Parse one message."""
     try:
         message = _decoder.decode(text.decode("utf-8"))
-        # Most messages cannot have what is looked for.
+        # Most messages cannot exceed the depth or have half a surrogate pair, so this check skips them.
         if text.count(b"[") + text.count(b"{") > DEPTH or b"\\u" in text:
             _check_depth(message)
     except UnicodeDecodeError:
@@ -95,8 +95,8 @@ def parse(text: bytes) -> dict[str, Any]:
 
 
 def _check_depth(value: Any, depth: int = 0) -> None:
-    """That the value is nested no deeper than allowed, and that its strings are Unicode: an escape
-    can make half a surrogate pair, which nothing could send on."""
+    """Check that the value is not nested too deep, and that its strings are Unicode: an escape can
+    make half a surrogate pair, which cannot be sent on."""
     if isinstance(value, str):
         if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
             raise MalformedError("a string has half a surrogate pair")
@@ -112,7 +112,7 @@ def _check_depth(value: Any, depth: int = 0) -> None:
 
 
 def text(message: dict[str, Any]) -> bytes:
-    """A message as it is sent."""
+    """Return a message as text to send."""
     try:
         data = _encoder.encode(message).encode("utf-8")
     except UnicodeEncodeError:
@@ -123,20 +123,21 @@ def text(message: dict[str, Any]) -> bytes:
     return data
 
 
-def load(value: Any, as_tensors: bool) -> Any:
-    """What a received value stands for; tensors as tmesh.Tensor or NumPy arrays."""
+def load(value: Any, as_tensors: bool, regions: set[str]) -> Any:
+    """Return the value of a received message, with tensors as tmesh.Tensor or NumPy arrays. Their regions are added to
+    `regions`."""
     if isinstance(value, list):
-        return [load(item, as_tensors) for item in value]
+        return [load(item, as_tensors, regions) for item in value]
     if not isinstance(value, dict):
         return value
     if PLACEHOLDER in value:
-        return _load_placeholder(value, as_tensors)
+        return _view(_load_placeholder(value), as_tensors, regions)
     if value.get(SNAKEPIT) is True:
-        return _load_snakepit(value, as_tensors)
-    return {key: load(item, as_tensors) for key, item in value.items()}
+        return _view(_load_snakepit(value), as_tensors, regions)
+    return {key: load(item, as_tensors, regions) for key, item in value.items()}
 
 
-def _load_placeholder(value: dict[str, Any], as_tensors: bool) -> Any:
+def _load_placeholder(value: dict[str, Any]) -> Any:
     kind = value[PLACEHOLDER]
     if not isinstance(kind, str) or kind not in MEMBERS:
         raise MalformedError(f"{PLACEHOLDER} is none of {', '.join(MEMBERS)}")
@@ -149,12 +150,12 @@ def _load_placeholder(value: dict[str, Any], as_tensors: bool) -> Any:
             raise MalformedError(f"a float is none of {', '.join(FLOATS)}")
         return FLOATS[value["value"]]
     if kind == "array":
-        return _view(_load_array(value), as_tensors)
+        return _load_array(value)
     if kind == "tensor":
         writable = value.get("writable", False)
         if not isinstance(writable, bool):
             raise MalformedError("writable is not a boolean")
-        return _view(_open(value["ref"], writable), as_tensors)
+        return _open(value["ref"], writable)
     if len(members) != 1:
         raise MalformedError(f"{kind} have either a ref or base64")
     if kind == "table":
@@ -164,8 +165,8 @@ def _load_placeholder(value: dict[str, Any], as_tensors: bool) -> Any:
     return _base64(value["base64"])
 
 
-def _load_snakepit(value: dict[str, Any], as_tensors: bool) -> Any:
-    """Snakepit's own description of a shared tensor, with our ref as its "ref"."""
+def _load_snakepit(value: dict[str, Any]) -> Any:
+    """Load Snakepit's own description of a shared tensor, whose "ref" is ours."""
     if value.get("kind") == "arrow":
         return _load_table({"ref": value.get("ref")})
     if value.get("kind") not in ("dlpack", "tensor"):
@@ -175,11 +176,11 @@ def _load_snakepit(value: dict[str, Any], as_tensors: bool) -> Any:
                       ("device", tensor.device), ("bytes", tensor.nbytes)):
         if value.get(name) not in (None, own):
             raise MalformedError(f"{SNAKEPIT}: its {name} is not that of its ref, {own}")
-    return _view(tensor, as_tensors)
+    return tensor
 
 
 def _open(ref: Any, writable: bool = False) -> Any:
-    """A tensor, or an array of tmesh.cuda."""
+    """Open a tensor, or an array of tmesh.cuda."""
     if _device(ref).startswith("cuda"):
         return cuda.open(ref, writable=writable)
     return _open_host(ref, writable)
@@ -190,7 +191,7 @@ def _device(ref: Any) -> str:
         try:
             ref = json.loads(ref)
         except (ValueError, RecursionError):
-            return "cpu"  # a token, or nothing that can be opened
+            return "cpu"  # a token, or no ref at all
     return str(ref.get("device")) if isinstance(ref, dict) else "cpu"
 
 
@@ -206,7 +207,7 @@ def _open_host(ref: Any, writable: bool = False) -> tmesh.Tensor:
 
 
 def _load_table(value: dict[str, Any]) -> Any:
-    from tmesh import arrow  # needs pyarrow, which not everybody has
+    from tmesh import arrow  # needs pyarrow, which is optional
 
     if "ref" in value:
         return arrow.open_table(_open_host(value["ref"]))
@@ -233,7 +234,9 @@ def _load_array(value: dict[str, Any]) -> tmesh.Tensor:
     return array
 
 
-def _view(tensor: Any, as_tensors: bool) -> Any:
+def _view(tensor: Any, as_tensors: bool, regions: set[str]) -> Any:
+    if isinstance(tensor, tmesh.Tensor):
+        regions.add(tensor.id)
     if as_tensors or not isinstance(tensor, tmesh.Tensor) or "numpy" not in sys.modules:
         return tensor
     try:
@@ -242,13 +245,33 @@ def _view(tensor: Any, as_tensors: bool) -> Any:
         return tensor
 
 
-class Dump:
-    """Makes a value ready to be sent; `tensors` are what it refers to and must be kept."""
+def _shown(value: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]] | None:
+    """Return the place of an array's or a PyTorch tensor's elements: address, dtype, shape, and strides in elements."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy and isinstance(value, numpy.ndarray):
+        if not value.dtype.isnative or value.dtype.itemsize == 0 or any(step % value.itemsize for step in value.strides):
+            return None
+        steps = tuple(step // value.itemsize for step in value.strides)
+        return value.__array_interface__["data"][0], value.dtype.name, value.shape, steps
+    if torch and isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout is torch.strided \
+            and not (value.is_conj() or value.is_neg() or value.is_quantized):
+        return value.data_ptr(), str(value.dtype).removeprefix("torch."), tuple(value.shape), tuple(value.stride())
+    return None
 
-    def __init__(self, threshold_bytes: int, inline: bool):
+
+class Dump:
+    """Prepares a value for sending. `tensors` are those that it refers to and must be kept. `regions` are those of the
+    call's arguments: values in them go back in place, sealed or not. Other values go back in place only if sealed,
+    since an operation may write to its own memory again. Copies of arrays go to `arena`, if there is one, and are not
+    sealed. `copied` is the number of bytes that were copied into shared memory."""
+
+    def __init__(self, threshold_bytes: int, inline: bool, regions: Set[str] = frozenset(), arena: tmesh.Arena | None = None):
         self.threshold_bytes = threshold_bytes
         self.inline = inline
+        self.regions = regions
+        self.arena = arena
         self.tensors: list[Any] = []
+        self.copied = 0
 
     def value(self, value: Any, depth: int = 0) -> Any:
         if depth > RESULT_DEPTH:
@@ -273,7 +296,7 @@ class Dump:
         if numpy and isinstance(value, numpy.generic):
             return self.value(_scalar(value), depth)
         if _is_on_gpu(value):
-            # Whatever else is not shared: nothing else could be done with it.
+            # Send it even if it is not shared: there is no other way.
             return {PLACEHOLDER: "tensor", "ref": self.keep(value)}
         if isinstance(value, tmesh.Tensor) or hasattr(value, "__dlpack__"):
             return self.tensor(value)
@@ -285,7 +308,13 @@ class Dump:
         size = memoryview(data).nbytes
         if self.inline or size <= self.threshold_bytes:
             return {PLACEHOLDER: "bytes", "base64": base64.b64encode(data).decode()}
-        return {PLACEHOLDER: "bytes", "ref": self.keep(tmesh.put(bytes(data)))}
+        if isinstance(data, memoryview):
+            whole = data.obj
+            if isinstance(whole, tmesh.Tensor) and whole.sealed and whole.nbytes == size and data.c_contiguous:
+                return {PLACEHOLDER: "bytes", "ref": self.keep(whole.reshape(-1).view("uint8"))}
+            data = data.cast("B") if data.c_contiguous else data.tobytes()
+        self.copied += size
+        return {PLACEHOLDER: "bytes", "ref": self.keep(tmesh.put(data))}
 
     def tensor(self, value: Any) -> dict[str, Any]:
         if self.inline:
@@ -294,8 +323,30 @@ class Dump:
             return {PLACEHOLDER: "array", "dtype": tensor.dtype, "shape": list(tensor.shape),
                     "base64": base64.b64encode(data).decode()}
         if not isinstance(value, tmesh.Tensor):
-            value = tmesh.put(value)
+            there = self.there(value)
+            value = self.copy(value) if there is None else there
         return {PLACEHOLDER: "tensor", "ref": self.keep(value)}
+
+    def copy(self, value: Any) -> tmesh.Tensor:
+        tensor = tmesh.put(value) if self.arena is None else tmesh.put(value, seal=False, arena=self.arena)
+        self.copied += tensor.nbytes
+        return tensor
+
+    def there(self, value: Any) -> tmesh.Tensor | None:
+        """Return the tensor of an array whose bytes may go back without a copy."""
+        shown = _shown(value)
+        found = shown and _tmesh.containing(shown[0])
+        if not shown or not found:
+            return None
+        whole, before = found
+        if not whole.sealed and whole.id not in self.regions:
+            return None
+        try:
+            part = _tmesh.part(whole, *shown[1:], _tmesh.layout(whole)[3] + before)
+            # Hold it read-only, so that a caller who has its result may seal memory that the operation wrote to.
+            return tmesh.open(part.ref()) if whole.writable else part
+        except (tmesh.Error, TypeError):
+            return None
 
     def table(self, value: Any) -> dict[str, Any]:
         from tmesh import arrow
@@ -303,6 +354,7 @@ class Dump:
         tensor = arrow.write_table(value, label="result")
         if self.inline:
             return {PLACEHOLDER: "table", "base64": base64.b64encode(tensor).decode()}
+        self.copied += tensor.nbytes
         return {PLACEHOLDER: "table", "ref": self.keep(tensor)}
 
     def keep(self, tensor: Any) -> Any:
@@ -338,7 +390,7 @@ def _key(key: Any) -> str:
 
 
 def arguments(payload: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Positional and keyword arguments: a list, an object, or an object of both."""
+    """Return positional and keyword arguments from a list, an object, or an object of both."""
     if isinstance(payload, list):
         return payload, {}
     args, kwargs = payload.get("args", []), payload.get("kwargs", {})

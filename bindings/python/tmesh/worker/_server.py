@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The socket: connections, messages and the queue of calls. The main thread runs one call after the
-other, since many libraries want that thread or no other. While it has none it reads itself, so that
-a call needs no second thread to be woken; while it runs one, another thread reads what comes."""
+"""The socket: connections, messages and the queue of calls. The main thread runs one call after the other, since many
+libraries require that thread. While it has no call, it reads messages itself, so that a call wakes no second thread.
+While it runs one, another thread reads."""
 
 import array
 import collections
@@ -10,7 +10,6 @@ import fcntl
 import os
 import select
 import socket
-import stat
 import struct
 import sys
 import threading
@@ -20,16 +19,17 @@ from typing import Any
 
 import tmesh
 
+from .. import listening
 from . import _calls, _codec
 
 CONNECTIONS = 64
 BACKLOG = 16
-WAITING_CALLS = 256  # of each
+WAITING_CALLS = 256  # of each client
 HELD_RESULTS = 256
 SEND_TIMEOUT_S = 10
 ACCEPT_AGAIN_S = 0.1
 
-# A message that is longer than a packet comes in a file that can neither change nor shrink.
+# A message that is longer than a packet arrives in a file that can neither change nor shrink.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 _UCRED = struct.Struct("iII")
@@ -38,14 +38,14 @@ _FILE_ROOM = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class _Foreign:
-    """Lets go of files that others gave. Who serves one (FUSE) is asked when it is closed, and may not answer: a thread
-    waits for that. While many wait no more are taken: of one process a few, so that others go on."""
+    """Closes files of other processes. Closing one on FUSE asks its server, which may not answer, so a thread waits for
+    it. While many wait, no more files are accepted: a few from each process, so that other clients are not blocked."""
     OF_PROCESS = 8
     MOST = 64
 
     def __init__(self) -> None:
-        self._waiting: collections.Counter[int] = collections.Counter()  # by the process that gave them
-        self._left: list[tuple[int, int]] = []  # of these, those that no thread has yet
+        self._waiting: collections.Counter[int] = collections.Counter()  # by the process that sent them
+        self._left: list[tuple[int, int]] = []  # those of them without a thread
         self._lock = threading.Lock()
 
     def room(self, pid: int) -> bool:
@@ -65,7 +65,7 @@ class _Foreign:
             with self._lock:
                 self._waiting[pid] += len(served)
                 self._left += [(file, pid) for file in served]
-            # Where no thread can be had, the next one has them: to wait here is what must not be.
+            # If no thread can be started, the next one takes them over: this thread must not wait.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._wait, daemon=True).start()
 
@@ -107,12 +107,12 @@ def _members(needed: dict[str, Check], optional: dict[str, Check]) -> \
     return frozenset(_COMMON | needed), _COMMON | needed | optional
 
 
-# The members that a message must have, and what each that it may have must be.
+# The members of each message: required and optional, with their types.
 MESSAGES = {
     "call": _members(
         {"id": _ID, "operation": lambda value: type(value) is str and 0 < len(value) < 256,
          "payload": lambda value: type(value) in (list, dict)},
-        {"stream": _boolean, "inline": _boolean, "threshold_bytes": _integer(0, 1 << 62),
+        {"stream": _boolean, "inline": _boolean, "arena": _boolean, "threshold_bytes": _integer(0, 1 << 62),
          "timeout_ms": lambda value: value is None or _MILLISECONDS(value)}),
     "cancel": _members({"id": _ID}, {}),
     "release": _members({"id": _ID}, {"sequence": _ID}),
@@ -120,7 +120,7 @@ MESSAGES = {
 
 
 def check(message: dict[str, Any]) -> None:
-    """That a client's message has the members it should, of the types they should be of."""
+    """Check that a client's message has the right members of the right types."""
     if not _COMMON["v"](message.get("v")):
         raise _codec.MalformedError("a message has another version than 1")
     kind = message.get("type")
@@ -135,19 +135,19 @@ def check(message: dict[str, Any]) -> None:
 
 
 class Connection:
-    """A client."""
+    """A connection to a client."""
 
     def __init__(self, server: "Server", sock: socket.socket, pid: int):
         self.server = server
         self.sock = sock
-        self.pid = pid  # 0: in a PID namespace that is not seen from here
+        self.pid = pid  # 0: it is in a PID namespace that is not visible here
         self.sending = threading.Lock()
-        self.lock = threading.Lock()  # of the two below
+        self.lock = threading.Lock()  # guards the two below
         self.calls: dict[int, _calls.Call] = {}
         self.held: dict[tuple[int, int | None], list[tmesh.Tensor]] = {}
 
     def begin(self) -> None:
-        """Greet the client, and read what it sends from now on."""
+        """Greet the client, and read its messages from now on."""
         try:
             self.send(_codec.text({
                 "v": 1, "type": "hello", "pid": os.getpid(), "version": tmesh.__version__,
@@ -159,7 +159,7 @@ class Connection:
             self.close()
 
     def read(self) -> None:
-        """Do what the next message says, until the client ends or breaks the protocol."""
+        """Process the next message, until the client ends or breaks the protocol."""
         try:
             text = self.receive()
             if text is None:
@@ -177,12 +177,12 @@ class Connection:
             self.close()
 
     def say_apart(self, id: int | None, error: dict[str, Any]) -> None:
-        """Have a thread of its own say an error of no call that runs: the client may not read, which
-        the others must not notice. It is read from only after that."""
+        """Send an error that belongs to no running call by a thread of its own. The client may not read, which must not
+        affect others. The client is read again only after that."""
         self.server.unwatch(self)
         try:
             threading.Thread(target=self.say, args=(id, error), daemon=True).start()
-        except RuntimeError:  # no thread is to be had
+        except RuntimeError:  # no thread can be started
             self.close()
 
     def say(self, id: int | None, error: dict[str, Any]) -> None:
@@ -197,9 +197,9 @@ class Connection:
             self.server.watch(self)
 
     def close(self) -> None:
-        # The number of a socket that is closed may be the next client's at once.
+        # The next client may get the number of a closed socket at once.
         self.server.left(self)
-        # Whoever waits for the client to read is let go.
+        # Wake the threads that wait for the client to read.
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         with self.sending:
@@ -224,7 +224,7 @@ class Connection:
             self.server.calls.append(call)
 
     def on_cancel(self, message: dict[str, Any]) -> None:
-        # One that has just ended is fine: its answer crossed this on its way.
+        # A call that has just ended is fine: its answer crossed the message.
         with self.lock:
             call = self.calls.get(message["id"])
         if call:
@@ -241,8 +241,8 @@ class Connection:
             call.released()
 
     def answer(self, call: _calls.Call, answer: _calls.Answer) -> None:
-        """Send an answer and keep its tensors until the client has released it. For the main thread,
-        which reads again once the last answer is out: the next call may be here at once."""
+        """Send an answer and keep its tensors until the client has released it. The main thread calls this. After the
+        last answer it reads again, since the next call may already be here."""
         last = answer.kind != "item"
         held = bool(answer.tensors) or not last
         key = (call.id, answer.members.get("sequence"))
@@ -266,7 +266,7 @@ class Connection:
                 self.server.lend()
                 self.send(data)
         except OSError:
-            # The reader sees it too, and closes.
+            # The reading thread notices it too, and closes.
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
             call.cancel()
@@ -291,7 +291,7 @@ class Connection:
             self.sending.release()
 
     def receive(self) -> bytes | None:
-        """The text of the next message; None at the end."""
+        """Return the text of the next message; None at the end."""
         data, ancillary, flags, _ = self.sock.recvmsg(_codec.PACKET_BYTES, _FILE_ROOM if _foreign.room(self.pid) else 0,
                                                       socket.MSG_CMSG_CLOEXEC)
         files = array.array("i")
@@ -309,7 +309,7 @@ class Connection:
 
 
 def _body(packet: bytes, file: int) -> bytes:
-    """The message in a file that came with a packet."""
+    """Read the message in a file that came with a packet."""
     head = _codec.parse(packet)
     size = head.get("body")
     if head.keys() != {"v", "body"} or head["v"] != 1 or type(size) is not int or \
@@ -319,7 +319,7 @@ def _body(packet: bytes, file: int) -> bytes:
         seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
     except OSError:
         seals = 0
-    # What has no seals is not asked for its size: it may be of a server that does not answer.
+    # Do not ask a file without seals for its size: it may be on a server that does not answer.
     if seals & SEALS != SEALS or os.fstat(file).st_size != size:
         raise _codec.MalformedError("a body is no sealed memfd of the size it should have")
     text = os.pread(file, size, 0)
@@ -328,46 +328,17 @@ def _body(packet: bytes, file: int) -> bytes:
     return text
 
 
-def _is_left(path: str) -> bool:
-    """A socket of this user's that nobody listens at any more: its worker was killed."""
-    try:
-        there = os.lstat(path)
-        if not stat.S_ISSOCK(there.st_mode) or there.st_uid != os.geteuid():
-            return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as caller:
-            caller.connect(path)
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
-def _listen(listener: socket.socket, path: str) -> None:
-    """At a path, in the place of a socket that a killed worker has left. One worker after the other, by a lock of the
-    folder: what is bound and does not listen yet looks as if it was left."""
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        if _is_left(path):
-            os.unlink(path)
-        listener.bind(path)
-        listener.listen(BACKLOG)
-    finally:
-        os.close(folder)
-
-
 class Server:
-    """All connections and the calls they have made."""
+    """All connections and their calls."""
 
     def __init__(self, address: str, operations: _calls.Operations, spin_s: float = 0.0):
         self.operations = operations
         self.spin_s = spin_s
         self.calls: collections.deque[_calls.Call | None] = collections.deque()
-        self.lock = threading.Lock()  # of the connections, by their sockets' numbers
+        self.lock = threading.Lock()  # guards the connections, by their sockets' numbers
         self.connections: dict[int, Connection] = {}
         self.reading = threading.Lock()
-        # Ready when a connection is; and when that is and reading is lent to the other thread.
+        # Readable when a connection is; the second one also requires that reading is lent to the other thread.
         self.ready = select.epoll()
         self.meanwhile = select.epoll()
         self.meanwhile.register(self.ready, 0)
@@ -381,18 +352,18 @@ class Server:
                 self.socket.bind(b"\0" + address[1:].encode())
                 self.socket.listen(BACKLOG)
             else:
-                _listen(self.socket, address)
+                listening.listen(self.socket, address, BACKLOG)
         except OSError as error:
             raise OSError(f"cannot listen at {address}: {error}") from error
         finally:
             os.umask(before)
 
     def accept(self) -> None:
-        """Take clients of this user, and nobody else."""
+        """Accept clients of this user only."""
         while True:
             try:
                 sock, _ = self.socket.accept()
-            except OSError:  # no descriptor is free: clients wait until one is
+            except OSError:  # no descriptor is free, so clients wait until one is
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
             pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED,
@@ -403,7 +374,7 @@ class Server:
                     sock.close()
                     continue
                 self.connections[sock.fileno()] = connection
-            # Only sending has a limit: a client that does not read must not stop the others.
+            # Only sending has a time limit: a client that does not read must not block the others.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(SEND_TIMEOUT_S, 0))
             connection.begin()
 
@@ -429,16 +400,16 @@ class Server:
             try:
                 call.run(self.operations)
             except _calls.OverError:
-                pass  # nobody is there for the answer
+                pass  # the client is gone
             except Exception as error:
                 print(f"tmesh.worker: {call.operation}: {error!r}", file=sys.stderr, flush=True)
             finally:
                 _calls.running = None
-            # What the call used is given back now, not when the next one comes.
+            # Release the call's memory now, not when the next call comes.
             del call
 
     def lend(self) -> None:
-        """Let the other thread read while the main thread, which calls this, may be long."""
+        """Let the other thread read while the main thread, which calls this, is busy."""
         if not self.lent:
             self.lent = True
             self.meanwhile.modify(self.ready, select.EPOLLIN)
@@ -459,7 +430,7 @@ class Server:
     def read_meanwhile(self) -> None:
         while True:
             self.meanwhile.poll()
-            # Where that was taken back just now, the main thread reads.
+            # If the main thread has just taken it back, it reads itself.
             if self.reading.acquire(blocking=False):
                 try:
                     self.read(self.ready.poll(0))
@@ -467,8 +438,8 @@ class Server:
                     self.reading.release()
 
     def wait(self) -> list[tuple[int, int]]:
-        """What can be read. Looks busily first where that was asked for: being woken takes longer
-        than a short call. Each look lets go of the interpreter's lock."""
+        """Return the events of readable connections. Wait busily first if this was requested, since waking up takes
+        longer than a short call. Each check releases the interpreter's lock."""
         if self.spin_s:
             until = time.monotonic() + self.spin_s
             while time.monotonic() < until:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Arrow.Column do
   @moduledoc false
-  # Between lists of terms and Arrow's buffers. encode/2 throws {:invalid, why}; decode/1 takes
-  # columns from anybody, looks at nothing beyond its buffers, and throws {:malformed, why}.
+  # Convert between lists of terms and Arrow's buffers. encode/2 throws {:invalid, why}. decode/1 takes columns from
+  # anybody, reads nothing beyond their buffers, and throws {:malformed, why}.
 
   import Bitwise
   alias Tmesh.Arrow.{ArrayRef, Flatbuffer, Type}
 
-  # A column whose elements take no memory can have any number of them; a list of terms cannot.
+  # A column whose elements take no memory can have any number of them. A list of terms cannot, so limit them.
   @max_without_memory 16_777_216
   @float_kinds %{float16: {16, 5, 10}, float32: {32, 8, 23}, float64: {64, 11, 52}}
   @seconds %{second: 1, millisecond: 1_000, microsecond: 1_000_000, nanosecond: 1_000_000_000}
   @unix_day :calendar.date_to_gregorian_days(1970, 1, 1)
 
-  @doc "The type of a column that is to hold these values."
+  @doc "Infer the type of a column for these values."
   @spec infer([term()]) :: Tmesh.Arrow.type()
   def infer(values) do
     case values |> Enum.reject(&is_nil/1) |> Enum.map(&kind/1) |> Enum.uniq() |> Enum.sort() do
@@ -46,7 +46,7 @@ defmodule Tmesh.Arrow.Column do
   defp kind(value) when is_map(value) and not is_struct(value), do: :map
   defp kind(value), do: invalid("no type of Arrow is known for #{inspect(value, limit: 3)}")
 
-  @doc "A list that ends as one."
+  @doc "Return a proper list, or throw."
   @spec proper(list()) :: list()
   def proper(values) do
     if List.improper?(values), do: invalid("an improper list"), else: values
@@ -59,7 +59,7 @@ defmodule Tmesh.Arrow.Column do
     {:struct, for(name <- names, do: {name, maps |> Enum.map(&Map.get(&1, name)) |> infer()})}
   end
 
-  @doc "A column of these values; nil is null."
+  @doc "Make a column of these values; nil is null."
   @spec encode([term()], Tmesh.Arrow.type()) :: %ArrayRef{}
   def encode(values, type) do
     length = values |> proper() |> length()
@@ -75,12 +75,12 @@ defmodule Tmesh.Arrow.Column do
     }
   end
 
-  # Nothing is null: the bitmap is left out, which is an empty buffer.
+  # If nothing is null, the bitmap is left out, which is an empty buffer.
   defp bitmap(:null, _values, _nulls), do: []
   defp bitmap(_type, _values, 0), do: [""]
   defp bitmap(_type, values, _nulls), do: [bits(values, &(&1 != nil))]
 
-  @doc "A column of numbers that are in memory as Arrow wants them, none of them null."
+  @doc "Make a column of numbers in Arrow's form in memory, none of them null."
   @spec from_binary(binary(), Tmesh.Arrow.type()) :: %ArrayRef{}
   def from_binary(binary, type) do
     bits = Type.bits(type)
@@ -188,7 +188,7 @@ defmodule Tmesh.Arrow.Column do
 
   defp days(date), do: Date.to_gregorian_days(date) - @unix_day
 
-  # Never rounded in silence.
+  # Never round silently.
   defp scale(type, microseconds, unit) do
     parts = microseconds * @seconds[unit]
 
@@ -223,11 +223,9 @@ defmodule Tmesh.Arrow.Column do
   defp float(type, value) when is_number(value) do
     {bits, _exponent, _mantissa} = @float_kinds[type]
 
-    # Too large a number becomes an infinity, which is no float to Elixir.
-    case <<value::float-size(bits)-little>> do
-      <<_finite::float-size(bits)-little>> = bytes -> bytes
-      _infinity -> bad(value, type)
-    end
+    bytes = <<value::float-size(bits)-little>>
+    # A number that is too large becomes an infinity, which is no float in Elixir.
+    if finite(bytes) == :error, do: bad(value, type), else: bytes
   rescue
     ArgumentError -> bad(value, type)
   end
@@ -265,8 +263,7 @@ defmodule Tmesh.Arrow.Column do
   defp invalid(why), do: throw({:invalid, why})
 
   @doc """
-  Look at everything in a column that says where something else is, as decode/1 would; numbers say
-  nothing.
+  Check everything in a column that refers to other data, as decode/1 would. Numbers refer to nothing.
   """
   @spec verify(%ArrayRef{}) :: :ok
   def verify(%ArrayRef{type: type, children: children} = array) do
@@ -295,7 +292,7 @@ defmodule Tmesh.Arrow.Column do
     verify(child)
   end
 
-  @doc "The values of the parts of a column; a dictionary that they share is read once."
+  @doc "Return the values of the parts of a column. A dictionary that they share is read once."
   @spec decode_all([%ArrayRef{}]) :: [term()]
   def decode_all(arrays) do
     {values, _known} =
@@ -318,7 +315,7 @@ defmodule Tmesh.Arrow.Column do
   defp words(nil), do: Flatbuffer.malformed("a dictionary is missing")
   defp words(dictionary), do: dictionary |> decode() |> List.to_tuple()
 
-  @doc "Whether a list of terms can be made of all these columns; throws if not."
+  @doc "Check that a list of terms can be made of all these columns; throw if not."
   @spec check_nothings([%ArrayRef{}]) :: :ok
   def check_nothings(arrays) do
     if nothings(arrays) <= @max_without_memory,
@@ -339,7 +336,7 @@ defmodule Tmesh.Arrow.Column do
       type in [:null, {:struct, []}, {:fixed_size_binary, 0}] or
         match?({:fixed_size_list, _, 0}, type)
 
-  @doc "The values of a column."
+  @doc "Return the values of a column."
   @spec decode(%ArrayRef{}) :: [term()]
   def decode(%ArrayRef{type: type} = array), do: type |> values(array) |> masked(array)
 
@@ -350,12 +347,12 @@ defmodule Tmesh.Arrow.Column do
     end
   end
 
-  # Who is told that nothing is null does not look at the bitmap.
+  # With a null count of 0 the bitmap is not read.
   defp valid_bits(%ArrayRef{null_count: 0}), do: nil
   defp valid_bits(%ArrayRef{type: :null}), do: nil
   defp valid_bits(%ArrayRef{buffers: [bitmap | _rest], length: n}), do: unpack(bitmap, n)
 
-  # Bits come lowest first.
+  # The lowest bit comes first.
   defp unpack(bitmap, count) do
     for <<byte <- part(bitmap, 0, div(count + 7, 8))>>, shift <- 0..7, do: byte >>> shift &&& 1
   end
@@ -378,7 +375,7 @@ defmodule Tmesh.Arrow.Column do
        when type in [:utf8_view, :binary_view] do
     views = for <<view::binary-16 <- part(views, 0, n * 16)>>, do: view
     texts? = type == :utf8_view
-    # Views may overlap, so each block is looked through once, and not with each view of it.
+    # Views may overlap, so each block is checked once, and not again with each view.
     blocks = Enum.map(blocks, &{&1, not texts? or String.valid?(&1)})
     unless Enum.all?(blocks, &elem(&1, 1)), do: check_overlap(views, array, blocks)
     blocks = List.to_tuple(blocks)
@@ -441,7 +438,7 @@ defmodule Tmesh.Arrow.Column do
     end)
   end
 
-  # What lies where a null is may be anything: texts, views and indices are looked at elsewhere only.
+  # The data of a null may be anything: texts, views and indices are checked only at other places.
   defp map_valid(items, array, function) do
     case valid_bits(array) do
       nil ->
@@ -461,20 +458,16 @@ defmodule Tmesh.Arrow.Column do
     do: throw({:limit_exceeded, "a list of more than #{@max_without_memory} nothings"})
 
   defp number(type, data) when type in [:uint8, :uint16, :uint32, :uint64] do
-    bits = Type.bits(type)
-    for <<x::size(bits)-little <- data>>, do: x
+    unsigned(data, Type.bits(type))
   end
 
   defp number(type, data) when is_map_key(@float_kinds, type) do
     {bits, _exponent, _mantissa} = @float_kinds[type]
-    bytes = div(bits, 8)
-    for <<x::binary-size(bytes) <- data>>, do: read_float(type, bits, x)
+    for x <- chunks(data, div(bits, 8)), do: read_float(type, bits, x)
   end
 
-  defp number({:fixed_size_binary, bytes}, data), do: for(<<x::binary-size(bytes) <- data>>, do: x)
-
-  defp number({:decimal, bits, _precision, _scale}, data),
-    do: for(<<x::size(bits)-little-signed <- data>>, do: x)
+  defp number({:fixed_size_binary, bytes}, data), do: chunks(data, bytes)
+  defp number({:decimal, bits, _precision, _scale}, data), do: signed(data, bits)
 
   defp number(:date32, data), do: for(<<x::32-little-signed <- data>>, do: date(x))
 
@@ -485,28 +478,43 @@ defmodule Tmesh.Arrow.Column do
 
   defp number({kind, unit}, data) when kind in [:time32, :time64] do
     bits = if kind == :time32, do: 32, else: 64
-    for <<x::size(bits)-little-signed <- data>>, do: time(x, @seconds[unit])
+    for x <- signed(data, bits), do: time(x, @seconds[unit])
   end
 
   defp number({:duration, _unit}, data), do: number(:int64, data)
-  # Elixir's times end at the microsecond; nothing is rounded.
+  # Elixir's times end at the microsecond, and nothing is rounded.
   defp number({:timestamp, :nanosecond, _zone}, data), do: number(:int64, data)
 
   defp number({:timestamp, unit, zone}, data),
     do: for(<<x::64-little-signed <- data>>, do: timestamp(x, unit, zone))
 
-  defp number(type, data) do
-    bits = Type.bits(type)
-    for <<x::size(bits)-little-signed <- data>>, do: x
+  defp number(type, data), do: signed(data, Type.bits(type))
+
+  # Sizes in patterns are literals: older Elixirs have no pin operator there, newer ones want it.
+  for bits <- [8, 16, 32, 64] do
+    defp unsigned(data, unquote(bits)), do: for(<<x::unquote(bits)-little <- data>>, do: x)
   end
+
+  for bits <- [8, 16, 32, 64, 128, 256] do
+    defp signed(data, unquote(bits)), do: for(<<x::unquote(bits)-little-signed <- data>>, do: x)
+  end
+
+  defp chunks(data, bytes),
+    do: for(i <- 0..(div(byte_size(data), bytes) - 1)//1, do: binary_part(data, i * bytes, bytes))
+
+  defp finite(<<x::float-16-little>>), do: {:ok, x}
+  defp finite(<<x::float-32-little>>), do: {:ok, x}
+  defp finite(<<x::float-64-little>>), do: {:ok, x}
+  defp finite(_infinity), do: :error
 
   # Elixir's floats are finite.
   defp read_float(type, bits, bytes) do
-    case bytes do
-      <<x::float-size(bits)-little>> ->
+    case finite(bytes) do
+      {:ok, x} ->
         x
 
-      <<x::size(bits)-little>> ->
+      :error ->
+        x = :binary.decode_unsigned(bytes, :little)
         {_bits, _exponent, mantissa} = @float_kinds[type]
 
         cond do
@@ -517,7 +525,7 @@ defmodule Tmesh.Arrow.Column do
     end
   end
 
-  # Outside of what the calendar knows, the bare number says it best.
+  # A date beyond the calendar is its bare number.
   defp date(days) when days in -719_528..2_932_896, do: Date.from_gregorian_days(days + @unix_day)
   defp date(days), do: days
 
@@ -550,13 +558,13 @@ defmodule Tmesh.Arrow.Column do
     lists
   end
 
-  # Where each of `count` elements lies: they follow each other, and end within `limit`.
+  # Return the range of each of `count` elements. They follow each other, and end within `limit`.
   defp ranges(_offsets, 0, _large, _limit), do: []
 
   defp ranges(offsets, count, large, limit) do
     bits = if large, do: 64, else: 32
     bytes = part(offsets, 0, (count + 1) * div(bits, 8))
-    [first | rest] = for <<x::size(bits)-little-signed <- bytes>>, do: x
+    [first | rest] = signed(bytes, bits)
     if first < 0, do: Flatbuffer.malformed("a negative offset")
 
     {ranges, last} =
@@ -579,11 +587,12 @@ defmodule Tmesh.Arrow.Column do
     text(bytes, text? and not (sound and whole?(block, at) and whole?(block, at + size)))
   end
 
-  # Whether no character of a text is cut there.
-  defp whole?(text, at), do: not match?(<<_before::binary-size(at), 2::2, _::bitstring>>, text)
+  # Return whether the cut splits no character of the text.
+  defp whole?(text, at) when at < byte_size(text), do: (:binary.at(text, at) &&& 0xC0) != 0x80
+  defp whole?(_text, _at), do: true
 
-  # Where a block is no text as a whole, its views are looked through, but not each other's bytes
-  # again and again.
+  # If a block is not valid text as a whole, its views are checked, but bytes that views share are not checked again
+  # and again.
   defp check_overlap(views, array, blocks) do
     bytes =
       for {block, _sound} <- blocks, reduce: 16 * length(views), do: (n -> n + byte_size(block))

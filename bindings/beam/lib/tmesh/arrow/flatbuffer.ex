@@ -10,24 +10,25 @@ defmodule Tmesh.Arrow.Flatbuffer do
   #     {:string, text}
   #     {:tables, [table]}, {:longs, [integer]}, {:pairs, [{integer, integer}]}
   #
-  # Every member has eight bytes of its own and every object starts at a multiple of eight, so that
-  # nothing needs to know how anything else is aligned.
+  # Every member has eight bytes of its own, and every object starts at a multiple of eight. So no object depends on the
+  # alignment of another.
   #
-  # The readers take bytes from anybody. They never raise but by throwing {:malformed, why}, look at
-  # nothing beyond the binary, and a caller that walks a tree bounds its own depth and number of steps.
+  # The readers take bytes from anybody. They throw {:malformed, why}, never raise, and read nothing beyond the binary.
+  # A caller that walks a tree limits its own depth and number of steps.
+
+  import Bitwise
 
   @type tree :: {atom(), term()}
   @type table :: {binary(), position :: non_neg_integer()}
 
   @spec encode(tree()) :: binary()
   def encode(root) do
-    # The root's offset takes four bytes, and four more keep the rest in step.
+    # The root's offset takes four bytes, and four more align the rest.
     {object, at, _next} = place(root, 8)
     IO.iodata_to_binary([<<at::32-little, 0::32>>, object])
   end
 
-  # The object's bytes from `start` on, where it begins for those who refer to it, and what is free
-  # after it.
+  # Return the object's bytes from `start` on, the position for references to it, and the next free position.
   defp place({:table, members}, start) do
     slots = if members == %{}, do: 0, else: Enum.max(Map.keys(members)) + 1
     present = Enum.filter(0..(slots - 1)//1, &Map.has_key?(members, &1))
@@ -68,7 +69,7 @@ defmodule Tmesh.Arrow.Flatbuffer do
     {[fill([<<count::32-little>>, offsets]) | Enum.reverse(children)], start, next}
   end
 
-  # Elements of eight bytes follow their count at once, so that it is the count that steps aside.
+  # The elements follow their count at once and need alignment, so the count is moved.
   defp place({:longs, longs}, start) do
     elements = for long <- longs, into: <<>>, do: <<long::64-little-signed>>
     {[<<0::32, length(longs)::32-little>>, elements], start + 4, start + 8 + byte_size(elements)}
@@ -105,11 +106,11 @@ defmodule Tmesh.Arrow.Flatbuffer do
     [iodata, <<0::size((pad(bytes) - bytes) * 8)>>]
   end
 
-  @doc "The root table of a buffer."
+  @doc "Return the root table of a buffer."
   @spec root(binary()) :: table()
   def root(buffer), do: {buffer, unsigned(buffer, 0, 32)}
 
-  @doc "A number in a slot, or the default where there is none."
+  @doc "Return the number in a slot, or the default."
   @spec number(table(), non_neg_integer(), 8 | 16 | 32 | 64, integer()) :: integer()
   def number({buffer, _at} = table, slot, bits, default \\ 0) do
     case find(table, slot) do
@@ -118,7 +119,7 @@ defmodule Tmesh.Arrow.Flatbuffer do
     end
   end
 
-  @doc "The text in a slot, or nil."
+  @doc "Return the text in a slot, or nil."
   @spec string(table(), non_neg_integer()) :: String.t() | nil
   def string({buffer, _at} = table, slot) do
     with at when at != nil <- follow(table, slot) do
@@ -127,25 +128,25 @@ defmodule Tmesh.Arrow.Flatbuffer do
     end
   end
 
-  @doc "The table in a slot, or nil."
+  @doc "Return the table in a slot, or nil."
   @spec table(table(), non_neg_integer()) :: table() | nil
   def table({buffer, _at} = table, slot) do
     with at when at != nil <- follow(table, slot), do: {buffer, at}
   end
 
-  @doc "The tables of the vector in a slot; none where there is no vector."
+  @doc "Return the tables of the vector in a slot, or an empty list without a vector."
   @spec tables(table(), non_neg_integer()) :: [table()]
   def tables({buffer, _at} = table, slot) do
     elements(table, slot, 4, fn at -> {buffer, at + unsigned(buffer, at, 32)} end)
   end
 
-  @doc "The pairs of longs of the vector of structs in a slot."
+  @doc "Return the pairs of longs of the vector of structs in a slot."
   @spec pairs(table(), non_neg_integer()) :: [{integer(), integer()}]
   def pairs({buffer, _at} = table, slot) do
     elements(table, slot, 16, fn at -> {signed(buffer, at, 64), signed(buffer, at + 8, 64)} end)
   end
 
-  @doc "The longs of the vector in a slot."
+  @doc "Return the longs of the vector in a slot."
   @spec longs(table(), non_neg_integer()) :: [integer()]
   def longs({buffer, _at} = table, slot) do
     elements(table, slot, 8, fn at -> signed(buffer, at, 64) end)
@@ -167,7 +168,7 @@ defmodule Tmesh.Arrow.Flatbuffer do
     with at when at != nil <- find(table, slot), do: at + unsigned(buffer, at, 32)
   end
 
-  # Where a slot's member is; nil where the table leaves it out.
+  # Return the position of a slot's member, or nil if the table lacks it.
   defp find({buffer, at}, slot) do
     vtable = at - signed(buffer, at, 32)
     entry = 4 + 2 * slot
@@ -180,14 +181,12 @@ defmodule Tmesh.Arrow.Flatbuffer do
     end
   end
 
-  defp unsigned(buffer, at, bits) do
-    <<value::size(bits)-little>> = part(buffer, at, div(bits, 8))
-    value
-  end
+  defp unsigned(buffer, at, bits),
+    do: buffer |> part(at, div(bits, 8)) |> :binary.decode_unsigned(:little)
 
   defp signed(buffer, at, bits) do
-    <<value::size(bits)-little-signed>> = part(buffer, at, div(bits, 8))
-    value
+    value = unsigned(buffer, at, bits)
+    if value < 1 <<< (bits - 1), do: value, else: value - (1 <<< bits)
   end
 
   defp part(buffer, at, bytes) when at >= 0 and at + bytes <= byte_size(buffer),

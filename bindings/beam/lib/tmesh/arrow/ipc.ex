@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Arrow.Ipc do
   @moduledoc false
-  # Arrow IPC streams: a schema, dictionaries, record batches, an end. Each message is metadata
-  # (flatbuffers) and a body, the buffers one after the other. Nothing is copied either way: plan/2
-  # says what goes where, decode/1 gives columns whose buffers are parts of the stream.
+  # Arrow IPC streams: a schema, dictionaries, record batches, an end. Each message has metadata (flatbuffers) and a
+  # body, the buffers one after the other. Nothing is copied: plan/2 returns the position of each piece, and decode/1
+  # returns columns whose buffers are parts of the stream.
 
   alias Tmesh.Arrow.{ArrayRef, Flatbuffer, Type}
 
@@ -13,12 +13,12 @@ defmodule Tmesh.Arrow.Ipc do
   @schema 1
   @dictionary 2
   @batch 3
-  # What Arrow recommends, so that a processor's vectors can be loaded from everywhere.
+  # Arrow recommends this alignment, so that a processor can load its vectors from any buffer.
   @align 64
 
   @doc """
-  The stream of one table with one batch, as its size and the pieces to write: binaries and where
-  they belong. Between them there are zeros.
+  Plan the stream of one table with one batch: its size, and the pieces to write with their positions. Zeros fill the
+  gaps.
   """
   @spec plan([Type.field()], [%ArrayRef{}]) ::
           {non_neg_integer(), [{non_neg_integer(), binary()}]}
@@ -68,7 +68,7 @@ defmodule Tmesh.Arrow.Ipc do
 
   defp pad(bytes), do: div(bytes + @align - 1, @align) * @align
 
-  @doc "The fields and batches of a stream from anybody; throws as Flatbuffer does."
+  @doc "Decode the fields and batches of a stream from anybody; throw as Flatbuffer does."
   @spec decode(binary()) :: {[Type.field()], [{non_neg_integer(), [%ArrayRef{}]}]}
   def decode(stream) do
     case next(stream, 0) do
@@ -100,15 +100,19 @@ defmodule Tmesh.Arrow.Ipc do
     end
   end
 
-  # The message at a position. Arrow lets a stream end between messages without saying so, where
-  # the end of a file says it; in a region that would be a table that lacks its last rows.
+  defp from(stream, at) when at <= byte_size(stream),
+    do: binary_part(stream, at, byte_size(stream) - at)
+
+  defp from(_stream, _at), do: ""
+
+  # Return the message at a position. A stream in Arrow may end between messages without an end marker, because the
+  # end of its file marks the end. In a region this would be a table that lacks its last rows, so refuse it.
   defp next(stream, at) do
-    case stream do
-      <<_::binary-size(at), @continuation::32-little, 0::32, _rest::binary>> ->
+    case from(stream, at) do
+      <<@continuation::32-little, 0::32, _rest::binary>> ->
         :done
 
-      <<_::binary-size(at), @continuation::32-little, size::32-little, metadata::binary-size(size),
-        rest::binary>> ->
+      <<@continuation::32-little, size::32-little, metadata::binary-size(size), rest::binary>> ->
         message = Flatbuffer.root(metadata)
 
         if Flatbuffer.number(message, 0, 16) not in [@metadata_v4, @metadata_v5],
@@ -129,11 +133,11 @@ defmodule Tmesh.Arrow.Ipc do
     end
   end
 
-  # What dictionaries there are, by their ids: the type of their words.
+  # Return the types of the words of all dictionaries, by id.
   defp dictionaries(fields, kinds) do
     Enum.reduce(fields, kinds, fn
       {_name, {:dictionary, _index, words, id}, _null}, kinds ->
-        # What the schema promises of its words, native code believes.
+        # Native code relies on the schema's type of the words.
         if Map.get(kinds, id, words) != words,
           do: Flatbuffer.malformed("one dictionary has words of two types")
 
@@ -160,7 +164,7 @@ defmodule Tmesh.Arrow.Ipc do
 
     buffers = for {at, bytes} <- Flatbuffer.pairs(header, 2), do: buffer(body, at, bytes)
 
-    # They lie one behind the other: a few bytes would be many columns else.
+    # Buffers do not overlap: otherwise a few bytes could be many columns.
     if buffers |> Enum.map(&byte_size/1) |> Enum.sum() > byte_size(body),
       do: Flatbuffer.malformed("buffers overlap")
 
@@ -210,7 +214,7 @@ defmodule Tmesh.Arrow.Ipc do
 
   defp column(_type, _left), do: Flatbuffer.malformed("a batch has less than its schema")
 
-  # How many buffers a type has.
+  # Return the number of buffers of a type.
   defp take(type, buffers, [count | counts]) when type in [:utf8_view, :binary_view] do
     if count < 0, do: Flatbuffer.malformed("views into less than no buffers")
     {mine, buffers} = split(buffers, 2 + count)
@@ -238,7 +242,7 @@ defmodule Tmesh.Arrow.Ipc do
     end
   end
 
-  @doc "Whether columns have that length, and their buffers as much; throws if not."
+  @doc "Check that columns have that length, and buffers of enough bytes; throw if not."
   @spec check_batch(non_neg_integer(), [%ArrayRef{}]) :: :ok
   def check_batch(length, columns) do
     unless Enum.all?(columns, &(&1.length == length)),
@@ -252,8 +256,7 @@ defmodule Tmesh.Arrow.Ipc do
     Enum.each(children, &check_tree/1)
   end
 
-  # What is wrong with lengths is told when a table is opened; offsets are looked at when they are
-  # used.
+  # Check lengths when a table is opened. Offsets are checked when they are used.
   defp check(:null, _array), do: :ok
 
   defp check(type, %ArrayRef{buffers: [bitmap | _rest], length: n} = array) do

@@ -38,15 +38,15 @@ defmodule Tmesh.Arrow.Type do
     26 => "large list views"
   }
 
-  # Deeper than any table; fields in one schema, of which a long name counts for several, because
-  # many fields may point to one.
+  # The depth exceeds that of any table. A long name counts as several fields, because many fields may point to one
+  # name.
   @max_depth 64
   @max_fields 65_536
   @name_bytes 1024
 
   @type field :: {name :: String.t(), Tmesh.Arrow.type(), nullable :: boolean()}
 
-  @doc "Bits of one element in the buffer of values, nil where it is no array of numbers."
+  @doc "Return the bits of one element in the buffer of values, or nil if it is no array of numbers."
   @spec bits(Tmesh.Arrow.type()) :: pos_integer() | nil
   def bits(type) when is_map_key(@integers, type), do: elem(@integers[type], 0)
   def bits(:bool), do: 1
@@ -64,7 +64,7 @@ defmodule Tmesh.Arrow.Type do
   def bits({:dictionary, index, _values, _id}), do: bits(index)
   def bits(_other), do: nil
 
-  @doc "Whether it is a type that a column can be made of."
+  @doc "Return whether a column of this type can be made."
   @spec writable?(term()) :: boolean()
   def writable?(type)
       when is_map_key(@integers, type) or type in @floats or
@@ -86,7 +86,7 @@ defmodule Tmesh.Arrow.Type do
   def writable?({kind, item}) when kind in [:list, :large_list], do: writable?(item)
   def writable?({:fixed_size_list, item, size}), do: size in 1..0x7FFF_FFFF and writable?(item)
 
-  # No improper list has a length.
+  # An improper list has no length.
   def writable?({:struct, fields}) when length(fields) >= 0 do
     Enum.all?(
       fields,
@@ -98,7 +98,7 @@ defmodule Tmesh.Arrow.Type do
 
   defp text?(text), do: is_binary(text) and String.valid?(text)
 
-  @doc "The fields below a type, in order."
+  @doc "Return the fields below a type, in order."
   @spec children(Tmesh.Arrow.type()) :: [field()]
   def children({kind, item}) when kind in [:list, :large_list], do: [{"item", item, true}]
   def children({:fixed_size_list, item, _size}), do: [{"item", item, true}]
@@ -134,7 +134,7 @@ defmodule Tmesh.Arrow.Type do
   }
   @unit_letters %{second: "s", millisecond: "m", microsecond: "u", nanosecond: "n"}
 
-  @doc "The type as Arrow's C Data Interface writes it."
+  @doc "Return the type in the form of Arrow's C Data Interface."
   @spec format(Tmesh.Arrow.type()) :: String.t()
   def format(type) when is_map_key(@formats, type), do: @formats[type]
   def format({kind, unit}) when kind in [:time32, :time64], do: "tt#{@unit_letters[unit]}"
@@ -150,7 +150,7 @@ defmodule Tmesh.Arrow.Type do
   def format({:map, _key, _value}), do: "+m"
   def format({:dictionary, index, _values, _id}), do: format(index)
 
-  @doc "A schema of fields as metadata."
+  @doc "Encode a schema of fields as metadata."
   @spec encode_schema([field()]) :: Flatbuffer.tree()
   def encode_schema(fields), do: {:table, %{1 => {:tables, Enum.map(fields, &encode_field/1)}}}
 
@@ -198,7 +198,7 @@ defmodule Tmesh.Arrow.Type do
 
   defp number(unit), do: Enum.find_index(@units, &(&1 == unit))
 
-  @doc "The fields of a schema from anybody; throws as Flatbuffer does."
+  @doc "Decode the fields of a schema from anybody; throw as Flatbuffer does."
   @spec decode_schema(Flatbuffer.table()) :: [field()]
   def decode_schema(schema) do
     if Flatbuffer.number(schema, 0, 16) != 0, do: unsupported("big-endian data")

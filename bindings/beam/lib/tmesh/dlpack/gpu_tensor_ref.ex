@@ -4,13 +4,13 @@ defmodule Tmesh.DLPack.GPUTensorRef do
   A tensor in the memory of a GPU, which this VM holds.
 
     * `shape`, `dtype`, `byte_size`, `strides` - as in `Tmesh.ZeroCopy.TensorRef`
-    * `device` - `{:cuda, n}`, the GPU that has the memory, by its number in this VM; of host memory
-      that a GPU uses, that GPU
+    * `device` - `{:cuda, n}`, the GPU that has the memory, by its number in this VM; for host memory that a GPU uses,
+      that GPU
     * `handle` - opaque
 
-  The handle holds the memory as that of a `Tmesh.ZeroCopy.TensorRef` does: until
-  `Tmesh.ZeroCopy.release/1`, or until nobody has the ref any more. A GPU's memory is scarce, and the
-  garbage collector sees only a few words: release it.
+  The handle holds the memory like that of a `Tmesh.ZeroCopy.TensorRef`: until `Tmesh.ZeroCopy.release/1`, or until no
+  process has the ref any more. Release it, because a GPU's memory is scarce, and the garbage collector sees only a
+  few words.
   """
 
   alias Tmesh.ZeroCopy.TensorRef

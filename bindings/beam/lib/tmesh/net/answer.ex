@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Answer do
   @moduledoc false
-  # What a home says to who asks for a lease. It is a stranger's word, and goes on to the fetcher, which has no
-  # patience with what is no text: so nothing passes here but what a home can mean.
+  # A home's answer to a request for a lease. The answer may be anything, and goes on to the fetcher, which ends at
+  # malformed text. So only well-formed answers pass.
 
   alias Tmesh.Error
 
   @type t ::
           {:ok, key :: String.t(), address :: String.t()} | {:bytes, binary()} | {:error, Error.t()}
 
-  # What comes in the answer; TMESH_NET_SMALL_BYTES.
+  # The most bytes in an answer; TMESH_NET_SMALL_BYTES.
   @small 65_536
   # TMESH_NET_ADDRESS_SIZE with its zero.
   @longest_address 127
@@ -18,7 +18,7 @@ defmodule Tmesh.Net.Answer do
   @spec small() :: pos_integer()
   def small, do: @small
 
-  @doc "`name` is the home that was asked, for what it is told of."
+  @doc "Check an answer. `name` is the home that was asked, for the error."
   @spec read(term(), String.t()) :: t()
   def read({:ok, key, address} = answer, name) do
     if hex?(key, 16) and address?(address), do: answer, else: none(name)
@@ -34,14 +34,14 @@ defmodule Tmesh.Net.Answer do
 
   def read(_other, name), do: none(name)
 
-  @doc "Of a home that speaks otherwise."
+  @doc "Return the error for a home of another version."
   @spec of_version(term(), String.t()) :: t()
   def of_version(version, name) do
     {:error,
      Error.new(:unsupported, "Tmesh.Net of #{name} is of version #{inspect(version, limit: 5)}")}
   end
 
-  @doc "Whether it is so many lower-case hex digits."
+  @doc "Return whether a text has exactly this many lower-case hex digits."
   @spec hex?(term(), pos_integer()) :: boolean()
   def hex?(text, digits) when is_binary(text) and byte_size(text) == digits,
     do: for(<<digit <- text>>, digit not in ?0..?9 and digit not in ?a..?f, do: digit) == []

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.FarStream do
   @moduledoc false
-  # A stream's outfeed on another node. Beside the stream a sender, which pops values, offers their memory
-  # and sends what is left of them; beside the stream that follows it a reader, which opens what is
-  # offered. Between them, each {:tmesh_stream, 1, message}:
+  # A stream's outfeed on another node. A sender beside the stream pops values, offers their memory, and sends them
+  # with offers in place of refs. A reader beside the following stream opens these offers. Messages between them,
+  # each {:tmesh_stream, 1, message}:
   #
   #   {:value, number, packed}    to the reader, with as many numbers as it has asked for
   #   {:more, count}              to the sender: so many values more
-  #   {:opened, number}           that one's offers may end
+  #   {:opened, number}           its offers may end
   #   {:popped, number}           a consumer has it
   #
-  # The sender holds a value until it was popped: of those that were not, none is lost with the reader.
+  # The sender holds a value until it was popped. So no unpopped value is lost with the reader.
 
   alias Tmesh.{Bundle, Error, Net}
   alias Tmesh.Net.Answer
@@ -19,12 +19,12 @@ defmodule Tmesh.Net.FarStream do
   @enforce_keys [:offer]
   defstruct @enforce_keys
 
-  # What has passed through a process is garbage there, and held until it is collected.
+  # Values that passed through a process are garbage there until it is collected.
   @idle_ms 1_000
 
   ## Sender
 
-  @doc "Beside `stream`, until the reader or the stream is gone."
+  @doc "Run the sender of `stream`, until the reader or the stream is gone."
   @spec serve(pid(), pid()) :: :ok
   def serve(stream, reader) do
     monitor = Process.monitor(reader)
@@ -91,10 +91,10 @@ defmodule Tmesh.Net.FarStream do
 
   defp opened(entry, _number), do: entry
 
-  # The stream goes on while a fetcher stands still.
+  # Withdraw without a wait: the stream must go on even if the fetcher does not answer.
   defp withdraw({_number, _result, offers}), do: Enum.each(offers, &Net.withdraw_later/1)
 
-  # In their order, before what has come since; also one that was on its way here.
+  # Return the values in their order before newer ones, also a value that was on its way here.
   defp give_back(state) do
     :ok = GenServer.call(state.stream, {:return, []}, :infinity)
 
@@ -114,7 +114,7 @@ defmodule Tmesh.Net.FarStream do
 
   ## Reader
 
-  @doc "Beside `stream`, to which it sends what comes from the stream `from`, at most `ahead` values before they are popped."
+  @doc "Run the reader of `stream`: send it the values of the stream `from`, at most `ahead` before they are popped."
   @spec read(pid(), GenServer.server() | String.t(), pos_integer()) :: :ok
   def read(stream, from, ahead) do
     with {:ok, server} <- find(from),
@@ -149,8 +149,8 @@ defmodule Tmesh.Net.FarStream do
     :exit, _reason -> {:error, Error.new(:closed, "the stream #{inspect(server)} does not run")}
   end
 
-  # `slots`: values in their order, {number, nil} while one is being opened, and no more once a consumer
-  # could have it.
+  # `slots`: values in their order. A value that is being opened is {number, nil}. It leaves once a consumer could
+  # have it.
   defp receive_next(%{monitor: monitor} = state, idle_ms \\ @idle_ms) do
     receive do
       {:tmesh_stream, 1, {:value, number, packed}} ->
@@ -185,7 +185,7 @@ defmodule Tmesh.Net.FarStream do
 
   defp hand_on(slots, _stream), do: slots
 
-  # What can still be had of a stream that is gone, without a gap.
+  # Hand on the values of a stream that is gone, up to the first missing one.
   defp last([], _stream), do: :ok
 
   defp last([{number, nil} | _rest] = slots, stream) do
@@ -212,7 +212,7 @@ defmodule Tmesh.Net.FarStream do
 
   ## Values
 
-  # Refs and bundles in tuples, lists and maps are offered.
+  # Offer refs and bundles in tuples, lists and maps.
   defp pack({:ok, value}) do
     {packed, offers} = walk(value, [], &offer_one/2)
     {{:ok, packed}, offers}
@@ -261,8 +261,9 @@ defmodule Tmesh.Net.FarStream do
 
   defp open_one(_other, _opened), do: :other
 
-  # What passes by is not kept: the consumer's ref holds it. What opened in place may have anything here.
-  @doc "Drop what was kept of an offer that is open."
+  # A value that passes is not kept: the consumer's ref holds it. An offer that opened in place may have any
+  # members.
+  @doc "Drop the kept copy of an open offer."
   @spec forget(term()) :: :ok
   def forget(%{"shards" => [_one | _more] = shards}) do
     if List.improper?(shards), do: :ok, else: Enum.each(shards, &forget/1)
@@ -305,6 +306,6 @@ defmodule Tmesh.Net.FarStream do
 
   defp walk_in(term, acc, _fun), do: {term, acc}
 
-  # A node that is gone is not connected again by this.
+  # Do not reconnect a node that is gone.
   defp tell(to, message), do: :erlang.send(to, {:tmesh_stream, 1, message}, [:noconnect])
 end

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Fetcher do
   @moduledoc false
-  # tmesh-net as a port: its messages in, its commands out. docs/man/tmesh-net.1.scd has them.
+  # tmesh-net as a port: it sends messages and takes commands. docs/man/tmesh-net.1.scd lists them.
 
   alias Tmesh.{Error, Native}
   alias Tmesh.Worker.Payload
 
   @start_ms 30_000
 
-  @doc "The port, and the runtime directory that it is for."
+  @doc "Open the port, and return it with its runtime directory."
   @spec open(keyword()) :: {:ok, port(), Path.t()} | {:error, Error.t()}
   def open(options) do
     with {:ok, backend} <- Tmesh.backend(), do: open(options, backend)
@@ -32,12 +32,15 @@ defmodule Tmesh.Net.Fetcher do
           {:ok, %{"type" => "hello", "runtime_dir" => dir}} when is_binary(dir) ->
             {:ok, port, dir}
 
+          {:ok, %{"type" => "end", "message" => why}} when is_binary(why) ->
+            ended(port, why)
+
           _other ->
             {:error, Error.new(:protocol, "#{options[:program]} is no tmesh-net of this version")}
         end
 
       {^port, {:exit_status, status}} ->
-        {:error, Error.new(:gone, "tmesh-net ended with status #{status}; it said why on stderr")}
+        {:error, Error.new(:gone, "tmesh-net #{how(status)}")}
     after
       @start_ms -> {:error, Error.new(:timeout, "tmesh-net did not begin within #{@start_ms} ms")}
     end
@@ -45,6 +48,20 @@ defmodule Tmesh.Net.Fetcher do
     error in ErlangError ->
       {:error, Error.new(:not_found, "#{options[:program]}: #{inspect(error.original)}")}
   end
+
+  # Keep the exit status out of the caller's mailbox.
+  defp ended(port, why) do
+    receive do
+      {^port, {:exit_status, _status}} -> {:error, Error.new(:gone, "tmesh-net ended: #{why}")}
+    after
+      @start_ms -> {:error, Error.new(:gone, "tmesh-net is to end: #{why}")}
+    end
+  end
+
+  @doc "Describe the end of a fetcher that gave no reason."
+  @spec how(non_neg_integer()) :: String.t()
+  def how(status) when status > 128, do: "was ended by signal #{status - 128}"
+  def how(status), do: "ended with status #{status}; what it said is on stderr"
 
   @spec read(binary()) :: {:ok, map()} | :error
   def read(text) do
@@ -54,7 +71,7 @@ defmodule Tmesh.Net.Fetcher do
     end
   end
 
-  @doc "A command; what a port that has ended gets is lost: its end is told of."
+  @doc "Send a command. A port that has ended loses it, and its end is reported by a message."
   @spec command(port(), String.t(), non_neg_integer(), keyword(String.t() | integer())) :: :ok
   def command(port, type, id, members) do
     text = [
@@ -70,16 +87,6 @@ defmodule Tmesh.Net.Fetcher do
   defp json(value) when is_integer(value), do: Integer.to_string(value)
   defp json(value), do: Payload.string(value)
 
-  # The words of the library; others are the system's.
-  @errnos Map.new(
-            ~w(enoent eacces eperm ebusy eexist estale edquot enomem emfile enfile eproto einval
-               eoverflow etimedout eagain eopnotsupp enodev epipe ecanceled eio)a,
-            &{&1 |> Atom.to_string() |> String.upcase(), &1}
-          )
-
   @spec error(map()) :: Error.t()
-  def error(%{"errno" => "ECANCELED", "message" => message}), do: Error.new(:cancelled, message)
-
-  def error(%{"errno" => errno, "message" => message}),
-    do: Error.from_native({Map.get(@errnos, errno, :eio), message})
+  def error(%{"errno" => errno, "message" => message}), do: Error.from_word(errno, message)
 end

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Home do
   @moduledoc false
-  # What Tmesh.Net.Server does as a home: offers, and leases of those who read them.
+  # The home in Tmesh.Net.Server: its offers, and the leases of their readers.
 
-  import Tmesh.Net.Speak
+  import Tmesh.Net.Protocol
   require Logger
 
   alias Tmesh.Error
@@ -27,7 +27,7 @@ defmodule Tmesh.Net.Home do
       %{^id => %{native: native}} when native != nil ->
         {:noreply, end_offer(state, id, from)}
 
-      # A new fetcher is about to offer it again, and will be told to end that.
+      # A new fetcher will offer it again; end that offer then.
       %{^id => %{owner: owner}} ->
         Process.demonitor(owner, [:flush])
         {:reply, :ok, %{state | offers: Map.delete(state.offers, id)}}
@@ -37,7 +37,7 @@ defmodule Tmesh.Net.Home do
     end
   end
 
-  @doc "Its owner wants it no more, or is gone."
+  @doc "End an offer, because its owner withdrew it or is gone."
   @spec owner_ended(map(), String.t()) :: map()
   def owner_ended(state, id) do
     case state.offers[id] do
@@ -120,7 +120,7 @@ defmodule Tmesh.Net.Home do
   defp lease_timer(state, key),
     do: Process.send_after(self(), {:lapsed, key}, state.options[:lease_ms])
 
-  ## What the fetcher says
+  ## Messages of the fetcher
 
   @spec answered(map(), tuple(), map()) :: map()
   def answered(state, {:offer, id, from}, %{"type" => "offered"} = message) do
@@ -130,7 +130,7 @@ defmodule Tmesh.Net.Home do
         offer = %{offer | native: message["offer"], bytes: message["bytes"]}
         put_in(state.offers[id], offer)
 
-      # Its owner has ended meanwhile.
+      # The offer's owner has ended meanwhile.
       _none ->
         ask(state, :nothing, "withdraw", offer: message["offer"])
     end
@@ -173,7 +173,7 @@ defmodule Tmesh.Net.Home do
     }
   end
 
-  @doc "The fetcher has ended: its leases are over, and these are to be offered again."
+  @doc "Drop the leases of a fetcher that has ended. Its offers are made again."
   @spec fetcher_ended(map()) :: map()
   def fetcher_ended(state) do
     for {_key, lease} <- state.leases do

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Local do
   @moduledoc false
-  # The door for other programs of this machine: a socket in the runtime directory, which this user alone
-  # can enter. A message is four bytes of its length, the most significant first, and JSON. One request a
-  # connection:
+  # A socket for other programs of this machine, in the runtime directory, which only this user can enter. A message is
+  # four bytes of its length, the most significant first, and JSON. A connection has one request:
   #
   #   {"v":1,"type":"open","timeout_ms":10000,"ref":{...}}    or "name":"..." in place of the ref
   #
   # {"v":1,"type":"waiting"} comes each second, then one of
   #
   #   {"v":1,"type":"opened","ref":{...}}                     of memory of this machine
-  #   {"v":1,"type":"error","errno":"ENOENT","message":"..."}
+  #   {"v":1,"type":"error","errno":"ENOENT","message":"..."}  and "sealed":true where a seal is the reason
   #
-  # What was opened is held until the client closes the connection, or for 30 s.
+  # An opened value is held until the client closes the connection, or for 30 s.
 
   require Logger
 
@@ -21,37 +20,19 @@ defmodule Tmesh.Net.Local do
   alias Tmesh.ZeroCopy.TensorRef
 
   @socket "net.sock"
-  # Clients at a time; others wait to be let in.
+  # The most clients at a time; others wait in the socket's queue.
   @clients 64
   @max_bytes 4 * 1024 * 1024
   @request_ms 10_000
   @waiting_ms 1_000
   @hold_ms 30_000
 
-  @errnos %{
-    access: "EACCES",
-    sealed: "EPERM",
-    busy: "EBUSY",
-    exists: "EEXIST",
-    stale: "ESTALE",
-    limit_exceeded: "EDQUOT",
-    no_memory: "ENOMEM",
-    too_many_files: "EMFILE",
-    not_found: "ENOENT",
-    protocol: "EPROTO",
-    invalid: "EINVAL",
-    timeout: "ETIMEDOUT",
-    unsupported: "EOPNOTSUPP",
-    gone: "EPIPE",
-    not_started: "EPIPE"
-  }
-
-  @doc "Listen in the runtime directory, and end with the calling process. Who cannot be served is told of in the log."
+  @doc "Listen in the runtime directory, and end with the calling process. The log names clients that it cannot serve."
   @spec start(Path.t()) :: :ok
   def start(dir) do
     path = Path.join(dir, @socket)
 
-    # The fetcher's lock says that no other net has it.
+    # The fetcher's lock guarantees that no other net uses it.
     _removed = File.rm(path)
 
     options =
@@ -81,14 +62,14 @@ defmodule Tmesh.Net.Local do
       {:error, :closed} ->
         :ok
 
-      # No descriptor is free, for one.
+      # For example, no descriptor is free.
       {:error, _why} ->
         Process.sleep(100)
         accept(listen)
     end
   end
 
-  # What the socket still said.
+  # Drop late messages of the socket.
   defp forget do
     receive do
       _late -> forget()
@@ -113,7 +94,7 @@ defmodule Tmesh.Net.Local do
   @spec answer({:ref, map()} | {:name, String.t()}, timeout()) :: no_return()
   def answer(what, timeout), do: exit({__MODULE__, open(what, timeout)})
 
-  # A client that goes takes its wait along.
+  # If the client goes, its open ends.
   defp wait(socket, pid, monitor) do
     receive do
       {:DOWN, ^monitor, :process, _pid, {__MODULE__, {:ok, opened}}} ->
@@ -126,7 +107,7 @@ defmodule Tmesh.Net.Local do
         Logger.error("tmesh: a client's open ended: #{inspect(reason)}")
         say_error(socket, Error.new(:gone, "Tmesh.Net failed; its log says why"))
 
-      # It is gone, or says more than one thing.
+      # The client is gone, or sends more than one request.
       event when elem(event, 1) == socket ->
         give_up(pid, monitor)
     after
@@ -188,11 +169,13 @@ defmodule Tmesh.Net.Local do
   end
 
   defp say_error(socket, error) do
-    errno = Map.get(@errnos, error.type, "EIO")
+    # For other programs a net that has ended is gone. Only EPERM from a seal becomes the SealedError of a reader.
+    errno = if error.type == :not_started, do: "EPIPE", else: Error.word(error.type)
+    sealed = if error.type == :sealed, do: ~s("sealed":true,), else: ""
 
     _ =
       say(socket, [
-        ~s({"v":1,"type":"error","errno":"#{errno}","message":),
+        ~s({"v":1,"type":"error","errno":"#{errno}",#{sealed}"message":),
         Payload.string(error.message),
         "}"
       ])

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Names do
   @moduledoc false
-  # Who has published what: groups of the :pg scope of this name, whose members are the nets that have
-  # it. What it is, each of them says itself.
+  # Published names. Each is a group of the :pg scope of this module, and its members are the nets that publish it.
+  # Each member itself answers with the published thing.
 
   alias Tmesh.Error
   alias Tmesh.Net.Offer
 
-  # How long a node may take to say what it has published.
+  # How long a node may take to answer with its published thing.
   @answer_ms 5_000
 
   @typedoc "An offer, the process of a stream, or a channel: its kind, home and token."
@@ -21,7 +21,7 @@ defmodule Tmesh.Net.Names do
        else: {:error, Error.new(:invalid, "a name is text of 1 to 255 bytes")}
   end
 
-  # Two who publish at a time do so one after the other; who cannot be asked prevents it.
+  # Publish one at a time: a lock serializes publishers. It fails if a connected node does not answer.
   @spec publish(String.t(), what(), (() -> :ok | {:error, Error.t()})) :: :ok | {:error, Error.t()}
   def publish(name, what, join) do
     nodes = [node() | Node.list()]
@@ -36,7 +36,7 @@ defmodule Tmesh.Net.Names do
       end
     end
 
-    # Nodes that go meanwhile end no lock of the others.
+    # Nodes that go meanwhile do not end the others' lock.
     case :global.trans({{Tmesh.Net, name}, self()}, published, nodes, 20) do
       :aborted -> {:error, Error.new(:busy, "others publish that name all the time")}
       result -> result
@@ -63,7 +63,8 @@ defmodule Tmesh.Net.Names do
   @spec all() :: [String.t()]
   def all, do: Enum.sort(:pg.which_groups(__MODULE__))
 
-  # The groups say at once who has it, and a moment late that somebody has it now.
+  # The groups know their members at once, but learn of a new name a moment late. So ask all nodes if no member has
+  # it.
   defp members(name, until) do
     some = ask(name, Enum.uniq(:pg.get_members(__MODULE__, name)), until)
 
@@ -71,8 +72,8 @@ defmodule Tmesh.Net.Names do
          do: ask(name, Enum.map([node() | Node.list()], &{Tmesh.Net, &1}), until)
   end
 
-  # What each of them says, and of those who say what nobody can have published an error; those where no net runs, or
-  # which do not have it, say nothing.
+  # Ask each net. An answer that nobody can have published counts as an error. Nodes without a net or without the
+  # name are ignored.
   defp ask(name, nets, until \\ :infinity) do
     nets
     |> Enum.map(&{&1, :gen_server.send_request(&1, {:published, name})})
@@ -97,7 +98,7 @@ defmodule Tmesh.Net.Names do
     end)
   end
 
-  @doc "What a net can say of what it has published: a stranger's word, like all that comes from elsewhere."
+  @doc "Check the answer of a net, which may be anything, like all input from other nodes."
   @spec published(term()) :: {:ok, what()} | :error
   def published({:ok, pid}) when is_pid(pid), do: {:ok, pid}
 
@@ -141,10 +142,10 @@ defmodule Tmesh.Net.Names do
          )}
   end
 
-  # The same bytes are the same, whoever has them.
+  # Compare by the bytes, not by their homes.
   defp identity(pid) when is_pid(pid), do: pid
 
-  # A channel is itself alone.
+  # A channel equals only itself.
   defp identity(%{"kind" => "channel"} = channel), do: channel
 
   defp identity(offer),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Offer do
   @moduledoc false
-  # An offer, as a map that comes from anybody: what is to be fetched, and from whom. A tensor has one
-  # shard, a bundle one for its index and one for each of its regions, in this order.
+  # An offer: a map from anybody, which says what to fetch, and from which homes. A tensor has one shard. A bundle has
+  # one for its index and one for each of its regions, in this order.
 
   alias Tmesh.Error
   alias Tmesh.Net.Answer
@@ -13,10 +13,10 @@ defmodule Tmesh.Net.Offer do
           sources: [{home :: String.t(), offer :: String.t()}, ...]
         }
 
-  # Of a bundle: its regions and its index.
+  # The most shards of a bundle: its regions and its index.
   @max_shards 1025
   @max_homes 1024
-  # A node's name is an atom: 255 characters.
+  # The longest name of a node, which is an atom: 255 characters.
   @longest_home 1020
   @id_digits 32
 
@@ -24,7 +24,7 @@ defmodule Tmesh.Net.Offer do
   def wanted(map) do
     with {:ok, shards} <- shards(map),
          {:ok, homes} <- homes(map, length(shards)) do
-      # Each shard has another home first, and each node another order.
+      # Start each shard with another home, and each node with another order.
       turn = :erlang.phash2(node())
 
       {:ok,
@@ -78,7 +78,7 @@ defmodule Tmesh.Net.Offer do
 
   defp home(_other, _count), do: :error
 
-  @doc "Whether it can be a node's name."
+  @doc "Return whether it can be a node's name."
   @spec home?(term()) :: boolean()
   def home?(home),
     do: is_binary(home) and byte_size(home) in 1..@longest_home and String.valid?(home)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Pages do
   @moduledoc """
-  A sequence of pages (`Tmesh.Pages.Sequence`) that goes on on another node: its table travels as a log, by messages of Erlang
-  distribution, and only pages that are missing there are fetched, by `Tmesh.Net`, which runs on both nodes.
+  Continue a sequence of pages (`Tmesh.Pages.Sequence`) on another node. Its table travels as a log, by messages of
+  Erlang distribution. `Tmesh.Net`, which runs on both nodes, fetches only the pages that are missing there.
 
       # at home
       {:ok, log} = Tmesh.Net.Pages.publish("chat-7", pages, sequence, tokens: tokens)
@@ -13,30 +13,37 @@ defmodule Tmesh.Net.Pages do
       {:ok, sequence} = Tmesh.Net.Pages.sequence(follower)
       :ok = Tmesh.Pages.Sequence.append(sequence, 16)                          # a sequence of this node's
 
-  What is published is the sequence as it was in the call: its pages are held, and changed by nobody who uses tmesh's calls;
-  who writes through an address that he has kept changes them. A follower has one table after another, whole or not at
-  all, and passes over those that came while it fetched.
+  A log publishes the sequence as it was at the call. Its pages are held, and no call of tmesh changes them; a write
+  through a kept address does. A follower gets one table after another, whole or not at all. It skips tables that
+  came while it fetched.
 
-  With `tokens`, all tokens of the sequence, a follower first looks for its blocks among the prefixes that are cached in its
-  pool, and caches those that it fetches (`Tmesh.Pages.Sequence.cache/2`). So the tenant must be one that has the same model's
-  pages. Without, it fetches all pages but those that it has of this log.
+  With `tokens`, all tokens of the sequence, a follower first looks for its blocks among the cached prefixes of its
+  pool. It caches the blocks that it fetches (`Tmesh.Pages.Sequence.cache/2`). So the tenant must be one that has
+  the same model's pages. Without `tokens`, it fetches all pages but those that it has from this log.
 
-  `docs/net.md` has the messages.
+  `docs/reference/net.md` lists the messages.
   """
 
   import Tmesh.Bang
+  import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
   alias Tmesh.{Error, Net, Options, Pages}
   alias Tmesh.Net.Pages.{Follower, Log}
   alias Tmesh.Pages.Sequence
 
-  @typedoc "Of a sequence's tokens: integers of 32 bits, as many as the sequence has."
+  @typedoc "All tokens of a sequence, as integers of 32 bits."
   @type tokens :: [integer()]
 
   @typedoc """
-  `number` of the newest update that is whole here (0: none), `blocks` in it; and since the beginning of pages `fetched` and
-  `had` (by the tenant's prefixes, or fetched before), updates `passed_over`, and how often it began anew (`resyncs`).
-  `error` is why it has ended.
+  The state of a follower:
+
+    * `number` - the newest update that is whole here (0: none)
+    * `blocks` - the blocks in it
+    * `fetched` - pages fetched since the beginning
+    * `had` - pages that it had already, by the tenant's prefixes or from an earlier fetch
+    * `passed_over` - updates that it skipped
+    * `resyncs` - how often it began anew
+    * `error` - why it has ended
   """
   @type info :: %{
           number: non_neg_integer(),
@@ -51,8 +58,8 @@ defmodule Tmesh.Net.Pages do
   @doc """
   Publish a sequence under a name, until `close/1` or the end of the calling process.
 
-  Errors: those of `Tmesh.Net.publish/2` and `Tmesh.Pages.Sequence.fork/1`; `:invalid` (the tokens are not as many as the
-  sequence has).
+  Errors: those of `Tmesh.Net.publish/2` and `Tmesh.Pages.Sequence.fork/1`; `:invalid` (the number of tokens differs
+  from the sequence's).
   """
   @spec publish(String.t(), Pages.t(), Sequence.t(), tokens: tokens()) ::
           {:ok, pid()} | {:error, Error.t()}
@@ -73,9 +80,9 @@ defmodule Tmesh.Net.Pages do
   end
 
   @doc """
-  Publish what the sequence is now. Its number is for `sequence/3` of followers.
+  Publish the present state of the sequence. Give its number to `sequence/3` of followers.
 
-  Errors: `:closed`, and as `publish/4`.
+  Errors: `:closed`, and those of `publish/4`.
   """
   @spec update(pid(), Sequence.t(), tokens: tokens()) ::
           {:ok, number :: pos_integer()} | {:error, Error.t()}
@@ -88,13 +95,13 @@ defmodule Tmesh.Net.Pages do
   end
 
   @doc """
-  Follow what is published, by its name or by the process that `publish/4` gave, into a part of a pool of this node. The
+  Follow a published sequence, by its name or by the process of `publish/4`, into a part of a pool of this node. The
   follower ends with `close/1` or with the calling process.
 
   Options: `timeout` - the longest time without an answer or a byte, in milliseconds (10,000).
 
-  Errors: those of `Tmesh.Net.lookup/1`, `:invalid` (a pool of another shape; no pages are published under that name),
-  `:gone`, `:timeout`, `:protocol` (what answers publishes no pages).
+  Errors: those of `Tmesh.Net.lookup/1`, `:gone`, `:timeout`, `:invalid` (a pool of another shape; no pages are
+  published under that name), `:protocol` (the answering process publishes no pages).
   """
   @spec follow(String.t() | pid(), Pages.t(), timeout: pos_integer()) ::
           {:ok, pid()} | {:error, Error.t()}
@@ -128,23 +135,32 @@ defmodule Tmesh.Net.Pages do
   end
 
   @doc """
-  The newest sequence that is whole here: one of this node's own, which later updates do not change. Waits until there is
-  one of update `number` or a later one; what is whole can be had also when the home has gone.
+  Return the newest sequence that is whole here. It belongs to this node, and later updates do not change it. The
+  call waits for update `number` or a later one. A whole sequence is available also after the home has gone.
 
-  Errors: `:gone` (the home, before that), `:timeout`, `:limit_exceeded` (this tenant has no page left), `:protocol`
-  (what came was damaged, several times), `:closed`, and those of `Tmesh.Net.open/2`.
+  Errors:
+
+    * `:gone` - the home is gone, and there is no such update here
+    * `:limit_exceeded` - this tenant has no page left
+    * `:protocol` - damaged pages came several times
+    * `:timeout`, `:closed`, and those of `Tmesh.Net.open/2`
   """
   @spec sequence(pid(), pos_integer(), timeout()) :: {:ok, Sequence.t()} | {:error, Error.t()}
   def sequence(follower, number \\ 1, timeout \\ 60_000)
-      when is_integer(number) and number > 0 and
-             (timeout == :infinity or (is_integer(timeout) and timeout >= 0)),
-      do: call(follower, {:sequence, number, timeout})
 
-  @doc "What a follower has. Errors: `:closed`."
+  def sequence(_follower, _number, timeout) when not is_timeout(timeout), do: no_timeout()
+
+  def sequence(follower, number, timeout) when is_integer(number) and number > 0,
+    do: call(follower, {:sequence, number, timeout})
+
+  def sequence(_follower, _number, _timeout),
+    do: {:error, Error.new(:invalid, "number must be that of an update, from 1 on")}
+
+  @doc "Return the state of a follower. Errors: `:closed`."
   @spec info(pid()) :: {:ok, info()} | {:error, Error.t()}
   def info(follower), do: call(follower, :info)
 
-  @doc "`follow/3`, `sequence/3` and `close/1` in one call."
+  @doc "Follow a sequence once: `follow/3`, `sequence/3` and `close/1` in one call."
   @spec open(String.t() | pid(), Pages.t(), timeout: pos_integer()) ::
           {:ok, Sequence.t()} | {:error, Error.t()}
   def open(from, pages, opts \\ []) do
@@ -155,7 +171,7 @@ defmodule Tmesh.Net.Pages do
     end
   end
 
-  @doc "End a log or a follower. Sequences that were given stay."
+  @doc "End a log or a follower. Sequences that it returned stay."
   @spec close(pid()) :: :ok
   def close(server) do
     GenServer.stop(server)
@@ -193,13 +209,13 @@ defmodule Tmesh.Net.Pages do
          opts :: [timeout: pos_integer()] \\ []
        ) :: Sequence.t()
 
-  # What must be the same at both ends.
+  # Return the properties that must be the same at both ends.
   defp shape(pages) do
     with {:ok, info} <- Pages.info(pages),
          do: {:ok, Map.take(info, [:page_bytes, :page_tokens, :devices, :heads])}
   end
 
-  # As it is now: a fork holds its pages.
+  # Fork the sequence: the fork holds its present pages.
   defp snapshot(sequence, opts) do
     with {:ok, opts} <- Options.validate(opts, tokens: nil),
          {:ok, fork} <- Sequence.fork(sequence),

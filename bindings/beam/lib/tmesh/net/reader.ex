@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Reader do
   @moduledoc false
-  # What Tmesh.Net.Server does as a reader: fetches of what others offer, each for all who wait for the same bytes.
+  # The reader in Tmesh.Net.Server: it fetches what other nodes offer. One fetch serves all waiters for the same
+  # bytes.
 
-  import Tmesh.Net.Speak
+  import Tmesh.Net.Protocol
   require Logger
 
   alias Tmesh.Error
   alias Tmesh.Net.{Answer, Fetcher}
 
-  # Fetches that ask or read: what a fetcher takes from one address. Others wait their turn.
+  # The most fetches that ask or read at once: as many as a fetcher takes from one address. Others wait their turn.
   @at_once 8
-  # A home that has no key left is asked again, after so long, then twice as long, and so on.
+  # A home without a free key is asked again after this time, then after twice as long, and so on.
   @again_ms 100
   @again_most_ms 5_000
 
-  @typedoc "The silence that is borne of each home, the time of the clock when it is too late, and who is told of what has come."
+  @typedoc "The longest silence of each home, the deadline by the clock, and the process for progress."
   @type limits :: {pos_integer(), integer() | :infinity, pid() | nil}
 
   @spec open(map(), map(), limits(), GenServer.from()) :: map()
@@ -28,7 +29,7 @@ defmodule Tmesh.Net.Reader do
         begin(state, wanted, timeout, waiter)
 
       fetch ->
-        # Homes that this one knows of and the first did not.
+        # Add homes that this open knows and the first one did not.
         more = Enum.reject(wanted.sources, &(&1 in fetch.wanted.sources))
         wanted = %{fetch.wanted | sources: fetch.wanted.sources ++ more}
         waiters = [waiter | fetch.waiters]
@@ -37,14 +38,14 @@ defmodule Tmesh.Net.Reader do
     end
   end
 
-  # What is kept here is not fetched, and its home is not asked.
+  # Find the bytes among the kept ones first. Otherwise fetch them from a home.
   defp begin(state, wanted, timeout, waiter) do
     fetch = %{
       wanted: wanted,
-      # Homes that were not asked yet, and the one that is.
+      # The homes not asked yet, and the present one.
       sources: wanted.sources,
       home: nil,
-      # Whether the last home has no key left, how often that was so, and until when it may be.
+      # Whether the last home had no free key, how often that happened, and until when it may.
       busy: false,
       times: 0,
       until: nil,
@@ -67,7 +68,7 @@ defmodule Tmesh.Net.Reader do
        else: put_in(state.fetches[checksum].state, {:queued, state.next_id})
   end
 
-  # A place is free: whoever has waited longest.
+  # A place is free: take the fetch that has waited longest.
   defp ask_queued(state) do
     waiting = for {sum, %{state: {:queued, since}}} <- state.fetches, do: {since, sum}
 
@@ -82,7 +83,7 @@ defmodule Tmesh.Net.Reader do
     Error.new(:not_found, why)
   end
 
-  # The one before could not, for this reason.
+  # The previous home failed with this error.
   defp next_home(state, checksum, error) do
     fetch = state.fetches[checksum]
     if fetch.monitor, do: Process.demonitor(fetch.monitor, [:flush])
@@ -104,7 +105,7 @@ defmodule Tmesh.Net.Reader do
     end
   end
 
-  # All of its homes, later.
+  # Ask all of its homes later.
   defp wait_again(fetch, checksum) do
     number = make_ref()
     most = min(@again_most_ms, @again_ms * Integer.pow(2, min(fetch.times, 10)))
@@ -121,7 +122,7 @@ defmodule Tmesh.Net.Reader do
   defp ask_home(state, checksum, fetch, {name, offer}) do
     state = put_in(state.fetches[checksum], %{fetch | home: name})
 
-    # A ref is no reason to make an atom, or a connection.
+    # Make no atom and no connection for a name in a ref.
     case Enum.find([node() | Node.list(:connected)], &(Atom.to_string(&1) == name)) do
       nil ->
         name = inspect(name, printable_limit: 255)
@@ -138,7 +139,7 @@ defmodule Tmesh.Net.Reader do
     end
   end
 
-  ## What a home says
+  ## Answers of homes
 
   @spec answered(map(), term(), term(), term()) :: map()
   def answered(state, home, number, answer) do
@@ -153,7 +154,7 @@ defmodule Tmesh.Net.Reader do
     end
   end
 
-  @doc "In a version of the protocol that is not this one."
+  @doc "Handle an answer in another version of the protocol."
   @spec answered_in(map(), term(), term(), term()) :: map()
   def answered_in(state, version, home, number) do
     case asked(state, number) do
@@ -179,7 +180,7 @@ defmodule Tmesh.Net.Reader do
     next_home(state, checksum, error)
   end
 
-  # Too late: given back, unless it came twice and is in use.
+  # It is too late: give the key back, unless it came twice and is in use.
   defp give_back(state, home, {:ok, key, _address}) when is_pid(home) do
     unless Enum.any?(state.fetches, fn {_sum, f} ->
              match?({:reading, _id, ^key, _home}, f.state)
@@ -248,7 +249,7 @@ defmodule Tmesh.Net.Reader do
     next_home(state, checksum, Error.new(type, "Tmesh.Net of #{fetch.home}: #{inspect(reason)}"))
   end
 
-  ## What the fetcher says
+  ## Messages of the fetcher
 
   @spec progress(map(), String.t(), non_neg_integer()) :: map()
   def progress(state, checksum, bytes) do
@@ -273,7 +274,7 @@ defmodule Tmesh.Net.Reader do
   def fetched(state, id, checksum, %{"type" => type} = message)
       when type in ["fetched", "found"] do
     unless message["kept"],
-      do: Logger.warning("tmesh: what was fetched is not kept: #{message["why"]}")
+      do: Logger.warning("tmesh: the fetched memory is not kept: #{message["why"]}")
 
     case pop_fetch(state, id, checksum) do
       {nil, state} ->
@@ -293,7 +294,7 @@ defmodule Tmesh.Net.Reader do
     end
   end
 
-  # Why it was not found among what is kept is of no interest: keeping it will say so.
+  # The reason why it was not among the kept ones does not matter: keeping it will fail for that reason, too.
   def fetched(state, id, checksum, message) do
     case state.fetches[checksum] do
       %{state: {:finding, ^id}} ->
@@ -311,7 +312,7 @@ defmodule Tmesh.Net.Reader do
     end
   end
 
-  # Unless all waiters have gone, and it was cancelled: another of the same bytes may have begun.
+  # Do nothing if all waiters have gone and the fetch was cancelled: another one of the same bytes may have begun.
   defp pop_fetch(state, id, checksum) do
     case state.fetches[checksum] do
       %{state: {:reading, ^id, key, home}} = fetch ->
@@ -326,7 +327,7 @@ defmodule Tmesh.Net.Reader do
     end
   end
 
-  # While nothing reads.
+  # The caller makes sure that no fetch of these bytes reads.
   defp failed(state, checksum, error) do
     {fetch, fetches} = Map.pop!(state.fetches, checksum)
     if fetch.monitor, do: Process.demonitor(fetch.monitor, [:flush])
@@ -342,7 +343,7 @@ defmodule Tmesh.Net.Reader do
     end)
   end
 
-  ## Who waits
+  ## Waiters
 
   defp deadline(:infinity, _checksum, _monitor), do: nil
 
@@ -352,7 +353,7 @@ defmodule Tmesh.Net.Reader do
   defp end_deadline(nil), do: :ok
   defp end_deadline(timer), do: :ok = Process.cancel_timer(timer, async: true, info: false)
 
-  # Who waits no longer is told, and the last one takes the fetch along.
+  # A waiter whose time is over gets its error. If it is the last one, the fetch ends.
   @spec late(map(), String.t(), reference()) :: map()
   def late(state, checksum, monitor) do
     with %{waiters: waiters} <- state.fetches[checksum],
@@ -365,7 +366,7 @@ defmodule Tmesh.Net.Reader do
     end
   end
 
-  # The last one to go takes the fetch along.
+  # If the last waiter goes, the fetch ends.
   @spec waiter_ended(map(), reference()) :: map()
   def waiter_ended(state, monitor) do
     case Enum.find(state.fetches, fn {_sum, f} -> List.keymember?(f.waiters, monitor, 1) end) do
@@ -392,7 +393,7 @@ defmodule Tmesh.Net.Reader do
     state |> ask(:nothing, "cancel", of: id) |> ask_queued()
   end
 
-  @doc "Who has opened what was held for it, or is gone, needs it no more."
+  @doc "Release a held region for a waiter that has opened it or is gone."
   @spec let_go(map(), non_neg_integer(), reference()) :: map()
   def let_go(state, id, monitor) do
     case state.held do
@@ -407,7 +408,7 @@ defmodule Tmesh.Net.Reader do
     end
   end
 
-  @doc "The fetcher has ended: whoever waits for it is told."
+  @doc "Answer all waiters, because the fetcher has ended."
   @spec fetcher_ended(map(), Error.t()) :: map()
   def fetcher_ended(state, error) do
     for {_sum, fetch} <- state.fetches,

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Server do
   @moduledoc false
-  # A node's net: home of what it offers, reader of what others do. tests/sim/sim_net.py is its protocol
-  # as a model.
+  # A node's net: the home of its own offers, and the reader of others'. tests/sim/sim_net.py models its protocol.
   #
   # Between nets, each {:tmesh_net, 1, message}:
   #
@@ -10,20 +9,21 @@ defmodule Tmesh.Net.Server do
   #   {:answer, home, number, {:ok, key, address} | {:bytes, binary} | {:error, type, text}}
   #   {:renew, reader, key}, {:done, reader, key}
   #
-  # What is small comes in the answer: one round trip, where a fetch by a key takes four.
+  # Small offers come in the answer: one round trip, where a fetch by a key takes four.
   #
-  # In every version a question begins with {:lease, reader, number, ...} and an answer with {:answer, home, number, ...}.
-  # Who is asked in another version answers in its own with the error :unsupported; who is answered so says it.
+  # In every version a question begins with {:lease, reader, number, ...} and an answer with {:answer, home, number,
+  # ...}. A home answers a question of another version in its own version, with the error :unsupported. The reader
+  # then reports this error.
 
   use GenServer
 
-  import Tmesh.Net.Speak
+  import Tmesh.Net.Protocol
   require Logger
 
   alias Tmesh.Error
-  alias Tmesh.Net.{Fetcher, Had, Home, Local, Names, Own, Reader}
+  alias Tmesh.Net.{Fetcher, TokenCache, Home, Local, Names, LocalSecret, Reader}
 
-  @version Tmesh.Net.Speak.version()
+  @version Tmesh.Net.Protocol.version()
 
   @impl true
   def init(options) do
@@ -31,8 +31,8 @@ defmodule Tmesh.Net.Server do
 
     case Fetcher.open(options) do
       {:ok, port, dir} ->
-        :ok = Had.start()
-        secret = Own.start()
+        :ok = TokenCache.start()
+        secret = LocalSecret.start()
         :ok = Local.start(dir)
 
         {:ok,
@@ -40,18 +40,21 @@ defmodule Tmesh.Net.Server do
            options: options,
            port: port,
            secret: secret,
-           # When fetchers ended, of late.
+           # The reason why the fetcher is about to end, if it gave one.
+           why: nil,
+           # The recent times when fetchers ended.
            ends: [],
            next_id: 1,
-           # By the command's id: what its answer is for.
+           # The purpose of an answer, by the command's id.
            asked: %{},
-           # Home: offers by our id, with the fetcher's once it has one; leases by key.
+           # Home: offers by our id, with the fetcher's id once it has one; leases by key.
            offers: %{},
            leases: %{},
-           # Reader: fetches by checksum; what was fetched and is held until all have opened it, by id.
+           # Reader: fetches by checksum; and by id, fetched regions that are held until every process has opened
+           # them.
            fetches: %{},
            held: %{},
-           # What is published here, by name.
+           # Names published here.
            names: %{}
          }}
 
@@ -62,8 +65,8 @@ defmodule Tmesh.Net.Server do
 
   ## Calls of this node
 
-  # Of what other nodes may ask this is all that is a call. An offer's id is known to whoever was given the offer, and
-  # is no right to end it.
+  # Other nodes may make only this call. Every receiver of an offer knows its id, so the id gives no right to end
+  # it.
   @impl true
   def handle_call({:published, name}, _from, state) do
     case state.names do
@@ -74,30 +77,30 @@ defmodule Tmesh.Net.Server do
 
   def handle_call(:began, _from, state), do: {:reply, :ok, state}
 
-  def handle_call({:own, secret, request}, from, %{secret: secret} = state),
-    do: own(request, from, state)
+  def handle_call({:local, secret, request}, from, %{secret: secret} = state),
+    do: local(request, from, state)
 
-  # Who another node's `from` says that he is, is his own word.
+  # `from` is the caller's own claim: it selects the error here, and grants nothing.
   def handle_call(_request, {pid, _tag}, state) when node(pid) != node(),
     do: {:reply, {:error, Error.new(:access, "#{node()} does that for its own processes")}, state}
 
   def handle_call(_garbage, _from, state),
     do: {:reply, {:error, Error.new(:protocol, "#{node()} understands no such request")}, state}
 
-  # A cast tells nothing of its sender: who knows the secret is a process of this node.
+  # A cast has no sender, so the secret proves that a process of this node sent it.
   @impl true
-  def handle_cast({:own, secret, request}, %{secret: secret} = state), do: own(request, state)
+  def handle_cast({:local, secret, request}, %{secret: secret} = state), do: local(request, state)
   def handle_cast(_others, state), do: {:noreply, state}
 
-  defp own({:offer, token}, {owner, _tag} = from, state),
+  defp local({:offer, token}, {owner, _tag} = from, state),
     do: {:noreply, Home.offer(state, token, owner, from)}
 
-  defp own({:withdraw, id}, from, state), do: Home.withdraw(state, id, from)
+  defp local({:withdraw, id}, from, state), do: Home.withdraw(state, id, from)
 
-  defp own({:open, wanted, limits}, from, state),
+  defp local({:open, wanted, limits}, from, state),
     do: {:noreply, Reader.open(state, wanted, limits, from)}
 
-  defp own({:publish, name, what}, {owner, _tag}, state) do
+  defp local({:publish, name, what}, {owner, _tag}, state) do
     if state.names[name] do
       {:reply, {:error, Error.new(:exists, "#{node()} has published that name already")}, state}
     else
@@ -107,36 +110,36 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  defp own({:unpublish, name}, _from, state) do
+  defp local({:unpublish, name}, _from, state) do
     case state.names do
       %{^name => %{what: what}} -> {:reply, {:ok, what}, forget_name(state, name)}
       _none -> {:reply, {:error, Error.new(:not_found, "not published by #{node()}")}, state}
     end
   end
 
-  defp own(:stats, from, state), do: {:noreply, ask(state, {:stats, from}, "stats", [])}
+  defp local(:stats, from, state), do: {:noreply, ask(state, {:stats, from}, "stats", [])}
 
-  defp own(_garbage, _from, state),
+  defp local(_garbage, _from, state),
     do: {:reply, {:error, Error.new(:protocol, "#{node()} understands no such request")}, state}
 
-  defp own({:withdraw, id}, state) when is_map_key(state.offers, id),
+  defp local({:withdraw, id}, state) when is_map_key(state.offers, id),
     do: {:noreply, Home.owner_ended(state, id)}
 
-  defp own({:withdraw, _gone}, state), do: {:noreply, state}
+  defp local({:withdraw, _gone}, state), do: {:noreply, state}
 
-  defp own({:opened, {id, monitor}, had}, state) do
+  defp local({:opened, {id, monitor}, had}, state) do
     {key, dead, name} = had
-    :ok = Had.put(key, dead, name)
+    :ok = TokenCache.put(key, dead, name)
     Process.demonitor(monitor, [:flush])
     {:noreply, Reader.let_go(state, id, monitor)}
   end
 
-  defp own({:had, {key, dead, name}}, state) do
-    :ok = Had.put(key, dead, name)
+  defp local({:cached, {key, dead, name}}, state) do
+    :ok = TokenCache.put(key, dead, name)
     {:noreply, state}
   end
 
-  defp own(_garbage, state), do: {:noreply, state}
+  defp local(_garbage, state), do: {:noreply, state}
 
   ## The fetcher
 
@@ -146,15 +149,19 @@ defmodule Tmesh.Net.Server do
       {:ok, %{"id" => id} = message} when is_map_key(state.asked, id) ->
         {:noreply, take(state, id, message)}
 
+      # The exit status follows.
+      {:ok, %{"type" => "end", "message" => why}} when is_binary(why) ->
+        {:noreply, %{state | why: why}}
+
       _other ->
         {:stop, Error.new(:protocol, "tmesh-net said what nobody asked for"), state}
     end
   end
 
-  def handle_info({port, {:exit_status, status}}, %{port: port} = state),
-    do: ended(state, "ended with status #{status}")
+  def handle_info({port, {:exit_status, status}}, %{port: port, why: why} = state),
+    do: ended(%{state | why: nil}, if(why, do: "ended: #{why}", else: Fetcher.how(status)))
 
-  # A command met an end that was not told yet: then no status comes.
+  # A command met an end that was not reported yet: then no status comes.
   def handle_info({:EXIT, port, reason}, %{port: port} = state),
     do: ended(state, "reads no more: #{inspect(reason)}")
 
@@ -173,7 +180,7 @@ defmodule Tmesh.Net.Server do
   def handle_info({:tmesh_net, @version, {:answer, home, number, answer}}, state),
     do: {:noreply, Reader.answered(state, home, number, answer)}
 
-  # Of another version: all that is known is whose question it is, or which of ours it answers.
+  # In another version, only the sender of a question and the number of an answer are known.
   def handle_info({:tmesh_net, version, message}, state) when is_tuple(message) do
     case Tuple.to_list(message) do
       [:lease, reader, number | _rest] when is_pid(reader) ->
@@ -219,18 +226,18 @@ defmodule Tmesh.Net.Server do
     end
   end
 
-  # One of those that serve other programs.
+  # A process that serves other programs.
   def handle_info({:EXIT, pid, reason}, state)
       when is_pid(pid) and node(pid) == node() and reason != :normal,
       do: {:stop, reason, state}
 
   def handle_info(_other, state), do: {:noreply, state}
 
-  # The end of its input ends the fetcher.
+  # Closing its input ends the fetcher.
   @impl true
   def terminate(_reason, %{port: port}), do: send(port, {self(), :close})
 
-  ## What the fetcher says
+  ## Messages of the fetcher
 
   defp take(state, id, %{"type" => "progress", "bytes" => bytes}) do
     {:fetch, checksum} = state.asked[id]
@@ -270,7 +277,7 @@ defmodule Tmesh.Net.Server do
     state
   end
 
-  # Of what is ended nothing more is wanted: a key or an offer may be gone already.
+  # Ignore the answer to a command that ends a key or an offer, which may be gone already.
   defp answered(state, :nothing, _message), do: state
 
   ## Names
@@ -284,7 +291,7 @@ defmodule Tmesh.Net.Server do
 
   ## The fetcher's end
 
-  # Whoever waits is told; offers are made again by their tokens, while their owners have them.
+  # Report it to every waiting process. Offers are made again by their tokens, while their owners have them.
   defp ended(state, how) do
     Logger.warning("tmesh: the fetcher #{how}")
     error = Error.new(:gone, "the fetcher of #{node()} #{how}")

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Pages.Sequence do
   @moduledoc """
-  Blocks of tokens, a page each; made by `Tmesh.Pages`. Its pages go when it is released, or when no process has it any
-  more. Of several processes that use one sequence at the same time each waits for the other.
+  Blocks of tokens, a page each; made by `Tmesh.Pages`. Its pages are freed when it is released, or when no process
+  has it any more. Calls of several processes on one sequence wait for each other.
 
-  No binary points into a page, for other processes may write to it: `read/3` copies. A whole sequence can be had in
-  place as a tensor (`gather/2`, with the module). `id` is its number in its part of the pool, which is never used again.
+  No binary points into a page, because other processes may write to it: `read/3` copies. `gather/2` gives a whole
+  sequence in place as a tensor, with the module. `id` is its number in its part of the pool, which is never used
+  again.
   """
 
   import Tmesh.Bang
@@ -20,7 +21,7 @@ defmodule Tmesh.Pages.Sequence do
   @type t :: %__MODULE__{native: Native.sequence(), id: non_neg_integer()}
 
   @doc """
-  How many tokens it has.
+  Return the number of its tokens.
 
   Errors: `:closed`.
   """
@@ -30,16 +31,17 @@ defmodule Tmesh.Pages.Sequence do
   end
 
   @doc """
-  Room for so many tokens more. A last page that is not full and that others may have is copied.
+  Add room for so many tokens. If the last page is not full, and others may have it, it is copied.
 
-  Errors: `:limit_exceeded` (the tenant has no page left), `:invalid`, `:gone` (the pool), `:timeout`, `:no_memory`, `:closed`.
+  Errors: `:limit_exceeded` (the tenant has no page left), `:invalid`, `:gone` (the pool), `:timeout`, `:no_memory`,
+  `:closed`.
   """
   @spec append(t(), non_neg_integer()) :: :ok | {:error, Error.t()}
   def append(%__MODULE__{native: native}, tokens),
     do: fn -> Native.seq_append(native, tokens) end |> Janitor.retry() |> result()
 
   @doc """
-  Only the first tokens stay.
+  Keep only the first tokens.
 
   Errors: `:invalid` (it has fewer), `:closed`.
   """
@@ -48,7 +50,7 @@ defmodule Tmesh.Pages.Sequence do
     do: native |> Native.seq_truncate(tokens) |> result()
 
   @doc """
-  Another sequence with the same pages; either copies a page before it writes there.
+  Make another sequence with the same pages. Either copies a page before it writes there.
 
   Errors: `:no_memory`, `:closed`.
   """
@@ -57,7 +59,7 @@ defmodule Tmesh.Pages.Sequence do
     do: fn -> Native.seq_fork(native) end |> Janitor.retry() |> made()
 
   @doc """
-  The numbers of its pages. `Tmesh.Pages.tables/2` gives those of several sequences for a kernel.
+  Return the numbers of its pages. `Tmesh.Pages.tables/2` returns those of several sequences for a kernel.
 
   Errors: `:closed`.
   """
@@ -68,7 +70,8 @@ defmodule Tmesh.Pages.Sequence do
   end
 
   @doc """
-  Where `count` tokens from `first` on go (all that are behind it): page * page_tokens + place in it, as `:int64`.
+  Return the places of `count` tokens from `first` on (default: all of them), as `:int64`: page * page_tokens + place
+  in the page.
 
   Errors: `:invalid` (beyond the sequence), `:closed`.
   """
@@ -80,9 +83,9 @@ defmodule Tmesh.Pages.Sequence do
   end
 
   @doc """
-  A copy of what a block has, the first being block 0.
+  Return a copy of a block, the first being block 0.
 
-  Options: `device` (0); `offset` and `bytes` of a part of it (all).
+  Options: `device` (0); `offset` and `bytes` of a part of the block (all).
 
   Errors: `:invalid`, `:stale` (the memory was taken back), `:no_memory`, `:closed`.
   """
@@ -99,8 +102,8 @@ defmodule Tmesh.Pages.Sequence do
   end
 
   @doc """
-  Write into a block, from byte `offset` on. The page is this sequence's alone afterwards: one that others may have is
-  copied first.
+  Write into a block, from byte `offset` on. If others may have the page, it is copied first. Afterwards it belongs to
+  this sequence alone.
 
   Options: `device` (0).
 
@@ -116,8 +119,8 @@ defmodule Tmesh.Pages.Sequence do
   end
 
   @doc """
-  All its blocks one behind the other, in place, as a tensor of bytes; as the sequence is now, and good as long as it is
-  not changed.
+  Return all blocks, one after the other and in place, as a tensor of bytes. It shows the sequence as it is now, and
+  is valid until the sequence changes.
 
   Errors: `:unsupported` (without the module), `:invalid` (no blocks), `:closed`.
   """
@@ -130,8 +133,8 @@ defmodule Tmesh.Pages.Sequence do
   end
 
   @doc """
-  Others of this tenant may find the first blocks, which are full, under these hashes. They stay cached until the room is
-  needed.
+  Let other processes of this tenant find the first blocks, which must be full, under these hashes. They stay cached
+  until others need the room.
 
   Errors: `:invalid` (a block is not full), `:gone`, `:timeout`, `:closed`.
   """
@@ -142,8 +145,8 @@ defmodule Tmesh.Pages.Sequence do
   end
 
   @doc """
-  A ticket for the sequence as it is now, for `Tmesh.Pages.take/2` in other processes of the tenant. Its pages stay until
-  `Tmesh.Pages.unshare/2`, or until this part of the pool ends.
+  Return a ticket for the present sequence, for `Tmesh.Pages.take/2` in other processes of the tenant. Its pages stay
+  until `Tmesh.Pages.unshare/2`, or until this part of the pool ends.
 
   Errors: `:limit_exceeded` (1,024 tickets), `:gone`, `:timeout`, `:closed`.
   """
@@ -151,7 +154,7 @@ defmodule Tmesh.Pages.Sequence do
   def share(%__MODULE__{native: native}),
     do: fn -> Native.seq_share(native) end |> Janitor.retry() |> result()
 
-  @doc "Let its pages go. Releasing again is fine."
+  @doc "Release its pages. You may release it again."
   @spec release(t()) :: :ok
   def release(%__MODULE__{native: native}) do
     :ok = Native.seq_release(native)

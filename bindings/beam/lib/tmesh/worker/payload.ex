@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Worker.Payload do
   @moduledoc false
-  # Terms to the JSON of docs/worker.md and back.
+  # Convert terms to the JSON of docs/reference/worker.md and back.
 
   alias Tmesh.{Arrow, Config, DLPack, Error, ZeroCopy}
   alias Tmesh.Arrow.TableRef
@@ -12,14 +12,15 @@ defmodule Tmesh.Worker.Payload do
   @placeholder "__tmesh__"
   @snakepit "__snakepit_zero_copy__"
 
-  # The message, a placeholder, its ref and that one's shape are levels too; docs/worker.md has 64.
+  # docs/reference/worker.md allows 64 levels. The message, a placeholder, its ref and the ref's shape are levels,
+  # too.
   @max_depth 60
 
   @floats %{"nan" => :nan, "infinity" => :infinity, "neg_infinity" => :neg_infinity}
 
   @typedoc """
-  JSON, the tensors that must live until the call is over (`made` of them are the call's own, to
-  be released then), and how many bytes were copied into the message for want of shared memory.
+  The JSON of a payload, and the tensors that must live until the call is over. `made` of them belong to the call,
+  which releases them then. It also has the number of bytes copied into the message because shared memory is off.
   """
   @type encoded :: %{
           json: iodata(),
@@ -29,7 +30,7 @@ defmodule Tmesh.Worker.Payload do
           inline_bytes: non_neg_integer()
         }
 
-  @doc "A payload as JSON, its tensors as refs. An error leaves nothing behind."
+  @doc "Encode a payload as JSON, its tensors as refs. An error leaves nothing behind."
   @spec encode(term()) :: {:ok, encoded()} | {:error, Error.t()}
   def encode(payload) do
     state = %{made: [], held: [], inline: not Config.get!(:enabled), inline_bytes: 0}
@@ -43,22 +44,22 @@ defmodule Tmesh.Worker.Payload do
         {:error, error}
     end
   rescue
-    # Wrong configuration.
+    # The configuration is wrong.
     error in Error -> {:error, error}
   end
 
-  @doc "A binary or Nx tensor as a tensor of its own."
+  @doc "Copy a binary or Nx tensor into a tensor of its own."
   @spec put(binary() | struct()) :: {:ok, TensorRef.t()} | {:error, Error.t()}
   def put(binary) when is_binary(binary),
     do: ZeroCopy.from_binary(binary, [byte_size(binary)], :uint8, label: "payload")
 
   def put(tensor), do: Tmesh.Nx.from_nx(tensor, label: "payload")
 
-  @doc "Let go of the tensors that were made for a call."
+  @doc "Release the tensors that were made for a call."
   @spec release([TensorRef.t() | GPUTensorRef.t()]) :: :ok
   def release(refs), do: Enum.each(refs, &ZeroCopy.release/1)
 
-  @doc "What a value from a worker stands for. Its tensors are opened; an error leaves none open."
+  @doc "Decode a value from a worker. Its tensors are opened; an error leaves none open."
   @spec decode(term()) :: {:ok, term()} | {:error, Error.t()}
   def decode(value) do
     case term(value, []) do
@@ -123,7 +124,7 @@ defmodule Tmesh.Worker.Payload do
     refuse("a payload is nested deeper than #{@max_depth} levels", state)
   end
 
-  # A description already: none of its strings is data, however low the threshold is.
+  # This is a description already: none of its strings is data, however low the threshold is.
   defp value(%{@snakepit => true} = map, depth, state) do
     {ref, described} = Map.pop(map, "ref")
 
@@ -227,7 +228,7 @@ defmodule Tmesh.Worker.Payload do
     end
   end
 
-  # The ref itself, and the tensor held for as long as somebody may open it.
+  # Encode the ref itself, and hold its tensor for as long as the worker may open it.
   defp plain(ref, state) do
     case json(ref) do
       {:ok, json} -> {:ok, json, %{state | held: [ref | state.held]}}
@@ -238,7 +239,7 @@ defmodule Tmesh.Worker.Payload do
   defp json(%GPUTensorRef{} = ref), do: DLPack.export_json(ref)
   defp json(%TensorRef{device: :cpu} = ref), do: TensorRef.to_json(ref)
 
-  # A description only.
+  # Encode only the description.
   defp json(%TensorRef{} = ref) do
     with :ok <- DLPack.enabled(), do: TensorRef.to_json(ref)
   end
@@ -266,7 +267,7 @@ defmodule Tmesh.Worker.Payload do
     [~s({"__tmesh__":"), kind, ~s(",), more, ~s("base64":"), Base.encode64(binary), ~s("})]
   end
 
-  # What would have gone by shared memory, had it not been switched off.
+  # Count the bytes that would travel through shared memory if it were on.
   defp count(binary, %{inline: true} = state) do
     if byte_size(binary) > Config.get!(:threshold_bytes),
       do: %{state | inline_bytes: state.inline_bytes + byte_size(binary)},
@@ -275,7 +276,7 @@ defmodule Tmesh.Worker.Payload do
 
   defp count(_binary, state), do: state
 
-  @doc "How many bytes of a worker's value are in its message for want of shared memory."
+  @doc "Count the bytes of a worker's value in its message, if shared memory is off."
   @spec inline_bytes(term(), non_neg_integer()) :: non_neg_integer()
   def inline_bytes(%{@placeholder => kind, "base64" => text}, threshold) when is_binary(text) do
     bytes = text |> String.trim_trailing("=") |> byte_size() |> Kernel.*(3) |> div(4)
@@ -290,11 +291,11 @@ defmodule Tmesh.Worker.Payload do
 
   def inline_bytes(_other, _threshold), do: 0
 
-  @doc "A string of valid UTF-8 as JSON."
+  @doc "Encode a string of valid UTF-8 as JSON."
   @spec string(String.t()) :: iolist()
   def string(text), do: [?", escape(text, text, 0, 0, []), ?"]
 
-  # Slices of what stands for itself, and escapes between them.
+  # Join slices without escapes and the escapes between them.
   defp escape(<<byte, rest::binary>>, text, start, length, done)
        when byte < 0x20 or byte == ?" or byte == ?\\ do
     code = byte |> Integer.to_string(16) |> String.pad_leading(4, "0")
@@ -314,7 +315,7 @@ defmodule Tmesh.Worker.Payload do
 
   defp term(%{@placeholder => kind} = value, opened), do: rebuild(kind, value, opened)
 
-  # Snakepit's own description. What it says beside its ref must be true.
+  # A description of Snakepit. Its members beside the ref must be true.
   defp term(%{@snakepit => true, "kind" => "arrow"} = map, opened),
     do: rebuild("table", Map.take(map, ["ref"]), opened)
 
@@ -409,7 +410,7 @@ defmodule Tmesh.Worker.Payload do
 
   defp rebuild(_kind, _value, opened), do: malformed(opened)
 
-  # What Elixir reads itself is not on a GPU, whatever a worker says.
+  # Elixir reads only host memory itself, so refuse a GPU, whatever a worker claims.
   defp open_host(ref, opened) do
     case open(ref, opened) do
       {:ok, %TensorRef{}, _opened} = host -> host
@@ -433,7 +434,7 @@ defmodule Tmesh.Worker.Payload do
 
   defp open_on(:cpu, description, _ref), do: ZeroCopy.open(description)
 
-  # A description does not have all that the ref says of GPU memory.
+  # The description lacks some members that a ref of GPU memory has.
   defp open_on({:cuda, _n}, _description, ref), do: DLPack.import_gpu_tensor(ref)
 
   defp parse(ref) when is_map(ref), do: TensorRef.from_map(ref)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Worker.Pool do
   @moduledoc false
-  # Gives calls to idle workers, in the order of their arrival.
+  # Gives calls to idle workers, in the order of arrival.
 
   use GenServer
 
@@ -11,7 +11,7 @@ defmodule Tmesh.Worker.Pool do
   @spec start_link(map()) :: GenServer.on_start()
   def start_link(%{name: name} = options), do: GenServer.start_link(__MODULE__, options, name: name)
 
-  @doc "Wait until a worker is up, or none can be started."
+  @doc "Wait until a worker is up, or until none can be started."
   @spec started(GenServer.server()) :: :ok | {:error, Error.t()}
   def started(pool) do
     GenServer.call(pool, :started, :infinity)
@@ -29,18 +29,18 @@ defmodule Tmesh.Worker.Pool do
   @spec cancel(GenServer.server(), reference()) :: :ok
   def cancel(pool, reply), do: GenServer.cast(pool, {:cancel, reply})
 
-  @doc "Give a call to another worker: the one it was given to had ended before."
+  @doc "Give a call to another worker, because its worker had ended before it began."
   @spec again(GenServer.server(), Worker.call()) :: :ok
   def again(pool, call), do: GenServer.cast(pool, {:again, call})
 
   @spec idle(GenServer.server(), pid()) :: :ok
   def idle(pool, worker), do: GenServer.cast(pool, {:idle, worker})
 
-  @doc "A worker's process has ended; it is on its way back, or could not even start."
+  @doc "Report that a worker's process has ended. It will restart, or could not start at all."
   @spec down(GenServer.server(), pid(), :restarting | {:failed, String.t()}) :: :ok
   def down(pool, worker, how), do: GenServer.cast(pool, {:down, worker, how})
 
-  # workers: by pid, what each does: :idle, :busy, :restarting, {:failed, reason}
+  # workers: the state of each by pid: :idle, :busy, :restarting, {:failed, reason}
   @impl true
   def init(options) do
     {:ok,
@@ -50,7 +50,7 @@ defmodule Tmesh.Worker.Pool do
        idle: :queue.new(),
        waiting: :queue.new(),
        running: %{},
-       # A worker has been up, or who waits for the first.
+       # Whether a worker has ever been up, and the callers that wait for the first one.
        started: false,
        starters: []
      }}
@@ -91,12 +91,12 @@ defmodule Tmesh.Worker.Pool do
   end
 
   def handle_cast({:cancel, reply}, state) do
-    # Whichever has it, or still holds its result.
+    # Any worker may run the call, or still hold its result.
     for {worker, _what} <- state.workers, do: Worker.cancel(worker, reply)
     {:noreply, %{state | waiting: :queue.filter(&(&1.reply != reply), state.waiting)}}
   end
 
-  # The Elixir process itself ended, which no system's process can make it do.
+  # The Elixir process of a worker ended, which the end of the system's process never causes.
   @impl true
   def handle_info({:DOWN, _monitor, :process, worker, reason}, state) do
     error = Error.new(:worker_down, "the worker's keeper ended: #{inspect(reason)}")
@@ -108,7 +108,7 @@ defmodule Tmesh.Worker.Pool do
 
   def handle_info(_other, state), do: {:noreply, state}
 
-  # A worker is known from the first it says.
+  # The pool learns of a worker by the worker's first message.
   defp watch(state, worker) when is_map_key(state.workers, worker), do: state
 
   defp watch(state, worker) do
@@ -116,7 +116,7 @@ defmodule Tmesh.Worker.Pool do
     state
   end
 
-  # What a worker does now; a call it had is over.
+  # Set the state of a worker; its call is over.
   defp mark(state, worker, what) do
     %{
       state
@@ -150,7 +150,7 @@ defmodule Tmesh.Worker.Pool do
     end
   end
 
-  # Nobody waits for workers that cannot start.
+  # Answer the waiting callers if no worker can start.
   defp fail_waiting(state) do
     case all_failed(state) do
       nil ->

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Worker.Process do
   @moduledoc false
-  # One worker process of the system: the port is its life (its input ends when we do, and its exit
-  # is told), the socket carries calls. It is started again when it ends, sooner or later.
+  # One worker process of the system. The port bounds its life: closing the port ends its input, and the port
+  # reports its exit. The socket carries calls. A process that ends is started again, sooner or later.
 
   use GenServer
   require Logger
@@ -12,12 +12,12 @@ defmodule Tmesh.Worker.Process do
 
   @first_pause_ms 50
   @longest_pause_ms 5_000
-  # On a busy machine the port may tell so late why its process ended.
+  # On a busy machine the port may report late why its process ended.
   @last_words_ms 5_000
 
   @typedoc """
-  A call as its caller makes it. `reply` is an alias of the caller's; `again` says that a worker which
-  had it ended before it began.
+  A call from its caller. `reply` is an alias of the caller. `again` means that a worker which had it ended before
+  the call began.
   """
   @type call :: %{
           reply: reference(),
@@ -29,21 +29,21 @@ defmodule Tmesh.Worker.Process do
           again: boolean()
         }
 
-  @typedoc "What has to be given back after a result or item: to `give_back/1`, by the caller."
+  @typedoc "The caller passes this to `give_back/1` after a result or item."
   @type hold :: {pid(), reference(), non_neg_integer(), non_neg_integer() | nil}
 
   @spec start_link({GenServer.server(), map()}) :: GenServer.on_start()
   def start_link({pool, options}), do: GenServer.start_link(__MODULE__, {pool, options})
 
-  @doc "Run a call; answers go to `call.reply`, and the pool hears when this worker is idle again."
+  @doc "Run a call. Answers go to `call.reply`, and a message to the pool when this worker is idle again."
   @spec run(pid(), call()) :: :ok
   def run(worker, call), do: GenServer.cast(worker, {:run, call})
 
-  @doc "Give a call up. Its caller hears no more of it."
+  @doc "Give a call up. Its caller receives nothing more of it."
   @spec cancel(pid(), reference()) :: :ok
   def cancel(worker, reply), do: GenServer.cast(worker, {:cancel, reply})
 
-  @doc "Let the worker let go of what it holds for a result or item; nil for nothing."
+  @doc "Let the worker release the tensors that it holds for a result or item; nil for nothing."
   @spec give_back(hold() | nil) :: :ok
   def give_back(nil), do: :ok
 
@@ -52,21 +52,21 @@ defmodule Tmesh.Worker.Process do
 
   @impl true
   def init({pool, options}) do
-    # So that the pool's end comes by terminate/2.
+    # So that the pool's end calls terminate/2.
     Process.flag(:trap_exit, true)
 
     state = %{
       pool: pool,
       options: options,
       pause_ms: @first_pause_ms,
-      # Of one life of the system's process:
+      # Members for one life of the system's process:
       life: nil,
       began: nil,
       up: false,
       asked: false,
       name: nil,
       port: nil,
-      # What it has said on its standard error until it was ready, the last lines first.
+      # The lines of its standard error before it was ready, the last lines first.
       said: [],
       partial: "",
       socket: nil,
@@ -85,8 +85,8 @@ defmodule Tmesh.Worker.Process do
 
   @impl true
   def handle_cast({:run, call}, %{socket: nil} = state) do
-    # It ended while the pool had not heard of that yet: nothing of the call has begun. Workers that
-    # end as soon as they are up could play this game for ever, so it is played once.
+    # The process ended before the pool learned of it: nothing of the call has begun, so it may be repeated. Do so
+    # once only, because workers that end as soon as they are up could repeat it for ever.
     if call.again,
       do:
         answer(call, {:error, Error.new(:worker_down, "two workers ended before the call began")}),
@@ -140,7 +140,7 @@ defmodule Tmesh.Worker.Process do
 
   def handle_info({port, {:data, data}}, %{port: port} = state), do: hear(state, data)
 
-  # What it had still to say comes first.
+  # Read the remaining output first.
   def handle_info({port, {:exit_status, status}}, %{port: port} = state) do
     reason = "exit status #{status}"
     state = if state.up, do: state, else: hear_out(state)
@@ -148,7 +148,7 @@ defmodule Tmesh.Worker.Process do
     case state.socket && receive_all(state) do
       {:noreply, %{port: ^port} = state} -> down(state, reason)
       nil -> down(state, reason)
-      # That was the end already.
+      # That message was the end already.
       noreply -> noreply
     end
   end
@@ -173,11 +173,11 @@ defmodule Tmesh.Worker.Process do
     end
   end
 
-  # Of an earlier life.
+  # From an earlier life.
   def handle_info(_other, state), do: {:noreply, state}
 
-  # The port's end is the end of the process's input, and of the process, but for one that holds the
-  # interpreter's lock; the socket's owner is this process.
+  # Closing the port ends the process's input, and so the process, unless the process holds the interpreter's lock.
+  # This process owns the socket.
   @impl true
   def terminate(_reason, %{running: nil}), do: :ok
   def terminate(_reason, state), do: kill(state)
@@ -193,7 +193,7 @@ defmodule Tmesh.Worker.Process do
     began = System.monotonic_time()
     state = %{state | life: life, name: name, began: began, up: false, asked: false}
     state = %{state | said: [], partial: ""}
-    # Until it is ready its standard error comes here, then goes where ours does.
+    # Until it is ready its standard error comes here. Later it goes to this VM's standard error.
     args = ["-c", ~S(exec "$0" "$@" 3>&2 2>&1), python, "-m", "tmesh.worker", "--stderr-fd", "3"]
     args = args ++ ["--until-eof", "--socket", "@" <> name]
     args = args ++ ["--spin-us", "#{spin_us}"] ++ Enum.flat_map(allow, &["--allow", &1])
@@ -212,14 +212,18 @@ defmodule Tmesh.Worker.Process do
       Process.send_after(self(), {:start_timeout, life}, timeout)
       {:noreply, %{state | port: port}}
     rescue
-      # No such file, no permission, no descriptors, no ports, a variable that no environment can have. Elixir makes
-      # exceptions of their own of some.
+      # No such file, no permission, no descriptors, no ports, or a variable that no environment can have. Elixir
+      # turns some of these into exceptions of its own.
       error in ErlangError -> down(state, "#{python}: #{why(error)}")
     end
   end
 
-  defp why(%ErlangError{original: reason}), do: inspect(reason)
-  defp why(error), do: Exception.message(error)
+  defp why(error) do
+    case Map.get(error, :original) do
+      nil -> Exception.message(error)
+      reason -> inspect(reason)
+    end
+  end
 
   defp came_up(state, pid) do
     Telemetry.execute(
@@ -229,12 +233,12 @@ defmodule Tmesh.Worker.Process do
     )
 
     Pool.idle(state.pool, self())
-    # From now on it is to be good for something; it may have been long in coming up.
+    # Measure its use from now on; starting may have taken long.
     {:noreply, %{state | up: true, began: System.monotonic_time()}}
   end
 
-  # Everything of this life ends; its callers are told, and the next life begins: soon after one
-  # that was good for something, later and later while none is.
+  # End this life: answer its callers, and start the next life. The pause is short if this life was of use, and
+  # grows while lives are not.
   defp down(state, reason) do
     kill(state)
     lost = for {_id, entry} <- state.calls, entry.state == :running, do: entry.call
@@ -265,7 +269,7 @@ defmodule Tmesh.Worker.Process do
      }}
   end
 
-  # A worker that ends in a call may have ended of the call.
+  # A worker that ends in a call may have ended because of the call.
   defp good?(%{up: up, asked: asked, began: began}) do
     lived = System.convert_time_unit(System.monotonic_time() - began, :native, :millisecond)
     up and (asked or lived > @longest_pause_ms)
@@ -277,11 +281,11 @@ defmodule Tmesh.Worker.Process do
       Native.worker_close(socket)
     end
 
-    # Nothing to a port that has closed already, which can be at any moment.
+    # The message has no effect on a port that has closed already, which may happen at any moment.
     if port, do: send(port, {self(), :close})
   end
 
-  # It is said on, as it would be without us, and the last lines are kept.
+  # Print its lines, as they would appear without this process, and keep the last ones.
   @kept_lines 10
   @longest_line 4096
 
@@ -318,7 +322,7 @@ defmodule Tmesh.Worker.Process do
     %{state | said: Enum.take([line | state.said], @kept_lines)}
   end
 
-  # The port tells that the process has ended at once, and what it has said when it was read.
+  # The port reports the exit at once, but the output only when it was read.
   defp hear_out(%{port: port} = state) do
     receive do
       {^port, {:data, data}} ->
@@ -328,7 +332,7 @@ defmodule Tmesh.Worker.Process do
       {^port, :eof} ->
         say(state, state.partial)
     after
-      # Somebody else has its standard error open.
+      # Another process has its standard error open.
       @last_words_ms -> say(state, state.partial)
     end
   end
@@ -353,8 +357,8 @@ defmodule Tmesh.Worker.Process do
     end
   end
 
-  # A busy look for the answer of a call that was just sent, where the pool's options ask for one.
-  # What else there is to read is told of: the socket is selected.
+  # Look busily for the answer of a call that was just sent, if the pool's options ask for it. The socket is
+  # selected, so further messages are reported.
   defp look({:noreply, %{socket: socket, options: %{spin_us: spin_us}} = state})
        when socket != nil and spin_us > 0 do
     case Native.worker_recv(socket, spin_us) do
@@ -369,7 +373,7 @@ defmodule Tmesh.Worker.Process do
   defp no_text(state, :closed), do: down(state, last_words(state.port))
   defp no_text(state, {:error, {_errno, message}}), do: down(state, message)
 
-  # Why it ended is told by the port, a moment after the socket's end, unless it lives on.
+  # The port reports the reason a moment after the socket's end, unless the process lives on.
   defp last_words(port) do
     receive do
       {^port, {:exit_status, status}} -> "exit status #{status}"
@@ -401,20 +405,26 @@ defmodule Tmesh.Worker.Process do
   defp handle_message(state, type, _message),
     do: down(state, "it sent a message out of turn: #{inspect(type, printable_limit: 50)}")
 
-  defp handle_answer(state, id, "result", %{"value" => value, "held" => held})
+  defp handle_answer(state, id, "result", %{"value" => value, "held" => held} = message)
        when is_boolean(held) do
     sequence = nil
     entry = hold(state.calls[id], held, sequence)
-    answer(entry.call, {:result, value, if(held, do: {self(), state.life, id, sequence})})
+    hold = if(held, do: {self(), state.life, id, sequence})
+    answer(entry.call, {:result, value, hold, copied(message)})
     ended(state, id, entry)
   end
 
-  defp handle_answer(state, id, "item", %{"value" => value, "sequence" => n, "held" => true})
+  defp handle_answer(
+         state,
+         id,
+         "item",
+         %{"value" => value, "sequence" => n, "held" => true} = message
+       )
        when is_integer(n) do
     entry = hold(state.calls[id], true, n)
-    answer(entry.call, {:item, value, {self(), state.life, id, n}})
+    answer(entry.call, {:item, value, {self(), state.life, id, n}, copied(message)})
     state = %{state | calls: %{state.calls | id => entry}}
-    # Nobody is there to take it.
+    # No caller takes this answer.
     if entry.state == :abandoned, do: release(state, id, [n]), else: {:noreply, state}
   end
 
@@ -432,6 +442,9 @@ defmodule Tmesh.Worker.Process do
   defp handle_answer(state, _id, type, _message),
     do: down(state, "its answer is malformed: #{inspect(type, printable_limit: 50)}")
 
+  defp copied(%{"copied" => bytes}) when is_integer(bytes) and bytes >= 0, do: bytes
+  defp copied(_message), do: 0
+
   defp hold(entry, true, sequence), do: %{entry | held: MapSet.put(entry.held, sequence)}
   defp hold(entry, false, _sequence), do: entry
 
@@ -442,7 +455,7 @@ defmodule Tmesh.Worker.Process do
     release(state, id, if(abandoned, do: MapSet.to_list(entry.held), else: []))
   end
 
-  # What nobody wants any more: a call whose caller has ended or has given it up.
+  # Abandon a call whose caller has ended or has cancelled it.
   defp abandon(state, id, %{state: :running} = entry) do
     Process.send_after(self(), {:grace_over, state.life, id}, entry.call.grace_ms)
     held = MapSet.to_list(entry.held)
@@ -457,7 +470,7 @@ defmodule Tmesh.Worker.Process do
   defp abandon(state, _id, %{state: :abandoned}), do: {:noreply, state}
   defp abandon(state, id, entry), do: release(state, id, MapSet.to_list(entry.held))
 
-  # Tell the worker of what need not be held; a call that has ended and holds nothing is forgotten.
+  # Tell the worker which tensors to release. Forget a call that has ended and holds nothing.
   defp release(state, id, sequences) do
     entry = state.calls[id]
     {given, _unknown} = Enum.split_with(sequences, &(&1 in entry.held))
@@ -502,7 +515,7 @@ defmodule Tmesh.Worker.Process do
 
   defp now, do: System.monotonic_time(:millisecond)
 
-  # The worker's word for what went wrong, as docs/worker.md has them.
+  # The types of a worker's errors, as in docs/reference/worker.md.
   @types %{
     "not_allowed" => :not_allowed,
     "malformed" => :invalid,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Worker.Supervisor do
   @moduledoc false
-  # A pool and its workers. Workers register with their pool, so a new pool gets new workers; a
-  # worker that ends is replaced by itself.
+  # A pool and its workers. Workers register with their pool, so a new pool gets new workers. A worker that ends is
+  # replaced alone.
 
   use Supervisor
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
-#
-# What EXLA asks of a block's tag while it compiles. Compiled where EXLA is: a project that has both
-# and adds EXLA later compiles tmesh anew (mix deps.compile tmesh --force).
+# EXLA calls this for a block's tag while it compiles. It is compiled if EXLA is present. A project that adds EXLA
+# later must compile tmesh anew (mix deps.compile tmesh --force).
 if Code.ensure_loaded?(EXLA.CustomCall) do
   defimpl EXLA.CustomCall, for: [Tmesh.XLA.Push, Tmesh.XLA.Pop] do
-    # The handlers are the host's. Elsewhere the block's default runs, and says so.
+    # The handlers run on the host. Elsewhere the block's default runs, and reports that.
     def call(tag, _out, [%{type: {:u, 32}, shape: {}} | _tensors], %{platform: :host}) do
       attributes = [
         {"channel", text(tag.channel)},
@@ -22,7 +21,7 @@ if Code.ensure_loaded?(EXLA.CustomCall) do
     defp seal(%Tmesh.XLA.Push{seal: seal}), do: [{"seal", "#{seal}"}]
     defp seal(%Tmesh.XLA.Pop{}), do: []
 
-    # A string of MLIR: every byte but letters and digits by its number.
+    # A string of MLIR: letters and digits stay, every other byte becomes its number.
     defp text(name) do
       bytes =
         for <<byte <- name>>, into: "" do

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.ZeroCopy.AutoDetect do
   @moduledoc """
-  Which terms are worth shared memory, and their form for whatever else carries arguments.
+  Decide which terms travel through shared memory, and describe these for other carriers of arguments.
 
-  `Tmesh.Worker` asks this for everything in a payload. Wrappers that are generated for Python
-  functions, as SnakeBridge generates them, and that call through something else, such as Snakepit's
-  gRPC, use `with_shared/2`:
+  `Tmesh.Worker` applies this to every value in a payload. Generated wrappers of Python functions, such as
+  SnakeBridge's, may call through something else, such as Snakepit's gRPC. Then they use `with_shared/2`:
 
       def resize(image, width, height) do
         with {:ok, result} <-
@@ -26,9 +25,9 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
   alias Tmesh.ZeroCopy.TensorRef
 
   @doc """
-  Whether `term` should travel in shared memory: refs, of GPU memory too, always, binaries and Nx
-  tensors when they have more than `threshold_bytes` (`config :tmesh, :zero_copy`), anything else never. With
-  `enabled: false` nothing should.
+  Return whether `term` should travel in shared memory. Refs should, also of GPU memory. Binaries and Nx tensors
+  should if they have more than `threshold_bytes` (`config :tmesh, :zero_copy`). No other term should, and none with
+  `enabled: false`.
 
       iex> Tmesh.ZeroCopy.AutoDetect.should_use_zero_copy?(<<0::8_000_000>>)
       false
@@ -39,18 +38,17 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
   def should_use_zero_copy?(term), do: Config.get!(:enabled) and shared?(term)
 
   @doc """
-  Call `fun` with `term`, in which everything that `should_use_zero_copy?/1` is a plain map
+  Call `fun` with `term`, in which each value that `should_use_zero_copy?/1` accepts is replaced by a plain map:
 
       %{"__snakepit_zero_copy__" => true, "kind" => "dlpack", "ref" => %{"token" => ..., ...},
         "dtype" => "float32", "shape" => [2, 3], "device" => "cpu", "bytes" => 24,
         "owner" => "elixir", "copy" => false}
 
-  and give `{:ok, result}`. Lists and maps are looked through. What the maps describe is held until
-  `fun` returns, which therefore waits for the other side's answer: a description by itself holds
-  nothing, and neither does a variable that is not used any more.
+  Return `{:ok, result}`. Values are also replaced inside lists and maps. The tensors of the maps are held until
+  `fun` returns, so `fun` must wait for the other side's answer. A description by itself holds nothing, and neither
+  does a variable that is not used any more.
 
-  Errors: those of making and naming tensors, and `:invalid` for a wrong configuration; `fun` is not
-  called then.
+  Errors: those of making and naming tensors, and `:invalid` for a wrong configuration. Then `fun` is not called.
 
       iex> {:ok, ref} = Tmesh.ZeroCopy.from_binary("abcd", [2, 2], :uint8)
       iex> Tmesh.ZeroCopy.AutoDetect.with_shared([1, ref], fn [1, map] -> map["shape"] end)
@@ -69,7 +67,7 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
   defp call_shared(term, fun) do
     case share(term, {[], []}) do
       {:ok, shared, {held, made}} ->
-        # A root for the garbage collector.
+        # Hold the tensors in the process dictionary, whatever becomes of the variables.
         root = {__MODULE__, make_ref()}
         Process.put(root, held)
 
@@ -128,9 +126,7 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
 
   defp to_map(%GPUTensorRef{} = ref), do: DLPack.export_gpu_tensor(ref)
 
-  defp to_map(ref) do
-    with {:ok, named} <- TensorRef.named(ref), do: {:ok, TensorRef.to_map(named)}
-  end
+  defp to_map(ref), do: TensorRef.to_map(ref)
 
   defp describe(map, ref) do
     map
@@ -148,7 +144,7 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
   defp shared?(%kind{}) when kind in [TensorRef, GPUTensorRef], do: true
   defp shared?(binary) when is_binary(binary), do: large?(byte_size(binary))
 
-  # A struct of a library that may not be there.
+  # A struct of a library that may not be installed.
   defp shared?(%{__struct__: Nx.Tensor, shape: shape, type: {_kind, bits}})
        when is_tuple(shape) and is_integer(bits),
        do: large?(div(Tuple.product(shape) * bits + 7, 8))

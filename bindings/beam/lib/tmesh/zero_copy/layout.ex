@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.ZeroCopy.Layout do
   @moduledoc false
-  # Shapes and dtypes as people write them, Nx's forms too, as the library has them. What is neither
-  # is left as it is, for the library to refuse.
+  # Convert shapes and dtypes, Nx's forms too, to the library's form. Other terms stay as they are, and the library
+  # refuses them.
 
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -39,12 +39,12 @@ defmodule Tmesh.ZeroCopy.Layout do
   @spec dtype(term()) :: term()
   def dtype(dtype), do: Map.get(@dtypes, dtype, dtype)
 
-  @doc "Nx's type of a dtype."
+  @doc "Return Nx's type of a dtype."
   @spec to_nx(TensorRef.dtype()) :: {:ok, {atom(), pos_integer()}} | :error
   def to_nx(:bool), do: {:ok, {:u, 8}}
   def to_nx(dtype), do: Map.fetch(@nx, dtype)
 
-  @doc "The dtype of one of Nx's types, as `Nx.type/1` gives it."
+  @doc "Return the dtype of one of Nx's types, in the form of `Nx.type/1`."
   @spec from_nx(term()) :: {:ok, TensorRef.dtype()} | :error
   def from_nx(type) when is_tuple(type), do: Map.fetch(@dtypes, type)
   def from_nx(_other), do: :error

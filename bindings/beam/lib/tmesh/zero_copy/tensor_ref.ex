@@ -3,34 +3,31 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @moduledoc """
   A tensor: its description, and the handle that holds its memory.
 
-    * `id` - 16 hex digits that identify the region; `nil` like the token
+    * `id` - 16 hex digits that identify the region, as in `tmeshctl` and `Tmesh.regions/0`
     * `shape` - a list of at most 8 dimensions; `[]` is a scalar
     * `dtype` - see `t:dtype/0`
     * `device` - `:cpu` or `{:cuda, n}`
-    * `token` - opens the region for whoever has it and is allowed to, so it is not shown by
-      `inspect/1`, which shows the region's label. A new tensor has none: it is named when it is first handed over, by
-      `to_map/1`, `to_json/1` or `Tmesh.ZeroCopy.grant/2`, because memory that nobody else can hold
-      is reused faster
+    * `token` - opens the region for a process that has it and the permission. So `inspect/1` shows the region's
+      label instead. A new tensor has no token, because memory that nobody else can hold is reused faster. It gets
+      one when it is first handed over, by `to_map/1`, `to_json/1` or `Tmesh.ZeroCopy.grant/2`
     * `byte_size` - bytes of the elements
     * `strides` - in **elements**, one for each dimension
     * `offset` - bytes from the start of the region to the first element
-    * `names` - of the axes, where an Nx tensor had them (`Tmesh.Nx`): a list of strings and `nil`s,
-      or `nil` without any. They travel with the description, and mean nothing to other languages
-    * `vectorized` - the names of the first axes, where these are the vectorized ones of an Nx tensor: a
-      list of strings, or `nil`. It travels as `names` does
+    * `names` - the axis names of an Nx tensor (`Tmesh.Nx`): a list of strings and `nil`s, or `nil` without any.
+      They travel with the description, and mean nothing to other languages
+    * `vectorized` - the names of the vectorized axes of an Nx tensor, which are the first axes: a list of strings,
+      or `nil`. It travels as `names` does
     * `handle` - opaque; `nil` in a ref that is only a description, such as one from `from_map/1`
 
-  A description travels as a map or as JSON, the same for all of tmesh's languages, and carries no
-  handle: whoever receives it opens it with `Tmesh.ZeroCopy.open/2`, while the sender still holds
-  the tensor.
+  A description travels as a map or as JSON, the same for all of tmesh's languages, and carries no handle. The
+  receiver opens it with `Tmesh.ZeroCopy.open/2`, while the sender still holds the tensor.
 
   ## Lifetime
 
-  The handle holds the tensor until `Tmesh.ZeroCopy.release/1`, or until the last process that has
-  the ref has ended or collected it as garbage. The collector sees only a few words and may take
-  its time: release what is large. A variable that is not used any more holds nothing, so release a
-  ref after its peer is done, not before, or have `Tmesh.ZeroCopy.keep/2` hold the tensor for a
-  process.
+  The handle holds the tensor until `Tmesh.ZeroCopy.release/1`, or until the last process with the ref has ended or
+  has collected it as garbage. Release large tensors, because the collector sees only a few words and may take its
+  time. Release a ref after its peer is done, not before. A variable that is not used any more holds nothing:
+  `Tmesh.ZeroCopy.tie/2` can hold the tensor for a process instead.
   """
 
   import Tmesh.Bang
@@ -64,14 +61,14 @@ defmodule Tmesh.ZeroCopy.TensorRef do
           | :uint4
           | :float4_e2m1fn
 
-  @typedoc "What Nx calls its types, and its short names of them: `{:f, 32}` or `:f32`."
+  @typedoc "A type of Nx, or its short name: `{:f, 32}` or `:f32`."
   @type nx_type :: {atom(), pos_integer()} | atom()
 
   @type shape :: [non_neg_integer()]
   @type device :: :cpu | {:cuda, non_neg_integer()}
 
   @type t :: %__MODULE__{
-          id: String.t() | nil,
+          id: String.t(),
           shape: shape(),
           dtype: dtype(),
           device: device(),
@@ -92,35 +89,35 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   def dtypes, do: @dtypes
 
   @typedoc """
-  `hold` - the memory is held until somebody has opened what is handed over, or so many milliseconds, at most a
-  day (`true`: 60,000; `false`). For whoever makes a tensor, hands over its description and lets go of it:
+  `hold` - hold the memory until a process has opened the description, or for this many milliseconds, at most a day
+  (`true`: 60,000; `false`). Use it to make a tensor, hand over its description and release it:
 
       def handle_call(:batch, _from, state),
         do: {:reply, next_batch() |> TensorRef.to_json!(hold: true), state}
 
-  Otherwise the memory is there while a ref or binary of this VM holds it. On the module sealed memory is held
-  also when this VM ends; on memfd its end waits for what is held, up to 5 s (`TMESH_LINGER`), but for a kill.
+  Otherwise the memory stays while a ref or binary of this VM holds it. On the module sealed memory is held also
+  after this VM ends. On memfd its end waits for held memory, up to 5 s (`TMESH_EXIT_WAIT`), except after a kill.
   `Tmesh.flush/1` waits until all was opened.
   """
   @type hold_option :: {:hold, boolean() | pos_integer()}
 
   @doc """
-  The description as a map with string keys, for any encoder. Raises `Tmesh.Error` when a new
-  tensor cannot be named, because it was released or no descriptor is free.
+  Return the description as a map with string keys, for any encoder.
+
+  Errors: `:closed` (a tensor without a token was released), `:too_many_files`, `:limit_exceeded`, as in
+  `to_json/2`.
 
       iex> {:ok, ref} = Tmesh.ZeroCopy.allocate([2, 3], :int16)
-      iex> map = Tmesh.ZeroCopy.TensorRef.to_map(ref)
+      iex> map = Tmesh.ZeroCopy.TensorRef.to_map!(ref)
       iex> {map["shape"], map["dtype"], map["strides"], map["byte_size"], map["device"]}
       {[2, 3], "int16", [3, 1], 12, "cpu"}
   """
-  @spec to_map(t(), [hold_option()]) :: %{String.t() => term()}
+  @spec to_map(t(), [hold_option()]) :: {:ok, %{String.t() => term()}} | {:error, Error.t()}
   def to_map(%__MODULE__{} = ref, opts \\ []) do
-    ref =
-      case handed_over(ref, opts) do
-        {:ok, ref} -> ref
-        {:error, error} -> raise error
-      end
+    with {:ok, ref} <- handed_over(ref, opts), do: {:ok, described(ref)}
+  end
 
+  defp described(ref) do
     with_axes = for {key, value} <- axes(ref), into: %{}, do: {key, value}
 
     Map.merge(with_axes, %{
@@ -136,15 +133,15 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     })
   end
 
-  # The members that Elixir alone writes, where there are any.
+  # Add the members that only Elixir writes, if there are any.
   defp axes(%__MODULE__{names: names, vectorized: vectorized}),
     do: for({key, value} <- [{"names", names}, {"vectorized", vectorized}], value, do: {key, value})
 
   @doc """
-  The description in a map as `to_map/1` makes it, or as it was decoded from JSON.
+  Read a description from a map of `to_map/1`, or from decoded JSON.
 
-  Anything may be handed to it: a map that no tensor can have gives `:protocol`. Only the token may be missing, as it
-  is in a description. Other members are allowed and ignored.
+  You may pass any map: one that no tensor can have gives `:protocol`. Only the token may be missing. Other members
+  are allowed and ignored.
 
       iex> {:error, error} = Tmesh.ZeroCopy.TensorRef.from_map(%{"v" => 1, "dtype" => "float31"})
       iex> {error.type, error.message}
@@ -181,14 +178,18 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
   defp name?(name), do: is_binary(name) and String.valid?(name)
 
-  # As long as the library takes.
+  # The longest text that the library reads.
   @json_bytes 767
 
   @doc """
-  The description as JSON, on one line.
+  Return the description as JSON, on one line.
 
-  Errors: `:closed` (a tensor that has no token yet and was released), `:too_many_files`, `:invalid`
-  (names of axes that are too long), `:limit_exceeded` (too much is held that nobody has opened).
+  Errors:
+
+    * `:closed` - a tensor without a token was released
+    * `:invalid` - the names of axes are too long
+    * `:limit_exceeded` - too much memory is held that nobody has opened
+    * `:too_many_files`
 
       iex> json = Tmesh.ZeroCopy.from_binary!("abc", [3], :uint8) |> Tmesh.ZeroCopy.TensorRef.to_json!(hold: 5_000)
       iex> :erlang.garbage_collect()
@@ -222,11 +223,11 @@ defmodule Tmesh.ZeroCopy.TensorRef do
       else: {:error, Error.new(:invalid, "the names of the axes are too long for a ref")}
   end
 
-  @doc "The description in JSON from `to_json/1` or any other of tmesh's languages."
+  @doc "Read a description from JSON of `to_json/1` or of any other of tmesh's languages."
   @spec from_json(String.t()) :: {:ok, t()} | {:error, Error.t()}
   def from_json(json) do
     with {:ok, native} <- Native.ref_decode(json),
-         # Read again only where there is more than the library knows.
+         # Decode it again only if it has members that the library does not know.
          {:ok, map} <-
            if(json =~ ~r/names|vectorized/, do: Native.json_decode(json), else: {:ok, %{}}) do
       native |> from_native() |> with_axes(map)
@@ -236,6 +237,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   end
 
   bang from_map(map :: map()) :: t()
+  bang to_map(ref :: t(), opts :: [hold_option()] \\ []) :: %{String.t() => term()}
   bang to_json(ref :: t(), opts :: [hold_option()] \\ []) :: String.t()
   bang from_json(json :: String.t()) :: t()
 
@@ -254,24 +256,12 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     }
   end
 
-  # Of a tensor that has no name yet: who never asks for one does not pay for it.
+  # Make a ref without a token, which costs less.
   @doc false
   @spec unnamed(Native.handle(), Native.ref()) :: t()
-  def unnamed(handle, {_id, _token, offset, byte_size, shape, dtype, strides, device}) do
-    %__MODULE__{
-      id: nil,
-      shape: shape,
-      dtype: dtype,
-      device: device,
-      token: nil,
-      byte_size: byte_size,
-      strides: strides,
-      offset: offset,
-      handle: handle
-    }
-  end
+  def unnamed(handle, native), do: %__MODULE__{from_native(native) | handle: handle}
 
-  # With a token of its own, to read, where that is to hold.
+  # Give the ref a token of its own, to read, if it is to hold the memory.
   defp handed_over(ref, opts) do
     case Options.hold(opts) do
       {:ok, nil} -> named(ref)
@@ -280,14 +270,14 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     end
   end
 
-  # The ref with its id and token.
+  # Return the ref with its id and token.
   @doc false
   @spec named(t(), :read | :write, Native.hold()) :: {:ok, t()} | {:error, Error.t()}
   def named(%__MODULE__{handle: handle} = ref, rights, hold) do
     case Janitor.retry(fn -> Native.ref(handle, rights, hold) end) do
       {:ok, native} ->
-        %__MODULE__{id: id, token: token} = from_native(native)
-        {:ok, %__MODULE__{ref | id: id, token: token}}
+        %__MODULE__{token: token} = from_native(native)
+        {:ok, %__MODULE__{ref | token: token}}
 
       {:error, reason} ->
         {:error, Error.from_native(reason)}
@@ -298,7 +288,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   @spec named(t()) :: {:ok, t()} | {:error, Error.t()}
   def named(%__MODULE__{token: nil, handle: handle} = ref) do
     case Native.name(handle) do
-      {:ok, {id, token}} -> {:ok, %__MODULE__{ref | id: hex(id), token: token}}
+      {:ok, {_id, token}} -> {:ok, %__MODULE__{ref | token: token}}
       {:error, reason} -> {:error, Error.from_native(reason)}
     end
   end
@@ -307,7 +297,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
   defp hex(id), do: Base.encode16(<<id::64>>, case: :lower)
 
-  # The NIF checks the rest.
+  # Check here only what the NIF does not.
   @doc false
   @spec to_native(t()) :: {:ok, Native.ref()} | {:error, Error.t()}
   def to_native(%__MODULE__{} = ref) do
@@ -339,7 +329,7 @@ defimpl Inspect, for: Tmesh.ZeroCopy.TensorRef do
 
   alias Tmesh.Native
 
-  # Never its token, which opens the region for whoever reads the log.
+  # Never show the token: it opens the region for any reader of the log.
   def inspect(ref, opts) do
     what = [to_doc(ref.dtype, opts), " ", to_doc(ref.shape, %{opts | charlists: :as_lists})]
     where = [" ", to_doc(ref.device, opts)]
@@ -351,10 +341,20 @@ defimpl Inspect, for: Tmesh.ZeroCopy.TensorRef do
 
   defp told(%{handle: handle}, _opts) when not is_reference(handle), do: [", no handle"]
 
-  defp told(%{handle: handle}, _opts) when node(handle) != node(),
-    do: [", held by ", Atom.to_string(node(handle))]
+  defp told(%{handle: handle} = ref, opts) do
+    case Native.local(handle) do
+      :ok -> state_of(handle, opts)
+      {:error, _why} -> elsewhere(ref)
+    end
+  end
 
-  defp told(%{handle: handle}, opts) do
+  # Whether that node still holds it is unknown here.
+  defp elsewhere(%{token: token, handle: handle}) do
+    from = if node(handle) != node(), do: [" by ", Atom.to_string(node(handle))], else: []
+    if token, do: [", granted" | from], else: [", opened elsewhere" | from]
+  end
+
+  defp state_of(handle, opts) do
     case Native.info(handle) do
       {:ok, info} -> label(info.label, opts) ++ state(info)
       {:error, _closed} -> [", released"]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Pages.Follower do
   @moduledoc false
-  # The other end of Tmesh.Net.Pages.Log. It has a table that is whole, whose pages are all here, and may be
-  # building the next one beside it: from the blocks that it has by the first difference on, its pages are
-  # fetched, so many at a time. Then it asks for the next record, so that one message of the log is under way
-  # at most.
+  # The other end of Tmesh.Net.Pages.Log. It has a whole table, whose pages are all here. Beside it, it may build
+  # the next table: it starts from blocks that it has, and fetches the pages after the first difference, some at a
+  # time. Then it asks for the next record. So at most one message of the log is in transit.
 
   use GenServer
   require Logger
@@ -14,7 +13,7 @@ defmodule Tmesh.Net.Pages.Follower do
   alias Tmesh.Net.Pages.Log
   alias Tmesh.Pages.Sequence
 
-  # How often something may go wrong until one table is whole, and how long it waits then.
+  # How many failures one table may have, and the pause after each.
   @tries 3
   @again_ms 100
 
@@ -32,9 +31,9 @@ defmodule Tmesh.Net.Pages.Follower do
        shape: shape,
        timeout: timeout,
        owner: owner,
-       # The table that is whole; `hashes` are of its full blocks, and nil without tokens.
+       # The whole table. `hashes` are of its full blocks, and nil without tokens.
        whole: %{number: 0, pages: [], text: nil, hashes: nil, sequence: nil},
-       # The same of the next one, and the blocks that are missing, in portions.
+       # The same members of the next table, and its missing blocks in portions.
        building: nil,
        fetch: nil,
        tries: 0,
@@ -84,7 +83,7 @@ defmodule Tmesh.Net.Pages.Follower do
         {pid, _tag} = from
         monitor = Process.monitor(pid)
 
-        # At most what any timer takes.
+        # Use at most the longest time that a timer takes.
         _ =
           if timeout != :infinity,
             do: Process.send_after(self(), {:late, monitor}, min(timeout, 0xFFFF_FFFF))
@@ -153,7 +152,7 @@ defmodule Tmesh.Net.Pages.Follower do
 
   def handle_info(_other, state), do: {:noreply, state}
 
-  # Pages go at once, and not when this process is collected.
+  # Release the pages at once, not when this process is collected.
   @impl true
   def terminate(_reason, state) do
     state = drop(state)
@@ -163,7 +162,7 @@ defmodule Tmesh.Net.Pages.Follower do
   ## Records
 
   @doc false
-  # The table after a record, without its sequence.
+  # Return the table after a record, without its sequence.
   @spec apply_record(map(), map(), Log.shape()) :: {:ok, map()} | {:error, Error.t()}
   def apply_record(whole, record, shape) do
     with %{from: from, number: number, tokens: tokens, first: first, pages: pages} <- record,
@@ -211,7 +210,7 @@ defmodule Tmesh.Net.Pages.Follower do
     end
   end
 
-  # Those of blocks whose tokens have not changed are known.
+  # Reuse the hashes of blocks whose tokens have not changed.
   defp hashes(_state, %{text: nil}), do: {:ok, nil}
 
   defp hashes(state, next) do
@@ -231,7 +230,7 @@ defmodule Tmesh.Net.Pages.Follower do
 
   defp more(_pages, _text, _at, _block, known), do: {:ok, Enum.reverse(known)}
 
-  # The sequence that has most of the blocks already: the one before, or a prefix of the tenant's.
+  # Start from the sequence that has most of the blocks already: the previous one, or a prefix of the tenant.
   defp base(state, next, hashes) do
     kept = equal(state.whole.pages, next.pages)
 
@@ -267,7 +266,7 @@ defmodule Tmesh.Net.Pages.Follower do
     end
   end
 
-  # Behind what is kept come fresh pages, which nothing is copied into first.
+  # Append fresh pages to the kept ones. Nothing is copied into them first.
   defp resize(state, kept) do
     %{sequence: sequence, tokens: tokens, pages: pages} = state.building
     kept_tokens = min(kept * state.shape.page_tokens, tokens)
@@ -303,7 +302,7 @@ defmodule Tmesh.Net.Pages.Follower do
     receive do
       {:tmesh_pages, 1, {:offer, ^number, {:ok, offer}}} when is_map(offer) ->
         opened = Net.open(offer, timeout: timeout)
-        # The pool has them.
+        # The pool has a copy of the pages.
         _ = with {:ok, _ref} <- opened, do: FarStream.forget(offer)
         opened
 
@@ -352,7 +351,7 @@ defmodule Tmesh.Net.Pages.Follower do
   defp whole(%{building: building} = state) do
     if state.whole.sequence, do: Sequence.release(state.whole.sequence)
     whole = Map.take(building, [:number, :pages, :text, :hashes, :sequence])
-    # Others of the tenant may find them. That there is no room for this is no error.
+    # Other sequences of the tenant may find them. Lack of room for this is no error.
     _ = if whole.hashes not in [nil, []], do: Sequence.cache(whole.sequence, whole.hashes)
     tell(state.home, {:next, self(), whole.number})
 
@@ -368,7 +367,7 @@ defmodule Tmesh.Net.Pages.Follower do
 
   ## Ends
 
-  # What was half there is gone; the whole table stays.
+  # Drop the unfinished table; the whole one stays.
   defp drop(state) do
     with {_fetch, pid} <- state.fetch do
       Process.unlink(pid)
@@ -409,6 +408,6 @@ defmodule Tmesh.Net.Pages.Follower do
   defp gone(state, reason),
     do: Error.new(:gone, "the log of pages on #{node(state.home)} has ended: #{inspect(reason)}")
 
-  # A node that is gone is not connected again by this.
+  # Do not reconnect a node that is gone.
   defp tell(to, message), do: :erlang.send(to, {:tmesh_pages, 1, message}, [:noconnect])
 end

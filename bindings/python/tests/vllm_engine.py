@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""An engine of test_vllm.py: vllm_engine.py JSON, then commands as lines of JSON on stdin. Each gets an answer on stdout.
+
+The argument has the keywords of vllm.LLM, "stop_after": a number of weights after which the load waits for a line, and "version":
+another version of vLLM."""
+
+import json
+import os
+import re
+import sys
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+# vLLM and libraries write to stdout, which has the answers alone.
+ANSWERS = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+
+
+def answer(value):
+    print(json.dumps(value), file=ANSWERS, flush=True)
+
+
+def mapped(name):
+    """Return kB of this process's mappings whose name has that word, by kind."""
+    found = {}
+    inside = False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                inside = name in line
+            elif inside and (match := re.match(r"(Rss|Pss|Anonymous|Shared_Clean|Shared_Dirty|Private_Dirty):\s+(\d+)", line)):
+                found[match[1]] = found.get(match[1], 0) + int(match[2])
+    return found
+
+
+def stop_after(count):
+    from tmesh.vllm.loader import Loader
+
+    get_all_weights = Loader.get_all_weights
+
+    def slow(self, *args):
+        for number, pair in enumerate(get_all_weights(self, *args)):
+            yield pair
+            if number == count:
+                answer("filling")
+                sys.stdin.readline()
+
+    Loader.get_all_weights = slow
+
+
+def reports():
+    """Keep the loaders' reports. They are in this process if the engine is."""
+    from tmesh.vllm.loader import Loader
+
+    kept = []
+    load_model = Loader.load_model
+
+    def noted(self, *args, **more):
+        model = load_model(self, *args, **more)
+        kept.append(self.report)
+        return model
+
+    Loader.load_model = noted
+    return kept
+
+
+def main():
+    arguments = json.loads(sys.argv[1])
+    import vllm
+
+    vllm.__version__ = arguments.pop("version", vllm.__version__)
+    noted = reports()
+    if (count := arguments.pop("stop_after", None)) is not None:
+        stop_after(count)
+    engine = vllm.LLM(**{"enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "dtype": "bfloat16", **arguments})
+    answer({"report": noted[0] if noted else None})
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "prompts" in command:
+            done = engine.generate(command["prompts"], vllm.SamplingParams(max_tokens=command.get("tokens", 16), temperature=0, ignore_eos=True),
+                                   use_tqdm=False)
+            answer([[*one.outputs[0].token_ids] for one in done])
+        elif "rpc" in command:
+            try:
+                engine.collective_rpc(command["rpc"], args=tuple(command["args"]))
+                answer("done")
+            except Exception as problem:
+                answer(f"{type(problem).__name__}: {problem}")
+        elif "reset" in command:
+            answer(engine.reset_prefix_cache(reset_connector=True))
+        elif "counts" in command:
+            from tmesh.vllm import connector
+            answer(connector.counts)
+        elif "mapped" in command:
+            answer(mapped(command["mapped"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: MIT
+"""Finished weights of an engine, kept under a fingerprint of everything that shaped them.
+
+    artifact = artifacts.find(fingerprint)            # None: a miss
+    if artifact is None:
+        artifact = artifacts.keep(fingerprint, net.state_dict())
+    net.load_state_dict(artifact.tensors(), assign=True)
+
+An artifact is a kept group: one region with the tensors' storages, and one with the manifest, which is JSON. Limits, order of
+eviction and rights are those of kept memory. obtain() lets one process load while the others wait."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import json
+import logging
+import math
+import os
+import time
+from typing import Any, NamedTuple
+
+from . import _tmesh
+from .bundles import Bundle
+from .errors import Error, InvalidError, NotFoundError, PeerTimeoutError, ProtocolError
+from .keeping import keep as _keep
+from .keeping import open_kept
+
+__all__ = ["Artifact", "Obtained", "find", "keep", "name_of", "obtain"]
+
+_log = logging.getLogger("tmesh.artifacts")
+
+_FORMAT = 1
+_ALIGNMENT = 64
+_WAIT = .02  # seconds between two looks at the process that loads
+_DATA = "data"
+
+Progress = Callable[[int, int, bool], object]
+
+
+def _canonical(fingerprint: Mapping[str, Any]) -> str:
+    try:
+        text = json.dumps(fingerprint, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as problem:
+        raise InvalidError(22, f"a fingerprint is a dict of plain JSON values: {problem}") from None
+    return text
+
+
+def name_of(fingerprint: Mapping[str, Any]) -> str:
+    """Return the kept name of a fingerprint's artifact. InvalidError: the fingerprint is no JSON."""
+    digest = hashlib.sha256(_canonical(fingerprint).encode()).digest()
+    return "a." + base64.b32encode(digest).decode().rstrip("=").lower()
+
+
+class _Part(NamedTuple):
+    """A tensor's place in the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int  # bytes
+
+
+def _size(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 60:
+        raise ProtocolError(71, f"{value!r} is not a size")
+    return value
+
+
+def _parsed(entry: Any, total: int, torch: Any) -> _Part:
+    """Check a tensor's description against the bytes that there are."""
+    if not isinstance(entry, list) or len(entry) != 4 or not isinstance(entry[1], list) or not isinstance(entry[2], list):
+        raise ProtocolError(71, "an entry is not [dtype, shape, strides, offset]")
+    dtype, shape, strides, offset = entry[0], tuple(map(_size, entry[1])), tuple(map(_size, entry[2])), _size(entry[3])
+    # getattr() would import modules that PyTorch loads at their first use.
+    kind = vars(torch).get(dtype) if isinstance(dtype, str) else None
+    if not isinstance(kind, torch.dtype):
+        raise ProtocolError(71, f"PyTorch has no type {dtype!r}")
+    if len(shape) != len(strides):
+        raise ProtocolError(71, f"the shape {shape} and the strides {strides} differ in length")
+    item = torch.empty(0, dtype=kind).element_size()
+    if math.prod(max(length, 1) for length in shape) * item >= 1 << 62:
+        raise ProtocolError(71, f"the shape {shape} has more elements than a tensor can have")
+    last = 0 if 0 in shape else 1 + sum((length - 1) * step for length, step in zip(shape, strides))
+    if offset % item or offset + last * item > total:
+        raise ProtocolError(71, f"the tensor at {offset} of shape {shape} and strides {strides} does not fit into {total} bytes")
+    return _Part(dtype, shape, strides, offset)
+
+
+class Artifact:
+    """An artifact that is open in this process, which holds its memory. extra is the JSON value that keep() was given."""
+
+    def __init__(self, name: str, bundle: Bundle, fingerprint: Mapping[str, Any]) -> None:
+        torch = importlib.import_module("torch")
+        try:
+            manifest = json.loads(bundle.metadata)
+        except ValueError:
+            raise ProtocolError(71, "its manifest is no JSON") from None
+        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+            raise ProtocolError(71, f"its manifest does not have format {_FORMAT}")
+        if manifest.get("fingerprint") != json.loads(_canonical(fingerprint)):
+            raise ProtocolError(71, "its manifest has another fingerprint")
+        if [*bundle] != [_DATA] or bundle[_DATA].dtype != "uint8" or not bundle[_DATA].sealed:
+            raise ProtocolError(71, "it is not one sealed region of bytes")
+        parts, aliases = manifest.get("tensors"), manifest.get("aliases")
+        if not isinstance(parts, dict) or not isinstance(aliases, dict):
+            raise ProtocolError(71, "its manifest lists no tensors")
+        self.nbytes = bundle.nbytes
+        self._parts = {name: _parsed(entry, self.nbytes, torch) for name, entry in parts.items()}
+        for alias, canonical in aliases.items():
+            if not isinstance(canonical, str) or canonical not in self._parts or alias in self._parts:
+                raise ProtocolError(71, f"the alias {alias!r} of {canonical!r} does not fit")
+        self.name = name
+        self.aliases: dict[str, str] = aliases
+        self.extra: Any = manifest.get("extra")
+        self._bundle = bundle
+
+    def __len__(self) -> int:
+        return len(self._parts) + len(self.aliases)
+
+    def tensors(self, *, private: bool = True) -> dict[str, Any]:
+        """Return all as PyTorch's tensors, without a copy, in one copy-on-write view that is new at each call. An alias
+        is the same object as its tensor. private=False promises not to write: a write would end the process."""
+        torch = importlib.import_module("torch")
+        data = self._bundle.state_dict(private=private)[_DATA]
+        found = {}
+        for name, part in self._parts.items():
+            kind = getattr(torch, part.dtype)
+            if 0 in part.shape:
+                found[name] = torch.empty(part.shape, dtype=kind)
+                continue
+            item = torch.empty(0, dtype=kind).element_size()
+            whole = data[part.offset:part.offset + (self.nbytes - part.offset) // item * item].view(kind)
+            found[name] = whole.as_strided(part.shape, part.strides)
+        for alias, canonical in self.aliases.items():
+            found[alias] = found[canonical]
+        return found
+
+    def release(self) -> None:
+        """Release the artifact. Tensors that were taken from it stay valid."""
+        self._bundle.release()
+
+    def __repr__(self) -> str:
+        return f"<tmesh.artifacts.Artifact {self.name} of {len(self)} tensors, {self.nbytes} bytes>"
+
+
+def find(fingerprint: Mapping[str, Any]) -> Artifact | None:
+    """Open the artifact of a fingerprint. None: nothing is kept, or another program kept something that is no artifact of
+    this fingerprint, which is logged. InvalidError: the fingerprint is no JSON."""
+    name = name_of(fingerprint)
+    found = None
+    try:
+        found = open_kept(name)
+        if not isinstance(found, Bundle):
+            raise ProtocolError(71, "it is no bundle")
+        return Artifact(name, found, fingerprint)
+    except NotFoundError:
+        return None
+    except (Error, TypeError, ValueError, RuntimeError) as problem:  # a manifest that nests too deep is a RecursionError
+        if isinstance(found, Bundle):
+            found.release()
+        remedy = "" if isinstance(problem, PeerTimeoutError) else f" (tmeshctl drop {name} removes it)"
+        _log.warning("opening artifact %s: %s; it counts as a miss%s", name, getattr(problem, "strerror", None) or problem, remedy)
+        return None
+
+
+def _storage(tensor: Any) -> Any:
+    """Return a tensor's storage, also with PyTorch 1.13."""
+    return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()._storage
+
+
+def keep(fingerprint: Mapping[str, Any], tensors: Mapping[str, Any], *, extra: Any = None,
+         progress: Callable[[int, int], object] | None = None) -> Artifact:
+    """Copy PyTorch's tensors into one region, seal it, keep it as the fingerprint's artifact, and return it. Storages are
+    copied once, so tensors that share memory still share it. An older artifact of that name is replaced. extra: a JSON value
+    for Artifact.extra. progress: called with the bytes copied and all bytes.
+
+    InvalidError: a tensor is not in the machine's memory, or a fingerprint or extra is no JSON. Other errors are those of
+    tmesh.put() and tmesh.keep(); nothing is kept then."""
+    torch = importlib.import_module("torch")
+    name = name_of(fingerprint)
+    storages: dict[int, tuple[Any, int]] = {}
+    parts: dict[str, list[Any]] = {}
+    aliases: dict[str, str] = {}
+    places: dict[Any, str] = {}
+    total = 0
+    for key, tensor in tensors.items():
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+            raise InvalidError(22, f"keeping an artifact: the tensor {key!r} is {tensor.dtype}, {tensor.layout} on {tensor.device}; "
+                               "copy it to a plain tensor of the CPU")
+        tensor = tensor.resolve_conj().resolve_neg()
+        storage = _storage(tensor)
+        if storage.nbytes() and storage.data_ptr() not in storages:
+            storages[storage.data_ptr()] = storage, total
+            total += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+        start = storages[storage.data_ptr()][1] if storage.nbytes() else 0
+        part = [str(tensor.dtype).removeprefix("torch."), [*tensor.shape], [*tensor.stride()],
+                start + tensor.storage_offset() * tensor.element_size()]
+        if tensor.numel() == 0:
+            part[3] = 0
+        place = places.setdefault(json.dumps(part), key) if tensor.numel() else key
+        if place != key:
+            aliases[key] = place
+        else:
+            parts[key] = part
+    region = _tmesh.empty((max(total, 1),), "uint8", label="artifact", huge="try")
+    done = 0
+    for storage, start in storages.values():
+        raw = torch.empty(0, dtype=torch.uint8).set_(storage)
+        for at in range(0, len(raw), 64 << 20):
+            piece = raw[at:at + (64 << 20)]
+            _tmesh.write(region[start + at:start + at + len(piece)], piece.numpy())
+            done += len(piece)
+            if progress:
+                progress(done, total)
+    try:
+        manifest = json.dumps({"format": _FORMAT, "fingerprint": fingerprint, "tensors": parts, "aliases": aliases, "extra": extra})
+    except (TypeError, ValueError) as problem:
+        raise InvalidError(22, f"keeping an artifact: extra is no plain JSON value: {problem}") from None
+    bundle = Bundle(_tmesh.make_bundle(((_DATA, region),), manifest, True, "artifact"))
+    _keep(bundle, name, replace=True)
+    return Artifact(name, bundle, fingerprint)
+
+
+class Obtained(NamedTuple):
+    """The result of obtain(). artifact: None if nothing could be shared. made: this process called make. waited: seconds
+    that it waited for another process. reason: why nothing is shared, "" otherwise."""
+
+    artifact: Artifact | None
+    made: bool
+    waited: float
+    reason: str
+
+
+# Descriptors with the lock of a process that loads. A forked child closes its copies, so that the lock ends with its parent.
+_locked: set[int] = set()
+
+
+def _close_in_child() -> None:
+    for fd in _locked:
+        os.close(fd)
+    _locked.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class _Turn:
+    """The right to load one artifact: a lock of a file in the runtime directory, which has the progress as JSON."""
+
+    def __init__(self, name: str) -> None:
+        self._folder = _tmesh.runtime_dir()
+        self._path = f"artifact-{name[2:]}"
+        self._fd = -1
+
+    def take(self) -> bool:
+        """Take the lock. False: another process has it."""
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=self._folder)
+            _locked.add(fd)
+            self._fd = fd
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._close()
+                return False
+            with contextlib.suppress(FileNotFoundError):
+                there = os.stat(self._path, dir_fd=self._folder, follow_symlinks=False)
+                if (there.st_dev, there.st_ino) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino):
+                    self.tell(0, 0)
+                    return True
+            self._close()  # the process that had it has removed it
+
+    def tell(self, done: int, total: int) -> None:
+        """Store the progress, for the processes that wait."""
+        text = json.dumps({"pid": os.getpid(), "done": done, "total": total}).encode()
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, text.ljust(128), 0)
+
+    def progress(self) -> tuple[int, int, int]:
+        """Return the loading process, the bytes that it has done, and all; zeros if they are not known."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder)
+        except OSError:
+            return 0, 0, 0
+        try:
+            record = json.loads(os.pread(fd, 128, 0))
+            return _size(record["pid"]), _size(record["done"]), _size(record["total"])
+        except (OSError, ValueError, TypeError, KeyError, ProtocolError):
+            return 0, 0, 0
+        finally:
+            os.close(fd)
+
+    def _close(self) -> None:
+        if self._fd in _locked:
+            _locked.discard(self._fd)
+            os.close(self._fd)
+        self._fd = -1
+
+    def end(self) -> None:
+        if self._fd in _locked:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path, dir_fd=self._folder)
+        self._close()
+        os.close(self._folder)
+
+
+def obtain(fingerprint: Mapping[str, Any], make: Callable[[Callable[[int, int], None]], Artifact | None], *, timeout: float = 60.0,
+           progress: Progress | None = None) -> Obtained:
+    """Find the artifact of a fingerprint, or let one process make it while the others wait.
+
+    make(tell) loads the weights and returns keep(...), or None if they cannot be shared. It reports its progress by tell(done,
+    total). If the process that makes it dies, one of the others takes its place. The wait for a process ends if it shows no
+    progress for timeout seconds. The result then has no artifact, and a reason.
+
+    progress: called with the bytes done, all bytes and whether another process loads. Its exception ends the call."""
+    artifact = find(fingerprint)
+    if artifact:
+        return Obtained(artifact, False, 0.0, "")
+    turn = _Turn(name_of(fingerprint))
+    began = changed = time.monotonic()
+    last = (0, 0, 0)
+    try:
+        while not turn.take():
+            now = turn.progress()
+            if now != last:
+                last, changed = now, time.monotonic()
+            if progress:
+                progress(now[1], now[2], True)
+            if time.monotonic() - changed > timeout:
+                return Obtained(None, False, time.monotonic() - began,
+                                f"process {now[0]} loads the same weights and showed no progress for {timeout:g} s: let it go on, or end it")
+            time.sleep(_WAIT)
+        waited = time.monotonic() - began
+        artifact = find(fingerprint)
+        if artifact:
+            return Obtained(artifact, False, waited, "")
+
+        def tell(done: int, total: int) -> None:
+            turn.tell(done, total)
+            if progress:
+                progress(done, total, False)
+
+        artifact = make(tell)
+        return Obtained(artifact, True, waited, "" if artifact else "the weights cannot be shared")
+    finally:
+        turn.end()
