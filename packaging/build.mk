@@ -5,13 +5,13 @@
 DEB_OUT  := $(B)/deb
 DEB_TREE := $(DEB_OUT)/tmesh-$(VERSION)
 
-deb-source: ## put together the tree that the Debian packages are built from
+deb-source: ## [Package] Make the source tree that the Debian packages are built from.
 	rm -rf $(DEB_OUT)
 	mkdir -p $(DEB_TREE)
 	tar -c --exclude-vcs --exclude=./build --exclude=_build --exclude=__pycache__ . | tar -x -C $(DEB_TREE)
 	cp -a packaging/deb $(DEB_TREE)/debian
 
-deb: deb-source ## build the Debian packages
+deb: deb-source ## [Package] Build the Debian packages.
 	cd $(DEB_TREE) && env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL dpkg-buildpackage -b -us -uc
 
 .PHONY: deb-source deb

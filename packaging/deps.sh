@@ -3,46 +3,54 @@
 #
 # Install the Debian packages that tmesh needs. Debian 12 and 13.
 #
-#   packaging/deps.sh demo    to build everything but the module, and to run `make demo`
-#   packaging/deps.sh bench   that, and what `make bench` compares with and draws with
-#   packaging/deps.sh check   that, and what `make check` needs
-#   packaging/deps.sh all     all of it (the default)
+#   packaging/deps.sh build   for `make` and `make install`
+#   packaging/deps.sh demo    for `make demo` and the bindings as well
+#   packaging/deps.sh quick   for `make quick` as well
+#   packaging/deps.sh test    for `make check` as well
+#   packaging/deps.sh bench   for `make demo` and `make bench`
+#   packaging/deps.sh all     all of these (the default)
 #
-# When nothing is missing, nothing is touched and nothing is said.
+# With --missing in front it installs nothing: it names the missing packages and fails if there are any.
+# If no package is missing, it prints nothing and changes nothing.
 set -eu
 cd "$(dirname "$0")/.."
 
-demo='gcc make pkg-config libc6-dev libjansson-dev liburing-dev libxxhash-dev
-	python3 python3-dev python3-venv python3-pip python3-setuptools python3-wheel python3-numpy
-	elixir erlang-dev erlang-nox
-	scdoc bash-completion'
-bench='python3-torch python3-matplotlib iperf3'
-# The tests of the system's own Python, which have no package without a version: Debian 13 has
-# Python 3.13, Debian 12 3.11.
+build='gcc make pkg-config libc6-dev libjansson-dev liburing-dev libxxhash-dev scdoc bash-completion'
+demo='python3 python3-dev python3-venv python3-pip python3-setuptools python3-wheel python3-numpy
+	elixir erlang-dev erlang-nox libfuse3-dev'
+bench='python3-torch python3-matplotlib iperf3 libfabric-dev'
+# CPython's own tests are in a package whose name has the version: Debian 13 has Python 3.13, Debian 12 3.11.
 testsuite=$(. /etc/os-release 2>/dev/null && [ "${VERSION_ID:-}" = 13 ] && echo 3.13 || echo 3.11)
-check='libcmocka-dev man-db valgrind clang llvm lld libclang-rt-dev sparse coccinelle
-	python3-pytest python3-prometheus-client graphviz python3-fusepy
+test='libcmocka-dev man-db valgrind clang llvm lld libclang-rt-dev sparse coccinelle
+	python3-torch python3-pytest python3-prometheus-client graphviz python3-fusepy
 	qemu-system-x86 debootstrap busybox-static kmod e2fsprogs cpio rsync xz-utils zstd
 	flex bison bc dwarves libelf-dev libssl-dev socat erlang-dialyzer
-	libdrm-dev libfabric-dev systemd'
-check="$check libpython$testsuite-testsuite"
+	libdrm-dev libfabric-dev systemd fuse3 fio podman runc cmake dpkg-dev'
+test="$test libpython$testsuite-testsuite"
 
-case ${1:-all} in
-demo)
-	wanted=$demo
+install=yes
+if [ "${1:-}" = --missing ]; then
+	install=
+	shift
+fi
+tier=${1:-all}
+case $tier in
+build) wanted=$build ;;
+demo) wanted="$build $demo" ;;
+quick) wanted="$build $demo libcmocka-dev" ;;
+test) wanted="$build $demo $test" ;;
+bench) wanted="$build $demo $bench" ;;
+all) wanted="$build $demo $test $bench" ;;
+*)
+	echo "usage: packaging/deps.sh [--missing] [build|demo|quick|test|bench|all]" >&2
+	exit 2
 	;;
-bench)
-	wanted="$demo $bench"
-	;;
-check | all)
-	wanted="$demo $bench $check"
+esac
+case $tier in
+test | all)
 	if [ -x tests/vm/deps ]; then
 		wanted="$wanted $(tests/vm/deps)"
 	fi
-	;;
-*)
-	echo "usage: packaging/deps.sh [demo|bench|check|all]" >&2
-	exit 2
 	;;
 esac
 
@@ -57,11 +65,22 @@ missing=
 for package in $wanted; do
 	case $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) in
 	installed) ;;
-	*) missing="$missing $package" ;;
+	*)
+		case "$missing " in
+		*" $package "*) ;;
+		*) missing="$missing $package" ;;
+		esac
+		;;
 	esac
 done
 if [ -z "$missing" ]; then
 	exit 0
+fi
+
+if [ -z "$install" ]; then
+	echo "deps.sh: missing$missing" >&2
+	echo "deps.sh: \`make deps TIER=$tier\` installs them" >&2
+	exit 1
 fi
 
 echo "deps.sh: installing$missing"
@@ -70,7 +89,7 @@ install="env DEBIAN_FRONTEND=noninteractive $apt install -y --no-install-recomme
 as_root=
 if [ "$(id -u)" != 0 ]; then
 	as_root=sudo
-	# A sudo that would ask for a password is of use only where somebody can answer.
+	# sudo can ask for a password only at a terminal.
 	if ! command -v sudo >/dev/null || { ! [ -t 0 ] && ! sudo -n true 2>/dev/null; }; then
 		echo "deps.sh: that needs root. Run this, then try again:" >&2
 		echo "    su -c '$apt update && $install'" >&2
@@ -78,8 +97,8 @@ if [ "$(id -u)" != 0 ]; then
 	fi
 fi
 
-# Package lists may be stale or absent on a fresh machine, so they come first. What apt-get
-# has to say is of interest only when it fails.
+# Package lists may be stale or absent on a fresh machine, so they come first. The output of apt-get is printed
+# only when it fails.
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # shellcheck disable=SC2086 # words

@@ -14,21 +14,21 @@ of the release, or a git checkout, whose HEAD is taken (default: the checkout of
   sources   the versions agree, nothing built is among the files, every file names its licence
   root      a minimal Debian is made by debootstrap
   demo      in the root, README's first command: make demo
-  tests     in the root, README's second command: make check, or TARGET
+  tests     in the root, README's second command: make deps check, or TARGET
   install   in the root: make install, make uninstall; uninstall leaves nothing
 
   --suite NAME    bookworm or trixie (default: trixie)
   --root DIR      make the root in DIR, or use the one that is there (default: a temporary one)
-  --tests TARGET  this make target instead of check, such as unit-check; "none" for none
+  --tests TARGET  this make target instead of deps check, such as unit-check; "none" for none
   --keep          leave the root behind, and say where
   --sources-only  only the first step, which needs neither root nor debootstrap
 
 Needs root, debootstrap, and a way to Debian's mirror and to PyPI. Prints TAP, and exits with 1 when
-a step failed. make check takes half an hour to an hour.
+a step failed. make deps check takes half an hour to an hour.
 END
 }
 
-suite=trixie root= tests=check keep= only= sources=
+suite=trixie root= tests='deps check' keep= only= sources=
 while [ $# -gt 0 ]; do
 	case $1 in
 	--suite) suite=${2:?--suite needs a name}; shift ;;
@@ -96,7 +96,7 @@ else
 	tar -x -f "$sources" -C "$tree" --strip-components=1 --no-same-owner
 fi
 
-# Each tells on its standard output what is wrong.
+# Each check prints its findings on the standard output.
 versions_agree() {
 	version=$(cat "$tree/VERSION")
 	told=$(sed -n 's/^## \([0-9.]*\).*/\1/p' "$tree/NEWS.md" | head -n 1)

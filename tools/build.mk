@@ -5,45 +5,56 @@
 TOOLS_SRC := $(wildcard tools/*.c)
 TOOLS_OBJ := $(TOOLS_SRC:tools/%.c=$(B)/tools/%.o)
 MAN       := $(B)/man
-MAN_PAGES := $(foreach s,1 3 4,$(patsubst docs/man/%.$s.scd,$(MAN)/man$s/%.$s,$(wildcard docs/man/*.$s.scd)))
+DATADIR   ?= $(PREFIX)/share/tmesh
+MAN_PAGES := $(foreach s,1 3 4 8,$(patsubst docs/man/%.$s.scd,$(MAN)/man$s/%.$s,$(wildcard docs/man/*.$s.scd)))
 
-tools: $(B)/tmeshctl $(MAN_PAGES) ## build tmeshctl and the man pages
+tools: $(B)/tmeshctl $(MAN_PAGES) ## [Build] Build tmeshctl and the man pages.
 
-$(B)/tools/%.o: tools/%.c tools/build.mk
+$(B)/tools/%.o: tools/%.c tools/build.mk | $(call needs,jansson.h pkg-config)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $(shell pkg-config --cflags jansson) -MMD -MP -c -o $@ $<
+	$(SAY)$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 $(shell pkg-config --cflags jansson) -MMD -MP -c -o $@ $<
 -include $(TOOLS_OBJ:.o=.d)
 
-# Against the static library, so that what was built runs from where it lies. Distributions
-# take the shared one: TOOLS_LIB=build/libtmesh.so. That hides what it has of lib/common/.
+# Link the static library, so that the program runs from the build folder. Distributions take the shared one:
+# TOOLS_LIB=build/libtmesh.so. That one hides its copy of lib/common/, so the program brings its own.
 TOOLS_LIB ?= $(LIB_A)
 tmeshctl_with = $(TOOLS_OBJ) $(if $(filter %.so,$(1)),$(COMMON_OBJ)) $(1)
 $(B)/tmeshctl: $(call tmeshctl_with,$(TOOLS_LIB))
-	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS)
+	$(SAY)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS)
 
-# The first line, which scdoc leaves out, tells formatters that there are tables. A page goes by every
-# name that it has, so that man(1) finds each call: `man -M build/man tmesh_region_seal`.
+# scdoc does not write the first line, which announces tables to formatters. Each page also gets a link for every
+# name that it documents, so that man(1) finds each call: `man -M build/man tmesh_region_seal`.
 define MAN_PAGE
 @mkdir -p $(@D)
-{ echo "'\\\" t"; scdoc < $<; } > $@
+$(SAY){ echo "'\\\" t"; scdoc < $<; } > $@
 @find $(@D) -ignore_readdir_race -lname $(@F) -delete
 @for name in $$(sed -n '/^# NAME$$/{n;n;s/ - .*//;s/,//g;p}' $<); do \
-	[ $$name$(suffix $@) = $(@F) ] || ln -s $(@F) $(@D)/$$name$(suffix $@) || exit; \
+	[ $$name$(suffix $@) = $(@F) ] || ln -sf $(@F) $(@D)/$$name$(suffix $@) || exit; \
 done
 endef
-$(foreach s,1 3 4,$(eval $(MAN)/man$s/%.$s: docs/man/%.$s.scd tools/build.mk; $$(MAN_PAGE)))
+$(foreach s,1 3 4 8,$(eval $(MAN)/man$s/%.$s: docs/man/%.$s.scd tools/build.mk | $$(call needs,scdoc); $$(MAN_PAGE)))
+
+# Leave out the pages of a library or program that this machine lacks the packages for.
+MAN_INSTALLED = $(filter-out $(if $(NET_BUILT),,$(MAN)/man1/tmesh-net.1 $(MAN)/man3/tmesh_net.3) $(if $(MOUNT_BUILT),,$(MAN)/man8/tmesh-mount.8),$(MAN_PAGES))
 
 install-tools: tools
 	$(INSTALL) -d $(DESTDIR)$(BINDIR) $(DESTDIR)$(COMPLETIONS)
 	$(INSTALL) -m 755 $(B)/tmeshctl $(DESTDIR)$(BINDIR)/
 	$(INSTALL) -m 644 tools/completion/tmeshctl $(DESTDIR)$(COMPLETIONS)/
-	for page in $(MAN_PAGES:$(MAN)/%=%); do \
+	$(INSTALL) -d $(DESTDIR)$(SYSTEMUNITDIR) $(DESTDIR)$(DATADIR)/monitoring
+	sed -e 's|@bindir@|$(BINDIR)|' packaging/systemd/tmesh-metrics.service.in > $(DESTDIR)$(SYSTEMUNITDIR)/tmesh-metrics.service
+	$(INSTALL) -m 644 packaging/systemd/tmesh-metrics.timer $(DESTDIR)$(SYSTEMUNITDIR)/
+	$(INSTALL) -m 644 packaging/monitoring/* $(DESTDIR)$(DATADIR)/monitoring/
+	for page in $(MAN_INSTALLED:$(MAN)/%=%); do \
 		$(INSTALL) -D -m 644 $(MAN)/$$page $(DESTDIR)$(MANDIR)/$$page || exit; \
 	done
-	cp -Pf $$(find $(MAN)/man3 -type l) $(DESTDIR)$(MANDIR)/man3/
+	for link in $$(find $(MAN)/man3 -type l); do \
+		[ ! -e $(DESTDIR)$(MANDIR)/man3/$$(readlink $$link) ] || cp -Pf $$link $(DESTDIR)$(MANDIR)/man3/ || exit; \
+	done
 
 uninstall-tools:
-	rm -f $(DESTDIR)$(BINDIR)/tmeshctl $(DESTDIR)$(COMPLETIONS)/tmeshctl
+	rm -f $(DESTDIR)$(BINDIR)/tmeshctl $(DESTDIR)$(COMPLETIONS)/tmeshctl $(DESTDIR)$(SYSTEMUNITDIR)/tmesh-metrics.*
+	rm -rf $(DESTDIR)$(DATADIR)/monitoring
 	for page in $(MAN_PAGES:$(MAN)/%=$(DESTDIR)$(MANDIR)/%); do \
 		rm -f $$page; [ ! -d $${page%/*} ] || find $${page%/*} -lname $${page##*/} -delete; \
 	done

@@ -4,7 +4,7 @@
 
 static const struct option_entry options[] = {TENSOR_OPTIONS, {NULL}};
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_create(const struct verb *verb, int argc, char **argv)
 {
 	struct tensor_args args = TENSOR_ARGS_INIT;
 	struct tmesh_tensor *tensor;
@@ -41,4 +41,4 @@ static int run(const struct verb *verb, int argc, char **argv)
 }
 
 const struct verb verb_create = {"create", "[BYTES] [-- COMMAND [ARGUMENT...]]",
-				 "make a region of zeros and hold it", options, run};
+				 "make a region of zeros and hold it", options, run_verb_create};

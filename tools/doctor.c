@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl doctor: what works on this machine, what does not, and why. */
+/* tmeshctl doctor: report whether each feature works on this machine, and if not, why. */
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <linux/landlock.h>
-#include <linux/seccomp.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "doctor_gpu.h"
+#include "maturity.h"
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {OPTION_JSON, {NULL}};
@@ -31,7 +31,7 @@ static const char *level_text(enum tmesh_cap_level level)
 	return "unknown";
 }
 
-/* The first line of a small file, without what is at its end; "" when it cannot be read. */
+/* Read the first line of a small file, without its newline; "" if it cannot be read. */
 static void first_line(const char *path, char *line, size_t size)
 {
 	FILE *from = fopen(path, "re");
@@ -44,7 +44,7 @@ static void first_line(const char *path, char *line, size_t size)
 	fclose(from);
 }
 
-/* The word in brackets of "always [madvise] never". */
+/* Read the word in brackets of "always [madvise] never". */
 static void chosen_word(const char *path, char *word, size_t size)
 {
 	char line[256], *start;
@@ -103,7 +103,7 @@ static const char *device_advice(struct fact *fact)
 	return NULL;
 }
 
-/* Who keeps memfd regions without a holder. */
+/* Describe the keeper, which keeps memfd regions without a holder. */
 static const char *keeper_advice(struct fact *fact)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
@@ -133,22 +133,41 @@ static const char *keeper_advice(struct fact *fact)
 				    "tmesh-keeper";
 }
 
-/* What tmesh-engine can take from its engines on this kernel. */
+/* Report whether kept memory has paths for other programs (tmesh-mount(8)). */
+static const char *files_advice(struct fact *fact)
+{
+	const char *told = secure_getenv("TMESH_MOUNT");
+	char way[32] = "";
+	struct statfs fs;
+
+	told = told && *told ? told : "/run/tmesh";
+	if (statfs(told, &fs) || getxattr(told, "user.tmesh.mount", way, sizeof(way) - 1) <= 0) {
+		snprintf(fact->value, sizeof(fact->value), "not shown in %.60s", told);
+		return "no program opens what is kept by a path; as root: systemctl enable --now "
+		       "tmesh-mount";
+	}
+	snprintf(fact->value, sizeof(fact->value), "in %.60s, by %s", told, way);
+	return strcmp(way, "passthrough")
+		       ? "the page cache has one more copy for all programs; passthrough takes "
+			 "libfuse 3.17, Linux 6.9 and root"
+		       : NULL;
+}
+
+/* Report the confinement that tmesh-engine can give engines on this kernel. It confines a process
+ * that tries forbidden calls, and reports the result. */
 static const char *engine_advice(struct fact *fact)
 {
-	const uint32_t action = SECCOMP_RET_KILL_PROCESS;
-	bool filters = !syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action);
-	long abi = syscall(SYS_landlock_create_ruleset, NULL, 0, LANDLOCK_CREATE_RULESET_VERSION);
-	char files[64] = "files not confined";
+	int status = check_confinement(fact->value, sizeof(fact->value));
 
-	if (abi > 0)
-		snprintf(files, sizeof(files), "files confined (Landlock ABI %ld)", abi);
-	snprintf(fact->value, sizeof(fact->value), "%s, system calls %s", files,
-		 filters ? "filtered (seccomp)" : "not filtered");
-	if (abi <= 0)
-		return "tmesh-engine serves engines that can open every file of their user: boot "
-		       "a kernel with Landlock, and landlock in its lsm= list";
-	return filters ? NULL : "tmesh-engine serves engines that can make every system call";
+	if (status < 0) {
+		snprintf(fact->value, sizeof(fact->value), "not tried: %s",
+			 errno == ENOENT ? "tmesh-engine is not installed"
+					 : "tmesh-engine cannot be started");
+		return NULL;
+	}
+	return status ? "tmesh-engine refuses to serve engines here, but for --unconfined, with "
+			"which they can open every file of their user and make every system call"
+		      : NULL;
 }
 
 static size_t gather_facts(struct fact *facts)
@@ -168,9 +187,6 @@ static size_t gather_facts(struct fact *facts)
 	fact->name = "shmem_enabled";
 	chosen_word("/sys/kernel/mm/transparent_hugepage/shmem_enabled", fact->value,
 		    sizeof(fact->value));
-	if (!strcmp(fact->value, "never") || !strcmp(fact->value, "deny"))
-		fact->advice = "memfd regions get 4 KiB pages: as root, echo advise > "
-			       "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 	fact++;
 
 	fact->name = "transparent huge pages";
@@ -198,13 +214,17 @@ static size_t gather_facts(struct fact *facts)
 	fact->advice = keeper_advice(fact);
 	fact++;
 
+	fact->name = "kept files";
+	fact->advice = files_advice(fact);
+	fact++;
+
 	fact->name = "engine processes";
 	fact->advice = engine_advice(fact);
 	fact++;
 	return (size_t)(fact - facts);
 }
 
-/* The whole way by token: a region, its name, and itself opened by it. */
+/* Try a hand-over by token: make a region, get its token, open it by the token. */
 static int try_hand_over(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "tmeshctl doctor"};
@@ -227,8 +247,8 @@ static int try_hand_over(struct tmesh_ctx *ctx, struct tmesh_error *err)
 struct examination {
 	const char *name;
 	bool works;
-	struct tmesh_error err; /* why not */
-	struct tmesh_ctx *ctx;	/* NULL: it cannot even be opened */
+	struct tmesh_error err; /* the reason of a failure */
+	struct tmesh_ctx *ctx;	/* NULL: it cannot be opened */
 	const struct tmesh_cap *caps;
 	size_t count;
 };
@@ -247,7 +267,7 @@ static void examine(enum tmesh_backend backend, struct examination *found)
 		found->count = 0;
 }
 
-/* Processes find each other's tokens on memfds only if theirs is the same. */
+/* Report the runtime directory. Processes share memfd regions only if theirs is the same. */
 static size_t runtime_dir_fact(const struct examination *memfd, struct fact *fact)
 {
 	static struct tmesh_error err;
@@ -285,6 +305,32 @@ static json_t *examination_json(const struct examination *found)
 			 caps);
 }
 
+static json_t *maturity_json(void)
+{
+	json_t *all = json_object();
+
+	for (size_t i = 0; i < sizeof(maturity) / sizeof(maturity[0]); i++)
+		json_object_set_new(all, maturity[i].header, json_string(maturity[i].level));
+	return all;
+}
+
+/* Print the headers that are not stable. */
+static void print_maturity(void)
+{
+	struct table table = {.columns = 2};
+
+	printf("\nmaturity\n");
+	for (size_t i = 0; i < sizeof(maturity) / sizeof(maturity[0]); i++) {
+		if (!strcmp(maturity[i].level, "stable"))
+			continue;
+		table_addf(&table, "  tmesh/%s.h", maturity[i].header);
+		table_add(&table, maturity[i].level);
+	}
+	table_add(&table, "  all others");
+	table_add(&table, "stable");
+	table_print(&table);
+}
+
 static int print_all_json(const struct examination *found, size_t backends,
 			  const struct fact *facts, size_t count, const struct gpu_report *gpus,
 			  json_t *engines)
@@ -303,6 +349,7 @@ static int print_all_json(const struct examination *found, size_t backends,
 	json_object_set_new(answer, "backends", list);
 	json_object_set_new(answer, "gpus", gpus_json(gpus));
 	json_object_set(answer, "engines", engines);
+	json_object_set_new(answer, "maturity", maturity_json());
 	return print_json(answer);
 }
 
@@ -335,7 +382,7 @@ static void print_all(const struct examination *found, size_t backends, const st
 	}
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_doctor(const struct verb *verb, int argc, char **argv)
 {
 	static const enum tmesh_backend backends[] = {TMESH_BACKEND_KERNEL, TMESH_BACKEND_MEMFD};
 	static struct gpu_report gpus;
@@ -364,6 +411,7 @@ static int run(const struct verb *verb, int argc, char **argv)
 		print_all(found, 2, facts, count);
 		print_gpus(&gpus);
 		print_engines(engines);
+		print_maturity();
 	}
 	json_decref(engines);
 	for (int i = 0; i < 2; i++)
@@ -371,5 +419,6 @@ static int run(const struct verb *verb, int argc, char **argv)
 	return works ? status : STATUS_FAILED;
 }
 
-const struct verb verb_doctor = {"doctor", "", "say what works on this machine, and why not",
-				 options, run};
+const struct verb verb_doctor = {"doctor", "",
+				 "check this machine, and give the reason for each \"no\"", options,
+				 run_verb_doctor};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Engines as doctor shows them: what tmeshctl-devices says, a program of its own, so that an engine
- * that crashes or prints does it there.
+ * Engines for doctor. They are read from tmeshctl-devices, a separate program, so that an engine
+ * that crashes or prints does not disturb doctor.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,23 +14,26 @@
 #include "tmeshctl.h"
 
 #define PROGRAM "tmeshctl-devices"
+#define SERVER "tmesh-engine"
+#define NAME_LEN 32
 
 static json_t *no_engines(const char *reason)
 {
 	return json_pack("{s:s, s:[], s:[]}", "reason", reason, "devices", "engines");
 }
 
-/* Its output to read, -1: it cannot be started. */
-static int start(pid_t *pid)
+/* Start @program, beside this one or from PATH. Return: its output to read; -1: it cannot be
+ * started. */
+static int start(const char *program, char *argument, pid_t *pid)
 {
-	char path[4096 + sizeof(PROGRAM)], *words[] = {path, "--json", NULL};
+	char path[4096 + NAME_LEN], *words[] = {path, argument, NULL};
 	posix_spawn_file_actions_t actions;
 	int ends[2], rc;
 
 	own_folder(path, 4096);
-	strcat(path, PROGRAM);
+	strcat(path, program);
 	if (access(path, X_OK))
-		strcpy(path, PROGRAM);
+		strcpy(path, program);
 	if (pipe2(ends, O_CLOEXEC))
 		return -1;
 	posix_spawn_file_actions_init(&actions);
@@ -47,13 +50,34 @@ static int start(pid_t *pid)
 	return -1;
 }
 
+int check_confinement(char *line, size_t size)
+{
+	int status, from;
+	size_t length = 0;
+	ssize_t got;
+	pid_t pid;
+
+	from = start(SERVER, (char *)"--check", &pid);
+	if (from < 0)
+		return -1;
+	while (length < size - 1 && (got = read(from, line + length, size - 1 - length)) > 0)
+		length += (size_t)got;
+	close(from);
+	line[length] = '\0';
+	line[strcspn(line, "\n")] = '\0';
+	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		;
+	errno = ENOEXEC;
+	return *line && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
 json_t *examine_engines(void)
 {
 	int from, status = 0;
 	json_t *told;
 	pid_t pid;
 
-	from = start(&pid);
+	from = start(PROGRAM, (char *)"--json", &pid);
 	if (from < 0)
 		return no_engines(errno == ENOENT ? "not tried: " PROGRAM " is not installed"
 						  : "not tried: " PROGRAM " cannot be started");

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * What GPUs can do, by libtmesh-cuda where it is installed: it is loaded when asked for, as it
- * loads the driver. It has a libtmesh of its own; nothing of ours is handed to it.
+ * GPUs and their abilities, by libtmesh-cuda if it is installed. The library is loaded only on
+ * demand, because it loads the driver. It has its own libtmesh, so no object of ours is passed to
+ * it.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* GPUs and engines as doctor shows them: doctor_gpu.c, doctor_engines.c */
+/* GPUs and engines for doctor: doctor_gpu.c, doctor_engines.c */
 #ifndef DOCTOR_GPU_H
 #define DOCTOR_GPU_H
 
@@ -24,8 +24,11 @@ void examine_gpus(struct gpu_report *report);
 json_t *gpus_json(const struct gpu_report *report);
 void print_gpus(const struct gpu_report *report);
 
-/* {"reason", "devices", "engines"}, as tmeshctl devices --json has them. */
+/* Return {"reason", "devices", "engines"}, with the members of tmeshctl devices --json. */
 json_t *examine_engines(void);
+/* Read the line that tmesh-engine --check prints. Return: its exit status; -1 and errno: it cannot
+ * be started. */
+int check_confinement(char *line, size_t size);
 void print_engines(const json_t *told);
 
 #endif /* DOCTOR_GPU_H */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl export: a region as a dma-buf, for a command or to be looked at. */
+/* tmeshctl export: a region as a dma-buf, for a command or for inspection. */
 #include <getopt.h>
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ static int hold_export(struct hold *hold, int fd)
 	return run_command(hold->command, variables, fd);
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_export(const struct verb *verb, int argc, char **argv)
 {
 	uint32_t rights = TMESH_READ | TMESH_WRITE;
 	uint64_t offset = 0, bytes = 0;
@@ -73,4 +73,4 @@ static int run(const struct verb *verb, int argc, char **argv)
 }
 
 const struct verb verb_export = {"export", "TOKEN [-- COMMAND [ARGUMENT...]]",
-				 "make a dma-buf of a region", options, run};
+				 "make a dma-buf of a region", options, run_verb_export};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl get: a region's bytes, or a tensor's, to a file. */
+/* tmeshctl get: write a region's bytes, or a tensor's, to a file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -7,6 +7,7 @@
 #include <getopt.h>
 #include <unistd.h>
 
+#include "common/file_size.h"
 #include "npy.h"
 #include "tmeshctl.h"
 
@@ -19,7 +20,7 @@ static const struct option_entry options[] = {
 	{NULL},
 };
 
-/* What to write: bytes of the region, behind a header or not. */
+/* The bytes of the region to write, with or without a header. */
 struct piece {
 	uint64_t offset, bytes;
 	bool npy;
@@ -27,7 +28,7 @@ struct piece {
 	size_t header_bytes;
 };
 
-/* Straight from the mapping: memory that vanishes meanwhile is an error, not a signal. */
+/* Write straight from the mapping: if its memory vanishes, write() fails and no signal comes. */
 static int write_out(int fd, const char *name, const char *from, uint64_t bytes)
 {
 	struct progress progress;
@@ -36,7 +37,7 @@ static int write_out(int fd, const char *name, const char *from, uint64_t bytes)
 	progress_begin(&progress, "get", bytes);
 	while (done < bytes) {
 		size_t piece = bytes - done < PIECE ? (size_t)(bytes - done) : PIECE;
-		ssize_t wrote = write(fd, from + done, piece);
+		ssize_t wrote = tmesh_write(fd, from + done, piece);
 
 		if (wrote < 0 && errno == EINTR)
 			continue;
@@ -51,7 +52,7 @@ static int write_out(int fd, const char *name, const char *from, uint64_t bytes)
 	return STATUS_OK;
 }
 
-/* The bytes of a tensor of the region. */
+/* Choose the bytes of a tensor in the region. */
 static int choose_tensor(const struct tmesh_layout *layout, const struct tmesh_region_info *info,
 			 const char *what, struct piece *piece)
 {
@@ -77,7 +78,7 @@ static int choose_tensor(const struct tmesh_layout *layout, const struct tmesh_r
 	return STATUS_FAILED;
 }
 
-/* Which bytes of the region are meant. */
+/* Choose the bytes of the region that @target names. */
 static int choose(const struct target *target, struct tmesh_region *region, struct piece *piece)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -135,14 +136,14 @@ static int get(const struct target *target, struct tmesh_region *region, const c
 	if (strcmp(file, "-"))
 		fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
 	status = fd < 0 ? complain_errno(file) : write_piece(fd, file, from, piece);
-	/* Some file systems tell of a full disk only now. */
+	/* Some file systems report a full disk only now. */
 	if (fd >= 0 && close(fd) && !status)
 		status = complain_errno(file);
 	tmesh_region_unmap(region, TMESH_READ);
 	return status;
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_get(const struct verb *verb, int argc, char **argv)
 {
 	struct piece piece = {0};
 	struct tmesh_region *region;
@@ -186,4 +187,5 @@ static int run(const struct verb *verb, int argc, char **argv)
 	return status;
 }
 
-const struct verb verb_get = {"get", "TOKEN|REF", "write a region's bytes to a file", options, run};
+const struct verb verb_get = {"get", "TOKEN|REF", "write a region's bytes to a file", options,
+			      run_verb_get};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * tmeshctl graph: who holds what, as a drawing. Graphviz does the drawing. A file's graph is
- * another program's.
+ * tmeshctl graph: a drawing of regions and their holders, by Graphviz. For the graph in a file it
+ * starts another program.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -23,7 +23,7 @@ static const struct option_entry options[] = {
 	{NULL},
 };
 
-/* A string of DOT's, quoted; what could steer a terminal is escaped. */
+/* Write a quoted string of DOT. Bytes that could control a terminal are escaped. */
 static void put_text(FILE *to, const char *text)
 {
 	char *safe = escaped(text);
@@ -62,7 +62,7 @@ static const char *edge_style(const struct tmesh_holder_info *holder)
 	return holder->kind == TMESH_HOLDER_IS_PINNING ? "bold" : "solid";
 }
 
-/* Devices hang on the export that stands before them. */
+/* Draw one holder. A device is attached to the export that precedes it in the list. */
 static void put_holder(FILE *to, const struct tmesh_region_info *info,
 		       const struct tmesh_holder_info *holder, size_t number, size_t export)
 {
@@ -113,7 +113,7 @@ static int put_all(struct tmesh_ctx *ctx, void *data)
 	for (size_t i = 0; i < count; i++) {
 		put_region(to, &infos[i]);
 		rc = tmesh_holders(ctx, infos[i].id, &holders, &held, &err);
-		/* It may be gone by now, or its holders not be ours to see. */
+		/* The region may be gone by now, or the user may not see its holders. */
 		if (rc == -ENOENT || rc == -EPERM)
 			continue;
 		if (rc) {
@@ -141,7 +141,7 @@ static int graph(FILE *to, enum tmesh_backend backend)
 	return status;
 }
 
-/* dot reads our pipe and writes to our standard output. */
+/* Run dot, which reads from our pipe and writes to our standard output. */
 static int draw(enum tmesh_backend backend)
 {
 	char *const command[] = {"dot", "-Tsvg", NULL};
@@ -176,7 +176,7 @@ static int draw(enum tmesh_backend backend)
 	return status;
 }
 
-/* The library that reads graphs is not in this program. */
+/* Start tmeshctl-graph: this program is not linked with the library that reads graphs. */
 static int print_file(char *path, char *form)
 {
 	char dashes[] = "--",
@@ -189,7 +189,7 @@ static int print_file(char *path, char *form)
 	return STATUS_FAILED;
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_graph(const struct verb *verb, int argc, char **argv)
 {
 	enum tmesh_backend backend = TMESH_BACKEND_AUTO;
 	char dot[] = "--dot", json[] = "--json", *form = NULL;
@@ -226,4 +226,4 @@ static int run(const struct verb *verb, int argc, char **argv)
 
 const struct verb verb_graph = {"graph", "[FILE]",
 				"draw who holds what (DOT, SVG); print a graph for engines",
-				options, run};
+				options, run_verb_graph};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Holding: memory lives only while somebody holds it, so a tool that makes some stays, or
- * leaves a process behind that stays for it.
+ * Holding. Memory lives only while a process holds it. So a verb that makes memory stays, or leaves
+ * a process behind that holds it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,8 +22,8 @@ static bool is_ignored(int number)
 	return !sigaction(number, NULL, &action) && action.sa_handler == SIG_IGN;
 }
 
-/* A signal that is waited for comes even if it is ignored: so what nohup, or a shell for what it
- * starts in the background, has ignored is left out. SIGTERM always ends a holder. */
+/* Set the signals that end a holder. sigwait receives ignored signals too, so leave those out that
+ * nohup ignored, or a shell for a background job. SIGTERM always ends a holder. */
 static void end_signals(sigset_t *signals)
 {
 	static const int from_terminals[] = {SIGINT, SIGHUP};
@@ -35,7 +35,7 @@ static void end_signals(sigset_t *signals)
 			sigaddset(signals, from_terminals[i]);
 }
 
-/* The process that the user started: passes on how the holder began. */
+/* Wait in the process that the user started, and end with the status of the holder's start. */
 _Noreturn static void await_holder(int ready, pid_t holder)
 {
 	unsigned char status;
@@ -47,7 +47,7 @@ _Noreturn static void await_holder(int ready, pid_t holder)
 	while (got < 0 && errno == EINTR);
 	if (got == 1)
 		_exit(status);
-	/* It ended before it held anything, and has said why. */
+	/* The holder ended before it held anything, and has reported why. */
 	if (waitpid(holder, &ended, 0) == holder && WIFEXITED(ended))
 		_exit(WEXITSTATUS(ended) ? WEXITSTATUS(ended) : STATUS_FAILED);
 	_exit(STATUS_FAILED);
@@ -83,12 +83,12 @@ int hold_begin(struct hold *hold)
 	close(ready[0]);
 	hold->ready = ready[1];
 	setsid();
-	/* Until it holds something. */
+	/* Until it holds memory, the holder dies with its parent. */
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
 	return STATUS_OK;
 }
 
-/* Nobody's terminal, pipe or folder is kept busy. */
+/* Leave the user's terminal, pipes and working directory, which would stay busy. */
 static int detach(struct hold *hold)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -122,7 +122,7 @@ int run_command(char **command, char *const *variables, int fd)
 	posix_spawnattr_setsigmask(&attributes, &none);
 	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
 	posix_spawn_file_actions_init(&actions);
-	/* Onto itself: that alone clears close-on-exec in the child. */
+	/* dup2() of a descriptor onto itself clears close-on-exec in the child alone. */
 	if (fd >= 0)
 		posix_spawn_file_actions_adddup2(&actions, fd, fd);
 
@@ -133,8 +133,8 @@ int run_command(char **command, char *const *variables, int fd)
 		errno = rc;
 		return complain_errno(command[0]);
 	}
-	/* What would end the holder ends the command, and with it the holder. A terminal has
-	 * told the command already. */
+	/* Forward the signals that end a holder to the command, whose end then ends the holder. A
+	 * terminal has sent its signal (SI_KERNEL) to the command already. */
 	end_signals(&signals);
 	sigaddset(&signals, SIGCHLD);
 	while (waitpid(pid, &status, WNOHANG) == 0) {
@@ -145,7 +145,7 @@ int run_command(char **command, char *const *variables, int fd)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Whole seconds alone would end it up to one too early. */
+/* Return the time left, to the nanosecond: whole seconds would end up to one second early. */
 static struct timespec left_until(struct timespec end)
 {
 	struct timespec now;
@@ -171,13 +171,13 @@ int hold_until_end(struct hold *hold, char *const *variables)
 	status = flush_answer();
 	if (!status && hold->background)
 		status = detach(hold);
-	/* The ref holds: what is to be waited for, exit() does. */
+	/* With --hold the ref itself holds the memory, and exit() waits for it. */
 	if (status || hold->opened)
 		return status;
 	end_signals(&signals);
 	clock_gettime(CLOCK_MONOTONIC, &end);
 	end.tv_sec += (time_t)hold->seconds;
-	/* What a ring of io_uring still has to do interrupts the wait, too. */
+	/* Completions of io_uring can interrupt the wait too. */
 	do {
 		left = left_until(end);
 		got = sigtimedwait(&signals, NULL, hold->seconds ? &left : NULL);

@@ -40,7 +40,7 @@ static json_t *holder_json(const struct tmesh_holder_info *holder)
 	return value;
 }
 
-/* "4.2 s", "lapsed", or nothing where there is none. */
+/* Add "4.2 s", "lapsed", or "" if the holder has no lease. */
 static void add_lease(struct table *table, const struct tmesh_holder_info *holder)
 {
 	if (holder->lapsed)
@@ -93,7 +93,7 @@ static void print_holders(const struct tmesh_holder_info *holders, size_t count)
 	table_print(&table);
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_holders(const struct verb *verb, int argc, char **argv)
 {
 	struct tmesh_holder_info *holders;
 	struct tmesh_region_info info;
@@ -129,5 +129,5 @@ static int run(const struct verb *verb, int argc, char **argv)
 	return status;
 }
 
-const struct verb verb_holders = {"holders", "ID|TOKEN|REF", "say who holds a region", options,
-				  run};
+const struct verb verb_holders = {"holders", "ID|TOKEN|REF", "list the holders of a region",
+				  options, run_verb_holders};

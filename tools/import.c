@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl import: a region around a descriptor that the shell, or whoever starts us, has open. */
+/* tmeshctl import: a region from a descriptor that the parent process, such as a shell, has
+ * open. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <unistd.h>
@@ -33,7 +34,7 @@ static int print_names(struct tmesh_region *region, bool json)
 	return print_json(value);
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_import(const struct verb *verb, int argc, char **argv)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts)};
 	struct hold hold = HOLD_INIT;
@@ -88,4 +89,4 @@ static int run(const struct verb *verb, int argc, char **argv)
 }
 
 const struct verb verb_import = {"import", "FD", "make a region of an open dma-buf or device file",
-				 options, run};
+				 options, run_verb_import};

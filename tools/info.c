@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Regions and what they hold, described for people and for programs. */
+/* Descriptions of regions and their contents, for people and for programs. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ static json_t *json_list(const int64_t *numbers, int32_t count)
 	return list;
 }
 
-/* What the library wrote about a tensor; null for anything else. */
+/* Return the tensor that the library described; null for any other description. */
 static json_t *tensor_json(const char *description)
 {
 	struct tmesh_ref ref;
@@ -60,7 +60,7 @@ json_t *info_json(const struct tmesh_region_info *info)
 	json_object_set_new(value, "pinning_handles", json_integer(info->pinning_handles));
 	json_object_set_new(value, "exports", json_integer(info->exports));
 	json_object_set_new(value, "attachments", json_integer(info->attachments));
-	json_object_set_new(value, "linger_ms", json_integer(info->linger_ms));
+	json_object_set_new(value, "hold_ms", json_integer(info->hold_ms));
 	json_object_set_new(value, "created_ns", json_integer((json_int_t)info->created_ns));
 	json_object_set_new(value, "backing", json_string(tmesh_backing_name(info->backing)));
 	json_object_set_new(value, "views", json_integer(info->views));

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl keep, kept, drop: memory that stays without a holder. */
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/sendfile.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,13 +12,16 @@
 #include "tmeshctl.h"
 
 static const struct option_entry keep_options[] = {
-	{"replace", 'r', NULL, "the name may be taken: what is there goes in the same step"},
+	{"replace", 'r', NULL, "replace the memory that is kept under the name, in one step"},
 	{"for", 'f', "SECONDS", "drop it when this time is over (default: never)"},
 	{"file", 'F', NULL, "FIRST is a file: keep its bytes, and print a path to open them by"},
+	{"folder", 'd', NULL, "FIRST is a folder, or a model of the hub: keep all of its files"},
+	{"mode", 'm', "MODE", "who may read files: 0600 (the default), 0640 or 0644"},
+	{"group", 'g', "GID", "the group of mode 0640 (default: this process's)"},
 	{NULL},
 };
 
-/* That the module wants. */
+/* Rights that keeping requires with the module. */
 #define RIGHTS (TMESH_READ | TMESH_MANAGE)
 
 static int keep_text(const char *text, const struct verb *verb, const char *name,
@@ -70,107 +71,116 @@ static int keep_text(const char *text, const struct verb *verb, const char *name
 	return status;
 }
 
-/* Why such a file is not kept; NULL: it is. */
-static const char *not_kept(const struct stat *st)
+/* Print the path by which programs open the kept group @name. */
+static int print_path(struct tmesh_ctx *ctx, const char *name, const char *path)
 {
-	if (S_ISDIR(st->st_mode))
-		return "is a folder: its files are kept one by one";
-	if (!S_ISREG(st->st_mode))
-		return "is not a regular file: keep a file that has what it gives";
-	return st->st_size ? NULL : "has no bytes, or does not say how many";
+	struct tmesh_error err;
+	char *text;
+
+	if (tmesh_kept_path(ctx, name, path, &text, &err))
+		return complain("the kept path", &err);
+	puts(text);
+	free(text);
+	return STATUS_OK;
 }
 
-/* The file's bytes in a sealed memfd of exactly their length; -1 with errno, 0 when it was said
- * what is wrong. */
-static int copy_file(const char *path)
+static int show_progress(void *data, uint64_t done, uint64_t total)
 {
-	/* A pipe of that name must not hold us up. */
-	int from = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-	int to = memfd_create("tmesh-file", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	struct progress *progress = data;
+
+	progress->total = total;
+	progress_update(progress, done);
+	return 0;
+}
+
+/* Raise the limit of open files: each kept file of 64 KiB and more needs a descriptor. */
+static void raise_files(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit))
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+/* Print the path of the kept files. They stay kept even if no program shows them as files, so print
+ * that error and do not fail. */
+static void tell_path(struct tmesh_ctx *ctx, const char *name, const char *file)
+{
+	struct tmesh_error err;
+	char *text;
+
+	if (tmesh_kept_path(ctx, name, file, &text, &err)) {
+		fprintf(stderr, "tmeshctl: %s\n", err.message);
+		return;
+	}
+	puts(text);
+	free(text);
+}
+
+static int keep_files(const struct verb *verb, const char *path, bool folder, const char *name,
+		      struct tmesh_keep_opts *opts)
+{
+	const char *slash = strrchr(path, '/');
 	struct progress progress;
-	off_t done = 0;
-	struct stat st;
-	ssize_t got = from < 0 || to < 0 || fstat(from, &st) ? -1 : 1;
-
-	if (got > 0 && not_kept(&st)) {
-		fprintf(stderr, "tmeshctl: %s %s\n", path, not_kept(&st));
-		errno = 0;
-		got = -1;
-	}
-	if (got > 0)
-		progress_begin(&progress, "reading", (uint64_t)st.st_size);
-	while (got > 0 && done < st.st_size) {
-		got = sendfile(to, from, &done, 64u << 20);
-		progress_update(&progress, (uint64_t)done);
-	}
-	if (got > 0) {
-		progress_end(&progress);
-		if (fchmod(to, 0600) ||
-		    fcntl(to, F_ADD_SEALS,
-			  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL))
-			got = -1;
-	} else if (got == 0) {
-		errno = ESTALE; /* it became shorter */
-		got = -1;
-	}
-	if (from >= 0)
-		close(from);
-	if (got < 0 && to >= 0) {
-		int code = errno;
-
-		close(to);
-		errno = code;
-	}
-	return got < 0 ? -1 : to;
-}
-
-static int keep_file(const char *path, const char *name, const struct tmesh_keep_opts *opts)
-{
-	struct tmesh_region *region = NULL;
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
-	char link[4200], dir[4096];
-	int fd, status = open_ctx(TMESH_BACKEND_MEMFD, &ctx);
+	struct stat st;
+	int status;
 
+	if (strchr(name, '/') || *name == '.')
+		usage_error(verb,
+			    "the name \"%s\" has a slash or begins with a dot: no path can have it",
+			    name);
+	if (stat(path, &st))
+		return complain_errno(path);
+	if (folder != S_ISDIR(st.st_mode)) {
+		fprintf(stderr, "tmeshctl: %s is %s: %s keeps %s\n", path,
+			folder ? "no folder" : "no regular file", folder ? "--file" : "--folder",
+			folder ? "a file" : "a folder's files");
+		return 1;
+	}
+	status = open_ctx(TMESH_BACKEND_MEMFD, &ctx);
 	if (status)
 		return status;
-	fd = copy_file(path);
-	if (fd < 0) {
-		status = errno ? complain_errno(path) : 1;
-	} else {
-		if (tmesh_region_from_memfd(ctx, fd, 0, NULL, &region, &err) ||
-		    tmesh_keep(ctx, name, &region, 1, opts, &err))
-			status = complain("keeping", &err);
-		close(fd);
-	}
-	if (!status && tmesh_ctx_runtime_dir(ctx, &fd, &err) == 0) {
-		ssize_t got;
-
-		snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-		got = readlink(link, dir, sizeof(dir) - 1);
-		dir[got > 0 ? got : 0] = '\0';
-		if (snprintf(link, sizeof(link), "%s/kept/%s", dir, name) < (int)sizeof(link) &&
-		    access(link, R_OK) == 0)
-			puts(link);
-		else
-			fprintf(stderr, "tmeshctl: kept, but under a name that no file can have\n");
-		close(fd);
-	}
-	tmesh_region_unref(region);
+	raise_files();
+	progress_begin(&progress, "reading", 0);
+	opts->progress = show_progress;
+	opts->progress_data = &progress;
+	if (tmesh_keep_folder(ctx, name, path, opts, &err))
+		status = complain("keeping", &err);
+	progress_end(&progress);
+	if (!status)
+		tell_path(ctx, name, folder ? NULL : slash ? slash + 1 : path);
 	tmesh_ctx_unref(ctx);
 	return status;
+}
+
+static uint32_t mode_option(const struct verb *verb, const char *text)
+{
+	static const struct {
+		const char *text;
+		uint32_t mode;
+	} modes[] = {{"0600", 0600}, {"600", 0600},  {"0640", 0640},
+		     {"640", 0640},  {"0644", 0644}, {"644", 0644}};
+
+	for (size_t i = 0; i < sizeof(modes) / sizeof(*modes); i++)
+		if (!strcmp(text, modes[i].text))
+			return modes[i].mode;
+	usage_error(verb, "the mode \"%s\" is not 0600, 0640 or 0644", text);
 }
 
 static int run_keep(const struct verb *verb, int argc, char **argv)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts)};
-	bool file = false;
+	bool file = false, folder = false;
 	int key;
 
 	while ((key = verb_option(verb, argc, argv)) != -1) {
 		switch (key) {
 		case 'r':
-			opts.flags = TMESH_KEEPING_REPLACE;
+			opts.flags |= TMESH_KEEPING_REPLACE;
 			break;
 		case 'f':
 			opts.lifetime_ns = seconds_option(verb, optarg) * UINT64_C(1000000000);
@@ -178,21 +188,43 @@ static int run_keep(const struct verb *verb, int argc, char **argv)
 		case 'F':
 			file = true;
 			break;
+		case 'd':
+			folder = true;
+			break;
+		case 'm':
+			opts.mode = mode_option(verb, optarg);
+			break;
+		case 'g':
+			opts.flags |= TMESH_KEEPING_GID;
+			opts.gid =
+				(gid_t)number_option(verb, optarg, "a group id", 0, UINT32_MAX - 1);
+			break;
 		}
 	}
 	verb_expect_words(verb, argc, 2, 2);
-	return file ? keep_file(argv[optind], argv[optind + 1], &opts)
-		    : keep_text(argv[optind], verb, argv[optind + 1], &opts);
+	if (!file && !folder && opts.mode)
+		usage_error(verb, "--mode is for --file and --folder");
+	if (file && folder)
+		usage_error(verb, "FIRST is a file or a folder, not both");
+	return file || folder ? keep_files(verb, argv[optind], folder, argv[optind + 1], &opts)
+			      : keep_text(argv[optind], verb, argv[optind + 1], &opts);
 }
 
-const struct verb verb_keep = {"keep", "TOKEN|REF|FILE NAME",
+const struct verb verb_keep = {"keep", "TOKEN|REF|FILE|FOLDER NAME",
 			       "keep sealed memory under a name, without a holder", keep_options,
 			       run_keep};
 
-static const struct option_entry kept_options[] = {OPTION_JSON, OPTION_BACKEND, {NULL}};
+static const struct option_entry kept_options[] = {
+	OPTION_JSON,
+	OPTION_BACKEND,
+	{"path", 'p', NULL, "print the path of NAME, also of a file in it: NAME/FILE"},
+	{"artifacts", 'a', NULL, "list only finished weights of engines"},
+	{NULL},
+};
 
 struct listing {
 	json_t *json; /* NULL: a table */
+	bool artifacts;
 	struct table table;
 	uint64_t now;
 };
@@ -238,6 +270,13 @@ static void add_row(struct listing *listing, const struct tmesh_kept_info *info)
 	table_add(table, tmesh_backend_name(info->backend));
 }
 
+/* Return whether the name is that of an artifact: "a." and SHA-256 in 52 characters of base32. */
+static bool is_artifact(const char *name)
+{
+	return !strncmp(name, "a.", 2) && strlen(name) == 54 &&
+	       strspn(name + 2, "abcdefghijklmnopqrstuvwxyz234567") == 52;
+}
+
 static int list(struct tmesh_ctx *ctx, void *data)
 {
 	struct listing *listing = data;
@@ -246,12 +285,14 @@ static int list(struct tmesh_ctx *ctx, void *data)
 	size_t count;
 	int rc = tmesh_kept_list(ctx, &infos, &count, &err);
 
-	/* An older module keeps nothing. */
+	/* An older module cannot keep regions. */
 	if (rc == -EOPNOTSUPP)
 		return STATUS_OK;
 	if (rc)
 		return complain("listing what is kept", &err);
 	for (size_t i = 0; i < count; i++) {
+		if (listing->artifacts && !is_artifact(infos[i].name))
+			continue;
 		if (listing->json)
 			json_array_append_new(listing->json, kept_json(&infos[i]));
 		else
@@ -261,6 +302,22 @@ static int list(struct tmesh_ctx *ctx, void *data)
 	return STATUS_OK;
 }
 
+/* Print the path of NAME or NAME/FILE. Names of kept files contain no slash. */
+static int kept_path(char *word)
+{
+	char *slash = strchr(word, '/');
+	struct tmesh_ctx *ctx;
+	int status = open_ctx(TMESH_BACKEND_MEMFD, &ctx);
+
+	if (status)
+		return status;
+	if (slash)
+		*slash = '\0';
+	status = print_path(ctx, word, slash ? slash + 1 : NULL);
+	tmesh_ctx_unref(ctx);
+	return status;
+}
+
 static int run_kept(const struct verb *verb, int argc, char **argv)
 {
 	static const char *const titles[] = {"NAME", "SIZE", "REGIONS", "HELD",	  "AGE",
@@ -268,15 +325,22 @@ static int run_kept(const struct verb *verb, int argc, char **argv)
 	enum tmesh_backend backend = TMESH_BACKEND_AUTO;
 	struct listing listing = {.table.columns = 9};
 	struct timespec now;
+	bool path = false;
 	int key, status;
 
 	while ((key = verb_option(verb, argc, argv)) != -1) {
 		if (key == 'j')
 			listing.json = json_array();
+		else if (key == 'p')
+			path = true;
+		else if (key == 'a')
+			listing.artifacts = true;
 		else
 			backend = backend_option(verb, optarg);
 	}
-	verb_expect_words(verb, argc, 0, 0);
+	verb_expect_words(verb, argc, path, listing.artifacts ? 0 : 1);
+	if (optind < argc)
+		return kept_path(argv[optind]);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	listing.now = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 	for (unsigned int i = 0; !listing.json && i < listing.table.columns; i++)
@@ -292,8 +356,8 @@ static int run_kept(const struct verb *verb, int argc, char **argv)
 	return STATUS_OK;
 }
 
-const struct verb verb_kept = {"kept", "", "list what is kept under a name", kept_options,
-			       run_kept};
+const struct verb verb_kept = {"kept", "[NAME]", "list what is kept, or print the path of a name",
+			       kept_options, run_kept};
 
 static const struct option_entry drop_options[] = {OPTION_BACKEND, {NULL}};
 

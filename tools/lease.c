@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl lease: a handle that ends, for a command or to be looked at. */
+/* tmeshctl lease: a handle that ends, for a command or for inspection. */
 #include <errno.h>
 #include <getopt.h>
 #include <poll.h>
@@ -45,13 +45,14 @@ static int put_lease(struct tmesh_region *region, const struct terms *terms)
 	return rc ? complain("leasing", &err) : STATUS_OK;
 }
 
-/* Nobody touches it here: says when it has lapsed. */
+/* Wait until the lease lapses, without using the handle, and print that. */
 static int await_lapse(struct tmesh_region *region)
 {
 	struct pollfd poller = {.fd = tmesh_region_fd(region)};
 	enum tmesh_lease_status state;
 
-	/* memfd: the library keeps the time, and no descriptor tells. */
+	/* Poll every 100 ms: on memfd the library keeps the time, and no descriptor signals the
+	 * end. */
 	while ((state = tmesh_lease_state(region)) == TMESH_LEASE_IS_LIVE) {
 		if (poll(&poller, 1, 100) < 0 && errno != EINTR)
 			return complain_errno("waiting for the lease");
@@ -60,7 +61,7 @@ static int await_lapse(struct tmesh_region *region)
 	return STATUS_OK;
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_lease(const struct verb *verb, int argc, char **argv)
 {
 	struct terms terms = {.rights = TMESH_READ};
 	struct tmesh_region *region;
@@ -97,7 +98,8 @@ static int run(const struct verb *verb, int argc, char **argv)
 		return status;
 	status = put_lease(region, &terms);
 	if (!status && command) {
-		/* A command is waited for with signals blocked; without one they end the tool. */
+		/* Waiting for a command blocks these signals; without a command they end the
+		 * tool. */
 		hold_signals();
 		snprintf(variable, sizeof(variable), "TMESH_HANDLE_FD=%d", tmesh_region_fd(region));
 		status = run_command(command, variables, tmesh_region_fd(region));
@@ -110,4 +112,4 @@ static int run(const struct verb *verb, int argc, char **argv)
 }
 
 const struct verb verb_lease = {"lease", "TOKEN [-- COMMAND [ARGUMENT...]]",
-				"open a region for a limited time", options, run};
+				"open a region for a limited time", options, run_verb_lease};

@@ -47,7 +47,7 @@ static int list(struct tmesh_ctx *ctx, void *data)
 	return STATUS_OK;
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_ls(const struct verb *verb, int argc, char **argv)
 {
 	static const char *const titles[] = {"ID",	"SIZE", "BACKEND",  "STATE",
 					     "HOLDERS", "UID",	"CONTENTS", "LABEL"};
@@ -80,4 +80,4 @@ static int run(const struct verb *verb, int argc, char **argv)
 	return STATUS_OK;
 }
 
-const struct verb verb_ls = {"ls", "", "list the regions you may see", options, run};
+const struct verb verb_ls = {"ls", "", "list the regions you may see", options, run_verb_ls};

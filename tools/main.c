@@ -17,8 +17,8 @@ static const struct verb *const verbs[] = {
 #define VERBS (sizeof(verbs) / sizeof(verbs[0]))
 
 /*
- * Verbs of other rooms are programs tmeshctl-VERB, beside this one or in PATH. A verb is small
- * letters, so that none leads out of a folder.
+ * Verbs of other packages are programs tmeshctl-VERB, beside this one or in PATH. A verb has only
+ * small letters, so that it cannot name a program in another folder.
  */
 #define VERB_MAX 32
 
@@ -45,7 +45,8 @@ static int by_name(const struct dirent **left, const struct dirent **right)
 	return strcmp((*left)->d_name, (*right)->d_name);
 }
 
-/* A part of a verb of this program is no verb by itself. */
+/* Return whether this program has the verb. A program tmeshctl-VERB of that name is a part of it,
+ * as tmeshctl-graph is, and not a verb of another package. */
 static bool is_own(const char *word)
 {
 	for (size_t i = 0; i < VERBS; i++)

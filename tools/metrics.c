@@ -24,7 +24,7 @@ enum {
 };
 static const char *const state_names[STATES] = {"open", "sealed", "revoked"};
 
-/* All of it is collected first, because a family's series stand together. */
+/* Everything is collected first, because the series of a family must be adjacent. */
 struct backend {
 	const char *name;
 	uint64_t regions[STATES], bytes[STATES];
@@ -126,7 +126,7 @@ static const struct {
 } limits[] = {
 	{"tmesh_used_bytes", "bytes", "Charged.", "uid", offsetof(struct tmesh_limits, used_bytes)},
 	{NULL, NULL, NULL, "ipc_ns", offsetof(struct tmesh_limits, used_bytes_ipc_ns)},
-	{"tmesh_limit_bytes", "bytes", "What may be charged.", "uid",
+	{"tmesh_limit_bytes", "bytes", "The most bytes charged.", "uid",
 	 offsetof(struct tmesh_limits, max_bytes_per_uid)},
 	{NULL, NULL, NULL, "ipc_ns", offsetof(struct tmesh_limits, max_bytes_per_ipc_ns)},
 	{NULL, NULL, NULL, "all", offsetof(struct tmesh_limits, max_bytes)},
@@ -166,7 +166,7 @@ static void put_totals(const struct all *all)
 	}
 }
 
-/* Only the module counts per user. */
+/* Print the module's limits; memfd has none per user. */
 static void put_limits(const struct all *all)
 {
 	const struct backend *from = NULL;
@@ -186,7 +186,7 @@ static void put_limits(const struct all *all)
 	}
 }
 
-/* A label's value: backslash, quote and line feed are escaped as the format says. */
+/* Print a label's value, with backslash, quote and line feed escaped as the format requires. */
 static void put_label(const char *text)
 {
 	char *safe = escaped(text);
@@ -199,7 +199,8 @@ static void put_label(const char *text)
 	free(safe);
 }
 
-/* Anybody may give his memfds one name, and a series stands once. They are sorted by their ids. */
+/* Return whether an equal series was printed before, which the format forbids. Any user may give
+ * several memfds the same id and label. Regions are sorted by id. */
 static bool stands(const struct tmesh_region_info *infos, size_t at)
 {
 	const struct tmesh_region_info *info = &infos[at];
@@ -230,7 +231,7 @@ static void put_regions(const struct all *all)
 	}
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_metrics(const struct verb *verb, int argc, char **argv)
 {
 	enum tmesh_backend backend = TMESH_BACKEND_AUTO;
 	struct all all = {.count = 0};
@@ -266,4 +267,4 @@ static int run(const struct verb *verb, int argc, char **argv)
 }
 
 const struct verb verb_metrics = {"metrics", "", "print OpenMetrics text for a scraper", options,
-				  run};
+				  run_verb_metrics};

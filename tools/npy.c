@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * A .npy header is a magic, a version, a length and a Python dictionary of three entries:
- * {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }. It is read strictly: what
- * NumPy writes for plain arrays and nothing more.
+ * Parse a .npy header: a magic, a version, a length and a Python dictionary of three entries, such
+ * as {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }. The parser is strict: it takes
+ * the headers that NumPy writes for plain arrays, and no others.
  */
 #include "npy.h"
 
@@ -27,7 +27,7 @@ static const struct {
 
 #define DTYPES (sizeof(dtypes) / sizeof(dtypes[0]))
 
-/* Version 1 has two bytes of length, 2 and 3 have four. */
+/* Return the offset of the text. Version 1 has two bytes of length, 2 and 3 have four. */
 static size_t text_at(const uint8_t *header)
 {
 	return header[MAGIC_BYTES] == 1 ? 10 : 12;
@@ -60,7 +60,7 @@ static void skip_spaces(struct reader *in)
 		in->at++;
 }
 
-/* Is @text next? Then it has been read. */
+/* Skip @text if it comes next, and return whether it did. */
 static bool took(struct reader *in, const char *text)
 {
 	size_t length = strlen(text);
@@ -122,7 +122,7 @@ static bool read_shape(struct reader *in, struct npy *npy, const char **why)
 			return false;
 		more = took(in, ",");
 	}
-	/* (3) is a number and no tuple. */
+	/* (3) is a number, not a tuple. */
 	return npy->ndim != 1 || more;
 }
 
@@ -168,7 +168,7 @@ size_t npy_format(uint8_t header[NPY_MAX], const struct npy *npy)
 	for (int32_t i = 0; i < npy->ndim; i++)
 		used += (size_t)sprintf(text + used, "%s%" PRId64, i ? ", " : "", npy->shape[i]);
 	used += (size_t)sprintf(text + used, "%s), }", npy->ndim == 1 ? "," : "");
-	/* Spaces up to where the data begins, and a newline. */
+	/* Pad with spaces to the beginning of the data, then end with a newline. */
 	total = (10 + used + NPY_ALIGN) / NPY_ALIGN * NPY_ALIGN;
 	memset(text + used, ' ', total - 10 - used);
 	header[total - 1] = '\n';

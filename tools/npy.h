@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The header of NumPy's .npy files, which says what the bytes behind it are. */
+/* The header of NumPy's .npy files, which describes the bytes after it. */
 #ifndef TMESHCTL_NPY_H
 #define TMESHCTL_NPY_H
 
@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include <tmesh/tmesh.h>
 
-#define NPY_PREFIX 12 /* magic, version and length are at most so long */
-#define NPY_MAX 4096  /* no header of an array that tmesh takes comes near */
+#define NPY_PREFIX 12 /* magic, version and length have at most so many bytes */
+#define NPY_MAX 4096  /* headers of arrays that tmesh takes are far shorter */
 #define NPY_ALIGN 64  /* the data begins at a multiple of it */
 
 struct npy {
@@ -19,13 +19,15 @@ struct npy {
 };
 
 /*
- * How long the header is that begins with these NPY_PREFIX bytes: between NPY_PREFIX and
- * NPY_MAX. 0 where it is none, and @why says why.
+ * Return the length of the header that begins with these NPY_PREFIX bytes: NPY_PREFIX to NPY_MAX.
+ * Return 0 and set @why if it is no such header.
  */
 size_t npy_length(const uint8_t prefix[NPY_PREFIX], const char **why);
-/* The whole header, of npy_length() bytes. False where it is none of ours, with @why. */
+/* Parse a whole header, of npy_length() bytes. Return false and set @why if tmesh does not take
+ * it. */
 bool npy_parse(const uint8_t *header, size_t length, struct npy *npy, const char **why);
-/* A header for a tensor in C order; its length, or 0 where NumPy has not this dtype. */
+/* Write a header for a tensor in C order. Return its length, or 0 if NumPy does not have this
+ * dtype. */
 size_t npy_format(uint8_t header[NPY_MAX], const struct npy *npy);
 
 #endif /* TMESHCTL_NPY_H */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Options of verbs: parsed and explained from one table. */
+/* Options of verbs: one table drives both the parser and --help. */
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -100,7 +100,7 @@ void verb_expect_words(const struct verb *verb, int argc, int least, int most)
 		usage_error(verb, "more words than wanted");
 }
 
-/* The decimal number at @text, and what follows it. */
+/* Parse the decimal number at @text; @rest is the text after it. */
 static bool number(const char *text, uint64_t *value, const char **rest)
 {
 	char *end;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-/* A line that tells how far a copy is, where somebody looks and it takes a while. */
+/* A line of progress for a slow copy, on a terminal. */
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "tmeshctl.h"
 
-#define PATIENCE_NS 300000000u /* nothing is shown for what is quicker */
+#define PATIENCE_NS 300000000u /* faster work shows no progress */
 #define INTERVAL_NS 100000000u
 
 static uint64_t now_ns(void)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * tmeshctl put: a file's bytes in a region.
+ * tmeshctl put: copy a file's bytes into a region.
  *
- * They go through a buffer that stays in the cache: on memfd that takes about half the
- * time of reading into a mapping, which faults page by page, and it leaves no writable
- * mapping behind that would keep others from sealing.
+ * The bytes pass through a buffer that stays in the CPU's cache. On memfd that takes about half the
+ * time of reading into a mapping, which faults page by page. It also leaves no writable mapping
+ * behind, which would prevent sealing.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -28,12 +28,12 @@ static const struct option_entry options[] = {
 struct source {
 	const char *name;
 	int fd;
-	char *ahead; /* what had to be read to know how much there is, or NULL */
+	char *ahead; /* bytes that were read to find the size, or NULL */
 	uint64_t ahead_bytes, ahead_used;
-	uint64_t header; /* bytes that came before the elements */
+	uint64_t header; /* bytes before the elements */
 };
 
-/* Up to @room bytes, fewer only at the end. */
+/* Read up to @room bytes; fewer only at the end of input. */
 static ssize_t source_read(struct source *source, char *to, size_t room)
 {
 	size_t done = 0;
@@ -60,7 +60,7 @@ static ssize_t source_read(struct source *source, char *to, size_t room)
 	return (ssize_t)done;
 }
 
-/* A pipe does not say how much it brings: collect it first. */
+/* Collect a pipe's bytes first, because its size is unknown. */
 static int read_ahead(struct source *source)
 {
 	size_t room = 0, bytes = 0;
@@ -89,7 +89,7 @@ static int read_ahead(struct source *source)
 	return STATUS_OK;
 }
 
-/* The header of a .npy file, instead of --dtype and --shape. */
+/* Read the header of a .npy file, which replaces --dtype and --shape. */
 static int read_npy(struct tensor_args *args, struct source *source)
 {
 	uint8_t header[NPY_MAX];
@@ -124,7 +124,7 @@ static int read_npy(struct tensor_args *args, struct source *source)
 	return STATUS_FAILED;
 }
 
-/* The shape, where it was not given: all that is there in one dimension. */
+/* If no shape was given, use one dimension of all the elements. */
 static int measure(struct tensor_args *args, struct source *source, uint64_t *bytes)
 {
 	uint64_t elements, bits = tmesh_dtype_bits(args->dtype), there = 0;
@@ -166,7 +166,7 @@ static int measure(struct tensor_args *args, struct source *source, uint64_t *by
 	return status;
 }
 
-/* One buffer's worth; @done and @bytes are for telling how far the input went. */
+/* Copy one buffer. @done and @bytes serve the error message about a short input. */
 static int copy_piece(struct source *source, struct tmesh_region *region, char *buffer,
 		      uint64_t done, uint64_t bytes, struct progress *progress)
 {
@@ -178,7 +178,7 @@ static int copy_piece(struct source *source, struct tmesh_region *region, char *
 		progress_update(progress, done + want);
 		return STATUS_OK;
 	}
-	/* The message gets a line of its own. */
+	/* The error gets a line of its own. */
 	progress_end(progress);
 	if (got < 0)
 		return complain_errno(source->name);
@@ -214,7 +214,7 @@ static int copy_in(struct source *source, struct tmesh_region *region, uint64_t 
 	return status;
 }
 
-static int put(struct tensor_args *args, struct source *source, bool is_npy)
+static int put_tensor(struct tensor_args *args, struct source *source, bool is_npy)
 {
 	struct tmesh_tensor *tensor;
 	struct tmesh_ctx *ctx;
@@ -236,7 +236,7 @@ static int put(struct tensor_args *args, struct source *source, bool is_npy)
 	return status;
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_put(const struct verb *verb, int argc, char **argv)
 {
 	struct tensor_args args = TENSOR_ARGS_INIT;
 	struct source source = {0};
@@ -263,10 +263,10 @@ static int run(const struct verb *verb, int argc, char **argv)
 		return complain_errno(source.name);
 	status = hold_begin(&args.hold);
 	if (!status)
-		status = put(&args, &source, is_npy);
+		status = put_tensor(&args, &source, is_npy);
 	free(source.ahead);
 	return status;
 }
 
 const struct verb verb_put = {"put", "FILE|- [-- COMMAND [ARGUMENT...]]",
-			      "put a file's bytes in a region and hold it", options, run};
+			      "put a file's bytes in a region and hold it", options, run_verb_put};

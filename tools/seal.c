@@ -7,7 +7,7 @@
 
 static const struct option_entry options[] = {{NULL}};
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_seal(const struct verb *verb, int argc, char **argv)
 {
 	struct tmesh_region *region;
 	struct tmesh_error err;
@@ -33,4 +33,4 @@ static int run(const struct verb *verb, int argc, char **argv)
 }
 
 const struct verb verb_seal = {"seal", "TOKEN", "make a region immutable for everybody", options,
-			       run};
+			       run_verb_seal};

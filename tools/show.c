@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl show: all that is known about one region. */
+/* tmeshctl show: everything that is known about one region. */
 #include <inttypes.h>
 #include <getopt.h>
 #include <unistd.h>
@@ -53,7 +53,7 @@ static void print_info(const struct tmesh_region_info *info)
 	row_number(&table, "pinning handles", info->pinning_handles);
 	row_number(&table, "exports", info->exports);
 	row_number(&table, "attachments", info->attachments);
-	row_number(&table, "linger ms", info->linger_ms);
+	row_number(&table, "hold ms", info->hold_ms);
 	table_add(&table, "backing");
 	table_add(&table, tmesh_backing_name(info->backing));
 	if (info->backend == TMESH_BACKEND_KERNEL) {
@@ -68,7 +68,7 @@ static void print_info(const struct tmesh_region_info *info)
 	free(contents);
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_show(const struct verb *verb, int argc, char **argv)
 {
 	struct tmesh_region_info info;
 	struct tmesh_ctx *ctx;
@@ -91,4 +91,5 @@ static int run(const struct verb *verb, int argc, char **argv)
 	return STATUS_OK;
 }
 
-const struct verb verb_show = {"show", "ID|TOKEN|REF", "say what a region is", options, run};
+const struct verb verb_show = {"show", "ID|TOKEN|REF", "say what a region is", options,
+			       run_verb_show};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl stats: what all regions that one may see use together, and the limits. */
+/* tmeshctl stats: totals over all regions that the user may see, and the limits. */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -114,7 +114,7 @@ static int show(struct tmesh_ctx *ctx, void *data)
 	if (rc)
 		return rc;
 	rc = tmesh_limits(ctx, &limits, &err);
-	/* Without the module nobody counts per user, and there is nothing to tell. */
+	/* Only the module counts per user. */
 	if (rc && rc != -EOPNOTSUPP)
 		return complain("asking for limits", &err);
 
@@ -143,7 +143,7 @@ static int show(struct tmesh_ctx *ctx, void *data)
 	return STATUS_OK;
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_stats(const struct verb *verb, int argc, char **argv)
 {
 	enum tmesh_backend backend = TMESH_BACKEND_AUTO;
 	json_t *answer = NULL;
@@ -168,4 +168,5 @@ static int run(const struct verb *verb, int argc, char **argv)
 	return print_json(answer);
 }
 
-const struct verb verb_stats = {"stats", "", "total what is in use, and the limits", options, run};
+const struct verb verb_stats = {"stats", "", "total what is in use, and the limits", options,
+				run_verb_stats};

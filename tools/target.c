@@ -15,13 +15,13 @@ static void log_line(void *data, enum tmesh_log_level level, const char *message
 	complain(level == TMESH_LOG_WARN ? "warning" : "error", &err);
 }
 
-int open_ctx_linger(enum tmesh_backend backend, uint64_t seconds, struct tmesh_ctx **ctx)
+int open_ctx_exit_wait(enum tmesh_backend backend, uint64_t seconds, struct tmesh_ctx **ctx)
 {
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
 		.backend = backend,
 		.log = log_line,
-		.linger_ns = seconds * 1000000000u,
+		.exit_wait_ns = seconds * 1000000000u,
 	};
 	struct tmesh_error err;
 
@@ -32,7 +32,7 @@ int open_ctx_linger(enum tmesh_backend backend, uint64_t seconds, struct tmesh_c
 
 int open_ctx(enum tmesh_backend backend, struct tmesh_ctx **ctx)
 {
-	return open_ctx_linger(backend, 0, ctx);
+	return open_ctx_exit_wait(backend, 0, ctx);
 }
 
 json_int_t bundle_tensors(const char *text)
@@ -48,7 +48,7 @@ json_int_t bundle_tensors(const char *text)
 	return tensors;
 }
 
-/* Fewer would name too much by chance. */
+/* Fewer digits would often match several regions. */
 #define LEAST_DIGITS 4
 
 static bool is_id(const char *text)
@@ -94,7 +94,7 @@ void parse_target(const struct verb *verb, const char *text, struct target *targ
 		text, LEAST_DIGITS);
 }
 
-/* A token says by its beginning which backend it belongs to. */
+/* A token's beginning names its backend. */
 static enum tmesh_backend backend_of(const char *token)
 {
 	if (!strncmp(token, "tm1k-", 5))
@@ -140,14 +140,14 @@ static int id_of_token(const struct target *target, uint64_t *id)
 }
 
 struct search {
-	uint64_t id; /* its first @digits alone */
+	uint64_t id; /* only its first @digits count */
 	unsigned int digits;
 	size_t found;
-	struct tmesh_ctx *ctx; /* where the first was found */
+	struct tmesh_ctx *ctx; /* the context where the first match was found */
 	struct tmesh_region_info *info;
 };
 
-static int look(struct tmesh_ctx *ctx, void *data)
+static int target_look(struct tmesh_ctx *ctx, void *data)
 {
 	struct tmesh_region_info *infos;
 	struct search *search = data;
@@ -171,11 +171,11 @@ int find_target(const struct target *target, struct tmesh_ctx **ctx, struct tmes
 	struct search search = {.id = target->id, .digits = target->digits, .info = info};
 	int status = STATUS_OK;
 
-	/* The tool's own handle is closed again first, so that it is not counted. */
+	/* Close the tool's own handle again first, so that it is not counted. */
 	if (target->token[0])
 		status = id_of_token(target, &search.id);
 	if (!status)
-		status = for_backends(backend_of(target->token), look, &search);
+		status = for_backends(backend_of(target->token), target_look, &search);
 	if (!status && !search.found) {
 		fprintf(stderr, "tmeshctl: there is no region %0*" PRIx64 "%s that you may see\n",
 			(int)search.digits, search.id, search.digits < 16 ? "..." : "");
@@ -204,7 +204,7 @@ int for_backends(enum tmesh_backend only, int (*each)(struct tmesh_ctx *ctx, voi
 	struct tmesh_ctx *ctx;
 	int status = STATUS_OK;
 
-	/* Who chose a backend, here or in the environment, is told when it cannot be had. */
+	/* If the user chose a backend, by option or environment, report that it is missing. */
 	if (only != TMESH_BACKEND_AUTO || (chosen && *chosen)) {
 		status = open_ctx(only, &ctx);
 		if (!status) {

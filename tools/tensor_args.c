@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* What create and put have in common: a tensor's type and shape, its tokens, its holder. */
+/* Arguments that create and put share: a tensor's dtype and shape, its tokens, its holder. */
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 
 #include "tensor_args.h"
 
-/* "3,4", or "[3, 4]" as Python and JSON write it; "[]" has no dimensions. */
+/* Parse "3,4", or "[3, 4]" as Python and JSON write it; "[]" has no dimensions. */
 static bool read_shape(const char *at, int64_t *shape, int32_t *ndim)
 {
 	bool brackets = *at == '[';
@@ -124,7 +124,7 @@ int tensor_new(const struct tensor_args *args, struct tmesh_ctx **ctx, struct tm
 	struct tmesh_error err;
 	int status;
 
-	status = open_ctx_linger(args->backend, args->hold.opened, ctx);
+	status = open_ctx_exit_wait(args->backend, args->hold.opened, ctx);
 	if (status)
 		return status;
 	if (tmesh_tensor_create(*ctx, args->dtype, args->ndim, args->shape, &opts, tensor, &err)) {
@@ -137,10 +137,10 @@ int tensor_new(const struct tensor_args *args, struct tmesh_ctx **ctx, struct tm
 struct names {
 	char ref[TMESH_REF_SIZE];
 	char token[TMESH_TOKEN_SIZE];
-	char shared[TMESH_TOKEN_SIZE]; /* with more rights, where asked for */
+	char shared[TMESH_TOKEN_SIZE]; /* a token with more rights, if requested */
 };
 
-/* The ref and its token, which hold. */
+/* Make a ref and a token that hold the memory. */
 static int name_held(struct tmesh_tensor *tensor, uint64_t seconds, struct names *names)
 {
 	struct tmesh_error err;
@@ -214,8 +214,8 @@ static int hold_named(struct tensor_args *args, struct tmesh_tensor *tensor)
 }
 
 /*
- * What was written through may be mapped still, and a writable mapping would keep others
- * from sealing: go on with a handle that has none.
+ * Replace the handle by one without a mapping: a writable mapping would keep other processes from
+ * sealing.
  */
 static int drop_mapping(struct tmesh_tensor **tensor, struct tmesh_error *err)
 {

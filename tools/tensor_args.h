@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What create and put have in common. */
+/* Arguments that create and put share. */
 #ifndef TMESHCTL_TENSOR_ARGS_H
 #define TMESHCTL_TENSOR_ARGS_H
 
@@ -16,7 +16,7 @@ struct tensor_args {
 	int64_t shape[TMESH_MAX_DIMS];
 	const char *label;
 	bool seal;
-	uint32_t token_rights; /* of the further token; TMESH_READ: none */
+	uint32_t token_rights; /* of a second token; TMESH_READ: none */
 	bool json;
 	struct hold hold;
 };
@@ -34,14 +34,14 @@ struct tensor_args {
 		{"manage-token", 'm', NULL, "also print one that lets others write and seal"}, \
 		OPTION_BACKEND, OPTION_JSON, HOLD_OPTIONS
 
-/* Takes an option of TENSOR_OPTIONS, or of put's: 'U' is --unsealed, 'H' --hold. False: it is
- * another. */
+/* Take an option of TENSOR_OPTIONS, or one of put's: 'U' is --unsealed, 'H' --hold. Return false
+ * for any other option. */
 bool tensor_option(const struct verb *verb, struct tensor_args *args, int key, const char *value);
 void tensor_check(const struct verb *verb, const struct tensor_args *args);
 int tensor_bytes(const struct tensor_args *args, uint64_t *bytes);
 int tensor_new(const struct tensor_args *args, struct tmesh_ctx **ctx,
 	       struct tmesh_tensor **tensor);
-/* Print its names and hold it for as long as asked. Takes over @tensor. */
+/* Print its names and hold it as long as the arguments ask. Take ownership of @tensor. */
 int tensor_hold(struct tensor_args *args, struct tmesh_tensor *tensor);
 
 #endif /* TMESHCTL_TENSOR_ARGS_H */

@@ -7,7 +7,7 @@
 
 #include "tmeshctl.h"
 
-/* Bytes of the UTF-8 sequence at @s and its code point; 0 when it is none. */
+/* Decode the UTF-8 sequence at @s. Return its length; 0 if it is malformed. */
 static unsigned int utf8(const unsigned char *s, uint32_t *code)
 {
 	static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -31,7 +31,7 @@ static unsigned int utf8(const unsigned char *s, uint32_t *code)
 	return count;
 }
 
-/* Controls, and what turns the direction of writing. */
+/* Return whether @code is a control character or changes the direction of text. */
 static bool steers(uint32_t code)
 {
 	return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x200e || code == 0x200f ||
@@ -87,7 +87,7 @@ int flush_answer(void)
 	if (!fflush(stdout)) {
 		if (!ferror(stdout))
 			return STATUS_OK;
-		errno = EIO; /* some was lost earlier, and why is forgotten */
+		errno = EIO; /* an earlier write failed, and its errno is lost */
 	}
 	return complain_errno("writing the answer");
 }
@@ -172,7 +172,7 @@ void table_addf(struct table *table, const char *fmt, ...)
 	table_add(table, text);
 }
 
-/* Columns that a terminal shows for @text, near enough: one for each code point. */
+/* Return the columns that @text takes on a terminal, roughly: one for each code point. */
 static size_t width(const char *text)
 {
 	size_t count = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the verbs of tmeshctl share. */
+/* Declarations that the verbs of tmeshctl share. */
 #ifndef TMESHCTL_H
 #define TMESHCTL_H
 
@@ -21,8 +21,8 @@ enum status {
 
 struct option_entry {
 	const char *name; /* without dashes; NULL ends the table */
-	int key;	  /* what verb_option() returns; a printable one is the short option too */
-	const char *arg;  /* what the option takes, NULL for nothing */
+	int key;	  /* verb_option() returns it; if printable, it is the short option too */
+	const char *arg;  /* the option's argument; NULL: none */
 	const char *help;
 };
 
@@ -32,7 +32,7 @@ enum {
 
 struct verb {
 	const char *name;
-	const char *args; /* synopsis of what follows the options */
+	const char *args; /* synopsis of the words after the options */
 	const char *help; /* one line */
 	const struct option_entry *options;
 	int (*run)(const struct verb *verb, int argc, char **argv);
@@ -42,21 +42,22 @@ extern const struct verb verb_doctor, verb_ls, verb_show, verb_holders, verb_cre
 	verb_get, verb_export, verb_import, verb_seal, verb_lease, verb_revoke, verb_keep,
 	verb_kept, verb_drop, verb_stats, verb_top, verb_graph, verb_metrics;
 
-/* The next option's key, -1 after the last. Answers --help and ends on unknown options. */
+/* Return the next option's key, -1 after the last. Answer --help, and end on an unknown option. */
 int verb_option(const struct verb *verb, int argc, char **argv);
 void verb_help(const struct verb *verb, FILE *to);
 _Noreturn void usage_error(const struct verb *verb, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
-/* The words after "--", cut off from the rest; NULL when there are none. Before the options. */
+/* Cut off and return the words after "--"; NULL if there are none. To be called before the
+ * options. */
 char **split_command(const struct verb *verb, int *argc, char **argv);
-/* Between @least and @most words must follow the options; ends otherwise. */
+/* End with a usage error unless @least to @most words follow the options. */
 void verb_expect_words(const struct verb *verb, int argc, int least, int most);
-/* A number of bytes, with K, M, G or T for powers of 1024; ends when it is none. */
+/* Parse a number of bytes, with K, M, G or T for powers of 1024. End if it is malformed. */
 uint64_t bytes_option(const struct verb *verb, const char *text);
-/* "OFFSET:BYTES", either may be missing: 0, and 0 for "to the end". */
+/* Parse "OFFSET:BYTES". Either may be missing: 0, and 0 for "to the end". */
 void range_option(const struct verb *verb, const char *text, uint64_t *offset, uint64_t *bytes);
 uint64_t seconds_option(const struct verb *verb, const char *text);
-/* Any other number; @what is "a process id" or the like. */
+/* Parse any other number; @what is "a process id" or the like. */
 uint64_t number_option(const struct verb *verb, const char *text, const char *what, uint64_t least,
 		       uint64_t most);
 enum tmesh_backend backend_option(const struct verb *verb, const char *text);
@@ -72,30 +73,30 @@ enum tmesh_backend backend_option(const struct verb *verb, const char *text);
 			"what works)"                                    \
 	}
 
-/* main.c: the folder of this program with a slash behind it, "" where it cannot be told. */
+/* main.c: return the folder of this program with a slash at its end, "" if it is unknown. */
 void own_folder(char *folder, size_t size);
-/* Become tmeshctl-@word, beside this program or in PATH, with the words from @argv[2] on. Returns
- * when that cannot be: ENOENT, there is none; else it was said. */
+/* Become tmeshctl-@word, beside this program or in PATH, with the words from @argv[2] on. Return
+ * -ENOENT if there is no such program. Return another error after reporting it. */
 int run_program(const char *word, char **argv);
 
-/* text.c: output for people and for programs. Everything that others may have written is
- * escaped: labels, descriptions, names of processes. */
+/* text.c: output for people and for programs. Text that other users may have written is escaped:
+ * labels, descriptions, names of processes. */
 
-/* @text without anything that could steer a terminal; the caller frees it. */
+/* Return @text without bytes that could control a terminal. The caller frees it. */
 char *escaped(const char *text);
-/* "tmeshctl: @what: message" on stderr, and STATUS_FAILED. */
+/* Print "tmeshctl: @what: message" on stderr. Return STATUS_FAILED. */
 int complain(const char *what, const struct tmesh_error *err);
 int complain_errno(const char *what);
-/* What was printed gets out now, or it is said that it cannot; main() sees to it at the end. */
+/* Flush stdout now and report a failure. main() does so at the end. */
 int flush_answer(void);
-/* "4.0 KiB"; @text has 16 bytes. */
+/* Write a size such as "4.0 KiB"; @text has 16 bytes. */
 const char *human_bytes(uint64_t bytes, char *text);
-/* "rwm" */
+/* Write rights such as "rwm". */
 const char *rights_text(uint32_t rights, char *text);
-/* A JSON string of any bytes: what is not UTF-8 is escaped. */
+/* Return a JSON string of any bytes. Bytes that are not UTF-8 are escaped. */
 json_t *json_text(const char *text);
 json_t *json_id(uint64_t id);
-/* Print with a newline and release. */
+/* Print @value with a newline and release it. */
 int print_json(json_t *value);
 
 /* Left-aligned columns of text. */
@@ -104,34 +105,36 @@ struct table {
 	size_t cells;
 	char **cell;
 };
-/* Takes over nothing; @text is escaped. */
+/* Add a cell. @text is copied and escaped. */
 void table_add(struct table *table, const char *text);
 void table_addf(struct table *table, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Print and empty it. */
+/* Print the table and empty it. */
 void table_print(struct table *table);
 
-/* target.c: contexts and what the user named. */
+/* target.c: contexts, and the region that the user names. */
 
 int open_ctx(enum tmesh_backend backend, struct tmesh_ctx **ctx);
-/* exit() waits so long at most for what is held to be opened; 0: as the library does. */
-int open_ctx_linger(enum tmesh_backend backend, uint64_t seconds, struct tmesh_ctx **ctx);
+/* Open a context whose exit wait has @seconds at most; 0: the library's default. */
+int open_ctx_exit_wait(enum tmesh_backend backend, uint64_t seconds, struct tmesh_ctx **ctx);
 
 /* An id of 16 hex digits or its first ones, a token, or a ref. */
 struct target {
-	uint64_t id;		      /* of an id or a ref; its first @digits alone */
-	unsigned int digits;	      /* 16 but for the beginning of an id */
+	uint64_t id;		      /* of an id or a ref; only its first @digits count */
+	unsigned int digits;	      /* fewer than 16 for the beginning of an id */
 	char token[TMESH_TOKEN_SIZE]; /* of a token or a ref, else "" */
 	bool has_ref;
 	struct tmesh_ref ref;
 };
-/* How many tensors a bundle has, by its ref or its index's description; -1: of no bundle. */
+/* Return the number of tensors in a bundle, by its ref or its index's description; -1: no
+ * bundle. */
 json_int_t bundle_tensors(const char *text);
-/* Ends with a usage error when @text is none of them. */
+/* Parse @text; end with a usage error if it is none of these. */
 void parse_target(const struct verb *verb, const char *text, struct target *target);
-/* A region by token or ref (not by id), with a context for its backend. */
+/* Open a region by token or ref (not by id), with a context for its backend. */
 int open_target(const struct target *target, uint32_t rights, struct tmesh_ctx **ctx,
 		struct tmesh_region **region);
-/* The id that @target names, which a token is opened for, and a context that lists it. */
+/* Find the region that @target names, opening its token if it is one, and a context that lists
+ * it. */
 int find_target(const struct target *target, struct tmesh_ctx **ctx,
 		struct tmesh_region_info *info);
 /* Call @each for every backend that works here, or for @only. */
@@ -141,17 +144,17 @@ int for_backends(enum tmesh_backend only, int (*each)(struct tmesh_ctx *ctx, voi
 /* info.c: regions and tensors, described. */
 const char *info_state(const struct tmesh_region_info *info); /* a word */
 json_t *info_json(const struct tmesh_region_info *info);
-/* "float32 [2, 3]" from a description, or the description itself. The caller frees it. */
+/* Return "float32 [2, 3]" from a description, or the description itself. The caller frees it. */
 char *contents_text(const char *description);
 
-/* hold.c: memory lives while somebody holds it. */
+/* hold.c: memory lives while a process holds it. */
 
 struct hold {
 	bool background;
-	uint64_t seconds; /* 0: until told */
-	uint64_t opened;  /* not 0: until somebody has opened it, at most so many seconds */
+	uint64_t seconds; /* 0: until a signal */
+	uint64_t opened;  /* not 0: until a process has opened it, at most so many seconds */
 	char **command;	  /* NULL: none */
-	int ready;	  /* background: tell the waiting parent here; else -1 */
+	int ready;	  /* background: report here to the waiting parent; else -1 */
 };
 #define HOLD_INIT           \
 	{                   \
@@ -162,18 +165,18 @@ struct hold {
 	{                                                                                    \
 		"for", 'f', "SECONDS", "hold for so long (default: until SIGINT or SIGTERM)" \
 	}
-/* To be called before a context is opened: with --background the caller goes on as the
- * holder, while the process that the user started waits for hold_until_end(). */
+/* Begin holding, before a context is opened. With --background the caller goes on as the holder,
+ * and the process that the user started waits for hold_until_end(). */
 int hold_begin(struct hold *hold);
-/* From now on, before anybody is told what is held, signals end the holding and not the tool. The
- * library's threads take none. */
+/* Block the signals that end a holder, so that they end the holding in order and not the tool. Call
+ * this before any name is printed. The library's threads block all signals. */
 void hold_signals(void);
-/* Returns when it is time to let go. @variables are "NAME=value" for the command. */
+/* Hold until the end, which the options define. @variables are "NAME=value" for the command. */
 int hold_until_end(struct hold *hold, char *const *variables);
 /* Start a command that inherits @fd (or -1) and wait for it; after hold_signals(). */
 int run_command(char **command, char *const *variables, int fd);
 
-/* progress.c: on stderr, only on a terminal, only when it takes a while. */
+/* progress.c: progress on stderr, only on a terminal and only for slow work. */
 
 struct progress {
 	const char *what;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl top: the largest regions and who holds them, and engines, again and again. */
+/* tmeshctl top: the largest regions with their holders, and engines, refreshed repeatedly. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <string.h>
@@ -24,30 +24,45 @@ struct look {
 		char who[64];
 	} * regions;
 	size_t count;
-	size_t rows; /* no more are shown */
+	size_t rows; /* the most rows to show */
 	uint64_t bytes;
 	json_t *engines;
 };
 
-/* All that hold it, this process and devices too: "python3 101, beam.smp 102, ..." */
-static void fill_who(struct tmesh_ctx *ctx, struct region *region)
+/* Return the region's first holder, or NULL. Holders are in the order of their regions. */
+static const struct tmesh_holder_info *first_of(const struct tmesh_holder_info *holders,
+						size_t count, uint64_t id)
 {
-	struct tmesh_holder_info *holders;
-	struct tmesh_error err;
-	size_t count, used = 0;
+	size_t from = 0, to = count;
 
-	if (tmesh_holders(ctx, region->info.id, &holders, &count, &err)) {
-		strcpy(region->who, "?");
-		return;
+	while (from < to) {
+		size_t middle = from + (to - from) / 2;
+
+		if (holders[middle].region < id)
+			from = middle + 1;
+		else
+			to = middle;
 	}
-	for (size_t i = 0; i < count && used < sizeof(region->who); i++) {
-		const char *name = holders[i].kind == TMESH_HOLDER_IS_DEVICE ? holders[i].device
-									     : holders[i].command;
+	return from < count && holders[from].region == id ? &holders[from] : NULL;
+}
+
+/* List all holders, with this process and devices: "python3 101, beam.smp 102, ..." */
+static void fill_who(struct region *region, const struct tmesh_holder_info *holders, size_t count)
+{
+	const struct tmesh_holder_info *holder = first_of(holders, count, region->info.id);
+	size_t used = 0;
+
+	if (!holder)
+		strcpy(region->who, "?");
+	for (; holder && holder < holders + count && holder->region == region->info.id &&
+	       used < sizeof(region->who);
+	     holder++) {
+		const char *name =
+			holder->kind == TMESH_HOLDER_IS_DEVICE ? holder->device : holder->command;
 
 		used += (size_t)snprintf(region->who + used, sizeof(region->who) - used, "%s%s %d",
-					 i ? ", " : "", name, (int)holders[i].pid);
+					 used ? ", " : "", name, (int)holder->pid);
 	}
-	free(holders);
 }
 
 static int larger(const void *a, const void *b)
@@ -63,10 +78,11 @@ static int see(struct tmesh_ctx *ctx, void *data)
 	struct tmesh_region_info *infos;
 	struct look *look = data;
 	struct tmesh_error err;
+	struct tmesh_holder_info *holders = NULL;
 	struct region *more;
-	size_t count;
+	size_t count, held = 0;
 
-	/* The runtime directory is the same with all backends. */
+	/* All backends have the same runtime directory. */
 	if (!look->engines)
 		look->engines = find_engines(ctx);
 	if (tmesh_list(ctx, &infos, &count, &err))
@@ -84,10 +100,12 @@ static int see(struct tmesh_ctx *ctx, void *data)
 	look->count += count;
 	if (count)
 		qsort(more, count, sizeof(*more), larger);
-	/* On memfds each asks all processes: of the largest alone, where the rest has no row. */
-	for (size_t i = 0; i < count && i < look->rows; i++)
-		fill_who(ctx, &more[i]);
 	free(infos);
+	if (count && tmesh_holders(ctx, 0, &holders, &held, &err))
+		return complain("asking for holders", &err);
+	for (size_t i = 0; i < count && i < look->rows; i++)
+		fill_who(&more[i], holders, held);
+	free(holders);
 	return STATUS_OK;
 }
 
@@ -131,7 +149,7 @@ static int print_look(const struct look *look)
 	return print_json(json_pack("{s:o, s:O}", "regions", regions, "engines", look->engines));
 }
 
-/* Where engines are shown they have their lines, and regions what is left. */
+/* Return the lines for regions: those that engines leave free. */
 static size_t region_rows(size_t rows, const json_t *engines)
 {
 	size_t taken = json_array_size(engines) ? json_array_size(engines) + 2 : 0;
@@ -162,7 +180,7 @@ static int once(enum tmesh_backend backend, bool terminal, bool json)
 	if (!status && json) {
 		status = print_look(&look);
 	} else if (!status) {
-		/* A narrow terminal cuts lines off meanwhile: wrapped ones would scroll. */
+		/* Turn off the terminal's line wrap meanwhile: wrapped lines would scroll. */
 		if (terminal)
 			fputs("\033[H\033[J\033[?7l", stdout);
 		print(&look, terminal ? region_rows(look.rows, look.engines) : SIZE_MAX);
@@ -177,7 +195,7 @@ static int once(enum tmesh_backend backend, bool terminal, bool json)
 	return status;
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_top(const struct verb *verb, int argc, char **argv)
 {
 	enum tmesh_backend backend = TMESH_BACKEND_AUTO;
 	bool terminal = isatty(STDOUT_FILENO);
@@ -214,4 +232,4 @@ static int run(const struct verb *verb, int argc, char **argv)
 }
 
 const struct verb verb_top = {"top", "", "show the largest regions and the engines, live", options,
-			      run};
+			      run_verb_top};

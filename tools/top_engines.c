@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-/* What engines in processes of their own are doing, by what each writes into its file. */
+/* Engines in processes of their own, from the status that each writes. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,15 +13,15 @@
 #include "common/engine_status.h"
 #include "top_engines.h"
 
-/* More are not shown. */
+/* the most engines to show */
 #define MOST 256
 #define NAME_LEN 32
-/* Rates are of so many seconds, the one that is running among them. */
+/* Rates cover so many seconds, with the current one. */
 #define RATE_SECONDS 5
-/* A process that is this late should have been ended. */
+/* A process that is this late should have been ended by its supervisor. */
 #define LATE_NS UINT64_C(1000000000)
 
-/* The name in "engine-NAME.lock"; false: it is another file. */
+/* Extract the name from "engine-NAME.lock"; false: it is another file. */
 static bool name_of(const char *file, char *name)
 {
 	const size_t before = strlen(ENGINE_STATUS_PREFIX), behind = strlen(ENGINE_STATUS_SUFFIX);
@@ -36,11 +37,55 @@ static bool name_of(const char *file, char *name)
 	return true;
 }
 
-/* Return: whether a supervisor has the file, and what it says. @pid is the supervisor's as the
- * kernel has it, 0 where it is in another namespace. */
+/* Return a descriptor of the memfd at @path, a link of /proc; -1: there is none. The link may lead
+ * to any file of any process. Opening a device or a file of FUSE can have effects, so only a memfd
+ * is opened. */
+static int open_memfd(const char *path)
+{
+	int own = memfd_create("tmesh:look", MFD_CLOEXEC), at = open(path, O_PATH | O_CLOEXEC);
+	struct stat memfd, there;
+	char again[32];
+	int fd = -1;
+
+	if (own >= 0 && at >= 0 && !fstat(own, &memfd) && !fstat(at, &there) &&
+	    S_ISREG(there.st_mode) && there.st_dev == memfd.st_dev && there.st_uid == geteuid()) {
+		snprintf(again, sizeof(again), "/proc/self/fd/%d", at);
+		fd = open(again, O_RDONLY | O_CLOEXEC);
+	}
+	if (own >= 0)
+		close(own);
+	if (at >= 0)
+		close(at);
+	return fd;
+}
+
+/* Read the status of the supervisor @pid from the memfd that its file names. */
+static bool read_memfd(int file, pid_t pid, struct engine_status *status)
+{
+	struct engine_status_place place;
+	bool good = false;
+	char path[64];
+	int fd;
+
+	if (pread(file, &place, sizeof(place), 0) != (ssize_t)sizeof(place) ||
+	    place.magic != ENGINE_STATUS_MAGIC || place.fd > INT32_MAX)
+		return false;
+	snprintf(path, sizeof(path), "/proc/%d/fd/%u", (int)pid, place.fd);
+	fd = open_memfd(path);
+	if (fd < 0)
+		return false;
+	good = pread(fd, status, sizeof(*status), 0) == (ssize_t)sizeof(*status) &&
+	       status->magic == ENGINE_STATUS_MAGIC;
+	close(fd);
+	return good;
+}
+
+/* Read a supervisor's status; return false if no supervisor holds the file's lock. @pid is the
+ * supervisor's, from the kernel. A supervisor of another PID namespace has no number here and is
+ * not shown. */
 static bool read_status(int dir, const char *file, struct engine_status *status, pid_t *pid)
 {
-	/* Whatever lies there under that name: nothing is waited for. */
+	/* Any kind of file may have this name: O_NONBLOCK keeps the open from waiting. */
 	int fd = openat(dir, file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 	bool good = false;
@@ -49,9 +94,8 @@ static bool read_status(int dir, const char *file, struct engine_status *status,
 	if (fd < 0)
 		return false;
 	if (!fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_uid == geteuid() &&
-	    !fcntl(fd, F_GETLK, &lock) && lock.l_type != F_UNLCK)
-		good = pread(fd, status, sizeof(*status), 0) == (ssize_t)sizeof(*status) &&
-		       status->magic == ENGINE_STATUS_MAGIC;
+	    !fcntl(fd, F_GETLK, &lock) && lock.l_type != F_UNLCK && lock.l_pid > 0)
+		good = read_memfd(fd, lock.l_pid, status);
 	close(fd);
 	*pid = lock.l_pid > 0 ? lock.l_pid : 0;
 	status->backend[sizeof(status->backend) - 1] = '\0';
@@ -59,7 +103,8 @@ static bool read_status(int dir, const char *file, struct engine_status *status,
 	return good;
 }
 
-/* The letter of /proc/PID/stat, and the parent; '\0' where there is no such process. */
+/* Return the state's letter from /proc/PID/stat, and the parent; '\0' if there is no such
+ * process. */
 static char process_state(pid_t pid, pid_t *parent)
 {
 	char path[64], text[512], state = '\0';
@@ -74,7 +119,7 @@ static char process_state(pid_t pid, pid_t *parent)
 	got = read(fd, text, sizeof(text) - 1);
 	close(fd);
 	text[got > 0 ? got : 0] = '\0';
-	/* The name before it may have any signs in it. */
+	/* The name before it may contain any characters. */
 	behind = strrchr(text, ')');
 	if (!behind || sscanf(behind, ") %c %d", &state, parent) != 2)
 		return '\0';
@@ -93,8 +138,8 @@ static const char *state_of(const struct engine_status *status, pid_t supervisor
 	pid_t parent = 0;
 	char state = *pid ? process_state(*pid, &parent) : '\0';
 
-	/* Its word for it is not enough. Where namespaces are between us the numbers mean nothing.
-	 */
+	/* Do not trust the status alone: the process must be the supervisor's child. Across PID
+	 * namespaces the numbers mean nothing. */
 	if (!state || !supervisor || parent != supervisor)
 		*pid = 0;
 	if (supervisor && stopped(process_state(supervisor, &parent)))
@@ -129,7 +174,7 @@ static void add_rates(json_t *engine, const struct engine_status *status, uint64
 	json_object_set_new(engine, "tokens_per_second", json_real((double)tokens / seconds));
 }
 
-/* What is more than JSON's numbers hold is not a count of anything. */
+/* Clamp to JSON's largest integer. No real count comes near. */
 static json_t *number(uint64_t value)
 {
 	return json_integer(value > INT64_MAX ? INT64_MAX : (json_int_t)value);
@@ -187,7 +232,7 @@ json_t *find_engines(struct tmesh_ctx *ctx)
 	struct dirent **entries;
 	int dir, count;
 
-	/* Where it cannot be used no engine can be served in it, either. */
+	/* Without a usable runtime directory no engine can be served in it. */
 	if (tmesh_ctx_runtime_dir(ctx, &dir, NULL))
 		return engines;
 	count = scandirat(dir, ".", &entries, is_status, by_name);

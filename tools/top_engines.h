@@ -5,9 +5,9 @@
 #include "tmeshctl.h"
 
 /*
- * The engines that tmesh-engine serves in this runtime directory, which is this user's alone: read
- * from the files that their supervisors hold a lock on. No process is asked, so none can keep the
- * caller waiting. An array of objects, ordered by name.
+ * Return an array of the engines that tmesh-engine serves in this user's runtime directory, ordered
+ * by name. They are read from the files that their supervisors hold a lock on. No process is asked,
+ * so none can keep the caller waiting.
  */
 json_t *find_engines(struct tmesh_ctx *ctx);
 void print_served(const json_t *engines);

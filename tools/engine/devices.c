@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl devices: what this machine computes with, and by which engines. */
+/* tmeshctl devices: the devices of this machine and the engines that can use them. */
 #include <inttypes.h>
 #include <string.h>
 
-#include <tmesh/devices.h>
+#include <tmesh/placement.h>
 
 #include "../tmeshctl.h"
-#include "devices_costs.h"
 
 static const struct option_entry options[] = {
-	{"measure", 'm', NULL, "measure what devices, links and engines take, and keep that"},
-	{"costs", 'c', NULL, "print what was measured and kept"},
 	OPTION_JSON,
 	{NULL},
 };
@@ -60,10 +57,11 @@ static void print_devices(const struct tmesh_devices *devices)
 	}
 	table_print(&table);
 	if (unseen)
-		puts("engines on GPUs: compiled, and never seen on one (docs/engines.md)");
+		puts("engines on GPUs: compiled, and never seen on one "
+		     "(docs/reference/engines.md)");
 }
 
-/* Of an engine that was never seen on a GPU: what there is of it. */
+/* Describe the GPU support of an engine that was never run on a GPU. */
 static const char *there_for_gpus(const char *engine)
 {
 	return strcmp(engine, "onnx") ? "refused" : "compiled, and tried on stand-ins";
@@ -96,34 +94,25 @@ static void print_engines(const struct tmesh_devices *devices)
 		if (any)
 			putchar('\n');
 		if (engine.never_seen >> TMESH_DEVICE_CUDA & 1)
-			printf("  CUDA: never seen on a GPU; %s (docs/engines.md)\n",
+			printf("  CUDA: never seen on a GPU; %s (docs/reference/engines.md)\n",
 			       there_for_gpus(engine.name));
 	}
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_devices(const struct verb *verb, int argc, char **argv)
 {
 	struct tmesh_devices_opts opts = {.size = sizeof(opts)};
 	struct tmesh_devices *devices;
 	struct tmesh_error err;
-	bool json = false, measure = false, costs = false;
+	bool json = false;
 	int key, status = STATUS_OK;
 
-	while ((key = verb_option(verb, argc, argv)) >= 0) {
+	while ((key = verb_option(verb, argc, argv)) >= 0)
 		json |= key == 'j';
-		measure |= key == 'm';
-		costs |= key == 'c';
-	}
 	verb_expect_words(verb, argc, 0, 0);
-	if (measure && costs)
-		usage_error(verb, "--measure prints what it measured: --costs is for later");
 	if (tmesh_devices_find(&opts, &devices, &err))
 		return complain("devices", &err);
-	if (measure) {
-		status = measure_costs(devices, json);
-	} else if (costs) {
-		status = show_costs(devices, json);
-	} else if (json) {
+	if (json) {
 		char *text = tmesh_devices_to_json(devices);
 
 		status = print_json(text ? json_loads(text, 0, NULL) : NULL);
@@ -141,7 +130,7 @@ static const struct verb verb_devices = {
 	.args = "",
 	.help = "say what this machine computes with, and which engines run there",
 	.options = options,
-	.run = run,
+	.run = run_verb_devices,
 };
 
 int main(int argc, char **argv)
@@ -154,6 +143,6 @@ int main(int argc, char **argv)
 		return STATUS_USAGE;
 	}
 	argv[0] = title;
-	status = run(&verb_devices, argc, argv);
+	status = run_verb_devices(&verb_devices, argc, argv);
 	return status ? status : flush_answer();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl graph FILE: what a graph for engines has, as text, JSON or a drawing. */
+/* tmeshctl graph FILE: show a graph for engines as text, JSON or a drawing. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static const struct option_entry options[] = {
 	{NULL},
 };
 
-/* A model's file, which may be larger than any graph. */
+/* Recognise a model file by its beginning: it may be larger than any graph. */
 static bool is_gguf(const char *path)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -29,7 +29,7 @@ static bool is_gguf(const char *path)
 	return is;
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_graph(const struct verb *verb, int argc, char **argv)
 {
 	char *(*write)(const struct tmesh_graph *graph) = tmesh_graph_to_text;
 	struct tmesh_graph *graph;
@@ -66,7 +66,7 @@ static const struct verb verb_graph_file = {
 	.args = "FILE",
 	.help = "print a graph for engines as text, JSON or a drawing (DOT)",
 	.options = options,
-	.run = run,
+	.run = run_verb_graph,
 };
 
 int main(int argc, char **argv)
@@ -79,6 +79,6 @@ int main(int argc, char **argv)
 		return STATUS_USAGE;
 	}
 	argv[0] = title;
-	status = run(&verb_graph_file, argc, argv);
+	status = run_verb_graph(&verb_graph_file, argc, argv);
 	return status ? status : flush_answer();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl load: a file's tensors in a region, read once for all who load it, and held. */
+/* tmeshctl load: load a file's tensors into a region, once for all processes, and hold it. */
 #include <inttypes.h>
 #include <signal.h>
 #include <string.h>
@@ -8,10 +8,12 @@
 #include "model_args.h"
 
 static const struct option_entry options[] = {
-	{"method", 'm', "METHOD", "splice, io_uring, direct or read (default: what is best here)"},
+	{"method", 'm', "METHOD", "splice, io_uring, direct or read (default: the best one here)"},
 	{"alone", 'a', NULL, "share with nobody who loads the same file"},
-	{"keep", 'k', NULL, "keep it when all processes are gone: who loads it then does not read"},
+	{"keep", 'k', NULL, "keep it when all processes are gone: the next load reads nothing"},
 	{"keep-as", 'K', "NAME", "keep it as a bundle under NAME, to be opened by that name"},
+	{"lenient", 'l', NULL,
+	 "take GGUF of version 2, bytes at the end, an index that lacks tensors"},
 	{"hash", 'c', NULL, "tell the checksum of the region's bytes"},
 	OPTION_BACKEND,
 	OPTION_JSON,
@@ -28,7 +30,7 @@ struct args {
 	struct hold hold;
 };
 
-/* An interrupted loading leaves nothing, so it ends in order. */
+/* An interrupted load must leave nothing behind, so it ends in order. */
 static volatile sig_atomic_t interrupted;
 
 static void interrupt(int number)
@@ -100,6 +102,7 @@ static int print_loaded(const struct args *args, const struct tmesh_model *model
 	       token);
 	printf("tensors         %zu\nbytes           %s\n", tmesh_model_tensors(model),
 	       human_bytes(report.bytes, size));
+	printf("in huge pages   %s\n", human_bytes(report.huge_bytes, size));
 	printf("method          %s (%s)\ntime            %.3f s\n",
 	       report.method ? tmesh_model_method_name(report.method) : "none", report.reason,
 	       (double)report.ns / 1e9);
@@ -111,7 +114,7 @@ static int print_loaded(const struct args *args, const struct tmesh_model *model
 	return STATUS_OK;
 }
 
-/* The bundle's ref, which the caller frees; NULL: it was said why not. */
+/* Return the bundle's ref, which the caller frees; NULL after an error was reported. */
 static char *bundle_ref(struct tmesh_ctx *ctx, const struct tmesh_model *model,
 			struct tmesh_bundle **bundle)
 {
@@ -191,7 +194,7 @@ static int load_and_hold(struct args *args)
 	return status;
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_load(const struct verb *verb, int argc, char **argv)
 {
 	struct args args = {.opts = {.size = sizeof(args.opts)}, .hold = HOLD_INIT};
 	struct sigaction action = {.sa_handler = interrupt}, before;
@@ -211,6 +214,9 @@ static int run(const struct verb *verb, int argc, char **argv)
 			break;
 		case 'K':
 			args.keep_as = optarg;
+			break;
+		case 'l':
+			args.opts.flags |= TMESH_MODEL_LENIENT;
 			break;
 		case 'c':
 			args.opts.flags |= TMESH_MODEL_HASH;
@@ -235,7 +241,7 @@ static int run(const struct verb *verb, int argc, char **argv)
 			verb,
 			"--keep and --keep-as exclude each other: a region is kept under one name");
 	args.path = argv[argc - 1];
-	/* What is ignored from the start stays so. */
+	/* A SIGINT that was ignored at the start stays ignored. */
 	if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN)
 		sigaction(SIGINT, &action, NULL);
 	sigaction(SIGTERM, &action, NULL);
@@ -248,7 +254,7 @@ static const struct verb verb_load = {
 	.args = "PATH [-- COMMAND...]",
 	.help = "Load a safetensors or GGUF file into a region and hold it.",
 	.options = options,
-	.run = run,
+	.run = run_verb_load,
 };
 
 int main(int argc, char **argv)

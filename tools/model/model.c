@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-/* tmeshctl model: what a file of tensors says that it holds. */
+/* tmeshctl model: show the header of a file of tensors. */
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "model_args.h"
 
-/* Longer arrays of metadata, such as vocabularies, are for --json. */
+/* Longer arrays of metadata, such as vocabularies, appear only in --json. */
 #define ITEMS_SHOWN 8
 
 static const struct option_entry options[] = {
@@ -22,7 +22,7 @@ static void print_metadata(const struct tmesh_model *model)
 
 	if (tmesh_model_metadata_json(model, ITEMS_SHOWN, &text, NULL))
 		return;
-	all = json_loads(text, 0, NULL);
+	all = json_loads(text, JSON_ALLOW_NUL, NULL);
 	free(text);
 	json_object_foreach(all, key, value) {
 		char *written = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
@@ -71,7 +71,7 @@ static void print_tensors(const struct tmesh_model *model)
 	       tmesh_model_files(model), tmesh_model_files(model) == 1 ? "" : "s");
 }
 
-static int run(const struct verb *verb, int argc, char **argv)
+static int run_verb_model(const struct verb *verb, int argc, char **argv)
 {
 	struct tmesh_model *model;
 	struct tmesh_error err;
@@ -98,7 +98,7 @@ static const struct verb verb_model = {
 	.args = "PATH",
 	.help = "Show what a safetensors or GGUF file holds, without its tensors' bytes.",
 	.options = options,
-	.run = run,
+	.run = run_verb_model,
 };
 
 int main(int argc, char **argv)

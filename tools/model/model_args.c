@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* What tmeshctl-load and tmeshctl-model have in common. */
+/* Functions that tmeshctl-load and tmeshctl-model share. */
 #include "model_args.h"
 
 int verb_main(const struct verb *verb, int argc, char **argv)
@@ -55,7 +55,7 @@ json_t *model_json(const struct tmesh_model *model)
 		json_array_append_new(tensors, tensor_json(&tensor));
 	}
 	if (!tmesh_model_metadata_json(model, 0, &text, NULL)) {
-		metadata = json_loads(text, JSON_DECODE_ANY, NULL);
+		metadata = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
 		free(text);
 	}
 	return json_pack("{s:s, s:o, s:I, s:o?, s:o}", "format",

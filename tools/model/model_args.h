@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What tmeshctl-load and tmeshctl-model have in common. */
+/* Functions that tmeshctl-load and tmeshctl-model share. */
 #ifndef TMESHCTL_MODEL_ARGS_H
 #define TMESHCTL_MODEL_ARGS_H
 
@@ -7,9 +7,9 @@
 
 #include "../tmeshctl.h"
 
-/* A program of one verb: "tmeshctl VERB" begins its messages. */
+/* Run a program of one verb. Its messages begin with "tmeshctl VERB". */
 int verb_main(const struct verb *verb, int argc, char **argv);
-/* What a path describes, with its metadata and tensors. NULL: no memory. */
+/* Return a description of the model with its metadata and tensors. NULL: no memory. */
 json_t *model_json(const struct tmesh_model *model);
 
 #endif /* TMESHCTL_MODEL_ARGS_H */
