@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: MIT
 """Pages of a KV cache from one process to another by NIXL, which reaches other machines too.
 
-    pip install 'tmesh[nixl]'
+    pip install './bindings/python[nixl]'      # in tmesh's repository
     python examples/nixl_kv_pages.py
 
-A process that computed a prompt seals its pages and offers them; the other one, which has the first two from an earlier
-prompt with the same beginning, fetches only what it misses, into places of its own cache. What passes between them by
-the pipe, an offer, passes by any other means between machines."""
+The first process computes a prompt, seals its pages and offers them. The second has two pages from an earlier prompt with
+the same beginning. It fetches only the missing pages, into places of its own cache. The offer passes between them by a
+pipe; between machines, send it by any other means."""
 
 import multiprocessing
 import os
@@ -22,16 +22,16 @@ SHAPE = 2, TOKENS, HEADS, WIDTH              # keys and values of a page
 
 
 def agent(role):
-    """Each process's agent has a name of its own: peers are told apart by it."""
+    """Return an agent. Each process's agent needs its own name, because peers are identified by it."""
     return nixl_agent(f"{role} {os.getpid()}", nixl_agent_config(backends=["UCX"]))
 
 
 def prefill(pipe):
-    """Computes a prompt's pages, here numbers that say where they come from."""
+    """Compute a prompt's pages: here each holds its own number."""
     pages = tmesh.put(numpy.arange(PAGES, dtype="float32").repeat(numpy.prod(SHAPE)).reshape(PAGES, *SHAPE))
     with tmesh.nixl.register(agent("prefill"), pages) as mine:
         pipe.send_bytes(mine.offer())
-        pipe.recv()                          # not before the other has what it wants
+        pipe.recv()                          # keep the pages until the other process has read them
 
 
 def main():
@@ -41,7 +41,7 @@ def main():
     theirs.close()
 
     cache = tmesh.zeros((32, *SHAPE), "float32")
-    table = [5, 9]                           # where the pages of the sequence lie; two are there
+    table = [5, 9]                           # places of the sequence's pages; two exist already
     cache.numpy()[5], cache.numpy()[9] = 0, 1
     with tmesh.nixl.register(agent("decode"), cache, writable=True) as mine:
         with mine.peer(pipe.recv_bytes()) as peer:

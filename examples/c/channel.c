@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* cc channel.c $(pkg-config --cflags --libs libtmesh) -o channel */
 /*
- * Tensors from one process to another: `channel` makes a channel, prints its token and prints what
- * comes until nobody is left to send; `channel TOKEN` sends three tensors, each with a word, and
- * ends.
+ * Tensors from one process to another. `channel` makes a channel, prints its token, and prints each
+ * message until no sender is left. `channel TOKEN` sends three tensors, each with a word, and ends.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -38,13 +37,13 @@ static int consume(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	}
 	while (!rc) {
 		rc = tmesh_channel_recv(channel, &message, -1, err);
-		if (!rc && message.tensor) { /* the reference is ours now */
+		if (!rc && message.tensor) { /* this reference is ours now */
 			rc = print(&message, err);
 			tmesh_tensor_unref(message.tensor);
 		}
 	}
 	tmesh_channel_unref(channel);
-	return rc == -EPIPE ? 0 : rc; /* the last sender has ended, or was killed */
+	return rc == -EPIPE ? 0 : rc; /* the last sender has ended or was killed */
 }
 
 static int send(struct tmesh_ctx *ctx, struct tmesh_channel *channel, float number,

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /* cc gguf.c $(pkg-config --cflags --libs libtmesh-model) -o gguf */
 /*
- * What a model's file says of itself: `gguf FILE` prints its metadata with their types, and
- * `gguf FILE TENSOR` what is known of one tensor. Only the header is read.
+ * Read a model file's description. `gguf FILE` prints its metadata with their types, and `gguf FILE
+ * TENSOR` prints the description of one tensor. Only the header is read.
  */
 #include <stdio.h>
 #include <string.h>
 #include <tmesh/model.h>
 
-/* Numbers are little-endian and not aligned; this is for little-endian machines. */
+/* Numbers in the file are little-endian and not aligned. This example runs on little-endian
+ * machines. */
 #define NUMBER(type, format)                                     \
 	do {                                                     \
 		type number;                                     \

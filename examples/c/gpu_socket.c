@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* cc gpu_socket.c $(pkg-config --cflags --libs libtmesh-cuda) -o gpu_socket */
 /*
- * GPU memory from one process to another by a Unix socket, without a ref: the parent writes to it,
- * the child maps the same memory and reads it.
+ * Pass GPU memory from one process to another by a Unix socket, without a ref. The parent writes to
+ * it, the child maps the same memory and reads it.
  */
 #include <stdio.h>
 #include <string.h>
@@ -21,11 +21,11 @@ static int give(struct tmesh_ctx *ctx, struct tmesh_cuda *cuda, int socket, stru
 	char done;
 	int rc = tmesh_cuda_alloc(cuda, 0, BYTES, TMESH_CUDA_ALONE, &memory, err);
 
-	(void)ctx; /* the one who takes it needs one */
+	(void)ctx; /* only the receiver needs a context */
 	if (rc)
 		return rc;
 	rc = tmesh_cuda_write(memory, 0, text, sizeof(text), err);
-	if (!rc) /* who waits for it has what stream NULL did up to now */
+	if (!rc) /* a reader that waits for the fence sees all work of stream NULL so far */
 		rc = tmesh_cuda_record(memory, NULL, err);
 	if (!rc)
 		rc = tmesh_cuda_region(memory, &region, err);
@@ -36,7 +36,7 @@ static int give(struct tmesh_ctx *ctx, struct tmesh_cuda *cuda, int socket, stru
 	if (!rc && read(socket, &done, 1) < 0)
 		perror("gpu_socket");
 	tmesh_cuda_memory_unref(memory);
-	tmesh_cuda_trim(cuda); /* the driver has it again at once */
+	tmesh_cuda_trim(cuda); /* give cached memory back to the driver at once */
 	return rc;
 }
 

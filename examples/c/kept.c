@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* cc kept.c $(pkg-config --cflags --libs libtmesh) -o kept */
 /*
- * Memory that outlives its process: `kept put` puts two tensors, keeps them as one bundle under a
- * name and ends; `kept get` opens the name and copies a few elements out; `kept drop` gives the
- * name up.
+ * Memory that outlives its process. `kept put` puts two tensors, keeps them as one bundle under a
+ * name and ends. `kept get` opens the name and copies a few elements out. `kept drop` drops the
+ * name.
  */
 #include <stdio.h>
 #include <string.h>
@@ -37,7 +37,8 @@ static int put(struct tmesh_ctx *ctx, struct tmesh_error *err)
 	return rc;
 }
 
-/* Nothing is mapped: a region of many gigabytes costs no more than what is copied. */
+/* Show one tensor without mapping it: reading a few elements of a huge region costs only their
+ * copy. */
 static int show(struct tmesh_bundle *bundle, size_t i, struct tmesh_error *err)
 {
 	struct tmesh_bundle_entry entry;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* cc model.c $(pkg-config --cflags --libs libtmesh-model) -o model */
 /*
- * A model's file, safetensors or GGUF, read once for all processes: `model FILE TENSOR` loads it,
- * or shares what another process has loaded, finds a tensor by its name and prints what it is.
+ * A model file, safetensors or GGUF, that is read once for all processes. `model FILE TENSOR` loads
+ * it, or shares another process's load, finds a tensor by its name and describes it.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static int show(struct tmesh_model *model, const char *name, struct tmesh_error 
 		rc = tmesh_model_tensor_open(model, index, &tensor, err);
 	if (rc)
 		return rc;
-	/* In the model's own memory; the tensor may outlive the model. */
+	/* The data is in the model's own memory; the tensor may outlive the model. */
 	rc = tmesh_tensor_data(tensor, TMESH_READ, &data, err);
 	if (!rc) {
 		layout = tmesh_tensor_layout(tensor);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* cc net_open.c $(pkg-config --cflags --libs libtmesh-net) -o net_open */
 /*
- * Open what an Elixir node offers, on this machine or another, by this machine's Tmesh.Net, and
- * write its bytes to stdout; of a bundle each tensor's name and its bytes.
+ * Open an offer of an Elixir node, on this machine or another, by this machine's Tmesh.Net. Write
+ * its bytes to stdout. For a bundle, write each tensor's name and its bytes.
  *
  *   net_open tensor|bundle ref|name TEXT [SECONDS]
  */

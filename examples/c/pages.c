@@ -2,7 +2,7 @@
 /* cc pages.c $(pkg-config --cflags --libs libtmesh-model) -o pages */
 /*
  * An engine's pages, and a router that follows its block tables. `pages` makes a pool, prints the
- * token of its log, and changes a sequence for every line that it reads; `pages TOKEN`, in another
+ * token of its log, and changes a sequence for each line of its input. `pages TOKEN`, in another
  * process, prints the tables as they change until the engine ends.
  */
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <tmesh/page_table.h>
 
-/* One step of the engine, which uses the scratch page as long as it runs, whoever else does. */
+/* Run one step of the engine. It has its scratch page to itself, also beside other engines. */
 static int step(struct tmesh_pages *pages, struct tmesh_seq *seq, uint32_t scratch,
 		struct tmesh_error *err)
 {
@@ -32,7 +32,8 @@ static int changed_by_lines(struct tmesh_pages *pages, struct tmesh_error *err)
 	struct tmesh_seq *seq;
 	int rc, c;
 
-	/* A page of no sequence: scratch memory of this handle's, which no log shows. */
+	/* Take a page that belongs to no sequence: scratch memory of this handle, which no log
+	 * shows. */
 	rc = tmesh_pages_alloc(pages, &scratch, err);
 	if (rc)
 		return rc;
@@ -101,7 +102,7 @@ static int router(struct tmesh_ctx *ctx, const char *log, struct tmesh_error *er
 	rc = due.fd < 0 ? due.fd : 0;
 	while (!rc) {
 		rc = tmesh_page_copy_update(copy, err);
-		/* It fell behind, or a record is damaged: it starts again from whole tables. */
+		/* The copy fell behind, or a record is damaged: start again from whole tables. */
 		if (rc == -ESTALE || rc == -EPROTO)
 			rc = tmesh_page_copy_resync(copy, err);
 		if (!rc) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* cc read.c $(pkg-config --cflags --libs libtmesh) -o read */
 /*
- * A reader: `read REF` opens a tensor of float32 by its ref, whoever made it, and prints its sum,
- * computed on the producer's pages.
+ * A reader. `read REF` opens a tensor of float32 by its ref, from a producer in any language, and
+ * prints its sum, computed on the producer's pages.
  */
 #include <errno.h>
 #include <stdio.h>

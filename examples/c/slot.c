@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* cc slot.c $(pkg-config --cflags --libs libtmesh-model) -o slot */
 /*
- * A value that is replaced in one step: `slot` publishes each number that it reads, under a name;
- * `slot read`, in another process, prints the value whenever there is a newer one, until the
- * publisher has ended. It holds the first one as long as it runs.
+ * A value that is replaced in one step. `slot` publishes each number of its input under a name.
+ * `slot read`, in another process, prints each newer value until the publisher ends. It holds the
+ * first value as long as it runs.
  */
 #include <errno.h>
 #include <poll.h>
@@ -93,11 +93,11 @@ static int read_all(struct tmesh_ctx *ctx, struct tmesh_error *err)
 		if (rc == -EPIPE)
 			break;
 		if (!rc)
-			rc = tmesh_slot_read(reader, &value, err); /* the reader's */
+			rc = tmesh_slot_read(reader, &value, err); /* borrowed */
 		if (!rc)
 			rc = print(value, err);
 		if (!rc && !first)
-			first = tmesh_slot_value_ref(value); /* ours: it stays, unchanged */
+			first = tmesh_slot_value_ref(value); /* our own reference */
 	}
 	if (first && (!rc || rc == -EPIPE))
 		rc = print(first, err);

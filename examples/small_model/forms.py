@@ -4,8 +4,8 @@
 
     python examples/small_model/forms.py FOLDER [small.gguf]
 
-writes FOLDER/small.safetensors and FOLDER/config.json, with the names and the order of rows that transformers has, and
-FOLDER/small.onnx: tokens int64[n] in, logits float32[n, 512] out, whose weights have the safetensors file's names. The same
+This writes FOLDER/small.safetensors and FOLDER/config.json, with the names and the row order of transformers. It also writes
+FOLDER/small.onnx: tokens int64[n] in, logits float32[n, 512] out. Its weights have the safetensors file's names. The same
 file gives the same bytes. It needs the packages gguf, safetensors and onnx.
 """
 
@@ -27,7 +27,7 @@ TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "
 
 
 class File:
-    """What the GGUF file has."""
+    """The hyperparameters and tensors of the GGUF file."""
 
     def __init__(self, path):
         reader = gguf.GGUFReader(path)
@@ -45,13 +45,13 @@ class File:
 
 
 def halves(array, heads):
-    """GGUF's llama turns neighbours of a head's rows, transformers its halves."""
+    """Reorder a head's rows: in GGUF the rotation pairs neighbouring rows, in transformers the two halves."""
     rows, width = array.shape
     return np.ascontiguousarray(array.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width))
 
 
 def of_transformers(file):
-    """The tensors by transformers' names."""
+    """Return the tensors by transformers' names."""
     made = {theirs: file.tensors[ours] for ours, theirs in TOP.items()}
     for layer in range(file.layers):
         for ours, theirs in NAMES.items():

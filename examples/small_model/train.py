@@ -36,17 +36,17 @@ def documents(patterns):
 
 
 def corpus():
-    """What the model is trained on."""
-    return documents(["README.md", "CONTRIBUTING.md", "NEWS.md", "docs/*.md", "docs/man/*.scd", "bindings/*/README.md"])
+    """Return the texts that the model is trained on."""
+    return documents(["README.md", "CONTRIBUTING.md", "NEWS.md", "docs/**/*.md", "docs/man/*.scd", "bindings/*/README.md"])
 
 
 def elixir():
-    """What the adapter is trained on."""
+    """Return the texts that the adapter is trained on."""
     return documents(["bindings/beam/lib/**/*.ex"])
 
 
 def tokenizer_of(texts):
-    """Pairs of bytes, as GPT-2 has them."""
+    """Train a byte-pair tokenizer, as GPT-2 has."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -62,7 +62,7 @@ def numbers(tokenizer, texts):
 
 
 class Linear(nn.Linear):
-    """Without a bias; with an adapter once adapt() was called."""
+    """A layer without a bias, and with an adapter after adapt()."""
 
     def __init__(self, width, out):
         super().__init__(width, out, bias=False)
@@ -233,7 +233,7 @@ def main():
     train(net, list(net.parameters()), data, said.steps, 3e-3, "model")
     save_gguf(said.folder / NAME, net, tokenizer)
 
-    # The adapter learns on the weights that the file has.
+    # Train the adapter on the weights as the file has them, rounded to float16.
     for parameter in net.parameters():
         if parameter.ndim == 2:
             parameter.data = parameter.data.to(torch.float16).float()

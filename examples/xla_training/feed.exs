@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 #
-# Elixir feeds a training that is one compiled JAX program, draws its loss, and publishes the weights that come
-# out of it as generations of a slot. Another process serves from those pages meanwhile.
+# Elixir feeds a training that is one compiled JAX program, and draws its loss. It publishes the weights as
+# generations of a slot. Another process serves from those pages meanwhile.
 #
 #     make lib xla python beam      (and a Python with tmesh and jax: TMESH_PYTHON names it)
 #     elixir -pa build/beam/dev/lib/tmesh/ebin examples/xla_training/feed.exs [STEPS]
 #
-# The weights learn to repeat the first columns of what they are given.
+# The weights learn to repeat the first columns of their input.
 defmodule Training do
   alias Tmesh.{Slot, Stream, ZeroCopy}
 
@@ -14,7 +14,7 @@ defmodule Training do
   @outputs 16
   @rows 32
   @generations 5
-  # JAX starts and compiles.
+  # Long enough for JAX to start and compile.
   @patience 120_000
   @bars ~w(▁ ▂ ▃ ▄ ▅ ▆ ▇ █)
 
@@ -80,7 +80,7 @@ defmodule Training do
 
   defp take(ref, slot, server, losses) do
     {:ok, generation} = Slot.publish(slot, %{"weights" => ref})
-    %{"id" => id} = ZeroCopy.TensorRef.to_map(ref)
+    %{"id" => id} = ZeroCopy.TensorRef.to_map!(ref)
     unless IO.ANSI.enabled?(), do: IO.puts(picture(losses))
     say("generation #{generation}: region #{id} published")
 
@@ -94,7 +94,7 @@ defmodule Training do
     losses
   end
 
-  # The last 40 losses between the largest and the smallest of all, by their logarithms.
+  # The last 40 losses, on a logarithmic scale between the smallest and the largest of all.
   defp picture(losses) do
     logs = Enum.map(losses, &:math.log(&1 + 1.0e-9))
     {low, high} = Enum.min_max(logs)

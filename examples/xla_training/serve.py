@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A server: it answers from the newest weights, on the pages that the training wrote. serve.py SLOT"""
+"""A server that answers from the newest weights, on the pages that the training wrote. serve.py SLOT"""
 
 import sys
 
@@ -16,7 +16,7 @@ try:
             continue
         generation = value.generation
         weights = value["weights"]
-        # Right weights repeat the first columns: the mean of the answers to ones is one.
+        # The right weights repeat the first columns, so the mean answer to ones is one.
         answer = (numpy.ones(weights.shape[0], "float32") @ weights.numpy()).mean()
         print(f"generation {generation}: region {weights.id} answers {answer:.2f}, "
               f"{tmesh.stats()['bytes_copied']} bytes copied", flush=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The training: one compiled program. Its batches come from the channel "batches", its losses and weights leave by the
+"""The training: one compiled program. It receives batches from the channel "batches" and sends losses and weights to the
 channel "results". train.py BATCHES RESULTS FEATURES OUTPUTS ROWS STEPS EVERY"""
 
 import sys
@@ -25,7 +25,7 @@ def step(sequence, weights, number):
     loss, gradient = jax.value_and_grad(loss_of)(weights, x, y)
     weights = weights - 0.02 * outputs * gradient
     sequence = xla.push(sequence, loss, channel="results")
-    # Sealed, because others read these pages for as long as they like.
+    # Seal the weights: other processes may read these pages for any time.
     sequence = jax.lax.cond((number + 1) % every == 0,
                             lambda now: xla.push(now, weights, channel="results", seal=True), lambda now: now, sequence)
     return sequence, weights, None
@@ -33,5 +33,5 @@ def step(sequence, weights, number):
 
 train = jax.jit(lambda weights: xla.scan(step, xla.sequence(), weights, jnp.arange(steps)))
 jax.block_until_ready(train(jnp.zeros((features, outputs))))
-# Not before all of it was received. The last weights stay the slot's.
+# End after all messages were received. The slot keeps the last weights.
 sys.stdin.read()
