@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 #
-# The targets are the contract; `make help` lists them. Each room brings its own
-# build.mk, included below, and everything that is built lies under build/.
+# The targets are the contract; `make help` lists them. Each room brings its own build.mk, included below. All built
+# files lie under build/.
 
 VERSION := $(shell cat VERSION)
 B       := build
@@ -28,32 +28,73 @@ CPPFLAGS += -D_GNU_SOURCE -Iinclude -Iinclude/uapi
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 
+# A recipe that begins with $(SAY) shows a short line in place of its command; V=1 shows commands, -s nothing.
+SILENT = $(findstring s,$(firstword $(filter-out --% %=%,$(MAKEFLAGS))))
+SAY    = $(if $(V),,@$(if $(SILENT),,printf '  %-3s %s\n' $(if $(filter %.o,$@),CC,$(if $(filter %.a,$@),AR,$(if $(filter $(B)/man/%,$@),MAN,LD))) $@;))
+
+# A missing header or program is named with its Debian package before the compiler fails.
+# Rules list what they need: `target: sources | $(call needs,jansson.h scdoc)`.
+NEED_jansson.h     := libjansson-dev
+NEED_liburing.h    := liburing-dev
+NEED_xxhash.h      := libxxhash-dev
+NEED_cmocka.h      := libcmocka-dev
+NEED_libdrm@drm.h  := libdrm-dev
+NEED_infiniband@verbs.h := libibverbs-dev
+NEED_rdma@fabric.h := libfabric-dev
+NEED_fuse3@fuse_opt.h := libfuse3-dev
+NEED_clang         := clang
+NEED_elixir        := elixir
+NEED_erlc          := erlang-dev
+NEED_pkg-config    := pkg-config
+NEED_scdoc         := scdoc
+NEED_valgrind      := valgrind
+needs = $(addprefix $(B)/needs/,$(subst /,@,$(1)))
+
+# cmocka.h asks its includer for other headers, which -E does not notice.
+has_header  = echo '\#include <$(subst @,/,$(@F))>' | $(CC) $(CPPFLAGS) -E -x c - >/dev/null 2>&1
+has_program = command -v $(@F) >/dev/null
+$(B)/needs/%:
+	@mkdir -p $(@D)
+	@{ $(if $(filter %.h,$*),$(has_header),$(has_program)); } || { \
+		echo "make: $(subst @,/,$*) is missing; on Debian: sudo apt install $(NEED_$*) (or make deps)" >&2; exit 1; }
+	@touch $@
+.PRECIOUS: $(B)/needs/%
+
 # The library first: the other rooms use what it defines.
 include lib/build.mk $(filter-out lib/build.mk,$(wildcard */build.mk tests/*/build.mk bindings/*/build.mk))
 
-# What can be built here is known by now.
-all: lib keeper cuda xla model engine $(NET_BUILT) tools ## build the libraries and the tools
+all: lib keeper $(MOUNT_BUILT) cuda xla model engine $(NET_BUILT) tools ## [Build] Build the libraries and the tools that this machine has the packages for.
 
-deps: ## install the Debian packages that building, the demo and the tests need (as root or with sudo)
-	packaging/deps.sh all
+# TIER: build, demo, test, bench or all.
+deps: ## [First] Install Debian packages, as root or with sudo. TIER=build, demo, test or bench installs fewer.
+	packaging/deps.sh $(or $(TIER),all)
 
-demo: ## share a real model's embeddings between Python and Elixir, and show who holds them; MODEL=FILE.gguf: run that model
+demo: ## [First] Share a real model between Python, Elixir and engines, and show the holders. MODEL=FILE.gguf runs that model.
 	@tests/demo/run.sh
 
 # The loader finds the libraries of /usr/local/lib by its cache alone.
 LDCONFIG := $(if $(DESTDIR)$(filter-out /usr/%,$(LIBDIR)),,ldconfig)
 
-install: install-lib install-keeper install-cuda install-xla install-model install-engine $(NET_BUILT:%=install-%) install-tools ## install library, headers, tools, man pages (PREFIX, DESTDIR)
+install: install-lib install-keeper $(MOUNT_BUILT:%=install-%) install-cuda install-xla install-model install-engine $(NET_BUILT:%=install-%) install-tools ## [Install] Install libraries, headers, tools and man pages under PREFIX (/usr/local), below DESTDIR.
 	$(LDCONFIG)
 
-uninstall: uninstall-lib uninstall-keeper uninstall-cuda uninstall-xla uninstall-model uninstall-engine uninstall-net uninstall-tools ## remove what install put there
+uninstall: uninstall-lib uninstall-keeper uninstall-mount uninstall-cuda uninstall-xla uninstall-model uninstall-engine uninstall-net uninstall-tools ## [Install] Remove what `make install` installed.
 	$(LDCONFIG)
 
-clean: ## remove everything that was built
+clean: ## [Build] Remove everything that was built.
 	rm -rf $(B) bindings/beam/_build
 
-help: ## list the targets
-	@grep -hE '^[a-z0-9.-]+:.*## ' $(MAKEFILE_LIST) | \
-		awk -F ':.*## ' '{ printf "  %-20s %s\n", $$1, $$2 }'
+# How each file is compiled, for clangd and other tools: `.clangd` has the rest.
+COMMANDS_OF = $(foreach test,$(UNIT_NAMES),$(UNIT_OUT)/plain/$(test).o) $(foreach test,$(MODEL_TESTS),$(MODEL_TEST_OUT)/plain/$(test).o) \
+	$(foreach test,$(ENGINE_TESTS),$(ENGINE_TEST_OUT)/plain/$(test).o) $(NET_BUILT:net=$(NET_TEST_OUT)/plain/test_net.o)
+compile_commands.json: $(B)/python/cflags ## [Build] Write the flags of each C file for editors (clangd).
+	@$(MAKE) -nB V=1 --no-print-directory all python-lists beam-nif $(COMMANDS_OF) 2>/dev/null | $(PYTHON) -B tests/compile_commands.py $@
 
-.PHONY: all deps demo install uninstall clean help
+hooks: ## [First] Install the commit hook, which refuses subjects other than `area: imperative`.
+	$(INSTALL) -D -m 755 packaging/git/commit-msg $$(git rev-parse --git-path hooks)/commit-msg
+
+# A description that begins with [Section] is one of the contract; the others are suites and parts.
+help: ## [First] List the targets that most people need. SUITES=1 lists each suite and each part, too.
+	@awk -v suites="$(SUITES)" -f tests/help.awk $(MAKEFILE_LIST)
+
+.PHONY: all deps demo install uninstall clean help hooks compile_commands.json

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# What the test programs of libtmesh-net run: it wants a Tmesh.Net.
+# An example for the test programs of libtmesh-net: it needs a Tmesh.Net.
 ELSEWHERE = {"net_open"}
 MODEL = ROOT / "examples/small_model/small.gguf"
 SECONDS = 600
@@ -39,9 +39,9 @@ def gguf(work, env):
     yield run(work, env, "gguf", MODEL, "none")[1], 'status 1: gguf: the model has no tensor "none"'
 
 
-def held(work, env):
-    """A function returns a ref and lets go of the tensor; the reader has it all the same, and whoever comes later not."""
-    with subprocess.Popen([work / "held"], stdout=subprocess.PIPE, text=True, env=env) as producer:
+def hold(work, env):
+    """A function returns a ref and releases the tensor; the first reader gets it all the same, a later one does not."""
+    with subprocess.Popen([work / "hold"], stdout=subprocess.PIPE, text=True, env=env) as producer:
         ref = producer.stdout.readline().strip()
         yield run(work, env, "read", ref), (["21"], "status 0: ")
         yield producer.wait(), 0
@@ -51,7 +51,7 @@ def held(work, env):
 
 
 def channel(work, env):
-    """What a producer sends before it ends arrives, then its end is told."""
+    """Values sent before the producer ends arrive, then its end."""
     with subprocess.Popen([work / "channel"], stdout=subprocess.PIPE, text=True, env=env) as consumer:
         token = consumer.stdout.readline().strip()
         yield run(work, env, "channel", token), ([], "status 0: ")
@@ -61,7 +61,7 @@ def channel(work, env):
 
 
 def slot(work, env):
-    """A reader sees each value that it waits for, keeps the first, and is told of the publisher's end."""
+    """A reader sees each value that it waits for, keeps the first, and sees the publisher's end."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
     with subprocess.Popen([work / "slot"], **pipes) as publisher:
         print(5, file=publisher.stdin, flush=True)
@@ -90,7 +90,7 @@ def pages(work, env):
     with subprocess.Popen([work / "pages"], stderr=subprocess.PIPE, **pipes) as engine:
         log = engine.stdout.readline().strip()
         with subprocess.Popen([work / "pages", log], **pipes) as router:
-            # What it prints first is the sequence as it was when it came, or nothing of it yet.
+            # The router first prints the sequence as it was at its own start, or nothing of it yet.
             for tokens, blocks in ((20, 2), (40, 3)):
                 print(file=engine.stdin, flush=True)
                 wanted = f"sequence 1: {tokens} tokens in {blocks} pages"
@@ -102,8 +102,8 @@ def pages(work, env):
 
 
 def placement(work, env):
-    """The layers go to the GPU, what it has no kernel for does not."""
-    yield run(work, env, "placement")[0][:3], ["tokenize: CPU", "layers: GPU", "sample: CPU"]
+    """The layers go to the GPU, except those that it has no kernel for."""
+    yield run(work, env, "placement")[0][:3], ["embed: CPU", "layers: GPU", "logits: CPU"]
 
 
 def gpu_socket(work, env):
@@ -114,7 +114,7 @@ def gpu_socket(work, env):
 def examples(work, prefix, standin, check):
     """Build each, and run it. @prefix: the environment that the README wants for a PREFIX of one's own."""
     sources = sorted((ROOT / "examples/c").glob("*.c"))
-    plays = {play.__name__: play for play in (kept, gguf, model, held, channel, slot, pages, placement, gpu_socket)}
+    plays = {play.__name__: play for play in (kept, gguf, model, hold, channel, slot, pages, placement, gpu_socket)}
     check({source.stem for source in sources} == plays.keys() | ELSEWHERE | {"read"}, "each program of examples/c is run somewhere")
     folder = tempfile.mkdtemp(prefix="tmesh-examples-")
     env = {**os.environ, **prefix, "LC_ALL": "C.UTF-8", "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": folder}

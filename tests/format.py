@@ -13,8 +13,8 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 
-# checkpatch judges the module and the modules of tests/vm (`make kmod-check`): clang-format takes `new`, `class` and
-# `try` for C++, and undoes the tables, the trace points and the spaces in braces that the kernel's own style wants.
+# checkpatch judges the module and the modules of tests/vm (`make kmod-check`). clang-format takes `new`, `class` and
+# `try` for C++. It also undoes the tables, the trace points and the spaces in braces of the kernel's own style.
 LEFT_OUT = ("kmod/", "tests/vm/")
 SKIPPED = {"build", "_build", "deps"}
 
@@ -22,7 +22,7 @@ SKIPPED = {"build", "_build", "deps"}
 def rooms():
     """The C files, by the folder at the top."""
     found = {}
-    # What is being built or unpacked meanwhile is not walked.
+    # Leave out folders of builds and unpacked sources.
     for folder in sorted(TOP.iterdir()):
         if folder.name in SKIPPED or folder.name.startswith(".") or not folder.is_dir():
             continue
@@ -39,7 +39,7 @@ def formatted(program, path, text):
 
 
 def differing(program, paths):
-    """Those of the files that clang-format would change; all in one call, which names each by its warnings."""
+    """Return the files that clang-format would change. One call checks all; its warnings name each."""
     done = subprocess.run([program, "--style=file", "--dry-run", *map(str, paths)],
                           stderr=subprocess.PIPE, text=True)
     if done.returncode:
@@ -59,7 +59,7 @@ def main(program, write=False):
                 print(path.relative_to(TOP))
         return 0
     found, failed = rooms(), 0
-    # The measure itself: what is badly written has to be seen.
+    # Check the check: it must see a badly written line.
     bad = formatted(program, TOP / "lib" / "sample.c", b"int f(int a){return a;}\n")
     blind = bad != b"int f(int a)\n{\n\treturn a;\n}\n"
     print("not ok" if blind else "ok", "1 - a badly written line is seen")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The walls of the house: what each room includes, by the compiler's own lists (.d files), what each
-library is linked with, and which files of the module call each other in a circle. Prints TAP.
+"""The walls between rooms. The headers that each room includes, by the compiler's own lists (.d files). The libraries
+that each library is linked with. The files of the module that call each other in a circle. Prints TAP.
 
     rooms.py ROOM=HEADERS...
 
-says which room installs which headers of include/tmesh/. docs/architecture.md has the rules.
+says which room installs which headers of include/tmesh/. docs/explanation/architecture.md has the rules.
 """
 
 import re
@@ -16,10 +16,10 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 BUILD = TOP / "build"
 
-# Whoever has C sources and is no room: the module is built by the kernel's rules, and tests use everything.
+# Folders with C sources that are no rooms: the module is built by the kernel's rules, and tests use everything.
 NO_ROOMS = {"build", "kmod", "tests", "test"}
 COMMON = "lib/common"
-# What a library may ask the loader for, and no other; one that is not named here may ask for nothing.
+# The libraries that each library may ask the loader for. An unlisted library may ask for none.
 NEEDED = {
     "libtmesh.so": {"libc.so.6", "libjansson.so.4"},
     "libtmesh-cuda.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0"},
@@ -33,11 +33,12 @@ NEEDED = {
     "libtmesh-model.so": {"libc.so.6", "libjansson.so.4", "libtmesh.so.0", "liburing.so.2"},
 }
 
-# Files of kmod/ that call each other, directly or by way of others. docs/architecture.md tells them.
-CIRCLES = {frozenset({"lease", "watch"}), frozenset({"export", "proxy"})}
+# Files of kmod/ that call each other, directly or by way of others. docs/explanation/architecture.md lists them.
+CIRCLES = {frozenset({"lease", "lease_expiry"}), frozenset({"export", "proxy"})}
 
-# Headers of kmod/ that are called as public ones are: docs/architecture.md has the reason. Others are to have names of their own.
-SAME_NAME = {"fence.h", "gather.h", "keep.h", "lease.h", "region.h", "tmesh.h"}
+# Headers of kmod/ that are called as public ones are: docs/explanation/architecture.md has the reason. Other headers
+# must have names of their own.
+SAME_NAME = {"fence.h", "gather.h", "hold.h", "keep.h", "lease.h", "region.h", "tmesh.h"}
 
 failed = 0
 count = 0
@@ -53,7 +54,7 @@ def check(wrong, name):
 
 
 def room_of(path):
-    """bindings/ is a hall with rooms; every other folder at the top is one, and lib/ has common in it."""
+    """Return the room of a path: a folder of bindings/, the common folder of lib/, or a folder at the top."""
     if path.startswith(COMMON + "/"):
         return COMMON
     parts = path.split("/")
@@ -61,7 +62,8 @@ def room_of(path):
 
 
 def sources_like(pattern):
-    """In folders at the top, but build/: kernels and packages are made and unpacked there meanwhile."""
+    """Yield matching files of the folders at the top, but not of build/: kernels and packages are unpacked there
+    meanwhile."""
     for folder in TOP.iterdir():
         if folder.is_dir() and folder != BUILD:
             yield from (path.relative_to(TOP) for path in folder.rglob(pattern))
@@ -74,20 +76,20 @@ def sources():
 
 
 def inside(name):
-    """A path of a .d file, as one below the top; None for what is the system's."""
+    """Return a path of a .d file, as one below the top; None for a file of the system."""
     path = (TOP / name).resolve()
     return str(path.relative_to(TOP)) if path.is_relative_to(TOP) else None
 
 
 def read_lists():
-    """Of each source what it includes. Objects of several kinds are made of one source: all count."""
+    """Return the headers that each source includes. Objects of several kinds are made of one source: all count."""
     lists = {}
     # build/packaging has whole systems in it while the packages are tested, build/vm modules that are being built.
     for file in (*BUILD.glob("*.d"), *(file for room in BUILD.glob("*/") if room.name not in ("packaging", "vm")
                                        for file in room.rglob("*.d"))):
         rule = file.read_text().replace("\\\n", " ").splitlines()[0]
         names = [inside(name) for name in rule.partition(":")[2].split()]
-        # What is no more, and the object that was made of it, is not looked at.
+        # Skip a removed source, and the object that was made of it.
         if names and names[0] and all(name is None or (TOP / name).exists() for name in names):
             lists.setdefault(names[0], set()).update(name for name in names[1:] if name)
     return lists
@@ -95,7 +97,7 @@ def read_lists():
 
 def may_include(room, header, installed):
     if header.startswith("include/tmesh/"):
-        # A library does not know those that are built on it.
+        # A library does not know the libraries that are built on it.
         return room not in ("lib", COMMON) or header in installed["lib"]
     if header.startswith("include/uapi/"):
         return room == "lib"
@@ -104,13 +106,13 @@ def may_include(room, header, installed):
 
 def needed(library):
     text = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
-    # Of the loader itself, for thread-local data.
+    # The loader itself, for thread-local data.
     return {name for name in re.findall(r"\(NEEDED\).*\[(.*)\]", text) if not name.startswith("ld-linux")}
 
 
 def kmod_calls():
-    """Of each file of the module, whose functions it names. What a table of operations leads to is not a call by name,
-    and what stands in a header is its user's."""
+    """Return the files whose functions each file of the module names. A call through a table of operations does not
+    count, and a header's inline code belongs to its user."""
     texts = {}
     for path in (*(TOP / "kmod").glob("*.c"), *(TOP / "kmod/compat").glob("*.c")):
         text = re.sub(r"/\*.*?\*/", " ", path.read_text(), flags=re.S)
@@ -122,8 +124,25 @@ def kmod_calls():
             for stem, text in texts.items()}
 
 
+def magics():
+    """Return the files that define each magic number of the product's formats."""
+    found = {}
+    for pattern in ("*.c", "*.h"):
+        for path in sources_like(pattern):
+            if path.parts[0] != "tests":
+                for name in re.findall(r'0x[0-9a-f]{8,16}\w*\)?\s*(?:\\\s*)?/\* "(T[\w]{3})"', (TOP / path).read_text()):
+                    found.setdefault(name, []).append(str(path))
+    return found
+
+
+def functions(*folders):
+    """Return the names of functions with external linkage, and of static ones, that folders define."""
+    pattern = re.compile(r"^(?!typedef|#|\s)[a-z][\w *]*?\b(tmesh_\w+)\([^;{}]*\)\n\{", flags=re.M)
+    return {name for folder in folders for path in (TOP / folder).rglob("*.c") for name in pattern.findall(path.read_text())}
+
+
 def circles(calls):
-    """Sets of files each of which leads to all others of its set."""
+    """Return sets of files each of which leads to all others of its set."""
     def reached(start):
         seen, ahead = set(), [start]
         while ahead:
@@ -148,9 +167,9 @@ def main():
     check({f"{path} has the name of a public header" for path in private if Path(path).name in names},
           "private headers have names of their own")
     same = {path.name for path in TOP.glob("kmod/*.h")} & names
-    check({f"kmod/{name} has the name of a public header, and docs/architecture.md does not say so" for name in same - SAME_NAME}
+    check({f"kmod/{name} has the name of a public header, and docs/explanation/architecture.md does not say so" for name in same - SAME_NAME}
           | {f"kmod/{name} has no public namesake any more" for name in SAME_NAME - same},
-          "the module's headers have names of their own but those that are told")
+          "the module's headers have names of their own, with the listed exceptions")
 
     lists = read_lists()
     rooms = {}
@@ -165,6 +184,20 @@ def main():
     for library in sorted((*BUILD.glob("libtmesh*.so"), *BUILD.glob("tmesh-engine-*.so"))):
         asked, allowed = needed(library), NEEDED.get(library.name, set())
         check({f"it needs {name}" for name in asked - allowed}, f"{library.name} is linked with {', '.join(sorted(asked))}")
+    levels = dict(re.findall(r'\{"(\w+)", "([^"]+)"\}', (TOP / "tools/maturity.h").read_text()))
+    said = {path.stem: re.findall(r"^ \* Maturity: (.*)\.$", path.read_text(), flags=re.M) for path in TOP.glob("include/tmesh/*.h")}
+    rows = dict(re.findall(r"^\| `tmesh/(\w+)\.h` \| ([^|(]+?) (?:\([^)]*\) )?\|$", (TOP / "docs/README.md").read_text(), flags=re.M))
+    check({f"include/tmesh/{name}.h says {found}, tools/maturity.h {levels.get(name)}" for name, found in said.items()
+           if found != [levels.get(name)]} | {f"tools/maturity.h has {name}, which is no header" for name in levels.keys() - said}
+          | {f"docs/README.md says {rows.get(name)} of tmesh/{name}.h" for name, level in levels.items()
+             if rows.get(name, "stable") != level}, "maturity is the same in headers, tmeshctl doctor and the docs index")
+    named = re.findall(r"^\| (?!concern|-)[^|]+ \| `([^`]+)` \|$", (TOP / "docs/where.md").read_text(), flags=re.M)
+    check({f"{path} is not there" for path in named if not (TOP / path).is_file()}
+          | ({f"{len(named)} concerns; 40 are expected"} if len(named) < 40 else set()), "the files that docs/where.md names exist")
+    check({f"{name}: {', '.join(paths)}" for name, paths in magics().items() if len(paths) > 1} | (set() if magics() else {"none found"}),
+          f"each of {len(magics())} formats has a magic number of its own")
+    ours = functions("lib", "model", "engine", "net", "bindings/cuda", "bindings/xla")
+    check(functions("kmod") & ours | (set() if ours else {"no functions found"}), f"none of {len(ours)} functions of libraries has the name of one of the module")
     calls = kmod_calls()
     found = circles(calls)
     check({f"they call each other in a circle: {', '.join(sorted(circle))}" for circle in found - CIRCLES}

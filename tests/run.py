@@ -7,20 +7,18 @@ usage: tests/run.py [--length short|full] [--jobs N] [--again N] [--once SUITE[,
 
 A suite is a make target. Suites joined by commas run one after another, because they share what
 they build; up to N such rows run side by side. A suite's standard output is TAP (several streams
-may follow each other), kept in build/results/SUITE.tap; its standard error goes to SUITE.log beside it. A
-suite has failed when a test did, when its plans do not add up to the tests it ran, when it
-ran none, when it skipped without a reason, when it ended with a status other than zero, or
-when it took longer than its time.
+may follow each other), kept in build/results/SUITE.tap; its standard error goes to SUITE.log beside it. A suite has failed when
+a test did, when its plans do not add up to the tests it ran, or when it ran none. It has also failed when it skipped without a
+reason, ended with a status other than zero, or took longer than its time.
 
 With --again N, when all have ended and at most N suites have failed, each of these runs once more,
-alone. What it says then counts. What failed at first is listed with its reason, before the totals
-and in the suite's result: it is a defect of the test or of what it tests, which wants a slow or
-busy machine to show. SUITE.first.tap and SUITE.first.log are of that run. Final are failures of more
-than N suites, those of suites in --once, and a kernel's complaint.
+alone. The second result counts. The first failure is listed with its reason, before the totals and in the suite's result. It is
+a defect of the test or of its subject, which only a slow or busy machine shows. SUITE.first.tap and SUITE.first.log are of that
+run. Final are failures of more than N suites, those of suites in --once, and a kernel's complaint.
 
-Each suite's last result stays in build/results/SUITE.json. --resume runs only the suites that
-have not passed at this length on these very sources, and takes over the others' results, which
-it says. --report runs nothing and tells each suite's last result, whatever it was of.
+Each suite's last result stays in build/results/SUITE.json. --resume runs only the suites that have not passed at this length on
+these very sources, and takes over the others' results. It names them. --report runs nothing and tells each suite's last result,
+whatever it was of.
 """
 
 import argparse
@@ -39,9 +37,11 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, "build", "results")
 LIMIT_S = {"short": 60 * 60, "full": 8 * 3600}
+# Kernels are fetched and built by suites of their own, so that the time of the others begins when a guest boots.
+READY, READY_LIMIT_S = "vm-ready-", 45 * 60
 PROGRESS_S = 60
 WHY_LINES = 8
-# A kernel's complaint is a defect whether or not it comes again.
+# A kernel's complaint is a defect even if it does not come again.
 FINAL = re.compile(r"the kernel complained")
 
 LINE = re.compile(r"(not )?ok\b *(\d+)? *(?:- )?(.*)")
@@ -50,14 +50,14 @@ DIRECTIVE = re.compile(r"\s#\s*SKIP\b\s*(.*)$", re.I)
 
 
 class Tally:
-    """What one suite's TAP said."""
+    """The results in one suite's TAP."""
 
     def __init__(self):
         self.passed = 0
         self.planned = 0
         self.ran = 0
         self.failures = []
-        self.why = {}  # of a failure: what its harness said of it
+        self.why = {}  # of a failure: its harness's comment
         self.skips = []
         self.expired = False
         self.at_first = None  # the tally of a first run that failed, if this is the second
@@ -77,7 +77,7 @@ class Tally:
         self.notes = []
 
     def note(self, line):
-        """A comment. One harness says why before the result, another after it: what comes after counts more."""
+        """A comment. One harness gives the reason before the result, another after it: a later comment counts more."""
         self.notes.append(line)
         if self.failed:
             self.why[self.failed] = self.notes[:WHY_LINES]
@@ -113,7 +113,7 @@ class Tally:
 
 
 def sources():
-    """What says whether two runs were of the same sources; None where git cannot tell."""
+    """Return a digest that shows whether two runs had the same sources; None if git cannot tell."""
     seen = hashlib.sha256()
     for words in (["rev-parse", "HEAD"], ["diff", "HEAD"], ["ls-files", "--others", "--exclude-standard"]):
         done = subprocess.run(["git", *words], cwd=ROOT, stdout=subprocess.PIPE,
@@ -141,7 +141,7 @@ def keep(suite, length, of, tally, took, cpu):
 
 
 def last(suite):
-    """What keep() left, and the same as a tally; two None where there is nothing."""
+    """Return the results that keep() left, and the same as a tally; two None if there are none."""
     try:
         with open(os.path.join(RESULTS, suite + ".json")) as file:
             result = json.load(file)
@@ -157,7 +157,7 @@ def last(suite):
 
 
 class Runner:
-    """Runs suites, several at once if asked to, and says how each one went when it has ended."""
+    """Run suites, several at once if asked to, and print the result of each when it has ended."""
 
     def __init__(self, length, resume):
         self.length, self.resume, self.of = length, resume, sources()
@@ -177,7 +177,7 @@ class Runner:
                 self.tallies[suite] = self.kept(suite) or self.suite(suite)
 
     def kept(self, suite):
-        """With --resume, what an earlier run of these sources said."""
+        """With --resume, take the results of an earlier run of these sources."""
         result, tally = last(suite) if self.resume else (None, None)
         if (not result or tally.failures or not self.of
                 or (result["sources"], result["length"]) != (self.of, self.length)):
@@ -215,8 +215,8 @@ class Runner:
         return tally
 
     def watched(self, suite, tally, tap, err):
-        """A suite's exit status, and the seconds of CPU that it took with all that it waited for. Tells now and then
-        how far it is, and ends it when its time is over."""
+        """Return a suite's exit status, and the seconds of CPU that it took with the processes that it waited for.
+        Print its progress now and then, and end it when its time is over."""
         proc = subprocess.Popen(
             ["make", "-s", "--no-print-directory", suite],
             cwd=ROOT, env=dict(os.environ, TMESH_TEST_LENGTH=self.length), stdin=subprocess.DEVNULL,
@@ -245,19 +245,19 @@ class Runner:
         while not over.wait(PROGRESS_S):
             spent += PROGRESS_S
             self.say(f"  {suite}: {tally.ran} tests after {spent // 60} min")
-            if spent > LIMIT_S[self.length] and not tally.expired:
+            if spent > (READY_LIMIT_S if suite.startswith(READY) else LIMIT_S[self.length]) and not tally.expired:
                 tally.expired = True
                 kill(proc)
 
     def stop(self):
-        """Begin no suite any more and end those that run."""
+        """Begin no further suite, and end those that run."""
         self.stopped = True
         for proc in list(self.running):
             kill(proc)
 
 
 def kill(proc):
-    """End a suite with all that it has started."""
+    """End a suite with all processes that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(proc.pid, signal.SIGKILL)
 
@@ -277,25 +277,31 @@ def run_all(args):
 
 
 def report(suites):
-    """Each suite's last result, without running any."""
+    """Print each suite's last result, the dearest first, without running any."""
     of = sources()
-    tallies = {}
+    tallies, lines, never = {}, [], []
     for suite in suites:
         result, tally = last(suite)
         if result:
             where = "these sources" if of and result["sources"] == of else "other sources"
-            print(f"# {suite}: {tally.text()} in {result['seconds']} s, {result.get('cpu_seconds', '?')} s of CPU, {result['length']},"
-                  f" {result['ended']}, of {where}")
+            lines.append((result.get("cpu_seconds", 0), suite, f"{tally.text()} in {result['seconds']} s,"
+                          f" {result['length']}, {result['ended']}, of {where}"))
         else:
             tally = Tally()
             tally.failures.append("suite has never been run")
-            print(f"# {suite}: never run")
+            never.append(suite)
         tallies[suite] = tally
+    total = sum(cpu for cpu, _, _ in lines) or 1
+    print("   CPU s  share")
+    for cpu, suite, text in sorted(lines, reverse=True):
+        print(f"# {cpu:6} {cpu / total:6.1%}  {suite}: {text}")
+    for suite in never:
+        print(f"# {suite}: never run")
     return tallies
 
 
 def tell(title, tallies):
-    """What failed, and why."""
+    """Print the failures, with their reasons."""
     if any(tally.failures for tally in tallies.values()):
         print(f"\n{title}")
     for suite, tally in tallies.items():
@@ -340,6 +346,6 @@ def main(words=None):
 
 
 if __name__ == "__main__":
-    # Whoever ends us ends the suites too.
+    # The suites end with this process.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

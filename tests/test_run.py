@@ -9,8 +9,6 @@ import os
 import re
 import tempfile
 
-import cases
-
 here = os.path.dirname(os.path.abspath(__file__))
 spec = importlib.util.spec_from_file_location("run", os.path.join(here, "run.py"))
 run = importlib.util.module_from_spec(spec)
@@ -52,7 +50,7 @@ for name, text, status, expired, want in CASES:
     got = (tally.passed, len(tally.failures), len(tally.skips))
     point(got == want, name, f"{got}, not {want}")
 
-# Why a test failed: what its harness said after it, or before it.
+# The reason of a failed test: its harness's comment after the result, or before it.
 for name, text, want in [
     ("why, said after", "1..3\nok 1 a\n# of a\nnot ok 2 b\n# 1 != 2\n# b.c:7\nok 3 c\n# of c", ["# 1 != 2", "# b.c:7"]),
     ("why, said before", "1..2\n# of another\nok 1 a\n# b.c:7\nnot ok 2 b", ["# b.c:7"]),
@@ -137,7 +135,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     runs(folder, suites=("good",))
     point(re.search(r"^# good: 1 passed, 0 failed, 0 skipped in \d+ s, \d+ s of CPU$", runs.said, re.M),
-          "a suite's time is told", runs.said)
+          "the report has a suite's time", runs.said)
 
     for name, words in [("the end says why", ()), ("a report says why", ("--report",))]:
         runs(folder, *words, suites=("why",))
@@ -154,7 +152,7 @@ with tempfile.TemporaryDirectory() as folder:
     point(got == (0, ["chance", "good", "chance"], "2 passed, 0 failed, 0 skipped"), "a suite that failed runs again behind all",
           got)
     first = "\nFailed at first, in a suite that was run again:\n  chance: c\n    | # c.c:9: late\n"
-    point(first in runs.said and "\nFailed:" not in runs.said, "what failed at first is told", runs.said)
+    point(first in runs.said and "\nFailed:" not in runs.said, "the report has the first failure", runs.said)
     with open(os.path.join(run.RESULTS, "chance.first.tap")) as file:
         point("not ok 1 - c" in file.read(), "the first run's output is left")
     got = runs(folder, "--report", suites=("chance",))
@@ -168,16 +166,6 @@ with tempfile.TemporaryDirectory() as folder:
     point(got == (1, ["chance"], "0 passed, 1 failed, 0 skipped"), "a suite that is run once is not run again", got)
     got = runs(folder, "--again", "1", suites=("complaint",))
     point(got == (1, ["complaint"], "0 passed, 1 failed, 0 skipped"), "a kernel's complaint is final", got)
-
-    page = os.path.join(folder, "page.md")
-    with open(page, "w") as file:
-        file.write(f"before\n{cases.BEGIN}old\n{cases.END}\nbehind\n")
-    runs(folder, "--length", "full", suites=("good",))
-    cases.main(run.RESULTS, page)
-    with open(page) as file:
-        lines = file.read().splitlines()
-    point(lines[:2] + lines[-2:] == ["before", cases.BEGIN.strip(), cases.END, "behind"] and "old" not in lines
-          and any(line.startswith("| `good` | 1 |  | 0 | full | 20") for line in lines), "the table of cases is written", lines)
 
 print(f"1..{number}")
 raise SystemExit(1 if bad else 0)

@@ -51,13 +51,13 @@ answer = fn
   ["dtypes"] ->
     Tmesh.ZeroCopy.TensorRef.dtypes()
 
-  # Of the first of each.
+  # The first of each.
   ["devices"] ->
     for {what, [first | _more]} <- Tmesh.Engine.devices!(), into: %{}, do: {what, Map.keys(first)}
 
   ["ref"] ->
     {:ok, ref} = Tmesh.ZeroCopy.allocate([2, 3], :float32)
-    Tmesh.ZeroCopy.TensorRef.to_map(ref)
+    Tmesh.ZeroCopy.TensorRef.to_map!(ref)
 
   # As of a tensor of Nx with axes that have names.
   ["axes"] ->
@@ -66,7 +66,7 @@ answer = fn
     {:ok, json} = Tmesh.ZeroCopy.TensorRef.to_json(ref)
     {:ok, back} = Tmesh.ZeroCopy.TensorRef.from_json(json)
     true = {back.names, back.vectorized} == {ref.names, ref.vectorized}
-    Tmesh.ZeroCopy.TensorRef.to_map(ref, hold: true)
+    Tmesh.ZeroCopy.TensorRef.to_map!(ref, hold: true)
 
   ["region", id] ->
     {:ok, regions} = Tmesh.regions()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""docs/vocabulary.md against what there is: the headers, tmeshctl's JSON, the Python package, the
+"""tests/vocabulary.md against what there is: the headers, tmeshctl's JSON, the Python package, the
 Elixir application. One region is made, and all of them say what they see. Prints TAP.
 
     vocabulary.py TMESHCTL PYTHON EBIN MAP...
@@ -16,25 +16,25 @@ import tempfile
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
-PAGE = (TOP / "docs/vocabulary.md").read_text()
+PAGE = (TOP / "tests/vocabulary.md").read_text()
 
-# Of the page, what is in no language yet, or not in all. A name that has come is to go from here.
+# Rows of the page that no language has yet, or not all. Remove a row from here when its names exist.
 NOT_YET = {
     "C": set(),
     "Python": set(),
     "Elixir": set(),
     "tmeshctl": set(),
 }
-# What C has beside the page's members: of this handle, and what the page's are made of.
+# C's members beside the page's, by handle, and the parts that the page's members are made of.
 C_ALONE = {
     "region": {"size", "rights", "pinning", "lapsed", "zeros", "lease_ns", "lease_left_ns", "fence_producer", "fence_dead"},
-    "holder": set(),
+    "holder": {"region"},
 }
 MADE = {"tensor", "fence"}
 
 PYTHON_SIDE = """
 import dataclasses, json, sys, typing
-import tmesh, tmesh.batching, tmesh.costs, tmesh.cuda, tmesh.engine, tmesh.fetcher, tmesh.graphs, tmesh.net, tmesh.placed
+import tmesh, tmesh.batching, tmesh.cuda, tmesh.engine, tmesh.fetcher, tmesh.graphs, tmesh.net, tmesh.placed
 import tmesh.safetensors.numpy
 from tmesh import _tmesh
 
@@ -86,34 +86,34 @@ for line in sys.stdin:
     print(json.dumps(answer(*line.split())), flush=True)
 """
 
-# Of the maps, what has no row of its own on the page, with the reason. Whole names as regular expressions: one that
-# covers nothing is to go from here, and so is one whose names have come to the page.
+# Symbols in the maps that have no row of their own on the page, with the reason. Whole names as regular expressions. An
+# expression that covers nothing must go from here, and so must one whose names have come to the page.
 NO_ROW = {
-    "of every counted object, as docs/architecture.md says": r"tmesh_\w+_(ref|unref|unref_on|try_unref)",
+    "of every counted object, as docs/explanation/architecture.md says": r"tmesh_\w+_(ref|unref|unref_on|try_unref)",
     "C's handles are opened, closed and asked what they are; languages have objects":
         r"tmesh_(ctx|net|cuda)_open|tmesh_ctx_(backend|limit|runtime_dir)|tmesh_slot_close|tmesh_seq_free|tmesh_version|"
-        r"tmesh_(slot|channel|region)_token|tmesh_channel_wake|tmesh_net_(provider|grant|revoke)|tmesh_keeper_info|tmesh_limits",
+        r"tmesh_(slot|channel|region)_token|tmesh_channel_wake|tmesh_channel_trim|tmesh_channel_gone|tmesh_net_(provider|grant|revoke)|tmesh_keeper_info|tmesh_limits",
     "members of a language's objects: its properties, or how it is iterated":
         r"tmesh_bundle_(bytes|count|entry|find|index|metadata|name|regions|tensor|ref_size|ref_encode|from_regions|plan)|"
-        r"tmesh_model_(bundle|describe|files?|find|format|format_name|method_name|parse|region|report|tensors?|"
+        r"tmesh_model_(bundle|files?|find|format|format_name|method_name|parse|region|report|tensors?|"
         r"tensor_open)|tmesh_slot_value_\w+|tmesh_page_pool_info|tmesh_pages_(base|hash|head|info|trim|unshare)|tmesh_seq_(id|tokens)|"
         r"tmesh_devices_\w+|tmesh_engine_(context_(backend|version)|graph_\w+|tensor_info)|tmesh_graph_(part|parts_count)",
     "the memory under a tensor, which languages have by buffers and DLPack":
         r"tmesh_region_(bytes|create|derive|events|fd|from_fd|from_memfd|id|info|is_sealed|map|opaque_fd|open|pin|poll_fd|"
-        r"private|read|rights|set_description|unmap|write)|tmesh_tensor_(bytes|data|from_dlpack|from_dlpack_versioned|layout|"
+        r"populate|private|read|rights|set_description|unmap|write)|tmesh_tensor_(bytes|data|from_dlpack|from_dlpack_versioned|layout|"
         r"read|region|to_dlpack|to_dlpack_versioned|view|wrap)|tmesh_layout_\w+|tmesh_ref_(decode|encode)",
     "words of the page's own tables": r"tmesh_(backend|backing|dtype|holder_kind)_name|tmesh_dtype_(bits|from_name)",
     "a channel's waits: languages have them under send and receive": r"tmesh_channel_(send|recv|flush)(_batch)?",
     "leases of a process, and what a lease is: members of lease and info": r"tmesh_lease_(bind|state)",
-    "memory of GPUs, Python's tmesh.cuda and Elixir's Tmesh.DLPack: docs/cuda.md has the calls": r"tmesh_cuda_\w+",
+    "memory of GPUs, Python's tmesh.cuda and Elixir's Tmesh.DLPack: docs/reference/cuda.md has the calls": r"tmesh_cuda_\w+",
     "what libtmesh-xla counts, one function for each of its users": r"tmesh_xla_stats",
 }
-# What nobody but programs of others calls: half of a pair, whose other half has users here, and the short form of
-# tmesh_engine_dispatch_cancellable().
-NO_USER = r"tmesh_\w+_ref|tmesh_engine_dispatch"
-# Of NO_ROW, the same of the Python package.
+# Functions that only others' programs call: half of a pair, whose other half has users here, and the short forms of
+# calls that take a cancellable.
+NO_USER = r"tmesh_\w+_ref|tmesh_engine_(binding_)?dispatch"
+# As NO_ROW, for the Python package.
 NO_ROW_PYTHON = {
-    "classes whose calls are in the table": r"Arena|Channel|Bundle|Model|PagePool|Pages|Slot|SlotReader|SlotValue|Tensor|Queue|Ref",
+    "classes whose calls are in the table": r"Arena|Channel|Bundle|Description|Model|PagePool|Pages|Slot|SlotReader|SlotValue|Tensor|Queue|Ref",
     "errors, which have a table": r"\w*Error",
     "of the package": r"__version__|backend|configure",
     "of Python's own protocols, and a drawing for notebooks": r"from_address|from_dlpack|graph",
@@ -125,9 +125,9 @@ NO_ROW_ELIXIR = {
     "a handle's end, as Python's release() and close()": r".*\.(release|close)",
     "what a handle is: Python has properties": r"backend|.*\.(info|tokens)|Pages\.(hash|head|trim|unshare)|TensorRef\.dtypes",
     "members of a language's objects, as above": r"(Bundle|Model|Slot\.Value)\.(fetch|to_map|metadata|read|bundle|to_nx)|"
-                                                r"ZeroCopy\.(keep|to_binary|write)|TensorRef\.from_json|Graph\.(in_place|save)",
+                                                r"ZeroCopy\.(tie|to_binary|write)|TensorRef\.from_json|Graph\.(in_place|save)",
     "a channel's waits, as above": r"Channel\.(call|flush)",
-    "names between nodes, and pages of another node: docs/net.md": r"Net\.(lookup|names|publish|unpublish)|Net\.Pages\..*",
+    "names between nodes, and pages of another node: docs/reference/net.md": r"Net\.(lookup|names|publish|unpublish)|Net\.Pages\..*",
     "what the other languages have by their packages: each has a guide": r"(Arrow|DLPack|Nx|Stream|Telemetry|Worker|AutoDetect)\..*",
 }
 
@@ -203,7 +203,7 @@ def same(want, answers, name, varies=()):
 
 
 def calls(tmeshctl, maps, python, elixir):
-    # Of a function that takes a structure's size, headers have an inline one without.
+    # A function that takes a structure's size has an inline form without it in the headers.
     exported = {name.removesuffix("_sized") for file in maps
                 for name in re.findall(r"^\s*(tmesh_\w+);", Path(file).read_text(), re.M)}
     verbs = subprocess.run([tmeshctl, "--help"], capture_output=True, text=True).stdout
@@ -247,7 +247,7 @@ def used(exported):
         for path in [*(TOP / room).rglob("*.c"), *(TOP / room).rglob("*.h")]:
             text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", path.read_text(), flags=re.S)
             for line in text.splitlines():
-                # What begins in the first column defines or declares what it names first.
+                # A line that begins in the first column defines or declares the first name in it.
                 line = line.partition("(")[2] if re.match(r"[a-z]", line) else line
                 called |= set(re.findall(r"(?<!struct )(?<!enum )\btmesh_\w+", line))
                 called |= {f"tmesh_{name}" for name in re.findall(r"\bX\((\w+)\)", line)}
@@ -257,7 +257,7 @@ def used(exported):
           "every exported function has a user")
 
 
-# What a message begins with, for those who read it: never only the call that failed.
+# The beginning of a message is for its reader: never only the call that failed.
 SYSTEM_CALLS = (r"open|close|read|write|p?(read|write)v?|fcntl|ioctl|f?stat|mmap|m(protect|remap)|socket(pair)?|bind|listen|connect|"
                 r"accept4?|(send|recv)(msg)?|[gs]etsockopt|poll|e?poll_\w+|epoll|eventfd|timerfd\w*|signalfd|inotify\w*|pipe2?|fork|"
                 r"clone3?|exec\w*|waitp?id|kill|dup[23]?|memfd_create|f?truncate|fallocate|rename|unlink(at)?|mkdir(at)?|fdopen|fopen|"
@@ -270,7 +270,7 @@ def messages():
         for path in (TOP / room).rglob("*.c"):
             for found in re.finditer(rf'(?:tmesh_fail_errno\(\s*err,|complain(?:_errno)?\(|perror\()\s*"({SYSTEM_CALLS})(: %s)?"',
                                      path.read_text()):
-                wrong.add(f"{path.relative_to(TOP)} says {found[1]!r}: what failed for the user?")
+                wrong.add(f"{path.relative_to(TOP)} says {found[1]!r}: which call failed for the user?")
     check(wrong, "no error says a system call's name alone")
 
 
@@ -283,7 +283,7 @@ def plain(name):
 def no_row(names, page, exempt, side):
     """Every public name has a row of the page or a reason, and every reason a name."""
     reasons = {reason: re.compile(names) for reason, names in exempt.items()}
-    wrong = {f"{side} has {name}, which is in no row of docs/vocabulary.md and has no reason here" for name in names - page
+    wrong = {f"{side} has {name}, which is in no row of tests/vocabulary.md and has no reason here" for name in names - page
              if not any(pattern.fullmatch(name) for pattern in reasons.values())}
     wrong |= {f"nothing is {reason!r} any more" for reason, pattern in reasons.items()
               if not any(pattern.fullmatch(name) for name in names - page)}
@@ -292,7 +292,7 @@ def no_row(names, page, exempt, side):
 
 def errors(elixir):
     source = (TOP / "bindings/python/ext/error.c").read_text()
-    classes = dict(re.findall(r'\{(E\w+), "(\w+)"\}', source))
+    classes = dict(re.findall(r"X\((E\w+), (\w+)\)", (TOP / "lib/common/error_names.h").read_text()))
     wrong = {side: set() for side in ("Python", "Elixir")}
     for word, numbers, py, ex, _ in table("errors"):
         [py], [ex] = words(py), words(ex)
@@ -329,8 +329,8 @@ def main(tmeshctl, python, ebin, *maps):
         return json.loads(subprocess.run([tmeshctl, *words, "--json"], check=True, capture_output=True).stdout)
 
     try:
-        for kind, header, name, made in (("region", "include/tmesh/see.h", "tmesh_region_info", MADE),
-                                         ("holder", "include/tmesh/see.h", "tmesh_holder_info", set())):
+        for kind, header, name, made in (("region", "include/tmesh/inspect.h", "tmesh_region_info", MADE),
+                                         ("holder", "include/tmesh/inspect.h", "tmesh_holder_info", set())):
             page = members(f"{kind} members")
             check(differ(page - made, struct(header, name) - C_ALONE[kind], f"struct {name}"),
                   f"struct {name} has the page's members")
@@ -360,9 +360,9 @@ def main(tmeshctl, python, ebin, *maps):
             check(differ(page, set(found[name][0]), "tmeshctl") | differ(page, set(seen[name]), "Elixir") |
                   differ(page, set(py.ask("fields", name)), "Python"), f"a {kind.removeprefix('found ')} has the page's members")
             c = f"tmesh_devices_{kind.split()[-1]}"
-            # Of a device it follows from its kind and the engines.
+            # A device's follow from its kind and the engines.
             made = {"kind", "never_seen"} if kind == "device" else set()
-            check({f"it has no {member}" for member in page - struct("include/tmesh/devices.h", c) - made},
+            check({f"it has no {member}" for member in page - struct("include/tmesh/placement.h", c) - made},
                   f"struct {c} has the page's members")
         page = members("ref members")
         refs = {"tmeshctl": names["ref"], "Python": py.ask("ref"), "Elixir": ex.ask("ref")}

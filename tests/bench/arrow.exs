@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 #
-# A table of 1 GB, made here: its ref to pandas and back to a table here, whose columns lie where they
-# lay. Beside it stands pyarrow's own way, an IPC file in /dev/shm, which is there as well, to pandas
-# and its name back: Elixir could not read it. No buffer is copied on either way, or this fails.
+# A table of 1 GB, made here: its ref to pandas and back to a table here, whose columns stay in
+# their place. Beside it stands pyarrow's own way: an IPC file that is already in /dev/shm goes to
+# pandas, and its name comes back, for Elixir could not read it. It fails if a buffer is copied on
+# either way.
 defmodule ArrowTable do
   alias Tmesh.{Arrow, ZeroCopy}
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The other end of arrow.exs: a line says where a table is, and is answered with the same when it
-has been in pandas. Nothing is copied, or this ends.
+"""The other end of arrow.exs: it reads a line with the place of a table, and answers with the same when the table has
+been in pandas. It fails if anything is copied.
 """
 
 import os

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 #
-# From Elixir to a Python process and back. Arrays: by Tmesh.Worker, shared already or put for the
-# call, beside a port, JSON, and a file that Python attaches by multiprocessing.shared_memory; call
-# after call, with busy looks and without. And a tensor there and back through channels, with a peer
-# that is hot and with one that sleeps, beside 16 bytes through a port. Takes the interpreter.
+# From Elixir to a Python process and back. Arrays go by Tmesh.Worker, shared already or put for
+# the call, call after call, with busy looks and without. Beside them stand a port, JSON, and a
+# file that Python attaches by multiprocessing.shared_memory. A tensor goes there and back through
+# channels, with a peer that is hot and with one that sleeps, beside 16 bytes through a port.
+# Takes the interpreter.
 defmodule Between do
   alias Tmesh.{Channel, Worker, ZeroCopy}
 
@@ -14,13 +15,14 @@ defmodule Between do
   # Floats of eight bytes that make 1 MB.
   @floats 125_000
   @trips 2_000
-  # Of a sample with a hot peer: a look at the clock takes as long as a tenth of one.
+  # Round trips in a sample with a hot peer: reading the clock takes a tenth of one.
   @hot 10
-  # As long they go to and fro before: clocks that were turned down while CPUs slept come up again.
+  # The round trips before the first sample: clocks that were turned down while CPUs slept come up
+  # again.
   @heat_ns 100_000_000
-  # What a receiver keeps open: both tensors' regions.
+  # The bytes that a receiver keeps open: both tensors' regions.
   @both 0x8000_0000
-  # Longer than anybody looks busily, and as long as that of tests/bench/channel.c.
+  # Longer than any end looks busily, and as long as that of tests/bench/channel.c.
   @gap_ns 300_000
 
   def run(python) do
@@ -69,7 +71,7 @@ defmodule Between do
     result
   end
 
-  # Elixir has no other way to write where SharedMemory looks.
+  # Elixir has no other way to write into a file that SharedMemory finds.
   defp by_file(port, data) do
     name = "tmesh-bench-#{System.pid()}"
     path = Path.join("/dev/shm", name)

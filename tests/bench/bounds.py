@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is promised about speed: each line a ratio of two medians taken in one run."""
+"""The promises about speed: each line a ratio of two medians taken in one run."""
 
 from dataclasses import dataclass
 
@@ -113,7 +113,7 @@ SECTIONS = (
         Bound("the error after Ctrl-C", "xla/end-interrupted", "xla/end-pipe", "a killed process's pipe ends",
               None, most_ns=100e6),
     )),
-    Section("An Arrow table of 1 GB that is there, from Elixir to pandas and back", (
+    Section("An Arrow table of 1 GB from Elixir to pandas and back", (
         Bound("its ref there and back", "arrow/tmesh", "arrow/file",
               "pyarrow's IPC, a file in /dev/shm", None),
     )),
@@ -147,7 +147,7 @@ SECTIONS = (
               "1 MiB", 1.2),
         Bound("a tensor by Channel.call, asleep", "elixir/sleeping-call-1MiB",
               "elixir/sleeping-port", "16 bytes by port", None),
-        # There and back are two.
+        # A way there and a way back are two.
         Bound("the same", "elixir/sleeping-call-1MiB", "channel/futex", "a bare futex, one way",
               8.0),
         Bound("1 GiB by Channel.call, asleep", "elixir/sleeping-call-1GiB",
@@ -160,8 +160,8 @@ SECTIONS = (
         Bound("Python, warm pool", "python/put-warm", "python/memcpy-huge",
               "warm memcpy, huge pages", None),
         Bound("Elixir, warm pool", "elixir/put-warm", "elixir/memcpy-warm", "warm memcpy", 0.8),
-        Bound("C, cold, huge pages", "put/put-cold-huge", "put/memcpy-warm", "warm memcpy", 1.4),
-        Bound("C, cold, 4 KiB pages", "put/put-cold-4k", "put/memcpy-warm", "warm memcpy", 5.0),
+        Bound("C, cold, huge pages demanded", "put/put-cold-huge", "put/memcpy-warm", "warm memcpy", 1.4),
+        Bound("C, cold", "put/put-cold", "put/memcpy-warm", "warm memcpy", 5.0),
     )),
     Section("1 GB of safetensors in 300 tensors", (
         Bound("loaded, warm page cache", "model/warm", "model/warm-safe_open",
@@ -175,6 +175,16 @@ SECTIONS = (
           for name, what in (("second", "second process"), ("kept", "kept, all others gone"))
           for end, language, most in (("", "C", 1e6), ("-python", "Python", 20e6))),
         Bound("4 replicas at once", "model/replicas-4", "model/replicas-1", "one", 1.1),
+    )),
+    Section("A kept file of 1 GiB by its path, each byte read", (
+        *(Bound(title, f"paths/kept-{way}", f"paths/{place}-{way}", what, None)
+          for way, title in (("read", "read by calls of 1 MiB"), ("map", "mapped"), ("four", "mapped by four processes at once"))
+          for place, what in (("tmpfs", "a file of tmpfs"), ("disk", "the page cache of the disk's file"))),
+        Bound("mapped by four processes at once", "paths/kept-four", "paths/kept-one", "by one", None),
+    )),
+    Section("llama.cpp with weights as they are mapped (`--no-repack`), processor time", (
+        *(Bound(f"{kind}, {title}", f"llama/{kind}-{what}-mapped", f"llama/{kind}-{what}-packed", "packed anew by each process", None)
+          for kind in ("Q4_0", "Q4_1", "F16") for what, title in (("prompt", "a token of a prompt"), ("token", "a generated token"))),
     )),
     Section("Slots and pages", (
         Bound("a slot's read", "slot/read", "slot/loads", "a pair of atomic loads", 2.0),
@@ -208,8 +218,6 @@ SECTIONS = (
         Bound("a token, one stream", "generate/one-stream", "generate/ggml", "ggml's own calls", 1 / 0.95),
         Bound("a token, eight streams", "generate/eight", "generate/ggml-eight", "ggml's own calls, eight at once", 1 / 0.95),
         Bound("a token, eight streams", "generate/eight", "generate/one-by-one", "one by one", None),
-        Bound("40 nodes placed on 12 devices", "placement/call", "placement/long-search", "the time of one run", None, most_ns=50e6),
-        Bound("a run, so placed", "placement/found", "placement/long-search", "as a search of 2 s placed it", 1.03),
     )),
     Section("Many regions", (
         Bound("open, 15,000 live (memfd)", "lookup/open-of-15000", "lookup/open-of-100",
@@ -253,4 +261,22 @@ SECTIONS = (
               "module/lapse of one of 10,000 leases with a mapping, among 100,000",
               "module/munmap of one of 10,000 mappings", "munmap of its page", None),
     )),
+)
+
+# The output of `make bench-huge`, from its own runs. shmem_enabled is as Linux has it by default, never.
+HUGE = (
+    Bound("1 GB of safetensors, warm: load and read every byte", "tmesh", "mmap", "safe_open, which maps the file", 5.0),
+    Bound("the same", "tmesh", "pread", 'safe_open(backend="pread")', 1.0),
+    Bound("the same in four processes at once, sum", "shared-four", "pread-four", 'four of safe_open(backend="pread")', 0.35),
+    Bound("the same in 4 KiB pages", "small", "pread", 'safe_open(backend="pread")', None),
+    Bound("the same, cold", "cold", "dd", "the better dd, then a reading", 1.05),
+    Bound("the same, cold", "cold", "dd-memory", "the better dd into a new file of tmpfs, then a reading", None),
+    Bound("second process: open and read every byte", "second", "second-mmap", "safe_open, which maps the file", 0.6),
+    Bound("put 100 MB, cold", "huge/put", "huge/memcpy-small", "memcpy to fresh memory, MADV_NOHUGEPAGE", 0.5),
+    Bound("the same", "huge/put", "huge/memcpy-huge", "memcpy to fresh memory, MADV_HUGEPAGE", 1.6),
+    Bound("put 9.6 MB in a loop, sealed", "stack/put-sealed", "stack/torch", "torch.stack", 2.0),
+    Bound("256 MiB from another machine", "net/fetch", "net/iperf3", "iperf3, which keeps nothing", 1.0),
+    Bound("1000 MiB of fresh memory in 2 MiB pages, touched", "huge/fresh-huge", "huge/fresh-small", "in 4 KiB pages", None),
+    Bound("a view of 256 MiB of 64 KiB pages", "pages/view-64KiB", "pages/copy-64KiB", "copying them", None),
+    Bound("first share of a plain torch tensor, 1 MB", "torch/first-1MB-tmesh", "torch/first-1MB-torch", "torch.multiprocessing", 0.5),
 )

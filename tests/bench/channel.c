@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
 /*
  * Channels, one way: half of a round trip between two processes on two CPUs, through a channel each
- * way, except where said otherwise.
+ * way. The rows name the exceptions:
  *
  *   line, line-2     the floor: a cache line that both ends write in turn; one line for each way
  *   tensor, -1GiB    a tensor of 1 MiB and of 1 GiB, shared long ago
  *   bytes            a message of 56 bytes
- *   socket           the same bytes by a Unix SEQPACKET socket, to one who sleeps
- *   futex            a word and a wake, to one who sleeps on it: the floor of the next
+ *   socket           the same bytes by a Unix SEQPACKET socket, to a sleeping reader
+ *   futex            a word, and a wake of its sleeping reader: the floor of the next
  *   sleeping         a channel whose ends never look busily
  *   ready            receiving a tensor that is there, in one process
- *   single, batch    what a message costs in a stream of them, sent one by one and 32 at once
+ *   single, batch    a message of a stream, sent one by one and 32 at once
  */
 #include "harness.h"
 
@@ -74,7 +74,7 @@ static void trip_two_lines(_Bool near, uint32_t trip)
 		atomic_store_explicit(out, trip, memory_order_release);
 }
 
-/* To one who sleeps: its end counts how long the message took. */
+/* A message to a sleeping end, which counts the time. */
 
 static uint64_t took;
 
@@ -212,7 +212,7 @@ static struct way {
 static struct series streams[] = {{.name = "single"}, {.name = "batch"}};
 static struct series ready_ones = {.name = "ready"};
 
-/* Streams: the nearer end sends, the farther receives all and then says so. */
+/* Streams: the nearer end sends, the farther receives all and then reports it. */
 
 static void stream(_Bool near, uint32_t batch)
 {
@@ -248,7 +248,7 @@ static struct tmesh_channel_opts opts(uint64_t spin_ns)
 	};
 }
 
-/* Who makes a channel says its name, and how its ends wait. */
+/* Make a channel, write its token for the peer, and set how its ends wait. */
 static struct tmesh_channel *make(enum tmesh_channel_role role, int token, uint64_t spin_ns)
 {
 	struct tmesh_channel_opts how = opts(spin_ns);
@@ -278,7 +278,7 @@ static void run(_Bool near, uint64_t *ns)
 
 		if (ways[i].trip == trip_large && shared->no_large)
 			continue;
-		/* Both are awake and know what comes. */
+		/* Both are awake and ready. */
 		trip_two_lines(near, ++trip);
 		took = 0;
 		start = now_ns();
@@ -311,7 +311,7 @@ static void tensors(void)
 		shared->no_large = 1;
 }
 
-/* By itself: what receiving costs without another processor's cache. */
+/* In one process: the cost of receiving without another processor's cache. */
 static uint64_t receive_ready(struct tmesh_channel *out, struct tmesh_channel *in)
 {
 	uint64_t start;

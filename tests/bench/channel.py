@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Channels driven from Python, beside iceoryx2 driven from Python: half a round trip between two
-processes that look busily on two CPUs, and what receiving costs when the message is there.
+"""Channels driven from Python, beside iceoryx2 driven from Python. Half a round trip between two processes that look
+busily on two CPUs, and the cost of receiving a message that is there.
 
-  tensor, iceoryx2  a tensor of 1 MiB that both share; 56 bytes, whose payload is looked at. Who
-                    sends a tensor by iceoryx2 has to say in such a message which one it is
+  tensor, iceoryx2  a tensor of 1 MiB that both share; 56 bytes, whose payload is looked at. A
+                    sender of a tensor by iceoryx2 has to name it in such a message
   ready             receiving a tensor that is there, in one process
 """
 
@@ -82,7 +82,7 @@ def ways(names, near):
 
 
 def far():
-    """Answer as often as the nearer end says by a line."""
+    """Answer as often as a line from the nearer end asks for."""
     pin(CPU_CONSUMER)
     both = dict(ways(json.loads(sys.stdin.readline()), near=False))
     print("ready", flush=True)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * How long from a process's SIGKILL until another one, which sleeps, has seen it: a receiver on a
+ * The time from a process's SIGKILL until another, sleeping process sees it: a receiver on a
  * channel, by EPIPE, and by hand, by a pidfd.
  */
 #include "harness.h"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The Python end of between.exs: an operation for Tmesh.Worker; or, run as a program, what sends
-messages back through channels, and with arguments "port", what answers a port of Elixir.
+"""The Python end of between.exs: an operation for Tmesh.Worker. Run as a program it sends messages back through
+channels; with the argument "port" it answers a port of Elixir.
 """
 
 import json
@@ -20,7 +20,7 @@ pin(CPU_CONSUMER)
 
 
 def ends(array):
-    """What shows that all of it is there."""
+    """Return bytes that show that the whole array arrived."""
     array = np.frombuffer(array, np.uint8)
     return int(array[0]) + int(array[-1])
 
@@ -49,7 +49,7 @@ def read(count):
 
 
 def answer_port():
-    """Packets with four bytes of length ahead: the first byte says what the rest is."""
+    """Packets with four bytes of length ahead: the first byte names the kind of the rest."""
     kinds = {ord("B"): ends, ord("J"): listed, ord("N"): lambda name: attached(name.decode())}
     while True:
         packet = read(struct.unpack(">I", read(4))[0])

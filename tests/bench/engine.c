@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * What libtmesh-engine adds to ONNX Runtime's own calls: a graph of one Add of 4 floats, so that
- * nothing but the call is measured, by both in turn. Each sample is the mean of CALLS.
+ * The cost that libtmesh-engine adds to ONNX Runtime's own calls, both measured in turn. The graph
+ * is one Add of 4 floats, so that the call alone counts. Each sample is the mean of CALLS.
  *
  *     engine MODEL    tests/engine/models.py's dynamic.onnx
  */

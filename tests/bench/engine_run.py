@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""ONNX Runtime on memory of regions. A decode step whose cache is bound once, past and present the same memory, beside
-ONNX Runtime's own run() from and into arrays; and a product of matrices by the same session, its operands in anonymous
-memory, in a region and in a region of huge pages.
+"""ONNX Runtime on memory of regions. A decode step binds its cache once, with past and present in the same memory,
+beside ONNX Runtime's own run() from and into arrays. A product of matrices by the same session has its operands in
+anonymous memory, in a region and in a region of huge pages.
 
 usage: engine_run.py MODELS    the folder that tests/engine/models.py writes
 """
@@ -26,7 +26,7 @@ STEPS, ROUNDS, EDGE = 100, 31, 4096
 
 
 def session(path):
-    """As the engine "onnx" opens its own."""
+    """Return a session with the options of the engine "onnx"."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.add_session_config_entry("session.disable_prepacking", "1")
@@ -41,7 +41,7 @@ def decode(series, models):
     turns = [{name: tmesh.zeros(*shapes[name]) for name in ("x", "pos")} for _ in range(2)]
     graph = tmesh.engine.Context("onnx").graph(path)
     live = {"present_k": "past_k", "present_v": "past_v"}
-    # The cache stays; what is small goes from the one to the other and back.
+    # The cache stays; the small tensors go from one to the other and back.
     bindings = [graph.bind(now | cache, {"next_x": then["x"], "next_pos": then["pos"], **{out: cache[past] for out, past in live.items()}},
                            in_place=live) for now, then in (turns, turns[::-1])]
     state = turns[0] | cache

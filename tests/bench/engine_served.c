@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * What a process for an engine costs: the same graph on the same tensors, bound once, here and by
- * tmesh-engine, in turn. And how long after its engine's death a call fails, and how long a first
- * result takes then, and of an engine that is started.
+ * The cost of an engine in a process of its own: the same graph on the same tensors, bound once,
+ * here and by tmesh-engine, in turn. After the engine's death: the time until a call fails, and
+ * until the next result. And the time until the first result of an engine that is started.
  *
  *     engine_served FOLDER    with dynamic.onnx and weights.onnx of tests/engine/models.py
  *
@@ -24,6 +24,7 @@
 #define ROUNDS 51
 #define OPERANDS 8
 #define DEATHS 21
+#define LOG "build/bench/engine_served.log"
 
 static struct tmesh_error err;
 
@@ -35,13 +36,13 @@ static struct tmesh_error err;
 		}                                                            \
 	} while (0)
 
-/* Return: a descriptor; it ends when that is closed. */
+/* Return a descriptor: the program ends when it is closed. */
 static int serve(const char *folder, const char *name)
 {
 	char command[1024], line[64];
 	int in[2], out[2];
 
-	snprintf(command, sizeof(command), "exec %s --with-input --models=%s %s",
+	snprintf(command, sizeof(command), "exec %s --with-input --models=%s %s 2>" LOG,
 		 getenv("TMESH_ENGINE_PROGRAM"), folder, name);
 	if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC))
 		exit(1);
@@ -54,7 +55,8 @@ static int serve(const char *folder, const char *name)
 	close(in[0]);
 	close(out[1]);
 	if (read(out[0], line, sizeof(line)) < 5 || strncmp(line, "ready", 5)) {
-		fprintf(stderr, "engine_served: tmesh-engine did not start\n");
+		fprintf(stderr,
+			"engine_served: tmesh-engine did not start; " LOG " has its reason\n");
 		exit(1);
 	}
 	close(out[0]);
@@ -123,7 +125,7 @@ static void measure(struct tmesh_engine_context **contexts, const char *folder, 
 	}
 }
 
-/* From nothing to the first result, of a process that is started for it. */
+/* The time to the first result of a process that is started for it. */
 static void cold(struct tmesh_ctx *ctx, const char *folder)
 {
 	static struct series series = {.name = "cold-start"};
@@ -160,7 +162,8 @@ static void *kill_it(void *data)
 	return NULL;
 }
 
-/* Of a call that was running, until it fails; and from there to the result of the next one. */
+/* The time from the engine's death until the running call fails; and from there to the result of
+ * the next one. */
 static void deaths(struct tmesh_engine_context *context, const char *folder)
 {
 	static struct series failed = {.name = "death"}, back = {.name = "restart"};

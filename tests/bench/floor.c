@@ -25,7 +25,7 @@ int main(void)
 		uint64_t start = now_ns();
 
 		memcpy(target, source, BYTES);
-		/* Somebody might read it. */
+		/* Another thread might read it, as far as the compiler knows. */
 		__asm__ volatile("" : : "r"(target) : "memory");
 		printf("%" PRIu64 "\n", now_ns() - start);
 		fflush(stdout);

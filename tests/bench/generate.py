@@ -157,7 +157,7 @@ class Bound:
         return int(self.logits[0].argmax())
 
 
-# Each way gives its tokens so far behind each of STEPS parts of its work.
+# Each way yields its tokens after each of STEPS parts of its work.
 
 
 def alone(stepper):
@@ -199,13 +199,13 @@ def main():
             ways = {"ggml": alone(direct), "dispatch": alone(bound), "one-stream": generated(one, 1),
                     "ggml-eight": together(directs, LANES), "one-by-one": generated(other, LANES, LANES), "eight": generated(many, LANES)}
             for _ in range(STEPS):
-                # What ran long before a step has its part in when the kernel gives others their turn.
+                # The steps before one change when the scheduler interrupts it, so the order is random.
                 for name, way in rng.sample(list(ways.items()), len(ways)):
                     start = time.perf_counter_ns()
                     tokens[name] = next(way)
                     if round_:
                         series.add(name, (time.perf_counter_ns() - start) / len(tokens[name]))
-        # Rounding differs with the number of sequences, and a near tie with it: only like is compared.
+        # Rounding differs with the number of sequences, and so does a near tie: compare only ways with the same number.
         assert tokens["ggml"] == tokens["dispatch"], "other tokens than by ggml's own calls"
         print(f"# {path.stat().st_size >> 20} MiB of float16, {LAYERS} layers of {WIDTH}, {STEPS} tokens, 1 thread; equal tokens: "
               f"eight and ggml-eight {tokens['eight'] == tokens['ggml-eight']}, eight and one-by-one {tokens['eight'] == tokens['one-by-one']}")

@@ -2,14 +2,14 @@
 /*
  * Cold hand-over: how long until another process has read the first byte of a new region of
  * 1 MiB. The clock starts before the producer creates it and stops after the consumer has
- * read; both ends were asleep before. Beside each way stands what one would write by hand:
+ * read; both ends were asleep before. Beside each way stands the shortest code by hand:
  *
  *   socket  the descriptor follows on a connected Unix socket; by hand once as short as can be,
- *           which lets the consumer write, and once with what tmesh promises for reading: no
+ *           which lets the consumer write, and once with tmesh's promises for reading: no
  *           access for other users, a size that stays, a descriptor that only reads, and a look
  *           at the seals before it is used; ours once with the right to write and once without
- *   token   the two have never met: the consumer is told a name on the connected socket,
- *           connects to where that leads, shows a secret and gets the descriptor
+ *   token   the two have never met: the consumer gets a name on the connected socket, connects
+ *           to that name, shows a secret and gets the descriptor
  *   known   the token's producer is known; only opening is timed, and its floor is mmap and
  *           the first byte with the descriptor in hand
  */
@@ -120,7 +120,8 @@ static void produce_secret(int socket, uint8_t value)
 	produce_by_hand(socket, value, ANNOUNCED);
 }
 
-/* @rights: what the consumer gets on the socket; 0: it gets a token for reading instead. */
+/* @rights: the consumer's rights to the descriptor on the socket; 0: it gets a token for reading
+ * instead. */
 static void produce_region(int socket, uint8_t value, uint32_t rights)
 {
 	struct tmesh_region *region;
@@ -157,7 +158,7 @@ static void produce_token(int socket, uint8_t value)
 	produce_region(socket, value, 0);
 }
 
-/* By hand, a thread of the producer answers whoever connects and shows the secret. */
+/* By hand, a thread of the producer answers each client that connects and shows the secret. */
 static void *answer(void *listener)
 {
 	for (;;) {
@@ -172,7 +173,7 @@ static void *answer(void *listener)
 	return NULL;
 }
 
-/* Consumers: say that they are ready, be told, open, read @value. */
+/* Consumers: report that they are ready, wait for the message, open, read @value. */
 
 static void ready(int socket)
 {
@@ -266,7 +267,7 @@ static void consume_token_of_known(int socket, uint8_t value)
 	open_token(ctx, socket, value);
 }
 
-/* A new context knows nobody. */
+/* A new context knows no producer. */
 static void consume_token_of_stranger(int socket, uint8_t value)
 {
 	struct tmesh_ctx *stranger = context(0);
@@ -278,7 +279,7 @@ static void consume_token_of_stranger(int socket, uint8_t value)
 static struct way {
 	void (*produce)(int socket, uint8_t value);
 	void (*consume)(int socket, uint8_t value);
-	_Bool open_only; /* count from when the consumer was told */
+	_Bool open_only; /* count from the message to the consumer */
 	struct series series;
 } ways[] = {
 	{produce_fd, consume_fd, 0, {.name = "socket-by-hand"}},

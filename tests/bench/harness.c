@@ -54,7 +54,7 @@ void settle(void)
 	nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
 }
 
-/* Those of the beginning: pinning leaves one. */
+/* The CPUs of the beginning: pinning leaves one. */
 static const cpu_set_t *allowed(void)
 {
 	static cpu_set_t set;

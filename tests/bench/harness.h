@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the benches in C share. A bench takes its samples itself, all its variants in turn within
- * one loop, and prints every series in the end.
+ * Declarations that the benches in C share. A bench takes its samples itself, all its variants in
+ * turn within one loop, and prints every series in the end.
  */
 #ifndef TMESH_BENCH_HARNESS_H
 #define TMESH_BENCH_HARNESS_H
@@ -14,7 +14,7 @@
 
 #define MIB (1ull << 20)
 
-/* The two ends of a hand-over stand on different CPUs, where the machine has two. */
+/* The two ends of a hand-over run on different CPUs, if the machine has two. */
 enum {
 	CPU_PRODUCER = 0,
 	CPU_CONSUMER = 1
@@ -32,10 +32,10 @@ struct series {
 uint64_t now_ns(void);
 void series_add(struct series *series, uint64_t ns);
 
-/* A line of JSON, for those who do the statistics themselves. */
+/* Print a line of JSON, for readers that do the statistics themselves. */
 void series_print(const char *topic, const struct series *series);
 
-/* So many rounds before the first that counts: memory is warm from its third use on. */
+/* Rounds before the first that counts: memory is warm from its third use on. */
 int warm_up(int rounds);
 
 /* The topics of tmesh-bench: run all ways of one in turn, @rounds times. */
@@ -46,17 +46,17 @@ void bench_put(int rounds);
 /* Let the other end fall asleep and the caches settle before a cold sample. */
 void settle(void);
 
-/* How many CPUs this process may use, and staying on one of them (from 0, going round). */
+/* Return how many CPUs this process may use. pin_to: stay on one of them, from 0, going round. */
 int cpus(void);
 void pin_to(int cpu);
 /* Make room for @needed descriptors, or die. */
 void raise_fd_limit(rlim_t needed);
 
-/* A bench that cannot go on says why and ends with 1. */
+/* Print why a bench cannot go on, and exit with 1. */
 void __attribute__((noreturn, format(printf, 1, 2))) die(const char *format, ...);
-/* For system calls: @result as it is, unless it is -1. */
+/* Check a system call: return @result, or die if it is -1. */
 long need(long result, const char *what);
-/* For library calls: die on a negative @result. */
+/* Check a library call: die on a negative @result. */
 void must(int result, const struct tmesh_error *err);
 
 /* Another process, at the other end of a SEQPACKET socket. */
@@ -72,7 +72,8 @@ void process_end(struct process *process);
 
 /* A SEQPACKET socket of the Unix domain. */
 int unix_socket(void);
-/* Whole messages on a socket; they die on failure. recv_message returns false at its end. */
+/* Send and receive whole messages on a socket; die on failure. recv_message returns false at its
+ * end. */
 void send_message(int socket, const void *data, size_t bytes);
 _Bool recv_message(int socket, void *data, size_t bytes);
 /* The same with one descriptor and a byte beside it. */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the Python benches share: the clock, the CPUs, and how series are printed for run.py."""
+"""Helpers of the Python benches: the clock, the CPUs, and the output of series for run.py."""
 
 import json
 import os
@@ -9,7 +9,7 @@ CPU_PRODUCER, CPU_CONSUMER = 0, 1
 
 
 def pin(cpu):
-    """Stay on one CPU; the two ends of a hand-over stand on different ones."""
+    """Stay on one CPU; the two ends of a hand-over run on different ones."""
     os.sched_setaffinity(0, {cpu % os.cpu_count()})
 
 
@@ -30,7 +30,7 @@ class Series:
         return result
 
     def add(self, name, spent):
-        """A sample that the caller has timed."""
+        """Add a sample that the caller has timed."""
         self.samples.setdefault(name, []).append(spent)
 
     def print(self):

@@ -29,7 +29,7 @@ static void hold(int socket, unsigned int count)
 		die("no memory");
 	for (unsigned int i = 0; i < count; i++)
 		must(tmesh_region_create(ctx, 1, NULL, &regions[i], &err), &err);
-	/* All of them can be looked up, not only those that are. */
+	/* All of them can be looked up, not only the opened ones. */
 	for (unsigned int i = 0; i < count; i++) {
 		must(tmesh_region_token(regions[i], TMESH_READ, token, &err), &err);
 		if (i % (count / ROUNDS) == 0)

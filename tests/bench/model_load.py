@@ -76,7 +76,7 @@ def output(*words):
 
 
 def spent(*words):
-    """In nanoseconds, by what a process prints."""
+    """Return the time in nanoseconds that a process prints."""
     return int(output(*words))
 
 
@@ -85,7 +85,7 @@ def python(*parts):
 
 
 def cold(path):
-    """No page of the file is in the page cache; what is below this machine may have them."""
+    """No page of the file is in the page cache; a host below this machine may have them."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -98,7 +98,7 @@ def timed(*words):
 
 @contextlib.contextmanager
 def held(path, count=1):
-    """So many processes load the model and hold it; how long until all have it."""
+    """Load and hold the model in so many processes; yield the time until all have it."""
     processes = [subprocess.Popen([PROGRAM, "hold", path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                   stderr=subprocess.DEVNULL) for _ in range(count)]
     for process in processes:

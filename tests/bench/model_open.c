@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * What loading a model takes, in a process of its own, in ns on stdout:
+ * The time to load a model, in a process of its own, in ns on stdout:
  *
  *   model_open load PATH [METHOD]
  *     from the path to the last tensor's object, alone, every tensor touched
@@ -10,7 +10,7 @@
  *     a line when its context is open; after a line of stdin it loads; a line when that is done; it
  *     holds the model until stdin has another or ends
  *   model_open keep PATH
- *     keep it, and say under which name instead of how long it took
+ *     keep it, and print its name instead of the time
  */
 #include <stdio.h>
 #include <stdlib.h>

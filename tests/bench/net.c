@@ -3,10 +3,14 @@
  * A machine of `net_fetch.py`: a home or a reader of libtmesh-net, in a process of its own. Lines
  * in, lines out.
  *
- *   net home ADDRESS BYTES    for each line "grant": a key to a region of BYTES, as "ADDRESS KEY
- * CHECKSUM BYTES" net reader ADDRESS        for each such line: fetches, and says how many
- * nanoseconds until the region was sealed; "ADDRESS KEY CHECKSUM BYTES TIMEOUT_MS", of what fails:
- * until the error, less than 0
+ *   net home ADDRESS BYTES
+ *     for each line "grant", print a key to a region of BYTES, as "ADDRESS KEY CHECKSUM BYTES"
+ *
+ *   net reader ADDRESS
+ *     for each such line, fetch, and print the nanoseconds until the region was sealed
+ *
+ * A line of a failing fetch has TIMEOUT_MS behind it: the reader prints the nanoseconds until the
+ * error, less than 0.
  */
 #include "harness.h"
 

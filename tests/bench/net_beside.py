@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""A program in Python beside a node, for net_fetch.py: its first line is JSON of a ref that was fetched and of one that was made here. For each
-further line, "fetched" or "made", it says how many nanoseconds an open until the first byte takes, of fifty in a row with what lets go."""
+"""A program in Python beside a node, for net_fetch.py. Its first line is JSON of a ref that was fetched and of one that
+was made here. For each further line, "fetched" or "made", it prints the nanoseconds of an open until the first byte, as
+a mean of fifty in a row with their release."""
 
 import json
 import sys

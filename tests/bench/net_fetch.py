@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""256 MiB from one machine to another: libtmesh-net beside iperf3, NIXL and Mooncake over TCP, and Erlang distribution; and a small
-ref, a home that dies, a home that says nothing. The machines are network namespaces with veth between them (tests/net/topology.sh),
-and the loopback where they cannot be made. All in turn within one run.
+"""256 MiB from one machine to another: libtmesh-net beside iperf3, NIXL and Mooncake over TCP, and Erlang distribution.
+A small ref, a home that dies, and a home that does not answer. The machines are network namespaces with veth between
+them (tests/net/topology.sh), and the loopback if they cannot be made. All run in turn within one run.
 
-    net_fetch.py BUILD
+    net_fetch.py BUILD [WAY...]
+
+With ways, 256 MiB are moved by the library and by these.
 """
 
 import json
@@ -87,7 +89,8 @@ def ours(place, size):
 
 
 def iperf3(place, file=None):
-    """It throws away what comes, or with a file writes it there: what a fetch does with its region, but for the checksum."""
+    """It discards the bytes, or with a file writes them there: as a fetch does with its region, but for the
+    checksum."""
     port = random.randrange(20000, 30000)
     keep = ("-F", file) if file else ()
 
@@ -95,7 +98,7 @@ def iperf3(place, file=None):
         if file:
             file.unlink(missing_ok=True)
         server = place.start(0, "iperf3", "-s", "-1", "-B", place.address(0), "-p", port)
-        time.sleep(0.3)  # it does not say that it listens
+        time.sleep(0.3)  # it does not report that it listens
         client = place.start(1, "iperf3", "-c", place.address(0), "-p", port, "-R", "-n", BYTES, "-J", *keep)
         told = json.loads(client.communicate()[0])["end"]["sum_received"]
         server.kill()
@@ -117,7 +120,9 @@ def nodes(place, *programs, **env):
     port = random.randrange(20000, 30000)
     for machine in (0, 1) if place.apart else (0,):
         place.start(machine, "epmd", "-port", port, "-relaxed_command_check")
-    time.sleep(0.5)
+        until = time.monotonic() + 30
+        while place.start(machine, "epmd", "-port", port, "-names").wait() and time.monotonic() < until:
+            time.sleep(0.1)
     for machine, words in enumerate(programs):
         node = place.start(machine, "elixir", "--name", f"bench{machine}@{place.address(machine)}", "--cookie", f"c{port}",
                            "--erl", "-start_epmd false", *words, ERL_EPMD_PORT=str(port), **env)
@@ -139,12 +144,14 @@ def skip(name, why):
     print(json.dumps({"topic": "net", "name": name, "skip": why}), flush=True)
 
 
-def large(place):
-    """All in turn; whoever's turn is not is stopped, for some are never idle."""
+def large(place, only=()):
+    """All run in turn. The others are stopped meanwhile, for some are never idle."""
     ways, processes = {}, {}
     file = Path("/dev/shm", place.name)
     for name, make in (("fetch", lambda: ours(place, BYTES)[1]), ("iperf3", lambda: iperf3(place)),
                        ("iperf3-file", lambda: iperf3(place, file)), ("erlang", lambda: erlang(place)), ("nixl", lambda: python(place, "nixl")), ("mooncake", lambda: python(place, "mooncake"))):
+        if only and name not in ("fetch", *only):
+            continue
         before = len(place.processes)
         try:
             way = make()
@@ -154,7 +161,7 @@ def large(place):
         except (OSError, EOFError, ValueError, KeyError) as error:
             skip(name, f"{name} does not run here: {type(error).__name__}")
         stop(place.processes[before:], signal.SIGSTOP)
-    for _ in range(ROUNDS):
+    for _ in range(3 if only else ROUNDS):
         for name, way in ways.items():
             stop(processes[name], signal.SIGCONT)
             series.add(name, way())
@@ -184,8 +191,8 @@ def small(place):
 
 
 def opened(place):
-    """4 KiB that another node offers, until the first byte; beside a message there and back. And what another process of this node has
-    open already, beside memory that was made here."""
+    """4 KiB that another node offers, until the first byte; beside a message there and back. Then a ref that another
+    process of this node has open already, beside memory that was made here."""
     program = "-pa", BUILD / "beam/dev/lib/tmesh/ebin", HERE / "net_open.exs"
     try:
         reader = nodes(place, (*program, place.address(0), "home"), (*program, place.address(1), "reader", home_of(place)),
@@ -194,7 +201,7 @@ def opened(place):
         skip("open", f"Tmesh.Net does not run here: {type(error).__name__}")
         return
     for turn in range(-5, 50):
-        # What comes behind the same does not find the same caches: each in turn behind a message.
+        # A call finds warmer caches after one of its own kind, so each follows a message.
         for name in "open", "message", "beside", "message", "local":
             spent = int(ask(reader, name, "> "))
             if turn >= 0:
@@ -213,7 +220,8 @@ def opened(place):
 
 
 def endings(place):
-    """The home is killed in the middle: until the reader's error. One says nothing: beyond the reader's deadline."""
+    """The time until the reader's error: when the home is killed in the middle, and, beyond the reader's deadline, when
+    it does not answer."""
     for _ in range(7):
         home, _, reader = ours(place, BYTES)
         print(ask(home, "grant"), 10_000, file=reader.stdin, flush=True)
@@ -241,8 +249,11 @@ def main():
     place = Place()
     print(f"net: {'two network namespaces with veth' if place.apart else 'the loopback: no network namespaces here'}", file=sys.stderr)
     try:
-        for part in (large, small, opened, endings):
-            part(place)
+        if sys.argv[2:]:
+            large(place, sys.argv[2:])
+        else:
+            for part in (large, small, opened, endings):
+                part(place)
     finally:
         place.end()
     series.print()

@@ -21,7 +21,7 @@ case what do
             send(from, :message)
             serve.(serve, ref)
 
-          # Other bytes each time: what is kept is not fetched again.
+          # Other bytes each time: kept bytes are not fetched again.
           {:offer, from} ->
             ref && ZeroCopy.release!(ref)
             ref = ZeroCopy.from_binary!(:crypto.strong_rand_bytes(4096), [4096], :uint8)
@@ -46,7 +46,8 @@ case what do
       receive(do: ({:offer, offer} -> offer))
     end
 
-    # Of many in a row: one alone tells of the scheduler's sleep and of empty caches.
+    # The time per call of many in a row: a single one has the scheduler's sleep and empty caches
+    # in it.
     spent = fn open ->
       Task.async(fn ->
         before = System.monotonic_time(:nanosecond)
@@ -66,7 +67,7 @@ case what do
     far = fetch.()
     held = Tmesh.Net.open!(far)
     made = ZeroCopy.from_binary!(:crypto.strong_rand_bytes(4096), [4096], :uint8)
-    near = ZeroCopy.TensorRef.to_map(made)
+    near = ZeroCopy.TensorRef.to_map!(made)
 
     Enum.each(IO.stream(:stdio, :line), fn
       "beside\n" ->

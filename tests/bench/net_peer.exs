@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-# Erlang distribution for net_fetch.py: net_peer.exs home BYTES | reader HOME. For each line of a reader's input the bytes come from
-# the home as one message, and it says how many nanoseconds that took.
+# Erlang distribution for net_fetch.py: net_peer.exs home BYTES | reader HOME. For each line of a
+# reader's input the bytes come from the home as one message, and the reader prints the
+# nanoseconds that this took.
 
 say = fn line -> IO.puts("> #{line}") end
 

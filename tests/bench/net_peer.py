@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The other movers of net_fetch.py, as they are without tmesh: net_peer.py nixl|mooncake home|reader ADDRESS BYTES.
 
-A home says one line of where its bytes are and ends with its input. A reader has that as its first line; for each further line it
-reads all into memory that is fresh, as a fetched region is, and says how many nanoseconds that took."""
+A home prints a line with the place of its bytes, and ends with its input. A reader gets that as its first line. For
+each further line it reads all bytes into fresh memory, as a fetched region is, and prints the nanoseconds that this
+took."""
 
 import base64
 import ctypes

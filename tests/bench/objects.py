@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What has to be pickled through tmesh.Queue, beside the two queues of multiprocessing, until the
-other end has it, by its clock: what it says of that comes back on another way.
+"""Objects that must be pickled through tmesh.Queue, beside the two queues of multiprocessing. The time ends when the
+other end has the object, by the other end's clock, which comes back on another way.
 
   dict    272 bytes pickled
   bytes   100 KB

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * Slots and pages, each beside its floor in the same loop: a slot's read and a pair of atomic loads
- * behind a call, pages allocated and freed beside malloc() and free(), a fork beside copying its
- * table, a swap of values that are held, and a sequence as one piece of memory beside copying its
- * pages. `pages [MIB]` says how much of those (1,024).
+ * Slots and pages, each beside its floor in the same loop. A slot's read stands beside a pair of
+ * atomic loads behind a call; pages allocated and freed beside malloc() and free(). A fork stands
+ * beside copying its table; a sequence as one piece of memory beside copying its pages. A swap of
+ * held values is timed too. `pages [MIB]` sets the size of the sequence (1,024).
  */
 #include "harness.h"
 
@@ -29,7 +29,7 @@ static __attribute__((noinline)) uint64_t pair_of_loads(void)
 	       atomic_load_explicit(&words[8], memory_order_acquire);
 }
 
-/* What one of @calls takes: of a few nanoseconds each only many can be timed. */
+/* Report the time of one of @calls: a call of a few nanoseconds can only be timed among many. */
 static void report(const char *topic, const char *name, const struct series *series, double calls)
 {
 	printf("{\"topic\":\"%s\",\"name\":\"%s\",\"ns\":[", topic, name);
@@ -89,7 +89,7 @@ static void slots(void)
 		}
 		series_add(&publish, published);
 		series_add(&swap, swapped);
-		/* One that this reader has never had: it is opened. */
+		/* This reader has never had the value, so it opens it. */
 		for (int i = 0; i < 100; i++) {
 			struct tmesh_bundle *fresh = bundle_of((uint64_t)i);
 
@@ -179,7 +179,7 @@ static void allocation(void)
 	tmesh_page_pool_unref(pool);
 }
 
-static void one_piece(uint64_t mib, uint64_t page_bytes, const char *size)
+static void one_piece(uint64_t mib, uint64_t page_bytes, const char *size, int rounds)
 {
 	struct series view = {0}, copy = {0};
 	uint32_t count = (uint32_t)(mib * MIB / page_bytes), blocks;
@@ -203,7 +203,7 @@ static void one_piece(uint64_t mib, uint64_t page_bytes, const char *size)
 	for (uint32_t i = 0; i < count; i++)
 		memset(base + (uint64_t)tmesh_seq_table(others[0], &blocks)[i] * page_bytes, 2,
 		       page_bytes);
-	for (int round = 0; round < 7; round++) {
+	for (int round = 0; round < rounds; round++) {
 		const void *at;
 		uint64_t start;
 
@@ -237,14 +237,16 @@ int main(int argc, char **argv)
 {
 	uint64_t mib = argc > 1 ? strtoull(argv[1], NULL, 10) : 1024;
 
-	if (!mib || mib > 8192)
-		die("usage: pages [MIB]");
+	if (!mib || mib > 8192 || (argc > 2 && strcmp(argv[2], "view")))
+		die("usage: pages [MIB [view]]");
 	words = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	ctx = context(0);
-	slots();
-	allocation();
-	one_piece(mib, 2 * MIB, "2MiB");
-	one_piece(mib, 64 << 10, "64KiB");
+	if (argc <= 2) {
+		slots();
+		allocation();
+		one_piece(mib, 2 * MIB, "2MiB", 7);
+	}
+	one_piece(mib, 64 << 10, "64KiB", argc > 2 ? 3 : 7);
 	tmesh_ctx_unref(ctx);
 	return 0;
 }

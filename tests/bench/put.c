@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Putting 100 MB: into a warm region of the pool, into new memory of 4 KiB pages and of huge
- * pages, beside copying them with memcpy() and with `rep movsb` from and to memory that both
- * sides have touched before. Letting the tensor go again is not timed.
+ * Putting 100 MB into a warm region of the pool, into new memory as it comes, and into new memory
+ * with a demand for huge pages. Copying them with memcpy() and with `rep movsb`, from and to memory
+ * touched before, stands beside. Releasing the tensor is not timed.
  */
 #include "harness.h"
 
@@ -80,7 +80,7 @@ static struct way {
 	struct series series;
 } ways[] = {
 	{copy_memcpy, {.name = "memcpy-warm"}}, {copy_movsb, {.name = "movsb-warm"}},
-	{put_warm, {.name = "put-warm"}},	{put_cold, {.name = "put-cold-4k"}},
+	{put_warm, {.name = "put-warm"}},	{put_cold, {.name = "put-cold"}},
 	{put_huge, {.name = "put-cold-huge"}},
 };
 

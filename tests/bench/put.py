@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""tmesh.put() of 100 MB into the warm pool, beside memcpy() to memory touched before: once of
-small pages, as the region's are, and once between NumPy's own arrays, for which it asks the
-kernel for huge pages.
+"""tmesh.put() of 100 MB into the warm pool, beside memcpy() to memory touched before. One copy is to small pages, as
+the region's are. The other is between NumPy's own arrays, for which NumPy asks the kernel for huge pages.
 """
 
 import ctypes

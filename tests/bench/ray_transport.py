@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""An array from one Ray actor to another on one machine, until the driver knows its first and last values: by tmesh's transports,
-the array in a region, beside Ray's object store and, for PyTorch, Gloo, as Ray's own transport. Ray's calls are in all.
+"""An array from one Ray actor to another on one machine, until the driver knows its first and last values. tmesh's
+transports, with the array in a region, stand beside Ray's object store. For PyTorch, Gloo stands beside them too, as
+Ray's own transport. Ray's calls are in all.
 """
 
 import json

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What benches print, a JSON object a line: {"topic", "name"} and the samples "ns" or a reason to
-"skip"; or, from the module's bench, {"name", "value", "unit"} with a median.
+"""The output of benches, a JSON object a line: {"topic", "name"} and the samples "ns" or a reason to "skip". The
+module's bench prints {"name", "value", "unit"} with a median.
 """
 
 import json
@@ -22,7 +22,7 @@ def parse(text):
     """The series in a bench's output, by topic/name."""
     series = {}
     for line in text.splitlines():
-        if line.startswith("{"):
+        if line.startswith("{") and line.endswith("}"):
             record = json.loads(line)
             name = f"{record.pop('topic', 'module')}/{record.pop('name')}"
             if "ns" in record:

@@ -1,26 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""What put() takes in a loop beside torch.stack() of the same 9.6 MB, in memory that each lets go of at once. Run by
-hand: docs/measured.md has the figures."""
-
-import statistics
-import time
+"""The time of put() in a loop beside torch.stack() of the same 9.6 MB, in memory that each releases at once."""
 
 import torch
 
 import tmesh
+from harness import Series
 
 ROUNDS, WARM_UP = 40, 8
 ROWS = [torch.randn(3, 223, 224) for _ in range(16)]
-
-
-def median_ms(make):
-    times = []
-    for _ in range(WARM_UP + ROUNDS):
-        start = time.perf_counter()
-        made = make()
-        del made
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[WARM_UP:]) * 1e3
 
 
 def named(**options):
@@ -34,14 +21,22 @@ def stacked():
     return torch.stack(ROWS, out=torch.from_dlpack(tensor))
 
 
+def let_go(_):
+    """The caller has no reference to it any more when this returns."""
+
+
 torch.set_num_threads(1)
 source = torch.stack(ROWS)
-beside = median_ms(lambda: torch.stack(ROWS))
-print(f"torch.stack: {beside:.2f} ms")
+series = Series("stack")
+# One way after another: a way would get the memory of the pool that another way has released. The sealed way comes
+# first, for its memory never returns to the pool.
 for name, make in (
-    ("torch.stack(out=) into tmesh.empty()", stacked),
-    ("tmesh.put(seal=False)", lambda: tmesh.put(source, seal=False)),
-    ("tmesh.put()", lambda: tmesh.put(source)),
-    ("tmesh.put() and ref()", named),
+    ("torch", lambda: torch.stack(ROWS)),
+    ("put-sealed", lambda: tmesh.put(source)),
+    ("put-named", named),
+    ("put", lambda: tmesh.put(source, seal=False)),
+    ("into-empty", stacked),
 ):
-    print(f"{name}: {median_ms(make) / beside:.1f} times that")
+    for turn in range(-WARM_UP, ROUNDS):
+        series.time(name, lambda: let_go(make()), turn >= 0)
+series.print()

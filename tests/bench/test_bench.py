@@ -5,11 +5,18 @@
 usage: tests/bench/test_bench.py TMESH_BENCH
 """
 
+import contextlib
+import io
 import json
 import os
+from pathlib import Path
 import subprocess
 import sys
 import tempfile
+
+import bounds
+import page
+import run
 
 BENCH = sys.argv[1]
 NAMES = {"handover", "channel", "put"}
@@ -50,9 +57,32 @@ def no_module():
     assert (done.returncode, done.stdout) == (1, "") and "no /dev/tmesh" in done.stderr, done
 
 
+def a_bench_that_fails():
+    """The other benches still run, the table has all lines, and the failed one is named."""
+    record = '{"topic": "t", "name": "n", "ns": [5]}'
+    with tempfile.TemporaryDirectory() as folder:
+        run.OUT, run.MODULE = Path(folder), Path(folder) / "module.json"
+        run.COMMANDS = (["false"], ["sh", "-c", f"echo '{record}'; echo '{{\"cut'; exit 3"], ["echo", record])
+        run.SECTIONS = [bounds.Section("a section", (bounds.Bound("a line", "t/n", "t/n", "itself", 1),))]
+        run.draw = lambda sections, facts: None
+        said = io.StringIO()
+        sys.argv[1:] = []
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+            status = run.main()
+        text = said.getvalue()
+        assert status and "met" in text and "false ended with status 1" in text and "ended with status 3" in text, text
+        assert (run.OUT / "bench.json").exists()
+        target = Path(folder) / "page.md"
+        target.write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nbehind\n")
+        assert page.main([target]) == 0
+        text = target.read_text()
+        assert "old" not in text and text.startswith("before\n") and text.endswith("behind\n"), text
+        assert "| **a section** | | | | |\n| a line | itself | 1.00 | 1 | met |\n" in text, text
+
+
 def main():
     failed = 0
-    tests = [samples, one_cpu, bad_use, no_module]
+    tests = [samples, one_cpu, bad_use, no_module, a_bench_that_fails]
     print(f"1..{len(tests)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(TMESH_RUNTIME_DIR=f"{folder}/run", TMESH_BACKEND="memfd")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * tmesh-bench [ROUNDS]: what handing memory over takes on this machine, each way beside the
- * shortest one that could be written by hand for it: every sample, a line of JSON for each series.
+ * tmesh-bench [ROUNDS]: the time to hand memory over on this machine, each way beside the shortest
+ * one that could be written by hand for it. It prints every sample, a line of JSON for each series.
  */
 #include <stdlib.h>
 
@@ -24,7 +24,7 @@ int main(int argc, char **argv)
 		rounds = strtol(argv[1], &end, 10);
 	if (argc > 2 || (end && *end) || rounds < 1 || rounds > SERIES_MAX)
 		die("usage: tmesh-bench [ROUNDS], 1 to %d (default: %d)", SERIES_MAX, ROUNDS);
-	/* Of all processes that are started here. */
+	/* The backend of all processes that are started here. */
 	ctx = context(0);
 	bench_backend = tmesh_ctx_backend(ctx);
 	tmesh_ctx_unref(ctx);

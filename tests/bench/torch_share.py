@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's tensors through a queue, by way of tmesh.torch and by tmesh.Queue beside
-torch.multiprocessing, until the other end has read one value, by its clock: what it says of that
-comes back on another way.
+"""PyTorch's tensors through a queue, by way of tmesh.torch and by tmesh.Queue, beside torch.multiprocessing. The time
+ends when the other end has read one value, by the other end's clock, which comes back on another way.
 
   shared  a tensor that was sent before: nothing is copied on either way
   first   a new tensor in the process's own memory: either way copies it into shared memory
   born    a new tensor that was made over tmesh's memory (torch.from_dlpack(tmesh.empty(...))) and so
           is not copied, beside PyTorch's first share, which always copies
+
+usage: torch_share.py [SIZE...]
 """
 
 import multiprocessing
+import sys
 from time import perf_counter_ns
 
 import torch
@@ -60,7 +62,7 @@ def main():
         return arrived - began
 
     def let_go():
-        """Of what was taken before: it happens with the next send."""
+        """The next send releases the tensors received before."""
         by_tmesh()
         one_way(small, plain)
         one_way(small, ours)
@@ -68,6 +70,9 @@ def main():
     series = Series("torch")
     small = born(1)
     for size, (count, rounds) in SIZES.items():
+        if sys.argv[1:] and size not in sys.argv[1:]:
+            continue
+        rounds = min(rounds, 50) if sys.argv[1:] else rounds
         shared = own(count).share_memory_(), born(count)
         for turn in range(-WARM_UP, rounds):
             for name, way in (("shared", "torch"), ("shared", "tmesh"), ("shared", "queue"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Run the bench_* of tests/kselftest against the module in a virtual machine; leave what it says for run.py.
+"""Run the bench_* of tests/kselftest against the module in a virtual machine; leave its output for run.py.
 
 The processor is emulated there, so only the ratios mean something.
 """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Tensors out of and into a running JAX program: tmesh.xla beside jax.experimental.io_callback, which puts and
-sends, or receives, by tmesh in Python. A step of a compiled loop each, with what the loop itself costs.
+sends, or receives, by tmesh in Python. A step of a compiled loop each, with the cost of the loop itself.
 
   4KB    200 steps a sample
   64MB   one step
   train  a training's step, 50 a sample, with and without a push of its loss
-  end    how long a call waits on: after its sender was killed, tmesh.xla.cancel(), Ctrl-C
+  end    the time that a call waits on after its sender was killed, tmesh.xla.cancel(), Ctrl-C
 """
 
 import json
@@ -111,14 +111,14 @@ def train(series):
     sink.wait()
 
 
-# What a wait that was ended so says; one that ran out of time would be a sample of another thing.
+# The error of a wait that was ended in this way. A wait that ran out of time would be a sample of another thing.
 SAYS = {"killed": "UNAVAILABLE", "cancelled": "CANCELLED", "interrupted": "KeyboardInterrupt"}
 SILENT = "import sys, tmesh; box = tmesh.Channel('send'); print(box.token, flush=True); sys.stdin.read()"
 
 
 def end(series):
-    """From what ends a wait to the error, in the thread that JAX calls from."""
-    # Whoever started the benches in the background of a shell has had it ignored, and so had Python.
+    """The time from the end of a wait's cause to the error, in the thread that JAX calls from."""
+    # A shell that runs the benches in the background has them ignore SIGINT, and so has Python.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     program = jax.jit(lambda s: tmesh.xla.pop(s, jax.ShapeDtypeStruct((), "float32"), channel="silent"))
     for name in ("killed", "cancelled", "interrupted") * 10:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * One process of the conformance suite, by the C library. A command is a line of fields between
- * tabs: a verb, what it is about, options as key=value. Bytes are hex digits. Each is answered by
- * one line: "ok" and a value, or "error", its name and its message. See run.py.
+ * tabs: a verb, its object, options as key=value. Bytes are hex digits. Each is answered by one
+ * line: "ok" and a value, or "error", its name and its message. See run.py.
  */
 #include <errno.h>
 #include <signal.h>
@@ -13,7 +13,8 @@
 
 #include "objects.h"
 
-/* A region as a tensor of this layout, or as its maker described it; no longer the caller's. */
+/* Answer with a region as a tensor of this layout, or as its maker described it. The call takes the
+ * region over. */
 static int wrap(int rc, struct tmesh_region *it, const struct tmesh_layout *layout)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -77,7 +78,7 @@ static const struct tmesh_region_opts *options(void)
 CALL(create, tmesh_tensor_create(ctx, DTYPE, shape(), dims, options(), &made.tensor, &why))
 CALL(arena, tmesh_arena_create(ctx, number("bytes"), options(), &made.arena, &why))
 CALL(release, (drop(named(1)), 0))
-/* Have it mapped for writing as long as it lives. */
+/* Keep it mapped for writing as long as it lives. */
 CALL(hold, tmesh_tensor_data(named(1)->tensor, RW, &(void *){NULL}, &why))
 CALL(look, tell(named(1)))
 CALL(seal, tmesh_region_seal(region_of(1), &why))
@@ -134,7 +135,7 @@ static unsigned char *read_elements(const struct tmesh_layout *layout, int32_t d
 	return to;
 }
 
-/* Of each block of a sequence the first byte. */
+/* The first byte of each block of a sequence. */
 static int read_blocks(struct tmesh_seq *sequence)
 {
 	uint32_t blocks;
@@ -186,7 +187,7 @@ static int write_tensor(struct tmesh_tensor *tensor)
 CALL(read, named(1)->tensor ? read_tensor(named(1)->tensor) : read_blocks(named(1)->sequence))
 CALL(write, named(1)->tensor ? write_tensor(named(1)->tensor) : write_block(named(1)->sequence))
 
-/* What is seen from outside. */
+/* Verbs that look from outside. */
 VERB(regions)
 {
 	uint64_t id = strtoull(field(1), NULL, 16);
@@ -234,7 +235,7 @@ VERB(cap)
 	return rc;
 }
 
-/* By how much they have grown since they were asked for last. */
+/* The growth of the counters since the last question. */
 VERB(stats)
 {
 	static struct tmesh_stats last;
@@ -254,7 +255,7 @@ VERB(backend)
 	return 0;
 }
 
-/* Let go of everything; how many regions are left. */
+/* Release everything; answer with the number of regions left. */
 VERB(reset)
 {
 	struct tmesh_stats now = {.size = sizeof(now)};
@@ -289,7 +290,7 @@ VERB(send)
 		.bytes = unhex(field(2)),
 	};
 
-	/* More than there is room for is the library's to refuse. */
+	/* The library refuses more than there is room for. */
 	memcpy(message.data, data,
 	       message.bytes < sizeof(message.data) ? message.bytes : sizeof(message.data));
 	return tmesh_channel_send(named(1)->channel, &message, timeout_ns(), &why);
@@ -311,7 +312,7 @@ VERB(recv)
 
 /* Taking back, leases, fences */
 CALL(revoke, tmesh_region_revoke(region_of(1), &why))
-CALL(reclaim, tmesh_region_reclaim(region_of(1), (uint64_t)timeout_ns(), NULL, &why))
+CALL(reclaim, tmesh_region_reclaim(region_of(1), timeout_ns(), NULL, &why))
 CALL(pin, tmesh_region_pin(region_of(2), &made.pin, &why))
 CALL(signal, tmesh_fence_signal(region_of(1), field_number(2), &why))
 
@@ -330,7 +331,7 @@ VERB(lease)
 	return rc;
 }
 
-/* The one call without a message. */
+/* The only call without a message. */
 VERB(touch)
 {
 	int rc = tmesh_lease_touch(region_of(1));
@@ -525,7 +526,7 @@ VERB(drop)
 	return rc;
 }
 
-/* The one that this suite has started on memfd. */
+/* End the keeper that this suite has started on memfd. */
 static void end_keeper(void)
 {
 	struct tmesh_keeper_info info = {.size = sizeof(info)};
@@ -598,7 +599,7 @@ VERB(share)
 	return rc;
 }
 
-/* Those of the first blocks of the tokens 0, 1, 2 and so on, four in each. */
+/* The hashes of the first blocks of the tokens 0, 1, 2 and so on, four in each. */
 VERB(hashes)
 {
 	uint64_t hash[2];
@@ -663,7 +664,7 @@ static void obey(void)
 
 int main(void)
 {
-	/* A peer that works is as slow as its machine. */
+	/* A working peer is as slow as its machine, so wait long. */
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
 		.max_bytes = UINT64_C(64) << 20,

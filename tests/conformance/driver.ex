@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.ConformanceDriver do
   @moduledoc false
-  # One process of the conformance suite, by the Elixir application. driver.c says how it is
-  # spoken to.
+  # One process of the conformance suite, by the Elixir application. driver.c describes the
+  # commands.
 
   alias Tmesh.{Arena, Bundle, Channel, Descriptor, PagePool, Pages, Slot, ZeroCopy}
   alias Tmesh.{Pages.Sequence, ZeroCopy.TensorRef}
 
   def main do
-    # A peer that works is as slow as its machine.
+    # A working peer is as slow as its machine, so wait long.
     config = [max_shared_memory_mb: 64, pool_mb: 0, timeout_ms: 60_000]
     Application.put_env(:tmesh, :zero_copy, config)
+    # Its words have standard output to themselves.
+    {:ok, _started} = Application.ensure_all_started(:logger)
+    Logger.configure(level: :warning)
     {:ok, _started} = Application.ensure_all_started(:tmesh)
     # A process without descriptors loads no code.
     {:ok, modules} = :application.get_key(:tmesh, :modules)
     Enum.each([Base, Task, Exception | modules], &Code.ensure_loaded/1)
-    Logger.configure(level: :warning)
     loop(%{})
   end
 
@@ -58,7 +60,7 @@ defmodule Tmesh.ConformanceDriver do
     {String.to_atom(key), value}
   end
 
-  # What these make is kept under the name that comes first, and told.
+  # Verbs whose result is kept under the name that comes first, and described in the answer.
   @makers ~w(create put open arena channel join gather export import take receive bundle unbundle
              member slot follow named value pin connect pool pages sequence fork find)
 
@@ -137,7 +139,7 @@ defmodule Tmesh.ConformanceDriver do
     end
   end
 
-  # By how much they have grown since they were asked for last.
+  # The growth of the counters since the last question.
   defp run("stats", [], [], _objects) do
     with {:ok, now} <- Tmesh.stats() do
       before = Process.put(:stats, now) || %{}
@@ -160,7 +162,7 @@ defmodule Tmesh.ConformanceDriver do
   defp run("publish", [name | what], [], objects),
     do: Slot.publish(objects[name], objects[List.first(what)])
 
-  # These are about one thing.
+  # Verbs with a single object.
   defp run(verb, [name | fields], options, objects),
     do: act(verb, objects[name], fields, options)
 
@@ -180,7 +182,7 @@ defmodule Tmesh.ConformanceDriver do
   defp act("unshare", pages, [ticket], []), do: Pages.unshare(pages, ticket)
   defp act("cache", sequence, [text], []), do: Sequence.cache(sequence, hashes(text))
 
-  # Those of the first blocks of the tokens 0, 1, 2 and so on, four in each.
+  # The hashes of the first blocks of the tokens 0, 1, 2 and so on, four in each.
   defp act("hashes", pages, [count], []) do
     blocks = for i <- 0..(number(count) - 1), do: (4 * i)..(4 * i + 3)
     {:ok, blocks |> Enum.scan(nil, &Pages.hash!(pages, &1, &2)) |> Enum.join() |> hex()}
@@ -192,7 +194,7 @@ defmodule Tmesh.ConformanceDriver do
   defp act("write", ref, [offset, data], []),
     do: ZeroCopy.write(ref, number(offset), unhex(data))
 
-  # Of each block of a sequence the first byte.
+  # The first byte of each block of a sequence.
   defp act("read", %Sequence{} = sequence, [], []) do
     with {:ok, table} <- Sequence.block_table(sequence) do
       {:ok, Enum.map_join(0..(length(table) - 1)//1, &hex(Sequence.read!(sequence, &1, bytes: 1)))}
@@ -234,7 +236,8 @@ defmodule Tmesh.ConformanceDriver do
   defp make("open", [json], options, _objects) do
     {once, options} = Keyword.pop(options, :once)
 
-    # As text and as a map, which come to the same; once: one that is good for that alone.
+    # Both as text and as a map, which are equivalent; `once` opens a ref that is good for one
+    # opening.
     forms =
       case Tmesh.Native.json_decode(json) do
         {:ok, %{} = map} when once == nil -> [TensorRef.from_json(json), TensorRef.from_map(map)]
@@ -242,7 +245,7 @@ defmodule Tmesh.ConformanceDriver do
       end
 
     opened = for form <- forms, do: with({:ok, ref} <- form, do: ZeroCopy.open(ref, options))
-    # What waits for a garbage collection would keep the memory alive.
+    # A reference left to the garbage collector would keep the memory alive.
     with [{:ok, ref}, {:ok, _ref}] <- opened, do: drop(ref)
 
     case Enum.dedup_by(opened, fn {is, it} -> is == :ok or it.type end) do
@@ -324,10 +327,13 @@ defmodule Tmesh.ConformanceDriver do
     end
   end
 
-  defp keep(thing, name, objects),
-    do: with({:ok, text} <- told(thing), do: {:ok, text, Map.put(objects, name, thing)})
+  defp keep(thing, name, objects) do
+    # The end of a channel stays open until it is closed, also without a variable.
+    with %Channel{} = before <- objects[name], do: :ok = Channel.close(before)
+    with({:ok, text} <- told(thing), do: {:ok, text, Map.put(objects, name, thing)})
+  end
 
-  # What is answered of what was made.
+  # The answer that describes a new object.
   defp told(%TensorRef{} = ref) do
     with {:ok, info} <- ZeroCopy.info(ref) do
       writes = if :write in info.rights, do: "writable", else: "read-only"
@@ -355,6 +361,6 @@ defmodule Tmesh.ConformanceDriver do
   defp atom(text), do: String.to_atom(text)
   defp hex(data), do: Base.encode16(data, case: :lower)
   defp unhex(text), do: Base.decode16!(text, case: :lower)
-  # As long as it takes, unless told otherwise.
+  # As long as it takes, unless the command has a limit.
   defp wait(options), do: options[:timeout] || :infinity
 end

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One process of the conformance suite, by the Python package. driver.c says how it is spoken to."""
+"""One process of the conformance suite, by the Python package. driver.c describes the commands."""
 
 import gc
 import io
@@ -17,7 +17,7 @@ objects = {}
 
 
 def told(thing):
-    """What is answered of what was made."""
+    """Return the answer that describes a new object."""
     if isinstance(thing, tmesh.Tensor):
         state = "sealed" if thing.sealed else "writable" if thing.writable else "read-only"
         return f"{thing.dtype} [{','.join(map(str, thing.shape))}] {state}"
@@ -40,7 +40,7 @@ def seconds(ms):
     return int(ms) / 1000
 
 
-# Options as the package takes them, the others as numbers: only those that were given.
+# Return the given options as the package takes them, the others as numbers.
 OPTIONS = {"mode": lambda text: int(text, 8), "arena": objects.get, "tensor": objects.get,
            **dict.fromkeys(("label", "metadata", "name"), str),
            **dict.fromkeys(("timeout", "hold", "lifetime"), seconds),
@@ -56,7 +56,7 @@ def put(dtype, dims, data, **options):
 
 
 def open_ref(ref, once=False, **options):
-    """As text and as the dict that it stands for, which come to the same; once: one that is good for that alone."""
+    """Both as text and as the dict for it, which are equivalent; `once` opens a ref that is good for one opening."""
     forms = [ref]
     try:
         forms += [decoded] if not once and isinstance(decoded := json.loads(ref), dict) else []
@@ -105,7 +105,7 @@ def regions(id):
 
 
 def stats():
-    """By how much they have grown since they were asked for last."""
+    """Return the growth of the counters since the last question."""
     before, now = objects.get(stats, {}), tmesh.stats()
     objects[stats] = now
     return " ".join(str(now[key] - before.get(key, 0)) for key in (
@@ -181,7 +181,7 @@ def reset():
     return tmesh.stats()["regions_live"]
 
 
-# What these make is kept under the name that comes first, and told.
+# Verbs whose result is kept under the name that comes first, and described in the answer.
 MAKERS = {
     "create": lambda dtype, dims, **options: tmesh.zeros(shape(dims), dtype, **options),
     "put": put,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What the verbs of the conformance driver share: the command and its answer, and what names stand
- * for. */
+/* Declarations that the verbs of the conformance driver share: the command, its answer, and the
+ * objects behind names. */
 #ifndef TMESH_CONFORMANCE_OBJECTS_H
 #define TMESH_CONFORMANCE_OBJECTS_H
 
@@ -19,7 +19,7 @@
 #define RW (TMESH_READ | TMESH_WRITE)
 #define MOST 64
 
-/* What a name stands for: one of these. */
+/* The object behind a name: one of these. */
 struct object {
 	char name[32];
 	struct tmesh_tensor *tensor;
@@ -38,16 +38,16 @@ struct object {
 static struct tmesh_ctx *ctx;
 static struct tmesh_error why;
 static struct object objects[MOST];
-/* The command, and the value that is answered. */
+/* The command, and the value of the answer. */
 static char *fields[16];
 static int count;
 static char answer[16384];
 /* Those of a message or a tensor, or hashes. */
 static _Alignas(uint64_t) unsigned char data[4096];
-/* What the verb has made: kept under the name that comes first, and told. */
+/* The verb's new object: kept under the name that comes first, and described in the answer. */
 static struct object made;
 
-/* What a verb does: 0 or a negative errno, as the library gives it. CALL: by one call. */
+/* A verb returns 0 or a negative errno, as the library gives it. CALL: by one call. */
 #define VERB(name) static int do_##name(void)
 #define CALL(name, call)     \
 	VERB(name)           \
@@ -55,7 +55,7 @@ static struct object made;
 		return call; \
 	}
 
-/* More of the value that is answered. */
+/* Add to the value of the answer. */
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 {
 	size_t there = strlen(answer);
@@ -97,7 +97,7 @@ static uint64_t field_number(int i)
 	return strtoull(field(i), NULL, 0);
 }
 
-/* Whether there is such a field, and it is no option. */
+/* Return whether there is such a field, and it is no option. */
 static bool has_field(int i)
 {
 	return i < count && !strchr(fields[i], '=');
@@ -189,7 +189,8 @@ static int look_at(struct tmesh_tensor *it)
 	return 0;
 }
 
-/* Pages that are held, copies and their bytes; or who takes part, and how many have gone. */
+/* Answer with the held pages, the copies and their bytes; or with the number of participants and of
+ * those gone. */
 static int tell_pages(const struct object *it)
 {
 	struct tmesh_pages_info own = {.size = sizeof(own)};
@@ -204,7 +205,7 @@ static int tell_pages(const struct object *it)
 	return rc;
 }
 
-/* What is answered of what was made. */
+/* Answer with the description of a new object. */
 static int tell(const struct object *it)
 {
 	char token[TMESH_TOKEN_SIZE] = "";

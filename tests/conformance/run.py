@@ -4,13 +4,13 @@
 
 usage: tests/conformance/run.py LANGUAGE=COMMAND... [-- PROMISE...]
 
-promises/*.txt state each promise once, as what up to three processes do and what comes of it. Every
-process is one of the drivers, which are told in the same words whatever their language; a promise of
-one process is run in each language, one of two in each pair, one of three so that each pair stands
-at each two of its places (TMESH_TEST_LENGTH=full: each three). On the module, which is in an emulated
-machine, each language stands once at each place of a promise, beside another one from promise to
-promise; who is killed there is of the first language: SIGKILL asks none, and Elixir begins in a quarter of a minute.
-The processes are kept from promise to promise, and hold nothing in between: that is checked.
+promises/*.txt state each promise once: the steps of up to three processes, and their results. Every process is a
+driver; all drivers take the same commands, whatever their language. A promise of one process runs in each language, a
+promise of two in each pair. A promise of three runs so that each pair stands at each two of its places
+(TMESH_TEST_LENGTH=full: each three). On the module, which is in an emulated machine, each language stands once at each
+place of a promise, beside another one from promise to promise. A process killed there is of the first language: SIGKILL
+acts alike on all, and Elixir takes a quarter of a minute to start. The processes are kept from promise to promise, and
+must hold nothing in between.
 
     promise WORDS           what is promised; the lines below are its steps
     only a=c,python         the languages that a process of this promise may have
@@ -20,7 +20,7 @@ The processes are kept from promise to promise, and hold nothing in between: tha
     a: ref t -> $r{offset=0}
                             the answer becomes $r, or must be equal to it; a ref has these members
     b: open o $r{offset=9} ! protocol
-                            an error, by its word in docs/vocabulary.md; of a changed ref
+                            an error, by its word in tests/vocabulary.md; of a changed ref
     b> recv c               process b does it while others go on, until
     b< -> bytes "x"         its answer
     until b: open o $r ! not found
@@ -50,11 +50,11 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-# An emulated machine beside others takes minutes for what takes a second.
+# An emulated machine beside others takes minutes for a second's work.
 ANSWER_S = 300
 TOKEN = re.compile(r'''(?:"(?:\\.|[^"\\])*"|\{[^}]*\}|\[[^\]]*\]|[^\s"{\[])+''')
 VARIABLE = re.compile(r"\$(\w+)(?:\.(\w+))?(\{[^}]*\})?")
-# They give their first word a thing, which `release` lets go of.
+# The first word of these verbs names a new object, which `release` releases.
 OPENS = {"open", "unbundle", "kept"}
 COLUMNS = {"c": 1, "python": 2, "elixir": 3}
 
@@ -67,8 +67,8 @@ class Broken(Exception):
 
 
 def words_of_errors():
-    """What each language calls an error: {(language, its name): words}, from docs/vocabulary.md."""
-    text = (HERE.parent.parent / "docs/vocabulary.md").read_text()
+    """Return each language's names of errors: {(language, its name): words}, from tests/vocabulary.md."""
+    text = (HERE.parent.parent / "tests/vocabulary.md").read_text()
     table = text.split("<!-- errors -->")[1].split("<!-- /errors -->")[0]
     words = collections.defaultdict(set)
     for line in table.strip().splitlines()[2:]:
@@ -80,7 +80,7 @@ def words_of_errors():
 
 
 def read_steps(lines, depth):
-    """The steps that stand at least so deep, taken from (where, depth, text) lines."""
+    """Return the steps of at least this depth, taken from (where, depth, text) lines."""
     steps = []
     while lines and lines[0][1] >= depth:
         where, at, text = lines.pop(0)
@@ -148,7 +148,7 @@ class Driver:
         return value[0]
 
     def starve(self):
-        """From now on it gets no descriptor."""
+        """Lower the process's limit of descriptors: from now on it gets none."""
         self.limits = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
         taken = {int(name) for name in os.listdir(f"/proc/{self.pid}/fd")}
         free = next(number for number in itertools.count() if number not in taken)
@@ -160,7 +160,7 @@ class Driver:
             self.limits = None
 
     def reset(self):
-        """It lets go of everything; what was garbage may take its time."""
+        """Let the process release everything; garbage may take its time."""
         self.feed()
         end = time.monotonic() + ANSWER_S
         while (live := self.ask("reset")) != "0":
@@ -173,31 +173,31 @@ class Driver:
         self.process.wait()
 
     def leave(self):
-        """It is told to end, and has the time in which it would have, if it waited for nobody."""
+        """Tell the process to end, and give it the time to do so if it waits for nobody."""
         self.tell(["exit"])
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
 
     def ended(self):
-        """It has come to the end that it was told to."""
+        """Check that the process has ended as commanded."""
         if status := self.process.wait(ANSWER_S):
             raise Broken(f"the {self.language} process has ended with {status}")
 
     def end(self):
-        """Its status, once it has nothing more to do."""
+        """Close its input, and return its exit status once it has ended."""
         self.process.stdin.close()
         return self.process.wait(ANSWER_S)
 
 
 class Pool:
-    """Processes that are there already, of each language as many as a promise wants."""
+    """Running processes of each language, as many as a promise needs."""
 
     def __init__(self, commands):
         self.commands = commands
         self.free = collections.defaultdict(list)
 
     def take(self, language):
-        # One more than is wanted begins now: that takes a language its time.
+        # Start one more than needed: a language takes its time to start.
         while len(self.free[language]) < 2:
             self.free[language].append(Driver(language, self.commands[language]))
         return self.free[language].pop(0)
@@ -206,7 +206,7 @@ class Pool:
         self.free[driver.language].insert(0, driver)
 
     def has(self, cap):
-        """Whether the backend says that it can, on this machine."""
+        """Return whether the backend has this capability, on this machine."""
         driver = self.take(next(iter(self.commands)))
         level = driver.ask("cap", cap)
         self.give(driver)
@@ -289,14 +289,14 @@ class Run:
             except Broken:
                 if not until or time.monotonic() > end:
                     raise
-            # What came all the same would keep the memory from going.
+            # An object opened against the expectation would keep the memory alive.
             if fields[0] in OPENS and answer[0] != "error":
                 driver.tell(["release", fields[1]])
                 driver.answer()
             time.sleep(0.05)
 
     def value(self, token):
-        """What a word of a step stands for."""
+        """Return the value of a word of a step."""
         if token.startswith('"'):
             return json.loads(token).encode("latin-1").hex()
         token = re.sub(r"@(\w)\b", lambda found: str(self.drivers[found[1]].pid), token)
@@ -331,7 +331,7 @@ class Run:
 
 
 def processes(steps):
-    """How many a promise has: those named by its steps, from a on."""
+    """Return the number of a promise's processes: those named by its steps, from a on."""
     text = " ".join(step.text + steps_text(step.body) for step in steps)
     return max(ord(name) for name in re.findall(r"\b([abc])[:<>]", text)) - ord("a") + 1
 
@@ -340,14 +340,14 @@ def steps_text(steps):
     return "".join(f" {step.text}{steps_text(step.body)}" for step in steps)
 
 
-def mixtures(promise, languages, turn):
-    """Which languages the processes of a promise have, each time."""
+def mixtures(promise, languages, turn, backend):
+    """Yield the languages of a promise's processes, for each of its runs."""
     count = processes(promise.steps)
     may = [[language for language in languages if language in promise.only.get(name, languages)]
            for name in "abc"[:count]]
     if os.environ.get("TMESH_TEST_LENGTH") == "full":
         yield from itertools.product(*may)
-    elif os.environ["TMESH_BACKEND"] == "kernel":
+    elif backend == "kernel":
         killed = re.findall(r"\bkill ([abc])\b", steps_text(promise.steps))
         may = [these[:1] if name in killed else these for name, these in zip("abc", may)]
         yield from dict.fromkeys(tuple(these[(i + place * turn) % len(these)] for place, these in enumerate(may))
@@ -360,7 +360,7 @@ def mixtures(promise, languages, turn):
 
 
 def run(promise, mixture, pool, backend, words):
-    """What went wrong, or nothing."""
+    """Return the failure of a promise, or nothing."""
     drivers = {name: pool.take(language) for name, language in zip("abc", mixture)}
     try:
         run = Run(promise, drivers, backend, words)
@@ -381,15 +381,22 @@ def main():
     names = arguments[end + 1:]
     commands = {language: shlex.split(command) for language, command in
                 (argument.split("=", 1) for argument in arguments[:end])}
-    os.environ.setdefault("TMESH_BACKEND", "memfd")
+    backend = os.environ.get("TMESH_BACKEND", "memfd")
+    # The languages must agree on places by themselves: with the temporary directory alone.
+    for name in [name for name in os.environ if name.startswith("XDG_") or name == "HOME" or
+                 name.startswith("TMESH_") and name not in ("TMESH_KEEPER", "TMESH_TEST_LENGTH")]:
+        del os.environ[name]
+    # It is the only backend without the module.
+    if backend != "memfd" or os.path.exists("/dev/tmesh"):
+        os.environ["TMESH_BACKEND"] = backend
     os.environ["ERL_CRASH_DUMP_BYTES"] = "0"
     words, count, failed = words_of_errors(), 0, False
 
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TMESH_RUNTIME_DIR"] = folder
-        # Who ends waits for who comes, however slow the machine.
-        os.environ["TMESH_LINGER"] = "600"
-        # What was released is to be gone, for the next promise too.
+        os.environ["TMPDIR"] = folder
+        # An ending process waits for the next one, however slow the machine.
+        os.environ["TMESH_EXIT_WAIT"] = "600"
+        # Released memory must be gone, also for the next promise.
         os.environ["TMESH_POOL"] = "0"
         pool = Pool(commands)
 
@@ -406,8 +413,8 @@ def main():
                          if pool.has(cap) != wanted]:
                 point(f"{promise.name} # SKIP {wrong[0]}", None)
                 continue
-            for mixture in mixtures(promise, list(commands), turn):
-                trouble = run(promise, mixture, pool, os.environ["TMESH_BACKEND"], words)
+            for mixture in mixtures(promise, list(commands), turn, backend):
+                trouble = run(promise, mixture, pool, backend, words)
                 point(f"{promise.name} ({', '.join(mixture)})", trouble)
         for language, status in pool.end():
             point(f"a process ends in peace ({language})", status and f"its status: {status}")

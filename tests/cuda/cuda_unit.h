@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tests on the stand-in share. Every test's name says what it ran on. */
+/* Helpers of the tests on the stand-in. Every test's name says which driver it ran on. */
 #ifndef TMESH_CUDA_UNIT_H
 #define TMESH_CUDA_UNIT_H
 
@@ -54,7 +54,7 @@
 			fail_msg("%s: %d %s", #call, err->code, err->message); \
 	} while (0)
 
-/* Wait at most a minute for what another thread or process does. */
+/* Wait at most a minute for another thread or process. */
 #define eventually(condition)                                                    \
 	do {                                                                     \
 		int tries_ = 60000;                                              \
@@ -117,6 +117,7 @@ __attribute__((unused)) static void bed_open(struct bed *bed, uint64_t block_byt
 	struct tmesh_cuda_opts copts = {
 		.size = sizeof(copts),
 		.library = getenv("TMESH_TEST_LIBCUDA"),
+		.nvml = getenv("TMESH_TEST_LIBCUDA"),
 		.block_bytes = block_bytes,
 		.log = count_warnings,
 		.log_data = bed,
@@ -134,8 +135,8 @@ __attribute__((unused)) static void bed_open(struct bed *bed, uint64_t block_byt
 	assert_ok(tmesh_cuda_open(bed->ctx, &copts, &bed->cuda, err));
 }
 
-/* Everything is given back: nothing of the driver's is left, once the watcher, who may be the last
- * to hold what was taken back, has let go of it. */
+/* Close the bed, and check that nothing of the driver's is left. The watcher may be the last to
+ * release a reclaimed region. */
 __attribute__((unused)) static void bed_close(struct bed *bed)
 {
 	tmesh_cuda_unref(bed->cuda);
@@ -185,12 +186,12 @@ __attribute__((unused)) static struct tmesh_layout bytes_layout(int64_t bytes)
 }
 
 /*
- * Another process, started before this one has anything to inherit. It opens refs that it is sent,
- * with its own driver, and does as it is told:
+ * A second process, started before this one has anything to inherit. It opens the refs that it
+ * receives, with its own driver, and carries out these commands:
  *
  *   <ref>      open it, answer with the first byte that a kernel reads, or with 'E'
  *   "w"        a kernel writes 'W' as the first byte: 'W', or 'E'
- *   "r"        the first byte now; 'T' when it was taken back
+ *   "r"        the first byte now; 'T' when it was reclaimed
  *   "R"        the same by a kernel of the device that has it
  *   "a"        allocate memory of its own, whose first byte is 'a': the ref
  *   "i"        memory of its own that the library did not allocate: the ref
@@ -336,7 +337,7 @@ __attribute__((unused)) static struct helper helper_start(uint32_t rights, int d
 	_exit(standin_live() ? 9 : 0);
 }
 
-/* Say something, and the first byte of the answer; the rest stays in @answer. */
+/* Send a command, and return the first byte of the answer; the rest stays in @answer. */
 __attribute__((unused)) static char helper_ask(struct helper *helper, const char *message,
 					       char answer[2048])
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * libtmesh-cuda as it may be one day: its memory is of a kind that no binding of today knows. The
- * rest of it, where this call has another name, is linked to it.
+ * A later libtmesh-cuda: its memory is of a kind that no binding of today knows. The rest of it,
+ * where this call has another name, is linked to it.
  */
 #pragma GCC visibility push(default)
 #include <tmesh/cuda.h>

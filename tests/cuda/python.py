@@ -84,7 +84,7 @@ def driver_byte(array, device):
 
 
 class Foreign:
-    """What CuPy's arrays look like."""
+    """An array with the members that a CuPy array has."""
 
     def __init__(self, pointer, **more):
         self.__cuda_array_interface__ = {"shape": (2, 3), "typestr": "<f4", "data": (pointer, False), "version": 3,
@@ -126,7 +126,7 @@ def arrays():
 
 @test
 def streams():
-    """Consumers by the array interface are told the stream that the array was opened on."""
+    """Consumers by the array interface see the stream that the array was opened on."""
     with tmesh.cuda.empty(100) as array, tmesh.cuda.empty(100) as other:
         assert array.__cuda_array_interface__["stream"] is None
         ref = array.ref()
@@ -141,7 +141,7 @@ def streams():
 
 
 def killed(script, *args):
-    """A program whose last deed is that it is killed."""
+    """Run a program that kills itself at the end."""
     done = subprocess.run([sys.executable, "-P", "-c", PRELUDE + script + "\nos.kill(os.getpid(), signal.SIGKILL)", *args],
                           capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -161,7 +161,7 @@ def access(array, byte, write):
 
 @test
 def kept():
-    """Its maker and whoever opened it are killed."""
+    """The maker and the process that opened it are killed."""
     killed("""
 array = tmesh.cuda.empty((3, 4), "int16", device=1, alone=True)
 access(array, b"k", True)
@@ -177,7 +177,7 @@ access(array, b"w", True)
         assert (array.shape, array.dtype, array.device, array.kind) == ((3, 4), "int16", "cuda:1", "imported")
         assert not array.writable and driver_byte(array, 1) == b"w"
         assert tmesh.kept()[0]["held"] == 1
-        # Shared on, though its maker is dead, and no stream waits for it.
+        # The array is shared on, though its maker is dead, and no stream waits for it.
         with tmesh.cuda.open(array.ref()) as again:
             assert driver_byte(again, 1) == b"w"
         raises(tmesh.InvalidError, tmesh.cuda.keep, array, "other", word="its maker keeps it")
@@ -212,7 +212,7 @@ def kept_or_not():
 
 @test
 def kept_of_a_framework():
-    """What is kept keeps the framework's tensor, here, as what is lent does."""
+    """Keeping an array keeps the framework's tensor alive, as lending it does."""
     with tmesh.cuda.empty(4096, "uint8") as whole:
         tensor = Foreign(whole.pointer + 1024)
         gone = weakref.ref(tensor)
@@ -229,7 +229,7 @@ def kept_of_a_framework():
 
 @test
 def without_the_producers_event():
-    """As in a container: with a stream it is refused, and who has seen to the order needs none."""
+    """As in a container: with a stream it is refused; a caller that orders its work itself needs no stream."""
     script = """
 import ctypes, sys
 import tmesh, tmesh.cuda
@@ -259,7 +259,7 @@ def host_memory_instead():
 
 @test
 def capsules():
-    """Without a framework: a capsule that nobody takes frees what it holds."""
+    """Without a framework: a capsule without a consumer frees its memory."""
     array = tmesh.cuda.empty(100, "uint8")
     pointer = array.pointer
     capsules = [array.__dlpack__(stream=-1), array.__dlpack__(stream=1, max_version=(1, 0))]
@@ -337,7 +337,7 @@ def frameworks_allocator():
 
 @test
 def by_dlpack():
-    """What has DLPack alone, as JAX's bfloat16 arrays."""
+    """A tensor that has DLPack alone, as JAX's bfloat16 arrays have."""
 
     class Tensor:
         def __init__(self, array):
@@ -367,7 +367,7 @@ def by_dlpack():
 
 @test
 def lent():
-    """An array in a framework's segment lives as long as somebody holds it, here or there."""
+    """An array in a framework's segment lives as long as a process holds it."""
     plugin = ctypes.CDLL("libtmesh-cuda-torch.so")
     plugin.tmesh_torch_malloc.restype = ctypes.c_void_p
     pointer = plugin.tmesh_torch_malloc(ctypes.c_ssize_t(1 << 20), 0, None)
@@ -416,7 +416,7 @@ def forked():
 
 
 def program(how, hook=True):
-    """What a program that cannot be changed says, with the hook and without."""
+    """The output of an unchanged program, with the hook and without it."""
     build = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build")
     env = {**os.environ, **({"LD_PRELOAD": f"{build}/libtmesh-cuda-hook.so"} if hook else {})}
     done = subprocess.run([f"{build}/tests/cuda/program", how], capture_output=True, text=True, check=True, env=env)
@@ -424,7 +424,7 @@ def program(how, hook=True):
 
 
 def once(plugin, pointer, foreign):
-    """What hands arrays over, and what refuses to."""
+    """Calls that hand arrays over, and calls that refuse to."""
     with tmesh.cuda.empty((2, 3), "int16") as array:
         repr((array, array.shape, array.strides, array.__cuda_array_interface__))
         array.touch()
@@ -456,7 +456,7 @@ class ByDlpack:
 
 @test
 def nothing_leaks():
-    """Neither Python's memory, nor descriptors, nor references on what every call uses."""
+    """No leak of Python's memory, of descriptors, or of references on the objects that every call uses."""
     plugin = ctypes.CDLL("libtmesh-cuda-torch.so")
     plugin.tmesh_torch_malloc.restype = ctypes.c_void_p
     pointer, foreign = plugin.tmesh_torch_malloc(ctypes.c_ssize_t(4096), 0, None), allocated()
@@ -466,7 +466,7 @@ def nothing_leaks():
         gc.collect()
         return [sys.getallocatedblocks(), len(os.listdir("/proc/self/fd")), *(sys.getrefcount(one) for one in kept)]
 
-    # Of a leak there is at least one for each round; what Python itself keeps ready is less.
+    # A leak leaves at least one object for each round. Python's own caches hold fewer.
     rounds, before = 300, None
     for turn in range(2 * rounds):
         if turn == rounds:
@@ -479,7 +479,7 @@ def nothing_leaks():
 
 @test
 def counted_and_trimmed():
-    """What is given back leaves its block to the process, until that is trimmed."""
+    """A released block stays with the process until the pool is trimmed."""
     gc.collect()
     tmesh.cuda.trim()
     before = tmesh.cuda.stats()
@@ -513,7 +513,7 @@ def bad_layouts():
 
 @test
 def threads():
-    """A call keeps what another thread releases meanwhile; one that waits lets the others run."""
+    """A call keeps an object that another thread releases meanwhile; a waiting call lets the others run."""
     array = tmesh.cuda.empty(100, "uint8")
     process = peer()
     ask(process, array.ref())
@@ -591,10 +591,40 @@ else:
 
 
 @test
+def capture_and_copy():
+    with tmesh.cuda.capturing(1):
+        tmesh.cuda.empty(10, "uint8", device=1, alone=True).release()
+        assert tmesh.cuda.stats(1)["bytes_waiting"] == 10
+    for _ in range(6000):
+        if tmesh.cuda.stats(1)["bytes_waiting"] == 0:
+            break
+        time.sleep(0.01)
+    assert tmesh.cuda.stats(1)["bytes_waiting"] == 0
+    raises(tmesh.Error, tmesh.cuda.capturing(7).__enter__, word="no GPU 7")
+    standin = ctypes.CDLL("libcuda.so.1")
+    tensor = tmesh.put([1.0, 2.0], seal=True)
+    standin.standin_set_up(b"without=read-only")
+    try:
+        raises(tmesh.UnsupportedError, tmesh.cuda.open, tensor.ref())
+        with tmesh.cuda.open(tensor.ref(), or_copy=True) as array:
+            assert array.kind == "staged"
+            array.stage()
+            raises(tmesh.Error, array.stage, back=True, word="for reading")
+    finally:
+        standin.standin_set_up(None)
+
+
+@test
 def hook():
     assert program("plain", hook=False) == ("0 0 0", "")
     assert program("plain") == ("0 shareable on 1 0 0", "")
     assert program("large") == ("2 0", "")
+    assert program("freeasync") == ("0 shareable on 1 0 0", "")
+    assert program("pitch") == ("0 pitch 1024 shareable on 1 0 0", "")
+    # The runtime's own call leaves a context current, and so does the hook's.
+    assert program("current") == ("0 then 0 shareable on 1 0 0", "")
+    out, said = program("managed")
+    assert out == "0 0 0" and "cudaMallocManaged() is not shareable" in said
     out, said = program("async")
     assert out == "0 0 0" and "cudaMallocAsync() is not shareable" in said
     os.environ["TMESH_STANDIN"] = "without=vmm"

@@ -8,12 +8,15 @@
  *
  *   devices=N       2 unless said
  *   mib=N           memory of each device, of which one process can have all; 256 unless said
+ *   pin=N           MiB from which on one call registers no memory; 512 GiB unless said
  *   version=N       as cuDriverGetVersion() gives; 13000 unless said
  *   without=NAME    vmm, rdma, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie,
- *                   peers, ipc-memory
- *   with=NAME       dma-buf-import, which only few platforms have
+ *                   peers, ipc-memory, prot-read, shm (others' events), events (none is left),
+ *                   nvml, persistence
+ *   with=NAME       dma-buf-import, which only few platforms have; host-page-tables; mig: all
+ *                   devices are instances of one GPU, whose UUID the older call gives
  *   node=PATH       a file in the place of the devices' nodes: without it there is no device, and
- *                   who may not open it gets no memory
+ *                   a process that may not open it gets no memory
  *   fail=SYMBOL/CODE/SKIP   as standin_fail()
  *
  * Device memory has one address in a process for all who may touch it. Which device may is kept
@@ -131,13 +134,15 @@ static void set_up_word(char *word)
 		standin.devices = atoi(value);
 	else if (!strcmp(word, "mib"))
 		standin.bytes = strtoull(value, NULL, 10) << 20;
+	else if (!strcmp(word, "pin"))
+		standin.pin_bytes = strtoull(value, NULL, 10) << 20;
 	else if (!strcmp(word, "version"))
 		standin.version = atoi(value);
 	else if (!strcmp(word, "without") && standin.without_count < STANDIN_WITHOUT)
 		snprintf(standin.without[standin.without_count++], sizeof(standin.without[0]), "%s",
 			 value);
-	else if (!strcmp(word, "with"))
-		standin.dmabuf_import = !strcmp(value, "dma-buf-import");
+	else if (!strcmp(word, "with") && standin.with_count < STANDIN_WITHOUT)
+		snprintf(standin.with[standin.with_count++], sizeof(standin.with[0]), "%s", value);
 	else if (!strcmp(word, "node"))
 		snprintf(standin.node, sizeof(standin.node), "%s", value);
 	else if (!strcmp(word, "fail") && sscanf(value, "%63[^/]/%d/%u", symbol, &code, &skip) == 3)
@@ -148,7 +153,8 @@ void standin_set_up(const char *words)
 {
 	char *copy = words ? strdup(words) : NULL, *rest = copy;
 
-	standin = (struct standin_setup){.devices = 2, .bytes = 256ull << 20, .version = 13000};
+	standin = (struct standin_setup){
+		.devices = 2, .bytes = 256ull << 20, .version = 13000, .pin_bytes = 512ull << 30};
 	for (char *word; (word = strsep(&rest, ",")) != NULL;)
 		set_up_word(word);
 	free(copy);
@@ -157,6 +163,14 @@ void standin_set_up(const char *words)
 __attribute__((constructor)) static void start(void)
 {
 	standin_set_up(getenv("TMESH_STANDIN"));
+}
+
+bool standin_with(const char *name)
+{
+	for (unsigned int i = 0; i < standin.with_count; i++)
+		if (!strcmp(standin.with[i], name))
+			return true;
+	return false;
 }
 
 bool standin_without(const char *name)
@@ -203,6 +217,12 @@ cu_result cuGetErrorName(cu_result code, const char **name)
 		{CU_NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED"},
 		{CU_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
 		{CU_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
+		{CU_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
+		{CU_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+		{CU_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+		{CU_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
+		{CU_CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT"},
+		{CU_CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"},
 		{CU_UNKNOWN, "CUDA_ERROR_UNKNOWN"},
 	};
 
@@ -265,6 +285,14 @@ cu_result cuDeviceGetUuid(struct cu_uuid *uuid, cu_device device)
 {
 	ENTER("cuDeviceGetUuid");
 	memset(uuid, 0x5a, sizeof(*uuid));
+	uuid->bytes[15] = standin_with("mig") ? 0 : (unsigned char)device;
+	return CU_OK;
+}
+
+cu_result cuDeviceGetUuid_v2(struct cu_uuid *uuid, cu_device device)
+{
+	ENTER("cuDeviceGetUuid_v2");
+	memset(uuid, 0x5a, sizeof(*uuid));
 	uuid->bytes[15] = (unsigned char)device;
 	return CU_OK;
 }
@@ -283,6 +311,9 @@ cu_result cuDeviceGetAttribute(int *value, int attribute, cu_device device)
 	case CU_ATTR_UNIFIED_ADDRESSING:
 	case CU_ATTR_HOST_POINTER:
 		*value = 1;
+		return CU_OK;
+	case CU_ATTR_HOST_PAGE_TABLES:
+		*value = standin_with("host-page-tables");
 		return CU_OK;
 	case CU_ATTR_HOST_REGISTER:
 		*value = !standin_without("host-register");
@@ -323,6 +354,11 @@ static cu_context context_of(int device)
 	return (cu_context)&primary[device];
 }
 
+cu_context standin_context_of(int device)
+{
+	return context_of(device);
+}
+
 static int device_of(cu_context context)
 {
 	for (int i = 0; i < standin.devices; i++)
@@ -331,12 +367,12 @@ static int device_of(cu_context context)
 	return -1;
 }
 
-/* One that was destroyed and is retained anew has the same address, and another number. */
+/* A context that was destroyed and is retained anew has the same address, and another number. */
 cu_result cuDevicePrimaryCtxRetain(cu_context *context, cu_device device)
 {
 	static unsigned long long contexts;
 
-	ENTER("cuDevicePrimaryCtxRetain");
+	UNSAFE("cuDevicePrimaryCtxRetain");
 	if (no_device(device))
 		return CU_INVALID_DEVICE;
 	pthread_mutex_lock(&standin_lock);
@@ -359,8 +395,8 @@ cu_result cuDevicePrimaryCtxGetState(cu_device device, unsigned int *flags, int 
 	return CU_OK;
 }
 
-/* The last one destroys the context; what it had stays here, so that who has forgotten it is seen.
- */
+/* The last release destroys the context. Its objects stay here, so that a forgotten release is
+ * seen. */
 cu_result cuDevicePrimaryCtxRelease_v2(cu_device device)
 {
 	cu_result rc = CU_INVALID_CONTEXT;
@@ -435,7 +471,7 @@ static bool overlaps(const void *a, size_t a_bytes, const void *b, size_t b_byte
 	       (const char *)b < (const char *)a + a_bytes;
 }
 
-/* May all of it be touched so? What is not mapped may not. */
+/* Return whether the whole range is mapped for this access. */
 static bool mapped(const void *addr, size_t bytes, bool write)
 {
 	const char *at = addr, *end = at + bytes;
@@ -461,12 +497,16 @@ cu_result cuMemHostRegister_v2(void *addr, size_t bytes, unsigned int flags)
 	cu_result rc = CU_OUT_OF_MEMORY;
 	int free_one = -1;
 
-	ENTER("cuMemHostRegister_v2");
+	UNSAFE("cuMemHostRegister_v2");
 	NEED_CONTEXT();
 	if (standin_without("host-register") || (read_only && standin_without("read-only")))
 		return CU_NOT_SUPPORTED;
-	if (!bytes || !mapped(addr, bytes, !read_only))
+	if (!bytes || !mapped(addr, bytes, !read_only && !standin_with("host-page-tables")))
 		return CU_INVALID_VALUE;
+	/* The driver's table of the pages must be less than 2 GiB. */
+	if (bytes >= standin.pin_bytes)
+		return CU_OUT_OF_MEMORY;
+	read_only |= !mapped(addr, bytes, true);
 	pthread_mutex_lock(&standin_lock);
 	for (int i = 0; i < STANDIN_MAX; i++) {
 		if (!registered[i].addr) {
@@ -492,7 +532,7 @@ cu_result cuMemHostUnregister(void *addr)
 {
 	cu_result rc = CU_HOST_NOT_REGISTERED;
 
-	ENTER("cuMemHostUnregister");
+	UNSAFE("cuMemHostUnregister");
 	NEED_CONTEXT();
 	pthread_mutex_lock(&standin_lock);
 	for (int i = 0; i < STANDIN_MAX; i++) {

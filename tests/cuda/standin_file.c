@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * The files that stand for physical memory: memfds, or with TMESH_STANDIN_FILES=vgem files of a
- * character device, as a driver's exports are, and as the module takes them: files of vgem, whose
- * memory belongs to the file, and is to be had by whoever has it. The device's number is in a
- * memfd's name, and in a page behind what vgem's file has for use.
+ * The files that stand for physical memory are memfds. With TMESH_STANDIN_FILES=vgem they are files
+ * of a character device, as a driver's exports are and as the module expects them. A vgem file owns
+ * its memory, and every holder of the file can map it. The device's number is in a memfd's name,
+ * and in a page behind the usable part of a vgem file.
  */
 #include "standin_memory.h"
 
@@ -75,7 +75,7 @@ static int vgem_open(void)
 	return -1;
 }
 
-/* Of a file that vgem_new() made, in which the memory is the first thing, or -1. */
+/* Return where the memory of a file of vgem_new() begins, or -1 for another file. */
 static off_t vgem_offset(int fd)
 {
 	struct drm_mode_map_dumb map = {.handle = 1};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* What tests/gpu calls of the driver itself, so that those tests run on the stand-in as well, and
- * what libtmesh-cuda fills memory with. */
+/* The driver's calls that tests/gpu makes itself, so that those tests run on the stand-in as well,
+ * and the calls that libtmesh-cuda fills memory with. */
 #include "standin_internal.h"
 
 #include <stdlib.h>
@@ -21,6 +21,37 @@ cu_result cuLaunchKernel(cu_function function, unsigned int grid_x, unsigned int
 			 unsigned int grid_z, unsigned int block_x, unsigned int block_y,
 			 unsigned int block_z, unsigned int shared, cu_stream stream, void **params,
 			 void **extra);
+
+/* NVML's part. */
+
+int nvmlInit_v2(void);
+int nvmlShutdown(void);
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device);
+int nvmlDeviceGetPersistenceMode(void *device, int *mode);
+
+int nvmlInit_v2(void)
+{
+	return standin_without("nvml") ? 9 : 0;
+}
+
+int nvmlShutdown(void)
+{
+	return 0;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device)
+{
+	const char *start = "GPU-5a5a5a5a-5a5a-5a5a-5a5a-5a5a5a5a5a";
+
+	*device = NULL;
+	return strncmp(uuid, start, strlen(start)) ? 6 : 0;
+}
+
+int nvmlDeviceGetPersistenceMode(void *device, int *mode)
+{
+	*mode = !standin_without("persistence");
+	return 0;
+}
 
 cu_result cuDevicePrimaryCtxReset_v2(cu_device device)
 {
@@ -45,11 +76,15 @@ static void fill(void *data)
 cu_result cuMemsetD8Async(cu_ptr at, unsigned char value, size_t bytes, cu_stream stream)
 {
 	struct fill *what;
+	cu_result rc;
 
 	ENTER("cuMemsetD8Async");
 	NEED_CONTEXT();
 	if (!standin_may_access(standin_current(), at, bytes, true))
 		return CU_INVALID_VALUE;
+	rc = standin_usable(stream);
+	if (rc)
+		return rc;
 	what = malloc(sizeof(*what));
 	*what = (struct fill){.at = at, .bytes = bytes, .value = value};
 	return cuLaunchHostFunc(stream, fill, what);

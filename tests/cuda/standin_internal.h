@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of the stand-in driver share. */
+/* Declarations that the files of the stand-in driver share. */
 #ifndef TMESH_STANDIN_INTERNAL_H
 #define TMESH_STANDIN_INTERNAL_H
 
@@ -16,12 +16,13 @@
 
 struct standin_setup {
 	int devices;
-	unsigned long long bytes;
+	unsigned long long bytes, pin_bytes;
 	int version;
-	bool dmabuf_import;
 	char node[256];
 	unsigned int without_count;
-	char without[STANDIN_WITHOUT][16];
+	char without[STANDIN_WITHOUT][24];
+	unsigned int with_count;
+	char with[STANDIN_WITHOUT][24];
 };
 extern struct standin_setup standin;
 extern pthread_mutex_t standin_lock;
@@ -32,13 +33,15 @@ CU_FUNCTIONS_NEWER(CU_DECLARE)
 #undef CU_DECLARE
 
 /* Called by tests alone. */
-cu_result cuStreamCreate(cu_stream *out, unsigned int flags);
-cu_result cuStreamDestroy_v2(cu_stream stream);
+cu_result cuStreamBeginCapture_v2(cu_stream stream, int mode);
+cu_result cuStreamEndCapture(cu_stream stream, void **graph);
+cu_result cuMemcpyHtoD_v2(cu_ptr to, const void *from, size_t bytes);
+cu_result cuMemcpyDtoH_v2(void *to, cu_ptr from, size_t bytes);
 cu_result cuStreamQuery(cu_stream stream);
 cu_result cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 cu_result cuLaunchHostFunc(cu_stream stream, void (*call)(void *data), void *data);
 
-/* Count the call, and let it fail when it is to. */
+/* Count the call, and let it fail if a test has asked for that. */
 int standin_enter(const char *symbol);
 #define ENTER(symbol)                              \
 	do {                                       \
@@ -50,11 +53,12 @@ int standin_enter(const char *symbol);
 
 bool standin_may_access(int device, unsigned long long ptr, size_t bytes, bool write);
 bool standin_without(const char *name);
-/* CU_NOT_PERMITTED to whom the devices' node does not let in. */
+bool standin_with(const char *name);
+/* Return CU_NOT_PERMITTED to a process that the devices' node does not let in. */
 cu_result standin_permitted(void);
-/* Device of this thread's context, which need not be active; -1 when it has none. */
+/* Return the device of this thread's context, which need not be active; -1 when it has none. */
 int standin_current(void);
-/* What calls say that need a context, and find none or a destroyed one. */
+/* Return the error of a call that needs a context and finds none, or finds a destroyed one. */
 cu_result standin_context(void);
 #define NEED_CONTEXT()                               \
 	do {                                         \
@@ -63,9 +67,24 @@ cu_result standin_context(void);
 		if (none_)                           \
 			return none_;                \
 	} while (0)
-/* All of it is registered host memory that a device may touch so. */
+/* Check a call that a capture forbids, unless this thread's mode is relaxed. It breaks the
+ * captures. */
+cu_result standin_unsafe(void);
+#define UNSAFE(symbol)                  \
+	do {                            \
+		cu_result no_;          \
+                                        \
+		ENTER(symbol);          \
+		no_ = standin_unsafe(); \
+		if (no_)                \
+			return no_;     \
+	} while (0)
+/* Work on a stream: the legacy default stream waits for blocking streams, which may capture. */
+cu_result standin_usable(cu_stream stream);
+cu_context standin_context_of(int device);
+/* Return whether all of it is registered host memory that a device may touch in this way. */
 bool standin_host(const void *addr, size_t bytes, bool write);
-/* What the device's context had goes with it. Under the lock. */
+/* Drop the memory that belonged to the device's context. Call it under the lock. */
 void standin_reset_memory(int device);
 void standin_reset_streams(int device);
 unsigned long standin_live_memory(void);
@@ -80,8 +99,8 @@ standin_access_fn standin_access;
 standin_reset_fn standin_reset;
 
 /*
- * What an IPC handle says: where its maker keeps the memory. The real ones are the driver's
- * secret; like them these end with the maker.
+ * An IPC handle: the place where its maker keeps the memory. Real handles are opaque; like them
+ * these end with their maker.
  */
 struct standin_ipc {
 	uint32_t magic;
@@ -93,7 +112,7 @@ struct standin_ipc {
 };
 #define STANDIN_IPC_MEM 0x4d504953u
 #define STANDIN_IPC_EVENT 0x45504953u
-/* A descriptor of what the handle names, or -1. */
+/* Return a descriptor of the handle's memory, or -1. */
 int standin_ipc_open(const struct standin_ipc *ipc, uint32_t magic);
 void standin_ipc_fill(struct cu_ipc_handle *handle, uint32_t magic, int fd, int device,
 		      uint64_t bytes);

@@ -87,7 +87,7 @@ static struct physical *physical_of(cu_mem handle)
 	return &physical[handle - 1];
 }
 
-/* @fd is whoever's it is made for. */
+/* @fd goes to the new memory on success, and stays with the caller on an error. */
 static cu_result physical_of_file(int fd, struct physical **out)
 {
 	struct standin_file file;
@@ -170,7 +170,7 @@ cu_result cuMemCreate(cu_mem *mem, size_t bytes, const struct cu_alloc_prop *pro
 	struct physical *memory;
 	cu_result rc;
 
-	ENTER("cuMemCreate");
+	UNSAFE("cuMemCreate");
 	rc = check_prop(prop);
 	if (!rc && (!bytes || bytes % STANDIN_GRANULE))
 		rc = CU_INVALID_VALUE;
@@ -192,7 +192,7 @@ cu_result cuMemRelease(cu_mem mem)
 	struct physical *memory;
 	cu_result rc = CU_INVALID_VALUE;
 
-	ENTER("cuMemRelease");
+	UNSAFE("cuMemRelease");
 	pthread_mutex_lock(&standin_lock);
 	memory = physical_of(mem);
 	if (memory) {
@@ -204,17 +204,33 @@ cu_result cuMemRelease(cu_mem mem)
 	return rc;
 }
 
+cu_result cuMemRetainAllocationHandle(cu_mem *mem, void *addr)
+{
+	struct range *range;
+
+	UNSAFE("cuMemRetainAllocationHandle");
+	pthread_mutex_lock(&standin_lock);
+	range = standin_range_with(standin_is_memory, (cu_ptr)addr, 1);
+	if (range && range->kind == MAPPED) {
+		range->of->handles++;
+		*mem = (cu_mem)(range->of - physical) + 1;
+	}
+	pthread_mutex_unlock(&standin_lock);
+	return range && range->kind == MAPPED ? CU_OK : CU_INVALID_VALUE;
+}
+
 cu_result cuMemExportToShareableHandle(void *handle, cu_mem mem, int type, unsigned long long flags)
 {
 	struct physical *memory;
 	cu_result rc = CU_INVALID_VALUE;
 
-	ENTER("cuMemExportToShareableHandle");
+	UNSAFE("cuMemExportToShareableHandle");
 	pthread_mutex_lock(&standin_lock);
 	memory = physical_of(mem);
-	/* What a handle can become was said when the memory was made. */
+	/* The maker of the memory chose which handles it can become. */
 	if (memory && memory->exportable && type == CU_HANDLE_POSIX_FD) {
-		*(int *)handle = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
+		/* The driver makes no promise of FD_CLOEXEC. */
+		*(int *)handle = dup(memory->fd);
 		rc = *(int *)handle < 0 ? CU_OPERATING_SYSTEM : CU_OK;
 	}
 	pthread_mutex_unlock(&standin_lock);
@@ -226,7 +242,7 @@ cu_result cuMemImportFromShareableHandle(cu_mem *mem, void *handle, int type)
 	struct physical *memory;
 	cu_result rc;
 
-	ENTER("cuMemImportFromShareableHandle");
+	UNSAFE("cuMemImportFromShareableHandle");
 	if (type != CU_HANDLE_POSIX_FD)
 		return CU_INVALID_VALUE;
 	if (standin_without("posix-fd"))
@@ -248,7 +264,7 @@ cu_result cuMemAddressReserve(cu_ptr *ptr, size_t bytes, size_t alignment, cu_pt
 	char *at;
 	cu_result rc = CU_OK;
 
-	ENTER("cuMemAddressReserve");
+	UNSAFE("cuMemAddressReserve");
 	if (!bytes || bytes % STANDIN_GRANULE || (alignment & (alignment - 1)))
 		return CU_INVALID_VALUE;
 	/* At a multiple of the granule, as the driver's are. */
@@ -281,7 +297,7 @@ cu_result cuMemAddressFree(cu_ptr ptr, size_t bytes)
 	cu_result rc = CU_INVALID_VALUE;
 	struct range *range;
 
-	ENTER("cuMemAddressFree");
+	UNSAFE("cuMemAddressFree");
 	pthread_mutex_lock(&standin_lock);
 	range = range_at(RESERVED, ptr);
 	if (range && range->bytes == bytes && !has_mapping(range)) {
@@ -299,7 +315,7 @@ cu_result cuMemMap(cu_ptr ptr, size_t bytes, size_t offset, cu_mem mem, unsigned
 	cu_result rc = CU_INVALID_VALUE;
 	struct range *range;
 
-	ENTER("cuMemMap");
+	UNSAFE("cuMemMap");
 	pthread_mutex_lock(&standin_lock);
 	memory = physical_of(mem);
 	if (memory && offset == 0 && bytes == memory->bytes && !flags &&
@@ -316,7 +332,7 @@ cu_result cuMemMap(cu_ptr ptr, size_t bytes, size_t offset, cu_mem mem, unsigned
 	return rc;
 }
 
-/* Touching what is not mapped must fail, and its address must not be given to others. */
+/* An access to unmapped memory must fail, and no other mapping may get its address. */
 static void leave_hole(struct range *range)
 {
 	mmap(range->at, range->bytes, PROT_NONE,
@@ -335,7 +351,7 @@ cu_result cuMemUnmap(cu_ptr ptr, size_t bytes)
 	cu_result rc = CU_INVALID_VALUE;
 	struct range *range;
 
-	ENTER("cuMemUnmap");
+	UNSAFE("cuMemUnmap");
 	pthread_mutex_lock(&standin_lock);
 	range = range_at(MAPPED, ptr);
 	if (range && range->bytes == bytes) {
@@ -347,7 +363,7 @@ cu_result cuMemUnmap(cu_ptr ptr, size_t bytes)
 	return rc;
 }
 
-/* The process's one mapping allows what any device may; which one may is kept beside. */
+/* The process's one mapping has the rights of all devices; each device's rights are kept beside. */
 static cu_result map_file(struct range *range, int fixed)
 {
 	int prot = PROT_NONE;
@@ -368,7 +384,7 @@ cu_result cuMemSetAccess(cu_ptr ptr, size_t bytes, const struct cu_access *acces
 	cu_result rc = CU_INVALID_VALUE;
 	struct range *range;
 
-	ENTER("cuMemSetAccess");
+	UNSAFE("cuMemSetAccess");
 	pthread_mutex_lock(&standin_lock);
 	range = range_at(MAPPED, ptr);
 	if (range && range->bytes == bytes && count) {
@@ -377,6 +393,8 @@ cu_result cuMemSetAccess(cu_ptr ptr, size_t bytes, const struct cu_access *acces
 			if (access[i].location.type != CU_LOCATION_DEVICE ||
 			    access[i].location.id < 0 || access[i].location.id >= standin.devices)
 				rc = CU_INVALID_DEVICE;
+			else if (access[i].flags == CU_ACCESS_READ && standin_without("prot-read"))
+				rc = CU_INVALID_VALUE;
 			else
 				range->access[access[i].location.id] = access[i].flags;
 		}
@@ -414,7 +432,7 @@ cu_result cuMemAlloc_v2(cu_ptr *ptr, size_t bytes)
 	struct physical *memory;
 	cu_result rc;
 
-	ENTER("cuMemAlloc_v2");
+	UNSAFE("cuMemAlloc_v2");
 	NEED_CONTEXT();
 	if (!bytes)
 		return CU_INVALID_VALUE;
@@ -447,7 +465,7 @@ cu_result cuMemFree_v2(cu_ptr ptr)
 {
 	cu_result rc;
 
-	ENTER("cuMemFree_v2");
+	UNSAFE("cuMemFree_v2");
 	rc = standin_end_whole(WHOLE, ptr);
 	return rc ? standin_end_whole(EXTERNAL, ptr) : rc;
 }
@@ -526,19 +544,71 @@ bool standin_access(int device, unsigned long long ptr, void *data, size_t bytes
 	return true;
 }
 
+/* Tests alone call it: on the legacy default stream, and waited for. */
+
 cu_result cuMemcpyHtoD_v2(cu_ptr to, const void *from, size_t bytes)
 {
-	ENTER("cuMemcpyHtoD_v2");
+	cu_result rc = standin_unsafe();
+
 	NEED_CONTEXT();
+	rc = rc ? rc : standin_usable(NULL);
+	if (rc)
+		return rc;
 	return standin_access(standin_current(), to, (void *)from, bytes, true) ? CU_OK
 										: CU_INVALID_VALUE;
 }
 
 cu_result cuMemcpyDtoH_v2(void *to, cu_ptr from, size_t bytes)
 {
-	ENTER("cuMemcpyDtoH_v2");
+	cu_result rc = standin_unsafe();
+
 	NEED_CONTEXT();
+	rc = rc ? rc : standin_usable(NULL);
+	if (rc)
+		return rc;
 	return standin_access(standin_current(), from, to, bytes, false) ? CU_OK : CU_INVALID_VALUE;
+}
+
+struct copy {
+	void *to;
+	const void *from;
+	size_t bytes;
+};
+
+static void copy(void *data)
+{
+	struct copy *what = data;
+
+	memcpy(what->to, what->from, what->bytes);
+	free(what);
+}
+
+static cu_result copy_on(cu_stream stream, void *to, const void *from, size_t bytes, cu_ptr device,
+			 bool write)
+{
+	struct copy *what;
+	cu_result rc = standin_usable(stream);
+
+	NEED_CONTEXT();
+	if (rc)
+		return rc;
+	if (!standin_may_access(standin_current(), device, bytes, write))
+		return CU_INVALID_VALUE;
+	what = malloc(sizeof(*what));
+	*what = (struct copy){.to = to, .from = from, .bytes = bytes};
+	return cuLaunchHostFunc(stream, copy, what);
+}
+
+cu_result cuMemcpyHtoDAsync_v2(cu_ptr to, const void *from, size_t bytes, cu_stream stream)
+{
+	ENTER("cuMemcpyHtoDAsync_v2");
+	return copy_on(stream, (void *)to, from, bytes, to, true);
+}
+
+cu_result cuMemcpyDtoHAsync_v2(void *to, cu_ptr from, size_t bytes, cu_stream stream)
+{
+	ENTER("cuMemcpyDtoHAsync_v2");
+	return copy_on(stream, to, (const void *)from, bytes, from, false);
 }
 
 void standin_reset_memory(int device)

@@ -8,8 +8,8 @@
 
 #include "standin_internal.h"
 
-/* Physical memory. Handles are its places here, from 1. It goes when nobody has a handle or a
- * mapping of it; the file goes with the last process. */
+/* Physical memory. Handles are its places here, from 1. It goes with its last handle or mapping;
+ * the file goes with the last process. */
 struct physical {
 	int fd;
 	off_t offset;
@@ -45,7 +45,8 @@ struct range *standin_range_with(bool (*is)(enum kind kind), cu_ptr ptr, size_t 
 bool standin_is_memory(enum kind kind);
 struct physical *standin_physical_new(int fd, int device, size_t bytes);
 void standin_physical_drop(struct physical *memory);
-/* What stands for physical memory: a new file, or -1; and what one is, if it is one. */
+/* A file that stands for physical memory: make one, or -1; and read a file's properties, if it is
+ * one. */
 struct standin_file {
 	int device;
 	size_t bytes;
@@ -53,7 +54,7 @@ struct standin_file {
 };
 int standin_file_new(int device, size_t bytes, bool exportable);
 bool standin_file_look(int fd, struct standin_file *file);
-/* Memory of another process, by a file of ours; map all of it; end that. */
+/* Memory of another process, by a file of this one: map all of it; end that. */
 cu_result standin_adopt(int fd, struct physical **out);
 cu_result standin_whole(enum kind kind, struct physical *memory, int device, cu_ptr *ptr);
 cu_result standin_end_whole(enum kind kind, cu_ptr ptr);

@@ -64,7 +64,7 @@ cu_result cuIpcOpenMemHandle_v2(cu_ptr *ptr, struct cu_ipc_handle handle, unsign
 	cu_result rc;
 	int fd;
 
-	ENTER("cuIpcOpenMemHandle_v2");
+	UNSAFE("cuIpcOpenMemHandle_v2");
 	NEED_CONTEXT();
 	if (flags != CU_IPC_LAZY_ENABLE_PEER_ACCESS)
 		return CU_INVALID_VALUE;
@@ -85,7 +85,7 @@ cu_result cuIpcOpenMemHandle_v2(cu_ptr *ptr, struct cu_ipc_handle handle, unsign
 
 cu_result cuIpcCloseMemHandle(cu_ptr ptr)
 {
-	ENTER("cuIpcCloseMemHandle");
+	UNSAFE("cuIpcCloseMemHandle");
 	return standin_end_whole(OPENED, ptr);
 }
 
@@ -93,10 +93,7 @@ cu_result cuIpcCloseMemHandle(cu_ptr ptr)
 
 static int udmabuf(int fd, size_t offset, size_t bytes)
 {
-	struct udmabuf_create create = {.memfd = (uint32_t)fd,
-					.flags = UDMABUF_FLAGS_CLOEXEC,
-					.offset = offset,
-					.size = bytes};
+	struct udmabuf_create create = {.memfd = (uint32_t)fd, .offset = offset, .size = bytes};
 	int device = open("/dev/udmabuf", O_RDWR | O_CLOEXEC);
 	int made = device < 0 ? -1 : ioctl(device, UDMABUF_CREATE, &create);
 
@@ -121,9 +118,10 @@ cu_result cuMemGetHandleForAddressRange(void *handle, cu_ptr ptr, size_t bytes, 
 	pthread_mutex_lock(&standin_lock);
 	range = standin_range_with(standin_is_memory, ptr, bytes);
 	if (range) {
+		/* The driver makes no promise of FD_CLOEXEC. */
 		fd = udmabuf(range->of->fd, ptr - (uintptr_t)range->at, bytes);
 		if (fd < 0)
-			fd = fcntl(range->of->fd, F_DUPFD_CLOEXEC, 0);
+			fd = dup(range->of->fd);
 		rc = fd < 0 ? CU_OPERATING_SYSTEM : CU_OK;
 		*(int *)handle = fd;
 	}
@@ -154,10 +152,10 @@ cu_result cuImportExternalMemory(cu_external *external, const struct cu_external
 	struct physical *memory;
 	cu_result rc;
 
-	ENTER("cuImportExternalMemory");
+	UNSAFE("cuImportExternalMemory");
 	NEED_CONTEXT();
 	if (desc->type != CU_EXTERNAL_OPAQUE_FD &&
-	    (desc->type != CU_EXTERNAL_DMABUF_FD || !standin.dmabuf_import))
+	    (desc->type != CU_EXTERNAL_DMABUF_FD || !standin_with("dma-buf-import")))
 		return CU_NOT_SUPPORTED;
 	pthread_mutex_lock(&standin_lock);
 	rc = desc->type == CU_EXTERNAL_OPAQUE_FD ? standin_adopt(desc->handle.fd, &memory)
@@ -183,7 +181,7 @@ cu_result cuExternalMemoryGetMappedBuffer(cu_ptr *ptr, cu_external external,
 	struct physical *memory = (struct physical *)external;
 	cu_result rc = CU_INVALID_VALUE;
 
-	ENTER("cuExternalMemoryGetMappedBuffer");
+	UNSAFE("cuExternalMemoryGetMappedBuffer");
 	NEED_CONTEXT();
 	pthread_mutex_lock(&standin_lock);
 	if (range->offset == 0 && range->size <= memory->bytes)
@@ -197,7 +195,7 @@ cu_result cuDestroyExternalMemory(cu_external external)
 {
 	struct physical *memory = (struct physical *)external;
 
-	ENTER("cuDestroyExternalMemory");
+	UNSAFE("cuDestroyExternalMemory");
 	pthread_mutex_lock(&standin_lock);
 	if (!memory->handles)
 		abort();

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 /*
  * The stand-in driver's streams and events. A stream is a thread that works off a list; stream 0
- * is done with its work at once. An event is two numbers in shared memory: how often it was
- * recorded, and how much of that its streams have reached; so other processes can wait for it.
+ * finishes its work at once. An event is two numbers in shared memory: how often it was recorded,
+ * and how many of those its streams have reached. Other processes can therefore wait for it.
+ *
+ * A stream that captures makes no graph, and forgets the work queued there. A call that the driver
+ * forbids meanwhile fails and breaks the capture, as the driver documents it.
  */
 #include "standin_internal.h"
 
@@ -24,7 +27,8 @@ struct CUevent_st {
 	int fd; /* INTERPROCESS: of its memory */
 	int device;
 	bool interprocess;
-	bool gone; /* with its context */
+	bool captured; /* it was recorded last on a stream that captures */
+	bool gone;     /* with its context */
 };
 
 struct work {
@@ -43,11 +47,14 @@ struct CUstream_st {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	struct work *first, **last;
-	bool busy, stop;
+	bool busy, stop, blocking, gone;
+	int capture, capture_mode;
+	pthread_t capturer;
 };
 
 static struct CUstream_st *streams;
 static struct CUevent_st *events;
+static __thread int mode = CU_CAPTURE_MODE_GLOBAL;
 
 static void rest(void)
 {
@@ -129,13 +136,127 @@ static void drain(cu_stream stream)
 	pthread_mutex_unlock(&stream->lock);
 }
 
+/* Captures. */
+
+static bool captures(cu_stream stream)
+{
+	return !is_default(stream) && stream->capture != CU_CAPTURE_NONE;
+}
+
+static cu_result break_capture(cu_stream stream, cu_result rc)
+{
+	stream->capture = CU_CAPTURE_BROKEN;
+	return rc;
+}
+
+cu_result cuThreadExchangeStreamCaptureMode(int *other)
+{
+	int before = mode;
+
+	ENTER("cuThreadExchangeStreamCaptureMode");
+	mode = *other;
+	*other = before;
+	return CU_OK;
+}
+
+static bool forbids(cu_stream stream)
+{
+	if (stream->capture == CU_CAPTURE_NONE || stream->capture_mode == CU_CAPTURE_MODE_RELAXED)
+		return false;
+	return pthread_equal(stream->capturer, pthread_self()) ||
+	       (mode == CU_CAPTURE_MODE_GLOBAL && stream->capture_mode == CU_CAPTURE_MODE_GLOBAL);
+}
+
+/* Break each capture that @is true of. */
+static cu_result break_all(bool (*is)(cu_stream stream), cu_result code)
+{
+	cu_result rc = CU_OK;
+
+	pthread_mutex_lock(&standin_lock);
+	for (cu_stream stream = streams; stream; stream = stream->next)
+		if (is(stream))
+			rc = break_capture(stream, code);
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result standin_unsafe(void)
+{
+	return mode == CU_CAPTURE_MODE_RELAXED ? CU_OK : break_all(forbids, CU_CAPTURE_UNSUPPORTED);
+}
+
+static bool captures_here(cu_stream stream)
+{
+	return stream->device == standin_current() && captures(stream);
+}
+
+static bool blocks_here(cu_stream stream)
+{
+	return captures_here(stream) && stream->blocking;
+}
+
+cu_result standin_usable(cu_stream stream)
+{
+	if (!is_default(stream))
+		return stream->device == standin_current() ? CU_OK : CU_INVALID_HANDLE;
+	return stream == CU_STREAM_PER_THREAD ? CU_OK : break_all(blocks_here, CU_CAPTURE_IMPLICIT);
+}
+
+cu_result cuStreamIsCapturing(cu_stream stream, int *status)
+{
+	cu_result rc = CU_OK;
+
+	ENTER("cuStreamIsCapturing");
+	*status = is_default(stream) ? CU_CAPTURE_NONE : stream->capture;
+	pthread_mutex_lock(&standin_lock);
+	for (cu_stream other = streams; other && (uintptr_t)stream < 2; other = other->next)
+		if (blocks_here(other))
+			rc = CU_CAPTURE_IMPLICIT;
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
+
+cu_result cuStreamGetCtx(cu_stream stream, cu_context *context)
+{
+	ENTER("cuStreamGetCtx");
+	*context = standin_context_of(is_default(stream) ? standin_current() : stream->device);
+	return CU_OK;
+}
+
 /* Called by tests alone. */
+
+cu_result cuStreamBeginCapture_v2(cu_stream stream, int capture_mode)
+{
+	if (is_default(stream) || stream->capture)
+		return CU_INVALID_VALUE;
+	pthread_mutex_lock(&standin_lock);
+	stream->capture_mode = capture_mode;
+	stream->capturer = pthread_self();
+	stream->capture = CU_CAPTURE_ACTIVE;
+	pthread_mutex_unlock(&standin_lock);
+	return CU_OK;
+}
+
+cu_result cuStreamEndCapture(cu_stream stream, void **graph)
+{
+	cu_result rc;
+
+	*graph = NULL;
+	pthread_mutex_lock(&standin_lock);
+	rc = stream->capture == CU_CAPTURE_ACTIVE ? CU_OK : CU_CAPTURE_INVALIDATED;
+	stream->capture = CU_CAPTURE_NONE;
+	pthread_mutex_unlock(&standin_lock);
+	return rc;
+}
 
 cu_result cuStreamCreate(cu_stream *out, unsigned int flags)
 {
-	cu_stream stream = calloc(1, sizeof(*stream));
+	cu_stream stream;
 
+	ENTER("cuStreamCreate");
 	NEED_CONTEXT();
+	stream = calloc(1, sizeof(*stream));
+	stream->blocking = !(flags & CU_NON_BLOCKING);
 	stream->device = standin_current();
 	stream->last = &stream->first;
 	pthread_mutex_init(&stream->lock, NULL);
@@ -153,6 +274,9 @@ cu_result cuStreamDestroy_v2(cu_stream stream)
 {
 	cu_stream *at = &streams;
 
+	ENTER("cuStreamDestroy_v2");
+	if (stream->gone)
+		abort();
 	pthread_mutex_lock(&standin_lock);
 	while (*at != stream)
 		at = &(*at)->next;
@@ -167,6 +291,7 @@ cu_result cuStreamDestroy_v2(cu_stream stream)
 	return CU_OK;
 }
 
+/* Called by tests alone. */
 cu_result cuStreamQuery(cu_stream stream)
 {
 	bool busy;
@@ -179,6 +304,10 @@ cu_result cuStreamQuery(cu_stream stream)
 
 cu_result cuLaunchHostFunc(cu_stream stream, void (*call)(void *data), void *data)
 {
+	cu_result rc = standin_usable(stream);
+
+	if (rc)
+		return rc;
 	add(stream, (struct work){.call = call, .data = data});
 	return CU_OK;
 }
@@ -186,8 +315,13 @@ cu_result cuLaunchHostFunc(cu_stream stream, void (*call)(void *data), void *dat
 cu_result cuStreamSynchronize(cu_stream stream)
 {
 	ENTER("cuStreamSynchronize");
-	if (!is_default(stream))
-		drain(stream);
+	if (is_default(stream))
+		return standin_usable(stream);
+	if (stream->gone)
+		abort();
+	if (captures(stream))
+		return break_capture(stream, CU_CAPTURE_UNSUPPORTED);
+	drain(stream);
 	return CU_OK;
 }
 
@@ -195,9 +329,13 @@ cu_result cuCtxSynchronize(void)
 {
 	cu_stream all[64];
 	int count = 0;
+	cu_result rc;
 
 	ENTER("cuCtxSynchronize");
 	NEED_CONTEXT();
+	rc = break_all(captures_here, CU_CAPTURE_UNSUPPORTED);
+	if (rc)
+		return rc;
 	pthread_mutex_lock(&standin_lock);
 	for (cu_stream stream = streams; stream && count < 64; stream = stream->next)
 		if (stream->device == standin_current())
@@ -235,6 +373,8 @@ cu_result cuEventCreate(cu_event *event, unsigned int flags)
 		return CU_INVALID_VALUE;
 	if (interprocess && standin_without("ipc-event"))
 		return CU_NOT_SUPPORTED;
+	if (interprocess && standin_without("events"))
+		return CU_OUT_OF_MEMORY;
 	fd = memfd_create("standin-event", MFD_CLOEXEC);
 	if (fd < 0 || ftruncate(fd, sizeof(struct cell)))
 		return CU_OPERATING_SYSTEM;
@@ -247,7 +387,7 @@ static void look_at(cu_event event)
 		abort();
 }
 
-/* Work that still speaks of it keeps it in the driver; here its memory stays mapped. */
+/* Queued work that names the event keeps it in the driver; here its memory stays mapped. */
 cu_result cuEventDestroy_v2(cu_event event)
 {
 	cu_event *at = &events;
@@ -266,8 +406,20 @@ cu_result cuEventDestroy_v2(cu_event event)
 
 cu_result cuEventRecord(cu_event event, cu_stream stream)
 {
+	cu_result rc;
+
 	ENTER("cuEventRecord");
 	look_at(event);
+	rc = standin_usable(stream);
+	if (!is_default(stream) && stream->device != event->device)
+		rc = CU_INVALID_HANDLE;
+	else if (captures(stream) && event->interprocess)
+		rc = break_capture(stream, CU_CAPTURE_UNSUPPORTED);
+	if (rc)
+		return rc;
+	event->captured = captures(stream);
+	if (event->captured)
+		return CU_OK;
 	add(stream, (struct work){.cell = event->cell,
 				  .number = atomic_fetch_add(&event->cell->recorded, 1) + 1});
 	return CU_OK;
@@ -275,11 +427,30 @@ cu_result cuEventRecord(cu_event event, cu_stream stream)
 
 cu_result cuStreamWaitEvent(cu_stream stream, cu_event event, unsigned int flags)
 {
+	cu_result rc = CU_OK;
+
 	ENTER("cuStreamWaitEvent");
 	look_at(event);
+	/* An event of another device may be waited for. */
+	if (is_default(stream))
+		rc = standin_usable(stream);
+	else if (captures(stream) != event->captured)
+		rc = captures(stream) ? break_capture(stream, 905) : 905;
+	if (rc || captures(stream))
+		return rc;
 	add(stream, (struct work){.cell = event->cell,
 				  .number = atomic_load(&event->cell->recorded),
 				  .wait = true});
+	return CU_OK;
+}
+
+cu_result cuEventSynchronize(cu_event event)
+{
+	UNSAFE("cuEventSynchronize");
+	look_at(event);
+	if (event->captured)
+		return CU_CAPTURED_EVENT;
+	reach(event->cell, atomic_load(&event->cell->recorded));
 	return CU_OK;
 }
 
@@ -298,14 +469,20 @@ cu_result cuIpcOpenEventHandle(cu_event *event, struct cu_ipc_handle handle)
 	struct standin_ipc ipc;
 	int fd;
 
-	ENTER("cuIpcOpenEventHandle");
+	UNSAFE("cuIpcOpenEventHandle");
 	memcpy(&ipc, &handle, sizeof(ipc));
+	if (ipc.magic == STANDIN_IPC_EVENT && ipc.pid == getpid())
+		return CU_INVALID_CONTEXT;
+	if (standin_without("shm"))
+		return CU_INVALID_VALUE;
 	fd = standin_ipc_open(&ipc, STANDIN_IPC_EVENT);
 	return fd < 0 ? CU_INVALID_VALUE : event_new(event, fd, true);
 }
 
 void standin_reset_streams(int device)
 {
+	for (cu_stream stream = streams; stream; stream = stream->next)
+		stream->gone |= stream->device == device;
 	for (cu_event event = events; event; event = event->next) {
 		if (event->device != device || event->gone)
 			continue;
@@ -321,6 +498,8 @@ unsigned long standin_live_streams(void)
 	pthread_mutex_lock(&standin_lock);
 	for (cu_event event = events; event; event = event->next)
 		live += !event->gone;
+	for (cu_stream stream = streams; stream; stream = stream->next)
+		live += !stream->gone;
 	pthread_mutex_unlock(&standin_lock);
 	return live;
 }

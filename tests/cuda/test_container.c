@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * A consumer in a container: a process in user, mount, PID and IPC namespaces of its own, which is
- * handed refs and regions by who is outside, without the module (whose tokens end at an IPC
- * namespace: docs/packaging.md). Whether it has the devices is a node's matter, of the stand-in's,
- * whose events and cuIpc end at a PID namespace: a driver's may.
+ * A consumer in a container: a process in user, mount, PID and IPC namespaces of its own. A process
+ * outside hands it refs and regions, without the module, whose tokens end at an IPC namespace
+ * (docs/howto/install.md). The devices' node decides whether the container has the devices. The
+ * stand-in's events and cuIpc end at a PID namespace, as a driver's may.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -28,7 +28,7 @@ struct container {
 	int socket;
 };
 
-/* What the container says to each of:
+/* The container's answer to each of:
  *
  *   t<ref>     open it
  *   n<ref>     open it, order is seen to
@@ -85,7 +85,7 @@ static int obey(struct inside *in, const char *message, size_t bytes, struct tme
 					 &memory, &layout, err);
 	if (rc)
 		return rc;
-	/* Of what is open already that is another reference. */
+	/* Opening memory that is open already takes another reference. */
 	tmesh_cuda_memory_unref(in->memory);
 	in->memory = memory;
 	return 0;
@@ -131,7 +131,7 @@ static bool put(const char *path, const char *text)
 	return done;
 }
 
-/* Root in there is @account out here. Of another one only root may say so, from outside. */
+/* Root in the container is @account outside. Only root outside may map it to another account. */
 static bool map_ids(pid_t pid, uid_t account, gid_t group)
 {
 	char path[64], map[64];
@@ -169,7 +169,8 @@ static void enter(int socket, enum hide hide)
 	_exit(0);
 }
 
-/* False, and why, where the machine, or the container that this runs in, lets nobody make one. */
+/* Return false, with the reason, if the machine or this container does not allow a new
+ * container. */
 static bool container_make(struct container *container, uid_t account, enum hide hide,
 			   char why[128])
 {
@@ -209,7 +210,7 @@ static bool container_make(struct container *container, uid_t account, enum hide
 	return false;
 }
 
-/* Before this process has a driver, whose threads it would lack. */
+/* Start it before this process has a driver, whose threads it would lack. */
 static struct container container_start(uid_t account, enum hide hide)
 {
 	struct container container;
@@ -254,7 +255,7 @@ static void refused(struct answer answer, int code, const char *word)
 		fail_msg("'%c' %d \"%s\"", answer.first, answer.err.code, answer.err.message);
 }
 
-/* Outside: memory with an 'a' in it. */
+/* Outside: allocate memory with an 'a' in it. */
 struct outside {
 	struct bed bed;
 	struct tmesh_cuda_memory *memory;
@@ -279,14 +280,14 @@ static void outside_close(struct outside *out)
 {
 	tmesh_region_unref(out->region);
 	tmesh_cuda_memory_unref(out->memory);
-	eventually(stats_of(&out->bed).bytes_lingering == 0);
+	eventually(stats_of(&out->bed).bytes_pending_free == 0);
 	bed_close(&out->bed);
 }
 
 #define OTHERS_EVENT "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_VALUE"
 #define OTHERS_TOKEN "freed (CUDA_ERROR_INVALID_HANDLE): "
 
-/* Of the same account, with the devices: memory comes through, events and cuIpc do not. */
+/* With the same account and the devices, memory comes through; events and cuIpc do not. */
 static void test_same_account(void **state)
 {
 	struct container container = container_start(geteuid(), NOTHING);
@@ -302,14 +303,14 @@ static void test_same_account(void **state)
 				       &region, err));
 	refused(ask(&container, 't', out.text, NULL), -EINVAL, OTHERS_EVENT);
 	opens(ask(&container, 'n', out.text, NULL));
-	/* Open as it is, nobody takes it for ordered. */
+	/* Memory that is open without an order is not taken for ordered. */
 	refused(ask(&container, 't', out.text, NULL), -EINVAL, OTHERS_EVENT);
 	refused(ask(&container, 't', text, NULL), -EINVAL,
 		"cuIpcOpenMemHandle: CUDA_ERROR_INVALID_VALUE");
 	assert_int_equal(ask(&container, 'u', "", NULL).first, '-');
 	refused(ask(&container, 'S', "", out.region), -EINVAL, OTHERS_EVENT);
 	opens(ask(&container, 's', "", out.region));
-	/* It is told, and lets go; killed it lets go too. */
+	/* The container releases the memory on request, and when it is killed. */
 	assert_ok(tmesh_cuda_reclaim(out.memory, 5 * SECOND, err));
 	tmesh_region_unref(out.region);
 	assert_ok(tmesh_cuda_region(out.memory, &out.region, err));
@@ -320,7 +321,8 @@ static void test_same_account(void **state)
 	outside_close(&out);
 }
 
-/* Of another account: a token is no right. A region is one, the devices' node is another. */
+/* With another account a token gives no right. A region gives one, and so does the devices'
+ * node. */
 static void test_other_account(void **state)
 {
 	struct container container = container_start(NOBODY, NOTHING);
@@ -348,7 +350,7 @@ static void test_without_devices(void **state)
 	outside_close(&out);
 }
 
-/* Tokens lead to a directory, which is not in there. */
+/* Tokens lead to a directory that the container does not have. */
 static void test_without_directory(void **state)
 {
 	struct container container = container_start(geteuid(), RUNTIME_DIR);
@@ -400,7 +402,7 @@ int main(void)
 	char words[sizeof(node) + 8];
 	int fd, failed;
 
-	/* A directory that all may enter, with a node that root may open. */
+	/* Make a directory that all may enter, with a node that root may open. */
 	if (!mkdtemp(node_dir) || chmod(node_dir, 0755))
 		return 1;
 	snprintf(node, sizeof(node), "%s/gpu", node_dir);

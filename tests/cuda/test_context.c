@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Somebody resets a device: what needs its context is refused, and what went with the context is
- * not touched again, also when somebody has made another one at its address. The rest is given
- * back as ever, and taken back from others.
+ * A reset of a device. Calls that need the lost context fail. Objects of the lost context are not
+ * touched again, even if a new context has its address. Other objects are released as before, and
+ * reclaimed from other processes.
  */
 #include <pthread.h>
 
@@ -13,7 +13,7 @@
 
 static struct helper foreign; /* who has memory that is not tmesh's */
 
-/* Everything that can be had of a context, and what needs none. */
+/* Every call that a context gives objects for, and the calls that need none. */
 struct all {
 	struct bed c, d;
 	struct tmesh_cuda_memory *memory, *imported, *host, *staged, *external, *ipc;
@@ -23,7 +23,7 @@ struct all {
 	int fd;
 };
 
-/* Calls that are given an address, or a handle, of what a context has. */
+/* Calls that take an address, or a handle, of a context's object. */
 static unsigned long calls_of_context(void)
 {
 	return standin_calls("cuMemFree_v2") + standin_calls("cuMemHostUnregister") +
@@ -58,7 +58,7 @@ static void all_open(struct all *all)
 				      NULL, NULL, &all->ipc, &layout, err));
 }
 
-/* It is gone: also what is open already is not given out again. */
+/* It is gone: a mapping that is open already is not given out again either. */
 static void all_refused(struct all *all)
 {
 	struct tmesh_layout layout = bytes_layout(5000);
@@ -101,7 +101,7 @@ static void drop_what_is_gone(struct all *all)
 	assert_int_equal(stats_of(&all->c).registered_bytes, 0);
 }
 
-/* Blocks are still there; the importer's library lets go. */
+/* Blocks are still there; the importer's library releases them. */
 static void all_close(struct all *all)
 {
 	assert_ok(tmesh_cuda_reclaim(all->memory, 5 * SECOND, err));
@@ -114,7 +114,7 @@ static void all_close(struct all *all)
 	tmesh_ctx_unref(all->d.ctx);
 }
 
-/* Who opens the driver anew has a context again. */
+/* A process that opens the driver anew has a context again. */
 static void anew(void)
 {
 	struct tmesh_cuda_memory *memory;
@@ -161,7 +161,7 @@ typedef int stream_create_fn(struct CUstream_st **out, unsigned int flags);
 typedef int stream_destroy_fn(struct CUstream_st *stream);
 typedef int launch_fn(struct CUstream_st *stream, void (*call)(void *data), void *data);
 
-/* Somebody else's context at the place of the one that was reset. */
+/* Another caller's context at the place of the one that was reset. */
 static void revive(void)
 {
 	retain_fn *retain = (retain_fn *)standin_symbol("cuDevicePrimaryCtxRetain");
@@ -191,7 +191,8 @@ static void slow_kernel(void *data)
 	*at;
 }
 
-/* His registration of the same memory stays, and his kernels end before a block goes. */
+/* The other caller's registration of the same memory stays, and its kernels end before a block
+ * goes. */
 static void test_revived(void **state)
 {
 	stream_create_fn *create = (stream_create_fn *)standin_symbol("cuStreamCreate");
@@ -233,8 +234,8 @@ static void *old_symbol(const char *name)
 	return symbol;
 }
 
-/* A driver that does not number contexts: what was seen to be gone stays so, and what was made
- * anew in between is taken for the old one. */
+/* A driver that does not number contexts. A context seen to be lost stays lost; one remade in
+ * between is taken for the old one. */
 static void test_revived_on_old_driver(void **state)
 {
 	retain_fn *retain = (retain_fn *)old_symbol("cuDevicePrimaryCtxRetain");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Every call of the driver fails once, at every place where it is made: the caller gets the call's
- * and the error's name, or does not need the call, and nothing stays behind. Giving back goes on
- * when a call of it fails. And refs, regions and descriptors that are not what they say.
+ * Every call of the driver fails once, at every place that makes it. The caller gets the call's and
+ * the error's name, or succeeds without that call, and nothing leaks. Releasing goes on when one of
+ * its calls fails. Malformed refs, regions and descriptors are refused.
  */
 #include <limits.h>
 
@@ -27,15 +27,37 @@ static int scenario_open(struct tmesh_error *err)
 				       .library = getenv("TMESH_TEST_LIBCUDA")};
 	struct tmesh_cuda_memory *memory;
 	struct tmesh_cuda *cuda;
+	char byte;
 	int rc = tmesh_cuda_open(a.ctx, &opts, &cuda, err);
 
 	if (rc)
 		return rc;
 	/* The first use of a device. */
 	rc = tmesh_cuda_alloc(cuda, 0, 1, 0, &memory, err);
+	if (!rc) {
+		rc = tmesh_cuda_read(memory, 0, &byte, 1, err);
+		tmesh_cuda_memory_unref(memory);
+	}
+	tmesh_cuda_unref(cuda);
+	return rc;
+}
+
+static struct CUstream_st *stream;
+
+/* Released in a stream's order, and used again in none. */
+static int scenario_ordered(struct tmesh_error *err)
+{
+	struct tmesh_cuda_memory *memory;
+	int rc = tmesh_cuda_alloc_on(a.cuda, 0, 5000, 0, stream, &memory, err);
+
+	if (rc)
+		return rc;
+	rc = tmesh_cuda_zero(memory, stream, err);
+	tmesh_cuda_memory_unref_on(memory, stream);
+	if (!rc)
+		rc = tmesh_cuda_alloc(a.cuda, 0, 5000, 0, &memory, err);
 	if (!rc)
 		tmesh_cuda_memory_unref(memory);
-	tmesh_cuda_unref(cuda);
 	return rc;
 }
 
@@ -60,7 +82,7 @@ static int scenario_share(struct tmesh_error *err)
 	return rc;
 }
 
-/* Memory is given back in its context; what a lost one had goes with it. */
+/* Memory is released in its context; the memory of a lost context goes with it. */
 static void enter_again(void)
 {
 	standin_fail("cuDevicePrimaryCtxGetState", 0, 0);
@@ -159,6 +181,21 @@ static int scenario_share_ipc(struct tmesh_error *err)
 	return rc;
 }
 
+static struct tmesh_cuda_memory *vmm_memory;
+
+static int scenario_share_vmm(struct tmesh_error *err)
+{
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_region *region;
+	char text[TMESH_REF_SIZE];
+	int rc = tmesh_cuda_share_ipc(a.cuda, tmesh_cuda_pointer(vmm_memory), &layout, NULL, text,
+				      sizeof(text), &region, err);
+
+	if (!rc)
+		tmesh_region_unref(region);
+	return rc;
+}
+
 static int scenario_open_ipc(struct tmesh_error *err)
 {
 	struct tmesh_cuda_memory *memory;
@@ -186,7 +223,7 @@ static int scenario_dmabuf(struct tmesh_error *err)
 	if (!rc) {
 		rc = tmesh_cuda_import_fd(a.cuda, 1, TMESH_CUDA_OPAQUE_FD, fd, 4096, &external,
 					  err);
-		/* What udmabuf made is no export of the stand-in's. */
+		/* A dma-buf of udmabuf is no export of the stand-in's. */
 		if (!rc)
 			tmesh_cuda_memory_unref(external);
 		else if (strstr(err->message, "CUDA_ERROR_INVALID_VALUE"))
@@ -197,7 +234,7 @@ static int scenario_dmabuf(struct tmesh_error *err)
 	return rc;
 }
 
-/* Where giving back fails there is nothing better to do than to go on. */
+/* Return whether the call releases. When such a call fails, the release goes on. */
 static bool gives_back(const char *symbol)
 {
 	static const char *const those[] = {
@@ -212,6 +249,7 @@ static bool gives_back(const char *symbol)
 		"cuDestroyExternalMemory",
 		"cuCtxSynchronize",
 		"cuDevicePrimaryCtxRelease_v2",
+		"cuStreamDestroy_v2",
 	};
 
 	for (size_t i = 0; i < sizeof(those) / sizeof(those[0]); i++)
@@ -220,7 +258,7 @@ static bool gives_back(const char *symbol)
 	return false;
 }
 
-/* Who served a token closes its copies a moment later, and the connection. */
+/* The server of a token closes its copies and the connection a moment later. */
 static void settle(void)
 {
 	eventually(stats_of(&a).bytes_used == 0);
@@ -240,7 +278,7 @@ static void all_fail(int (*scenario)(struct tmesh_error *err))
 	unsigned long live, failed = 0;
 	unsigned int fds;
 
-	/* What is made once for all is there. */
+	/* The first run makes the objects that are made once for all. */
 	assert_int_equal(scenario(&err), 0);
 	settle();
 	live = standin_live();
@@ -291,6 +329,21 @@ static void test_host(void **state)
 	all_fail(scenario_host);
 }
 
+static void test_ordered(void **state)
+{
+	void *context;
+
+	((int (*)(void **, int))standin_symbol("cuDevicePrimaryCtxRetain"))(&context, 0);
+	((int (*)(void *))standin_symbol("cuCtxPushCurrent_v2"))(context);
+	((int (*)(struct CUstream_st **, unsigned int))standin_symbol("cuStreamCreate"))(&stream,
+											 0);
+	all_fail(scenario_ordered);
+	tmesh_cuda_trim(a.cuda);
+	((int (*)(struct CUstream_st *))standin_symbol("cuStreamDestroy_v2"))(stream);
+	((int (*)(void **))standin_symbol("cuCtxPopCurrent_v2"))(&context);
+	((int (*)(int))standin_symbol("cuDevicePrimaryCtxRelease_v2"))(0);
+}
+
 static void test_dmabuf(void **state)
 {
 	all_fail(scenario_dmabuf);
@@ -323,12 +376,19 @@ static void test_share_ipc(void **state)
 	standin_free(foreign_memory);
 }
 
+static void test_share_vmm(void **state)
+{
+	assert_ok(tmesh_cuda_alloc(b.cuda, 0, 5000, TMESH_CUDA_ALONE, &vmm_memory, err));
+	all_fail(scenario_share_vmm);
+	tmesh_cuda_memory_unref(vmm_memory);
+}
+
 static void test_open_ipc(void **state)
 {
 	all_fail(scenario_open_ipc);
 }
 
-/* The error has no name, or the driver does not tell. */
+/* The error has no name, or the driver does not give it. */
 static void test_nameless(void **state)
 {
 	struct tmesh_cuda_memory *memory;
@@ -344,7 +404,7 @@ static void test_nameless(void **state)
 		has_failed[i] |= !strcmp(symbols[i], "cuGetErrorName");
 }
 
-/* What cannot be given back stays, and nothing else. */
+/* Check that only the memory whose release failed stays. */
 static void goes_on(int (*scenario)(struct tmesh_error *err), size_t symbol)
 {
 	void *context;
@@ -361,7 +421,8 @@ static void goes_on(int (*scenario)(struct tmesh_error *err), size_t symbol)
 		if (standin_calls(symbols[symbol]) - before <= skip)
 			break;
 		has_failed[symbol] = true;
-		if (rc)
+		/* A call that is asked to wait reports why it could not. */
+		if (rc && !strstr(err.message, "cuCtxSynchronize"))
 			fail_msg("%s failing at call %u: \"%s\"", symbols[symbol], skip,
 				 err.message);
 		/* At most the memory, its mapping and the mapping's addresses. */
@@ -383,6 +444,50 @@ static void test_giving_back(void **state)
 	for (size_t i = 0; i < SYMBOLS; i++)
 		for (size_t j = 0; gives_back(symbols[i]) && j < 6; j++)
 			goes_on(scenarios[j], i);
+}
+
+/* Each of these has its errno, and a message with the remedy. */
+static void test_codes(void **state)
+{
+	static const struct {
+		int code;
+		int error;
+		const char *word;
+	} codes[] = {
+		{3, -EPERM, "forked"},	      {900, -EBUSY, "capture"},
+		{901, -EBUSY, "capture"},     {902, -EBUSY, "capture"},
+		{903, -EBUSY, "capture"},     {904, -EBUSY, "capture"},
+		{905, -EBUSY, "capture"},     {906, -EBUSY, "capture"},
+		{907, -EBUSY, "capture"},     {908, -EBUSY, "capture"},
+		{719, -EIO, "LAUNCH_FAILED"}, {700, -EIO, "start the process again"},
+	};
+	struct tmesh_cuda_opts opts = {.size = sizeof(opts),
+				       .library = getenv("TMESH_TEST_LIBCUDA")};
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_cuda *cuda;
+
+	for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
+		standin_fail("cuMemCreate", codes[i].code, 0);
+		assert_refused(tmesh_cuda_alloc(a.cuda, 0, 1, 0, &memory, err), codes[i].error,
+			       codes[i].word);
+	}
+	standin_fail("cuInit", 3, 0);
+	assert_refused(tmesh_cuda_open(a.ctx, &opts, &cuda, err), -EPERM,
+		       "cuInit: CUDA_ERROR_NOT_INITIALIZED");
+}
+
+/* Calls made only to drivers that lack the newer call. */
+static void test_old_driver(void **state)
+{
+	struct tmesh_cuda_opts opts = {.size = sizeof(opts),
+				       .library = getenv("TMESH_TEST_OLD_LIBCUDA")};
+	void *library = dlopen(opts.library, RTLD_NOW);
+	struct tmesh_cuda *cuda;
+
+	((standin_fail_fn *)dlsym(library, "standin_fail"))("cuDeviceGetUuid", UNKNOWN, 0);
+	assert_refused(tmesh_cuda_open(a.ctx, &opts, &cuda, err), -EIO, "cuDeviceGetUuid");
+	for (size_t i = 0; i < SYMBOLS; i++)
+		has_failed[i] |= !strcmp(symbols[i], "cuDeviceGetUuid");
 }
 
 static void test_every_call(void **state)
@@ -422,7 +527,8 @@ static void test_strange_regions(void **state)
 {
 	struct tmesh_error none;
 
-	/* What is made once for all is there, and what was made for it is gone. */
+	/* The first run makes the objects that are made once for all, and its own objects are
+	 * gone. */
 	assert_int_equal(scenario_share(&none), 0);
 	settle();
 	import_refused(NULL, 0, 4096, -EPROTO, FOREIGN);
@@ -452,8 +558,8 @@ static void test_strange_regions(void **state)
 		0, 4096, -ENODEV, "CUDA_ERROR_INVALID_DEVICE");
 }
 
-/* A good description with some bytes changed, around the descriptor of a real block: whatever is
- * still taken for one lies in what was mapped. */
+/* A good description with some bytes changed, around the descriptor of a real block: an accepted
+ * description lies inside the mapping. */
 static void test_changed_cards(void **state)
 {
 	static const char bytes[] = "0123456789{}[]\",:-e.\\/avmipc";
@@ -464,7 +570,7 @@ static void test_changed_cards(void **state)
 	unsigned long live;
 	int fd;
 
-	/* So that its own lies far behind the block's start. */
+	/* Place its own memory far behind the block's start. */
 	assert_ok(tmesh_cuda_alloc(a.cuda, 0, 7 * MIB, 0, &first, err));
 	assert_ok(tmesh_cuda_alloc(a.cuda, 0, 5000, 0, &memory, err));
 	assert_ok(tmesh_cuda_region(memory, &region, err));
@@ -475,7 +581,7 @@ static void test_changed_cards(void **state)
 	live = standin_live();
 	for (int i = 0; i < 4000; i++) {
 		char desc[sizeof(info.description)], byte;
-		/* Mostly in its numbers. */
+		/* Change mostly its numbers. */
 		const char *from = i % 4 ? strstr(info.description, "\"at\"") : info.description;
 		size_t length = i % 4 ? 48 : strlen(info.description);
 
@@ -531,7 +637,7 @@ static void test_strange_refs(void **state)
 	assert_refused(
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), &opts, NULL, &other, &layout, err),
 		-EINVAL, "READ");
-	/* It speaks of more than there is. */
+	/* It names more memory than there is. */
 	at = strstr(text, "\"offset\":0");
 	assert_non_null(at);
 	at[9] = '9';
@@ -539,7 +645,7 @@ static void test_strange_refs(void **state)
 		tmesh_cuda_open_ref(b.cuda, text, strlen(text), NULL, NULL, &other, &layout, err),
 		-EPROTO, "do not fit the 5000 bytes of its memory (CUDA_ERROR_INVALID_VALUE)");
 	at[9] = '0';
-	/* Freed, when nobody holds it: nobody opens it any more. */
+	/* After its release, without a holder, no process opens it any more. */
 	tmesh_cuda_memory_unref(memory);
 	settle();
 	assert_refused(
@@ -552,7 +658,7 @@ static void test_strange_refs(void **state)
 		-ENOENT);
 }
 
-/* The same refs where fewer GPUs are seen, and where the driver is an older one. */
+/* The same refs when the process sees fewer GPUs, and with an older driver. */
 static void test_elsewhere(void **state)
 {
 	struct tmesh_layout layout = bytes_layout(5000);
@@ -585,13 +691,17 @@ static void test_elsewhere(void **state)
 		"cuMemImportFromShareableHandle: CUDA_ERROR_NOT_SUPPORTED (exported by driver "
 		"API 13000, this process has 12040)");
 	layout.device_id = 7;
+	assert_int_equal(helper_ask(&foreign, "a", foreign_text), '{');
 	standin_fail("cuIpcOpenEventHandle", CU_INVALID_HANDLE, 0);
-	assert_refused(tmesh_cuda_open_ref(c.cuda, text, strlen(text), NULL, NULL, &imported,
-					   &layout, err),
+	assert_refused(tmesh_cuda_open_ref(c.cuda, foreign_text, strlen(foreign_text), NULL, NULL,
+					   &imported, &layout, err),
 		       -EINVAL,
 		       "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_HANDLE (exported by driver API "
 		       "13000, this process has 12040)");
 	assert_int_equal(layout.device_id, 7);
+	for (size_t i = 0; i < SYMBOLS; i++)
+		has_failed[i] |= !strcmp(symbols[i], "cuIpcOpenEventHandle");
+	assert_int_equal(helper_say(&foreign, "u"), 'u');
 	assert_int_equal(helper_ask(&foreign, "i", foreign_text), '{');
 	standin_fail("cuIpcOpenMemHandle_v2", CU_INVALID_VALUE, 0);
 	assert_refused(
@@ -606,7 +716,7 @@ static void test_elsewhere(void **state)
 	standin_set_up(NULL);
 }
 
-/* What a platform lacks is refused with its name, where it is needed and not before. */
+/* A feature that the platform lacks is refused with its name, only by the calls that need it. */
 static void test_lacking(void **state)
 {
 	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 1};
@@ -651,10 +761,24 @@ static void test_lacking(void **state)
 	standin_set_up(NULL);
 }
 
+static void watched(struct bed *bed)
+{
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(bed->ctx, 4096, NULL, &region, err));
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
+}
+
 static int beds_open(void **state)
 {
 	bed_open(&a, 8 * MIB);
 	bed_open(&b, 8 * MIB);
+	/* The thread that releases memory later has descriptors, and stays. */
+	watched(&a);
+	watched(&b);
 	return 0;
 }
 
@@ -685,19 +809,23 @@ int main(void)
 		beds_test(test_share),
 		beds_test(test_host),
 		beds_test(test_dmabuf),
+		beds_test(test_ordered),
 		beds_test(test_info),
 		beds_test(test_staged),
 		beds_test(test_without_events),
 		beds_test(test_opaque),
 		beds_test(test_share_ipc),
 		beds_test(test_open_ipc),
+		beds_test(test_share_vmm),
 		beds_test(test_nameless),
+		beds_test(test_codes),
+		beds_test(test_old_driver),
 		beds_test(test_strange_regions),
 		beds_test(test_changed_cards),
 		beds_test(test_strange_refs),
 		beds_test(test_elsewhere),
 		beds_test(test_lacking),
-		/* What these leave behind is nobody's. */
+		/* These tests leave objects that nobody owns. */
 		beds_test(test_giving_back),
 		beds_test(test_every_call),
 	};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* GPU memory under a name: its maker and all who held it are killed, and it is opened again. */
+/* GPU memory under a name: its maker and all its holders are killed, and it is opened again. */
 #include "cuda_unit.h"
 
 #include <poll.h>
@@ -103,7 +103,7 @@ static size_t names(struct bed *bed)
 	return count;
 }
 
-/* In a process of its own, which is killed. */
+/* Run it in a process of its own, which is killed. */
 static void killed_after(void (*what)(struct bed *bed))
 {
 	struct bed bed = {0};
@@ -132,7 +132,7 @@ static void look(struct bed *bed)
 	check_fill(open_kept(bed, "weights", TMESH_READ), 'k');
 }
 
-/* The processes come one after the other: in none of them was there anything of another's. */
+/* The processes run one after the other: none has an object of another. */
 static void test_all_are_killed(void **state)
 {
 	struct tmesh_cuda_memory *memory;
@@ -146,7 +146,7 @@ static void test_all_are_killed(void **state)
 	bed_open(bed, 8 * MIB);
 	memory = open_kept(bed, "weights", RW);
 	check_fill(memory, 'k');
-	/* The same memory, and not a copy: written to here, seen there. */
+	/* It is the same memory, and not a copy: a write here is seen there. */
 	assert_true(standin_access(1, tmesh_cuda_pointer(memory), &byte, 1, true));
 	tmesh_cuda_memory_unref(memory);
 	memory = open_kept(bed, "weights", TMESH_READ);
@@ -154,11 +154,11 @@ static void test_all_are_killed(void **state)
 	assert_false(standin_access(1, tmesh_cuda_pointer(memory), &byte, 1, true));
 	assert_true(standin_access(1, tmesh_cuda_pointer(memory), &byte, 1, false));
 	assert_int_equal(byte, 'w');
-	/* No stream waits for an event of the dead. */
+	/* No stream waits for an event of a dead process. */
 	assert_int_equal(standin_calls("cuIpcOpenEventHandle"), 0);
 	assert_ok(tmesh_cuda_wait(memory, NULL, err));
 	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
-	/* Whoever has it keeps it; then it is gone. */
+	/* The memory stays while one process holds it; then it is gone. */
 	assert_ok(tmesh_kept_drop(bed->ctx, "weights", err));
 	byte = '?';
 	assert_true(standin_access(1, tmesh_cuda_pointer(memory), &byte, 1, false));
@@ -171,7 +171,7 @@ static void test_all_are_killed(void **state)
 	bed_close(bed);
 }
 
-/* Given back here, it is not used again while it is kept. */
+/* Released here, it is not used again while it is kept. */
 static void test_its_maker_lives(void **state)
 {
 	struct bed *bed = *state;
@@ -180,7 +180,7 @@ static void test_its_maker_lives(void **state)
 
 	assert_ok(keep(memory, "one", err));
 	assert_ok(keep(memory, "two", err));
-	assert_int_equal(stats_of(bed).bytes_lingering, 2 * BYTES);
+	assert_int_equal(stats_of(bed).bytes_pending_free, 2 * BYTES);
 	tmesh_cuda_memory_unref(memory);
 	other = alloc(bed, 0, 'o');
 	assert_int_not_equal(tmesh_cuda_pointer(other), pointer);
@@ -189,16 +189,17 @@ static void test_its_maker_lives(void **state)
 	check_fill(memory, 'm');
 	tmesh_cuda_memory_unref(memory);
 	assert_ok(tmesh_kept_drop(bed->ctx, "one", err));
-	eventually(stats_of(bed).bytes_lingering == BYTES);
+	eventually(stats_of(bed).bytes_pending_free == BYTES);
 	memory = open_kept(bed, "two", TMESH_READ);
 	check_fill(memory, 'm');
 	tmesh_cuda_memory_unref(memory);
 	assert_ok(tmesh_kept_drop(bed->ctx, "two", err));
-	eventually(stats_of(bed).bytes_lingering == 0);
+	eventually(stats_of(bed).bytes_pending_free == 0);
 	eventually(stats_of(bed).bytes_used == 0);
 }
 
-/* Of a part, as a framework's tensor is: who made it is told when its place is free. */
+/* Keep a part of an allocation, as a framework's tensor is: a callback reports to the maker when
+ * its place is free. */
 static void count(void *data)
 {
 	++*(atomic_int *)data;
@@ -248,7 +249,7 @@ static void test_many_axes(void **state)
 	assert_ok(tmesh_kept_drop(bed->ctx, "axes", err));
 }
 
-/* What is queued when it is kept is done when the call returns. */
+/* Work queued before the call is done when the call returns. */
 static void test_it_waits_for_the_stream(void **state)
 {
 	struct bed *bed = *state;
@@ -264,7 +265,7 @@ static void test_it_waits_for_the_stream(void **state)
 	tmesh_cuda_memory_unref(memory);
 }
 
-/* Refused, nothing is kept, and nothing stays. */
+/* After a refusal nothing is kept, and nothing stays. */
 static void test_refused(void **state)
 {
 	struct bed *bed = *state;
@@ -277,16 +278,16 @@ static void test_refused(void **state)
 	assert_refused(tmesh_cuda_keep(memory, "a", &layout, NULL, NULL, err), -EINVAL, "");
 	assert_refused(keep(memory, "", err), -EINVAL, "name is empty");
 	assert_int_equal(names(bed), 0);
-	eventually(stats_of(bed).bytes_lingering == 0);
+	eventually(stats_of(bed).bytes_pending_free == 0);
 	assert_ok(keep(memory, "a", err));
 	assert_refused(keep(memory, "a", err), -EEXIST, "replace");
-	eventually(stats_of(bed).bytes_lingering == BYTES);
+	eventually(stats_of(bed).bytes_pending_free == BYTES);
 	assert_ok(tmesh_cuda_keep(memory, "a", &view, NULL, &replace, err));
-	eventually(stats_of(bed).bytes_lingering == BYTES);
+	eventually(stats_of(bed).bytes_pending_free == BYTES);
 	other = open_kept(bed, "a", RW);
 	assert_refused(keep(other, "b", err), -EINVAL, "its maker keeps it");
 	tmesh_cuda_memory_unref(other);
-	/* The keeper holds what it keeps, whatever is taken back. */
+	/* The keeper holds the kept memory, even if a region is reclaimed. */
 	assert_ok(tmesh_cuda_reclaim(memory, 0, err));
 	check_fill(memory, 'r');
 	assert_ok(tmesh_kept_drop(bed->ctx, "a", err));
@@ -305,7 +306,7 @@ static void test_refused(void **state)
 		-EACCES, "is this GPU memory?");
 	tmesh_region_unref(host);
 
-	/* Neither is what others keep of other descriptors. */
+	/* A name kept with other descriptors is not the GPU's either. */
 	assert_int_equal(pipe(ends), 0);
 	for (int i = 0; i < 2; i++)
 		assert_ok(tmesh_region_from_fd(bed->ctx, ends[i], MIB, NULL, &regions[i], err));
@@ -317,7 +318,7 @@ static void test_refused(void **state)
 	assert_refused(
 		tmesh_cuda_kept_open(bed->cuda, "pipes", TMESH_KEPT_OWN, NULL, &other, &here, err),
 		-EPROTO, "does not stand for GPU memory");
-	/* Its numbers lead outside. */
+	/* Its numbers lead outside the memory. */
 	assert_ok(tmesh_region_set_description(
 		regions[0],
 		"{\"v\":1,\"id\":\"0\",\"offset\":0,\"byte_size\":8388608,\"shape\":[8388608],"
@@ -336,6 +337,27 @@ static void test_refused(void **state)
 	tmesh_cuda_memory_unref(memory);
 }
 
+/* Check that persistence mode off names the GPU, and that a GPU unknown to NVML is left out. */
+static void test_persistence_mode(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *memory = alloc(bed, TMESH_CUDA_ALONE, 'p');
+	struct tmesh_layout layout = bytes_layout(BYTES);
+
+	assert_ok(tmesh_cuda_keep(memory, "on", &layout, NULL, NULL, err));
+	standin_set_up("without=persistence,without=nvml");
+	assert_ok(tmesh_cuda_keep(memory, "unknown", &layout, NULL, NULL, err));
+	assert_int_equal(bed->warnings, 0);
+	standin_set_up("without=persistence");
+	assert_ok(tmesh_cuda_keep(memory, "off", &layout, NULL, NULL, err));
+	assert_int_equal(bed->warnings, 1);
+	standin_set_up(NULL);
+	assert_ok(tmesh_kept_drop(bed->ctx, "on", err));
+	assert_ok(tmesh_kept_drop(bed->ctx, "unknown", err));
+	assert_ok(tmesh_kept_drop(bed->ctx, "off", err));
+	tmesh_cuda_memory_unref(memory);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -345,6 +367,7 @@ int main(void)
 		keep_test(test_many_axes),
 		keep_test(test_it_waits_for_the_stream),
 		keep_test(test_refused),
+		keep_test(test_persistence_mode),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
 /* Device memory in one process: blocks and chunks, DLPack, dma-bufs, devices' abilities. */
 #include "cuda_unit.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -71,7 +72,51 @@ static void test_devices(void **state)
 	tmesh_cuda_memory_unref(b);
 }
 
-/* Many sizes in random order: never two at one place, and all comes back. */
+/* A driver that can tell instances of one GPU apart numbers them. */
+static void test_instances(void **state)
+{
+	struct tmesh_cuda_device_info one = {.size = sizeof(one)}, two = {.size = sizeof(two)};
+	struct bed *bed = *state, mig;
+
+	standin_set_up("with=mig");
+	bed_open(&mig, 8 * MIB);
+	assert_ok(tmesh_cuda_device_info(mig.cuda, 0, &one, err));
+	assert_ok(tmesh_cuda_device_info(mig.cuda, 1, &two, err));
+	assert_memory_not_equal(one.uuid, two.uuid, sizeof(one.uuid));
+	tmesh_cuda_unref(mig.cuda);
+	tmesh_ctx_unref(mig.ctx);
+	assert_int_equal(tmesh_cuda_device_count(bed->cuda), 2);
+}
+
+/* Count the descriptors that a program started now would inherit. */
+static unsigned int inherited(void)
+{
+	unsigned int count = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		count += fcntl(fd, F_GETFD) >= 0 && !(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+	return count;
+}
+
+static void test_no_descriptor_is_inherited(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_cuda_memory *memory;
+	unsigned int before = inherited();
+	struct tmesh_region *region;
+	int fd;
+
+	assert_ok(tmesh_cuda_alloc(bed->cuda, 0, 2 * MIB, TMESH_CUDA_ALONE, &memory, err));
+	assert_ok(tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err));
+	assert_int_equal(inherited(), before);
+	assert_ok(tmesh_cuda_region(memory, &region, err));
+	assert_int_equal(inherited(), before);
+	close(fd);
+	tmesh_region_unref(region);
+	tmesh_cuda_memory_unref(memory);
+}
+
+/* Many sizes in random order: never two at one place, and all memory is returned. */
 static void test_random(void **state)
 {
 	struct bed *bed = *state;
@@ -164,7 +209,7 @@ static void test_read_write(void **state)
 	assert_ok(tmesh_cuda_read(a, 109, got, 4, err));
 	assert_memory_equal(got, "xyzx", 4);
 	assert_ok(tmesh_cuda_read(a, 1023, got, 1, err));
-	/* The end of a part is its own. */
+	/* A part has its own end. */
 	assert_refused(tmesh_cuda_write(part, 199, "yz", 2, err), -EINVAL, "2 bytes at 199");
 	assert_refused(tmesh_cuda_read(part, 201, got, 0, err), -EINVAL, "outside");
 	assert_refused(tmesh_cuda_read(part, UINT64_MAX, got, 2, err), -EINVAL, "outside");
@@ -177,17 +222,17 @@ static void test_read_write(void **state)
 
 		assert_ok(write ? tmesh_cuda_write(a, 0, text, 1, err)
 				: tmesh_cuda_read(a, 0, got, 1, err));
-		assert_int_equal(standin_calls("cuCtxSynchronize") - before, 1 + write);
+		assert_int_equal(standin_calls("cuCtxSynchronize") - before, 1);
 	}
 	assert_ok(tmesh_cuda_read(a, 1024, NULL, 0, err));
-	standin_fail("cuMemcpyDtoH_v2", 1, 0);
+	standin_fail("cuMemcpyDtoHAsync_v2", 1, 0);
 	assert_refused(tmesh_cuda_read(a, 0, got, 1, err), -EINVAL, "cuMemcpyDtoH");
-	standin_fail("cuMemcpyHtoD_v2", 2, 0);
+	standin_fail("cuMemcpyHtoDAsync_v2", 2, 0);
 	assert_refused(tmesh_cuda_write(a, 0, text, 1, err), -ENOMEM, "cuMemcpyHtoD");
 	standin_fail("cuCtxSynchronize", 2, 0);
 	assert_refused(tmesh_cuda_read(a, 0, got, 1, err), -ENOMEM, "cuCtxSynchronize");
-	standin_fail("cuCtxSynchronize", 2, 1);
-	assert_refused(tmesh_cuda_write(a, 0, text, 1, err), -ENOMEM, "cuCtxSynchronize");
+	standin_fail("cuStreamSynchronize", 2, 0);
+	assert_refused(tmesh_cuda_write(a, 0, text, 1, err), -ENOMEM, "cuStreamSynchronize");
 	tmesh_cuda_memory_unref(part);
 	tmesh_cuda_memory_unref(a);
 }
@@ -200,7 +245,7 @@ static void test_no_memory(void **state)
 
 	assert_refused(tmesh_cuda_alloc(bed->cuda, 0, 11 * MIB, 0, &more, err), -ENOMEM,
 		       "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY");
-	/* A whole block does not fit, but what is asked for does. */
+	/* A whole block does not fit, but the requested bytes do. */
 	rest = alloc(bed, 0, 9 * MIB);
 	assert_refused(tmesh_cuda_alloc(bed->cuda, 0, 3 * MIB, 0, &more, err), -ENOMEM, "OUT_OF");
 	assert_int_equal(bed->warnings, 0);
@@ -235,7 +280,7 @@ static void test_dlpack(void **state)
 	assert_int_equal(managed->dl_tensor.device.id, 1);
 	assert_int_equal(managed->dl_tensor.shape[0], 4000);
 	assert_int_equal(versioned->flags, 0);
-	/* In any order; the memory lives as long as the last of them. */
+	/* In any order; the memory lives as long as the last holder. */
 	tmesh_cuda_memory_unref(memory);
 	managed->deleter(managed);
 	assert_int_equal(stats_of(bed).bytes_used, 4096);
@@ -249,7 +294,7 @@ static void test_dlpack(void **state)
 	tmesh_cuda_memory_unref(memory);
 }
 
-/* Who has a dma-buf has what it was made of, whatever is allocated and given back since. */
+/* The holder of a dma-buf keeps its memory, whatever is allocated and released later. */
 static void test_dmabuf(void **state)
 {
 	struct bed *bed = *state;
@@ -291,7 +336,7 @@ static void test_descriptors(void **state)
 		       "whole pages (CUDA_ERROR_INVALID_VALUE)");
 	assert_refused(tmesh_cuda_export_dmabuf(memory, 0, 3 * MIB, &fd, err), -EINVAL,
 		       "outside the memory's 2097152 bytes (CUDA_ERROR_INVALID_VALUE)");
-	/* Drivers that do not know the flag, or platforms without: once more without it. */
+	/* A driver or platform without the flag gets a second call without it. */
 	standin_fail("cuMemGetHandleForAddressRange", 1, 0);
 	assert_ok(tmesh_cuda_export_dmabuf(memory, 0, 0, &fd, err));
 	close(fd);
@@ -329,7 +374,7 @@ static void test_descriptors(void **state)
 	tmesh_cuda_memory_unref(memory);
 }
 
-/* Where the platform takes dma-bufs. The driver keeps nothing of the descriptor. */
+/* On platforms that take dma-bufs. The driver keeps nothing of the descriptor. */
 static void test_dmabuf_import(void **state)
 {
 	struct bed *bed = *state;
@@ -404,7 +449,7 @@ static void test_caps(void **state)
 	assert_refused(tmesh_cuda_caps(bed->cuda, 2, caps, err), -ENODEV, "no GPU 2");
 }
 
-/* NICs and disks reach the memory where the driver can make it so; else it is made without. */
+/* NICs and disks reach the memory if the driver can make it so; else it is made without. */
 static bool for_rdma(struct tmesh_cuda_memory *memory)
 {
 	int (*attribute)(int *value, int name, unsigned long long pointer);
@@ -454,7 +499,7 @@ static void test_no_driver(void **state)
 	standin_fail("cuInit", 100, 0);
 	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV,
 		       "cuInit: CUDA_ERROR_NO_DEVICE");
-	standin_fail("cuDeviceGetUuid", 803, 1);
+	standin_fail("cuDeviceGetUuid_v2", 803, 1);
 	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV,
 		       "cuDeviceGetUuid: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
 	opts.size = 3;
@@ -498,14 +543,23 @@ static void test_old_driver(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		standin_test(test_chunks),	  standin_test(test_devices),
-		standin_test(test_random),	  standin_test(test_alone),
-		standin_test(test_zero),	  standin_test(test_read_write),
-		standin_test(test_no_memory),	  standin_test(test_dlpack),
-		standin_test(test_dmabuf),	  standin_test(test_descriptors),
-		standin_test(test_caps),	  standin_test(test_rdma),
-		standin_test(test_no_driver),	  standin_test(test_old_driver),
+		standin_test(test_chunks),
+		standin_test(test_devices),
+		standin_test(test_random),
+		standin_test(test_alone),
+		standin_test(test_zero),
+		standin_test(test_read_write),
+		standin_test(test_no_memory),
+		standin_test(test_dlpack),
+		standin_test(test_dmabuf),
+		standin_test(test_descriptors),
+		standin_test(test_caps),
+		standin_test(test_rdma),
+		standin_test(test_no_driver),
+		standin_test(test_old_driver),
 		standin_test(test_dmabuf_import),
+		standin_test(test_instances),
+		standin_test(test_no_descriptor_is_inherited),
 	};
 
 	return cmocka_run_group_tests_name("cuda memory", tests, NULL, NULL);

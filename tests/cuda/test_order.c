@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Memory given back in the order of a stream: there it is used again at once, elsewhere and by the
- * driver when what was queued is done. */
+/* Memory released in the order of a stream: the stream uses it again at once. Other streams and the
+ * driver get it when the queued work is done. */
 #include <stdatomic.h>
 
 #include "cuda_unit.h"
@@ -68,7 +68,7 @@ static int desk_close(void **state)
 	struct desk *desk = *state;
 	void *context;
 
-	/* What the library still has is in use by kernels, maybe. */
+	/* Kernels may still use the memory that the library has. */
 	tmesh_cuda_unref(desk->bed.cuda);
 	tmesh_ctx_unref(desk->bed.ctx);
 	destroy(desk->s);
@@ -89,7 +89,7 @@ static struct tmesh_cuda_memory *alloc(struct desk *desk, uint64_t bytes,
 	return memory;
 }
 
-/* Allocated on a stream, used there, and given back in its order while that goes on. */
+/* Memory allocated on a stream, used there, and released in its order while the work goes on. */
 static uint64_t use(struct desk *desk, uint64_t bytes, struct CUstream_st *stream)
 {
 	struct tmesh_cuda_memory *memory = alloc(desk, bytes, stream);
@@ -114,7 +114,7 @@ static void test_same_stream(void **state)
 	assert_int_equal(desk->done, 0);
 	assert_int_equal(standin_calls("cuCtxSynchronize"), waits);
 	desk->held = false;
-	/* What is left of it is in that order too. */
+	/* The rest of the block is in that order too. */
 	rest = alloc(desk, 100, desk->t);
 	assert_int_equal(desk->done, 1);
 	tmesh_cuda_memory_unref(rest);
@@ -123,8 +123,7 @@ static void test_same_stream(void **state)
 	tmesh_cuda_memory_unref(kept);
 }
 
-/* Whoever is not in that order gets it when the kernel is done, once for all that was given back.
- */
+/* A process outside that order waits for the kernel, once for all released memory. */
 static void test_others(void **state)
 {
 	struct desk *desk = *state;
@@ -135,19 +134,20 @@ static void test_others(void **state)
 		unsigned long waits;
 		uint64_t at = use(desk, 5000, desk->s);
 
-		waits = standin_calls("cuCtxSynchronize");
+		waits = standin_calls("cuEventSynchronize");
 		memory = alloc(desk, 5000, others[i]);
 		assert_int_equal(tmesh_cuda_pointer(memory), at);
 		assert_int_equal(desk->done, i + 1);
-		assert_int_equal(standin_calls("cuCtxSynchronize"), waits + 1);
+		assert_int_equal(standin_calls("cuEventSynchronize"), waits + 1);
+		waits = standin_calls("cuCtxSynchronize");
 		tmesh_cuda_memory_unref(alloc(desk, 5000, others[i]));
-		assert_int_equal(standin_calls("cuCtxSynchronize"), waits + 2);
+		assert_int_equal(standin_calls("cuCtxSynchronize"), waits + 1);
 		tmesh_cuda_memory_unref(memory);
 	}
 	assert_int_equal(stats_of(&desk->bed).blocks, 1);
 }
 
-/* Neighbours of different streams become one that is in nobody's order. */
+/* Neighbours of different streams become one block without an order. */
 static void test_neighbours(void **state)
 {
 	struct desk *desk = *state;
@@ -169,7 +169,7 @@ static void test_neighbours(void **state)
 	}
 }
 
-/* Before there is an error, what is busy is waited for; before it is unmapped too. */
+/* An allocation waits for busy memory before it fails, and before it unmaps a block. */
 static void test_no_memory(void **state)
 {
 	struct desk *desk = *state;
@@ -184,11 +184,12 @@ static void test_no_memory(void **state)
 	tmesh_cuda_trim(desk->bed.cuda);
 	assert_int_equal(desk->done, 2);
 	assert_int_equal(stats_of(&desk->bed).blocks, 0);
-	/* And when the library goes. */
+	/* The same when the library goes. */
 	use(desk, 5000, desk->t);
 }
 
-/* No order: a stream of each thread's, memory of its own block, memory that others have. */
+/* Memory without an order: a stream of each thread's, memory of its own block, memory that others
+ * have. */
 static void test_waited_for(void **state)
 {
 	struct desk *desk = *state;

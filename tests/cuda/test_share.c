@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
-/* Device memory between processes: refs, sockets, kills of either side, taking back, order. */
+/* Device memory between processes: refs, sockets, kills of either side, reclaiming, order. */
 #include "cuda_unit.h"
+
+#define DECLARE(member, symbol, arguments) cu_result symbol arguments;
+CU_FUNCTIONS_NEWER(DECLARE)
 
 #include <pthread.h>
 #include <signal.h>
@@ -67,13 +70,14 @@ static void test_two_processes(void **state)
 	assert_int_equal(first_of(memory), 'W');
 	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
 	tmesh_cuda_memory_unref(memory);
-	/* Who served the token closes his copy a moment later. */
-	eventually(stats_of(bed).bytes_lingering == 0);
+	/* The server of the token closes its copy a moment later. */
+	eventually(stats_of(bed).bytes_pending_free == 0);
 	helper_end(&helpers[0]);
 	bed_close(bed);
 }
 
-/* Kernels of the other GPU reach it, and so do those of the one that has it; read-only is kept. */
+/* Kernels of the other GPU reach it, and so do those of the GPU that has it; read-only stays
+ * read-only. */
 static void test_peer_and_rights(void **state)
 {
 	ALONE_SET_UP(bed, helper_start(TMESH_READ, 0));
@@ -90,7 +94,7 @@ static void test_peer_and_rights(void **state)
 	bed_close(bed);
 }
 
-/* A received tensor is sent on; who made it may go first, and nobody loses anything. */
+/* A received tensor is sent on. Its maker may leave first, and every receiver keeps it. */
 static void test_sent_on(void **state)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
@@ -102,7 +106,7 @@ static void test_sent_on(void **state)
 	assert_int_equal(helper_ask(&helpers[0], "s", text), '{');
 	assert_int_equal(helper_say(&helpers[1], text), 'a');
 	tmesh_cuda_memory_unref(memory);
-	assert_int_equal(stats_of(bed).bytes_lingering, 5000);
+	assert_int_equal(stats_of(bed).bytes_pending_free, 5000);
 	bed_close(bed);
 	assert_int_equal(helper_say(&helpers[0], "r"), 'a');
 	assert_int_equal(helper_say(&helpers[0], "w"), 'W');
@@ -111,7 +115,7 @@ static void test_sent_on(void **state)
 	helper_end(&helpers[1]);
 }
 
-/* Its first producer is dead, and the event that he made with him. */
+/* Its first producer is dead, and so is the event of that producer. */
 static void test_sent_on_by_the_bereaved(void **state)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
@@ -132,8 +136,8 @@ static void test_sent_on_by_the_bereaved(void **state)
 	bed_close(bed);
 }
 
-/* What others hold is not used again before they let go, or are killed. */
-static void test_lingering(void **state)
+/* Memory that others hold is used again only after they release it or are killed. */
+static void test_pending_free(void **state)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a'), *next;
@@ -149,9 +153,9 @@ static void test_lingering(void **state)
 	assert_int_equal(helper_say(&helpers[0], "r"), 'a');
 	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
 	usleep(20000);
-	assert_int_equal(stats_of(bed).bytes_lingering, 5000);
+	assert_int_equal(stats_of(bed).bytes_pending_free, 5000);
 	helper_kill(&helpers[1]);
-	eventually(stats_of(bed).bytes_lingering == 0);
+	eventually(stats_of(bed).bytes_pending_free == 0);
 	tmesh_cuda_memory_unref(next);
 	next = alloc(bed, 0, 5000, 'c');
 	assert_int_equal(tmesh_cuda_pointer(next), at);
@@ -160,7 +164,7 @@ static void test_lingering(void **state)
 	bed_close(bed);
 }
 
-/* A ref that nobody ever opens costs nothing once the memory is given back. */
+/* An unopened ref costs nothing once the memory is released. */
 static void test_dropped(void **state)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1));
@@ -184,7 +188,7 @@ static void count_release(void *data)
 	atomic_fetch_add((atomic_int *)data, 1);
 }
 
-/* What a framework does: a segment is one piece of memory, its tensors are given back singly. */
+/* A framework's way: a segment is one allocation, and its tensors are released one by one. */
 static void test_part(void **state)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
@@ -209,16 +213,16 @@ static void test_part(void **state)
 		share(part, text);
 		assert_int_equal(helper_say(&helpers[i], text), 'p');
 		tmesh_cuda_memory_unref(part);
-		assert_int_equal(stats_of(bed).bytes_lingering, 5000);
+		assert_int_equal(stats_of(bed).bytes_pending_free, 5000);
 		assert_int_equal(released, i);
 		if (i)
 			helper_kill(&helpers[i]);
 		else
 			helper_say(&helpers[i], "u");
 		eventually(released == i + 1);
-		assert_int_equal(stats_of(bed).bytes_lingering, 0);
+		assert_int_equal(stats_of(bed).bytes_pending_free, 0);
 	}
-	/* Nobody has opened it: it is given back at once. And it keeps the segment. */
+	/* No process has opened it, so it is released at once. And it keeps the segment. */
 	assert_ok(tmesh_cuda_part(memory, 5120, 5000, count_release, &released, &part, err));
 	assert_refused(tmesh_cuda_export_dmabuf(part, 0, 0, &fd, err), -EOPNOTSUPP, "allocated");
 	share(part, text);
@@ -232,7 +236,7 @@ static void test_part(void **state)
 	bed_close(bed);
 }
 
-/* Interrupts the thread that reclaims. */
+/* Interrupt the thread that reclaims. */
 static atomic_uint interrupts;
 
 static void interrupted(int number)
@@ -271,18 +275,18 @@ static void test_reclaim(void **state)
 	memcpy(&told, answer + 1, sizeof(told));
 	if (!strstr(told.message, "(CUDA_ERROR_INVALID_HANDLE)"))
 		fail_msg("\"%s\"", told.message);
-	/* It is the owner's as before, and can be shared anew. */
+	/* It belongs to the owner as before, and can be shared anew. */
 	assert_int_equal(first_of(memory), 'a');
 	share(memory, text);
 	assert_int_equal(helper_say(&helpers[1], text), 'a');
-	/* One that is stopped cannot let go: it is named, until it is killed. */
+	/* A stopped holder cannot release the memory: an error names it, until it is killed. */
 	kill(helpers[1].pid, SIGSTOP);
 	waitpid(helpers[1].pid, NULL, WUNTRACED);
 	assert_int_equal(tmesh_cuda_reclaim(memory, SECOND / 20, &told), -ETIMEDOUT);
 	snprintf(pid, sizeof(pid), "%d (", (int)helpers[1].pid);
 	if (!strstr(told.message, pid))
 		fail_msg("\"%s\" does not name %s", told.message, pid);
-	/* While one waits for him others are shared. */
+	/* While one thread waits for the stopped holder, others share memory. */
 	sigaction(SIGUSR1, &act, NULL);
 	pthread_create(&thread, NULL, reclaim, &reclaimer);
 	/* Signals do not end the wait. */
@@ -341,7 +345,7 @@ static void test_own_ref(void **state)
 	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, NULL, &again, &layout,
 				      err));
 	assert_ptr_equal(again, imported);
-	/* What lies in one block is mapped once. */
+	/* Two refs into one block map it once. */
 	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, other, strlen(other), NULL, NULL, &second,
 				      &layout, err));
 	assert_int_equal(tmesh_cuda_pointer(second) - tmesh_cuda_pointer(imported),
@@ -359,7 +363,7 @@ static void test_own_ref(void **state)
 	pair_close(&pair);
 }
 
-/* What fork() leaves in a child is of no use there, and letting go of it takes nothing from us. */
+/* A forked child cannot use the memory, and its release takes nothing from the parent. */
 static int in_child(struct pair *pair, struct tmesh_cuda_memory *memory,
 		    struct tmesh_cuda_memory *imported)
 {
@@ -411,7 +415,7 @@ static void test_forked(void **state)
 	wait(&status);
 	assert_int_equal(status, 0);
 	assert_int_equal(first_of(imported), 'a');
-	/* The importer is told as before, and lets go. */
+	/* The importer gets the request as before, and releases the memory. */
 	assert_ok(tmesh_cuda_reclaim(memory, 60 * SECOND, err));
 	assert_int_equal(tmesh_cuda_touch(imported), -ESTALE);
 	tmesh_cuda_memory_unref(imported);
@@ -446,7 +450,7 @@ static void test_by_socket(void **state)
 	pair_close(&pair);
 }
 
-/* A lease of the importer's own: what it does not touch it gives back. */
+/* The importer has a lease of its own: it releases untouched memory. */
 static void test_import_lease(void **state)
 {
 	struct tmesh_cuda_import_opts opts = {
@@ -461,7 +465,7 @@ static void test_import_lease(void **state)
 	share(memory, text);
 	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), &opts, NULL, &imported,
 				      &layout, err));
-	/* For longer than it is, and with time for a busy machine to be late. */
+	/* For longer than the lease, and with time for a busy machine to be late. */
 	for (int i = 0; i < 20; i++) {
 		usleep(225000);
 		assert_int_equal(tmesh_cuda_touch(imported), 0);
@@ -472,7 +476,7 @@ static void test_import_lease(void **state)
 	assert_false(standin_access(0, tmesh_cuda_pointer(imported), &byte, 1, false));
 	tmesh_cuda_memory_unref(memory);
 	/* At once, or when the owner looks again. */
-	eventually(stats_of(&pair.a).bytes_lingering == 0);
+	eventually(stats_of(&pair.a).bytes_pending_free == 0);
 	tmesh_cuda_memory_unref(imported);
 	pair_close(&pair);
 }
@@ -490,6 +494,35 @@ static void slow_kernel(void *data)
 	while (!__atomic_load_n(&kernel->go, __ATOMIC_ACQUIRE))
 		usleep(1000);
 	*(char *)kernel->at = 'P';
+}
+
+/* A device without read-only mappings maps for writing, and reports it. */
+static void test_no_read_only_mappings(void **state)
+{
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_cuda_memory *memory, *imported;
+	char text[TMESH_REF_SIZE], byte = 'x';
+	struct pair pair;
+
+	pair_open(&pair);
+	memory = alloc(&pair.a, 0, 5000, 'a');
+	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
+	standin_set_up("without=prot-read");
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, NULL, &imported,
+				      &layout, err));
+	assert_int_equal(info_of(imported).rights, TMESH_READ);
+	assert_int_equal(info_of(imported).mapped_rights, RW);
+	assert_int_equal(pair.b.warnings, 1);
+	assert_int_equal(first_of(imported), 'a');
+	assert_refused(tmesh_cuda_write(imported, 0, &byte, 1, err), -EACCES, "reading");
+	tmesh_cuda_memory_unref(imported);
+	standin_set_up(NULL);
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, NULL, &imported,
+				      &layout, err));
+	assert_int_equal(info_of(imported).mapped_rights, TMESH_READ);
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(memory);
+	pair_close(&pair);
 }
 
 static void quick_kernel(void *data)
@@ -534,7 +567,7 @@ static void test_streams(void **state)
 	eventually(__atomic_load_n(&seen, __ATOMIC_ACQUIRE));
 	assert_int_equal(seen, 'P');
 	assert_int_equal(stats_of(&pair.a).host_waits + stats_of(&pair.b).host_waits, 0);
-	/* Nothing is unmapped under a kernel. */
+	/* No memory is unmapped under a kernel. */
 	seen = 0;
 	launch(consumer, quick_kernel, bytes);
 	tmesh_cuda_memory_unref(imported);
@@ -547,7 +580,53 @@ static void test_streams(void **state)
 	pair_close(&pair);
 }
 
-/* Who has seen to the order himself waits for nothing, on either side, nor when sending on. */
+/* If no event can be had, the producer's host waits, and reports it. */
+static void test_no_event(void **state)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1));
+	struct tmesh_cuda_opts opts = {.size = sizeof(opts),
+				       .library = getenv("TMESH_TEST_LIBCUDA"),
+				       .flags = TMESH_CUDA_NO_EVENTS};
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_cuda *cuda;
+	char text[TMESH_REF_SIZE];
+
+	/* They have run out. */
+	standin_set_up("without=events");
+	memory = alloc(bed, 0, 5000, 'a');
+	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
+	standin_set_up(NULL);
+	assert_int_equal(bed->warnings, 1);
+	assert_int_equal(stats_of(bed).host_waits, 1);
+	assert_int_equal(helper_say(&helpers[0], text), 'a');
+	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	tmesh_cuda_memory_unref(memory);
+	/* The event's handle cannot be had. */
+	memory = alloc(bed, 0, 5000, 'b');
+	standin_fail("cuIpcGetEventHandle", 801, 0);
+	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
+	assert_int_equal(stats_of(bed).host_waits, 2);
+	assert_int_equal(helper_say(&helpers[0], text), 'b');
+	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	tmesh_cuda_memory_unref(memory);
+	/* None is wanted. */
+	opts.flags = 2;
+	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -EINVAL, "0x2");
+	opts.flags = TMESH_CUDA_NO_EVENTS;
+	assert_ok(tmesh_cuda_open(bed->ctx, &opts, &cuda, err));
+	assert_ok(tmesh_cuda_alloc(cuda, 0, 5000, 0, &memory, err));
+	assert_ok(tmesh_cuda_zero(memory, NULL, err));
+	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
+	assert_int_equal(helper_say(&helpers[0], text), 0);
+	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_unref(cuda);
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
+/* A caller that orders its work itself waits for nothing, on either side, nor when sending on. */
 static void test_no_stream(void **state)
 {
 	struct tmesh_layout layout = bytes_layout(5000);
@@ -572,7 +651,7 @@ static void test_no_stream(void **state)
 	assert_int_equal(standin_calls("cuStreamWaitEvent"), waits);
 	assert_int_equal(standin_calls("cuStreamSynchronize"), synced);
 	assert_int_equal(stats_of(&pair.b).host_waits, 0);
-	/* With one the host waits, for the event is another's. */
+	/* With an event the host waits, for it is another process's. */
 	assert_ok(tmesh_cuda_share(imported, &layout, NULL, text, sizeof(text), err));
 	assert_int_equal(stats_of(&pair.b).host_waits, 1);
 	tmesh_cuda_memory_unref(imported);
@@ -580,7 +659,7 @@ static void test_no_stream(void **state)
 	pair_close(&pair);
 }
 
-/* Once; there is room for what is longer. */
+/* Once; there is room for longer texts. */
 static void replace(char *text, const char *old, const char *new)
 {
 	char *at = strstr(text, old);
@@ -588,6 +667,31 @@ static void replace(char *text, const char *old, const char *new)
 	assert_non_null(at);
 	memmove(at + strlen(new), at + strlen(old), strlen(at + strlen(old)) + 1);
 	memcpy(at, new, strlen(new));
+}
+
+/* Memory of the VMM calls whose maker did not ask for a descriptor. */
+static void test_not_exportable(struct bed *bed)
+{
+	struct cu_alloc_prop prop = {.type = CU_ALLOCATION_PINNED,
+				     .location = {.type = CU_LOCATION_DEVICE}};
+	struct cu_access access = {.location = prop.location, .flags = CU_ACCESS_READ_WRITE};
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_region *region;
+	char text[TMESH_REF_SIZE];
+	cu_ptr at;
+	cu_mem mem;
+
+#define DRIVER(name) ((__typeof__(&(name)))standin_symbol(#name))
+	assert_int_equal(DRIVER(cuMemCreate)(&mem, 2 * MIB, &prop, 0), 0);
+	assert_int_equal(DRIVER(cuMemAddressReserve)(&at, 2 * MIB, 0, 0, 0), 0);
+	assert_int_equal(DRIVER(cuMemMap)(at, 2 * MIB, 0, mem, 0), 0);
+	assert_int_equal(DRIVER(cuMemSetAccess)(at, 2 * MIB, &access, 1), 0);
+	assert_refused(tmesh_cuda_share_ipc(bed->cuda, at, &layout, NULL, text, sizeof(text),
+					    &region, err),
+		       -EINVAL, "made without a POSIX descriptor");
+	DRIVER(cuMemUnmap)(at, 2 * MIB);
+	DRIVER(cuMemAddressFree)(at, 2 * MIB);
+	DRIVER(cuMemRelease)(mem);
 }
 
 static void test_ipc(void **state)
@@ -614,12 +718,12 @@ static void test_ipc(void **state)
 				       &region, err));
 	assert_non_null(strstr(text, "\"cuda\":{\"kind\":\"ipc\"}"));
 	assert_int_equal(helper_say(&helpers[0], text), 'i');
-	/* In the process itself the driver opens none. */
+	/* The driver opens no handle of its own process. */
 	assert_refused(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), NULL, NULL, &memory,
 					   &layout, err),
 		       -ECONNRESET, "cuIpcOpenMemHandle: CUDA_ERROR_INVALID_CONTEXT");
 	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
-	/* What carried it may have put spaces in. */
+	/* A carrier of the ref may have put spaces in. */
 	replace(text, "\"ipc\"", " \"ipc\"");
 	assert_int_equal(helper_say(&helpers[0], text), 'i');
 	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
@@ -635,11 +739,18 @@ static void test_ipc(void **state)
 				       sizeof(text), &region, err));
 	tmesh_region_unref(region);
 	assert_int_equal(standin_calls("cuStreamSynchronize"), synced);
-	/* Memory of the VMM calls is not for this. */
+	/* Memory of the VMM calls, as PyTorch's expandable segments are, is shared by a
+	 * descriptor. */
 	ours = alloc(bed, 0, 5000, 'a');
-	assert_refused(tmesh_cuda_share_ipc(bed->cuda, tmesh_cuda_pointer(ours), &layout, NULL,
-					    text, sizeof(text), &region, err),
-		       -EINVAL, "cuIpcGetMemHandle: CUDA_ERROR_INVALID_VALUE");
+	assert_ok(tmesh_cuda_share_ipc(bed->cuda, tmesh_cuda_pointer(ours), &layout, NULL, text,
+				       sizeof(text), &region, err));
+	assert_non_null(strstr(text, "\"cuda\":{\"kind\":\"vmm\"}"));
+	assert_int_equal(helper_say(&helpers[0], text), 'a');
+	assert_int_equal(helper_say(&helpers[0], "w"), 'W');
+	assert_int_equal(first_of(ours), 'W');
+	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	tmesh_region_unref(region);
+	test_not_exportable(bed);
 	assert_refused(tmesh_cuda_share_ipc(bed->cuda, 4096, &layout, NULL, text, sizeof(text),
 					    &region, err),
 		       -EINVAL, "cuPointerGetAttribute: CUDA_ERROR_INVALID_VALUE");
@@ -651,7 +762,7 @@ static void test_ipc(void **state)
 	bed_close(bed);
 }
 
-/* Host memory by the same door: a ref to a region is registered. */
+/* Host memory by the same call: it registers the region of a ref. */
 static void test_host_ref(void **state)
 {
 	int64_t shape = 100;
@@ -676,14 +787,24 @@ static void test_host_ref(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		alone_test(test_two_processes), alone_test(test_peer_and_rights),
-		alone_test(test_sent_on),	alone_test(test_lingering),
-		alone_test(test_dropped),	alone_test(test_reclaim),
-		alone_test(test_part),		alone_test(test_sent_on_by_the_bereaved),
-		alone_test(test_forked),	alone_test(test_own_ref),
-		alone_test(test_by_socket),	alone_test(test_import_lease),
-		alone_test(test_streams),	alone_test(test_no_stream),
-		alone_test(test_ipc),		standin_test(test_host_ref),
+		alone_test(test_two_processes),
+		alone_test(test_peer_and_rights),
+		alone_test(test_sent_on),
+		alone_test(test_pending_free),
+		alone_test(test_dropped),
+		alone_test(test_reclaim),
+		alone_test(test_part),
+		alone_test(test_sent_on_by_the_bereaved),
+		alone_test(test_forked),
+		alone_test(test_own_ref),
+		alone_test(test_by_socket),
+		alone_test(test_import_lease),
+		alone_test(test_streams),
+		alone_test(test_no_stream),
+		alone_test(test_no_read_only_mappings),
+		alone_test(test_no_event),
+		alone_test(test_ipc),
+		standin_test(test_host_ref),
 	};
 
 	return cmocka_run_group_tests_name("cuda share", tests, NULL, NULL);

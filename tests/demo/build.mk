@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 
-demo-check: ## run the demo and check what it prints
+demo-check: ## Run the demo and check its output.
 	@$(PYTHON) -B tests/demo/check.py
 
 .PHONY: demo-check

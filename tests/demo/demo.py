@@ -16,6 +16,7 @@ import handover
 import model
 import peers
 import restart
+import stock
 
 BOLD, DIM, PLAIN = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
 NEAREST = 10
@@ -26,7 +27,7 @@ def say(who, text):
 
 
 def tmeshctl(*args, only=None):
-    """What tmeshctl prints; of regions only those with these ids, as others may be about."""
+    """Print the output of tmeshctl; of the regions only those with these ids, as others may exist."""
     print(f"\n{DIM}$ tmeshctl {' '.join(args)}{PLAIN}")
     head, *lines = subprocess.run([peers.ROOT / "build/tmeshctl", *args], check=True,
                                   stdout=subprocess.PIPE, text=True).stdout.splitlines()
@@ -105,6 +106,7 @@ def main():
         handover.measure(tensor.numpy(), tensor.ref(), elixir)
         restart.show(weights, text, vocabulary)
         engines.show(elixir)
+        stock.show()
     finally:
         elixir.close()
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The second act: a language model's weights in one region, two engine processes that generate from it at once, with keys and
-values in pages of one pool, those of their common beginning shared; Elixir that chooses the tokens, an adapter swapped meanwhile, one
-engine killed and back. The same with a user's GGUF model, without an adapter."""
+"""The second act: a language model's weights in one region, and two engine processes that generate from it at once.
+Their keys and values are in pages of one pool, and they share those of their common beginning. Elixir chooses the
+tokens; meanwhile an adapter is swapped, and one engine is killed and restarted. The same runs with a user's GGUF model,
+without an adapter."""
 
 import importlib.util
 import json
@@ -35,19 +36,19 @@ RANKS = dict.fromkeys(("attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"
 
 
 def missing():
-    """Why the act cannot be shown here, in words; empty if it can."""
+    """Return why the act cannot be shown here, in words; empty if it can."""
     packages = [name for name in ("libggml", "tokenizers") if not importlib.util.find_spec(name)]
     return f"the packages that it needs could not be had: {', '.join(packages)}" if packages else ""
 
 
 def of_ours(line, start, end, sizes):
-    """Whether a mapping is of a region. A memfd has the region's id in its name; the module names no region, so there
-    the size tells."""
+    """Return whether a mapping is of a region. A memfd has the region's id in its name. The module names no region, so
+    there the size decides."""
     return any(region in line for region in sizes) or (" /tmesh" in line and end - start in sizes.values())
 
 
 def share(pid, sizes):
-    """Of a process: bytes of the regions that it has in memory, its share of them (PSS), whether any can be written."""
+    """Return a process's bytes of the regions in memory, its share of them (PSS), and whether any is writable."""
     rss = pss = 0
     ours = writable = False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -74,7 +75,7 @@ class Stream:
             self.sequence.run([token])
 
     def step(self):
-        """One token more; the call that an engine's death costs is made again."""
+        """Generate one token more; repeat a call that an engine's death interrupts."""
         while True:
             try:
                 self.sequence.run(self.tokens[-1:])
@@ -97,8 +98,8 @@ class Stream:
 
 
 def generate(streams, count, kill_at, publish=None):
-    """All at once, a thread each. When both have ADAPT_AT tokens the adapter is published, where there is one; when both have `kill_at`
-    one kills the other's engine. When that was."""
+    """Run all at once, a thread each. When both have ADAPT_AT tokens the adapter is published, if there is one. When
+    both have `kill_at`, one kills the other's engine. Return the time of that."""
     killed, failed, together = [], [], threading.Barrier(len(streams))
 
     def work(stream, other):
@@ -149,12 +150,12 @@ def table(model, contexts):
 
 
 def pool_of(model):
-    """Room for both, each as if it had nothing in common."""
+    """Room for both, each as if they shared nothing."""
     return tmesh.generate.page_pool(model, 2 * ROWS // PAGE_TOKENS, page_tokens=PAGE_TOKENS)
 
 
 def begin(servers, model, common, own, folder, pages, elixir, **adapted):
-    """Engine A reads what is common; B has a fork of that, and each goes on with its own tokens."""
+    """Engine A reads the common pages; B has a fork of them, and each goes on with its own tokens."""
     contexts = [server.connect(timeout=600) for server in servers]
     sequence = tmesh.generate.Sequence(model, rows=ROWS, context=contexts[0], folder=folder, pages=pages, **adapted)
     sequence.run(common)
@@ -167,7 +168,7 @@ def begin(servers, model, common, own, folder, pages, elixir, **adapted):
 
 
 def tell_pages(streams, pages):
-    """What the two have in common now."""
+    """The two sequences share these pages now."""
     info = pages.info()
     one, two = (set(stream.sequence.block_table) for stream in streams)
     size = info["page_bytes"] // 1024
@@ -200,7 +201,7 @@ def tell_texts(streams, tokenizer, spent, copied, start):
           f" engine's logits\n  Bytes that tmesh copied for it, in Python: {copied}\n")
     for stream in streams:
         text = re.sub(r"\s+", " ", stream.text(tokenizer, start)).strip()
-        # A model may say what a terminal obeys.
+        # A model's text may contain control characters of a terminal.
         text = "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
         for number, line in enumerate(textwrap.wrap(text, 100, break_on_hyphens=False)):
             print(f"  {' ' if number else stream.name} | {line}")
@@ -216,7 +217,7 @@ def tell_killed(streams, pids, killed):
 
 
 def timed(streams, *how):
-    """What generate() gives, how long it took, and what was copied for it."""
+    """Return the result of generate(), its time, and the bytes copied for it."""
     start, copied = time.perf_counter(), tmesh.stats()["bytes_copied"]
     killed = generate(streams, *how)
     return killed, time.perf_counter() - start, tmesh.stats()["bytes_copied"] - copied
@@ -230,7 +231,7 @@ def let_go(streams, pages, ask):
 
 
 def show(elixir):
-    """All of it. Without what it needs: why not."""
+    """Run all of it. If a requirement is missing, print which."""
     why = missing()
     print("\nA language model, trained on this repository's documents (examples/small_model), in two engine processes:\n")
     if why:
@@ -277,9 +278,10 @@ def show_own(elixir, path, text):
         raise SystemExit(f"demo: {why}")
     ask, began, servers = locked(elixir), time.perf_counter(), []
     try:
+        header = tmesh.describe_model(path)  # a model that cannot run is refused before it is loaded
+        tmesh.graphs.check(header, rows=ROWS, context=tmesh.engine.Context("ggml"))
+        tokenizer = tmesh.tokens.of_model(header)
         with tmesh.load_model(path) as model:
-            tmesh.graphs.of_model(model, rows=ROWS)  # an architecture that is not known is refused before a process starts
-            tokenizer = tmesh.tokens.of_model(model)
             tokens = tokenizer.encode(text).ids
             if not 2 <= len(tokens) <= ROWS - OWN_TOKENS:
                 raise SystemExit(f"demo: the query is {len(tokens)} tokens of this model: give QUERY=\"some words\" of 2 to "
@@ -296,7 +298,9 @@ def show_own(elixir, path, text):
                 table(model, [stream.context for stream in streams])
                 let_go(streams, pages, ask)
     except tmesh.Error as error:
-        raise SystemExit(f"demo: {path}: {error.strerror or error}. docs/engines.md says which models run, and which were tried.") from None
+        said = error.strerror or str(error)
+        said = said if said.startswith(str(path)) else f"{path}: {said}"
+        raise SystemExit(f"demo: {said}. docs/reference/engines.md says which models run, and which were tried.") from None
     finally:
         for server in servers:
             server.close()

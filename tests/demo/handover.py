@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How long until the other side has read a value of the table, by three ways."""
+"""The time until the other side has read a value of the table, by three ways."""
 
 import json
 import os

@@ -75,7 +75,7 @@ class Python:
 
 
 def serve(pipe):
-    """In the other process: answer each hand-over with the first value of what came."""
+    """In the other process: answer each hand-over with the first value that came."""
     import json
 
     import numpy as np

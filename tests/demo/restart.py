@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A server of the whole model that is killed and started again: what it reads, and when it answers.
+"""A server of the whole model that is killed and started again: the bytes that it reads, and the time until it answers.
 
 With arguments this is the server: restart.py STARTED_NS PATH NUMBER..., the numbers those of the words.
 """
@@ -20,7 +20,7 @@ def passed_ms(started):
 
 
 def serve(started, path, *numbers):
-    """Load, answer once, and live until somebody ends this."""
+    """Load, answer once, and stay until this process is ended."""
     import numpy as np
 
     import model
@@ -38,7 +38,7 @@ def serve(started, path, *numbers):
 
 
 def start(path, numbers):
-    """Start a server; its answer, after which it was killed."""
+    """Start a server; return its answer, after which it is killed."""
     server = subprocess.Popen([sys.executable, "-B", __file__, str(time.monotonic_ns()), str(path), *map(str, numbers)],
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                               env={"TMESH_KEEPER": str(ROOT / "build/tmesh-keeper"), **os.environ})
@@ -51,7 +51,7 @@ def start(path, numbers):
 
 
 def show(path, text, vocabulary):
-    """Twice, each time killed (SIGKILL). What was kept is dropped in the end."""
+    """Run it twice, each time killed (SIGKILL). The kept objects are dropped in the end."""
     numbers = vocabulary.tokens(text)
     answers = []
     try:

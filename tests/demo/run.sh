@@ -16,7 +16,7 @@ work=build/demo
 python=build/venv/bin/python
 mkdir -p "$work"
 
-# quietly WHAT COMMAND...: its output is of interest only when it fails.
+# quietly WHAT COMMAND...: print the command's output only when it fails.
 quietly() {
 	what=$1
 	shift
@@ -28,7 +28,7 @@ quietly() {
 }
 
 packaging/deps.sh demo
-quietly "building" make lib tools keeper python beam engine
+quietly "building" make lib tools keeper mount python beam engine
 tests/demo/fetch.sh "$work" ${model:+engine}
 words="fresh bread and butter"
 [ -z "$model" ] || words="Once upon a time"

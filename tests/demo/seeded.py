@@ -14,7 +14,7 @@ UINT32, FLOAT32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
 
 
 def alphabet():
-    """GPT-2's letters for the 256 bytes: those that can be seen are themselves, the others come behind 255."""
+    """GPT-2's letters for the 256 bytes: visible ones are themselves, the others come behind 255."""
     seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in seen else next(others)) for byte in range(256)]

@@ -6,35 +6,30 @@
 ENGINE_TEST     := tests/engine
 ENGINE_VENV     := $(B)/venv-engine
 ENGINE_TEST_OUT := $(B)/tests/engine
-ENGINE_TESTS    := test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_top test_confined test_users test_cancelled test_graph test_initializer test_ort_abi test_placement test_placed test_places test_elsewhere test_devices test_costs
+ENGINE_TESTS    := test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_top test_confined test_attacks test_supervised test_users test_cancelled test_graph test_initializer test_ort_abi test_placement test_placed test_places test_devices
 ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit -Itests/cuda
 
-# engine_test(variant, sanitizers, libtmesh, libtmesh-engine)
-define engine_test
-$(ENGINE_TEST_OUT)/$(1)/%: $(ENGINE_TEST)/%.c $$(wildcard $(ENGINE)/*.h $(ENGINE)/onnx/*.h tests/unit/unit.h tests/unit/comma.h $(ENGINE_TEST)/*.h) $(4) $(3)
-	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(ENGINE_TEST_FLAGS) $(2) $$< $(4) $(3) -lcmocka $$(LIB_LIBS) -lm -o $$@
-endef
-# The reader of files, without ONNX Runtime.
-define engine_reader_test
-$(ENGINE_TEST_OUT)/$(1)/test_initializer: $(ENGINE_TEST)/test_initializer.c tests/unit/unit.h \
-		$(addprefix $(B)/engine-$(1)/onnx/,initializer.o types.o) $(3)
-	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(ENGINE_TEST_FLAGS) $(2) $$(filter %.c %.o %.a,$$^) -lcmocka $$(LIB_LIBS) -o $$@
-endef
-$(eval $(call engine_reader_test,plain,,$(LIB_A)))
-$(eval $(call engine_reader_test,asan,$(ASAN_FLAGS),$(LIB_ASAN)))
+# engine_tests(variant, flags, libtmesh, libtmesh-engine). test_initializer tests a part of the engine "onnx".
+engine_tests = $(call c_tests,$(ENGINE_TEST_OUT)/$(1),$(ENGINE_TEST),$(ENGINE_TEST_FLAGS) $(2),$(4) $(3),-lcmocka $$(LIB_LIBS) -lm)
+$(eval $(call engine_tests,plain,,$(LIB_A),$(ENGINE_A)))
+$(eval $(call engine_tests,asan,$(ASAN_FLAGS) $(TEST_O),$(LIB_ASAN),$(B)/libtmesh-engine-asan.a))
+$(eval $(call engine_tests,tsan,$(TSAN_FLAGS) $(TEST_O),$(LIB_TSAN),$(B)/libtmesh-engine-tsan.a))
+$(foreach variant,plain asan,$(eval $(ENGINE_TEST_OUT)/$(variant)/test_initializer: \
+	$(addprefix $(B)/engine-$(variant)/onnx/,initializer.o types.o)))
 
-$(eval $(call engine_test,plain,,$(LIB_A),$(ENGINE_A)))
-$(eval $(call engine_test,asan,$(ASAN_FLAGS),$(LIB_ASAN),$(B)/libtmesh-engine-asan.a))
-$(eval $(call engine_test,tsan,$(TSAN_FLAGS),$(LIB_TSAN),$(B)/libtmesh-engine-tsan.a))
+# "evil" is in a folder of its own: a program that lists engines, and tries each, would find it.
+engine_test_engine = $(SAY)$(CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) -fvisibility=default -shared $< \
+	$(addprefix $(B)/lib-plain/common/,error.o utf8.o) -o $@
 
 $(ENGINE_TEST_OUT)/engines/tmesh-engine-%.so: $(ENGINE_TEST)/%_engine.c $(ENGINE_TEST)/probe.h $(ENGINE)/plugin.h $(COMMON_OBJ)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) -fvisibility=default -shared $< \
-		$(B)/lib-plain/common/error.o -o $@
+	$(engine_test_engine)
 
-ENGINE_TEST_ENGINES := $(addprefix $(ENGINE_TEST_OUT)/engines/tmesh-engine-,fake.so old.so)
+$(ENGINE_TEST_OUT)/engines/evil/tmesh-engine-%.so: $(ENGINE_TEST)/%_engine.c $(ENGINE_TEST)/evil.h $(ENGINE)/plugin.h $(COMMON_OBJ)
+	@mkdir -p $(@D)
+	$(engine_test_engine)
+
+ENGINE_TEST_ENGINES := $(addprefix $(ENGINE_TEST_OUT)/engines/,tmesh-engine-fake.so tmesh-engine-old.so evil/tmesh-engine-evil.so)
 
 define engine_run
 @export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
@@ -43,12 +38,19 @@ trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 for test in $(2); do $(ENGINE_TEST_OUT)/$(1)/$$test || status=1; done; exit $$status
 endef
 
-engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) $(B)/tmeshctl ## libtmesh-engine's unit tests
+engine-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_TESTS)) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) $(B)/tmeshctl ## Run libtmesh-engine's unit tests.
 	$(call engine_run,plain,$(ENGINE_TESTS),$(ENGINE_PROCESS))
+
+# These tests depend on the kernel: for guests.
+ENGINE_CONFINED := test_confined test_attacks test_supervised test_served
+engine-confined-check: $(addprefix $(ENGINE_TEST_OUT)/plain/,$(ENGINE_CONFINED)) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## Run the tests of how an engine is confined and watched.
+	$(call engine_run,plain,$(ENGINE_CONFINED),$(ENGINE_PROCESS))
+
+.PHONY: engine-confined-check
 
 # The loader finds the stand-in for the CUDA driver.
 engine-gpu-check: $(addprefix $(ENGINE_TEST_OUT)/,plain/test_gpu plain/test_onnx_gpu plain/test_ggml_gpu libonnxruntime-standin.so) \
-		$(ENGINE_PLUGINS) $(ENGINE_VENV)/tools.stamp $(ENGINE_TEST_ENGINES) $(STANDIN) $(B)/libtmesh-cuda.so ## device tensors in GPU memory, on a stand-in for the driver
+		$(ENGINE_PLUGINS) $(ENGINE_VENV)/tools.stamp $(ENGINE_TEST_ENGINES) $(STANDIN) $(B)/libtmesh-cuda.so ## Test device tensors in GPU memory on a stand-in for the driver.
 	$(call engine_run,plain,test_gpu,$(ENGINE_PROCESS))
 	@CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_ENGINE_PATH=$(abspath $(B)) \
 		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_TEST_OUT)/libonnxruntime-standin.so) $(ENGINE_TEST_OUT)/plain/test_onnx_gpu
@@ -57,27 +59,27 @@ engine-gpu-check: $(addprefix $(ENGINE_TEST_OUT)/,plain/test_gpu plain/test_onnx
 	$(ENGINE_GGML_STANDIN); export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_ENGINE_PATH=$(abspath $(B)) \
 		TMESH_GGML=$(abspath $(ENGINE_TEST_OUT)/libggml-standin.so); $(ENGINE_TEST_OUT)/plain/test_ggml_gpu
 
-# What it does not have the loader finds in the real one, which is beside it.
+# The loader finds the missing functions in the real one, which is beside it.
 ENGINE_GGML_STANDIN = $(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(ENGINE_TEST_FLAGS) -fPIC -shared $(ENGINE_TEST)/standin_ggml.c \
 	-Wl,--no-as-needed "$$library" -Wl,-rpath,"$$(dirname "$$library")" -o $(ENGINE_TEST_OUT)/libggml-standin.so || exit 1
 
 $(ENGINE_TEST_OUT)/libonnxruntime-standin.so: $(addprefix $(ENGINE_TEST)/standin_onnxruntime.,c h) $(ENGINE)/onnx/ort_api.h
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(ENGINE_TEST_FLAGS) -fPIC -shared $< -o $@
+	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(ENGINE_TEST_FLAGS) -fPIC -shared $< -o $@
 
 engine-gpu-check: export LD_LIBRARY_PATH := $(abspath $(dir $(STANDIN))):$(abspath $(B))
 
-engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_confined test_users test_cancelled test_graph test_placement test_placed test_places test_elsewhere test_devices test_costs test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## ... with sanitizers
-	$(call engine_run,asan,test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_confined test_users test_cancelled test_graph test_placement test_placed test_places test_elsewhere test_devices test_costs test_initializer,$(B)/asan/tmesh-engine)
+engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_confined test_attacks test_supervised test_users test_cancelled test_graph test_placement test_placed test_places test_devices test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## Run libtmesh-engine's unit tests with the address sanitizer.
+	$(call engine_run,asan,test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_confined test_attacks test_supervised test_users test_cancelled test_graph test_placement test_placed test_places test_devices test_initializer,$(B)/asan/tmesh-engine)
 
 # A forked child starts a thread where it asks for memory by token, which the sanitizer does not follow.
 engine-tsan-check: export TSAN_OPTIONS := die_after_fork=0
-engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_cancelled test_places) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## ... with the thread sanitizer
+engine-tsan-check: $(addprefix $(ENGINE_TEST_OUT)/tsan/,test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_cancelled test_places) $(ENGINE_TEST_ENGINES) $(ENGINE_PROCESS) ## Run libtmesh-engine's unit tests with the thread sanitizer.
 	$(call engine_run,tsan,test_engine test_sessions test_served test_served_limits test_kept test_storm test_turns test_cancelled test_places,$(ENGINE_PROCESS))
 
 # ONNX Runtime is on the package index as Python's package, which has the library in it, and in Debian from 13 on.
 # Without the packages, as on a machine without a network, what needs them is skipped.
-$(ENGINE_VENV)/tools.stamp: $(addprefix $(ENGINE_TEST)/requirements,.txt -onnxruntime.txt -oracle.txt)
+$(ENGINE_VENV)/tools.stamp: $(addprefix $(ENGINE_TEST)/requirements,.txt -onnxruntime.txt)
 	$(PYTHON) -m venv --clear $(ENGINE_VENV)
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy pytest onnx flatbuffers packaging protobuf || true
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check safetensors sentencepiece pyyaml tqdm || true
@@ -86,8 +88,6 @@ $(ENGINE_VENV)/tools.stamp: $(addprefix $(ENGINE_TEST)/requirements,.txt -onnxru
 		--only-binary :all: --requirement $(ENGINE_TEST)/requirements.txt || true
 	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 		--only-binary :all: --requirement $(ENGINE_TEST)/requirements-onnxruntime.txt || true
-	$(ENGINE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
-		--only-binary :all: --requirement $(ENGINE_TEST)/requirements-oracle.txt || true
 	@touch $@
 
 # The models, and what ONNX Runtime's own plain Run makes of them.
@@ -100,7 +100,7 @@ $(ENGINE_TEST_OUT)/models.stamp: $(ENGINE_TEST)/models.py $(ENGINE_VENV)/tools.s
 # ENGINE_ONNXRUNTIME=/usr/lib/.../libonnxruntime.so.1.21.0 runs the suites on that one.
 ENGINE_ONNXRUNTIME ?= $(lastword $(wildcard $(ENGINE_VENV)/lib/*/site-packages/onnxruntime/capi/libonnxruntime.so.*))
 
-engine-onnx-check: $(ENGINE_TEST_OUT)/plain/test_onnx $(ENGINE_ONNX) $(ENGINE_TEST_OUT)/models.stamp ## the engine "onnx" with ONNX Runtime
+engine-onnx-check: $(ENGINE_TEST_OUT)/plain/test_onnx $(ENGINE_ONNX) $(ENGINE_TEST_OUT)/models.stamp ## Test the engine "onnx" with ONNX Runtime.
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
 	TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)); \
 	[ ! -d $(ENGINE_TEST_OUT)/models ] || export TMESH_ENGINE_MODELS=$(abspath $(ENGINE_TEST_OUT)/models); \
@@ -110,14 +110,14 @@ engine-onnx-check: $(ENGINE_TEST_OUT)/plain/test_onnx $(ENGINE_ONNX) $(ENGINE_TE
 ENGINE_GGML_HEADERS = $(lastword $(wildcard $(ENGINE_VENV)/lib/*/site-packages/libggml/include))
 ENGINE_GGML_LIBRARY = $(lastword $(wildcard $(ENGINE_VENV)/lib/*/site-packages/libggml/lib*/libggml.so.0))
 
-engine-ggml-abi-check: $(ENGINE_VENV)/tools.stamp ## ggml_api.h beside ggml's headers
+engine-ggml-abi-check: $(ENGINE_VENV)/tools.stamp ## Compare ggml_api.h with ggml's headers.
 	@mkdir -p $(ENGINE_TEST_OUT)/plain
 	@$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(ENGINE_TEST_FLAGS) $(if $(ENGINE_GGML_HEADERS),-isystem $(ENGINE_GGML_HEADERS)) \
 		$(ENGINE_TEST)/test_ggml_abi.c -o $(ENGINE_TEST_OUT)/plain/test_ggml_abi
 	@$(ENGINE_TEST_OUT)/plain/test_ggml_abi
 
 # 500 mutants, 4,000 at full length.
-engine-mutants-check: $(ENGINE_TEST_OUT)/plain/test_mutants $(ENGINE_VENV)/tools.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) ## mutated graphs in an engine "ggml" of a process of its own
+engine-mutants-check: $(ENGINE_TEST_OUT)/plain/test_mutants $(ENGINE_VENV)/tools.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGINS) ## Run mutated graphs in a served engine "ggml".
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
 	TMESH_ENGINE_PATH=$(abspath $(B)) TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) TMESH_GGML=$(abspath $(ENGINE_GGML_LIBRARY)); \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(ENGINE_TEST_OUT)/plain/test_mutants
@@ -126,22 +126,15 @@ engine-mutants-check: $(ENGINE_TEST_OUT)/plain/test_mutants $(ENGINE_VENV)/tools
 .PHONY: engine-gpu-check
 .PHONY: engine-check engine-asan-check engine-tsan-check engine-onnx-check
 
-# What libtmesh-engine adds to ONNX Runtime's own calls; what a process of its own adds; placement.
+# The cost of libtmesh-engine over ONNX Runtime's own calls, and of a process of its own.
 $(BENCH_OUT)/engine: tests/bench/engine.c tests/bench/harness.c tests/bench/harness.h $(ENGINE_ONNX_OBJ_plain) $(ENGINE_A) $(LIB_A)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter-out %.h,$^) $(LIB_LIBS) -ldl -o $@
+	$(SAY)$(CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter-out %.h,$^) $(LIB_LIBS) -ldl -o $@
 
-$(BENCH_OUT)/engine_served $(BENCH_OUT)/placement: $(BENCH_OUT)/%: tests/bench/%.c tests/bench/harness.c tests/bench/harness.h \
+$(BENCH_OUT)/engine_served: tests/bench/engine_served.c tests/bench/harness.c tests/bench/harness.h \
 		$(ENGINE_A) $(LIB_A)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter-out %.h,$^) $(LIB_LIBS) -ldl -lm -o $@
-
-ENGINE_ORACLE = LD_LIBRARY_PATH=$(B) $(ENGINE_VENV)/bin/python -B $(ENGINE_TEST)/oracle.py $(B)/libtmesh-engine.so
-
-engine-oracle-check: $(ENGINE_VENV)/tools.stamp $(B)/libtmesh-engine.so ## placement beside what HiGHS proves to be the best
-	@$(ENGINE_ORACLE)
-
-.PHONY: engine-oracle-check
+	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -pthread $(filter-out %.h,$^) $(LIB_LIBS) -ldl -lm -o $@
 
 # libFuzzer; the corpus lies beside those of libtmesh.
 ENGINE_FUZZ_OUT := $(ENGINE_TEST_OUT)/fuzz
@@ -149,15 +142,15 @@ ENGINE_FUZZ_OBJ := $(patsubst %.c,$(ENGINE_FUZZ_OUT)/%.o,$(wildcard $(ENGINE)/gr
 
 $(ENGINE_FUZZ_OUT)/%.o: %.c $(ENGINE)/build.mk
 	@mkdir -p $(@D)
-	$(FUZZ_CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(LIB_CFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+	$(SAY)$(FUZZ_CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) $(LIB_CFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
 -include $(ENGINE_FUZZ_OBJ:.o=.d)
 
 $(ENGINE_FUZZ_OUT)/graph: $(ENGINE_TEST)/fuzz/fuzz_graph.c $(ENGINE_FUZZ_OBJ)
-	$(FUZZ_CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
+	$(SAY)$(FUZZ_CC) $(CPPFLAGS) $(ENGINE_CPPFLAGS) -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
 		$< $(ENGINE_FUZZ_OBJ) $(LIB_LIBS) -o $@
 .SECONDARY: $(ENGINE_FUZZ_OBJ)
 
-engine-fuzz-check: $(ENGINE_FUZZ_OUT)/graph ## fuzz what reads graphs
+engine-fuzz-check: $(ENGINE_FUZZ_OUT)/graph ## Fuzz the reader of graphs.
 	@$(FUZZ)/run $(ENGINE_FUZZ_OUT) graph
 
 .PHONY: engine-fuzz-check

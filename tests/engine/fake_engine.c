@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
  * The engine "fake": a fake that says it is one. It runs one graph, y = x + b and twice = 2 * x, on
- * float32, and does on demand what engines should not: the file's text says which.
+ * float32, and misbehaves on demand: the file's text names the fault.
  *
  *   plain    y, twice of x[n, 4], b[4]
  *   elsewhere  writes y to memory of its own and says so
@@ -19,6 +19,12 @@
  *   tokens   as plain, with x called tokens
  *   probe    runs make system calls that are denied, and fail when one is not (probe.h)
  *   foreign  runs make a system call of another architecture
+ *   stuck    is never closed
+ *   damages  runs overwrite what the process shares with its supervisor, as the file's second word
+ *            says (zeros, ones, random, asleep), and never end
+ *
+ * Its library says how it begins: "none" and "hangs" do what they say; "opens:FILE" begins when
+ * there is such a file, and "fails:FILE" does not begin when there is.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -32,7 +38,7 @@
 #include "probe.h"
 
 struct session {
-	char mode[32];
+	char mode[32], how[32];
 	char go[512];
 };
 
@@ -47,8 +53,16 @@ struct binding {
 
 static int open_engine(const struct plugin_open *opts, void **engine, struct tmesh_error *err)
 {
-	if (opts->library && !strcmp(opts->library, "none"))
+	const char *library = opts->library ? opts->library : "";
+
+	if (!strcmp(library, "none"))
 		return tmesh_fail(err, -EOPNOTSUPP, "the fake has no library");
+	while (!strcmp(library, "hangs"))
+		pause();
+	while (!strncmp(library, "opens:", 6) && access(library + 6, F_OK))
+		usleep(1000);
+	if (!strncmp(library, "fails:", 6) && !access(library + 6, F_OK))
+		return tmesh_fail(err, -ENOSPC, "the fake has no room, as its graph asks");
 	*engine = calloc(1, 1);
 	return 0;
 }
@@ -82,7 +96,7 @@ static int wait_to_open(const char *go, struct tmesh_error *err)
 		word[0] = '\0';
 	fclose(file);
 	if (!strcmp(word, "broken"))
-		return tmesh_fail(err, -EPROTO, "the fake does not open it, as it was told");
+		return tmesh_fail(err, -EPROTO, "the fake does not open it, as its graph asks");
 	if (!strcmp(word, "cancelled"))
 		return tmesh_fail(err, -ECANCELED, "the fake was called off");
 	return 0;
@@ -97,6 +111,8 @@ static void session_close(void *engine, struct plugin_session *session)
 		while (access(own->go, F_OK))
 			usleep(1000);
 	}
+	while (!strcmp(own->mode, "stuck"))
+		pause();
 	free(session->handle);
 	free(session->inputs);
 	free(session->outputs);
@@ -108,7 +124,7 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 {
 	struct session *own = calloc(1, sizeof(*own));
 	FILE *file = fopen(opts->path, "r");
-	bool known = file && fscanf(file, "%31s", own->mode) == 1;
+	bool known = file && fscanf(file, "%31s %31s", own->mode, own->how) >= 1;
 
 	if (file)
 		fclose(file);
@@ -187,10 +203,35 @@ static int rebind(void *data, const struct plugin_array *inputs, const size_t *c
 	struct binding *binding = data;
 
 	if (!strcmp(binding->session->mode, "fails"))
-		return tmesh_fail(err, -EIO, "the fake fails as it was told");
+		return tmesh_fail(err, -EIO, "the fake fails as its graph asks");
 	for (size_t i = 0; i < count; i++)
 		binding->inputs[inputs[changed[i]].operand] = inputs[changed[i]];
 	return 0;
+}
+
+/* The status, and the page that says what is under way. */
+static void damage(const char *how)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	unsigned long from, to;
+	unsigned int seed = 7;
+	char line[512];
+
+	while (maps && fgets(line, sizeof(line), maps)) {
+		if (!strstr(line, "/dev/zero (deleted)") && !strstr(line, "tmesh-engine-status"))
+			continue;
+		if (sscanf(line, "%lx-%lx", &from, &to) != 2)
+			continue;
+		for (unsigned char *at = (void *)from; at < (unsigned char *)to; at++)
+			*at = (unsigned char)(!strcmp(how, "ones")     ? 0xff
+					      : !strcmp(how, "random") ? rand_r(&seed)
+								       : 0);
+		/* All is done, and the process sleeps: WATCH_ASLEEP, wherever it stands. */
+		if (!strcmp(how, "asleep") && strstr(line, "/dev/zero"))
+			((uint32_t *)from)[6] = 0x736c6570;
+	}
+	if (maps)
+		fclose(maps);
 }
 
 static int run(void *data, struct tmesh_error *err)
@@ -208,7 +249,10 @@ static int run(void *data, struct tmesh_error *err)
 	if (!strcmp(binding->session->mode, "hangs") || !strcmp(binding->session->mode, "long") ||
 	    !strcmp(binding->session->mode, "lags") || !strcmp(binding->session->mode, "waits"))
 		*(volatile float *)binding->outputs[0].data = -1;
-	while (!strcmp(binding->session->mode, "hangs"))
+	if (!strcmp(binding->session->mode, "damages"))
+		damage(binding->session->how);
+	while (!strcmp(binding->session->mode, "hangs") ||
+	       !strcmp(binding->session->mode, "damages"))
 		pause();
 	while (!strcmp(binding->session->mode, "waits") && access(binding->session->go, F_OK))
 		usleep(1000);
@@ -223,7 +267,7 @@ static int run(void *data, struct tmesh_error *err)
 	if (atomic_load(&binding->cancelled))
 		return tmesh_fail(err, -EIO, "the fake was cancelled");
 	if (!strcmp(binding->session->mode, "fails"))
-		return tmesh_fail(err, -EIO, "the fake fails as it was told");
+		return tmesh_fail(err, -EIO, "the fake fails as its graph asks");
 	if (!strcmp(binding->session->mode, "counts")) {
 		*(float *)binding->outputs[0].data += 1;
 		return 0;

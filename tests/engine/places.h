@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Graphs on places, as their tests have them: on the engine "fake", with a clock of the test's own.
- * The places are an engine with any memory, and engines with that of NUMA node 0, which on most
- * machines is the same: copies between them are made as if it were not.
+ * The places are an engine with any memory, and engines with that of NUMA node 0. On most machines
+ * both are the same, but copies between them are made as if they were not.
  */
 #ifndef TMESH_TEST_PLACES_H
 #define TMESH_TEST_PLACES_H
@@ -193,7 +193,7 @@ static int setup(void **state)
 {
 	const char *text = "graph plain\n"
 			   "x = input : float32[2,4]\n"
-			   "b = input cache=keep : float32[4]\n"
+			   "b = input cache=reuse : float32[4]\n"
 			   "y = add(x, b)\n"
 			   "output y = y\n";
 

@@ -29,7 +29,7 @@ static const int64_t shape_x[] = {2, 4}, shape_b[] = {4};
 static char folder[] = "/tmp/tmesh-served-XXXXXX";
 static pid_t supervisor;
 static int input = -1;
-/* What no test is about is out of reach of a slow machine. */
+/* The default limit is out of reach of a slow machine, and no test is about it. */
 static const char *served_limit = "--limit=600";
 
 static inline const char *file(const char *name, const char *text)
@@ -244,14 +244,20 @@ static inline unsigned int files_of(uint32_t pid)
 	return count;
 }
 
-/* What "unit" tells of itself, until munmap(). */
+/* Map the status of "unit", until munmap(). */
 static inline const struct engine_status *map_status(struct fixture *fix)
 {
+	struct engine_status_place place;
+	char path[64];
 	void *status;
 	int dir, fd;
 
 	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
 	fd = openat(dir, ENGINE_STATUS_PREFIX "unit" ENGINE_STATUS_SUFFIX, O_RDONLY | O_CLOEXEC);
+	assert_int_equal(read(fd, &place, sizeof(place)), sizeof(place));
+	close(fd);
+	snprintf(path, sizeof(path), "/proc/%d/fd/%u", supervisor, place.fd);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
 	assert_true(fd >= 0);
 	status = mmap(NULL, sizeof(struct engine_status), PROT_READ, MAP_SHARED, fd, 0);
 	assert_true(status != MAP_FAILED);
@@ -271,7 +277,7 @@ static inline void await_waiting(struct fixture *fix, uint32_t count)
 	munmap((void *)status, sizeof(*status));
 }
 
-/* Of a client or an engine whose calls may not take long. */
+/* Check that a client works whose calls, or whose engine's, have a short limit. */
 static inline void assert_works_at_last(struct fixture *fix)
 {
 	int rc = -ETIMEDOUT;
@@ -301,7 +307,20 @@ static inline int remove_folder(void)
 	return system(path);
 }
 
-/* A link to the engine, without a context: for who speaks the protocol badly. */
+/* A context in which the engine's own tokens are opened. */
+static inline struct tmesh_ctx *ctx_of_engine(struct fixture *fix)
+{
+	struct tmesh_ctx *ctx;
+	char path[300];
+	const struct tmesh_ctx_opts opts = {.size = sizeof(opts), .runtime_dir = path};
+
+	snprintf(path, sizeof(path), "%s/" WIRE_SOCKET "unit" WIRE_FOLDER,
+		 getenv("TMESH_RUNTIME_DIR"));
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	return ctx;
+}
+
+/* A link to the engine, without a context: for clients that speak the protocol badly. */
 static inline int raw(struct fixture *fix)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -317,7 +336,7 @@ static inline int raw(struct fixture *fix)
 /* A word to keep what comes with it: @fd so often. */
 static inline bool send_fds(int socket, int fd, unsigned int count)
 {
-	struct wire_cancel words = {.magic = WIRE_MAGIC, .what = WIRE_KEEP};
+	struct wire_cancel words = {.magic = WIRE_MAGIC, .what = WIRE_LIFELINE};
 	struct iovec vector = {.iov_base = &words, .iov_len = sizeof(words)};
 	union {
 		char room[CMSG_SPACE(4 * sizeof(int))];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * A stand-in for a libggml that was built with GGML_CUDA: the real one (it is linked with it),
- * whose backend for the CPU is given out as two GPUs. Memory is the driver's stand-in's, which is
- * the host's. As ggml's for CUDA it runs no nodes of others, asks nobody whether to end, has
- * attention use memory behind its value, and reads behind weights of blocks. What it computes is
- * the CPU's: nothing is shown of CUDA's kernels.
+ * A stand-in for a libggml that was built with GGML_CUDA. It is linked with the real one, and gives
+ * out its backend for the CPU as two GPUs. Memory is the driver's stand-in's, which is the host's.
+ * As ggml's for CUDA it runs no nodes of others, asks nobody whether to end, has attention use
+ * memory behind its value, and reads behind weights of blocks. Its results are the CPU's: no test
+ * here shows CUDA's kernels.
  */
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ static struct {
 	size_t bytes;
 } buffers[ENTRIES];
 
-/* What stands for ggml's objects of the GPUs: nothing looks into it. */
+/* Placeholders for ggml's objects of the GPUs: no code looks into them. */
 static char cuda, devices[GPUS];
 
 ggml_standin_fn ggml_standin;
@@ -109,6 +109,11 @@ void ggml_free(struct ggml_context *context)
 		if (entries[i].context == context)
 			entries[i] = (struct entry){0};
 	REAL(free)(context);
+}
+
+const char *ggml_type_name(unsigned int type)
+{
+	return told.lacks_type && type == told.lacks_type ? "removed" : REAL(type_name)(type);
 }
 
 struct ggml_tensor *ggml_new_tensor_4d(struct ggml_context *context, unsigned int type, int64_t a,

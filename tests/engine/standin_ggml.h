@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the stand-in for a libggml with CUDA tells a test. */
+/* The stand-in for a libggml with CUDA reports this to a test. */
 #ifndef TMESH_STANDIN_GGML_H
 #define TMESH_STANDIN_GGML_H
 
@@ -17,8 +17,9 @@ struct ggml_standin {
 	bool without;	       /* set by the test, as all below: there is no backend for CUDA */
 	bool hides;	       /* a tensor has another buffer than it was given */
 	bool lacks_silu;
-	size_t behind;	   /* how far it reads behind weights of blocks */
-	const char *fails; /* the function that fails, after @after more calls */
+	unsigned int lacks_type; /* as an older one, another of that number; 0: none */
+	size_t behind;		 /* how far it reads behind weights of blocks */
+	const char *fails;	 /* the function that fails, after @after more calls */
 	int after;
 	void (*reading)(void); /* called where memory is read by ggml's call */
 	void (*during)(void);  /* called where a run begins */

@@ -27,8 +27,22 @@ struct ort_memory_info {
 	int id;
 };
 
+struct ort_value {
+	struct ort_memory_info memory;
+	void *data;
+	size_t bytes;
+};
+
+#define WEIGHTS 4
+
 struct ort_session_options {
 	int device; /* -1: the CPU */
+	int severity, level;
+	ort_log_function *log;
+	void *log_data;
+	const char *names[WEIGHTS];
+	struct ort_value weights[WEIGHTS];
+	int weight_count;
 };
 
 struct ort_session {
@@ -37,12 +51,6 @@ struct ort_session {
 
 struct ort_cuda_options {
 	int device;
-};
-
-struct ort_value {
-	struct ort_memory_info memory;
-	void *data;
-	size_t bytes;
 };
 
 struct ort_io_binding {
@@ -141,6 +149,43 @@ static struct ort_status *create_options(struct ort_session_options **out)
 	ENTER("CreateSessionOptions");
 	*out = make(sizeof(**out));
 	(*out)->device = -1;
+	(*out)->level = 99;
+	(*out)->severity = ORT_LOG_FATAL;
+	return NULL;
+}
+
+static struct ort_status *log_severity(struct ort_session_options *options, int severity)
+{
+	options->severity = severity;
+	return NULL;
+}
+
+static struct ort_status *optimize(struct ort_session_options *options, int level)
+{
+	options->level = level;
+	return NULL;
+}
+
+static struct ort_status *log_function(struct ort_session_options *options, ort_log_function *log,
+				       void *data)
+{
+	ENTER("SetUserLoggingFunction");
+	options->log = log;
+	options->log_data = data;
+	return NULL;
+}
+
+static struct ort_status *add_initializer(struct ort_session_options *options, const char *name,
+					  const struct ort_value *value)
+{
+	ENTER("AddInitializer");
+	options->names[options->weight_count] = name;
+	options->weights[options->weight_count++] = *value;
+	return NULL;
+}
+
+static struct ort_status *run_log_severity(struct ort_run_options *options, int severity)
+{
 	return NULL;
 }
 
@@ -191,6 +236,14 @@ static struct ort_status *create_memory(const char *name, int allocator, int id,
 	return NULL;
 }
 
+static struct ort_status *create_cpu_memory(int allocator, int type, struct ort_memory_info **out)
+{
+	ENTER("CreateCpuMemoryInfo");
+	*out = make(sizeof(**out));
+	snprintf((*out)->name, sizeof((*out)->name), "Cpu");
+	return NULL;
+}
+
 static struct ort_status *default_allocator(struct ort_allocator **out)
 {
 	*out = (struct ort_allocator *)&nothing;
@@ -203,6 +256,35 @@ static struct ort_status *free_text(struct ort_allocator *allocator, void *text)
 	return NULL;
 }
 
+static bool is_name(const char *name, const char *wanted)
+{
+	return wanted && !strcmp(name, wanted);
+}
+
+/* As ONNX Runtime does: a weight is used, or the log has why not. */
+static void use_weight(const struct ort_session_options *options, int i)
+{
+	const char *name = options->names[i],
+		   *before = "Using user supplied initializer with name (", *after = ").";
+	bool on_host = is_name(name, told.on_host);
+	char line[128];
+
+	if (is_name(name, told.folded) && options->level != ORT_OPTIMIZE_NOTHING) {
+		before = "Removing initializer '";
+		after = "'. It is no longer used by any node.";
+	} else if (on_host != !strcmp(options->weights[i].memory.name, "Cpu")) {
+		before = "Cannot use user supplied initializer with name: (";
+		after = ") because it lies elsewhere";
+	} else {
+		told.weights++;
+	}
+	if (on_host)
+		told.first = *(const float *)options->weights[i].data;
+	snprintf(line, sizeof(line), "%s%s%s", before, name, after);
+	if (options->log && options->severity <= ORT_LOG_INFO && !told.says_nothing)
+		options->log(options->log_data, ORT_LOG_INFO, "", "", "", line);
+}
+
 static struct ort_status *create_session(const struct ort_env *env, const char *path,
 					 const struct ort_session_options *options,
 					 struct ort_session **out)
@@ -210,6 +292,10 @@ static struct ort_status *create_session(const struct ort_env *env, const char *
 	ENTER("CreateSession");
 	*out = make(sizeof(**out));
 	(*out)->device = options->device;
+	told.sessions++;
+	told.weights = 0;
+	for (int i = 0; i < options->weight_count; i++)
+		use_weight(options, i);
 	return NULL;
 }
 
@@ -244,7 +330,7 @@ static struct ort_status *output_name(const struct ort_session *session, size_t 
 	return name_of(NAMES - 1 + index, out);
 }
 
-/* Of types and what they are cast to: the operand's place in @names. */
+/* A type, and the objects that it is cast to: the operand's place in @names. */
 static struct ort_status *input_type(const struct ort_session *session, size_t index,
 				     struct ort_type_info **out)
 {
@@ -410,12 +496,14 @@ static const void *const *get_api(uint32_t version)
 	static const void *table[TABLE];
 
 #define PUT(place, function) table[place] = (const void *)(function)
-	/* What is never called here is not there. */
+	/* The table has no function that these tests never call. */
 	PUT(1, error_code);
 	PUT(2, error_message);
 	PUT(3, create_env);
 	PUT(7, create_session);
 	PUT(10, create_options);
+	PUT(22, log_severity);
+	PUT(23, optimize);
 	PUT(24, threads);
 	PUT(25, threads);
 	PUT(30, input_count);
@@ -425,6 +513,7 @@ static const void *const *get_api(uint32_t version)
 	PUT(36, input_name);
 	PUT(37, output_name);
 	PUT(39, create_run);
+	PUT(41, run_log_severity);
 	PUT(46, terminate);
 	PUT(47, terminate);
 	PUT(49, create_value);
@@ -437,6 +526,7 @@ static const void *const *get_api(uint32_t version)
 	PUT(63, dim_names);
 	PUT(65, value_type);
 	PUT(68, create_memory);
+	PUT(69, create_cpu_memory);
 	PUT(76, free_text);
 	PUT(78, default_allocator);
 	for (int place = 92; place <= 100; place++)
@@ -450,11 +540,13 @@ static const void *const *get_api(uint32_t version)
 	PUT(136, bind_input);
 	PUT(137, bind_output);
 	PUT(140, bound_outputs);
+	PUT(150, add_initializer);
 	PUT(203, wait_outputs);
 	PUT(204, append_cuda);
 	PUT(205, create_cuda);
 	PUT(206, update_cuda);
 	PUT(208, end);
+	PUT(266, log_function);
 	return table;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the stand-in for ONNX Runtime tells a test. */
+/* The stand-in for ONNX Runtime reports this to a test. */
 #ifndef TMESH_STANDIN_ONNXRUNTIME_H
 #define TMESH_STANDIN_ONNXRUNTIME_H
 
@@ -12,6 +12,13 @@ struct ort_standin {
 	int elsewhere;	   /* values that lie in another memory than their session's device */
 	bool without;	   /* set by the test: there is no CUDA execution provider */
 	const char *fails; /* set by the test: the function whose next call fails */
+	/* Set by the test: the weight that a kernel reads on the host, and the one that an
+	 * optimization computes with. */
+	const char *on_host, *folded;
+	bool says_nothing; /* set by the test: no line of the log names a weight */
+	int sessions;	   /* that were made */
+	int weights;	   /* that the last session uses */
+	float first;	   /* of the weight @on_host, as the last session has it */
 };
 
 typedef struct ort_standin *ort_standin_fn(void);

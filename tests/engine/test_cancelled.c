@@ -94,7 +94,69 @@ static void test_cancellable(void **state)
 	assert_works(fix);
 }
 
-/* What runs ends, and its process stays. */
+/* Other calls of a thread than dispatches, which has one for all of them. */
+static int open_it(struct fixture *fix, struct tmesh_error *err)
+{
+	struct tmesh_engine_graph *graph;
+
+	return tmesh_engine_graph_open(fix->context, file("another", "plain"), NULL, &graph, err);
+}
+
+static int bind_it(struct fixture *fix, struct tmesh_error *err)
+{
+	struct tmesh_engine_binding *binding;
+
+	return tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err);
+}
+
+struct other_call {
+	struct fixture *fix;
+	int (*make)(struct fixture *fix, struct tmesh_error *err);
+	struct tmesh_engine_cancellable *cancellable;
+	pthread_t thread;
+	atomic_bool entered;
+};
+
+static void *make_it(void *data)
+{
+	struct other_call *call = data;
+	int rc;
+
+	assert_null(tmesh_engine_cancellable_enter(call->cancellable));
+	atomic_store(&call->entered, true);
+	rc = call->make(call->fix, NULL);
+	assert_ptr_equal(tmesh_engine_cancellable_enter(NULL), call->cancellable);
+	return (void *)(intptr_t)rc;
+}
+
+static void test_other_calls(void **state)
+{
+	int (*const calls[])(struct fixture *, struct tmesh_error *) = {open_it, bind_it};
+	struct fixture *fix = *state;
+	struct call first;
+	void *result;
+
+	for (size_t i = 0; i < 2; i++) {
+		struct other_call second = {
+			.fix = fix, .make = calls[i], .cancellable = cancellable()};
+
+		begin(&first, fix, "long");
+		await_run(fix);
+		pthread_create(&second.thread, NULL, make_it, &second);
+		while (!atomic_load(&second.entered))
+			usleep(1000);
+		usleep(i ? 20000 : 0);
+		tmesh_engine_cancel(second.cancellable);
+		pthread_join(second.thread, &result);
+		assert_int_equal((intptr_t)result, -ECANCELED);
+		tmesh_engine_cancellable_unref(second.cancellable);
+		tmesh_engine_cancel(first.cancellable);
+		assert_int_equal(end(&first), -ECANCELED);
+		assert_works(fix);
+	}
+}
+
+/* A running call ends, and its process stays. */
 static void test_runs(void **state)
 {
 	struct fixture *fix = *state;
@@ -187,7 +249,7 @@ static void test_stopped(void **state)
 	assert_works(fix);
 }
 
-/* Who dies while it runs takes its call along: others wait no longer than that. */
+/* A client that dies during a call takes the call along: others wait no longer than that. */
 static void test_dies(void **state)
 {
 	struct fixture *fix = *state;
@@ -237,7 +299,7 @@ static void die_with_kept(const char *token, const struct tmesh_tensor *tensor, 
 	close(ends[0]);
 	join(&inner);
 	if (tmesh_region_from_fd(inner.ctx, ends[1], 1, NULL, &line, NULL) ||
-	    tmesh_engine_context_keep(inner.context, line, NULL))
+	    tmesh_engine_context_lifeline(inner.context, line, NULL))
 		_exit(1);
 	tmesh_region_unref(line);
 	close(ends[1]);
@@ -252,7 +314,7 @@ static void die_with_kept(const char *token, const struct tmesh_tensor *tensor, 
 	_exit(4);
 }
 
-/* What is kept for a client hangs up when the engine has stopped to write for it, and not before.
+/* The reply kept for a client hangs up when the engine has stopped to write for it, and not before.
  */
 static void test_kept(void **state)
 {
@@ -409,6 +471,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_cancellable, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_other_calls, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_runs, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_waits, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_does_not_stop, setup, teardown),

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 /*
- * What an engine's process is not allowed to do. The engine is the fake, which tries it (probe.h);
- * the rules are the program's real ones.
+ * The calls that an engine's process may not make. The engine is the fake, which tries it
+ * (probe.h); the rules are the program's real ones.
  */
 #include <linux/seccomp.h>
 #include <sys/syscall.h>
 
 #include "served.h"
 
-/* Of a process: what the kernel says about it in /proc/PID/status. */
+/* Return a field of the kernel's report about a process, /proc/PID/status. */
 static int status_of(uint32_t pid, const char *name)
 {
 	char path[64], line[256];
@@ -34,7 +34,7 @@ static void test_calls(void **state)
 	assert_int_equal(status_of(pid, "NoNewPrivs"), 1);
 	assert_ok(dispatch_of(fix, "probe", err));
 	assert_y(fix);
-	/* The same process: what is denied kills nobody. */
+	/* The same process: a denied call kills no process. */
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 }
 

@@ -154,7 +154,7 @@ static void test_binding(void **state)
 	tmesh_engine_binding_unref(binding);
 }
 
-/* Inputs in others' place, one session and one binding; what is refused changes nothing. */
+/* Inputs in others' place, one session and one binding; a refused change has no effect. */
 static void test_rebind(void **state)
 {
 	struct fixture *fix = *state;
@@ -232,7 +232,8 @@ static void test_host(void **state)
 		       "in no region");
 	assert_int_equal(stats(fix).outputs_of_engine, 1);
 	assert_int_equal(stats(fix).bytes_of_engine, 48);
-	/* What the engine allocated is an input as any other, also when the first graph is gone. */
+	/* A tensor that the engine allocated is an input as any other, also when the first graph is
+	 * gone. */
 	fix->inputs[0] = (struct tmesh_engine_value){.name = "x", .tensor = outputs[1].tensor};
 	outputs[0].tensor = NULL;
 	assert_ok(tmesh_engine_dispatch(fix->graph, fix->inputs, 2, outputs, 1, err));
@@ -447,7 +448,7 @@ static void test_overlap(void **state)
 	fix->outputs[0].tensor = fix->y;
 	assert_not_run(fix, -ENOENT, "\"nobody\", which is not an input");
 	fix->outputs[0].in_place = "x";
-	assert_not_run(fix, -EINVAL, "other memory or another dtype");
+	assert_not_run(fix, -EINVAL, "other memory, another dtype");
 	fix->outputs[0].tensor = fix->x;
 	assert_ok(dispatch(fix, err));
 	/* By a part of it. */
@@ -457,7 +458,7 @@ static void test_overlap(void **state)
 		.name = "y", .data = data + 7, .dtype = TMESH_FLOAT32, .ndim = 2, .shape = {2, 4}};
 	assert_not_run(fix, -EINVAL, "overlaps input \"x\"");
 	fix->outputs[0].in_place = "x";
-	assert_not_run(fix, -EINVAL, "other memory or another dtype");
+	assert_not_run(fix, -EINVAL, "other memory, another dtype");
 	fix->outputs[0].in_place = NULL;
 	fix->outputs[0].data = data + 8;
 	assert_ok(dispatch(fix, err));
@@ -499,7 +500,7 @@ static void test_engine_failures(void **state)
 
 	assert_ok(tmesh_engine_graph_open(fix->context, file("fails", "fails"), NULL, &fix->graph,
 					  err));
-	assert_refused(dispatch(fix, err), -EIO, "as it was told");
+	assert_refused(dispatch(fix, err), -EIO, "as its graph asks");
 	assert_int_equal(stats(fix).dispatches, 0);
 	tmesh_engine_graph_unref(fix->graph);
 	assert_ok(tmesh_engine_graph_open(fix->context, file("elsewhere", "elsewhere"), NULL,

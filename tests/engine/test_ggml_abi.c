@@ -8,6 +8,7 @@
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
 #include <ggml.h>
+#include <gguf.h>
 
 #define SAME(ours, theirs) _Static_assert((long long)(ours) == (long long)(theirs), #theirs)
 SAME(GGML_F32, GGML_TYPE_F32);
@@ -31,6 +32,9 @@ SAME(sizeof(struct ggml_params), sizeof(struct ggml_init_params));
 SAME(offsetof(struct ggml_params, mem_size), offsetof(struct ggml_init_params, mem_size));
 SAME(offsetof(struct ggml_params, mem_buffer), offsetof(struct ggml_init_params, mem_buffer));
 SAME(offsetof(struct ggml_params, no_alloc), offsetof(struct ggml_init_params, no_alloc));
+SAME(sizeof(struct gguf_params), sizeof(struct gguf_init_params));
+SAME(offsetof(struct gguf_params, no_alloc), offsetof(struct gguf_init_params, no_alloc));
+SAME(offsetof(struct gguf_params, context), offsetof(struct gguf_init_params, ctx));
 
 /* Enumerations are integers in ours, and the one structure by value has our name. */
 #define ggml_params ggml_init_params
@@ -39,6 +43,11 @@ SAME(offsetof(struct ggml_params, no_alloc), offsetof(struct ggml_init_params, n
 		__builtin_types_compatible_p(__typeof__(&ggml_##name), result(*) arguments), \
 		"ggml_" #name);
 GGML_FUNCTIONS(FUNCTION)
+#define gguf_params gguf_init_params
+#define GGUF_FUNCTION(name, symbol, result, arguments)                                         \
+	_Static_assert(__builtin_types_compatible_p(__typeof__(&symbol), result(*) arguments), \
+		       #symbol);
+GGUF_FUNCTIONS(GGUF_FUNCTION)
 #define HEADER
 #endif
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * The engine "ggml" on a GPU as far as it goes without one: on stand-ins for the driver
- * (tests/cuda) and for a libggml with CUDA, whose numbers are the CPU's. What is shown is which
- * device and memory ggml is given, that what it may use around them is there, that nothing is left
- * when a call fails, and that the graph as it is built for a GPU has the CPU's results. What CUDA's
- * kernels make of it is not.
+ * The engine "ggml" on a GPU as far as it goes without one. It runs on stand-ins for the driver
+ * (tests/cuda) and for a libggml with CUDA, whose numbers are the CPU's. The tests show the device
+ * and memory that ggml gets, that its scratch memory is there, and that a failed call leaves
+ * nothing. They also show that the graph as it is built for a GPU has the CPU's results. They do
+ * not show CUDA's kernels.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,7 +22,7 @@ static const char text[] = "graph g\n"
 			   "x = input : float32[2,64]\n"
 			   "pos = input : int32[2]\n"
 			   "rows = input : int64[2]\n"
-			   "past = input cache=keep : float32[16,64]\n"
+			   "past = input cache=reuse : float32[16,64]\n"
 			   "pool = input : float32[8,4,4,16]\n"
 			   "tables = input : int32[2,2]\n"
 			   "la = input : float32[4,64]\n"
@@ -258,7 +258,8 @@ static int results_of(const struct all *all, struct results *out, struct tmesh_e
 						   sizeof(out->echo), err);
 }
 
-/* Of two runs, the second with another adapter and other positions in new memory. */
+/* Return the results of two runs, the second with another adapter and other positions in new
+ * memory. */
 static int whole(enum tmesh_device_type type, int32_t device, struct results out[2],
 		 struct tmesh_error *err)
 {
@@ -353,6 +354,11 @@ static void test_refused(void **state)
 		       "node \"s\": ggml cannot run this silu: its backend for CUDA");
 	end(&all);
 	ggml->lacks_silu = false;
+	ggml->lacks_type = 8;
+	assert_refused(begin(&all, TMESH_DEVICE_CUDA, 0, err), -EOPNOTSUPP,
+		       "has no type Q8_0: use a newer ggml");
+	end(&all);
+	ggml->lacks_type = 0;
 	ggml->behind = 2000;
 	assert_refused(begin(&all, TMESH_DEVICE_CUDA, 0, err), -EOPNOTSUPP,
 		       "weight \"b\": this ggml reads 2000 bytes behind it");
@@ -392,7 +398,8 @@ static void test_numbers(void **state)
 	end(&all);
 }
 
-/* What a call of the library refuses is that call's error, and all that was made is released. */
+/* If a call of the library fails, its error is the call's error, and everything made is released.
+ */
 static void test_each_fails(void **state)
 {
 	static const struct {

@@ -2,7 +2,7 @@
 /*
  * Device tensors in GPU memory, by libtmesh-cuda on the stand-in for the driver (tests/cuda), and
  * the engine "fake", which reads the stand-in's memory as any. No GPU and no engine for one is
- * here: what is shown is who allocates, copies, counts, refuses and lets go.
+ * here: the tests show which part allocates, copies, counts, refuses and lets go.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -305,7 +305,7 @@ static void test_refused(void **state)
 	tmesh_engine_tensor_unref(small);
 }
 
-/* What the driver refuses is the call's error, and nothing is left. */
+/* A failure of the driver is the call's error, and nothing is left. */
 static void test_driver_fails(void **state)
 {
 	static const char *const makes[] = {"cuMemsetD8Async", "cuCtxSynchronize"};
@@ -322,12 +322,12 @@ static void test_driver_fails(void **state)
 		assert_null(none);
 		assert_int_equal(gpu_bytes(), before);
 	}
-	standin_fail("cuMemcpyDtoH_v2", 2, 0);
+	standin_fail("cuMemcpyDtoHAsync_v2", 2, 0);
 	assert_refused(tmesh_engine_tensor_read(fix->x, y, sizeof(y), err), -ENOMEM,
-		       "cuMemcpyDtoH");
-	standin_fail("cuMemcpyHtoD_v2", 2, 0);
+		       "cuMemcpyDtoHAsync");
+	standin_fail("cuMemcpyHtoDAsync_v2", 2, 0);
 	assert_refused(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err), -ENOMEM,
-		       "cuMemcpyHtoD");
+		       "cuMemcpyHtoDAsync");
 	assert_ok(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err));
 }
 
@@ -382,9 +382,9 @@ static void test_weights(void **state)
 	assert_ok(tmesh_tensor_put(fix->ctx, TMESH_FLOAT32, 2, shape_x, x, NULL, &weight.tensor,
 				   err));
 	assert_ok(tmesh_region_seal(tmesh_tensor_region(weight.tensor), err));
-	standin_fail("cuMemcpyHtoD_v2", 2, 0);
+	standin_fail("cuMemcpyHtoDAsync_v2", 2, 0);
 	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -ENOMEM,
-		       "cuMemcpyHtoD");
+		       "cuMemcpyHtoDAsync");
 	assert_int_equal(gpu_bytes(), before);
 	assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err));
 	assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &again, err));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Graphs: what is built and inferred, what is refused, and the forms to and fro. */
+/* Graphs: building, inference, refusals, and the forms to and fro. */
 #include <errno.h>
 #include <tmesh/graph.h>
 
@@ -11,7 +11,7 @@ static const char text[] = "graph g  # a name\n"
 			   "x = input : float32[2,64]\n"
 			   "pos = input : int32[2]\n"
 			   "rows = input : int64[2]\n"
-			   "past = input cache=keep : float16[16,64]\n"
+			   "past = input cache=reuse : float16[16,64]\n"
 			   "table = weight quant=Q8_0 : float32[10,64]\n"
 			   "w = weight : float16[64,64]\n"
 			   "s = weight : float32[64]\n"
@@ -91,7 +91,7 @@ static void test_infer(void **state)
 	assert_shape(graph, "at", TMESH_FLOAT32, 3, (int64_t[]){2, 4, 16});
 	assert_shape(graph, "t", TMESH_FLOAT32, 3, (int64_t[]){4, 2, 16});
 	assert_shape(graph, "y", TMESH_FLOAT32, 3, (int64_t[]){4, 2, 32});
-	assert_int_equal(node(graph, "past").cache, TMESH_GRAPH_CACHE_KEEP);
+	assert_int_equal(node(graph, "past").cache, TMESH_GRAPH_CACHE_REUSE);
 	assert_string_equal(node(graph, "table").quant, "Q8_0");
 	assert_int_equal(node(graph, "q").dims, 16);
 	assert_float_equal(node(graph, "y").scale, 0.25, 0);
@@ -360,7 +360,7 @@ static void test_build(void **state)
 	tmesh_graph_unref(graph);
 }
 
-/* Files: what is none is refused, without waiting. */
+/* A file that is no graph is refused, without waiting. */
 static void test_read(void **state)
 {
 	char path[] = "/tmp/tmesh-graph-XXXXXX";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * What engine/onnx/initializer.c reads of a model's file, by itself: models that are made here,
- * right ones and broken ones, and thousands with bytes changed, of which none may crash or hang it.
+ * engine/onnx/initializer.c by itself, as it reads a model's file. The models are made here, right
+ * ones and broken ones. Thousands have bytes changed, and none of them may crash or hang it.
  */
 #include <errno.h>
 

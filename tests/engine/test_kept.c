@@ -19,20 +19,26 @@ static void test_keep(void **state)
 
 	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
 	assert_ok(tmesh_region_create(ctx, 4096, NULL, &region, err));
-	assert_refused(tmesh_engine_context_keep(fix->context, region, err), -EINVAL,
+	assert_refused(tmesh_engine_context_lifeline(fix->context, region, err), -EINVAL,
 		       "stands for no descriptor");
 	tmesh_region_unref(region);
+	ends[0][0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_ok(tmesh_region_from_fd(ctx, ends[0][0], 1, NULL, &region, err));
+	assert_refused(tmesh_engine_context_lifeline(fix->context, region, err), -EINVAL,
+		       "no Unix socket or pipe");
+	tmesh_region_unref(region);
+	close(ends[0][0]);
 	for (int i = 0; i <= WIRE_KEPT; i++) {
 		assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends[i]), 0);
 		assert_ok(tmesh_region_from_fd(ctx, ends[i][1], 1, NULL, &region, err));
 		if (i < WIRE_KEPT)
-			assert_ok(tmesh_engine_context_keep(fix->context, region, err));
+			assert_ok(tmesh_engine_context_lifeline(fix->context, region, err));
 		else
-			assert_refused(tmesh_engine_context_keep(fix->context, region, err),
+			assert_refused(tmesh_engine_context_lifeline(fix->context, region, err),
 				       -EDQUOT, "keeps at most 8");
 		if (i == WIRE_KEPT) {
 			shutdown(ends[3][0], SHUT_RDWR);
-			assert_ok(tmesh_engine_context_keep(fix->context, region, err));
+			assert_ok(tmesh_engine_context_lifeline(fix->context, region, err));
 		}
 		tmesh_region_unref(region);
 		close(ends[i][1]);
@@ -78,8 +84,8 @@ static void test_unanswered(void **state)
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
 	assert_ok(tmesh_region_from_fd(ctx, given.fd, 1, NULL, &region, err));
-	assert_refused(tmesh_engine_context_keep(fix->context, region, err), -EINVAL,
-		       "no socket or pipe");
+	assert_refused(tmesh_engine_context_lifeline(fix->context, region, err), -EINVAL,
+		       "no Unix socket or pipe");
 	unanswered_close(&given);
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
@@ -130,7 +136,7 @@ static void give_by_tokens(int given)
 	join(&fix);
 	assert_ok(tmesh_engine_tensor_export(fix.x, &x, err));
 	assert_ok(tmesh_region_token(tmesh_tensor_region(x), TMESH_READ, token, err));
-	/* What its index leads to is no memory any more. */
+	/* Its index leads to a file that is no memory any more. */
 	assert_true(dup2(given, tmesh_tensor_region(x)->fd) >= 0);
 	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
 		 getenv("TMESH_RUNTIME_DIR"), token + 5);

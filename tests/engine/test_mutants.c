@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Mutated graphs in an engine "ggml" of a process of its own (TMESH_GGML): each is refused or runs,
- * on numbers at random, rows and positions too, and none costs the process.
+ * Mutated graphs in an engine "ggml" of a process of its own (TMESH_GGML). Each is refused or runs,
+ * on random numbers, also for rows and positions, and none costs the process.
  */
 #include "served.h"
 
@@ -12,7 +12,7 @@
 static const char base[] = "graph m\n"
 			   "x = input : float32[2,8]\n"
 			   "w = input : float32[16,8]\n"
-			   "past = input cache=keep : float32[8,16]\n"
+			   "past = input cache=reuse : float32[8,16]\n"
 			   "rows = input : int64[2]\n"
 			   "at = input : int32[2]\n"
 			   "h = matmul(x, w)\n"

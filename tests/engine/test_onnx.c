@@ -298,7 +298,7 @@ static void test_mixture(void **state)
 	tmesh_engine_graph_unref(graph);
 }
 
-/* An output that may only be read: what wrote there would crash. */
+/* An output that may only be read: a write there would crash. */
 static void test_read_only_output(void **state)
 {
 	struct fixture *fix = *state;
@@ -378,6 +378,48 @@ static void test_weights(void **state)
 	tmesh_engine_graph_unref(graph);
 }
 
+/* Weights with which ONNX Runtime computes before it runs count, not those of the file. */
+static void test_folded_weights(void **state)
+{
+	static const float w[] = {1, 2, 3, 4}, k[] = {10, 100}, x[] = {1, 1};
+	const int64_t dims[][4] = {{2, 2, 1, 1}, {2, 1, 1}, {2, 1, 1}};
+	const char *const names[] = {"w", "k", "unread"};
+	struct fixture *fix = *state;
+	struct tmesh_engine_value input = {.name = "x",
+					   .data = (void *)x,
+					   .dtype = TMESH_FLOAT32,
+					   .ndim = 4,
+					   .shape = {1, 2, 1, 1}};
+	float y[2];
+	struct tmesh_engine_value output = {
+		.name = "y", .data = y, .dtype = TMESH_FLOAT32, .ndim = 4, .shape = {1, 2, 1, 1}};
+
+	/* The first one alone is folded, the second one fused, and nothing reads the third. */
+	for (size_t first = 0; first < 3; first++) {
+		for (size_t count = 1; first + count <= 3; count++) {
+			struct tmesh_engine_weight weights[3];
+			struct tmesh_engine_graph_opts opts = {
+				.size = sizeof(opts), .weights = weights, .weight_count = count};
+			struct tmesh_engine_graph *graph;
+			bool own_w = first == 0, own_k = first <= 1 && first + count > 1;
+
+			for (size_t i = 0; i < count; i++) {
+				weights[i] = (struct tmesh_engine_weight){.name = names[first + i]};
+				assert_ok(tmesh_tensor_put(
+					fix->ctx, TMESH_FLOAT32, first + i ? 3 : 4, dims[first + i],
+					first + i ? k : w, NULL, &weights[i].tensor, err));
+			}
+			graph = open_graph(fix, "folded.onnx", &opts);
+			assert_ok(tmesh_engine_dispatch(graph, &input, 1, &output, 1, err));
+			assert_true(y[0] == (own_w ? w[0] + w[2] : 2) * (own_k ? k[0] : 1));
+			assert_true(y[1] == (own_w ? w[1] + w[3] : 2) * (own_k ? k[1] : 1));
+			tmesh_engine_graph_unref(graph);
+			for (size_t i = 0; i < count; i++)
+				tmesh_tensor_unref(weights[i].tensor);
+		}
+	}
+}
+
 static void test_bad_models(void **state)
 {
 	struct fixture *fix = *state;
@@ -435,6 +477,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_mixture, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_read_only_output, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_weights, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_folded_weights, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_bad_models, setup, teardown),
 	};
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * The engine "onnx" on a GPU as far as it goes without one: on stand-ins for the driver
- * (tests/cuda) and for ONNX Runtime. What is shown is which calls are made, with which device and
- * memory, that outputs are waited for, and that nothing is left when one fails. What the real
- * library makes of them is not.
+ * (tests/cuda) and for ONNX Runtime. The tests show the calls, with their device and memory, the
+ * wait for outputs, and that a failure leaves nothing. They do not show the real library's work.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -119,7 +118,8 @@ static void test_refused(void **state)
 	assert_int_equal(ort->live, 0);
 }
 
-/* What a call of the library refuses is that call's error, and all that was made is released. */
+/* If a call of the library fails, its error is the call's error, and everything made is released.
+ */
 static void test_each_fails(void **state)
 {
 	static const char *const calls[] = {
@@ -129,6 +129,7 @@ static void test_each_fails(void **state)
 		"CreateCUDAProviderOptions",
 		"UpdateCUDAProviderOptions",
 		"CreateMemoryInfo",
+		"CreateCpuMemoryInfo",
 		"CreateSession",
 		"CreateIoBinding",
 		"CreateTensorWithDataAsOrtValue",
@@ -153,9 +154,82 @@ static void test_each_fails(void **state)
 	assert_int_equal(ort->live, 0);
 }
 
+/* A model with the initializers "w" and "s", float32 [2], as onnx.proto encodes it. */
+static const char two_weights[] = "\x3a\x12"
+				  "\x2a\x07\x08\x02\x10\x01\x42\x01w"
+				  "\x2a\x07\x08\x02\x10\x01\x42\x01s";
+
+/* Open a graph with two weights that are not the file's. */
+static int open_weights(const char *path, struct tmesh_error *why)
+{
+	static const float w[] = {1, 2}, s[] = {3, 4};
+	const int64_t two = 2;
+	struct tmesh_engine_weight weights[] = {{.name = "w"}, {.name = "s"}};
+	struct tmesh_engine_graph_opts opts = {
+		.size = sizeof(opts), .weights = weights, .weight_count = 2};
+	struct tmesh_engine_context *context;
+	struct tmesh_engine_graph *graph = NULL;
+	int rc = open_on(0, &context, why);
+
+	if (rc)
+		return rc;
+	for (int i = 0; i < 2; i++)
+		assert_ok(tmesh_tensor_put(ctx, TMESH_FLOAT32, 1, &two, i ? s : w, NULL,
+					   &weights[i].tensor, err));
+	ort->sessions = 0;
+	rc = tmesh_engine_graph_open(context, path, &opts, &graph, why);
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(weights[i].tensor);
+	tmesh_engine_graph_unref(graph);
+	tmesh_engine_context_unref(context);
+	return rc;
+}
+
+/* ONNX Runtime reads the file's bytes in place of a weight in other memory than its kernel's, or
+ * of one that an optimization computes with. The session is made again until all are used. */
+static void test_weights(void **state)
+{
+	static const struct {
+		const char *on_host, *folded;
+		int sessions;
+	} cases[] = {
+		{NULL, NULL, 1}, {"s", NULL, 2}, {NULL, "w", 2}, {"s", "w", 2}, {"s", "s", 3},
+	};
+	char path[] = "/tmp/tmesh-onnx-gpu-XXXXXX";
+	int fd = mkstemp(path);
+
+	assert_int_equal(write(fd, two_weights, sizeof(two_weights) - 1), sizeof(two_weights) - 1);
+	close(fd);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		ort->on_host = cases[i].on_host;
+		ort->folded = cases[i].folded;
+		assert_ok(open_weights(path, err));
+		assert_int_equal(ort->sessions, cases[i].sessions);
+		assert_int_equal(ort->weights, 2);
+		if (ort->on_host)
+			assert_true(ort->first == 3);
+		assert_int_equal(ort->live, 0);
+	}
+	/* A log without a word of them is no proof. */
+	ort->on_host = ort->folded = NULL;
+	ort->says_nothing = true;
+	assert_refused(open_weights(path, err), -EOPNOTSUPP, "does not use it");
+	ort->says_nothing = false;
+	for (int i = 0; i < 2; i++) {
+		struct tmesh_error err = {0};
+
+		ort->fails = i ? "AddInitializer" : "SetUserLoggingFunction";
+		assert_true(open_weights(path, &err) < 0);
+		assert_null(ort->fails);
+	}
+	assert_int_equal(ort->live, 0);
+	unlink(path);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_weights),
 		cmocka_unit_test(test_runs),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_each_fails),

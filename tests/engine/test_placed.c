@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Graphs in parts: how they are split, what is refused, and one part's run, on the engine "fake",
- * which takes any file for a graph of its own operands x, b and y. Several parts with ggml:
+ * Graphs in parts: how they are split, which are refused, and one part's run. They use the engine
+ * "fake", which takes any file for a graph of its own operands x, b and y. Several parts with ggml:
  * bindings/beam/test/graph_test.exs.
  */
 #include <dirent.h>
@@ -9,9 +9,10 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <tmesh/placed.h>
+#include <tmesh/placement.h>
 #include <unistd.h>
 
+#include "placed_internal.h"
 #include "unit.h"
 
 #define OTHERS 64
@@ -129,7 +130,7 @@ static struct tmesh_tensor *tensor(struct tmesh_ctx *ctx, int32_t ndim, const in
 	return made;
 }
 
-/* What the fake calls x, b and y: whatever the graph says, y is x + b. */
+/* The fake's x, b and y: in any graph, y is x + b. */
 static void test_run(void **state)
 {
 	const int64_t shape[] = {2, 4};
@@ -217,6 +218,66 @@ static void test_run(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* While a call changes a graph, and waits for an engine meanwhile, another call can be called off.
+ * The last reference of a binding ends without a wait. */
+static void test_waits(void **state)
+{
+	const int64_t shape[] = {2, 4};
+	struct tmesh_graph *graph = parsed("graph plain\n"
+					   "x = input : float32[2,4]\n"
+					   "b = input : float32[4]\n"
+					   "y = add(x, b)\n"
+					   "output y = y\n");
+	const uint32_t at[] = {0, 0, 0};
+	struct tmesh_engine_context *context;
+	struct tmesh_placed_opts opts = {.size = sizeof(opts),
+					 .context_count = 1,
+					 .contexts = &context,
+					 .at = at,
+					 .folder = folder};
+	struct tmesh_placed_binding *bindings[3], *more;
+	struct tmesh_engine_cancellable *cancellable;
+	struct tmesh_tensor *x, *b, *y;
+	struct tmesh_placed *placed;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
+	assert_ok(tmesh_placed_create(graph, &opts, &placed, err));
+	x = tensor(ctx, 2, shape);
+	b = tensor(ctx, 1, &shape[1]);
+	y = tensor(ctx, 2, shape);
+
+	const struct tmesh_placed_value inputs[] = {{"x", x}, {"b", b}}, output = {"y", y};
+
+	for (size_t i = 0; i < 3; i++)
+		assert_ok(tmesh_placed_bind(placed, ctx, inputs, 2, &output, 1, &bindings[i], err));
+	assert_ok(placed_begin(placed, false, err));
+	tmesh_placed_binding_unref(bindings[0]);
+	tmesh_placed_binding_unref(bindings[2]);
+	assert_ok(tmesh_engine_cancellable_create(NULL, &cancellable, err));
+	tmesh_engine_cancel(cancellable);
+	assert_null(tmesh_engine_cancellable_enter(cancellable));
+	assert_refused(tmesh_placed_move(placed, at, err), -ECANCELED, "before it ran");
+	assert_refused(tmesh_placed_bind(placed, ctx, inputs, 2, &output, 1, &more, err),
+		       -ECANCELED, "before it ran");
+	assert_ptr_equal(tmesh_engine_cancellable_enter(NULL), cancellable);
+	tmesh_engine_cancellable_unref(cancellable);
+	placed_end(placed);
+	assert_ptr_equal(placed->bindings, bindings[1]);
+	assert_null(bindings[1]->next);
+	assert_ok(tmesh_placed_dispatch(bindings[1], NULL, err));
+	tmesh_placed_unref(placed);
+	tmesh_placed_binding_unref(bindings[1]);
+	assert_int_equal(files(), 0);
+	tmesh_tensor_unref(x);
+	tmesh_tensor_unref(b);
+	tmesh_tensor_unref(y);
+	tmesh_engine_context_unref(context);
+	tmesh_graph_unref(graph);
+	tmesh_ctx_unref(ctx);
+}
+
 /* Files of a process with the same number, in another PID namespace or killed: they stay, and are
  * in nobody's way. */
 static void test_others_files(void **state)
@@ -257,9 +318,8 @@ static void test_others_files(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_split),
-		cmocka_unit_test(test_pasts),
-		cmocka_unit_test(test_run),
+		cmocka_unit_test(test_split),	     cmocka_unit_test(test_pasts),
+		cmocka_unit_test(test_run),	     cmocka_unit_test(test_waits),
 		cmocka_unit_test(test_others_files),
 	};
 	int failed;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 /*
  * Engines in processes of their own: tmesh-engine (TMESH_ENGINE_PROGRAM) with the engine "fake",
- * which crashes and hangs when it is told to. What the library and the program do about that is
- * real.
+ * which crashes and hangs on demand. The reaction of the library and the program is real.
  */
 #include <sys/syscall.h>
 #include <tmesh/channel.h>
 
+#include "internal.h"
 #include "served.h"
 
 static uint64_t copied(struct fixture *fix)
@@ -106,7 +106,7 @@ static void test_arrays(void **state)
 	}
 }
 
-/* What is bound is read and written where it is at each run. */
+/* Each run reads and writes the bound arrays in place. */
 static void test_bound_arrays(void **state)
 {
 	struct fixture *fix = *state;
@@ -136,7 +136,7 @@ static void test_bound_arrays(void **state)
 	assert_ok(tmesh_engine_binding_dispatch(binding, err));
 	assert_true(y[0] == 16);
 	tmesh_engine_binding_unref(binding);
-	/* An output on an input: the one memory of both, whoever names it. */
+	/* An output on an input: both names have one memory. */
 	for (int mix = 0; mix < 4; mix++) {
 		float *place = x;
 
@@ -184,7 +184,7 @@ static void test_left_to_engine(void **state)
 		assert_int_equal(info.shape[0], 2);
 		assert_refused(tmesh_engine_tensor_export(outputs[1].tensor, &tensor, err), -EACCES,
 			       "not made to be exported");
-		/* What one dispatch left there is another's input, in its place. */
+		/* The result of one dispatch is another's input, in its place. */
 		fix->inputs[0].tensor = outputs[1].tensor;
 		{
 			uint64_t none = copied(fix);
@@ -215,7 +215,7 @@ static void test_refusals(void **state)
 	struct tmesh_engine_context *context;
 	struct tmesh_engine_graph *graph;
 
-	assert_refused(dispatch_of(fix, "fails", err), -EIO, "as it was told");
+	assert_refused(dispatch_of(fix, "fails", err), -EIO, "as its graph asks");
 	assert_refused(dispatch_of(fix, "elsewhere", err), -EIO, "memory of its own");
 	assert_refused(
 		tmesh_engine_graph_open(fix->context, file("broken", "broken"), NULL, &graph, err),
@@ -381,7 +381,7 @@ static void test_too_many(void **state)
 	tmesh_engine_context_unref(more);
 }
 
-/* What a client had is given back when it ends, also when it is killed. */
+/* The memory of a client is given back when it ends, also when it is killed. */
 static void test_given_back(void **state)
 {
 	struct fixture *fix = *state;
@@ -426,13 +426,13 @@ static void test_given_back(void **state)
 		assert_works(&inner);
 		leave(&inner);
 	}
-	/* What a thread had not closed yet when it was counted is gone then. */
+	/* A descriptor that a thread had not closed yet when it was counted is gone then. */
 	for (int i = 0; i < 6000 && unit_open_fds() > own; i++)
 		usleep(10000);
 	assert_true(unit_open_fds() <= own);
 }
 
-/* Who speaks the protocol badly is dropped, and the others go on. */
+/* A client that speaks the protocol badly is dropped, and the others go on. */
 static void hostile(struct fixture *fix, int kind, unsigned int seed)
 {
 	struct tmesh_channel *requests = NULL, *replies = NULL;
@@ -441,6 +441,7 @@ static void hostile(struct fixture *fix, int kind, unsigned int seed)
 	struct tmesh_region *region = NULL;
 	struct wire_page *page = NULL;
 	struct wire_welcome welcome;
+	struct tmesh_ctx *ctx;
 	int fd = raw(fix);
 	void *data;
 
@@ -459,16 +460,16 @@ static void hostile(struct fixture *fix, int kind, unsigned int seed)
 		close(fd);
 		return;
 	}
-	assert_ok(tmesh_channel_open(fix->ctx, welcome.requests, TMESH_CHANNEL_SEND, NULL,
-				     &requests, err));
-	assert_ok(
-		tmesh_region_open(fix->ctx, welcome.page, TMESH_READ | TMESH_WRITE, &region, err));
+	ctx = ctx_of_engine(fix);
+	assert_ok(tmesh_channel_open(ctx, welcome.requests, TMESH_CHANNEL_SEND, NULL, &requests,
+				     err));
+	assert_ok(tmesh_region_open(ctx, welcome.page, TMESH_READ | TMESH_WRITE, &region, err));
 	assert_ok(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, &data, err));
 	page = data;
 	if (kind == 1) /* a message of another length */
 		message.bytes = 7;
 	if (kind == 2) /* floods, and reads no reply */
-		assert_ok(tmesh_channel_open(fix->ctx, welcome.replies, TMESH_CHANNEL_RECV, NULL,
+		assert_ok(tmesh_channel_open(ctx, welcome.replies, TMESH_CHANNEL_RECV, NULL,
 					     &replies, err));
 	for (int i = 0; i < (kind == 2 ? 1000 : 200); i++) {
 		memcpy(message.data, &words, sizeof(words));
@@ -508,6 +509,7 @@ static void hostile(struct fixture *fix, int kind, unsigned int seed)
 	tmesh_region_unref(region);
 	tmesh_channel_unref(requests);
 	tmesh_channel_unref(replies);
+	tmesh_ctx_unref(ctx);
 	close(fd);
 }
 
@@ -528,6 +530,30 @@ static void test_hostile(void **state)
 	}
 	/* The same process: none of it was a crash. */
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+}
+
+/* A producer that gives its region another's id: a request names both. */
+static void test_forged_id(void **state)
+{
+	struct fixture *fix = *state;
+	struct wire_tensor tensors[3];
+	char room[4096];
+	struct wire wire = {.text = room, .bytes = sizeof(room)};
+
+	for (int i = 0; i < 2; i++) {
+		tensors[i] = (struct wire_tensor){.write = i};
+		assert_ok(tmesh_tensor_create(fix->ctx, TMESH_FLOAT32, 1, shape_b, NULL,
+					      &tensors[i].tensor, err));
+	}
+	tensors[2] = tensors[0];
+	if (!unit_on_kernel())
+		tmesh_tensor_region(tensors[1].tensor)->id =
+			tmesh_region_id(tmesh_tensor_region(tensors[0].tensor));
+	assert_ok(wire_put_tensors(&wire, tensors, 3, err));
+	wire.at = 0;
+	assert_int_equal(wire_get_u32(&wire), 2);
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(tensors[i].tensor);
 }
 
 /* Requests that are well made as far as they go, and then wrong in one place. */
@@ -565,14 +591,14 @@ static void test_lies(void **state)
 						   err));
 			assert_int_equal(count, 2);
 			assert_int_equal(regions, 1);
-			/* Of one region, so at one address. */
+			/* Both are in one region, so at one address. */
 			assert_ptr_equal(tmesh_tensor_region(out[0].tensor),
 					 tmesh_tensor_region(out[1].tensor));
 			wire_tensors_free(out, count);
 			wire.at = 0;
 			assert_refused(wire_get_tensors(&wire, fix->ctx, 8, 0, &out, &count,
 							&regions, err),
-				       -EDQUOT, "0 more regions");
+				       -EDQUOT, "may open 0 more");
 			for (size_t bytes = 0; bytes < wire.bytes; bytes += 3) {
 				struct wire part = {.text = room, .bytes = bytes};
 
@@ -644,7 +670,7 @@ static void test_supervisor_killed(void **state)
 	}
 }
 
-/* What nohup, or a shell for what it starts in the background, has ignored does not end it. */
+/* A signal that nohup, or a shell for its background programs, has ignored does not end it. */
 static void test_ignored_signals(void **state)
 {
 	char *argv[] = {(char *)"tmesh-engine", (char *)"--engine=fake", (char *)"second", NULL};
@@ -694,6 +720,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_too_many, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_given_back, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_hostile, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_forged_id, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_lies, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_program, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_supervisor_killed, setup, teardown),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * The cache of sessions on the engine "fake": files on a file system that does not answer, a stat()
- * that waits; and sessions that take their time to open or to close, while others go on.
+ * The cache of sessions on the engine "fake": files on a file system that does not answer, and a
+ * stat() that waits. Sessions take their time to open or to close, while others go on.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <tmesh/engine.h>
 
+#include "internal.h"
 #include "unit.h"
 
 static const int64_t shape_x[] = {2, 4}, shape_b[] = {4};
@@ -138,7 +139,7 @@ static void others_go_on(struct tmesh_ctx *ctx, struct tmesh_engine_context *con
 	tmesh_engine_tensor_unref(outputs[0].tensor);
 }
 
-/* @closes: who looks closes a graph; else it opens one. */
+/* @closes: the looker closes a graph; else it opens one. */
 static void test_dead(bool closes)
 {
 	struct tmesh_engine_context *context;
@@ -193,7 +194,7 @@ static void test_dead_close(void **state)
 	test_dead(true);
 }
 
-/* Who looked finds what another has opened meanwhile, and opens no second one. */
+/* A looker finds the session that another has opened meanwhile, and opens no second one. */
 static void test_opened_meanwhile(void **state)
 {
 	struct tmesh_engine_context *context;
@@ -300,19 +301,19 @@ static void test_shared(void **state)
 	test_slow_open("", 0, 0, 1);
 }
 
-/* What one was told, the other is told. */
+/* Both callers get the same error. */
 static void test_shared_failure(void **state)
 {
 	test_slow_open("broken", -EPROTO, -EPROTO, 1);
 }
 
-/* What is one call's own affair is not the other's, which tries it itself. */
+/* A failure of one call alone does not concern the other, which tries it itself. */
 static void test_cancelled(void **state)
 {
 	test_slow_open("cancelled", -ECANCELED, -ECANCELED, 2);
 }
 
-/* Who closes one, which takes its time, keeps nobody. */
+/* A slow close of one session delays no other caller. */
 static void test_slow_close(void **state)
 {
 	struct tmesh_engine_context *context;
@@ -378,7 +379,7 @@ struct stormer {
 	int wrong;
 };
 
-/* Opens what it comes upon, sometimes another file of the name; what is broken stays so. */
+/* Open graphs at random, sometimes another file of the name; a broken file stays so. */
 static void *storm(void *data)
 {
 	struct stormer *own = data;
@@ -444,6 +445,78 @@ static void test_storm(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+static struct tmesh_engine_weight sealed_weight(struct tmesh_ctx *ctx, const char *name)
+{
+	struct tmesh_engine_weight weight = {.name = name};
+
+	assert_ok(tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, shape_b, NULL, &weight.tensor, err));
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(weight.tensor), err));
+	return weight;
+}
+
+/* A producer that gives its region the id of another's: the session of that one is not for it. */
+static void test_forged_id(void **state)
+{
+	struct tmesh_engine_context *context;
+	struct tmesh_engine_graph *graphs[3];
+	struct tmesh_engine_weight weights[2];
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
+	file("forged");
+	for (int i = 0; i < 2; i++)
+		weights[i] = sealed_weight(ctx, "w");
+	if (!unit_on_kernel())
+		tmesh_tensor_region(weights[1].tensor)->id =
+			tmesh_region_id(tmesh_tensor_region(weights[0].tensor));
+	for (int i = 0; i < 3; i++) {
+		const struct tmesh_engine_graph_opts opts = {
+			.size = sizeof(opts), .weights = &weights[i % 2], .weight_count = 1};
+
+		assert_ok(tmesh_engine_graph_open(context, path_of("forged"), &opts, &graphs[i],
+						  err));
+	}
+	assert_int_equal(stats(context).sessions_opened, 2);
+	assert_int_equal(stats(context).session_hits, 1);
+	for (int i = 0; i < 3; i++)
+		tmesh_engine_graph_unref(graphs[i]);
+	for (int i = 0; i < 2; i++)
+		tmesh_tensor_unref(weights[i].tensor);
+	tmesh_engine_context_unref(context);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Sessions that no graph has keep so many regions open, and no more. */
+static void test_idle_regions(void **state)
+{
+	const struct tmesh_engine_context_opts opts = {.size = sizeof(opts), .session_regions = 3};
+	struct tmesh_engine_context *context;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_engine_context_create(ctx, "fake", &opts, &context, err));
+	file("idle");
+	for (int i = 0; i < 4; i++) {
+		struct tmesh_engine_weight weights[4] = {
+			sealed_weight(ctx, "a"), sealed_weight(ctx, "b"), sealed_weight(ctx, "c"),
+			sealed_weight(ctx, "d")};
+		/* The last one is more than may stay at all. */
+		const struct tmesh_engine_graph_opts with = {
+			.size = sizeof(with), .weights = weights, .weight_count = i < 3 ? 2 : 4};
+		struct tmesh_engine_graph *graph;
+
+		assert_ok(tmesh_engine_graph_open(context, path_of("idle"), &with, &graph, err));
+		tmesh_engine_graph_unref(graph);
+		for (int n = 0; n < 4; n++)
+			tmesh_tensor_unref(weights[n].tensor);
+	}
+	/* The first two went for the third, which stays beside none of four. */
+	assert_int_equal(stats(context).sessions_evicted, 3);
+	tmesh_engine_context_unref(context);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -455,6 +528,8 @@ int main(void)
 		cmocka_unit_test(test_cancelled),
 		cmocka_unit_test(test_slow_close),
 		cmocka_unit_test(test_within_itself),
+		cmocka_unit_test(test_forged_id),
+		cmocka_unit_test(test_idle_regions),
 		cmocka_unit_test(test_storm),
 	};
 	char command[64];

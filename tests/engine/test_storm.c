@@ -48,7 +48,7 @@ static unsigned int maps_of(pid_t pid)
 	return count;
 }
 
-/* What the three of them have: this process, the supervisor, the engine. */
+/* Count the descriptors of the three: this process, the supervisor, the engine. */
 struct held {
 	unsigned int files[3], maps[3];
 };
@@ -140,7 +140,8 @@ static void test_kills(void **state)
 			assert_ok(tmesh_engine_binding_dispatch(stormers[i].binding, err));
 		assert_works(*state);
 		if (!round) {
-			/* What is given back in the background: at rest it is no more than now. */
+			/* Memory is given back in the background: at rest there is no more than
+			 * now. */
 			count_held(status, &before);
 			continue;
 		}

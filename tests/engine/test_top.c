@@ -9,7 +9,8 @@
 
 #include "served.h"
 
-/* What it shows; the array of engines. A top that waits for anybody is ended by the alarm. */
+/* Run the view and return its array of engines. A top that waits for anybody is ended by the alarm.
+ */
 static json_t *top(void)
 {
 	json_error_t error;
@@ -109,7 +110,7 @@ static void test_counts(void **state)
 		json_decref(unit);
 		rate > 0;
 	}));
-	assert_refused(dispatch_of(fix, "fails", err), -EIO, "as it was told");
+	assert_refused(dispatch_of(fix, "fails", err), -EIO, "as its graph asks");
 	assert_int_equal(shown("failed_calls"), failed + 1);
 	EVENTUALLY(shown("clients") == 1);
 }
@@ -203,6 +204,43 @@ static void test_stopped(void **state)
 	assert_int_equal(shown("pid"), tmesh_engine_context_pid(fix->context));
 }
 
+/* A process that holds the file of the engine "none", which leads to @fd. */
+static pid_t hold_place(int dir, int fd, const int *end)
+{
+	const struct engine_status_place place = {.magic = ENGINE_STATUS_MAGIC, .fd = (uint32_t)fd};
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	pid_t pid = fork();
+	int held;
+
+	if (pid)
+		return pid;
+	held = openat(dir, "engine-none.lock", O_RDWR | O_CLOEXEC);
+	_exit(fcntl(held, F_SETLK, &lock) ||
+	      pwrite(held, &place, sizeof(place), 0) != sizeof(place) ||
+	      write(end[1], "", 1) != 1 || pause());
+}
+
+static bool is_shown_of(int dir, int fd)
+{
+	json_t *engines;
+	size_t count;
+	int end[2];
+	pid_t pid;
+	char byte;
+
+	assert_int_equal(pipe2(end, O_CLOEXEC), 0);
+	pid = hold_place(dir, fd, end);
+	assert_int_equal(read(end[0], &byte, 1), 1);
+	engines = top();
+	count = json_array_size(engines);
+	json_decref(engines);
+	kill(pid, SIGKILL);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	close(end[0]);
+	close(end[1]);
+	return count != 1;
+}
+
 /* Files that look like an engine's, and are not: those that nobody holds are not shown, and what
  * one says who holds it is checked. */
 static void test_hostile(void **state)
@@ -210,11 +248,11 @@ static void test_hostile(void **state)
 	static const char *const names[] = {"engine-fifo.lock",	 "engine-link.lock",
 					    "engine-short.lock", "engine-none.lock",
 					    "engine-.lock",	 "engine-dir.lock"};
-	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	struct engine_status_place place = {.magic = ENGINE_STATUS_MAGIC};
 	struct engine_status lies;
 	struct fixture *fix = *state;
 	json_t *engines, *engine;
-	int dir, held, end[2];
+	int dir, held, end[2], fd;
 	pid_t pid;
 
 	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
@@ -225,22 +263,30 @@ static void test_hostile(void **state)
 	assert_int_equal(mkfifoat(dir, names[0], 0600), 0);
 	assert_int_equal(symlinkat("/dev/zero", dir, names[1]), 0);
 	assert_int_equal(mkdirat(dir, names[5], 0700), 0);
+	fd = memfd_create("lies", MFD_CLOEXEC);
+	assert_int_equal(write(fd, (void *)&lies, sizeof(lies)), sizeof(lies));
+	place.fd = (uint32_t)fd;
 	for (int i = 2; i < 5; i++) {
 		held = openat(dir, names[i], O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-		assert_int_equal(write(held, (void *)&lies, i == 2 ? 7 : sizeof(lies)),
-				 i == 2 ? 7 : sizeof(lies));
+		assert_int_equal(write(held, &place, i == 2 ? 7 : sizeof(place)),
+				 i == 2 ? 7 : sizeof(place));
 		close(held);
 	}
 	engines = top();
 	assert_int_equal(json_array_size(engines), 1);
 	json_decref(engines);
 
+	/* A holder gives as its status a pipe, which nobody writes to; a folder; a memfd that is
+	 * too short; nothing. */
 	assert_int_equal(pipe2(end, O_CLOEXEC), 0);
-	pid = fork();
-	if (!pid) {
-		held = openat(dir, "engine-none.lock", O_RDWR | O_CLOEXEC);
-		_exit(fcntl(held, F_SETLK, &lock) || write(end[1], "", 1) != 1 || pause());
+	{
+		const int others[] = {end[0], dir, memfd_create("short", MFD_CLOEXEC), 4711};
+
+		for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
+			assert_false(is_shown_of(dir, others[i]));
+		close(others[2]);
 	}
+	pid = hold_place(dir, fd, end);
 	assert_int_equal(read(end[0], &held, 1), 1);
 	engines = top();
 	assert_int_equal(json_array_size(engines), 2);
@@ -261,6 +307,7 @@ static void test_hostile(void **state)
 		assert_int_equal(unlinkat(dir, names[i], i == 5 ? AT_REMOVEDIR : 0), 0);
 	close(end[0]);
 	close(end[1]);
+	close(fd);
 	close(dir);
 	assert_works(fix);
 }

@@ -4,96 +4,10 @@
  * that is busy until the test says so stands for any other.
  */
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <tmesh/channel.h>
 
-#include "remote_wire.h"
-#include "served.h"
+#include "raw.h"
 
 #define FLOODERS 2
-
-/* A client that speaks the protocol itself, and sends without waiting. */
-struct raw {
-	int socket;
-	struct tmesh_channel *requests, *replies;
-	struct tmesh_region *region;
-	struct wire_page *page;
-	uint64_t number;
-};
-
-static void raw_join(struct raw *raw, struct fixture *fix)
-{
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct wire_welcome welcome;
-	void *data;
-	int dir;
-
-	*raw = (struct raw){.socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
-	assert_ok(tmesh_ctx_runtime_dir(fix->ctx, &dir, err));
-	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/engine-unit", dir);
-	assert_int_equal(connect(raw->socket, (struct sockaddr *)&address, sizeof(address)), 0);
-	close(dir);
-	assert_int_equal(recv(raw->socket, &welcome, sizeof(welcome), 0), sizeof(welcome));
-	assert_int_equal(welcome.code, 0);
-	assert_ok(tmesh_channel_open(fix->ctx, welcome.requests, TMESH_CHANNEL_SEND, NULL,
-				     &raw->requests, err));
-	assert_ok(tmesh_channel_open(fix->ctx, welcome.replies, TMESH_CHANNEL_RECV, NULL,
-				     &raw->replies, err));
-	assert_ok(tmesh_region_open(fix->ctx, welcome.page, TMESH_READ | TMESH_WRITE, &raw->region,
-				    err));
-	assert_ok(tmesh_region_map(raw->region, TMESH_READ | TMESH_WRITE, &data, err));
-	raw->page = data;
-}
-
-static void raw_leave(struct raw *raw)
-{
-	tmesh_region_unmap(raw->region, TMESH_READ | TMESH_WRITE);
-	tmesh_region_unref(raw->region);
-	tmesh_channel_unref(raw->requests);
-	tmesh_channel_unref(raw->replies);
-	close(raw->socket);
-}
-
-static struct wire raw_text(struct raw *raw)
-{
-	return (struct wire){.text = raw->page->text, .bytes = WIRE_TEXT};
-}
-
-/* Return: 0, or -EAGAIN: its channel is full. */
-static int raw_try(struct raw *raw, enum wire_op op, uint32_t id, uint32_t bytes)
-{
-	struct wire_request words = {.op = op, .id = id, .number = raw->number + 1, .bytes = bytes};
-	struct tmesh_message message = {.bytes = sizeof(words)};
-	int rc;
-
-	memcpy(message.data, &words, sizeof(words));
-	rc = tmesh_channel_try_send(raw->requests, &message, NULL);
-	if (!rc)
-		atomic_store(&raw->page->asked, ++raw->number);
-	return rc;
-}
-
-static void raw_reply(struct raw *raw, struct wire_reply *reply)
-{
-	struct tmesh_message message;
-
-	assert_ok(tmesh_channel_recv(raw->replies, &message, -1, err));
-	assert_null(message.tensor);
-	assert_int_equal(message.bytes, sizeof(*reply));
-	memcpy(reply, message.data, sizeof(*reply));
-}
-
-static uint32_t raw_call(struct raw *raw, enum wire_op op, uint32_t id, const struct wire *text)
-{
-	struct wire_reply reply;
-
-	assert_false(text->wrong);
-	assert_int_equal(raw_try(raw, op, id, (uint32_t)text->at), 0);
-	raw_reply(raw, &reply);
-	assert_int_equal(reply.code, 0);
-	return reply.id;
-}
 
 /* A graph that counts its runs in @y. Return: the binding. */
 static uint32_t raw_bind(struct raw *raw, const char *mode, struct tmesh_tensor *const *tensors)
@@ -319,10 +233,49 @@ static void test_slow_memory(void **state)
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 }
 
+/* The last of a binding and of a graph is let go of while the engine runs another call, which waits
+ * for that: nobody waits there. The engine has let go of its own by the end of the next call. */
+static void test_ends_do_not_wait(void **state)
+{
+	struct fixture *fix = *state;
+	uint32_t pid = tmesh_engine_context_pid(fix->context);
+	struct tmesh_engine_binding *holds = bind_mode(fix, "waits"), *ends[8];
+	unsigned int files = files_of(pid);
+	struct fixture own = *fix;
+	pthread_t holder;
+	void *result;
+
+	for (size_t i = 0; i < 8; i++) {
+		assert_ok(tmesh_engine_tensor_create(own.context, TMESH_FLOAT32, 2, shape_x, FLAGS,
+						     &own.x, err));
+		own.inputs[0].tensor = own.x;
+		ends[i] = bind_mode(&own, "plain");
+		tmesh_engine_tensor_unref(own.x);
+	}
+	assert_true(files_of(pid) > files);
+	pthread_create(&holder, NULL, wait_for_go, holds);
+	await_run(fix);
+	for (size_t i = 0; i < 8; i++)
+		tmesh_engine_binding_unref(ends[i]);
+	/* It runs until the file lets it go. */
+	file("waits.go", "");
+	pthread_join(holder, &result);
+	assert_int_equal((intptr_t)result, 0);
+	assert_int_equal(unlink(file("waits.go", "")), 0);
+	for (int i = 0; i < 60000 && files_of(pid) > files; i++)
+		usleep(1000);
+	assert_true(files_of(pid) <= files);
+	assert_works(fix);
+	tmesh_engine_binding_unref(holds);
+	assert_works(fix);
+	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_floods, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_ends_do_not_wait, setup, teardown),
 	};
 	const struct CMUnitTest slow[] = {
 		cmocka_unit_test_setup_teardown(test_slow_memory, setup, teardown),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Another user's processes and an engine: they cannot reach it, nor what its clients hand to it,
- * and where they reach its socket they are refused while its own user's calls go on. Needs root,
- * who can become somebody else.
+ * Another user's processes and an engine. They cannot reach it, nor the memory that its clients
+ * hand to it. If they reach its socket they are refused, while its own user's calls go on. Needs
+ * root, who can become somebody else.
  */
 #include <grp.h>
 #include <poll.h>
@@ -20,8 +20,7 @@ static char elsewhere[] = "/tmp/tmesh-users-XXXXXX";
 static char token[TMESH_TOKEN_SIZE];
 static char own_dir[256];
 
-/* What @act returns, done by another user's process: 0, or the line where it was not as it should.
- */
+/* The result of @act, done by another user's process: 0, or the line of the failed check. */
 static pid_t start_as_nobody(int (*act)(void))
 {
 	pid_t pid = fork();
@@ -183,7 +182,7 @@ static int listen_there(void)
 	return listen(listener, 4);
 }
 
-/* One who listens where this user's engines do: nothing is said to that. */
+/* An impostor listens at the path of this user's engines: the library sends it nothing. */
 static void test_impostor(void **state)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};

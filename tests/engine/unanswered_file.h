@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A file whose server, a FUSE file system of one file, answers no more once it is open: close() of
+ * A file whose server, a FUSE file system of one file, answers no more once it is open. close() of
  * another descriptor of it waits until the server ends.
  */
 #ifndef TMESH_TEST_UNANSWERED_FILE_H

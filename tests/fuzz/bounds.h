@@ -6,9 +6,9 @@
 #include "internal.h"
 
 /*
- * False for what no tensor can be. Otherwise the elements lie in [*low, *high) around the
- * one with all indices 0. With 8 dimensions a sum of products of 64 bits stays far below
- * 128, except for the element size, which is why that comes last and is bounded.
+ * Return false for a layout that no tensor can have. Otherwise the elements lie in [*low, *high)
+ * around the one with all indices 0. With 8 dimensions a sum of products of 64 bits stays far below
+ * 128, except for the element size, which therefore comes last and is bounded.
  */
 static inline bool fuzz_bounds(const struct tmesh_layout *layout, __int128 *low, __int128 *high)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* A bundle's index, read from what anybody wrote; what is accepted can be looked at. */
+/* A bundle's index with arbitrary bytes: an accepted index can be read. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	if (!size)
 		return 0;
-	/* Of its own length, so that a read too far is seen. */
+	/* Copy to a buffer of exactly this length, so that a read past its end is seen. */
 	copy = malloc(size);
 	memcpy(copy, data + 1, size - 1);
 	if (tmesh_bundle_index_check(copy, size - 1, regions, data[0] % 5, &view, NULL) == 0) {

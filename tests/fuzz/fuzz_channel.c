@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * A channel between two ends that mean well, and somebody who writes anything anywhere into its
- * memory between their calls: every call ends, with success or with an error, and a tensor that
+ * A channel between two well-behaved ends, and a third process that writes anything anywhere into
+ * its memory between their calls. Every call ends, with success or an error, and a tensor that
  * comes out lies inside its region.
  *
  * The input is a script: each step's first byte says what is done.
@@ -47,7 +47,7 @@ static void begin(void)
 			abort();
 }
 
-/* Touch the ends of what it says it has. */
+/* Touch the ends of the range that it claims. */
 static void check(struct tmesh_message *message)
 {
 	const struct tmesh_layout *layout;
@@ -98,7 +98,7 @@ static void receive_some(struct tmesh_channel *to, struct script *script)
 		check(&messages[i]);
 }
 
-/* Where it matters: the words of the lanes, with numbers near the good ones. */
+/* Mostly the words of the lanes, with numbers near the good ones. */
 static void scribble_near(struct tmesh_channel *channel, struct script *script)
 {
 	struct channel_lane *lane = channel_lane(channel, take(script, 1) % channel->shape.lanes);

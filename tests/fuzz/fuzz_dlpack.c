@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * Any DLPack tensor over 4 KiB: refused, or copied element by element as it says.
+ * Any DLPack tensor over 4 KiB: refused, or copied element by element by its own layout.
  *
  * A producer that lies about its memory cannot be caught, so a tensor that is possible but
  * leaves the buffer is not offered.
@@ -54,7 +54,7 @@ static enum tmesh_dtype any_dtype_of(unsigned int bits)
 	return TMESH_DTYPE_INVALID;
 }
 
-/* Whether the elements lie inside the buffer, or the tensor has to be refused anyway. */
+/* Return whether the elements lie inside the buffer, or the tensor has to be refused anyway. */
 static bool harmless(const struct input *in, struct tmesh_layout *layout)
 {
 	__int128 low, high;

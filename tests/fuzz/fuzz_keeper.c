@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 /*
- * Any messages with any descriptors to the keeper's half of a connection: refused or answered, and
- * when the client is gone and what was kept is dropped, no byte is counted and no descriptor open.
+ * Any messages with any descriptors to the keeper's half of a connection: they are refused or
+ * answered. After the client has gone and its kept objects are dropped, no byte is counted and no
+ * descriptor is open.
  *
- * The input is messages, each behind two bytes: its length, and how many descriptors of which kind
- * (highest bit: the message is made a request or a region, so that more of it is read; the next
- * one: with the one descriptor that a region ought to have).
+ * The input is messages, each behind two bytes: its length, and the number and kind of its
+ * descriptors. The highest bit makes the message a request or a region, so that more of it is read.
+ * The next bit adds the one descriptor that a region ought to have.
  */
 #include <poll.h>
 #include <signal.h>
@@ -18,7 +19,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Sealed memory as it ought to be sent, but for kinds that are to be refused. */
+/* Return sealed memory as it ought to be sent, or a descriptor that must be refused. */
 static int some_fd(unsigned int kind)
 {
 	int fd = fuzz_fd(kind);
@@ -34,7 +35,7 @@ static void send_one(int socket, const struct client *client, const uint8_t *dat
 	struct tmesh_wire_region region = {0};
 	struct tmesh_keeper_request request = {0};
 	uint8_t message[256] = {0};
-	/* Of a region: one descriptor, as it ought to be. */
+	/* A region comes with one descriptor, as it ought to. */
 	bool good = (how & 0xc0) == 0xc0 && client->state == CLIENT_GIVES;
 	int fd = some_fd(good ? 0 : how >> 2);
 
@@ -43,7 +44,7 @@ static void send_one(int socket, const struct client *client, const uint8_t *dat
 		memcpy(&request, message, sizeof(request));
 		request.magic = TMESH_MAGIC_KEEP;
 		request.version = TMESH_WIRE_VERSION;
-		request.op = request.op % TMESH_KEEPER_STATUS + 1;
+		request.op = request.op % TMESH_KEEPER_TAKE + 1;
 		request.count %= 4;
 		request.rights &= TMESH_READ | TMESH_WRITE;
 		request.flags %= 3;
@@ -85,7 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	signal(SIGIO, SIG_IGN);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends))
 		abort();
-	client_begin(&client, ends[0]);
+	client_begin(&client, ends[0], getpid());
 	for (size_t at = 0; at + 2 < size && client.fd >= 0;) {
 		size_t bytes = data[at];
 
@@ -93,7 +94,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			bytes = size - at - 2;
 		send_one(ends[1], &client, data + at + 2, bytes, data[at + 1]);
 		at += 2 + bytes;
-		/* What answers is read in between, or is in the way. */
+		/* Read the answers in between, or they fill the socket. */
 		for (int step = 0; step < 4 && client.fd >= 0; step++) {
 			client_step(&client, &service, client_waits_for(&client));
 			if (step == 2)

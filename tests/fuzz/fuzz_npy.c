@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Headers of .npy files: what is accepted is a tensor's, and comes back as it was. */
+/* Headers of .npy files: an accepted header describes a tensor, and is written back unchanged. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -19,7 +19,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What to answer. A client that tried again may be answered after its call has returned. */
+/* The answer. A client that tried again may be answered after its call has returned. */
 static struct {
 	uint8_t data[512];
 	size_t bytes;
@@ -113,7 +113,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		abort();
 	}
 	/* The lowest free number stays low unless calls leave descriptors open. The error alone
-	 * does not tell: EMFILE may also be what the answer says. */
+	 * does not show it: EMFILE may also come from the answer. */
 	if (!fuzz_back_to(above_most, 0))
 		abort();
 	return 0;

@@ -3,9 +3,9 @@
  * Any request to the server that answers for memfd tokens, with any descriptors: refused or
  * answered, and the next honest client is served.
  *
- * The first byte says how many descriptors, the second of which kind; when its highest bit
- * is set the request's secret is made a region's, when the next one is a channel's, so that there
- * is something to open or to join.
+ * The first byte says how many descriptors, the second of which kind. Its highest bit makes the
+ * request's secret a region's, the next one a channel's, so that there is something to open or to
+ * join.
  */
 #include <stdio.h>
 #include <sys/un.h>
@@ -16,7 +16,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static struct tmesh_ctx *client;
-static struct tmesh_token_parts parts, channel_parts;
+static struct tmesh_token_fields parts, channel_parts;
 static char token[TMESH_TOKEN_SIZE];
 static struct sockaddr_un address = {.sun_family = AF_UNIX};
 

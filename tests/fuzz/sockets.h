@@ -69,8 +69,8 @@ static inline void fuzz_send(int socket, const uint8_t *data, size_t size, unsig
 }
 
 /*
- * Whether descriptors are as they were: until @count() says @before, or five seconds have passed.
- * What another file system may serve is closed by a thread of its own, in its time.
+ * Return whether descriptors are as they were: @count() says @before within five seconds. Files
+ * that another file system may serve are closed by a thread of their own, later.
  */
 static inline bool fuzz_back_to(unsigned int (*count)(void), unsigned int before)
 {
@@ -84,7 +84,7 @@ static inline bool fuzz_back_to(unsigned int (*count)(void), unsigned int before
 	return false;
 }
 
-/* What was let in can be read, or stands for a descriptor. */
+/* An accepted region can be read, or stands for a descriptor. */
 static inline void fuzz_use(struct tmesh_region *region)
 {
 	char byte;

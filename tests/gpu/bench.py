@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The measurements that need an NVIDIA GPU: rows of a table, with a peer measured beside in the same run where there is
-one, and each bound with whether it was met. steps.py runs them. On the stand-in they only show that they run: the
+"""The measurements that need an NVIDIA GPU: rows of a table, each with its bound and whether it was met. If there is a
+peer, it is measured beside in the same run. steps.py runs them. On the stand-in they only show that they run: the
 numbers are of a machine without a GPU, and say so.
 
 usage: bench.py --one PART     that one, in this process; status 77: it says why it was skipped"""
@@ -18,12 +18,12 @@ from multiprocessing.reduction import ForkingPickler
 
 import gpu
 
-# Imported by the processes that measure: whoever starts them needs no context.
+# The measuring processes import it; the starting process needs no context.
 tmesh = None
 SKIPPED = 77
 SIZES = (4096, 1 << 20, 64 << 20)
 TIMES = 200
-KEPT = 30  # of what takes memory
+KEPT = 30  # repetitions when a call takes memory
 label = ""
 
 
@@ -42,7 +42,7 @@ def microseconds(function, rounds):
 
 
 def in_turn(functions, rounds):
-    """Medians, in us, of functions that are called one after the other, so that a drift is all's."""
+    """Return medians, in us, of functions that are called one after the other, so that a drift affects all."""
     times = [[] for _ in functions]
     for _ in range(rounds):
         for function, all_ in zip(functions, times):
@@ -53,7 +53,7 @@ def in_turn(functions, rounds):
 
 
 def shared_by_c(array):
-    """us of the library's function, without the dict that Python makes of its text, and the ref."""
+    """Return us of the library's function, without the dict that Python makes of its text, and the ref."""
     start = time.perf_counter_ns()
     text = array._memory.share(0)
     took = (time.perf_counter_ns() - start) / 1000
@@ -61,7 +61,7 @@ def shared_by_c(array):
 
 
 def hand_over(driver):
-    """Both halves by the clocks of who does them: what lies between is a pipe, which is not measured."""
+    """Each half is timed by the process that does it: the pipe between them is not measured."""
     again = {}
     for size in SIZES:
         with gpu.Peer() as peer:
@@ -128,7 +128,7 @@ def hand_over_by_torch(driver):
 
 
 def allocator(driver):
-    """By the functions that PyTorch calls, as ctypes calls them, beside PyTorch's own as Python does."""
+    """The functions that PyTorch calls, as ctypes calls them, beside PyTorch's own as Python calls them."""
     size, rounds = 1 << 20, 2000
     plugin = ctypes.CDLL("libtmesh-cuda-torch.so")
     plugin.tmesh_torch_malloc.restype = ctypes.c_void_p
@@ -161,7 +161,7 @@ def allocator(driver):
 
 @contextlib.contextmanager
 def keeping(plugin, length):
-    """Something is allocated all the time, as in a program: a block is there."""
+    """A block is already there, as in a program that allocates all the time."""
     pointer = ctypes.c_void_p(plugin.tmesh_torch_malloc(length, 0, None))
     yield
     plugin.tmesh_torch_free(pointer, length, 0, None)

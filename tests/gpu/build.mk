@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: MIT
 #
-# On a real GPU, with the driver that the loader finds. GPU_PYTHON is one that has PyTorch, CuPy or
-# JAX for CUDA, where those are to be tried too. gpu-kit is all that a machine needs which can build
-# and fetch nothing: copied there, `gpu-kit/run check` and `gpu-kit/run bench` are the same.
+# On a real GPU, with the driver that the loader finds. Set GPU_PYTHON to a Python that has PyTorch, CuPy or JAX for
+# CUDA, to try those too. gpu-kit is for a machine that can build and fetch nothing. Copied there, `gpu-kit/run check`
+# and `gpu-kit/run bench` are the same.
 
 GPU_PYTHON ?= $(VPYTHON)
 GPU_KIT    := $(B)/gpu-kit
 GPU_LIBS   := $(B)/libtmesh-cuda.so $(B)/libtmesh-cuda-torch.so $(B)/libtmesh-cuda-hook.so
 export GPU_PYTHON
 
-gpu-kit: $(GPU_KIT)/run ## what check-gpu and bench-gpu need, in one folder for another machine
+gpu-kit: $(GPU_KIT)/run ## [Package] Make the folder that check-gpu and bench-gpu need on another machine.
 
-$(GPU_KIT)/run: $(GPU_LIBS) $(B)/tmesh-keeper $(VENV)/tmesh.stamp $(wildcard tests/gpu/*.py) docs/cuda.md tests/gpu/run \
+$(GPU_KIT)/run: $(GPU_LIBS) $(B)/tmesh-keeper $(VENV)/tmesh.stamp $(wildcard tests/gpu/*.py) docs/reference/cuda.md tests/gpu/run \
 		tests/gpu/build.mk
 	@rm -rf $(GPU_KIT) && mkdir -p $(GPU_KIT)
 	cp -L $(B)/libtmesh.so.0 $(B)/libtmesh-cuda.so.0 $(filter-out %/libtmesh-cuda.so,$(GPU_LIBS)) \
 		$(B)/tmesh-keeper $(GPU_KIT)
 	cp -r $$($(VPYTHON) -P -c 'import os, tmesh; print(os.path.dirname(tmesh.__file__))') $(GPU_KIT)/tmesh
 	find $(GPU_KIT) -name __pycache__ -exec rm -r {} +
-	cp tests/gpu/*.py docs/cuda.md $(GPU_KIT)
+	cp tests/gpu/*.py docs/reference/cuda.md $(GPU_KIT)
 	$(PYTHON) -B tests/gpu/libraries.py $(GPU_KIT) $(CC)
 	cp tests/gpu/run $(GPU_KIT)
 
-check-gpu: gpu-kit ## checks that need an NVIDIA GPU
+check-gpu: gpu-kit ## [Test] Run the checks that need an NVIDIA GPU.
 	@$(GPU_KIT)/run check
 
-bench-gpu: gpu-kit ## measurements that need an NVIDIA GPU
+bench-gpu: gpu-kit ## [Measure] Measure on an NVIDIA GPU.
 	@$(GPU_KIT)/run bench
 
 # Both on the stand-in for the driver, and on stand-ins for frameworks and tools: that tests the

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What check.py, bench.py, peer.py and steps.py share: the driver by ctypes, frameworks by three verbs, and other
-processes that do as they are told."""
+"""Helpers of check.py, bench.py, peer.py and steps.py: the driver by ctypes, frameworks by three verbs, and other
+processes that take commands."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ ANSWER_S = 60  # at most, of another process: a framework's first use of a GPU t
 NON_BLOCKING = 1
 NOT_READY = 600
 
-# A kernel that copies pieces of 16 bytes, for any GPU since Turing, which is what CUDA 13 knows.
+# A kernel that copies pieces of 16 bytes, for any GPU since Turing, the oldest that CUDA 13 supports.
 COPY = b"""
 .version 7.0
 .target sm_75
@@ -58,7 +58,7 @@ end:
 
 
 class Skip(Exception):
-    """Why something cannot be tried here."""
+    """The reason that a thing cannot be tried here."""
 
 
 class Driver:
@@ -202,7 +202,7 @@ FRAMEWORKS = {"torch": Torch, "cupy": Cupy, "jax": Jax}
 
 
 class Peer:
-    """Another process, peer.py. What fails in there is raised here; left, it is killed."""
+    """Another process, peer.py. An error in it is raised here; leaving the block kills it."""
 
     def __init__(self):
         self.process = subprocess.Popen([sys.executable, os.path.join(HERE, "peer.py")], stdin=subprocess.PIPE,
@@ -225,14 +225,14 @@ class Peer:
         return answer
 
     def end(self):
-        """As a program ends, not by a signal."""
+        """End it as a program ends, not by a signal."""
         self.process.stdin.close()
         if self.process.wait(ANSWER_S):
             raise RuntimeError(f"the other process ended with {self.process.returncode}")
         self.process.stdout.close()
 
     def stop(self):
-        """It has stopped when this returns."""
+        """Stop it; it has stopped when this returns."""
         os.kill(self.process.pid, signal.SIGSTOP)
         os.waitpid(self.process.pid, os.WUNTRACED)
 
@@ -264,15 +264,15 @@ def nvidia_smi(*words):
 
 
 def used_mib():
-    """What nvidia-smi says is used of all GPUs, in MiB; None where it does not tell."""
+    """Return the memory in use on all GPUs by nvidia-smi, in MiB; None where it does not tell."""
     said = nvidia_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits")
     return sum(map(int, said)) if said and all(line.strip().isdigit() for line in said) else None
 
 
 @contextlib.contextmanager
 def awake():
-    """Without a program that uses it a driver may put the GPU to sleep, and take seconds to wake it: here another
-    process uses it all the time. It has no context, and changes no setting."""
+    """Use the GPU all the time in another process. Else a driver may put it to sleep, and take seconds to wake it. The
+    process has no context, and changes no setting."""
     script = "import ctypes, sys; ctypes.CDLL('libcuda.so.1').cuInit(0); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
         try:
@@ -282,7 +282,7 @@ def awake():
 
 
 def missing():
-    """Why there is nothing to do here, or None. Asked in another process: this one keeps no context."""
+    """Return why there is nothing to do here, or None. Another process asks: this one keeps no context."""
     script = ("import gpu\ntry:\n    print(gpu.Driver().name())\n"
               "except (OSError, RuntimeError) as error:\n    print('!', error)")
     done = subprocess.run([sys.executable, "-c", script], cwd=HERE, capture_output=True, text=True, timeout=ANSWER_S)
@@ -316,8 +316,8 @@ def machine():
 
 
 class Versions:
-    """Of the frameworks, each asked in a process of its own while other things go on: a first import takes long, and
-    those that follow are quick for it."""
+    """Ask each framework in a process of its own while other things go on. A first import takes long, and makes later
+    ones quick."""
 
     def __init__(self):
         script = "import sys; m = __import__(sys.argv[1]); print(m.__version__)"

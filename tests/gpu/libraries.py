@@ -30,7 +30,7 @@ def readelf(option, path):
 
 
 def needed(folder):
-    """What is to lie in the folder itself, where the loader looks, and who needs it."""
+    """The libraries that the folder itself must hold, where the loader looks, each with its users."""
     wanted = {}
     for path in elf_files(folder):
         for name in re.findall(r"\(NEEDED\).*\[(.+)\]", readelf("-d", path)):
@@ -50,7 +50,7 @@ def newest_glibc(folder):
 
 
 def carry(folder, compiler):
-    """What is copied may need more."""
+    """A copied library may need more."""
     while lacking := missing(folder):
         for name, who in lacking.items():
             found = subprocess.run([compiler, f"-print-file-name={name}"], check=True, capture_output=True,

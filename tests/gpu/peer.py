@@ -38,7 +38,7 @@ def digest(array):
 
 
 def keep(order):
-    """Memory of bytes that nobody guesses, under a name."""
+    """Keep memory of random bytes under a name."""
     array = tmesh.cuda.empty(order["keep"], "uint8", alone=True)
     driver.write(array.pointer, os.urandom(order["keep"]))
     held.append(tmesh.cuda.keep(array, order["name"]))
@@ -89,7 +89,7 @@ def look(array, order):
 
 
 def try_write(array, data):
-    """What the driver says of writing where the mapping is for reading. This process is of no use after."""
+    """Return the driver's error for a write to a mapping for reading. This process is of no use after it."""
     try:
         driver.write(array.pointer, data)
         driver.synchronize()

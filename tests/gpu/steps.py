@@ -5,11 +5,11 @@
 usage: run check|bench|all [--budget SECONDS] [--out DIR] [NAME...]
 
 All of them, or those that are named, those that tell most first: time on a GPU may be short. Each runs in a process of
-its own with a time limit, so that none stops the others, and must leave the GPU's memory, as nvidia-smi tells it, as
-it was. --budget: what there was no time for is "not reached", which is neither passed nor failed; the last line
-names it, for another run. The status is 0, 1 when something failed, 2 when something was not reached.
+its own with a time limit, so that none stops the others, and must leave the GPU's memory, as nvidia-smi tells it, as it was.
+--budget: a step without time left is "not reached", which is neither passed nor failed. The last line names it, for another
+run. The status is 0, 1 when something failed, 2 when something was not reached.
 
---out: log.txt has every line as it came, rows.md the table of docs/cuda.md with what was seen, bench.md what was
+--out: log.txt has every line as it came, rows.md the table of docs/reference/cuda.md with what was seen, bench.md what was
 measured. All of them are right whenever the run is ended.
 
 TMESH_GPU_STANDIN=1 runs it on the stand-in, to test the tests; every line says so, and none is about a GPU."""
@@ -28,18 +28,19 @@ import check
 import gpu
 
 SKIPPED = 77
-LEAST_S = 3  # with less left nothing is begun
-LEAK_MIB = 2  # a granule; what nvidia-smi rounds is less
+LEAST_S = 3  # begin nothing with less time left
+LEAK_MIB = 2  # a granule, more than the rounding of nvidia-smi
 BACK_S = 10
 DRAIN_S = 2
 SPEED = "speed"
 PAGE = Path(gpu.HERE) / "cuda.md"
 
-# By what they tell; then the others, in the order of check.py.
-FIRST = ("two_processes", "killed_producer_takes_nothing", "killed_readers_leak_nothing",
-         "kept_when_all_are_killed", "torch_pool_and_training_step", *bench.PARTS)
+# The most telling first, then the others in the order of check.py.
+FIRST = ("kept_when_all_are_killed", "two_processes", "three_processes_and_a_producer_that_goes",
+         "killed_producer_takes_nothing", "killed_readers_leak_nothing", "sealed_region_read_only", "registered_in_pieces",
+         "captures_go_on", "torch_pool_and_training_step", "torch_between_processes", *bench.PARTS)
 ORDER = (*FIRST, *(name for name in check.tests if name not in FIRST))
-FIRST_PROGRAM = "scenario"  # before all of them: the driver is there from then on, with what it keeps for itself
+FIRST_PROGRAM = "scenario"  # before all of them: the driver keeps memory for itself from its first use on
 
 
 def command_of(name):
@@ -56,7 +57,7 @@ def row_of(name):
 
 
 class Output:
-    """What is printed, and the same in a file, flushed line by line."""
+    """Print each line, and flush it to a file."""
 
     def __init__(self, folder):
         self.folder = folder and Path(folder)
@@ -86,7 +87,7 @@ class Budget:
         self.end = None if seconds is None else time.monotonic() + seconds
 
     def of(self, limit):
-        """How long something with that limit may take."""
+        """Return how long a step with that limit may take."""
         return limit if self.end is None else min(limit, self.end - time.monotonic())
 
 
@@ -98,8 +99,8 @@ def end_group(process):
 
 
 def attempt(command, limit, hear):
-    """The command's status, None when its time was over. Each line goes to hear() as it comes. Whom it leaves behind in
-    its session is ended."""
+    """Return the command's status, None when its time was over. Each line goes to hear() as it comes. Processes that it
+    leaves behind in its session are ended."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     pipe, end, rest, late = process.stdout.fileno(), time.monotonic() + limit, b"", False
     while True:
@@ -151,7 +152,7 @@ class Steps:
             self.bounds += [word for word in ("NOT MET", "met") if f": {word} " in line][:1]
 
     def one(self, name, limit):
-        """"ok", "failed", "not reached" or "skipped: " and why."""
+        """Return "ok", "failed", "not reached" or "skipped: " and why."""
         allowed = self.budget.of(limit)
         if allowed < LEAST_S:
             return "not reached"
@@ -174,7 +175,7 @@ class Steps:
         return "ok" if status == 0 else "failed"
 
     def memory_is_back(self):
-        """What nvidia-smi tells in the end, when it is no more than before, or after some seconds."""
+        """Return nvidia-smi's reading once it is back at the start's, or after some seconds."""
         end = time.monotonic() + self.budget.of(BACK_S)
         after = gpu.used_mib()
         while None not in (self.used, after) and after >= self.used + LEAK_MIB and time.monotonic() < end:
@@ -225,7 +226,7 @@ class Steps:
     def end(self):
         for line in self.versions.told(wait=self.budget.of(gpu.ANSWER_S)):
             self.note(line)
-        self.note(f"seen on {self.where}; for docs/cuda.md:")
+        self.note(f"seen on {self.where}; for docs/reference/cuda.md:")
         for line in self.rows():
             self.output.line(f"# {line}")
         by = {word: [name for name, result in self.results.items() if result.partition(":")[0] == word]
@@ -237,7 +238,7 @@ class Steps:
         return 1 if by["failed"] else 2 if by["not reached"] else 0
 
     def cell(self, row):
-        """What the page's table is to say of a row; None: nothing was tried."""
+        """Return a row's cell of the page's table; None: nothing was tried."""
         of = {name: result for name, result in self.results.items() if row_of(name) == row}
         if all(result == "not reached" for result in of.values()):
             return None
@@ -252,7 +253,7 @@ class Steps:
         return self.label + "; ".join([text, *more, self.where])
 
     def rows(self):
-        """The page's table, with what was seen here in its last column."""
+        """Return the page's table, with this machine's results in its last column."""
         lines, left = [], {row_of(name) for name in self.results}
         for line in table():
             what, standin, _ = (cell.strip() for cell in line.strip("| ").split(" | "))
@@ -263,7 +264,7 @@ class Steps:
 
 
 def table():
-    """Of what was seen where, its rows without the head."""
+    """Return the rows, without the head, of the page's table of seen results."""
     lines = PAGE.read_text().split("## What has been seen where")[1].split("###")[0].splitlines()
     return [line for line in lines if line.startswith("| ")][2:]
 
@@ -297,6 +298,6 @@ def main():
 
 if __name__ == "__main__":
     os.environ.setdefault("TMESH_BACKEND", "memfd")
-    # Of several processes none is to take most of the GPU.
+    # No process may take most of the GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     sys.exit(main())

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the programs share. What they give to a library, and what it has filled, ends where no
- * memory is any more: whoever reads or writes a byte too much dies of it.
+ * Buffers for the programs. A structure given to a library or filled by it ends at unmapped memory:
+ * a read or write past its end kills the program.
  */
 #ifndef TMESH_GROWN_EDGE_H
 #define TMESH_GROWN_EDGE_H
@@ -28,7 +28,7 @@
 			fail_msg("%s: %d %s", #call, err->code, err->message); \
 	} while (0)
 
-/* @bytes of memory with nothing behind them, all 0xff, never freed. */
+/* Return @bytes of memory, all 0xff, that end at unmapped memory. They are never freed. */
 static inline void *at_edge(size_t bytes)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (bytes + page - 1) & ~(page - 1);
@@ -81,11 +81,11 @@ static inline struct tmesh_region *region(struct tmesh_ctx *ctx, uint64_t bytes,
 	return made;
 }
 
-/* What commands say, which have to succeed. The loader finds the libraries by LD_LIBRARY_PATH for
- * them too. Good until the next. */
+/* Return the output of a command that must succeed. The loader finds the libraries by
+ * LD_LIBRARY_PATH for it too. The text is valid until the next call. */
 __attribute__((format(printf, 1, 2))) static inline const char *output_of(const char *format, ...)
 {
-	static char text[64 << 20]; /* tmeshctl tells of the whole machine */
+	static char text[64 << 20]; /* tmeshctl reports on the whole machine */
 	char command[4096];
 	va_list args;
 	size_t got;

@@ -14,7 +14,7 @@ from pathlib import Path
 STRUCT = re.compile(r"^(struct (tmesh_\w+) \{\n)(.*?)^(\};)", re.M | re.S)
 # Elements of arrays, whose size goes along with the call.
 ELEMENTS = {"tmesh_cap", "tmesh_cuda_cap", "tmesh_holder_info"}
-# Those that never grow, and why. What more there is to say of one goes into a structure beside it.
+# Structures that never grow, and why. Further members of one go into a structure beside it.
 FROZEN = {
     "tmesh_error": "callers have it on their stack, and every call writes it",
     "tmesh_layout": "a plain value, copied and compared whole, and a member of others",
@@ -22,19 +22,16 @@ FROZEN = {
     "tmesh_message": "a plain value of one slot of a channel, whose layout is the same for all processes",
     "tmesh_bundle_entry": "callers' arrays have it; options are in tmesh_bundle_opts",
     "tmesh_gather_extent": "callers' arrays have it; options are in tmesh_region_opts",
+    "tmesh_kept_file": "callers' arrays have it, in tmesh_keep_opts",
     "tmesh_model_item": "callers' arrays have it; options are in those of the call",
-    "tmesh_costs_served": "callers' arrays have it, in tmesh_costs_opts",
-    "tmesh_costs_rate": "callers' arrays have it",
-    "tmesh_costs_place": "callers' arrays have it",
     "tmesh_devices_library": "callers' arrays have it, in the options of the call",
     "tmesh_engine_weight": "callers' arrays have it, in the options of the call",
     "tmesh_engine_value": "callers' arrays have it; an engine's plug-in reads them",
     "tmesh_page_victim": "callers' arrays have it",
     "tmesh_placed_value": "callers' arrays have it",
     "tmesh_places_place": "callers' arrays have it",
-    "tmesh_placement_device": "callers' arrays have it",
+    "tmesh_placement_place": "callers' arrays have it",
     "tmesh_placement_link": "callers' arrays have it",
-    "tmesh_placement_node": "callers' arrays have it",
 }
 
 

@@ -50,7 +50,7 @@ static void test_fetch(void **state)
 	tmesh_region_unref(made);
 }
 
-/* Nobody serves: what was asked for has been read by then. */
+/* No server answers; by then the call has read its structure. */
 static void test_wanted(void **state)
 {
 	struct tmesh_net_wanted *wanted = OPTIONS(tmesh_net_wanted);

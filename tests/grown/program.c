@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
  * Compiled with the headers of one version, run with libraries of a later one whose structures have
- * grown (grow.py): libtmesh, libtmesh-cuda and libtmesh-xla. edge.h has how they are looked at.
+ * grown (grow.py): libtmesh, libtmesh-cuda and libtmesh-xla. edge.h checks them.
  */
 #include "edge.h"
 
@@ -161,7 +161,7 @@ static void test_cuda(void **state)
 	tmesh_cuda_unref(cuda);
 }
 
-/* Sizes that no version has, as of memory that nobody has set. */
+/* Sizes that no version has, as an uninitialized structure may have. */
 static void test_wrong_sizes(void **state)
 {
 	static const size_t wrong[] = {0, 4, 1 << 20, SIZE_MAX};

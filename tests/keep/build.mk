@@ -4,21 +4,23 @@
 # protocol as a small model under seeds.
 
 KEEP_HASH := $(B)/tests/keep/kept_hash
+KEEP_DEVICE := $(B)/tests/keep/kept_device
 
-$(KEEP_HASH): tests/keep/kept_hash.c $(LIB_A)
+$(KEEP_HASH) $(KEEP_DEVICE): $(B)/%: %.c $(LIB_A)
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread -o $@ $< $(LIB_A) $(LIB_LIBS)
+	$(SAY)$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -pthread -o $@ $< $(LIB_A) $(LIB_LIBS)
 
-KEEP_PRELOADS := $(addprefix $(B)/tests/keep/,late_signal.so short_memory.so)
+KEEP_PRELOADS := $(addprefix $(B)/tests/keep/,late_signal.so short_memory.so other_kernel.so)
 
 # They define poll() and ppoll() themselves: fortified headers would have them inline.
 $(KEEP_PRELOADS): $(B)/%.so: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -U_FORTIFY_SOURCE -std=gnu11 -shared -fPIC -o $@ $<
+	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -U_FORTIFY_SOURCE -std=gnu11 -shared -fPIC -o $@ $<
 
-keep-check: tools keeper $(B)/tmesh-engine $(B)/tests/engine/engines/tmesh-engine-fake.so $(KEEP_HASH) $(KEEP_PRELOADS) ## kept regions: the keeper killed and restarted, tmeshctl keep, the model
+keep-check: tools keeper $(B)/tmesh-engine $(B)/tests/engine/engines/tmesh-engine-fake.so $(KEEP_HASH) $(KEEP_DEVICE) $(KEEP_PRELOADS) ## Test kept regions: a killed keeper, tmeshctl keep, a real systemd.
 	@status=0; $(PYTHON) -B tests/sim/keep.py || status=1; \
 	$(PYTHON) -B tests/keep/test_keep.py $(abspath $(B)) || status=1; \
+	$(PYTHON) -B tests/keep/test_kexec.py $(abspath $(B)) || status=1; \
 	$(PYTHON) -B tests/keep/test_systemd.py $(abspath $(B)) || status=1; exit $$status
 
 .PHONY: keep-check

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * The rules that all calls share: sizes, flags, padding, pointers, kinds of file. Each
- * rule is tried on every call of the table, on a region of its own, and a refused call
- * may change nothing: no descriptor and nothing charged.
+ * The rules that all calls share: sizes, flags, padding, pointers, kinds of file. Each rule is
+ * tried on every call of the table, with a new region. A refused call must change nothing: it
+ * leaves no descriptor and charges nothing.
  */
 #include <fcntl.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 
 #include "abi_calls.h"
 
-/* Structures only grow: what was published stays where it was. */
+/* Structures only grow: published fields keep their offsets. */
 #define PUBLISHED(type, last, bytes)                                                              \
 	_Static_assert(offsetof(struct type, last) + sizeof(((struct type *)0)->last) == (bytes), \
 		       #type)
@@ -43,6 +43,7 @@ PUBLISHED(tmesh_wait, timeout_ns, 24);
 PUBLISHED(tmesh_policy, flags, 8);
 PUBLISHED(tmesh_lease, fd, 24);
 PUBLISHED(tmesh_keep, id, 112);
+PUBLISHED(tmesh_file, path, 32);
 PUBLISHED(tmesh_kept_open, id, 104);
 PUBLISHED(tmesh_kept, cgroup_id, 144);
 PUBLISHED(tmesh_kept_list, pad, 40);
@@ -190,7 +191,7 @@ TEST(padding, "padding that is not zero gives EINVAL")
 	tear_down();
 }
 
-/* Two pages, the second of which nobody may touch. */
+/* Map two pages, the second without access. Return the first. */
 static char *edge(void)
 {
 	char *page =
@@ -219,7 +220,7 @@ TEST(bad_pointers, "pointers to nothing, and across the end of memory, give EFAU
 	tear_down();
 }
 
-/* A result that cannot be handed over must not stay behind. */
+/* If the result cannot be written, the call must leave nothing behind. */
 TEST(read_only_result, "a result that cannot be written back leaves nothing behind")
 {
 	void *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -229,7 +230,7 @@ TEST(read_only_result, "a result that cannot be written back leaves nothing behi
 		if (c->nr == TMESH_SEAL || c->nr == TMESH_DESC_SET || c->nr == TMESH_REVOKE ||
 		    c->nr == TMESH_SIGNAL || c->nr == TMESH_POLICY || c->nr == TMESH_KEPT_DROP ||
 		    c->nr == TMESH_RENEW)
-			continue; /* nothing to hand over, or done once it is told */
+			continue; /* no result, or an answer that is written last */
 		set_up();
 		union args a = valid(c);
 
@@ -241,7 +242,10 @@ TEST(read_only_result, "a result that cannot be written back leaves nothing behi
 	}
 }
 
-/* The kernel must not hold, while it reads or writes them, what a fault there needs. */
+/*
+ * While the kernel reads arguments or writes results, it must not hold a lock that a fault there
+ * needs.
+ */
 TEST(own_memory, "arguments and results may lie in the region itself, not yet mapped")
 {
 	FOR_EACH_CALL(c) {
@@ -265,7 +269,7 @@ TEST(own_memory, "arguments and results may lie in the region itself, not yet ma
 			if (c->nr != TMESH_REVOKE) {
 				accepted(c, in_region);
 			} else {
-				/* It took the memory away that its answer should go to. */
+				/* The call may have taken away the memory for its answer. */
 				CHECK(!ioctl(stage->handle, c->nr, in_region) || errno == EFAULT);
 				CHECK_EQ(t_info(stage->handle).state, TMESH_STATE_REVOKED);
 			}
@@ -307,7 +311,7 @@ TEST(bad_arrays, "arrays and texts at bad addresses give EFAULT")
 	tear_down();
 }
 
-/* Tries a length of entries on each call that writes some. */
+/* Try a stride on each call that writes entries. */
 static void bad_entries(unsigned int infos, unsigned int holders, unsigned int kept)
 {
 	set_up();
@@ -364,7 +368,7 @@ TEST(longer_entries, "longer entries are strided as asked, each with its own siz
 	CHECK_EQ(l.cursor, entries[1].info.id);
 	CHECK_EQ(entries[0].info.size, sizeof(struct tmesh_info));
 	CHECK_EQ(entries[0].more[0] | entries[1].more[3], 0);
-	/* There is no room for the zeros behind one, then for all of another. */
+	/* There is no room for the zeros behind an entry, then for all of another. */
 	l.cursor = stage->id - 1;
 	l.count = 1;
 	l.entries = ADDRESS(end - sizeof(struct tmesh_info));
@@ -374,7 +378,7 @@ TEST(longer_entries, "longer entries are strided as asked, each with its own siz
 	l.cursor = stage->id - 1;
 	l.count = 2;
 	CHECK_ERR(ioctl(stage->dev, TMESH_LIST, &l), EFAULT);
-	/* Nor for the last bytes of one. */
+	/* There is no room for the last bytes of an entry. */
 	l.cursor = stage->id - 1;
 	l.count = 1;
 	l.entry_bytes = sizeof(struct tmesh_info);
@@ -383,13 +387,14 @@ TEST(longer_entries, "longer entries are strided as asked, each with its own siz
 	tear_down();
 }
 
-/* Is the call known on any of these kinds of file? */
+/* Test whether a call is known on any of these kinds of file. */
 static bool known_on(unsigned long nr, int kinds)
 {
 	FOR_EACH_CALL(c)
 		if (c->nr == nr && c->on & kinds)
 			return true;
-	return false;
+	/* Its @id was added after the call, so TMESH_REVOKE by @id has no row of its own. */
+	return nr == TMESH_REVOKE && kinds & DEVICE;
 }
 
 TEST(wrong_file, "the wrong kind of file gives ENOTTY, a closed one EBADF")

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * For abi.c: the table of all calls, with what each needs to succeed, and how one is made that
- * succeeds or is refused.
+ * For abi.c: the table of all calls. Each row has the conditions for success, and functions that
+ * fill in a call that succeeds or is refused.
  */
 #ifndef TMESH_KSELFTEST_ABI_CALLS_H
 #define TMESH_KSELFTEST_ABI_CALLS_H
@@ -18,7 +18,10 @@
 #define BYTES (64 * KB)
 #define TAIL 24
 
-/* What a call may need; made anew for each that may succeed. Refused ones change nothing. */
+/*
+ * The objects that a call may need. They are made anew for each call that may succeed; refused
+ * calls change nothing.
+ */
 struct stage {
 	int dev, handle, memfd, dmabuf, null, opaque, sealed, kept;
 	int opened;
@@ -110,7 +113,7 @@ static void tear_down(void)
 	munmap(stage, sizeof(*stage));
 }
 
-/* A room for any structure of the ABI with something behind it. */
+/* Room for any structure of the ABI and for bytes behind it */
 union args {
 	__u32 size;
 	struct {
@@ -270,7 +273,7 @@ static void fill_kept_drop(union args *a)
 	strcpy(a->kept_drop.name, "kept");
 }
 
-/* It succeeds where nobody else has the memory: the export goes. */
+/* TMESH_RENEW needs a region without other holders: close the export. */
 static void fill_renew(union args *a)
 {
 	REQUIRE_OK(dup2(stage->null, stage->dmabuf));
@@ -292,7 +295,7 @@ static void fill_import(union args *a)
 #define RIGHTS(type) (int)offsetof(struct type, rights)
 #define OUT_FD(type) (int)offsetof(struct type, fd)
 
-/* pad, rights and fd are offsets of those words, or 0 where there is none. */
+/* @pad, @rights and @fd are the offsets of these fields, or 0 if there is none. */
 static const struct call {
 	const char *name;
 	unsigned long nr;
@@ -382,7 +385,7 @@ static __u32 *word(union args *a, int offset)
 	return (__u32 *)(a->raw + offset);
 }
 
-/* What a refused call may not change. */
+/* The state that a refused call must not change */
 struct before {
 	int fds;
 	__u64 bytes, regions, handles, pins, kept_bytes, kept_names, kept;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the module costs, beside what the same costs without it, in the same run and in turn.
- * Benches print lines of JSON: medians of 20. On an emulated processor only the ratios mean
- * anything.
+ * Costs of the module beside the costs of the same work without it, measured in turn in the same
+ * run. Benches print lines of JSON: medians of 20. On an emulated processor only the ratios are
+ * meaningful.
  */
 #ifndef TMESH_KSELFTEST_BENCH_H
 #define TMESH_KSELFTEST_BENCH_H
@@ -31,7 +31,7 @@ static inline double median(double values[ROUNDS])
 	return (values[ROUNDS / 2 - 1] + values[ROUNDS / 2]) / 2;
 }
 
-/* Measures both in turn; reports both in microseconds, and the ratio. */
+/* Measure both in turn. Report both in microseconds, and their ratio. */
 static inline void compare(const char *name, double (*subject)(void), const char *floor_name,
 			   double (*floor)(void))
 {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* What it costs to create, hand over, look up and touch. */
+/*
+ * The costs to create, hand over, look up and touch regions.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +27,7 @@ static double touch(unsigned char *p, size_t bytes)
 	return t_now() - from;
 }
 
-/* Memory and mapping are there; what is measured is the first touch through it. */
+/* Measure the first touch through a new mapping. The memory exists already. */
 static double touch_new_mapping(int fd, size_t bytes)
 {
 	unsigned char *p = t_map(fd, bytes, RW);
@@ -111,7 +113,7 @@ static double create_memfd(void)
 	return t;
 }
 
-/* Hand-over: what a consumer does from the token or the descriptor to the first byte. */
+/* Hand-over: the work of a consumer from the token or the descriptor to the first byte. */
 
 static size_t handed_bytes;
 static int handed_fd;
@@ -214,7 +216,7 @@ static void bench_many(void)
 	long before;
 	int n = 0;
 
-	/* Raised so far that the bench alone decides; put back below. */
+	/* Raise the limits above the bench's needs; they are restored below. */
 	unsigned long long limit = t_limit("max_regions_per_uid"), all = t_limit("max_regions");
 	struct rlimit files = {MANY + 1000, MANY + 1000};
 	char nr_open[32];
@@ -252,7 +254,7 @@ static void bench_many(void)
 	REQUIRE(t_write_file(NR_OPEN, nr_open));
 }
 
-/* Views: 16,384 pieces in an order that nobody would guess, against the same by hand. */
+/* Views: 16,384 pieces in a random order, against the same by single mappings. */
 
 #define PIECES 16384
 #define PIECE_PAGES 16
@@ -289,7 +291,7 @@ static double map_pieces(void)
 	return t;
 }
 
-/* Every word: of a word in each line one would see the look-up of pages more than their reading. */
+/* Read every word. With one word for each cache line the look-up of pages would dominate. */
 static double read_all(const unsigned char *p)
 {
 	const volatile __u64 *words = (const volatile __u64 *)p;
@@ -342,7 +344,10 @@ static void bench_views(void)
 	compare("read 1 GiB of a view", read_view, "read 1 GiB of a region", read_region);
 	munmap((void *)region_mapped, PIECES_BYTES);
 
-	/* Nothing of the view is 2 MiB in one piece: what of that is due to the view? */
+	/*
+	 * No 2 MiB of the view are one folio. This measures the part of the cost that is due to the
+	 * view.
+	 */
 	t_set_limit("max_bytes_per_uid", 3ull * PIECES_BYTES);
 	small = REQUIRE_OK(t_create(dev, PIECES_BYTES, TMESH_CREATE_NOHUGE));
 	small_mapped = mapped_and_read(small);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * What leases cost: a touch, the looks at very many that live, and the end of many of them.
+ * The costs of leases: a touch, the walks over very many live leases, and the end of many.
  */
 #include <dirent.h>
 #include <pthread.h>
@@ -19,7 +19,7 @@ static struct tmesh_lease_touch *touched[LEASES];
 static int handles[LEASES], nr_leases, first_kept;
 static __u64 *shared;
 
-/* As a holder does who is one thread: what counts is that the number changes. */
+/* Touch a lease as a holder with one thread does: only a change of the number matters. */
 static void touch(struct tmesh_lease_touch *t)
 {
 	__atomic_store_n(&t->touched, __atomic_load_n(&t->touched, __ATOMIC_RELAXED) + 1,
@@ -44,7 +44,7 @@ static double store_shared(void)
 	return t_now() - from;
 }
 
-/* Keeps all leases alive but those that are to lapse. */
+/* Keep all leases alive but those that are to lapse. */
 static void *keep_alive(void *arg)
 {
 	const bool *stop = arg;
@@ -82,7 +82,7 @@ struct walks {
 	unsigned long count;
 };
 
-/* How often the leases of 5 s have been walked, and the seconds that it took in all. */
+/* Read the number of walks over the leases of 5 s, and the seconds that they took in all. */
 static struct walks walks(void)
 {
 	struct walks w = {.at = t_now()};
@@ -111,7 +111,7 @@ static void bench_looks(void)
 	struct walks from = walks(), to;
 	double reads[ROUNDS], took;
 
-	/* Some four walks. */
+	/* About four walks */
 	usleep(17 * 1000000);
 	to = walks();
 	REQUIRE(to.count > from.count);
@@ -124,7 +124,7 @@ static void bench_looks(void)
 	report("looks at 100,000 live leases of 5 s", took / (to.at - from.at) * 100, "% of a CPU");
 }
 
-/* Seconds of CPU of the kernel's unbound workers, of which leases have no others. */
+/* Return the CPU seconds of the kernel's unbound workers. Works for leases run on no others. */
 static double workers(void)
 {
 	DIR *proc = opendir("/proc");

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* What it costs to take a region back from those who hold it, and to let a device have it. */
+/*
+ * The costs to revoke a region that has holders, and to let a device use a region.
+ */
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,7 +19,7 @@
 static int dev;
 static __u32 flags;
 
-/* Ten processes, each of which has opened the region, and mapped and touched all of it. */
+/* Ten processes. Each of them has opened the region, and mapped and touched all of it. */
 
 static __u8 token[TMESH_TOKEN_BYTES];
 static double *took; /* shared with them */
@@ -74,7 +76,7 @@ static double take_back(void)
 	return t;
 }
 
-/* A revocation ends with the memory given back. So do the munmaps and the last close. */
+/* A revocation ends when the memory is free. So do the munmaps and the last close. */
 static double unmapping[ROUNDS];
 static int rounds;
 
@@ -109,7 +111,7 @@ static void bench_revoke(void)
 	report("ten munmaps of 4 KiB pages", median(unmapping) * 1e6, "us");
 }
 
-/* A dma-buf of memory that is there, attached and mapped by a device, and all of it undone. */
+/* Export existing memory as a dma-buf, let a device attach and map it, and undo all of it. */
 
 #define LARGE (256 * MB)
 #define UDMABUF_LIMIT "/sys/module/udmabuf/parameters/size_limit_mb"

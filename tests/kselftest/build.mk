@@ -12,15 +12,15 @@ KST_PARTS    := t race fuzz_calls fuzz_system fuzz_input fuzz_cover
 KST_PROGRAMS := $(filter-out $(KST_PARTS) $(KST_BENCHES),$(basename $(notdir $(wildcard $(KST)/*.c))))
 KST_BINARIES := $(addprefix $(KST_OUT)/,$(KST_PROGRAMS)) $(addprefix $(KST_BENCH_OUT)/,$(KST_BENCHES))
 
-kselftest: $(KST_BINARIES) ## build the programs that test the kernel module
+kselftest: $(KST_BINARIES) ## Build the programs that test the module.
 
 KST_NEEDS := $(KST)/t.c $(wildcard $(KST)/*.h tests/vm/peer/*.h) include/uapi/linux/tmesh.h
 define KST_LINK
 @mkdir -p $(@D)
-$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -static -pthread $(filter %.c,$^) $(KST_LIBS) -o $@
+$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -static -pthread $(filter %.c,$^) $(KST_LIBS) -o $@
 endef
 
-# What some are made of beside that.
+# Further sources of some of them.
 KST_FUZZ := $(addprefix $(KST)/,fuzz_calls.c fuzz_system.c fuzz_input.c fuzz_hand.h fuzz.h)
 $(KST_OUT)/fuzz: $(KST_FUZZ) $(KST)/fuzz_cover.c
 $(KST_OUT)/storm: $(KST_FUZZ)
@@ -29,10 +29,10 @@ $(KST_OUT)/storm: KST_LIBS := -lm
 # libnl's static library looks up names, which nothing here asks it to: what the linker says of that.
 $(KST_OUT)/rdma: KST_LIBS := -Wl,--no-warnings -Wl,--start-group -libverbs -l:librxe-rdmav34.a -Wl,--end-group -lnl-route-3 -lnl-3
 
-$(KST_OUT)/%: $(KST)/%.c $(KST_NEEDS)
+$(KST_OUT)/%: $(KST)/%.c $(KST_NEEDS) | $(call needs,libdrm/drm.h infiniband/verbs.h)
 	$(KST_LINK)
 
-$(KST_BENCH_OUT)/%: $(KST)/%.c $(KST_NEEDS)
+$(KST_BENCH_OUT)/%: $(KST)/%.c $(KST_NEEDS) | $(call needs,libdrm/drm.h infiniband/verbs.h)
 	$(KST_LINK)
 
 .PHONY: kselftest

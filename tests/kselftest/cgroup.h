@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Memory control groups (cgroup2), for the tests of what is charged. */
+/*
+ * Memory control groups (cgroup2), for tests of charges.
+ */
 #ifndef TMESH_KSELFTEST_CGROUP_H
 #define TMESH_KSELFTEST_CGROUP_H
 
@@ -29,7 +31,7 @@ static inline void cgroup_make(const char *group, const char *limit)
 
 	if (access(CGROUPS "/cgroup.controllers", F_OK))
 		t_skip("no cgroup2 at " CGROUPS);
-	/* Of whoever is above it. */
+	/* Enable the memory controller in the parent group. */
 	snprintf(path, sizeof(path), "%.*s/cgroup.subtree_control",
 		 (int)(strrchr(group, '/') - group), group);
 	t_write_file(path, "+memory");
@@ -42,14 +44,14 @@ static inline void cgroup_make(const char *group, const char *limit)
 	t_write_file(path, "0");
 }
 
-/* Without a limit: "max". */
+/* Enter a group. "max" is no limit. */
 static inline void cgroup_enter(const char *group, const char *limit)
 {
 	cgroup_make(group, limit);
 	cgroup_write(group, "cgroup.procs", "0");
 }
 
-/* After the last process of the group. */
+/* Remove a group that has no processes any more. */
 static inline void cgroup_remove(const char *group)
 {
 	for (int i = 0; i < 6000 && rmdir(group) && errno == EBUSY; i++)
@@ -57,7 +59,7 @@ static inline void cgroup_remove(const char *group)
 	CHECK(access(group, F_OK));
 }
 
-/* Bytes that are charged to it and to what was below it. */
+/* Return the bytes charged to a group and its descendants. */
 static inline long cgroup_charged(const char *group)
 {
 	char path[160], text[32];
@@ -67,7 +69,7 @@ static inline long cgroup_charged(const char *group)
 	return atol(text);
 }
 
-/* Of memory.events: "oom_kill". */
+/* Read a counter of memory.events, such as "oom_kill". */
 static inline int cgroup_events(const char *group, const char *what)
 {
 	char path[160], text[32];

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* TMESH_CREATE: which wishes are granted, what a new region is like, its description. */
+/*
+ * TMESH_CREATE: which requests are granted, the state of a new region, and its description.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -66,7 +68,7 @@ TEST(too_many_bytes, "sizes that overflow give EINVAL, those beyond the limits E
 	REFUSED(REQUEST(1ull << 45, .flags = TMESH_CREATE_HUGE), EDQUOT);
 }
 
-/* All of it reads as zero, and every page keeps what is written into it. */
+/* Check that all of it reads as zero, and that every page keeps the bytes written to it. */
 static void check_memory(int fd, size_t bytes)
 {
 	unsigned char *p = t_map(fd, bytes, PROT_READ | PROT_WRITE);
@@ -179,7 +181,15 @@ TEST(zeroed_again, "pages that somebody used before come back zeroed")
 
 TEST(labels, "labels are kept; without an end or with control characters they give EINVAL")
 {
-	static const char *const bad[] = {"\n", "a\tb", "\x1b[31m", "x\x7f", "\x01"};
+	static const char *const bad[] = {"\n",
+					  "a\tb",
+					  "\x1b[31m",
+					  "x\x7f",
+					  "\x01",
+					  "\xc2\x80",
+					  "a\xc2\x9b"
+					  "31m",
+					  "\xc2\x9f"};
 	struct tmesh_create c = REQUEST(PAGE);
 	struct tmesh_info info;
 	int dev = t_dev();
@@ -189,6 +199,12 @@ TEST(labels, "labels are kept; without an end or with control characters they gi
 	memset(c.label, 'a', TMESH_LABEL_MAX);
 	close(granted(dev, c, &info));
 	CHECK(!memcmp(info.label, c.label, sizeof(c.label)));
+	/*
+	 * These are not control characters: the first one after them, and one that contains such a
+	 * byte.
+	 */
+	strcpy(c.label, "\xc2\xa0\xe2\x82\x80");
+	close(granted(dev, c, &info));
 	strcpy(c.label, "Grüße, 世界");
 	close(granted(dev, c, &info));
 	CHECK(!strcmp(info.label, "Grüße, 世界"));
@@ -253,7 +269,7 @@ TEST(nodes, "a node must be there, and be asked for")
 	CHECK_EQ(info.node, 0);
 	CHECK_EQ(info.flags, TMESH_CREATE_NODE);
 	REFUSED(REQUEST(PAGE, .node = -1, .flags = TMESH_CREATE_NODE), EINVAL);
-	/* Wherever this kernel's numbers end: what lies behind is no map of nodes. */
+	/* Try numbers beyond the kernel's last node: it must not read past its map of nodes. */
 	for (int node = 64; node <= 1 << 20; node *= 2)
 		REFUSED(REQUEST(PAGE, .node = node, .flags = TMESH_CREATE_NODE), EINVAL);
 	REFUSED(REQUEST(PAGE, .node = 1023, .flags = TMESH_CREATE_NODE), EINVAL);
@@ -299,15 +315,15 @@ TEST(node_pages, "all pages come from the node that was asked for")
 	}
 }
 
-TEST(lingers, "a linger beyond the longest gives EINVAL")
+TEST(longest_hold, "a hold beyond the longest gives EINVAL")
 {
 	struct tmesh_info info;
 	int dev = t_dev();
 
-	close(granted(dev, REQUEST(PAGE, .linger_ms = TMESH_LINGER_MAX_MS), &info));
-	CHECK_EQ(info.linger_ms, TMESH_LINGER_MAX_MS);
-	REFUSED(REQUEST(PAGE, .linger_ms = TMESH_LINGER_MAX_MS + 1), EINVAL);
-	REFUSED(REQUEST(PAGE, .linger_ms = ~0u), EINVAL);
+	close(granted(dev, REQUEST(PAGE, .hold_ms = TMESH_HOLD_MAX_MS), &info));
+	CHECK_EQ(info.hold_ms, TMESH_HOLD_MAX_MS);
+	REFUSED(REQUEST(PAGE, .hold_ms = TMESH_HOLD_MAX_MS + 1), EINVAL);
+	REFUSED(REQUEST(PAGE, .hold_ms = ~0u), EINVAL);
 }
 
 TEST(information, "INFO tells what was made, on the handle and by id")
@@ -337,7 +353,7 @@ TEST(information, "INFO tells what was made, on the handle and by id")
 	CHECK_EQ(info.exports, 0);
 	CHECK_EQ(info.attachments, 0);
 	CHECK_EQ(info.desc_bytes, 0);
-	CHECK_EQ(info.linger_ms, 0);
+	CHECK_EQ(info.hold_ms, 0);
 	CHECK_EQ(info.flags, TMESH_CREATE_NOPIN);
 	CHECK(!strcmp(info.label, "weights"));
 	CHECK_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
@@ -389,7 +405,7 @@ static int describe(int handle, const char *text, unsigned int bytes)
 	return ioctl(handle, TMESH_DESC_SET, &d);
 }
 
-/* The length of the description of @id, or with id 0 of the handle's region. */
+/* Return the length of the description of @id, or with id 0 of the handle's region. */
 static int described(int fd, __u64 id, char *text, unsigned int room)
 {
 	struct tmesh_desc d = {

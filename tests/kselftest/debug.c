@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* What the module shows to who looks after a machine: debugfs and tracepoints. */
+/*
+ * Introspection for administrators: debugfs and tracepoints.
+ */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,7 +97,7 @@ TEST(summary, "debugfs: summary counts what all users hold")
 	CHECK_EQ(summary("regions"), regions);
 }
 
-/* The line of a region, without its end. */
+/* Read the line of a region without its line break. */
 static void line_of(__u64 id, char *line, size_t room)
 {
 	FILE *f = fopen(REGIONS, "re");
@@ -184,7 +186,7 @@ TEST(all_lines, "debugfs: regions shows each of many regions once, in order of i
 #define TRACEFS "/sys/kernel/tracing"
 #define TRACE TRACEFS "/instances/tmesh-test"
 
-/* How often a line of a trace ends in this. */
+/* Count the lines of a trace that end in a text. */
 static int times(const char *path, const char *what)
 {
 	FILE *f = fopen(path, "re");
@@ -198,7 +200,7 @@ static int times(const char *path, const char *what)
 	return n;
 }
 
-/* How often a process of ours, as a line begins with, has come to a probe for CAP_SYS_ADMIN. */
+/* Count the times that a process has passed a probe for CAP_SYS_ADMIN. */
 static int probed(pid_t pid, const char *probe)
 {
 	FILE *f = fopen(TRACE "/trace", "re");
@@ -222,8 +224,10 @@ static void trace_begin(void)
 {
 	need_filesystem(TRACEFS, TRACEFS_MAGIC);
 	REQUIRE_OK(mkdir(TRACE, 0700));
-	/* Tasks' names need tracepoints of the scheduler: code that the other CPU runs would be
-	 * patched, which emulators do not always survive. */
+	/*
+	 * Recording the names of tasks enables tracepoints of the scheduler. That patches code
+	 * which the other CPU is running, and emulators do not always survive this.
+	 */
 	CHECK(t_write_file(TRACE "/trace_options", "norecord-cmd"));
 	CHECK(t_write_file(TRACE "/events/tmesh/enable", "1"));
 }
@@ -385,7 +389,7 @@ TEST(traces_view, "the tracepoint of views")
 	trace_end(t_info(view).id, wants, ARRAY_SIZE(wants));
 }
 
-/* How often a process has begun to wait for a driver's fence. */
+/* Count the times that a process has begun to wait for a driver's fence. */
 static int waits(pid_t pid)
 {
 	char line[400], who[24];
@@ -400,7 +404,7 @@ static int waits(pid_t pid)
 	return n;
 }
 
-/* A fence of vgem's on a buffer, or on an export of ours; it signals it when it is told. */
+/* Put a fence of vgem on a buffer, or on an export of tmesh. vgem signals it on request. */
 static __u32 fence_on(int vgem, int gem)
 {
 	struct vgem_fence_attach a = {.handle = gem, .flags = VGEM_FENCE_WRITE};
@@ -456,7 +460,7 @@ static int drains(__u64 id)
 	return times(TRACE "/trace", what);
 }
 
-/* When the module looked for the n-th time, in seconds of the trace. */
+/* Return the time of the module's n-th look, in seconds of the trace. */
 static double look_at(__u64 id, int n)
 {
 	FILE *f = fopen(TRACE "/trace", "re");
@@ -503,7 +507,7 @@ TEST(drain_sleeps, "memory that only devices have is not looked at until one let
 	CHECK_OK(t_revoke(fd));
 	looks = drains(id);
 	CHECK(looks > 0);
-	/* By now it would have looked six times. */
+	/* By now it would have looked six times without the growing delay. */
 	usleep(700000);
 	CHECK_EQ(drains(id), looks);
 	peer_let_go(peer);
@@ -512,7 +516,10 @@ TEST(drain_sleeps, "memory that only devices have is not looked at until one let
 	close(export);
 	close(fd);
 
-	/* Nobody tells when a pin ends: it looks again and again, after twice as long each time. */
+	/*
+	 * The end of a pin gives no notification: the module looks again with a delay that doubles
+	 * each time.
+	 */
 	munmap(p, 4 * PAGE);
 	fd = REQUIRE_OK(t_create(t_dev(), 4 * PAGE, TMESH_CREATE_NOHUGE));
 	io.iov_base = t_map(fd, PAGE, PROT_READ | PROT_WRITE);

@@ -9,7 +9,7 @@
 
 #include "t.h"
 
-/* Its serial number is "tmesh". Without it the test is skipped. */
+/* Open the disk, whose serial number is "tmesh". Skip the test if there is none. */
 static inline int open_disk(void)
 {
 	glob_t found = {0};

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* As much of DRM as importing a dma-buf into vgem, and vgem's fences, take. */
+/*
+ * The parts of DRM needed to import a dma-buf into vgem, and for vgem's fences.
+ */
 #ifndef TMESH_KSELFTEST_DRM_H
 #define TMESH_KSELFTEST_DRM_H
 
@@ -13,8 +15,8 @@
 #include "t.h"
 
 /*
- * vgem's own calls, by which a program plays the part of a device that works on a buffer. libdrm
- * does not carry them.
+ * vgem's own calls, with which a program acts as a device that works on a buffer. libdrm does not
+ * have them.
  */
 struct vgem_fence_attach {
 	__u32 handle;
@@ -34,7 +36,7 @@ struct vgem_fence_signal {
 
 static char vgem_path[32];
 
-/* Opens the virtual GEM device, whose path is known then, or skips the test. */
+/* Open the virtual GEM device and set its path, or skip the test. */
 static inline int open_vgem(void)
 {
 	for (int i = 0; i < 16; i++) {
@@ -52,7 +54,7 @@ static inline int open_vgem(void)
 	t_skip("no vgem device");
 }
 
-/* The handle of a dma-buf in vgem, or -1 with errno. */
+/* Import a dma-buf into vgem. Return the handle, or -1 with errno. */
 static inline int vgem_import(int vgem, int dmabuf)
 {
 	struct drm_prime_handle p = {.fd = dmabuf};
@@ -67,7 +69,7 @@ static inline int vgem_close(int vgem, int handle)
 	return ioctl(vgem, DRM_IOCTL_GEM_CLOSE, &c);
 }
 
-/* A buffer of vgem's, of a multiple of 4 MiB / 1024. */
+/* Create a buffer of vgem. The size is a multiple of 4 MiB / 1024. */
 static inline __u32 vgem_create(int vgem, size_t bytes)
 {
 	struct drm_mode_create_dumb c = {.width = bytes / 4096, .height = 1024, .bpp = 32};
@@ -85,7 +87,7 @@ static inline int vgem_export(int vgem, __u32 handle, __u32 flags)
 	return p.fd;
 }
 
-/* The same as a dma-buf, whose descriptor may write with DRM_RDWR in @flags. */
+/* Create a buffer and export it as a dma-buf. Its descriptor can write with DRM_RDWR in @flags. */
 static inline int vgem_buffer(int vgem, size_t bytes, __u32 flags)
 {
 	return vgem_export(vgem, vgem_create(vgem, bytes), flags);

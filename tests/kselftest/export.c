@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* Exports as dma-bufs: what the files allow, and what real importers make of them. */
+/*
+ * Exports as dma-bufs: the rights of the files, and real importers.
+ */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -27,7 +29,7 @@ static int region(__u32 flags)
 	return REQUIRE_OK(t_create(dev, BYTES, flags));
 }
 
-/* Each page begins with its number. */
+/* Map a region whose pages begin with their number. */
 static unsigned char *numbered(int h)
 {
 	unsigned char *p = t_map(h, BYTES, RW);
@@ -148,7 +150,7 @@ TEST(read_only_import,
 	CHECK_EQ(t_write(q + 8, 1), SIGSEGV);
 	CHECK_EQ(p[8], 0);
 
-	/* A writable export does, by the same way. */
+	/* A writable export can, in the same way. */
 	munmap(q, BYTES);
 	fd = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
 	REQUIRE_OK(peer_import(peer, fd, PEER_WAITS));
@@ -295,7 +297,7 @@ TEST(vgem_read_only, "vgem, which maps for writing, cannot map a read-only expor
 	int vgem = open_vgem(), h = region(0), fd = REQUIRE_OK(t_export(h, 0, 0, 0)), handle;
 
 	handle = vgem_import(vgem, fd);
-	/* Later than 6.12 it may only attach, and map when it needs to. */
+	/* After 6.12 vgem may only attach, and map later. */
 	if (handle >= 0 && t_kernel_at_least(6, 13))
 		CHECK_OK(vgem_close(vgem, handle));
 	else
@@ -322,7 +324,7 @@ TEST(vgem_back, "vgem hands the same dma-buf out again")
 	CHECK_EQ(t_info(h).exports, 1);
 }
 
-/* Where a mapping's pages are in the machine's memory. */
+/* Return the physical address of a page. */
 static unsigned long long physical(const volatile void *p)
 {
 	int fd = REQUIRE_OK(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
@@ -331,11 +333,11 @@ static unsigned long long physical(const volatile void *p)
 	REQUIRE(!t_read(p));
 	REQUIRE(pread(fd, &entry, 8, (unsigned long)p / PAGE * 8) == 8);
 	close(fd);
-	/* The number of the page is in the lower 55 bits. */
+	/* The lower 55 bits are the number of the page frame. */
 	return (entry & ((1ull << 55) - 1)) * PAGE;
 }
 
-/* Does any device have memory mapped that begins there? */
+/* Test whether a device has memory mapped that begins at @address. */
 static bool device_maps(unsigned long long address)
 {
 	FILE *f = fopen("/sys/kernel/debug/dma-api/dump", "re");
@@ -367,7 +369,7 @@ TEST(device_slice, "a device that imports a slice gets its pages, not the region
 	CHECK(!device_maps(physical(p)));
 }
 
-/* vivid captures frames into a region, by the V4L2 DMABUF way. */
+/* vivid captures frames into a region through V4L2_MEMORY_DMABUF. */
 
 TEST(vivid, "vivid captures frames into slices of a region")
 {
@@ -424,7 +426,7 @@ TEST(vivid_read_only, "vivid cannot capture into a read-only export")
 	CHECK_OK(request_buffers(video, 0));
 }
 
-/* As the table of importers in docs/abi.md tells. */
+/* See the table of importers in docs/internals/abi.md. */
 TEST(sealed_importers, "vgem and vivid get nothing of a sealed region, and write nothing into it")
 {
 	int h = region(0), fd, handle, vgem = open_vgem(), video;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Fails each allocation and each copy to or from user space of each operation in turn, by
- * /proc/thread-self/fail-nth. A call that fails has to say ENOMEM or EFAULT, and to leave
- * everything as it was.
+ * Let each allocation and each copy to or from user space of each operation fail in turn, by
+ * /proc/thread-self/fail-nth. A call that fails must return ENOMEM or EFAULT and change nothing.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -23,7 +22,7 @@
 #define BYTES (2 * HUGE + 3 * PAGE)
 #define POINTS_MAX 5000
 
-/* What operations work on. */
+/* The objects that operations work on */
 static struct {
 	int dev, handle, kept[2], sealed, memfd, dmabuf, null, opaque, pidfd;
 	int foreign, imported, proxy; /* a dma-buf of vgem's, its region, an export of that */
@@ -34,7 +33,7 @@ static struct {
 
 static int fail_nth;
 
-/* Settings of the kernel's fault injection; what was before is put back in the end. */
+/* Settings of the kernel's fault injection. Their old values are restored at the end. */
 static struct {
 	const char *path, *value;
 	char before[16];
@@ -53,12 +52,14 @@ static void inject(int nth)
 	char text[16];
 	int n = snprintf(text, sizeof(text), "%d", nth);
 
-	/* The point that is still to come may be in here; then it is spent. */
+	/* This write itself may hit the point that is still armed. */
 	if (pwrite(fail_nth, text, n, 0) != n)
 		REQUIRE(pwrite(fail_nth, text, n, 0) == n);
 }
 
-/* Ends the injection: was the point reached? Not when it hits this very question. */
+/*
+ * End the injection. Return true if the point was reached by the operation, and not by this read.
+ */
 static bool injected(void)
 {
 	char text[16] = "";
@@ -124,7 +125,7 @@ static struct view look(void)
 
 	memset(&v, 0, sizeof(v));
 	v.info = t_info(set.handle);
-	v.info.opens = 0; /* counts what succeeded, and never goes back */
+	v.info.opens = 0; /* a counter that never falls */
 	v.sealed = t_info(set.sealed);
 	v.bytes = q.used_bytes;
 	v.regions = q.used_regions;
@@ -139,10 +140,10 @@ static struct view look(void)
 }
 
 /*
- * Runs @op with its first, second, ... point failing, until it has no more. @op returns what
- * its call does, and @undo takes back what a success made.
+ * Run @op with its first, second, ... point failing, until it has no more. @op returns the result
+ * of its call. @undo undoes a success.
  */
-static int *points; /* of all sweeps, whose tests are processes of their own */
+static int *points; /* shared by the processes of all sweeps */
 
 static void sweep(long (*op)(void), void (*undo)(long ret))
 {
@@ -220,7 +221,7 @@ static long keep_and_drop(void)
 	if (ret) {
 		int code = errno;
 
-		/* What failed once works now: the name is not to stay for the next point. */
+		/* The retry succeeded. Drop the name before the next point. */
 		kept_drop(set.dev, "new");
 		errno = code;
 	}
@@ -274,7 +275,7 @@ static long create_memfd(void)
 	return ioctl(set.dev, TMESH_CREATE_MEMFD, &c) ? -1 : c.fd;
 }
 
-/* Memory that is there, so that pinning it fails where the call does and not in a page fault. */
+/* Memory that is present, so that a pin fails in the call and not in a page fault. */
 static unsigned char range[40 * PAGE] __attribute__((aligned(PAGE)));
 
 static long create_user(void)
@@ -339,7 +340,7 @@ static void undescribe(long ret)
 	describe(TMESH_DESC_SET, 0);
 }
 
-/* Calls a region does not come back from. */
+/* Make a call that cannot be undone, on a new region. */
 static long on_fresh(int fd, int (*call)(int handle))
 {
 	int ret, err;
@@ -417,7 +418,7 @@ static int signal_and_wait(int fd)
 	return ioctl(fd, TMESH_SIGNAL, &s) || ioctl(fd, TMESH_WAIT, &w) ? -1 : 0;
 }
 
-/* Of a lease that could not be put on, what remains is why. */
+/* Put a lease on a handle and close the lease file. Keep the errno of a failure. */
 static int put_and_close(int fd, __u32 flags, int pidfd)
 {
 	int lease = lease_call(fd, flags, 0, pidfd, NULL);
@@ -435,7 +436,7 @@ static int bind_lease(int fd)
 	return put_and_close(fd, TMESH_LEASE_PROCESS, set.pidfd);
 }
 
-/* What is made through a leased handle shares the lease. */
+/* Make claims through a leased handle, which share its lease. */
 static int share_lease(int fd)
 {
 	int lease = lease_call(fd, 0, 0, 0, NULL), derived, dmabuf, err;
@@ -473,7 +474,7 @@ static int map_lease(int fd)
 	return p == MAP_FAILED || sig ? -1 : 0;
 }
 
-/* Touches what was revoked and gives zeros now. */
+/* Touch revoked memory, which reads as zeros now. */
 static int touch_zeros(int fd)
 {
 	unsigned char *p = t_map(fd, PAGE, RW);
@@ -490,7 +491,7 @@ static int touch_zeros(int fd)
 	return sig ? -1 : 0;
 }
 
-/* Maps, touches each 2 MiB and unmaps. A fault that finds no memory is tried again or kills. */
+/* Map, touch each 2 MiB, and unmap. A fault without memory is retried or kills. */
 static long map_and_touch(int fd, size_t bytes)
 {
 	unsigned char *p = t_map(fd, bytes, RW);
@@ -561,7 +562,10 @@ static int use_view(int fd)
 	return ret;
 }
 
-/* DRM forgets a handle whose number it could not copy out: the device is closed after each. */
+/*
+ * Import into vgem, with a new device each time: DRM leaks a handle whose number it could not copy
+ * to user memory.
+ */
 static long into_vgem(int dmabuf)
 {
 	int vgem = open(vgem_path, O_RDWR | O_CLOEXEC), ret, err;
@@ -637,7 +641,7 @@ TEST(holders_devices, "HOLDERS with a device")
 	tear_down();
 }
 
-/* The same on memory of ours and on that of vgem, by way of a proxy. */
+/* The same on memory of tmesh, and through a proxy on memory of vgem */
 static int devices_dmabuf;
 
 static long attach(void)
@@ -708,8 +712,8 @@ TEST(points, "all sweeps together")
 }
 
 /*
- * The kernel writes a restartable sequence's words on its way back to user space. A fault that
- * is injected there is a SIGSEGV and says nothing about the operation: do without them.
+ * Run without restartable sequences: the kernel writes their fields when it returns to user space.
+ * An injected fault there is a SIGSEGV that has nothing to do with the operation.
  */
 int main(int argc, char **argv)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Fences: a number between processes, its waits and polls, and what ends them; and drivers'
- * own fences, which pass through exports as they are.
+ * Fences: signals, waits and polls between processes, and the events that end a wait. Also drivers'
+ * own fences, which pass through exports unchanged.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -23,7 +23,7 @@
 
 #define RW (PROT_READ | PROT_WRITE)
 #define MS 1000000ll
-/* Longer than anything takes that does not hang, also in an emulated debug kernel. */
+/* Longer than any step that does not hang, even in an emulated debug kernel */
 #define PATIENCE (60000 * MS)
 
 static int dev;
@@ -41,7 +41,7 @@ static int say(int h, __u64 value)
 	return ioctl(h, TMESH_SIGNAL, &s);
 }
 
-/* What the last wait wrote back. */
+/* The value that the last wait wrote */
 static __thread __u64 reached;
 
 static int await(int h, __u64 value, __s64 timeout)
@@ -163,7 +163,7 @@ TEST(two_producers, "the first handle that signals is the producer until it is c
 	CHECK_EQ(reached, 4);
 	CHECK_OK(await(second, 4, -1));
 
-	/* Another one may go on, from where the first one left. */
+	/* Another producer may continue from the last value. */
 	CHECK_ERR(say(second, 4), EINVAL);
 	fence_is(h, 4, TMESH_FENCE_DEAD);
 	CHECK_OK(say(second, 5));
@@ -217,7 +217,7 @@ static void no_more(int sig)
 TEST(interrupted, "a signal ends a wait with EINTR, even where system calls are restarted")
 {
 	struct sigaction sa = {.sa_handler = no_more, .sa_flags = SA_RESTART};
-	/* Again and again: the first may come before the wait does. */
+	/* Repeat the signal, because the first one may come before the wait. */
 	struct itimerspec soon = {.it_value.tv_nsec = 50 * MS, .it_interval.tv_nsec = 50 * MS};
 	int h = region();
 	timer_t timer;
@@ -303,7 +303,7 @@ TEST(forked, "a producer that was inherited lives until its last descriptor is c
 	fence_is(h, 3, TMESH_FENCE_DEAD);
 }
 
-TEST(successor, "who waited when a producer died is told so, though another one goes on")
+TEST(successor, "a waiter learns that a producer died, though another one goes on")
 {
 	long rounds = t_length(60, 5000);
 	int h = region(), sv[2];
@@ -324,7 +324,7 @@ TEST(successor, "who waited when a producer died is told so, though another one 
 		}
 		t_hear(sv[0]);
 		usleep(i % 8 * 50);
-		/* Where it dies before the wait has begun, the wait finds it dead. */
+		/* If it dies before the wait has begun, the wait finds the fence dead. */
 		close(first);
 		if (i % 8 > 4)
 			CHECK_OK(say(second, ++value));
@@ -339,7 +339,7 @@ TEST(successor, "who waited when a producer died is told so, though another one 
 	}
 }
 
-/* The value that the producer is about to signal stands in the region before. */
+/* Write each value into the region before signalling it. */
 static void produce(int h, volatile __u64 *shared)
 {
 	for (;;)
@@ -366,7 +366,7 @@ TEST(kill_races, "producers killed against waits: no wake-up is lost, no value i
 		pid = t_fork();
 		if (!pid)
 			produce(producer, shared);
-		/* From here on only the child has it: its end is the producer's. */
+		/* Now only the child has the handle: its end is the end of the producer. */
 		close(producer);
 		for (;; before_kill--) {
 			if (before_kill == 0)
@@ -387,7 +387,7 @@ TEST(kill_races, "producers killed against waits: no wake-up is lost, no value i
 	t_note("%ld producers killed, %ld values waited for", rounds, seen);
 }
 
-/* Two processes that take turns: a wake-up lost is a wait that never ends. */
+/* Two processes take turns. A lost wake-up would be a wait that never ends. */
 TEST(ping_pong, "turns between two processes, and what was written first is seen")
 {
 	long rounds = t_length(1000, 100000);
@@ -536,7 +536,7 @@ static bool ready(int dmabuf, short events, int ms)
 	return poll(&pf, 1, ms) == 1 && pf.revents & events;
 }
 
-/* A fence of vgem's on the memory that it has imported; it signals it when it is told. */
+/* Put a fence of vgem on memory that it has imported. vgem signals it on request. */
 static __u32 attach_fence(int vgem, int gem)
 {
 	struct vgem_fence_attach a = {.handle = gem, .flags = VGEM_FENCE_WRITE};
@@ -573,7 +573,7 @@ TEST(driver_fence, "a driver's fence on an export holds up its poll, sync files 
 	REQUIRE_OK(ioctl(other, DMA_BUF_IOCTL_IMPORT_SYNC_FILE, &in));
 	CHECK(!ready(other, POLLIN, 0));
 
-	/* The region's own number has nothing to do with it. */
+	/* The region's own fence is independent of it. */
 	CHECK_OK(say(h, 1));
 	CHECK(!ready(fd, POLLIN, 0));
 
@@ -604,7 +604,7 @@ TEST(driver_fence_revoked, "a revocation waits for a driver's fence, but not for
 	vgem_close(vgem, gem);
 }
 
-/* Closes a descriptor and keeps the path that it had, which keeps a dma-buf but no file. */
+/* Close a descriptor but keep an O_PATH one, which keeps the dma-buf but not its file. */
 static void close_but_path(int fd)
 {
 	char path[64];
@@ -632,7 +632,7 @@ TEST(driver_fence_path, "a revocation that waits for an export without a file ho
 	vgem_close(vgem, gem);
 	close_but_path(fd);
 	CHECK_EQ(t_info(h).exports, 1);
-	/* One of these takes the place in memory that the file had. */
+	/* One of these reuses the memory of the freed file. */
 	for (size_t i = 0; i < ARRAY_SIZE(many); i++)
 		many[i] = REQUIRE_OK(t_derive(other, R_READ, 0));
 	t_say(sv[0]);

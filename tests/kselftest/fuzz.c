@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Random calls of several processes at once. Nothing is judged but that the system survives and
- * that nothing stays behind. Where KCOV tells what of the module an input reached, inputs that
- * reach something new are kept, without the calls that are not needed for it, and changed into
- * others.
+ * Random calls by several processes at once. A test passes if the system survives and nothing stays
+ * behind. With KCOV, inputs that reach new code of the module are kept, minimised and mutated.
  *
  *	TMESH_SEED	another seed; the one that is used is printed
  *	TMESH_CORPUS	a file of inputs to begin with
@@ -24,12 +22,12 @@
 #define CORPUS_MAX 8192
 #define ALICE 1001
 #define BOB 1002
-/* An input that waits so long is none to make others from. */
+/* An input that runs longer is not mutated. */
 #define SLOW_SECONDS 0.1
 
-/* What all workers share. */
+/* The state that all workers share */
 static struct {
-	int count; /* of inputs, those included that are being written */
+	int count; /* of inputs, including those being written */
 	unsigned long calls;
 	bool kept[CORPUS_MAX];
 	struct fuzz_input inputs[CORPUS_MAX];
@@ -38,7 +36,7 @@ static struct {
 static struct fuzz_cover *cover;
 static char (*blackbox)[FUZZ_TEXT];
 
-/* What a worker has. */
+/* The state of a worker */
 struct worker {
 	int who;
 	unsigned int seed;
@@ -88,7 +86,7 @@ static void set_up(void)
 		fclose(f);
 }
 
-/* Half of the workers are root's and have devices, the others belong to two users. */
+/* Become a worker. Half of the workers are root and have devices; the others are two users. */
 static struct worker *be(int who, unsigned int seed)
 {
 	struct worker *w = calloc(1, sizeof(*w));
@@ -108,10 +106,10 @@ static struct worker *be(int who, unsigned int seed)
 	return w;
 }
 
-/* The kernel has complained: some input of those that run has made it. */
+/* Report the running inputs after the kernel was tainted: one of them caused it. */
 static void tell_taint(struct worker *w, const char *now)
 {
-	t_note("tainted: %s, was %s; what ran:", now, w->tainted);
+	t_note("tainted: %s, was %s; the inputs:", now, w->tainted);
 	for (int i = 0; i < WORKERS; i++)
 		t_note("%s", blackbox[i]);
 	CHECK(!"the kernel complained");
@@ -134,7 +132,7 @@ static void run(struct worker *w, const struct fuzz_input *in, FILE *tell)
 		tell_taint(w, now);
 }
 
-/* Leaves out the calls without which an input still reaches what was new. */
+/* Remove the calls without which an input still reaches its new code. */
 static void trim(struct worker *w, struct fuzz_input *in)
 {
 	unsigned short *wanted = malloc(w->fresh_count * sizeof(*wanted));
@@ -165,7 +163,7 @@ static void keep(const struct fuzz_input *in)
 	__atomic_store_n(&corpus->kept[at], true, __ATOMIC_RELEASE);
 }
 
-/* Any input of the corpus, or a random one. */
+/* Choose an input of the corpus, or make a random one. */
 static void choose(struct worker *w, struct fuzz_input *in)
 {
 	int count = __atomic_load_n(&corpus->count, __ATOMIC_RELAXED);
@@ -209,8 +207,8 @@ static void work(struct worker *w, double until, unsigned long calls)
 }
 
 /*
- * Forgets the inputs that reach nothing beyond what shorter ones do: as root, then as a user,
- * who is refused where root is not.
+ * Drop the inputs that reach no more than shorter ones do, first as root, then as a user: a user is
+ * refused some calls that root may make.
  */
 static void minimise(void)
 {
@@ -296,7 +294,10 @@ TEST(fuzz, "random calls of four processes at once, of root and two users")
 	double began, until;
 	pid_t pids[WORKERS];
 
-	/* Longer than a test may take otherwise: millions of calls, on an emulated machine. */
+	/*
+	 * Allow more time than for other tests: these are millions of calls, on an emulated
+	 * machine.
+	 */
 	if (t_full())
 		alarm(12000);
 	set_up();

@@ -8,9 +8,9 @@
  *	fuzz_cover.c	which code a run of an input reached, by KCOV
  *	fuzz.c		the tests
  *
- * An input is a short sequence of calls, which are bytes: a number that names the call, one
- * that chooses the file it is made on, and one for each argument. Zero always stands for
- * something that makes sense, so most inputs get somewhere.
+ * An input is a short sequence of calls. A call is a few bytes: its number, one that chooses its
+ * file, and one for each argument. Zero always chooses a sensible value, so that most inputs make
+ * progress.
  */
 #ifndef TMESH_KSELFTEST_FUZZ_H
 #define TMESH_KSELFTEST_FUZZ_H
@@ -34,29 +34,31 @@ struct fuzz_input {
 	struct fuzz_call calls[FUZZ_CALLS];
 };
 
-/* Calls. A process is a hand that holds files and mappings, and lays them down in between. */
+/* Calls. Each process has a hand: files and mappings, which it drops between inputs. */
 struct fuzz_hand;
 
 int fuzz_ops(void);
 const char *fuzz_op_name(int op);
 
-/* A hand for this process, which may have changed its user; @root gets devices to import with. */
+/*
+ * Make a hand for this process, after it has changed its user. @root gets devices to import with.
+ */
 struct fuzz_hand *fuzz_hand(bool root);
-/* Runs an input, and tells of each call and what it gave if there is somewhere to tell it. */
+/* Run an input. Print each call and its result to @tell unless that is NULL. */
 void fuzz_run(struct fuzz_hand *h, const struct fuzz_input *in, FILE *tell);
-/* Closes and unmaps all that was made. */
+/* Close and unmap everything in a hand. */
 void fuzz_lay_down(struct fuzz_hand *h);
-/* Calls that were made so far, those of children not included. */
+/* Return the number of calls made so far, without those of children. */
 unsigned long fuzz_calls(const struct fuzz_hand *h);
 
 /* Inputs */
 
-/* From its text, which ends at a line's end; false if that is none. */
+/* Parse an input from a line of text. Return false if it is none. */
 bool fuzz_parse(struct fuzz_input *in, const char *text);
 void fuzz_print(const struct fuzz_input *in, char text[FUZZ_TEXT]);
 void fuzz_random_input(struct fuzz_input *in, unsigned int *seed);
 void fuzz_drop(struct fuzz_input *in, int at);
-/* Changes an input; @other is one to take calls from. */
+/* Mutate an input; calls may be taken from @other. */
 void fuzz_mutate(struct fuzz_input *in, const struct fuzz_input *other, unsigned int *seed);
 
 /* Coverage, which all workers of a test share. */
@@ -64,18 +66,18 @@ void fuzz_mutate(struct fuzz_input *in, const struct fuzz_input *other, unsigned
 
 struct fuzz_cover;
 
-/* Made by root, before workers are forked; NULL where there is no KCOV. */
+/* Set up as root before workers are forked. Return NULL without KCOV. */
 struct fuzz_cover *fuzz_cover(void);
-/* From now on what this process does in the module is recorded; what it forks is not. */
+/* Record the coverage of this process in the module from now on, without its children. */
 void fuzz_cover_attach(struct fuzz_cover *c);
 void fuzz_cover_begin(struct fuzz_cover *c);
-/* The pairs of places that the run since the beginning was the first of all to reach. */
+/* End a run. Return the pairs of places that it was the first to reach. */
 int fuzz_cover_end(struct fuzz_cover *c, unsigned short fresh[FUZZ_PAIRS]);
-/* Whether that run reached all of these. */
+/* Test whether that run reached all of these pairs. */
 bool fuzz_cover_has(const struct fuzz_cover *c, const unsigned short *pairs, int count);
-/* Which pairs were reached is forgotten; which places, is not. */
+/* Forget the pairs that were reached, but not the places. */
 void fuzz_cover_forget(struct fuzz_cover *c);
-/* Writes the places that were reached, as offsets in .text, and returns how many they are. */
+/* Write the places that were reached, as offsets in .text. Return their number. */
 int fuzz_cover_save(const struct fuzz_cover *c, FILE *to);
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * The module's calls, as the fuzzer makes them: rows of a table that says what the fields of
- * their structures are. A new call is a new row. fuzz_system.c has all other calls.
+ * The module's calls for the fuzzer: a table that describes the fields of their structures. A new
+ * call is a new row. fuzz_system.c has all other calls.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 /* Fields */
 
-/* What a field is, and so what its byte chooses from. */
+/* The kind of a field, which decides the values that its byte can choose */
 enum kind {
 	SIZE, /* of the structure */
 	FLAGS,
@@ -36,13 +36,13 @@ enum kind {
 	ADDRESS, /* in the arena */
 	EXTENTS, /* an array for a gather view */
 	LABEL,
-	NAME,	 /* of what is kept: one of a few */
+	NAME,	 /* of kept regions: one of a few */
 	HANDLES, /* an array of descriptors */
 	FEW,	 /* a short count */
 	TOKEN,
 	POINTER,
 	STRIDE, /* of an array whose entries have the detail's size */
-	/* What the call fills in, and later calls use. */
+	/* Filled in by the call, for later calls to use */
 	OUT_FILE,
 	OUT_ID,
 	OUT_TOKEN,
@@ -54,7 +54,7 @@ struct field {
 	__u64 detail;
 };
 
-/* So few that calls meet each other's. */
+/* Few names, so that calls meet the names of others */
 #define FUZZ_NAMES 4
 
 #define FIELDS_MAX (FUZZ_ARGS + 2)
@@ -98,7 +98,7 @@ __u64 fuzz_edge(unsigned char b)
 	return edges[b % ARRAY_SIZE(edges)];
 }
 
-/* A file: what was opened last for 0, else one opened before, the device, or a wrong one. */
+/* Choose a file: the last one opened for 0, else an earlier one, the device, or a wrong one. */
 int fuzz_file_of(const struct fuzz_hand *h, unsigned char b)
 {
 	if (b < 240)
@@ -114,7 +114,9 @@ unsigned char *fuzz_address(struct fuzz_hand *h, unsigned char window, unsigned 
 	       (page < 128 ? page : (WINDOW / PAGE - 256 + page)) * PAGE;
 }
 
-/* Memory for the kernel: good, none, half, or that of a region, where copying faults. */
+/*
+ * Choose memory for the kernel: valid, none, half of it, or that of a region, where copying faults.
+ */
 static void *memory(struct fuzz_hand *h, unsigned char b)
 {
 	switch (b < 128 ? 0 : b % 6) {
@@ -133,7 +135,7 @@ static void *memory(struct fuzz_hand *h, unsigned char b)
 	}
 }
 
-/* An array for a gather view: places in what was opened last, which may repeat. */
+/* Make an array for a gather view: parts of the regions opened last, which may repeat. */
 static void *extents(struct fuzz_hand *h, unsigned char b)
 {
 	struct tmesh_extent *e = memory(h, b);
@@ -147,7 +149,7 @@ static void *extents(struct fuzz_hand *h, unsigned char b)
 	return e;
 }
 
-/* An array of descriptors: what was opened last, and before that. */
+/* Make an array of the descriptors opened last. */
 static void *handles(struct fuzz_hand *h, unsigned char b)
 {
 	int *fds = memory(h, b);
@@ -157,7 +159,7 @@ static void *handles(struct fuzz_hand *h, unsigned char b)
 	return fds;
 }
 
-/* The bits of @mask that the bits of @b choose, from the lowest. */
+/* Return the bits of @mask that the bits of @b choose, from the lowest. */
 static __u64 some_bits(__u64 mask, unsigned char b)
 {
 	__u64 bits = 0;
@@ -302,14 +304,14 @@ static const struct op ops[] = {
 					       TMESH_CREATE_GID | TMESH_CREATE_NOPIN),
 		    F(tmesh_create, bytes, AMOUNT, PAGE), F(tmesh_create, node, NODE),
 		    F(tmesh_create, mode, MODE), F(tmesh_create, gid, GROUP),
-		    F(tmesh_create, linger_ms, MSEC), F(tmesh_create, label, LABEL),
+		    F(tmesh_create, hold_ms, MSEC), F(tmesh_create, label, LABEL),
 		    F(tmesh_create, pad, ZERO), F(tmesh_create, fd, OUT_FILE),
 		    F(tmesh_create, id, OUT_ID)}},
 	{"create_memfd", CALL(TMESH_CREATE_MEMFD, tmesh_create_memfd), .on_device = true,
 	 .fields = {HEAD(tmesh_create_memfd, TMESH_CREATE_GID | TMESH_CREATE_NOPIN),
 		    F(tmesh_create_memfd, bytes, AMOUNT, 0), F(tmesh_create_memfd, memfd, FILE_OF),
 		    F(tmesh_create_memfd, mode, MODE), F(tmesh_create_memfd, gid, GROUP),
-		    F(tmesh_create_memfd, linger_ms, MSEC), F(tmesh_create_memfd, label, LABEL),
+		    F(tmesh_create_memfd, hold_ms, MSEC), F(tmesh_create_memfd, label, LABEL),
 		    F(tmesh_create_memfd, fd, OUT_FILE), F(tmesh_create_memfd, id, OUT_ID)}},
 	{"open", CALL(TMESH_OPEN, tmesh_open), .on_device = true,
 	 .fields = {HEAD(tmesh_open, 0), F(tmesh_open, rights, RIGHTS), F(tmesh_open, token, TOKEN),
@@ -346,7 +348,7 @@ static const struct op ops[] = {
 	 .fields = {HEAD(tmesh_revoke, TMESH_REVOKE_WAIT), F(tmesh_revoke, entries, POINTER),
 		    F(tmesh_revoke, entry_bytes, STRIDE, sizeof(struct tmesh_holder)),
 		    F(tmesh_revoke, count, COUNT), F(tmesh_revoke, pad, ZERO),
-		    F(tmesh_revoke, timeout_ns, TIMEOUT)}},
+		    F(tmesh_revoke, timeout_ns, TIMEOUT), F(tmesh_revoke, id, ID)}},
 	{"policy", CALL(TMESH_POLICY, tmesh_policy),
 	 .fields = {HEAD(tmesh_policy, TMESH_POLICY_ZERO)}},
 	{"lease", CALL(TMESH_LEASE, tmesh_lease),
@@ -358,12 +360,12 @@ static const struct op ops[] = {
 		    F(tmesh_create_user, address, ADDRESS),
 		    F(tmesh_create_user, bytes, AMOUNT, PAGE), F(tmesh_create_user, rights, RIGHTS),
 		    F(tmesh_create_user, mode, MODE), F(tmesh_create_user, gid, GROUP),
-		    F(tmesh_create_user, linger_ms, MSEC), F(tmesh_create_user, label, LABEL),
+		    F(tmesh_create_user, hold_ms, MSEC), F(tmesh_create_user, label, LABEL),
 		    F(tmesh_create_user, fd, OUT_FILE), F(tmesh_create_user, id, OUT_ID)}},
 	{"import", CALL(TMESH_IMPORT, tmesh_import), .on_device = true,
 	 .fields = {HEAD(tmesh_import, TMESH_CREATE_GID), F(tmesh_import, bytes, AMOUNT, 0),
 		    F(tmesh_import, source, FILE_OF), F(tmesh_import, mode, MODE),
-		    F(tmesh_import, gid, GROUP), F(tmesh_import, linger_ms, MSEC),
+		    F(tmesh_import, gid, GROUP), F(tmesh_import, hold_ms, MSEC),
 		    F(tmesh_import, label, LABEL), F(tmesh_import, pad, ZERO),
 		    F(tmesh_import, fd, OUT_FILE), F(tmesh_import, id, OUT_ID)}},
 	{"opaque", CALL(TMESH_OPAQUE, tmesh_opaque),
@@ -373,7 +375,7 @@ static const struct op ops[] = {
 	 .fields = {HEAD(tmesh_gather, TMESH_CREATE_GID), F(tmesh_gather, extents, EXTENTS),
 		    F(tmesh_gather, count, COUNT), F(tmesh_gather, rights, RIGHTS),
 		    F(tmesh_gather, mode, MODE), F(tmesh_gather, gid, GROUP),
-		    F(tmesh_gather, linger_ms, MSEC), F(tmesh_gather, label, LABEL),
+		    F(tmesh_gather, hold_ms, MSEC), F(tmesh_gather, label, LABEL),
 		    F(tmesh_gather, fd, OUT_FILE), F(tmesh_gather, id, OUT_ID)}},
 	{"signal", CALL(TMESH_SIGNAL, tmesh_signal),
 	 .fields = {HEAD(tmesh_signal, 0), F(tmesh_signal, value, VALUE)}},
@@ -418,7 +420,7 @@ static long run_call(struct fuzz_hand *h, const struct fuzz_call *c)
 				       : fuzz_system[c->op - ARRAY_SIZE(ops)].run(h, c);
 }
 
-/* A file that stays open between inputs, out of the way of those that do not. */
+/* Open a file that stays open between inputs, with a number below FIRST_FILE. */
 static int keep_open(const char *path, int flags)
 {
 	int fd = open(path, flags | O_CLOEXEC);
@@ -454,7 +456,7 @@ static unsigned char *pages(size_t bytes, int prot)
 	return p;
 }
 
-/* Names outlive the process that gave them, unlike all else. */
+/* Drop the names: unlike other objects they outlive the process. */
 static void drop_names(const struct fuzz_hand *h)
 {
 	struct tmesh_kept k;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Which code of the module a process reaches, by KCOV. It is looked at as pairs of places that
- * were reached one after the other, which tells a loop's first turn from its second.
+ * The code of the module that a process reaches, by KCOV. It is counted as pairs of places reached
+ * one after the other, which distinguishes the first turn of a loop from the second.
  */
 #include <fcntl.h>
 #include <stdint.h>
@@ -21,7 +21,7 @@ struct fuzz_cover {
 	/* Shared by all workers. */
 	unsigned char *pairs;  /* FUZZ_PAIRS: reached so far */
 	unsigned char *places; /* TEXT_MAX: reached so far, by their offset in .text */
-	/* A worker's own. */
+	/* Private to a worker */
 	uint64_t text, *trace;
 	unsigned int *run_of; /* the last run in which a pair was reached */
 	unsigned int run;

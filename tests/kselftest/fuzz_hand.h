@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What a process of the fuzzer has in hand, for the files that make its calls. */
+/*
+ * The hand of a process of the fuzzer, for the files that make its calls.
+ */
 #ifndef TMESH_KSELFTEST_FUZZ_HAND_H
 #define TMESH_KSELFTEST_FUZZ_HAND_H
 
@@ -12,13 +14,13 @@
 #define REMEMBERED 4
 #define STRUCT_ROOM 4096
 #define ARRAY_ROOM (64 * KB)
-/* What is opened while a hand is busy has a number from here on, so it can be closed at once. */
+/* Files opened by an input have numbers from here on, so that one call can close them all. */
 #define FIRST_FILE 32
 
 struct fuzz_hand {
 	int dev, null, regions, udmabuf, heap, vgem, pidfd;
 	int sw_sync;
-	int files[FILES]; /* a ring of what was opened last */
+	int files[FILES]; /* a ring of the files opened last */
 	unsigned int opened;
 	unsigned char *arena;
 	__u32 gems[GEMS];
@@ -28,23 +30,23 @@ struct fuzz_hand {
 	__u8 tokens[REMEMBERED][TMESH_TOKEN_BYTES];
 	unsigned int created, named;
 	unsigned char *words;  /* the structure of a call */
-	unsigned char *array;  /* what a structure points to */
+	unsigned char *array;  /* the target of a structure's pointers */
 	unsigned char *locked; /* a page that cannot be written */
 	const struct fuzz_input *input;
 	int at, last;
 	unsigned long calls;
 };
 
-/* A number at which mistakes live. */
+/* Choose a number at an edge. */
 __u64 fuzz_edge(unsigned char b);
-/* A file: what was opened last for 0, else one opened before, the device, or a wrong one. */
+/* Choose a file: the last one opened for 0, else an earlier one, the device, or a wrong one. */
 int fuzz_file_of(const struct fuzz_hand *h, unsigned char b);
 void fuzz_keep_file(struct fuzz_hand *h, int fd);
-/* A page in the arena, where all mappings are. */
+/* Return the address of a page in the arena, which has all mappings. */
 unsigned char *fuzz_address(struct fuzz_hand *h, unsigned char window, unsigned char page);
 void fuzz_release_gems(struct fuzz_hand *h);
 
-/* Calls beside the module's own; run() returns what the call did. */
+/* The calls other than the module's own. @run returns the result of the call. */
 struct fuzz_system {
 	const char *name;
 	long (*run)(struct fuzz_hand *h, const struct fuzz_call *c);

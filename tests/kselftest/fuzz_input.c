@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Inputs of the fuzzer. As text an input is one line, a word for each call: its name and, in
- * hexadecimal, the byte of its file and those of its arguments up to the last that is not 0.
+ * Inputs of the fuzzer. As text an input is one line with a word for each call. A word is the name
+ * of the call and, in hexadecimal, the bytes of its file and of its arguments up to the last that
+ * is not 0.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,7 +55,7 @@ bool fuzz_parse(struct fuzz_input *in, const char *text)
 	}
 }
 
-/* By hand, because this is done for each input that is run. */
+/* Print an input. It does not use printf(), because it runs for each input. */
 void fuzz_print(const struct fuzz_input *in, char text[FUZZ_TEXT])
 {
 	static const char digits[] = "0123456789abcdef";
@@ -84,7 +85,10 @@ static unsigned int pick(unsigned int *seed, unsigned int n)
 	return t_random(seed) % n;
 }
 
-/* Mostly 0, which makes sense, or a small number; all else now and then. */
+/*
+ * Return a random byte: mostly 0, which is a sensible value, or a small number, and sometimes any
+ * other.
+ */
 static unsigned char random_byte(unsigned int *seed)
 {
 	switch (pick(seed, 8)) {
@@ -99,7 +103,7 @@ static unsigned char random_byte(unsigned int *seed)
 
 static void random_call(struct fuzz_call *c, unsigned int *seed)
 {
-	/* Forking takes as long as a hundred other calls. */
+	/* Choose fork rarely: it takes as long as a hundred other calls. */
 	do
 		c->op = pick(seed, fuzz_ops());
 	while (!strcmp(fuzz_op_name(c->op), "fork") && pick(seed, 16));

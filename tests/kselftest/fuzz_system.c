@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * What the fuzzer calls beside the module's own calls: on mappings, files, and dma-bufs of ours
- * and of others.
+ * The fuzzer's calls other than the module's own: on mappings, files, and dma-bufs of tmesh and of
+ * others.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -24,7 +24,7 @@
 #define MADV_COLLAPSE 25
 #endif
 
-/* Any call on any file with any bytes. */
+/* Make any call on any file with any bytes. */
 static long run_raw(struct fuzz_hand *h, const struct fuzz_call *c)
 {
 	memset(h->words, 0, STRUCT_ROOM);
@@ -72,7 +72,10 @@ static long run_mmap(struct fuzz_hand *h, const struct fuzz_call *c)
 
 static long run_munmap(struct fuzz_hand *h, const struct fuzz_call *c)
 {
-	/* The place stays ours, empty or as plain memory: nothing else may come to lie there. */
+	/*
+	 * Keep the address range reserved, empty or as plain memory, so that nothing else is mapped
+	 * there.
+	 */
 	return mmap(fuzz_address(h, c->arg[0], c->arg[2]), c->arg[1] % 128 * PAGE + PAGE,
 		    c->arg[3] % 2 ? PROT_READ | PROT_WRITE : PROT_NONE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED
@@ -126,7 +129,7 @@ static long run_peek(struct fuzz_hand *h, const struct fuzz_call *c)
 			     : process_vm_readv(getpid(), &mine, 1, &theirs, 1, 0);
 }
 
-/* Pages of a mapping in a pipe: pinned until that is closed. */
+/* Splice pages of a mapping into a pipe, which pins them until it is closed. */
 static long run_splice(struct fuzz_hand *h, const struct fuzz_call *c)
 {
 	struct iovec io = {fuzz_address(h, c->arg[0], c->arg[1]), 2 * PAGE};
@@ -156,7 +159,7 @@ static long run_dup(struct fuzz_hand *h, const struct fuzz_call *c)
 	return fd;
 }
 
-/* On its way through a socket, and arrived or cut off there. */
+/* Send a descriptor over a socket, and receive it or leave it there. */
 static long run_send(struct fuzz_hand *h, const struct fuzz_call *c)
 {
 	char byte = 0, room[CMSG_SPACE(sizeof(int))] = {0};
@@ -181,7 +184,7 @@ static long run_send(struct fuzz_hand *h, const struct fuzz_call *c)
 	if (ret == 1 && c->arg[0] % 2)
 		fuzz_keep_file(h, t_recv_fd(pair[1]));
 	close(pair[0]);
-	/* What is left in a socket that nobody closes goes with the process. */
+	/* A message left in a socket ends with the process. */
 	return c->arg[0] % 4 > 1 ? ret : close(pair[1]);
 }
 
@@ -229,9 +232,9 @@ static long run_punch(struct fuzz_hand *h, const struct fuzz_call *c)
 /* dma-bufs, ours and others' */
 
 /*
- * The heap and udmabuf synchronise the CPU's caches for each device on its own, and in longer
- * pieces than vgem says that it can take. The DMA API complains about both, so what they make is
- * not attached. Of vgem's own there is as little as makes one piece.
+ * Make a dma-buf of another exporter. The heap and udmabuf synchronise the CPU's caches for each
+ * device separately, and in longer segments than vgem accepts. The DMA API complains about both, so
+ * their buffers are not attached. Buffers of vgem are so small that they have one segment.
  */
 static long run_dmabuf(struct fuzz_hand *h, const struct fuzz_call *c)
 {
@@ -280,7 +283,7 @@ static long run_sync(struct fuzz_hand *h, const struct fuzz_call *c)
 	return e.fd;
 }
 
-/* A driver's fence, which only sw_sync can make; it is signalled when its timeline is closed. */
+/* Make a driver's fence by sw_sync. It is signalled when its timeline is closed. */
 static long run_fence(struct fuzz_hand *h, const struct fuzz_call *c)
 {
 	struct {
@@ -291,7 +294,7 @@ static long run_fence(struct fuzz_hand *h, const struct fuzz_call *c)
 	struct dma_buf_import_sync_file in = {.flags = c->arg[0] & DMA_BUF_SYNC_RW};
 	int fd = fuzz_file_of(h, c->fd);
 
-	/* Open no longer than needed: closing it is what signals what nobody signalled. */
+	/* Close the timeline soon: that signals the fences that are still pending. */
 	if (h->sw_sync < 0)
 		h->sw_sync = open("/sys/kernel/debug/sync/sw_sync", O_RDWR | O_CLOEXEC);
 	if (ioctl(h->sw_sync, _IOWR('W', 0, make), &make))
@@ -332,7 +335,7 @@ void fuzz_release_gems(struct fuzz_hand *h)
 		release(h, i);
 }
 
-/* A child does what comes next too, at once, and ends by itself or is killed. */
+/* Fork a child that also runs the rest of the input. It ends by itself or is killed. */
 static long run_fork(struct fuzz_hand *h, const struct fuzz_call *c)
 {
 	pid_t pid = fork();

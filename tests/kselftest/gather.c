@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* Gather views: what they show, what they may, and how they end with their sources. */
+/*
+ * Gather views: their contents, their rights, and how they end with their sources.
+ */
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -30,7 +32,7 @@ static int gather(const struct tmesh_extent *extents, __u32 count, __u32 rights)
 	return t_gather(dev, extents, count, rights);
 }
 
-/* A view of all of a region. */
+/* Make a view of a whole region. */
 static int view_of(int handle, __u32 rights)
 {
 	struct tmesh_extent all = {.handle = handle, .bytes = t_info(handle).alloc_bytes};
@@ -38,7 +40,7 @@ static int view_of(int handle, __u32 rights)
 	return gather(&all, 1, rights);
 }
 
-/* Every word of a region says where it is. */
+/* Return the value of a word of a region, which encodes its place. */
 static __u64 word_at(__u64 region, __u64 page, __u64 word)
 {
 	return (region << 40 | page << 16 | word) * 0x9e3779b97f4a7c15ull;
@@ -79,7 +81,7 @@ static struct tmesh_holder holder(int h, __u32 index)
 	return some[index];
 }
 
-/* What a revocation leaves to a work of the kernel's comes a moment later. */
+/* Wait until a region has @gathers views. A work finishes a revocation a moment later. */
 static bool comes_to(int h, __u32 gathers)
 {
 	for (int i = 0; i < 12000 && t_info(h).gathers != gathers; i++)
@@ -183,7 +185,7 @@ TEST(repeats, "a page may come twice in a view that cannot write, and in no othe
 	CHECK_ERR(gather(twice, 2, R_RW), EINVAL);
 	twice[1] = t_extent(h, 2, 3);
 	CHECK_ERR(gather(twice, 2, R_RW), EINVAL);
-	/* Through another handle it is the same page, and the region is one source. */
+	/* Through another handle it is the same page of the same source. */
 	twice[1] = t_extent(REQUIRE_OK(t_derive(h, R_RW, 0)), 3, 1);
 	CHECK_ERR(gather(twice, 2, R_RW), EINVAL);
 	views = t_info(h).gathers;
@@ -290,7 +292,7 @@ TEST(sealed, "a writable view is a writer of its sources, of sealed ones there i
 	CHECK_ERR(gather(extents, 2, R_RW), EPERM);
 	CHECK_EQ(t_info(b).gathers, 0);
 
-	/* A reader, also one that has its pages mapped, is none. */
+	/* A read-only view does not count as a writer, even with its pages mapped. */
 	v = REQUIRE_OK(gather(extents, 2, R_READ));
 	CHECK_EQ(t_read(t_map(v, 4 * PAGE, PROT_READ)), 0);
 	CHECK_OK(t_seal(b));
@@ -369,7 +371,7 @@ TEST(torn_array, "an array that ends in nothing gives EFAULT and leaves nothing"
 
 TEST(million, "a view of a million extents; its pages are not charged, its list of them is")
 {
-	/* Whole pages of the list are charged. */
+	/* The list of pages is charged in whole pages. */
 	const __u32 whole = PAGE / sizeof(void *), pages = TMESH_GATHER_MAX / whole;
 	const __u32 count = t_length(pages, pages) * whole;
 	struct tmesh_extent *e = malloc(count * sizeof(*e));
@@ -396,7 +398,7 @@ TEST(million, "a view of a million extents; its pages are not charged, its list 
 	CHECK(shows(p + (count - 1) * WORDS, 9, (count - 1) * 7 % 4, 1));
 }
 
-/* Uses of a view together name a page twice as often as there may be extents, and no more. */
+/* All uses of a view may take 2 * TMESH_GATHER_MAX references on a page, and no more. */
 #define USES 16
 
 TEST(uses, "a view that names a page very often is mapped for few devices at a time")
@@ -450,6 +452,49 @@ TEST(cap, "one source has so many views and no more")
 	CHECK(t_info(views[TMESH_GATHER_VIEWS - 1]).state & TMESH_STATE_REVOKED);
 }
 
+/* Let another user make views of a region, which has @views already. */
+static pid_t stranger(uid_t uid, int h, int views, int sock)
+{
+	pid_t pid = t_fork();
+
+	if (pid)
+		return pid;
+	t_become(uid, uid, 0);
+	dev = t_dev();
+	for (int i = 0; i < views; i++)
+		REQUIRE_OK(view_of(h, R_READ));
+	CHECK_ERR(view_of(h, R_READ), EDQUOT);
+	t_say(sock);
+	t_hear(sock);
+	t_exit();
+}
+
+TEST(share, "readers leave half of a source's views to its owner, and some to each other")
+{
+	struct rlimit files = {TMESH_GATHER_VIEWS + 100, TMESH_GATHER_VIEWS + 100};
+	int h, first[2], second[2], left = TMESH_GATHER_VIEWS * 5 / 8;
+	pid_t one, two;
+
+	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
+	dev = t_dev();
+	h = filled(10, 1, 0);
+	t_pair(first);
+	t_pair(second);
+	one = stranger(1001, h, TMESH_GATHER_VIEWS / 4, first[1]);
+	t_hear(first[0]);
+	two = stranger(1002, h, TMESH_GATHER_VIEWS / 8, second[1]);
+	t_hear(second[0]);
+	for (int i = 0; i < left; i++)
+		REQUIRE_OK(view_of(h, R_READ));
+	CHECK_ERR(view_of(h, R_READ), EDQUOT);
+	CHECK_EQ(t_info(h).gathers, TMESH_GATHER_VIEWS);
+	t_say(first[0]);
+	t_wait(one);
+	CHECK_OK(view_of(h, R_READ));
+	t_say(second[0]);
+	t_wait(two);
+}
+
 TEST(huge, "views of whole 2 MiB folios are mapped by 2 MiB")
 {
 	struct tmesh_extent extents[4];
@@ -475,7 +520,7 @@ TEST(huge, "views of whole 2 MiB folios are mapped by 2 MiB")
 	CHECK(shows(p + 1536 * WORDS, 13, 0, 7));
 	CHECK_EQ(t_pmd_mapped(p, 3 * HUGE), 3 * HUGE / KB);
 
-	/* It does not matter how many extents name them, as long as they follow each other. */
+	/* The number of extents does not matter if their pages are adjacent. */
 	extents[0] = t_extent(a, 512, 100);
 	extents[1] = t_extent(a, 612, 1);
 	extents[2] = t_extent(a, 613, 411);
@@ -485,7 +530,7 @@ TEST(huge, "views of whole 2 MiB folios are mapped by 2 MiB")
 	extents[0] = t_extent(a, 3 * 512, 512);
 	extents[2] = t_extent(a, 0, 512);
 
-	/* One page beside it, and no 2 MiB of the view are a folio any more. */
+	/* With an offset of one page no 2 MiB of the view are one folio. */
 	extents[1] = t_extent(b, 511, 512);
 	v = REQUIRE_OK(gather(extents, 3, R_RW));
 	CHECK_EQ(t_info(v).huge_bytes, 0);
@@ -618,7 +663,7 @@ TEST(revoke_source, "a view goes with its source: mappings, exports, calls; othe
 	pf.fd = v;
 	CHECK_EQ(poll(&pf, 1, 0), 1);
 	CHECK(pf.revents & POLLHUP);
-	/* What a device has mapped stays mapped, its source held, and the view is blamed. */
+	/* Mappings by a device stay and hold the source, and the view is listed as their holder. */
 	CHECK(revoke.pinned_bytes >= 2 * PAGE); /* in whole folios */
 	CHECK_EQ(revoke.total, 1);
 	CHECK_EQ(revoke.count, 1);
@@ -668,7 +713,7 @@ TEST(lease, "a view goes with the lease of a handle that it was made through")
 	CHECK_OK(gather(extents, 2, R_READ));
 }
 
-/* What descriptors stand for is looked at once, whatever others make of them meanwhile. */
+/* Each descriptor is looked up once, even if another thread replaces it meanwhile. */
 
 static int shuffled[2], targets[3];
 static bool done;
@@ -755,6 +800,71 @@ TEST(storm, "processes that are killed while they make and use views leave nothi
 		CHECK_EQ(t_info(h).handles, 1);
 		close(h);
 	}
+}
+
+/* Count the pages of a mapping that have a page table entry. */
+static unsigned int present(const void *p, unsigned int pages)
+{
+	int fd = REQUIRE_OK(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+	unsigned int n = 0;
+	__u64 entry;
+
+	for (unsigned int i = 0; i < pages; i++) {
+		REQUIRE(pread(fd, &entry, sizeof(entry), ((unsigned long)p / PAGE + i) * 8) == 8);
+		n += entry >> 63;
+	}
+	close(fd);
+	return n;
+}
+
+/* Return how many of the first pages have their entries in one page table, as a fault fills one. */
+static unsigned int in_one_table(const void *p, unsigned int pages)
+{
+	unsigned int left = 512 - (unsigned long)p / PAGE % 512;
+
+	return pages < left ? pages : left;
+}
+
+/* All mappings of a view may have 2 * TMESH_GATHER_MAX entries of one page. */
+#define REPEATS (TMESH_GATHER_MAX / 4)
+
+TEST(many_repeats,
+     "a view that repeats a page is mapped a few times, and forks take no entries along")
+{
+	struct tmesh_extent *extents = calloc(REPEATS, sizeof(*extents));
+	int fd = REQUIRE_OK(t_create(dev = t_dev(), 2 * PAGE, 0)), view;
+	unsigned char *p[8];
+	pid_t pid;
+
+	for (unsigned int i = 0; i < REPEATS; i++)
+		extents[i] = t_extent(fd, 0, 1);
+	view = REQUIRE_OK(t_gather(dev, extents, REPEATS, R_READ));
+	for (int i = 0; i < 8; i++) {
+		p[i] = t_map(view, 16 * PAGE, PROT_READ);
+		REQUIRE(p[i] != MAP_FAILED);
+	}
+	CHECK_ERR(t_map(view, PAGE, PROT_READ), ENOMEM);
+	CHECK_EQ(t_read(p[0]), 0);
+	CHECK_EQ(present(p[0], 16), in_one_table(p[0], 16));
+	T_CHILD(pid) {
+		CHECK_EQ(present(p[0], 16), 0);
+		CHECK_EQ(t_read(p[0] + PAGE), 0);
+	}
+	t_wait(pid);
+	munmap(p[7], 16 * PAGE);
+	CHECK(t_map(view, PAGE, PROT_READ) != MAP_FAILED);
+	/* Without repeats the number of mappings is not limited, and fork() copies the entries. */
+	extents[1] = t_extent(fd, 1, 1);
+	view = REQUIRE_OK(t_gather(dev, extents, 2, R_READ));
+	for (int i = 0; i < 16; i++) {
+		p[0] = t_map(view, 2 * PAGE, PROT_READ);
+		REQUIRE(p[0] != MAP_FAILED);
+	}
+	CHECK_EQ(t_read(p[0]), 0);
+	T_CHILD(pid) {
+		CHECK_EQ(present(p[0], 2), in_one_table(p[0], 2));
+	}
+	t_wait(pid);
 }
 
 int main(void)

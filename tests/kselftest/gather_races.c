@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
-/* Races about gather views: whoever wins, nothing shows through a view once a source is revoked. */
+/*
+ * Races about gather views: after a source is revoked, a view shows nothing, in every order of
+ * events.
+ */
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -128,7 +131,7 @@ static void race(void *(*const work[])(void *), int n, size_t pages, __u32 flags
 		for (size_t i = 0; i < 2 * pages && !t_failed(); i += pages / 64)
 			CHECK_EQ(t_read(r.p + i * PAGE), SIGBUS);
 		CHECK_EQ(t_info(second).state, TMESH_STATE_REVOKED);
-		/* What a revocation leaves to a work of the kernel's comes a moment later. */
+		/* A work finishes the revocation a moment later. */
 		for (int i = 0; i < 12000 && t_info(r.sources[1]).gathers; i++)
 			usleep(10000);
 		CHECK_EQ(t_info(r.sources[1]).gathers, 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Handles: what each set of rights allows, and what becomes of a handle and its mappings
- * through the system calls that are not ours.
+ * Handles: the calls that each set of rights allows, and the effects of other system calls on a
+ * handle and its mappings.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -32,7 +32,7 @@ static int region(__u32 flags)
 	return REQUIRE_OK(t_create(dev, BYTES, flags));
 }
 
-/* Each page begins with its number. */
+/* Map a region whose pages begin with their number. */
 static unsigned char *mapped(int fd)
 {
 	unsigned char *p = t_map(fd, BYTES, RW);
@@ -233,7 +233,10 @@ TEST(exec, "exec closes handles and drops mappings, unless a descriptor is meant
 	t_wait(pid);
 }
 
-/* What the test above runs: 0 when @closed is no descriptor and @open is the region. */
+/*
+ * The program that the test above runs. Return 0 if @closed is no descriptor and @open_ is the
+ * region.
+ */
 static int after_exec(int closed, int open_)
 {
 	unsigned char *p = t_map(open_, BYTES, PROT_READ);
@@ -354,7 +357,7 @@ TEST(partial, "munmap and mprotect of a part leave the rest and other mappings a
 		t_note("no huge pages here");
 }
 
-/* Whatever the answer, the bytes stay. */
+/* Check that the bytes stay, whatever madvise() returns. */
 static void try_madvise(__u32 flags)
 {
 	static const struct {
@@ -502,7 +505,10 @@ TEST(poll, "poll says HUP once the region is revoked, in every process that wait
 	t_pair(sv);
 	T_CHILD(pid) {
 		t_say(sv[1]);
-		/* Without an end: when its time is over poll() looks once more. */
+		/*
+		 * Use no timeout: poll() checks once more after a timeout, which would hide a
+		 * missing wake-up.
+		 */
 		CHECK_EQ(poll(&pf, 1, -1), 1);
 		CHECK(pf.revents & POLLHUP);
 		t_say(sv[1]);

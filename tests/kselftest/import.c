@@ -19,7 +19,7 @@
 #include "peer.h"
 #include "v4l2.h"
 
-/* No more than vgem says that it can map in one piece. */
+/* At most as much as vgem accepts in one segment */
 #define BYTES (64 * KB)
 
 static struct tmesh_import last; /* as the kernel left it */
@@ -30,7 +30,7 @@ static int import(int dev, int source)
 	return ioctl(dev, TMESH_IMPORT, &last) ? -1 : last.fd;
 }
 
-/* @flags are those of the descriptor. */
+/* Create a buffer of vgem and import it. @flags are those of its descriptor. */
 static int from_vgem(int flags)
 {
 	int vgem = open_vgem(), fd = vgem_buffer(vgem, BYTES, flags);
@@ -78,7 +78,7 @@ static int from_vivid(void)
 	struct v4l2_format f = {0};
 	int video = open_vivid(&f);
 
-	/* The buffer lives as long as what was exported of it. */
+	/* The exported dma-buf keeps the buffer alive. */
 	REQUIRE_OK(ioctl(video, VIDIOC_REQBUFS, &rb));
 	REQUIRE_OK(ioctl(video, VIDIOC_EXPBUF, &eb));
 	close(video);
@@ -90,7 +90,7 @@ static size_t length(int fd)
 	return lseek(fd, 0, SEEK_END);
 }
 
-/* Whatever the exporter: what is written on one side is read on the other. */
+/* Check an exporter of any kind: bytes written on one side can be read on the other. */
 static void try_exporter(int original)
 {
 	int dev = t_dev(), vgem = open_vgem(), h, whole, slice, part, gem;
@@ -115,8 +115,8 @@ static void try_exporter(int original)
 	CHECK_EQ(length(whole), bytes);
 	CHECK_EQ(length(slice), 2 * PAGE);
 	/*
-	 * One after the other: all exporters but vgem synchronise the CPU's caches for each device
-	 * on its own, which the DMA API takes for a mistake where two have mapped the same page.
+	 * Let one device map at a time. All exporters but vgem synchronise the CPU's caches for
+	 * each device separately, and the DMA API complains if two have mapped the same page.
 	 */
 	gem = REQUIRE_OK(vgem_import(vgem, slice));
 	CHECK_EQ(t_info(h).attachments, 1);
@@ -125,7 +125,10 @@ static void try_exporter(int original)
 	gem = REQUIRE_OK(vgem_import(vgem, whole));
 	CHECK_EQ(t_info(h).attachments, 1);
 	CHECK_EQ(t_info(h).exports, 2);
-	/* Bounced, it would bring back later what is there now, and not every exporter can sync. */
+	/*
+	 * Unmap it now: a bounce buffer would be copied back later, over newer bytes, and some
+	 * exporters cannot synchronise.
+	 */
 	CHECK_OK(vgem_close(vgem, gem));
 
 	p = t_map(original, bytes, RW);
@@ -139,11 +142,11 @@ static void try_exporter(int original)
 	CHECK_EQ(p[PAGE], 2);
 	r[0] = 3;
 	CHECK_EQ(p[0], 3);
-	/* Not every exporter heeds offsets. */
+	/* Some exporters ignore the offset. */
 	CHECK_ERR(mmap(NULL, PAGE, RW, MAP_SHARED, h, PAGE), EOPNOTSUPP);
 	CHECK_ERR(t_map(slice, PAGE, RW), EOPNOTSUPP);
 	CHECK_ERR(t_map(h, bytes + PAGE, RW), EINVAL);
-	/* The mapping is the original's, where remap_file_pages() would find the rest of it. */
+	/* The mapping belongs to the original, so remap_file_pages() could reach the rest of it. */
 	part = REQUIRE_OK(t_export(h, 0, PAGE, TMESH_EXPORT_WRITE));
 	CHECK_ERR(t_map(part, PAGE, RW), EOPNOTSUPP);
 	CHECK_ERR(t_map(part, PAGE, PROT_READ), EOPNOTSUPP);
@@ -157,7 +160,9 @@ static void try_exporter(int original)
 	CHECK_ERR(t_seal(h), EOPNOTSUPP);
 	CHECK_EQ(t_info(h).state, 0);
 
-	/* All of ours is gone before the original's last descriptor, and the other way round. */
+	/*
+	 * Close everything of tmesh before the original's last descriptor, and the other way round.
+	 */
 	close(original);
 	munmap(p, bytes);
 	close(whole);
@@ -216,7 +221,7 @@ TEST(read_only, "a descriptor that cannot write makes a region that cannot")
 	CHECK_ERR(t_map(fd, BYTES, RW), EACCES);
 	gem = vgem_import(vgem, fd);
 	if (gem >= 0 && t_kernel_at_least(6, 13))
-		CHECK_OK(vgem_close(vgem, gem)); /* it maps later, when it needs to */
+		CHECK_OK(vgem_close(vgem, gem)); /* it maps later, on demand */
 	else
 		CHECK_ERR(gem, EACCES);
 	CHECK_EQ(t_info(h).attachments, 0);
@@ -260,7 +265,7 @@ TEST(whole,
 	CHECK(t_map(original, BYTES, RW) != MAP_FAILED);
 }
 
-TEST(revoked, "a region that was never mapped is revoked; what failed to map does not count")
+TEST(revoked, "a region that was never mapped is revoked; a failed mapping does not count")
 {
 	int dev = t_dev(), h = REQUIRE_OK(import(dev, from_vgem(DRM_RDWR))), fd;
 
@@ -347,7 +352,7 @@ TEST(token, "a token, a socket and the holders' list work as for any region")
 	CHECK_EQ(t_info(h).handles, 1);
 }
 
-/* vivid writes by a mapping in the kernel. */
+/* vivid writes through a mapping in the kernel (vmap). */
 TEST(capture, "vivid captures into a slice of a foreign buffer, by way of the kernel's mapping")
 {
 	int vgem = open_vgem(), original = vgem_buffer(vgem, 4 * MB, DRM_RDWR), h;
@@ -437,7 +442,10 @@ TEST(fences, "a fence on the original is one on each proxy, and the other way ro
 	end_work(vgem, fence);
 	CHECK(ready(proxy, POLLIN) && ready(slice, POLLIN) && ready(sync, POLLIN));
 
-	/* A device's work on another buffer, put before the use of ours by way of the proxy. */
+	/*
+	 * Let a device's work on another buffer precede the use of ours, by a fence through the
+	 * proxy.
+	 */
 	fence = begin_work(other, busy);
 	in.fd = sync_file_of(elsewhere);
 	REQUIRE_OK(ioctl(proxy, DMA_BUF_IOCTL_IMPORT_SYNC_FILE, &in));
@@ -457,7 +465,7 @@ TEST(cpu_sync, "DMA_BUF_IOCTL_SYNC on a proxy reaches the original, fences inclu
 	CHECK_OK(t_sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW));
 }
 
-/* Is there a dma-buf of this name? */
+/* Test whether there is a dma-buf of this name. */
 static bool named(const char *name)
 {
 	FILE *f = fopen("/sys/kernel/debug/dma_buf/bufinfo", "re");
@@ -639,7 +647,7 @@ TEST(race_close, "import against the descriptor's closing and its number's next 
 	pthread_t thread;
 
 	race.dev = t_dev();
-	/* A number that nobody else is given meanwhile. */
+	/* Use a high number that no other thread gets meanwhile. */
 	race.slot = REQUIRE_OK(fcntl(original, F_DUPFD_CLOEXEC, 500));
 	REQUIRE(!pthread_create(&thread, NULL, importer, NULL));
 	while (t_now() < until) {

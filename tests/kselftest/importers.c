@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* Devices that import an export: those that can be told that it is gone, and those that cannot. */
+/*
+ * Devices that import an export, with and without a move callback.
+ */
 #include <signal.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
@@ -14,7 +16,10 @@
 #define BYTES (1 * MB)
 #define SECOND 1000000000ull
 
-/* Before, the core keeps the mapping of a device that can be told until it detaches. */
+/*
+ * Test for kernel 7.0. Before, the core keeps the mapping of a device with a move callback until it
+ * detaches.
+ */
 static bool keeps_nothing(void)
 {
 	return t_kernel_at_least(7, 0);
@@ -25,7 +30,7 @@ static int region(void)
 	return REQUIRE_OK(t_create(t_dev(), BYTES, TMESH_CREATE_NOHUGE));
 }
 
-/* A device that has a slice of the region mapped. */
+/* Let a device map a slice of the region. */
 static int device(int handle, __u32 export_flags, __u32 flags)
 {
 	int dmabuf = REQUIRE_OK(t_export(handle, PAGE, 4 * PAGE, export_flags));
@@ -61,7 +66,7 @@ TEST(sealed, "a sealed region goes to a device that reads, and to none that asks
 
 #define TOLD (PEER_TOLD | PEER_LETS_GO | PEER_WRITES)
 
-TEST(told, "a device that can be told is told once, and has the memory no more")
+TEST(told, "a dynamic device gets one notification, and has the memory no more")
 {
 	int h = region(), peer = device(h, TMESH_EXPORT_WRITE, TOLD);
 	struct tmesh_revoke r;
@@ -99,7 +104,7 @@ TEST(told_waits, "one that lets go later has the memory until then")
 	CHECK_OK(wait_free(h, &r, 60 * SECOND));
 }
 
-TEST(not_told, "a device that cannot be told keeps what it has mapped, until it lets go")
+TEST(not_told, "a static device keeps its mapping until it lets go")
 {
 	int h = region(), peer = device(h, TMESH_EXPORT_WRITE, PEER_WRITES);
 	struct tmesh_revoke r;
@@ -161,8 +166,7 @@ TEST(read_only, "a read-only export is for devices that only read")
 	CHECK_ERR(ioctl(writer, PEER_MAP), EACCES);
 }
 
-TEST(read_only_told,
-     "and for those that can be told, where the core does not map both ways for them")
+TEST(read_only_told, "and for dynamic ones, where the core does not map both ways for them")
 {
 	int h = region(), dmabuf = REQUIRE_OK(t_export(h, 0, 0, 0)), peer = open_peer();
 
@@ -175,7 +179,7 @@ TEST(read_only_told,
 	CHECK_EQ(ioctl(peer, PEER_MAPPED), 0);
 }
 
-TEST(lapse, "the end of a lease is told to the devices of its exports, and to no others")
+TEST(lapse, "the end of a lease notifies the devices of its exports, and no others")
 {
 	int h = region(), leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
 	int mine, other, late, pidfd;
@@ -193,7 +197,7 @@ TEST(lapse, "the end of a lease is told to the devices of its exports, and to no
 	kill(pid, SIGKILL);
 	waitpid(pid, NULL, 0);
 	await_end(&l, leased);
-	/* It says so before it takes anything away. */
+	/* The state changes before anything is taken away. */
 	while (ioctl(mine, PEER_MAPPED))
 		usleep(1000);
 	CHECK_EQ(ioctl(mine, PEER_TOLD_TIMES), 1);
@@ -205,7 +209,7 @@ TEST(lapse, "the end of a lease is told to the devices of its exports, and to no
 	lease_unmap(&l);
 }
 
-TEST(alone, "who is alone once a device lets go of what has lapsed is told so")
+TEST(alone, "the last holder learns that it is alone once a device lets go of lapsed memory")
 {
 	int h = region(), leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0)), peer = open_peer();
 	pid_t pid = sleeper(), polls;
@@ -222,6 +226,71 @@ TEST(alone, "who is alone once a device lets go of what has lapsed is told so")
 	await_poll(polls);
 	peer_let_go(peer);
 	t_wait(polls);
+}
+
+/* Test whether a process ends within a minute. */
+static bool ends(pid_t pid)
+{
+	struct pollfd p = {.fd = pidfd_of(pid), .events = POLLIN};
+	bool ended = poll(&p, 1, 60000) == 1;
+
+	close(p.fd);
+	return ended;
+}
+
+static bool told_in_time(int peer)
+{
+	for (int i = 0; i < 6000 && ioctl(peer, PEER_TOLD_TIMES) < 1; i++)
+		usleep(10000);
+	return ioctl(peer, PEER_TOLD_TIMES) == 1;
+}
+
+TEST(reserved, "a revocation waits for no importer that has the reservation, and tells it later")
+{
+	int h = region(), dmabuf = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
+	int peer = open_peer(), holds = open_peer();
+	pid_t holder, pid;
+
+	REQUIRE_OK(peer_import(peer, dmabuf, TOLD));
+	holder = peer_hold(holds, dmabuf);
+	T_CHILD(pid)
+		CHECK_OK(t_revoke(h));
+	CHECK(ends(pid));
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 0);
+	/* Nor does the exit of the last holder wait. */
+	close(h);
+	close(dmabuf);
+	peer_release(holds, holder);
+	t_wait(pid);
+	CHECK(told_in_time(peer));
+	CHECK_EQ(ioctl(peer, PEER_MAPPED), 0);
+	peer_let_go(peer);
+}
+
+TEST(reserved_lapse, "nor does the end of a lease, behind which others of the same user wait")
+{
+	int dev = t_dev(), fds[2], leased[2], dmabuf, peer = open_peer(), holds = open_peer();
+	pid_t holder, pid = sleeper();
+	struct lease leases[2];
+
+	for (int i = 0; i < 2; i++) {
+		fds[i] = REQUIRE_OK(t_create(dev, BYTES, TMESH_CREATE_NOHUGE));
+		leased[i] = REQUIRE_OK(t_derive(fds[i], R_ALL, 0));
+		leases[i] = lease_bind(leased[i], pid);
+	}
+	/* The first region's leases end first. */
+	dmabuf = REQUIRE_OK(t_export(leased[0], 0, 0, TMESH_EXPORT_WRITE));
+	REQUIRE_OK(peer_import(peer, dmabuf, TOLD));
+	holder = peer_hold(holds, dmabuf);
+	kill_and_reap(pid);
+	CHECK(poll(&(struct pollfd){.fd = leased[1]}, 1, 60000) == 1);
+	CHECK(poll(&(struct pollfd){.fd = leased[0]}, 1, 60000) == 1);
+	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 0);
+	peer_release(holds, holder);
+	for (int i = 0; i < 2; i++)
+		await_end(&leases[i], leased[i]);
+	CHECK(told_in_time(peer));
+	peer_let_go(peer);
 }
 
 int main(void)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * A disk that goes on writing into memory while its region is sealed: direct I/O has pages, and no
- * mapping any more. Before 6.3 it has them by plain references, later by pins. The seal refuses,
- * or nothing changes after it.
+ * A disk writes into memory while its region is sealed. Direct I/O keeps the pages without a
+ * mapping: before 6.3 by plain references, later by pins. Either the seal is refused, or nothing
+ * changes after it.
  */
 #include <pthread.h>
 #include <string.h>
@@ -16,9 +16,9 @@
 #define RW (PROT_READ | PROT_WRITE)
 #define BYTES (1 * MB)
 #define READS 4 /* that one ring has in flight */
-#define CALM 5	/* rounds in which nobody disturbs it, to see how long it takes */
+#define CALM 5	/* undisturbed rounds, to measure its time */
 
-/* What is sealed, and by which file it is mapped meanwhile. */
+/* The region to seal, and the file by which it is mapped meanwhile */
 struct subject {
 	int handle, memfd, mapped;
 };
@@ -49,7 +49,7 @@ static struct subject by_memfd(int dev)
 	return s;
 }
 
-/* Reads the disk into memory, piece by piece. */
+/* A thread that reads the disk into memory, piece by piece */
 struct reader {
 	struct ring ring;
 	int disk;
@@ -62,7 +62,7 @@ static void *read_disk(void *arg)
 {
 	struct reader *r = arg;
 
-	/* Memory that is unmapped meanwhile: a part, or EFAULT. */
+	/* The memory may be unmapped meanwhile: expect a short read or EFAULT. */
 	for (size_t at = 0; at < BYTES; at += BYTES / READS)
 		CHECK(pread(r->disk, r->at + at, BYTES / READS, at) > 0 || errno == EFAULT);
 	__atomic_store_n(&r->ended, true, __ATOMIC_RELEASE);
@@ -108,8 +108,8 @@ static void reader_end(struct reader *r)
 }
 
 /*
- * Nothing changes after a seal: what the disk has brought by then stays the last of it. A seal
- * waits a while for a disk, and is refused after that.
+ * Check that nothing changes after a seal: the bytes that the disk has written by then stay. A seal
+ * waits for the disk for a time, and is refused after that.
  */
 static void check_inflight(struct subject (*create)(int), bool queued)
 {
@@ -125,7 +125,7 @@ static void check_inflight(struct subject (*create)(int), bool queued)
 	REQUIRE(text != MAP_FAILED);
 	memset(text, 'B', BYTES);
 	REQUIRE(pwrite(r.disk, text, BYTES, 0) == (ssize_t)BYTES);
-	/* Longer where the disk was never seen at work. */
+	/* Go on longer if the disk was never seen at work. */
 	for (rounds = 0; t_now() < until + 60 * !inflight && !t_failed(); rounds++) {
 		struct subject s = create(dev);
 		bool calm = rounds < CALM;
@@ -142,7 +142,7 @@ static void check_inflight(struct subject (*create)(int), bool queued)
 				span = t_now() - begin;
 			CHECK(!memcmp(q, text, BYTES));
 		} else {
-			/* At once, or at any time while it reads. */
+			/* Seal at once, or at any time while it reads. */
 			begin += rounds % 2 ? 0 : span * (t_random(&seed) % 1000) / 1000;
 			while (t_now() < begin)
 				;

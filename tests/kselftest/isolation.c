@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* What users in other namespaces can see, take and use up: nothing that is not theirs. */
+/*
+ * Users in other namespaces can see, take and use up only objects of their own.
+ */
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -28,7 +30,7 @@ static void unshare_or_skip(int flags)
 		t_skip("unshare(%#x): %s", flags, strerror(errno));
 }
 
-/* Root of a user namespace of its own, in which @uid is 0. */
+/* Become root in a new user namespace, in which @uid is 0. */
 static void become_root_of_own(uid_t uid)
 {
 	char map[32];
@@ -54,7 +56,9 @@ static struct tmesh_holders holders_of(__u64 id, struct tmesh_holder *one)
 	};
 }
 
-/* Calls on somebody else's region by its id, which only a real CAP_SYS_ADMIN may make. */
+/*
+ * Check that calls on another user's region by its id need CAP_SYS_ADMIN in the initial namespace.
+ */
 static void sees_nothing(__u64 id)
 {
 	int dev = t_dev();
@@ -143,7 +147,7 @@ TEST(userns_ids, "users and groups that a user namespace does not know show as t
 			i = t_info(c.fd);
 			CHECK_EQ(i.uid, OVERFLOW_ID);
 			CHECK_EQ(i.gid, OVERFLOW_ID);
-			/* An owner all the same. */
+			/* The caller is still the owner. */
 			CHECK_OK(ioctl(c.fd, TMESH_HOLDERS, &q));
 			CHECK_EQ(one.uid, OVERFLOW_ID);
 			c.flags = TMESH_CREATE_GID;
@@ -166,7 +170,7 @@ TEST(ipc_ns, "in another IPC namespace a token is nothing, and a descriptor is p
 		unshare_or_skip(CLONE_NEWIPC);
 		CHECK_ERR(t_open(t_dev(), token, R_READ, 0), ENOENT);
 		CHECK_OK(t_derive(fd, R_READ, 0));
-		/* Whoever derives pays, where it is. */
+		/* The process that derives is charged, in its own namespace. */
 		CHECK_EQ(t_caps(t_dev()).used_handles_ipc_ns, 1);
 		CHECK_EQ(t_caps(t_dev()).used_regions_ipc_ns, 0);
 		t_become(ALICE, ALICE, 0);
@@ -334,6 +338,33 @@ TEST(mode, "the device is the group's: nobody else opens it")
 		CHECK_ERR(open("/dev/tmesh", O_RDWR), EACCES);
 	}
 	t_wait(pid);
+}
+
+TEST(ids, "ids of an IPC namespace say nothing about how much others create")
+{
+	int outside = t_dev(), sv[2];
+	__u64 here;
+	pid_t pid;
+
+	t_pair(sv);
+	here = t_info(REQUIRE_OK(t_create(outside, PAGE, 0))).id;
+	T_CHILD(pid) {
+		int dev;
+		__u64 id;
+
+		unshare_or_skip(CLONE_NEWIPC);
+		dev = t_dev();
+		id = t_info(REQUIRE_OK(t_create(dev, PAGE, 0))).id;
+		t_say(sv[1]);
+		t_hear(sv[1]);
+		CHECK_EQ(t_info(REQUIRE_OK(t_create(dev, PAGE, 0))).id, id + 1);
+	}
+	t_hear(sv[0]);
+	for (int i = 0; i < 5; i++)
+		REQUIRE_OK(t_create(outside, PAGE, 0));
+	t_say(sv[0]);
+	t_wait(pid);
+	CHECK_EQ(t_info(REQUIRE_OK(t_create(outside, PAGE, 0))).id, here + 6);
 }
 
 int main(void)

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* Kept regions: what outlives every process, for whom, how long, and what it counts as. */
+/*
+ * Kept regions: which of them outlive all processes, for which users, how long, and their charges.
+ */
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -18,7 +20,7 @@
 #define BOB 1002
 #define TEAM 2001
 
-/* How long what ends by itself may take to be gone. */
+/* The longest time, in seconds, for kept regions to end by themselves */
 #define PATIENCE 120
 
 static bool gone_soon(int dev, const char *name)
@@ -92,7 +94,7 @@ TEST(outlives,
 	CHECK(!kept_find(dev, "model", &k));
 	CHECK_ERR(kept_drop(dev, "model"), ENOENT);
 	CHECK_ERR(kept_open(dev, "model", R_READ, 0, got, 4), ENOENT);
-	/* Whoever holds one has it still. */
+	/* A holder keeps its region. */
 	CHECK(keep_same(got[2], 3 * 64 * KB, 20));
 	CHECK_EQ(t_info(got[2]).kept, 0);
 	CHECK_EQ(t_listed(dev), 2);
@@ -225,14 +227,14 @@ TEST(open_arguments, "room, rights and users of an open")
 	CHECK_ERR(kept_open(dev, "", R_READ, 0, got, 2), EINVAL);
 	CHECK_ERR(kept_open(dev, "\n", R_READ, 0, got, 2), EINVAL);
 	CHECK_EQ(t_count_fds(), before);
-	/* The owner may have all, to keep it anew, and be the one to pin. */
+	/* The owner gets all rights, may keep the regions again, and may pin them. */
 	CHECK_EQ(kept_open(dev, "pair", R_ALL, 0, got, 2), 2);
 	CHECK_OK(t_derive(got[0], R_READ, TMESH_DERIVE_PIN));
 	CHECK_ERR(t_revoke(got[0]), EBUSY);
 	CHECK_OK(kept_drop(dev, "pair"));
 }
 
-/* Rights only shrink, by way of a name as well. */
+/* Rights never grow, not through a name either. */
 TEST(opaque, "opaque regions are kept, with the rights that their handles had")
 {
 	int dev = t_dev(), fd = opaque_region(dev), half, got;
@@ -282,7 +284,7 @@ TEST(names, "a name that is taken, replaced, and regions that have one already")
 	CHECK_EQ(t_caps(dev).used_kept_bytes, 2 * PAGE);
 	CHECK_EQ(kept_open(dev, "one", R_READ, 0, got, 2), 2);
 	CHECK(keep_same(got[0], PAGE, 2) && keep_same(got[1], PAGE, 1));
-	/* a goes, and may have another name. */
+	/* Region a leaves, and may get another name. */
 	CHECK_OK(keep(dev, "one", &b, 1, TMESH_KEEP_REPLACE));
 	CHECK_EQ(t_info(a).kept, 0);
 	CHECK_OK(keep(dev, "two", &a, 1, TMESH_KEEP_REPLACE));
@@ -311,14 +313,14 @@ TEST(replaced_frees, "what was replaced and is held by nobody is free when the c
 	CHECK_EQ(t_caps(dev).used_regions, 0);
 }
 
-TEST(alone, "whoever holds a kept region is not alone with it")
+TEST(alone, "a holder of a kept region is not alone with it")
 {
 	int dev = t_dev(), fd = keep_region(dev, PAGE, 0, 1);
 	struct tmesh_revoke r = {.size = sizeof(r)};
 	struct tmesh_kept k;
 
 	REQUIRE_OK(keep(dev, "it", &fd, 1, 0));
-	/* A revocation takes it from its name too, and a whole bundle with it. */
+	/* A revocation removes the region from its name, and ends the whole kept group. */
 	int fds[2] = {keep_region(dev, PAGE, 0, 2), keep_region(dev, PAGE, 0, 3)};
 
 	REQUIRE_OK(keep(dev, "both", fds, 2, 0));
@@ -362,7 +364,7 @@ TEST(limits, "bytes and names of a user, of an IPC namespace and of all")
 			CHECK_EQ(t_caps(dev).used_kept_bytes_ipc_ns, 3 * PAGE);
 			b = opaque_region(dev);
 			CHECK_ERR(keep(dev, "o", &b, 1, 0), EDQUOT);
-			/* In place of another it fits. */
+			/* As a replacement it fits. */
 			b = keep_region(dev, 2 * PAGE, 0, 2);
 			CHECK_OK(keep(dev, "a", &b, 1, TMESH_KEEP_REPLACE));
 			CHECK_ERR(keep(dev, "c", &a, 1, TMESH_KEEP_REPLACE), EDQUOT);
@@ -462,7 +464,7 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 	CHECK_EQ(k.gid, TEAM);
 	CHECK_EQ(k.mode, 0640);
 	team = k.id;
-	/* Root lists and drops, but is let in by nobody. */
+	/* Root may list and drop names, but is not admitted to open them. */
 	CHECK_ERR(open_of(dev, ALICE, "secret", R_READ), ENOENT);
 	T_CHILD(pid) {
 		t_become(BOB, BOB, 0);
@@ -473,7 +475,7 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 		CHECK_ERR(kept_drop_id(dev, secret), ENOENT);
 		CHECK_ERR(kept_drop_id(dev, 1ull << 40), ENOENT);
 		CHECK_ERR(kept_drop(dev, "secret"), ENOENT);
-		/* The name is free for others. */
+		/* Other users may use the name. */
 		fd = keep_region(dev, PAGE, 0, 2);
 		CHECK_OK(keep(dev, "secret", &fd, 1, 0));
 		CHECK_OK(kept_drop(dev, "secret"));
@@ -487,7 +489,7 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 		CHECK_ERR(open_of(dev, ALICE, "team", R_READ | R_WRITE), EACCES);
 		CHECK_ERR(open_of(dev, ALICE, "team", R_READ | R_MANAGE), EACCES);
 		CHECK_ERR(kept_drop_id(dev, team), EPERM);
-		/* Not his to keep. */
+		/* Only the owner of a region may keep it. */
 		CHECK_ERR(keep(dev, "stolen", &fd, 1, 0), EACCES);
 	}
 	t_wait(pid);
@@ -496,7 +498,7 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 	CHECK_ERR(kept_drop_id(dev, team), ENOENT);
 }
 
-TEST(not_owner, "whoever was handed MANAGE cannot keep another user's region")
+TEST(not_owner, "a receiver of MANAGE cannot keep another user's region")
 {
 	int dev = t_dev(), fd = keep_region(dev, PAGE, 0, 1);
 	pid_t pid;
@@ -569,7 +571,7 @@ TEST(list, "a list goes on where it stopped, in order of id")
 	}
 }
 
-TEST(lifetime, "what is kept for a time is gone after it; who holds it has it still")
+TEST(lifetime, "memory kept for a time is gone after it; its holders have it still")
 {
 	int dev = t_dev(), a = keep_region(dev, PAGE, 0, 1), b = keep_region(dev, PAGE, 0, 2);
 	struct tmesh_keep call = keep_call("short", &a, 1);
@@ -588,7 +590,7 @@ TEST(lifetime, "what is kept for a time is gone after it; who holds it has it st
 	CHECK_EQ(t_info(a).kept, 0);
 	CHECK(kept_find(dev, "long", &k));
 	CHECK_EQ(t_caps(dev).used_kept_names, 1);
-	/* A new time counts from now. */
+	/* The new lifetime counts from now. */
 	call = keep_call("long", &a, 1);
 	call.flags = TMESH_KEEP_REPLACE;
 	call.lifetime_ns = 1;
@@ -617,7 +619,7 @@ TEST(ipc_ns, "names are those of an IPC namespace, and go with its last process"
 		CHECK_OK(keep(dev, "here", &other, 1, 0));
 		CHECK_OK(keep(dev, "here", &other, 1, TMESH_KEEP_REPLACE));
 		close(other);
-		sleep(3); /* It stays as long as there is a process. */
+		sleep(3); /* The name stays as long as the namespace has a process. */
 		CHECK_EQ(kept_open(dev, "here", R_READ, 0, &other, 1), 1);
 		CHECK(keep_same(other, PAGE, 2));
 		CHECK_OK(kept_drop(dev, "here"));
@@ -626,7 +628,7 @@ TEST(ipc_ns, "names are those of an IPC namespace, and go with its last process"
 		t_hear(sv[1]);
 	}
 	t_hear(sv[0]);
-	/* Root of the system is shown all. */
+	/* Root in the initial namespace sees all names. */
 	CHECK(kept_find(dev, "there", &k));
 	t_say(sv[0]);
 	t_wait(pid);
@@ -673,7 +675,7 @@ TEST(view, "a view of a kept region holds it, and is none itself")
 	CHECK(keep_same(view, PAGE, 1));
 }
 
-/* How many there are it cannot be told either. */
+/* The answer cannot be written, so @count does not reach the caller either. */
 TEST(read_only_room,
      "an open with too little room, whose answer cannot be written back, gives EFAULT")
 {

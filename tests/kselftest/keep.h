@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Calls on kept regions, for the tests of them. As t.h's they return -1 with errno. */
+/*
+ * Calls on kept regions, for their tests. Like those of t.h they return -1 with errno.
+ */
 #ifndef TMESH_KSELFTEST_KEEP_H
 #define TMESH_KSELFTEST_KEEP_H
 
@@ -27,7 +29,7 @@ static inline int keep(int dev, const char *name, const int *fds, __u32 count, _
 	return ioctl(dev, TMESH_KEEP, &k);
 }
 
-/* How many regions were opened. */
+/* Open the regions of a name. Return their number. */
 static inline int kept_open(int dev, const char *name, __u32 rights, __u32 flags, int *fds,
 			    __u32 room)
 {
@@ -58,7 +60,7 @@ static inline int kept_drop_id(int dev, __u64 id)
 	return ioctl(dev, TMESH_KEPT_DROP, &d);
 }
 
-/* What the caller is shown after a cursor; returns how many were written. */
+/* List names after a cursor. Return the number of entries written. */
 static inline int kept_list(int dev, __u64 cursor, struct tmesh_kept *entries, __u32 room)
 {
 	struct tmesh_kept_list l = {
@@ -72,7 +74,7 @@ static inline int kept_list(int dev, __u64 cursor, struct tmesh_kept *entries, _
 	return ioctl(dev, TMESH_KEPT_LIST, &l) ? -1 : (int)l.count;
 }
 
-/* Is there a name among those that the caller is shown? */
+/* Test whether the caller's list has a name. */
 static inline bool kept_find(int dev, const char *name, struct tmesh_kept *kept)
 {
 	__u64 cursor = 0;
@@ -85,7 +87,7 @@ static inline bool kept_find(int dev, const char *name, struct tmesh_kept *kept)
 	return false;
 }
 
-/* A sealed region with a byte in each page, which is @value and the page's number. */
+/* Make a sealed region whose pages begin with the byte @value plus the number of the page. */
 static inline int keep_region(int dev, __u64 bytes, __u32 flags, unsigned char value)
 {
 	int fd = REQUIRE_OK(t_create(dev, bytes, flags));
@@ -99,7 +101,7 @@ static inline int keep_region(int dev, __u64 bytes, __u32 flags, unsigned char v
 	return fd;
 }
 
-/* Has it these bytes still? */
+/* Test whether a region still has these bytes. */
 static inline bool keep_same(int fd, __u64 bytes, unsigned char value)
 {
 	unsigned char *p = t_map(fd, bytes, PROT_READ);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-/* Kept regions and memory control groups: who pays for what stays, and what a group's limit takes.
+/*
+ * Kept regions and memory control groups: the group charged for them, and reclaim at its limit.
  */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -14,7 +16,7 @@
 #include "keep.h"
 
 #define CHILD CGROUP "/loader"
-/* What a processor has been charged for in advance, and what the test itself takes. */
+/* Bytes that processors are charged for in advance, and those of the test itself */
 #define SLACK ((long)(2 * MB))
 
 static bool is_kept(int dev, const char *name)
@@ -32,7 +34,7 @@ static void leave(int dev, const char *name, __u64 bytes)
 	close(fd);
 }
 
-/* Charges that are given back come a little later. */
+/* Wait until a group's charges fall below @bytes: they are released a little later. */
 static bool falls_below(const char *group, long bytes)
 {
 	for (int i = 0; i < 6000 && cgroup_charged(group) >= bytes; i++)
@@ -63,7 +65,7 @@ TEST(removed, "a loader's group that is removed leaves the charge of what it kep
 	cgroup_remove(CHILD);
 	CHECK(is_kept(dev, "weights"));
 	CHECK(cgroup_charged(CGROUP) - before >= (long)bytes - SLACK);
-	/* Another loader uses it, and pays nothing for that. */
+	/* Another loader uses it and is not charged. */
 	T_CHILD(pid) {
 		int fd;
 
@@ -101,7 +103,7 @@ TEST(removed_memfd,
 		memset(p, 3, bytes);
 		t_send_fd(pair[0], fd);
 	}
-	/* As a keeper has it, which is in no group of the loader's. */
+	/* The keeper holds it, and is in no control group of the loader. */
 	fd = t_recv_fd(pair[1]);
 	t_wait(pid);
 	cgroup_remove(CHILD);
@@ -125,7 +127,7 @@ TEST(limit, "at a group's limit a new region takes what was kept from the group,
 		REQUIRE_OK(keep(dev, "held", &held, 1, 0));
 		leave(dev, "older", 8 * MB);
 		leave(dev, "newer", 16 * MB);
-		/* What went first is enough. */
+		/* Reclaiming the first name frees enough. */
 		CHECK_OK(fd = t_create(dev, 28 * MB, 0));
 		CHECK(!is_kept(dev, "older"));
 		CHECK(is_kept(dev, "newer"));
@@ -140,6 +142,79 @@ TEST(limit, "at a group's limit a new region takes what was kept from the group,
 	CHECK(is_kept(dev, "held"));
 	t_drop_kept();
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
+	cgroup_remove(CGROUP);
+}
+
+static void leave_memfd(int dev, const char *name, size_t bytes)
+{
+	int memfd = REQUIRE_OK(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
+	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = memfd};
+	void *p;
+
+	REQUIRE_OK(ftruncate(memfd, (off_t)bytes));
+	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+	REQUIRE(p != MAP_FAILED);
+	memset(p, 3, bytes);
+	munmap(p, bytes);
+	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
+	REQUIRE_OK(ioctl(dev, TMESH_CREATE_MEMFD, &c));
+	close(memfd);
+	REQUIRE_OK(t_seal(c.fd));
+	REQUIRE_OK(keep(dev, name, &c.fd, 1, 0));
+	close(c.fd);
+}
+
+TEST(limit_memfd, "at a group's limit as many kept groups of memfds go as a new region needs")
+{
+	int dev = t_dev();
+	pid_t pid;
+
+	T_CHILD(pid) {
+		cgroup_enter(CGROUP, "67108864");
+		leave_memfd(dev, "first", 8 * MB);
+		leave_memfd(dev, "second", 8 * MB);
+		leave_memfd(dev, "third", 8 * MB);
+		leave_memfd(dev, "fourth", 8 * MB);
+		/* The first name is reclaimed before the call fails. */
+		CHECK_OK(t_create(dev, 36 * MB, 0));
+		CHECK(!is_kept(dev, "first"));
+		CHECK(is_kept(dev, "third"));
+		CHECK(is_kept(dev, "fourth"));
+		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
+	}
+	t_wait(pid);
+	t_drop_kept();
+	cgroup_remove(CGROUP);
+}
+
+TEST(limit_beside,
+     "at a group's limit what a region needs beside its pages takes what nobody holds")
+{
+	struct rlimit files = {1 << 19, 1 << 19};
+	int dev = t_dev();
+	pid_t pid;
+
+	T_CHILD(pid) {
+		int handle, fd, why, out = REQUIRE_OK(open(CGROUPS "/cgroup.procs", O_WRONLY));
+
+		REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
+		cgroup_enter(CGROUP, "8388608");
+		leave(dev, "idle", 2 * MB);
+		handle = REQUIRE_OK(t_create(dev, PAGE, 0));
+		/* Handles reclaim nothing, and the last one needs more pages than the group has. */
+		while (t_derive(handle, R_READ, 0) >= 0)
+			;
+		why = errno;
+		fd = t_create(dev, PAGE, 0);
+		/* The following code needs memory of the process. */
+		REQUIRE(write(out, "0", 1) == 1);
+		CHECK_EQ(why, ENOMEM);
+		CHECK_OK(fd);
+		CHECK(!is_kept(dev, "idle"));
+		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
+	}
+	t_wait(pid);
+	t_drop_kept();
 	cgroup_remove(CGROUP);
 }
 
@@ -174,8 +249,8 @@ TEST(limit_pinned, "what the kernel has of it keeps it from its group, too, unti
 }
 
 /*
- * The kernel asks shrinkers that have no list for each group only when the machine is short of
- * memory. This says so before an OOM kill does.
+ * The kernel calls shrinkers without per-cgroup lists only when the machine is short of memory.
+ * This test documents that, before an OOM kill surprises a user.
  */
 TEST(limit_of_others, "at a group's limit what processes need takes nothing of what is kept")
 {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
-/* Kept regions when the machine needs memory: what goes, in which order, and what never does. */
+/*
+ * Kept regions when the machine needs memory: which are reclaimed, in which order, and which never
+ * are.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +16,7 @@
 
 #define CHUNK (16 * MB)
 
-/* All shrinkers are asked for all that they have, as long as they give much; ours gives one. */
+/* Call all shrinkers, again and again while they free much. Ours frees one name. */
 static void drop_caches(void)
 {
 	for (int i = 0; i < 10; i++)
@@ -27,7 +30,7 @@ static bool is_kept(int dev, const char *name)
 	return kept_find(dev, name, &k);
 }
 
-/* Keeps a new region that nobody holds. */
+/* Keep a new region without holders. */
 static void leave(int dev, const char *name, __u64 bytes, __u32 flags)
 {
 	int fd = keep_region(dev, bytes, flags, 3);
@@ -36,7 +39,7 @@ static void leave(int dev, const char *name, __u64 bytes, __u32 flags)
 	close(fd);
 }
 
-TEST(unheld, "what nobody holds is taken, in whole bundles, and its memory and charge are back")
+TEST(unheld, "what nobody holds is taken, in whole kept groups, and its memory and charge are back")
 {
 	int dev = t_dev(), fds[4], got, i;
 	__u64 huge = t_has_huge(dev) ? 4 * MB : 0;
@@ -47,7 +50,7 @@ TEST(unheld, "what nobody holds is taken, in whole bundles, and its memory and c
 	for (i = 0; i < 4; i++)
 		fds[i] = keep_region(dev, MB, 0, i);
 	REQUIRE_OK(keep(dev, "bundle", fds, 4, 0));
-	/* One that is held keeps the others. */
+	/* A held region protects the others of its name. */
 	for (i = 1; i < 4; i++)
 		close(fds[i]);
 	drop_caches();
@@ -65,7 +68,7 @@ TEST(unheld, "what nobody holds is taken, in whole bundles, and its memory and c
 	CHECK_EQ(t_caps(dev).used_kept_bytes, 0);
 }
 
-TEST(held, "what is held stays: by a handle, a mapping, an export, a view; by who opened it")
+TEST(held, "held memory stays: by a handle, a mapping, an export, a view, an opener")
 {
 	int dev = t_dev(), fd, fds[2], dmabuf, view;
 	struct tmesh_extent e;
@@ -150,11 +153,10 @@ TEST(memfd, "a memfd that goes with the others gives its pages back at its regio
 		usleep(1000);
 }
 
-/* A second in all, of which half may pass until it is looked at. */
-TEST(lingering, "what lingers for a token under way is not taken before that has ended")
+/* The hold lasts a second, of which half may pass before the first look. */
+TEST(held_for_token, "memory held for a token under way is not taken before that has ended")
 {
-	struct tmesh_create c = {
-		.size = sizeof(c), .bytes = PAGE, .linger_ms = TMESH_LINGER_MAX_MS};
+	struct tmesh_create c = {.size = sizeof(c), .bytes = PAGE, .hold_ms = TMESH_HOLD_MAX_MS};
 	int dev = t_dev(), late = 0;
 	__u8 token[TMESH_TOKEN_BYTES];
 	double since;
@@ -163,20 +165,20 @@ TEST(lingering, "what lingers for a token under way is not taken before that has
 		REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c));
 		REQUIRE_OK(t_seal(c.fd));
 		REQUIRE_OK(t_token(c.fd, R_READ, token));
-		REQUIRE_OK(keep(dev, "lingering", &c.fd, 1, 0));
+		REQUIRE_OK(keep(dev, "holding", &c.fd, 1, 0));
 		since = t_now();
 		close(c.fd);
 		REQUIRE(t_write_file("/proc/sys/vm/drop_caches", "2"));
-		if (is_kept(dev, "lingering"))
+		if (is_kept(dev, "holding"))
 			break;
-		CHECK(t_now() - since >= TMESH_LINGER_MAX_MS / 2000.0);
+		CHECK(t_now() - since >= TMESH_HOLD_MAX_MS / 2000.0);
 	} while (++late < 3 && !t_failed());
 	t_note("%d times it had ended before", late);
-	while (is_kept(dev, "lingering"))
+	while (is_kept(dev, "holding"))
 		drop_caches();
 }
 
-/* Giving it up would free nothing of the machine's. */
+/* The end of an opaque region frees no memory of the machine. */
 TEST(opaque, "an opaque region is not taken for the machine's memory")
 {
 	int dev = t_dev(), null = REQUIRE_OK(open("/dev/null", O_RDWR | O_CLOEXEC));
@@ -187,7 +189,7 @@ TEST(opaque, "an opaque region is not taken for the machine's memory")
 	close(i.fd);
 	drop_caches();
 	CHECK(is_kept(dev, "opaque"));
-	/* Nor when another is, which was used later. */
+	/* Nor is it ended when another name is, which was used later. */
 	leave(dev, "pages", PAGE, 0);
 	drop_caches();
 	CHECK(is_kept(dev, "opaque"));
@@ -195,16 +197,16 @@ TEST(opaque, "an opaque region is not taken for the machine's memory")
 	CHECK_OK(kept_drop(dev, "opaque"));
 }
 
-/* Takes memory until a name is gone, which has to be before another is. */
+/* Use up memory until a name is gone. It must go before another one does. */
 static void eat_until_gone(int dev, const char *name, const char *before)
 {
 	bool later = true;
 
 	__u64 most = t_meminfo("MemTotal") * KB, eaten = 0;
 
-	/* Who is to be killed where it goes wrong. */
+	/* If this goes wrong, the OOM killer should choose this process. */
 	REQUIRE(t_write_file("/proc/self/oom_score_adj", "1000"));
-	/* The later one is looked at first: both may go meanwhile. */
+	/* Check the later one first: both may end between the two checks. */
 	while (later = is_kept(dev, before), is_kept(dev, name) && eaten < most) {
 		char *p = mmap(NULL, CHUNK, PROT_READ | PROT_WRITE,
 			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -219,7 +221,9 @@ static void eat_until_gone(int dev, const char *name, const char *before)
 
 #define POOL "/proc/sys/vm/nr_hugepages"
 
-/* Gives the pool of huge pages half of what is free: it takes memory without writing to it. */
+/*
+ * Give the pool of huge pages half of the free memory. That uses memory up without writing to it.
+ */
 static void fill_pool(char *before, size_t room)
 {
 	char pages[24];
@@ -238,12 +242,12 @@ TEST(pressure, "a machine short of memory takes what was used longest ago, and w
 	char pool[24] = "";
 	pid_t pid;
 
-	/* Half of an emulated machine's memory is written to once: that takes minutes. */
+	/* Writing to half of an emulated machine's memory takes minutes. */
 	leave(dev, "newer", bytes, 0);
 	leave(dev, "oldest", bytes, 0);
 	held = keep_region(dev, bytes, 0, 9);
 	REQUIRE_OK(keep(dev, "held", &held, 1, 0));
-	/* To open it is to use it. */
+	/* Opening a name counts as a use. */
 	REQUIRE(kept_open(dev, "newer", R_READ, 0, &got, 1) == 1);
 	CHECK(keep_same(got, bytes, 3));
 	close(got);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* Leases: when they lapse, what ends with them, and what their holders see. */
+/*
+ * Leases: when they lapse, which claims end with them, and what their holders observe.
+ */
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -141,7 +143,7 @@ static int say(int handle, __u64 value)
 	return ioctl(handle, TMESH_SIGNAL, &s);
 }
 
-/* Without end. */
+/* Wait without a timeout. */
 static int await(int handle, __u64 value)
 {
 	struct tmesh_wait w = {.size = sizeof(w), .value = value, .timeout_ns = -1};
@@ -197,7 +199,7 @@ TEST(seen, "a lease's period and what is left of it are shown")
 
 		CHECK_EQ(got, want);
 		lease_touch(&l);
-		/* Nobody has looked at so long a one since, but who asks knows. */
+		/* No walk has looked at so long a lease since, but a query reads its counter. */
 		if (want == TMESH_LEASE_MAX_NS)
 			CHECK_EQ(t_info(derived).lease_left_ns, want);
 		struct lease second = lease_map(again);
@@ -432,7 +434,7 @@ TEST(file, "a lease file maps its first page, and its second for reading only")
 	CHECK_EQ(lease_state(&l), TMESH_LEASE_LAPSED);
 }
 
-TEST(others, "whoever was given the lease file keeps the lease alive")
+TEST(others, "a receiver of the lease file keeps the lease alive")
 {
 	int fd = region(BYTES), sv[2];
 	struct lease l = lease_put(fd, 5000 * MS);
@@ -454,7 +456,7 @@ TEST(others, "whoever was given the lease file keeps the lease alive")
 	await_end(&l, fd);
 }
 
-TEST(revoked, "a revocation is told before it takes anything away")
+TEST(revoked, "a revocation sends its notice before it takes anything away")
 {
 	int fd = region(BYTES), other = REQUIRE_OK(t_derive(fd, R_READ, 0));
 	struct lease l = lease_put(other, 0);
@@ -539,7 +541,7 @@ TEST(threads, "a process ends with its last thread, not with its first")
 
 static void *become_another(void *arg)
 {
-	/* The process goes on, with another program and without its first thread. */
+	/* The process goes on with another program and without its first thread. */
 	execl("/proc/self/exe", "lease", EXEC_SLEEP, NULL);
 	_exit(1);
 }
@@ -593,7 +595,7 @@ TEST(closed, "leases of closed handles, and of files closed in any order, leave 
 		}
 		close(dev);
 	}
-	/* One that the test before had may have gone only now. */
+	/* A lease of the test before may have been freed only now. */
 	CHECK(leases() <= before);
 }
 
@@ -660,7 +662,7 @@ TEST(alone, "poll tells the last holder of a region that it is alone")
 	await_poll(pid);
 	close(dmabuf);
 	t_wait(pid);
-	/* Who has lapsed holds nothing any more. */
+	/* A lapsed holder does not count as a holder any more. */
 	other = REQUIRE_OK(t_derive(fd, R_READ, 0));
 	l = lease_put(other, TMESH_LEASE_MIN_NS);
 	dmabuf = t_export(other, 0, 0, 0);

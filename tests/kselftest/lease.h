@@ -69,7 +69,7 @@ static inline int pidfd_of(pid_t pid)
 	return REQUIRE_OK(syscall(SYS_pidfd_open, pid, 0));
 }
 
-/* A process whose end ends leases. */
+/* Fork a process for leases to end with. */
 static inline pid_t sleeper(void)
 {
 	pid_t pid = t_fork();
@@ -122,7 +122,7 @@ static inline int polled(int fd, int timeout_ms)
 	return p.revents;
 }
 
-/* Waits until a process sleeps in poll(). */
+/* Wait until a process sleeps in poll(). */
 static inline void await_poll(pid_t pid)
 {
 	char path[40], text[200];
@@ -137,7 +137,7 @@ static inline void await_poll(pid_t pid)
 	CHECK(!"asleep");
 }
 
-/* Waits until a lease is not live any more, and all mappings that shared it are gone. */
+/* Wait until a lease is not live any more, and all mappings that shared it are gone. */
 static inline void await_end(const struct lease *l, int handle)
 {
 	struct tmesh_holders list = {.size = sizeof(list),
@@ -147,7 +147,10 @@ static inline void await_end(const struct lease *l, int handle)
 	while (lease_state(l) == TMESH_LEASE_LIVE)
 		REQUIRE(poll(&(struct pollfd){.fd = l->fd}, 1, 60000) == 1);
 	REQUIRE(poll(&p, 1, 60000) == 1 && p.revents & POLLHUP);
-	/* That was told before anything was taken away. The list of holders waits for the end. */
+	/*
+	 * The state changes before mappings are taken away. TMESH_HOLDERS waits until they are
+	 * gone.
+	 */
 	REQUIRE_OK(ioctl(handle, TMESH_HOLDERS, &list));
 }
 

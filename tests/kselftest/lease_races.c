@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * Races about leases: touches that come late; threads that read, fault, map, derive, export, fork
- * and close while the lease lapses, its process ends, its region is revoked or everything is
- * closed.
+ * Races about leases. Touches come late. Threads read, fault, map, derive, export, fork and close
+ * while the lease lapses, its process ends, its region is revoked, or everything is closed.
  *
- * A round's lease is bound to a process, whose end is quick to come, or has the shortest period.
+ * The lease of a round is bound to a process, which ends soon, or has the shortest period.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -38,7 +37,10 @@ static unsigned int own_seed(struct subject *s)
 	return __atomic_add_fetch(&s->seed, 0x9e3779b9, __ATOMIC_RELAXED) | 1;
 }
 
-/* The reader's rule: use the data, then load the state; what was read before LIVE is true. */
+/*
+ * Read by the reader's rule: use the data, then load the state. Data read before a LIVE state is
+ * valid.
+ */
 static void *reader(void *arg)
 {
 	struct subject *s = arg;
@@ -78,8 +80,11 @@ static void *mapper(void *arg)
 
 	while (!stopped(s)) {
 		unsigned char *q = t_map(s->handle, BYTES, t_random(&seed) % 2 ? RW : PROT_READ);
-		/* A hole at its beginning would be one with what is free before it, and another
-		 * thread's mapping, say a stack, could reach into it before all of it goes. */
+		/*
+		 * Make no hole at the beginning: it would join the free range before it. Another
+		 * thread's mapping, say a stack, could then reach into it before the whole range is
+		 * unmapped.
+		 */
 		size_t at = (1 + t_random(&seed) % (BYTES / PAGE - 5)) * PAGE;
 
 		if (q == MAP_FAILED) {
@@ -234,7 +239,7 @@ TEST(close, "leases that are closed while they lapse, and put on while their pro
 			CHECK_EQ(errno, ESRCH);
 			late++;
 		} else if (round % 3 == 0) {
-			/* However it ended: it must not be missed. */
+			/* However the lease ended, poll() must report it. */
 			REQUIRE(poll(&(struct pollfd){.fd = lease}, 1, 60000) == 1);
 			lived++;
 		}
@@ -256,7 +261,7 @@ static double longer(double a, double b)
 	return a > b ? a : b;
 }
 
-/* Touches many leases of the shortest period, each about when it lapses, until all have. */
+/* Touch many leases of the shortest period, each about when it would lapse, until all have. */
 static void *touch_late(void *arg)
 {
 	int dev = *(int *)arg, live = TOUCHED;
@@ -280,7 +285,7 @@ static void *touch_late(void *arg)
 		if (s->handle < 0 || before < s->due)
 			continue;
 		lease_touch(&s->lease);
-		/* From the last touch to this one at most, and from this one to the look at it. */
+		/* The longest time between two touches, and from this touch to the look at it. */
 		s->gap = longer(s->gap, t_now() - s->last);
 		state = lease_state(&s->lease);
 		s->gap = longer(s->gap, t_now() - before);

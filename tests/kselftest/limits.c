@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* What may be held, by one user and by all, and how long without a holder. */
+/*
+ * Limits of one user and of all users, and how long regions without holders stay.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +12,7 @@
 #include <sys/resource.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <sys/stat.h>
 
@@ -46,7 +49,7 @@ TEST(caps, "CAPS shows the limits in force, and what this user has")
 	CHECK_EQ(q.max_pins_per_uid, t_limit("max_pins_per_uid"));
 	CHECK_EQ(q.max_handles, t_limit("max_handles"));
 	CHECK_EQ(q.max_pins, t_limit("max_pins"));
-	/* The system's own namespace may have all that there may be. */
+	/* The initial namespace has the limits of the system. */
 	CHECK_EQ(q.max_bytes_per_ipc_ns, t_limit("max_bytes"));
 	CHECK_EQ(q.max_regions_per_ipc_ns, t_limit("max_regions"));
 	CHECK_EQ(q.max_handles_per_ipc_ns, t_limit("max_handles"));
@@ -115,6 +118,55 @@ TEST(bytes, "EDQUOT past the bytes of a user, each user apart, memfds too")
 	close(mine);
 }
 
+/* Create a region, and put one page of each 2 MiB into a pipe, which pins all 2 MiB. */
+static int create_and_splice(int dev, int pipe, __u64 bytes)
+{
+	int fd = t_create(dev, bytes, 0);
+	struct iovec io;
+	char *p;
+
+	if (fd < 0)
+		return -1;
+	p = t_map(fd, bytes, PROT_READ);
+	REQUIRE(p != MAP_FAILED);
+	for (__u64 at = 0; at < bytes; at += HUGE) {
+		io = (struct iovec){p + at, PAGE};
+		REQUIRE(vmsplice(pipe, &io, 1, 0) == PAGE);
+	}
+	munmap(p, bytes);
+	return close(fd);
+}
+
+TEST(spliced, "pages that are pinned when their region ends are charged until the pin ends")
+{
+	__u64 bytes = 4 * HUGE, each = t_has_huge(t_dev()) ? bytes : 4 * PAGE;
+	pid_t pid;
+
+	t_set_limit("max_bytes_per_uid", 2 * bytes);
+	T_CHILD(pid) {
+		int dev, fd, pipes[2];
+
+		t_become(ALICE, ALICE, 0);
+		dev = t_dev();
+		REQUIRE_OK(pipe(pipes));
+		CHECK_OK(create_and_splice(dev, pipes[1], bytes));
+		CHECK_EQ(t_caps(dev).used_regions, 0);
+		CHECK_EQ(t_caps(dev).used_bytes, each);
+		CHECK_OK(create_and_splice(dev, pipes[1], bytes));
+		CHECK_EQ(t_caps(dev).used_bytes, 2 * each);
+		CHECK_ERR(fd = t_create(dev, 2 * bytes, 0), EDQUOT);
+		if (fd >= 0)
+			close(fd);
+		close(pipes[0]);
+		close(pipes[1]);
+		for (int i = 0; i < 60000 && t_caps(dev).used_bytes; i++)
+			usleep(1000);
+		CHECK_EQ(t_caps(dev).used_bytes, 0);
+		CHECK_OK(t_create(dev, 2 * bytes, 0));
+	}
+	t_wait(pid);
+}
+
 TEST(regions, "EDQUOT past the regions of a user")
 {
 	int dev = t_dev(), fds[3];
@@ -129,7 +181,7 @@ TEST(regions, "EDQUOT past the regions of a user")
 	CHECK_OK(t_create(dev, PAGE, 0));
 }
 
-/* With room for three handles, of which one may pin, and two regions of a page. */
+/* Check limits of three handles, one pinning handle, and two regions of a page. */
 static void try_counts(void)
 {
 	int dev = t_dev(), fd, pin, other;
@@ -164,7 +216,7 @@ static void try_counts(void)
 	CHECK_EQ(q.used_regions, 2);
 }
 
-/* Sets what try_counts() expects on one level. */
+/* Set the limits that try_counts() expects on one level. */
 static void set_counts(const char *level)
 {
 	static const struct {
@@ -198,7 +250,7 @@ TEST(counts_ipc_ns, "EDQUOT past all limits of an IPC namespace, of all its user
 	pid_t pid;
 
 	set_counts("_per_ipc_ns");
-	/* The system's own namespace is not meant. */
+	/* This limit does not apply to the initial namespace. */
 	int mine = REQUIRE_OK(t_create(t_dev(), MB, 0));
 
 	for (int i = 0; i < 2; i++) {
@@ -448,7 +500,7 @@ TEST(memcg_charge, "a region is charged to its creator's memory cgroup, which IN
 		fd = REQUIRE_OK(t_create(dev, 16 * MB, 0));
 		REQUIRE_OK(stat(CGROUP, &st));
 		CHECK_EQ(t_info(fd).cgroup_id, st.st_ino);
-		/* Each processor keeps a few pages that are charged in advance. */
+		/* Each processor is charged for a few pages in advance. */
 		CHECK(cgroup_charged(CGROUP) - before >= (long)(15 * MB));
 	}
 	t_wait(pid);
@@ -469,7 +521,7 @@ TEST(memcg_zeros, "where pages of zeros stand is charged to the memory cgroup as
 
 	T_CHILD(pid) {
 		struct tmesh_policy policy = {.size = sizeof(policy), .flags = TMESH_POLICY_ZERO};
-		/* An entry in each node of the index, of more than 500 bytes. */
+		/* One entry for each node of the xarray, which has more than 500 bytes */
 		size_t bytes = 64 * MB, step = 64 * PAGE, i;
 		volatile unsigned char *p;
 		long before;
@@ -490,33 +542,33 @@ TEST(memcg_zeros, "where pages of zeros stand is charged to the memory cgroup as
 	cgroup_remove(CGROUP);
 }
 
-/* Lingering */
+/* Holds */
 
-static int lingering(int dev, __u32 ms, __u8 *token)
+static int region_with_hold(int dev, __u32 ms, __u8 *token)
 {
-	struct tmesh_create c = {.size = sizeof(c), .bytes = MB, .linger_ms = ms};
+	struct tmesh_create c = {.size = sizeof(c), .bytes = MB, .hold_ms = ms};
 
 	REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c));
 	REQUIRE_OK(t_token(c.fd, R_READ, token));
 	return c.fd;
 }
 
-/* Clocks are not judged: a machine that stalls for a second proves nothing here. */
+/* Test whether the machine has stalled. Such a round proves nothing about time. */
 static bool too_late(double since)
 {
-	if (t_now() - since < TMESH_LINGER_MAX_MS / 1000.)
+	if (t_now() - since < TMESH_HOLD_MAX_MS / 1000.)
 		return false;
 	t_note("the machine stalled for a second; nothing learnt");
 	return true;
 }
 
-TEST(linger, "a token sent before the last handle closed is still good, then it ends")
+TEST(hold, "a token sent before the last handle closed is still good, then it ends")
 {
 	int dev = t_dev(), fd;
 	__u8 token[TMESH_TOKEN_BYTES];
 	double since;
 
-	fd = lingering(dev, TMESH_LINGER_MAX_MS, token);
+	fd = region_with_hold(dev, TMESH_HOLD_MAX_MS, token);
 	since = t_now();
 	close(fd);
 	fd = t_open(dev, token, R_READ, 0);
@@ -526,7 +578,7 @@ TEST(linger, "a token sent before the last handle closed is still good, then it 
 		CHECK_EQ(t_caps(dev).used_bytes, MB);
 	}
 	close(fd);
-	/* It is out of the list before all of it is given back. */
+	/* The region leaves the list before all of its memory is free. */
 	while ((t_listed(dev) || t_caps(dev).used_bytes || t_caps(dev).used_regions) &&
 	       t_now() - since < 60)
 		usleep(20000);
@@ -536,12 +588,12 @@ TEST(linger, "a token sent before the last handle closed is still good, then it 
 	CHECK_EQ(t_caps(dev).used_regions, 0);
 }
 
-TEST(linger_nobody, "nothing lingers where no token can come: none was made, or it was revoked")
+TEST(hold_nobody, "nothing is held where no token can come: none was made, or it was revoked")
 {
 	struct tmesh_create c = {
 		.size = sizeof(c),
 		.bytes = MB,
-		.linger_ms = TMESH_LINGER_MAX_MS,
+		.hold_ms = TMESH_HOLD_MAX_MS,
 	};
 	int dev = t_dev(), fd;
 	__u8 token[TMESH_TOKEN_BYTES];
@@ -549,19 +601,19 @@ TEST(linger_nobody, "nothing lingers where no token can come: none was made, or 
 	REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c));
 	close(c.fd);
 	CHECK_EQ(t_listed(dev), 0);
-	fd = lingering(dev, TMESH_LINGER_MAX_MS, token);
+	fd = region_with_hold(dev, TMESH_HOLD_MAX_MS, token);
 	REQUIRE_OK(t_revoke(fd));
 	close(fd);
 	CHECK_EQ(t_listed(dev), 0);
 }
 
-TEST(linger_mapping, "a mapping and an export hold back the linger")
+TEST(hold_mapping, "a mapping and an export put off the hold")
 {
 	int dev = t_dev(), fd, dmabuf;
 	__u8 token[TMESH_TOKEN_BYTES];
 	void *p;
 
-	fd = lingering(dev, 1, token);
+	fd = region_with_hold(dev, 1, token);
 	dmabuf = REQUIRE_OK(t_export(fd, 0, 0, 0));
 	p = t_map(fd, MB, PROT_READ);
 	close(fd);
@@ -573,9 +625,10 @@ TEST(linger_mapping, "a mapping and an export hold back the linger")
 	close(dmabuf);
 }
 
-TEST(lingered, "what has lingered is forgotten: its memory may be another region's by then")
+TEST(hold_ended,
+     "a region whose hold ended is forgotten: its memory may be another region's by then")
 {
-	struct tmesh_create c = {.size = sizeof(c), .bytes = PAGE, .linger_ms = 1};
+	struct tmesh_create c = {.size = sizeof(c), .bytes = PAGE, .hold_ms = 1};
 	__u8 token[TMESH_TOKEN_BYTES];
 	int dev = t_dev();
 
@@ -591,7 +644,7 @@ TEST(lingered, "what has lingered is forgotten: its memory may be another region
 	close(dev);
 }
 
-TEST(linger_ends, "a linger ends with the user's last open /dev/tmesh")
+TEST(hold_ends, "a hold ends with the user's last open /dev/tmesh")
 {
 	int root = t_dev(), sv[2];
 	double since;
@@ -606,7 +659,7 @@ TEST(linger_ends, "a linger ends with the user's last open /dev/tmesh")
 		t_become(ALICE, ALICE, 0);
 		dev = t_dev();
 		second = t_dev();
-		close(lingering(dev, TMESH_LINGER_MAX_MS, token));
+		close(region_with_hold(dev, TMESH_HOLD_MAX_MS, token));
 		close(dev);
 		t_say(sv[1]);
 		t_hear(sv[1]);
@@ -660,12 +713,12 @@ TEST(descriptors,
 	CHECK_EQ(after.used_bytes, before.used_bytes);
 	CHECK_EQ(t_info(h).exports, 0);
 	CHECK_EQ(t_info(h).gathers, 0);
-	/* None of them put a lease on it. */
+	/* No lease was put on it. */
 	CHECK_OK(t_derive(h, R_READ, 0));
 	CHECK_OK(t_token(h, R_READ, token));
 }
 
-TEST(linger_killed, "a killed process's lingering regions go with its device")
+TEST(hold_killed, "a killed process's region_with_hold regions go with its device")
 {
 	int root = t_dev(), sv[2];
 	double since;
@@ -676,7 +729,7 @@ TEST(linger_killed, "a killed process's lingering regions go with its device")
 		__u8 token[TMESH_TOKEN_BYTES];
 
 		t_become(ALICE, ALICE, 0);
-		lingering(t_dev(), TMESH_LINGER_MAX_MS, token);
+		region_with_hold(t_dev(), TMESH_HOLD_MAX_MS, token);
 		t_say(sv[1]);
 		pause();
 	}

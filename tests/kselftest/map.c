@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 /*
- * Mappings: how the kernel fills them, and what of the kernel can use them as ordinary
+ * Mappings: how the kernel fills them, and which parts of the kernel can use them like ordinary
  * memory.
  */
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +16,12 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
 
 #include "disk.h"
+#include "peer.h"
 #include "t.h"
 
 /* Newer than Debian 12's headers. */
@@ -216,7 +219,7 @@ TEST(flags, "mappings are left out of core dumps")
 	CHECK(told && strstr(flags, "dd") && strstr(flags, "sh") && !strstr(flags, "pf"));
 }
 
-/* Devices: the disk reads into a mapping and writes from it. */
+/* Devices: reads of the disk into a mapping and writes from it. */
 
 static unsigned char *plain(size_t bytes)
 {
@@ -270,7 +273,7 @@ TEST(direct_mixed, "O_DIRECT reads into and writes from mixed folios")
 	try_direct(0);
 }
 
-/* Just as much of io_uring as a fixed read needs. */
+/* The parts of io_uring that a fixed read needs. */
 
 struct ring {
 	int fd;
@@ -355,7 +358,10 @@ static void try_fixed(__u32 flags)
 	CHECK_EQ(pread(disk, b, BYTES, 0), BYTES);
 	CHECK_EQ(wrong_words(b, BYTES, 12), 0);
 
-	/* What is pinned outlives mapping, handle and revocation, and nobody sees it. */
+	/*
+	 * Pinned pages outlive the mapping, the handle and the revocation, but no process can see
+	 * them.
+	 */
 	CHECK_OK(t_revoke(fd));
 	munmap(p, BYTES);
 	close(fd);
@@ -462,7 +468,7 @@ static void try_vmsplice(__u32 flags)
 	fill(p, BYTES, 41);
 	REQUIRE_OK(pipe2(pipefd, O_CLOEXEC));
 	CHECK_EQ(vmsplice(pipefd[1], &io, 1, 0), 32 * KB);
-	/* The pipe has its own references, whatever becomes of ours. */
+	/* The pipe has references of its own. */
 	munmap(p, BYTES);
 	close(fd);
 	CHECK_EQ(read(pipefd[0], b, 32 * KB), 32 * KB);
@@ -481,7 +487,80 @@ TEST(vmsplice_huge, "vmsplice() lends huge pages to a pipe")
 	try_vmsplice(TMESH_CREATE_HUGE);
 }
 
-/* A fault that somebody else resolves could keep the pages' accounts from being true. */
+static void try_count(__u32 flags)
+{
+	int fd, peer = open_peer();
+	unsigned char *p = mapped(&fd, HUGE, flags), *q = t_map(fd, HUGE, PROT_READ);
+
+	REQUIRE(q != MAP_FAILED);
+	CHECK_EQ(t_read(p + PAGE), 0);
+	REQUIRE_OK(ioctl(peer, PEER_COUNT, p + PAGE));
+	CHECK_EQ(t_read(q + PAGE), SIGBUS);
+	REQUIRE_OK(ioctl(peer, PEER_UNCOUNT, p + PAGE));
+	CHECK_EQ(t_read(q + PAGE), 0);
+}
+
+TEST(count, "a page that is mapped too often is not mapped once more")
+{
+	try_count(TMESH_CREATE_NOHUGE);
+}
+
+TEST(count_huge, "the same of a huge page")
+{
+	try_count(TMESH_CREATE_HUGE);
+}
+
+#define MARKED (16 * PAGE)
+
+/* Make a mapping whose entries are markers of userfaultfd, as on kernels that do not refuse it. */
+static unsigned char *marked(void)
+{
+	struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_WP_ASYNC};
+	int fd = REQUIRE_OK(t_create(t_dev(), MARKED, TMESH_CREATE_NOHUGE)), peer = open_peer();
+	struct uffdio_writeprotect protect = {.mode = UFFDIO_WRITEPROTECT_MODE_WP};
+	struct uffdio_register r = {.mode = UFFDIO_REGISTER_MODE_WP};
+	unsigned char *p = t_map(fd, MARKED, RW);
+	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+
+	REQUIRE(p != MAP_FAILED);
+	if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api))
+		t_skip("this kernel's userfaultfd() protects nothing without being asked");
+	REQUIRE_OK(ioctl(peer, PEER_PLAIN, p));
+	r.range = (struct uffdio_range){(unsigned long)p, MARKED};
+	protect.range = r.range;
+	REQUIRE_OK(ioctl(uffd, UFFDIO_REGISTER, &r));
+	REQUIRE_OK(ioctl(uffd, UFFDIO_WRITEPROTECT, &protect));
+	REQUIRE_OK(ioctl(peer, PEER_SPECIAL, p));
+	return p;
+}
+
+TEST(markers, "markers of userfaultfd() are replaced: no fault goes on for ever")
+{
+	bool ended = false;
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		unsigned char *p = marked();
+		int ends[2];
+
+		REQUIRE_OK(pipe2(ends, O_CLOEXEC));
+		CHECK_EQ(t_read(p + PAGE), 0);
+		CHECK_EQ(write(ends[1], p + 3 * PAGE, 2 * PAGE), 2 * PAGE);
+		CHECK_EQ(t_write(p + 5 * PAGE, 1), 0);
+		CHECK_EQ(read(ends[0], p + 7 * PAGE, PAGE), PAGE);
+		CHECK_EQ(t_read(p + 15 * PAGE), 0);
+		t_exit();
+	}
+	/* If it does not end, it may not be killable either. */
+	for (int i = 0; i < 600 && !ended; i++) {
+		ended = waitpid(pid, NULL, WNOHANG) == pid;
+		usleep(100000);
+	}
+	CHECK(ended);
+	kill(pid, SIGKILL);
+}
+
+/* A fault that userfaultfd resolves could make the page counts wrong. */
 TEST(userfaultfd, "userfaultfd() is refused a region's mappings, asynchronous write protection too")
 {
 	static const __u64 asks[][2] = {

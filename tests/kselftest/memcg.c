@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* A memory control group: what is charged to it beside pages, and calls when it is full. */
+/*
+ * A memory control group: charges other than pages, and calls when the group is full.
+ */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +15,7 @@
 #include "peer.h"
 #include "t.h"
 
-/* Parts of a view that no two of them can be one entry of a table: the page goes back and forth. */
+/* Parts of a view that cannot be merged, because two pages alternate. */
 #define PARTS (1u << 16)
 
 TEST(tables, "what an importer needs to map an export is charged to its control group")
@@ -34,7 +36,7 @@ TEST(tables, "what an importer needs to map an export is charged to its control 
 		cgroup_enter(CGROUP, "max");
 		before = cgroup_charged(CGROUP);
 		REQUIRE_OK(peer_import(peer, export, 0));
-		/* At least 16 bytes for each. */
+		/* At least 16 bytes are charged for each. */
 		CHECK(cgroup_charged(CGROUP) - before >= (long)PARTS * 16);
 		peer_let_go(peer);
 	}
@@ -69,7 +71,7 @@ TEST(leases, "leases share what is looked at to find those that nobody touches")
 	cgroup_remove(CGROUP);
 }
 
-/* Calls until there is no memory left, which the caller lives to see. */
+/* Make calls until there is no memory left. The process must not be killed. */
 static void fill(int (*call)(int dev, int handle))
 {
 	struct rlimit files = {1 << 19, 1 << 19};
@@ -87,7 +89,7 @@ static void fill(int (*call)(int dev, int handle))
 		while (call(dev, handle) >= 0)
 			calls++;
 		why = errno;
-		/* What follows needs memory of the process's own. */
+		/* The following code needs memory of the process. */
 		REQUIRE(write(out, "0", 1) == 1);
 		CHECK_EQ(why, ENOMEM);
 		t_note("%ld calls", calls);
@@ -122,7 +124,7 @@ static int view(int dev, int handle)
 	static unsigned int views;
 	struct tmesh_extent part;
 
-	/* A source has so many views and no more. */
+	/* Use a new source when one has its most views. */
 	if (views++ % 512 == 0 && (source = t_create(dev, PAGE, 0)) < 0)
 		return -1;
 	(void)handle;
@@ -149,7 +151,7 @@ static int open_token(int dev, int handle)
 	return t_open(dev, token, R_READ, 0);
 }
 
-/* What is written to is there before: a touch is the process's own need. */
+/* Make this memory present: a fault would be charged to the process itself. */
 static char room[1 << 20];
 
 static void touch_room(void)
@@ -158,8 +160,10 @@ static void touch_room(void)
 		memset(room, 1, sizeof(room));
 }
 
-/* Beside regions that come to be more: of the last call it is told what it said when the group was
- * full, and that is ENOMEM where it has not just given all. */
+/*
+ * List regions while their number grows. The errno is that of the last call with the group full:
+ * ENOMEM, unless it has just listed all.
+ */
 static int list(int dev, int handle)
 {
 	struct tmesh_list l = {.size = sizeof(l),
@@ -226,8 +230,8 @@ TEST(open, "so does OPEN")
 }
 
 /*
- * A table of descriptors that is full. There is room for much, but not for one of twice as many;
- * what the tables before it had, half of that, may come back meanwhile.
+ * The table of descriptors is full. The group has room for much, but not for a table of twice the
+ * size. The memory of the tables before it, half of that, may be freed meanwhile.
  */
 #define FILES (1 << 18)
 #define ROOM (256 * KB)
@@ -248,7 +252,7 @@ TEST(table, "so does whatever needs a longer table of descriptors")
 		handle = REQUIRE_OK(t_create(dev, PAGE, 0));
 		while (REQUIRE_OK(dup(dev)) < FILES - 1)
 			;
-		/* For the files that are looked at here. */
+		/* Leave a descriptor for the files that are read here. */
 		close(FILES - 1);
 		REQUIRE(t_file_value("/proc/self/status", "FDSize", size, sizeof(size)));
 		CHECK_EQ(atoi(size), FILES);

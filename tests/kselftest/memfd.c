@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* TMESH_CREATE_MEMFD: which files serve, what they allow, what their holders may still do. */
+/*
+ * TMESH_CREATE_MEMFD: which files are accepted, their rights, and what their holders may still do.
+ */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -7,6 +9,7 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "drm.h"
 #include "stall.h"
@@ -66,7 +69,7 @@ TEST(shared, "a memfd's pages are the region's, both ways")
 	CHECK_ERR(mmap(NULL, BYTES + PAGE, PROT_READ, MAP_SHARED, h, 0), EINVAL);
 	CHECK_ERR(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, h, 0), EINVAL);
 
-	/* The region lives without the memfd, and the memfd without the region. */
+	/* The region outlives the memfd's descriptor, and the memfd outlives the region. */
 	close(memfd);
 	munmap(q, BYTES);
 	CHECK_EQ(p[BYTES - 1], 5);
@@ -147,7 +150,7 @@ TEST(read_only, "a descriptor that cannot write makes a handle that cannot")
 	CHECK_ERR(mprotect(t_map(h, BYTES, PROT_READ), BYTES, RW), EACCES);
 	CHECK_ERR(t_export(h, 0, 0, TMESH_EXPORT_WRITE), EACCES);
 	CHECK_OK(t_export(h, 0, 0, 0));
-	/* A memfd takes no seal by such a descriptor, and none by its region. */
+	/* A read-only descriptor cannot seal the memfd, and neither can its region. */
 	CHECK_ERR(t_seal(h), EBUSY);
 	CHECK_EQ(fcntl(memfd, F_GET_SEALS), F_SEAL_SHRINK);
 }
@@ -162,7 +165,7 @@ TEST(write_only, "a descriptor that cannot read makes no region")
 	CHECK_EQ(t_caps(dev).used_regions, 0);
 }
 
-/* Opens the file of a mapping again, as root may: /proc/self/map_files/START-END. */
+/* Open the file of a mapping again, as root may: /proc/self/map_files/START-END. */
 static int reopened(const void *p, size_t bytes)
 {
 	char path[80];
@@ -186,7 +189,7 @@ TEST(map_files,
 	p = t_map(c.fd, PAGE, PROT_READ);
 	REQUIRE(p != MAP_FAILED);
 	fd = REQUIRE_OK(reopened(p, PAGE));
-	/* By a read-only export as by a read-only handle, until the seal. */
+	/* Writes show through a read-only export as through a read-only handle, until the seal. */
 	export = REQUIRE_OK(t_export(c.fd, 0, 0, 0));
 	q = t_map(export, PAGE, PROT_READ);
 	REQUIRE(q != MAP_FAILED);
@@ -234,7 +237,7 @@ TEST(sealed_later, "a memfd sealed by its holder is not written through the regi
 	CHECK_ERR(t_export(h, 0, 0, TMESH_EXPORT_WRITE), EPERM);
 	CHECK_OK(t_export(h, 0, 0, 0));
 	CHECK(t_map(h, BYTES, PROT_READ) != MAP_FAILED);
-	/* Who was refused is no writer. */
+	/* A refused mapping does not count as a writer. */
 	CHECK_OK(t_seal(h));
 }
 
@@ -265,7 +268,7 @@ TEST(seal, "a seal seals the memfd too, EBUSY where that cannot be")
 	CHECK(p != MAP_FAILED && p[0] == 1);
 	CHECK_OK(t_derive(h, R_READ, TMESH_DERIVE_PIN));
 
-	/* A memfd that takes no more seals cannot be sealed through us. */
+	/* A memfd with F_SEAL_SEAL cannot be sealed by TMESH_SEAL. */
 	memfd = new_memfd(F_SEAL_SHRINK | F_SEAL_SEAL);
 	h = REQUIRE_OK(create(dev, memfd, 0, NULL));
 	CHECK_ERR(t_seal(h), EBUSY);
@@ -416,7 +419,7 @@ TEST(rights, "handles and tokens on a memfd region are as on any other")
 	CHECK_ERR(mprotect(p, BYTES, RW), EACCES);
 	close(h);
 	close(ro);
-	/* A mapping of a memfd is the memfd's: it holds pages, not the region. */
+	/* A mapping belongs to the memfd: it holds pages, not the region. */
 	CHECK_EQ(t_read(p), 0);
 	CHECK_EQ(t_listed(dev), 0);
 }
@@ -435,6 +438,37 @@ TEST(device, "a memfd region goes to a device and back")
 	q[5] = 5;
 	CHECK_EQ(p[MB + 5], 5);
 	CHECK_OK(vgem_close(vgem, handle));
+}
+
+#define SHARE 256
+
+TEST(share, "others leave half of a memfd's regions to its owner")
+{
+	struct rlimit files = {8 * SHARE, 8 * SHARE};
+	int dev = t_dev(), memfd = new_memfd(F_SEAL_SHRINK), sv[2];
+	pid_t pid;
+
+	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
+	t_pair(sv);
+	pid = t_fork();
+	if (!pid) {
+		int own;
+
+		t_become(1001, 1001, 0);
+		own = t_dev();
+		for (int i = 0; i < SHARE; i++)
+			REQUIRE_OK(create(own, memfd, PAGE, NULL));
+		CHECK_ERR(create(own, memfd, PAGE, NULL), EDQUOT);
+		t_say(sv[1]);
+		t_hear(sv[1]);
+		t_exit();
+	}
+	t_hear(sv[0]);
+	for (int i = 0; i < 3 * SHARE; i++)
+		REQUIRE_OK(create(dev, memfd, PAGE, NULL));
+	CHECK_ERR(create(dev, memfd, PAGE, NULL), EDQUOT);
+	t_say(sv[0]);
+	t_wait(pid);
 }
 
 int main(void)

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* TMESH_IMPORT of files that only their driver understands, and TMESH_OPAQUE. */
+/*
+ * TMESH_IMPORT of files that only their driver understands, and TMESH_OPAQUE.
+ */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -68,7 +70,7 @@ TEST(import, "a character device's file is held, and given back to who may write
 	CHECK_EQ(read(fd, &c, 1), 1);
 	CHECK_EQ(c, 0);
 	CHECK(same_file(fd, REQUIRE_OK(opaque(h))));
-	/* Who has the descriptor has it for good. */
+	/* The revocation does not take the descriptor away. */
 	CHECK_OK(t_revoke(h));
 	CHECK_ERR(opaque(h), ESTALE);
 	close(h);

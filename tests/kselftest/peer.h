@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* A device that imports dma-bufs as it is told: /dev/peer, which the guests load. */
+/*
+ * /dev/peer, a device that imports dma-bufs by ioctl. The guests load its module.
+ */
 #ifndef TMESH_KSELFTEST_PEER_H
 #define TMESH_KSELFTEST_PEER_H
 
 #include <fcntl.h>
+#include <unistd.h>
 #include <sys/ioctl.h>
 
 #include "../vm/peer/peer.h"
 #include "t.h"
 
-/* A device with nothing attached, or the test is skipped. */
+/* Open a device with nothing attached, or skip the test. */
 static inline int open_peer(void)
 {
 	int peer = open("/dev/peer", O_RDWR | O_CLOEXEC);
@@ -26,7 +29,27 @@ static inline int peer_import(int peer, int dmabuf, __u32 flags)
 	return ioctl(peer, PEER_IMPORT, &i);
 }
 
-/* Lets go of what was attached: nothing has this descriptor. */
+/* Fork a process that holds the reservation of a dma-buf until peer_release(). */
+static inline pid_t peer_hold(int peer, int dmabuf)
+{
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		ioctl(peer, PEER_HOLD, dmabuf);
+		_exit(0);
+	}
+	while (ioctl(peer, PEER_HELD) != 1)
+		usleep(1000);
+	return pid;
+}
+
+static inline void peer_release(int peer, pid_t holder)
+{
+	CHECK_OK(ioctl(peer, PEER_LET));
+	t_wait(holder);
+}
+
+/* Detach everything: no dma-buf has this descriptor. */
 static inline void peer_let_go(int peer)
 {
 	CHECK_ERR(peer_import(peer, -1, 0), EBADF);

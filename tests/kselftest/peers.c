@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * What the kernel's selftests check of files like ours, checked of ours. README.md lists what
- * was left out.
+ * The checks of the kernel's selftests for similar files, applied to those of tmesh. README.md
+ * lists the checks that were left out.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -59,7 +59,7 @@ TEST(udmabuf_good, "selftest udmabuf: test-4 a sealed memfd of whole pages is ta
 	CHECK_OK(t_export(REQUIRE_OK(memfd_region(memfd)), 0, 4 * PAGE, TMESH_EXPORT_WRITE));
 }
 
-/* What is written through the memfd afterwards is seen through slices of it. */
+/* Check that later writes through the memfd show in its slices. */
 static void check_migration(int h, char *p, size_t bytes, size_t step)
 {
 	memset(p, 'a', bytes);
@@ -193,7 +193,7 @@ struct gup_range {
 	__u32 flags;
 };
 
-/* The pinned pages are those that @fd shows, and stay so. */
+/* Check that the pinned pages are those of @fd, and stay so. */
 static void check_gup_of(int fd, size_t bytes, __u32 flags)
 {
 	int gup = open("/sys/kernel/debug/gup_test", O_RDWR | O_CLOEXEC);

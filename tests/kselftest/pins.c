@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Who has pages without a mapping when a region is sealed: pins, plain references, other devices'
- * buffers over the same memfd; and pages that are in the file no more.
+ * Pages in use without a mapping when a region is sealed: by pins, plain references, and other
+ * devices' buffers over the same memfd. Also pages that are not in the file any more.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -55,7 +55,7 @@ static bool memfd_sealed(int memfd)
 	return fcntl(memfd, F_GET_SEALS) & F_SEAL_WRITE;
 }
 
-/* A file with a page of 'X'. */
+/* Make a file with a page of 'X'. */
 static int source(void)
 {
 	int fd = REQUIRE_OK(memfd_create("source", MFD_CLOEXEC));
@@ -66,7 +66,7 @@ static int source(void)
 	return fd;
 }
 
-/* What held a page has let go, by and by. */
+/* Seal a region after its pins have ended. The last references go away with a delay. */
 static void check_seals_at_last(int h)
 {
 	int rc = t_seal(h);
@@ -124,7 +124,7 @@ TEST(hole, "EBUSY where the file's pages are not the region's any more, pinned o
 	CHECK_EQ(t_info(h).state, 0);
 	CHECK(!memfd_sealed(memfd));
 
-	/* A region of what is there now has what the file has. */
+	/* A new region has the file's present pages. */
 	close(h);
 	h = REQUIRE_OK(create(dev, memfd, 0));
 	check_seals_at_last(h);
@@ -157,7 +157,7 @@ TEST(stale, "EBUSY for a region whose memfd is sealed, but has other pages than 
 	CHECK_OK(t_seal(reader));
 }
 
-/* Whoever sealed it has looked for writers, of which there can be no more. */
+/* The seal by fcntl() has checked for writers, and there can be no new ones. */
 TEST(sealed_before,
      "readers' references on a memfd that is sealed already stop no seal, nor who joined before")
 {
@@ -176,7 +176,10 @@ TEST(sealed_before,
 	CHECK_EQ(t_info(reader).state, TMESH_STATE_SEALED);
 }
 
-/* A plain reference, as direct I/O takes before 6.3 and some filesystems take for ever. */
+/*
+ * Check a plain reference, as direct I/O takes before 6.3 and some filesystems take in all
+ * versions.
+ */
 static void check_plain(int h, int memfd, size_t at)
 {
 	unsigned char *p = t_map(memfd, at + PAGE, RW);
@@ -270,7 +273,7 @@ TEST(readers, "readers of a memfd stop no seal, however many and busy")
 		T_CHILD(pids[i]) {
 			unsigned char *q = t_map(i % 2 ? memfd : h, 4 * MB, PROT_READ);
 
-			/* A mapping by a file that can write counts as a writer's. */
+			/* A mapping through a file that can write counts as a writer. */
 			if (i % 2) {
 				munmap(q, 4 * MB);
 				q = t_map(read_only(memfd), 8 * MB, PROT_READ);
@@ -292,7 +295,7 @@ TEST(readers, "readers of a memfd stop no seal, however many and busy")
 		t_wait(pids[i]);
 }
 
-/* Threads that map and unmap a page on which somebody has a plain reference. */
+/* Threads that map and unmap a page which has a plain reference. */
 static bool over;
 
 static void *fork_on(void *arg)
@@ -325,7 +328,10 @@ static __u64 pinned(int h)
 	return info.pinned_bytes;
 }
 
-/* A look at the counts is what TMESH_INFO and a seal have in common; only the seal tries again. */
+/*
+ * Check that a reference is not hidden. TMESH_INFO and a seal share the look at the counts; only
+ * the seal tries again.
+ */
 static void check_hidden(__u32 flags, __u64 bytes)
 {
 	int dev = t_dev(), h = REQUIRE_OK(t_create(dev, bytes, flags)), ro, pipes[2];
@@ -384,8 +390,8 @@ TEST(many, "1,024 regions of one memfd at most: EDQUOT; readers' ones stop no se
 }
 
 /*
- * Somebody who gets write access while the seal looks at pages, pins one that it has passed
- * already, and is gone again before it ends.
+ * A thread that gets write access while the seal looks at pages, pins one that it has passed
+ * already, and is gone before it ends
  */
 struct passing {
 	int (*open)(int dev, int memfd, int handle);
@@ -451,7 +457,7 @@ static void check_passing(int (*open)(int, int, int), bool over_memfd)
 		}
 		p.ring = ring_open();
 		p.pinned = false;
-		/* The first time nobody disturbs it, to see how long it takes. */
+		/* The first round is undisturbed, to measure its time. */
 		p.delay = round ? span * (t_random(&seed) % 1000) / 1000 : 1;
 		REQUIRE(!pthread_barrier_init(&p.gate, NULL, 2));
 		REQUIRE(!pthread_create(&thread, NULL, pass_by, &p));
@@ -496,7 +502,7 @@ TEST(passing_region, "the same by way of another region of the memfd")
 	check_passing(another_region, true);
 }
 
-/* A seal that is killed, in the middle of its look at least once, has changed nothing. */
+/* Check that a killed seal has changed nothing. Kill it in the middle of its look at least once. */
 static void check_killed(bool over_memfd)
 {
 	double until = t_now() + 40, span = 0;

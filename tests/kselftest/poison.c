@@ -22,12 +22,12 @@
 #define RW (PROT_READ | PROT_WRITE)
 #define BYTES (2 * HUGE)
 #define BAD 5	  /* the page with the error */
-#define GOOD 7	  /* one beside it, in the same 2 MiB */
-#define OTHER 700 /* one in other 2 MiB */
+#define GOOD 7	  /* a good page in the same 2 MiB */
+#define OTHER 700 /* a page in other 2 MiB */
 
 static int dev;
 
-/* How the kernel deals with the error does not matter: the page is marked in any case. */
+/* Mark a page as bad. It is marked however the kernel handles the error. */
 static void poison(int fd)
 {
 	unsigned char *p = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, BAD * PAGE);
@@ -41,7 +41,7 @@ static void poison(int fd)
 	munmap(p, PAGE);
 }
 
-/* The same by an error that no call of ours is told of, as the hardware makes them. */
+/* The same by an error that tmesh is not notified of, like an error of the hardware. */
 static void poison_behind(int fd)
 {
 	unsigned char *p = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, BAD * PAGE);
@@ -77,7 +77,7 @@ static unsigned char *view(int fd, int prot)
 	return p;
 }
 
-/* Waits until a holder is told. */
+/* Wait until poll() reports POLLPRI to a holder. */
 static bool told(int h)
 {
 	struct pollfd p = {.fd = h, .events = POLLPRI};
@@ -111,9 +111,9 @@ static void try_fault(__u32 flags)
 	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", ro);
 	CHECK(t_file_value(path, "tmesh-state", value, sizeof(value)) &&
 	      !strcmp(value, "poisoned"));
-	/* What was mapped before has been taken away. */
+	/* The old mapping has been taken away. */
 	is_bad(p);
-	/* Nor is it mapped with the good ones beside it, which are there by now. */
+	/* Mapping the good pages beside it has not mapped the bad one. */
 	CHECK_EQ(t_write(p + BAD * PAGE, 'b'), SIGBUS);
 	CHECK_EQ(t_read(q + BAD * PAGE), SIGBUS);
 	CHECK_EQ(t_write(p + GOOD * PAGE, 'h'), 0);
@@ -128,7 +128,7 @@ static void try_fault(__u32 flags)
 	CHECK_EQ(t_read(q + (BAD + 1) * PAGE), SIGBUS);
 }
 
-TEST(fault, "a touch of a bad page is a SIGBUS, of pages beside it is none; holders are told")
+TEST(fault, "a touch of a bad page is a SIGBUS, of pages beside it is none; holders get POLLPRI")
 {
 	try_fault(TMESH_CREATE_NOHUGE);
 }
@@ -184,7 +184,7 @@ TEST(gup_huge, "nor one within 2 MiB")
 	try_gup(TMESH_CREATE_HUGE);
 }
 
-/* By pins of its own, GUP-fast first, which finds what is mapped. */
+/* Direct I/O: it pins pages itself, first by GUP-fast, which finds mapped pages. */
 static void try_direct(__u32 flags)
 {
 	int disk = open_disk(), h = region(flags);
@@ -217,7 +217,10 @@ static void try_private(__u32 flags)
 	int h = region(flags);
 	unsigned char *p;
 
-	/* Before: the kernel keeps a reference on such a page, which looks like a pin. */
+	/*
+	 * Seal it before the error: the kernel keeps a reference on a bad page, which looks like a
+	 * pin.
+	 */
 	REQUIRE_OK(t_seal(h));
 	poison(h);
 	p = mmap(NULL, BYTES, RW, MAP_PRIVATE, h, 0);
@@ -272,8 +275,8 @@ TEST(importer_memfd, "nor one of a memfd")
 }
 
 /*
- * vivid captures by the kernel's own mapping of an export (vmap), which cannot be refused: the core
- * warns then. It gets zeros that belong to nobody, and the region is not written.
+ * vivid captures through a kernel mapping of an export (vmap). A refusal would make the core warn,
+ * so the mapping is of a zeroed dummy page, and the region is not written.
  */
 static void try_capture(__u32 flags)
 {
@@ -308,7 +311,7 @@ TEST(capture_huge, "nor one within 2 MiB")
 	try_capture(TMESH_CREATE_HUGE);
 }
 
-/* The same mapping was there before the error: it goes on, and holds the memory until it ends. */
+/* The same mapping existed before the error: it stays, and holds the memory until it ends. */
 static void try_captured(__u32 flags)
 {
 	int h = region(flags), dmabuf = REQUIRE_OK(t_export(h, 0, MB, TMESH_EXPORT_WRITE)), video;
@@ -334,7 +337,7 @@ static void try_captured(__u32 flags)
 	CHECK(r.pinned_bytes >= MB);
 	until = t_now() + 120;
 	REQUIRE_OK(request_buffers(video, 0));
-	/* The kernel keeps the bad one. */
+	/* The kernel keeps the bad page. */
 	do {
 		i = (struct tmesh_info){.size = sizeof(i), .flags = TMESH_INFO_PINS};
 		REQUIRE_OK(ioctl(h, TMESH_INFO, &i));
@@ -378,6 +381,43 @@ TEST(revoke_huge, "so are 2 MiB with one")
 	try_revoke(TMESH_CREATE_HUGE);
 }
 
+static bool is_charged(__u64 bytes)
+{
+	for (int i = 0; i < 60000 && t_caps(dev).used_bytes != bytes; i++)
+		usleep(1000);
+	return t_caps(dev).used_bytes == bytes;
+}
+
+/* Check the end of a region. The kernel may keep a reference on the bad page for ever. */
+static void try_end(__u32 flags)
+{
+	size_t other = flags & TMESH_CREATE_HUGE ? HUGE : PAGE;
+	int h = region(flags), pipes[2];
+	unsigned char *p = view(h, RW);
+	struct iovec iov = {p + OTHER * PAGE, PAGE};
+
+	memset(p, 1, BYTES);
+	REQUIRE_OK(pipe2(pipes, O_CLOEXEC));
+	REQUIRE(vmsplice(pipes[1], &iov, 1, 0) == (ssize_t)PAGE);
+	poison(h);
+	munmap(p, BYTES);
+	close(h);
+	CHECK(is_charged(other));
+	close(pipes[0]);
+	close(pipes[1]);
+	CHECK(is_charged(0));
+}
+
+TEST(end, "a bad page is charged no more when its region ends; a pinned one is, until its pin ends")
+{
+	try_end(TMESH_CREATE_NOHUGE);
+}
+
+TEST(end_huge, "so it is with 2 MiB pages")
+{
+	try_end(TMESH_CREATE_HUGE);
+}
+
 static void try_look(__u32 flags)
 {
 	int h = region(flags);
@@ -391,7 +431,7 @@ static void try_look(__u32 flags)
 	REQUIRE_OK(ioctl(h, TMESH_INFO, &i));
 	CHECK(i.state & TMESH_STATE_POISONED);
 	is_bad(p);
-	/* Once: what was mapped since then stays. */
+	/* The region is unmapped once: mappings made since then stay. */
 	mapped = t_smaps(p, "Rss");
 	CHECK(mapped > 0);
 	i = (struct tmesh_info){.size = sizeof(i), .flags = TMESH_INFO_PINS};
@@ -434,19 +474,21 @@ static void try_view(__u32 flags, bool by_view)
 	CHECK(!(t_info(without).state & TMESH_STATE_POISONED));
 }
 
-TEST(source, "who holds a view is told of its source's bad pages, if the view shows them")
+TEST(source, "a view's holder learns of its source's bad pages, if the view shows them")
 {
 	try_view(TMESH_CREATE_NOHUGE, false);
 	try_view(TMESH_CREATE_HUGE, false);
 }
 
-TEST(by_view, "who holds the source is told of what is found by way of a view")
+TEST(by_view, "the source's holder learns of bad pages found by way of a view")
 {
 	try_view(TMESH_CREATE_NOHUGE, true);
 	try_view(TMESH_CREATE_HUGE, true);
 }
 
-/* A view of the same pages again and again: a million to look at, and nothing else to do for INFO.
+/*
+ * Make a view that repeats the same pages: TMESH_INFO has a million pages to look at, and little
+ * else to do.
  */
 static int long_view(int h, __u64 pages)
 {
@@ -458,9 +500,8 @@ static int long_view(int h, __u64 pages)
 }
 
 /*
- * What a look has found is told at its end, so that a look that was killed before has told nothing.
- * One that cannot be killed tells in any case: the killed process had begun it, and was long since
- * inside when the signal came.
+ * A look reports bad pages at its end, so a killed look has reported nothing. A look that could not
+ * be killed would report them: the process was inside it long before the signal came.
  */
 TEST(killed, "a look at all pages can be killed")
 {
@@ -512,8 +553,8 @@ TEST(killed, "a look at all pages can be killed")
 }
 
 /*
- * The answer is written last: a look at what is pinned that was killed leaves none. Where the bad
- * page was told of, the look for that, which comes first, was at its end before.
+ * The answer is written last, so a killed look at pins leaves none. If the bad page was reported,
+ * the look for bad pages, which comes first, had ended before.
  */
 TEST(killed_pins, "a look at what is pinned can be killed")
 {
@@ -579,7 +620,7 @@ TEST(closed, "a region that is let go of while somebody looks at its pages is go
 			views[i] = long_view(h, pages);
 		p = t_map(views[round], BYTES, PROT_READ);
 		REQUIRE(p != MAP_FAILED);
-		/* The view is looked at by a work, and then the source and all views of it. */
+		/* A work looks at the view, and then at the source and all of its views. */
 		CHECK_EQ(t_read(p + BAD * PAGE), SIGBUS);
 		if (round % 2)
 			CHECK(told(h));
@@ -588,7 +629,7 @@ TEST(closed, "a region that is let go of while somebody looks at its pages is go
 			close(views[i]);
 	}
 	close(h);
-	/* As at every test's end no region is left. */
+	/* No region is left, as at the end of every test. */
 	CHECK_EQ(t_caps(dev).used_regions, 0);
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* What a touch finds after a lease has lapsed or a region was revoked: SIGBUS, or zeros. */
+/*
+ * The effect of a touch after a lease has lapsed or a region was revoked: SIGBUS, or zeros.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/uio.h>
@@ -9,7 +11,7 @@
 
 #define BYTES (4 * HUGE)
 
-/* Ways to lose what was mapped. */
+/* Ways to lose a mapping */
 enum loss {
 	LAPSE,
 	REVOCATION
@@ -17,7 +19,7 @@ enum loss {
 
 static int dev;
 
-/* A region full of 0xaa, and a handle on it that is mapped and about to lose it. */
+/* A region full of 0xaa, and a mapped handle that is about to lose it */
 struct subject {
 	int owner, handle;
 	unsigned char *p;
@@ -122,7 +124,7 @@ TEST(private, "zeros are a handle's own: not the region's, not another's")
 		unsigned char *second = t_map(s.handle, BYTES, RW);
 
 		REQUIRE(q != MAP_FAILED && second != MAP_FAILED);
-		/* Later is early enough. */
+		/* Set the policy after the loss. */
 		lose(&s, how);
 		CHECK_EQ(t_read(s.p), SIGBUS);
 		CHECK_OK(policy(s.handle, TMESH_POLICY_ZERO));

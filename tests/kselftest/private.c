@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: MIT
-/* Private mappings of sealed regions: what is written is one's own, and nobody else's. */
+/*
+ * Private mappings of sealed regions: a write goes to a copy that only the process sees.
+ */
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 
 #include "keep.h"
 #include "lease.h"
@@ -16,7 +22,7 @@
 #define RW (PROT_READ | PROT_WRITE)
 #define BYTES (4 * MB)
 #define PAGES (BYTES / PAGE)
-/* What page @i of the region begins with. */
+/* The first byte of page @i of the region */
 #define SEALED(i) ((unsigned char)(7 + (i)))
 #define MINE 0xa5
 
@@ -25,7 +31,7 @@ static unsigned char *map_private(int fd, size_t bytes, int prot)
 	return mmap(NULL, bytes, prot, MAP_PRIVATE, fd, 0);
 }
 
-/* The kinds of memory that a region may be of. */
+/* The kinds of memory that a region may have */
 static const struct kind {
 	const char *name;
 	__u32 flags;
@@ -38,7 +44,7 @@ static int region_of(int dev, const struct kind *kind)
 	return keep_region(dev, BYTES, kind->flags, 7);
 }
 
-/* Runs the block for each kind, with its sealed region in fd and a read-only handle in h. */
+/* Run the block for each kind, with its sealed region in @fd and a read-only handle in @h. */
 #define FOR_EACH_KIND(dev, kind, fd, h)                                                      \
 	for (const struct kind *kind = kinds; kind < kinds + ARRAY_SIZE(kinds); kind++)      \
 		for (int fd = region_of(dev, kind), h = REQUIRE_OK(t_derive(fd, R_READ, 0)), \
@@ -65,7 +71,9 @@ TEST(own, "what is written is one's own: not the region's, not another mapping's
 
 		t_note("%s", kind->name);
 		REQUIRE(shared != MAP_FAILED && a != MAP_FAILED && b != MAP_FAILED);
-		/* Written without having been read, in some; after having been, in others. */
+		/*
+		 * Some pages are written without having been read, others after having been read.
+		 */
 		CHECK(untouched(b));
 		for (size_t i = 0; i < PAGES; i += 3) {
 			CHECK_EQ(t_write(a + i * PAGE + 1, MINE), 0);
@@ -119,7 +127,7 @@ TEST(refused, "what is not sealed, an export, a view, code, and what leaves the 
 	CHECK_ERR(map_private(fd, PAGE, PROT_READ | PROT_EXEC), EPERM);
 	CHECK_ERR(map_private(fd, BYTES + PAGE, PROT_READ), EINVAL);
 	CHECK_ERR(mmap(NULL, PAGE, RW, MAP_PRIVATE, fd, BYTES), EINVAL);
-	/* A shared one that writes is refused as ever. */
+	/* A shared writable mapping is still refused. */
 	CHECK_ERR(mmap(NULL, PAGE, RW, MAP_SHARED, fd, 0), EPERM);
 	REQUIRE_OK(t_revoke(fd));
 	CHECK_ERR(map_private(fd, PAGE, RW), ESTALE);
@@ -144,7 +152,7 @@ TEST(protection, "protection may be changed, and the seal does not mind")
 		CHECK_EQ(p[PAGE], MINE);
 		CHECK_EQ(p[2 * PAGE], SEALED(2));
 		CHECK_ERR(mprotect(p, BYTES, PROT_READ | PROT_EXEC), EACCES);
-		/* It is nobody who writes to the region. */
+		/* It does not count as a writer of the region. */
 		CHECK_OK(t_seal(fd));
 		munmap(p, BYTES);
 	}
@@ -196,7 +204,7 @@ TEST(moved, "mremap, partial munmap and madvise")
 		CHECK_OK(munmap(q + 8 * PAGE, 8 * PAGE));
 		CHECK_EQ(q[4 * PAGE], MINE);
 		CHECK_EQ(q[16 * PAGE], SEALED(16));
-		/* What was written is given up, and the region shows again. */
+		/* MADV_DONTNEED drops the copies, and the region shows again. */
 		CHECK_OK(madvise(q, 8 * PAGE, MADV_DONTNEED));
 		CHECK_EQ(q[3 * PAGE], SEALED(3));
 		CHECK_EQ(q[4 * PAGE], SEALED(4));
@@ -225,14 +233,14 @@ TEST(kernel_writes, "writes and pins of the kernel's go to the process's own pag
 		to = (struct iovec){p + 5 * PAGE, 1};
 		CHECK_EQ(process_vm_writev(getpid(), &from, 1, &to, 1, 0), 1);
 		CHECK_EQ(p[5 * PAGE], MINE);
-		/* A debugger may write where the process may not. */
+		/* A debugger may write to a read-only mapping. */
 		r = map_private(h, BYTES, PROT_READ);
 		REQUIRE(r != MAP_FAILED);
 		if (pwrite(mem, &byte, 1, (off_t)(unsigned long)(r + 6 * PAGE)) == 1)
 			CHECK_EQ(r[6 * PAGE], MINE);
 		else
 			t_note("this kernel lets nobody write to what is read-only");
-		/* Pinned for long: what the process writes later is what devices see. */
+		/* After a long-term pin devices see later writes of the process. */
 		c.address = ADDRESS(p + 8 * PAGE);
 		c.bytes = 8 * PAGE;
 		c.rights = R_READ | R_WRITE;
@@ -244,7 +252,7 @@ TEST(kernel_writes, "writes and pins of the kernel's go to the process's own pag
 		c.address = ADDRESS(p + HUGE);
 		c.rights = R_READ;
 		CHECK_OK(ioctl(dev, TMESH_CREATE_USER, &c));
-		/* The process's own by now, and the same. */
+		/* The pages are copies by now, with the same contents. */
 		for (size_t i = HUGE / PAGE; i < HUGE / PAGE + 8; i++)
 			CHECK_EQ(p[i * PAGE], SEALED(i));
 		close(c.fd);
@@ -252,7 +260,7 @@ TEST(kernel_writes, "writes and pins of the kernel's go to the process's own pag
 			unsigned char *q = map_private(h, BYTES, RW);
 			unsigned long long most = t_limit("max_bytes_per_uid");
 
-			/* The copy that such a pin begins with has no room left. */
+			/* The limit leaves no room for the copy that such a pin needs. */
 			REQUIRE(q != MAP_FAILED);
 			c.address = ADDRESS(q);
 			t_set_limit("max_bytes_per_uid", t_caps(dev).used_bytes + c.bytes);
@@ -270,7 +278,7 @@ TEST(kernel_writes, "writes and pins of the kernel's go to the process's own pag
 	}
 }
 
-/* Of pages 0 to 3: 0 was written, 1 was read, 2 was neither. */
+/* Check pages 0 to 3 after the loss: 0 was written, 1 was read, 2 was not touched. */
 static void check_gone(unsigned char *p, bool zeros)
 {
 	CHECK_EQ(p[0], MINE);
@@ -310,7 +318,7 @@ TEST(revoked, "after a revocation what was written stays, and the rest goes as t
 			CHECK(untouched(q));
 			CHECK_OK(t_revoke(fd));
 			check_gone(p, zeros);
-			/* What one writes to zeros another mapping does not see. */
+			/* Another mapping does not see a write to zeros. */
 			CHECK_EQ(!t_read(q + PAGE), zeros);
 			if (zeros)
 				CHECK_EQ(q[PAGE], 0);
@@ -411,7 +419,7 @@ static void *write_all(void *arg)
 			r->gone++;
 		} else {
 			r->written++;
-			/* Once written it is there, whatever becomes of the region. */
+			/* A written page stays, whatever happens to the region. */
 			CHECK_EQ(at[0], SEALED(i));
 		}
 	}
@@ -424,7 +432,7 @@ TEST(revoke_race, "a revocation against reads and first writes of private mappin
 	long rounds = t_length(100, 20000), done = 0, written = 0, gone = 0;
 	int dev = t_dev();
 
-	/* Longer where it has not come to both. */
+	/* Go on longer if not both outcomes have occurred. */
 	while (((done < rounds && t_now() < until) || !written || !gone) && !t_failed()) {
 		const struct kind *kind = &kinds[done % 2];
 		int fd = region_of(dev, kind);
@@ -450,6 +458,62 @@ TEST(revoke_race, "a revocation against reads and first writes of private mappin
 	}
 	t_note("%ld rounds, %ld writes, %ld found it gone", done, written, gone);
 	CHECK(written && gone);
+}
+
+#ifndef SYS_process_mrelease
+#define SYS_process_mrelease 448
+#endif
+
+/* Make a killed process that has not begun to exit: a tracer can still read its memory. */
+static pid_t dying(unsigned char *p)
+{
+	int status;
+	pid_t pid = t_fork();
+
+	if (!pid) {
+		p[0] = MINE;
+		ptrace(PTRACE_TRACEME, 0, 0, 0);
+		raise(SIGSTOP);
+		_exit(0);
+	}
+	REQUIRE(waitpid(pid, &status, 0) == pid && WIFSTOPPED(status));
+	REQUIRE_OK(ptrace(PTRACE_SETOPTIONS, pid, 0, PTRACE_O_TRACEEXIT));
+	REQUIRE_OK(kill(pid, SIGKILL));
+	REQUIRE(waitpid(pid, &status, 0) == pid);
+	if (!WIFSTOPPED(status))
+		t_skip("this kernel stops no killed process for its tracer");
+	return pid;
+}
+
+TEST(reaped,
+     "what a killed process wrote and memory was taken of reads as nothing, not as the region")
+{
+	int dev = t_dev();
+
+	FOR_EACH_KIND(dev, kind, fd, h)
+	{
+		unsigned char *p = map_private(h, BYTES, RW);
+		int pidfd, status;
+		pid_t pid;
+		long word;
+
+		t_note("%s", kind->name);
+		REQUIRE(p != MAP_FAILED);
+		pid = dying(p);
+		word = ptrace(PTRACE_PEEKDATA, pid, p, 0);
+		CHECK_EQ(word & 0xff, MINE);
+		pidfd = REQUIRE_OK(syscall(SYS_pidfd_open, pid, 0));
+		/* Free its memory like the OOM reaper. */
+		REQUIRE_OK(syscall(SYS_process_mrelease, pidfd, 0));
+		errno = 0;
+		word = ptrace(PTRACE_PEEKDATA, pid, p, 0);
+		CHECK_EQ(errno, EIO);
+		CHECK_EQ(word, -1);
+		CHECK_OK(ptrace(PTRACE_CONT, pid, 0, 0));
+		REQUIRE(waitpid(pid, &status, 0) == pid);
+		close(pidfd);
+		munmap(p, BYTES);
+	}
 }
 
 int main(void)

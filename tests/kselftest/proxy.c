@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* What passes through a proxy, seen by a driver at both of its ends: /dev/peer. */
+/*
+ * Proxies, observed by /dev/peer, a driver that is both the exporter and the importer.
+ */
 #include <string.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
@@ -10,7 +12,7 @@
 
 #define BYTES (PEER_PAGES * PAGE)
 
-/* A region around memory of the peer's; @original is set to its descriptor. */
+/* Make a region around a dma-buf of the peer, and set @original to that. */
 static int region(int peer, unsigned int flags, int *original)
 {
 	struct tmesh_import i = {.size = sizeof(i)};
@@ -31,7 +33,7 @@ static int attach(int peer, int dmabuf, unsigned int flags)
 	return ioctl(peer, PEER_IMPORT, &seen);
 }
 
-/* Where the exporter put a page. */
+/* Return the address that the exporter gives a page. */
 static __u64 address_of(unsigned int page)
 {
 	unsigned int part = 0;
@@ -41,7 +43,7 @@ static __u64 address_of(unsigned int page)
 	return ((part + 1ull) << 32) + page * PAGE;
 }
 
-/* The device was told of these pages, in order, and of nothing else. */
+/* Test whether the device got the addresses of exactly these pages, in order. */
 static bool saw(unsigned int first, unsigned int pages)
 {
 	unsigned int page = first;
@@ -82,12 +84,12 @@ static void try_slices(unsigned int export_flags, unsigned int import_flags)
 	CHECK_EQ(ioctl(open_peer(), PEER_PINS), 0);
 }
 
-TEST(slices, "a device is told the addresses of exactly its slice")
+TEST(slices, "a device gets the addresses of exactly its slice")
 {
 	try_slices(0, PEER_WRITES);
 }
 
-TEST(slices_told, "so is a device that can be told of moves")
+TEST(slices_told, "so does a dynamic device")
 {
 	try_slices(0, PEER_WRITES | PEER_TOLD);
 }
@@ -97,7 +99,7 @@ TEST(slices_moves, "the same of memory that moves, which is pinned for a device 
 	try_slices(PEER_MOVES, PEER_WRITES);
 }
 
-TEST(slices_moves_told, "the same of memory that moves and a device that is told")
+TEST(slices_moves_told, "the same of memory that moves and a dynamic device")
 {
 	try_slices(PEER_MOVES, PEER_WRITES | PEER_TOLD);
 }
@@ -115,7 +117,10 @@ TEST(moves, "what the original tells its importers reaches those of the proxies"
 	REQUIRE_OK(ioctl(peer, PEER_MOVE, original));
 	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 1);
 	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 1);
-	/* Ours reaches the devices that came by way of us, and no others. */
+	/*
+	 * A move notification through the proxy reaches the devices attached to the proxy, and no
+	 * others.
+	 */
 	REQUIRE_OK(attach(peer, original, PEER_TOLD | PEER_WRITES));
 	CHECK_OK(t_revoke(h));
 	CHECK_EQ(ioctl(peer, PEER_TOLD_TIMES), 0);
@@ -183,7 +188,7 @@ TEST(listed, "the devices of a proxy are listed with what they have mapped")
 	CHECK(!strcmp((char *)hs[2].device, "peer"));
 }
 
-TEST(pins, "a device that cannot be told pins the original for as long as it is attached")
+TEST(pins, "a static device pins the original for as long as it is attached")
 {
 	int peer = open_peer(), other = open_peer(), original, h, fd;
 

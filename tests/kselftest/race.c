@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* What threads do to a region in a race. */
+/*
+ * The work of threads on a region in a race.
+ */
 #include <fcntl.h>
 #include <unistd.h>
 #include <sys/ioctl.h>
@@ -27,8 +29,11 @@ void *map(void *arg)
 	while (!stopped(s)) {
 		unsigned char *p =
 			t_map(s->handle, RACE_BYTES, t_random(&seed) % 2 ? RW : PROT_READ);
-		/* A hole at its beginning would be one with what is free before it, and another
-		 * thread's mapping, say a stack, could reach into it before all of it goes. */
+		/*
+		 * Make no hole at the beginning: it would join the free range before it. Another
+		 * thread's mapping, say a stack, could then reach into it before the whole range is
+		 * unmapped.
+		 */
 		size_t at = (1 + t_random(&seed) % (RACE_BYTES / PAGE - 5)) * PAGE;
 
 		if (p == MAP_FAILED)

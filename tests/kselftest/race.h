@@ -11,7 +11,7 @@
 #define RACE_THREADS 3
 #define RW (PROT_READ | PROT_WRITE)
 
-/* One round's subject, which threads work on until told to stop. */
+/* The subject of a round. Threads work on it until @stop is set. */
 struct subject {
 	int handle, dev, vgem;
 	__u8 token[TMESH_TOKEN_BYTES];
@@ -21,15 +21,15 @@ struct subject {
 };
 
 bool stopped(const struct subject *s);
-/* A seed for a thread, other than that of all others. */
+/* Return a seed that no other thread has. */
 unsigned int own_seed(struct subject *s);
 void start(struct subject *s, void *(*const work[])(void *), pthread_t *threads, int n);
 void stop(struct subject *s, pthread_t *threads, int n);
 void pause_a_little(unsigned int *seed);
 
-/* Makes mappings of its own, protects and splits them. */
+/* Make mappings, protect and split them. */
 void *map(void *subject);
-/* Exports, maps the dma-buf, lets a device have it. */
+/* Export, map the dma-buf, and let a device use it. */
 void *export(void *subject);
 
 #endif

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Races: threads that map, protect and export against others that seal and close; those that
- * redeem a token or use a descriptor against its close. What is judged is the state in which
- * such a race may end.
+ * Races: threads that map, protect and export against others that seal and close. Also threads that
+ * redeem a token or use a descriptor against its close. The tests check the state in which a race
+ * ends.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -20,7 +20,7 @@
 #define BYTES RACE_BYTES
 #define THREADS RACE_THREADS
 
-/* From the moment a seal has succeeded the bytes stay as they are. */
+/* Check that the bytes do not change after a seal has succeeded. */
 static void race_seal(__u32 flags, void *(*const work[])(void *), int vgem)
 {
 	double until = t_now() + t_length(3, 60);
@@ -42,7 +42,7 @@ static void race_seal(__u32 flags, void *(*const work[])(void *), int vgem)
 			REQUIRE(errno == EBUSY);
 			refused++;
 		}
-		/* Where the writers never leave a gap they have to go first. */
+		/* If the writers leave no gap, stop them first. */
 		if (tries == 20000) {
 			stop(&s, threads, THREADS);
 			CHECK_OK(t_seal(s.handle));
@@ -79,7 +79,7 @@ TEST(seal_export, "export, import and mapping of dma-bufs against a seal")
 	race_seal(0, own_exporters, open_vgem());
 }
 
-/* Two revocations, a pin and a seal at once: the results agree with each other. */
+/* Two revocations, a pin and a seal at once. Their results must agree. */
 
 struct contest {
 	int handle;
@@ -115,7 +115,7 @@ static void *pinner(void *arg)
 	c->results[2] = pin < 0 ? errno : 0;
 	if (pin < 0)
 		return NULL;
-	/* Nothing takes a pinned region away. */
+	/* A pinned region cannot be taken away. */
 	void *p = t_map(pin, BYTES, PROT_READ);
 
 	CHECK(p != MAP_FAILED && !t_read(p));
@@ -156,7 +156,7 @@ TEST(pin, "a pin against two revocations: either the pin or the revocation wins"
 	t_note("%ld rounds, the pin won %ld", rounds, pinned);
 }
 
-/* A token that is redeemed while the last handle goes. */
+/* A token is redeemed while the last handle is closed. */
 
 struct market {
 	__u64 id;
@@ -192,7 +192,7 @@ static void buy(struct market *m, int dev)
 	__atomic_add_fetch(&m->opened, 1, __ATOMIC_RELAXED);
 }
 
-/* Waits until buyers have made one more experience than @before. */
+/* Wait until a counter of the buyers exceeds @before. */
 static void await(const unsigned int *count, unsigned int before)
 {
 	double since = t_now();
@@ -226,7 +226,7 @@ TEST(last_close, "a token redeemed while the last handle closes: the very region
 		__atomic_store_n(&m->id, id, __ATOMIC_RELAXED);
 		memcpy(m->token, token, sizeof(token));
 		__atomic_add_fetch(&m->version, 1, __ATOMIC_SEQ_CST);
-		/* The buyers have begun; from now on who is first is left to chance. */
+		/* The buyers have begun. From now on chance decides the order. */
 		if (first)
 			await(&m->opened, 0);
 		close(fd);
@@ -239,7 +239,7 @@ TEST(last_close, "a token redeemed while the last handle closes: the very region
 	       m->missed);
 }
 
-/* Descriptors that are closed while other threads use their numbers. */
+/* Descriptors are closed while other threads use their numbers. */
 
 static int slots[4];
 
@@ -283,7 +283,7 @@ TEST(close, "close against calls and mappings on the same descriptor")
 	while (t_now() < until) {
 		int i = t_random(&seed) % 4, old = slots[i];
 
-		/* The same number is soon in use again, by another thread's derived handle. */
+		/* Another thread's derived handle soon reuses the number. */
 		close(old);
 		__atomic_store_n(&slots[i], REQUIRE_OK(t_create(dev, PAGE, 0)), __ATOMIC_RELAXED);
 	}

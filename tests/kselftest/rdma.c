@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * RDMA by the kernel's soft RoCE, over a network device that goes nowhere: regions are
- * registered with the verbs in two processes, and one writes into the memory of the other.
+ * RDMA by the kernel's soft RoCE over a dummy network device. Two processes register regions by
+ * verbs, and one writes into the memory of the other.
  */
 #include <arpa/inet.h>
 #include <net/if.h>
@@ -41,7 +41,7 @@ static void add_attribute(struct nlmsghdr *msg, int type, const char *text)
 	msg->nlmsg_len = NLMSG_ALIGN(msg->nlmsg_len) + NLA_ALIGN(a->nla_len);
 }
 
-/* As `rdma link add LINK type rxe netdev NETDEV` does; 0 or the error. */
+/* Add a link like `rdma link add LINK type rxe netdev NETDEV`. Return 0 or the error. */
 static int add_link(void)
 {
 	int sock = REQUIRE_OK(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_RDMA));
@@ -94,7 +94,7 @@ struct end {
 	int gid_index, sock;
 };
 
-/* What the other end has to know to write into our memory. */
+/* The keys that the other end needs to write into our memory */
 struct target {
 	__u64 at;
 	__u32 rkey, qp;
@@ -165,7 +165,7 @@ static void connect_to(const struct end *e, __u32 qp)
 				.grh = {.dgid = e->gid, .sgid_index = e->gid_index, .hop_limit = 1},
 			},
 	};
-	/* Two seconds: an emulated machine takes its time. */
+	/* Use a timeout of two seconds, because an emulated machine is slow. */
 	struct ibv_qp_attr transmit = {
 		.qp_state = IBV_QPS_RTS,
 		.timeout = 19,
@@ -186,7 +186,7 @@ static void connect_to(const struct end *e, __u32 qp)
 				       IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-/* Moves all bytes; the status of the completion. */
+/* Move all bytes. Return the status of the completion. */
 static int move(const struct end *e, int op, struct ibv_mr *mine, const struct target *theirs)
 {
 	struct ibv_sge piece = {(unsigned long)mine->addr, BYTES, mine->lkey};
@@ -235,7 +235,7 @@ static unsigned char *region(__u32 flags, int *handle)
 	return p;
 }
 
-/* Writes into the other's memory, then reads from it what that has written meanwhile. */
+/* Write into the other's memory, then read the bytes that the other has written meanwhile. */
 static void be_active(int sock, __u32 flags)
 {
 	int handle;
@@ -261,7 +261,9 @@ static void be_active(int sock, __u32 flags)
 	t_say(sock);
 }
 
-/* Its memory is written and read; a registration is a pin, for the seal and the revocation. */
+/*
+ * Let the other end write and read. A registration is a pin, for the seal and for the revocation.
+ */
 static void be_passive(int sock, __u32 flags)
 {
 	int handle;
@@ -286,7 +288,10 @@ static void be_passive(int sock, __u32 flags)
 	t_say(sock);
 	t_hear(sock);
 
-	/* What the device has pinned stays its own after the revocation, and nobody sees it. */
+	/*
+	 * The pages that the device has pinned stay after the revocation, and no process can see
+	 * them.
+	 */
 	CHECK_OK(t_revoke(handle));
 	CHECK_EQ(t_read(p), SIGBUS);
 	t_say(sock);
@@ -340,19 +345,19 @@ TEST(rights, "memory that a handle may only read is registered for reading alone
 	CHECK(!ibv_reg_mr(e.pd, p, BYTES, IBV_ACCESS_LOCAL_WRITE | REMOTE));
 	mr = ibv_reg_mr(e.pd, p, BYTES, IBV_ACCESS_REMOTE_READ);
 	if (!t_kernel_at_least(6, 2)) {
-		/* It pins for writing whatever it is asked. */
+		/* soft RoCE always pins for writing. */
 		CHECK(!mr);
 		CHECK_OK(t_seal(handle));
 		return;
 	}
 	CHECK(mr);
-	/* A pin does not say what it is for. */
+	/* A pin does not record whether it is for reading. */
 	CHECK_ERR(t_seal(handle), EBUSY);
 	CHECK(mr && !ibv_dereg_mr(mr));
 	CHECK_OK(t_seal(handle));
 }
 
-/* Whether a driver takes dma-bufs is its own affair: soft RoCE's answer is told, not judged. */
+/* A driver may refuse dma-bufs. The test notes the result of soft RoCE and does not check it. */
 TEST(dmabuf, "an export is registered as a dma-buf, where the driver takes any")
 {
 	int handle, sv[2], dmabuf, why;

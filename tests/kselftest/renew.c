@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* TMESH_RENEW: memory that was lent and comes back, when nobody has it any more and not before. */
+/*
+ * TMESH_RENEW succeeds when no other holder or pin of the memory is left, and not before.
+ */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +52,7 @@ TEST(tokens, "the tokens die, also where somebody has the memory; there are new 
 		CHECK_ERR(t_open(dev, second, R_READ, 0), ENOENT);
 		CHECK_EQ(t_info(fd).id, id);
 	}
-	/* As a region that never had one. */
+	/* It behaves like a region that never had a token. */
 	REQUIRE_OK(t_token(fd, R_READ, first));
 	close(REQUIRE_OK(t_open(dev, first, R_READ, 0)));
 	close(fd);
@@ -84,7 +86,7 @@ static void held_by_mapping(__u32 flags)
 	CHECK_EQ(p[2 * MB], 3);
 	close(other);
 	CHECK_ERR(renew(fd), EBUSY);
-	/* A part of it is enough. */
+	/* A mapping of a part is enough to refuse it. */
 	munmap(p, 4 * MB - PAGE);
 	CHECK_ERR(renew(fd), EBUSY);
 	munmap(p + 4 * MB - PAGE, PAGE);
@@ -133,7 +135,7 @@ TEST(export, "an export and a view hold it")
 	CHECK_OK(renew(fd));
 }
 
-/* What a reader gave to a pipe the pipe has, although the reader has gone. */
+/* Check that a pipe holds the pages of a reader that has exited. */
 static void held_by_pipe(__u32 flags, __u64 bytes)
 {
 	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, bytes, flags)), other = opened(dev, fd);
@@ -176,7 +178,7 @@ TEST(refused, "who may not, and what cannot")
 		CHECK_ERR(renew(lesser), EACCES);
 		close(lesser);
 	}
-	/* A token outlives what is refused. */
+	/* The refused calls have left the token alive. */
 	close(REQUIRE_OK(t_open(dev, token, R_READ, 0)));
 	REQUIRE_OK(t_seal(fd));
 	CHECK_ERR(renew(fd), EPERM);
@@ -193,7 +195,7 @@ TEST(refused, "who may not, and what cannot")
 	CHECK_ERR(renew(c.fd), EOPNOTSUPP);
 }
 
-/* Readers open whatever token stands on the board, while its memory is lent again and again. */
+/* Readers open the token on the board while its memory is reused again and again. */
 struct board {
 	unsigned int version; /* odd while it changes */
 	__u64 value;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
-/* Revocation: who is named, what stays with those who have pinned it, and when all is free. */
+/*
+ * Revocation: the holders that it lists, the pages that stay pinned, and when all memory is free.
+ */
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -45,8 +48,8 @@ static int revoke_for(int h, struct tmesh_revoke *r, __u32 flags, __u64 timeout_
 }
 
 /*
- * Pages in a pipe: vmsplice() takes a reference on each, as direct I/O does, and keeps it until
- * somebody reads the pipe.
+ * Put pages into a pipe. vmsplice() takes a reference on each, like direct I/O, and the pipe keeps
+ * it until it is read.
  */
 static void pin_pages(int pipes[2], void *p, size_t bytes)
 {
@@ -110,7 +113,7 @@ TEST(pinned_pages,
 	CHECK_EQ(t_info(h).pinned_bytes, 3 * PAGE);
 	CHECK_ERR(revoke_for(h, &r, TMESH_REVOKE_WAIT, SECOND / 20), ETIMEDOUT);
 	CHECK_EQ(r.pinned_bytes, 3 * PAGE);
-	/* What was pinned is what the pipe's reader gets. */
+	/* The pipe's reader gets the pinned bytes. */
 	REQUIRE(read(pipes[0], text, PAGE) == (ssize_t)PAGE);
 	CHECK(text[0] == 'x' && text[PAGE - 1] == 'x');
 	while (t_info(h).pinned_bytes > 2 * PAGE)
@@ -144,7 +147,8 @@ TEST(pinned_huge, "a pin on one page keeps its whole 2 MiB folio, and no other")
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
 }
 
-TEST(pinned_end, "with the region's end pinned pages are no longer its owner's to pay for")
+TEST(pinned_end,
+     "pinned pages are their owner's to pay for after the region's end, until the pin ends")
 {
 	int h = region(TMESH_CREATE_NOHUGE), pipes[2];
 	char *p = t_map(h, BYTES, RW), c;
@@ -157,9 +161,15 @@ TEST(pinned_end, "with the region's end pinned pages are no longer its owner's t
 	munmap(p, BYTES);
 	close(h);
 	CHECK_EQ(t_listed(dev), 0);
-	CHECK_EQ(t_caps(dev).used_bytes, 0);
+	CHECK_EQ(t_caps(dev).used_regions, 0);
+	CHECK_EQ(t_caps(dev).used_bytes, PAGE);
 	REQUIRE(read(pipes[0], &c, 1) == 1);
 	CHECK_EQ(c, 'y');
+	close(pipes[0]);
+	close(pipes[1]);
+	for (int i = 0; i < 60000 && t_caps(dev).used_bytes; i++)
+		usleep(1000);
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
 }
 
 /* Devices */
@@ -203,7 +213,7 @@ TEST(devices_listed, "HOLDERS names devices, each after its export, and whether 
 	CHECK_EQ(entries[2].offset, PAGE);
 	CHECK_EQ(entries[2].bytes, 3 * PAGE);
 	CHECK_EQ(entries[2].rights, R_READ | R_WRITE);
-	/* Later than 6.12 vgem only attaches, and maps when it needs to. */
+	/* After 6.12 vgem only attaches, and maps later. */
 	CHECK_EQ(entries[2].mapped, t_kernel_at_least(6, 13) ? 0 : 1);
 	CHECK_EQ(entries[3].kind, TMESH_HOLDER_EXPORT);
 	CHECK_EQ(entries[3].attachments, 0);
@@ -211,7 +221,7 @@ TEST(devices_listed, "HOLDERS names devices, each after its export, and whether 
 	CHECK_EQ(holders(h).total, 3);
 }
 
-TEST(devices_room, "without room for devices their number is told all the same")
+TEST(devices_room, "without room for devices the call still returns their number")
 {
 	int vgem = open_vgem(), h = region(0), fd;
 	struct tmesh_holders q = {
@@ -323,7 +333,8 @@ static void wake(int sig)
 {
 }
 
-TEST(wait_signal, "a signal ends the wait: EINTR, the region is revoked, and who pins is told")
+TEST(wait_signal,
+     "a signal ends the wait: EINTR, the region is revoked, and the pinning processes are listed")
 {
 	int h = region(TMESH_CREATE_NOHUGE), pipes[2];
 	char *p = t_map(h, BYTES, RW);
@@ -334,7 +345,7 @@ TEST(wait_signal, "a signal ends the wait: EINTR, the region is revoked, and who
 	REQUIRE_OK(sigaction(SIGUSR1, &sa, NULL));
 	pid_t parent = getpid(), pid;
 
-	/* Again and again: the first may come before the wait does. */
+	/* Repeat the signal, because the first one may come before the wait. */
 	pid = t_fork();
 	while (!pid) {
 		usleep(200000);
@@ -386,6 +397,62 @@ TEST(wait_pinned, "a pinning handle forbids it, waiting or not, and is named")
 	CHECK_EQ(r.total, 0);
 }
 
+static int revoke_id(int device, __u64 id)
+{
+	struct tmesh_revoke r = {.size = sizeof(r), .id = id};
+
+	return ioctl(device, TMESH_REVOKE, &r);
+}
+
+TEST(by_id, "an owner without a handle takes back what others hold; nobody else does")
+{
+	__u8 token[TMESH_TOKEN_BYTES];
+	struct tmesh_create c = {.size = sizeof(c),
+				 .bytes = PAGE,
+				 .mode = 0640,
+				 .gid = 1001,
+				 .flags = TMESH_CREATE_GID};
+	struct tmesh_revoke r = {.size = sizeof(r), .id = 1};
+	int sv[2], held;
+	pid_t pid;
+	__u64 id;
+
+	dev = t_dev();
+	REQUIRE_OK(setgroups(1, &(gid_t){1001}));
+	REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c));
+	id = c.id;
+	CHECK_ERR(ioctl(c.fd, TMESH_REVOKE, &r), EINVAL);
+	REQUIRE_OK(t_token(c.fd, R_READ, token));
+	t_pair(sv);
+	T_CHILD(pid) {
+		int own;
+
+		t_become(1001, 1001, 0);
+		own = t_dev();
+		held = REQUIRE_OK(t_open(own, token, R_READ, 0));
+		/* Bob may read the region, so he gets EPERM and not ENOENT. */
+		CHECK_ERR(revoke_id(own, id), EPERM);
+		t_send_fd(sv[1], held);
+	}
+	t_wait(pid);
+	T_CHILD(pid) {
+		t_become(1002, 1002, 0);
+		CHECK_ERR(revoke_id(t_dev(), id), ENOENT);
+	}
+	t_wait(pid);
+	held = t_recv_fd(sv[0]);
+	close(c.fd);
+	CHECK_EQ(t_caps(dev).used_bytes, PAGE);
+	CHECK_EQ(t_info(held).state, 0);
+	CHECK_OK(revoke_id(dev, id));
+	CHECK_EQ(t_info(held).state, TMESH_STATE_REVOKED);
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
+	CHECK_ERR(revoke_id(dev, id), ESTALE);
+	CHECK_ERR(revoke_id(dev, 0), ENOENT);
+	close(held);
+	CHECK_ERR(revoke_id(dev, id), ENOENT);
+}
+
 TEST(untold, "where the answer cannot be written nothing is revoked")
 {
 	struct tmesh_revoke *r = mmap(NULL, PAGE, RW, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -427,8 +494,8 @@ TEST(killed, "who is killed while it waits has revoked the region")
 }
 
 /*
- * A revoker that is killed while it gives the memory back leaves the rest of it to a work. It is
- * looked at as soon as the revoker is gone: one that cannot be killed leaves nothing.
+ * A revoker that is killed while it frees the memory leaves the rest to a work. Check at once after
+ * its death: a revoker that cannot be killed would have freed everything.
  */
 TEST(killed_drain,
      "a revoker can be killed while it gives memory back, which is given back without it")
@@ -467,7 +534,10 @@ TEST(killed_drain,
 			span = t_now() - begin;
 			CHECK(!left);
 		}
-		/* By nobody's call, and so before the next. */
+		/*
+		 * The work must free the rest without a further call. Wait for that before the next
+		 * round.
+		 */
 		if (!(t_info(h).state & TMESH_STATE_REVOKED))
 			close(h), h = -1;
 		begin = t_now();

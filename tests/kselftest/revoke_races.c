@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Races: a revocation against everything that others may be doing just then. From the moment
- * it has returned nobody gets through, nothing of any mapping is left, and once the others have
- * let go all of the memory is free.
+ * Races: a revocation against all other operations. Once it has returned, all accesses fail and no
+ * mapping is left. When the others have ended, all of the memory is free.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -21,9 +20,9 @@
 #define THREADS RACE_THREADS
 #define SECOND 1000000000ull
 
-/* Opponents, beside those in race.h */
+/* Threads, in addition to those of race.h */
 
-/* Faults pages of the common mapping in, writes to them, and throws them out again. */
+/* Fault pages of the common mapping in, write to them, and drop them again. */
 static void *touch(void *arg)
 {
 	struct subject *s = arg;
@@ -39,7 +38,7 @@ static void *touch(void *arg)
 	return NULL;
 }
 
-/* Children that inherit everything and end at once, or work a little. */
+/* Fork children that inherit everything and exit at once, or work a little. */
 static void *forker(void *arg)
 {
 	struct subject *s = arg;
@@ -59,7 +58,7 @@ static void *forker(void *arg)
 	return NULL;
 }
 
-/* Devices come and go; some can be told. */
+/* Attach and detach devices, some with a move callback. */
 static void *attach(void *arg)
 {
 	struct subject *s = arg;
@@ -79,7 +78,7 @@ static void *attach(void *arg)
 	return NULL;
 }
 
-/* A device that is there maps and unmaps. */
+/* Map and unmap by an attached device. */
 static void *device(void *arg)
 {
 	struct subject *s = arg;
@@ -114,7 +113,7 @@ static void *import(void *arg)
 	return NULL;
 }
 
-/* Handles come by each way there is, and go. */
+/* Make handles in each way, and close them. */
 static void *closer(void *arg)
 {
 	struct subject *s = arg;
@@ -138,7 +137,7 @@ static void *closer(void *arg)
 	return NULL;
 }
 
-/* A seal at some moment: it comes first, or finds writers, or is too late. */
+/* Seal at some moment: first, while there are writers, or too late. */
 static void *sealer(void *arg)
 {
 	struct subject *s = arg;
@@ -233,7 +232,7 @@ RACE(import, "imports by a driver", 0, RW, open_vgem(), import, import, touch)
 RACE(close, "handles that open and close", 0, RW, -1, closer, closer, touch)
 RACE(seal, "a seal, with writers that come and go", 0, PROT_READ, -1, sealer, closer, closer)
 
-/* A region over another driver's memory, whose proxies go where that memory goes. */
+/* A region over another driver's memory, with its proxies */
 TEST(imported, "proxies of an import that are exported, attached and mapped")
 {
 	static void *(*const work[])(void *) = {attach, device, import};

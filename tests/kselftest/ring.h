@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* An io_uring, whose registered buffers are pages pinned for writing, and are written to later. */
+/*
+ * An io_uring. Its registered buffers are pages pinned for writing, which it writes to later.
+ */
 #ifndef TMESH_KSELFTEST_RING_H
 #define TMESH_KSELFTEST_RING_H
 
@@ -20,7 +22,7 @@ struct ring {
 	struct io_uring_cqe *cqes;
 };
 
-/* An empty ring, or the test is skipped. */
+/* Open an empty ring, or skip the test. */
 static inline struct ring ring_open(void)
 {
 	struct io_uring_params p = {0};
@@ -45,7 +47,7 @@ static inline struct ring ring_open(void)
 	return r;
 }
 
-/* Pins memory until ring_unpin(); it may be unmapped meanwhile. */
+/* Pin memory until ring_unpin(). It may be unmapped meanwhile. */
 static inline int ring_pin(struct ring *r, void *at, size_t bytes)
 {
 	struct iovec io = {at, bytes};
@@ -53,13 +55,13 @@ static inline int ring_pin(struct ring *r, void *at, size_t bytes)
 	return syscall(SYS_io_uring_register, r->fd, IORING_REGISTER_BUFFERS, &io, 1);
 }
 
-/* The kernel lets go by and by. */
+/* Unpin the memory. The kernel drops its references with a delay. */
 static inline int ring_unpin(struct ring *r)
 {
 	return syscall(SYS_io_uring_register, r->fd, IORING_UNREGISTER_BUFFERS, NULL, 0);
 }
 
-/* Lets the kernel begin something, which goes on by itself. */
+/* Submit a request, which runs asynchronously. */
 static inline void ring_submit(struct ring *r, struct io_uring_sqe sqe)
 {
 	unsigned int tail = *r->sq_tail;
@@ -70,13 +72,13 @@ static inline void ring_submit(struct ring *r, struct io_uring_sqe sqe)
 	REQUIRE(syscall(SYS_io_uring_enter, r->fd, 1, 0, 0, NULL, 0) == 1);
 }
 
-/* How much has ended that nobody has waited for. */
+/* Count the completions that were not waited for. */
 static inline unsigned int ring_ended(const struct ring *r)
 {
 	return __atomic_load_n(r->cq_tail, __ATOMIC_ACQUIRE) - *r->cq_head;
 }
 
-/* Waits for what was begun first; the result. */
+/* Wait for the oldest completion and return its result. */
 static inline int ring_wait(struct ring *r)
 {
 	unsigned int head = *r->cq_head;
@@ -89,7 +91,7 @@ static inline int ring_wait(struct ring *r)
 	return res;
 }
 
-/* Reads from a file into what is pinned, at the address that it was pinned at. */
+/* Read from a file into pinned memory, at the address at which it was pinned. */
 static inline int ring_read(struct ring *r, int fd, void *at, unsigned int bytes)
 {
 	ring_submit(r, (struct io_uring_sqe){

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * Sealing, pinning handles and revocation: who can stop them, what holds afterwards.
+ * Seals, pinning handles and revocations: conditions that refuse them, and guarantees afterwards.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -29,7 +29,7 @@ static int region(__u32 flags)
 	return REQUIRE_OK(t_create(dev, BYTES, flags));
 }
 
-/* The seal is refused for a writer that @why names, and has changed nothing. */
+/* Check that the seal is refused because of a writer (@why) and has changed nothing. */
 static void check_busy(int h, const char *why)
 {
 	unsigned char *p;
@@ -42,7 +42,7 @@ static void check_busy(int h, const char *why)
 	munmap(p, BYTES);
 }
 
-/* Nobody can write, by any of the ways there are. */
+/* Check that nothing can write, in any way. */
 static void check_sealed(int h)
 {
 	__u32 rights = t_info(h).rights;
@@ -77,7 +77,7 @@ TEST(mapping, "EBUSY while a writable mapping is there, of this or another handl
 	unsigned char *p = t_map(h, BYTES, RW);
 
 	check_busy(h, "a writable mapping");
-	/* It is one writer, however often it is told that it may write. */
+	/* Repeated mprotect() calls count as one writer. */
 	CHECK_OK(mprotect(p, BYTES, RW));
 	CHECK_OK(mprotect(p, BYTES, PROT_READ));
 	CHECK_OK(mprotect(p, BYTES, RW));
@@ -105,7 +105,7 @@ TEST(split, "EBUSY until each part of a split mapping is gone")
 	CHECK_OK(munmap(p + 5 * PAGE, 15 * PAGE));
 	check_busy(h, "the rest of a mapping");
 	CHECK_OK(munmap(p + 23 * PAGE, BYTES - 23 * PAGE));
-	/* A part that is only readable now could be made writable again. */
+	/* A part that is read-only now could be made writable again. */
 	if (t_seal(h)) {
 		CHECK_EQ(errno, EBUSY);
 		CHECK_OK(munmap(p + 4 * PAGE, PAGE));
@@ -216,7 +216,7 @@ TEST(pinned, "EBUSY while io_uring has pinned a page, although its mapping is go
 	munmap(p, BYTES);
 	check_busy(h, "a registered buffer");
 	REQUIRE_OK(syscall(SYS_io_uring_register, ring, IORING_UNREGISTER_BUFFERS, NULL, 0));
-	/* The ring lets go by and by. */
+	/* The ring drops its references with a delay. */
 	for (int i = 0; i < 6000 && t_seal(h); i++) {
 		CHECK_EQ(errno, EBUSY);
 		usleep(20000);
@@ -329,7 +329,7 @@ TEST(pins, "a revocation names who pins, and changes nothing")
 	CHECK_EQ(t_info(h).state, TMESH_STATE_SEALED);
 	CHECK_EQ(t_read(p), 0);
 
-	/* A mapping keeps its handle, and so the pin. */
+	/* A mapping keeps its handle open, and so keeps the pin. */
 	t_say(sv[0]);
 	t_wait(pid);
 	close(pin);
@@ -434,7 +434,7 @@ TEST(revoke_frees, "revoked memory is free at once, its region gone with the las
 	CHECK_EQ(t_caps(dev).used_regions, 0);
 }
 
-TEST(revoke_device, "a device that cannot be told keeps its pages, and nobody else has them")
+TEST(revoke_device, "a static device keeps its pages, and nobody else has them")
 {
 	int vgem = open_vgem(), h = region(0), fd, handle;
 
@@ -462,7 +462,7 @@ TEST(revoke_others, "a revocation leaves other regions alone")
 	CHECK_EQ(t_info(other).state, 0);
 }
 
-TEST(again, "what is sealed is sealed, whoever has a page of it just then")
+TEST(again, "sealed memory is sealed, though somebody has a page of it just then")
 {
 	int h = region(TMESH_CREATE_NOHUGE), pipes[2];
 	unsigned char *p = t_map(h, BYTES, PROT_READ);

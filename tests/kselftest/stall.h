@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Memory whose page faults wait for the test: what a call does that they hold up. */
+/*
+ * Memory whose page faults wait for the test, to stall a call in the middle.
+ */
 #ifndef TMESH_KSELFTEST_STALL_H
 #define TMESH_KSELFTEST_STALL_H
 
@@ -13,7 +15,7 @@
 
 #include "t.h"
 
-/* A page of zeros; its first touch waits, or its first write alone. */
+/* A page of zeros. Its first touch waits, or only its first write. */
 struct stall {
 	int uffd;
 	bool writes;
@@ -61,7 +63,7 @@ static inline struct stall stall_touch(void)
 	return s;
 }
 
-/* Of a page that begins with @content, which can be read. */
+/* Stall the first write to a page that begins with @content. Reads do not wait. */
 static inline struct stall stall_write(const void *content, size_t bytes)
 {
 	struct stall s = stall_new();
@@ -74,7 +76,7 @@ static inline struct stall stall_write(const void *content, size_t bytes)
 	return s;
 }
 
-/* Returns once somebody waits. */
+/* Return once a thread waits. */
 static inline void stall_await(const struct stall *s)
 {
 	struct uffd_msg fault;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Calls that a page fault in their caller's memory holds up: what has ended meanwhile ends for
- * them too, and they keep nothing from ending.
+ * Calls that are stalled by a page fault in their caller's memory. A lapse or revocation meanwhile
+ * applies to them too, and they do not delay it.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -20,7 +20,7 @@ static int region(void)
 	return REQUIRE_OK(t_create(dev, BYTES, 0));
 }
 
-/* A call that another thread makes. */
+/* A call that another thread makes */
 struct call {
 	pthread_t thread;
 	int fd;
@@ -49,7 +49,7 @@ static int answer(struct call *c)
 	return c->answer;
 }
 
-/* A call through a handle with all rights, whose lease lapses when the call waits. */
+/* Make a call through a handle with all rights. Its lease lapses while the call waits. */
 static void lapsing(int fd, unsigned long cmd, void *arg, struct stall *stall)
 {
 	int leased = REQUIRE_OK(t_derive(fd, R_ALL, 0));
@@ -67,7 +67,7 @@ static void lapsing(int fd, unsigned long cmd, void *arg, struct stall *stall)
 	close(leased);
 }
 
-/* The same where the region is revoked meanwhile. */
+/* The same, but the region is revoked meanwhile. */
 static void revoking(int fd, int on, unsigned long cmd, void *arg, struct stall *stall)
 {
 	struct call c;
@@ -130,7 +130,7 @@ TEST(keep, "what was revoked meanwhile is not kept")
 	CHECK_EQ(t_caps(dev).used_kept_names, 0);
 }
 
-/* A seal waits for a moment while somebody has a page, here a pipe. */
+/* A seal waits for a moment while a page is pinned, here by a pipe. */
 TEST(seal, "a seal that waits longer than the lease lives gives ESTALE, and seals nothing")
 {
 	struct tmesh_seal s = {.size = sizeof(s)};
@@ -152,7 +152,7 @@ TEST(seal, "a seal that waits longer than the lease lives gives ESTALE, and seal
 		begin(&seal, leased, TMESH_SEAL, &s);
 		REQUIRE(polled(l.fd, 60000) & POLLHUP);
 		REQUIRE(read(p[0], &c, 1) == 1);
-		/* EBUSY where the lease lived longer than the seal waits. */
+		/* EBUSY means that the lease lived longer than the seal waits. */
 		late += answer(&seal) == EBUSY;
 		CHECK(seal.answer == EBUSY || seal.answer == ESTALE);
 		REQUIRE(CHECK_EQ(t_info(fd).state, 0));
@@ -177,7 +177,7 @@ static void let_go(const char *what, unsigned long cmd, void *arg, struct stall 
 	CHECK_EQ(answer(&c), 0);
 }
 
-TEST(look, "who looks at a region, and cannot be told what there is to see, keeps nothing of it")
+TEST(look, "a query of a region whose answer cannot be written keeps nothing of it")
 {
 	struct tmesh_desc d = {.size = sizeof(d), .bytes = 4};
 	struct tmesh_holders h = {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Processes that are killed in the middle of anything: round after round all must be gone, and
- * the memory must be back. TMESH_SEED sets another seed than the one that is printed.
+ * Processes are killed in the middle of any operation. After each round all objects must be gone
+ * and the memory must be free. TMESH_SEED sets the seed, which is printed.
  */
 #include <dirent.h>
 #include <limits.h>
@@ -22,13 +22,13 @@
 #define ALICE 1001
 #define BOB 1002
 
-/* Kilobytes that may be gone after all rounds together, beside what is noise. */
+/* Kilobytes that all rounds together may lose, beyond noise */
 #define LOST_MAX 4096
 
 static int foreign;	     /* a dma-buf of vgem's */
-static unsigned long *armed; /* processes that had one of each, shared by all */
+static unsigned long *armed; /* processes that had one of each; shared */
 
-/* All that keeps memory, some of it in use, for as long as the process lives. */
+/* Hold one object of each kind that keeps memory, some of it in use, until the process ends. */
 static void hold_one_of_each(void)
 {
 	static char memory[PAGE] __attribute__((aligned(PAGE)));
@@ -50,7 +50,7 @@ static void hold_one_of_each(void)
 	REQUIRE_OK(t_derive(sealed, R_READ, TMESH_DERIVE_PIN));
 	REQUIRE_OK(ioctl(h, TMESH_SIGNAL, &signal));
 	lent = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
-	/* It may lapse before the next line, or the process be killed before it does. */
+	/* It may lapse before the next line, or the process may be killed before that. */
 	REQUIRE(t_map(lent, PAGE, RW) != MAP_FAILED);
 	lease = lease_put(lent, 20 * MS);
 	lease_touch(&lease);
@@ -60,14 +60,14 @@ static void hold_one_of_each(void)
 	REQUIRE(p != MAP_FAILED);
 	t_write(p, 1);
 	REQUIRE_OK(t_export(view, PAGE, 0, TMESH_EXPORT_WRITE));
-	/* One that goes with the lease. */
+	/* A view that ends with the lease. */
 	parts[0].handle = lent;
 	t_gather(dev, parts, 2, R_READ);
 
 	REQUIRE_OK(ioctl(dev, TMESH_CREATE_USER, &user));
 	REQUIRE_OK(ioctl(dev, TMESH_IMPORT, &import));
 	REQUIRE_OK(t_export(import.fd, 0, 0, 0));
-	/* What is mapped or exported is held by that alone. */
+	/* Close the descriptors: only mappings and exports hold the regions now. */
 	close(view);
 	close(lent);
 	close(lease.fd);
@@ -77,14 +77,14 @@ static void hold_one_of_each(void)
 	__atomic_add_fetch(armed, 1, __ATOMIC_RELAXED);
 }
 
-/* Holds more and more, lays all but the first down now and then, until killed. */
+/* Hold more and more objects, and sometimes drop all but the first, until killed. */
 static void __attribute__((noreturn)) hold(unsigned int seed)
 {
 	struct fuzz_input in;
 	struct fuzz_hand *h;
 	int who;
 
-	/* What it forks is to go with it. */
+	/* Make a process group, so that its children are killed too. */
 	setpgid(0, 0);
 	who = t_random(&seed) % 4;
 	if (who % 2)
@@ -114,7 +114,7 @@ static void storm(unsigned int *seed)
 				hold(own | 1);
 			setpgid(pids[i], pids[i]);
 		}
-		/* On a slow machine none might ever come so far: of the first one does. */
+		/* On a slow machine no process might get so far, so wait for the first one. */
 		while (!n && __atomic_load_n(armed, __ATOMIC_RELAXED) == before && !t_failed())
 			usleep(1000);
 		usleep(1000 + t_random(seed) % 100000);
@@ -125,30 +125,44 @@ static void storm(unsigned int *seed)
 	}
 }
 
-/* Whether any user has anything still, by debugfs: all that it counts must be 0. */
-static bool anything(void)
+/* Test for a counter of past work in debugfs. All other lines count objects that users hold. */
+static bool work_done(const char *line)
 {
-	char summary[512], *value;
-
-	REQUIRE(t_read_file("/sys/kernel/debug/tmesh/summary", summary, sizeof(summary)));
-	for (value = strchr(summary, ' '); value; value = strchr(value + 1, ' '))
-		if (atoll(value))
-			return true;
-	return false;
+	return !strncmp(line, "lapse_passes ", 13) || !strncmp(line, "settles ", 8);
 }
 
-/* In the end: a killed child's child may still be dying, or what it had in a socket. */
+/* Test by debugfs whether any object is left. With @tell print a note about it. */
+static bool anything(bool tell)
+{
+	char summary[1024], *line;
+	bool any = false;
+
+	REQUIRE(t_read_file("/sys/kernel/debug/tmesh/summary", summary, sizeof(summary)));
+	for (line = strtok(summary, "\n"); line; line = strtok(NULL, "\n")) {
+		if (work_done(line) || !atoll(strchr(line, ' ') + 1))
+			continue;
+		any = true;
+		if (tell)
+			t_note("left: %s", line);
+	}
+	return any;
+}
+
+/*
+ * Check that everything is gone in the end. A child of a killed child may still be exiting, or a
+ * message in its socket may still be there.
+ */
 static void check_empty(int dev)
 {
 	double until = t_now() + 120;
 
-	while ((t_listed(dev) || anything()) && t_now() < until)
+	while ((t_listed(dev) || anything(false)) && t_now() < until)
 		usleep(20000);
 	CHECK_EQ(t_listed(dev), 0);
-	CHECK(!anything());
+	CHECK(!anything(true));
 }
 
-/* MemFree in kB, without what the kernel could give back at once. */
+/* Return MemFree in kB after the kernel has dropped its caches. */
 static long free_memory(void)
 {
 	sync();
@@ -158,9 +172,9 @@ static long free_memory(void)
 }
 
 /*
- * Has the slab allocator give back what is free. KASAN keeps what was freed in a quarantine of up
- * to a 32nd of all memory, so that a use of it is seen: shrinking a cache empties its part, but
- * KASAN goes on counting it as full. So this is for the end of a long run.
+ * Let the slab allocator free its free objects. KASAN keeps freed objects in a quarantine of up to
+ * a 32nd of all memory, to detect their use. Shrinking a cache empties its part, but KASAN still
+ * counts it as full. So do this only at the end of a long run.
  */
 static void shrink_slab(void)
 {
@@ -171,7 +185,7 @@ static void shrink_slab(void)
 
 	REQUIRE(dir);
 	while ((cache = readdir(dir))) {
-		/* A link is another name of a cache that several share. */
+		/* A link is another name of a merged cache. */
 		if (cache->d_type != DT_DIR || cache->d_name[0] == '.')
 			continue;
 		snprintf(path, sizeof(path), "/sys/kernel/slab/%s/shrink", cache->d_name);
@@ -181,7 +195,7 @@ static void shrink_slab(void)
 	REQUIRE(shrunk);
 }
 
-/* What slabs hold that nobody can take from them, in kB. */
+/* Print and return the kB of unreclaimable slabs. */
 static long tell_memory(const char *when)
 {
 	long slab = t_meminfo("SUnreclaim");
@@ -198,9 +212,9 @@ static int by_value(const void *a, const void *b)
 }
 
 /*
- * The trend of @n values, for one step: the median of the slopes of all pairs, which a few
- * outliers do not move (Theil and Sen). @z is how many standard deviations the number of pairs
- * that rise is from that of chance (Mann and Kendall).
+ * Return the trend of @n values for one step: the median of the slopes of all pairs, which is
+ * robust against outliers (Theil and Sen). Set @z to the distance of the number of rising pairs
+ * from that of chance, in standard deviations (Mann and Kendall).
  */
 static double trend(const long *values, int n, double *z)
 {
@@ -218,7 +232,7 @@ static double trend(const long *values, int n, double *z)
 	return slopes[pairs / 2];
 }
 
-/* Memory that gets less by more than noise explains, and by more than does not matter. */
+/* Test whether memory shrinks by more than noise explains, and by a relevant amount. */
 static bool shrinks(const long *values, int n)
 {
 	double z, slope = trend(values, n, &z);
@@ -227,7 +241,7 @@ static bool shrinks(const long *values, int n)
 	return slope * n < -LOST_MAX && z < -3;
 }
 
-TEST(judge, "a leak of 200 kB a round is told from noise of 2 MB, and noise is no leak")
+TEST(judge, "a leak of 200 kB a round differs from noise of 2 MB, and noise is no leak")
 {
 	long noise[ROUNDS_MAX], leak[ROUNDS_MAX];
 	unsigned int seed = 1;
@@ -253,8 +267,10 @@ TEST(storm, "hundreds of processes killed at random moments leave nothing behind
 	armed = mmap(NULL, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	REQUIRE(armed != MAP_FAILED);
 	t_note("seed %u: %d rounds of %d kills", seed, rounds, KILLS);
-	/* What is set up at the first use is no leak; nor is what KASAN's quarantine takes until it
-	 * is full, where the trend is looked at. */
+	/*
+	 * Run some rounds first: memory that is allocated at the first use is no leak. Nor is the
+	 * growth of KASAN's quarantine until it is full, if the trend is checked.
+	 */
 	for (int i = 0; i < (rounds == ROUNDS_MAX ? ROUNDS_MAX / 2 : 1); i++) {
 		storm(&seed);
 		t_drop_kept();

@@ -22,10 +22,10 @@
 #include "t.h"
 
 #define CASES_MAX 64
-/* A test that takes longer than this hangs, and so does a word that does not come. */
+/* A test that takes longer hangs, and so does one that waits longer for a message. */
 #define CASE_SECONDS 1200
 #define WORD_SECONDS 300
-/* How long what a dead process held may take to go: sockets and rings close late. */
+/* The longest time until objects of a dead process are gone: sockets and rings close late. */
 #define SETTLE_SECONDS 120
 
 enum {
@@ -39,7 +39,7 @@ static struct {
 } cases[CASES_MAX];
 static int ncases;
 
-/* What a test and its children tell the process that runs the tests. */
+/* The result that a test and its children report to the process that runs the tests */
 struct verdict {
 	int failed;
 	char skipped[200];
@@ -144,7 +144,7 @@ long t_length(long some, long full)
 	return t_full() ? full : length_is("brief") ? (some + 2) / 3 : some;
 }
 
-/* Regions in the module, seen by root; what was held goes a moment after its holder. */
+/* Count the regions that are left, as root. Regions end a moment after their holders. */
 static int leftovers(int before)
 {
 	double until = t_now() + SETTLE_SECONDS;
@@ -156,7 +156,7 @@ static int leftovers(int before)
 	return now - before;
 }
 
-/* What nobody has dropped is not to be taken for the next test's. */
+/* Drop kept regions, so that the next test does not see them. */
 void t_drop_kept(void)
 {
 	struct tmesh_kept k;
@@ -177,8 +177,8 @@ void t_drop_kept(void)
 }
 
 /*
- * What tests may change for all: limits, and here the mode of the device, which they open as
- * several users. Both are put back from here, because a test may be killed.
+ * Global settings that tests may change: limits, and the mode of the device, which tests open as
+ * several users. The parent process restores both, because a test may be killed.
  */
 static const char *const limits[] = {
 	"max_bytes_per_uid",
@@ -318,7 +318,7 @@ void t_become(uid_t uid, gid_t gid, gid_t extra)
 	REQUIRE_OK(setgroups(extra ? 1 : 0, &extra));
 	REQUIRE_OK(setresgid(gid, gid, gid));
 	REQUIRE_OK(setresuid(uid, uid, uid));
-	/* Else /proc/self would still be root's. */
+	/* Otherwise /proc/self would still belong to root. */
 	REQUIRE_OK(prctl(PR_SET_DUMPABLE, 1));
 }
 
@@ -433,7 +433,7 @@ int t_count_fds(void)
 	DIR *dir;
 	int n = 0;
 
-	/* From 6.2 on the directory's size says it, and no inode need be made of each. */
+	/* Since 6.2 the size of the directory is the number, so no inodes have to be made. */
 	REQUIRE_OK(stat("/proc/self/fd", &st));
 	if (st.st_size)
 		return st.st_size;
@@ -487,8 +487,10 @@ bool t_file_value(const char *path, const char *key, char *value, size_t room)
 	return found;
 }
 
-/* On 6.1 smaps leaves out those that NUMA balancing has just marked: they count once they were
- * touched again. */
+/*
+ * Count the kB mapped by PMDs. Touch the memory first: on 6.1 smaps leaves out PMDs that NUMA
+ * balancing has just marked.
+ */
 long t_pmd_mapped(const volatile void *p, size_t bytes)
 {
 	long kb = 0;

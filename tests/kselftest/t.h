@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The bench that the test programs of this folder share.
+ * The framework that the test programs of this folder share.
  *
- * A program is a file of TEST()s and a main() that returns t_main(). Every test runs
- * in a process of its own, so that its descriptors, mappings, users and namespaces go
- * with it; afterwards no region may be left in the module, else the test has failed, and
- * the module's limits and /dev/tmesh's mode, which is 0666 for tests, are put back.
- * Results are TAP on stdout.
+ * A program is a file of TEST()s and a main() that returns t_main(). Every test runs in a process
+ * of its own, so that its descriptors, mappings, users and namespaces end with it. A test fails if
+ * it leaves a region in the module. Afterwards the module's limits and the mode of /dev/tmesh,
+ * which is 0666 for tests, are restored. Results are TAP on stdout.
  *
  * Environment
  *	TMESH_TEST_LENGTH	"full" for long races and fuzzing, "brief" for a third of what is
@@ -49,7 +48,7 @@
 void t_add(const char *title, void (*fn)(void));
 int t_main(void);
 
-/* A failed CHECK is told and the test goes on; a failed REQUIRE ends the test. */
+/* A failed CHECK is printed and the test goes on. A failed REQUIRE ends the test. */
 #define CHECK(cond) t_check(!!(cond), #cond, __FILE__, __LINE__)
 #define CHECK_EQ(got, want) \
 	t_check_eq((long long)(got), (long long)(want), #got, __FILE__, __LINE__)
@@ -75,51 +74,54 @@ bool t_check_err(long ret, int want, const char *what, const char *file, int lin
 void t_give_up(const char *but, const char *what, const char *file, int line)
 	__attribute__((noreturn));
 
-/* A line of explanation in the output. */
+/* Print a line of explanation. */
 void t_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* Ends the test as skipped; the reason is part of the result. */
+/* End the test as skipped. The reason is part of the result. */
 void t_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
-/* Have the checks of this test failed so far? */
+/* Test whether a check of this test has failed so far. */
 bool t_failed(void);
 
 bool t_full(void);
-/* Rounds or seconds, by TMESH_TEST_LENGTH; a third of @some, at least one, where it is brief. */
+/*
+ * Return a number of rounds or seconds by TMESH_TEST_LENGTH. "brief" is a third of @some, at least
+ * one.
+ */
 long t_length(long some, long full);
 
 /* Processes */
 
-/* Runs the block in a child whose failed checks count here: T_CHILD(pid) { ... } */
+/* Run the block in a child whose failed checks count here: T_CHILD(pid) { ... } */
 #define T_CHILD(pid) for (pid = t_fork(); !pid; t_exit())
 pid_t t_fork(void);
 void t_exit(void) __attribute__((noreturn));
-/* Reaps a child; one that did not end by itself is a failure. */
+/* Reap a child. The test fails if it did not end by itself. */
 void t_wait(pid_t pid);
 
-/* Becomes a plain user for good, in the groups @gid and, unless it is 0, @extra. */
+/* Become a plain user for good, in the groups @gid and, unless it is 0, @extra. */
 void t_become(uid_t uid, gid_t gid, gid_t extra);
 
-/* A socket pair to take turns on, and to pass descriptors over. */
+/* Make a socket pair to take turns on, and to pass descriptors over. */
 void t_pair(int sv[2]);
 void t_say(int sock);
 void t_hear(int sock);
 void t_send_fd(int sock, int fd);
 int t_recv_fd(int sock);
 
-/* Touches a byte: 0, or the signal that this raised. */
+/* Touch a byte. Return 0, or the signal that this raised. */
 int t_read(const volatile void *p);
 int t_write(volatile void *p, unsigned char value);
-/* Installs the handlers that t_read() and t_write() need; t_main() does it for tests. */
+/* Install the handlers that t_read() and t_write() need. t_main() does it for tests. */
 void t_catch_faults(void);
 
-/* Small views of the system */
+/* Queries about the system */
 
 int t_count_fds(void);
-/* A field of the smaps entry of the mapping at @p, in kB; -1 where there is none. */
+/* Return a field of the smaps entry of the mapping at @p, in kB; -1 if there is none. */
 long t_smaps(const void *p, const char *field);
-/* How many kB of the first @bytes at @p 2 MiB entries map, when they are touched. */
+/* Touch the first @bytes at @p. Return how many kB of them are mapped by PMDs. */
 long t_pmd_mapped(const volatile void *p, size_t bytes);
 long t_meminfo(const char *field);
-/* True when a line "@key value" or "@key: value" stands in a file. */
+/* Find a line "@key value" or "@key: value" in a file. Return false if there is none. */
 bool t_file_value(const char *path, const char *key, char *value, size_t room);
 bool t_write_file(const char *path, const char *text);
 bool t_read_file(const char *path, char *text, size_t room);
@@ -130,7 +132,7 @@ unsigned int t_random(unsigned int *seed);
 /*
  * tmesh
  *
- * As system calls do, these return -1 with errno; t_dev(), t_caps() and t_info() end the
+ * Like system calls, these return -1 with errno. On errors t_dev(), t_caps() and t_info() end the
  * test instead.
  */
 
@@ -145,16 +147,16 @@ int t_seal(int handle);
 int t_revoke(int handle);
 int t_export(int handle, __u64 offset, __u64 bytes, __u32 flags);
 int t_sync_cpu(int dmabuf, __u64 flags);
-/* Whole pages of a region, and a view of such parts. */
+/* Describe whole pages of a region, and make a view of such parts. */
 struct tmesh_extent t_extent(int handle, __u64 first, __u64 pages);
 int t_gather(int dev, const struct tmesh_extent *extents, __u32 count, __u32 rights);
 struct tmesh_info t_info(int handle);
-/* Ends all that is kept, whoever keeps it; for root. */
+/* Drop the kept names of all users, as root. */
 void t_drop_kept(void);
-/* Regions that TMESH_LIST shows to the caller. */
+/* Return the number of regions that TMESH_LIST shows to the caller. */
 int t_listed(int dev);
 void *t_map(int fd, size_t bytes, int prot);
-/* Reads or sets /proc/sys/dev/tmesh/@name. */
+/* Read or set /proc/sys/dev/tmesh/@name. */
 unsigned long long t_limit(const char *name);
 void t_set_limit(const char *name, unsigned long long value);
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
-/* Tokens: what they open, for whom, how long; and what each user may see of regions. */
+/*
+ * Tokens: the handles that they open, for which users and how long. Also the regions that each user
+ * may see.
+ */
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
@@ -32,7 +35,7 @@ static int create(int dev, __u32 mode, gid_t gid)
 	return REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c) ? -1 : c.fd);
 }
 
-/* Opens and closes: 0, or the errno. */
+/* Open a token and close the handle. Return 0 or the errno. */
 static int opens(int dev, const __u8 *token, __u32 rights)
 {
 	int fd = t_open(dev, token, rights, 0), err = errno;
@@ -170,12 +173,12 @@ TEST(stale, "tokens die with their region and with its revocation")
 	REQUIRE_OK(t_token(fd, R_READ, token));
 	REQUIRE_OK(t_revoke(fd));
 	CHECK_EQ(opens(dev, token, R_READ), ENOENT);
-	/* EACCES would mean that the token is still known. */
+	/* EACCES would mean that the token is still alive. */
 	CHECK_EQ(opens(dev, token, R_ALL), ENOENT);
 	CHECK_ERR(t_token(fd, R_READ, token), ESTALE);
 	close(fd);
 
-	/* A mapping or an export keeps the region, and so its token. */
+	/* A mapping or an export holds the region, and so its token. */
 	fd = create(dev, 0, 0);
 	REQUIRE_OK(t_token(fd, R_READ, token));
 	p = t_map(fd, BYTES, PROT_READ);
@@ -222,7 +225,7 @@ static int holders_by_id(int dev, __u64 id)
 	return ioctl(dev, TMESH_HOLDERS, &h) ? errno : 0;
 }
 
-/* Runs @fn in a child as a user, with what Alice offers: five regions by mode. */
+/* The regions that Alice offers, by mode */
 static struct offer offers[5];
 static const __u32 offered_modes[5] = {0600, 0400, 0640, 0660, 0620};
 
@@ -259,7 +262,9 @@ static void as_alice(void (*then)(const int fds[5]))
 	T_CHILD(pid) {
 		int fds[5];
 
-		/* So that Bob can be another child of root and yet see what Alice has. */
+		/*
+		 * Alice is a child of root, so that Bob can be another one and yet see her regions.
+		 */
 		t_become(ALICE, ALICE, STAFF);
 		make_offers(fds);
 		then(fds);
@@ -282,7 +287,7 @@ TEST(owner, "the owner opens as its mode bits allow")
 	as_alice(owner_checks);
 }
 
-/* Alice's regions, held by this process as root so that they live; seen by @uid. */
+/* Check Alice's regions as another user. This process holds them as root, so that they live. */
 static void stranger_checks(gid_t extra, const int readers[5], const int writers[5])
 {
 	int sv[2], fds[5];
@@ -411,7 +416,7 @@ TEST(list, "lists come in order of id, in parts, with a cursor")
 	CHECK_EQ(l.more, 0);
 }
 
-/* The look for one lets go of the table now and then. */
+/* The walk drops the RCU lock every 256 regions. */
 TEST(list_of_few, "a list of one's own region is the same behind hundreds of others'")
 {
 	int dev = t_dev();

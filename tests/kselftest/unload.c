@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* Unloading the module: refused while anything of it lives, clean afterwards. */
+/*
+ * Unloading the module: refused while an object of it lives, and clean afterwards.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +53,7 @@ static int region(void)
 	return fd;
 }
 
-/* Of a region that nothing else holds. */
+/* Make a view that is the only holder of a region. */
 static int view(void)
 {
 	int dev = t_dev(), source = REQUIRE_OK(t_create(dev, PAGE, 0)), fd;
@@ -156,10 +158,10 @@ TEST(traces, "nothing of it is left when it is gone, and it comes back as new")
 	}
 }
 
-TEST(lingering, "a linger does not hold the module once the device is closed")
+TEST(holding, "a hold does not keep the module once the device is closed")
 {
 	const char *path = module_file();
-	struct tmesh_create c = {.size = sizeof(c), .bytes = PAGE, .linger_ms = 1000};
+	struct tmesh_create c = {.size = sizeof(c), .bytes = PAGE, .hold_ms = 1000};
 	int dev = t_dev();
 
 	REQUIRE_OK(ioctl(dev, TMESH_CREATE, &c));
@@ -189,7 +191,7 @@ TEST(views_end, "nor do views that a revocation of their source has just ended")
 	}
 }
 
-/* Is there a line with @text among those that a log descriptor has still to tell? */
+/* Test whether the unread lines of a log descriptor contain @text. */
 static bool told(int kmsg, const char *text)
 {
 	char line[1024];
@@ -254,7 +256,7 @@ TEST(kept, "what is kept goes with the module, which says what that was")
 	close(dev);
 }
 
-/* What is looked at without holding the module. */
+/* Read the files that do not hold the module. */
 static void look_at_module(void)
 {
 	int dev = open("/dev/tmesh", O_RDWR | O_CLOEXEC);
@@ -270,11 +272,11 @@ static void look_at_module(void)
 	usleep(1000);
 }
 
-/* Everything that holds the module, begun and given up again. */
+/* Make and drop every kind of object that holds the module. */
 static void use_module(unsigned int *seed, int vgem)
 {
 	int dev = open("/dev/tmesh", O_RDWR | O_CLOEXEC), fds[5];
-	struct tmesh_create c = {.size = sizeof(c), .bytes = 4 * PAGE, .linger_ms = 10};
+	struct tmesh_create c = {.size = sizeof(c), .bytes = 4 * PAGE, .hold_ms = 10};
 	__u8 token[TMESH_TOKEN_BYTES];
 	struct tmesh_extent e;
 	int gem = -1;
@@ -301,7 +303,7 @@ static void use_module(unsigned int *seed, int vgem)
 	CHECK_EQ(t_write(p, 1), 0);
 	if (t_random(seed) % 4 == 0)
 		CHECK_OK(t_revoke(c.fd));
-	/* What goes last is another one each time. */
+	/* The last object to end is another one each time. */
 	for (unsigned int i = 0, first = t_random(seed); i < 8; i++) {
 		unsigned int which = (first + i) % 8;
 
@@ -340,7 +342,7 @@ TEST(races, "unloading against all that may be going on")
 			usleep(t_random(&seed) % 3000);
 		}
 	}
-	/* Longer where it has not come to both. */
+	/* Go on longer if not both outcomes have occurred. */
 	while (((done < rounds && t_now() < until) || !done || !refused) && !t_failed()) {
 		if (unload()) {
 			if (!CHECK_EQ(errno, EAGAIN))

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-/* TMESH_CREATE_USER: which memory can be pinned, what it costs, and what becomes of it. */
+/*
+ * TMESH_CREATE_USER: which memory can be pinned, its charges, and its lifetime.
+ */
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -42,7 +44,7 @@ static unsigned char *memory(size_t bytes)
 	return p;
 }
 
-/* What this process has pinned, in bytes. */
+/* Return the number of bytes that this process has pinned. */
 static __u64 pinned(void)
 {
 	char kb[32];
@@ -88,7 +90,7 @@ TEST(create, "a range of the caller's becomes a region, pinned and charged while
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
 }
 
-TEST(handles, "its handles are not mapped and not sealed; what is derived has fewer rights")
+TEST(handles, "its handles are not mapped and not sealed; derived ones have fewer rights")
 {
 	int dev = t_dev(), h = REQUIRE_OK(create(dev, memory(BYTES), BYTES, R_READ | R_WRITE)), fd;
 	struct tmesh_info i;
@@ -148,7 +150,7 @@ TEST(hole, "a hole gives EFAULT and its address, wherever it is; so does others'
 	refused(dev, p + 4 * MB, 4 * MB, R_READ | R_WRITE, EFAULT, TMESH_PIN_HOLE, p + 6 * MB);
 	refused(dev, p + 3 * MB, PAGE, R_READ | R_WRITE, EFAULT, TMESH_PIN_HOLE, p + 3 * MB);
 	refused(dev, NULL, PAGE, R_READ, EFAULT, TMESH_PIN_HOLE, NULL);
-	/* The kernel's, and what nobody has. */
+	/* Addresses of the kernel, and unmapped ones. */
 	refused(dev, (void *)0xffffffff81000000, PAGE, R_READ, EFAULT, TMESH_PIN_HOLE,
 		(void *)0xffffffff81000000);
 	refused(dev, (void *)0xffff888000000000, PAGE, R_READ, EFAULT, TMESH_PIN_HOLE,
@@ -183,7 +185,7 @@ TEST(huge, "lengths beyond all memory are refused at once")
 	CHECK(t_now() - since < 20);
 }
 
-/* The number of the page frame behind an address. */
+/* Return the number of the page frame behind an address. */
 static __u64 frame(const volatile void *p)
 {
 	int fd = REQUIRE_OK(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
@@ -300,12 +302,12 @@ TEST(file, "pages of a file are not pinned for writing: its filesystem would not
 	refused(dev, p, BYTES, R_READ | R_WRITE, EOPNOTSUPP, TMESH_PIN_FILE, p);
 	p[PAGE] = p[PAGE];
 	refused(dev, p + PAGE, PAGE, R_READ | R_WRITE, EOPNOTSUPP, TMESH_PIN_FILE, p + PAGE);
-	/* The reason is told, or EFAULT. */
+	/* If the reason cannot be written, the call gives EFAULT. */
 	untold = (void *)memory(PAGE);
 	*untold = last;
 	REQUIRE_OK(mprotect(untold, PAGE, PROT_READ));
 	CHECK_ERR(ioctl(dev, TMESH_CREATE_USER, untold), EFAULT);
-	/* A private copy is the process's own. */
+	/* A private copy belongs to the process. */
 	p = mmap(NULL, BYTES, RW, MAP_PRIVATE, fd, 0);
 	REQUIRE(p != MAP_FAILED);
 	CHECK_OK(create(dev, p, BYTES, R_READ | R_WRITE));
@@ -335,7 +337,7 @@ TEST(shared, "shared memory, memory of another region and huge pages are pinned"
 	p = t_map(h, BYTES, RW);
 	u = CHECK_OK(create(dev, p, BYTES, R_READ | R_WRITE)) ? last.fd : -1;
 	CHECK_ERR(t_seal(h), EBUSY);
-	/* Taken back from its holders, and alive for those who have it pinned. */
+	/* The holders lose the memory, but its pins keep it. */
 	CHECK_OK(t_revoke(h));
 	CHECK_EQ(t_read(p), SIGBUS);
 	CHECK_OK(t_export(u, 0, 0, TMESH_EXPORT_WRITE));
@@ -344,7 +346,7 @@ TEST(shared, "shared memory, memory of another region and huge pages are pinned"
 	CHECK_OK(create(dev, p + 5 * PAGE, 2 * BYTES - 7 * PAGE, R_READ | R_WRITE));
 }
 
-/* Becomes a user without privileges whose limit of locked memory is @bytes. */
+/* Become an unprivileged user with a limit of @bytes of locked memory. */
 static void limited(__u64 bytes)
 {
 	struct rlimit limit = {bytes, bytes};
@@ -380,6 +382,38 @@ TEST(memlock, "RLIMIT_MEMLOCK binds the process; CAP_IPC_LOCK is exempt and coun
 		REQUIRE_OK(setrlimit(RLIMIT_MEMLOCK, &none));
 		CHECK_OK(create(t_dev(), p, BYTES, R_READ));
 		CHECK_EQ(pinned(), BYTES);
+	}
+	t_wait(pid);
+}
+
+TEST(memlock_user, "RLIMIT_MEMLOCK binds a user, whose processes do not have one limit each")
+{
+	unsigned char *p = memory(BYTES);
+	int sv[2], first;
+	pid_t pid;
+
+	t_pair(sv);
+	T_CHILD(pid) {
+		limited(BYTES);
+		t_send_fd(sv[1], REQUIRE_OK(create(t_dev(), p, BYTES - PAGE, R_READ)));
+	}
+	t_wait(pid);
+	/* The process has ended, and its memory is still pinned. */
+	first = t_recv_fd(sv[0]);
+	T_CHILD(pid) {
+		int dev = t_dev();
+
+		limited(BYTES);
+		refused(dev, p, 2 * PAGE, R_READ, ENOMEM, TMESH_PIN_MEMLOCK, p);
+		CHECK_OK(create(dev, p, PAGE, R_READ));
+		close(first);
+		CHECK_EQ(pinned(), PAGE);
+	}
+	t_wait(pid);
+	close(first);
+	T_CHILD(pid) {
+		limited(BYTES);
+		CHECK_OK(create(t_dev(), p, BYTES, R_READ));
 	}
 	t_wait(pid);
 }
@@ -421,7 +455,7 @@ static bool all_zero(const unsigned char *p, size_t bytes)
 	return true;
 }
 
-/* Frames that a driver captures tell whose pages it was given. */
+/* The frames that a driver captures show which pages it got. */
 TEST(capture, "vivid captures a frame into the caller's own memory")
 {
 	int dev = t_dev(), h;
@@ -437,7 +471,7 @@ TEST(capture, "vivid captures a frame into the caller's own memory")
 	CHECK_EQ(pinned(), 0);
 }
 
-TEST(fork, "after a fork the pinned pages stay the parent's, whoever writes first")
+TEST(fork, "after a fork the pinned pages stay the parent's, even if the child writes first")
 {
 	int dev = t_dev(), h, sv[2];
 	unsigned char *p = memory(BYTES);
@@ -500,7 +534,7 @@ TEST(killed, "a kill in the middle of pinning leaves nothing behind")
 	}
 }
 
-/* The address space changes under the pinning. */
+/* The address space changes during the pinning. */
 
 static struct {
 	unsigned char *p;

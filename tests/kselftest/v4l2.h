@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* As much of V4L2 as capturing frames into dma-bufs takes. */
+/*
+ * The parts of V4L2 needed to capture frames into dma-bufs.
+ */
 #ifndef TMESH_KSELFTEST_V4L2_H
 #define TMESH_KSELFTEST_V4L2_H
 
@@ -13,7 +15,7 @@
 
 #include "t.h"
 
-/* Opens a capture device of the virtual video driver, or skips the test. */
+/* Open a capture device of the virtual video driver, or skip the test. */
 static inline int open_vivid(struct v4l2_format *f)
 {
 	glob_t found = {0};
@@ -40,7 +42,7 @@ static inline int open_vivid(struct v4l2_format *f)
 	return fd;
 }
 
-/* Hands a dma-buf over to be filled. */
+/* Queue a dma-buf to be filled. */
 static inline int queue(int video, unsigned int index, int dmabuf)
 {
 	struct v4l2_buffer b = {
@@ -64,7 +66,7 @@ static inline int request_buffers(int video, unsigned int n)
 	return ioctl(video, VIDIOC_REQBUFS, &rb);
 }
 
-/* Has vivid capture one frame into a dma-buf: its length, at most @room. */
+/* Let vivid capture one frame of at most @room bytes into a dma-buf. Return its length. */
 static inline unsigned int vivid_fill(int dmabuf, size_t room)
 {
 	int type = V4L2_BUF_TYPE_VIDEO_CAPTURE, video;

@@ -2,10 +2,10 @@
 #
 # The module's source, looked at by the kernel's tools.
 
-kmod-lint: ## sparse, checkpatch, kernel-doc, clang and Coccinelle on the module
+kmod-lint: ## Check the module with sparse, checkpatch, kernel-doc, clang and Coccinelle.
 	@tests/lint/kmod.py
 
-kmod-check: ## of kmod-lint, what takes less than two minutes
+kmod-check: ## Run the quick part of kmod-lint.
 	@tests/lint/kmod.py --quick
 
 .PHONY: kmod-lint kmod-check

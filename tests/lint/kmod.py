@@ -29,7 +29,7 @@ def sources():
 
 
 def output(*command, **options):
-    """All that a command says; its status is not looked at, its findings are."""
+    """Return all output of a command; its findings count, its status does not."""
     return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors="replace", **options).stdout
 

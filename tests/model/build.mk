@@ -8,18 +8,13 @@ MODEL_TEST_OUT := $(B)/tests/model
 MODEL_TESTS    := $(patsubst $(MODEL_TEST)/test_%.c,test_%,$(wildcard $(MODEL_TEST)/test_*.c))
 MODEL_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(MODEL) -Itests/unit
 
-# model_test(variant, sanitizers, libtmesh, libtmesh-model)
-define model_test
-$(MODEL_TEST_OUT)/$(1)/%: $(MODEL_TEST)/%.c $$(wildcard $(MODEL_TEST)/*.h $(MODEL)/*.h tests/unit/unit.h tests/unit/failing.h tests/unit/unanswered.h) tests/unit/closes.c $(4) $(3)
-	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(CFLAGS) $$(WARN) $$(MODEL_TEST_FLAGS) $(2) $$< $$(UNIT_CLOSES) $$(MODEL_TEST_WRAP) $(4) $(3) -lcmocka $$(MODEL_LIBS) -o $$@
-endef
-$(eval $(call model_test,plain,,$(LIB_A),$(MODEL_A)))
-$(eval $(call model_test,asan,$(ASAN_FLAGS) $$(TEST_O),$(LIB_ASAN),$(B)/libtmesh-model-asan.a))
-$(eval $(call model_test,tsan,$(TSAN_FLAGS) $$(TEST_O),$(LIB_TSAN),$(B)/libtmesh-model-tsan.a))
-
-# Ten seconds pass by the test's own clock.
-$(MODEL_TEST_OUT)/plain/test_flight $(MODEL_TEST_OUT)/asan/test_flight: private MODEL_TEST_WRAP := -Wl,--wrap=tmesh_now_ns
+# model_tests(variant, flags, libtmesh, libtmesh-model). test_shared_load sets the time by a clock of its own.
+MODEL_TEST_WRAP = -Wl,--wrap=close $(if $(filter %/test_shared_load,$@),-Wl$(comma)--wrap=tmesh_now_ns) \
+	$(if $(filter %/test_load,$@),-Wl$(comma)--wrap=tmesh_room)
+model_tests = $(call c_tests,$(MODEL_TEST_OUT)/$(1),$(MODEL_TEST),$(MODEL_TEST_FLAGS) $(2),$(UNIT_OUT)/$(1)/closes.o $(4) $(3),$$(MODEL_TEST_WRAP) -lcmocka $$(MODEL_LIBS))
+$(eval $(call model_tests,plain,,$(LIB_A),$(MODEL_A)))
+$(eval $(call model_tests,asan,$(ASAN_FLAGS) $(TEST_O),$(LIB_ASAN),$(B)/libtmesh-model-asan.a))
+$(eval $(call model_tests,tsan,$(TSAN_FLAGS) $(TEST_O),$(LIB_TSAN),$(B)/libtmesh-model-tsan.a))
 
 define model_run
 @export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
@@ -34,17 +29,17 @@ $(foreach test,test_corpus test_failures test_kept test_restart test_table_pack,
 MODEL_ANY_BACKEND := test_corpus test_failures test_headers test_null test_pages_hostile test_pages_log test_table_pack
 MODEL_TESTS_kernel = $(filter-out $(MODEL_ANY_BACKEND),$(MODEL_TESTS))
 
-model-check: $(addprefix $(MODEL_TEST_OUT)/plain/,$(MODEL_TESTS)) ## libtmesh-model's unit tests
+model-check: $(addprefix $(MODEL_TEST_OUT)/plain/,$(MODEL_TESTS)) ## Run libtmesh-model's unit tests.
 	$(call any_backend,$(MODEL_ANY_BACKEND))
 	$(call model_run,plain,$(or $(MODEL_TESTS_$(TMESH_BACKEND)),$(MODEL_TESTS)))
 
-model-asan-check: $(addprefix $(MODEL_TEST_OUT)/asan/,$(MODEL_TESTS)) ## ... with sanitizers
+model-asan-check: $(addprefix $(MODEL_TEST_OUT)/asan/,$(MODEL_TESTS)) ## Run libtmesh-model's unit tests with the address sanitizer.
 	$(call model_run,asan,$(MODEL_TESTS))
 
-# Of those with threads whatever starts none in a forked child, which the sanitizer does not follow.
+# Programs with threads that start none in a forked child, which the sanitizer does not follow.
 MODEL_TSAN := test_pages_threads
 
-model-tsan-check: $(addprefix $(MODEL_TEST_OUT)/tsan/,$(MODEL_TSAN)) ## ... with the thread sanitizer
+model-tsan-check: $(addprefix $(MODEL_TEST_OUT)/tsan/,$(MODEL_TSAN)) ## Run libtmesh-model's unit tests with the thread sanitizer.
 	$(call model_run,tsan,$(MODEL_TSAN))
 
 # The formats' own packages are on the package index alone; without them what needs them is skipped.
@@ -57,7 +52,7 @@ $(MODEL_VENV)/tools.stamp: tests/engine/requirements.txt
 	$(MODEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/engine/requirements.txt || true
 	@touch $@
 
-model-peers-check: $(MODEL_VENV)/tools.stamp $(B)/libtmesh-model.so ## the readers beside the formats' own packages
+model-peers-check: $(MODEL_VENV)/tools.stamp $(B)/libtmesh-model.so ## Compare the readers of model files with the formats' own packages.
 	@tests/demo/fetch.sh $(B)/demo >&2 || true
 	@status=0; $(MODEL_VENV)/bin/python -B $(MODEL_TEST)/differential.py || status=1; \
 	$(MODEL_VENV)/bin/python -B $(MODEL_TEST)/differential_demo.py $(B)/demo || status=1; exit $$status
@@ -69,10 +64,10 @@ MODEL_FUZZ_OBJ   := $(MODEL_SRC:$(MODEL)/%.c=$(MODEL_FUZZ_OUT)/model/%.o)
 
 $(MODEL_FUZZ_OUT)/model/%.o: $(MODEL)/%.c $(MODEL)/build.mk
 	@mkdir -p $(@D)
-	$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(LIB_CFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
+	$(SAY)$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) $(LIB_CFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c -o $@ $<
 -include $(MODEL_FUZZ_OBJ:.o=.d)
 
-MODEL_FUZZ_LINK = $(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(MODEL) -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
+MODEL_FUZZ_LINK = $(SAY)$(FUZZ_CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(MODEL) -std=gnu11 $(WARN) $(FUZZ_FLAGS) -fsanitize=fuzzer \
 	$< $(MODEL_FUZZ_OBJ) $(FUZZ_OBJ) $(MODEL_LIBS) -o $@
 $(MODEL_FUZZ_OUT)/safetensors $(MODEL_FUZZ_OUT)/gguf: $(MODEL_TEST)/fuzz/fuzz_header.c $(MODEL_FUZZ_OBJ) $(FUZZ_OBJ)
 	$(MODEL_FUZZ_LINK)
@@ -82,26 +77,31 @@ $(MODEL_FUZZ_OUT)/pagelog: $(MODEL_TEST)/fuzz/fuzz_pagelog.c $(MODEL_FUZZ_OBJ) $
 	$(MODEL_FUZZ_LINK)
 .SECONDARY: $(MODEL_FUZZ_OBJ)
 
-model-fuzz-check: $(addprefix $(MODEL_FUZZ_OUT)/,$(MODEL_FUZZ_NAMES)) ## fuzz what reads files of tensors
+model-fuzz-check: $(addprefix $(MODEL_FUZZ_OUT)/,$(MODEL_FUZZ_NAMES)) ## Fuzz the readers of model files.
 	@$(FUZZ)/run $(MODEL_FUZZ_OUT) $(MODEL_FUZZ_NAMES)
 
 .PHONY: model-check model-asan-check model-tsan-check model-peers-check model-fuzz-check
 
 $(MODEL_TEST_OUT)/faults.so: $(MODEL_TEST)/faults.c
 	@mkdir -p $(@D)
-	$(CC) -D_GNU_SOURCE $(CFLAGS) $(WARN) -fPIC -shared -Wno-missing-prototypes -o $@ $< -ldl
+	$(SAY)$(CC) -D_GNU_SOURCE $(CFLAGS) $(WARN) -fPIC -shared -Wno-missing-prototypes -o $@ $< -ldl
 
-model-faults-check: tools $(B)/tmesh-keeper $(MODEL_TEST_OUT)/faults.so $(MODEL_TEST_OUT)/plain/hostile_file $(B)/tests/keep/kept_hash ## loading while the disk fails, and kills at any time
+model-faults-check: tools $(B)/tmesh-keeper $(MODEL_TEST_OUT)/faults.so $(MODEL_TEST_OUT)/plain/hostile_file $(B)/tests/keep/kept_hash ## Load models while the disk fails and processes are killed.
 	@$(PYTHON) -B $(MODEL_TEST)/faults.py $(B)
 
 .PHONY: model-faults-check
 
-# What lies otherwise where shared memory may have huge pages. Few hosts have them on; the library's guest has.
+# These programs test memory that differs where shared memory may have huge pages. Few hosts have them on;
+# the library's guest has.
 HUGE_UNIT  := test_failures test_pool test_region
-HUGE_MODEL := test_flight test_load test_measure
+HUGE_MODEL := test_shared_load test_load test_measure
 
-huge-check: $(addprefix $(B)/tests/unit/plain/,$(HUGE_UNIT)) $(addprefix $(MODEL_TEST_OUT)/plain/,$(HUGE_MODEL)) ## regions and models on memfds, for where huge pages of shared memory are on
+# For the guest, which compiles nothing.
+huge-built: tools $(B)/tests/vm/huge $(addprefix $(B)/tests/unit/plain/,$(HUGE_UNIT)) $(addprefix $(MODEL_TEST_OUT)/plain/,$(HUGE_MODEL))
+
+huge-check: huge-built ## Test regions and models where shared memory may have huge pages.
 	$(call unit_run,plain,,$(HUGE_UNIT))
 	$(call model_run,plain,$(HUGE_MODEL))
+	@CMOCKA_MESSAGE_OUTPUT=TAP TMESH_RUNTIME_DIR=$$(mktemp -d) TMESH_TMESHCTL=$(B)/tmeshctl $(B)/tests/vm/huge
 
-.PHONY: huge-check
+.PHONY: huge-built huge-check

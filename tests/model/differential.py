@@ -3,7 +3,7 @@
 """Both readers beside the formats' own packages, on valid files and on seeded mutations of them.
 
 Never may a file be taken here that the package refuses, nor both take one and see different tensors.
-Where this reader alone refuses, its message must be one of the reasons below; docs/models.md explains
+Where this reader alone refuses, its message must be one of the reasons below; docs/reference/models.md explains
 them. TMESH_TEST_LENGTH=full runs more; SEED and COUNT override.
 """
 import collections
@@ -179,7 +179,7 @@ def safetensors_ours(data):
 
 # ---- gguf ----
 
-# Of this one the package tells 40 bytes, and ggml, whose type it is, 36. No file has it.
+# The package reads 40 bytes for this type, and ggml, whose type it is, 36. No file has it.
 gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_1] = (32, 36)
 # All that the package knows, integers and BF16 among them.
 QUANTS = sorted(quant.name for quant in gguf.GGML_QUANT_SIZES if quant.name not in ("F32", "F16"))
@@ -261,8 +261,8 @@ def gguf_of_libggml(mutants):
 
 
 def gguf_quantised(path):
-    """Weights quantised by the package into each type that it can make; what is wrong when they are found by this
-    reader's offsets. And one tensor of each type that the package knows."""
+    """Quantise weights with the package into each type that it can make; report each fault of the bytes at
+    this reader's offsets. And one tensor of each type that the package knows."""
     weights = numpy.random.default_rng(SEED).normal(size=(6, 512)).astype(numpy.float32)
     made, writer = {}, gguf.GGUFWriter(path, "llama")
     for name in QUANTS:

@@ -4,9 +4,10 @@
 
     differential_demo.py FOLDER
 
-FOLDER has the wheel that tests/demo/fetch.sh fetches. Of each file of the package's making the two see the same tensors,
-and the loaded ones have the bytes that the package finds; one is split over several files. Then each file's header is
-mutated, by the rules of differential.py. TMESH_TEST_LENGTH=full runs more; SEED and COUNT override.
+FOLDER has the wheel that tests/demo/fetch.sh fetches. Compare how the two read each file of the package's
+making. They see the same tensors, and the loaded ones have the bytes that the package finds. One model is
+split over several files. Then each file's header is mutated, by the rules of differential.py.
+TMESH_TEST_LENGTH=full runs more; SEED and COUNT override.
 """
 import logging
 import os
@@ -52,7 +53,7 @@ def kind_of(weights, kind):
 
 
 def describe(writer, words):
-    """What a converter writes of a model of this kind."""
+    """A converter's output for a model of this kind."""
     writer.add_name("all-MiniLM-L6-v2")
     writer.add_block_count(6)
     writer.add_context_length(512)
@@ -90,7 +91,7 @@ def ours(path):
 
 
 def wrong_bytes(path, made):
-    """What is loaded of another number, or with other bytes, than were written."""
+    """Return the tensors that are loaded in another number, or with other bytes, than were written."""
     with tmesh_model.loaded(path) as found:
         if found.keys() != made.keys():
             return [f"{sorted(found.keys() ^ made.keys())} are in one of the two"]
@@ -98,7 +99,7 @@ def wrong_bytes(path, made):
 
 
 def whole(folder, weights, words):
-    """What is wrong with the model in each type."""
+    """Return the faults of the model in each type."""
     wrong = []
     for kind in KINDS:
         path = os.path.join(folder, f"{kind}.gguf")
@@ -132,7 +133,7 @@ class Mutant(bytes):
 
 
 def mutants(folder, weights, words, rng):
-    """Of each type the header as it is, and mutated ones."""
+    """Make the header of each type as it is, and mutated ones."""
     found = []
     for kind in KINDS:
         path = os.path.join(folder, "short.gguf")

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
  * LD_PRELOAD for the tests of libtmesh-model: system calls on the file that FAULT_PATH names fail
- * as FAULT says from the FAULT_AFTER'th byte on: eio, late (ETIMEDOUT), end, short (in small
- * pieces, which is no failure), or stop (the process is stopped once, and goes on by SIGCONT). What
- * goes by io_uring is not seen here.
+ * as FAULT says from the FAULT_AFTER'th byte on. FAULT is eio, late (ETIMEDOUT), end, short (in
+ * small pieces, which is no failure), or stop (the process is stopped once, and goes on by
+ * SIGCONT). Reads through io_uring are not seen here.
  */
 #include <dlfcn.h>
 #include <errno.h>

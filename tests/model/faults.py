@@ -4,8 +4,8 @@
 
     faults.py BUILD_DIR
 
-faults.so makes reads of the model's file fail (EIO), end early or come in small pieces; what goes by
-io_uring it does not see. A FUSE file system (fuse_file.py; without it a skip) makes the reads of each way fail, and
+faults.so makes reads of the model's file fail (EIO), end early or come in small pieces; it does not see reads
+through io_uring. A FUSE file system (fuse_file.py; without it a skip) makes the reads of each way fail, and
 counts how large they are. Nothing may be left but what was there before.
 """
 import contextlib
@@ -69,7 +69,7 @@ def start(path, *args, **fault):
 
 
 def told(process):
-    """What it says of what it loaded, and holds; or None."""
+    """Return its report of the loaded model, which it holds; or None."""
     said = ""
     for line in process.stdout:
         said += line
@@ -84,7 +84,7 @@ def let_go(process):
 
 
 def reported(process):
-    """What it says of what it loaded; then it may let go. Or its status and why it did not."""
+    """Return its report of the loaded model; then it may let go. Or its status and why it did not."""
     report = told(process)
     if report:
         let_go(process)
@@ -128,7 +128,7 @@ def mounted(folder, path, *fault):
             time.sleep(0.01)
         yield inside, log, server
     finally:
-        # Who is not root has fusermount.
+        # A user other than root has fusermount.
         if subprocess.run(["umount", "-l", point], stderr=subprocess.DEVNULL).returncode:
             subprocess.run(["fusermount", "-uz", point], stderr=subprocess.DEVNULL)
         server.kill()
@@ -153,7 +153,7 @@ def through_fuse(folder, path, whole):
         status, report = reported(start(inside))
         check(status == 0 and report["xxh3"] == whole, "FUSE: the same bytes", report)
         check(status == 0 and (report["method"], report["file_system"]) == ("read", "fuse") and "FUSE" in report["reason"],
-              "FUSE: what is chosen, and why", report)
+              "FUSE: the chosen method, and the reason", report)
         # 128 KiB is the most that the kernel asks a server of this kind for; the header's 64 KiB come first.
         sizes = reads(log)
         check(sum(sizes) < 1.05 * BYTES and len(sizes) < 1.2 * BYTES / (128 << 10),
@@ -177,8 +177,9 @@ def hanging(log):
 
 
 def hangs(folder, path, method):
-    """The server answers no more in the middle. Who reads waits as for any disk until the connection ends (the server
-    does, or root by umount -f), also when it is killed: the kernel tells the server of each end of a file."""
+    """The server answers no more in the middle. A reader waits as for any disk until the connection ends (the
+    server does, or root by umount -f), also when it is killed. The kernel reports each end of a file to the
+    server."""
     for end in "killed", "ended":
         with mounted(folder, path, "hangs", 9 << 20) as (inside, log, server):
             process = start(inside, "--method", method)
@@ -253,8 +254,9 @@ def catches(process, number):
 
 
 def slowly(folder, path):
-    """The server is slow: who reads tells how far it is, as do those that wait, and each can be cancelled soon. The file
-    takes 176 reads from the gate on; a load that tells of 32 MiB at a time would tell only at its end."""
+    """The server is slow: a reader shows its progress, as do those that wait, and each can be cancelled soon.
+    The file takes 176 reads from the gate on; a load that tells of 32 MiB at a time would tell only at its
+    end."""
     gate = os.path.join(folder, "log.gate")
     os.mkfifo(gate)
     with mounted(folder, path, "gated", 2 << 20) as (inside, log, _):
@@ -264,7 +266,7 @@ def slowly(folder, path):
         check(passed < 100, f"FUSE, slow: the progress is shown after {passed} reads of 176", reader.said)
         waiter, piped = Terminal(inside), start(inside)
         until(lambda: waiter.shows("waiting for another reader: "))
-        check(True, "FUSE, slow: who waits shows the same")
+        check(True, "FUSE, slow: a waiting process shows the same")
         waiter.press_control_c()
         status = until(waiter.ended)
         check(status == 1 and "cancelled" in waiter.said, "FUSE, slow: Ctrl-C ends who waits, without another read", waiter.said)
@@ -277,8 +279,8 @@ def slowly(folder, path):
         check(status == 1 and "cancelled" in reader.said and passed < 100, f"FUSE, slow: Ctrl-C ends who reads, after {passed} reads",
               f"{status}: {reader.said}")
         check("\r\033[K" in reader.said.rpartition("load: ")[2], "FUSE, slow: the line is wiped off", reader.said)
-        check(not [name for name in left(os.environ["TMESH_RUNTIME_DIR"]) if name.endswith(".flight")],
-              "FUSE, slow: no flight is left")
+        check(not [name for name in left(os.environ["TMESH_RUNTIME_DIR"]) if name.endswith(".shared")],
+              "FUSE, slow: no file of a shared load is left")
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         killed = start(inside)
         signal.signal(signal.SIGINT, before)
@@ -308,7 +310,7 @@ def hostile(folder, path):
 
 
 def after_a_load(folder, path):
-    """What is loaded and kept has nothing of the server any more, whether that is killed or stopped."""
+    """A loaded and kept model does not depend on the server any more, whether that is killed or stopped."""
     name = "after-a-load"
 
     def hashed():
@@ -332,7 +334,7 @@ def after_a_load(folder, path):
 
 
 def quota(runtime, path):
-    """What may not be kept is not loaded either, and not left."""
+    """A model that may not be kept is not loaded either, and not left."""
     env = dict(os.environ, TMESH_KEEPER_BYTES=str(1 << 20))
     told = subprocess.run([BUILD / "tmeshctl-load", path, "--keep", "--for", "60"], capture_output=True, text=True, env=env)
     check(told.returncode == 1 and "limit" in told.stderr, "more than may be kept", told.stderr + told.stdout)
@@ -358,12 +360,13 @@ def storm(path, runtime, whole):
             else:
                 good += 1
     load(path)
-    flights = [name for name in left(runtime) if name.endswith(".flight")]
-    return f"left: {flights}" if flights else "", good, killed
+    shared_loads = [name for name in left(runtime) if name.endswith(".shared")]
+    return f"left: {shared_loads}" if shared_loads else "", good, killed
 
 
 def main():
-    # Who runs this in the background may have had it ignored, and so would what is started here.
+    # A shell that runs this in the background may have ignored it, and the programs started here would
+    # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as runtime:
         os.environ |= {"TMESH_RUNTIME_DIR": runtime, "TMESH_KEEPER": str(BUILD / "tmesh-keeper"),
@@ -407,7 +410,7 @@ def main():
             check(True, "more than may be kept # SKIP the keeper's limit is for memfds; the module's is tested by its own tests")
         else:
             quota(runtime, path)
-        check(not [name for name in left(runtime) if name.endswith(".flight")], "no flight is left", left(runtime))
+        check(not [name for name in left(runtime) if name.endswith(".shared")], "no file of a shared load is left", left(runtime))
         why, good, killed = storm(path, runtime, whole)
         check(not why, f"a storm of kills: {killed} killed, {good} had the whole model", why)
     print(f"1..{number}")

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""A FUSE file system with one file, which is another file's bytes, and which fails as it is told.
+"""A FUSE file system with one file, which has another file's bytes, and which fails as its arguments say.
 
     fuse_file.py MOUNT_POINT FILE LOG [FAULT AFTER]
 
-LOG gets a line "OFFSET SIZE" for each read that the kernel asks for. From byte AFTER on: eio fails, end has no
-more bytes, changed has another mtime, gone is no file any more, dead ends the server, hangs says so in LOG
-and answers no more, and gated says so in LOG at each read, and answers it when the FIFO LOG.gate has another byte
-(other requests it answers meanwhile, and what was read stays in the cache for who opens the file next).
-Runs until it is unmounted.
+LOG gets a line "OFFSET SIZE" for each read that the kernel asks for. From byte AFTER on, the mode says how it
+fails. eio fails, end has no more bytes, changed has another mtime, gone is no file any more. The mode dead ends the
+server. hangs reports in LOG and answers no more. gated reports each read in LOG, and answers it when the FIFO
+LOG.gate has another byte. Meanwhile it answers other requests, and read bytes stay in the cache for the next
+open of the file. Runs until it is unmounted.
 """
 import errno
 import os

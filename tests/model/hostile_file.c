@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * A process of the same user hands over a file whose server answers no more, as a slot's value,
- * with a reader's word, where its tokens lead, and as a region again and again: hostile_file PATH.
- * It says "open" when the file is open, and goes on by a line on its standard input; then it says
- * what became of each, in TAP without a plan. It ends when the server does.
+ * A process of the same user hands over a file whose server answers no more. It does so as a slot's
+ * value, with a reader's word, where its tokens lead, and as a region again and again. Usage:
+ * hostile_file PATH. It prints "open" when the file is open, and goes on by a line on its standard
+ * input. Then it reports the result of each, in TAP without a plan. It ends when the server does.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -14,12 +14,12 @@
 #include <tmesh/slot.h>
 #include <unistd.h>
 
-#include "board.h"
+#include "shared/publication.h"
 #include "common/foreign.h"
 #include "common/hex.h"
 #include "wire.h"
 
-#define SLOT_MAGIC 0x53304d54u
+#define SLOT_MAGIC 0x56304d54u
 #define GIVEN 200
 
 static int file = -1;
@@ -33,8 +33,8 @@ static void must(bool good, const char *what)
 	_exit(1);
 }
 
-static int answer_with_the_file(struct model_board *board, struct model_answer *answer, int *fd,
-				void **pin)
+static int answer_with_the_file(struct model_publication *publication, struct model_answer *answer,
+				int *fd, void **pin)
 {
 	*answer = (struct model_answer){UINT64_MAX, 64};
 	*fd = fcntl(file, F_DUPFD_CLOEXEC, 0);
@@ -42,10 +42,10 @@ static int answer_with_the_file(struct model_board *board, struct model_answer *
 }
 
 /* Tokens whose producer has the file for its index (0), or in its index (1). */
-static void token_of(int i, struct tmesh_token_parts *parts, char *token)
+static void token_of(int i, struct tmesh_token_fields *parts, char *token)
 {
-	*parts = (struct tmesh_token_parts){.backend = TMESH_BACKEND_MEMFD,
-					    .name = {0xfa, (uint8_t)i}};
+	*parts = (struct tmesh_token_fields){.backend = TMESH_BACKEND_MEMFD,
+					     .name = {0xfa, (uint8_t)i}};
 	tmesh_token_format(token, parts);
 }
 
@@ -54,14 +54,14 @@ static void lead_to_the_file(struct tmesh_ctx *ctx)
 	for (int i = 0; i < 2; i++) {
 		struct tmesh_index_entry entry = {.rights = TMESH_RIGHTS_ALL};
 		char token[TMESH_TOKEN_SIZE], path[33];
-		struct tmesh_token_parts parts;
+		struct tmesh_token_fields parts;
 		struct tmesh_index *index;
 		int dir;
 
 		token_of(i, &parts, token);
 		tmesh_hex(path, parts.name, sizeof(parts.name));
 		must(!tmesh_rundir_open(ctx, &dir, NULL) &&
-			     !tmesh_index_new(parts.name, 1, 64, &index, NULL) &&
+			     !tmesh_index_new(parts.name, 1, 64, false, &index, NULL) &&
 			     !tmesh_region_create(ctx, 100, NULL, &entry.region, NULL) &&
 			     dup2(file, entry.region->fd) >= 0 &&
 			     !tmesh_index_add(&index, &entry, NULL) &&
@@ -82,10 +82,10 @@ static void give_regions(int socket)
 		.bytes = 4096,
 	};
 
-	must(!model_meet_send(socket, &wire, sizeof(wire), file), "sending the file");
+	must(!model_socket_send(socket, &wire, sizeof(wire), file), "sending the file");
 	wire.version++;
 	for (int i = 1; i < GIVEN; i++)
-		while (model_meet_send(socket, &wire, sizeof(wire), file))
+		while (model_socket_send(socket, &wire, sizeof(wire), file))
 			usleep(1000);
 }
 
@@ -93,27 +93,28 @@ _Noreturn static void be_hostile(struct tmesh_ctx *ctx, const char *path, const 
 				 const int ends[2])
 {
 	char token[TMESH_TOKEN_SIZE], byte;
-	struct model_board *board;
-	struct model_view view;
+	struct model_publication *publication;
+	struct model_subscription subscription;
 	struct tmesh_slot *slot;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	must(!tmesh_slot_create(ctx, NULL, &slot, NULL) && !tmesh_slot_token(slot, token, NULL) &&
-		     !model_view_open(&view, ctx, victim, SLOT_MAGIC, 64, NULL),
+		     !model_subscription_open(&subscription, ctx, victim, SLOT_MAGIC, 64, NULL),
 	     "making a slot");
 	file = open(path, O_RDONLY | O_CLOEXEC);
 	must(file >= 0, "opening the file");
 	lead_to_the_file(ctx);
-	/* As slot.c begins its object: a count, then the board. Its newest value is being written.
+	/* As slot.c begins its object: a count, then the publication. Its newest value is being
+	 * written.
 	 */
-	board = (struct model_board *)((char *)slot + 8);
+	publication = (struct model_publication *)((char *)slot + 8);
 	model_host_lock();
-	board->asked = answer_with_the_file;
-	((uint64_t *)board->addr)[8] = 1;
+	publication->asked = answer_with_the_file;
+	((uint64_t *)publication->addr)[8] = 1;
 	model_host_unlock();
 	must(write(ends[1], token, sizeof(token)) == sizeof(token), "writing");
 	must(read(ends[1], &byte, 1) == 1, "reading");
-	must(!model_meet_send(view.socket.fd, "W", 1, file), "sending the file");
+	must(!model_socket_send(subscription.socket.fd, "W", 1, file), "sending the file");
 	must(write(ends[1], &byte, 1) == 1, "writing");
 	give_regions(ends[1]);
 	for (;;)
@@ -129,7 +130,7 @@ int main(int argc, char **argv)
 	struct tmesh_region *region;
 	struct tmesh_slot *slot;
 	struct tmesh_ctx *ctx;
-	struct tmesh_token_parts parts;
+	struct tmesh_token_fields parts;
 	unsigned int taken = 0;
 	int ends[2];
 	pid_t child;
@@ -175,7 +176,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < GIVEN; i++) {
 		int rc = tmesh_region_recv(ctx, ends[0], &region, &err);
 
-		must(rc == -EPROTO || (rc == -EMFILE && strstr(err.message, "who serves files")),
+		must(rc == -EPROTO || (rc == -EMFILE && strstr(err.message, "servers of files")),
 		     "a file that comes as a region is taken");
 		taken += rc == -EPROTO;
 	}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What libggml's own reader sees in a GGUF file, asked in a process of its own: it may crash on a damaged one.
+"""Ask libggml's own reader about a GGUF file, in a process of its own: it may crash on a damaged one.
 
 As a program it takes files on its standard input, each behind its length, and answers each with a line of JSON."""
 import ctypes

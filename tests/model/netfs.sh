@@ -79,9 +79,9 @@ fails() {
 	says "$2"
 }
 
-nothing_left() { ! ls $TMESH_RUNTIME_DIR | grep '\.flight'; }
+nothing_left() { ! ls $TMESH_RUNTIME_DIR | grep '\.shared'; }
 
-# outlives NAME: what changes under a loaded model does nothing to it; $other is where another client has the file
+# outlives NAME: changes to the file do not reach a loaded model; $other is the path of the file for another client
 outlives() {
 	dd if=/dev/zero of="$other" bs=65536 count=16 conv=notrunc 2>/dev/null
 	point "$1: overwritten by another client" is_whole model
@@ -108,7 +108,7 @@ changes() {
 	point "$1: nothing is left" nothing_left
 }
 
-# What the kernel itself makes of large reads without a cache: Linux 7.3 one request a page.
+# The requests of the kernel itself for large reads without a cache: Linux 7.3 one request a page.
 as_few_as_dd() {
 	p9_begin
 	dd if="$path" of=/dev/null bs=8M 2>/dev/null

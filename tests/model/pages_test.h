@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tests of pages share: a pool with one tenant, and content that says whose it is. */
+/* Shared by the tests of pages: a pool with one tenant, and content that names its owner. */
 #ifndef TMESH_PAGES_TEST_H
 #define TMESH_PAGES_TEST_H
 

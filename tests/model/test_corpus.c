@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Each file of the fuzzers' corpus is loaded, whole, cut, and with a byte changed: what the reader
- * refuses the load refuses with the same error, which names the file, and nothing is left of it,
- * nor kept. What fuzz_header.c has in memory is shown here of the file system and the region.
+ * Each file of the fuzzers' corpus is loaded: whole, cut, and with a byte changed. A load refuses
+ * each file that the reader refuses, with the same error, which names the file. Nothing is left of
+ * it, nor kept. fuzz_header.c shows the same in memory; here it is the file system and the region.
  */
 #include "unit.h"
 
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <tmesh/keep.h>
 
-#include "model_internal.h"
+#include "files/model_internal.h"
 
 #define NAME "corpus-file"
 
@@ -18,14 +18,14 @@ static char folder[64], path[96];
 static struct tmesh_ctx *ctx;
 static unsigned int loaded, refused;
 
-static unsigned int flights(void)
+static unsigned int shared_loads(void)
 {
 	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
 	unsigned int count = 0;
 	struct dirent *entry;
 
 	while (dir && (entry = readdir(dir)))
-		count += strstr(entry->d_name, ".flight") != NULL;
+		count += strstr(entry->d_name, ".shared") != NULL;
 	if (dir)
 		closedir(dir);
 	return count;
@@ -103,7 +103,7 @@ static void test_corpus(void **state)
 			close(fd);
 			if (bytes <= 0)
 				continue;
-			/* What is there from the first loads on. */
+			/* Descriptors and memory that the first loads leave for good. */
 			for (int turn = 0; turn < 3; turn++)
 				load(data, (size_t)bytes);
 			tmesh_ctx_trim(ctx);
@@ -120,7 +120,7 @@ static void test_corpus(void **state)
 	}
 	tmesh_ctx_trim(ctx);
 	assert_true(unit_open_fds() <= fds);
-	assert_int_equal(flights(), 0);
+	assert_int_equal(shared_loads(), 0);
 	assert_int_equal(kept(), 0);
 	assert_true(files >= 10 && loaded > files && refused > 100 * files / 2);
 	print_message("%u files: %u loaded, %u refused\n", files, loaded, refused);

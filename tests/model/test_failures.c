@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * Every system call and allocation of a thread fails once while it uses bundles, kept regions,
- * slots, pools of pages and their logs: an error says so, nothing crashes, and no descriptor, kept
- * name, page or region stays.
+ * slots, pools of pages and their logs. An error reports it, nothing crashes, and no descriptor,
+ * kept name, page or region stays.
  */
 #include "failing.h"
 
@@ -185,7 +185,7 @@ static void test_each_call_fails(void **state)
 	unsigned int before, inherited;
 	long survived = 0, n = 1;
 
-	/* What is opened once and for all is open afterwards. */
+	/* Descriptors that are opened once and for all are open afterwards. */
 	prepare(&s);
 	assert_int_equal(act(&s, &err), 0);
 	clear(&s);

@@ -1,14 +1,29 @@
 // SPDX-License-Identifier: MIT
-/* What headers say, and what is refused: each guard has a file here that only it refuses. */
+/* The contents of headers, and the refused ones: each guard has a file here that only it refuses.
+ */
 #include "unit.h"
 
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/stat.h>
 
-#include "model_internal.h"
+#include "files/model_internal.h"
 
 static char folder[64];
+
+static unsigned long compared; /* texts; the sanitizers have a function of their own */
+
+#ifndef __SANITIZE_ADDRESS__
+int strcmp(const char *left, const char *right)
+{
+	compared++;
+	while (*left && *left == *right) {
+		left++;
+		right++;
+	}
+	return (unsigned char)*left - (unsigned char)*right;
+}
+#endif
 
 static void write_file(const char *name, const void *data, size_t bytes)
 {
@@ -82,6 +97,11 @@ static void test_safetensors(void **state)
 	assert_string_equal(text, "{\"format\":\"pt\"}");
 	free(text);
 	tmesh_model_unref(model);
+	assert_ok(parse_st("{\"__metadata__\":{\"k\":\"a\\u0000b\"}}", 0, &model, err));
+	assert_ok(tmesh_model_metadata_json(model, 0, &text, err));
+	assert_string_equal(text, "{\"k\":\"a\\u0000b\"}");
+	free(text);
+	tmesh_model_unref(model);
 }
 
 static void test_safetensors_refused(void **state)
@@ -97,7 +117,7 @@ static void test_safetensors_refused(void **state)
 		 "pickle"},
 		{"\x93NUMPY\1\0v\0{'desc", "numpy.save()"},
 		{"\x89HDF\r\n\32\n\0\0\0\0\0\10\10", "HDF5"},
-		{"<!DOCTYPE html>\n", "100000000 are the most"},
+		{"<!DOCTYPE html>\n", "neither a safetensors nor a GGUF file"},
 	};
 	static const struct {
 		const char *json;
@@ -149,6 +169,9 @@ static void test_safetensors_refused(void **state)
 		{"{\"\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, -EPROTO,
 		 "is empty"},
 		{"{\"a\\u0000b\":1}", 0, -EPROTO, "not JSON"},
+		{"{\"__metadata__\":{\"k\\u0000\":\"a\"}}", 0, -EPROTO, "not JSON"},
+		{"{\"a\":{\"dtype\":\"F32\\u0000x\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
+		 -EPROTO, "unknown dtype"},
 		{"{\"a\x1b[2J\":1}", 0, -EPROTO, "not JSON"},
 	};
 	struct tmesh_model *model;
@@ -163,7 +186,7 @@ static void test_safetensors_refused(void **state)
 		       "more bytes");
 	assert_refused(tmesh_model_parse("\1\xe1\xf5\5\0\0\0\0", 8, 1u << 30, &model, &need, err),
 		       -EPROTO, "100000000 are the most");
-	/* What is taken for such a file most often, by what it is. */
+	/* Files that are most often mistaken for such a file, by their kind. */
 	for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
 		assert_refused(tmesh_model_parse(others[i].begins, 16, 1000, &model, &need, err),
 			       -EPROTO, others[i].word);
@@ -369,6 +392,10 @@ static void test_gguf_refused(void **state)
 	put(&file, TMESH_MODEL_UINT64, 4);
 	put(&file, UINT64_MAX / 4, 8);
 	assert_refused(parse_gguf(&file, 64, 32, &model, err), -EPROTO, "overflows");
+	put_head(&file, TMESH_BUNDLE_MAX_TENSORS + 1ull, 0);
+	assert_refused(
+		tmesh_model_parse(file.data, file.bytes, UINT64_C(1) << 40, &model, NULL, err),
+		-EOPNOTSUPP, "1048576 are the most");
 	put_head(&file, UINT64_MAX, 0);
 	assert_refused(parse_gguf(&file, 64, 32, &model, err), -EPROTO, "do not fit");
 	put_head(&file, 0, UINT64_MAX);
@@ -379,7 +406,7 @@ static void test_gguf_refused(void **state)
 	assert_refused(parse_gguf(&file, 0, 1, &model, err), -EOPNOTSUPP, "version 2");
 	memcpy(file.data + 4, "\0\0\0\3", 4);
 	assert_refused(parse_gguf(&file, 0, 1, &model, err), -EOPNOTSUPP, "big-endian");
-	/* What a header promises is only believed as far as the file goes. */
+	/* A header's promise counts only as far as the file goes. */
 	put_head(&file, 0, 1);
 	put_text(&file, "k");
 	put(&file, TMESH_MODEL_STRING, 4);
@@ -416,7 +443,7 @@ static void write_index(const char *map)
 	write_file(INDEX, text, strlen(text));
 }
 
-/* What is there and cannot be looked at is not called missing. */
+/* A file that is there and cannot be looked at does not count as missing. */
 static void test_folder_that_hides(void)
 {
 	char path[160], far[PATH_MAX];
@@ -461,7 +488,7 @@ static void test_sharded(void **state)
 	assert_refused(describe(INDEX, &model, err), -EPROTO, "same folder");
 	write_index("{\"b\":\"s3\"}");
 	assert_refused(describe(INDEX, &model, err), -ENOENT, "s3");
-	/* Of a folder what is missing is what its index names, not the index. */
+	/* The missing file of a folder is one that its index names, not the index. */
 	assert_refused(describe("", &model, err), -ENOENT, "/s3: No such file");
 	write_index("{\"b\":\"s2\",\"c\":\"s2\"}");
 	assert_refused(describe(INDEX, &model, err), -EPROTO, "which lacks it");
@@ -481,6 +508,42 @@ static void test_sharded(void **state)
 	write_index("{\"a\":\"s1\",\"a\":\"s1\"}");
 	assert_refused(describe(INDEX, &model, err), -EPROTO, "duplicate");
 	assert_int_equal(unit_open_fds(), fds);
+}
+
+#define KEYS 20000
+
+static void write_shard_with_metadata(const char *name, const char *tensor, int first, size_t bytes)
+{
+	char *text = malloc(KEYS * 32 + 256), *end = text;
+
+	end += sprintf(end, "{\"__metadata__\":{\"same\":\"%s\"", name);
+	for (int i = 0; i < KEYS; i++)
+		end += sprintf(end, ",\"k%d\":\"%s\"", first + i, name);
+	sprintf(end, "},%s}", tensor);
+	write_st(name, text, bytes);
+	free(text);
+}
+
+/* Metadata of many shards: the first file's value counts, and the time does not grow with the
+ * square of the number of keys. */
+static void test_sharded_metadata(void **state)
+{
+	struct tmesh_model_value value = {.size = sizeof(value)};
+	struct tmesh_model *model;
+	unsigned long before;
+
+	write_shard_with_metadata("s1", A, 0, 8);
+	write_shard_with_metadata("s2", B, KEYS / 2, 1);
+	write_index("{\"b\":\"s2\",\"a\":\"s1\"}");
+	before = compared;
+	assert_ok(describe(INDEX, &model, err));
+	assert_true(compared - before < 64 * 2 * KEYS);
+	assert_int_equal(tmesh_model_values(model), 1 + KEYS + KEYS / 2);
+	for (size_t i = 0; i < tmesh_model_values(model); i += 7) {
+		assert_ok(tmesh_model_value(model, i, &value, err));
+		assert_memory_equal(value.data, i <= KEYS ? "s1" : "s2", 2);
+	}
+	tmesh_model_unref(model);
 }
 
 static void write_split(int no, int count, int tensors, int said)
@@ -556,6 +619,7 @@ int main(void)
 		cmocka_unit_test(test_gguf),
 		cmocka_unit_test(test_gguf_refused),
 		cmocka_unit_test_setup_teardown(test_sharded, make_folder, remove_folder),
+		cmocka_unit_test_setup_teardown(test_sharded_metadata, make_folder, remove_folder),
 		cmocka_unit_test_setup_teardown(test_split, make_folder, remove_folder),
 		cmocka_unit_test_setup_teardown(test_no_files, make_folder, remove_folder),
 	};

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "model_internal.h"
+#include "files/model_internal.h"
 
 #define BYTES ((size_t)3 << 20)
 
@@ -109,7 +109,8 @@ static void test_kept(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What has a model's name and is another region is not that model, and nobody says that it is. */
+/* A region of another kind with a model's name is not that model, and no call reports that it is.
+ */
 static void test_another(void **state)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
@@ -182,7 +183,7 @@ static void test_forked(void **state)
 		/* Its fork handlers are behind it, which close what would keep others waiting. */
 		if (write(there[1], "", 1) != 1)
 			unit_leave(2);
-		/* What it has inherited is there as long as it wants. */
+		/* An inherited region is there as long as the child wants. */
 		unit_leave(read(ends[0], &byte, 1) ? 1 : 0);
 	}
 	close(ends[0]);
@@ -199,15 +200,15 @@ static void test_forked(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* The files of flights, and one of their names. */
-static unsigned int flights(char name[256])
+/* The files of shared loads, and one of their names. */
+static unsigned int shared_loads(char name[256])
 {
 	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
 	unsigned int count = 0;
 	struct dirent *entry;
 
 	while ((entry = readdir(dir))) {
-		if (!strstr(entry->d_name, ".flight"))
+		if (!strstr(entry->d_name, ".shared"))
 			continue;
 		count++;
 		if (name)
@@ -217,7 +218,7 @@ static unsigned int flights(char name[256])
 	return count;
 }
 
-static int flight_file(const char *name, int flags)
+static int shared_load_file(const char *name, int flags)
 {
 	char file[600];
 	int fd;
@@ -228,7 +229,7 @@ static int flight_file(const char *name, int flags)
 	return fd;
 }
 
-/* As flight.c begins its files. */
+/* As shared_load.c begins its files. */
 struct left {
 	uint64_t magic, state, region, bytes, done, kept, backend;
 };
@@ -240,7 +241,7 @@ static void leave(const char *name, uint64_t backend)
 				  .region = 7,
 				  .kept = 7,
 				  .backend = backend};
-	int fd = flight_file(name, O_RDWR | O_CREAT);
+	int fd = shared_load_file(name, O_RDWR | O_CREAT);
 
 	assert_int_equal(write(fd, &left, sizeof(left)), sizeof(left));
 	close(fd);
@@ -254,7 +255,7 @@ static bool is_there(const char *name)
 	return access(file, F_OK) == 0;
 }
 
-/* What the other backend keeps this one does not know: it stays. */
+/* This backend does not know the regions that the other one keeps: they stay. */
 static void test_other_backend(void **state)
 {
 	struct tmesh_model_report report;
@@ -265,20 +266,20 @@ static void test_other_backend(void **state)
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	backend = tmesh_ctx_backend(ctx);
 	other = backend == TMESH_BACKEND_MEMFD ? TMESH_BACKEND_KERNEL : TMESH_BACKEND_MEMFD;
-	leave("model-other.flight", other);
-	leave("model-own.flight", backend);
-	leave("model-earlier.flight", 0);
+	leave("model-other.shared", other);
+	leave("model-own.shared", backend);
+	leave("model-earlier.shared", 0);
 	tmesh_model_unref(load(ctx, 0, &report));
 	assert_true(report.shared);
-	assert_true(is_there("model-other.flight"));
-	assert_false(is_there("model-own.flight"));
-	assert_false(is_there("model-earlier.flight"));
-	snprintf(file, sizeof(file), "%s/model-other.flight", getenv("TMESH_RUNTIME_DIR"));
+	assert_true(is_there("model-other.shared"));
+	assert_false(is_there("model-own.shared"));
+	assert_false(is_there("model-earlier.shared"));
+	snprintf(file, sizeof(file), "%s/model-other.shared", getenv("TMESH_RUNTIME_DIR"));
 	assert_int_equal(unlink(file), 0);
 	tmesh_ctx_unref(ctx);
 }
 
-/* However many models there are: what killed processes have left goes in the end. */
+/* However many models there are, the leftovers of killed processes go in the end. */
 static void test_left_among_many(void **state)
 {
 	enum {
@@ -295,8 +296,8 @@ static void test_left_among_many(void **state)
 	for (int n = 0; n < ALIVE + DEAD; n++) {
 		int fd, alive = n - DEAD / 2;
 
-		snprintf(name, sizeof(name), "model-%d.flight", n);
-		fd = flight_file(name, O_RDWR | O_CREAT);
+		snprintf(name, sizeof(name), "model-%d.shared", n);
+		fd = shared_load_file(name, O_RDWR | O_CREAT);
 		if (alive < 0 || alive >= ALIVE) {
 			close(fd);
 			continue;
@@ -304,24 +305,24 @@ static void test_left_among_many(void **state)
 		assert_int_equal(fcntl(fd, F_OFD_SETLK, &present), 0);
 		fds[alive] = fd;
 	}
-	for (int round = 0; flights(NULL) > ALIVE; round++) {
+	for (int round = 0; shared_loads(NULL) > ALIVE; round++) {
 		assert_true(round < 1000);
 		tmesh_model_unref(load(ctx, 0, &report));
 	}
 	for (int n = 0; n < ALIVE; n++) {
-		snprintf(name, sizeof(name), "model-%d.flight", n + DEAD / 2);
+		snprintf(name, sizeof(name), "model-%d.shared", n + DEAD / 2);
 		assert_true(is_there(name));
 		close(fds[n]);
 	}
-	for (int round = 0; flights(NULL); round++) {
+	for (int round = 0; shared_loads(NULL); round++) {
 		assert_true(round < 1000);
 		tmesh_model_unref(load(ctx, 0, &report));
 	}
 	tmesh_ctx_unref(ctx);
 }
 
-/* Who removes a model's file is stopped: the next reads for itself, and says why, or says what to
- * do where it is to keep the model. */
+/* The process that removes a model's file is stopped. The next reader reads for itself, and reports
+ * why, or fails with the remedy if it is to keep the model. */
 static void test_stopped(void **state)
 {
 	struct flock present = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
@@ -335,9 +336,9 @@ static void test_stopped(void **state)
 
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	model = load(ctx, 0, &report);
-	assert_int_equal(flights(name), 1);
+	assert_int_equal(shared_loads(name), 1);
 	tmesh_model_unref(model);
-	fd = flight_file(name, O_RDWR | O_CREAT);
+	fd = shared_load_file(name, O_RDWR | O_CREAT);
 	assert_int_equal(fcntl(fd, F_OFD_SETLK, &present), 0);
 	child = fork();
 	if (!child) {
@@ -353,7 +354,7 @@ static void test_stopped(void **state)
 	close(fd);
 	tmesh_model_unref(load(ctx, 0, &report));
 	assert_true(report.shared);
-	assert_int_equal(flights(NULL), 0);
+	assert_int_equal(shared_loads(NULL), 0);
 	tmesh_ctx_unref(ctx);
 }
 

@@ -3,10 +3,14 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include "model_internal.h"
+#include "common/room.h"
+#include "files/model_internal.h"
 
 #define COUNT 40
 
@@ -99,14 +103,14 @@ static unsigned int files_in(const char *path)
 	return count;
 }
 
-static unsigned int flights(void)
+static unsigned int shared_loads(void)
 {
 	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
 	unsigned int count = 0;
 	struct dirent *entry;
 
 	while ((entry = readdir(dir)))
-		count += strstr(entry->d_name, ".flight") != NULL;
+		count += strstr(entry->d_name, ".shared") != NULL;
 	closedir(dir);
 	return count;
 }
@@ -144,7 +148,7 @@ static void test_methods(void **state)
 			memcpy(first, report.hash, 16);
 		assert_memory_equal(first, report.hash, 16);
 		tmesh_model_unref(model);
-		assert_int_equal(flights(), 0);
+		assert_int_equal(shared_loads(), 0);
 	}
 }
 
@@ -199,18 +203,18 @@ static void test_second(void **state)
 	assert_ok(tmesh_model_report(three, &report, err));
 	assert_int_equal(report.bytes_read, 0);
 	tmesh_model_unref(two);
-	assert_int_equal(flights(), 1);
+	assert_int_equal(shared_loads(), 1);
 	/* A tensor outlives its model. */
 	assert_ok(tmesh_model_tensor_open(three, 0, &tensor, err));
 	tmesh_model_unref(three);
-	assert_int_equal(flights(), 0);
+	assert_int_equal(shared_loads(), 0);
 	if (tmesh_tensor_bytes(tensor))
 		assert_non_null(bytes_of(tensor));
 	tmesh_tensor_unref(tensor);
 	assert_ok(tmesh_model_load(ctx, model_path, &alone, &one, err));
 	assert_ok(tmesh_model_report(one, &report, err));
 	assert_false(report.shared);
-	assert_int_equal(flights(), 0);
+	assert_int_equal(shared_loads(), 0);
 	check_model(one);
 	tmesh_model_unref(one);
 }
@@ -275,10 +279,169 @@ static void test_refused(void **state)
 	assert_refused(tmesh_model_load(ctx, model_path, &opts, &model, err), -EINVAL, "99");
 	assert_int_equal(tmesh_stats(ctx, &after), 0);
 	assert_int_equal(before.regions_live, after.regions_live);
-	assert_int_equal(flights(), 0);
+	assert_int_equal(shared_loads(), 0);
 	tmesh_ctx_trim(ctx);
-	/* What a thread had not closed yet when it was counted is gone now. */
+	/* A file that a thread had not closed yet when it was counted is gone now. */
 	assert_true(unit_open_fds() <= fds);
+}
+
+/* Two targets of a link of /proc: a sealed memfd, as the keeper has it, and a file of O_TMPFILE. */
+static int nameless(bool memfd)
+{
+	int from = open(model_path, O_RDONLY), to;
+	struct stat st;
+
+	to = memfd ? memfd_create("model", MFD_ALLOW_SEALING)
+		   : open(folder, O_TMPFILE | O_RDWR, 0600);
+	assert_true(from >= 0 && to >= 0);
+	assert_int_equal(fstat(from, &st), 0);
+	for (off_t at = 0; at < st.st_size;)
+		assert_true(sendfile(to, from, &at, (size_t)st.st_size) > 0);
+	if (memfd)
+		assert_int_equal(fcntl(to, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW),
+				 0);
+	close(from);
+	return to;
+}
+
+static int shorten(void *data, const struct tmesh_model_progress *progress)
+{
+	return ftruncate(*(int *)data, 16384);
+}
+
+static void test_nameless(void **state)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts)};
+	struct tmesh_model *one, *two;
+	char path[64];
+
+	for (int i = 0; i < 2; i++) {
+		int fd = nameless(i);
+
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		opts.flags = TMESH_MODEL_ALONE;
+		assert_ok(tmesh_model_load(ctx, path, NULL, &one, err));
+		assert_ok(tmesh_model_load(ctx, path, NULL, &two, err));
+		assert_int_equal(tmesh_region_id(tmesh_model_region(one)),
+				 tmesh_region_id(tmesh_model_region(two)));
+		check_model(two);
+		tmesh_model_unref(two);
+		tmesh_model_unref(one);
+		assert_ok(tmesh_model_load(ctx, path, &opts, &one, err));
+		check_model(one);
+		tmesh_model_unref(one);
+		if (!i) {
+			opts.progress = shorten;
+			opts.progress_data = &fd;
+			assert_refused(tmesh_model_load(ctx, path, &opts, &one, err), -ESTALE, "");
+			opts.progress = NULL;
+		}
+		close(fd);
+	}
+}
+
+/* Files of a machine that is made up (ld --wrap); NULL: this one. */
+static const char *machine;
+void __real_tmesh_room(const char *root, struct tmesh_room *out);
+void __wrap_tmesh_room(const char *root, struct tmesh_room *out);
+
+void __wrap_tmesh_room(const char *root, struct tmesh_room *out)
+{
+	__real_tmesh_room(machine ? machine : root, out);
+}
+
+static void say(const char *path, const char *text)
+{
+	char whole[256];
+	FILE *file;
+
+	snprintf(whole, sizeof(whole), "%s/%s", machine, path);
+	file = fopen(whole, "w");
+	assert_non_null(file);
+	fputs(text, file);
+	fclose(file);
+}
+
+/* A model without room in a control group is refused before a byte is read: the kernel would kill
+ * the loader. */
+static void test_room(void **state)
+{
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_ALONE};
+	struct tmesh_model *model;
+	struct tmesh_room room;
+	char path[96];
+	char make[256];
+
+	if (tmesh_ctx_backend(ctx) != TMESH_BACKEND_MEMFD)
+		skip();
+	snprintf(path, sizeof(path), "%s/machine", folder);
+	machine = path;
+	snprintf(make, sizeof(make), "mkdir -p %s/proc/self %s/sys/fs/cgroup/pod/app", path, path);
+	assert_int_equal(system(make), 0);
+	tmesh_room(machine, &room);
+	assert_true(room.bytes == UINT64_MAX);
+	say("proc/meminfo",
+	    "MemTotal:  1000 kB\nMemFree: 5 kB\nSwapTotal: 24 kB\nSwapFree: 8 kB\n");
+	say("proc/self/cgroup", "9:name=systemd:/\n0::/pod/app\n");
+	say("proc/self/mountinfo",
+	    "30 23 0:26 / /sys rw,nosuid - sysfs sysfs rw\n"
+	    "31 30 0:27 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n");
+	tmesh_room(machine, &room);
+	assert_int_equal(room.bytes, 1024 * 1024);
+	assert_string_equal(room.group, "");
+	assert_refused(tmesh_model_load(ctx, model_path, &opts, &model, err), -ENOMEM,
+		       "this machine, with its swap space, has room for 1 MiB");
+	say("proc/meminfo", "MemTotal:  900000 kB\nSwapTotal: 2048 kB\nSwapFree: 1024 kB\n");
+	say("sys/fs/cgroup/pod/app/memory.max", "max\n");
+	say("sys/fs/cgroup/pod/memory.max", "8388608\n");
+	say("sys/fs/cgroup/pod/memory.current", "7340032\n");
+	say("sys/fs/cgroup/pod/memory.stat", "anon 1048576\nfile 4194304\nshmem 1048576\n");
+	tmesh_room(machine, &room);
+	/* 8 MiB, less 7 but for 3 of page cache, and 1 MiB of swap space. */
+	assert_int_equal(room.bytes, (8 - 7 + 3 + 1) << 20);
+	assert_string_equal(room.group, "/pod");
+	assert_ok(tmesh_model_load(ctx, model_path, &opts, &model, err));
+	tmesh_model_unref(model);
+	say("sys/fs/cgroup/pod/memory.swap.max", "0\n");
+	say("sys/fs/cgroup/pod/memory.stat", "anon 6291456\nfile 1048576\nshmem 1048576\n");
+	for (int i = 0; i < 2; i++) {
+		opts.flags = i ? TMESH_MODEL_ALONE : 0;
+		assert_refused(tmesh_model_load(ctx, model_path, &opts, &model, err), -ENOMEM,
+			       "the control group /pod (memory.max 8 MiB) has room for 1 MiB");
+	}
+	/* In a namespace the uppermost group has a limit, too. */
+	say("sys/fs/cgroup/pod/memory.max", "max\n");
+	say("sys/fs/cgroup/memory.max", "4096\n");
+	say("sys/fs/cgroup/memory.current", "8192\n");
+	tmesh_room(machine, &room);
+	assert_int_equal(room.bytes, 1024 * 1024);
+	assert_int_equal(room.largest, 4096);
+	assert_string_equal(room.group, "/");
+	/* Version 1, mounted as a container sees it: from its own group on. */
+	say("proc/self/cgroup", "3:cpu,memory:/pod/app/job\n0::/\n");
+	say("proc/self/mountinfo", "32 31 0:30 /pod/app /sys/fs/cgroup/v1 rw - cgroup cgroup "
+				   "rw,cpu,memory\n");
+	snprintf(make, sizeof(make), "mkdir -p %s/sys/fs/cgroup/v1/job", path);
+	assert_int_equal(system(make), 0);
+	say("sys/fs/cgroup/v1/memory.limit_in_bytes", "9223372036854771712\n");
+	say("sys/fs/cgroup/v1/job/memory.limit_in_bytes", "8388608\n");
+	say("sys/fs/cgroup/v1/job/memory.usage_in_bytes", "7340032\n");
+	say("sys/fs/cgroup/v1/job/memory.stat",
+	    "cache 0\ntotal_cache 4194304\ntotal_shmem 1048576\n");
+	tmesh_room(machine, &room);
+	assert_int_equal(room.bytes, (8 - 7 + 3 + 1) << 20);
+	/* Memory and swap space together: 1 MiB more, of which half is used. */
+	say("sys/fs/cgroup/v1/job/memory.memsw.limit_in_bytes", "9437184\n");
+	say("sys/fs/cgroup/v1/job/memory.memsw.usage_in_bytes", "7864320\n");
+	tmesh_room(machine, &room);
+	assert_int_equal(room.bytes, ((8 - 7 + 3) << 20) + (1 << 19));
+	say("sys/fs/cgroup/v1/job/memory.stat", "total_cache 1048576\ntotal_shmem 1048576\n");
+	assert_refused(tmesh_model_load(ctx, model_path, &opts, &model, err), -ENOMEM,
+		       "the control group /job (memory.limit_in_bytes 8 MiB) has room for 1 MiB");
+	machine = NULL;
+	assert_ok(tmesh_model_load(ctx, model_path, &opts, &model, err));
+	tmesh_model_unref(model);
+	assert_int_equal(shared_loads(), 0);
 }
 
 static void test_no_flight(void **state)
@@ -297,7 +460,8 @@ static void test_no_flight(void **state)
 	tmesh_model_unref(model);
 }
 
-/* Others cannot be told on a full file system: the model is loaded all the same, but not kept. */
+/* A full file system has no room for the announcement to others: the model is loaded all the same,
+ * but not kept. */
 static void test_full_runtime_dir(void **state)
 {
 	const struct tmesh_model_load_opts keep = {.size = sizeof(keep), .flags = TMESH_MODEL_KEEP};
@@ -339,6 +503,44 @@ static void test_full_runtime_dir(void **state)
 	assert_false(report.shared);
 	assert_non_null(strstr(report.reason, "alone: writing model-"));
 	assert_non_null(strstr(report.reason, "No space left"));
+}
+
+static int renames_left = -1; /* then the disk fails; -1: it does not */
+
+int renameat(int from_dir, const char *from, int to_dir, const char *to)
+{
+	if (renames_left == 0) {
+		errno = EIO;
+		return -1;
+	}
+	renames_left -= renames_left > 0;
+	return (int)syscall(SYS_renameat, from_dir, from, to_dir, to);
+}
+
+/* A save over another model that stops between two shards leaves nothing that can be loaded. */
+static void test_save_stopped(void **state)
+{
+	const struct tmesh_model_save_opts opts = {.size = sizeof(opts),
+						   .max_shard_bytes = 1 << 16};
+	struct tmesh_model *model;
+	char path[128], index[160];
+	unsigned int before;
+
+	snprintf(path, sizeof(path), "%s/again.safetensors", folder);
+	snprintf(index, sizeof(index), "%s.index.json", path);
+	assert_ok(tmesh_model_save(path, items, COUNT, &opts, err));
+	before = files_in(folder);
+	for (int named = 0; named < 3; named++) {
+		renames_left = named;
+		assert_refused(tmesh_model_save(path, items, COUNT, &opts, err), -EIO, "name");
+		renames_left = -1;
+		assert_refused(tmesh_model_describe(index, &model, err), -ENOENT, "opening");
+		assert_int_equal(files_in(folder), before - 1);
+	}
+	assert_ok(tmesh_model_save(path, items, COUNT, &opts, err));
+	assert_ok(tmesh_model_load(ctx, index, NULL, &model, err));
+	check_model(model);
+	tmesh_model_unref(model);
 }
 
 static void test_save(void **state)
@@ -386,7 +588,7 @@ static void test_save(void **state)
 	assert_refused(tmesh_model_save("/nonexistent/x", items, 1, NULL, err), -ENOENT, "folder");
 	opts.progress = stop;
 	assert_refused(tmesh_model_save(path, items, COUNT, &opts, err), -ECANCELED, "cancelled");
-	/* What is no file stays what it is. */
+	/* A path that is no file stays what it is. */
 	assert_int_equal(mkfifo(path, 0600), 0);
 	assert_refused(tmesh_model_save(path, items, 1, NULL, err), -EEXIST, "no regular file");
 	assert_int_equal(lstat(path, &st), 0);
@@ -431,8 +633,10 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_methods),	  cmocka_unit_test(test_second),
 		cmocka_unit_test(test_bundle),	  cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_nameless),  cmocka_unit_test(test_room),
 		cmocka_unit_test(test_no_flight), cmocka_unit_test(test_full_runtime_dir),
-		cmocka_unit_test(test_save),	  cmocka_unit_test(test_full),
+		cmocka_unit_test(test_save),	  cmocka_unit_test(test_save_stopped),
+		cmocka_unit_test(test_full),
 	};
 
 	return cmocka_run_group_tests_name("model load", tests, make_model, remove_model);

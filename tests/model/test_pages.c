@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: MIT
-/* Pools of pages and sequences over them: what each call promises, between handles
- * of one process. */
+/* Pools of pages and sequences over them: the promises of each call, between handles of one
+ * process. */
 #include "pages_test.h"
 
-#include "host.h"
-#include "pages_internal.h"
+#include "shared/host.h"
+#include "pages/pages_internal.h"
 
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+static bool no_mappings; /* the process has as many as it may have */
+
+void *mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset)
+{
+	if (no_mappings) {
+		errno = ENOMEM;
+		return MAP_FAILED;
+	}
+	return (void *)syscall(SYS_mmap, addr, bytes, prot, flags, fd, offset);
+}
 
 static void test_alloc(void **state)
 {
@@ -49,6 +62,62 @@ static void test_alloc(void **state)
 	scene_end(&s);
 }
 
+/* Slabs lie in huge pages: small ones at once, large ones page by page as they are given. */
+static void test_huge(void **state)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)}, off = stats;
+	struct tmesh_page_pool_opts opts = small_pool;
+	uint32_t pages[3];
+	struct scene s;
+
+	opts.page_bytes = 64 << 10;
+	opts.slab_pages = 256;
+	s = scene_make(&opts);
+	assert_ok(tmesh_pages_alloc(s.pages, &pages[0], err));
+	assert_int_equal(tmesh_stats(s.ctx, &stats), 0);
+	scene_end(&s);
+	opts.page_bytes = 2 << 20;
+	s = scene_make(&opts);
+	for (int i = 0; i < 3; i++)
+		assert_ok(tmesh_pages_alloc(s.pages, &pages[i], err));
+	assert_int_equal(tmesh_stats(s.ctx, &off), 0);
+	scene_end(&s);
+	/* A machine that makes none says so. */
+	if (stats.huge_given_up || !stats.huge_bytes)
+		skip();
+	assert_int_equal(stats.huge_bytes, 16 << 20);
+	assert_true(off.huge_bytes >= 3 * (2 << 20) && off.huge_bytes < 512 << 20);
+}
+
+/* As keys and values of ordinary models need them: no power of two, and larger than 2 MiB. */
+static void test_sizes(void **state)
+{
+	const uint64_t pages[] = {3, 5, 576, 1536, 2048};
+
+	for (size_t i = 0; i < sizeof(pages) / sizeof(pages[0]); i++) {
+		struct tmesh_page_pool_opts opts = small_pool;
+		struct tmesh_seq *seq, *fork;
+		struct scene s;
+
+		opts.page_bytes = pages[i] * (uint64_t)getpagesize();
+		opts.slab_pages = 2;
+		opts.max_pages = 8;
+		s = scene_make(&opts);
+		assert_int_equal(pages_info(s.pages).page_bytes, opts.page_bytes);
+		/* The last block is not full, so that the fork copies it. */
+		seq = seq_make(s.pages, 5 * small_pool.page_tokens - 1);
+		fill(seq, 7);
+		assert_ok(tmesh_seq_fork(seq, &fork, err));
+		assert_ok(tmesh_seq_append(fork, 1, err));
+		assert_int_equal(pages_info(s.pages).copies, 1);
+		assert_true(is_filled(seq, 7));
+		assert_true(is_filled(fork, 7));
+		tmesh_seq_free(fork);
+		tmesh_seq_free(seq);
+		scene_end(&s);
+	}
+}
+
 static void test_bad_options(void **state)
 {
 	static const struct {
@@ -56,8 +125,9 @@ static void test_bad_options(void **state)
 		const char *word;
 	} bad[] = {
 		{{.size = sizeof(small_pool), .page_bytes = 2048}, "page_bytes"},
-		{{.size = sizeof(small_pool), .page_bytes = 4 << 20}, "page_bytes"},
-		{{.size = sizeof(small_pool), .page_bytes = 12288}, "page_bytes"},
+		{{.size = sizeof(small_pool), .page_bytes = 12288 + 512}, "page_bytes"},
+		{{.size = sizeof(small_pool), .page_bytes = TMESH_PAGES_MAX_BYTES + 4096ull},
+		 "page_bytes"},
 		{{.size = sizeof(small_pool), .page_tokens = 65537}, "page_tokens"},
 		{{.size = sizeof(small_pool), .max_pages = TMESH_PAGES_MAX + 1}, "max_pages"},
 		{{.size = sizeof(small_pool), .max_pages = TMESH_PAGES_MAX, .slab_pages = 3},
@@ -177,8 +247,9 @@ static void test_view(void **state)
 		assert_int_equal(view[i * 512], 300 + i);
 	assert_refused(tmesh_seq_append(seq, 1, err), -EINVAL, "room for 15");
 	/* No more room than was taken is promised: beyond it nothing could be read. */
-	assert_refused(tmesh_seq_view(seq, 0, 61, (const void **)&again, err), -EINVAL, "fork it");
-	/* What is replaced is replaced in it, and only in it */
+	assert_refused(tmesh_seq_view(seq, 0, 61, (const void **)&again, err), -EINVAL,
+		       "fork the sequence");
+	/* A replacement is made in it, and only in it */
 	assert_int_equal(tmesh_seq_alone(seq, 0, NULL), 1);
 	assert_refused(tmesh_seq_alone(seq, count, err), -EINVAL, "no block 15");
 	assert_ok(tmesh_seq_fork(seq, &fork, err));
@@ -201,6 +272,59 @@ static void test_view(void **state)
 	tmesh_seq_free(seq);
 	for (int i = 1; i < 20; i += 2)
 		tmesh_seq_free(holes[i]);
+	scene_end(&s);
+}
+
+/* The memory at @addr can be read; the kernel tells without a signal. */
+static bool can_read(const volatile void *addr)
+{
+	int ends[2];
+	ssize_t put;
+
+	assert_int_equal(pipe(ends), 0);
+	put = write(ends[1], (const void *)addr, 1);
+	close(ends[0]);
+	close(ends[1]);
+	return put == 1;
+}
+
+/* At the limit of mappings a view is cut all the same, before another sequence gets its pages. A
+ * view never shows a part of what could not be mapped. */
+static void test_view_without_mappings(void **state)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 16), *other;
+	const volatile uint64_t *view;
+	const void *again;
+	uint32_t count;
+
+	assert_ok(tmesh_seq_view(seq, 0, 60, (const void **)&view, err));
+	fill(seq, 100);
+	no_mappings = true;
+	assert_ok(tmesh_seq_truncate(seq, 8, err));
+	assert_refused(tmesh_seq_append(seq, 8, err), -EINVAL, "room for 2");
+	no_mappings = false;
+	other = seq_make(s.pages, 16);
+	fill(other, 500);
+	for (int block = 0; block < 15; block++)
+		assert_int_equal(can_read(view + block * 512), block < 2);
+	assert_int_equal(view[512], 101);
+	tmesh_seq_table(seq, &count);
+	assert_int_equal(count, 2);
+	assert_ok(tmesh_seq_view(seq, 0, 8, &again, err));
+	assert_ptr_equal(again, view);
+	tmesh_seq_free(other);
+	no_mappings = true;
+	tmesh_seq_free(seq);
+	no_mappings = false;
+	seq = seq_make(s.pages, 4);
+	assert_ok(tmesh_seq_view(seq, 0, 60, (const void **)&view, err));
+	no_mappings = true;
+	assert_refused(tmesh_seq_append(seq, 8, err), -ENOMEM, "mapping");
+	no_mappings = false;
+	assert_true(can_read(view));
+	assert_false(can_read(view + 512));
+	tmesh_seq_free(seq);
 	scene_end(&s);
 }
 
@@ -299,7 +423,7 @@ static void test_trim(void **state)
 	s = scene_make(&opts);
 	seq = seq_make(s.pages, 4);
 	model_host_lock();
-	/* Of 64 pages 23 are left: fewer than it wants to have. */
+	/* 23 of 64 pages are left: fewer than it wants to have. */
 	rc = tmesh_seq_append(seq, 40 * 4, NULL);
 	tmesh_seq_free(seq);
 	assert_int_equal(pthread_create(&thread, NULL, trim, s.pages), 0);
@@ -479,7 +603,7 @@ static void test_devices(void **state)
 	scene_end(&s);
 }
 
-/* What one handle keeps ready another one gets when it needs it. */
+/* Pages that one handle keeps ready go to another one when it needs them. */
 static void test_recall(void **state)
 {
 	struct tmesh_page_pool_opts opts = small_pool;
@@ -588,15 +712,26 @@ static void test_random(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_alloc),	    cmocka_unit_test(test_bad_options),
-		cmocka_unit_test(test_sequence),    cmocka_unit_test(test_tables),
-		cmocka_unit_test(test_view),	    cmocka_unit_test(test_view_ends),
-		cmocka_unit_test(test_gather),	    cmocka_unit_test(test_hash),
-		cmocka_unit_test(test_trim),	    cmocka_unit_test(test_eviction),
-		cmocka_unit_test(test_tickets_end), cmocka_unit_test(test_many_tickets),
-		cmocka_unit_test(test_tenants),	    cmocka_unit_test(test_devices),
-		cmocka_unit_test(test_recall),	    cmocka_unit_test(test_inherited),
+		cmocka_unit_test(test_alloc),
+		cmocka_unit_test(test_bad_options),
+		cmocka_unit_test(test_sequence),
+		cmocka_unit_test(test_tables),
+		cmocka_unit_test(test_view),
+		cmocka_unit_test(test_view_ends),
+		cmocka_unit_test(test_view_without_mappings),
+		cmocka_unit_test(test_gather),
+		cmocka_unit_test(test_hash),
+		cmocka_unit_test(test_trim),
+		cmocka_unit_test(test_eviction),
+		cmocka_unit_test(test_tickets_end),
+		cmocka_unit_test(test_many_tickets),
+		cmocka_unit_test(test_tenants),
+		cmocka_unit_test(test_devices),
+		cmocka_unit_test(test_recall),
+		cmocka_unit_test(test_inherited),
 		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_huge),
+		cmocka_unit_test(test_sizes),
 	};
 
 	return cmocka_run_group_tests_name("pages", tests, NULL, NULL);

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: MIT
 /*
  * Processes that allocate, append, fork, cache, find, share and free at once, and are killed at any
- * moment: what they had is free again, what others have stays as it was. TMESH_TEST_LENGTH=full
- * kills a thousand.
+ * moment. Their pages are free again, and the pages of others stay as they were.
+ * TMESH_TEST_LENGTH=full kills a thousand.
  */
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <tmesh/import.h>
 
-#include "meet.h"
+#include "shared/listener.h"
 #include "pages_test.h"
 
 #define WORKERS 3
 #define SEQS 6
 #define BLOCK_TOKENS 4
 
-/* Beyond the pool: the tickets that workers show each other. */
-struct board {
+/* Outside the pool: the tickets that workers show each other. */
+struct scoreboard {
 	_Atomic uint32_t fault; /* line of the first check that failed */
 	_Atomic uint64_t work;
 	_Atomic uint32_t guard;
 	char ticket[WORKERS][TMESH_PAGES_TICKET_SIZE];
 };
 
-static struct board *board;
+static struct scoreboard *scoreboard;
 
-#define EXPECT(condition)                                                                \
-	do {                                                                             \
-		if (!(condition)) {                                                      \
-			uint32_t none_ = 0;                                              \
-                                                                                         \
-			atomic_compare_exchange_strong(&board->fault, &none_, __LINE__); \
-			pause();                                                         \
-		}                                                                        \
+#define EXPECT(condition)                                                                     \
+	do {                                                                                  \
+		if (!(condition)) {                                                           \
+			uint32_t none_ = 0;                                                   \
+                                                                                              \
+			atomic_compare_exchange_strong(&scoreboard->fault, &none_, __LINE__); \
+			pause();                                                              \
+		}                                                                             \
 	} while (0)
 
 static int kills(void)
@@ -84,7 +84,7 @@ static void hash_of(struct tmesh_pages *pages, uint32_t what, uint64_t hash[2])
 	tmesh_pages_hash(pages, NULL, &token, 1, hash);
 }
 
-/* What is cached under a hash is a function of it. */
+/* The content cached under a hash is a function of it. */
 static uint64_t word_of(uint32_t what)
 {
 	return 0xcace000000000000u | what;
@@ -154,7 +154,7 @@ static void step(struct tmesh_pages *pages, struct own *own, int who, uint64_t *
 	case 7:
 		if (one->count && !tmesh_seq_share(one->seq, ticket, NULL)) {
 			/* Torn texts are no tickets. */
-			memcpy(board->ticket[who], ticket, sizeof(ticket));
+			memcpy(scoreboard->ticket[who], ticket, sizeof(ticket));
 			if (rand() % 2)
 				EXPECT(!tmesh_pages_unshare(pages, ticket, NULL));
 		}
@@ -162,11 +162,11 @@ static void step(struct tmesh_pages *pages, struct own *own, int who, uint64_t *
 		one->seq = NULL;
 		break;
 	default:
-		memcpy(ticket, board->ticket[rand() % WORKERS], sizeof(ticket));
+		memcpy(ticket, scoreboard->ticket[rand() % WORKERS], sizeof(ticket));
 		ticket[sizeof(ticket) - 1] = '\0';
 		if (!two->seq && !tmesh_seq_take(pages, ticket, &two->seq, NULL)) {
 			tmesh_seq_table(two->seq, &two->count);
-			/* Whatever it is, it stays so. */
+			/* Any content is right, but it has to stay the same. */
 			for (uint32_t i = 0; i < two->count; i++)
 				two->words[i] = marked(two->seq, i);
 		}
@@ -189,7 +189,7 @@ static _Noreturn void work(const char *token, int who, unsigned int seed)
 	EXPECT(!tmesh_pages_open(ctx, token, &pages, NULL));
 	for (;;) {
 		step(pages, own, who, &word);
-		atomic_fetch_add(&board->work, 1);
+		atomic_fetch_add(&scoreboard->work, 1);
 	}
 }
 
@@ -221,28 +221,29 @@ static void test_storm(void **state)
 	for (int i = 0; i < WORKERS; i++)
 		workers[i] = start(s.token, i, ++seed);
 	for (int i = 0; i < kills(); i++) {
-		uint64_t until = atomic_load(&board->work) + (uint64_t)(rand() % 2000);
+		uint64_t until = atomic_load(&scoreboard->work) + (uint64_t)(rand() % 2000);
 		int victim = rand() % WORKERS, status;
 
 		/* Now and then before it has joined. */
-		for (int n = 0; n < 1000 && atomic_load(&board->work) < until; n++)
+		for (int n = 0; n < 1000 && atomic_load(&scoreboard->work) < until; n++)
 			usleep(100);
 		kill(workers[victim], SIGKILL);
 		assert_int_equal(waitpid(workers[victim], &status, 0), workers[victim]);
-		if (atomic_load(&board->fault) || !WIFSIGNALED(status))
-			fail_msg("a worker's check in line %u failed", atomic_load(&board->fault));
+		if (atomic_load(&scoreboard->fault) || !WIFSIGNALED(status))
+			fail_msg("a worker's check in line %u failed",
+				 atomic_load(&scoreboard->fault));
 		workers[victim] = start(s.token, victim, ++seed);
 		assert_true(is_filled(mine, 4200));
 	}
 	/* All before may have been killed before they had a page: of these one has some. */
-	enough = atomic_load(&board->work) + 300;
-	for (int n = 0; n < 600000 && atomic_load(&board->work) < enough; n++)
+	enough = atomic_load(&scoreboard->work) + 300;
+	for (int n = 0; n < 600000 && atomic_load(&scoreboard->work) < enough; n++)
 		usleep(100);
 	for (int i = 0; i < WORKERS; i++) {
 		kill(workers[i], SIGKILL);
 		waitpid(workers[i], NULL, 0);
 	}
-	assert_int_equal(atomic_load(&board->fault), 0);
+	assert_int_equal(atomic_load(&scoreboard->fault), 0);
 	assert_true(is_filled(mine, 4200));
 	tmesh_seq_free(mine);
 	tmesh_pages_unref(s.pages);
@@ -256,13 +257,13 @@ static void test_storm(void **state)
 	assert_int_equal(info.free + info.cached, info.pages);
 	assert_true(info.died > 0 && info.reclaimed > 0);
 	print_message("%llu steps, %d kills, %llu pages reclaimed, %llu evicted\n",
-		      (unsigned long long)atomic_load(&board->work), kills(),
+		      (unsigned long long)atomic_load(&scoreboard->work), kills(),
 		      (unsigned long long)info.reclaimed, (unsigned long long)info.evicted);
 	s.pages = NULL;
 	scene_end(&s);
 }
 
-/* Whoever owns the pool is killed: the others keep what they have, and know. */
+/* The pool's owner is killed: the others keep their pages, and know. */
 static void test_owner_killed(void **state)
 {
 	for (int round = 0; round < kills() / 10; round++) {
@@ -311,7 +312,7 @@ static void test_owner_killed(void **state)
 }
 
 /* A process that writes for another one keeps its lifeline: the dead one's pages are nobody else's
- * until that is over. Who leaves the pool as he should ends it for all. */
+ * until that is over. An orderly exit of the owner ends the pool for all. */
 static void test_lifeline(void **state)
 {
 	struct scene s = scene_make(&small_pool);
@@ -347,13 +348,13 @@ static void test_lifeline(void **state)
 		CHECK(!tmesh_seq_create(theirs, &one, NULL) && !tmesh_seq_append(one, 40, NULL));
 		CHECK(!tmesh_pages_lifeline(theirs, &same, NULL));
 		CHECK(!tmesh_region_opaque_fd(same, &fd, NULL));
-		CHECK(!model_meet_send(pair[1], &byte, 1, fd));
+		CHECK(!model_socket_send(pair[1], &byte, 1, fd));
 		raise(SIGKILL);
 	}
 	close(pair[1]);
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_true(WIFSIGNALED(status));
-	assert_int_equal(model_meet_recv(pair[0], &byte, 1, &fd), 1);
+	assert_int_equal(model_socket_recv(pair[0], &byte, 1, &fd), 1);
 	assert_true(fd >= 0);
 	/* Its own descriptors are closed, and the owner has heard what came before this question.
 	 */
@@ -388,7 +389,7 @@ int main(void)
 		cmocka_unit_test(test_lifeline),
 	};
 
-	board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-		     0);
+	scoreboard = mmap(NULL, sizeof(*scoreboard), PROT_READ | PROT_WRITE,
+			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	return cmocka_run_group_tests_name("pages_deaths", tests, NULL, NULL);
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
 /*
- * Handles that send the owner of a pool what they like, and owners that answer what they like: the
- * others' pages stay theirs, and what comes in is refused or ends the connection.
+ * Handles that send the owner of a pool any bytes, and owners that answer with any. The others'
+ * pages stay theirs, and each message is refused or ends the connection.
  */
 #include <sys/socket.h>
 
-#include "meet.h"
-#include "pages_internal.h"
+#include "shared/listener.h"
+#include "pages/pages_internal.h"
 #include "pages_test.h"
 
 static void send_raw(struct tmesh_pages *pages, const void *data, size_t bytes)
 {
-	assert_int_equal(model_meet_send(pages->socket.fd, data, bytes, -1), 0);
+	assert_int_equal(model_socket_send(pages->socket.fd, data, bytes, -1), 0);
 }
 
 static struct pages_message out;
@@ -24,7 +24,7 @@ static void send_pages(struct tmesh_pages *pages, uint32_t op, uint32_t count)
 	memset(&out.head, 0, sizeof(out.head));
 }
 
-/* What another handle has can be neither returned, cached nor shared. */
+/* Pages of another handle can be neither returned, cached nor shared. */
 static void test_not_its_own(void **state)
 {
 	struct scene s = scene_make(&small_pool);
@@ -58,7 +58,7 @@ static void test_not_its_own(void **state)
 	tmesh_seq_free(found);
 	assert_true(pool_info(&s).refused > 200);
 	assert_int_equal(pool_info(&s).tickets, 0);
-	/* Whatever it then takes in earnest is none of ours. */
+	/* Pages that the handle then allocates properly are none of ours. */
 	for (int i = 0; i < 200; i++)
 		if (!tmesh_pages_alloc(other, &page, NULL))
 			memset((uint8_t *)tmesh_pages_base(other, 0) + page * 4096ull, 0xee, 4096);
@@ -128,7 +128,7 @@ static int answer_with(struct tmesh_pages *pages, const struct pages_head *head,
 	assert_int_equal(dup2(ends[0], pages->socket.fd), pages->socket.fd);
 	close(ends[0]);
 	out.head = *head;
-	assert_int_equal(model_meet_send(ends[1], &out, sizeof(out.head) + more, -1), 0);
+	assert_int_equal(model_socket_send(ends[1], &out, sizeof(out.head) + more, -1), 0);
 	/* It listens, and says nothing more. */
 	shutdown(ends[1], SHUT_WR);
 	return ends[1];
@@ -175,7 +175,7 @@ static void test_answers(void **state)
 /* An owner of our own making, from the token on: what it says first, and a slab of 16 pages. */
 
 static struct liar {
-	struct model_meet meet;
+	struct model_listener listener;
 	struct pages_message welcome;
 	size_t bytes;
 	char slab[TMESH_TOKEN_SIZE];
@@ -191,18 +191,18 @@ static void say_all(int socket, uint32_t op, const void *more, size_t bytes, uin
 
 	if (bytes)
 		memcpy(message.more, more, bytes);
-	if (model_meet_send(socket, &message, sizeof(message.head) + bytes, -1))
+	if (model_socket_send(socket, &message, sizeof(message.head) + bytes, -1))
 		abort();
 }
 
 /* On the host's thread. The answers to what a handle asks first lie there before it asks. Then
  * comes nonsense, by which it ends. */
-static void welcome_it(struct model_meet *meet, int socket)
+static void welcome_it(struct model_listener *listener, int socket)
 {
 	const uint32_t pages[] = {15, 0, liar.welcome.shape.max_pages - 1, UINT32_MAX, 16};
 
 	liar.socket = socket;
-	if (model_meet_send(socket, &liar.welcome, liar.bytes, -1))
+	if (model_socket_send(socket, &liar.welcome, liar.bytes, -1))
 		abort();
 	say_all(socket, PAGES_GRANT, pages, sizeof(pages), 5);
 	for (int i = 0; i < 5; i++)
@@ -210,7 +210,8 @@ static void welcome_it(struct model_meet *meet, int socket)
 	say_all(socket, 1000, NULL, 0, 0);
 }
 
-/* Whatever it is told, a handle touches no memory but a region's. Return: what opening gave. */
+/* A handle touches no memory but a region's, however the owner answers. Return the result of
+ * opening. */
 static int meet_liar(struct tmesh_ctx *ctx, const char *token)
 {
 	struct tmesh_pages_info info = {.size = sizeof(info)};
@@ -282,9 +283,9 @@ static void test_welcomes(void **state)
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_region_create(ctx, 16 * 4096, NULL, &slab, err));
 	assert_ok(tmesh_region_token(slab, TMESH_READ | TMESH_WRITE, liar.slab, err));
-	liar.meet.joined = welcome_it;
-	assert_ok(model_meet_open(&liar.meet, ctx, "liar", err));
-	assert_ok(model_meet_token(&liar.meet, token, err));
+	liar.listener.accepted = welcome_it;
+	assert_ok(model_listener_open(&liar.listener, ctx, "liar", err));
+	assert_ok(model_listener_token(&liar.listener, token, err));
 	liar.welcome.head = (struct pages_head){.op = PAGES_WELCOME};
 	liar.bytes = sizeof(liar.welcome.head) + sizeof(good);
 	*shape = good;
@@ -313,7 +314,7 @@ static void test_welcomes(void **state)
 	liar.welcome.head.op = PAGES_GRANT;
 	liar.bytes = sizeof(liar.welcome.head) + sizeof(good);
 	assert_int_equal(meet_liar(ctx, token), -EPROTO);
-	model_meet_close(&liar.meet);
+	model_listener_close(&liar.listener);
 	tmesh_region_unref(slab);
 	tmesh_ctx_unref(ctx);
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
 /*
- * Tables that others follow: copies are equal to the tables, whatever happens to them; a copy that
- * falls behind or meets damage says so and is whole again after a resync. Damage is written where
- * only the writer can, through its own mapping.
+ * Tables that others follow: copies are equal to the tables, however those change. A copy that
+ * falls behind or meets damage reports that and is whole again after a resync. Damage is written
+ * where only the writer can, through its own mapping.
  */
 #include <poll.h>
 #include <signal.h>
 #include <tmesh/page_table.h>
 
-#include "log.h"
-#include "pages_internal.h"
+#include "pages/log.h"
+#include "pages/pages_internal.h"
 #include "pages_test.h"
 
 static struct model_log *log_of(struct tmesh_pages *pages)

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <tmesh/keep.h>
 
-#include "model_internal.h"
+#include "files/model_internal.h"
 
 #define TENSORS 300
 #define REPLICAS 10
@@ -175,7 +175,7 @@ static void test_restart(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What smaps says of the mappings in [@from, @to), in KiB. */
+/* Read the fields of smaps for the mappings in [@from, @to), in KiB. */
 struct share {
 	uint64_t pss, anonymous, found;
 };

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <tmesh/slot.h>
 
-#include "board.h"
+#include "shared/publication.h"
 #include "unit.h"
 
 #define READERS 3
@@ -140,7 +140,7 @@ static void test_values(void **state)
 	assert_ok(tmesh_slot_read(s.reader, &value, err));
 	assert_ok(tmesh_slot_read(s.reader, &same, err));
 	assert_ptr_equal(value, same);
-	/* Published, it is the same bundle once more: what is open stays open. */
+	/* Published, it is the same bundle once more: open ones stay open. */
 	same = tmesh_slot_value_ref(value);
 	assert_ok(tmesh_slot_publish(s.slot, tmesh_slot_value_bundle(same), NULL, err));
 	assert_ok(tmesh_slot_read(s.reader, &value, err));
@@ -185,26 +185,27 @@ static void test_bad(void **state)
 	scene_end(&s);
 }
 
-/* Who has the page's descriptor can map it for reading alone, and not write to it either. */
+/* A process with the page's descriptor can map it for reading alone, and not write to it either. */
 static void test_read_only(void **state)
 {
-	const uint32_t kind = 0x53304d54u;
+	const uint32_t kind = 0x56304d54u;
 	struct scene s = scene_make();
-	struct model_view view;
+	struct model_subscription subscription;
 	char path[64];
 	FILE *maps;
 	char line[256];
 	int found = 0;
 
-	assert_ok(model_view_open(&view, s.ctx, s.token, kind, 64, err));
-	assert_int_not_equal(mprotect((void *)view.addr, view.bytes, PROT_READ | PROT_WRITE), 0);
-	model_view_close(&view);
+	assert_ok(model_subscription_open(&subscription, s.ctx, s.token, kind, 64, err));
+	assert_int_not_equal(
+		mprotect((void *)subscription.addr, subscription.bytes, PROT_READ | PROT_WRITE), 0);
+	model_subscription_close(&subscription);
 	maps = fopen("/proc/self/maps", "r");
 	while (fgets(line, sizeof(line), maps))
 		found += strstr(line, "memfd:slot") && strstr(line, "r--s");
 	fclose(maps);
 	assert_int_equal(found, 1);
-	/* The descriptor's own seals say so, whoever opens it anew. */
+	/* The descriptor's own seals show this, also to a process that opens it anew. */
 	for (int fd = 3; fd < 256; fd++) {
 		char name[64] = {0};
 		int again;
@@ -266,20 +267,20 @@ static void test_watch(void **state)
 }
 
 /* Shared by all processes of a storm. */
-struct board {
+struct scoreboard {
 	_Atomic uint64_t reads;
 	_Atomic uint32_t fault;
 };
-static struct board *board;
+static struct scoreboard *scoreboard;
 
-#define EXPECT(condition)                                                                \
-	do {                                                                             \
-		if (!(condition)) {                                                      \
-			uint32_t none_ = 0;                                              \
-                                                                                         \
-			atomic_compare_exchange_strong(&board->fault, &none_, __LINE__); \
-			pause();                                                         \
-		}                                                                        \
+#define EXPECT(condition)                                                                     \
+	do {                                                                                  \
+		if (!(condition)) {                                                           \
+			uint32_t none_ = 0;                                                   \
+                                                                                              \
+			atomic_compare_exchange_strong(&scoreboard->fault, &none_, __LINE__); \
+			pause();                                                              \
+		}                                                                             \
 	} while (0)
 
 static _Noreturn void read_for_ever(const char *token, unsigned int seed)
@@ -302,13 +303,13 @@ static _Noreturn void read_for_ever(const char *token, unsigned int seed)
 		generation = tmesh_slot_value_generation(value);
 		EXPECT(generation >= last);
 		last = generation;
-		/* One generation, whole; what is held stays what it was. */
+		/* One generation, whole; a held one stays the same. */
 		EXPECT(word_of(tmesh_slot_value_bundle(value)) == generation);
 		EXPECT(!held[i] || word_of(tmesh_slot_value_bundle(held[i])) == words[i]);
 		tmesh_slot_value_unref(held[i]);
 		held[i] = tmesh_slot_value_ref(value);
 		words[i] = generation;
-		atomic_fetch_add(&board->reads, 1);
+		atomic_fetch_add(&scoreboard->reads, 1);
 	}
 }
 
@@ -335,7 +336,7 @@ static void test_reader_storm(void **state)
 	for (int i = 0; i < READERS; i++)
 		readers[i] = start_reader(s.token, ++seed);
 	/* From here on also such are killed as have read nothing yet. */
-	for (int n = 0; n < 60000 && !atomic_load(&board->reads); n++)
+	for (int n = 0; n < 60000 && !atomic_load(&scoreboard->reads); n++)
 		usleep(1000);
 	for (int i = 0; i < kills(); i++) {
 		int victim = rand() % READERS, status;
@@ -346,19 +347,20 @@ static void test_reader_storm(void **state)
 		}
 		kill(readers[victim], SIGKILL);
 		assert_int_equal(waitpid(readers[victim], &status, 0), readers[victim]);
-		if (atomic_load(&board->fault) || !WIFSIGNALED(status))
-			fail_msg("a reader's check in line %u failed", atomic_load(&board->fault));
+		if (atomic_load(&scoreboard->fault) || !WIFSIGNALED(status))
+			fail_msg("a reader's check in line %u failed",
+				 atomic_load(&scoreboard->fault));
 		readers[victim] = start_reader(s.token, ++seed);
 	}
 	for (int i = 0; i < READERS; i++) {
 		kill(readers[i], SIGKILL);
 		waitpid(readers[i], NULL, 0);
 	}
-	assert_int_equal(atomic_load(&board->fault), 0);
-	assert_true(atomic_load(&board->reads) > 0);
+	assert_int_equal(atomic_load(&scoreboard->fault), 0);
+	assert_true(atomic_load(&scoreboard->reads) > 0);
 	assert_int_equal(live(s.ctx), before);
 	print_message("%llu reads, %llu generations, %d kills\n",
-		      (unsigned long long)atomic_load(&board->reads), (unsigned long long)word,
+		      (unsigned long long)atomic_load(&scoreboard->reads), (unsigned long long)word,
 		      kills());
 	scene_end(&s);
 }
@@ -420,7 +422,7 @@ static void test_publisher_killed(void **state)
 
 static uint64_t *entry_at(struct scene *s, uint64_t generation)
 {
-	uint64_t *words = ((struct model_board *)((char *)s->slot + 8))->addr;
+	uint64_t *words = ((struct model_publication *)((char *)s->slot + 8))->addr;
 
 	return words + 16 + generation % 2 * 2056;
 }
@@ -438,8 +440,8 @@ static void lead_nowhere(char *text)
 	CHECK(tokens > 0);
 }
 
-/* The files of a publisher that is killed go one after another, on a busy machine a while later:
- * also then a reader is told that the publisher is gone, and not that its value is. */
+/* The files of a killed publisher go one after another, on a busy machine a while later. Even then
+ * the error is that the publisher is gone, and not that its value is. */
 static void test_publisher_goes(void **state)
 {
 	struct tmesh_slot_reader *reader;
@@ -495,8 +497,8 @@ static void test_damage(void **state)
 	publish(&s, 1);
 	publish(&s, 2);
 	assert_ok(tmesh_slot_read(s.reader, &value, err));
-	/* As slot.c begins its object: a count, then the board. */
-	words = ((struct model_board *)((char *)s.slot + 8))->addr;
+	/* As slot.c begins its object: a count, then the publication. */
+	words = ((struct model_publication *)((char *)s.slot + 8))->addr;
 	entry = words + 16 + 2056;
 	assert_int_equal(words[0], 16384);
 	assert_int_equal(words[8], 2);
@@ -531,8 +533,8 @@ static void test_damage(void **state)
 	scene_end(&s);
 }
 
-/* What a reader meets is never whole, as if it were overtaken each time: it asks, and is answered
- * with the newest, of which nothing is kept once it was read. */
+/* No read of the value is whole, as if each were overtaken. The reader asks the publisher, and gets
+ * the newest, of which nothing is kept once it was read. */
 static void test_overtaken(void **state)
 {
 	struct scene s = scene_make();
@@ -549,7 +551,7 @@ static void test_overtaken(void **state)
 		assert_ok(tmesh_slot_read(s.reader, &value, err));
 		assert_int_equal(tmesh_slot_value_generation(value), word + 1);
 		assert_int_equal(word_of(tmesh_slot_value_bundle(value)), word);
-		/* It has emptied the bell meanwhile, so it is rung again. */
+		/* It has read the notification meanwhile, so it is notified again. */
 		assert_true(readable(fd, 60000));
 		assert_int_equal(tmesh_slot_changed(s.reader), 0);
 	}
@@ -567,7 +569,7 @@ static void test_overtaken(void **state)
 	scene_end(&s);
 }
 
-/* A reader that has no descriptor left for the answer is told so, and no damage. */
+/* The error of a reader that has no descriptor left for the answer names that, and no damage. */
 static void test_no_descriptor(void **state)
 {
 	struct scene s = scene_make();
@@ -616,54 +618,56 @@ static bool opens(struct tmesh_ctx *ctx, const char *text, size_t bytes)
 	return !rc;
 }
 
-static void answered(struct model_view *view, struct model_answer *answer, char *text)
+static void answered(struct model_subscription *subscription, struct model_answer *answer,
+		     char *text)
 {
 	int fd = -1;
 
-	model_view_ask(view);
-	while (!model_view_answer(view, 1000, answer, &fd))
+	model_subscription_ask(subscription);
+	while (!model_subscription_answer(subscription, 1000, answer, &fd))
 		;
 	assert_true(fd >= 0 && answer->bytes < 4096);
 	assert_int_equal(pread(fd, text, 4096, 0), answer->bytes);
 	close(fd);
 }
 
-/* What was answered stays until the reader is done, asks again, or is dead, and no longer. */
+/* An answer stays until the reader is done, asks again, or is dead, and no longer. */
 static void test_asked(void **state)
 {
-	const uint32_t kind = 0x53304d54u;
+	const uint32_t kind = 0x56304d54u;
 	struct scene s = scene_make();
 	struct model_answer answer;
-	struct model_view view;
+	struct model_subscription subscription;
 	char text[4096];
 
 	tmesh_slot_close(s.reader);
 	s.reader = NULL;
 	for (int how = 0; how < 4; how++) {
-		assert_ok(model_view_open(&view, s.ctx, s.token, kind, 64, err));
+		assert_ok(model_subscription_open(&subscription, s.ctx, s.token, kind, 64, err));
 		publish(&s, 1);
-		answered(&view, &answer, text);
+		answered(&subscription, &answer, text);
 		assert_int_equal(answer.number, tmesh_slot_generation(s.slot));
 		for (int i = 0; i < 10; i++)
 			publish(&s, 2);
 		assert_true(opens(s.ctx, text, answer.bytes));
 		switch (how) {
 		case 0:
-			model_view_done(&view);
+			model_subscription_done(&subscription);
 			break;
 		case 1: {
 			struct model_answer other;
 			char others[4096];
 
-			answered(&view, &other, others);
+			answered(&subscription, &other, others);
 			assert_int_equal(other.number, tmesh_slot_generation(s.slot));
 			break;
 		}
 		case 2: /* which is no word at all */
-			assert_int_equal(model_meet_send(view.socket.fd, "TM0Q", 4, -1), 0);
+			assert_int_equal(model_socket_send(subscription.socket.fd, "TM0E", 4, -1),
+					 0);
 			break;
 		case 3: /* it is dead */
-			model_view_close(&view);
+			model_subscription_close(&subscription);
 			break;
 		}
 		for (int i = 0; opens(s.ctx, text, answer.bytes); i++) {
@@ -671,34 +675,35 @@ static void test_asked(void **state)
 			usleep(1000);
 		}
 		if (how != 3)
-			model_view_close(&view);
+			model_subscription_close(&subscription);
 	}
 	/* The slot ends while a reader has asked. */
-	assert_ok(model_view_open(&view, s.ctx, s.token, kind, 64, err));
-	answered(&view, &answer, text);
+	assert_ok(model_subscription_open(&subscription, s.ctx, s.token, kind, 64, err));
+	answered(&subscription, &answer, text);
 	tmesh_slot_unref(s.slot);
 	s.slot = NULL;
 	assert_false(opens(s.ctx, text, answer.bytes));
-	assert_true(model_view_is_over(&view, 0));
-	model_view_close(&view);
+	assert_true(model_subscription_ended(&subscription, 0));
+	model_subscription_close(&subscription);
 	scene_end(&s);
 }
 
-/* A bell that nobody empties leaves no room for an answer: it comes with a later publication. */
+/* A notification that nobody reads leaves no room for an answer: it comes with a later publication.
+ */
 static void test_owed(void **state)
 {
 	struct scene s = scene_make();
 	struct model_answer answer;
-	struct model_view view;
+	struct model_subscription subscription;
 	bool came = false;
 	int fd = -1;
 
-	assert_ok(model_view_open(&view, s.ctx, s.token, 0x53304d54u, 64, err));
-	assert_true(model_view_watch(&view, NULL) >= 0);
-	assert_true(readable(view.socket.fd, 60000));
+	assert_ok(model_subscription_open(&subscription, s.ctx, s.token, 0x56304d54u, 64, err));
+	assert_true(model_subscription_poll_fd(&subscription, NULL) >= 0);
+	assert_true(readable(subscription.socket.fd, 60000));
 	for (uint64_t word = 0; word < 100; word++)
 		publish(&s, word);
-	model_view_ask(&view);
+	model_subscription_ask(&subscription);
 	/* One more that the thread takes after it: so it has taken the ask. */
 	for (int i = 0; i < 2; i++) {
 		struct tmesh_slot_reader *other;
@@ -707,15 +712,15 @@ static void test_owed(void **state)
 		tmesh_slot_close(other);
 	}
 	usleep(20000);
-	assert_false(model_view_answer(&view, 0, &answer, &fd));
+	assert_false(model_subscription_answer(&subscription, 0, &answer, &fd));
 	for (uint64_t word = 0; word < 1000 && !came; word++) {
 		publish(&s, word);
-		came = model_view_answer(&view, 1, &answer, &fd);
+		came = model_subscription_answer(&subscription, 1, &answer, &fd);
 	}
 	assert_true(came && fd >= 0);
 	assert_int_equal(answer.number, tmesh_slot_generation(s.slot));
 	close(fd);
-	model_view_close(&view);
+	model_subscription_close(&subscription);
 	scene_end(&s);
 }
 
@@ -771,7 +776,7 @@ int main(void)
 		cmocka_unit_test(test_publisher_goes),
 	};
 
-	board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-		     0);
+	scoreboard = mmap(NULL, sizeof(*scoreboard), PROT_READ | PROT_WRITE,
+			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	return cmocka_run_group_tests_name("slot", tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Names of slots: taken, found, given up, taken over from the dead; what lies in their places that
- * is none. TMESH_TEST_LENGTH=full kills two hundred publishers.
+ * Names of slots: taken, found, given up, taken over from the dead; and files in their places that
+ * are none. TMESH_TEST_LENGTH=full kills two hundred publishers.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -217,7 +217,7 @@ static void end(pid_t child)
 	assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
-/* Of two that want a dead one's name one gets it, and is found by it. */
+/* Two processes want a dead one's name: one gets it, and is found by it. */
 static void test_taken_over(void **state)
 {
 	const char *length = getenv("TMESH_TEST_LENGTH");
@@ -243,7 +243,7 @@ static void test_taken_over(void **state)
 		assert_int_equal(rc[won], 0);
 		assert_int_equal(rc[!won], -EEXIST);
 		assert_int_equal(word_by_name("line"), 2 * i + (uint64_t)won);
-		/* Who read the dead one's is told, and reads no other's. */
+		/* A reader of the dead one's slot gets an error, and reads no other's. */
 		assert_int_equal(tmesh_slot_changed(reader), -EPIPE);
 		tmesh_slot_close(reader);
 		owner = child[won];
@@ -253,7 +253,7 @@ static void test_taken_over(void **state)
 	refuse_open("line", -ENOENT, "line");
 }
 
-/* Who takes a name removes what the dead have left, and nothing else. */
+/* A process that takes a name removes the leftovers of the dead, and nothing else. */
 static void test_swept(void **state)
 {
 	struct tmesh_slot *mine, *other;
@@ -361,7 +361,7 @@ static _Noreturn void take_in_turn(const char *name)
 		int rc = make(name, &slot, NULL);
 
 		if (rc == -EEXIST) {
-			/* Who takes another name sweeps. */
+			/* Taking another name sweeps. */
 			snprintf(path, sizeof(path), "turn of %d", (int)getpid());
 			if (make(path, &slot, NULL))
 				unit_leave(4);
@@ -420,7 +420,7 @@ static int make_socket(const char *path)
 	return fd;
 }
 
-/* What lies in a name's place that is none is refused, and left as it is. */
+/* A file in a name's place that is no name is refused, and left as it is. */
 static void test_hostile(void **state)
 {
 	static const char nothing[200];
@@ -476,7 +476,7 @@ static void test_hostile(void **state)
 	assert_int_equal(unlink(target), 0);
 }
 
-/* What is written in part, or by nobody, is no name, and is taken over. */
+/* A record written in part, or by nobody, is no name, and is taken over. */
 static void test_half_a_record(void **state)
 {
 	struct tmesh_slot *slot;

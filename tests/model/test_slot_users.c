@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Another user's processes and a slot: whatever they know, or have got hold of, of its token, its
- * name, its files and its lobby, they learn nothing, and its own user's readers go on. Needs root,
- * who can become somebody else.
+ * Another user's processes and a slot. They may know, or have got hold of, its token, its name, its
+ * files and its listening. They learn nothing, and its own user's readers go on. Needs root, who
+ * can become somebody else.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <tmesh/slot.h>
 
-#include "meet.h"
+#include "shared/listener.h"
 #include "unit.h"
 
 #define NOBODY 65534
@@ -26,7 +26,7 @@ static struct tmesh_ctx *ctx;
 static struct tmesh_slot *slot;
 static struct tmesh_slot_reader *reader;
 static char token[TMESH_TOKEN_SIZE], ref[4096];
-static int lobby;
+static int listening;
 static uint64_t generation;
 
 /* As an exit status, of which one byte is left. */
@@ -68,8 +68,8 @@ static struct tmesh_ctx *context_in(const char *dir)
 	return tmesh_ctx_open(&opts, &it, NULL) ? NULL : it;
 }
 
-/* What @act returns, done by another user's process in a context that was opened before: 0, or the
- * line where it was not as it should. */
+/* The result of @act, done by another user's process in a context that was opened before: 0, or the
+ * line of the failed check. */
 static void assert_as_nobody(const char *dir, int (*act)(struct tmesh_ctx *its))
 {
 	pid_t pid = fork();
@@ -90,7 +90,7 @@ static void assert_as_nobody(const char *dir, int (*act)(struct tmesh_ctx *its))
 	assert_works();
 }
 
-/* Token, name and the bundle's ref are told, and lead nowhere. */
+/* The other process knows token, name and the bundle's ref, and they lead nowhere. */
 static int try_calls(struct tmesh_ctx *its)
 {
 	struct tmesh_slot_reader *out = NULL;
@@ -154,11 +154,11 @@ static void test_links(void **state)
 	assert_as_nobody(elsewhere, try_calls);
 }
 
-/* Whoever has the lobby's descriptor may bring a socket of its own there: it is hung up on, and
- * nothing comes. */
+/* A process with the listening's descriptor may bring a socket of its own there: the publisher
+ * closes it, and nothing comes. */
 static int try_lobby(struct tmesh_ctx *its)
 {
-	const uint32_t knock = 0x4b304d54u;
+	const uint32_t connect_word = 0x4e304d54u;
 
 	for (int i = 0; i < 100; i++) {
 		struct pollfd at = {.events = POLLIN};
@@ -166,11 +166,11 @@ static int try_lobby(struct tmesh_ctx *its)
 		int ends[2], came;
 
 		CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
-		CHECK(!model_meet_send(lobby, &knock, sizeof(knock), ends[1]));
+		CHECK(!model_socket_send(listening, &connect_word, sizeof(connect_word), ends[1]));
 		close(ends[1]);
 		at.fd = ends[0];
 		CHECK(poll(&at, 1, WAIT_MS) == 1);
-		CHECK(model_meet_recv(ends[0], words, sizeof(words), &came) <= 0);
+		CHECK(model_socket_recv(ends[0], words, sizeof(words), &came) <= 0);
 		close(ends[0]);
 	}
 	return 0;
@@ -184,9 +184,9 @@ static void test_lobby(void **state)
 
 	assert_ok(tmesh_ctx_open(&opts, &home, err));
 	assert_ok(tmesh_region_open(home, token, TMESH_READ | TMESH_WRITE, &card, err));
-	assert_ok(tmesh_region_opaque_fd(card, &lobby, err));
+	assert_ok(tmesh_region_opaque_fd(card, &listening, err));
 	assert_as_nobody(elsewhere, try_lobby);
-	close(lobby);
+	close(listening);
 	tmesh_region_unref(card);
 	tmesh_ctx_unref(home);
 }

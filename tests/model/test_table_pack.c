@@ -9,7 +9,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include "model_internal.h"
+#include "files/model_internal.h"
 
 #define HEAD 40
 #define PACKED 88
@@ -46,7 +46,7 @@ static struct table *parse(void)
 	uint8_t *file = make_file(&bytes);
 	uint64_t need;
 
-	assert_int_equal(table_parse(file, bytes, bytes, &table, &need, NULL), 0);
+	assert_int_equal(table_parse(file, bytes, bytes, false, &table, &need, NULL), 0);
 	free(file);
 	return table;
 }
@@ -91,7 +91,7 @@ static void test_the_same(void **state)
 	assert_memory_equal(other->values[0].data, "a test", 6);
 	table_free(table);
 	table_free(other);
-	/* Of a GGUF file there is none: reading it is as fast. */
+	/* A GGUF file has none: reading it is as fast. */
 	table = calloc(1, sizeof(*table));
 	table->format = TMESH_MODEL_GGUF;
 	assert_null(table_pack(table, &bytes));
@@ -186,7 +186,7 @@ static void test_guards(void **state)
 	free(all);
 }
 
-/* Whatever is in it: refused, or a table in which each byte of the file belongs to one tensor. */
+/* Any bytes are refused, or make a table in which each byte of the file belongs to one tensor. */
 static void test_noise(void **state)
 {
 	unsigned int taken = 0;
@@ -216,14 +216,14 @@ static void test_noise(void **state)
 	assert_in_range(taken, 1, 19999);
 }
 
-static int flight_file(void)
+static int shared_load_file(void)
 {
 	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
 	struct dirent *entry;
 	int fd = -1;
 
 	while (fd < 0 && (entry = readdir(dir))) {
-		if (strstr(entry->d_name, ".flight"))
+		if (strstr(entry->d_name, ".shared"))
 			fd = openat(dirfd(dir), entry->d_name, O_RDWR | O_CLOEXEC);
 	}
 	closedir(dir);
@@ -244,7 +244,8 @@ static const char *first_name(struct tmesh_ctx *ctx, const char *path)
 	return name;
 }
 
-/* The second process has it from the first: a name that only the flight's table has shows it. */
+/* The second process has it from the first: a name that only the shared load's table has shows it.
+ */
 static void test_used(void **state)
 {
 	char path[] = "/tmp/tmesh-pack-XXXXXX";
@@ -259,7 +260,7 @@ static void test_used(void **state)
 	free(file);
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_model_load(ctx, path, NULL, &model, err));
-	fd = flight_file();
+	fd = shared_load_file();
 	all = pack(&bytes);
 	file = malloc(bytes);
 	assert_int_equal(pread(fd, file, bytes, TABLE_AT), bytes);
@@ -276,7 +277,7 @@ static void test_used(void **state)
 	assert_int_equal(pread(fd, all, bytes, TABLE_AT), bytes);
 	assert_string_equal(first_name(ctx, path), "a");
 	assert_int_equal(all[bytes - 2], 't');
-	/* Whoever else can write it is not believed. */
+	/* A table that another user can write is not believed. */
 	all[HEAD + TENSORS * PACKED + VALUES * 24] = 'z';
 	sign(all, bytes);
 	assert_int_equal(pwrite(fd, all, bytes, TABLE_AT), bytes);
@@ -289,20 +290,20 @@ static void test_used(void **state)
 	unlink(path);
 }
 
-static unsigned int flights(void)
+static unsigned int shared_loads(void)
 {
 	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
 	unsigned int count = 0;
 	struct dirent *entry;
 
 	while ((entry = readdir(dir)))
-		count += strstr(entry->d_name, ".flight") != NULL;
+		count += strstr(entry->d_name, ".shared") != NULL;
 	closedir(dir);
 	return count;
 }
 
-/* Who loads a kept model after all others have gone in peace has the table of the last; it goes
- * with what is kept, by the hand of whoever reads next. */
+/* A process that loads a kept model after all others have ended in peace has the table of the last.
+ * The table goes with the kept model, and the next reader removes it. */
 static void test_stays(void **state)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
@@ -323,26 +324,26 @@ static void test_stays(void **state)
 	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
 	assert_ok(tmesh_model_report(model, &report, err));
 	tmesh_model_unref(model);
-	fd = flight_file();
+	fd = shared_load_file();
 	all[HEAD + TENSORS * PACKED + VALUES * 24] = 'z';
 	sign(all, table);
 	assert_int_equal(pwrite(fd, all, table, TABLE_AT), table);
 	assert_string_equal(first_name(ctx, path), "z");
-	/* Another model is read: what is kept stays. */
+	/* Another model is read: the kept one stays. */
 	assert_string_equal(first_name(ctx, other), "a");
-	assert_int_equal(flights(), 1);
+	assert_int_equal(shared_loads(), 1);
 	assert_string_equal(first_name(ctx, path), "z");
 	close(fd);
 	/* No longer kept: gone with the next that is read, the same or another. */
 	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
 	assert_string_equal(first_name(ctx, other), "a");
-	assert_int_equal(flights(), 0);
+	assert_int_equal(shared_loads(), 0);
 	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
 	tmesh_model_unref(model);
-	assert_int_equal(flights(), 1);
+	assert_int_equal(shared_loads(), 1);
 	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
 	assert_string_equal(first_name(ctx, path), "a");
-	assert_int_equal(flights(), 0);
+	assert_int_equal(shared_loads(), 0);
 	free(all);
 	tmesh_ctx_unref(ctx);
 	unlink(path);

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the tests need of libtmesh-model: what a file's bytes or a path describe.
+"""The tests' access to libtmesh-model: read the description of a file's bytes or of a path.
 
-By ctypes and the layouts of <tmesh/context.h> and <tmesh/model.h>, not by the Python package: the library alone is what
-is compared with the formats' own packages, and the environment with those has no tmesh. _look() fails if the layout of
-an error is another one.
+It uses ctypes and the layouts of <tmesh/context.h> and <tmesh/model.h>, not the Python package. The library
+alone is compared with the formats' own packages, and the environment with those has no tmesh. _look() fails
+if the layout of an error is another one.
 """
 import contextlib
 import ctypes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Mutants that are tried by cases of programs.
 
-One build has all guards behind switches. Each case tells once which guards it makes true: no other can miss them. Then
+One build has all guards behind switches. Each case records once which guards it makes true: no other can miss them. Then
 guards are switched off one after another, and the cases that make each true run, the quickest first, until one fails.
 """
 import hashlib
@@ -12,25 +12,25 @@ from collections import defaultdict
 
 import guards
 
-# Programs of which it is written down together what they told.
+# The programs whose values of guards are recorded together.
 PROGRAMS_AT_ONCE = 5
 
 
 class ByCases:
-    """What a subject says of itself: `programs`, files by name; `digests`, which tell by a program's name whether what
-    was known of its cases still is; `number` of each guard; told_cases() and tried(). Then it calls know_cases()."""
-    # Seconds that a case may take with a guard out, and so many times what it took with all guards in.
+    """A subject has `programs`, files by name; `digests`, by a program's name, which show whether its recorded cases
+    are still valid; `number` of each guard; told_cases() and tried(). Then it calls know_cases()."""
+    # Seconds that a case may take with a guard out, and that many times its time with all guards in.
     patience = 20, 4
 
     def __init__(self, where, say, enough=math.inf, only=""):
-        """enough: how many seconds of cases, the quickest first, are run for a guard; only: what programs are called
+        """enough: the seconds of cases, the quickest first, that are run for a guard; only: the names of the programs
         whose cases are run at all."""
         self.where, self.say, self.enough, self.only = where.resolve(), say, enough, only
         self.where.mkdir(parents=True, exist_ok=True)
 
     def know_cases(self):
-        """{program: [[hundredths of a second, case, names of guards that were true, of those that were false] of each
-        case]}, kept for those programs that are the same with the same guards."""
+        """{program: [[hundredths of a second, case, guards that were true, guards that were false] of each case]}, kept
+        for unchanged programs with the same guards."""
         kept = self.where / "cases.json"
         known = json.loads(kept.read_text()) if kept.exists() else {}
         known = {name: told for name, told in known.items() if self.digests.get(name) == told["of"]}
@@ -47,8 +47,8 @@ class ByCases:
         self.cases = {name: told["cases"] for name, told in known.items() if re.search(self.only, name)}
 
     def runs(self):
-        """{(a guard's name, inverted): the [(seconds, program, case)] that can miss it, the quickest first}: those that
-        make the guard true where it is out, those that come by where it is inverted."""
+        """{(a guard's name, inverted): the [(seconds, program, case)] that can miss it, the quickest first}. Those are
+        the cases that make a removed guard true, or that reach an inverted one."""
         found = defaultdict(list)
         for name, cases in self.cases.items():
             for took, case, met, passed in cases:
@@ -60,7 +60,7 @@ class ByCases:
         return {mutant: sorted(runs) for mutant, runs in found.items()}
 
     def judged(self, wanted, jobs):
-        """(mutant, answer) of each wanted mutant: what sees it, "" where nothing does, or an Untried."""
+        """Yield (mutant, answer) of each wanted mutant: the case that sees it, "" if none does, or an Untried."""
         found, waiting = self.runs(), {}
         for mutant in wanted:
             if runs := found.get((mutant.guard.name, mutant.inverted)):
@@ -70,7 +70,7 @@ class ByCases:
         yield from self.tried(waiting, jobs)
 
     def chosen(self, runs):
-        """Of these the quickest that are enough, as (program, case, seconds that it may take)."""
+        """Return enough of the quickest of these, as (program, case, seconds that it may take)."""
         more, times = self.patience
         took, chosen = 0, []
         for seconds, name, case in runs:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Finds the guards of a C file, and writes the file with one of them taken out or inverted.
 
-A guard is the condition of an `if`, or of a `return CONDITION ? -EWHATEVER : ...`. Where its operands are joined by
-`||`, each is a guard of its own. A guard is taken out by making it false after it was evaluated, so that what a
-call in it does is still done: what is lost is the refusal alone. An inverted one is true where it was false, too.
+A guard is the condition of an `if`, or of a `return CONDITION ? -EWHATEVER : ...`. If its operands are joined by `||`,
+each is a guard of its own. A guard is taken out by making it false after it was evaluated. A call in it still happens,
+and only the refusal is lost. An inverted one is true where it was false, too.
 """
 import hashlib
 import re
@@ -19,12 +19,12 @@ OPENING, CLOSING = "([{", ")]}"
 
 
 class Untried(Exception):
-    """Why a guard was not tried."""
+    """The reason that a guard was not tried."""
 
 
 @dataclass(frozen=True)
 class Guard:
-    """One operand: where it stands in its file's text, and what it is called in reports."""
+    """One operand: its place in its file's text, and its name in reports."""
     file: str
     function: str
     text: str
@@ -32,7 +32,7 @@ class Guard:
     start: int
     end: int
     lines: range    # the whole condition's
-    digest: str     # of its function's words: what is known of a guard goes for this text of it
+    digest: str     # of its function's words: a verdict is valid for this text
 
     @property
     def name(self):
@@ -57,7 +57,7 @@ def blank(source):
 
 
 def closing(text, start):
-    """Where the bracket that opens at start is closed."""
+    """Return where the bracket that opens at start is closed."""
     depth = 0
     for place in range(start, len(text)):
         if text[place] in OPENING:
@@ -82,8 +82,8 @@ def unbracketed(text, start, end):
 
 
 def operands(text, start, end):
-    """The operands of `||` between start and end that stand in no bracket, as (start, end). What stands in a
-    `? :` is no operand of the whole."""
+    """Return the operands of `||` between start and end that stand in no bracket, as (start, end). The parts of a `? :`
+    are no operands of the whole."""
     depth, first = 0, start
     place = start
     if "?" in unbracketed(text, start, end):
@@ -104,7 +104,7 @@ def operands(text, start, end):
 
 
 def conditions(text):
-    """Each condition that guards something, as (start, end)."""
+    """Yield each condition that guards something, as (start, end)."""
     for found in IF.finditer(text):
         yield found.end() + 1, closing(text, found.end())
     for found in RETURNED.finditer(text):
@@ -120,7 +120,7 @@ def conditions(text):
 
 
 def digest(source):
-    """What changes with the words of a function, and not with its comments and blanks."""
+    """Return a digest that changes with the words of a function, and not with its comments and blanks."""
     return hashlib.sha256(" ".join(COMMENT.sub(" ", source).split()).encode()).hexdigest()[:10]
 
 

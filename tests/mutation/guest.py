@@ -18,20 +18,19 @@ sys.path.insert(0, str(TOP / "tests/vm"))
 import boot  # noqa: E402: found by the line above
 
 KERNEL = "6.12"
-# Mutants of one guest: what is known of them is written down when it ends.
+# Mutants of one guest: their results are written down when it ends.
 AT_ONCE = 25
 # A kernel that stands still is ended, not waited for.
 STANDING = ["softlockup_panic=1", "rcupdate.rcu_cpu_stall_timeout=30", "sysctl.kernel.panic_on_rcu_stall=1"]
 
 
 class Guests(ByCases):
-    """A subject that says beside what every one does: `module`, the file that guests load; `files` beside it;
-    `libraries`."""
-    # Most that do not end wait for ever, and each costs a guest.
+    """A subject has beside the common members: `module`, the file that guests load; `files` beside it; `libraries`."""
+    # Most mutants that do not end wait for ever, and each costs a guest.
     patience = 10, 4
 
     def told_cases(self, names):
-        """{program: its cases as cases_of() has them}, of these programs."""
+        """Return {program: its cases as cases_of() has them}, of these programs."""
         outcome = self.boot(1, self.files, names)
         if outcome.trouble or not re.search("^@ done$", outcome.results, re.M):
             sys.exit(f"mutate: the guest that tells which guards are true {outcome.trouble or 'ended'}: {console(1)}")
@@ -40,7 +39,7 @@ class Guests(ByCases):
         return cases_of(outcome.results)
 
     def tried(self, waiting, jobs):
-        """(mutant, answer) of each of {mutant: its runs}, by so many guests at once."""
+        """Yield (mutant, answer) of each of {mutant: its runs}, by so many guests at once."""
         waiting = {out(self.number[mutant.guard], mutant): (mutant, runs) for mutant, runs in waiting.items()}
         idle, guests = list(range(jobs, 0, -1)), {}
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -60,7 +59,7 @@ class Guests(ByCases):
                     waiting = turn | waiting
 
     def guest(self, place, runs):
-        """{number: answer} of those whose turn came."""
+        """Return {number: answer} of the mutants whose turn came."""
         plan = self.where / f"guest-{place}/plan"
         plan.parent.mkdir(exist_ok=True)
         plan.write_text("".join(" ".join([number, *(f"{name}:{case}:{limit}" for name, case, limit in mine)]) + "\n"
@@ -70,19 +69,19 @@ class Guests(ByCases):
         return answers_of(outcome.results, outcome.trouble)
 
     def boot(self, place, files, names, arguments=()):
-        """What the guest of this place, of those at once, left."""
+        """Return the results of the guest at this place, one of several at once."""
         return boot.run(KERNEL, f"mutation-{place}", script="mutation", module=self.module, files=files,
                         programs=[self.programs[name] for name in names], libraries=self.libraries, arguments=arguments)
 
 
 def console(place):
-    """What the kernel of a guest said."""
+    """Return the log of a guest's kernel."""
     return boot.logs(KERNEL, f"mutation-{place}") / "console"
 
 
 def cases_of(results):
-    """{program: [[hundredths of a second, case, numbers of guards that were true, of those that were false] of each
-    case]}, as a guest said it."""
+    """Return {program: [[hundredths of a second, case, numbers of guards that were true, of those that were false] of
+    each case]}, as a guest printed it."""
     found = defaultdict(list)
     for name, case, took, *seen in re.findall(r"^@ case (\w+) (\w+) (\d+)((?: [\da-f]+)*) *\|((?: [\da-f]+)*) *$",
                                               results, re.M):
@@ -91,8 +90,8 @@ def cases_of(results):
 
 
 def answers_of(results, trouble=None):
-    """What a guest said of mutants. One whose turn was cut short ended its guest, which is an answer too; but where
-    the guest's time was over, it is one only of the mutant that had all of it."""
+    """Return a guest's answers about mutants. A mutant whose turn was cut short ended its guest, which is an answer
+    too. If the guest's time was over, it is an answer only for a mutant that had all of it."""
     answers, begun = {}, None
     for line in results.splitlines():
         if found := re.fullmatch(r"@ mutant (\d+i?)", line):

@@ -26,7 +26,7 @@ MUTANTS = 4096
 
 @functools.cache
 def words(variable):
-    """What make knows by a name, as a list of words."""
+    """Return the value of one of make's variables, as a list of words."""
     told = subprocess.run(["make", "-s", "--no-print-directory", "-f", "Makefile", "-f", "-", "mutation-tell"],
                           input=f"mutation-tell: ; @:$(info $({variable}))\n", text=True, capture_output=True,
                           check=True).stdout
@@ -39,7 +39,7 @@ def all_guards():
 
 class Switched:
     """The keeper and test programs, of a library with its guards behind switches. `programs` by name, `number` of each
-    guard, `digests` of what each program is made of."""
+    guard, `digests` of each program's sources."""
     def __init__(self, where, names):
         self.number = {guard: number for number, guard in enumerate(all_guards(), 1)}
         self.programs = {name: where / name for name in names}
@@ -53,7 +53,7 @@ class Switched:
         if there.get("") != of_library:
             self.build_library(where)
         self.link = words("CC") + words("CPPFLAGS") + words("CFLAGS") + words("UNIT_FLAGS")
-        behind = [*words("UNIT_CLOSES"), *words("UNIT_PATIENT"), where / "switches.o", where / "switched.a", *words("UNIT_LIBS")]
+        behind = [*words("UNIT_WITH"), *words("UNIT_WRAP"), where / "switches.o", where / "switched.a", *words("UNIT_LIBS")]
         side_by_side([*self.link, UNIT / f"{name}.c", *behind, "-o", path]
                      for name, path in self.programs.items() if there.get(name) != self.digests[name])
         stamp.write_text(json.dumps({**self.digests, "": of_library}))
@@ -77,13 +77,13 @@ class Switched:
                         switches, archive, *words("LIB_LIBS"), "-o", self.keeper], check=True)
 
     def tests(self, name):
-        """What the cases of a program are called."""
+        """Return the names of a program's cases."""
         return TESTS.findall((UNIT / f"{name}.c").read_text())
 
 
 class Library(ByCases):
     """The library's test programs, and which of their cases makes which guard true on memfds."""
-    # Most that do not end wait for ever, and there are hundreds of them.
+    # Most mutants that do not end wait for ever, and there are hundreds of them.
     patience = 6, 10
 
     def __init__(self, where, say, **limits):
@@ -95,8 +95,8 @@ class Library(ByCases):
         self.know_cases()
 
     def told_cases(self, names):
-        """{program: [[hundredths of a second, case, numbers of guards that were true, of those that were false] of each
-        case that passes with every guard in]}"""
+        """Return {program: [[hundredths of a second, case, numbers of guards that were true, of those that were false]
+        of each case that passes with every guard in]}"""
         found = defaultdict(list)
 
         def tell(run):
@@ -117,7 +117,7 @@ class Library(ByCases):
         return found
 
     def tried(self, waiting, jobs):
-        """(mutant, answer) of each of {mutant: its runs}, as they are known."""
+        """Yield (mutant, answer) of each of {mutant: its runs}, as they are known."""
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             judging = {pool.submit(self.judge, mutant, runs): mutant for mutant, runs in waiting.items()}
             try:
@@ -127,7 +127,7 @@ class Library(ByCases):
                 pool.shutdown(cancel_futures=True)
 
     def judge(self, mutant, runs):
-        """Which case fails with the mutant and passes with the guard in again, "" where none does."""
+        """Return the case that fails with the mutant and passes with the guard in again, "" if there is none."""
         number = out(self.number[mutant.guard], mutant)
         for name, case, limit in runs:
             if self.passes(name, case, limit, number):
@@ -143,7 +143,7 @@ class Library(ByCases):
 
 
 class case_of:
-    """One case of a program, in a process group and directories of its own. Nothing that it started or made stays."""
+    """One case of a program, in a process group and directories of its own. None of its processes and files stays."""
     def __init__(self, program, case, env):
         self.program, self.env = program, {**env, "TMESH_CASE": case}
 
@@ -156,7 +156,7 @@ class case_of:
         return self
 
     def passes(self, seconds):
-        """Whether it ends in time and well."""
+        """Return whether it ends in time, with success."""
         self.child = subprocess.Popen([self.program], env=self.env, cwd=self.here.name, start_new_session=True,
                                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -168,7 +168,7 @@ class case_of:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
-        # What has made a session of its own, as the keeper does, has the same environment.
+        # A process in a session of its own, as the keeper's, has the same environment.
         while left := left_of(self.met.name):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -180,7 +180,7 @@ class case_of:
 
 
 def left_of(name):
-    """Processes that have this word in their environment."""
+    """Return the processes that have this word in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -190,6 +190,6 @@ def left_of(name):
 
 
 def side_by_side(commands):
-    """Runs them, as many at once as there are processors."""
+    """Run them, as many at once as there are processors."""
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda command: subprocess.run(command, check=True), commands))

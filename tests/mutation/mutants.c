@@ -25,7 +25,8 @@ static int forget(const char *value, const struct kernel_param *param)
 	return 0;
 }
 
-/* Numbers of guards that were what this parameter is about. A page has room for some 800. */
+/* Numbers of the guards that had the value that this parameter is about. A page has room for some
+ * 800. */
 static int tell(char *buffer, const struct kernel_param *param)
 {
 	u8 what = *(const u8 *)param->arg;

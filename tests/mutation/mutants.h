@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What guards of the module are put behind, in a copy of its sources: one build has every mutant.
- */
+/* The switches of the module's guards, in a copy of its sources: one build has every mutant. */
 #ifndef TMESH_MUTANTS_H
 #define TMESH_MUTANTS_H
 
@@ -14,8 +13,8 @@
 extern unsigned int tmesh_mutant;
 /* Whether it is inverted, not taken out. */
 extern bool tmesh_mutant_inverted;
-/* What guards were since somebody asked: bit 0 is false, bit 1 true. Only who makes a guard true
- * can miss it; only who comes by can miss what it was before it was inverted. */
+/* The values of guards since the last reset: bit 0 is false, bit 1 true. Only a case that makes a
+ * guard true can miss it; only a case that evaluates it can see it inverted. */
 extern u8 tmesh_mutants_met[TMESH_MUTANTS];
 
 /* A guard that is out is evaluated, and false. */

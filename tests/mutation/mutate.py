@@ -7,23 +7,26 @@ A guard that may go and no test fails is a survivor: it wants a test, or a line 
 where no test sees even that, the condition means nothing to any of them. Prints TAP, a point a mutant. A survivor
 whose reason is known is a skip that says it; a guard that no test comes by fails too.
 
-What is found is written to `verdicts.lib`, `verdicts.lib-module` and `verdicts.kmod`, which are committed. Another run
+Findings are written to `verdicts.lib`, `verdicts.lib-module` and `verdicts.kmod` in build/mutation, or $TMESH_MUTATION. Another run
 goes on with the guards that were not tried, those whose function has changed since, and survivors without a reason, so
 that the search may be ended (by Ctrl-C too) and continued on another day. `--all` begins anew, `--tell` prints what is
 known and runs nothing.
 """
 import argparse
 import math
+import os
 import re
 import sys
 import time
 from pathlib import Path
 
+import guards as guards_in
 from guards import Mutant, Untried
 from verdicts import Verdicts
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent.parent
+FOUND = Path(os.environ.get("TMESH_MUTATION") or TOP / "build/mutation")
 
 
 def reasons(text):
@@ -57,18 +60,20 @@ def all_reasons():
 
 
 def reason(name, known):
-    """Why the guard of this name may go unseen, or None. A line that ends in `*` is about all names that begin so."""
+    """Return why the guard of this name may go unseen, or None. A line that ends in `*` is about all names that begin
+    so."""
     return next((why for told, why in known.items()
                  if name == told or (told.endswith("*") and name.startswith(told[:-1]))), None)
 
 
 def chosen(guards, only, every, first):
-    """Those that the pattern finds, and of these one in so many."""
+    """Return the guards that the pattern finds, and of these one in so many."""
     return [guard for guard in guards if re.search(only, guard.name)][first::every]
 
 
 def subject_of(what, known):
-    """What tries mutants, the guards that it tries, and what says why a guard may go unseen there."""
+    """Return the subject that tries mutants, the guards that it tries, and a function that explains an unseen guard
+    there."""
     def explained(guard):
         return reason(guard.name, known)
 
@@ -101,8 +106,19 @@ def tell(number, mutant, answer, explained):
     return True
 
 
+def all_names():
+    """The names of all guards there are."""
+    return [guard.name for path in sorted([*TOP.glob("lib/**/*.c"), *TOP.glob("kmod/**/*.c")])
+            for guard in guards_in.find(str(path.relative_to(TOP)), path.read_text())]
+
+
+def stale(reasons_of, names):
+    """The reasons that are about no guard of these names."""
+    return [told for told in reasons_of if not any(reason(name, {told: "it"}) for name in names)]
+
+
 def tell_all(what, verdicts, explained):
-    """What is known of all guards; how many want a test or a reason."""
+    """Print the results of all guards; return how many need a test or a reason."""
     told = verdicts.summary(explained)
     for word, guards in (("no test sees it", told["unseen"]), ("no test comes by", told["unmet"])):
         for guard in guards:
@@ -143,8 +159,11 @@ def main():
         for guard in guards:
             print(guard.name)
         return 0
-    verdicts = Verdicts(HERE / f"verdicts.{args.what}", there)
+    FOUND.mkdir(parents=True, exist_ok=True)
+    verdicts = Verdicts(FOUND / f"verdicts.{args.what}", there)
     if args.tell:
+        for name in stale(known, all_names()):
+            say(f"there is no guard any more that this reason is about: {name}")
         return 1 if tell_all(args.what, verdicts, explained) else 0
     if not guards:
         sys.exit(f"mutate: no guard of {args.what} has a name like {args.only!r}")

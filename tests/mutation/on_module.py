@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Guards of libtmesh that only come to something on the module, tried in guests with the unit tests: what speaks to the
-module, and guards whose line in reasons.txt says so."""
+"""Guards of libtmesh that take effect on the module alone, tried in guests with the unit tests. They are the code that
+calls the module, and the guards whose line in reasons.txt says so."""
 import re
 import subprocess
 from pathlib import Path
@@ -11,7 +11,7 @@ from library import Switched, words
 import modules
 
 SPEAK = re.compile(r"lib/(backend_kernel|kernel_\w+)\.c$")
-# What a reason says of a guard that memfds do not need.
+# The words of a reason for a guard that memfds do not need.
 ELSEWHERE = "on the module alone"
 
 
@@ -31,16 +31,16 @@ class OnModule(Guests):
 
     @staticmethod
     def speaks(guard):
-        """Whether a guard is of what speaks to the module: memfds never come by."""
+        """Return whether a guard is in code that calls the module: memfds never reach it."""
         return bool(SPEAK.match(guard.file))
 
 
 def elsewhere(reason):
-    """Whether a reason says that the guard is tried here."""
+    """Return whether a reason has the guard tried here."""
     return ELSEWHERE in (reason or "")
 
 
 def libraries(programs):
-    """What programs are linked with, and what links them."""
+    """The libraries that programs are linked with, and the loader."""
     told = subprocess.run(["ldd", *programs], check=True, capture_output=True, text=True).stdout
     return [Path(path) for path in sorted(set(re.findall(r"(/\S+) \(0x", told)))]

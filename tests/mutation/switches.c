@@ -4,7 +4,7 @@
  *
  * Environment
  *	TMESH_MUTANT	the number of the guard that is out, and "i" where it is inverted
- *	TMESH_MET	a file of TMESH_MUTANTS bytes: what guards were
+ *	TMESH_MET	a file of TMESH_MUTANTS bytes: the values of guards
  *	TMESH_CASE	the name of the one test to run
  */
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What guards of libtmesh are put behind, in a copy of its sources: one build has every mutant. */
+/* The switches of libtmesh's guards, in a copy of its sources: one build has every mutant. */
 #ifndef TMESH_MUTATION_SWITCHES_H
 #define TMESH_MUTATION_SWITCHES_H
 
@@ -11,7 +11,7 @@
 extern unsigned int tmesh_mutant;
 /* Whether it is inverted, not taken out. */
 extern bool tmesh_mutant_inverted;
-/* What guards were, in all processes of a program: bit 0 is false, bit 1 true. */
+/* The values of guards in all processes of a program: bit 0 is false, bit 1 true. */
 extern unsigned char *tmesh_mutants_met;
 
 /* A guard that is out is evaluated, and false. */

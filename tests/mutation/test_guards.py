@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What takes guards out must find them all, change nothing else, run the cases that can miss them and leave nothing of
-them, and go on where it was left. Prints TAP."""
+"""The tool that takes guards out must find them all and change nothing else. It must run the cases that can miss a
+guard, leave none of their processes, and resume a stopped search. Prints TAP."""
 import os
 import sys
 import tempfile
@@ -70,12 +70,10 @@ switched = unswitched = guards.switched(SOURCE, enumerate(found, 1))
 for number, guard in enumerate(found, 1):
     operand = SOURCE[guard.start:guard.end]
     unswitched = unswitched.replace(f"TMESH_GUARD({number}, {operand})", operand)
-names = [guard.name for path in sorted([*mutate.TOP.glob("lib/**/*.c"), *mutate.TOP.glob("kmod/**/*.c")])
-         for guard in guards.find(str(path.relative_to(mutate.TOP)), path.read_text())]
 several = next(guard for guard in found if guard.function == "second")
 
-# A program whose case "leaves" has a child in a session of its own, "sleeps" never ends, "fails" fails, "misses" does so
-# while guard 3 is out and "broken" then and from then on; each makes guard 2 true and guard 1 false.
+# Write a program whose case "leaves" has a child in a session of its own, "sleeps" never ends, and "fails" fails.
+# "misses" fails while guard 3 is out, "broken" then and from then on. Each makes guard 2 true and guard 1 false.
 PROGRAM = '''\
 #!/bin/sh
 printf '\\000\\001\\002' | dd of="$TMESH_MET" conv=notrunc 2>/dev/null
@@ -114,7 +112,7 @@ def of_sample(ask, *tests):
 
 
 def ran(case, seconds):
-    """Whether a case passes, and what is left of it."""
+    """Return whether a case passes, and which processes it leaves."""
     def ask(sample):
         with library.case_of(sample.programs["sample"], case, sample.env) as it:
             passes, name, folders = it.passes(seconds), it.met.name, (it.here.name, it.runtime.name)
@@ -132,7 +130,7 @@ def judge(sample):
 
 
 class Recorded(cases.ByCases):
-    """What cases made true, made up; tells which of them would run."""
+    """Cases with made-up times and values of guards, which tell the runs of a mutant without running it."""
     cases = {"map": [[300, "slow", ["f: a"], []], [100, "quick", ["f: a"], ["f: b"]]], "seal": [[200, "it", ["f: a"], []]]}
 
     def __init__(self, enough):
@@ -158,7 +156,8 @@ class Ending(Guests):
 
 
 def known(*lines, source=SOURCE, reasons=()):
-    """Of a file of verdicts with these lines, about guards of this source: what is to be tried, then inverted."""
+    """Return the mutants to try, removed and inverted, after a file of verdicts with these lines about guards of this
+    source."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "verdicts"
         path.write_text("\n".join(lines))
@@ -172,7 +171,7 @@ def line(guard, *seen):
 
 
 def learnt():
-    """What stands in a file of verdicts after an answer of each kind, and what is known when it is read again."""
+    """Write an answer of each kind to a file of verdicts; return its text, and the verdicts read back from it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "verdicts"
         told = verdicts.Verdicts(path, found)
@@ -196,7 +195,7 @@ POINTS = [
     ("all guards are put behind switches, and nothing else changes",
      "if (TMESH_GUARD(1, !text) || TMESH_GUARD(2, size > LIMIT) ||" in switched and unswitched == SOURCE),
     ("a condition of several lines is all of them", several.lines == range(22, 24)),
-    ("what a guest said of each mutant is told",
+    ("the report has the guest's verdict of each mutant",
      answers_of("@ mutant 3\n@ unseen 3\n@ mutant 4i\nnoise\n@ seen 4i the kernel during map\n@ mutant 9\n")
      == {"3": "", "4i": "the kernel during map", "9": "the kernel, which it ended,"}),
     ("a mutant that was cut short since the guest's time was over has no answer, unless it had all of that time",
@@ -206,7 +205,7 @@ POINTS = [
      all(sorted((mutant.guard.name, answer) for mutant, answer in
                 Ending().tried({guards.Mutant(guard): guard.name for guard in found}, jobs))
          == sorted((guard.name, guard.name) for guard in found) for jobs in (1, 2))),
-    ("what a guest said of each case is told",
+    ("the report has the guest's verdict of each case",
      cases_of("@ case map 1 4 7 9 1a | 3 \n@ case map 2 10 | \nnoise\n@ case pins 1 3 7  | 1 2\n@ case pins 2 3 7")
      == {"map": [[4, "1", [7, 9, 26], [3]], [10, "2", [], []]], "pins": [[3, "1", [7], [1, 2]]]}),
     ("cases of C's tests are found, several in a line",
@@ -249,9 +248,9 @@ POINTS = [
     ("a reason is about its guard alone, or about all whose names begin so",
      [mutate.reason(name, {"a.c: f: x": "one", "b.c: *": "two"}) for name in ("a.c: f: x", "a.c: f: xy", "b.c: g: y")]
      == ["one", None, "two"]),
-    ("each reason in the file stands for a guard that there is",
-     all(any(mutate.reason(name, {told: "it"}) for name in names)
-         for told in mutate.all_reasons())),
+    ("a reason of a guard that is gone is named",
+     mutate.stale({"f.c: first: !text": "a", "f.c: first: gone": "b", "f.c: sec*": "c"}, [guard.name for guard in found])
+     == ["f.c: first: gone"]),
 ]
 
 print(f"1..{len(POINTS)}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""What is known of each guard, kept in a file of the repository, so that the search goes on where it was left.
+"""The verdicts on each guard, kept in a file, so that a stopped search goes on.
 
-The file has a line a guard, of words between tabs: its file, its function, its text, the digest of its function, what
-sees it when it is out, and what sees it when it is inverted (the number of a case is that of the day). `UNSEEN` says
-that nothing does, `UNMET` that no test comes by (for a guard that is out, in a guest: that none makes it true),
-`UNKNOWN` that it was not tried.
+The file has a line a guard, of words between tabs: its file, its function, its text, the digest of its function, the
+case that sees it removed, and the case that sees it inverted. The number of a case is that of the day. `UNSEEN` means
+that no case sees it, `UNMET` that no test reaches it, `UNKNOWN` that it was not tried. For a removed guard in a guest
+`UNMET` means that no test makes it true.
 """
 from guards import Mutant, Untried
 
@@ -13,7 +13,7 @@ HEAD = "# file, function, guard, digest of the function, what sees it out, what 
 
 
 class Verdicts:
-    """{guard: [what sees it out, what sees it inverted]}, in the guards' order."""
+    """{guard: [the case that sees it out, the case that sees it inverted]}, in the guards' order."""
 
     def __init__(self, path, guards):
         self.path = path
@@ -36,8 +36,9 @@ class Verdicts:
         return self.of[guard][0]
 
     def wanted(self, guards, explained):
-        """Mutants to be tried: guards that nobody has tried yet, those first that nobody explains, then those that no
-        test misses and nobody explains. Where a test misses a guard that is out, it is missed inverted too: only of the others that tells more."""
+        """Return mutants to be tried: untried guards, those first that have no reason, then those that no test misses
+        and that have no reason. A guard that a test misses when it is out is missed inverted too: only the others tell
+        more."""
         new = [Mutant(guard) for guard in guards if self.out(guard) == UNKNOWN]
         again = [Mutant(guard) for guard in guards if self.out(guard) in (UNSEEN, UNMET) and not explained(guard)]
         return [*sorted(new, key=lambda mutant: bool(explained(mutant.guard))), *again]
@@ -48,7 +49,7 @@ class Verdicts:
                 if self.out(guard) in (UNSEEN, UNMET) and self.of[guard][1] in (UNKNOWN, UNMET, UNSEEN)]
 
     def summary(self, explained):
-        """{what became of guards: which}"""
+        """Return {a result: the guards that have it}."""
         told = {"seen": [], "explained": [], "unseen": [], "unmet": [], "untried": []}
         for guard in self.of:
             out = self.out(guard)
@@ -62,6 +63,6 @@ class Verdicts:
 
 
 def key(guard):
-    """What a guard is known by: the first columns of its line."""
+    """Return the key of a guard: the first columns of its line."""
     _, _, text = guard.name.split(": ", 2)
     return guard.file, guard.function, text, guard.digest

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
  * Preloaded into tests: threads other than a process's first sleep at random before calls that
- * others see, one call of four for at most $TMESH_NAPS microseconds (5000). A test that counts what
- * such a thread has yet to close, or expects an order that nothing promises, fails here as it does
- * once in thousands of runs elsewhere.
+ * others see, one call of four for at most $TMESH_NAPS microseconds (5000). Some tests count
+ * objects that such a thread has yet to close, or expect an order that nothing promises. They fail
+ * here as they do once in thousands of runs elsewhere.
  */
 #include <dlfcn.h>
 #include <poll.h>

@@ -20,8 +20,9 @@ def test_alone(home, reader):
 
 
 def test_full_disks(home, reader):
-    """On full disks fetches come as ever, for they are made of memory; who begins anew there says what it lacks, and goes on when there is room."""
-    # Who has memory of its own has a socket on the disk.
+    """On full disks fetches come as ever, for they are made of memory. A program that begins anew there reports the missing
+    room, and goes on when there is room."""
+    # A home or reader with memory of its own has a socket on the disk.
     offer, digest = home.offer(1000, "room")
     assert reader.ask("open", 1, SECONDS * 1000, offer) == digest
     for one in (home, reader):

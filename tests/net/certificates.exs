@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Certificates for nodes at an address, and one of a stranger's authority, with what -ssl_dist_optfile
-# wants: DIR/good.conf and DIR/strange.conf. For tests: who has the authority's key can join.
+# Certificates for nodes at an address, and one of a stranger's authority, with what -ssl_dist_optfile wants:
+# DIR/good.conf and DIR/strange.conf. For tests: any holder of the authority's key can join.
 #
 #   elixir certificates.exs DIR ADDRESS
 

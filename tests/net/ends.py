@@ -20,7 +20,7 @@ def begin_to_open(reader):
 
 
 def stopped(home, reader, make):
-    """What is half fetched, while its reader stands still, and its home does not."""
+    """Begin a fetch and stop its reader half-way, while its home goes on."""
     made, _programs = half_fetched(home, reader, make, begin_to_open(reader), lambda: reader.ask("opened"))
     reader.signal("tmesh-net", signal.SIGSTOP)
     home.signal("tmesh-net", signal.SIGCONT)

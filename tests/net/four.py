@@ -32,8 +32,9 @@ def publish(name, homes, bytes=LARGE):
 
 
 def half_there(readers, least, stopped, begin, half):
-    """What `begin` makes, once each of the readers has at least so many fetches under way, and the fetchers of `stopped` stand still. Where it is
-    not `half` there then, it came too quickly, and is begun anew. First in what is made is how many opens of each reader it is."""
+    """Return the result of `begin`, once each reader has at least so many fetches under way, and the fetchers
+    of `stopped` are stopped. Where it is not `half` there then, it came too quickly, and is begun anew. First
+    in what is made is how many opens of each reader it is."""
     fetchers = [pid for one in stopped for pid in one.processes("tmesh-net")]
     for _attempt in range(20):
         before = {one: one.stats()["fetched"] for one in readers}
@@ -64,7 +65,8 @@ def reading(*readers):
 
 
 def test_from_two(a, b, c, d):
-    """Four machines: of a bundle that two have a third fetches from both at once, and a fourth from whoever has it then, of whom one ends meanwhile."""
+    """Four machines. Two have a bundle, and a third fetches from both at once. A fourth fetches from all three, of which one
+    ends meanwhile."""
     connect_all(a, b, c, d)
 
     def opens(reader, homes):
@@ -83,7 +85,7 @@ def test_from_two(a, b, c, d):
     a.die()
     assert (answer := d.ask("open_name", name, SECONDS * 1000)) == f"{digest} {name}", answer
     assert d.stats()["fetched"] == REGIONS + 1
-    # Of the two that are left one ends while it is read from.
+    # One of the two remaining homes ends while it is read from.
     assert d.ask("clean") == "ok"
     _one, name, digest = half_there([d], 4, [d], opens(d, [b, c]), are_read(b, c))
     b.die()
@@ -97,7 +99,7 @@ def test_from_two(a, b, c, d):
 
 
 def test_home_ends(a, b, c, d):
-    """A home dies while two fetch from it: both are told and have nothing of it, or all of it from another home."""
+    """A home dies while two fetch from it: both get an error and nothing of it, or all of it from another home."""
     connect_all(a, b, c, d)
 
     def of_one(number):
@@ -178,7 +180,7 @@ def test_two_pairs(a, b, c, d, split, join, narrow):
         assert one.ask("follow_pages", "pairs") == "ok"
         assert one.ask("sequence", 1) == f"{first} 30 0"
 
-    # What only the home of the other side has.
+    # Values that only the home of the other side has.
     alone = [home.offer(LARGE, f"alone{home.node}") for home in (a, b)]
 
     def across(number):
@@ -191,10 +193,11 @@ def test_two_pairs(a, b, c, d, split, join, narrow):
 
     def nothing_whole(before):
         return reading(c, d)(before) and all(one.stats()["fetched"] <= before[one] + 1 for one in (c, d))
-    # What came whole before its homes stand still stays, and is begun anew until memory ends.
+    # A region that came whole before its homes were stopped stays, and is begun anew until memory ends.
     narrow("rate", "100mbit")
     _one, name, digest = half_there([c, d], 4, [a, b], across, nothing_whole)
-    # Asked for now, while its home stands still: what has come whole before is counted a while later, and looks half there.
+    # Ask now, while its home is stopped. The regions that came whole before are counted a while later, and
+    # look half there.
     for reader, (offer, _digest) in zip((d, c), alone):
         assert reader.ask("begin_to_open", 1, SILENCE_MS, offer) == "ok"
     split()

@@ -40,7 +40,7 @@ static void check_socket(const struct fi_info *info, const struct net_place *pla
 		abort();
 }
 
-/* What libfabric reads as a text ends within its place. */
+/* A text address for libfabric ends within its place. */
 static void check(const struct fi_info *info, const struct net_place *place)
 {
 	if (info->addr_format == FI_SOCKADDR_IN)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# What a machine's node does (machine.exs) in the place of its net, or to another's, that no net would: what it says of it,
-# and what it holds then.
+# A machine's node (machine.exs) does things that no net would, in the place of its net or to another's. It
+# reports the results, and its memory then.
 
 defmodule Liar do
   # In place of this node's net somebody gives every question the same answer.
@@ -43,27 +43,27 @@ defmodule Liar do
     receive(do: (:registered -> {"ok", [{:liar, pid} | held]}))
   end
 
-  # Who was given an offer ends it by its id.
+  # A node that was given an offer ends it by its id.
   def act(["end_elsewhere", home, offer], held) do
     %{"offer" => id} = decode(offer)
     net = {Tmesh.Net, String.to_existing_atom(home)}
     # Without a word of who it is, and in the name of a process of the home.
     for request <- [
           {:withdraw, id},
-          {:own, nil, {:withdraw, id}},
-          {:own, "secret", {:withdraw, id}}
+          {:local, nil, {:withdraw, id}},
+          {:local, "secret", {:withdraw, id}}
         ] do
       GenServer.cast(net, request)
       there = :erpc.call(elem(net, 1), Process, :whereis, [Tmesh.Net])
       send(net, {:"$gen_call", {there, make_ref()}, request})
     end
 
-    # What the checksum of the offer opens on the home from now on.
+    # The memory that the offer's checksum opens on the home from now on.
     wrong = {"tm1m-" <> String.duplicate("0", 32) <> "-" <> String.duplicate("0", 32), "0"}
     %{"checksum" => sum, "region_bytes" => bytes} = decode(offer)
     GenServer.cast(net, {:had, {{sum, bytes}, [], wrong}})
     {:error, error} = GenServer.call(net, {:withdraw, id}, :infinity)
-    had = :erpc.call(elem(net, 1), Tmesh.Net.Had, :find, [{sum, bytes}])
+    had = :erpc.call(elem(net, 1), Tmesh.Net.TokenCache, :find, [{sum, bytes}])
     {"#{error.type} #{length(had)}", held}
   end
 

@@ -84,12 +84,12 @@ defmodule Machine do
     held
   end
 
-  # Who has only guessed, who wants to write, and who has a ref to nothing.
+  # Try with a guessed offer, to open for writing, and with a ref to nothing.
   defp act(["without_rights", offer], held) do
     offer = decode(offer)
     guessed = Tmesh.Net.open(%{offer | "offer" => String.duplicate("0", 32)})
     ref = Tmesh.Net.open!(offer)
-    writes = ZeroCopy.open(ZeroCopy.TensorRef.to_map(ref), writable: true)
+    writes = ZeroCopy.open(ZeroCopy.TensorRef.to_map!(ref), writable: true)
     token = "tm1m-" <> String.duplicate("0", 32) <> "-" <> String.duplicate("0", 32)
     nothing = Tmesh.Net.offer(%ZeroCopy.TensorRef{ref | handle: nil, token: token})
     ZeroCopy.release!(ref)
@@ -137,7 +137,7 @@ defmodule Machine do
     [{:opening, [Task.async(fn -> open_name(name, timeout) end)]} | held]
   end
 
-  # What is offered is its fetcher's alone from now on.
+  # Only the fetcher holds the offered memory from now on.
   defp act(["release", offer], held) do
     offer = decode(offer)
     {ref, _offer} = List.keyfind!(held, offer, 1)
@@ -184,7 +184,7 @@ defmodule Machine do
     List.keydelete(held, :opening, 0)
   end
 
-  # What an offer of the same bytes at two homes is, and which of them is asked first.
+  # Report an offer of the same bytes at two homes, and which of them is asked first.
   defp act(["at_two_homes", first, second], held) do
     [first, second] = offers = Enum.map([first, second], &decode/1)
     other = Map.take(second, ~w(home offer))
@@ -194,7 +194,8 @@ defmodule Machine do
     held
   end
 
-  # An offer that names another home: what is said, whether the name is an atom now, and with how many nodes this one is connected.
+  # Open an offer that names another home. Report the error, whether the name is an atom now, and the number
+  # of nodes that this one is connected to.
   defp act(["open_from", home, offer], held) do
     {:error, error} = Tmesh.Net.open(%{decode(offer) | "home" => home}, timeout: 600_000)
 
@@ -224,7 +225,7 @@ defmodule Machine do
     held
   end
 
-  # How far it is, as the opening process is told: regions, whether each only grew, and bytes in all.
+  # Report the progress that the opening process gets: regions, whether each only grew, and bytes in all.
   defp act(["open_told", how, what], held) do
     opts = [timeout: 600_000, progress: self()]
 
@@ -338,7 +339,7 @@ defmodule Machine do
     held
   end
 
-  # What is published under a name.
+  # Return the JSON of the offer under a name.
   defp act(["json_of", name], held) do
     {:ok, offer} = Tmesh.Net.lookup(name)
     {:ok, %{json: json}} = Tmesh.Worker.Payload.encode(offer)
@@ -351,7 +352,7 @@ defmodule Machine do
     held
   end
 
-  # Open, and stay open; and what is there later.
+  # Open, and keep it open; and read it again later.
   defp act(["hold", offer], held) do
     ref = Tmesh.Net.open!(decode(offer))
     say(digest(ZeroCopy.to_binary!(ref, copy: false)))
@@ -457,7 +458,7 @@ defmodule Machine do
     List.keydelete(held, :stream, 0)
   end
 
-  # A sequence of pages, the first `common` blocks of which are the same whoever publishes them.
+  # A sequence of pages, the first `common` blocks of which are the same in each publisher's.
   defp act(["pages", name, blocks, common, seed], held) do
     {pool, pages} = pool(held)
     sequence = Tmesh.Pages.sequence!(pages)
@@ -486,7 +487,7 @@ defmodule Machine do
     [{:follower, follower}, {:pool, pool, pages} | List.keydelete(held, :pool, 0)]
   end
 
-  # What is whole here, and how many pages came.
+  # The whole sequence here, and the number of pages that came.
   defp act(["sequence", number], held) do
     {:follower, follower} = List.keyfind!(held, :follower, 0)
     say(sequence(follower, String.to_integer(number)))
@@ -576,7 +577,7 @@ defmodule Machine do
     receive(do: (_answer -> forget()))
   end
 
-  # What has come before the open's answer.
+  # Return the progress that came before the open's answer.
   defp progress do
     receive do
       {:tmesh_progress, told} -> [told | progress()]

@@ -43,9 +43,9 @@ def eventually(condition, what):
 
 
 def still(stopped, running):
-    """What the stopped fetchers had sent has arrived, and those that run have taken it."""
+    """Wait until the bytes of the stopped fetchers have arrived, and the running ones have taken them."""
     def left():
-        # Of the sockets of these alone: a row has what waits to be sent and to be read, and the socket's number.
+        # Count these sockets alone: a row has the bytes to be sent and to be read, and the socket's number.
         total = 0
         for machine, side in [*((one, 0) for one in stopped), *((one, 1) for one in running)]:
             for pid in machine.processes("tmesh-net"):
@@ -63,8 +63,9 @@ def still(stopped, running):
 
 
 def alone(number, backend):
-    """What makes a program of machine `number` a user's of its own, in an IPC namespace of its own, and its clocks, but for the time of day,
-    others: the first one's are a hundred days ahead. With the user's number, and what of it there is not here."""
+    """Return a command that gives the programs of machine `number` their own user, IPC namespace and clocks.
+    The time of day is the same; the first machine's other clocks are a hundred days ahead. Also return the
+    user's number, and the parts that this kernel lacks."""
     uid, missing = 61000 + number, []
     groups = ["--groups", str(GROUP)] if backend == "kernel" else ["--clear-groups"]
     user = ["setpriv", "--reuid", str(uid), "--regid", str(uid), *groups]
@@ -86,7 +87,7 @@ class Machine:
         self.address, self.epmd_port, self.backend, self.lease_ms = address, epmd_port, backend, lease_ms
         self.tls = f" -proto_dist inet_tls -ssl_dist_optfile {tls}" if tls else ""
         self.inside = ["ip", "netns", "exec", netns] if netns else []
-        # What the module gives a token for is open in one IPC namespace, and other machines have none of ours.
+        # A token of the module opens in one IPC namespace, and other machines do not share ours.
         if backend == "kernel" and number is None:
             self.inside += ["unshare", "--ipc"]
         self.node = f"{name}@{address}"
@@ -138,7 +139,7 @@ class Machine:
         return subprocess.Popen([*self.inside, *command], env=self.env, stdout=subprocess.DEVNULL)
 
     def opened_by(self, *command):
-        """What a program of this machine sees, as the digest of its output or as its error."""
+        """Return a program's result on this machine, as the digest of its output or as its error."""
         done = subprocess.run([*self.inside, *command], env=self.env, capture_output=True, timeout=SECONDS)
         return f"error:{done.stderr.decode()}" if done.returncode else hashlib.md5(done.stdout).hexdigest()
 
@@ -151,7 +152,7 @@ class Machine:
         return {} if answer.startswith("error") else {name: int(number) for name, number in (word.split("=") for word in answer.split())}
 
     def processes(self, command):
-        """Of this machine, by the runtime directory in their environment."""
+        """Yield the processes of this machine, by the runtime directory in their environment."""
         for proc in Path("/proc").glob("[0-9]*"):
             try:
                 if (proc / "comm").read_text().strip() == command[:15] and \
@@ -266,7 +267,8 @@ def connect(one, other):
 
 @contextlib.contextmanager
 def machines_apart(place, network="10.77.0", more=(), backends=("memfd", "memfd"), each_alone=False, names=("home", "reader"), lease_ms=10_000):
-    """Machines in namespaces, the first two connected; what topology.sh does to them. None where the kernel has no such thing."""
+    """Make machines in namespaces, the first two connected, and the function that calls topology.sh on them.
+    None where the kernel has no such thing."""
     name, topology = f"tmn{os.getpid()}", str(HERE / "topology.sh")
 
     def do(what, *words):

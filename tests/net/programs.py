@@ -50,7 +50,7 @@ def test_programs(home, reader):
             assert reader.opened_by(*program, "tensor", "ref", text).startswith(f"error:{error}: "), text
         for text, error in (("nobody", "ENOENT"), ("x" * 256, "EINVAL")):
             assert reader.opened_by(*program, "bundle", "name", text).startswith(f"error:{error}: "), text
-    # What was fetched is kept, and opens without a net; what was not does not.
+    # A fetched value is kept, and opens without a net; one that was not fetched does not.
     json = home.ask("json", home.offer(1000, "unfetched")[0])
     reader.kill("beam.smp")
     reader.beam.wait()
@@ -85,7 +85,7 @@ def test_hostile_programs(home, reader):
         with connect() as client:
             client.sendall(request(text))
             answer = client.recv(1 << 16)
-            # What is no message at all is not answered.
+            # A message that is none gets no answer.
             assert not answer or b'"type":"error"' in answer, (text[:100], answer)
     for raw in (b"\xff\xff\xff\xff", struct.pack(">I", (4 << 20) + 1) + b"x" * 100, b"\0\0"):
         with connect() as client:
@@ -98,7 +98,7 @@ def test_hostile_programs(home, reader):
     for _ in range(20):
         with connect() as client:
             client.sendall(request(good))
-    # As many as are let in but one, in silence; and what holds an open one without reading.
+    # Silent connections, one fewer than the limit; and one that holds an open one without reading.
     silent = [connect() for _ in range(62)]
     holding = connect()
     holding.sendall(request(good))
@@ -109,7 +109,7 @@ def test_hostile_programs(home, reader):
 
 
 def in_a_folder():
-    """What serves net.sock and is no Tmesh.Net: C and Python say so, and do not wait for ever."""
+    """A server of net.sock that is no Tmesh.Net: C and Python say so, and do not wait for ever."""
     def frame(text, length=None):
         return struct.pack(">I", len(text) if length is None else length) + text
 
@@ -150,8 +150,9 @@ def in_a_folder():
 
 
 def half_fetched(home, reader, make, wait, too_quick=lambda: None):
-    """What `make` gives, and the programs that wait for it. Its fetch, which `wait` has begun, stays half there: the home's fetcher is
-    stopped. What comes too quickly is made again, after a call of `too_quick`."""
+    """Return the result of `make`, and the programs that wait for it. Its fetch, which `wait` has begun,
+    stays half there: the home's fetcher is stopped. A fetch that ends too quickly is made again, after a call
+    of `too_quick`."""
     for _attempt in range(100):
         made = make()
         before = reader.stats()["fetched"]
@@ -194,7 +195,8 @@ def test_waiters_gone(home, reader):
         return []
 
     def gone():
-        """While the home still says nothing. What was whole, a bundle's index, is kept until it is dropped."""
+        """While the home still says nothing. A bundle's index, which came whole, is kept until it is
+        dropped."""
         eventually(lambda: not reader.stats()["fetches"], lambda: "an end of the fetch")
         assert reader.ask("clean") == "ok"
         eventually(lambda: not reader.regions(), lambda: f"an end of what was half fetched: {reader.regions()}")
@@ -213,14 +215,14 @@ def test_waiters_gone(home, reader):
     half_fetched(home, reader, name, wait_for_name)
     assert reader.ask("kill_waiters", 1) == "0"
     gone()
-    # Of several the last one.
+    # Several programs wait, and the last one ends too.
     _made, programs = half_fetched(home, reader, ref, wait(BY_C, BY_PYTHON, processes=3))
     kill(programs)
     assert reader.ask("kill_waiters", 2) == "1"
     assert reader.stats()["fetches"] == 1, "one waits still"
     assert reader.ask("kill_waiters", 1) == "0"
     gone()
-    # Who is left has the bytes, by the same fetch.
+    # The remaining program has the bytes, by the same fetch.
     (offer, digest, _json), programs = half_fetched(home, reader, ref, wait(BY_C, processes=1))
     fetched = reader.stats()["fetched"]
     kill(programs)

@@ -12,17 +12,20 @@ from machines import connect, eventually
 
 ERRORS = {f"error:{type}" for type in ("gone", "timeout", "not_found", "not_started", "closed")}
 VALUES = 6
-# What a program has in one life and had not yet in another is of the node or fetcher beside it, once one has asked the other for memory: the
-# connection at both ends, /proc/PID/fd and a pidfd (lib/peer.c, lib/server.c). Seen in eight rounds was one socket in each of both and nothing
-# else. Of tmesh-net also an endpoint whose reads do not end within a second (docs/net.md), which has 10: sockets, epolls and a pipe of
-# libfabric's (1.17). One that leaves a descriptor with each value has more in one round.
+# A program may have descriptors in one life that it did not yet have in another. They are of the node or
+# fetcher beside it, once one has asked the other for memory: the connection at both ends, /proc/PID/fd and a
+# pidfd (lib/peer.c, lib/server.c). Eight rounds showed one socket in each and
+# nothing else.
+# tmesh-net also has an endpoint whose reads do not end within a second (docs/reference/net.md), with 10
+# descriptors: sockets, epolls and a pipe of libfabric's (1.17). One that leaves a descriptor with each value
+# has more in one round.
 OF_ANOTHER = 4
 OF_AN_ENDPOINT = 12
 MORE = {"beam.smp": OF_ANOTHER, "tmesh-net": OF_ANOTHER + OF_AN_ENDPOINT, "tmesh-keeper": OF_ANOTHER}
 
 
 def descriptors(machine):
-    """Of each of its programs, what they are of, and how many."""
+    """Count the descriptors of each of the machine's programs by kind."""
     counts = {}
     for command in ("beam.smp", "tmesh-net", "tmesh-keeper"):
         for pid in machine.processes(command):
@@ -34,14 +37,15 @@ def descriptors(machine):
 
 
 def more(had, machine):
-    """What there is now of which there was less."""
+    """Return the descriptors that are more now than before."""
     now = descriptors(machine)
     return {command: now[command] - had[command] for command in now
             if command in had and now[command].total() > had[command].total() + MORE[command]}
 
 
 def read_through(home, reader, name, rng, kill):
-    """What the reader has of a stream and of a log of pages, of which `kill` takes one in the middle: what is right and what it says."""
+    """Follow a stream and a log of pages on the reader, while `kill` ends one machine in the middle. Return the
+    right results and the reader's own."""
     digests = home.ask("feed", name, VALUES, 200_000, f"{name}{rng.random()}").split()
     home.ask("pages", f"{name}-pages", 60, 10, f"{name}{rng.random()}")
     assert reader.ask("follow", name, 2) == "ok" == reader.ask("follow_pages", f"{name}-pages")

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 /*
- * A provider that wants all of what verbs and efa want, made of libfabric's tcp: registered memory
- * to read into (FI_MR_LOCAL), with pages behind it (FI_MR_ALLOCATED), keys of its own choice
- * (FI_MR_PROV_KEY), addresses of memory in place of offsets (FI_MR_VIRT_ADDR). What is not done so
- * fails the read or the registration. Linked with --wrap=fi_getinfo and --wrap=fi_fabric; the calls
- * behind those are replaced in the tables of operations.
+ * A provider with all requirements of verbs and efa, made of libfabric's tcp. It requires
+ * registered memory to read into (FI_MR_LOCAL), with pages behind it (FI_MR_ALLOCATED). Its keys
+ * are of its own choice (FI_MR_PROV_KEY), and addresses of memory replace offsets
+ * (FI_MR_VIRT_ADDR). A breach fails the read or the registration. Linked with --wrap=fi_getinfo and
+ * --wrap=fi_fabric; the calls behind those are replaced in the tables of operations.
  */
 #include <pthread.h>
 #include <rdma/fabric.h>
@@ -30,7 +30,7 @@ int __wrap_fi_getinfo(uint32_t version, const char *node, const char *service, u
 int __real_fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
 int __wrap_fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
 
-/* Home and reader are one process: what is registered, by all domains. */
+/* Home and reader are one process: the registrations of all domains. */
 struct registration {
 	const struct fid_mr *mr;
 	uintptr_t memory;
@@ -42,7 +42,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct registration registrations[REGISTRATIONS];
 static uint64_t next_key = 0x1000;
 
-/* Of tcp, as they were. */
+/* The functions of tcp, as they were. */
 static struct fi_ops_fabric fabric_ops;
 static struct fi_ops_domain domain_ops;
 static struct fi_ops_mr mr_ops;

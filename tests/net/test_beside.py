@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What programs beside a node open, what an open tells of how far it is, and nodes that lie of names. Prints TAP.
+"""Programs beside a node open values, an open reports its progress, and nodes lie about names. Prints TAP.
 
     test_beside.py BUILD PYTHON
 """
@@ -14,7 +14,7 @@ from machines import PYTHON, SECONDS, Machine, connect, epmd_here, eventually, r
 from programs import BY_C
 from test_machines import play
 
-# What may not be done with it, too.
+# It also tries the forbidden accesses.
 BY_PYTHON = """
 import errno, sys, tmesh, tmesh.net
 try:
@@ -44,7 +44,8 @@ def said(machine, *command):
 
 
 def test_kept_is_not_asked_for(home, reader):
-    """What this machine has fetched opens in C and in Python while its node takes no questions, and when it has ended; not for writing."""
+    """Memory that this machine has fetched opens in C and in Python while its node takes no questions, and when it has ended;
+    not for writing."""
     offer, digest = home.offer(300_001, "kept")
     assert reader.ask("open", 1, SECONDS * 1000, offer) == digest
     text = home.ask("json", offer)
@@ -61,7 +62,7 @@ def test_kept_is_not_asked_for(home, reader):
     part = json.dumps({**told, "offset": 1, "byte_size": 5, "shape": [5]})
     first, second = (said(reader, *program) for program in programs("tensor", part, str(SECONDS)))
     assert first == second and len(first) == 5, (first, second)
-    # Beyond its end: the net says what is wrong.
+    # Past its end: the net reports the fault.
     beyond = json.dumps({**told, "offset": 300_000, "byte_size": 5, "shape": [5]})
     for program in programs("tensor", beyond, str(SECONDS)):
         assert said(reader, *program).startswith(b"error:"), program[0]
@@ -95,7 +96,7 @@ def test_kept_bundle(home, reader):
         for command in ("beam.smp", "tmesh-net"):
             reader.signal(command, signal.SIGCONT)
     assert all(len(out) > 3 * 70_000 for out in outs), [out[:60] for out in outs]
-    # One of its regions is dropped: what is missing is fetched again.
+    # One of its regions is dropped: the missing one is fetched again.
     fetched = reader.stats()["fetched"]
     assert reader.ask("drop", "net-" + json.loads(offer)["shards"][2]["checksum"]) == "ok"
     for program, out in zip(programs("bundle", offer, str(SECONDS)), outs):
@@ -118,7 +119,8 @@ def test_told(home, reader):
 
 
 def test_lies_of_names(home, reader):
-    """Who says of a name what nobody can have published is passed over; alone, that is what is said; and an offer is its home's to end."""
+    """A node with false records of a name is passed over, and is an error if it is the only one. Only an offer's home ends the
+    offer."""
     offer, digest = home.offer(3000, "mine")
     assert reader.ask("end_elsewhere", home.node, offer) == "access 0", "an offer is its home's, and what is open there too"
     assert reader.ask("open", 1, SECONDS * 1000, offer) == digest

@@ -41,7 +41,8 @@ def test_open(home, reader):
 
 
 def test_beside(home, reader):
-    """What one process has open others open as a local ref, and nobody is asked; when it is gone, the net is."""
+    """A region that one process has open opens in others as a local ref, without a question to the net; when it is gone, the
+    net is asked."""
     offer, digest = home.offer(100_000, "beside")
     assert reader.ask("hold", offer) == digest
     fetched = reader.stats()["fetched"]
@@ -74,7 +75,7 @@ def test_withdrawn(home, reader):
 
 
 def test_names(home, reader, other):
-    """A bundle by name, from two who have it and from the one who is left; other bytes are refused."""
+    """A bundle by name, from two machines and from the one that is left; other bytes are refused."""
     eventually(lambda: other.ask("connect", home.node) == "true" == other.ask("connect", reader.node), lambda: "a connection")
     answer, digest = home.ask("publish", "llama", 12, 300_000, "llama").split()
     assert answer == "ok" and other.ask("publish", "llama", 12, 300_000, "other") == "error:exists"
@@ -122,7 +123,7 @@ def test_channel(home, reader):
 
 
 def test_rights(home, reader):
-    """Who has guessed an offer gets nothing, who was given one reads, and neither ends it nor writes."""
+    """A guessed offer gives nothing, a received one can be read, and neither can be ended or written."""
     offer, digest = home.offer(5000, "rights")
     # The module sees the token alone, which does not say that its memory is sealed.
     assert reader.ask("without_rights", offer) in ("not_found sealed not_found", "not_found access not_found")
@@ -141,11 +142,12 @@ def test_busy(home, reader):
 
 
 def test_stream(home, reader):
-    """A stream is followed from another node: its tensors in order, so many fetched ahead; what is not popped goes back."""
+    """A stream is followed from another node: its tensors in order, so many fetched ahead; tensors that are not popped go
+    back."""
     digests = home.ask("feed", "batches", 8, 300_000, "stream").split()
     fetched = reader.stats()["fetched"]
 
-    # Of each value its tensor, and a bundle's index and region.
+    # Each value has its tensor, and a bundle's index and region.
     def ahead(count):
         eventually(lambda: reader.stats().get("fetched") == fetched + 3 * count, lambda: f"{count} values: {reader.stats()}, {fetched}")
     assert reader.ask("follow", "batches", 2) == "ok"
@@ -212,7 +214,7 @@ def test_many(home, reader):
 
 
 def test_fetcher_killed(home, reader):
-    """The home's and the reader's: whoever waits is told, and both begin anew."""
+    """The home's and the reader's: a waiting process gets an error, and both begin anew."""
     for victim in (home, reader):
         offer, digest = home.offer(64 << 20, f"fetcher{victim.node}")
         offers = home.stats()["offers"]
@@ -224,7 +226,7 @@ def test_fetcher_killed(home, reader):
         eventually(lambda: {*victim.processes("tmesh-net")} - killed, lambda: "a new fetcher")
         victim.kill("tmesh-net")
         result = reader.read()
-        # Of two who open, one may have it already.
+        # If two open it, one may have it already.
         assert {*result.split()} <= {digest, "error:gone", "error:timeout", "error:not_found"}, result
         # An offer is made again by the new fetcher, also one that the reader has already.
         eventually(lambda: home.stats().get("offers") == offers, lambda: f"{offers} offers")
@@ -235,7 +237,7 @@ LIES = [
     ("{:bytes, String.duplicate(<<1>>, 3000)}", "protocol"), ("{:bytes, <<1>>}", "protocol"), ("{:bytes, <<>>}", "protocol"),
     ("{:bytes, String.duplicate(<<1>>, 3001)}", "protocol"), ("{:bytes, 5}", "protocol"), (":bytes", "protocol"), ("{:ok, 1, 2}", "protocol"),
     ('{:ok, "0123456789abcdef", "address"}', "invalid"), ("{:error, 1, 2}", "protocol"), ('{:error, :not_found, "no"}', "not_found"),
-    # What the fetcher could not read at all, or not at such a length.
+    # Answers that the fetcher could not read at all, or not at such a length.
     ('{:ok, "key", "address"}', "protocol"), ('{:ok, "0123456789ABCDEF", "address"}', "protocol"),
     ('{:ok, String.duplicate(<<255>>, 16), "address"}', "protocol"), ('{:ok, String.duplicate("0", 200_000), "address"}', "protocol"),
     ('{:ok, "0123456789abcdef", <<255>>}', "protocol"), ('{:ok, "0123456789abcdef", "a\\0b"}', "protocol"),
@@ -276,14 +278,15 @@ def test_version(home, reader):
 
 
 def test_deadline(home, reader):
-    """Who opens by a deadline waits no longer, whatever his patience with a home: what was half fetched goes, unless another waits."""
+    """An open with a deadline waits no longer, although the home has more time: the half fetched part goes, unless another
+    process waits."""
     large = 128 << 20
     offer, digest = home.offer(large, "deadline")
     name = "deadline"
     assert home.ask("publish", name, 2, large, name).startswith("ok ")
     home.signal("tmesh-net", signal.SIGSTOP)
     try:
-        # Of a tensor, of a bundle, and of one of two.
+        # Open a tensor, a bundle, and one of two.
         assert reader.ask("open_by", 500, "ref", offer) == "error:timeout"
         assert reader.ask("open_by", 500, "name", name) == "error:timeout"
         eventually(lambda: not reader.stats()["fetches"], lambda: "an end of the fetch")
@@ -364,7 +367,7 @@ def test_round_trips(home, reader, wire):
     """A small ref is open after one round trip, a small bundle by name after two; three are the bound."""
     def trips(*words):
         eventually(lambda: not home.stats().get("keys"), lambda: "an end of the leases")
-        # What is on its way still, and what is sent again after that.
+        # The messages that are still on their way, and those sent again after that.
         eventually(wire.is_quiet, lambda: "silence on the wire")
         wire.begin()
         answer = reader.ask(*words)
@@ -376,8 +379,9 @@ def test_round_trips(home, reader, wire):
         told[size], answer = trips("open", 1, SECONDS * 1000, offer)
         assert answer == digest
         assert not wire.connections(), "an answer has room for it"
-    # What is larger takes one more: the lease, with whose answer key and address come, and three of a connection: TCP, libfabric's greeting,
-    # the read. A look whether anybody listens is another one, on which nothing is said.
+    # A larger one takes one more: the lease, with whose answer key and address come, and three of a
+    # connection: TCP, libfabric's greeting, the read. A look whether a listener is there is another one,
+    # which carries no message.
     offer, digest = home.offer(65537, "trips65537")
     more, answer = trips("open", 1, SECONDS * 1000, offer)
     assert answer == digest and wire.before_connecting() == {0, 1}, "the connection waits for the lease's answer"
@@ -408,7 +412,7 @@ def test_slow_reader(home, reader):
 
 
 def test_tls(home, reader, strangers):
-    """By TLS distribution: an open by name; who has no certificate, or a stranger's, is not let in."""
+    """By TLS distribution: an open by name; a node without a certificate, or with a stranger's, is not let in."""
     for stranger in strangers:
         for machine in (home, reader):
             assert stranger.ask("connect", machine.node) == "false", stranger.node
@@ -483,7 +487,8 @@ def in_namespaces():
 
 
 def on_slow_wire():
-    """Its delay is there so that what is sent after an answer is told from what is sent before."""
+    """Run the tests on a slow wire. Its delay separates the messages sent after an answer from those sent
+    before."""
     names = [f"tmw{os.getpid()}-{number}" for number in (1, 2)]
     machines, daemons, wire = [], [], None
     try:
@@ -522,14 +527,14 @@ def in_four_namespaces():
                     do("join", number)
 
             def narrow(*weather):
-                """What goes to the readers, by words of netem's, which every guest has."""
+                """Set the weather for packets to the readers, in words of netem's that every guest has."""
                 for number in ("3", "4") if EMULATED else ():
                     do("shape", number, *weather)
             play("four namespaces", a, b, [(four.test_from_two, (c, d)), (four.test_home_ends, (c, d)), (four.test_pages_on_two, (c, d)),
                                            (four.test_two_pairs, (c, d, lambda: do("split", "2", "4"), join, narrow))])
 
 
-# What netem does to the packets that go to the reader.
+# The words of netem for the packets that go to the reader.
 WEATHER = [
     "delay 20ms", "delay 10ms 5ms distribution normal", "loss 2%", "delay 10ms reorder 25% 50%", "duplicate 2%",
     "delay 5ms loss 1% duplicate 1% reorder 25% 50% rate 50mbit",
@@ -565,7 +570,7 @@ def in_weather(backends=("memfd", "memfd")):
 
 
 def test_tunnel(home, reader, inside):
-    """What is fetched goes by the tunnel."""
+    """Fetched bytes go by the tunnel."""
     def received():
         words = subprocess.run([*inside, "wg", "show", "wg0", "transfer"], capture_output=True, text=True, check=True)
         return int(words.stdout.split()[1])
@@ -611,7 +616,8 @@ def by_other_providers():
             report(provider, skip=why)
             continue
         tests = [(test_open, ()), (test_many, ()), (test_withdrawn, ()), (test_rights, ()), (test_busy, ())]
-        # Who is killed while he reads by shared memory can leave a lock of libfabric's there, for which the other one waits for ever.
+        # A process killed while it reads by shared memory can leave a lock of libfabric's there, for which
+        # the other one waits for ever.
         if provider != "shm":
             tests += [(test_stream, ()), (test_pages, ()), (test_fetcher_killed, ()), (storm, (30 if FULL else 4, random.Random(provider)))]
         os.environ["TMESH_TEST_PROVIDER"] = provider

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@
 
 #define BYTES 5000003 /* more than a piece, and no whole number of them */
 
-/* What the kernel is to say of huge pages of shared memory; NULL: what it says. */
+/* The answer of the kernel about huge pages of shared memory; NULL: what it says. */
 static const char *huge_says;
 /* Memory for pages that are taken ahead of a write has ended. */
 static atomic_bool no_pages;
@@ -240,7 +241,7 @@ static void test_ended(void **state)
 	assert_int_equal(stats_of(&home).offers, 0);
 	assert_int_equal(stats_of(&home).keys, 0);
 	assert_int_equal(stats_of(&home).failed, 3);
-	/* What failed has left nothing. */
+	/* A failed fetch has left nothing. */
 	assert_int_equal(live(&home), before);
 	/* The offer's handle is gone: this is the last one on the region. */
 	tmesh_region_unref(home.region);
@@ -272,7 +273,7 @@ static void test_checksum(void **state)
 
 static void test_hostile_source(void **state)
 {
-	/* Behind the provider's name. */
+	/* The part after the provider's name. */
 	static const char *const addresses[] = {
 		"",
 		"://",
@@ -339,6 +340,36 @@ static void test_hostile_source(void **state)
 	finish(&home);
 }
 
+/* If a reader's own address leads nowhere, the error names that one, and blames no home. */
+static void test_own_address(void **state)
+{
+	struct tmesh_net_source source;
+	struct tmesh_net_opts opts = opts_of("::1");
+	struct tmesh_region *got;
+	struct tmesh_net *reader;
+	struct home home;
+	char address[TMESH_NET_ADDRESS_SIZE];
+	const char *scheme;
+
+	begin(&home);
+	source = source_of(&home);
+	/* Another machine's, from the loopback's. No packet goes there. */
+	scheme = strstr(home.address, "://");
+	snprintf(address, sizeof(address), "%.*s://192.0.2.77:9%s", (int)(scheme - home.address),
+		 home.address, strchr(scheme + 3, '/') ? strchr(scheme + 3, '/') : "");
+	source.address = address;
+	assert_refused(tmesh_net_fetch(home.net, &source, NULL, &got, err), -EINVAL,
+		       "own address 127.0.0.1 to the home at");
+	/* The other family, where this machine has it. */
+	if (tmesh_net_open(home.ctx, &opts, &reader, NULL) == 0) {
+		source.address = home.address;
+		assert_refused(tmesh_net_fetch(reader, &source, NULL, &got, err), -EINVAL,
+			       "own address ::1 to the home at");
+		tmesh_net_unref(reader);
+	}
+	finish(&home);
+}
+
 static void test_limits(void **state)
 {
 	struct tmesh_net_opts opts = opts_of("127.0.0.1");
@@ -367,7 +398,7 @@ static void test_limits(void **state)
 	finish(&home);
 }
 
-/* What is small goes in a message: the bytes of the offer, and a sealed region of them. */
+/* A small value goes in a message: the bytes of the offer, and a sealed region of them. */
 static void test_small(void **state)
 {
 	static const uint64_t sizes[] = {1, 4096, TMESH_NET_SMALL_BYTES};
@@ -421,7 +452,7 @@ static void test_small(void **state)
 	finish(&home);
 }
 
-/* Who listens and says nothing: the fetch's own deadline ends it, and a wish to give up before. */
+/* A listener that sends nothing: the fetch's own deadline ends it, and a wish to give up before. */
 static int give_up(void *data, uint64_t bytes)
 {
 	return ++*(int *)data > 3;
@@ -546,7 +577,8 @@ static void test_garbage(void **state)
 
 #include "wire.h"
 
-/* A fetch whose connection breaks goes on where it was: what had come is not sent again. */
+/* A fetch whose connection breaks goes on from where it was: the arrived bytes are not sent again.
+ */
 static void test_resume(void **state)
 {
 	const uint64_t bytes = 64 << 20, broken_at = 48 << 20;
@@ -566,7 +598,7 @@ static void test_resume(void **state)
 	assert_int_equal(stats_of(&home).fetched, 1);
 	assert_int_equal(stats_of(&home).bytes_fetched, bytes);
 	wire_down(&wire);
-	/* From the beginning it would be these two; what was under way is sent again. */
+	/* From the beginning it would be these two; the bytes under way are sent again. */
 	assert_true(atomic_load(&wire.sent) < bytes + broken_at - (16 << 20));
 	assert_true(atomic_load(&wire.sent) >= bytes);
 	finish(&home);
@@ -725,7 +757,7 @@ static void test_memory_ends(void **state)
 {
 	huge_says = "always within_size [advise] never deny force";
 	check_memory_ends(64 << 20, no_more_pages, -ENOMEM, "taking the region's pages");
-	huge_says = "always within_size advise [never] deny force";
+	huge_says = "always within_size advise never [deny] force";
 	check_memory_ends(64 << 20, no_larger_file, -EFBIG, "writing to the region");
 	huge_says = NULL;
 }
@@ -751,6 +783,42 @@ static void test_descriptors(void **state)
 	assert_int_equal(unit_open_fds(), before);
 }
 
+/* One that takes no connection, and whose queue is full, does not keep a caller beyond its timeout.
+ */
+static void test_full_queue(void **state)
+{
+	const struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_net_wanted wanted = {
+		.size = sizeof(wanted), .name = "x", .timeout_ns = 50000000};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), others[8], count = 0, dir;
+	struct tmesh_tensor *tensor;
+	struct tmesh_ctx *ctx;
+	bool full = false;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_ctx_runtime_dir(ctx, &dir, err));
+	close(dir);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/net.sock",
+		 getenv("TMESH_RUNTIME_DIR"));
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(listener, 0), 0);
+	for (; !full; count++) {
+		assert_in_range(count, 0, 7);
+		others[count] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+		full = connect(others[count], (struct sockaddr *)&address, sizeof(address)) != 0;
+	}
+	alarm(120);
+	assert_refused(tmesh_net_open_tensor(ctx, &wanted, &tensor, err), -ETIMEDOUT,
+		       "no connection");
+	alarm(0);
+	while (count--)
+		close(others[count]);
+	close(listener);
+	unlink(address.sun_path);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -761,6 +829,7 @@ int main(void)
 		cmocka_unit_test(test_checksum),
 		cmocka_unit_test(test_hostile_source),
 		cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_own_address),
 		cmocka_unit_test(test_small),
 		cmocka_unit_test(test_silent),
 		cmocka_unit_test(test_garbage),
@@ -771,6 +840,7 @@ int main(void)
 		cmocka_unit_test(test_resume),
 		cmocka_unit_test(test_forged),
 		cmocka_unit_test(test_descriptors),
+		cmocka_unit_test(test_full_queue),
 	};
 
 	return cmocka_run_group_tests_name("net", tests, NULL, NULL);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What tmesh-net does with a program that speaks to it badly, and with a second of its kind. Prints TAP.
+"""Check how tmesh-net answers a program that speaks to it badly, and a second fetcher. Prints TAP.
 
     test_port.py BUILD
 """
@@ -79,8 +79,10 @@ def test_two(place):
     try:
         assert one.read()["type"] == "hello"
         two = Fetcher(place)
+        last = two.read()
+        assert last["v"] == 1 and last["type"] == "end" and "another tmesh-net runs" in last["message"], last
         status, said = two.end()
-        assert status == 1 and "another tmesh-net runs" in said, (status, said)
+        assert status == 1 and last["message"] in said, (status, said)
         assert one.ask("stats", 1)["type"] == "stats"
         two = Fetcher(place)
         while two.process.poll() is None and not has_open(two, "net.lock"):
@@ -105,8 +107,12 @@ def test_frames(place):
                 fetcher.send(data, length)
             except BrokenPipeError:
                 pass
+            fetcher.process.stdin.close()
+            last = fetcher.read()
+            assert last["type"] == "end" and "empty, too long or cut off" in last["message"], last
+            fetcher.process.stdin = None
             status, said = fetcher.end()
-            assert status == 1 and "empty, too long or cut off" in said, (length, status, said)
+            assert status == 1 and last["message"] in said, (length, status, said)
         finally:
             fetcher.kill()
 
@@ -157,8 +163,34 @@ def test_hostile(place):
         fetcher.kill()
 
 
+def test_texts(place):
+    """Texts that are no UTF-8, or that a message's end cuts inside a character, come as JSON all the same."""
+    for letters in range(4):
+        inside = Path(place, "x" * letters + "\u00e9" * 60)
+        inside.mkdir(0o700)
+        fetcher = Fetcher(str(inside))
+        try:
+            assert fetcher.read()["type"] == "hello"
+            wrong = fetcher.ask("offer", 1, token="tm1m-" + "0" * 32 + "-" + "1" * 32)
+            assert wrong["type"] == "error" and wrong["errno"] == "ENOENT", wrong
+            for long in range(8):
+                refused = fetcher.ask("grant", 2, offer="0" * 16, peer="x" * long + "\u20ac" * 84)
+                assert refused["type"] == "error", refused
+            assert fetcher.end()[0] == 0
+        finally:
+            fetcher.kill()
+    strange = os.fsencode(place) + b"/\xff\xfe"
+    os.mkdir(strange, 0o700)
+    fetcher = Fetcher(os.fsdecode(strange))
+    try:
+        assert fetcher.read()["runtime_dir"].endswith("/??")
+        assert fetcher.end()[0] == 0
+    finally:
+        fetcher.kill()
+
+
 def test_limits(place):
-    """Of one address eight are fetched at a time; each can be given up at once; the end of input ends the others."""
+    """Eight fetches of one address run at a time; each can be given up at once; the end of input ends the others."""
     fetcher, silent = Fetcher(place), Silent()
     try:
         source = silent.source(fetcher.read()["provider"])
@@ -182,7 +214,7 @@ def test_limits(place):
 
 def test_signals(place):
     """A signal ends it as a signal does, and leaves no file: libfabric's libraries have taken none."""
-    # Who runs this in the background may have had it ignored, and so would the fetcher.
+    # A shell that runs this in the background may have ignored it, and the fetcher would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV):
         fetcher = Fetcher(place)
@@ -210,7 +242,7 @@ def test_flood(place):
 
 
 def main():
-    tests = [test_two, test_frames, test_garbage, test_hostile, test_limits, test_signals, test_flood]
+    tests = [test_two, test_frames, test_garbage, test_hostile, test_texts, test_limits, test_signals, test_flood]
     failed = 0
     for number, test in enumerate(tests, 1):
         place = tempfile.mkdtemp(prefix="tmesh-port-")

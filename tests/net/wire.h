@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Of test_net.c: bytes on their way. */
+/* Shared with test_net.c: bytes on their way. */
 /*
  * A wire between the reader and the home: it counts what the home sends, can break once, and can
  * change a byte.

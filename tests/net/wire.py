@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""A slow wire between two machines, for kernels without netem: the interfaces of two network namespaces are TAP devices, and a thread
-carries what they send, so many seconds late. It tells how many times messages went to and fro, which is what a long way costs."""
+"""A slow wire between two machines, for kernels without netem. The interfaces of two network namespaces are
+TAP devices, and a thread carries their packets, so many seconds late. It tells how many times messages went
+to and fro, which is what a long way costs."""
 
 import fcntl
 import heapq
@@ -55,7 +56,7 @@ class Wire:
             return (self.legs[end] + 1) // 2
 
     def connections(self):
-        """Of those that were made since, in their order: who said something, one after the other."""
+        """Return the senders, one after the other, of each connection made since, in their order."""
         with self.lock:
             made = {}
             for end, _legs, source, target, _size, syn in self.messages:
@@ -67,7 +68,7 @@ class Wire:
             return [*made.values()]
 
     def before_connecting(self):
-        """Who said something before any connection was made."""
+        """Return the senders of messages before any connection was made."""
         with self.lock:
             return {message[0] for message in itertools.takewhile(lambda message: not message[-1], self.messages)}
 

@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: MIT
 #
-# The packages. What is slow is for TMESH_TEST_LENGTH=full: it needs root, and makes Debian
-# roots that are kept where tests/vm keeps its own.
+# The packages. Slow checks are for TMESH_TEST_LENGTH=full: that needs root, and makes Debian roots that are kept where
+# tests/vm keeps its own.
 
-packaging-check: ## check the packaging (TMESH_TEST_LENGTH=full: build, install, remove the packages)
+# Kubernetes' schemas. No cluster is needed.
+KUBERNETES_VENV := $(B)/venv-kubernetes
+KUBERNETES_VALIDATE := 1.37.0
+
+$(KUBERNETES_VENV)/$(KUBERNETES_VALIDATE).stamp:
+	@$(PYTHON) -m venv --clear $(KUBERNETES_VENV)
+	@! $(KUBERNETES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		kubernetes-validate==$(KUBERNETES_VALIDATE) || touch $@
+
+packaging-check: tools $(KUBERNETES_VENV)/$(KUBERNETES_VALIDATE).stamp ## Check the packaging. TMESH_TEST_LENGTH=full builds, installs and removes the packages.
 	@tests/packaging/check.py
 
 .PHONY: packaging-check

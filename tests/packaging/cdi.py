@@ -2,7 +2,7 @@
 """The rules of the Container Device Interface that packaging/cdi must keep."""
 import re
 
-# What each version of the specification brought; a file must ask for no more than it uses.
+# The additions of each version of the specification. A file must ask for no later version than it uses.
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 PREFIX = re.compile(rf"(?=.{{1,253}}$)(?=[A-Za-z]){LABEL}(\.{LABEL})*")
@@ -19,7 +19,7 @@ NODE = ({"path"}, {"path": str, "type": str, "major": int, "minor": int, "fileMo
 
 
 def shape(thing, rules, where):
-    """Complaints about an object's keys and their types. Readers refuse unknown keys."""
+    """Return complaints about an object's keys and their types. Readers refuse unknown keys."""
     required, types = rules
     if not isinstance(thing, dict):
         return [f"{where} is no object"]
@@ -54,7 +54,7 @@ def edits(thing, where):
 
 
 def complaints(spec):
-    """What is wrong with a specification: a list of sentences, empty when it is valid."""
+    """Return the faults of a specification: a list of sentences, empty when it is valid."""
     found = shape(spec, FILE, "the file")
     if found:
         return found

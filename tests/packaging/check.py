@@ -8,20 +8,28 @@ import sys
 import releases  # first: it makes the modules of tests/vm known
 import boot
 import lint
+import manifests
+import monitoring
 import packages
 import python_source
+import wheel
 from cache import locked
 from tap import Tap
 
 
 def main():
-    # What runs in a root or a guest ends with us.
+    # Programs in a root or a guest end with this one.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tap = Tap()
     lint.run(tap)
+    manifests.run(tap)
+    monitoring.run(tap)
     if boot.length() == "full":
         with locked(boot.BUILD / "packaging"):
+            built = boot.BUILD / "packaging" / "wheel"
+            wheel.build(tap, built)
             for release in releases.RELEASES:
+                wheel.run(tap, release, built)
                 packages.run(tap, release)
                 python_source.run(tap, release)
     return tap.end()

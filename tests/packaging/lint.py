@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What can be said about the packaging without building it."""
+"""Checks of the packaging that need no build."""
 import copy
 import json
 import re
@@ -12,18 +12,19 @@ import cdi
 TOP = Path(__file__).resolve().parents[2]
 DEB = TOP / "packaging/deb"
 
-# Releases of kernels beside those of tests/vm: those that DKMS must and must not build for.
-SUPPORTED = ("6.1.0", "6.1.0-42-amd64", "6.2.16", "6.10.1", "6.19.3-arch1-1", "7.0.0-rc1", "7.3.4+deb13-amd64", "7.10.1",
+# Releases of kernels beside those of tests/vm: the ones that DKMS must build for, and must not.
+SUPPORTED = ("6.1", "6.1.0", "6.1.0-56-amd64", "6.1-rc1", "6.10.1", "6.12.95", "6.19.3-arch1-1", "7.0.0-rc1", "7.3.4+deb13-amd64", "7.10.1",
              "8.0.0", "10.2.1", "16.1.0")
-UNSUPPORTED = ("2.6.32-5-amd64", "3.16.0-11-amd64", "4.19.0-27-amd64", "5.10.0-30-amd64", "5.6.1", "6.0.19", "6.0.1-7.3")
+UNSUPPORTED = ("2.6.32-5-amd64", "3.16.0-11-amd64", "4.19.0-27-amd64", "5.10.0-30-amd64", "5.6.1", "6.0.19", "6.0.1-7.3",
+               "6.2.0", "6.2.16", "6.3-rc7", "6.4.0", "6.5.0-44-generic", "6.6.1", "6.8.0-31-generic", "6.9.9", "6.9")
 
-# Where it is said which kernels were tested.
-TESTED = ("packaging/deb/control", "packaging/dkms/dkms.conf", "docs/packaging.md", "docs/testing.md", "docs/abi.md",
+# Files that name the tested kernels.
+TESTED = ("packaging/deb/control", "packaging/dkms/dkms.conf", "docs/howto/install.md", "docs/internals/testing.md", "docs/internals/abi.md",
           "README.md", "tests/vm/README.md", "tests/kselftest/README.md")
 
 
 def stanzas(text):
-    """The stanzas of a control file as dictionaries."""
+    """Return the stanzas of a control file as dictionaries."""
     found = []
     for block in re.split(r"\n(?:[ \t]*\n)+", text.strip()):
         fields = {}
@@ -69,12 +70,12 @@ def dkms(tap):
     names, *built = done.stdout.splitlines() or [""]
     tap.point(done.returncode == 0 and names == "tmesh tmesh kmod yes", "dkms.conf names the module and its place")
     tap.note(done.stderr)
-    tap.point(built == [*SUPPORTED], "dkms.conf takes Linux 6.1 and whatever is newer, and nothing older")
+    tap.point(built == [*SUPPORTED], "dkms.conf takes Linux 6.1, 6.10 and whatever is newer, and nothing else")
     tap.note("\n".join(sorted(set(built) ^ {*SUPPORTED})))
 
 
 def tested(tap):
-    """The newest kernel that was tested stands in compat.c, which tells of newer ones, and in the texts."""
+    """compat.c and the texts name the newest tested kernel; compat.c warns of newer ones."""
     source = (TOP / "kmod/compat/compat.c").read_text()
     newest = ".".join(re.search(rf"^#define TMESH_TESTED_{part} (\d+)$", source, re.M)[1] for part in ("MAJOR", "MINOR"))
     silent = [name for name in TESTED if not re.search(rf"(?<![.\d]){re.escape(newest)}(?![.\d]*\d)", (TOP / name).read_text())]
@@ -83,7 +84,7 @@ def tested(tap):
 
 
 def broken(spec):
-    """(what was done, the specification with it) for mistakes that cdi.py must see."""
+    """(the change, the changed specification) for mistakes that cdi.py must see."""
     def changed(name, change):
         other = copy.deepcopy(spec)
         change(other, other["devices"][0], other["devices"][0]["containerEdits"]["deviceNodes"][0])
@@ -128,14 +129,14 @@ def group(tap):
 
 
 def verified(tap):
-    """What verify-release.sh says of sources, as they are and spoilt in each way."""
+    """Run verify-release.sh on sources, as they are and spoilt in each way."""
     script = TOP / "packaging/verify-release.sh"
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tmesh")
         subprocess.run(f"mkdir {tree} && git -C {TOP} archive HEAD | tar -x -C {tree}", shell=True, check=True)
 
         def bad():
-            """The steps that fail on the tree."""
+            """Return the steps that fail on the tree."""
             tarball = Path(folder, "tmesh.tar")
             subprocess.run(["tar", "-c", "-f", tarball, "-C", folder, "tmesh"], check=True)
             done = subprocess.run([script, "--sources-only", tarball], capture_output=True, text=True)

@@ -21,7 +21,7 @@ from readme import EXAMPLE  # noqa: E402: found by the line above
 OWN = (TOP / "VERSION").read_text().strip()
 NEWER = "99"    # the version of the packages that OWN's are upgraded to
 
-# The README's examples, against what the packages installed.
+# The examples of docs/howto/languages.md, against the installed packages.
 USE = """
 cd /examples
 rm -f stop ref
@@ -44,11 +44,12 @@ class Root:
         self.path = boot.BUILD / "packaging" / release.suite / name
         self.binds = [*release.binds(), (built, "/built")]
         built.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         release.fresh(self.path)
         self.run("apt-get", "-qq", "update")
 
     def attempt(self, script, *arguments):
-        """The exit status and all output of a shell script."""
+        """Return the exit status and all output of a shell script."""
         done = roots.attempt(self.path, "sh", "-ec", f"exec 2>&1\n{script}", "sh", *arguments, binds=self.binds)
         return done.returncode, done.stdout
 
@@ -75,7 +76,7 @@ class Report:
             self.tap.note(why[-4000:])
 
     def script(self, root, text, script, *arguments, wanted=""):
-        """A point for a script that must succeed and print what matches."""
+        """Report a point for a script that must succeed and print matching text."""
         status, output = root.attempt(script, *arguments)
         good = status == 0 and re.search(wanted, output, re.S)
         self.point(good, text, f"status {status}\n{output}")
@@ -83,7 +84,7 @@ class Report:
 
 
 def sources(folder, version):
-    """The tree that packages of a version are built from."""
+    """Make the tree that packages of a version are built from."""
     sh("make", "-s", "-C", TOP, "deb-source", f"DEB_OUT={folder}")
     [tree] = folder.iterdir()
     (tree / "VERSION").write_text(f"{version}\n")
@@ -92,11 +93,11 @@ def sources(folder, version):
 
 
 def build(report, release, built):
-    """Build the packages, and newer ones to upgrade to. Returns whether there are any."""
+    """Build the packages, and newer ones to upgrade to. Return whether there are any."""
     root = Root(release, "build", built)
     sources(built / "own", OWN)
     sources(built / "newer", NEWER)
-    # No build machine has more than this and what the sources ask for.
+    # A build machine has only these packages and the build dependencies of the sources.
     root.install("build-essential", "lintian")
     root.run("sh", "-c", "apt-get -qq build-dep -y --no-install-recommends /built/own/tmesh-*")
     good = all([report.script(root, f"the packages build, as version {version}",
@@ -109,12 +110,12 @@ def build(report, release, built):
 
 
 def files(built, name):
-    """The packages as the root sees them, without the debugging symbols."""
+    """Return the packages as the root sees them, without the debugging symbols."""
     return [f"/built/{name}/{path.name}" for path in sorted((built / name).glob("*.deb")) if "-dbgsym" not in path.name]
 
 
 def prepare(root, release, built):
-    """Install what the packages need and what their users have; the releases of the kernels."""
+    """Install the packages' dependencies and their users' tools; return the releases of the kernels."""
     found = [kernels.prepare(name).release for name in release.kernels]
     wanted = [f"linux-headers-{name}" for name in found]
     plan = root.run("apt-get", "install", "-s", "--no-install-recommends", *files(built, "own"), *wanted,
@@ -123,13 +124,13 @@ def prepare(root, release, built):
     root.install(*sorted(set(re.findall(r"^Inst (\S+)", plan, re.M)) - ours))
     examples = root.path / "examples"
     examples.mkdir()
-    for name, text in EXAMPLE.findall((TOP / "README.md").read_text()):
+    for name, text in EXAMPLE.findall((TOP / "docs/howto/languages.md").read_text()):
         (examples / name).write_text(text)
     return found
 
 
 def installed(report, root, version, releases):
-    """What is there, and works, with the packages in."""
+    """Check the files and programs with the packages installed."""
     for name in releases:
         report.script(root, f"DKMS has built, signed and installed the module for {name}",
                       'dkms status -m tmesh -v "$1" -k "$2"; modinfo "/lib/modules/$2/updates/dkms/tmesh.ko"*',
@@ -148,7 +149,7 @@ def installed(report, root, version, releases):
     report.script(root, "Python imports tmesh", "python3 -c 'import tmesh; print(tmesh.__version__)'",
                   wanted=f"^{version}\n$")
     report.script(root, "tmeshctl doctor runs", "tmeshctl doctor", wanted="memfd")
-    report.script(root, "the README's examples in C and Python work", USE, wanted=r"\[ 6\. 15\.\].*float32")
+    report.script(root, "the examples of docs/howto/languages.md in C and Python work", USE, wanted=r"\[ 6\. 15\.\].*float32")
     report.script(root, "the tests' programs run, and say that there is no module here",
                   "/usr/libexec/tmesh-tests/abi || true", wanted="/dev/tmesh")
 

@@ -36,7 +36,7 @@ class Release:
         (path / "etc/apt/apt.conf.d/downloads").write_text('APT::Sandbox::User "root";\n')
 
     def binds(self):
-        """The downloads, shared by all roots of a release and kept between runs."""
+        """Return the downloads, shared by all roots of a release and kept between runs."""
         archives = CACHE / "packaging" / f"{self.suite}-archives"
         (archives / "partial").mkdir(parents=True, exist_ok=True)
         return [(archives, ARCHIVES)]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""What installing and removing leaves in a root: its files before and after, compared."""
+"""Compare a root's files before and after installing and removing packages."""
 import hashlib
 import os
 import re
 import stat
 
-# Not looked at: file systems that are the host's, and places for what comes and goes.
+# Left out: file systems of the host, and places for temporary files.
 APART = {"proc", "sys", "dev", "run", "tmp", "built", "examples", "var/cache/apt", "var/lib/apt", "var/log", "var/tmp"}
 
-# What other packages write when one is installed or removed, and which is theirs.
+# Files that other packages write when one is installed or removed, and the pattern of their own.
 OTHERS = re.compile("|".join((
     r"etc/(group|gshadow|passwd|shadow)-?",              # the group stays: check.py asks for it
     r"etc/\.pwd\.lock",                                  # systemd-sysusers
@@ -33,7 +33,7 @@ def describe(path):
 
 
 def snapshot(root):
-    """All files of a root: path to mode, owner and content."""
+    """Return all files of a root: path to mode, owner and content."""
     found = {}
     for folder, folders, names in os.walk(root):
         inside = os.path.relpath(folder, root)
@@ -45,7 +45,7 @@ def snapshot(root):
 
 
 def differences(before, after):
-    """Lines that say what is new, gone or changed."""
+    """Return lines that name the new, gone and changed files."""
     found = [f"{'new' if path not in before else 'gone' if path not in after else 'changed'}: {path}"
              for path in sorted(before.keys() | after.keys())
              if before.get(path) != after.get(path) and not OTHERS.fullmatch(path)]

@@ -5,7 +5,7 @@
 
 SIM_NAMES := $(patsubst tests/sim/sim_%.py,%,$(wildcard tests/sim/sim_*.py))
 
-sim-check: ## play the protocols of channels, holds, slots, pages, logs, nets, engines and places with thousands of seeds
+sim-check: ## Simulate the protocols under thousands of seeds.
 	@status=0; for name in $(SIM_NAMES); do \
 		$(PYTHON) -B tests/sim/sim_$$name.py || status=1; done; exit $$status
 

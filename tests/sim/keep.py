@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
-"""The keeper's protocol as a small model, under seeds: clients that crash at any step, a keeper that
-is killed at any step and restarted with what the store has (or without one), names that are raced,
-a limit. Each step that a process takes is one that the code takes without being interrupted; which
-one goes next, and who dies, is drawn from the seed. After each step the promises are checked.
+"""The keeper's protocol as a small model, under seeds. Clients crash at any step. A keeper is killed at any step and
+restarted with the contents of the store (or without one). Names are raced, and there is a limit. Each step of a process
+is one that the code takes without being interrupted; the seed draws the next step, and the next death. After each step
+the promises are checked.
 
     keep.py                  a few thousand seeds (TMESH_TEST_LENGTH=full: many more); prints TAP
     keep.py --seed N         one of them again, with every step told
@@ -28,7 +28,7 @@ class Group:
 
 
 class World:
-    """What outlives a step: regions and who holds them, the store, what was promised to whom."""
+    """The state between steps: regions and their holders, the store, and the promises to each client."""
 
     def __init__(self, seed, defect=None, log=None):
         self.random = random.Random(seed)
@@ -37,8 +37,8 @@ class World:
         self.clock = self.next_region = self.next_id = 0
         self.store = {}     # name in the store -> region or manifest
         self.in_flight = []  # to the store: read in order
-        self.dropped = set()  # names whose owner was told that they are gone
-        self.promised = {}  # name -> regions that its owner was told are kept, not replaced since
+        self.dropped = set()  # names whose owner knows that they are gone
+        self.promised = {}  # name -> regions that its owner knows as kept, not replaced since
         self.keeper = None
         self.clients = []
         self.killed_keepers = 0
@@ -58,7 +58,7 @@ class World:
     # systemd
 
     def deliver(self):
-        """The oldest message to the store."""
+        """Deliver the oldest message to the store."""
         verb, key, value = self.in_flight.pop(0)
         self.tell("store", verb, key)
         if verb == "put":
@@ -73,7 +73,7 @@ class World:
     def start_keeper(self):
         keeper = Keeper(self)
         if self.stored:
-            # A new one is started once all that the dead one sent has been read.
+            # A new keeper is started once all messages of the dead one have been read.
             while self.in_flight:
                 self.deliver()
             keeper.take_back()
@@ -81,7 +81,7 @@ class World:
         self.tell("keeper starts with", sorted(keeper.groups))
 
     def kill_keeper(self):
-        # What it has sent last may not be read: of a sender that is gone nobody knows whose it was.
+        # The store may not read its last messages: it cannot tell which process a gone sender was.
         lost = self.random.randint(0, len(self.in_flight))
         self.tell("keeper killed,", lost, "messages lost")
         del self.in_flight[len(self.in_flight) - lost:]
@@ -107,7 +107,7 @@ class World:
             if not group.regions or len(group.regions) != group.whole:
                 raise Broken(f"{name} is visible half given")
         if keeper.busy:
-            return  # in the middle of a step of its own, which nobody sees
+            return  # in the middle of a step of its own, unseen
         for name in self.dropped & set(keeper.groups):
             raise Broken(f"{name} was dropped, and is back")
         for name, regions in self.promised.items():
@@ -117,8 +117,8 @@ class World:
 
 
 class Keeper:
-    """One request at a time reaches the table; what it sends to the store takes steps of its own, in
-    which it may be killed."""
+    """One request at a time reaches the table. Its messages to the store take steps of their own, in which it may be
+    killed."""
 
     def __init__(self, world):
         self.world, self.groups, self.busy = world, {}, None
@@ -141,7 +141,7 @@ class Keeper:
             self.groups[name] = self.group(number, name, regions)
         for group in sorted(self.groups.values(), key=lambda g: g.used):
             if sum(len(g.regions) for g in self.groups.values()) > LIMIT and not self.is_held(group):
-                # What was given up for another's sake came back, for nobody heard of it.
+                # The group given up for another's sake came back, for no client had heard of it.
                 del self.groups[group.name]
                 self.forget(group.id, len(group.regions))
                 self.world.promised.pop(group.name, None)
@@ -227,7 +227,7 @@ class Keeper:
 
 
 class Client:
-    """Keeps, opens, holds, lets go, drops; any step may be its last."""
+    """A client keeps, opens, holds, releases, drops; any step may be its last."""
 
     def __init__(self, world):
         self.world, self.held, self.work = world, set(), None
@@ -276,7 +276,7 @@ class Client:
         keeper.busy = self
         before = world.promised.get(name)
         work = keeper.keep(name, list(dict.fromkeys(regions)), replace)
-        # From here on it goes by itself, whatever becomes of the client.
+        # From here on the call goes on by itself, even if the client dies.
         world.running = (work, name, tuple(dict.fromkeys(regions)), before, self)
         while world.running and world.running[0] is work:
             yield
@@ -313,7 +313,7 @@ def keeper_step(world):
             world.dropped.add(name)
         world.keeper.busy = world.running = None
         return
-    # A replacement that is under way may be what is there after a kill, and so may the old one.
+    # A kill during a replacement may leave the new regions, and so may it leave the old ones.
     world.unsure = name
 
 

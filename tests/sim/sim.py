@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the simulations share: seeds, TAP, and bugs that must be found.
+"""The common part of the simulations: seeds, TAP, and bugs that must be found.
 
 A simulation is a function run(rng, bug) that plays one random history and raises Failure when a
 promise is broken. `bug` names a step that is left out or changed; with None the protocol is as
@@ -24,7 +24,7 @@ def must(condition, what):
 
 
 def play(run, seed, bug):
-    """The failure of one history as text, or None."""
+    """Return the failure of one history as text, or None."""
     try:
         run(random.Random(seed), bug)
     except Failure as failure:
@@ -33,7 +33,7 @@ def play(run, seed, bug):
 
 
 def search(run, seeds, bug):
-    """The first seed that fails and why, or (None, None)."""
+    """Return the first seed that fails and why, or (None, None)."""
     for seed in range(seeds):
         why = play(run, seed, bug)
         if why:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Calls to an engine's process: clients that call and give up, a process that crashes in a call, is killed at any
-moment or hangs, and a supervisor that starts the next. Callers call off what waits or runs: by a word on the link's socket,
-which a thread of the engine's process reads while a call runs.
+"""Calls to an engine's process. Clients call and give up. A process crashes in a call, is killed at any moment or
+hangs, and a supervisor starts the next. Callers cancel a waiting or running call by a word on the link's socket, which
+a thread of the engine's process reads while a call runs.
 
 Steps are those of engine/remote.c (client) and engine/process/ (the rest). A link is one client's connection to one
 process: a queue of requests, one of replies, and the page's number of the request that was begun. Between any two
@@ -29,7 +29,7 @@ class Link:
 
 
 class Process:
-    """The engine's: one thread."""
+    """The engine's process: one thread."""
 
     def __init__(self, world):
         self.world, self.alive, self.links = world, True, []
@@ -165,7 +165,7 @@ class Client:
             link.requests.append((number, call))
             yield
             while True:
-                # Its replies first: what an engine said before it died counts.
+                # Its replies first: a reply that an engine sent before it died counts.
                 if link.replies:
                     got, result = link.replies.pop(0)
                     must(got == number or (got < number and result == "cancelled"), "a reply to another request")
@@ -259,7 +259,7 @@ if __name__ == "__main__":
         "no-turns": "clients have turns",
         "no-watch": "the supervisor ends what is late",
         "no-look": "what was called off while it waited does not begin",
-        "never-anyway": "that a call will not begin is said where none has begun",
+        "never-anyway": "the answer that it never begins comes only for a call that has not begun",
         "any-number": "a word calls off one call and not the next",
         "anybody": "a word calls off its own client's call",
         "no-stop-watch": "what was called off and does not end is ended",

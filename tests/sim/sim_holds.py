@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: MIT
 """Tokens that hold: memory stays until it was opened, or its time is over.
 
-Steps are called as in lib/hold.c and lib/server.c. Without the module those who open a token ask its
-maker by socket: the descriptor lies in their socket before the hold ends. On the module the kernel
-redeems tokens and counts how often for each region; the maker looks now and then, and what is sealed
-the kernel keeps beyond its maker's end, under a name. Makers and readers are killed between any two
-steps, replies and looks come late. A ref that holds is good for one who opens it before its time is
-over; n refs of a region for n; and what was opened or has expired holds no memory.
+Steps are called as in lib/hold.c and lib/server.c. Without the module the opener of a token asks its maker by socket:
+the descriptor lies in the opener's socket before the hold ends. On the module the kernel redeems tokens and counts the
+redemptions of each region. The maker looks now and then, and the kernel keeps a sealed region beyond its maker's end,
+under a name. Makers and readers are killed between any two steps, replies and looks come late. A ref that holds is good
+for one opener before its time is over, and n refs of a region for n. A ref that was opened or has expired holds no
+memory.
 """
 
 from sim import main, must
@@ -22,7 +22,7 @@ class World:
         self.regions = [Region(self, n) for n in range(2)]
         self.kept = {}  # the kernel's: name: (region, until)
         self.makers = [Maker(self, n) for n in range(2 if module else 1)]
-        self.refs = []  # given out, and nobody has them yet
+        self.refs = []  # given out, and not opened yet
         self.readers = []
 
     def tick(self):
@@ -62,7 +62,7 @@ class Hold:
 
 
 class Maker:
-    """A context that holds: its user lets go of each region at once."""
+    """A context that holds: its user releases each region at once."""
 
     def __init__(self, world, number):
         self.world, self.number = world, number
@@ -86,7 +86,7 @@ class Maker:
         return self.world.module and hold.region.opens >= hold.opens
 
     def outlive(self, region, until):
-        """The kernel keeps it as long as the last of its holds."""
+        """Let the kernel keep the region as long as the last of its holds."""
         world = self.world
         if region in self.names and self.names[region][1] >= until:
             return
@@ -98,7 +98,7 @@ class Maker:
             name = self.names[region][0]
         else:
             name = (region.number, self.number, world.rng.random())
-        # Another name keeps it already: then it ends with its maker.
+        # Another name keeps the region already: then it ends with its maker.
         if any(kept is region and other != name for other, (kept, _) in world.kept.items()):
             return
         world.kept[name] = (region, until)
@@ -124,7 +124,7 @@ class Maker:
         region.given += 1
         self.holds.append(ref.hold)
         self.handles[region] += 1
-        self.handles[region] -= 1  # the user lets go, and tells whom it may concern
+        self.handles[region] -= 1  # the user releases it, and reports that
         if world.bug == "no-reference":
             self.handles[region] -= 1
         world.refs.append(ref)
@@ -183,7 +183,7 @@ class Reader:
                 ref.region.opens += 1
                 self.has = ref.region
             else:
-                # Unsealed memory, or what another name kept, ends with its maker.
+                # Unsealed memory, and memory that another name kept, ends with its maker.
                 must(not in_time or not ref.alone()
                      or not maker_lived and ref.region not in ref.maker.names,
                      "a ref that holds opens nothing, and its time is not over")
@@ -229,7 +229,7 @@ def play(rng, bug, module):
         if next((makers.get(actor) or readers[actor]), "over") == "over":
             del readers[actor]
             world.readers.remove(actor)
-    # Nobody opens anything any more.
+    # From here on no process opens anything.
     for maker in [m for m in world.makers if module and m.alive]:
         maker.look()
         for hold in maker.holds:

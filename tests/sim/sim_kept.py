@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""What is kept is opened without its keeper: lib/keeper/shown.c, lib/keeper/table.c, lib/peer.c.
+"""A kept region is opened without its keeper: lib/keeper/shown.c, lib/keeper/table.c, lib/peer.c.
 
-A keeper shows in an index which of its descriptors each name has, and lends an opening that is for nothing else. Clients
-follow an entry at any pace, duplicate what is lent or open the file anew, look at the entry again, hold what they have by
-descriptors and mappings, let go or are killed. One that finds the entry changed begins anew, once. The keeper takes names, replaces and drops them, looks who holds what, and
-gives up what nobody holds; its numbers are used again for other files. What a client has opened is what its name kept
-while it opened it; what somebody holds is known as held and not given up; what nobody holds can go.
+A keeper shows in an index which of its descriptors each name has, and lends an opening made for this alone. Clients
+follow an entry at any pace, duplicate the lent opening or open the file anew, and look at the entry again. They hold
+regions by descriptors and mappings, release them or are killed. A client that finds the entry changed begins anew,
+once. The keeper takes names, replaces and drops them, looks for holders, and gives up regions without one; it uses its
+numbers again for other files. A client has opened the region that its name kept at that time. A held region is known as
+held and not given up; a region without a holder can go.
 """
 
 from sim import main, must
@@ -25,7 +26,7 @@ LOOKS = 2
 
 
 class Memory:
-    """What a name keeps: sealed. The kernel knows its openings."""
+    """A sealed region that a name keeps. The kernel knows its openings."""
 
     def __init__(self, name):
         self.name = name
@@ -91,7 +92,7 @@ def lend(world, group):
 
 
 def take_back(world, group):
-    """Each of these is seen by others in between."""
+    """Others may see each of these steps in between."""
     if group.lent is None or world.bug == "take-back":
         return
     show(world, group)
@@ -102,7 +103,7 @@ def take_back(world, group):
 
 
 def looks(world, group):
-    """What the kernel says of others; and what it must say."""
+    """The holders that the kernel reports; and those that it must report."""
     yield from take_back(world, group)
     held = bool(group.memory.openings - {world.fds[group.own]})
     must(held or not world.held_by_clients(group.memory), "somebody holds it, and it is taken for not held")
@@ -164,7 +165,7 @@ def keeper(world):
 
 
 def opened(world, at, name):
-    """The opening, or None: it asks the keeper."""
+    """Return the opening, or None: then the client asks the keeper."""
     for look in range(LOOKS):
         entry = world.index.get(name)
         if not entry:
@@ -213,7 +214,7 @@ def client(world, at):
 
 
 def end(world, at):
-    """Killed: the kernel closes what it had."""
+    """Killed: the kernel closes the process's descriptors."""
     for opening in filter(None, [*world.holders[at], world.opening[at]]):
         if opening.refs:
             opening.drop()

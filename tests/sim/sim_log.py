@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: MIT
 """The log: one writer, segments in a ring, followers that hold a copy of a table.
 
-Steps are called as in model/log.c (log_*). The writer stores a record in pieces and then moves
-the tail; a follower copies a record in pieces. Anything may happen between two pieces: the
-writer begins the segment anew, a bit of the memory flips, one of both is killed. A second part
-sends the same records over a link that loses, repeats and swaps them, as it will be between
-machines. What a follower says it has is the table as it was after some record.
+Steps are called as in model/pages/log.c (log_*). The writer stores a record in pieces and then moves the tail; a
+follower copies a record in pieces. Anything may happen between two pieces: the writer begins the segment anew, a bit of
+the memory flips, one of both is killed. A second part sends the same records over a link that loses, repeats and swaps
+them, as a link between machines may. A follower's table is always the table as it was after some record.
 """
 
 from sim import main, must
@@ -106,7 +105,7 @@ class Follower:
         self.told = []
 
     def log_resync(self):
-        """From the beginning of the newest segment, which is a whole table."""
+        """Begin at the newest segment's start, which has a whole table."""
         self.where = (self.world.memory.tail[0], 0)
         self.lost = False
         self.number = None
@@ -211,7 +210,7 @@ def shared(rng, bug):
             next(rng.choice(actors))
         if harm and rng.random() < 0.01:
             world.damage()
-    if rng.random() < 0.5:  # the writer is killed here; what it told stays
+    if rng.random() < 0.5:  # the writer is killed here; its records stay
         count = world.memory.tail
     else:
         for _ in range(60):  # two segments without harm
@@ -224,11 +223,11 @@ def shared(rng, bug):
         if count is None and not harm:
             must(not follower.lost or follower.told, "a follower is lost and does not say so")
         if not harm:
-            must("damaged" not in follower.told, "damage is told of where there was none")
+            must("damaged" not in follower.told, "a report of damage where there was none")
 
 
 def link(rng, bug):
-    """Two machines: whole records, that get lost, come twice and overtake each other."""
+    """Two machines: whole records that are lost, repeated and swapped."""
     world = World(rng, bug)
     follower = Follower(world)
     follower.lost, follower.number, follower.table = False, 0, {}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The names of slots: a file for each, whose locks end with their process.
 
-Steps are called as in model/slot_name.c. Processes take a name, give it up, remove the files of the
+Steps are called as in model/slots/slot_name.c. Processes take a name, give it up, remove the files of the
 dead and look a name up; each may be killed between any two steps. A killed process loses its lock
 and its slot one after the other, in either order.
 """
@@ -28,7 +28,7 @@ class World:
         self.opened = []  # inodes that were ever there
 
     def has_it(self, process, has):
-        """From a take's success to the begin of giving up, or to the kill."""
+        """The time from a take's success to the begin of giving up, or to the kill."""
         (self.owners.add if has else self.owners.discard)(process)
         must(len(self.owners) <= 1, "two living publishers have one name")
         for look in self.looks:
@@ -39,7 +39,7 @@ class World:
 
 
 class Look:
-    """What was so during a call, to judge its answer by."""
+    """The states of the world during a call, to judge its answer by."""
 
     def __init__(self, world, process):
         self.process = process
@@ -107,7 +107,7 @@ class Process:
                 inode.hand = None if inode.hand is self else inode.hand
                 world.looks.remove(look)
                 must(look.ever or look.taken or inode.owner.wants,
-                     "a name that nobody publishes under is said to be taken")
+                     "an unused name counts as taken")
                 return None
             inode.owner = self
             self.wants = True
@@ -145,7 +145,7 @@ class Process:
         self.wants = False
 
     def name_sweep(self):
-        """Of a name that nobody has. Another's take that is under way is left alone."""
+        """Remove a name that nobody has. Another's take that is under way is left alone."""
         world = self.world
         inode = self.open(create=False)
         yield
@@ -167,7 +167,7 @@ class Process:
         inode.hand = None if inode.hand is self else inode.hand
 
     def name_find(self):
-        """One look: who has had the name since before it is found, and that is all that is promised."""
+        """One look: it must find an owner that has had the name since before it, and nothing else is promised."""
         world, look = self.world, Look(self.world, self)
         found = None
         inode = self.open(create=False)
@@ -180,21 +180,21 @@ class Process:
             must(len(set(words[:-1])) == 1, "half of a token was used")
         if inode and words[0] and words == world.record(words[0]):
             found = world.processes[words[0] - 1]
-            found = found if found.alive else None  # else there is nobody to join
+            found = found if found.alive else None  # else there is no slot to join
         world.looks.remove(look)
         must(found or not look.throughout, "a name that was there all the time was not found")
         must(not found or not look.throughout or found in look.throughout,
              "another slot was found than the one that had the name all the time")
 
     def kill(self):
-        """What its call would have answered is nobody's to judge."""
+        """The call of a killed process has no answer to judge."""
         self.dying = True
         self.steps = self.die()
         self.world.looks = [look for look in self.world.looks if look.process is not self]
         self.world.has_it(self, False)
 
     def die(self):
-        """The kernel takes its things away one by one."""
+        """Let the kernel release the process's objects one by one."""
         parts = ["slot", "locks"]
         self.world.rng.shuffle(parts)
         for part in parts:
@@ -224,7 +224,7 @@ def run(rng, bug):
 
 
 def settle(world):
-    """All are killed; who comes then gets the name at once, and leaves nothing behind."""
+    """All are killed; the next process gets the name at once, and leaves nothing behind."""
     world.looks.clear()
     for process in world.processes:
         if not process.dying:
@@ -245,7 +245,7 @@ def settle(world):
     for _ in last.name_give_up(taken):
         pass
     must(not world.file, "a file stays")
-    # And one that the dead left is swept.
+    # A name that a dead process left is swept, too.
     world.file = Inode()
     for _ in last.name_sweep():
         pass

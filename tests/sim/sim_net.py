@@ -12,10 +12,9 @@ Messages between two nets keep their order; they may be late or come twice, and 
 their way. Reads over a cut just get no answer. Homes, readers and fetchers may be killed, pieces
 damaged, offers withdrawn, waits given up, at any moment.
 
-What is promised: who opens gets a sealed region with the offered bytes, or an error before its
-deadline; a machine fetches the same bytes once, and never twice at a time; no read reaches memory
-that was given back; a fetch that fails leaves no memory; a home's leases end, whoever was cut off or
-killed; without faults every open succeeds.
+Promises: an opener gets a sealed region with the offered bytes, or an error before its deadline. A machine fetches the
+same bytes once, and never twice at a time. No read reaches released memory, and a failed fetch leaves no memory. A
+home's leases end, also if a reader was cut off or killed. Without faults every open succeeds.
 """
 
 from sim import main, must
@@ -51,7 +50,7 @@ class World:
             self.wires.setdefault((source, target), []).extend([message] * copies)
 
     def read(self, reader, home, key, place):
-        """What a one-sided read gives: a piece, None for no answer yet, or False for an error."""
+        """Return the result of a one-sided read: a piece, None for no answer yet, or False for an error."""
         if not self.joined(reader, home):
             return None
         if not home.alive or key not in home.keys:
@@ -119,7 +118,7 @@ class Machine:
     # The reader's net
 
     def open(self, home, offer, content):
-        """One who wants the bytes; gives the region, or what went wrong."""
+        """A process that wants the bytes; return the region, or the failure."""
         started = self.world.now
         if content in self.kept:
             return self.kept[content]

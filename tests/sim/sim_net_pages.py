@@ -2,19 +2,18 @@
 # SPDX-License-Identifier: MIT
 """A published sequence of pages, and its followers on other machines (Tmesh.Net.Pages).
 
-At home a sequence grows, is cut and is written to, in pages that are copied when others hold them and are
-used again when nobody does. Each update is a fork, to which the log gives numbers of its own for the pages.
-A follower asks for one record at a time, and gets the difference to what it was sent last; it fetches all
-from the first difference on, two blocks at a time, and shows the table when all of it is there. The log
-holds the update that a follower was sent, until it asks for the next.
+At home a sequence grows, is cut and is written to. Its pages are copied while others hold them, and used again when
+nobody does. Each update is a fork, to which the log gives numbers of its own for the pages. A follower asks for one
+record at a time, and gets the difference to the last one. It fetches all from the first difference on, two blocks at a
+time, and shows the table when it is complete. The log holds the update that a follower got, until it asks for the next.
 
-Messages keep their order. A cut loses those on their way, and both ends notice it; then the follower ends
-and another begins. What is fetched may be damaged, which its checksum tells: the follower begins anew. Homes
-and followers may be killed at any moment.
+Messages keep their order. A cut loses those on their way, and both ends notice it; then the follower ends and another
+begins. Fetched bytes may be damaged, which their checksum shows: the follower begins anew. Homes and followers may be
+killed at any moment.
 
-What is promised: a table that is shown is the one of its number, page by page, and stays when the home is
-gone; no number of it is shown before all its pages are here; with time and without faults each follower has
-the newest; when all have gone, no page is held at either end.
+Promises: a table that is shown is the one of its number, page by page, and stays when the home is gone. No number is
+shown before all its pages are here. With time and without faults each follower has the newest. When all have gone, no
+page is held at either end.
 """
 
 from sim import main, must
@@ -23,7 +22,7 @@ PAGES, PORTION = 12, 2
 
 
 class Pool:
-    """Pages of a machine: their contents, and how often each is held."""
+    """Pages of a machine: their contents, and the number of holders of each."""
 
     def __init__(self):
         self.content, self.held = [None] * PAGES, [0] * PAGES
@@ -54,7 +53,8 @@ class Home:
         self.history, self.followers = {0: []}, {}
 
     def live(self):
-        """The program: its sequence is changed by calls that copy what others hold, and published now and then."""
+        """The program: its calls change its sequence and copy the pages that others hold, and publish it now and
+        then."""
         rng, pool = self.world.rng, self.pool
         what = rng.random()
         self.contents += 1
@@ -98,7 +98,7 @@ class Home:
             self.record(follower, False)
 
     def tidy(self, number, fork):
-        """The update goes with the last one that needs it."""
+        """The update is released with its last follower."""
         if number and (self.world.bug == "held" and number != self.number or number != self.number and not any(
                 entry["sent"][0] == number for entry in self.followers.values())):
             self.pool.let_go(fork)
@@ -202,7 +202,7 @@ class Follower:
         self.world.to_home.append((self, "next", 0))
 
     def end(self):
-        """The home is gone, or cannot be reached: what is whole stays."""
+        """The home is gone, or cannot be reached: a complete table stays."""
         self.drop()
         self.ended = True
         self.check()
@@ -235,7 +235,7 @@ class World:
         wire = self.rng.choice([self.to_home, self.to_follower])
         if not wire:
             return
-        # Of one pair, the first.
+        # Deliver the first message of one pair.
         follower = self.rng.choice(wire)[0]
         at = next(at for at, message in enumerate(wire) if message[0] is follower)
         _follower, *message = wire.pop(at)
@@ -245,7 +245,7 @@ class World:
             follower.receive(*message)
 
     def cut(self, follower):
-        """What was on its way is lost, and each end is told by its monitor."""
+        """Messages on their way are lost, and each end's monitor reports the cut."""
         for wire in (self.to_home, self.to_follower):
             wire[:] = [message for message in wire if message[0] is not follower]
         self.home.gone(follower)
@@ -253,7 +253,7 @@ class World:
             follower.end()
 
     def anew(self, at):
-        """The one of this machine has ended: its last table is let go, and another begins."""
+        """This machine's follower has ended: its last table is released, and another begins."""
         self.followers[at].close()
         self.followers[at] = Follower(self, self.machines[at])
 

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Page references: an owner with the truth, clients with tables of their own, messages between.
 
-Steps are called as in the C code: model/pages_owner.c (owner_*) and model/pages.c,
-model/pages_seq.c (page_*, seq_*). What C does in one process's own memory is one step here; a
-process is killed between any two of them. Messages of one client stay in order, as a socket
-keeps them; everything else happens in any order. Some clients are damaged: they send what they
-have sent before, in another order, and numbers that are not theirs.
+Steps are called as in the C code: model/pages/allocator.c (owner_*) and model/pages/handle.c, model/pages/sequence.c
+(page_*, seq_*). A C function's work in one process's own memory is one step here; a process is killed between any two
+of them. Messages of one client stay in order, as a socket keeps them; everything else happens in any order. Some
+clients are damaged: they repeat earlier messages, in another order, and send numbers that are not theirs.
 """
 
 from sim import main, must
@@ -159,7 +158,7 @@ class Client:
         self.dead = False
         self.seen = False  # its end, by the owner
         self.inbox, self.outbox, self.sent = [], [], []
-        self.waits = None  # for the answer to what
+        self.waits = None  # for the answer to this question
         self.refs, self.shared, self.spare, self.back = {}, set(), [], []
         self.seqs = []  # of [page, content]
         self.tickets = []
@@ -169,7 +168,7 @@ class Client:
         self.sent.append(message)
 
     def page_get(self):
-        """A page of its own, or None: then it asks for some."""
+        """Return a page of its own, or None: then the client asks for some."""
         if not self.spare:
             if self.waits is None:
                 self.send("want", self.world.rng.randint(1, 3))
@@ -200,7 +199,7 @@ class Client:
             self.back = []
 
     def pages_ask(self, *message):
-        """What was let go is returned before a question, whose answer may give it again."""
+        """Return released pages before a question, whose answer may give them again."""
         if self.world.bug != "return-late":
             self.pages_flush()
         self.send(*message)
@@ -221,7 +220,7 @@ class Client:
             seq.append([page, content])
 
     def seq_write(self, seq):
-        """Write to a block; to a copy of it where others have it too."""
+        """Write to a block; to a copy of it if others have it too."""
         block = self.world.rng.choice(seq)
         if not self.page_alone(block[0]):
             page = self.page_get()
@@ -330,14 +329,14 @@ class Client:
             self.seq_share(seq)
 
     def misbehave(self):
-        """Anything, but never to write to a page: that is what memory of one tenant allows."""
+        """Do anything but write to a page: memory of one tenant allows so much."""
         rng, pages = self.world.rng, range(-1, MAX_SLABS * SLAB + 1)
         some = [rng.choice(pages) for _ in range(rng.randint(1, 3))]
         what = rng.choice(["again", "return", "put", "share", "take", "unshare", "want"])
         if what == "again" and self.sent:
             self.outbox.insert(rng.randint(0, len(self.outbox)), rng.choice(self.sent))
         elif what == "put":
-            # Under a key of its own: who caches nonsense under another's harms its tenant.
+            # Use a key of its own: nonsense cached under another's key harms that tenant.
             self.send("put", ("key", -rng.randint(1, 50)), some[0])
         elif what == "want":
             self.send("want", 2)
@@ -374,7 +373,7 @@ class World:
         return [c for c in self.clients if not c.dead and not c.damaged]
 
     def check(self):
-        """What a client reads is what was written to its table, whatever others do."""
+        """A client reads the values written to its table, whatever others do."""
         for client in self.honest():
             for seq in client.seqs:
                 for page, content in seq:
@@ -384,7 +383,7 @@ class World:
                          "a page has other content than its table says")
 
     def settle(self):
-        """All messages arrive; then references are exactly what tables name."""
+        """All messages arrive; then the references are exactly those of the tables."""
         for client in self.clients:
             if client.damaged:
                 self.kill(client)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: MIT
 """Graphs on places that several of them want: engine/placed.c, engine/placed_bind.c, engine/places.c.
 
-A place is an engine with so much memory; places of one NUMA node share its memory. A graph has its places by a lease:
-what has not run for LEASE is given up, and takes places again when it runs next: its own, or others where those have no
-room. Programs run, move, bind and let go at any time, a sweeper gives up, and every step of taking places may fail. Values
-that live on between runs lie where their places are, or at home when there are none.
+A place is an engine with so much memory; places of one NUMA node share its memory. A graph has its places by a lease. A
+graph that has not run for LEASE is given up, and takes its places again when it runs next. Programs run, move, bind and
+let go at any time, a sweeper gives up, and every step of taking places may fail. Values that live on between runs lie
+where their places are, or at home when there are none.
 """
 
 from sim import main, must
@@ -51,7 +51,7 @@ class Binding:
 
 
 class Graph:
-    """Under its lock: many that run, or one that changes it."""
+    """A graph: many runs share its lock, a change takes it alone."""
 
     def __init__(self, world):
         rng = world.rng
@@ -130,7 +130,8 @@ def copy(world, memory, node):
 
 
 def settle(world, graph, at, bindings):
-    """Take these places, with all bindings, or leave everything as it is. Under the lock, of one that changes."""
+    """Take these places, with all bindings, or leave everything as it is. Call it under the lock, taken for a
+    change."""
     before = list(graph.claims)
     need = graph.needs(at, len(bindings), len(world.room))
     both = need if world.bug == "keep-room" else [max(pair) for pair in zip(before, need)]
@@ -190,18 +191,8 @@ def settle(world, graph, at, bindings):
         binding.bound = [[(node, new[node]) for node in nodes] for _, nodes in plan]
 
 
-def settle_somewhere(world, graph):
-    """Its own places, or others where there is room now."""
-    try:
-        yield from settle(world, graph, graph.at, graph.bindings)
-    except Failed:
-        free = [room - used for room, used in zip(world.room, world.used)]
-        place = max(range(len(free)), key=lambda p: free[p])
-        yield from settle(world, graph, [place] * NODES, graph.bindings)
-
-
 def give_up(world, graph):
-    """Everything that is held at places; values go home. Under the lock, of one that changes."""
+    """Release everything held at places; values go home. Call it under the lock, taken for a change."""
     living = []
     for binding in graph.bindings:
         new = []
@@ -253,7 +244,7 @@ def run_now(world, graph, binding):
         try:
             if graph.plan is None or world.bug == "look-again":
                 must(graph.plan is None, "places were taken twice")
-                yield from settle_somewhere(world, graph)
+                yield from settle(world, graph, graph.at, graph.bindings)
                 use(world, graph)
         finally:
             graph.writer = False
@@ -382,7 +373,7 @@ def run(rng, bug):
         world.now += 1
         next(threads[rng.randrange(len(threads))])
         world.check()
-    # All programs end; the sweeper goes on, and nothing fails any more.
+    # All programs end; the sweeper goes on, and no step fails from here on.
     world.failures, world.ending = 0, True
     for _ in range(5000):
         if len(threads) > 1:

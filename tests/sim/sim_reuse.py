@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Memory that was lent for reading is used again: lib/pool.c, lib/memfd_fd.c, lib/index.c.
 
-A producer writes a value, publishes an index entry, withdraws it, and writes the next value into the
-memory of an earlier one once the kernel knows of no other holder. Readers follow the entry at any
-pace, duplicate the producer's read-only file or open one of their own, look at the entry again, read,
-hand their file on in a message, keep it, let go or are killed. A reader that has found its entry
-standing sees its value as long as it holds anything. Memory whose readers are gone is used again.
+A producer writes a value, publishes an index entry and withdraws it. It writes the next value into the memory of an
+earlier one once the kernel knows of no other holder. Readers follow the entry at any pace, duplicate the producer's
+read-only file or open one of their own, and look at the entry again. They read, hand their file on in a message, keep
+it, release it or are killed. A reader that has found its entry standing sees its value as long as it holds anything.
+Memory whose readers are gone is used again.
 """
 
 from sim import main, must
@@ -61,7 +61,7 @@ class World:
             return True
         own = memory.own
         if self.bug == "own-file":
-            # Its own is not to be told from a reader's duplicate of it: it must not count.
+            # The producer's own file looks like a reader's duplicate of it: it must not count.
             return not memory.files - {own}
         return not memory.files
 
@@ -111,7 +111,7 @@ def get(world, held):
         return None
     yield
     value, memory = entry
-    # By its number: what is there at this moment, or a file of one's own through /proc.
+    # Open it by its number: the file there at this moment, or a new opening through /proc.
     file = memory.own.take() if memory.own and world.rng.random() < 0.5 else File(memory)
     held.append(file)
     yield
@@ -161,7 +161,7 @@ def run(rng, bug):
         if at == READERS:
             running = next(makes, True) is None
         elif rng.random() < 0.02:
-            # Killed: the kernel closes what it had.
+            # Killed: the kernel closes the process's descriptors.
             for file in helds[at]:
                 if file.refs:
                     file.drop()

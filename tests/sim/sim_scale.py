@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: MIT
 """How Tmesh.Net grows: up to 1,000 machines that all want one model by its name, on a network of numbers.
 
-A machine has a wire of so many bytes a second in each direction; a home's is shared equally by all who read from
-it, and no read gets more than an eighth of its reader's. A net asks for eight regions at a time; a home grants 256
-keys at a time, 64 of them to one reader, and tells others that it is busy; they ask again later, each time twice as
-long after, up to 5 s. A message takes LATENCY and is handled at once: what is counted is how many there are. The
-engine's own, its ticks and its groups, are counted on paper (docs/net.md).
+A machine has a wire of so many bytes a second in each direction. The readers of a home share its wire equally, and no
+read gets more than an eighth of its reader's. A net asks for eight regions at a time. A home grants 256 keys at a time,
+64 of them to one reader, and is busy for others. They ask again later, each time twice as long after, up to 5 s. A
+message takes LATENCY and is handled at once: the number of messages is the result. The engine's own, its ticks and its
+groups, are counted on paper (docs/reference/net.md).
 
 Prints TAP, and a table as comments. The same seed gives the same numbers.
 """
@@ -51,7 +51,7 @@ class World:
         heapq.heappush(self.events, (time, self.number, what))
 
     def begin(self, reader):
-        # One question to each home: what has it under that name?
+        # One question to each home: which region has it under that name?
         for home in self.homes:
             home.messages += 2
         self.left[reader], self.todo[reader] = self.regions, list(range(self.regions))
@@ -111,7 +111,7 @@ class World:
 
 
 def waves(machines, regions, region_bytes):
-    """Each machine publishes what it has opened, and a wave is twice as many as there are homes."""
+    """Each machine publishes the regions that it has opened, and a wave is twice as many as there are homes."""
     homes, seconds, messages = 1, 0.0, 0
     while homes < machines:
         many = min(machines, 3 * homes)

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: MIT
 """A slot: one publisher, readers that map its page read-only, and the kernel that counts holders.
 
-Steps are called as in model/slot.c and model/board.c. The publisher writes its page word by word;
-a reader looks at it word by word; between any two words everything else may happen, a SIGKILL
-too. Opening a generation's token works while somebody of the publisher's side holds it: what the
-publisher has let go is ENOENT, and then the reader looks again. A reader that was overtaken a few
-times asks: the publisher's thread answers with its newest generation and holds that for the reader
-until the reader is done or dead. So no read is overtaken without an end.
+Steps are called as in model/slots/slot.c and model/shared/publication.c. The publisher writes its page word by word; a
+reader looks at it word by word; between any two words everything else may happen, a SIGKILL too. Opening a generation's
+token works while the publisher's side holds it. After its release the opening fails with ENOENT, and the reader looks
+again. A reader that was overtaken a few times asks. The publisher's thread answers with its newest generation, and
+holds that until the reader is done or dead. So no read is overtaken without an end.
 """
 
 from sim import main, must
@@ -80,10 +79,10 @@ def slot_publish(world):
             world.let_go(number - 1, "publisher")
             yield
         for reader in world.readers:  # board_ring
-            if reader.owed:
+            if reader.answer_pending:
                 slot_answer(world, reader)
             elif reader.subscribed:
-                reader.rung = True
+                reader.notified = True
             yield
 
 
@@ -94,11 +93,11 @@ def slot_unpin(world, reader):
 
 
 def slot_answer(world, reader):
-    """The newest generation, which is held for the reader. A bell that nobody has emptied may leave no room: then the
+    """The newest generation, which is held for the reader. A notification that was not read may leave no room: then the
     next one is the answer."""
     slot_unpin(world, reader)
-    reader.owed = reader.rung and world.rng.random() < 0.5
-    if reader.owed or not world.bundle:
+    reader.answer_pending = reader.notified and world.rng.random() < 0.5
+    if reader.answer_pending or not world.bundle:
         return
     reader.pinned = world.bundle
     world.hold(reader.pinned, f"pin of {reader.name}")
@@ -108,7 +107,7 @@ def slot_answer(world, reader):
 
 
 def host(world):
-    """The publisher's thread: what readers say, one word after the other, and their ends."""
+    """The publisher's thread: it reads the readers' words, one after the other, and their ends."""
     while True:
         yield
         for reader in world.readers:
@@ -121,13 +120,13 @@ def host(world):
                 slot_answer(world, reader)
             elif word == "done":
                 reader.said.pop(0)
-                reader.owed = False
+                reader.answer_pending = False
                 if world.bug != "pin-stays":
                     slot_unpin(world, reader)
-                if reader.subscribed and world.bug != "no-bell":
-                    reader.rung = True  # it may have emptied one while it waited
+                if reader.subscribed and world.bug != "no-notification":
+                    reader.notified = True  # it may have emptied one while it waited
             elif reader.dead and world.bug != "dead-pin":
-                reader.owed = False
+                reader.answer_pending = False
                 slot_unpin(world, reader)
             yield
 
@@ -135,13 +134,13 @@ def host(world):
 class Reader:
     def __init__(self, world, name):
         self.world, self.name = world, name
-        self.subscribed = self.rung = self.dead = self.busy = False
+        self.subscribed = self.notified = self.dead = self.busy = False
         self.said = []  # to the publisher's thread
         self.number = 0  # of its asks
         self.asks = 0  # of these the one that the publisher knows of
         self.answers = []
         self.pinned = 0
-        self.owed = False
+        self.answer_pending = False
         self.generation = 0  # that it reads
         self.kept = set()  # that requests hold
         self.last = 0
@@ -152,16 +151,16 @@ class Reader:
         if world.bug == "drain-late":
             generation = page.generation
             yield
-            self.rung = False
+            self.notified = False
         else:
-            self.rung = False
+            self.notified = False
             yield
             generation = page.generation
         yield
         tries, asked = 0, 0
         while generation != self.generation:
             if asked:
-                self.rung = False  # model_view_answer: bells come on the same socket
+                self.notified = False  # model_subscription_answer: notifications come on the same socket
                 fit = [answer for number, answer in self.answers
                        if number == self.number or world.bug == "any-answer"]
                 self.answers.clear()
@@ -231,12 +230,12 @@ class Reader:
     def live(self):
         while True:
             if not self.subscribed:
-                self.subscribed = self.rung = True  # board_watch: the first look is due
+                self.subscribed = self.notified = True  # model_subscription_poll_fd: the first look is due
                 yield
             if self.kept and self.world.rng.random() < 0.3:
                 self.drop_one()
                 yield
-            if self.rung or self.world.rng.random() < 0.2:
+            if self.notified or self.world.rng.random() < 0.2:
                 self.busy = True
                 yield from self.slot_read()
                 self.busy = False
@@ -276,7 +275,7 @@ def run(rng, bug):
             next(actors[reader])
             if world.alive:
                 next(thread)
-            if not reader.rung and not reader.busy and not (world.alive and reader.said):
+            if not reader.notified and not reader.busy and not (world.alive and reader.said):
                 break
         if reader.dead:
             continue
@@ -293,10 +292,10 @@ def run(rng, bug):
 
 if __name__ == "__main__":
     main("slots", run, {
-        "generation-first": "the generation is told after its entry is whole",
+        "generation-first": "the generation changes after its entry is whole",
         "entry-open": "an entry that is being written says so",
         "no-second-look": "the entry is looked at again after it was copied",
-        "drain-late": "the bell is emptied before the look",
+        "drain-late": "the notification is read before the look",
         "give-up": "a generation that is gone means another look",
         "forget-kept": "a generation stays as long as a request holds it",
         "reader-counts": "a dead reader holds nothing",
@@ -306,5 +305,5 @@ if __name__ == "__main__":
         "dead-pin": "or dead",
         "answer-unlocked": "the newest generation is looked at under the lock",
         "any-answer": "an answer is to what was asked last",
-        "no-bell": "who waited for an answer is rung again",
+        "no-notification": "a reader that waited for an answer is notified again",
     }, seeds=3000, full=50000)

@@ -2,8 +2,8 @@
 #
 # tmeshctl as a user meets it, on the memfd backend.
 
-tools-check: tools keeper $(ENGINE_PLUGINS) ## test tmeshctl, its completion and the man pages
-	@status=0; for part in tmeshctl regions seeing terminal; do \
+tools-check: tools keeper $(ENGINE_PLUGINS) ## Test tmeshctl, its completion and the man pages.
+	@status=0; for part in tmeshctl regions inspect terminal; do \
 		$(PYTHON) -B tests/tools/test_$$part.py $(B)/tmeshctl $(B)/man || status=1; \
 	done; exit $$status
 

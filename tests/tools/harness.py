@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Drives the built tmeshctl, on memfds unless TMESH_BACKEND says kernel. What the tests of it share."""
+"""Drives the built tmeshctl, on memfds unless TMESH_BACKEND says kernel. Shared by its tests."""
 
 import contextlib
 import fcntl
@@ -21,7 +21,8 @@ TOOL, MAN = (os.path.abspath(path) for path in sys.argv[1:3])
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VERBS = ("doctor ls show holders top graph create put get export import seal lease "
          "revoke keep kept drop stats metrics devices load model").split()
-# For what takes a moment. tmeshctl sees all processes of the machine, and what other suites hold.
+# The limit for an operation that takes a moment. tmeshctl sees all processes of the machine, and the regions
+# that other suites hold.
 WAIT_S = 600
 BACKEND = os.environ.get("TMESH_BACKEND") or "memfd"
 HAVE_MODULE = os.path.exists("/dev/tmesh")
@@ -103,8 +104,8 @@ class Base(unittest.TestCase):
             return file.read()
 
     def on_terminal(self, *args, rows=65535):
-        """What a command writes to a terminal, and its status. It has a row for everything: what the test is about is shown
-        however much others hold."""
+        """Return a command's output on a terminal, and its status. It has a row for everything: what the test
+        is about is shown however much others hold."""
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
         with os.fdopen(leader, "rb", 0) as screen:

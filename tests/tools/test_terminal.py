@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What tmeshctl writes to terminals: progress, no bytes, nothing that steers them. TAP.
+"""The output of tmeshctl on terminals: progress, no bytes, no control sequences from strangers. TAP.
 
 usage: tests/tools/test_terminal.py TMESHCTL MAN_DIR
 """
@@ -17,10 +17,10 @@ import unittest
 
 from harness import (HAVE_MODULE, TOOL, WAIT_S, Base, answer, any_backend, held, main, refused, tool)
 
-# What tmeshctl shows nothing for (PATIENCE_NS of tools/progress.c).
+# The time in which tmeshctl shows nothing (PATIENCE_NS of tools/progress.c).
 PATIENCE_S = 0.3
 
-# Of what is called a region and is none; another run of these tests has others. Its number begins with a zero.
+# The name of a false region; another run of these tests has others. Its number begins with a zero.
 NUMBER = f"0000{os.getpid():08x}beef"
 
 
@@ -47,7 +47,7 @@ class Terminal(Base):
 
     @any_backend
     def test_no_progress_for_what_is_quick(self):
-        # On a busy machine it may not be quick; of what was, nothing may have been shown.
+        # On a busy machine it may not be quick; a short operation may have shown nothing.
         for _ in range(100):
             began = time.monotonic()
             said, status = self.on_terminal("put", self.file(b"x"), "--", "true")

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What all verbs have in common: usage, help, completion, manual pages; and verbs that are programs of their
-own. TAP.
+"""Common to all verbs: usage, help, completion, manual pages; and verbs that are programs of their own. TAP.
 
 usage: tests/tools/test_tmeshctl.py TMESHCTL MAN_DIR
 """
@@ -61,7 +60,7 @@ class Main(Base):
 
     @any_backend
     def test_a_reader_that_goes_away(self):
-        """Of "tmeshctl ... | head": it ends by SIGPIPE, as others do, or says that it could not write."""
+        """In "tmeshctl ... | head" it ends by SIGPIPE, as others do, or reports that it could not write."""
         with held("create", "1") as names:
             for args in (("ls",), ("ls", "--json"), ("show", names["id"]), ("holders", names["id"], "--json"),
                          ("kept",), ("stats",), ("metrics",), ("graph",), ("top",), ("doctor",), ("--help",),
@@ -123,7 +122,7 @@ class Model(Base):
     """Verbs that are programs of their own, and what they do."""
 
     def write(self, name="m.safetensors"):
-        header = json.dumps({"__metadata__": {"format": "pt\x1b[2J"},
+        header = json.dumps({"__metadata__": {"format": "pt\x1b[2J", "zero": "a\0b"},
                              "w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -139,6 +138,8 @@ class Model(Base):
         told = json.loads(tool("model", "--json", path)[0])
         self.assertEqual(told["tensors"][0]["dtype"], "float32")
         self.assertEqual(told["byte_size"], 16)
+        self.assertEqual(told["metadata"]["zero"], "a\0b")
+        self.assertIn("zero ", text)
 
     @any_backend
     def test_refused(self):
@@ -169,8 +170,8 @@ class Model(Base):
         return {one["name"]: one for one in answer("kept") if not one["name"].startswith("hold-")}
 
     def nobody_holds(self, name, regions):
-        """So many regions are kept under a name. Whoever looks at the machine's regions, as other suites do, holds each for a
-        moment."""
+        """So many regions are kept under a name. Other suites look at the machine's regions, and hold each
+        for a moment."""
         self.assertEqual(self.kept()[name]["regions"], regions)
         eventually(lambda: self.kept()[name]["held"] == 0, f"nobody holds {name}")
 
@@ -199,8 +200,21 @@ class Model(Base):
         tool("drop", "theirs")
         refused("nothing is kept", "drop", "theirs")
 
+    def test_artifacts(self):
+        """Names of an artifact's form are listed, and no others."""
+        names = ["a." + "abcdefghijklmnopqrstuvwxyz234567"[:26] * 2, "a." + "a" * 51, "a." + "a" * 53, "a." + "A" * 52, "b." + "a" * 52]
+        for name in names:
+            with held("put", "--unsealed", "--manage-token", self.file(b"weights")) as mine:
+                tool("seal", mine["manage_token"])
+                tool("keep", mine["manage_token"], name)
+                self.addCleanup(subprocess.run, [TOOL, "drop", name], capture_output=True)
+        self.assertEqual([one["name"] for one in answer("kept", "--artifacts")], names[:1])
+        rows = tool("kept", "--artifacts")[0].decode().splitlines()
+        self.assertEqual([row.split()[0] for row in rows], ["NAME", names[0]])
+        wrong_usage("kept", "kept", "--artifacts", "mine")
+
     def test_ls_tells_what_is_kept(self):
-        """While somebody holds it and when nobody does, of both what nobody keeps is told apart."""
+        """With and without a holder: a kept region is listed as such, and another one is not."""
         def states():
             titles, *rows = tool("ls")[0].decode().splitlines()
             at = titles.index("STATE")
@@ -223,7 +237,7 @@ class Model(Base):
 
     def test_a_file_is_not_kept_by_its_name(self):
         wrong_usage("is a file: --file keeps its bytes", "keep", self.write(), "x")
-        refused("is a folder", "keep", "--file", self.dir, "x")
+        refused("--folder keeps a folder", "keep", "--file", self.dir, "x")
 
     @any_backend
     def test_no_program(self):
@@ -232,7 +246,8 @@ class Model(Base):
 
 
 def declarations(text):
-    """The functions that a header or a synopsis declares, each in a line. What inline ones pass sizes to is none."""
+    """The functions that a header or a synopsis declares, each in a line. The functions that inline ones pass
+    sizes to are left out."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     text = re.sub(r"^static inline ([^;{}]*?)\s*\{.*?^\}", r"\1;", text, flags=re.S | re.M)
     text = re.sub(r"^int tmesh_\w+_sized\([^;]*;", "", text, flags=re.M)

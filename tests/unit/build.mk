@@ -1,45 +1,32 @@
 # SPDX-License-Identifier: MIT
 #
-# Unit tests of the library, on memfds unless TMESH_BACKEND says kernel: one cmocka program
-# per file test_*.c, linked with the static library so that internal functions can be
-# reached. Built three times: plain (also run under valgrind), with the address and
-# undefined-behaviour sanitizers, and with the thread sanitizer.
+# Unit tests of the library: one cmocka program per file test_*.c, linked with the static library to reach
+# internal functions. They run on memfds unless TMESH_BACKEND says kernel. Built three times: plain (also run
+# under valgrind), with the address and undefined-behaviour sanitizers, and with the thread sanitizer.
 
-UNIT       := tests/unit
-UNIT_OUT   := $(B)/tests/unit
 UNIT_ALL   := $(patsubst $(UNIT)/test_%.c,test_%,$(wildcard $(UNIT)/test_*.c))
-# What only the module does has nothing to say on memfds: `make vm-6.12-library` runs it.
+# These programs test the module alone, so they do not run on memfds: `make vm-6.12-library` runs them.
 UNIT_NAMES := $(if $(filter kernel,$(TMESH_BACKEND)),$(UNIT_ALL),$(filter-out test_module%,$(UNIT_ALL)))
 UNIT_FLAGS := -std=gnu11 -pthread -Ilib
 UNIT_LIBS   = -lcmocka $(LIB_LIBS)
-# No close() of a descriptor that is closed already: those of the libraries in these programs are seen too.
-UNIT_CLOSES := $(UNIT)/closes.c -Wl,--wrap=close
-# Nor an error because a thread on a busy machine answers late.
-UNIT_PATIENT := $(UNIT)/patient.c -Wl,--wrap=tmesh_ctx_open
+# closes.c fails a test that closes a descriptor twice; patient.c lengthens the context's time limit for busy machines.
+UNIT_WITH := $(UNIT)/closes.c $(UNIT)/patient.c
+UNIT_WRAP := -Wl,--wrap=close,--wrap=tmesh_ctx_open
 
 # The keeper that the library starts; the thread sanitizer has nothing to see in it.
 UNIT_KEEPER_plain = $(abspath $(B)/tmesh-keeper)
 UNIT_KEEPER_asan  = $(abspath $(B)/asan/tmesh-keeper)
 UNIT_KEEPER_tsan  = $(UNIT_KEEPER_plain)
 
-UNIT_KEEPS := test_keep test_keep_hostile test_kept_lent
+UNIT_KEEPS := test_keep test_keep_files test_keep_hostile test_kept_lent
 $(foreach variant,plain tsan,$(UNIT_KEEPS:%=$(UNIT_OUT)/$(variant)/%)): $(B)/tmesh-keeper
 $(UNIT_KEEPS:%=$(UNIT_OUT)/asan/%): $(B)/asan/tmesh-keeper
 
-$(UNIT_OUT)/plain/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(UNIT)/closes.c $(UNIT)/patient.c $(LIB_A)
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(UNIT_CLOSES) $(UNIT_PATIENT) $(LIB_A) $(UNIT_LIBS) -o $@
-
-# With sanitizers a test's own code takes the compiler twice as long at -O2; the library's has it.
-TEST_O := -O1
-
-$(UNIT_OUT)/asan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(UNIT)/closes.c $(UNIT)/patient.c $(LIB_ASAN)
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(ASAN_FLAGS) $(TEST_O) $< $(UNIT_CLOSES) $(UNIT_PATIENT) $(LIB_ASAN) $(UNIT_LIBS) -o $@
-
-$(UNIT_OUT)/tsan/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h lib/common/*.h) $(UNIT)/closes.c $(UNIT)/patient.c $(UNIT)/timed_lock.c $(LIB_TSAN)
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $(TSAN_FLAGS) $(TEST_O) $< $(UNIT_CLOSES) $(UNIT_PATIENT) $(UNIT)/timed_lock.c $(LIB_TSAN) $(UNIT_LIBS) -o $@
+# unit_tests(variant, flags, library, objects besides)
+unit_tests = $(call c_tests,$(UNIT_OUT)/$(1),$(UNIT),$(UNIT_FLAGS) $(2),$(UNIT_OUT)/$(1)/closes.o $(UNIT_OUT)/$(1)/patient.o $(4) $(3),$(UNIT_WRAP) $$(UNIT_LIBS))
+$(eval $(call unit_tests,plain,,$(LIB_A)))
+$(eval $(call unit_tests,asan,$(ASAN_FLAGS) $(TEST_O),$(LIB_ASAN)))
+$(eval $(call unit_tests,tsan,$(TSAN_FLAGS) $(TEST_O),$(LIB_TSAN),$(UNIT_OUT)/tsan/timed_lock.o))
 
 # unit_run(variant, command in front, programs): in a runtime folder of their own
 define unit_run
@@ -49,8 +36,9 @@ trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
 for test in $(3); do $(2) $(UNIT_OUT)/$(1)/$$test || status=1; done; exit $$status
 endef
 
-# What has memfds alone, or no memory at all, would only be done again on the module, ten times slower.
-UNIT_ANY_BACKEND := test_copy test_failures test_index test_keep test_keep_hostile test_kept_lent test_layout test_memfd_file test_ref
+# These programs test memfds alone, or no memory at all. On the module they would only repeat the same, ten
+# times slower.
+UNIT_ANY_BACKEND := test_copy test_failures test_index test_keep test_keep_files test_keep_hostile test_kept_lent test_layout test_memfd_file test_ref
 UNIT_NAMES_kernel = $(filter-out $(UNIT_ANY_BACKEND),$(UNIT_NAMES))
 
 # any_backend(programs): left out on the module
@@ -58,11 +46,11 @@ hash := \#
 any_backend = $(if $(filter kernel,$(TMESH_BACKEND)),@for test in $(1); do \
 	echo "1..1"; echo "ok 1 - $$test $(hash) SKIP says nothing of the backend; run on memfds"; done)
 
-unit-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_NAMES)) ## the library's unit tests
+unit-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_NAMES)) ## Run libtmesh's unit tests.
 	$(call any_backend,$(UNIT_ANY_BACKEND))
 	$(call unit_run,plain,,$(or $(UNIT_NAMES_$(TMESH_BACKEND)),$(UNIT_NAMES)))
 
-unit-asan-check: $(addprefix $(UNIT_OUT)/asan/,$(UNIT_NAMES)) ## ... with sanitizers
+unit-asan-check: $(addprefix $(UNIT_OUT)/asan/,$(UNIT_NAMES)) ## Run libtmesh's unit tests with the address sanitizer.
 	$(call unit_run,asan,,$(UNIT_NAMES))
 
 # The sanitizer's runtime does not follow threads that a forked child starts, and needs the
@@ -71,21 +59,21 @@ unit-asan-check: $(addprefix $(UNIT_OUT)/asan/,$(UNIT_NAMES)) ## ... with saniti
 UNIT_NO_TSAN := test_channel_deaths test_channel_lanes test_channel_lost test_channel_quiet test_failures test_fork
 UNIT_TSAN    := $(filter-out $(UNIT_NO_TSAN),$(UNIT_NAMES))
 
-unit-tsan-check: $(addprefix $(UNIT_OUT)/tsan/,$(UNIT_TSAN)) ## ... with the thread sanitizer
+unit-tsan-check: $(addprefix $(UNIT_OUT)/tsan/,$(UNIT_TSAN)) ## Run libtmesh's unit tests with the thread sanitizer.
 	@for test in $(UNIT_NO_TSAN); do \
 		echo "1..1"; echo "ok 1 - $$test # SKIP the thread sanitizer cannot run it"; done
 	$(call unit_run,tsan,TSAN_OPTIONS=die_after_fork=0,$(UNIT_TSAN))
 
-# Threads take turns: one that waits busily for another would keep it from running for ever.
-# What is still reachable is no leak: forked children end with their parent's objects alive. A thousand
-# processes that are killed show valgrind no more than forty do.
-# valgrind has no pidfd_open(), by which the keeper's tests see the keeper end. It goes on behind an
-# instruction that a signal's handler was to let happen, and takes a mapping that a child lacks for one it has.
+# Threads take turns: one that waits busily for another would keep it from running for ever. Reachable memory
+# is no leak: forked children end while objects of their parent are alive. A thousand processes that are
+# killed show valgrind no more than forty do. valgrind has no pidfd_open(), by which the keeper's tests see
+# the keeper end. It goes on behind an instruction that a signal's handler was to let happen, and takes a
+# mapping that a child lacks for one it has.
 UNIT_NO_VALGRIND := $(UNIT_KEEPS) test_fork_seal
 UNIT_VALGRIND    := $(filter-out $(UNIT_NO_VALGRIND),$(UNIT_NAMES))
 
 unit-valgrind-check: export TMESH_TEST_LENGTH := short
-unit-valgrind-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_VALGRIND)) ## ... under valgrind
+unit-valgrind-check: $(call needs,valgrind) $(addprefix $(UNIT_OUT)/plain/,$(UNIT_VALGRIND)) ## Run libtmesh's unit tests under valgrind.
 	@for test in $(UNIT_NO_VALGRIND); do \
 		echo "1..1"; echo "ok 1 - $$test # SKIP valgrind cannot run it"; done
 	$(call unit_run,plain,valgrind --quiet --fair-sched=yes --error-exitcode=99 --leak-check=full \
@@ -96,15 +84,13 @@ COV_A := $(B)/libtmesh-cov.a
 $(eval $(call lib_objects,cov,-O0 --coverage -fprofile-update=atomic))
 
 $(COV_A): $(LIB_OBJ_cov)
-	rm -f $@
-	$(AR) rcs $@ $^
+	@rm -f $@
+	$(SAY)$(AR) rcs $@ $^
 
-$(UNIT_OUT)/cov/%: $(UNIT)/%.c $(wildcard $(UNIT)/*.h lib/*.h) $(UNIT)/closes.c $(UNIT)/patient.c $(COV_A)
-	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) $< $(UNIT_CLOSES) $(UNIT_PATIENT) $(COV_A) $(UNIT_LIBS) --coverage -o $@
+$(eval $(call unit_tests,cov,--coverage,$(COV_A)))
 
 lib-coverage: export TMESH_KEEPER := $(UNIT_KEEPER_plain)
-lib-coverage: $(addprefix $(UNIT_OUT)/cov/,$(UNIT_NAMES)) $(B)/tmesh-keeper ## print which lines and branches of libtmesh its unit tests run
+lib-coverage: $(addprefix $(UNIT_OUT)/cov/,$(UNIT_NAMES)) $(B)/tmesh-keeper ## Show which lines and branches of libtmesh its unit tests run.
 	@$(PYTHON) -B $(UNIT)/lib_coverage.py $(B)/lib-cov $(filter-out %/tmesh-keeper,$^)
 
 .PHONY: unit-check unit-asan-check unit-tsan-check unit-valgrind-check lib-coverage

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tests of bundles share: one that is filled, and what has to be in it. */
+/* Shared by the tests of bundles: a filled bundle, and the check of its contents. */
 #ifndef TMESH_UNIT_BUNDLES_H
 #define TMESH_UNIT_BUNDLES_H
 

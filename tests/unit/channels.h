@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tests of channels share: two ends, messages with a number, tensors with a number. */
+/* Shared by the tests of channels: two ends, messages with a number, tensors with a number. */
 #ifndef TMESH_UNIT_CHANNELS_H
 #define TMESH_UNIT_CHANNELS_H
 
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include "channel_internal.h"
 #include "unit.h"
 
 #define SEND TMESH_CHANNEL_SEND
 #define RECV TMESH_CHANNEL_RECV
 #define SECOND 1000000000ll
-/* For what comes, however busy the machine is. */
+/* The limit for a message that does come, long enough for a busy machine. */
 #define PATIENCE (600 * SECOND)
 #define PATIENT_MS 600000
 
@@ -89,6 +92,19 @@ static inline void pair_end(struct pair *pair)
 	tmesh_channel_unref(pair->other);
 	tmesh_channel_unref(pair->maker);
 	tmesh_ctx_unref(pair->ctx);
+}
+
+/* Whether something lies in the store of the first lane. */
+static inline bool lane_has_something(const struct tmesh_channel *channel)
+{
+	int fd;
+	bool found;
+
+	if (tmesh_channel_lane_end(channel, 0, &fd))
+		return false;
+	found = recv(fd, &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+	close(fd);
+	return found;
 }
 
 static inline bool readable(int fd, int ms)

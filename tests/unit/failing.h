@@ -270,7 +270,7 @@ static inline void failing_begin(long n)
 	fail_at = n;
 }
 
-/* Nothing fails any more. Whatever failed has to say so. */
+/* Nothing fails any more. A failed call has to report an error. */
 static inline void failing_end(long n, int rc, const struct tmesh_error *err)
 {
 	fail_at = 0;
@@ -279,7 +279,7 @@ static inline void failing_end(long n, int rc, const struct tmesh_error *err)
 			 err->code);
 }
 
-/* What a program that is started meanwhile would have. */
+/* Count the descriptors that a program started now would inherit. */
 static inline unsigned int fds_for_others(void)
 {
 	DIR *dir = opendir("/proc/self/fd");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tests of kept regions share: a keeper of the test's own (TMESH_KEEPER), regions whose
+/* Shared by the tests of kept regions: a keeper of the test's own (TMESH_KEEPER), and regions whose
  * bytes are all the same. */
 #ifndef TMESH_UNIT_KEPT_H
 #define TMESH_UNIT_KEPT_H
@@ -66,8 +66,8 @@ static inline struct tmesh_region *sealed(struct tmesh_ctx *ctx, uint64_t bytes,
 	return region;
 }
 
-/* The same of memory that nobody else looks at: who looks for regions opens what is called one, and
- * holds it for a moment. For tests that say who holds what. */
+/* As above, for memory that no other process looks at. A search for regions opens each file with a
+ * region's name, and holds it for a moment. For tests that say who holds what. */
 static inline struct tmesh_region *unseen(struct tmesh_ctx *ctx, uint64_t bytes, uint8_t fill)
 {
 	int fd = memfd_create("unseen", MFD_CLOEXEC | MFD_ALLOW_SEALING);

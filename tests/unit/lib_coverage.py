@@ -8,8 +8,8 @@ Prints TAP: a point for each program. Beside that, for each source file, a line
 
     # cov FILE LINES RAN BRANCHES TAKEN
 
-where RAN and TAKEN are hexadecimal numbers, a bit for each line or branch, so that what two runs
-covered together, such as one on memfds and one on the module, can be told: see merge(). A process
+where RAN and TAKEN are hexadecimal numbers, a bit for each line or branch. merge() adds up the coverage
+of several runs, such as one on memfds and one on the module. A process
 that is killed or leaves by _exit() leaves no counts, so the figures are what was run at least.
 """
 
@@ -41,7 +41,7 @@ def bits(flags):
 
 
 def merge(*notes):
-    """What several runs of the same build covered together; each is the notes of a TAP, without their "# "."""
+    """Merge the coverage of several runs of the same build; each is the notes of a TAP, without their "# "."""
     files = {}
     for line in (line for note in notes for line in note):
         if line.startswith("cov "):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Linked with every unit program, in front of tmesh_ctx_open(): a context that says nothing waits
- * two seconds for whoever is to answer. A thread that others keep from running for longer is no
+ * Linked with every unit program, in front of tmesh_ctx_open(): a context that sets no limit of its
+ * own waits two seconds for an answer. A thread that others keep from running for longer is no
  * failure: where a test says nothing, it waits ten minutes.
  */
 #include <string.h>

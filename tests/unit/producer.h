@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tests of hand-over share: contexts, and another process that makes regions. */
+/* Shared by the tests of hand-over: contexts, and another process that makes regions. */
 #ifndef TMESH_UNIT_PRODUCER_H
 #define TMESH_UNIT_PRODUCER_H
 
@@ -32,8 +32,8 @@ static inline struct tmesh_stats stats_of(struct tmesh_ctx *ctx)
 	return stats;
 }
 
-/* Another process that makes a region, "region", and tells its token for reading, and lives until
- * it is told to end. */
+/* Another process that makes a region, "region", reports its token for reading, and lives until the
+ * test ends it. */
 struct producer {
 	pid_t pid;
 	int socket;
@@ -83,12 +83,6 @@ static inline void producer_end(struct producer *p, int signal)
 		kill(p->pid, signal);
 	close(p->socket);
 	assert_int_equal(waitpid(p->pid, &status, 0), p->pid);
-}
-
-static inline char *link_path(char path[512], const char *token)
-{
-	snprintf(path, 512, "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), token + 5);
-	return path;
 }
 
 static inline void expect(struct tmesh_region *region, const char *text)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tests with peers that are no libtmesh share: contexts, messages as nobody should send
- * them. */
+/* Shared by the tests with peers that are no libtmesh: contexts, and malformed messages. */
 #ifndef TMESH_UNIT_STRANGERS_H
 #define TMESH_UNIT_STRANGERS_H
 

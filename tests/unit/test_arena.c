@@ -173,7 +173,7 @@ static void test_threads(void **state)
 static void test_refused(void **state)
 {
 	static const struct tmesh_region_opts beside[] = {
-		{.mode = 0600}, {.gid = 1}, {.node = 1}, {.linger_ms = 5}, {.label = "mine"},
+		{.mode = 0600}, {.gid = 1}, {.node = 1}, {.hold_ms = 5}, {.label = "mine"},
 	};
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = 1u << 31};
 	struct tmesh_region_opts in = {.size = sizeof(in)}, both;
@@ -200,8 +200,8 @@ static void test_refused(void **state)
 		both.arena = arena;
 		assert_refused(
 			tmesh_tensor_put(*state, TMESH_UINT8, 0, NULL, "", &both, &tensor, err),
-			-EINVAL, "linger_ms");
-		/* Without an arena it is said of the tensor's own region. */
+			-EINVAL, "hold_ms");
+		/* Without an arena the tensor's own region has the answer. */
 		both.arena = NULL;
 		both.flags |= TMESH_REGION_NODE;
 		both.node = 1024;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Bundles: what is put in comes out by ref, socket and regions; everything else is refused. */
+/* Bundles: the parts of a bundle come out by ref, socket and regions; everything else is refused.
+ */
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -60,7 +61,7 @@ static void test_shared_storage(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-/* What cannot be sealed fails with the tensor's name, and leaves the others as they were. */
+/* A failed seal names the tensor, and leaves the others as they were. */
 static void test_seal_refused(void **state)
 {
 	struct tmesh_bundle_entry entries[2] = {{.name = "mine"}, {.name = "theirs"}};
@@ -375,7 +376,7 @@ static void test_socket(void **state)
 		assert_ok(tmesh_bundle_recv(other, ends[1], &again, err));
 		check_all(again);
 		tmesh_bundle_unref(again);
-		/* Who takes the wrong call is told the right one. */
+		/* The error of a wrong call names the right one. */
 		assert_ok(tmesh_bundle_send(bundle, ends[0], TMESH_READ, err));
 		assert_refused(tmesh_region_recv(other, ends[1], &region, err), -EPROTO,
 			       "tmesh_bundle_recv");

@@ -134,7 +134,7 @@ static struct tmesh_region *sealed_head(struct tmesh_ctx *ctx, const struct tmes
 	return region;
 }
 
-/* Of what cannot be an index nothing but the head is read. */
+/* If a region cannot be an index, its head alone is read. */
 static void test_no_index(void **state)
 {
 	struct tmesh_bundle_head head = {.magic = TMESH_MAGIC_BUNDLE, .bytes = sizeof(head) - 1};
@@ -218,7 +218,7 @@ static void test_damaged_index(void **state)
 			       -EPROTO, word);                                              \
 	} while (0)
 
-/* What a check each is there for. */
+/* Each case is there for one check. */
 static void test_damage_by_name(void **state)
 {
 	struct tmesh_bundle *bundle = made(*state);
@@ -249,7 +249,7 @@ static void test_damage_by_name(void **state)
 	DAMAGE(rows[1].type_bytes = UINT32_MAX, "tensor 1");
 	DAMAGE(text[0] = '\n', "tensor 0");
 	DAMAGE(text[2] = '\0', "tensor 0");
-	/* Behind the name, and behind the type, which is "". */
+	/* The place after the name, and after the type, which is "". */
 	DAMAGE(text[8] = 'x', "tensor 0");
 	DAMAGE(text[9] = 'x', "tensor 0");
 	DAMAGE(text[rows[3].name + sizeof("blocks")] = '\x01', "tensor 3");
@@ -378,7 +378,7 @@ static void test_two_lengths(void **state)
 	close(fd);
 }
 
-/* Of regions that make no bundle none stays, and half a head is none. */
+/* A refused list of regions leaves none of them open, and half a head is refused. */
 static void test_bad_parts(void **state)
 {
 	struct tmesh_bundle *bundle = made(*state), *empty, *none = NULL;

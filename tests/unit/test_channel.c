@@ -266,11 +266,11 @@ static void test_tensors(void **state)
 	pair_end(&p);
 }
 
-/* Who must not wait is told, and opens when it may. */
+/* An open that must not wait fails with its reason, and succeeds once it may wait. */
 static void test_no_open(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
-	struct tmesh_channel_opts bad = {.size = sizeof(bad), .flags = 2};
+	struct tmesh_channel_opts bad = {.size = sizeof(bad), .flags = 4};
 	struct pair p = {.ctx = context()};
 	struct tmesh_message message = number(1), got[3];
 
@@ -350,7 +350,8 @@ static void test_layouts(void **state)
 	pair_end(&p);
 }
 
-/* Two regions, for which there is room, are opened once each: what has gone counts no more. */
+/* Two regions, for which there is room, are opened once each: a region that has gone counts no
+ * more. */
 static void assert_stay_open(struct pair *p, struct tmesh_ctx *receiver)
 {
 	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
@@ -459,7 +460,7 @@ static void test_bytes_bounded(void **state)
 					      err));
 		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 		tmesh_tensor_unref(message.tensor);
-		/* What was taken goes with the next new one, and may just be going. */
+		/* A tensor that was taken goes with the next new one, and may just be going. */
 		expect_at_most(p.ctx, 7 << 19);
 		assert_ok(tmesh_channel_try_recv(p.other, &got, err));
 		if (i == 0)
@@ -616,21 +617,52 @@ static void test_many(void **state)
 	pair_end(&p);
 }
 
+/* Messages that a producer has sent arrive though it is stopped and does not answer. */
+static void test_silent_sender(void **state)
+{
+	struct tmesh_ctx_opts memfd = {.size = sizeof(memfd), .backend = TMESH_BACKEND_MEMFD};
+	struct pair p = {0};
+	struct tmesh_message message = {0}, got;
+	struct tmesh_ctx *ctx;
+	char link[512];
+
+	assert_ok(tmesh_ctx_open(&memfd, &p.ctx, err));
+	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
+	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	message.tensor = tensor(p.ctx, 1);
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &p.other, err));
+	snprintf(link, sizeof(link), "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), p.token + 5);
+	assert_int_equal(unlink(link), 0);
+	tmesh_peers_drop(ctx);
+	pthread_mutex_lock(&p.ctx->lock);
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	pthread_mutex_unlock(&p.ctx->lock);
+	tmesh_tensor_unref(got.tensor);
+	tmesh_tensor_unref(message.tensor);
+	pair_end(&p);
+	tmesh_ctx_unref(ctx);
+}
+
 /* Not in time is not never: a message about what cannot be opened now stays. */
 static void test_late_region(void **state)
 {
 	struct tmesh_ctx_opts memfd = {.size = sizeof(memfd), .backend = TMESH_BACKEND_MEMFD};
 	struct pair p = {0};
 	struct tmesh_message message = {0}, got;
+	unsigned int before;
 	char link[512];
 	struct tmesh_ctx *ctx;
+	int rc;
 
 	assert_ok(tmesh_ctx_open(&memfd, &p.ctx, err));
 	memfd.timeout_ns = SECOND / 20;
 	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
 	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
 	assert_ok(tmesh_channel_token(p.maker, p.token, err));
-	/* Before anybody is there to whom it could be handed over. */
+	/* The channel's store is spoilt, so that the producer alone has it. */
+	shutdown(p.maker->store->ends.get, SHUT_RD);
 	message.tensor = tensor(p.ctx, 1);
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &p.other, err));
@@ -639,14 +671,51 @@ static void test_late_region(void **state)
 	assert_int_equal(unlink(link), 0);
 	tmesh_peers_drop(ctx);
 	pthread_mutex_lock(&p.ctx->lock);
-	assert_int_equal(tmesh_channel_try_recv(p.other, &got, NULL), -ETIMEDOUT);
-	pthread_mutex_unlock(&p.ctx->lock);
+	/* A call waits for its own time, not for the context's. */
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	assert_refused(tmesh_channel_recv(p.other, &got, -1, err), -ETIMEDOUT, "does not answer");
 	ctx->timeout_ns = PATIENCE;
-	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	assert_refused(tmesh_channel_recv(p.other, &got, 1, err), -ETIMEDOUT, "time is over");
+	before = unit_open_fds();
+	for (int i = 0; i < 100; i++)
+		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	assert_int_equal(unit_open_fds(), before);
+	pthread_mutex_unlock(&p.ctx->lock);
+	/* The producer was asked once, and its answer is taken by whichever call comes. */
+	while ((rc = tmesh_channel_try_recv(p.other, &got, NULL)) == -EAGAIN)
+		usleep(100);
+	assert_int_equal(rc, 0);
 	tmesh_tensor_unref(got.tensor);
 	tmesh_tensor_unref(message.tensor);
 	pair_end(&p);
 	tmesh_ctx_unref(ctx);
+}
+
+/* An error of one message is not another one's about the same region, for another receiver may have
+ * taken the first. */
+static void test_refused_once(void **state)
+{
+	const struct tmesh_channel_opts opts = {.size = sizeof(opts),
+						.flags = TMESH_CHANNEL_NO_OPEN};
+	struct pair p = {.ctx = context()};
+	struct tmesh_message message = {0}, got;
+	struct channel_known_region *known;
+
+	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
+	assert_ok(tmesh_channel_token(p.maker, p.token, err));
+	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &opts, &p.other, err));
+	message.tensor = tensor(p.ctx, 1);
+	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
+	known = &p.other->known_regions[0];
+	known->refused = tmesh_region_id(tmesh_tensor_region(message.tensor));
+	known->refused_at = UINT64_MAX;
+	known->why = -ENOENT;
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EINPROGRESS, "not open yet");
+	assert_ok(tmesh_channel_prepare(p.other, err));
+	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+	tmesh_tensor_unref(got.tensor);
+	tmesh_tensor_unref(message.tensor);
+	pair_end(&p);
 }
 
 int main(void)
@@ -658,7 +727,8 @@ int main(void)
 		cmocka_unit_test(test_no_open),		cmocka_unit_test(test_layouts),
 		cmocka_unit_test(test_regions_bounded), cmocka_unit_test(test_bytes_bounded),
 		cmocka_unit_test(test_lanes),		cmocka_unit_test(test_many),
-		cmocka_unit_test(test_late_region),
+		cmocka_unit_test(test_silent_sender),	cmocka_unit_test(test_late_region),
+		cmocka_unit_test(test_refused_once),
 	};
 
 	return cmocka_run_group_tests_name("channel", tests, NULL, NULL);

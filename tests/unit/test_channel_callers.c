@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 /*
- * What threads that must not wait do at a channel: they give no memory back, and do not wait for a
- * copy of somebody else's. The functions below stand in for the C library's.
+ * A channel's calls on threads that must not wait: they give no memory back, and do not wait for
+ * another thread's copy. The functions below stand in for the C library's.
  */
 #include <semaphore.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <valgrind/valgrind.h>
 
 #include "channels.h"
 
@@ -187,9 +188,6 @@ static void check_copy(struct copy *copy)
 		assert_int_equal(copy->rc, 0);
 		assert_int_equal(copy->sealed, 0);
 		assert_ok(tmesh_region_read(copy->region, 0, got, BYTES, err));
-		/* valgrind does not do again what has faulted. */
-		if (no_page)
-			memcpy(got + BYTES / 2, (const char *)copy->data + BYTES / 2, 64);
 		assert_memory_equal(got, copy->data, BYTES);
 	}
 	free(got);
@@ -242,10 +240,15 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_who_gives_back),
 		cmocka_unit_test(test_copy_by_descriptor),
-		cmocka_unit_test(test_copy_by_mapping),
 	};
+	const struct CMUnitTest faulting[] = {cmocka_unit_test(test_copy_by_mapping)};
+	int failed;
 
 	sem_init(&in_the_middle, 0, 0);
 	sem_init(&go_on, 0, 0);
-	return cmocka_run_group_tests_name("channel_callers", tests, NULL, NULL);
+	failed = cmocka_run_group_tests_name("channel_callers", tests, NULL, NULL);
+	if (RUNNING_ON_VALGRIND)
+		return failed + UNIT_SKIP(faulting, "valgrind goes on behind a copy that faulted "
+						    "with registers of before it");
+	return failed + cmocka_run_group_tests_name("channel_callers", faulting, NULL, NULL);
 }

@@ -5,6 +5,7 @@
  * thousand of each.
  */
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 
 #include "channel_internal.h"
@@ -230,7 +231,7 @@ static void test_consumers(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Whoever made it dies: the others empty it and know. */
+/* The process that made the channel dies: the others empty it and know. */
 static void test_makers(void **state)
 {
 	struct tmesh_message message;
@@ -273,8 +274,8 @@ static void test_makers(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Who must not wait for a peer learns from prepare, and then from receive, that it is gone, and
- * that nobody has what it sent. */
+/* A consumer that must not wait learns from prepare, then from receive, that its peer is gone and
+ * its message with it. */
 static void test_gone_before_opened(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
@@ -283,10 +284,11 @@ static void test_gone_before_opened(void **state)
 	struct tmesh_message message;
 	char token[TMESH_TOKEN_SIZE];
 	pid_t child;
+	int store;
 
 	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
 	assert_ok(tmesh_channel_token(channel, token, err));
-	/* Where several receive it lies on the shelf, from which somebody takes it here. */
+	/* It lies in the store, from which somebody takes it here. */
 	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &other, err));
 	child = fork();
 	if (child == 0) {
@@ -303,7 +305,9 @@ static void test_gone_before_opened(void **state)
 		kill(getpid(), SIGKILL);
 	}
 	assert_int_equal(waitpid(child, NULL, 0), child);
-	assert_true(recv(channel->shelves[0].get, &message, sizeof(message), 0) > 0);
+	assert_int_equal(tmesh_channel_lane_end(channel, 0, &store), 0);
+	assert_true(recv(store, &message, sizeof(message), 0) > 0);
+	close(store);
 	for (int i = 0; i < 2; i++) {
 		assert_refused(tmesh_channel_recv(channel, &message, -1, err), -EINPROGRESS,
 			       "prepare");
@@ -314,6 +318,95 @@ static void test_gone_before_opened(void **state)
 	assert_true(is_whole(&message));
 	assert_refused(tmesh_channel_recv(channel, &message, -1, err), -EPIPE, "");
 	tmesh_channel_unref(other);
+	tmesh_channel_unref(channel);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Fork a process that makes the channel and then does nothing. */
+static pid_t start_maker(char *token)
+{
+	int ends[2];
+	pid_t child;
+
+	assert_int_equal(pipe(ends), 0);
+	child = fork();
+	if (child == 0) {
+		struct tmesh_ctx *own = context();
+		struct tmesh_channel *channel;
+
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		CHECK(!tmesh_channel_create(own, RECV, NULL, &channel, NULL));
+		CHECK(!tmesh_channel_token(channel, token, NULL));
+		CHECK(write(ends[1], token, TMESH_TOKEN_SIZE) == TMESH_TOKEN_SIZE);
+		for (;;)
+			pause();
+	}
+	assert_int_equal(read(ends[0], token, TMESH_TOKEN_SIZE), TMESH_TOKEN_SIZE);
+	close(ends[0]);
+	close(ends[1]);
+	return child;
+}
+
+/* Fork a process that sends a tensor and then stops. Nobody finds its index. */
+static pid_t start_stopped(const char *token)
+{
+	pid_t child = fork();
+	int status;
+
+	if (child == 0) {
+		struct tmesh_ctx *own = context();
+		struct tmesh_message message = message_of(own, 8);
+		char region[TMESH_TOKEN_SIZE], link[512];
+		struct tmesh_channel *to;
+
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		CHECK(!tmesh_channel_open(own, token, SEND, NULL, &to, NULL));
+		CHECK(!tmesh_channel_try_send(to, &message, NULL));
+		CHECK(!tmesh_region_token(tmesh_tensor_region(message.tensor), TMESH_READ, region,
+					  NULL));
+		CHECK(!unlink(link_path(link, region)));
+		raise(SIGSTOP);
+		for (;;)
+			pause();
+	}
+	assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+	assert_true(WIFSTOPPED(status));
+	return child;
+}
+
+/* The maker is dead, and a message's sender does not answer because it is stopped. The receiver
+ * reports no end until it has the message. */
+static void test_stopped_sender(void **state)
+{
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_channel *channel;
+	struct tmesh_message message;
+	pid_t maker, sender;
+	int store;
+
+	if (unit_on_kernel())
+		skip();
+	maker = start_maker(token);
+	sender = start_stopped(token);
+	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &channel, err));
+	/* Its region is in no store. */
+	assert_int_equal(tmesh_channel_lane_end(channel, 0, &store), 0);
+	assert_true(recv(store, &message, sizeof(message), 0) > 0);
+	close(store);
+	stop(maker);
+	while (!channel_gone(channel))
+		usleep(1000);
+	for (int i = 0; i < 3; i++) {
+		assert_refused(tmesh_channel_try_recv(channel, &message, err), -EAGAIN, "nothing");
+		assert_refused(tmesh_channel_recv(channel, &message, 1000000, err), -ETIMEDOUT, "");
+	}
+	kill(sender, SIGCONT);
+	assert_ok(tmesh_channel_recv(channel, &message, PATIENCE, err));
+	assert_int_equal(number_of(&message), 8);
+	tmesh_tensor_unref(message.tensor);
+	assert_refused(tmesh_channel_try_recv(channel, &message, err), -EPIPE, "");
+	stop(sender);
 	tmesh_channel_unref(channel);
 	tmesh_ctx_unref(ctx);
 }
@@ -389,9 +482,10 @@ static void test_inherited_end(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_producers), cmocka_unit_test(test_consumers),
-		cmocka_unit_test(test_makers),	  cmocka_unit_test(test_gone_before_opened),
-		cmocka_unit_test(test_inherited), cmocka_unit_test(test_inherited_end),
+		cmocka_unit_test(test_producers),      cmocka_unit_test(test_consumers),
+		cmocka_unit_test(test_makers),	       cmocka_unit_test(test_gone_before_opened),
+		cmocka_unit_test(test_stopped_sender), cmocka_unit_test(test_inherited),
+		cmocka_unit_test(test_inherited_end),
 	};
 
 	return cmocka_run_group_tests_name("channel_deaths", tests, NULL, NULL);

@@ -31,7 +31,7 @@ static void receive_one(struct tmesh_channel *from, uint64_t want)
 	tmesh_tensor_unref(message.tensor);
 }
 
-/* Of 16 places for regions one is taken, and of 64 slots too: there is room for more. */
+/* One of 16 places for regions is taken, and one of 64 slots: there is room for more. */
 static void test_room_behind_the_dead(void **state)
 {
 	struct tmesh_ctx *ctx = context();
@@ -51,7 +51,7 @@ static void test_room_behind_the_dead(void **state)
 		kill(getpid(), SIGKILL);
 	}
 	assert_int_equal(waitpid(child, NULL, 0), child);
-	/* Its place is free, whoever has heard of its end. */
+	/* Its place is free, whether or not others know of its end. */
 	assert_ok(tmesh_channel_open(ctx, token, SEND, NULL, &second, err));
 	for (uint64_t n = 1; n < 16; n++)
 		send_one(ctx, second, n);
@@ -62,7 +62,7 @@ static void test_room_behind_the_dead(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What the dead have sent stays good though others send behind it. */
+/* Messages of a dead producer stay good though others send after it. */
 static void test_all_places_named(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 2};
@@ -98,7 +98,8 @@ static void test_empty_lane_first(void **state)
 	pair_end(&p);
 }
 
-/* What the dead have under way is counted, and may be more than who comes next may have. */
+/* Messages of a dead producer that are under way are counted, and may be more than the next
+ * producer may have. */
 static void test_level_behind_the_dead(void **state)
 {
 	struct tmesh_channel_opts limited = {.size = sizeof(limited), .limit = 2};

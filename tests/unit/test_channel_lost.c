@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: MIT
-/* What was sent is received, whatever its sender does afterwards. */
+/* A sent message is received, whatever its sender does afterwards. */
 #include <fcntl.h>
-#include <sys/ioctl.h>
 
 #include "channel_internal.h"
 #include "channels.h"
-#include "kernel.h"
 #include "unanswered.h"
 
 #include <tmesh/hold.h>
 
 #define COUNT 10
 
-/* Of this test's processes, a pipe by which one tells another to go on. */
+/* A pipe by which one process of this test tells another to go on. */
 struct step {
 	int read, write;
 };
@@ -160,17 +158,15 @@ static struct tmesh_channel *opened(struct tmesh_ctx *ctx, const char *token,
 	return channel;
 }
 
-/* Nothing that was received is held on the way. */
-static void expect_bare_shelf(const struct tmesh_channel *channel)
+/* Nothing that was received stays in the store. */
+static void expect_empty_store(const struct tmesh_channel *channel)
 {
-	char byte;
-
-	while (recv(channel->shelves[0].get, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+	while (lane_has_something(channel))
 		usleep(1000);
 }
 
-/* A joined sender is killed, and two receive, the maker and another: before it sends (0), after (1)
- * or when it is dead already (2) the second one has come. */
+/* A joined sender is killed while the maker and another process receive. The other process
+ * comes before the sender sends (0), after it has sent (1), or once it is dead (2). */
 static void test_killed_for_two(void **state)
 {
 	for (int when = 0; when < 3; when++) {
@@ -192,7 +188,7 @@ static void test_killed_for_two(void **state)
 			second = opened(other, token, RECV);
 		for (uint64_t i = 0; i < COUNT; i++)
 			receive_one(i % 2 ? channel : second, i);
-		expect_bare_shelf(channel);
+		expect_empty_store(channel);
 		tmesh_channel_unref(second);
 		tmesh_channel_unref(channel);
 		expect_free(ctx);
@@ -202,7 +198,7 @@ static void test_killed_for_two(void **state)
 	}
 }
 
-/* What was handed over was closed to make room for another one, and is sent again. */
+/* A tensor whose hand-over was closed to make room for another one is sent again. */
 static void test_killed_with_what_was_closed(void **state)
 {
 	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .max_regions = 1};
@@ -223,62 +219,6 @@ static void test_killed_with_what_was_closed(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What lies in front on a lane's shelf, which stays there. */
-static int peek(const struct tmesh_channel *channel)
-{
-	char byte, room[CMSG_SPACE(sizeof(int))];
-	struct iovec iov = {&byte, 1};
-	struct msghdr msg = {
-		.msg_iov = &iov,
-		.msg_iovlen = 1,
-		.msg_control = room,
-		.msg_controllen = sizeof(room),
-	};
-	int fd;
-
-	while (recvmsg(channel->shelves[0].get, &msg, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC) <=
-	       0)
-		usleep(1000);
-	assert_non_null(CMSG_FIRSTHDR(&msg));
-	memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&msg)), sizeof(fd));
-	return fd;
-}
-
-/* What the maker has opened, and others are to receive too, lies there as a handle of its own: what
- * they do with that, a lease for one, is none of the maker's business. */
-static void test_not_the_makers(void **state)
-{
-	struct tmesh_lease lease = {.size = sizeof(lease)};
-	struct tmesh_ctx *ctx = context(), *other = context();
-	struct tmesh_channel *channel, *second;
-	struct tmesh_message message;
-	char token[TMESH_TOKEN_SIZE];
-	struct sender sender;
-	int fd;
-
-	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
-	assert_ok(tmesh_channel_token(channel, token, err));
-	sender = sender_start(token, SENDS_A_B_A);
-	wait_for(&sender.told);
-	assert_ok(tmesh_channel_recv(channel, &message, PATIENCE, err));
-	receive_one(channel, 1);
-	sender_killed(&sender);
-	second = opened(other, token, RECV);
-	fd = peek(second);
-	if (unit_on_kernel()) {
-		assert_int_equal(ioctl(fd, TMESH_LEASE, &lease), 0);
-		close(lease.fd);
-	}
-	close(fd);
-	assert_int_equal(tmesh_lease_state(tmesh_tensor_region(message.tensor)), TMESH_LEASE_NONE);
-	receive_one(second, 0);
-	tmesh_tensor_unref(message.tensor);
-	tmesh_channel_unref(second);
-	tmesh_channel_unref(channel);
-	tmesh_ctx_unref(other);
-	tmesh_ctx_unref(ctx);
-}
-
 /* A lane's next sender looks after what the last one has left, however often. */
 static void test_killed_one_after_another(void **state)
 {
@@ -290,7 +230,6 @@ static void test_killed_one_after_another(void **state)
 	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
 	assert_ok(tmesh_channel_token(channel, token, err));
 	for (int late = 0; late < 2; late++) {
-		/* Handed to the maker alone, or on the shelf from the beginning. */
 		second = late ? NULL : opened(other, token, RECV);
 		for (int i = 0; i < 3; i++) {
 			struct sender sender = sender_start(token, SENDS_TEN);
@@ -302,19 +241,16 @@ static void test_killed_one_after_another(void **state)
 		}
 		for (uint64_t i = 0; i < 3 * COUNT; i++)
 			receive_one(second, i % COUNT);
-		expect_bare_shelf(channel);
+		expect_empty_store(channel);
 		tmesh_channel_unref(second);
-		/* The maker has heard of it. */
-		while (!(atomic_load(&channel->head->state) & CHANNEL_MAKER_ALONE))
-			usleep(1000);
 	}
 	tmesh_channel_unref(channel);
 	tmesh_ctx_unref(other);
 	tmesh_ctx_unref(ctx);
 }
 
-/* What was received does not lie on the shelf once its sender has let go of it. */
-static void test_taken_from_the_shelf(void **state)
+/* A received tensor is not in the store once its sender has let go of it. */
+static void test_taken_from_the_store(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_channel *second = pair_open(&p, RECV);
@@ -322,15 +258,15 @@ static void test_taken_from_the_shelf(void **state)
 	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
 	for (uint64_t i = 0; i < COUNT; i++)
 		receive_one(i % 2 ? second : p.other, i);
-	assert_true(recv(second->shelves[0].get, &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT) > 0);
+	assert_true(lane_has_something(second));
 	assert_ok(tmesh_channel_flush(p.maker, -1, err));
-	assert_int_equal(recv(second->shelves[0].get, &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT), -1);
+	assert_false(lane_has_something(second));
 	tmesh_channel_unref(second);
 	pair_end(&p);
 }
 
-/* Whoever looks at the shelf gets what lies there, and may not be able to close it. */
-static void test_unanswered_on_the_shelf(void **state)
+/* A receiver that looks into a store gets what lies there, and may not be able to close it. */
+static void test_unanswered_in_the_store(void **state)
 {
 	const char nothing = 0;
 	struct iovec part = {(void *)&nothing, 1};
@@ -347,14 +283,62 @@ static void test_unanswered_on_the_shelf(void **state)
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_region *region;
 
+	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
+	for (uint64_t i = 0; i < COUNT; i++)
+		receive_one(p.other, i);
+	assert_ok(tmesh_channel_flush(p.maker, -1, err));
 	memcpy(CMSG_DATA(&control.align), &server.fd, sizeof(server.fd));
-	assert_int_equal(sendmsg(p.maker->shelves[0].put, &msg, 0), 1);
+	assert_int_equal(sendmsg(p.maker->own.put, &msg, 0), 1);
 	for (int i = 0; i < 1000; i++)
-		assert_int_equal(tmesh_channel_shelf_open(p.other, 0, 0, 1, TMESH_READ, &region),
+		assert_int_equal(tmesh_channel_store_open(p.other, 0, 0, 1, TMESH_READ, &region),
 				 -ENOENT);
 	assert_int_equal(server_files(), TMESH_FOREIGN_OF_PROCESS);
 	server_answers();
 	pair_end(&p);
+}
+
+/* The next sender of a lane looks after what lies in its store, whatever that is. */
+static void test_unanswered_inherited(void **state)
+{
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_channel *channel, *second, *next;
+	char token[TMESH_TOKEN_SIZE];
+	struct step told = step_make();
+	pid_t child;
+
+	assert_ok(tmesh_channel_create(ctx, RECV, NULL, &channel, err));
+	assert_ok(tmesh_channel_token(channel, token, err));
+	second = opened(ctx, token, RECV);
+	child = fork();
+	if (child == 0) {
+		struct tmesh_ctx *own = context();
+		struct {
+			uint32_t magic, version, count, pad;
+			uint64_t serial;
+			struct tmesh_wire_region region;
+		} lie = {0x46304d54u, TMESH_WIRE_VERSION, 1, 0, 1000, {0}};
+		struct tmesh_channel *to;
+
+		CHECK(!tmesh_channel_open(own, token, SEND, NULL, &to, NULL));
+		CHECK(!send_tensors(own, to));
+		lie.region = to->sent_regions[0].wire;
+		while (recv(to->own.get, &(char){0}, 1, MSG_DONTWAIT) > 0)
+			;
+		CHECK(!tmesh_wire_send(to->own.put, &lie, sizeof(lie), &server.fd, 1, 0));
+		go_on(&told);
+		pause();
+	}
+	wait_for(&told);
+	kill(child, SIGKILL);
+	killed(child);
+	next = opened(ctx, token, SEND);
+	assert_ok(tmesh_channel_send(next, &(struct tmesh_message){.bytes = 1}, PATIENCE, err));
+	tmesh_channel_unref(next);
+	tmesh_channel_unref(second);
+	tmesh_channel_unref(channel);
+	server_answers();
+	tmesh_ctx_unref(ctx);
+	step_end(&told);
 }
 
 /* Where nobody else can hold it, it is counted, and who leaves waits. */
@@ -365,8 +349,8 @@ static void test_not_held(void **state)
 	struct tmesh_channel *second = pair_open(&p, RECV), *late;
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 
-	/* Somebody has spoilt the shelf. */
-	shutdown(second->shelves[0].get, SHUT_RD);
+	/* Somebody has spoilt the store. */
+	shutdown(second->store->ends.get, SHUT_RD);
 	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
 	assert_int_equal(tmesh_stats(p.ctx, &stats), 0);
 	assert_int_equal(stats.sent_alone, COUNT);
@@ -384,14 +368,14 @@ static void test_not_held(void **state)
 	pair_end(&p);
 }
 
-/* What is owed is the parent's to see to: a child lets go of what it inherited at once. */
+/* The parent delivers what is undelivered: a child lets go of what it inherited at once. */
 static void test_not_the_childs(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_channel *second = pair_open(&p, RECV);
 	pid_t child;
 
-	shutdown(second->shelves[0].get, SHUT_RD);
+	shutdown(second->store->ends.get, SHUT_RD);
 	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
 	child = fork();
 	if (child == 0) {
@@ -424,7 +408,7 @@ static void test_left_to_the_watch(void **state)
 
 	tmesh_channel_unref(p.other);
 	p.other = NULL;
-	shutdown(second->shelves[0].get, SHUT_RD);
+	shutdown(second->store->ends.get, SHUT_RD);
 	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
 	pair_end(&p);
 	for (uint64_t i = 0; i < COUNT; i++)
@@ -436,7 +420,7 @@ static void test_left_to_the_watch(void **state)
 		usleep(1000);
 }
 
-/* What may go to the one or to the other lies on the shelf. */
+/* A tensor that may go to either of two consumers is in the store. */
 static void test_closed_for_two(void **state)
 {
 	struct pair p = pair_make(RECV, NULL);
@@ -464,7 +448,7 @@ static void send_to_nobody(struct tmesh_ctx_opts opts)
 	struct tmesh_channel *channel;
 
 	opts.size = sizeof(opts);
-	opts.linger_ns = 1;
+	opts.exit_wait_ns = 1;
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_ok(tmesh_channel_create(ctx, SEND, NULL, &channel, err));
 	assert_int_equal(send_tensors(ctx, channel), 0);
@@ -490,7 +474,7 @@ static void test_nobody_came(void **state)
 		fail_msg("\"%s\" does not say what was lost", text);
 }
 
-/* Nobody listens to what the library logs: it is said where a program's errors are. */
+/* The program takes no log messages of the library: they go to standard error. */
 static void test_nobody_came_or_listens(void **state)
 {
 	struct step errors = step_make();
@@ -511,12 +495,12 @@ static void test_nobody_came_or_listens(void **state)
 /* The end of a process that has closed nothing. */
 static const char *self;
 
-static pid_t send_and_exit(const char *linger, struct step *out, struct step *errors)
+static pid_t send_and_exit(const char *exit_wait, struct step *out, struct step *errors)
 {
 	pid_t child = fork();
 
 	if (child == 0) {
-		setenv("TMESH_LINGER", linger, 1);
+		setenv("TMESH_EXIT_WAIT", exit_wait, 1);
 		dup2(out->write, STDOUT_FILENO);
 		dup2(errors->write, STDERR_FILENO);
 		execl(self, self, "send", NULL);
@@ -562,7 +546,7 @@ static void test_exit_too_late(void **state)
 
 static int send_role(void)
 {
-	/* What is never closed is no leak. */
+	/* A context that is never closed is no leak. */
 	static struct tmesh_ctx *ctx;
 	static struct tmesh_channel *channel;
 	char token[TMESH_TOKEN_SIZE];
@@ -581,10 +565,11 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_killed_for_two),
 		cmocka_unit_test(test_killed_with_what_was_closed),
-		cmocka_unit_test(test_not_the_makers),
 		cmocka_unit_test(test_killed_one_after_another),
-		cmocka_unit_test(test_taken_from_the_shelf),
-		cmocka_unit_test_setup_teardown(test_unanswered_on_the_shelf, server_start,
+		cmocka_unit_test(test_taken_from_the_store),
+		cmocka_unit_test_setup_teardown(test_unanswered_in_the_store, server_start,
+						server_end),
+		cmocka_unit_test_setup_teardown(test_unanswered_inherited, server_start,
 						server_end),
 		cmocka_unit_test(test_not_held),
 		cmocka_unit_test(test_left_to_the_watch),

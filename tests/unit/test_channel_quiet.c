@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * Two ends that look busily make no system call and allocate nothing, whatever the tensor's size:
- * each runs in a process of its own with a filter that lets no call pass but those to end, and with
- * an allocator that refuses.
+ * Two ends that look busily make no system call and allocate nothing, whatever the tensor's size.
+ * Each runs in a process of its own, under a filter that permits only the calls to end, with an
+ * allocator that refuses.
  */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -17,7 +17,7 @@
 extern void *__libc_malloc(size_t bytes);
 extern void *__libc_calloc(size_t count, size_t bytes);
 
-/* Of the thread that is watched: that of a context makes calls of its own. */
+/* Only the watched thread counts: a context's own thread makes calls. */
 static __thread bool quiet;
 
 /* Sanitizers have an allocator and calls of their own. */
@@ -67,7 +67,7 @@ static void talk(struct tmesh_channel *out, struct tmesh_channel *in, bool first
 	int rc;
 
 	for (int trip = 0; trip < TRIPS; trip++) {
-		/* What is new is opened and remembered before. */
+		/* New regions are opened and remembered before. */
 		if (trip == 10)
 			be_quiet();
 		message.tensor = tensors[trip % 2];

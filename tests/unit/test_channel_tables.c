@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* What both ends of a channel remember of tensors, so that those which go again cost less: never
- * for another tensor, and not beyond what it stands on. */
+/* Both ends of a channel remember tensors, so that sending one again costs less. They never mistake
+ * one for another, and forget it with the region that it is in. */
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -50,8 +50,8 @@ static void assert_passes(struct pair *p, struct tmesh_tensor *tensor)
 	assert_comes(p->other, tensor);
 }
 
-/* Tensors that stay, in more layouts and regions than the tables hold, all of the same bytes at
- * the same offset: each pushes out what was said of another one. */
+/* Tensors that stay, in more layouts and regions than the tables hold, all of the same bytes at the
+ * same offset. Each pushes out the entry of another one. */
 static void test_again(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 2, .layouts = 2};
@@ -292,7 +292,8 @@ static void test_room_in_bytes(void **state)
 	pair_end(&p);
 }
 
-/* What its sender has let go of, and nobody has here, is closed when the next one comes. */
+/* A region that its sender has let go of, and that this process does not hold, is closed when the
+ * next one comes. */
 static void test_let_go(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
@@ -306,6 +307,83 @@ static void test_let_go(void **state)
 		assert_int_equal(p.other->open_regions, 1);
 		tmesh_tensor_unref(tensor);
 	}
+	pair_end(&p);
+}
+
+static void assert_live(struct tmesh_ctx *ctx, uint64_t regions)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	/* A thread gives them back. */
+	do
+		assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	while (stats.regions_live != regions && !usleep(1000));
+}
+
+/* Neither end keeps a region for nothing while it waits, or when it is asked. */
+static void test_trim(void **state)
+{
+	enum {
+		ASKED,
+		POLLS,
+		SLEEPS,
+		WAYS
+	};
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+	struct tmesh_message got;
+
+	for (int way = ASKED; way < WAYS; way++) {
+		struct pair p = pair_make(SEND, NULL);
+		struct tmesh_region *region = region_of(p.ctx, 4096);
+		struct tmesh_tensor *tensor = view(region, 3, 4, 0), *held;
+
+		assert_int_equal(tmesh_stats(p.ctx, &stats), 0);
+		if (way == POLLS)
+			assert_true(tmesh_channel_poll_fd(p.other, NULL) >= 0);
+		assert_ok(tmesh_channel_try_send(p.maker, &(struct tmesh_message){.tensor = tensor},
+						 err));
+		assert_ok(tmesh_channel_try_recv(p.other, &got, err));
+		held = got.tensor;
+		/* A held region stays, at either end. */
+		tmesh_channel_trim(p.maker);
+		assert_ptr_equal(p.maker->sent_regions[0].region, region);
+		tmesh_region_unref(region);
+		tmesh_tensor_unref(tensor);
+		tmesh_channel_trim(p.maker);
+		assert_null(p.maker->sent_regions[0].region);
+		tmesh_channel_trim(p.other);
+		assert_int_equal(p.other->open_regions, 1);
+		tmesh_tensor_unref(held);
+		if (way == ASKED)
+			tmesh_channel_trim(p.other);
+		else if (way == POLLS)
+			assert_int_equal(tmesh_channel_try_recv(p.other, &got, NULL), -EAGAIN);
+		else
+			assert_int_equal(tmesh_channel_recv(p.other, &got, 1000000, NULL),
+					 -ETIMEDOUT);
+		assert_int_equal(p.other->open_regions, 0);
+		assert_live(p.ctx, stats.regions_live - 1);
+		pair_end(&p);
+	}
+	tmesh_channel_trim(NULL);
+}
+
+/* A sender that finds no room lets go of what was received before it sleeps. */
+static void test_trim_full(void **state)
+{
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 1};
+	struct pair p = pair_make(SEND, &opts);
+	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_tensor *tensor = view(region, 3, 4, 0);
+	const struct tmesh_message bytes = {.bytes = 1};
+
+	tmesh_region_unref(region);
+	assert_passes(&p, tensor);
+	tmesh_tensor_unref(tensor);
+	assert_ok(tmesh_channel_try_send(p.maker, &bytes, err));
+	assert_non_null(p.maker->sent_regions[0].region);
+	assert_int_equal(tmesh_channel_send(p.maker, &bytes, 1000000, NULL), -ETIMEDOUT);
+	assert_null(p.maker->sent_regions[0].region);
 	pair_end(&p);
 }
 
@@ -358,7 +436,7 @@ static void test_one_entry(void **state)
 	pair_end(&p);
 }
 
-/* What nobody but the channel holds it holds until it is taken, whatever else is sent. */
+/* A tensor that the channel alone holds stays until it is taken, whatever else is sent. */
 static void test_not_taken(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
@@ -382,8 +460,8 @@ static void test_not_taken(void **state)
 	pair_end(&p);
 }
 
-/* What the last producer sent is not taken yet: it holds the entries, of which there are as many as
- * it used, in the one table or in the other. */
+/* The messages of the last producer are not taken yet. They hold as many entries as it used, in one
+ * table or in the other. */
 static void test_entries_held(void **state)
 {
 	for (uint32_t k = 1; k <= 2; k++) {
@@ -415,7 +493,7 @@ static void test_entries_held(void **state)
 	}
 }
 
-/* Whoever takes a lane after another one says nothing that means what that one said. */
+/* A producer that takes a lane after another one never refers to the other's entries. */
 static void test_next_producer(void **state)
 {
 	struct tmesh_channel_opts opts = {
@@ -537,6 +615,7 @@ int main(void)
 		cmocka_unit_test(test_next_producer), cmocka_unit_test(test_entries_held),
 		cmocka_unit_test(test_dimensions),    cmocka_unit_test(test_room_for_one),
 		cmocka_unit_test(test_room_in_bytes), cmocka_unit_test(test_let_go),
+		cmocka_unit_test(test_trim),	      cmocka_unit_test(test_trim_full),
 		cmocka_unit_test(test_prepare_taken),
 	};
 	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_rival)};

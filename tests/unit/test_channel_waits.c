@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Waiting on channels: who sleeps is woken, by messages, by the end of the other side and by
- * signals; and event loops. */
+/* Waiting on channels: sleepers are woken by messages, by the end of the other side and by signals;
+ * and event loops. */
 #include <pthread.h>
 #include <sys/time.h>
 
@@ -60,7 +60,7 @@ static void *send_one(void *data)
 	return (void *)(intptr_t)tmesh_channel_send(data, &message, -1, NULL);
 }
 
-/* Whoever sleeps is woken when the other end goes, whichever of them made the channel. */
+/* A sleeper is woken when the other end goes, whichever of them made the channel. */
 static void test_left_asleep(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 1};
@@ -91,8 +91,8 @@ static void wake_up(int signal)
 {
 }
 
-/* Who waits until something is taken, or comes, is let go by the end of those who would do it, and
- * by a signal. */
+/* A wait for a taken message, or for a new one, ends with the processes that could bring it, and by
+ * a signal. */
 static void test_let_go(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
@@ -122,8 +122,8 @@ static void *wake_later(void *data)
 	return NULL;
 }
 
-/* A wait is ended by another thread, the one of this moment or the next one, and only one; what
- * needs no wait is done. */
+/* Another thread ends one wait, this one or the next one, and only one; a call that needs no wait
+ * is done. */
 static void test_woken(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 1};
@@ -211,9 +211,9 @@ static void test_poll(void **state)
 			;
 		while (tmesh_channel_try_recv(to, &got, NULL) != -EPIPE)
 			assert_true(readable(in, PATIENT_MS));
-		/* What receive knows at once, the bell may say a moment later. */
+		/* The notifier may report a moment later what receive knows at once. */
 		assert_true(readable(in, PATIENT_MS));
-		/* Nobody who joined can silence it, with others at the same bell. */
+		/* Nobody who joined can silence it, with others at the same notifier. */
 		if (role == SEND)
 			for (int i = 0; i < 4; i++) {
 				recv(in, &got, sizeof(got), MSG_DONTWAIT);
@@ -232,7 +232,7 @@ static void test_poll(void **state)
 	}
 }
 
-/* Consumers share a bell: what one of them does loses nothing for the other. */
+/* Consumers share a notifier: a call of one of them loses nothing for the other. */
 static void test_poll_shared(void **state)
 {
 	for (int role = SEND; role <= RECV; role++) {
@@ -253,7 +253,7 @@ static void test_poll_shared(void **state)
 		for (int i = 0; i < 2; i++)
 			assert_int_equal(tmesh_channel_try_recv(to[i], &got, NULL), -EAGAIN);
 		assert_false(readable(fd[0], 0));
-		/* Two messages ring once; who takes one of them leaves the bell rung. */
+		/* Two messages signal once; taking one of them leaves the notifier readable. */
 		assert_ok(tmesh_channel_try_send(from, &message, err));
 		assert_ok(tmesh_channel_try_send(from, &message, err));
 		assert_ok(tmesh_channel_try_recv(to[0], &got, err));

@@ -8,6 +8,7 @@
 
 #include "common/sized.h"
 #include "common/utf8.h"
+#include "common/utf8.h"
 #include "unit.h"
 
 static int logged;
@@ -68,7 +69,7 @@ static void test_choice(void **state)
 	setenv("TMESH_BACKEND", named, 1);
 }
 
-/* What was asked for is never replaced. */
+/* The requested backend is never replaced. */
 static void test_module(void **state)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_KERNEL};
@@ -109,7 +110,7 @@ static void test_options(void **state)
 	assert_refused(tmesh_ctx_open(&newer.opts, &ctx, err), -EINVAL, "size");
 }
 
-/* Whoever knows more members than this library reads 0 in those. */
+/* A caller that knows more members than this library reads 0 in those. */
 static void test_newer_caller(void **state)
 {
 	struct {
@@ -128,8 +129,8 @@ static void test_newer_caller(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What poll() is told: 0 only once the time has passed, and nothing that it takes for "for ever".
- */
+/* The timeout of poll(): 0 only once the time has passed, and no value that it takes for "for
+ * ever". */
 static void test_poll_ms(void **state)
 {
 	uint64_t deadline = tmesh_now_ns() + 3000000;
@@ -142,10 +143,10 @@ static void test_poll_ms(void **state)
 	assert_int_equal(tmesh_poll_ms(UINT64_MAX), 1000000000);
 }
 
-/* Who wants to wait for ever gives all that the number takes. */
+/* The largest number means to wait for ever. */
 static void test_longest_timeout(void **state)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .timeout_ns = UINT64_MAX};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .timeout_ns = -1};
 	struct tmesh_region *region;
 	struct tmesh_ctx *ctx;
 	int pair[2];
@@ -163,7 +164,7 @@ static void test_longest_timeout(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Text of strangers: what is no UTF-8 ends it, and nothing behind its last byte is looked at. */
+/* Text of strangers: a byte that is no UTF-8 ends it, and nothing behind its last byte is read. */
 static void test_utf8(void **state)
 {
 	static const struct {
@@ -253,7 +254,8 @@ static void test_names(void **state)
 	assert_string_equal(tmesh_version(), "0.1.0");
 }
 
-/* Every promise has a name and a reason, and every "no" says what would change it. */
+/* Every promise has a name and a reason, and every "no" names the change that would make it a
+ * "yes". */
 static void test_caps(void **state)
 {
 	static const char *const names[] = {
@@ -299,7 +301,7 @@ static void test_caps_node(void **state)
 	tmesh_region_unref(region);
 }
 
-/* Who wants a descriptor is told what to do, and who can. */
+/* A request for a descriptor that there is none for names the remedy, and who can take it. */
 static void test_words_of_no_descriptor(void **state)
 {
 	struct tmesh_error why;
@@ -338,7 +340,7 @@ static void test_spare_files(void **state)
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_ok(tmesh_region_create(ctx, 1, NULL, &named, err));
 	assert_ok(tmesh_region_token(named, TMESH_READ, token, err));
-	/* Whatever a channel needs but its own descriptors is there. */
+	/* Everything but a channel's own descriptors is there. */
 	assert_ok(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, &few, &channel, err));
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
 	low = usual;
@@ -412,7 +414,7 @@ static void test_quota(void **state)
 	assert_int_equal(stats.regions_live, 0);
 	assert_int_equal(stats.bytes_live, 0);
 
-	/* What could not be made counts for nothing. */
+	/* A failed region does not count. */
 	for (int i = 0; i < 4; i++)
 		assert_int_equal(tmesh_region_create(ctx, 8192, &nowhere, &none, NULL), -EINVAL);
 
@@ -466,7 +468,7 @@ static void test_handles_count_once(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Of many regions, more than the table begins with, each is found. */
+/* More regions than the table begins with are all found. */
 static void test_many_live(void **state)
 {
 	enum {
@@ -546,6 +548,30 @@ static void test_lifetime(void **state)
 	tmesh_region_unref(NULL);
 }
 
+/* However long a text is, the message has whole characters. */
+static void test_whole_characters(void **state)
+{
+	struct tmesh_error err;
+	char text[1024];
+
+	for (size_t before = 0; before < 8; before++) {
+		memset(text, 'x', before);
+		text[before] = '\0';
+		while (strlen(text) < 600)
+			strcat(text, "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+		assert_int_equal(tmesh_fail(&err, -EIO, "%s", text), -EIO);
+		assert_in_range(strlen(err.message), sizeof(err.message) - 4,
+				sizeof(err.message) - 1);
+		assert_int_equal(tmesh_utf8_span(err.message, strlen(err.message), false),
+				 strlen(err.message));
+	}
+	/* Bytes that are no characters are nobody's to cut. */
+	memset(text, 0x80, 600);
+	text[600] = '\0';
+	tmesh_fail(&err, -EIO, "%s", text);
+	assert_int_equal(strlen(err.message), sizeof(err.message) - 1);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -558,7 +584,7 @@ int main(void)
 		cmocka_unit_test(test_quota),	    cmocka_unit_test(test_handles_count_once),
 		cmocka_unit_test(test_many_live),   cmocka_unit_test(test_limits),
 		cmocka_unit_test(test_lifetime),    cmocka_unit_test(test_words_of_no_descriptor),
-		cmocka_unit_test(test_spare_files),
+		cmocka_unit_test(test_spare_files), cmocka_unit_test(test_whole_characters),
 	};
 
 	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);

@@ -1,6 +1,23 @@
 // SPDX-License-Identifier: MIT
-/* The copy: every alignment and tail on both sides of the threshold, nothing outside. */
+/* The copy: every alignment and tail on both sides of the threshold, nothing outside. And pages
+ * that are taken before it. */
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include "common/populate.h"
 #include "unit.h"
+
+static size_t largest, calls;
+
+/* In place of the C library's. */
+int madvise(void *addr, size_t length, int advice)
+{
+	if (advice == MADV_POPULATE_READ || advice == MADV_POPULATE_WRITE) {
+		largest = length > largest ? length : largest;
+		calls++;
+	}
+	return (int)syscall(SYS_madvise, addr, length, advice);
+}
 
 /* Once more as processors without AVX2 run it, of which this may be none. */
 void copy_without_avx2(void *dst, const void *src, size_t n);
@@ -63,11 +80,54 @@ static void test_without_avx2(void **state)
 	check_all(copy_without_avx2);
 }
 
+/* All of it, and no call is long: other threads wait for each. */
+static void test_populate(void **state)
+{
+	const size_t page = (size_t)getpagesize(), bytes = ((size_t)13 << 20) + page;
+	unsigned char *memory =
+		mmap(NULL, bytes + page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	unsigned char *there = calloc(bytes / page + 1, 1);
+
+	assert_true(memory != MAP_FAILED);
+	assert_int_equal(tmesh_populate(memory, bytes, MADV_POPULATE_WRITE), 0);
+	assert_true(largest <= (size_t)4 << 20);
+	assert_true(calls >= 4 && calls <= 5);
+	assert_int_equal(mincore(memory, bytes + page, there), 0);
+	for (size_t i = 0; i < bytes / page; i++)
+		assert_int_equal(there[i] & 1, 1);
+	assert_int_equal(there[bytes / page] & 1, 0);
+	assert_int_equal(munmap(memory, bytes + page), 0);
+	assert_int_equal(tmesh_populate(memory, bytes, MADV_POPULATE_READ), -ENOMEM);
+	assert_int_equal(tmesh_populate(NULL, 0, MADV_POPULATE_READ), 0);
+	free(there);
+}
+
+/* A write into a region of huge pages takes them so, too. */
+static void test_populate_region(void **state)
+{
+	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_TRY_HUGE};
+	const size_t bytes = (size_t)20 << 20;
+	unsigned char *data = calloc(1, bytes);
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	largest = 0;
+	assert_ok(tmesh_region_create(ctx, bytes, &opts, &region, err));
+	assert_ok(tmesh_region_write(region, 0, data, bytes, err));
+	assert_true(largest <= (size_t)4 << 20);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+	free(data);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_copy),
 		cmocka_unit_test(test_without_avx2),
+		cmocka_unit_test(test_populate),
+		cmocka_unit_test(test_populate_region),
 	};
 
 	return cmocka_run_group_tests_name("copy", tests, NULL, NULL);

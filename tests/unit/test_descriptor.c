@@ -52,7 +52,7 @@ static struct tmesh_ctx *context(void)
 	return ctx;
 }
 
-/* What another context, which is as good as another process, reads by the token. */
+/* Check the bytes that another context, as good as another process, reads by the token. */
 static void expect_read(struct tmesh_ctx *ctx, const char *token, const char *text)
 {
 	struct tmesh_region *reader;
@@ -111,7 +111,7 @@ static void test_write(void **state)
 	assert_ok(tmesh_region_write(region, 0, "second", 7, err));
 	assert_true(can_write(region->fd));
 	expect_read(other, token, "second");
-	/* It stays so: whoever writes once does so again. */
+	/* It stays so: a process that writes once does so again. */
 	give_token(region, TMESH_READ | TMESH_MANAGE, token);
 	give_token(region, TMESH_READ, token);
 	assert_true(can_write(region->fd));
@@ -206,7 +206,8 @@ static void write_by(struct tmesh_ctx *ctx, const char *token, const char *text)
 	tmesh_region_unref(writer);
 }
 
-/* Whoever may write duplicates a descriptor that can, and opens one that was lowered since. */
+/* A holder that may write duplicates a descriptor that can, and opens one that was lowered since.
+ */
 static void test_writable_token_first(void **state)
 {
 	struct tmesh_stats stats = {.size = sizeof(stats)};
@@ -266,7 +267,7 @@ static void test_give_rights(void **state)
 	tmesh_ctx_unref(other);
 }
 
-/* What may only be read cannot be written, whatever the descriptor of the giver can. */
+/* A region given for reading cannot be written, whatever the giver's descriptor can. */
 static void test_give_reading(void **state)
 {
 	struct tmesh_ctx *other = context();
@@ -347,7 +348,7 @@ static uint32_t shown_rights(struct tmesh_ctx *ctx, const struct tmesh_region *r
 	return rights;
 }
 
-/* Who may write is shown as such, by whichever descriptor. */
+/* A holder that may write is listed as such, by whichever descriptor. */
 static void test_holders(void **state)
 {
 	char token[TMESH_TOKEN_SIZE];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* DLPack out and in, both forms: what is emitted, what is recognised, what is refused. */
+/* DLPack out and in, both forms: emitted structures, recognised ones, refused ones. */
 #include "common/dlpack_abi.h"
 #include "unit.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Regions as dma-bufs, on memfd through /dev/udmabuf: what is refused, and a driver (vgem)
- * that imports one.
+ * Regions as dma-bufs, on memfd through /dev/udmabuf: refusals, and a driver (vgem) that imports
+ * one.
  */
 #include <fcntl.h>
 #include <libdrm/drm.h>
@@ -163,8 +163,8 @@ static uint32_t vgem_import(int vgem, int fd)
 	return prime.handle;
 }
 
-/* Who cannot have memory back is told of the driver that has it, and of a view through which one
- * has it. */
+/* A refused reclaim names the driver that has the memory, and a view through which a process has
+ * it. */
 static void test_reclaim_names(void **state)
 {
 	struct tmesh_region *region, *view;

@@ -27,7 +27,7 @@ static void test_bound(void **state)
 	while (tmesh_foreign_room_at(pair[1])) {
 		send_fds(pair[0], &good, sizeof(good), server.fd, 3);
 		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO,
-			       "one region");
+			       "something else than");
 		most += 3;
 		assert_int_equal(server_files(), most);
 	}
@@ -35,7 +35,7 @@ static void test_bound(void **state)
 	for (int i = 0; i < 1000; i++) {
 		send_fds(pair[0], &good, sizeof(good), i % 2 ? server.fd : memory, 1 + i % 253);
 		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EMFILE,
-			       "waits for who serves files");
+			       "servers of files that peers sent");
 	}
 	assert_int_equal(server_files(), most);
 	/* Which is no reason for anything else. */
@@ -52,6 +52,36 @@ static void test_bound(void **state)
 	close(memory);
 	close(pair[0]);
 	close(pair[1]);
+	tmesh_ctx_unref(ctx);
+}
+
+/* A socket to another machine stands for one whose close() waits, by SO_LINGER. */
+static int socket_start(void **state)
+{
+	return server_start_with(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+}
+
+/* The sender of a TCP socket can make its close() wait for another machine. This thread does not
+ * wait, as for a file that a process serves. */
+static void test_sockets(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
+	unsigned int before = unit_open_fds();
+	struct tmesh_region *region;
+	int pair[2];
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	assert_true(tmesh_foreign_may_be_served(server.fd));
+	assert_false(tmesh_foreign_may_be_served(pair[0]));
+	send_fds(pair[0], &good, sizeof(good), server.fd, 3);
+	assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO,
+		       "something else than");
+	assert_int_equal(server_files(), 3);
+	server_answers();
+	assert_int_equal(server.asked, 3);
+	close(pair[0]);
+	close(pair[1]);
+	assert_int_equal(unit_open_fds(), before);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -82,7 +112,7 @@ static void test_parts(void **state)
 	for (uid_t uid = 1; uid < users; uid++)
 		give_files(tmesh_giver_of(uid, 1), TMESH_FOREIGN_OF_USER);
 	assert_false(tmesh_foreign_room(tmesh_giver_of(users, 1)));
-	/* What a message had that was on its way then is not lost. */
+	/* A message keeps what was on its way then. */
 	give_files(tmesh_giver_of(users, 1), 3);
 	assert_int_equal(server_files(), TMESH_FOREIGN_MOST + 3);
 	server_answers();
@@ -115,7 +145,7 @@ static int pair_of(int memory, pid_t *child)
 	return fd;
 }
 
-/* What one gives takes nothing from another. */
+/* A gift of one context takes nothing from another. */
 static void test_others(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
@@ -128,7 +158,7 @@ static void test_others(void **state)
 	while (tmesh_foreign_room_at(pair[1])) {
 		send_fds(pair[0], &good, sizeof(good), server.fd, 3);
 		assert_refused(tmesh_region_recv(ctx, pair[1], &region, err), -EPROTO,
-			       "one region");
+			       "something else than");
 	}
 	assert_ok(tmesh_region_recv(ctx, other, &region, err));
 	tmesh_region_unref(region);
@@ -142,7 +172,7 @@ static void test_others(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Who serves tokens takes no descriptors at all: none is there to be closed. */
+/* A server of tokens takes no descriptors at all: none is there to be closed. */
 static void test_requests(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
@@ -188,16 +218,18 @@ static void test_no_handle(void **state)
 struct producer {
 	int listener;
 	int memory;
+	uint32_t version;
+	unsigned int files;
 	pthread_t thread;
 };
 
-/* Gives a region, and the file for its index. */
+/* Gives a region, and perhaps the file for its index. */
 static void *produce(void *data)
 {
 	struct producer *producer = data;
 	struct tmesh_wire_reply reply = {
 		.magic = TMESH_MAGIC_REPLY,
-		.version = TMESH_WIRE_VERSION,
+		.version = producer->version,
 		.region = good,
 	};
 	const int fds[] = {producer->memory, server.fd};
@@ -206,18 +238,22 @@ static void *produce(void *data)
 
 	while (recv(conn, request, sizeof(request), 0) > 0) {
 		reply.index++;
-		assert_int_equal(tmesh_wire_send(conn, &reply, sizeof(reply), fds, 2, 0), 0);
+		assert_int_equal(
+			tmesh_wire_send(conn, &reply, sizeof(reply), fds, producer->files, 0), 0);
 	}
 	close(conn);
 	return NULL;
 }
 
-/* What comes for an index is closed as it came, whether it was looked at or not. */
-static void test_index(void **state)
+static void ask_producer(uint32_t version, unsigned int files, const char *word)
 {
 	static const char name[] = "00112233445566778899aabbccddeefa";
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
-	struct producer producer = {.memory = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW)};
+	struct producer producer = {
+		.memory = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW),
+		.version = version,
+		.files = files,
+	};
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region;
@@ -231,16 +267,12 @@ static void test_index(void **state)
 	assert_int_equal(listen(producer.listener, 4), 0);
 	before = unit_open_fds();
 	pthread_create(&producer.thread, NULL, produce, &producer);
-	/* The first one's is looked at by the second, the second one's by nobody. */
-	for (int i = 0; i < 2; i++) {
-		assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &region, err));
-		tmesh_region_unref(region);
-	}
+	assert_refused(tmesh_region_open(ctx, token, TMESH_READ, &region, err), -EPROTO, word);
 	tmesh_watch_stop(ctx);
 	tmesh_peers_drop(ctx);
 	pthread_join(producer.thread, NULL);
 	server_answers();
-	assert_int_equal(server.asked, 2);
+	assert_int_equal(server.asked, files > 1);
 	assert_int_equal(unit_open_fds(), before);
 	close(producer.listener);
 	close(producer.memory);
@@ -248,15 +280,53 @@ static void test_index(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+/* A file that may be served makes an answer malformed, and is closed without waiting. */
+static void test_index(void **state)
+{
+	ask_producer(TMESH_WIRE_VERSION, 2, "malformed answer");
+}
+
+static void test_other_release(void **state)
+{
+	ask_producer(TMESH_WIRE_VERSION + 1, 1, "another release of tmesh");
+}
+
+/*
+ * A child does not wait for the descriptors of its parent, and takes others as before. It answers
+ * by the signal that ends it: valgrind turns an exit into a failure, because the child has lost
+ * what the parent's threads hold on their stacks.
+ */
+static void test_forked(void **state)
+{
+	tmesh_giver giver = tmesh_giver_of(geteuid(), getpid());
+	int status;
+	pid_t child;
+
+	for (int i = 0; i < TMESH_FOREIGN_OF_PROCESS; i++)
+		tmesh_foreign_close(fcntl(server.fd, F_DUPFD_CLOEXEC, 0), giver);
+	assert_false(tmesh_foreign_room(giver));
+	child = fork();
+	if (!child)
+		raise(tmesh_foreign_room(giver) ? SIGUSR1 : SIGUSR2);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFSIGNALED(status));
+	assert_int_equal(WTERMSIG(status), SIGUSR1);
+	assert_false(tmesh_foreign_room(giver));
+	server_answers();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_bound, server_start, server_end),
+		cmocka_unit_test_setup_teardown(test_sockets, socket_start, server_end),
+		cmocka_unit_test_setup_teardown(test_forked, server_start, server_end),
 		cmocka_unit_test_setup_teardown(test_parts, server_start, server_end),
 		cmocka_unit_test_setup_teardown(test_others, server_start, server_end),
 		cmocka_unit_test_setup_teardown(test_requests, server_start, server_end),
 		cmocka_unit_test_setup_teardown(test_no_handle, server_start, server_end),
 		cmocka_unit_test_setup_teardown(test_index, server_start, server_end),
+		cmocka_unit_test_setup_teardown(test_other_release, server_start, server_end),
 	};
 
 	signal(SIGPIPE, SIG_IGN);

@@ -82,7 +82,12 @@ static void test_inherited(void **state)
 		CHECK(tmesh_region_write(mapped, 0, "x", 1, NULL) == -EPERM);
 		CHECK(tmesh_region_read(mapped, 0, back, 1, NULL) == -EPERM);
 		CHECK(tmesh_region_seal(mapped, NULL) == -EPERM);
-		CHECK(tmesh_region_derive(mapped, TMESH_READ, &other, NULL) == -EPERM);
+		CHECK(tmesh_region_derive(mapped, RW | 8, &other, NULL) == -EINVAL);
+		/* A handle of its own. */
+		CHECK(tmesh_region_derive(mapped, RW, &other, NULL) == 0);
+		CHECK(tmesh_region_write(other, 1000, "child", 6, NULL) == 0);
+		CHECK(tmesh_region_token(other, TMESH_READ, token, NULL) == 0);
+		tmesh_region_unref(other);
 		CHECK(tmesh_region_pin(mapped, &other, NULL) == -EPERM);
 		CHECK(tmesh_region_revoke(mapped, NULL) == -EPERM);
 		CHECK(tmesh_region_token(mapped, TMESH_READ, token, NULL) == -EPERM);
@@ -141,8 +146,8 @@ static bool maps_index(void)
 	return found;
 }
 
-/* What leads to others in the parent's name, or says what its descriptors are: a child has none of
- * it, and what it opens anew is its own. */
+/* A child has nothing that leads to others in the parent's name, or that describes its descriptors.
+ * Its new files are its own. */
 static void test_cut_off(void **state)
 {
 	unsigned int before = sockets();
@@ -166,7 +171,7 @@ static void test_cut_off(void **state)
 	child = fork();
 	if (child == 0) {
 		CHECK(sockets() == before && !maps_index());
-		/* Of the number that is another file's in the parent. */
+		/* The number belongs to another file in the parent. */
 		close(parents);
 		do
 			CHECK(count < 32 &&
@@ -402,6 +407,44 @@ static void test_directory_gone(void **state)
 	assert_int_equal(rmdir(dir), 0);
 }
 
+static unsigned int forked_in_log;
+
+static void fork_in_log(void *data, enum tmesh_log_level level, const char *message)
+{
+	pid_t child = fork();
+
+	if (!child)
+		_exit(0);
+	waitpid(child, NULL, 0);
+	forked_in_log++;
+}
+
+/* A program that starts another one to log is not in the way of its own fork(). */
+static void test_log_forks(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .log = fork_in_log};
+	char token[TMESH_TOKEN_SIZE], path[512];
+	struct tmesh_region *first, *second;
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 4096, NULL, &first, err));
+	assert_ok(tmesh_region_token(first, TMESH_READ, token, err));
+	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"), token + 5);
+	assert_int_equal(unlink(path), 0);
+	alarm(120);
+	/* The library looks from time to time. */
+	while (!forked_in_log) {
+		assert_ok(tmesh_region_create(ctx, 4096, NULL, &second, err));
+		assert_ok(tmesh_region_token(second, TMESH_READ, token, err));
+		tmesh_region_unref(second);
+		usleep(10000);
+	}
+	alarm(0);
+	tmesh_region_unref(first);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -411,6 +454,7 @@ int main(void)
 	};
 
 	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_cut_off),
+					    cmocka_unit_test(test_log_forks),
 					    cmocka_unit_test(test_directory_gone)};
 	int failed = cmocka_run_group_tests_name("fork", tests, NULL, NULL);
 

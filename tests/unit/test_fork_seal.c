@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
  * A forked child lives on, and the region is sealed all the same: a child has none of the mappings
- * that the library makes for itself. What the region's user has mapped it has.
+ * that the library makes for itself. The mapping of the region's user stays.
  */
 #include <poll.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@
 #define RW (TMESH_READ | TMESH_WRITE)
 #define BYTES 5000u
 
-/* What a mapping is marked by; @refuse_unmark: as for a device's memory. */
+/* The mark of a mapping; @refuse_unmark: as for a device's memory. */
 static bool refuse_unmark;
 static void (*at_mark)(void);
 
@@ -288,7 +288,7 @@ static void users(struct tmesh_region *region, bool first)
 	child = start(sees_it, region);
 	assert_refused(tmesh_region_seal(region, err), -EBUSY, "writable mapping");
 	end(child);
-	/* What is not used any more is not the next child's. */
+	/* A mapping that is not used any more does not go to the next child. */
 	tmesh_region_unmap(region, RW);
 	child = start(has_none, region);
 	assert_ok(tmesh_region_seal(region, err));
@@ -332,7 +332,8 @@ static void test_users_mapping_first(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What is written in a private view is in its mapping alone: a child has it, whoever mapped it. */
+/* The writes to a private view are in its mapping alone: a child has it, whichever process mapped
+ * it. */
 static void test_private_view(void **state)
 {
 	struct tmesh_ctx *ctx = context();
@@ -372,7 +373,7 @@ static void test_failed_seal(void **state)
 /* Where the parent's mapping is, the child has something else, which it keeps. */
 static void lets_go(struct tmesh_region *region)
 {
-	struct tmesh_ctx *ctx = tmesh_region_ctx(region);
+	struct tmesh_ctx *ctx = region->ctx;
 	void *was[2] = {region->addr, ctx->pool->addr};
 
 	for (int i = 0; i < 2; i++)
@@ -467,7 +468,7 @@ static void test_between(void **state)
 		region, 0, "abc",
 		&(struct tmesh_layout){
 			.dtype = TMESH_UINT8, .ndim = 1, .shape = {3}, .strides = {1}},
-		err));
+		3, err));
 	assert_null(at_mark);
 	pthread_join(forker.thread, NULL);
 	assert_ok(tmesh_region_seal(region, err));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Tokens that hold: memory stays until it was opened, or for as long as was asked. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/wait.h>
 
 #include "comma.h"
@@ -19,7 +20,7 @@ struct role {
 	FILE *out, *errors;
 };
 
-static struct role start(const char *what, const char *argument, const char *linger)
+static struct role start(const char *what, const char *argument, const char *exit_wait)
 {
 	int out[2], errors[2];
 	struct role role;
@@ -30,7 +31,7 @@ static struct role start(const char *what, const char *argument, const char *lin
 	if (role.pid == 0) {
 		dup2(out[1], STDOUT_FILENO);
 		dup2(errors[1], STDERR_FILENO);
-		setenv("TMESH_LINGER", linger, 1);
+		setenv("TMESH_EXIT_WAIT", exit_wait, 1);
 		execl(self, self, what, argument, NULL);
 		_exit(127);
 	}
@@ -158,7 +159,7 @@ static void test_time(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What is held for two is held until both have opened it. */
+/* A region held for two is held until both have opened it. */
 static void test_two(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
@@ -204,7 +205,7 @@ static void test_rights(void **state)
 	assert_int_equal(held(ctx), 0);
 	assert_ok(tmesh_region_hold(region, TMESH_READ, 0, token, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, plain, err));
-	/* Who opens another token has not opened this one. */
+	/* Opening another token does not open this one. */
 	assert_ok(tmesh_region_open(ctx, plain, TMESH_READ, &other, err));
 	tmesh_region_unref(other);
 	assert_int_equal(held(ctx), 1);
@@ -252,7 +253,7 @@ static void test_limits(void **state)
 		tmesh_region_unref(opened);
 	}
 	assert_int_equal(held(ctx), 0);
-	/* What was opened is no part of what is held, however often. */
+	/* An opened region is no part of the held ones, however often. */
 	for (uint32_t i = 0; i < 3; i++) {
 		assert_ok(tmesh_region_hold(tmesh_tensor_region(other), TMESH_READ, LONG, tokens[0],
 					    err));
@@ -313,7 +314,7 @@ static void test_opened_in_time(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What the parent holds is no business of the child's. */
+/* The parent's holds do not concern the child. */
 static void test_fork(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
@@ -326,7 +327,7 @@ static void test_fork(void **state)
 	if (pid == 0) {
 		if (held(ctx) || stats_of(ctx).regions_live != 0)
 			unit_leave(1);
-		tmesh_linger();
+		tmesh_exit_wait();
 		unit_leave(0);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -378,6 +379,16 @@ static void test_exit(void **state)
 	assert_string_equal(text, "");
 }
 
+/* A thread that reads has the lock of its stream, and one that writes that of stdout: the library's
+ * destructor waits for neither. */
+static void test_exit_beside_streams(void **state)
+{
+	struct role role = start("streams", "600000", "0.01");
+	char text[512];
+
+	assert_int_equal(ended(&role, text), 0);
+}
+
 static void test_exit_too_late(void **state)
 {
 	struct role role = start("hold", "600000", "0.01");
@@ -390,12 +401,24 @@ static void test_exit_too_late(void **state)
 		assert_int_equal(opens_elsewhere(ref), 0);
 		return;
 	}
-	if (!strstr(text, "1 of the tokens") || !strstr(text, "lost"))
+	if (!strstr(text, "1 of its tokens") || !strstr(text, "lost"))
 		fail_msg("\"%s\" does not say what was lost", text);
 	assert_int_equal(opens_elsewhere(ref), 2);
 }
 
-/* What nobody could open any more is not waited for. */
+/* A destructor waits only if the program asked for it. */
+static void test_exit_without_asking(void **state)
+{
+	struct role role = start("hold", "600000", "");
+	char ref[TMESH_REF_SIZE], text[512];
+
+	assert_non_null(fgets(ref, sizeof(ref), role.out));
+	assert_int_equal(ended(&role, text), 0);
+	if (!unit_on_kernel() && !strstr(text, "It waited 0 s"))
+		fail_msg("\"%s\" does not say that it did not wait", text);
+}
+
+/* An exit does not wait for a region that no process could open any more. */
 static void test_exit_in_time(void **state)
 {
 	struct role role = start("hold", "1", "600");
@@ -406,8 +429,8 @@ static void test_exit_in_time(void **state)
 	assert_string_equal(text, "");
 }
 
-/* Of what the module keeps for a process nothing is lost with it: when it was held again, for
- * longer, when it was sealed only then, and when a longer time was not granted. */
+/* The module's holds for a process outlive it. The region is held again,
+ * for longer, or sealed only then, or a longer time is not granted. */
 static void test_exit_after_more(void **state)
 {
 	static const char *const roles[] = {"again", "sealed", "refused"};
@@ -420,45 +443,68 @@ static void test_exit_after_more(void **state)
 		assert_int_equal(ended(&role, text), 0);
 		if (unit_on_kernel()) {
 			/* gcov, too, may have words for one that has no descriptor left. */
-			assert_null(strstr(text, "of the tokens"));
+			assert_null(strstr(text, "of its tokens"));
 			assert_int_equal(opens_elsewhere(ref), 0);
-		} else if (!strstr(text, "2 of the tokens")) {
+		} else if (!strstr(text, "2 of its tokens")) {
 			fail_msg("\"%s\" does not say what was lost", text);
 		}
 	}
 }
 
-static void test_linger_option(void **state)
+/* A hold that is refused writes nothing. */
+static void test_refused_writes_nothing(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_tensor *tensor = put(ctx);
+	struct tmesh_bundle_entry entry = {.name = "a", .tensor = tensor};
+	struct tmesh_bundle *bundle;
+	char text[2 * TMESH_REF_SIZE] = "untouched";
+
+	assert_ok(tmesh_bundle_create(ctx, &entry, 1, NULL, &bundle, err));
+	assert_refused(tmesh_tensor_ref_hold(tensor, TMESH_READ, TMESH_HOLD_MAX_NS + 1, text,
+					     sizeof(text), err),
+		       -EINVAL, "more than a day");
+	assert_string_equal(text, "untouched");
+	assert_refused(tmesh_bundle_ref_hold(bundle, TMESH_READ, TMESH_HOLD_MAX_NS + 1, text,
+					     sizeof(text), err),
+		       -EINVAL, "more than a day");
+	assert_string_equal(text, "untouched");
+	tmesh_bundle_unref(bundle);
+	tmesh_tensor_unref(tensor);
+	tmesh_ctx_unref(ctx);
+}
+
+static void test_exit_wait_option(void **state)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
 	struct tmesh_ctx *ctx = NULL;
 
-	setenv("TMESH_LINGER", "soon", 1);
-	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "TMESH_LINGER is \"soon\"");
+	setenv("TMESH_EXIT_WAIT", "soon", 1);
+	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "TMESH_EXIT_WAIT is \"soon\"");
 	for (int i = 0; i < 5; i++) {
 		const char *const wrong[] = {"-1", "nan", "3601", "1e300", "1s"};
 
-		setenv("TMESH_LINGER", wrong[i], 1);
+		setenv("TMESH_EXIT_WAIT", wrong[i], 1);
 		assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "seconds from 0 to");
 	}
-	setenv("TMESH_LINGER", "", 1); /* as if it were not set */
+	setenv("TMESH_EXIT_WAIT", "", 1); /* as if it were not set */
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
-	assert_int_equal(ctx->linger_ns, 5 * SECOND);
+	assert_int_equal(ctx->exit_wait_ns, 5 * SECOND);
 	tmesh_ctx_unref(ctx);
-	setenv("TMESH_LINGER", "1.5", 1);
-	/* Whatever the program's language is. */
+	setenv("TMESH_EXIT_WAIT", "1.5", 1);
+	/* In any language of the program. */
 	comma_begin();
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	comma_end();
-	assert_int_equal(ctx->linger_ns, 1500000000);
+	assert_int_equal(ctx->exit_wait_ns, 1500000000);
 	tmesh_ctx_unref(ctx);
-	opts.linger_ns = TMESH_NO_LINGER;
+	opts.exit_wait_ns = TMESH_NO_EXIT_WAIT;
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
-	assert_int_equal(ctx->linger_ns, 0);
+	assert_int_equal(ctx->exit_wait_ns, 0);
 	tmesh_ctx_unref(ctx);
-	opts.linger_ns = 3601 * SECOND;
+	opts.exit_wait_ns = 3601 * SECOND;
 	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "hour");
-	unsetenv("TMESH_LINGER");
+	unsetenv("TMESH_EXIT_WAIT");
 }
 
 /* Roles. Status 2: there is no such region. */
@@ -495,6 +541,48 @@ static int hold_and_end(const char *ms)
 	hold(ctx, strtoull(ms, NULL, 10) * 1000000, ref);
 	tmesh_ctx_unref(ctx);
 	puts(ref);
+	return 0;
+}
+
+static FILE *silent;
+static atomic_bool reads;
+static bool beside_streams;
+
+/* Between the library's destructor and the end of exit(), which waits for the lock of each stream
+ * itself in glibc 2.41. */
+__attribute__((destructor(101))) static void leave_streams(void)
+{
+	if (beside_streams)
+		_exit(0);
+}
+
+static void *read_for_ever(void *data)
+{
+	flockfile(silent);
+	flockfile(stdout);
+	atomic_store(&reads, true);
+	fgetc(silent);
+	return data;
+}
+
+/* Beside a thread that reads where nothing comes. */
+static int hold_beside_streams(const char *ms)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char ref[TMESH_REF_SIZE];
+	pthread_t thread;
+	int ends[2];
+
+	alarm(120);
+	hold(ctx, strtoull(ms, NULL, 10) * 1000000, ref);
+	if (pipe(ends))
+		return 1;
+	silent = fdopen(ends[0], "r");
+	if (!silent || pthread_create(&thread, NULL, read_for_ever, NULL))
+		return 1;
+	while (!atomic_load(&reads))
+		usleep(1000);
+	beside_streams = true;
 	return 0;
 }
 
@@ -539,12 +627,15 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_time),
 		cmocka_unit_test(test_exit),
 		cmocka_unit_test(test_exit_too_late),
+		cmocka_unit_test(test_exit_without_asking),
 		cmocka_unit_test(test_exit_in_time),
 		cmocka_unit_test(test_exit_after_more),
-		cmocka_unit_test(test_linger_option),
+		cmocka_unit_test(test_exit_wait_option),
+		cmocka_unit_test(test_refused_writes_nothing),
 		cmocka_unit_test(test_bundle),
 		cmocka_unit_test(test_one_after_another),
 	};
+	static const struct CMUnitTest streams[] = {cmocka_unit_test(test_exit_beside_streams)};
 	/* Where each token has an open of its own. */
 	static const struct CMUnitTest seen[] = {
 		cmocka_unit_test(test_two),    cmocka_unit_test(test_rights),
@@ -555,10 +646,16 @@ int main(int argc, char **argv)
 
 	self = argv[0];
 	if (argc == 3)
-		return !strcmp(argv[1], "open")	  ? open_ref(argv[2])
-		       : !strcmp(argv[1], "hold") ? hold_and_end(argv[2])
-						  : hold_twice_and_end(argv[1], argv[2]);
+		return !strcmp(argv[1], "open")	     ? open_ref(argv[2])
+		       : !strcmp(argv[1], "hold")    ? hold_and_end(argv[2])
+		       : !strcmp(argv[1], "streams") ? hold_beside_streams(argv[2])
+						     : hold_twice_and_end(argv[1], argv[2]);
 	failed = cmocka_run_group_tests(tests, NULL, NULL);
+#ifdef __SANITIZE_THREAD__
+	UNIT_SKIP(streams, "the thread sanitizer itself flushes stdout at exit, with its lock");
+#else
+	failed += cmocka_run_group_tests(streams, NULL, NULL);
+#endif
 	if (unit_on_kernel())
 		UNIT_SKIP(seen,
 			  "on the module the tokens of a region with the same rights are one");

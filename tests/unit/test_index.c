@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* The index of tokens: what its readers believe of it, and how it grows. */
+/* The index of tokens: its readers' checks, and its growth. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -54,7 +54,7 @@ static void test_bad_index(void **state)
 	INDEX(bytes, seals, h.slots = 0, -EPROTO);
 	INDEX(bytes, seals, h.slots = 128, -EPROTO);
 	INDEX(sizeof(head), seals, (void)h, -EPROTO);
-	/* What cannot be sealed could be cut off under its reader. */
+	/* A file that cannot be sealed could be cut off under its reader. */
 	fd = fileno(plain);
 	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
 	assert_int_equal(pwrite(fd, &head, sizeof(head), 0), sizeof(head));
@@ -88,7 +88,8 @@ static void test_index_changes(void **state)
 	assert_int_equal(tmesh_index_view_open(&view, fd), 0);
 	assert_true(tmesh_index_view_find(&view, secret, &hit));
 	assert_int_equal(hit.fd, 5);
-	/* What is being written is not read, and what was read is known to be old. */
+	/* An entry that is being written is not read, and an entry that was read is known to be
+	 * old. */
 	assert_true(tmesh_index_hit_holds(&hit));
 	slots[tag % 64].seq++;
 	assert_false(tmesh_index_hit_holds(&hit));
@@ -107,7 +108,7 @@ static void test_index_changes(void **state)
 	close(fd);
 }
 
-/* What a reader has seen does not hold once the entry says something else, or is another one. */
+/* A reader's finding does not hold once the entry changes, or is another one. */
 static void test_index_says_so(void **state)
 {
 	static const uint8_t name[16] = {0x12};
@@ -120,7 +121,7 @@ static void test_index_says_so(void **state)
 
 	assert_ok(tmesh_region_create(*state, 100, NULL, &entry.region, err));
 	before = unit_open_fds();
-	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_index_new(name, 1, 64, false, &index, err));
 	assert_int_equal(fstat(tmesh_index_fd(index), &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0600);
 	assert_ok(tmesh_index_add(&index, &entry, err));
@@ -146,8 +147,8 @@ static void test_index_says_so(void **state)
 	tmesh_region_unref(entry.region);
 }
 
-/* It grows with the tokens that there are, not with those that there were; and what is not in it is
- * not looked for for ever, however full it is. */
+/* The index grows with the present tokens, not with past ones. The search for a missing token ends,
+ * however full the index is. */
 static void test_index_grows(void **state)
 {
 	static const uint8_t name[16] = {0x12}, absent[TMESH_SECRET_BYTES] = {0xff};
@@ -156,8 +157,8 @@ static void test_index_grows(void **state)
 	uint64_t number;
 
 	assert_ok(tmesh_region_create(*state, 100, NULL, &entry.region, err));
-	assert_ok(tmesh_index_new(name, 1, 16, &index, err));
-	/* What is not there takes no place with it when it goes. */
+	assert_ok(tmesh_index_new(name, 1, 16, false, &index, err));
+	/* A missing token takes no place with it when it goes. */
 	tmesh_index_remove(index, absent);
 	assert_ok(tmesh_index_add(&index, &entry, err));
 	assert_int_equal(tmesh_index_number(index), 1);

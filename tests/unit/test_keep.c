@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
-/* Kept regions on memfd: what is kept comes back when everybody who had it is gone, and within the
+/* Kept regions on memfd: a kept region comes back when all its holders are gone, and within the
  * limit. */
 #include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -121,7 +125,7 @@ static void test_list(void **state)
 	assert_int_equal(keeper_pid(*state), 0);
 
 	keep_unseen(*state, "first", MIB, 1);
-	/* Of memory that was made elsewhere the keeper does not see its maker. */
+	/* The keeper does not see the maker of memory that was made elsewhere. */
 	region = sealed(*state, 4096, 2);
 	assert_ok(tmesh_keep(*state, "second", &region, 1, &opts, err));
 	assert_ok(tmesh_kept_list(*state, &infos, &count, err));
@@ -147,7 +151,7 @@ static void test_list(void **state)
 		free(infos);
 		assert_ok(tmesh_kept_list(*state, &infos, &count, err));
 		assert_int_equal(infos[0].held, 1);
-	} while (infos[1].held); /* whoever looks for regions holds it for a moment */
+	} while (infos[1].held); /* a search for regions holds it for a moment */
 	free(infos);
 	tmesh_region_unref(region);
 }
@@ -169,7 +173,7 @@ static void test_limit(void **state)
 	keep_unseen(*state, "four", MIB, 4);
 	assert_true(is_kept(*state, "one"));
 	assert_false(is_kept(*state, "two"));
-	/* What is held stays, however old. */
+	/* A held region stays, however old. */
 	held = open_one(*state, "three");
 	check_kept(*state, "one", 1);
 	check_kept(*state, "four", 4);
@@ -202,8 +206,8 @@ static uint64_t opened_without_wake(struct tmesh_ctx *ctx)
 	return stats.opens_without_wake;
 }
 
-/* What is kept as one region is opened without its keeper, which is stopped meanwhile: the newest
- * of a name, until it is dropped. */
+/* A region kept by itself is opened without its keeper, which is stopped meanwhile: the newest of a
+ * name, until it is dropped. */
 static void test_without_wake(void **state)
 {
 	struct tmesh_keep_opts replace = {.size = sizeof(replace), .flags = TMESH_KEEPING_REPLACE};
@@ -240,7 +244,7 @@ static void test_without_wake(void **state)
 	tmesh_region_unref(other);
 }
 
-/* The keeper is killed: who holds memory keeps it, the rest is gone, and a new one starts. */
+/* The keeper is killed: holders keep their memory, the rest is gone, and a new one starts. */
 static void test_keeper_killed(void **state)
 {
 	struct tmesh_region *region;
@@ -265,6 +269,8 @@ static void test_not_started(void **state)
 	setenv("TMESH_KEEPER", "/nowhere/tmesh-keeper", 1);
 	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, "TMESH_KEEPER");
 	/* One that runs and is no keeper. */
+	setenv("TMESH_KEEPER", "true", 1);
+	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -EINVAL, "absolute path");
 	setenv("TMESH_KEEPER", "/bin/false", 1);
 	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, "could not start");
 	/* One that says it has started, and does not listen: the message is the command to try. */
@@ -277,7 +283,7 @@ static void test_not_started(void **state)
 	tmesh_region_unref(region);
 }
 
-/* A keeper has nothing of whoever happened to start it. */
+/* A keeper inherits nothing of the process that happened to start it. */
 static void test_started_clean(void **state)
 {
 	int fd = open("/dev/zero", O_RDONLY); /* programs that are started have it, too */
@@ -293,7 +299,101 @@ static void test_started_clean(void **state)
 	close(fd);
 }
 
-/* Whoever has the socket in the directory: only this user's keeper is spoken to. */
+/* The process that starts the keeper, with little of everything. */
+static void keep_poorly(struct tmesh_ctx *ctx)
+{
+	const struct rlimit few = {64, 64};
+	const rlim_t page = 4096;
+	struct rlimit limit;
+	cpu_set_t one;
+
+	setenv("SECRET", "of the first client", 1);
+	setenv("NOTIFY_SOCKET", "/nowhere", 1);
+	setenv("TMESH_KEEPER_BYTES", "1000000000", 1);
+	/* So that root cannot raise hard limits either. */
+	prctl(PR_CAPBSET_DROP, 24 /* CAP_SYS_RESOURCE, a word of ours too */);
+	setrlimit(RLIMIT_NOFILE, &few);
+	getrlimit(RLIMIT_CPU, &limit);
+	limit.rlim_cur = 3600;
+	setrlimit(RLIMIT_CPU, &limit);
+	getrlimit(RLIMIT_FSIZE, &limit);
+	limit.rlim_cur = 1000 * page;
+	setrlimit(RLIMIT_FSIZE, &limit);
+	CPU_ZERO(&one);
+	CPU_SET(0, &one);
+	sched_setaffinity(0, sizeof(one), &one);
+	if (nice(7) < 0)
+		unit_leave(1);
+	keep_new(ctx, "first", 4096, 1);
+}
+
+static uint64_t first_number(const char *path, const char *line_start)
+{
+	FILE *file = fopen(path, "r");
+	char line[256];
+	unsigned long long number = 0;
+
+	assert_non_null(file);
+	while (fgets(line, sizeof(line), file))
+		if (!strncmp(line, line_start, strlen(line_start)))
+			number = strncmp(line + strlen(line_start), " unl", 4) &&
+						 sscanf(line + strlen(line_start), "%llu",
+							&number) == 1
+					 ? number
+					 : UINT64_MAX;
+	fclose(file);
+	return number;
+}
+
+/* The keeper does not have the limits and the environment of its first client. */
+static void test_first_client(void **state)
+{
+	char path[64], environment[4096] = "", name[16];
+	cpu_set_t usual, its;
+	struct rlimit limit;
+	int fd, rc = 0, kept = 0;
+	ssize_t got;
+	pid_t keeper;
+
+	killed_after(keep_poorly);
+	keeper = keeper_pid(*state);
+	snprintf(path, sizeof(path), "/proc/%d/environ", (int)keeper);
+	fd = open(path, O_RDONLY);
+	got = read(fd, environment, sizeof(environment) - 1);
+	close(fd);
+	assert_null(memmem(environment, (size_t)got, "SECRET", 6));
+	assert_null(memmem(environment, (size_t)got, "NOTIFY_SOCKET", 13));
+	assert_non_null(memmem(environment, (size_t)got, "TMESH_KEEPER_BYTES=1000000000", 29));
+	snprintf(path, sizeof(path), "/proc/%d/limits", (int)keeper);
+	getrlimit(RLIMIT_FSIZE, &limit);
+	assert_true(first_number(path, "Max file size") == limit.rlim_max);
+	getrlimit(RLIMIT_CPU, &limit);
+	assert_true(first_number(path, "Max cpu time") == limit.rlim_max);
+	if (geteuid() == 0)
+		assert_int_equal(getpriority(PRIO_PROCESS, (id_t)keeper), 0);
+	sched_getaffinity(0, sizeof(usual), &usual);
+	sched_getaffinity(keeper, sizeof(its), &its);
+	assert_int_equal(CPU_COUNT(&its), CPU_COUNT(&usual));
+	/* It may open few descriptors all the same. The groups that it keeps stay, and more are
+	 * refused. */
+	for (; !rc; kept += !rc) {
+		struct tmesh_region *region = sealed(*state, 4096, 2);
+
+		assert_true(kept < 64);
+		snprintf(name, sizeof(name), "n%d", kept);
+		rc = tmesh_keep(*state, name, &region, 1, NULL, NULL);
+		tmesh_region_unref(region);
+	}
+	assert_int_equal(rc, -EMFILE);
+	check_kept(*state, "first", 1);
+	while (kept--) {
+		snprintf(name, sizeof(name), "n%d", kept);
+		check_kept(*state, name, 2);
+	}
+}
+
+/* Another process may have the socket in the directory: the library speaks to this user's keeper
+ * alone. */
 static void test_others_keeper(void **state)
 {
 	struct tmesh_ctx *ctx = *state;
@@ -352,31 +452,6 @@ static void test_opaque_stays(void **state)
 	assert_false(is_kept(*state, "one"));
 	assert_true(is_kept(*state, "opaque"));
 	assert_true(is_kept(*state, "two"));
-}
-
-/* A file of exactly its length has a path for who knows only files. */
-static void test_path(void **state)
-{
-	int fd = memfd_create("file", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	struct tmesh_region *region;
-	char path[4096], text[16] = "";
-	struct stat st;
-
-	assert_int_equal(write(fd, "contents", 8), 8);
-	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE), 0);
-	assert_ok(tmesh_region_from_memfd(*state, fd, 0, NULL, &region, err));
-	close(fd);
-	assert_ok(tmesh_keep(*state, "model.bin", &region, 1, NULL, err));
-	tmesh_region_unref(region);
-	snprintf(path, sizeof(path), "%s/kept/model.bin", getenv("TMESH_RUNTIME_DIR"));
-	assert_int_equal(stat(path, &st), 0);
-	assert_int_equal(st.st_size, 8);
-	fd = open(path, O_RDONLY);
-	assert_int_equal(read(fd, text, sizeof(text)), 8);
-	assert_string_equal(text, "contents");
-	close(fd);
-	assert_ok(tmesh_kept_drop(*state, "model.bin", err));
-	assert_int_equal(lstat(path, &st), -1);
 }
 
 /* A name that many want: one has it; with REPLACE the last has it; whole in either case. */
@@ -453,7 +528,7 @@ static void test_many(void **state)
 	assert_ok(tmesh_keep(*state, "many", regions, MANY, NULL, err));
 	for (int i = 0; i < MANY; i++)
 		tmesh_region_unref(regions[i]);
-	/* What a context has of a keeper that it has opened something of stays. */
+	/* A context keeps its state of a keeper that it has opened a region of. */
 	assert_true(is_kept(*state, "many"));
 	fds = unit_open_fds();
 	assert_ok(tmesh_kept_open(*state, "many", TMESH_KEPT_OWN, TMESH_READ, &got, &count, err));
@@ -469,12 +544,12 @@ static void test_many(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		KEEP_TEST(test_refused),       KEEP_TEST(test_list),
-		KEEP_TEST(test_limit),	       KEEP_TEST(test_keeper_killed),
-		KEEP_TEST(test_not_started),   KEEP_TEST(test_started_clean),
-		KEEP_TEST(test_others_keeper), KEEP_TEST(test_opaque),
-		KEEP_TEST(test_opaque_stays),  KEEP_TEST(test_path),
-		KEEP_TEST(test_race),	       KEEP_TEST(test_many),
+		KEEP_TEST(test_refused),      KEEP_TEST(test_list),
+		KEEP_TEST(test_limit),	      KEEP_TEST(test_keeper_killed),
+		KEEP_TEST(test_not_started),  KEEP_TEST(test_started_clean),
+		KEEP_TEST(test_first_client), KEEP_TEST(test_others_keeper),
+		KEEP_TEST(test_opaque),	      KEEP_TEST(test_opaque_stays),
+		KEEP_TEST(test_race),	      KEEP_TEST(test_many),
 		KEEP_TEST(test_without_wake),
 	};
 

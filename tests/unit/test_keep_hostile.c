@@ -2,6 +2,8 @@
 /* Kept regions on memfd: clients that lie to the keeper, and keepers that lie. */
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -81,7 +83,7 @@ static void test_lying_regions(void **state)
 
 	assert_int_equal(answer_to(*state, &good, &loose, 1), -EINVAL);
 	assert_int_equal(answer_to(*state, &good, &writable, 1), -EINVAL);
-	assert_int_equal(answer_to(*state, &good, &folder, 1), -EINVAL);
+	assert_int_equal(answer_to(*state, &good, &folder, 1), -EPROTO);
 	assert_int_equal(answer_to(*state, &good, &null, 1), -EINVAL);
 	assert_int_equal(answer_to(*state, &good, NULL, 0), -EPROTO);
 	assert_int_equal(answer_to(*state, &good, fds, 2), -EPROTO);
@@ -96,7 +98,7 @@ static void test_lying_regions(void **state)
 	assert_int_equal(answer_to(*state, &wire, &file, 1), -EINVAL);
 	wire.kind = 1u << 30;
 	assert_int_equal(answer_to(*state, &wire, &file, 1), -EPROTO);
-	/* An opaque region whose leash is no pipe. */
+	/* An opaque region whose revocation pipe is no pipe. */
 	wire.kind = TMESH_KIND_OPAQUE | TMESH_KIND_FOREIGN;
 	assert_int_equal(answer_to(*state, &wire, fds, 2), -EINVAL);
 	wire = good;
@@ -124,6 +126,136 @@ static void test_lying_regions(void **state)
 	assert_false(is_kept(*state, "evil"));
 }
 
+/* Asks as a liar would, with a descriptor or -1, and gives the keeper's answer. */
+static int32_t asked(struct tmesh_ctx *ctx, const struct tmesh_keeper_request *request, int with)
+{
+	struct tmesh_keeper_reply reply = {.status = 1};
+	int fd = connected(ctx);
+
+	assert_int_equal(tmesh_wire_send(fd, request, sizeof(*request), &with, with >= 0, 0), 0);
+	if (recv(fd, &reply, sizeof(reply), 0) != sizeof(reply))
+		reply.status = -EPIPE;
+	close(fd);
+	return reply.status;
+}
+
+static int32_t keep_with_table(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *region,
+			       int table)
+{
+	struct tmesh_keeper_request request = keep_request(name, 1);
+	struct tmesh_keeper_reply reply;
+	int fd = connected(ctx);
+
+	request.flags = TMESH_KEEPER_PATHS;
+	request.mode = 0600;
+	assert_int_equal(tmesh_wire_send(fd, &request, sizeof(request), &table, 1, 0), 0);
+	assert_ok(tmesh_region_send(region, fd, TMESH_READ, err));
+	assert_int_equal(recv(fd, &reply, sizeof(reply), 0), sizeof(reply));
+	close(fd);
+	return reply.status;
+}
+
+static void test_lying_paths(void **state)
+{
+	const unsigned int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+	struct tmesh_keeper_request request = keep_request("evil", 1), take;
+	int table = memfd_of(4096, seals), writable = memfd_of(4096, F_SEAL_SHRINK | F_SEAL_GROW);
+	struct tmesh_kept_info *infos;
+	struct tmesh_kept_file *files;
+	struct tmesh_region *region;
+	uint64_t id;
+	size_t count;
+
+	keep_unseen(*state, "mine", 4096, 1);
+	/* A flag without a table, a table without a flag, a mode that files do not have. */
+	request.flags = TMESH_KEEPER_PATHS;
+	assert_int_equal(asked(*state, &request, -1), -EINVAL);
+	assert_int_equal(asked(*state, &request, table), -EINVAL);
+	request.mode = 0666;
+	assert_int_equal(asked(*state, &request, table), -EINVAL);
+	request.mode = 0600;
+	request.flags = 0;
+	assert_int_equal(asked(*state, &request, table), -EINVAL);
+	request.op = TMESH_KEEPER_FIND;
+	assert_int_equal(asked(*state, &request, table), -EPIPE);
+	assert_int_equal(asked(*state, &request, -1), -ENOENT);
+	/* The keeper takes nothing of a region that is no table. */
+	for (int lie = 0; lie < 3; lie++) {
+		int with = lie == 0 ? writable : lie == 1 ? memfd_of(8, seals) : open("/", O_PATH);
+		struct tmesh_wire_region wire = {.magic = TMESH_MAGIC_REGION};
+		struct tmesh_keeper_reply reply;
+		int fd = connected(*state);
+
+		request = keep_request("evil", 1);
+		request.flags = TMESH_KEEPER_PATHS;
+		request.mode = 0600;
+		assert_int_equal(tmesh_wire_send(fd, &request, sizeof(request), &with, 1, 0), 0);
+		if (lie < 2) {
+			assert_int_equal(send(fd, &wire, sizeof(wire), 0), sizeof(wire));
+			assert_int_equal(recv(fd, &reply, sizeof(reply), 0), sizeof(reply));
+			assert_int_equal(reply.status, -EINVAL);
+		} else {
+			/* A file that may be served ends the link. */
+			assert_true(recv(fd, &reply, sizeof(reply), 0) <= 0);
+		}
+		close(fd);
+		if (lie)
+			close(with);
+	}
+	assert_false(is_kept(*state, "evil"));
+	/* One region of a group: of this keeping, and one that is there. */
+	assert_ok(tmesh_kept_list(*state, &infos, &count, err));
+	id = infos[0].id;
+	free(infos);
+	take = keep_request("mine", 0);
+	take.op = TMESH_KEEPER_TAKE;
+	take.id = id;
+	assert_int_equal(asked(*state, &take, -1), 0);
+	take.id++;
+	assert_int_equal(asked(*state, &take, -1), -ESTALE);
+	take.id--;
+	take.region = 1;
+	assert_int_equal(asked(*state, &take, -1), -EINVAL);
+	take.region = UINT32_MAX;
+	assert_int_equal(asked(*state, &take, -1), -EINVAL);
+	take.region = 0;
+	take.rights = TMESH_READ | TMESH_WRITE;
+	assert_int_equal(asked(*state, &take, -1), -EACCES);
+	/* The keeper keeps any sealed bytes as a table; a reader refuses them. */
+	region = unseen(*state, 4096, 1);
+	assert_int_equal(keep_with_table(*state, "junk", region, table), 0);
+	assert_refused(tmesh_kept_files(*state, "junk", TMESH_KEPT_OWN, &files, &count, err),
+		       -EPROTO, "table of paths");
+	tmesh_region_unref(region);
+	close(table);
+	close(writable);
+}
+
+/* A file lease on what is given would hold up who opens it (F_SETLEASE): the keeper does not wait.
+ */
+static void test_leased_region(void **state)
+{
+	const struct tmesh_wire_region good = {
+		.magic = TMESH_MAGIC_REGION,
+		.version = TMESH_WIRE_VERSION,
+		.backend = TMESH_BACKEND_MEMFD,
+		.rights = TMESH_READ,
+		.kind = TMESH_KIND_FOREIGN,
+		.id = 1,
+		.bytes = 4096,
+	};
+	int file = memfd_of(4096, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE);
+	int leased = tmesh_foreign_reopen(file, O_RDONLY);
+
+	signal(SIGIO, SIG_IGN);
+	close(file);
+	keep_new(*state, "mine", 4096, 1);
+	assert_int_equal(fcntl(leased, F_SETLEASE, F_WRLCK), 0);
+	assert_int_equal(answer_to(*state, &good, &leased, 1), -EAGAIN);
+	check_kept(*state, "mine", 1);
+	close(leased);
+}
+
 /* Requests that are none end the connection, and nobody else's. */
 static void test_lying_requests(void **state)
 {
@@ -143,9 +275,8 @@ static void test_lying_requests(void **state)
 		close(fd);                                                                 \
 	} while (0)
 	REFUSES(request.magic = 0);
-	REFUSES(request.version = 99);
 	REFUSES(request.op = 0);
-	REFUSES(request.op = 6);
+	REFUSES(request.op = 8);
 	REFUSES(memset(request.name, 'x', sizeof(request.name)));
 	REFUSES(request.name[0] = '\0');
 	REFUSES(request.name[60] = 'x');
@@ -161,6 +292,7 @@ static void test_lying_requests(void **state)
 		assert_int_equal(reply.status, code);                                      \
 		close(fd);                                                                 \
 	} while (0)
+	ANSWERS(request.version++, -EPROTO);
 	ANSWERS(request.count = 0, -EINVAL);
 	ANSWERS(request.count = TMESH_KEPT_MAX_REGIONS + 1, -EINVAL);
 	ANSWERS(request.count = UINT32_MAX, -EINVAL);
@@ -180,7 +312,30 @@ static void test_lying_requests(void **state)
 	check_kept(*state, "mine", 1);
 }
 
-/* Clients that stop in the middle: what they began is nobody's, and others are served. */
+/* A client of another release gets an answer with the keeper's version, also where it has sent its
+ * regions already, and the keeper takes nothing of them. */
+static void test_other_release(void **state)
+{
+	struct tmesh_keeper_request request = keep_request("other", 3);
+	struct tmesh_region *region = sealed(*state, 4096, 1);
+	struct tmesh_keeper_reply reply;
+	int fd = connected(*state);
+
+	request.version++;
+	assert_int_equal(send(fd, &request, sizeof(request), 0), sizeof(request));
+	for (int i = 0; i < 3; i++)
+		assert_ok(tmesh_region_send(region, fd, TMESH_READ, err));
+	assert_int_equal(recv(fd, &reply, sizeof(reply), 0), sizeof(reply));
+	assert_int_equal(reply.magic, TMESH_MAGIC_KEEP);
+	assert_int_equal(reply.version, TMESH_WIRE_VERSION);
+	assert_int_equal(reply.status, -EPROTO);
+	close(fd);
+	assert_false(is_kept(*state, "other"));
+	tmesh_region_unref(region);
+}
+
+/* Clients that stop in the middle: their half-done requests have no effect, and others are served.
+ */
 static void test_silent_clients(void **state)
 {
 	struct tmesh_keeper_request request = keep_request("half", 2);
@@ -206,9 +361,71 @@ static void test_silent_clients(void **state)
 	tmesh_region_unref(region);
 }
 
-/* Keepers that lie: a listener of ours in its place. What is kept is refused with @code and @word,
- * and so is the list of it, unless that is empty then, and what the keeper says of itself, unless
- * the head of its answer is @good. */
+/* A process that has more connections than the keeper has places, and begins something by some of
+ * them: another process gets its place at once. */
+static void test_crowd(void **state)
+{
+	struct tmesh_keeper_request request = keep_request("half", 2);
+	int ends[2], status;
+	char byte;
+	pid_t crowd;
+
+	keep_new(*state, "mine", 4096, 1);
+	assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+	crowd = fork();
+	if (!crowd) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (int i = 0; i < 200; i++) {
+			int fd;
+
+			if (tmesh_keeper_connect(*state, false, &fd, NULL))
+				_exit(1);
+			if (i % 2)
+				send(fd, &request, sizeof(request), MSG_NOSIGNAL);
+		}
+		if (write(ends[1], "", 1) != 1)
+			_exit(1);
+		for (;;)
+			pause();
+	}
+	close(ends[1]);
+	assert_int_equal(read(ends[0], &byte, 1), 1);
+	for (int i = 0; i < 20; i++)
+		check_kept(*state, "mine", 1);
+	keep_new(*state, "more", 4096, 2);
+	check_kept(*state, "more", 2);
+	kill(crowd, SIGKILL);
+	assert_int_equal(waitpid(crowd, &status, 0), crowd);
+	close(ends[0]);
+}
+
+/* The keeper's descriptors are at an end: it does not look for one all the time, and goes on. */
+static void test_no_descriptor(void **state)
+{
+	struct rlimit before, none;
+	int fds[8], last;
+	pid_t keeper;
+
+	keep_new(*state, "mine", 4096, 1);
+	keeper = keeper_pid(*state);
+	for (int i = 0; i < 8; i++)
+		fds[i] = connected(*state);
+	check_kept(*state, "mine", 1);
+	assert_int_equal(prlimit(keeper, RLIMIT_NOFILE, NULL, &before), 0);
+	none = (struct rlimit){16, before.rlim_max};
+	assert_int_equal(prlimit(keeper, RLIMIT_NOFILE, &none, NULL), 0);
+	last = connected(*state);
+	assert_int_equal(keeper_pid(*state), keeper);
+	assert_int_equal(prlimit(keeper, RLIMIT_NOFILE, &before, NULL), 0);
+	check_kept(*state, "mine", 1);
+	for (int i = 0; i < 8; i++)
+		close(fds[i]);
+	close(last);
+}
+
+/* Keepers that lie: a listener of ours in its place. Refuse a kept region with @code and @word, and
+ * so the list, unless that is empty then. Refuse the keeper's description too, unless the head of
+ * its answer is @good. */
 static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool with_region,
 		bool good, int code, const char *word)
 {
@@ -288,7 +505,8 @@ static void test_lying_keeper(void **state)
 	lie(*state, &reply, sizeof(reply), false, false, -EPROTO, "malformed");
 	reply = good;
 	reply.version++;
-	lie(*state, &reply, sizeof(reply), false, false, -EPROTO, "malformed");
+	lie(*state, &reply, sizeof(reply), false, false, -EPROTO,
+	    "another release of tmesh (protocol 2, here 1)");
 	reply = good;
 	reply.status = 5;
 	lie(*state, &reply, sizeof(reply), false, false, -EPROTO, "malformed");
@@ -303,7 +521,8 @@ static void test_lying_keeper(void **state)
 	lie(*state, &reply, sizeof(reply), false, true, -EPROTO, "answered with 0 regions");
 }
 
-/* One that is stopped takes nobody from its queue: who finds that full does not wait for ever. */
+/* A stopped keeper takes no connection from its queue: a client that finds that full does not wait
+ * for ever. */
 static void test_full_queue(void **state)
 {
 	struct tmesh_ctx *ctx = *state;
@@ -344,9 +563,11 @@ static void test_full_queue(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		KEEP_TEST(test_lying_regions),	KEEP_TEST(test_lying_requests),
-		KEEP_TEST(test_silent_clients), KEEP_TEST(test_lying_keeper),
-		KEEP_TEST(test_full_queue),
+		KEEP_TEST(test_lying_regions),	KEEP_TEST(test_leased_region),
+		KEEP_TEST(test_lying_requests), KEEP_TEST(test_lying_paths),
+		KEEP_TEST(test_other_release),	KEEP_TEST(test_silent_clients),
+		KEEP_TEST(test_lying_keeper),	KEEP_TEST(test_full_queue),
+		KEEP_TEST(test_crowd),		KEEP_TEST(test_no_descriptor),
 	};
 
 	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-/* What the keeper lends: an opening that others duplicate, and by which nobody is overlooked. */
+/* The keeper's lent openings: others duplicate one, and no holder is overlooked. */
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -11,7 +12,7 @@
 #include "keeper/table.c"
 #include "kept.h"
 
-/* One opening has one offset, whoever has copies of it. */
+/* One opening has one offset, whichever processes have copies of it. */
 static bool share(const struct tmesh_region *a, const struct tmesh_region *b)
 {
 	off_t before = lseek(b->fd, 0, SEEK_CUR), there;
@@ -60,7 +61,7 @@ static uint32_t held(struct tmesh_ctx *ctx, const char *name)
 	return held;
 }
 
-/* Whoever looks through /proc holds what it looks at for a moment. */
+/* A look through /proc holds each file for a moment. */
 static void expect_let_go(struct tmesh_ctx *ctx, const char *name)
 {
 	while (held(ctx, name))
@@ -79,7 +80,7 @@ static void test_lent(void **state)
 	expect_let_go(*state, "one");
 	early = open_one(*state, "one");
 	assert_int_equal(held(*state, "one"), 1);
-	/* What was lent before that look is lent no more, and held all the same. */
+	/* A region lent before that look is lent no more, and held all the same. */
 	late = open_one(*state, "one");
 	assert_false(share(early, late));
 	tmesh_region_unref(late);
@@ -93,7 +94,8 @@ static void test_lent(void **state)
 	assert_int_equal(held(*state, "one"), 1);
 	munmap(mapping, 4096);
 	expect_let_go(*state, "one");
-	/* To map it is no use that the kernel notes: that would be told to the last tick. */
+	/* A mapping is no use that the kernel notes: the kernel would show a use to the last tick.
+	 */
 	late = open_one(*state, "one");
 	assert_int_equal(fstat(late->fd, &st), 0);
 	used = st.st_atim;
@@ -123,7 +125,7 @@ static void test_seen(void **state)
 	tmesh_region_unref(region);
 }
 
-/* What is lent makes no second holder of the keeper, and no second handle. */
+/* A lent region makes no second holder of the keeper, and no second handle. */
 static void test_holders(void **state)
 {
 	struct tmesh_holder_info *holders;
@@ -166,6 +168,8 @@ static void start_keeper_with(unsigned int files)
 	pid_t pid = fork();
 
 	if (!pid) {
+		/* CAP_SYS_RESOURCE: the keeper of root would raise the limit again. */
+		prctl(PR_CAPBSET_DROP, 24);
 		if (tmesh_ctx_open(NULL, &ctx, NULL) || setrlimit(RLIMIT_NOFILE, &limit))
 			unit_leave(1);
 		keep_new(ctx, "0", 4096, 0);
@@ -203,6 +207,7 @@ static void test_most(void **state)
 		KEPT = FOR_ALL - LENT,
 	};
 	struct tmesh_keeper_info info = {.size = sizeof(info)};
+	struct tmesh_region *last;
 	unsigned int files;
 	char name[16];
 	pid_t keeper;
@@ -221,7 +226,7 @@ static void test_most(void **state)
 	assert_false(is_lent(*state, "0"));
 	assert_lent(*state, "1");
 	assert_lent(*state, "more");
-	/* What is dropped is lent to nobody, and the next look lends another. */
+	/* A dropped region is not lent, and the next look lends another. */
 	assert_ok(tmesh_kept_drop(*state, "more", err));
 	assert_int_equal(files_of(keeper), files - 1);
 	assert_true(held(*state, "0") < 2);
@@ -232,8 +237,15 @@ static void test_most(void **state)
 		keep_new(*state, name, 1, 0);
 	}
 	assert_true(is_kept(*state, "0"));
-	/* All of what is kept was looked at to make room: it is lent after that. */
-	keep_new(*state, "last", 1, 0);
+	/* Nothing goes for another one's descriptor. */
+	last = sealed(*state, 1, 0);
+	assert_refused(tmesh_keep(*state, "last", &last, 1, NULL, err), -EMFILE, "RLIMIT_NOFILE");
+	assert_true(is_kept(*state, "0"));
+	assert_ok(tmesh_kept_drop(*state, "1", err));
+	assert_ok(tmesh_keep(*state, "last", &last, 1, NULL, err));
+	tmesh_region_unref(last);
+	/* A look at what is kept lends it again. */
+	held(*state, "0");
 	assert_ok(tmesh_keeper_info(*state, &info, err));
 	assert_int_equal(info.names, KEPT);
 	assert_int_equal(files_of(keeper), KEPT + LENT);
@@ -306,8 +318,8 @@ static void test_directories(void **state)
 	rmdir(away);
 }
 
-/* Of a table of its own: a client finds the oldest group after the look, and before it is shown no
- * more. */
+/* A client finds the oldest group of a table of its own after the look, and sees no more before it.
+ */
 struct late {
 	const char *name;
 	int fd; /* -1: it comes with the next group of that name that is to go */
@@ -324,7 +336,7 @@ static void show(void *data, struct group *group, bool shown)
 		late->fd = group_reopen(group->items[0].fds[0], 0);
 }
 
-/* Of sealed memory that nobody else has. */
+/* Sealed memory that no other process has. */
 static struct group *one_group(const char *name)
 {
 	struct tmesh_wire_region wire = {
@@ -342,7 +354,7 @@ static struct group *one_group(const char *name)
 	assert_int_equal(ftruncate(fd, 4096), 0);
 	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW), 0);
 	strcpy(padded, name);
-	group = group_new(padded, 1, TMESH_GIVER_UNKNOWN);
+	group = group_new(padded, 1);
 	assert_non_null(group);
 	assert_int_equal(group_add(group, &wire, &fd, 1, false), 0);
 	return group;
@@ -396,8 +408,8 @@ static bool find(const struct shown *shown, const char *name, struct tmesh_index
 	return found;
 }
 
-/* What clients are shown while the keeper looks: its own descriptor, to be opened anew; and nothing
- * once a group goes. */
+/* While the keeper looks, clients see its own descriptor, to be opened anew; and nothing once a
+ * group goes. */
 static void test_shown(void **state)
 {
 	struct group *old = one_group("one"), *new = one_group("one");
@@ -438,7 +450,7 @@ static void test_shown(void **state)
 	assert_true(find(&shown, "one", &hit) && !hit.read_only);
 	shown_remove(&shown, new, false);
 	assert_false(find(&shown, "one", &hit));
-	/* What is not shown is not lent. */
+	/* A region that is not shown is not lent. */
 	shown.most = 1;
 	shown_lend(&shown, new, 1);
 	assert_int_equal(new->items[0].lent, -1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Dtypes and layouts: what is accepted, what is refused, and that arithmetic never wraps. */
+/* Dtypes and layouts: accepted ones, refused ones, and arithmetic that never wraps. */
 #include "unit.h"
 
 static struct tmesh_layout layout(enum tmesh_dtype dtype, int32_t ndim, const int64_t *shape,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Leases, which on memfds the library keeps itself; and what memfds refuse with their reason. */
+/* Leases, which on memfds the library keeps itself; and the calls that memfds refuse, with their
+ * reason. */
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -210,7 +211,7 @@ static void test_not_shared(void **state)
 	uint8_t byte;
 	int rc;
 
-	/* What a lapsed handle refuses, if this process was kept from running. */
+	/* The refusals of a lapsed handle, if this process was kept from running. */
 	do {
 		tmesh_region_unref(derived);
 		tmesh_region_unref(region);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* What a memfd's name and trailer say, which anybody may have written. */
+/* The name and the trailer of a memfd, which any process may have written. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -16,7 +16,7 @@ static int memfd(size_t bytes, int seals)
 	return fd;
 }
 
-/* Whoever can write a region's file can write what it says of itself. */
+/* A process that can write a region's file can write its trailer. */
 static void test_trailer(void **state)
 {
 	const struct tmesh_trailer good_head = {

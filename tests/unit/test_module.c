@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* What only the module can do: memory that comes back, imports, views, fences, holds by the kernel.
- * Leases: test_module_lease.c. */
+/* Features of the module alone: memory that comes back, imports, views, fences, holds by the
+ * kernel. Leases: test_module_lease.c. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -52,7 +52,7 @@ static struct rlimit leave_addresses(uint64_t bytes)
 	return old;
 }
 
-/* Our own mapping cannot become read-only: that is what is told, and it stays writable. */
+/* Our own mapping cannot become read-only: the error reports that, and it stays writable. */
 static void test_seal_without_addresses(void **state)
 {
 	struct tmesh_region *region = region_of(*state, 64 << 20);
@@ -139,7 +139,7 @@ static void test_lent_page_in_use(void **state)
 	close(ends[1]);
 }
 
-/* Nobody else has it: who waits is told, also of what was taken back meanwhile. */
+/* No other process has it: a waiter gets the answer, also about memory taken back meanwhile. */
 static void test_alone(void **state)
 {
 	struct tmesh_region *region = region_of(*state, PAGE), *other;
@@ -160,7 +160,7 @@ static void test_alone(void **state)
 	tmesh_region_unref(region);
 }
 
-/* The context that channels have beside the module's cannot be made: that is said. */
+/* The context that channels have beside the module's cannot be made: the error reports that. */
 static void test_channel_without_home(void **state)
 {
 	struct tmesh_channel *channel = NULL;
@@ -374,7 +374,7 @@ static void test_view(void **state)
 	parts[2] = (struct tmesh_gather_extent){one, PAGE, 8 * PAGE};
 	assert_refused(tmesh_region_gather(*state, parts, 3, TMESH_READ, NULL, &further, err),
 		       -EINVAL, "whole pages");
-	/* What is wrong first is told. */
+	/* The first mistake is the one that is reported. */
 	assert_refused(tmesh_region_gather(*state, parts, 0, TMESH_WRITE, NULL, &further, err),
 		       -EINVAL, "rights");
 	assert_ok(tmesh_ctx_open(&beside, &ctx, err));
@@ -414,8 +414,8 @@ static void test_fence(void **state)
 	tmesh_region_unref(producer);
 }
 
-/* Who holds a region, in whatever way, is told of a page with a memory error, once somebody came
- * upon it; the pages beside it stay good. */
+/* Each holder of a region, in whatever way, learns of a page with a memory error once a process
+ * came upon it. The pages beside it stay good. */
 static void test_poisoned(void **state)
 {
 	struct tmesh_region *region = region_of(*state, 2 * PAGE), *held;
@@ -445,7 +445,7 @@ static void test_poisoned(void **state)
 	assert_true(info.poisoned);
 	assert_ok(tmesh_region_read(held, PAGE, &byte, 1, err));
 	assert_int_equal(byte, 7);
-	/* Who waits for something else does not hear of it. */
+	/* A waiter for another event does not get it. */
 	poller.fd = tmesh_region_poll_fd(held, TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE,
 					 &poller.events, NULL);
 	assert_int_equal(poll(&poller, 1, 0), 0);
@@ -456,7 +456,7 @@ static void test_poisoned(void **state)
 	tmesh_region_unref(region);
 }
 
-/* What the kernel keeps for holds of this region: how many, and the last one. */
+/* The kernel's holds of this region: how many, and the last one. */
 static size_t kept_of(struct tmesh_ctx *ctx, const struct tmesh_region *region,
 		      struct tmesh_kept_info *last)
 {
@@ -504,8 +504,8 @@ static void open_and_close(struct tmesh_ctx *ctx, const char *token)
 	tmesh_region_unref(region);
 }
 
-/* Two that hold one region, as two processes of one number in two PID namespaces may: what ends
- * the one's is not the other's, and no two holds have the same name. */
+/* Two holders of one region, as two processes of one number in two PID namespaces may be. The end
+ * of one leaves the other's hold, and no two holds have the same name. */
 static void test_hold_name(void **state)
 {
 	struct tmesh_region *region = region_of(*state, PAGE), *other;
@@ -557,7 +557,7 @@ static void test_hold_lasts(void **state)
 	tmesh_region_unref(region);
 }
 
-/* What stands for a descriptor is no sealed memory: a hold of it ends with its process. */
+/* A region that stands for a descriptor is no sealed memory: a hold of it ends with its process. */
 static void test_hold_of_no_memory(void **state)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -573,7 +573,7 @@ static void test_hold_of_no_memory(void **state)
 	tmesh_region_unref(region);
 }
 
-/* What the kernel says of a name that is taken, and of one that is not. */
+/* The kernel's answers about a name that is taken, and one that is not. */
 static void test_kept(void **state)
 {
 	const struct tmesh_keep_opts opts = {.size = sizeof(opts)};

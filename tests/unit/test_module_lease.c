@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* What only the module can do: leases that end, and memory that is taken back. */
+/* Features of the module alone: leases that end, and memory that is taken back. */
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -74,7 +74,7 @@ static void test_taken_by_context(void **state)
 	assert_refused(tmesh_region_read(other, 0, &byte, 1, err), -ESTALE, "revoked");
 	tmesh_region_unref(other);
 	tmesh_region_unref(region);
-	/* What is pinned is not taken. */
+	/* Pinned memory is not taken. */
 	region = region_of(ctx, PAGE);
 	assert_ok(tmesh_region_seal(region, err));
 	assert_ok(tmesh_region_pin(region, &pin, err));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
  * Regions that stand for a descriptor, on memfd: hand-over by token and socket, taking them back,
- * and who is told what when the other side is killed.
+ * and the errors at each end when the other side is killed.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 #define BYTES (3u << 20)
 #define RW (TMESH_READ | TMESH_WRITE)
 
-/* Something that is told from all else by its inode. */
+/* A file that its inode identifies. */
 static int thing(ino_t *ino)
 {
 	int fd = memfd_create("thing", MFD_CLOEXEC);
@@ -72,7 +72,7 @@ static void test_here(void **state)
 	assert_true(ino_of(region) == ino);
 	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_ALONE);
 	token(region, RW, text);
-	/* What the context opens once for all. */
+	/* Descriptors that the context opens once for all. */
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &derived, err));
 	tmesh_region_unref(derived);
 	before = unit_open_fds();
@@ -129,7 +129,7 @@ static void test_refused(void **state)
 	assert_refused(tmesh_region_poll_fd(region, TMESH_EVENT_TAKEN, &wait, err), -EOPNOTSUPP,
 		       "this process's");
 	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_ALONE, &wait, err), -EOPNOTSUPP,
-		       "only its maker");
+		       "only a region's maker");
 	assert_refused(tmesh_region_poll_fd(holder, 0, &wait, err), -EINVAL,
 		       "poll: events 0x0 are not made of TMESH_EVENT_TAKEN");
 	assert_refused(tmesh_region_poll_fd(holder, TMESH_EVENT_POISONED, &wait, err), -EOPNOTSUPP,
@@ -175,7 +175,7 @@ static void test_by_socket(void **state)
 	assert_refused(tmesh_region_opaque_fd(got, &fd, err), -EACCES, "write");
 	assert_int_equal(tmesh_region_events(region), 0);
 	tmesh_region_unref(got);
-	/* What nobody receives holds as long as it lies there. */
+	/* A descriptor that no process receives holds as long as it is in the queue. */
 	assert_ok(tmesh_region_send(region, ends[0], RW, err));
 	assert_int_equal(tmesh_region_events(region), 0);
 	close(ends[1]);
@@ -215,8 +215,8 @@ static void test_wrong_number(void **state)
 	assert_int_equal(unit_open_fds(), before);
 }
 
-/* A hand-over that is right but for its leash, which polling a file of somebody's own could make
- * wait for him. */
+/* A hand-over that is right but for its revocation pipe, which polling a file of somebody's own
+ * could make wait for him. */
 static void test_strange_leash(void **state)
 {
 	int before, ends[2], fds[TMESH_WIRE_FDS], strange;
@@ -242,8 +242,8 @@ static void test_strange_leash(void **state)
 	tmesh_region_unref(region);
 }
 
-/* A child with a context of its own that opens the token, says so, and does as it is told. It is
- * forked before there is a region, whose descriptors it would inherit. */
+/* A child with a context of its own that opens the token, reports it, and follows the test's
+ * orders. It is forked before there is a region, whose descriptors it would inherit. */
 struct holder {
 	pid_t pid;
 	int socket;
@@ -348,7 +348,7 @@ static void test_taken_back(void **state)
 	assert_ok(tmesh_region_info(region, &info, err));
 	assert_true(info.revoked);
 	assert_int_equal(write(holder.socket, "t", 1), 1);
-	assert_ok(tmesh_region_reclaim(region, UINT64_MAX, &report, err));
+	assert_ok(tmesh_region_reclaim(region, -1, &report, err));
 	assert_int_equal(end_of(&holder), 0);
 	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE);
 	tmesh_region_unref(region);
@@ -360,6 +360,34 @@ static void interrupt(int number)
 
 /* A signal ends the wait, and nothing else: the region is taken back, and another wait may follow.
  */
+/* A token that holds ends with the others, also one that was opened before: nobody gets the
+ * descriptor. */
+static void test_held_and_taken_back(void **state)
+{
+	struct tmesh_flushed left = {.size = sizeof(left)};
+	struct tmesh_region *region, *opened;
+	char used[TMESH_TOKEN_SIZE], fresh[TMESH_TOKEN_SIZE];
+	unsigned int before;
+	ino_t ino;
+
+	region = make(*state, &ino);
+	assert_ok(tmesh_region_hold(region, RW, 0, used, err));
+	assert_ok(tmesh_region_open(*state, used, RW, &opened, err));
+	tmesh_region_unref(opened);
+	assert_ok(tmesh_region_hold(region, TMESH_READ, 0, fresh, err));
+	assert_ok(tmesh_region_reclaim(region, 0, NULL, err));
+	assert_refused(tmesh_region_open(*state, used, RW, &opened, err), -ENOENT, "released");
+	before = unit_open_fds();
+	assert_refused(tmesh_region_open(*state, fresh, TMESH_READ, &opened, err), -ENOENT,
+		       "released");
+	assert_refused(tmesh_region_hold(region, RW, 0, fresh, err), -ESTALE, "taken back");
+	assert_int_equal(unit_open_fds(), before);
+	/* No process waits at its end for holds of a region that was taken back. */
+	assert_ok(tmesh_ctx_flush(*state, -1, &left, err));
+	assert_int_equal(left.held, 0);
+	tmesh_region_unref(region);
+}
+
 static void test_reclaim_interrupted(void **state)
 {
 	struct tmesh_reclaim_report report = {.size = sizeof(report)};
@@ -375,11 +403,11 @@ static void test_reclaim_interrupted(void **state)
 	sigaction(SIGALRM, &act, NULL);
 	/* Again and again, as the first may come before the wait begins. */
 	setitimer(ITIMER_REAL, &often, NULL);
-	assert_refused(tmesh_region_reclaim(region, UINT64_MAX, &report, err), -EINTR, "reclaim");
+	assert_refused(tmesh_region_reclaim(region, -1, &report, err), -EINTR, "reclaim");
 	setitimer(ITIMER_REAL, &never, NULL);
 	assert_int_equal(tmesh_region_events(region), TMESH_EVENT_TAKEN);
 	assert_int_equal(write(holder.socket, "t", 1), 1);
-	assert_ok(tmesh_region_reclaim(region, UINT64_MAX, &report, err));
+	assert_ok(tmesh_region_reclaim(region, -1, &report, err));
 	assert_int_equal(end_of(&holder), 0);
 	tmesh_region_unref(region);
 }
@@ -470,7 +498,8 @@ static void test_many_ask(void **state)
 	tmesh_region_unref(region);
 }
 
-/* What a child inherited is not its own, to be let go of once more where it forks itself. */
+/* An inherited descriptor is not the child's own, to be let go of once more where it forks itself.
+ */
 static void test_forked_again(void **state)
 {
 	struct tmesh_error why = {0};
@@ -517,6 +546,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_strange_leash, unit_ctx_setup,
 						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_taken_back, unit_ctx_setup, unit_ctx_teardown),
+		cmocka_unit_test_setup_teardown(test_held_and_taken_back, unit_ctx_setup,
+						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_reclaim_interrupted, unit_ctx_setup,
 						unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_holder_killed, unit_ctx_setup,

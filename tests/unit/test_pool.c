@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* The pool: what may be reused, and what its next user and others may see of it. */
+/* The pool: reusable memory, and what its next user and others may see of it. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -103,14 +103,14 @@ static void test_zeroed(void **state)
 	}
 	assert_true(seen);
 	free(infos);
-	/* What a memfd keeps behind its contents. */
+	/* The trailer that a memfd keeps behind its contents. */
 	if (!unit_on_kernel())
 		assert_true(pread(region->fd, room, sizeof(room), 20480 + 128) > 0);
 	assert_null(memmem(room, sizeof(room), "secret", 6));
 	tmesh_region_unref(region);
 }
 
-/* Whoever overwrites anyway gets the old bytes, but never past the end of the new length. */
+/* An overwrite without permission gets the old bytes, but never past the end of the new length. */
 static void test_uninitialized(void **state)
 {
 	struct tmesh_region *region;
@@ -179,7 +179,7 @@ static void test_shared_never(void **state)
 	map_of(region);
 	expect_not_pooled(*state, region);
 
-	/* Who says so once too often is not believed to be there for ever. */
+	/* A process that reports it once too often is not believed to be there for ever. */
 	region = make(*state, 33333, 0, "");
 	tmesh_region_unmap(region, RW);
 	pooled = stats_of(*state).pool_bytes;
@@ -209,7 +209,7 @@ static void test_shared_never(void **state)
 	tmesh_region_unref(other);
 }
 
-/* What tells memory apart. A region of the module has its id for ever. */
+/* The inode tells memory apart. A region of the module has its id for ever. */
 static uint64_t inode_of(const struct tmesh_region *region)
 {
 	struct stat st;
@@ -230,8 +230,8 @@ static struct tmesh_region *lent(void *ctx, char *token)
 	return region;
 }
 
-/* Whoever looks at the regions of the machine, as other suites do, has each open for a moment, in
- * which it is nobody else's: then another one comes, and it the next time. */
+/* Other suites look at the regions of the machine, and have each open for a moment. The pool cannot
+ * reuse it then: another one comes, and this one the next time. */
 static bool comes_next_time(struct tmesh_region *region, uint64_t inode)
 {
 	if (inode_of(region) == inode)
@@ -243,7 +243,7 @@ static bool comes_next_time(struct tmesh_region *region, uint64_t inode)
 	return true;
 }
 
-/* What comes next is the memory of that inode, or is not. */
+/* The next region is, or is not, the memory of that inode. */
 static void expect_next(void *ctx, uint64_t inode, bool same)
 {
 	bool like = unit_on_kernel(); /* only like serves like there */
@@ -315,7 +315,7 @@ static void test_lent(void **state)
 	tmesh_ctx_unref(other);
 }
 
-/* What opens the token it reads, says so, and keeps what it has. */
+/* A reader that opens the token it reads, reports it, and keeps what it has. */
 static pid_t reader_start(int *told, int *says)
 {
 	char token[TMESH_TOKEN_SIZE];
@@ -419,7 +419,7 @@ static void set_idle(struct tmesh_ctx *ctx, uint64_t ns)
 	pthread_mutex_unlock(&ctx->lock);
 }
 
-/* What nobody asks for goes, and all of it on request, with its descriptors. */
+/* Memory that nobody asks for goes, and all of it on request, with its descriptors. */
 static void test_given_back(void **state)
 {
 	struct tmesh_region *one = make(*state, SIZE, 0, ""), *two = make(*state, SIZE, 0, "");
@@ -445,7 +445,7 @@ static void test_given_back(void **state)
 	tmesh_pool_age(*state);
 	assert_int_equal(stats_of(*state).pool_bytes, 0);
 	assert_int_equal(unit_open_fds(), before - 2);
-	/* Who releases a region looks after the others. */
+	/* A release of one region looks after the others. */
 	set_idle(*state, UINT64_MAX);
 	tmesh_region_unref(make(*state, SIZE, 0, ""));
 	two = make(*state, 2 * SIZE, 0, "");
@@ -492,7 +492,7 @@ static void test_given_back_by_thread(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What could not be given back in time is not kept. */
+/* Memory that could not be given back in time is not kept. */
 static void test_without_thread(void **state)
 {
 	struct rlimit limit, low;
@@ -567,7 +567,7 @@ static void test_by_default(void **state)
 	unsetenv("TMESH_POOL");
 }
 
-/* What lies there is of max_bytes, and given back before anybody is refused. */
+/* Memory in the pool counts for max_bytes, and is given back before a request is refused. */
 static void test_limit(void **state)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .max_bytes = 5 * 4096};
@@ -656,7 +656,7 @@ static void test_alike_only(void **state)
 	tmesh_region_unref(region);
 }
 
-/* What the pool has is not given for what memfds refuse, nor to another group, nor instead of
+/* Pooled memory is not given for a request that memfds refuse, nor to another group, nor instead of
  * fewer pages. */
 static void test_not_instead(void **state)
 {
@@ -669,10 +669,10 @@ static void test_not_instead(void **state)
 	assert_refused(tmesh_region_create(*state, 8192, &opts, &region, err), -EOPNOTSUPP,
 		       "one user");
 	opts.mode = 0;
-	opts.linger_ms = 1000;
+	opts.hold_ms = 1000;
 	assert_refused(tmesh_region_create(*state, 8192, &opts, &region, err), -EOPNOTSUPP,
-		       "linger");
-	opts.linger_ms = 0;
+		       "hold_ms");
+	opts.hold_ms = 0;
 	region = make(*state, 4096, 0, "");
 	assert_int_equal(stats_of(*state).pool_hits, hits);
 	tmesh_region_unref(region);
@@ -684,7 +684,7 @@ static void test_not_instead(void **state)
 	tmesh_region_unref(region);
 }
 
-/* Descriptors that lie in the pool are free ones for whoever needs one. */
+/* Descriptors in the pool are free for any other use. */
 static void test_yields(void **state)
 {
 	struct rlimit limit, low;
@@ -731,7 +731,7 @@ static void test_yields(void **state)
 	tmesh_region_unref(named);
 }
 
-/* Who has no pool misses nothing of it. */
+/* A context without a pool works all the same. */
 static void test_no_pool(void **state)
 {
 	const struct tmesh_ctx_opts opts = {.size = sizeof(opts), .pool_bytes = TMESH_NO_POOL};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Private views: what is written in one is the writer's own, and goes nowhere else. */
+/* Private views: writes to one are the writer's own, and go nowhere else. */
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -71,20 +71,20 @@ static void test_it_goes_nowhere(void **state)
 	view_of(region, &view, &at);
 	at[0] = 9;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-	assert_refused(tmesh_region_token(view, TMESH_READ, token, err), -EOPNOTSUPP, "own");
-	assert_refused(tmesh_region_derive(view, TMESH_READ, &out, err), -EOPNOTSUPP, "own");
-	assert_refused(tmesh_region_pin(view, &out, err), -EOPNOTSUPP, "own");
-	assert_refused(tmesh_region_private(view, &out, err), -EOPNOTSUPP, "own");
-	assert_refused(tmesh_region_seal(view, err), -EOPNOTSUPP, "own");
-	assert_refused(tmesh_region_send(view, pair[0], TMESH_READ, err), -EOPNOTSUPP, "own");
-	assert_refused(tmesh_region_export_dmabuf(view, 0, 0, RW, &fd, err), -EOPNOTSUPP, "own");
-	assert_refused(tmesh_region_revoke(view, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_region_token(view, TMESH_READ, token, err), -EOPNOTSUPP, "alone");
+	assert_refused(tmesh_region_derive(view, TMESH_READ, &out, err), -EOPNOTSUPP, "alone");
+	assert_refused(tmesh_region_pin(view, &out, err), -EOPNOTSUPP, "alone");
+	assert_refused(tmesh_region_private(view, &out, err), -EOPNOTSUPP, "alone");
+	assert_refused(tmesh_region_seal(view, err), -EOPNOTSUPP, "alone");
+	assert_refused(tmesh_region_send(view, pair[0], TMESH_READ, err), -EOPNOTSUPP, "alone");
+	assert_refused(tmesh_region_export_dmabuf(view, 0, 0, RW, &fd, err), -EOPNOTSUPP, "alone");
+	assert_refused(tmesh_region_revoke(view, err), -EOPNOTSUPP, "alone");
 	assert_refused(tmesh_lease_set(view, 1000000000, TMESH_TAKEN_SIGBUS, err), -EOPNOTSUPP,
-		       "own");
+		       "alone");
 	assert_int_equal(fd, -7);
 	assert_ok(tmesh_tensor_wrap(view, &layout, &message.tensor, err));
 	assert_ok(tmesh_channel_create(*state, TMESH_CHANNEL_SEND, NULL, &channel, err));
-	assert_refused(tmesh_channel_try_send(channel, &message, err), -EOPNOTSUPP, "own");
+	assert_refused(tmesh_channel_try_send(channel, &message, err), -EOPNOTSUPP, "alone");
 	tmesh_channel_unref(channel);
 	tmesh_tensor_unref(message.tensor);
 	close(pair[0]);

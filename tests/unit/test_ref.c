@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* Refs: what is written is read back; everything else is refused with a reason. */
+/* Refs: a written ref is read back; everything else is refused with a reason. */
 #include <stdio.h>
 
 #include "unit.h"
@@ -222,7 +222,7 @@ static void test_decode_limits(void **state)
 	assert_refused(decode(text, &ref, err), -EPROTO, "not JSON");
 }
 
-/* What another decoder has found comes to what the text would. */
+/* The members that another decoder has found give the same as the text. */
 static void test_members(void **state)
 {
 	static const int64_t shape[] = {2, 3, 1, 1, 1, 1, 1, 1, 1}, strides[] = {3, 1};

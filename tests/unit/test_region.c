@@ -98,9 +98,9 @@ static void test_create_refused(void **state)
 	REFUSED(-EINVAL, "mode", .mode = 0200);
 	if (!unit_on_kernel()) {
 		REFUSED(-EOPNOTSUPP, "one user", .mode = 0640);
-		REFUSED(-EOPNOTSUPP, "linger", .linger_ms = 5);
+		REFUSED(-EOPNOTSUPP, "hold_ms", .hold_ms = 5);
 	}
-	REFUSED(-EINVAL, "1000", .linger_ms = 1001);
+	REFUSED(-EINVAL, "1000", .hold_ms = 1001);
 	REFUSED(-EINVAL, "NUMA", .flags = TMESH_REGION_NODE, .node = 99999);
 	REFUSED(-EINVAL, "no NUMA node 900", .flags = TMESH_REGION_NODE, .node = 900);
 	REFUSED(-EINVAL, "node 1024", .flags = TMESH_REGION_NODE, .node = 1024);
@@ -297,6 +297,24 @@ static void test_derive(void **state)
 	tmesh_region_unref(region);
 }
 
+/* The owner takes back by its id a region that only another process holds. */
+static void test_revoke_id(void **state)
+{
+	struct tmesh_region *region = region_of(*state, 10);
+	uint64_t id = tmesh_region_id(region);
+
+	if (!unit_on_kernel()) {
+		assert_refused(tmesh_region_revoke_id(*state, id, err), -EOPNOTSUPP, "module");
+	} else {
+		assert_refused(tmesh_region_revoke_id(*state, UINT64_MAX, err), -ENOENT,
+			       "no such region");
+		assert_ok(tmesh_region_revoke_id(*state, id, err));
+		assert_refused(tmesh_region_revoke_id(*state, id, err), -ESTALE, "revoked");
+		assert_refused(tmesh_region_seal(region, err), -ESTALE, "revoked");
+	}
+	tmesh_region_unref(region);
+}
+
 static void test_pin(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NO_PIN};
@@ -390,12 +408,12 @@ static void test_from_memfd(void **state)
 	assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err), -EINVAL,
 		       "NO_PIN");
 	opts.flags = 0;
-	/* What the module could give, and a memfd of somebody's cannot. */
+	/* Promises that the module could give, and a stranger's memfd cannot. */
 	if (!unit_on_kernel()) {
-		opts.linger_ms = 1000;
+		opts.hold_ms = 1000;
 		assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err),
-			       -EOPNOTSUPP, "linger_ms");
-		opts.linger_ms = 0;
+			       -EOPNOTSUPP, "hold_ms");
+		opts.hold_ms = 0;
 		opts.flags = TMESH_REGION_GID;
 		assert_refused(tmesh_region_from_memfd(*state, fd, 0, &opts, &region, err),
 			       -EOPNOTSUPP, "its maker's");
@@ -432,8 +450,8 @@ static void test_from_memfd(void **state)
 	close(empty);
 }
 
-/* A memfd of the largest pages that there are, none of which need be there as long as nobody
- * touches it: others find it and see who holds it, and its pages are whole. */
+/* A memfd of the largest pages that there are, which need not exist until they are touched. Others
+ * find it and see its holders, and its pages are whole. */
 static void test_giant_memfd(void **state)
 {
 	int fd =
@@ -466,7 +484,7 @@ static void test_giant_memfd(void **state)
 	close(fd);
 }
 
-/* What a descriptor does not allow, or its file, the region does not; on memfd they are one. */
+/* The region allows no more than its descriptor and its file; on memfd they are one. */
 static void test_from_less(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NO_PIN};
@@ -512,7 +530,7 @@ static void test_sealed_unseen(void **state)
 }
 
 /* Lists until nobody else has one of these, each of which is seen once, in the order of their ids.
- * Whoever looks at the regions of the machine, as other suites do, has each open for a moment. */
+ * Other suites look at the regions of the machine, and have each open for a moment. */
 static void look_until_alone(struct tmesh_ctx *ctx, struct tmesh_region **regions, size_t many,
 			     struct tmesh_region_info **infos, size_t *count)
 {
@@ -539,7 +557,7 @@ static void look_until_alone(struct tmesh_ctx *ctx, struct tmesh_region **region
 	}
 }
 
-static void test_see(void **state)
+static void test_inspect(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "seen (deleted)"};
 	struct tmesh_region_info *infos;
@@ -563,7 +581,7 @@ static void test_see(void **state)
 	assert_ok(tmesh_holders(*state, tmesh_region_id(region), &holders, &count, err));
 	assert_int_equal(unit_own_holders(holders, count), 1);
 	assert_int_equal(holders[0].kind, TMESH_HOLDER_IS_HANDLE);
-	/* Of a memfd's descriptor no more can be seen. */
+	/* A memfd's descriptor shows no more. */
 	assert_int_equal(holders[0].rights, unit_on_kernel() ? TMESH_RIGHTS_ALL : RW);
 	assert_int_equal(holders[0].mappings, 1);
 	assert_int_equal(prctl(PR_GET_NAME, command), 0);
@@ -616,7 +634,8 @@ static void test_see_many(void **state)
 		tmesh_region_unref(regions[i]);
 }
 
-/* With too few descriptors to look at everything nobody is told less than there is. */
+/* With too few descriptors to look at everything, a list of holders fails instead of being short.
+ */
 static void see_short(struct tmesh_ctx *ctx, struct tmesh_region *region)
 {
 	struct tmesh_holder_info *holders = NULL;
@@ -666,7 +685,7 @@ static void test_see_short(void **state)
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	see_short(*state, region);
 	tmesh_region_unref(region);
-	/* Of a mapping without a descriptor. */
+	/* A mapping without a descriptor. */
 	region = region_of(*state, 4096);
 	map_of(region, RW);
 	close(region->fd);
@@ -675,7 +694,8 @@ static void test_see_short(void **state)
 	tmesh_region_unref(region);
 }
 
-/* Who keeps a region from being sealed: each process once, and none that cannot write into it. */
+/* The processes that keep a region from being sealed: each once, and none that cannot write into
+ * it. */
 static void test_writers(void **state)
 {
 	struct tmesh_region *region = region_of(*state, 8192);
@@ -703,16 +723,75 @@ static int memfd_setup(void **state)
 	return unit_memfd_setup(state) || unit_ctx_setup(state);
 }
 
+#define SEVERAL 30
+
+static size_t of_region(const struct tmesh_holder_info *all, size_t count, uint64_t id,
+			struct tmesh_holder_info *own)
+{
+	size_t found = 0;
+
+	for (size_t i = 0; i < count; i++)
+		if (all[i].region == id && all[i].pid == getpid())
+			own[found++ % 4] = all[i];
+	return found;
+}
+
+/* The holders of all regions at once are those of each. */
+static void test_holders_of_all(void **state)
+{
+	struct tmesh_holder_info *all, *one, own[4];
+	struct tmesh_region *regions[SEVERAL], *others[SEVERAL];
+	char token[TMESH_TOKEN_SIZE];
+	size_t all_count, count;
+	void *addr;
+
+	for (int i = 0; i < SEVERAL; i++) {
+		assert_ok(tmesh_region_create(*state, 4096, NULL, &regions[i], err));
+		others[i] = NULL;
+		if (i % 2)
+			assert_ok(tmesh_region_token(regions[i], TMESH_READ, token, err));
+		if (i % 3 == 0)
+			assert_ok(tmesh_region_seal(regions[i], err));
+		if (i % 5 == 0)
+			assert_ok(tmesh_region_map(regions[i], TMESH_READ, &addr, err));
+		if (i % 7 == 0)
+			assert_ok(tmesh_region_derive(regions[i], TMESH_READ, &others[i], err));
+	}
+	assert_ok(tmesh_holders(*state, 0, &all, &all_count, err));
+	for (size_t i = 1; i < all_count; i++)
+		assert_true(all[i - 1].region <= all[i].region);
+	for (int i = 0; i < SEVERAL; i++) {
+		uint64_t id = tmesh_region_id(regions[i]);
+
+		assert_ok(tmesh_holders(*state, id, &one, &count, err));
+		count = unit_own_holders(one, count);
+		assert_int_equal(of_region(all, all_count, id, own), count);
+		assert_in_range(count, 1, 4);
+		for (size_t k = 0; k < count; k++) {
+			assert_int_equal(one[k].region, id);
+			assert_int_equal(own[k].kind, one[k].kind);
+			assert_int_equal(own[k].rights, one[k].rights);
+			assert_int_equal(own[k].mappings, one[k].mappings);
+			assert_string_equal(own[k].command, one[k].command);
+		}
+		free(one);
+		tmesh_region_unref(others[i]);
+		tmesh_region_unref(regions[i]);
+	}
+	free(all);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_create), cmocka_unit_test(test_create_refused),
-		cmocka_unit_test(test_node),   cmocka_unit_test(test_huge),
-		cmocka_unit_test(test_map),    cmocka_unit_test(test_read_write),
-		cmocka_unit_test(test_seal),   cmocka_unit_test(test_too_large),
-		cmocka_unit_test(test_derive), cmocka_unit_test(test_pin),
-		cmocka_unit_test(test_desc),   cmocka_unit_test(test_from_memfd),
-		cmocka_unit_test(test_see),    cmocka_unit_test(test_names),
+		cmocka_unit_test(test_create),	   cmocka_unit_test(test_create_refused),
+		cmocka_unit_test(test_node),	   cmocka_unit_test(test_huge),
+		cmocka_unit_test(test_map),	   cmocka_unit_test(test_read_write),
+		cmocka_unit_test(test_seal),	   cmocka_unit_test(test_too_large),
+		cmocka_unit_test(test_derive),	   cmocka_unit_test(test_revoke_id),
+		cmocka_unit_test(test_pin),	   cmocka_unit_test(test_desc),
+		cmocka_unit_test(test_from_memfd), cmocka_unit_test(test_inspect),
+		cmocka_unit_test(test_names),	   cmocka_unit_test(test_holders_of_all),
 	};
 
 	const struct CMUnitTest memfds[] = {

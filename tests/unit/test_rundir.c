@@ -12,6 +12,14 @@
 #include "watch.h"
 #include "wire.h"
 
+static bool elevated;
+
+/* In place of the C library's: NULL for a program that has more rights than its caller. */
+char *secure_getenv(const char *name)
+{
+	return elevated ? NULL : getenv(name);
+}
+
 /* A relative directory is the one that it was when the context was made, wherever the process has
  * gone since, by the environment too. */
 static void test_relative_dir(void **state)
@@ -76,7 +84,8 @@ static void refused_dir(const char *dir, const char *word)
 	refused_dir_as(dir, -EACCES, word);
 }
 
-/* Who looked elsewhere is told where; whose producer answered is not sent astray. */
+/* The error names the directory that a caller should have looked in, unless the producer answered.
+ */
 static void test_two_runtime_dirs(void **state)
 {
 	char base[] = "/tmp/tmesh-unit-XXXXXX", here[64], there[64], token[TMESH_TOKEN_SIZE];
@@ -205,12 +214,12 @@ static void test_sweep(void **state)
 
 	producer_end(&dead, SIGKILL);
 	assert_true(readlink(link_path(link, dead.token), token, 1) > 0);
-	/* Its link leads nowhere, or to whoever has its number now. */
+	/* Its link leads nowhere, or to the process that has its number now. */
 	assert_refused(tmesh_region_open(ctx, dead.token, TMESH_READ, &region, err), -ENOENT,
 		       "gone");
 	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"), dead.token + 5);
 	assert_int_equal(access(path, F_OK), 0);
-	/* Killed while it made another link; and what is somebody else's in the same directory. */
+	/* Killed while it made another link; and a stranger's file in the same directory. */
 	snprintf(unfinished, sizeof(unfinished), "%s.new", path);
 	assert_int_equal(symlink("/", unfinished), 0);
 	snprintf(notes, sizeof(notes), "%s/notes", getenv("TMESH_RUNTIME_DIR"));
@@ -225,13 +234,13 @@ static void test_sweep(void **state)
 	assert_ok(tmesh_region_open(ctx, live.token, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
 	before = unit_open_fds();
-	tmesh_rundir_sweep(ctx, ctx->dir);
+	tmesh_rundir_sweep(ctx, ctx->memfd.dir);
 	assert_int_equal(unit_open_fds(), before);
 	producer_end(&live, 0);
 	tmesh_ctx_unref(ctx);
 }
 
-/* Where there are no descriptors it is said so, and no directory is blamed. */
+/* The error reports the lack of descriptors, and blames no directory. */
 static void test_no_number(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
@@ -257,7 +266,7 @@ static void count_sweeps(void *data, enum tmesh_log_level level, const char *mes
 		fail_msg("%s", message);
 }
 
-/* What was removed is told, once. */
+/* A removed link is reported once. */
 static void test_sweep_told(void **state)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -283,7 +292,7 @@ static void test_sweep_told(void **state)
 	}
 }
 
-/* What does not become a link leaves nothing that the next one would stumble over. */
+/* A failed link leaves nothing that stops the next one. */
 static void test_link_failed(void **state)
 {
 	static const char name[] = "00112233445566778899aabbccddee00";
@@ -307,7 +316,7 @@ static void test_link_failed(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Where nothing is said the user's own directories are looked at, in their order. */
+/* Without a setting the library looks at the user's own directories, in their order. */
 static void test_presets(void **state)
 {
 	const char *names[] = {"TMESH_RUNTIME_DIR", "XDG_RUNTIME_DIR", "TMPDIR"};
@@ -339,6 +348,51 @@ static void test_presets(void **state)
 		free(kept[i]);
 	}
 	tmesh_ctx_unref(ctx);
+}
+
+/* The caller of a program with more rights, such as a setuid one, does not choose its folder. */
+static void test_elevated(void **state)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	char path[512], own[64];
+
+	snprintf(own, sizeof(own), "/tmp/tmesh-%u", geteuid());
+	elevated = true;
+	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
+	elevated = false;
+	assert_string_equal(path, own);
+	tmesh_ctx_unref(ctx);
+}
+
+/* Root that has a user's environment leaves no folder of root's in that user's. */
+static void test_foreign_parent(void **state)
+{
+	char base[] = "/tmp/tmesh-unit-XXXXXX", path[64];
+	struct tmesh_ctx *ctx;
+	struct stat st;
+	int dir;
+
+	assert_non_null(mkdtemp(base));
+	assert_int_equal(chown(base, 65534, 65534), 0);
+	snprintf(path, sizeof(path), "%s/tmesh", base);
+	refused_dir(path, "user 65534 owns the folder above");
+	snprintf(path, sizeof(path), "%s/tmesh//", base);
+	refused_dir(path, "set TMESH_RUNTIME_DIR to a folder of user 0");
+	path[strlen(path) - 2] = '\0';
+	assert_int_equal(lstat(path, &st), -1);
+	/* One that is there already is its owner's. */
+	assert_int_equal(mkdir(path, 0700), 0);
+	ctx = context(path, 0);
+	assert_ok(tmesh_ctx_runtime_dir(ctx, &dir, err));
+	close(dir);
+	assert_int_equal(rmdir(path), 0);
+	/* Everybody may have folders in one such as /tmp, whichever user owns it. */
+	assert_int_equal(chmod(base, 01777), 0);
+	assert_ok(tmesh_ctx_runtime_dir(ctx, &dir, err));
+	close(dir);
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(rmdir(base), 0);
 }
 
 /* A link that is not as a producer writes it leads nowhere. */
@@ -374,7 +428,7 @@ static void test_strange_links(void **state)
 
 static const char never_made[] = "/sys/tmesh-unit";
 
-/* What mkdir() says is told, not that the directory is then still missing. */
+/* The error is that of mkdir(), not that the directory is then still missing. */
 static void test_not_made(void **state)
 {
 	assert_int_equal(mkdir(never_made, 0700), -1);
@@ -416,7 +470,7 @@ static void test_sweep_among_many(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Whoever has a token of @ctx, given before or after, opens it: with the link, and by asking. */
+/* Open a token of @ctx, given before or after: with the link, and by asking. */
 static void opens(const char *dir, const char *token)
 {
 	char link[600];
@@ -456,8 +510,8 @@ static void removed(const char *dir, const char *token)
 	usleep(110000);
 }
 
-/* A directory, or a socket in it, that somebody removes from under a program is made again before
- * the program gives a token that nobody could open; where it cannot be, it is said. */
+/* A directory, or a socket in it, is removed under a program. It is made again before the program
+ * gives a token that nobody could open; the error says if it cannot be. */
 static void test_removed(void **state)
 {
 	char base[] = "/tmp/tmesh-unit-XXXXXX", dir[64];
@@ -524,7 +578,10 @@ int main(void)
 		cmocka_unit_test(test_no_number),	 cmocka_unit_test(test_sweep_among_many),
 		cmocka_unit_test(test_link_failed),	 cmocka_unit_test(test_strange_links),
 		cmocka_unit_test(test_sweep_told),	 cmocka_unit_test(test_presets),
-		cmocka_unit_test(test_removed),
+		cmocka_unit_test(test_removed),		 cmocka_unit_test(test_elevated),
+	};
+	const struct CMUnitTest root[] = {
+		cmocka_unit_test(test_foreign_parent),
 	};
 	const struct CMUnitTest sysfs[] = {
 		cmocka_unit_test(test_not_made),
@@ -532,6 +589,10 @@ int main(void)
 	int failed =
 		cmocka_run_group_tests_name("runtime directory", tests, unit_memfd_setup, NULL);
 
+	if (geteuid() == 0)
+		failed += cmocka_run_group_tests_name("root", root, unit_memfd_setup, NULL);
+	else
+		failed += UNIT_SKIP(root, "only root can give a folder away");
 	/* Where it is not mounted, as in a bare root, it is a directory as any other. */
 	if (mkdir(never_made, 0700) == 0 || errno == EEXIST) {
 		rmdir(never_made);

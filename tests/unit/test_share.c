@@ -41,7 +41,7 @@ static void test_bad_tokens(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Who sends it on as it is sends nothing of its own behind it. */
+/* A process that sends it on unchanged adds nothing of its own. */
 static void test_behind_a_token(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
@@ -68,7 +68,7 @@ static void expect_label(struct tmesh_ctx *ctx, const char *token, const char *l
 	tmesh_region_unref(region);
 }
 
-/* Whoever opens a region can ask what it is called. */
+/* A process that opens a region can ask for its label. */
 static void test_label(void **state)
 {
 	struct tmesh_ctx_opts pooling = {
@@ -111,14 +111,14 @@ static void test_stopped(void **state)
 
 	kill(p.pid, SIGSTOP);
 	assert_int_equal(waitpid(p.pid, &status, WUNTRACED), p.pid);
-	/* Who finds its index does not need it to run. */
+	/* A process that finds its index does not need it to run. */
 	assert_ok(tmesh_region_open(other, p.token, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
 	assert_int_equal(unlink(link_path(link, p.token)), 0);
 	start = tmesh_now_ns();
 	assert_refused(tmesh_region_open(ctx, p.token, TMESH_READ, &region, err), -ETIMEDOUT,
 		       "stopped");
-	/* By its own 200 ms, and not by what whoever says nothing has (patient.c). */
+	/* By its own 200 ms, and not by the default of the tests (patient.c). */
 	assert_true(tmesh_now_ns() - start < UINT64_C(60) * 1000000000);
 	kill(p.pid, SIGCONT);
 	/* It has to get its turn first. */
@@ -172,7 +172,7 @@ static void test_wrong_link(void **state)
 	asks_with(&p, "/proc/1/fd/-1");
 	asks_with(&p, "/proc/99999999999999999999/fd/99999999999999999999");
 	asks_with(&p, "/proc/2147483647/fd/3");
-	/* What only looks like the right one. */
+	/* Files that only look like the right one. */
 	snprintf(target, sizeof(target), "%s/", good);
 	asks_with(&p, target);
 	snprintf(target, sizeof(target), "/proc/0%s", good + strlen("/proc/"));
@@ -184,7 +184,7 @@ static void test_wrong_link(void **state)
 	snprintf(target, sizeof(target), "/proc/%d/fd/%d", (int)getpid(), index);
 	asks_with(&p, target);
 	close(index);
-	/* A pipe with a name, which nobody writes to: whoever opened it would wait. */
+	/* A pipe with a name, which nobody writes to: an open would wait. */
 	snprintf(target, sizeof(target), "%s/fifo", getenv("TMESH_RUNTIME_DIR"));
 	assert_int_equal(mkfifo(target, 0600), 0);
 	fifo = open(target, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -244,7 +244,8 @@ static void test_many(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Who opens from many producers keeps descriptors for some of them, and opens from all. */
+/* A process that opens from many producers keeps descriptors for some of them, and opens from all.
+ */
 static void test_many_producers(void **state)
 {
 	enum {
@@ -284,13 +285,13 @@ static bool has_peers(struct tmesh_ctx *ctx)
 	bool has;
 
 	pthread_mutex_lock(&ctx->lock);
-	has = ctx->peers;
+	has = ctx->memfd.peers;
 	pthread_mutex_unlock(&ctx->lock);
 	return has;
 }
 
-/* Of producers that have ended nothing stays open, though this process calls nothing more and holds
- * what they made: the watch looks. */
+/* Nothing of ended producers stays open, though this process makes no calls and holds their
+ * regions: the watch looks. */
 static void test_dead_producers(void **state)
 {
 	enum {
@@ -340,8 +341,8 @@ static void test_dead_producers(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Without a thread that watches, which a process may have too many of, the next call looks: who
- * opens from other producers, or lets go of what it had. */
+/* A process that may have no more threads has none that watches. The next call looks then: one that
+ * opens from other producers, or lets go of a region. */
 static void test_dead_producers_unwatched(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
@@ -362,7 +363,7 @@ static void test_dead_producers_unwatched(void **state)
 	tmesh_region_unref(held[0]);
 	assert_false(has_peers(ctx));
 	tmesh_region_unref(held[1]);
-	/* Or who asks one of them, and is not answered. */
+	/* Or a caller asks one of them, and gets no answer. */
 	producers[0] = producer_start();
 	assert_ok(tmesh_region_open(ctx, producers[0].token, TMESH_READ, &held[0], err));
 	tmesh_watch_stop(ctx);
@@ -469,6 +470,40 @@ static void test_seqpacket(void **state)
 	socket_of_type(SOCK_SEQPACKET);
 }
 
+/* Programs have sockets that say with each message who sent it, and when: regions come all the
+ * same. */
+static void test_telling_socket(void **state)
+{
+	static const int options[] = {SO_PASSCRED, SO_TIMESTAMP, SO_PASSSEC, 76 /* SO_PASSPIDFD */};
+	struct tmesh_ctx *ctx = context(NULL, 0);
+	struct tmesh_region *region, *got;
+	unsigned int before;
+	const int on = 1;
+	int pair[2];
+
+	assert_ok(tmesh_region_create(ctx, 12345, NULL, &region, err));
+	for (int type = SOCK_STREAM; type <= SOCK_SEQPACKET; type += SOCK_SEQPACKET - SOCK_STREAM) {
+		assert_int_equal(socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, pair), 0);
+		assert_ok(tmesh_region_send(region, pair[0], TMESH_READ, err));
+		assert_ok(tmesh_region_recv(ctx, pair[1], &got, err));
+		tmesh_region_unref(got);
+		before = unit_open_fds();
+		for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+			/* Before Linux 6.5 there is no pidfd to be had. */
+			setsockopt(pair[1], SOL_SOCKET, options[i], &on, sizeof(on));
+			assert_ok(tmesh_region_send(region, pair[0], TMESH_READ, err));
+			assert_ok(tmesh_region_recv(ctx, pair[1], &got, err));
+			assert_int_equal(tmesh_region_id(got), tmesh_region_id(region));
+			tmesh_region_unref(got);
+			assert_int_equal(unit_open_fds(), before);
+		}
+		close(pair[0]);
+		close(pair[1]);
+	}
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
 /* A socket that nobody empties: an error after the timeout, no hang. */
 static void *empty_later(void *data)
 {
@@ -520,7 +555,7 @@ static void test_full_socket(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What a producer answers to who asks with a token's secret for these rights. */
+/* The producer's answer to a request with a token's secret for these rights. */
 static int32_t answered(struct tmesh_ctx *ctx, const char *token, uint32_t rights)
 {
 	struct tmesh_wire_request request = {
@@ -530,7 +565,7 @@ static int32_t answered(struct tmesh_ctx *ctx, const char *token, uint32_t right
 	};
 	uint64_t deadline = tmesh_now_ns() + UINT64_C(600) * 1000000000;
 	int conn, got, fds[TMESH_WIRE_FDS];
-	struct tmesh_token_parts parts;
+	struct tmesh_token_fields parts;
 	struct tmesh_wire_reply reply;
 
 	assert_ok(tmesh_token_parse(token, &parts, err));
@@ -594,7 +629,7 @@ static int ask_as_nobody(const char *path, const char *token)
 
 	if (child == 0) {
 		struct sockaddr_un address = {.sun_family = AF_UNIX};
-		struct tmesh_token_parts parts;
+		struct tmesh_token_fields parts;
 		int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
 
 		snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
@@ -638,9 +673,10 @@ static void test_other_user_asks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bad_tokens), cmocka_unit_test(test_behind_a_token),
-		cmocka_unit_test(test_label),	   cmocka_unit_test(test_stream),
-		cmocka_unit_test(test_seqpacket),  cmocka_unit_test(test_full_socket),
+		cmocka_unit_test(test_bad_tokens),  cmocka_unit_test(test_behind_a_token),
+		cmocka_unit_test(test_label),	    cmocka_unit_test(test_stream),
+		cmocka_unit_test(test_seqpacket),   cmocka_unit_test(test_telling_socket),
+		cmocka_unit_test(test_full_socket),
 	};
 	const struct CMUnitTest rendezvous[] = {
 		cmocka_unit_test(test_stopped),	      cmocka_unit_test(test_wrong_link),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * What a producer's link and index lead to, which is up to the producer: another file than it was,
- * than it should be, or than anybody may touch.
+ * A producer chooses where its link and its index lead: to another file than before, than it should
+ * be, or than anybody may touch.
  */
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -21,8 +21,8 @@ static bool is_locked(int fd)
 	return waitpid(child, &status, 0) == child && !status;
 }
 
-/* A producer's link leads to a file of this process's, as where PIDs mean others: it is not
- * touched, for to close it would end the locks on it. */
+/* A producer's link leads to a file of this process, as in another PID namespace. The library
+ * leaves it alone, for closing it would end the locks on it. */
 static void test_link_to_any(void **state)
 {
 	static const char name[] = "00112233445566778899aabbccddeefc";
@@ -67,7 +67,7 @@ static void test_entry_of_any(void **state)
 	static const uint8_t name[16] = {0x12, 0x35};
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
-	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_token_fields parts = {.backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_index_entry entry = {.rights = TMESH_RIGHTS_ALL};
 	char token[TMESH_TOKEN_SIZE], path[33];
 	FILE *file = tmpfile();
@@ -79,7 +79,7 @@ static void test_entry_of_any(void **state)
 	tmesh_token_format(token, &parts);
 	tmesh_hex(path, name, sizeof(name));
 	assert_ok(tmesh_rundir_open(ctx, &dir, err));
-	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_index_new(name, 1, 64, false, &index, err));
 	assert_ok(tmesh_region_create(holder, 100, NULL, &entry.region, err));
 	assert_ok(tmesh_index_add(&index, &entry, err));
 	assert_int_equal(tmesh_rundir_link(dir, path, tmesh_index_fd(index)), 0);
@@ -98,13 +98,13 @@ static void test_entry_of_any(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* It is the file that the index says, and no memory of fixed size: what was taken of it is closed
- * once (closes.c), by whichever way it came. */
+/* The index's entry is that file, and no memory of fixed size: the descriptor is closed once
+ * (closes.c), by whichever way it came. */
 static void test_entry_unsealed(void **state)
 {
 	static const uint8_t name[16] = {0x12, 0x36};
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
-	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_token_fields parts = {.backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_index_entry entry = {.rights = TMESH_RIGHTS_ALL};
 	char token[TMESH_TOKEN_SIZE], path[33];
 	int dir, file = memfd(16384, F_SEAL_SHRINK);
@@ -116,7 +116,7 @@ static void test_entry_unsealed(void **state)
 	tmesh_token_format(token, &parts);
 	tmesh_hex(path, name, sizeof(name));
 	assert_ok(tmesh_rundir_open(ctx, &dir, err));
-	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_index_new(name, 1, 64, false, &index, err));
 	assert_ok(tmesh_region_create(holder, 100, NULL, &entry.region, err));
 	assert_int_equal(dup2(file, entry.region->fd), entry.region->fd);
 	assert_ok(tmesh_index_add(&index, &entry, err));
@@ -140,7 +140,7 @@ static void test_entry_is_file(void **state)
 {
 	static const uint8_t name[16] = {0x12, 0x37};
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
-	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_token_fields parts = {.backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_index_entry entry = {.rights = TMESH_RIGHTS_ALL};
 	int dir, file, notify = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
 	char token[TMESH_TOKEN_SIZE], path[33], there[600];
@@ -152,7 +152,7 @@ static void test_entry_is_file(void **state)
 	tmesh_token_format(token, &parts);
 	tmesh_hex(path, name, sizeof(name));
 	assert_ok(tmesh_rundir_open(ctx, &dir, err));
-	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_index_new(name, 1, 64, false, &index, err));
 	assert_ok(tmesh_region_create(holder, 100, NULL, &entry.region, err));
 	snprintf(there, sizeof(there), "%s/file", getenv("TMESH_RUNTIME_DIR"));
 	file = open(there, O_RDWR | O_CREAT | O_CLOEXEC, 0600);

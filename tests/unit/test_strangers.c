@@ -89,7 +89,8 @@ static void test_recv(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* What goes with regions of memfds is nothing to a context of the module's, and does not stay. */
+/* Descriptors that go with regions of memfds do not matter to a context of the module's, and do not
+ * stay. */
 static void test_recv_too_much(void **state)
 {
 	struct tmesh_wire_region wire = {
@@ -148,8 +149,8 @@ static void test_recv_pieces(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* In pieces, of which the first brings more descriptors than any message has: what is whole later
- * is no message. */
+/* In pieces, of which the first brings more descriptors than any message has: the later whole is no
+ * message. */
 static void test_recv_bad_piece(void **state)
 {
 	struct tmesh_wire_bundle head = {
@@ -260,7 +261,7 @@ static void test_bad_clients(void **state)
 		.version = TMESH_WIRE_VERSION,
 		.rights = TMESH_READ,
 	};
-	struct tmesh_token_parts parts;
+	struct tmesh_token_fields parts;
 	struct tmesh_region *region, *got;
 	char token[TMESH_TOKEN_SIZE];
 	int silent[100], last, null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -423,8 +424,8 @@ static void test_bad_servers(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Replies as told to whatever is asked by one connection. What it opens meanwhile takes the numbers
- * that who asks has let go of. */
+/* Replies as told to whatever is asked by one connection. The files that it opens meanwhile take
+ * the numbers that the caller has let go of. */
 static void *fake_on(void *data)
 {
 	struct fake *fake = data;
@@ -452,7 +453,7 @@ static void test_index_then_refused(void **state)
 	};
 	struct fake fake = {.reply = &reply, .bytes = sizeof(reply)};
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
-	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_token_fields parts = {.backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_index_entry entry = {.rights = TMESH_READ, .read_only = true};
 	char token[TMESH_TOKEN_SIZE], path[33];
 	struct tmesh_region *region;
@@ -464,7 +465,7 @@ static void test_index_then_refused(void **state)
 	tmesh_token_format(token, &parts);
 	tmesh_hex(path, name, sizeof(name));
 	assert_ok(tmesh_rundir_open(ctx, &dir, err));
-	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_index_new(name, 1, 64, false, &index, err));
 	assert_ok(tmesh_region_create(holder, 100, NULL, &entry.region, err));
 	assert_ok(tmesh_index_add(&index, &entry, err));
 	assert_int_equal(tmesh_rundir_link(dir, path, tmesh_index_fd(index)), 0);
@@ -603,7 +604,7 @@ static void test_strange_index(void **state)
 {
 	static const uint8_t name[16] = {0x12, 0x34};
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
-	struct tmesh_token_parts parts = {.backend = TMESH_BACKEND_MEMFD};
+	struct tmesh_token_fields parts = {.backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_index_entry entry = {.rights = TMESH_READ, .read_only = true};
 	struct tmesh_index *index;
 	struct tmesh_region *region;
@@ -614,19 +615,19 @@ static void test_strange_index(void **state)
 	tmesh_token_format(token, &parts);
 	tmesh_hex(path, name, sizeof(name));
 	assert_ok(tmesh_rundir_open(ctx, &dir, err));
-	assert_ok(tmesh_index_new(name, 1, 64, &index, err));
+	assert_ok(tmesh_index_new(name, 1, 64, false, &index, err));
 	assert_ok(tmesh_region_create(holder, 100, NULL, &entry.region, err));
 	assert_ok(tmesh_index_add(&index, &entry, err));
 	assert_int_equal(tmesh_rundir_link(dir, path, tmesh_index_fd(index)), 0);
 	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
-	/* What is not in it is not what was last found there. */
+	/* A token that is not in it is not the last one found there. */
 	parts.secret[0] ^= 1;
 	tmesh_token_format(wrong, &parts);
 	assert_int_equal(tmesh_region_open(ctx, wrong, TMESH_READ, &region, NULL), -ENOENT);
 	tmesh_peers_drop(ctx);
 
-	/* Another user's index is not believed, whoever has it open. */
+	/* Another user's index is not believed, whichever process has it open. */
 	if (geteuid() == 0) {
 		assert_int_equal(fchown(tmesh_index_fd(index), 65534, 65534), 0);
 		assert_int_equal(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL), -ENOENT);

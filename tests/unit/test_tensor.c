@@ -186,7 +186,7 @@ static void read_back(struct tmesh_ctx *ctx, struct tmesh_region *region, const 
 	tmesh_tensor_unref(tensor);
 }
 
-/* Of more than is read at once, and in each order in which elements can lie. */
+/* Read more than fits at once, and each order of elements. */
 static void test_read(void **state)
 {
 	enum {
@@ -247,7 +247,7 @@ static void test_description(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-/* A description opens nothing; rights that nobody has are told before the seal is. */
+/* A description opens nothing; missing rights are reported before a missing seal. */
 static void test_ref_refused(void **state)
 {
 	struct tmesh_tensor *tensor, *opened = NULL;

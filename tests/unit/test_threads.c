@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <sys/socket.h>
 
+#include "held.h"
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
@@ -149,9 +150,56 @@ static void test_signals(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+static atomic_int arrived;
+
+static void *call_first(void *data)
+{
+	atomic_fetch_add(&arrived, 1);
+	while (atomic_load(&arrived) < THREADS)
+		;
+	CHECK(!tmesh_ctx_enter(data, NULL));
+	return NULL;
+}
+
+/* The first calls of a forked child may come at once: one thread lets go of what the parent held.
+ * The thread sanitizer follows no threads of a forked child, so this process stands for one. */
+static void test_first_calls(void **state)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
+				      .backend = TMESH_BACKEND_MEMFD,
+				      .exit_wait_ns = TMESH_NO_EXIT_WAIT};
+	struct tmesh_region *region;
+	char token[TMESH_TOKEN_SIZE];
+	pthread_t threads[THREADS];
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_region_create(ctx, 4096, NULL, &region, err));
+	for (int round = 0; round < 50; round++) {
+		assert_ok(tmesh_region_hold(region, TMESH_READ, 1, token, err));
+		assert_ok(tmesh_ctx_flush(ctx, -1, NULL, err));
+		/* The thread that has ended the hold is gone too. */
+		while (atomic_load(&ctx->refs) > 2)
+			usleep(100);
+		tmesh_holds_forked(ctx);
+		region->hold = NULL;
+		ctx->life--;
+		atomic_store(&arrived, 0);
+		for (int i = 0; i < THREADS; i++)
+			pthread_create(&threads[i], NULL, call_first, ctx);
+		for (int i = 0; i < THREADS; i++)
+			pthread_join(threads[i], NULL);
+		assert_null(ctx->inherited_holds);
+	}
+	assert_int_equal(failures, 0);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_at_once),
+					   cmocka_unit_test(test_first_calls),
 					   cmocka_unit_test(test_signals)};
 
 	return cmocka_run_group_tests_name("threads", tests, NULL, NULL);

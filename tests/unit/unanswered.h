@@ -64,9 +64,9 @@ static inline void ask_server(int fd)
 	pthread_mutex_unlock(&server.lock);
 }
 
-static inline int server_start(void **state)
+static inline int server_start_with(int fd)
 {
-	server.fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+	server.fd = fd;
 	server.main = pthread_self();
 	pthread_mutex_lock(&server.lock);
 	server.answers = false;
@@ -74,6 +74,11 @@ static inline int server_start(void **state)
 	server.asked = 0;
 	unit_before_close = ask_server;
 	return server.fd < 0 || fstat(server.fd, &server.st);
+}
+
+static inline int server_start(void **state)
+{
+	return server_start_with(open("/proc/self/status", O_RDONLY | O_CLOEXEC));
 }
 
 /* All are closed that wait. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the unit tests share: cmocka, a context, and short checks of results. */
+/* Shared by the unit tests: cmocka, a context, and short checks of results. */
 #ifndef TMESH_UNIT_H
 #define TMESH_UNIT_H
 
@@ -36,7 +36,7 @@
 			fail_msg("%s: %d %s", #call, err->code, err->message); \
 	} while (0)
 
-/* TMESH_BACKEND says on what the tests run; what backends do differently is asked of this. */
+/* TMESH_BACKEND names the backend of the tests; a test asks this where backends differ. */
 static inline bool unit_on_kernel(void)
 {
 	const char *name = getenv("TMESH_BACKEND");
@@ -72,8 +72,23 @@ static inline unsigned int unit_open_fds(void)
 	return count;
 }
 
-/* Of who holds a region those that are this process, moved to the front. Whoever looks at the
- * regions of the machine, as other suites do, opens each for a moment, and holds it then. */
+/* The same once a context's threads have closed the descriptors of an earlier test. */
+static inline unsigned int unit_open_fds_at_rest(void)
+{
+	unsigned int count = unit_open_fds(), last;
+	int same = 0;
+
+	while (same < 10) {
+		usleep(10000);
+		last = count;
+		count = unit_open_fds();
+		same = count == last ? same + 1 : 0;
+	}
+	return count;
+}
+
+/* Move this process's own entries among a region's holders to the front. Other suites look at the
+ * regions of the machine: they open each for a moment, and hold it then. */
 static inline size_t unit_own_holders(struct tmesh_holder_info *holders, size_t count)
 {
 	size_t own = 0;
@@ -106,6 +121,12 @@ static inline int unit_ctx_teardown(void **state)
 {
 	tmesh_ctx_unref(*state);
 	return 0;
+}
+
+static inline char *link_path(char path[512], const char *token)
+{
+	snprintf(path, 512, "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), token + 5);
+	return path;
 }
 
 #endif /* TMESH_UNIT_H */

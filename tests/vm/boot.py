@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Packs a guest, boots it, and hands back what it said."""
+"""Pack a guest, boot it, and return its output."""
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,36 +12,36 @@ from initramfs import Initramfs
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build"
 
-# What the guest loads where its kernel has them as modules: disks (ext4 finds its checksum by
-# name, not by symbol), the peers that take our dma-bufs, and RDMA over a device of its own.
+# Modules that the guest loads, if its kernel does not have them built in: disks, importers of our dma-bufs, and RDMA
+# over a dummy device. ext4 finds its checksum by name, so modules.dep does not list that.
 GUEST_MODULES = ("virtio_pci", "virtio_blk", "virtio_rng", "crc32c_generic", "crc32_generic", "ext4", "nvme",
                  "vgem", "vivid", "udmabuf", "dummy", "ib_uverbs", "rdma_rxe")
 
-# Other ways to boot a kernel, which show other mistakes: the kernel, more of a command line.
+# Other ways to boot a kernel, which find other mistakes: the kernel, and more words for its command line.
 VARIANTS = {
-    # An IOMMU would translate what is to be copied.
+    # Without an IOMMU, so that DMA goes through bounce buffers.
     "debug-swiotlb": ("debug", ["swiotlb=force", "intel_iommu=off"]),
 }
 NAMES = (*kernels.KERNELS, *VARIANTS)
 
-# Seconds that one program and a whole guest may take, by TMESH_TEST_LENGTH.
+# The limits in seconds for one program and for a whole guest, by TMESH_TEST_LENGTH.
 LIMITS = {"brief": (1800, 3300), "short": (1800, 3300), "full": (12600, 4 * 3600)}
 
 
 def kernel_of(name):
-    """The kernel that a variant boots; a kernel's name is itself one."""
+    """Return the kernel that a variant boots. The name of a kernel stands for itself."""
     return VARIANTS.get(name, (name, []))[0]
 
 
 def logs(name, suite):
-    """Where a suite on a kernel builds its modules and leaves what its guest said."""
+    """Return the folder for the modules and logs of a suite on a kernel."""
     path = BUILD / "vm" / name / suite
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def length():
-    """TMESH_TEST_LENGTH: short unless it says brief or full."""
+    """Return TMESH_TEST_LENGTH: short by default, or brief or full."""
     value = os.environ.get("TMESH_TEST_LENGTH", "short")
     if value not in LIMITS:
         raise SystemExit("vm: TMESH_TEST_LENGTH is brief, short or full")
@@ -50,7 +50,7 @@ def length():
 
 @dataclass
 class Outcome:
-    """What a guest left: the two serial lines, and why it was ended from outside, if it was."""
+    """The result of a guest: its two serial lines, and the reason if it was killed."""
     results: str
     console: str
     trouble: str
@@ -58,10 +58,14 @@ class Outcome:
 
 def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), shares=(), arguments=(), modules=(),
         libraries=(), devices=GUEST_MODULES):
-    """Boot a kernel or variant with one suite; module is the .ko file that the suite loads, script
-    what runs in the guest where that is not called like the suite. Programs are executable,
-    files are not; both keep their names. modules: what the guest loads beside devices. libraries: what
-    programs that are not static are linked with, which keep their places."""
+    """Boot a kernel or variant with one suite.
+
+    module: the .ko file that the suite loads, or None
+    script: the name of the script in guest/, if it is not that of the suite
+    programs, files: copied under their names; only programs are executable
+    modules: kernel modules that the guest loads beside devices
+    libraries: the shared libraries of the programs, copied to the same paths
+    """
     kernel = kernels.prepare(kernel_of(name))
     _, more = VARIANTS.get(name, (name, []))
     left = logs(name, suite)
@@ -70,9 +74,11 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), sh
     archive.add_file("bin/busybox", Path("/bin/busybox"), 0o755)
     archive.add_file("init", HERE / "guest/init", 0o755)
     archive.add_file("suite", HERE / f"guest/{script or suite}.sh")
-    # What debuggers want of it, nine tenths, stays with coverage.py: `unload` loads it dozens of times.
-    sh("strip", "-g", "-o", left / module.name, module)
-    archive.add_file(module.name, left / module.name)
+    if module:
+        # Strip the debug information, nine tenths of the file: `unload` loads it dozens of times. coverage.py uses the
+        # unstripped file.
+        sh("strip", "-g", "-o", left / module.name, module)
+        archive.add_file(module.name, left / module.name)
     order = {file.name.removesuffix(".xz"): file for file in kernel.modules((*devices, *modules))}
     for file_name, file in order.items():
         archive.add_file(f"modules/{file_name}", file)
@@ -93,8 +99,7 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), sh
                             arguments=[*more, *arguments, f"TMESH_TEST_LENGTH={length()}",
                                        f"TMESH_TIMEOUT={for_program}"])
         results = (left / "results").read_text(errors="replace")
-        # A stock kernel that patches its own code panics now and then under emulation, long
-        # before it knows our module.
+        # A stock kernel that patches its own code sometimes panics under emulation, long before it loads our module.
         if results or last:
             break
         say(f"{name}: the kernel did not reach init; once more. Its console: {left}/console.first")

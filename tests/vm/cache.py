@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Things that are slow to make and are kept between runs, outside the checkout."""
+"""A cache outside the checkout for files that are slow to make."""
 import contextlib
 import fcntl
 import os
@@ -12,12 +12,12 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tmes
 
 
 def say(text):
-    """Progress goes to stderr: stdout belongs to TAP."""
+    """Print progress to stderr: stdout is TAP."""
     print(f"vm: {text}", file=sys.stderr, flush=True)
 
 
 def sh(*command, **options):
-    """Run a command that has nothing to say unless it fails; then say all of it and stop."""
+    """Run a command and return its output. If it fails, print the output and exit."""
     done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors="replace", **options)
     if done.returncode:
@@ -28,7 +28,7 @@ def sh(*command, **options):
 
 @contextlib.contextmanager
 def locked(path):
-    """Two runs share the cache and the build folder: the second waits for the first."""
+    """Hold a lock: runs share the cache and the build folder, and a second run waits for the first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(path.name + ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

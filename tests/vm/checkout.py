@@ -11,13 +11,13 @@ from modules import TOP
 
 REPO = "/repo"
 COPY = BUILD / "vm/repo"
-# For make, here and in guest/checkout.sh: what the host's suites have looked for by sanitizers is not looked for again.
+# For make, here and in guest/checkout.sh: skip the runs with sanitizers, which the host's suites have done.
 SETTINGS = ("CONFORM_PLAIN=1",)
 
 
 def copy(with_model):
-    """A copy of the checkout, which keeps what an earlier run built there. The demo's model and packages are
-    fetched by the host, for neither the root nor the guest need reach PyPI."""
+    """Update the copy of the checkout, which keeps the build of earlier runs. The host fetches the demo's model and
+    packages, because the root and the guest may not reach PyPI."""
     COPY.mkdir(parents=True, exist_ok=True)
     sh("rsync", "-a", "--delete", "--exclude=/build", "--exclude=/.git", f"{TOP}/", COPY)
     if with_model:
@@ -29,13 +29,13 @@ def copy(with_model):
 
 
 def on_memfd(target, repo, packages=()):
-    """Make a target in the root. Returns its output and exit status."""
+    """Make a target in the root. Return its output and exit status."""
     return roots.attempt(debian13.root(packages), "make", "-s", "--no-print-directory", "-C", REPO, *SETTINGS, target,
                          binds=[(repo, REPO)])
 
 
 def disks(repo, packages=()):
-    """(image, device) of the guest's root, and of the copy with what the targets built."""
+    """Return (image, device) of the guest's root and of the copy with its build."""
     image = COPY.with_suffix(".img")
     debian13.write_image(repo, image)
     return [(path, "virtio-blk-pci") for path in (debian13.image(packages), image)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Which lines and branches of the module a guest ran, of those that there are.
+"""The lines and branches of the module that a guest ran.
 
-By GCOV for all that ran, with what was missed in build/vm/KERNEL/SUITE/missed; by KCOV for what
-the fuzzer alone reached.
+GCOV counts all programs; the lines that none of them ran are in build/vm/KERNEL/SUITE/missed.
+KCOV counts the lines that the fuzzer reached.
 """
 import gzip
 import io
@@ -17,8 +17,8 @@ from modules import TOP
 
 
 def report(tap, name, module, left, where):
-    """Notes about the files that programs of a guest left; left is a tar.gz, or nothing;
-    what was missed goes into a file of the directory where."""
+    """Print notes about the coverage files that a guest left. left is a tar.gz, or empty. The missed lines go into a
+    file in the directory where."""
     if not left:
         return
     folder = where / "left"
@@ -47,18 +47,18 @@ def share(counts, what):
 
 
 def ours(path):
-    """The name of one of the module's files below kmod/, or None."""
+    """Return the name of a file of the module below kmod/, or None."""
     found = re.search(r"/kmod/((?:compat/)?[a-z_]+\.[ch])$", path)
     return found and found[1]
 
 
 def by_kcov(module, places):
-    """(reached, all) lines, as sets; places are return addresses of KCOV's calls in .text."""
+    """Return the sets of (reached, all) lines. places are return addresses of KCOV's calls in .text."""
     relocations = sh("readelf", "-rW", module)
     text = relocations[relocations.index("'.rela.text'"):].split("Relocation section")[0]
     calls = [int(line.split()[0], 16) + 4 for line in text.splitlines()
              if "__sanitizer_cov_trace_pc" in line]
-    # A call belongs to the line of its last byte, not to that which comes after it.
+    # A call belongs to the line of its last byte; the return address may belong to the next line.
     output = subprocess.run(["addr2line", "-j", ".text", "-e", module], text=True, check=True,
                             input="".join(f"{call - 1:#x}\n" for call in calls), capture_output=True)
     found, reached = set(), set()
@@ -72,7 +72,7 @@ def by_kcov(module, places):
 
 
 def by_gcov(module, folder):
-    """How often each line ran, {file: {line: count}}, and each branch, {file: {(line, number): count}}."""
+    """Return the counts of lines, {file: {line: count}}, and of branches, {file: {(line, number): count}}."""
     lines = defaultdict(lambda: defaultdict(int))
     branches = defaultdict(lambda: defaultdict(int))
     for notes in module.parent.rglob("*.gcno"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Debian packages of any suite, fetched beside the host's own apt, which is left alone.
+"""Debian packages of any suite, fetched without changing the host's own apt.
 
 The mirror is the one that the host uses. Lists, state and archives are private.
 """
@@ -17,7 +17,7 @@ SUITES = ("bookworm", "bookworm-backports", "bookworm-security", "trixie", "trix
 
 @functools.cache
 def mirrors():
-    """(main, security) archive URIs from the host's configured sources."""
+    """Return the (main, security) archive URIs of the host's sources."""
     listing = sh("apt-get", "indextargets", "--format", "$(ORIGIN)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)",
                  "Created-By: Packages")
     found = {}
@@ -33,7 +33,7 @@ def mirrors():
 
 @functools.cache
 def environment():
-    """The environment in which apt-get and apt-cache see our suites; fetches their lists."""
+    """Fetch the lists of our suites. Return the environment in which apt-get and apt-cache use them."""
     home = CACHE / "apt"
     for part in ("lists/partial", "archives/partial"):
         (home / part).mkdir(parents=True, exist_ok=True)
@@ -50,25 +50,25 @@ def environment():
         f'Dir::State::status "{home}/status";\n'
         f'Dir::Cache "{home}";\n'
         'APT::Architecture "amd64";\n'
-        # The cache may lie below a home that apt's own user cannot enter.
+        # apt's own user may not be able to enter the home directory of the cache.
         'APT::Sandbox::User "root";\n')
     env = dict(os.environ, APT_CONFIG=str(home / "apt.conf"))
     say("fetching package lists")
     with locked(home):
-        # Else what could not be fetched is told, and what there was before is taken for today's.
+        # By default apt only warns about a list that it cannot fetch, and then uses the old one as if it were new.
         sh("apt-get", "update", "-o", "APT::Update::Error-Mode=any", env=env)
     return env
 
 
 def apt(*command, **options):
-    """A command of apt's in that environment, while no other run takes the lists from under it."""
+    """Run a command of apt in that environment, under a lock, so that no other run replaces the lists."""
     env = environment()
     with locked(CACHE / "apt"):
         return sh(*command, env=env, **options)
 
 
 def index(listing):
-    """(package, version, suite) of each line of `apt-cache madison`."""
+    """Return (package, version, suite) of each line of `apt-cache madison`."""
     found = []
     for line in listing.splitlines():
         package, version, source = (field.strip() for field in line.split("|"))
@@ -77,16 +77,17 @@ def index(listing):
 
 
 def newest(found, suite, line=""):
-    """The release of the newest kernel with headers among (package, version, suite), or None. That of a stable
-    suite is the one that its metapackage leads to, for its archive has other lines too; that of a suite with
-    backports is the newest that its users can have. line: of this line of kernels alone, as "6.1"."""
+    """Return the release of the newest kernel with headers among (package, version, suite), or None. For a stable suite
+    it is the one that the metapackage depends on, because the archive has other lines too. For a suite with
+    backports it is the newest that its users can install. line: restricts the choice to a line of kernels, such as
+    "6.1"."""
     stable = suite.removesuffix("-backports")
     suites = {stable, f"{stable}-security", suite}
     rows = [(package, version) for package, version, where in found if where in suites]
     led_to = {version for package, version in rows if package == "linux-headers-amd64"}
     newest_first = sorted(rows, key=lambda row: [int(n) for n in re.findall(r"\d+", row[1])], reverse=True)
     for package, version in newest_first:
-        # Neither of those for clouds nor of real-time ones.
+        # Skip kernels for clouds and real-time kernels.
         release = re.fullmatch(r"linux-headers-(\d+\.\d+\.\d+[^-]*(-\d+)?-amd64)", package)
         if release and release[1].startswith(f"{line}." if line else "") and (
                 line or suite != stable or version in led_to):
@@ -95,18 +96,18 @@ def newest(found, suite, line=""):
 
 
 def newest_kernel(suite, line=""):
-    """newest() of what Debian has today."""
+    """Return newest() for the kernels that Debian has today."""
     return newest(index(apt("apt-cache", "madison", *apt("apt-cache", "pkgnames", "linux-headers-").split())), suite, line)
 
 
 def closure(packages, pattern):
-    """These packages and those they depend on, directly or not, whose names match pattern."""
+    """Return these packages and all of their dependencies whose names match pattern."""
     listing = apt("apt-cache", "depends", "--recurse", "--important", *packages)
     return sorted({name for name in listing.splitlines() if re.fullmatch(pattern, name)})
 
 
 def version(package):
-    """The version that fetch() would take."""
+    """Return the version that fetch() would take."""
     listing = apt("apt-cache", "policy", package)
     return re.search(r"Candidate: (\S+)", listing).group(1)
 

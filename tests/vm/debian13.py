@@ -12,9 +12,9 @@ PACKAGES = (
     "python3-dev", "python3-venv", "python3-pip", "python3-setuptools", "python3-wheel",
     "python3-numpy", "python3-pytest", "python3-torch", "mypy",
     "scdoc", "man-db", "bash-completion", "valgrind", "graphviz", "python3-prometheus-client",
-    "elixir", "erlang-dev", "erlang-nox", "erlang-eunit",
+    "elixir", "erlang-dev", "erlang-nox", "erlang-eunit", "libfuse3-dev",
 )
-# What some suites need besides has a root of its own, which `make check` does not make.
+# More packages for some suites. They go into another root, which `make check` does not make.
 NET = ("libfabric-dev", "iproute2", "wireguard-tools")
 
 
@@ -32,12 +32,12 @@ def root(more=()):
 
 
 def image(more=()):
-    """The root as an ext4 image."""
+    """Return the root as an ext4 image."""
     return keep(f"{key(more)}/image", lambda path: write_image(root(more), path / "ext4")) / "ext4"
 
 
 def write_image(tree, path):
-    """An ext4 image of a directory, sparse, with room for what a guest writes."""
+    """Write a sparse ext4 image of a directory, with room for files that a guest writes."""
     path.unlink(missing_ok=True)
     used = int(sh("du", "-sm", tree).split()[0])
     sh("mkfs.ext4", "-q", "-E", "lazy_itable_init=0", "-d", tree, path, f"{used + used // 4 + 512}M")

@@ -6,8 +6,8 @@ import modules
 import splat
 from judge import Results
 
-# What the kernel must say about each mistake. Lockdep falls silent after its own first complaint and after KASAN's, so
-# locks come first; the panic is last.
+# The report that the kernel must print for each mistake. Lockdep turns itself off after its first report and after one
+# of KASAN, so mistakes with locks come first. The panic is last.
 MISTAKES = {
     "sleep-under-spinlock": "sleeping function called from invalid context",
     "abba": "possible circular locking dependency",
@@ -22,14 +22,14 @@ MISTAKES = {
 
 
 def run(tap, name):
-    """One mistake of each kind, each of which must be found."""
+    """Run the seeded mistakes and check that each is found."""
     module, _ = modules.of_tests(kernels.prepare(name), "seeded", boot.logs(name, "seeded"))
     outcome = boot.run(name, "seeded", module=module, devices=(), arguments=[f"TMESH_SEEDED={','.join(MISTAKES)}"])
     results = Results(outcome.results)
     tap.point(not results.ended, f"{name}: a guest that panics is seen not to reach its end")
     for what, ok, detail in results.checks:
         if what == "lockdep is still on":
-            # KASAN's and lockdep's own reports turn it off.
+            # The reports of KASAN and lockdep turn it off.
             tap.point(not ok, f"{name}: lockdep is seen to be off")
         else:
             tap.point(ok, f"{name}: {what} {detail}")

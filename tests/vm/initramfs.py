@@ -17,7 +17,7 @@ class Initramfs:
             self._parts.append(part + bytes(-len(part) % 4))
 
     def add(self, name, data, mode=0o644):
-        """A file with its parent directories."""
+        """Add a file with its parent directories."""
         parents = name.split("/")[:-1]
         for depth in range(1, len(parents) + 1):
             directory = "/".join(parents[:depth])
@@ -26,7 +26,7 @@ class Initramfs:
         self._entry(name, stat.S_IFREG | mode, data)
 
     def add_file(self, name, path, mode=0o644):
-        """A file of the host; Debian's compressed modules are unpacked for busybox's insmod."""
+        """Add a file of the host. Unpack Debian's compressed modules for busybox's insmod."""
         data = path.read_bytes()
         self.add(name, lzma.decompress(data) if path.suffix == ".xz" else data, mode)
 

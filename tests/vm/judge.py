@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Turns what a guest said into test points."""
+"""Turn the output of a guest into test points."""
 import base64
 import re
 
 import splat
 import tap as taplib
 
-# The module is built out of the tree and unsigned; a warning (512) is for the scan to judge.
+# The module is out of tree and unsigned. Warnings (512) are left to the scan of the console.
 HARMLESS_TAINT = 1 << 12 | 1 << 13 | 1 << 9
 
 
@@ -46,7 +46,7 @@ class Results:
 
 
 def reached_end(tap, name, outcome, results):
-    """A guest that did not say its last word has failed, whatever it said before."""
+    """Fail a guest that has not printed its last control line, whatever it printed before."""
     if outcome.trouble:
         tap.point(False, f"{name}: {outcome.trouble}")
     tap.point(results.ended, f"{name}: the guest reached its end")

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: MIT
 """The kernels that the module is tested in: `kernels.py [--update] [NAME...]` prepares them.
 
-Debian's stock kernels are unpacked, not installed; the debug kernel is built from Debian's
-source package. Which stock kernels these are, Debian's own index says: the newest of each suite. It is
-asked again when the answer is KEPT_DAYS old, so that the cache serves for so long without the network.
+Debian's stock kernels are unpacked, not installed. They are the newest of each suite in Debian's index. The index
+is read again when the choice is KEPT_DAYS old, so the cache works without the network until then. The debug
+kernel is built from Debian's source package.
 Each kernel is kept in the cache as a directory:
 
     release     `uname -r`, and the package version in the second line
-    vmlinuz     what QEMU boots
+    vmlinuz     the image that QEMU boots
     modules/    lib/modules/RELEASE
-    kdir        a link to what a module is built against
+    kdir        a link to the headers for building modules
 """
 import argparse
 import hashlib
@@ -23,17 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import debian
+import debian13
 from cache import CACHE, keep, locked, say, sh
 
 HERE = Path(__file__).resolve().parent
-FRAGMENT = HERE / "debug-kernel.config"
+FRAGMENTS = ("debug-kernel.config",)
 KERNELS_KEPT = CACHE / "kernels"
 KEPT_DAYS = 7
 
 
 @dataclass(frozen=True)
 class Stock:
-    """A stock kernel: the newest that a suite of Debian has, or that it has of one line."""
+    """A stock kernel: the newest of a suite of Debian, or of one line in it."""
     suite: str
     compiler: str
     in_debian13: bool = False
@@ -57,7 +58,7 @@ class Stock:
         shutil.copy(next(p for p in (path / "boot" / f"vmlinuz-{release}", path / "modules/vmlinuz")
                          if p.is_file()), path / "vmlinuz")
 
-        # The packages expect to lie at the root of the file system.
+        # The packages expect to be unpacked at the root of the file system.
         final = KERNELS_KEPT / release
         headers = path / "usr/src" / f"linux-headers-{release}"
         for makefile in (headers / "Makefile", headers / ".kernelvariables"):
@@ -66,22 +67,38 @@ class Stock:
         (path / "kdir").symlink_to(headers.relative_to(path))
 
 
+def answers(files):
+    """Merge configuration files into one text for allnoconfig. A later file overrides an earlier one."""
+    if len(files) == 1:
+        return (HERE / files[0]).read_text()
+    found = {}
+    for name in files:
+        for line in (HERE / name).read_text().splitlines():
+            if line.startswith("CONFIG_"):
+                found[line.partition("=")[0]] = line
+    return "".join(f"{line}\n" for line in found.values())
+
+
 @dataclass(frozen=True)
 class Debug:
-    """A kernel with every detector that has something to say about a module."""
+    """A kernel with every detector that applies to a module and can be combined with the others."""
     source: str
     compiler: str = "gcc-12"
     in_debian13: bool = False
+    fragments: tuple = FRAGMENTS
+    coverage: bool = True
+    by_hand: bool = False
 
     def folder(self, name):
-        return f"{name}-{hashlib.sha256(FRAGMENT.read_bytes()).hexdigest()[:12]}"
+        return f"{name}-{hashlib.sha256(answers(self.fragments).encode()).hexdigest()[:12]}"
 
     def make(self, path):
-        build = path / "build"
+        build, fragment = path / "build", path / "fragment"
         make = ["make", "-C", build, f"CC={self.compiler}", f"HOSTCC={self.compiler}"]
         unpack_source(self.source, build)
-        sh(*make, f"KCONFIG_ALLCONFIG={FRAGMENT}", "allnoconfig")
-        check_config(build / ".config")
+        fragment.write_text(answers(self.fragments))
+        sh(*make, f"KCONFIG_ALLCONFIG={fragment}", "allnoconfig")
+        check_config(build / ".config", fragment)
         say("building the debug kernel, about 10 minutes on 2 cores")
         sh(*make, f"-j{os.cpu_count()}", "bzImage", "modules")
 
@@ -98,7 +115,7 @@ class Debug:
 
 @dataclass(frozen=True)
 class Clang:
-    """What the debug kernel's module builds against, prepared by clang. Nothing boots it."""
+    """The headers of the debug kernel, prepared by clang, to build the module against. No guest boots this kernel."""
     source: str
 
     def folder(self, name):
@@ -108,7 +125,7 @@ class Clang:
         build = path / "build"
         make = ["make", "-C", build, "LLVM=1"]
         unpack_source(self.source, build)
-        sh(*make, f"KCONFIG_ALLCONFIG={FRAGMENT}", "allnoconfig")
+        sh(*make, f"KCONFIG_ALLCONFIG={HERE / FRAGMENTS[0]}", "allnoconfig")
         sh(*make, f"-j{os.cpu_count()}", "modules_prepare")
         shutil.copy(prepare("debug").kdir / "Module.symvers", build)
         keep_headers(make, path)
@@ -116,14 +133,14 @@ class Clang:
 
 
 def unpack_source(source, into):
-    """Debian's source of a kernel, in a folder of its own."""
+    """Unpack Debian's source of a kernel into a new folder."""
     into.mkdir()
     debian.fetch([source], into)
     sh("tar", "-C", into, "--strip-components=1", "-xf", into / "usr/src" / f"{source}.tar.xz")
 
 
 def keep_headers(make, path):
-    """What building a module takes, without the rest of the source."""
+    """Keep only the files of the source that building a module needs."""
     sh(*make, "run-command",
        f"KBUILD_RUN_COMMAND=$(srctree)/scripts/package/install-extmod-build {path}/headers")
     (path / "kdir").symlink_to("headers")
@@ -135,10 +152,13 @@ KERNELS = {
     "trixie": Stock("trixie", "gcc-14", in_debian13=True),
     "newest": Stock("trixie-backports", "gcc-14", in_debian13=True),
     "debug": Debug("linux-source-6.12"),
-    # No suite's newest any more: for whoever looks for a difference, as long as Debian has it.
+    # Data races. KCSAN excludes KASAN. By hand, because most of its reports are about the kernel itself.
+    "kcsan": Debug("linux-source-6.12", fragments=(*FRAGMENTS, "kcsan-kernel.config"), coverage=False, by_hand=True),
+    # Not the newest of a suite any more. By hand, for bisecting differences while Debian still has it.
     "7.2": Stock("trixie-backports", "gcc-14", in_debian13=True, line="7.2", by_hand=True),
 }
 CLANG = Clang("linux-source-6.12")
+ROOT = "debian13"
 
 
 @dataclass(frozen=True)
@@ -153,13 +173,13 @@ class Kernel:
 
     @property
     def in_debian13(self):
-        """Its headers carry programs and flags that Debian 12 is too old for."""
+        """Return whether its headers have programs and flags that are too new for Debian 12."""
         return KERNELS[self.name].in_debian13
 
     @property
     def measures_coverage(self):
-        """It has GCOV and KCOV."""
-        return isinstance(KERNELS[self.name], Debug)
+        """Return whether it has GCOV and KCOV."""
+        return getattr(KERNELS[self.name], "coverage", False)
 
     @property
     def release(self):
@@ -178,10 +198,9 @@ class Kernel:
         return (self.path / "kdir").resolve()
 
     def modules(self, wanted):
-        """Files of the wanted modules and of what they need, in the order to load them.
+        """Return the files of the wanted modules and of their dependencies, in the order to load them.
 
-        A module that is built in or that this kernel lacks is left out: programs see what
-        there is by the devices.
+        Modules that are built in or missing in this kernel are left out: programs find out by the devices.
         """
         needs = {}
         for line in (self.path / "modules/modules.dep").read_text().splitlines():
@@ -194,18 +213,18 @@ class Kernel:
         return [self.path / "modules" / name for name in ordered]
 
 
-def check_config(config):
-    """Stop if an option of the fragment did not survive its dependencies."""
+def check_config(config, fragment):
+    """Exit if an option of the fragment was dropped because of its dependencies."""
     got = set(config.read_text().splitlines())
-    lost = [line for line in FRAGMENT.read_text().splitlines() if line.startswith("CONFIG_") and
+    lost = [line for line in fragment.read_text().splitlines() if line.startswith("CONFIG_") and
             line not in got and not (line.endswith("=n") and line[:-1] + "y" not in got)]
     if lost:
         sys.exit(f"vm: the kernel's configuration does not honour {', '.join(lost)}")
 
 
 def chosen(name, anew=False):
-    """The release of a stock kernel: as Debian said not long ago, or says now. Where it cannot be asked, what it
-    said last, which is told."""
+    """Return the release of a stock kernel: the kept choice if it is recent, else that of Debian's index. If the index
+    cannot be read, print that and return the kept choice."""
     choice = KERNELS_KEPT / f"{name}.choice"
     with locked(choice):
         before = choice.read_text().strip() if choice.exists() else None
@@ -231,7 +250,7 @@ def chosen(name, anew=False):
 
 
 def prepare(name):
-    """The kernel by its name, made now if the cache lacks it."""
+    """Return a kernel by its name. Make it if it is not in the cache."""
     recipe = CLANG if name == "clang" else KERNELS[name]
     return Kernel(name, keep(f"kernels/{recipe.folder(name)}", recipe.make))
 
@@ -239,19 +258,29 @@ def prepare(name):
 def main():
     parser = argparse.ArgumentParser(description="Prepare the kernels that the module is tested in.")
     parser.add_argument("--update", action="store_true", help="take newer ones than the cache has")
+    parser.add_argument("--tap", action="store_true", help="print a test point for each, as suites do")
     parser.add_argument("names", nargs="*", metavar="NAME",
                         default=[name for name, recipe in KERNELS.items() if not getattr(recipe, "by_hand", False)],
-                        help=f"one of {', '.join(KERNELS)}; by default those of `make check-full`")
+                        help=f"one of {', '.join(KERNELS)}, or {ROOT}, the root of the guests that run the checkout; "
+                             "by default the kernels of `make check-full`")
     args = parser.parse_args()
-    for name in args.names:
-        if name not in KERNELS:
-            parser.error(f"no kernel {name}; there are {', '.join(KERNELS)}")
+    unknown = sorted({*args.names} - {*KERNELS, ROOT})
+    if unknown:
+        parser.error(f"no kernel {', '.join(unknown)}; there are {', '.join(KERNELS)}")
+    if args.tap:
+        print(f"1..{len(args.names)}", flush=True)
+    for number, name in enumerate(args.names, 1):
+        if name == ROOT:
+            debian13.image()
+            print(f"ok {number} - {name} is ready" if args.tap else name, flush=True)
+            continue
         if args.update and isinstance(KERNELS[name], Stock):
             chosen(name, anew=True)
         elif args.update:
             shutil.rmtree(KERNELS_KEPT / KERNELS[name].folder(name), ignore_errors=True)
         kernel = prepare(name)
-        print(f"{name}\t{kernel.release}\t{kernel.version}\t{kernel.path}")
+        print(f"ok {number} - {name} is ready: {kernel.release}" if args.tap else
+              f"{name}\t{kernel.release}\t{kernel.version}\t{kernel.path}", flush=True)
 
 
 if __name__ == "__main__":

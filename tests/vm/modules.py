@@ -12,13 +12,13 @@ import roots
 from cache import CACHE, locked, sh
 
 TOP = Path(__file__).resolve().parent.parent.parent
-# What our module is made of.
+# The sources of our module.
 SOURCES = ("Kbuild", "kmod", "include/uapi")
 
 
 def kept(kernel, where):
-    """Our module as tmesh() builds it, built anew only where the last build in this directory was of other sources, of
-    another kernel or by another compiler. The warnings are told each time."""
+    """Return the file of our module and the warnings of its build. Build it by tmesh() only if the last build in this
+    directory had other sources, another kernel or another compiler."""
     of, stamp = digest(kernel), where / "built.json"
     with locked(where):
         if stamp.exists() and (told := json.loads(stamp.read_text()))["of"] == of:
@@ -30,7 +30,7 @@ def kept(kernel, where):
 
 
 def digest(kernel):
-    """Of all that says what a build of our module for a kernel becomes."""
+    """Return a digest of all inputs of a build of our module for a kernel."""
     compiler = debian13.key(()) if kernel.in_debian13 else sh(kernel.compiler, "--version")
     seen = hashlib.sha256(repr((str(kernel.path), kernel.version, compiler, arguments(kernel), coverage(kernel))).encode())
     for name in SOURCES:
@@ -40,18 +40,39 @@ def digest(kernel):
     return seen.hexdigest()
 
 
-def tmesh(kernel, where):
-    """Build our module as anybody would, by `make kmod`, in where/tmesh. Returns its file and the
-    warnings."""
+# A header that is included before each source of a module with delays after its unlocks.
+WIDEN = Path(__file__).resolve().parent / "widened/widen.h"
+
+
+def widened(kernel, where):
+    """Build our module with delays after its unlocks. Return its file and the places of the unlocks, as the log names
+    them."""
+    flags = [word for word in coverage(kernel) if not word.startswith("KCFLAGS")]
+    module, warnings = tmesh(kernel, where, [*flags, f"'KCFLAGS=-g -include {WIDEN}'"])
+    if warnings:
+        raise SystemExit("vm: the module with delays does not build cleanly:\n" + "\n".join(warnings))
+    return module, unlocks()
+
+
+def unlocks():
+    """Return FILE:LINE of each call in the module's sources that WIDEN delays."""
+    names = "|".join(re.findall(r"^#define (\w+)\([^)]*\)(?: do| \\$)", WIDEN.read_text(), re.M))
+    return {f"{path.name}:{number}" for path in sorted((TOP / "kmod").rglob("*.c"))
+            for number, line in enumerate(path.read_text().splitlines(), 1)
+            if re.search(rf"\b({names})\(", line.split("/*")[0]) and not line.startswith((" *", "/*"))}
+
+
+def tmesh(kernel, where, flags=None):
+    """Build our module by `make kmod`, as users do, in where/tmesh. Return its file and the warnings."""
     tree = where / "tmesh"
     shutil.rmtree(tree, ignore_errors=True)
     warnings = make(kernel, "-C", TOP, "kmod", f"B={tree.relative_to(TOP)}", f"KDIR={kernel.kdir}",
-                    f"KBUILD_ARGS={' '.join([*arguments(kernel), *coverage(kernel)])}")
+                    f"KBUILD_ARGS={' '.join([*arguments(kernel), *(coverage(kernel) if flags is None else flags)])}")
     return next(tree.rglob("tmesh.ko")), warnings
 
 
 def of_tests(kernel, name, where):
-    """Build seeded/ or peer/, in where. Returns its file and the warnings."""
+    """Build seeded/ or peer/, in where. Return its file and the warnings."""
     tree = where / name
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(Path(__file__).resolve().parent / name, tree)
@@ -60,21 +81,21 @@ def of_tests(kernel, name, where):
 
 
 def arguments(kernel):
-    """What kbuild has to be told. BTF would want the vmlinux that headers do not carry."""
+    """Return the arguments for kbuild. BTF would need a vmlinux, which the headers do not have."""
     return [f"CC={kernel.compiler}", "W=1", "CONFIG_DEBUG_INFO_BTF_MODULES="]
 
 
 def coverage(kernel):
-    """What makes a module tell which of its lines were run: to GCOV, and to KCOV."""
+    """Return the arguments that instrument a module for GCOV and KCOV."""
     return ["GCOV_PROFILE=y", "KCOV_INSTRUMENT=y", "KCFLAGS=-g"] if kernel.measures_coverage else []
 
 
 def make(kernel, *words):
-    """Run make where the kernel's headers can be used; the warnings of what it ran."""
+    """Run make in a system that can use the kernel's headers. Return the compiler's warnings."""
     command = ["make", f"-j{os.cpu_count()}", *words]
     if kernel.in_debian13:
         output = roots.run(debian13.root(), *command, binds=[(p, p) for p in (CACHE / "kernels", TOP)])
     else:
         output = sh(*command)
-    # A line that starts with "warning:" is kbuild's, about tools that differ from Debian's.
+    # Skip lines that start with "warning:": kbuild prints them about tools that differ from Debian's.
     return [line for line in output.splitlines() if re.search(r".\bwarning:|^WARNING:", line)]

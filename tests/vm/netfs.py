@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What loading models from network file systems needs in a guest that has no root of its own."""
+"""The programs and files for loading models from network file systems, in a guest without a root of its own."""
 import hashlib
 import json
 import random
@@ -11,7 +11,7 @@ from pathlib import Path
 from boot import BUILD
 from modules import TOP
 
-# Of the guest's kernel. 9p comes from the host, NFS from the guest's own server.
+# Modules of the guest's kernel. 9p is served by the host, NFS by the guest itself.
 MODULES = ("9p", "9pnet_virtio", "nfsd", "nfsv4")
 PROGRAMS = [BUILD / name for name in ("tmeshctl", "tmeshctl-load", "tmesh-keeper", "tests/keep/kept_hash",
                                       "tests/model/faults.so")]
@@ -19,7 +19,7 @@ TENSORS, TENSOR_BYTES = 8, 3 << 20
 
 
 def guest(where):
-    """What boot.run() packs and shows, made in a folder."""
+    """Make the files in a folder. Return the arguments for boot.run()."""
     path, expected = model(where)
     share = where / "share"
     shutil.rmtree(share, ignore_errors=True)
@@ -29,7 +29,7 @@ def guest(where):
 
 
 def model(where):
-    """A model whose every page is another, and what kept_hash says of it."""
+    """Write a model whose pages all differ, and the expected output of kept_hash."""
     header = {f"t{i}": {"dtype": "U8", "shape": [TENSOR_BYTES], "data_offsets": [i * TENSOR_BYTES, (i + 1) * TENSOR_BYTES]}
               for i in range(TENSORS)}
     text = json.dumps(header).encode()
@@ -41,6 +41,6 @@ def model(where):
 
 
 def libraries(programs):
-    """What programs are linked with, and what links them."""
+    """Return the shared libraries of programs, and their dynamic linker."""
     told = subprocess.run(["ldd", *programs], check=True, capture_output=True, text=True).stdout
     return [Path(path) for path in sorted(set(re.findall(r"(/\S+) \(0x", told)))]

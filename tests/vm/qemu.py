@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""One boot of a guest."""
+"""Boot a guest."""
+import os
+import shlex
 import subprocess
 
-# Software emulation: the machines that run the checks have no usable KVM. Two memory nodes,
-# an NVMe disk behind an IOMMU, and nothing else that is not needed. No cmpxchg16b: QEMU 7.2's can
-# leave an operand in the flags. An interrupt that comes then returns with the direction flag set
-# from it, and the kernel copies backwards: seen, after hours, as a corrupt list of SLUB's. Nor the features that
-# make a kernel and libc clear and copy memory by `rep stosb` and `rep movsb`: the emulator takes a byte at a time.
+# Software emulation, because the machines that run the checks have no usable KVM. Two memory nodes, an NVMe disk behind
+# an IOMMU, and nothing else that is not needed. No cmpxchg16b: in QEMU 7.2 it can leave an operand in the flags. An
+# interrupt at that moment returns with a wrong direction flag, and the kernel copies backwards, which shows after hours
+# as a corrupt list in SLUB. No features that make the kernel and libc use `rep stosb` and `rep movsb`: the emulator
+# handles these a byte at a time.
 MACHINE = """
     qemu-system-x86_64 -accel tcg,thread=multi -M q35 -cpu max,-cx16,-erms,-fsrm -smp 2 -m 3G
     -nodefaults -no-user-config -display none -no-reboot
@@ -15,12 +17,11 @@ MACHINE = """
     -device intel-iommu -device virtio-rng-pci
 """.split()
 
-# Memory is not zeroed behind our back, so that a missing __GFP_ZERO shows. On a busy host the
-# emulated timer is so late that the kernel takes it for broken, and panics: it is not to check. Nor
-# is it to doubt the TSC: leaving that clock patches code that the other CPU runs, which the emulator
-# does not always survive. What the kernel does against processors that speculate costs an emulated one, which does
-# not, a third of its time. Nor are its own watchdogs, made for a machine that is dozens of times faster, to take the
-# slowness of this one for a fault: what stands still for ever is told by them too, only later.
+# init_on_alloc=0: memory is not zeroed by default, so that a missing __GFP_ZERO shows. no_timer_check: on a busy host
+# the emulated timer is so late that the kernel would take it for broken and panic. tsc=reliable: leaving this clock
+# patches code that the other CPU runs, and the emulator does not always survive that. mitigations=off: they cost a
+# third of the time, and an emulated processor does not speculate. Longer limits for the watchdogs: this machine is
+# dozens of times slower than they assume. They still report a real hang, only later.
 COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot rdinit=/init "
                 "intel_iommu=on random.trust_cpu=on init_on_alloc=0 no_timer_check "
                 "tsc=reliable mitigations=off "
@@ -28,11 +29,11 @@ COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot r
 
 
 def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), timeout):
-    """Run the guest to its end. Returns None, or why it was ended from outside.
+    """Run the guest to its end. Return None, or the reason if it was killed.
 
     arguments: more words for the kernel's command line; NAME=VALUE reaches init's environment.
-    disks: (image, driver) pairs; what the guest writes is thrown away.
-    shares: (folder, tag) pairs, which the guest mounts by 9p; what it writes there stays.
+    disks: (image, driver) pairs; writes by the guest are discarded.
+    shares: (folder, tag) pairs, which the guest mounts by 9p; its writes there stay.
     """
     nvme = logs / "nvme.img"
     with open(nvme, "wb") as image:
@@ -51,6 +52,8 @@ def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), timeout):
         memory.truncate(1 << 20)
     command += ["-object", f"memory-backend-file,id=blackbox,size=1M,share=on,mem-path={blackbox}",
                 "-device", "ivshmem-plain,memdev=blackbox"]
+    # With TMESH_QEMU='-s -S' the guest waits for a debugger.
+    command += shlex.split(os.environ.get("TMESH_QEMU", ""))
     for name in ("console", "results"):
         (logs / name).unlink(missing_ok=True)
     guest = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,

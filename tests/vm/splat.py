@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Finds the kernel's complaints in a console log and in kmemleak's report."""
+"""Find the kernel's complaints in a console log and in kmemleak's report."""
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ START = re.compile(r"""
     | Out\ of\ memory: | page_table_check
 """, re.VERBOSE)
 
-# Lines that look like one and are none.
+# Lines that only look like one.
 HARMLESS = re.compile(r"""
     DMA-API:\ (preallocated|debugging|Mapped\ at) | ^WARNING:\ Spectre
 """, re.VERBOSE)
@@ -30,7 +30,7 @@ LONGEST = 150
 
 @dataclass
 class Splat:
-    """One complaint: its lines, and the program that ran when it came."""
+    """A complaint: its lines, and the program that was running."""
     lines: list
     during: str
 
@@ -59,7 +59,7 @@ def in_console(log):
 
 
 def in_kmemleak(report):
-    """kmemleak's report: one complaint for each place that leaked, however often it did."""
+    """Return the complaints of kmemleak's report: one for each place that leaked, however often."""
     found = {}
     for leak in re.split(r"^(?=unreferenced object )", report, flags=re.M):
         if leak.startswith("unreferenced object "):
@@ -70,7 +70,7 @@ def in_kmemleak(report):
 
 
 def allowances():
-    """(pattern, reason) pairs of allow.txt."""
+    """Return the (pattern, reason) pairs of allow.txt."""
     rules = []
     for line in ALLOW.read_text().splitlines():
         if line and not line.startswith("#"):
@@ -80,10 +80,10 @@ def allowances():
 
 
 def allowed(splat, rules):
-    """Why this complaint does not count, or None."""
+    """Return the reason why a complaint does not count, or None."""
     return next((reason for pattern, reason in rules if pattern.search(splat.text)), None)
 
 
 def matches(splat, during, pattern):
-    """Whether this complaint came during a program, and says what pattern says."""
+    """Return whether a complaint came during a program and matches pattern."""
     return splat.during in (during, "whole run") and bool(re.search(pattern, splat.text, re.DOTALL))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What can be run on a kernel: each suite boots a guest and adds its points to the TAP."""
+"""The suites that can run on a kernel. Each boots a guest and adds its points to the TAP."""
 import os
+import re
 import shutil
 import signal
 import sys
@@ -22,7 +23,7 @@ import lib_coverage as of_lib  # noqa: E402: found by the line above
 
 
 def on_module(tap, name, suite, **more):
-    """A suite against our module, which has to build without a warning first."""
+    """Run a suite with our module. The module must build without a warning first."""
     kernel = kernels.prepare(boot.kernel_of(name))
     module, warnings = modules.kept(kernel, boot.logs(kernel.name, "module"))
     untested = [line for line in warnings if "tested up to Linux" in line]
@@ -37,10 +38,10 @@ def on_module(tap, name, suite, **more):
 
 
 def kselftest(tap, name):
-    """The C programs of tests/kselftest.
+    """Run the C programs of tests/kselftest.
 
-    TMESH_TESTS names those to run, all by default. With TMESH_REPLAY, a file of inputs, the
-    fuzzer runs these alone and tells of each call.
+    TMESH_TESTS names the programs, all by default. With TMESH_REPLAY, a file of inputs, the fuzzer runs only
+    these and prints each call.
     """
     programs = [p for p in sorted((boot.BUILD / "tests/kselftest").iterdir())
                 if os.access(p, os.X_OK) and p.name in os.environ.get("TMESH_TESTS", p.name).split()]
@@ -55,87 +56,137 @@ def kselftest(tap, name):
               arguments=["TMESH_REPLAY=1"] if replay else [])
 
 
+def widened(tap, name):
+    """Run the programs of TMESH_TESTS on a module with delays after its unlocks: `mixed` and `lifetimes` by default."""
+    names = os.environ.get("TMESH_TESTS", "mixed lifetimes").split()
+    programs = [boot.BUILD / "tests/kselftest" / program for program in names]
+    kernel, logs = kernels.prepare(boot.kernel_of(name)), boot.logs(name, "widened")
+    module, places = modules.widened(kernel, logs)
+    peer, _ = modules.of_tests(kernel, "peer", logs)
+    outcome = boot.run(name, "widened", module=module, script="kselftest", programs=programs, files=[peer])
+    judge(tap, name, outcome)
+    reached = set(re.findall(r"tmesh widened: (\S+)", outcome.console))
+    tap.point(reached <= places, f"{name}: widened: each unlock that took long is one of the sources'")
+    tap.note(f"not among them: {' '.join(sorted(reached - places))}" if reached - places else "")
+    tap.point(2 * len(reached) > len(places), f"{name}: widened: {len(reached)} of {len(places)} unlocks took long")
+    tap.note(f"never reached: {' '.join(sorted(places - reached))}")
+
+
 def in_debian(tap, name, suite, *targets, huge="", with_model=False, packages=(), modules=()):
-    """Suites of the checkout in Debian 13, without the module and with it. packages, modules: of Debian's and of
-    the kernel's, what these suites need besides. huge: a target for memfds that may have huge pages, in the guest, whose
-    kernel is nobody else's."""
+    """Run suites of the checkout in Debian 13, without the module and with it.
+
+    packages: more packages of Debian that they need
+    modules: more modules of the kernel that they need
+    huge: a target for memfds that may have huge pages. It runs in the guest, because it changes settings of the kernel
+    """
     with locked(checkout.COPY):
         repo = checkout.copy(with_model)
         for target in targets:
             done = checkout.on_memfd(target, repo, packages)
             program(tap, f"Debian 13 without the module: {target}", done.stdout.splitlines(), done.returncode)
+        if huge:
+            tap.point(checkout.on_memfd("huge-built", repo, packages).returncode == 0, f"Debian 13: the programs of {huge} are built")
         on_module(tap, name, suite, script="checkout", disks=checkout.disks(repo, packages),
                   arguments=[f"TMESH_TARGETS={','.join(targets)}", f"TMESH_HUGE={huge}"], modules=modules)
 
 
 def python(tap, name):
-    """The Python suite in Debian 13, without the module and with it."""
+    """Run the Python suite in Debian 13, without the module and with it."""
     in_debian(tap, name, "python", "python-check")
 
 
 def beam(tap, name):
-    """The Elixir suite and the conformance suite, the same way."""
+    """Run the Elixir suite and the conformance suite in the same way."""
     in_debian(tap, name, "beam", "beam-check", "conformance-check")
 
 
+def conformance(tap, name):
+    """Run the conformance suite in the same way: C, Python and Elixir on the module."""
+    in_debian(tap, name, "conformance", "conformance-check")
+
+
 def library(tap, name):
-    """The unit tests of the two libraries, those of tmeshctl, and those of GPU memory that say something of
-    regions (on a stand-in for the driver), the same way."""
+    """Run unit tests in the same way: of the two libraries, of tmeshctl, and of GPU memory in regions, on a stand-in
+    for the driver."""
     in_debian(tap, name, "library", "unit-check", "model-check", "tools-check", "cuda-backend-check", huge="huge-check")
 
 
+def huge(tap, name):
+    """Test huge pages of memfds without the module, with each setting that root may choose. On 6.12 `library` does this
+    too."""
+    programs = [boot.BUILD / "tests/vm/huge", boot.BUILD / "tmeshctl"]
+    judge(tap, name, boot.run(name, "huge", module=None, programs=programs, libraries=network.libraries(programs)))
+
+
+def engine(tap, name):
+    """Test the restrictions of an engine's process and of its supervisor in the same way: kernels differ in the calls
+    that they can deny."""
+    in_debian(tap, name, "engine", "engine-confined-check")
+
+
 def faults(tap, name):
-    """Loading models while reads fail and processes are killed, the same way. Without FUSE, which Debian's root lacks."""
+    """Test loading models while reads fail and processes are killed, in the same way. Without FUSE, which Debian's root
+    does not have."""
     in_debian(tap, name, "faults", "model-faults-check")
 
 
 def net(tap, name):
-    """Tmesh.Net between machines on bad links and in WireGuard's tunnels, which the host's kernel may lack."""
+    """Test Tmesh.Net between machines on bad links and in WireGuard tunnels. The host's kernel may not have WireGuard."""
     in_debian(tap, name, "net", "net-check", "net-weather-check", packages=debian13.NET,
               modules=("veth", "bridge", "sch_netem", "wireguard"))
 
 
 def four(tap, name):
-    """Four machines that have the module. In a guest of their own: emulated, their nodes take long to begin."""
+    """Test four machines that have the module. They have a guest of their own, because emulated nodes start slowly."""
     in_debian(tap, name, "four", "net-four-check", packages=debian13.NET, modules=("veth", "bridge", "sch_netem"))
 
 
 def netfs(tap, name):
-    """Models from network file systems: how they are read, and what changes under them."""
+    """Test models on network file systems: reading them, and changes while they are read."""
     on_module(tap, name, "netfs", **network.guest(boot.logs(name, "netfs")))
 
 
 def lib_coverage(tap, name):
-    """Which lines and branches of libtmesh its unit tests run, on memfds and on the module together."""
+    """Measure the lines and branches of libtmesh that its unit tests run, on memfds and on the module together."""
     first = len(tap.notes)
     in_debian(tap, name, "lib-coverage", "lib-coverage")
     for line in of_lib.table(of_lib.merge(tap.notes[first:])):
         tap.note(f"together: {line}")
 
 
+def mount(tap, name):
+    """Test paths for kept files, which the kernel itself reads, with the libfuse of Debian 13."""
+    in_debian(tap, name, "mount", "mount-check", modules=("fuse",))
+
+
 def demo(tap, name):
-    """`make demo`, the same way."""
+    """Run `make demo` in the same way."""
     in_debian(tap, name, "demo", "demo-check", with_model=True)
 
 
 SUITES = {
     "kselftest": kselftest,
     "library": library,
+    "huge": huge,
+    "conformance": conformance,
     "python": python,
     "beam": beam,
+    "mount": mount,
     "demo": demo,
+    "engine": engine,
     "faults": faults,
     "net": net,
     "four": four,
     "netfs": netfs,
     "lib-coverage": lib_coverage,
     "seeded": detectors.run,
+    "widened": widened,
 }
 
 
 def run(pairs):
-    """Run (kernel, suite) pairs as one TAP; the exit status."""
-    # A guest is ended on the way out, also when somebody ends us.
+    """Run (kernel, suite) pairs as one TAP. Return the exit status."""
+    # Exit on SIGTERM, so that the guest is killed on the way out.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tap = Tap()
     for name, suite in pairs:

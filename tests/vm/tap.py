@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""TAP in from the guest's programs, one TAP out for the whole run."""
+"""Read TAP from the guest's programs, and print one TAP for the whole run."""
 import re
 
-# No run of blanks in front of the #: a name that is a megabyte of blanks would take a quarter of an hour.
+# Do not match a run of blanks before the #: a name of a megabyte of blanks would take a quarter of an hour.
 POINT = re.compile(r"(?P<bad>not )?ok\b *\d* *-? *(?P<name>.*?)(# *(?P<skip>SKIP)\b:? *(?P<why>.*))?$",
                    re.IGNORECASE)
 PLAN = re.compile(r"1\.\.(?P<count>\d+)( *# *SKIP\b *(?P<why>.*))?$", re.IGNORECASE)
 
-# A guest's console is a terminal, where loggers colour what they write around our lines.
+# A guest's console is a terminal, so loggers print colours around our lines.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
-# What timeout(1) leaves: coreutils', and busybox's for what its signal ended.
+# The exit statuses of timeout(1): of coreutils, and of busybox if its signal ended the program.
 OUT_OF_TIME = (124, 143)
 
 
 class Tap:
-    """The combined report on stdout."""
+    """The combined report, printed to stdout."""
 
     def __init__(self):
         self.count = 0
@@ -35,15 +35,14 @@ class Tap:
             print(f"# {line}", flush=True)
 
     def end(self):
-        """Print the plan; the exit status of the run."""
+        """Print the plan. Return the exit status of the run."""
         print(f"1..{self.count}", flush=True)
         return 1 if self.failures or not self.count else 0
 
 
 def program(tap, name, lines, status):
-    """Take over what one program printed, which may be several streams. A program that does not
-    keep TAP's promises fails: plans that do not add up to its points, an exit status of success
-    with failures, or the other way."""
+    """Take over the output of a program, which may be several streams of TAP. The program fails if its plans do not add
+    up to its points, or if its exit status does not agree with them."""
     points = failures = 0
     plan = None
     for line in lines:

@@ -1,6 +1,6 @@
 #!/usr/bin/python3 -B
 # SPDX-License-Identifier: MIT
-"""The judgement itself, on logs that were written for it: what must fail does fail."""
+"""Test the judgement on logs written for it: faulty runs must fail."""
 import contextlib
 import io
 import sys
@@ -29,7 +29,7 @@ END = "\n@ check lockdep is still on 0 \n\n@ taint 12288\n\n@ done\n"
 
 
 def points(judged):
-    """(ok, text) of the points that judged(tap) makes."""
+    """Return (ok, text) of the points that judged(tap) makes."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         judged(Tap())
@@ -57,7 +57,7 @@ class Programs(unittest.TestCase):
         self.assertEqual(of_program("1..1\nok 1 - list # of five\n", 0), [])
 
     def test_blanks_in_a_name(self):
-        """In no more than a moment: what tries each run of blanks anew takes a quarter of an hour."""
+        """Take no more than a moment: a pattern that backtracks at each blank takes a quarter of an hour."""
         self.assertEqual(of_program(f"1..2\nok 1 - a{' ' * (1 << 20)}b\nnot ok 2 - b  # what\n", 1), ["p: b   what"])
 
     def test_failed_point(self):
@@ -134,7 +134,7 @@ class Allowances(unittest.TestCase):
 
 
 class AsTap(unittest.TextTestResult):
-    """unittest's outcome in the words that tests/run.py reads."""
+    """Report unittest's results in the words that tests/run.py reads."""
 
     def stopTest(self, test):
         super().stopTest(test)

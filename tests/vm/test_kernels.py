@@ -1,6 +1,6 @@
 #!/usr/bin/python3 -B
 # SPDX-License-Identifier: MIT
-"""Which kernels are tested: the choice among what Debian's index says, and how long it is kept."""
+"""Test the choice of kernels from Debian's index, and how long the choice is kept."""
 import contextlib
 import io
 import os
@@ -42,7 +42,7 @@ linux-headers-amd64 | 7.3.4-1~bpo13+1 | http://mirror/debian trixie-backports/ma
 
 
 class Newest(unittest.TestCase):
-    """The newest of a suite."""
+    """Test the choice of the newest kernel of a suite."""
 
     def setUp(self):
         self.index = debian.index(INDEX)
@@ -65,7 +65,7 @@ class Newest(unittest.TestCase):
 
 
 class Chosen(unittest.TestCase):
-    """The choice is kept, asked for again, and never silently old."""
+    """Test that the choice is kept, refreshed, and never old without a message."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -120,7 +120,7 @@ class Chosen(unittest.TestCase):
         self.assertIn("no network: newest is 7.3.4+deb13-amd64, as Debian said 9 days ago", self.said.getvalue())
         with self.assertRaises(SystemExit):
             kernels.chosen("newest", anew=True)
-        # It is no new answer: the next one asks too.
+        # This is not a new answer, so the next call reads the index too.
         kernels.chosen("newest")
         self.assertEqual(self.asked, 4)
 
@@ -132,10 +132,10 @@ class Chosen(unittest.TestCase):
 
 
 class Told(unittest.TestCase):
-    """A kernel that nobody has tested yet."""
+    """Test a kernel that is newer than the tested ones."""
 
     def points(self, *warnings):
-        """What a suite says of a module whose build gave these warnings."""
+        """Return the points of a suite for a module whose build gave these warnings."""
         out = io.StringIO()
         with mock.patch.object(suites.kernels, "prepare"), mock.patch.object(suites.boot, "logs"), \
                 mock.patch.object(suites.boot, "run"), mock.patch.object(suites, "judge"), \
@@ -159,7 +159,7 @@ class Told(unittest.TestCase):
 
 
 class Kept(unittest.TestCase):
-    """A module is built once for a kernel, and anew where anything that it is made of has changed."""
+    """Test that a module is built once for a kernel, and again after a change of its inputs."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

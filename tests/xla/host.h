@@ -28,13 +28,13 @@ struct host {
 	int64_t timeout_ms;
 };
 
-/* What a call ended with. XLA's error is the host's own. */
+/* The result of a call. XLA's error is the host's own. */
 struct XLA_FFI_Error {
 	int code;
 	char text[512];
 };
 
-/* Of the last call of this thread. */
+/* The error of this thread's last call. */
 static __thread struct XLA_FFI_Error host_error;
 
 static inline struct XLA_FFI_Error *host_make_error(struct ffi_error_args *args)

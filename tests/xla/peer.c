@@ -23,7 +23,7 @@ int main(int argc, char **argv)
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_channel *channel;
 	struct tmesh_message message = {0};
-	/* The other side of what is measured: it spins before it sleeps. */
+	/* The other side of the measured call: it spins before it sleeps. */
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = 20000};
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;

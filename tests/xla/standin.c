@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * A stand-in for EXLA's libxla_extension.so: a registry of handlers as an XLA of FFI 0.2 has it,
- * that says what it was told and calls what it has. It shows nothing about XLA or EXLA.
+ * A stand-in for EXLA's libxla_extension.so: a registry of handlers as an XLA of FFI 0.2 has it. It
+ * prints its registrations and calls its handlers. It shows nothing about XLA or EXLA.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +52,7 @@ static struct ffi_api api = {
 	.add_handler = add,
 };
 
-/* As XLA: what it does not know is refused, and the handler is asked for its version. */
+/* As XLA does, refuse an unknown name, and ask the handler for its version. */
 static struct XLA_FFI_Error *add(struct ffi_handler_args *args)
 {
 	struct ffi_metadata metadata = {.struct_size = sizeof(metadata)};

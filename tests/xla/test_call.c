@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* The handlers on a stand-in host: what goes and comes, what is refused and with which code. */
+/* The handlers on a stand-in host: data that is passed, calls that are refused, and the code of
+ * each refusal. */
 #include "unit.h"
 
 #include <pthread.h>
@@ -55,7 +56,7 @@ static int teardown(void **state)
 	channel_drop(&inbox);
 	channel_drop(&outbox);
 	tmesh_ctx_unref(ctx);
-	/* Whatever a test did, no memory stays. */
+	/* No memory stays after any test. */
 	assert_ok(tmesh_xla_stats(&stats, err));
 	assert_int_equal(stats.regions_live, 0);
 	return 0;
@@ -148,7 +149,7 @@ static void test_version_is_the_lower(void **state)
 	assert_int_equal(told.minor, 1);
 	assert_int_equal(version_told(0, FFI_MINOR + 1, &told), 0);
 	assert_int_equal(told.minor, FFI_MINOR);
-	/* The host keeps its other handlers; a call says what is wrong. */
+	/* The host keeps its other handlers; a call reports the mismatch. */
 	assert_int_equal(version_told(1, 0, &told), 0);
 	assert_int_equal(told.major, 1);
 	assert_int_equal(told.minor, 0);
@@ -355,7 +356,7 @@ static void test_names(void **state)
 	assert_refused(tmesh_xla_cancel("nobody", err), -ENOENT, "nobody");
 	assert_refused(tmesh_xla_flush("nobody", 0, err), -ENOENT, "nobody");
 	assert_refused(tmesh_xla_flush("in", 0, err), -EBADF, "receiving");
-	/* What was refused has changed nothing. */
+	/* The refused call has changed nothing. */
 	push_frame(&host, &data, &count, 1000);
 	assert_int_equal(host_call(&host, tmesh_xla_push), 0);
 	take_float();
@@ -427,7 +428,7 @@ static void test_other_end_closed(void **state)
 	channel_drop(&inbox);
 	channel_drop(&outbox);
 	push_frame(&host, &data, &count, 60000);
-	/* A thread notices it: what is sent before that has room. */
+	/* A thread notices it: messages sent before that have room. */
 	while (!(code = host_call(&host, tmesh_xla_push)))
 		;
 	assert_int_equal(code, FFI_UNAVAILABLE);
@@ -449,7 +450,7 @@ static void test_other_end_closed(void **state)
 			_exit(1); \
 	} while (0)
 
-/* A process that makes a channel, writes its token, and sends a tensor once it is told to. */
+/* Start a process that makes a channel, writes its token, and sends a tensor on request. */
 static pid_t producer(int told, int tells)
 {
 	struct tmesh_message message = {0};
@@ -466,7 +467,7 @@ static pid_t producer(int told, int tells)
 	CHECK(tmesh_channel_token(outbox, token, NULL) == 0);
 	CHECK(write(tells, token, sizeof(token)) == sizeof(token) && read(told, &go, 1) == 1);
 	CHECK(tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, &count, NULL, &message.tensor, NULL) == 0);
-	/* It has no descriptor left to give: nobody but this process has the memory. */
+	/* It has no descriptor left to give: this process alone has the memory. */
 	CHECK(tmesh_region_token(tmesh_tensor_region(message.tensor), TMESH_READ, token, NULL) ==
 	      0);
 	CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0}) == 0);
@@ -475,7 +476,7 @@ static pid_t producer(int told, int tells)
 		pause();
 }
 
-/* What a sender could not lay where others have it is lost when it is killed. */
+/* A tensor that the sender could not put into shared memory is lost when the sender is killed. */
 static void test_memory_gone(void **state)
 {
 	struct tmesh_channel *other;

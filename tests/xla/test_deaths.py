@@ -46,7 +46,7 @@ def held():
 
 
 def settle(before):
-    """A thread of the library hears of a death, and then lets go."""
+    """A thread of the library notices a death, and then releases the memory."""
     end = time.monotonic() + 600
     while held() != before and time.monotonic() < end:
         time.sleep(0.01)
@@ -85,7 +85,7 @@ def test_the_other_end_is_killed():
         process.stdout.close()
         xla.unbind("k", timeout=0)
         settle(before)
-    # A message whose memory went with its owner, or nobody is there.
+    # A message whose memory went with its owner, or a channel without a peer.
     assert codes <= {"UNAVAILABLE", "DATA_LOSS"} and "UNAVAILABLE" in codes
 
 
@@ -181,7 +181,7 @@ print(float(program(xla.sequence())[1]))
 
 @pytest.mark.parametrize("source", [STORM, ELSEWHERE], ids=["storm", "elsewhere"])
 def test_interrupt_ends_a_wait(source):
-    """Where the thread that JAX calls from waits, whenever the signal comes; and the next call works."""
+    """A signal during a wait of the thread that JAX calls from, at any moment; the next call works."""
     done = subprocess.run([sys.executable, "-P", "-c", source, "1", "1000" if LONG else "40"], stdout=subprocess.PIPE,
                           text=True, timeout=1200)
     assert done.returncode == 0

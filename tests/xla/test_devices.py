@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Several devices: one that waits keeps no other from going on, on one core and on two."""
+"""Several devices: a waiting device keeps no other from going on, on one core and on two."""
 
 import os
 import subprocess

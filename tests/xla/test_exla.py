@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What EXLA would do, without EXLA: registration in a stand-in for its library, and the StableHLO that follows from
-tmesh's answers to its protocol, in JAX's XLA."""
+"""EXLA's part, without EXLA: registration in a stand-in for its library, and the StableHLO that follows from tmesh's
+answers to its protocol, in JAX's XLA."""
 
 import os
 import shutil
@@ -37,7 +37,8 @@ def specs():
 
 
 def run(text, *arguments):
-    """A program in StableHLO, compiled by jaxlib as EXLA has it compiled: no side effects are said, and no aliases."""
+    """A program in StableHLO, compiled by jaxlib as EXLA has it compiled: it declares no side effects, and no
+    aliases."""
     backend = xla_bridge.get_backend("cpu")
     devices = backend.local_devices()[:1]
     program = backend.compile_and_load(text, devices, xla_client.CompileOptions())

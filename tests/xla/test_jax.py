@@ -40,7 +40,8 @@ class Ends:
             self.inbox.send(tmesh.put(np.array(value, dtype)))
 
     def all(self, count=0):
-        """What was sent. JAX does not wait for a push whose sequence goes nowhere: `count` of them are waited for."""
+        """Return the sent messages. JAX does not wait for a push whose sequence goes nowhere: wait for `count` of
+        them."""
         got = [np.asarray(self.outbox.recv(timeout=600)).tolist() for _ in range(count)]
         try:
             while True:
@@ -50,7 +51,7 @@ class Ends:
 
 
 def eventually(happens):
-    """What a thread of the library's or of XLA's does by itself."""
+    """Wait for a thread of the library or of XLA to act by itself."""
     end = time.monotonic() + 600
     while not happens():
         assert time.monotonic() < end
@@ -107,7 +108,7 @@ def test_types(ends, dtype):
 
 
 def test_order_along_a_sequence(ends):
-    """What is cheap is written behind what is expensive; without the sequence it goes first."""
+    """The cheap call is written after the expensive one; without the sequence it goes first."""
     def mixed(sequence, x, big):
         for step in range(5):
             slow = big
@@ -139,8 +140,8 @@ def test_nothing_is_merged_hoisted_or_dropped(ends):
 
 
 def test_forms_without_side_effect(ends):
-    """As EXLA writes calls: no side effect, no alias. What hands the sequence on stays, in its order; without that a
-    push that nobody needs is dropped, which Python's calls cannot ask for."""
+    """Calls as EXLA writes them: no side effect, no alias. A call that hands the sequence on stays, in its order.
+    Without that XLA drops a push whose result nobody needs, which Python's calls cannot ask for."""
     def call(target, results, *operands):
         return jax.ffi.ffi_call(target, results)(*operands, channel="out" if "push" in target else "in",
                                                  timeout_ms=np.int64(600_000))
@@ -208,7 +209,7 @@ def test_vmap_is_one_after_the_other(ends):
 
     ends.put(10, 20, 30)
     assert run(pops, jnp.zeros(3, "uint32")).tolist() == [10, 20, 30]
-    # What depends on nothing that is mapped is done once, as JAX has it.
+    # A computation that depends on no mapped value is done once, as JAX has it.
     ends.put(10)
     assert run(jax.vmap(lambda x: xla.pop(xla.sequence(), SCALAR, channel="in")[1] + x), jnp.arange(3.0)).tolist() == [
         10, 11, 12]
@@ -227,10 +228,14 @@ def test_vmap_along_one_sequence(ends):
     assert ends.all() == [0, 2, 1, 3]
 
 
+stopped = jax.lax.stop_gradient
+
+
+@pytest.mark.filterwarnings("error")
 def test_gradients(ends):
     """None passes, and those of the rest of the program are as without it."""
     def loss(x):
-        _, y = xla.pop(xla.push(xla.sequence(), x, channel="out"), SCALAR, channel="in")
+        _, y = xla.pop(xla.push(xla.sequence(), stopped(x), channel="out"), SCALAR, channel="in")
         return x * x * y
 
     ends.put(5)
@@ -239,13 +244,68 @@ def test_gradients(ends):
     ends.put(5)
     assert [float(v) for v in jax.jvp(loss, (3.0,), (1.0,))] == [45, 30]
     assert ends.all(1) == [3]
-    in_scan = jax.grad(lambda x: xla.scan(lambda s, c, _: (xla.push(s, c, channel="out"), c * x, None), xla.sequence(),
-                                          jnp.float32(1), length=3)[1])
+    in_scan = jax.grad(lambda x: xla.scan(lambda s, c, _: (xla.push(s, stopped(c), channel="out"), c * x, None),
+                                          xla.sequence(), jnp.float32(1), length=3)[1])
     assert float(run(in_scan, 2.0)) == 12
     assert ends.all(3) == [1, 2, 4]
-    assert run(jax.vmap(jax.grad(lambda x: (xla.push(xla.sequence(), x, channel="out"), x * x)[1])),
+    assert run(jax.vmap(jax.grad(lambda x: (xla.push(xla.sequence(), stopped(x), channel="out"), x * x)[1])),
                jnp.arange(3.0)).tolist() == [0, 2, 4]
     assert ends.all(3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_gradient_that_ends_is_told(ends, jit):
+    """It is zero beyond a channel, and no other check would show it."""
+    def pushed(x):
+        _, y = xla.pop(xla.push(xla.sequence(), {"x": x, "n": jnp.int32(1)}, channel="out"), SCALAR, channel="in")
+        return x * y
+
+    def like(x):
+        return x * xla.pop(xla.sequence(), x, channel="in")[1]
+
+    def scanned(x):
+        return xla.scan(lambda s, c, _: (xla.push(s, c, channel="out"), c * x, None), xla.sequence(), x, length=2)[1]
+
+    wrap = jax.jit if jit else lambda function: function
+    for loss, where, gradient in ((pushed, r'push\(channel="out"\)', 5), (like, r'pop\(channel="in"\)', 5), (scanned, "push", 27)):
+        ends.put(5)
+        with pytest.warns(RuntimeWarning, match=f"gradient ends at {where}.*stop_gradient"):
+            assert float(run(wrap(jax.grad(loss)), 3.0)) == gradient
+        ends.all(1 if loss is pushed else 2 if loss is scanned else 0)
+        if loss is scanned:
+            assert float(run(wrap(lambda: xla.pop(xla.sequence(), SCALAR, channel="in")[1]))) == 5
+
+
+def test_bound_again(ends):
+    """To the same channel, whose only place for a sender the name has."""
+    xla.bind("out", ends.outbox, "send")
+    run(lambda: xla.push(xla.sequence(), jnp.float32(2), channel="out"))
+    assert ends.all(1) == [2]
+    xla.bind("in", ends.inbox, "recv")
+    ends.put(3)
+    assert float(run(lambda: xla.pop(xla.sequence(), SCALAR, channel="in")[1])) == 3
+    alone = tmesh.Channel("recv")
+    xla.bind("alone", alone, "send")
+    xla.bind("alone", alone.token, "send")
+    run(lambda: xla.push(xla.sequence(), jnp.float32(4), channel="alone"))
+    assert np.asarray(alone.recv(timeout=600)) == 4
+    # Another name takes a place of its own.
+    with pytest.raises(tmesh.BusyError):
+        xla.bind("other", alone, "send")
+    xla.unbind("alone", timeout=0)
+    alone.close()
+    # A name without its object is not the object that was bound.
+    with pytest.raises((tmesh.NotFoundError, tmesh.ReleasedError, ValueError)):
+        xla.bind("alone", alone, "send")
+
+
+def test_no_timeout(ends):
+    ends.put(5)
+    run(lambda: xla.push(xla.sequence(), jnp.float32(2), channel="out", timeout=None))
+    assert float(run(lambda: xla.pop(xla.sequence(), SCALAR, channel="in", timeout=None)[1])) == 5
+    assert ends.all(1) == [2]
+    with pytest.raises(ValueError, match="None for that"):
+        xla.pop(xla.sequence(), SCALAR, channel="in", timeout=-1)
 
 
 def test_custom_vjp_sends_the_cotangent(ends):
@@ -281,14 +341,14 @@ def test_devices(ends):
     assert sequences.tolist() == [2] * 4 and x.tolist() == [0, 1, 2, 3]
     assert sorted(ends.all()) == [[0], [1], [2], [3]]
 
-    # XLA's own refusal, which docs/xla.md explains.
+    # XLA's own refusal, which docs/reference/xla.md explains.
     sharded = jax.device_put(jnp.arange(4.0), jax.sharding.NamedSharding(mesh, spec))
     with pytest.raises(Exception, match="[Ss]harding"):
         run(lambda x: xla.push(xla.sequence(), x, channel="out"), sharded)
 
 
 def test_sealed_memory():
-    """What JAX 0.10 is refused, and that the refusal names what shares."""
+    """JAX 0.10 refuses such a tensor, and the refusal names the calls that share."""
     tensor = tmesh.put(np.arange(64, dtype="float32"))
     try:
         direct = jnp.from_dlpack(tensor)
@@ -370,7 +430,7 @@ def test_full_channel(ends):
 
 
 def test_memory_of_pushes(ends):
-    """It is used again once the receiver has let go, unless it is sealed; there is a limit."""
+    """It is used again after the receiver's release, unless it is sealed; there is a limit."""
     def times(count, **how):
         program = jax.jit(lambda s, x: xla.push(s, x, channel="out", timeout=600, **how))
         before = xla.stats()["regions_created"]
@@ -407,7 +467,7 @@ def test_bind_anew_without_compiling(ends):
     program(xla.sequence(), 2.0).block_until_ready()
     assert np.asarray(other.recv(timeout=600)).tolist() == 2
     other.close()
-    # A thread of the library hears of it.
+    # A thread of the library notices it.
     with refused("UNAVAILABLE"):
         while True:
             program(xla.sequence(), 3.0).block_until_ready()
@@ -422,7 +482,7 @@ def test_bind_anew_without_compiling(ends):
 
 
 def waiting(ends, act, again=False):
-    """A pop that would wait for ten minutes, and what ends it once it waits; again: what ends nothing before it waits."""
+    """Return the result of a pop of ten minutes that act() ends. again: repeat act(), which ends nothing before the wait."""
     program = jax.jit(lambda s: xla.pop(s, VECTOR, channel="in", timeout=600))
     ends.put([0, 0, 0])
     jax.block_until_ready(program(xla.sequence()))
@@ -507,7 +567,7 @@ def test_array_is_the_region(dtype):
     tensor = tmesh.put(np.zeros(4096, "uint8")).view(dtype)
     array = tmesh.jax.array(tensor)
     assert array.dtype == dtype and array.unsafe_buffer_pointer() == tensor.view("uint8").numpy().ctypes.data
-    # Donated or not, what is computed lies elsewhere, and the memory stays as it is.
+    # Donated or not, a computed result lies elsewhere, and the memory stays as it is.
     result = jax.jit(lambda x: x ^ True if dtype == "bool" else x + 1, donate_argnums=0)(array)
     assert result.unsafe_buffer_pointer() != tensor.view("uint8").numpy().ctypes.data
     assert not tensor.view("uint8").numpy().any()

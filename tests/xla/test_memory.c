@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-/* The memory of pushes: used again once nobody has it, and never before; limits. */
+/* The memory of pushes: it is used again once no process holds it, and never before; limits. */
 #include "unit.h"
 
 #include "host.h"
 
 #define F32 11
-#define COUNT 100000 /* more than goes into an arena */
+#define COUNT 100000 /* larger than an arena */
 #define KEPT 12
 
 static struct tmesh_ctx *ctx;
@@ -75,8 +75,8 @@ static void expect(struct tmesh_tensor *tensor, float first)
 	assert_true(((float *)at)[0] == first && ((float *)at)[COUNT - 1] == first);
 }
 
-/* A receiver that lets go gives the memory back: to a thread of the sender's, for which the next
- * push waits here. */
+/* A receiver's release returns the memory to a thread of the sender, for which the next push waits
+ * here. */
 static void test_used_again(void **state)
 {
 	struct tmesh_stats before = stats(), after;
@@ -97,7 +97,7 @@ static void test_used_again(void **state)
 	assert_true(after.regions_created - before.regions_created <= 4);
 }
 
-/* What it keeps stays as it is, and each push has other memory. */
+/* Kept memory stays unchanged, and each push has other memory. */
 static void test_kept(void **state)
 {
 	struct tmesh_tensor *kept[KEPT];
@@ -148,7 +148,7 @@ static void test_bad_seal(void **state)
 	assert_non_null(strstr(host_error.text, "a pop has no attribute seal"));
 }
 
-/* Memory is back as soon as there is room again, and what was refused sent nothing. */
+/* Memory is back as soon as there is room again, and a refused push sent nothing. */
 static void test_limit(void **state)
 {
 	struct tmesh_tensor *tensor;

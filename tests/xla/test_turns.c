@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Calls of several threads at once, and what ends a call that waits. For the thread sanitizer, too.
- */
+/* Calls of several threads at once, and the events that end a waiting call. For the thread
+ * sanitizer, too. */
 #include "unit.h"
 
 #include <pthread.h>
@@ -141,7 +141,8 @@ static bool has_come(void)
 	return atomic_load(&came);
 }
 
-/* Until each of them waits, for a message or for its turn: by what they ask meanwhile. */
+/* Wait until each caller waits, for a message or for its turn: their questions in between show
+ * it. */
 static void start_asking(struct caller *callers)
 {
 	atomic_store(&waiting, 0);
@@ -159,7 +160,8 @@ static void start_waiting(struct caller *callers)
 	usleep(2 * TMESH_XLA_ASK_NS / 1000);
 }
 
-/* All ended with @code, those that waited for a message and those that waited for their turn. */
+/* Check that all ended with @code, those that waited for a message and those that waited for their
+ * turn. */
 static void join(struct caller *callers, int code)
 {
 	for (int i = 0; i < THREADS; i++) {
@@ -236,7 +238,7 @@ static void test_signal(void **state)
 
 	assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
 	assert_int_equal(pthread_create(&caller.thread, NULL, popper, &caller), 0);
-	/* Between two of its sleeps a signal is not seen: another comes. */
+	/* A signal between two of its sleeps is not seen: send another. */
 	while (pthread_tryjoin_np(caller.thread, NULL)) {
 		pthread_kill(caller.thread, SIGUSR1);
 		usleep(10000);
@@ -266,8 +268,8 @@ static void *change(void *data)
 	return NULL;
 }
 
-/* Who waits for a message and who waits for a turn asks; a wait goes on until there is something.
- */
+/* A call that waits for a message and a call that waits for a turn both ask; a wait goes on until
+ * there is something. */
 static void test_asked(void **state)
 {
 	struct tmesh_channel *outbox = channel_new(TMESH_CHANNEL_SEND, "in");
@@ -279,7 +281,7 @@ static void test_asked(void **state)
 	join(callers, FFI_CANCELLED);
 	assert_int_equal(pop_one(&value, 60000), FFI_CANCELLED);
 	atomic_store(&came, false);
-	/* The time of the whole call counts, and a cancel is heard between two questions. */
+	/* The time of the whole call counts, and a cancel is noticed between two questions. */
 	assert_int_equal(pop_one(&value, 120), FFI_DEADLINE_EXCEEDED);
 	start_asking(callers);
 	assert_ok(tmesh_xla_cancel("in", err));
@@ -291,7 +293,8 @@ static void test_asked(void **state)
 	tmesh_channel_unref(outbox);
 }
 
-/* What a name means changes all the time: each call ends, and well or with what fits. */
+/* The object under a name changes all the time: each call ends, with success or with a fitting
+ * error. */
 static void test_changes_storm(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 4};

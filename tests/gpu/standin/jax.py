@@ -24,7 +24,7 @@ _capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
 
 
 class Array:
-    """One that has DLPack gives what tmesh made of its memory."""
+    """An array whose DLPack capsule is the one that tmesh made of its memory."""
 
     def __init__(self, owner, pointer, shape, dtype):
         self.owner, self.values = owner, standin_array.at(pointer, shape, dtype)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What the stand-ins for frameworks have in common: arrays in memory of the stand-in for the driver,
-whose addresses the host can read and write."""
+"""The common part of the stand-ins for frameworks: arrays in memory of the stand-in for the driver, whose addresses the
+host can read and write."""
 
 import ctypes
 
@@ -23,7 +23,7 @@ def free(pointer):
 
 
 class Memory:
-    """Given back with the last array in it."""
+    """Memory that is released with the last array in it."""
 
     def __init__(self, size, malloc=malloc, free=free):
         self.size, self.free, self.pointer = size, free, malloc(size)
@@ -34,7 +34,7 @@ class Memory:
 
 
 def at(pointer, shape, dtype):
-    """Its bytes, as an array of NumPy's."""
+    """Return its bytes, as an array of NumPy's."""
     dtype = numpy.dtype(dtype)
     count = int(numpy.prod(shape))
     whole = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointer)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 /*
  * Any bytes as a file: refused with a reason, or a table in which no tensor leaves the file or
- * overlaps another. Also as the beginning of a longer file: whoever gives the bytes that are asked
- * for comes to an end. The programs safetensors and gguf are both this; each has its own corpus.
+ * overlaps another. Also as the beginning of a longer file: a caller that gives the requested bytes
+ * comes to an end. The programs safetensors and gguf are both this; each has its own corpus.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "model_internal.h"
+#include "files/model_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

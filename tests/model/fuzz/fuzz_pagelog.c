@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 /*
- * A log of tables of which somebody has written anything anywhere: each byte of the input is put
- * into the memory of a log that was good, as a script says, and records get their checksums anew,
- * so that what they say is read. Following it always ends; what it gives is a table.
+ * A log of tables that a stranger has written to, anything anywhere. A script puts each byte of the
+ * input into the memory of a good log, and records get new checksums, so that the log is read.
+ * Following it always ends; what it gives is a table.
  */
 #include <stdlib.h>
 
-#include "log.h"
-#include "pages_internal.h"
+#include "pages/log.h"
+#include "pages/pages_internal.h"
 
 #include <tmesh/page_table.h>
 

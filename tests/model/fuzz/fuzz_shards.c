@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model_internal.h"
+#include "files/model_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -21,7 +21,7 @@ huge_pages() { echo "$1" >/sys/kernel/mm/transparent_hugepage/shmem_enabled; }
 
 if [ -n "$TMESH_HUGE" ]; then
 	check "shared memory may have huge pages" huge_pages advise
-	run "$TMESH_HUGE" $in_debian TMESH_BACKEND=memfd make -sk --no-print-directory -C /repo "$TMESH_HUGE"
+	run "$TMESH_HUGE" $in_debian TMESH_BACKEND=memfd TMESH_SWITCHES_HUGE=1 make -sk --no-print-directory -C /repo "$TMESH_HUGE"
 	check "shared memory has none" huge_pages never
 fi
 

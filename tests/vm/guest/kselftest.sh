@@ -13,9 +13,12 @@ for device in /sys/bus/pci/devices/*; do
 	fi
 done
 
-# Whose memory the disk sees is to be known: what the IOMMU shows it, or copies.
+# Print which memory the disk sees: the IOMMU's view, or copies.
 translated() { grep -q '^DMA' /sys/class/nvme/nvme0/device/iommu_group/type; }
 copied() { [ "$(cat /sys/kernel/debug/swiotlb/io_tlb_used_hiwater)" -gt 0 ]; }
+
+# The kernel for data races boots without looking for them.
+[ -e /sys/kernel/debug/kcsan ] && check "KCSAN is on" sh -c "echo on >/sys/kernel/debug/kcsan"
 
 check "module loads" insmod $TMESH_KO
 check "the peer that exports and imports loads" insmod /peer.ko

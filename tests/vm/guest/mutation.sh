@@ -3,7 +3,7 @@
 # Guards of the module or of libtmesh behind switches. Sourced by guest/init.
 #
 # Without a plan: each case of each program alone, how long it took, in hundredths of a second, and the guards that were
-# true meanwhile, then those that were false. A case that fails is told, and is none of them.
+# true meanwhile, then those that were false. A case that fails is reported, and is none of them.
 #
 # With one: guards out, one after another, each with the cases that make it true until one of them fails, or the kernel
 # complains. /plan has a line for each: its number, and "i" where it is inverted and not out, then PROGRAM:CASE:SECONDS.
@@ -60,7 +60,7 @@ fi
 
 hundredths() { cut -d' ' -f1 /proc/uptime | tr -d .; }
 
-# What each case of a program makes true.
+# Print the guards that each case of a program makes true.
 cover() {
 	for number in $(cases "$1"); do
 		forget
@@ -72,7 +72,7 @@ cover() {
 			continue
 		fi
 		say check "$1 $number" $status "$(tail -n 3 /tmp/said | tr '\n' ' ')"
-		# What it left is not the next one's.
+		# The next mutant must not find its leftovers.
 		kill -9 -1
 		usleep 500000
 		unload

@@ -8,7 +8,7 @@ check "seeded module loads" insmod /seeded.ko
 for mistake in $(echo "$TMESH_SEEDED" | tr , ' '); do
 	if [ "$mistake" = panic ]; then
 		look_back
-		# stty waits until all is sent that was said.
+		# stty waits until all output is sent.
 		stty -F /dev/ttyS1 raw
 	fi
 	mark "$mistake"

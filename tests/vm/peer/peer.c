@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* A driver at both ends of dma-bufs; peer.h says what it does. */
+/*
+ * A driver that exports and imports dma-bufs; peer.h describes its calls.
+ */
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
@@ -34,7 +36,7 @@ MODULE_IMPORT_NS("DMA_BUF");
 #define peer_vunmap dma_buf_vunmap_unlocked
 #endif
 
-/* An open file: an importer. What is mapped is guarded by the reservation too. */
+/* An open file: an importer. The reservation guards the mapping too. */
 struct peer {
 	struct mutex lock;
 	struct dma_buf *dmabuf;
@@ -43,6 +45,8 @@ struct peer {
 	enum dma_data_direction dir;
 	bool lets_go;
 	atomic_t told;
+	bool held;
+	wait_queue_head_t let;
 };
 
 static struct miscdevice peer_device;
@@ -50,7 +54,7 @@ static atomic_t peer_pins;
 
 /* The exporter */
 
-/* In the private data of every export, beside the flags it was made with. */
+/* Set in the private data of every export, with the flags of its creation */
 #define PEER_EXPORTED BIT(31)
 
 static int peer_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
@@ -134,7 +138,7 @@ static int peer_export(unsigned long flags)
 	info.ops = flags & PEER_MOVES ? &peer_dynamic_ops : &peer_static_ops;
 	info.size = (PEER_PAGES << PAGE_SHIFT) - !!(flags & PEER_NOT_WHOLE);
 	info.flags = flags & PEER_WRITE_ONLY ? O_WRONLY : O_RDWR;
-	/* The core wants private data, which must not be NULL. */
+	/* The core requires private data that is not NULL. */
 	info.priv = (void *)(flags | PEER_EXPORTED);
 	dmabuf = dma_buf_export(&info);
 	if (IS_ERR(dmabuf))
@@ -316,7 +320,37 @@ static int peer_look(int fd)
 	return rc;
 }
 
-/* As drivers do: the file that is mapped is theirs, and may be open for writing. */
+/* Kernels from 6.7 until 2026 let userfaultfd() register any mapping. */
+static int peer_mark(unsigned long address, bool special)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 7, 0)
+	return -EOPNOTSUPP;
+#else
+	struct vm_area_struct *vma;
+
+	mmap_write_lock(current->mm);
+	vma = vma_lookup(current->mm, address);
+	if (vma && special)
+		vm_flags_set(vma, VM_MIXEDMAP | VM_DONTEXPAND);
+	else if (vma)
+		vm_flags_clear(vma, VM_MIXEDMAP | VM_DONTEXPAND);
+	mmap_write_unlock(current->mm);
+	return vma ? 0 : -EFAULT;
+#endif
+}
+
+static int peer_count(unsigned long address, int more)
+{
+	struct page *page;
+
+	if (get_user_pages_fast(address, 1, 0, &page) != 1)
+		return -EFAULT;
+	page_ref_add(compound_head(page), more);
+	put_page(page);
+	return 0;
+}
+
+/* Map as drivers do: the mapped file is the driver's, and may be open for writing. */
 static int peer_mmap(struct file *file, struct vm_area_struct *vma)
 {
 	struct peer *peer = file->private_data;
@@ -336,6 +370,7 @@ static int peer_open(struct inode *inode, struct file *file)
 	if (!peer)
 		return -ENOMEM;
 	mutex_init(&peer->lock);
+	init_waitqueue_head(&peer->let);
 	file->private_data = peer;
 	return 0;
 }
@@ -346,6 +381,21 @@ static int peer_close(struct inode *inode, struct file *file)
 
 	peer_let_go(peer);
 	kfree(peer);
+	return 0;
+}
+
+static long peer_hold(struct peer *peer, int fd)
+{
+	struct dma_buf *dmabuf = dma_buf_get(fd);
+
+	if (IS_ERR(dmabuf))
+		return PTR_ERR(dmabuf);
+	dma_resv_lock(dmabuf->resv, NULL);
+	WRITE_ONCE(peer->held, true);
+	wait_event_killable(peer->let, !READ_ONCE(peer->held));
+	WRITE_ONCE(peer->held, false);
+	dma_resv_unlock(dmabuf->resv);
+	dma_buf_put(dmabuf);
 	return 0;
 }
 
@@ -370,6 +420,21 @@ static long peer_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return peer_change(peer, cmd);
 	case PEER_LOOK:
 		return peer_look(arg);
+	case PEER_COUNT:
+		return peer_count(arg, INT_MAX / 2 + 1);
+	case PEER_UNCOUNT:
+		return peer_count(arg, -(INT_MAX / 2 + 1));
+	case PEER_HOLD:
+		return peer_hold(peer, arg);
+	case PEER_LET:
+		WRITE_ONCE(peer->held, false);
+		wake_up_all(&peer->let);
+		return 0;
+	case PEER_HELD:
+		return READ_ONCE(peer->held);
+	case PEER_PLAIN:
+	case PEER_SPECIAL:
+		return peer_mark(arg, cmd == PEER_SPECIAL);
 	default:
 		return -ENOTTY;
 	}
@@ -398,7 +463,7 @@ static int __init peer_init(void)
 	rc = misc_register(&peer_device);
 	if (rc)
 		return rc;
-	/* It takes any address, and parts of any length. */
+	/* The device can use any address and segments of any length. */
 	dev = peer_device.this_device;
 	dev->dma_parms = &parameters;
 	dma_set_max_seg_size(dev, UINT_MAX);

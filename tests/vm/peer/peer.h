@@ -14,10 +14,10 @@
  * (k + 1) << 32 and has k % 5 + 1 pages. Returns the descriptor.
  */
 #define PEER_PAGES 64
-#define PEER_MOVES (1 << 0)   /* dynamic: importers are told before it moves, or pin it */
+#define PEER_MOVES (1 << 0)   /* dynamic: importers get a notice before it moves, or pin it */
 #define PEER_REFUSES (1 << 1) /* no device attaches: ENXIO */
 #define PEER_MAPS_NOT (1 << 2) /* no device maps: ENXIO */
-#define PEER_MAPS_HALF (1 << 3) /* devices are told of the first half of it */
+#define PEER_MAPS_HALF (1 << 3) /* devices get the first half of it */
 #define PEER_NOT_WHOLE (1 << 4) /* it is no whole pages */
 #define PEER_WRITE_ONLY (1 << 5) /* its descriptor cannot read */
 #define PEER_EXPORT _IO('P', 1)
@@ -26,9 +26,9 @@
 #define PEER_MOVE _IO('P', 2)
 
 /* PEER_IMPORT: attaches and maps, until the file is closed or this is called again. */
-#define PEER_TOLD (1 << 0)    /* as an importer that can be told of moves */
+#define PEER_TOLD (1 << 0)    /* as a dynamic importer */
 #define PEER_WRITES (1 << 1)  /* in both directions, else to the device */
-#define PEER_LETS_GO (1 << 2) /* unmaps when it is told */
+#define PEER_LETS_GO (1 << 2) /* unmaps at a notice */
 #define PEER_WAITS (1 << 3)   /* does not map until it is asked to: PEER_MAP */
 
 struct peer_part {
@@ -45,17 +45,39 @@ struct peer_import {
 };
 #define PEER_IMPORT _IO('P', 3)
 
-/* PEER_TOLD_TIMES: how often the importer was told; PEER_PINS: pins of all exports. */
+/* PEER_TOLD_TIMES: the number of notices to the importer; PEER_PINS: pins of all exports. */
 #define PEER_TOLD_TIMES _IO('P', 4)
 #define PEER_PINS _IO('P', 5)
 
-/* PEER_MAP, PEER_UNMAP: what was attached; PEER_MAPPED: is it mapped? */
+/* PEER_MAP, PEER_UNMAP: the attachment; PEER_MAPPED: is it mapped? */
 #define PEER_MAP _IO('P', 6)
 #define PEER_UNMAP _IO('P', 7)
 #define PEER_MAPPED _IO('P', 8)
 
 /* PEER_LOOK: the first byte of the dma-buf in the argument, by the kernel's own mapping of it. */
 #define PEER_LOOK _IO('P', 9)
+
+/*
+ * PEER_PLAIN: takes the marks off the mapping at the address in the argument that say that it is no
+ * file's, as if the kernel did not look at them; PEER_SPECIAL puts them back. EOPNOTSUPP before 6.7.
+ */
+#define PEER_PLAIN _IO('P', 10)
+#define PEER_SPECIAL _IO('P', 11)
+
+/*
+ * PEER_COUNT: takes so many references on the page at the address in the argument that there may be
+ * no more; PEER_UNCOUNT drops them.
+ */
+#define PEER_COUNT _IO('P', 12)
+#define PEER_UNCOUNT _IO('P', 13)
+
+/*
+ * PEER_HOLD: takes the reservation of the dma-buf in the argument and returns when PEER_LET is called
+ * on the same file, or the caller is killed. PEER_HELD: is it taken?
+ */
+#define PEER_HOLD _IO('P', 14)
+#define PEER_LET _IO('P', 15)
+#define PEER_HELD _IO('P', 16)
 
 /* mmap() of the file shows what was attached, by its exporter's means. */
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * One mistake of each kind that the debug kernel is there to find. A detector that never
- * fired is not a detector: the seeded run writes the name of one mistake after the other to
- * /sys/module/seeded/parameters/make and requires that each is reported.
+ * One mistake of each kind that the debug kernel must find, to prove that the detectors work. The
+ * seeded run writes the name of each mistake to /sys/module/seeded/parameters/make and requires
+ * that it is reported.
  */
 #include <linux/bug.h>
 #include <linux/dma-mapping.h>
@@ -15,7 +15,7 @@
 #include <linux/spinlock.h>
 #include <linux/string.h>
 
-/* Written by every mistake, so that the compiler keeps it. */
+/* Every mistake writes to it, so that the compiler keeps the code. */
 static volatile int sink;
 
 static void use_after_free(void)
@@ -86,7 +86,7 @@ static void warn(void)
 	WARN(1, "seeded");
 }
 
-/* The last word is then missing, and the scan has to say so. */
+/* Panic: the last control line is missing then, and the scan must report that. */
 static void die(void)
 {
 	panic("seeded");

@@ -50,7 +50,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	return 0;
 }
 
-/* Whether XLA could have a buffer of this shape, or the shape is one that is to be refused. */
+/* Return whether XLA could have a buffer of this shape, or the shape must be refused. */
 static bool fits(int dtype, int64_t rank, const int64_t *dims)
 {
 	uint64_t bytes = 16; /* of the largest element */
@@ -106,7 +106,7 @@ struct attr {
 	int64_t value;
 };
 
-/* "name=" and its value; the first byte says the type. */
+/* "name=" and its value; the first byte is the type. */
 static bool attribute(struct host *host, struct attr *attr, const struct record *record)
 {
 	const uint8_t *equals = record->bytes ? memchr(record->at, '=', record->bytes) : NULL;
@@ -123,7 +123,7 @@ static bool attribute(struct host *host, struct attr *attr, const struct record 
 	memcpy(attr->text, value.at, value.bytes);
 	attr->span = (struct ffi_text){attr->text, value.bytes};
 	attr->value = number(&value, 1);
-	/* Nobody comes while this process waits. */
+	/* No message comes while this process waits. */
 	if (attr->value > 0 && attr->value <= TMESH_XLA_TIMEOUT_MS_MAX)
 		attr->value = 0;
 	attr->scalar = (struct ffi_scalar){value.bytes ? (int8_t)value.at[0] : 0, &attr->value};

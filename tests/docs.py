@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Check the pages of docs/: links, the index, and the pages that a reader follows step by step. Prints TAP.
+
+docs.py BUILD PREFIX     BUILD is the build folder; libtmesh is installed in PREFIX
+
+The pages of docs/tutorial, and each page of docs/howto that has a block of shell commands, are followed as they stand:
+
+- a block after <!-- file: NAME --> is written to NAME
+- a ```console block is typed into one shell per page, line by line, and the output of each command is compared;
+  "..." stands for any text
+- a ```console block after <!-- setup --> is left out: it installs what the tests have installed
+"""
+
+import os
+from pathlib import Path
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import tree
+
+TOP = Path(__file__).resolve().parents[1]
+DOCS = TOP / "docs"
+PATIENCE_S = 120
+BLOCK = re.compile(r"(?:<!-- (?P<mark>setup|guest|file: (?P<file>[\w.]+)) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+END = "__end_of_command__"
+bad = number = 0
+
+
+def point(ok, name, detail=""):
+    global bad, number
+    bad += not ok
+    number += 1
+    print(f"{'ok' if ok else 'not ok'} {number} - {name}", flush=True)
+    if not ok:
+        print("\n".join(f"# {line}" for line in str(detail).split("\n")), flush=True)
+
+
+def anchors(page):
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page):
+    for target in LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there)):
+            yield target
+
+
+def variables():
+    """Return the environment variables that the product reads."""
+    pattern = re.compile(r"""(?:getenv\(|environ(?:\.get\(|\[)|get_env\()["'](TMESH_\w+)""")
+    rooms = ("lib", "model", "engine", "net", "tools", "bindings")
+    built = {"TMESH_BUILT", "TMESH_NOTICES"}  # makefiles and scripts tell setup.py by them
+    return {name for path in tree.files(".c", ".h", ".py", ".ex") if path.relative_to(TOP).parts[0] in rooms and "test" not in str(path)
+            for name in pattern.findall(path.read_text(errors="replace"))} - built
+
+
+class Shell:
+    """One bash in a folder of its own, as the terminal of a reader. command: starts another one"""
+
+    def __init__(self, folder, env, command=("bash", "--norc", "--noprofile")):
+        self.process = subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def run(self, command):
+        """Type a command; return its output, or None after PATIENCE_S."""
+        self.process.stdin.write(f"{{ {command}\n}} < /dev/null\necho {END}\n".encode())
+        self.process.stdin.flush()
+        said = b""
+        until = time.monotonic() + PATIENCE_S
+        while f"{END}\n".encode() not in said:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0, until - time.monotonic()))
+            piece = self.process.stdout.read() if ready else b""
+            if not piece:
+                return None
+            said += piece
+        return said.decode(errors="replace").replace(f"{END}\n", "")
+
+    def end(self):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+def commands(text):
+    """Yield (command, expected output) of a console block."""
+    command, output = None, []
+    for line in text.rstrip("\n").split("\n"):
+        if line.startswith("$ "):
+            if command is not None:
+                yield command, "\n".join(output)
+            command, output = line[2:], []
+        else:
+            output.append(line)
+    if command is not None:
+        yield command, "\n".join(output)
+
+
+def matches(expected, said):
+    pattern = ".*".join(re.escape(part) for part in expected.split("..."))
+    return re.fullmatch(pattern, said.rstrip("\n"), re.DOTALL)
+
+
+def follow(page, env):
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "runtime").mkdir(mode=0o700)
+        (Path(folder) / "examples").symlink_to(TOP / "examples")
+        shell = Shell(folder, {**env, "TMESH_RUNTIME_DIR": f"{folder}/runtime"})
+        try:
+            for block in BLOCK.finditer(page.read_text()):
+                if block["file"]:
+                    (Path(folder) / block["file"]).write_text(block["text"])
+                if block["kind"] != "console" or block["mark"] == "setup":
+                    continue
+                for command, expected in commands(block["text"]):
+                    said = shell.run(command)
+                    if said is None or not matches(expected, said):
+                        return f"$ {command}\nexpected:\n{expected}\nprinted:\n{said}"
+        finally:
+            shell.run("kill $(jobs -p) 2>/dev/null; pkill -f \"$TMESH_RUNTIME_DIR\" 2>/dev/null; true")
+            shell.end()
+    return ""
+
+
+def main(build, prefix):
+    build, prefix = Path(build).resolve(), Path(prefix).resolve()
+    env = {**os.environ, "LC_ALL": "C.UTF-8", "TMESH_KEEPER": str(build / "tmesh-keeper"), "ERL_LIBS": str(build / "beam/dev/lib"),
+           "PATH": f"{build / 'venv/bin'}:{prefix / 'bin'}:{os.environ['PATH']}", "LD_LIBRARY_PATH": str(prefix / "lib"),
+           "PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig"), "PYTHONSAFEPATH": "1"}
+    for page in tree.files(".md"):
+        links = list(broken_links(page))
+        if links:
+            point(False, f"links of {page.relative_to(TOP)}", "\n".join(links))
+    point(not bad, "each link leads to a page and a title that exist", "see above")
+    index = (DOCS / "README.md").read_text()
+    missing = [str(page.relative_to(DOCS)) for page in sorted(DOCS.rglob("*.md"))
+               if page != DOCS / "README.md" and f"({page.relative_to(DOCS)})" not in index]
+    point(not missing, "docs/README.md has a line for each page", ", ".join(missing))
+    told = set(re.findall(r"^\| `(TMESH_\w+)`", (DOCS / "reference/environment.md").read_text(), re.MULTILINE))
+    point(variables() <= told, "docs/reference/environment.md has each variable", ", ".join(sorted(variables() - told)))
+    for page in sorted([*DOCS.glob("tutorial/*.md"), *DOCS.glob("howto/*.md")]):
+        if "```console" in page.read_text():
+            wrong = follow(page, env)
+            point(not wrong, f"{page.relative_to(TOP)} works as it stands", wrong)
+    print(f"1..{number}")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    shutil.which("bash") or sys.exit("docs.py: there is no bash")
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: MIT
+/* Kept files on memfd: tables of paths, folders, and what is refused with nothing kept. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "kept.h"
+#include "paths.h"
+
+static char folder[64]; /* of the test */
+
+static int files_setup(void **state)
+{
+	snprintf(folder, sizeof(folder), "/tmp/tmesh-files-XXXXXX");
+	return setup(state) || !mkdtemp(folder);
+}
+
+static int files_teardown(void **state)
+{
+	char command[128];
+
+	snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+	return teardown(state) || system(command);
+}
+
+static char *in_folder(const char *path)
+{
+	static char text[2048];
+
+	snprintf(text, sizeof(text), "%s/%s", folder, path);
+	return text;
+}
+
+static void write_file(const char *path, size_t bytes, uint8_t fill)
+{
+	int fd = open(in_folder(path), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	uint8_t *data = malloc(bytes + 1);
+
+	memset(data, fill, bytes);
+	assert_true(fd >= 0);
+	assert_int_equal(write(fd, data, bytes), bytes);
+	close(fd);
+	free(data);
+}
+
+static void check_file(struct tmesh_ctx *ctx, const char *name, const char *path, uint64_t bytes,
+		       uint8_t fill)
+{
+	struct tmesh_region *region;
+	struct tmesh_kept_file file;
+	uint8_t *memory;
+
+	assert_ok(tmesh_kept_open_file(ctx, name, TMESH_KEPT_OWN, path, &region, &file, err));
+	assert_int_equal(file.bytes, bytes);
+	assert_ok(tmesh_region_map(region, TMESH_READ, (void **)&memory, err));
+	for (uint64_t i = 0; i < bytes; i++)
+		assert_int_equal(memory[file.offset + i], fill);
+	tmesh_region_unmap(region, TMESH_READ);
+	tmesh_region_unref(region);
+}
+
+static void test_names(void **state)
+{
+	char longest[TMESH_KEPT_PATH_LEN + 2], component[TMESH_KEPT_COMPONENT_LEN + 2];
+
+	memset(longest, 'a', sizeof(longest));
+	for (size_t i = 200; i < sizeof(longest); i += 200)
+		longest[i] = '/';
+	longest[TMESH_KEPT_PATH_LEN + 1] = '\0';
+	assert_non_null(tmesh_paths_refused(longest));
+	longest[TMESH_KEPT_PATH_LEN] = '\0';
+	assert_null(tmesh_paths_refused(longest));
+	memset(component, 'b', sizeof(component));
+	component[TMESH_KEPT_COMPONENT_LEN + 1] = '\0';
+	assert_non_null(tmesh_paths_refused(component));
+	component[TMESH_KEPT_COMPONENT_LEN] = '\0';
+	assert_null(tmesh_paths_refused(component));
+	for (const char *const *bad = (const char *const[]){"", "/", "/a", "a/", "a//b", ".", "..",
+							    "./a", "a/.", "a/../b", "..", NULL};
+	     *bad; bad++)
+		assert_non_null(tmesh_paths_refused(*bad));
+	for (const char *const *good = (const char *const[]){"a", "...", ".a", "a/..b/c", "a\nb",
+							     "\x01\xff\xfe", " ", "a\\b", NULL};
+	     *good; good++)
+		assert_null(tmesh_paths_refused(*good));
+}
+
+/* Byte by byte with slashes first, so a folder's files follow each other. */
+static void test_order(void **state)
+{
+	static const char *const sorted[] = {"a",     "a\x01z", "a!",	      "a-b/c",	   "a.b",
+					     "b",     "b.d",	"be\xcc\x81", "b\xc3\xa9", "c/a/x",
+					     "c/a/y", "c/a.b",	"c/b",	      "c-d"};
+	struct tmesh_kept_file files[14];
+	const uint64_t bytes[1] = {64};
+	struct tmesh_paths *paths;
+	size_t length;
+
+	for (uint32_t i = 0; i < 14; i++)
+		files[(i * 5) % 14] = (struct tmesh_kept_file){.path = sorted[i], .bytes = i};
+	assert_ok(tmesh_paths_build(files, 14, bytes, 1, &paths, &length, err));
+	assert_true(tmesh_paths_are_good(paths, length, 1));
+	for (uint32_t i = 0; i < 14; i++) {
+		assert_string_equal(tmesh_paths_name(paths, i), sorted[i]);
+		assert_int_equal(tmesh_paths_find(paths, sorted[i]), i);
+		assert_int_equal(paths->entries[i].bytes, i);
+	}
+	assert_int_equal(tmesh_paths_find(paths, "c"), UINT32_MAX);
+	assert_int_equal(tmesh_paths_bound(paths, "c/"), 9);
+	assert_int_equal(tmesh_paths_bound(paths, "~"), 14);
+	free(paths);
+}
+
+/* A table that another process gave: each byte of it is changed, and nothing is read outside. */
+static void test_hostile_table(void **state)
+{
+	static const struct tmesh_kept_file files[] = {
+		{"a/b", 0, 10, 1, 0}, {"a/c", 10, 10, 1, 0}, {"d", 0, 64, 1, 1}};
+	const uint64_t bytes[2] = {64, 64};
+	struct tmesh_paths *paths, *copy;
+	unsigned int good = 0;
+	size_t length;
+
+	assert_ok(tmesh_paths_build(files, 3, bytes, 2, &paths, &length, err));
+	copy = malloc(length);
+	for (size_t i = 0; i < length; i++) {
+		for (unsigned int bit = 0; bit < 8; bit++) {
+			memcpy(copy, paths, length);
+			((uint8_t *)copy)[i] ^= (uint8_t)(1u << bit);
+			good += tmesh_paths_are_good(copy, length, 2);
+		}
+	}
+	/* Times, offsets and letters may be others. */
+	assert_in_range(good, 1, length * 8 - 300);
+	for (size_t i = 0; i < length; i++) {
+		struct tmesh_paths *cut = malloc(i + 1);
+
+		memcpy(cut, paths, i);
+		assert_false(tmesh_paths_are_good(cut, i, 2));
+		free(cut);
+	}
+	assert_false(tmesh_paths_are_good(paths, length, 1));
+	memcpy(copy, paths, length);
+	copy->entries[0].path = copy->entries[1].path;
+	assert_false(tmesh_paths_are_good(copy, length, 2));
+	free(copy);
+	free(paths);
+}
+
+static void test_refused(void **state)
+{
+	struct tmesh_kept_file files[2] = {{"a", 0, 4, 0, 0}, {"b", 4, 4, 0, 0}};
+	struct tmesh_keep_opts opts = {
+		.size = sizeof(opts), .files = files, .file_count = 2, .mode = 0644};
+	struct tmesh_region *region = unseen(*state, 4096, 1);
+	struct tmesh_kept_file *list;
+	size_t count;
+
+	files[1].path = "a";
+	assert_refused(tmesh_keep(*state, "n", &region, 1, &opts, err), -EEXIST, "\"a\"");
+	files[1].path = "a/b";
+	assert_refused(tmesh_keep(*state, "n", &region, 1, &opts, err), -EEXIST, "folder");
+	files[1].path = "../b";
+	assert_refused(tmesh_keep(*state, "n", &region, 1, &opts, err), -EINVAL, "..");
+	files[1].path = NULL;
+	assert_refused(tmesh_keep(*state, "n", &region, 1, &opts, err), -EINVAL, "missing");
+	files[1].path = "b";
+	files[1].region = 1;
+	assert_refused(tmesh_keep(*state, "n", &region, 1, &opts, err), -EINVAL, "region 1 of 1");
+	files[1].region = 0;
+	files[1].bytes = 4096;
+	assert_refused(tmesh_keep(*state, "n", &region, 1, &opts, err), -EINVAL, "4100");
+	files[1].bytes = UINT64_MAX;
+	assert_refused(tmesh_keep(*state, "n", &region, 1, &opts, err), -EINVAL, "ends");
+	files[1].bytes = 0;
+	assert_refused(tmesh_keep(*state, "a/b", &region, 1, &opts, err), -EINVAL, "slash");
+	assert_refused(tmesh_keep(*state, ".a", &region, 1, &opts, err), -EINVAL, "dot");
+	opts.mode = 0666;
+	assert_refused(tmesh_keep(*state, "n", &region, 1, &opts, err), -EINVAL, "0644");
+	opts.mode = 0640;
+	opts.file_count = TMESH_KEPT_MAX_FILES + 1;
+	assert_refused(tmesh_keep(*state, "n", &region, 1, &opts, err), -E2BIG, "65536");
+	opts.file_count = 2;
+	assert_false(is_kept(*state, "n"));
+	assert_ok(tmesh_keep(*state, "n", &region, 1, &opts, err));
+	assert_ok(tmesh_kept_files(*state, "n", TMESH_KEPT_OWN, &list, &count, err));
+	assert_int_equal(count, 2);
+	assert_string_equal(list[1].path, "b");
+	free(list);
+	assert_refused(tmesh_kept_open_file(*state, "n", TMESH_KEPT_OWN, "c", &region, NULL, err),
+		       -ENOENT, "\"c\"");
+	assert_refused(tmesh_kept_files(*state, "m", TMESH_KEPT_OWN, &list, &count, err), -ENOENT,
+		       "nothing is kept");
+	tmesh_region_unref(region);
+	keep_unseen(*state, "plain", 4096, 1);
+	assert_refused(tmesh_kept_files(*state, "plain", TMESH_KEPT_OWN, &list, &count, err),
+		       -ENOENT, "without files");
+	setenv("TMESH_MOUNT", folder, 1);
+	assert_refused(tmesh_kept_path(*state, "n", NULL, (char **)&list, err), -ENOENT,
+		       "tmesh-mount");
+	unsetenv("TMESH_MOUNT");
+}
+
+/* Small files share a region, each name stays, and the keeper gives each file its bytes. */
+static void test_folder(void **state)
+{
+	struct tmesh_kept_file *files;
+	struct tmesh_region **regions;
+	size_t count;
+
+	assert_int_equal(mkdir(in_folder("sub"), 0700), 0);
+	assert_int_equal(mkdir(in_folder("sub/empty"), 0700), 0);
+	write_file("weights", 5000001, 1);
+	write_file("sub/shard", 65536, 2);
+	write_file("sub/a\nb", 65535, 3);
+	write_file("config.json", 3, 4);
+	write_file("nothing", 0, 0);
+	write_file("e\xcc\x81", 7, 5);
+	write_file("\xc3\xa9", 7, 6);
+	write_file("\xff\xfe", 7, 7);
+	assert_int_equal(symlink("../weights", in_folder("sub/link")), 0);
+	assert_ok(tmesh_keep_folder(*state, "m", folder, NULL, err));
+	assert_ok(tmesh_kept_files(*state, "m", TMESH_KEPT_OWN, &files, &count, err));
+	assert_int_equal(count, 9);
+	free(files);
+	check_file(*state, "m", "weights", 5000001, 1);
+	check_file(*state, "m", "sub/link", 5000001, 1);
+	check_file(*state, "m", "sub/shard", 65536, 2);
+	check_file(*state, "m", "sub/a\nb", 65535, 3);
+	check_file(*state, "m", "config.json", 3, 4);
+	check_file(*state, "m", "nothing", 0, 0);
+	check_file(*state, "m", "e\xcc\x81", 7, 5);
+	check_file(*state, "m", "\xc3\xa9", 7, 6);
+	check_file(*state, "m", "\xff\xfe", 7, 7);
+	assert_ok(tmesh_kept_open(*state, "m", TMESH_KEPT_OWN, TMESH_READ, &regions, &count, err));
+	assert_int_equal(count, 4);
+	while (count)
+		tmesh_region_unref(regions[--count]);
+	free(regions);
+	assert_refused(tmesh_keep_folder(*state, "m", folder, NULL, err), -EEXIST, "replace");
+	assert_refused(tmesh_keep_folder(*state, "none", "", NULL, err), -EINVAL,
+		       "its path is empty");
+	assert_ok(tmesh_keep_folder(*state, "one", in_folder("weights"), NULL, err));
+	check_file(*state, "one", "weights", 5000001, 1);
+}
+
+static void test_hub(void **state)
+{
+	assert_int_equal(mkdir(in_folder("blobs"), 0700), 0);
+	assert_int_equal(mkdir(in_folder("refs"), 0700), 0);
+	assert_int_equal(mkdir(in_folder("snapshots"), 0700), 0);
+	assert_int_equal(mkdir(in_folder("snapshots/0123abcd"), 0700), 0);
+	write_file("blobs/aa", 100000, 1);
+	write_file("blobs/bb", 10, 2);
+	write_file("refs/main", 0, 0);
+	assert_int_equal(symlink("../../blobs/aa", in_folder("snapshots/0123abcd/model.gguf")), 0);
+	assert_int_equal(symlink("../../blobs/bb", in_folder("snapshots/0123abcd/config.json")), 0);
+	FILE *main_ref = fopen(in_folder("refs/main"), "w");
+
+	fputs("0123abcd\n", main_ref);
+	fclose(main_ref);
+	assert_ok(tmesh_keep_folder(*state, "hub", folder, NULL, err));
+	check_file(*state, "hub", "model.gguf", 100000, 1);
+	check_file(*state, "hub", "config.json", 10, 2);
+}
+
+static void refuse_folder(struct tmesh_ctx *ctx, int code, const char *word)
+{
+	unsigned int before = unit_open_fds();
+
+	assert_refused(tmesh_keep_folder(ctx, "x", folder, NULL, err), code, word);
+	assert_int_equal(unit_open_fds(), before);
+	assert_false(is_kept(ctx, "x"));
+}
+
+static void test_strange_files(void **state)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	/* The first call of a context opens descriptors that stay. */
+	is_kept(*state, "x");
+	refuse_folder(*state, -EINVAL, "no files");
+	write_file("good", 100000, 1);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%.64s/socket", folder);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+	refuse_folder(*state, -EINVAL, "socket is a socket");
+	unlink(in_folder("socket"));
+	close(fd);
+	assert_int_equal(mkfifo(in_folder("pipe"), 0600), 0);
+	refuse_folder(*state, -EINVAL, "pipe is a socket, device or pipe");
+	unlink(in_folder("pipe"));
+	assert_int_equal(symlink("/dev/zero", in_folder("zero")), 0);
+	refuse_folder(*state, -EINVAL, "leads to");
+	unlink(in_folder("zero"));
+	assert_int_equal(symlink("loop", in_folder("loop")), 0);
+	refuse_folder(*state, -ELOOP, "loop");
+	unlink(in_folder("loop"));
+	assert_int_equal(symlink(".", in_folder("self")), 0);
+	refuse_folder(*state, -EINVAL, "link to a folder");
+	unlink(in_folder("self"));
+	assert_int_equal(symlink("nowhere", in_folder("dangling")), 0);
+	refuse_folder(*state, -ENOENT, "dangling");
+	unlink(in_folder("dangling"));
+	/* A file that gives more than it says. */
+	assert_int_equal(symlink("/proc/self/maps", in_folder("maps")), 0);
+	refuse_folder(*state, -ESTALE, "changed");
+	unlink(in_folder("maps"));
+	assert_refused(tmesh_keep_folder(*state, "x", in_folder("none"), NULL, err), -ENOENT,
+		       "none");
+	assert_refused(tmesh_keep_folder(*state, "x", "/dev/zero", NULL, err), -EINVAL, "regular");
+	assert_refused(tmesh_keep_folder(*state, "x/y", folder, NULL, err), -EINVAL, "slash");
+	assert_ok(tmesh_keep_folder(*state, "x", folder, NULL, err));
+}
+
+/* The change to the folder at the first call of progress. */
+enum change {
+	GROWS,
+	SHRINKS,
+	IS_WRITTEN,
+	IS_REPLACED,
+	FILE_COMES,
+	FILE_GOES,
+	FOLDER_COMES,
+	CHANGES,
+};
+
+static int change_it(void *data, uint64_t done, uint64_t total)
+{
+	enum change *change = data;
+	char old[128];
+
+	switch (*change) {
+	case GROWS:
+		write_file("b", 200001, 2);
+		break;
+	case SHRINKS:
+		write_file("b", 199999, 2);
+		break;
+	case IS_WRITTEN:
+		write_file("a", 200000, 3);
+		break;
+	case IS_REPLACED:
+		write_file("new", 200000, 1);
+		snprintf(old, sizeof(old), "%s/a", folder);
+		rename(in_folder("new"), old);
+		break;
+	case FILE_COMES:
+		write_file("sub/new", 1, 1);
+		break;
+	case FILE_GOES:
+		unlink(in_folder("sub/c"));
+		break;
+	case FOLDER_COMES:
+		mkdir(in_folder("d"), 0700);
+		break;
+	case CHANGES:
+		break;
+	}
+	return *change == CHANGES;
+}
+
+static void test_changing(void **state)
+{
+	struct tmesh_keep_opts opts = {.size = sizeof(opts), .progress = change_it};
+
+	is_kept(*state, "x");
+	for (enum change change = GROWS; change <= CHANGES; change++) {
+		unsigned int before;
+
+		mkdir(in_folder("sub"), 0700);
+		rmdir(in_folder("d"));
+		unlink(in_folder("sub/new"));
+		write_file("a", 200000, 1);
+		write_file("b", 200000, 2);
+		write_file("sub/c", 200000, 3);
+		before = unit_open_fds();
+		opts.progress_data = &change;
+		assert_refused(tmesh_keep_folder(*state, "x", folder, &opts, err),
+			       change == CHANGES ? -ECANCELED : -ESTALE,
+			       change == CHANGES ? "ended by its caller" : "was changed");
+		assert_int_equal(unit_open_fds(), before);
+		assert_false(is_kept(*state, "x"));
+	}
+}
+
+/* More than there can be is refused before a byte is read. */
+static void test_too_many(void **state)
+{
+	char name[32];
+
+	for (int i = 0; i <= TMESH_KEPT_MAX_REGIONS; i++) {
+		int fd;
+
+		snprintf(name, sizeof(name), "f%d", i);
+		fd = open(in_folder(name), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+		assert_int_equal(ftruncate(fd, 65536), 0);
+		close(fd);
+	}
+	assert_refused(tmesh_keep_folder(*state, "x", folder, NULL, err), -E2BIG, "1024");
+	assert_false(is_kept(*state, "x"));
+}
+
+#define FILES_TEST(test) cmocka_unit_test_setup_teardown(test, files_setup, files_teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		FILES_TEST(test_names),		FILES_TEST(test_order),
+		FILES_TEST(test_hostile_table), FILES_TEST(test_refused),
+		FILES_TEST(test_folder),	FILES_TEST(test_hub),
+		FILES_TEST(test_strange_files), FILES_TEST(test_changing),
+		FILES_TEST(test_too_many),
+	};
+
+	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
+}
