@@ -72,6 +72,9 @@ deps: ## [First] Install Debian packages, as root or with sudo. TIER=build, demo
 demo: ## [First] Share a real model between Python, Elixir and engines, and show the holders. MODEL=FILE.gguf runs that model.
 	@tests/demo/run.sh
 
+INSTALLED_FOLDERS = $(BINDIR) $(SBINDIR) $(LIBEXECDIR) $(LIBDIR)/pkgconfig $(ENGINE_PLUGIN_DIR) $(INCLUDEDIR)/linux $(INCLUDEDIR)/tmesh \
+	$(UNITDIR) $(SYSTEMUNITDIR) $(DATADIR)/monitoring $(COMPLETIONS) $(foreach s,1 3 4 8,$(MANDIR)/man$s)
+
 # The loader finds the libraries of /usr/local/lib by its cache alone.
 LDCONFIG := $(if $(DESTDIR)$(filter-out /usr/%,$(LIBDIR)),,ldconfig)
 
@@ -79,6 +82,7 @@ install: install-lib install-keeper $(MOUNT_BUILT:%=install-%) install-cuda inst
 	$(LDCONFIG)
 
 uninstall: uninstall-lib uninstall-keeper uninstall-mount uninstall-cuda uninstall-xla uninstall-model uninstall-engine uninstall-net uninstall-tools ## [Install] Remove what `make install` installed.
+	@packaging/folders.sh '$(DESTDIR)' '$(PREFIX)' $(INSTALLED_FOLDERS)
 	$(LDCONFIG)
 
 clean: ## [Build] Remove everything that was built.

@@ -7,6 +7,7 @@ import sys
 
 import releases  # first: it makes the modules of tests/vm known
 import boot
+import install
 import lint
 import manifests
 import monitoring
@@ -22,6 +23,7 @@ def main():
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     tap = Tap()
     lint.run(tap)
+    install.run(tap)
     manifests.run(tap)
     monitoring.run(tap)
     if boot.length() == "full":
