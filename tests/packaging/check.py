@@ -7,6 +7,7 @@ import sys
 
 import releases  # first: it makes the modules of tests/vm known
 import boot
+import elixir
 import install
 import lint
 import manifests
@@ -34,6 +35,7 @@ def main():
                 wheel.run(tap, release, built)
                 packages.run(tap, release)
                 python_source.run(tap, release)
+                elixir.run(tap, release)
     return tap.end()
 
 

@@ -45,7 +45,7 @@ defmodule Stranger.MixProject do
   use Mix.Project
 
   def project do
-    [app: :stranger, version: "0.1.0", deps: [{:tmesh, path: #{inspect(package)}}]]
+    [app: :stranger, version: "0.1.0", deps: [{:tmesh, path: #{inspect(package)}}], escript: [main_module: Stranger.Main]]
   end
 
   def application, do: [extra_applications: [:logger]]
@@ -68,6 +68,12 @@ defmodule Stranger do
 end
 """)
 
+File.write!(Path.join(app, "lib/main.ex"), """
+defmodule Stranger.Main do
+  def main(_args), do: Stranger.run()
+end
+""")
+
 # As on a machine without pkg-config. With it, mix goes on where it ended.
 {said, status} =
   run.("mix", ["compile"],
@@ -82,6 +88,16 @@ check.(
 )
 
 before = sources.(package)
+{said, status} = run.("mix", ["escript.build"], cd: app, env: [{"MIX_ENV", "prod"}])
+check.("mix builds an escript of an application that depends on the package", status == 0, said)
+{said, status} = run.(Path.join(app, "stranger"), [], cd: folder)
+
+check.(
+  "the escript says that it carries no libraries, and what to run",
+  status != 0 and said =~ "an escript carries no libraries, so run it as a release (mix release)",
+  said
+)
+
 {said, status} = run.("mix", ["release", "--quiet"], cd: app, env: [{"MIX_ENV", "prod"}])
 check.("mix release of an application that depends on the package", status == 0, said)
 
