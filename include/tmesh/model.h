@@ -155,8 +155,9 @@ struct tmesh_model_progress {
 	bool waiting; /* another process is reading the file */
 };
 /* The loading thread calls it at least once every 64 MiB, and while another process reads. It also
- * calls it after each read of more than 0.1 s; such reads are of 8 MiB at most. Return: 0 to
- * continue; any other value ends the load with -ECANCELED. */
+ * calls it after each read of more than 0.1 s; such reads are of 8 MiB at most. While long headers
+ * are read, it calls it about once every MiB of them: bytes_done is 0, and bytes_total the size of
+ * the files that are open. Return: 0 to continue; any other value ends the load with -ECANCELED. */
 typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_progress *progress);
 
 enum tmesh_model_load_flags {

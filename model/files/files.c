@@ -15,6 +15,9 @@
 #define FIRST_READ 65536u
 #define INDEX_READ ((size_t)64 << 20)
 #define SPLITS_MAX 65535
+/* As bytes of a header: opening a file, and finding a name. */
+#define FILE_WORK 4096
+#define NAME_WORK 128
 
 /* Put the file's name before the error's message. */
 static int in_file(struct tmesh_error *err, int rc, const struct model_file *file)
@@ -98,8 +101,15 @@ static int open_file(struct model_file *file, const char *folder, size_t folder_
 	return 0;
 }
 
-static int read_header(struct tmesh_ctx *ctx, const struct tmesh_model *model,
-		       struct model_file *file, struct tmesh_error *err)
+/* Count a file that was opened. */
+static int file_found(struct opening *opening, const struct model_file *file,
+		      struct tmesh_error *err)
+{
+	opening->bytes += file->bytes;
+	return opening_go_on(opening, FILE_WORK, err);
+}
+
+static int read_header(struct opening *opening, struct model_file *file, struct tmesh_error *err)
 {
 	uint64_t need = file->bytes < FIRST_READ ? file->bytes : FIRST_READ, have = 0;
 	uint8_t *data = NULL;
@@ -118,11 +128,11 @@ static int read_header(struct tmesh_ctx *ctx, const struct tmesh_model *model,
 		if (rc)
 			break;
 		have = need;
-		if (ctx && shared_load_recall(ctx, file, data, have)) {
+		if (opening->ctx && shared_load_recall(opening->ctx, file, data, have)) {
 			free(data);
 			return 0;
 		}
-		rc = table_parse(data, have, file->bytes, model->lenient, &file->table, &need, err);
+		rc = table_parse(opening, data, have, file->bytes, &file->table, &need, err);
 	} while (rc == -EAGAIN);
 	if (!rc)
 		model_hash(data, need, file->header_hash);
@@ -145,12 +155,13 @@ static int read_whole(struct model_file *file, char **text, struct tmesh_error *
 }
 
 /* Check that the index and the files agree on the place of each tensor. */
-static int check_index(struct tmesh_model *model, const struct shard_index *index,
-		       struct tmesh_error *err)
+static int check_index(struct opening *opening, struct tmesh_model *model,
+		       const struct shard_index *index, struct tmesh_error *err)
 {
 	char quoted[MODEL_QUOTE], file[MODEL_QUOTE];
 	const char *name;
 	json_t *value;
+	int rc;
 
 	for (size_t i = 0; i < model->entry_count; i++) {
 		const struct model_entry *entry = &model->entries[i];
@@ -158,7 +169,10 @@ static int check_index(struct tmesh_model *model, const struct shard_index *inde
 		const char *said =
 			json_string_value(json_object_get(index->map, entry->tensor->name));
 
-		if (!said && model->lenient)
+		rc = opening_go_on(opening, NAME_WORK, err);
+		if (rc)
+			return rc;
+		if (!said && opening->lenient)
 			model->lapses |= LAPSE_UNNAMED;
 		else if (!said || strcmp(said, there))
 			return tmesh_fail(
@@ -169,6 +183,9 @@ static int check_index(struct tmesh_model *model, const struct shard_index *inde
 	json_object_foreach(index->map, name, value) {
 		size_t at;
 
+		rc = opening_go_on(opening, NAME_WORK, err);
+		if (rc)
+			return rc;
 		if (tmesh_model_find(model, name, &at, NULL))
 			return tmesh_fail(err, -EPROTO,
 					  "the index puts \"%s\" into %s, which lacks it",
@@ -178,7 +195,7 @@ static int check_index(struct tmesh_model *model, const struct shard_index *inde
 	return 0;
 }
 
-static int open_index(const char *path, bool lenient, struct tmesh_model **out,
+static int open_index(struct opening *opening, const char *path, struct tmesh_model **out,
 		      struct tmesh_error *err)
 {
 	struct model_file file = {.fd = -1};
@@ -186,26 +203,30 @@ static int open_index(const char *path, bool lenient, struct tmesh_model **out,
 	struct tmesh_model *model = NULL;
 	char *text = NULL;
 	size_t folder;
-	int rc = open_file(&file, path, strlen(path), "", err);
+	int rc;
 
+	opening->ctx = NULL; /* processes give each other the header of a single file alone */
+	rc = open_file(&file, path, strlen(path), "", err);
+	if (!rc)
+		rc = file_found(opening, &file, err);
 	if (!rc)
 		rc = read_whole(&file, &text, err);
 	if (!rc) {
-		rc = shard_index_parse(text, file.bytes, &index, err);
+		rc = shard_index_parse(opening, text, file.bytes, &index, err);
 		if (rc)
 			in_file(err, rc, &file);
 	}
 	if (!rc) {
 		model = model_new(index.file_count);
 		rc = model ? 0 : tmesh_fail(err, -ENOMEM, "no memory for the model");
-		if (model)
-			model->lenient = lenient;
 	}
 	folder = file.path ? (size_t)(file.name - file.path) : 0;
 	for (size_t i = 0; !rc && i < index.file_count; i++) {
 		rc = open_file(&model->files[i], path, folder, index.files[i], err);
 		if (!rc)
-			rc = read_header(NULL, model, &model->files[i], err);
+			rc = file_found(opening, &model->files[i], err);
+		if (!rc)
+			rc = read_header(opening, &model->files[i], err);
 		if (!rc && model->files[i].table->format != TMESH_MODEL_SAFETENSORS)
 			rc = in_file(err, tmesh_fail(err, -EPROTO, "it is not a safetensors file"),
 				     &model->files[i]);
@@ -213,7 +234,7 @@ static int open_index(const char *path, bool lenient, struct tmesh_model **out,
 	if (!rc)
 		rc = model_join(model, err);
 	if (!rc)
-		rc = check_index(model, &index, err);
+		rc = check_index(opening, model, &index, err);
 	shard_index_free(&index);
 	free(text);
 	free(file.path);
@@ -257,7 +278,7 @@ static int check_split(const struct model_file *file, const struct table *first,
 }
 
 /* Add the other files that the first one counts. */
-static int open_splits(struct tmesh_model *model, struct tmesh_error *err)
+static int open_splits(struct opening *opening, struct tmesh_model *model, struct tmesh_error *err)
 {
 	const struct table *first = model->files[0].table;
 	const char *path = model->files[0].path;
@@ -275,6 +296,7 @@ static int open_splits(struct tmesh_model *model, struct tmesh_error *err)
 				  "the first file of a model split in %lld is not called "
 				  "NAME-00001-of-%05lld.gguf",
 				  (long long)first->split_count, (long long)first->split_count);
+	opening->ctx = NULL;
 	files = realloc(model->files, count * sizeof(*files));
 	if (!files)
 		return tmesh_fail(err, -ENOMEM, "no memory for the model's files");
@@ -288,15 +310,17 @@ static int open_splits(struct tmesh_model *model, struct tmesh_error *err)
 		snprintf(end, sizeof(end), "%05zu-of-%05zu.gguf", i + 1, count);
 		rc = open_file(&files[i], files[0].path, place, end, err);
 		if (!rc)
-			rc = read_header(NULL, model, &files[i], err);
+			rc = file_found(opening, &files[i], err);
+		if (!rc)
+			rc = read_header(opening, &files[i], err);
 		if (!rc)
 			rc = check_split(&files[i], first, i, err);
 	}
 	return rc;
 }
 
-static int open_single(struct tmesh_ctx *ctx, const char *path, bool lenient,
-		       struct tmesh_model **out, struct tmesh_error *err)
+static int open_single(struct opening *opening, const char *path, struct tmesh_model **out,
+		       struct tmesh_error *err)
 {
 	struct tmesh_model *model = model_new(1);
 	const struct table *table;
@@ -304,16 +328,17 @@ static int open_single(struct tmesh_ctx *ctx, const char *path, bool lenient,
 
 	if (!model)
 		return tmesh_fail(err, -ENOMEM, "no memory for the model");
-	model->lenient = lenient;
 	rc = open_file(&model->files[0], path, strlen(path), "", err);
 	if (!rc)
-		rc = read_header(ctx, model, &model->files[0], err);
+		rc = file_found(opening, &model->files[0], err);
+	if (!rc)
+		rc = read_header(opening, &model->files[0], err);
 	table = model->files[0].table;
 	if (!rc && table->split_count >= 0 && (table->split_no < 0 || table->split_tensors < 0))
 		rc = tmesh_fail(err, -EPROTO,
 				"the file has split.count, but no split.no or split.tensors.count");
 	if (!rc && table->split_count > 1)
-		rc = open_splits(model, err);
+		rc = open_splits(opening, model, err);
 	if (!rc)
 		rc = model_join(model, err);
 	table = model->files[0].table;
@@ -329,8 +354,8 @@ static int open_single(struct tmesh_ctx *ctx, const char *path, bool lenient,
 	return 0;
 }
 
-static int open_folder(struct tmesh_ctx *ctx, const char *path, bool lenient,
-		       struct tmesh_model **out, struct tmesh_error *err)
+static int open_folder(struct opening *opening, const char *path, struct tmesh_model **out,
+		       struct tmesh_error *err)
 {
 	static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
 	char quoted[MODEL_QUOTE], text[96];
@@ -345,8 +370,8 @@ static int open_folder(struct tmesh_ctx *ctx, const char *path, bool lenient,
 		/* A dangling link exists: opening it reports the missing file. */
 		rc = lstat(inside, &st) ? -errno : 0;
 		if (!rc)
-			rc = i ? open_index(inside, lenient, out, err)
-			       : open_single(ctx, inside, lenient, out, err);
+			rc = i ? open_index(opening, inside, out, err)
+			       : open_single(opening, inside, out, err);
 		else if (rc != -ENOENT)
 			tmesh_fail(err, rc, "looking for %s: %s", model_quote(quoted, inside),
 				   strerror_r(-rc, text, sizeof(text)));
@@ -360,7 +385,7 @@ static int open_folder(struct tmesh_ctx *ctx, const char *path, bool lenient,
 			  model_quote(quoted, path), names[0], names[1]);
 }
 
-int model_open(struct tmesh_ctx *ctx, const char *path, bool lenient, struct tmesh_model **out,
+int model_open(struct opening *opening, const char *path, struct tmesh_model **out,
 	       struct tmesh_error *err)
 {
 	size_t length;
@@ -370,19 +395,20 @@ int model_open(struct tmesh_ctx *ctx, const char *path, bool lenient, struct tme
 		return tmesh_fail(err, -EINVAL, "no path is given");
 	length = strlen(path);
 	if (!stat(path, &st) && S_ISDIR(st.st_mode))
-		return open_folder(ctx, path, lenient, out, err);
+		return open_folder(opening, path, out, err);
 	if (length > 5 && !strcmp(path + length - 5, ".json"))
-		return open_index(path, lenient, out, err);
-	return open_single(ctx, path, lenient, out, err);
+		return open_index(opening, path, out, err);
+	return open_single(opening, path, out, err);
 }
 
 int tmesh_model_describe(const char *path, struct tmesh_model **out, struct tmesh_error *err)
 {
+	struct opening opening = {0};
 	struct tmesh_model *model;
 	int rc = TMESH_NEED(err, out);
 
 	if (!rc)
-		rc = model_open(NULL, path, false, &model, err);
+		rc = model_open(&opening, path, &model, err);
 	if (rc)
 		return rc;
 	model_close_files(model);

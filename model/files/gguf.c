@@ -22,11 +22,14 @@
 #define ALIGNMENT_MAX (1u << 20)
 #define TENSOR_LEAST 24 /* bytes of the shortest description: an empty name, no dimension */
 #define VALUE_LEAST 13
+#define STRING_WORK 16
+#define ENTRY_WORK 128
 
 struct cursor {
 	const uint8_t *data;
 	uint64_t at, bytes, file_bytes;
 	uint64_t need; /* more of the file is needed; 0: the file ends too early, or no fault */
+	struct opening *opening;
 	struct tmesh_error *err;
 };
 
@@ -116,6 +119,9 @@ static int take_elements(struct cursor *cursor, uint64_t type, uint64_t count, c
 				return rc;
 			if (!cursor_take(cursor, length))
 				return starved(cursor, "a string");
+			rc = opening_go_on(cursor->opening, STRING_WORK, cursor->err);
+			if (rc)
+				return rc;
 		}
 		return 0;
 	}
@@ -391,19 +397,29 @@ static int read_all(struct table *table, struct cursor *cursor, uint64_t *alignm
 	names = table->names = calloc(1, cursor->bytes);
 	if (!table->values || !table->tensors || !names)
 		return tmesh_fail(err, -ENOMEM, "no memory for the tensors' table");
-	for (uint64_t i = 0; i < values && !rc; i++)
+	for (uint64_t i = 0; i < values && !rc; i++) {
 		rc = take_value(cursor, &names, &table->values[table->value_count++]);
-	for (uint64_t i = 0; i < tensors && !rc; i++)
+		if (!rc)
+			rc = opening_go_on(cursor->opening, ENTRY_WORK, err);
+	}
+	for (uint64_t i = 0; i < tensors && !rc; i++) {
 		rc = take_tensor(cursor, &names, &table->tensors[table->tensor_count++]);
+		if (!rc)
+			rc = opening_go_on(cursor->opening, ENTRY_WORK, err);
+	}
 	if (!rc)
 		rc = read_rules(table, alignment, err);
 	return rc ? rc : check_keys(table, err);
 }
 
-int table_parse_gguf(struct table *table, const uint8_t *data, size_t bytes, uint64_t file_bytes,
-		     uint64_t *need, struct tmesh_error *err)
+int table_parse_gguf(struct table *table, struct opening *opening, const uint8_t *data,
+		     size_t bytes, uint64_t file_bytes, uint64_t *need, struct tmesh_error *err)
 {
-	struct cursor cursor = {.data = data, .bytes = bytes, .file_bytes = file_bytes, .err = err};
+	struct cursor cursor = {.data = data,
+				.bytes = bytes,
+				.file_bytes = file_bytes,
+				.opening = opening,
+				.err = err};
 	uint64_t alignment = 32;
 	int rc;
 

@@ -228,6 +228,7 @@ int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 		     struct tmesh_error *err)
 {
 	struct load load = {.ctx = ctx};
+	struct opening opening = {.ctx = ctx};
 	uint64_t began = tmesh_now_ns();
 	bool in_place = false;
 	int rc = TMESH_NEED(err, ctx, out);
@@ -236,7 +237,10 @@ int tmesh_model_load(struct tmesh_ctx *ctx, const char *path,
 		rc = read_opts(opts, ctx, &load.opts, err);
 	if (rc)
 		return rc;
-	rc = model_open(ctx, path, load.opts.flags & TMESH_MODEL_LENIENT, &load.model, err);
+	opening.lenient = load.opts.flags & TMESH_MODEL_LENIENT;
+	opening.progress = load.opts.progress;
+	opening.progress_data = load.opts.progress_data;
+	rc = model_open(&opening, path, &load.model, err);
 	if (rc)
 		return rc;
 	rc = set_label(load.model, load.opts.label, err);

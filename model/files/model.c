@@ -178,6 +178,7 @@ int tmesh_model_parse(const void *header, size_t bytes, uint64_t file_bytes,
 		      struct tmesh_model **out, uint64_t *need, struct tmesh_error *err)
 {
 	struct tmesh_model *model;
+	struct opening opening = {0};
 	uint64_t wanted = 0;
 	int rc = TMESH_NEED(err, out);
 
@@ -189,7 +190,7 @@ int tmesh_model_parse(const void *header, size_t bytes, uint64_t file_bytes,
 	if (!model)
 		return tmesh_fail(err, -ENOMEM, "no memory for the model");
 	model->files[0].bytes = file_bytes;
-	rc = table_parse(header, bytes, file_bytes, false, &model->files[0].table, &wanted, err);
+	rc = table_parse(&opening, header, bytes, file_bytes, &model->files[0].table, &wanted, err);
 	if (!rc)
 		rc = model_join(model, err);
 	if (rc) {

@@ -82,6 +82,28 @@ const char *model_type_word(enum tmesh_dtype dtype);
 bool model_type_bytes(const struct model_type *type, int32_t ndim, const int64_t *shape,
 		      uint64_t *bytes, bool *even);
 
+/* ask.c: headers of hundreds of megabytes are read for seconds, so the caller can cancel that too.
+ */
+
+/* How a model's headers are read. */
+struct opening {
+	struct tmesh_ctx *ctx; /* look whether another process has read them; NULL: do not */
+	bool lenient;	       /* allow files that others refuse */
+	tmesh_model_progress_fn progress;
+	void *progress_data;
+	uint64_t bytes; /* of the files opened so far */
+	uint64_t work;	/* since the caller was asked last */
+	bool cancelled;
+};
+/* Count work of about @bytes of a header. After each MODEL_ASK_WORK ask the caller whether to go
+ * on. -ECANCELED. */
+#define MODEL_ASK_WORK ((uint64_t)1 << 20)
+int opening_go_on(struct opening *opening, uint64_t bytes, struct tmesh_error *err);
+/* Parse JSON without repeated keys. NULL: it is malformed, and @err names the byte after @before;
+ * or -ECANCELED. */
+json_t *opening_json(struct opening *opening, const char *text, size_t bytes, const char *what,
+		     int before, struct tmesh_error *err);
+
 /* safetensors.c, gguf.c */
 
 #define MODEL_SAFETENSORS_HEADER_MAX 100000000u
@@ -91,12 +113,13 @@ bool model_type_bytes(const struct model_type *type, int32_t ndim, const int64_t
  * Read the header of a file of @file_bytes whose first @bytes are at @data.
  * Return: 0; -EAGAIN with @need: call again with that many bytes; -EPROTO, -EOPNOTSUPP, -ENOMEM.
  */
-int table_parse(const uint8_t *data, size_t bytes, uint64_t file_bytes, bool lenient,
+int table_parse(struct opening *opening, const uint8_t *data, size_t bytes, uint64_t file_bytes,
 		struct table **out, uint64_t *need, struct tmesh_error *err);
-int table_parse_safetensors(struct table *table, const uint8_t *data, size_t bytes,
-			    uint64_t file_bytes, uint64_t *need, struct tmesh_error *err);
-int table_parse_gguf(struct table *table, const uint8_t *data, size_t bytes, uint64_t file_bytes,
-		     uint64_t *need, struct tmesh_error *err);
+int table_parse_safetensors(struct table *table, struct opening *opening, const uint8_t *data,
+			    size_t bytes, uint64_t file_bytes, uint64_t *need,
+			    struct tmesh_error *err);
+int table_parse_gguf(struct table *table, struct opening *opening, const uint8_t *data,
+		     size_t bytes, uint64_t file_bytes, uint64_t *need, struct tmesh_error *err);
 void table_free(struct table *table);
 /* Check that names are unique and that a bundle can have them. */
 int table_check_names(const struct table *table, struct tmesh_error *err);
@@ -130,8 +153,8 @@ struct shard_index {
 	const char **files;
 	size_t file_count;
 };
-int shard_index_parse(const char *text, size_t bytes, struct shard_index *index,
-		      struct tmesh_error *err);
+int shard_index_parse(struct opening *opening, const char *text, size_t bytes,
+		      struct shard_index *index, struct tmesh_error *err);
 void shard_index_free(struct shard_index *index);
 
 /* files.c */
@@ -157,7 +180,6 @@ struct tmesh_model {
 	enum tmesh_model_format format;
 	struct model_file *files;
 	size_t file_count;
-	bool lenient;
 	unsigned int lapses; /* of all files and of the index */
 	/* of all files, in order */
 	struct model_entry {
@@ -288,9 +310,8 @@ int load_finish(struct load *load, struct tmesh_error *err);
 /* load.c: read and seal a region of this process's own, which no other process joins. */
 int load_alone(struct load *load, struct tmesh_error *err);
 
-/* Open and read the headers of all files of @path; they stay open. @ctx: look whether another
- * process has read them; NULL: do not. */
-int model_open(struct tmesh_ctx *ctx, const char *path, bool lenient, struct tmesh_model **out,
+/* Open and read the headers of all files of @path; they stay open. */
+int model_open(struct opening *opening, const char *path, struct tmesh_model **out,
 	       struct tmesh_error *err);
 void model_close_files(struct tmesh_model *model);
 /* model.c: report more tensors than a bundle can have. */

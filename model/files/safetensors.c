@@ -14,6 +14,8 @@
 
 #include <string.h>
 
+#define TENSOR_WORK 128
+
 /* Look for a negative number, which no header has; the JSON reader takes "-0" for 0. */
 static bool has_minus(const uint8_t *text, size_t bytes)
 {
@@ -236,11 +238,11 @@ static const char *what_else(const uint8_t *data)
 	return NULL;
 }
 
-int table_parse_safetensors(struct table *table, const uint8_t *data, size_t bytes,
-			    uint64_t file_bytes, uint64_t *need, struct tmesh_error *err)
+int table_parse_safetensors(struct table *table, struct opening *opening, const uint8_t *data,
+			    size_t bytes, uint64_t file_bytes, uint64_t *need,
+			    struct tmesh_error *err)
 {
 	uint64_t length;
-	json_error_t why;
 	const char *name;
 	const json_t *value;
 	int rc;
@@ -274,14 +276,9 @@ int table_parse_safetensors(struct table *table, const uint8_t *data, size_t byt
 	if (has_minus(data + 8, length))
 		return tmesh_fail(err, -EPROTO, "the header has a negative number");
 	/* Values may have zeros in them. Names may not: the reader refuses such keys. */
-	table->root = json_loadb((const char *)data + 8, length,
-				 JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
-	if (!table->root) {
-		char quoted[MODEL_QUOTE];
-
-		return tmesh_fail(err, -EPROTO, "the header is not JSON: %s (at byte %d)",
-				  model_quote(quoted, why.text), why.position + 8);
-	}
+	table->root = opening_json(opening, (const char *)data + 8, length, "the header", 8, err);
+	if (!table->root)
+		return opening->cancelled ? -ECANCELED : -EPROTO;
 	table->tensors = calloc(json_object_size(table->root) + 1, sizeof(*table->tensors));
 	if (!table->tensors)
 		return tmesh_fail(err, -ENOMEM, "no memory for the tensors' table");
@@ -290,6 +287,8 @@ int table_parse_safetensors(struct table *table, const uint8_t *data, size_t byt
 			rc = read_metadata(table, value, err);
 		else
 			rc = read_tensor(&table->tensors[table->tensor_count++], name, value, err);
+		if (!rc)
+			rc = opening_go_on(opening, TENSOR_WORK, err);
 		if (rc)
 			return rc;
 	}

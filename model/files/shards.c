@@ -23,11 +23,10 @@ static bool is_file_name(const json_t *value)
 	       strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strlen(name) <= 255;
 }
 
-int shard_index_parse(const char *text, size_t bytes, struct shard_index *index,
-		      struct tmesh_error *err)
+int shard_index_parse(struct opening *opening, const char *text, size_t bytes,
+		      struct shard_index *index, struct tmesh_error *err)
 {
 	char quoted[MODEL_QUOTE];
-	json_error_t why;
 	const char *name;
 	json_t *value;
 	size_t count = 0;
@@ -36,10 +35,9 @@ int shard_index_parse(const char *text, size_t bytes, struct shard_index *index,
 	if (bytes > INDEX_MAX)
 		return tmesh_fail(err, -EPROTO, "the index has %zu bytes; %zu are the most", bytes,
 				  INDEX_MAX);
-	index->root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
+	index->root = opening_json(opening, text, bytes, "the index", 0, err);
 	if (!index->root)
-		return tmesh_fail(err, -EPROTO, "the index is not JSON: %s (at byte %d)",
-				  model_quote(quoted, why.text), why.position);
+		return opening->cancelled ? -ECANCELED : -EPROTO;
 	index->map = json_object_get(index->root, "weight_map");
 	if (!json_is_object(index->map) || !json_object_size(index->map))
 		return tmesh_fail(err, -EPROTO, "the index has no weight_map with names and files");

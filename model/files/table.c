@@ -57,7 +57,7 @@ int table_check_names(const struct table *table, struct tmesh_error *err)
 	return rc;
 }
 
-int table_parse(const uint8_t *data, size_t bytes, uint64_t file_bytes, bool lenient,
+int table_parse(struct opening *opening, const uint8_t *data, size_t bytes, uint64_t file_bytes,
 		struct table **out, uint64_t *need, struct tmesh_error *err)
 {
 	struct table *table;
@@ -72,12 +72,12 @@ int table_parse(const uint8_t *data, size_t bytes, uint64_t file_bytes, bool len
 	table = calloc(1, sizeof(*table));
 	if (!table)
 		return tmesh_fail(err, -ENOMEM, "no memory for the file's table");
-	table->lenient = lenient;
+	table->lenient = opening->lenient;
 	table->split_no = table->split_count = table->split_tensors = -1;
 	if (bytes >= 4 && !memcmp(data, "GGUF", 4))
-		rc = table_parse_gguf(table, data, bytes, file_bytes, need, err);
+		rc = table_parse_gguf(table, opening, data, bytes, file_bytes, need, err);
 	else
-		rc = table_parse_safetensors(table, data, bytes, file_bytes, need, err);
+		rc = table_parse_safetensors(table, opening, data, bytes, file_bytes, need, err);
 	if (!rc)
 		rc = table_check_names(table, err);
 	if (rc) {

@@ -41,12 +41,13 @@ static uint64_t header(void)
 
 static struct table *parse(void)
 {
+	struct opening opening = {0};
 	struct table *table;
 	size_t bytes;
 	uint8_t *file = make_file(&bytes);
 	uint64_t need;
 
-	assert_int_equal(table_parse(file, bytes, bytes, false, &table, &need, NULL), 0);
+	assert_int_equal(table_parse(&opening, file, bytes, bytes, &table, &need, NULL), 0);
 	free(file);
 	return table;
 }

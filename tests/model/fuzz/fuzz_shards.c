@@ -10,9 +10,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+	struct opening opening = {0};
 	struct tmesh_error err = {0};
 	struct shard_index index;
-	int rc = shard_index_parse((const char *)data, size, &index, &err);
+	int rc = shard_index_parse(&opening, (const char *)data, size, &index, &err);
 
 	if (rc && (rc != -EPROTO || err.code != rc || !err.message[0]))
 		abort();
