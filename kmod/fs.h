@@ -8,8 +8,6 @@
 
 #include "tmesh.h"
 
-#define TMESH_FS_MAGIC 0x746d7368
-
 /*
  * struct tmesh_node - a folder or file of a group
  */

@@ -17,6 +17,7 @@
 #include "debug.h"
 #include "drain.h"
 #include "export.h"
+#include "files_calls.h"
 #include "fence.h"
 #include "gather.h"
 #include "handle.h"
@@ -125,6 +126,8 @@ static const struct tmesh_op tmesh_ops[] = {
 	TMESH_OP(TMESH_KEPT_DROP, tmesh_kept_drop, id, TMESH_KEPT_ID, TMESH_ON_DEVICE,
 		 tmesh_ioctl_kept_drop),
 	TMESH_OP(TMESH_RENEW, tmesh_renew, flags, 0, TMESH_ON_HANDLE, tmesh_ioctl_renew),
+	TMESH_OP(TMESH_KEPT_FILES, tmesh_kept_files, id, TMESH_KEPT_UID | TMESH_KEPT_FD,
+		 TMESH_ON_DEVICE, tmesh_ioctl_kept_files),
 };
 
 union tmesh_cmd {
@@ -158,6 +161,7 @@ union tmesh_cmd {
 	struct tmesh_kept_list kept_list;
 	struct tmesh_kept_drop kept_drop;
 	struct tmesh_renew renew;
+	struct tmesh_kept_files kept_files;
 };
 
 /* Dispatch a call on a handle, or on the device if @handle is NULL. */

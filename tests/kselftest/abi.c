@@ -49,6 +49,7 @@ PUBLISHED(tmesh_kept, cgroup_id, 144);
 PUBLISHED(tmesh_kept_list, pad, 40);
 PUBLISHED(tmesh_kept_drop, id, 80);
 PUBLISHED(tmesh_renew, flags, 8);
+PUBLISHED(tmesh_kept_files, id, 120);
 
 TEST(exact_size, "the published size is accepted by every call")
 {
@@ -304,6 +305,8 @@ TEST(bad_arrays, "arrays and texts at bad addresses give EFAULT")
 			a.kept_open.fds = ADDRESS(-4096l);
 		else if (c->nr == TMESH_KEPT_LIST)
 			a.kept_list.entries = ADDRESS(-4096l);
+		else if (c->nr == TMESH_KEPT_FILES)
+			a.kept_files.files = ADDRESS(-4096l);
 		else
 			continue;
 		refused(c, file_for(c), &a, EFAULT);

@@ -32,6 +32,7 @@ struct stage {
 	struct tmesh_info infos[2];
 	struct tmesh_holder holders[2];
 	struct tmesh_kept kepts[2];
+	struct tmesh_file file;
 	char memory[PAGE] __attribute__((aligned(PAGE)));
 	struct tmesh_extent extent;
 };
@@ -64,11 +65,17 @@ static void drop(const char *name)
 
 static void set_up_kept(void)
 {
+	struct tmesh_file file = {.bytes = PAGE};
 	struct tmesh_keep k = {
 		.size = sizeof(k),
 		.name = "kept",
 		.handles = (__u64)(unsigned long)&stage->kept,
 		.count = 1,
+		.files = (__u64)(unsigned long)&file,
+		.file_count = 1,
+		.file_bytes = sizeof(file),
+		.paths = (__u64)(unsigned long)"file",
+		.path_bytes = 5,
 	};
 
 	stage->sealed = sealed_region();
@@ -143,6 +150,7 @@ union args {
 	struct tmesh_keep keep;
 	struct tmesh_kept_open kept_open;
 	struct tmesh_kept_list kept_list;
+	struct tmesh_kept_files kept_files;
 	struct tmesh_kept_drop kept_drop;
 	unsigned char raw[512];
 };
@@ -273,6 +281,16 @@ static void fill_kept_drop(union args *a)
 	strcpy(a->kept_drop.name, "kept");
 }
 
+static void fill_kept_files(union args *a)
+{
+	strcpy(a->kept_files.name, "kept");
+	a->kept_files.files = ADDRESS(&stage->file);
+	a->kept_files.file_count = 1;
+	a->kept_files.file_bytes = sizeof(stage->file);
+	a->kept_files.paths = ADDRESS(stage->text);
+	a->kept_files.path_bytes = sizeof(stage->text);
+}
+
 /* TMESH_RENEW needs a region without other holders: close the export. */
 static void fill_renew(union args *a)
 {
@@ -363,6 +381,9 @@ static const struct call {
 	{"KEPT_DROP", TMESH_KEPT_DROP, DEVICE, 80, sizeof(struct tmesh_kept_drop), TMESH_KEPT_ID, 0,
 	 0, 0, fill_kept_drop},
 	{"RENEW", TMESH_RENEW, HANDLE, 8, sizeof(struct tmesh_renew), 0, 0, 0, 0, fill_renew},
+	{"KEPT_FILES", TMESH_KEPT_FILES, DEVICE, 120, sizeof(struct tmesh_kept_files),
+	 TMESH_KEPT_UID | TMESH_KEPT_FD, (int)offsetof(struct tmesh_kept_files, fd), 0, 0,
+	 fill_kept_files},
 };
 
 static int file_for(const struct call *c)

@@ -402,6 +402,13 @@ static const struct op ops[] = {
 	 .fields = {HEAD(tmesh_kept_drop, TMESH_KEPT_ID), F(tmesh_kept_drop, name, NAME),
 		    F(tmesh_kept_drop, id, ID)}},
 	{"renew", CALL(TMESH_RENEW, tmesh_renew), .fields = {HEAD(tmesh_renew, 0)}},
+	{"kept_files", CALL(TMESH_KEPT_FILES, tmesh_kept_files), .on_device = true,
+	 .fields = {HEAD(tmesh_kept_files, TMESH_KEPT_UID | TMESH_KEPT_FD),
+		    F(tmesh_kept_files, name, NAME), F(tmesh_kept_files, files, POINTER),
+		    F(tmesh_kept_files, paths, POINTER), F(tmesh_kept_files, path_bytes, COUNT),
+		    F(tmesh_kept_files, file_count, COUNT),
+		    F(tmesh_kept_files, file_bytes, STRIDE, sizeof(struct tmesh_file)),
+		    F(tmesh_kept_files, uid, GROUP), F(tmesh_kept_files, fd, FILE_OF)}},
 };
 
 int fuzz_ops(void)

@@ -979,4 +979,43 @@ struct tmesh_renew {
 };
 #define TMESH_RENEW _IO(TMESH_IOC_MAGIC, 0x1a)
 
+/*
+ * TMESH_KEPT_FILES (device): read the files of a name, or describe an open file.
+ *
+ * @uid         in: with TMESH_KEPT_UID: owner of the name, as in TMESH_KEPT_OPEN, which admits the
+ *              same callers
+ * @files       in: array for the files, in the order of their paths
+ * @file_count  in: its length; out: number of files
+ * @file_bytes  in: bytes from one entry to the next
+ * @paths       in: room for the paths, each with a zero behind it
+ * @path_bytes  in: length of that room; out: length of the paths
+ * @id          out: the id of TMESH_KEEP
+ *
+ * If there is not enough room, nothing is read: ENOSPC, and both lengths and the id are written.
+ * ENODATA if the name has no files.
+ *
+ * With TMESH_KEPT_FD, @fd is an open file of the file system "tmesh". @name and @uid are results
+ * then, and @files is room for the one file. The call writes no path. ENODATA if @fd is another
+ * file, ENOENT if the name of the file is gone.
+ */
+#define TMESH_KEPT_FD (1u << 2) /* @fd is given */
+
+struct tmesh_kept_files {
+	__u32 size;
+	__u32 flags;
+	char name[TMESH_LABEL_MAX + 1];
+	__aligned_u64 files;
+	__aligned_u64 paths;
+	__aligned_u64 path_bytes;
+	__u32 file_count;
+	__u32 file_bytes;
+	__u32 uid;
+	__s32 fd;	  /* 0 without TMESH_KEPT_FD */
+	__aligned_u64 id; /* out */
+};
+#define TMESH_KEPT_FILES _IO(TMESH_IOC_MAGIC, 0x1b)
+
+/* Type of the file system "tmesh" in statfs(2) */
+#define TMESH_FS_MAGIC 0x746d7368
+
 #endif /* _UAPI_LINUX_TMESH_H */
