@@ -6,6 +6,9 @@
 
 JOBS ?= $(shell expr $$(nproc) + 1)
 
+# Minutes after which a run ends with what it has. The common targets are built before this time begins.
+WITHIN ?= 75
+
 comma := ,
 UNIT     := tests/unit
 UNIT_OUT := $(B)/tests/unit
@@ -120,7 +123,7 @@ run-suites: $(filter deps,$(MAKECMDGOALS))
 	@$(MAKE) -s --no-print-directory run-rows RUN='$$(ROWS$(if $(filter 2,$(words $(CHECK_GOALS))),_BOTH,$(if $(filter check-debug,$(CHECK_GOALS)),_DEBUG)))'
 
 run-rows:
-	tests/run.py --length short --jobs $(JOBS) --again 2 --once $(call row,$(ONCE)) $(RUN)
+	tests/run.py --length short --jobs $(JOBS) --within $(WITHIN) --again 2 --once $(call row,$(ONCE)) $(RUN)
 
 # One row tests C, the other the bindings; the C driver of conformance is built without sanitizers.
 QUICK_ROWS = format-check,words-check,unit-check smoke-check,conformance-check

@@ -2,14 +2,16 @@
 # SPDX-License-Identifier: MIT
 """Run test suites that print TAP, and end with one line of totals.
 
-usage: tests/run.py [--length short|full] [--jobs N] [--again N] [--once SUITE[,SUITE...]]
+usage: tests/run.py [--length short|full] [--jobs N] [--again N] [--once SUITE[,SUITE...]] [--within MINUTES]
                     [--resume | --report] SUITE[,SUITE...]...
 
 A suite is a make target. Suites joined by commas run one after another, because they share what
 they build; up to N such rows run side by side. A suite's standard output is TAP (several streams
 may follow each other), kept in build/results/SUITE.tap; its standard error goes to SUITE.log beside it. A suite has failed when
 a test did, when its plans do not add up to the tests it ran, or when it ran none. It has also failed when it skipped without a
-reason, ended with a status other than zero, or took longer than its time.
+reason, ended with a status other than zero, or took longer than its time. A suite that prints no result for too long hangs. It is
+ended, and what its processes waited for is in its log. With --within, all suites end after that time; those that did not begin
+have failed.
 
 With --again N, when all have ended and at most N suites have failed, each of these runs once more,
 alone. The second result counts. The first failure is listed with its reason, before the totals and in the suite's result. It is
@@ -39,6 +41,10 @@ RESULTS = os.path.join(ROOT, "build", "results")
 LIMIT_S = {"short": 60 * 60, "full": 8 * 3600}
 # Kernels are fetched and built by suites of their own, so that the time of the others begins when a guest boots.
 READY, READY_LIMIT_S = "vm-ready-", 45 * 60
+# No test of a suite takes longer, but a guest boots before its first one and has time limits of its own.
+QUIET_S = {"short": 15 * 60, "full": 60 * 60}
+GUEST = "vm-"
+MARK = "TMESH_TEST_SUITE"
 PROGRESS_S = 60
 WHY_LINES = 8
 # A kernel's complaint is a defect even if it does not come again.
@@ -59,7 +65,7 @@ class Tally:
         self.failures = []
         self.why = {}  # of a failure: its harness's comment
         self.skips = []
-        self.expired = False
+        self.expired = None  # the reason why the suite was ended
         self.at_first = None  # the tally of a first run that failed, if this is the second
         self.notes, self.failed = [], None
 
@@ -100,7 +106,7 @@ class Tally:
 
     def close(self, status):
         if self.expired:
-            self.failures.append("suite took longer than its time and was ended")
+            self.failures.append(f"suite {self.expired} and was ended")
         if not self.ran:
             self.failures.append("suite ran no test")
         elif self.planned != self.ran:
@@ -164,7 +170,7 @@ class Runner:
         self.tallies = {}
         self.lock = threading.Lock()
         self.running = set()
-        self.stopped = False
+        self.stopped = self.late = False
 
     def say(self, *lines):
         with self.lock:
@@ -175,6 +181,9 @@ class Runner:
         for suite in suites:
             if not self.stopped:
                 self.tallies[suite] = self.kept(suite) or self.suite(suite)
+            elif self.late:
+                self.tallies[suite] = Tally()
+                self.tallies[suite].failures.append("suite did not begin before the run's time was over")
 
     def kept(self, suite):
         """With --resume, take the results of an earlier run of these sources."""
@@ -188,6 +197,8 @@ class Runner:
     def again(self, most, once):
         """Run each suite that has failed once more, if it may be for what ran beside it."""
         failed = [suite for suite, tally in self.tallies.items() if tally.failures]
+        if self.stopped:
+            return
         for suite in failed if len(failed) <= most else ():
             if suite not in once and not any(map(FINAL.search, self.tallies[suite].failures)):
                 for end in (".tap", ".log"):
@@ -217,15 +228,17 @@ class Runner:
     def watched(self, suite, tally, tap, err):
         """Return a suite's exit status, and the seconds of CPU that it took with the processes that it waited for.
         Print its progress now and then, and end it when its time is over."""
+        mark = f"{os.getpid()}.{suite}"
         proc = subprocess.Popen(
             ["make", "-s", "--no-print-directory", suite],
-            cwd=ROOT, env=dict(os.environ, TMESH_TEST_LENGTH=self.length), stdin=subprocess.DEVNULL,
+            cwd=ROOT, env={**os.environ, "TMESH_TEST_LENGTH": self.length, MARK: mark}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=err, text=True, errors="replace", start_new_session=True)
+        proc.mark = f"{MARK}={mark}".encode()
         self.running.add(proc)
         if self.stopped:
             kill(proc)
         over = threading.Event()
-        watcher = threading.Thread(target=self.watch, args=(suite, proc, over, tally))
+        watcher = threading.Thread(target=self.watch, args=(suite, proc, over, tally, err))
         watcher.start()
         try:
             for line in proc.stdout:
@@ -240,14 +253,37 @@ class Runner:
             watcher.join()
             self.running.discard(proc)
 
-    def watch(self, suite, proc, over, tally):
-        spent = 0
+    def watch(self, suite, proc, over, tally, err):
+        spent = quiet = ran = 0
         while not over.wait(PROGRESS_S):
             spent += PROGRESS_S
-            self.say(f"  {suite}: {tally.ran} tests after {spent // 60} min")
-            if spent > (READY_LIMIT_S if suite.startswith(READY) else LIMIT_S[self.length]) and not tally.expired:
-                tally.expired = True
+            quiet = quiet + PROGRESS_S if tally.ran == ran else 0
+            ran = tally.ran
+            self.say(f"  {suite}: {ran} tests after {spent / 60:.0f} min")
+            if not tally.expired and (why := self.too_long(suite, spent, quiet)):
+                tally.expired = why
+                err.write(stacks(proc))
+                err.flush()
                 kill(proc)
+
+    def too_long(self, suite, spent, quiet):
+        """Return why a suite is to be ended, or None."""
+        if spent > (READY_LIMIT_S if suite.startswith(READY) else LIMIT_S[self.length]):
+            return "took longer than its time"
+        if quiet >= QUIET_S[self.length] and not suite.startswith(GUEST):
+            return f"printed no result for {quiet / 60:.0f} min"
+        return None
+
+    def end_after(self, seconds):
+        """Stop when all suites' time is over, and return the timer."""
+        def over():
+            self.say(f"# the run has taken {seconds / 60:.0f} min and is ended")
+            self.late = True
+            self.stop()
+        timer = threading.Timer(seconds, over)
+        timer.daemon = True
+        timer.start()
+        return timer
 
     def stop(self):
         """Begin no further suite, and end those that run."""
@@ -256,8 +292,34 @@ class Runner:
             kill(proc)
 
 
+def family(proc):
+    """Return the processes of a suite: those of its session, and those with its mark in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if os.getsid(int(pid)) == proc.pid or proc.mark in file.read().split(b"\0"):
+                found.append(int(pid))
+    return found
+
+
+def stacks(proc):
+    """Return, for each process of a suite, its command, and where its threads wait."""
+    lines = ["processes when the suite was ended:"]
+    for pid in family(proc):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{pid}/cmdline", errors="replace") as file:
+                lines.append(f"{pid}: " + file.read().replace("\0", " ")[:160])
+            for thread in sorted(os.listdir(f"/proc/{pid}/task"))[:8]:
+                with open(f"/proc/{pid}/task/{thread}/wchan") as wchan, open(f"/proc/{pid}/task/{thread}/comm") as comm:
+                    lines.append(f"  {comm.read().strip()}: {wchan.read().strip() or 'runs'}")
+    return "\n".join(lines[:40]) + "\n"
+
+
 def kill(proc):
     """End a suite with all processes that it has started."""
+    for pid in family(proc):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(proc.pid, signal.SIGKILL)
 
@@ -265,6 +327,7 @@ def kill(proc):
 def run_all(args):
     """Run rows of suites; their tallies by name, in the order in which they were asked for."""
     runner = Runner(args.length, args.resume)
+    timer = runner.end_after(args.within * 60) if args.within else None
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         try:
             for row in [pool.submit(runner.row, suites) for suites in args.rows]:
@@ -273,6 +336,9 @@ def run_all(args):
         except BaseException:
             runner.stop()
             raise
+        finally:
+            if timer:
+                timer.cancel()
     return {suite: runner.tallies[suite] for suites in args.rows for suite in suites}
 
 
@@ -319,6 +385,8 @@ def main(words=None):
                         help="run suites that failed once more, if no more than N did (%(default)s)")
     parser.add_argument("--once", default=(), metavar="SUITE[,SUITE...]", type=lambda row: row.split(","),
                         help="suites of which a failure is final")
+    parser.add_argument("--within", type=float, default=0, metavar="MINUTES",
+                        help="end all suites after this time; those that did not begin have failed (no limit)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--resume", action="store_true", help="run only what has not passed yet")
     which.add_argument("--report", action="store_true", help="run nothing, tell the last results")

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import tempfile
+import time
 
 here = os.path.dirname(os.path.abspath(__file__))
 spec = importlib.util.spec_from_file_location("run", os.path.join(here, "run.py"))
@@ -16,19 +17,19 @@ spec.loader.exec_module(run)
 
 # name, TAP, exit status, expired -> passed, failed, skipped
 CASES = [
-    ("all pass", "1..2\nok 1 - a\nok 2 - b", 0, False, (2, 0, 0)),
-    ("a failure", "1..2\nok 1 - a\nnot ok 2 - b", 1, False, (1, 1, 0)),
-    ("a failure hidden by status 0", "1..1\nnot ok 1 - b", 0, False, (0, 1, 0)),
-    ("a skip with its reason", "1..2\nok 1 a\nok 2 b # SKIP no disk", 0, False, (1, 0, 1)),
-    ("a skip without a reason fails", "1..1\nok 1 a # SKIP", 0, False, (0, 1, 0)),
-    ("a plan cut short", "1..3\nok 1 a", 0, False, (1, 1, 0)),
-    ("no plan", "ok 1 a", 0, False, (1, 1, 0)),
-    ("nothing at all", "", 0, False, (0, 1, 0)),
-    ("a bad status alone", "1..1\nok 1 a", 3, False, (1, 1, 0)),
-    ("a time-out", "1..1\nok 1 a", -9, True, (1, 1, 0)),
-    ("two streams", "1..1\nok 1 a\n1..2\nok 1 b\nok 2 c", 0, False, (3, 0, 0)),
-    ("subtests do not count twice", "1..1\n    ok 1 inner\nok 1 outer", 0, False, (1, 0, 0)),
-    ("a skip word in a name", "1..1\nok 1 skip list # of five", 0, False, (1, 0, 0)),
+    ("all pass", "1..2\nok 1 - a\nok 2 - b", 0, None, (2, 0, 0)),
+    ("a failure", "1..2\nok 1 - a\nnot ok 2 - b", 1, None, (1, 1, 0)),
+    ("a failure hidden by status 0", "1..1\nnot ok 1 - b", 0, None, (0, 1, 0)),
+    ("a skip with its reason", "1..2\nok 1 a\nok 2 b # SKIP no disk", 0, None, (1, 0, 1)),
+    ("a skip without a reason fails", "1..1\nok 1 a # SKIP", 0, None, (0, 1, 0)),
+    ("a plan cut short", "1..3\nok 1 a", 0, None, (1, 1, 0)),
+    ("no plan", "ok 1 a", 0, None, (1, 1, 0)),
+    ("nothing at all", "", 0, None, (0, 1, 0)),
+    ("a bad status alone", "1..1\nok 1 a", 3, None, (1, 1, 0)),
+    ("a time-out", "1..1\nok 1 a", -9, "took longer than its time", (1, 1, 0)),
+    ("two streams", "1..1\nok 1 a\n1..2\nok 1 b\nok 2 c", 0, None, (3, 0, 0)),
+    ("subtests do not count twice", "1..1\n    ok 1 inner\nok 1 outer", 0, None, (1, 0, 0)),
+    ("a skip word in a name", "1..1\nok 1 skip list # of five", 0, None, (1, 0, 0)),
 ]
 
 bad = number = 0
@@ -83,6 +84,10 @@ this that:
 # One says that it is over; the other has then to find that.
 before:
 \t@sleep 0.2; echo $@ >>ran; printf '1..1\\nok 1\\n'
+hangs:
+\t@echo 1..2; echo ok 1; (exec setsid sleep 99) & (exec sleep 98)
+vm-slow:
+\t@sleep 2; echo 1..1; echo ok 1
 after:
 \t@echo $@ >>ran; echo 1..1; grep -q before ran && echo ok 1 || echo not ok 1
 """
@@ -166,6 +171,19 @@ with tempfile.TemporaryDirectory() as folder:
     point(got == (1, ["chance"], "0 passed, 1 failed, 0 skipped"), "a suite that is run once is not run again", got)
     got = runs(folder, "--again", "1", suites=("complaint",))
     point(got == (1, ["complaint"], "0 passed, 1 failed, 0 skipped"), "a kernel's complaint is final", got)
+
+    run.PROGRESS_S, run.QUIET_S = 0.2, {"short": 1}
+    began = time.monotonic()
+    got = runs(folder, suites=("hangs", "good"))
+    point(got == (1, ["good"], "2 passed, 2 failed, 0 skipped"), "a suite that prints nothing is ended, and the next one runs", got)
+    point("hangs: suite printed no result for" in runs.said and "sleep 98" in runs.said, "the log tells what it waited for", runs.said)
+    got = runs(folder, suites=("vm-slow",))
+    point(got == (0, [], "1 passed, 0 failed, 0 skipped"), "a guest may be quiet", got)
+    run.QUIET_S = {"short": 99}
+    got = runs(folder, "--within", "0.02", "--again", "3", suites=("hangs,good", "this"))
+    point(got[0] == 1 and "good" not in got[1] and "good: suite did not begin before the run's time was over" in runs.said,
+          "a run's time ends it", runs.said)
+    point(time.monotonic() - began < 60, "nothing waits for what a suite left behind")
 
 print(f"1..{number}")
 raise SystemExit(1 if bad else 0)
