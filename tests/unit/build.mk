@@ -12,6 +12,8 @@ UNIT_LIBS   = -lcmocka $(LIB_LIBS)
 # closes.c fails a test that closes a descriptor twice; patient.c lengthens the context's time limit for busy machines.
 UNIT_WITH := $(UNIT)/closes.c $(UNIT)/patient.c
 UNIT_WRAP := -Wl,--wrap=close,--wrap=tmesh_ctx_open
+# calm_fork.c lets no child inherit a lock of the address sanitizer.
+UNIT_WRAP_asan := -Wl,--wrap=fork
 
 # The keeper that the library starts; the thread sanitizer has nothing to see in it.
 UNIT_KEEPER_plain = $(abspath $(B)/tmesh-keeper)
@@ -23,9 +25,9 @@ $(foreach variant,plain tsan,$(UNIT_KEEPS:%=$(UNIT_OUT)/$(variant)/%)): $(B)/tme
 $(UNIT_KEEPS:%=$(UNIT_OUT)/asan/%): $(B)/asan/tmesh-keeper
 
 # unit_tests(variant, flags, library, objects besides)
-unit_tests = $(call c_tests,$(UNIT_OUT)/$(1),$(UNIT),$(UNIT_FLAGS) $(2),$(UNIT_OUT)/$(1)/closes.o $(UNIT_OUT)/$(1)/patient.o $(4) $(3),$(UNIT_WRAP) $$(UNIT_LIBS))
+unit_tests = $(call c_tests,$(UNIT_OUT)/$(1),$(UNIT),$(UNIT_FLAGS) $(2),$(UNIT_OUT)/$(1)/closes.o $(UNIT_OUT)/$(1)/patient.o $(4) $(3),$(UNIT_WRAP) $(UNIT_WRAP_$(1)) $$(UNIT_LIBS))
 $(eval $(call unit_tests,plain,,$(LIB_A)))
-$(eval $(call unit_tests,asan,$(ASAN_FLAGS) $(TEST_O),$(LIB_ASAN)))
+$(eval $(call unit_tests,asan,$(ASAN_FLAGS) $(TEST_O),$(LIB_ASAN),$(UNIT_OUT)/asan/calm_fork.o))
 $(eval $(call unit_tests,tsan,$(TSAN_FLAGS) $(TEST_O),$(LIB_TSAN),$(UNIT_OUT)/tsan/timed_lock.o))
 
 # unit_run(variant, command in front, programs): in a runtime folder of their own
