@@ -25,6 +25,22 @@ KASAN = """\
 [    9.0] ==================================================================
 [    9.1] Disabling lock debugging due to kernel taint
 """
+# vgem maps its own buffer, because a region that tmesh imported is exported and mapped.
+SEGMENT = """\
+[    9.3] ------------[ cut here ]------------
+[    9.3] DMA-API: platform vgem: mapping sg segment longer than device claims to support [len=131072] [max=65536]
+[    9.3] WARNING: CPU: 1 PID: 9 at kernel/dma/debug.c:1178 debug_dma_map_sg+0x3c7/0x9e0
+[    9.3] Call Trace:
+[    9.3]  <TASK>
+[    9.3]  ? __warn+0x9f/0x1d0
+[    9.3]  __dma_map_sg_attrs+0xd1/0x1b0
+[    9.3]  dma_map_sgtable+0x77/0xc0
+[    9.3]  ? __pfx_drm_gem_map_dma_buf+0x10/0x10 [drm]
+[    9.3]  drm_gem_map_dma_buf+0xb8/0x150 [drm]
+[    9.3]  dma_buf_map_attachment+0x19a/0x2f0
+[    9.3]  tmesh_proxy_map+0x21b/0x590 [tmesh]
+[    9.3] ---[ end trace 0000000000000000 ]---
+"""
 END = "\n@ check lockdep is still on 0 \n\n@ taint 12288\n\n@ done\n"
 
 
@@ -125,6 +141,14 @@ class Allowances(unittest.TestCase):
     def test_none_is_about_the_module(self):
         complaint = splat.in_console(WARNING)[0]
         self.assertIsNone(splat.allowed(complaint, splat.allowances()))
+
+    def test_segments_of_vgem(self):
+        own = splat.in_console(SEGMENT)[0]
+        ours = splat.in_console(SEGMENT.replace(" drm_gem_map_dma_buf", " tmesh_dmabuf_map"))[0]
+        other = splat.in_console(SEGMENT.replace("platform vgem", "platform peer"))[0]
+        self.assertIn("vgem", splat.allowed(own, splat.allowances()))
+        self.assertIsNone(splat.allowed(ours, splat.allowances()))
+        self.assertIsNone(splat.allowed(other, splat.allowances()))
 
     def test_one_applies(self):
         rules = [(splat.re.compile("vgem"), "the peer's own")]
