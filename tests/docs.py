@@ -58,6 +58,18 @@ def broken_links(page):
             yield target
 
 
+def untold(page):
+    """Yield the statements of a page about a deployment that are missing: charges, losses by a restart, and the way back."""
+    text = page.read_text()
+    header = re.search(r"^\|.*charged.*\| a restart of it loses \|\n\|[- |]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    if not header:
+        yield "a table of charges and of losses by a restart"
+    elif any(not cell.strip() for row in header[1].splitlines() for cell in row[1:-1].split("|")):
+        yield "each cell of the table of charges"
+    if not re.search(r"^## Undo\n\n.", text, re.MULTILINE):
+        yield "a section Undo"
+
+
 def variables():
     """Return the environment variables that the product reads."""
     pattern = re.compile(r"""(?:getenv\(|environ(?:\.get\(|\[)|get_env\()["'](TMESH_\w+)""")
@@ -151,6 +163,8 @@ def main(build, prefix):
     missing = [str(page.relative_to(DOCS)) for page in sorted(DOCS.rglob("*.md"))
                if page != DOCS / "README.md" and f"({page.relative_to(DOCS)})" not in index]
     point(not missing, "docs/README.md has a line for each page", ", ".join(missing))
+    untold_of = [f"{page.name}: {what}" for page in sorted(DOCS.glob("howto/deploy/*.md")) for what in untold(page)]
+    point(not untold_of, "each page of docs/howto/deploy tells charges, losses by a restart, and the way back", "\n".join(untold_of))
     told = set(re.findall(r"^\| `(TMESH_\w+)`", (DOCS / "reference/environment.md").read_text(), re.MULTILINE))
     point(variables() <= told, "docs/reference/environment.md has each variable", ", ".join(sorted(variables() - told)))
     for page in sorted([*DOCS.glob("tutorial/*.md"), *DOCS.glob("howto/*.md")]):
