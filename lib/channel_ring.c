@@ -117,7 +117,7 @@ static ALWAYS_INLINE int lane_put(struct tmesh_channel *channel,
 	int rc;
 
 	if (channel_gone(channel))
-		return tmesh_fail(err, -EPIPE, "send: nobody is there to receive");
+		return tmesh_fail(err, -EPIPE, "send: no receiver is left");
 	rc = room(channel, count, &space, err);
 	if (rc)
 		return rc;

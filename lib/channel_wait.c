@@ -172,6 +172,7 @@ struct attempt {
 	const struct tmesh_message *from;
 	struct tmesh_message *to;
 	uint32_t count;
+	const char *call, *why; /* for messages: the call, and why it has to wait */
 };
 
 static int put_now(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
@@ -198,7 +199,7 @@ static int take_now(struct tmesh_channel *channel, const struct attempt *a, stru
 	if (rc != -EAGAIN || tmesh_channel_ready(channel))
 		return rc;
 	tmesh_channel_store_end(channel);
-	return tmesh_fail(err, -EPIPE, "receive: nobody is left to send");
+	return tmesh_fail(err, -EPIPE, "receive: the channel is empty, and no sender is left");
 }
 
 static int taken_now(struct tmesh_channel *channel, const struct attempt *a,
@@ -212,7 +213,7 @@ static int taken_now(struct tmesh_channel *channel, const struct attempt *a,
 		tmesh_channel_let_go(channel);
 		return 0;
 	}
-	return channel_gone(channel) ? tmesh_fail(err, -EPIPE, "flush: nobody is there to receive")
+	return channel_gone(channel) ? tmesh_fail(err, -EPIPE, "flush: no receiver is left")
 				     : -EAGAIN;
 }
 
@@ -254,8 +255,7 @@ void tmesh_channel_trim(struct tmesh_channel *channel)
 		trim(channel);
 }
 
-static int try_now(struct tmesh_channel *channel, const struct attempt *a, const char *why,
-		   struct tmesh_error *err)
+static int try_now(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
 {
 	int rc = a->now(channel, a, err);
 
@@ -264,7 +264,7 @@ static int try_now(struct tmesh_channel *channel, const struct attempt *a, const
 		if (arm_poll(channel))
 			rc = a->now(channel, a, err);
 	}
-	return rc == -EAGAIN ? tmesh_fail(err, rc, "%s", why) : rc;
+	return rc == -EAGAIN ? tmesh_fail(err, rc, "%s: %s", a->call, a->why) : rc;
 }
 
 int tmesh_channel_level(struct tmesh_channel *channel, uint64_t *waiting, uint32_t *room,
@@ -298,7 +298,7 @@ void tmesh_channel_wake(struct tmesh_channel *channel)
 
 /* Repeat the attempt until it succeeds or the time is over. */
 static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int64_t timeout_ns,
-		    const char *why, struct tmesh_error *err)
+		    struct tmesh_error *err)
 {
 	bool brief = timeout_ns >= 0 && (uint64_t)timeout_ns <= channel->spin_max;
 	/* Below 2^64: neither number is 2^63. */
@@ -315,24 +315,25 @@ static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int6
 				rc = sleep_on(word_of(channel), value, deadline);
 		}
 		if (rc == -EINTR)
-			return tmesh_fail(err, rc, "%s: a signal came", why);
+			return tmesh_fail(err, rc, "%s: a signal ended the wait", a->call);
 		if (atomic_exchange(&channel->woken, false))
-			return tmesh_fail(err, -ECANCELED, "%s, and the wait was ended", why);
+			return tmesh_fail(err, -ECANCELED, "%s: another thread ended the wait",
+					  a->call);
 		rc = a->now(channel, a, err);
 		if (rc != -EAGAIN)
 			return rc;
 		if (deadline != UINT64_MAX && tmesh_now_ns() >= deadline)
-			return tmesh_fail(err, -ETIMEDOUT, "%s, and the time is over", why);
+			return tmesh_fail(err, -ETIMEDOUT, "%s timed out: %s", a->call, a->why);
 	}
 }
 
-static const char full[] = "send: the queue is full";
-static const char empty[] = "receive: nothing is there";
+#define TMESH_SENDING .now = put_now, .call = "send", .why = "the channel is full"
+#define TMESH_RECEIVING .now = take_now, .call = "receive", .why = "no message is ready"
 
 int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_message *message,
 			   struct tmesh_error *err)
 {
-	const struct attempt a = {.now = put_now, .from = message, .count = 1};
+	const struct attempt a = {TMESH_SENDING, .from = message, .count = 1};
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "send", err);
 
 	if (!rc)
@@ -340,7 +341,7 @@ int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_mes
 	if (!rc)
 		rc = tmesh_channel_put_one(channel, message, err);
 	if (rc == -EAGAIN)
-		rc = try_now(channel, &a, full, err);
+		rc = try_now(channel, &a, err);
 	return rc < 0 ? rc : 0;
 }
 
@@ -356,9 +357,9 @@ int tmesh_channel_send_batch(struct tmesh_channel *channel, const struct tmesh_m
 	if (!rc)
 		rc = tmesh_channel_put(channel, messages, count, err);
 	if (rc == -EAGAIN) {
-		const struct attempt a = {.now = put_now, .from = messages, .count = count};
+		const struct attempt a = {TMESH_SENDING, .from = messages, .count = count};
 
-		rc = wait_for(channel, &a, timeout_ns, full, err);
+		rc = wait_for(channel, &a, timeout_ns, err);
 	}
 	return rc;
 }
@@ -379,14 +380,13 @@ int tmesh_channel_send(struct tmesh_channel *channel, const struct tmesh_message
 
 int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struct tmesh_error *err)
 {
-	const struct attempt a = {.now = taken_now};
+	const struct attempt a = {
+		.now = taken_now, .call = "flush", .why = "sent messages wait for a receiver"};
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "flush", err);
 
 	if (!rc)
 		rc = taken_now(channel, &a, err);
-	return rc == -EAGAIN
-		       ? wait_for(channel, &a, timeout_ns, "flush: messages are still there", err)
-		       : rc;
+	return rc == -EAGAIN ? wait_for(channel, &a, timeout_ns, err) : rc;
 }
 
 static int begin_receiving(struct tmesh_channel *channel, int64_t timeout_ns,
@@ -404,7 +404,7 @@ static int begin_receiving(struct tmesh_channel *channel, int64_t timeout_ns,
 int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *message,
 			   struct tmesh_error *err)
 {
-	const struct attempt a = {.now = take_now, .to = message, .count = 1};
+	const struct attempt a = {TMESH_RECEIVING, .to = message, .count = 1};
 	int rc = begin_receiving(channel, 0, err);
 
 	if (!rc)
@@ -412,7 +412,7 @@ int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *
 	if (!rc)
 		rc = tmesh_channel_take_one(channel, message, err);
 	if (rc == -EAGAIN)
-		rc = try_now(channel, &a, empty, err);
+		rc = try_now(channel, &a, err);
 	return rc < 0 ? rc : 0;
 }
 
@@ -428,9 +428,9 @@ int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message
 	if (!rc)
 		rc = tmesh_channel_take(channel, messages, room, err);
 	if (rc == -EAGAIN) {
-		const struct attempt a = {.now = take_now, .to = messages, .count = room};
+		const struct attempt a = {TMESH_RECEIVING, .to = messages, .count = room};
 
-		rc = wait_for(channel, &a, timeout_ns, empty, err);
+		rc = wait_for(channel, &a, timeout_ns, err);
 	}
 	return rc;
 }
@@ -454,7 +454,7 @@ int tmesh_channel_prepare(struct tmesh_channel *channel, struct tmesh_error *err
 int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *message,
 		       int64_t timeout_ns, struct tmesh_error *err)
 {
-	const struct attempt a = {.now = take_now, .to = message, .count = 1};
+	const struct attempt a = {TMESH_RECEIVING, .to = message, .count = 1};
 	int rc = begin_receiving(channel, timeout_ns, err);
 
 	if (!rc)
@@ -464,7 +464,7 @@ int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *mess
 	if (rc == -EAGAIN && glance(channel))
 		rc = tmesh_channel_take_one(channel, message, err);
 	if (rc == -EAGAIN)
-		rc = wait_for(channel, &a, timeout_ns, empty, err);
+		rc = wait_for(channel, &a, timeout_ns, err);
 	return rc < 0 ? rc : 0;
 }
 

@@ -139,7 +139,7 @@ int tmesh_wire_send_waiting(const struct tmesh_ctx *ctx, int socket, const void 
 	case 0:
 		return 0;
 	case -EPIPE:
-		return tmesh_fail(err, rc, "send: nobody is at the other end of the socket");
+		return tmesh_fail(err, rc, "send: the other end of the socket is closed");
 	case -ETIMEDOUT:
 		return tmesh_fail(err, rc, "send: the peer does not empty its socket");
 	case -ETOOMANYREFS:
@@ -198,9 +198,9 @@ static int recv_error(int rc, int socket, struct tmesh_error *err)
 {
 	switch (rc) {
 	case -EPIPE:
-		return tmesh_fail(err, rc, "receive: nobody is at the other end of the socket");
+		return tmesh_fail(err, rc, "receive: the other end of the socket is closed");
 	case -ETIMEDOUT:
-		return tmesh_fail(err, rc, "receive: nothing came in time");
+		return tmesh_fail(err, rc, "receive timed out: no message came by the socket");
 	case -EPROTO:
 		return tmesh_fail(err, rc,
 				  "receive: the peer sent something else than was expected");

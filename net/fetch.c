@@ -134,12 +134,13 @@ static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct 
 		fetch->deadline = tmesh_now_ns() + (uint64_t)fetch->opts.timeout_ns;
 		fetch->look = 0;
 	} else if (tmesh_now_ns() >= fetch->deadline) {
-		return tmesh_fail(err, -ETIMEDOUT,
-				  "nothing came from %s for %llu ms (%llu of %llu bytes had come)",
-				  fetch->source->address,
-				  (unsigned long long)fetch->opts.timeout_ns / 1000000,
-				  (unsigned long long)fetch->done,
-				  (unsigned long long)fetch->bytes);
+		return tmesh_fail(
+			err, -ETIMEDOUT,
+			"fetch timed out: no bytes from %s for %llu ms (%llu of %llu bytes "
+			"had come)",
+			fetch->source->address,
+			(unsigned long long)fetch->opts.timeout_ns / 1000000,
+			(unsigned long long)fetch->done, (unsigned long long)fetch->bytes);
 	} else if (fetch->look && tmesh_now_ns() >= fetch->look) {
 		if (refuses(fetch))
 			return gone(fetch, "nobody listens there", err);

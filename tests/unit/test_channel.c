@@ -23,7 +23,7 @@ static void test_bytes(void **state)
 	message.bytes = 0;
 	message.reserved = 1;
 	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EINVAL, "reserved is 1");
-	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "no message is ready");
 	assert_refused(tmesh_channel_try_send(p.other, &message, err), -EINVAL, "direction");
 	assert_refused(tmesh_channel_try_recv(p.maker, &got, err), -EINVAL, "direction");
 	pair_end(&p);
@@ -40,8 +40,10 @@ static void test_full(void **state)
 		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	}
 	assert_refused(tmesh_channel_try_send(p.maker, &message, err), -EAGAIN, "full");
-	assert_refused(tmesh_channel_send(p.maker, &message, 2000000, err), -ETIMEDOUT, "full");
-	assert_refused(tmesh_channel_flush(p.maker, 0, err), -ETIMEDOUT, "flush");
+	assert_refused(tmesh_channel_send(p.maker, &message, 2000000, err), -ETIMEDOUT,
+		       "send timed out: the channel is full");
+	assert_refused(tmesh_channel_flush(p.maker, 0, err), -ETIMEDOUT,
+		       "flush timed out: sent messages wait");
 	assert_ok(tmesh_channel_try_recv(p.other, &got, err));
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_int_equal(tmesh_channel_recv_batch(p.other, many, 8, 0, NULL), 4);
@@ -53,7 +55,8 @@ static void test_full(void **state)
 	assert_int_equal(tmesh_channel_send_batch(p.maker, many, 8, 0, NULL), 4);
 	assert_int_equal(tmesh_channel_recv_batch(p.other, many, 3, 0, NULL), 3);
 	assert_int_equal(tmesh_channel_recv_batch(p.other, many, 3, 0, NULL), 1);
-	assert_refused(tmesh_channel_recv(p.other, &got, 2000000, err), -ETIMEDOUT, "nothing");
+	assert_refused(tmesh_channel_recv(p.other, &got, 2000000, err), -ETIMEDOUT,
+		       "receive timed out: no message is ready");
 	assert_refused(tmesh_channel_recv_batch(p.other, many, 0, 0, err), -EINVAL, "at least");
 	assert_refused(tmesh_channel_send_batch(p.maker, many, 0, 0, err), -EINVAL, "at least");
 	pair_end(&p);
@@ -672,13 +675,14 @@ static void test_late_region(void **state)
 	tmesh_peers_drop(ctx);
 	pthread_mutex_lock(&p.ctx->lock);
 	/* A call waits for its own time, not for the context's. */
-	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "no message is ready");
 	assert_refused(tmesh_channel_recv(p.other, &got, -1, err), -ETIMEDOUT, "does not answer");
 	ctx->timeout_ns = PATIENCE;
-	assert_refused(tmesh_channel_recv(p.other, &got, 1, err), -ETIMEDOUT, "time is over");
+	assert_refused(tmesh_channel_recv(p.other, &got, 1, err), -ETIMEDOUT, "timed out");
 	before = unit_open_fds();
 	for (int i = 0; i < 100; i++)
-		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN,
+			       "no message is ready");
 	assert_int_equal(unit_open_fds(), before);
 	pthread_mutex_unlock(&p.ctx->lock);
 	/* The producer was asked once, and its answer is taken by whichever call comes. */

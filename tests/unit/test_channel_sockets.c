@@ -391,7 +391,7 @@ static void expect_end(struct tmesh_channel *receiver)
 {
 	struct tmesh_message got;
 
-	assert_refused(tmesh_channel_recv(receiver, &got, -1, err), -EPIPE, "nobody is left");
+	assert_refused(tmesh_channel_recv(receiver, &got, -1, err), -EPIPE, "no sender is left");
 }
 
 /* The maker has seen that its sender is gone, and looks at its store no more. */

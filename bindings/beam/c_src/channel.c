@@ -456,7 +456,7 @@ NIF(channel_watch)
 	 * make a receiver that watches again loop for ever. */
 	if (tmesh_channel_gone(end->channel) &&
 	    !tmesh_channel_level(end->channel, &waiting, NULL, &err) && !waiting) {
-		refuse(&err, -EPIPE, "watch: the channel is empty, and nobody is left to send");
+		refuse(&err, -EPIPE, "watch: the channel is empty, and no sender is left");
 		term = make_error(env, &err);
 	} else {
 		term = wait_for(env, end, argv[1], true);
@@ -512,7 +512,7 @@ NIF(channel_gone)
 	}
 	if (!gone)
 		return atoms.ok;
-	refuse(&err, -EPIPE, "nobody is left at the other end of the channel");
+	refuse(&err, -EPIPE, "no process is left at the other end of the channel");
 	return make_error(env, &err);
 }
 

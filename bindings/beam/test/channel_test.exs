@@ -82,7 +82,11 @@ defmodule Tmesh.ChannelTest do
   test "flush tells what it cannot do" do
     {out, into} = ends()
     :ok = Channel.send(out, "one")
-    assert {:error, %Error{type: :timeout}} = Channel.flush(out, 10)
+
+    assert {:error,
+            %Error{type: :timeout, message: "flush timed out: sent messages wait for a receiver"}} =
+             Channel.flush(out, 10)
+
     assert {:error, %Error{type: :timeout, details: %{messages: messages}}} = Tmesh.flush(0)
     assert messages > 0
     assert {:error, %Error{type: :invalid}} = Channel.flush(into, 0)
@@ -250,7 +254,9 @@ defmodule Tmesh.ChannelTest do
         assert {:error, %Error{type: ^type}} = call.()
       end
 
-      assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
+      assert {:error, %Error{type: :timeout, message: "receive timed out: no message is ready"}} =
+               Channel.recv(into, 0)
+
       :ok = Channel.close(answers)
       assert {:error, %Error{type: :closed}} = Channel.call(out, answers, "x")
       assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
@@ -447,7 +453,10 @@ defmodule Tmesh.ChannelTest do
     {out, into} = ends(slots: 1)
     :ok = Channel.send(out, "x")
     first = ZeroCopy.from_binary!("x", [1], :uint8)
-    assert {:error, %Error{type: :timeout}} = Channel.send(out, first, 0)
+
+    assert {:error, %Error{type: :timeout, message: "send timed out: the channel is full"}} =
+             Channel.send(out, first, 0)
+
     {out, into}
   end
 

@@ -71,7 +71,7 @@ defmodule Tmesh.StreamTest do
     :ok = Stream.push_infeed(stream, 1)
 
     for timeout <- [0, 20] do
-      assert {:error, %Error{type: :timeout, message: "the infeed stayed full"}} =
+      assert {:error, %Error{type: :timeout, message: "timed out: the infeed is full"}} =
                Stream.push_infeed(stream, 2, timeout)
     end
 

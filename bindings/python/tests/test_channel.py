@@ -106,7 +106,7 @@ def test_batches():
         with pytest.raises(TypeError):
             out.send_batch([b"1", 2])
         assert into.try_recv() is None
-        with pytest.raises(tmesh.PeerTimeoutError):
+        with pytest.raises(tmesh.PeerTimeoutError, match="receive timed out: no message is ready"):
             into.recv_batch(timeout=0.01)
 
 
@@ -195,7 +195,7 @@ def test_send_async_to_what_has_ended(how):
         while True:  # a thread reports the end
             await out.send_async(b"x")
 
-    error, why = (tmesh.ReleasedError, "was closed") if how == "its own" else (tmesh.GoneError, "nobody is there to receive")
+    error, why = (tmesh.ReleasedError, "was closed") if how == "its own" else (tmesh.GoneError, "no receiver is left")
     with pytest.raises(error, match=why):
         asyncio.run(run())
     out.close()

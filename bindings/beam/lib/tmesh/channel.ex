@@ -152,7 +152,7 @@ defmodule Tmesh.Channel do
 
   defp send_later(tried, channel, handle, bytes, deadline) do
     try = fn -> Native.channel_send(channel.native, handle, bytes) end
-    tried |> wait(channel, try, deadline) |> native()
+    tried |> wait(channel, try, deadline) |> in_time("send timed out: the channel is full")
   end
 
   # Open a ref of another node for the call: it is garbage after the send.
@@ -197,7 +197,7 @@ defmodule Tmesh.Channel do
     case wait(Janitor.retry(tried, take), channel, try, deadline) do
       :given -> {:ok, ref(:given, given)}
       {:ok, message} -> {:ok, from_native(message, given)}
-      error -> native(error)
+      late_or_error -> in_time(late_or_error, "receive timed out: no message is ready")
     end
   end
 
@@ -310,7 +310,10 @@ defmodule Tmesh.Channel do
 
   def flush(%__MODULE__{} = channel, timeout) when is_timeout(timeout) do
     try = fn -> Native.channel_flush(channel.native) end
-    try.() |> wait(channel, try, deadline(timeout)) |> native()
+
+    try.()
+    |> wait(channel, try, deadline(timeout))
+    |> in_time("flush timed out: sent messages wait for a receiver")
   end
 
   def flush(%__MODULE__{}, _timeout), do: no_timeout()
@@ -332,7 +335,7 @@ defmodule Tmesh.Channel do
   @spec close(t()) :: :ok
   def close(%__MODULE__{native: native}), do: Native.channel_close(native)
 
-  # Return the result of the first try, or wait and try again.
+  # Return the result of the first try, or wait and try again; `:late`: the time is over.
   defp wait(tried, channel, try, deadline) do
     case tried do
       # A call that does not wait leaves a watch as it is.
@@ -341,7 +344,7 @@ defmodule Tmesh.Channel do
 
       # No descriptor reports room to one of several producers, and schedulers that open regions are scarce.
       waits when waits in [:full, :busy] ->
-        if left(deadline) == 0, do: over(), else: nap(channel, try, deadline)
+        if left(deadline) == 0, do: :late, else: nap(channel, try, deadline)
 
       :again ->
         wait(try.(), channel, try, deadline)
@@ -418,7 +421,7 @@ defmodule Tmesh.Channel do
 
   defp last(try) do
     case try.() do
-      waits when waits in [:eagain, :busy] -> over()
+      waits when waits in [:eagain, :busy] -> :late
       :again -> last(try)
       done -> done
     end
@@ -432,9 +435,9 @@ defmodule Tmesh.Channel do
     end
   end
 
-  defp over,
-    do:
-      {:error, Error.new(:timeout, "the channel gave no message, had no room, or was not emptied")}
+  # Name the call and the reason for its wait, in the words of the library.
+  defp in_time(:late, message), do: {:error, Error.new(:timeout, message)}
+  defp in_time(result, _message), do: native(result)
 
   defp deadline(:infinity), do: :infinity
   defp deadline(ms), do: System.monotonic_time(:millisecond) + ms

@@ -33,11 +33,20 @@ defmodule Tmesh.Socket do
 
   def readable({:"$socket", _reference} = socket, timeout) do
     case :socket.recv(socket, 1, [:peek], timeout) do
-      {:ok, _byte} -> :ok
-      {:error, :timeout} -> {:error, Error.new(:timeout, "nothing came by the socket in time")}
-      {:error, {:timeout, _data}} -> :ok
-      {:error, :closed} -> {:error, Error.new(:gone, "the other end of the socket is closed")}
-      {:error, why} -> no_socket(why)
+      {:ok, _byte} ->
+        :ok
+
+      {:error, :timeout} ->
+        {:error, Error.new(:timeout, "receive timed out: no message came by the socket")}
+
+      {:error, {:timeout, _data}} ->
+        :ok
+
+      {:error, :closed} ->
+        {:error, Error.new(:gone, "the other end of the socket is closed")}
+
+      {:error, why} ->
+        no_socket(why)
     end
   end
 

@@ -694,9 +694,9 @@ defmodule Tmesh.Stream do
   end
 
   defp late(name, :takers),
-    do: {:error, Error.new(:timeout, "nothing came into the #{name} in time")}
+    do: {:error, Error.new(:timeout, "timed out: the #{name} is empty")}
 
-  defp late(name, :givers), do: {:error, Error.new(:timeout, "the #{name} stayed full")}
+  defp late(name, :givers), do: {:error, Error.new(:timeout, "timed out: the #{name} is full")}
 
   defp enter(queue, entry),
     do: %{queue | values: :queue.in(entry, queue.values), size: queue.size + 1}
