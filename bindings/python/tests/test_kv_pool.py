@@ -239,7 +239,7 @@ def test_a_thread_copies(pool, monkeypatch):
     monkeypatch.setattr(kv_pool, "keep", fails)
     assert store(0, 3, 1, 4) == [2] and not one.paused()
     monkeypatch.setattr(kv_pool, "_copy_in", fails)
-    assert store(0, 5, 1) == [1]
+    assert store(0, 5, 1) == [2]
     monkeypatch.undo()
     assert store(3, 4, 5) == [3] and one._waiting == 0
 

@@ -176,25 +176,35 @@ class Pool:
     def read(self, jobs: Sequence[tuple[str, Sequence[Any]]], done: Callable[[int], object]) -> None:
         """Copy blocks into PyTorch's tensors: each name's bytes into its list, one behind the other. A thread calls done with the
         number of names, from the first on, that were copied whole."""
+        self._each(self._reader, "reading blocks of a KV cache", self._read, jobs, done)
+
+    def _read(self, name: str, tensors: Sequence[Any]) -> bool:
+        block = self._open(name)
+        whole = block is not None and _copy_out(block, tensors)
+        self.counts["read" if whole else "lost"] += 1
+        return whole
+
+    def _each(self, thread: ThreadPoolExecutor, doing: str, work: Callable[[str, Sequence[Any]], bool], jobs: Sequence[tuple[str, Sequence[Any]]],
+              done: Callable[[int], object]) -> None:
+        """Let a thread work on each job, and then call done with the number of those that succeeded. A reader ends at the first that did not."""
+
+        def run() -> None:
+            count = 0
+            try:
+                for name, tensors in jobs:
+                    succeeded = work(name, tensors)
+                    count += succeeded
+                    if not succeeded and thread is self._reader:
+                        break
+            except Exception as problem:  # an engine waits for this
+                self._fails(doing, problem)
+            finally:
+                done(count)
+
         try:
-            self._reader.submit(self._read, jobs, done)
+            thread.submit(run)
         except RuntimeError:  # it was closed
             done(0)
-
-    def _read(self, jobs: Sequence[tuple[str, Sequence[Any]]], done: Callable[[int], object]) -> None:
-        count = 0
-        try:
-            for name, tensors in jobs:
-                block = self._open(name)
-                if block is None or not _copy_out(block, tensors):
-                    self.counts["lost"] += 1
-                    break
-                self.counts["read"] += 1
-                count += 1
-        except Exception as problem:  # a request waits for this
-            self._fails("reading blocks of a KV cache", problem)
-        finally:
-            done(count)
 
     def put(self, name: str, tensors: Sequence[Any]) -> bool:
         """Copy PyTorch's tensors into a new block, which a thread keeps under the name. False: it is known to be there, or the
@@ -209,7 +219,7 @@ class Pool:
             self._known.add(name)
         try:
             block = _copy_in(tensors)
-            self._writer.submit(self._put, name, block)
+            self._writer.submit(self._put, name, lambda: block)
             return True
         except Exception as problem:  # a block that counts as waiting for ever would end up as a full queue
             self._done(name, False)
@@ -219,27 +229,16 @@ class Pool:
     def store(self, jobs: Sequence[tuple[str, Sequence[Any]]], done: Callable[[int], object]) -> None:
         """Do as put(), but let a thread copy: the tensors must not change before it calls done. Its argument is the number of
         blocks that are kept now, or were before."""
-        try:
-            self._writer.submit(self._store, jobs, done)
-        except RuntimeError:  # it was closed
-            done(0)
+        self._each(self._writer, "storing a block of a KV cache", self._store, jobs, done)
 
-    def _store(self, jobs: Sequence[tuple[str, Sequence[Any]]], done: Callable[[int], object]) -> None:
-        count = 0
-        try:
-            for name, tensors in jobs:
-                with self._lock:
-                    known = name in self._known
-                    self._known.add(name)
-                    self._waiting += not known
-                if not known:
-                    self._put(name, None if self.paused() else _copy_in(tensors))
-                count += name in self._known
-        except Exception as problem:  # a job that does not end would block an engine
-            self._done(name, False)
-            self._fails("storing a block of a KV cache", problem)
-        finally:
-            done(count)
+    def _store(self, name: str, tensors: Sequence[Any]) -> bool:
+        with self._lock:
+            known = name in self._known
+            self._known.add(name)
+            self._waiting += not known
+        if not known:
+            self._put(name, lambda: _copy_in(tensors))
+        return name in self._known
 
     def _done(self, name: str, stored: bool) -> None:
         with self._lock:
@@ -247,11 +246,12 @@ class Pool:
             if not stored:
                 self._known.discard(name)
 
-    def _put(self, name: str, block: _tmesh.Tensor | None) -> None:
+    def _put(self, name: str, copied: Callable[[], _tmesh.Tensor]) -> None:
         stored = False
         try:
-            if block is None or self.paused():
+            if self.paused():
                 raise BusyError(16, "the pool is paused")
+            block = copied()
             nbytes = -(-block.nbytes // _PAGE) * _PAGE + _BESIDE
             self._make_room(nbytes)
             block.seal()
