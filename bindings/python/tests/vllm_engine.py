@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """An engine of test_vllm.py: vllm_engine.py JSON, then commands as lines of JSON on stdin. Each gets an answer on stdout.
 
-The argument has the keywords of vllm.LLM, "stop_after": a number of weights after which the load waits for a line, and "version":
-another version of vLLM."""
+The argument has the keywords of vllm.LLM, and three more. "stop_after" is a number of weights after which the load waits for a line.
+"version" is another version of vLLM. With "in_place" vLLM's own loader packs no weights."""
 
 import json
 import os
@@ -50,6 +50,20 @@ def stop_after(count):
     Loader.get_all_weights = slow
 
 
+def in_place():
+    """Let vLLM's own loader leave weights as the mode "view" does. Packed ones are computed with other roundings on some processors."""
+    from tmesh.vllm.loader import _in_place
+    from vllm.model_executor.model_loader import base_loader
+
+    process = base_loader.process_weights_after_loading
+
+    def plain(*args):
+        with _in_place():
+            process(*args)
+
+    base_loader.process_weights_after_loading = plain
+
+
 def reports():
     """Keep the loaders' reports. They are in this process if the engine is."""
     from tmesh.vllm.loader import Loader
@@ -72,6 +86,8 @@ def main():
 
     vllm.__version__ = arguments.pop("version", vllm.__version__)
     noted = reports()
+    if arguments.pop("in_place", False):
+        in_place()
     if (count := arguments.pop("stop_after", None)) is not None:
         stop_after(count)
     engine = vllm.LLM(**{"enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "dtype": "bfloat16", **arguments})
