@@ -15,7 +15,7 @@ if not importlib.util.find_spec("sglang"):
     pytest.skip("SGLang is not installed: make vllm-check", allow_module_level=True)
 torch = pytest.importorskip("torch")
 
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig  # noqa: E402
+from sglang.srt.mem_cache.hicache_storage import HiCacheFile, HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer  # noqa: E402
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nothing_kept")
@@ -98,8 +98,92 @@ def test_a_cleared_backend_finds_no_older_page(backend):
         assert not rank.exists("a") and rank.set("b", *pages(4)) is False
 
 
-@pytest.mark.parametrize("extra, words", [({"key_file": ""}, "key_file is missing"), ({"interface_v1": 1}, "interface_v1 is set"),
-                                          ({"max_bytes": -1}, "max_bytes is -1"), ({"model": ""}, "model is ''"), ({"model": "org/model"}, "model is 'org/model'")])
+class HostPool:
+    """A host pool of SGLang: pages of numbers, which a page's first index finds."""
+
+    def __init__(self, count, page_size=2, **form):
+        self.page_size, self.values = page_size, torch.zeros(count * page_size, 8)
+        self.layout = "layer_first"
+        vars(self).update(form)
+
+    def get_dummy_flat_data_page(self):
+        return torch.zeros(self.page_size * 8)
+
+    def get_data_page(self, index, flat=True):
+        return self.values[index:index + self.page_size].flatten()
+
+    def set_from_flat_data_page(self, index, page):
+        self.values[index:index + self.page_size] = page.view(self.page_size, 8)
+
+    def transfer(self, name, keys, pages, policy=PoolHitPolicy.ALL_PAGES):
+        indices = torch.cat([torch.arange(page * self.page_size, (page + 1) * self.page_size) for page in pages]) if pages else None
+        return PoolTransfer(name=name, keys=keys, host_indices=indices, hit_policy=policy)
+
+
+def side_pools(one, **form):
+    """Register a KV pool and one of Mamba states with an engine's storage."""
+    pools = {PoolName.KV: HostPool(6), PoolName.MAMBA: HostPool(6, 1, conv_dtype=torch.float32, **form)}
+    one.register_mem_pool_host(pools[PoolName.KV])
+    for name, pool in pools.items():
+        one.register_mem_host_pool_v2(pool, name)
+        pool.values += torch.arange(len(pool.values))[:, None] + 1
+    return pools
+
+
+def test_side_pools_as_sglangs_own_storage_has_them(backend, tmp_path):
+    """The same calls have the same results, and the same pages, as with the storage of files."""
+    config = HiCacheStorageConfig(0, 1, 0, 1, 0, 1, False, False, False, "model")
+    keys = [f"{number:064x}" for number in range(6)]
+    results = []
+    for storage in backend(pool=None), HiCacheFile(config, str(tmp_path / "files")):
+        pools = side_pools(storage)
+        kv, mamba = pools.values()
+        heard = [storage.batch_set_v2([kv.transfer(PoolName.KV, keys[:5], range(5)), mamba.transfer(PoolName.MAMBA, [keys[1], keys[2], keys[4]], [1, 2, 4])]),
+                 storage.batch_set_v2([kv.transfer(PoolName.KV, keys[:2], [0])])]
+        for policy in PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES:
+            for window in ([], keys[:2]):
+                heard.append(storage.batch_exists_v2(keys, [mamba.transfer(PoolName.MAMBA, window, [], policy)]))
+        heard.append(storage.batch_exists_v2(keys[5:], [mamba.transfer(PoolName.MAMBA, keys[:1], [])]))
+        for pool in pools.values():
+            pool.values.zero_()
+        heard.append(storage.batch_get_v2([kv.transfer(PoolName.KV, keys, range(6)), mamba.transfer(PoolName.MAMBA, keys[4:], [0, 5])]))
+        results.append((heard, [pool.values.tolist() for pool in pools.values()]))
+    assert results[0] == results[1]
+    assert results[0][0][4].restorable_prefix_pages == [2, 3, 5] and results[0][1][0][8] == [9] * 8
+
+
+def test_side_pools_of_other_forms_and_ranks(backend):
+    one = backend(pool=None)
+    mamba = side_pools(one)[PoolName.MAMBA]
+    assert one.batch_set_v2([mamba.transfer(PoolName.MAMBA, ["a"], [3])]) == {PoolName.MAMBA: [True]}
+    for there, other, form in ((True, {}, {}), (False, {}, {"temporal_dtype": torch.float16}), (False, {"tp_rank": 1, "tp_size": 2}, {})):
+        second = backend(pool=None, **other)
+        mine = side_pools(second, **form)[PoolName.MAMBA]
+        assert second.batch_get_v2([mine.transfer(PoolName.MAMBA, ["a"], [0])]) == {PoolName.MAMBA: [there]}
+        assert mine.values[0][0] == (4 if there else 1)
+    # Ranks of a model with MLA have the same pages, and states of their own.
+    ranks = [backend(pool=None, is_mla_model=True, tp_rank=rank, tp_size=2) for rank in range(2)]
+    pools = [side_pools(rank) for rank in ranks]
+    transfers = [[mine[name].transfer(name, ["b"], [0]) for name in mine] for mine in pools]
+    assert ranks[0].batch_set_v2(transfers[0]) == {PoolName.KV: [True], PoolName.MAMBA: [True]}
+    assert ranks[1].batch_get_v2(transfers[1]) == {PoolName.KV: [True], PoolName.MAMBA: [False]}
+    # A pool that nobody registered.
+    assert one.batch_get_v2([mamba.transfer(PoolName.SWA, ["a"], [0])]) == {PoolName.SWA: [False]}
+
+
+def test_pages_in_place(backend):
+    """interface_v1: SGLang names pages by their indices. They are those of the other calls."""
+    one = backend({"interface_v1": 1}, pool=None)
+    pool = HostPool(4)
+    assert one.batch_set_v1(["a"], torch.arange(2)) == [False]
+    one.register_mem_pool_host(pool)
+    pool.values += torch.arange(8)[:, None]
+    assert one.batch_set_v1(["a", "b"], torch.tensor([4, 5, 0, 1])) == [True, True]
+    assert one.batch_get_v1(["a", "b", "c"], torch.arange(2, 8)) == [True, True, False]
+    assert pool.values[:, 0].tolist() == [0, 1, 4, 5, 0, 1, 6, 7] and one.batch_exists(["a", "b", "c"]) == 2
+
+
+@pytest.mark.parametrize("extra, words", [({"key_file": ""}, "key_file is missing"), ({"max_bytes": -1}, "max_bytes is -1"), ({"model": ""}, "model is ''"), ({"model": "org/model"}, "model is 'org/model'")])
 def test_bad_configuration(backend, extra, words):
     with pytest.raises(tmesh.InvalidError, match=words):
         backend(extra)
@@ -109,3 +193,70 @@ def test_a_full_pool(backend):
     """A page that is not stored is reported as such."""
     one = backend({"max_bytes": 4096})
     assert one.batch_set(["a"], pages(1)) is False and not one.exists("a")
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Load a small model from a real file by SGLang's own choice of a loader. SGLang's models themselves want an engine's context."""
+    from safetensors.torch import save_file
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.model_loader import loader as theirs
+    from tmesh import sglang_loader
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(64, 64), requires_grad=False)
+            self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+        def load_weights(self, weights):
+            for name, tensor in weights:
+                getattr(self, name).data.copy_(tensor)
+
+    save_file({"weight": torch.arange(4096.0).view(64, 64).to(torch.bfloat16)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(theirs, "_initialize_model", lambda *_: Net())
+    monkeypatch.setattr(theirs, "_get_quantization_config", lambda *_: None)
+    monkeypatch.setattr(theirs, "get_server_args", lambda: None)
+    monkeypatch.setattr(theirs, "get_model", lambda: type("Settings", (), {"__getattr__": lambda self, name: None})())
+    parallel = types.SimpleNamespace(**dict.fromkeys(sglang_loader._PARALLEL, 1))
+    monkeypatch.setattr(sglang_loader._context, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(sglang_loader._context, "get_exec", lambda: types.SimpleNamespace(moe=types.SimpleNamespace(moe_a2a_backend="none")))
+
+    def load(extra=None, device="cpu", kind=sglang_loader.Loader, **changed):
+        config = {"model_path": str(tmp_path), "revision": None, "dtype": torch.bfloat16, "quantization": None,
+                  "hf_config": types.SimpleNamespace(to_dict=dict), **changed}
+        loader = theirs.get_model_loader(LoadConfig(load_format=kind, model_loader_extra_config=extra or {}))
+        model = loader.load_model(model_config=types.SimpleNamespace(**config), device_config=types.SimpleNamespace(device=device))
+        return model, getattr(loader, "report", None)
+
+    load.parallel, load.folder = parallel, tmp_path
+    return load
+
+
+def test_a_loader_of_kept_weights(load):
+    """Models are equal to those of SGLang's own loader, and a second one has the first one's memory."""
+    own, _ = load(kind="auto")
+    first, made = load()
+    second, report = load()
+    assert made["made"] and made["reason"] == "" and not report["made"] and report["meta"] and report["artifact"] == made["artifact"]
+    assert report["shared_bytes"] == 64 * 64 * 2 + 4 * 2
+    for model in first, second:
+        assert torch.equal(model.weight, own.weight) and torch.equal(model.table, own.table) and not model.training
+    second.weight[0, 0] = 7
+    assert first.weight[0, 0] == 0
+
+
+def test_weights_of_other_configurations(load):
+    names = {load()[1]["artifact"], load(dtype=torch.float32)[1]["artifact"], load(quantization="fp8")[1]["artifact"]}
+    for name in vars(load.parallel):
+        setattr(load.parallel, name, 2)
+        names.add(load()[1]["artifact"])
+    os.utime(load.folder / "model.safetensors", ns=(0, 0))
+    names.add(load()[1]["artifact"])
+    assert len(names) == 4 + len(vars(load.parallel)) and None not in names
+    assert load({"keep": False}, dtype=torch.float16)[1]["reason"] == "the configuration says that nothing is to be kept"
+    with pytest.raises(tmesh.UnsupportedError, match="has run on CPUs only, and this engine computes on cuda"):
+        load(device="cuda")
+    with pytest.raises(tmesh.InvalidError, match="timeout is -1"):
+        load({"timeout": -1})
