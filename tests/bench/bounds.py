@@ -270,7 +270,7 @@ HUGE = (
     Bound("the same in four processes at once, sum", "shared-four", "pread-four", 'four of safe_open(backend="pread")', 0.35),
     Bound("the same in 4 KiB pages", "small", "pread", 'safe_open(backend="pread")', None),
     Bound("the same, cold", "cold", "dd", "the better dd, then a reading", 1.05),
-    Bound("the same, cold", "cold", "dd-memory", "the better dd into a new file of tmpfs, then a reading", None),
+    Bound("the same, cold", "cold", "dd-memory", "the better dd into tmpfs, then a reading", None),
     Bound("second process: open and read every byte", "second", "second-mmap", "safe_open, which maps the file", 0.6),
     Bound("put 100 MB, cold", "huge/put", "huge/memcpy-small", "memcpy to fresh memory, MADV_NOHUGEPAGE", 0.5),
     Bound("the same", "huge/put", "huge/memcpy-huge", "memcpy to fresh memory, MADV_HUGEPAGE", 1.6),
