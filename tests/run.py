@@ -18,8 +18,8 @@ alone. The second result counts. The first failure is listed with its reason, be
 a defect of the test or of its subject, which only a slow or busy machine shows. SUITE.first.tap and SUITE.first.log are of that
 run. Final are failures of more than N suites, those of suites in --once, and a kernel's complaint.
 
-Each suite's last result stays in build/results/SUITE.json. --resume runs only the suites that have not passed at this length on
-these very sources, and takes over the others' results. It names them. --report runs nothing and tells each suite's last result,
+Each suite's last result stays in build/results/SUITE.json. With --resume only the suites run that have not passed at this length
+on these very sources; the others are named, and their results are taken over. With --report nothing runs. Each suite's last result is printed,
 whatever it was of.
 """
 

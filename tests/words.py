@@ -175,8 +175,8 @@ def reader(path):
     return None
 
 
-# A sentence ends before a capital, a mark, a number, and before the next item of a list or description of a parameter,
-# "timeout: seconds", "huge=True takes", "@size is", "-EPERM if".
+# A sentence ends before a capital, a mark, a number, and before the next item of a list or description of a parameter.
+# Examples: "timeout: seconds", "huge=True takes", "@size is", "-EPERM if".
 NEXT = re.compile(r"""(?<=[.!?:;])\s+(?=[A-Z`*@"(]|-\ [A-Z`@]|-E[A-Z]|[a-z_]+(?:,\ [a-z_]+)*:\ |[a-z_]+=\w)|(?<=\.)\s+(?=\d)|(?<=\ --)\s+""", re.VERBOSE)
 # A word of prose, with the marks around it.
 WORD = re.compile(r"""[("'`*_\[]*[A-Za-z][A-Za-z'/-]*[.,;:!?)"'`*_\]]*""")

@@ -4,10 +4,10 @@
  * 1 MiB. The clock starts before the producer creates it and stops after the consumer has
  * read; both ends were asleep before. Beside each way stands the shortest code by hand:
  *
- *   socket  the descriptor follows on a connected Unix socket; by hand once as short as can be,
- *           which lets the consumer write, and once with tmesh's promises for reading: no
- *           access for other users, a size that stays, a descriptor that only reads, and a look
- *           at the seals before it is used; ours once with the right to write and once without
+ *   socket  the descriptor follows on a connected Unix socket. By hand once as short as can be,
+ *           which lets the consumer write, and once with tmesh's promises for reading. Those are
+ *           no access for other users, a size that stays, a descriptor that only reads, and a
+ *           look at the seals. Ours is timed with the right to write and without it.
  *   token   the two have never met: the consumer gets a name on the connected socket, connects
  *           to that name, shows a secret and gets the descriptor
  *   known   the token's producer is known; only opening is timed, and its floor is mmap and

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A program in Python beside a node, for net_fetch.py. Its first line is JSON of a ref that was fetched and of one that
-was made here. For each further line, "fetched" or "made", it prints the nanoseconds of an open until the first byte, as
-a mean of fifty in a row with their release."""
+was made here. Each further line is "fetched" or "made". The answer is the nanoseconds of an open until the
+first byte, as a mean of fifty in a row with their release."""
 
 import json
 import sys

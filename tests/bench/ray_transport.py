@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""An array from one Ray actor to another on one machine, until the driver knows its first and last values. tmesh's
-transports, with the array in a region, stand beside Ray's object store. For PyTorch, Gloo stands beside them too, as
+"""An array from one Ray actor to another on one machine, until the driver knows its first and last values. The
+transports of tmesh, with the array in a region, stand beside Ray's object store. For PyTorch, Gloo stands beside them too, as
 Ray's own transport. Ray's calls are in all.
 """
 

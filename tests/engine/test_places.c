@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 /*
- * Graphs on places by leases, on the engine "fake", with a clock of the test's own: moves, parts
- * given up and taken again, parts without room, failures in the middle. The places are an engine
- * with any memory, and engines with that of NUMA node 0. On most machines both are the same, but
- * copies between them are made as if they were not.
+ * Graphs on places by leases, on the engine "fake", with a clock of the test's own. The tests move
+ * parts, give them up and take them again, leave them without room, and fail in the middle. The
+ * places are an engine with any memory, and engines with that of NUMA node 0. On most machines both
+ * are the same, but copies between them are made as if they were not.
  */
 #include "places.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A file whose server, a FUSE file system of one file, answers no more once it is open. close() of
- * another descriptor of it waits until the server ends.
+ * A file whose server, a FUSE file system of one file, answers no more once it is open. A call of
+ * close() on another descriptor of it waits until the server ends.
  */
 #ifndef TMESH_TEST_UNANSWERED_FILE_H
 #define TMESH_TEST_UNANSWERED_FILE_H

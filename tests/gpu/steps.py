@@ -5,7 +5,8 @@
 usage: run check|bench|all [--budget SECONDS] [--out DIR] [NAME...]
 
 All of them, or those that are named, those that tell most first: time on a GPU may be short. Each runs in a process of
-its own with a time limit, so that none stops the others, and must leave the GPU's memory, as nvidia-smi tells it, as it was.
+its own with a time limit, so that none stops the others. The GPU's memory must be as before, by nvidia-smi.
+
 --budget: a step without time left is "not reached", which is neither passed nor failed. The last line names it, for another
 run. The status is 0, 1 when something failed, 2 when something was not reached.
 

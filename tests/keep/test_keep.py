@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
 """Kept regions from outside, on memfd: tmeshctl's verbs, a session whose processes are all killed,
-and a keeper that is killed while systemd has its descriptors. systemd is a stand-in here: a socket
+and a keeper that is killed while systemd has its descriptors. The systemd here is a stand-in: a socket
 that speaks the part of sd_notify(3) and sd_listen_fds(3) that the keeper uses.
 Usage: test_keep.py BUILD_DIR; prints TAP."""
 import array

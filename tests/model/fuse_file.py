@@ -6,8 +6,8 @@
 
 LOG gets a line "OFFSET SIZE" for each read that the kernel asks for. From byte AFTER on, the mode says how it
 fails. eio fails, end has no more bytes, changed has another mtime, gone is no file any more. The mode dead ends the
-server. hangs reports in LOG and answers no more. gated reports each read in LOG, and answers it when the FIFO
-LOG.gate has another byte. Meanwhile it answers other requests, and read bytes stay in the cache for the next
+server. The mode hangs reports in LOG and answers no more. The mode gated reports each read in LOG, and answers it
+when the FIFO LOG.gate has another byte. Meanwhile it answers other requests, and read bytes stay in the cache for the next
 open of the file. Runs until it is unmounted.
 """
 import errno

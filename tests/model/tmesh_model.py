@@ -2,8 +2,8 @@
 """The tests' access to libtmesh-model: read the description of a file's bytes or of a path.
 
 It uses ctypes and the layouts of <tmesh/context.h> and <tmesh/model.h>, not the Python package. The library
-alone is compared with the formats' own packages, and the environment with those has no tmesh. _look() fails
-if the layout of an error is another one.
+alone is compared with the formats' own packages, and the environment with those has no tmesh. A call of _look()
+fails if the layout of an error is another one.
 """
 import contextlib
 import ctypes

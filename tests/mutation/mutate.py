@@ -7,9 +7,9 @@ A guard that may go and no test fails is a survivor: it wants a test, or a line 
 where no test sees even that, the condition means nothing to any of them. Prints TAP, a point a mutant. A survivor
 whose reason is known is a skip that says it; a guard that no test comes by fails too.
 
-Findings are written to `verdicts.lib`, `verdicts.lib-module` and `verdicts.kmod` in build/mutation, or $TMESH_MUTATION. Another run
-goes on with the guards that were not tried, those whose function has changed since, and survivors without a reason, so
-that the search may be ended (by Ctrl-C too) and continued on another day. `--all` begins anew, `--tell` prints what is
+Findings are written to `verdicts.lib`, `verdicts.lib-module` and `verdicts.kmod` in build/mutation, or $TMESH_MUTATION. The
+search may be ended (by Ctrl-C too) and continued on another day. Another run goes on with the guards that were not tried,
+those whose function has changed since, and survivors without a reason. `--all` begins anew, `--tell` prints what is
 known and runs nothing.
 """
 import argparse

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The verdicts on each guard, kept in a file, so that a stopped search goes on.
 
-The file has a line a guard, of words between tabs: its file, its function, its text, the digest of its function, the
-case that sees it removed, and the case that sees it inverted. The number of a case is that of the day. `UNSEEN` means
+The file has a line a guard, of words between tabs. They are its file, its function, its text, the digest of its function,
+the case that sees it removed, and the case that sees it inverted. The number of a case is that of the day. `UNSEEN` means
 that no case sees it, `UNMET` that no test reaches it, `UNKNOWN` that it was not tried. For a removed guard in a guest
 `UNMET` means that no test makes it true.
 """

@@ -28,8 +28,8 @@ def stopped(home, reader, make):
 
 
 def test_withdrawn_under_way(home, reader, other):
-    """An offer withdrawn in the middle of a fetch: its memory is gone at once, whatever the reader does; an error there and nothing half
-    fetched, or the bytes of another home."""
+    """An offer withdrawn in the middle of a fetch: its memory is gone at once, whatever the reader does. The reader has an error and
+    nothing half fetched, or the bytes of another home."""
     offer, digest = stopped(home, reader, lambda: home.offer(LARGE, f"withdrawn{random.random()}"))
     try:
         assert home.ask("release", offer) == "ok"

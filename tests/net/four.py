@@ -133,7 +133,8 @@ def test_home_ends(a, b, c, d):
 
 
 def test_pages_on_two(a, b, c, d):
-    """Pages begun on one machine are followed on two; when it dies in the middle of an update both have what was whole, and one goes on for the other."""
+    """Pages begun on one machine are followed on two. When it dies in the middle of an update both have the whole pages, and one goes on
+    for the other."""
     connect_all(a, b, c, d)
     first = a.ask("pages", "chat", 80, 80, "chat")
     for one in (c, d):

@@ -15,8 +15,7 @@ VALUES = 6
 # A program may have descriptors in one life that it did not yet have in another. They are of the node or
 # fetcher beside it, once one has asked the other for memory: the connection at both ends, /proc/PID/fd and a
 # pidfd (lib/peer.c, lib/server.c). Eight rounds showed one socket in each and
-# nothing else.
-# tmesh-net also has an endpoint whose reads do not end within a second (docs/reference/net.md), with 10
+# nothing else. The program tmesh-net also has an endpoint whose reads do not end within a second (docs/reference/net.md), with 10
 # descriptors: sockets, epolls and a pipe of libfabric's (1.17). One that leaves a descriptor with each value
 # has more in one round.
 OF_ANOTHER = 4

@@ -114,6 +114,6 @@ def poor(report, root):
 
     hour = HOUR.format(where="", folder="/volume")
     report.script(root, "wheel: a container with a volume has all of it", script("TMESH_RUNTIME_DIR=/volume/tmesh", hour), wanted=f"^{SAID}{KEPT}")
-    report.script(root, "wheel: a container where nothing can be written is told the remedy",
+    report.script(root, "wheel: in a container where nothing can be written the error names the remedy",
                   script("", "/venv/bin/python -c 'import tmesh; tmesh.put(b\"x\").ref()' || true"),
                   wanted=r"cannot use the runtime directory /tmp/tmesh-3000000000: Read-only file system; set TMESH_RUNTIME_DIR")

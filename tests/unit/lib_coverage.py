@@ -8,7 +8,7 @@ Prints TAP: a point for each program. Beside that, for each source file, a line
 
     # cov FILE LINES RAN BRANCHES TAKEN
 
-where RAN and TAKEN are hexadecimal numbers, a bit for each line or branch. merge() adds up the coverage
+where RAN and TAKEN are hexadecimal numbers, a bit for each line or branch. A call of merge() adds up the coverage
 of several runs, such as one on memfds and one on the module. A process
 that is killed or leaves by _exit() leaves no counts, so the figures are what was run at least.
 """

@@ -2,11 +2,11 @@
 #
 # Guards of the module or of libtmesh behind switches. Sourced by guest/init.
 #
-# Without a plan: each case of each program alone, how long it took, in hundredths of a second, and the guards that were
-# true meanwhile, then those that were false. A case that fails is reported, and is none of them.
+# Without a plan each case of each program runs alone. Printed are its time in hundredths of a second, the guards that were true
+# meanwhile, and those that were false. A case that fails is reported, and is none of them.
 #
-# With one: guards out, one after another, each with the cases that make it true until one of them fails, or the kernel
-# complains. /plan has a line for each: its number, and "i" where it is inverted and not out, then PROGRAM:CASE:SECONDS.
+# With a plan guards are out, one after another. The cases that make a guard true run until one of them fails, or the kernel
+# complains. The file /plan has a line for each: its number, and "i" where it is inverted and not out, then PROGRAM:CASE:SECONDS.
 #
 # The module stays loaded while it is as new: a case that has failed has to pass with the guard in again. Where it
 # does not, the module is loaded anew; a case that fails even then says nothing.

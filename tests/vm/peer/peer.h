@@ -58,8 +58,8 @@ struct peer_import {
 #define PEER_LOOK _IO('P', 9)
 
 /*
- * PEER_PLAIN: takes the marks off the mapping at the address in the argument that say that it is no
- * file's, as if the kernel did not look at them; PEER_SPECIAL puts them back. EOPNOTSUPP before 6.7.
+ * PEER_PLAIN: takes the marks of a mapping without a file off the mapping at the address in the
+ * argument, as if the kernel did not look at them. PEER_SPECIAL puts them back. EOPNOTSUPP before 6.7.
  */
 #define PEER_PLAIN _IO('P', 10)
 #define PEER_SPECIAL _IO('P', 11)
