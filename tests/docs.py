@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Check the pages of docs/: links, the index, and the pages that a reader follows step by step. Prints TAP.
 
-docs.py BUILD PREFIX     BUILD is the build folder; libtmesh is installed in PREFIX
+docs.py BUILD PREFIX [PAGE...]     BUILD is the build folder; libtmesh is installed in PREFIX. With pages only these are followed
 
 The pages of docs/tutorial, and each page of docs/howto that has a block of shell commands, are followed as they stand:
 
@@ -10,6 +10,7 @@ The pages of docs/tutorial, and each page of docs/howto that has a block of shel
 - a ```console block is typed into one shell per page, line by line, and the output of each command is compared;
   "..." stands for any text
 - a ```console block after <!-- setup --> is left out: it installs what the tests have installed
+- a page with <!-- needs: MODULE --> is a skip if Python does not have that module
 """
 
 import os
@@ -149,11 +150,36 @@ def follow(page, env):
     return ""
 
 
-def main(build, prefix):
+def missing_module(page, env):
+    """Return the Python module that a page needs and that is not installed, or None."""
+    needs = re.search(r"^<!-- needs: (\w+) -->$", page.read_text(), re.MULTILINE)
+    if needs and subprocess.run(["python", "-c", f"import {needs[1]}"], env=env, capture_output=True, check=False).returncode:
+        return needs[1]
+    return None
+
+
+def follow_all(pages, env):
+    for page in pages:
+        module = missing_module(page, env)
+        wrong = "" if module else follow(page, env)
+        skip = f" # SKIP Python's package {module} is not installed" if module else ""
+        point(not wrong, f"{page.relative_to(TOP)} works as it stands{skip}", wrong)
+
+
+def main(build, prefix, *pages):
     build, prefix = Path(build).resolve(), Path(prefix).resolve()
     env = {**os.environ, "LC_ALL": "C.UTF-8", "TMESH_KEEPER": str(build / "tmesh-keeper"), "ERL_LIBS": str(build / "beam/dev/lib"),
            "PATH": f"{build / 'venv/bin'}:{prefix / 'bin'}:{os.environ['PATH']}", "LD_LIBRARY_PATH": str(prefix / "lib"),
            "PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig"), "PYTHONSAFEPATH": "1"}
+    if pages:
+        follow_all([TOP / page for page in pages], env)
+    else:
+        check_all(env)
+    print(f"1..{number}")
+    return bool(bad)
+
+
+def check_all(env):
     for page in tree.files(".md"):
         links = list(broken_links(page))
         if links:
@@ -167,12 +193,8 @@ def main(build, prefix):
     point(not untold_of, "each page of docs/howto/deploy tells charges, losses by a restart, and the way back", "\n".join(untold_of))
     told = set(re.findall(r"^\| `(TMESH_\w+)`", (DOCS / "reference/environment.md").read_text(), re.MULTILINE))
     point(variables() <= told, "docs/reference/environment.md has each variable", ", ".join(sorted(variables() - told)))
-    for page in sorted([*DOCS.glob("tutorial/*.md"), *DOCS.glob("howto/*.md")]):
-        if "```console" in page.read_text():
-            wrong = follow(page, env)
-            point(not wrong, f"{page.relative_to(TOP)} works as it stands", wrong)
-    print(f"1..{number}")
-    return bool(bad)
+    pages = sorted([*DOCS.glob("tutorial/*.md"), *DOCS.glob("howto/*.md")])
+    follow_all([page for page in pages if "```console" in page.read_text()], env)
 
 
 if __name__ == "__main__":

@@ -32,10 +32,12 @@ $(MOUNT_STOCK).stamp: $(MOUNT_TESTS)/requirements-stock.txt $(ENGINE_VENV)/tools
 	@touch $@
 
 # Many megabytes of wheels: in check-full alone. ENGINES_TABLE=FILE writes what was seen.
-mount-stock-check: $(MOUNT_BUILT) tools keeper $(ENGINE_VENV)/tools.stamp $(MOUNT_LLAMA).stamp $(MOUNT_STOCK).stamp ## Test stock engines on kept files: OpenVINO, onnxruntime-genai, transformers, safetensors, too.
+mount-stock-check: all python $(ENGINE_VENV)/tools.stamp $(MOUNT_LLAMA).stamp $(MOUNT_STOCK).stamp ## Test stock engines on kept files: OpenVINO, onnxruntime-genai, transformers, safetensors, too.
 	@$(MAKE) -s --no-print-directory $(TRANSFORMERS_VENV)/tools.stamp
 	@$(PYTHON) -B $(MOUNT_TESTS)/stock.py $(abspath $(B)) $(abspath $(ENGINE_VENV))/bin/python $(abspath $(MOUNT_LLAMA) $(MOUNT_STOCK)) \
 		$(abspath $(TRANSFORMERS_VENV))/bin/python $(ENGINES_TABLE:%=--table %)
+	@$(MAKE) -s --no-print-directory install PREFIX=$(abspath $(B)/docs/prefix) >/dev/null
+	@PYTHONPATH=$(abspath $(MOUNT_STOCK)) $(PYTHON) -B tests/docs.py $(B) $(B)/docs/prefix docs/howto/openvino.md
 
 mount-engines-table: ## [Measure] Write what stock engines have in place into docs/howto/paths.md.
 	@$(MAKE) -s --no-print-directory mount-stock-check ENGINES_TABLE=docs/howto/paths.md
