@@ -20,7 +20,7 @@ OWN_ENVIRONMENT = {
     "arrow": "python-arrow-check", "table": "python-arrow-check", "readme": "python-arrow-check", "dist": "python-arrow-check",
     "grpc": "python-arrow-check", "model": "python-model-check", "transformers": "python-transformers-check",
     "ray": "python-ray-check", "ray_machines": "python-ray-check", "net": "python-net-check", "movers": "python-net-check",
-    "fetcher": "python-net-check", "lmcache": "python-lmcache-check", "vllm": "vllm-check", "sglang": "vllm-check",
+    "fetcher": "python-net-check", "lmcache": "python-lmcache-check", "vllm": "vllm-check", "vllm_omni": "vllm-check", "sglang": "vllm-check",
     "engine": "python-engine-check",
     "engine_served": "python-engine-check", "engine_cancel": "python-engine-check", "graphs": "python-graph-check",
     "adapters": "python-graph-check", "placed": "python-graph-check", "generate": "python-graph-check",

