@@ -10,36 +10,7 @@
 
 #include "mount.h"
 
-/* A caller's groups beyond these are not looked at. */
-#define CALLER_GROUPS 64
-#define USERS_LISTED 256
-
-struct folder {
-	/* Of a group. */
-	struct group *group;
-	struct table *table;
-	fuse_ino_t ino;
-	struct user *user; /* whose names a user's folder lists */
-	/* The other folders list names, one behind the other. */
-	char *names;
-	size_t length, room;
-	uint32_t count;
-};
-
-/* A listing of the root: each user's keeper is asked, and the last answer completes it. */
-struct gather {
-	struct gather *next;
-	fuse_req_t req;
-	struct fuse_file_info fi;
-	struct folder *folder; /* NULL: it was answered */
-	uint64_t deadline;
-	unsigned int pending;
-	uid_t uid;
-	int group_count;
-	gid_t groups[CALLER_GROUPS + 1];
-};
-
-static bool add_name(struct folder *folder, const char *name)
+bool folder_add(struct folder *folder, const char *name)
 {
 	size_t bytes = strlen(name) + 1;
 
@@ -58,7 +29,7 @@ static bool add_name(struct folder *folder, const char *name)
 	return true;
 }
 
-static bool has_name(const struct folder *folder, const char *name)
+bool folder_has(const struct folder *folder, const char *name)
 {
 	const char *at = folder->names;
 
@@ -82,6 +53,12 @@ void folder_close(struct folder *folder)
 	if (folder->user) {
 		pthread_mutex_lock(&tree.lock);
 		folder->user->listed_bytes -= folder->room;
+		pthread_mutex_unlock(&tree.lock);
+	}
+	if (folder->asker) {
+		pthread_mutex_lock(&tree.lock);
+		folder->asker->listings--;
+		asker_release(folder->asker);
 		pthread_mutex_unlock(&tree.lock);
 	}
 	if (group) {
@@ -147,7 +124,7 @@ void folder_open_user(struct job *job)
 	if (rc == -ENOENT)
 		rc = 0;
 	for (uint32_t i = 0; !rc && i < count; i++)
-		if (!add_name(folder, rows[i].name))
+		if (!folder_add(folder, rows[i].name))
 			rc = -ENOMEM;
 	free(rows);
 	if (!rc && !count_names(folder, job->user))
@@ -160,168 +137,6 @@ void folder_open_user(struct job *job)
 		return;
 	}
 	answer_open(job->req, &job->fi, folder);
-}
-
-static bool may_read(const struct gather *gather, uid_t uid, const struct tmesh_keeper_row *row)
-{
-	if (gather->uid == 0 || gather->uid == uid || (row->mode & 0004))
-		return true;
-	for (int i = 0; (row->mode & 0040) && i < gather->group_count; i++)
-		if (gather->groups[i] == row->gid)
-			return true;
-	return false;
-}
-
-/* Finish a listing that is whole or out of time; the lock is held. */
-static void finish(struct gather *gather)
-{
-	struct folder *folder = gather->folder;
-
-	if (!folder)
-		return;
-	gather->folder = NULL;
-	answer_open(gather->req, &gather->fi, folder);
-}
-
-/* End one user's part; the lock is held. */
-static void end_part(struct gather *gather)
-{
-	struct gather **at = &tree.gathers;
-
-	if (--gather->pending)
-		return;
-	finish(gather);
-	while (*at != gather)
-		at = &(*at)->next;
-	*at = gather->next;
-	free(gather);
-}
-
-static void list_user(struct job *job)
-{
-	struct gather *gather = job->gather;
-	struct tmesh_keeper_row *rows = NULL;
-	uid_t uid = job->user->uid;
-	uint32_t count = 0;
-	bool shown = false;
-	char text[16];
-	int rc = ask_list(uid, &rows, &count, job->deadline);
-
-	for (uint32_t i = 0; !rc && !shown && i < count; i++)
-		shown = may_read(gather, uid, &rows[i]);
-	free(rows);
-	snprintf(text, sizeof(text), "%u", (unsigned int)uid);
-	pthread_mutex_lock(&tree.lock);
-	if (rc == -ETIMEDOUT)
-		user_rests(job->user);
-	if (shown && gather->folder && !has_name(gather->folder, text))
-		add_name(gather->folder, text);
-	end_part(gather);
-	pthread_mutex_unlock(&tree.lock);
-}
-
-void gathers_expire(uint64_t now)
-{
-	for (struct gather *gather = tree.gathers; gather; gather = gather->next)
-		if (now >= gather->deadline)
-			finish(gather);
-}
-
-static void ask_user(struct gather *gather, uid_t uid, unsigned int *asked)
-{
-	pthread_mutex_lock(&tree.lock);
-	if (job_post_gather(uid, list_user, gather)) {
-		gather->pending++;
-		(*asked)++;
-	}
-	pthread_mutex_unlock(&tree.lock);
-}
-
-/* Return whether a folder belongs to the user: in /tmp each user can make folders with others'
- * numbers. A file system of the user's is not asked, since it may not answer. */
-static bool belongs_to(int dir, const char *name, uid_t uid)
-{
-	struct statx st;
-
-	return !statx(dir, name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC,
-		      STATX_TYPE | STATX_UID, &st) &&
-	       S_ISDIR(st.stx_mode) && st.stx_uid == uid;
-}
-
-/* Ask the keepers of all users that have a runtime folder by this pattern. */
-static void ask_users(struct gather *gather, const char *pattern, unsigned int *asked)
-{
-	const char *number = strstr(pattern, "%u"), *slash = number;
-	size_t before;
-	char base[4096];
-	struct dirent *entry;
-	DIR *dir;
-
-	if (!number) {
-		ask_user(gather, tree.own, asked);
-		return;
-	}
-	while (slash > pattern && slash[-1] != '/')
-		slash--;
-	before = (size_t)(number - slash);
-	if ((size_t)snprintf(base, sizeof(base), "%.*s", (int)(slash - pattern), pattern) >=
-	    sizeof(base))
-		return;
-	dir = opendir(*base ? base : ".");
-	while (dir && *asked < USERS_LISTED && (entry = readdir(dir))) {
-		unsigned long uid;
-		char *end, text[32];
-
-		if (strncmp(entry->d_name, slash, before))
-			continue;
-		uid = strtoul(entry->d_name + before, &end, 10);
-		snprintf(text, sizeof(text), "%lu", uid);
-		/* The rest of this component, if there is one, follows the number. */
-		if (uid > UINT32_MAX - 1 || strncmp(entry->d_name + before, text, strlen(text)) ||
-		    strncmp(end, number + 2, strcspn(number + 2, "/")) ||
-		    strlen(end) != strcspn(number + 2, "/") || (tree.own && uid != tree.own) ||
-		    !belongs_to(dirfd(dir), entry->d_name, (uid_t)uid))
-			continue;
-		ask_user(gather, (uid_t)uid, asked);
-	}
-	if (dir)
-		closedir(dir);
-}
-
-void folder_open_root(fuse_req_t req, const struct fuse_file_info *fi)
-{
-	struct gather *gather = calloc(1, sizeof(*gather));
-	struct folder *folder = calloc(1, sizeof(*folder));
-	const struct fuse_ctx *caller = fuse_req_ctx(req);
-	unsigned int asked = 0;
-
-	if (!gather || !folder) {
-		free(gather);
-		free(folder);
-		fuse_reply_err(req, ENOMEM);
-		return;
-	}
-	gather->req = req;
-	gather->fi = *fi;
-	gather->folder = folder;
-	gather->uid = caller->uid;
-	gather->deadline = tmesh_now_ns() + ANSWER_NS;
-	gather->pending = 1;
-	gather->group_count = fuse_req_getgroups(req, CALLER_GROUPS, gather->groups);
-	if (gather->group_count < 0)
-		gather->group_count = 0;
-	else if (gather->group_count > CALLER_GROUPS)
-		gather->group_count = CALLER_GROUPS;
-	gather->groups[gather->group_count++] = caller->gid;
-	pthread_mutex_lock(&tree.lock);
-	gather->next = tree.gathers;
-	tree.gathers = gather;
-	pthread_mutex_unlock(&tree.lock);
-	for (size_t i = 0; i < tree.keeper_count; i++)
-		ask_users(gather, tree.keepers[i], &asked);
-	pthread_mutex_lock(&tree.lock);
-	end_part(gather);
-	pthread_mutex_unlock(&tree.lock);
 }
 
 size_t folder_prefix(const struct table *table, fuse_ino_t ino)

@@ -53,7 +53,7 @@ struct group *group_of(struct user *user, const struct tmesh_keeper_row *row)
 		group = group->next_key;
 	if (group)
 		return group;
-	group = calloc(1, sizeof(*group));
+	group = user->groups < GROUPS_KNOWN ? calloc(1, sizeof(*group)) : NULL;
 	if (!group)
 		return NULL;
 	group->user = user;
@@ -67,9 +67,20 @@ struct group *group_of(struct user *user, const struct tmesh_keeper_row *row)
 	group->next_key = *bucket;
 	*bucket = group;
 	user->groups++;
+	user->groups_new++;
 	group->next_serial = tree.by_serial[group->serial % BUCKETS];
 	tree.by_serial[group->serial % BUCKETS] = group;
 	return group;
+}
+
+void group_crowd(struct user *user)
+{
+	/* Not at each request: names that are in use stay known. */
+	if (user->groups < GROUPS_KNOWN / 2 || user->crowded ||
+	    (user->groups < GROUPS_KNOWN && user->groups_new < GROUPS_KNOWN / 8))
+		return;
+	user->crowded = true;
+	pthread_cond_signal(&tree.crowd);
 }
 
 void group_release(struct group *group)

@@ -13,6 +13,10 @@
 
 static void free_job(struct job *job)
 {
+	if (job->asker) {
+		job->user->strangers--;
+		asker_end(job->asker);
+	}
 	if (job->group) {
 		job->group->lookups--;
 		group_release(job->group);
@@ -64,6 +68,8 @@ static struct job *next_job(struct user *user)
 	user->first = job->next;
 	if (!user->first)
 		user->last = NULL;
+	if (user->listing == job)
+		user->listing = NULL;
 	user->current = job;
 	return job;
 }
@@ -78,7 +84,7 @@ static void *serve_user(void *data)
 		bool late = job->answered || tmesh_now_ns() >= job->deadline;
 
 		pthread_mutex_unlock(&tree.lock);
-		if (late && !job->gather)
+		if (late && !job->parts)
 			job_fail(job, ETIMEDOUT);
 		else
 			job->run(job);
@@ -161,8 +167,9 @@ static int post(uid_t uid, struct job *job)
 
 	if (!user)
 		return EAGAIN;
-	/* Its thread waits for a keeper that does not answer. */
-	if (user->waiting >= JOBS_WAITING || tmesh_now_ns() < user->rests_until)
+	/* Its thread waits for a keeper that does not answer. A question for listings always has a
+	 * place, since there is at most one. */
+	if ((user->waiting >= JOBS_WAITING && !job->parts) || tmesh_now_ns() < user->rests_until)
 		return ETIMEDOUT;
 	if (!start(user))
 		return EAGAIN;
@@ -180,10 +187,24 @@ static int post(uid_t uid, struct job *job)
 	return 0;
 }
 
+/* Give a user's thread a job within the bounds of the user who asks; the lock is held. */
+static int post_for(uid_t uid, struct job *job, struct asker *asker)
+{
+	struct user *user = find_user(uid);
+	int rc = user ? asker_admit_job(asker, user) : EAGAIN;
+
+	if (!rc)
+		rc = post(uid, job);
+	if (!rc && asker_begin_job(asker, user))
+		job->asker = asker;
+	return rc;
+}
+
 void job_post(uid_t uid, struct group *group, job_fn run, fuse_req_t req, fuse_ino_t ino,
 	      const char *name, const struct fuse_file_info *fi)
 {
 	struct job *job = calloc(1, sizeof(*job));
+	struct asker *asker;
 	int rc = ENOMEM;
 
 	if (job) {
@@ -196,7 +217,11 @@ void job_post(uid_t uid, struct group *group, job_fn run, fuse_req_t req, fuse_i
 		if (name)
 			memcpy(job->name, name, strlen(name) + 1);
 		pthread_mutex_lock(&tree.lock);
-		rc = post(uid, job);
+		asker = asker_of(fuse_req_ctx(req)->uid);
+		if (asker) {
+			rc = post_for(uid, job, asker);
+			asker_release(asker);
+		}
 		pthread_mutex_unlock(&tree.lock);
 	}
 	if (!rc)
@@ -205,18 +230,29 @@ void job_post(uid_t uid, struct group *group, job_fn run, fuse_req_t req, fuse_i
 	fuse_reply_err(req, rc);
 }
 
-bool job_post_gather(uid_t uid, job_fn run, struct gather *gather)
+bool job_post_part(uid_t uid, job_fn run, struct part *part)
 {
-	struct job *job = calloc(1, sizeof(*job));
+	struct user *user = find_user(uid);
+	struct job *job;
 
+	if (!user)
+		return false;
+	if (user->listing) {
+		part->next = user->listing->parts;
+		user->listing->parts = part;
+		return true;
+	}
+	job = calloc(1, sizeof(*job));
 	if (!job)
 		return false;
 	job->run = run;
-	job->gather = gather;
-	if (post(uid, job) == 0)
-		return true;
-	free(job);
-	return false;
+	job->parts = part;
+	if (post(uid, job)) {
+		free(job);
+		return false;
+	}
+	user->listing = job;
+	return true;
 }
 
 static void expire(struct job *job, uint64_t now)
@@ -257,10 +293,14 @@ static void *watch(void *unused)
 
 int jobs_watch(void)
 {
+	void *(*const threads[])(void *) = {watch, read_folders, forget_groups};
 	pthread_t thread;
-	int rc = pthread_create(&thread, NULL, watch, NULL);
+	int rc = 0;
 
-	if (!rc)
-		pthread_detach(thread);
+	for (size_t i = 0; !rc && i < sizeof(threads) / sizeof(*threads); i++) {
+		rc = pthread_create(&thread, NULL, threads[i], NULL);
+		if (!rc)
+			pthread_detach(thread);
+	}
 	return rc;
 }

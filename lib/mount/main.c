@@ -13,9 +13,10 @@
 #include "mount.h"
 
 #define PLACE "/run/tmesh"
-#define SPARE_KEEPERS 16
 
-struct mount tree = {.lock = PTHREAD_MUTEX_INITIALIZER};
+struct mount tree = {.lock = PTHREAD_MUTEX_INITIALIZER,
+		     .arrived = PTHREAD_COND_INITIALIZER,
+		     .crowd = PTHREAD_COND_INITIALIZER};
 
 static int usage(int status)
 {
@@ -191,7 +192,7 @@ int main(int argc, char **argv)
 					      {"version", no_argument, NULL, 'V'},
 					      {"help", no_argument, NULL, 'h'},
 					      {NULL, 0, NULL, 0}};
-	static const char *keepers[SPARE_KEEPERS];
+	static const char *keepers[KEEPER_PATTERNS];
 	struct tmesh_error err;
 	bool unmount = false;
 	char *path;
@@ -204,7 +205,7 @@ int main(int argc, char **argv)
 	}
 	tree.keepers = keepers;
 	while ((key = getopt_long(argc, argv, "k:uVh", longs, NULL)) != -1) {
-		if (key == 'k' && tree.keeper_count < SPARE_KEEPERS)
+		if (key == 'k' && tree.keeper_count < KEEPER_PATTERNS)
 			keepers[tree.keeper_count++] = optarg;
 		else if (key == 'u')
 			unmount = true;

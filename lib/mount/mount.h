@@ -29,6 +29,24 @@
 #define LISTED_BYTES (16u << 20) /* names of a user's folders that are open */
 #define FILES_OPEN 16384
 #define USERS 1024
+#define KEEPER_PATTERNS 16
+/* The service knows so many kept names of a user. From half of it on it asks the kernel to forget
+ * some. */
+#define GROUPS_KNOWN 4096
+/* Requests that wait for other users' keepers: of one user in one queue, of all in one queue, of
+ * one user in all queues, and of all users. The rest of a queue is its own user's. */
+#define JOBS_OF_ONE 32
+#define JOBS_OF_OTHERS (JOBS_WAITING / 2)
+#define ASKED_BY_ONE 64
+#define ASKED_BY_OTHERS (USERS / 2)
+#define LISTINGS_OPEN 1024 /* of the root, by one user */
+
+/* A user who makes requests. */
+struct asker {
+	struct asker *next;
+	uid_t uid;
+	unsigned int waiting, listings;
+};
 
 struct table {
 	struct user *user; /* whose bytes it counts among; NULL: not yet */
@@ -63,6 +81,12 @@ struct group {
 	char name[TMESH_KEPT_NAME_LEN + 1];
 };
 
+/* A listing's share of a question to a user's keeper. */
+struct part {
+	struct part *next;
+	struct gather *gather;
+};
+
 struct job;
 typedef void (*job_fn)(struct job *job);
 
@@ -75,7 +99,8 @@ struct job {
 	fuse_req_t req;
 	fuse_ino_t ino;
 	struct fuse_file_info fi;
-	struct gather *gather;
+	struct asker *asker; /* while it counts among the requests of strangers, else NULL */
+	struct part *parts;  /* of listings, which have no request of their own */
 	uint64_t deadline;
 	bool answered;
 	char name[TMESH_KEPT_COMPONENT_LEN + 1];
@@ -86,11 +111,15 @@ struct user {
 	uid_t uid;
 	bool runs; /* its thread */
 	struct job *first, *last, *current;
+	struct job *listing;	/* a question for listings that was not asked yet */
+	unsigned int strangers; /* of the jobs, other users' */
 	unsigned int waiting, open_groups, open_files;
 	uint64_t table_bytes; /* of all tables in memory, also those that only open folders have */
 	uint64_t listed_bytes;
 	uint64_t rests_until;
 	unsigned int groups;	       /* that the kernel or a request knows */
+	unsigned int groups_new;       /* since the kernel was asked to forget some */
+	bool crowded;		       /* it is to be asked */
 	struct group *oldest, *newest; /* of those with a table */
 	pthread_cond_t work;
 };
@@ -102,6 +131,10 @@ struct mount {
 	struct fuse_session *session;
 	struct user *users;
 	struct gather *gathers;
+	struct asker *askers;
+	unsigned int waiting;	/* requests of all askers with a bound */
+	pthread_cond_t arrived; /* a listing */
+	pthread_cond_t crowd;	/* a user with many groups */
 	uint64_t last_serial;
 	struct group *by_serial[BUCKETS];
 	struct group *by_key[BUCKETS]; /* by the keeper's number, the name and the secret */
@@ -149,6 +182,8 @@ bool attr_of(struct stat *st, const struct group *group, const struct table *tab
 
 struct group *group_find(uint64_t serial);
 struct group *group_of(struct user *user, const struct tmesh_keeper_row *row);
+/* Ask the kernel to forget some of the user's groups if there are many. */
+void group_crowd(struct user *user);
 /* Free a group that neither the kernel nor a request knows. */
 void group_release(struct group *group);
 void group_set_table(struct group *group, struct table *table);
@@ -161,18 +196,38 @@ struct file *file_find(struct group *group, uint32_t index);
 /* Drop an open; the last one closes the file. */
 void file_close(struct file *file);
 
+/* asker.c; the lock is held */
+
+struct asker *asker_of(uid_t uid);
+/* Free an asker that has nothing. */
+void asker_release(struct asker *asker);
+/* Return 0, or the errno of a request that would be one too many. */
+int asker_admit_job(const struct asker *asker, const struct user *user);
+int asker_admit_listing(const struct asker *asker);
+void asker_begin(struct asker *asker);
+void asker_end(struct asker *asker);
+/* Count a request for another user's keeper. False: it is for the asker's own, or has no bound. */
+bool asker_begin_job(struct asker *asker, struct user *user);
+
+/* forget.c, listing.c: threads of the service */
+
+void *forget_groups(void *unused);
+void *read_folders(void *unused);
+
 /* jobs.c */
 
 /* Give a request to the user's thread; answers it with an error when that cannot be. */
 void job_post(uid_t uid, struct group *group, job_fn run, fuse_req_t req, fuse_ino_t ino,
 	      const char *name, const struct fuse_file_info *fi);
-bool job_post_gather(uid_t uid, job_fn run, struct gather *gather);
+/* Add a listing's part to a question to the user's keeper; the lock is held. */
+bool job_post_part(uid_t uid, job_fn run, struct part *part);
 /* Return whether the request is still to be answered; then the caller must do so. */
 bool job_answers(struct job *job);
 void job_fail(struct job *job, int code);
 /* Note that the user's keeper did not answer; the lock is held. */
 void user_rests(struct user *user);
-/* Start a thread that answers requests whose time is over. */
+/* Start the service's own threads. One of them answers requests whose time is over. 0 or an errno.
+ */
 int jobs_watch(void);
 
 /* ask.c: questions to a keeper, from its user's thread. Return: 0 or a descriptor, or a negative
@@ -186,7 +241,21 @@ int ask_list(uid_t uid, struct tmesh_keeper_row **rows, uint32_t *count, uint64_
 
 /* folder.c: what a folder shows, while it is open. */
 
-struct folder;
+struct folder {
+	/* Of a group. */
+	struct group *group;
+	struct table *table;
+	fuse_ino_t ino;
+	struct user *user;   /* whose names a user's folder lists */
+	struct asker *asker; /* who has the root open */
+	/* The other folders list names, one behind the other. */
+	char *names;
+	size_t length, room;
+	uint32_t count;
+};
+
+bool folder_add(struct folder *folder, const char *name);
+bool folder_has(const struct folder *folder, const char *name);
 void folder_open_root(fuse_req_t req, const struct fuse_file_info *fi);
 void folder_open_user(struct job *job);
 void folder_open(fuse_req_t req, struct job *job, struct group *group, struct table *table,

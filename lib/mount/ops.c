@@ -75,7 +75,7 @@ static void find_group(struct job *job)
 	struct table *table = NULL;
 	struct tmesh_keeper_row row;
 	struct group *group;
-	bool known;
+	bool known, full;
 	int rc = ask_find(job->user->uid, job->name, &row, NULL, job->deadline);
 
 	if (rc) {
@@ -85,11 +85,13 @@ static void find_group(struct job *job)
 	pthread_mutex_lock(&tree.lock);
 	group = group_of(job->user, &row);
 	known = group && group->table;
+	full = job->user->groups >= GROUPS_KNOWN;
+	group_crowd(job->user);
 	if (group)
 		group->lookups++; /* this call's */
 	pthread_mutex_unlock(&tree.lock);
 	if (!group) {
-		job_fail(job, ENOMEM);
+		job_fail(job, full ? EMFILE : ENOMEM);
 		return;
 	}
 	if (!known)

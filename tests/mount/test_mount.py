@@ -15,6 +15,7 @@ import tempfile
 
 sys.path[:0] = [os.path.dirname(os.path.abspath(__file__))]
 from mounts import FULL, Mount, OTHER, PROGRAM, a_model, as_user, end_keeper_of, errno_of, expected_way, keep_as, read, tree_of
+import test_floods
 import test_hostile
 import test_keep
 import test_loader
@@ -223,7 +224,7 @@ def test_places(folder):
 
 
 TESTS = [test_tree, test_names, test_random_reader, test_replaced_and_dropped, test_held, test_modes, test_places,
-         *test_hostile.TESTS, *test_outside.TESTS, *test_loader.TESTS]
+         *test_hostile.TESTS, *test_floods.TESTS, *test_outside.TESTS, *test_loader.TESTS]
 
 
 def main():
