@@ -190,7 +190,7 @@ void calls_wake(struct calls *calls)
 	atomic_store(&calls->shared->watch->asleep, 0);
 	atomic_fetch_add(&calls->shared->watch->beat, 1);
 	/* Wake the supervisor, which now looks often. A full notifier is signalled already. */
-	if (write(calls->shared->notifier, &one, sizeof(one)) < 0 && errno != EAGAIN)
+	if (write(calls->shared->wake, &one, sizeof(one)) < 0 && errno != EAGAIN)
 		_exit(1);
 }
 

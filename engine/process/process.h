@@ -50,10 +50,11 @@ struct watch {
 struct shared {
 	struct watch *watch;
 	struct engine_status *status;
-	int notifier; /* an eventfd that the engine's process writes when it wakes */
-	int question; /* an eventfd that the supervisor writes to see whether it wakes */
-	int broker;   /* a socket on which the supervisor hands over connections */
-	int folder;   /* the engine's own folder in the runtime directory */
+	/* The engine's end of a socket pair. Either side writes there to wake the other one. Each
+	 * side has a file of its own, so that flags which the engine sets bind the engine alone. */
+	int wake;
+	int broker; /* a socket on which the supervisor hands over connections */
+	int folder; /* the engine's own folder in the runtime directory */
 };
 
 /* supervise.c: serve until a signal or the end of the input. Return: the exit status. */

@@ -130,7 +130,7 @@ static void server_look(struct server *server, int timeout)
 	int found;
 
 	server->fds[0] = (struct pollfd){.fd = rests ? -1 : server->listener, .events = POLLIN};
-	server->fds[1] = (struct pollfd){.fd = server->shared->question, .events = POLLIN};
+	server->fds[1] = (struct pollfd){.fd = server->shared->wake, .events = POLLIN};
 	for (uint32_t i = 0; i < count; i++) {
 		struct pollfd *fds = &server->fds[FIXED + 2 * i];
 
@@ -148,7 +148,7 @@ static void server_look(struct server *server, int timeout)
 	if (found <= 0)
 		return;
 	/* Being awake answers the supervisor's question. */
-	if (server->fds[1].revents && read(server->shared->question, &asked, sizeof(asked)) < 0)
+	if (server->fds[1].revents && read(server->shared->wake, &asked, sizeof(asked)) < 0)
 		errno = 0;
 	/* Backwards, because drop() moves the last client to the free index. The second thread
 	 * reads from the client's socket. */

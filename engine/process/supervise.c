@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -39,6 +38,9 @@
 #define END_TRIES 50
 #define END_MS 100
 
+/* The most messages of the engine in a row, because the supervisor has other work too. */
+#define MESSAGES 16
+
 enum phase {
 	RUNS,
 	STARTS, /* a process exists but does not accept connections yet */
@@ -52,6 +54,7 @@ struct supervisor {
 	struct lateness lateness;
 	int signals;
 	int ready; /* of a starting process, or -1 */
+	int wake;  /* of a process, or -1 */
 	int broker;
 	pid_t pid;
 	enum phase phase;
@@ -141,24 +144,16 @@ static int share(struct supervisor *own)
 		return complain("memory that is shared with the engine's process");
 	own->shared = (struct shared){.watch = watch,
 				      .status = own->place.status,
-				      .notifier = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
-				      .question = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+				      .wake = -1,
 				      .broker = -1,
 				      .folder = own->place.folder};
-	if (own->shared.notifier < 0 || own->shared.question < 0)
-		return complain("what the engine's process and its supervisor wake each other by");
 	return 0;
 }
 
 /* Become the engine's process: drop the supervisor's own descriptors and signals. */
-static _Noreturn void become(struct supervisor *own, pid_t parent, int ready, int broker)
+static _Noreturn void become(struct supervisor *own, pid_t parent, int ready, int wake, int broker)
 {
-	int kept[] = {own->place.listener,
-		      own->place.folder,
-		      own->shared.notifier,
-		      own->shared.question,
-		      ready,
-		      broker};
+	int kept[] = {own->place.listener, own->place.folder, ready, wake, broker};
 	sigset_t none;
 
 	/* End with the supervisor, because no one would watch this process. */
@@ -171,48 +166,9 @@ static _Noreturn void become(struct supervisor *own, pid_t parent, int ready, in
 	signal(SIGINT, SIG_IGN);
 	if (shed_terminal() || shed_descriptors(kept, sizeof(kept) / sizeof(*kept)))
 		_exit(1);
+	own->shared.wake = wake;
 	own->shared.broker = broker;
 	serve(own->options, own->place.listener, ready, &own->shared);
-}
-
-static void empty(int eventfd)
-{
-	uint64_t count;
-
-	if (read(eventfd, &count, sizeof(count)) < 0)
-		errno = 0;
-}
-
-/* Start a process with its own pipe and socket. */
-static int fork_engine(struct supervisor *own)
-{
-	pid_t parent = getpid();
-	int ready[2], ends[2];
-
-	if (pipe2(ready, O_CLOEXEC | O_NONBLOCK))
-		return -errno;
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) {
-		close(ready[0]);
-		close(ready[1]);
-		return -errno;
-	}
-	memset((void *)own->shared.watch, 0, sizeof(*own->shared.watch));
-	empty(own->shared.notifier);
-	empty(own->shared.question);
-	own->pid = fork();
-	if (!own->pid)
-		become(own, parent, ready[1], ends[1]);
-	close(ready[1]);
-	close(ends[1]);
-	if (own->pid > 0) {
-		own->ready = ready[0];
-		own->broker = ends[0];
-		return 0;
-	}
-	own->pid = 0;
-	close(ready[0]);
-	close(ends[0]);
-	return -errno;
 }
 
 static void close_fd(int *fd)
@@ -220,6 +176,74 @@ static void close_fd(int *fd)
 	if (*fd >= 0)
 		close(*fd);
 	*fd = -1;
+}
+
+/* Take the messages that woke the supervisor. The engine may send more at any time. */
+static void take_wakes(struct supervisor *own)
+{
+	uint64_t message;
+	ssize_t got = 1;
+
+	for (int i = 0; got > 0 && i < MESSAGES; i++)
+		got = recv(own->wake, &message, sizeof(message), MSG_DONTWAIT);
+	/* The engine has closed its end, and poll() would report that for ever. */
+	if (!got || (got < 0 && errno != EAGAIN && errno != EINTR))
+		close_fd(&own->wake);
+}
+
+/* The supervisor's end and the engine's of what a process has for itself. */
+struct ends {
+	int ready[2], wake[2], broker[2];
+};
+
+static void close_ends(struct ends *ends, int side)
+{
+	close_fd(&ends->ready[side]);
+	close_fd(&ends->wake[side]);
+	close_fd(&ends->broker[side]);
+}
+
+static int make_ends(struct ends *ends)
+{
+	const int type = SOCK_SEQPACKET | SOCK_CLOEXEC;
+	int rc = 0;
+
+	*ends = (struct ends){{-1, -1}, {-1, -1}, {-1, -1}};
+	if (pipe2(ends->ready, O_CLOEXEC | O_NONBLOCK) ||
+	    socketpair(AF_UNIX, type | SOCK_NONBLOCK, 0, ends->wake) ||
+	    socketpair(AF_UNIX, type, 0, ends->broker))
+		rc = -errno;
+	if (rc) {
+		close_ends(ends, 0);
+		close_ends(ends, 1);
+	}
+	return rc;
+}
+
+/* Start a process with its own pipe and sockets. */
+static int fork_engine(struct supervisor *own)
+{
+	pid_t parent = getpid();
+	struct ends ends;
+	int rc = make_ends(&ends);
+
+	if (rc)
+		return rc;
+	memset((void *)own->shared.watch, 0, sizeof(*own->shared.watch));
+	own->pid = fork();
+	if (!own->pid)
+		become(own, parent, ends.ready[1], ends.wake[1], ends.broker[1]);
+	rc = own->pid < 0 ? -errno : 0;
+	close_ends(&ends, 1);
+	if (!rc) {
+		own->ready = ends.ready[0];
+		own->wake = ends.wake[0];
+		own->broker = ends.broker[0];
+		return 0;
+	}
+	own->pid = 0;
+	close_ends(&ends, 0);
+	return rc;
 }
 
 /* Rest without a process, longer after more deaths. */
@@ -357,7 +381,10 @@ static int bury(struct supervisor *own)
 	/* It may have sent the reason. */
 	if (own->ready >= 0)
 		hear_ready(own);
+	close_fd(&own->wake);
 	close_fd(&own->broker);
+	/* The listener is a file that the process shared. */
+	fcntl(own->place.listener, F_SETFL, O_RDWR | O_NONBLOCK);
 	if (own->phase == RUNS)
 		tell_death(own, pid, how);
 	if (own->phase == STARTS) {
@@ -432,8 +459,8 @@ static int check_time(struct supervisor *own, int *status)
 		const uint64_t one = 1;
 
 		own->lateness.asks = false;
-		if (write(own->shared.question, &one, sizeof(one)) < 0)
-			errno = 0;
+		if (own->wake >= 0)
+			send(own->wake, &one, sizeof(one), MSG_DONTWAIT | MSG_NOSIGNAL);
 	}
 	return tmesh_poll_ms(until);
 }
@@ -455,7 +482,7 @@ static int watch_over(struct supervisor *own)
 		struct pollfd fds[] = {
 			{.fd = own->signals, .events = POLLIN},
 			{.fd = own->options->with_input ? STDIN_FILENO : -1, .events = POLLIN},
-			{.fd = own->shared.notifier, .events = POLLIN},
+			{.fd = own->wake, .events = POLLIN},
 			{.fd = own->ready, .events = POLLIN},
 			{.fd = own->phase == RUNS ? own->broker : -1, .events = POLLIN},
 		};
@@ -470,7 +497,7 @@ static int watch_over(struct supervisor *own)
 		if (own->ends || (fds[1].revents && input_ended()))
 			return 0;
 		if (fds[2].revents)
-			empty(own->shared.notifier);
+			take_wakes(own);
 		if (fds[3].revents)
 			hear_ready(own);
 		if (fds[4].revents && !broker_serve(own->broker, own->place.dir))
@@ -508,8 +535,12 @@ static uint64_t longest_of(const struct options *options)
 
 int supervise(const struct options *options)
 {
-	struct supervisor own = {
-		.options = options, .place = PLACE_NONE, .signals = -1, .ready = -1, .broker = -1};
+	struct supervisor own = {.options = options,
+				 .place = PLACE_NONE,
+				 .signals = -1,
+				 .ready = -1,
+				 .wake = -1,
+				 .broker = -1};
 	struct tmesh_error err;
 	int status;
 

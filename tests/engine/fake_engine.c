@@ -27,6 +27,7 @@
  * there is such a file, and "fails:FILE" does not begin when there is.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -234,6 +235,14 @@ static void damage(const char *how)
 		fclose(maps);
 }
 
+/* Have reads and writes of all descriptors wait, also of those that the supervisor shares. */
+static _Noreturn void unblock_and_crash(void)
+{
+	for (int fd = 3; fd < 1024; fd++)
+		fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+	abort();
+}
+
 static int run(void *data, struct tmesh_error *err)
 {
 	struct binding *binding = data;
@@ -244,6 +253,8 @@ static int run(void *data, struct tmesh_error *err)
 		return -EIO;
 	if (!strcmp(binding->session->mode, "foreign"))
 		probe_foreign();
+	if (!strcmp(binding->session->mode, "unblocks"))
+		unblock_and_crash();
 	if (!strcmp(binding->session->mode, "crashes"))
 		abort();
 	if (!strcmp(binding->session->mode, "hangs") || !strcmp(binding->session->mode, "long") ||

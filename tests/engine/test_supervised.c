@@ -316,6 +316,27 @@ static void test_damaged(void **state)
 	assert_nothing_left();
 }
 
+/* The engine has the reads of all its descriptors wait, and dies: the supervisor waits for none. */
+static void test_unblocked(void **state)
+{
+	struct tmesh_engine_graph *graph;
+	struct fixture fix;
+
+	start("--limit=600", true);
+	join(&fix);
+	assert_ok(tmesh_engine_graph_open(fix.context, file("unblocks", "unblocks"), NULL, &graph,
+					  err));
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(tmesh_engine_dispatch(graph, fix.inputs, 2, fix.outputs, 1, NULL),
+				 -EPIPE);
+		assert_works(&fix);
+	}
+	tmesh_engine_graph_unref(graph);
+	leave(&fix);
+	assert_ends(SIGTERM);
+	assert_nothing_left();
+}
+
 static uint64_t now_ns(void)
 {
 	struct timespec now;
@@ -435,6 +456,7 @@ int main(void)
 		cmocka_unit_test(test_hang_outside),
 		cmocka_unit_test(test_hang_awake),
 		cmocka_unit_test(test_damaged),
+		cmocka_unit_test(test_unblocked),
 		cmocka_unit_test(test_stopped_together),
 		cmocka_unit_test(test_killed),
 	};
