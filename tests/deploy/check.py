@@ -23,7 +23,7 @@ from tap import Tap
 HERE = machine.TOP / "tests/deploy"
 KERNEL = "6.12"
 PAGES = ("systemd", "web-servers", "notebooks", "containers", "shared-machines", "upgrade", "monitoring")
-CONTAINER = ["unshare", "--mount", "--pid", "--cgroup", "--uts", "--ipc", "--fork", "--kill-child"]
+CONTAINER = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
 LIMIT_S = 1800
 DEVICES = ("virtio_pci", "virtio_blk", "virtio_rng", "crc32c_generic", "crc32_generic", "ext4", "overlay", "autofs4")
 
@@ -41,7 +41,7 @@ def newer(debs, folder):
         control = tree / "DEBIAN/control"
         version = sh("dpkg-deb", "-f", deb, "Version").strip()
         control.write_text(control.read_text().replace(f"Version: {version}", "Version: 99").replace(f"(= {version})", "(= 99)"))
-        sh("dpkg-deb", "--root-owner-group", "-b", tree, folder)
+        sh("dpkg-deb", "--root-owner-group", "-Znone", "-b", tree, folder)
         sh("rm", "-rf", tree)
 
 

@@ -1,32 +1,51 @@
 # SPDX-License-Identifier: MIT
 #
-# container.sh ROOT FOLDER: run a Debian root's systemd in namespaces of this process, with the files of FOLDER/tree. Changes of
-# the root are kept in memory. The caller has made the namespaces.
+# container.sh ROOT FOLDER: run a Debian root's systemd in namespaces, with the files of FOLDER/tree. Changes of the root are kept in
+# memory until this program ends. It starts systemd again while FOLDER/tree/restart is there. The caller has made a mount namespace.
 set -eu
 root=$1 folder=$2
-mount -t tmpfs tmpfs "$folder/upper"
-mkdir "$folder/upper/changes" "$folder/upper/work" "$folder/upper/merged"
-mount -t overlay overlay -o "lowerdir=$root,upperdir=$folder/upper/changes,workdir=$folder/upper/work" "$folder/upper/merged"
-cd "$folder/upper/merged"
-mount -t proc proc proc
-mount --rbind /sys sys
-mount --rbind /dev dev
-mount -t tmpfs tmpfs run
-umount -R sys/fs/cgroup
-mount -t cgroup2 cgroup2 sys/fs/cgroup
-mkdir -p tmesh
-mount --bind "$folder/tree" tmesh
-mount --bind "$folder/cmdline" proc/cmdline
-# Services of the root's packages start when a page starts them.
-rm -f etc/systemd/system/*.target.wants/*.service etc/systemd/system/*.target.wants/*.timer
-sed 's|append:/dev/ttyS1|append:/tmesh/results|' tmesh/tests/deploy/follow.service >etc/systemd/system/follow.service
-mkdir -p etc/systemd/system/multi-user.target.wants
-ln -s ../follow.service etc/systemd/system/multi-user.target.wants/
-# The machine's own devices and terminals are no matter of this one.
-for unit in systemd-udevd systemd-udev-trigger console-getty getty@tty1; do
-	ln -sf /dev/null "etc/systemd/system/$unit.service"
+
+# Run once: make the machine's disk.
+install() {
+	mount -t tmpfs tmpfs "$folder/upper"
+	mkdir "$folder/upper/changes" "$folder/upper/work" "$folder/upper/merged"
+	mount -t overlay overlay -o "lowerdir=$root,upperdir=$folder/upper/changes,workdir=$folder/upper/work" "$folder/upper/merged"
+	cd "$folder/upper/merged"
+	mkdir -p tmesh before
+	# Services of the root's packages start when a page starts them.
+	rm -f etc/systemd/system/*.target.wants/*.service etc/systemd/system/*.target.wants/*.timer
+	sed 's|append:/dev/ttyS1|append:/tmesh/results|' "$folder/tree/tests/deploy/follow.service" >etc/systemd/system/follow.service
+	mkdir -p etc/systemd/system/multi-user.target.wants
+	ln -s ../follow.service etc/systemd/system/multi-user.target.wants/
+	# The machine's own devices and terminals are no matter of this one.
+	for unit in systemd-udevd systemd-udev-trigger console-getty getty@tty1; do
+		ln -sf /dev/null "etc/systemd/system/$unit.service"
+	done
+}
+
+# Run for each start, in namespaces of its own.
+start() {
+	cd "$folder/upper/merged"
+	mount -t proc proc proc
+	mount --rbind /sys sys
+	mount --rbind /dev dev
+	# A page fills it.
+	mount -t tmpfs -o size=256M tmpfs run
+	umount -R sys/fs/cgroup
+	mount -t cgroup2 cgroup2 sys/fs/cgroup
+	mount --bind "$folder/tree" tmesh
+	mount --bind "$folder/cmdline" proc/cmdline
+	# Not by chroot: a process in one may not make a user namespace, as services with PrivateUsers= do.
+	pivot_root . before
+	exec /usr/sbin/chroot . /bin/sh -c 'umount -l /before && exec /usr/bin/env container=tmesh "$@"' sh /lib/systemd/systemd --show-status=0 --log-target=console
+}
+
+if [ "${3-}" ]; then
+	start
+fi
+install
+while :; do
+	status=0
+	unshare --mount --pid --cgroup --uts --ipc --fork --kill-child sh "$0" "$root" "$folder" start || status=$?
+	[ -e "$folder/tree/restart" ] || exit $status
 done
-# Not by chroot: a process in one may not make a user namespace, as services with PrivateUsers= do.
-mkdir -p before
-pivot_root . before
-exec /usr/sbin/chroot . /bin/sh -c 'umount -l /before && exec /usr/bin/env container=tmesh "$@"' sh /lib/systemd/systemd --show-status=0 --log-target=console
