@@ -15,6 +15,7 @@ import monitoring
 import packages
 import python_source
 import wheel
+import yesterday
 from cache import locked
 from tap import Tap
 
@@ -30,6 +31,7 @@ def main():
     if boot.length() == "full":
         with locked(boot.BUILD / "packaging"):
             built = boot.BUILD / "packaging" / "wheel"
+            yesterday.run(tap)
             wheel.build(tap, built)
             for release in releases.RELEASES:
                 wheel.run(tap, release, built)
