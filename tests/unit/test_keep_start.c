@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT
+/* Programs in the keeper's place that do not start as it does: each wait for them has an end. */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+
+static uint64_t longest_ns;
+
+#define LONGEST_START_NS longest_ns
+#define TMESH_KEEPER_PATH "/nowhere/tmesh-keeper"
+#include "../../lib/keep_start.c"
+
+static char folder[] = "/tmp/tmesh-start-XXXXXX";
+
+/* Make a keeper of a shell script. */
+static void keeper_is(const char *script)
+{
+	char path[64];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/keeper", folder);
+	unlink(path);
+	file = fopen(path, "we");
+	assert_non_null(file);
+	fprintf(file, "#!/bin/sh\n%s\n", script);
+	assert_int_equal(fchmod(fileno(file), 0700), 0);
+	assert_int_equal(fclose(file), 0);
+	setenv("TMESH_KEEPER", path, 1);
+}
+
+static void assert_no_child(void)
+{
+	assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+	assert_int_equal(errno, ECHILD);
+}
+
+/* Return the process that the script noted. */
+static pid_t noted(void)
+{
+	char path[64];
+	FILE *file;
+	int pid;
+
+	snprintf(path, sizeof(path), "%s/pid", folder);
+	file = fopen(path, "re");
+	assert_non_null(file);
+	assert_int_equal(fscanf(file, "%d", &pid), 1);
+	fclose(file);
+	return pid;
+}
+
+static int connected(struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	int fd;
+
+	return tmesh_keeper_connect(ctx, true, &fd, err);
+}
+
+/* It says nothing and does not end; with its output closed, too. It is killed. */
+static void test_silent(void **state)
+{
+	static const char *const scripts[] = {"exec sleep 1000", "exec sleep 1000 >&-"};
+
+	for (size_t i = 0; i < 2; i++) {
+		keeper_is(scripts[i]);
+		longest_ns = 200000000;
+		assert_refused(connected(*state, err), -ETIMEDOUT, "did not start within");
+		assert_no_child();
+	}
+}
+
+/* It ends, and a child of it has the pipe that it was to speak by. */
+static void test_left_behind(void **state)
+{
+	longest_ns = 4000000000;
+	keeper_is("sleep 1000 & echo $! >${0%/*}/pid; exit 1");
+	assert_refused(connected(*state, err), -ENOENT, "could not start");
+	assert_int_equal(kill(noted(), SIGKILL), 0);
+}
+
+/* A signal's handler of the program runs meanwhile. */
+static void nothing(int number)
+{
+	(void)number;
+}
+
+static void test_interrupted(void **state)
+{
+	struct sigaction old, act = {.sa_handler = nothing};
+	const struct itimerval often = {{0, 20000}, {0, 20000}}, never = {0};
+
+	keeper_is("exec sleep 1000");
+	longest_ns = 500000000;
+	sigaction(SIGALRM, &act, &old);
+	setitimer(ITIMER_REAL, &often, NULL);
+	assert_refused(connected(*state, err), -ETIMEDOUT, "did not start within");
+	setitimer(ITIMER_REAL, &never, NULL);
+	sigaction(SIGALRM, &old, NULL);
+	assert_no_child();
+}
+
+static int set_up(void **state)
+{
+	return !mkdtemp(folder) || unit_ctx_setup(state);
+}
+
+static int tear_down(void **state)
+{
+	char command[96];
+
+	snprintf(command, sizeof(command), "rm -rf %s", folder);
+	return unit_ctx_teardown(state) || system(command);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_silent),
+		cmocka_unit_test(test_left_behind),
+		cmocka_unit_test(test_interrupted),
+	};
+
+	return cmocka_run_group_tests_name("keep start", tests, set_up, tear_down);
+}
