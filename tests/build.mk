@@ -33,6 +33,7 @@ HOST_SUITES = \
 	format-check \
 	sim-check \
 	unit-check \
+	unit-bare-check \
 	unit-asan-check \
 	unit-tsan-check \
 	grown-check \
@@ -65,6 +66,7 @@ LANGUAGE_SUITES = \
 	vocabulary-check \
 	words-check \
 	python-check \
+	python-bare-check \
 	python-arrow-check \
 	beam-check \
 	beam-dialyzer \

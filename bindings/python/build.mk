@@ -58,6 +58,10 @@ $(VENV)/loky.stamp: $(VENV)/venv.stamp
 		$(VPYTHON) -m pip install --quiet --disable-pip-version-check loky || true
 	@touch $@
 
+BARE_PYTHON := runtime_dir sharing slots $(if $(filter full,$(TMESH_TEST_LENGTH)),bundle channel in_transit process queue seal shared_memory tensor)
+python-bare-check: $(VENV)/tmesh.stamp ## Run tests of the Python package without any variable that it reads.
+	$(call bare,$$bare $(VPYTHON) -P -m pytest --tap --bare $(BARE_PYTHON:%=$(PYTHON_DIR)/tests/test_%.py))
+
 # The keeper of this build keeps the tests' regions.
 python-check python-arrow-check python-current-check python-transformers-check python-model-check: export TMESH_KEEPER = $(abspath $(B)/tmesh-keeper)
 python-check python-arrow-check python-current-check python-transformers-check python-model-check: $(B)/tmesh-keeper
@@ -335,5 +339,5 @@ python-manylinux: ## [Package] Build a wheel for glibc 2.28 and later in build/d
 python-types: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp ## Check the Python package with mypy.
 	cd $(VENV) && bin/python -P -m mypy --strict --allow-any-generics -p tmesh
 
-.PHONY: python python-lists python-parts python-check python-arrow python-arrow-check python-current-check python-dist \
+.PHONY: python python-lists python-parts python-check python-bare-check python-arrow python-arrow-check python-current-check python-dist \
 	python-manylinux python-types

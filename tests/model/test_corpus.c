@@ -20,7 +20,7 @@ static unsigned int loaded, refused;
 
 static unsigned int shared_loads(void)
 {
-	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	DIR *dir = opendir(unit_runtime_dir());
 	unsigned int count = 0;
 	struct dirent *entry;
 

@@ -139,7 +139,7 @@ static void test_another(void **state)
 static void test_no_directory(void **state)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
-	const char *dir = getenv("TMESH_RUNTIME_DIR");
+	const char *dir = unit_runtime_dir();
 	struct tmesh_model_report report;
 	struct tmesh_model *model;
 	struct tmesh_ctx *ctx;
@@ -203,7 +203,7 @@ static void test_forked(void **state)
 /* The files of shared loads, and one of their names. */
 static unsigned int shared_loads(char name[256])
 {
-	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	DIR *dir = opendir(unit_runtime_dir());
 	unsigned int count = 0;
 	struct dirent *entry;
 
@@ -223,7 +223,7 @@ static int shared_load_file(const char *name, int flags)
 	char file[600];
 	int fd;
 
-	snprintf(file, sizeof(file), "%s/%s", getenv("TMESH_RUNTIME_DIR"), name);
+	snprintf(file, sizeof(file), "%s/%s", unit_runtime_dir(), name);
 	fd = open(file, flags | O_CLOEXEC, 0600);
 	assert_true(fd >= 0);
 	return fd;
@@ -251,7 +251,7 @@ static bool is_there(const char *name)
 {
 	char file[600];
 
-	snprintf(file, sizeof(file), "%s/%s", getenv("TMESH_RUNTIME_DIR"), name);
+	snprintf(file, sizeof(file), "%s/%s", unit_runtime_dir(), name);
 	return access(file, F_OK) == 0;
 }
 
@@ -274,7 +274,7 @@ static void test_other_backend(void **state)
 	assert_true(is_there("model-other.shared"));
 	assert_false(is_there("model-own.shared"));
 	assert_false(is_there("model-earlier.shared"));
-	snprintf(file, sizeof(file), "%s/model-other.shared", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(file, sizeof(file), "%s/model-other.shared", unit_runtime_dir());
 	assert_int_equal(unlink(file), 0);
 	tmesh_ctx_unref(ctx);
 }

@@ -105,7 +105,7 @@ static unsigned int files_in(const char *path)
 
 static unsigned int shared_loads(void)
 {
-	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	DIR *dir = opendir(unit_runtime_dir());
 	unsigned int count = 0;
 	struct dirent *entry;
 
@@ -448,7 +448,7 @@ static void test_no_flight(void **state)
 {
 	struct tmesh_model_report report = {.size = sizeof(report)};
 	struct tmesh_model *model;
-	const char *dir = getenv("TMESH_RUNTIME_DIR");
+	const char *dir = unit_runtime_dir();
 
 	assert_int_equal(chmod(dir, 0755), 0);
 	assert_ok(tmesh_model_load(ctx, model_path, NULL, &model, err));

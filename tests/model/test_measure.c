@@ -82,7 +82,7 @@ static int make_model(void **state)
 		return -1;
 	close(fd);
 	free(data);
-	snprintf(rates, sizeof(rates), "%s/rates-%llx-%d", getenv("TMESH_RUNTIME_DIR"),
+	snprintf(rates, sizeof(rates), "%s/rates-%llx-%d", unit_runtime_dir(),
 		 (unsigned long long)st.st_dev,
 		 unit_on_kernel() ? TMESH_BACKEND_KERNEL : TMESH_BACKEND_MEMFD);
 	return 0;

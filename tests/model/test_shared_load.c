@@ -72,7 +72,7 @@ static int remove_model(void **state)
 
 static unsigned int shared_loads(void)
 {
-	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	DIR *dir = opendir(unit_runtime_dir());
 	unsigned int count = 0;
 	struct dirent *entry;
 
@@ -685,7 +685,7 @@ static void test_takes(void **state)
 
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_model_load(ctx, model_path, NULL, &one, err));
-	dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	dir = opendir(unit_runtime_dir());
 	while (fd < 0 && (entry = readdir(dir))) {
 		if (strstr(entry->d_name, ".shared"))
 			fd = openat(dirfd(dir), entry->d_name, O_RDWR | O_CLOEXEC);
@@ -720,11 +720,11 @@ static void test_damaged(void **state)
 
 		assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 		assert_ok(tmesh_model_load(ctx, model_path, NULL, &one, err));
-		dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+		dir = opendir(unit_runtime_dir());
 		while ((entry = readdir(dir))) {
 			if (strstr(entry->d_name, ".shared"))
-				snprintf(path, sizeof(path), "%s/%.64s",
-					 getenv("TMESH_RUNTIME_DIR"), entry->d_name);
+				snprintf(path, sizeof(path), "%s/%.64s", unit_runtime_dir(),
+					 entry->d_name);
 		}
 		closedir(dir);
 		fd = open(path, O_RDWR | O_CLOEXEC);

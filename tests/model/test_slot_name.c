@@ -615,7 +615,7 @@ int main(void)
 	};
 	int failed, fd;
 
-	snprintf(dir, sizeof(dir), "%s", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(dir, sizeof(dir), "%s", unit_runtime_dir());
 	if (tmesh_ctx_open(NULL, &ctx, NULL) || tmesh_ctx_runtime_dir(ctx, &fd, NULL))
 		return 1;
 	close(fd);

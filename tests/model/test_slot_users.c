@@ -225,7 +225,7 @@ int main(void)
 		return UNIT_SKIP(tests, "only root can be another user, too");
 	if (!mkdtemp(elsewhere) || chmod(elsewhere, 0777))
 		return 1;
-	snprintf(own_dir, sizeof(own_dir), "%s", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(own_dir, sizeof(own_dir), "%s", unit_runtime_dir());
 	failed = cmocka_run_group_tests_name("slot users", tests, setup, teardown);
 	snprintf(command, sizeof(command), "rm -rf %s", elsewhere);
 	return system(command) || failed;

@@ -219,7 +219,7 @@ static void test_noise(void **state)
 
 static int shared_load_file(void)
 {
-	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	DIR *dir = opendir(unit_runtime_dir());
 	struct dirent *entry;
 	int fd = -1;
 
@@ -293,7 +293,7 @@ static void test_used(void **state)
 
 static unsigned int shared_loads(void)
 {
-	DIR *dir = opendir(getenv("TMESH_RUNTIME_DIR"));
+	DIR *dir = opendir(unit_runtime_dir());
 	unsigned int count = 0;
 	struct dirent *entry;
 

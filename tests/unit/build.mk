@@ -40,7 +40,7 @@ endef
 
 # These programs test memfds alone, or no memory at all. On the module they would only repeat the same, ten
 # times slower.
-UNIT_ANY_BACKEND := test_copy test_failures test_index test_keep test_keep_files test_keep_hostile test_kept_lent test_layout test_memfd_file test_ref
+UNIT_ANY_BACKEND := test_copy test_failures test_index test_keep test_keep_files test_keep_hostile test_keep_start test_kept_lent test_layout test_memfd_file test_ref
 UNIT_NAMES_kernel = $(filter-out $(UNIT_ANY_BACKEND),$(UNIT_NAMES))
 
 # any_backend(programs): left out on the module
@@ -51,6 +51,19 @@ any_backend = $(if $(filter kernel,$(TMESH_BACKEND)),@for test in $(1); do \
 unit-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_NAMES)) ## Run libtmesh's unit tests.
 	$(call any_backend,$(UNIT_ANY_BACKEND))
 	$(call unit_run,plain,,$(or $(UNIT_NAMES_$(TMESH_BACKEND)),$(UNIT_NAMES)))
+
+# Programs that find the library's folder by themselves, as on a machine where no variable of tmesh's, XDG's or HOME is set. A new
+# TMPDIR keeps the folder from being this user's own. The keeper is found by a variable alone, as long as it is not installed.
+BARE_UNIT := $(if $(filter full,$(TMESH_TEST_LENGTH)),$(filter-out $(UNIT_KEEPS),$(UNIT_NAMES)),test_channel test_context test_foreign test_fork \
+	test_hold test_ref test_region test_rundir test_share test_strange_files test_strangers)
+# bare(commands, by "$$bare")
+define bare
+@tmp=$$(mktemp -d) && chmod 1777 "$$tmp" && trap 'rm -rf "$$tmp"' EXIT; \
+bare="env -i PATH=$$PATH LC_ALL=C.UTF-8 TMPDIR=$$tmp CMOCKA_MESSAGE_OUTPUT=TAP"; $(1)
+endef
+
+unit-bare-check: $(addprefix $(UNIT_OUT)/plain/,$(BARE_UNIT)) ## Run libtmesh's unit tests without any variable that it reads.
+	$(call bare,status=0; for test in $^; do $$bare $$test || status=1; done; exit $$status)
 
 unit-asan-check: $(addprefix $(UNIT_OUT)/asan/,$(UNIT_NAMES)) ## Run libtmesh's unit tests with the address sanitizer.
 	$(call unit_run,asan,,$(UNIT_NAMES))
@@ -95,4 +108,4 @@ lib-coverage: export TMESH_KEEPER := $(UNIT_KEEPER_plain)
 lib-coverage: $(addprefix $(UNIT_OUT)/cov/,$(UNIT_NAMES)) $(B)/tmesh-keeper ## Show which lines and branches of libtmesh its unit tests run.
 	@$(PYTHON) -B $(UNIT)/lib_coverage.py $(B)/lib-cov $(filter-out %/tmesh-keeper,$^)
 
-.PHONY: unit-check unit-asan-check unit-tsan-check unit-valgrind-check lib-coverage
+.PHONY: unit-check unit-bare-check unit-asan-check unit-tsan-check unit-valgrind-check lib-coverage

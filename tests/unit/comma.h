@@ -16,7 +16,7 @@
 static inline void comma_begin(void)
 {
 	char command[1024], folder[512];
-	const char *dir = getenv("TMESH_RUNTIME_DIR");
+	const char *dir = unit_runtime_dir();
 
 	snprintf(folder, sizeof(folder), "%s/locales", dir);
 	assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);

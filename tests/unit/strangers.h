@@ -77,8 +77,8 @@ static inline int dial(const char *token)
 	struct timeval patience = {.tv_sec = PATIENT_MS / 1000};
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
-		 getenv("TMESH_RUNTIME_DIR"), token + 5);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s", unit_runtime_dir(),
+		 token + 5);
 	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	return fd;

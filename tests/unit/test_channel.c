@@ -636,7 +636,7 @@ static void test_silent_sender(void **state)
 	message.tensor = tensor(p.ctx, 1);
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &p.other, err));
-	snprintf(link, sizeof(link), "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), p.token + 5);
+	snprintf(link, sizeof(link), "%s/%.32s.index", unit_runtime_dir(), p.token + 5);
 	assert_int_equal(unlink(link), 0);
 	tmesh_peers_drop(ctx);
 	pthread_mutex_lock(&p.ctx->lock);
@@ -670,7 +670,7 @@ static void test_late_region(void **state)
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &p.other, err));
 	/* By socket, which nobody answers at. */
-	snprintf(link, sizeof(link), "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), p.token + 5);
+	snprintf(link, sizeof(link), "%s/%.32s.index", unit_runtime_dir(), p.token + 5);
 	assert_int_equal(unlink(link), 0);
 	tmesh_peers_drop(ctx);
 	pthread_mutex_lock(&p.ctx->lock);

@@ -76,7 +76,7 @@ static int act(struct scene *s, struct tmesh_error *err)
 	for (int i = 0; i < 3; i++)
 		STEP(tmesh_region_open(s->client, token, TMESH_READ, &s->opened[i], err));
 	/* Without the link, as from another PID namespace. */
-	snprintf(link, sizeof(link), "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), token + 5);
+	snprintf(link, sizeof(link), "%s/%.32s.index", unit_runtime_dir(), token + 5);
 	unlink(link);
 	for (int i = 3; i < 5; i++)
 		STEP(tmesh_region_open(s->asker, token, TMESH_READ, &s->opened[i], err));

@@ -259,8 +259,7 @@ static void ask_producer(uint32_t version, unsigned int files, const char *word)
 	struct tmesh_region *region;
 	unsigned int before;
 
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", getenv("TMESH_RUNTIME_DIR"),
-		 name);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", unit_runtime_dir(), name);
 	snprintf(token, sizeof(token), "tm1m-%s-%s", name, name);
 	producer.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	assert_int_equal(bind(producer.listener, (struct sockaddr *)&address, sizeof(address)), 0);
@@ -330,6 +329,6 @@ int main(void)
 	};
 
 	signal(SIGPIPE, SIG_IGN);
-	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);
+	mkdir(unit_runtime_dir(), 0700);
 	return cmocka_run_group_tests_name("foreign", tests, NULL, NULL);
 }

@@ -430,7 +430,7 @@ static void test_log_forks(void **state)
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_ok(tmesh_region_create(ctx, 4096, NULL, &first, err));
 	assert_ok(tmesh_region_token(first, TMESH_READ, token, err));
-	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"), token + 5);
+	snprintf(path, sizeof(path), "%s/%.32s", unit_runtime_dir(), token + 5);
 	assert_int_equal(unlink(path), 0);
 	alarm(120);
 	/* The library looks from time to time. */

@@ -30,7 +30,7 @@ static int hold_false_region(mode_t type)
 	uid_t uid = geteuid();
 	gid_t gid = getegid();
 
-	snprintf(dir, sizeof(dir), "%s/false", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(dir, sizeof(dir), "%s/false", unit_runtime_dir());
 	snprintf(path, sizeof(path), "%s/memfd:tmesh:1:0123456789abcdef:1000:false", dir);
 	if ((mkdir(dir, 0700) && errno != EEXIST) || unshare(CLONE_NEWUSER | CLONE_NEWNS))
 		return -1;
@@ -162,7 +162,7 @@ int main(void)
 	const struct CMUnitTest users[] = {cmocka_unit_test(test_others_file)};
 	int failed;
 
-	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);
+	mkdir(unit_runtime_dir(), 0700);
 	failed = cmocka_run_group_tests_name("holders_strangers", tests, NULL, NULL);
 	failed += geteuid() ? UNIT_SKIP(users, "not root")
 			    : cmocka_run_group_tests_name("users", users, NULL, NULL);

@@ -275,7 +275,7 @@ static void test_not_started(void **state)
 	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, "could not start");
 	/* One that says it has started, and does not listen: the message is the command to try. */
 	setenv("TMESH_KEEPER", "/bin/true", 1);
-	snprintf(command, sizeof(command), "/bin/true %.60s", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(command, sizeof(command), "/bin/true %.60s", unit_runtime_dir());
 	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, command);
 	setenv("TMESH_KEEPER", keeper, 1);
 	assert_ok(tmesh_keep(*state, "a", &region, 1, NULL, err));

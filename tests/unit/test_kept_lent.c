@@ -277,7 +277,7 @@ static void kill_and_wait(pid_t pid)
 static void test_directories(void **state)
 {
 	char first[] = "/tmp/tmesh-lent-XXXXXX", second[] = "/tmp/tmesh-lent-XXXXXX";
-	char *before = strdup(getenv("TMESH_RUNTIME_DIR")), away[sizeof(first) + 5];
+	char *before = strdup(unit_runtime_dir()), away[sizeof(first) + 5];
 	pid_t keepers[4];
 
 	assert_non_null(mkdtemp(first));

@@ -25,7 +25,7 @@ char *secure_getenv(const char *name)
 static void test_relative_dir(void **state)
 {
 	char base[] = "/tmp/tmesh-unit-XXXXXX", before[4096], token[TMESH_TOKEN_SIZE], path[64];
-	char *set = strdup(getenv("TMESH_RUNTIME_DIR"));
+	char *set = strdup(unit_runtime_dir());
 	struct tmesh_region *region, *got;
 	struct tmesh_ctx *makers[2], *client;
 	struct stat st;
@@ -217,12 +217,12 @@ static void test_sweep(void **state)
 	/* Its link leads nowhere, or to the process that has its number now. */
 	assert_refused(tmesh_region_open(ctx, dead.token, TMESH_READ, &region, err), -ENOENT,
 		       "gone");
-	snprintf(path, sizeof(path), "%s/%.32s", getenv("TMESH_RUNTIME_DIR"), dead.token + 5);
+	snprintf(path, sizeof(path), "%s/%.32s", unit_runtime_dir(), dead.token + 5);
 	assert_int_equal(access(path, F_OK), 0);
 	/* Killed while it made another link; and a stranger's file in the same directory. */
 	snprintf(unfinished, sizeof(unfinished), "%s.new", path);
 	assert_int_equal(symlink("/", unfinished), 0);
-	snprintf(notes, sizeof(notes), "%s/notes", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(notes, sizeof(notes), "%s/notes", unit_runtime_dir());
 	close(open(notes, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
@@ -272,8 +272,7 @@ static void test_sweep_told(void **state)
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int told = 0, end = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x",
-		 getenv("TMESH_RUNTIME_DIR"), 1);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x", unit_runtime_dir(), 1);
 	assert_int_equal(bind(end, (struct sockaddr *)&address, sizeof(address)), 0);
 	close(end);
 	for (int i = 0; i < 2; i++) {
@@ -300,13 +299,13 @@ static void test_link_failed(void **state)
 	char path[512], unfinished[512];
 	int dir;
 
-	snprintf(path, sizeof(path), "%s/%s.index", getenv("TMESH_RUNTIME_DIR"), name);
+	snprintf(path, sizeof(path), "%s/%s.index", unit_runtime_dir(), name);
 	assert_ok(tmesh_rundir_open(ctx, &dir, err));
 	assert_int_equal(mkdir(path, 0700), 0);
 	assert_int_equal(tmesh_rundir_link(dir, name, 3), -EISDIR);
 	assert_int_equal(rmdir(path), 0);
 	/* Nor does anything that lies where it is made become one. */
-	snprintf(unfinished, sizeof(unfinished), "%s/%s.new", getenv("TMESH_RUNTIME_DIR"), name);
+	snprintf(unfinished, sizeof(unfinished), "%s/%s.new", unit_runtime_dir(), name);
 	assert_int_equal(symlink("/", unfinished), 0);
 	assert_int_equal(tmesh_rundir_link(dir, name, 3), -EEXIST);
 	assert_int_equal(access(path, F_OK), -1);
@@ -410,7 +409,7 @@ static void test_strange_links(void **state)
 	int dir, index;
 	pid_t pid;
 
-	snprintf(path, sizeof(path), "%s/%s.index", getenv("TMESH_RUNTIME_DIR"), name);
+	snprintf(path, sizeof(path), "%s/%s.index", unit_runtime_dir(), name);
 	assert_ok(tmesh_rundir_open(ctx, &dir, err));
 	for (size_t i = 0; i < sizeof(strange) / sizeof(strange[0]); i++) {
 		assert_int_equal(symlink(strange[i], path), 0);
@@ -449,8 +448,8 @@ static void test_sweep_among_many(void **state)
 	int sockets[ALL], left = 0;
 
 	for (int i = 0; i < ALL; i++) {
-		snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x",
-			 getenv("TMESH_RUNTIME_DIR"), i);
+		snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x", unit_runtime_dir(),
+			 i);
 		sockets[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 		assert_int_equal(bind(sockets[i], (struct sockaddr *)&address, sizeof(address)), 0);
 		if (i >= LIVE)
@@ -459,8 +458,8 @@ static void test_sweep_among_many(void **state)
 	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	for (int i = 0; i < ALL; i++) {
-		snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x",
-			 getenv("TMESH_RUNTIME_DIR"), i);
+		snprintf(address.sun_path, sizeof(address.sun_path), "%s/%032x", unit_runtime_dir(),
+			 i);
 		left += unlink(address.sun_path) == 0;
 		if (i < LIVE)
 			close(sockets[i]);

@@ -185,7 +185,7 @@ static void test_wrong_link(void **state)
 	asks_with(&p, target);
 	close(index);
 	/* A pipe with a name, which nobody writes to: an open would wait. */
-	snprintf(target, sizeof(target), "%s/fifo", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(target, sizeof(target), "%s/fifo", unit_runtime_dir());
 	assert_int_equal(mkfifo(target, 0600), 0);
 	fifo = open(target, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	assert_true(fifo >= 0);
@@ -656,7 +656,7 @@ static void test_other_user(void **state)
 /* Not even when the directory and then the socket are opened to him. */
 static void test_other_user_asks(void **state)
 {
-	const char *dir = getenv("TMESH_RUNTIME_DIR");
+	const char *dir = unit_runtime_dir();
 	struct producer p = producer_start();
 	char path[108];
 

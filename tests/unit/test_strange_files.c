@@ -34,8 +34,8 @@ static void test_link_to_any(void **state)
 
 	snprintf(token, sizeof(token), "tm1m-%s-%s", name, name);
 	assert_ok(tmesh_rundir_open(ctx, &dir, err));
-	snprintf(path, sizeof(path), "%s/locked", getenv("TMESH_RUNTIME_DIR"));
-	snprintf(pipe, sizeof(pipe), "%s/pipe", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(path, sizeof(path), "%s/locked", unit_runtime_dir());
+	snprintf(pipe, sizeof(pipe), "%s/pipe", unit_runtime_dir());
 	file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	assert_int_equal(mkfifo(pipe, 0600), 0);
 	fifo = open(pipe, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -154,7 +154,7 @@ static void test_entry_is_file(void **state)
 	assert_ok(tmesh_rundir_open(ctx, &dir, err));
 	assert_ok(tmesh_index_new(name, 1, 64, false, &index, err));
 	assert_ok(tmesh_region_create(holder, 100, NULL, &entry.region, err));
-	snprintf(there, sizeof(there), "%s/file", getenv("TMESH_RUNTIME_DIR"));
+	snprintf(there, sizeof(there), "%s/file", unit_runtime_dir());
 	file = open(there, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	assert_int_equal(dup2(file, entry.region->fd), entry.region->fd);
 	assert_ok(tmesh_index_add(&index, &entry, err));
@@ -186,6 +186,6 @@ int main(void)
 		cmocka_unit_test(test_entry_is_file),
 	};
 
-	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);
+	mkdir(unit_runtime_dir(), 0700);
 	return cmocka_run_group_tests_name("strange files", tests, NULL, NULL);
 }

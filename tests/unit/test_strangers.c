@@ -357,8 +357,7 @@ static void against(struct tmesh_ctx *ctx, const void *reply, size_t bytes, int 
 	char token[TMESH_TOKEN_SIZE];
 	unsigned int before;
 
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", getenv("TMESH_RUNTIME_DIR"),
-		 name);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", unit_runtime_dir(), name);
 	snprintf(token, sizeof(token), "tm1m-%s-%s", name, name);
 	fake.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	unlink(address.sun_path);
@@ -526,8 +525,7 @@ static void test_busy_server(void **state)
 	struct tmesh_region *region;
 	int many[8];
 
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", getenv("TMESH_RUNTIME_DIR"),
-		 name);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", unit_runtime_dir(), name);
 	snprintf(token, sizeof(token), "tm1m-%s-%s", name, name);
 	fake.listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	assert_int_equal(bind(fake.listener, (struct sockaddr *)&address, sizeof(address)), 0);
@@ -568,8 +566,7 @@ static void test_others_server(void **state)
 	int listener, ready[2], status, fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW);
 	pid_t child;
 
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", getenv("TMESH_RUNTIME_DIR"),
-		 name);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", unit_runtime_dir(), name);
 	snprintf(token, sizeof(token), "tm1m-%s-%s", name, name);
 	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
@@ -672,7 +669,7 @@ int main(void)
 
 	/* Writing to who has hung up is part of it. */
 	signal(SIGPIPE, SIG_IGN);
-	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);
+	mkdir(unit_runtime_dir(), 0700);
 	failed = cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
 	if (geteuid())
 		failed += UNIT_SKIP(others, "only root can become another user");

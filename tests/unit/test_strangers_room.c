@@ -107,7 +107,7 @@ static void test_open_without_room(void **state)
 	pid_t child = producer(&socket, token);
 
 	/* By socket, that is. */
-	snprintf(path, sizeof(path), "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), token + 5);
+	snprintf(path, sizeof(path), "%s/%.32s.index", unit_runtime_dir(), token + 5);
 	assert_int_equal(unlink(path), 0);
 	limit = exhaust_fds(1);
 	assert_refused(tmesh_region_open(client, token, TMESH_READ, &got, err), -EMFILE,
@@ -150,8 +150,8 @@ static void test_serve_without_room(void **state)
 	send_fds(first, &request, sizeof(request), -1, 0);
 	assert_int_equal(recv(first, &reply, sizeof(reply), 0), sizeof(reply));
 	assert_int_equal(reply.status, -ENOENT);
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s",
-		 getenv("TMESH_RUNTIME_DIR"), token + 5);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%.32s", unit_runtime_dir(),
+		 token + 5);
 	limit = exhaust_fds(0);
 	assert_int_equal(connect(second, (struct sockaddr *)&address, sizeof(address)), 0);
 	send_fds(second, &request, sizeof(request), -1, 0);
@@ -246,7 +246,7 @@ int main(void)
 
 	/* Writing to who has hung up is part of it. */
 	signal(SIGPIPE, SIG_IGN);
-	mkdir(getenv("TMESH_RUNTIME_DIR"), 0700);
+	mkdir(unit_runtime_dir(), 0700);
 	if (RUNNING_ON_VALGRIND)
 		return UNIT_SKIP(limited, "valgrind keeps descriptor limits from the kernel");
 	return cmocka_run_group_tests_name("strangers_room", limited, NULL, NULL);

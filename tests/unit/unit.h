@@ -44,6 +44,24 @@ static inline bool unit_on_kernel(void)
 	return name && !strcmp(name, "kernel");
 }
 
+/* Return the runtime directory of this process, also if no variable names it. */
+static inline const char *unit_runtime_dir(void)
+{
+	static char *dir;
+	const char *own = getenv("TMESH_RUNTIME_DIR"), *session = getenv("XDG_RUNTIME_DIR"),
+		   *temporary = getenv("TMPDIR");
+
+	if (own && *own)
+		return own;
+	free(dir);
+	if ((session && *session
+		     ? asprintf(&dir, "%s/tmesh", session)
+		     : asprintf(&dir, "%s/tmesh-%u", temporary && *temporary ? temporary : "/tmp",
+				(unsigned int)geteuid())) < 0)
+		abort();
+	return dir;
+}
+
 /* For groups of tests that are about how memfds are handed over. */
 static inline int unit_memfd_setup(void **state)
 {
@@ -125,7 +143,7 @@ static inline int unit_ctx_teardown(void **state)
 
 static inline char *link_path(char path[512], const char *token)
 {
-	snprintf(path, 512, "%s/%.32s.index", getenv("TMESH_RUNTIME_DIR"), token + 5);
+	snprintf(path, 512, "%s/%.32s.index", unit_runtime_dir(), token + 5);
 	return path;
 }
 

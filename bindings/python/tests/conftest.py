@@ -6,6 +6,7 @@ import functools
 import gc
 import importlib.util
 import os
+from pathlib import Path
 import signal
 from pathlib import Path
 import re
@@ -16,9 +17,12 @@ import time
 
 import pytest
 
+# With --bare no variable is set, in children neither: make bare-check.
+BARE = "--bare" in sys.argv
 # Messages that a process sends just before its end must not be lost. The receiver may pause for a while, as on an
 # emulated machine. tmesh reads this when it is imported, in children too.
-os.environ.setdefault("TMESH_EXIT_WAIT", "600")
+if not BARE:
+    os.environ.setdefault("TMESH_EXIT_WAIT", "600")
 
 import tmesh  # noqa: E402
 
@@ -26,10 +30,16 @@ import tmesh  # noqa: E402
 EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"
 # Tests count regions and descriptors, and the pool would keep some for a while. So turn it off here. Fresh interpreters
 # keep the default.
-os.environ["TMESH_POOL"] = "0"
+if not BARE:
+    os.environ["TMESH_POOL"] = "0"
 # Do not give up peers that answer late. A child may already have opened its context.
 with contextlib.suppress(tmesh.BusyError):
-    tmesh.configure(timeout=600)
+    tmesh.configure(timeout=600, **({"pool_bytes": 0} if BARE else {}))
+def runtime_dir():
+    """Return the runtime directory, also if no variable names it."""
+    return Path(os.environ.get("TMESH_RUNTIME_DIR") or f"{os.environ.get('TMPDIR', '/tmp')}/tmesh-{os.geteuid()}")
+
+
 # The beginning of a region's name in a descriptor or a mapping. The device has another name, and so has an index of
 # tokens, one of which is kept for each peer.
 REGION = "tmesh:"
@@ -127,6 +137,7 @@ def collide(call):
 
 def pytest_addoption(parser):
     parser.addoption("--tap", action="store_true", help="print TAP and nothing else on stdout")
+    parser.addoption("--bare", action="store_true", help="set no variable of tmesh's")
 
 
 @pytest.hookimpl(trylast=True)
@@ -182,7 +193,8 @@ class Tap:
 @pytest.fixture(scope="session", autouse=True)
 def warm(tmp_path_factory):
     """Make the first hand-over, so that everything that the process keeps from it exists before a test counts."""
-    os.environ["TMESH_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+    if not BARE:
+        os.environ["TMESH_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
     t = tmesh.put(b"x")
     tmesh.open(t.ref())
     # Imported objects do not leak any more, and would take most of each collection's time.

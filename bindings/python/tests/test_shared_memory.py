@@ -18,7 +18,7 @@ import tmesh
 from tmesh import _tmesh
 from tmesh import shared_memory
 from tmesh.shared_memory import ShareableList, SharedMemory
-from conftest import check_cpython, cpython_names
+from conftest import check_cpython, cpython_names, runtime_dir
 
 # A forked child has everything imported.
 FRESH = pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel",
@@ -34,7 +34,7 @@ def test_cpython(method, name):
 
 
 def folder():
-    return Path(os.environ["TMESH_RUNTIME_DIR"]) / "shm"
+    return runtime_dir() / "shm"
 
 
 def names():
