@@ -2,6 +2,7 @@
 """Tensors that a process holds for receivers that will never come."""
 
 import multiprocessing
+import multiprocessing.pool
 from multiprocessing.reduction import ForkingPickler
 import os
 import pickle
@@ -165,3 +166,68 @@ def test_a_process_that_dies_over_its_arguments_holds_nothing():
     process.join()
     process.close()
     assert not in_transit._receivers.processes
+
+
+def length(items):
+    return len(items[0]) if isinstance(items[0], tmesh.Tensor) else -1
+
+
+def back(_):
+    """Return what cannot be pickled, after a tensor."""
+    return tmesh.put(b"x"), no_pickle
+
+
+def own(_):
+    return in_transit.under_way()
+
+
+def test_a_pool_whose_pickles_fail_holds_nothing():
+    """Neither the pool's owner, whose arguments fail, nor a worker, whose results fail."""
+    t = tmesh.put(b"x" * 100)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        for _ in range(MANY // 100):
+            fails(lambda: pool.apply(length, ((t, no_pickle),)))
+        assert in_transit.under_way() == 0
+        for _ in range(MANY // 100):
+            with pytest.raises(multiprocessing.pool.MaybeEncodingError):
+                pool.apply(back, (0,))
+        assert pool.apply(own, (0,)) == 0
+        # Its worker still opens what is sent.
+        assert pool.apply(length, ((t,),)) == 100
+        assert in_transit.under_way() == 0
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Few slots, given up at once if they are wanted."""
+    monkeypatch.setattr(in_transit, "here", tmesh._tmesh.InTransit(slots=8, patience=0.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_a_pool_whose_workers_die_keeps_no_slot(few):
+    """A worker takes the task, and dies before it opens the tensor. The next worker goes on."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        for _ in range(12):
+            pool.apply_async(length, ((Ends(), tmesh.put(b"x")),))
+        assert pool.apply(length, ((tmesh.put(b"alive"),),)) == 5
+        assert in_transit.here.under_way() <= 8
+
+
+def take_all(queue):
+    while True:
+        queue.get()
+
+
+def test_a_queue_whose_receivers_die_keeps_no_slot(few):
+    queue = tmesh.Queue()
+    for _ in range(12):
+        receiver = multiprocessing.get_context("fork").Process(target=take_all, args=(queue,))
+        receiver.start()
+        queue.put((Ends(), tmesh.put(b"x")))
+        receiver.join(PATIENCE)
+        assert receiver.exitcode == 3
+    assert in_transit.here.under_way() <= 8
+    queue.put((tmesh.put(b"alive"), 1))
+    assert bytes(queue.get()[0]) == b"alive"
