@@ -86,18 +86,22 @@ static struct ctl_table sysctl_table[] = {
 	TMESH_LIMIT("max_pins_per_uid", TMESH_PER_UID, TMESH_PINS),
 	TMESH_LIMIT("max_kept_bytes_per_uid", TMESH_PER_UID, TMESH_KEPT_BYTES),
 	TMESH_LIMIT("max_kept_names_per_uid", TMESH_PER_UID, TMESH_KEPT_NAMES),
+	TMESH_LIMIT("max_files_per_uid", TMESH_PER_UID, TMESH_FILES),
+	TMESH_LIMIT("max_foreign_files_per_uid", TMESH_PER_UID, TMESH_FOREIGN_FILES),
 	TMESH_LIMIT("max_bytes_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_BYTES),
 	TMESH_LIMIT("max_regions_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_REGIONS),
 	TMESH_LIMIT("max_handles_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_HANDLES),
 	TMESH_LIMIT("max_pins_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_PINS),
 	TMESH_LIMIT("max_kept_bytes_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_KEPT_BYTES),
 	TMESH_LIMIT("max_kept_names_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_KEPT_NAMES),
+	TMESH_LIMIT("max_files_per_ipc_ns", TMESH_PER_IPC_NS, TMESH_FILES),
 	TMESH_LIMIT("max_bytes", TMESH_TOTAL, TMESH_BYTES),
 	TMESH_LIMIT("max_regions", TMESH_TOTAL, TMESH_REGIONS),
 	TMESH_LIMIT("max_handles", TMESH_TOTAL, TMESH_HANDLES),
 	TMESH_LIMIT("max_pins", TMESH_TOTAL, TMESH_PINS),
 	TMESH_LIMIT("max_kept_bytes", TMESH_TOTAL, TMESH_KEPT_BYTES),
 	TMESH_LIMIT("max_kept_names", TMESH_TOTAL, TMESH_KEPT_NAMES),
+	TMESH_LIMIT("max_files", TMESH_TOTAL, TMESH_FILES),
 	TMESH_SYSCTL_END
 };
 
@@ -559,13 +563,20 @@ int __init tmesh_account_init(work_func_t due)
 		/* Kept regions may use half of the limit, so that new regions still fit. */
 		limits[level][TMESH_KEPT_BYTES] = ram / 4;
 		limits[level][TMESH_KEPT_NAMES] = 1 << 10;
+		limits[level][TMESH_FILES] = 1 << 20;
+		limits[level][TMESH_FOREIGN_FILES] = ULONG_MAX;
 	}
+	/* One user can take half of the files that others may have open of an owner. */
+	limits[TMESH_PER_UID][TMESH_FILES] = 1 << 19;
+	limits[TMESH_PER_UID][TMESH_FOREIGN_FILES] = 1 << 20;
 	limits[TMESH_TOTAL][TMESH_BYTES] = ram / 4 * 3;
 	limits[TMESH_TOTAL][TMESH_REGIONS] = 1 << 20;
 	limits[TMESH_TOTAL][TMESH_HANDLES] = 1 << 21;
 	limits[TMESH_TOTAL][TMESH_PINS] = 1 << 20;
 	limits[TMESH_TOTAL][TMESH_KEPT_BYTES] = ram / 2;
 	limits[TMESH_TOTAL][TMESH_KEPT_NAMES] = 1 << 14;
+	limits[TMESH_TOTAL][TMESH_FILES] = 1 << 21;
+	limits[TMESH_TOTAL][TMESH_FOREIGN_FILES] = ULONG_MAX;
 	sysctls = register_sysctl("dev/tmesh", sysctl_table);
 	return sysctls ? 0 : -ENOMEM;
 }

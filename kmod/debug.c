@@ -151,6 +151,8 @@ static int tmesh_summary_show(struct seq_file *m, void *v)
 		[TMESH_PINS] = "pins",
 		[TMESH_KEPT_BYTES] = "kept_bytes",
 		[TMESH_KEPT_NAMES] = "kept_names",
+		[TMESH_FILES] = "files",
+		[TMESH_FOREIGN_FILES] = "foreign_files",
 	};
 	u64 cursor = 0, exports = 0, attachments = 0, revoked = 0, pinned = 0;
 	struct tmesh_region *region;

@@ -46,45 +46,83 @@ static struct file_system_type tmesh_fs = {
 	.kill_sb = kill_anon_super,
 };
 
-static void tmesh_handle_uncharge(struct tmesh_user *user, u64 pinned_bytes, bool pinning)
+static void tmesh_handle_uncharge(const struct tmesh_paid *paid)
 {
-	tmesh_uncharge_pinned(user, pinned_bytes);
-	tmesh_uncharge(user, TMESH_PINS, pinning);
-	tmesh_uncharge(user, TMESH_HANDLES, 1);
-	tmesh_user_put(user);
+	if (paid->kind == TMESH_HANDLE_FILE) {
+		tmesh_uncharge(paid->user, TMESH_FILES, 1);
+		if (paid->owner) {
+			tmesh_uncharge(paid->owner, TMESH_FOREIGN_FILES, 1);
+			tmesh_user_put(paid->owner);
+		}
+	} else {
+		tmesh_uncharge_pinned(paid->user, paid->pinned_bytes);
+		tmesh_uncharge(paid->user, TMESH_PINS, paid->kind == TMESH_HANDLE_PINNING);
+		tmesh_uncharge(paid->user, TMESH_HANDLES, 1);
+	}
+	tmesh_user_put(paid->user);
 }
 
 /*
- * Charge a handle. A pinning handle keeps another user's memory from being revoked, so it costs as
- * much as memory of one's own.
+ * Charge an open file. A file's mode may admit users outside the group tmesh, so open files leave
+ * the handles alone, and those of other users are limited for each owner, too.
  */
-static int tmesh_handle_charge(struct tmesh_handle *handle, const struct tmesh_region *region,
-			       bool pinning)
+static int tmesh_file_charge(struct tmesh_paid *paid, const struct tmesh_region *region)
 {
 	int rc;
 
-	handle->user = tmesh_user_get(current_euid());
-	if (IS_ERR(handle->user))
-		return PTR_ERR(handle->user);
-	if (pinning && !uid_eq(current_euid(), region->uid))
-		handle->pinned_bytes = (u64)region->nr_pages << PAGE_SHIFT;
-	rc = tmesh_charge(handle->user, TMESH_HANDLES, 1);
+	rc = tmesh_charge(paid->user, TMESH_FILES, 1);
+	if (rc || uid_eq(paid->user->uid, region->uid))
+		return rc;
+	rc = tmesh_charge(region->user, TMESH_FOREIGN_FILES, 1);
+	if (rc) {
+		tmesh_uncharge(paid->user, TMESH_FILES, 1);
+		return rc;
+	}
+	tmesh_user_hold(region->user);
+	paid->owner = region->user;
+	return 0;
+}
+
+/*
+ * Charge another handle. A pinning handle keeps another user's memory from being revoked, so it
+ * costs as much as memory of one's own.
+ */
+static int tmesh_plain_charge(struct tmesh_paid *paid, const struct tmesh_region *region)
+{
+	bool pinning = paid->kind == TMESH_HANDLE_PINNING;
+	int rc;
+
+	if (pinning && !uid_eq(paid->user->uid, region->uid))
+		paid->pinned_bytes = (u64)region->nr_pages << PAGE_SHIFT;
+	rc = tmesh_charge(paid->user, TMESH_HANDLES, 1);
 	if (rc)
-		goto put_user;
-	rc = tmesh_charge(handle->user, TMESH_PINS, pinning);
+		return rc;
+	rc = tmesh_charge(paid->user, TMESH_PINS, pinning);
 	if (rc)
 		goto uncharge_handle;
-	rc = tmesh_charge_pinned(handle->user, handle->pinned_bytes);
+	rc = tmesh_charge_pinned(paid->user, paid->pinned_bytes);
 	if (rc)
 		goto uncharge_pin;
 	return 0;
 
 uncharge_pin:
-	tmesh_uncharge(handle->user, TMESH_PINS, pinning);
+	tmesh_uncharge(paid->user, TMESH_PINS, pinning);
 uncharge_handle:
-	tmesh_uncharge(handle->user, TMESH_HANDLES, 1);
-put_user:
-	tmesh_user_put(handle->user);
+	tmesh_uncharge(paid->user, TMESH_HANDLES, 1);
+	return rc;
+}
+
+static int tmesh_handle_charge(struct tmesh_paid *paid, const struct tmesh_region *region)
+{
+	int rc;
+
+	paid->user = tmesh_user_get(current_euid());
+	if (IS_ERR(paid->user))
+		return PTR_ERR(paid->user);
+	rc = paid->kind == TMESH_HANDLE_FILE ? tmesh_file_charge(paid, region) :
+					       tmesh_plain_charge(paid, region);
+	if (rc)
+		tmesh_user_put(paid->user);
 	return rc;
 }
 
@@ -96,12 +134,10 @@ put_user:
  */
 void tmesh_handle_end(struct tmesh_handle *handle)
 {
-	bool pinning = handle->claim.kind == TMESH_HOLDER_PINNING;
-	struct tmesh_user *user = handle->user;
-	u64 pinned_bytes = handle->pinned_bytes;
+	struct tmesh_paid paid = handle->paid;
 
 	tmesh_claim_fini(&handle->claim);
-	tmesh_handle_uncharge(user, pinned_bytes, pinning);
+	tmesh_handle_uncharge(&paid);
 }
 
 static int tmesh_handle_release(struct inode *inode, struct file *file)
@@ -198,7 +234,7 @@ static int tmesh_handle_check(const struct tmesh_claim *claim, const struct tmes
 
 static void tmesh_handle_describe(const struct tmesh_claim *claim, struct tmesh_holder *holder)
 {
-	if (container_of(claim, struct tmesh_handle, claim)->is_file)
+	if (container_of(claim, struct tmesh_handle, claim)->paid.kind == TMESH_HANDLE_FILE)
 		holder->flags |= TMESH_HOLDER_FLAG_FILE;
 }
 
@@ -215,8 +251,9 @@ static const struct tmesh_claim_ops tmesh_handle_claim_ops = {
  * inode.
  */
 static struct tmesh_handle *tmesh_handle_alloc(struct tmesh_region *region, u32 rights,
-					       bool pinning, loff_t size)
+					       enum tmesh_handle_kind kind, loff_t size)
 {
+	u32 holder = kind == TMESH_HANDLE_PINNING ? TMESH_HOLDER_PINNING : TMESH_HOLDER_HANDLE;
 	struct tmesh_handle *handle;
 	struct inode *inode;
 	int rc;
@@ -224,7 +261,8 @@ static struct tmesh_handle *tmesh_handle_alloc(struct tmesh_region *region, u32 
 	handle = kzalloc(sizeof(*handle), TMESH_GFP);
 	if (!handle)
 		return ERR_PTR(-ENOMEM);
-	rc = tmesh_handle_charge(handle, region, pinning);
+	handle->paid.kind = kind;
+	rc = tmesh_handle_charge(&handle->paid, region);
 	if (rc)
 		goto free;
 	rc = simple_pin_fs(&tmesh_fs, &tmesh_mnt, &tmesh_mnt_count);
@@ -237,8 +275,7 @@ static struct tmesh_handle *tmesh_handle_alloc(struct tmesh_region *region, u32 
 	}
 	inode->i_size = size;
 	inode->i_flags |= S_NOCMTIME;
-	tmesh_claim_init(&handle->claim, &tmesh_handle_claim_ops, region,
-			 pinning ? TMESH_HOLDER_PINNING : TMESH_HOLDER_HANDLE, rights, inode);
+	tmesh_claim_init(&handle->claim, &tmesh_handle_claim_ops, region, holder, rights, inode);
 	/* The claim has a reference of its own. */
 	iput(inode);
 	return handle;
@@ -246,7 +283,7 @@ static struct tmesh_handle *tmesh_handle_alloc(struct tmesh_region *region, u32 
 unpin:
 	simple_release_fs(&tmesh_mnt, &tmesh_mnt_count);
 uncharge:
-	tmesh_handle_uncharge(handle->user, handle->pinned_bytes, pinning);
+	tmesh_handle_uncharge(&handle->paid);
 free:
 	kfree(handle);
 	return ERR_PTR(rc);
@@ -258,7 +295,8 @@ static struct file *tmesh_handle_file(struct tmesh_region *region, u32 rights, b
 	struct tmesh_handle *handle;
 	struct file *file;
 
-	handle = tmesh_handle_alloc(region, rights, pinning,
+	handle = tmesh_handle_alloc(region, rights,
+				    pinning ? TMESH_HANDLE_PINNING : TMESH_HANDLE_PLAIN,
 				    (loff_t)region->nr_pages << PAGE_SHIFT);
 	if (IS_ERR(handle))
 		return ERR_CAST(handle);
@@ -295,10 +333,9 @@ struct tmesh_handle *tmesh_handle_of_part(struct tmesh_region *region, u64 offse
 	rc = tmesh_memory_left();
 	if (rc)
 		return ERR_PTR(rc);
-	handle = tmesh_handle_alloc(region, TMESH_RIGHT_READ, false, bytes);
+	handle = tmesh_handle_alloc(region, TMESH_RIGHT_READ, TMESH_HANDLE_FILE, bytes);
 	if (IS_ERR(handle))
 		return handle;
-	handle->is_file = true;
 	handle->claim.first = offset >> PAGE_SHIFT;
 	handle->claim.nr_pages = DIV_ROUND_UP_ULL(bytes, PAGE_SIZE);
 	rc = tmesh_claim_add(&handle->claim, NULL);

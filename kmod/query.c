@@ -91,6 +91,13 @@ int tmesh_ioctl_caps(struct tmesh_ucmd *ucmd)
 	cmd->max_kept_names_per_ipc_ns = tmesh_limit(user, TMESH_PER_IPC_NS, TMESH_KEPT_NAMES);
 	cmd->used_kept_bytes_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_KEPT_BYTES);
 	cmd->used_kept_names_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_KEPT_NAMES);
+	cmd->max_files = tmesh_limit(user, TMESH_TOTAL, TMESH_FILES);
+	cmd->max_files_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_FILES);
+	cmd->max_foreign_files_per_uid = tmesh_limit(user, TMESH_PER_UID, TMESH_FOREIGN_FILES);
+	cmd->used_files = tmesh_used(user, TMESH_PER_UID, TMESH_FILES);
+	cmd->used_foreign_files = tmesh_used(user, TMESH_PER_UID, TMESH_FOREIGN_FILES);
+	cmd->max_files_per_ipc_ns = tmesh_limit(user, TMESH_PER_IPC_NS, TMESH_FILES);
+	cmd->used_files_ipc_ns = tmesh_used(user, TMESH_PER_IPC_NS, TMESH_FILES);
 	tmesh_user_put(user);
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }

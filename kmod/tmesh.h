@@ -67,6 +67,8 @@ enum tmesh_count {
 	TMESH_PINS,
 	TMESH_KEPT_BYTES,
 	TMESH_KEPT_NAMES,
+	TMESH_FILES, /* of the file system, by the user that opened them */
+	TMESH_FOREIGN_FILES, /* open files of other users, by the owner of their memory */
 	TMESH_COUNTS
 };
 
@@ -571,18 +573,31 @@ static inline void tmesh_wakes(void)
 	} while (0)
 #define TMESH_WAKE_NO_POLL EPOLLRDBAND
 
+/* The kinds of handles that are charged differently */
+enum tmesh_handle_kind { TMESH_HANDLE_PLAIN, TMESH_HANDLE_PINNING, TMESH_HANDLE_FILE };
+
+/**
+ * struct tmesh_paid - charges of a handle
+ * @kind:         its kind; TMESH_HANDLE_FILE is an open file of the file system
+ * @user:         the user that opened it; reference
+ * @owner:        the owner of the region, for an open file of another user; reference; else NULL
+ * @pinned_bytes: bytes of another user's region that a pinning handle is charged for
+ */
+struct tmesh_paid {
+	enum tmesh_handle_kind kind;
+	struct tmesh_user *user;
+	struct tmesh_user *owner;
+	u64 pinned_bytes;
+};
+
 /**
  * struct tmesh_handle - a file on a region
  * @claim: the common part
- * @user:  the user charged; reference
- * @pinned_bytes: bytes of another user's region that a pinning handle is charged for
- * @is_file: it is of an open file of the file system; constant
+ * @paid:  its charges; constant
  */
 struct tmesh_handle {
 	struct tmesh_claim claim;
-	struct tmesh_user *user;
-	u64 pinned_bytes;
-	bool is_file;
+	struct tmesh_paid paid;
 };
 
 /**

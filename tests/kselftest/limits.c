@@ -354,6 +354,10 @@ TEST(root_only, "only root sets limits")
 		"max_regions",
 		"max_handles",
 		"max_pins",
+		"max_files_per_uid",
+		"max_foreign_files_per_uid",
+		"max_files_per_ipc_ns",
+		"max_files",
 	};
 	pid_t pid;
 

@@ -187,18 +187,22 @@ static const char *const limits[] = {
 	"max_pins_per_uid",
 	"max_kept_bytes_per_uid",
 	"max_kept_names_per_uid",
+	"max_files_per_uid",
+	"max_foreign_files_per_uid",
 	"max_bytes_per_ipc_ns",
 	"max_regions_per_ipc_ns",
 	"max_handles_per_ipc_ns",
 	"max_pins_per_ipc_ns",
 	"max_kept_bytes_per_ipc_ns",
 	"max_kept_names_per_ipc_ns",
+	"max_files_per_ipc_ns",
 	"max_bytes",
 	"max_regions",
 	"max_handles",
 	"max_pins",
 	"max_kept_bytes",
 	"max_kept_names",
+	"max_files",
 };
 
 static struct {

@@ -176,6 +176,14 @@ struct tmesh_caps_query {
 	__aligned_u64 used_kept_names_ipc_ns;
 	__aligned_u64 max_kept_bytes; /* all users together */
 	__aligned_u64 max_kept_names; /* all users together */
+	/* From here on: open files of the file system. Foreign ones are those of other users. */
+	__aligned_u64 max_files_per_uid;
+	__aligned_u64 max_foreign_files_per_uid;
+	__aligned_u64 used_files;
+	__aligned_u64 used_foreign_files;
+	__aligned_u64 max_files_per_ipc_ns;
+	__aligned_u64 used_files_ipc_ns;
+	__aligned_u64 max_files; /* all users together */
 };
 #define TMESH_CAPS _IO(TMESH_IOC_MAGIC, 0x00)
 
