@@ -11,6 +11,7 @@
 #include "backing.h"
 #include "claim.h"
 #include "debug.h"
+#include "keep.h"
 #include "lease.h"
 #include "region.h"
 #include "registry.h"
@@ -163,6 +164,7 @@ static int tmesh_summary_show(struct seq_file *m, void *v)
 		seq_printf(m, "%s %llu\n", names[i], tmesh_used(NULL, TMESH_TOTAL, i));
 	seq_printf(m, "leases %ld\nlapse_passes %ld\n", tmesh_lease_count(), tmesh_lease_passes());
 	seq_printf(m, "settles %ld\n", tmesh_memfd_settles());
+	seq_printf(m, "idle_bytes %llu\n", (u64)READ_ONCE(tmesh_kept_idle_pages) << PAGE_SHIFT);
 	/* These sums are not maintained; compute them here. */
 	while ((region = tmesh_regions_after(cursor, &pos))) {
 		cursor = region->id;

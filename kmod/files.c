@@ -206,6 +206,7 @@ int tmesh_files_read(struct tmesh_group *group, const struct tmesh_keep *cmd)
 	if (rc)
 		return rc;
 	group->precharged = PAGE_ALIGN(bytes);
+	group->nr_table_pages = group->precharged >> PAGE_SHIFT;
 	files = kzalloc(sizeof(*files), TMESH_GFP);
 	if (!files)
 		return -ENOMEM;

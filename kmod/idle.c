@@ -43,7 +43,7 @@ static void tmesh_idle_add(struct tmesh_group *group)
 	}
 	rb_link_node(&group->peer, parent, link);
 	rb_insert_color(&group->peer, &peers);
-	tmesh_kept_idle_pages += group->nr_pages;
+	tmesh_kept_idle_pages += tmesh_group_pages(group);
 }
 
 /* Test whether the end of a group would free memory. */
@@ -74,7 +74,7 @@ void tmesh_idle_remove(struct tmesh_group *group)
 		return;
 	list_del_init(&group->idle);
 	rb_erase(&group->peer, &peers);
-	tmesh_kept_idle_pages -= group->nr_pages;
+	tmesh_kept_idle_pages -= tmesh_group_pages(group);
 }
 
 /**

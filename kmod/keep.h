@@ -29,6 +29,7 @@
  * @expires_ns: time of its expiry, or 0
  * @nr_pages:   pages that all of its regions have; opaque ones have none
  * @bytes:      the same in bytes
+ * @nr_table_pages: pages that the end of its name frees: its table of files has them
  * @charged:    bytes that are charged as kept ones: @bytes and the table of files.
  * @precharged: bytes of the table, charged before the group is published; then 0
  * @files:      its files, or NULL; reference
@@ -59,6 +60,7 @@ struct tmesh_group {
 	u64 expires_ns;
 	unsigned long nr_pages;
 	u64 bytes;
+	unsigned long nr_table_pages;
 	u64 charged;
 	u64 precharged;
 	struct tmesh_files *files;
@@ -103,6 +105,12 @@ extern unsigned long tmesh_kept_going_pages;
 static inline bool tmesh_group_linked(const struct tmesh_group *group)
 {
 	return !hlist_unhashed(&group->node);
+}
+
+/* Return the number of pages that the end of an idle group frees. */
+static inline unsigned long tmesh_group_pages(const struct tmesh_group *group)
+{
+	return group->nr_pages + group->nr_table_pages;
 }
 
 /* idle.c */

@@ -43,9 +43,9 @@ static struct tmesh_group *tmesh_reclaim_begin(void)
 
 	lockdep_assert_held(&tmesh_kept_lock);
 	group = list_first_entry_or_null(&tmesh_kept_idle, struct tmesh_group, idle);
-	if (!group || group->nr_pages > wanted)
+	if (!group || tmesh_group_pages(group) > wanted)
 		return NULL;
-	wanted -= group->nr_pages;
+	wanted -= tmesh_group_pages(group);
 	tmesh_reclaim_hold(group);
 	return group;
 }
@@ -129,7 +129,7 @@ static unsigned long tmesh_kept_scan(struct shrinker *s, struct shrink_control *
 			wanted = 0;
 		spin_unlock(&tmesh_kept_lock);
 		if (take) {
-			freed = group->nr_pages;
+			freed = tmesh_group_pages(group);
 			tmesh_reclaim_pages(group);
 			/* Report so many pages as scanned that the kernel's loop ends. */
 			sc->nr_scanned = max(sc->nr_to_scan, 2 * all);
@@ -176,7 +176,7 @@ bool tmesh_reclaim_cgroup(unsigned long *most)
 		take = tmesh_reclaim_end(group, look);
 		spin_unlock(&tmesh_kept_lock);
 		if (take) {
-			*most -= min(*most, group->nr_pages);
+			*most -= min(*most, tmesh_group_pages(group));
 			tmesh_reclaim_pages(group);
 			/* Drop the reference of the name. */
 			tmesh_group_put(group);
