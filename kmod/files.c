@@ -241,11 +241,14 @@ void tmesh_files_get(struct tmesh_files *files)
  * tmesh_files_drop() - free the table of files whose group has no name any more
  * @files: the files
  *
- * Context: tmesh_kept_lock is held, or this is the last reference.
+ * Context: tmesh_kept_lock is held, or the last reference was dropped.
  */
 void tmesh_files_drop(struct tmesh_files *files)
 {
-	struct tmesh_table *table = rcu_dereference_protected(files->table, true);
+	struct tmesh_table *table;
+
+	table = rcu_dereference_protected(files->table, lockdep_is_held(&tmesh_kept_lock) ||
+							!kref_read(&files->ref));
 
 	rcu_assign_pointer(files->table, NULL);
 	if (table)
