@@ -283,17 +283,18 @@ static int __init tmesh_init(void)
 	tmesh_lease_expiry_setup();
 	tmesh_kept_setup();
 	tmesh_debug_init();
-	rc = tmesh_fs_init();
-	if (rc)
-		goto err_debug;
 	rc = misc_register(&tmesh_device);
 	if (rc)
-		goto err_fs;
+		goto err_debug;
+	/* A mount finds the module whole, and this step fails least of all. */
+	rc = tmesh_fs_init();
+	if (rc)
+		goto err_device;
 	tmesh_tell_untested();
 	return 0;
 
-err_fs:
-	tmesh_fs_exit();
+err_device:
+	misc_deregister(&tmesh_device);
 err_debug:
 	tmesh_debug_exit();
 	tmesh_reclaim_exit();
@@ -308,8 +309,8 @@ err_wq:
 
 static void __exit tmesh_exit(void)
 {
-	misc_deregister(&tmesh_device);
 	tmesh_fs_exit();
+	misc_deregister(&tmesh_device);
 	/* All files are closed, but work that the last ones queued may still be running. */
 	tmesh_lease_expiry_exit();
 	tmesh_reclaim_exit();
