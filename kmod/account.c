@@ -337,9 +337,29 @@ void tmesh_user_put(struct tmesh_user *user)
 	tmesh_account_put(user->accounts[TMESH_PER_UID]);
 	tmesh_account_put(user->accounts[TMESH_PER_IPC_NS]);
 	mutex_unlock(&users_lock);
-	WARN_ON_ONCE(user->files || !list_empty(&user->holds));
+	WARN_ON_ONCE(user->files || user->shown || !list_empty(&user->holds));
 	tmesh_put_ipc_ns(user->ipc_ns);
 	kfree_rcu(user, rcu);
+}
+
+/**
+ * tmesh_user_shown() - test whether a uid has kept files in an IPC namespace
+ * @uid:    the uid
+ * @ipc_ns: the namespace; the caller has a reference
+ *
+ * Context: tmesh_kept_lock is held, so that a name that is replaced is there all the time.
+ * Return: true if so.
+ */
+bool tmesh_user_shown(kuid_t uid, const struct ipc_namespace *ipc_ns)
+{
+	const struct tmesh_user *user;
+	bool shown;
+
+	rcu_read_lock();
+	user = tmesh_user_find(tmesh_user_key(uid, ipc_ns));
+	shown = user && user->shown;
+	rcu_read_unlock();
+	return shown;
 }
 
 /**

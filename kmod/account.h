@@ -11,6 +11,7 @@ struct tmesh_user *tmesh_user_get(kuid_t uid);
 void tmesh_user_hold(struct tmesh_user *user);
 bool tmesh_user_try_hold(struct tmesh_user *user);
 void tmesh_user_put(struct tmesh_user *user);
+bool tmesh_user_shown(kuid_t uid, const struct ipc_namespace *ipc_ns);
 int tmesh_charge(struct tmesh_user *user, enum tmesh_count count, u64 more);
 void tmesh_uncharge(struct tmesh_user *user, enum tmesh_count count, u64 less);
 int tmesh_exchange(struct tmesh_user *user, enum tmesh_count count, u64 less, u64 more);

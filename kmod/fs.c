@@ -13,6 +13,9 @@
  */
 #include <linux/fs_context.h>
 #include <linux/module.h>
+#include <linux/random.h>
+#include <linux/sched/signal.h>
+#include <linux/siphash.h>
 #include <linux/slab.h>
 
 #include "account.h"
@@ -20,16 +23,24 @@
 #include "fs.h"
 #include "keep.h"
 
-/* Numbers of inodes: of a user's folder, and of the nodes of a group */
 #define TMESH_INO_ROOT 1
-#define TMESH_INO_UID BIT_ULL(63)
-#define TMESH_INO_SHIFT 27
 
 /* The first positions of a listing are "." and "..". */
 #define TMESH_POS_FIRST 2
 
 /* Users that one pass over the groups finds for a listing */
 #define TMESH_UIDS_AT_ONCE 32
+
+/* Groups that are walked over in one RCU read-side section */
+#define TMESH_GROUPS_AT_ONCE 256
+
+/*
+ * struct tmesh_mount - a mount; all of it is constant
+ */
+struct tmesh_mount {
+	struct tmesh_user *user; /* reference; holds the IPC namespace, which may end all the same */
+	siphash_key_t key; /* of the numbers of inodes */
+};
 
 static const struct inode_operations tmesh_root_inode_ops;
 static const struct inode_operations tmesh_uid_inode_ops;
@@ -38,20 +49,31 @@ static const struct file_operations tmesh_root_ops;
 static const struct file_operations tmesh_uid_ops;
 static const struct file_operations tmesh_folder_ops;
 
+static const struct tmesh_mount *tmesh_fs_mount(const struct super_block *sb)
+{
+	return sb->s_fs_info;
+}
+
 static const struct ipc_namespace *tmesh_fs_ipc_ns(const struct super_block *sb)
 {
-	const struct tmesh_user *user = sb->s_fs_info;
-
-	return user->ipc_ns;
+	return tmesh_fs_mount(sb)->user->ipc_ns;
 }
 
 /*
  * Return the number of a node's inode. Each node of a table has a place of its own in the paths. A
- * file has the end of its path, and a folder the end of its prefix in its first path.
+ * file has the end of its path, and a folder the end of its prefix in its first path. The hash
+ * hides the group's id, from which a process could learn how many objects others have made.
  */
-static u64 tmesh_node_ino(const struct tmesh_files *files, u32 path, u32 length)
+static u64 tmesh_node_ino(const struct super_block *sb, const struct tmesh_files *files, u32 path,
+			  u32 length)
 {
-	return files->id << TMESH_INO_SHIFT | (path + length);
+	return siphash_2u64(files->id, path + length, &tmesh_fs_mount(sb)->key);
+}
+
+/* Return the number of the inode of a user's folder. No group has the id 0. */
+static u64 tmesh_uid_ino(const struct super_block *sb, u32 uid)
+{
+	return siphash_2u64(0, uid, &tmesh_fs_mount(sb)->key);
 }
 
 static struct inode *tmesh_fs_inode(struct super_block *sb, u64 ino, umode_t mode, kuid_t uid,
@@ -129,47 +151,88 @@ static bool tmesh_fs_parse_uid(const struct qstr *name, kuid_t *uid)
 }
 
 /*
- * Find the lowest uids from @from on that have files in the namespace. Return their number. With
- * each pass over the groups a listing makes progress.
+ * Return the next group with files in the namespace, or NULL if there is none among the next @left
+ * groups. @left is above 0 then if the last group was seen. Called under RCU.
  */
-static u32 tmesh_fs_uids(const struct ipc_namespace *ipc_ns, u64 from, u32 *uids, u32 room)
+static struct tmesh_group *tmesh_fs_group_after(const struct ipc_namespace *ipc_ns, u64 *cursor,
+						u32 *left)
+{
+	struct tmesh_group *group;
+
+	while (*left) {
+		group = tmesh_group_after(cursor);
+		if (!group)
+			break;
+		--*left;
+		if (group->files && group->user->ipc_ns == ipc_ns)
+			return group;
+	}
+	return NULL;
+}
+
+/*
+ * struct tmesh_uids - the lowest uids that a pass over the groups finds, in order
+ */
+struct tmesh_uids {
+	u64 from; /* the lowest one that is looked for */
+	u32 nr;
+	u32 uids[TMESH_UIDS_AT_ONCE];
+};
+
+static void tmesh_uids_add(struct tmesh_uids *found, u32 uid)
+{
+	u32 at = found->nr;
+
+	if (uid < found->from)
+		return;
+	while (at && found->uids[at - 1] > uid)
+		at--;
+	if ((at && found->uids[at - 1] == uid) || at == ARRAY_SIZE(found->uids))
+		return;
+	found->nr = min_t(u32, found->nr + 1, ARRAY_SIZE(found->uids));
+	memmove(found->uids + at + 1, found->uids + at,
+		(found->nr - at - 1) * sizeof(*found->uids));
+	found->uids[at] = uid;
+}
+
+/* Find the uids that have files in the namespace. With each pass a listing makes progress. */
+static int tmesh_fs_uids(const struct ipc_namespace *ipc_ns, struct tmesh_uids *found)
 {
 	struct tmesh_group *group;
 	u64 cursor = 0;
-	u32 nr = 0, at, uid;
+	u32 left;
 
-	rcu_read_lock();
-	while ((group = tmesh_group_after(&cursor))) {
-		uid = __kuid_val(group->user->uid);
-		if (!group->files || group->user->ipc_ns != ipc_ns || uid < from)
-			continue;
-		for (at = nr; at && uids[at - 1] > uid; at--)
-			;
-		if ((at && uids[at - 1] == uid) || at == room)
-			continue;
-		nr = min(nr + 1, room);
-		memmove(uids + at + 1, uids + at, (nr - at - 1) * sizeof(*uids));
-		uids[at] = uid;
-	}
-	rcu_read_unlock();
-	return nr;
+	do {
+		left = TMESH_GROUPS_AT_ONCE;
+		rcu_read_lock();
+		while ((group = tmesh_fs_group_after(ipc_ns, &cursor, &left)))
+			tmesh_uids_add(found, __kuid_val(group->user->uid));
+		rcu_read_unlock();
+		if (fatal_signal_pending(current))
+			return -EINTR;
+		cond_resched();
+	} while (!left);
+	return 0;
 }
 
 static struct dentry *tmesh_root_lookup(struct inode *dir, struct dentry *dentry,
 					unsigned int flags)
 {
 	struct inode *inode;
+	bool shown;
 	kuid_t uid;
-	u32 found;
 
 	if (dentry->d_name.len > NAME_MAX)
 		return ERR_PTR(-ENAMETOOLONG);
-	if (!tmesh_fs_parse_uid(&dentry->d_name, &uid) ||
-	    !tmesh_fs_uids(tmesh_fs_ipc_ns(dir->i_sb), __kuid_val(uid), &found, 1) ||
-	    found != __kuid_val(uid))
+	if (!tmesh_fs_parse_uid(&dentry->d_name, &uid))
 		return NULL;
-	inode = tmesh_fs_inode(dir->i_sb, TMESH_INO_UID | found, S_IFDIR | 0711, uid,
-			       GLOBAL_ROOT_GID);
+	spin_lock(&tmesh_kept_lock);
+	shown = tmesh_user_shown(uid, tmesh_fs_ipc_ns(dir->i_sb));
+	spin_unlock(&tmesh_kept_lock);
+	if (!shown)
+		return NULL;
+	inode = tmesh_fs_inode(dir->i_sb, tmesh_uid_ino(dir->i_sb, __kuid_val(uid)), S_IFDIR | 0711,
+			       uid, GLOBAL_ROOT_GID);
 	if (inode) {
 		inode->i_op = &tmesh_uid_inode_ops;
 		inode->i_fop = &tmesh_uid_ops;
@@ -193,7 +256,8 @@ static struct dentry *tmesh_uid_lookup(struct inode *dir, struct dentry *dentry,
 	node.end = table ? table->count : 0;
 	rcu_read_unlock();
 	if (node.end)
-		inode = tmesh_node_inode(dir->i_sb, &node, tmesh_node_ino(node.files, 0, 0), false);
+		inode = tmesh_node_inode(dir->i_sb, &node,
+					 tmesh_node_ino(dir->i_sb, node.files, 0, 0), false);
 	tmesh_files_put(node.files);
 	return node.end ? tmesh_fs_found(dentry, inode) : NULL;
 }
@@ -223,7 +287,7 @@ static struct dentry *tmesh_folder_lookup(struct inode *dir, struct dentry *dent
 		tmesh_files_component(table, node.first, folder->prefix, &is_file);
 		node.prefix = folder->prefix + name->len + !is_file;
 		node.file = table->entries[node.first];
-		ino = tmesh_node_ino(folder->files, node.file.path, node.prefix);
+		ino = tmesh_node_ino(dir->i_sb, folder->files, node.file.path, node.prefix);
 	}
 	rcu_read_unlock();
 	if (node.first >= node.end)
@@ -238,25 +302,27 @@ static const struct inode_operations tmesh_folder_inode_ops = { .lookup = tmesh_
 /* List the users in ascending order. A position is a uid. */
 static int tmesh_root_iterate(struct file *file, struct dir_context *ctx)
 {
-	const struct ipc_namespace *ipc_ns = tmesh_fs_ipc_ns(file_inode(file)->i_sb);
-	u32 uids[TMESH_UIDS_AT_ONCE], nr, i;
+	const struct super_block *sb = file_inode(file)->i_sb;
+	struct tmesh_uids found;
 	char text[12];
+	int rc;
+	u32 i;
 
 	if (!dir_emit_dots(file, ctx))
 		return 0;
-	while ((nr = tmesh_fs_uids(ipc_ns, ctx->pos - TMESH_POS_FIRST, uids, ARRAY_SIZE(uids)))) {
-		for (i = 0; i < nr; i++) {
-			ctx->pos = (u64)uids[i] + TMESH_POS_FIRST;
-			if (!dir_emit(ctx, text, sprintf(text, "%u", uids[i]),
-				      TMESH_INO_UID | uids[i], DT_DIR))
+	do {
+		found.from = ctx->pos - TMESH_POS_FIRST;
+		found.nr = 0;
+		rc = tmesh_fs_uids(tmesh_fs_ipc_ns(sb), &found);
+		for (i = 0; i < found.nr && !rc; i++) {
+			ctx->pos = (u64)found.uids[i] + TMESH_POS_FIRST;
+			if (!dir_emit(ctx, text, sprintf(text, "%u", found.uids[i]),
+				      tmesh_uid_ino(sb, found.uids[i]), DT_DIR))
 				return 0;
 			ctx->pos++;
 		}
-		if (fatal_signal_pending(current))
-			return -EINTR;
-		cond_resched();
-	}
-	return 0;
+	} while (found.nr && !rc);
+	return rc;
 }
 
 /* Copy the name of the next group of a user that has files. Return false after the last one. */
@@ -264,17 +330,21 @@ static bool tmesh_uid_next(const struct inode *dir, u64 *cursor, char *name, u64
 {
 	const struct ipc_namespace *ipc_ns = tmesh_fs_ipc_ns(dir->i_sb);
 	const struct tmesh_group *group;
+	u32 left;
 
-	rcu_read_lock();
-	while ((group = tmesh_group_after(cursor))) {
-		if (!group->files || group->user->ipc_ns != ipc_ns ||
-		    !uid_eq(group->user->uid, dir->i_uid))
-			continue;
-		memcpy(name, group->name, sizeof(group->name));
-		*ino = tmesh_node_ino(group->files, 0, 0);
-		break;
-	}
-	rcu_read_unlock();
+	do {
+		left = TMESH_GROUPS_AT_ONCE;
+		rcu_read_lock();
+		do
+			group = tmesh_fs_group_after(ipc_ns, cursor, &left);
+		while (group && !uid_eq(group->user->uid, dir->i_uid));
+		if (group) {
+			memcpy(name, group->name, sizeof(group->name));
+			*ino = tmesh_node_ino(dir->i_sb, group->files, 0, 0);
+		}
+		rcu_read_unlock();
+		cond_resched();
+	} while (!group && !left && !fatal_signal_pending(current));
 	return group;
 }
 
@@ -308,7 +378,8 @@ struct tmesh_entry {
 };
 
 /* Find the entry of the file number @i. Return false if the group has no name any more. */
-static bool tmesh_folder_entry(const struct tmesh_node *folder, u32 i, struct tmesh_entry *entry)
+static bool tmesh_folder_entry(const struct super_block *sb, const struct tmesh_node *folder, u32 i,
+			       struct tmesh_entry *entry)
 {
 	const struct tmesh_table *table;
 	const char *name;
@@ -319,7 +390,7 @@ static bool tmesh_folder_entry(const struct tmesh_node *folder, u32 i, struct tm
 		name = tmesh_files_path(table, i) + folder->prefix;
 		entry->length = tmesh_files_component(table, i, folder->prefix, &entry->is_file);
 		memcpy(entry->name, name, entry->length);
-		entry->ino = tmesh_node_ino(folder->files, table->entries[i].path,
+		entry->ino = tmesh_node_ino(sb, folder->files, table->entries[i].path,
 					    folder->prefix + entry->length + !entry->is_file);
 		entry->next = tmesh_files_bound(table, i, folder->end, folder->prefix, name,
 						entry->length, true);
@@ -341,7 +412,7 @@ static int tmesh_folder_iterate(struct file *file, struct dir_context *ctx)
 		return -ENOENT;
 	i += ctx->pos - TMESH_POS_FIRST;
 	while (i < folder->end) {
-		if (!tmesh_folder_entry(folder, i, &entry))
+		if (!tmesh_folder_entry(file_inode(file)->i_sb, folder, i, &entry))
 			return -ENOENT;
 		if (!dir_emit(ctx, entry.name, entry.length, entry.ino,
 			      entry.is_file ? DT_REG : DT_DIR))
@@ -415,13 +486,20 @@ static const struct super_operations tmesh_fs_super_ops = {
 
 static int tmesh_fs_fill(struct super_block *sb, struct fs_context *fc)
 {
-	struct tmesh_user *user = tmesh_user_get(current_euid());
+	struct tmesh_mount *mount = kmalloc(sizeof(*mount), TMESH_GFP);
 	struct inode *root;
+	int rc;
 
-	if (IS_ERR(user))
-		return PTR_ERR(user);
-	/* The user holds the IPC namespace in the way that does not keep it from ending. */
-	sb->s_fs_info = user;
+	if (!mount)
+		return -ENOMEM;
+	mount->user = tmesh_user_get(current_euid());
+	if (IS_ERR(mount->user)) {
+		rc = PTR_ERR(mount->user);
+		kfree(mount);
+		return rc;
+	}
+	get_random_bytes(&mount->key, sizeof(mount->key));
+	sb->s_fs_info = mount;
 	sb->s_flags |= SB_RDONLY | SB_NOATIME;
 	sb->s_iflags |= SB_I_NOEXEC | SB_I_NODEV;
 	sb->s_magic = TMESH_FS_MAGIC;
@@ -464,11 +542,13 @@ static int tmesh_fs_init_context(struct fs_context *fc)
 
 static void tmesh_fs_kill(struct super_block *sb)
 {
-	struct tmesh_user *user = sb->s_fs_info;
+	struct tmesh_mount *mount = sb->s_fs_info;
 
 	kill_anon_super(sb);
-	if (user)
-		tmesh_user_put(user);
+	if (!mount)
+		return;
+	tmesh_user_put(mount->user);
+	kfree(mount);
 }
 
 /* Not for user namespaces: docs/internals/abi.md has the reason. */

@@ -204,8 +204,10 @@ static void tmesh_group_hide(struct tmesh_group *group)
 	hash_del(&group->node);
 	xa_erase(&groups, group->id);
 	tmesh_idle_remove(group);
-	if (group->files)
-		tmesh_files_drop(group->files);
+	if (!group->files)
+		return;
+	group->user->shown--;
+	tmesh_files_drop(group->files);
 }
 
 static void tmesh_group_uncharge(const struct tmesh_group *group)
@@ -587,6 +589,8 @@ int tmesh_group_publish(struct tmesh_group *group, const struct tmesh_keep *cmd,
 	for (i = 0; i < group->nr_regions; i++)
 		WRITE_ONCE(group->regions[i]->kept, group);
 	group->precharged = 0;
+	if (group->files)
+		group->user->shown++;
 	/* The caller has a handle of each region. */
 	group->held = group->nr_regions;
 	hash_add(group_names, &group->node, tmesh_group_key(user->uid, group->name));

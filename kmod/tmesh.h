@@ -105,6 +105,7 @@ struct tmesh_due {
  * @lock:      guards @files, @holds and each listed region's hold_node
  * @files:     open /dev/tmesh files
  * @holds:     regions without a claim whose hold has not ended
+ * @shown:     number of its groups that have files; guarded by tmesh_kept_lock
  */
 struct tmesh_user {
 	u64 key;
@@ -117,6 +118,7 @@ struct tmesh_user {
 	spinlock_t lock;
 	unsigned int files;
 	struct list_head holds;
+	unsigned int shown;
 };
 
 /**
