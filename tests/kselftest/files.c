@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
  * Kept files, and the file system that shows them: the tree, reading, mapping, users and
- * namespaces. Files are open while their name or memory goes.
+ * namespaces. files_held.c has files that are open while their name or memory goes.
  */
 #include <dirent.h>
 #include <grp.h>
@@ -19,42 +19,6 @@
 #define ALICE 1001
 #define BOB 1002
 #define TEAM 2001
-
-static struct kept_files files;
-
-static struct kept_files *no_files(void)
-{
-	files.count = files.bytes = 0;
-	return &files;
-}
-
-/* Mount for one test. A test that fails leaves the mount, so take away what is there. */
-static void mount_here(void)
-{
-	umount2(MOUNT, MNT_DETACH);
-	files_mount(MOUNT);
-}
-
-static void unmount_here(void)
-{
-	CHECK_OK(umount(MOUNT));
-}
-
-/* Test whether a file of keep_region()'s bytes has these. */
-static bool file_same(const char *path, __u64 bytes, unsigned char value)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	unsigned char page[PAGE];
-	bool same = fd >= 0;
-
-	for (__u64 at = 0; same && at < bytes; at += PAGE)
-		same = pread(fd, page, PAGE, at) ==
-			       (ssize_t)(bytes - at < PAGE ? bytes - at : PAGE) &&
-		       page[0] == (unsigned char)(value + at / PAGE);
-	if (fd >= 0)
-		close(fd);
-	return same;
-}
 
 TEST(arguments, "tables that are wrong are refused, and nothing is kept of them")
 {
@@ -383,93 +347,6 @@ TEST(reader, "a random reader gets the bytes that a file on tmpfs gives, and so 
 	munmap(q, bytes);
 }
 
-TEST(holds,
-     "an open file and a mapping are holders; a name that is dropped or replaced leaves them")
-{
-	int dev = t_dev(), fd, old, handle;
-	struct tmesh_holder h[4];
-	struct tmesh_holders list = {.size = sizeof(list), .entry_bytes = sizeof(h[0])};
-	struct tmesh_caps_query before, after;
-	unsigned char *p;
-	struct tmesh_kept k;
-	struct stat st, now;
-
-	mount_here();
-	REQUIRE_OK(keep_one(dev, "h", "f", 4 * PAGE, 10, 0600, 0));
-	before = t_caps(dev);
-	REQUIRE(kept_find(dev, "h", &k));
-	CHECK_EQ(k.held, 0);
-	old = REQUIRE_OK(open(MOUNT "/0/h/f", O_RDONLY | O_CLOEXEC));
-	REQUIRE(kept_find(dev, "h", &k));
-	CHECK_EQ(k.held, 1);
-	CHECK_EQ(k.handles, 1);
-	after = t_caps(dev);
-	CHECK_EQ(after.used_handles, before.used_handles + 1);
-	REQUIRE_OK(kept_open(dev, "h", R_READ | R_MANAGE, 0, &handle, 1));
-	list.entries = ADDRESS(h);
-	list.count = 4;
-	CHECK_OK(ioctl(handle, TMESH_HOLDERS, &list));
-	CHECK_EQ(list.count, 2);
-	CHECK_EQ(h[0].kind, TMESH_HOLDER_HANDLE);
-	CHECK_EQ(h[0].flags, TMESH_HOLDER_FLAG_FILE);
-	CHECK_EQ(h[0].pid, getpid());
-	CHECK_EQ(h[1].flags, 0);
-	close(handle);
-	p = mmap(NULL, 4 * PAGE, PROT_READ, MAP_SHARED, old, 0);
-	REQUIRE(p != MAP_FAILED);
-	CHECK_OK(fstat(old, &st));
-	close(old);
-	REQUIRE(kept_find(dev, "h", &k));
-	CHECK_EQ(k.held, 1);
-	/* Replace: the path leads to the new file at once. */
-	CHECK_OK(keep_one(dev, "h", "f", 5 * PAGE, 50, 0600, TMESH_KEEP_REPLACE));
-	CHECK(file_same(MOUNT "/0/h/f", 5 * PAGE, 50));
-	CHECK_OK(stat(MOUNT "/0/h/f", &now));
-	CHECK(now.st_ino != st.st_ino);
-	CHECK_EQ(now.st_size, 5 * PAGE);
-	CHECK_EQ(p[3 * PAGE], 13);
-	munmap(p, 4 * PAGE);
-	CHECK_EQ(t_listed(dev), 1);
-	/* Drop, with the file and its folder open. */
-	old = REQUIRE_OK(open(MOUNT "/0/h/f", O_RDONLY | O_CLOEXEC));
-	fd = REQUIRE_OK(open(MOUNT "/0/h", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-	CHECK_OK(kept_drop(dev, "h"));
-	CHECK_ERR(open(MOUNT "/0/h/f", O_RDONLY), ENOENT);
-	CHECK_ERR(openat(fd, "f", O_RDONLY), ENOENT);
-	CHECK_OK(fstat(fd, &st));
-	CHECK_EQ(pread(old, &(char){0}, 1, 4 * PAGE), 1);
-	CHECK_EQ(t_listed(dev), 1);
-	close(old);
-	/* The folder's descriptor holds no memory. */
-	CHECK_EQ(t_listed(dev), 0);
-	close(fd);
-	unmount_here();
-}
-
-TEST(revoke, "a revocation takes a file's memory: SIGBUS in mappings, ESTALE for reads")
-{
-	int dev = t_dev(), fd, handle;
-	unsigned char *p;
-
-	mount_here();
-	REQUIRE_OK(keep_one(dev, "v", "f", 4 * PAGE, 10, 0600, 0));
-	fd = REQUIRE_OK(open(MOUNT "/0/v/f", O_RDONLY | O_CLOEXEC));
-	p = mmap(NULL, 4 * PAGE, PROT_READ, MAP_SHARED, fd, 0);
-	REQUIRE(p != MAP_FAILED);
-	CHECK_EQ(t_read(p), 0);
-	REQUIRE_OK(kept_open(dev, "v", R_READ | R_MANAGE, 0, &handle, 1));
-	CHECK_OK(t_revoke(handle));
-	CHECK_EQ(t_read(p), SIGBUS);
-	CHECK_ERR(pread(fd, &(char){0}, 1, 0), ESTALE);
-	CHECK_ERR(sendfile(STDOUT_FILENO, fd, NULL, 1), ESTALE);
-	CHECK(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED && errno == ESTALE);
-	CHECK_ERR(open(MOUNT "/0/v/f", O_RDONLY), ENOENT);
-	munmap(p, 4 * PAGE);
-	close(fd);
-	close(handle);
-	unmount_here();
-}
-
 /* Read a file as another user, in a process of its own. Return 0 or the error. */
 static int read_as(uid_t uid, gid_t gid, gid_t extra, const char *path)
 {
@@ -677,27 +554,6 @@ TEST(mounts, "two mounts show the same; one with open files is busy; the module 
 	unmount_here();
 }
 
-TEST(limit, "an open file counts as a handle, and one above the limit is refused")
-{
-	int dev = t_dev(), fds[8], more = 0;
-
-	mount_here();
-	REQUIRE_OK(keep_one(dev, "l", "f", PAGE, 7, 0600, 0));
-	t_set_limit("max_handles_per_uid", t_caps(dev).used_handles + 4);
-	for (int i = 0; i < 8; i++) {
-		fds[i] = open(MOUNT "/0/l/f", O_RDONLY | O_CLOEXEC);
-		more += fds[i] >= 0;
-		if (fds[i] < 0)
-			CHECK_EQ(errno, EDQUOT);
-	}
-	CHECK_EQ(more, 4);
-	for (int i = 0; i < 8; i++)
-		if (fds[i] >= 0)
-			close(fds[i]);
-	CHECK_OK(kept_drop(dev, "l"));
-	unmount_here();
-}
-
 TEST(many, "a table of as many files as there may be is shown whole")
 {
 	const __u32 count = TMESH_FILES_MAX, stride = 40;
@@ -748,69 +604,114 @@ TEST(many, "a table of as many files as there may be is shown whole")
 	free(entries);
 }
 
-TEST(dropped, "a table counts before it is read, and a name's end frees it under open folders")
+TEST(listed, "a listing has each user with files once, however many names and users there are")
 {
 	enum {
-		COUNT = 16384,
-		LENGTH = 1000,
-		ROUNDS = 12
+		USERS = 40,
+		NAMES = 8
 	};
-	struct tmesh_file *entries = calloc(COUNT, sizeof(*entries));
-	int dev = t_dev(), fd = keep_region(dev, PAGE, 0, 1), held[ROUNDS];
-	char *paths = malloc(COUNT * (LENGTH + 1));
-	struct tmesh_keep k = keep_call("held", &fd, 1);
-	unsigned long long limit = t_limit("max_kept_bytes_per_uid");
-	__u64 used = t_caps(dev).used_kept_bytes;
-	long before, after = 0;
+	int dev = t_dev(), n, names[USERS] = {0}, root, plain;
+	char path[512], name[16];
+	struct dirent *e;
+	struct stat st;
+	pid_t pid;
+	DIR *dir;
 
-	REQUIRE(entries && paths);
 	mount_here();
-	memset(paths, 'x', COUNT * (LENGTH + 1));
-	for (unsigned int i = 0; i < COUNT; i++) {
-		char *path = paths + i * (LENGTH + 1);
-
-		path[sprintf(path, "%05u", i)] = 'x';
-		for (int slash = 200; slash < LENGTH; slash += 200)
-			path[slash] = '/';
-		path[LENGTH] = 0;
-		entries[i].path = i * (LENGTH + 1);
+	for (int i = 0; i < USERS; i++) {
+		T_CHILD(pid) {
+			t_become(3000 + i, 3000, 0);
+			dev = t_dev();
+			for (int j = 0; j < NAMES; j++) {
+				snprintf(name, sizeof(name), "n%d", j);
+				CHECK_OK(keep_one(dev, name, "f", PAGE, 1, 0600, 0));
+			}
+		}
+		t_wait(pid);
 	}
-	k.files = ADDRESS(entries);
-	k.file_count = COUNT;
-	k.file_bytes = sizeof(*entries);
-	k.paths = ADDRESS(paths);
-	k.path_bytes = COUNT * (LENGTH + 1);
-	t_set_limit("max_kept_bytes_per_uid", used + 16 * MB);
-	CHECK_ERR(ioctl(dev, TMESH_KEEP, &k), EDQUOT);
-	k.paths = 8;
-	CHECK_ERR(ioctl(dev, TMESH_KEEP, &k), EDQUOT);
-	t_set_limit("max_kept_bytes_per_uid", used + 64 * MB);
-	CHECK_ERR(ioctl(dev, TMESH_KEEP, &k), EFAULT);
-	CHECK_EQ(t_caps(dev).used_kept_bytes, used);
-	t_set_limit("max_kept_bytes_per_uid", limit);
-	k.paths = ADDRESS(paths);
-	before = t_meminfo("MemAvailable");
-	for (int i = 0; i < ROUNDS; i++) {
-		REQUIRE_OK(ioctl(dev, TMESH_KEEP, &k));
-		held[i] = REQUIRE_OK(open(MOUNT "/0/held", O_PATH | O_CLOEXEC));
-		CHECK_OK(kept_drop(dev, "held"));
+	/* A user whose names have no files is not shown. */
+	plain = keep_region(dev, PAGE, 0, 1);
+	REQUIRE_OK(keep(dev, "plain", &plain, 1, 0));
+	CHECK_ERR(stat(MOUNT "/0", &st), ENOENT);
+	CHECK_ERR(stat(MOUNT "/2999", &st), ENOENT);
+	CHECK_OK(stat(MOUNT "/3000", &st));
+	root = 0;
+	dir = opendir(MOUNT);
+	REQUIRE(dir);
+	while ((e = readdir(dir))) {
+		if (e->d_name[0] == '.')
+			continue;
+		CHECK_EQ(atoi(e->d_name), 3000 + root++);
+		snprintf(path, sizeof(path), MOUNT "/%s", e->d_name);
+		CHECK_OK(stat(path, &st));
+		CHECK_EQ(st.st_ino, e->d_ino);
 	}
-	for (int i = 0; i < 200; i++) {
-		after = t_meminfo("MemAvailable");
-		if (before - after < 100000)
-			break;
-		usleep(100000);
+	closedir(dir);
+	CHECK_EQ(root, USERS);
+	for (int i = 0; i < USERS; i++) {
+		snprintf(path, sizeof(path), MOUNT "/%d", 3000 + i);
+		dir = opendir(path);
+		REQUIRE(dir);
+		while ((e = readdir(dir)))
+			names[i] += e->d_name[0] == 'n';
+		closedir(dir);
+		CHECK_EQ(names[i], NAMES);
 	}
-	CHECK(before - after < 100000);
-	for (int i = 0; i < ROUNDS; i++) {
-		CHECK_ERR(openat(held[i], "x", O_PATH), ENOENT);
-		close(held[i]);
+	/* The folder goes with the last name that has files. */
+	T_CHILD(pid) {
+		t_become(3000, 3000, 0);
+		n = t_dev();
+		for (int j = 0; j < NAMES; j++) {
+			CHECK_OK(stat(MOUNT "/3000", &st));
+			snprintf(name, sizeof(name), "n%d", j);
+			CHECK_OK(kept_drop(n, name));
+		}
 	}
-	CHECK_EQ(t_caps(dev).used_kept_bytes, used);
-	close(fd);
+	t_wait(pid);
 	unmount_here();
-	free(paths);
-	free(entries);
+	mount_here();
+	CHECK_ERR(stat(MOUNT "/3000", &st), ENOENT);
+	CHECK_OK(stat(MOUNT "/3001", &st));
+	close(plain);
+	T_CHILD(pid) {
+		t_drop_kept();
+	}
+	t_wait(pid);
+	unmount_here();
+}
+
+TEST(numbers, "inode numbers stay in a mount, differ between mounts, and count nothing")
+{
+	int dev = t_dev(), handle;
+	struct stat first, second, again, file;
+	long long apart;
+
+	mount_here();
+	REQUIRE_OK(keep_one(dev, "n1", "f", PAGE, 1, 0600, 0));
+	REQUIRE_OK(keep_one(dev, "n2", "f", PAGE, 1, 0600, 0));
+	CHECK_OK(stat(MOUNT "/0/n1", &first));
+	CHECK_OK(stat(MOUNT "/0/n1/f", &file));
+	CHECK_OK(stat(MOUNT "/0/n2", &second));
+	CHECK(first.st_ino != second.st_ino && first.st_ino != file.st_ino);
+	/* The ids of the two names are close to each other. */
+	apart = (long long)(second.st_ino >> 27) - (long long)(first.st_ino >> 27);
+	CHECK(apart < 0 || apart > 1000);
+	files_mount("/second");
+	CHECK_OK(stat("/second/0/n1", &again));
+	CHECK(again.st_ino != first.st_ino);
+	CHECK_OK(umount("/second"));
+	/* New inodes have the same numbers. The handle keeps the memory of the name. */
+	REQUIRE_OK(kept_open(dev, "n1", R_READ, 0, &handle, 1));
+	for (int i = 0; i < 3; i++)
+		t_write_file("/proc/sys/vm/drop_caches", "2");
+	CHECK_OK(stat(MOUNT "/0/n1", &again));
+	CHECK_EQ(again.st_ino, first.st_ino);
+	CHECK_OK(stat(MOUNT "/0/n1/f", &again));
+	CHECK_EQ(again.st_ino, file.st_ino);
+	close(handle);
+	CHECK_OK(kept_drop(dev, "n1"));
+	kept_drop(dev, "n2");
+	unmount_here();
 }
 
 int main(void)

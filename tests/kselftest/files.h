@@ -85,4 +85,40 @@ static inline void files_mount(const char *where)
 	REQUIRE_OK(mount("none", where, "tmesh", 0, NULL));
 }
 
+static struct kept_files files;
+
+static inline struct kept_files *no_files(void)
+{
+	files.count = files.bytes = 0;
+	return &files;
+}
+
+/* Mount for one test. A test that fails leaves the mount, so take away what is there. */
+static inline void mount_here(void)
+{
+	umount2(MOUNT, MNT_DETACH);
+	files_mount(MOUNT);
+}
+
+static inline void unmount_here(void)
+{
+	CHECK_OK(umount(MOUNT));
+}
+
+/* Test whether a file of keep_region()'s bytes has these. */
+static inline bool file_same(const char *path, __u64 bytes, unsigned char value)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	unsigned char page[PAGE];
+	bool same = fd >= 0;
+
+	for (__u64 at = 0; same && at < bytes; at += PAGE)
+		same = pread(fd, page, PAGE, at) ==
+			       (ssize_t)(bytes - at < PAGE ? bytes - at : PAGE) &&
+		       page[0] == (unsigned char)(value + at / PAGE);
+	if (fd >= 0)
+		close(fd);
+	return same;
+}
+
 #endif
