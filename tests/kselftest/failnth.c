@@ -11,10 +11,12 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "drm.h"
+#include "files.h"
 #include "keep.h"
 #include "lease.h"
 #include "t.h"
@@ -114,7 +116,7 @@ static void tear_down(void)
 
 struct view {
 	struct tmesh_info info, sealed;
-	__u64 bytes, regions, handles, pins, kept_bytes, kept_names, kept;
+	__u64 bytes, regions, handles, pins, kept_bytes, kept_names, files, foreign_files, kept;
 	int listed, fds;
 };
 
@@ -133,6 +135,8 @@ static struct view look(void)
 	v.pins = q.used_pins;
 	v.kept_bytes = q.used_kept_bytes;
 	v.kept_names = q.used_kept_names;
+	v.files = q.used_files;
+	v.foreign_files = q.used_foreign_files;
 	v.kept = t_info(set.sealed).kept;
 	v.listed = t_listed(set.dev);
 	v.fds = t_count_fds();
@@ -628,6 +632,113 @@ SWEEP(kept_list, "KEPT_LIST", nothing, kept_list(set.dev, 0, &(struct tmesh_kept
 SWEEP(kept_drop, "KEEP, KEPT_DROP", drop_new, keep_and_drop())
 SWEEP(private, "private mmap, faults and first writes", nothing, write_private(set.kept[0]))
 SWEEP(fork, "fork with a mapping", nothing, fork_with_mapping())
+
+/* Keep a table of three files of the first region. */
+static long keep_table(const char *name, __u32 flags)
+{
+	struct kept_files *f = no_files();
+
+	files_add(f, "a/b", 0, 0, PAGE);
+	files_add(f, "a/c", 0, 0, PAGE);
+	files_add(f, "d", 0, 0, 0);
+	return keep_files(set.dev, name, set.kept, 1, f, 0600, flags);
+}
+
+static long keep_table_and_drop(void)
+{
+	long ret = keep_table("kept", TMESH_KEEP_REPLACE);
+
+	return ret ? ret : keep(set.dev, "kept", set.kept, 2, TMESH_KEEP_REPLACE);
+}
+
+/* Open, read and map a file. Report the first error. */
+static long use_file(int fd)
+{
+	int ret, err;
+
+	if (fd < 0)
+		return -1;
+	ret = read(fd, range, 1) == 1 && sendfile(set.null, fd, NULL, 1) == 1 ? 0 : -1;
+	if (!ret)
+		ret = write_private(fd) ? -1 : 0;
+	err = errno;
+	close(fd);
+	errno = err;
+	return ret;
+}
+
+static long list_folder(int fd)
+{
+	long ret, err;
+
+	if (fd < 0)
+		return -1;
+	do
+		ret = syscall(SYS_getdents64, fd, range, sizeof(range));
+	while (ret > 0);
+	err = errno;
+	close(fd);
+	errno = err;
+	return ret;
+}
+
+/* Use a new mount, so that no dentry of it is cached. */
+static long on_mount(long (*use)(void))
+{
+	long ret;
+	int err;
+
+	if (mount("none", MOUNT, "tmesh", 0, NULL))
+		return -1;
+	ret = use();
+	err = errno;
+	umount2(MOUNT, MNT_DETACH);
+	errno = err;
+	return ret;
+}
+
+static long mounted(void)
+{
+	return 0;
+}
+
+static long read_file(void)
+{
+	return use_file(open(MOUNT "/0/files/a/b", O_RDONLY | O_CLOEXEC));
+}
+
+static long list_folders(void)
+{
+	static const char *const folders[] = {MOUNT, MOUNT "/0", MOUNT "/0/files",
+					      MOUNT "/0/files/a"};
+	long ret = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(folders) && !ret; i++)
+		ret = list_folder(open(folders[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	return ret;
+}
+
+#define SWEEP_FILES(ident, title, use)              \
+	static long op_##ident(void)                \
+	{                                           \
+		return on_mount(use);               \
+	}                                           \
+	TEST(ident, title)                          \
+	{                                           \
+		set_up();                           \
+		mkdir(MOUNT, 0755);                 \
+		kept_drop(set.dev, "kept");         \
+		REQUIRE_OK(keep_table("files", 0)); \
+		sweep(op_##ident, nothing);         \
+		kept_drop(set.dev, "files");        \
+		tear_down();                        \
+	}
+
+SWEEP(keep_files, "KEEP of files in place of others, and KEEP without files in place of those",
+      nothing, keep_table_and_drop())
+SWEEP_FILES(mount_files, "mount of the file system", mounted)
+SWEEP_FILES(read_files, "look-up, open, read, splice, mmap and faults of a kept file", read_file)
+SWEEP_FILES(list_files, "listing of kept files", list_folders)
 
 TEST(holders_devices, "HOLDERS with a device")
 {

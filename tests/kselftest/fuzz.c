@@ -74,6 +74,7 @@ static void set_up(void)
 	close(fd);
 	corpus = shared(sizeof(*corpus), -1);
 	cover = fuzz_cover();
+	fuzz_mount();
 	REQUIRE(!path || f);
 	while (f && fgets(line, sizeof(line), f)) {
 		REQUIRE(corpus->count < CORPUS_MAX);
@@ -284,6 +285,7 @@ TEST(replay, "the inputs of the corpus, one after the other")
 		}
 		t_wait(pid);
 	}
+	fuzz_unmount();
 	t_note("%d inputs", corpus->count);
 }
 
@@ -318,6 +320,7 @@ TEST(fuzz, "random calls of four processes at once, of root and two users")
 		minimise();
 		save();
 	}
+	fuzz_unmount();
 }
 
 int main(void)

@@ -51,6 +51,10 @@ void fuzz_lay_down(struct fuzz_hand *h);
 /* Return the number of calls made so far, without those of children. */
 unsigned long fuzz_calls(const struct fuzz_hand *h);
 
+/* Mount the file system for the inputs' paths, as root, or take it away. */
+void fuzz_mount(void);
+void fuzz_unmount(void);
+
 /* Inputs */
 
 /* Parse an input from a line of text. Return false if it is none. */

@@ -42,6 +42,8 @@ enum kind {
 	TOKEN,
 	POINTER,
 	STRIDE, /* of an array whose entries have the detail's size */
+	TABLE,	/* of files; fills the four fields behind it, too */
+	SAME,	/* as TABLE filled it, or at an edge */
 	/* Filled in by the call, for later calls to use */
 	OUT_FILE,
 	OUT_ID,
@@ -159,6 +161,37 @@ static void *handles(struct fuzz_hand *h, unsigned char b)
 	return fds;
 }
 
+/*
+ * Make a table of up to 7 files of the first region for TMESH_KEEP. Where @b is large, one path or
+ * one entry is wrong.
+ */
+static void table(struct fuzz_hand *h, struct tmesh_keep *keep, unsigned char b)
+{
+	static const char *const paths[] = {"a/b", "a/c", "d", "e/f/g", "e/h", "i", "j"};
+	struct tmesh_file *entries = (struct tmesh_file *)(h->array + 8 * KB);
+	char *text = (char *)h->array + 16 * KB;
+	unsigned int count = b % 8, at = 0;
+
+	memset(entries, 0, 8 * sizeof(*entries));
+	for (unsigned int i = 0; i < count; i++) {
+		entries[i] = (struct tmesh_file){
+			.offset = b / 8 % 4 * PAGE,
+			.bytes = i % 3 * PAGE,
+			.path = at,
+		};
+		at += sprintf(text + at, "%s", paths[i]) + 1;
+	}
+	if (b >= 224 && count)
+		text[b % 5] = "/.a"[b % 3];
+	else if (b >= 192 && count)
+		entries[b % count].bytes = fuzz_edge(b);
+	keep->files = count ? (unsigned long)entries : 0;
+	keep->paths = count ? (unsigned long)text : 0;
+	keep->path_bytes = at;
+	keep->file_count = count;
+	keep->file_bytes = count ? sizeof(*entries) : 0;
+}
+
 /* Return the bits of @mask that the bits of @b choose, from the lowest. */
 static __u64 some_bits(__u64 mask, unsigned char b)
 {
@@ -173,7 +206,8 @@ static __u64 some_bits(__u64 mask, unsigned char b)
 static __u64 number(struct fuzz_hand *h, const struct field *f, const struct op *op,
 		    unsigned char b)
 {
-	static const __u32 modes[] = {0, 0600, 0660, 0640, 0400, 0440, 0220, 0777, 010, 01000};
+	static const __u32 modes[] = {0,    0600, 0660, 0640,  0400, 0440,
+				      0220, 0777, 010,	01000, 0644};
 	static const __u32 groups[] = {0, 1500, 1001, 77, ~0u};
 	bool odd = b >= 224;
 
@@ -241,6 +275,14 @@ static void fill(struct fuzz_hand *h, const struct field *f, const struct op *op
 		memset(to, b < 240 ? 0 : 'k', f->bytes);
 		to[0] = 'k';
 		to[1] = b < 240 ? '0' + b % FUZZ_NAMES : b;
+		break;
+	case TABLE:
+		table(h, (struct tmesh_keep *)h->words, b);
+		break;
+	case SAME:
+		value = fuzz_edge(b);
+		if (b >= 240)
+			memcpy(to, &value, f->bytes);
 		break;
 	case TOKEN:
 		memcpy(to, h->tokens[b % REMEMBERED], f->bytes);
@@ -387,7 +429,9 @@ static const struct op ops[] = {
 		    F(tmesh_keep, name, NAME), F(tmesh_keep, handles, HANDLES),
 		    F(tmesh_keep, lifetime_ns, NSEC), F(tmesh_keep, count, FEW),
 		    F(tmesh_keep, mode, MODE), F(tmesh_keep, gid, GROUP), F(tmesh_keep, pad, ZERO),
-		    F(tmesh_keep, id, OUT_ID)}},
+		    F(tmesh_keep, files, TABLE), F(tmesh_keep, paths, SAME),
+		    F(tmesh_keep, path_bytes, SAME), F(tmesh_keep, file_count, SAME),
+		    F(tmesh_keep, file_bytes, SAME), F(tmesh_keep, id, OUT_ID)}},
 	{"kept_open", CALL(TMESH_KEPT_OPEN, tmesh_kept_open), .on_device = true,
 	 .fields = {HEAD(tmesh_kept_open, TMESH_KEPT_UID), F(tmesh_kept_open, name, NAME),
 		    F(tmesh_kept_open, fds, POINTER), F(tmesh_kept_open, count, COUNT),

@@ -9,7 +9,10 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <linux/dma-buf.h>
@@ -229,6 +232,81 @@ static long run_punch(struct fuzz_hand *h, const struct fuzz_call *c)
 			 c->arg[0] * PAGE, (c->arg[1] + 1) * PAGE);
 }
 
+/* Kept files */
+
+#define FUZZ_MOUNT "/fuzz_files"
+
+void fuzz_mount(void)
+{
+	mkdir(FUZZ_MOUNT, 0755);
+	umount2(FUZZ_MOUNT, MNT_DETACH);
+	REQUIRE_OK(mount("none", FUZZ_MOUNT, "tmesh", 0, NULL));
+}
+
+void fuzz_unmount(void)
+{
+	umount2(FUZZ_MOUNT, MNT_DETACH);
+}
+
+/* Open a path of the tree, by its root or by a folder that is open. */
+static long run_path(struct fuzz_hand *h, const struct fuzz_call *c)
+{
+	static const char *const tails[] = {"a/b", "",	"a", "d",	 "e/f/g", "e/h/none",
+					    "e",   ".", "j", "a/../a/c", "x//",	  "a\n"};
+	static const int flags[] = {O_RDONLY,		O_RDONLY | O_DIRECT,   O_PATH,
+				    O_DIRECTORY,	O_RDONLY | O_NONBLOCK, O_RDWR,
+				    O_WRONLY | O_TRUNC, O_RDONLY | O_NOATIME};
+	static const int users[] = {0, 1001, 1002, -1};
+	const char *tail = tails[c->arg[1] % ARRAY_SIZE(tails)];
+	int fd, how = flags[c->arg[2] % ARRAY_SIZE(flags)] | O_CLOEXEC;
+	char path[64];
+
+	if (c->arg[3] % 2) {
+		fd = openat(fuzz_file_of(h, c->fd), tail, how);
+	} else {
+		snprintf(path, sizeof(path), FUZZ_MOUNT "/%d/k%d/%s",
+			 c->arg[0] / 4 % 2 ? users[c->arg[0] / 8 % 4] : (int)geteuid(),
+			 c->arg[0] % 4, tail);
+		/* A shorter path for some. */
+		if (c->arg[4] >= 224)
+			path[sizeof(FUZZ_MOUNT) + c->arg[4] % 8] = '\0';
+		fd = open(path, how);
+	}
+	fuzz_keep_file(h, fd);
+	return fd;
+}
+
+static long run_read(struct fuzz_hand *h, const struct fuzz_call *c)
+{
+	int fd = fuzz_file_of(h, c->fd), ends[2];
+	off_t at = c->arg[1] < 224 ? c->arg[1] * 128 : (off_t)fuzz_edge(c->arg[1]);
+	size_t bytes = c->arg[2] < 224 ? c->arg[2] * 128 : 64 * KB;
+	void *to = c->arg[3] < 192 ? h->array : fuzz_address(h, c->arg[3], c->arg[4]);
+	struct iovec io[2] = {{to, bytes / 2}, {to, bytes - bytes / 2}};
+	struct stat st;
+	long ret;
+
+	switch (c->arg[0] % 6) {
+	case 0:
+		return pread(fd, to, bytes, at);
+	case 1:
+		return preadv(fd, io, 2, at);
+	case 2:
+		return syscall(SYS_getdents64, fd, to, bytes);
+	case 3:
+		return fstat(fd, &st);
+	case 4:
+		return lseek(fd, at, c->arg[3] % 6);
+	default:
+		if (pipe2(ends, O_CLOEXEC | O_NONBLOCK))
+			return -1;
+		ret = splice(fd, &at, ends[1], NULL, bytes, SPLICE_F_NONBLOCK);
+		close(ends[0]);
+		close(ends[1]);
+		return ret;
+	}
+}
+
 /* dma-bufs, ours and others' */
 
 /*
@@ -359,5 +437,6 @@ const struct fuzz_system fuzz_system[] = {
 	{"look", run_look},	    {"memfd", run_memfd},     {"punch", run_punch},
 	{"dmabuf", run_dmabuf},	    {"sync", run_sync},	      {"fence", run_fence},
 	{"attach", run_attach},	    {"release", run_release}, {"fork", run_fork},
+	{"path", run_path},	    {"read", run_read},
 };
 const int fuzz_system_ops = ARRAY_SIZE(fuzz_system);

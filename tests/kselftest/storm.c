@@ -264,6 +264,7 @@ TEST(storm, "hundreds of processes killed at random moments leave nothing behind
 	if (t_full())
 		alarm(3000);
 	foreign = vgem_buffer(open_vgem(), 16 * PAGE, DRM_RDWR);
+	fuzz_mount();
 	armed = mmap(NULL, PAGE, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	REQUIRE(armed != MAP_FAILED);
 	t_note("seed %u: %d rounds of %d kills", seed, rounds, KILLS);
@@ -287,6 +288,7 @@ TEST(storm, "hundreds of processes killed at random moments leave nothing behind
 			tell_memory("in the middle");
 	}
 	tell_memory("in the end");
+	fuzz_unmount();
 	t_note("%lu had a lease, a pin, views, imports and a fence", *armed);
 	CHECK(*armed);
 	if (!t_failed() && rounds == ROUNDS_MAX) {
