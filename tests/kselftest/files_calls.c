@@ -7,14 +7,6 @@
 
 #include "files.h"
 
-static struct kept_files files;
-
-static struct kept_files *no_files(void)
-{
-	files.count = files.bytes = 0;
-	return &files;
-}
-
 /* Room for the answers */
 static struct tmesh_file entries[ARRAY_SIZE(files.entries)];
 static char paths[sizeof(files.paths)];
