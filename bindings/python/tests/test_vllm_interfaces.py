@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """tmesh.vllm's connector and transfer of weights without vLLM: with stand-ins that vllm_interfaces.py makes of a record of vLLM's interfaces."""
 
+import contextlib
 import importlib
 import os
 from pathlib import Path
@@ -357,6 +358,30 @@ def test_generations_of_weights(modules):
     other = weights.Trainer.trainer_init(init, client=None, source=source)
     other.send_weights()
     other.shutdown()
+
+
+def test_an_update_processes_weights_as_the_load_did(modules):
+    """Weights that were left as they are would not fit packed ones."""
+    torch = pytorch()
+    weights = modules("weights")
+    model = Model()
+
+    @contextlib.contextmanager
+    def in_place():
+        model.calls.append("in")
+        yield
+        model.calls.append("out")
+
+    model.tmesh_processes_in = in_place
+    engine = weights.Engine(None, None, None, model)
+    slot = tmesh.Slot()
+    slot.publish({"a": torch.ones(2)})
+    engine.init_transfer_engine(weights.Init(slot.token))
+    engine.update_weights({"generation": 1})
+    engine.finish_weight_update()
+    assert model.calls == ["in", "begin", "end", "out"] and model.weights == {"a": [1, 1]}
+    engine.shutdown()
+    slot.close()
 
 
 def test_the_classes_have_all_that_vllm_calls(modules):

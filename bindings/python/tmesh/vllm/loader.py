@@ -171,8 +171,10 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
             mapped = time.perf_counter()
             artifact = obtained.artifact
             places = storages(model) if artifact else set()
-            with _in_place() if self._mode == "view" and artifact else contextlib.nullcontext():
+            in_place = _in_place if self._mode == "view" and artifact else contextlib.nullcontext
+            with in_place():
                 _utils.process_weights_after_loading(model, model_config, device)
+            model.tmesh_processes_in = in_place  # an update processes weights again, in the same form
         shared = shared_bytes(model, artifact, places) if artifact else 0
         self.report = {"artifact": artifact.name if artifact else None, "made": obtained.made, "waited": obtained.waited,
                        "bytes": artifact.nbytes if artifact else 0, "shared_bytes": shared, "reason": obtained.reason, "meta": meta}

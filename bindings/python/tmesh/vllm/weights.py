@@ -12,6 +12,7 @@ any point leaves the old weights or the new ones."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any, ClassVar
 
@@ -104,10 +105,11 @@ class Engine(_base.WeightTransferEngine):  # type: ignore[misc]
         self._applied = value
 
     def _load(self, value: SlotValue) -> None:
-        _reload.initialize_layerwise_reload(self.model)
-        with _mtp.disable_mtp_completeness_check():
-            self.model.load_weights(iter(value.state_dict(private=False).items()))
-        _reload.finalize_layerwise_reload(self.model, self.model_config)
+        with getattr(self.model, "tmesh_processes_in", contextlib.nullcontext)():
+            _reload.initialize_layerwise_reload(self.model)
+            with _mtp.disable_mtp_completeness_check():
+                self.model.load_weights(iter(value.state_dict(private=False).items()))
+            _reload.finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         self._pending = None
