@@ -29,8 +29,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 PATIENCE = 600
 PROMPTS = [f"prompt {number} of twenty: {'go on ' * (number % 7)}" for number in range(20)]
-UPDATES = 19
+UPDATES = 199 if os.environ.get("TMESH_TEST_LENGTH") == "full" else 19
 HUGE = 2 << 20
+# The environment of an engine with several workers. Without nobind vLLM wants a NUMA node for each.
+WORKERS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 KINDS = ["llama", "qwen", "mixtral", "gemma", "int8"]
 
 
@@ -50,8 +52,7 @@ class Engine:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", HERE / "vllm_engine.py", json.dumps({"model": str(model), **arguments})], text=True, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=file, start_new_session=True,
-                env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **os.environ, **({} if arguments.get("tensor_parallel_size", 1) == 1 else
-                                                                              {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"})})
+                env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **os.environ, **(WORKERS if "tensor_parallel_size" in arguments else {})})
 
     def hear(self):
         ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
@@ -278,6 +279,7 @@ def test_a_trainer_updates_weights(models, engine, tmp_path):
         while "sent" not in (call := json.loads(trainer.stdout.readline())):
             heard = one.ask(**call)
             called.append(call["rpc"])
+            assert called[-1] != "finish_weight_update" or heard == "done", heard
             # The first finish of a trainer may be that of an update that a dead one has left open.
             if called[-1] == until and (until != "finish_weight_update" or "update_weights" in called):
                 trainer.kill()
