@@ -5,7 +5,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "bundle_internal.h"
 #include "common/utf8.h"
@@ -46,16 +45,16 @@ static int read_opts(const struct tmesh_keep_opts *opts, struct tmesh_keep_opts 
 		       : tmesh_fail(err, -EINVAL, "%zu files, and files is NULL", out->file_count);
 }
 
-/* Make the table of the options' files as a memfd; -1 if there are none. */
+/* Make the table of the options' files; NULL if there are none. */
 static int make_paths(const char *name, struct tmesh_region *const *regions, size_t count,
-		      const struct tmesh_keep_opts *opts, int *out, struct tmesh_error *err)
+		      const struct tmesh_keep_opts *opts, struct tmesh_paths **out,
+		      struct tmesh_error *err)
 {
-	struct tmesh_paths *paths;
 	uint64_t *bytes;
 	size_t length;
 	int rc;
 
-	*out = -1;
+	*out = NULL;
 	if (!opts->file_count)
 		return 0;
 	if (!tmesh_paths_may_begin(name))
@@ -69,14 +68,10 @@ static int make_paths(const char *name, struct tmesh_region *const *regions, siz
 		return tmesh_fail(err, -ENOMEM, "no memory for a table of paths");
 	for (size_t i = 0; i < count; i++)
 		bytes[i] = tmesh_region_bytes(regions[i]);
-	rc = tmesh_paths_build(opts->files, opts->file_count, bytes, (uint32_t)count, &paths,
-			       &length, err);
+	rc = tmesh_paths_build(opts->files, opts->file_count, bytes, (uint32_t)count, out, &length,
+			       err);
 	free(bytes);
-	if (rc)
-		return rc;
-	*out = tmesh_paths_seal(paths, length, err);
-	free(paths);
-	return *out < 0 ? *out : 0;
+	return rc;
 }
 
 static int check_region(struct tmesh_ctx *ctx, struct tmesh_region *region, size_t i,
@@ -104,7 +99,8 @@ int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *con
 	       size_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err)
 {
 	struct tmesh_keep_opts o;
-	int paths = -1, rc = TMESH_NEED(err, ctx);
+	struct tmesh_paths *paths = NULL;
+	int rc = TMESH_NEED(err, ctx);
 
 	if (!rc && count)
 		rc = TMESH_NEED(err, regions);
@@ -123,8 +119,7 @@ int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *con
 		rc = make_paths(name, regions, count, &o, &paths, err);
 	if (!rc)
 		rc = ctx->ops->keep->keep(ctx, name, regions, (uint32_t)count, &o, paths, err);
-	if (paths >= 0)
-		close(paths);
+	free(paths);
 	return rc;
 }
 
@@ -212,7 +207,7 @@ int tmesh_kept_drop(struct tmesh_ctx *ctx, const char *name, struct tmesh_error 
 	if (rc)
 		return rc;
 	rc = ctx->ops->keep->drop(ctx, name, err);
-	/* Files are kept on memfd, on the module too. */
+	/* A context of memfds of this user may have kept it. */
 	if (rc == -ENOENT && ctx->ops->backend != TMESH_BACKEND_MEMFD &&
 	    !tmesh_ctx_memfd(ctx, &files, NULL))
 		rc = files->ops->keep->drop(files, name, err);

@@ -3,6 +3,7 @@
  */
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <linux/tmesh.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,16 +31,24 @@ static struct tmesh_kept_file file_of(const struct tmesh_paths *paths, uint32_t 
 	};
 }
 
-/* Get a name's table. @ctx becomes the context that keeps files. */
+/* Get a name's table. @ctx becomes the context that keeps the files: with the module also the one
+ * of memfds, as files of such contexts are this user's too. */
 static int get_paths(struct tmesh_ctx **ctx, const char *name, uid_t uid,
 		     struct tmesh_paths **paths, uint64_t *id, struct tmesh_error *err)
 {
+	struct tmesh_ctx *memfds;
 	int rc = tmesh_kept_check_name(name, err);
 
 	if (!rc)
-		rc = tmesh_ctx_memfd(*ctx, ctx, err);
+		rc = tmesh_ctx_enter(*ctx, err);
 	if (!rc)
 		rc = (*ctx)->ops->keep->paths(*ctx, name, uid, paths, id, err);
+	if ((rc == -ENOENT || rc == -ENODATA || rc == -EOPNOTSUPP) &&
+	    (*ctx)->ops->backend != TMESH_BACKEND_MEMFD && !tmesh_ctx_memfd(*ctx, &memfds, NULL) &&
+	    !memfds->ops->keep->paths(memfds, name, uid, paths, id, NULL)) {
+		*ctx = memfds;
+		rc = 0;
+	}
 	return rc == -ENODATA ? tmesh_fail(err, -ENOENT,
 					   "\"%s\" was kept without files: it has no paths", name)
 			      : rc;
@@ -92,7 +101,7 @@ static int open_once(struct tmesh_ctx *ctx, const char *name, uid_t uid, const c
 	} else {
 		*file = file_of(paths, i);
 		file->path = path;
-		rc = ctx->ops->keep->take(ctx, name, id, file->region, region, err);
+		rc = ctx->ops->keep->take(ctx, name, uid, id, file->region, region, err);
 	}
 	free(paths);
 	return rc;
@@ -133,29 +142,19 @@ int tmesh_kept_open_file(struct tmesh_ctx *ctx, const char *name, uid_t uid, con
 	return rc;
 }
 
-int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **region,
-		       struct tmesh_kept_file *file, char name[TMESH_KEPT_NAME_LEN + 1],
-		       struct tmesh_error *err)
+/* Describe a file of tmesh-mount. @ctx becomes the context that can open its region. */
+static int fuse_shown(struct tmesh_ctx **ctx, int fd, struct tmesh_shown *shown,
+		      struct tmesh_error *err)
 {
 	char text[TMESH_KEPT_XATTR_MAX + 1];
-	struct tmesh_kept_file found = {0};
-	int behind = 0, rc = TMESH_NEED(err, ctx, region);
+	struct tmesh_kept_file *file = &shown->file;
+	ssize_t got = fgetxattr(fd, TMESH_KEPT_XATTR, text, sizeof(text) - 1);
 	unsigned int uid;
-	struct statfs fs;
-	uint64_t id;
-	ssize_t got;
+	int behind = 0;
 
-	if (!rc)
-		rc = tmesh_ctx_memfd(ctx, &ctx, err);
-	if (rc)
-		return rc;
-	/* Other file systems are not asked: they may be slow, or any user's. */
-	if (fstatfs(fd, &fs) || fs.f_type != FUSE_SUPER_MAGIC ||
-	    (got = fgetxattr(fd, TMESH_KEPT_XATTR, text, sizeof(text) - 1)) < 0)
-		return tmesh_fail(err, -ENODATA, "it is no kept file");
-	text[got] = '\0';
-	if (sscanf(text, "%" SCNx64 " %" SCNu32 " %" SCNu64 " %" SCNu64 " %u %n", &id,
-		   &found.region, &found.offset, &found.bytes, &uid, &behind) != 5 ||
+	text[got < 0 ? 0 : got] = '\0';
+	if (sscanf(text, "%" SCNx64 " %" SCNu32 " %" SCNu64 " %" SCNu64 " %u %n", &shown->id,
+		   &file->region, &file->offset, &file->bytes, &uid, &behind) != 5 ||
 	    !behind || tmesh_kept_check_name(text + behind, NULL))
 		return tmesh_fail(err, -ENODATA, "it is no kept file");
 	if (uid != geteuid())
@@ -164,13 +163,53 @@ int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **regi
 			"user %u keeps this file, and a keeper serves its own user alone: "
 			"read or map the file",
 			uid);
-	rc = ctx->ops->keep->take(ctx, text + behind, id, found.region, region, err);
+	shown->uid = TMESH_KEPT_OWN;
+	strcpy(shown->name, text + behind);
+	return tmesh_ctx_memfd(*ctx, ctx, err);
+}
+
+static int module_shown(struct tmesh_ctx *ctx, int fd, struct tmesh_shown *shown,
+			struct tmesh_error *err)
+{
+	if (ctx->ops->backend == TMESH_BACKEND_MEMFD)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "the module keeps this file, and this process uses memfds: open "
+				  "/dev/tmesh to it (TMESH_BACKEND), or read or map the file");
+	return tmesh_kernel_shown(ctx, fd, shown, err);
+}
+
+int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **region,
+		       struct tmesh_kept_file *file, char name[TMESH_KEPT_NAME_LEN + 1],
+		       struct tmesh_error *err)
+{
+	int rc = TMESH_NEED(err, ctx, region);
+	struct tmesh_shown shown = {0};
+	struct statfs fs;
+
 	if (!rc)
-		rc = check_inside(region, &found, err);
+		rc = tmesh_ctx_enter(ctx, err);
+	if (rc)
+		return rc;
+	/* Other file systems are not asked: they may be slow, or any user's. */
+	if (fstatfs(fd, &fs) || (fs.f_type != FUSE_SUPER_MAGIC && fs.f_type != TMESH_FS_MAGIC))
+		return tmesh_fail(err, -ENODATA, "it is no kept file");
+	rc = fs.f_type == TMESH_FS_MAGIC ? module_shown(ctx, fd, &shown, err)
+					 : fuse_shown(&ctx, fd, &shown, err);
+	if (!rc)
+		rc = ctx->ops->keep->take(ctx, shown.name, shown.uid, shown.id, shown.file.region,
+					  region, err);
+	/* The mode 0004, or a mount of another IPC namespace. */
+	if (rc == -ENOENT && fs.f_type == TMESH_FS_MAGIC)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "user %u keeps this file, and this process may not open its "
+				  "region: read or map the file",
+				  (unsigned int)shown.uid);
+	if (!rc)
+		rc = check_inside(region, &shown.file, err);
 	if (!rc && file)
-		*file = found;
+		*file = shown.file;
 	if (!rc && name)
-		strcpy(name, text + behind);
+		strcpy(name, shown.name);
 	return rc;
 }
 
@@ -181,24 +220,70 @@ static const char *mount_point(void)
 	return told && *told ? told : MOUNT;
 }
 
-/* Check that the path @text is on a file system of kept files. */
-static int check_shown(const char *text, const char *name, struct tmesh_error *err)
+static bool is_mount(const char *path, unsigned int magic)
 {
 	struct statfs fs;
 
-	if (statfs(text, &fs) == 0 && fs.f_type == FUSE_SUPER_MAGIC)
-		return 0;
-	if (statfs(mount_point(), &fs) || fs.f_type != FUSE_SUPER_MAGIC)
+	return statfs(path, &fs) == 0 && (unsigned int)fs.f_type == magic;
+}
+
+/* Report that no mount shows the files that the module keeps as @name. */
+static int not_mounted(const char *text, const char *name, struct tmesh_error *err)
+{
+	const char *mount = mount_point();
+
+	if (is_mount(mount, TMESH_FS_MAGIC))
 		return tmesh_fail(
 			err, -ENOENT,
-			"\"%s\" is kept, and no program shows kept files in %.80s: as root, "
-			"systemctl enable --now tmesh-mount; or run tmesh-mount FOLDER and "
-			"set TMESH_MOUNT to the folder",
-			name, mount_point());
+			"\"%s\" is kept, and the mount in %.80s does not show %.200s: the mount "
+			"belongs to another IPC namespace; run tmeshctl mount in this one",
+			name, mount, text);
+	if (is_mount(mount, FUSE_SUPER_MAGIC))
+		return tmesh_fail(
+			err, -ENOENT,
+			"the module keeps \"%s\", and tmesh-mount, which shows memfds alone, has "
+			"%.80s: as root, systemctl disable --now tmesh-mount, then tmeshctl mount",
+			name, mount);
 	return tmesh_fail(err, -ENOENT,
-			  "\"%s\" is kept, and tmesh-mount does not show %.200s: it looks for this "
-			  "user's keeper in another runtime folder (tmesh-mount --keepers)",
-			  name, text);
+			  "\"%s\" is kept, and no file system tmesh is mounted in %.80s: as root, "
+			  "tmeshctl mount; or tmeshctl mount FOLDER, and set TMESH_MOUNT to the "
+			  "folder",
+			  name, mount);
+}
+
+/* Report that tmesh-mount does not show the files that this user's keeper has. */
+static int not_served(const char *text, const char *name, struct tmesh_error *err)
+{
+	const char *mount = mount_point();
+
+	if (is_mount(mount, FUSE_SUPER_MAGIC))
+		return tmesh_fail(
+			err, -ENOENT,
+			"\"%s\" is kept, and tmesh-mount does not show %.200s: it looks for this "
+			"user's keeper in another runtime folder (tmesh-mount --keepers)",
+			name, text);
+	if (is_mount(mount, TMESH_FS_MAGIC))
+		return tmesh_fail(
+			err, -ENOENT,
+			"\"%s\" is kept as memfds, and %.80s shows the module's files: keep it "
+			"with the module, or run tmesh-mount FOLDER and set TMESH_MOUNT",
+			name, mount);
+	return tmesh_fail(err, -ENOENT,
+			  "\"%s\" is kept, and no program shows kept files in %.80s: as root, "
+			  "systemctl enable --now tmesh-mount; or run tmesh-mount FOLDER and "
+			  "set TMESH_MOUNT to the folder",
+			  name, mount);
+}
+
+/* Check that the path @text is on a file system that shows the kept files of @ctx. */
+static int check_shown(const struct tmesh_ctx *ctx, const char *text, const char *name,
+		       struct tmesh_error *err)
+{
+	bool memfd = ctx->ops->backend == TMESH_BACKEND_MEMFD;
+
+	if (is_mount(text, memfd ? FUSE_SUPER_MAGIC : TMESH_FS_MAGIC))
+		return 0;
+	return memfd ? not_served(text, name, err) : not_mounted(text, name, err);
 }
 
 int tmesh_kept_path(struct tmesh_ctx *ctx, const char *name, const char *path, char **out,
@@ -221,7 +306,7 @@ int tmesh_kept_path(struct tmesh_ctx *ctx, const char *name, const char *path, c
 	if (asprintf(&text, "%s/%u/%s%s%s", mount_point(), (unsigned int)geteuid(), name,
 		     path ? "/" : "", path ? path : "") < 0)
 		return tmesh_fail(err, -ENOMEM, "no memory for a path");
-	rc = check_shown(text, name, err);
+	rc = check_shown(ctx, text, name, err);
 	if (rc) {
 		free(text);
 		return rc;

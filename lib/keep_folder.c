@@ -18,7 +18,7 @@
 #include "memfd.h"
 #include "paths.h"
 
-/* Files below it share a region, each at a multiple of PACKED_ALIGN. */
+/* Files below it share a region, each at a multiple of PACKED_ALIGN, or of a page on the module. */
 #define SMALL 65536u
 #define PACKED_ALIGN 64u
 #define PIECE (UINT64_C(32) << 20)
@@ -44,6 +44,7 @@ struct folder {
 	uint64_t bytes, done, packed_bytes;
 	uint32_t regions;
 	bool packed; /* region 0 has the small files */
+	bool memfds; /* the backend */
 	const struct tmesh_keep_opts *opts;
 	struct tmesh_region *region[TMESH_KEPT_MAX_REGIONS];
 };
@@ -261,7 +262,7 @@ static int list_root(struct folder *folder, struct tmesh_error *err)
 /* Find the place of each file's bytes. */
 static int plan(struct folder *folder, struct tmesh_error *err)
 {
-	uint64_t needed = 0;
+	uint64_t align = folder->memfds ? PACKED_ALIGN : tmesh_page_bytes(), needed = 0;
 	struct tmesh_room room;
 
 	for (size_t i = 0; i < folder->files.count; i++)
@@ -274,10 +275,10 @@ static int plan(struct folder *folder, struct tmesh_error *err)
 		folder->bytes += bytes;
 		if (bytes < SMALL) {
 			file->offset = folder->packed_bytes;
-			folder->packed_bytes +=
-				(bytes + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+			folder->packed_bytes += (bytes + align - 1) / align * align;
 		} else {
 			file->region = folder->regions++;
+			needed += bytes;
 		}
 		if (folder->regions > TMESH_KEPT_MAX_REGIONS)
 			return tmesh_fail(
@@ -287,8 +288,8 @@ static int plan(struct folder *folder, struct tmesh_error *err)
 				folder->root, TMESH_KEPT_MAX_REGIONS - folder->packed);
 	}
 	if (folder->packed && !folder->packed_bytes)
-		folder->packed_bytes = PACKED_ALIGN;
-	needed = folder->bytes;
+		folder->packed_bytes = align;
+	needed += folder->packed_bytes;
 	tmesh_room("", &room);
 	if (needed > room.bytes)
 		return tmesh_fail(
@@ -360,7 +361,8 @@ static int read_file(struct folder *folder, const struct found *file, uint8_t *a
 	uint64_t bytes = (uint64_t)file->st.st_size;
 	int fd = open_found(folder, file, err), rc = 0;
 	const char *why;
-	bool huge = tmesh_huge_way(&why) == TMESH_HUGE_COLLAPSE && bytes >= SMALL;
+	/* The module gives huge pages when it makes the region. */
+	bool huge = folder->memfds && tmesh_huge_way(&why) == TMESH_HUGE_COLLAPSE && bytes >= SMALL;
 	struct stat st;
 	char more;
 
@@ -387,23 +389,31 @@ static uint64_t round_to_pages(uint64_t bytes)
 	return (bytes + page - 1) / page * page;
 }
 
-/* Make a memfd of @bytes and its mapping, or return a negative errno. */
-static int make_file(uint64_t bytes, uint8_t **addr, struct tmesh_error *err)
+/* Memory that is being filled, and its mapping. */
+struct memory {
+	struct tmesh_region *region; /* on the module */
+	int fd;			     /* on memfd */
+	uint8_t *at;
+	uint64_t bytes;
+};
+
+static int make_memfd(struct memory *memory, struct tmesh_error *err)
 {
 	int fd = memfd_create("tmesh-file", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc;
-	uint64_t room = round_to_pages(bytes);
+	uint64_t room = round_to_pages(memory->bytes);
 	void *at;
 
 	if (fd < 0)
 		return tmesh_fail_errno(err, "making memory for a file (RLIMIT_NOFILE)");
-	if (ftruncate(fd, (off_t)bytes) || fchmod(fd, 0600))
+	if (ftruncate(fd, (off_t)memory->bytes) || fchmod(fd, 0600))
 		goto failed;
 	at = tmesh_huge_reserve(room);
 	if (!at)
 		goto failed;
-	*addr = mmap(at, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-	if (*addr != MAP_FAILED)
-		return fd;
+	memory->at = mmap(at, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+	memory->fd = fd;
+	if (memory->at != MAP_FAILED)
+		return 0;
 	rc = tmesh_fail_errno(err, "mapping memory for a file");
 	munmap(at, room);
 	close(fd);
@@ -414,55 +424,77 @@ failed:
 	return rc;
 }
 
-static int seal_file(struct folder *folder, uint32_t number, int fd, struct tmesh_ctx *ctx,
-		     struct tmesh_error *err)
+static int make_region(struct tmesh_ctx *ctx, struct memory *memory, struct tmesh_error *err)
 {
-	int rc = 0;
+	int rc = tmesh_region_create(ctx, memory->bytes, NULL, &memory->region, err);
 
+	if (rc)
+		return rc;
+	rc = tmesh_region_map(memory->region, TMESH_READ | TMESH_WRITE, (void **)&memory->at, err);
+	if (rc)
+		tmesh_region_unref(memory->region);
+	return rc;
+}
+
+static int make_memory(const struct folder *folder, struct tmesh_ctx *ctx, uint64_t bytes,
+		       struct memory *memory, struct tmesh_error *err)
+{
+	*memory = (struct memory){.fd = -1, .bytes = bytes};
+	return folder->memfds ? make_memfd(memory, err) : make_region(ctx, memory, err);
+}
+
+static int seal_memfd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **region,
+		      struct tmesh_error *err)
+{
 	if (fcntl(fd, F_ADD_SEALS, TMESH_SEALS_FIXED | F_SEAL_WRITE | F_SEAL_SEAL))
-		rc = tmesh_fail_errno(err, "sealing a file's memory");
-	else
-		rc = tmesh_region_from_memfd(ctx, fd, 0, NULL, &folder->region[number], err);
-	close(fd);
+		return tmesh_fail_errno(err, "sealing a file's memory");
+	return tmesh_region_from_memfd(ctx, fd, 0, NULL, region, err);
+}
+
+/* Seal what was filled, unless @rc is an error, and end the mapping. */
+static int finish_memory(struct folder *folder, uint32_t number, struct tmesh_ctx *ctx,
+			 struct memory *memory, int rc, struct tmesh_error *err)
+{
+	if (folder->memfds) {
+		munmap(memory->at, round_to_pages(memory->bytes));
+		if (!rc)
+			rc = seal_memfd(ctx, memory->fd, &folder->region[number], err);
+		close(memory->fd);
+		return rc;
+	}
+	tmesh_region_unmap(memory->region, TMESH_READ | TMESH_WRITE);
+	if (!rc)
+		rc = tmesh_region_seal(memory->region, err);
+	folder->region[number] = memory->region;
 	return rc;
 }
 
 static int read_small(struct folder *folder, struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
-	uint8_t *at;
-	int fd = make_file(folder->packed_bytes, &at, err), rc = 0;
+	struct memory memory;
+	int rc = make_memory(folder, ctx, folder->packed_bytes, &memory, err);
 
-	if (fd < 0)
-		return fd;
+	if (rc)
+		return rc;
 	for (size_t i = 0; !rc && i < folder->files.count; i++) {
 		const struct found *file = &folder->files.all[i];
 
 		if (file->st.st_size < (off_t)SMALL)
-			rc = read_file(folder, file, at + file->offset, err);
+			rc = read_file(folder, file, memory.at + file->offset, err);
 	}
-	munmap(at, round_to_pages(folder->packed_bytes));
-	if (rc) {
-		close(fd);
-		return rc;
-	}
-	return seal_file(folder, 0, fd, ctx, err);
+	return finish_memory(folder, 0, ctx, &memory, rc, err);
 }
 
 static int read_large(struct folder *folder, const struct found *file, struct tmesh_ctx *ctx,
 		      struct tmesh_error *err)
 {
-	uint8_t *at;
-	int fd = make_file((uint64_t)file->st.st_size, &at, err), rc;
+	struct memory memory;
+	int rc = make_memory(folder, ctx, (uint64_t)file->st.st_size, &memory, err);
 
-	if (fd < 0)
-		return fd;
-	rc = read_file(folder, file, at, err);
-	munmap(at, round_to_pages((uint64_t)file->st.st_size));
-	if (rc) {
-		close(fd);
+	if (rc)
 		return rc;
-	}
-	return seal_file(folder, file->region, fd, ctx, err);
+	rc = read_file(folder, file, memory.at, err);
+	return finish_memory(folder, file->region, ctx, &memory, rc, err);
 }
 
 static int read_all(struct folder *folder, struct tmesh_ctx *ctx, struct tmesh_error *err)
@@ -546,6 +578,9 @@ static int check_first(struct tmesh_ctx *ctx, const char *name, const struct tme
 	rc = ctx->ops->keep->paths(ctx, name, TMESH_KEPT_OWN, &paths, &id, err);
 	if (!rc)
 		free(paths);
+	/* A module that cannot keep files. */
+	if (rc == -EOPNOTSUPP)
+		return rc;
 	if ((rc == 0 || rc == -ENODATA) && !(opts->flags & TMESH_KEEPING_REPLACE))
 		return tmesh_fail(err, -EEXIST,
 				  "\"%s\" is kept already: replace it, or drop it first", name);
@@ -570,7 +605,7 @@ int tmesh_keep_folder(struct tmesh_ctx *ctx, const char *name, const char *path,
 	if (!rc)
 		rc = tmesh_read_sized(&o, sizeof(o), opts, err);
 	if (!rc)
-		rc = tmesh_ctx_memfd(ctx, &ctx, err);
+		rc = tmesh_ctx_enter(ctx, err);
 	if (!rc)
 		rc = check_first(ctx, name, &o, err);
 	if (rc)
@@ -580,6 +615,7 @@ int tmesh_keep_folder(struct tmesh_ctx *ctx, const char *name, const char *path,
 		return no_memory(err);
 	folder->root = path;
 	folder->dir = -1;
+	folder->memfds = ctx->ops->backend == TMESH_BACKEND_MEMFD;
 	folder->opts = &o;
 	rc = list_root(folder, err);
 	if (!rc)

@@ -9,19 +9,20 @@
 struct tmesh_paths;
 
 struct tmesh_keep_ops {
-	/* @paths: a sealed memfd of the table (paths.h), or -1. */
+	/* @paths: the table of the files (paths.h), or NULL. */
 	int (*keep)(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
-		    uint32_t count, const struct tmesh_keep_opts *opts, int paths,
-		    struct tmesh_error *err);
+		    uint32_t count, const struct tmesh_keep_opts *opts,
+		    const struct tmesh_paths *paths, struct tmesh_error *err);
 	/* An array as tmesh_kept_open() gives it. */
 	int (*open)(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
 		    struct tmesh_region ***regions, size_t *count, struct tmesh_error *err);
-	/* The table of a name, to be freed, and the id of its keeping. On memfd alone, as take. */
+	/* The table of a name, to be freed, and the id of its keeping. -ENODATA: it has no files.
+	 */
 	int (*paths)(struct tmesh_ctx *ctx, const char *name, uid_t uid, struct tmesh_paths **paths,
 		     uint64_t *id, struct tmesh_error *err);
 	/* One region of that keeping. -ESTALE: another one has the name now. */
-	int (*take)(struct tmesh_ctx *ctx, const char *name, uint64_t id, uint32_t number,
-		    struct tmesh_region **region, struct tmesh_error *err);
+	int (*take)(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
+		    uint32_t number, struct tmesh_region **region, struct tmesh_error *err);
 	int (*list)(struct tmesh_ctx *ctx, struct tmesh_kept_info **infos, size_t *count,
 		    struct tmesh_error *err);
 	int (*drop)(struct tmesh_ctx *ctx, const char *name, struct tmesh_error *err);
@@ -34,6 +35,19 @@ int tmesh_kept_check_name(const char *name, struct tmesh_error *err);
  * UID NAME". */
 #define TMESH_KEPT_XATTR "user.tmesh.kept"
 #define TMESH_KEPT_XATTR_MAX 256
+
+/* A file that the file system of kept files shows. */
+struct tmesh_shown {
+	char name[TMESH_KEPT_NAME_LEN + 1];
+	uid_t uid;
+	uint64_t id; /* of the keeping */
+	struct tmesh_kept_file file;
+};
+
+/* Describe the open file @fd of the module's file system. -ENODATA: it is none; -ENOENT: its name
+ * is gone. */
+int tmesh_kernel_shown(struct tmesh_ctx *ctx, int fd, struct tmesh_shown *shown,
+		       struct tmesh_error *err);
 
 extern const struct tmesh_keep_ops tmesh_memfd_keep_ops;
 extern const struct tmesh_keep_ops tmesh_kernel_keep_ops;

@@ -159,26 +159,31 @@ static int keeper_ask(struct tmesh_ctx *ctx, const struct tmesh_keeper_request *
 }
 
 static int memfd_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
-		      uint32_t count, const struct tmesh_keep_opts *opts, int paths,
-		      struct tmesh_error *err)
+		      uint32_t count, const struct tmesh_keep_opts *opts,
+		      const struct tmesh_paths *paths, struct tmesh_error *err)
 {
 	struct tmesh_keeper_request request;
 	struct tmesh_keeper_reply reply;
-	int fd, rc = check_opts(opts, err);
+	int fd, table = -1, rc = check_opts(opts, err);
 
+	if (!rc && paths) {
+		table = tmesh_paths_seal(paths, err);
+		rc = table < 0 ? table : 0;
+	}
 	if (!rc)
 		rc = tmesh_keeper_connect(ctx, true, &fd, err);
 	if (rc)
-		return rc;
+		goto close_table;
 	fill_request(&request, TMESH_KEEPER_KEEP, name);
 	request.flags = opts->flags & TMESH_KEEPING_REPLACE;
 	request.lifetime_ns = opts->lifetime_ns;
 	request.count = count;
 	request.mode = opts->mode;
 	request.gid = opts->flags & TMESH_KEEPING_GID ? opts->gid : getegid();
-	if (paths >= 0)
+	if (paths)
 		request.flags |= TMESH_KEEPER_PATHS;
-	rc = tmesh_wire_send_waiting(ctx, fd, &request, sizeof(request), &paths, paths >= 0, err);
+	rc = tmesh_wire_send_waiting(ctx, fd, &request, sizeof(request), &table, paths != NULL,
+				     err);
 	for (uint32_t i = 0; !rc && i < count; i++) {
 		bool opaque = regions[i]->kind & TMESH_KIND_OPAQUE;
 
@@ -189,6 +194,9 @@ static int memfd_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_regi
 	if (!rc)
 		rc = recv_reply(ctx, fd, &request, &reply, NULL, err);
 	close(fd);
+close_table:
+	if (table >= 0)
+		close(table);
 	return rc;
 }
 
@@ -314,13 +322,15 @@ static int memfd_paths(struct tmesh_ctx *ctx, const char *name, uid_t uid, struc
 	return rc;
 }
 
-static int memfd_take(struct tmesh_ctx *ctx, const char *name, uint64_t id, uint32_t number,
-		      struct tmesh_region **region, struct tmesh_error *err)
+static int memfd_take(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
+		      uint32_t number, struct tmesh_region **region, struct tmesh_error *err)
 {
 	struct tmesh_keeper_request request;
 	struct tmesh_keeper_reply reply;
-	int fd, rc = tmesh_spare_files(ctx, err);
+	int fd, rc = check_user(ctx, uid, err);
 
+	if (!rc)
+		rc = tmesh_spare_files(ctx, err);
 	if (rc)
 		return rc;
 	fill_request(&request, TMESH_KEEPER_TAKE, name);

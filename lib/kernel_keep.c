@@ -2,6 +2,8 @@
 /* Keeping on the module: the kernel does it. */
 #include "kernel.h"
 
+#include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,9 +11,25 @@
 #include <unistd.h>
 
 #include "keep_internal.h"
+#include "paths.h"
 
 _Static_assert(TMESH_KEPT_NAME_LEN == TMESH_LABEL_MAX, "one length of names");
 _Static_assert(TMESH_KEPT_MAX_REGIONS == TMESH_KEEP_MAX, "one number of regions");
+_Static_assert(TMESH_KEPT_MAX_FILES == TMESH_FILES_MAX, "one number of files");
+_Static_assert(TMESH_KEPT_PATH_LEN == TMESH_PATH_MAX, "one length of paths");
+
+/* The module reads and writes the entries of a table as they are. */
+#define SAME_MEMBER(name)                                                                 \
+	(offsetof(struct tmesh_paths_entry, name) == offsetof(struct tmesh_file, name) && \
+	 sizeof(((struct tmesh_paths_entry *)NULL)->name) ==                              \
+		 sizeof(((struct tmesh_file *)NULL)->name))
+_Static_assert(sizeof(struct tmesh_paths_entry) == sizeof(struct tmesh_file) &&
+		       SAME_MEMBER(offset) && SAME_MEMBER(bytes) && SAME_MEMBER(mtime_ns) &&
+		       SAME_MEMBER(region) && SAME_MEMBER(path),
+	       "one format of files");
+
+/* A name that is replaced again and again. */
+#define TRIES 16
 
 static int keep_fail(struct tmesh_error *err, const char *name, const char *what)
 {
@@ -39,9 +57,55 @@ static int keep_fail(struct tmesh_error *err, const char *name, const char *what
 	}
 }
 
+static int no_files(struct tmesh_error *err)
+{
+	return tmesh_fail(err, -EOPNOTSUPP,
+			  "the loaded tmesh module cannot keep files: update it, or keep them with "
+			  "a context of the memfd backend");
+}
+
+/* Check that each file begins at a page, as its mappings do. */
+static int check_files(const struct tmesh_paths *paths, struct tmesh_error *err)
+{
+	uint64_t page = tmesh_page_bytes();
+
+	for (uint32_t i = 0; i < paths->count; i++) {
+		if (paths->entries[i].offset % page)
+			return tmesh_fail(err, -EINVAL,
+					  "\"%.120s\" begins at byte %" PRIu64
+					  " of its region: on the module a file begins at a "
+					  "multiple of %" PRIu64,
+					  tmesh_paths_name(paths, i), paths->entries[i].offset,
+					  page);
+	}
+	return 0;
+}
+
+/* Report the module's reason to refuse files, which the checks of the library do not find. */
+static int keep_files_fail(struct tmesh_error *err, const char *name)
+{
+	switch (errno) {
+	case E2BIG:
+		return no_files(err);
+	case EOPNOTSUPP:
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "cannot keep files as \"%s\": a region of them is no memory of "
+				  "the module; make the region by tmesh_region_create()",
+				  name);
+	case EINVAL:
+		return tmesh_fail(err, -EINVAL,
+				  "cannot keep files as \"%s\": each region has to be sealed and "
+				  "may be there once, and zeros follow each file to the end of its "
+				  "last page",
+				  name);
+	default:
+		return keep_fail(err, name, "keep");
+	}
+}
+
 static int kernel_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
-		       uint32_t count, const struct tmesh_keep_opts *opts, int paths,
-		       struct tmesh_error *err)
+		       uint32_t count, const struct tmesh_keep_opts *opts,
+		       const struct tmesh_paths *paths, struct tmesh_error *err)
 {
 	struct tmesh_keep keep = {
 		.size = sizeof(keep),
@@ -53,12 +117,17 @@ static int kernel_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_reg
 		.gid = opts->flags & TMESH_KEEPING_GID ? opts->gid : 0,
 	};
 	int32_t *fds;
-	int rc = 0;
+	int rc = paths ? check_files(paths, err) : 0;
 
-	if (paths >= 0)
-		return tmesh_fail(err, -EOPNOTSUPP,
-				  "the tmesh module keeps no table of paths: keep files by "
-				  "tmesh_keep_folder(), or with a context of the memfd backend");
+	if (rc)
+		return rc;
+	if (paths) {
+		keep.files = (uintptr_t)paths->entries;
+		keep.file_count = paths->count;
+		keep.file_bytes = sizeof(paths->entries[0]);
+		keep.paths = (uintptr_t)tmesh_paths_name(paths, 0);
+		keep.path_bytes = paths->path_bytes;
+	}
 	fds = calloc(count, sizeof(*fds));
 	if (!fds)
 		return tmesh_fail(err, -ENOMEM, "no memory to keep regions");
@@ -67,7 +136,7 @@ static int kernel_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_reg
 	keep.handles = (uintptr_t)fds;
 	memcpy(keep.name, name, strlen(name));
 	if (ioctl(ctx->kernel.device, TMESH_KEEP, &keep))
-		rc = keep_fail(err, name, "keep");
+		rc = paths ? keep_files_fail(err, name) : keep_fail(err, name, "keep");
 	free(fds);
 	for (uint32_t i = 0; !rc && i < count; i++)
 		tmesh_region_set_shared(regions[i]);
@@ -100,8 +169,9 @@ static int adopt_all(struct tmesh_ctx *ctx, const int32_t *fds, uint32_t count,
 	return rc;
 }
 
-static int kernel_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
-			    struct tmesh_region ***out, size_t *count, struct tmesh_error *err)
+static int open_all(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
+		    struct tmesh_region ***out, size_t *count, uint64_t *id,
+		    struct tmesh_error *err)
 {
 	struct tmesh_kept_open kept = {
 		.size = sizeof(kept),
@@ -131,6 +201,135 @@ static int kernel_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, 
 	}
 	*out = regions;
 	*count = kept.count;
+	*id = kept.id;
+	return 0;
+}
+
+static int kernel_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
+			    struct tmesh_region ***out, size_t *count, struct tmesh_error *err)
+{
+	uint64_t id;
+
+	return open_all(ctx, name, uid, rights, out, count, &id, err);
+}
+
+static int files_fail(const char *name, struct tmesh_error *err)
+{
+	switch (errno) {
+	case ENOTTY:
+		return no_files(err);
+	case ENODATA:
+		return tmesh_fail(err, -ENODATA, "\"%s\" was kept without files: it has no paths",
+				  name);
+	default:
+		return keep_fail(err, name, "the files of a kept name");
+	}
+}
+
+/* Read a table of the length that @call has from an earlier answer. -ENOSPC: it has another length
+ * now, which @call has then. */
+static int read_table(struct tmesh_ctx *ctx, struct tmesh_kept_files *call,
+		      struct tmesh_paths **out, struct tmesh_error *err)
+{
+	uint32_t count = call->file_count;
+	uint64_t path_bytes = call->path_bytes;
+	struct tmesh_paths *paths =
+		calloc(1, sizeof(*paths) + count * sizeof(paths->entries[0]) + path_bytes);
+
+	if (!paths)
+		return tmesh_fail(err, -ENOMEM, "no memory for a table of paths");
+	call->files = (uintptr_t)paths->entries;
+	call->paths = (uintptr_t)&paths->entries[count];
+	if (ioctl(ctx->kernel.device, TMESH_KEPT_FILES, call)) {
+		free(paths);
+		return errno == ENOSPC ? -ENOSPC : files_fail(call->name, err);
+	}
+	if (call->file_count != count || call->path_bytes != path_bytes) {
+		free(paths);
+		return -ENOSPC;
+	}
+	paths->magic = TMESH_PATHS_MAGIC;
+	paths->version = TMESH_PATHS_VERSION;
+	paths->count = count;
+	paths->path_bytes = path_bytes;
+	*out = paths;
+	return 0;
+}
+
+static int kernel_paths(struct tmesh_ctx *ctx, const char *name, uid_t uid,
+			struct tmesh_paths **out, uint64_t *id, struct tmesh_error *err)
+{
+	struct tmesh_kept_files call = {
+		.size = sizeof(call),
+		.flags = uid == TMESH_KEPT_OWN ? 0 : TMESH_KEPT_UID,
+		.file_bytes = sizeof(struct tmesh_paths_entry),
+		.uid = uid == TMESH_KEPT_OWN ? 0 : uid,
+	};
+	int rc = -ENOSPC;
+
+	memcpy(call.name, name, strlen(name));
+	for (int i = 0; rc == -ENOSPC && i < TRIES; i++)
+		rc = read_table(ctx, &call, out, err);
+	if (rc == -ENOSPC)
+		return tmesh_fail(err, -ESTALE,
+				  "\"%s\" was replaced while its files were read: "
+				  "try again",
+				  name);
+	*id = call.id;
+	return rc;
+}
+
+static int kernel_take(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
+		       uint32_t number, struct tmesh_region **region, struct tmesh_error *err)
+{
+	struct tmesh_region **regions;
+	uint64_t opened;
+	size_t count;
+	int rc = open_all(ctx, name, uid, TMESH_READ, &regions, &count, &opened, err);
+
+	if (rc)
+		return rc;
+	if (opened != id)
+		rc = tmesh_fail(err, -ESTALE, "\"%s\" was replaced", name);
+	else if (number >= count)
+		rc = tmesh_fail(err, -EPROTO, "\"%s\" has no region %" PRIu32, name, number);
+	else
+		*region = tmesh_region_ref(regions[number]);
+	for (size_t i = 0; i < count; i++)
+		tmesh_region_unref(regions[i]);
+	free(regions);
+	return rc;
+}
+
+int tmesh_kernel_shown(struct tmesh_ctx *ctx, int fd, struct tmesh_shown *shown,
+		       struct tmesh_error *err)
+{
+	struct tmesh_file file;
+	struct tmesh_kept_files call = {
+		.size = sizeof(call),
+		.flags = TMESH_KEPT_FD,
+		.files = (uintptr_t)&file,
+		.file_count = 1,
+		.file_bytes = sizeof(file),
+		.fd = fd,
+	};
+
+	if (ioctl(ctx->kernel.device, TMESH_KEPT_FILES, &call)) {
+		if (errno == ENODATA)
+			return tmesh_fail(err, -ENODATA, "it is no kept file");
+		if (errno == ENOENT)
+			return tmesh_fail(err, -ESTALE, "the name of the kept file is gone");
+		return files_fail("", err);
+	}
+	*shown = (struct tmesh_shown){
+		.uid = call.uid,
+		.id = call.id,
+		.file.offset = file.offset,
+		.file.bytes = file.bytes,
+		.file.mtime_ns = file.mtime_ns,
+		.file.region = file.region,
+	};
+	memcpy(shown->name, call.name, sizeof(shown->name));
 	return 0;
 }
 
@@ -224,7 +423,7 @@ bool tmesh_kernel_hold(struct tmesh_region *region, uint64_t ns)
 	    tmesh_random(region->outlives_as, sizeof(region->outlives_as), NULL))
 		return false;
 	hold_name(region, name);
-	return kernel_keep(region->ctx, name, &region, 1, &opts, -1, NULL) == 0;
+	return kernel_keep(region->ctx, name, &region, 1, &opts, NULL, NULL) == 0;
 }
 
 void tmesh_kernel_unhold(struct tmesh_region *region)
@@ -264,6 +463,8 @@ static int kernel_keeper_info(struct tmesh_ctx *ctx, struct tmesh_keeper_info *i
 const struct tmesh_keep_ops tmesh_kernel_keep_ops = {
 	.keep = kernel_keep,
 	.open = kernel_kept_open,
+	.paths = kernel_paths,
+	.take = kernel_take,
 	.list = kernel_kept_list,
 	.drop = kernel_kept_drop,
 	.info = kernel_keeper_info,

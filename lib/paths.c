@@ -173,10 +173,10 @@ int tmesh_paths_build(const struct tmesh_kept_file *files, size_t count, const u
 	return rc;
 }
 
-int tmesh_paths_seal(const struct tmesh_paths *paths, size_t length, struct tmesh_error *err)
+int tmesh_paths_seal(const struct tmesh_paths *paths, struct tmesh_error *err)
 {
 	int fd = memfd_create(TMESH_PATHS_MEMFD, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	size_t done = 0;
+	size_t length = tmesh_paths_bytes(paths), done = 0;
 	int rc;
 
 	if (fd < 0)

@@ -55,8 +55,13 @@ bool tmesh_paths_may_begin(const char *name);
 int tmesh_paths_build(const struct tmesh_kept_file *files, size_t count, const uint64_t *bytes,
 		      uint32_t regions, struct tmesh_paths **out, size_t *length,
 		      struct tmesh_error *err);
+static inline size_t tmesh_paths_bytes(const struct tmesh_paths *paths)
+{
+	return sizeof(*paths) + paths->count * sizeof(paths->entries[0]) + paths->path_bytes;
+}
+
 /* Return a sealed memfd of the table, or a negative errno. */
-int tmesh_paths_seal(const struct tmesh_paths *paths, size_t length, struct tmesh_error *err);
+int tmesh_paths_seal(const struct tmesh_paths *paths, struct tmesh_error *err);
 /* Check that @length bytes from another process are a whole table for @regions regions. */
 bool tmesh_paths_are_good(const struct tmesh_paths *paths, size_t length, uint32_t regions);
 /* Read the table of a descriptor from another process, which stays open. NULL: it is none, with

@@ -55,11 +55,13 @@ struct tmesh_keep_opts {
 	uint32_t flags; /* enum tmesh_keeping_flags */
 	uint32_t mode;	/* who may open it by name: 0600 (the default for 0) or 0640 ...;
 			 * memfd: only 0600, else -EOPNOTSUPP. With files also 0640 and 0644, on
-			 * memfd too, for the files that tmesh-mount shows */
+			 * memfd too, for the files that a mount shows */
 	gid_t gid;
 	uint64_t lifetime_ns; /* dropped when this time is over; 0: never */
-	/* The group's files, which tmesh-mount(8) shows under paths. The name has no slash and does
-	 * not begin with a dot then. At most TMESH_KEPT_MAX_FILES, else -E2BIG. */
+	/* The group's files, which tmeshfs(5) or, on memfd, tmesh-mount(8) shows under paths. The
+	 * name has no slash and does not begin with a dot then. At most TMESH_KEPT_MAX_FILES, else
+	 * -E2BIG. On the module each file begins at a page of a region of tmesh_region_create(),
+	 * and zeros follow it to the end of its last page. */
 	const struct tmesh_kept_file *files;
 	size_t file_count;
 	tmesh_keep_progress_fn progress; /* tmesh_keep_folder() */
@@ -76,8 +78,8 @@ struct tmesh_keep_opts {
  * is taken), -EBUSY (a region is kept under another name). For limits: -EDQUOT (all kept memory is
  * held: the message has the numbers), -ENOMEM, -EMFILE. For rights: -EACCES (module: a handle
  * without MANAGE), -EPERM (inherited). For the keeper: -ENOENT (memfd: none runs and none can be
- * started), -ETIMEDOUT, -EPIPE (it ended meanwhile). Also -EOPNOTSUPP (an older module; files on
- * the module).
+ * started), -ETIMEDOUT, -EPIPE (it ended meanwhile). Also -EOPNOTSUPP (an older module; module: a
+ * file in other memory than that of tmesh_region_create()).
  */
 int tmesh_keep(struct tmesh_ctx *ctx, const char *name, struct tmesh_region *const *regions,
 	       size_t count, const struct tmesh_keep_opts *opts, struct tmesh_error *err);
@@ -94,8 +96,7 @@ int tmesh_keep_bundle(struct tmesh_ctx *ctx, const char *name, struct tmesh_bund
  * Return: 0, or as tmesh_keep(); -ENOENT, -EACCES (a file, the message says which), -EINVAL (a
  * socket, device or pipe, a link to a folder, no file at all), -ELOOP; -ESTALE (a file or folder
  * was changed meanwhile); -E2BIG (more files or regions than a name may have); -ENOMEM (more bytes
- * than the machine or the control group has room for); -ECANCELED. Nothing is kept then. Files are
- * kept on memfd, also by a context of the module.
+ * than the machine or the control group has room for); -ECANCELED. Nothing is kept then.
  */
 int tmesh_keep_folder(struct tmesh_ctx *ctx, const char *name, const char *path,
 		      const struct tmesh_keep_opts *opts, struct tmesh_error *err);
@@ -119,8 +120,9 @@ int tmesh_kept_open_bundle(struct tmesh_ctx *ctx, const char *name, uid_t uid,
 
 /*
  * The files of a name, sorted with a slash before all other bytes: an array to be released with
- * free(), which has the paths too. Return: 0; -ENOENT (no such name, or kept without files), and as
- * tmesh_kept_open().
+ * free(), which has the paths too. A context of the module also finds the names that contexts of
+ * memfds keep; the module's come first. Return: 0; -ENOENT (no such name, or kept without files),
+ * and as tmesh_kept_open().
  */
 int tmesh_kept_files(struct tmesh_ctx *ctx, const char *name, uid_t uid,
 		     struct tmesh_kept_file **files, size_t *count, struct tmesh_error *err);
@@ -134,8 +136,9 @@ int tmesh_kept_open_file(struct tmesh_ctx *ctx, const char *name, uid_t uid, con
 /*
  * Open the region of the kept file that the file system of kept files shows as @fd. Return: 0, as
  * tmesh_kept_open_file(), with a NULL path in @file and the kept name in @name, unless that is
- * NULL; -ENODATA (it is no kept file), -EOPNOTSUPP (another user's, whose keeper serves nobody
- * else: read or map the file).
+ * NULL; -ENODATA (it is no kept file), -ESTALE (its name was dropped or replaced). -EOPNOTSUPP:
+ * another user's file that this process may only read by its path, or a file of the module and a
+ * context of memfds. Read or map the file then.
  */
 int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **region,
 		       struct tmesh_kept_file *file, char name[TMESH_KEPT_NAME_LEN + 1],
@@ -144,7 +147,7 @@ int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **regi
  * The path by which any program opens what is kept as @name: TMESH_MOUNT/UID/NAME, and below it
  * @path, unless that is NULL. TMESH_MOUNT is a variable of the environment, by default /run/tmesh.
  * Return: 0, @out to be released with free(); -ENOENT (no such name, kept without files, or no
- * file system of kept files shows it there).
+ * file system of kept files shows it there: the message says how to mount it).
  */
 int tmesh_kept_path(struct tmesh_ctx *ctx, const char *name, const char *path, char **out,
 		    struct tmesh_error *err);

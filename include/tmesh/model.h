@@ -189,10 +189,10 @@ struct tmesh_model_load_opts {
  * mtime, ctime and header. When the reader dies, another process continues. If sharing is not
  * possible, the report has the reason, and the region is the caller's own.
  *
- * A path of tmesh-mount leads to a kept file. Its region is the model's, without a copy,
- * and each tensor begins where it does in the file. A model of several kept files has the region of
- * each. With ALONE, a @method, or tensors that are not aligned to their type there, the files are
- * read, and the report has the reason.
+ * A path of tmeshfs(5) or tmesh-mount leads to a kept file. Its region is the model's, without a
+ * copy, and each tensor begins where it does in the file. A model of several kept files has the
+ * region of each. With ALONE, a @method, or tensors that are not aligned to their type there, the
+ * files are read, and the report has the reason.
  *
  * Return: 0 and a reference in @out; errors as tmesh_model_describe() and tmesh_region_create().
  * For the files: -ESTALE (one changed, shrank or vanished during the read; kept files were

@@ -26,6 +26,7 @@ static const struct known {
 	{OVERLAYFS_SUPER_MAGIC, "overlay", false},
 	{F2FS_SUPER_MAGIC, "f2fs", false},
 	{0x2fc12fc1, "zfs", false},
+	{0x746d7368, "tmesh", false},
 	{NFS_SUPER_MAGIC, "nfs", true},
 	{FUSE_SUPER_MAGIC, "fuse", true},
 	{0xff534d42, "cifs", true},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Load kept files at paths of tmesh-mount: their regions become the model's, and nothing is read.
- * Either all files of a model are taken so, or none.
+ * Load kept files at paths of tmeshfs or tmesh-mount: their regions become the model's, and nothing
+ * is read. Either all files of a model are taken so, or none.
  */
 #include "model_internal.h"
 

@@ -23,6 +23,7 @@ UNIT_KEEPER_tsan  = $(UNIT_KEEPER_plain)
 UNIT_KEEPS := test_keep test_keep_files test_keep_hostile test_kept_lent
 $(foreach variant,plain tsan,$(UNIT_KEEPS:%=$(UNIT_OUT)/$(variant)/%)): $(B)/tmesh-keeper
 $(UNIT_KEEPS:%=$(UNIT_OUT)/asan/%): $(B)/asan/tmesh-keeper
+$(UNIT_OUT)/plain/test_module_files: $(B)/tmesh-keeper
 
 # unit_tests(variant, flags, library, objects besides)
 unit_tests = $(call c_tests,$(UNIT_OUT)/$(1),$(UNIT),$(UNIT_FLAGS) $(2),$(UNIT_OUT)/$(1)/closes.o $(UNIT_OUT)/$(1)/patient.o $(4) $(3),$(UNIT_WRAP) $(UNIT_WRAP_$(1)) $$(UNIT_LIBS))

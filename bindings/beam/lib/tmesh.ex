@@ -330,8 +330,8 @@ defmodule Tmesh do
       :ok = Tmesh.keep_folder("models/llama", "llama")
       path = Tmesh.kept_path!("llama", "model.gguf")
 
-  Links to files are followed. Options are those of `keep/3`. `mode` decides who may read the files in the file
-  system of `tmesh-mount` (0o600, 0o640, 0o644). `progress` - a process that receives `{:tmesh_model, path,
+  Links to files are followed. Options are those of `keep/3`. `mode` decides who may read the files by their
+  paths (0o600, 0o640, 0o644). `progress` - a process that receives `{:tmesh_model, path,
   progress}` as from `Tmesh.Model.load/2`.
 
   Errors, beside those of `keep/3`; then nothing is kept:
@@ -371,7 +371,7 @@ defmodule Tmesh do
   Return the path by which any program opens the files kept under a name, or one of these files.
 
   Errors: `:not_found`. The message gives the reason: nothing is kept there, it was kept without files, or no
-  `tmesh-mount` shows files on this machine.
+  mount shows its files.
   """
   @spec kept_path(String.t(), Path.t() | nil) :: {:ok, String.t()} | {:error, Error.t()}
   def kept_path(name, path \\ nil) do

@@ -64,12 +64,12 @@ def keep_folder(path: str | os.PathLike[str], name: str, *, replace: bool = Fals
     folder. StaleError: a file changed meanwhile. LimitError: more than 65,536 files, or more than 1,024 of 64 KiB and
     larger.
 
-    mode: the permissions of the files in tmesh-mount: 0o600, 0o640 or 0o644. progress: called with the bytes read and the bytes
+    mode: the permissions of the files by their paths: 0o600, 0o640 or 0o644. progress: called with the bytes read and the bytes
     of all files; an exception of it ends the call. The other arguments are those of keep()."""
     _tmesh.keep_folder(path, name, replace, lifetime, mode, gid, progress)
 
 
 def kept_path(name: str, path: str | os.PathLike[str] | None = None) -> str:
     """Return the path of kept files, or of one of them, for any program. NotFoundError: nothing is kept under the name,
-    or it was kept without files, or no tmesh-mount runs on this machine; the message says which."""
+    or it was kept without files, or no mount shows its files; the message says which."""
     return _tmesh.kept_path(name, path)
