@@ -6,7 +6,7 @@ TOOLS_SRC := $(wildcard tools/*.c)
 TOOLS_OBJ := $(TOOLS_SRC:tools/%.c=$(B)/tools/%.o)
 MAN       := $(B)/man
 DATADIR   ?= $(PREFIX)/share/tmesh
-MAN_PAGES := $(foreach s,1 3 4 8,$(patsubst docs/man/%.$s.scd,$(MAN)/man$s/%.$s,$(wildcard docs/man/*.$s.scd)))
+MAN_PAGES := $(foreach s,1 3 4 5 8,$(patsubst docs/man/%.$s.scd,$(MAN)/man$s/%.$s,$(wildcard docs/man/*.$s.scd)))
 
 tools: $(B)/tmeshctl $(MAN_PAGES) ## [Build] Build tmeshctl and the man pages.
 
@@ -32,7 +32,7 @@ $(SAY){ echo "'\\\" t"; scdoc < $<; } > $@
 	[ $$name$(suffix $@) = $(@F) ] || ln -sf $(@F) $(@D)/$$name$(suffix $@) || exit; \
 done
 endef
-$(foreach s,1 3 4 8,$(eval $(MAN)/man$s/%.$s: docs/man/%.$s.scd tools/build.mk | $$(call needs,scdoc); $$(MAN_PAGE)))
+$(foreach s,1 3 4 5 8,$(eval $(MAN)/man$s/%.$s: docs/man/%.$s.scd tools/build.mk | $$(call needs,scdoc); $$(MAN_PAGE)))
 
 # Leave out the pages of a library or program that this machine lacks the packages for.
 MAN_INSTALLED = $(filter-out $(if $(NET_BUILT),,$(MAN)/man1/tmesh-net.1 $(MAN)/man3/tmesh_net.3) $(if $(MOUNT_BUILT),,$(MAN)/man8/tmesh-mount.8),$(MAN_PAGES))
@@ -43,7 +43,7 @@ install-tools: tools
 	$(INSTALL) -m 644 tools/completion/tmeshctl $(DESTDIR)$(COMPLETIONS)/
 	$(INSTALL) -d $(DESTDIR)$(SYSTEMUNITDIR) $(DESTDIR)$(DATADIR)/monitoring
 	sed -e 's|@bindir@|$(BINDIR)|' packaging/systemd/tmesh-metrics.service.in > $(DESTDIR)$(SYSTEMUNITDIR)/tmesh-metrics.service
-	$(INSTALL) -m 644 packaging/systemd/tmesh-metrics.timer $(DESTDIR)$(SYSTEMUNITDIR)/
+	$(INSTALL) -m 644 packaging/systemd/tmesh-metrics.timer packaging/systemd/run-tmesh.mount $(DESTDIR)$(SYSTEMUNITDIR)/
 	$(INSTALL) -m 644 packaging/monitoring/* $(DESTDIR)$(DATADIR)/monitoring/
 	for page in $(MAN_INSTALLED:$(MAN)/%=%); do \
 		$(INSTALL) -D -m 644 $(MAN)/$$page $(DESTDIR)$(MANDIR)/$$page || exit; \
@@ -53,7 +53,8 @@ install-tools: tools
 	done
 
 uninstall-tools:
-	rm -f $(DESTDIR)$(BINDIR)/tmeshctl $(DESTDIR)$(COMPLETIONS)/tmeshctl $(DESTDIR)$(SYSTEMUNITDIR)/tmesh-metrics.*
+	rm -f $(DESTDIR)$(BINDIR)/tmeshctl $(DESTDIR)$(COMPLETIONS)/tmeshctl $(DESTDIR)$(SYSTEMUNITDIR)/tmesh-metrics.* \
+		$(DESTDIR)$(SYSTEMUNITDIR)/run-tmesh.mount
 	rm -rf $(DESTDIR)$(DATADIR)/monitoring
 	for page in $(MAN_PAGES:$(MAN)/%=$(DESTDIR)$(MANDIR)/%); do \
 		rm -f $$page; [ ! -d $${page%/*} ] || find $${page%/*} -lname $${page##*/} -delete; \

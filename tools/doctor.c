@@ -133,7 +133,7 @@ static const char *keeper_advice(struct fact *fact)
 				    "tmesh-keeper";
 }
 
-/* Report whether kept memory has paths for other programs (tmesh-mount(8)). */
+/* Report whether kept memory has paths for other programs (tmesh-mount(8), tmeshfs(5)). */
 static const char *files_advice(struct fact *fact)
 {
 	const char *told = secure_getenv("TMESH_MOUNT");
@@ -141,10 +141,16 @@ static const char *files_advice(struct fact *fact)
 	struct statfs fs;
 
 	told = told && *told ? told : "/run/tmesh";
+	if (statfs(told, &fs) == 0 && fs.f_type == TMESH_FS_MAGIC) {
+		snprintf(fact->value, sizeof(fact->value), "in %.60s, by the module", told);
+		return NULL;
+	}
 	if (statfs(told, &fs) || getxattr(told, "user.tmesh.mount", way, sizeof(way) - 1) <= 0) {
 		snprintf(fact->value, sizeof(fact->value), "not shown in %.60s", told);
-		return "no program opens what is kept by a path; as root: systemctl enable --now "
-		       "tmesh-mount";
+		return access("/sys/module/tmesh", F_OK)
+			       ? "no program opens what is kept by a path; as root: systemctl "
+				 "enable --now tmesh-mount"
+			       : "no program opens what is kept by a path; as root: tmeshctl mount";
 	}
 	snprintf(fact->value, sizeof(fact->value), "in %.60s, by %s", told, way);
 	return strcmp(way, "passthrough")

@@ -141,7 +141,7 @@ static int keep_files(const struct verb *verb, const char *path, bool folder, co
 			folder ? "a file" : "a folder's files");
 		return 1;
 	}
-	status = open_ctx(TMESH_BACKEND_MEMFD, &ctx);
+	status = open_ctx(TMESH_BACKEND_AUTO, &ctx);
 	if (status)
 		return status;
 	raise_files();
@@ -307,7 +307,7 @@ static int kept_path(char *word)
 {
 	char *slash = strchr(word, '/');
 	struct tmesh_ctx *ctx;
-	int status = open_ctx(TMESH_BACKEND_MEMFD, &ctx);
+	int status = open_ctx(TMESH_BACKEND_AUTO, &ctx);
 
 	if (status)
 		return status;

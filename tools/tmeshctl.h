@@ -11,6 +11,9 @@
 #include <jansson.h>
 #include <tmesh/tmesh.h>
 
+/* The type of the module's file system in statfs(2), as linux/tmesh.h has it. */
+#define TMESH_FS_MAGIC 0x746d7368
+
 enum status {
 	STATUS_OK = 0,
 	STATUS_FAILED = 1,
@@ -40,7 +43,8 @@ struct verb {
 
 extern const struct verb verb_doctor, verb_ls, verb_show, verb_holders, verb_create, verb_put,
 	verb_get, verb_export, verb_import, verb_seal, verb_lease, verb_revoke, verb_keep,
-	verb_kept, verb_drop, verb_stats, verb_top, verb_graph, verb_metrics;
+	verb_kept, verb_drop, verb_stats, verb_top, verb_graph, verb_metrics, verb_mount,
+	verb_umount;
 
 /* Return the next option's key, -1 after the last. Answer --help, and end on an unknown option. */
 int verb_option(const struct verb *verb, int argc, char **argv);

@@ -66,10 +66,18 @@ def has_engine():
         return False
 
 
+def by_module():
+    """Return whether the module keeps the folder."""
+    import tmesh
+    return tmesh.backend() == "kernel"
+
+
 def missing():
     """Return why the act cannot be shown here; empty if it can."""
     if not has_engine():
         return "the package that it needs could not be had: cyllama"
+    if by_module():
+        return "mounting what the module keeps takes root" if os.geteuid() else ""
     if not (ROOT / "build/tmesh-mount").exists():
         return "tmesh-mount is not built: libfuse3-dev is missing"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -92,14 +100,18 @@ def answer(process):
 
 
 def mount(place, runtime):
-    """A tmesh-mount of the demo's own, as the system's may not run."""
+    """Mount kept files, by the module or by a tmesh-mount of the demo's own, as the system's may not run. Return what ends the
+    mount."""
+    if by_module():
+        subprocess.run([ROOT / "build/tmeshctl", "mount", place], check=True)
+        return lambda: subprocess.run([ROOT / "build/tmeshctl", "umount", place], check=True)
     service = subprocess.Popen([ROOT / "build/tmesh-mount", "--keepers", runtime, place], stderr=subprocess.DEVNULL)
     end = time.monotonic() + PATIENCE
     while not os.path.ismount(place):
         if service.poll() is not None or time.monotonic() > end:
             raise SystemExit("demo: tmesh-mount has not mounted its folder")
         time.sleep(0.01)
-    return service
+    return lambda: (service.terminate(), service.wait())
 
 
 def play(place, folder):
@@ -148,14 +160,13 @@ def show():
         place, folder = os.path.join(above, "tree"), os.path.join(above, "model")
         os.mkdir(place)
         os.mkdir(folder)
-        service = mount(place, runtime)
+        unmount = mount(place, runtime)
         os.environ["TMESH_MOUNT"] = place
         try:
             play(place, folder)
         finally:
             del os.environ["TMESH_MOUNT"]
-            service.terminate()
-            service.wait()
+            unmount()
 
 
 def runtime_folder():
