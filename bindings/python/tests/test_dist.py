@@ -3,6 +3,7 @@
 
 import os
 from pathlib import Path
+import re
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,16 @@ def test_wheel_for_other_machines(dist):
         names = archive.namelist()
     for library in ("libjansson", "liburing"):
         assert [name for name in names if name.startswith(f"libtmesh.libs/{library}")]
+
+
+def test_extras(dist):
+    """The wheel says which releases of other packages it works with."""
+    wheel, = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        name, = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    assert {"torch", "onnx", "ggml", "ray", "vllm"} <= {line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra")}
+    assert [line for line in lines if re.match(r"Requires-Dist: vllm.*0\.32.*extra == .vllm", line)]
 
 
 @pytest.fixture(scope="module")
