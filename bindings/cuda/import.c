@@ -3,8 +3,10 @@
 #include "internal.h"
 
 #include <jansson.h>
+#include <linux/kcmp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static int device_of(struct tmesh_cuda *cuda, const struct cu_uuid *uuid, struct tmesh_error *err)
@@ -38,22 +40,35 @@ static int check_peers(struct tmesh_cuda *cuda, int device, int resident, struct
 	return rc;
 }
 
-static struct import *import_find(struct tmesh_cuda *cuda, uint64_t id, int device, uint32_t rights)
+/* Return whether two descriptors are of one open file. A kernel that does not tell has the block
+ * mapped once more. */
+static bool is_same_file(int a, int b)
+{
+	pid_t pid = getpid();
+
+	return syscall(SYS_kcmp, pid, pid, KCMP_FILE, (unsigned long)a, (unsigned long)b) == 0;
+}
+
+/* Find the mapping of a block. Another process wrote the id, so the descriptor has to be the same
+ * too: else one producer could pass its memory off as another producer's. */
+static struct import *import_find(struct tmesh_cuda *cuda, const struct import *wanted)
 {
 	for (struct import *import = cuda->imports; import; import = import->next)
-		if (import->id == id && import->device == device && import->rights == rights &&
-		    import->mapped)
+		if (import->id == wanted->id && import->device == wanted->device &&
+		    import->resident == wanted->resident && import->rights == wanted->rights &&
+		    import->mapped && is_same_file(import->fd, wanted->fd))
 			return import;
 	return NULL;
 }
 
-/* Map the memory of @fd, which the caller closes; the driver has a reference of its own. */
-static int map_fd(struct tmesh_cuda *cuda, struct import *import, int fd, struct tmesh_error *err)
+/* Map the memory of the import's descriptor. The driver has a reference of its own. */
+static int map_fd(struct tmesh_cuda *cuda, struct import *import, struct tmesh_error *err)
 {
 	cu_mem handle;
-	int rc = cuda_check(
-		cuda, cuda->driver.import_handle(&handle, (void *)(intptr_t)fd, CU_HANDLE_POSIX_FD),
-		"cuMemImportFromShareableHandle", err);
+	int rc = cuda_check(cuda,
+			    cuda->driver.import_handle(&handle, (void *)(intptr_t)import->fd,
+						       CU_HANDLE_POSIX_FD),
+			    "cuMemImportFromShareableHandle", err);
 
 	if (rc)
 		return rc;
@@ -65,42 +80,57 @@ static int map_fd(struct tmesh_cuda *cuda, struct import *import, int fd, struct
 	return rc;
 }
 
+/* Map a block for its first user; its descriptor is the import's from here on. */
+static int import_new(struct tmesh_cuda *cuda, const struct import *wanted, struct import **out,
+		      struct tmesh_error *err)
+{
+	struct import *import = calloc(1, sizeof(*import));
+	int rc = -ENOMEM;
+
+	if (!import) {
+		tmesh_fail(err, rc, "no memory");
+	} else {
+		*import = *wanted;
+		rc = map_fd(cuda, import, err);
+	}
+	if (rc) {
+		close(wanted->fd);
+		free(import);
+		return rc;
+	}
+	import->users = import->refs = 1;
+	import->next = cuda->imports;
+	cuda->imports = import;
+	cuda->devices[import->device].stats.imported_bytes += import->bytes;
+	*out = import;
+	return 0;
+}
+
 /* Map the block. The caller holds the lock, so that a second import finds the first one's mapping.
  */
 static int import_block(struct tmesh_cuda *cuda, struct tmesh_region *region,
 			const struct card *card, int device, int resident, uint32_t rights,
 			struct import **out, struct tmesh_error *err)
 {
-	struct import *import = import_find(cuda, card->block, device, rights);
-	int fd, rc;
+	struct import wanted = {.id = card->block,
+				.resident = resident,
+				.device = device,
+				.rights = rights,
+				.bytes = card->block_bytes,
+				.mapped = true};
+	int rc = tmesh_region_opaque_fd(region, &wanted.fd, err);
+	struct import *import;
 
-	if (!import) {
-		import = calloc(1, sizeof(*import));
-		if (!import)
-			return tmesh_fail(err, -ENOMEM, "no memory");
-		*import = (struct import){.id = card->block,
-					  .resident = resident,
-					  .device = device,
-					  .rights = rights,
-					  .bytes = card->block_bytes,
-					  .mapped = true};
-		rc = tmesh_region_opaque_fd(region, &fd, err);
-		if (!rc) {
-			rc = map_fd(cuda, import, fd, err);
-			close(fd);
-		}
-		if (rc) {
-			free(import);
-			return rc;
-		}
-		import->next = cuda->imports;
-		cuda->imports = import;
-		cuda->devices[device].stats.imported_bytes += import->bytes;
-	} else if (import->bytes != card->block_bytes) {
+	if (rc)
+		return rc;
+	import = import_find(cuda, &wanted);
+	if (!import)
+		return import_new(cuda, &wanted, out, err);
+	close(wanted.fd);
+	if (import->bytes != wanted.bytes)
 		return tmesh_fail(err, -EPROTO,
 				  "import: two regions disagree about their block "
 				  "(CUDA_ERROR_INVALID_VALUE)");
-	}
 	import->users++;
 	import->refs++;
 	*out = import;
@@ -113,6 +143,7 @@ static void drop_user(struct tmesh_cuda *cuda, struct import *import)
 	if (--import->users)
 		return;
 	cuda->driver.unmap(import->base, import->bytes);
+	close(import->fd);
 	import->mapped = false;
 	cuda->devices[import->device].stats.imported_bytes -= import->bytes;
 }

@@ -104,6 +104,7 @@ struct chunk {
 struct import {
 	struct import *next;
 	uint64_t id;
+	int fd; /* the block's, which tells it from another one that claims its id */
 	int resident, device;
 	uint32_t rights, mapped_rights; /* the rights asked for, and those of the mapping */
 	cu_ptr base;

@@ -609,6 +609,44 @@ static void test_changed_cards(void **state)
 	tmesh_cuda_memory_unref(first);
 }
 
+/* A description with the name of another block, around a descriptor of other memory: the importer
+ * gets the descriptor's memory, not the block that it has mapped already. */
+static void test_other_block(void **state)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	struct tmesh_cuda_memory *memory[2], *imported[2];
+	struct tmesh_region *region[2], *changed;
+	unsigned int fds = open_fds();
+	char byte = 0;
+	int fd;
+
+	for (int i = 0; i < 2; i++) {
+		assert_ok(tmesh_cuda_alloc(a.cuda, 0, 64 * MIB, 0, &memory[i], err));
+		assert_ok(tmesh_cuda_region(memory[i], &region[i], err));
+		byte = "ab"[i];
+		assert_true(standin_access(0, tmesh_cuda_pointer(memory[i]), &byte, 1, true));
+	}
+	assert_ok(tmesh_region_info(region[0], &info, err));
+	assert_ok(tmesh_region_opaque_fd(region[1], &fd, err));
+	assert_ok(tmesh_region_from_fd(a.ctx, fd, 64 * MIB, NULL, &changed, err));
+	assert_ok(tmesh_region_set_description(changed, info.description, err));
+	assert_ok(tmesh_cuda_import(b.cuda, region[0], NULL, &imported[0], err));
+	assert_ok(tmesh_cuda_import(b.cuda, changed, NULL, &imported[1], err));
+	for (int i = 0; i < 2; i++) {
+		assert_true(standin_access(0, tmesh_cuda_pointer(imported[i]), &byte, 1, false));
+		assert_int_equal(byte, "ab"[i]);
+	}
+	close(fd);
+	tmesh_region_unref(changed);
+	for (int i = 0; i < 2; i++) {
+		tmesh_cuda_memory_unref(imported[i]);
+		tmesh_region_unref(region[i]);
+		tmesh_cuda_memory_unref(memory[i]);
+	}
+	settle();
+	assert_int_equal(open_fds(), fds);
+}
+
 static void test_strange_refs(void **state)
 {
 	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 9};
@@ -822,6 +860,7 @@ int main(void)
 		beds_test(test_old_driver),
 		beds_test(test_strange_regions),
 		beds_test(test_changed_cards),
+		beds_test(test_other_block),
 		beds_test(test_strange_refs),
 		beds_test(test_elsewhere),
 		beds_test(test_lacking),
