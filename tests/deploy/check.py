@@ -89,7 +89,7 @@ def guest(tap, page):
         module, _ = modules.kept(kernels.prepare(KERNEL), boot.logs(KERNEL, "module"))
         disks = [(image(machine.root()), "virtio-blk-pci"), (where / "disk", "virtio-blk-pci")]
         judge(tap, "guest", boot.run(KERNEL, f"deploy-{page}", script="deploy", module=module, disks=disks,
-                                     arguments=[f"TMESH_PAGES={page}", "TMESH_WHERE=guest"], devices=DEVICES))
+                                     arguments=[f"TMESH_PAGES={page}", "TMESH_WHERE=guest"], devices=DEVICES, restarts=True))
 
 
 def main():

@@ -28,12 +28,13 @@ COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot r
                 "rcupdate.rcu_cpu_stall_timeout=300 watchdog_thresh=60 sysctl.kernel.hung_task_timeout_secs=600")
 
 
-def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), timeout):
+def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), restarts=False, timeout):
     """Run the guest to its end. Return None, or the reason if it was killed.
 
     arguments: more words for the kernel's command line; NAME=VALUE reaches init's environment.
     disks: (image, driver) pairs; writes by the guest are discarded.
     shares: (folder, tag) pairs, which the guest mounts by 9p; its writes there stay.
+    restarts: the guest may restart, and then finds its disks as it left them. Otherwise a restart is its end.
     """
     nvme = logs / "nvme.img"
     with open(nvme, "wb") as image:
@@ -52,6 +53,8 @@ def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), timeout):
         memory.truncate(1 << 20)
     command += ["-object", f"memory-backend-file,id=blackbox,size=1M,share=on,mem-path={blackbox}",
                 "-device", "ivshmem-plain,memdev=blackbox"]
+    if restarts:
+        command += ["-action", "reboot=reset"]
     # With TMESH_QEMU='-s -S' the guest waits for a debugger.
     command += shlex.split(os.environ.get("TMESH_QEMU", ""))
     for name in ("console", "results"):

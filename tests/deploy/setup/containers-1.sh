@@ -4,7 +4,7 @@
 mkdir -p /image/bin /image/tmp /image/run /image/models
 chmod 1777 /image/tmp
 cp /bin/busybox /image/bin/
-for name in sh ls cat wc cut sleep sha256sum; do
+for name in sh ls cat wc cut sleep tail sha256sum; do
 	ln -s busybox /image/bin/$name
 done
 for file in /usr/bin/tmeshctl /usr/libexec/tmesh-keeper; do
