@@ -34,7 +34,8 @@ class Results:
             elif word == "taint":
                 self.taint = int(rest)
             elif word == "boot":
-                lines = []
+                # After a restart of the guest its program goes on.
+                lines = self.programs[-1][1] if self.programs and self.programs[-1][2] is None else []
             elif word in blocks:
                 lines = blocks[word]
             elif word == "done":

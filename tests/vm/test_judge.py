@@ -111,6 +111,11 @@ class Guests(unittest.TestCase):
     def test_good(self):
         self.assertEqual(of_guest("@ begin a\n1..1\nok 1 - x\n\n@ end 0\n" + END), [])
 
+    def test_restart_within_a_program(self):
+        """A program goes on after a restart of its guest."""
+        self.assertEqual(of_guest("@ boot\n@ begin a\n1..2\nok 1 - x\n\n@ boot\n\n@ check root is mounted 0 \nnot ok 2 - y\n\n@ end 1\n" + END),
+                         ["k: a: y"])
+
     def test_no_last_word(self):
         self.assertIn("k: the guest reached its end", of_guest("@ begin a\n1..1\nok 1 - x\n\n@ end 0\n"))
 
