@@ -32,10 +32,7 @@ LIMIT_S = 1800
 TENSORS = 300
 # systemd as a minimal root needs it. Its kexec waits for a minimum of uptime otherwise.
 SYSTEMD = ["systemd.minimum_uptime_sec=0", "systemd.firstboot=no", "systemd.unit=multi-user.target", "systemd.show_status=no",
-           "systemd.machine_id=6d7e1f0c9a8b4c5d8e7f6a5b4c3d2e1f",
-           # The journal needs sysctl, which this kernel does not have.
-           "systemd.mask=systemd-journald.service", "systemd.mask=systemd-journald.socket",
-           "systemd.mask=systemd-journald-dev-log.socket"]
+           "systemd.machine_id=6d7e1f0c9a8b4c5d8e7f6a5b4c3d2e1f"]
 ON = ["kho=on", "liveupdate=on"]
 # Lines of the keepers' logs, and whether the kernel hands memory over when they are printed.
 LOGGED = [
