@@ -247,9 +247,9 @@ void tmesh_files_drop(struct tmesh_files *files)
 {
 	struct tmesh_table *table;
 
-	table = rcu_dereference_protected(files->table, lockdep_is_held(&tmesh_kept_lock) ||
-							!kref_read(&files->ref));
-
+	table = rcu_dereference_protected(files->table,
+					  lockdep_is_held(&tmesh_kept_lock) ||
+						  !kref_read(&files->ref));
 	rcu_assign_pointer(files->table, NULL);
 	if (table)
 		kvfree_rcu(table, rcu);

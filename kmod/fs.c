@@ -38,7 +38,7 @@
  * struct tmesh_mount - a mount; all of it is constant
  */
 struct tmesh_mount {
-	struct tmesh_user *user; /* reference; holds the IPC namespace, which may end all the same */
+	struct tmesh_user *user; /* reference; its IPC namespace may end all the same */
 	siphash_key_t key; /* of the numbers of inodes */
 };
 
