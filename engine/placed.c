@@ -158,7 +158,7 @@ free_numbers:
 	return rc;
 }
 
-int placed_take(struct tmesh_placed *placed, struct tmesh_error *err)
+int placed_reacquire(struct tmesh_placed *placed, struct tmesh_error *err)
 {
 	bool full;
 	int rc = settle(placed, placed->plan.at, &full, err);
@@ -166,7 +166,7 @@ int placed_take(struct tmesh_placed *placed, struct tmesh_error *err)
 	if (rc && full && !tmesh_places_sweep(placed->places, NULL, NULL))
 		rc = settle(placed, placed->plan.at, NULL, err);
 	if (!rc)
-		atomic_fetch_add(&placed->places->taken, 1);
+		atomic_fetch_add(&placed->places->reacquired, 1);
 	return rc;
 }
 

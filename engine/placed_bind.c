@@ -321,7 +321,7 @@ static int add(struct tmesh_placed_binding *binding, struct tmesh_error *err)
 		if (!rc)
 			placed_use(placed);
 	} else {
-		rc = placed_take(placed, err);
+		rc = placed_reacquire(placed, err);
 	}
 	if (rc) {
 		unlist(binding);
@@ -387,7 +387,7 @@ static int begin_run(struct tmesh_placed_binding *binding, struct tmesh_error *e
 			break;
 		placed->changing = true;
 		pthread_mutex_unlock(&placed->lock);
-		rc = placed_take(placed, err);
+		rc = placed_reacquire(placed, err);
 		pthread_mutex_lock(&placed->lock);
 		placed_bury(placed);
 		placed->changing = false;

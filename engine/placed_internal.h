@@ -29,7 +29,7 @@ struct tmesh_places {
 	pthread_cond_t wake;
 	uint64_t *used;		     /* by place, under the lock */
 	struct tmesh_placed *graphs; /* under the lock */
-	atomic_ullong moves, given_up, taken, copies, bytes_copied;
+	atomic_ullong moves, given_up, reacquired, copies, bytes_copied;
 	pthread_t sweeper;
 	bool swept; /* a thread sweeps */
 	bool stop;
@@ -129,7 +129,7 @@ void placed_end(struct tmesh_placed *placed);
 /* Wake calls that wait for a turn; a hook of a cancellable. */
 void placed_wake(void *placed);
 /* Take the places again, for a caller that changes the graph. */
-int placed_take(struct tmesh_placed *placed, struct tmesh_error *err);
+int placed_reacquire(struct tmesh_placed *placed, struct tmesh_error *err);
 /* Give up the places if they are due and nothing runs; @done: whether it did. */
 int placed_give_up(struct tmesh_placed *placed, bool *done, struct tmesh_error *err);
 

@@ -361,7 +361,7 @@ int tmesh_places_stats(struct tmesh_places *places, struct tmesh_places_stats *o
 	struct tmesh_places_stats stats = {
 		.moves = places->moves,
 		.given_up = places->given_up,
-		.taken = places->taken,
+		.reacquired = places->reacquired,
 		.copies = places->copies,
 		.bytes_copied = places->bytes_copied,
 	};

@@ -44,8 +44,8 @@ struct tmesh_backend_ops {
 	int (*write_cold)(struct tmesh_region *region, uint64_t offset, const void *data,
 			  uint64_t bytes, struct tmesh_error *err);
 	/* Give a range of its writable mapping its pages now. NULL: it always has them. */
-	int (*take)(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
-		    struct tmesh_error *err);
+	int (*populate)(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			struct tmesh_error *err);
 	/* Give a mapping its pages before its user fills them, just after it was mapped for
 	 * writing. NULL: do nothing. */
 	void (*prepare)(struct tmesh_region *region);

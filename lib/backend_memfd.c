@@ -338,10 +338,10 @@ static int memfd_read(struct tmesh_region *region, uint64_t offset, void *data, 
 }
 
 /* Take pages. The descriptor can write until the copy is done: region->writers. */
-static int memfd_take(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
-		      struct tmesh_error *err)
+static int memfd_populate(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			  struct tmesh_error *err)
 {
-	return tmesh_memfd_takes(region) ? tmesh_memfd_take(region, offset, bytes, err) : 0;
+	return tmesh_memfd_populates(region) ? tmesh_memfd_populate(region, offset, bytes, err) : 0;
 }
 
 static int memfd_write_ready(struct tmesh_region *region, struct tmesh_error *err)
@@ -549,7 +549,7 @@ const struct tmesh_backend_ops tmesh_memfd_ops = {
 	.set_description = memfd_set_description,
 	.read = memfd_read,
 	.write_ready = memfd_write_ready,
-	.take = memfd_take,
+	.populate = memfd_populate,
 	.prepare = tmesh_memfd_prepare,
 	.write_cold = memfd_write_cold,
 	.revoke = tmesh_memfd_revoke,

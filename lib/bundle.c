@@ -108,9 +108,9 @@ static int read_index(struct tmesh_region *index, void **data, size_t *bytes,
 	return rc;
 }
 
-int tmesh_bundle_take(struct tmesh_ctx *ctx, struct tmesh_region *index,
-		      struct tmesh_region **regions, size_t count, struct tmesh_bundle **out,
-		      struct tmesh_error *err)
+int tmesh_bundle_adopt(struct tmesh_ctx *ctx, struct tmesh_region *index,
+		       struct tmesh_region **regions, size_t count, struct tmesh_bundle **out,
+		       struct tmesh_error *err)
 {
 	void *data = NULL;
 	size_t bytes = 0;
@@ -146,8 +146,8 @@ int tmesh_bundle_from_regions(struct tmesh_ctx *ctx, struct tmesh_region *index,
 					"a bundle's regions are of one context, the one given");
 	}
 	if (!rc)
-		rc = tmesh_bundle_take(ctx, index, (struct tmesh_region **)regions, count, out,
-				       err);
+		rc = tmesh_bundle_adopt(ctx, index, (struct tmesh_region **)regions, count, out,
+					err);
 	if (rc)
 		return rc;
 	tmesh_region_ref(index);

@@ -20,9 +20,9 @@ struct tmesh_bundle {
  * Make a bundle of the regions, and read the index from its region. On success alone the bundle
  * owns the references. The array stays the caller's.
  */
-int tmesh_bundle_take(struct tmesh_ctx *ctx, struct tmesh_region *index,
-		      struct tmesh_region **regions, size_t count, struct tmesh_bundle **out,
-		      struct tmesh_error *err);
+int tmesh_bundle_adopt(struct tmesh_ctx *ctx, struct tmesh_region *index,
+		       struct tmesh_region **regions, size_t count, struct tmesh_bundle **out,
+		       struct tmesh_error *err);
 /* Drop references on @count regions, of which any may be NULL. */
 void tmesh_bundle_drop(struct tmesh_region **regions, size_t count);
 

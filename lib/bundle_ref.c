@@ -214,7 +214,7 @@ static int open_ref(struct tmesh_ctx *ctx, const struct bundle_ref *ref, uint32_
 	if (!rc)
 		rc = open_regions(ctx, ref, rights, regions, err);
 	if (!rc)
-		rc = tmesh_bundle_take(ctx, *index, regions, ref->count, &bundle, err);
+		rc = tmesh_bundle_adopt(ctx, *index, regions, ref->count, &bundle, err);
 	if (rc) {
 		tmesh_bundle_drop(regions, ref->count + 1);
 	} else if (tmesh_bundle_count(bundle) != ref->tensors ||
@@ -339,7 +339,7 @@ int tmesh_bundle_recv(struct tmesh_ctx *ctx, int socket, struct tmesh_bundle **o
 	for (size_t i = 0; !rc && i <= count; i++)
 		rc = tmesh_region_recv(ctx, socket, &regions[i], err);
 	if (!rc)
-		rc = tmesh_bundle_take(ctx, regions[0], regions + 1, count, out, err);
+		rc = tmesh_bundle_adopt(ctx, regions[0], regions + 1, count, out, err);
 	if (rc)
 		tmesh_bundle_drop(regions, count + 1);
 	free(regions);

@@ -472,10 +472,10 @@ int tmesh_channel_put(struct tmesh_channel *channel, const struct tmesh_message 
 		      uint32_t count, struct tmesh_error *err);
 int tmesh_channel_put_one(struct tmesh_channel *channel, const struct tmesh_message *message,
 			  struct tmesh_error *err);
-int tmesh_channel_take_one(struct tmesh_channel *channel, struct tmesh_message *message,
-			   struct tmesh_error *err);
-int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t room,
-		       struct tmesh_error *err);
+int tmesh_channel_pop_one(struct tmesh_channel *channel, struct tmesh_message *message,
+			  struct tmesh_error *err);
+int tmesh_channel_pop(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t room,
+		      struct tmesh_error *err);
 /* Open the region of the message at each lane's head. */
 int tmesh_channel_look_ahead(struct tmesh_channel *channel, struct tmesh_error *err);
 /* Return whether putting or taking may succeed, without doing it. */

@@ -274,8 +274,8 @@ static ALWAYS_INLINE int take_from(struct tmesh_channel *channel, uint32_t numbe
 	return -EAGAIN;
 }
 
-static ALWAYS_INLINE int lane_take(struct tmesh_channel *channel, struct tmesh_message *messages,
-				   uint32_t most, struct tmesh_error *err)
+static ALWAYS_INLINE int lane_pop(struct tmesh_channel *channel, struct tmesh_message *messages,
+				  uint32_t most, struct tmesh_error *err)
 {
 	uint32_t lanes = channel->shape.lanes, first = channel->next_lane;
 
@@ -291,16 +291,16 @@ static ALWAYS_INLINE int lane_take(struct tmesh_channel *channel, struct tmesh_m
 	return -EAGAIN;
 }
 
-int tmesh_channel_take(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t most,
-		       struct tmesh_error *err)
+int tmesh_channel_pop(struct tmesh_channel *channel, struct tmesh_message *messages, uint32_t most,
+		      struct tmesh_error *err)
 {
-	return lane_take(channel, messages, most < BATCH ? most : BATCH, err);
+	return lane_pop(channel, messages, most < BATCH ? most : BATCH, err);
 }
 
-int tmesh_channel_take_one(struct tmesh_channel *channel, struct tmesh_message *message,
-			   struct tmesh_error *err)
+int tmesh_channel_pop_one(struct tmesh_channel *channel, struct tmesh_message *message,
+			  struct tmesh_error *err)
 {
-	return lane_take(channel, message, 1, err);
+	return lane_pop(channel, message, 1, err);
 }
 
 /* Open regions ahead. Another consumer may take the message meanwhile. That does no harm, since the

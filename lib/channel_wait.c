@@ -183,13 +183,13 @@ static int put_now(struct tmesh_channel *channel, const struct attempt *a, struc
 static int attempt_receive(struct tmesh_channel *channel, const struct attempt *a,
 			   struct tmesh_error *err)
 {
-	return a->count == 1 ? tmesh_channel_take_one(channel, a->to, err)
-			     : tmesh_channel_take(channel, a->to, a->count, err);
+	return a->count == 1 ? tmesh_channel_pop_one(channel, a->to, err)
+			     : tmesh_channel_pop(channel, a->to, a->count, err);
 }
 
 /* Take, or report that the senders are gone. Messages that they sent before are still taken, also
  * one whose region a stopped sender has not given yet. */
-static int take_now(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
+static int receive_now(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
 {
 	int rc = attempt_receive(channel, a, err);
 
@@ -202,7 +202,7 @@ static int take_now(struct tmesh_channel *channel, const struct attempt *a, stru
 	return tmesh_fail(err, -EPIPE, "receive: the channel is empty, and no sender is left");
 }
 
-static int taken_now(struct tmesh_channel *channel, const struct attempt *a,
+static int flushed_now(struct tmesh_channel *channel, const struct attempt *a,
 		     struct tmesh_error *err)
 {
 	int rc = tmesh_channel_look(channel, err);
@@ -328,7 +328,7 @@ static int wait_for(struct tmesh_channel *channel, const struct attempt *a, int6
 }
 
 #define TMESH_SENDING .now = put_now, .call = "send", .why = "the channel is full"
-#define TMESH_RECEIVING .now = take_now, .call = "receive", .why = "no message is ready"
+#define TMESH_RECEIVING .now = receive_now, .call = "receive", .why = "no message is ready"
 
 int tmesh_channel_try_send(struct tmesh_channel *channel, const struct tmesh_message *message,
 			   struct tmesh_error *err)
@@ -381,11 +381,11 @@ int tmesh_channel_send(struct tmesh_channel *channel, const struct tmesh_message
 int tmesh_channel_flush(struct tmesh_channel *channel, int64_t timeout_ns, struct tmesh_error *err)
 {
 	const struct attempt a = {
-		.now = taken_now, .call = "flush", .why = "sent messages wait for a receiver"};
+		.now = flushed_now, .call = "flush", .why = "sent messages wait for a receiver"};
 	int rc = check_use(channel, TMESH_CHANNEL_SEND, "flush", err);
 
 	if (!rc)
-		rc = taken_now(channel, &a, err);
+		rc = flushed_now(channel, &a, err);
 	return rc == -EAGAIN ? wait_for(channel, &a, timeout_ns, err) : rc;
 }
 
@@ -410,7 +410,7 @@ int tmesh_channel_try_recv(struct tmesh_channel *channel, struct tmesh_message *
 	if (!rc)
 		rc = TMESH_NEED(err, message);
 	if (!rc)
-		rc = tmesh_channel_take_one(channel, message, err);
+		rc = tmesh_channel_pop_one(channel, message, err);
 	if (rc == -EAGAIN)
 		rc = try_now(channel, &a, err);
 	return rc < 0 ? rc : 0;
@@ -426,7 +426,7 @@ int tmesh_channel_recv_batch(struct tmesh_channel *channel, struct tmesh_message
 	if (!rc && !room)
 		rc = tmesh_fail(err, -EINVAL, "receive: a batch has room for at least one message");
 	if (!rc)
-		rc = tmesh_channel_take(channel, messages, room, err);
+		rc = tmesh_channel_pop(channel, messages, room, err);
 	if (rc == -EAGAIN) {
 		const struct attempt a = {TMESH_RECEIVING, .to = messages, .count = room};
 
@@ -460,9 +460,9 @@ int tmesh_channel_recv(struct tmesh_channel *channel, struct tmesh_message *mess
 	if (!rc)
 		rc = TMESH_NEED(err, message);
 	if (!rc)
-		rc = tmesh_channel_take_one(channel, message, err);
+		rc = tmesh_channel_pop_one(channel, message, err);
 	if (rc == -EAGAIN && glance(channel))
-		rc = tmesh_channel_take_one(channel, message, err);
+		rc = tmesh_channel_pop_one(channel, message, err);
 	if (rc == -EAGAIN)
 		rc = wait_for(channel, &a, timeout_ns, err);
 	return rc < 0 ? rc : 0;

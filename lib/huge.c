@@ -90,7 +90,7 @@ static bool take_step(uint8_t *at, uint64_t bytes, unsigned int how)
 	return first_pages(at, bytes) && !madvise(at, bytes, MADV_COLLAPSE);
 }
 
-uint64_t tmesh_huge_take(void *addr, uint64_t bytes, unsigned int how)
+uint64_t tmesh_huge_populate(void *addr, uint64_t bytes, unsigned int how)
 {
 	uint64_t done = 0;
 

@@ -167,7 +167,7 @@ int tmesh_kept_open_bundle(struct tmesh_ctx *ctx, const char *name, uid_t uid,
 		rc = tmesh_kept_open(ctx, name, uid, TMESH_READ, &regions, &count, err);
 	if (rc)
 		return rc;
-	rc = tmesh_bundle_take(ctx, regions[0], regions + 1, count - 1, out, err);
+	rc = tmesh_bundle_adopt(ctx, regions[0], regions + 1, count - 1, out, err);
 	if (rc)
 		tmesh_bundle_drop(regions, count);
 	free(regions);

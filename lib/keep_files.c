@@ -101,7 +101,7 @@ static int open_once(struct tmesh_ctx *ctx, const char *name, uid_t uid, const c
 	} else {
 		*file = file_of(paths, i);
 		file->path = path;
-		rc = ctx->ops->keep->take(ctx, name, uid, id, file->region, region, err);
+		rc = ctx->ops->keep->open_region(ctx, name, uid, id, file->region, region, err);
 	}
 	free(paths);
 	return rc;
@@ -196,7 +196,7 @@ int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **regi
 	rc = fs.f_type == TMESH_FS_MAGIC ? module_shown(ctx, fd, &shown, err)
 					 : fuse_shown(&ctx, fd, &shown, err);
 	if (!rc)
-		rc = ctx->ops->keep->take(ctx, shown.name, shown.uid, shown.id, shown.file.region,
+		rc = ctx->ops->keep->open_region(ctx, shown.name, shown.uid, shown.id, shown.file.region,
 					  region, err);
 	/* The mode 0004, or a mount of another IPC namespace. */
 	if (rc == -ENOENT && fs.f_type == TMESH_FS_MAGIC)

@@ -335,7 +335,7 @@ static void make_huge(uint8_t *at, uint64_t from, uint64_t to, bool *huge)
 	uint64_t end = to / TMESH_HUGE_BYTES * TMESH_HUGE_BYTES;
 
 	if (*huge && from % TMESH_HUGE_BYTES == 0 && end > from)
-		*huge = tmesh_huge_take(at + from, end - from, 0) == end - from;
+		*huge = tmesh_huge_populate(at + from, end - from, 0) == end - from;
 }
 
 static int read_piece(struct folder *folder, const struct found *file, int fd, uint8_t *at,

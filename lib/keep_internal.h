@@ -21,7 +21,7 @@ struct tmesh_keep_ops {
 	int (*paths)(struct tmesh_ctx *ctx, const char *name, uid_t uid, struct tmesh_paths **paths,
 		     uint64_t *id, struct tmesh_error *err);
 	/* One region of that keeping. -ESTALE: another one has the name now. */
-	int (*take)(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
+	int (*open_region)(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
 		    uint32_t number, struct tmesh_region **region, struct tmesh_error *err);
 	int (*list)(struct tmesh_ctx *ctx, struct tmesh_kept_info **infos, size_t *count,
 		    struct tmesh_error *err);

@@ -222,7 +222,7 @@ static bool take_shown(struct tmesh_region *region, const char *name)
 		return false;
 	tmesh_keeper_name(st.st_dev, st.st_ino, keeper);
 	tmesh_keeper_key(name, key);
-	if (!tmesh_peer_take(region, keeper, key, TMESH_READ))
+	if (!tmesh_peer_open_region(region, keeper, key, TMESH_READ))
 		return false;
 	clock_gettime(CLOCK_REALTIME, &used[0]);
 	futimens(region->fd, used);
@@ -322,7 +322,7 @@ static int memfd_paths(struct tmesh_ctx *ctx, const char *name, uid_t uid, struc
 	return rc;
 }
 
-static int memfd_take(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
+static int memfd_open_region(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
 		      uint32_t number, struct tmesh_region **region, struct tmesh_error *err)
 {
 	struct tmesh_keeper_request request;
@@ -333,7 +333,7 @@ static int memfd_take(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64
 		rc = tmesh_spare_files(ctx, err);
 	if (rc)
 		return rc;
-	fill_request(&request, TMESH_KEEPER_TAKE, name);
+	fill_request(&request, TMESH_KEEPER_OPEN_REGION, name);
 	request.id = id;
 	request.region = number;
 	rc = keeper_ask(ctx, &request, &fd, &reply, err);
@@ -450,7 +450,7 @@ const struct tmesh_keep_ops tmesh_memfd_keep_ops = {
 	.keep = memfd_keep,
 	.open = memfd_kept_open,
 	.paths = memfd_paths,
-	.take = memfd_take,
+	.open_region = memfd_open_region,
 	.list = memfd_kept_list,
 	.drop = memfd_kept_drop,
 	.info = memfd_keeper_info,

@@ -34,7 +34,7 @@ enum tmesh_keeper_op {
 	TMESH_KEEPER_DROP = 4,
 	TMESH_KEEPER_STATUS = 5,
 	TMESH_KEEPER_FIND = 6,
-	TMESH_KEEPER_TAKE = 7,
+	TMESH_KEEPER_OPEN_REGION = 7,
 };
 
 struct tmesh_keeper_request {

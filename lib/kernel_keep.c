@@ -279,7 +279,7 @@ static int kernel_paths(struct tmesh_ctx *ctx, const char *name, uid_t uid,
 	return rc;
 }
 
-static int kernel_take(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
+static int kernel_open_region(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
 		       uint32_t number, struct tmesh_region **region, struct tmesh_error *err)
 {
 	struct tmesh_region **regions;
@@ -464,7 +464,7 @@ const struct tmesh_keep_ops tmesh_kernel_keep_ops = {
 	.keep = kernel_keep,
 	.open = kernel_kept_open,
 	.paths = kernel_paths,
-	.take = kernel_take,
+	.open_region = kernel_open_region,
 	.list = kernel_kept_list,
 	.drop = kernel_kept_drop,
 	.info = kernel_keeper_info,

@@ -161,13 +161,13 @@ int tmesh_memfd_derive_huge(struct tmesh_region *derived, const struct tmesh_reg
 /* Return whether a region of @bytes should have huge pages, if the system allows any. */
 bool tmesh_memfd_wants_huge(const struct tmesh_region_opts *opts, uint64_t bytes);
 /* Return whether the region's memory gets its pages before it is written. */
-bool tmesh_memfd_takes(const struct tmesh_region *region);
+bool tmesh_memfd_populates(const struct tmesh_region *region);
 /*
  * Give a range of the region, which is mapped for writing, its pages: of 2 MiB as far as they can
  * be had, small ones for the rest. Return: 0; -ENOMEM.
  */
-int tmesh_memfd_take(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
-		     struct tmesh_error *err);
+int tmesh_memfd_populate(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			 struct tmesh_error *err);
 /* Give the region, which its maker is to write through a mapping, the pages that are worth it. */
 void tmesh_memfd_prepare(struct tmesh_region *region);
 
@@ -187,7 +187,7 @@ enum tmesh_huge_way tmesh_huge_way(const char **why);
  * Make huge pages of @bytes at @addr, both multiples of 2 MiB, of a writable shared mapping. Return
  * the bytes that are huge now, from @addr on; the rest is not to be had, or too slowly.
  */
-uint64_t tmesh_huge_take(void *addr, uint64_t bytes, unsigned int how);
+uint64_t tmesh_huge_populate(void *addr, uint64_t bytes, unsigned int how);
 /* Return how much of the first @bytes of a memfd lies in huge pages. It moves the file's position,
  * and @fd can only read, so that no seal fails meanwhile. */
 uint64_t tmesh_huge_bytes(int fd, uint64_t bytes);

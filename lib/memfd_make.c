@@ -190,7 +190,7 @@ static uint64_t take_huge(struct tmesh_region *region, uint64_t begin, uint64_t 
 {
 	unsigned int how = (region->memfd.collapses ? 0 : TMESH_HUGE_TOUCHES) |
 			   (region->opts.flags & TMESH_REGION_HUGE ? TMESH_HUGE_PATIENT : 0);
-	uint64_t done = tmesh_huge_take((uint8_t *)region->addr + begin, end - begin, how);
+	uint64_t done = tmesh_huge_populate((uint8_t *)region->addr + begin, end - begin, how);
 	uint64_t more = note_huge(region, begin, begin + done);
 
 	atomic_fetch_add(&region->memfd.huge, more);
@@ -225,7 +225,7 @@ static int make_huge(struct tmesh_region *region, struct tmesh_error *err)
 			  *why ? why : "free memory is too scattered for huge pages");
 }
 
-bool tmesh_memfd_takes(const struct tmesh_region *region)
+bool tmesh_memfd_populates(const struct tmesh_region *region)
 {
 	return !region->private && (region->memfd.align_huge ||
 				    (region->created && tmesh_memfd_is_filled(&region->opts)));
@@ -258,8 +258,8 @@ static uint64_t take_huge_around(struct tmesh_region *region, uint64_t offset, u
 			 round_up(end, TMESH_HUGE_BYTES));
 }
 
-int tmesh_memfd_take(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
-		     struct tmesh_error *err)
+int tmesh_memfd_populate(struct tmesh_region *region, uint64_t offset, uint64_t bytes,
+			 struct tmesh_error *err)
 {
 	uint64_t taken = atomic_load(&region->memfd.taken), end = offset + bytes, begin, reached;
 	int rc;
@@ -296,11 +296,11 @@ static bool is_much(uint64_t bytes)
  * few pages. */
 void tmesh_memfd_prepare(struct tmesh_region *region)
 {
-	if (!region->created || !tmesh_memfd_takes(region) ||
+	if (!region->created || !tmesh_memfd_populates(region) ||
 	    atomic_exchange(&region->memfd.prepared, true) || is_much(region->alloc))
 		return;
 	if (tmesh_memfd_is_filled(&region->opts))
-		tmesh_memfd_take(region, 0, region->alloc, NULL);
+		tmesh_memfd_populate(region, 0, region->alloc, NULL);
 	else if (!region->memfd.huge_no_more && !region->memfd.taken)
 		region->memfd.taken = take_huge(region, 0, region->alloc);
 }

@@ -684,8 +684,8 @@ static struct tmesh_peer *peer_asked(struct tmesh_ctx *ctx, const uint8_t *name)
 }
 
 /* Take a region. The file is this user's, so its time of access may be set. */
-bool tmesh_peer_take(struct tmesh_region *region, const uint8_t *name, const uint8_t *secret,
-		     uint32_t rights)
+bool tmesh_peer_open_region(struct tmesh_region *region, const uint8_t *name, const uint8_t *secret,
+			    uint32_t rights)
 {
 	struct tmesh_ctx *ctx = region->ctx;
 	struct tmesh_peer *peer;

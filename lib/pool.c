@@ -161,8 +161,8 @@ bool tmesh_pool_put(struct tmesh_region *region)
 	       pool_put(ctx, region);
 }
 
-static struct tmesh_region *pool_take(struct tmesh_ctx *ctx, uint64_t bytes,
-				      const struct tmesh_region_opts *opts)
+static struct tmesh_region *pool_remove(struct tmesh_ctx *ctx, uint64_t bytes,
+					const struct tmesh_region_opts *opts)
 {
 	struct tmesh_region **at, *region;
 
@@ -204,7 +204,7 @@ struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 
 	if (atomic_load_explicit(&ctx->pool_max, memory_order_relaxed) == 0)
 		return NULL;
-	while ((region = pool_take(ctx, bytes, opts)) && renew(region, bytes, opts)) {
+	while ((region = pool_remove(ctx, bytes, opts)) && renew(region, bytes, opts)) {
 		if (region->lent && ours(region)) {
 			region->pool_next = held;
 			held = region;

@@ -363,8 +363,8 @@ static int write_now(struct tmesh_region *region, uint64_t offset, const void *d
 	const struct tmesh_backend_ops *ops = region->ctx->ops;
 	int rc = 0;
 
-	if (mapped && ops->take)
-		rc = ops->take(region, offset, bytes, err);
+	if (mapped && ops->populate)
+		rc = ops->populate(region, offset, bytes, err);
 	if (mapped && !rc)
 		tmesh_copy((uint8_t *)region->addr + offset, data, bytes);
 	else if (!mapped)
@@ -403,8 +403,8 @@ int tmesh_region_pack(struct tmesh_region *region, uint64_t offset, const void *
 	pthread_rwlock_rdlock(&region->copies);
 	rc = write_ready(region, true, err);
 	if (!rc) {
-		if (region->ctx->ops->take)
-			rc = region->ctx->ops->take(region, offset, bytes, err);
+		if (region->ctx->ops->populate)
+			rc = region->ctx->ops->populate(region, offset, bytes, err);
 		if (!rc)
 			tmesh_pack((uint8_t *)region->addr + offset, data, layout);
 		atomic_fetch_sub(&region->writers, 1);
@@ -422,7 +422,7 @@ int tmesh_region_populate(struct tmesh_region *region, uint64_t offset, uint64_t
 		rc = check_range(region, offset, bytes, err);
 	if (!rc && bytes && region->sealed)
 		rc = tmesh_fail(err, -EPERM, "populate: the region is sealed");
-	if (rc || bytes == 0 || !region->ctx->ops->take)
+	if (rc || bytes == 0 || !region->ctx->ops->populate)
 		return rc;
 	if (region->memfd.align_huge) {
 		bytes = (offset + bytes + HUGE_BYTES - 1) / HUGE_BYTES * HUGE_BYTES;
@@ -434,7 +434,7 @@ int tmesh_region_populate(struct tmesh_region *region, uint64_t offset, uint64_t
 	pthread_rwlock_rdlock(&region->copies);
 	rc = write_ready(region, true, err);
 	if (!rc) {
-		rc = region->ctx->ops->take(region, offset, bytes, err);
+		rc = region->ctx->ops->populate(region, offset, bytes, err);
 		atomic_fetch_sub(&region->writers, 1);
 	}
 	pthread_rwlock_unlock(&region->copies);

@@ -259,8 +259,8 @@ int tmesh_peer_open(struct tmesh_region *region, const struct tmesh_token_fields
 		    uint32_t rights, struct tmesh_error *err);
 /* Open the entry in the index of that name, 16 bytes, without a question. False: it is not there,
  * or cannot be opened so. */
-bool tmesh_peer_take(struct tmesh_region *region, const uint8_t *name, const uint8_t *secret,
-		     uint32_t rights);
+bool tmesh_peer_open_region(struct tmesh_region *region, const uint8_t *name, const uint8_t *secret,
+			    uint32_t rights);
 /* Connect to the server of that name, 16 bytes, which must be this user's; -ENOENT, -ETIMEDOUT. */
 int tmesh_peer_connect(struct tmesh_ctx *ctx, const uint8_t *name, uint64_t deadline, int *out,
 		       struct tmesh_error *err);

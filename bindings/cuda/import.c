@@ -324,7 +324,7 @@ int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struc
 	return 0;
 }
 
-void import_take(struct tmesh_cuda_memory *memory)
+void import_release(struct tmesh_cuda_memory *memory)
 {
 	struct tmesh_region *region = memory_detach(memory);
 	struct tmesh_cuda *cuda = memory->cuda;
@@ -342,7 +342,7 @@ void import_end(struct tmesh_cuda_memory *memory)
 
 	if (memory->kind == TMESH_CUDA_IMPORTED) {
 		if (memory->region)
-			import_take(memory);
+			import_release(memory);
 		pthread_mutex_lock(&cuda->lock);
 		drop_ref(cuda, memory->import);
 		pthread_mutex_unlock(&cuda->lock);

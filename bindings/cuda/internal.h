@@ -306,7 +306,7 @@ bool share_settle(struct tmesh_cuda_memory *memory);
 /* import.c */
 /* Take memory away after its devices are done with it. The mapping ends with the last piece of
  * memory that needs it. Its addresses end with the last piece that has pointers into it. */
-void import_take(struct tmesh_cuda_memory *memory);
+void import_release(struct tmesh_cuda_memory *memory);
 void import_end(struct tmesh_cuda_memory *memory);
 /* Import memory that other code allocated, by its card. */
 int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,

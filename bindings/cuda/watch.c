@@ -159,7 +159,7 @@ static void take(struct tmesh_cuda_memory *memory)
 	if (host(memory))
 		host_end(memory);
 	else
-		import_take(memory);
+		import_release(memory);
 	pthread_mutex_lock(&cuda->lock);
 	memory->state = TAKEN;
 	cuda->devices[memory->device].stats.taken++;

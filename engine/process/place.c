@@ -97,7 +97,7 @@ static int make_listener(struct place *place, struct tmesh_error *err)
 	return 0;
 }
 
-int place_take(struct place *place, const char *name, struct tmesh_error *err)
+int place_claim(struct place *place, const char *name, struct tmesh_error *err)
 {
 	struct tmesh_ctx *ctx;
 	int rc = tmesh_ctx_open(NULL, &ctx, err);

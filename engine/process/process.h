@@ -76,7 +76,7 @@ struct place {
 		.dir = -1, .lock = -1, .listener = -1, .folder = -1, .status_fd = -1 \
 	}
 /* Return 0, or -1 with the reason in @err. */
-int place_take(struct place *place, const char *name, struct tmesh_error *err);
+int place_claim(struct place *place, const char *name, struct tmesh_error *err);
 /* Remove the files that an ended engine's process left in its folder. */
 void place_sweep(const struct place *place);
 void place_leave(struct place *place);

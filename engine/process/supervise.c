@@ -552,7 +552,7 @@ int supervise(const struct options *options)
 				      "cannot be seen");
 	if (!options->unconfined)
 		shed_environment();
-	if (!status && place_take(&own.place, options->name, &err)) {
+	if (!status && place_claim(&own.place, options->name, &err)) {
 		tell("%s", err.message);
 		status = 1;
 	}

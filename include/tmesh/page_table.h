@@ -7,7 +7,7 @@
  * Maturity: experimental.
  *
  * A copy is the state of the tables after one record. It holds no pages: a process that wants to
- * use pages of another handle takes a ticket (tmesh_seq_take()).
+ * use pages of another handle takes a ticket (tmesh_seq_open()).
  */
 #ifndef TMESH_PAGE_TABLE_H
 #define TMESH_PAGE_TABLE_H

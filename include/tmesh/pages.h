@@ -291,7 +291,7 @@ int tmesh_seq_share(struct tmesh_seq *seq, char ticket[TMESH_PAGES_TICKET_SIZE],
 		    struct tmesh_error *err);
 /* A sequence with the same pages. Return: 0; -EPROTO (no ticket), -ENOENT (it has ended, or is
  * another tenant's); -EPIPE, -ETIMEDOUT, -ENOMEM, -EPERM. */
-int tmesh_seq_take(struct tmesh_pages *pages, const char *ticket, struct tmesh_seq **out,
+int tmesh_seq_open(struct tmesh_pages *pages, const char *ticket, struct tmesh_seq **out,
 		   struct tmesh_error *err);
 int tmesh_pages_unshare(struct tmesh_pages *pages, const char *ticket, struct tmesh_error *err);
 

@@ -203,12 +203,12 @@ int tmesh_places_used(struct tmesh_places *places, size_t index, uint64_t *out,
 
 /* Counters since they were made, of graphs. */
 struct tmesh_places_stats {
-	size_t size;	   /* in: sizeof(struct tmesh_places_stats) */
-	uint64_t held;	   /* that have places now */
-	uint64_t moves;	   /* tmesh_placed_move() */
-	uint64_t given_up; /* after having been idle */
-	uint64_t taken;	   /* places again, after that */
-	uint64_t copies;   /* of values, also when the move that wanted them failed */
+	size_t size;	     /* in: sizeof(struct tmesh_places_stats) */
+	uint64_t held;	     /* that have places now */
+	uint64_t moves;	     /* tmesh_placed_move() */
+	uint64_t given_up;   /* after having been idle */
+	uint64_t reacquired; /* places again, after that */
+	uint64_t copies;     /* of values, also when the move that wanted them failed */
 	uint64_t bytes_copied;
 };
 /* -EPERM. */

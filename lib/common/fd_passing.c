@@ -82,7 +82,7 @@ bool tmesh_fds_close_process(const struct cmsghdr *control)
 	return true;
 }
 
-static void message_take_fds(int socket, struct msghdr *msg, struct tmesh_fds *got)
+static void message_receive_fds(int socket, struct msghdr *msg, struct tmesh_fds *got)
 {
 	bool cut = msg->msg_flags & MSG_CTRUNC;
 
@@ -127,7 +127,7 @@ ssize_t tmesh_fds_recv(int socket, void *data, size_t bytes, struct tmesh_fds *g
 	} while (came < 0 && errno == EINTR);
 	if (came < 0)
 		return -errno;
-	message_take_fds(socket, &msg, got);
+	message_receive_fds(socket, &msg, got);
 	got->cut = msg.msg_flags & MSG_TRUNC;
 	return came;
 }

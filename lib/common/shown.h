@@ -133,8 +133,8 @@ SHOWN_TABLE shown_pages_info[] = {
 
 #define STRUCTURE struct tmesh_places_stats
 SHOWN_TABLE shown_places_stats[] = {
-	MEMBER(U64, held),  MEMBER(U64, moves),	 MEMBER(U64, given_up),
-	MEMBER(U64, taken), MEMBER(U64, copies), MEMBER(U64, bytes_copied),
+	MEMBER(U64, held),	 MEMBER(U64, moves),  MEMBER(U64, given_up),
+	MEMBER(U64, reacquired), MEMBER(U64, copies), MEMBER(U64, bytes_copied),
 };
 #undef STRUCTURE
 

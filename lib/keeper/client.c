@@ -152,7 +152,7 @@ static void ask_find(struct client *client, struct service *service)
 	group_read(group);
 }
 
-static void ask_take(struct client *client, struct service *service)
+static void ask_open_region(struct client *client, struct service *service)
 {
 	const struct tmesh_keeper_request *request = &client->request;
 	struct group *group = table_find(&service->table, request->name);
@@ -214,8 +214,8 @@ static void client_ask(struct client *client, struct service *service, int paths
 	case TMESH_KEEPER_FIND:
 		ask_find(client, service);
 		return;
-	case TMESH_KEEPER_TAKE:
-		ask_take(client, service);
+	case TMESH_KEEPER_OPEN_REGION:
+		ask_open_region(client, service);
 		return;
 	case TMESH_KEEPER_OPEN:
 		ask_open(client, service);
@@ -241,7 +241,7 @@ static bool is_request(const struct tmesh_keeper_request *request)
 	bool named = request->op != TMESH_KEEPER_LIST && request->op != TMESH_KEEPER_STATUS;
 
 	return request->magic == TMESH_MAGIC_KEEP && request->version == TMESH_WIRE_VERSION &&
-	       request->op >= TMESH_KEEPER_KEEP && request->op <= TMESH_KEEPER_TAKE &&
+	       request->op >= TMESH_KEEPER_KEEP && request->op <= TMESH_KEEPER_OPEN_REGION &&
 	       (!named || name_is_good(request->name));
 }
 
@@ -351,7 +351,7 @@ static int send_item(struct client *client, const struct item *item)
 static const struct item *item_to_send(const struct client *client)
 {
 	const struct tmesh_keeper_request *request = &client->request;
-	bool one = request->op == TMESH_KEEPER_TAKE;
+	bool one = request->op == TMESH_KEEPER_OPEN_REGION;
 
 	return &client->group->items[one ? request->region : client->done - 1];
 }

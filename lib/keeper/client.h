@@ -58,7 +58,7 @@ void shown_add(struct shown *shown, const struct group *group);
 /* Remove the region before its descriptor is closed. @renamed: another region has its name. */
 void shown_remove(struct shown *shown, struct group *group, bool renamed);
 /* Take lent descriptors back, before a look at the group's holders. */
-void shown_take_back(struct shown *shown, struct group *group);
+void shown_reclaim(struct shown *shown, struct group *group);
 /* Lend the groups that were kept last, after that and when others are shown. */
 void shown_lend(struct shown *shown, struct group *groups, uint32_t count);
 

@@ -181,7 +181,7 @@ struct kexec_record *kexec_record_read(int fd, uint64_t id, uint32_t count)
 	return NULL;
 }
 
-bool kexec_take(int *fd, const struct kexec_sum *sum, char why[KEXEC_WHY_BYTES])
+bool kexec_adopt(int *fd, const struct kexec_sum *sum, char why[KEXEC_WHY_BYTES])
 {
 	const int wanted = TMESH_SEALS_FIXED | F_SEAL_WRITE;
 	uint64_t hash[2];

@@ -54,7 +54,7 @@ struct kexec_record *kexec_record_read(int fd, uint64_t id, uint32_t count);
  * alone in place of *@fd. It is sealed first, so no process can write it after the comparison.
  * False: @why has the reason.
  */
-bool kexec_take(int *fd, const struct kexec_sum *sum, char why[KEXEC_WHY_BYTES]);
+bool kexec_adopt(int *fd, const struct kexec_sum *sum, char why[KEXEC_WHY_BYTES]);
 /* Count the group's times by this kernel's clock. */
 void kexec_times(struct group *group, const struct kexec_record *record, uint64_t now);
 

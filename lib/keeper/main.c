@@ -227,7 +227,7 @@ static void looks(void *data, struct group *group)
 {
 	struct keeper *keeper = data;
 
-	shown_take_back(&keeper->shown, group);
+	shown_reclaim(&keeper->shown, group);
 }
 
 static void shows(void *data, struct group *group, bool shown)
@@ -518,7 +518,7 @@ static int serve(struct keeper *keeper)
 		return errno == EAGAIN || errno == EINTR ? 0
 							 : refuse("locking the runtime directory");
 	hold_signals(keeper);
-	store_take(&keeper->store, table, keeper->lock, tmesh_now_ns());
+	store_adopt(&keeper->store, table, keeper->lock, tmesh_now_ns());
 	begin_ids(table);
 	store_settle(&keeper->store, table);
 	/* A group that an earlier life gave up may be back, because systemd had not removed it yet.

@@ -112,7 +112,7 @@ void shown_remove(struct shown *shown, struct group *group, bool renamed)
  * and closes it before it asks the kernel through its own, which then shows the clients' copies.
  * Until the next loan, clients open the file anew.
  */
-void shown_take_back(struct shown *shown, struct group *group)
+void shown_reclaim(struct shown *shown, struct group *group)
 {
 	struct item *item = &group->items[0];
 	uint8_t key[TMESH_SECRET_BYTES];
@@ -146,7 +146,7 @@ void shown_lend(struct shown *shown, struct group *groups, uint32_t count)
 	if (!shown->index)
 		return;
 	for (; groups && count > shown->most; groups = groups->next, count--)
-		shown_take_back(shown, groups);
+		shown_reclaim(shown, groups);
 	for (; groups; groups = groups->next)
 		lend(shown, groups);
 }

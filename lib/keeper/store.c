@@ -414,7 +414,7 @@ static bool take_file(const struct store *store, struct stored *stored, const st
 		return false;
 	}
 	takes_longer(store, sum->bytes);
-	if (kexec_take(&stored->fd, sum, reason))
+	if (kexec_adopt(&stored->fd, sum, reason))
 		return true;
 	snprintf(why, WHY_BYTES, "%s %" PRIu32 " %s", of, number, reason);
 	return false;
@@ -591,7 +591,7 @@ static void log_lost(const struct stored *all, size_t count, bool with_lock)
 	}
 }
 
-void store_take(const struct store *store, struct table *table, int lock, uint64_t now)
+void store_adopt(const struct store *store, struct table *table, int lock, uint64_t now)
 {
 	struct stored *all = NULL;
 	size_t count = listen_fds(&all);

@@ -22,13 +22,13 @@ void store_waiting(const struct store *store);
 int store_add(const struct store *store, const struct group *group);
 void store_remove(const struct store *store, const struct group *group);
 /* Return the lock that an earlier life had and that systemd has kept, or -1. Call it before
- * store_take(), which leaves the lock alone. */
+ * store_adopt(), which leaves the lock alone. */
 int store_lock(void);
 /* Have systemd keep the lock, so that no other keeper gets it between two lives of this one. */
 void store_keep_lock(const struct store *store, int lock);
 /* Take over the descriptors of an earlier life, by LISTEN_FDS. Whole groups go into the table;
  * others are closed and removed from the store. Call this once, before anything else is open. */
-void store_take(const struct store *store, struct table *table, int lock, uint64_t now);
+void store_adopt(const struct store *store, struct table *table, int lock, uint64_t now);
 
 /* Store groups that passed a kexec anew, with this kernel's descriptors and times, under new ids.
  * Call this when new ids are higher than all that were taken. */

@@ -219,8 +219,8 @@ static int check_memory(int fd, uid_t uid, uint64_t least_bytes, uint64_t *bytes
 	return 0;
 }
 
-int ask_take(const struct group *group, uint32_t region, uint64_t least_bytes, uint64_t *bytes,
-	     uint64_t deadline)
+int ask_open_region(const struct group *group, uint32_t region, uint64_t least_bytes,
+		    uint64_t *bytes, uint64_t deadline)
 {
 	uid_t uid = group->user->uid;
 	int fd = ask_connect(uid, deadline), memory[3], rc, got = 0;
@@ -229,7 +229,7 @@ int ask_take(const struct group *group, uint32_t region, uint64_t least_bytes, u
 
 	if (fd < 0)
 		return fd;
-	rc = send_request(fd, TMESH_KEEPER_TAKE, 0, group->name, group->id, region);
+	rc = send_request(fd, TMESH_KEEPER_OPEN_REGION, 0, group->name, group->id, region);
 	if (!rc)
 		rc = recv_reply(fd, &reply, NULL, deadline);
 	if (!rc) {

@@ -235,8 +235,8 @@ int jobs_watch(void);
 int ask_connect(uid_t uid, uint64_t deadline);
 int ask_find(uid_t uid, const char *name, struct tmesh_keeper_row *row, struct table **table,
 	     uint64_t deadline);
-int ask_take(const struct group *group, uint32_t region, uint64_t least_bytes, uint64_t *bytes,
-	     uint64_t deadline);
+int ask_open_region(const struct group *group, uint32_t region, uint64_t least_bytes,
+		    uint64_t *bytes, uint64_t deadline);
 int ask_list(uid_t uid, struct tmesh_keeper_row **rows, uint32_t *count, uint64_t deadline);
 
 /* folder.c: what a folder shows, while it is open. */

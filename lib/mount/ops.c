@@ -496,8 +496,8 @@ static void open_file(struct job *job)
 	}
 	entry = &table->paths->entries[index];
 	if (entry->bytes) {
-		fd = ask_take(job->group, entry->region, entry->offset + entry->bytes,
-			      &region_bytes, job->deadline);
+		fd = ask_open_region(job->group, entry->region, entry->offset + entry->bytes,
+				     &region_bytes, job->deadline);
 		rc = fd < 0 ? fd : 0;
 	}
 	pthread_mutex_lock(&tree.lock);

@@ -34,7 +34,7 @@ struct cursor {
 };
 
 /* Return @count bytes at the cursor, and move it past them. NULL: see starved(). */
-static const uint8_t *cursor_take(struct cursor *cursor, uint64_t count)
+static const uint8_t *cursor_read(struct cursor *cursor, uint64_t count)
 {
 	const uint8_t *at = cursor->data + cursor->at;
 
@@ -46,7 +46,7 @@ static const uint8_t *cursor_take(struct cursor *cursor, uint64_t count)
 	return at;
 }
 
-/* Return the reason why cursor_take() returned nothing. */
+/* Return the reason why cursor_read() returned nothing. */
 static int starved(const struct cursor *cursor, const char *what)
 {
 	if (cursor->need)
@@ -65,7 +65,7 @@ static uint64_t little(const uint8_t *at, unsigned int bytes)
 
 static int take_number(struct cursor *cursor, unsigned int bytes, const char *what, uint64_t *value)
 {
-	const uint8_t *at = cursor_take(cursor, bytes);
+	const uint8_t *at = cursor_read(cursor, bytes);
 
 	*value = 0;
 	if (!at)
@@ -87,7 +87,7 @@ static int take_name(struct cursor *cursor, char **names, uint64_t most, const c
 	if (!length || length > most)
 		return tmesh_fail(cursor->err, -EPROTO, "%s has %llu bytes; 1 to %llu are allowed",
 				  what, (unsigned long long)length, (unsigned long long)most);
-	at = cursor_take(cursor, length);
+	at = cursor_read(cursor, length);
 	if (!at)
 		return starved(cursor, what);
 	if (memchr(at, 0, length) || !model_is_utf8(at, length))
@@ -117,7 +117,7 @@ static int take_elements(struct cursor *cursor, uint64_t type, uint64_t count, c
 
 			if (rc)
 				return rc;
-			if (!cursor_take(cursor, length))
+			if (!cursor_read(cursor, length))
 				return starved(cursor, "a string");
 			rc = opening_go_on(cursor->opening, STRING_WORK, cursor->err);
 			if (rc)
@@ -133,7 +133,7 @@ static int take_elements(struct cursor *cursor, uint64_t type, uint64_t count, c
 	if (__builtin_mul_overflow(count, (uint64_t)size, &length))
 		return tmesh_fail(cursor->err, -EPROTO, "the size of the value \"%s\" overflows",
 				  quoted);
-	at = cursor_take(cursor, length);
+	at = cursor_read(cursor, length);
 	if (!at)
 		return starved(cursor, "a value");
 	for (uint64_t i = 0; type == TMESH_MODEL_BOOL && i < count; i++) {
@@ -357,7 +357,7 @@ static int read_all(struct table *table, struct cursor *cursor, uint64_t *alignm
 {
 	struct tmesh_error *err = cursor->err;
 	uint64_t version, tensors, values;
-	const uint8_t *magic = cursor_take(cursor, 4);
+	const uint8_t *magic = cursor_read(cursor, 4);
 	char *names;
 	int rc;
 

@@ -697,8 +697,8 @@ static int shared_load_give(struct load *load, struct shared_load *shared, struc
 
 /* Take the region of a finished record without waiting for another process. -EAGAIN: it is not
  * finished, or cannot be opened. */
-static int shared_load_take(struct load *load, struct shared_load *shared,
-			    const struct record *record, struct tmesh_error *err)
+static int shared_load_open_finished(struct load *load, struct shared_load *shared,
+				     const struct record *record, struct tmesh_error *err)
 {
 	int rc = -EAGAIN;
 
@@ -743,8 +743,9 @@ static int shared_load_wait(struct load *load, struct shared_load *shared, struc
 
 	for (;;) {
 		read_record(shared, load->model, &record);
-		rc = record.state == STATE_DONE ? shared_load_take(load, shared, &record, err)
-						: -EAGAIN;
+		rc = record.state == STATE_DONE
+			     ? shared_load_open_finished(load, shared, &record, err)
+			     : -EAGAIN;
 		if (rc != -EAGAIN)
 			return rc;
 		rc = lock(shared, F_WRLCK, LOCK_READER);

@@ -506,7 +506,7 @@ static int owner_share(struct handle *handle, const struct pages_message *in)
 	return reply(handle, 0);
 }
 
-static int owner_take(struct handle *handle, const struct pages_message *in)
+static int owner_open_ticket(struct handle *handle, const struct pages_message *in)
 {
 	const struct ticket *ticket = *ticket_find(handle->tenant, &in->head);
 	struct pages_head *head = answer(handle, PAGES_TABLE, ticket ? 0 : -ENOENT);
@@ -544,7 +544,7 @@ static const struct {
 	[PAGES_CACHE] = {owner_cache, sizeof(struct pages_hashed), PAGES_CACHE_MAX},
 	[PAGES_FIND] = {owner_find, 2 * sizeof(uint64_t), PAGES_FIND_MAX},
 	[PAGES_SHARE] = {owner_share, sizeof(uint32_t), TMESH_PAGES_MAX_SEQ},
-	[PAGES_TAKE] = {owner_take, 0, 0},
+	[PAGES_OPEN_TICKET] = {owner_open_ticket, 0, 0},
 	[PAGES_UNSHARE] = {owner_unshare, 0, 0},
 };
 

@@ -403,7 +403,7 @@ void pages_unref(struct tmesh_pages *pages, uint32_t page)
 	page_unref(pages, page);
 }
 
-int pages_take(struct tmesh_pages *pages, uint32_t *out, uint32_t count, struct tmesh_error *err)
+int pages_alloc(struct tmesh_pages *pages, uint32_t *out, uint32_t count, struct tmesh_error *err)
 {
 	for (uint32_t n = 0; n < count; n++) {
 		int rc = page_get(pages, count - n, &out[n], err);
@@ -616,7 +616,7 @@ int tmesh_pages_alloc(struct tmesh_pages *pages, uint32_t *page, struct tmesh_er
 
 	if (rc)
 		return rc;
-	rc = pages_take(pages, page, 1, err);
+	rc = pages_alloc(pages, page, 1, err);
 	pages_leave(pages);
 	return rc;
 }

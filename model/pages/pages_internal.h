@@ -23,14 +23,14 @@
 
 enum pages_op {
 	/* of a handle */
-	PAGES_WANT = 1, /* @count pages; @a: of them needed now, the others are for later */
-	PAGES_RETURN,	/* pages */
-	PAGES_SLAB,	/* @a: its number */
-	PAGES_CACHE,	/* struct pages_hashed */
-	PAGES_FIND,	/* hashes */
-	PAGES_SHARE,	/* pages; @a: tokens */
-	PAGES_TAKE,	/* @a, @b: ticket */
-	PAGES_UNSHARE,	/* @a, @b: ticket */
+	PAGES_WANT = 1,	   /* @count pages; @a: of them needed now, the others are for later */
+	PAGES_RETURN,	   /* pages */
+	PAGES_SLAB,	   /* @a: its number */
+	PAGES_CACHE,	   /* struct pages_hashed */
+	PAGES_FIND,	   /* hashes */
+	PAGES_SHARE,	   /* pages; @a: tokens */
+	PAGES_OPEN_TICKET, /* @a, @b: ticket */
+	PAGES_UNSHARE,	   /* @a, @b: ticket */
 	/* of the owner; each but WELCOME and RECALL answers the one with the same place above */
 	PAGES_GRANT = 65,   /* pages */
 	PAGES_SLAB_IS = 67, /* a token for each device */
@@ -159,7 +159,7 @@ struct tmesh_seq {
 int pages_enter(struct tmesh_pages *pages, struct tmesh_error *err);
 void pages_leave(struct tmesh_pages *pages);
 /* Take @count pages with a reference each, or none. */
-int pages_take(struct tmesh_pages *pages, uint32_t *out, uint32_t count, struct tmesh_error *err);
+int pages_alloc(struct tmesh_pages *pages, uint32_t *out, uint32_t count, struct tmesh_error *err);
 void pages_unref(struct tmesh_pages *pages, uint32_t page);
 /* Adopt a page that came with the owner's answer, and map its slab. */
 int pages_adopt(struct tmesh_pages *pages, uint32_t page, struct tmesh_error *err);

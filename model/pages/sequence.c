@@ -132,7 +132,7 @@ static int seq_own(struct tmesh_seq *seq, uint32_t index, struct tmesh_error *er
 
 	if (pages_alone(pages, old))
 		return 0;
-	rc = pages_take(pages, &page, 1, err);
+	rc = pages_alloc(pages, &page, 1, err);
 	if (rc)
 		return rc;
 	pages_copy(pages, page, old);
@@ -165,7 +165,7 @@ static int seq_append(struct tmesh_seq *seq, uint64_t tokens, struct tmesh_error
 	if (!rc)
 		rc = reserve(seq, count, err);
 	if (!rc && count > before)
-		rc = pages_take(pages, seq->table + before, count - before, err);
+		rc = pages_alloc(pages, seq->table + before, count - before, err);
 	if (rc)
 		return rc;
 	seq->count = count;
@@ -461,10 +461,10 @@ static int no_ticket(int status, struct tmesh_error *err)
 				 : tmesh_fail(err, status, "the pool's owner refused the ticket");
 }
 
-int tmesh_seq_take(struct tmesh_pages *pages, const char *ticket, struct tmesh_seq **out,
+int tmesh_seq_open(struct tmesh_pages *pages, const char *ticket, struct tmesh_seq **out,
 		   struct tmesh_error *err)
 {
-	struct pages_head head = {.op = PAGES_TAKE};
+	struct pages_head head = {.op = PAGES_OPEN_TICKET};
 	int rc = read_ticket(ticket, &head, err);
 
 	if (!rc)

@@ -115,7 +115,7 @@ static int be_named(struct tmesh_slot *slot, struct tmesh_ctx *ctx, const char *
 	char token[TMESH_TOKEN_SIZE] = "";
 	int rc = tmesh_slot_token(slot, token, err);
 
-	return rc ? rc : slot_name_take(&slot->name, ctx, name, token, err);
+	return rc ? rc : slot_name_claim(&slot->name, ctx, name, token, err);
 }
 
 int tmesh_slot_create(struct tmesh_ctx *ctx, const struct tmesh_slot_opts *opts,
@@ -436,8 +436,8 @@ static int value_new(struct tmesh_slot_reader *reader, uint64_t generation, size
 	return 0;
 }
 
-static void slot_take(struct tmesh_slot_reader *reader, uint64_t generation,
-		      struct tmesh_slot_value *value)
+static void slot_set_value(struct tmesh_slot_reader *reader, uint64_t generation,
+			   struct tmesh_slot_value *value)
 {
 	struct tmesh_slot_value *old = reader->value;
 
@@ -447,14 +447,14 @@ static void slot_take(struct tmesh_slot_reader *reader, uint64_t generation,
 }
 
 /* Open the bundle of the ref in the reader's text. */
-static int slot_take_text(struct tmesh_slot_reader *reader, uint64_t generation, size_t bytes,
-			  struct tmesh_error *err)
+static int slot_parse_value(struct tmesh_slot_reader *reader, uint64_t generation, size_t bytes,
+			    struct tmesh_error *err)
 {
 	struct tmesh_slot_value *value = NULL;
 	int rc = bytes ? value_new(reader, generation, bytes, &value, err) : 0;
 
 	if (!rc)
-		slot_take(reader, generation, value);
+		slot_set_value(reader, generation, value);
 	return rc;
 }
 
@@ -478,7 +478,7 @@ static int slot_try(struct tmesh_slot_reader *reader, uint64_t *seen, struct tme
 		return -EAGAIN;
 	if (bytes > reader->max_ref)
 		return damaged(err);
-	rc = slot_take_text(reader, *seen, bytes, err);
+	rc = slot_parse_value(reader, *seen, bytes, err);
 	/* If a newer generation has replaced it, the error does not count. */
 	return rc && atomic_load(reader->newest) != *seen ? -EAGAIN : rc;
 }
@@ -509,7 +509,7 @@ static int slot_wait_for_answer(struct tmesh_slot_reader *reader, uint64_t asked
 		rc = damaged(err);
 	if (fd >= 0)
 		close(fd);
-	return rc ? rc : slot_take_text(reader, answer.number, answer.bytes, err);
+	return rc ? rc : slot_parse_value(reader, answer.number, answer.bytes, err);
 }
 
 /* Return whether the publisher is gone. A killed publisher closes its files one after another, as

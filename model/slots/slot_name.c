@@ -173,8 +173,8 @@ static int write_record(struct slot_name *own, const char *token, struct tmesh_e
 
 /* Try once to take the name. The host's lock is held, so that fork() knows of the descriptor and no
  * child keeps its lock. Return -EAGAIN if another process holds a lock. */
-static int try_to_take(struct slot_name *own, const char *name, const char *token,
-		       struct tmesh_error *err)
+static int try_to_claim(struct slot_name *own, const char *name, const char *token,
+			struct tmesh_error *err)
 {
 	int rc = open_file(own->dir, own->in_dir, O_RDWR | O_CREAT, err);
 
@@ -217,8 +217,8 @@ static void sweep_one(void *data, const char *file)
 	model_host_unlock();
 }
 
-int slot_name_take(struct slot_name *own, struct tmesh_ctx *ctx, const char *name,
-		   const char *token, struct tmesh_error *err)
+int slot_name_claim(struct slot_name *own, struct tmesh_ctx *ctx, const char *name,
+		    const char *token, struct tmesh_error *err)
 {
 	const struct timespec nap = {.tv_nsec = NAP_NS};
 	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS;
@@ -229,7 +229,7 @@ int slot_name_take(struct slot_name *own, struct tmesh_ctx *ctx, const char *nam
 	file_of(name, own->in_dir);
 	do {
 		model_host_lock();
-		rc = try_to_take(own, name, token, err);
+		rc = try_to_claim(own, name, token, err);
 		model_host_unlock();
 		if (rc == -EAGAIN)
 			nanosleep(&nap, NULL);

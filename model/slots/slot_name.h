@@ -21,8 +21,8 @@ struct slot_name {
 int slot_name_check(const char *name, struct tmesh_error *err);
 /* Take a name; @own has none yet. -EEXIST: a living process has it. The host's lock is not held,
  * here and in slot_name_give_up(). */
-int slot_name_take(struct slot_name *own, struct tmesh_ctx *ctx, const char *name,
-		   const char *token, struct tmesh_error *err);
+int slot_name_claim(struct slot_name *own, struct tmesh_ctx *ctx, const char *name,
+		    const char *token, struct tmesh_error *err);
 void slot_name_give_up(struct slot_name *own);
 /* Find the token, TMESH_TOKEN_SIZE bytes, of the slot that has this name. -ENOENT: none has. */
 int slot_name_find(struct tmesh_ctx *ctx, const char *name, char *token, struct tmesh_error *err);

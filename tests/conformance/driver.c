@@ -429,7 +429,7 @@ VERB(take)
 	int rc;
 
 	if (named(2)->pages)
-		return tmesh_seq_take(named(2)->pages, field(3), &made.sequence, &why);
+		return tmesh_seq_open(named(2)->pages, field(3), &made.sequence, &why);
 	rc = tmesh_region_recv(ctx, named(2)->fd, &it, &why);
 
 	return wrap(rc, it, NULL);

@@ -295,7 +295,7 @@ defmodule Tmesh.ConformanceDriver do
   defp make("join", [token, role], options, _), do: Channel.open(token, atom(role), options)
   defp make("export", [of], options, objects), do: ZeroCopy.export_dmabuf(objects[of], options)
   defp make("take", [socket], [], objects), do: ZeroCopy.recv(objects[socket])
-  defp make("take", [pages, ticket], [], objects), do: Pages.take(objects[pages], ticket)
+  defp make("take", [pages, ticket], [], objects), do: Pages.open_sequence(objects[pages], ticket)
   defp make("receive", [socket], [], objects), do: Bundle.recv(objects[socket])
   defp make("unbundle", [json], options, _objects), do: Bundle.open(json, options)
   defp make("member", [of, key], [], objects), do: Bundle.fetch(objects[of], key)

@@ -116,7 +116,7 @@ static void test_given_up(void **state)
 	run(&one, 3, 8);
 	assert_ptr_equal(tmesh_placed_parts(placed), parts);
 	assert_int_equal(stats_of(places).held, 1);
-	assert_int_equal(stats_of(places).taken, 1);
+	assert_int_equal(stats_of(places).reacquired, 1);
 	assert_int_equal(stats_of(places).copies, 2);
 	assert_int_equal(copied() - before, 32);
 	assert_int_equal(used(places, 1), BYTES);
@@ -504,14 +504,14 @@ static void test_threads(void **state)
 	pthread_create(&threads[1], NULL, runs, &many);
 	pthread_create(&threads[2], NULL, moves, &many);
 	for (int i = 0; i < 60000; i++) {
-		if (many.runs > 500 && many.moves > 20 && stats_of(places).taken > 5)
+		if (many.runs > 500 && many.moves > 20 && stats_of(places).reacquired > 5)
 			break;
 		usleep(1000);
 	}
 	many.stop = true;
 	for (size_t i = 0; i < 3; i++)
 		pthread_join(threads[i], NULL);
-	assert_true(stats_of(places).taken > 5);
+	assert_true(stats_of(places).reacquired > 5);
 	assert_int_equal(stats_of(places).bytes_copied, 16 * stats_of(places).copies);
 	for (int i = 0; i < 60000 && stats_of(places).held; i++)
 		usleep(1000);

@@ -44,7 +44,7 @@ static void send_one(int socket, const struct client *client, const uint8_t *dat
 		memcpy(&request, message, sizeof(request));
 		request.magic = TMESH_MAGIC_KEEP;
 		request.version = TMESH_WIRE_VERSION;
-		request.op = request.op % TMESH_KEEPER_TAKE + 1;
+		request.op = request.op % TMESH_KEEPER_OPEN_REGION + 1;
 		request.count %= 4;
 		request.rights &= TMESH_READ | TMESH_WRITE;
 		request.flags %= 3;

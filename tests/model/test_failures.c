@@ -114,7 +114,7 @@ static int act_pages(struct scene *s, struct tmesh_error *err)
 	STEP(tmesh_seq_cache(s->seqs[1], hashes, 1, err));
 	STEP(tmesh_pages_find(s->other, hashes, 1, &s->seqs[2], err));
 	STEP(tmesh_seq_share(s->seqs[1], ticket, err));
-	STEP(tmesh_seq_take(s->other, ticket, &s->seqs[3], err));
+	STEP(tmesh_seq_open(s->other, ticket, &s->seqs[3], err));
 	STEP(tmesh_pages_unshare(s->pages, ticket, err));
 	STEP(tmesh_seq_truncate(s->seqs[0], 17, err));
 	STEP(tmesh_page_copy_update(s->copy, err));

@@ -164,7 +164,7 @@ static void step(struct tmesh_pages *pages, struct own *own, int who, uint64_t *
 	default:
 		memcpy(ticket, scoreboard->ticket[rand() % WORKERS], sizeof(ticket));
 		ticket[sizeof(ticket) - 1] = '\0';
-		if (!two->seq && !tmesh_seq_take(pages, ticket, &two->seq, NULL)) {
+		if (!two->seq && !tmesh_seq_open(pages, ticket, &two->seq, NULL)) {
 			tmesh_seq_table(two->seq, &two->count);
 			/* Any content is right, but it has to stay the same. */
 			for (uint32_t i = 0; i < two->count; i++)

@@ -121,7 +121,7 @@ class Owner:
             self.pins[page] += 1
         client.inbox.append(("ticket", self.number))
 
-    def owner_take(self, client, number):
+    def owner_open_ticket(self, client, number):
         maker, pages = self.tickets.get(number, (None, []))
         if maker is None or (maker.tenant != client.tenant and self.bug != "any-tenant"):
             client.inbox.append(("table", None))

@@ -142,7 +142,7 @@ class Process:
         yield
         self.result = "model"
 
-    def shared_load_take(self):
+    def shared_load_open_finished(self):
         """The record reads that the region is whole: no process need wait for another."""
         file = self.file
         file.joining.add(self.number)
@@ -242,7 +242,7 @@ class Process:
         while self.result is None:
             yield
             if file.state == "done":
-                yield from self.shared_load_take()
+                yield from self.shared_load_open_finished()
             if self.result:
                 return
             if file.reader is not None:

@@ -168,7 +168,7 @@ class Reader:
                     must(fit[0] >= asked, "the answer is older than what the reader knew of")
                     must(fit[0] in world.held or not world.alive, "what was answered is gone")
                     if fit[0] in world.held:
-                        self.slot_take(fit[0])
+                        self.slot_set_value(fit[0])
                     break
             elif tries == TRIES and world.bug != "no-ask":
                 asked = generation
@@ -196,14 +196,14 @@ class Reader:
                 yield
                 continue
             must(words[0] == generation, "a generation has another one's bundle")
-            self.slot_take(generation)
+            self.slot_set_value(generation)
             break
         if asked:
             self.said.append(("done", 0))
         must(self.generation >= least or not world.alive,
              "a read gave a generation older than one published before it")
 
-    def slot_take(self, generation):
+    def slot_set_value(self, generation):
         must(generation > self.last, "a reader saw generations go back")
         self.last = generation
         old, self.generation = self.generation, generation

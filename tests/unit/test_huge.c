@@ -545,7 +545,7 @@ static bool collapse_works(void)
 					   MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
 		return false;
 	works = tmesh_huge_way(&why) == TMESH_HUGE_COLLAPSE &&
-		tmesh_huge_take(addr, 2 * MIB, 0) == 2 * MIB;
+		tmesh_huge_populate(addr, 2 * MIB, 0) == 2 * MIB;
 	munmap(addr, 2 * MIB);
 	close(fd);
 	return works;

@@ -208,7 +208,7 @@ static void test_lying_paths(void **state)
 	id = infos[0].id;
 	free(infos);
 	take = keep_request("mine", 0);
-	take.op = TMESH_KEEPER_TAKE;
+	take.op = TMESH_KEEPER_OPEN_REGION;
 	take.id = id;
 	assert_int_equal(asked(*state, &take, -1), 0);
 	take.id++;

@@ -435,7 +435,7 @@ static void test_shown(void **state)
 	assert_true(find(&shown, "one", &hit) && hit.fd == old->items[0].lent && hit.read_only);
 	shown_lend(&shown, old, 1);
 	assert_int_equal(old->items[0].lent, hit.fd);
-	shown_take_back(&shown, old);
+	shown_reclaim(&shown, old);
 	assert_int_equal(old->items[0].lent, -1);
 	assert_true(find(&shown, "one", &hit) && hit.fd == old->items[0].fds[0] && !hit.read_only);
 	shown_lend(&shown, old, 1);
@@ -457,7 +457,7 @@ static void test_shown(void **state)
 	shown_end(&shown);
 	/* Without an index nothing is lent, and nothing is to be taken back. */
 	shown_lend(&shown, new, 1);
-	shown_take_back(&shown, new);
+	shown_reclaim(&shown, new);
 	close(dir);
 	group_free(old);
 	group_free(new);
@@ -493,7 +493,7 @@ static bool taken(struct tmesh_ctx *ctx, int changes)
 	assert_non_null(region);
 	meanwhile.left = changes;
 	meanwhile.changes = 0;
-	found = tmesh_peer_take(region, meanwhile.shown.name, meanwhile.key, TMESH_READ);
+	found = tmesh_peer_open_region(region, meanwhile.shown.name, meanwhile.key, TMESH_READ);
 	meanwhile.left = 0;
 	assert_int_equal(tmesh_region_opened(region, found ? 0 : -ENOENT, &opened),
 			 found ? 0 : -ENOENT);

@@ -298,8 +298,8 @@ NIF(bundle_hand_over)
 	return rc ? make_open_error(env, rights, &err) : atoms.ok;
 }
 
-/* bundle_take_over(context, socket) -> {ok, bundle} */
-NIF(bundle_take_over)
+/* bundle_recv(context, socket) -> {ok, bundle} */
+NIF(bundle_recv)
 {
 	struct tmesh_bundle *bundle;
 	struct context *context;

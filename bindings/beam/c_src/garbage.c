@@ -127,5 +127,5 @@ NIF(sweep)
 {
 	drop_all();
 	channels_trim(env);
-	return log_take(env);
+	return log_drain(env);
 }

@@ -45,7 +45,7 @@ static ERL_NIF_TERM make_line(ErlNifEnv *env, enum tmesh_log_level level, const 
 }
 
 /* Return the lines, oldest first. */
-ERL_NIF_TERM log_take(ErlNifEnv *env)
+ERL_NIF_TERM log_drain(ErlNifEnv *env)
 {
 	ERL_NIF_TERM list = enif_make_list(env, 0);
 	char text[64];

@@ -146,7 +146,7 @@ NIF(sweep);
 
 /* log.c */
 void log_keep(void *data, enum tmesh_log_level level, const char *message);
-ERL_NIF_TERM log_take(ErlNifEnv *env);
+ERL_NIF_TERM log_drain(ErlNifEnv *env);
 
 /* Atoms of frequent calls: looking one up by its name takes as long as a small call. */
 extern struct atoms {
@@ -268,7 +268,7 @@ NIF(bundle_info);
 NIF(bundle_tensor);
 NIF(bundle_ref);
 NIF(bundle_hand_over);
-NIF(bundle_take_over);
+NIF(bundle_recv);
 NIF(bundle_release);
 
 /* model.c */
@@ -322,7 +322,7 @@ NIF(export_dmabuf);
 NIF(descriptor_close);
 NIF(from_dmabuf);
 NIF(hand_over);
-NIF(take_over);
+NIF(tensor_recv);
 
 /* engine.c */
 void engine_dtor(ErlNifEnv *env, void *object);
@@ -387,7 +387,7 @@ NIF(pages_head);
 NIF(pages_hash);
 NIF(pages_sequence);
 NIF(pages_find);
-NIF(pages_take_shared);
+NIF(pages_open_sequence);
 NIF(pages_unshare);
 NIF(pages_trim);
 NIF(pages_slab);

@@ -353,8 +353,8 @@ static bool get_ticket(ErlNifEnv *env, ERL_NIF_TERM term, char ticket[TMESH_PAGE
 	       refuse(err, -EPROTO, "not a ticket") == 0;
 }
 
-/* pages_take(pages, ticket) -> {ok, {sequence, id}} */
-NIF(pages_take_shared)
+/* pages_open_sequence(pages, ticket) -> {ok, {sequence, id}} */
+NIF(pages_open_sequence)
 {
 	char ticket[TMESH_PAGES_TICKET_SIZE];
 	struct tmesh_pages *pages;
@@ -366,7 +366,7 @@ NIF(pages_take_shared)
 	pages = get_pages(env, argv[0], &context, &err);
 	if (!pages)
 		return make_error(env, &err);
-	if (get_ticket(env, argv[1], ticket, &err) && !tmesh_seq_take(pages, ticket, &seq, &err))
+	if (get_ticket(env, argv[1], ticket, &err) && !tmesh_seq_open(pages, ticket, &seq, &err))
 		term = make_sequence(env, context, pages, seq);
 	else
 		term = make_error(env, &err);

@@ -437,8 +437,8 @@ NIF(hand_over)
 	return done(env, tensor, rc, &err);
 }
 
-/* take_over(context, socket, shape | nil, dtype, offset) -> {ok, {handle, ref}} */
-NIF(take_over)
+/* tensor_recv(context, socket, shape | nil, dtype, offset) -> {ok, {handle, ref}} */
+NIF(tensor_recv)
 {
 	struct tmesh_region *region;
 	struct context *context;

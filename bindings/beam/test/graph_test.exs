@@ -396,7 +396,7 @@ defmodule Tmesh.GraphTest do
       assert Places.sweep!(places) == 0
 
       assert Places.stats!(places) ==
-               %{held: 1, moves: 1, given_up: 0, taken: 0, copies: 1}
+               %{held: 1, moves: 1, given_up: 0, reacquired: 0, copies: 1}
                |> Map.put(:bytes_copied, 16)
 
       assert Placed.parts!(placed) == [:first]

@@ -102,7 +102,7 @@ defmodule Tmesh.NativeTest do
       bundle_tensor: [bundle, "a"],
       bundle_ref: [bundle, :read, 1_000_000],
       bundle_hand_over: [bundle, bundle_out, :read],
-      bundle_take_over: [context, bundle_in],
+      bundle_recv: [context, bundle_in],
       bundle_release: [bundle],
       slot_create: [context, "slot", 0, nil],
       slot_generation: [slot],
@@ -138,7 +138,7 @@ defmodule Tmesh.NativeTest do
       pages_slab: [pages, 0, 0, nil, :uint8],
       pages_sequence: [pages],
       pages_find: [pages, <<0::128>>],
-      pages_take: [pages, ticket],
+      pages_open_sequence: [pages, ticket],
       pages_unshare: [pages, ticket],
       seq_append: [sequence, 1],
       seq_fork: [sequence],
@@ -162,7 +162,7 @@ defmodule Tmesh.NativeTest do
       from_dmabuf: [context, dmabuf, [4], :uint8, @region],
       descriptor_close: [dmabuf],
       hand_over: [sealed.handle, fd, :read],
-      take_over: [context, alone_fd, [4], :uint8, 0],
+      tensor_recv: [context, alone_fd, [4], :uint8, 0],
       lease: [sealed.handle, 3_600_000_000_000, 0],
       revoke: [other.handle],
       reclaim: [other.handle, 0],
@@ -343,7 +343,7 @@ defmodule Tmesh.NativeTest do
 
   defp refused?(name, {:error, {:ebadf, _why}}) when name in @engine_objects, do: true
 
-  defp refused?(:take_over, {:error, {:epipe, _why}}), do: true
+  defp refused?(:tensor_recv, {:error, {:epipe, _why}}), do: true
   # A dma-buf of tmesh's own is opened by its token.
   defp refused?(:from_dmabuf, {:error, {:eloop, _why}}), do: true
 

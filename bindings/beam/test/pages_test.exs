@@ -190,7 +190,7 @@ defmodule Tmesh.PagesTest do
 
     for token <- ["a\0b", nil, 7, String.duplicate("x", 500)] do
       assert {:error, %Error{type: :protocol}} = Pages.open(token)
-      assert {:error, %Error{type: :protocol}} = Pages.take(pages, token)
+      assert {:error, %Error{type: :protocol}} = Pages.open_sequence(pages, token)
       assert {:error, %Error{type: :protocol}} = Pages.unshare(pages, token)
     end
 

@@ -448,7 +448,7 @@ static PyObject *ask_capsule(PyObject *object)
  * Copy the contents of @capsule into a tensor. The capsule keeps its name, so it still owns its
  * managed tensor, which is not needed after the copy.
  */
-static struct tmesh_tensor *capsule_take(struct state *st, PyObject *capsule,
+static struct tmesh_tensor *capsule_copy(struct state *st, PyObject *capsule,
 					 const struct tmesh_region_opts *opts)
 {
 	struct tmesh_ctx *ctx = context(st);
@@ -486,7 +486,7 @@ static struct tmesh_tensor *take_from(struct state *st, PyObject *object,
 				      const struct tmesh_region_opts *opts)
 {
 	PyObject *capsule = ask_capsule(object);
-	struct tmesh_tensor *tensor = capsule ? capsule_take(st, capsule, opts) : NULL;
+	struct tmesh_tensor *tensor = capsule ? capsule_copy(st, capsule, opts) : NULL;
 
 	Py_XDECREF(capsule);
 	return tensor;
@@ -558,7 +558,7 @@ struct tmesh_tensor *put_dlpack(struct state *st, PyObject *object,
 				       PyErr_ExceptionMatches(PyExc_BufferError)
 			       ? put_refused(st, object, opts)
 			       : NULL;
-	tensor = capsule_take(st, capsule, opts);
+	tensor = capsule_copy(st, capsule, opts);
 	Py_DECREF(capsule);
 	return tensor;
 }
@@ -794,7 +794,7 @@ PyObject *module_from_dlpack(PyObject *module, PyObject *object)
 	else if (shown(capsule))
 		result = view_of_ours(st, shown(capsule));
 	if (!result && !PyErr_Occurred())
-		result = tensor_new(st, capsule_take(st, capsule, &unsealed), NULL,
+		result = tensor_new(st, capsule_copy(st, capsule, &unsealed), NULL,
 				    TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 	Py_DECREF(capsule);
 	return result;

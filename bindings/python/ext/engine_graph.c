@@ -91,8 +91,8 @@ static int take_one(struct state *st, struct values *values, size_t i, PyObject 
 }
 
 /* Take (inputs, outputs), each a tuple of values, and for a dispatch a Cancellable or None. */
-static int values_take(struct state *st, PyObject *args, struct values *values,
-		       PyObject **cancellable)
+static int values_parse(struct state *st, PyObject *args, struct values *values,
+			PyObject **cancellable)
 {
 	PyObject *parts[2], *more = Py_None;
 
@@ -165,7 +165,7 @@ static PyObject *graph_dispatch(PyObject *object, PyObject *args)
 	bool ran = false;
 	int rc;
 
-	if (values_take(st, args, &values, &cancellable))
+	if (values_parse(st, args, &values, &cancellable))
 		return NULL;
 	values_begin(&values);
 	rc = engine_dispatch_begin(st, cancellable, &dispatch);
@@ -213,7 +213,7 @@ static PyObject *graph_bind(PyObject *object, PyObject *args)
 	struct values values;
 	int rc;
 
-	if (values_take(st, args, &values, NULL))
+	if (values_parse(st, args, &values, NULL))
 		return NULL;
 	values_begin(&values);
 	rc = engine_call_begin(st, &call);
@@ -299,7 +299,7 @@ static PyObject *binding_rebind(PyObject *object, PyObject *args)
 	none = PyTuple_New(0);
 	both = none ? PyTuple_Pack(2, inputs, none) : NULL;
 	Py_XDECREF(none);
-	rc = both ? values_take(st, both, &fresh, NULL) : -1;
+	rc = both ? values_parse(st, both, &fresh, NULL) : -1;
 	Py_XDECREF(both);
 	if (rc)
 		return NULL;

@@ -449,7 +449,7 @@ static int open_slots(struct sent *self, struct tmesh_ctx *ctx, const char *toke
 
 /* Numbers of a slot only grow, so a late receiver does not overwrite the answer about a newer
  * tensor in the same slot. */
-static void mark_taken(int64_t *taken, int64_t number)
+static void mark_opened(int64_t *taken, int64_t number)
 {
 	int64_t last = __atomic_load_n(taken, __ATOMIC_RELAXED);
 
@@ -460,7 +460,7 @@ static void mark_taken(int64_t *taken, int64_t number)
 
 /* Tell the sender that the tensor is open, or not wanted. If the sender has ended, it holds
  * nothing, so that is no error. */
-static int parcel_take(struct sent *self, struct tmesh_ctx *ctx, const struct parcel *parcel)
+static int parcel_open(struct sent *self, struct tmesh_ctx *ctx, const struct parcel *parcel)
 {
 	struct state *st = state_of_sent(self);
 	struct tmesh_error err;
@@ -474,7 +474,7 @@ static int parcel_take(struct sent *self, struct tmesh_ctx *ctx, const struct pa
 	else if (parcel->slot >= known->count)
 		raise_code(st, EPROTO, "the sender has no slot %u", (unsigned int)parcel->slot);
 	else
-		mark_taken(&known->taken[parcel->slot], parcel->number);
+		mark_opened(&known->taken[parcel->slot], parcel->number);
 	return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -517,7 +517,7 @@ static PyObject *open_parcel(PyObject *object, PyObject *bytes, enum opening how
 	if (rc && how == OPEN_LATE)
 		return tensor_lost(st, &err);
 	tensor = rc ? raise_error(st, &err) : tensor_new(st, opened, NULL, parcel.rights);
-	if (tensor && how != OPEN_HELD && parcel_take(self, ctx, &parcel))
+	if (tensor && how != OPEN_HELD && parcel_open(self, ctx, &parcel))
 		Py_CLEAR(tensor);
 	return tensor;
 }
@@ -550,9 +550,9 @@ static PyObject *sent_give_up(PyObject *object, PyObject *bytes)
 	if (self->sender && !memcmp(self->sender->token, parcel.slots, sizeof(parcel.slots)) &&
 	    parcel.slot < self->slots) {
 		/* The tensor is this process's own: let go of it at once. */
-		mark_taken(&self->sender->taken[parcel.slot], parcel.number);
+		mark_opened(&self->sender->taken[parcel.slot], parcel.number);
 		sender_look(self->sender, SLOTS_MAX);
-	} else if (parcel_take(self, ctx, &parcel)) {
+	} else if (parcel_open(self, ctx, &parcel)) {
 		return NULL;
 	}
 	Py_RETURN_NONE;

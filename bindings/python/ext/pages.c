@@ -377,7 +377,7 @@ static PyObject *pages_find(PyObject *object, PyObject *hashes)
 	return found(state_of_object(object), pages, rc, seq, &err);
 }
 
-static PyObject *pages_take(PyObject *object, PyObject *text)
+static PyObject *pages_open_sequence(PyObject *object, PyObject *text)
 {
 	struct tmesh_pages *pages = pages_get(object);
 	struct state *st = state_of_object(object);
@@ -390,7 +390,7 @@ static PyObject *pages_take(PyObject *object, PyObject *text)
 		return NULL;
 	tmesh_pages_ref(pages);
 	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_seq_take(pages, ticket, &seq, &err);
+	rc = tmesh_seq_open(pages, ticket, &seq, &err);
 	Py_END_ALLOW_THREADS;
 	return found(st, pages, rc, seq, &err);
 }
@@ -431,7 +431,8 @@ static PyMethodDef pages_methods[] = {
 	{"hash", pages_hash, METH_VARARGS, "hash($self, tokens, parent, /)\n--\n\n16 bytes."},
 	{"find", pages_find, METH_O,
 	 "find($self, hashes, /)\n--\n\nFind the longest cached prefix."},
-	{"take", pages_take, METH_O, "take($self, ticket, /)\n--\n\nA SequenceHandle."},
+	{"open_sequence", pages_open_sequence, METH_O,
+	 "open_sequence($self, ticket, /)\n--\n\nA SequenceHandle."},
 	{"unshare", pages_unshare, METH_O, "unshare($self, ticket, /)\n--\n\nEnd a ticket."},
 	{"close", pages_close, METH_NOARGS, "close($self, /)\n--\n\nSequences go on."},
 	{NULL},

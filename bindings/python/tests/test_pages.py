@@ -257,7 +257,7 @@ def test_a_child_has_its_own(pool):
             for use in (pages.sequence, lambda: sequence.append(1), sequence.fork, pool.tenant, pool.info):
                 with pytest.raises(tmesh.AccessError):
                     use()
-            with tmesh.Pages.open(token) as own, own.take(ticket) as taken:
+            with tmesh.Pages.open(token) as own, own.open_sequence(ticket) as taken:
                 assert taken.view(64)[:, 0].tolist() == [1, 2]
             code = 0
         finally:
@@ -281,7 +281,7 @@ def test_bad_input(pool, pages):
         with pytest.raises(error):
             tmesh.Pages.open(token)
         with pytest.raises(error):
-            pages.take(token)
+            pages.open_sequence(token)
         with pytest.raises((error, tmesh.NotFoundError)):
             pages.unshare(token)
     sequence = filled(pages, 1)

@@ -147,7 +147,7 @@ def test_refused(tmp_path):
     with pytest.raises(tmesh.InvalidError, match="weight '0.k' was not given"):
         tmesh.placed.Placed(g, at, contexts)
     placed = tmesh.placed.Placed(g, at, contexts, weights=weights)
-    assert len(placed.parts) == 1 and "1 parts" in repr(placed)
+    assert len(placed.parts) == 1 and "1 partitions" in repr(placed)
     with pytest.raises(tmesh.InvalidError, match="input 'x' was not given"):
         placed.bind({}, {})
     given = {name: tmesh.zeros((ROOM, WIDTH), "float32") for name in g.inputs}

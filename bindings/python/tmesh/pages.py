@@ -100,9 +100,9 @@ class Pages(_Closing):
             raise InvalidError(22, "tokens are integers that fit int32")
         return self._handle.hash(small, parent)
 
-    def take(self, ticket: str) -> Sequence:
+    def open_sequence(self, ticket: str) -> Sequence:
         """Take the sequence that another process of the tenant shares. NotFoundError: the ticket has ended."""
-        return self._new(self._handle.take(ticket))
+        return self._new(self._handle.open_sequence(ticket))
 
     def unshare(self, ticket: str) -> None:
         """End a ticket of this handle. Sequences taken by it stay. ProtocolError: it is no ticket."""
@@ -237,7 +237,7 @@ class Sequence:
         self._handle.cache(_joined(hashes))
 
     def share(self) -> str:
-        """Return a ticket for the sequence as it is now, for Pages.take() in another process of the tenant. Its pages
+        """Return a ticket for the sequence as it is now, for Pages.open_sequence() in another process of the tenant. Its pages
         stay until unshare(), or until this handle ends. BusyError while writable arrays exist."""
         return self._handle.share()
 
@@ -259,7 +259,7 @@ class Sequence:
         self.release()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Sequence cannot be pickled: send sequence.share(), and take it there by Pages.take(ticket)")
+        raise TypeError("a Sequence cannot be pickled: send sequence.share(), and take it there by Pages.open_sequence(ticket)")
 
     def __repr__(self) -> str:
         return "<tmesh.Sequence, released>" if self.released else f"<tmesh.Sequence of {self.tokens} tokens>"

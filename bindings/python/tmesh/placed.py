@@ -100,7 +100,7 @@ class Places:
         return _tmesh.engine_places_used(self._handle, self._keys.index(key))
 
     def stats(self) -> dict[str, int]:
-        """Return counters of graphs: held now; moves, given_up, taken again; copies of values, and bytes_copied."""
+        """Return counters of graphs: held now; moves, given_up, reacquired; copies of values, and bytes_copied."""
         return _tmesh.engine_places_stats(self._handle)
 
     def __repr__(self) -> str:

@@ -185,7 +185,7 @@ defmodule Tmesh.Bundle do
          {:ok, fd} <- Socket.fd(socket),
          :ok <- Socket.readable(socket, opts[:timeout]),
          {:ok, context} <- Context.limited(),
-         do: made(Janitor.patiently(fn -> Native.bundle_take_over(context, fd) end))
+         do: made(Janitor.patiently(fn -> Native.bundle_recv(context, fd) end))
   end
 
   @doc "Release the bundle. Tensors that were taken from it stay. You may release it again."

@@ -348,8 +348,8 @@ defmodule Tmesh.Native do
   @spec pages_find(pages(), hashes :: binary()) :: result(new_sequence())
   def pages_find(_pages, _hashes), do: :erlang.nif_error(:not_loaded)
 
-  @spec pages_take(pages(), ticket :: String.t()) :: result(new_sequence())
-  def pages_take(_pages, _ticket), do: :erlang.nif_error(:not_loaded)
+  @spec pages_open_sequence(pages(), ticket :: String.t()) :: result(new_sequence())
+  def pages_open_sequence(_pages, _ticket), do: :erlang.nif_error(:not_loaded)
 
   @spec pages_unshare(pages(), ticket :: String.t()) :: :ok | {:error, reason()}
   def pages_unshare(_pages, _ticket), do: :erlang.nif_error(:not_loaded)
@@ -540,14 +540,14 @@ defmodule Tmesh.Native do
   @spec hand_over(handle(), socket :: integer(), :read | :write) :: :ok | {:error, reason()}
   def hand_over(_handle, _socket, _rights), do: :erlang.nif_error(:not_loaded)
 
-  @spec take_over(
+  @spec tensor_recv(
           context(),
           socket :: integer(),
           [integer()] | nil,
           atom(),
           offset :: non_neg_integer()
         ) :: result({handle(), ref()})
-  def take_over(_context, _socket, _shape, _dtype, _offset), do: :erlang.nif_error(:not_loaded)
+  def tensor_recv(_context, _socket, _shape, _dtype, _offset), do: :erlang.nif_error(:not_loaded)
 
   @type bundle :: reference()
 
@@ -578,8 +578,8 @@ defmodule Tmesh.Native do
           :ok | {:error, reason()}
   def bundle_hand_over(_bundle, _socket, _rights), do: :erlang.nif_error(:not_loaded)
 
-  @spec bundle_take_over(context(), socket :: integer()) :: result(bundle())
-  def bundle_take_over(_context, _socket), do: :erlang.nif_error(:not_loaded)
+  @spec bundle_recv(context(), socket :: integer()) :: result(bundle())
+  def bundle_recv(_context, _socket), do: :erlang.nif_error(:not_loaded)
 
   @spec bundle_release(bundle()) :: :ok | {:error, reason()}
   def bundle_release(_bundle), do: :erlang.nif_error(:not_loaded)

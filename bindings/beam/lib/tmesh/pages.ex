@@ -116,14 +116,14 @@ defmodule Tmesh.Pages do
   Errors: `:protocol` (no ticket), `:not_found` (it has ended, or is another tenant's), `:gone`, `:timeout`,
   `:no_memory`, `:closed`.
   """
-  @spec take(t(), ticket :: String.t()) :: {:ok, Sequence.t()} | {:error, Error.t()}
-  def take(%__MODULE__{native: native}, ticket),
-    do: fn -> Native.pages_take(native, ticket) end |> Janitor.retry() |> Sequence.made()
+  @spec open_sequence(t(), ticket :: String.t()) :: {:ok, Sequence.t()} | {:error, Error.t()}
+  def open_sequence(%__MODULE__{native: native}, ticket),
+    do: fn -> Native.pages_open_sequence(native, ticket) end |> Janitor.retry() |> Sequence.made()
 
   @doc """
   End a ticket of this part. Sequences that were taken by it stay.
 
-  Errors: those of `take/2`.
+  Errors: those of `open_sequence/2`.
   """
   @spec unshare(t(), ticket :: String.t()) :: :ok | {:error, Error.t()}
   def unshare(%__MODULE__{native: native}, ticket),
@@ -188,7 +188,7 @@ defmodule Tmesh.Pages do
   bang sequence(pages :: t()) :: Sequence.t()
   bang find(pages :: t(), hashes :: [hash()]) :: Sequence.t()
   bang hash(pages :: t(), tokens :: Enumerable.t(), parent :: hash() | nil \\ nil) :: hash()
-  bang take(pages :: t(), ticket :: String.t()) :: Sequence.t()
+  bang open_sequence(pages :: t(), ticket :: String.t()) :: Sequence.t()
   bang unshare(pages :: t(), ticket :: String.t()) :: :ok
 
   bang tables(sequences :: [Sequence.t()], width :: non_neg_integer() | nil \\ nil) ::

@@ -87,12 +87,12 @@ defmodule Tmesh.Places do
     end
   end
 
-  @typedoc "Counts of graphs that are `held` now and that were `taken` again, and of `copies` of values."
+  @typedoc "Counts of graphs that are `held` now and that `reacquired` places, and of `copies` of values."
   @type stats :: %{
           held: non_neg_integer(),
           moves: non_neg_integer(),
           given_up: non_neg_integer(),
-          taken: non_neg_integer(),
+          reacquired: non_neg_integer(),
           copies: non_neg_integer(),
           bytes_copied: non_neg_integer()
         }

@@ -653,7 +653,7 @@ defmodule Tmesh.ZeroCopy do
          {:ok, fd} <- Socket.fd(socket),
          :ok <- Socket.readable(socket, opts[:timeout]),
          {:ok, context} <- Context.limited() do
-      fn -> Native.take_over(context, fd, shape, dtype, opts[:offset]) end
+      fn -> Native.tensor_recv(context, fd, shape, dtype, opts[:offset]) end
       |> Janitor.patiently()
       |> created()
     end

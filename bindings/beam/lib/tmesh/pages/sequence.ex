@@ -145,7 +145,7 @@ defmodule Tmesh.Pages.Sequence do
   end
 
   @doc """
-  Return a ticket for the present sequence, for `Tmesh.Pages.take/2` in other processes of the tenant. Its pages stay
+  Return a ticket for the present sequence, for `Tmesh.Pages.open_sequence/2` in other processes of the tenant. Its pages stay
   until `Tmesh.Pages.unshare/2`, or until this part of the pool ends.
 
   Errors: `:limit_exceeded` (1,024 tickets), `:gone`, `:timeout`, `:closed`.
