@@ -58,7 +58,7 @@ static int read_opts(const struct tmesh_channel_opts *opts, enum tmesh_channel_r
 static void measure(struct channel_shape *shape)
 {
 	shape->lane_bytes = sizeof(struct channel_lane) +
-			    (uint64_t)shape->slots * sizeof(struct channel_slot) +
+			    (uint64_t)shape->capacity * sizeof(struct channel_cell) +
 			    (uint64_t)shape->regions * sizeof(struct channel_region) +
 			    (uint64_t)shape->layouts * sizeof(struct channel_layout);
 	/* No two lanes in one pair of lines. */
@@ -68,11 +68,11 @@ static void measure(struct channel_shape *shape)
 
 static int check_shape(struct channel_shape *shape, struct tmesh_error *err)
 {
-	int rc = check_number(&shape->slots, 64, CHANNEL_SLOTS_MAX, "slots", err);
+	int rc = check_number(&shape->capacity, 64, CHANNEL_CAPACITY_MAX, "capacity", err);
 
-	if (!rc && (shape->slots & (shape->slots - 1)))
-		rc = tmesh_fail(err, -EINVAL, "slots is %u, which is not a power of two",
-				shape->slots);
+	if (!rc && (shape->capacity & (shape->capacity - 1)))
+		rc = tmesh_fail(err, -EINVAL, "capacity is %u, which is not a power of two",
+				shape->capacity);
 	if (!rc)
 		rc = check_number(&shape->lanes, 1, CHANNEL_LANES_MAX, "producers", err);
 	if (!rc)
@@ -163,7 +163,7 @@ static int create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 	if (!rc) {
 		channel->head->magic = CHANNEL_MAGIC;
 		channel->head->version = CHANNEL_VERSION;
-		channel->head->slots = shape->slots;
+		channel->head->capacity = shape->capacity;
 		channel->head->lanes = shape->lanes;
 		channel->head->regions = shape->regions;
 		channel->head->layouts = shape->layouts;
@@ -196,7 +196,7 @@ int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 	if (rc)
 		return rc;
 	shape = (struct channel_shape){
-		.slots = o.slots,
+		.capacity = o.capacity,
 		.lanes = o.producers,
 		.regions = o.regions,
 		.layouts = o.layouts,
@@ -218,14 +218,14 @@ static int read_shape(struct tmesh_channel *channel, struct tmesh_error *err)
 	uint32_t flags;
 
 	*shape = (struct channel_shape){
-		.slots = head->slots,
+		.capacity = head->capacity,
 		.lanes = head->lanes,
 		.regions = head->regions,
 		.layouts = head->layouts,
 	};
 	flags = head->flags;
 	shape->pollable = flags & CHANNEL_POLLABLE;
-	if (head->magic != CHANNEL_MAGIC || head->version != CHANNEL_VERSION || !shape->slots ||
+	if (head->magic != CHANNEL_MAGIC || head->version != CHANNEL_VERSION || !shape->capacity ||
 	    !shape->lanes || !shape->regions || !shape->layouts || check_shape(shape, NULL) ||
 	    shape->bytes != bytes || flags & ~CHANNEL_POLLABLE)
 		return tmesh_fail(
@@ -389,11 +389,12 @@ int tmesh_channel_open(struct tmesh_ctx *ctx, const char *token, enum tmesh_chan
 
 	if (!rc)
 		rc = read_opts(opts, role, &o, err);
-	if (!rc &&
-	    (o.slots || o.producers || o.regions || o.layouts || o.flags & TMESH_CHANNEL_NO_POLL))
-		rc = tmesh_fail(err, -EINVAL,
-				"slots, producers, regions, layouts and TMESH_CHANNEL_NO_POLL are "
-				"set when the channel is made, not when it is opened");
+	if (!rc && (o.capacity || o.producers || o.regions || o.layouts ||
+		    o.flags & TMESH_CHANNEL_NO_POLL))
+		rc = tmesh_fail(
+			err, -EINVAL,
+			"capacity, producers, regions, layouts and TMESH_CHANNEL_NO_POLL are "
+			"set when the channel is made, not when it is opened");
 	if (!rc)
 		rc = tmesh_token_parse(token, &parts, err);
 	if (!rc && parts.backend != TMESH_BACKEND_MEMFD)

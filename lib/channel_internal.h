@@ -16,7 +16,7 @@
 #define CHANNEL_MAGIC 0x43304d54u /* "TM0C" */
 #define CHANNEL_VERSION 3
 
-#define CHANNEL_SLOTS_MAX 65536u
+#define CHANNEL_CAPACITY_MAX 65536u
 #define CHANNEL_LANES_MAX 64u
 #define CHANNEL_CONSUMERS_MAX 64u
 #define CHANNEL_ENTRIES_MAX 1024u
@@ -33,7 +33,7 @@
 struct channel_head {
 	uint32_t magic;
 	uint32_t version;
-	uint32_t slots;
+	uint32_t capacity;
 	uint32_t lanes;
 	uint32_t regions;
 	uint32_t layouts;
@@ -46,7 +46,7 @@ struct channel_head {
 /* Flags of the head */
 #define CHANNEL_POLLABLE 1u
 
-/* A lane begins with these, then come its slots, regions and layouts. */
+/* A lane begins with these, then come its cells, regions and layouts. */
 struct channel_lane {
 	_Alignas(128) atomic_uint_fast64_t head; /* of the next message to be taken */
 	atomic_uint room;			 /* the producer sleeps here */
@@ -56,7 +56,7 @@ struct channel_lane {
 
 /* word: position + 1 above 8 bits of kind; the last word to be written */
 #define CHANNEL_WORDS 7
-struct channel_slot {
+struct channel_cell {
 	_Alignas(64) atomic_uint_fast64_t word;
 	atomic_uint_fast64_t payload[CHANNEL_WORDS];
 };
@@ -96,14 +96,14 @@ struct channel_layout {
 
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2 && ATOMIC_LLONG_LOCK_FREE == 2, "between processes");
 _Static_assert(sizeof(atomic_uint) == 4, "a futex");
-_Static_assert(sizeof(struct channel_slot) == 64, "one line of the cache");
+_Static_assert(sizeof(struct channel_cell) == 64, "one line of the cache");
 _Static_assert(sizeof(struct channel_lane) == 256, "three pairs of lines, the last one's start");
 _Static_assert(TMESH_TOKEN_SIZE % 8 == 0 && CHANNEL_R_WORDS <= 16, "fits");
 _Static_assert(CHANNEL_L_WORDS <= 24, "fits");
 
 /* The channel's shape, as this process checked it. */
 struct channel_shape {
-	uint32_t slots;
+	uint32_t capacity;
 	uint32_t lanes;
 	uint32_t regions;
 	uint32_t layouts;
@@ -291,16 +291,17 @@ static inline struct channel_lane *channel_lane(const struct tmesh_channel *chan
 				       lane * channel->shape.lane_bytes);
 }
 
-static inline struct channel_slot *channel_slot(const struct tmesh_channel *channel,
+static inline struct channel_cell *channel_cell(const struct tmesh_channel *channel,
 						struct channel_lane *lane, uint64_t position)
 {
-	return (struct channel_slot *)lane->end + (position & (channel->shape.slots - 1));
+	return (struct channel_cell *)lane->end + (position & (channel->shape.capacity - 1));
 }
 
 static inline struct channel_region *channel_regions(const struct tmesh_channel *channel,
 						     struct channel_lane *lane)
 {
-	return (struct channel_region *)((struct channel_slot *)lane->end + channel->shape.slots);
+	return (struct channel_region *)((struct channel_cell *)lane->end +
+					 channel->shape.capacity);
 }
 
 static inline struct channel_layout *channel_layouts(const struct tmesh_channel *channel,
@@ -358,7 +359,7 @@ int tmesh_channel_learn(struct tmesh_channel *channel, uint32_t lane,
 			const uint64_t payload[CHANNEL_W_BESIDE],
 			struct channel_known_tensor *known, struct tmesh_error *err);
 
-/* Sender: put the words of a message about @tensor into the slot of the lane's @position. This runs
+/* Sender: put the words of a message about @tensor into the cell of the lane's @position. This runs
  * for each message. */
 static inline int channel_describe(struct tmesh_channel *channel, const struct tmesh_tensor *tensor,
 				   uint64_t position, atomic_uint_fast64_t *to,

@@ -119,7 +119,7 @@ void tmesh_channels_ended(struct tmesh_ctx *ctx, uint64_t number)
 
 static bool is_there(const struct tmesh_channel *channel, uint64_t head, uint64_t until)
 {
-	return (int64_t)(until - head) > 0 && until - head <= channel->shape.slots;
+	return (int64_t)(until - head) > 0 && until - head <= channel->shape.capacity;
 }
 
 /* Return whether the sender's messages would be lost with it; home->lock is held. */
@@ -146,7 +146,7 @@ uint64_t tmesh_channel_unread(const struct tmesh_channel *channel)
 	left = atomic_load_explicit(&channel->lane->tail, memory_order_acquire) -
 	       atomic_load_explicit(&channel->lane->head, memory_order_acquire);
 	/* A peer may have overwritten either number. */
-	return left <= channel->shape.slots ? left : 0;
+	return left <= channel->shape.capacity ? left : 0;
 }
 
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx)
@@ -319,7 +319,7 @@ static bool is_empty(const struct tmesh_channel *channel, uint32_t number)
 	struct channel_lane *lane = channel_lane(channel, number);
 	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
 
-	return !channel_published(atomic_load_explicit(&channel_slot(channel, lane, head)->word,
+	return !channel_published(atomic_load_explicit(&channel_cell(channel, lane, head)->word,
 						       memory_order_acquire),
 				  head);
 }

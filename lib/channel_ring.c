@@ -2,8 +2,8 @@
 /*
  * The lanes of a channel: one producer each, any number of consumers.
  *
- * A producer fills a slot and then writes its word, which publishes it. If the producer dies before
- * that, no consumer sees the slot. A consumer copies the slot and then moves the head by
+ * A producer fills a cell and then writes its word, which publishes it. If the producer dies before
+ * that, no consumer sees the cell. A consumer copies the cell and then moves the head by
  * compare-and-swap. If that fails, another consumer has the message, and the copy, torn or not, is
  * thrown away. So neither side leaves anything behind that needs repair.
  */
@@ -29,18 +29,18 @@ static int corrupt(const char *what, struct tmesh_error *err)
 
 int tmesh_channel_look(struct tmesh_channel *channel, struct tmesh_error *err)
 {
-	uint32_t slots = channel->shape.slots;
+	uint32_t capacity = channel->shape.capacity;
 
 	channel->seen = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
-	if (channel->tail - channel->seen <= slots)
+	if (channel->tail - channel->seen <= capacity)
 		return 0;
-	channel->seen = channel->tail - slots;
+	channel->seen = channel->tail - capacity;
 	return corrupt("head", err);
 }
 
-/* Return how many slots are free. A dead sender may have left more messages under way than the
+/* Return how many cells are free. A dead sender may have left more messages under way than the
  * limit of the lane's new sender allows. */
-static uint32_t free_slots(const struct tmesh_channel *channel, uint64_t under_way)
+static uint32_t free_cells(const struct tmesh_channel *channel, uint64_t under_way)
 {
 	return under_way < channel->limit ? channel->limit - (uint32_t)under_way : 0;
 }
@@ -51,28 +51,28 @@ static int room(struct tmesh_channel *channel, uint32_t wanted, uint32_t *out,
 {
 	int rc = 0;
 
-	if (free_slots(channel, channel->tail - channel->seen) < wanted)
+	if (free_cells(channel, channel->tail - channel->seen) < wanted)
 		rc = tmesh_channel_look(channel, err);
-	*out = free_slots(channel, channel->tail - channel->seen);
+	*out = free_cells(channel, channel->tail - channel->seen);
 	return rc;
 }
 
 /* Get a line that is about to be written. On x86 the compiler would fetch it for reading. */
-static inline void own_line(struct channel_slot *slot)
+static inline void own_line(struct channel_cell *cell)
 {
 #if defined(__x86_64__)
-	__asm__ volatile("prefetchw %0" : : "m"(*slot));
+	__asm__ volatile("prefetchw %0" : : "m"(*cell));
 #else
-	__builtin_prefetch(slot, 1);
+	__builtin_prefetch(cell, 1);
 #endif
 }
 
-/* Fill the slot at @position but for its word, which is left to the caller to write. */
+/* Fill the cell at @position but for its word, which is left to the caller to write. */
 static ALWAYS_INLINE int fill(struct tmesh_channel *channel, const struct tmesh_message *message,
 			      uint64_t position, uint64_t *word, struct tmesh_error *err)
 {
-	struct channel_slot *slot = channel_slot(channel, channel->lane, position);
-	atomic_uint_fast64_t *to = slot->payload;
+	struct channel_cell *cell = channel_cell(channel, channel->lane, position);
+	atomic_uint_fast64_t *to = cell->payload;
 	uint32_t most = message->tensor ? TMESH_MESSAGE_TENSOR_BYTES : TMESH_MESSAGE_BYTES;
 	uint32_t kind = message->bytes;
 
@@ -104,7 +104,7 @@ static ALWAYS_INLINE int fill(struct tmesh_channel *channel, const struct tmesh_
 
 static void publish(struct tmesh_channel *channel, uint64_t position, uint64_t word)
 {
-	atomic_store_explicit(&channel_slot(channel, channel->lane, position)->word, word,
+	atomic_store_explicit(&channel_cell(channel, channel->lane, position)->word, word,
 			      memory_order_release);
 }
 
@@ -126,9 +126,9 @@ static ALWAYS_INLINE int lane_put(struct tmesh_channel *channel,
 	if (count > space)
 		count = space;
 	if (count == 1)
-		own_line(channel_slot(channel, channel->lane, tail));
+		own_line(channel_cell(channel, channel->lane, tail));
 	for (uint32_t i = 1; i < count; i++)
-		own_line(channel_slot(channel, channel->lane, tail + i));
+		own_line(channel_cell(channel, channel->lane, tail + i));
 	rc = fill(channel, &messages[0], tail, &first, err);
 	if (rc)
 		return rc;
@@ -166,33 +166,33 @@ static inline uint32_t published(const struct tmesh_channel *channel, struct cha
 
 	while (count < most &&
 	       channel_published(
-		       atomic_load_explicit(&channel_slot(channel, lane, position + count)->word,
+		       atomic_load_explicit(&channel_cell(channel, lane, position + count)->word,
 					    memory_order_acquire),
 		       position + count))
 		count++;
 	return count;
 }
 
-/* Return the word of a slot whose position has not been reached. */
+/* Return the word of a cell whose position has not been reached. */
 static uint64_t last_lap(const struct tmesh_channel *channel, uint64_t position)
 {
-	uint32_t slots = channel->shape.slots;
+	uint32_t capacity = channel->shape.capacity;
 
-	return position < slots ? 0 : channel_word(position - slots, 0);
+	return position < capacity ? 0 : channel_word(position - capacity, 0);
 }
 
-/* Check the slot of a head that stands still: it has the last lap's message, or was never used. */
+/* Check the cell of a head that stands still: it has the last lap's message, or was never used. */
 static int check_unpublished(struct tmesh_channel *channel, struct channel_lane *lane,
 			     uint64_t head, struct tmesh_error *err)
 {
-	uint64_t word = atomic_load_explicit(&channel_slot(channel, lane, head)->word,
+	uint64_t word = atomic_load_explicit(&channel_cell(channel, lane, head)->word,
 					     memory_order_acquire);
 
 	if (channel_published(word, head) ||
 	    word >> CHANNEL_KIND_BITS == last_lap(channel, head) >> CHANNEL_KIND_BITS ||
 	    atomic_load_explicit(&lane->head, memory_order_acquire) != head)
 		return -EAGAIN;
-	return corrupt("slot", err);
+	return corrupt("cell", err);
 }
 
 /* Copy word by word: loads that are wider than the stores before them have to wait. */
@@ -206,12 +206,12 @@ static inline void copy_bytes(struct tmesh_message *message, const atomic_uint_f
 	}
 }
 
-/* Make a message of our copy of the slot. On failure no receiver can have the message. */
+/* Make a message of our copy of the cell. On failure no receiver can have the message. */
 static ALWAYS_INLINE int deliver(struct tmesh_channel *channel, uint32_t number,
-				 const struct channel_slot *slot, struct tmesh_message *message,
+				 const struct channel_cell *cell, struct tmesh_message *message,
 				 struct tmesh_error *err)
 {
-	uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+	uint64_t word = atomic_load_explicit(&cell->word, memory_order_acquire);
 	uint32_t kind = word & ((1u << CHANNEL_KIND_BITS) - 1);
 	uint64_t payload[CHANNEL_W_BESIDE];
 
@@ -222,13 +222,13 @@ static ALWAYS_INLINE int deliver(struct tmesh_channel *channel, uint32_t number,
 		message->bytes -= CHANNEL_KIND_TENSOR;
 		if (message->bytes > TMESH_MESSAGE_TENSOR_BYTES)
 			return corrupt("kind", err);
-		copy_bytes(message, slot->payload + CHANNEL_W_BESIDE, TMESH_MESSAGE_TENSOR_BYTES);
-		channel_copy_out(payload, slot->payload, CHANNEL_W_BESIDE);
+		copy_bytes(message, cell->payload + CHANNEL_W_BESIDE, TMESH_MESSAGE_TENSOR_BYTES);
+		channel_copy_out(payload, cell->payload, CHANNEL_W_BESIDE);
 		return channel_resolve(channel, number, payload, &message->tensor, err);
 	}
 	if (message->bytes > TMESH_MESSAGE_BYTES)
 		return corrupt("kind", err);
-	copy_bytes(message, slot->payload, TMESH_MESSAGE_BYTES);
+	copy_bytes(message, cell->payload, TMESH_MESSAGE_BYTES);
 	return 0;
 }
 
@@ -254,7 +254,7 @@ static ALWAYS_INLINE int take_from(struct tmesh_channel *channel, uint32_t numbe
 		int rc = 0;
 
 		while (count < there) {
-			rc = deliver(channel, number, channel_slot(channel, lane, head + count),
+			rc = deliver(channel, number, channel_cell(channel, lane, head + count),
 				     &messages[count], err);
 			if (rc)
 				break;
@@ -315,7 +315,7 @@ int tmesh_channel_look_ahead(struct tmesh_channel *channel, struct tmesh_error *
 
 		if (!published(channel, lane, head, 1))
 			continue;
-		rc = deliver(channel, i, channel_slot(channel, lane, head), &message, err);
+		rc = deliver(channel, i, channel_cell(channel, lane, head), &message, err);
 		if (!rc)
 			tmesh_tensor_unref(message.tensor);
 		else if (channel_passes(rc))
@@ -332,7 +332,7 @@ bool tmesh_channel_ready(struct tmesh_channel *channel)
 	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
 		struct channel_lane *lane = channel_lane(channel, i);
 		uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
-		uint64_t word = atomic_load_explicit(&channel_slot(channel, lane, head)->word,
+		uint64_t word = atomic_load_explicit(&channel_cell(channel, lane, head)->word,
 						     memory_order_acquire);
 
 		if (channel_published(word, head))
@@ -350,16 +350,16 @@ static uint64_t published_tail(const struct tmesh_channel *channel, struct chann
 
 	if ((int64_t)(head - tail) > 0)
 		tail = head;
-	while (tail - head < channel->shape.slots && published(channel, lane, tail, 1))
+	while (tail - head < channel->shape.capacity && published(channel, lane, tail, 1))
 		tail++;
 	return tail;
 }
 
-/* Count the messages. A tail that is read after its head may be ahead of it by more than the slots.
+/* Count the messages. A tail that is read after its head may be ahead of it by more than the cells.
  */
 int tmesh_channel_waiting(struct tmesh_channel *channel, uint64_t *out, struct tmesh_error *err)
 {
-	uint32_t slots = channel->shape.slots;
+	uint32_t capacity = channel->shape.capacity;
 
 	*out = 0;
 	for (uint32_t i = 0; i < channel->shape.lanes; i++) {
@@ -367,10 +367,10 @@ int tmesh_channel_waiting(struct tmesh_channel *channel, uint64_t *out, struct t
 		uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
 		uint64_t there = published_tail(channel, lane, head) - head;
 
-		if (there > slots &&
+		if (there > capacity &&
 		    atomic_load_explicit(&lane->head, memory_order_acquire) == head)
 			return corrupt("tail", err);
-		*out += there < slots ? there : slots;
+		*out += there < capacity ? there : capacity;
 	}
 	return 0;
 }
@@ -379,16 +379,16 @@ uint32_t tmesh_channel_room(struct tmesh_channel *channel)
 {
 	uint64_t head = atomic_load_explicit(&channel->lane->head, memory_order_acquire);
 
-	return free_slots(channel, published_tail(channel, channel->lane, head) - head);
+	return free_cells(channel, published_tail(channel, channel->lane, head) - head);
 }
 
 /* Keep the entries that an untaken message names until it is taken. */
 static void leave_named(struct tmesh_channel *channel, uint64_t position)
 {
-	const struct channel_slot *slot = channel_slot(channel, channel->lane, position);
-	uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+	const struct channel_cell *cell = channel_cell(channel, channel->lane, position);
+	uint64_t word = atomic_load_explicit(&cell->word, memory_order_acquire);
 	uint64_t names =
-		atomic_load_explicit(&slot->payload[CHANNEL_W_NAMES], memory_order_relaxed);
+		atomic_load_explicit(&cell->payload[CHANNEL_W_NAMES], memory_order_relaxed);
 	uint32_t region = names & 0xffff, layout = names >> 16 & 0xffff;
 
 	if (!(word & CHANNEL_KIND_TENSOR))
@@ -404,19 +404,19 @@ int tmesh_channel_resume(struct tmesh_channel *channel, uint32_t number, struct 
 	struct channel_lane *lane = channel_lane(channel, number);
 	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
 	uint64_t tail = published_tail(channel, lane, head);
-	uint32_t slots = channel->shape.slots;
+	uint32_t capacity = channel->shape.capacity;
 
-	if (tail - head > slots)
+	if (tail - head > capacity)
 		return corrupt("tail", err);
-	if (channel->limit > slots)
-		return tmesh_fail(err, -EINVAL, "limit is %u, and the channel has %u slots",
-				  channel->limit, slots);
+	if (channel->limit > capacity)
+		return tmesh_fail(err, -EINVAL, "limit is %u, and the channel's capacity is %u",
+				  channel->limit, capacity);
 	if (!channel->limit)
-		channel->limit = slots;
+		channel->limit = capacity;
 	/* Clear the rest of a batch behind the first gap: its owner died before it published all of
 	 * it. */
-	for (uint64_t i = tail; i - head < slots; i++) {
-		atomic_uint_fast64_t *word = &channel_slot(channel, lane, i)->word;
+	for (uint64_t i = tail; i - head < capacity; i++) {
+		atomic_uint_fast64_t *word = &channel_cell(channel, lane, i)->word;
 
 		if (channel_published(atomic_load_explicit(word, memory_order_relaxed), i))
 			atomic_store_explicit(word, last_lap(channel, i), memory_order_relaxed);

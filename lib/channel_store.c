@@ -526,10 +526,10 @@ static void mark_named(const struct tmesh_channel *channel, uint32_t number, boo
 	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
 
 	memset(named, 0, channel->shape.regions * sizeof(*named));
-	for (uint32_t i = 0; i < channel->shape.slots; i++) {
-		const struct channel_slot *slot = channel_slot(channel, lane, head + i);
-		uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
-		uint32_t entry = atomic_load_explicit(&slot->payload[CHANNEL_W_NAMES],
+	for (uint32_t i = 0; i < channel->shape.capacity; i++) {
+		const struct channel_cell *cell = channel_cell(channel, lane, head + i);
+		uint64_t word = atomic_load_explicit(&cell->word, memory_order_acquire);
+		uint32_t entry = atomic_load_explicit(&cell->payload[CHANNEL_W_NAMES],
 						      memory_order_relaxed) &
 				 0xffff;
 

@@ -110,7 +110,7 @@ static inline bool glance(const struct tmesh_channel *channel)
 {
 	struct channel_lane *lane = channel_lane(channel, 0);
 	uint64_t head = atomic_load_explicit(&lane->head, memory_order_acquire);
-	const atomic_uint_fast64_t *word = &channel_slot(channel, lane, head)->word;
+	const atomic_uint_fast64_t *word = &channel_cell(channel, lane, head)->word;
 
 	if (!channel->spin_max || channel->shape.lanes > 1)
 		return false;

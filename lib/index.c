@@ -4,7 +4,7 @@
  * writes and others only read. A process that has it finds a region without waking the
  * producer. docs/internals/rendezvous.md has the layout and the argument why it is safe.
  *
- * It is an open-addressing table with linear probing, at most half full. A slot's tag is a
+ * It is an open-addressing table with linear probing, at most half full. A bucket's tag is a
  * keyed hash of the token's secret, so that reading the index gives no token away.
  */
 #include "common/file_size.h"
@@ -17,8 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A view of more slots than any descriptor table has is no index. */
-#define SLOTS_MAX (1u << 24)
+/* A view of more buckets than any descriptor table has is no index. */
+#define BUCKETS_MAX (1u << 24)
 
 struct tmesh_index {
 	int fd;
@@ -26,17 +26,17 @@ struct tmesh_index {
 	size_t bytes;
 	uint32_t used;
 	bool keep_mode;
-	struct tmesh_index_entry *entries; /* beside the slots */
+	struct tmesh_index_entry *entries; /* beside the buckets */
 };
 
-static struct tmesh_index_slot *slots_of(const struct tmesh_index_head *head)
+static struct tmesh_index_bucket *buckets_of(const struct tmesh_index_head *head)
 {
-	return (struct tmesh_index_slot *)((uint8_t *)head + TMESH_INDEX_HEAD);
+	return (struct tmesh_index_bucket *)((uint8_t *)head + TMESH_INDEX_HEAD);
 }
 
-static size_t bytes_of(uint32_t slots)
+static size_t bytes_of(uint32_t buckets)
 {
-	return TMESH_INDEX_HEAD + (size_t)slots * sizeof(struct tmesh_index_slot);
+	return TMESH_INDEX_HEAD + (size_t)buckets * sizeof(struct tmesh_index_bucket);
 }
 
 static uint64_t tag_of(const struct tmesh_index_head *head, const uint8_t *secret)
@@ -67,7 +67,7 @@ static int index_map(struct tmesh_index *index, struct tmesh_error *err)
 	return 0;
 }
 
-int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, bool keep_mode,
+int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t buckets, bool keep_mode,
 		    struct tmesh_index **out, struct tmesh_error *err)
 {
 	struct tmesh_index *index = calloc(1, sizeof(*index));
@@ -75,10 +75,10 @@ int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, bool k
 
 	if (!index)
 		return tmesh_fail(err, -ENOMEM, "no memory for the index of tokens");
-	index->bytes = bytes_of(slots);
+	index->bytes = bytes_of(buckets);
 	index->keep_mode = keep_mode;
 	index->fd = memfd_create(TMESH_INDEX_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	index->entries = calloc(slots, sizeof(*index->entries));
+	index->entries = calloc(buckets, sizeof(*index->entries));
 	if (index->fd < 0)
 		rc = tmesh_fail_errno(err, "memfd_create for the index of tokens");
 	else if (!index->entries)
@@ -94,7 +94,7 @@ int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, bool k
 	index->head->magic = TMESH_MAGIC_INDEX;
 	index->head->version = TMESH_WIRE_VERSION;
 	index->head->number = number;
-	index->head->slots = slots;
+	index->head->buckets = buckets;
 	memcpy(index->head->name, name, sizeof(index->head->name));
 	*out = index;
 	return 0;
@@ -129,13 +129,13 @@ uint64_t tmesh_index_number(const struct tmesh_index *index)
 
 static uint32_t index_find_entry(const struct tmesh_index *index, const uint8_t *secret)
 {
-	const struct tmesh_index_slot *slots = slots_of(index->head);
-	uint32_t mask = index->head->slots - 1;
+	const struct tmesh_index_bucket *buckets = buckets_of(index->head);
+	uint32_t mask = index->head->buckets - 1;
 	uint64_t tag = tag_of(index->head, secret);
 	uint32_t i = (uint32_t)tag & mask;
 
 	for (;; i = (i + 1) & mask) {
-		uint64_t there = atomic_load_explicit(&slots[i].tag, memory_order_relaxed);
+		uint64_t there = atomic_load_explicit(&buckets[i].tag, memory_order_relaxed);
 
 		if (there == 0 || (there == tag && memcmp(index->entries[i].secret, secret,
 							  TMESH_SECRET_BYTES) == 0))
@@ -143,26 +143,26 @@ static uint32_t index_find_entry(const struct tmesh_index *index, const uint8_t 
 	}
 }
 
-static void slot_begin(struct tmesh_index_slot *slot)
+static void bucket_begin(struct tmesh_index_bucket *bucket)
 {
-	uint32_t seq = atomic_load_explicit(&slot->seq, memory_order_relaxed);
+	uint32_t seq = atomic_load_explicit(&bucket->seq, memory_order_relaxed);
 
-	atomic_store_explicit(&slot->seq, seq + 1, memory_order_relaxed);
+	atomic_store_explicit(&bucket->seq, seq + 1, memory_order_relaxed);
 	atomic_thread_fence(memory_order_release);
 }
 
-static void slot_end(struct tmesh_index_slot *slot)
+static void bucket_end(struct tmesh_index_bucket *bucket)
 {
-	uint32_t seq = atomic_load_explicit(&slot->seq, memory_order_relaxed);
+	uint32_t seq = atomic_load_explicit(&bucket->seq, memory_order_relaxed);
 
-	atomic_store_explicit(&slot->seq, seq + 1, memory_order_release);
+	atomic_store_explicit(&bucket->seq, seq + 1, memory_order_release);
 }
 
-static void slot_clear(struct tmesh_index_slot *slot)
+static void bucket_clear(struct tmesh_index_bucket *bucket)
 {
-	slot_begin(slot);
-	atomic_store_explicit(&slot->tag, 0, memory_order_relaxed);
-	slot_end(slot);
+	bucket_begin(bucket);
+	atomic_store_explicit(&bucket->tag, 0, memory_order_relaxed);
+	bucket_end(bucket);
 }
 
 #define COPY(to, from, member)                                                             \
@@ -170,9 +170,9 @@ static void slot_clear(struct tmesh_index_slot *slot)
 			      atomic_load_explicit(&(from)->member, memory_order_relaxed), \
 			      memory_order_relaxed)
 
-static void slot_copy(struct tmesh_index_slot *to, const struct tmesh_index_slot *from)
+static void bucket_copy(struct tmesh_index_bucket *to, const struct tmesh_index_bucket *from)
 {
-	slot_begin(to);
+	bucket_begin(to);
 	COPY(to, from, tag);
 	COPY(to, from, fd);
 	COPY(to, from, dev);
@@ -183,28 +183,28 @@ static void slot_copy(struct tmesh_index_slot *to, const struct tmesh_index_slot
 	COPY(to, from, kind);
 	COPY(to, from, read_only);
 	COPY(to, from, writes);
-	slot_end(to);
+	bucket_end(to);
 }
 
 /* Double the index. Readers of the old one see that it is closed and ask for the new one. */
 static int grow(struct tmesh_index **index, struct tmesh_error *err)
 {
 	struct tmesh_index *old = *index, *larger;
-	int rc = tmesh_index_new(old->head->name, old->head->number + 1, old->head->slots * 2,
+	int rc = tmesh_index_new(old->head->name, old->head->number + 1, old->head->buckets * 2,
 				 old->keep_mode, &larger, err);
 
 	if (rc)
 		return rc;
-	for (uint32_t i = 0; i < old->head->slots; i++) {
-		const struct tmesh_index_slot *from = &slots_of(old->head)[i];
-		struct tmesh_index_slot *to;
+	for (uint32_t i = 0; i < old->head->buckets; i++) {
+		const struct tmesh_index_bucket *from = &buckets_of(old->head)[i];
+		struct tmesh_index_bucket *to;
 		uint32_t at;
 
 		if (!atomic_load_explicit(&from->tag, memory_order_relaxed))
 			continue;
 		at = index_find_entry(larger, old->entries[i].secret);
-		to = &slots_of(larger->head)[at];
-		slot_copy(to, from);
+		to = &buckets_of(larger->head)[at];
+		bucket_copy(to, from);
 		atomic_store_explicit(&to->tag, tag_of(larger->head, old->entries[i].secret),
 				      memory_order_relaxed);
 		larger->entries[at] = old->entries[i];
@@ -218,11 +218,11 @@ static int grow(struct tmesh_index **index, struct tmesh_error *err)
 int tmesh_index_add_file(struct tmesh_index **index, const struct tmesh_index_entry *entry,
 			 const struct tmesh_index_file *file, struct tmesh_error *err)
 {
-	struct tmesh_index_slot *slot;
+	struct tmesh_index_bucket *bucket;
 	uint32_t at;
 	int rc;
 
-	if ((*index)->used >= (*index)->head->slots / 2) {
+	if ((*index)->used >= (*index)->head->buckets / 2) {
 		rc = grow(index, err);
 		if (rc)
 			return rc;
@@ -230,20 +230,20 @@ int tmesh_index_add_file(struct tmesh_index **index, const struct tmesh_index_en
 	at = index_find_entry(*index, entry->secret);
 	(*index)->entries[at] = *entry;
 	(*index)->used++;
-	slot = &slots_of((*index)->head)[at];
-	slot_begin(slot);
-	atomic_store_explicit(&slot->fd, (uint32_t)file->fd, memory_order_relaxed);
-	atomic_store_explicit(&slot->read_only, entry->read_only, memory_order_relaxed);
-	atomic_store_explicit(&slot->writes, file->writes, memory_order_relaxed);
-	atomic_store_explicit(&slot->dev, file->dev, memory_order_relaxed);
-	atomic_store_explicit(&slot->ino, file->ino, memory_order_relaxed);
-	atomic_store_explicit(&slot->id, file->id, memory_order_relaxed);
-	atomic_store_explicit(&slot->bytes, file->bytes, memory_order_relaxed);
-	atomic_store_explicit(&slot->rights, entry->rights, memory_order_relaxed);
-	atomic_store_explicit(&slot->kind, file->kind, memory_order_relaxed);
-	atomic_store_explicit(&slot->tag, tag_of((*index)->head, entry->secret),
+	bucket = &buckets_of((*index)->head)[at];
+	bucket_begin(bucket);
+	atomic_store_explicit(&bucket->fd, (uint32_t)file->fd, memory_order_relaxed);
+	atomic_store_explicit(&bucket->read_only, entry->read_only, memory_order_relaxed);
+	atomic_store_explicit(&bucket->writes, file->writes, memory_order_relaxed);
+	atomic_store_explicit(&bucket->dev, file->dev, memory_order_relaxed);
+	atomic_store_explicit(&bucket->ino, file->ino, memory_order_relaxed);
+	atomic_store_explicit(&bucket->id, file->id, memory_order_relaxed);
+	atomic_store_explicit(&bucket->bytes, file->bytes, memory_order_relaxed);
+	atomic_store_explicit(&bucket->rights, entry->rights, memory_order_relaxed);
+	atomic_store_explicit(&bucket->kind, file->kind, memory_order_relaxed);
+	atomic_store_explicit(&bucket->tag, tag_of((*index)->head, entry->secret),
 			      memory_order_relaxed);
-	slot_end(slot);
+	bucket_end(bucket);
 	return 0;
 }
 
@@ -270,7 +270,7 @@ const struct tmesh_index_entry *tmesh_index_find(const struct tmesh_index *index
 {
 	uint32_t at = index_find_entry(index, secret);
 
-	if (!atomic_load_explicit(&slots_of(index->head)[at].tag, memory_order_relaxed))
+	if (!atomic_load_explicit(&buckets_of(index->head)[at].tag, memory_order_relaxed))
 		return NULL;
 	return &index->entries[at];
 }
@@ -279,24 +279,24 @@ const struct tmesh_index_entry *tmesh_index_find(const struct tmesh_index *index
  * miss an entry that moves; then it asks the producer. */
 void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret)
 {
-	struct tmesh_index_slot *slots = slots_of(index->head);
-	uint32_t mask = index->head->slots - 1;
+	struct tmesh_index_bucket *buckets = buckets_of(index->head);
+	uint32_t mask = index->head->buckets - 1;
 	uint32_t gap = index_find_entry(index, secret);
 	uint64_t tag;
 
-	if (!atomic_load_explicit(&slots[gap].tag, memory_order_relaxed))
+	if (!atomic_load_explicit(&buckets[gap].tag, memory_order_relaxed))
 		return;
 	for (uint32_t i = (gap + 1) & mask;
-	     (tag = atomic_load_explicit(&slots[i].tag, memory_order_relaxed));
+	     (tag = atomic_load_explicit(&buckets[i].tag, memory_order_relaxed));
 	     i = (i + 1) & mask) {
 		/* An entry whose home is behind the gap stays. */
 		if (((i - (uint32_t)tag) & mask) < ((i - gap) & mask))
 			continue;
-		slot_copy(&slots[gap], &slots[i]);
+		bucket_copy(&buckets[gap], &buckets[i]);
 		index->entries[gap] = index->entries[i];
 		gap = i;
 	}
-	slot_clear(&slots[gap]);
+	bucket_clear(&buckets[gap]);
 	memset(&index->entries[gap], 0, sizeof(index->entries[gap]));
 	index->used--;
 }
@@ -304,23 +304,23 @@ void tmesh_index_remove(struct tmesh_index *index, const uint8_t *secret)
 void tmesh_index_set_writable(struct tmesh_index *index, const uint8_t *secret)
 {
 	uint32_t at = index_find_entry(index, secret);
-	struct tmesh_index_slot *slot = &slots_of(index->head)[at];
+	struct tmesh_index_bucket *bucket = &buckets_of(index->head)[at];
 
-	slot_begin(slot);
-	atomic_store_explicit(&slot->read_only, 0, memory_order_relaxed);
-	slot_end(slot);
+	bucket_begin(bucket);
+	atomic_store_explicit(&bucket->read_only, 0, memory_order_relaxed);
+	bucket_end(bucket);
 	index->entries[at].read_only = false;
 }
 
 void tmesh_index_set_fd(struct tmesh_index *index, const uint8_t *secret, int fd, bool read_only)
 {
 	uint32_t at = index_find_entry(index, secret);
-	struct tmesh_index_slot *slot = &slots_of(index->head)[at];
+	struct tmesh_index_bucket *bucket = &buckets_of(index->head)[at];
 
-	slot_begin(slot);
-	atomic_store_explicit(&slot->fd, (uint32_t)fd, memory_order_relaxed);
-	atomic_store_explicit(&slot->read_only, read_only, memory_order_relaxed);
-	slot_end(slot);
+	bucket_begin(bucket);
+	atomic_store_explicit(&bucket->fd, (uint32_t)fd, memory_order_relaxed);
+	atomic_store_explicit(&bucket->read_only, read_only, memory_order_relaxed);
+	bucket_end(bucket);
 	index->entries[at].read_only = read_only;
 }
 
@@ -333,13 +333,14 @@ int tmesh_index_view_open(struct tmesh_index_view *view, int fd)
 
 	/* Only its maker could write it, so its user is checked. */
 	if (seals < 0 || (seals & wanted) != wanted || fstat(fd, &st) || st.st_uid != geteuid() ||
-	    st.st_size < (off_t)bytes_of(1) || st.st_size > (off_t)bytes_of(SLOTS_MAX))
+	    st.st_size < (off_t)bytes_of(1) || st.st_size > (off_t)bytes_of(BUCKETS_MAX))
 		return -EPROTO;
 	head = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
 	if (head == MAP_FAILED)
 		return -errno;
 	if (head->magic != TMESH_MAGIC_INDEX || head->version != TMESH_WIRE_VERSION ||
-	    (head->slots & (head->slots - 1)) || bytes_of(head->slots) != (size_t)st.st_size) {
+	    (head->buckets & (head->buckets - 1)) ||
+	    bytes_of(head->buckets) != (size_t)st.st_size) {
 		munmap(head, (size_t)st.st_size);
 		return -EPROTO;
 	}
@@ -355,9 +356,9 @@ void tmesh_index_view_close(struct tmesh_index_view *view)
 	view->head = NULL;
 }
 
-static uint32_t slots_in(const struct tmesh_index_view *view)
+static uint32_t buckets_in(const struct tmesh_index_view *view)
 {
-	return (uint32_t)((view->bytes - TMESH_INDEX_HEAD) / sizeof(struct tmesh_index_slot));
+	return (uint32_t)((view->bytes - TMESH_INDEX_HEAD) / sizeof(struct tmesh_index_bucket));
 }
 
 bool tmesh_index_view_names(const struct tmesh_index_view *view, const uint8_t *name)
@@ -375,65 +376,65 @@ bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit)
 	/* Either this read sees that the entry has gone, or the producer sees this process's open
 	 * file. The producer looks for open files after it has removed the entry (memfd_fd.c). */
 	atomic_thread_fence(memory_order_seq_cst);
-	return atomic_load_explicit(&hit->slot->seq, memory_order_relaxed) == hit->seq;
+	return atomic_load_explicit(&hit->bucket->seq, memory_order_relaxed) == hit->seq;
 }
 
 /* Look for a writer, for display: an entry that moves meanwhile may be missed. */
 bool tmesh_index_view_writes(const struct tmesh_index_view *view, int fd, uint64_t dev,
 			     uint64_t ino)
 {
-	const struct tmesh_index_slot *slots = slots_of(view->head);
+	const struct tmesh_index_bucket *buckets = buckets_of(view->head);
 
-	for (uint32_t i = 0; i < slots_in(view); i++)
-		if (atomic_load_explicit(&slots[i].tag, memory_order_relaxed) &&
-		    (int)atomic_load_explicit(&slots[i].fd, memory_order_relaxed) == fd &&
-		    atomic_load_explicit(&slots[i].dev, memory_order_relaxed) == dev &&
-		    atomic_load_explicit(&slots[i].ino, memory_order_relaxed) == ino)
-			return atomic_load_explicit(&slots[i].writes, memory_order_relaxed);
+	for (uint32_t i = 0; i < buckets_in(view); i++)
+		if (atomic_load_explicit(&buckets[i].tag, memory_order_relaxed) &&
+		    (int)atomic_load_explicit(&buckets[i].fd, memory_order_relaxed) == fd &&
+		    atomic_load_explicit(&buckets[i].dev, memory_order_relaxed) == dev &&
+		    atomic_load_explicit(&buckets[i].ino, memory_order_relaxed) == ino)
+			return atomic_load_explicit(&buckets[i].writes, memory_order_relaxed);
 	return false;
 }
 
-static bool read_slot(const struct tmesh_index_slot *slot, uint64_t tag,
-		      struct tmesh_index_hit *hit)
+static bool read_bucket(const struct tmesh_index_bucket *bucket, uint64_t tag,
+			struct tmesh_index_hit *hit)
 {
-	hit->slot = slot;
-	hit->seq = atomic_load_explicit(&slot->seq, memory_order_acquire);
+	hit->bucket = bucket;
+	hit->seq = atomic_load_explicit(&bucket->seq, memory_order_acquire);
 	/* Another entry may have moved in since its tag was seen. */
-	if (atomic_load_explicit(&slot->tag, memory_order_relaxed) != tag)
+	if (atomic_load_explicit(&bucket->tag, memory_order_relaxed) != tag)
 		return false;
-	hit->fd = (int)atomic_load_explicit(&slot->fd, memory_order_relaxed);
-	hit->read_only = atomic_load_explicit(&slot->read_only, memory_order_relaxed);
-	hit->dev = atomic_load_explicit(&slot->dev, memory_order_relaxed);
-	hit->ino = atomic_load_explicit(&slot->ino, memory_order_relaxed);
+	hit->fd = (int)atomic_load_explicit(&bucket->fd, memory_order_relaxed);
+	hit->read_only = atomic_load_explicit(&bucket->read_only, memory_order_relaxed);
+	hit->dev = atomic_load_explicit(&bucket->dev, memory_order_relaxed);
+	hit->ino = atomic_load_explicit(&bucket->ino, memory_order_relaxed);
 	hit->region = (struct tmesh_wire_region){
 		.magic = TMESH_MAGIC_REGION,
 		.version = TMESH_WIRE_VERSION,
 		.backend = TMESH_BACKEND_MEMFD,
-		.rights = atomic_load_explicit(&slot->rights, memory_order_relaxed),
-		.kind = atomic_load_explicit(&slot->kind, memory_order_relaxed),
-		.id = atomic_load_explicit(&slot->id, memory_order_relaxed),
-		.bytes = atomic_load_explicit(&slot->bytes, memory_order_relaxed),
+		.rights = atomic_load_explicit(&bucket->rights, memory_order_relaxed),
+		.kind = atomic_load_explicit(&bucket->kind, memory_order_relaxed),
+		.id = atomic_load_explicit(&bucket->id, memory_order_relaxed),
+		.bytes = atomic_load_explicit(&bucket->bytes, memory_order_relaxed),
 	};
 	return !(hit->seq & 1) && tmesh_index_hit_holds(hit);
 }
 
 /* Find a token in a producer's index. The producer writes the table meanwhile and may be hostile.
- * So the search makes at most one round, over as many slots as the mapping has room for. */
+ * So the search makes at most one round, over as many buckets as the mapping has room for. */
 bool tmesh_index_view_find(const struct tmesh_index_view *view, const uint8_t *secret,
 			   struct tmesh_index_hit *hit)
 {
-	const struct tmesh_index_slot *slots = slots_of(view->head);
-	uint32_t count = slots_in(view);
+	const struct tmesh_index_bucket *buckets = buckets_of(view->head);
+	uint32_t count = buckets_in(view);
 	uint64_t tag = tag_of(view->head, secret);
 
 	for (uint32_t n = 0, i = (uint32_t)tag & (count - 1); n < count;
 	     n++, i = (i + 1) & (count - 1)) {
-		uint64_t there = atomic_load_explicit(&slots[i].tag, memory_order_relaxed);
+		uint64_t there = atomic_load_explicit(&buckets[i].tag, memory_order_relaxed);
 
 		if (there == 0)
 			return false;
 		if (there == tag)
-			return read_slot(&slots[i], tag, hit);
+			return read_bucket(&buckets[i], tag, hit);
 	}
 	return false;
 }

@@ -258,17 +258,17 @@ struct catalogue {
 	size_t count;
 	size_t room;
 	uint32_t *table; /* index + 1 of infos, by inode */
-	size_t slots;
+	size_t buckets;
 	pid_t keeper; /* what it has is kept; 0: none runs */
 };
 
-static uint32_t *catalogue_slot(const struct catalogue *all, uint64_t dev, uint64_t ino)
+static uint32_t *catalogue_bucket(const struct catalogue *all, uint64_t dev, uint64_t ino)
 {
-	size_t i = (size_t)tmesh_memfd_foreign_id(dev, ino) & (all->slots - 1);
+	size_t i = (size_t)tmesh_memfd_foreign_id(dev, ino) & (all->buckets - 1);
 
 	while (all->table[i] && (all->files[all->table[i] - 1].ino != ino ||
 				 all->files[all->table[i] - 1].dev != dev))
-		i = (i + 1) & (all->slots - 1);
+		i = (i + 1) & (all->buckets - 1);
 	return &all->table[i];
 }
 
@@ -290,32 +290,32 @@ static int catalogue_grow(struct catalogue *all)
 		return -ENOMEM;
 	free(all->table);
 	all->table = table;
-	all->slots = room * 2;
+	all->buckets = room * 2;
 	all->room = room;
 	for (size_t i = 0; i < all->count; i++)
-		*catalogue_slot(all, all->files[i].dev, all->files[i].ino) = (uint32_t)i + 1;
+		*catalogue_bucket(all, all->files[i].dev, all->files[i].ino) = (uint32_t)i + 1;
 	return 0;
 }
 
 /* Return its place in the catalogue, from 1; 0: it is no region; or a negative errno. */
 static int64_t catalogue_find(struct catalogue *all, const struct sight *sight)
 {
-	uint32_t *slot;
+	uint32_t *bucket;
 
 	if (strncmp(sight->name, "tmesh:", 6))
 		return 0;
 	if (all->count == all->room && catalogue_grow(all))
 		return -ENOMEM;
-	slot = catalogue_slot(all, sight->dev, sight->ino);
-	if (!*slot) {
+	bucket = catalogue_bucket(all, sight->dev, sight->ino);
+	if (!*bucket) {
 		if (!identify(sight, &all->infos[all->count]))
 			return 0;
 		all->files[all->count].dev = sight->dev;
 		all->files[all->count].ino = sight->ino;
 		all->files[all->count].holder = 0;
-		*slot = (uint32_t)++all->count;
+		*bucket = (uint32_t)++all->count;
 	}
-	return *slot;
+	return *bucket;
 }
 
 static int catalogue_see(struct catalogue *all, const struct sight *sight, bool counts)

@@ -68,7 +68,7 @@ struct tmesh_wire_reply {
 };
 
 /* One line of the cache each: a reader copies it between two reads of seq. */
-struct tmesh_index_slot {
+struct tmesh_index_bucket {
 	_Atomic uint64_t tag; /* 0: free */
 	_Atomic uint32_t seq; /* odd while it changes */
 	_Atomic uint32_t fd;
@@ -87,7 +87,7 @@ struct tmesh_index_head {
 	uint32_t version;
 	uint64_t number;	 /* of this index in this producer, from 1 */
 	uint64_t key[2];	 /* of the tags */
-	uint32_t slots;		 /* a power of two; they follow at TMESH_INDEX_HEAD bytes */
+	uint32_t buckets;	 /* a power of two; they follow at TMESH_INDEX_HEAD bytes */
 	_Atomic uint32_t closed; /* another has taken its place, or its server has ended */
 	uint8_t name[16];	 /* of the producer's socket */
 };
@@ -98,7 +98,7 @@ _Static_assert(sizeof(struct tmesh_wire_region) == 40, "wire format");
 _Static_assert(sizeof(struct tmesh_wire_bundle) == 40, "wire format");
 _Static_assert(sizeof(struct tmesh_wire_request) == 40, "wire format");
 _Static_assert(sizeof(struct tmesh_wire_reply) == 64, "wire format");
-_Static_assert(sizeof(struct tmesh_index_slot) == 64, "a line of the cache");
+_Static_assert(sizeof(struct tmesh_index_bucket) == 64, "a line of the cache");
 
 /* handover.c */
 
@@ -136,7 +136,7 @@ int tmesh_wire_recv_plain(int socket, void *message, size_t bytes, uint64_t dead
 
 struct tmesh_index;
 
-/* The producer's data beside a slot, with the secret that only the producer knows. */
+/* The producer's data beside a bucket, with the secret that only the producer knows. */
 struct tmesh_index_entry {
 	uint8_t secret[TMESH_SECRET_BYTES];
 	struct tmesh_region *region;
@@ -154,7 +154,7 @@ struct tmesh_index_file {
 
 /* Make an index. @name is that of the producer's socket, 16 bytes. @keep_mode: make no call that
  * changes a file's mode. */
-int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t slots, bool keep_mode,
+int tmesh_index_new(const uint8_t *name, uint64_t number, uint32_t buckets, bool keep_mode,
 		    struct tmesh_index **out, struct tmesh_error *err);
 void tmesh_index_free(struct tmesh_index *index);
 /* Free the object alone, in a forked child, whose copy has no mapping. */
@@ -181,9 +181,9 @@ struct tmesh_index_view {
 	size_t bytes;
 };
 
-/* The content of a slot; seq shows later whether the slot still has it. */
+/* The content of a bucket; seq shows later whether the bucket still has it. */
 struct tmesh_index_hit {
-	const struct tmesh_index_slot *slot;
+	const struct tmesh_index_bucket *bucket;
 	uint32_t seq;
 	int fd;
 	bool read_only;

@@ -53,7 +53,7 @@ enum tmesh_channel_flags {
 struct tmesh_channel_opts {
 	size_t size; /* sizeof(struct tmesh_channel_opts) */
 	/* These four describe the channel; for tmesh_channel_create() alone. */
-	uint32_t slots;	    /* messages that one producer can have under way: a power of two, at
+	uint32_t capacity;  /* messages that one producer can have under way: a power of two, at
 			     * most 65,536; 0: 64, whose lines stay in a cache of the first level */
 	uint32_t producers; /* handles that send, at most 64; 0: 1 */
 	uint32_t regions;   /* that one producer can have under way, at most 1,024; 0: 16 */
@@ -66,7 +66,7 @@ struct tmesh_channel_opts {
 			       * no tensor of; 0: 1 GiB */
 	uint32_t flags;	      /* enum tmesh_channel_flags */
 	uint32_t limit;	      /* sending: messages that this handle has under way at most, where it
-			       * may not use all slots; 0: all */
+			       * may not use all cells; 0: all */
 	uint64_t spin_ns;     /* longest busy wait before sleeping, at most 1 s; 0: none, a wait
 			       * sleeps at once. It gets shorter by itself where it does not help. A
 			       * wait with no longer a timeout never sleeps */

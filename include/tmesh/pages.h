@@ -231,8 +231,8 @@ int tmesh_seq_tables(struct tmesh_seq *const *seqs, uint32_t count, int32_t *tab
 		     int32_t *lens, struct tmesh_error *err);
 /* Where tokens [@first, @first + @count) go: int64 [count], page * page_tokens + index in the page.
  * Return: 0; -EINVAL (beyond the sequence). */
-int tmesh_seq_slots(const struct tmesh_seq *seq, uint64_t first, uint64_t count, int64_t *slots,
-		    struct tmesh_error *err);
+int tmesh_seq_slot_mapping(const struct tmesh_seq *seq, uint64_t first, uint64_t count,
+			   int64_t *slots, struct tmesh_error *err);
 
 /*
  * Map the sequence on @device as one piece of memory, for reading: blocks one behind the other at

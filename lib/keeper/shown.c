@@ -11,7 +11,7 @@
 
 #include "common/hex.h"
 
-#define SLOTS 256
+#define BUCKETS 256
 
 static bool is_shown(const struct group *group)
 {
@@ -40,7 +40,7 @@ void shown_begin(struct shown *shown, int dir, uint32_t most)
 	if (fstat(dir, &st))
 		return;
 	tmesh_keeper_name(st.st_dev, st.st_ino, shown->name);
-	if (tmesh_index_new(shown->name, 1, SLOTS, false, &shown->index, NULL) == 0)
+	if (tmesh_index_new(shown->name, 1, BUCKETS, false, &shown->index, NULL) == 0)
 		link_shown(shown);
 }
 

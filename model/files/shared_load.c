@@ -8,12 +8,12 @@
  *  0     reader: exclusive while reading; shared for a moment by processes that waited for its end
  *  1     presence: shared by processes that wait or hold the model; exclusive to remove the file
  *  2     joining: shared between looking for a token and giving one
- *  16+i  owner of slot i
+ *  16+i  owner of entry i
  *
  * The record at the file's begin names the region that is filled and counts the bytes read. The
- * holder of lock 0 writes it. A slot has a token for that region, from one of the processes that
- * hold it. The table of the model's only file follows the slots (table_pack.c), so that its JSON is
- * read once. The file stays when its last process ends if the region is kept.
+ * holder of lock 0 writes it. An entry has a token for that region, from one of the processes that
+ * hold it. The table of the model's only file follows the entries (table_pack.c), so that its JSON
+ * is read once. The file stays when its last process ends if the region is kept.
  *
  * All access is by pread() and pwrite(): a damaged or cut file causes no signal. A region counts
  * only if it has the model's size and either is sealed or is being filled by the holder of lock 0.
@@ -37,10 +37,10 @@
 #include <unistd.h>
 
 #define MAGIC 0x31746c666d746d74ull /* "tmtmflt1" */
-#define SLOTS 64
-#define SLOTS_AT 4096
-#define SLOT_ROOM 128
-#define TABLE_AT (SLOTS_AT + SLOTS * SLOT_ROOM)
+#define ENTRIES 64
+#define ENTRIES_AT 4096
+#define ENTRY_ROOM 128
+#define TABLE_AT (ENTRIES_AT + ENTRIES * ENTRY_ROOM)
 #define WAIT_NS 4000000 /* between two looks at the reader */
 /* A reader that was stopped for so long (SIGSTOP, a debugger) is waited for no more. */
 #define STOPPED_NS UINT64_C(10000000000)
@@ -52,7 +52,7 @@ enum {
 	LOCK_READER = 0,
 	LOCK_PRESENT = 1,
 	LOCK_JOINING = 2,
-	LOCK_SLOT = 16
+	LOCK_ENTRY = 16
 };
 enum {
 	STATE_EMPTY = 0,
@@ -72,7 +72,7 @@ struct record {
 };
 #define RECORD_LEAST ((ssize_t)offsetof(struct record, reader))
 
-struct slot {
+struct entry {
 	uint64_t region;
 	char token[TMESH_TOKEN_SIZE];
 };
@@ -80,7 +80,7 @@ struct slot {
 struct shared_load {
 	int dir;
 	struct model_fd file; /* with the locks: a forked child has none of them */
-	int slot;	      /* -1: none is free */
+	int entry;	      /* -1: none is free */
 	char name[SHARED_LOAD_NAME_ROOM];
 	uint64_t stopped_ns; /* since when the reader is seen stopped; 0: it is not */
 	bool given_up;	     /* it was for too long, or no record can be written: load alone */
@@ -340,7 +340,7 @@ static int shared_load_open(const struct load *load, struct shared_load **out,
 
 	if (!shared)
 		return tmesh_fail(err, -ENOMEM, NO_MEMORY);
-	shared->file.fd = shared->dir = shared->slot = -1;
+	shared->file.fd = shared->dir = shared->entry = -1;
 	shared_load_name(load->ctx, load->model->files, load->model->file_count, shared->name);
 	rc = shared->name[0] ? model_host_ready(err) : tmesh_fail(err, -ENOMEM, NO_MEMORY);
 	if (!rc)
@@ -409,37 +409,37 @@ void shared_load_leave(struct shared_load *shared)
 	free(shared);
 }
 
-/* Store a token of this process's own for processes that come later. If no slot is free, they have
+/* Store a token of this process's own for processes that come later. If no entry is free, they have
  * to use another one's token. */
 static void shared_load_publish(struct shared_load *shared, struct tmesh_region *region,
 				uint32_t rights)
 {
-	struct slot slot = {.region = tmesh_region_id(region)};
+	struct entry entry = {.region = tmesh_region_id(region)};
 
-	for (int i = 0; shared->slot < 0 && i < SLOTS; i++) {
-		if (!lock(shared, F_WRLCK, LOCK_SLOT + i))
-			shared->slot = i;
+	for (int i = 0; shared->entry < 0 && i < ENTRIES; i++) {
+		if (!lock(shared, F_WRLCK, LOCK_ENTRY + i))
+			shared->entry = i;
 	}
-	if (shared->slot < 0 || tmesh_region_token(region, rights, slot.token, NULL))
+	if (shared->entry < 0 || tmesh_region_token(region, rights, entry.token, NULL))
 		return;
-	if (tmesh_pwrite(shared->file.fd, &slot, sizeof(slot),
-			 SLOTS_AT + shared->slot * SLOT_ROOM) != (ssize_t)sizeof(slot))
+	if (tmesh_pwrite(shared->file.fd, &entry, sizeof(entry),
+			 ENTRIES_AT + shared->entry * ENTRY_ROOM) != (ssize_t)sizeof(entry))
 		return;
 }
 
-/* Return whether the slot's token is dead: a memfd's ends with its process, the module's does not.
+/* Return whether the entry's token is dead: a memfd's ends with its process, the module's does not.
  */
-static bool has_ended(struct load *load, const struct shared_load *shared, int slot)
+static bool has_ended(struct load *load, const struct shared_load *shared, int entry)
 {
 	struct flock range = {
-		.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_SLOT + slot, .l_len = 1};
+		.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_ENTRY + entry, .l_len = 1};
 
 	return tmesh_ctx_backend(load->ctx) == TMESH_BACKEND_MEMFD &&
 	       !fcntl(shared->file.fd, F_OFD_GETLK, &range) && range.l_type == F_UNLCK;
 }
 
-static struct tmesh_region *open_slot(struct load *load, const struct slot *slot,
-				      const struct record *record)
+static struct tmesh_region *open_entry(struct load *load, const struct entry *entry,
+				       const struct record *record)
 {
 	/* A process that may have to go on reading needs to write; a finished model is only read.
 	 */
@@ -448,8 +448,8 @@ static struct tmesh_region *open_slot(struct load *load, const struct slot *slot
 	struct tmesh_region *region;
 
 	/* A region that was found kept has no right to manage. */
-	if (tmesh_region_open(load->ctx, slot->token, rights, &region, NULL) &&
-	    tmesh_region_open(load->ctx, slot->token, TMESH_READ, &region, NULL))
+	if (tmesh_region_open(load->ctx, entry->token, rights, &region, NULL) &&
+	    tmesh_region_open(load->ctx, entry->token, TMESH_READ, &region, NULL))
 		return NULL;
 	if (tmesh_region_bytes(region) == record->bytes &&
 	    tmesh_region_id(region) == record->region)
@@ -464,21 +464,21 @@ static bool shared_load_find(struct load *load, struct shared_load *shared,
 			     const struct record *record)
 {
 	union {
-		struct slot slot;
-		uint8_t room[SLOT_ROOM];
-	} slots[SLOTS];
+		struct entry entry;
+		uint8_t room[ENTRY_ROOM];
+	} entries[ENTRIES];
 	struct tmesh_region *region = NULL;
 	ssize_t got;
 
 	if (load->region && tmesh_region_id(load->region) == record->region)
 		return true;
-	got = pread(shared->file.fd, slots, sizeof(slots), SLOTS_AT);
-	for (int i = 0; !region && i * SLOT_ROOM + (int)sizeof(struct slot) <= got; i++) {
-		const struct slot *slot = &slots[i].slot;
+	got = pread(shared->file.fd, entries, sizeof(entries), ENTRIES_AT);
+	for (int i = 0; !region && i * ENTRY_ROOM + (int)sizeof(struct entry) <= got; i++) {
+		const struct entry *entry = &entries[i].entry;
 
-		if (slot->region == record->region && memchr(slot->token, 0, sizeof(slot->token)) &&
-		    !has_ended(load, shared, i))
-			region = open_slot(load, slot, record);
+		if (entry->region == record->region &&
+		    memchr(entry->token, 0, sizeof(entry->token)) && !has_ended(load, shared, i))
+			region = open_entry(load, entry, record);
 	}
 	if (!region)
 		return false;

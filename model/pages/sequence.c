@@ -298,8 +298,8 @@ int tmesh_seq_tables(struct tmesh_seq *const *seqs, uint32_t count, int32_t *tab
 	return 0;
 }
 
-int tmesh_seq_slots(const struct tmesh_seq *seq, uint64_t first, uint64_t count, int64_t *slots,
-		    struct tmesh_error *err)
+int tmesh_seq_slot_mapping(const struct tmesh_seq *seq, uint64_t first, uint64_t count,
+			   int64_t *slots, struct tmesh_error *err)
 {
 	uint32_t size = seq->pages->shape.page_tokens;
 

@@ -271,7 +271,7 @@ VERB(channel)
 	bool joins = !strcmp(fields[0], "join");
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts),
-		.slots = (uint32_t)number("slots"),
+		.capacity = (uint32_t)number("capacity"),
 		.producers = (uint32_t)number("producers"),
 		.limit = (uint32_t)number("limit"),
 		.rights = option("writable") ? rights() : 0,

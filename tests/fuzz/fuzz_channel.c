@@ -105,8 +105,8 @@ static void scribble_near(struct tmesh_channel *channel, struct script *script)
 	atomic_uint_fast64_t *words[] = {
 		&lane->head,
 		&lane->tail,
-		&channel_slot(channel, lane, take(script, 1))->word,
-		&channel_slot(channel, lane, 0)->payload[take(script, 1) % CHANNEL_WORDS],
+		&channel_cell(channel, lane, take(script, 1))->word,
+		&channel_cell(channel, lane, 0)->payload[take(script, 1) % CHANNEL_WORDS],
 		&channel_regions(channel, lane)[take(script, 1) % channel->shape.regions].words[0],
 		&channel_layouts(channel, lane)[take(script, 1) % channel->shape.layouts]
 			 .words[take(script, 1) % CHANNEL_L_WORDS],
@@ -141,7 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts),
-		.slots = 4,
+		.capacity = 4,
 		.producers = 2,
 		.regions = 2,
 		.layouts = 2,

@@ -23,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	size -= sizeof(secret);
 
 	fd = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	/* The head, then the slots on a page of their own: the bytes after 256 are slots. */
+	/* The head, then the buckets on a page of their own: the bytes after 256 are buckets. */
 	if (ftruncate(fd, 2 * TMESH_INDEX_HEAD) || pwrite(fd, data, size < 256 ? size : 256, 0) < 0)
 		abort();
 	if (size > 256 &&

@@ -164,11 +164,11 @@ static void test_sequence(void **state)
 	assert_ok(tmesh_seq_append(seq, 3, err));
 	table = tmesh_seq_table(seq, &count);
 	assert_int_equal(count, 4);
-	assert_ok(tmesh_seq_slots(seq, 3, 10, slots, err));
+	assert_ok(tmesh_seq_slot_mapping(seq, 3, 10, slots, err));
 	for (int i = 0; i < 10; i++)
 		assert_int_equal(slots[i], table[(i + 3) / 4] * 4 + (i + 3) % 4);
-	assert_refused(tmesh_seq_slots(seq, 4, 10, slots, err), -EINVAL, "13");
-	assert_refused(tmesh_seq_slots(seq, UINT64_MAX, 2, slots, err), -EINVAL, "13");
+	assert_refused(tmesh_seq_slot_mapping(seq, 4, 10, slots, err), -EINVAL, "13");
+	assert_refused(tmesh_seq_slot_mapping(seq, UINT64_MAX, 2, slots, err), -EINVAL, "13");
 	assert_refused(tmesh_seq_truncate(seq, 14, err), -EINVAL, "13");
 	assert_refused(tmesh_seq_append(seq, UINT64_MAX - 3, err), -EINVAL, "at most");
 	assert_refused(tmesh_seq_append(seq, TMESH_PAGES_MAX_SEQ * 4ull, err), -EINVAL, "at most");

@@ -31,7 +31,7 @@ static void test_bytes(void **state)
 
 static void test_full(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 4};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 4};
 	struct pair p = pair_make(SEND, &opts);
 	struct tmesh_message message = number(0), got, many[8];
 
@@ -85,7 +85,7 @@ static void *take_one(void *channel)
 /* A handle may use fewer slots than there are; both ends see what is there. */
 static void test_level(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .producers = 2};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8, .producers = 2};
 	struct tmesh_channel_opts limited = {.size = sizeof(opts), .limit = 3};
 	struct pair p = pair_make(RECV, &opts);
 	struct tmesh_channel *from = NULL, *none;
@@ -134,15 +134,15 @@ static void test_bad_options(void **state)
 		struct tmesh_channel_opts opts;
 		const char *word;
 	} bad[] = {
-		{{.slots = 3}, "power of two"},
-		{{.slots = 131072}, "most"},
+		{{.capacity = 3}, "power of two"},
+		{{.capacity = 131072}, "most"},
 		{{.producers = 65}, "most"},
 		{{.regions = 1025}, "most"},
 		{{.layouts = 1025}, "most"},
 		{{.rights = TMESH_WRITE}, "rights"},
 		{{.rights = TMESH_READ | TMESH_MANAGE}, "rights"},
 		{{.spin_ns = 2 * SECOND}, "second"},
-		{{.slots = 4, .limit = 5}, "limit is 5"},
+		{{.capacity = 4, .limit = 5}, "limit is 5"},
 	};
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_channel_opts opts;
@@ -165,7 +165,7 @@ static void test_bad_options(void **state)
 	assert_refused(tmesh_channel_open(ctx, "tm1k-00112233445566778899aabbccddeeff", SEND, NULL,
 					  &channel, err),
 		       -EPROTO, "region's");
-	opts = (struct tmesh_channel_opts){.size = sizeof(opts), .slots = 4};
+	opts = (struct tmesh_channel_opts){.size = sizeof(opts), .capacity = 4};
 	assert_refused(tmesh_channel_open(ctx, "tm1m-x", SEND, &opts, &channel, err), -EINVAL,
 		       "when the channel is made");
 	assert_ok(tmesh_region_create(ctx, 65536, NULL, &region, err));
@@ -302,7 +302,7 @@ static void test_no_open(void **state)
 /* An arena: many tensors in one region, of layouts that outnumber the channel's table. */
 static void test_layouts(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .layouts = 2};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8, .layouts = 2};
 	struct pair p = pair_make(SEND, &opts);
 	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
 	struct tmesh_tensor *sent[4];
@@ -586,7 +586,7 @@ static void *consume(void *data)
 
 static void test_many(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 32, .producers = 5};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 32, .producers = 5};
 	struct pair p = {.ctx = context()};
 	struct worker workers[6];
 	pthread_t threads[6];

@@ -136,7 +136,7 @@ static void test_producers(void **state)
 {
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts),
-		.slots = 16,
+		.capacity = 16,
 		.producers = PRODUCERS,
 		.regions = 4,
 	};
@@ -193,7 +193,7 @@ static _Noreturn void consume(const char *token, volatile uint64_t *at, uint64_t
 
 static void test_consumers(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 16};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 16};
 	volatile uint64_t *at =
 		mmap(NULL, sizeof(*at), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	char token[TMESH_TOKEN_SIZE];

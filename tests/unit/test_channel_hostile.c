@@ -97,7 +97,7 @@ static void *send_all(void *data)
 static void test_scribbled(void **state)
 {
 	struct tmesh_channel_opts opts = {
-		.size = sizeof(opts), .slots = 8, .producers = 2, .regions = 2, .layouts = 2};
+		.size = sizeof(opts), .capacity = 8, .producers = 2, .regions = 2, .layouts = 2};
 	struct tmesh_ctx *ctx = context();
 
 	for (int round = 0; round < ROUNDS; round++) {
@@ -134,7 +134,7 @@ static void test_scribbled(void **state)
  * producer's look at it comes to an end. */
 static void test_left_behind(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .producers = 2};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8, .producers = 2};
 	struct pair p = pair_make(RECV, &opts);
 	struct channel_lane *lane = channel_lane(p.maker, 1);
 	struct tmesh_message message = number(1);
@@ -142,14 +142,14 @@ static void test_left_behind(void **state)
 	int rc;
 
 	atomic_store(&lane->tail, 1);
-	for (uint64_t i = 1; i <= opts.slots; i++)
-		atomic_store(&channel_slot(p.maker, lane, i)->word, channel_word(i, 0));
+	for (uint64_t i = 1; i <= opts.capacity; i++)
+		atomic_store(&channel_cell(p.maker, lane, i)->word, channel_word(i, 0));
 	alarm(600);
 	second = pair_open(&p, SEND);
 	alarm(0);
 	assert_refused(tmesh_channel_try_send(second, &message, err), -EAGAIN, "full");
 	tmesh_channel_unref(second);
-	atomic_store(&lane->tail, opts.slots + 1);
+	atomic_store(&lane->tail, opts.capacity + 1);
 	while ((rc = tmesh_channel_open(p.ctx, p.token, SEND, NULL, &second, NULL)) == -EBUSY)
 		usleep(100);
 	assert_int_equal(rc, -EPROTO);
@@ -186,7 +186,7 @@ static void expect_number(struct tmesh_channel *channel, uint64_t n)
  */
 static void test_died_between(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .producers = 2};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8, .producers = 2};
 	struct pair p = pair_make(RECV, &opts);
 	struct tmesh_channel *second = pair_open(&p, SEND);
 	struct channel_lane *lane = channel_lane(p.maker, 1);
@@ -210,7 +210,7 @@ static void test_died_between(void **state)
 	for (uint64_t n = 4; n <= 6; n++)
 		expect_number(p.maker, n);
 	/* The end of a batch, of which it did not live to publish the beginning. */
-	atomic_store(&channel_slot(p.maker, lane, 7)->word, channel_word(7, 8));
+	atomic_store(&channel_cell(p.maker, lane, 7)->word, channel_word(7, 8));
 	second = next_producer(&p, second);
 	send_number(second, 7);
 	expect_number(p.maker, 7);
@@ -224,7 +224,7 @@ static void test_died_between(void **state)
 /* A message that was never sent cannot have been taken. */
 static void test_head_ahead(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8};
 	struct pair p = pair_make(SEND, &opts);
 	struct tmesh_message messages[8] = {0};
 
@@ -239,19 +239,19 @@ static void test_head_ahead(void **state)
 /* Words that no sender writes where the next message is due. */
 static void test_bad_word(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8};
 	struct pair p = pair_make(SEND, &opts);
 	struct tmesh_message message = number(7), got;
-	atomic_uint_fast64_t *word = &channel_slot(p.maker, p.maker->lane, 0)->word;
+	atomic_uint_fast64_t *word = &channel_cell(p.maker, p.maker->lane, 0)->word;
 
 	atomic_store(word, channel_word(3, 8));
-	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO, "corrupt (slot)");
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO, "corrupt (cell)");
 	atomic_store(word, 0);
 	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
 	/* A message that is longer than one can be goes, and the next one comes. */
 	atomic_store(word, channel_word(0, TMESH_MESSAGE_BYTES + 1));
 	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO, "corrupt (kind)");
-	word = &channel_slot(p.maker, p.maker->lane, 1)->word;
+	word = &channel_cell(p.maker, p.maker->lane, 1)->word;
 	atomic_store(word, channel_word(1, CHANNEL_KIND_TENSOR + TMESH_MESSAGE_TENSOR_BYTES + 1));
 	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO, "corrupt (kind)");
 	p.maker->tail = 2;
@@ -265,12 +265,12 @@ static void test_bad_word(void **state)
 static void test_bad_names(void **state)
 {
 	struct tmesh_channel_opts opts = {
-		.size = sizeof(opts), .slots = 8, .regions = 2, .layouts = 2};
+		.size = sizeof(opts), .capacity = 8, .regions = 2, .layouts = 2};
 	struct pair p = pair_make(SEND, &opts);
 	const int64_t shape[] = {16};
 	struct tmesh_message message = {0}, got;
 	struct tmesh_tensor *tensor, *beside;
-	atomic_uint_fast64_t *region, *layout, *slot;
+	atomic_uint_fast64_t *region, *layout, *cell;
 	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
 	_Alignas(uint64_t) char token[TMESH_TOKEN_SIZE];
 	uint64_t position = 0;
@@ -289,7 +289,7 @@ static void test_bad_names(void **state)
 		uint64_t kept_region[16], kept_layout[24];                                    \
                                                                                               \
 		assert_ok(tmesh_channel_try_send(p.maker, &message, err));                    \
-		slot = channel_slot(p.maker, p.maker->lane, position++)->payload;             \
+		cell = channel_cell(p.maker, p.maker->lane, position++)->payload;             \
 		channel_copy_out(kept_region, region, 16);                                    \
 		channel_copy_out(kept_layout, layout, 24);                                    \
 		change;                                                                       \
@@ -299,21 +299,21 @@ static void test_bad_names(void **state)
 		channel_copy_in(layout, kept_layout, 24);                                     \
 		tmesh_channel_unref(fresh);                                                   \
 	} while (0)
-	BAD("number", atomic_fetch_or(&slot[CHANNEL_W_NAMES], 2));
-	BAD("number", atomic_fetch_or(&slot[CHANNEL_W_NAMES], 2 << 16));
+	BAD("number", atomic_fetch_or(&cell[CHANNEL_W_NAMES], 2));
+	BAD("number", atomic_fetch_or(&cell[CHANNEL_W_NAMES], 2 << 16));
 	BAD("(region)", atomic_fetch_xor(&region[CHANNEL_R_ID], 1));
 	BAD("(rights)", atomic_fetch_or(&region[CHANNEL_R_RIGHTS], TMESH_MANAGE));
 	BAD("(token)",
 	    channel_copy_in(&region[CHANNEL_R_TOKEN], (uint64_t *)token, TMESH_TOKEN_SIZE / 8));
 	BAD("(layout)", atomic_fetch_add(&layout[CHANNEL_L_VERSION], 1));
 	BAD("(layout)", atomic_store(&layout[CHANNEL_L_VERSION], 0);
-	    atomic_fetch_and(&slot[CHANNEL_W_NAMES], UINT32_MAX));
+	    atomic_fetch_and(&cell[CHANNEL_W_NAMES], UINT32_MAX));
 	BAD("(shape)", atomic_store(&layout[CHANNEL_L_SHAPE], (uint64_t)-1));
 	BAD("(shape)", atomic_store(&layout[CHANNEL_L_TYPE], 99));
 	BAD("(shape)", atomic_store(&layout[CHANNEL_L_TYPE], TMESH_INT32 | 9ull << 32));
-	BAD("place", atomic_store(&slot[CHANNEL_W_BYTES], 60));
-	BAD("place", atomic_store(&slot[CHANNEL_W_OFFSET], 1));
-	BAD("place", atomic_store(&slot[CHANNEL_W_OFFSET], UINT64_MAX - 8));
+	BAD("place", atomic_store(&cell[CHANNEL_W_BYTES], 60));
+	BAD("place", atomic_store(&cell[CHANNEL_W_OFFSET], 1));
+	BAD("place", atomic_store(&cell[CHANNEL_W_OFFSET], UINT64_MAX - 8));
 	BAD("place", atomic_store(&layout[CHANNEL_L_STRIDES], (uint64_t)-1));
 	/* None of it stays open. */
 	assert_ok(tmesh_stats(p.ctx, &after));
@@ -399,7 +399,7 @@ static void test_bad_memory(void **state)
 	static const struct channel_head good = {
 		.magic = CHANNEL_MAGIC,
 		.version = CHANNEL_VERSION,
-		.slots = 64,
+		.capacity = 64,
 		.lanes = 1,
 		.regions = 16,
 		.layouts = 16,
@@ -435,7 +435,7 @@ static void test_bad_memory(void **state)
 	 * made, and none in memory. */
 	bad[5].head.magic ^= 1;
 	bad[6].head.version++;
-	bad[7].head.slots = 0;
+	bad[7].head.capacity = 0;
 	bad[8].head.lanes = 0;
 	bad[9].head.regions = 0;
 	bad[10].head.layouts = 0;

@@ -85,7 +85,7 @@ static void test_all_places_named(void **state)
 
 static void test_empty_lane_first(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 4, .producers = 2};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 4, .producers = 2};
 	struct pair p = pair_make(RECV, &opts);
 
 	for (uint64_t n = 0; n < 4; n++)

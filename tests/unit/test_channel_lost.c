@@ -222,7 +222,8 @@ static void test_killed_with_what_was_closed(void **state)
 /* A lane's next sender looks after what the last one has left, however often. */
 static void test_killed_one_after_another(void **state)
 {
-	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 64, .regions = 64};
+	const struct tmesh_channel_opts opts = {
+		.size = sizeof(opts), .capacity = 64, .regions = 64};
 	struct tmesh_ctx *ctx = context(), *other = context();
 	struct tmesh_channel *channel, *second;
 	char token[TMESH_TOKEN_SIZE];

@@ -31,7 +31,7 @@ static void expect_open(struct tmesh_channel *maker)
 
 static void test_limit(void **state)
 {
-	const struct tmesh_channel_opts eight = {.size = sizeof(eight), .slots = 8};
+	const struct tmesh_channel_opts eight = {.size = sizeof(eight), .capacity = 8};
 	const struct tmesh_channel_opts nine = {.size = sizeof(nine), .limit = 9};
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_channel *maker, *other;

@@ -22,7 +22,7 @@ struct lie {
 };
 
 static const struct tmesh_channel_opts two = {
-	.size = sizeof(two), .slots = 8, .producers = LANES, .regions = REGIONS};
+	.size = sizeof(two), .capacity = 8, .producers = LANES, .regions = REGIONS};
 
 static struct tmesh_region *make(struct tmesh_ctx *ctx)
 {
@@ -349,7 +349,8 @@ static void send_new(struct pair *p, uint64_t n)
 /* A message takes 253 descriptors: the rest is not in the store, and counted. */
 static void test_full_store(void **state)
 {
-	const struct tmesh_channel_opts many = {.size = sizeof(many), .slots = 512, .regions = 512};
+	const struct tmesh_channel_opts many = {
+		.size = sizeof(many), .capacity = 512, .regions = 512};
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 	unsigned int before = unit_open_fds();
 	struct pair p = pair_make(SEND, &many);

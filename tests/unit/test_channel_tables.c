@@ -129,7 +129,7 @@ static void test_lanes(void **state)
 /* A tensor that the receiver still holds is not made another one under its hands. */
 static void test_held(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 256};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 256};
 	struct pair p = pair_make(SEND, &opts);
 	struct tmesh_region *region = region_of(p.ctx, 1 << 20);
 	struct tmesh_tensor *sent[200], *got[200];
@@ -371,7 +371,7 @@ static void test_trim(void **state)
 /* A sender that finds no room lets go of what was received before it sleeps. */
 static void test_trim_full(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 1};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 1};
 	struct pair p = pair_make(SEND, &opts);
 	struct tmesh_region *region = region_of(p.ctx, 4096);
 	struct tmesh_tensor *tensor = view(region, 3, 4, 0);
@@ -390,7 +390,7 @@ static void test_trim_full(void **state)
 /* A message that somebody else has taken is not prepared, though it still lies there. */
 static void test_prepare_taken(void **state)
 {
-	struct tmesh_channel_opts one = {.size = sizeof(one), .slots = 1};
+	struct tmesh_channel_opts one = {.size = sizeof(one), .capacity = 1};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
 	struct pair p = {.ctx = context()};
 	struct tmesh_region *region;

@@ -63,7 +63,7 @@ static void *send_one(void *data)
 /* A sleeper is woken when the other end goes, whichever of them made the channel. */
 static void test_left_asleep(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 1};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 1};
 
 	for (int i = 0; i < 4; i++) {
 		enum tmesh_channel_role role = i % 2 ? RECV : SEND;
@@ -126,7 +126,7 @@ static void *wake_later(void *data)
  * is done. */
 static void test_woken(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 1};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 1};
 	struct pair p = pair_make(SEND, &opts);
 	struct tmesh_message message = number(1), got;
 	pthread_t thread;
@@ -170,7 +170,7 @@ static void *recv_later(void *data)
 
 static void test_poll(void **state)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 2, .producers = 1};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 2, .producers = 1};
 
 	for (int role = SEND; role <= RECV; role++) {
 		struct pair p = pair_make((enum tmesh_channel_role)role, &opts);

@@ -25,10 +25,11 @@ static void test_bad_index(void **state)
 		.magic = TMESH_MAGIC_INDEX,
 		.version = TMESH_WIRE_VERSION,
 		.number = 1,
-		.slots = 64,
+		.buckets = 64,
 	};
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
-	const size_t slot = sizeof(struct tmesh_index_slot), bytes = TMESH_INDEX_HEAD + 64 * slot;
+	const size_t bucket = sizeof(struct tmesh_index_bucket),
+		     bytes = TMESH_INDEX_HEAD + 64 * bucket;
 	FILE *plain = tmpfile();
 	int fd;
 
@@ -47,12 +48,12 @@ static void test_bad_index(void **state)
 	INDEX(bytes, F_SEAL_SHRINK, (void)h, -EPROTO);
 	INDEX(bytes, seals, h.magic = 0, -EPROTO);
 	INDEX(bytes, seals, h.version = 9, -EPROTO);
-	INDEX(TMESH_INDEX_HEAD + 63 * slot, seals, h.slots = 63, -EPROTO);
-	INDEX(TMESH_INDEX_HEAD + slot, seals, h.slots = 1, 0);
-	INDEX(TMESH_INDEX_HEAD, seals, h.slots = 0, -EPROTO);
-	INDEX(TMESH_INDEX_HEAD + (slot << 25), seals, h.slots = 1 << 25, -EPROTO);
-	INDEX(bytes, seals, h.slots = 0, -EPROTO);
-	INDEX(bytes, seals, h.slots = 128, -EPROTO);
+	INDEX(TMESH_INDEX_HEAD + 63 * bucket, seals, h.buckets = 63, -EPROTO);
+	INDEX(TMESH_INDEX_HEAD + bucket, seals, h.buckets = 1, 0);
+	INDEX(TMESH_INDEX_HEAD, seals, h.buckets = 0, -EPROTO);
+	INDEX(TMESH_INDEX_HEAD + (bucket << 25), seals, h.buckets = 1 << 25, -EPROTO);
+	INDEX(bytes, seals, h.buckets = 0, -EPROTO);
+	INDEX(bytes, seals, h.buckets = 128, -EPROTO);
 	INDEX(sizeof(head), seals, (void)h, -EPROTO);
 	/* A file that cannot be sealed could be cut off under its reader. */
 	fd = fileno(plain);
@@ -66,9 +67,9 @@ static void test_bad_index(void **state)
 static void test_index_changes(void **state)
 {
 	static const uint8_t secret[TMESH_SECRET_BYTES] = "sixteen letters";
-	const size_t bytes = TMESH_INDEX_HEAD + 64 * sizeof(struct tmesh_index_slot);
+	const size_t bytes = TMESH_INDEX_HEAD + 64 * sizeof(struct tmesh_index_bucket);
 	struct tmesh_index_view view = {0};
-	struct tmesh_index_slot *slots;
+	struct tmesh_index_bucket *buckets;
 	struct tmesh_index_head *head;
 	struct tmesh_index_hit hit;
 	int fd = memfd(bytes, 0);
@@ -78,11 +79,11 @@ static void test_index_changes(void **state)
 	assert_true(head != MAP_FAILED);
 	head->magic = TMESH_MAGIC_INDEX;
 	head->version = TMESH_WIRE_VERSION;
-	head->slots = 64;
-	slots = (struct tmesh_index_slot *)((uint8_t *)head + TMESH_INDEX_HEAD);
+	head->buckets = 64;
+	buckets = (struct tmesh_index_bucket *)((uint8_t *)head + TMESH_INDEX_HEAD);
 	tag = tmesh_siphash(head->key, secret, sizeof(secret));
-	slots[tag % 64].tag = tag;
-	slots[tag % 64].fd = 5;
+	buckets[tag % 64].tag = tag;
+	buckets[tag % 64].fd = 5;
 	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE),
 			 0);
 	assert_int_equal(tmesh_index_view_open(&view, fd), 0);
@@ -91,15 +92,15 @@ static void test_index_changes(void **state)
 	/* An entry that is being written is not read, and an entry that was read is known to be
 	 * old. */
 	assert_true(tmesh_index_hit_holds(&hit));
-	slots[tag % 64].seq++;
+	buckets[tag % 64].seq++;
 	assert_false(tmesh_index_hit_holds(&hit));
 	assert_false(tmesh_index_view_find(&view, secret, &hit));
-	slots[tag % 64].seq++;
+	buckets[tag % 64].seq++;
 	assert_true(tmesh_index_view_find(&view, secret, &hit));
 	/* One round, over what is mapped. */
-	head->slots = 1u << 30;
+	head->buckets = 1u << 30;
 	for (int i = 0; i < 64; i++)
-		slots[i].tag = tag + 1;
+		buckets[i].tag = tag + 1;
 	alarm(600);
 	assert_false(tmesh_index_view_find(&view, secret, &hit));
 	alarm(0);

@@ -22,7 +22,7 @@ static char out_token[TMESH_TOKEN_SIZE], in_token[TMESH_TOKEN_SIZE];
 
 static struct tmesh_channel *channel_new(enum tmesh_channel_role role, char *token)
 {
-	struct tmesh_channel_opts opts = {.size = sizeof(opts), .slots = 8, .producers = 4};
+	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8, .producers = 4};
 	struct tmesh_channel *channel;
 
 	assert_ok(tmesh_channel_create(ctx, role, &opts, &channel, err));

@@ -30,8 +30,8 @@ class Ends:
     """This side's ends of the channels "out" and "in"."""
 
     def __init__(self):
-        self.outbox = tmesh.Channel("recv", slots=1024, regions=64, layouts=64, producers=4)
-        self.inbox = tmesh.Channel("send", slots=1024, regions=64, layouts=64)
+        self.outbox = tmesh.Channel("recv", capacity=1024, regions=64, layouts=64, producers=4)
+        self.inbox = tmesh.Channel("send", capacity=1024, regions=64, layouts=64)
         xla.bind("out", self.outbox, "send")
         xla.bind("in", self.inbox, "recv")
 
@@ -415,7 +415,7 @@ def test_what_python_refuses(ends):
 
 def test_full_channel(ends):
     """Its receiver never reads: an error, and the memory is back."""
-    small = tmesh.Channel("recv", slots=2)
+    small = tmesh.Channel("recv", capacity=2)
     xla.bind("out", small, "send")
     push = jax.jit(lambda s: xla.push(s, jnp.ones(100_000), channel="out", timeout=0.05))
     jax.block_until_ready([push(xla.sequence()) for _ in range(2)])

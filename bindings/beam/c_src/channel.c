@@ -31,7 +31,7 @@ static bool get_role(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_channel_role 
 	return false;
 }
 
-/* {slots, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns, limit} */
+/* {capacity, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns, limit} */
 static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_channel_opts *opts,
 		     struct tmesh_error *err)
 {
@@ -42,7 +42,7 @@ static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_channel_opt
 
 	*opts = (struct tmesh_channel_opts){.size = sizeof(*opts), .flags = TMESH_CHANNEL_NO_OPEN};
 	if (!enif_get_tuple(env, term, &arity, &field) || arity != 9 ||
-	    !enif_get_uint(env, field[0], &opts->slots) ||
+	    !enif_get_uint(env, field[0], &opts->capacity) ||
 	    !enif_get_uint(env, field[1], &opts->producers) ||
 	    !enif_get_uint(env, field[2], &opts->regions) ||
 	    !enif_get_uint(env, field[3], &opts->layouts) ||

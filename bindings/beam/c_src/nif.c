@@ -174,7 +174,7 @@ static ErlNifFunc functions[] = {
 	{"seq_truncate", 2, seq_truncate, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"seq_fork", 1, seq_fork, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"seq_table", 1, seq_table, ERL_NIF_DIRTY_JOB_IO_BOUND},
-	{"seq_slots", 3, seq_slots, ERL_NIF_DIRTY_JOB_IO_BOUND},
+	{"seq_slot_mapping", 3, seq_slot_mapping, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"seq_read", 5, seq_read, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"seq_write", 5, seq_write, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"seq_gather", 2, seq_gather, ERL_NIF_DIRTY_JOB_IO_BOUND},

@@ -398,7 +398,7 @@ NIF(seq_append);
 NIF(seq_truncate);
 NIF(seq_fork);
 NIF(seq_table);
-NIF(seq_slots);
+NIF(seq_slot_mapping);
 NIF(seq_read);
 NIF(seq_write);
 NIF(seq_gather);

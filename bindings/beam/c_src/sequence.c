@@ -208,14 +208,14 @@ static int slots(struct tmesh_seq *seq, uint64_t first, uint64_t count, ErlNifBi
 	if (!enif_alloc_binary(count * sizeof(int64_t), binary))
 		return refuse(err, -ENOMEM, "no memory for the places of %llu tokens",
 			      (unsigned long long)count);
-	rc = tmesh_seq_slots(seq, first, count, (int64_t *)(void *)binary->data, err);
+	rc = tmesh_seq_slot_mapping(seq, first, count, (int64_t *)(void *)binary->data, err);
 	if (rc)
 		enif_release_binary(binary);
 	return rc;
 }
 
-/* seq_slots(sequence, first, count | nil: all) -> {ok, int64 as a binary} */
-NIF(seq_slots)
+/* seq_slot_mapping(sequence, first, count | nil: all) -> {ok, int64 as a binary} */
+NIF(seq_slot_mapping)
 {
 	bool all = enif_is_identical(argv[2], atoms.nil);
 	struct sequence *sequence;

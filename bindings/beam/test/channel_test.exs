@@ -109,7 +109,7 @@ defmodule Tmesh.ChannelTest do
   end
 
   test "a process that is killed while it waits is gone as well" do
-    {:ok, out} = Channel.create(:send, slots: 2)
+    {:ok, out} = Channel.create(:send, capacity: 2)
     test = self()
 
     waiting =
@@ -218,7 +218,7 @@ defmodule Tmesh.ChannelTest do
             Process.sleep(20)
             message
           end,
-          slots: 1
+          capacity: 1
         )
 
       ref = ZeroCopy.from_binary!("x", [1], :uint8)
@@ -275,14 +275,14 @@ defmodule Tmesh.ChannelTest do
           invalid: fn -> Channel.send(%{out | native: make_ref()}, "x") end,
           invalid: fn -> Channel.recv(%{into | native: make_ref()}) end,
           invalid: fn -> Channel.create(:both) end,
-          invalid: fn -> Channel.create(:send, slots: -1) end,
+          invalid: fn -> Channel.create(:send, capacity: -1) end,
           invalid: fn -> Channel.create(:send, spin_us: 101) end,
           invalid: fn -> Channel.create(:send, spin_us: :long) end,
-          invalid: fn -> Channel.create(:send, slots: 4, limit: 5) end,
+          invalid: fn -> Channel.create(:send, capacity: 4, limit: 5) end,
           invalid: fn -> Channel.create(:send, limit: -1) end,
           invalid: fn -> Channel.create(:recv, limit: 1) end,
           invalid: fn -> Channel.create(:send, color: :blue) end,
-          invalid: fn -> Channel.open(out.token, :recv, slots: 4) end,
+          invalid: fn -> Channel.open(out.token, :recv, capacity: 4) end,
           protocol: fn -> Channel.open(:binary.copy("x", 1000), :send) end
         ] do
       assert {:error, %Error{type: ^type}} = call.()
@@ -450,7 +450,7 @@ defmodule Tmesh.ChannelTest do
 
   # The first tensor of all is sent on a dirty scheduler.
   defp full do
-    {out, into} = ends(slots: 1)
+    {out, into} = ends(capacity: 1)
     :ok = Channel.send(out, "x")
     first = ZeroCopy.from_binary!("x", [1], :uint8)
 
@@ -548,7 +548,7 @@ defmodule Tmesh.ChannelTest do
   end
 
   test "a server learns of each message, and of the end" do
-    {:ok, out} = Channel.create(:send, slots: 4)
+    {:ok, out} = Channel.create(:send, capacity: 4)
     {:ok, server} = Watcher.start_link({out.token, self()})
     monitor = Process.monitor(server)
 

@@ -143,7 +143,7 @@ defmodule Tmesh.NativeTest do
       seq_append: [sequence, 1],
       seq_fork: [sequence],
       seq_table: [sequence],
-      seq_slots: [sequence, 0, 8],
+      seq_slot_mapping: [sequence, 0, 8],
       seq_read: [sequence, 0, 0, 0, 4096],
       seq_write: [sequence, 0, 0, 0, "abcd"],
       seq_gather: [sequence, 0],

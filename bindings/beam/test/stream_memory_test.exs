@@ -65,7 +65,7 @@ defmodule Tmesh.StreamMemoryTest do
 
   test "while a producer waits no more than the bounds is held" do
     stream = stream(outfeed_limit: 2)
-    {:ok, token} = Stream.attach_channel(stream, slots: 2)
+    {:ok, token} = Stream.attach_channel(stream, capacity: 2)
     live = stat(:regions_live)
 
     producer =
@@ -83,7 +83,7 @@ defmodule Tmesh.StreamMemoryTest do
 
   test "a process that watches a channel has its garbage collected" do
     configure(idle_gc_mb: 0)
-    {:ok, out} = Channel.create(:send, slots: 16)
+    {:ok, out} = Channel.create(:send, capacity: 16)
     live = stat(:regions_live)
 
     watcher =
@@ -127,7 +127,7 @@ defmodule Tmesh.StreamMemoryTest do
   end
 
   test "a process that waits at a channel has its garbage collected" do
-    {:ok, into} = Channel.create(:recv, slots: 1)
+    {:ok, into} = Channel.create(:recv, capacity: 1)
     live = stat(:regions_live)
     test = self()
 
@@ -151,7 +151,7 @@ defmodule Tmesh.StreamMemoryTest do
   if match?({_output, 0}, System.cmd("sh", ["-c", "#{@python} -c 'import tmesh, numpy' 2>&1"])) do
     test "a channel from Python, which is killed" do
       stream = stream(outfeed_limit: 2)
-      {:ok, token} = Stream.attach_channel(stream, slots: 4)
+      {:ok, token} = Stream.attach_channel(stream, capacity: 4)
       python = System.find_executable(@python)
       args = ["-P", "-c", @endless, token]
       port = Port.open({:spawn_executable, python}, [:binary, args: args])

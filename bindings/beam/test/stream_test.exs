@@ -210,7 +210,7 @@ defmodule Tmesh.StreamTest do
   describe "a channel of the infeed" do
     defp infed(opts \\ []) do
       stream = stream(opts)
-      {:ok, token} = Stream.attach_channel(stream, feed: :infeed, slots: 2)
+      {:ok, token} = Stream.attach_channel(stream, feed: :infeed, capacity: 2)
       {:ok, into} = Channel.open(token, :recv)
       {stream, into}
     end
@@ -234,7 +234,7 @@ defmodule Tmesh.StreamTest do
     test "carries what was pushed before, and keeps what nobody took" do
       stream = stream()
       :ok = Stream.push_infeed(stream, "early")
-      {:ok, token} = Stream.attach_channel(stream, feed: :infeed, slots: 1)
+      {:ok, token} = Stream.attach_channel(stream, feed: :infeed, capacity: 1)
       {:ok, into} = Channel.open(token, :recv)
       assert {:ok, "early"} = Channel.recv(into)
       :ok = Channel.close(into)
@@ -357,7 +357,7 @@ defmodule Tmesh.StreamTest do
   describe "a channel" do
     defp fed(opts \\ []) do
       stream = stream(opts)
-      {:ok, token} = Stream.attach_channel(stream, slots: 2)
+      {:ok, token} = Stream.attach_channel(stream, capacity: 2)
       {:ok, out} = Channel.open(token, :send)
       {stream, out}
     end
@@ -441,11 +441,11 @@ defmodule Tmesh.StreamTest do
       for {opts, type} <- [
             {:x, :invalid},
             {[1], :invalid},
-            {[slots: 3], :invalid},
+            {[capacity: 3], :invalid},
             {[colour: 1], :invalid},
             {[token: 5], :protocol},
             {[token: "nonsense"], :protocol},
-            {[token: "x", slots: 4], :invalid}
+            {[token: "x", capacity: 4], :invalid}
           ] do
         assert {:error, %Error{type: ^type}} = Stream.attach_channel(stream, opts)
       end

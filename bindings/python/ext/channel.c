@@ -99,7 +99,7 @@ static PyObject *channel_over(PyTypeObject *type, struct tmesh_channel *channel,
 
 static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"role",	   "slots",    "producers",   "regions",
+	static char *names[] = {"role",	   "capacity", "producers",   "regions",
 				"layouts", "writable", "max_regions", "max_bytes",
 				"spin",	   "limit",    "poll",	      NULL};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
@@ -115,7 +115,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 
 	if (!PyArg_ParseTupleAndKeywords(
 		    args, kwargs, "O&|$O&O&O&O&pO&O&dO&p:Channel", names, role_argument, &role,
-		    uint_argument, &opts.slots, uint_argument, &opts.producers, uint_argument,
+		    uint_argument, &opts.capacity, uint_argument, &opts.producers, uint_argument,
 		    &opts.regions, uint_argument, &opts.layouts, &common.writable, uint_argument,
 		    &common.max_regions, size_argument, &common.max_bytes, &common.spin,
 		    uint_argument, &common.limit, &poll))
@@ -721,17 +721,17 @@ static PyGetSetDef properties[] = {
 
 static PyType_Slot slots[] = {
 	{Py_tp_doc,
-	 "Channel(role, *, slots=0, producers=0, regions=0, layouts=0, writable=False,\n"
+	 "Channel(role, *, capacity=0, producers=0, regions=0, layouts=0, writable=False,\n"
 	 "        max_regions=0, max_bytes=0, spin=0.0, limit=0, poll=True)\n--\n\n"
 	 "One end, \"send\" or \"recv\", of a new bounded queue in shared memory that carries\n"
 	 "tensors' descriptions and small messages one way. Others join by its token.\n\n"
-	 "slots: messages under way, a power of two (64). producers: ends that send (1).\n"
+	 "capacity: messages under way, a power of two (64). producers: ends that send (1).\n"
 	 "regions, layouts: of tensors under way (16). writable: whether receivers may write\n"
 	 "what is sent here. max_regions, max_bytes: the most that a receiver keeps open (64, 1 "
 	 "GiB).\n"
 	 "spin: seconds of busy waiting, the first two microseconds with the GIL, before\n"
 	 "sleeping. limit: messages that this end has under way at most, if it may not use all "
-	 "slots.\n"
+	 "capacity.\n"
 	 "poll: whether ends have a fileno(), which costs each three descriptors.\n"
 	 "InvalidError: a number is out of its range; ValueError: the role is no role; "
 	 "LimitError,\n"

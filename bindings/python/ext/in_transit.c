@@ -2,8 +2,8 @@
 /*
  * The InTransit type: tensors that this process has sent by ref and no receiver has opened yet. A
  * ref does not hold memory, so the sender does. The receiver writes the tensor's number into its
- * slot of a small region, and the sender then lets go. Each end makes one call into C, because this
- * is on the path of every new tensor and runs with cold caches.
+ * entry of a small region, and the sender then lets go. Each end makes one call into C, because
+ * this is on the path of every new tensor and runs with cold caches.
  */
 #include "binding.h"
 
@@ -15,10 +15,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLOTS_MAX 4096
-/* The number of slots that are checked at a time. */
+#define ENTRIES_MAX 4096
+/* The number of entries that are checked at a time. */
 #define LOOKS 8
-/* The number of senders whose slots stay mapped. */
+/* The number of senders whose entries stay mapped. */
 #define SENDERS 16
 /* In seconds, as long as a pickle's ref holds. */
 #define PATIENCE 60.0
@@ -27,14 +27,14 @@
 /* "TM0T" and the version of the record. Both ends are on one machine. */
 #define PARCEL_MAGIC 0x0000000154304d54ull
 
-/* The message: a tensor's ref, and the slot in which its sender expects the answer. */
+/* The message: a tensor's ref, and the entry in which its sender expects the answer. */
 struct parcel {
 	uint64_t magic;
 	struct tmesh_ref ref;
 	uint32_t rights;
-	uint32_t slot;
+	uint32_t entry;
 	int64_t number;
-	char slots[TMESH_TOKEN_SIZE];
+	char entries[TMESH_TOKEN_SIZE];
 };
 
 struct way {
@@ -43,20 +43,20 @@ struct way {
 	PyObject *tensor;
 };
 
-/* This process's own slots. Each is a number in the region. */
+/* This process's own entries. Each is a number in the region. */
 struct sender {
-	struct tmesh_tensor *slots;
+	struct tmesh_tensor *entries;
 	int64_t *taken;
 	char token[TMESH_TOKEN_SIZE];
 	int64_t number;
 	uint32_t free_count;
-	uint16_t free[SLOTS_MAX];
-	uint32_t first, count; /* the slots in use, least recently checked first */
-	uint16_t order[SLOTS_MAX];
-	struct way way[SLOTS_MAX];
+	uint16_t free[ENTRIES_MAX];
+	uint32_t first, count; /* the entries in use, least recently checked first */
+	uint16_t order[ENTRIES_MAX];
+	struct way way[ENTRIES_MAX];
 };
 
-/* The slots of another process. They are only mapped, so a sender that has ended keeps no
+/* The entries of another process. They are only mapped, so a sender that has ended keeps no
  * descriptor in this process. */
 struct known {
 	char token[TMESH_TOKEN_SIZE];
@@ -65,8 +65,8 @@ struct known {
 };
 
 struct sent {
-	PyObject_HEAD uint32_t slots;
-	double patience; /* in seconds; if all slots are in use, entries older than this are given
+	PyObject_HEAD uint32_t entries;
+	double patience; /* in seconds; if all entries are in use, entries older than this are given
 			  * up */
 	uint64_t given_up;
 	pid_t pid;
@@ -84,9 +84,9 @@ static void sender_free(struct sender *sender)
 {
 	if (!sender)
 		return;
-	for (uint32_t i = 0; i < SLOTS_MAX; i++)
+	for (uint32_t i = 0; i < ENTRIES_MAX; i++)
 		Py_XDECREF(sender->way[i].tensor);
-	tmesh_tensor_unref(sender->slots);
+	tmesh_tensor_unref(sender->entries);
 	free(sender);
 }
 
@@ -107,7 +107,7 @@ static void forget(struct sent *self)
 	sender_free(sender);
 }
 
-/* Reset the state in a forked child. It may write neither to its parent's slots nor to those that
+/* Reset the state in a forked child. It may write neither to its parent's entries nor to those that
  * the parent has opened. */
 static void here(struct sent *self)
 {
@@ -121,19 +121,20 @@ static void here(struct sent *self)
 
 static PyObject *sent_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"slots", "patience", NULL};
-	unsigned int slots = SLOTS_MAX;
+	static char *names[] = {"entries", "patience", NULL};
+	unsigned int entries = ENTRIES_MAX;
 	double patience = PATIENCE;
 	struct sent *self;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&d:InTransit", names, uint_argument,
-					 &slots, &patience))
+					 &entries, &patience))
 		return NULL;
-	if (!slots || slots > SLOTS_MAX)
-		return raise_code(PyType_GetModuleState(type), EINVAL, "slots: 1 to %d", SLOTS_MAX);
+	if (!entries || entries > ENTRIES_MAX)
+		return raise_code(PyType_GetModuleState(type), EINVAL, "entries: 1 to %d",
+				  ENTRIES_MAX);
 	self = (struct sent *)PyType_GenericAlloc(type, 0);
 	if (self) {
-		self->slots = slots;
+		self->entries = entries;
 		self->patience = patience;
 		self->pid = getpid();
 	}
@@ -151,22 +152,22 @@ static void sent_dealloc(PyObject *object)
 
 /* Sending */
 
-static int sender_open(struct tmesh_ctx *ctx, struct sender *sender, uint32_t slots,
+static int sender_open(struct tmesh_ctx *ctx, struct sender *sender, uint32_t entries,
 		       struct tmesh_error *err)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "tmesh.in_transit"};
-	int64_t count = slots;
+	int64_t count = entries;
 	void *data = NULL;
-	int rc = tmesh_tensor_create(ctx, TMESH_INT64, 1, &count, &opts, &sender->slots, err);
+	int rc = tmesh_tensor_create(ctx, TMESH_INT64, 1, &count, &opts, &sender->entries, err);
 
 	if (!rc)
-		rc = tmesh_region_token(tmesh_tensor_region(sender->slots), READ_WRITE,
+		rc = tmesh_region_token(tmesh_tensor_region(sender->entries), READ_WRITE,
 					sender->token, err);
 	if (!rc)
-		rc = tmesh_tensor_data(sender->slots, READ_WRITE, &data, err);
+		rc = tmesh_tensor_data(sender->entries, READ_WRITE, &data, err);
 	sender->taken = data;
-	while (sender->free_count < slots) {
-		sender->free[sender->free_count] = (uint16_t)(slots - 1 - sender->free_count);
+	while (sender->free_count < entries) {
+		sender->free[sender->free_count] = (uint16_t)(entries - 1 - sender->free_count);
 		sender->free_count++;
 	}
 	return rc;
@@ -186,7 +187,7 @@ static struct sender *sender_of(struct sent *self)
 		PyErr_NoMemory();
 		return NULL;
 	}
-	if (sender_open(ctx, sender, self->slots, &err)) {
+	if (sender_open(ctx, sender, self->entries, &err)) {
 		sender_free(sender);
 		return raise_error(st, &err);
 	}
@@ -194,25 +195,25 @@ static struct sender *sender_of(struct sent *self)
 	return sender;
 }
 
-/* Let go of the tensors that receivers have taken, among the @most least recently checked slots.
+/* Let go of the tensors that receivers have taken, among the @most least recently checked entries.
  * Drop the references last: this frees memory and runs other code. */
 static void sender_look(struct sender *sender, uint32_t most)
 {
 	uint32_t looks = sender->count < most ? sender->count : most, count = 0;
-	PyObject *taken[SLOTS_MAX];
+	PyObject *taken[ENTRIES_MAX];
 
 	while (looks--) {
-		uint16_t slot = sender->order[sender->first];
-		struct way *way = &sender->way[slot];
+		uint16_t entry = sender->order[sender->first];
+		struct way *way = &sender->way[entry];
 
-		sender->first = (sender->first + 1) % SLOTS_MAX;
+		sender->first = (sender->first + 1) % ENTRIES_MAX;
 		sender->count--;
-		if (__atomic_load_n(&sender->taken[slot], __ATOMIC_ACQUIRE) == way->number) {
+		if (__atomic_load_n(&sender->taken[entry], __ATOMIC_ACQUIRE) == way->number) {
 			taken[count++] = way->tensor;
 			way->tensor = NULL;
-			sender->free[sender->free_count++] = slot;
+			sender->free[sender->free_count++] = entry;
 		} else {
-			sender->order[(sender->first + sender->count++) % SLOTS_MAX] = slot;
+			sender->order[(sender->first + sender->count++) % ENTRIES_MAX] = entry;
 		}
 	}
 	while (count--)
@@ -228,7 +229,7 @@ static int64_t now_s(void)
 }
 
 /*
- * Free a slot when all are in use. Nothing reports that a message was lost with its pipe or its
+ * Free an entry when all are in use. Nothing reports that a message was lost with its pipe or its
  * process, so the oldest entry is given up if it is older than the patience. Return its tensor,
  * whose reference passes to the caller; NULL if it is too recent.
  */
@@ -236,25 +237,25 @@ static PyObject *make_room(struct sent *self, struct sender *sender)
 {
 	uint32_t oldest = 0;
 	struct way *way;
-	uint16_t slot;
+	uint16_t entry;
 	PyObject *tensor;
 
 	for (uint32_t i = 1; i < sender->count; i++) {
-		uint16_t this = sender->order[(sender->first + i) % SLOTS_MAX];
-		uint16_t other = sender->order[(sender->first + oldest) % SLOTS_MAX];
+		uint16_t this = sender->order[(sender->first + i) % ENTRIES_MAX];
+		uint16_t other = sender->order[(sender->first + oldest) % ENTRIES_MAX];
 
 		if (sender->way[this].number < sender->way[other].number)
 			oldest = i;
 	}
-	slot = sender->order[(sender->first + oldest) % SLOTS_MAX];
-	way = &sender->way[slot];
+	entry = sender->order[(sender->first + oldest) % ENTRIES_MAX];
+	way = &sender->way[entry];
 	if ((double)(now_s() - way->since) < self->patience)
 		return NULL;
 	for (uint32_t i = oldest; i + 1 < sender->count; i++)
-		sender->order[(sender->first + i) % SLOTS_MAX] =
-			sender->order[(sender->first + i + 1) % SLOTS_MAX];
+		sender->order[(sender->first + i) % ENTRIES_MAX] =
+			sender->order[(sender->first + i + 1) % ENTRIES_MAX];
 	sender->count--;
-	sender->free[sender->free_count++] = slot;
+	sender->free[sender->free_count++] = entry;
 	tensor = way->tensor;
 	way->tensor = NULL;
 	self->given_up++;
@@ -271,7 +272,7 @@ static void warn_of_given_up(struct sent *self)
 		    "%u tensors were sent and nobody has opened them: from now on those "
 		    "that were sent first, over %d s ago, are given up, and arrive as lost. "
 		    "Their receivers have ended, or do not read what they were sent",
-		    (unsigned int)self->slots, (int)self->patience))
+		    (unsigned int)self->entries, (int)self->patience))
 		PyErr_WriteUnraisable((PyObject *)self);
 }
 
@@ -326,7 +327,7 @@ static PyObject *sent_send(PyObject *object, PyObject *const *args, Py_ssize_t c
 	    describe(st, (struct tensor *)args[0], writable ? READ_WRITE : TMESH_READ, &parcel))
 		return NULL;
 	if (!sender->free_count) {
-		sender_look(sender, SLOTS_MAX);
+		sender_look(sender, ENTRIES_MAX);
 		/* Dropping tensors ran code which may have forked: this process may be the child.
 		 */
 		here(self);
@@ -340,17 +341,18 @@ static PyObject *sent_send(PyObject *object, PyObject *const *args, Py_ssize_t c
 		return raise_code(
 			st, EDQUOT,
 			"%u tensors were sent and not yet taken out: wait until some were",
-			(unsigned int)self->slots);
-	parcel.slot = sender->free[sender->free_count - 1];
+			(unsigned int)self->entries);
+	parcel.entry = sender->free[sender->free_count - 1];
 	parcel.number = sender->number + 1;
-	memcpy(parcel.slots, sender->token, sizeof(parcel.slots));
+	memcpy(parcel.entries, sender->token, sizeof(parcel.entries));
 	bytes = PyBytes_FromStringAndSize((char *)&parcel, sizeof(parcel));
 	if (bytes) {
 		sender->free_count--;
 		sender->number++;
-		sender->order[(sender->first + sender->count++) % SLOTS_MAX] =
-			(uint16_t)parcel.slot;
-		sender->way[parcel.slot] = (struct way){parcel.number, now_s(), Py_NewRef(args[0])};
+		sender->order[(sender->first + sender->count++) % ENTRIES_MAX] =
+			(uint16_t)parcel.entry;
+		sender->way[parcel.entry] =
+			(struct way){parcel.number, now_s(), Py_NewRef(args[0])};
 	}
 	Py_XDECREF(given_up);
 	if (given_up && bytes)
@@ -374,7 +376,7 @@ static PyObject *sent_under_way(PyObject *object, PyObject *unused)
 
 	here(self);
 	if (self->sender)
-		sender_look(self->sender, SLOTS_MAX);
+		sender_look(self->sender, ENTRIES_MAX);
 	/* Read the pointer again: other code may have run. */
 	return PyLong_FromUnsignedLong(self->sender ? self->sender->count : 0);
 }
@@ -399,7 +401,7 @@ static int parcel_from_object(struct state *st, PyObject *object, struct parcel 
 	return -1;
 }
 
-static int map_slots(struct tmesh_region *region, struct known *known, struct tmesh_error *err)
+static int map_entries(struct tmesh_region *region, struct known *known, struct tmesh_error *err)
 {
 	int fd = tmesh_region_fd(region);
 	void *at;
@@ -419,9 +421,9 @@ static int map_slots(struct tmesh_region *region, struct known *known, struct tm
 	return err->code;
 }
 
-/* Return the sender's slots; map them if needed. */
-static int open_slots(struct sent *self, struct tmesh_ctx *ctx, const char *token,
-		      struct known **out, struct tmesh_error *err)
+/* Return the sender's entries; map them if needed. */
+static int open_entries(struct sent *self, struct tmesh_ctx *ctx, const char *token,
+			struct known **out, struct tmesh_error *err)
 {
 	struct tmesh_region *region = NULL;
 	struct known known = {.taken = NULL};
@@ -435,7 +437,7 @@ static int open_slots(struct sent *self, struct tmesh_ctx *ctx, const char *toke
 	Py_BEGIN_ALLOW_THREADS;
 	rc = tmesh_region_open(ctx, token, READ_WRITE, &region, err);
 	if (!rc)
-		rc = map_slots(region, &known, err);
+		rc = map_entries(region, &known, err);
 	tmesh_region_unref(region);
 	Py_END_ALLOW_THREADS;
 	if (rc)
@@ -447,8 +449,8 @@ static int open_slots(struct sent *self, struct tmesh_ctx *ctx, const char *toke
 	return 0;
 }
 
-/* Numbers of a slot only grow, so a late receiver does not overwrite the answer about a newer
- * tensor in the same slot. */
+/* Numbers of an entry only grow, so a late receiver does not overwrite the answer about a newer
+ * tensor in the same entry. */
 static void mark_opened(int64_t *taken, int64_t number)
 {
 	int64_t last = __atomic_load_n(taken, __ATOMIC_RELAXED);
@@ -465,16 +467,16 @@ static int parcel_open(struct sent *self, struct tmesh_ctx *ctx, const struct pa
 	struct state *st = state_of_sent(self);
 	struct tmesh_error err;
 	struct known *known;
-	int rc = open_slots(self, ctx, parcel->slots, &known, &err);
+	int rc = open_entries(self, ctx, parcel->entries, &known, &err);
 
 	if (rc == -ENOENT)
 		return 0;
 	if (rc)
 		raise_error(st, &err);
-	else if (parcel->slot >= known->count)
-		raise_code(st, EPROTO, "the sender has no slot %u", (unsigned int)parcel->slot);
+	else if (parcel->entry >= known->count)
+		raise_code(st, EPROTO, "the sender has no entry %u", (unsigned int)parcel->entry);
 	else
-		mark_opened(&known->taken[parcel->slot], parcel->number);
+		mark_opened(&known->taken[parcel->entry], parcel->number);
 	return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -547,11 +549,11 @@ static PyObject *sent_give_up(PyObject *object, PyObject *bytes)
 	if (!ctx || parcel_from_object(st, bytes, &parcel))
 		return NULL;
 	here(self);
-	if (self->sender && !memcmp(self->sender->token, parcel.slots, sizeof(parcel.slots)) &&
-	    parcel.slot < self->slots) {
+	if (self->sender && !memcmp(self->sender->token, parcel.entries, sizeof(parcel.entries)) &&
+	    parcel.entry < self->entries) {
 		/* The tensor is this process's own: let go of it at once. */
-		mark_opened(&self->sender->taken[parcel.slot], parcel.number);
-		sender_look(self->sender, SLOTS_MAX);
+		mark_opened(&self->sender->taken[parcel.entry], parcel.number);
+		sender_look(self->sender, ENTRIES_MAX);
 	} else if (parcel_open(self, ctx, &parcel)) {
 		return NULL;
 	}
@@ -562,7 +564,7 @@ static PyMethodDef methods[] = {
 	{"send", (PyCFunction)(void (*)(void))sent_send, METH_FASTCALL,
 	 "send($self, tensor, writable, /)\n--\n\n"
 	 "The text that opens the tensor in another process, once; the tensor is held until then. "
-	 "Where all slots are taken\n"
+	 "Where all entries are taken\n"
 	 "the tensor that was sent first is given up, if that is over a minute ago. LimitError: "
 	 "it\n"
 	 "is not."},
@@ -590,9 +592,9 @@ static PyType_Slot type_slots[] = {
 	{Py_tp_dealloc, sent_dealloc},
 	{Py_tp_methods, methods},
 	{Py_tp_doc,
-	 "InTransit(slots=4096, patience=60.0)\n--\n\n"
+	 "InTransit(entries=4096, patience=60.0)\n--\n\n"
 	 "Tensors that this process sent by ref and no receiver has opened yet, and those of\n"
-	 "other processes that it opens.\n\nslots: the most that are under way; more are\n"
+	 "other processes that it opens.\n\nentries: the most that are under way; more are\n"
 	 "accepted once the oldest are patience seconds old. A forked child begins anew."},
 	{0},
 };

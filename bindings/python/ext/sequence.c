@@ -352,7 +352,7 @@ out:
 }
 
 /* slots(first, count): bytes of int64 */
-static PyObject *seq_slots(PyObject *object, PyObject *args)
+static PyObject *seq_slot_mapping(PyObject *object, PyObject *args)
 {
 	unsigned long long first, count;
 	struct tmesh_error err;
@@ -369,8 +369,8 @@ static PyObject *seq_slots(PyObject *object, PyObject *args)
 				  "the sequence has %llu tokens, not %llu behind token %llu",
 				  (unsigned long long)tmesh_seq_tokens(seq), count, first);
 	bytes = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(int64_t)));
-	if (bytes &&
-	    tmesh_seq_slots(seq, first, count, (int64_t *)PyByteArray_AsString(bytes), &err)) {
+	if (bytes && tmesh_seq_slot_mapping(seq, first, count,
+					    (int64_t *)PyByteArray_AsString(bytes), &err)) {
 		Py_DECREF(bytes);
 		return raise_error(state_of_object(object), &err);
 	}
@@ -493,7 +493,8 @@ static PyMethodDef methods[] = {
 	{"share", seq_share, METH_NOARGS, "share($self, /)\n--\n\nA ticket."},
 	{"cache", seq_cache, METH_O, "cache($self, hashes, /)\n--\n\nThe first blocks."},
 	{"table", seq_table, METH_NOARGS, "table($self, /)\n--\n\nBytes of int32."},
-	{"slots", seq_slots, METH_VARARGS, "slots($self, first, count, /)\n--\n\nBytes of int64."},
+	{"slot_mapping", seq_slot_mapping, METH_VARARGS,
+	 "slot_mapping($self, first, count, /)\n--\n\nBytes of int64."},
 	{"page", seq_page, METH_VARARGS,
 	 "page($self, index, device, writable, page_bytes, /)\n--\n\nA buffer."},
 	{"view", seq_view, METH_VARARGS,

@@ -53,7 +53,7 @@ def test_what_is_sent_comes_out(pair):
 @pytest.mark.parametrize("send", [lambda out, t: out.send(t), lambda out, t: out.send_batch([t])],
                          ids=["send", "send_batch"])
 def test_released_while_it_waits(send):
-    out, into = ends(slots=1)
+    out, into = ends(capacity=1)
     with out, into:
         out.send(b"full")
         t = tmesh.put(b"here", seal=False)
@@ -83,7 +83,7 @@ def test_what_a_receiver_keeps_open():
 
 
 def test_full_and_empty():
-    out, into = ends(slots=2)
+    out, into = ends(capacity=2)
     with out, into:
         assert out.try_send(b"1") and out.try_send(b"2") and not out.try_send(b"3")
         with pytest.raises(TimeoutError):
@@ -93,7 +93,7 @@ def test_full_and_empty():
 
 
 def test_batches():
-    out, into = ends(slots=8)
+    out, into = ends(capacity=8)
     with out, into:
         t = tmesh.put([1.0], seal=False)
         assert out.send_batch([]) == 0
@@ -111,7 +111,7 @@ def test_batches():
 
 
 def test_large_batches():
-    out, into = ends(slots=128)
+    out, into = ends(capacity=128)
     with out, into:
         assert out.send_batch(b"%d" % i for i in range(200)) == 64
         assert out.send_batch(b"%d" % i for i in range(64, 200)) == 64
@@ -160,7 +160,7 @@ def test_async_iteration_goes_on_behind_an_error(pair, monkeypatch):
 
 def test_send_async():
     """A coroutine waits for room, while others run."""
-    with tmesh.Channel("send", slots=2) as out, tmesh.Channel.open(out.token, "recv") as into:
+    with tmesh.Channel("send", capacity=2) as out, tmesh.Channel.open(out.token, "recv") as into:
         async def send():
             for number in range(20):
                 await out.send_async(b"%d" % number)
@@ -179,7 +179,7 @@ def test_send_async():
 @pytest.mark.parametrize("how", ["before", "while it waits", "its own"])
 def test_send_async_to_what_has_ended(how):
     """It raises, and a task that waits for room wakes."""
-    out = tmesh.Channel("send", slots=2)
+    out = tmesh.Channel("send", capacity=2)
     into = tmesh.Channel.open(out.token, "recv")
 
     async def run():
@@ -429,7 +429,7 @@ if {closes}:
     (lambda out, into: into.flush(), tmesh.InvalidError),
     (lambda out, into: next(out), tmesh.InvalidError),
     (lambda out, into: tmesh.Channel("both"), ValueError),
-    (lambda out, into: tmesh.Channel("send", slots=-1), OverflowError),
+    (lambda out, into: tmesh.Channel("send", capacity=-1), OverflowError),
     (lambda out, into: tmesh.Channel("send", spin=-1), tmesh.InvalidError),
     (lambda out, into: tmesh.Channel("send", spin=2), tmesh.InvalidError),
     (lambda out, into: pickle.dumps(out), TypeError),

@@ -24,7 +24,7 @@ MANY = 10_000 if EMULATED else 100_000
 
 @pytest.fixture(autouse=True)
 def nothing_before(monkeypatch):
-    """Each test has slots of its own."""
+    """Each test has entries of its own."""
     monkeypatch.setattr(in_transit, "here", tmesh._tmesh.InTransit())
 
 
@@ -77,7 +77,7 @@ def test_one_message_that_fails_inside_another():
 
 
 def test_receivers_that_died_make_room():
-    here = tmesh._tmesh.InTransit(slots=8, patience=0.0)
+    here = tmesh._tmesh.InTransit(entries=8, patience=0.0)
     tensors = [tmesh.put(bytes([i])) for i in range(100)]
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -95,7 +95,7 @@ def test_receivers_that_died_make_room():
 
 
 def test_what_was_sent_a_moment_ago_is_held():
-    here = tmesh._tmesh.InTransit(slots=8)
+    here = tmesh._tmesh.InTransit(entries=8)
     tensors = [tmesh.put(b"x") for _ in range(8)]
     parcels = [here.send(t, False) for t in tensors]
     with pytest.raises(tmesh.LimitError, match="not yet taken"):
@@ -106,7 +106,7 @@ def test_what_was_sent_a_moment_ago_is_held():
 
 
 def test_pipes_that_nobody_reads_any_more(monkeypatch):
-    monkeypatch.setattr(in_transit, "here", tmesh._tmesh.InTransit(slots=64, patience=0.0))
+    monkeypatch.setattr(in_transit, "here", tmesh._tmesh.InTransit(entries=64, patience=0.0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(40):

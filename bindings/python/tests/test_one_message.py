@@ -65,7 +65,7 @@ def test_tensors(way, turned):
     opened = tmesh.stats()["regions_opened"]
     back = way(item[::-1] if turned else item)
     if way is not by_queue:  # which also opens it itself
-        assert tmesh.stats()["regions_opened"] - opened <= 2  # the region, and the sender's slots
+        assert tmesh.stats()["regions_opened"] - opened <= 2  # the region, and the sender's entries
     whole, part, raw, last = back[::-1] if turned else back
     assert whole.numpy().tolist() == t.numpy().tolist() and part.numpy().tolist() == [[4, 6], [8, 10]]
     assert raw.shape == (3, 32) and raw.dtype == "uint8" and last.item() == 11

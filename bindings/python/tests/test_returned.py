@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(EMULATED, reason="fresh interpreters take minute
 
 @pytest.fixture(autouse=True)
 def begin_anew():
-    """Close the senders' slots that this process has open."""
+    """Close the senders' entries that this process has open."""
     yield
     gc.collect()
     tmesh.in_transit.here = _tmesh.InTransit()

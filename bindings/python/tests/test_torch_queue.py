@@ -62,7 +62,7 @@ def worker():
 
 
 def begin_anew():
-    """Wait until sent tensors were taken; reset this process's own slots and those of others."""
+    """Wait until sent tensors were taken; reset this process's own entries and those of others."""
     gc.collect()
     tmesh.in_transit.wait(PATIENCE)
     tmesh.in_transit.here = _tmesh.InTransit()
@@ -194,7 +194,7 @@ def test_many_are_looked_at_in_turn(monkeypatch):
     never = [tmesh.put(b"x", seal=False) for _ in range(20)]
     kept = [here.send(t, False) for t in never]
     before = tmesh.stats()["regions_live"]
-    for _ in range(1000):  # at most 9 of 4096 slots each
+    for _ in range(1000):  # at most 9 of 4096 entries each
         here.open(here.send(tmesh.put(b"y", seal=False), True))
         here.look()
     assert tmesh.stats()["regions_live"] - before < 20
@@ -368,13 +368,13 @@ def test_parcels():
     for bad in ((), (t,), (b"x", True), (t, True, 1)):
         with pytest.raises(TypeError):
             here.send(*bad)
-    for slots in (0, 4097):
-        with pytest.raises(tmesh.InvalidError, match="slots"):
-            _tmesh.InTransit(slots)
+    for entries in (0, 4097):
+        with pytest.raises(tmesh.InvalidError, match="entries"):
+            _tmesh.InTransit(entries)
 
 
 def test_a_forked_child_begins_anew():
-    """A child does not hold its parent's tensors, and does not write into its slots."""
+    """A child does not hold its parent's tensors, and does not write into its entries."""
     here, t, sent = parcel()
     child = os.fork()
     if not child:
@@ -392,7 +392,7 @@ def test_a_forked_child_begins_anew():
 
 
 def test_bad_parcels():
-    """Parcels with any content open nothing, and write only into the slots."""
+    """Parcels with any content open nothing, and write only into the entries."""
     here, t, sent = parcel()
     for size in (0, 1, len(sent) - 1, len(sent) + 1):
         for call in (here.open, here.give_up):
@@ -404,7 +404,7 @@ def test_bad_parcels():
     first, second = few.send(t, True), bytearray(few.send(t, True))
     slot = [a == b for a, b in zip(first, second)].index(False)
     second[slot] = 2
-    with pytest.raises(tmesh.ProtocolError, match="no slot 2"):
+    with pytest.raises(tmesh.ProtocolError, match="no entry 2"):
         here.give_up(second)
     for position in range(0, len(sent), 7 if EMULATED else 1):
         for value in (0x00, 0xff, sent[position] ^ 1):

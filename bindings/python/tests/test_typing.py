@@ -38,7 +38,7 @@ with tmesh.empty((4, 4), "bfloat16", huge="try") as other:
 copies: int = tmesh.stats()["copies"]
 level: str = tmesh.caps()[0]["level"]
 memoryview(t)
-with tmesh.Channel("send", slots=4) as out, tmesh.Channel.open(out.token, "recv") as into:
+with tmesh.Channel("send", capacity=4) as out, tmesh.Channel.open(out.token, "recv") as into:
     out.send((t, b"x"), timeout=1.0)
     message = into.recv()
     if isinstance(message, tuple):

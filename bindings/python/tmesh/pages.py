@@ -208,7 +208,7 @@ class Sequence:
         import numpy
 
         count = max(self.tokens - first, 0) if count is None else count
-        return numpy.frombuffer(self._handle.slots(first, count), "int64")
+        return numpy.frombuffer(self._handle.slot_mapping(first, count), "int64")
 
     def page(self, index: int, *, device: int = 0, writable: bool = False) -> Any:
         """Return a block, by its index from 0, as a NumPy array of uint8. writable: afterwards only this sequence has

@@ -44,11 +44,11 @@ from .errors import GoneError, InvalidError, NotFoundError, PeerTimeoutError, Pr
 __all__ = ["Queue"]
 
 # The default number of messages in a queue from one process.
-_SLOTS = 256
+_CAPACITY = 256
 _TABLES = 1024
 _PRODUCERS = 31
 _PRODUCERS_MOST = 63
-_SLOTS_MOST = 65536
+_CAPACITY_MOST = 65536
 # The bytes of unused regions that stay open, since they may come again.
 _KEPT_BYTES = 64 << 20
 # Closing a large region takes longer than opening one. So a large tensor goes by ref at first, which does not stay
@@ -285,15 +285,15 @@ class Queue:
     """
 
     def __init__(self, maxsize: int = 0, *, producers: int = _PRODUCERS, spin: float = 0.0) -> None:
-        if maxsize > _SLOTS_MOST:
-            raise InvalidError(errno.EINVAL, f"making a queue: maxsize is {maxsize}; {_SLOTS_MOST} is the most")
+        if maxsize > _CAPACITY_MOST:
+            raise InvalidError(errno.EINVAL, f"making a queue: maxsize is {maxsize}; {_CAPACITY_MOST} is the most")
         if not 1 <= producers <= _PRODUCERS_MOST:
             raise InvalidError(errno.EINVAL, f"making a queue: producers is {producers}; 1 is the least and {_PRODUCERS_MOST} the most")
-        slots = 1 << (maxsize - 1).bit_length() if maxsize > 0 else _SLOTS
-        tables = min(slots, _TABLES)
+        capacity = 1 << (maxsize - 1).bit_length() if maxsize > 0 else _CAPACITY
+        tables = min(capacity, _TABLES)
         # The maker keeps both ends open, so that other processes may come and go.
         limit = max(maxsize, 0)
-        out = _tmesh.Channel("send", slots=slots, producers=producers + 1, regions=tables,
+        out = _tmesh.Channel("send", capacity=capacity, producers=producers + 1, regions=tables,
                              layouts=tables, writable=True, spin=spin, limit=limit, poll=False)
         into = _tmesh.Channel.open(out.token, "recv", max_bytes=_KEPT_BYTES, spin=spin)
         self._begin(out.token, spin, limit, out, into)

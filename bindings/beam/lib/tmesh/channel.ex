@@ -68,7 +68,7 @@ defmodule Tmesh.Channel do
   @typedoc """
   Options of the channel, for `create/2` alone:
 
-    * `slots` - messages in transit, a power of two (64)
+    * `capacity` - messages in transit, a power of two (64)
     * `producers` - sending ends (1)
     * `regions`, `layouts` - of tensors in transit (16)
 
@@ -76,11 +76,11 @@ defmodule Tmesh.Channel do
 
     * `writable` - whether receivers may write to the tensors sent here (false)
     * `max_regions`, `max_bytes` - how many regions and bytes a receiver keeps open (64, 1 GiB)
-    * `limit` - the most messages of this sending end in transit, below the number of slots (0: all slots)
+    * `limit` - the most messages of this sending end in transit, below `capacity` (0: all)
     * `spin_us` - how long `recv/2` looks busily, on its scheduler, before it waits: at most 100 (0)
   """
   @type option ::
-          {:slots, pos_integer()}
+          {:capacity, pos_integer()}
           | {:producers, pos_integer()}
           | {:regions, pos_integer()}
           | {:layouts, pos_integer()}
@@ -94,14 +94,14 @@ defmodule Tmesh.Channel do
           | {:spin_us, 0..100}
 
   @of_end [writable: false, max_regions: 0, max_bytes: 0, spin_us: 0, limit: 0]
-  @of_channel [slots: 0, producers: 0, regions: 0, layouts: 0]
+  @of_channel [capacity: 0, producers: 0, regions: 0, layouts: 0]
 
   @doc """
   Create a channel and this process's end of it. The channel lives as long as this end.
 
   Errors: `:invalid`, `:limit_exceeded`, `:no_memory`, `:too_many_files`.
 
-      iex> {:ok, out} = Tmesh.Channel.create(:send, slots: 8)
+      iex> {:ok, out} = Tmesh.Channel.create(:send, capacity: 8)
       iex> {:ok, into} = Tmesh.Channel.open(out.token, :recv)
       iex> Tmesh.Channel.send(out, "hello")
       iex> Tmesh.Channel.recv(into)
@@ -455,7 +455,7 @@ defmodule Tmesh.Channel do
     with {:ok, opts} <- Options.validate(opts, known) do
       if is_integer(opts[:spin_us]) and opts[:spin_us] >= 0 do
         {:ok,
-         {opts[:slots] || 0, opts[:producers] || 0, opts[:regions] || 0, opts[:layouts] || 0,
+         {opts[:capacity] || 0, opts[:producers] || 0, opts[:regions] || 0, opts[:layouts] || 0,
           opts[:writable], opts[:max_regions], opts[:max_bytes], opts[:spin_us] * 1_000,
           opts[:limit]}}
       else

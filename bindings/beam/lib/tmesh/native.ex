@@ -381,9 +381,9 @@ defmodule Tmesh.Native do
   @spec seq_table(sequence()) :: result({int32 :: binary(), tokens :: non_neg_integer()})
   def seq_table(_sequence), do: :erlang.nif_error(:not_loaded)
 
-  @spec seq_slots(sequence(), first :: non_neg_integer(), count :: non_neg_integer() | nil) ::
+  @spec seq_slot_mapping(sequence(), first :: non_neg_integer(), count :: non_neg_integer() | nil) ::
           result(int64 :: binary())
-  def seq_slots(_sequence, _first, _count), do: :erlang.nif_error(:not_loaded)
+  def seq_slot_mapping(_sequence, _first, _count), do: :erlang.nif_error(:not_loaded)
 
   @spec seq_read(
           sequence(),
@@ -644,7 +644,7 @@ defmodule Tmesh.Native do
   @typedoc "One end of a channel, owned by the process that made or opened it."
   @type channel :: reference()
 
-  @typedoc "slots, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns, limit"
+  @typedoc "capacity, producers, regions, layouts, writable, max_regions, max_bytes, spin_ns, limit"
   @type channel_opts ::
           {non_neg_integer(), non_neg_integer(), non_neg_integer(), non_neg_integer(), boolean(),
            non_neg_integer(), non_neg_integer(), non_neg_integer(), non_neg_integer()}

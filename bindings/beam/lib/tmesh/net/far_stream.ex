@@ -121,7 +121,7 @@ defmodule Tmesh.Net.FarStream do
          {:ok, sender} <- attach(server) do
       monitor = Process.monitor(sender)
       tell(sender, {:more, ahead})
-      receive_next(%{stream: stream, from: from, sender: sender, monitor: monitor, slots: []})
+      receive_next(%{stream: stream, from: from, sender: sender, monitor: monitor, values: []})
     else
       {:error, error} -> finish(stream, error)
     end
@@ -149,19 +149,19 @@ defmodule Tmesh.Net.FarStream do
     :exit, _reason -> {:error, Error.new(:closed, "the stream #{inspect(server)} does not run")}
   end
 
-  # `slots`: values in their order. A value that is being opened is {number, nil}. It leaves once a consumer could
+  # `values`: values in their order. A value that is being opened is {number, nil}. It leaves once a consumer could
   # have it.
   defp receive_next(%{monitor: monitor} = state, idle_ms \\ @idle_ms) do
     receive do
       {:tmesh_stream, 1, {:value, number, packed}} ->
         reader = self()
         _pid = spawn_link(fn -> send(reader, {:opened, number, unpack(packed)}) end)
-        receive_next(%{state | slots: state.slots ++ [{number, nil}]})
+        receive_next(%{state | values: state.values ++ [{number, nil}]})
 
       {:opened, number, result} ->
         tell(state.sender, {:opened, number})
-        slots = List.keyreplace(state.slots, number, 0, {number, result})
-        receive_next(%{state | slots: hand_on(slots, state.stream)})
+        values = List.keyreplace(state.values, number, 0, {number, result})
+        receive_next(%{state | values: hand_on(values, state.stream)})
 
       {:popped, number} ->
         tell(state.sender, {:popped, number})
@@ -169,7 +169,7 @@ defmodule Tmesh.Net.FarStream do
         receive_next(state)
 
       {:DOWN, ^monitor, :process, _pid, reason} ->
-        last(state.slots, state.stream)
+        last(state.values, state.stream)
         finish(state.stream, ended(state.from, reason))
     after
       idle_ms ->
@@ -183,22 +183,22 @@ defmodule Tmesh.Net.FarStream do
     hand_on(rest, stream)
   end
 
-  defp hand_on(slots, _stream), do: slots
+  defp hand_on(values, _stream), do: values
 
   # Hand on the values of a stream that is gone, up to the first missing one.
   defp last([], _stream), do: :ok
 
-  defp last([{number, nil} | _rest] = slots, stream) do
+  defp last([{number, nil} | _rest] = values, stream) do
     receive do
       {:opened, ^number, {:ok, _value} = result} ->
-        slots |> List.keyreplace(number, 0, {number, result}) |> hand_on(stream) |> last(stream)
+        values |> List.keyreplace(number, 0, {number, result}) |> hand_on(stream) |> last(stream)
 
       {:opened, ^number, _error} ->
         :ok
     end
   end
 
-  defp last(slots, stream), do: slots |> hand_on(stream) |> last(stream)
+  defp last(values, stream), do: values |> hand_on(stream) |> last(stream)
 
   defp finish(stream, error) do
     send(stream, {:tmesh_far_end, self(), error})

@@ -78,7 +78,7 @@ defmodule Tmesh.Pages.Sequence do
   @spec slot_mapping(t(), non_neg_integer(), non_neg_integer() | nil) ::
           {:ok, Pages.numbers()} | {:error, Error.t()}
   def slot_mapping(%__MODULE__{native: native}, first \\ 0, count \\ nil) do
-    with {:ok, slots} <- native |> Native.seq_slots(first, count) |> result(),
+    with {:ok, slots} <- native |> Native.seq_slot_mapping(first, count) |> result(),
          do: {:ok, {slots, [div(byte_size(slots), 8)], :int64}}
   end
 
