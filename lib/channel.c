@@ -206,7 +206,7 @@ int tmesh_channel_create(struct tmesh_ctx *ctx, enum tmesh_channel_role role,
 	if (rc)
 		return rc;
 	rc = create(ctx, role, &o, &shape, out, err);
-	return tmesh_pool_yields(ctx, rc) ? create(ctx, role, &o, &shape, out, err) : rc;
+	return tmesh_region_pool_yields(ctx, rc) ? create(ctx, role, &o, &shape, out, err) : rc;
 }
 
 /* Read the channel's shape from its memory, once. */

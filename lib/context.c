@@ -149,7 +149,7 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	if (!rc)
 		rc = wanted_exit_wait(o.exit_wait_ns, &exit_wait_ns, &waits_at_exit, err);
 	if (!rc)
-		rc = tmesh_pool_wanted(o.pool_bytes, &pool_max, err);
+		rc = tmesh_region_pool_wanted(o.region_pool_bytes, &pool_max, err);
 	if (rc)
 		return rc;
 	ctx = calloc(1, sizeof(*ctx));
@@ -283,8 +283,8 @@ int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats)
 		.regions_opened = n[COUNT_OPENED],
 		.regions_live = n[COUNT_LIVE],
 		.bytes_live = n[COUNT_BYTES_LIVE],
-		.pool_hits = n[COUNT_POOL_HITS],
-		.pool_misses = n[COUNT_POOL_MISSES],
+		.region_pool_hits = n[COUNT_REGION_POOL_HITS],
+		.region_pool_misses = n[COUNT_REGION_POOL_MISSES],
 		.tokens_served = n[COUNT_SERVED],
 		.opens_without_wake = n[COUNT_WITHOUT_WAKE],
 		.sent_alone = n[COUNT_SENT_ALONE],
@@ -292,7 +292,7 @@ int tmesh_stats(struct tmesh_ctx *ctx, struct tmesh_stats *stats)
 		.huge_given_up = n[COUNT_HUGE_GIVEN_UP],
 	};
 	pthread_mutex_lock(&ctx->lock);
-	s.pool_bytes = ctx->pool_bytes;
+	s.region_pool_bytes = ctx->region_pool_bytes;
 	pthread_mutex_unlock(&ctx->lock);
 	return tmesh_write_sized(stats, &s, sizeof(s), NULL);
 }

@@ -57,7 +57,9 @@ static int derive(struct tmesh_region *region, uint32_t rights, enum derived wha
 {
 	int rc = derive_new(region, rights, what, out, err);
 
-	return tmesh_pool_yields(region->ctx, rc) ? derive_new(region, rights, what, out, err) : rc;
+	return tmesh_region_pool_yields(region->ctx, rc)
+		       ? derive_new(region, rights, what, out, err)
+		       : rc;
 }
 
 /* Make a handle of the child's own from the parent's descriptor, which a forked child has. */

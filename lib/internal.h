@@ -43,8 +43,8 @@ enum tmesh_counter {
 	COUNT_OPENED,
 	COUNT_LIVE,
 	COUNT_BYTES_LIVE,
-	COUNT_POOL_HITS,
-	COUNT_POOL_MISSES,
+	COUNT_REGION_POOL_HITS,
+	COUNT_REGION_POOL_MISSES,
 	COUNT_SERVED,
 	COUNT_WITHOUT_WAKE,
 	COUNT_SENT_ALONE,
@@ -120,7 +120,7 @@ struct tmesh_ctx {
 	struct tmesh_cap *caps; /* made when first asked for */
 	struct tmesh_caps_copy *caps_copies;
 	struct tmesh_region *pool;
-	uint64_t pool_bytes;
+	uint64_t region_pool_bytes;
 	uint64_t pool_idle_ns; /* so long a region lies there */
 	int pool_look_ms;      /* so often the watch looks, where pool_watched */
 	bool pool_watched;
@@ -395,20 +395,20 @@ void tmesh_live_add(struct tmesh_region *region);
 /* Return the charge that ends with a region's last handle. 0: another handle takes it over. */
 uint64_t tmesh_live_remove(struct tmesh_region *region);
 
-/* pool.c */
+/* region_pool.c */
 
 #define POOL_BY_DEFAULT UINT64_MAX
 /* Find the pool's limit by the option and the environment. */
-int tmesh_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err);
+int tmesh_region_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err);
 /* Return a pooled region for this request, ready for use, or NULL. */
-struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
-				    const struct tmesh_region_opts *opts);
+struct tmesh_region *tmesh_region_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
+					   const struct tmesh_region_opts *opts);
 /* Return whether the pool has taken the region, which nothing uses any more, with its charge. */
-bool tmesh_pool_put(struct tmesh_region *region);
+bool tmesh_region_pool_put(struct tmesh_region *region);
 /* Release regions that no request has taken in a while. */
-void tmesh_pool_age(struct tmesh_ctx *ctx);
+void tmesh_region_pool_age(struct tmesh_ctx *ctx);
 /* Empty the pool if @rc is a shortage. Return whether to try again. */
-bool tmesh_pool_yields(struct tmesh_ctx *ctx, int rc);
+bool tmesh_region_pool_yields(struct tmesh_ctx *ctx, int rc);
 
 /* Check before a descriptor is taken for a region: 0; -EMFILE (tmesh_ctx_opts.spare_files). */
 int tmesh_spare_files(struct tmesh_ctx *ctx, struct tmesh_error *err);

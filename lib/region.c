@@ -223,14 +223,14 @@ static int make(struct tmesh_ctx *ctx, uint64_t bytes, const struct tmesh_region
 
 	*out = NULL;
 	if (atomic_load(&ctx->bytes_owned) <= atomic_load(&ctx->max_bytes))
-		*out = tmesh_pool_get(ctx, bytes, opts);
+		*out = tmesh_region_pool_get(ctx, bytes, opts);
 	if (*out) {
 		atomic_fetch_add(&ctx->bytes_owned, charge_of(bytes) - (*out)->charged);
 		(*out)->charged = charge_of(bytes);
 		return 0;
 	}
 	rc = make_charged(ctx, bytes, opts, out, err);
-	return tmesh_pool_yields(ctx, rc) ? make_charged(ctx, bytes, opts, out, err) : rc;
+	return tmesh_region_pool_yields(ctx, rc) ? make_charged(ctx, bytes, opts, out, err) : rc;
 }
 
 int tmesh_region_begin(struct tmesh_ctx *ctx, const struct tmesh_region_opts *opts,
@@ -331,7 +331,7 @@ void tmesh_region_unref(struct tmesh_region *region)
 		tmesh_hold_forget(region);
 		ctx->ops->release(region);
 	}
-	if (!tmesh_pool_put(region)) {
+	if (!tmesh_region_pool_put(region)) {
 		atomic_fetch_sub(&ctx->bytes_owned, region->charged);
 		tmesh_region_destroy(region);
 	}
@@ -611,7 +611,7 @@ int tmesh_region_export_dmabuf(struct tmesh_region *region, uint64_t offset, uin
 				  (unsigned long long)region->alloc);
 	bytes = bytes ? bytes : region->alloc - offset;
 	rc = region->ctx->ops->export_dmabuf(region, offset, bytes, rights, fd, err);
-	if (tmesh_pool_yields(region->ctx, rc))
+	if (tmesh_region_pool_yields(region->ctx, rc))
 		rc = region->ctx->ops->export_dmabuf(region, offset, bytes, rights, fd, err);
 	if (!rc)
 		tmesh_region_set_shared(region);
@@ -632,7 +632,7 @@ int tmesh_region_token(struct tmesh_region *region, uint32_t rights, char *token
 	if (rc)
 		return rc;
 	rc = region->ctx->ops->token(region, rights, token, err);
-	if (tmesh_pool_yields(region->ctx, rc))
+	if (tmesh_region_pool_yields(region->ctx, rc))
 		rc = region->ctx->ops->token(region, rights, token, err);
 	if (!rc && !(rights == TMESH_READ && region->lent))
 		tmesh_region_set_shared(region);
@@ -686,7 +686,8 @@ int tmesh_region_open_asking(struct tmesh_ctx *ctx, const char *token, uint32_t 
 	if (rc)
 		return rc;
 	rc = open_new(ctx, &parts, rights, question, out, err);
-	return tmesh_pool_yields(ctx, rc) ? open_new(ctx, &parts, rights, question, out, err) : rc;
+	return tmesh_region_pool_yields(ctx, rc) ? open_new(ctx, &parts, rights, question, out, err)
+						 : rc;
 }
 
 int tmesh_region_set_description(struct tmesh_region *region, const char *text,

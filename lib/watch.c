@@ -165,7 +165,7 @@ static void *watch_run(void *data)
 		pool = watch->ctx->pool_watched;
 		pthread_mutex_unlock(&watch->ctx->lock);
 		if (pool && tmesh_now_ns() - looked >= watch->ctx->pool_look_ms * NS_PER_MS) {
-			tmesh_pool_age(watch->ctx);
+			tmesh_region_pool_age(watch->ctx);
 			looked = tmesh_now_ns();
 		}
 	}

@@ -58,7 +58,8 @@ static int not_bound(const char *name, struct tmesh_error *err)
  * the last binding, and so does the memory that it keeps for the next push. */
 static int get_context(struct tmesh_ctx **out, struct tmesh_error *err)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .pool_bytes = TMESH_XLA_POOL_BYTES};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
+				      .region_pool_bytes = TMESH_XLA_REGION_POOL_BYTES};
 	int rc = 0;
 
 	pthread_mutex_lock(&lock);

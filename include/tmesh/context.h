@@ -49,7 +49,7 @@ enum tmesh_taken {
 typedef void (*tmesh_log_fn)(void *data, enum tmesh_log_level level, const char *message);
 
 #define TMESH_NO_EXIT_WAIT UINT64_MAX
-#define TMESH_NO_POOL UINT64_MAX
+#define TMESH_NO_REGION_POOL UINT64_MAX
 
 struct tmesh_ctx_opts {
 	size_t size;		    /* sizeof(struct tmesh_ctx_opts) */
@@ -61,10 +61,10 @@ struct tmesh_ctx_opts {
 	uint64_t max_bytes;	    /* bytes of live regions this context creates, each as long as
 				     * the context has a handle on it, and of its pool; 0: no
 				     * limit. Passing it gives -EDQUOT */
-	uint64_t pool_bytes;	    /* the pool: bytes kept for reuse after the last unref, for
-				     * 10 s (see tmesh_ctx_trim()). 0: TMESH_POOL, in MiB, else
-				     * 256 MiB, at most 1/64 of the memory that the machine or
-				     * this control group has; TMESH_NO_POOL: none is kept.
+	uint64_t region_pool_bytes; /* the pool: bytes kept for reuse after the last unref, for
+				     * 10 s (see tmesh_ctx_trim()). 0: TMESH_REGION_POOL, in MiB,
+				     * else 256 MiB, at most 1/64 of the memory that the machine or
+				     * this control group has; TMESH_NO_REGION_POOL: none is kept.
 				     * Given back before a region that is created, opened,
 				     * derived, exported or named is refused for want of them or
 				     * of their descriptors, or for max_bytes */
@@ -108,9 +108,9 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 /* Change max_bytes of tmesh_ctx_opts. Memory in use stays, even if it exceeds the new limit. */
 void tmesh_ctx_limit(struct tmesh_ctx *ctx, uint64_t max_bytes);
 
-/* Give back the pool's memory (pool_bytes), at once. Without this call, memory that was not reused
- * for 10 s leaves the pool with the next region that enters it. A thread of the context also frees
- * it, within 5 s more. Return: the bytes that were given back. */
+/* Give back the pool's memory (region_pool_bytes), at once. Without this call, memory that was not
+ * reused for 10 s leaves the pool with the next region that enters it. A thread of the context also
+ * frees it, within 5 s more. Return: the bytes that were given back. */
 uint64_t tmesh_ctx_trim(struct tmesh_ctx *ctx);
 
 struct tmesh_ctx *tmesh_ctx_ref(struct tmesh_ctx *ctx);
@@ -171,17 +171,17 @@ static inline int tmesh_caps(struct tmesh_ctx *ctx, const struct tmesh_cap **cap
 
 /* Counters since the context was opened. Cheap; a snapshot, not a transaction. */
 struct tmesh_stats {
-	size_t size;		  /* in: sizeof(struct tmesh_stats) */
-	uint64_t bytes_copied;	  /* tensor bytes the library itself copied, in or out */
-	uint64_t copies;	  /* number of these copies */
-	uint64_t regions_created; /* not from the pool */
-	uint64_t regions_opened;  /* by token, socket or descriptor */
-	uint64_t regions_live;	  /* created or opened, not yet released; one with several
-				   * handles is one */
-	uint64_t bytes_live;	  /* of those, in whole pages */
-	uint64_t pool_hits;	  /* creations served from the pool */
-	uint64_t pool_misses;
-	uint64_t pool_bytes;	     /* kept in the pool now */
+	size_t size;		   /* in: sizeof(struct tmesh_stats) */
+	uint64_t bytes_copied;	   /* tensor bytes the library itself copied, in or out */
+	uint64_t copies;	   /* number of these copies */
+	uint64_t regions_created;  /* not from the pool */
+	uint64_t regions_opened;   /* by token, socket or descriptor */
+	uint64_t regions_live;	   /* created or opened, not yet released; one with several
+				    * handles is one */
+	uint64_t bytes_live;	   /* of those, in whole pages */
+	uint64_t region_pool_hits; /* creations served from the pool */
+	uint64_t region_pool_misses;
+	uint64_t region_pool_bytes;  /* kept in the pool now */
 	uint64_t tokens_served;	     /* memfd: opens answered for other processes */
 	uint64_t opens_without_wake; /* memfd: opens that did not wake the producer */
 	uint64_t sent_alone;	     /* regions that channels sent and that nobody but this process

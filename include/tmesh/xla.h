@@ -33,7 +33,7 @@ struct XLA_FFI_Error;
 #define TMESH_XLA_TIMEOUT_MS_MAX (7 * 24 * 3600 * 1000)
 #define TMESH_XLA_ASK_NS 50000000
 /* Most bytes kept for the next push, whether receivers still have the memory or not. */
-#define TMESH_XLA_POOL_BYTES (512u << 20)
+#define TMESH_XLA_REGION_POOL_BYTES (512u << 20)
 
 /*
  * The handlers. Attributes of both:

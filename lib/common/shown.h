@@ -43,8 +43,8 @@ SHOWN_TABLE shown_stats[] = {
 	MEMBER(U64, bytes_copied),	 MEMBER(U64, copies),
 	MEMBER(U64, regions_created),	 MEMBER(U64, regions_opened),
 	MEMBER(U64, regions_live),	 MEMBER(U64, bytes_live),
-	MEMBER(U64, pool_hits),		 MEMBER(U64, pool_misses),
-	MEMBER(U64, pool_bytes),	 MEMBER(U64, tokens_served),
+	MEMBER(U64, region_pool_hits),	 MEMBER(U64, region_pool_misses),
+	MEMBER(U64, region_pool_bytes),	 MEMBER(U64, tokens_served),
 	MEMBER(U64, opens_without_wake), MEMBER(U64, sent_alone),
 	MEMBER(U64, huge_bytes),	 MEMBER(U64, huge_given_up),
 };

@@ -41,7 +41,7 @@ defmodule FromBinary do
   end
 end
 
-Application.put_env(:tmesh, :zero_copy, pool_mb: 256)
+Application.put_env(:tmesh, :zero_copy, region_pool_mb: 256)
 {:ok, _apps} = Application.ensure_all_started(:tmesh)
 [floor_program] = System.argv()
 FromBinary.run(floor_program)

@@ -229,12 +229,12 @@ void *map_and_read(int fd, size_t bytes, uint8_t expected)
 
 enum tmesh_backend bench_backend = TMESH_BACKEND_AUTO;
 
-struct tmesh_ctx *context(uint64_t pool_bytes)
+struct tmesh_ctx *context(uint64_t region_pool_bytes)
 {
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
 		.backend = bench_backend,
-		.pool_bytes = pool_bytes,
+		.region_pool_bytes = region_pool_bytes,
 	};
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;

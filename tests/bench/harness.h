@@ -83,8 +83,8 @@ int recv_fd(int socket);
 /* Map @bytes of @fd, read the first byte and compare it with @expected. */
 void *map_and_read(int fd, size_t bytes, uint8_t expected);
 
-/* A context on bench_backend, with a pool of @pool_bytes. */
+/* A context on bench_backend, with a pool of @region_pool_bytes. */
 extern enum tmesh_backend bench_backend;
-struct tmesh_ctx *context(uint64_t pool_bytes);
+struct tmesh_ctx *context(uint64_t region_pool_bytes);
 
 #endif /* TMESH_BENCH_HARNESS_H */

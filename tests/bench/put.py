@@ -17,7 +17,7 @@ BYTES = 100_000_000
 
 def main():
     pin(CPU_PRODUCER)
-    tmesh.configure(pool_bytes=2 * BYTES)
+    tmesh.configure(region_pool_bytes=2 * BYTES)
     source, array = np.ones(BYTES, np.uint8), np.ones(BYTES, np.uint8)
     small_pages = mmap.mmap(-1, BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     target = np.frombuffer(small_pages, np.uint8)

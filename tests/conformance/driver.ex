@@ -9,7 +9,7 @@ defmodule Tmesh.ConformanceDriver do
 
   def main do
     # A working peer is as slow as its machine, so wait long.
-    config = [max_shared_memory_mb: 64, pool_mb: 0, timeout_ms: 60_000]
+    config = [max_shared_memory_mb: 64, region_pool_mb: 0, timeout_ms: 60_000]
     Application.put_env(:tmesh, :zero_copy, config)
     # Its words have standard output to themselves.
     {:ok, _started} = Application.ensure_all_started(:logger)

@@ -397,7 +397,7 @@ def main():
         # An ending process waits for the next one, however slow the machine.
         os.environ["TMESH_EXIT_WAIT"] = "600"
         # Released memory must be gone, also for the next promise.
-        os.environ["TMESH_POOL"] = "0"
+        os.environ["TMESH_REGION_POOL"] = "0"
         pool = Pool(commands)
 
         def point(name, trouble):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Memory that was lent for reading is used again: lib/pool.c, lib/memfd_fd.c, lib/index.c.
+"""Memory that was lent for reading is used again: lib/region_pool.c, lib/memfd_fd.c, lib/index.c.
 
 A producer writes a value, publishes an index entry and withdraws it. It writes the next value into the memory of an
 earlier one once the kernel knows of no other holder. Readers follow the entry at any pace, duplicate the producer's

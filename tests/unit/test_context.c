@@ -383,7 +383,7 @@ static void test_quota(void **state)
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
 		.max_bytes = 3 * 4096,
-		.pool_bytes = TMESH_NO_POOL,
+		.region_pool_bytes = TMESH_NO_REGION_POOL,
 	};
 	const struct tmesh_region_opts nowhere = {
 		.size = sizeof(nowhere),

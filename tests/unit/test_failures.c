@@ -35,7 +35,7 @@ static int act(struct scene *s, struct tmesh_error *err)
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
 		.backend = TMESH_BACKEND_MEMFD,
-		.pool_bytes = 1 << 20,
+		.region_pool_bytes = 1 << 20,
 	};
 	char token[TMESH_TOKEN_SIZE], other[TMESH_TOKEN_SIZE], link[512], buffer[64] = "contents";
 	struct tmesh_region_opts in = {.size = sizeof(in)};
@@ -360,8 +360,9 @@ static void test_filled_is_huge(void **state)
 		{"[never]", TMESH_REGION_UNINITIALIZED, 15 << 10, 16 << 10},
 		{"[deny]", TMESH_REGION_UNINITIALIZED, 15 << 10, 15 << 10},
 	};
-	struct tmesh_ctx_opts opts = {
-		.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD, .pool_bytes = TMESH_NO_POOL};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
+				      .backend = TMESH_BACKEND_MEMFD,
+				      .region_pool_bytes = TMESH_NO_REGION_POOL};
 	char path[] = "/tmp/tmesh-huge-XXXXXX";
 	int fd = huge_begin(path);
 	struct tmesh_ctx *ctx;

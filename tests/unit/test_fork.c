@@ -18,7 +18,7 @@ static struct tmesh_ctx *context(void)
 {
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
-		.pool_bytes = 1 << 20,
+		.region_pool_bytes = 1 << 20,
 	};
 	struct tmesh_ctx *ctx;
 
@@ -242,7 +242,7 @@ static void test_own_life(void **state)
 			tmesh_region_unref(region);
 		}
 		CHECK(tmesh_stats(ctx, &stats) == 0);
-		CHECK(stats.pool_bytes == 8192 && stats.pool_hits == 1);
+		CHECK(stats.region_pool_bytes == 8192 && stats.region_pool_hits == 1);
 		CHECK(tmesh_region_create(ctx, 10, NULL, &region, NULL) == 0);
 		CHECK(tmesh_region_write(region, 0, "child", 6, NULL) == 0);
 		CHECK(tmesh_region_token(region, TMESH_READ, token, NULL) == 0);

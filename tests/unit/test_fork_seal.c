@@ -40,7 +40,7 @@ static struct tmesh_ctx *context(void)
 {
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
-		.pool_bytes = 1 << 20,
+		.region_pool_bytes = 1 << 20,
 	};
 	struct tmesh_ctx *ctx;
 

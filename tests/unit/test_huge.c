@@ -51,8 +51,9 @@ int madvise(void *addr, size_t length, int advice)
 
 static int make(void **state)
 {
-	struct tmesh_ctx_opts opts = {
-		.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD, .pool_bytes = TMESH_NO_POOL};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
+				      .backend = TMESH_BACKEND_MEMFD,
+				      .region_pool_bytes = TMESH_NO_REGION_POOL};
 
 	collapses = fail_from = slow_from = longest = 0;
 	return tmesh_ctx_open(&opts, (struct tmesh_ctx **)state, NULL);

@@ -169,7 +169,7 @@ static void test_touched_at_once(void **state)
 /* Memory with a lease does not come back from the pool with it. */
 static void test_not_pooled(void **state)
 {
-	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .pool_bytes = 1 << 20};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .region_pool_bytes = 1 << 20};
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 	struct tmesh_region *region;
 	struct tmesh_ctx *ctx;
@@ -181,7 +181,7 @@ static void test_not_pooled(void **state)
 	region = region_of(ctx);
 	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_NONE);
 	assert_int_equal(tmesh_stats(ctx, &stats), 0);
-	assert_int_equal(stats.pool_hits, 0);
+	assert_int_equal(stats.region_pool_hits, 0);
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
 }

@@ -167,11 +167,11 @@ static void test_channel_without_home(void **state)
 	struct tmesh_ctx *ctx;
 
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
-	setenv("TMESH_POOL", "much", 1);
+	setenv("TMESH_REGION_POOL", "much", 1);
 	assert_refused(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &channel, err), -EINVAL,
-		       "TMESH_POOL");
+		       "TMESH_REGION_POOL");
 	assert_null(channel);
-	unsetenv("TMESH_POOL");
+	unsetenv("TMESH_REGION_POOL");
 	assert_ok(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &channel, err));
 	tmesh_channel_unref(channel);
 	tmesh_ctx_unref(ctx);

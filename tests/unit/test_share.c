@@ -73,7 +73,7 @@ static void test_label(void **state)
 {
 	struct tmesh_ctx_opts pooling = {
 		.size = sizeof(pooling),
-		.pool_bytes = 1 << 20,
+		.region_pool_bytes = 1 << 20,
 	};
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "first"};
 	struct tmesh_ctx *ctx, *client = context(NULL, 0);
@@ -89,7 +89,7 @@ static void test_label(void **state)
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	expect_label(client, token, "second");
 	tmesh_region_unref(region);
-	assert_int_equal(stats_of(ctx).pool_hits, unit_on_kernel() ? 0 : 1);
+	assert_int_equal(stats_of(ctx).region_pool_hits, unit_on_kernel() ? 0 : 1);
 	opts.label = "third: \xc3\xa9";
 	assert_ok(tmesh_region_create(ctx, 10, &opts, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));

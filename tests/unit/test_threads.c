@@ -84,7 +84,7 @@ static void test_all_at_once(void **state)
 {
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
-		.pool_bytes = 1 << 20,
+		.region_pool_bytes = 1 << 20,
 	};
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 	pthread_t threads[THREADS];
@@ -105,7 +105,7 @@ static void test_all_at_once(void **state)
 	assert_int_equal(stats.regions_live, 0);
 	assert_int_equal(tmesh_stats(all.client, &stats), 0);
 	assert_int_equal(stats.regions_live, 0);
-	assert_true(stats.pool_hits > 0);
+	assert_true(stats.region_pool_hits > 0);
 	assert_true(unit_on_kernel() || stats.opens_without_wake > 0);
 	tmesh_ctx_unref(all.client);
 	tmesh_ctx_unref(all.producer);

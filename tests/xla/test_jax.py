@@ -441,7 +441,7 @@ def test_memory_of_pushes(ends):
             assert np.asarray(got)[[0, -1]].tolist() == [step, step]
             got.release()
             xla.flush("out", timeout=600)
-            eventually(lambda: how.get("seal") or xla.stats()["pool_bytes"])  # a thread of the sender's gives it back
+            eventually(lambda: how.get("seal") or xla.stats()["region_pool_bytes"])  # a thread of the sender's gives it back
         return xla.stats()["regions_created"] - before
 
     assert times(5, seal=True) == 5

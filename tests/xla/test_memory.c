@@ -40,7 +40,7 @@ static int teardown(void **state)
 	tmesh_ctx_unref(ctx);
 	free(data);
 	/* With the last name the memory that was kept is given back. */
-	assert_int_equal(stats().pool_bytes + stats().regions_live, 0);
+	assert_int_equal(stats().region_pool_bytes + stats().regions_live, 0);
 	return 0;
 }
 
@@ -89,11 +89,11 @@ static void test_used_again(void **state)
 		expect(tensor, (float)i);
 		tmesh_tensor_unref(tensor);
 		assert_ok(tmesh_xla_flush("out", -1, err));
-		while (!stats().pool_bytes)
+		while (!stats().region_pool_bytes)
 			usleep(1000);
 	}
 	after = stats();
-	assert_true(after.pool_hits - before.pool_hits >= 16);
+	assert_true(after.region_pool_hits - before.region_pool_hits >= 16);
 	assert_true(after.regions_created - before.regions_created <= 4);
 }
 

@@ -38,7 +38,8 @@ bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
 
 #define EXIT_WAIT_NS 5000000000u
 
-/* context_open({backend, max_bytes, pool_bytes, timeout_ns, max_opening}) -> {ok, context} */
+/* context_open({backend, max_bytes, region_pool_bytes, timeout_ns, max_opening}) -> {ok, context}
+ */
 NIF(context_open)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
@@ -47,7 +48,7 @@ NIF(context_open)
 				      .spare_files = SPARE_FILES,
 				      .exit_wait_ns =
 					      secure_getenv("TMESH_EXIT_WAIT") ? 0 : EXIT_WAIT_NS};
-	ErlNifUInt64 max_bytes, pool_bytes, timeout_ns;
+	ErlNifUInt64 max_bytes, region_pool_bytes, timeout_ns;
 	unsigned int max_opening;
 	const ERL_NIF_TERM *field;
 	struct context *context;
@@ -59,12 +60,12 @@ NIF(context_open)
 	if (!enif_get_tuple(env, argv[0], &arity, &field) || arity != 5 ||
 	    !enif_get_atom(env, field[0], backend, sizeof(backend), ERL_NIF_LATIN1) ||
 	    !enif_get_uint64(env, field[1], &max_bytes) ||
-	    !enif_get_uint64(env, field[2], &pool_bytes) ||
+	    !enif_get_uint64(env, field[2], &region_pool_bytes) ||
 	    !enif_get_uint64(env, field[3], &timeout_ns) ||
 	    !enif_get_uint(env, field[4], &max_opening))
 		return enif_make_badarg(env);
 	opts.max_bytes = max_bytes;
-	opts.pool_bytes = pool_bytes;
+	opts.region_pool_bytes = region_pool_bytes;
 	opts.timeout_ns = timeout_ns;
 	if (enif_is_identical(field[0], enif_make_atom(env, "kernel")))
 		opts.backend = TMESH_BACKEND_KERNEL;

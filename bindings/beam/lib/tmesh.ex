@@ -17,7 +17,7 @@ defmodule Tmesh do
         cleanup_interval_ms: 5_000,
         idle_gc_mb: 128,
         max_shared_memory_mb: 4096,
-        pool_mb: 256,
+        region_pool_mb: 256,
         timeout_ms: 2_000,
         backend: :auto
 
@@ -41,8 +41,8 @@ defmodule Tmesh do
 
   Read when the application starts:
 
-    * `pool_mb` - MiB of released regions to keep for reuse, for 10 s, if no other process had them; 0 for none.
-      Default: `TMESH_POOL`, else 256, or a 64th of the memory if that is less
+    * `region_pool_mb` - MiB of released regions to keep for reuse, for 10 s, if no other process had them; 0 for none.
+      Default: `TMESH_REGION_POOL`, else 256, or a 64th of the memory if that is less
     * `timeout_ms` - the longest wait for a peer
     * `backend` - `:kernel` (the module), `:memfd`, or `:auto`: the module if /dev/tmesh can be opened, else memfd.
       The environment variable `TMESH_BACKEND` replaces `:auto`
@@ -89,7 +89,7 @@ defmodule Tmesh do
 
     * `bytes_copied` and `copies` - tensor bytes that tmesh itself copied, in or out
     * `regions_created`, `regions_opened`, `regions_live`, `bytes_live`
-    * `pool_hits`, `pool_misses`, `pool_bytes`, `tokens_served`, `opens_without_wake`
+    * `region_pool_hits`, `region_pool_misses`, `region_pool_bytes`, `tokens_served`, `opens_without_wake`
     * `sent_alone` - regions that channels sent and that only this VM has until they are received
     * `huge_bytes` - bytes in pages of 2 MiB
     * `huge_given_up` - regions with some small pages, because no pages of 2 MiB were free
@@ -98,7 +98,7 @@ defmodule Tmesh do
   def stats, do: Context.get() |> Native.context_stats() |> result()
 
   @doc """
-  Free the memory that tmesh keeps ready for new tensors (`pool_bytes` of `stats/0`), and return its number of
+  Free the memory that tmesh keeps ready for new tensors (`region_pool_bytes` of `stats/0`), and return its number of
   bytes. Memory that was not reused for 10 s is freed without this call.
 
       iex> {:ok, bytes} = Tmesh.trim()

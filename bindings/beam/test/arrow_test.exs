@@ -127,7 +127,7 @@ defmodule Tmesh.ArrowTest do
 
     test "what native code releases is let go of at once" do
       # The janitor does not look without a message.
-      configure(cleanup_interval_ms: 0, pool_mb: 0)
+      configure(cleanup_interval_ms: 0, region_pool_mb: 0)
       send(Tmesh.Janitor, :sweep)
 
       for thread <- [false, true] do

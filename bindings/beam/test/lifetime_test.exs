@@ -254,8 +254,8 @@ defmodule Tmesh.LifetimeTest do
 
       try do
         for config <-
-              [[pool_mb: -1], [pool_mb: :none], [timeout_ms: :soon], [max_shared_memory_mb: 1.5]] ++
-                [[backend: :cuda], [pool_mb: 0x1_0000_0000_0000]] do
+              [[region_pool_mb: -1], [region_pool_mb: :none], [timeout_ms: :soon], [max_shared_memory_mb: 1.5]] ++
+                [[backend: :cuda], [region_pool_mb: 0x1_0000_0000_0000]] do
           Application.put_env(:tmesh, :zero_copy, config)
           assert {:error, reason} = Application.start(:tmesh)
           assert inspect(reason, limit: :infinity) =~ "config :tmesh, :zero_copy"
@@ -284,17 +284,17 @@ defmodule Tmesh.LifetimeTest do
       end
     end
 
-    test "keeps released memory for reuse by default, and none with pool_bytes 0" do
+    test "keeps released memory for reuse by default, and none with region_pool_bytes 0" do
       for {config, kept} <- [
             {[], @bytes},
-            {[pool_mb: nil], @bytes},
-            {[pool_mb: 1], @bytes},
-            {[pool_mb: 0], 0}
+            {[region_pool_mb: nil], @bytes},
+            {[region_pool_mb: 1], @bytes},
+            {[region_pool_mb: 0], 0}
           ] do
         configure(config)
         {:ok, ref} = ZeroCopy.allocate([@bytes], :uint8)
         :ok = ZeroCopy.release(ref)
-        assert stat(:pool_bytes) == kept
+        assert stat(:region_pool_bytes) == kept
       end
     end
   end
@@ -315,7 +315,7 @@ defmodule Tmesh.LifetimeTest do
     end
 
     test "is made to let go of them while much is in use" do
-      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, pool_mb: 0)
+      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, region_pool_mb: 0)
       mib = :binary.copy("x", 1_048_576)
       kept = ZeroCopy.from_binary!(mib, [1_048_576], :uint8)
       live = stat(:regions_live)
@@ -340,7 +340,7 @@ defmodule Tmesh.LifetimeTest do
 
     # Since OTP 27 the emulator does not see the size of the memory behind a binary, either.
     test "is made to let go of a binary, when it has no ref any more" do
-      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, pool_mb: 0)
+      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, region_pool_mb: 0)
       mib = :binary.copy("x", 1_048_576)
       kept = ZeroCopy.from_binary!(mib, [1_048_576], :uint8)
       live = stat(:regions_live)
@@ -365,7 +365,7 @@ defmodule Tmesh.LifetimeTest do
     end
 
     test "is made to let go of what it forgot after it had seemed idle" do
-      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, pool_mb: 0)
+      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, region_pool_mb: 0)
       kept = ZeroCopy.allocate!([1_048_576], :uint8)
       live = stat(:regions_live)
       test = self()
@@ -392,7 +392,7 @@ defmodule Tmesh.LifetimeTest do
     end
 
     test "is made to let go of what it forgot after it had a little to do again and again" do
-      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, pool_mb: 0)
+      configure(idle_gc_mb: 1, cleanup_interval_ms: 20, region_pool_mb: 0)
       kept = ZeroCopy.allocate!([1_048_576], :uint8)
       live = stat(:regions_live)
       pid = spawn_link(fn -> ticks(ZeroCopy.allocate!([1_048_576], :uint8)) end)

@@ -109,9 +109,9 @@ defmodule Tmesh.ZeroCopyTest do
       data = :binary.copy("secret", 100_000)
       ref = ZeroCopy.from_binary!(data, [600_000], :uint8, seal: false)
       :ok = ZeroCopy.release(ref)
-      hits = stat(:pool_hits)
+      hits = stat(:region_pool_hits)
       again = ZeroCopy.allocate!([600_000], :uint8)
-      assert stat(:pool_hits) == hits + 1
+      assert stat(:region_pool_hits) == hits + 1
       assert bytes(again) == :binary.copy(<<0>>, 600_000)
     end
   end
@@ -120,10 +120,10 @@ defmodule Tmesh.ZeroCopyTest do
     if elem(Tmesh.backend(), 1) == :memfd do
       ref = ZeroCopy.allocate!([600_000], :uint8)
       :ok = ZeroCopy.release(ref)
-      kept = stat(:pool_bytes)
+      kept = stat(:region_pool_bytes)
       assert kept >= 600_000
       assert Tmesh.trim() == {:ok, kept}
-      assert stat(:pool_bytes) == 0
+      assert stat(:region_pool_bytes) == 0
       assert Tmesh.trim!() == 0
     end
   end

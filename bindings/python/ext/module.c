@@ -82,10 +82,10 @@ static int path_argument(PyObject *object, void *bytes)
 
 static PyObject *module_configure(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"backend",     "pool_bytes", "max_bytes",
-				"runtime_dir", "timeout",    NULL};
+	static char *names[] = {"backend",     "region_pool_bytes", "max_bytes",
+				"runtime_dir", "timeout",	    NULL};
 	struct state *st = PyModule_GetState(module);
-	unsigned long long pool_bytes = 0, max_bytes = 0;
+	unsigned long long region_pool_bytes = 0, max_bytes = 0;
 	PyObject *pool = Py_None;
 	struct tmesh_ctx_opts opts = {0};
 	const char *backend = NULL;
@@ -97,7 +97,7 @@ static PyObject *module_configure(PyObject *module, PyObject *args, PyObject *kw
 					 &pool, size_argument, &max_bytes, path_argument, &dir,
 					 &timeout))
 		return NULL;
-	if (pool != Py_None && !size_argument(pool, &pool_bytes)) {
+	if (pool != Py_None && !size_argument(pool, &region_pool_bytes)) {
 		Py_XDECREF(dir);
 		return NULL;
 	}
@@ -112,7 +112,8 @@ static PyObject *module_configure(PyObject *module, PyObject *args, PyObject *kw
 	}
 	if (!rc) {
 		if (pool != Py_None)
-			opts.pool_bytes = pool_bytes ? pool_bytes : TMESH_NO_POOL;
+			opts.region_pool_bytes =
+				region_pool_bytes ? region_pool_bytes : TMESH_NO_REGION_POOL;
 		opts.max_bytes = max_bytes;
 		opts.timeout_ns = (uint64_t)(timeout * 1e9);
 		opts.runtime_dir = dir ? PyBytes_AsString(dir) : NULL;
@@ -295,13 +296,16 @@ static PyObject *module_put(PyObject *module, PyObject *args, PyObject *kwargs)
 
 static PyMethodDef functions[] = {
 	{"configure", KEYWORDS(module_configure), METH_VARARGS | METH_KEYWORDS,
-	 "configure(*, backend=None, pool_bytes=None, max_bytes=0, runtime_dir=None, timeout=2.0)\n"
+	 "configure(*, backend=None, region_pool_bytes=None, max_bytes=0, runtime_dir=None, "
+	 "timeout=2.0)\n"
 	 "--\n\n"
 	 "Open this process's context with options of its own, before another call uses it\n"
 	 "(else BusyError).\n\n"
 	 "backend: \"auto\", \"kernel\" or \"memfd\"; an explicit one is never replaced by\n"
-	 "another. pool_bytes: the most released memory that stays ready for reuse, for 10 s;\n"
-	 "0: none. None: TMESH_POOL, in MiB, else 256 MiB, or a 64th of the memory if that is\n"
+	 "another. region_pool_bytes: the most released memory that stays ready for reuse, for 10 "
+	 "s;\n"
+	 "0: none. None: TMESH_REGION_POOL, in MiB, else 256 MiB, or a 64th of the memory if that "
+	 "is\n"
 	 "less. max_bytes: the most that this process may create (LimitError beyond); 0: no\n"
 	 "limit. runtime_dir: the folder of sockets and names. None: TMESH_RUNTIME_DIR, else\n"
 	 "tmesh in XDG_RUNTIME_DIR, else tmesh-UID in TMPDIR or /tmp. timeout: longest wait for a "
@@ -494,7 +498,7 @@ static PyMethodDef functions[] = {
 	{"trim", module_trim, METH_NOARGS,
 	 "trim()\n--\n\n"
 	 "Give back at once the memory that is kept ready for new tensors "
-	 "(stats()[\"pool_bytes\"]);\n"
+	 "(stats()[\"region_pool_bytes\"]);\n"
 	 "return the number of bytes. Memory that was not reused for 10 s goes by itself.\n"
 	 "Errors as of backend()."},
 	{"caps", module_caps, METH_NOARGS,

@@ -31,10 +31,10 @@ EMULATED = os.environ.get("TMESH_BACKEND") == "kernel"
 # Tests count regions and descriptors, and the pool would keep some for a while. So turn it off here. Fresh interpreters
 # keep the default.
 if not BARE:
-    os.environ["TMESH_POOL"] = "0"
+    os.environ["TMESH_REGION_POOL"] = "0"
 # Do not give up peers that answer late. A child may already have opened its context.
 with contextlib.suppress(tmesh.BusyError):
-    tmesh.configure(timeout=600, **({"pool_bytes": 0} if BARE else {}))
+    tmesh.configure(timeout=600, **({"region_pool_bytes": 0} if BARE else {}))
 def runtime_dir():
     """Return the runtime directory, also if no variable names it."""
     return Path(os.environ.get("TMESH_RUNTIME_DIR") or f"{os.environ.get('TMPDIR', '/tmp')}/tmesh-{os.geteuid()}")
@@ -307,7 +307,7 @@ def python():
         # Spawned processes import the file to find its functions.
         if file:
             file.write_text(program)
-        kwargs.setdefault("env", {name: value for name, value in os.environ.items() if name != "TMESH_POOL"})
+        kwargs.setdefault("env", {name: value for name, value in os.environ.items() if name != "TMESH_REGION_POOL"})
         kwargs.setdefault("timeout", 1800)
         done = subprocess.run([sys.executable, *([file] if file else ["-c", program]), *args],
                               capture_output=True, text=True, **kwargs)

@@ -210,7 +210,7 @@ server.close()
 
 
 def alone(tmp_path):
-    return {**os.environ, "TMESH_RUNTIME_DIR": str(tmp_path), "TMESH_POOL": "0"}
+    return {**os.environ, "TMESH_RUNTIME_DIR": str(tmp_path), "TMESH_REGION_POOL": "0"}
 
 
 def test_interrupts_in_other_calls(python, tmp_path):

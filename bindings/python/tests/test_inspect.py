@@ -132,26 +132,26 @@ def test_holders_of_nothing(id, error):
 def test_configure_comes_first():
     tmesh.backend()
     with pytest.raises(tmesh.BusyError, match="comes first"):
-        tmesh.configure(pool_bytes=1)
+        tmesh.configure(region_pool_bytes=1)
 
 
 def test_configure(python, tmp_path):
     assert python("""
 import os, sys, pathlib, tmesh
-tmesh.configure(backend="memfd", pool_bytes=1 << 24, runtime_dir=pathlib.Path(sys.argv[1]) / "run")
+tmesh.configure(backend="memfd", region_pool_bytes=1 << 24, runtime_dir=pathlib.Path(sys.argv[1]) / "run")
 assert tmesh.backend() == "memfd"
 tmesh.put(bytes(1 << 20), seal=False).release()
 t = tmesh.put(bytes(1 << 20), seal=False)
-assert tmesh.stats()["pool_hits"] == 1, tmesh.stats()
+assert tmesh.stats()["region_pool_hits"] == 1, tmesh.stats()
 t.ref()
 print(len(os.listdir(pathlib.Path(sys.argv[1]) / "run")) > 0)
 """, str(tmp_path)) == "True\n"
 
 
 @pytest.mark.parametrize("configure, kept, wait", [
-    ("pass", True, True), ("tmesh.configure(pool_bytes=0)", False, False),
-    ("tmesh.configure(pool_bytes=None)", True, False), ("tmesh.configure(pool_bytes=1 << 16)", False, False),
-    ("os.environ['TMESH_POOL'] = '0'", False, False),
+    ("pass", True, True), ("tmesh.configure(region_pool_bytes=0)", False, False),
+    ("tmesh.configure(region_pool_bytes=None)", True, False), ("tmesh.configure(region_pool_bytes=1 << 16)", False, False),
+    ("os.environ['TMESH_REGION_POOL'] = '0'", False, False),
 ])
 def test_pool(python, configure, kept, wait):
     """Released memory is kept for reuse by default, and given back later even without further calls."""
@@ -160,10 +160,10 @@ import os, time, tmesh
 {configure}
 tmesh.put(bytes(1 << 20), seal=False).release()
 size = 1 << 20 if {kept} else 0
-assert tmesh.stats()["pool_bytes"] == size, tmesh.stats()
+assert tmesh.stats()["region_pool_bytes"] == size, tmesh.stats()
 tmesh.put(bytes(1 << 20), seal=False).release()
-assert tmesh.stats()["pool_hits"] == {int(kept)}, tmesh.stats()
-while {wait} and tmesh.stats()["pool_bytes"]:
+assert tmesh.stats()["region_pool_hits"] == {int(kept)}, tmesh.stats()
+while {wait} and tmesh.stats()["region_pool_bytes"]:
     time.sleep(0.1)
 """) == ""
 
@@ -177,7 +177,7 @@ for arguments in ({"backend": "gpu"}, {"backend": ""}, {"timeout": 0}, {"timeout
         tmesh.configure(**arguments)
     except tmesh.InvalidError:
         print("refused")
-for positional, arguments in (((5,), {}), ((), {"pool_bytes": "x"}), ((), {"max_bytes": 1.5}), ((), {"runtime_dir": 5}),
+for positional, arguments in (((5,), {}), ((), {"region_pool_bytes": "x"}), ((), {"max_bytes": 1.5}), ((), {"runtime_dir": 5}),
                               ((), {"pool": 1})):
     try:
         tmesh.configure(*positional, **arguments)

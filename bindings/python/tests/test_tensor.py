@@ -31,14 +31,14 @@ import tmesh
 def used(**options):
     tmesh.put(b"x" * 5000, seal=False, **options).release()
 used()
-print(bytes(tmesh.zeros(5000, "uint8")) == bytes(5000), tmesh.stats()["pool_hits"])
+print(bytes(tmesh.zeros(5000, "uint8")) == bytes(5000), tmesh.stats()["region_pool_hits"])
 used()
-print(bytes(tmesh.empty(5000, "uint8")) == b"x" * 5000, tmesh.stats()["pool_hits"])
+print(bytes(tmesh.empty(5000, "uint8")) == b"x" * 5000, tmesh.stats()["region_pool_hits"])
 used(gid=os.getgid())
-print(bytes(tmesh.empty(5000, "uint8", gid=os.getgid())) == bytes(5000), tmesh.stats()["pool_hits"])
+print(bytes(tmesh.empty(5000, "uint8", gid=os.getgid())) == bytes(5000), tmesh.stats()["region_pool_hits"])
 # Somebody else may have had it: it is never seen again.
 tmesh.put(b"x" * 5000, seal=False).ref()
-print(bytes(tmesh.empty(5000, "uint8")) == bytes(5000), tmesh.stats()["pool_hits"])
+print(bytes(tmesh.empty(5000, "uint8")) == bytes(5000), tmesh.stats()["region_pool_hits"])
 """) == "True 1\nTrue 3\nTrue 4\nTrue 5\n"
 
 
@@ -46,15 +46,15 @@ def test_trim(python):
     """trim() frees the pool's memory at once; the next tensor gets new memory."""
     assert python("""
 import tmesh
-tmesh.configure(pool_bytes=1 << 24)
+tmesh.configure(region_pool_bytes=1 << 24)
 assert tmesh.trim() == 0
 tmesh.put(b"x" * 5000, seal=False).release()
-kept = tmesh.stats()["pool_bytes"]
+kept = tmesh.stats()["region_pool_bytes"]
 assert kept == tmesh.trim() >= 5000, kept
-assert tmesh.stats()["pool_bytes"] == 0 and tmesh.trim() == 0
-hits = tmesh.stats()["pool_hits"]
+assert tmesh.stats()["region_pool_bytes"] == 0 and tmesh.trim() == 0
+hits = tmesh.stats()["region_pool_hits"]
 tmesh.empty(5000, "uint8")
-assert tmesh.stats()["pool_hits"] == hits
+assert tmesh.stats()["region_pool_hits"] == hits
 """) == ""
 
 

@@ -26,9 +26,9 @@ class Stats(TypedDict):
     regions_opened: int
     regions_live: int
     bytes_live: int
-    pool_hits: int
-    pool_misses: int
-    pool_bytes: int
+    region_pool_hits: int
+    region_pool_misses: int
+    region_pool_bytes: int
     tokens_served: int
     opens_without_wake: int
     sent_alone: int
@@ -503,7 +503,7 @@ def exit_wait() -> None: ...
 def configure(
     *,
     backend: Literal["auto", "kernel", "memfd"] | None = None,
-    pool_bytes: int | None = None,
+    region_pool_bytes: int | None = None,
     max_bytes: int = 0,
     runtime_dir: str | bytes | PathLike[str] | PathLike[bytes] | None = None,
     timeout: float = 2.0,

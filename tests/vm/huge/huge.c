@@ -81,7 +81,7 @@ static int in_child(void (*main)(void *), void *data)
 static struct tmesh_ctx *context(void)
 {
 	struct tmesh_ctx_opts opts = {
-		.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD, .pool_bytes = TMESH_NO_POOL};
+		.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD, .region_pool_bytes = TMESH_NO_REGION_POOL};
 	struct tmesh_ctx *ctx;
 
 	CHECK(!tmesh_ctx_open(&opts, &ctx, NULL));

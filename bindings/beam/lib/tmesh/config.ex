@@ -14,7 +14,7 @@ defmodule Tmesh.Config do
     cleanup_interval_ms: {5_000, :amount},
     idle_gc_mb: {128, :amount},
     max_shared_memory_mb: {4096, :amount},
-    pool_mb: {nil, :amount_or_nil},
+    region_pool_mb: {nil, :amount_or_nil},
     timeout_ms: {2_000, :amount},
     backend: {:auto, :backend}
   }
@@ -27,7 +27,7 @@ defmodule Tmesh.Config do
           | :cleanup_interval_ms
           | :idle_gc_mb
           | :max_shared_memory_mb
-          | :pool_mb
+          | :region_pool_mb
           | :timeout_ms
           | :backend
 

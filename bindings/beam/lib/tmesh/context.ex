@@ -57,16 +57,16 @@ defmodule Tmesh.Context do
   defp options do
     with {:ok, backend} <- Config.get(:backend),
          {:ok, max_mb} <- Config.get(:max_shared_memory_mb),
-         {:ok, pool_mb} <- Config.get(:pool_mb),
+         {:ok, region_pool_mb} <- Config.get(:region_pool_mb),
          {:ok, timeout_ms} <- Config.get(:timeout_ms) do
       # Half of the dirty I/O schedulers stay free for the VM's files.
       max_opening = max(1, div(:erlang.system_info(:dirty_io_schedulers), 2))
-      {:ok, {backend, max_mb * @mib, pool_bytes(pool_mb), timeout_ms * 1_000_000, max_opening}}
+      {:ok, {backend, max_mb * @mib, region_pool_bytes(region_pool_mb), timeout_ms * 1_000_000, max_opening}}
     end
   end
 
-  # In libtmesh's form: 0 for its default, TMESH_NO_POOL for none.
-  defp pool_bytes(nil), do: 0
-  defp pool_bytes(0), do: 0xFFFF_FFFF_FFFF_FFFF
-  defp pool_bytes(mib), do: mib * @mib
+  # In libtmesh's form: 0 for its default, TMESH_NO_REGION_POOL for none.
+  defp region_pool_bytes(nil), do: 0
+  defp region_pool_bytes(0), do: 0xFFFF_FFFF_FFFF_FFFF
+  defp region_pool_bytes(mib), do: mib * @mib
 end

@@ -40,7 +40,7 @@ defmodule Tmesh.Native do
 
   @spec context_open(
           {:auto | :kernel | :memfd, max_bytes :: non_neg_integer(),
-           pool_bytes :: non_neg_integer(), timeout_ns :: non_neg_integer(),
+           region_pool_bytes :: non_neg_integer(), timeout_ns :: non_neg_integer(),
            max_opening :: pos_integer()}
         ) :: result(context())
   def context_open(_opts), do: :erlang.nif_error(:not_loaded)

@@ -44,20 +44,21 @@ static uint64_t default_bytes(void)
 	return share < DEFAULT_BYTES ? share : DEFAULT_BYTES;
 }
 
-int tmesh_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err)
+int tmesh_region_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err)
 {
-	const char *text = secure_getenv("TMESH_POOL");
+	const char *text = secure_getenv("TMESH_REGION_POOL");
 	unsigned long long mib;
 	char *end;
 
 	if (option || !text || !*text) {
-		*out = option == TMESH_NO_POOL ? 0 : option ? option : POOL_BY_DEFAULT;
+		*out = option == TMESH_NO_REGION_POOL ? 0 : option ? option : POOL_BY_DEFAULT;
 		return 0;
 	}
 	mib = strtoull(text, &end, 10);
 	if (*end || *text < '0' || mib > LONGEST_MIB)
 		return tmesh_fail(err, -EINVAL,
-				  "TMESH_POOL is \"%.32s\"; it is MiB, and 0 for no pool", text);
+				  "TMESH_REGION_POOL is \"%.32s\"; it is MiB, and 0 for no pool",
+				  text);
 	*out = mib << 20;
 	return 0;
 }
@@ -103,7 +104,7 @@ static struct tmesh_region *trim(struct tmesh_ctx *ctx)
 	}
 	rest = *at;
 	*at = NULL;
-	ctx->pool_bytes = bytes;
+	ctx->region_pool_bytes = bytes;
 	return rest;
 }
 
@@ -153,7 +154,7 @@ static bool pool_put(struct tmesh_ctx *ctx, struct tmesh_region *region)
 	return kept;
 }
 
-bool tmesh_pool_put(struct tmesh_region *region)
+bool tmesh_region_pool_put(struct tmesh_region *region)
 {
 	struct tmesh_ctx *ctx = region->ctx;
 
@@ -175,7 +176,7 @@ static struct tmesh_region *pool_remove(struct tmesh_ctx *ctx, uint64_t bytes,
 		ctx->pool_used = true;
 		*at = region->pool_next;
 		region->pool_next = NULL;
-		ctx->pool_bytes -= region->alloc;
+		ctx->region_pool_bytes -= region->alloc;
 	}
 	pthread_mutex_unlock(&ctx->lock);
 	return region;
@@ -197,8 +198,8 @@ static int renew(struct tmesh_region *region, uint64_t bytes, const struct tmesh
 	return region->ctx->ops->pool_renew(region, bytes, opts);
 }
 
-struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
-				    const struct tmesh_region_opts *opts)
+struct tmesh_region *tmesh_region_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
+					   const struct tmesh_region_opts *opts)
 {
 	struct tmesh_region *region, *held = NULL;
 
@@ -223,11 +224,11 @@ struct tmesh_region *tmesh_pool_get(struct tmesh_ctx *ctx, uint64_t bytes,
 		atomic_store(&region->refs, 1);
 		region->warm = true;
 	}
-	tmesh_count(ctx, region ? COUNT_POOL_HITS : COUNT_POOL_MISSES, 1);
+	tmesh_count(ctx, region ? COUNT_REGION_POOL_HITS : COUNT_REGION_POOL_MISSES, 1);
 	return region;
 }
 
-void tmesh_pool_age(struct tmesh_ctx *ctx)
+void tmesh_region_pool_age(struct tmesh_ctx *ctx)
 {
 	struct tmesh_region *rest;
 
@@ -246,15 +247,15 @@ uint64_t tmesh_ctx_trim(struct tmesh_ctx *ctx)
 
 	pthread_mutex_lock(&ctx->lock);
 	all = ctx->pool;
-	bytes = ctx->pool_bytes;
+	bytes = ctx->region_pool_bytes;
 	ctx->pool = NULL;
-	ctx->pool_bytes = 0;
+	ctx->region_pool_bytes = 0;
 	pthread_mutex_unlock(&ctx->lock);
 	destroy_all(all);
 	return bytes;
 }
 
-bool tmesh_pool_yields(struct tmesh_ctx *ctx, int rc)
+bool tmesh_region_pool_yields(struct tmesh_ctx *ctx, int rc)
 {
 	bool later;
 
