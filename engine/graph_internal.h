@@ -47,7 +47,7 @@ struct graph_part {
 	struct tmesh_graph *graph;
 };
 
-struct tmesh_graph_parts {
+struct tmesh_graph_partitions {
 	atomic_uint refs;
 	struct tmesh_graph *graph;
 	struct graph_part *all;
@@ -55,7 +55,8 @@ struct tmesh_graph_parts {
 	int64_t *part; /* by node: the part that computes its value, -1: none */
 	bool *wanted;  /* by node: its value is an output, or read by another part */
 	bool shown;    /* of a placed graph: its caller has seen them */
-	struct tmesh_graph_parts *before; /* that graph's older parts, which its caller has seen */
+	struct tmesh_graph_partitions
+		*before; /* that graph's older parts, which its caller has seen */
 };
 
 /* graph_ops.c */

@@ -46,8 +46,8 @@ static int check_node(const struct tmesh_graph *graph, const uint32_t *at, uint3
 	return 0;
 }
 
-static int parts_put(struct tmesh_graph_parts *parts, uint32_t index, uint32_t place, int64_t least,
-		     struct tmesh_error *err)
+static int parts_put(struct tmesh_graph_partitions *parts, uint32_t index, uint32_t place,
+		     int64_t least, struct tmesh_error *err)
 {
 	size_t i = least < 0 ? 0 : (size_t)least;
 	struct graph_part *more;
@@ -67,7 +67,8 @@ static int parts_put(struct tmesh_graph_parts *parts, uint32_t index, uint32_t p
 
 /* Assign each node that computes. Then assign outputs that are views, to the last part whose values
  * they need. */
-static int put_all(struct tmesh_graph_parts *parts, const uint32_t *at, struct tmesh_error *err)
+static int put_all(struct tmesh_graph_partitions *parts, const uint32_t *at,
+		   struct tmesh_error *err)
 {
 	const struct tmesh_graph *graph = parts->graph;
 	int64_t *last = malloc((graph->node_count + 1) * sizeof(*last));
@@ -100,7 +101,7 @@ static int put_all(struct tmesh_graph_parts *parts, const uint32_t *at, struct t
 
 /* Set the role of each node in part @number. The loop runs backwards, so that readers of a node
  * come before it. */
-static int gather(struct tmesh_graph_parts *parts, size_t number, struct tmesh_error *err)
+static int gather(struct tmesh_graph_partitions *parts, size_t number, struct tmesh_error *err)
 {
 	const struct tmesh_graph *graph = parts->graph;
 	struct graph_part *part = &parts->all[number];
@@ -132,7 +133,7 @@ static int gather(struct tmesh_graph_parts *parts, size_t number, struct tmesh_e
 
 /* Build the part's graph. Inputs, weights and values of other parts keep the positions of their
  * nodes, so that indices grow. */
-static int build(struct tmesh_graph_parts *parts, size_t number, struct tmesh_error *err)
+static int build(struct tmesh_graph_partitions *parts, size_t number, struct tmesh_error *err)
 {
 	struct graph_part *part = &parts->all[number];
 	const struct tmesh_graph *graph = parts->graph;
@@ -164,7 +165,7 @@ static int build(struct tmesh_graph_parts *parts, size_t number, struct tmesh_er
 	return rc;
 }
 
-static void parts_free(struct tmesh_graph_parts *parts)
+static void parts_free(struct tmesh_graph_partitions *parts)
 {
 	for (size_t i = 0; i < parts->count; i++) {
 		tmesh_graph_unref(parts->all[i].graph);
@@ -178,9 +179,9 @@ static void parts_free(struct tmesh_graph_parts *parts)
 }
 
 int tmesh_graph_split(struct tmesh_graph *graph, const uint32_t *at, uint32_t places,
-		      struct tmesh_graph_parts **out, struct tmesh_error *err)
+		      struct tmesh_graph_partitions **out, struct tmesh_error *err)
 {
-	struct tmesh_graph_parts *parts;
+	struct tmesh_graph_partitions *parts;
 	int rc = 0;
 
 	for (uint32_t i = 0; !rc && i < graph->node_count; i++)
@@ -211,25 +212,25 @@ int tmesh_graph_split(struct tmesh_graph *graph, const uint32_t *at, uint32_t pl
 	return rc;
 }
 
-struct tmesh_graph_parts *tmesh_graph_parts_ref(struct tmesh_graph_parts *parts)
+struct tmesh_graph_partitions *tmesh_graph_partitions_ref(struct tmesh_graph_partitions *parts)
 {
 	atomic_fetch_add(&parts->refs, 1);
 	return parts;
 }
 
-void tmesh_graph_parts_unref(struct tmesh_graph_parts *parts)
+void tmesh_graph_partitions_unref(struct tmesh_graph_partitions *parts)
 {
 	if (parts && atomic_fetch_sub(&parts->refs, 1) == 1)
 		parts_free(parts);
 }
 
-size_t tmesh_graph_parts_count(const struct tmesh_graph_parts *parts)
+size_t tmesh_graph_partitions_count(const struct tmesh_graph_partitions *parts)
 {
 	return parts->count;
 }
 
-int tmesh_graph_part(const struct tmesh_graph_parts *parts, size_t index, uint32_t *place,
-		     const struct tmesh_graph **graph, struct tmesh_error *err)
+int tmesh_graph_partition(const struct tmesh_graph_partitions *parts, size_t index, uint32_t *place,
+			  const struct tmesh_graph **graph, struct tmesh_error *err)
 {
 	if (index >= parts->count)
 		return tmesh_fail(err, -EINVAL, "there is no part %zu, there are %zu", index,

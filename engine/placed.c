@@ -272,12 +272,12 @@ static int keep_weights(struct tmesh_placed *placed, const struct tmesh_placed_o
 
 static void placed_free(struct tmesh_placed *placed)
 {
-	struct tmesh_graph_parts *parts;
+	struct tmesh_graph_partitions *parts;
 
 	plan_close(&placed->plan);
 	while ((parts = placed->shown)) {
 		placed->shown = parts->before;
-		tmesh_graph_parts_unref(parts);
+		tmesh_graph_partitions_unref(parts);
 	}
 	for (size_t i = 0; i < placed->weight_count; i++) {
 		free((char *)placed->weights[i].name);
@@ -374,10 +374,10 @@ void tmesh_placed_unref(struct tmesh_placed *placed)
 	placed_free(placed);
 }
 
-const struct tmesh_graph_parts *tmesh_placed_parts(const struct tmesh_placed *placed)
+const struct tmesh_graph_partitions *tmesh_placed_partitions(const struct tmesh_placed *placed)
 {
 	struct tmesh_placed *own = (struct tmesh_placed *)placed;
-	struct tmesh_graph_parts *parts;
+	struct tmesh_graph_partitions *parts;
 
 	/* In a forked child the lock may stay locked for ever, and no thread changes the graph. */
 	if (places_enter(placed->places, NULL))

@@ -45,7 +45,7 @@ struct placed_part {
 struct placed_plan {
 	uint32_t *at;
 	uint32_t *reader; /* of inputs and weights: the place of the first reader; or UINT32_MAX */
-	struct tmesh_graph_parts *split;
+	struct tmesh_graph_partitions *split;
 	struct placed_part *parts; /* in their order; NULL: given up */
 };
 
@@ -87,8 +87,8 @@ struct tmesh_placed {
 	bool changing;
 	uint32_t wanting, running;
 	/* For the thread that changes the graph. A run reads it. */
-	struct placed_plan plan;	 /* its @split changes under the lock */
-	struct tmesh_graph_parts *shown; /* of older plans, which a caller may still look at */
+	struct placed_plan plan;	      /* its @split changes under the lock */
+	struct tmesh_graph_partitions *shown; /* of older plans, which a caller may still look at */
 	struct tmesh_placed_binding *bindings;
 	struct tmesh_placed_binding *gone; /* bindings without a holder; with the lock */
 	uint64_t *claims;		   /* by place: its share of @places->used */

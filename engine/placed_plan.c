@@ -114,7 +114,7 @@ int plan_make(const struct tmesh_placed *placed, const uint32_t *at, struct plac
 		rc = tmesh_fail(err, -ENOMEM, "no memory for a graph in parts");
 	/* At its present places, or those that it gave up, the graph has the same parts. */
 	if (!rc && placed->plan.split && !memcmp(placed->plan.at, at, nodes * sizeof(*at)))
-		plan.split = tmesh_graph_parts_ref(placed->plan.split);
+		plan.split = tmesh_graph_partitions_ref(placed->plan.split);
 	else if (!rc)
 		rc = tmesh_graph_split(placed->graph, at, (uint32_t)placed->places->count,
 				       &plan.split, err);
@@ -159,7 +159,7 @@ void plan_give_up(struct placed_plan *plan)
 void plan_close(struct placed_plan *plan)
 {
 	plan_give_up(plan);
-	tmesh_graph_parts_unref(plan->split);
+	tmesh_graph_partitions_unref(plan->split);
 	free(plan->at);
 	free(plan->reader);
 	*plan = (struct placed_plan){0};

@@ -442,6 +442,6 @@ struct tmesh_channel *tmesh_channel_ref(struct tmesh_channel *channel)
 void tmesh_channel_unref(struct tmesh_channel *channel)
 {
 	if (channel && atomic_fetch_sub_explicit(&channel->refs, 1, memory_order_acq_rel) == 1 &&
-	    !tmesh_channel_part(channel))
+	    !tmesh_channel_close_later(channel))
 		tmesh_channel_free(channel);
 }

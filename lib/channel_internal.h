@@ -260,8 +260,8 @@ struct tmesh_channel {
 	struct channel_shared_store *store; /* of the channel: maker and receivers */
 	uint64_t store_serial;		    /* maker */
 	uint64_t left;			    /* maker: a bit for each lane whose sender has gone */
-	bool parting;			    /* sender: closed, and owes something */
-	uint64_t parting_until;		    /* the end of the wait for a first receiver */
+	bool leaving;			    /* sender: closed, and owes something */
+	uint64_t leaving_until;		    /* the end of the wait for a first receiver */
 	struct tmesh_channel *next;
 	int conn; /* to the maker, -1 in it */
 	uint64_t watch;
@@ -502,7 +502,7 @@ void tmesh_channel_leave(struct tmesh_channel *channel);
 void tmesh_channel_drop_later(struct tmesh_channel *channel, struct tmesh_region *region);
 /* The last reference has gone. Return whether the watch frees the channel, once all that it sent is
  * received. */
-bool tmesh_channel_part(struct tmesh_channel *channel);
+bool tmesh_channel_close_later(struct tmesh_channel *channel);
 /* Tell the maker that this handle, which may have joined, was not opened after all. */
 void tmesh_channel_withdraw(struct tmesh_channel *channel);
 /* channel.c */

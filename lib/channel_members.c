@@ -123,7 +123,7 @@ static bool is_there(const struct tmesh_channel *channel, uint64_t head, uint64_
 }
 
 /* Return whether the sender's messages would be lost with it; home->lock is held. */
-static bool owes(const struct tmesh_channel *channel)
+static bool has_unreceived(const struct tmesh_channel *channel)
 {
 	const atomic_uint_fast64_t *until = &channel->owed_until;
 
@@ -158,12 +158,12 @@ uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx)
 	return count;
 }
 
-uint64_t tmesh_channels_owe(struct tmesh_ctx *ctx)
+uint64_t tmesh_channels_unreceived(struct tmesh_ctx *ctx)
 {
 	uint64_t count = 0;
 
 	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next)
-		count += owes(channel);
+		count += has_unreceived(channel);
 	return count;
 }
 
@@ -188,11 +188,11 @@ struct tmesh_channel *tmesh_channels_parted(struct tmesh_ctx *ctx, bool *more)
 
 	*more = false;
 	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
-		if (!channel->parting)
+		if (!channel->leaving)
 			continue;
-		if (!owes(channel))
+		if (!has_unreceived(channel))
 			return channel;
-		if (channel->maker && !channel->had_consumers && now >= channel->parting_until) {
+		if (channel->maker && !channel->had_consumers && now >= channel->leaving_until) {
 			tell_nobody_came(ctx, channel);
 			return channel;
 		}
@@ -214,20 +214,20 @@ bool tmesh_channels_tidy(struct tmesh_ctx *ctx)
 	return again;
 }
 
-bool tmesh_channel_part(struct tmesh_channel *channel)
+bool tmesh_channel_close_later(struct tmesh_channel *channel)
 {
 	struct tmesh_ctx *home = channel->home;
-	bool parts;
+	bool leaves;
 
 	pthread_mutex_lock(&home->lock);
-	parts = home->watch && owes(channel);
-	channel->parting = parts;
-	channel->parting_until = tmesh_now_ns() + home->exit_wait_ns;
-	if (parts)
+	leaves = home->watch && has_unreceived(channel);
+	channel->leaving = leaves;
+	channel->leaving_until = tmesh_now_ns() + home->exit_wait_ns;
+	if (leaves)
 		tmesh_watch_nudge(home->watch);
 	pthread_mutex_unlock(&home->lock);
 	/* The watch may have freed it by now. */
-	return parts;
+	return leaves;
 }
 
 static void notifiers_close(struct tmesh_channel *channel)
@@ -426,7 +426,7 @@ int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role,
 	if (role != TMESH_CHANNEL_SEND && role != TMESH_CHANNEL_RECV)
 		return -EINVAL;
 	/* A closed channel admits only receivers, for the messages that it has. */
-	if (role == TMESH_CHANNEL_SEND && channel->parting)
+	if (role == TMESH_CHANNEL_SEND && channel->leaving)
 		return -ENOENT;
 	if (!has_place(channel, role, &number, &member)) {
 		end_gone(channel);

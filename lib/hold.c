@@ -502,7 +502,7 @@ static bool lock_until(struct tmesh_ctx *ctx, uint64_t deadline)
 
 static void tell_lost(struct tmesh_ctx *ctx, bool waited)
 {
-	uint64_t channels = tmesh_channels_owe(ctx);
+	uint64_t channels = tmesh_channels_unreceived(ctx);
 	double seconds = waited ? (double)ctx->exit_wait_ns / 1e9 : 0;
 
 	if (ctx->holds && ctx->holds->mortal)
@@ -548,7 +548,7 @@ static void wait_for_holds(struct tmesh_ctx *ctx, void *data)
 
 	if (!lock_until(ctx, deadline))
 		return;
-	if (farewell->flush && ((ctx->holds && ctx->holds->mortal) || tmesh_channels_owe(ctx))) {
+	if (farewell->flush && ((ctx->holds && ctx->holds->mortal) || tmesh_channels_unreceived(ctx))) {
 		farewell->flush = false;
 		pthread_mutex_unlock(&ctx->lock);
 		flush(stdout);
@@ -558,7 +558,7 @@ static void wait_for_holds(struct tmesh_ctx *ctx, void *data)
 	}
 	while (ctx->holds && ctx->holds->mortal && tmesh_now_ns() < deadline)
 		wait_until(ctx, deadline);
-	while (tmesh_channels_owe(ctx) && tmesh_now_ns() < deadline) {
+	while (tmesh_channels_unreceived(ctx) && tmesh_now_ns() < deadline) {
 		pthread_mutex_unlock(&ctx->lock);
 		pause_until(deadline);
 		if (!lock_until(ctx, deadline + 1000000))

@@ -289,6 +289,6 @@ void tmesh_channel_unadmit(struct tmesh_channel *channel, int conn);
  * lost with this process. ctx->lock is held. */
 uint64_t tmesh_channel_unread(const struct tmesh_channel *channel);
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx);
-uint64_t tmesh_channels_owe(struct tmesh_ctx *ctx);
+uint64_t tmesh_channels_unreceived(struct tmesh_ctx *ctx);
 
 #endif /* TMESH_WIRE_H */

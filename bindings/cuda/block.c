@@ -535,9 +535,9 @@ int tmesh_cuda_alloc_on(struct tmesh_cuda *cuda, int device, uint64_t bytes, uin
 	return 0;
 }
 
-int tmesh_cuda_part(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
-		    tmesh_cuda_release_fn release, void *data, struct tmesh_cuda_memory **out,
-		    struct tmesh_error *err)
+int tmesh_cuda_slice(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
+		     tmesh_cuda_release_fn release, void *data, struct tmesh_cuda_memory **out,
+		     struct tmesh_error *err)
 {
 	struct tmesh_cuda_memory *part;
 	int rc = cuda_check_life(memory->cuda, err);

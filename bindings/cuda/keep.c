@@ -57,7 +57,7 @@ int tmesh_cuda_keep(struct tmesh_cuda_memory *memory, const char *name,
 	if (!rc)
 		rc = wait_for(memory, stream, err);
 	if (!rc)
-		rc = tmesh_cuda_part(memory, 0, memory->bytes, NULL, NULL, &part, err);
+		rc = tmesh_cuda_slice(memory, 0, memory->bytes, NULL, NULL, &part, err);
 	if (rc)
 		return rc;
 	rc = share_region_to_keep(part, layout, err);

@@ -249,9 +249,9 @@ int tmesh_cuda_write(struct tmesh_cuda_memory *memory, uint64_t offset, const vo
  * Return: 0; -EINVAL (outside, or no memory that was allocated here), -ENOMEM.
  */
 typedef void (*tmesh_cuda_release_fn)(void *data);
-int tmesh_cuda_part(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
-		    tmesh_cuda_release_fn release, void *data, struct tmesh_cuda_memory **out,
-		    struct tmesh_error *err);
+int tmesh_cuda_slice(struct tmesh_cuda_memory *memory, uint64_t offset, uint64_t bytes,
+		     tmesh_cuda_release_fn release, void *data, struct tmesh_cuda_memory **out,
+		     struct tmesh_error *err);
 /* Find the memory (not a part of it) that contains @pointer, at @offset. The caller owns the
  * reference in @out. Return: 0; -ENOENT. */
 int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda_memory **out,

@@ -170,15 +170,15 @@ char *tmesh_graph_to_dot(const struct tmesh_graph *graph);
  * Return: 0 and a reference in @out; -EINVAL (a place that is none; rows that a "set_rows" replaces
  * and another node reads too), -ENOMEM.
  */
-struct tmesh_graph_parts;
+struct tmesh_graph_partitions;
 int tmesh_graph_split(struct tmesh_graph *graph, const uint32_t *at, uint32_t places,
-		      struct tmesh_graph_parts **out, struct tmesh_error *err);
-struct tmesh_graph_parts *tmesh_graph_parts_ref(struct tmesh_graph_parts *parts);
-void tmesh_graph_parts_unref(struct tmesh_graph_parts *parts);
-size_t tmesh_graph_parts_count(const struct tmesh_graph_parts *parts);
+		      struct tmesh_graph_partitions **out, struct tmesh_error *err);
+struct tmesh_graph_partitions *tmesh_graph_partitions_ref(struct tmesh_graph_partitions *parts);
+void tmesh_graph_partitions_unref(struct tmesh_graph_partitions *parts);
+size_t tmesh_graph_partitions_count(const struct tmesh_graph_partitions *parts);
 /* A part's place, and its graph, which lives as long as @parts. -EINVAL: no such part. */
-int tmesh_graph_part(const struct tmesh_graph_parts *parts, size_t index, uint32_t *place,
-		     const struct tmesh_graph **graph, struct tmesh_error *err);
+int tmesh_graph_partition(const struct tmesh_graph_partitions *parts, size_t index, uint32_t *place,
+			  const struct tmesh_graph **graph, struct tmesh_error *err);
 
 #ifdef __cplusplus
 }

@@ -246,9 +246,9 @@ int tmesh_placed_create(struct tmesh_graph *graph, const struct tmesh_placed_opt
 			struct tmesh_placed **out, struct tmesh_error *err);
 struct tmesh_placed *tmesh_placed_ref(struct tmesh_placed *placed);
 void tmesh_placed_unref(struct tmesh_placed *placed);
-/* Its parts where it is, or was when it was given up: tmesh_graph_part(). They live as long as
+/* Its parts where it is, or was when it was given up: tmesh_graph_partition(). They live as long as
  * @placed, also when it has gone to other places. */
-const struct tmesh_graph_parts *tmesh_placed_parts(const struct tmesh_placed *placed);
+const struct tmesh_graph_partitions *tmesh_placed_partitions(const struct tmesh_placed *placed);
 /* Where each node of the graph runs, or ran when it was given up: @count of them, as many as the
  * graph has. -EINVAL: another number. */
 int tmesh_placed_at(struct tmesh_placed *placed, uint32_t *at, size_t count,

@@ -212,7 +212,7 @@ static void test_part(void **state)
 	struct tmesh_layout layout = bytes_layout(1000), here;
 	atomic_int released = 0;
 
-	assert_ok(tmesh_cuda_part(whole, 512, 1000, count, &released, &part, err));
+	assert_ok(tmesh_cuda_slice(whole, 512, 1000, count, &released, &part, err));
 	assert_ok(tmesh_cuda_keep(part, "part", &layout, TMESH_CUDA_NO_STREAM, NULL, err));
 	tmesh_cuda_memory_unref(part);
 	tmesh_cuda_memory_unref(whole);

@@ -179,7 +179,7 @@ static void test_zero(void **state)
 
 	memset(text, 'x', sizeof(text));
 	assert_true(standin_access(0, tmesh_cuda_pointer(a), text, sizeof(text), true));
-	assert_ok(tmesh_cuda_part(a, 100, 200, NULL, NULL, &part, err));
+	assert_ok(tmesh_cuda_slice(a, 100, 200, NULL, NULL, &part, err));
 	assert_ok(tmesh_cuda_zero(part, NULL, err));
 	assert_byte(a, 99, 'x');
 	assert_byte(a, 100, 0);
@@ -204,7 +204,7 @@ static void test_read_write(void **state)
 
 	memset(text, 'x', sizeof(text));
 	assert_ok(tmesh_cuda_write(a, 0, text, sizeof(text), err));
-	assert_ok(tmesh_cuda_part(a, 100, 200, NULL, NULL, &part, err));
+	assert_ok(tmesh_cuda_slice(a, 100, 200, NULL, NULL, &part, err));
 	assert_ok(tmesh_cuda_write(part, 10, "yz", 2, err));
 	assert_ok(tmesh_cuda_read(a, 109, got, 4, err));
 	assert_memory_equal(got, "xyzx", 4);

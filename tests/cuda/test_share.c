@@ -199,12 +199,12 @@ static void test_part(void **state)
 	int fd;
 
 	assert_true(standin_access(0, tmesh_cuda_pointer(memory) + 5120, &byte, 1, true));
-	assert_refused(tmesh_cuda_part(memory, 95001, 5000, NULL, NULL, &part, err), -EINVAL,
+	assert_refused(tmesh_cuda_slice(memory, 95001, 5000, NULL, NULL, &part, err), -EINVAL,
 		       "outside");
-	assert_refused(tmesh_cuda_part(memory, 0, 0, NULL, NULL, &part, err), -EINVAL, "outside");
+	assert_refused(tmesh_cuda_slice(memory, 0, 0, NULL, NULL, &part, err), -EINVAL, "outside");
 	for (int i = 0; i < 2; i++) {
 		assert_ok(
-			tmesh_cuda_part(memory, 5120, 5000, count_release, &released, &part, err));
+			tmesh_cuda_slice(memory, 5120, 5000, count_release, &released, &part, err));
 		assert_ok(
 			tmesh_cuda_find(bed->cuda, tmesh_cuda_pointer(part), &found, &offset, err));
 		assert_ptr_equal(found, memory);
@@ -223,7 +223,7 @@ static void test_part(void **state)
 		assert_int_equal(stats_of(bed).bytes_pending_free, 0);
 	}
 	/* No process has opened it, so it is released at once. And it keeps the segment. */
-	assert_ok(tmesh_cuda_part(memory, 5120, 5000, count_release, &released, &part, err));
+	assert_ok(tmesh_cuda_slice(memory, 5120, 5000, count_release, &released, &part, err));
 	assert_refused(tmesh_cuda_export_dmabuf(part, 0, 0, &fd, err), -EOPNOTSUPP, "allocated");
 	share(part, text);
 	tmesh_cuda_memory_unref(memory);
@@ -380,7 +380,7 @@ static int in_child(struct pair *pair, struct tmesh_cuda_memory *memory,
 		return 1;
 	if (tmesh_cuda_share(imported, &layout, NULL, text, sizeof(text), NULL) != -EPERM ||
 	    tmesh_cuda_reclaim(memory, 0, NULL) != -EPERM ||
-	    tmesh_cuda_part(memory, 0, 1, NULL, NULL, &other, NULL) != -EPERM ||
+	    tmesh_cuda_slice(memory, 0, 1, NULL, NULL, &other, NULL) != -EPERM ||
 	    tmesh_cuda_info(memory, &info, NULL) != -EPERM || tmesh_cuda_touch(imported) != -EPERM)
 		return 2;
 	if (tmesh_cuda_find(pair->a.cuda, tmesh_cuda_pointer(memory), &other, &offset, NULL) !=

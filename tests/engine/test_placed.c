@@ -27,14 +27,14 @@ static struct tmesh_graph *parsed(const char *text)
 	return graph;
 }
 
-static void assert_part(const struct tmesh_graph_parts *parts, size_t index, uint32_t at,
+static void assert_part(const struct tmesh_graph_partitions *parts, size_t index, uint32_t at,
 			const char *text)
 {
 	const struct tmesh_graph *graph;
 	uint32_t place;
 	char *got;
 
-	assert_ok(tmesh_graph_part(parts, index, &place, &graph, err));
+	assert_ok(tmesh_graph_partition(parts, index, &place, &graph, err));
 	assert_int_equal(place, at);
 	got = tmesh_graph_to_text(graph);
 	assert_string_equal(got, text);
@@ -55,7 +55,7 @@ static void test_split(void **state)
 		       "d = silu(v)\n"
 		       "output b = b\noutput v = v\noutput c = c\noutput d = d\n");
 	const uint32_t here[] = {9, 9, 0, 9, 1, 0, 0}, nowhere[] = {0, 0, 0, 0, 2, 0, 0};
-	struct tmesh_graph_parts *parts;
+	struct tmesh_graph_partitions *parts;
 	const struct tmesh_graph *part;
 	uint32_t place;
 
@@ -63,8 +63,8 @@ static void test_split(void **state)
 		       "node \"b\" is at place 2, and there are 2");
 	assert_ok(tmesh_graph_split(graph, here, 2, &parts, err));
 	tmesh_graph_unref(graph);
-	tmesh_graph_parts_unref(tmesh_graph_parts_ref(parts));
-	assert_int_equal(tmesh_graph_parts_count(parts), 2);
+	tmesh_graph_partitions_unref(tmesh_graph_partitions_ref(parts));
+	assert_int_equal(tmesh_graph_partitions_count(parts), 2);
 	/* c moves ahead into the first part, and each part has the view for itself. */
 	assert_part(parts, 0, 0,
 		    "graph g\n"
@@ -81,8 +81,8 @@ static void test_split(void **state)
 		    "v = reshape(a) : float32[8]\n"
 		    "b = silu(v) : float32[8]\n"
 		    "output b = b\n");
-	assert_refused(tmesh_graph_part(parts, 2, &place, &part, err), -EINVAL, "no part 2");
-	tmesh_graph_parts_unref(parts);
+	assert_refused(tmesh_graph_partition(parts, 2, &place, &part, err), -EINVAL, "no part 2");
+	tmesh_graph_partitions_unref(parts);
 }
 
 static void test_pasts(void **state)
@@ -96,13 +96,13 @@ static void test_pasts(void **state)
 			   "y = silu(b)\n"
 			   "output b = b\noutput y = y\n";
 	const uint32_t at[] = {0, 0, 0, 0, 1, 0, 0};
-	struct tmesh_graph_parts *parts;
+	struct tmesh_graph_partitions *parts;
 	struct tmesh_graph *graph = parsed(text);
 	char twice[512];
 
 	assert_ok(tmesh_graph_split(graph, at, 2, &parts, err));
-	assert_int_equal(tmesh_graph_parts_count(parts), 3);
-	tmesh_graph_parts_unref(parts);
+	assert_int_equal(tmesh_graph_partitions_count(parts), 3);
+	tmesh_graph_partitions_unref(parts);
 	tmesh_graph_unref(graph);
 	snprintf(twice, sizeof(twice), "%sz = gelu(a)\noutput z = z\n", text);
 	graph = parsed(twice);
@@ -168,7 +168,7 @@ static void test_run(void **state)
 	assert_int_equal(rc, -EFBIG);
 	assert_int_equal(files(), 0);
 	assert_ok(tmesh_placed_create(graph, &opts, &placed, err));
-	assert_int_equal(tmesh_graph_parts_count(tmesh_placed_parts(placed)), 1);
+	assert_int_equal(tmesh_graph_partitions_count(tmesh_placed_partitions(placed)), 1);
 	assert_int_equal(files(), 1);
 	x = tensor(ctx, 2, shape);
 	b = tensor(ctx, 1, &shape[1]);

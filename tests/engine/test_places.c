@@ -74,13 +74,13 @@ static void test_contexts(void **state)
 	tmesh_placed_unref(placed);
 }
 
-static void assert_part_at(const struct tmesh_graph_parts *parts, uint32_t place)
+static void assert_part_at(const struct tmesh_graph_partitions *parts, uint32_t place)
 {
 	const struct tmesh_graph *part;
 	uint32_t got;
 
-	assert_int_equal(tmesh_graph_parts_count(parts), 1);
-	assert_ok(tmesh_graph_part(parts, 0, &got, &part, err));
+	assert_int_equal(tmesh_graph_partitions_count(parts), 1);
+	assert_ok(tmesh_graph_partition(parts, 0, &got, &part, err));
 	assert_int_equal(got, place);
 }
 
@@ -88,7 +88,7 @@ static void test_given_up(void **state)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[1]);
-	const struct tmesh_graph_parts *parts = tmesh_placed_parts(placed);
+	const struct tmesh_graph_partitions *parts = tmesh_placed_partitions(placed);
 	struct bound one = bind(placed);
 	uint64_t before = copied(), held;
 
@@ -114,7 +114,7 @@ static void test_given_up(void **state)
 	own(&one, 5, 5);
 	/* And comes back with the next run. */
 	run(&one, 3, 8);
-	assert_ptr_equal(tmesh_placed_parts(placed), parts);
+	assert_ptr_equal(tmesh_placed_partitions(placed), parts);
 	assert_int_equal(stats_of(places).held, 1);
 	assert_int_equal(stats_of(places).reacquired, 1);
 	assert_int_equal(stats_of(places).copies, 2);
@@ -126,7 +126,7 @@ static void test_given_up(void **state)
 	assert_ok(tmesh_placed_move(placed, at[0], err));
 	/* A holder of the old parts still has them. */
 	assert_part_at(parts, 1);
-	assert_part_at(tmesh_placed_parts(placed), 0);
+	assert_part_at(tmesh_placed_partitions(placed), 0);
 	assert_int_equal(stats_of(places).copies, 3);
 	run(&one, 3, 8);
 	now += 5 * SECOND;
@@ -429,7 +429,7 @@ static void test_hostile(void **state)
 			    tmesh_placed_dispatch(one.binding, NULL, NULL) == -EPERM &&
 			    tmesh_places_sweep(places, &count, NULL) == -EPERM &&
 			    tmesh_placed_at(placed, where, 3, NULL) == -EPERM &&
-			    tmesh_placed_parts(placed) &&
+			    tmesh_placed_partitions(placed) &&
 			    tmesh_places_used(places, 1, &bytes, NULL) == -EPERM &&
 			    tmesh_places_stats(places, &stats, NULL) == -EPERM;
 

@@ -248,10 +248,10 @@ NIF(placed_open)
 	return job_start(env, argc, argv, open_now, NULL);
 }
 
-/* placed_parts(placed) -> {ok, [number of a context]} */
-NIF(placed_parts)
+/* placed_partitions(placed) -> {ok, [number of a context]} */
+NIF(placed_partitions)
 {
-	const struct tmesh_graph_parts *parts;
+	const struct tmesh_graph_partitions *parts;
 	struct tmesh_error err;
 	struct engine *placed;
 	ERL_NIF_TERM list;
@@ -259,13 +259,13 @@ NIF(placed_parts)
 
 	if (!get_engine(env, argv[0], PLACED, &placed, &err))
 		return make_error(env, &err);
-	parts = tmesh_placed_parts(placed->object);
+	parts = tmesh_placed_partitions(placed->object);
 	list = enif_make_list(env, 0);
-	for (i = tmesh_graph_parts_count(parts); i--;) {
+	for (i = tmesh_graph_partitions_count(parts); i--;) {
 		const struct tmesh_graph *graph;
 		uint32_t place;
 
-		if (tmesh_graph_part(parts, i, &place, &graph, &err))
+		if (tmesh_graph_partition(parts, i, &place, &graph, &err))
 			return make_error(env, &err);
 		list = enif_make_list_cell(env, enif_make_uint(env, place), list);
 	}

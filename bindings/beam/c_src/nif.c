@@ -123,7 +123,7 @@ static ErlNifFunc functions[] = {
 	{"engine_rebind", 4, engine_rebind, 0},
 	{"engine_keep", 3, engine_keep, 0},
 	{"placed_open", 6, placed_open, 0},
-	{"placed_parts", 1, placed_parts, 0},
+	{"placed_partitions", 1, placed_partitions, 0},
 	{"placed_move", 3, placed_move, 0},
 	{"placed_at", 2, placed_at, ERL_NIF_DIRTY_JOB_IO_BOUND},
 	{"placed_bind", 4, placed_bind, 0},

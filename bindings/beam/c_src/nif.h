@@ -334,7 +334,7 @@ NIF(engine_bind);
 NIF(engine_rebind);
 NIF(engine_keep);
 NIF(placed_open);
-NIF(placed_parts);
+NIF(placed_partitions);
 NIF(placed_move);
 NIF(placed_at);
 NIF(placed_bind);

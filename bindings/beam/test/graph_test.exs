@@ -303,7 +303,7 @@ defmodule Tmesh.GraphTest do
       at = %{"h" => :a, "present" => :b, "twice" => :a, "y" => :b}
       opts = [folder: folder, weights: weights]
       placed = Placed.open!(graph, at, engines, opts)
-      assert Placed.parts!(placed) == [:a, :b, :a, :b]
+      assert Placed.partitions!(placed) == [:a, :b, :a, :b]
       assert length(Path.wildcard(Path.join(folder, "placed-*.graph"))) == 4
       cache = ZeroCopy.allocate!([4, 4], :float32)
       y = ZeroCopy.allocate!([4, 4], :float32)
@@ -334,7 +334,7 @@ defmodule Tmesh.GraphTest do
       assert Placed.dispatch!(binding) == :ok
       assert stat(:bytes_copied) == copied
       assert Placed.at!(placed) == other
-      assert Placed.parts!(placed) == [:b, :a]
+      assert Placed.partitions!(placed) == [:b, :a]
       assert length(Path.wildcard(Path.join(folder, "placed-*.graph"))) == 2
       assert numbers(y) == zeros ++ [8.0, 16.0, 24.0, 32.0] ++ zeros ++ zeros
 
@@ -399,7 +399,7 @@ defmodule Tmesh.GraphTest do
                %{held: 1, moves: 1, given_up: 0, reacquired: 0, copies: 1}
                |> Map.put(:bytes_copied, 16)
 
-      assert Placed.parts!(placed) == [:first]
+      assert Placed.partitions!(placed) == [:first]
       second = Placed.bind!(placed, %{"x" => x}, %{"y" => y})
 
       assert {:error, %Error{type: :system, message: message, details: %{errno: :enospc}}} =
@@ -444,7 +444,7 @@ defmodule Tmesh.GraphTest do
       eventually(fn -> Places.used!(places, :first) == 0 end)
       assert Path.wildcard(Path.join(context.folder, "placed-*.graph")) == []
       assert Placed.at!(placed) == %{"sum" => :first}
-      assert Placed.parts!(placed) == [:first]
+      assert Placed.partitions!(placed) == [:first]
       assert binding |> Placed.tensor!("b") |> numbers() == [4.0, 4.0, 4.0, 4.0]
       assert Placed.dispatch!(binding) == :ok
       assert numbers(y) == List.duplicate(5.0, 8)

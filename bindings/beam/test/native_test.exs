@@ -200,7 +200,7 @@ defmodule Tmesh.NativeTest do
         [{"a", sealed.handle}],
         "/tmp"
       ],
-      placed_parts: [ref.handle],
+      placed_partitions: [ref.handle],
       placed_move: [make_ref(), ref.handle, [0]],
       placed_at: [ref.handle, 1],
       placed_bind: [
@@ -332,7 +332,7 @@ defmodule Tmesh.NativeTest do
                     [:engine_rebind, :engine_keep, :engine_dispatch] ++
                     [:engine_tensor, :engine_tensor_wrap, :engine_tensor_info] ++
                     [:engine_tensor_read, :engine_tensor_write, :engine_tensor_export] ++
-                    [:engine_tensor_destroy, :placed_open, :placed_parts, :placed_move] ++
+                    [:engine_tensor_destroy, :placed_open, :placed_partitions, :placed_move] ++
                     [:placed_at, :placed_bind, :placed_tensor, :places_open, :places_sweep] ++
                     [:places_used, :places_stats]
 

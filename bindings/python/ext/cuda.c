@@ -250,8 +250,8 @@ static PyObject *module_cuda_lend(PyObject *module, PyObject *args)
 	if (!rc) {
 		/* A start before the memory wraps around to a large number, so the library refuses
 		 * it. */
-		rc = cuda_calls.cuda_part(whole, offset + (uint64_t)low, bytes, give_back, array,
-					  &part, &err);
+		rc = cuda_calls.cuda_slice(whole, offset + (uint64_t)low, bytes, give_back, array,
+					   &part, &err);
 		cuda_calls.cuda_memory_unref(whole);
 	}
 	Py_END_ALLOW_THREADS;

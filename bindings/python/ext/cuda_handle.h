@@ -8,7 +8,7 @@
 /* region_unref is that of the libtmesh inside libtmesh-cuda. */
 /* clang-format off */
 #define TMESH_CUDA_API_MORE(X) \
-	X(cuda_zero) X(cuda_record) X(cuda_wait) X(cuda_part) X(cuda_find) X(cuda_share_ipc) \
+	X(cuda_zero) X(cuda_record) X(cuda_wait) X(cuda_slice) X(cuda_find) X(cuda_share_ipc) \
 	X(cuda_touch) X(cuda_reclaim) X(cuda_keep) X(cuda_kept_open) X(cuda_to_dlpack) \
 	X(cuda_to_dlpack_versioned) X(cuda_trim) X(cuda_stats) X(region_unref) \
 	X(cuda_capture_begin) X(cuda_capture_end) X(cuda_stage)

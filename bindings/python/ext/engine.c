@@ -334,8 +334,8 @@ static PyMethodDef functions[] = {
 	{"engine_placed_create", engine_placed_create, METH_VARARGS,
 	 "engine_placed_create(text, at, contexts, weights, folder, /)\n--\n\n"
 	 "A graph over several engines, or on places."},
-	{"engine_placed_parts", engine_placed_parts, METH_O,
-	 "engine_placed_parts(placed, /)\n--\n\n"
+	{"engine_placed_partitions", engine_placed_partitions, METH_O,
+	 "engine_placed_partitions(placed, /)\n--\n\n"
 	 "Parts: (place, text, operators by nodes, outputs)."},
 	{"engine_placed_at", engine_placed_at, METH_O,
 	 "engine_placed_at(placed, /)\n--\n\n{node: place}."},

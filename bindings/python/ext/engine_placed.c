@@ -291,12 +291,12 @@ PyObject *engine_placed_create(PyObject *module, PyObject *args)
 	return capsule;
 }
 
-/* engine_placed_parts(placed) -> [part] */
-PyObject *engine_placed_parts(PyObject *module, PyObject *capsule)
+/* engine_placed_partitions(placed) -> [part] */
+PyObject *engine_placed_partitions(PyObject *module, PyObject *capsule)
 {
 	struct placed_graph *own = PyCapsule_GetPointer(capsule, PLACED);
 
-	return own ? engine_list_parts(tmesh_placed_parts(own->placed)) : NULL;
+	return own ? engine_list_partitions(tmesh_placed_partitions(own->placed)) : NULL;
 }
 
 /* Return {name: place} of the nodes that have a place. */

@@ -61,16 +61,16 @@ int engine_read_places(const struct tmesh_graph *graph, PyObject *given, uint32_
 	return 0;
 }
 
-PyObject *engine_list_parts(const struct tmesh_graph_parts *parts)
+PyObject *engine_list_partitions(const struct tmesh_graph_partitions *parts)
 {
 	PyObject *list = PyList_New(0);
 
-	for (size_t i = 0; list && i < tmesh_graph_parts_count(parts); i++) {
+	for (size_t i = 0; list && i < tmesh_graph_partitions_count(parts); i++) {
 		const struct tmesh_graph *part;
 		uint32_t place = 0;
 		PyObject *made = NULL;
 
-		if (!tmesh_graph_part(parts, i, &place, &part, NULL))
+		if (!tmesh_graph_partition(parts, i, &place, &part, NULL))
 			made = part_of(part, place);
 		if (!made || PyList_Append(list, made))
 			Py_CLEAR(list);

@@ -85,7 +85,7 @@ def test_any_placement(tmp_path, seed):
     contexts = {n: tmesh.engine.Context("ggml") for n in range(3)}
     draw = random.Random(seed)
     placed = tmesh.placed.Placed(g, {name: draw.randrange(3) for name in g.nodes}, contexts, weights=weights)
-    assert len(placed.parts) > 3 and {part.device for part in placed.parts} == {0, 1, 2}
+    assert len(placed.partitions) > 3 and {part.device for part in placed.partitions} == {0, 1, 2}
     run = Run(g, placed.bind)
     copied = tmesh.stats()["bytes_copied"]
     got = run()
@@ -102,7 +102,7 @@ def test_two_processes(tmp_path):
         half = len(g.nodes) // 2
         at = {name: "one" if n < half else "two" for n, name in enumerate(g.nodes)}
         placed = tmesh.placed.Placed(g, at, contexts, weights=weights, folder=tmp_path)
-        assert [part.device for part in placed.parts] == ["one", "two"]
+        assert [part.device for part in placed.partitions] == ["one", "two"]
         run = Run(g, placed.bind)
         copied = tmesh.stats()["bytes_copied"]
         assert numpy.array_equal(run().view("uint32"), wanted.view("uint32"))
@@ -133,7 +133,7 @@ def test_one_past(tmp_path):
                            {"present": memory, **out})
         step.dispatch()
         seen.append(numpy.concatenate([memory.numpy().ravel(), out["flat"].numpy(), out["y"].numpy()]))
-    assert len(placed.parts) > 1 and seen[0].any()
+    assert len(placed.partitions) > 1 and seen[0].any()
     for each in seen[1:]:
         assert numpy.array_equal(each.view("uint32"), seen[0].view("uint32"))
 
@@ -147,7 +147,7 @@ def test_refused(tmp_path):
     with pytest.raises(tmesh.InvalidError, match="weight '0.k' was not given"):
         tmesh.placed.Placed(g, at, contexts)
     placed = tmesh.placed.Placed(g, at, contexts, weights=weights)
-    assert len(placed.parts) == 1 and "1 partitions" in repr(placed)
+    assert len(placed.partitions) == 1 and "1 partitions" in repr(placed)
     with pytest.raises(tmesh.InvalidError, match="input 'x' was not given"):
         placed.bind({}, {})
     given = {name: tmesh.zeros((ROOM, WIDTH), "float32") for name in g.inputs}
@@ -180,7 +180,7 @@ def test_move(tmp_path):
             placed.move(where)
             # Views are at the places of their readers.
             assert placed.at() == {name: key for name, key in where.items() if not name.startswith("reshape")}
-            assert {part.device for part in placed.parts} == {0, 1, 2}
+            assert {part.device for part in placed.partitions} == {0, 1, 2}
             with pytest.raises(tmesh.InvalidError, match="on no device that has a context: give one of 0, 1, 2"):
                 placed.move(where | {g.nodes[0]: 3})
         arrays["position"][0] = arrays["row"][0] = at
@@ -233,7 +233,7 @@ def test_leases():
     assert (y.numpy() == 5).all()
     eventually(lambda: places.stats()["held"] == 0)
     assert places.stats()["given_up"] >= 1 and places.used("first") == 0
-    assert placed.at() == {"sum": "first"} and [part.device for part in placed.parts] == ["first"]
+    assert placed.at() == {"sum": "first"} and [part.device for part in placed.partitions] == ["first"]
     before = places.stats()["copies"]
     assert (step.tensor("b").numpy() == 4).all() and before >= 1
     step.dispatch()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .engine import Cancellable, Context
     from .graphs import Graph as Description
 
-__all__ = ["Part", "Place", "Placed", "PlacedBinding", "Places"]
+__all__ = ["Partition", "Place", "Placed", "PlacedBinding", "Places"]
 
 # Operators that give their input's memory another shape. Each reader has a node of its own.
 _VIEWS = {"reshape"}
@@ -37,8 +37,8 @@ _GIVEN = {"input", "weight"}
 _NEVER = (1 << 64) - 1
 
 
-class Part:
-    """Nodes that run together. `values`: the values that it reads from other parts. `results`: those that other parts,
+class Partition:
+    """Nodes that run together. `values`: the values that it reads from other partitions. `results`: those that other partitions,
     or the caller, read."""
 
     def __init__(self, device: Hashable) -> None:
@@ -50,7 +50,7 @@ class Part:
         self.results: list[str] = []
 
     def __repr__(self) -> str:
-        return f"<tmesh.placed.Part of {len(self.nodes)} nodes on {self.device}>"
+        return f"<tmesh.placed.Partition of {len(self.nodes)} nodes on {self.device}>"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Places:
 
 class Placed:
     """A graph whose nodes run at places. `at`: for each node with an operator a key of `contexts`, or of places; views
-    are with their readers. `folder`: a folder for the parts; engines in processes of their own must be able to read
+    are with their readers. `folder`: a folder for the partitions; engines in processes of their own must be able to read
     it."""
 
     def __init__(self, graph: Description, at: Mapping[str, Hashable], contexts: Mapping[Hashable, Context] | Places, *,
@@ -126,7 +126,7 @@ class Placed:
             if op == "weight" and name not in (weights or {}):
                 raise _wrong(f"weight {name!r} was not given")
         where = self._places(at)
-        # Keep the folder as long as this object: an engine that was restarted reads the parts again.
+        # Keep the folder as long as this object: an engine that was restarted reads the partitions again.
         self._own = tempfile.TemporaryDirectory(prefix="tmesh-placed-") if folder is None else None
         self._handle = _tmesh.engine_placed_create(
             graph.text(), where,
@@ -141,18 +141,18 @@ class Placed:
         return {name: self._keys.index(at[name]) for name in computing}
 
     @property
-    def parts(self) -> list[Part]:
-        """The parts in their order, at the current places, or the last ones if it was given up."""
-        parts = []
-        for place, _, nodes, results in _tmesh.engine_placed_parts(self._handle):
-            part = Part(self._keys[place])
+    def partitions(self) -> list[Partition]:
+        """The partitions in their order, at the current places, or the last ones if it was given up."""
+        partitions = []
+        for place, _, nodes, results in _tmesh.engine_placed_partitions(self._handle):
+            part = Partition(self._keys[place])
             part.results = results
             for name, op in nodes.items():
                 into = (part.nodes if op not in _GIVEN else part.weights if op == "weight" else
                         part.inputs if self._nodes[name][0] == "input" else part.values)
                 into.append(name)
-            parts.append(part)
-        return parts
+            partitions.append(part)
+        return partitions
 
     def at(self) -> dict[str, Hashable]:
         """Return the place of each node with an operator, or the last one if it was given up, in the form of the
@@ -194,11 +194,11 @@ class Placed:
         return PlacedBinding(self, handle, views)
 
     def __repr__(self) -> str:
-        return f"<tmesh.placed.Placed {self.description.name}: {len(self.parts)} parts>"
+        return f"<tmesh.placed.Placed {self.description.name}: {len(self.partitions)} partitions>"
 
 
 class PlacedBinding:
-    """The parts of a graph with bound inputs and outputs. Made by Placed.bind()."""
+    """The partitions of a graph with bound inputs and outputs. Made by Placed.bind()."""
 
     def __init__(self, placed: Placed, handle: object, views: list[_tmesh.EngineTensor]) -> None:
         self._placed = placed
@@ -206,7 +206,7 @@ class PlacedBinding:
         self._views = views
 
     def dispatch(self, cancellable: Cancellable | None = None) -> None:
-        """Run all parts in order. After an error of one part the later ones have not run. A graph that was given up
+        """Run all partitions in order. After an error of one part the later ones have not run. A graph that was given up
         first takes places. cancellable: as in tmesh.engine.Graph.dispatch()."""
         _tmesh.engine_placed_dispatch(self._handle, cancellable)
 

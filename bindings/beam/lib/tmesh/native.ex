@@ -168,8 +168,8 @@ defmodule Tmesh.Native do
   def placed_open(_tag, _engines, _graph, _at, _weights, _folder),
     do: :erlang.nif_error(:not_loaded)
 
-  @spec placed_parts(engine()) :: result([non_neg_integer()])
-  def placed_parts(_placed), do: :erlang.nif_error(:not_loaded)
+  @spec placed_partitions(engine()) :: result([non_neg_integer()])
+  def placed_partitions(_placed), do: :erlang.nif_error(:not_loaded)
 
   @spec placed_move(reference(), engine(), [non_neg_integer()]) :: started()
   def placed_move(_tag, _placed, _at), do: :erlang.nif_error(:not_loaded)

@@ -8,7 +8,7 @@ defmodule Tmesh.Placed do
       binding = Tmesh.Placed.bind!(placed, %{"x" => x}, %{"y" => y})
       :ok = Tmesh.Placed.dispatch!(binding)
 
-  Nodes that can run together are one part. Parts run one after another. A value between two parts is written once,
+  Nodes that can run together are one partition. Partitions run one after another. A value between two partitions is written once,
   where the next part reads it: tmesh copies nothing. In place of engines you can give `Tmesh.Places`, which several
   graphs share.
   """
@@ -19,7 +19,7 @@ defmodule Tmesh.Placed do
   alias Tmesh.ZeroCopy.TensorRef
 
   defmodule Binding do
-    @moduledoc "The parts with their inputs and outputs: made by `Tmesh.Placed.bind/3`."
+    @moduledoc "The partitions with their inputs and outputs: made by `Tmesh.Placed.bind/3`."
     @enforce_keys [:native]
     @derive {Inspect, only: []}
     defstruct @enforce_keys
@@ -40,10 +40,10 @@ defmodule Tmesh.Placed do
         }
 
   @doc """
-  Split the graph into parts, which the engines open. `at` gives the key of the engine for each node that computes;
+  Split the graph into partitions, which the engines open. `at` gives the key of the engine for each node that computes;
   reshapes go with their readers. `Tmesh.Places` may replace the engines.
 
-  Options: `folder` - a folder of models of all these engines, for the parts while this graph is used; `weights` -
+  Options: `folder` - a folder of models of all these engines, for the partitions while this graph is used; `weights` -
   sealed tensors by name, all of the graph's.
 
   Errors, beside those of `Tmesh.Engine.graph/3`:
@@ -84,10 +84,10 @@ defmodule Tmesh.Placed do
   defp natives(engines), do: {Map.keys(engines), for({_key, engine} <- engines, do: engine.native)}
 
   @doc "Return the place of each part, or the last one if the graph was closed: keys of the engines or places."
-  @spec parts(t()) :: {:ok, [term()]} | {:error, Error.t()}
-  def parts(%__MODULE__{native: native, keys: keys}) do
-    with {:ok, parts} <- Engine.call(fn -> Native.placed_parts(native) end),
-         do: {:ok, Enum.map(parts, &Enum.at(keys, &1))}
+  @spec partitions(t()) :: {:ok, [term()]} | {:error, Error.t()}
+  def partitions(%__MODULE__{native: native, keys: keys}) do
+    with {:ok, partitions} <- Engine.call(fn -> Native.placed_partitions(native) end),
+         do: {:ok, Enum.map(partitions, &Enum.at(keys, &1))}
   end
 
   # The place of nodes that need none: inputs, weights and reshapes go with their readers.
@@ -141,7 +141,7 @@ defmodule Tmesh.Placed do
 
   @doc """
   Check inputs and outputs once, to run often. The output of a `:set_rows` is the tensor of its past. The binding
-  keeps the tensors' memory, and owns the values between parts. If an input with `cache: :reuse` is not given, the
+  keeps the tensors' memory, and owns the values between partitions. If an input with `cache: :reuse` is not given, the
   binding owns it, of zeros at first, in the memory of the place that reads it: `tensor/2`.
 
   Errors: `:not_found` (no such input or output), `:invalid` (a missing tensor; another tensor than the past), and
@@ -171,7 +171,7 @@ defmodule Tmesh.Placed do
   end
 
   @doc """
-  Run all parts. If one fails, later parts have not run. A graph that was closed while idle gets places first. Options
+  Run all partitions. If one fails, later partitions have not run. A graph that was closed while idle gets places first. Options
   and errors are those of `Tmesh.Engine.dispatch/2`.
   """
   @spec dispatch(Binding.t(), cancellable: Engine.Cancellable.t() | nil) ::
@@ -186,7 +186,7 @@ defmodule Tmesh.Placed do
        ) :: t()
 
   bang move(placed :: t(), at :: %{String.t() => term()}) :: :ok
-  bang parts(placed :: t()) :: [term()]
+  bang partitions(placed :: t()) :: [term()]
   bang tensor(binding :: Binding.t(), name :: String.t()) :: TensorRef.t()
   bang at(placed :: t()) :: %{String.t() => term()}
   bang bind(placed :: t(), inputs :: Engine.tensors(), outputs :: Engine.tensors()) :: Binding.t()
