@@ -116,7 +116,7 @@ NO_ROW_PYTHON = {
     "classes whose calls are in the table": r"Arena|Channel|Bundle|Description|Model|PagePool|Pages|Slot|SlotReader|SlotValue|Tensor|Queue|Ref",
     "errors, which have a table": r"\w*Error",
     "of the package": r"__version__|backend|configure",
-    "of Python's own protocols, and a drawing for notebooks": r"from_address|from_dlpack|graph",
+    "of Python's own protocols, and a drawing for notebooks": r"from_address|from_dlpack|draw",
 }
 # The same of the Elixir application: full names of functions, without "Tmesh." and without arities.
 NO_ROW_ELIXIR = {

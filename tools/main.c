@@ -8,7 +8,7 @@
 #include "tmeshctl.h"
 
 static const struct verb *const verbs[] = {
-	&verb_doctor, &verb_ls,	    &verb_show,	   &verb_holders, &verb_top,	&verb_graph,
+	&verb_doctor, &verb_ls,	    &verb_show,	   &verb_holders, &verb_top,	&verb_draw,
 	&verb_create, &verb_put,    &verb_get,	   &verb_export,  &verb_import, &verb_seal,
 	&verb_lease,  &verb_revoke, &verb_keep,	   &verb_kept,	  &verb_drop,	&verb_mount,
 	&verb_umount, &verb_stats,  &verb_metrics,
@@ -45,8 +45,7 @@ static int by_name(const struct dirent **left, const struct dirent **right)
 	return strcmp((*left)->d_name, (*right)->d_name);
 }
 
-/* Return whether this program has the verb. A program tmeshctl-VERB of that name is a part of it,
- * as tmeshctl-graph is, and not a verb of another package. */
+/* Return whether this program has the verb. A program tmeshctl-VERB of that name never runs. */
 static bool is_own(const char *word)
 {
 	for (size_t i = 0; i < VERBS; i++)
@@ -79,7 +78,9 @@ static void help_programs(FILE *to)
 		free(entries);
 }
 
-int run_program(const char *word, char **argv)
+/* Become tmeshctl-@word, beside this program or in PATH, with the words from @argv[2] on. Return
+ * -ENOENT if there is no such program. Return another error after reporting it. */
+static int run_program(const char *word, char **argv)
 {
 	char path[4096 + 16 + VERB_MAX], folder[4096];
 
@@ -138,8 +139,14 @@ int main(int argc, char **argv)
 		status = verbs[i]->run(verbs[i], argc - 1, argv + 1);
 		return status ? status : flush_answer();
 	}
-	if (is_verb(word))
-		run_program(word, argv);
+	if (is_verb(word)) {
+		if (run_program(word, argv) == -ENOENT)
+			fprintf(stderr,
+				"tmeshctl: no such verb: there is no program tmeshctl-%s; "
+				"see tmeshctl --help\n",
+				word);
+		return STATUS_USAGE;
+	}
 	fprintf(stderr, "tmeshctl: no such verb; see tmeshctl --help\n");
 	return STATUS_USAGE;
 }

@@ -43,7 +43,7 @@ struct verb {
 
 extern const struct verb verb_doctor, verb_ls, verb_show, verb_holders, verb_create, verb_put,
 	verb_get, verb_export, verb_import, verb_seal, verb_lease, verb_revoke, verb_keep,
-	verb_kept, verb_drop, verb_stats, verb_top, verb_graph, verb_metrics, verb_mount,
+	verb_kept, verb_drop, verb_stats, verb_top, verb_draw, verb_metrics, verb_mount,
 	verb_umount;
 
 /* Return the next option's key, -1 after the last. Answer --help, and end on an unknown option. */
@@ -79,9 +79,6 @@ enum tmesh_backend backend_option(const struct verb *verb, const char *text);
 
 /* main.c: return the folder of this program with a slash at its end, "" if it is unknown. */
 void own_folder(char *folder, size_t size);
-/* Become tmeshctl-@word, beside this program or in PATH, with the words from @argv[2] on. Return
- * -ENOENT if there is no such program. Return another error after reporting it. */
-int run_program(const char *word, char **argv);
 
 /* text.c: output for people and for programs. Text that other users may have written is escaped:
  * labels, descriptions, names of processes. */

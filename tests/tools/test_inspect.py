@@ -34,8 +34,8 @@ def metrics(*args):
 
 
 def drawn():
-    """Graphviz's own reading of the graph."""
-    dot = tool("graph")[0]
+    """Graphviz's own reading of the drawing."""
+    dot = tool("draw")[0]
     done = subprocess.run(["dot", "-Tjson0"], input=dot, capture_output=True, check=True)
     return json.loads(done.stdout)
 
@@ -272,7 +272,7 @@ class See(Base):
     def test_a_full_disk_is_told(self):
         with held("create", "5") as names, open("/dev/full", "w") as full:
             for words in (("--help",), ("--version",), ("ls", "--help"), ("ls",), ("ls", "--json"), ("show", names["id"]),
-                          ("holders", names["id"]), ("doctor",), ("stats",), ("graph",), ("top",), ("metrics",),
+                          ("holders", names["id"]), ("doctor",), ("stats",), ("draw",), ("top",), ("metrics",),
                           ("create", "5"), ("create", "5", "--background")):
                 done = subprocess.run([TOOL, *words], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S)
                 self.assertEqual((done.returncode, done.stderr.count(b"No space left")), (1, 1), words)
@@ -318,7 +318,7 @@ class Metrics(Base):
 
 
 @any_backend
-class Graph(Base):
+class Draw(Base):
     def test_graphviz_reads_it(self):
         with held("create", "5000", "--label", EVIL) as names:
             graph = drawn()
@@ -331,12 +331,12 @@ class Graph(Base):
 
     def test_svg(self):
         with held("create", "5000", "--label", "weights"):
-            svg = tool("graph", "--svg")[0]
+            svg = tool("draw", "--svg")[0]
         self.assertTrue(xml.etree.ElementTree.fromstring(svg).tag.endswith("svg"))
         self.assertIn(b"weights", svg)
 
     def test_without_graphviz(self):
-        refused("graphviz", "graph", "--svg", env=dict(os.environ, PATH="/nonexistent"))
+        refused("graphviz", "draw", "--svg", env=dict(os.environ, PATH="/nonexistent"))
 
 
 @any_backend
@@ -381,16 +381,16 @@ class GraphFile(Base):
 
     def test_usage(self):
         path = self.file(self.TEXT, "g.graph")
-        wrong_usage("dot -Tsvg", "graph", "--svg", path)
-        wrong_usage("no backend", "graph", "--backend", "memfd", path)
-        wrong_usage("a file's graph", "graph", "--json")
-        self.assertEqual(tool("graph", "--dot")[0][:13], b"digraph tmesh")
+        wrong_usage("--svg", "graph", "--svg", path)
+        wrong_usage("tmeshctl graph", "graph")
+        wrong_usage("tmeshctl draw", "draw", path)
+        self.assertEqual(tool("draw")[0][:13], b"digraph tmesh")
 
     def test_without_the_program(self):
         alone = shutil.copy(TOOL, self.dir)
         done = subprocess.run([alone, "graph", "g"], capture_output=True, env=dict(os.environ, PATH=self.dir), timeout=WAIT_S)
-        self.assertEqual(done.returncode, 1)
-        self.assertIn(b"tmeshctl-graph is not installed", done.stderr)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(b"no program tmeshctl-graph", done.stderr)
 
 
 @any_backend

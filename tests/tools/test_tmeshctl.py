@@ -63,7 +63,7 @@ class Main(Base):
         """In "tmeshctl ... | head" it ends by SIGPIPE, as others do, or reports that it could not write."""
         with held("create", "1") as names:
             for args in (("ls",), ("ls", "--json"), ("show", names["id"]), ("holders", names["id"], "--json"),
-                         ("kept",), ("stats",), ("metrics",), ("graph",), ("top",), ("doctor",), ("--help",),
+                         ("kept",), ("stats",), ("metrics",), ("draw",), ("top",), ("doctor",), ("--help",),
                          ("get", names["token"])):
                 reader, writer = os.pipe()
                 os.close(reader)

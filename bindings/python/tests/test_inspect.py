@@ -53,7 +53,7 @@ while True:
         taken.append(os.open("/dev/null", os.O_RDONLY))
     except OSError:
         break
-calls = {"regions": tmesh.regions, "holders": lambda: tmesh.holders(t), "graph": tmesh.graph, "ref": t.ref,
+calls = {"regions": tmesh.regions, "holders": lambda: tmesh.holders(t), "draw": tmesh.draw, "ref": t.ref,
          "send": lambda: ForkingPickler.dumps(t)}
 for free in range(2):  # /proc itself can be opened with one
     for name, call in calls.items():

@@ -42,24 +42,24 @@ def test_without_numpy(python):
                             "print(tmesh.empty(3, 'int8')._repr_html_())")
 
 
-def test_graph(tmp_path, peer):
+def test_drawing(tmp_path, peer):
     t = tmesh.put([1.0, 2.0], label="a < b", seal=True)
     holder = peer("import sys, tmesh\nt = tmesh.open(sys.argv[1])\nt.numpy()\n"
                   "print(flush=True)\nsys.stdin.read()", t.token)
     holder.stdout.readline()
-    graph = tmesh.graph()
-    assert t.id in [region["id"] for region in graph.regions]
-    assert {os.getpid(), holder.pid} <= {h["pid"] for h in graph.holders[t.id]}
-    graph.save(tmp_path / "graph.svg")
-    svg = ElementTree.parse(tmp_path / "graph.svg").getroot()
+    drawing = tmesh.draw()
+    assert t.id in [region["id"] for region in drawing.regions]
+    assert {os.getpid(), holder.pid} <= {h["pid"] for h in drawing.holders[t.id]}
+    drawing.save(tmp_path / "drawing.svg")
+    svg = ElementTree.parse(tmp_path / "drawing.svg").getroot()
     texts = [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
     assert "a < b, 16 bytes" in texts
     assert any(f"({holder.pid})" in text for text in texts)
     assert len(list(svg.iter("{http://www.w3.org/2000/svg}line"))) >= 2
-    assert "processes" in repr(graph)
+    assert "processes" in repr(drawing)
 
 
-def test_graph_of_nothing(python, tmp_path):
-    svg = python("import os, tmesh\nprint(tmesh.graph()._repr_svg_())",
+def test_drawing_of_nothing(python, tmp_path):
+    svg = python("import os, tmesh\nprint(tmesh.draw()._repr_svg_())",
                  env={**os.environ, "TMESH_RUNTIME_DIR": str(tmp_path / "empty")})
     ElementTree.fromstring(svg)

@@ -67,7 +67,7 @@ from .errors import (
 from .keeping import keep, keep_folder, kept_path, open_kept
 from .model import Description, Model, describe_model, load_model
 from .pages import PagePool, Pages
-from .notebook import graph
+from .notebook import draw
 from .queue import Queue
 from .refs import Ref
 from .in_transit import flush
@@ -109,6 +109,7 @@ __all__ = [
     "caps",
     "configure",
     "describe_model",
+    "draw",
     "drop",
     "empty",
     "export_memory",
@@ -117,7 +118,6 @@ __all__ = [
     "from_dlpack",
     "from_dmabuf",
     "gather",
-    "graph",
     "holders",
     "keep",
     "keep_folder",

@@ -60,7 +60,7 @@ def tensor_html(tensor: _tmesh.Tensor) -> str:
     return f"<div><b>tmesh.Tensor</b><table>{_rows(pairs)}</table>{shown}</div>"
 
 
-class Graph:
+class Drawing:
     """The holders of regions at one moment. Processes are on the left, regions on the right. A line
     joins a process and a region that it holds; it is thick if the process may write. A notebook
     draws it, and save() writes the SVG. regions and holders have the results of tmesh.regions() and
@@ -111,7 +111,7 @@ class Graph:
             file.write(self._repr_svg_())
 
     def __repr__(self) -> str:
-        return f"<tmesh graph: {len(self._processes())} processes, {len(self.regions)} regions>"
+        return f"<tmesh drawing: {len(self._processes())} processes, {len(self.regions)} regions>"
 
 
 def _box(x: int, y: int, color: str, text: str) -> str:
@@ -119,7 +119,7 @@ def _box(x: int, y: int, color: str, text: str) -> str:
             f'stroke="#888"/><text x="{x + 8}" y="{y + 16}">{escape(text)}</text>')
 
 
-def graph() -> Graph:
+def draw() -> Drawing:
     """Draw the holders of the regions of tmesh.regions(). Sealed ones are green, revoked ones red.
-    tmeshctl graph draws the same in a terminal. Errors as of tmesh.regions()."""
-    return Graph()
+    tmeshctl draw draws the same in a terminal. Errors as of tmesh.regions()."""
+    return Drawing()

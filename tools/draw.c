@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * tmeshctl graph: a drawing of regions and their holders, by Graphviz. For the graph in a file it
- * starts another program.
+ * tmeshctl draw: a drawing of regions and their holders, by Graphviz.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -15,10 +14,7 @@
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {
-	{"dot", 'd', NULL,
-	 "input for dot(1) of Graphviz (default without a FILE; of one its text)"},
-	{"svg", 's', NULL, "an SVG, by dot(1); of a FILE: tmeshctl graph --dot FILE | dot -Tsvg"},
-	{"json", 'j', NULL, "print a FILE's graph as JSON"},
+	{"svg", 's', NULL, "an SVG, by dot(1) of Graphviz; without it print dot's input"},
 	OPTION_BACKEND,
 	{NULL},
 };
@@ -131,7 +127,7 @@ static int put_all(struct tmesh_ctx *ctx, void *data)
 	return STATUS_OK;
 }
 
-static int graph(FILE *to, enum tmesh_backend backend)
+static int write_dot(FILE *to, enum tmesh_backend backend)
 {
 	int status;
 
@@ -142,7 +138,7 @@ static int graph(FILE *to, enum tmesh_backend backend)
 }
 
 /* Run dot, which reads from our pipe and writes to our standard output. */
-static int draw(enum tmesh_backend backend)
+static int write_svg(enum tmesh_backend backend)
 {
 	char *const command[] = {"dot", "-Tsvg", NULL};
 	posix_spawn_file_actions_t actions;
@@ -168,7 +164,7 @@ static int draw(enum tmesh_backend backend)
 	to = fdopen(ends[1], "w");
 	if (!to)
 		abort();
-	status = graph(to, backend);
+	status = write_dot(to, backend);
 	if (fclose(to) && !status)
 		status = complain_errno("writing to dot");
 	if (waitpid(pid, &ended, 0) != pid || !WIFEXITED(ended) || WEXITSTATUS(ended))
@@ -176,54 +172,21 @@ static int draw(enum tmesh_backend backend)
 	return status;
 }
 
-/* Start tmeshctl-graph: this program is not linked with the library that reads graphs. */
-static int print_file(char *path, char *form)
-{
-	char dashes[] = "--",
-	     *words[] = {NULL, NULL, form ?: dashes, form ? dashes : path, form ? path : NULL,
-			 NULL};
-
-	if (run_program("graph", words) == -ENOENT)
-		fprintf(stderr, "tmeshctl graph: tmeshctl-graph is not installed: it comes with "
-				"libtmesh-engine\n");
-	return STATUS_FAILED;
-}
-
-static int run_verb_graph(const struct verb *verb, int argc, char **argv)
+static int run_verb_draw(const struct verb *verb, int argc, char **argv)
 {
 	enum tmesh_backend backend = TMESH_BACKEND_AUTO;
-	char dot[] = "--dot", json[] = "--json", *form = NULL;
-	bool svg = false, chosen = false;
+	bool svg = false;
 	int key;
 
 	while ((key = verb_option(verb, argc, argv)) != -1) {
-		switch (key) {
-		case 's':
+		if (key == 's')
 			svg = true;
-			break;
-		case 'b':
+		else
 			backend = backend_option(verb, optarg);
-			chosen = true;
-			break;
-		case 'd':
-			form = dot;
-			break;
-		case 'j':
-			form = json;
-			break;
-		}
 	}
-	verb_expect_words(verb, argc, 0, 1);
-	if (optind < argc && (svg || chosen))
-		usage_error(verb, "a file's graph has no backend, and dot(1) makes its SVG: "
-				  "tmeshctl graph --dot FILE | dot -Tsvg");
-	if (optind < argc)
-		return print_file(argv[optind], form);
-	if (form == json)
-		usage_error(verb, "--json is of a file's graph");
-	return svg ? draw(backend) : graph(stdout, backend);
+	verb_expect_words(verb, argc, 0, 0);
+	return svg ? write_svg(backend) : write_dot(stdout, backend);
 }
 
-const struct verb verb_graph = {"graph", "[FILE]",
-				"draw who holds what (DOT, SVG); print a graph for engines",
-				options, run_verb_graph};
+const struct verb verb_draw = {"draw", "", "draw the holders of regions (DOT, SVG)", options,
+			       run_verb_draw};
