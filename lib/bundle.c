@@ -158,31 +158,42 @@ int tmesh_bundle_from_regions(struct tmesh_ctx *ctx, struct tmesh_region *index,
 
 /* Making. */
 
+/* Place a layout behind byte *@end, and move that to the end of the layout. */
+static int plan_one(struct tmesh_layout *layout, uint64_t *end, struct tmesh_error *err)
+{
+	uint64_t extent, at;
+	int rc = tmesh_layout_contiguous(layout, layout->dtype, layout->ndim, layout->shape, err);
+
+	if (!rc)
+		rc = tmesh_layout_check(layout, INT64_MAX, &extent, err);
+	if (rc)
+		return rc;
+	if (__builtin_add_overflow(*end, TMESH_ALIGN - 1, &at))
+		return tmesh_fail(err, -EOVERFLOW, "the tensors have more than 2^64 bytes");
+	layout->offset = at & ~(uint64_t)(TMESH_ALIGN - 1);
+	if (__builtin_add_overflow(layout->offset, extent, end) || *end > INT64_MAX)
+		return tmesh_fail(err, -EOVERFLOW, "the tensors have more than 2^63 bytes");
+	return 0;
+}
+
 int tmesh_bundle_plan(struct tmesh_bundle_entry *entries, size_t count, uint64_t start,
 		      uint64_t *bytes, struct tmesh_error *err)
 {
-	uint64_t end = start;
+	uint64_t end = start, again = start;
+	int rc = TMESH_NEED(err, bytes);
 
-	if (TMESH_NEED(err, bytes) || (count && TMESH_NEED(err, entries)))
-		return -EINVAL;
-	for (size_t i = 0; i < count; i++) {
-		struct tmesh_layout *layout = &entries[i].layout;
-		uint64_t extent, at;
-		int rc;
+	if (!rc && count)
+		rc = TMESH_NEED(err, entries);
+	/* Nothing is written before all entries are known to fit. */
+	for (size_t i = 0; !rc && i < count; i++) {
+		struct tmesh_layout layout = entries[i].layout;
 
-		rc = tmesh_layout_contiguous(layout, layout->dtype, layout->ndim, layout->shape,
-					     err);
-		if (!rc)
-			rc = tmesh_layout_check(layout, INT64_MAX, &extent, err);
-		if (rc)
-			return rc;
-		if (__builtin_add_overflow(end, TMESH_ALIGN - 1, &at))
-			return tmesh_fail(err, -EOVERFLOW, "the tensors have more than 2^64 bytes");
-		at &= ~(uint64_t)(TMESH_ALIGN - 1);
-		layout->offset = at;
-		if (__builtin_add_overflow(at, extent, &end) || end > INT64_MAX)
-			return tmesh_fail(err, -EOVERFLOW, "the tensors have more than 2^63 bytes");
+		rc = plan_one(&layout, &end, err);
 	}
+	if (rc)
+		return rc;
+	for (size_t i = 0; i < count; i++)
+		plan_one(&entries[i].layout, &again, NULL);
 	*bytes = end ? end : 1;
 	return 0;
 }

@@ -270,16 +270,18 @@ static int try_now(struct tmesh_channel *channel, const struct attempt *a, struc
 int tmesh_channel_level(struct tmesh_channel *channel, uint64_t *waiting, uint32_t *room,
 			struct tmesh_error *err)
 {
-	uint64_t unused;
+	uint64_t messages;
 	int rc = check_life(channel, "level", err);
 
-	if (room)
-		*room = 0;
 	if (!rc)
-		rc = tmesh_channel_waiting(channel, waiting ? waiting : &unused, err);
-	if (!rc && room && channel->role == TMESH_CHANNEL_SEND)
-		*room = tmesh_channel_room(channel);
-	return rc;
+		rc = tmesh_channel_waiting(channel, &messages, err);
+	if (rc)
+		return rc;
+	if (waiting)
+		*waiting = messages;
+	if (room)
+		*room = channel->role == TMESH_CHANNEL_SEND ? tmesh_channel_room(channel) : 0;
+	return 0;
 }
 
 bool tmesh_channel_gone(const struct tmesh_channel *channel)

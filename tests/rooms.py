@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import outputs
+
 TOP = Path(__file__).resolve().parents[1]
 BUILD = TOP / "build"
 
@@ -203,6 +205,11 @@ def main():
     check({f"they call each other in a circle: {', '.join(sorted(circle))}" for circle in found - CIRCLES}
           | {f"no circle any more: {', '.join(sorted(circle))}" for circle in CIRCLES - found},
           f"files of kmod in circles of calls: {sum(map(len, found))} of {len(calls)}")
+    missing, calls_that_fill = outputs.untested()
+    check({f"no test_outputs.c has {name}()" for name in missing} | (set() if calls_that_fill else {"no calls found"}),
+          f"a failure leaves the results of {calls_that_fill} calls of stable headers as they were, by test")
+    wrong, waits = outputs.timeouts()
+    check(wrong | (set() if waits else {"none found"}), f"each of {waits} timeouts is int64_t")
     print(f"1..{count}")
     return 1 if failed else 0
 

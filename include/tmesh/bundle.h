@@ -67,7 +67,7 @@ struct tmesh_bundle_entry {
  * Give contiguous places to @count entries, of which only layout.dtype, .ndim and .shape are set.
  * They follow each other from byte @start of a region, each at a multiple of TMESH_ALIGN. Fills
  * strides and offset; @bytes becomes the end of the last one, at least 1.
- * Return: 0; -EINVAL, -EOVERFLOW as tmesh_layout_contiguous(); entries may be half filled then.
+ * Return: 0; -EINVAL, -EOVERFLOW as tmesh_layout_contiguous().
  */
 int tmesh_bundle_plan(struct tmesh_bundle_entry *entries, size_t count, uint64_t start,
 		      uint64_t *bytes, struct tmesh_error *err);
