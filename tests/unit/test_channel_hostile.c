@@ -214,7 +214,7 @@ static void test_died_between(void **state)
 	second = next_producer(&p, second);
 	send_number(second, 7);
 	expect_number(p.maker, 7);
-	assert_refused(tmesh_channel_try_recv(p.maker, &got, err), -EAGAIN, "nothing");
+	assert_refused(tmesh_channel_try_recv(p.maker, &got, err), -EAGAIN, "no message is ready");
 	send_number(second, 8);
 	expect_number(p.maker, 8);
 	tmesh_channel_unref(second);
@@ -247,7 +247,7 @@ static void test_bad_word(void **state)
 	atomic_store(word, channel_word(3, 8));
 	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO, "corrupt (cell)");
 	atomic_store(word, 0);
-	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "no message is ready");
 	/* A message that is longer than one can be goes, and the next one comes. */
 	atomic_store(word, channel_word(0, TMESH_MESSAGE_BYTES + 1));
 	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO, "corrupt (kind)");
@@ -294,7 +294,7 @@ static void test_bad_names(void **state)
 		channel_copy_out(kept_layout, layout, 24);                                    \
 		change;                                                                       \
 		assert_refused(tmesh_channel_try_recv(fresh, &got, err), -EPROTO, word);      \
-		assert_refused(tmesh_channel_try_recv(fresh, &got, err), -EAGAIN, "nothing"); \
+		assert_refused(tmesh_channel_try_recv(fresh, &got, err), -EAGAIN, "no message is ready"); \
 		channel_copy_in(region, kept_region, 16);                                     \
 		channel_copy_in(layout, kept_layout, 24);                                     \
 		tmesh_channel_unref(fresh);                                                   \
@@ -345,7 +345,7 @@ static void test_refused_once(void **state)
 		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO,
 			       "cannot be opened");
 		atomic_fetch_xor(id, 1);
-		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "no message is ready");
 	}
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EINPROGRESS, "prepare");
