@@ -199,8 +199,8 @@ def test_a_pool_whose_pickles_fail_holds_nothing():
 
 @pytest.fixture
 def few(monkeypatch):
-    """Few slots, given up at once if they are wanted."""
-    monkeypatch.setattr(in_transit, "here", tmesh._tmesh.InTransit(slots=8, patience=0.0))
+    """Few entries, given up at once if they are wanted."""
+    monkeypatch.setattr(in_transit, "here", tmesh._tmesh.InTransit(capacity=8, patience=0.0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
