@@ -189,7 +189,8 @@ static int attempt_receive(struct tmesh_channel *channel, const struct attempt *
 
 /* Take, or report that the senders are gone. Messages that they sent before are still taken, also
  * one whose region a stopped sender has not given yet. */
-static int receive_now(struct tmesh_channel *channel, const struct attempt *a, struct tmesh_error *err)
+static int receive_now(struct tmesh_channel *channel, const struct attempt *a,
+		       struct tmesh_error *err)
 {
 	int rc = attempt_receive(channel, a, err);
 
@@ -203,7 +204,7 @@ static int receive_now(struct tmesh_channel *channel, const struct attempt *a, s
 }
 
 static int flushed_now(struct tmesh_channel *channel, const struct attempt *a,
-		     struct tmesh_error *err)
+		       struct tmesh_error *err)
 {
 	int rc = tmesh_channel_look(channel, err);
 

@@ -548,7 +548,8 @@ static void wait_for_holds(struct tmesh_ctx *ctx, void *data)
 
 	if (!lock_until(ctx, deadline))
 		return;
-	if (farewell->flush && ((ctx->holds && ctx->holds->mortal) || tmesh_channels_unreceived(ctx))) {
+	if (farewell->flush &&
+	    ((ctx->holds && ctx->holds->mortal) || tmesh_channels_unreceived(ctx))) {
 		farewell->flush = false;
 		pthread_mutex_unlock(&ctx->lock);
 		flush(stdout);

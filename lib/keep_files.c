@@ -196,8 +196,8 @@ int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **regi
 	rc = fs.f_type == TMESH_FS_MAGIC ? module_shown(ctx, fd, &shown, err)
 					 : fuse_shown(&ctx, fd, &shown, err);
 	if (!rc)
-		rc = ctx->ops->keep->open_region(ctx, shown.name, shown.uid, shown.id, shown.file.region,
-					  region, err);
+		rc = ctx->ops->keep->open_region(ctx, shown.name, shown.uid, shown.id,
+						 shown.file.region, region, err);
 	/* The mode 0004, or a mount of another IPC namespace. */
 	if (rc == -ENOENT && fs.f_type == TMESH_FS_MAGIC)
 		return tmesh_fail(err, -EOPNOTSUPP,

@@ -22,7 +22,7 @@ struct tmesh_keep_ops {
 		     uint64_t *id, struct tmesh_error *err);
 	/* One region of that keeping. -ESTALE: another one has the name now. */
 	int (*open_region)(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
-		    uint32_t number, struct tmesh_region **region, struct tmesh_error *err);
+			   uint32_t number, struct tmesh_region **region, struct tmesh_error *err);
 	int (*list)(struct tmesh_ctx *ctx, struct tmesh_kept_info **infos, size_t *count,
 		    struct tmesh_error *err);
 	int (*drop)(struct tmesh_ctx *ctx, const char *name, struct tmesh_error *err);

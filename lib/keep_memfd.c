@@ -323,7 +323,7 @@ static int memfd_paths(struct tmesh_ctx *ctx, const char *name, uid_t uid, struc
 }
 
 static int memfd_open_region(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
-		      uint32_t number, struct tmesh_region **region, struct tmesh_error *err)
+			     uint32_t number, struct tmesh_region **region, struct tmesh_error *err)
 {
 	struct tmesh_keeper_request request;
 	struct tmesh_keeper_reply reply;

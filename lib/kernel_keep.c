@@ -280,7 +280,8 @@ static int kernel_paths(struct tmesh_ctx *ctx, const char *name, uid_t uid,
 }
 
 static int kernel_open_region(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint64_t id,
-		       uint32_t number, struct tmesh_region **region, struct tmesh_error *err)
+			      uint32_t number, struct tmesh_region **region,
+			      struct tmesh_error *err)
 {
 	struct tmesh_region **regions;
 	uint64_t opened;

@@ -283,21 +283,22 @@ static void test_bad_names(void **state)
 	message.tensor = tensor;
 	assert_ok(tmesh_stats(p.ctx, &before));
 	/* Each time nothing is known yet at either end, as for the first message. */
-#define BAD(word, change)                                                                     \
-	do {                                                                                  \
-		struct tmesh_channel *fresh = pair_open(&p, RECV);                            \
-		uint64_t kept_region[16], kept_layout[24];                                    \
-                                                                                              \
-		assert_ok(tmesh_channel_try_send(p.maker, &message, err));                    \
-		cell = channel_cell(p.maker, p.maker->lane, position++)->payload;             \
-		channel_copy_out(kept_region, region, 16);                                    \
-		channel_copy_out(kept_layout, layout, 24);                                    \
-		change;                                                                       \
-		assert_refused(tmesh_channel_try_recv(fresh, &got, err), -EPROTO, word);      \
-		assert_refused(tmesh_channel_try_recv(fresh, &got, err), -EAGAIN, "no message is ready"); \
-		channel_copy_in(region, kept_region, 16);                                     \
-		channel_copy_in(layout, kept_layout, 24);                                     \
-		tmesh_channel_unref(fresh);                                                   \
+#define BAD(word, change)                                                                \
+	do {                                                                             \
+		struct tmesh_channel *fresh = pair_open(&p, RECV);                       \
+		uint64_t kept_region[16], kept_layout[24];                               \
+                                                                                         \
+		assert_ok(tmesh_channel_try_send(p.maker, &message, err));               \
+		cell = channel_cell(p.maker, p.maker->lane, position++)->payload;        \
+		channel_copy_out(kept_region, region, 16);                               \
+		channel_copy_out(kept_layout, layout, 24);                               \
+		change;                                                                  \
+		assert_refused(tmesh_channel_try_recv(fresh, &got, err), -EPROTO, word); \
+		assert_refused(tmesh_channel_try_recv(fresh, &got, err), -EAGAIN,        \
+			       "no message is ready");                                   \
+		channel_copy_in(region, kept_region, 16);                                \
+		channel_copy_in(layout, kept_layout, 24);                                \
+		tmesh_channel_unref(fresh);                                              \
 	} while (0)
 	BAD("number", atomic_fetch_or(&cell[CHANNEL_W_NAMES], 2));
 	BAD("number", atomic_fetch_or(&cell[CHANNEL_W_NAMES], 2 << 16));
@@ -345,7 +346,8 @@ static void test_refused_once(void **state)
 		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EPROTO,
 			       "cannot be opened");
 		atomic_fetch_xor(id, 1);
-		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "no message is ready");
+		assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN,
+			       "no message is ready");
 	}
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EINPROGRESS, "prepare");

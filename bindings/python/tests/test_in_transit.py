@@ -200,7 +200,7 @@ def test_a_pool_whose_pickles_fail_holds_nothing():
 @pytest.fixture
 def few(monkeypatch):
     """Few entries, given up at once if they are wanted."""
-    monkeypatch.setattr(in_transit, "here", tmesh._tmesh.InTransit(capacity=8, patience=0.0))
+    monkeypatch.setattr(in_transit, "here", tmesh._tmesh.InTransit(entries=8, patience=0.0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
