@@ -638,7 +638,7 @@ static long keep_table(const char *name, __u32 flags)
 {
 	struct kept_files *f = no_files();
 
-	files_add(f, "a/b", 0, 0, PAGE);
+	files_add(f, "a/b", 0, 0, 4 * PAGE);
 	files_add(f, "a/c", 0, 0, PAGE);
 	files_add(f, "d", 0, 0, 0);
 	return keep_files(set.dev, name, set.kept, 1, f, 0600, flags);
@@ -648,7 +648,17 @@ static long keep_table_and_drop(void)
 {
 	long ret = keep_table("kept", TMESH_KEEP_REPLACE);
 
-	return ret ? ret : keep(set.dev, "kept", set.kept, 2, TMESH_KEEP_REPLACE);
+	if (ret)
+		return ret;
+	ret = keep(set.dev, "kept", set.kept, 2, TMESH_KEEP_REPLACE);
+	if (ret) {
+		int code = errno;
+
+		/* The retry succeeds. Put the name back before the next point. */
+		keep(set.dev, "kept", set.kept, 2, TMESH_KEEP_REPLACE);
+		errno = code;
+	}
+	return ret;
 }
 
 /* Open, read and map a file. Report the first error. */

@@ -227,12 +227,20 @@ TEST(foreign, "files that others have open are limited for each owner, who opens
 	unmount_here();
 }
 
-/* Mark the page BAD as bad, through a mapping that may be the file's. */
-static void poison(unsigned char *p)
+/*
+ * Mark the page BAD as bad, through a mapping that may be the file's. A test that is skipped leaves
+ * no name behind.
+ */
+static void poison(int dev, unsigned char *p)
 {
 	CHECK_EQ(t_read(p + BAD * PAGE), 0);
-	if (madvise(p + BAD * PAGE, PAGE, MADV_HWPOISON) && errno != EBUSY && errno != EHWPOISON)
-		t_skip("this kernel makes no memory errors: %s", strerrorname_np(errno));
+	if (madvise(p + BAD * PAGE, PAGE, MADV_HWPOISON) && errno != EBUSY && errno != EHWPOISON) {
+		int code = errno;
+
+		kept_drop(dev, "p");
+		umount2(MOUNT, MNT_DETACH);
+		t_skip("this kernel makes no memory errors: %s", strerrorname_np(code));
+	}
 }
 
 /* Test reads and mappings of a file whose page BAD is bad. */
@@ -269,7 +277,7 @@ static void try_poison(bool by_file)
 	q = t_map(handle, 16 * PAGE, PROT_READ);
 	REQUIRE(p != MAP_FAILED && q != MAP_FAILED);
 	CHECK_EQ(t_read(p + BAD * PAGE), 0);
-	poison(by_file ? p : q);
+	poison(dev, by_file ? p : q);
 	/* The read finds the bad page. The mappings that have it are taken away then. */
 	CHECK_ERR(pread(fd, &(char){0}, 1, BAD * PAGE), EIO);
 	told.fd = handle;
