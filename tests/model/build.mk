@@ -93,7 +93,7 @@ model-faults-check: tools $(B)/tmesh-keeper $(MODEL_TEST_OUT)/faults.so $(MODEL_
 
 # These programs test memory that differs where shared memory may have huge pages. Few hosts have them on;
 # the library's guest has.
-HUGE_UNIT  := test_failures test_pool test_region
+HUGE_UNIT  := test_failures test_region_pool test_region
 HUGE_MODEL := test_shared_load test_load test_measure
 
 # For the guest, which compiles nothing.

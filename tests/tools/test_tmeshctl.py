@@ -298,8 +298,8 @@ class Man(Base):
                          set(re.findall(r'TMESH_LIMIT\("(\w+)"', source["account.c"])))
         files = re.search(r"^_/sys/kernel/debug/tmesh/(.*)$", page, re.M)[1]
         self.assertEqual(re.findall(r"[a-z]+", files), re.findall(r'debugfs_create_file\("(\w+)"', source["debug.c"]))
-        told = re.search(r"Tracepoints for (.*?)\n\n", page, re.S)[1]
-        self.assertEqual(sorted(word for part in re.findall(r"\((.*?)\)", told, re.S) for word in re.findall(r"\w+", part)),
+        told = re.search(r"Tracepoints for .*?\.(.*?)\n\n", page, re.S)[1]
+        self.assertEqual(sorted(word for part in re.findall(r":(.*?)\.", told, re.S) for word in re.findall(r"\w+", part)),
                          sorted(set(re.findall(r"^(?:TRACE_EVENT|DEFINE_EVENT)\((?:\w+, )?tmesh_(\w+),", source["trace.h"],
                                                re.M))))
 

@@ -102,9 +102,10 @@ static void test_interrupted(void **state)
 	assert_no_child();
 }
 
+/* The folder is the runtime folder too, where no other program's keeper answers. */
 static int set_up(void **state)
 {
-	return !mkdtemp(folder) || unit_ctx_setup(state);
+	return !mkdtemp(folder) || setenv("TMESH_RUNTIME_DIR", folder, 1) || unit_ctx_setup(state);
 }
 
 static int tear_down(void **state)
