@@ -197,7 +197,7 @@ MAKERS = {
     "export": lambda of, **options: io.FileIO(objects[of].export_dmabuf(**options)),
     "import": lambda descriptor, dtype, dims: tmesh.from_dmabuf(objects[descriptor], shape(dims), dtype),
     "connect": connect,
-    "take": lambda source, *ticket: objects[source].take(*ticket) if ticket else tmesh.recv(objects[source]),
+    "take": lambda source, *ticket: objects[source].open_sequence(*ticket) if ticket else tmesh.recv(objects[source]),
     "receive": lambda socket: tmesh.recv_bundle(objects[socket]),
     "bundle": lambda *pairs, **options: tmesh.bundle(dict(zip(pairs[::2], map(objects.get, pairs[1::2]))), **options),
     "member": lambda of, key: objects[of][key],
