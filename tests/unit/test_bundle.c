@@ -387,8 +387,10 @@ static void test_socket(void **state)
 	}
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
 	close(ends[1]);
-	assert_refused(tmesh_bundle_send(bundle, ends[0], TMESH_READ, err), -EPIPE, "nobody");
-	assert_refused(tmesh_bundle_recv(other, ends[0], &again, err), -EPIPE, "nobody");
+	assert_refused(tmesh_bundle_send(bundle, ends[0], TMESH_READ, err), -EPIPE,
+		       "the other end of the socket is closed");
+	assert_refused(tmesh_bundle_recv(other, ends[0], &again, err), -EPIPE,
+		       "the other end of the socket is closed");
 	close(ends[0]);
 	assert_int_equal(pipe(ends), 0);
 	assert_refused(tmesh_bundle_send(bundle, ends[1], TMESH_READ, err), -ENOTSOCK, "ocket");

@@ -398,7 +398,8 @@ static void test_stopped_sender(void **state)
 	while (!channel_gone(channel))
 		usleep(1000);
 	for (int i = 0; i < 3; i++) {
-		assert_refused(tmesh_channel_try_recv(channel, &message, err), -EAGAIN, "nothing");
+		assert_refused(tmesh_channel_try_recv(channel, &message, err), -EAGAIN,
+			       "no message is ready");
 		assert_refused(tmesh_channel_recv(channel, &message, 1000000, err), -ETIMEDOUT, "");
 	}
 	kill(sender, SIGCONT);

@@ -23,7 +23,8 @@ static void expect_open(struct tmesh_channel *maker)
 	while (others(maker))
 		usleep(1000);
 	if (maker->role == RECV)
-		assert_refused(tmesh_channel_try_recv(maker, &message, err), -EAGAIN, "nothing");
+		assert_refused(tmesh_channel_try_recv(maker, &message, err), -EAGAIN,
+			       "no message is ready");
 	assert_int_equal(atomic_load(&maker->head->state) &
 				 (CHANNEL_NO_PRODUCERS | CHANNEL_NO_CONSUMERS),
 			 0);
@@ -45,10 +46,12 @@ static void test_limit(void **state)
 			       "limit is 9");
 	expect_open(maker);
 	assert_ok(tmesh_channel_open(ctx, token, SEND, NULL, &other, err));
-	assert_refused(tmesh_channel_try_recv(maker, &message, err), -EAGAIN, "nothing");
+	assert_refused(tmesh_channel_try_recv(maker, &message, err), -EAGAIN,
+		       "no message is ready");
 	/* One that was open all right ends it. */
 	tmesh_channel_unref(other);
-	assert_refused(tmesh_channel_recv(maker, &message, PATIENCE, err), -EPIPE, "nobody");
+	assert_refused(tmesh_channel_recv(maker, &message, PATIENCE, err), -EPIPE,
+		       "no sender is left");
 	tmesh_channel_unref(maker);
 	tmesh_ctx_unref(ctx);
 }

@@ -566,7 +566,7 @@ static void test_rival(void **state)
 	assert_comes(channel, message.tensor);
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	rival = channel;
-	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "nothing");
+	assert_refused(tmesh_channel_try_recv(p.other, &got, err), -EAGAIN, "no message is ready");
 	assert_null(rival);
 	assert_int_equal(tmesh_region_id(tmesh_tensor_region(taken.tensor)),
 			 tmesh_region_id(region));

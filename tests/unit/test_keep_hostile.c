@@ -512,7 +512,8 @@ static void test_lying_keeper(void **state)
 	lie(*state, &reply, sizeof(reply), false, false, -EPROTO, "malformed");
 	reply.status = INT32_MIN;
 	lie(*state, &reply, sizeof(reply), false, false, -EPROTO, "the keeper");
-	lie(*state, &good, sizeof(good), false, true, -EPIPE, "nobody");
+	lie(*state, &good, sizeof(good), false, true, -EPIPE,
+	    "the other end of the socket is closed");
 	lie(*state, &good, sizeof(good), true, true, -EPROTO, "was expected");
 	reply = good;
 	reply.count = UINT32_MAX;
