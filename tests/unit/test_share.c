@@ -449,7 +449,7 @@ static void socket_of_type(int type)
 	assert_ok(tmesh_region_recv(ctx, pair[1], &got, err));
 	assert_int_equal(got->rights, TMESH_RIGHTS_ALL);
 	tmesh_region_unref(got);
-	assert_refused(tmesh_region_recv(ctx, pair[1], &got, err), -ETIMEDOUT, "in time");
+	assert_refused(tmesh_region_recv(ctx, pair[1], &got, err), -ETIMEDOUT, "timed out");
 	close(pair[1]);
 	assert_refused(tmesh_region_send(region, pair[0], TMESH_READ, err), -EPIPE, "other end");
 	assert_refused(tmesh_region_recv(ctx, pair[0], &got, err), -EPIPE, "other end");
