@@ -73,7 +73,7 @@ demo: ## [First] Share a real model between Python, Elixir and engines, and show
 	@tests/demo/run.sh
 
 INSTALLED_FOLDERS = $(BINDIR) $(SBINDIR) $(LIBEXECDIR) $(LIBDIR)/pkgconfig $(ENGINE_PLUGIN_DIR) $(INCLUDEDIR)/linux $(INCLUDEDIR)/tmesh \
-	$(UNITDIR) $(SYSTEMUNITDIR) $(DATADIR)/monitoring $(COMPLETIONS) $(foreach s,1 3 4 8,$(MANDIR)/man$s)
+	$(UNITDIR) $(SYSTEMUNITDIR) $(DATADIR)/monitoring $(COMPLETIONS) $(foreach s,1 3 4 5 8,$(MANDIR)/man$s)
 
 # The loader finds the libraries of /usr/local/lib by its cache alone.
 LDCONFIG := $(if $(DESTDIR)$(filter-out /usr/%,$(LIBDIR)),,ldconfig)
