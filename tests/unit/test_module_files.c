@@ -77,7 +77,7 @@ static void test_folder(void **state)
 {
 	struct tmesh_kept_info *infos;
 	struct tmesh_kept_file *files;
-	size_t count;
+	size_t count, at;
 	char *text;
 
 	assert_int_equal(mkdir(in_folder("sub"), 0700), 0);
@@ -90,9 +90,12 @@ static void test_folder(void **state)
 	assert_int_equal(symlink("../weights", in_folder("sub/link")), 0);
 	assert_ok(tmesh_keep_folder(*state, "m", folder, NULL, err));
 	assert_ok(tmesh_kept_list(*state, &infos, &count, err));
-	assert_int_equal(count, 1);
-	assert_int_equal(infos[0].backend, TMESH_BACKEND_KERNEL);
-	assert_int_equal(infos[0].count, 4);
+	/* Other programs keep names in the module, too. */
+	for (at = 0; at < count && strcmp(infos[at].name, "m"); at++)
+		;
+	assert_true(at < count);
+	assert_int_equal(infos[at].backend, TMESH_BACKEND_KERNEL);
+	assert_int_equal(infos[at].count, 4);
 	free(infos);
 	assert_ok(tmesh_kept_files(*state, "m", TMESH_KEPT_OWN, &files, &count, err));
 	assert_int_equal(count, 7);
