@@ -95,7 +95,7 @@ static void test_pages(void **state)
 	FAILS(tmesh_seq_tables, -EINVAL, &seq, 1, OUT, 0, OTHER, err);
 	FAILS(tmesh_seq_slot_mapping, -EINVAL, seq, 4, 10, OUT, err);
 	FAILS(tmesh_seq_view, -EINVAL, seq, 99, 16, OUT, err);
-	FAILS(tmesh_seq_gather, unit_on_kernel() ? -EINVAL : -EOPNOTSUPP, seq, 0, OUT, err);
+	FAILS(tmesh_seq_gather, -EINVAL, seq, 99, OUT, err);
 	FAILS(tmesh_seq_open, -ENOENT, s.pages, ticket, OUT, err);
 	FAILS(tmesh_seq_open, -EPROTO, s.pages, "no ticket", OUT, err);
 	FAILS(tmesh_pages_log, -EINVAL, s.pages, 1, out.text, err);
