@@ -324,7 +324,7 @@ def memory():
     return sizes
 
 def hold(models, ref):
-    # Weights in place: what of this process's memory is the region's, and what is its own.
+    # Weights in place: the region has a part of this process's memory, and the process the rest.
     weights = tmesh.open(json.loads(ref))
     context = tmesh.engine.Context()
     x, want = (np.load(Path(models, f"weights_{name}.npy")) for name in "xy")

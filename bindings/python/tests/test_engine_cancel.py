@@ -189,7 +189,7 @@ def interrupted(name, call):
                 pass
 
 
-# What accepts connections and says nothing.
+# This socket accepts connections and says nothing.
 silent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 silent.bind(os.path.join(os.environ["TMESH_RUNTIME_DIR"], "engine-silent"))
 silent.listen(8)
