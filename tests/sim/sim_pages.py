@@ -88,7 +88,7 @@ class Owner:
             self.holders[page].discard(client)
             self.page_idle(page)
 
-    def owner_put(self, client, key, page):
+    def owner_cache(self, client, key, page):
         if self.bug != "trust-puts" and not self.holds(client, page):
             return
         if not 0 <= page < len(self.holders):
@@ -240,12 +240,12 @@ class Client:
         for page, _ in seq:
             self.page_unref(page)
 
-    def prefix_put(self, seq):
+    def seq_cache(self, seq):
         page, content = seq[0]
         self.shared.add(page)
-        self.send("put", ("key", content), page)
+        self.send("cache", ("key", content), page)
 
-    def prefix_find(self):
+    def seq_find(self):
         if self.waits is None:
             self.pages_ask("find", [("key", self.world.rng.choice(self.world.written))])
             self.waits = "found"
@@ -257,10 +257,10 @@ class Client:
             self.pages_ask("share", [page for page, _ in seq])
             self.waits = ("ticket", [list(block) for block in seq])
 
-    def seq_take(self):
+    def seq_open(self):
         if self.waits is None and self.world.tickets:
             number, contents = self.world.rng.choice(self.world.tickets)
-            self.pages_ask("take", number)
+            self.pages_ask("open_ticket", number)
             self.waits = ("table", contents)
 
     def receive(self):
@@ -316,15 +316,15 @@ class Client:
         elif what < 0.47 and self.tickets:
             self.send("unshare", self.tickets.pop())
         elif what < 0.55 and self.world.written:
-            self.prefix_find()
+            self.seq_find()
         elif what < 0.63:
-            self.seq_take()
+            self.seq_open()
         elif seq and what < 0.73:
             self.seq_fork(seq)
         elif seq and what < 0.83:
             self.seq_write(seq)
         elif seq and what < 0.91:
-            self.prefix_put(seq)
+            self.seq_cache(seq)
         elif seq:
             self.seq_share(seq)
 
@@ -332,15 +332,15 @@ class Client:
         """Do anything but write to a page: memory of one tenant allows so much."""
         rng, pages = self.world.rng, range(-1, MAX_SLABS * SLAB + 1)
         some = [rng.choice(pages) for _ in range(rng.randint(1, 3))]
-        what = rng.choice(["again", "return", "put", "share", "take", "unshare", "want"])
+        what = rng.choice(["again", "return", "cache", "share", "open_ticket", "unshare", "want"])
         if what == "again" and self.sent:
             self.outbox.insert(rng.randint(0, len(self.outbox)), rng.choice(self.sent))
-        elif what == "put":
+        elif what == "cache":
             # Use a key of its own: nonsense cached under another's key harms that tenant.
-            self.send("put", ("key", -rng.randint(1, 50)), some[0])
+            self.send("cache", ("key", -rng.randint(1, 50)), some[0])
         elif what == "want":
             self.send("want", 2)
-        elif what in ("take", "unshare"):
+        elif what in ("open_ticket", "unshare"):
             self.send(what, rng.randint(1, 5))
         elif what != "again":
             self.send(what, some)
