@@ -63,7 +63,7 @@ static void test_regions(void **state)
 	FAILS(tmesh_region_export_dmabuf, -EINVAL, f.region, 1, 1, TMESH_READ, OUT, err);
 	FAILS(tmesh_region_opaque_fd, -EOPNOTSUPP, f.region, OUT, err);
 	FAILS(tmesh_region_info, -EINVAL, NULL, OUT, err);
-	FAILS(tmesh_region_poll_fd, -EINVAL, f.region, 1 << 31, OUT, err);
+	FAILS(tmesh_region_poll_fd, -EINVAL, f.region, 1u << 31, OUT, err);
 	/* It does fill this when the time is over, as its comment says. */
 	FAILS(tmesh_fence_wait, -EINVAL, NULL, 1, 0, OUT, err);
 	FAILS(tmesh_region_gather, unit_on_kernel() ? -EINVAL : -EOPNOTSUPP, f.ctx, &extent, 1,
