@@ -66,6 +66,8 @@ static void cuda_free(struct tmesh_cuda *cuda)
 		order_wait_all(cuda, i);
 	block_trim(cuda);
 	for (int i = 0; i < cuda->device_count; i++)
+		values_end(cuda, i);
+	for (int i = 0; i < cuda->device_count; i++)
 		device_free(cuda, &cuda->devices[i], i);
 	if (relaxed)
 		cuda_restore(cuda);
@@ -582,6 +584,7 @@ void tmesh_cuda_memory_unref_on(struct tmesh_cuda_memory *memory, struct CUstrea
 	cuda = memory->cuda;
 	if (cuda_inherited(cuda)) {
 		/* Its descriptors are ours as well; all else is the parent's, locks included. */
+		tmesh_region_unref(memory->values);
 		tmesh_region_unref(memory->region);
 		return;
 	}

@@ -65,6 +65,7 @@ enum {
 	CU_ATTR_POSIX_FD = 103,
 	CU_ATTR_VMM_RDMA = 110, /* cuMemCreate() takes the flag */
 	CU_ATTR_READ_ONLY_HOST_REGISTER = 113,
+	CU_ATTR_WRITE_VALUE = 122, /* streams write 64-bit values */
 	CU_ATTR_DMA_BUF = 124,
 	CU_ATTR_IPC_EVENT = 125,
 };
@@ -210,6 +211,8 @@ struct cu_external_range {
 	X(stream_ctx, cuStreamGetCtx, (cu_stream stream, cu_context * context))                  \
 	X(stream_is_capturing, cuStreamIsCapturing, (cu_stream stream, int *status))             \
 	X(capture_mode, cuThreadExchangeStreamCaptureMode, (int *mode))                          \
+	X(write_value, cuStreamWriteValue64_v2,                                                  \
+	  (cu_stream stream, cu_ptr at, unsigned long long value, unsigned int flags))           \
 	X(ctx_id, cuCtxGetId, (cu_context context, unsigned long long *id))                      \
 	X(granularity, cuMemGetAllocationGranularity,                                            \
 	  (size_t * bytes, const struct cu_alloc_prop *prop, int flags))                         \

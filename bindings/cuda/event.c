@@ -4,9 +4,9 @@
  * event: its producer records it, and consumers' streams wait for it.
  *
  * Without an event the producer's host waits for its stream instead, and the wait is counted. A
- * device may offer no events, the driver may have no more, or the caller may want none: only
- * processes with the same /dev/shm can open an event. The driver opens no event in the process that
- * made it; the event itself is used there.
+ * device may offer no events, the driver may have no more, or the caller may want none. Only
+ * processes with the same /dev/shm can open an event; the host of any other waits (value.c). The
+ * driver opens no event in the process that made it; the event itself is used there.
  */
 #include "internal.h"
 
@@ -131,7 +131,9 @@ int event_make(struct tmesh_cuda_memory *memory, struct tmesh_error *err)
 			cuda->driver.device_attribute(&has, CU_ATTR_IPC_EVENT,
 						      cuda->devices[memory->resident].handle),
 			"cuDeviceGetAttribute", err);
-	if (!rc && has && make(memory, &why))
+	if (!rc && has && !make(memory, &why))
+		value_make(memory);
+	else if (!rc && has)
 		cuda_log(cuda, TMESH_LOG_WARN,
 			 "no event for memory on GPU %d, so the host waits at each share: %s",
 			 memory->resident, why.message);
@@ -144,6 +146,7 @@ void event_card(const struct tmesh_cuda_memory *memory, struct card *card)
 	card->has_event = memory->event != NULL;
 	if (card->has_event)
 		card->event = memory->exported->handle;
+	value_card(memory, card);
 }
 
 int event_open(struct tmesh_cuda_memory *memory, const struct card *card, struct tmesh_error *err)
@@ -169,6 +172,7 @@ void event_end(struct tmesh_cuda_memory *memory)
 	bool last;
 	int rc;
 
+	value_end(memory);
 	if (!memory->event)
 		return;
 	last = !memory->exported || exported_drop(memory->exported);
@@ -193,6 +197,26 @@ int event_host_waits(struct tmesh_cuda_memory *memory, cu_stream stream, struct 
 			  err);
 }
 
+/* Record the event, and let the stream write the memory's number. Numbers are written in the order
+ * of the shares: a stream waits for the last share, which may be of another stream. */
+static int record(struct tmesh_cuda_memory *memory, cu_stream stream, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	int rc = 0;
+
+	pthread_mutex_lock(&cuda->share_lock);
+	if (!value_is_reached(memory))
+		rc = cuda_check(cuda, cuda->driver.stream_wait(stream, memory->event, 0),
+				"cuStreamWaitEvent", err);
+	if (!rc)
+		rc = cuda_check(cuda, cuda->driver.event_record(memory->event, stream),
+				"cuEventRecord", err);
+	if (!rc)
+		rc = value_write(memory, stream, err);
+	pthread_mutex_unlock(&cuda->share_lock);
+	return rc;
+}
+
 /* Record the memory's event on @stream. Another process's event cannot be recorded here, because
  * its waiters would take this process's work for their producer's. */
 int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
@@ -212,8 +236,7 @@ int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stre
 		rc = stream_is_of(cuda, memory->resident, stream, &here, err);
 	/* An event is recorded on streams of its own context alone. */
 	if (!rc && here && memory->event && !memory->event_foreign)
-		rc = cuda_check(cuda, cuda->driver.event_record(memory->event, stream),
-				"cuEventRecord", err);
+		rc = record(memory, stream, err);
 	else if (!rc)
 		rc = event_host_waits(memory, stream, err);
 	cuda_leave(cuda);
@@ -232,15 +255,15 @@ int tmesh_cuda_wait(struct tmesh_cuda_memory *memory, struct CUstream_st *stream
 		return tmesh_fail(err, memory->event_missing.code, "%s",
 				  memory->event_missing.message);
 	/* Without an event the producer has waited itself. */
-	if (!memory->event)
+	if (!memory->event && !memory->values)
 		return 0;
 	rc = cuda_enter(cuda, memory->device, err);
 	if (rc)
 		return rc;
 	rc = stream_check(cuda, memory->device, stream, "open", err);
-	if (!rc)
+	if (!rc && memory->event)
 		rc = cuda_check(cuda, cuda->driver.stream_wait(stream, memory->event, 0),
 				"cuStreamWaitEvent", err);
 	cuda_leave(cuda);
-	return rc;
+	return rc || memory->event ? rc : value_wait(memory, err);
 }

@@ -175,12 +175,13 @@ static int explain(const struct tmesh_cuda *cuda, const struct card *card, int r
 }
 
 /* Open the producer's event. A process in another container, for example, cannot open it. If the
- * sender of the ref has waited for the memory, no event is needed. Otherwise the import succeeds
- * and tmesh_cuda_wait() reports the reason: a caller may order the work by other means. */
+ * sender of the ref has waited for the memory, no event is needed. Otherwise the host is to wait
+ * for the producer's numbers. Without them the import succeeds and tmesh_cuda_wait() reports the
+ * reason: a caller may order the work by other means. */
 static int open_event(struct tmesh_cuda_memory *memory, const struct card *card,
 		      struct tmesh_error *err)
 {
-	struct tmesh_error *why = &memory->event_missing, inner;
+	struct tmesh_error *why = &memory->event_missing, inner, other = {0};
 	struct tmesh_cuda *cuda = memory->cuda;
 	int rc;
 
@@ -194,15 +195,24 @@ static int open_event(struct tmesh_cuda_memory *memory, const struct card *card,
 	cuda_leave(cuda);
 	if (!rc)
 		return 0;
-	if (card->waited) {
-		why->code = 0;
+	inner = *why;
+	why->code = 0;
+	if (card->waited)
+		return 0;
+	if (!card->has_value)
+		tmesh_fail(&other, -EOPNOTSUPP, "its producer writes no wait values");
+	if (card->has_value && !value_open(memory, card, &other)) {
+		cuda_log(cuda, TMESH_LOG_WARN,
+			 "the host waits for the producer of memory on GPU %d, whose event cannot "
+			 "be opened: %s",
+			 memory->resident, inner.message);
 		return 0;
 	}
-	explain(cuda, card, rc, why);
-	inner = *why;
+	explain(cuda, card, rc, &inner);
 	tmesh_fail(why, rc,
-		   "%.150s; if the producer has another /dev/shm, set TMESH_CUDA_EVENTS=0 there",
-		   inner.message);
+		   "%.110s; %.60s; if the producer has another /dev/shm, set TMESH_CUDA_EVENTS=0 "
+		   "there",
+		   inner.message, other.message);
 	return 0;
 }
 

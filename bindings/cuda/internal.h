@@ -39,6 +39,8 @@ struct device {
 	struct chunk *bins[BINS]; /* free chunks of 2^i bytes and more */
 	uint64_t freed, waited;	  /* chunks given back in a stream's order; so many are done with */
 	struct order *orders;	  /* of which streams: order.c */
+	struct values *values;	  /* value.c, under share_lock; NULL: not needed yet */
+	bool no_values;		  /* they were refused */
 	pthread_mutex_t wait_lock; /* one thread waits for them; before lock */
 	cu_stream stream;	   /* the library's own; NULL: not needed yet */
 	cu_stream capturing;	   /* a caller named it while it captured */
@@ -158,6 +160,9 @@ struct tmesh_cuda_memory {
 	bool event_foreign;
 	struct exported *exported;	  /* the event is this process's own; counts its users */
 	struct tmesh_error event_missing; /* why its producer's is not here; 0: it need not be */
+	unsigned int value;		  /* its pair of numbers, from 1; 0: it has none */
+	uint64_t recorded;		  /* own memory: shares so far, by share_lock */
+	struct tmesh_region *values;	  /* its producer's numbers: in place of the event */
 };
 
 /* driver.c */
@@ -224,6 +229,8 @@ void registration_drop(struct tmesh_cuda *cuda, struct registration *registratio
 int registration_pointer(struct tmesh_cuda *cuda, const struct registration *registration,
 			 int device, cu_ptr *pointer, struct tmesh_error *err);
 uint32_t registration_rights(const struct registration *registration);
+/* Return the address of the mapping. */
+void *registration_host(const struct registration *registration);
 /* Return the length of a registered piece: no copy crosses a multiple of it. */
 uint64_t registration_piece(const struct registration *registration);
 
@@ -291,8 +298,10 @@ struct card {
 	bool ipc;
 	int version;
 	uint64_t block, offset, block_bytes, bytes;
-	bool has_event, has_memory;
+	bool has_event, has_memory, has_value;
 	struct cu_ipc_handle event, memory;
+	char values[TMESH_TOKEN_SIZE]; /* token of the region that has the value */
+	unsigned int value;
 };
 int card_read(struct tmesh_region *region, struct card *card, struct tmesh_error *err);
 /* Make a region for a part that has none yet, described as an array of @layout. Nothing in it
@@ -327,6 +336,24 @@ void event_end(struct tmesh_cuda_memory *memory);
 void event_card(const struct tmesh_cuda_memory *memory, struct card *card);
 /* Open the producer's event. The resident device's context is current. */
 int event_open(struct tmesh_cuda_memory *memory, const struct card *card, struct tmesh_error *err);
+
+/* value.c */
+
+/* Give the memory a pair of numbers, if its device can write them. Under share_lock. */
+void value_make(struct tmesh_cuda_memory *memory);
+void value_card(const struct tmesh_cuda_memory *memory, struct card *card);
+/* Return whether the streams of all shares so far have written their numbers. */
+bool value_is_reached(const struct tmesh_cuda_memory *memory);
+/* Let the stream write the next number. Under share_lock; the resident device's context is current.
+ */
+int value_write(struct tmesh_cuda_memory *memory, cu_stream stream, struct tmesh_error *err);
+/* Give the pair back, or the producer's region. */
+void value_end(struct tmesh_cuda_memory *memory);
+void values_end(struct tmesh_cuda *cuda, int device);
+/* Open the producer's numbers in place of its event. */
+int value_open(struct tmesh_cuda_memory *memory, const struct card *card, struct tmesh_error *err);
+/* Wait on the host for the producer's last share, and count that. */
+int value_wait(struct tmesh_cuda_memory *memory, struct tmesh_error *err);
 
 /* watch.c */
 int watch_start(struct tmesh_cuda *cuda, struct tmesh_error *err);

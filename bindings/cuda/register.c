@@ -254,6 +254,11 @@ uint32_t registration_rights(const struct registration *r)
 	return r->rights;
 }
 
+void *registration_host(const struct registration *r)
+{
+	return r->host;
+}
+
 uint64_t registration_piece(const struct registration *r)
 {
 	return least(r->piece, r->bytes);

@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,10 @@ static char *card_text(const struct card *card)
 	if (card->has_memory) {
 		tmesh_hex(memory, card->memory.bytes, sizeof(card->memory.bytes));
 		json_object_set_new(cuda, "memory", json_string(memory));
+	}
+	if (card->has_value) {
+		json_object_set_new(cuda, "values", json_string(card->values));
+		json_object_set_new(cuda, "value", json_integer(card->value));
 	}
 	text = cuda ? json_dumps(cuda, JSON_COMPACT) : NULL;
 	json_decref(cuda);
@@ -87,21 +92,24 @@ static int card_write(struct tmesh_region *region, int device, const struct card
  * claims about memory. */
 static bool read_members(json_t *cuda, struct card *card)
 {
-	const char *kind, *uuid, *block, *event = NULL, *memory = NULL;
-	json_int_t at, of, bytes;
+	const char *kind, *uuid, *block, *event = NULL, *memory = NULL, *values = NULL;
+	json_int_t at, of, bytes, value = 0;
 
-	if (json_unpack(cuda, "{s:s, s:s, s:i, s:s, s:I, s:I, s:I, s?s, s?s}", "kind", &kind,
-			"uuid", &uuid, "driver", &card->version, "block", &block, "at", &at, "of",
-			&of, "bytes", &bytes, "event", &event, "memory", &memory))
+	if (json_unpack(cuda, "{s:s, s:s, s:i, s:s, s:I, s:I, s:I, s?s, s?s, s?s, s?I}", "kind",
+			&kind, "uuid", &uuid, "driver", &card->version, "block", &block, "at", &at,
+			"of", &of, "bytes", &bytes, "event", &event, "memory", &memory, "values",
+			&values, "value", &value))
 		return false;
 	card->ipc = !strcmp(kind, "ipc");
 	card->has_event = event;
 	card->has_memory = memory;
+	card->has_value = values;
 	if ((!card->ipc && strcmp(kind, "vmm")) || !from_hex(card->uuid.bytes, uuid, 16) ||
 	    strlen(block) != 16 || strspn(block, "0123456789abcdef") != 16 ||
 	    (event && !from_hex(card->event.bytes, event, sizeof(card->event.bytes))) ||
 	    (memory && !from_hex(card->memory.bytes, memory, sizeof(card->memory.bytes))) ||
-	    card->ipc != card->has_memory)
+	    card->ipc != card->has_memory ||
+	    (values && (strlen(values) >= sizeof(card->values) || value < 0 || value > INT_MAX)))
 		return false;
 	if (at < 0 || bytes < 1 || of < bytes || at > of - bytes)
 		return false;
@@ -109,6 +117,8 @@ static bool read_members(json_t *cuda, struct card *card)
 	card->offset = (uint64_t)at;
 	card->block_bytes = (uint64_t)of;
 	card->bytes = (uint64_t)bytes;
+	card->value = (unsigned int)value;
+	snprintf(card->values, sizeof(card->values), "%s", values ? values : "");
 	return true;
 }
 

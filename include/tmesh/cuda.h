@@ -55,8 +55,9 @@ struct tmesh_cuda_opts {
 
 enum tmesh_cuda_open_flags {
 	/* Hand memory over without events: the host waits for the stream at each share, which is
-	 * counted (host_waits). For consumers in containers that have another /dev/shm, by which
-	 * the driver finds events. */
+	 * counted (host_waits). The driver finds events by /dev/shm. A consumer in a container that
+	 * has another one waits on its host instead. It needs this flag if the device cannot write
+	 * wait values. */
 	TMESH_CUDA_NO_EVENTS = 1 << 0,
 };
 
@@ -284,8 +285,8 @@ struct tmesh_cuda_stats {
 	uint64_t staged_copies; /* from here on: fallbacks */
 	uint64_t staged_bytes;
 	uint64_t host_fallbacks;
-	uint64_t host_waits; /* times the host waited because there are no interprocess events */
-	uint64_t taken;	     /* pieces of memory that were taken back */
+	uint64_t host_waits;	   /* times the host waited because it has no interprocess event */
+	uint64_t taken;		   /* pieces of memory that were taken back */
 	uint64_t writable_instead; /* fallback: registered for writing where READ was asked for */
 	uint64_t bytes_waiting;	   /* given back here while the device could not be waited for */
 };
@@ -349,10 +350,11 @@ int tmesh_cuda_share_ipc(struct tmesh_cuda *cuda, uint64_t pointer,
 /*
  * Open a ref: gives the memory and the layout, whose offset counts from the start of the memory.
  * Work that is queued on @stream from now on waits for the work of the producer's stream before the
- * ref was made. A ref that is open already gives the same memory. Host memory is registered, as by
- * tmesh_cuda_register().
+ * ref was made, as by tmesh_cuda_wait(). A ref that is open already gives the same memory. Host
+ * memory is registered, as by tmesh_cuda_register().
  *
- * Return: 0; errors as tmesh_cuda_import(), tmesh_cuda_register() and tmesh_region_open(); -EPROTO.
+ * Return: 0; errors as tmesh_cuda_import(), tmesh_cuda_wait(), tmesh_cuda_register() and
+ * tmesh_region_open(); -EPROTO.
  */
 int tmesh_cuda_open_ref(struct tmesh_cuda *cuda, const char *text, size_t bytes,
 			const struct tmesh_cuda_import_opts *opts, struct CUstream_st *stream,
@@ -399,8 +401,11 @@ int tmesh_cuda_kept_open(struct tmesh_cuda *cuda, const char *name, uid_t uid,
  * of tmesh_cuda_open_ref() (wait). */
 int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		      struct tmesh_error *err);
-/* Gives the driver's error if the producer's event cannot be opened, for example from another
- * container. With TMESH_CUDA_NO_STREAM the event is not needed. */
+/* If the producer's event cannot be opened, for example from another container, the host waits for
+ * the producer's stream. That is logged, and counted as host_waits. With TMESH_CUDA_NO_STREAM
+ * nothing waits. Return: 0; the driver's error for the event, if the producer's device writes no
+ * wait values; -EOWNERDEAD (the host waited, and the producer ended before its work was done);
+ * -ESTALE (the memory was taken back meanwhile). */
 int tmesh_cuda_wait(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		    struct tmesh_error *err);
 

@@ -194,6 +194,7 @@ __attribute__((unused)) static struct tmesh_layout bytes_layout(int64_t bytes)
  *   "r"        the first byte now; 'T' when it was reclaimed
  *   "R"        the same by a kernel of the device that has it
  *   "a"        allocate memory of its own, whose first byte is 'a': the ref
+ *   "k"        the same behind a kernel that never ends
  *   "i"        memory of its own that the library did not allocate: the ref
  *   "s"        share it on: the ref
  *   "u"        release it
@@ -247,11 +248,33 @@ __attribute__((unused)) static char helper_look(struct helper_state *state)
 	return byte;
 }
 
+__attribute__((unused)) static void endless_kernel(void *data)
+{
+	for (;;)
+		pause();
+}
+
+/* A stream of GPU 0, whose context is current from now on, with a kernel that never ends. */
+__attribute__((unused)) static struct CUstream_st *endless_stream(void)
+{
+	struct CUstream_st *stream;
+	void *context;
+
+	((int (*)(void **, int))standin_symbol("cuDevicePrimaryCtxRetain"))(&context, 0);
+	((int (*)(void *))standin_symbol("cuCtxPushCurrent_v2"))(context);
+	((int (*)(struct CUstream_st **, unsigned int))standin_symbol("cuStreamCreate"))(&stream,
+											 1);
+	((int (*)(struct CUstream_st *, void (*)(void *), void *))standin_symbol(
+		"cuLaunchHostFunc"))(stream, endless_kernel, NULL);
+	return stream;
+}
+
 __attribute__((unused)) static size_t helper_do(struct helper_state *state, char *message,
 						size_t bytes)
 {
 	struct tmesh_cuda_import_opts opts = {
 		.size = sizeof(opts), .rights = state->rights, .device = state->device};
+	struct CUstream_st *stream = NULL;
 	struct tmesh_error err = {0};
 	char byte = 'W';
 
@@ -289,6 +312,9 @@ __attribute__((unused)) static size_t helper_do(struct helper_state *state, char
 					 message, 1024, &state->region, NULL))
 			strcpy(message, "E");
 		return strlen(message);
+	case 'k':
+		stream = endless_stream();
+		/* fall through */
 	case 'a':
 		byte = 'a';
 		state->layout = bytes_layout(5000);
@@ -298,7 +324,7 @@ __attribute__((unused)) static size_t helper_do(struct helper_state *state, char
 		/* fall through */
 	case 's':
 		state->layout.device_type = TMESH_DEVICE_CPU;
-		if (tmesh_cuda_share(state->memory, &state->layout, NULL, message, 1024, NULL))
+		if (tmesh_cuda_share(state->memory, &state->layout, stream, message, 1024, NULL))
 			strcpy(message, "E");
 		return strlen(message);
 	default:

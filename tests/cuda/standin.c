@@ -12,7 +12,7 @@
  *   version=N       as cuDriverGetVersion() gives; 13000 unless said
  *   without=NAME    vmm, rdma, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie,
  *                   peers, ipc-memory, prot-read, shm (others' events), events (none is left),
- *                   nvml, persistence
+ *                   write-value (by streams), nvml, persistence
  *   with=NAME       dma-buf-import, which only few platforms have; host-page-tables; mig: all
  *                   devices are instances of one GPU, whose UUID the older call gives
  *   node=PATH       a file in the place of the devices' nodes: without it there is no device, and
@@ -332,6 +332,9 @@ cu_result cuDeviceGetAttribute(int *value, int attribute, cu_device device)
 		return CU_OK;
 	case CU_ATTR_DMA_BUF:
 		*value = !standin_without("dma-buf");
+		return CU_OK;
+	case CU_ATTR_WRITE_VALUE:
+		*value = !standin_without("write-value");
 		return CU_OK;
 	case CU_ATTR_IPC_EVENT:
 		*value = !standin_without("ipc-event");

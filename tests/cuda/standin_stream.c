@@ -38,6 +38,7 @@ struct work {
 	struct cell *cell;
 	unsigned long number; /* of the record to make known, or to wait for */
 	bool wait;
+	unsigned long long *at, value; /* to write there */
 };
 
 struct CUstream_st {
@@ -73,6 +74,8 @@ static void work_off(struct work *work)
 {
 	if (work->call)
 		work->call(work->data);
+	else if (work->at)
+		__atomic_store_n(work->at, work->value, __ATOMIC_RELEASE);
 	else if (work->wait)
 		reach(work->cell, work->number);
 	else if (atomic_load(&work->cell->reached) < work->number)
@@ -441,6 +444,24 @@ cu_result cuStreamWaitEvent(cu_stream stream, cu_event event, unsigned int flags
 	add(stream, (struct work){.cell = event->cell,
 				  .number = atomic_load(&event->cell->recorded),
 				  .wait = true});
+	return CU_OK;
+}
+
+/* Into registered memory, at an aligned address. */
+cu_result cuStreamWriteValue64_v2(cu_stream stream, cu_ptr at, unsigned long long value,
+				  unsigned int flags)
+{
+	cu_result rc;
+
+	ENTER("cuStreamWriteValue64_v2");
+	if (standin_without("write-value"))
+		return CU_NOT_SUPPORTED;
+	rc = standin_usable(stream);
+	if (!rc && (flags || at % 8 || !standin_host((void *)at, 8, true)))
+		rc = CU_INVALID_VALUE;
+	if (rc || captures(stream))
+		return rc;
+	add(stream, (struct work){.at = (unsigned long long *)at, .value = value});
 	return CU_OK;
 }
 

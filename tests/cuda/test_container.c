@@ -22,6 +22,7 @@ enum hide {
 
 static char node_dir[] = "/tmp/tmesh-standin-XXXXXX";
 static char node[sizeof(node_dir) + 8];
+static char words[sizeof(node) + 8]; /* that set the stand-in up */
 
 struct container {
 	pid_t pid; /* outside; its child is 1 in there */
@@ -287,16 +288,35 @@ static void outside_close(struct outside *out)
 #define OTHERS_EVENT "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_VALUE"
 #define OTHERS_TOKEN "freed (CUDA_ERROR_INVALID_HANDLE): "
 
-/* With the same account and the devices, memory comes through; events and cuIpc do not. */
+/* With the same account and the devices, memory comes through; events and cuIpc do not. The
+ * container's host waits instead. */
 static void test_same_account(void **state)
+{
+	struct container container = container_start(geteuid(), NOTHING);
+	struct outside out;
+
+	outside_open(&out);
+	opens(ask(&container, 't', out.text, NULL));
+	opens(ask(&container, 'n', out.text, NULL));
+	opens(ask(&container, 't', out.text, NULL));
+	assert_int_equal(ask(&container, 'u', "", NULL).first, '-');
+	opens(ask(&container, 'S', "", out.region));
+	container_kill(&container);
+	outside_close(&out);
+}
+
+/* The same with a producer whose streams write no numbers: there is no order. */
+static void test_without_order(void **state)
 {
 	struct container container = container_start(geteuid(), NOTHING);
 	struct tmesh_layout layout = bytes_layout(5000);
 	unsigned long long foreign;
 	struct tmesh_region *region;
-	char text[TMESH_REF_SIZE];
+	char text[TMESH_REF_SIZE], without[sizeof(words) + 32];
 	struct outside out;
 
+	snprintf(without, sizeof(without), "%s,without=write-value", words);
+	((standin_set_up_fn *)standin_symbol("standin_set_up"))(without);
 	outside_open(&out);
 	foreign = standin_alloc(5000);
 	assert_ok(tmesh_cuda_share_ipc(out.bed.cuda, foreign, &layout, NULL, text, sizeof(text),
@@ -319,6 +339,7 @@ static void test_same_account(void **state)
 	tmesh_region_unref(region);
 	standin_free(foreign);
 	outside_close(&out);
+	standin_set_up(words);
 }
 
 /* With another account a token gives no right. A region gives one, and so does the devices'
@@ -381,6 +402,7 @@ static int run(void)
 	};
 	const struct CMUnitTest tests[] = {
 		container_test(test_same_account),
+		container_test(test_without_order),
 		container_test(test_without_devices),
 		container_test(test_without_directory),
 	};
@@ -399,7 +421,6 @@ static int run(void)
 
 int main(void)
 {
-	char words[sizeof(node) + 8];
 	int fd, failed;
 
 	/* Make a directory that all may enter, with a node that root may open. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* Device memory between processes: refs, sockets, kills of either side, reclaiming, order. */
-#include "cuda_unit.h"
+/* Device memory between processes: refs, sockets, kills of either side, reclaiming. */
+#include "cuda_pair.h"
 
 #define DECLARE(member, symbol, arguments) cu_result symbol arguments;
 CU_FUNCTIONS_NEWER(DECLARE)
@@ -10,47 +10,8 @@ CU_FUNCTIONS_NEWER(DECLARE)
 #include <stdatomic.h>
 #include <sys/stat.h>
 
-typedef int stream_create_fn(struct CUstream_st **out, unsigned int flags);
-typedef int stream_destroy_fn(struct CUstream_st *stream);
-typedef int launch_fn(struct CUstream_st *stream, void (*call)(void *data), void *data);
 typedef int push_fn(void *context);
 typedef int retain_fn(void **context, int device);
-
-static struct tmesh_cuda_memory *alloc(struct bed *bed, int device, uint64_t bytes, char first)
-{
-	struct tmesh_cuda_memory *memory;
-
-	assert_ok(tmesh_cuda_alloc(bed->cuda, device, bytes, 0, &memory, err));
-	assert_true(standin_access(device, tmesh_cuda_pointer(memory), &first, 1, true));
-	return memory;
-}
-
-static char first_of(struct tmesh_cuda_memory *memory)
-{
-	char byte = 'E';
-
-	standin_access(info_of(memory).resident, tmesh_cuda_pointer(memory), &byte, 1, false);
-	return byte;
-}
-
-static void share(struct tmesh_cuda_memory *memory, char text[TMESH_REF_SIZE])
-{
-	struct tmesh_layout layout = bytes_layout((int64_t)info_of(memory).bytes);
-
-	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, TMESH_REF_SIZE, err));
-}
-
-/* Helpers are started before this process has a driver, whose threads they would lack. */
-#define ALONE_SET_UP(bed, ...)                   \
-	struct helper helpers[] = {__VA_ARGS__}; \
-	struct bed bed_ = {0}, *bed = &bed_;     \
-                                                 \
-	bed_open(bed, 8 * MIB)
-
-#define alone_test(f)                                \
-	{                                            \
-		"stand-in: " #f, f, NULL, NULL, NULL \
-	}
 
 static void test_two_processes(void **state)
 {
@@ -306,25 +267,6 @@ static void test_reclaim(void **state)
 	bed_close(bed);
 }
 
-/* A second driver object of this process imports as another process would. */
-struct pair {
-	struct bed a, b;
-};
-
-static void pair_open(struct pair *pair)
-{
-	memset(pair, 0, sizeof(*pair));
-	bed_open(&pair->a, 8 * MIB);
-	bed_open(&pair->b, 8 * MIB);
-}
-
-static void pair_close(struct pair *pair)
-{
-	tmesh_cuda_unref(pair->a.cuda);
-	tmesh_ctx_unref(pair->a.ctx);
-	bed_close(&pair->b);
-}
-
 static void test_own_ref(void **state)
 {
 	struct pair pair;
@@ -481,21 +423,6 @@ static void test_import_lease(void **state)
 	pair_close(&pair);
 }
 
-/* The consumer's stream waits for the producer's; no host does. */
-struct slow_kernel {
-	uint64_t at;
-	int go;
-};
-
-static void slow_kernel(void *data)
-{
-	struct slow_kernel *kernel = data;
-
-	while (!__atomic_load_n(&kernel->go, __ATOMIC_ACQUIRE))
-		usleep(1000);
-	*(char *)kernel->at = 'P';
-}
-
 /* A device without read-only mappings maps for writing, and reports it. */
 static void test_no_read_only_mappings(void **state)
 {
@@ -520,140 +447,6 @@ static void test_no_read_only_mappings(void **state)
 	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, NULL, &imported,
 				      &layout, err));
 	assert_int_equal(info_of(imported).mapped_rights, TMESH_READ);
-	tmesh_cuda_memory_unref(imported);
-	tmesh_cuda_memory_unref(memory);
-	pair_close(&pair);
-}
-
-static void quick_kernel(void *data)
-{
-	char **bytes = data;
-
-	__atomic_store_n(bytes[1], *bytes[0], __ATOMIC_RELEASE);
-}
-
-static void test_streams(void **state)
-{
-	stream_create_fn *create = (stream_create_fn *)standin_symbol("cuStreamCreate");
-	stream_destroy_fn *destroy = (stream_destroy_fn *)standin_symbol("cuStreamDestroy_v2");
-	launch_fn *launch = (launch_fn *)standin_symbol("cuLaunchHostFunc");
-	retain_fn *retain = (retain_fn *)standin_symbol("cuDevicePrimaryCtxRetain");
-	push_fn *push = (push_fn *)standin_symbol("cuCtxPushCurrent_v2");
-	struct CUstream_st *producer, *consumer;
-	struct tmesh_cuda_memory *memory, *imported;
-	struct slow_kernel kernel = {0};
-	struct tmesh_layout layout = bytes_layout(5000);
-	char text[TMESH_REF_SIZE], seen = 0, *bytes[2];
-	struct pair pair;
-	void *context;
-
-	pair_open(&pair);
-	assert_int_equal(retain(&context, 0), 0);
-	assert_int_equal(push(context), 0);
-	assert_int_equal(create(&producer, 0), 0);
-	assert_int_equal(create(&consumer, 0), 0);
-	memory = alloc(&pair.a, 0, 5000, 'a');
-	kernel.at = tmesh_cuda_pointer(memory);
-	launch(producer, slow_kernel, &kernel);
-	assert_ok(tmesh_cuda_share(memory, &layout, producer, text, sizeof(text), err));
-	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, consumer, &imported,
-				      &layout, err));
-	bytes[0] = (char *)tmesh_cuda_pointer(imported);
-	bytes[1] = &seen;
-	launch(consumer, quick_kernel, bytes);
-	usleep(30000);
-	assert_int_equal(__atomic_load_n(&seen, __ATOMIC_ACQUIRE), 0);
-	__atomic_store_n(&kernel.go, 1, __ATOMIC_RELEASE);
-	eventually(__atomic_load_n(&seen, __ATOMIC_ACQUIRE));
-	assert_int_equal(seen, 'P');
-	assert_int_equal(stats_of(&pair.a).host_waits + stats_of(&pair.b).host_waits, 0);
-	/* No memory is unmapped under a kernel. */
-	seen = 0;
-	launch(consumer, quick_kernel, bytes);
-	tmesh_cuda_memory_unref(imported);
-	assert_int_equal(seen, 'P');
-	tmesh_cuda_memory_unref(memory);
-	destroy(producer);
-	destroy(consumer);
-	((push_fn *)standin_symbol("cuCtxPopCurrent_v2"))(&context);
-	((int (*)(int))standin_symbol("cuDevicePrimaryCtxRelease_v2"))(0);
-	pair_close(&pair);
-}
-
-/* If no event can be had, the producer's host waits, and reports it. */
-static void test_no_event(void **state)
-{
-	ALONE_SET_UP(bed, helper_start(RW, -1));
-	struct tmesh_cuda_opts opts = {.size = sizeof(opts),
-				       .library = getenv("TMESH_TEST_LIBCUDA"),
-				       .flags = TMESH_CUDA_NO_EVENTS};
-	struct tmesh_layout layout = bytes_layout(5000);
-	struct tmesh_cuda_memory *memory;
-	struct tmesh_cuda *cuda;
-	char text[TMESH_REF_SIZE];
-
-	/* They have run out. */
-	standin_set_up("without=events");
-	memory = alloc(bed, 0, 5000, 'a');
-	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
-	standin_set_up(NULL);
-	assert_int_equal(bed->warnings, 1);
-	assert_int_equal(stats_of(bed).host_waits, 1);
-	assert_int_equal(helper_say(&helpers[0], text), 'a');
-	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
-	tmesh_cuda_memory_unref(memory);
-	/* The event's handle cannot be had. */
-	memory = alloc(bed, 0, 5000, 'b');
-	standin_fail("cuIpcGetEventHandle", 801, 0);
-	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
-	assert_int_equal(stats_of(bed).host_waits, 2);
-	assert_int_equal(helper_say(&helpers[0], text), 'b');
-	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
-	tmesh_cuda_memory_unref(memory);
-	/* None is wanted. */
-	opts.flags = 2;
-	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -EINVAL, "0x2");
-	opts.flags = TMESH_CUDA_NO_EVENTS;
-	assert_ok(tmesh_cuda_open(bed->ctx, &opts, &cuda, err));
-	assert_ok(tmesh_cuda_alloc(cuda, 0, 5000, 0, &memory, err));
-	assert_ok(tmesh_cuda_zero(memory, NULL, err));
-	assert_ok(tmesh_cuda_share(memory, &layout, NULL, text, sizeof(text), err));
-	assert_int_equal(helper_say(&helpers[0], text), 0);
-	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
-	tmesh_cuda_memory_unref(memory);
-	tmesh_cuda_unref(cuda);
-	helper_end(&helpers[0]);
-	bed_close(bed);
-}
-
-/* A caller that orders its work itself waits for nothing, on either side, nor when sending on. */
-static void test_no_stream(void **state)
-{
-	struct tmesh_layout layout = bytes_layout(5000);
-	struct tmesh_cuda_memory *memory, *imported;
-	unsigned long records, waits, synced;
-	char text[TMESH_REF_SIZE];
-	struct pair pair;
-
-	pair_open(&pair);
-	memory = alloc(&pair.a, 0, 5000, 'a');
-	records = standin_calls("cuEventRecord");
-	waits = standin_calls("cuStreamWaitEvent");
-	synced = standin_calls("cuStreamSynchronize");
-	assert_ok(tmesh_cuda_share(memory, &layout, TMESH_CUDA_NO_STREAM, text, sizeof(text), err));
-	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, TMESH_CUDA_NO_STREAM,
-				      &imported, &layout, err));
-	assert_int_equal(first_of(imported), 'a');
-	layout = bytes_layout(5000);
-	assert_ok(
-		tmesh_cuda_share(imported, &layout, TMESH_CUDA_NO_STREAM, text, sizeof(text), err));
-	assert_int_equal(standin_calls("cuEventRecord"), records);
-	assert_int_equal(standin_calls("cuStreamWaitEvent"), waits);
-	assert_int_equal(standin_calls("cuStreamSynchronize"), synced);
-	assert_int_equal(stats_of(&pair.b).host_waits, 0);
-	/* With an event the host waits, for it is another process's. */
-	assert_ok(tmesh_cuda_share(imported, &layout, NULL, text, sizeof(text), err));
-	assert_int_equal(stats_of(&pair.b).host_waits, 1);
 	tmesh_cuda_memory_unref(imported);
 	tmesh_cuda_memory_unref(memory);
 	pair_close(&pair);
@@ -799,10 +592,7 @@ int main(void)
 		alone_test(test_own_ref),
 		alone_test(test_by_socket),
 		alone_test(test_import_lease),
-		alone_test(test_streams),
-		alone_test(test_no_stream),
 		alone_test(test_no_read_only_mappings),
-		alone_test(test_no_event),
 		alone_test(test_ipc),
 		standin_test(test_host_ref),
 	};
