@@ -41,9 +41,19 @@ $(B)/libtmesh-cuda.so: $(CUDA_SO)
 	@ln -sf $(CUDA_SONAME) $@
 
 # Found by their paths, without a version; their functions are all there is.
-$(CUDA_TORCH) $(CUDA_HOOK): $(B)/libtmesh-cuda-%.so: $(CUDA)/%.c $(CUDA)/build.mk $(B)/libtmesh-cuda.so
+$(CUDA_TORCH): $(CUDA)/torch.c $(CUDA)/build.mk $(B)/libtmesh-cuda.so
 	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs \
 		-Wl,-soname,$(notdir $@) -MMD -MP -MF $(@:.so=.d) -o $@ $< -L$(B) -ltmesh-cuda -ltmesh $(CUDA_LIBS)
+
+CUDA_HOOK_OBJ := $(B)/cuda-hook/hook.o $(B)/cuda-hook/hook_driver.o
+$(B)/cuda-hook/%.o: $(CUDA)/%.c $(CUDA)/build.mk
+	@mkdir -p $(@D)
+	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) -MMD -MP -c -o $@ $<
+-include $(CUDA_HOOK_OBJ:.o=.d)
+
+$(CUDA_HOOK): $(CUDA_HOOK_OBJ) $(B)/libtmesh-cuda.so
+	$(SAY)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-z,defs -Wl,-soname,$(notdir $@) -o $@ $(CUDA_HOOK_OBJ) \
+		-L$(B) -ltmesh-cuda -ltmesh $(CUDA_LIBS)
 
 install-cuda: cuda
 	$(INSTALL) -d $(DESTDIR)$(LIBDIR)/pkgconfig

@@ -4,23 +4,17 @@
  * can be shared. If the program can be changed, prefer PyTorch's allocator, which leaves other
  * memory alone.
  *
- * The hook sees only calls that the dynamic linker resolves. It does not see calls of a CUDA
- * runtime that was linked statically, nor the driver's own calls. Memory of cudaMallocAsync() and
- * cudaMallocManaged() stays the runtime's. A call that the hook cannot serve goes to the runtime;
- * the reason is printed once on stderr.
+ * The hook sees calls that the dynamic linker resolves, and those of hook_driver.c. Memory of
+ * cudaMallocAsync() and cudaMallocManaged() stays the runtime's. A call that the hook cannot serve
+ * goes to the runtime; the reason is printed once on stderr.
  */
 #include <dlfcn.h>
 #include <errno.h>
 #include <link.h>
-#include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <tmesh/cuda.h>
-
-#define CUDA_OUT_OF_MEMORY 2
-#define CUDA_UNKNOWN 999
+#include "hook.h"
 
 #pragma GCC visibility push(default)
 int cudaMalloc(void **pointer, size_t bytes);
@@ -105,40 +99,49 @@ static void make_current(void)
 		call(NULL);
 }
 
-int cudaMalloc(void **pointer, size_t bytes)
+int hook_allocate(int device, size_t bytes, uint64_t *pointer)
 {
 	static atomic_flag said = ATOMIC_FLAG_INIT;
 	struct tmesh_cuda_memory *memory;
 	struct tmesh_error err;
 	struct tmesh_cuda *cuda;
+	int rc = tmesh_cuda_default(&cuda, &err);
+
+	if (!rc)
+		rc = tmesh_cuda_alloc(cuda, device, bytes, 0, &memory, &err);
+	if (!rc)
+		*pointer = tmesh_cuda_pointer(memory);
+	else if (rc != -ENOMEM)
+		say_once(&said, "memory is not shareable: ", err.message);
+	return rc;
+}
+
+int cudaMalloc(void **pointer, size_t bytes)
+{
+	uint64_t at;
 	int rc;
 
 	seen = true;
 	if (!pointer || !bytes)
 		return real_malloc(pointer, bytes);
 	make_current();
-	rc = tmesh_cuda_default(&cuda, &err);
-	if (!rc)
-		rc = tmesh_cuda_alloc(cuda, current_device(), bytes, 0, &memory, &err);
+	rc = hook_allocate(current_device(), bytes, &at);
 	if (rc == -ENOMEM)
 		return CUDA_OUT_OF_MEMORY;
-	if (rc) {
-		say_once(&said, "memory is not shareable: ", err.message);
+	if (rc)
 		return real_malloc(pointer, bytes);
-	}
-	*pointer = (void *)(uintptr_t)tmesh_cuda_pointer(memory);
+	*pointer = (void *)(uintptr_t)at;
 	return 0;
 }
 
-/* Free memory of this library. False: it is not. */
-static bool give_back(void *pointer, struct CUstream_st *stream)
+bool hook_give_back(uint64_t pointer, struct CUstream_st *stream)
 {
 	struct tmesh_cuda_memory *memory;
 	struct tmesh_cuda *cuda;
 	uint64_t offset;
 
 	if (!pointer || tmesh_cuda_default(&cuda, NULL) ||
-	    tmesh_cuda_find(cuda, (uintptr_t)pointer, &memory, &offset, NULL))
+	    tmesh_cuda_find(cuda, pointer, &memory, &offset, NULL))
 		return false;
 	/* Drop the reference of the search, and the one that cudaMalloc() left. */
 	tmesh_cuda_memory_unref(memory);
@@ -151,7 +154,7 @@ int cudaFree(void *pointer)
 {
 	int (*call)(void *pointer);
 
-	if (give_back(pointer, TMESH_CUDA_NO_STREAM))
+	if (hook_give_back((uintptr_t)pointer, TMESH_CUDA_NO_STREAM))
 		return 0;
 	*(void **)&call = real("cudaFree");
 	return call ? call(pointer) : CUDA_UNKNOWN;
@@ -173,7 +176,7 @@ int cudaFreeAsync(void *pointer, struct CUstream_st *stream)
 {
 	int (*call)(void *pointer, struct CUstream_st *stream);
 
-	if (give_back(pointer, stream))
+	if (hook_give_back((uintptr_t)pointer, stream))
 		return 0;
 	*(void **)&call = real("cudaFreeAsync");
 	return call ? call(pointer, stream) : CUDA_UNKNOWN;
@@ -209,9 +212,11 @@ __attribute__((destructor)) static void say_what_was_missed(void)
 {
 	struct search driver = {.part = "/libcuda.so"}, runtime = {.part = "/libcudart.so"};
 
-	if (!seen && is_loaded(&driver) && !is_loaded(&runtime))
+	if (seen || (hook_driver_was_asked() && hook_driver_is_on()))
+		return;
+	if ((hook_driver_was_asked() || is_loaded(&driver)) && !is_loaded(&runtime))
 		fprintf(stderr,
 			"tmesh hook: the program uses CUDA without libcudart.so: its runtime is "
 			"linked statically, or it calls the driver itself; nothing was "
-			"shareable\n");
+			"shareable: set TMESH_CUDA_HOOK_DRIVER=1\n");
 }

@@ -40,10 +40,21 @@ $(CUDA_OUT)/libcudart.so.12: $(CUDA_TESTS)/runtime.c $(STANDIN)
 $(CUDA_OUT)/program: $(CUDA_TESTS)/program.c $(CUDA_OUT)/libcudart.so.12 $(STANDIN) $(B)/libtmesh-cuda.so
 	$(SAY)$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -o $@ $^ -L$(B) -ltmesh
 
+$(CUDA_OUT)/static: $(CUDA_TESTS)/static.c $(B)/libtmesh-cuda.so
+	@mkdir -p $(@D)
+	$(SAY)$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -o $@ $^ -L$(B) -ltmesh -ldl
+
+# With the static runtime of a toolkit, if there is one.
+CUDART_STATIC := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)))
+CUDA_STATIC_RUNTIME := $(if $(CUDART_STATIC),$(CUDA_OUT)/static_runtime)
+$(CUDA_OUT)/static_runtime: $(CUDA_TESTS)/static_runtime.c $(CUDART_STATIC)
+	@mkdir -p $(@D)
+	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -o $@ $^ -ldl -lrt -pthread
+
 $(eval $(call c_tests,$(CUDA_OUT)/asan,$(CUDA_TESTS),$(COMMON_CPPFLAGS) -Ibindings/cuda -isystem $(CUDA_HOME)/include \
 	-std=gnu11 -pthread $(ASAN_FLAGS) $(TEST_O),$(CUDA_ASAN) $(LIB_ASAN),-lcmocka $$(LIB_LIBS) -ldl))
 
-cuda-check: $(STANDIN) $(CUDA_LATER) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(B)/tmeshctl $(B)/tmesh-keeper $(B)/asan/tmesh-keeper $(ENGINE_TOOLS) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/asan/,$(CUDA_NAMES)) ## Test libtmesh-cuda on a stand-in for the driver.
+cuda-check: $(STANDIN) $(CUDA_LATER) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(CUDA_OUT)/static $(CUDA_STATIC_RUNTIME) $(B)/tmeshctl $(B)/tmesh-keeper $(B)/asan/tmesh-keeper $(ENGINE_TOOLS) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/asan/,$(CUDA_NAMES)) ## Test libtmesh-cuda on a stand-in for the driver.
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
 		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN) TMESH_TEST_OLD_LIBCUDA=$(CURDIR)/$(CUDA_OUT)/libcuda-old.so; \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \

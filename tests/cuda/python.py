@@ -40,6 +40,10 @@ for line in sys.stdin:
 """
 
 
+class Skipped(Exception):
+    pass
+
+
 def test(function):
     tests.append(function)
     return function
@@ -411,11 +415,13 @@ def forked():
     array.release()
 
 
-def program(how, hook=True):
+BUILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build")
+
+
+def program(how, hook=True, name="program", **env):
     """The output of an unchanged program, with the hook and without it."""
-    build = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../build")
-    env = {**os.environ, **({"LD_PRELOAD": f"{build}/libtmesh-cuda-hook.so"} if hook else {})}
-    done = subprocess.run([f"{build}/tests/cuda/program", how], capture_output=True, text=True, check=True, env=env)
+    env = {**os.environ, **env, **({"LD_PRELOAD": f"{BUILD}/libtmesh-cuda-hook.so"} if hook else {})}
+    done = subprocess.run([f"{BUILD}/tests/cuda/{name}", how], capture_output=True, text=True, check=True, env=env)
     return done.stdout.strip(), done.stderr
 
 
@@ -634,6 +640,34 @@ def hook():
 
 
 @test
+def hook_of_static_runtimes():
+    on = {"name": "static", "TMESH_CUDA_HOOK_DRIVER": "1"}
+    assert program("new", hook=False, name="static") == ("0 no context 201 0 0 next", "")
+    # Without the variable the hook takes nothing over, and names the variable.
+    out, said = program("new", name="static")
+    assert out == "0 no context 201 0 0 next" and "TMESH_CUDA_HOOK_DRIVER=1" in said, (out, said)
+    for how in ("new", "old", "older", "async", "thread"):
+        assert program(how, **on) == ("0 no context 201 0 shareable on 1 0 next", ""), (how, program(how, **on))
+    assert program("large", **on) == ("0 no context 201 2 next", ""), program("large", **on)
+    out, said = program("new", **on, TMESH_STANDIN="without=vmm")
+    assert out == "0 no context 201 0 0 next" and "memory is not shareable" in said, (out, said)
+    # The library itself gets the driver's own functions.
+    env = {**os.environ, "LD_PRELOAD": f"{BUILD}/libtmesh-cuda-hook.so", "TMESH_CUDA_HOOK_DRIVER": "1"}
+    told = json.loads(subprocess.run([f"{BUILD}/tmeshctl", "doctor", "--json"], stdout=subprocess.PIPE, check=True, env=env).stdout)
+    for device in told["gpus"]["devices"]:
+        assert {path["name"]: path["level"] for path in device["paths"]}["ipc-memory"] == "works", device
+
+
+@test
+def hook_of_the_toolkits_static_runtime():
+    """It asks for the driver's cuMemAlloc() by the way that the hook answers. It allocates nothing on a stand-in."""
+    if not os.path.exists(f"{BUILD}/tests/cuda/static_runtime"):
+        raise Skipped("no CUDA toolkit is installed: there is no libcudart_static.a")
+    assert "nothing was shareable" in program("", name="static_runtime")[1]
+    assert program("", name="static_runtime", TMESH_CUDA_HOOK_DRIVER="1")[1] == ""
+
+
+@test
 def doctor():
     tool = os.path.join(os.path.dirname(__file__), "../../build/tmeshctl")
     told = json.loads(subprocess.run([tool, "doctor", "--json"], stdout=subprocess.PIPE, check=True).stdout)
@@ -694,6 +728,8 @@ for number, function in enumerate(tests, 1):
     try:
         function()
         print(f"ok {number} - stand-in: python {function.__name__}", flush=True)
+    except Skipped as why:
+        print(f"ok {number} - stand-in: python {function.__name__} # SKIP {why}", flush=True)
     except Exception:
         failed = True
         print(f"not ok {number} - stand-in: python {function.__name__}", flush=True)

@@ -40,6 +40,13 @@ cu_result cuMemcpyDtoH_v2(void *to, cu_ptr from, size_t bytes);
 cu_result cuStreamQuery(cu_stream stream);
 cu_result cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 cu_result cuLaunchHostFunc(cu_stream stream, void (*call)(void *data), void *data);
+cu_result cuCtxGetDevice(cu_device *device);
+cu_result cuMemFreeAsync(cu_ptr ptr, cu_stream stream);
+cu_result cuMemFreeAsync_ptsz(cu_ptr ptr, cu_stream stream);
+cu_result cuGetProcAddress(const char *name, void **function, int version,
+			   unsigned long long flags);
+cu_result cuGetProcAddress_v2(const char *name, void **function, int version,
+			      unsigned long long flags, int *status);
 
 /* Count the call, and let it fail if a test has asked for that. */
 int standin_enter(const char *symbol);
