@@ -7,7 +7,7 @@ CUDA        := bindings/cuda
 CUDA_SONAME := libtmesh-cuda.so.0
 CUDA_SO     := $(B)/libtmesh-cuda.so.$(VERSION)
 CUDA_SRC    := $(addprefix $(CUDA)/,block.c caps.c cuda.c dlpack.c driver.c event.c external.c host.c \
-		 import.c keep.c nvml.c order.c register.c share.c stream.c value.c watch.c)
+		 import.c keep.c memory.c nvml.c order.c register.c share.c stream.c value.c watch.c)
 CUDA_HEADERS := include/tmesh/cuda.h
 CUDA_LIBS   = $(LIB_LIBS) -ldl
 CUDA_TORCH  := $(B)/libtmesh-cuda-torch.so

@@ -199,8 +199,11 @@ int cuda_check_context(struct tmesh_cuda *cuda, int device, struct tmesh_error *
 /* Make a device's context current; each success is paired with cuda_leave(). */
 int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err);
 void cuda_leave(struct tmesh_cuda *cuda);
-/* The same for work on memory: the watcher keeps the mapping until work_end(). -ESTALE: the watcher
- * has taken it away. The error begins with @what. */
+
+/* memory.c */
+
+/* Make the context of the memory's device current. The watcher keeps the mapping until work_end().
+ * -ESTALE: the watcher has taken it away. The error begins with @what. */
 int work_begin(struct tmesh_cuda_memory *memory, const char *what, struct tmesh_error *err);
 void work_end(struct tmesh_cuda_memory *memory);
 struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_kind kind, int device,

@@ -27,10 +27,10 @@ $(CUDA_OUT)/libcuda-old.so: $(wildcard $(CUDA_TESTS)/standin*.[ch]) bindings/cud
 CUDA_LATER := $(CUDA_OUT)/later/libtmesh-cuda.so.0
 $(CUDA_LATER): $(CUDA_TESTS)/later.c $(B)/libtmesh-cuda.so
 	@mkdir -p $(@D)
-	objcopy --redefine-sym tmesh_cuda_info=tmesh_cuda_info_today $(B)/cuda-plain/cuda.o $(@D)/cuda.o
+	objcopy --redefine-sym tmesh_cuda_info=tmesh_cuda_info_today $(B)/cuda-plain/memory.o $(@D)/memory.o
 	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LIB_CFLAGS) -shared -Wl,-soname,$(CUDA_SONAME) \
-		-Wl,--version-script=$(CUDA)/libtmesh-cuda.map -o $@ $< $(@D)/cuda.o \
-		$(filter-out %/cuda.o,$(CUDA_OBJ_plain)) $(COMMON_OBJ) -L$(B) -ltmesh $(CUDA_LIBS)
+		-Wl,--version-script=$(CUDA)/libtmesh-cuda.map -o $@ $< $(@D)/memory.o \
+		$(filter-out %/memory.o,$(CUDA_OBJ_plain)) $(COMMON_OBJ) -L$(B) -ltmesh $(CUDA_LIBS)
 
 # For the preload: a runtime, and a program that uses it.
 $(CUDA_OUT)/libcudart.so.12: $(CUDA_TESTS)/runtime.c $(STANDIN)
