@@ -142,7 +142,7 @@ int cuda_wait_for_all(struct tmesh_cuda *cuda, int device, struct tmesh_error *e
 }
 
 /* Wait for a context that was made after ours was destroyed. Blocks outlive a context, so that one
- * may use them. */
+ * may use them. @done: as in wait_here(). */
 static int wait_for_other(struct tmesh_cuda *cuda, int device, cu_result *done)
 {
 	const struct cu_driver *driver = &cuda->driver;
@@ -151,11 +151,13 @@ static int wait_for_other(struct tmesh_cuda *cuda, int device, cu_result *done)
 	unsigned int flags;
 	int active = 0, rc;
 
-	*done = CU_OK;
-	if (driver->primary_state(handle, &flags, &active) || !active)
-		return 0;
-	if (driver->primary_retain(&context, handle))
-		return 0;
+	*done = driver->primary_state(handle, &flags, &active);
+	if (*done || !active)
+		return cuda_check(cuda, *done, "cuDevicePrimaryCtxGetState", NULL);
+	*done = driver->primary_retain(&context, handle);
+	if (*done)
+		return cuda_check(cuda, *done, "cuDevicePrimaryCtxRetain", NULL);
+	*done = CU_NOT_READY;
 	rc = driver->ctx_push(context) ? -EIO : 0;
 	if (!rc) {
 		rc = wait_here(cuda, device, done, NULL);

@@ -225,6 +225,38 @@ static void test_revived(void **state)
 	assert_int_equal(standin_live(), 0);
 }
 
+/* The driver does not tell once whether kernels of the other context run: a block stays mapped. */
+static void unanswered(const char *symbol)
+{
+	stream_create_fn *create = (stream_create_fn *)standin_symbol("cuStreamCreate");
+	stream_destroy_fn *destroy = (stream_destroy_fn *)standin_symbol("cuStreamDestroy_v2");
+	launch_fn *launch = (launch_fn *)standin_symbol("cuLaunchHostFunc");
+	struct tmesh_cuda_memory *memory;
+	struct CUstream_st *stream;
+	struct bed bed = {0};
+
+	bed_open(&bed, 8 * MIB);
+	assert_ok(tmesh_cuda_alloc(bed.cuda, 0, 5000, TMESH_CUDA_ALONE, &memory, err));
+	revive();
+	assert_int_equal(create(&stream, 0), 0);
+	launch(stream, slow_kernel, (void *)tmesh_cuda_pointer(memory));
+	/* The context is found lost by its number. */
+	assert_int_equal(tmesh_cuda_zero(memory, NULL, NULL), -ECONNRESET);
+	standin_fail(symbol, 999, 0);
+	tmesh_cuda_memory_unref(memory);
+	eventually(stats_of(&bed).bytes_waiting == 0);
+	assert_int_equal(stats_of(&bed).bytes_reserved, 0);
+	destroy(stream);
+	leave();
+	bed_close(&bed);
+}
+
+static void test_revived_and_unanswered(void **state)
+{
+	unanswered("cuDevicePrimaryCtxRetain");
+	unanswered("cuDevicePrimaryCtxGetState");
+}
+
 static void *old_symbol(const char *name)
 {
 	void *library = dlopen(getenv("TMESH_TEST_OLD_LIBCUDA"), RTLD_NOW);
@@ -285,6 +317,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		context_test(test_destroyed),
 		context_test(test_revived),
+		context_test(test_revived_and_unanswered),
 		context_test(test_revived_on_old_driver),
 	};
 

@@ -143,10 +143,13 @@ static void test_other_block(void **state)
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_cuda_memory *memory[2], *imported[2];
 	struct tmesh_region *region[2], *changed;
-	unsigned int fds = open_fds();
+	unsigned int fds;
 	char byte = 0;
 	int fd;
 
+	share_once();
+	settle();
+	fds = open_fds();
 	for (int i = 0; i < 2; i++) {
 		assert_ok(tmesh_cuda_alloc(a.cuda, 0, 64 * MIB, 0, &memory[i], err));
 		assert_ok(tmesh_cuda_region(memory[i], &region[i], err));
