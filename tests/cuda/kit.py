@@ -124,6 +124,19 @@ def what_was_said_is_kept_when_a_later_step_hangs():
 
 
 @test
+def a_step_without_its_wheel_is_skipped_by_name():
+    with tempfile.TemporaryDirectory() as folder:
+        # The other stand-ins stay.
+        for path in Path(os.environ["PYTHONPATH"]).iterdir():
+            if path.name not in ("vllm.py", "__pycache__"):
+                (Path(folder) / path.name).symlink_to(path)
+        done = subprocess.run([KIT / "run", "check", "vllm_loads_a_model"], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": folder})
+    assert done.returncode == 0, done
+    assert re.search(r"^ok 1 - .*vllm_loads_a_model # SKIP vllm cannot be imported", done.stdout, re.M), done.stdout
+
+
+@test
 def a_step_that_the_budget_ends_is_not_reached():
     # That one takes six seconds by itself.
     done = run("check", "--budget", "5", "host_lease", "out_of_memory")

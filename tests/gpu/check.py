@@ -6,6 +6,8 @@ usage: check.py --one NAME     that one, in this process; status 77: it says why
 
 import ctypes
 import hashlib
+import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -22,6 +24,7 @@ from gpu import Peer, Skip
 LIMIT_S = 50
 FRAMEWORK_S = 90  # in up to three processes, whose first use of a framework takes long
 SANITIZER_S = 240
+VLLM_S = 300  # two engines, whose first start compiles and measures
 SKIPPED = 77
 
 # The processes that run one test import it; the starting process needs no context.
@@ -100,6 +103,7 @@ KEPT = "kept memory opened again after its maker and openers were killed"
 CONTEXT = "a context destroyed under all of these, also if replaced"
 TORCH = "PyTorch's allocator (`libtmesh-cuda-torch.so`)"
 HOOK = "the preload (`libtmesh-cuda-hook.so`)"
+VLLM = "vLLM on a GPU: tokens of an engine, the load format `tmesh`"
 GGML = 'the engine "ggml" by ggml\'s backend for CUDA, beside the CPU'
 
 
@@ -605,6 +609,36 @@ output present = present
 """
 
 
+def vllm_tokens(folder, load_format):
+    """Return an engine's tokens, or what its output says of the load format."""
+    process = subprocess.Popen([sys.executable, os.path.join(gpu.HERE, "vllm_engine.py"), folder, load_format], stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, errors="replace")
+    last = refused = ""
+    for line in process.stdout:
+        last = line.rstrip()
+        note(f"{load_format}: {last}")
+        if "it has run on CPUs only" in last:
+            refused = last
+    if process.wait() == 0:
+        return json.loads(last)
+    assert refused, f"the engine with the load format {load_format} ended with {process.returncode}"
+    return refused
+
+
+@test(VLLM, VLLM_S)
+def vllm_loads_a_model(driver):
+    """With a Python that has vLLM for CUDA. The load format "tmesh" gives the tokens of "auto", or it is refused by its name: nothing is
+    computed on memory of the wrong device."""
+    if importlib.util.find_spec("vllm") is None:
+        raise Skip("vllm cannot be imported: this Python has no wheel of it")
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = vllm_tokens(folder, "auto")
+        assert isinstance(tokens, list) and len(tokens) == 16, tokens
+        found = vllm_tokens(folder, "tmesh")
+        assert isinstance(found, str) or found == tokens, (found, tokens)
+    note(f"load format tmesh: {found if isinstance(found, str) else 'the tokens of auto'}")
+
+
 @test(GGML, FRAMEWORK_S)
 def ggml_as_on_the_cpu(driver):
     """With TMESH_GGML, a libggml that was built with GGML_CUDA: 20 runs, each on the last one's cache."""
@@ -693,7 +727,7 @@ def settled(driver, least):
 
 
 # Frameworks keep memory of their own, and a context that is gone has none: nvidia-smi shows both.
-KEEP = ("torch", "cupy", "jax", "ggml")
+KEEP = ("torch", "cupy", "jax", "ggml", "vllm")
 
 
 def one(name):

@@ -39,7 +39,7 @@ PAGE = Path(gpu.HERE) / "cuda.md"
 # The most telling first, then the others in the order of check.py.
 FIRST = ("kept_when_all_are_killed", "two_processes", "three_processes_and_a_producer_that_goes",
          "killed_producer_takes_nothing", "killed_readers_leak_nothing", "sealed_region_read_only", "registered_in_pieces",
-         "captures_go_on", "torch_pool_and_training_step", "torch_between_processes", *bench.PARTS)
+         "captures_go_on", "torch_pool_and_training_step", "torch_between_processes", "vllm_loads_a_model", *bench.PARTS)
 ORDER = (*FIRST, *(name for name in check.tests if name not in FIRST))
 FIRST_PROGRAM = "scenario"  # before all of them: the driver keeps memory for itself from its first use on
 
