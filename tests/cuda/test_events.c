@@ -264,10 +264,20 @@ static void test_other_shm_two_streams(void **state)
 	bed_close(bed);
 }
 
-static void *kill_later(void *data)
+struct killer {
+	struct bed *bed;
+	struct helper *helper;
+	uint64_t waits; /* the number of the wait that is to be seen first */
+};
+
+static void *kill_during_wait(void *data)
 {
-	usleep(50000);
-	helper_kill(data);
+	struct tmesh_cuda_stats stats = {.size = sizeof(stats)};
+	struct killer *killer = data;
+
+	while (!tmesh_cuda_stats(killer->bed->cuda, -1, &stats) && stats.host_waits < killer->waits)
+		usleep(1000);
+	helper_kill(killer->helper);
 	return NULL;
 }
 
@@ -295,6 +305,7 @@ static void waits(struct bed *bed, struct helper *helper)
 static void test_other_shm_killed(void **state)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
+	struct killer killer = {.bed = bed, .helper = &helpers[1], .waits = 3};
 	struct tmesh_cuda_memory *memory;
 	struct tmesh_layout layout;
 	pthread_t thread;
@@ -306,7 +317,7 @@ static void test_other_shm_killed(void **state)
 	standin_set_up("without=shm");
 	waits(bed, &helpers[0]);
 	assert_int_equal(helper_ask(&helpers[1], "k", text), '{');
-	pthread_create(&thread, NULL, kill_later, &helpers[1]);
+	pthread_create(&thread, NULL, kill_during_wait, &killer);
 	assert_refused(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), NULL, NULL, &memory,
 					   &layout, err),
 		       -EOWNERDEAD, "the producer has ended");
