@@ -500,10 +500,10 @@ static bool lock_until(struct tmesh_ctx *ctx, uint64_t deadline)
 	return true;
 }
 
-static void tell_lost(struct tmesh_ctx *ctx, bool waited)
+static void tell_lost(struct tmesh_ctx *ctx, uint64_t waited_ns)
 {
 	uint64_t channels = tmesh_channels_unreceived(ctx);
-	double seconds = waited ? (double)ctx->exit_wait_ns / 1e9 : 0;
+	double seconds = (double)waited_ns / 1e9;
 
 	if (ctx->holds && ctx->holds->mortal)
 		dprintf(STDERR_FILENO,
@@ -522,12 +522,13 @@ static void tell_lost(struct tmesh_ctx *ctx, bool waited)
 }
 
 /* The wait at the process's end. @flush: first print buffered output, because a token in it cannot
- * be opened until another process reads it. A destructor does not wait unless the program asked for
- * that; tmesh_exit_wait() asks. */
+ * be opened until another process reads it. The destructor waits only for contexts whose program
+ * asked for that. */
 struct farewell {
 	uint64_t start;
 	bool flush;
-	bool asked;
+	bool asked; /* by tmesh_exit_wait(), for @ns */
+	uint64_t ns;
 };
 
 /* Flush the stream if its lock is free. fflush(NULL) would wait for each stream's lock, and a
@@ -543,8 +544,8 @@ static void flush(FILE *stream)
 static void wait_for_holds(struct tmesh_ctx *ctx, void *data)
 {
 	struct farewell *farewell = data;
-	bool waits = farewell->asked || ctx->waits_at_exit;
-	uint64_t deadline = farewell->start + (waits ? ctx->exit_wait_ns : 0);
+	uint64_t ns = farewell->asked ? farewell->ns : ctx->waits_at_exit ? ctx->exit_wait_ns : 0;
+	uint64_t deadline = farewell->start + ns;
 
 	if (!lock_until(ctx, deadline))
 		return;
@@ -565,13 +566,17 @@ static void wait_for_holds(struct tmesh_ctx *ctx, void *data)
 		if (!lock_until(ctx, deadline + 1000000))
 			return;
 	}
-	tell_lost(ctx, waits);
+	tell_lost(ctx, ns);
 	pthread_mutex_unlock(&ctx->lock);
 }
 
-void tmesh_exit_wait(void)
+void tmesh_exit_wait(int64_t timeout_ns)
 {
-	struct farewell farewell = {.start = tmesh_now_ns(), .asked = true};
+	struct farewell farewell = {
+		.start = tmesh_now_ns(),
+		.asked = true,
+		.ns = timeout_ns < 0 ? INT64_MAX : (uint64_t)timeout_ns,
+	};
 
 	tmesh_fork_each(wait_for_holds, &farewell);
 }

@@ -76,10 +76,12 @@ int tmesh_ctx_flush(struct tmesh_ctx *ctx, int64_t timeout_ns, struct tmesh_flus
 		    struct tmesh_error *err);
 
 /*
- * Wait, for each context at most its exit_wait_ns (5 s if none was given), for held memory and sent
- * messages that would be lost with this process. The call reports remaining losses on stderr.
+ * Wait, for all contexts together at most @timeout_ns, for held memory and sent messages that would
+ * be lost with this process, and report remaining losses on stderr. @timeout_ns negative: without
+ * limit; 0: only report. For a process that ends by _exit(), and for one that did not ask exit() to
+ * wait.
  */
-void tmesh_exit_wait(void);
+void tmesh_exit_wait(int64_t timeout_ns);
 
 #ifdef __cplusplus
 }

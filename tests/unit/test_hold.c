@@ -327,7 +327,7 @@ static void test_fork(void **state)
 	if (pid == 0) {
 		if (held(ctx) || stats_of(ctx).regions_live != 0)
 			unit_leave(1);
-		tmesh_exit_wait();
+		tmesh_exit_wait(600 * SECOND);
 		unit_leave(0);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -416,6 +416,20 @@ static void test_exit_without_asking(void **state)
 	assert_int_equal(ended(&role, text), 0);
 	if (!unit_on_kernel() && !strstr(text, "It waited 0 s"))
 		fail_msg("\"%s\" does not say that it did not wait", text);
+}
+
+/* tmesh_exit_wait() is asked for by its call, whatever exit() would do. */
+static void test_exit_wait_call(void **state)
+{
+	struct role role = start("ends", "600000", "0");
+	char ref[TMESH_REF_SIZE], text[512];
+
+	assert_non_null(fgets(ref, sizeof(ref), role.out));
+	assert_int_equal(ended(&role, text), 0);
+	if (unit_on_kernel())
+		assert_string_equal(text, "");
+	else if (!strstr(text, "It waited 0.01 s"))
+		fail_msg("\"%s\" does not say how long it waited", text);
 }
 
 /* An exit does not wait for a region that no process could open any more. */
@@ -544,6 +558,15 @@ static int hold_and_end(const char *ms)
 	return 0;
 }
 
+/* Without exit(), whose destructors would wait. */
+static int hold_and_leave(const char *ms)
+{
+	hold_and_end(ms);
+	fflush(stdout);
+	tmesh_exit_wait(10000000);
+	_exit(0);
+}
+
 static FILE *silent;
 static atomic_bool reads;
 static bool beside_streams;
@@ -628,6 +651,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_exit),
 		cmocka_unit_test(test_exit_too_late),
 		cmocka_unit_test(test_exit_without_asking),
+		cmocka_unit_test(test_exit_wait_call),
 		cmocka_unit_test(test_exit_in_time),
 		cmocka_unit_test(test_exit_after_more),
 		cmocka_unit_test(test_exit_wait_option),
@@ -648,6 +672,7 @@ int main(int argc, char **argv)
 	if (argc == 3)
 		return !strcmp(argv[1], "open")	     ? open_ref(argv[2])
 		       : !strcmp(argv[1], "hold")    ? hold_and_end(argv[2])
+		       : !strcmp(argv[1], "ends")    ? hold_and_leave(argv[2])
 		       : !strcmp(argv[1], "streams") ? hold_beside_streams(argv[2])
 						     : hold_twice_and_end(argv[1], argv[2]);
 	failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -36,8 +36,6 @@ bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
 	return false;
 }
 
-#define EXIT_WAIT_NS 5000000000u
-
 /* context_open({backend, max_bytes, region_pool_bytes, timeout_ns, max_opening}) -> {ok, context}
  */
 NIF(context_open)
@@ -45,9 +43,7 @@ NIF(context_open)
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
 				      .log = log_keep,
 				      .taken = TMESH_TAKEN_ZERO,
-				      .spare_files = SPARE_FILES,
-				      .exit_wait_ns =
-					      secure_getenv("TMESH_EXIT_WAIT") ? 0 : EXIT_WAIT_NS};
+				      .spare_files = SPARE_FILES};
 	ErlNifUInt64 max_bytes, region_pool_bytes, timeout_ns;
 	unsigned int max_opening;
 	const ERL_NIF_TERM *field;

@@ -48,6 +48,14 @@ defmodule Tmesh.LostTest do
     end
   end
 
+  test "the VM's end waits only if it was asked to" do
+    for how <- ["", "System.stop(0)\nProcess.sleep(:infinity)"] do
+      {vm, _token} = start(@send <> how, "")
+      assert {said, 0} = rest(vm)
+      assert said =~ ~r/^tmesh: process \d+.* the 0 s that it waited .*: 10 messages may be lost\n$/
+    end
+  end
+
   test "what nobody comes for is given to Logger when its channel was closed" do
     {vm, _token} = start(@close, "0.05")
     assert {"Logger: tmesh: a channel was closed" <> said, 0} = rest(vm)

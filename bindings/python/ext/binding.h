@@ -277,7 +277,7 @@ void gil_run_late(void);
 
 /* hold.c */
 PyObject *module_flush_held(PyObject *module, PyObject *timeout);
-PyObject *module_exit_wait(PyObject *module, PyObject *unused);
+PyObject *module_exit_wait(PyObject *module, PyObject *timeout);
 
 /* arrow.c */
 PyObject *tensor_arrow(PyObject *object, PyObject *args, PyObject *kwargs);

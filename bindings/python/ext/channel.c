@@ -702,7 +702,7 @@ static PyMethodDef methods[] = {
 	{"close", channel_close, METH_NOARGS,
 	 "close($self, /)\n--\n\n"
 	 "Leave the channel. Others can still receive what was sent. Where its maker closes it\n"
-	 "and nobody has joined, one may do so for as long as exit() waits (TMESH_EXIT_WAIT).\n"
+	 "and nobody has joined, one may do so for five seconds (TMESH_EXIT_WAIT).\n"
 	 "Closing twice is fine. BusyError: a thread or task waits in it."},
 	{"__reduce__", channel_reduce, METH_NOARGS,
 	 "__reduce__($self, /)\n--\n\nTypeError: send the token instead."},

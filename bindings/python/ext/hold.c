@@ -34,10 +34,14 @@ PyObject *module_flush_held(PyObject *module, PyObject *timeout)
 			     (unsigned long long)left.messages);
 }
 
-PyObject *module_exit_wait(PyObject *module, PyObject *unused)
+PyObject *module_exit_wait(PyObject *module, PyObject *timeout)
 {
+	int64_t ns;
+
+	if (timeout_from_object(PyModule_GetState(module), timeout, &ns))
+		return NULL;
 	Py_BEGIN_ALLOW_THREADS;
-	tmesh_exit_wait();
+	tmesh_exit_wait(ns);
 	Py_END_ALLOW_THREADS;
 	Py_RETURN_NONE;
 }

@@ -29,8 +29,6 @@ static void keep_warning(void *data, enum tmesh_log_level level, const char *mes
 		dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(), message);
 }
 
-#define EXIT_WAIT_NS 5000000000u
-
 static int open_context(struct state *st, struct tmesh_ctx_opts *opts)
 {
 	struct warning kept = {""};
@@ -42,9 +40,6 @@ static int open_context(struct state *st, struct tmesh_ctx_opts *opts)
 	/* If memory is taken back, arrays on it read zeros. A fault would end the process, since no
 	 * check can guard an array. */
 	opts->taken = TMESH_TAKEN_ZERO;
-	/* Without a wait, a script that ends right after it sent a tensor would lose it. */
-	if (!secure_getenv("TMESH_EXIT_WAIT"))
-		opts->exit_wait_ns = EXIT_WAIT_NS;
 	warning = &kept;
 	rc = tmesh_ctx_open(opts, &st->ctx, &err);
 	warning = NULL;
@@ -355,10 +350,10 @@ static PyMethodDef functions[] = {
 	 "Wait for at most timeout seconds until each held ref was opened or its time is over,\n"
 	 "and each message of a channel was received. Return the numbers of refs not opened\n"
 	 "and of messages not received."},
-	{"exit_wait", module_exit_wait, METH_NOARGS,
-	 "exit_wait(/)\n--\n\n"
-	 "Wait for held refs as the end of the process does, for a process that ends by "
-	 "os._exit()."},
+	{"exit_wait", module_exit_wait, METH_O,
+	 "exit_wait(timeout, /)\n--\n\n"
+	 "Wait for at most timeout seconds for held refs and sent messages, and report lost ones, "
+	 "as exit() does:\nfor a process that ends by os._exit()."},
 	{"released_by", module_released_by, METH_O,
 	 "released_by(tensor, /)\n--\n\n"
 	 "The thread (threading.get_ident()) that released it or ended its \"with\", or None."},

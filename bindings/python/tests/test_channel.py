@@ -381,6 +381,7 @@ def send_and_end(pipe, closes):
 
 
 @pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.skipif("TMESH_EXIT_WAIT" not in os.environ, reason="nothing asks for the wait")
 @pytest.mark.parametrize("method", ["fork"] if EMULATED else ["fork", "spawn", "forkserver"])
 def test_a_process_that_ends_at_once_loses_nothing(method, closes):
     """For a process of multiprocessing, which ends by os._exit(). tests/conformance covers other processes."""

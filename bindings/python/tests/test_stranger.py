@@ -460,6 +460,25 @@ def test_what_a_hold_loses_at_the_end_is_said():
     assert "TMESH_EXIT_WAIT" in done.stderr and "tmesh_keep()" in done.stderr
 
 
+@pytest.mark.skipif(EMULATED, reason="says nothing of the backend; run on memfds")
+def test_an_end_waits_only_if_it_was_asked_to():
+    """Neither a process nor a child of multiprocessing waits. A tensor in transit asks by being sent."""
+    env = {name: value for name, value in os.environ.items() if name != "TMESH_EXIT_WAIT"}
+    done = subprocess.run([sys.executable, "-P", "-c", """
+import multiprocessing
+import tmesh, tmesh.in_transit
+assert tmesh.in_transit.PATIENCE == 5
+def work():
+    tmesh.put([1.0]).ref(hold=600)
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+tmesh.put([1.0]).ref(hold=600)
+"""], env=env, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0
+    assert [line.split(" ")[5:8] for line in done.stderr.splitlines()] == [["waited", "0", "s"]] * 2, done.stderr
+
+
 def test_out_of_descriptors(python):
     assert python("""
 import resource, tmesh

@@ -27,15 +27,17 @@ from . import _tmesh
 from .errors import LimitError, NotFoundError, OutOfMemoryError, PeerTimeoutError, ReleasedError
 from .refs import Ref
 
-def _patience() -> float:
+def _asked() -> float | None:
     try:
         return max(float(os.environ.get("TMESH_EXIT_WAIT", "")), 0.0)
     except ValueError:
-        return 5.0
+        return None
 
 
-# How long a process waits at its end until receivers have opened the tensors that it sent, in seconds.
-PATIENCE = _patience()
+_ASKED = _asked()
+# How long a process waits at its end until receivers have opened the tensors that it sent, in seconds. A program asks
+# for this wait by sending them.
+PATIENCE = 5.0 if _ASKED is None else _ASKED
 
 # How long tensors in a pickle of pickle itself are held, in seconds.
 _HELD = 60.0
@@ -267,14 +269,15 @@ def flush(timeout: float | None = None) -> None:
 
 
 def _at_exit() -> None:
-    """A child of multiprocessing ends by os._exit(), so it waits here for refs with a hold too."""
+    """A child of multiprocessing ends by os._exit(), so it waits here for refs with a hold too, if the program asked
+    for that."""
     if parent_process() is None and os.getpid() not in _waiting:
         return
     wait(PATIENCE)
     lost = under_way()
     if lost:
         _report(lost)
-    _tmesh.exit_wait()
+    _tmesh.exit_wait(_ASKED or 0.0)
 
 
 def _report(lost: int) -> None:

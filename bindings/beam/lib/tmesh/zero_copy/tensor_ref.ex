@@ -96,8 +96,8 @@ defmodule Tmesh.ZeroCopy.TensorRef do
         do: {:reply, next_batch() |> TensorRef.to_json!(hold: true), state}
 
   Otherwise the memory stays while a ref or binary of this VM holds it. On the module sealed memory is held also
-  after this VM ends. On memfd its end waits for held memory, up to 5 s (`TMESH_EXIT_WAIT`), except after a kill.
-  `Tmesh.flush/1` waits until all was opened.
+  after this VM ends. On memfd it ends with this VM: call `Tmesh.flush/1` before, which waits until all was opened, or
+  let the VM's end wait (`TMESH_EXIT_WAIT`).
   """
   @type hold_option :: {:hold, boolean() | pos_integer()}
 
