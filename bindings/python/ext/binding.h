@@ -61,7 +61,7 @@ struct state {
 	PyObject *errors;      /* the module tmesh.errors */
 	PyTypeObject *tensor_type;
 	PyTypeObject *export_type;
-	struct place *places[PLACE_LISTS]; /* memory that consumers use, see dlpack.c */
+	struct place *places[PLACE_LISTS]; /* memory that consumers use, see place.c */
 	PyTypeObject *channel_type;
 	PyTypeObject *arena_type;
 	PyTypeObject *held_type;
@@ -222,7 +222,7 @@ bool put_in_pieces(struct state *st, const struct dl_tensor *dl,
 struct tmesh_tensor *put_buffer(struct state *st, PyObject *object,
 				const struct tmesh_region_opts *opts);
 
-/* dlpack.c */
+/* place.c */
 /* Memory of a tensor that DLPack's consumers or an array use, to be found by its address. */
 struct place {
 	struct tensor *tensor;
@@ -231,14 +231,20 @@ struct place {
 };
 void place_list(struct place *place, struct tensor *tensor, const void *data);
 void place_unlist(struct place *place);
-PyObject *tensor_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
-PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
-PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused);
-PyObject *module_from_dlpack(PyObject *module, PyObject *object);
+/* Find the largest memory in use that contains @data. */
+struct place *place_around(struct state *st, uintptr_t data);
+/* Return a new Tensor of the same tensor. */
+PyObject *tensor_again(struct tensor *ours);
 PyObject *module_from_address(PyObject *module, PyObject *address);
 PyObject *module_begins_at(PyObject *module, PyObject *address);
 PyObject *module_containing(PyObject *module, PyObject *address);
 PyObject *module_find(PyObject *module, PyObject *const *args, Py_ssize_t count);
+
+/* dlpack.c */
+PyObject *tensor_dlpack(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
+PyObject *tensor_dunder_dlpack(PyObject *object, PyObject *args, PyObject *kwargs);
+PyObject *tensor_dlpack_device(PyObject *object, PyObject *unused);
+PyObject *module_from_dlpack(PyObject *module, PyObject *object);
 /* Make a capsule that runs the deleter if no consumer takes @managed. Take over @managed, also on
  * failure. */
 PyObject *capsule_of_plain(struct DLManagedTensor *managed);
