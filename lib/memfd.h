@@ -130,7 +130,7 @@ int tmesh_memfd_reclaim(struct tmesh_region *region, uint64_t timeout_ns,
 /* caps_memfd.c */
 void tmesh_memfd_caps(struct tmesh_ctx *ctx);
 
-/* memfd_holders.c */
+/* memfd_proc.c */
 
 struct tmesh_foreign_file;
 /* Return whether the file is a memfd's, which the kernel itself serves. The name does not decide,
@@ -145,6 +145,8 @@ int tmesh_proc_at(int dir, int number, struct tmesh_foreign_file *file);
  * device, so the file is checked before. Return -1 if it is no memory.
  */
 int tmesh_proc_open(int dir, int number);
+
+/* memfd_holders.c */
 int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
 		    struct tmesh_error *err);
 int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,

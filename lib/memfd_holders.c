@@ -6,216 +6,15 @@
  */
 #include "common/foreign.h"
 #include "memfd.h"
+#include "memfd_proc.h"
 
-#include <ctype.h>
-#include <dirent.h>
 #include <fcntl.h>
-#include <linux/memfd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
-
-/* Return whether the file is on the kernel's own file system for memfds, one for each size of
- * pages. */
-static bool lies_with(atomic_uint_fast64_t *dev, unsigned int flags, uint64_t of)
-{
-	uint64_t known = atomic_load_explicit(dev, memory_order_relaxed);
-	struct tmesh_foreign_file file;
-	int fd;
-
-	if (known)
-		return known == of;
-	fd = memfd_create("tmesh:look", MFD_CLOEXEC | flags);
-	if (fd < 0)
-		return false;
-	if (tmesh_foreign_look(fd, "", &file))
-		atomic_store_explicit(dev, known = file.dev, memory_order_relaxed);
-	close(fd);
-	return known && known == of;
-}
-
-bool tmesh_is_memory(const struct tmesh_foreign_file *file)
-{
-	/* As long as the machine runs they are the same. */
-	static atomic_uint_fast64_t usual, huge, giant;
-
-	return S_ISREG(file->type) && (lies_with(&usual, 0, file->dev) ||
-				       lies_with(&huge, MFD_HUGETLB | MFD_HUGE_2MB, file->dev) ||
-				       lies_with(&giant, MFD_HUGETLB | MFD_HUGE_1GB, file->dev));
-}
-
-int tmesh_proc_at(int dir, int number, struct tmesh_foreign_file *file)
-{
-	char name[TMESH_FD_NAME];
-	int at;
-
-	tmesh_fd_name(name, number);
-	at = openat(dir, name, O_PATH | O_CLOEXEC);
-	errno = at < 0 ? errno : EINVAL;
-	if (at >= 0 && (!tmesh_foreign_look(at, "", file) || !tmesh_is_memory(file))) {
-		int code = errno;
-
-		close(at);
-		errno = code;
-		at = -1;
-	}
-	return at;
-}
-
-int tmesh_proc_open(int dir, int number)
-{
-	struct tmesh_foreign_file file;
-	int fd, at = tmesh_proc_at(dir, number, &file);
-
-	if (at < 0)
-		return -1;
-	/* Do not change the time of access, by which the keeper learns of use. The kernel refuses
-	 * O_NOATIME for another user's file. */
-	fd = tmesh_foreign_reopen(at, O_RDONLY | O_NOATIME);
-	if (fd < 0 && errno == EPERM)
-		fd = tmesh_foreign_reopen(at, O_RDONLY);
-	close(at);
-	return fd;
-}
-
-/* One descriptor, or one mapping without counting descriptors. */
-struct sight {
-	pid_t pid;
-	int fd;	 /* -1: a mapping */
-	int dir; /* /proc/PID/fd, open while the visitor looks */
-	uint64_t dev;
-	uint64_t ino;
-	bool writable;	  /* of a mapping */
-	int *lack;	  /* why something could not be looked at, or 0: the walk's answer */
-	const char *name; /* "tmesh:1:...", or another memfd's */
-};
-
-/* Return non-zero to end the walk. */
-typedef int (*visit_fn)(void *data, const struct sight *sight);
-
-/* Return the name after "/memfd:"; NULL: it is no memfd. */
-static const char *memfd_name(const char *path)
-{
-	return strncmp(path, "/memfd:", 7) ? NULL : path + 7;
-}
-
-/* Return whether the last open failed for lack of a descriptor. */
-static bool is_short(void)
-{
-	return errno == EMFILE || errno == ENFILE;
-}
-
-/* Note that a lack of resources prevented an open. Most other failures mean a file that is gone. */
-static void note(const struct sight *sight)
-{
-	if (is_short())
-		*sight->lack = errno;
-}
-
-static int walk_fds(pid_t pid, visit_fn visit, void *data, int *lack)
-{
-	char path[512];
-	struct sight sight = {.pid = pid, .lack = lack};
-	struct dirent *entry;
-	int rc = 0;
-	DIR *dir;
-
-	snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
-	dir = opendir(path);
-	if (!dir)
-		return is_short() ? -errno : 0;
-	sight.dir = dirfd(dir);
-	while (!rc && (entry = readdir(dir))) {
-		ssize_t length = readlinkat(sight.dir, entry->d_name, path, sizeof(path) - 1);
-		struct tmesh_foreign_file file;
-
-		if (length <= 0)
-			continue;
-		path[length] = '\0';
-		sight.name = memfd_name(path);
-		if (!sight.name || !tmesh_foreign_look(sight.dir, entry->d_name, &file))
-			continue;
-		sight.fd = atoi(entry->d_name);
-		sight.dev = file.dev;
-		sight.ino = file.ino;
-		rc = visit(data, &sight);
-	}
-	closedir(dir);
-	return rc;
-}
-
-static int walk_maps(pid_t pid, visit_fn visit, void *data, int *lack)
-{
-	struct sight sight = {.pid = pid, .fd = -1, .dir = -1, .lack = lack};
-	char path[64], *line = NULL;
-	size_t room = 0;
-	int rc = 0;
-	FILE *maps;
-
-	snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
-	maps = fopen(path, "re");
-	if (!maps)
-		return is_short() ? -errno : 0;
-	while (!rc && getline(&line, &room, maps) > 0) {
-		unsigned int major, minor;
-		unsigned long ino;
-		char rights[5];
-		int at = 0;
-
-		if (sscanf(line, "%*x-%*x %4s %*x %x:%x %lu %n", rights, &major, &minor, &ino,
-			   &at) != 4 ||
-		    !at)
-			continue;
-		/* A page that only keeps the file open for writing (memfd_fd.c). */
-		if (!strcmp(rights, "---p"))
-			continue;
-		line[strcspn(line, "\n")] = '\0';
-		sight.name = memfd_name(line + at);
-		if (!sight.name)
-			continue;
-		sight.dev = makedev(major, minor);
-		sight.ino = ino;
-		sight.writable = rights[1] == 'w' && rights[3] == 's';
-		rc = visit(data, &sight);
-	}
-	free(line);
-	fclose(maps);
-	return rc;
-}
-
-static int walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error *err)
-{
-	DIR *proc = opendir("/proc");
-	struct dirent *entry;
-	int rc = 0, lack = 0;
-
-	if (!proc)
-		return is_short() ? tmesh_fail_errno(err, "looking for who holds what")
-				  : tmesh_fail(err, -EOPNOTSUPP,
-					       "who holds what needs /proc, which is not mounted");
-	while (!rc && (entry = readdir(proc))) {
-		pid_t pid;
-
-		if (!isdigit((unsigned char)entry->d_name[0]))
-			continue;
-		pid = atoi(entry->d_name);
-		rc = walk_fds(pid, fds, data, &lack);
-		if (!rc && maps)
-			rc = walk_maps(pid, maps, data, &lack);
-		if (rc >= 0 && lack)
-			rc = -lack;
-	}
-	closedir(proc);
-	if (rc == -EMFILE || rc == -ENFILE) {
-		errno = -rc;
-		return tmesh_fail_errno(err, "looking for who holds what");
-	}
-	return rc == -ENOMEM ? tmesh_fail(err, rc, "no memory for what /proc shows") : rc;
-}
 
 /* Identify the memory by its name and, if a descriptor can be read, by its trailer. */
 static bool identify(const struct sight *sight, struct tmesh_region_info *info)
@@ -243,7 +42,7 @@ static bool identify(const struct sight *sight, struct tmesh_region_info *info)
 			info->huge_bytes = tmesh_huge_bytes(fd, info->alloc_bytes);
 		close(fd);
 	} else {
-		note(sight);
+		tmesh_proc_note(sight);
 	}
 	return true;
 }
@@ -362,7 +161,7 @@ int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, siz
 		tmesh_log(ctx, TMESH_LOG_WARN, "which regions are kept is not known: %s",
 			  why.message);
 	all.keeper = keeper.pid;
-	rc = walk(list_fd, list_map, &all, err);
+	rc = tmesh_proc_walk(list_fd, list_map, &all, err);
 
 	free(all.files);
 	free(all.table);
@@ -399,7 +198,7 @@ static void read_command(const struct sight *sight, char command[16])
 		got = read(fd, command, 15);
 		close(fd);
 	} else {
-		note(sight);
+		tmesh_proc_note(sight);
 	}
 	command[got > 0 ? got : 0] = '\0';
 	command[strcspn(command, "\n")] = '\0';
@@ -415,7 +214,7 @@ static uint32_t read_rights(const struct sight *sight)
 	snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)sight->pid, sight->fd);
 	info = fopen(path, "re");
 	if (!info)
-		note(sight);
+		tmesh_proc_note(sight);
 	while (info && fgets(line, sizeof(line), info))
 		if (sscanf(line, "flags: %o", &flags) == 1)
 			break;
@@ -451,7 +250,7 @@ static int writes_by_index(void *data, const struct sight *index)
 	if (fd >= 0)
 		close(fd);
 	else
-		note(sight);
+		tmesh_proc_note(sight);
 	return writes->found;
 }
 
@@ -464,7 +263,7 @@ static bool is_sealed(const struct sight *sight)
 		sealed = fcntl(fd, F_GET_SEALS) & F_SEAL_WRITE;
 		close(fd);
 	} else {
-		note(sight);
+		tmesh_proc_note(sight);
 	}
 	return sealed;
 }
@@ -475,8 +274,8 @@ static uint32_t rights_of(const struct sight *sight)
 	uint32_t rights = read_rights(sight);
 
 	if (rights == TMESH_READ && !is_sealed(sight) &&
-	    walk_fds(sight->pid, writes_by_index, &writes, sight->lack) < 0)
-		note(sight);
+	    tmesh_proc_walk_fds(sight->pid, writes_by_index, &writes, sight->lack) < 0)
+		tmesh_proc_note(sight);
 	return writes.found ? rights | TMESH_WRITE : rights;
 }
 
@@ -610,7 +409,7 @@ static int keep_index(void *data, const struct sight *index)
 		return 0;
 	fd = tmesh_proc_open(index->dir, index->fd);
 	if (fd < 0) {
-		note(index);
+		tmesh_proc_note(index);
 		return 0;
 	}
 	if (tmesh_index_view_open(&everyone->views[everyone->view_count], fd) == 0)
@@ -629,8 +428,8 @@ static uint32_t rights_among(struct everyone *everyone, const struct sight *sigh
 	if (everyone->indexed != sight->pid) {
 		forget_indexes(everyone);
 		everyone->indexed = sight->pid;
-		if (walk_fds(sight->pid, keep_index, everyone, sight->lack) < 0)
-			note(sight);
+		if (tmesh_proc_walk_fds(sight->pid, keep_index, everyone, sight->lack) < 0)
+			tmesh_proc_note(sight);
 	}
 	for (unsigned int i = 0; i < everyone->view_count; i++)
 		if (tmesh_index_view_writes(&everyone->views[i], sight->fd, sight->dev, sight->ino))
@@ -716,7 +515,7 @@ static int holders_of_all(struct tmesh_holder_info **holders, size_t *count,
 			  struct tmesh_error *err)
 {
 	struct everyone everyone = {.all = {.count = 0}};
-	int rc = walk(everyone_fd, everyone_map, &everyone, err);
+	int rc = tmesh_proc_walk(everyone_fd, everyone_map, &everyone, err);
 
 	forget_indexes(&everyone);
 	free(everyone.all.infos);
@@ -743,7 +542,7 @@ int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_i
 		       size_t *count, struct tmesh_error *err)
 {
 	struct search search = {.id = id};
-	int rc = id ? walk(holder_fd, holder_map, &search, err) : 0;
+	int rc = id ? tmesh_proc_walk(holder_fd, holder_map, &search, err) : 0;
 
 	if (!id)
 		return holders_of_all(holders, count, err);
@@ -823,5 +622,5 @@ void tmesh_proc_writers(int fd, char *text, size_t size)
 	writers.dev = st.st_dev;
 	writers.ino = st.st_ino;
 	/* Processes that cannot be inspected are not named. */
-	walk(no_fd, writer_map, &writers, NULL);
+	tmesh_proc_walk(no_fd, writer_map, &writers, NULL);
 }
