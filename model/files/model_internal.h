@@ -286,7 +286,7 @@ void process_self(struct process_id *id);
  * namespace, where that cannot be seen. */
 bool process_is_stopped(const struct process_id *id);
 
-/* shared_load.c: those that load the same files at once read them once. */
+/* shared_load.c, shared_load_file.c: those that load the same files at once read them once. */
 
 struct shared_load;
 /* Fill load->model->region, by reading or by waiting. */

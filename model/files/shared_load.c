@@ -2,18 +2,8 @@
 /*
  * Shared loads: processes of one user that load the same files read them once.
  *
- * The processes share a file of the runtime directory, named after the files' identity. It has
- * single-byte OFD locks, which end with the process:
- *
- *  0     reader: exclusive while reading; shared for a moment by processes that waited for its end
- *  1     presence: shared by processes that wait or hold the model; exclusive to remove the file
- *  2     joining: shared between looking for a token and giving one
- *  16+i  owner of entry i
- *
- * The record at the file's begin names the region that is filled and counts the bytes read. The
- * holder of lock 0 writes it. An entry has a token for that region, from one of the processes that
- * hold it. The table of the model's only file follows the entries (table_pack.c), so that its JSON
- * is read once. The file stays when its last process ends if the region is kept.
+ * The processes share a file of the runtime directory, by whose locks they take turns and in whose
+ * entries they leave tokens: shared_load_file.h.
  *
  * All access is by pread() and pwrite(): a damaged or cut file causes no signal. A region counts
  * only if it has the model's size and either is sealed or is being filled by the holder of lock 0.
@@ -23,391 +13,16 @@
  * tests/sim/sim_shared_load.py simulates this protocol; its steps have the names of the functions
  * here.
  */
-#include "common/file_size.h"
-#include "model_internal.h"
+#include "shared_load_file.h"
 
-#include "../shared/runtime_files.h"
-#include "../shared/host.h"
+#include "common/file_size.h"
 
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
-#define MAGIC 0x31746c666d746d74ull /* "tmtmflt1" */
-#define ENTRIES 64
-#define ENTRIES_AT 4096
-#define ENTRY_ROOM 128
-#define TABLE_AT (ENTRIES_AT + ENTRIES * ENTRY_ROOM)
-#define WAIT_NS 4000000 /* between two looks at the reader */
 /* A reader that was stopped for so long (SIGSTOP, a debugger) is waited for no more. */
 #define STOPPED_NS UINT64_C(10000000000)
-#define SWEEP_MAX 64
-/* Wait so long for a process that removes a file. That takes a moment, unless it is stopped. */
-#define REMOVAL_NS UINT64_C(10000000000)
-
-enum {
-	LOCK_READER = 0,
-	LOCK_PRESENT = 1,
-	LOCK_JOINING = 2,
-	LOCK_ENTRY = 16
-};
-enum {
-	STATE_EMPTY = 0,
-	STATE_READING = 1,
-	STATE_DONE = 2
-};
-
-struct record {
-	uint64_t magic;
-	uint64_t state;
-	uint64_t region; /* id */
-	uint64_t bytes;
-	uint64_t done;
-	uint64_t kept;	  /* id of the region that is kept, whose table lies here; 0: none */
-	uint64_t backend; /* of the region; 0: of an earlier version, which did not say */
-	struct process_id reader; /* not in the files of an earlier version */
-};
-#define RECORD_LEAST ((ssize_t)offsetof(struct record, reader))
-
-struct entry {
-	uint64_t region;
-	char token[TMESH_TOKEN_SIZE];
-};
-
-struct shared_load {
-	int dir;
-	struct model_fd file; /* with the locks: a forked child has none of them */
-	int entry;	      /* -1: none is free */
-	char name[SHARED_LOAD_NAME_ROOM];
-	uint64_t stopped_ns; /* since when the reader is seen stopped; 0: it is not */
-	bool given_up;	     /* it was for too long, or no record can be written: load alone */
-};
-
-/* Take or release a lock. -EAGAIN: another process has it. */
-static int lock(const struct shared_load *shared, int type, int byte)
-{
-	struct flock range = {
-		.l_type = (short)type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
-
-	if (!fcntl(shared->file.fd, F_OFD_SETLK, &range))
-		return 0;
-	return errno == EACCES ? -EAGAIN : -errno;
-}
-
-static void nap(void)
-{
-	struct timespec time = {0, WAIT_NS};
-
-	nanosleep(&time, NULL);
-}
-
-static int write_record(const struct shared_load *shared, const struct record *record,
-			struct tmesh_error *err)
-{
-	ssize_t done = tmesh_pwrite(shared->file.fd, record, sizeof(*record), 0);
-	char what[SHARED_LOAD_NAME_ROOM + 40];
-
-	if (done == (ssize_t)sizeof(*record))
-		return 0;
-	if (done >= 0)
-		errno = ENOSPC;
-	snprintf(what, sizeof(what), "writing %s in the runtime directory", shared->name);
-	return tmesh_fail_errno(err, what);
-}
-
-/* Read the record. One that cannot be read, or is of another model, counts as empty. */
-static void read_record(const struct shared_load *shared, const struct tmesh_model *model,
-			struct record *record)
-{
-	*record = (struct record){0};
-	if (pread(shared->file.fd, record, sizeof(*record), 0) < RECORD_LEAST ||
-	    record->magic != MAGIC || record->state > STATE_DONE ||
-	    record->bytes != model->region_bytes || record->done > model->run_bytes)
-		*record = (struct record){.magic = MAGIC, .bytes = model->region_bytes};
-}
-
-void shared_load_progress(struct shared_load *shared, uint64_t done)
-{
-	/* A process that takes over begins there. If the write fails, it reads some bytes twice. */
-	if (tmesh_pwrite(shared->file.fd, &done, sizeof(done), offsetof(struct record, done)) < 0)
-		return;
-}
-
-/* Read the table of the model's only file. No lock is needed: all writers write the same table, and
- * the checksum shows a table that is written in part. */
-static struct table *read_table(int fd, uint64_t header_bytes, uint64_t file_bytes)
-{
-	uint8_t head[TABLE_PACK_HEAD], *all;
-	size_t bytes;
-
-	if (pread(fd, head, sizeof(head), TABLE_AT) != (ssize_t)sizeof(head))
-		return NULL;
-	bytes = table_packed_bytes(head, sizeof(head));
-	all = bytes ? malloc(bytes) : NULL;
-	if (!all)
-		return NULL;
-	if (pread(fd, all, bytes, TABLE_AT) != (ssize_t)bytes) {
-		free(all);
-		return NULL;
-	}
-	return table_unpack(all, bytes, header_bytes, file_bytes);
-}
-
-bool shared_load_recall(struct tmesh_ctx *ctx, struct model_file *file, const uint8_t *data,
-			size_t bytes)
-{
-	uint64_t header = safetensors_header_bytes(data, bytes);
-	char name[SHARED_LOAD_NAME_ROOM];
-	int dir, fd;
-
-	if (!header || header > bytes || header > file->bytes)
-		return false;
-	model_hash(data, header, file->header_hash);
-	shared_load_name(ctx, file, 1, name);
-	if (!name[0] || tmesh_ctx_runtime_dir(ctx, &dir, NULL))
-		return false;
-	fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-	close(dir);
-	if (fd < 0)
-		return false;
-	if (model_is_ours(fd))
-		file->table = read_table(fd, header, file->bytes);
-	close(fd);
-	file->recalled = file->table != NULL;
-	return file->recalled;
-}
-
-/* Store the table for processes that come later. If that fails, they read the header themselves. */
-static void shared_load_remember(const struct shared_load *shared, const struct tmesh_model *model)
-{
-	uint64_t kept = tmesh_region_id(model->region), said = 0;
-	bool there = model->file_count == 1 && model->files[0].recalled;
-	size_t bytes;
-	uint8_t *all;
-
-	if (model->file_count == 1 && !there) {
-		all = table_pack(model->files[0].table, &bytes);
-		there = all &&
-			tmesh_pwrite(shared->file.fd, all, bytes, TABLE_AT) == (ssize_t)bytes;
-		if (all && !there)
-			tmesh_pwrite(shared->file.fd, "", 1, TABLE_AT);
-		free(all);
-	}
-	if (!there || !model->report.kept[0])
-		return;
-	if (pread(shared->file.fd, &said, sizeof(said), offsetof(struct record, kept)) !=
-		    (ssize_t)sizeof(said) ||
-	    said == kept)
-		return;
-	/* If this fails, the next process has to read a header. */
-	if (tmesh_pwrite(shared->file.fd, &kept, sizeof(kept), offsetof(struct record, kept)) < 0)
-		return;
-}
-
-/* Return whether the file is of use after its last process: its region is kept. @backend: the
- * region's. */
-static bool stays(const struct shared_load *shared, uint64_t *backend)
-{
-	struct record record = {0};
-
-	if (pread(shared->file.fd, &record, sizeof(record), 0) < RECORD_LEAST ||
-	    record.magic != MAGIC || record.state != STATE_DONE || !record.kept ||
-	    record.kept != record.region)
-		return false;
-	if (backend)
-		*backend = record.backend;
-	return true;
-}
-
-/* Return whether the file of that name is still the one that was opened. */
-static bool is_named(const struct shared_load *shared)
-{
-	struct stat here, there;
-
-	return !fstat(shared->file.fd, &here) && !fstatat(shared->dir, shared->name, &there, 0) &&
-	       here.st_ino == there.st_ino && here.st_dev == there.st_dev;
-}
-
-/* Return the shared load's name, without its ending. */
-static void kept_name(const struct shared_load *shared, char name[TMESH_KEPT_NAME_LEN + 1])
-{
-	snprintf(name, TMESH_KEPT_NAME_LEN + 1, "%.*s", (int)strcspn(shared->name, "."),
-		 shared->name);
-}
-
-/* The list of kept regions, fetched when it is first needed. */
-struct kept_list {
-	struct tmesh_ctx *ctx;
-	struct tmesh_kept_info *infos;
-	size_t count;
-	bool asked, known;
-};
-
-/* Return whether the region of a shared load is kept; its name is that of the file. If the list
- * cannot be had, assume that it is. */
-static bool is_kept(struct kept_list *kept, const struct shared_load *shared)
-{
-	char name[TMESH_KEPT_NAME_LEN + 1];
-
-	if (!kept->asked)
-		kept->known = !tmesh_kept_list(kept->ctx, &kept->infos, &kept->count, NULL);
-	kept->asked = true;
-	kept_name(shared, name);
-	for (size_t i = 0; i < kept->count; i++) {
-		if (kept->infos[i].uid == geteuid() && !strcmp(kept->infos[i].name, name))
-			return true;
-	}
-	return !kept->known;
-}
-
-/* Open the file with the host's lock held, so that fork() knows of the descriptor. Otherwise a
- * child could inherit the locks, and they would not end with this process. */
-static int open_file(struct shared_load *shared, int flags)
-{
-	int fd;
-
-	model_host_lock();
-	fd = openat(shared->dir, shared->name, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
-	if (fd >= 0)
-		model_fd_keep(&shared->file, fd);
-	model_host_unlock();
-	return fd < 0 ? -1 : 0;
-}
-
-static void close_file(struct shared_load *shared)
-{
-	model_host_lock();
-	model_fd_close(&shared->file);
-	model_host_unlock();
-}
-
-struct sweep {
-	const struct shared_load *own;
-	struct kept_list kept;
-};
-
-/* Remove the file of another shared load if no process is present and its region is not kept. A
- * region that the other backend keeps is left to that backend's processes. */
-static void sweep_one(void *data, const char *name)
-{
-	struct sweep *sweep = data;
-	struct shared_load other = {.dir = sweep->own->dir, .file.fd = -1};
-	size_t length = strlen(name);
-	uint64_t backend;
-
-	if (length < 7 || length >= SHARED_LOAD_NAME_ROOM || strcmp(name + length - 7, ".shared") ||
-	    !strcmp(name, sweep->own->name))
-		return;
-	strcpy(other.name, name);
-	if (open_file(&other, O_RDWR))
-		return;
-	if (!lock(&other, F_WRLCK, LOCK_PRESENT) && is_named(&other) &&
-	    !(stays(&other, &backend) &&
-	      ((backend && backend != (uint64_t)tmesh_ctx_backend(sweep->kept.ctx)) ||
-	       is_kept(&sweep->kept, &other))))
-		unlinkat(other.dir, other.name, 0);
-	close_file(&other);
-}
-
-static void sweep(struct tmesh_ctx *ctx, const struct shared_load *shared)
-{
-	struct sweep sweep = {.own = shared, .kept.ctx = ctx};
-
-	model_runtime_files_walk(shared->dir, "model-", SWEEP_MAX, sweep_one, &sweep);
-	free(sweep.kept.infos);
-}
-
-#define NO_MEMORY "no memory to load a model together with other processes"
-
-static int fail_open(const struct shared_load *shared, struct tmesh_error *err)
-{
-	char what[SHARED_LOAD_NAME_ROOM + 40];
-
-	snprintf(what, sizeof(what), "opening %s in the runtime directory", shared->name);
-	return tmesh_fail_errno(err, what);
-}
-
-/* Open the shared load's file, and mark this process as present. */
-static int shared_load_open(const struct load *load, struct shared_load **out,
-			    struct tmesh_error *err)
-{
-	struct shared_load *shared = calloc(1, sizeof(*shared));
-	uint64_t deadline = tmesh_now_ns() + REMOVAL_NS;
-	int rc;
-
-	if (!shared)
-		return tmesh_fail(err, -ENOMEM, NO_MEMORY);
-	shared->file.fd = shared->dir = shared->entry = -1;
-	shared_load_name(load->ctx, load->model->files, load->model->file_count, shared->name);
-	rc = shared->name[0] ? model_host_ready(err) : tmesh_fail(err, -ENOMEM, NO_MEMORY);
-	if (!rc)
-		rc = tmesh_ctx_runtime_dir(load->ctx, &shared->dir, err);
-	while (!rc) {
-		if (open_file(shared, O_RDWR | O_CREAT)) {
-			rc = fail_open(shared, err);
-			break;
-		}
-		if (!model_is_ours(shared->file.fd)) {
-			rc = tmesh_fail(
-				err, -EACCES,
-				"the file %.64s in the runtime directory is not this user's "
-				"alone; remove it and load the model again",
-				shared->name);
-			break;
-		}
-		rc = lock(shared, F_RDLCK, LOCK_PRESENT);
-		if (!rc && is_named(shared))
-			break;
-		/* It is being removed, or was. */
-		close_file(shared);
-		if (rc && rc != -EAGAIN) {
-			rc = tmesh_fail(err, rc, "locking in the runtime directory: %s",
-					strerror(-rc));
-			break;
-		}
-		if (rc && tmesh_now_ns() > deadline) {
-			rc = tmesh_fail(
-				err, -ETIMEDOUT,
-				"a process has stopped while it removed %.64s in the runtime "
-				"directory: let it go on, or end it",
-				shared->name);
-			break;
-		}
-		if (rc)
-			nap();
-		rc = load_tell((struct load *)load, 0, true, err);
-	}
-	if (rc) {
-		close_file(shared);
-		if (shared->dir >= 0)
-			close(shared->dir);
-		free(shared);
-		return rc;
-	}
-	*out = shared;
-	return 0;
-}
-
-void shared_load_leave(struct shared_load *shared)
-{
-	if (!shared)
-		return;
-	/* Remove the file with its last process, unless a kept model's next process needs it. This
-	 * process's presence ends first. Otherwise each of two processes that leave at once would
-	 * take the other for one that stays. In a forked child the file is closed. */
-	if (shared->file.fd >= 0) {
-		lock(shared, F_UNLCK, LOCK_PRESENT);
-		if (!lock(shared, F_WRLCK, LOCK_PRESENT) && is_named(shared) &&
-		    !stays(shared, NULL))
-			unlinkat(shared->dir, shared->name, 0);
-	}
-	close_file(shared);
-	close(shared->dir);
-	free(shared);
-}
 
 /* Store a token of this process's own for processes that come later. If no entry is free, they have
  * to use another one's token. */
@@ -417,7 +32,7 @@ static void shared_load_publish(struct shared_load *shared, struct tmesh_region 
 	struct entry entry = {.region = tmesh_region_id(region)};
 
 	for (int i = 0; shared->entry < 0 && i < ENTRIES; i++) {
-		if (!lock(shared, F_WRLCK, LOCK_ENTRY + i))
+		if (!shared_load_lock(shared, F_WRLCK, LOCK_ENTRY + i))
 			shared->entry = i;
 	}
 	if (shared->entry < 0 || tmesh_region_token(region, rights, entry.token, NULL))
@@ -495,12 +110,12 @@ static bool shared_load_join(struct load *load, struct shared_load *shared,
 	struct tmesh_region *before = load->region;
 	bool found;
 
-	if (lock(shared, F_RDLCK, LOCK_JOINING))
+	if (shared_load_lock(shared, F_RDLCK, LOCK_JOINING))
 		return false;
 	found = shared_load_find(load, shared, record);
 	if (found && load->region != before && record->state == STATE_READING)
 		shared_load_publish(shared, load->region, tmesh_region_rights(load->region));
-	lock(shared, F_UNLCK, LOCK_JOINING);
+	shared_load_lock(shared, F_UNLCK, LOCK_JOINING);
 	return found;
 }
 
@@ -511,7 +126,7 @@ static int shared_load_fill(struct load *load, struct shared_load *shared, struc
 	int rc;
 
 	process_self(&record->reader);
-	rc = write_record(shared, record, err);
+	rc = shared_load_write_record(shared, record, err);
 	if (rc) {
 		/* The file system may be full, for example. Others cannot learn of the region, so
 		 * load alone. */
@@ -530,7 +145,7 @@ static int shared_load_fill(struct load *load, struct shared_load *shared, struc
 	if (rc) {
 		/* The region may have bytes of two versions of a file. */
 		*record = (struct record){.magic = MAGIC, .bytes = record->bytes};
-		write_record(shared, record, NULL);
+		shared_load_write_record(shared, record, NULL);
 		return rc;
 	}
 	rc = tmesh_region_seal(load->region, err);
@@ -539,7 +154,7 @@ static int shared_load_fill(struct load *load, struct shared_load *shared, struc
 	record->done = load->model->run_bytes;
 	record->state = STATE_DONE;
 	/* If this fails, the next process to take the lock finds a region that is sealed. */
-	write_record(shared, record, NULL);
+	shared_load_write_record(shared, record, NULL);
 	return 0;
 }
 
@@ -576,7 +191,7 @@ static bool shared_load_find_kept(struct load *load, const struct shared_load *s
 	char name[TMESH_KEPT_NAME_LEN + 1];
 	struct tmesh_region *region;
 
-	kept_name(shared, name);
+	shared_load_kept_name(shared, name);
 	if (open_kept(load, name, &region, NULL))
 		return false;
 	tmesh_region_unref(load->region);
@@ -596,7 +211,7 @@ static int shared_load_keep(struct load *load, const struct shared_load *shared,
 
 	if (!(load->opts.flags & TMESH_MODEL_KEEP) || report->kept[0])
 		return 0;
-	kept_name(shared, name);
+	shared_load_kept_name(shared, name);
 	rc = tmesh_keep(load->ctx, name, &load->region, 1, NULL, err);
 	/* Another process has kept it, or it was joined through a process that found it kept. So it
 	 * is kept already, or this process has no right to keep it. */
@@ -633,10 +248,10 @@ static int shared_load_begin(struct load *load, struct shared_load *shared, stru
 		*record = kept;
 		/* Without it others find by themselves that it is kept. */
 		if (!said)
-			write_record(shared, record, NULL);
+			shared_load_write_record(shared, record, NULL);
 		return 0;
 	}
-	sweep(load->ctx, shared);
+	shared_load_sweep(load->ctx, shared);
 	rc = load_region(load, &region, err);
 	if (rc)
 		return rc;
@@ -660,12 +275,12 @@ static int shared_load_turn(struct load *load, struct shared_load *shared, struc
 	struct record record;
 	bool there;
 
-	read_record(shared, load->model, &record);
+	shared_load_read_record(shared, load->model, &record);
 	there = record.state != STATE_EMPTY && shared_load_join(load, shared, &record);
 	if (record.state != STATE_EMPTY && !there) {
-		if (lock(shared, F_WRLCK, LOCK_JOINING))
+		if (shared_load_lock(shared, F_WRLCK, LOCK_JOINING))
 			return -EAGAIN;
-		lock(shared, F_UNLCK, LOCK_JOINING);
+		shared_load_lock(shared, F_UNLCK, LOCK_JOINING);
 		/* A process that was joining has stored its token by now, or is dead. */
 		there = shared_load_join(load, shared, &record);
 	}
@@ -676,7 +291,7 @@ static int shared_load_turn(struct load *load, struct shared_load *shared, struc
 			return shared_load_fill(load, shared, &record, err);
 		/* Killed between the seal and the record. Nothing is sealed that is not whole. */
 		record.state = STATE_DONE;
-		write_record(shared, &record, NULL);
+		shared_load_write_record(shared, &record, NULL);
 		return 0;
 	}
 	if (!tmesh_region_is_sealed(load->region))
@@ -702,11 +317,11 @@ static int shared_load_open_finished(struct load *load, struct shared_load *shar
 {
 	int rc = -EAGAIN;
 
-	if (lock(shared, F_RDLCK, LOCK_JOINING))
+	if (shared_load_lock(shared, F_RDLCK, LOCK_JOINING))
 		return -EAGAIN;
 	if (shared_load_find(load, shared, record) && tmesh_region_is_sealed(load->region))
 		rc = shared_load_give(load, shared, err);
-	lock(shared, F_UNLCK, LOCK_JOINING);
+	shared_load_lock(shared, F_UNLCK, LOCK_JOINING);
 	return rc;
 }
 
@@ -742,18 +357,18 @@ static int shared_load_wait(struct load *load, struct shared_load *shared, struc
 	int rc;
 
 	for (;;) {
-		read_record(shared, load->model, &record);
+		shared_load_read_record(shared, load->model, &record);
 		rc = record.state == STATE_DONE
 			     ? shared_load_open_finished(load, shared, &record, err)
 			     : -EAGAIN;
 		if (rc != -EAGAIN)
 			return rc;
-		rc = lock(shared, F_WRLCK, LOCK_READER);
+		rc = shared_load_lock(shared, F_WRLCK, LOCK_READER);
 		if (!rc) {
 			rc = shared_load_turn(load, shared, err);
 			if (!rc)
 				rc = shared_load_give(load, shared, err);
-			lock(shared, F_UNLCK, LOCK_READER);
+			shared_load_lock(shared, F_UNLCK, LOCK_READER);
 			if (rc != -EAGAIN)
 				return rc;
 		} else if (rc != -EAGAIN) {
@@ -764,7 +379,7 @@ static int shared_load_wait(struct load *load, struct shared_load *shared, struc
 			if (rc != -EAGAIN)
 				return rc;
 		}
-		nap();
+		shared_load_nap();
 	}
 }
 

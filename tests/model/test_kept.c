@@ -229,7 +229,7 @@ static int shared_load_file(const char *name, int flags)
 	return fd;
 }
 
-/* As shared_load.c begins its files. */
+/* As shared_load_file.c begins its files. */
 struct left {
 	uint64_t magic, state, region, bytes, done, kept, backend;
 };

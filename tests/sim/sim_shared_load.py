@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: MIT
 """One shared load: processes that load the same file at once read it once.
 
-Steps are called as in model/files/shared_load.c. A file in the runtime directory has locks that end with their process.
-The reader's is exclusive. All processes that wait or hold share presence; a process between looking for a token and
-giving one shares joining. The file's record says which region is filled and how far. Each holder of the region has a
-slot with a token of its own. The token is good while that process lives and holds the region by the handle that it was
-made of, as on memfds. A model may be kept, and no longer. The contents of its header lie in the shared load's file,
-which stays as long. Any process may be killed between two steps; the model's file may change at any time.
+Steps are called as in model/files/shared_load.c and shared_load_file.c. A file in the runtime directory has locks
+that end with their process. The reader's is exclusive. All processes that wait or hold share presence; a process
+between looking for a token and giving one shares joining. The file's record says which region is filled and how far.
+Each holder of the region has a slot with a token of its own. The token is good while that process lives and holds the
+region by the handle that it was made of, as on memfds. A model may be kept, and no longer. The contents of its header
+lie in the shared load's file, which stays as long. Any process may be killed between two steps; the model's file may
+change at any time.
 
 Promises: a process that loads a model gets a sealed region with every piece of one version of the file, the one whose
 header was read. If it has waited long for a stopped reader, it reads for itself. Two never write to one region. Without
