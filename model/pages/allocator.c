@@ -1,309 +1,18 @@
 // SPDX-License-Identifier: MIT
 /*
  * The owner of a page pool records in private memory which handle holds which page. The host's lock
- * guards all of it. A page is free, idle (cached and held by no handle) or busy. page_settle()
- * moves it to the right list whenever its holders or its pins change. Tickets and the cache pin a
- * page.
+ * guards all of it. This file answers the handles' messages, and makes and ends pools and tenants.
+ * allocator_pages.c has the pages and their slabs.
  *
- * tests/sim/sim_pages.py is the model of this file; its steps have the same names.
+ * tests/sim/sim_pages.py is the model of both files; its steps have the same names.
  */
-#include "pages_internal.h"
+#include "allocator_internal.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
-#define TENANTS_MAX 64
 #define HANDLES_MAX 1024
 #define TICKETS_MAX 1024 /* of one handle */
-#define NONE UINT32_MAX
-
-enum page_place {
-	PAGE_BUSY,
-	PAGE_FREE,
-	PAGE_IDLE,
-};
-
-struct page {
-	uint32_t holders;
-	uint32_t pins;
-	uint32_t next, prev; /* in the list of its place */
-	uint32_t chain;	     /* cached: the next of its bucket */
-	uint8_t place;	     /* enum page_place */
-	bool cached;
-	bool taken; /* by take_page() */
-	uint64_t hash[2];
-};
-
-struct list {
-	uint32_t first, last, count;
-};
-
-struct ticket {
-	struct ticket *next;
-	uint64_t name[2];
-	struct handle *maker;
-	uint64_t tokens;
-	uint32_t count;
-	uint32_t pages[];
-};
-
-struct handle {
-	struct model_source source;
-	struct tenant *tenant;
-	struct handle *next, **at;
-	uint32_t tickets;
-	uint32_t held;
-	bool recalled;
-	uint64_t holds[]; /* a bit for each page of the pool */
-};
-
-struct tenant {
-	struct model_listener listener;
-	struct tmesh_page_pool *pool;
-	uint32_t number;
-	uint32_t max_slabs, slabs;
-	uint64_t key[4];
-	struct list free, idle; /* idle: the longest unused first */
-	uint32_t *buckets;
-	uint32_t mask;
-	struct handle *handles;
-	struct ticket *tickets;
-};
-
-struct slab {
-	struct tenant *tenant;
-	struct tmesh_region *regions[TMESH_PAGES_MAX_DEVICES];
-};
-
-struct tmesh_page_pool {
-	atomic_uint refs;
-	uint32_t life;
-	struct tmesh_ctx *ctx;
-	struct tmesh_page_pool_opts opts;
-	struct pages_shape shape;
-	uint32_t max_slabs, slab_count;
-	struct slab *slabs;
-	struct page *pages;
-	struct tenant *tenants[TENANTS_MAX];
-	uint32_t tenant_count;
-	uint64_t handle_count, ticket_count, cached, evicted, refused, died, reclaimed;
-	struct pages_message in, out;
-};
-
-/* Lists and places */
-
-static void list_remove(struct tmesh_page_pool *pool, struct list *list, uint32_t i)
-{
-	struct page *page = &pool->pages[i];
-
-	*(page->prev == NONE ? &list->first : &pool->pages[page->prev].next) = page->next;
-	*(page->next == NONE ? &list->last : &pool->pages[page->next].prev) = page->prev;
-	list->count--;
-}
-
-static void list_add(struct tmesh_page_pool *pool, struct list *list, uint32_t i)
-{
-	struct page *page = &pool->pages[i];
-
-	page->prev = list->last;
-	page->next = NONE;
-	*(list->last == NONE ? &list->first : &pool->pages[list->last].next) = i;
-	list->last = i;
-	list->count++;
-}
-
-static struct tenant *tenant_of(struct tmesh_page_pool *pool, uint32_t i)
-{
-	return pool->slabs[i / pool->shape.slab_pages].tenant;
-}
-
-static void page_settle(struct tmesh_page_pool *pool, uint32_t i)
-{
-	struct tenant *tenant = tenant_of(pool, i);
-	struct page *page = &pool->pages[i];
-	enum page_place place = page->holders			  ? PAGE_BUSY
-				: !page->pins			  ? PAGE_FREE
-				: page->cached && page->pins == 1 ? PAGE_IDLE
-								  : PAGE_BUSY;
-
-	if (place == page->place)
-		return;
-	if (page->place != PAGE_BUSY)
-		list_remove(pool, page->place == PAGE_FREE ? &tenant->free : &tenant->idle, i);
-	page->place = (uint8_t)place;
-	if (place != PAGE_BUSY)
-		list_add(pool, place == PAGE_FREE ? &tenant->free : &tenant->idle, i);
-}
-
-/* Holders */
-
-static bool holds(const struct handle *handle, uint32_t i)
-{
-	return i < handle->tenant->pool->shape.max_pages && bit_get(handle->holds, i);
-}
-
-static void page_hold(struct handle *handle, uint32_t i)
-{
-	struct tmesh_page_pool *pool = handle->tenant->pool;
-
-	if (bit_get(handle->holds, i))
-		return;
-	bit_set(handle->holds, i);
-	handle->held++;
-	pool->pages[i].holders++;
-	page_settle(pool, i);
-}
-
-static void page_drop(struct handle *handle, uint32_t i)
-{
-	struct tmesh_page_pool *pool = handle->tenant->pool;
-
-	bit_clear(handle->holds, i);
-	handle->held--;
-	pool->pages[i].holders--;
-	page_settle(pool, i);
-}
-
-/* The cache */
-
-static uint32_t *bucket(struct tenant *tenant, const uint64_t hash[2])
-{
-	return &tenant->buckets[hash[0] & tenant->mask];
-}
-
-static uint32_t cache_find(struct tenant *tenant, const uint64_t hash[2])
-{
-	const struct page *pages = tenant->pool->pages;
-	uint32_t i = *bucket(tenant, hash);
-
-	while (i != NONE && (pages[i].hash[0] != hash[0] || pages[i].hash[1] != hash[1]))
-		i = pages[i].chain;
-	return i;
-}
-
-static void cache_add(struct tenant *tenant, const uint64_t hash[2], uint32_t i)
-{
-	struct page *page = &tenant->pool->pages[i];
-	uint32_t *first = bucket(tenant, hash);
-
-	memcpy(page->hash, hash, sizeof(page->hash));
-	page->chain = *first;
-	*first = i;
-	page->cached = true;
-	page->pins++;
-	tenant->pool->cached++;
-	page_settle(tenant->pool, i);
-}
-
-static void cache_remove(struct tenant *tenant, uint32_t i)
-{
-	struct page *pages = tenant->pool->pages;
-	uint32_t *at = bucket(tenant, pages[i].hash);
-
-	while (*at != i)
-		at = &pages[*at].chain;
-	*at = pages[i].chain;
-	pages[i].cached = false;
-	pages[i].pins--;
-	tenant->pool->cached--;
-	page_settle(tenant->pool, i);
-}
-
-static bool owner_evict(struct tenant *tenant)
-{
-	struct tmesh_page_pool *pool = tenant->pool;
-
-	for (uint32_t i = tenant->idle.first; i != NONE; i = pool->pages[i].next) {
-		struct tmesh_page_victim victim = {.tenant = tenant->number, .page = i};
-
-		memcpy(victim.hash, pool->pages[i].hash, sizeof(victim.hash));
-		if (pool->opts.evict && !pool->opts.evict(pool->opts.data, &victim))
-			continue;
-		cache_remove(tenant, i);
-		pool->evicted++;
-		return true;
-	}
-	return false;
-}
-
-/* Slabs */
-
-/* Larger slabs get the memory of a page when the page is first given, for the host waits. */
-#define TAKEN_AT_ONCE ((uint64_t)32 << 20)
-
-/* Take the memory of a slab where it comes in huge pages, as a first mapping does. */
-static void take_slab(const struct tmesh_page_pool *pool, struct tmesh_region *region)
-{
-	const uint32_t rights = TMESH_READ | TMESH_WRITE;
-	void *addr;
-
-	if (tmesh_ctx_backend(pool->ctx) == TMESH_BACKEND_MEMFD &&
-	    !tmesh_region_map(region, rights, &addr, NULL))
-		tmesh_region_unmap(region, rights);
-}
-
-static void take_page(struct tmesh_page_pool *pool, uint32_t i)
-{
-	uint64_t page = pool->shape.page_bytes, in = i % pool->shape.slab_pages;
-
-	if (pool->pages[i].taken || pool->opts.place || page % PAGES_HUGE_BYTES ||
-	    page * pool->shape.slab_pages <= TAKEN_AT_ONCE)
-		return;
-	pool->pages[i].taken = true;
-	for (uint32_t d = 0; d < pool->shape.devices; d++)
-		tmesh_region_populate(pool->slabs[i / pool->shape.slab_pages].regions[d], in * page,
-				      page, NULL);
-}
-
-static int place(struct tmesh_page_pool *pool, uint32_t device, struct tmesh_region **out)
-{
-	const struct tmesh_region_opts opts = {
-		.size = sizeof(opts),
-		.label = "pages",
-		/* Other sizes could not be mapped one by one. */
-		.flags = pool->shape.page_bytes % PAGES_HUGE_BYTES ? 0 : TMESH_REGION_TRY_HUGE,
-	};
-	uint64_t bytes = pool->shape.page_bytes * pool->shape.slab_pages;
-	int rc;
-
-	if (!pool->opts.place) {
-		rc = tmesh_region_create(pool->ctx, bytes, &opts, out, NULL);
-		if (!rc && bytes <= TAKEN_AT_ONCE)
-			take_slab(pool, *out);
-		return rc;
-	}
-	rc = pool->opts.place(pool->opts.data, pool->ctx, device, bytes, out, NULL);
-	if (!rc && tmesh_region_bytes(*out) < bytes) {
-		tmesh_region_unref(*out);
-		rc = -EINVAL;
-	}
-	return rc;
-}
-
-static int slab_add(struct tenant *tenant)
-{
-	struct tmesh_page_pool *pool = tenant->pool;
-	struct slab *slab = &pool->slabs[pool->slab_count];
-	uint32_t first = pool->slab_count * pool->shape.slab_pages;
-
-	if (pool->slab_count == pool->max_slabs || tenant->slabs == tenant->max_slabs)
-		return -EDQUOT;
-	for (uint32_t d = 0; d < pool->shape.devices; d++) {
-		int rc = place(pool, d, &slab->regions[d]);
-
-		if (rc) {
-			while (d--)
-				tmesh_region_unref(slab->regions[d]);
-			return rc;
-		}
-	}
-	slab->tenant = tenant;
-	pool->slab_count++;
-	tenant->slabs++;
-	for (uint32_t i = first; i < first + pool->shape.slab_pages; i++)
-		page_settle(pool, i);
-	return 0;
-}
 
 /* Messages */
 
@@ -355,7 +64,7 @@ static int owner_want(struct handle *handle, const struct pages_message *in)
 
 		/* Pages wanted only ahead of need justify neither a new slab nor an eviction. */
 		if (rc && head->count < in->head.a) {
-			rc = slab_add(tenant);
+			rc = page_slab_add(tenant);
 			if (rc == -EDQUOT && owner_evict(tenant))
 				rc = 0;
 		}
@@ -364,7 +73,7 @@ static int owner_want(struct handle *handle, const struct pages_message *in)
 			break;
 		}
 		/* The page released last is the likeliest to be in a cache still. */
-		take_page(pool, tenant->free.last);
+		page_take(pool, tenant->free.last);
 		pool->out.pages[head->count++] = tenant->free.last;
 		page_hold(handle, tenant->free.last);
 	}
@@ -377,7 +86,7 @@ static int owner_return(struct handle *handle, const struct pages_message *in)
 {
 	handle->recalled = false;
 	for (uint32_t n = 0; n < in->head.count; n++) {
-		if (holds(handle, in->pages[n]))
+		if (page_is_held_by(handle, in->pages[n]))
 			page_drop(handle, in->pages[n]);
 		else
 			handle->tenant->pool->refused++;
@@ -408,11 +117,11 @@ static int owner_cache(struct handle *handle, const struct pages_message *in)
 	for (uint32_t n = 0; n < in->head.count; n++) {
 		const struct pages_hashed *one = &in->hashed[n];
 
-		if (!holds(handle, one->page))
+		if (!page_is_held_by(handle, one->page))
 			tenant->pool->refused++;
 		else if (!tenant->pool->pages[one->page].cached &&
-			 cache_find(tenant, one->hash) == NONE)
-			cache_add(tenant, one->hash, one->page);
+			 page_cache_find(tenant, one->hash) == NONE)
+			page_cache_add(tenant, one->hash, one->page);
 	}
 	answer(handle, PAGES_CACHED, 0);
 	return reply(handle, 0);
@@ -423,7 +132,7 @@ static int owner_find(struct handle *handle, const struct pages_message *in)
 	struct pages_head *head = answer(handle, PAGES_FOUND, 0);
 
 	for (uint32_t n = 0; n < in->head.count; n++) {
-		uint32_t i = cache_find(handle->tenant, in->hashes[n]);
+		uint32_t i = page_cache_find(handle->tenant, in->hashes[n]);
 
 		if (i == NONE)
 			break;
@@ -465,7 +174,7 @@ static int ticket_new(struct handle *handle, const struct pages_message *in, str
 	if (handle->tickets == TICKETS_MAX)
 		return -EDQUOT;
 	for (uint32_t n = 0; n < count; n++) {
-		if (!holds(handle, in->pages[n])) {
+		if (!page_is_held_by(handle, in->pages[n])) {
 			tenant->pool->refused++;
 			return -EACCES;
 		}

@@ -28,7 +28,7 @@ class Owner:
         self.tickets = {}  # number: (client, pages)
         self.number = 0
 
-    def slab_add(self, tenant):
+    def page_slab_add(self, tenant):
         if len(self.tenant_of) // SLAB >= MAX_SLABS:
             return
         for _ in range(SLAB):
@@ -63,7 +63,7 @@ class Owner:
         tenant, got = client.tenant, []
         for _ in range(count):
             if not self.free[tenant]:
-                self.slab_add(tenant)
+                self.page_slab_add(tenant)
             if not self.free[tenant]:
                 self.owner_evict(tenant)
             if not self.free[tenant]:
