@@ -56,7 +56,7 @@ unit-check: $(addprefix $(UNIT_OUT)/plain/,$(UNIT_NAMES)) ## Run libtmesh's unit
 # Programs that find the library's folder by themselves, as on a machine where no variable of tmesh's, XDG's or HOME is set. A new
 # TMPDIR keeps the folder from being this user's own. The keeper is found by a variable alone, as long as it is not installed.
 BARE_UNIT := $(if $(filter full,$(TMESH_TEST_LENGTH)),$(filter-out $(UNIT_KEEPS),$(UNIT_NAMES)),test_channel test_context test_foreign test_fork \
-	test_hold test_ref test_region test_rundir test_share test_strange_files test_strangers)
+	test_hold test_holders test_ref test_region test_rundir test_share test_strange_files test_strangers)
 # bare(commands, by "$$bare")
 define bare
 @tmp=$$(mktemp -d) && chmod 1777 "$$tmp" && trap 'rm -rf "$$tmp"' EXIT; \
