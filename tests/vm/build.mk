@@ -53,7 +53,7 @@ vm-judge: ## Test the programs that judge guests and choose their kernels.
 	@status=0; for test in judge kernels; do tests/vm/test_$$test.py || status=1; done; exit $$status
 
 vm-6.12-races: ## Race the module's calls for thousands of rounds.
-	@TMESH_TEST_LENGTH=full TMESH_TESTS='$(filter %races,$(KST_PROGRAMS)) fence gather import map user unload' \
+	@TMESH_TEST_LENGTH=full TMESH_TESTS='$(filter %races,$(KST_PROGRAMS)) fence gather gather_limits import map user unload' \
 		tests/vm/run 6.12 kselftest
 
 vm-debug-fuzz: ## Fuzz the module on the debug kernel: two million calls, 50 storms.
