@@ -1,116 +1,13 @@
 // SPDX-License-Identifier: MIT
 /*
- * Device tensors, graphs, bindings and dispatch, on the engine "fake" (fake_engine.c): what the
- * library itself checks, counts and lets go of. engine-onnx-check has a real engine.
+ * Device tensors, bindings and dispatch, on the engine "fake" (fake_engine.c): what the library
+ * itself checks, counts and lets go of. engine-onnx-check has a real engine.
  */
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <tmesh/engine.h>
 
-#include "unit.h"
-
-#define FLAGS (TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE | TMESH_ENGINE_EXPORTABLE)
-
-static const int64_t shape_x[] = {2, 4}, shape_b[] = {4};
-static char folder[] = "/tmp/tmesh-engine-XXXXXX";
-
-struct fixture {
-	struct tmesh_ctx *ctx;
-	struct tmesh_engine_context *context;
-	struct tmesh_engine_graph *graph;
-	struct tmesh_engine_tensor *x, *b, *y;
-	struct tmesh_engine_value inputs[2], outputs[1];
-};
-
-static const char *file(const char *name, const char *text)
-{
-	static char path[96];
-	FILE *out;
-
-	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	out = fopen(path, "w");
-	assert_non_null(out);
-	fputs(text, out);
-	fclose(out);
-	return path;
-}
-
-static struct tmesh_engine_stats stats(struct fixture *fix)
-{
-	struct tmesh_engine_stats out = {.size = sizeof(out)};
-
-	assert_ok(tmesh_engine_stats(fix->context, &out, err));
-	return out;
-}
-
-static int setup(void **state)
-{
-	struct fixture *fix = calloc(1, sizeof(*fix));
-	const float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[4] = {10, 20, 30, 40};
-
-	assert_ok(tmesh_ctx_open(NULL, &fix->ctx, err));
-	assert_ok(tmesh_engine_context_create(fix->ctx, "fake", NULL, &fix->context, err));
-	assert_ok(tmesh_engine_graph_open(fix->context, file("graph", "plain"), NULL, &fix->graph,
-					  err));
-	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, FLAGS,
-					     &fix->x, err));
-	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 1, shape_b, FLAGS,
-					     &fix->b, err));
-	assert_ok(tmesh_engine_tensor_create(fix->context, TMESH_FLOAT32, 2, shape_x, FLAGS,
-					     &fix->y, err));
-	assert_ok(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err));
-	assert_ok(tmesh_engine_tensor_write(fix->b, b, sizeof(b), err));
-	fix->inputs[0] = (struct tmesh_engine_value){.name = "x", .tensor = fix->x};
-	fix->inputs[1] = (struct tmesh_engine_value){.name = "b", .tensor = fix->b};
-	fix->outputs[0] = (struct tmesh_engine_value){.name = "y", .tensor = fix->y};
-	*state = fix;
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	struct fixture *fix = *state;
-
-	tmesh_engine_tensor_unref(fix->x);
-	tmesh_engine_tensor_unref(fix->b);
-	tmesh_engine_tensor_unref(fix->y);
-	tmesh_engine_graph_unref(fix->graph);
-	tmesh_engine_context_unref(fix->context);
-	tmesh_ctx_unref(fix->ctx);
-	free(fix);
-	return 0;
-}
-
-static int dispatch(struct fixture *fix, struct tmesh_error *err)
-{
-	return tmesh_engine_dispatch(fix->graph, fix->inputs, 2, fix->outputs, 1, err);
-}
-
-/* The graph was not run, and the binding is refused as the dispatch is. */
-#define assert_not_run(fix, code, word)                                                          \
-	do {                                                                                     \
-		uint64_t before_ = stats(fix).dispatches;                                        \
-		struct tmesh_engine_binding *binding_ = NULL;                                    \
-                                                                                                 \
-		assert_refused(dispatch(fix, err), code, word);                                  \
-		assert_refused(tmesh_engine_bind((fix)->graph, (fix)->inputs, 2, (fix)->outputs, \
-						 1, &binding_, err),                             \
-			       code, word);                                                      \
-		assert_null(binding_);                                                           \
-		assert_int_equal(stats(fix).dispatches, before_);                                \
-	} while (0)
-
-static void assert_y(struct fixture *fix)
-{
-	float y[8];
-
-	assert_ok(tmesh_engine_tensor_read(fix->y, y, sizeof(y), err));
-	for (int i = 0; i < 8; i++)
-		assert_true(y[i] == (float)(i + 1 + 10 * (i % 4 + 1)));
-}
+#include "plain_graph.h"
 
 static void test_dispatch(void **state)
 {
@@ -510,148 +407,6 @@ static void test_engine_failures(void **state)
 	fix->graph = plain;
 }
 
-static void test_graph_refusals(void **state)
-{
-	struct fixture *fix = *state;
-	struct tmesh_engine_graph *graph = NULL;
-	struct tmesh_engine_graph_opts opts = {.size = sizeof(opts), .flags = 2};
-	char pipe[128];
-
-	assert_refused(tmesh_engine_graph_open(fix->context, "/nowhere/graph", NULL, &graph, err),
-		       -ENOENT, "/nowhere");
-	assert_refused(tmesh_engine_graph_open(fix->context, folder, NULL, &graph, err), -EINVAL,
-		       "is not a regular file");
-	snprintf(pipe, sizeof(pipe), "%s/pipe", folder);
-	assert_int_equal(mkfifo(pipe, 0600), 0);
-	assert_refused(tmesh_engine_graph_open(fix->context, pipe, NULL, &graph, err), -EINVAL,
-		       "is not a regular file");
-	unlink(pipe);
-	assert_refused(tmesh_engine_graph_open(fix->context, NULL, NULL, &graph, err), -EINVAL,
-		       "path");
-	assert_refused(
-		tmesh_engine_graph_open(fix->context, file("broken", "broken"), NULL, &graph, err),
-		-EPROTO, "");
-	assert_refused(
-		tmesh_engine_graph_open(fix->context, file("slow", "slow"), NULL, &graph, err),
-		-ESTALE, "changed");
-	assert_refused(
-		tmesh_engine_graph_open(fix->context, file("graph", "plain"), &opts, &graph, err),
-		-EINVAL, "no other flag");
-	opts.flags = 0;
-	opts.weight_count = SIZE_MAX;
-	assert_refused(
-		tmesh_engine_graph_open(fix->context, file("graph", "plain"), &opts, &graph, err),
-		-EINVAL, "weights");
-	assert_null(graph);
-	assert_int_equal(stats(fix).sessions, 1);
-}
-
-static void test_weights(void **state)
-{
-	struct fixture *fix = *state;
-	const struct tmesh_region_opts unsealed = {.size = sizeof(unsealed),
-						   .flags = TMESH_REGION_UNSEALED};
-	const float data[8] = {0};
-	struct tmesh_engine_weight weights[2] = {{.name = "w"}, {.name = "w"}};
-	struct tmesh_engine_graph_opts opts = {
-		.size = sizeof(opts), .weights = weights, .weight_count = 1};
-	struct tmesh_engine_graph *graph = NULL, *same;
-	struct tmesh_tensor *open, *sealed, *columns;
-	const char *path = file("graph", "plain");
-	struct tmesh_layout layout;
-
-	assert_ok(
-		tmesh_tensor_put(fix->ctx, TMESH_FLOAT32, 2, shape_x, data, &unsealed, &open, err));
-	assert_ok(tmesh_tensor_put(fix->ctx, TMESH_FLOAT32, 2, shape_x, data, NULL, &sealed, err));
-	layout = *tmesh_tensor_layout(sealed);
-	layout.shape[1] = layout.strides[1] = 2;
-	assert_ok(tmesh_tensor_view(sealed, &layout, &columns, err));
-	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -EINVAL,
-		       "no tensor");
-	weights[0].tensor = open;
-	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -EINVAL,
-		       "not sealed");
-	weights[0].tensor = columns;
-	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -EINVAL,
-		       "strides");
-	weights[0].tensor = weights[1].tensor = sealed;
-	opts.weight_count = 2;
-	assert_refused(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err), -EINVAL,
-		       "twice");
-	opts.weight_count = 1;
-	assert_null(graph);
-	/* They are part of what the session is. */
-	assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err));
-	assert_int_equal(stats(fix).sessions, 2);
-	assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &same, err));
-	assert_int_equal(stats(fix).sessions, 2);
-	assert_int_equal(stats(fix).session_hits, 1);
-	tmesh_engine_graph_unref(graph);
-	tmesh_engine_graph_unref(same);
-	tmesh_tensor_unref(open);
-	tmesh_tensor_unref(sealed);
-	tmesh_tensor_unref(columns);
-}
-
-static void test_sessions(void **state)
-{
-	struct fixture *fix = *state;
-	struct tmesh_engine_context_opts opts = {.size = sizeof(opts), .sessions = 2};
-	struct tmesh_engine_graph_opts packed = {.size = sizeof(packed),
-						 .flags = TMESH_ENGINE_PREPACK};
-	struct tmesh_engine_context *plain = fix->context;
-	struct tmesh_engine_graph *graphs[4], *again;
-	char name[8];
-
-	assert_ok(tmesh_engine_context_create(fix->ctx, "fake", &opts, &fix->context, err));
-	for (int i = 0; i < 4; i++) {
-		snprintf(name, sizeof(name), "%d", i);
-		assert_ok(tmesh_engine_graph_open(fix->context, file(name, "plain"), NULL,
-						  &graphs[i], err));
-	}
-	/* None of those in use is closed. */
-	assert_int_equal(stats(fix).sessions, 4);
-	assert_int_equal(stats(fix).sessions_opened, 4);
-	for (int i = 0; i < 4; i++)
-		tmesh_engine_graph_unref(graphs[i]);
-	assert_int_equal(stats(fix).sessions, 2);
-	assert_int_equal(stats(fix).sessions_evicted, 2);
-	/* 2 and 3 are the two that were used last. 2 is used, so 3 goes for another. */
-	{
-		char path[96];
-
-		snprintf(path, sizeof(path), "%s/2", folder);
-		assert_ok(tmesh_engine_graph_open(fix->context, path, NULL, &again, err));
-		assert_int_equal(stats(fix).session_hits, 1);
-		tmesh_engine_graph_unref(again);
-		assert_ok(tmesh_engine_graph_open(fix->context, path, &packed, &again, err));
-		tmesh_engine_graph_unref(again);
-		assert_int_equal(stats(fix).sessions_opened, 5);
-		assert_int_equal(stats(fix).sessions_evicted, 3);
-		assert_ok(tmesh_engine_graph_open(fix->context, path, NULL, &again, err));
-		assert_int_equal(stats(fix).session_hits, 2);
-		tmesh_engine_graph_unref(again);
-	}
-	/* A file that was written anew is another model. */
-	assert_ok(
-		tmesh_engine_graph_open(fix->context, file("2", "plain again"), NULL, &again, err));
-	assert_int_equal(stats(fix).sessions_opened, 6);
-	tmesh_engine_graph_unref(again);
-	/* Those whose file is gone or another one. */
-	assert_int_equal(stats(fix).sessions, 1);
-	assert_int_equal(stats(fix).sessions_evicted, 3);
-	assert_ok(tmesh_engine_graph_open(fix->context, file("3", "plain"), NULL, &again, err));
-	assert_int_equal(unlink(file("3", "plain")), 0);
-	tmesh_engine_graph_unref(again);
-	assert_int_equal(stats(fix).sessions, 1);
-	assert_int_equal(unlink(file("2", "plain")), 0);
-	assert_ok(tmesh_engine_graph_open(fix->context, file("4", "plain"), NULL, &again, err));
-	assert_int_equal(stats(fix).sessions, 1);
-	tmesh_engine_graph_unref(again);
-	tmesh_engine_context_unref(fix->context);
-	fix->context = plain;
-}
-
 static void test_found(void **state)
 {
 	struct fixture *fix = *state;
@@ -784,9 +539,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_overlap, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_operands, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_engine_failures, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_graph_refusals, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_weights, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_sessions, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_found, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_fork, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_threads, setup, teardown),
