@@ -6,6 +6,7 @@
 NET_TEST     := tests/net
 NET_TEST_OUT := $(B)/tests/net
 
+NET_TESTS    := test_net test_interrupted
 NET_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -Itests/unit
 
 # net_tests(variant, flags, objects and libraries, flags of the linker)
@@ -18,16 +19,17 @@ $(eval $(call net_tests,strict,,$(NET_TEST_OUT)/strict/strict.o $(NET_A) $(LIB_A
 define net_run
 @export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=$${TMESH_BACKEND:-memfd} TMESH_RUNTIME_DIR=$$(mktemp -d) $(PRELOADED) \
 FI_OFI_RXM_BUFFER_SIZE=1024 FI_OFI_RXM_CM_PROGRESS_INTERVAL=500; \
-trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; $(NET_TEST_OUT)/$(1)/test_net
+trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \
+for test in $(NET_TESTS); do $(NET_TEST_OUT)/$(1)/$$test || status=1; done; exit $$status
 endef
 
-net-check: $(NET_TEST_OUT)/plain/test_net ## Run libtmesh-net's unit tests.
+net-check: $(NET_TESTS:%=$(NET_TEST_OUT)/plain/%) ## Run libtmesh-net's unit tests.
 	$(call net_run,plain)
 
-net-strict-check: $(NET_TEST_OUT)/strict/test_net ## Run libtmesh-net's unit tests with a provider that has the demands of verbs and efa.
+net-strict-check: $(NET_TESTS:%=$(NET_TEST_OUT)/strict/%) ## Run libtmesh-net's unit tests with a provider that has the demands of verbs and efa.
 	$(call net_run,strict)
 
-net-asan-check: $(NET_TEST_OUT)/asan/test_net ## Run libtmesh-net's unit tests with the address sanitizer.
+net-asan-check: $(NET_TESTS:%=$(NET_TEST_OUT)/asan/%) ## Run libtmesh-net's unit tests with the address sanitizer.
 	$(call net_run,asan)
 
 net-port-check: $(B)/tmesh-net ## Send bad frames, floods and signals to tmesh-net.
