@@ -207,7 +207,7 @@ def main():
           f"files of kmod in circles of calls: {sum(map(len, found))} of {len(calls)}")
     missing, calls_that_fill = outputs.untested()
     check({f"no test_outputs.c has {name}()" for name in missing} | (set() if calls_that_fill else {"no calls found"}),
-          f"a failure leaves the results of {calls_that_fill} calls of stable headers as they were, by test")
+          f"a failure leaves the results of {calls_that_fill} calls as they were, by test")
     wrong, waits = outputs.timeouts()
     check(wrong | (set() if waits else {"none found"}), f"each of {waits} timeouts is int64_t")
     print(f"1..{count}")

@@ -193,8 +193,8 @@ struct tmesh_places *tmesh_places_ref(struct tmesh_places *places);
 void tmesh_places_unref(struct tmesh_places *places);
 /*
  * Give up what is idle long enough, now, and say how many graphs that were in @given_up (may be
- * NULL). Return: 0; the first error of one whose values could not be copied: it keeps its places.
- * -EPERM, -ENOMEM.
+ * NULL). Return: 0; the first error of one whose values could not be copied: it keeps its places,
+ * and @given_up is set all the same. -EPERM, -ENOMEM.
  */
 int tmesh_places_sweep(struct tmesh_places *places, uint32_t *given_up, struct tmesh_error *err);
 /* Bytes of place @index that graphs have now. -EINVAL: no such place; -EPERM. */

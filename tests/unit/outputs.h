@@ -4,7 +4,9 @@
 #ifndef TMESH_UNIT_OUTPUTS_H
 #define TMESH_UNIT_OUTPUTS_H
 
-#include "unit.h"
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
 
 /* Everything that a call could write. */
 static union {

@@ -24,7 +24,7 @@ $(XLA_STANDIN): $(XLA_TESTS)/standin.c $(XLA_TESTS)/host.h bindings/xla/ffi_abi.
 	@mkdir -p $(@D)
 	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(XLA_TEST_FLAGS) -fPIC -shared -Wl,-soname,$(@F) $< -o $@
 
-XLA_PROGRAMS := asan/test_abi asan/test_call asan/test_memory asan/test_register asan/test_turns tsan/test_turns
+XLA_PROGRAMS := asan/test_abi asan/test_call asan/test_memory asan/test_outputs asan/test_register asan/test_turns tsan/test_turns
 
 xla_pytest = TMESH_TEST_PEER=$(XLA_TEST_OUT)/peer LD_LIBRARY_PATH=$(CURDIR)/$(B) PYTHONPATH=$(PYTHON_DIR)/tests $(1)/bin/python -B -P -m pytest -p conftest \
 	-c $(PYTHON_DIR)/pyproject.toml --rootdir . --tap $(XLA_TESTS)

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+/* On failure, out-parameters of libtmesh-xla keep their values, as tests/unit/test_outputs.c shows
+ * for libtmesh. */
+#include "unit.h"
+
+#include "outputs.h"
+
+#include <tmesh/xla.h>
+
+static void test_stats(void **state)
+{
+	struct tmesh_stats stats = {.size = 4, .copies = 7};
+
+	FAILS(tmesh_xla_stats, -EINVAL, &stats, err);
+	assert_int_equal(stats.copies, 7);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_stats)};
+
+	return cmocka_run_group_tests_name("xla outputs", tests, NULL, NULL);
+}
