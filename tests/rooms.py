@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import callbacks
 import outputs
 
 TOP = Path(__file__).resolve().parents[1]
@@ -210,6 +211,9 @@ def main():
           f"a failure leaves the results of {calls_that_fill} calls as they were, by test")
     wrong, waits = outputs.timeouts()
     check(wrong | (set() if waits else {"none found"}), f"each of {waits} timeouts is int64_t")
+    wrong, members = callbacks.callbacks()
+    check(wrong | (set() if members else {"none found"}),
+          f"each of {members} callbacks states its thread, the calls that it may make, and fork()")
     print(f"1..{count}")
     return 1 if failed else 0
 

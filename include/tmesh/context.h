@@ -84,9 +84,10 @@ struct tmesh_ctx_opts {
 	 * SOCK_SEQPACKET socket to the producer that listens in the runtime directory as @name (32
 	 * hex digits), or a negative errno of connect(). The socket is non-blocking and closed on
 	 * exec, and belongs to the context from then on. @connect may wait until @deadline
-	 * (CLOCK_MONOTONIC, ns) and is called from any thread. A context that has it changes no
-	 * file's mode: all processes that it gives memory to must be of its own user. NULL: the
-	 * context connects by itself.
+	 * (CLOCK_MONOTONIC, ns). It is called from any thread, possibly several at once, with no
+	 * lock held. It calls nothing of this library, and may fork(): the child calls exec() or
+	 * _exit(). A context that has it changes no file's mode: all processes that it gives memory
+	 * to must be of its own user. NULL: the context connects by itself.
 	 */
 	int (*connect)(void *data, const char *name, uint64_t deadline, int *socket);
 	void *connect_data;

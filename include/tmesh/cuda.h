@@ -203,8 +203,10 @@ struct tmesh_cuda_register_opts {
 	/* The most that one call of the driver gets, rounded up to 2 MiB; 0: 64 GiB. Drivers refuse
 	 * 512 GiB and more in one call. */
 	uint64_t piece_bytes;
-	/* Called before the first piece and after each one. Any result but 0 cancels: the pieces
-	 * registered by then are unregistered. It must not register the same region. NULL: none. */
+	/* Called by the registering thread before the first piece and after each one. Any result
+	 * but 0 cancels: the pieces registered by then are unregistered. It may call this library,
+	 * but does not register the same region. It may fork(): the child calls exec() or _exit().
+	 * NULL: none. */
 	int (*progress)(void *data, uint64_t done, uint64_t bytes);
 	void *data;
 };
@@ -245,7 +247,8 @@ int tmesh_cuda_write(struct tmesh_cuda_memory *memory, uint64_t offset, const vo
  * Make a part of memory that was allocated here. It is shared, reclaimed and released on its own,
  * like a tensor in a segment of a framework's allocator. The part keeps @memory alive. When its
  * last reference here is gone and no other process holds it, the library calls @release (may be
- * NULL) with @data, from any thread. Then the place may be used again.
+ * NULL) with @data, from any thread, also its own. Then the place may be used again. @release calls
+ * nothing of this library, and may fork(): the child calls exec() or _exit().
  *
  * Return: 0; -EINVAL (outside, or no memory that was allocated here), -ENOMEM.
  */

@@ -319,7 +319,9 @@ struct tmesh_engine_cancellable;
 struct tmesh_engine_cancellable_opts {
 	size_t size; /* sizeof(struct tmesh_engine_cancellable_opts) */
 	/* Called in the dispatching thread after a signal's handler has run while it waited for an
-	 * engine in another process. Any value but 0 cancels. NULL: waits go on after signals. */
+	 * engine in another process. Any value but 0 cancels. It may call this library, but not the
+	 * context that the thread waits for. It may fork(): the child calls exec() or _exit().
+	 * NULL: waits go on after signals. */
 	int (*interrupted)(void *data);
 	void *data;
 };

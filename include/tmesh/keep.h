@@ -47,7 +47,9 @@ struct tmesh_kept_file {
 	uint32_t region;  /* its place in the group */
 };
 
-/* Called while a folder is read. Return: 0 to continue; any other value ends it with -ECANCELED. */
+/* Called by the keeping thread while a folder is read, with no lock held. It may call this library.
+ * It may fork(): the child calls exec() or _exit(). Return: 0 to continue; any other value ends it
+ * with -ECANCELED. */
 typedef int (*tmesh_keep_progress_fn)(void *data, uint64_t bytes_done, uint64_t bytes_total);
 
 struct tmesh_keep_opts {

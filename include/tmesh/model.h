@@ -157,7 +157,9 @@ struct tmesh_model_progress {
 /* The loading thread calls it at least once every 64 MiB, and while another process reads. It also
  * calls it after each read of more than 0.1 s; such reads are of 8 MiB at most. While long headers
  * are read, it calls it about once every MiB of them: bytes_done is 0, and bytes_total the size of
- * the files that are open. Return: 0 to continue; any other value ends the load with -ECANCELED. */
+ * the files that are open. No lock is held: it may call this library, but does not load the same
+ * files. It may fork(): the child calls exec() or _exit() at once, because it has copies of the
+ * load's descriptors. Return: 0 to continue; any other value ends the load with -ECANCELED. */
 typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_progress *progress);
 
 enum tmesh_model_load_flags {

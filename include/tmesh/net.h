@@ -111,7 +111,9 @@ struct tmesh_net_fetch_opts {
 	const char *label;  /* of the region; NULL: none */
 	int64_t timeout_ns; /* longest time without any byte; 0: 10 s; negative: no limit */
 	/* Called by the fetching thread at least every 50 ms while it waits, with the bytes that
-	 * are there. Anything but 0 gives the fetch up. NULL: none. */
+	 * are there. Anything but 0 gives the fetch up. No lock is held: it may call this library,
+	 * but does not end the net. It may fork(): the child calls exec() or _exit(). NULL: none.
+	 */
 	int (*progress)(void *data, uint64_t bytes);
 	void *data;
 };

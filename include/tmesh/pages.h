@@ -58,12 +58,14 @@ struct tmesh_page_pool_opts {
 	uint32_t heads;	      /* 0: as many as devices */
 	uint32_t reserved;    /* 0 */
 	/* Make the region of a slab on @device; NULL: tmesh_region_create(). Called on the host's
-	 * thread, with locks held: it must not call functions of this header. The region has at
-	 * least @bytes, can be mapped for reading and writing, and is the pool's then. */
+	 * thread, with locks held: it may call this library, but no function of this header. It
+	 * does not fork(), which would wait for such a lock; posix_spawn() is fine. The region has
+	 * at least @bytes, can be mapped for reading and writing, and is the pool's then. */
 	int (*place)(void *data, struct tmesh_ctx *ctx, uint32_t device, uint64_t bytes,
 		     struct tmesh_region **out, struct tmesh_error *err);
 	/* A tenant is out of pages: may this one, unused for longest, be evicted? false: the next
-	 * one is asked about. NULL: each may. Called as @place is. */
+	 * one is asked about. NULL: each may. Called on the host's thread, with locks held: it
+	 * calls nothing of this library, and does not fork(), as @place. */
 	bool (*evict)(void *data, const struct tmesh_page_victim *victim);
 	void *data; /* of both */
 };

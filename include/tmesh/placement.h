@@ -178,8 +178,11 @@ struct tmesh_places_opts {
 	const struct tmesh_places_place *places;
 	size_t place_count; /* at most TMESH_PLACEMENT_MAX_PLACES */
 	uint64_t idle_ns;   /* 0: 5 s; UINT64_MAX: nothing is given up */
-	/* A clock, for tests: tmesh_places_sweep() alone gives up then. NULL: CLOCK_MONOTONIC, and
-	 * a thread of the library's. */
+	/* A clock, for tests: tmesh_places_sweep() alone gives up then. Called from each thread
+	 * that runs, moves or sweeps, with locks held: it calls nothing of this library. It may
+	 * fork(): the child calls exec() or _exit(). NULL: CLOCK_MONOTONIC, and a thread of the
+	 * library's.
+	 */
 	uint64_t (*now_ns)(void *data);
 	void *data;
 };

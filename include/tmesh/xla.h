@@ -118,7 +118,8 @@ int tmesh_xla_flush(const char *name, int64_t timeout_ns, struct tmesh_error *er
 /*
  * Ask @came in each thread that waits, every TMESH_XLA_ASK_NS; true ends its wait with CANCELLED,
  * and with -ECANCELED in tmesh_xla_flush(). NULL: nobody is asked. No lock of this library is held
- * then.
+ * then: @came may call this library, but not wait under the same name. It may fork(): the child
+ * calls exec() or _exit().
  *
  * A signal ends a wait by itself where its handler runs in the sleeping thread. A language whose
  * handlers only make a note of it needs this for those that come in the moment before the sleep, or
