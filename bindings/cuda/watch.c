@@ -223,21 +223,32 @@ static int start_thread(struct tmesh_cuda *cuda, struct tmesh_error *err)
 	return rc ? tmesh_fail(err, -rc, "cannot start the thread that watches leases") : 0;
 }
 
-int watch_start(struct tmesh_cuda *cuda, struct tmesh_error *err)
+/* Make the descriptor by which the thread is woken. A user has a number of watches at most
+ * (/proc/sys/fs/epoll/max_user_watches). */
+static int make_wake(int epoll)
 {
 	struct epoll_event event = {.events = EPOLLIN};
+	int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), code;
+
+	if (fd < 0 || !epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event))
+		return fd;
+	code = errno;
+	close(fd);
+	errno = code;
+	return -1;
+}
+
+int watch_start(struct tmesh_cuda *cuda, struct tmesh_error *err)
+{
 	int rc = 0;
 
 	pthread_mutex_lock(&cuda->lock);
 	if (cuda->epoll < 0)
 		cuda->epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (cuda->epoll >= 0 && cuda->wake < 0) {
-		cuda->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		if (cuda->wake >= 0)
-			epoll_ctl(cuda->epoll, EPOLL_CTL_ADD, cuda->wake, &event);
-	}
+	if (cuda->epoll >= 0 && cuda->wake < 0)
+		cuda->wake = make_wake(cuda->epoll);
 	if (cuda->wake < 0)
-		rc = tmesh_fail(err, -errno, "cannot watch leases: no descriptor");
+		rc = tmesh_fail_errno(err, "cannot watch leases: a descriptor");
 	else if (!cuda->watching)
 		rc = start_thread(cuda, err);
 	if (!rc)

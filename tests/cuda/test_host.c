@@ -1,8 +1,22 @@
 // SPDX-License-Identifier: MIT
 /* Regions of host memory that kernels use. */
 #include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
 
 #include "cuda_unit.h"
+
+static __thread int watches_fail; /* so many calls of this thread */
+
+/* In place of the C library's. */
+int epoll_ctl(int epoll, int op, int fd, struct epoll_event *event)
+{
+	if (op == EPOLL_CTL_ADD && watches_fail && watches_fail--) {
+		errno = ENOSPC;
+		return -1;
+	}
+	return (int)syscall(SYS_epoll_ctl, epoll, op, fd, event);
+}
 
 static struct tmesh_region *region_of(struct bed *bed, const char *text)
 {
@@ -438,6 +452,25 @@ static void test_device_memory_as_region(void **state)
 	tmesh_cuda_memory_unref(memory);
 }
 
+/* The user has no watches left. */
+static void test_no_watches(void **state)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	struct tmesh_cuda_memory *memory;
+	unsigned int fds = open_fds();
+
+	watches_fail = 1;
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err), -ENOSPC,
+		       "cannot watch leases");
+	assert_int_equal(watches_fail, 0);
+	/* The set of watches stays for the next try. */
+	assert_int_equal(open_fds(), fds + 1);
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
+}
+
 static void test_refused(void **state)
 {
 	struct bed *bed = *state;
@@ -470,7 +503,7 @@ int main(void)
 		standin_test(test_revoked),	standin_test(test_given_back_under_the_watcher),
 		standin_test(test_refused),	standin_test(test_device_memory_as_region),
 		standin_test(test_pieces),	standin_test(test_no_read_only_memory),
-		standin_test(test_two_devices),
+		standin_test(test_two_devices), standin_test(test_no_watches),
 	};
 
 	return cmocka_run_group_tests_name("cuda host", tests, NULL, NULL);
