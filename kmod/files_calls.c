@@ -69,7 +69,7 @@ static int tmesh_put_files(const struct tmesh_kept_files *cmd, const struct tmes
 
 	for (i = 0; i < cmd->file_count; i++) {
 		if (!tmesh_table_copy(files, i * sizeof(file), &file, sizeof(file)))
-			return -ENOENT;
+			return -ESTALE;
 		rc = tmesh_put_file(cmd, i, &file);
 		if (rc)
 			return rc;
@@ -89,7 +89,7 @@ static int tmesh_put_paths(const struct tmesh_kept_files *cmd, const struct tmes
 	for (done = 0; !rc && done < cmd->path_bytes; done += step) {
 		step = min_t(size_t, cmd->path_bytes - done, PAGE_SIZE);
 		if (!tmesh_table_copy(files, from + done, page, step))
-			rc = -ENOENT;
+			rc = -ESTALE;
 		else if (copy_to_user(u64_to_user_ptr(cmd->paths + done), page, step))
 			rc = -EFAULT;
 		else if (fatal_signal_pending(current))
@@ -100,6 +100,7 @@ static int tmesh_put_paths(const struct tmesh_kept_files *cmd, const struct tmes
 	return rc;
 }
 
+/* Describe a group's files. Return -ESTALE if its name ended meanwhile. */
 static int tmesh_files_of_name(struct tmesh_ucmd *ucmd, const struct tmesh_group *group)
 {
 	struct tmesh_kept_files *cmd = ucmd->cmd;
@@ -110,7 +111,7 @@ static int tmesh_files_of_name(struct tmesh_ucmd *ucmd, const struct tmesh_group
 	if (!group->files)
 		return -ENODATA;
 	if (!tmesh_table_size(group->files, &cmd->file_count, &cmd->path_bytes))
-		return -ENOENT;
+		return -ESTALE;
 	cmd->id = group->id;
 	if (room < cmd->file_count || path_room < cmd->path_bytes)
 		return tmesh_respond(ucmd, sizeof(*cmd)) ? -EFAULT : -ENOSPC;
@@ -122,7 +123,7 @@ static int tmesh_files_of_name(struct tmesh_ucmd *ucmd, const struct tmesh_group
 
 static int tmesh_files_by_name(struct tmesh_ucmd *ucmd)
 {
-	struct tmesh_kept_files *cmd = ucmd->cmd;
+	struct tmesh_kept_files *cmd = ucmd->cmd, asked = *cmd;
 	kuid_t uid = current_euid();
 	struct tmesh_group *group;
 	int rc;
@@ -136,11 +137,17 @@ static int tmesh_files_by_name(struct tmesh_ucmd *ucmd)
 		uid = make_kuid(current_user_ns(), cmd->uid);
 	else if (cmd->uid)
 		return -EINVAL;
-	group = uid_valid(uid) ? tmesh_group_get(uid, cmd->name) : NULL;
-	if (!group)
-		return -ENOENT;
-	rc = tmesh_files_of_name(ucmd, group);
-	tmesh_group_unhold(group);
+	/* A name that is replaced meanwhile has another group the next time. */
+	do {
+		*cmd = asked;
+		group = uid_valid(uid) ? tmesh_group_get(uid, cmd->name) : NULL;
+		if (!group)
+			return -ENOENT;
+		rc = tmesh_files_of_name(ucmd, group);
+		tmesh_group_unhold(group);
+		if (fatal_signal_pending(current))
+			return -EINTR;
+	} while (rc == -ESTALE);
 	return rc;
 }
 

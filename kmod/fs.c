@@ -13,6 +13,7 @@
  */
 #include <linux/fs_context.h>
 #include <linux/module.h>
+#include <linux/namei.h>
 #include <linux/random.h>
 #include <linux/sched/signal.h>
 #include <linux/siphash.h>
@@ -242,24 +243,19 @@ static struct dentry *tmesh_root_lookup(struct inode *dir, struct dentry *dentry
 
 static struct dentry *tmesh_uid_lookup(struct inode *dir, struct dentry *dentry, unsigned int flags)
 {
-	const struct tmesh_table *table;
 	struct tmesh_node node = { };
-	struct inode *inode = NULL;
+	struct inode *inode;
 
 	if (dentry->d_name.len > NAME_MAX)
 		return ERR_PTR(-ENAMETOOLONG);
-	node.files = tmesh_group_files(dir->i_uid, tmesh_fs_ipc_ns(dir->i_sb), dentry->d_name.name);
+	node.files = tmesh_group_files(dir->i_uid, tmesh_fs_ipc_ns(dir->i_sb), dentry->d_name.name,
+				       &node.end);
 	if (!node.files)
 		return NULL;
-	rcu_read_lock();
-	table = rcu_dereference(node.files->table);
-	node.end = table ? table->count : 0;
-	rcu_read_unlock();
-	if (node.end)
-		inode = tmesh_node_inode(dir->i_sb, &node,
-					 tmesh_node_ino(dir->i_sb, node.files, 0, 0), false);
+	inode = tmesh_node_inode(dir->i_sb, &node, tmesh_node_ino(dir->i_sb, node.files, 0, 0),
+				 false);
 	tmesh_files_put(node.files);
-	return node.end ? tmesh_fs_found(dentry, inode) : NULL;
+	return tmesh_fs_found(dentry, inode);
 }
 
 static struct dentry *tmesh_folder_lookup(struct inode *dir, struct dentry *dentry,
@@ -290,6 +286,9 @@ static struct dentry *tmesh_folder_lookup(struct inode *dir, struct dentry *dent
 		ino = tmesh_node_ino(dir->i_sb, folder->files, node.file.path, node.prefix);
 	}
 	rcu_read_unlock();
+	/* The name ended in the middle of a walk, and may have been replaced. The VFS walks once more. */
+	if (!table && !(flags & LOOKUP_REVAL))
+		return ERR_PTR(-ESTALE);
 	if (node.first >= node.end)
 		return NULL;
 	return tmesh_fs_found(dentry, tmesh_node_inode(dir->i_sb, &node, ino, is_file));

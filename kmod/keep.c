@@ -707,13 +707,15 @@ struct tmesh_group *tmesh_group_named(const char *name)
  * @uid:    its owner
  * @ipc_ns: the IPC namespace
  * @name:   the name
+ * @count:  set to the number of its files
  *
- * The caller's namespaces and rights play no part.
+ * The caller's namespaces and rights play no part. The table is read under the lock, since a name
+ * that is replaced loses it at once.
  *
  * Return: the files with a reference, or NULL.
  */
 struct tmesh_files *tmesh_group_files(kuid_t uid, const struct ipc_namespace *ipc_ns,
-				      const char *name)
+				      const char *name, u32 *count)
 {
 	struct tmesh_files *files = NULL;
 	struct tmesh_group *group;
@@ -722,6 +724,8 @@ struct tmesh_files *tmesh_group_files(kuid_t uid, const struct ipc_namespace *ip
 	group = tmesh_group_find(uid, ipc_ns, name);
 	if (group && group->files) {
 		files = group->files;
+		*count = rcu_dereference_protected(files->table,
+						   lockdep_is_held(&tmesh_kept_lock))->count;
 		tmesh_files_get(files);
 	}
 	spin_unlock(&tmesh_kept_lock);

@@ -138,7 +138,7 @@ void tmesh_group_unhold(struct tmesh_group *group);
 struct tmesh_group *tmesh_group_own(u64 id);
 struct tmesh_group *tmesh_group_named(const char *name);
 struct tmesh_files *tmesh_group_files(kuid_t uid, const struct ipc_namespace *ipc_ns,
-				      const char *name);
+				      const char *name, u32 *count);
 struct tmesh_group *tmesh_group_of_files(const struct tmesh_files *files);
 
 /* keep.c */

@@ -296,10 +296,13 @@ static void *replace(void *arg)
 TEST(replaced, "a name that is replaced all the time is found by each look-up")
 {
 	double until = t_now() + t_length(3, 20);
+	struct tmesh_file file;
+	struct tmesh_kept_files k;
 	unsigned long found = 0;
 	bool end = false;
 	pthread_t thread;
 	struct stat st;
+	char path[8];
 
 	dev = t_dev();
 	mkdir(OTHER_MOUNT, 0755);
@@ -310,6 +313,16 @@ TEST(replaced, "a name that is replaced all the time is found by each look-up")
 		REQUIRE_OK(mount("none", OTHER_MOUNT, "tmesh", 0, NULL));
 		CHECK_OK(stat(OTHER_MOUNT "/0", &st));
 		CHECK_OK(stat(OTHER_MOUNT "/0/r", &st));
+		k = (struct tmesh_kept_files){
+			.size = sizeof(k),
+			.name = "r",
+			.files = (uintptr_t)&file,
+			.file_count = 1,
+			.file_bytes = sizeof(file),
+			.paths = (uintptr_t)path,
+			.path_bytes = sizeof(path),
+		};
+		CHECK_OK(ioctl(dev, TMESH_KEPT_FILES, &k));
 		found++;
 		CHECK_OK(umount2(OTHER_MOUNT, 0));
 	}
