@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Finding the user's keeper, and starting one. */
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -193,7 +194,8 @@ static pid_t wait_end(pid_t pid, uint64_t deadline, int *status)
 		usleep(1000);
 	if (ended == 0) {
 		kill(pid, SIGKILL);
-		waitpid(pid, status, 0);
+		while (waitpid(pid, status, 0) < 0 && errno == EINTR)
+			;
 	}
 	return ended;
 }

@@ -48,7 +48,8 @@ int check(void)
 		tmesh_fail(&result.err, -EIO, "the process died");
 	}
 	close(ends[0]);
-	waitpid(pid, NULL, 0);
+	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+		;
 	if (result.rc) {
 		printf("not confined: %s\n", result.err.message);
 		return EXIT_UNCONFINED;

@@ -4,6 +4,7 @@
  * are processes of the same user and are not trusted: each has a bounded part of everything, and
  * none is waited for.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
@@ -463,7 +464,8 @@ static int go_on_alone(void)
 	close(ends[1]);
 	if (read(ends[0], &byte, 1) == 1)
 		_exit(0);
-	waitpid(pid, &status, 0);
+	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		;
 	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* The mount point: its owner, its contents, and the mount of a killed tmesh-mount. */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,8 +80,8 @@ static void detach(const char *path)
 		execvp(argv[0], argv);
 		_exit(127);
 	}
-	if (pid > 0)
-		waitpid(pid, NULL, 0);
+	while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+		;
 }
 
 void place_leave(const char *path)

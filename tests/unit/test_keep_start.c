@@ -6,12 +6,28 @@
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 
 static uint64_t longest_ns;
+static int interruptions;
+
+/* A wait without WNOHANG is interrupted as often as a test wants. */
+static pid_t interrupted_waitpid(pid_t pid, int *status, int options)
+{
+	if (!(options & WNOHANG) && interruptions > 0) {
+		interruptions--;
+		errno = EINTR;
+		return -1;
+	}
+	return waitpid(pid, status, options);
+}
+
+#define waitpid interrupted_waitpid
 
 #define LONGEST_START_NS longest_ns
 #define TMESH_KEEPER_PATH "/nowhere/tmesh-keeper"
 #include "../../lib/keep_start.c"
+#undef waitpid
 
 static char folder[] = "/tmp/tmesh-start-XXXXXX";
 
@@ -94,11 +110,13 @@ static void test_interrupted(void **state)
 
 	keeper_is("exec sleep 1000");
 	longest_ns = 500000000;
+	interruptions = 2;
 	sigaction(SIGALRM, &act, &old);
 	setitimer(ITIMER_REAL, &often, NULL);
 	assert_refused(connected(*state, err), -ETIMEDOUT, "did not start within");
 	setitimer(ITIMER_REAL, &never, NULL);
 	sigaction(SIGALRM, &old, NULL);
+	assert_int_equal(interruptions, 0);
 	assert_no_child();
 }
 
