@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 #
 # Every suite is a target that prints TAP; tests/run.py runs suites and adds up their results. Suites that
-# build in the same places form a row and run one after another. Rows run side by side, JOBS at once: one more than
+# build in the same places form a row and run one after another. Rows run side by side, JOBS at once: two more than
 # there are processors, since tests wait as often as they work.
 
-JOBS ?= $(shell expr $$(nproc) + 1)
+JOBS ?= $(shell expr $$(nproc) + 2)
 
 # Minutes after which a run ends with what it has. The common targets are built before this time begins.
 WITHIN ?= 75
@@ -74,7 +74,6 @@ LANGUAGE_SUITES = \
 	conformance-check \
 	cuda-check \
 	xla-check \
-	net-machines-check \
 	engine-gpu-check \
 	engine-onnx-check \
 	engine-ggml-abi-check \
@@ -89,6 +88,8 @@ LANGUAGE_SUITES = \
 	readme-check \
 	docs-check \
 	demo-check
+# It waits most of the time, for machines that lose each other.
+WAITING_SUITES = net-machines-check
 # Detectors that slow a program down by ten or more rarely find further failures.
 DEBUG_SUITES = unit-valgrind-check
 
@@ -99,17 +100,18 @@ row = $(subst $(subst ,, ),$(comma),$(strip $(1)))
 # The longest row comes first, so that no processor waits at the end. Guests are in two rows, so never more than two run
 # at once, 3 GiB each. Three emulated guests on two processors would pass their time limits.
 ROWS = $(call row,$(LANGUAGE_SUITES)) $(call row,vm-ready-checkout $(VM_CHECKOUT)) $(call row,vm-ready-stock $(VM_MODULE)) \
-	$(call row,$(HOST_SUITES) vm-judge)
+	$(call row,$(WAITING_SUITES)) $(call row,$(HOST_SUITES) vm-judge)
 ROWS_DEBUG = $(call row,vm-ready-debug $(VM_DEBUG)) $(call row,$(DEBUG_SUITES))
 # With both goals, the rows of guests go on in those of `check`.
 ROWS_BOTH = $(call row,$(LANGUAGE_SUITES)) $(call row,vm-ready-checkout $(VM_CHECKOUT)) \
-	$(call row,vm-ready-stock $(VM_MODULE) vm-ready-debug $(VM_DEBUG)) $(call row,$(HOST_SUITES) $(DEBUG_SUITES) vm-judge)
-ROWS_FULL = $(call row,$(LANGUAGE_SUITES_FULL)) $(call row,vm-ready-checkout $(VM_CHECKOUT_FULL) deploy-check) $(call row,$(HOST_SUITES_FULL)) vm-judge \
+	$(call row,vm-ready-stock $(VM_MODULE) vm-ready-debug $(VM_DEBUG)) $(call row,$(HOST_SUITES) $(DEBUG_SUITES) vm-judge) \
+	$(call row,$(WAITING_SUITES))
+ROWS_FULL = $(call row,$(LANGUAGE_SUITES_FULL)) $(call row,vm-ready-checkout $(VM_CHECKOUT_FULL) deploy-check) $(call row,$(HOST_SUITES_FULL)) $(call row,$(WAITING_SUITES)) vm-judge \
 	vm-ready-stock,vm-ready-debug $(VM_MODULE_FULL)
 # A test in an emulated kernel may fail because the machine is slow at that moment. Such a suite is run
 # again, and its first failure is shown. A failure of these suites is final: they look for failures that are seldom.
 ONCE = $(filter fuzz-check %-asan-check %-tsan-check %-valgrind-check %-fuzz-check sim-check,$(HOST_SUITES) $(DEBUG_SUITES)) $(VM_MODULE) $(VM_DEBUG)
-SHARED = all kselftest beam $(STANDIN) $(ENGINE_TEST_ENGINES) $(ENGINE_PLUGINS)
+SHARED = all kselftest beam $(STANDIN) $(ENGINE_TEST_ENGINES) $(ENGINE_PLUGINS) $(NET_TEST_OUT)/net_open $(VENV)/tmesh.stamp
 
 # `make check check-debug` is one run with one result.
 CHECK_GOALS = $(filter check check-debug,$(MAKECMDGOALS))
