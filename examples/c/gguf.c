@@ -81,7 +81,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: gguf FILE [TENSOR]\n");
 		return 2;
 	}
-	rc = tmesh_model_describe(argv[1], &model, &err);
+	rc = tmesh_model_describe(argv[1], NULL, &model, &err);
 	if (!rc) {
 		rc = argc == 3 ? tensor(model, argv[2], &err) : metadata(model, &err);
 		tmesh_model_unref(model);

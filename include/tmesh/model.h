@@ -32,6 +32,26 @@ enum tmesh_model_format {
 /* "safetensors" or "gguf". */
 const char *tmesh_model_format_name(enum tmesh_model_format format);
 
+struct tmesh_model_progress {
+	size_t size;
+	uint64_t bytes_done;
+	uint64_t bytes_total;
+	bool waiting; /* another process is reading the file */
+};
+/* The thread that loads calls it at least once every 64 MiB, and while another process reads. It
+ * also calls it after each read of more than 0.1 s; such reads are of 8 MiB at most. While long
+ * headers are read, it calls it about once every MiB of them: bytes_done is 0, and bytes_total the
+ * size of the files that are open. No lock is held: it may call this library, but does not load the
+ * same files. It may fork(): the child calls exec() or _exit() at once, because it has copies of
+ * the load's descriptors. Return: 0 to continue; any other value ends the call with -ECANCELED. */
+typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_progress *progress);
+
+struct tmesh_model_describe_opts {
+	size_t size; /* sizeof(struct tmesh_model_describe_opts) */
+	tmesh_model_progress_fn progress;
+	void *progress_data;
+};
+
 /*
  * Describe the model in the files of @path. Only headers are read, no tensors. @path is a
  * safetensors or GGUF file, an index (its name ends in .json), the first file of a split GGUF, or a
@@ -40,9 +60,10 @@ const char *tmesh_model_format_name(enum tmesh_model_format format);
  * Return: 0 and a reference in @out; -ENOMEM. For the contents: -EPROTO (malformed: the message
  * names the fault and, if there are several files, the file); -EOPNOTSUPP (another version; more
  * than TMESH_MAX_DIMS dimensions). For the files: -ENOENT, -EACCES, -EIO and other errors of
- * reading.
+ * reading. -EINVAL (opts); -ECANCELED. After an error nothing is left.
  */
-int tmesh_model_describe(const char *path, struct tmesh_model **out, struct tmesh_error *err);
+int tmesh_model_describe(const char *path, const struct tmesh_model_describe_opts *opts,
+			 struct tmesh_model **out, struct tmesh_error *err);
 
 /*
  * Describe a model from the first @bytes of its file, which the caller has in memory. The whole
@@ -147,20 +168,6 @@ enum tmesh_model_method {
 };
 /* "splice", "io_uring", "direct" or "read"; NULL for no such method. */
 const char *tmesh_model_method_name(enum tmesh_model_method method);
-
-struct tmesh_model_progress {
-	size_t size;
-	uint64_t bytes_done;
-	uint64_t bytes_total;
-	bool waiting; /* another process is reading the file */
-};
-/* The loading thread calls it at least once every 64 MiB, and while another process reads. It also
- * calls it after each read of more than 0.1 s; such reads are of 8 MiB at most. While long headers
- * are read, it calls it about once every MiB of them: bytes_done is 0, and bytes_total the size of
- * the files that are open. No lock is held: it may call this library, but does not load the same
- * files. It may fork(): the child calls exec() or _exit() at once, because it has copies of the
- * load's descriptors. Return: 0 to continue; any other value ends the load with -ECANCELED. */
-typedef int (*tmesh_model_progress_fn)(void *data, const struct tmesh_model_progress *progress);
 
 enum tmesh_model_load_flags {
 	TMESH_MODEL_ALONE = 1 << 0, /* do not share the region with other processes */

@@ -20,7 +20,7 @@ int opening_go_on(struct opening *opening, uint64_t bytes, struct tmesh_error *e
 	if (!opening->progress(opening->progress_data, &progress))
 		return 0;
 	opening->cancelled = true;
-	return tmesh_fail(err, -ECANCELED, "the loading was cancelled");
+	return tmesh_fail(err, -ECANCELED, "reading the headers was cancelled");
 }
 
 /* A text that is given in pieces. */

@@ -401,14 +401,21 @@ int model_open(struct opening *opening, const char *path, struct tmesh_model **o
 	return open_single(opening, path, out, err);
 }
 
-int tmesh_model_describe(const char *path, struct tmesh_model **out, struct tmesh_error *err)
+int tmesh_model_describe(const char *path, const struct tmesh_model_describe_opts *opts,
+			 struct tmesh_model **out, struct tmesh_error *err)
 {
+	struct tmesh_model_describe_opts own;
 	struct opening opening = {0};
 	struct tmesh_model *model;
 	int rc = TMESH_NEED(err, out);
 
 	if (!rc)
-		rc = model_open(&opening, path, &model, err);
+		rc = tmesh_read_sized(&own, sizeof(own), opts, err);
+	if (rc)
+		return rc;
+	opening.progress = own.progress;
+	opening.progress_data = own.progress_data;
+	rc = model_open(&opening, path, &model, err);
 	if (rc)
 		return rc;
 	model_close_files(model);

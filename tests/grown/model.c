@@ -46,6 +46,7 @@ static void save(struct tmesh_ctx *ctx)
 
 static void test_file(void **state)
 {
+	struct tmesh_model_describe_opts *describe = OPTIONS(tmesh_model_describe_opts);
 	struct tmesh_model_load_opts *opts = OPTIONS(tmesh_model_load_opts);
 	struct tmesh_model_report *report = SIZED(tmesh_model_report);
 	struct tmesh_model_tensor *one = SIZED(tmesh_model_tensor);
@@ -55,6 +56,11 @@ static void test_file(void **state)
 	size_t index;
 
 	save(*state);
+	describe->progress = progress;
+	describe->progress_data = &told;
+	assert_ok(tmesh_model_describe(path, describe, &model, err));
+	assert_int_equal(tmesh_model_tensors(model), 2);
+	tmesh_model_unref(model);
 	opts->flags = TMESH_MODEL_ALONE | TMESH_MODEL_HASH;
 	opts->method = TMESH_MODEL_READ;
 	opts->progress = progress;
@@ -146,18 +152,22 @@ static void test_pages(void **state)
 static void test_wrong_sizes(void **state)
 {
 	static const size_t wrong[] = {0, 4, 1 << 20, SIZE_MAX};
+	struct tmesh_model_describe_opts describe = {0};
 	struct tmesh_model_load_opts load = {0};
 	struct tmesh_model_tensor out = {0};
 	struct tmesh_model *model;
 
 	save(*state);
-	assert_ok(tmesh_model_describe(path, &model, err));
+	assert_ok(tmesh_model_describe(path, NULL, &model, err));
 	for (int i = 0; i < 4; i++) {
-		out.size = load.size = wrong[i];
+		out.size = load.size = describe.size = wrong[i];
 		assert_int_equal(tmesh_model_tensor(model, 0, &out, NULL), -EINVAL);
 		assert_null(out.name);
 		assert_int_equal(
 			tmesh_model_load(*state, path, &load, &(struct tmesh_model *){0}, NULL),
+			-EINVAL);
+		assert_int_equal(
+			tmesh_model_describe(path, &describe, &(struct tmesh_model *){0}, NULL),
 			-EINVAL);
 	}
 	tmesh_model_unref(model);

@@ -116,6 +116,20 @@ static int count(void *data, const struct tmesh_model_progress *progress)
 	return ++calls->made == calls->cancelled;
 }
 
+typedef int (*way_fn)(const char *name, struct calls *calls, struct tmesh_model **model,
+		      struct tmesh_error *err);
+
+static int describe(const char *name, struct calls *calls, struct tmesh_model **model,
+		    struct tmesh_error *err)
+{
+	const struct tmesh_model_describe_opts opts = {
+		.size = sizeof(opts), .progress = count, .progress_data = calls};
+	char path[160];
+
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	return tmesh_model_describe(path, &opts, model, err);
+}
+
 static int load(const char *name, struct calls *calls, struct tmesh_model **model,
 		struct tmesh_error *err)
 {
@@ -130,20 +144,20 @@ static int load(const char *name, struct calls *calls, struct tmesh_model **mode
 }
 
 /* Each call can cancel. Nothing is asked after that, and nothing is left. */
-static unsigned int cancel_each(const char *name, size_t tensors)
+static unsigned int cancel_each(way_fn way, const char *name, size_t tensors)
 {
 	struct calls all = {0};
 	struct tmesh_model *model;
 	unsigned int fds;
 
-	assert_ok(load(name, &all, &model, err));
+	assert_ok(way(name, &all, &model, err));
 	assert_int_equal(tmesh_model_tensors(model), tensors);
 	tmesh_model_unref(model);
 	fds = unit_open_fds();
 	for (unsigned int i = 1; i <= all.made; i++) {
 		struct calls calls = {.cancelled = i};
 
-		assert_refused(load(name, &calls, &model, err), -ECANCELED, "cancelled");
+		assert_refused(way(name, &calls, &model, err), -ECANCELED, "cancelled");
 		assert_int_equal(calls.made, i);
 		assert_int_equal(unit_open_fds(), fds);
 	}
@@ -156,13 +170,14 @@ static void test_index(void **state)
 	for (int i = 0; i < SHARDS; i++)
 		write_shard(i);
 	/* Bytes and names of the index, bytes and tensors of each shard. */
-	assert_true(cancel_each("", SHARDS * TENSORS) >= 8);
+	assert_true(cancel_each(load, "", SHARDS * TENSORS) >= 8);
+	assert_true(cancel_each(describe, "", SHARDS * TENSORS) >= 8);
 }
 
 /* A header that is not JSON at its end is refused for that, as long as nothing is cancelled. */
 static void test_malformed(void **state)
 {
-	struct calls none = {0}, first = {.cancelled = 1};
+	static const way_fn ways[] = {load, describe};
 	struct tmesh_model *model;
 	FILE *file = create("hostile.index.json");
 
@@ -170,16 +185,23 @@ static void test_malformed(void **state)
 	for (int i = 0; i < SHARDS * TENSORS * 4; i++)
 		fprintf(file, "\"layer.%d\":\"%d.safetensors\",", i, i);
 	assert_int_equal(fclose(file), 0);
-	assert_refused(load("hostile.index.json", &none, &model, err), -EPROTO, "not JSON");
-	assert_true(none.made >= 2);
-	assert_refused(load("hostile.index.json", &first, &model, err), -ECANCELED, "cancelled");
-	assert_int_equal(first.made, 1);
+	for (int i = 0; i < 2; i++) {
+		struct calls none = {0}, first = {.cancelled = 1};
+
+		assert_refused(ways[i]("hostile.index.json", &none, &model, err), -EPROTO,
+			       "not JSON");
+		assert_true(none.made >= 2);
+		assert_refused(ways[i]("hostile.index.json", &first, &model, err), -ECANCELED,
+			       "cancelled");
+		assert_int_equal(first.made, 1);
+	}
 }
 
 static void test_gguf(void **state)
 {
 	write_gguf();
-	assert_true(cancel_each("tokens.gguf", 0) >= 4);
+	assert_true(cancel_each(load, "tokens.gguf", 0) >= 4);
+	assert_true(cancel_each(describe, "tokens.gguf", 0) >= 4);
 }
 
 int main(void)

@@ -420,7 +420,7 @@ static int describe(const char *name, struct tmesh_model **model, struct tmesh_e
 	char path[160];
 
 	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	return tmesh_model_describe(path, model, err);
+	return tmesh_model_describe(path, NULL, model, err);
 }
 
 static void write_st(const char *name, const char *json, size_t bytes)
@@ -458,7 +458,7 @@ static void test_folder_that_hides(void)
 	at = (size_t)snprintf(far, sizeof(far), "%s", folder);
 	while (at + 3 < sizeof(far))
 		at += (size_t)snprintf(far + at, sizeof(far) - at, "/.");
-	assert_refused(tmesh_model_describe(far, &model, err), -ENAMETOOLONG, "looking for");
+	assert_refused(tmesh_model_describe(far, NULL, &model, err), -ENAMETOOLONG, "looking for");
 }
 
 static void test_sharded(void **state)
@@ -590,7 +590,7 @@ static void test_no_files(void **state)
 	struct tmesh_model *model;
 	char path[160];
 
-	assert_refused(tmesh_model_describe("", &model, err), -EINVAL, "no path");
+	assert_refused(tmesh_model_describe("", NULL, &model, err), -EINVAL, "no path");
 	assert_refused(describe("nothing", &model, err), -ENOENT, "nothing");
 	snprintf(path, sizeof(path), "%s/pipe", folder);
 	assert_int_equal(mkfifo(path, 0600), 0);

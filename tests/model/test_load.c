@@ -537,7 +537,7 @@ static void test_save_stopped(void **state)
 		renames_left = named;
 		assert_refused(tmesh_model_save(path, items, COUNT, &opts, err), -EIO, "name");
 		renames_left = -1;
-		assert_refused(tmesh_model_describe(index, &model, err), -ENOENT, "opening");
+		assert_refused(tmesh_model_describe(index, NULL, &model, err), -ENOENT, "opening");
 		assert_int_equal(files_in(folder), before - 1);
 	}
 	assert_ok(tmesh_model_save(path, items, COUNT, &opts, err));
@@ -620,7 +620,8 @@ static void test_full(void **state)
 		rc = tmesh_model_save(path, items, COUNT, NULL, NULL);
 	path[strlen(path) - strlen("/m.safetensors")] = '\0';
 	snprintf(command, sizeof(command), "%s/m.safetensors", path);
-	if (rc == -ENOSPC && files_in(path) == 1 && !tmesh_model_describe(command, &model, NULL)) {
+	if (rc == -ENOSPC && files_in(path) == 1 &&
+	    !tmesh_model_describe(command, NULL, &model, NULL)) {
 		assert_int_equal(tmesh_model_tensors(model), 3);
 		tmesh_model_unref(model);
 	} else {

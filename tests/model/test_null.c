@@ -30,7 +30,7 @@ static void test_models(void **state)
 	NULL_(tmesh_model_parse(NULL, bytes, bytes + 4, &other, NULL, err), "header");
 	NULL_(tmesh_model_parse(header, bytes, bytes + 4, NULL, NULL, err), "out");
 	assert_int_equal(tmesh_model_parse(NULL, 0, 9, &other, NULL, NULL), -EAGAIN);
-	NULL_(tmesh_model_describe("/", NULL, err), "out");
+	NULL_(tmesh_model_describe("/", NULL, NULL, err), "out");
 	NULL_(tmesh_model_load(NULL, "/", NULL, &other, err), "ctx");
 	NULL_(tmesh_model_load(ctx, "/", NULL, NULL, err), "out");
 	NULL_(tmesh_model_tensor(NULL, 0, &tensor, err), "model");

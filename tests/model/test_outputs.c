@@ -21,7 +21,7 @@ static void test_models(void **state)
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_model_parse(header, bytes, bytes + 4, &model, NULL, err));
 	FAILS(tmesh_model_parse, -EPROTO, header, bytes, bytes + 5, OUT, NULL, err);
-	FAILS(tmesh_model_describe, -ENOENT, "/nonexistent", OUT, err);
+	FAILS(tmesh_model_describe, -ENOENT, "/nonexistent", NULL, OUT, err);
 	FAILS(tmesh_model_load, -ENOENT, ctx, "/nonexistent", NULL, OUT, err);
 	FAILS(tmesh_model_tensor, -EINVAL, model, 1, OUT, err);
 	FAILS(tmesh_model_find, -ENOENT, model, "b", OUT, err);

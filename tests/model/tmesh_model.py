@@ -94,7 +94,7 @@ def parse(data):
 
 
 def describe(path):
-    return _look(lambda model, err: lib.tmesh_model_describe(os.fsencode(path), model, err))
+    return _look(lambda model, err: lib.tmesh_model_describe(os.fsencode(path), None, model, err))
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ static int run_verb_model(const struct verb *verb, int argc, char **argv)
 	while ((key = verb_option(verb, argc, argv)) >= 0)
 		json |= key == 'j';
 	verb_expect_words(verb, argc, 1, 1);
-	if (tmesh_model_describe(argv[argc - 1], &model, &err))
+	if (tmesh_model_describe(argv[argc - 1], NULL, &model, &err))
 		return complain(argv[argc - 1], &err);
 	if (json) {
 		status = print_json(model_json(model));

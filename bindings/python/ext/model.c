@@ -190,6 +190,9 @@ static PyObject *said(struct state *st, struct tmesh_model *model)
 
 PyObject *module_describe_model(PyObject *module, PyObject *given)
 {
+	struct watch watch = {0};
+	const struct tmesh_model_describe_opts opts = {
+		.size = sizeof(opts), .progress = watch_progress, .progress_data = &watch};
 	struct state *st = PyModule_GetState(module);
 	struct tmesh_model *model;
 	struct tmesh_error err;
@@ -198,11 +201,13 @@ PyObject *module_describe_model(PyObject *module, PyObject *given)
 
 	if (!PyUnicode_FSConverter(given, &path))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_model_describe(PyBytes_AsString(path), &model, &err);
-	Py_END_ALLOW_THREADS;
+	watch.thread = PyEval_SaveThread();
+	rc = tmesh_model_describe(PyBytes_AsString(path), &opts, &model, &err);
+	PyEval_RestoreThread(watch.thread);
 	Py_DECREF(path);
-	return rc ? raise_error(st, &err) : said(st, model);
+	if (rc)
+		return PyErr_Occurred() ? NULL : raise_error(st, &err);
+	return said(st, model);
 }
 
 PyObject *module_parse_model(PyObject *module, PyObject *data)

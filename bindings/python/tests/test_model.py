@@ -261,6 +261,26 @@ def test_ctrl_c_ends_the_wait_for_another_reader(big, peer):
     assert waiter.communicate(timeout=600)[0] == "ended\n"
 
 
+def test_a_signal_ends_the_reading_of_a_header(tmp_path):
+    """It is heard long before the malformed end."""
+    index = tmp_path / "long.index.json"
+    index.write_text('{"weight_map":{' + "".join(f'"layer.{i}":"{i}.safetensors",' for i in range(400_000)))
+
+    def stop(*_):
+        raise KeyError("enough")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(KeyError, match="enough"):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            tmesh.describe_model(index)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(tmesh.ProtocolError, match="not JSON"):
+        tmesh.describe_model(index)
+
+
 def open_files(pid):
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:

@@ -147,7 +147,7 @@ def load_model(path: str | os.PathLike[str], *, keep: bool = False, alone: bool 
 
 
 def describe_model(path: str | os.PathLike[str]) -> Description:
-    """Read only the header of a file, or of the files, that load_model() accepts.
+    """Read only the header of a file, or of the files, that load_model() accepts. Ctrl-C ends it.
 
     NotFoundError, AccessError: there is no such file, or it may not be read. ProtocolError: it is malformed, or has
     another format."""
