@@ -26,7 +26,7 @@ endef
 # The keeper that the library starts.
 $(foreach test,test_corpus test_failures test_kept test_restart test_table_pack,$(MODEL_TEST_OUT)/plain/$(test) $(MODEL_TEST_OUT)/asan/$(test)): $(B)/tmesh-keeper
 
-MODEL_ANY_BACKEND := test_cancel test_corpus test_failures test_headers test_null test_pages_hostile test_pages_log test_slot_fork test_table_pack
+MODEL_ANY_BACKEND := test_cancel test_corpus test_failures test_file_size test_headers test_null test_pages_hostile test_pages_log test_slot_fork test_table_pack
 MODEL_TESTS_kernel = $(filter-out $(MODEL_ANY_BACKEND),$(MODEL_TESTS))
 
 model-check: $(addprefix $(MODEL_TEST_OUT)/plain/,$(MODEL_TESTS)) ## Run libtmesh-model's unit tests.

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import struct
@@ -164,6 +165,14 @@ class Model(Base):
             os.kill(told["pid"], signal.SIGTERM)
             # It empties the folder that goes with the test.
             eventually(lambda: gone(told["pid"]), "the holder ends")
+
+    @any_backend
+    def test_a_limit_of_file_sizes(self):
+        """It bounds memfds too. The error names it, and no signal ends the program."""
+        path = self.write()
+        out, why = tool("load", path, "--", "true", status=1,
+                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)))
+        self.assertIn("RLIMIT_FSIZE", why)
 
     def kept(self):
         """By name. On the module other suites' refs may still hold."""
