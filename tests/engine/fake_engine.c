@@ -63,7 +63,7 @@ static int open_engine(const struct plugin_open *opts, void **engine, struct tme
 	while (!strncmp(library, "opens:", 6) && access(library + 6, F_OK))
 		usleep(1000);
 	if (!strncmp(library, "fails:", 6) && !access(library + 6, F_OK))
-		return tmesh_fail(err, -ENOSPC, "the fake has no room, as its graph asks");
+		return tmesh_fail(err, -ENOSPC, "the fake has no room in process %d", getpid());
 	*engine = calloc(1, 1);
 	return 0;
 }
