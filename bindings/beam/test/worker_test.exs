@@ -560,6 +560,16 @@ defmodule Tmesh.WorkerTest do
       assert {:ok, _pid} = Worker.execute("operations.pid", [], pool: Kept)
     end
 
+    test "go on when the registry of held tensors crashes" do
+      {:ok, pool} = Worker.start_pool(Tmesh.PythonPool.options(name: Outlives, size: 1))
+      {:ok, pid} = Worker.execute("operations.pid", [], pool: Outlives)
+      crashed = Process.whereis(Tmesh.Registry)
+      Process.exit(crashed, :kill)
+      eventually(fn -> Process.whereis(Tmesh.Registry) not in [nil, crashed] end)
+      assert {:ok, ^pid} = Worker.execute("operations.pid", [], pool: Outlives)
+      :ok = Worker.stop_pool(pool)
+    end
+
     test "wait for a worker, and no more of them than may" do
       options = Tmesh.PythonPool.options(name: Short, size: 1, max_waiting: 1)
       start_supervised!({Worker, options})
