@@ -7,9 +7,8 @@ import gc
 import importlib.util
 import os
 from pathlib import Path
-import signal
-from pathlib import Path
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -35,6 +34,8 @@ if not BARE:
 # Do not give up peers that answer late. A child may already have opened its context.
 with contextlib.suppress(tmesh.BusyError):
     tmesh.configure(timeout=600, **({"region_pool_bytes": 0} if BARE else {}))
+
+
 def runtime_dir():
     """Return the runtime directory, also if no variable names it."""
     return Path(os.environ.get("TMESH_RUNTIME_DIR") or f"{os.environ.get('TMPDIR', '/tmp')}/tmesh-{os.geteuid()}")

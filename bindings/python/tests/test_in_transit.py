@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import tmesh
-from conftest import EMULATED
+from conftest import EMULATED, eventually
 from tmesh import in_transit
-from conftest import eventually
 
 PATIENCE = 600
 
@@ -32,8 +31,6 @@ def fails(call):
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError, tmesh.LimitError)) as raised:
         call()
     assert raised.type is not tmesh.LimitError, "what nobody will take is still held"
-
-
 
 
 no_pickle = lambda: 0  # noqa: E731
