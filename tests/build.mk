@@ -94,7 +94,7 @@ WAITING_SUITES = net-machines-check
 DEBUG_SUITES = unit-valgrind-check
 
 HOST_SUITES_FULL     = $(HOST_SUITES) mount-passthrough-check $(DEBUG_SUITES) naps-check kmod-lint
-LANGUAGE_SUITES_FULL = $(LANGUAGE_SUITES) mount-stock-check python-lmcache-check vllm-check python-current-check xla-versions-check
+LANGUAGE_SUITES_FULL = $(LANGUAGE_SUITES) mount-stock-check python-asan-check python-lmcache-check vllm-check python-current-check xla-versions-check
 
 row = $(subst $(subst ,, ),$(comma),$(strip $(1)))
 # The longest row comes first, so that no processor waits at the end. Guests are in two rows, so never more than two run

@@ -77,7 +77,7 @@ python-check: $(VENV)/tmesh.stamp $(VENV)/mypy.stamp $(VENV)/loky.stamp ## Run t
 # allocator's locks over a fork() beside threads, so such a child may wait for ever.
 PYTHON_ASAN     := $(B)/python-asan
 PYTHON_ASAN_OBJ := $(patsubst $(PYTHON_DIR)/ext/%.c,$(PYTHON_ASAN)/obj/%.o,$(wildcard $(PYTHON_DIR)/ext/*.c))
-PYTHON_ASAN_TESTS := arena buffer bundle channel dlpack exchange extension numpy one_message paged pages private scalar seal sharing slots \
+PYTHON_ASAN_TESTS := arena buffer bundle channel dlpack exchange extension fuzz numpy one_message paged pages private scalar seal sharing slots \
 	stranger table tensor tokens
 $(PYTHON_ASAN)/obj/%.o: $(PYTHON_DIR)/ext/%.c $(B)/python/cflags
 	@mkdir -p $(@D)
@@ -92,7 +92,7 @@ python-asan-check: export TMESH_KEEPER = $(abspath $(B)/tmesh-keeper)
 python-asan-check: $(PYTHON_ASAN)/tmesh/_tmesh.abi3.so $(VENV)/venv.stamp $(B)/tmesh-keeper ## Run the Python tests that touch C with the address sanitizer. PYTHON_TESTS='test_x.py' runs some.
 	@PYTHONPATH=$(abspath $(PYTHON_ASAN)) PYTHONMALLOC=malloc LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:handle_segv=0:abort_on_error=1 TMESH_PYTHON_ASAN=1 \
-		$(VPYTHON) -P -m pytest -q $(or $(PYTHON_TESTS:%=$(PYTHON_DIR)/tests/%),$(PYTHON_ASAN_TESTS:%=$(PYTHON_DIR)/tests/test_%.py))
+		$(VPYTHON) -P -m pytest --tap $(or $(PYTHON_TESTS:%=$(PYTHON_DIR)/tests/%),$(PYTHON_ASAN_TESTS:%=$(PYTHON_DIR)/tests/test_%.py))
 
 # Arrow needs a newer NumPy than the system's PyTorch bears, and gRPC another protobuf. Both get an environment of their own,
 # with the tools that make a wheel for other machines. Without them, as on a machine without a network, their tests are skipped.

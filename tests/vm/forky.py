@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
-"""The Elixir suite on memfds in a root of Debian's testing, which has a newer Erlang than Debian 13. No guest is booted."""
+"""The Elixir suite, and random use of Python's extension, on memfds in a root of Debian's testing. It has a newer Erlang and Python than
+Debian 13. No guest is booted."""
 import re
 import sys
 
@@ -30,6 +31,10 @@ def main():
         tap.point(re.fullmatch(r"\d+", version) and int(version) >= 28, f"{RELEASE}: Erlang/OTP {version} is newer than Debian 13's")
         done = roots.attempt(root, "make", "-s", "--no-print-directory", "-C", REPO, *SETTINGS, "beam-check", binds=[(COPY, REPO)])
         program(tap, f"{RELEASE}: beam-check", done.stdout.splitlines(), done.returncode)
+        tap.note(roots.run(root, "python3", "--version"))
+        done = roots.attempt(root, "make", "-s", "--no-print-directory", "-C", REPO, "python-check", "PYTHON_TESTS=test_fuzz.py test_extension.py",
+                             binds=[(COPY, REPO)])
+        program(tap, f"{RELEASE}: python-check", done.stdout.splitlines(), done.returncode)
     return tap.end()
 
 
