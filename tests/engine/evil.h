@@ -36,6 +36,7 @@
 	A(connect_tcp)                 \
 	A(open_netlink)                \
 	A(bind_socket)                 \
+	A(ask_for_socket)              \
 	/* System V and POSIX */       \
 	A(overwrite_segment)           \
 	A(leave_segment)               \

@@ -25,6 +25,8 @@
 #define SECRET "what nobody may know"
 #define VARIABLE "TOP_SECRET_OF_THE_USER"
 #define INHERITED 77
+/* It is named as a producer's socket, and leads to another. */
+#define LINK "00112233445566778899aabbccddee77"
 #define REFUSED 78
 #define NOT_TAKEN 126 /* this machine does not let go of it */
 
@@ -84,6 +86,8 @@ static const struct attack attacks[] = {
 	{"connect_tcp", "@port", DONE},
 	{"open_netlink", "", DONE},
 	{"bind_socket", "@socket", DONE},
+	{"ask_for_socket", "engine-other", NEVER},
+	{"ask_for_socket", LINK, NEVER},
 	{"overwrite_segment", "@key", DONE},
 	{"leave_segment", "", DONE},
 	{"read_queue", "@key", DONE},
@@ -145,7 +149,7 @@ struct victims {
 	struct tmesh_ctx *ctx;
 	struct tmesh_engine_context *context;
 	char home[64], secret[80], agent[80], notify[80], mount[80], model[80], models[64];
-	char runtime[200], lock[224], socket[224], own[224], abstract[48], queue[48];
+	char runtime[200], lock[224], socket[224], link[240], own[224], abstract[48], queue[48];
 	int sockets[5];
 	uint16_t port;
 	key_t key;
@@ -204,6 +208,7 @@ static void fill_paths(struct victims *own)
 	snprintf(own->model, sizeof(own->model), "%s/model", own->models);
 	snprintf(own->runtime, sizeof(own->runtime), "%s", getenv("TMESH_RUNTIME_DIR"));
 	snprintf(own->socket, sizeof(own->socket), "%s/engine-other", own->runtime);
+	snprintf(own->link, sizeof(own->link), "%s/%s", own->runtime, LINK);
 	snprintf(own->lock, sizeof(own->lock), "%s/engine-other.lock", own->runtime);
 	snprintf(own->own, sizeof(own->own), "%s/engine-unit.d", own->runtime);
 	snprintf(own->abstract, sizeof(own->abstract), "tmesh-evil-%d", (int)getpid());
@@ -257,6 +262,7 @@ static int set_up(void **state)
 	own->sockets[2] = listen_at(SOCK_STREAM, own->abstract, true);
 	own->sockets[3] = listen_at(SOCK_SEQPACKET, own->socket, false);
 	own->sockets[4] = listen_tcp(&own->port);
+	assert_int_equal(symlink("engine-other", own->link), 0);
 	make_objects(own);
 	assert_ok(tmesh_ctx_open(NULL, &own->ctx, err));
 	assert_ok(tmesh_engine_connect(own->ctx, "unit", NULL, &own->context, err));
@@ -285,6 +291,7 @@ static int tear_down(void **state)
 		mq_close(own->posix);
 	mq_unlink(own->queue);
 	umount2(own->mount, MNT_DETACH);
+	unlink(own->link);
 	snprintf(command, sizeof(command), "rm -rf %s %s/made %s* %s/made %s/made", own->home,
 		 own->runtime, own->socket, own->own, own->models);
 	free(own);
