@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`make install` and `make uninstall`: below DESTDIR, and into a PREFIX of one's own."""
+"""`make install` and `make uninstall`: below DESTDIR, and into a PREFIX of one's own. A purge ends keepers."""
 import os
 import subprocess
 
@@ -47,9 +47,44 @@ def round_trip(tap, name, folder, prefix, **variables):
     tap.point(not done.returncode and not left, f"{name}: make uninstall leaves nothing" + "".join(f", {path}" for path in left))
 
 
+# sleep(1) stands for a keeper whose program was removed.
+PURGE = """
+mount --make-rprivate /
+mount -t tmpfs none /usr/libexec
+cp /bin/sleep /usr/libexec/tmesh-keeper
+/usr/libexec/tmesh-keeper 60 >/dev/null &
+keeper=$!
+until [ "$(readlink /proc/$keeper/exe)" = /usr/libexec/tmesh-keeper ]; do sleep 0.1; done
+sh "$1" purge
+kill -0 $keeper
+rm /usr/libexec/tmesh-keeper
+sh "$1" remove
+kill -0 $keeper
+sh "$1" purge
+wait $keeper || echo $?
+"""
+
+
+def purge(tap):
+    """Run the script of the package that has the keeper, in mounts of its own."""
+    name = "a purged package's keepers end, and those whose program is there do not"
+    if os.geteuid() or subprocess.run(["unshare", "-m", "true"], stderr=subprocess.DEVNULL).returncode:
+        tap.point(True, name, skip="no mounts of its own can be had here")
+        return
+    done = subprocess.run(["unshare", "-m", "sh", "-euc", PURGE, "sh", TOP / "packaging/deb/tmesh-tools.postrm"], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    tap.point(not done.returncode and done.stdout.split()[-1:] == ["143"], name)
+    tap.note(done.stdout)
+
+
 def run(tap):
     where = boot.BUILD / "packaging" / "install"
     sh("rm", "-rf", where)
+    purge(tap)
+    alone = where / "alone"
+    done = make("install", DESTDIR=alone, NET_BUILT="")
+    pages = [path for path in found(alone) if "tmesh-net" in path or "tmesh_net" in path]
+    tap.point(not done.returncode and not pages, "without libfabric nothing of tmesh-net is installed" + "".join(f", but {path}" for path in pages))
     for name in ("staged", "own"):
         (where / name).mkdir(parents=True)
     round_trip(tap, "DESTDIR", where / "staged", where / "staged/usr/local", DESTDIR=where / "staged")
