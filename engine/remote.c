@@ -105,7 +105,8 @@ void remote_leave(struct remote *remote, struct cancel_hook *hook)
 	pthread_mutex_unlock(&remote->lock);
 }
 
-static int nobody(const struct remote *remote, int code, const char *why, struct tmesh_error *err)
+static int not_served(const struct remote *remote, int code, const char *why,
+		      struct tmesh_error *err)
 {
 	return tmesh_fail(err, code,
 			  "no engine is served as \"%s\" in this runtime directory%s%s: "
@@ -195,7 +196,7 @@ static int connect_socket(struct remote *remote, uint64_t deadline, int *out,
 	}
 	close(fd);
 	if (rc == -ENOENT || rc == -ECONNREFUSED)
-		return nobody(remote, -ENOENT, rc == -ENOENT ? "" : "where one was", err);
+		return not_served(remote, -ENOENT, rc == -ENOENT ? "" : "where one was", err);
 	if (rc == -ECANCELED)
 		return cancel_check(err);
 	if (rc == -ETIMEDOUT)
@@ -347,7 +348,7 @@ int remote_link(struct remote *remote, uint64_t deadline, struct tmesh_error *er
 				remote->name);
 	/* There was an engine before: the other end is gone. */
 	if (rc == -ENOENT && remote->generation)
-		rc = nobody(remote, -EPIPE, "any more", err);
+		rc = not_served(remote, -EPIPE, "any more", err);
 	return rc;
 }
 
@@ -597,7 +598,7 @@ int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, str
 	remote->notifier = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (remote->notifier < 0) {
 		free(remote);
-		return tmesh_fail_errno(err, "what ends a wait for the engine");
+		return tmesh_fail_errno(err, "making a descriptor that ends waits for the engine");
 	}
 	remote->ctx = tmesh_ctx_ref(ctx);
 	pthread_mutex_init(&remote->lock, NULL);

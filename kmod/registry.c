@@ -250,7 +250,7 @@ bool tmesh_name_stands(struct tmesh_region *region, const u8 *token)
  * tmesh_names_remove() - invalidate the tokens of a region
  * @region: a region that is revoked, is to be renewed, or has no references
  *
- * Context: claims_lock is held, or nobody else can reach @region.
+ * Context: claims_lock is held, or no other code can reach @region.
  */
 void tmesh_names_remove(struct tmesh_region *region)
 {

@@ -43,7 +43,7 @@ int tmesh_kernel_fail(struct tmesh_error *err, const char *what)
 	case EHWPOISON:
 		return tmesh_fail(err, -EIO,
 				  "%s: a page of the region has a memory error; its other pages "
-				  "are good, and who made it has to make it anew",
+				  "are good; its owner has to make it anew",
 				  what);
 	case EACCES:
 		return tmesh_fail(err, -EACCES,
@@ -361,7 +361,7 @@ static int kernel_adopt(struct tmesh_region *region, const int *fds,
 {
 	region->fd = fds[0];
 	if (!is_handle(fds[0]))
-		return tmesh_fail(err, -EPROTO, "what was handed over is no handle of a region");
+		return tmesh_fail(err, -EPROTO, "receive: the peer sent no handle of a region");
 	return tmesh_kernel_learn(region, err);
 }
 

@@ -252,10 +252,11 @@ static int check_entry(const struct tmesh_bundle_entry *entry, size_t i, uint64_
 		return rc;
 	for (size_t k = 0; k < sizeof(entry->reserved) / sizeof(entry->reserved[0]); k++)
 		if (entry->reserved[k])
-			return tmesh_fail(err, -EINVAL,
-					  "the bundle's tensor \"%.64s\" sets what this version of "
-					  "libtmesh does not know",
-					  entry->name);
+			return tmesh_fail(
+				err, -EINVAL,
+				"the bundle's tensor \"%.64s\" sets members that this version "
+				"of libtmesh does not know",
+				entry->name);
 	if (entry->layout.device_type != TMESH_DEVICE_CPU)
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "the bundle's tensor \"%.64s\" is on a device: a bundle holds "
@@ -264,7 +265,7 @@ static int check_entry(const struct tmesh_bundle_entry *entry, size_t i, uint64_
 	if (check_type(entry->type && *entry->type ? entry->type : NULL, entry->type_ndim,
 		       entry->type_shape))
 		return tmesh_fail(err, -EINVAL,
-				  "the bundle's tensor \"%.64s\" has a type_shape that nothing "
+				  "the bundle's tensor \"%.64s\" has a type_shape that no tensor "
 				  "can have",
 				  entry->name);
 	rc = tmesh_layout_check(&entry->layout, region_bytes, &extent, &why);

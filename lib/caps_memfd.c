@@ -78,7 +78,8 @@ void tmesh_memfd_caps(struct tmesh_ctx *ctx)
 	tmesh_cap_set(ctx, CAP_PIN, TMESH_CAP_ENFORCED,
 		      "the kernel: nothing takes sealed memory from its holders");
 	tmesh_cap_set(ctx, CAP_HOLDERS, proc ? TMESH_CAP_COOPERATIVE : TMESH_CAP_NO,
-		      proc ? "what /proc shows of processes one may look at; load the tmesh module "
+		      proc ? "what /proc shows of processes that this user may see; load the tmesh "
+			     "module "
 			     "to see all"
 			   : "/proc is not mounted");
 	dmabuf(ctx);
@@ -94,10 +95,10 @@ void tmesh_memfd_caps(struct tmesh_ctx *ctx)
 		       "socket"
 		     : "/proc is not mounted: producers are asked by socket");
 	tmesh_cap_set(ctx, CAP_LEASE, TMESH_CAP_COOPERATIVE,
-		      "this library lets go; nobody can take mappings away without the module");
+		      "the library releases the memory; only the module can take mappings away");
 	tmesh_cap_set(ctx, CAP_USER_MEMORY, TMESH_CAP_NO, "pinning memory needs the module");
 	tmesh_cap_set(ctx, CAP_IMPORT, TMESH_CAP_NO, "importing dma-bufs needs the module");
 	tmesh_cap_set(ctx, CAP_GATHER, TMESH_CAP_NO, "gather views need the module");
 	tmesh_cap_set(ctx, CAP_FENCE, TMESH_CAP_NO,
-		      "nobody would tell that a producer is gone; it needs the module");
+		      "a producer's end could not be reported; load the tmesh module");
 }

@@ -41,7 +41,7 @@ static int read_opts(const struct tmesh_channel_opts *opts, enum tmesh_channel_r
 	if (out->rights != TMESH_READ && out->rights != RW)
 		return tmesh_fail(
 			err, -EINVAL,
-			"the rights of what is sent must be read, or read and write, not 0x%x",
+			"the rights of sent tensors must be read, or read and write, not 0x%x",
 			out->rights);
 	if (out->flags & ~(uint32_t)(TMESH_CHANNEL_NO_OPEN | TMESH_CHANNEL_NO_POLL))
 		return tmesh_fail(err, -EINVAL, "unknown flags 0x%x", out->flags);

@@ -168,12 +168,12 @@ uint64_t tmesh_channels_unreceived(struct tmesh_ctx *ctx)
 }
 
 /* Report lost messages: to the context's log, or to standard error if it has none, as at exit. */
-static void tell_nobody_came(struct tmesh_ctx *ctx, const struct tmesh_channel *channel)
+static void report_lost(struct tmesh_ctx *ctx, const struct tmesh_channel *channel)
 {
 	char message[256];
 
 	snprintf(message, sizeof(message),
-		 "a channel was closed, and nobody came to receive what was sent within %.3g s "
+		 "a channel was closed, and no process received its messages within %.3g s "
 		 "(TMESH_EXIT_WAIT): %" PRIu64 " messages are lost",
 		 (double)ctx->exit_wait_ns / 1e9, tmesh_channel_unread(channel));
 	if (ctx->log)
@@ -193,7 +193,7 @@ struct tmesh_channel *tmesh_channels_parted(struct tmesh_ctx *ctx, bool *more)
 		if (!has_unreceived(channel))
 			return channel;
 		if (channel->maker && !channel->had_consumers && now >= channel->leaving_until) {
-			tell_nobody_came(ctx, channel);
+			report_lost(ctx, channel);
 			return channel;
 		}
 		*more = true;

@@ -21,10 +21,11 @@
 
 static int corrupt(const char *what, struct tmesh_error *err)
 {
-	return tmesh_fail(err, -EPROTO,
-			  "the channel's memory is corrupt (%s): somebody has scribbled over it; "
-			  "make a new channel",
-			  what);
+	return tmesh_fail(
+		err, -EPROTO,
+		"the channel's memory is corrupt (%s): another process has overwritten it; "
+		"make a new channel",
+		what);
 }
 
 int tmesh_channel_look(struct tmesh_channel *channel, struct tmesh_error *err)

@@ -423,9 +423,10 @@ static int fetch_region(struct tmesh_channel *channel, uint32_t lane, uint32_t e
 	if (there == -ENOENT)
 		return rc;
 	if (there)
-		return tmesh_fail(err, there,
-				  "receive: what a sender has sent, which is gone or does not "
-				  "answer, cannot be opened now");
+		return tmesh_fail(
+			err, there,
+			"receive: the message's region cannot be opened: its sender is gone "
+			"or does not answer, and no store has the region");
 	tmesh_question_drop(&channel->questions[lane]);
 	return 0;
 }

@@ -67,8 +67,8 @@ static int inherited_may(struct tmesh_region *region, uint32_t rights, struct tm
 {
 	if (region->private)
 		return tmesh_fail(err, -EPERM,
-				  "derive: a private view was inherited through fork(); what is "
-				  "written in it is its parent's own");
+				  "derive: a private view was inherited through fork(), and its "
+				  "pages are the parent's");
 	if (rights & ~region->rights)
 		return tmesh_fail(err, -EACCES,
 				  "derive: the handle that was inherited through fork() has fewer "

@@ -9,8 +9,8 @@ static int check(struct tmesh_region *region, uint32_t rights, const char *what,
 
 	if (!rc && !region->ctx->ops->wait)
 		rc = tmesh_fail(err, -EOPNOTSUPP,
-				"%s: fences need the tmesh module: on memfd nobody would tell that "
-				"a producer is gone",
+				"%s: fences need the tmesh module: on memfd a producer's end could "
+				"not be reported",
 				what);
 	return rc;
 }

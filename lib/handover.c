@@ -143,9 +143,10 @@ int tmesh_wire_send_waiting(const struct tmesh_ctx *ctx, int socket, const void 
 	case -ETIMEDOUT:
 		return tmesh_fail(err, rc, "send: the peer does not empty its socket");
 	case -ETOOMANYREFS:
-		return tmesh_fail(err, -ETIMEDOUT,
-				  "send: as many descriptors as RLIMIT_NOFILE allows are under way "
-				  "to peers of this user's, who do not take them");
+		return tmesh_fail(
+			err, -ETIMEDOUT,
+			"send: as many descriptors as RLIMIT_NOFILE allows wait in sockets "
+			"of this user; let their receivers take them");
 	default:
 		errno = -rc;
 		return tmesh_fail_errno(err, "sending a region");

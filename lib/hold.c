@@ -287,15 +287,16 @@ static int check_limits(struct tmesh_region *region, struct tmesh_error *err)
 	uint64_t most = max_bytes(region->ctx), more = region->holds ? 0 : region->alloc;
 
 	if (holds->held >= TMESH_HOLD_MAX)
-		return tmesh_fail(err, -EDQUOT,
-				  "hold: %u tokens of this context hold already, which nobody has "
-				  "opened; tmesh_ctx_flush() waits for that",
-				  holds->held);
+		return tmesh_fail(
+			err, -EDQUOT,
+			"hold: %u tokens of this context hold memory already and were not "
+			"opened; tmesh_ctx_flush() waits for that",
+			holds->held);
 	if (more > most || holds->bytes > most - more)
 		return tmesh_fail(
 			err, -EDQUOT,
 			"hold: %" PRIu64 " more bytes pass this context's limit of %" PRIu64
-			" (max_held_bytes), of which %" PRIu64 " are held and nobody has opened",
+			" (max_held_bytes), of which %" PRIu64 " are held and were not opened",
 			more, most, holds->bytes);
 	return 0;
 }
@@ -478,7 +479,7 @@ int tmesh_ctx_flush(struct tmesh_ctx *ctx, int64_t timeout_ns, struct tmesh_flus
 	if (there.held || there.messages)
 		rc = tmesh_fail(err, -ETIMEDOUT,
 				"flush: %" PRIu64 " tokens hold %" PRIu64
-				" bytes that nobody has opened, and %" PRIu64
+				" bytes and were not opened, and %" PRIu64
 				" messages of channels were not received",
 				there.held, there.held_bytes, there.messages);
 	if (left)
@@ -514,8 +515,8 @@ static void tell_lost(struct tmesh_ctx *ctx, uint64_t waited_ns)
 			(int)getpid(), seconds, ctx->holds->mortal, ctx->holds->mortal_bytes);
 	if (channels)
 		dprintf(STDERR_FILENO,
-			"tmesh: process %d ends; what it sent by %" PRIu64
-			" of its channels was not received within the %.3g s that it waited "
+			"tmesh: process %d ends; the messages of %" PRIu64
+			" of its channels were not received within the %.3g s that it waited "
 			"(TMESH_EXIT_WAIT): "
 			"%" PRIu64 " messages may be lost\n",
 			(int)getpid(), channels, seconds, tmesh_channels_unread(ctx));

@@ -20,8 +20,8 @@ static int check_user(const struct tmesh_ctx *ctx, uid_t uid, struct tmesh_error
 	if (uid == TMESH_KEPT_OWN || uid == ctx->uid)
 		return 0;
 	return tmesh_fail(err, -EOPNOTSUPP,
-			  "what user %u keeps was asked for, and memfd regions are for one user: "
-			  "TMESH_KEPT_OWN is what you keep; another user's needs the module",
+			  "cannot open kept memory of user %u: memfd regions are for one user; "
+			  "TMESH_KEPT_OWN names your own, another user's needs the module",
 			  (unsigned int)uid);
 }
 

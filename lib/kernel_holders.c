@@ -174,8 +174,8 @@ static int holders_of(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_in
 				return tmesh_fail(err, -ENOENT, "there is no region %016llx",
 						  (unsigned long long)id);
 			return errno == EPERM ? tmesh_fail(err, -EPERM,
-							   "who holds a region is for its owner "
-							   "and for root to see")
+							   "only the region's owner and root may "
+							   "list its holders")
 					      : tmesh_kernel_fail(err, "asking for the holders");
 		}
 	} while (call.total > room);

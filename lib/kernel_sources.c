@@ -25,7 +25,7 @@ static const char *pin_reason(uint32_t reason)
 		return "those are pages of a file, which cannot be pinned for long; copy them, or "
 		       "use a memfd";
 	case TMESH_PIN_SECRET:
-		return "that memory is kept from everybody (memfd_secret)";
+		return "that memory cannot be pinned by any process (memfd_secret)";
 	default:
 		return "the kernel does not pin it";
 	}

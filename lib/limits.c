@@ -15,8 +15,8 @@ int tmesh_limits(struct tmesh_ctx *ctx, struct tmesh_limits *limits, struct tmes
 		return rc;
 	if (tmesh_ctx_backend(ctx) != TMESH_BACKEND_KERNEL)
 		return tmesh_fail(err, -EOPNOTSUPP,
-				  "nobody counts memfds per user: only a context's max_bytes and "
-				  "memory control groups limit them");
+				  "limits: the kernel does not count memfds per user; only a "
+				  "context's max_bytes and memory control groups limit them");
 	if (ioctl(ctx->kernel.device, TMESH_CAPS, &query))
 		return tmesh_fail_errno(err, "asking the module for its limits");
 	return tmesh_write_sized(limits,

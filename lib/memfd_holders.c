@@ -549,7 +549,7 @@ int tmesh_proc_holders(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_i
 
 	if (!rc && !search.count)
 		rc = tmesh_fail(err, -ENOENT,
-				"no process that one may look at holds region %016llx",
+				"no process that this user may see holds region %016llx",
 				(unsigned long long)id);
 	if (rc) {
 		free(search.holders);

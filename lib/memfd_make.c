@@ -450,8 +450,7 @@ int tmesh_memfd_adopt(struct tmesh_region *region, const int *fds,
 		tmesh_opaque_adopt(region, &fds[1], more);
 	seals = tmesh_foreign_seals(fd);
 	if (seals < 0 || (seals & TMESH_SEALS_FIXED) != TMESH_SEALS_FIXED || fstat(fd, &st))
-		return tmesh_fail(err, -EPROTO,
-				  "what was handed over is not a memfd of fixed size");
+		return tmesh_fail(err, -EPROTO, "receive: the peer sent no memfd of fixed size");
 	if (wire->backend != TMESH_BACKEND_MEMFD || (wire->kind & ~TMESH_KINDS) ||
 	    tmesh_check_rights(wire->rights, NULL) || wire->bytes == 0)
 		return tmesh_fail(err, -EPROTO, "the hand-over does not describe a region");

@@ -61,7 +61,7 @@ static int make_revoke_pipe(struct tmesh_region *region, struct tmesh_error *err
 	int ends[2];
 
 	if (pipe2(ends, O_CLOEXEC | O_NONBLOCK))
-		return tmesh_fail_errno(err, "making a pipe that tells who still holds the region");
+		return tmesh_fail_errno(err, "making a pipe that shows the region's holders");
 	/* A larger one is filled as well. */
 	fcntl(ends[1], F_SETPIPE_SZ, (int)tmesh_page_bytes());
 	while (write(ends[1], fill, sizeof(fill)) > 0)
@@ -184,12 +184,11 @@ int tmesh_memfd_poll_fd(struct tmesh_region *region, uint32_t events, short *wai
 			struct tmesh_error *err)
 {
 	if (!(region->kind & TMESH_KIND_OPAQUE))
-		return tmesh_fail(
-			err, -EOPNOTSUPP,
-			"poll: nothing happens to memory of a memfd; it needs the module");
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "poll: a memfd's memory has no events; they need the module");
 	if (events & TMESH_EVENT_POISONED)
 		return tmesh_fail(err, -EOPNOTSUPP,
-				  "poll: nobody tells of memory errors; it needs the module");
+				  "poll: memory errors are not reported on memfd; load the module");
 	/* The maker gets no event for its own action. */
 	if (events & (is_maker(region) ? TMESH_EVENT_TAKEN : TMESH_EVENT_ALONE))
 		return tmesh_fail(err, -EOPNOTSUPP,
@@ -255,7 +254,7 @@ static int still_held(struct tmesh_region *region, struct tmesh_error *err)
 	tmesh_name_others(holders, count, "this process itself, or one that cannot be seen here",
 			  text, sizeof(text));
 	free(holders);
-	return tmesh_fail(err, -ETIMEDOUT, "reclaim: not everybody has let go: %s", text);
+	return tmesh_fail(err, -ETIMEDOUT, "reclaim: processes still hold the memory: %s", text);
 }
 
 /* Revoke the region and wait until its holders have released it. Nothing forces them. */

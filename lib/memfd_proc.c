@@ -176,9 +176,9 @@ int tmesh_proc_walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error 
 	int rc = 0, lack = 0;
 
 	if (!proc)
-		return is_short() ? tmesh_fail_errno(err, "looking for who holds what")
+		return is_short() ? tmesh_fail_errno(err, "listing holders")
 				  : tmesh_fail(err, -EOPNOTSUPP,
-					       "who holds what needs /proc, which is not mounted");
+					       "listing holders needs /proc, which is not mounted");
 	while (!rc && (entry = readdir(proc))) {
 		pid_t pid;
 
@@ -194,7 +194,7 @@ int tmesh_proc_walk(visit_fn fds, visit_fn maps, void *data, struct tmesh_error 
 	closedir(proc);
 	if (rc == -EMFILE || rc == -ENFILE) {
 		errno = -rc;
-		return tmesh_fail_errno(err, "looking for who holds what");
+		return tmesh_fail_errno(err, "listing holders");
 	}
 	return rc == -ENOMEM ? tmesh_fail(err, rc, "no memory for what /proc shows") : rc;
 }

@@ -18,8 +18,8 @@ int tmesh_refuse_sealed(const struct tmesh_region *region, uint32_t rights, stru
 	if (!(rights & TMESH_WRITE) || !region->sealed)
 		return 0;
 	return tmesh_fail(err, -EPERM,
-			  "open: region %016llx is sealed, and nobody can write to it any more; "
-			  "open it for reading",
+			  "open: region %016llx is sealed, and no process can write to it any "
+			  "more; open it for reading",
 			  (unsigned long long)region->id);
 }
 
@@ -40,8 +40,9 @@ int tmesh_fail_rights(struct tmesh_error *err, const char *what, uint32_t rights
 			  "%s does not give all the rights asked for; ask its producer for another "
 			  "one%s",
 			  what,
-			  rights & TMESH_WRITE ? ": if the memory is sealed, nobody can write to it"
-					       : "");
+			  rights & TMESH_WRITE
+				  ? ": if the memory is sealed, no process can write to it"
+				  : "");
 }
 
 int tmesh_refuse_sealed_gift(struct tmesh_region *region, uint32_t rights, const char *what,
@@ -50,8 +51,8 @@ int tmesh_refuse_sealed_gift(struct tmesh_region *region, uint32_t rights, const
 	if (!(rights & TMESH_WRITE) || !tmesh_region_is_sealed(region))
 		return 0;
 	return tmesh_fail(err, -EPERM,
-			  "%s: region %016llx is sealed, and nobody whom it is given to could "
-			  "write; give it for reading",
+			  "%s: region %016llx is sealed, and its receiver could not write to "
+			  "it; give it for reading",
 			  what, (unsigned long long)region->id);
 }
 

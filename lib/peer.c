@@ -620,8 +620,8 @@ static int refusal(int status, uint32_t rights, struct tmesh_error *err)
 		if (rights & TMESH_WRITE)
 			return tmesh_fail(
 				err, status,
-				"open: the region is sealed, and nobody can write to it any more; "
-				"open it for reading");
+				"open: the region is sealed, and no process can write to it any "
+				"more; open it for reading");
 		/* fallthrough */
 	default:
 		errno = -status;

@@ -48,7 +48,7 @@ int net_sum_check(const char *come, const char *offered, struct tmesh_error *err
 	if (!strcmp(come, offered))
 		return 0;
 	return tmesh_fail(err, -EPROTO,
-			  "what came has the checksum %s, and not %s: it was damaged, or is "
-			  "something else",
+			  "fetch: the bytes have the checksum %s, and not %s: they were damaged, "
+			  "or are of another region",
 			  come, offered);
 }

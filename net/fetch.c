@@ -143,7 +143,7 @@ static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct 
 			(unsigned long long)fetch->done, (unsigned long long)fetch->bytes);
 	} else if (fetch->look && tmesh_now_ns() >= fetch->look) {
 		if (refuses(fetch))
-			return gone(fetch, "nobody listens there", err);
+			return gone(fetch, "no process listens there", err);
 		fetch->look = tmesh_now_ns() + SILENCE_NS;
 	}
 	return 0;
@@ -197,7 +197,7 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 	/* The previous connection broke. Usually the home has died, and libfabric would keep
 	 * trying. */
 	if (fetch->done && refuses(fetch))
-		return gone(fetch, "nobody listens there", err);
+		return gone(fetch, "no process listens there", err);
 	rc = net_endpoint_open(fetch->net->reader, &endpoint, err);
 	if (rc)
 		return rc;

@@ -207,7 +207,7 @@ static int read_answer(int fd, json_t **out, struct tmesh_error *err)
 	free(text);
 	if (!rc && !json_is_object(answer)) {
 		json_decref(answer);
-		rc = tmesh_fail(err, -EPROTO, "Tmesh.Net answers what is no JSON object");
+		rc = tmesh_fail(err, -EPROTO, "Tmesh.Net's answer is no JSON object");
 	}
 	if (!rc)
 		*out = answer;
@@ -223,7 +223,7 @@ static int told_error(const json_t *answer, struct tmesh_error *err)
 	for (size_t i = 0; name && i < sizeof(errors) / sizeof(errors[0]); i++)
 		if (!strcmp(errors[i].word, name))
 			code = errors[i].code;
-	return tmesh_fail(err, -code, "%s", message ? message : "Tmesh.Net does not say why");
+	return tmesh_fail(err, -code, "%s", message ? message : "Tmesh.Net gave no reason");
 }
 
 /* Wait for the ref. Tmesh.Net holds it until @fd is closed. */

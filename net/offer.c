@@ -40,8 +40,8 @@ static int prepare(struct net_offer *offer, struct tmesh_region *region, char *c
 
 	if (!tmesh_region_is_sealed(region))
 		return tmesh_fail(err, -EINVAL,
-				  "the region is not sealed: only what nobody can "
-				  "change any more is offered; seal it first");
+				  "offer: the region is not sealed, and only sealed "
+				  "memory can be offered; seal it first");
 	rc = tmesh_region_pin(region, &offer->region, err);
 	if (!rc)
 		rc = tmesh_region_map(offer->region, TMESH_READ, &memory, err);

@@ -128,9 +128,10 @@ static const char *keeper_advice(struct fact *fact)
 		 (int)info.pid, info.names, human_bytes(info.used_bytes, used),
 		 human_bytes(info.max_bytes, most),
 		 info.pressure ? "" : ", blind to memory pressure");
-	return info.survives_kill ? NULL
-				  : "what nobody holds ends with it: systemctl --user enable --now "
-				    "tmesh-keeper";
+	return info.survives_kill
+		       ? NULL
+		       : "kept memory without a holder ends with it: systemctl --user enable --now "
+			 "tmesh-keeper";
 }
 
 /* Report whether kept memory has paths for other programs (tmesh-mount(8), tmeshfs(5)). */

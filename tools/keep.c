@@ -16,7 +16,7 @@ static const struct option_entry keep_options[] = {
 	{"for", 'f', "SECONDS", "drop it when this time is over (default: never)"},
 	{"file", 'F', NULL, "FIRST is a file: keep its bytes, and print a path to open them by"},
 	{"folder", 'd', NULL, "FIRST is a folder, or a model of the hub: keep all of its files"},
-	{"mode", 'm', "MODE", "who may read files: 0600 (the default), 0640 or 0644"},
+	{"mode", 'm', "MODE", "permission to read the files: 0600 (the default), 0640 or 0644"},
 	{"group", 'g', "GID", "the group of mode 0640 (default: this process's)"},
 	{NULL},
 };
@@ -398,5 +398,5 @@ static int run_drop(const struct verb *verb, int argc, char **argv)
 	return complain("dropping", &err);
 }
 
-const struct verb verb_drop = {"drop", "NAME", "give up a name, and what nobody holds",
+const struct verb verb_drop = {"drop", "NAME", "give up a name, and free memory without a holder",
 			       drop_options, run_drop};

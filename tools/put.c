@@ -19,7 +19,7 @@
 
 static const struct option_entry options[] = {
 	TENSOR_OPTIONS,
-	{"unsealed", 'U', NULL, "leave it writable (default: sealed before anybody sees it)"},
+	{"unsealed", 'U', NULL, "leave it writable (default: sealed before any process sees it)"},
 	{"npy", 'n', NULL, "it is a .npy file, which says dtype and shape itself"},
 	{"hold", 'H', "SECONDS", "return; hold until the ref was opened, at most so long"},
 	{NULL},

@@ -59,5 +59,5 @@ static int run_verb_revoke(const struct verb *verb, int argc, char **argv)
 	return status;
 }
 
-const struct verb verb_revoke = {"revoke", "ID|TOKEN", "take a region back from everybody", options,
-				 run_verb_revoke};
+const struct verb verb_revoke = {"revoke", "ID|TOKEN", "take a region back from all holders",
+				 options, run_verb_revoke};

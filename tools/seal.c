@@ -32,5 +32,5 @@ static int run_verb_seal(const struct verb *verb, int argc, char **argv)
 	return status;
 }
 
-const struct verb verb_seal = {"seal", "TOKEN", "make a region immutable for everybody", options,
-			       run_verb_seal};
+const struct verb verb_seal = {"seal", "TOKEN", "make a region immutable for all processes",
+			       options, run_verb_seal};

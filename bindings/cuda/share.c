@@ -208,8 +208,8 @@ int tmesh_cuda_region(struct tmesh_cuda_memory *memory, struct tmesh_region **ou
 		rc = tmesh_fail(err, -ESTALE, "share: the memory was taken back");
 	else if (!rc && !memory->region)
 		rc = tmesh_fail(err, -EOPNOTSUPP,
-				"share: memory that was imported by a descriptor is handed over by "
-				"who made it");
+				"share: this memory was imported by a descriptor; only the process "
+				"that allocated it can share it");
 	else if (!rc)
 		*out = tmesh_region_ref(memory->region);
 	pthread_mutex_unlock(&cuda->lock);

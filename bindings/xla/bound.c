@@ -298,7 +298,7 @@ static int timed_out(enum tmesh_channel_role role, struct tmesh_error *err)
 {
 	return tmesh_fail(err, -ETIMEDOUT,
 			  role == TMESH_CHANNEL_SEND
-				  ? "the channel stayed full: nobody received in time"
+				  ? "the channel stayed full: no message was received in time"
 				  : "no message came in time");
 }
 

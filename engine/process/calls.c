@@ -333,16 +333,17 @@ int calls_new(const struct shared *shared, uint64_t limit_ns, struct calls **out
 	int rc;
 
 	if (!calls)
-		return tmesh_fail(err, -ENOMEM, "no memory for what runs");
+		return tmesh_fail(err, -ENOMEM, "no memory for running calls");
 	calls->shared = shared;
 	calls->limit_ns = limit_ns;
 	pthread_mutex_init(&calls->lock, NULL);
 	calls->epoll = epoll_create1(EPOLL_CLOEXEC);
 	if (calls->epoll < 0)
-		return tmesh_fail_errno(err, "what listens to the engine's clients");
+		return tmesh_fail_errno(err, "making a descriptor that listens to clients");
 	calls->notifier = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (calls->notifier < 0 || epoll_ctl(calls->epoll, EPOLL_CTL_ADD, calls->notifier, &event))
-		return tmesh_fail_errno(err, "what wakes the engine's listener");
+		return tmesh_fail_errno(err,
+					"making a descriptor that wakes the engine's listener");
 	rc = pthread_create(&thread, NULL, listen_for_words, calls);
 	if (rc)
 		return tmesh_fail(err, -rc, "no thread: %s", strerror(rc));

@@ -19,7 +19,7 @@ static const char help[] =
 	"  -m, --models=FOLDER   models may be read below it; may be given several times\n"
 	"  -t, --threads=N       of one run (default 1)\n"
 	"  -c, --clients=N       at a time, at most (default 64)\n"
-	"      --sessions=N      that nobody uses and that stay open, at most (default 8)\n"
+	"      --sessions=N      sessions without a graph that stay open, at most (default 8)\n"
 	"  -l, --limit=SECONDS   of one call, beyond which the engine is ended and started anew "
 	"(default 60)\n"
 	"      --patience=SECONDS  with a client that is asked for its memory, for each region "

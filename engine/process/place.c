@@ -58,7 +58,7 @@ static int show_status(struct place *place, struct tmesh_error *err)
 	words.fd = (uint32_t)place->status_fd;
 	if (ftruncate(place->lock, 0) ||
 	    pwrite(place->lock, &words, sizeof(words), 0) != sizeof(words))
-		return tmesh_fail_errno(err, "writing where the engine's status is");
+		return tmesh_fail_errno(err, "writing the number of the status's descriptor");
 	return 0;
 }
 

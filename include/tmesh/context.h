@@ -126,7 +126,7 @@ enum tmesh_backend tmesh_ctx_backend(const struct tmesh_ctx *ctx);
  * A descriptor of the runtime directory (tmesh_ctx_opts), which is made if it does not exist. It
  * belongs to this user and is closed to all others. Processes of one user leave files for each
  * other there. The caller owns @fd. It is not made in a directory of another user, unless that is
- * root or the directory is sticky and writable for everybody.
+ * root or the directory is sticky and writable for all users.
  *
  * Return: 0; -EACCES (another user's, open to others, a symlink, to be made in another user's
  * directory: the message says which and what to do), -ENOENT, -ENAMETOOLONG, -EMFILE.
@@ -150,7 +150,7 @@ const char *tmesh_version(void);
 enum tmesh_cap_level {
 	TMESH_CAP_NO = 0,
 	TMESH_CAP_COOPERATIVE = 1, /* kept by well-behaved processes of the same user */
-	TMESH_CAP_ENFORCED = 2,	   /* kept by the kernel against everybody */
+	TMESH_CAP_ENFORCED = 2,	   /* kept by the kernel against all processes */
 };
 
 struct tmesh_cap {
@@ -185,7 +185,7 @@ struct tmesh_stats {
 	uint64_t region_pool_bytes;  /* kept in the pool now */
 	uint64_t tokens_served;	     /* memfd: opens answered for other processes */
 	uint64_t opens_without_wake; /* memfd: opens that did not wake the producer */
-	uint64_t sent_alone;	     /* regions that channels sent and that nobody but this process
+	uint64_t sent_alone;	     /* regions that channels sent and that no process but this one
 				      * has until they are received: SIGKILL loses them
 				      * (docs/reference/channels.md) */
 	uint64_t huge_bytes;	     /* memfd: bytes that were taken in pages of 2 MiB */
@@ -219,7 +219,7 @@ struct tmesh_limits {
 	uint64_t max_handles; /* all users together */
 	uint64_t max_pins;
 };
-/* Return: 0; -EOPNOTSUPP (memfd: nobody counts per user). */
+/* Return: 0; -EOPNOTSUPP (memfd: the kernel has no counts per user). */
 int tmesh_limits(struct tmesh_ctx *ctx, struct tmesh_limits *limits, struct tmesh_error *err);
 
 #ifdef __cplusplus

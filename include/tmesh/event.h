@@ -18,7 +18,7 @@ enum tmesh_region_event {
 	TMESH_EVENT_TAKEN = 1 << 0,    /* it was taken back, or this handle's lease has lapsed */
 	TMESH_EVENT_ALONE = 1 << 1,    /* there is no other holder */
 	TMESH_EVENT_ORPHANED = 1 << 2, /* memfd: its maker is gone, its holders keep it */
-	TMESH_EVENT_POISONED = 1 << 3, /* module: somebody came upon a memory error in it */
+	TMESH_EVENT_POISONED = 1 << 3, /* module: a process found a memory error in it */
 };
 
 /*

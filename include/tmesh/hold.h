@@ -60,7 +60,7 @@ int tmesh_bundle_ref_hold(struct tmesh_bundle *bundle, uint32_t rights, uint64_t
 /* Memory and messages that no process has taken yet. */
 struct tmesh_flushed {
 	size_t size;	       /* in: sizeof(struct tmesh_flushed) */
-	uint64_t held;	       /* holds that nobody has opened yet */
+	uint64_t held;	       /* holds that no process has opened yet */
 	uint64_t held_bytes;   /* of their regions, in whole pages */
 	uint64_t held_expired; /* holds since the context was opened whose time was over first */
 	uint64_t messages;     /* sent by channels of this context and not received yet */

@@ -61,7 +61,7 @@ struct tmesh_region_info {
 	bool fence_dead;       /* its producer is gone */
 	uint64_t pinned_bytes; /* of a revoked region */
 	uint64_t cgroup_id;    /* whose memory control group is charged; 0: unknown */
-	bool poisoned;	       /* somebody came upon a page of it that has a memory error */
+	bool poisoned;	       /* a process found a page of it with a memory error */
 	bool kept; /* under a name (tmesh/keep.h), or held by a ref (tmesh/hold.h); memfd:
 		    * in lists alone, and only by the keeper of the context's runtime
 		    * directory */

@@ -161,7 +161,7 @@ struct tmesh_kept_info {
 	char name[TMESH_KEPT_NAME_LEN + 1];
 	enum tmesh_backend backend;
 	uint32_t count;	     /* regions */
-	uint32_t held;	     /* of them held by somebody now */
+	uint32_t held;	     /* of them held by a process now */
 	uint64_t bytes;	     /* of memory, in whole pages */
 	uint64_t kept_ns;    /* when it was kept: CLOCK_MONOTONIC */
 	uint64_t used_ns;    /* when it was last opened, or seen held */

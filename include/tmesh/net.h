@@ -95,7 +95,7 @@ int tmesh_net_withdraw(struct tmesh_net *net, const char *id, struct tmesh_error
  */
 int tmesh_net_grant(struct tmesh_net *net, const char *id, const char *peer, char *key,
 		    char *address, struct tmesh_error *err);
-/* End a key: on return nobody reads by it any more. Return: 0; -ENOENT, -EINVAL. */
+/* End a key: on return no process reads by it any more. Return: 0; -ENOENT, -EINVAL. */
 int tmesh_net_revoke(struct tmesh_net *net, const char *key, struct tmesh_error *err);
 
 struct tmesh_net_source {

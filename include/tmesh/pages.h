@@ -41,7 +41,7 @@ struct tmesh_seq;
 #define TMESH_PAGES_MAX_SEQ 32768u /* pages of one sequence */
 #define TMESH_PAGES_TICKET_SIZE 40 /* a ticket's text with its terminating zero */
 
-/* A page that is cached under its hash and that nobody holds. */
+/* A page that is cached under its hash and that no handle holds. */
 struct tmesh_page_victim {
 	uint32_t tenant; /* number, from 0, in the order of tmesh_page_pool_tenant() */
 	uint32_t page;
@@ -95,7 +95,7 @@ struct tmesh_page_pool_info {
 	size_t size;	    /* in: sizeof(struct tmesh_page_pool_info) */
 	uint64_t slabs;	    /* regions' worth of memory */
 	uint64_t pages;	    /* in them */
-	uint64_t free;	    /* held by nobody, cached for nobody */
+	uint64_t free;	    /* held by no handle and not cached */
 	uint64_t cached;    /* under a hash, held or not */
 	uint64_t held;	    /* by handles and tickets */
 	uint64_t handles;   /* that take part now */

@@ -152,7 +152,7 @@ int tmesh_region_pin(struct tmesh_region *region, struct tmesh_region **out,
 /*
  * A private view of a sealed region, copy-on-write: a region object with READ and WRITE whose
  * mapping shows the region's pages until this process writes to one. That page is then the
- * process's own copy, which nobody else sees and which ends with the view. The view keeps
+ * process's own copy, which no other process sees and which ends with the view. The view keeps
  * the region from being taken away, as a pinning handle does. It is mapped, read and written;
  * calls that would hand it to others are refused (-EOPNOTSUPP): put what was written into a new
  * region. A forked child has its own copy of the mapping, as of its other private memory.

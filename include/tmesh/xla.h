@@ -52,8 +52,8 @@ struct XLA_FFI_Error;
  *         tensors. One message is received for each; its dtype and shape must be the result's.
  *
  * A tensor is copied once. Receivers only read memory that is not sealed, and this library writes
- * it no more while anybody has it. Tensors of up to 64 KiB are in an arena. The memory of a larger
- * one serves a later push once the kernel knows of no other holder (TMESH_REGION_REUSE). If
+ * it no more while a process has it. Tensors of up to 64 KiB are in an arena. The memory of a
+ * larger one serves a later push once the kernel knows of no other holder (TMESH_REGION_REUSE). If
  * receivers keep the tensors, each push has new memory. Messages that have gone or come before an
  * error stay gone or taken. So is a message that does not fit. The next call starts at the message
  * behind it.
@@ -117,9 +117,9 @@ int tmesh_xla_flush(const char *name, int64_t timeout_ns, struct tmesh_error *er
 
 /*
  * Ask @came in each thread that waits, every TMESH_XLA_ASK_NS; true ends its wait with CANCELLED,
- * and with -ECANCELED in tmesh_xla_flush(). NULL: nobody is asked. No lock of this library is held
- * then: @came may call this library, but not wait under the same name. It may fork(): the child
- * calls exec() or _exit().
+ * and with -ECANCELED in tmesh_xla_flush(). NULL: no function is asked. No lock of this library is
+ * held then: @came may call this library, but not wait under the same name. It may fork(): the
+ * child calls exec() or _exit().
  *
  * A signal ends a wait by itself where its handler runs in the sleeping thread. A language whose
  * handlers only make a note of it needs this for those that come in the moment before the sleep, or

@@ -56,8 +56,8 @@ bool tmesh_foreign_is_unix_socket(int fd);
 /*
  * Return whether close() of @fd may wait for others. A process may serve the file, as FUSE does,
  * whose flush() can block for ever. A socket of another family than AF_UNIX may wait for another
- * machine (SO_LINGER). Nobody serves memory, Unix sockets, pipes, devices and files without a type,
- * such as the module's handles. tmesh_fds_recv() gives its callers none that may be served.
+ * machine (SO_LINGER). No process serves memory, Unix sockets, pipes, devices and files without a
+ * type, such as the module's handles. tmesh_fds_recv() gives its callers none that may be served.
  *
  * A limit: the kernel itself closes descriptors for which a message has no room, and those inside a
  * Unix socket's queue. If it closes the last one of a lingering socket there, the call waits up to

@@ -5,7 +5,7 @@
 
 #include "others.h"
 
-void tmesh_name_others(const struct tmesh_holder_info *holders, size_t count, const char *nobody,
+void tmesh_name_others(const struct tmesh_holder_info *holders, size_t count, const char *none,
 		       char *text, size_t size)
 {
 	size_t used = 0;
@@ -16,5 +16,5 @@ void tmesh_name_others(const struct tmesh_holder_info *holders, size_t count, co
 						 used ? ", " : "", (int)holders[i].pid,
 						 holders[i].command);
 	if (!used)
-		snprintf(text, size, "%s", nobody);
+		snprintf(text, size, "%s", none);
 }

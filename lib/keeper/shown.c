@@ -107,10 +107,10 @@ void shown_remove(struct shown *shown, struct group *group, bool renamed)
 }
 
 /*
- * Take the lent descriptor back. Duplicating a file costs a client less than opening it, but nobody
- * can tell whether the keeper alone has a duplicated one. So the keeper lends a separate opening
- * and closes it before it asks the kernel through its own, which then shows the clients' copies.
- * Until the next loan, clients open the file anew.
+ * Take the lent descriptor back. Duplicating a file costs a client less than opening it, but no
+ * process can tell whether the keeper alone has a duplicated one. So the keeper lends a separate
+ * opening and closes it before it asks the kernel through its own, which then shows the clients'
+ * copies. Until the next loan, clients open the file anew.
  */
 void shown_reclaim(struct shown *shown, struct group *group)
 {

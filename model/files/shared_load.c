@@ -178,11 +178,10 @@ static int open_kept(const struct load *load, const char *name, struct tmesh_reg
 		tmesh_region_unref(regions[i]);
 	free(regions);
 	return good ? 0
-		    : tmesh_fail(
-			      err, -EEXIST,
-			      "what is kept as \"%s\" is not this model, whose name it has: drop "
-			      "it",
-			      name);
+		    : tmesh_fail(err, -EEXIST,
+				 "cannot keep the model: other memory is kept under its name "
+				 "\"%s\"; drop that",
+				 name);
 }
 
 /* Open the region that was kept under this identity, if it is this model. */

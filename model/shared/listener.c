@@ -189,8 +189,8 @@ static int connect_socket(int listening, int *out, struct tmesh_error *err)
 			       ? tmesh_fail(err, -ETIMEDOUT, "the token's owner does not answer")
 			       : tmesh_fail(err, -ENOENT,
 					    "the token's owner has closed "
-					    "it, or is gone: take a new token "
-					    "from who makes one again");
+					    "it, or is gone: get a new token "
+					    "from a new owner");
 	}
 	*out = ends[0];
 	return 0;

@@ -278,8 +278,8 @@ static int be_welcomed(struct model_subscription *subscription, int socket, uint
 	got = model_socket_recv(socket, &welcome, sizeof(welcome), &fd);
 	if (got == 0)
 		return tmesh_fail(err, -EBUSY,
-				  "the token's owner takes nobody in: it has as many as it can "
-				  "have, or no descriptor is left");
+				  "the token's owner accepts no further process: it has as many as "
+				  "it can have, or no descriptor is left; try again later");
 	if (fd == -EMFILE) {
 		errno = EMFILE;
 		return tmesh_foreign_fail_errno(err, "taking what the token's owner shares",

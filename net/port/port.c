@@ -52,7 +52,7 @@ static int find_kept(struct job *job, struct tmesh_region **region, struct tmesh
 	if (count == 1 && tmesh_region_bytes(regions[0]) == (uint64_t)job->command.bytes)
 		*region = tmesh_region_ref(regions[0]);
 	else
-		rc = tmesh_fail(err, -ENOENT, "what is kept as %s is something else", name);
+		rc = tmesh_fail(err, -ENOENT, "other memory is kept as %s", name);
 	for (size_t i = 0; i < count; i++)
 		tmesh_region_unref(regions[i]);
 	free(regions);

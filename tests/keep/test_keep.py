@@ -287,7 +287,7 @@ def test_store(folder):
         systemd.end()
         systemd.start()
         assert list(kept()) == ["two", "four"]
-        assert "what nobody holds ends with it" not in tool("doctor")
+        assert "without a holder ends with it" not in tool("doctor")
     finally:
         systemd.end()
 

@@ -117,7 +117,7 @@ def test_unit(folder):
             for member in ("id", "bytes", "kept_ns", "expires_ns", "held", "regions"):
                 assert after[name][member] == row[member], (name, member)
         assert kept_digest("one", "weights.bin") == digest(path)
-    assert "what nobody holds ends with it" not in tool("doctor")
+    assert "without a holder ends with it" not in tool("doctor")
     for name in "one", "two":
         tool("drop", name)
     assert stored() == empty and kept() == {}

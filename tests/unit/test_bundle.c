@@ -224,7 +224,7 @@ static void test_ref(void **state)
 	tmesh_bundle_unref(again);
 	/* No token would give it: memfds know. The module sees the token alone. */
 	assert_refused(tmesh_bundle_open(other, text, strlen(text), RW, &again, err),
-		       unit_on_kernel() ? -EACCES : -EPERM, "nobody can write to it");
+		       unit_on_kernel() ? -EACCES : -EPERM, "no process can write to it");
 	assert_refused(tmesh_bundle_ref_encode(bundle, TMESH_READ, room, sizeof(room), err),
 		       -ENOSPC, "room");
 	/* The other call is named. */

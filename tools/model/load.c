@@ -9,7 +9,7 @@
 
 static const struct option_entry options[] = {
 	{"method", 'm', "METHOD", "splice, io_uring, direct or read (default: the best one here)"},
-	{"alone", 'a', NULL, "share with nobody who loads the same file"},
+	{"alone", 'a', NULL, "do not share the region with other processes"},
 	{"keep", 'k', NULL, "keep it when all processes are gone: the next load reads nothing"},
 	{"keep-as", 'K', "NAME", "keep it as a bundle under NAME, to be opened by that name"},
 	{"lenient", 'l', NULL,

@@ -54,7 +54,7 @@ static bool get_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_channel_opt
 		return false;
 	}
 	if (spin_ns > SPIN_MAX_NS) {
-		refuse(err, -EINVAL, "spin_us is more than %u: schedulers are for everybody",
+		refuse(err, -EINVAL, "spin_us is more than %u, the longest spin of a scheduler",
 		       SPIN_MAX_NS / 1000);
 		return false;
 	}
@@ -440,7 +440,7 @@ NIF(channel_wait)
 
 /*
  * channel_watch(channel, message) -> ok. The message comes once, when there may be something to
- * receive. epipe: the channel is empty, and nobody can send.
+ * receive. epipe: the channel is empty, and no sender is left.
  */
 NIF(channel_watch)
 {

@@ -307,7 +307,7 @@ ERL_NIF_TERM channel_end_term(ErlNifEnv *env, struct channel_end *end)
 	enif_release_resource(channel);
 	enif_self(env, &self);
 	enif_keep_resource(end);
-	/* If the process has ended already, nobody else closes the end. */
+	/* If the process has ended already, no other process closes the end. */
 	if (enif_monitor_process(env, end, &self, NULL))
 		channel_end_close(env, end);
 	return term;

@@ -83,7 +83,7 @@ ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum engine_ki
 		term = make_ok(env, enif_make_resource(env, engine));
 	} else {
 		drops[kind](object);
-		refuse(&err, -ENOMEM, "no memory for what an engine has");
+		refuse(&err, -ENOMEM, "no memory for an engine's objects");
 		term = make_error(env, &err);
 	}
 	enif_release_resource(engine);

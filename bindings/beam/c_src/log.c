@@ -66,7 +66,7 @@ ERL_NIF_TERM log_drain(ErlNifEnv *env)
 }
 
 /*
- * Print the last warnings, such as lost messages, to stderr when the VM ends and nobody fetches
+ * Print the last warnings, such as lost messages, to stderr when the VM ends and no process fetches
  * lines any more. The library's own destructor waits for receivers and may still warn. It has no
  * priority, so it runs before this one.
  */

@@ -131,7 +131,7 @@ static int look_at_peer(int fd, int *process, struct tmesh_error *err)
 	struct pollfd alive = {.fd = fd};
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length))
-		return refuse(err, -errno, "nobody knows who listens for a worker: %m");
+		return refuse(err, -errno, "the user of the worker's socket cannot be checked: %m");
 	if (peer.uid != geteuid())
 		return refuse(err, -EACCES, "a process of user %u listens in the worker's place",
 			      peer.uid);

@@ -138,8 +138,8 @@ defmodule Tmesh do
 
         deadline != nil and System.monotonic_time(:millisecond) >= deadline ->
           why =
-            "nobody has opened #{held} refs with #{bytes} bytes that are held, or received " <>
-              "#{messages} messages of channels"
+            "flush: #{held} tokens hold #{bytes} bytes and were not opened, and #{messages} " <>
+              "messages of channels were not received"
 
           left = %{held: held, held_bytes: bytes, messages: messages}
           {:error, %Error{Error.new(:timeout, why) | details: left}}
@@ -244,7 +244,7 @@ defmodule Tmesh do
 
   @doc """
   Keep sealed memory under a name, and return the kept object. It stays when every process that held it is gone. It
-  ends when it is dropped, when its time is over, or when nobody holds it and others need the room.
+  ends when it is dropped, when its time is over, or when no process holds it and other memory needs the room.
 
       {:ok, _bundle} = Tmesh.keep(%{"w" => {weights, {768, 768}, {:f, 32}}}, "weights")
       # later, in another VM, or in Python: tmesh.open_kept("weights")

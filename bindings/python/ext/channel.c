@@ -644,8 +644,8 @@ static PyMethodDef methods[] = {
 	 "Send bytes (at most 56), a Tensor, or a tuple of a Tensor and bytes (at most 24). The\n"
 	 "message has only a tensor's description, so the tensor may be released at once. Waits "
 	 "while the\n"
-	 "channel is full: PeerTimeoutError after timeout seconds, GoneError when nobody is\n"
-	 "left to receive, ReleasedError when this end was closed, BusyError when another thread\n"
+	 "channel is full: PeerTimeoutError after timeout seconds, GoneError when no\n"
+	 "receiver is left, ReleasedError when this end was closed, BusyError when another thread\n"
 	 "uses it. TypeError: it is no message; InvalidError: it is too long."},
 	{"try_send", channel_try_send, METH_O,
 	 "try_send($self, message, /)\n--\n\n"
@@ -702,7 +702,7 @@ static PyMethodDef methods[] = {
 	{"close", channel_close, METH_NOARGS,
 	 "close($self, /)\n--\n\n"
 	 "Leave the channel. Others can still receive what was sent. Where its maker closes it\n"
-	 "and nobody has joined, one may do so for five seconds (TMESH_EXIT_WAIT).\n"
+	 "and no handle has joined, one may do so for five seconds (TMESH_EXIT_WAIT).\n"
 	 "Closing twice is fine. BusyError: a thread or task waits in it."},
 	{"__reduce__", channel_reduce, METH_NOARGS,
 	 "__reduce__($self, /)\n--\n\nTypeError: send the token instead."},

@@ -200,7 +200,7 @@ static struct shell *shell_new(struct tensor *self, const struct request *reques
 			   "this consumer would not know that the memory is read-only, and a write "
 			   "would kill the process. For PyTorch take t.torch(private=True), "
 			   "torch.tensor(t.numpy()) for a copy, or "
-			   "torch.from_dlpack(t.dlpack(allow_readonly=True)) if nobody will write; "
+			   "torch.from_dlpack(t.dlpack(allow_readonly=True)) if no code writes; "
 			   "for "
 			   "JAX jax.device_put(t.numpy()); else t.numpy(), or a copy by "
 			   "tmesh.put(t, seal=False)");

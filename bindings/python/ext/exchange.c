@@ -177,7 +177,7 @@ int exchange_add(PyTypeObject *type)
 	PyObject *name = PyUnicode_FromString("__dlpack_c_exchange_api__");
 	int rc = -1;
 
-	/* The type is immutable for everybody else. It is still being created here. */
+	/* The type is immutable for all other code. It is still being created here. */
 	if (capsule && name)
 		rc = PyObject_GenericSetAttr((PyObject *)type, name, capsule);
 	if (!rc)

@@ -269,7 +269,7 @@ static void warn_of_given_up(struct sent *self)
 	if (self->given_up == 1 &&
 	    PyErr_WarnFormat(
 		    PyExc_RuntimeWarning, 1,
-		    "%u tensors were sent and nobody has opened them: from now on those "
+		    "%u tensors were sent and no process has opened them: from now on those "
 		    "that were sent first, over %d s ago, are given up, and arrive as lost. "
 		    "Their receivers have ended, or do not read what they were sent",
 		    (unsigned int)self->entries, (int)self->patience))
@@ -580,10 +580,10 @@ static PyMethodDef methods[] = {
 	 "open(), but what cannot be opened is a tensor that is lost: an exception in the middle\n"
 	 "of another's unpickling would break it."},
 	{"give_up", sent_give_up, METH_O,
-	 "give_up($self, parcel, /)\n--\n\nNobody will open it: its sender need not hold it."},
+	 "give_up($self, parcel, /)\n--\n\nNo process will open it: its sender need not hold it."},
 	{"under_way", sent_under_way, METH_NOARGS,
 	 "under_way($self, /)\n--\n\n"
-	 "How many of those sent here nobody has opened yet; the others are let go."},
+	 "The number of tensors sent here that no process has opened; the others are let go."},
 	{NULL},
 };
 

@@ -195,9 +195,7 @@ PyObject *module_open_kept(PyObject *module, PyObject *args)
 		return raise_error(st, &err);
 	if (is_gpu_memory(regions[0])) {
 		result = raise_code(st, EOPNOTSUPP,
-				    "what is kept as \"%s\" is GPU memory: tmesh.cuda.open_kept "
-				    "opens it",
-				    name);
+				    "\"%s\" keeps GPU memory: tmesh.cuda.open_kept opens it", name);
 		while (count)
 			tmesh_region_unref(regions[--count]);
 	} else {

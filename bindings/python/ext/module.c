@@ -330,8 +330,9 @@ static PyMethodDef functions[] = {
 	 "A new tensor with the contents of array, contiguous in C order.\n\n"
 	 "array: anything with the buffer protocol (NumPy arrays, bytes, memoryviews), with\n"
 	 "__dlpack__ (PyTorch and JAX tensors on the CPU), or a list that NumPy understands.\n"
-	 "The bytes are copied once, which tmesh.stats() counts. The result is sealed: nobody\n"
-	 "writes to it any more. seal=False leaves it writable. A tensor in an arena is never\n"
+	 "The bytes are copied once, which tmesh.stats() counts. The result is sealed: no\n"
+	 "process writes to it any more. seal=False leaves it writable. A tensor in an arena is "
+	 "never\n"
 	 "sealed. The other arguments are those of empty(). The GIL is released while it copies.\n"
 	 "UnsupportedError: its elements have no dtype here; other errors as of empty()."},
 	{"open", KEYWORDS(module_open), METH_FASTCALL | METH_KEYWORDS,
@@ -429,7 +430,7 @@ static PyMethodDef functions[] = {
 	{"recv_bundle", KEYWORDS(module_recv_bundle), METH_VARARGS | METH_KEYWORDS,
 	 "recv_bundle(socket, /, *, timeout=None)\n--\n\n"
 	 "The bundle that comes next by a connected Unix socket, or its descriptor, as\n"
-	 "Bundle.send() sends it. GoneError when nobody is left there, ProtocolError when "
+	 "Bundle.send() sends it. GoneError when the other end is closed, ProtocolError when "
 	 "something\n"
 	 "else came, or less than a bundle: close the socket then."},
 	{"plan_bundle", module_plan_bundle, METH_O,
@@ -519,7 +520,7 @@ static PyMethodDef functions[] = {
 	 "holders(region, /)\n--\n\n"
 	 "List the holders of a Tensor's region, or of the region with that id (Tensor.id), a\n"
 	 "dict each. tests/vocabulary.md describes the members.\n"
-	 "NotFoundError: nobody that one may look at holds it; InvalidError: that is no id."},
+	 "NotFoundError: no process that this user may see holds it; InvalidError: that is no id."},
 	{NULL},
 };
 

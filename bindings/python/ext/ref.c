@@ -74,8 +74,8 @@ static int ref_of(struct tensor *self, uint32_t rights, uint64_t hold, struct tm
 		/* PyErr_Format() of Python 3.11 has no width beside "ll". */
 		snprintf(id, sizeof(id), "%016llx", (unsigned long long)tmesh_region_id(region));
 		raise_named(state_of(self), "SealedError", EPERM,
-			    "ref: region %s is sealed, and nobody whom it is given to could "
-			    "write; give it for reading",
+			    "ref: region %s is sealed, and its receiver could not write to it; "
+			    "give it for reading",
 			    id);
 		return -1;
 	}
@@ -302,8 +302,8 @@ static int open_bytes(struct tmesh_ctx *ctx, const char *token, uint32_t rights,
 	if (rights & TMESH_WRITE && tmesh_region_is_sealed(region)) {
 		err->code = rc = -EPERM;
 		snprintf(err->message, sizeof(err->message),
-			 "open: the region is sealed, and nobody can write to it any more; open it "
-			 "for reading");
+			 "open: the region is sealed, and no process can write to it any more; "
+			 "open it for reading");
 	}
 	if (!rc)
 		rc = tmesh_layout_contiguous(&layout, TMESH_UINT8, 1, &bytes, err);

@@ -212,7 +212,7 @@ PyObject *tensor_complex(PyObject *object, PyObject *unused)
 	return as(&PyComplex_Type, object, "a complex number");
 }
 
-/* Convert an integer. Truth values are refused: nobody means them as an index. */
+/* Convert an integer. Truth values are refused: they are a mistake as an index. */
 PyObject *tensor_index(PyObject *object)
 {
 	PyObject *value = scalar(object, "an index");

@@ -392,7 +392,7 @@ static void extents_free(struct tmesh_gather_extent *extents, Py_ssize_t count)
 static struct tmesh_gather_extent *extents_from_object(struct state *st, PyObject *parts,
 						       Py_ssize_t *count)
 {
-	/* A Tensor alone would be read as a sequence of its rows, which nobody means. */
+	/* A Tensor alone would be read as a sequence of its rows, which is a mistake. */
 	PyObject *tuple = Py_TYPE(parts) == st->tensor_type ? NULL : PySequence_Tuple(parts);
 	struct tmesh_gather_extent *extents;
 
@@ -508,7 +508,7 @@ PyObject *module_from_dmabuf(PyObject *module, PyObject *args, PyObject *kwargs)
 	return rc ? raise_error(st, &err) : tensor_over(st, region, &wanted, false);
 }
 
-/* Make an export that holds the pages. Drop the region itself: nobody can map it. */
+/* Make an export that holds the pages. Drop the region itself: no process can map it. */
 PyObject *module_export_memory(PyObject *module, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"", "writable", NULL};
@@ -566,7 +566,8 @@ int wait_for_socket(struct state *st, int fd, short events, PyObject *timeout)
 	if (rc > 0)
 		return 0;
 	raise_code(st, rc ? -rc : ETIMEDOUT,
-		   rc ? "the socket cannot be waited for" : "nobody was at the socket in time");
+		   rc ? "the socket cannot be waited for"
+		      : "no message came at the socket in time");
 	return -1;
 }
 

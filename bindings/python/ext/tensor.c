@@ -151,11 +151,11 @@ static int refuse_write(struct tensor *self)
 {
 	if (self->rights & TMESH_WRITE)
 		raise_named(state_of(self), "SealedError", EPERM,
-			    "the tensor is sealed: nobody can write to it any more; "
+			    "the tensor is sealed: no process can write to it any more; "
 			    "tmesh.put(tensor, seal=False) is a copy for writing");
 	else if (tensor_is_sealed(self))
 		raise_code(state_of(self), EACCES,
-			   "the tensor is read-only here, and sealed: nobody can write to it; "
+			   "the tensor is read-only here, and sealed: no process can write to it; "
 			   "tmesh.put(tensor, seal=False) is a copy for writing");
 	else
 		raise_code(state_of(self), EACCES,
@@ -540,11 +540,12 @@ static PyMethodDef methods[] = {
 	 "or pickle. It opens the memory for reading, with writable=True also for writing. It\n"
 	 "keeps nothing alive: without the kernel module it is good while this tensor or a\n"
 	 "view made from it lives. With hold, in seconds (at most a day), the memory is held\n"
-	 "until somebody opened it, or so long; LimitError where too much is held. Strides are in "
+	 "until a process has opened it, or so long; LimitError where too much is held. Strides "
+	 "are in "
 	 "elements, offset and byte_size in bytes."},
 	{"seal", tensor_seal, METH_NOARGS,
 	 "seal($self, /)\n--\n\n"
-	 "Make the memory immutable, for everybody and for ever; return the tensor.\n\n"
+	 "Make the memory immutable, for all processes and for ever; return the tensor.\n\n"
 	 "BusyError while writable views made here, or writers elsewhere, exist; then nothing\n"
 	 "has changed. The GIL is released meanwhile."},
 	{"private", tensor_private, METH_NOARGS,
@@ -621,7 +622,7 @@ static PyMethodDef methods[] = {
 	 "Hand the tensor over by a connected Unix socket (or its descriptor), for recv() in any\n"
 	 "of tmesh's languages. The receiver holds it from then on, without a token. GoneError "
 	 "when\n"
-	 "nobody is there; SealedError: writable, and it is sealed."},
+	 "the other end is closed; SealedError: writable, and it is sealed."},
 	{"item", tensor_element, METH_NOARGS,
 	 "item($self, /)\n--\n\n"
 	 "The value of a tensor of one element, as a Python number. InvalidError: it has more, or\n"

@@ -133,8 +133,8 @@ def test_offers_and_their_end(fetcher):
 @pytest.mark.parametrize("member, value, error, words", [
     ("key", "0123456789abcdef", tmesh.GoneError, "the key is wrong|never gave it"),
     ("key", "x", tmesh.InvalidError, "16 hex digits"),
-    ("checksum", "0" * 32, tmesh.ProtocolError, "damaged, or is something else"),
-    ("byte_size", SIZE - 1, tmesh.ProtocolError, "damaged, or is something else"),
+    ("checksum", "0" * 32, tmesh.ProtocolError, "damaged, or are of another region"),
+    ("byte_size", SIZE - 1, tmesh.ProtocolError, "damaged, or are of another region"),
     ("byte_size", SIZE + 1, tmesh.GoneError, "never gave it"),
     ("address", "192.0.2.1", tmesh.InvalidError, "not an address"),
 ])

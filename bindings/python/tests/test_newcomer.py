@@ -171,7 +171,7 @@ def test_a_workers_block_ends_with_a_word(tmp_path):
     """Its parent has not called install()."""
     done = run_block(tmp_path, "apart", "fork")
     name = done.stdout.split()[0]
-    assert f"the block of shared memory that it created and nobody unlinked ({name})" in done.stderr
+    assert f"the block of shared memory that it created and that was not unlinked ({name})" in done.stderr
     assert "FileNotFoundError" in done.stderr
 
 

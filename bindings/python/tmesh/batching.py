@@ -576,7 +576,7 @@ class Client:
             except FileNotFoundError:
                 raise errors.NotFoundError(errno.ENOENT, f"there is no socket at {path}: {start}") from None
             except ConnectionRefusedError:
-                raise errors.GoneError(errno.EPIPE, f"nobody listens at {path}: {start}") from None
+                raise errors.GoneError(errno.EPIPE, f"no process listens at {path}: {start}") from None
             except PermissionError:
                 raise errors.AccessError(errno.EACCES, f"{path} is another user's: generators serve their own user alone") from None
             except OSError as error:

@@ -66,7 +66,7 @@ class Device:
     memory: int
     memory_free: int | None
     engines: tuple[str, ...]
-    #: Engines that nobody has run on a device of this kind. Their code for it was compiled, and at most tried on
+    #: Engines that were never run on a device of this kind. Their code for it was compiled, and at most tried on
     #: stand-ins.
     never_seen: tuple[str, ...]
     #: Why no engine can use it.
@@ -84,7 +84,7 @@ class Engine:
     reads: str | None
     dtypes: tuple[str, ...]
     operators: dict[str, tuple[str, ...]]
-    #: Kinds of devices on which nobody has run it.
+    #: Kinds of devices on which it was never run.
     never_seen: tuple[str, ...]
     #: Why it cannot be used.
     reason: str | None

@@ -281,7 +281,7 @@ def _at_exit() -> None:
 
 
 def _report(lost: int) -> None:
-    print(f"tmesh: process {os.getpid()} ends, and nobody has opened {lost} of the tensors that it sent within "
+    print(f"tmesh: process {os.getpid()} ends, and {lost} of the tensors that it sent were not opened within "
           f"{PATIENCE:g} s (TMESH_EXIT_WAIT): they are lost. Let it end later (tmesh.flush()), or tmesh.keep() what is to stay",
           file=sys.stderr, flush=True)
 

@@ -112,7 +112,7 @@ class Pool:
         return told.hexdigest()
 
     def name(self, block_hash: bytes, part: int = 0) -> str:
-        """Return the name of a block, or of one rank's part of it. Without the key nobody can make it."""
+        """Return the name of a block, or of one rank's part of it. It can only be made with the key."""
         return self.prefix + self._hash(b"block", self._space, block_hash, str(part).encode())
 
     def change_space(self, space: bytes) -> None:

@@ -49,7 +49,7 @@ _PARAMETERS = {"key_file", "max_bytes"}
 
 
 class _Names:
-    """The names of objects. Without the key nobody can make up a name or read one."""
+    """The names of objects. Without the key a name can be neither made nor read."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -13,7 +13,7 @@
         def batch(self): ...
 
 Tensors in tmesh's sealed memory are not copied. The sender copies other tensors once, all of an object into one region.
-Receivers do not copy: they get copy-on-write views, whose changes nobody else sees, or with "tmesh_tensor" read-only
+Receivers do not copy: they get copy-on-write views, whose changes no other process sees, or with "tmesh_tensor" read-only
 tmesh.Tensors. A receiver's memory stays when the source dies. docs/howto/integrations.md lists the tensors that are
 refused.
 
@@ -446,7 +446,7 @@ def _checked_serialization(given: Any) -> Any:
                 check(tensor)
             if not tensors:
                 kind = "torch.Tensor" if transport == TorchTransport.NAME else "tmesh.Tensor"
-                raise _refuse(f"there is no {kind} in the {type(value).__qualname__} that was put, so Ray could not give it to anybody: "
+                raise _refuse(f"there is no {kind} in the {type(value).__qualname__} that was put, so no actor could receive it: "
                               "put it without _tensor_transport")
         return serialized, tensors
     return serialize

@@ -214,7 +214,7 @@ class _Names:
                 ended.append(entry)
         if ended and multiprocessing.parent_process() is not None:
             print(f"tmesh: process {os.getpid()} ends, and with it {'the block' if len(ended) == 1 else f'{len(ended)} blocks'} of "
-                  f"shared memory that it created and nobody unlinked ({ended[0]}): only those who have it attached keep it. "
+                  f"shared memory that it created and that was not unlinked ({ended[0]}): only processes that have it attached keep it. "
                   "Create it in the process that lives longest, or call tmesh.shared_memory.install() in the parent before it starts this one", file=sys.stderr, flush=True)
 
     def _open(self) -> int:

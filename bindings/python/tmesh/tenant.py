@@ -27,7 +27,7 @@ def read_key(path: str) -> bytes:
     with file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o077:
-            raise AccessError(13, f"{path}: a tenant's key is a file of this user that nobody else can read: chmod 600")
+            raise AccessError(13, f"{path}: a tenant's key must be a file that this user alone can read: chmod 600")
         key = file.read(_KEY_BYTES + 1)
     if len(key) != _KEY_BYTES:
         raise InvalidError(22, f"{path}: a tenant's key has {_KEY_BYTES} bytes; remove the file to have a new one made")

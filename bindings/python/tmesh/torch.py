@@ -207,7 +207,7 @@ def _reduce(tensor: Any, share: Callable[[Any], _tmesh.Tensor | None] = _share) 
 
 
 def _found_to_send(tensor: Any) -> _tmesh.Tensor | None:
-    """Return _found(), or None if PyTorch's way gives receivers the same: nobody writes to it, or it came by a fork."""
+    """Return _found(), or None if PyTorch's way gives receivers the same: no process writes to it, or it came by a fork."""
     try:
         ours = _found(tensor)
         if ours is not None and ours.writable:

@@ -43,7 +43,7 @@ defmodule Tmesh.Arrow do
 
   ## Trust
 
-  An imported stream may come from anybody. A stream that is cut short, has wrong lengths or points elsewhere gives
+  An imported stream may come from any process. A stream that is cut short, has wrong lengths or points elsewhere gives
   `:protocol`, at the import or when the column is read. No stream can make this VM read other memory, or make a
   list with more elements than its bytes can encode.
 

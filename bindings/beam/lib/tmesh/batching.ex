@@ -282,7 +282,7 @@ defmodule Tmesh.Batching do
         with :ok <- own(socket, path), do: {:ok, begin(state, socket)}
 
       {:error, :econnrefused} ->
-        {:error, gone("nobody listens at #{path}: #{start()}")}
+        {:error, gone("no process listens at #{path}: #{start()}")}
 
       {:error, :enoent} ->
         {:error, Error.from_native({:enoent, "there is no socket at #{path}: #{start()}"})}
@@ -408,7 +408,7 @@ defmodule Tmesh.Batching do
       _ = :inet.setopts(socket, active: :once)
       {:noreply, %{state | read: rest}}
     else
-      {:noreply, hang_up(state, "the generator said what is no answer")}
+      {:noreply, hang_up(state, "the generator sent a malformed answer")}
     end
   end
 

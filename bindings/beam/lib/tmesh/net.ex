@@ -176,7 +176,7 @@ defmodule Tmesh.Net do
     end
   end
 
-  # Check the form of a token. A ref may come from anybody, and the fetcher expects text. The fetcher itself checks
+  # Check the form of a token. A ref may come from any process, and the fetcher expects text. The fetcher itself checks
   # the token.
   defp check_token(token) do
     if is_binary(token) and token =~ ~r/\A[a-z0-9-]{1,71}\z/,
@@ -380,7 +380,7 @@ defmodule Tmesh.Net do
     * `:exists` - the name is published for something else, or by this node
     * `:timeout` - a connected node does not answer
     * `:invalid` - the name is malformed, or there is no such process
-    * `:busy` - other nodes publish that name all the time
+    * `:busy` - other nodes publish that name at the same time
   """
   @spec publish(
           String.t(),

@@ -246,7 +246,7 @@ defmodule Tmesh.Stream do
   end
 
   @doc """
-  Decode a term that `encode_term/2` encoded. The bytes may come from anybody: decoding creates no atoms, and
+  Decode a term that `encode_term/2` encoded. The bytes may come from any process: decoding creates no atoms, and
   refuses compressed bytes, which `encode_term/2` never makes.
 
   Errors: `:protocol`.
@@ -479,7 +479,7 @@ defmodule Tmesh.Stream do
     |> Enum.each(&Process.exit(&1, :kill))
   end
 
-  # The receivers may have died while the outlet waited for a value: then nobody would receive this one.
+  # The receivers may have died while the outlet waited for a value: then no process would receive this one.
   defp push_open(value, timeout, from, %{outlet: outlet, outlet_channel: channel} = state)
        when is_pid(outlet) and channel != nil do
     case Native.channel_gone(channel.native) do

@@ -262,7 +262,7 @@ defmodule Tmesh.Worker do
   @spec cancel(Call.t()) :: :ok
   def cancel(%Call{} = call) do
     Pool.cancel(call.pool, call.reply)
-    _result = finish(call, call.reply, {:error, Error.new(:cancelled, "cancelled")})
+    _result = finish(call, call.reply, {:error, Error.new(:cancelled, "the call was cancelled")})
     :ok
   end
 

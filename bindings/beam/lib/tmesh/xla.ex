@@ -74,7 +74,7 @@ defmodule Tmesh.XLA do
   def bind(name, token, role), do: native(Native.xla_bind(name, token, role))
 
   @doc """
-  Leave the channel. Messages that nobody received yet are lost; `flush/2` waits for them.
+  Leave the channel. Messages that were not received are lost; `flush/2` waits for them.
 
   Errors: `:not_found` (the name is not bound).
   """

@@ -338,7 +338,7 @@ defmodule Tmesh.ZeroCopy do
   `:write` token a peer may write until the region is sealed. With `hold` the memory is held until a process has
   opened it by this token, as in `t:Tmesh.ZeroCopy.TensorRef.hold_option/0`.
 
-  Errors: `:sealed` (`:write`, and nobody can write any more), `:access` (this handle cannot write), `:closed`,
+  Errors: `:sealed` (`:write`, and no process can write any more), `:access` (this handle cannot write), `:closed`,
   `:stale`, `:invalid`, `:limit_exceeded` (too much is held).
   """
   @spec grant(TensorRef.t(), :read | :write, [TensorRef.hold_option()]) ::

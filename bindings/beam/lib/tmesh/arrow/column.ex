@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Arrow.Column do
   @moduledoc false
-  # Convert between lists of terms and Arrow's buffers. encode/2 throws {:invalid, why}. decode/1 takes columns from
-  # anybody, reads nothing beyond their buffers, and throws {:malformed, why}.
+  # Convert between lists of terms and Arrow's buffers. encode/2 throws {:invalid, why}. decode/1 takes untrusted
+  # columns, reads nothing beyond their buffers, and throws {:malformed, why}.
 
   import Bitwise
   alias Tmesh.Arrow.{ArrayRef, Flatbuffer, Type}

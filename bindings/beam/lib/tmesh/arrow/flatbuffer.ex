@@ -13,7 +13,7 @@ defmodule Tmesh.Arrow.Flatbuffer do
   # Every member has eight bytes of its own, and every object starts at a multiple of eight. So no object depends on the
   # alignment of another.
   #
-  # The readers take bytes from anybody. They throw {:malformed, why}, never raise, and read nothing beyond the binary.
+  # The readers take untrusted bytes. They throw {:malformed, why}, never raise, and read nothing beyond the binary.
   # A caller that walks a tree limits its own depth and number of steps.
 
   import Bitwise

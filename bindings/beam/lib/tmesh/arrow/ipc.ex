@@ -68,7 +68,7 @@ defmodule Tmesh.Arrow.Ipc do
 
   defp pad(bytes), do: div(bytes + @align - 1, @align) * @align
 
-  @doc "Decode the fields and batches of a stream from anybody; throw as Flatbuffer does."
+  @doc "Decode the fields and batches of an untrusted stream; throw as Flatbuffer does."
   @spec decode(binary()) :: {[Type.field()], [{non_neg_integer(), [%ArrayRef{}]}]}
   def decode(stream) do
     case next(stream, 0) do

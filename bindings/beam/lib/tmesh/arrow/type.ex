@@ -198,7 +198,7 @@ defmodule Tmesh.Arrow.Type do
 
   defp number(unit), do: Enum.find_index(@units, &(&1 == unit))
 
-  @doc "Decode the fields of a schema from anybody; throw as Flatbuffer does."
+  @doc "Decode the fields of an untrusted schema; throw as Flatbuffer does."
   @spec decode_schema(Flatbuffer.table()) :: [field()]
   def decode_schema(schema) do
     if Flatbuffer.number(schema, 0, 16) != 0, do: unsupported("big-endian data")

@@ -53,5 +53,5 @@ defmodule Tmesh.Net.Answer do
 
   defp address?(_other), do: false
 
-  defp none(name), do: {:error, Error.new(:protocol, "#{name} answers what is no answer")}
+  defp none(name), do: {:error, Error.new(:protocol, "#{name} sent a malformed answer")}
 end

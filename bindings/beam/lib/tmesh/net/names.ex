@@ -38,7 +38,7 @@ defmodule Tmesh.Net.Names do
 
     # Nodes that go meanwhile do not end the others' lock.
     case :global.trans({{Tmesh.Net, name}, self()}, published, nodes, 20) do
-      :aborted -> {:error, Error.new(:busy, "others publish that name all the time")}
+      :aborted -> {:error, Error.new(:busy, "other nodes publish that name at the same time: try again")}
       result -> result
     end
   end
@@ -55,7 +55,7 @@ defmodule Tmesh.Net.Names do
           {:error, wrong}
 
         {[], []} ->
-          {:error, Error.new(:not_found, "nobody who is connected has published that name")}
+          {:error, Error.new(:not_found, "no connected node has published the name #{inspect(name)}")}
       end
     end
   end
@@ -72,7 +72,7 @@ defmodule Tmesh.Net.Names do
          do: ask(name, Enum.map([node() | Node.list()], &{Tmesh.Net, &1}), until)
   end
 
-  # Ask each net. An answer that nobody can have published counts as an error. Nodes without a net or without the
+  # Ask each net. An answer that is no published value counts as an error. Nodes without a net or without the
   # name are ignored.
   defp ask(name, nets, until \\ :infinity) do
     nets
@@ -123,10 +123,10 @@ defmodule Tmesh.Net.Names do
     do: (until - System.monotonic_time(:millisecond)) |> max(0) |> min(@answer_ms)
 
   defp silent(net),
-    do: Error.new(:timeout, "#{of(net)} does not say what it has published")
+    do: Error.new(:timeout, "#{of(net)} did not list its published names in time")
 
   defp no_answer(net),
-    do: Error.new(:protocol, "#{of(net)} says of a name what nobody can have published")
+    do: Error.new(:protocol, "#{of(net)} answered a lookup with something that cannot be published")
 
   defp of({_name, node}), do: node
   defp of(pid) when is_pid(pid), do: node(pid)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Net.Offer do
   @moduledoc false
-  # An offer: a map from anybody, which says what to fetch, and from which homes. A tensor has one shard. A bundle has
+  # An offer: an untrusted map, which says what to fetch, and from which homes. A tensor has one shard. A bundle has
   # one for its index and one for each of its regions, in this order.
 
   alias Tmesh.Error

@@ -359,7 +359,7 @@ defmodule Tmesh.Net.Reader do
     with %{waiters: waiters} <- state.fetches[checksum],
          {from, ^monitor, _timer, _told} <- List.keyfind(waiters, monitor, 1) do
       Process.demonitor(monitor, [:flush])
-      GenServer.reply(from, {:error, Error.new(:timeout, "it was not here by the deadline")})
+      GenServer.reply(from, {:error, Error.new(:timeout, "the fetch did not end by its deadline")})
       waiter_ended(state, monitor)
     else
       nil -> state
@@ -385,7 +385,7 @@ defmodule Tmesh.Net.Reader do
   end
 
   defp give_up(state, checksum, %{state: {how, _number}}) when how in [:asking, :queued, :again],
-    do: failed(state, checksum, Error.new(:cancelled, "nobody waits"))
+    do: failed(state, checksum, Error.new(:cancelled, "no process waits for the fetch"))
 
   defp give_up(state, checksum, fetch) do
     id = elem(fetch.state, 1)

@@ -154,7 +154,7 @@ defmodule Tmesh.Net.Server do
         {:noreply, %{state | why: why}}
 
       _other ->
-        {:stop, Error.new(:protocol, "tmesh-net said what nobody asked for"), state}
+        {:stop, Error.new(:protocol, "tmesh-net sent an answer without a request"), state}
     end
   end
 

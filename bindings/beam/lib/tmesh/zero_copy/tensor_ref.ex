@@ -8,7 +8,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
     * `dtype` - see `t:dtype/0`
     * `device` - `:cpu` or `{:cuda, n}`
     * `token` - opens the region for a process that has it and the permission. So `inspect/1` shows the region's
-      label instead. A new tensor has no token, because memory that nobody else can hold is reused faster. It gets
+      label instead. A new tensor has no token, because memory that no other process can hold is reused faster. It gets
       one when it is first handed over, by `to_map/1`, `to_json/1` or `Tmesh.ZeroCopy.grant/2`
     * `byte_size` - bytes of the elements
     * `strides` - in **elements**, one for each dimension
@@ -188,7 +188,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
 
     * `:closed` - a tensor without a token was released
     * `:invalid` - the names of axes are too long
-    * `:limit_exceeded` - too much memory is held that nobody has opened
+    * `:limit_exceeded` - too much memory is held and was not opened
     * `:too_many_files`
 
       iex> json = Tmesh.ZeroCopy.from_binary!("abc", [3], :uint8) |> Tmesh.ZeroCopy.TensorRef.to_json!(hold: 5_000)

@@ -59,7 +59,7 @@ defmodule Tmesh.Net.Pages.Follower do
         {:reply, {:error, Error.new(type, text)}, state}
 
       {:tmesh_pages, 1, {:followed, ^number, _garbage}} ->
-        why = "#{node(state.home)} answers who follows with garbage"
+        why = "#{node(state.home)} sent a follower a malformed answer"
         {:reply, {:error, Error.new(:protocol, why)}, state}
 
       {:DOWN, ^monitor, :process, _pid, reason} ->
@@ -311,7 +311,7 @@ defmodule Tmesh.Net.Pages.Follower do
         {:error, Error.new(type, text)}
 
       {:tmesh_pages, 1, {:offer, ^number, _garbage}} ->
-        {:error, Error.new(:protocol, "#{node(home)} answers with no offer of pages")}
+        {:error, Error.new(:protocol, "#{node(home)} sent a malformed offer of pages")}
     after
       timeout -> {:error, Error.new(:timeout, "#{node(home)} does not offer its pages in time")}
     end
