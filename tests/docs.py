@@ -71,6 +71,15 @@ def untold(page):
         yield "a section Undo"
 
 
+def unproven(text):
+    """Yield the rows of the table of promises that name no test, or a test that does not exist."""
+    tests = {path.stem for path in tree.files(".c", ".py", ".txt") if path.relative_to(TOP).parts[0] == "tests"}
+    for row in re.findall(r"^\|.*\|$", text, re.MULTILINE)[2:]:
+        promise, shown = row.split("|")[1].strip(), re.findall(r"`([\w-]+)`", row.split("|")[-2])
+        if not shown or not tests.issuperset(shown):
+            yield f"{promise}: {', '.join(sorted(set(shown) - tests)) or 'no test'}"
+
+
 def variables():
     """Return the environment variables that the product reads."""
     pattern = re.compile(r"""(?:getenv\(|environ(?:\.get\(|\[)|get_env\()["'](TMESH_\w+)""")
@@ -191,6 +200,8 @@ def check_all(env):
     point(not missing, "docs/README.md has a line for each page", ", ".join(missing))
     untold_of = [f"{page.name}: {what}" for page in sorted(DOCS.glob("howto/deploy/*.md")) for what in untold(page)]
     point(not untold_of, "each page of docs/howto/deploy tells charges, losses by a restart, and the way back", "\n".join(untold_of))
+    bare = list(unproven((DOCS / "reference/promises.md").read_text()))
+    point(not bare, "each promise of docs/reference/promises.md names tests that exist", "\n".join(bare))
     told = set(re.findall(r"^\| `(TMESH_\w+)`", (DOCS / "reference/environment.md").read_text(), re.MULTILINE))
     point(variables() <= told, "docs/reference/environment.md has each variable", ", ".join(sorted(variables() - told)))
     pages = sorted([*DOCS.glob("tutorial/*.md"), *DOCS.glob("howto/*.md")])
