@@ -161,7 +161,7 @@ static void own_watch(void)
 int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err)
 {
 	struct tmesh_cuda_opts opts = {.size = sizeof(opts)};
-	const char *events = getenv("TMESH_CUDA_EVENTS");
+	const char *events = secure_getenv("TMESH_CUDA_EVENTS");
 	struct tmesh_ctx *ctx;
 	int rc = 0;
 
