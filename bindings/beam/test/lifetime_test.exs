@@ -93,7 +93,7 @@ defmodule Tmesh.LifetimeTest do
   end
 
   describe "garbage collection" do
-    test "frees the region of a handle that nobody has" do
+    test "frees the region of a handle that no process has" do
       live = stat(:regions_live)
       in_process(fn -> ZeroCopy.allocate!([@bytes], :uint8) && :ok end)
       eventually(fn -> collect() && stat(:regions_live) == live end)
@@ -254,7 +254,12 @@ defmodule Tmesh.LifetimeTest do
 
       try do
         for config <-
-              [[region_pool_mb: -1], [region_pool_mb: :none], [timeout_ms: :soon], [max_shared_memory_mb: 1.5]] ++
+              [
+                [region_pool_mb: -1],
+                [region_pool_mb: :none],
+                [timeout_ms: :soon],
+                [max_shared_memory_mb: 1.5]
+              ] ++
                 [[backend: :cuda], [region_pool_mb: 0x1_0000_0000_0000]] do
           Application.put_env(:tmesh, :zero_copy, config)
           assert {:error, reason} = Application.start(:tmesh)

@@ -61,7 +61,10 @@ defmodule Tmesh.Context do
          {:ok, timeout_ms} <- Config.get(:timeout_ms) do
       # Half of the dirty I/O schedulers stay free for the VM's files.
       max_opening = max(1, div(:erlang.system_info(:dirty_io_schedulers), 2))
-      {:ok, {backend, max_mb * @mib, region_pool_bytes(region_pool_mb), timeout_ms * 1_000_000, max_opening}}
+
+      {:ok,
+       {backend, max_mb * @mib, region_pool_bytes(region_pool_mb), timeout_ms * 1_000_000,
+        max_opening}}
     end
   end
 
