@@ -169,7 +169,7 @@ defmodule Tmesh.ArrowTest do
       :ok = Arrow.release(table)
     end
 
-    test "a stream that nobody takes is let go" do
+    test "a stream that no process takes is released" do
       live = stat(:regions_live)
 
       in_process(fn ->

@@ -179,7 +179,7 @@ defmodule Tmesh.BatchingTest do
       assert %{"prompt" => [1]} = listener |> accept() |> heard()
     end
 
-    test "a generator that takes no connection is a timeout, and delays nobody else" do
+    test "a generator that takes no connection is a timeout, and delays no other call" do
       path = Path.join(temporary(), "f")
       {:ok, full} = listen(path, backlog: 0)
       waits = start_supervised!({Batching, path: path}, id: :waits)

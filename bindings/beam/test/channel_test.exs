@@ -617,7 +617,7 @@ defmodule Tmesh.ChannelTest do
 
   defp recv_elsewhere(into), do: Task.await(Task.async(fn -> Channel.recv(into, 0) end), 60_000)
 
-  test "where nobody is left to send, a watch gives what was sent and then that" do
+  test "a watch gives the sent messages, and then that no sender is left" do
     {out, into} = ends()
     :ok = Channel.send(out, "last")
     :ok = Channel.close(out)

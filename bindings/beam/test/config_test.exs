@@ -261,7 +261,7 @@ defmodule Tmesh.ConfigTest do
     assert Process.whereis(Tmesh.Janitor) == janitor
   end
 
-  test "a handler that fails is detached, and disturbs nobody" do
+  test "a handler that fails is detached, and disturbs no caller" do
     event = [:tmesh, :janitor, :sweep]
     janitor = Process.whereis(Tmesh.Janitor)
 

@@ -56,7 +56,7 @@ defmodule Tmesh.GPUTest do
     assert {:error, %Error{type: :not_found}} = DLPack.import_gpu_tensor(map)
   end
 
-  test "stand-in: memory that nobody holds any more is used again" do
+  test "stand-in: memory without a holder is used again" do
     pointer = fn ->
       {:ok, info} = [4096] |> ZeroCopy.allocate!(:uint8, device: {:cuda, 0}) |> DLPack.info()
       info.pointer
@@ -144,7 +144,7 @@ defmodule Tmesh.GPUTest do
     assert_received {^event, %{bytes: 20_971_520}, %{device: {:cuda, 1}}, nil}
   end
 
-  test "stand-in: refs from anybody" do
+  test "stand-in: untrusted refs" do
     ref = ZeroCopy.allocate!([4], :uint8, device: {:cuda, 0})
     {:ok, map} = DLPack.export_gpu_tensor(ref)
 

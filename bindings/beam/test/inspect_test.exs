@@ -84,7 +84,7 @@ defmodule Tmesh.SeeTest do
     ZeroCopy.release!(ref)
   end
 
-  test "what nobody holds, or is nothing" do
+  test "regions without a holder, and malformed ids, have no list of holders" do
     ref = ZeroCopy.allocate!([1], :uint8)
     {:ok, named} = ZeroCopy.grant(ref, :read)
     ZeroCopy.release!(ref)

@@ -29,7 +29,7 @@ defmodule Tmesh.KeepTest do
     result
   end
 
-  test "a tensor stays when nobody has it, and is opened by its name", %{name: name} do
+  test "a tensor stays without a holder, and is opened by its name", %{name: name} do
     data = String.duplicate("abcd", 2000)
 
     forgotten(fn ->

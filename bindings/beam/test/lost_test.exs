@@ -56,7 +56,7 @@ defmodule Tmesh.LostTest do
     end
   end
 
-  test "what nobody comes for is given to Logger when its channel was closed" do
+  test "messages without a receiver are reported to Logger when their channel was closed" do
     {vm, _token} = start(@close, "0.05")
     assert {"Logger: tmesh: a channel was closed" <> said, 0} = rest(vm)
     assert said =~ ~r/^.* within 0.05 s .*: 10 messages are lost\n$/

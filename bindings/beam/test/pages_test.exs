@@ -105,7 +105,7 @@ defmodule Tmesh.PagesTest do
     assert {:error, %Error{type: :invalid}} = Pages.tables([one, :two])
   end
 
-  test "what nobody has any more gives its pages back", %{pool: pool, token: token} do
+  test "collected objects give their pages back", %{pool: pool, token: token} do
     in_process(fn ->
       pages = Pages.open!(token)
       filled(pages, 3)

@@ -88,7 +88,7 @@ defmodule Tmesh.SlotTest do
     refute_received {:tmesh_slot, ^tag}
   end
 
-  test "a value that nobody has read comes before the end", %{slot: slot, reader: reader} do
+  test "an unread value comes before the end", %{slot: slot, reader: reader} do
     tag = reader.tag
     Slot.publish!(slot, value("one"))
     :ok = Slot.close(slot)

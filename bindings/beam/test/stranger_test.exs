@@ -59,7 +59,7 @@ defmodule Tmesh.StrangerTest do
       eventually(fn -> Tmesh.Native.sweep() && stat(:regions_live) == 0 end)
     end
 
-    test "of a task that was killed, which nobody has, nothing is left" do
+    test "nothing is left of the tensors of a killed task" do
       collected(fn ->
         Task.shutdown(Task.async(fn -> pixels() && Process.sleep(:infinity) end), :brutal_kill)
       end)
@@ -79,7 +79,7 @@ defmodule Tmesh.StrangerTest do
     assert inspect(ref) =~ "first" and "#{inspect([ref])}" =~ "TensorRef"
   end
 
-  test "writing to a sealed one, or to somebody else's, says what would be written to" do
+  test "the error of a write to sealed or read-only memory names the remedy" do
     assert {:error, %Error{type: :sealed, message: message}} = ZeroCopy.write(pixels(), 0, "x")
     assert message =~ "seal: false"
     same = ZeroCopy.open!(ZeroCopy.allocate!([4], :uint8))

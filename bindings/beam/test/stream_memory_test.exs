@@ -107,7 +107,7 @@ defmodule Tmesh.StreamMemoryTest do
     with {:error, %Error{type: :timeout}} <- Channel.recv(into, 0), do: watched(into)
   end
 
-  test "ends of a channel that nobody uses any more keep nothing" do
+  test "unused ends of a channel keep nothing" do
     {:ok, into} = Channel.create(:recv)
     {:ok, out} = Channel.open(into.token, :send)
     live = stat(:regions_live)

@@ -231,7 +231,7 @@ defmodule Tmesh.StreamTest do
       assert {:error, %Error{type: :timeout}} = Channel.recv(into, 0)
     end
 
-    test "carries what was pushed before, and keeps what nobody took" do
+    test "carries values that were pushed before, and keeps untaken values" do
       stream = stream()
       :ok = Stream.push_infeed(stream, "early")
       {:ok, token} = Stream.attach_channel(stream, feed: :infeed, capacity: 1)
@@ -413,7 +413,7 @@ defmodule Tmesh.StreamTest do
       end
     end
 
-    test "that somebody else has made" do
+    test "that another process has made" do
       stream = stream()
       {:ok, out} = Channel.create(:send)
       token = out.token

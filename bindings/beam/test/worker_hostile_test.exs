@@ -227,7 +227,7 @@ defmodule Tmesh.WorkerHostileTest do
     end)
   end
 
-  test "a flood of items that nobody asked for is ended" do
+  test "a flood of items without a request is ended" do
     assert {:error, %Error{}} = quietly(fn -> call("flood") end)
   end
 
@@ -380,7 +380,7 @@ defmodule Tmesh.WorkerHostileTest do
     end
   end
 
-  test "of files that nobody serves one worker has few in the VM, however many it sends" do
+  test "one worker has few unserved files in the VM, however many it sends" do
     alias Tmesh.Native
     name = "tmesh-test-" <> Base.encode16(:crypto.strong_rand_bytes(8))
     script = Path.expand("support/unanswered_worker.py", __DIR__)

@@ -189,7 +189,7 @@ defmodule Tmesh.WorkerTest do
   end
 
   describe "results" do
-    test "are let go by the worker, whether or not somebody took them" do
+    test "are released by the worker, whether or not a caller took them" do
       # Two workers, each of which holds 256 results at most.
       for _n <- 1..600 do
         assert {:ok, ref} = Worker.execute("operations.shared", [1])
@@ -489,7 +489,7 @@ defmodule Tmesh.WorkerTest do
       {call, fn -> File.write!(path, "") end}
     end
 
-    test "are not begun when nobody waits for them any more" do
+    test "are not begun when no caller waits for them any more" do
       start_supervised!({Worker, Tmesh.PythonPool.options(name: Noting, size: 1)})
       {busy, let_go} = busy(Noting)
       in_process(fn -> {:ok, _call} = Worker.start("operations.note", ["dead"], pool: Noting) end)

@@ -445,7 +445,7 @@ def test_storm():
                 os.kill(contexts[rng.randrange(4)].pid, signal.SIGKILL)
                 killed += 1
             except ProcessLookupError:
-                pass  # nobody has called the new one yet
+                pass  # no call has reached the new process yet
         # A loaded machine may have killed each process before it had done anything.
         eventually(lambda: wrong or all(done))
         stop.set()

@@ -30,7 +30,7 @@ def nothing_before(monkeypatch):
 def fails(call):
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError, tmesh.LimitError)) as raised:
         call()
-    assert raised.type is not tmesh.LimitError, "what nobody will take is still held"
+    assert raised.type is not tmesh.LimitError, "untaken tensors are still held"
 
 
 no_pickle = lambda: 0  # noqa: E731

@@ -98,7 +98,7 @@ def test_sealed_memory_cannot_be_written_to(target, mine):
     with registration.peer(json.dumps(told).encode()) as hostile:
         try:
             hostile.write(tensor)
-        except tmesh.Error:  # Mooncake reports it; NIXL writes to a view that nobody else has
+        except tmesh.Error:  # Mooncake reports it; NIXL writes to a view of its own
             pass
     assert target("values")[0] and target.process.poll() is None
 

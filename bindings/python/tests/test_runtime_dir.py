@@ -60,7 +60,7 @@ def test_everything_is_in_it(python, tmp_path, way):
 
 
 @ANY_BACKEND
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_no_folder_of_roots_in_a_users(tmp_path):
     """Neither SharedMemory nor tmesh.net makes a folder if XDG_RUNTIME_DIR is another user's."""
     os.chown(tmp_path, 65534, 65534)

@@ -106,7 +106,7 @@ def test_cycles_are_collected():
 
 
 def test_seal_races_with_writers():
-    """Whichever thread wins, nobody ever has a writable view of sealed memory."""
+    """Whichever thread wins, no thread ever has a writable view of sealed memory."""
     for _ in range(200):
         t = tmesh.empty(4096, "uint8")
         start = threading.Barrier(2)

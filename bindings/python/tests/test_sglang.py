@@ -167,7 +167,7 @@ def test_side_pools_of_other_forms_and_ranks(backend):
     transfers = [[mine[name].transfer(name, ["b"], [0]) for name in mine] for mine in pools]
     assert ranks[0].batch_set_v2(transfers[0]) == {PoolName.KV: [True], PoolName.MAMBA: [True]}
     assert ranks[1].batch_get_v2(transfers[1]) == {PoolName.KV: [True], PoolName.MAMBA: [False]}
-    # A pool that nobody registered.
+    # A pool that was not registered.
     assert one.batch_get_v2([mamba.transfer(PoolName.SWA, ["a"], [0])]) == {PoolName.SWA: [False]}
 
 

@@ -36,7 +36,7 @@ used()
 print(bytes(tmesh.empty(5000, "uint8")) == b"x" * 5000, tmesh.stats()["region_pool_hits"])
 used(gid=os.getgid())
 print(bytes(tmesh.empty(5000, "uint8", gid=os.getgid())) == bytes(5000), tmesh.stats()["region_pool_hits"])
-# Somebody else may have had it: it is never seen again.
+# Another process may have had it: it is never seen again.
 tmesh.put(b"x" * 5000, seal=False).ref()
 print(bytes(tmesh.empty(5000, "uint8")) == bytes(5000), tmesh.stats()["region_pool_hits"])
 """) == "True 1\nTrue 3\nTrue 4\nTrue 5\n"

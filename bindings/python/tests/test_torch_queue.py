@@ -188,7 +188,7 @@ def test_too_many_under_way(monkeypatch):
 
 
 def test_many_are_looked_at_in_turn(monkeypatch):
-    """Parcels that nobody takes do not block the others."""
+    """Untaken parcels do not block the others."""
     here = _tmesh.InTransit()
     monkeypatch.setattr(tmesh.in_transit, "here", here)
     never = [tmesh.put(b"x", seal=False) for _ in range(20)]

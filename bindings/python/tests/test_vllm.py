@@ -302,7 +302,7 @@ def test_a_trainer_updates_weights(models, engine, tmp_path):
         for number in range(UPDATES):
             send()
             check([base, other][number % 2])
-        # A generation that the slot does not have, and one that nobody announced.
+        # A generation that the slot does not have, and one that was not announced.
         assert one.ask(rpc="start_weight_update", args=[]) == "done"
         assert "announce that one" in one.ask(rpc="update_weights", args=[{"generation": 1}])
         check([base, other][(UPDATES - 1) % 2])

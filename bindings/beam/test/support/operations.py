@@ -104,7 +104,7 @@ def until_file(path):
 
 
 def stuck():
-    """Holds the interpreter's lock for longer than anybody waits."""
+    """Holds the interpreter's lock for longer than any caller waits."""
     return bool(re.match("(a+)+$", "a" * 60 + "b"))
 
 

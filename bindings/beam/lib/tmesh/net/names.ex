@@ -38,7 +38,7 @@ defmodule Tmesh.Net.Names do
 
     # Nodes that go meanwhile do not end the others' lock.
     case :global.trans({{Tmesh.Net, name}, self()}, published, nodes, 20) do
-      :aborted -> {:error, Error.new(:busy, "other nodes publish that name at the same time: try again")}
+      :aborted -> {:error, Error.new(:busy, "other nodes publish that name now: try again")}
       result -> result
     end
   end
@@ -55,7 +55,7 @@ defmodule Tmesh.Net.Names do
           {:error, wrong}
 
         {[], []} ->
-          {:error, Error.new(:not_found, "no connected node has published the name #{inspect(name)}")}
+          {:error, Error.new(:not_found, "no connected node has published #{inspect(name)}")}
       end
     end
   end
