@@ -269,7 +269,7 @@ static void warn_of_given_up(struct sent *self)
 	if (self->given_up == 1 &&
 	    PyErr_WarnFormat(
 		    PyExc_RuntimeWarning, 1,
-		    "%u tensors were sent and no process has opened them: from now on those "
+		    "%u tensors were sent and no process has opened them. From now on those "
 		    "that were sent first, over %d s ago, are given up, and arrive as lost. "
 		    "Their receivers have ended, or do not read what they were sent",
 		    (unsigned int)self->entries, (int)self->patience))

@@ -305,8 +305,8 @@ def test_no_program(program, monkeypatch):
 
 
 def test_refused(server):
-    with pytest.raises(tmesh.NotFoundError, match="no engine is served as \"nobody\""):
-        tmesh.engine.connect("nobody")
+    with pytest.raises(tmesh.NotFoundError, match="no engine is served as \"absent\""):
+        tmesh.engine.connect("absent")
     with pytest.raises(tmesh.InvalidError, match="more than 0"):
         tmesh.engine.connect(server.name, timeout=0)
     with pytest.raises(tmesh.UnsupportedError, match="served as .* already"):
