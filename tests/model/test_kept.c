@@ -126,7 +126,7 @@ static void test_another(void **state)
 	assert_ok(tmesh_region_seal(other, err));
 	assert_ok(tmesh_keep(ctx, report.kept, &other, 1, NULL, err));
 	tmesh_region_unref(other);
-	assert_refused(tmesh_model_load(ctx, path, &opts, &model, err), -EEXIST, "drop it");
+	assert_refused(tmesh_model_load(ctx, path, &opts, &model, err), -EEXIST, "drop that");
 	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
 	model = load(ctx, TMESH_MODEL_KEEP, &report);
 	assert_true(report.kept[0]);

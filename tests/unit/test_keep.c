@@ -92,7 +92,7 @@ static void test_refused(void **state)
 		       -EINVAL, "READ");
 	assert_refused(
 		tmesh_kept_open(*state, "a", geteuid() + 1, TMESH_READ, &regions, &count, err),
-		-EOPNOTSUPP, "TMESH_KEPT_OWN is what you keep");
+		-EOPNOTSUPP, "TMESH_KEPT_OWN names your own");
 	assert_null(regions);
 	assert_refused(tmesh_kept_open_bundle(*state, "b", TMESH_KEPT_OWN, &bundle, err), -ENOENT,
 		       "");

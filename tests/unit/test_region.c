@@ -232,7 +232,7 @@ static void test_seal(void **state)
 	assert_ok(tmesh_region_seal(region, err));
 	/* Another handle is asked for the first time; no token could grant what is over. */
 	assert_true(tmesh_region_is_sealed(reader));
-	assert_refused(tmesh_region_token(region, RW, token, err), -EPERM, "could write");
+	assert_refused(tmesh_region_token(region, RW, token, err), -EPERM, "could not write");
 	assert_string_equal(addr, "FINAL");
 	assert_int_equal(mprotect(addr, 4096, PROT_READ | PROT_WRITE), -1);
 	if (!unit_on_kernel())

@@ -238,7 +238,7 @@ def test_bad_key_files(tmp_path, key_file):
         Adapter({"key_file": str(tmp_path)})
     # It does not wait for the pipe.
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(tmesh.AccessError, match="a tenant's key is a file"):
+    with pytest.raises(tmesh.AccessError, match="a tenant's key must be a file"):
         Adapter({"key_file": str(tmp_path / "pipe")})
     for content in b"", b"x" * 31, b"x" * 33:
         Path(key_file).write_bytes(content)
