@@ -371,7 +371,8 @@ static void test_socket(void **state)
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(socketpair(AF_UNIX, types[i] | SOCK_CLOEXEC, 0, ends), 0);
 		/* Nothing has been sent of what cannot be as it is wanted. */
-		assert_refused(tmesh_bundle_send(bundle, ends[0], RW, err), -EPERM, "could not write");
+		assert_refused(tmesh_bundle_send(bundle, ends[0], RW, err), -EPERM,
+			       "could not write");
 		assert_ok(tmesh_bundle_send(bundle, ends[0], TMESH_READ, err));
 		assert_ok(tmesh_bundle_recv(other, ends[1], &again, err));
 		check_all(again);
