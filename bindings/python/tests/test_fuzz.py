@@ -95,7 +95,11 @@ def item():
 for _ in range(count):
     t, array = tensor()
     for _ in range(8):
-        key = tuple(item() for _ in range(rng.choice((1, 1, 2, 2, 3, 4, 7, 8, 9, 40, 130))))
+        key = [item() for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4, 7, 8, 9, 40)))]
+        if rng.random() < .2:
+            at = rng.randrange(len(key) + 1)
+            key[at:at] = [None] * rng.choice((1, 2, 5, 7, 9, 40, 130))
+        key = tuple(key)
         key = key[0] if len(key) == 1 and rng.random() < .7 else key
         try:
             part = t[key]
