@@ -36,10 +36,12 @@ NOUN = re.compile(
     r"(?<![,)\w] )\b(?:for|to|of|by|and|or|than|that|as|if|tells?|asks?|says?|where|;|:)\s+(?:who|what)\s+"
     r"(?!(?:kind|it|this|that|to|a|the|you|tmesh)\b)\w+|\bwhoever\b|\bthe one who\b", re.IGNORECASE)
 SAYING = re.compile(r"\b(?:is|are|was|were|be|been) (?:told|said)\b", re.IGNORECASE)
+PERSON = re.compile(r"\b(?:no|some|any|every)body\b", re.IGNORECASE)
 RULES = {
     "subject": ("start with a named subject", lambda text: bool(SUBJECT.search(text))),
     "noun": ("name the person or thing instead of 'who' or 'what'", lambda text: bool(NOUN.search(text))),
     "saying": ("say which part reports it, and how", lambda text: bool(SAYING.search(text))),
+    "person": ("name the process, user or function instead of 'nobody' or 'somebody'", lambda text: bool(PERSON.search(text))),
     "long": (f"use at most {LONGEST_SENTENCE} words", lambda text: len(text.split()) > LONGEST_SENTENCE),
 }
 CELL = f"use at most {LONGEST_CELL} words in a cell of a table"

@@ -76,8 +76,8 @@ struct tmesh_ctx_opts {
 				 * no region takes: for the process's files and sockets. 0: none */
 	uint64_t exit_wait_ns;	/* longest wait of exit() for holds to be opened (tmesh/hold.h), up
 				 * to an hour; 0: TMESH_EXIT_WAIT, in seconds, else none;
-				 * TMESH_NO_EXIT_WAIT: none. A closed channel that nobody has joined
-				 * stays as long, or 5 s if neither is given */
+				 * TMESH_NO_EXIT_WAIT: none. A closed channel that no handle has
+				 * joined stays as long, or 5 s if neither is given */
 	uint64_t max_held_bytes; /* of held regions; 0: a quarter of the machine's memory */
 	/*
 	 * For a process that a filter keeps from making sockets (memfd). @connect gives a connected
