@@ -13,14 +13,33 @@
 
 #include "common/clock.h"
 #include "common/error.h"
+#include "common/error_names.h"
 #include "common/hex.h"
 #include "frame.h"
 
 #define PROGRESS_NS UINT64_C(100000000)
 
+/* Return the name of an error, or NULL. glibc before 2.32 knows none: then only tmesh's own errors
+ * have one. */
+static const char *name_of(int code)
+{
+#if __GLIBC_PREREQ(2, 32)
+	return strerrorname_np(code);
+#else
+	switch (code) {
+#define X(number, class) \
+	case number:     \
+		return #number;
+		TMESH_ERROR_NAMES(X)
+#undef X
+	}
+	return NULL;
+#endif
+}
+
 static void answer_error(struct port *port, int64_t id, const struct tmesh_error *err)
 {
-	const char *name = strerrorname_np(-err->code);
+	const char *name = name_of(-err->code);
 
 	frame_write(port->out, json_pack("{si ss so ss so}", "v", 1, "type", "error", "id",
 					 id < 0 ? json_null() : json_integer(id), "errno",
