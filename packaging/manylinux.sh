@@ -6,8 +6,8 @@
 #   packaging/manylinux.sh FOLDER
 #
 # The C compiler is ziglang of the package index, which links against the glibc of one's choice. The script builds
-# jansson, liburing and xxHash from Debian's source packages and links them in, so that the wheel needs glibc alone. It
-# leaves libfabric out, so the wheel has no tmesh-net. PYTHON is the Python that builds (default: python3). It needs dpkg-dev, cmake, make and pkg-config.
+# jansson, liburing, xxHash and libfabric from Debian's source packages and links them in, so that the wheel needs glibc
+# alone. Its libfabric has the providers tcp, rxm and shm. PYTHON is the Python that builds (default: python3).
 set -eu
 out=$(mkdir -p "${1:?usage: manylinux.sh FOLDER}" && cd "$1" && pwd)
 cd "$(dirname "$0")/.."
@@ -15,11 +15,11 @@ glibc=2.28
 work=$PWD/build/manylinux
 sources=$work/sources prefix=$work/prefix venv=$work/venv notices=$work/notices
 
-for program in dpkg-source cmake make pkg-config; do
+for program in dpkg-source cmake make pkg-config autoreconf automake libtoolize; do
 	command -v $program >/dev/null || missing="${missing:-} $program"
 done
 if [ -n "${missing:-}" ]; then
-	echo "manylinux.sh: missing:$missing; on Debian: sudo apt install dpkg-dev cmake make pkg-config" >&2
+	echo "manylinux.sh: missing:$missing; on Debian: sudo apt install dpkg-dev cmake make pkg-config autoconf automake libtool" >&2
 	exit 1
 fi
 
@@ -43,11 +43,15 @@ if [ ! -e "$work/stamp" ]; then
 	# The mirror is the one that this machine uses. Lists and downloads are private.
 	mirror=$(apt-get indextargets --format '$(RELEASE) $(REPO_URI)' 'Created-By: Packages' 'Component: main' |
 		sed -n '/^[^ ]*\(security\|updates\|backports\)/d; s/^[^ ]* //p' | head -n 1)
-	echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror bookworm main" >"$sources/list"
+	for suite in bookworm trixie; do
+		echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main"
+	done >"$sources/list"
 	apt="apt-get -qq -o Dir::Etc::sourcelist=$sources/list -o Dir::Etc::sourceparts=- -o Dir::State::lists=$sources/lists \
 		-o Dir::Cache=$sources/cache -o APT::Sandbox::User=root"
 	$apt update
-	(cd "$sources" && $apt source jansson liburing xxhash) >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+	# libfabric is built as its authors publish it, and is Debian 13's: Debian 12's touches freed memory (docs/reference/net.md).
+	(cd "$sources" && $apt source -t bookworm jansson liburing xxhash && $apt source --tar-only -t trixie libfabric) >"$work/log" 2>&1 ||
+		{ cat "$work/log" >&2; exit 1; }
 
 	build() {
 		(
@@ -66,6 +70,18 @@ if [ ! -e "$work/stamp" ]; then
 			cd "$sources"/xxhash-*/
 			cp LICENSE "$notices/xxhash"
 			cp xxhash.h xxh3.h "$prefix/include"
+			mkdir "$sources/libfabric"
+			cd "$sources/libfabric"
+			tar -xf "$sources"/libfabric_*.orig.tar.* --strip-components=1
+			cp COPYING "$notices/libfabric"
+			autoreconf -i
+			# Given in either form, the option of "embedded" leaves out versions of symbols, which an archive cannot have.
+			./configure CC="$work/cc" CFLAGS=-O2 --prefix="$prefix" --disable-shared --enable-static --with-pic --without-uring \
+				--disable-embedded --enable-only --enable-tcp --enable-rxm --enable-shm
+			make -j"$(nproc)" install
+			# Programs link the archive, so they need its own libraries.
+			pc=$prefix/lib/pkgconfig/libfabric.pc
+			sed -i "/^Libs: /s|\$| $(sed -n 's/^Libs.private: *//p' "$pc")|" "$pc"
 		)
 	}
 	# The variables of a make that called this script are not for these makefiles.

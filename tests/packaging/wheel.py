@@ -11,7 +11,7 @@ from packages import OWN, Report, Root
 from releases import TOP
 
 GLIBC = (2, 28)
-BEGINNING = ("python3", "python3-venv", "procps")
+BEGINNING = ("python3", "python3-venv", "procps", "iproute2")
 INSTALL = "python3 -m venv /venv\n/venv/bin/pip install --quiet --no-index /built/libtmesh-*.whl"
 
 # A user's first hour, without a network. The model's file is a header of JSON and eight bytes.
@@ -28,24 +28,28 @@ path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1,
 print("loaded", tmesh.load_model(path, keep=True)["w"].tolist())
 tmesh._tmesh.xla_load(threading.main_thread().ident)
 print("xla loaded")
-for part in lambda: tmesh.fetcher.Fetcher("127.0.0.1"), lambda: tmesh.engine.Context("onnx"), lambda: tmesh.engine.serve("onnx"):
+with tmesh.fetcher.Fetcher("127.0.0.1") as home, home.offer(tmesh.put(b"fetched here", seal=True)) as offer:
+    print(subprocess.run([sys.executable, "-c", "import sys, tmesh.fetcher; print(bytes(tmesh.fetcher.Fetcher('127.0.0.1').fetch(sys.argv[1])))",
+                          json.dumps(offer.source)], capture_output=True, text=True).stdout)
+for part in lambda: tmesh.engine.Context("onnx"), lambda: tmesh.engine.serve("onnx"):
     try:
         part()
     except tmesh.UnsupportedError as error:
         print("missing", error)
 """
 SAID = (rf"{re.escape(OWN)} memfd\nopened 104857600\n\nloaded \[1\.0, 2\.0\]\nxla loaded\n"
-        r"missing [^\n]*libtmesh-net0 \(Debian\)[^\n]*\nmissing [^\n]*Python's package onnxruntime[^\n]*\n"
+        r"b'fetched here'\n\nmissing [^\n]*Python's package onnxruntime[^\n]*\n"
         r"missing [^\n]*onnxruntime[^\n]*\n")
 HOUR = """
 {where}
 /venv/bin/python /built/first.py {folder}
 /venv/bin/python -c 'import tmesh; print(bytes(tmesh.open_kept("weights")["w"]))'
 /venv/bin/tmeshctl kept
+/venv/bin/tmesh-net --version
 /venv/bin/python -m tmesh doctor
 /venv/bin/tmeshctl drop weights
 """
-KEPT = r"b'kept here'\nNAME .*\nweights .*memfd backend: works"
+KEPT = rf"b'kept here'\nNAME .*\nweights .*\ntmesh-net {re.escape(OWN)}\n.*memfd backend: works"
 
 # A container as orchestrators make them: the root cannot be written, /dev/shm has 64 MiB, there is no HOME, and the user
 # is a number without a name. A volume at /volume is all that can be written.
@@ -78,7 +82,7 @@ def newest_glibc(wheel):
             found = re.findall(r"GLIBC_(\d+)\.(\d+)", headers)
             newest = max(newest, *((int(major), int(minor)) for major, minor in found))
             strangers |= {library for library in re.findall(r"NEEDED +(\S+)", headers)
-                          if library not in names and not re.match(r"(libc|libm|libdl|libpthread|ld-linux-x86-64)\.so\.\d$", library)}
+                          if library not in names and not re.match(r"(libc|libm|libdl|libpthread|librt|ld-linux-x86-64)\.so\.\d$", library)}
     return newest, strangers
 
 
@@ -100,8 +104,8 @@ def run(tap, release, built):
     root = Root(release, "wheel", built)
     root.install(*BEGINNING)
     if report.script(root, "wheel: it installs without a compiler and without a network", f"unshare --net sh -ec '{INSTALL}'"):
-        hour = HOUR.format(where="export TMESH_RUNTIME_DIR=$(mktemp -d)", folder="/tmp")
-        report.script(root, "wheel: alone it keeps memory, loads a model, has the programs, and names what is missing",
+        hour = HOUR.format(where="ip link set lo up\nexport TMESH_RUNTIME_DIR=$(mktemp -d)", folder="/tmp")
+        report.script(root, "wheel: alone it keeps memory, loads a model, fetches, has the programs, and names what is missing",
                       f"unshare --net sh -ec {shlex.quote(hour)}", wanted=f"^{SAID}{KEPT}")
         (root.path / "volume").mkdir(exist_ok=True)
         poor(report, root)
