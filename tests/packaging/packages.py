@@ -92,17 +92,26 @@ def sources(folder, version):
     changelog.write_text(changelog.read_text().replace(f"tmesh ({OWN})", f"tmesh ({version})", 1))
 
 
-def build(report, release, built):
+def folder(release):
+    """Return the folder of the built packages."""
+    return boot.BUILD / "packaging" / release.suite / "built"
+
+
+def build(tap, release):
     """Build the packages, and newer ones to upgrade to. Return whether there are any."""
+    report = Report(tap, release.name)
+    built = folder(release)
+    sh("rm", "-rf", built)
     root = Root(release, "build", built)
     sources(built / "own", OWN)
     sources(built / "newer", NEWER)
     # A build machine has only these packages and the build dependencies of the sources.
     root.install("build-essential", "lintian")
     root.run("sh", "-c", "apt-get -qq build-dep -y --no-install-recommends /built/own/tmesh-*")
+    # The newer ones are of the same sources, whose tests have run by then.
     good = all([report.script(root, f"the packages build, as version {version}",
-                              'cd "/built/$1"/tmesh-*/ && dpkg-buildpackage -b -us -uc', name)
-                for name, version in (("own", OWN), ("newer", NEWER))])
+                              f'export DEB_BUILD_OPTIONS={options}; cd "/built/$1"/tmesh-*/ && dpkg-buildpackage -b -us -uc', name)
+                for name, version, options in (("own", OWN, ""), ("newer", NEWER, "nocheck"))])
     report.script(root, "lintian has nothing to say",
                   "lintian --allow-root --fail-on error,warning /built/own/*.changes", wanted="^$")
     root.remove()
@@ -173,10 +182,7 @@ def guests(report, tap, root, names):
 
 def run(tap, release):
     report = Report(tap, release.name)
-    built = boot.BUILD / "packaging" / release.suite / "built"
-    sh("rm", "-rf", built)
-    if not build(report, release, built):
-        return
+    built = folder(release)
     own, newer = files(built, "own"), files(built, "newer")
 
     root = Root(release, "root", built)
