@@ -12,7 +12,7 @@ $(KUBERNETES_VENV)/$(KUBERNETES_VALIDATE).stamp:
 	@! $(KUBERNETES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		kubernetes-validate==$(KUBERNETES_VALIDATE) || touch $@
 
-packaging-check: all $(KUBERNETES_VENV)/$(KUBERNETES_VALIDATE).stamp ## Check the packaging. TMESH_TEST_LENGTH=full builds, installs and removes the packages.
-	@tests/packaging/check.py
+packaging-check: all $(KUBERNETES_VENV)/$(KUBERNETES_VALIDATE).stamp ## Check the packaging. TMESH_TEST_LENGTH=full builds, installs and removes the packages. W='lines trixie': one part.
+	@tests/packaging/check.py $(W)
 
 .PHONY: packaging-check

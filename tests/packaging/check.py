@@ -1,14 +1,20 @@
 #!/usr/bin/python3 -B
 # SPDX-License-Identifier: MIT
-"""The packaging's tests, as TAP; TMESH_TEST_LENGTH=full also builds, installs and removes the packages, and
-installs the Python package from its sources."""
+"""The packaging's tests, as TAP. TMESH_TEST_LENGTH=full also builds, installs and removes the packages in clean roots, and follows the
+install lines of the pages there.
+
+    check.py [PART...] [RELEASE...]     these parts of the full length alone, with what earlier runs have built
+"""
 import signal
 import sys
 
 import releases  # first: it makes the modules of tests/vm known
+import beside
 import boot
 import elixir
 import install
+import kept
+import lines
 import lint
 import manifests
 import monitoring
@@ -20,26 +26,60 @@ from cache import locked
 from tap import Tap
 
 
-def main():
-    # Programs in a root or a guest end with this one.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    tap = Tap()
+WHEEL = boot.BUILD / "packaging" / "wheel"
+ONCE = {"yesterday": yesterday.run}
+# In roots of each release.
+PARTS = {
+    "wheel": lambda tap, release: wheel.run(tap, release, WHEEL),
+    "packages": packages.run,
+    "kept": lambda tap, release: kept.run(tap, release, packages.folder(release)),
+    "beside": lambda tap, release: beside.run(tap, release, packages.folder(release), WHEEL),
+    "python-source": python_source.run,
+    "elixir": elixir.run,
+    "lines": lines.run,
+}
+OF_WHEEL = {"wheel", "beside"}
+OF_PACKAGES = {"packages", "kept", "beside"}
+
+
+def quick(tap):
     lint.run(tap)
     install.run(tap)
     manifests.run(tap)
     monitoring.run(tap)
-    if boot.length() == "full":
-        with locked(boot.BUILD / "packaging"):
-            built = boot.BUILD / "packaging" / "wheel"
-            yesterday.run(tap)
-            wheel.build(tap, built)
-            for release in releases.RELEASES:
-                wheel.run(tap, release, built)
-                packages.run(tap, release)
-                python_source.run(tap, release)
-                elixir.run(tap, release)
+    lines.known(tap)
+
+
+def full(tap, parts, wanted, anew):
+    """Run parts in roots of the wanted releases. anew: build again what an earlier run has built."""
+    with locked(boot.BUILD / "packaging"):
+        for part in [part for part in ONCE if part in parts]:
+            ONCE[part](tap)
+        if parts & OF_WHEEL and (anew or not WHEEL.exists()):
+            wheel.build(tap, WHEEL)
+        for release in wanted:
+            built = True
+            if parts & OF_PACKAGES and (anew or not packages.folder(release).exists()):
+                built = packages.build(tap, release)
+            for part in [part for part in PARTS if part in parts and (built or part not in OF_PACKAGES)]:
+                PARTS[part](tap, release)
+
+
+def main(words):
+    # Programs in a root or a guest end with this one.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    suites = {release.suite: release for release in releases.RELEASES}
+    every = {*ONCE, *PARTS}
+    strange = {*words} - every - {*suites}
+    if strange:
+        sys.exit(f"check.py: {' '.join(sorted(strange))}: the parts are {' '.join(sorted(every))}, the releases {' '.join(suites)}")
+    tap = Tap()
+    if not words:
+        quick(tap)
+    if words or boot.length() == "full":
+        full(tap, {*words} & every or every, [suites[suite] for suite in suites if suite in words] or [*releases.RELEASES], not words)
     return tap.end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
