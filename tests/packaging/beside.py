@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The wheel beside the Debian packages: each side has its own parts, and both see what the other one keeps."""
 import re
+import shlex
 
 from kept import NAMES
 from packages import OWN, Report, Root, files
@@ -22,21 +23,13 @@ except tmesh.UnsupportedError:
 mapped = {line.split()[-1] for line in open("/proc/self/maps") if "tmesh" in line and ".so" in line}
 print("mapped", *sorted({os.path.dirname(path) for path in mapped}))
 """
-STEPS = """
-ip link set lo up
-export TMESH_RUNTIME_DIR=$(mktemp -d)
-keeper() { for process in /proc/[0-9]*; do readlink $process/exe || true; done | grep keeper; }
-echo '@ start'
-%(first)s /built/side.py first
-keeper
-echo '@ other'
-%(second)s /built/side.py second first
-keeper
-echo '@ back'
-%(first)s /built/side.py third first second
-/usr/bin/tmeshctl kept
-/venv/bin/tmeshctl kept
-"""
+STEPS = "\n".join((
+    "ip link set lo up",
+    "export TMESH_RUNTIME_DIR=$(mktemp -d)",
+    "keeper() { for process in /proc/[0-9]*; do readlink $process/exe || true; done | grep keeper; }",
+    "echo @ start", "%(first)s /built/side.py first", "keeper",
+    "echo @ other", "%(second)s /built/side.py second first", "keeper",
+    "echo @ back", "%(first)s /built/side.py third first second", "/usr/bin/tmeshctl kept", "/venv/bin/tmeshctl kept"))
 WHEEL, DEBIAN = "/venv/bin/python", "/usr/bin/python3"
 FOLDERS = {WHEEL: r"mapped /venv/lib/python3\.\d+/site-packages/tmesh(?: /venv/lib/python3\.\d+/site-packages/libtmesh\.libs)?",
            DEBIAN: r"mapped /usr/lib/python3/dist-packages/tmesh /usr/lib/[a-z0-9_]+-linux-gnu(?: /usr/lib/[a-z0-9_]+-linux-gnu/tmesh)?"}
@@ -53,7 +46,7 @@ def run(tap, release, built, wheel):
     root.run("python3", "-m", "venv", "/venv")
     root.run("sh", "-c", "/venv/bin/pip install --quiet --no-index /wheel/libtmesh-*.whl")
     for name, first, second in (("the wheel's keeper", WHEEL, DEBIAN), ("the packages' keeper", DEBIAN, WHEEL)):
-        status, output = root.attempt(f"exec unshare --net sh -ec '{(STEPS % {'first': first, 'second': second}).replace(chr(39), chr(34))}'")
+        status, output = root.attempt(f"exec unshare --net sh -ec {shlex.quote(STEPS % {'first': first, 'second': second})}")
         keeper = rf"{KEEPERS[first]}\n"
         wanted = (rf"^@ start\nfirst\n{FOLDERS[first]}\n{keeper}@ other\nsecond first\n{FOLDERS[second]}\n{keeper}"
                   rf"@ back\nthird first second\n{FOLDERS[first]}\n(NAME.*first .*second .*third .*){{2}}$")

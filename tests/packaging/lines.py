@@ -12,7 +12,7 @@ from cache import CACHE, sh
 from packages import OWN, Report, Root
 from releases import TOP
 
-# What makes a block or a command in the text one that installs.
+# A block or a command in the text with one of these installs something.
 INSTALLS = re.compile(r"\b(apt|apt-get|pip3?) install\b|\bapt-get build-dep\b|\bdpkg -i\b|\bmake (deb|install)\b|\bpython3? -m venv\b|\bgroupadd\b")
 BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<fenced>.*?)^```$|(?:^\n)(?P<indented>(?:^    [^\n]*\n)+)|^#+ (?P<heading>[^\n]*)$|`(?P<span>[^`]+)`", re.M | re.S)
 # Commands in the text, with what they install.
@@ -36,7 +36,7 @@ ELSEWHERE = {
     ("bindings/python/README.md", "Ray"): "it brings PyTorch for CUDA, which is gigabytes; python-ray-check installs Ray itself",
 }
 
-# What the installer of Debian puts on every machine.
+# Debian's installer puts these on every machine.
 MACHINE = ("adduser", "ca-certificates", "sudo", "udev")
 
 
