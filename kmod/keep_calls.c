@@ -6,6 +6,7 @@
 #include <linux/file.h>
 #include <linux/ipc_namespace.h>
 #include <linux/ktime.h>
+#include <linux/nospec.h>
 #include <linux/nsproxy.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
@@ -164,8 +165,8 @@ struct tmesh_opened {
 	s32 fd;
 };
 
-/* Create all handles and write their descriptors to user memory. */
-static int tmesh_kept_make(struct tmesh_ucmd *ucmd, const struct tmesh_group *group,
+/* Create a handle on each region of the call and write the descriptors to user memory. */
+static int tmesh_kept_make(struct tmesh_ucmd *ucmd, struct tmesh_region *const *regions,
 			   struct tmesh_opened *opened, u32 *done)
 {
 	struct tmesh_kept_open *cmd = ucmd->cmd;
@@ -173,8 +174,8 @@ static int tmesh_kept_make(struct tmesh_ucmd *ucmd, const struct tmesh_group *gr
 	struct file *file;
 	int fd;
 
-	for (; *done < group->nr_regions; ++*done) {
-		fd = tmesh_handle_new(group->regions[*done], cmd->rights, false, NULL, &file);
+	for (; *done < cmd->count; ++*done) {
+		fd = tmesh_handle_new(regions[*done], cmd->rights, false, NULL, &file);
 		/* The region was revoked meanwhile, so it is not kept any more. */
 		if (fd < 0)
 			return fd == -ESTALE ? -ENOENT : fd;
@@ -192,29 +193,34 @@ static int tmesh_kept_make(struct tmesh_ucmd *ucmd, const struct tmesh_group *gr
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }
 
-static int tmesh_kept_open_all(struct tmesh_ucmd *ucmd, const struct tmesh_group *group)
+static int tmesh_kept_open_some(struct tmesh_ucmd *ucmd, const struct tmesh_group *group)
 {
 	struct tmesh_kept_open *cmd = ucmd->cmd;
-	struct tmesh_opened *opened;
 	u32 room = cmd->count, done = 0, i;
+	struct tmesh_region *const *regions;
+	struct tmesh_opened *opened;
 	int rc;
 
 	if (cmd->rights & ~(tmesh_group_access(group) & group->rights))
 		return -EACCES;
-	cmd->count = group->nr_regions;
 	cmd->id = group->id;
-	if (room < group->nr_regions)
+	cmd->total = group->nr_regions;
+	cmd->count = group->nr_regions - min(cmd->first, group->nr_regions);
+	if (cmd->flags & TMESH_KEPT_PART)
+		cmd->count = min(cmd->count, room);
+	else if (room < cmd->count)
 		return tmesh_respond(ucmd, sizeof(*cmd)) ? -EFAULT : -ENOSPC;
-	opened = kvcalloc(group->nr_regions, sizeof(*opened), TMESH_GFP);
+	regions = group->regions + array_index_nospec(cmd->first, group->nr_regions);
+	opened = kvcalloc(cmd->count, sizeof(*opened), TMESH_GFP);
 	if (!opened)
 		return -ENOMEM;
-	rc = tmesh_kept_make(ucmd, group, opened, &done);
+	rc = tmesh_kept_make(ucmd, regions, opened, &done);
 	for (i = 0; i < done; i++) {
 		if (rc) {
 			tmesh_handle_cancel(opened[i].fd, opened[i].file);
 			continue;
 		}
-		trace_tmesh_open(group->regions[i]->id, cmd->rights, false);
+		trace_tmesh_open(regions[i]->id, cmd->rights, false);
 		fd_install(opened[i].fd, opened[i].file);
 	}
 	kvfree(opened);
@@ -234,7 +240,7 @@ int tmesh_ioctl_kept_open(struct tmesh_ucmd *ucmd)
 	kuid_t uid = current_euid();
 	int rc;
 
-	if (cmd->pad || !*cmd->name)
+	if (cmd->pad || !*cmd->name || (cmd->first && !(cmd->flags & TMESH_KEPT_PART)))
 		return -EINVAL;
 	rc = tmesh_label_valid(cmd->name);
 	if (rc)
@@ -249,7 +255,7 @@ int tmesh_ioctl_kept_open(struct tmesh_ucmd *ucmd)
 	group = uid_valid(uid) ? tmesh_group_get(uid, cmd->name) : NULL;
 	if (!group)
 		return -ENOENT;
-	rc = tmesh_kept_open_all(ucmd, group);
+	rc = tmesh_kept_open_some(ucmd, group);
 	tmesh_group_unhold(group);
 	return rc;
 }

@@ -119,7 +119,7 @@ static const struct tmesh_op tmesh_ops[] = {
 		 tmesh_ioctl_wait),
 	TMESH_OP(TMESH_KEEP, tmesh_keep, id, TMESH_KEEP_REPLACE | TMESH_KEEP_GID, TMESH_ON_DEVICE,
 		 tmesh_ioctl_keep),
-	TMESH_OP(TMESH_KEPT_OPEN, tmesh_kept_open, id, TMESH_KEPT_UID,
+	TMESH_OP(TMESH_KEPT_OPEN, tmesh_kept_open, id, TMESH_KEPT_UID | TMESH_KEPT_PART,
 		 TMESH_ON_DEVICE, tmesh_ioctl_kept_open),
 	TMESH_OP(TMESH_KEPT_LIST, tmesh_kept_list, pad, 0, TMESH_ON_DEVICE,
 		 tmesh_ioctl_kept_list),

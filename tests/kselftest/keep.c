@@ -234,6 +234,68 @@ TEST(open_arguments, "room, rights and users of an open")
 	CHECK_OK(kept_drop(dev, "pair"));
 }
 
+TEST(part, "some regions of a name are opened by number, with few descriptors left")
+{
+	int dev = t_dev(), fds[8], got[8], before;
+	struct tmesh_kept_open o = {
+		.size = sizeof(o),
+		.flags = TMESH_KEPT_PART,
+		.name = "eight",
+		.fds = ADDRESS(got),
+		.rights = R_READ,
+	};
+	/* The first region to open, room, and the number of opened ones */
+	const __u32 cases[][3] = {
+		{0, 0, 0}, {0, 8, 8}, {3, 1, 1}, {5, 8, 3}, {7, ~0u, 1}, {8, 1, 0}, {~0u, ~0u, 0},
+	};
+	struct rlimit few;
+
+	for (int i = 0; i < 8; i++)
+		fds[i] = keep_region(dev, PAGE, 0, i);
+	REQUIRE_OK(keep(dev, "eight", fds, 8, 0));
+	for (int i = 0; i < 8; i++)
+		close(fds[i]);
+	before = t_count_fds();
+	for (size_t c = 0; c < ARRAY_SIZE(cases); c++) {
+		o.first = cases[c][0];
+		o.count = cases[c][1];
+		memset(got, 0xff, sizeof(got));
+		CHECK_OK(ioctl(dev, TMESH_KEPT_OPEN, &o));
+		CHECK_EQ(o.count, cases[c][2]);
+		CHECK_EQ(o.total, 8);
+		CHECK_EQ(t_count_fds(), before + (int)o.count);
+		for (__u32 i = 0; i < ARRAY_SIZE(got); i++) {
+			CHECK_EQ(got[i] >= 0, i < o.count);
+			if (i < o.count) {
+				CHECK(keep_same(got[i], PAGE, o.first + i));
+				close(got[i]);
+			}
+		}
+	}
+	/* A program that knows no @first */
+	o.size = offsetof(struct tmesh_kept_open, first);
+	o.first = o.total = 5;
+	o.count = 1;
+	CHECK_OK(ioctl(dev, TMESH_KEPT_OPEN, &o));
+	CHECK(keep_same(got[0], PAGE, 0));
+	CHECK_EQ(o.total, 5);
+	close(got[0]);
+	o.size = sizeof(o);
+	o.flags = 0;
+	CHECK_ERR(ioctl(dev, TMESH_KEPT_OPEN, &o), EINVAL);
+	/* Three descriptors more than the process has open, from 0 on */
+	few = (struct rlimit){dup(dev) + 3, 4096};
+	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &few));
+	o.first = 0;
+	o.count = 8;
+	CHECK_ERR(ioctl(dev, TMESH_KEPT_OPEN, &o), EMFILE);
+	o.flags = TMESH_KEPT_PART;
+	o.first = 6;
+	CHECK_OK(ioctl(dev, TMESH_KEPT_OPEN, &o));
+	CHECK_EQ(o.count, 2);
+	CHECK_OK(kept_drop(dev, "eight"));
+}
+
 /* Rights never grow, not through a name either. */
 TEST(opaque, "opaque regions are kept, with the rights that their handles had")
 {

@@ -887,7 +887,8 @@ struct tmesh_keep {
 #define TMESH_KEEP _IO(TMESH_IOC_MAGIC, 0x16)
 
 /*
- * TMESH_KEPT_OPEN (device): open handles on all regions of a name, in the order of TMESH_KEEP.
+ * TMESH_KEPT_OPEN (device): open handles on the regions of a name, in the order of TMESH_KEEP: on
+ * all, or with TMESH_KEPT_PART on some.
  *
  * @uid      in: with TMESH_KEPT_UID: owner of the name, in the caller's user namespace. Else must
  *           be 0, and the name is the caller's own
@@ -897,8 +898,14 @@ struct tmesh_keep {
  * @rights   in: rights of all handles, READ among them. WRITE needs the mode's write bit, and has
  *           an effect only on opaque regions. Only the owner gets MANAGE. Else EACCES
  * @id       out: the id of TMESH_KEEP
+ * @first    in: with TMESH_KEPT_PART: number of the first region to open; else must be 0
+ * @total    out: number of regions of the name
+ *
+ * With TMESH_KEPT_PART the call opens up to @count regions from @first on, and @count then is the
+ * number of opened ones. It opens fewer at the end of the name, and none behind that.
  */
-#define TMESH_KEPT_UID (1u << 1) /* @uid is given */
+#define TMESH_KEPT_UID (1u << 1)  /* @uid is given */
+#define TMESH_KEPT_PART (1u << 3) /* @first is given */
 
 struct tmesh_kept_open {
 	__u32 size;
@@ -910,6 +917,8 @@ struct tmesh_kept_open {
 	__u32 uid;
 	__u32 pad;	  /* 0 */
 	__aligned_u64 id; /* out */
+	__u32 first;
+	__u32 total; /* out */
 };
 #define TMESH_KEPT_OPEN _IO(TMESH_IOC_MAGIC, 0x17)
 
