@@ -169,9 +169,8 @@ static int adopt_all(struct tmesh_ctx *ctx, const int32_t *fds, uint32_t count,
 	return rc;
 }
 
-static int open_all(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
-		    struct tmesh_region ***out, size_t *count, uint64_t *id,
-		    struct tmesh_error *err)
+static int kernel_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
+			    struct tmesh_region ***out, size_t *count, struct tmesh_error *err)
 {
 	struct tmesh_kept_open kept = {
 		.size = sizeof(kept),
@@ -201,16 +200,7 @@ static int open_all(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t
 	}
 	*out = regions;
 	*count = kept.count;
-	*id = kept.id;
 	return 0;
-}
-
-static int kernel_kept_open(struct tmesh_ctx *ctx, const char *name, uid_t uid, uint32_t rights,
-			    struct tmesh_region ***out, size_t *count, struct tmesh_error *err)
-{
-	uint64_t id;
-
-	return open_all(ctx, name, uid, rights, out, count, &id, err);
 }
 
 static int files_fail(const char *name, struct tmesh_error *err)
@@ -283,23 +273,31 @@ static int kernel_open_region(struct tmesh_ctx *ctx, const char *name, uid_t uid
 			      uint32_t number, struct tmesh_region **region,
 			      struct tmesh_error *err)
 {
-	struct tmesh_region **regions;
-	uint64_t opened;
-	size_t count;
-	int rc = open_all(ctx, name, uid, TMESH_READ, &regions, &count, &opened, err);
+	int32_t fd = -1;
+	struct tmesh_kept_open kept = {
+		.size = sizeof(kept),
+		.flags = TMESH_KEPT_PART | (uid == TMESH_KEPT_OWN ? 0 : TMESH_KEPT_UID),
+		.fds = (uintptr_t)&fd,
+		.count = 1,
+		.rights = TMESH_READ,
+		.uid = uid == TMESH_KEPT_OWN ? 0 : uid,
+		.first = number,
+	};
 
-	if (rc)
-		return rc;
-	if (opened != id)
-		rc = tmesh_fail(err, -ESTALE, "\"%s\" was replaced", name);
-	else if (number >= count)
-		rc = tmesh_fail(err, -EPROTO, "\"%s\" has no region %" PRIu32, name, number);
-	else
-		*region = tmesh_region_ref(regions[number]);
-	for (size_t i = 0; i < count; i++)
-		tmesh_region_unref(regions[i]);
-	free(regions);
-	return rc;
+	memcpy(kept.name, name, strlen(name));
+	if (ioctl(ctx->kernel.device, TMESH_KEPT_OPEN, &kept))
+		return errno == E2BIG || errno == EOPNOTSUPP
+			       ? tmesh_fail(err, -EOPNOTSUPP,
+					    "the loaded tmesh module cannot open one region of a "
+					    "kept name: update it")
+			       : keep_fail(err, name, "open a kept region");
+	if (kept.id == id && kept.count)
+		return adopt_all(ctx, &fd, 1, region, err);
+	if (kept.count)
+		close(fd);
+	return kept.id == id
+		       ? tmesh_fail(err, -EPROTO, "\"%s\" has no region %" PRIu32, name, number)
+		       : tmesh_fail(err, -ESTALE, "\"%s\" was replaced", name);
 }
 
 int tmesh_kernel_shown(struct tmesh_ctx *ctx, int fd, struct tmesh_shown *shown,

@@ -3,6 +3,7 @@
  * "tmesh", and the region behind an open file. Mounting needs root. */
 #include <grp.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -238,6 +239,46 @@ static void test_open_fd(void **state)
 	tmesh_region_unref(region);
 }
 
+#define MANY 500
+#define FEW_FILES 64
+
+/* Opening one file of many takes one descriptor, by its path and by the mount's file. */
+static void test_few_descriptors(void **state)
+{
+	struct tmesh_kept_file files[MANY], file;
+	struct tmesh_keep_opts opts = {.size = sizeof(opts), .files = files, .file_count = MANY};
+	struct tmesh_region *regions[MANY], *region, **all;
+	struct rlimit before, few;
+	char paths[MANY][8];
+	size_t count;
+	int fd;
+
+	for (int i = 0; i < MANY; i++) {
+		snprintf(paths[i], sizeof(paths[i]), "%03d", i);
+		regions[i] = sealed(*state, PAGE, (uint8_t)i);
+		files[i] = (struct tmesh_kept_file){paths[i], 0, PAGE, 0, (uint32_t)i};
+	}
+	assert_ok(tmesh_keep(*state, "many", regions, MANY, &opts, err));
+	for (int i = 0; i < MANY; i++)
+		tmesh_region_unref(regions[i]);
+	mount_here();
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	few = (struct rlimit){FEW_FILES, before.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+	assert_refused(
+		tmesh_kept_open(*state, "many", TMESH_KEPT_OWN, TMESH_READ, &all, &count, err),
+		-EMFILE, "no descriptor");
+	for (int i = 0; i < MANY; i += MANY - 1) {
+		check_file(*state, "many", paths[i], PAGE, (uint8_t)i);
+		fd = open_path(*state, "many", paths[i]);
+		assert_ok(tmesh_kept_open_fd(*state, fd, &region, &file, NULL, err));
+		assert_int_equal(file.region, i);
+		tmesh_region_unref(region);
+		close(fd);
+	}
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 /* Files that a mode shows to all users: others read them, and do not get the region. */
 static void test_other_user(void **state)
 {
@@ -307,9 +348,10 @@ static void test_memfds(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		PLACE_TEST(test_folder),   PLACE_TEST(test_replace), PLACE_TEST(test_refused),
-		PLACE_TEST(test_too_many), PLACE_TEST(test_open_fd), PLACE_TEST(test_other_user),
-		PLACE_TEST(test_memfds),
+		PLACE_TEST(test_folder),  PLACE_TEST(test_replace),
+		PLACE_TEST(test_refused), PLACE_TEST(test_too_many),
+		PLACE_TEST(test_open_fd), PLACE_TEST(test_other_user),
+		PLACE_TEST(test_memfds),  PLACE_TEST(test_few_descriptors),
 	};
 
 	return cmocka_run_group_tests_name("module_files", tests, NULL, NULL);
