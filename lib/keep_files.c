@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 /* Files of kept groups: their table, one file's region, and the path by which programs open them.
  */
+#include <dirent.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <linux/magic.h>
 #include <linux/tmesh.h>
 #include <stdio.h>
@@ -149,20 +152,21 @@ static int fuse_shown(struct tmesh_ctx **ctx, int fd, struct tmesh_shown *shown,
 	char text[TMESH_KEPT_XATTR_MAX + 1];
 	struct tmesh_kept_file *file = &shown->file;
 	ssize_t got = fgetxattr(fd, TMESH_KEPT_XATTR, text, sizeof(text) - 1);
-	unsigned int uid;
+	struct stat st;
 	int behind = 0;
 
 	text[got < 0 ? 0 : got] = '\0';
-	if (sscanf(text, "%" SCNx64 " %" SCNu32 " %" SCNu64 " %" SCNu64 " %u %n", &shown->id,
-		   &file->region, &file->offset, &file->bytes, &uid, &behind) != 5 ||
-	    !behind || tmesh_kept_check_name(text + behind, NULL))
+	if (sscanf(text, "%" SCNx64 " %" SCNu32 " %" SCNu64 " %" SCNu64 " %*u %n", &shown->id,
+		   &file->region, &file->offset, &file->bytes, &behind) != 4 ||
+	    !behind || tmesh_kept_check_name(text + behind, NULL) || fstat(fd, &st))
 		return tmesh_fail(err, -ENODATA, "it is no kept file");
-	if (uid != geteuid())
+	/* The attribute has the uid of the service's user namespace. */
+	if (st.st_uid != geteuid())
 		return tmesh_fail(
 			err, -EOPNOTSUPP,
 			"user %u keeps this file, and a keeper serves its own user alone: "
 			"read or map the file",
-			uid);
+			(unsigned int)st.st_uid);
 	shown->uid = TMESH_KEPT_OWN;
 	strcpy(shown->name, text + behind);
 	return tmesh_ctx_memfd(*ctx, ctx, err);
@@ -275,42 +279,143 @@ static int not_served(const char *text, const char *name, struct tmesh_error *er
 			  name, mount);
 }
 
-/* Check that the path @text is on a file system that shows the kept files of @ctx. */
-static int check_shown(const struct tmesh_ctx *ctx, const char *text, const char *name,
-		       struct tmesh_error *err)
+/* Check that the file @text of the mount is of the keeping @id. -ENOENT: it is not. */
+static int check_shown(struct tmesh_ctx *ctx, const char *text, uint64_t id)
 {
 	bool memfd = ctx->ops->backend == TMESH_BACKEND_MEMFD;
+	struct tmesh_shown shown = {0};
+	int fd, rc;
 
-	if (is_mount(text, memfd ? FUSE_SUPER_MAGIC : TMESH_FS_MAGIC))
+	/* Other file systems are not asked: they may be slow, or any user's. */
+	if (!is_mount(text, memfd ? FUSE_SUPER_MAGIC : TMESH_FS_MAGIC))
+		return -ENOENT;
+	fd = open(text, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+	if (fd < 0)
+		return -errno;
+	rc = memfd ? fuse_shown(&ctx, fd, &shown, NULL) : tmesh_kernel_shown(ctx, fd, &shown, NULL);
+	close(fd);
+	return !rc && shown.id == id ? 0 : -ENOENT;
+}
+
+/* A file of a name in the folder of a user. */
+struct shown_path {
+	const char *name, *path;
+	char folder[NAME_MAX + 1];
+};
+
+static char *text_of(const struct shown_path *what, const char *path)
+{
+	char *text;
+
+	return asprintf(&text, "%s/%s/%s%s%s", mount_point(), what->folder, what->name,
+			path ? "/" : "", path ? path : "") < 0
+		       ? NULL
+		       : text;
+}
+
+static int check_folder(struct tmesh_ctx *ctx, int root, const struct shown_path *what, uint64_t id)
+{
+	struct stat st;
+	char *text;
+	int rc;
+
+	if (fstatat(root, what->folder, &st, AT_SYMLINK_NOFOLLOW) || st.st_uid != geteuid())
+		return -ENOENT;
+	text = text_of(what, what->path);
+	rc = text ? check_shown(ctx, text, id) : -ENOMEM;
+	free(text);
+	return rc;
+}
+
+/* Find the folder of this user in the mount. Folders are called by the uids of the mount's user
+ * namespace. This process may be in another, so the folder's owner decides. */
+static int find_folder(struct tmesh_ctx *ctx, struct shown_path *what, uint64_t id)
+{
+	struct dirent *entry;
+	DIR *root;
+	int rc;
+
+	snprintf(what->folder, sizeof(what->folder), "%u", (unsigned int)geteuid());
+	root = opendir(mount_point());
+	if (!root)
+		return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? -errno : -ENOENT;
+	rc = check_folder(ctx, dirfd(root), what, id);
+	while (rc == -ENOENT && (entry = readdir(root))) {
+		if (*entry->d_name == '.')
+			continue;
+		strcpy(what->folder, entry->d_name);
+		rc = check_folder(ctx, dirfd(root), what, id);
+	}
+	closedir(root);
+	return rc;
+}
+
+/* Report that the mount does not show @path, or the name's folder if that is NULL. */
+static int path_fail(const struct tmesh_ctx *ctx, struct shown_path *what, const char *path, int rc,
+		     struct tmesh_error *err)
+{
+	bool memfd = ctx->ops->backend == TMESH_BACKEND_MEMFD;
+	char *text;
+
+	if (rc != -ENOENT)
+		return tmesh_fail(err, rc, "cannot open \"%.120s\" of \"%s\" in %.80s: %s",
+				  what->path, what->name, mount_point(), strerror(-rc));
+	snprintf(what->folder, sizeof(what->folder), "%u", (unsigned int)geteuid());
+	text = text_of(what, path);
+	if (!text)
+		return tmesh_fail(err, -ENOMEM, "no memory for a path");
+	rc = memfd ? not_served(text, what->name, err) : not_mounted(text, what->name, err);
+	free(text);
+	return rc;
+}
+
+/* Make the path of a keeping that has these files. -ESTALE: the name was replaced meanwhile. */
+static int path_of(struct tmesh_ctx *ctx, const struct tmesh_paths *paths, uint64_t id,
+		   const char *name, const char *path, char **out, struct tmesh_error *err)
+{
+	/* Folders say nothing of their keeping: ask one of the files. */
+	struct shown_path what = {.name = name, .path = path ? path : tmesh_paths_name(paths, 0)};
+	struct tmesh_paths *again;
+	uint64_t now;
+	char *text;
+	int rc, shown;
+
+	if (path && tmesh_paths_find(paths, path) == UINT32_MAX)
+		return tmesh_fail(err, -ENOENT, "no file \"%.120s\" is kept as \"%s\"", path, name);
+	shown = find_folder(ctx, &what, id);
+	if (!shown) {
+		text = text_of(&what, path);
+		if (!text)
+			return tmesh_fail(err, -ENOMEM, "no memory for a path");
+		*out = text;
 		return 0;
-	return memfd ? not_served(text, name, err) : not_mounted(text, name, err);
+	}
+	rc = get_paths(&ctx, name, TMESH_KEPT_OWN, &again, &now, err);
+	if (rc)
+		return rc;
+	free(again);
+	return now == id ? path_fail(ctx, &what, path, shown, err) : -ESTALE;
 }
 
 int tmesh_kept_path(struct tmesh_ctx *ctx, const char *name, const char *path, char **out,
 		    struct tmesh_error *err)
 {
-	struct tmesh_paths *paths;
-	char *text;
-	uint64_t id;
 	int rc = TMESH_NEED(err, ctx, out);
 
-	if (!rc)
-		rc = get_paths(&ctx, name, TMESH_KEPT_OWN, &paths, &id, err);
 	if (rc)
 		return rc;
-	if (path && tmesh_paths_find(paths, path) == UINT32_MAX)
-		rc = tmesh_fail(err, -ENOENT, "no file \"%.120s\" is kept as \"%s\"", path, name);
-	free(paths);
-	if (rc)
-		return rc;
-	if (asprintf(&text, "%s/%u/%s%s%s", mount_point(), (unsigned int)geteuid(), name,
-		     path ? "/" : "", path ? path : "") < 0)
-		return tmesh_fail(err, -ENOMEM, "no memory for a path");
-	rc = check_shown(ctx, text, name, err);
-	if (rc) {
-		free(text);
-		return rc;
+	for (int i = 0; i < TRIES; i++) {
+		struct tmesh_ctx *keeps = ctx;
+		struct tmesh_paths *paths;
+		uint64_t id;
+
+		rc = get_paths(&keeps, name, TMESH_KEPT_OWN, &paths, &id, err);
+		if (rc)
+			return rc;
+		rc = path_of(keeps, paths, id, name, path, out, err);
+		free(paths);
+		if (rc != -ESTALE)
+			return rc;
 	}
-	*out = text;
-	return 0;
+	return tmesh_fail(err, rc, "\"%s\" is replaced again and again: try again", name);
 }

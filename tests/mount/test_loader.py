@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 
-from mounts import Mount, read
+from mounts import Mount, OTHER, as_user, end_keeper_of, keep_as, read, run_folder
 from test_keep import BUILD, PATIENCE, TOOL, kept, tool
 
 
@@ -58,6 +58,31 @@ def test_in_place(folder):
         safetensors(os.path.join(model, "model.safetensors"), ["a", "b"], 3)
         tool("keep", "--replace", "--folder", model, "st")
         assert load(path)["id"] != first["id"]
+
+
+def test_mapped_user(folder):
+    """root of a user namespace finds the path of its files by the uid outside, and has their region in place"""
+    model = os.path.join(folder, "st")
+    os.makedirs(model)
+    safetensors(os.path.join(model, "model.safetensors"), ["a", "b"], 1)
+    with Mount(folder) as mount:
+        tool("keep", "--folder", model, "roots")
+        keep_as(mount, OTHER, model, "own")
+
+        def inside(*words):
+            return as_user(OTHER, "unshare", "--user", "--map-root-user", *words, TMESH_RUNTIME_DIR=run_folder(mount, OTHER))
+
+        if inside("true").returncode:
+            return "this machine has no user namespaces for users"
+        done = inside(TOOL, "kept", "--path", "own/model.safetensors")
+        path = mount.path("own/model.safetensors", uid=OTHER)
+        assert done.stdout.strip() == path, done
+        done = inside(os.path.join(BUILD, "tmeshctl-load"), "--json", "--background", "--for", "60", path)
+        said = json.loads(done.stdout)
+        os.kill(said["pid"], signal.SIGKILL)
+        assert said["report"]["kept"] == "own" and said["report"]["bytes_read"] == 0, said
+        end_keeper_of(mount, OTHER)
+    return None
 
 
 def write_index(folder, **files):
@@ -132,4 +157,4 @@ def test_shards_in_place(folder):
             assert "was replaced while" in load(os.path.join(mixed, "index.json"), status=1)
 
 
-TESTS = [test_in_place, test_shards_in_place]
+TESTS = [test_in_place, test_mapped_user, test_shards_in_place]
