@@ -14,7 +14,8 @@ VM_LONG := vm-debug-fuzz vm-6.12-races vm-debug-widened
 VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,6.12-python 6.12-beam 6.12-demo 6.12-mount newest-mount debug-library newest-python newest-beam 6.12-net 6.12-four 6.12-faults 6.1-engine 6.12-engine newest-engine)
 # Without the module.
 VM_HUGE_FULL := $(addprefix vm-,6.1-huge 6.12-huge newest-huge)
-VM_MODULE_FULL := $(VM_MODULE) $(VM_DEBUG) $(VM_LONG) $(VM_HUGE_FULL) $(addprefix vm-,6.12-kselftest trixie-kselftest debug-swiotlb-kselftest newest-netfs)
+VM_READERS := $(addprefix vm-,6.1-readers 6.12-readers newest-readers)
+VM_MODULE_FULL := $(VM_MODULE) $(VM_DEBUG) $(VM_LONG) $(VM_HUGE_FULL) $(VM_READERS) $(addprefix vm-,6.12-kselftest trixie-kselftest debug-swiotlb-kselftest newest-netfs)
 VM_SUITES_FULL := vm-judge $(VM_CHECKOUT_FULL) $(VM_MODULE_FULL)
 # Debian's testing, as a root without a guest.
 VM_CHECKOUT_FULL += vm-forky-beam kexec-check
@@ -80,6 +81,8 @@ kexec-check: tools keeper $(B)/tests/keep/kept_hash $(B)/tests/vm/luo ## [Test] 
 $(B)/tests/vm/luo: tests/vm/kexec/luo.c
 	@mkdir -p $(@D)
 	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -static $< -o $@
+
+$(VM_READERS): tools
 
 vm-newest-netfs: tools $(B)/tmesh-keeper $(B)/tests/keep/kept_hash $(B)/tests/model/faults.so
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import boot
 import checkout
@@ -160,6 +161,14 @@ def mount(tap, name):
     in_debian(tap, name, "mount", "mount-check", modules=("fuse",))
 
 
+def readers(tap, name):
+    """Test fio and a user namespace on the module's file system, without a root of Debian."""
+    found = [shutil.which(program) for program in ("setpriv", "fio")]
+    programs = [boot.BUILD / "tmeshctl", *(Path(path) for path in found if path)]
+    on_module(tap, name, "readers", programs=[*programs, modules.TOP / "tests/mount/readers.sh"],
+              libraries=network.libraries(programs))
+
+
 def demo(tap, name):
     """Run `make demo` in the same way."""
     in_debian(tap, name, "demo", "demo-check", with_model=True)
@@ -175,6 +184,7 @@ SUITES = {
     "mount": mount,
     "demo": demo,
     "engine": engine,
+    "readers": readers,
     "faults": faults,
     "net": net,
     "four": four,
