@@ -11,6 +11,7 @@
  * over a dentry of a dropped group finds the table gone. No dentry says that a name does not exist,
  * so names that come are found at once.
  */
+#include <linux/completion.h>
 #include <linux/fs_context.h>
 #include <linux/module.h>
 #include <linux/namei.h>
@@ -533,8 +534,18 @@ static const struct fs_context_operations tmesh_fs_context_ops = {
 	.reconfigure = tmesh_fs_reconfigure,
 };
 
+/* Mounts wait until the module is whole. A step of its start that fails frees it under a mount. */
+static DECLARE_COMPLETION(tmesh_fs_settled);
+static bool tmesh_fs_usable;
+
 static int tmesh_fs_init_context(struct fs_context *fc)
 {
+	int rc = wait_for_completion_killable(&tmesh_fs_settled);
+
+	if (rc)
+		return rc;
+	if (!tmesh_fs_usable)
+		return -ENODEV;
 	fc->ops = &tmesh_fs_context_ops;
 	return 0;
 }
@@ -560,13 +571,23 @@ static struct file_system_type tmesh_fs_type = {
 };
 
 /**
- * tmesh_fs_init() - register the file system
+ * tmesh_fs_init() - register the file system; mounts wait for tmesh_fs_settle()
  *
  * Return: 0 or a negative error.
  */
 int __init tmesh_fs_init(void)
 {
 	return register_filesystem(&tmesh_fs_type);
+}
+
+/**
+ * tmesh_fs_settle() - end the waits of mounts
+ * @usable: the module has all of its parts; else mounts fail
+ */
+void tmesh_fs_settle(bool usable)
+{
+	tmesh_fs_usable = usable;
+	complete_all(&tmesh_fs_settled);
 }
 
 /**

@@ -283,18 +283,19 @@ static int __init tmesh_init(void)
 	tmesh_lease_expiry_setup();
 	tmesh_kept_setup();
 	tmesh_debug_init();
-	rc = misc_register(&tmesh_device);
-	if (rc)
-		goto err_debug;
-	/* A mount finds the module whole, and this step fails least of all. */
 	rc = tmesh_fs_init();
 	if (rc)
-		goto err_device;
+		goto err_debug;
+	/* The last step: an open device would not keep a failure from freeing the module. */
+	rc = misc_register(&tmesh_device);
+	tmesh_fs_settle(!rc);
+	if (rc)
+		goto err_fs;
 	tmesh_tell_untested();
 	return 0;
 
-err_device:
-	misc_deregister(&tmesh_device);
+err_fs:
+	tmesh_fs_exit();
 err_debug:
 	tmesh_debug_exit();
 	tmesh_reclaim_exit();

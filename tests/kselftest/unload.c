@@ -9,12 +9,15 @@
 #include <unistd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <linux/netlink.h>
 
 #include "drm.h"
 #include "keep.h"
 #include "lease.h"
+#include "peer.h"
 #include "t.h"
 
 static const char *module_file(void)
@@ -254,6 +257,39 @@ TEST(kept, "what is kept goes with the module, which says what that was")
 	CHECK_EQ(t_caps(dev).used_kept_names, 0);
 	CHECK_EQ(t_listed(dev), 0);
 	close(dev);
+}
+
+/* Test whether the kernel has announced the device since the last call. */
+static bool announced(int events)
+{
+	bool found = false;
+	char text[4096];
+
+	while (recv(events, text, sizeof(text), MSG_DONTWAIT) > 0)
+		found |= !strncmp(text, "add@/devices/virtual/misc/tmesh", sizeof(text));
+	return found;
+}
+
+TEST(name_taken, "a load that fails for the file system's name never shows the device")
+{
+	struct sockaddr_nl kernel = {.nl_family = AF_NETLINK, .nl_groups = 1};
+	const char *path = module_file();
+	int peer = open_peer(), file = REQUIRE_OK(open(path, O_RDONLY | O_CLOEXEC));
+	int events =
+		REQUIRE_OK(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT));
+
+	REQUIRE_OK(bind(events, (struct sockaddr *)&kernel, sizeof(kernel)));
+	REQUIRE_OK(unload());
+	if (CHECK_OK(ioctl(peer, PEER_TAKE_NAME))) {
+		CHECK_ERR(syscall(SYS_finit_module, file, "", 0), EBUSY);
+		CHECK(!announced(events));
+		CHECK_OK(ioctl(peer, PEER_GIVE_NAME));
+	}
+	load(path);
+	CHECK(announced(events));
+	close(file);
+	close(events);
+	close(peer);
 }
 
 /* Read the files that do not hold the module. */

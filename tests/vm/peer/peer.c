@@ -5,6 +5,7 @@
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
+#include <linux/fs.h>
 #include <linux/iosys-map.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
@@ -399,6 +400,17 @@ static long peer_hold(struct peer *peer, int fd)
 	return 0;
 }
 
+static int peer_mount(struct fs_context *fc)
+{
+	return -ENODEV;
+}
+
+static struct file_system_type peer_fs = {
+	.name = "tmesh",
+	.owner = THIS_MODULE,
+	.init_fs_context = peer_mount,
+};
+
 static long peer_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct peer *peer = file->private_data;
@@ -432,6 +444,10 @@ static long peer_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return 0;
 	case PEER_HELD:
 		return READ_ONCE(peer->held);
+	case PEER_TAKE_NAME:
+		return register_filesystem(&peer_fs);
+	case PEER_GIVE_NAME:
+		return unregister_filesystem(&peer_fs);
 	case PEER_PLAIN:
 	case PEER_SPECIAL:
 		return peer_mark(arg, cmd == PEER_SPECIAL);

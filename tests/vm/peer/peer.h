@@ -79,6 +79,13 @@ struct peer_import {
 #define PEER_LET _IO('P', 15)
 #define PEER_HELD _IO('P', 16)
 
+/*
+ * PEER_TAKE_NAME: registers a file system "tmesh", so that no other can have the name. PEER_GIVE_NAME
+ * gives the name up.
+ */
+#define PEER_TAKE_NAME _IO('P', 17)
+#define PEER_GIVE_NAME _IO('P', 18)
+
 /* mmap() of the file shows what was attached, by its exporter's means. */
 
 #endif
