@@ -287,7 +287,10 @@ static struct dentry *tmesh_folder_lookup(struct inode *dir, struct dentry *dent
 		ino = tmesh_node_ino(dir->i_sb, folder->files, node.file.path, node.prefix);
 	}
 	rcu_read_unlock();
-	/* The name ended in the middle of a walk, and may have been replaced. The VFS walks once more. */
+	/*
+	 * The name ended in the middle of a walk, and may have been replaced. The VFS walks once
+	 * more.
+	 */
 	if (!table && !(flags & LOOKUP_REVAL))
 		return ERR_PTR(-ESTALE);
 	if (node.first >= node.end)
