@@ -205,7 +205,9 @@ TEST(limit_beside,
 		while (t_derive(handle, R_READ, 0) >= 0)
 			;
 		why = errno;
-		fd = t_create(dev, PAGE, 0);
+		/* Memory of the failed call is free a little later, and may be enough for some. */
+		for (int i = 0; i < 64 && (i == 0 || fd >= 0); i++)
+			fd = t_create(dev, PAGE, 0);
 		/* The following code needs memory of the process. */
 		REQUIRE(write(out, "0", 1) == 1);
 		CHECK_EQ(why, ENOMEM);
