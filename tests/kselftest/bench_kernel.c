@@ -238,7 +238,7 @@ static void bench_many(void)
 		regions[n] = REQUIRE_OK(t_create(dev, PAGE, TMESH_CREATE_NOHUGE));
 		REQUIRE_OK(t_token(regions[n], R_READ, tokens[n]));
 	}
-	report("memory of a region with a handle and a token, without its pages",
+	report("memory of a region, its handle and its token, without pages",
 	       (used_kb() - before) * 1024. / (MANY - FEW) - PAGE, "bytes");
 	for (int i = 0; i < ROUNDS; i++)
 		many[i] = lookup(&seed, tokens, MANY);
