@@ -207,6 +207,10 @@ static int finish(struct tmesh_cuda *cuda, cu_stream stream, int rc, struct tmes
 	int waited = cuda_check(cuda, cuda->driver.stream_synchronize(stream),
 				"cuStreamSynchronize", rc ? NULL : err);
 
+	/* After a failed wait the copy may go on, and the caller frees its memory. A broken context
+	 * fails again, and copies nothing more. */
+	if (waited)
+		cuda->driver.stream_synchronize(stream);
 	return rc ? rc : waited;
 }
 
