@@ -69,7 +69,7 @@ bool hook_driver_was_asked(void)
 
 bool hook_driver_is_on(void)
 {
-	const char *value = getenv("TMESH_CUDA_HOOK_DRIVER");
+	const char *value = secure_getenv("TMESH_CUDA_HOOK_DRIVER");
 
 	return value && !strcmp(value, "1");
 }
