@@ -20,30 +20,52 @@ static bool is_view(const struct tmesh_graph_node *node)
 	return node->op == TMESH_GRAPH_RESHAPE;
 }
 
-/* Check a node before anything is made. */
-static int check_node(const struct tmesh_graph *graph, const uint32_t *at, uint32_t places,
-		      uint32_t index, struct tmesh_error *err)
+static bool reads(const struct tmesh_graph_node *node, uint32_t inputs, uint32_t value)
 {
-	const struct tmesh_graph_node *node = &graph->nodes[index];
+	for (uint32_t n = 0; n < inputs; n++)
+		if (node->inputs[n] == value)
+			return true;
+	return false;
+}
 
-	if (!is_given(node) && !is_view(node) && at[index] >= places)
-		return tmesh_fail(err, -EINVAL, "node \"%s\" is at place %u, and there are %u",
-				  node->name, at[index], places);
-	if (node->op != TMESH_GRAPH_SET_ROWS)
-		return 0;
-	for (size_t i = 0; i < graph->node_count; i++) {
-		const struct tmesh_graph_node *reader = &graph->nodes[i];
+static int shared_rows(const struct tmesh_graph *graph, uint32_t index, struct tmesh_error *err)
+{
+	uint32_t rows = graph->nodes[index].inputs[0], reader = 0;
 
-		for (uint32_t n = 0; i != index && n < reader->input_count; n++)
-			if (reader->inputs[n] == node->inputs[0])
-				return tmesh_fail(
-					err, -EINVAL,
-					"\"%s\", whose rows \"%s\" replaces, is read by \"%s\" "
-					"too: it can read \"%s\"",
-					graph->nodes[node->inputs[0]].name, node->name,
-					reader->name, node->name);
+	while (reader == index ||
+	       !reads(&graph->nodes[reader], graph->nodes[reader].input_count, rows))
+		reader++;
+	return tmesh_fail(
+		err, -EINVAL,
+		"\"%s\", whose rows \"%s\" replaces, is read by \"%s\" too: it can read \"%s\"",
+		graph->nodes[rows].name, graph->nodes[index].name, graph->nodes[reader].name,
+		graph->nodes[index].name);
+}
+
+/* Check the places and the replaced rows before anything is made. */
+static int check_nodes(const struct tmesh_graph *graph, const uint32_t *at, uint32_t places,
+		       struct tmesh_error *err)
+{
+	uint32_t *readers = calloc(graph->node_count + 1, sizeof(*readers));
+	int rc = readers ? 0
+			 : tmesh_fail(err, -ENOMEM, "no memory for %zu nodes", graph->node_count);
+
+	for (uint32_t i = 0; !rc && i < graph->node_count; i++) {
+		const struct tmesh_graph_node *node = &graph->nodes[i];
+
+		if (!is_given(node) && !is_view(node) && at[i] >= places)
+			rc = tmesh_fail(err, -EINVAL,
+					"node \"%s\" is at place %u, and there are %u", node->name,
+					at[i], places);
+		for (uint32_t n = 0; n < node->input_count; n++)
+			readers[node->inputs[n]] += !reads(node, n, node->inputs[n]);
 	}
-	return 0;
+	for (uint32_t i = 0; !rc && i < graph->node_count; i++)
+		if (graph->nodes[i].op == TMESH_GRAPH_SET_ROWS &&
+		    readers[graph->nodes[i].inputs[0]] > 1)
+			rc = shared_rows(graph, i, err);
+	free(readers);
+	return rc;
 }
 
 static int parts_put(struct tmesh_graph_partitions *parts, uint32_t index, uint32_t place,
@@ -55,6 +77,12 @@ static int parts_put(struct tmesh_graph_partitions *parts, uint32_t index, uint3
 	while (i < parts->count && parts->all[i].place != place)
 		i++;
 	if (i == parts->count) {
+		if (i == TMESH_GRAPH_MAX_PARTITIONS)
+			return tmesh_fail(
+				err, -E2BIG,
+				"the places split the graph into more than %d partitions: "
+				"give neighbouring nodes the same place",
+				TMESH_GRAPH_MAX_PARTITIONS);
 		more = reallocarray(parts->all, i + 1, sizeof(*more));
 		if (!more)
 			return tmesh_fail(err, -ENOMEM, "no memory for a part of a graph");
@@ -182,10 +210,8 @@ int tmesh_graph_split(struct tmesh_graph *graph, const uint32_t *at, uint32_t pl
 		      struct tmesh_graph_partitions **out, struct tmesh_error *err)
 {
 	struct tmesh_graph_partitions *parts;
-	int rc = 0;
+	int rc = check_nodes(graph, at, places, err);
 
-	for (uint32_t i = 0; !rc && i < graph->node_count; i++)
-		rc = check_node(graph, at, places, i, err);
 	if (rc)
 		return rc;
 	parts = calloc(1, sizeof(*parts));

@@ -25,6 +25,7 @@ struct tmesh_graph;
 #define TMESH_GRAPH_MAX_NODES 65536
 #define TMESH_GRAPH_MAX_OUTPUTS 1024
 #define TMESH_GRAPH_MAX_INPUTS 8
+#define TMESH_GRAPH_MAX_PARTITIONS 1024
 /* For nodes, outputs and graphs: letters, digits and "_.-/", and as long as ggml has room for. */
 #define TMESH_GRAPH_NAME_LEN 63
 
@@ -168,7 +169,7 @@ char *tmesh_graph_to_dot(const struct tmesh_graph *graph);
  * that a part reads of another part is an input of it by the node's name. Outputs have their nodes'
  * names.
  * Return: 0 and a reference in @out; -EINVAL (a place that is none; rows that a "set_rows" replaces
- * and another node reads too), -ENOMEM.
+ * and another node reads too), -E2BIG (more than TMESH_GRAPH_MAX_PARTITIONS), -ENOMEM.
  */
 struct tmesh_graph_partitions;
 int tmesh_graph_split(struct tmesh_graph *graph, const uint32_t *at, uint32_t places,

@@ -111,6 +111,57 @@ static void test_pasts(void **state)
 	tmesh_graph_unref(graph);
 }
 
+/* "a" reads its own rows twice, which another node does not. */
+static void test_own_rows(void **state)
+{
+	const uint32_t at[] = {0, 0, 0, 0};
+	struct tmesh_graph *graph = parsed("graph g\n"
+					   "x = input : float32[4,4]\n"
+					   "r = input : int64[4]\n"
+					   "a = set_rows(x, x, r)\n"
+					   "output a = a\n");
+	struct tmesh_graph_partitions *parts;
+
+	assert_ok(tmesh_graph_split(graph, at, 1, &parts, err));
+	tmesh_graph_partitions_unref(parts);
+	tmesh_graph_unref(graph);
+}
+
+/* A chain whose nodes are at two places in turn. */
+static struct tmesh_graph *chain(uint32_t count, uint32_t *at)
+{
+	size_t room = 64 + (size_t)count * 32, used;
+	char *text = malloc(room);
+	struct tmesh_graph *graph;
+
+	assert_non_null(text);
+	used = (size_t)snprintf(text, room, "graph g\nn0 = input : float32[4]\n");
+	for (uint32_t i = 1; i <= count; i++) {
+		used += (size_t)snprintf(text + used, room - used, "n%u = silu(n%u)\n", i, i - 1);
+		at[i] = i % 2;
+	}
+	snprintf(text + used, room - used, "output o = n%u\n", count);
+	graph = parsed(text);
+	free(text);
+	return graph;
+}
+
+static void test_many_partitions(void **state)
+{
+	uint32_t at[TMESH_GRAPH_MAX_PARTITIONS + 2] = {0};
+	struct tmesh_graph *graph = chain(TMESH_GRAPH_MAX_PARTITIONS, at);
+	struct tmesh_graph_partitions *parts;
+
+	assert_ok(tmesh_graph_split(graph, at, 2, &parts, err));
+	assert_int_equal(tmesh_graph_partitions_count(parts), TMESH_GRAPH_MAX_PARTITIONS);
+	tmesh_graph_partitions_unref(parts);
+	tmesh_graph_unref(graph);
+	graph = chain(TMESH_GRAPH_MAX_PARTITIONS + 1, at);
+	assert_refused(tmesh_graph_split(graph, at, 2, &parts, err), -E2BIG,
+		       "more than 1024 partitions");
+	tmesh_graph_unref(graph);
+}
+
 static int files(void)
 {
 	DIR *dir = opendir(folder);
@@ -319,6 +370,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_split),	     cmocka_unit_test(test_pasts),
+		cmocka_unit_test(test_own_rows),     cmocka_unit_test(test_many_partitions),
 		cmocka_unit_test(test_run),	     cmocka_unit_test(test_waits),
 		cmocka_unit_test(test_others_files),
 	};
