@@ -74,15 +74,18 @@ def widened(tap, name):
     tap.note(f"never reached: {' '.join(sorted(places - reached))}")
 
 
-def in_debian(tap, name, suite, *targets, huge="", with_model=False, packages=(), modules=()):
+def in_debian(tap, name, suite, *targets, huge="", fetch=None, packages=(), modules=()):
     """Run suites of the checkout in Debian 13, without the module and with it.
 
+    fetch: called with the copy of the checkout, for files that come by the network.
     packages: more packages of Debian that they need
     modules: more modules of the kernel that they need
     huge: a target for memfds that may have huge pages. It runs in the guest, because it changes settings of the kernel
     """
     with locked(checkout.COPY):
-        repo = checkout.copy(with_model)
+        repo = checkout.copy()
+        if fetch:
+            fetch(repo)
         for target in targets:
             done = checkout.on_memfd(target, repo, packages)
             program(tap, f"Debian 13 without the module: {target}", done.stdout.splitlines(), done.returncode)
@@ -171,7 +174,7 @@ def readers(tap, name):
 
 def demo(tap, name):
     """Run `make demo` in the same way."""
-    in_debian(tap, name, "demo", "demo-check", with_model=True)
+    in_debian(tap, name, "demo", "demo-check", fetch=checkout.fetch_demo)
 
 
 SUITES = {
