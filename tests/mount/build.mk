@@ -42,4 +42,12 @@ mount-stock-check: all python $(ENGINE_VENV)/tools.stamp $(MOUNT_LLAMA).stamp $(
 mount-engines-table: ## [Measure] Write what stock engines have in place into docs/howto/paths.md.
 	@$(MAKE) -s --no-print-directory mount-stock-check ENGINES_TABLE=docs/howto/paths.md
 
-.PHONY: mount-engines-check mount-check mount-passthrough-check mount-stock-check mount-engines-table
+# The suite vm-6.12-engines has put the packages there, for the Python of its root and guest.
+mount-guest-check: $(MOUNT_BUILT) tools keeper ## Test stock engines on kept files in the Debian 13 of tests/vm.
+	@$(PYTHON) -B $(MOUNT_TESTS)/stock.py $(abspath $(B)) $(PYTHON) $(abspath $(B))/tests/mount/packages
+
+mount-module-table: kselftest ## [Measure] Write what stock engines have in place on the module into docs/howto/paths.md.
+	@TMESH_TEST_LENGTH=full tests/vm/run 6.12 engines >$(B)/engines.tap; status=$$?; grep '^not ok' $(B)/engines.tap; \
+		[ $$status != 0 ] || $(MOUNT_TESTS)/stock_table.py docs/howto/paths.md <$(B)/engines.tap
+
+.PHONY: mount-engines-check mount-check mount-passthrough-check mount-stock-check mount-engines-table mount-guest-check mount-module-table

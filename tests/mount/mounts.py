@@ -71,6 +71,22 @@ class Mount:
         self.end()
 
 
+class ModuleMount(Mount):
+    """A mount of the module's file system. All names of this user are dropped at its end."""
+
+    def start(self):
+        os.makedirs(self.place, exist_ok=True)
+        test_keep.tool("mount", self.place)
+
+    def end(self, _how=None):
+        test_keep.tool("umount", self.place)
+
+    def __exit__(self, *_):
+        for name in test_keep.kept():
+            test_keep.tool("drop", name)
+        self.end()
+
+
 def expected_way():
     """By what tmesh-mount is built with, and this kernel."""
     built = subprocess.run([*PROGRAM, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=True).stdout

@@ -5,9 +5,8 @@
     stock.py BUILD_DIR ENGINE_PYTHON PACKAGES
     stock.py BUILD_DIR ENGINE_PYTHON PACKAGES MORE_PACKAGES TORCH_PYTHON [--table FILE]
 
-The first tests ONNX Runtime and llama.cpp, the second all engines. Prints TAP. --table writes what was seen into FILE, between its two
-marks."""
-import datetime
+The first tests ONNX Runtime and llama.cpp, the second all engines. With TMESH_BACKEND=kernel the module keeps and shows the files, else a
+keeper and tmesh-mount do. Prints TAP, with a comment for each row of stock_table.py. --table writes these rows into FILE."""
 import json
 import os
 import shutil
@@ -21,15 +20,16 @@ MORE, TORCH = sys.argv[4:6] or (None, None)
 TABLE = sys.argv[7] if sys.argv[6:7] == ["--table"] else None
 sys.argv[2:] = []
 sys.path[:0] = [HERE, os.path.join(HERE, "../keep")]
+import stock_table
 import test_keep
 import test_mount
+from mounts import ModuleMount
 from test_keep import tool
-from test_mount import Mount
 
 PATIENCE = test_keep.PATIENCE
+ON_MODULE = os.environ.get("TMESH_BACKEND") == "kernel"
+Mount = ModuleMount if ON_MODULE else test_mount.Mount
 
-
-MARKS = "<!-- engines -->\n", "<!-- /engines -->\n"
 OF_TORCH = "transformers", "safetensors"
 rows = []
 
@@ -74,7 +74,7 @@ def plain(kind, path):
 
 
 def check(mount, folder, kind, source, model, title, bytes_in_place):
-    """Two processes on the kept folder, and one after everything else but the keeper was killed and the source is gone."""
+    """Two processes on the kept folder. Then the source is gone, all processes but a keeper are killed, and one is started again."""
     beside, _ = plain(kind, os.path.join(source, model))
     wanted, name = beside["result"], kind
     tool("keep", "--folder", source, name)
@@ -192,27 +192,18 @@ def test_safetensors(folder):
         check(mount, folder, "safetensors", source, first, "safetensors, `safe_open`", size * 9 // 10)
 
 
-def write_table(file):
-    way = "passthrough" if test_mount.expected_way() == b"passthrough" else "the page cache"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=TOP, capture_output=True, text=True, check=False).stdout.strip()
-    lines = [f"`make mount-engines-table` on {datetime.date.today()} at {commit}: Linux {os.uname().release}, by {way}. Two processes on one "
-             "kept folder, MiB in each.", "",
-             "| engine | version | of the kept file in place | its share of that | own memory, kept file | own memory, plain file |",
-             "| --- | --- | --- | --- | --- | --- |"]
-    for title, version, (rss, pss), beside, own in rows:
-        lines.append(f"| {title} | {version} | {rss / 1024:.1f} | {pss / 1024:.1f} | {own / 1024:.1f} | {beside / 1024:.1f} |")
-    with open(file, encoding="utf-8") as text:
-        before, rest = text.read().split(MARKS[0])
-    with open(file, "w", encoding="utf-8") as text:
-        text.write(before + MARKS[0] + "\n".join(lines) + "\n" + MARKS[1] + rest.split(MARKS[1])[1])
+def way():
+    if ON_MODULE:
+        return "the module"
+    return "passthrough" if test_mount.expected_way() == b"passthrough" else "the page cache"
 
 
 def why_not():
     if os.geteuid():
         return "needs root"
-    if not os.path.exists(os.path.join(BUILD, "tmesh-mount")):
+    if not ON_MODULE and not os.path.exists(os.path.join(BUILD, "tmesh-mount")):
         return "tmesh-mount is not built: libfuse3-dev"
-    if test_mount.errno_of(lambda: os.close(os.open("/dev/fuse", os.O_RDWR))):
+    if not ON_MODULE and test_mount.errno_of(lambda: os.close(os.open("/dev/fuse", os.O_RDWR))):
         return "this machine has no /dev/fuse"
     for kind, modules in (("onnx", "onnx, onnxruntime, gguf, cyllama"), ("openvino", "openvino, onnxruntime_genai"),
                           ("transformers", "torch, transformers, safetensors, accelerate"))[:3 if MORE else 1]:
@@ -222,7 +213,7 @@ def why_not():
 
 
 if __name__ == "__main__":
-    os.environ |= {"TMESH_BACKEND": "memfd", "TMESH_KEEPER": test_keep.KEEPER}
+    os.environ |= {"TMESH_BACKEND": "kernel" if ON_MODULE else "memfd", "TMESH_KEEPER": test_keep.KEEPER}
     for name in ("NOTIFY_SOCKET", "TMESH_RUNTIME_DIR"):
         os.environ.pop(name, None)
     tests = [test_onnx, test_llama]
@@ -235,6 +226,8 @@ if __name__ == "__main__":
             print(f"ok {number} - {test.__doc__} # SKIP {why}")
         sys.exit(0)
     status = test_keep.main(tests)
+    lines = [stock_table.row(title, version, way(), shares, own, beside) for title, version, shares, beside, own in rows]
+    print("".join(f"# {line}\n" for line in lines), end="")
     if TABLE and not status:
-        write_table(TABLE)
+        stock_table.write(TABLE, "engines", "make mount-engines-table", f"Linux {os.uname().release}", lines)
     sys.exit(status)

@@ -11,7 +11,7 @@ VM_MODULE := $(addprefix vm-,6.1-kselftest newest-kselftest)
 # kmod-check needs the sources of the debug kernel.
 VM_DEBUG := kmod-check $(addprefix vm-,debug-kselftest debug-seeded)
 VM_LONG := vm-debug-fuzz vm-6.12-races vm-debug-widened
-VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,6.12-python 6.12-beam 6.12-demo 6.12-mount newest-mount debug-library newest-python newest-beam 6.12-net 6.12-four 6.12-faults 6.1-engine 6.12-engine newest-engine)
+VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,6.12-python 6.12-beam 6.12-demo 6.12-engines 6.12-mount newest-mount debug-library newest-python newest-beam 6.12-net 6.12-four 6.12-faults 6.1-engine 6.12-engine newest-engine)
 # Without the module.
 VM_HUGE_FULL := $(addprefix vm-,6.1-huge 6.12-huge newest-huge)
 VM_READERS := $(addprefix vm-,6.1-readers 6.12-readers newest-readers)

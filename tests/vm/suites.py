@@ -172,6 +172,11 @@ def readers(tap, name):
               libraries=network.libraries(programs))
 
 
+def engines(tap, name):
+    """Test ONNX Runtime and llama.cpp on kept files, by tmesh-mount in Debian 13 and by the module in the guest."""
+    in_debian(tap, name, "engines", "mount-guest-check", fetch=checkout.fetch_engines)
+
+
 def demo(tap, name):
     """Run `make demo` in the same way."""
     in_debian(tap, name, "demo", "demo-check", fetch=checkout.fetch_demo)
@@ -187,6 +192,7 @@ SUITES = {
     "mount": mount,
     "demo": demo,
     "engine": engine,
+    "engines": engines,
     "readers": readers,
     "faults": faults,
     "net": net,
