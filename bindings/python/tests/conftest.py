@@ -300,6 +300,31 @@ def nothing_kept():
 
 
 @pytest.fixture
+def kept_files(tmp_path, monkeypatch):
+    """Return the folder of a mount of kept files: of the module, or of a tmesh-mount beside the keeper."""
+    place = tmp_path / "tree"
+    place.mkdir()
+    monkeypatch.setenv("TMESH_MOUNT", str(place))
+    if tmesh.backend() == "kernel":
+        if os.geteuid():
+            pytest.skip("mounting what the module keeps takes root")
+        subprocess.run(["mount", "-t", "tmesh", "none", place], check=True)
+        yield place
+        subprocess.run(["umount", place], check=True)
+        return
+    program = os.path.join(os.path.dirname(os.environ.get("TMESH_KEEPER", "")), "tmesh-mount")
+    if not os.path.exists(program) or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("no tmesh-mount, or no /dev/fuse")
+    runtime = os.environ.get("TMESH_RUNTIME_DIR")
+    with subprocess.Popen([program, *(["--keepers", runtime] if runtime else []), str(place)]) as service:
+        while not os.path.ismount(place):
+            if service.poll() is not None:
+                pytest.skip("tmesh-mount cannot mount here")
+        yield place
+        service.terminate()
+
+
+@pytest.fixture
 def python():
     """Run a program in a fresh interpreter. Return its stdout, or fail."""
     def run(program, *args, file=None, **kwargs):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Memory that stays under a name, with the real keeper (on memfd) or the module."""
 
+import errno
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -197,6 +199,27 @@ def test_files_of_a_folder(tmp_path):
         tmesh.kept_files("plain")
     tmesh.drop("one")
     tmesh.drop("model")
+
+
+def test_a_kept_file_is_read_and_mapped_by_its_path(tmp_path, kept_files):
+    """NumPy opens the path as that of any file."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = np.arange(50_000, dtype="float32")
+    np.save(folder / "w.npy", weights)
+    tmesh.keep_folder(folder, "model")
+    shutil.rmtree(folder)
+    path = tmesh.kept_path("model", "w.npy")
+    assert path == os.path.join(tmesh.kept_path("model"), "w.npy") == str(kept_files / str(os.geteuid()) / "model" / "w.npy")
+    mapped = np.load(path, mmap_mode="r")
+    assert np.array_equal(mapped, weights) and np.array_equal(np.load(path), weights)
+    with pytest.raises(OSError) as refused:
+        open(path, "r+b")
+    assert refused.value.errno == errno.EROFS
+    with pytest.raises(tmesh.NotFoundError, match="none"):
+        tmesh.kept_path("model", "none")
+    tmesh.drop("model")
+    assert not os.path.exists(path) and np.array_equal(mapped, weights)
 
 
 def test_a_folder_of_too_many_files_is_refused(tmp_path):

@@ -149,24 +149,6 @@ def test_what_happens_to_the_file_later(folder, installed, tmp_path):
             assert model(IDS).logits.equal(stock)
 
 
-@pytest.fixture
-def kept_files(tmp_path, monkeypatch):
-    """A tmesh-mount of this test, beside tmeshctl."""
-    program = os.path.join(os.path.dirname(os.environ["TMESHCTL"]), "tmesh-mount")
-    if not os.path.exists(program) or not os.access("/dev/fuse", os.W_OK):
-        pytest.skip("no tmesh-mount, or no /dev/fuse")
-    place = tmp_path / "tree"
-    place.mkdir()
-    runtime = os.environ.get("TMESH_RUNTIME_DIR")
-    with subprocess.Popen([program, *(["--keepers", runtime] if runtime else []), str(place)]) as service:
-        while not os.path.ismount(place):
-            if service.poll() is not None:
-                pytest.skip("tmesh-mount cannot mount here")
-        monkeypatch.setenv("TMESH_MOUNT", str(place))
-        yield place
-        service.terminate()
-
-
 @pytest.mark.skipif("TMESHCTL" not in os.environ, reason="TMESHCTL does not say where tmeshctl is: make "
                                                          "python-transformers-check")
 def test_stock_code_opens_a_kept_file(folder, tmp_path, kept_files):
