@@ -84,7 +84,7 @@ static int check_peer(int fd, uid_t uid)
 											: 0;
 }
 
-int ask_connect(uid_t uid, uint64_t deadline)
+static int ask_connect(uid_t uid, uint64_t deadline)
 {
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), rc = -ENOENT;
 	char path[4096];

@@ -232,7 +232,6 @@ int jobs_watch(void);
 
 /* ask.c: questions to a keeper, from its user's thread. Return: 0 or a descriptor, or a negative
  * errno. */
-int ask_connect(uid_t uid, uint64_t deadline);
 int ask_find(uid_t uid, const char *name, struct tmesh_keeper_row *row, struct table **table,
 	     uint64_t deadline);
 int ask_open_region(const struct group *group, uint32_t region, uint64_t least_bytes,

@@ -219,6 +219,39 @@ def test_many_names(folder):
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+def test_groups_held_open(folder):
+    """a user's groups with open files are bounded; the same user's other files open again after a close, and other users' always"""
+    shared = []
+
+    def answer(connection, request):
+        shared[:] = shared or [wire.memory(wire.table([(b"a", 0, 1, 0)])), wire.memory(b"m" * 4096)]
+        if request["op"] == wire.FIND and request["name"].isdigit():
+            wire.send(connection, wire.reply(count=1), shared[0])
+            wire.send(connection, wire.row(request["name"], int(request["name"]) + 1))
+        elif request["op"] == wire.TAKE:
+            wire.send(connection, wire.reply(count=1))
+            wire.send(connection, wire.region(4096), shared[1])
+        else:
+            wire.send(connection, wire.reply(-errno.ENOENT))
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[1], 4096), max(limits[1], 4096)))
+    model, files = a_model(folder, large=70_000)
+    with Mount(folder) as mount, Liar(mount, answer):
+        tool("keep", "--folder", model, "mine")
+        held = [os.open(mount.path(str(number), "a", uid=OTHER), os.O_RDONLY) for number in range(1024)]
+        try:
+            assert errno_of(read, mount.path("1024/a", uid=OTHER)) == errno.EMFILE
+            assert read(mount.path("7/a", uid=OTHER)) == b"m"
+            assert read(mount.path("mine/sub/tokens")) == files["sub/tokens"]
+            os.close(held.pop())
+            wait_until("another group opens", lambda: not errno_of(read, mount.path("1024/a", uid=OTHER)))
+        finally:
+            for fd in held:
+                os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 OPENS = BECOME + """
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
 held = []
@@ -242,4 +275,4 @@ def test_root_held_open(folder):
 
 
 TESTS = [test_listings_share_questions, test_opens_of_strangers, test_folder_of_users_is_kept, test_folder_of_users_hangs, test_many_names,
-         test_root_held_open]
+         test_groups_held_open, test_root_held_open]

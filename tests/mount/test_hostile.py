@@ -179,7 +179,7 @@ def test_made_up_users(folder):
     model, files = a_model(folder)
     with Mount(folder) as mount:
         for uid in range(200_000, 201_500):
-            assert errno_of(os.stat, os.path.join(mount.place, str(uid))) == errno.ENOENT
+            assert errno_of(os.stat, mount.path("name", uid=uid)) == errno.ENOENT
         keep_as(mount, OTHER, model, "theirs")
         assert tree_of(mount.path("theirs", uid=OTHER)) == files
         for uid in range(200_000, 203_000):
@@ -190,7 +190,41 @@ def test_made_up_users(folder):
 def test_unanswered_folder(folder):
     """a runtime folder that a program serves, which does not answer, is refused without a question"""
     with Mount(folder) as mount, Unanswered(os.path.join(folder, "run-200000")):
-        assert errno_of(os.stat, os.path.join(mount.place, "200000")) == errno.EACCES
+        assert errno_of(os.stat, mount.path("name", uid=200_000)) == errno.EACCES
+
+
+def listed_after_a_lookup(folder):
+    """Return the users in a listing whose keeper answers only after a look-up of that user in the root has ended."""
+    asked, ended = (os.path.join(folder, name) for name in ("asked", "ended"))
+
+    def answer(connection, request):
+        if request["op"] == wire.LIST:
+            with open(asked, "wb") as file:
+                file.write(b"x")
+            while not os.path.exists(ended):
+                time.sleep(0.01)
+        honest(connection, request)
+
+    with open(asked, "wb"):
+        pass
+    os.chown(asked, OTHER, OTHER)
+    with Mount(folder) as mount, Liar(mount, answer):
+        users = []
+        listing = threading.Thread(target=lambda: users.extend(os.listdir(mount.place)))
+        listing.start()
+        wait_until("the keeper is asked", lambda: read(asked))
+        assert not errno_of(os.stat, mount.path(uid=OTHER))
+        with open(ended, "wb"):
+            pass
+        listing.join(PATIENCE)
+    os.unlink(ended)
+    return users
+
+
+def test_root_waits_for_no_keeper(folder):
+    """a look-up in the root waits for no keeper: with libfuse before 3.17 it would hold up the look-ups of all users"""
+    # A listing has two seconds, which a busy machine may exceed.
+    assert any(listed_after_a_lookup(folder) == [str(OTHER)] for _ in range(5))
 
 
 def test_hangs(folder):
@@ -215,4 +249,5 @@ def test_hangs(folder):
             assert os.listdir(mount.place) == ["0"]  # the listing does not wait for it either
 
 
-TESTS = [test_liars, test_other_table, test_much_in_open_folders, test_seeks_in_a_folder, test_made_up_users, test_unanswered_folder, test_hangs]
+TESTS = [test_liars, test_other_table, test_much_in_open_folders, test_seeks_in_a_folder, test_made_up_users, test_unanswered_folder,
+         test_root_waits_for_no_keeper, test_hangs]
