@@ -87,7 +87,7 @@ void tmesh_log_forget(struct tmesh_ctx *ctx)
 /* Read the time; TMESH_EXIT_WAIT is in seconds. */
 static int wanted_exit_wait(uint64_t option, uint64_t *out, bool *asked, struct tmesh_error *err)
 {
-	const char *text = secure_getenv("TMESH_EXIT_WAIT");
+	const char *text = option ? NULL : secure_getenv("TMESH_EXIT_WAIT");
 	locale_t before;
 	double seconds;
 	char *end;
@@ -121,7 +121,7 @@ static void ctx_free(struct tmesh_ctx *ctx)
 	pthread_mutex_destroy(&ctx->lock);
 	tmesh_live_end(ctx);
 	tmesh_caps_free(ctx);
-	free(ctx->runtime_dir);
+	tmesh_environment_free(ctx);
 	free(ctx);
 }
 
@@ -130,8 +130,9 @@ void tmesh_ctx_limit(struct tmesh_ctx *ctx, uint64_t max_bytes)
 	atomic_store(&ctx->max_bytes, max_bytes ? max_bytes : UINT64_MAX);
 }
 
-int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
-		   struct tmesh_error *err)
+/* Open a context. @beside: the context that it is for, whose environment it takes over; or NULL. */
+static int ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx *beside,
+		    struct tmesh_ctx **out, struct tmesh_error *err)
 {
 	struct tmesh_ctx_opts o;
 	enum tmesh_backend wanted;
@@ -148,7 +149,9 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 		rc = tmesh_check_taken(o.taken, err);
 	if (!rc)
 		rc = wanted_exit_wait(o.exit_wait_ns, &exit_wait_ns, &waits_at_exit, err);
-	if (!rc)
+	if (!rc && beside)
+		pool_max = atomic_load(&beside->pool_max);
+	else if (!rc)
 		rc = tmesh_region_pool_wanted(o.region_pool_bytes, &pool_max, err);
 	if (rc)
 		return rc;
@@ -179,7 +182,8 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	atomic_init(&ctx->memfd.proc, -1);
 	ctx->uid = geteuid();
 	ctx->kernel.device = -1;
-	rc = tmesh_rundir_settle(ctx, o.runtime_dir, err);
+	rc = beside ? tmesh_environment_copy(ctx, beside, err)
+		    : tmesh_environment_read(ctx, o.runtime_dir, err);
 	if (!rc)
 		rc = tmesh_random(ctx->id_key, sizeof(ctx->id_key), err);
 	if (!rc)
@@ -196,6 +200,12 @@ int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
 	}
 	*out = ctx;
 	return 0;
+}
+
+int tmesh_ctx_open(const struct tmesh_ctx_opts *opts, struct tmesh_ctx **out,
+		   struct tmesh_error *err)
+{
+	return ctx_open(opts, NULL, out, err);
 }
 
 struct tmesh_ctx *tmesh_ctx_ref(struct tmesh_ctx *ctx)
@@ -302,7 +312,6 @@ int tmesh_ctx_memfd(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
 		.backend = TMESH_BACKEND_MEMFD,
-		.runtime_dir = ctx->runtime_dir,
 		.timeout_ns = (int64_t)ctx->timeout_ns,
 		.spare_files = ctx->spare_files,
 		.exit_wait_ns = ctx->exit_wait_ns ? ctx->exit_wait_ns : TMESH_NO_EXIT_WAIT,
@@ -322,7 +331,7 @@ int tmesh_ctx_memfd(struct tmesh_ctx *ctx, struct tmesh_ctx **out, struct tmesh_
 	*out = atomic_load(&ctx->kernel.beside);
 	if (*out)
 		return tmesh_ctx_enter(*out, err);
-	rc = tmesh_ctx_open(&opts, &made, err);
+	rc = ctx_open(&opts, ctx, &made, err);
 	if (rc)
 		return rc;
 	made->waits_at_exit = ctx->waits_at_exit;

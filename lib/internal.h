@@ -107,7 +107,11 @@ struct tmesh_ctx {
 	_Atomic(struct tmesh_log_line *) said; /* the last one first */
 	enum tmesh_taken taken;
 	uint32_t spare_files;
-	char *runtime_dir; /* absolute; NULL: by the environment, which says an absolute one */
+	/* environment.c: the environment at the time when the context was made */
+	char *runtime_dir;	  /* absolute */
+	bool runtime_dir_of_user; /* "tmesh-UID" below it, also after a change of the user */
+	char *mount;		  /* of kept files */
+	char *keeper;		  /* the program; NULL: search it */
 	int (*connect)(void *data, const char *name, uint64_t deadline, int *socket); /* or NULL */
 	void *connect_data;
 

@@ -18,7 +18,6 @@
 #include "keep_internal.h"
 #include "paths.h"
 
-#define MOUNT "/run/tmesh"
 /* A name that is replaced again and again. */
 #define TRIES 16
 
@@ -217,13 +216,6 @@ int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **regi
 	return rc;
 }
 
-static const char *mount_point(void)
-{
-	const char *told = secure_getenv("TMESH_MOUNT");
-
-	return told && *told ? told : MOUNT;
-}
-
 static bool is_mount(const char *path, unsigned int magic)
 {
 	struct statfs fs;
@@ -232,10 +224,9 @@ static bool is_mount(const char *path, unsigned int magic)
 }
 
 /* Report that no mount shows the files that the module keeps as @name. */
-static int not_mounted(const char *text, const char *name, struct tmesh_error *err)
+static int not_mounted(const char *mount, const char *text, const char *name,
+		       struct tmesh_error *err)
 {
-	const char *mount = mount_point();
-
 	if (is_mount(mount, TMESH_FS_MAGIC))
 		return tmesh_fail(
 			err, -ENOENT,
@@ -256,10 +247,9 @@ static int not_mounted(const char *text, const char *name, struct tmesh_error *e
 }
 
 /* Report that tmesh-mount does not show the files that this user's keeper has. */
-static int not_served(const char *text, const char *name, struct tmesh_error *err)
+static int not_served(const char *mount, const char *text, const char *name,
+		      struct tmesh_error *err)
 {
-	const char *mount = mount_point();
-
 	if (is_mount(mount, FUSE_SUPER_MAGIC))
 		return tmesh_fail(
 			err, -ENOENT,
@@ -303,11 +293,11 @@ struct shown_path {
 	char folder[NAME_MAX + 1];
 };
 
-static char *text_of(const struct shown_path *what, const char *path)
+static char *text_of(const struct tmesh_ctx *ctx, const struct shown_path *what, const char *path)
 {
 	char *text;
 
-	return asprintf(&text, "%s/%s/%s%s%s", mount_point(), what->folder, what->name,
+	return asprintf(&text, "%s/%s/%s%s%s", ctx->mount, what->folder, what->name,
 			path ? "/" : "", path ? path : "") < 0
 		       ? NULL
 		       : text;
@@ -321,7 +311,7 @@ static int check_folder(struct tmesh_ctx *ctx, int root, const struct shown_path
 
 	if (fstatat(root, what->folder, &st, AT_SYMLINK_NOFOLLOW) || st.st_uid != geteuid())
 		return -ENOENT;
-	text = text_of(what, what->path);
+	text = text_of(ctx, what, what->path);
 	rc = text ? check_shown(ctx, text, id) : -ENOMEM;
 	free(text);
 	return rc;
@@ -336,7 +326,7 @@ static int find_folder(struct tmesh_ctx *ctx, struct shown_path *what, uint64_t 
 	int rc;
 
 	snprintf(what->folder, sizeof(what->folder), "%u", (unsigned int)geteuid());
-	root = opendir(mount_point());
+	root = opendir(ctx->mount);
 	if (!root)
 		return errno == EMFILE || errno == ENFILE || errno == ENOMEM ? -errno : -ENOENT;
 	rc = check_folder(ctx, dirfd(root), what, id);
@@ -359,12 +349,13 @@ static int path_fail(const struct tmesh_ctx *ctx, struct shown_path *what, const
 
 	if (rc != -ENOENT)
 		return tmesh_fail(err, rc, "cannot open \"%.120s\" of \"%s\" in %.80s: %s",
-				  what->path, what->name, mount_point(), strerror(-rc));
+				  what->path, what->name, ctx->mount, strerror(-rc));
 	snprintf(what->folder, sizeof(what->folder), "%u", (unsigned int)geteuid());
-	text = text_of(what, path);
+	text = text_of(ctx, what, path);
 	if (!text)
 		return tmesh_fail(err, -ENOMEM, "no memory for a path");
-	rc = memfd ? not_served(text, what->name, err) : not_mounted(text, what->name, err);
+	rc = memfd ? not_served(ctx->mount, text, what->name, err)
+		   : not_mounted(ctx->mount, text, what->name, err);
 	free(text);
 	return rc;
 }
@@ -384,7 +375,7 @@ static int path_of(struct tmesh_ctx *ctx, const struct tmesh_paths *paths, uint6
 		return tmesh_fail(err, -ENOENT, "no file \"%.120s\" is kept as \"%s\"", path, name);
 	shown = find_folder(ctx, &what, id);
 	if (!shown) {
-		text = text_of(&what, path);
+		text = text_of(ctx, &what, path);
 		if (!text)
 			return tmesh_fail(err, -ENOMEM, "no memory for a path");
 		*out = text;

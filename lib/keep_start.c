@@ -89,15 +89,14 @@ static const char *const installed[] = {
 
 /* Find the program: by the environment, beside this library or program, or in the installed places.
  * Never search PATH: a library starts no program that it finds by chance. */
-static const char *find_program(char *path, size_t size)
+static const char *find_program(const struct tmesh_ctx *ctx, char *path, size_t size)
 {
-	const char *told = secure_getenv("TMESH_KEEPER");
 	char exe[4096];
 	Dl_info own;
 	ssize_t got;
 
-	if (told && *told)
-		return told;
+	if (ctx->keeper)
+		return ctx->keeper;
 	if (dladdr((void *)find_program, &own) && own.dli_fname && *own.dli_fname == '/' &&
 	    beside(path, size, own.dli_fname))
 		return path;
@@ -229,7 +228,7 @@ static int wait_for(pid_t pid, int words, const char *program, struct tmesh_erro
 static int start(struct tmesh_ctx *ctx, struct tmesh_error *err)
 {
 	char dir[4096], path[4096];
-	const char *program = find_program(path, sizeof(path));
+	const char *program = find_program(ctx, path, sizeof(path));
 	int words[2], rc, checked;
 	pid_t pid;
 
@@ -296,7 +295,7 @@ static int connect_error(const struct tmesh_ctx *ctx, int rc, struct tmesh_error
 		return tmesh_fail(err, -ENOENT,
 				  "no keeper runs in the runtime directory; this starts one, or "
 				  "says why not: %.80s %.80s",
-				  find_program(path, sizeof(path)), dir);
+				  find_program(ctx, path, sizeof(path)), dir);
 	case -EACCES:
 		return tmesh_fail(err, rc,
 				  "the keeper in the runtime directory %.64s is not this user's; "

@@ -46,11 +46,11 @@ static uint64_t default_bytes(void)
 
 int tmesh_region_pool_wanted(uint64_t option, uint64_t *out, struct tmesh_error *err)
 {
-	const char *text = secure_getenv("TMESH_REGION_POOL");
+	const char *text = option ? NULL : secure_getenv("TMESH_REGION_POOL");
 	unsigned long long mib;
 	char *end;
 
-	if (option || !text || !*text) {
+	if (!text || !*text) {
 		*out = option == TMESH_NO_REGION_POOL ? 0 : option ? option : POOL_BY_DEFAULT;
 		return 0;
 	}

@@ -24,50 +24,13 @@
 
 int tmesh_rundir_path(const struct tmesh_ctx *ctx, char *path, size_t size, struct tmesh_error *err)
 {
-	const char *dir = ctx->runtime_dir;
-	int length;
+	int length = ctx->runtime_dir_of_user ? snprintf(path, size, "%s/tmesh-%u",
+							 ctx->runtime_dir, (unsigned int)geteuid())
+					      : snprintf(path, size, "%s", ctx->runtime_dir);
 
-	if (!dir)
-		dir = secure_getenv("TMESH_RUNTIME_DIR");
-	if (dir && *dir) {
-		length = snprintf(path, size, "%s", dir);
-	} else if ((dir = secure_getenv("XDG_RUNTIME_DIR")) && *dir) {
-		length = snprintf(path, size, "%s/tmesh", dir);
-	} else {
-		dir = secure_getenv("TMPDIR");
-		length = snprintf(path, size, "%s/tmesh-%u", dir && *dir ? dir : "/tmp",
-				  (unsigned int)geteuid());
-	}
 	if ((size_t)length >= size)
 		return tmesh_fail(err, -ENAMETOOLONG, "the runtime directory's path is too long");
 	return 0;
-}
-
-int tmesh_rundir_settle(struct tmesh_ctx *ctx, const char *given, struct tmesh_error *err)
-{
-	char path[4096], *here = NULL;
-	int rc = 0;
-
-	if (given) {
-		ctx->runtime_dir = strdup(given);
-		if (!ctx->runtime_dir)
-			return tmesh_fail(err, -ENOMEM, "no memory for a context");
-	}
-	/* A path that is too long is reported when it is used. */
-	if (tmesh_rundir_path(ctx, path, sizeof(path), NULL) || *path == '/')
-		return 0;
-	free(ctx->runtime_dir);
-	ctx->runtime_dir = NULL;
-	here = getcwd(NULL, 0);
-	if (!here)
-		rc = tmesh_fail_errno(err, "the working directory, which the runtime directory is "
-					   "relative to");
-	else if (asprintf(&ctx->runtime_dir, "%s/%s", here, path) < 0) {
-		ctx->runtime_dir = NULL;
-		rc = tmesh_fail(err, -ENOMEM, "no memory for a context");
-	}
-	free(here);
-	return rc;
 }
 
 static int verify(int dir, const char *path, struct tmesh_error *err)

@@ -205,11 +205,18 @@ bool tmesh_index_hit_holds(const struct tmesh_index_hit *hit);
 bool tmesh_index_view_writes(const struct tmesh_index_view *view, int fd, uint64_t dev,
 			     uint64_t ino);
 
+/* environment.c */
+
+/* Read the variables that calls of a new context need. Its caller named @runtime_dir or NULL. The
+ * directory stays the same if the process changes its working directory. */
+int tmesh_environment_read(struct tmesh_ctx *ctx, const char *runtime_dir, struct tmesh_error *err);
+/* Take over what another context read. */
+int tmesh_environment_copy(struct tmesh_ctx *ctx, const struct tmesh_ctx *from,
+			   struct tmesh_error *err);
+void tmesh_environment_free(struct tmesh_ctx *ctx);
+
 /* rundir.c */
 
-/* Settle the directory of a new context, whose caller named @given or NULL. It stays the same if
- * the process changes its working directory. */
-int tmesh_rundir_settle(struct tmesh_ctx *ctx, const char *given, struct tmesh_error *err);
 /* Open the runtime directory, or make it, and verify it; ctx->lock is held. */
 int tmesh_rundir_open(struct tmesh_ctx *ctx, int *dir, struct tmesh_error *err);
 /* Return its path, as given or found; nothing is checked. */

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import callbacks
+import environment
 import outputs
 
 TOP = Path(__file__).resolve().parents[1]
@@ -214,6 +215,8 @@ def main():
     wrong, members = callbacks.callbacks()
     check(wrong | (set() if members else {"none found"}),
           f"each of {members} callbacks states its thread, the calls that it may make, and fork()")
+    wrong, readers = environment.wrong()
+    check(wrong, f"each of {readers} functions that read the environment does so at a stated moment")
     print(f"1..{count}")
     return 1 if failed else 0
 

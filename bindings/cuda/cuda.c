@@ -161,17 +161,18 @@ static void own_watch(void)
 int tmesh_cuda_default(struct tmesh_cuda **out, struct tmesh_error *err)
 {
 	struct tmesh_cuda_opts opts = {.size = sizeof(opts)};
-	const char *events = secure_getenv("TMESH_CUDA_EVENTS");
+	const char *events;
 	struct tmesh_ctx *ctx;
 	int rc = 0;
 
-	if (events && !strcmp(events, "0"))
-		opts.flags = TMESH_CUDA_NO_EVENTS;
 	pthread_once(&own.once, own_watch);
 	if (own.watched)
 		return tmesh_fail(err, -own.watched, "no memory to watch for fork()");
 	pthread_mutex_lock(&own.lock);
 	if (!own.cuda) {
+		events = secure_getenv("TMESH_CUDA_EVENTS");
+		if (events && !strcmp(events, "0"))
+			opts.flags = TMESH_CUDA_NO_EVENTS;
 		rc = tmesh_ctx_open(NULL, &ctx, err);
 		if (!rc) {
 			rc = tmesh_cuda_open(ctx, &opts, &own.cuda, err);

@@ -69,9 +69,19 @@ bool hook_driver_was_asked(void)
 
 bool hook_driver_is_on(void)
 {
-	const char *value = secure_getenv("TMESH_CUDA_HOOK_DRIVER");
+	static _Atomic enum {
+		UNREAD,
+		OFF,
+		ON
+	} state;
+	const char *value;
 
-	return value && !strcmp(value, "1");
+	/* Read it once: another thread may call setenv() later. */
+	if (state == UNREAD) {
+		value = secure_getenv("TMESH_CUDA_HOOK_DRIVER");
+		state = value && !strcmp(value, "1") ? ON : OFF;
+	}
+	return state == ON;
 }
 
 /* Return the C library's dlsym(), by the versions that it has on x86-64 and aarch64. */

@@ -96,6 +96,9 @@ struct tmesh_ctx_opts {
 /*
  * Open a context.
  *
+ * The call reads the environment; no later call of the context does. So a program may call setenv()
+ * beside these, and the context does not notice it.
+ *
  * An explicit backend (by @opts or TMESH_BACKEND) is never replaced by another: if it does not
  * work, the call fails with the reason. AUTO logs at INFO which backend it chose, and at WARN if a
  * /dev/tmesh exists but cannot be used.

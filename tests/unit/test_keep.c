@@ -261,24 +261,35 @@ static void test_keeper_killed(void **state)
 	tmesh_region_unref(region);
 }
 
+/* Keep in a context that was opened with this keeper. */
+static void refuse_keeper(const char *keeper, int code, const char *word)
+{
+	struct tmesh_region *region;
+	struct tmesh_ctx *ctx;
+
+	setenv("TMESH_KEEPER", keeper, 1);
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	region = sealed(ctx, 4096, 1);
+	assert_refused(tmesh_keep(ctx, "a", &region, 1, NULL, err), code, word);
+	tmesh_region_unref(region);
+	tmesh_ctx_unref(ctx);
+}
+
 static void test_not_started(void **state)
 {
 	struct tmesh_region *region = sealed(*state, 4096, 1);
 	char *keeper = strdup(getenv("TMESH_KEEPER")), command[80];
 
-	setenv("TMESH_KEEPER", "/nowhere/tmesh-keeper", 1);
-	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, "TMESH_KEEPER");
+	refuse_keeper("/nowhere/tmesh-keeper", -ENOENT, "TMESH_KEEPER");
 	/* One that runs and is no keeper. */
-	setenv("TMESH_KEEPER", "true", 1);
-	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -EINVAL, "absolute path");
-	setenv("TMESH_KEEPER", "/bin/false", 1);
-	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, "could not start");
-	/* One that says it has started, and does not listen: the message is the command to try. */
-	setenv("TMESH_KEEPER", "/bin/true", 1);
+	refuse_keeper("true", -EINVAL, "absolute path");
+	refuse_keeper("/bin/false", -ENOENT, "could not start");
+	/* One that reports its start, and does not listen: the message is the command to try. */
 	snprintf(command, sizeof(command), "/bin/true %.60s", unit_runtime_dir());
-	assert_refused(tmesh_keep(*state, "a", &region, 1, NULL, err), -ENOENT, command);
-	setenv("TMESH_KEEPER", keeper, 1);
+	refuse_keeper("/bin/true", -ENOENT, command);
+	/* An older context goes on with the keeper that it was opened with. */
 	assert_ok(tmesh_keep(*state, "a", &region, 1, NULL, err));
+	setenv("TMESH_KEEPER", keeper, 1);
 	free(keeper);
 	tmesh_region_unref(region);
 }

@@ -34,17 +34,15 @@ static char folder[] = "/tmp/tmesh-start-XXXXXX";
 /* Make a keeper of a shell script. */
 static void keeper_is(const char *script)
 {
-	char path[64];
+	const char *path = getenv("TMESH_KEEPER");
 	FILE *file;
 
-	snprintf(path, sizeof(path), "%s/keeper", folder);
 	unlink(path);
 	file = fopen(path, "we");
 	assert_non_null(file);
 	fprintf(file, "#!/bin/sh\n%s\n", script);
 	assert_int_equal(fchmod(fileno(file), 0700), 0);
 	assert_int_equal(fclose(file), 0);
-	setenv("TMESH_KEEPER", path, 1);
 }
 
 static void assert_no_child(void)
@@ -123,7 +121,13 @@ static void test_interrupted(void **state)
 /* The folder is the runtime folder too, where no other program's keeper answers. */
 static int set_up(void **state)
 {
-	return !mkdtemp(folder) || setenv("TMESH_RUNTIME_DIR", folder, 1) || unit_ctx_setup(state);
+	char keeper[64];
+
+	if (!mkdtemp(folder))
+		return -1;
+	snprintf(keeper, sizeof(keeper), "%s/keeper", folder);
+	return setenv("TMESH_KEEPER", keeper, 1) || setenv("TMESH_RUNTIME_DIR", folder, 1) ||
+	       unit_ctx_setup(state);
 }
 
 static int tear_down(void **state)

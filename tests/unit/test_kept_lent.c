@@ -277,39 +277,42 @@ static void kill_and_wait(pid_t pid)
 static void test_directories(void **state)
 {
 	char first[] = "/tmp/tmesh-lent-XXXXXX", second[] = "/tmp/tmesh-lent-XXXXXX";
-	char *before = strdup(unit_runtime_dir()), away[sizeof(first) + 5];
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .runtime_dir = first};
+	char away[sizeof(first) + 5];
+	struct tmesh_ctx *ctx;
 	pid_t keepers[4];
 
 	assert_non_null(mkdtemp(first));
 	assert_non_null(mkdtemp(second));
-	setenv("TMESH_RUNTIME_DIR", first, 1);
-	keep_new(*state, "one", 4096, 1);
-	check_kept(*state, "one", 1);
-	keepers[0] = keeper_pid(*state);
-	setenv("TMESH_RUNTIME_DIR", second, 1);
-	assert_false(is_kept(*state, "one"));
-	keep_new(*state, "one", 4096, 2);
-	check_kept(*state, "one", 2);
-	keepers[1] = keeper_pid(*state);
-	setenv("TMESH_RUNTIME_DIR", first, 1);
-	check_kept(*state, "one", 1);
-	make_anew(first);
-	assert_false(is_kept(*state, "one"));
-	keep_new(*state, "one", 4096, 3);
-	check_kept(*state, "one", 3);
-	keepers[2] = keeper_pid(*state);
-	/* Its keeper lives on where it is now, and another one comes to the path. */
 	snprintf(away, sizeof(away), "%s-away", first);
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	keep_new(ctx, "one", 4096, 1);
+	check_kept(ctx, "one", 1);
+	keepers[0] = keeper_pid(ctx);
+	assert_int_equal(rename(first, away), 0);
+	assert_int_equal(rename(second, first), 0);
+	assert_false(is_kept(ctx, "one"));
+	keep_new(ctx, "one", 4096, 2);
+	check_kept(ctx, "one", 2);
+	keepers[1] = keeper_pid(ctx);
+	assert_int_equal(rename(first, second), 0);
+	assert_int_equal(rename(away, first), 0);
+	check_kept(ctx, "one", 1);
+	make_anew(first);
+	assert_false(is_kept(ctx, "one"));
+	keep_new(ctx, "one", 4096, 3);
+	check_kept(ctx, "one", 3);
+	keepers[2] = keeper_pid(ctx);
+	/* Its keeper lives on where it is now, and another one comes to the path. */
 	assert_int_equal(rename(first, away), 0);
 	assert_int_equal(mkdir(first, 0700), 0);
-	assert_false(is_kept(*state, "one"));
-	keep_new(*state, "one", 4096, 4);
-	check_kept(*state, "one", 4);
-	keepers[3] = keeper_pid(*state);
+	assert_false(is_kept(ctx, "one"));
+	keep_new(ctx, "one", 4096, 4);
+	check_kept(ctx, "one", 4);
+	keepers[3] = keeper_pid(ctx);
 	for (int i = 0; i < 4; i++)
 		kill_and_wait(keepers[i]);
-	setenv("TMESH_RUNTIME_DIR", before, 1);
-	free(before);
+	tmesh_ctx_unref(ctx);
 	make_anew(first);
 	make_anew(second);
 	make_anew(away);

@@ -19,7 +19,9 @@ static int place_setup(void **state)
 		return -1;
 	snprintf(place, sizeof(place), "%s-mount", folder);
 	setenv("TMESH_MOUNT", place, 1);
-	return mkdir(place, 0755);
+	/* A context reads the variable when it is opened. */
+	tmesh_ctx_unref(*state);
+	return unit_ctx_setup(state) || mkdir(place, 0755);
 }
 
 static int place_teardown(void **state)

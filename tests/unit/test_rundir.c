@@ -2,6 +2,7 @@
 /* Runtime directories: which are refused, and what dead producers leave in them. */
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -13,10 +14,12 @@
 #include "wire.h"
 
 static bool elevated;
+static atomic_uint reads;
 
 /* In place of the C library's: NULL for a program that has more rights than its caller. */
 char *secure_getenv(const char *name)
 {
+	atomic_fetch_add(&reads, 1);
 	return elevated ? NULL : getenv(name);
 }
 
@@ -146,9 +149,6 @@ static void test_runtime_dir(void **state)
 	memset(longest, 'x', sizeof(longest) - 1);
 	longest[sizeof(longest) - 1] = '\0';
 	refused_dir_as(longest, -ENAMETOOLONG, "path is too long");
-	ctx = context(longest, 0);
-	assert_string_equal(ctx->runtime_dir, longest);
-	tmesh_ctx_unref(ctx);
 	snprintf(path, sizeof(path), "%s/none/here", base);
 	refused_dir_as(path, -ENOENT, "No such file or directory; set TMESH_RUNTIME_DIR");
 	snprintf(path, sizeof(path), "%s/open", base);
@@ -315,30 +315,45 @@ static void test_link_failed(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
+static void assert_dir(struct tmesh_ctx *ctx, const char *expected)
+{
+	char path[512];
+
+	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
+	assert_string_equal(path, expected);
+}
+
+static void assert_new_dir(const char *expected)
+{
+	struct tmesh_ctx *ctx = context(NULL, 0);
+
+	assert_dir(ctx, expected);
+	tmesh_ctx_unref(ctx);
+}
+
 /* Without a setting the library looks at the user's own directories, in their order. */
 static void test_presets(void **state)
 {
 	const char *names[] = {"TMESH_RUNTIME_DIR", "XDG_RUNTIME_DIR", "TMPDIR"};
-	struct tmesh_ctx *ctx = context(NULL, 0);
-	char *kept[3], path[512], own[64];
+	struct tmesh_ctx *ctx;
+	char *kept[3], own[64];
 
 	for (int i = 0; i < 3; i++) {
 		kept[i] = getenv(names[i]) ? strdup(getenv(names[i])) : NULL;
 		setenv(names[i], "", 1);
 	}
 	snprintf(own, sizeof(own), "/tmp/tmesh-%u", geteuid());
-	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
-	assert_string_equal(path, own);
+	assert_new_dir(own);
 	setenv("TMPDIR", "/var/tmp", 1);
 	snprintf(own, sizeof(own), "/var/tmp/tmesh-%u", geteuid());
-	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
-	assert_string_equal(path, own);
+	ctx = context(NULL, 0);
+	assert_dir(ctx, own);
 	setenv("XDG_RUNTIME_DIR", "/run/user/7", 1);
-	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
-	assert_string_equal(path, "/run/user/7/tmesh");
+	assert_new_dir("/run/user/7/tmesh");
 	setenv("TMESH_RUNTIME_DIR", "/here", 1);
-	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
-	assert_string_equal(path, "/here");
+	assert_new_dir("/here");
+	/* An older context has the directory that it had. */
+	assert_dir(ctx, own);
 	for (int i = 0; i < 3; i++) {
 		if (kept[i])
 			setenv(names[i], kept[i], 1);
@@ -352,15 +367,36 @@ static void test_presets(void **state)
 /* The caller of a program with more rights, such as a setuid one, does not choose its folder. */
 static void test_elevated(void **state)
 {
-	struct tmesh_ctx *ctx = context(NULL, 0);
-	char path[512], own[64];
+	char own[64];
 
 	snprintf(own, sizeof(own), "/tmp/tmesh-%u", geteuid());
 	elevated = true;
-	assert_ok(tmesh_rundir_path(ctx, path, sizeof(path), err));
+	assert_new_dir(own);
 	elevated = false;
-	assert_string_equal(path, own);
-	tmesh_ctx_unref(ctx);
+}
+
+/* Calls of a context do not read the environment, which another thread may change meanwhile. */
+static void test_read_once(void **state)
+{
+	struct tmesh_ctx *maker = context(NULL, 0), *client = context(NULL, 0);
+	unsigned int before = reads;
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region, *got, **regions;
+	size_t count;
+	char *path;
+
+	assert_ok(tmesh_region_create(maker, 10, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
+	assert_ok(tmesh_region_open(client, token, TMESH_READ, &got, err));
+	tmesh_region_unref(got);
+	assert_int_equal(
+		tmesh_kept_open(client, "none", TMESH_KEPT_OWN, TMESH_READ, &regions, &count, NULL),
+		-ENOENT);
+	assert_int_equal(tmesh_kept_path(client, "none", NULL, &path, NULL), -ENOENT);
+	tmesh_region_unref(region);
+	assert_int_equal(reads, before);
+	tmesh_ctx_unref(client);
+	tmesh_ctx_unref(maker);
 }
 
 /* Root that has a user's environment leaves no folder of root's in that user's. */
@@ -578,6 +614,7 @@ int main(void)
 		cmocka_unit_test(test_link_failed),	 cmocka_unit_test(test_strange_links),
 		cmocka_unit_test(test_sweep_told),	 cmocka_unit_test(test_presets),
 		cmocka_unit_test(test_removed),		 cmocka_unit_test(test_elevated),
+		cmocka_unit_test(test_read_once),
 	};
 	const struct CMUnitTest root[] = {
 		cmocka_unit_test(test_foreign_parent),

@@ -44,11 +44,12 @@ static int get_cuda(struct tmesh_cuda **cuda, struct tmesh_error *err)
 	size_t size = sizeof(name);
 	int rc = 0;
 
-	if (enif_getenv("TMESH_CUDA_LIBRARY", name, &size))
-		strcpy(name, TMESH_CUDA_LIBRARY);
 	pthread_mutex_lock(&api.lock);
-	if (!api.loaded)
+	if (!api.loaded) {
+		if (enif_getenv("TMESH_CUDA_LIBRARY", name, &size))
+			strcpy(name, TMESH_CUDA_LIBRARY);
 		rc = tmesh_cuda_api_load(&api.calls, name, err);
+	}
 	api.loaded = api.loaded || !rc;
 	pthread_mutex_unlock(&api.lock);
 	return rc ? rc : api.calls.cuda_default(cuda, err);

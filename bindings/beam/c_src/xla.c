@@ -21,11 +21,13 @@ static bool load(struct tmesh_error *err)
 {
 	char name[256];
 	size_t size = sizeof(name);
-	bool own = !enif_getenv("TMESH_XLA_LIBRARY", name, &size);
+	bool own;
 
 	pthread_mutex_lock(&api.lock);
-	if (!api.loaded)
+	if (!api.loaded) {
+		own = !enif_getenv("TMESH_XLA_LIBRARY", name, &size);
 		api.loaded = !tmesh_xla_api_load(&api.calls, own ? name : NULL, err);
+	}
 	pthread_mutex_unlock(&api.lock);
 	return api.loaded;
 }

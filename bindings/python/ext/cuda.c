@@ -21,15 +21,17 @@ static struct tmesh_cuda *get_cuda(struct state *st)
 	static struct tmesh_cuda *cuda;
 	static pid_t owner;
 	static bool loaded;
-	const char *name = secure_getenv("TMESH_CUDA_LIBRARY");
 	struct tmesh_cuda *opened = NULL;
 	struct tmesh_error err;
+	const char *name;
 	int rc = 0;
 
 	if (cuda && owner == getpid())
 		return cuda;
-	if (!loaded)
+	if (!loaded) {
+		name = secure_getenv("TMESH_CUDA_LIBRARY");
 		rc = tmesh_cuda_api_load(&cuda_calls, name ? name : TMESH_CUDA_LIBRARY, &err);
+	}
 	if (rc)
 		return raise_error(st, &err);
 	loaded = true;

@@ -8,9 +8,11 @@ import importlib.util
 import os
 from pathlib import Path
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -22,6 +24,11 @@ BARE = "--bare" in sys.argv
 # emulated machine. tmesh reads this when it is imported, in children too.
 if not BARE:
     os.environ.setdefault("TMESH_EXIT_WAIT", "600")
+# A context reads its directory when it is opened. The pytest process chooses one before, and children that import this
+# file for its functions inherit the choice.
+RUNTIME = None
+if os.environ.setdefault("CONFTEST_PROCESS", str(os.getpid())) == str(os.getpid()) and not BARE:
+    RUNTIME = os.environ["TMESH_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="tmesh-python-")
 
 import tmesh  # noqa: E402
 
@@ -150,6 +157,11 @@ def pytest_configure(config):
         config.pluginmanager.register(Tap(), "tap")
 
 
+def pytest_unconfigure(config):
+    if RUNTIME:
+        shutil.rmtree(RUNTIME, ignore_errors=True)
+
+
 class Tap:
     """Print a line for each test. The reason of a failure goes to stderr."""
 
@@ -192,10 +204,8 @@ class Tap:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm(tmp_path_factory):
+def warm():
     """Make the first hand-over, so that everything that the process keeps from it exists before a test counts."""
-    if not BARE:
-        os.environ["TMESH_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
     t = tmesh.put(b"x")
     tmesh.open(t.ref())
     # Imported objects do not leak any more, and would take most of each collection's time.

@@ -276,10 +276,8 @@ def test_a_link_to_rubbish():
 
 
 @pytest.mark.parametrize("fault", ["mode", "owner", "link", "file"])
-def test_a_folder_that_others_might_write_to(tmp_path, monkeypatch, fault):
+def test_a_folder_that_others_might_write_to(tmp_path, python, fault):
     home = tmp_path / "runtime"
-    monkeypatch.setenv("TMESH_RUNTIME_DIR", str(home))
-    monkeypatch.setattr(shared_memory, "_names", shared_memory._Names())
     if fault == "mode":
         home.mkdir(mode=0o700)
         home.chmod(0o755)
@@ -293,10 +291,16 @@ def test_a_folder_that_others_might_write_to(tmp_path, monkeypatch, fault):
         home.symlink_to(home.parent / "elsewhere")
     else:
         home.write_bytes(b"")
-    with pytest.raises((tmesh.AccessError, NotADirectoryError)):
-        SharedMemory("mine", create=True, size=1)
-    with pytest.raises((tmesh.AccessError, NotADirectoryError)):
-        SharedMemory("mine")
+    assert python("""
+import tmesh
+from tmesh.shared_memory import SharedMemory
+
+for options in {"create": True, "size": 1}, {}:
+    try:
+        SharedMemory("mine", **options)
+    except (tmesh.AccessError, NotADirectoryError):
+        print("refused")
+""", env={**os.environ, "TMESH_RUNTIME_DIR": str(home)}) == "refused\nrefused\n"
 
 
 def test_a_folder_that_went_away():
