@@ -73,7 +73,7 @@ def untold(page):
 
 def unproven(text):
     """Yield the rows of the table of promises that name no test, or a test that does not exist."""
-    tests = {path.stem for path in tree.files(".c", ".py", ".txt") if path.relative_to(TOP).parts[0] == "tests"}
+    tests = {path.stem for path in tree.files(".c", ".py", ".txt") if "tests" in path.relative_to(TOP).parts}
     for row in re.findall(r"^\|.*\|$", text, re.MULTILINE)[2:]:
         promise, shown = row.split("|")[1].strip(), re.findall(r"`([\w-]+)`", row.split("|")[-2])
         if not shown or not tests.issuperset(shown):
@@ -82,7 +82,7 @@ def unproven(text):
 
 def variables():
     """Return the environment variables that the product reads."""
-    pattern = re.compile(r"""(?:getenv\(|environ(?:\.get\(|\[)|get_env\()["'](TMESH_\w+)""")
+    pattern = re.compile(r"""(?:getenv\(|variable\(|environ(?:\.get\(|\[)|get_env\()["'](TMESH_\w+)""")
     rooms = ("lib", "model", "engine", "net", "tools", "bindings")
     built = {"TMESH_BUILT", "TMESH_NOTICES"}  # makefiles and scripts tell setup.py by them
     return {name for path in tree.files(".c", ".h", ".py", ".ex") if path.relative_to(TOP).parts[0] in rooms and "test" not in str(path)
