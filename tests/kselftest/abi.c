@@ -4,14 +4,6 @@
  * tried on every call of the table, with a new region. A refused call must change nothing: it
  * leaves no descriptor and charges nothing.
  */
-#include <fcntl.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-
 #include "abi_calls.h"
 
 /* Structures only grow: published fields keep their offsets. */

@@ -6,13 +6,6 @@
 #ifndef TMESH_KSELFTEST_ABI_CALLS_H
 #define TMESH_KSELFTEST_ABI_CALLS_H
 
-#include <fcntl.h>
-#include <stddef.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-
 #include "t.h"
 
 #define BYTES (64 * KB)

@@ -2,14 +2,6 @@
 /*
  * The costs to create, hand over, look up and touch regions.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-
 #include "bench.h"
 #include "t.h"
 

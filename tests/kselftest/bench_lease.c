@@ -3,9 +3,6 @@
  * The costs of leases: a touch, the walks over very many live leases, and the end of many.
  */
 #include <dirent.h>
-#include <pthread.h>
-#include <string.h>
-#include <sys/resource.h>
 
 #include "bench.h"
 #include "lease.h"

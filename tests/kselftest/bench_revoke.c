@@ -2,11 +2,6 @@
 /*
  * The costs to revoke a region that has holders, and to let a device use a region.
  */
-#include <fcntl.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <linux/udmabuf.h>
 
 #include "bench.h"

@@ -5,13 +5,6 @@
 #ifndef TMESH_KSELFTEST_CGROUP_H
 #define TMESH_KSELFTEST_CGROUP_H
 
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include "t.h"
 
 #define CGROUPS "/sys/fs/cgroup"

@@ -2,14 +2,6 @@
 /*
  * TMESH_CREATE: which requests are granted, the state of a new region, and its description.
  */
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <linux/mempolicy.h>
 
 #include "t.h"

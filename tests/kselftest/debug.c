@@ -2,17 +2,7 @@
 /*
  * Introspection for administrators: debugfs and tracepoints.
  */
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
-#include <sys/stat.h>
 #include <sys/vfs.h>
-#include <sys/wait.h>
 #include <linux/dma-buf.h>
 #include <linux/magic.h>
 

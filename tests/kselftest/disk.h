@@ -3,9 +3,7 @@
 #ifndef TMESH_KSELFTEST_DISK_H
 #define TMESH_KSELFTEST_DISK_H
 
-#include <fcntl.h>
 #include <glob.h>
-#include <stdio.h>
 
 #include "t.h"
 

@@ -5,11 +5,6 @@
 #ifndef TMESH_KSELFTEST_DRM_H
 #define TMESH_KSELFTEST_DRM_H
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
 #include <libdrm/drm.h>
 
 #include "t.h"

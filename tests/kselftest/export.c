@@ -2,15 +2,6 @@
 /*
  * Exports as dma-bufs: the rights of the files, and real importers.
  */
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <linux/dma-buf.h>
 
 #include "drm.h"

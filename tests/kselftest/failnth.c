@@ -3,16 +3,6 @@
  * Operations on regions, of which each allocation and each copy to or from user space fails in
  * turn. failnth_keep.c has those on kept regions and files.
  */
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-
 #include "drm.h"
 #include "failnth.h"
 #include "lease.h"

@@ -6,15 +6,6 @@
 #ifndef TMESH_KSELFTEST_FAILNTH_H
 #define TMESH_KSELFTEST_FAILNTH_H
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-
 #include "keep.h"
 #include "t.h"
 

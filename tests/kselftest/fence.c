@@ -3,19 +3,8 @@
  * Fences: signals, waits and polls between processes, and the events that end a wait. Also drivers'
  * own fences, which pass through exports unchanged.
  */
-#include <fcntl.h>
 #include <limits.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <linux/dma-buf.h>
 
 #include "drm.h"

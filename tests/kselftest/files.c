@@ -6,12 +6,8 @@
 #include <dirent.h>
 #include <grp.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/sendfile.h>
 #include <sys/statfs.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
 #include <sys/xattr.h>
 
 #include "files.h"

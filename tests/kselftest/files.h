@@ -5,12 +5,7 @@
 #ifndef TMESH_KSELFTEST_FILES_H
 #define TMESH_KSELFTEST_FILES_H
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
 
 #include "keep.h"
 

@@ -3,7 +3,6 @@
  * TMESH_KEPT_FILES: the files of a name are read back, and an open file is described.
  */
 #include <grp.h>
-#include <sys/wait.h>
 
 #include "files.h"
 

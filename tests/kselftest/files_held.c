@@ -3,10 +3,7 @@
  * Kept files that are open while their name or memory goes, and what open files and tables cost:
  * limits, memory errors, memory pressure.
  */
-#include <poll.h>
-#include <signal.h>
 #include <sys/sendfile.h>
-#include <sys/wait.h>
 
 #include "files.h"
 

@@ -6,11 +6,7 @@
  * long (tests/vm/widened).
  */
 #include <dirent.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/sendfile.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 #include "files.h"
 

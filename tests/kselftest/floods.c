@@ -2,11 +2,7 @@
 /*
  * Many objects of one kind at once: how long the module's walks over them delay other processes.
  */
-#include <fcntl.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
-#include <sys/uio.h>
 
 #include "lease.h"
 

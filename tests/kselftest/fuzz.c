@@ -9,13 +9,6 @@
  *	TMESH_LEFT	a directory: the inputs that were kept, and which code they reached
  *	TMESH_BLACKBOX	a file to keep the inputs in that run just now, for when the kernel dies
  */
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-
 #include "fuzz.h"
 
 #define WORKERS 4

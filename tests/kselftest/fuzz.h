@@ -15,10 +15,6 @@
 #ifndef TMESH_KSELFTEST_FUZZ_H
 #define TMESH_KSELFTEST_FUZZ_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-
 #include "t.h"
 
 #define FUZZ_ARGS 14

@@ -3,12 +3,6 @@
  * The module's calls for the fuzzer: a table that describes the fields of their structures. A new
  * call is a new row. fuzz_system.c has all other calls.
  */
-#include <fcntl.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 #include <libdrm/drm.h>
 
 #include "fuzz_hand.h"

@@ -3,13 +3,7 @@
  * The code of the module that a process reaches, by KCOV. It is counted as pairs of places reached
  * one after the other, which distinguishes the first turn of a loop from the second.
  */
-#include <fcntl.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <linux/kcov.h>
 
 #include "fuzz.h"

@@ -4,9 +4,6 @@
  * of the call and, in hexadecimal, the bytes of its file and of its arguments up to the last that
  * is not 0.
  */
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "fuzz.h"
 
 static int op_named(const char *name, size_t len)

@@ -2,15 +2,6 @@
 /*
  * Gather views: their contents, their rights, and how they end with their sources.
  */
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
-
 #include "peer.h"
 #include "gather_view.h"
 

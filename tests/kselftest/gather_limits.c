@@ -1,15 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Many views of one source, many extents and mappings of one view, and their makers' sudden ends.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-
 #include "peer.h"
 #include "gather_view.h"
 

@@ -3,12 +3,6 @@
  * Races about gather views: after a source is revoked, a view shows nothing, in every order of
  * events.
  */
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-
 #include "t.h"
 
 #define RW (PROT_READ | PROT_WRITE)

@@ -3,11 +3,6 @@
 #ifndef TMESH_TEST_GATHER_VIEW_H
 #define TMESH_TEST_GATHER_VIEW_H
 
-#include <stdio.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-
 #include "t.h"
 
 #define RW (PROT_READ | PROT_WRITE)

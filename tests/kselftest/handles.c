@@ -3,17 +3,6 @@
  * Handles: the calls that each set of rights allows, and the effects of other system calls on a
  * handle and its mappings.
  */
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include "t.h"
 
 #define BYTES (4 * MB)

@@ -1,15 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* TMESH_IMPORT of other exporters' dma-bufs: rights, mappings, proxies, fences, lifetimes. */
-#include <fcntl.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <linux/dma-buf.h>
 #include <linux/dma-heap.h>
 #include <linux/udmabuf.h>

@@ -2,13 +2,6 @@
 /*
  * Devices that import an export, with and without a move callback.
  */
-#include <signal.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
 #include "lease.h"
 #include "peer.h"
 #include "t.h"

@@ -4,12 +4,6 @@
  * mapping: before 6.3 by plain references, later by pins. Either the seal is refused, or nothing
  * changes after it.
  */
-#include <pthread.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-
 #include "disk.h"
 #include "ring.h"
 

@@ -2,17 +2,7 @@
 /*
  * Users in other namespaces can see, take and use up only objects of their own.
  */
-#include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "t.h"
 

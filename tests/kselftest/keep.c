@@ -2,17 +2,7 @@
 /*
  * Kept regions: which of them outlive all processes, for which users, how long, and their charges.
  */
-#include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "keep.h"
 

@@ -5,10 +5,6 @@
 #ifndef TMESH_KSELFTEST_KEEP_H
 #define TMESH_KSELFTEST_KEEP_H
 
-#include <stdio.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-
 #include "t.h"
 
 #define ADDRESS(p) ((__u64)(unsigned long)(p))

@@ -2,15 +2,7 @@
 /*
  * Kept regions and memory control groups: the group charged for them, and reclaim at its limit.
  */
-#include <fcntl.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
 
 #include "cgroup.h"
 #include "keep.h"

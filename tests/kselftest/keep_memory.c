@@ -3,15 +3,6 @@
  * Kept regions when the machine needs memory: which are reclaimed, in which order, and which never
  * are.
  */
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-
 #include "keep.h"
 
 #define CHUNK (16 * MB)

@@ -1,14 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Keeping, opening, dropping, revoking and reclaiming the same names at once. */
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-
 #include "keep.h"
 
 #define NAMES 3

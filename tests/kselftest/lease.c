@@ -2,15 +2,6 @@
 /*
  * Leases: when they lapse, which claims end with them, and what their holders observe.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-
 #include "lease.h"
 
 #define BYTES (64 * KB)

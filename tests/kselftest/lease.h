@@ -3,16 +3,6 @@
 #ifndef TMESH_KSELFTEST_LEASE_H
 #define TMESH_KSELFTEST_LEASE_H
 
-#include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
 #include "t.h"
 
 #define MS 1000000ull

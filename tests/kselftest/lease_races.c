@@ -5,13 +5,6 @@
  *
  * The lease of a round is bound to a process, which ends soon, or has the shortest period.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
 #include "lease.h"
 
 #define BYTES (2 * HUGE)

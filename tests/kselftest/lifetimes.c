@@ -3,13 +3,7 @@
  * A call still uses memory while another call frees it. A mistake shows as a report of the kernel,
  * not as a failed check.
  */
-#include <fcntl.h>
-#include <pthread.h>
 #include <sched.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
 
 #include "t.h"
 

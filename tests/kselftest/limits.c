@@ -2,19 +2,7 @@
 /*
  * Limits of one user and of all users, and how long regions without holders stay.
  */
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sched.h>
-#include <signal.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-#include <sys/stat.h>
 
 #include "cgroup.h"
 

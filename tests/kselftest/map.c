@@ -3,20 +3,7 @@
  * Mappings: how the kernel fills them, and which parts of the kernel can use them like ordinary
  * memory.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
 #include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
 

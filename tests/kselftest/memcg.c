@@ -2,14 +2,7 @@
 /*
  * A memory control group: charges other than pages, and calls when the group is full.
  */
-#include <fcntl.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/resource.h>
 
 #include "cgroup.h"
 #include "peer.h"

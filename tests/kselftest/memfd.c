@@ -2,15 +2,6 @@
 /*
  * TMESH_CREATE_MEMFD: which files are accepted, their rights, and what their holders may still do.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-
 #include "drm.h"
 #include "stall.h"
 #include "t.h"

@@ -4,18 +4,6 @@
  * backings. Any result of a call is accepted. A mistake shows as a report of the kernel, most of
  * all with a module whose unlocks take long (tests/vm/widened).
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-
 #include "drm.h"
 #include "keep.h"
 #include "lease.h"

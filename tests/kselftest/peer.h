@@ -5,10 +5,6 @@
 #ifndef TMESH_KSELFTEST_PEER_H
 #define TMESH_KSELFTEST_PEER_H
 
-#include <fcntl.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-
 #include "../vm/peer/peer.h"
 #include "t.h"
 

@@ -3,12 +3,6 @@
  * The checks of the kernel's selftests for similar files, applied to those of tmesh. README.md
  * lists the checks that were left out.
  */
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <linux/dma-buf.h>
 
 #include "drm.h"

@@ -3,18 +3,7 @@
  * Pages in use without a mapping when a region is sealed: by pins, plain references, and other
  * devices' buffers over the same memfd. Also pages that are not in the file any more.
  */
-#include <fcntl.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
 #include <linux/udmabuf.h>
 
 #include "ring.h"

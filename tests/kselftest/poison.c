@@ -1,16 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Pages with an uncorrectable memory error, as MADV_HWPOISON makes them. */
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-
 #include "disk.h"
 #include "peer.h"
 #include "t.h"

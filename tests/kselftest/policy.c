@@ -2,11 +2,6 @@
 /*
  * The effect of a touch after a lease has lapsed or a region was revoked: SIGBUS, or zeros.
  */
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
-
 #include "lease.h"
 
 #define BYTES (4 * HUGE)

@@ -2,19 +2,7 @@
 /*
  * Private mappings of sealed regions: a write goes to a copy that only the process sees.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/ptrace.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
 
 #include "keep.h"
 #include "lease.h"

@@ -2,11 +2,6 @@
 /*
  * Proxies, observed by /dev/peer, a driver that is both the exporter and the importer.
  */
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-
 #include "lease.h"
 #include "peer.h"
 

@@ -2,10 +2,6 @@
 /*
  * The work of threads on a region in a race.
  */
-#include <fcntl.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <linux/dma-buf.h>
 
 #include "drm.h"

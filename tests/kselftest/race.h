@@ -3,8 +3,6 @@
 #ifndef TMESH_KSELFTEST_RACE_H
 #define TMESH_KSELFTEST_RACE_H
 
-#include <pthread.h>
-
 #include "t.h"
 
 #define RACE_BYTES (4 * MB)

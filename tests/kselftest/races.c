@@ -4,16 +4,6 @@
  * redeem a token or use a descriptor against its close. The tests check the state in which a race
  * ends.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-
 #include "drm.h"
 #include "race.h"
 

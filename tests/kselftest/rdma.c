@@ -5,14 +5,8 @@
  */
 #include <arpa/inet.h>
 #include <net/if.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 #include <linux/netlink.h>
 #include <rdma/rdma_netlink.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 
 #define RDMA_STATIC_PROVIDERS rxe

@@ -2,14 +2,6 @@
 /*
  * TMESH_RENEW succeeds when no other holder or pin of the memory is left, and not before.
  */
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
-
 #include "t.h"
 
 #define BYTES (64 * KB)

@@ -2,19 +2,7 @@
 /*
  * Revocation: the holders that it lists, the pages that stay pinned, and when all memory is free.
  */
-#include <fcntl.h>
 #include <grp.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
 
 #include "drm.h"
 #include "t.h"

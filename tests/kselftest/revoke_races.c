@@ -3,15 +3,6 @@
  * Races: a revocation against all other operations. Once it has returned, all accesses fail and no
  * mapping is left. When the others have ended, all of the memory is free.
  */
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-
 #include "drm.h"
 #include "peer.h"
 #include "race.h"

@@ -5,11 +5,6 @@
 #ifndef TMESH_KSELFTEST_RING_H
 #define TMESH_KSELFTEST_RING_H
 
-#include <string.h>
-#include <unistd.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <linux/io_uring.h>
 
 #include "t.h"

@@ -2,17 +2,8 @@
 /*
  * Seals, pinning handles and revocations: conditions that refuse them, and guarantees afterwards.
  */
-#include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <linux/io_uring.h>
 
 #include "drm.h"

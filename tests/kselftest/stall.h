@@ -5,12 +5,6 @@
 #ifndef TMESH_KSELFTEST_STALL_H
 #define TMESH_KSELFTEST_STALL_H
 
-#include <errno.h>
-#include <fcntl.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 #include <linux/userfaultfd.h>
 
 #include "t.h"

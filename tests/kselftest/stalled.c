@@ -3,9 +3,6 @@
  * Calls that are stalled by a page fault in their caller's memory. A lapse or revocation meanwhile
  * applies to them too, and they do not delay it.
  */
-#include <fcntl.h>
-#include <pthread.h>
-
 #include "keep.h"
 #include "lease.h"
 #include "stall.h"

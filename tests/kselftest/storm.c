@@ -6,11 +6,6 @@
 #include <dirent.h>
 #include <limits.h>
 #include <math.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-#include <sys/wait.h>
 
 #include "drm.h"
 #include "fuzz.h"

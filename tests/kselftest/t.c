@@ -1,23 +1,13 @@
 // SPDX-License-Identifier: MIT
-#include <fcntl.h>
 #include <grp.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 #include <dirent.h>
 #include <linux/dma-buf.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/utsname.h>
-#include <sys/wait.h>
 
 #include "t.h"
 

@@ -3,16 +3,8 @@
  * Tokens: the handles that they open, for which users and how long. Also the regions that each user
  * may see.
  */
-#include <fcntl.h>
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "t.h"
 

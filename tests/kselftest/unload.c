@@ -2,16 +2,7 @@
 /*
  * Unloading the module: refused while an object of it lives, and clean afterwards.
  */
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <linux/netlink.h>
 
 #include "drm.h"

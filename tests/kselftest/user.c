@@ -2,19 +2,6 @@
 /*
  * TMESH_CREATE_USER: which memory can be pinned, its charges, and its lifetime.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
 #include "drm.h"
 #include "t.h"
 #include "v4l2.h"

@@ -5,12 +5,7 @@
 #ifndef TMESH_KSELFTEST_V4L2_H
 #define TMESH_KSELFTEST_V4L2_H
 
-#include <fcntl.h>
 #include <glob.h>
-#include <poll.h>
-#include <string.h>
-#include <unistd.h>
-#include <sys/ioctl.h>
 #include <linux/videodev2.h>
 
 #include "t.h"

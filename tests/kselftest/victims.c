@@ -4,12 +4,7 @@
  * and under attack. The times are printed, not checked. An attacker that hangs a victim is a
  * failure.
  */
-#include <fcntl.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 
 #include "cgroup.h"
 #include "lease.h"
