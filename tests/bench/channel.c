@@ -16,10 +16,7 @@
 
 #include <linux/futex.h>
 #include <stdatomic.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #define TOPIC "channel"
 #define TRIPS 1000 /* of a sample */

@@ -5,11 +5,7 @@
  *
  *     engine MODEL    tests/engine/models.py's dynamic.onnx
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <tmesh/engine.h>
-#include <tmesh/tmesh.h>
 
 #include "harness.h"
 #include "onnx/onnx_internal.h"

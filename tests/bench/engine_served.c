@@ -12,12 +12,8 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <tmesh/engine.h>
-#include <unistd.h>
 
 #include "harness.h"
 

@@ -6,9 +6,6 @@
 #include "harness.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define BYTES 100000000
 

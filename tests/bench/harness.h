@@ -8,8 +8,14 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/types.h>
+#include <unistd.h>
 #include <tmesh/tmesh.h>
 
 #define MIB (1ull << 20)

@@ -6,11 +6,6 @@
  */
 #include "harness.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-
 #define BYTES 100000000
 #define FRESH ((size_t)1000 << 20)
 #define ROUNDS 5

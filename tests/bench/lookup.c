@@ -6,9 +6,6 @@
  */
 #include "harness.h"
 
-#include <stdlib.h>
-#include <sys/socket.h>
-
 #define TOPIC "lookup"
 #define ROUNDS 100
 #define FDS_NEEDED 16000

@@ -15,9 +15,6 @@
 #include "harness.h"
 
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include <tmesh/net.h>
 

@@ -8,10 +8,6 @@
 #include "harness.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <tmesh/pages.h>
 #include <tmesh/slot.h>
 

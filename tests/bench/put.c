@@ -6,10 +6,6 @@
  */
 #include "harness.h"
 
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-
 #define TOPIC "put"
 #define BYTES 100000000
 

@@ -6,9 +6,6 @@
  */
 #include "harness.h"
 
-#include <string.h>
-#include <sys/socket.h>
-
 #define TOPIC "size"
 #define ROUNDS 200
 #define WARM_UP 10

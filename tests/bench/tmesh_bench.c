@@ -3,8 +3,6 @@
  * tmesh-bench [ROUNDS]: the time to hand memory over on this machine, each way beside the shortest
  * one that could be written by hand for it. It prints every sample, a line of JSON for each series.
  */
-#include <stdlib.h>
-
 #include "harness.h"
 
 #define ROUNDS 100

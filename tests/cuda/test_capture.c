@@ -4,9 +4,6 @@
  * that the driver forbids meanwhile is refused or done later. And devices that cannot be waited
  * for.
  */
-#include <pthread.h>
-#include <stdatomic.h>
-
 #include "cuda_unit.h"
 
 typedef int stream_create_fn(struct CUstream_st **out, unsigned int flags);

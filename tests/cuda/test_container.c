@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
 
 #include "cuda_unit.h"
 

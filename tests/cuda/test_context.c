@@ -4,8 +4,6 @@
  * touched again, even if a new context has its address. Other objects are released as before, and
  * reclaimed from other processes.
  */
-#include <pthread.h>
-
 #include "cuda_unit.h"
 
 #define DESTROYED \

@@ -2,8 +2,6 @@
 /* Order between streams of different processes: events, and what replaces them. */
 #include "cuda_pair.h"
 
-#include <pthread.h>
-
 typedef int stream_create_fn(struct CUstream_st **out, unsigned int flags);
 typedef int stream_destroy_fn(struct CUstream_st *stream);
 typedef int launch_fn(struct CUstream_st *stream, void (*call)(void *data), void *data);

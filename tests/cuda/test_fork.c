@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Processes that are forked while a thread opens the process's own object: each opens its own. */
-#include <pthread.h>
 #include <semaphore.h>
-#include <sys/wait.h>
 
 #include "cuda_unit.h"
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Regions of host memory that kernels use. */
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 

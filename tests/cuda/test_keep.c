@@ -3,7 +3,6 @@
 #include "cuda_unit.h"
 
 #include <poll.h>
-#include <stdatomic.h>
 #include <sys/syscall.h>
 
 #define BYTES 5000

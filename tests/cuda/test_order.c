@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Memory released in the order of a stream: the stream uses it again at once. Other streams and the
  * driver get it when the queued work is done. */
-#include <stdatomic.h>
-
 #include "cuda_unit.h"
 
 typedef int stream_create_fn(struct CUstream_st **out, unsigned int flags);

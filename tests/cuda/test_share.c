@@ -5,11 +5,6 @@
 #define DECLARE(member, symbol, arguments) cu_result symbol arguments;
 CU_FUNCTIONS_NEWER(DECLARE)
 
-#include <pthread.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <sys/stat.h>
-
 typedef int push_fn(void *context);
 typedef int retain_fn(void **context, int device);
 
