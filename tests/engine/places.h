@@ -7,13 +7,7 @@
 #ifndef TMESH_TEST_PLACES_H
 #define TMESH_TEST_PLACES_H
 
-#include <dirent.h>
-#include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 
 #include "placed_internal.h"
 #include "unit.h"

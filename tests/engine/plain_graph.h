@@ -3,8 +3,6 @@
 #ifndef TMESH_TEST_PLAIN_GRAPH_H
 #define TMESH_TEST_PLAIN_GRAPH_H
 
-#include <errno.h>
-#include <sys/stat.h>
 #include <tmesh/engine.h>
 
 #include "unit.h"

@@ -6,15 +6,7 @@
 #ifndef TMESH_TEST_SERVED_H
 #define TMESH_TEST_SERVED_H
 
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <tmesh/engine.h>
 
 #include "common/engine_status.h"

@@ -9,15 +9,11 @@
 #include <mqueue.h>
 #include <netinet/in.h>
 #include <sched.h>
-#include <stddef.h>
 #include <sys/ipc.h>
 #include <sys/mount.h>
 #include <sys/msg.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
-#include <sys/syscall.h>
 
 #include "evil.h"
 #include "served.h"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Calls that are called off, in this process and in an engine's own: whatever they wait for. */
 #include <stdatomic.h>
-#include <sys/socket.h>
 #include <tmesh/import.h>
 
 #include "served.h"

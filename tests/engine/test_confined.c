@@ -4,7 +4,6 @@
  * (probe.h); the rules are the program's real ones.
  */
 #include <linux/seccomp.h>
-#include <sys/syscall.h>
 
 #include "served.h"
 

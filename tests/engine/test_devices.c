@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Devices of machines that are folders: NUMA nodes, what is malformed; engines that are fakes. */
-#include <errno.h>
-#include <stdio.h>
-#include <sys/stat.h>
-
 #include "devices_internal.h"
 #include "unit.h"
 

@@ -3,9 +3,7 @@
  * Device tensors, bindings and dispatch, on the engine "fake" (fake_engine.c): what the library
  * itself checks, counts and lets go of. engine-onnx-check has a real engine.
  */
-#include <pthread.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
 
 #include "plain_graph.h"
 

@@ -7,7 +7,6 @@
  * not show CUDA's kernels.
  */
 #include <dlfcn.h>
-#include <errno.h>
 #include <tmesh/engine.h>
 
 #define TMESH_CUDA_API_MORE(X) X(cuda_stats)

@@ -4,11 +4,7 @@
  * the engine "fake", which reads the stand-in's memory as any. No GPU and no engine for one is
  * here: the tests show which part allocates, copies, counts, refuses and lets go.
  */
-#include <errno.h>
-#include <pthread.h>
 #include <semaphore.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <tmesh/engine.h>
 
 #define TMESH_CUDA_API_MORE(X) X(cuda_read) X(cuda_stats)

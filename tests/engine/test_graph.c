@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Graphs: building, inference, refusals, and the forms to and fro. */
-#include <errno.h>
 #include <tmesh/graph.h>
 
 #include "comma.h"

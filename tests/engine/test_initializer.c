@@ -3,8 +3,6 @@
  * engine/onnx/initializer.c by itself, as it reads a model's file. The models are made here, right
  * ones and broken ones. Thousands have bytes changed, and none of them may crash or hang it.
  */
-#include <errno.h>
-
 #include "onnx/onnx_internal.h"
 #include "unit.h"
 

@@ -3,7 +3,6 @@
  * The engine "onnx" with the real ONNX Runtime, on the models that models.py made, beside what
  * ONNX Runtime's own plain Run made of them. TMESH_ENGINE_MODELS names their folder.
  */
-#include <errno.h>
 #include <tmesh/engine.h>
 
 #include "unit.h"

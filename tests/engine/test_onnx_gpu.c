@@ -5,7 +5,6 @@
  * wait for outputs, and that a failure leaves nothing. They do not show the real library's work.
  */
 #include <dlfcn.h>
-#include <errno.h>
 #include <tmesh/engine.h>
 
 #include "standin_onnxruntime.h"

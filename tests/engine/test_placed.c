@@ -4,13 +4,7 @@
  * "fake", which takes any file for a graph of its own operands x, b and y. Several parts with ggml:
  * bindings/beam/test/graph_test.exs.
  */
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/resource.h>
 #include <tmesh/placement.h>
-#include <unistd.h>
 
 #include "placed_internal.h"
 #include "unit.h"

@@ -3,7 +3,6 @@
  * Placement: beside a simulation by the header's words, which shares no line with the library's;
  * memory, the step back, and what is refused.
  */
-#include <errno.h>
 #include <math.h>
 #include <tmesh/placement.h>
 

@@ -3,7 +3,6 @@
  * Engines in processes of their own: tmesh-engine (TMESH_ENGINE_PROGRAM) with the engine "fake",
  * which crashes and hangs on demand. The reaction of the library and the program is real.
  */
-#include <sys/syscall.h>
 #include <tmesh/channel.h>
 
 #include "internal.h"

@@ -8,9 +8,6 @@
 #include <stdatomic.h>
 #include <sys/mount.h>
 #include <sys/ptrace.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 
 #include "common/clock.h"

@@ -3,12 +3,8 @@
  * The cache of sessions on the engine "fake": files on a file system that does not answer, and a
  * stat() that waits. Sessions take their time to open or to close, while others go on.
  */
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
-#include <sys/stat.h>
 #include <tmesh/engine.h>
 
 #include "internal.h"

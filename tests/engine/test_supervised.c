@@ -4,7 +4,6 @@
  * damages the memory that both share, or cannot be started. No process or file is left, and no
  * client waits for ever.
  */
-#include <sys/resource.h>
 #include <time.h>
 
 #include "served.h"

@@ -3,8 +3,6 @@
  * Turns of an engine's clients: one that floods, one that is slow to show its memory. An engine
  * that is busy until the test says so stands for any other.
  */
-#include <sys/prctl.h>
-
 #include "raw.h"
 
 #define FLOODERS 2

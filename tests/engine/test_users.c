@@ -6,7 +6,6 @@
  */
 #include <grp.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 
 #include "remote_wire.h"

@@ -7,10 +7,7 @@
 #define TMESH_TEST_UNANSWERED_FILE_H
 
 #include <linux/fuse.h>
-#include <signal.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 
 #include "unit.h"
 

@@ -3,7 +3,6 @@
 #ifndef TMESH_PAGES_TEST_H
 #define TMESH_PAGES_TEST_H
 
-#include <sys/wait.h>
 #include <tmesh/pages.h>
 
 #include "unit.h"

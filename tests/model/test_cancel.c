@@ -2,9 +2,6 @@
 /* Cancelling while headers are read: of an index of shards, and of a GGUF file. */
 #include "unit.h"
 
-#include <errno.h>
-#include <fcntl.h>
-
 #include "files/model_internal.h"
 
 #define SHARDS 3

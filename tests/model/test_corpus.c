@@ -6,8 +6,6 @@
  */
 #include "unit.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <tmesh/keep.h>
 
 #include "files/model_internal.h"

@@ -3,10 +3,6 @@
  * and no signal ends the process. */
 #include "unit.h"
 
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-
 #include <tmesh/model.h>
 #include <tmesh/pages.h>
 #include <tmesh/slot.h>

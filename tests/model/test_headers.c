@@ -3,9 +3,7 @@
  */
 #include "unit.h"
 
-#include <fcntl.h>
 #include <limits.h>
-#include <sys/stat.h>
 
 #include "files/model_internal.h"
 

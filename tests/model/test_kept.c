@@ -2,12 +2,6 @@
 /* A model that is kept is there without a read when all processes that had it are gone. */
 #include "unit.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "files/model_internal.h"
 
 #define BYTES ((size_t)3 << 20)

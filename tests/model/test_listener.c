@@ -3,11 +3,7 @@
  * Common to slots, logs and pools of pages: listeners that end while others connect, messages that
  * are none, waits that signals interrupt.
  */
-#include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/socket.h>
 #include <sys/time.h>
 #include <tmesh/pages.h>
 #include <tmesh/slot.h>

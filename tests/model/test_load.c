@@ -2,12 +2,7 @@
 /* Loading and saving: bytes, places, methods, cancellation, files that change, disks that fail. */
 #include "unit.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/sendfile.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 #include "common/room.h"
 #include "files/model_internal.h"

@@ -6,7 +6,6 @@
  */
 #define PROBE ((uint64_t)1 << 20)
 #define PROBE_LEAST ((uint64_t)4 << 20)
-#include <errno.h>
 #include <liburing.h>
 #include <stdbool.h>
 
@@ -24,7 +23,6 @@ static int wait_for_answer(struct io_uring *ring, struct io_uring_cqe **answer)
 #include "files/read.c"
 
 #include <linux/magic.h>
-#include <sys/mman.h>
 #include <sys/vfs.h>
 
 #include "unit.h"

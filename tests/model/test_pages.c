@@ -6,10 +6,6 @@
 #include "shared/host.h"
 #include "pages/pages_internal.h"
 
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-
 static bool no_mappings; /* the process has as many as it may have */
 
 void *mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset)

@@ -4,9 +4,6 @@
  * moment. Their pages are free again, and the pages of others stay as they were.
  * TMESH_TEST_LENGTH=full kills a thousand.
  */
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 #include <tmesh/import.h>
 
 #include "shared/listener.h"

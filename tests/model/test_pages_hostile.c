@@ -3,8 +3,6 @@
  * Handles that send the owner of a pool any bytes, and owners that answer with any. The others'
  * pages stay theirs, and each message is refused or ends the connection.
  */
-#include <sys/socket.h>
-
 #include "shared/listener.h"
 #include "pages/pages_internal.h"
 #include "pages_test.h"

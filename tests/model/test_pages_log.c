@@ -5,7 +5,6 @@
  * where only the writer can, through its own mapping.
  */
 #include <poll.h>
-#include <signal.h>
 #include <tmesh/page_table.h>
 
 #include "pages/log.h"

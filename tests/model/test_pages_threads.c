@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Threads that share a handle, and threads with handles of their own, beside the owner's thread. */
-#include <pthread.h>
-
 #include "pages_test.h"
 
 #define THREADS 4

@@ -6,11 +6,7 @@
  */
 #include "unit.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <tmesh/keep.h>
 
 #include "files/model_internal.h"

@@ -3,12 +3,8 @@
  * Models and the limit of a real control group, of version 1 or 2: a load that exceeds it is
  * refused, where the kernel would kill the loader.
  */
-#include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mount.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <tmesh/model.h>
 
 #include "unit.h"

@@ -5,13 +5,6 @@
  */
 #include "unit.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-
 #include "files/model_internal.h"
 
 #define TENSORS 16

@@ -3,13 +3,7 @@
  * Slots: publishing, reading, holding and watching; readers and publishers that are killed; pages
  * that were damaged by their publisher. TMESH_TEST_LENGTH=full kills a thousand.
  */
-#include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <tmesh/slot.h>
 
 #include "shared/publication.h"

@@ -2,9 +2,7 @@
 /* Forks while another thread publishes to a slot and reads it. */
 #include "unit.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
 
 #include <tmesh/slot.h>
 

@@ -3,14 +3,7 @@
  * Names of slots: taken, found, given up, taken over from the dead; and files in their places that
  * are none. TMESH_TEST_LENGTH=full kills two hundred publishers.
  */
-#include <dirent.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <tmesh/slot.h>
 
 #include "unit.h"

@@ -4,13 +4,8 @@
  * files and its listening. They learn nothing, and its own user's readers go on. Needs root, who
  * can become somebody else.
  */
-#include <dirent.h>
-#include <fcntl.h>
 #include <grp.h>
 #include <poll.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <tmesh/slot.h>
 
 #include "shared/listener.h"

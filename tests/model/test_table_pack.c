@@ -5,10 +5,6 @@
  */
 #include "unit.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include "files/model_internal.h"
 
 #define HEAD 40

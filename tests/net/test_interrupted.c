@@ -2,16 +2,8 @@
 /* Fetches of libtmesh-net that are interrupted: by silence, by strangers, by the end of a key, of
  * memory or of descriptors. */
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "home.h"
 

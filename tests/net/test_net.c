@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Offers, keys and fetches of libtmesh-net, and what is refused. test_interrupted.c has fetches
  * that do not end as they began. */
-#include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include "home.h"
 

@@ -4,11 +4,6 @@
 #define TMESH_UNIT_CHANNELS_H
 
 #include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "channel_internal.h"
 #include "unit.h"

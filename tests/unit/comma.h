@@ -3,12 +3,7 @@
 #ifndef TMESH_UNIT_COMMA_H
 #define TMESH_UNIT_COMMA_H
 
-#include <errno.h>
 #include <locale.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "unit.h"
 

@@ -7,17 +7,9 @@
 #ifndef TMESH_FAILING_H
 #define TMESH_FAILING_H
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
-#include <stdio.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 
 #include "unit.h"
 

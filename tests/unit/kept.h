@@ -4,11 +4,7 @@
 #ifndef TMESH_UNIT_KEPT_H
 #define TMESH_UNIT_KEPT_H
 
-#include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 
 #include "keeper.h"
 #include "unit.h"

@@ -4,10 +4,6 @@
 #ifndef TMESH_UNIT_KEPT_FILES_H
 #define TMESH_UNIT_KEPT_FILES_H
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "kept.h"
 
 static char folder[64]; /* of the test */

@@ -3,10 +3,6 @@
 #ifndef TMESH_UNIT_PRODUCER_H
 #define TMESH_UNIT_PRODUCER_H
 
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)

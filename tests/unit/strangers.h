@@ -3,11 +3,7 @@
 #ifndef TMESH_UNIT_STRANGERS_H
 #define TMESH_UNIT_STRANGERS_H
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <sys/inotify.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
 

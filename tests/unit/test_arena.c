@@ -2,10 +2,6 @@
 /* Arenas: many tensors in few regions, each in a place of its own. */
 #include "unit.h"
 
-#include <pthread.h>
-#include <string.h>
-#include <sys/wait.h>
-
 #define COUNT 1000
 
 static int make(struct tmesh_ctx *ctx, struct tmesh_arena *arena, enum tmesh_dtype dtype,

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Bundles: the parts of a bundle come out by ref, socket and regions; everything else is refused.
  */
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-
 #include "bundles.h"
 
 static void test_create(void **state)

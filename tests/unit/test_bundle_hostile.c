@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Bundles of strangers: refs, indexes, regions and messages that lie, or are damaged. */
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-
 #include "bundles.h"
 #include "wire.h"
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Channels between ends that mean well: order, bounds, tensors, many at once. */
-#include <pthread.h>
-
 #include "channels.h"
 #include "channel_internal.h"
 

@@ -4,8 +4,6 @@
  * another thread's copy. The functions below stand in for the C library's.
  */
 #include <semaphore.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
 #include <valgrind/valgrind.h>
 
 #include "channels.h"

@@ -4,10 +4,6 @@
  * nothing, and consumers take with them at most what they took last. TMESH_TEST_LENGTH=full kills a
  * thousand of each.
  */
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-
 #include "channel_internal.h"
 #include "channels.h"
 

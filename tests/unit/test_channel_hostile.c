@@ -4,9 +4,6 @@
  * longer than it may, messages are whole as far as that can be checked, and the channel beside it
  * does not notice.
  */
-#include <fcntl.h>
-#include <pthread.h>
-#include <sys/socket.h>
 #include <sys/un.h>
 
 #include "channels.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* A sent message is received, whatever its sender does afterwards. */
-#include <fcntl.h>
-
 #include "channel_internal.h"
 #include "channels.h"
 #include "unanswered.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* A process that fails to open a channel changes nothing for those that use it. */
-#include <sys/resource.h>
-
 #include "channel_internal.h"
 #include "channels.h"
 

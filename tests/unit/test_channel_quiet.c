@@ -6,8 +6,6 @@
  */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <valgrind/valgrind.h>
 
 #include "channels.h"

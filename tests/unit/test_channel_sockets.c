@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Descriptors that a stranger puts into a channel's stores do nothing, and are closed: only
  * messages of the channel come out of it. */
-#include <fcntl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
 #include <valgrind/valgrind.h>
 
 #include "channel_internal.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Both ends of a channel remember tensors, so that sending one again costs less. They never mistake
  * one for another, and forget it with the region that it is in. */
-#include <fcntl.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <valgrind/valgrind.h>
 
 #include "channels.h"

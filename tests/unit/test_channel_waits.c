@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Waiting on channels: sleepers are woken by messages, by the end of the other side and by signals;
  * and event loops. */
-#include <pthread.h>
 #include <sys/time.h>
 
 #include "channels.h"

@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Contexts: the backend's choice, options, capabilities, limits, counters. */
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-
 #include "common/sized.h"
 #include "common/utf8.h"
 #include "common/utf8.h"

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* The copy: every alignment and tail on both sides of the threshold, nothing outside. And pages
  * that are taken before it. */
-#include <sys/mman.h>
-#include <sys/syscall.h>
-
 #include "common/populate.h"
 #include "unit.h"
 

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* The one descriptor of a memfd region: read-only from its first token for reading on, and
  * nobody is the worse for it who may write. */
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)

@@ -3,13 +3,9 @@
  * Regions as dma-bufs, on memfd through /dev/udmabuf: refusals, and a driver (vgem) that imports
  * one.
  */
-#include <fcntl.h>
 #include <libdrm/drm.h>
 #include <linux/dma-buf.h>
-#include <stdio.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/utsname.h>
 
 #include "unit.h"

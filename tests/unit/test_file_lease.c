@@ -3,13 +3,6 @@
  * A process that may read memory takes file leases on it (F_SETLEASE), by which open() of another
  * process waits for up to /proc/sys/fs/lease-break-time: nothing here waits for one.
  */
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-
 #include "memfd.h"
 #include "unit.h"
 

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* RLIMIT_FSIZE, which bounds memfds too: a call that would pass it fails, and kills nobody. */
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-
 #include "unit.h"
 
 #define LIMIT (64u << 10)

@@ -3,11 +3,6 @@
  * Files whose server does not answer, handed over where memory is due: nobody waits to close them,
  * and not many of them wait in one process.
  */
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "memfd.h"
 #include "strangers.h"
 #include "unanswered.h"

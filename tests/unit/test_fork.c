@@ -1,15 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* fork(): what a child may do with what it inherited, and what the parent does not notice. */
-#include <dirent.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)

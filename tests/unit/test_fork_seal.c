@@ -4,11 +4,6 @@
  * that the library makes for itself. The mapping of the region's user stays.
  */
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 
 #include "common/dlpack_abi.h"
 

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Tokens that hold: memory stays until it was opened, or for as long as was asked. */
-#include <fcntl.h>
-#include <pthread.h>
-#include <sys/wait.h>
-
 #include "comma.h"
 #include "producer.h"
 

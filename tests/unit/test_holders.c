@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Lists of regions and of holders, and the processes that may write to a region. */
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-
 #include "memfd.h"
 #include "unit.h"
 

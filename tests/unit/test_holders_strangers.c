@@ -2,11 +2,7 @@
 /* Lists of regions, and of who holds one, where strangers hold what is called a region and is none.
  */
 #include <sched.h>
-#include <signal.h>
 #include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "memfd.h"
 #include "strangers.h"

@@ -4,12 +4,6 @@
  * is slow, the same for all who map the memory. On a kernel or a machine that makes none these
  * tests are skipped.
  */
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #include "memfd.h"

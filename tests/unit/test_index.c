@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* The index of tokens: its readers' checks, and its growth. */
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include "unit.h"
 #include "wire.h"
 

@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Kept regions on memfd: a kept region comes back when all its holders are gone, and within the
  * limit. */
-#include <fcntl.h>
 #include <sched.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "kept.h"
 

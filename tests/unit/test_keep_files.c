@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Kept files on memfd: tables of paths, folders, and what is refused with nothing kept. */
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "kept_files.h"

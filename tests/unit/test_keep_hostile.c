@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Kept regions on memfd: clients that lie to the keeper, and keepers that lie. */
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 
 #include "kept.h"
 #include "memfd.h"

@@ -2,11 +2,7 @@
 /* Programs in the keeper's place that do not start as it does: each wait for them has an end. */
 #include "unit.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/stat.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 
 static uint64_t longest_ns;
 static int interruptions;

@@ -1,12 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* The keeper's lent openings: others duplicate one, and no holder is overlooked. */
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "closes.h"
 #include "keeper/shown.c"
 #include "keeper/table.c"

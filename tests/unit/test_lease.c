@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Leases, which on memfds the library keeps itself; and the calls that memfds refuse, with their
  * reason. */
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #include "unit.h"

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* The name and the trailer of a memfd, which any process may have written. */
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/mman.h>
-
 #include "memfd.h"
 #include "unit.h"
 

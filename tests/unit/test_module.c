@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Features of the module alone: memory that comes back, imports, views, fences, holds by the
  * kernel. Leases: test_module_lease.c. */
-#include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #include "on_module.h"

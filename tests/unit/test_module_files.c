@@ -3,9 +3,6 @@
  * "tmesh", and the region behind an open file. Mounting needs root. */
 #include <grp.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "kept_files.h"
 #include "on_module.h"

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Features of the module alone: leases that end, and memory that is taken back. */
 #include <poll.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
 
 #include "failing.h"

@@ -3,15 +3,8 @@
  * Regions that stand for a descriptor, on memfd: hand-over by token and socket, taking them back,
  * and the errors at each end when the other side is killed.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 
 #include "unit.h"
 #include "wire.h"

@@ -3,10 +3,6 @@
  * A call that fails leaves its out-parameters alone. The faults are found early and late.
  * The script tests/outputs.py compares the names here with the headers.
  */
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-
 #include "bundles.h"
 #include "channels.h"
 #include "outputs.h"

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Private views: writes to one are the writer's own, and go nowhere else. */
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Refs: a written ref is read back; everything else is refused with a reason. */
-#include <stdio.h>
-
 #include "unit.h"
 
 #define TOKEN "tm1k-00112233445566778899aabbccddeeff"

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Regions: create, map, read and write, seal, rights, descriptions. */
-#include <fcntl.h>
 #include <linux/memfd.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/sysinfo.h>
 
 #include "common/foreign.h"

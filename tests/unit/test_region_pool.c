@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* The pool: reusable memory, and what its next user and others may see of it. */
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Runtime directories: which are refused, and what dead producers leave in them. */
-#include <fcntl.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "producer.h"

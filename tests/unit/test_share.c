@@ -1,15 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Hand-over between processes: by token, by socket, with producers that die or stop. */
-#include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <valgrind/valgrind.h>
 
 #include "producer.h"

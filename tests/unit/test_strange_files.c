@@ -3,9 +3,6 @@
  * A producer chooses where its link and its index lead: to another file than before, than it should
  * be, or than anybody may touch.
  */
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "memfd.h"
 #include "strangers.h"
 

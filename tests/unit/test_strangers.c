@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Peers that are no libtmesh, on either end of a socket: garbage, too many descriptors,
  * half a message, silence. Nothing is taken over and no descriptor stays. */
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-
 #include "strangers.h"
 #include "watch.h"
 

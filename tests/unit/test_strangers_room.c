@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Descriptors that there is no room for, at either end of a socket: none of them is lost, and none
  * stays. */
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <valgrind/valgrind.h>
 
 #include "memfd.h"

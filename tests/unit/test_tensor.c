@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Tensors over regions: create, put, views, data, refs there and back. */
-#include <stdio.h>
-
 #include "unit.h"
 
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})

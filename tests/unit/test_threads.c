@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Many threads on the same context, the same regions and the same tokens. */
-#include <pthread.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/socket.h>
-
 #include "held.h"
 #include "unit.h"
 

@@ -6,10 +6,6 @@
 #ifndef TMESH_UNIT_UNANSWERED_H
 #define TMESH_UNIT_UNANSWERED_H
 
-#include <fcntl.h>
-#include <pthread.h>
-#include <sys/stat.h>
-
 #include "closes.h"
 #include "common/foreign.h"
 #include "unit.h"

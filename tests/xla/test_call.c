@@ -3,13 +3,6 @@
  * each refusal. */
 #include "unit.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "host.h"
 
 #define F32 11

@@ -3,8 +3,6 @@
  * sanitizer, too. */
 #include "unit.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 
 #include "host.h"
