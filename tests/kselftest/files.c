@@ -364,10 +364,9 @@ static int read_as(uid_t uid, gid_t gid, gid_t extra, const char *path)
 TEST(users, "owner, group and mode decide which users read a file, and who lists names")
 {
 	int dev = t_dev();
-	pid_t pid;
 
 	mount_here();
-	T_CHILD(pid) {
+	T_ALONE() {
 		int own;
 
 		t_become(ALICE, ALICE, TEAM);
@@ -375,14 +374,13 @@ TEST(users, "owner, group and mode decide which users read a file, and who lists
 		CHECK_OK(keep_one(own, "own", "f", PAGE, 1, 0600, 0));
 		CHECK_OK(keep_one(own, "all", "f", PAGE, 1, 0644, 0));
 	}
-	t_wait(pid);
 	CHECK_EQ(read_as(ALICE, ALICE, 0, MOUNT "/1001/own/f"), 0);
 	CHECK_EQ(read_as(BOB, BOB, 0, MOUNT "/1001/own/f"), EACCES);
 	CHECK_EQ(read_as(BOB, ALICE, 0, MOUNT "/1001/own/f"), EACCES);
 	CHECK_EQ(read_as(BOB, BOB, 0, MOUNT "/1001/all/f"), 0);
 	CHECK_EQ(read_as(BOB, BOB, 0, MOUNT "/1001"), EACCES);
 	CHECK_EQ(read_as(0, 0, 0, MOUNT "/1001/own/f"), 0);
-	T_CHILD(pid) {
+	T_ALONE() {
 		int own, region;
 		struct tmesh_keep k;
 
@@ -396,8 +394,7 @@ TEST(users, "owner, group and mode decide which users read a file, and who lists
 		k.gid = TEAM;
 		CHECK_OK(ioctl(own, TMESH_KEEP, &k));
 	}
-	t_wait(pid);
-	T_CHILD(pid) {
+	T_ALONE() {
 		struct tmesh_kept_open o = {.size = sizeof(o),
 					    .flags = TMESH_KEPT_UID,
 					    .name = "all",
@@ -410,10 +407,9 @@ TEST(users, "owner, group and mode decide which users read a file, and who lists
 				&o),
 			  ENOENT);
 	}
-	t_wait(pid);
 	CHECK_EQ(read_as(BOB, BOB, TEAM, MOUNT "/1001/team/f"), 0);
 	CHECK_EQ(read_as(BOB, BOB, 0, MOUNT "/1001/team/f"), EACCES);
-	T_CHILD(pid) {
+	T_ALONE() {
 		int own;
 
 		t_become(ALICE, ALICE, 0);
@@ -422,7 +418,6 @@ TEST(users, "owner, group and mode decide which users read a file, and who lists
 		CHECK_OK(kept_drop(own, "all"));
 		CHECK_OK(kept_drop(own, "team"));
 	}
-	t_wait(pid);
 	CHECK_EQ(t_listed(dev), 0);
 	unmount_here();
 }
@@ -430,11 +425,10 @@ TEST(users, "owner, group and mode decide which users read a file, and who lists
 TEST(namespaces, "the mount's IPC namespace decides what is shown, the reader's namespaces do not")
 {
 	int dev = t_dev();
-	pid_t pid;
 
 	mount_here();
 	REQUIRE_OK(keep_one(dev, "n", "f", PAGE, 7, 0644, 0));
-	T_CHILD(pid) {
+	T_ALONE() {
 		char map[64];
 		int users, ready[2], own;
 		pid_t mapped;
@@ -477,7 +471,6 @@ TEST(namespaces, "the mount's IPC namespace decides what is shown, the reader's 
 		t_say(ready[0]);
 		t_wait(mapped);
 	}
-	t_wait(pid);
 	CHECK_OK(kept_drop(dev, "n"));
 	unmount_here();
 }
@@ -610,12 +603,11 @@ TEST(listed, "a listing has each user with files once, however many names and us
 	char path[512], name[16];
 	struct dirent *e;
 	struct stat st;
-	pid_t pid;
 	DIR *dir;
 
 	mount_here();
 	for (int i = 0; i < USERS; i++) {
-		T_CHILD(pid) {
+		T_ALONE() {
 			t_become(3000 + i, 3000, 0);
 			dev = t_dev();
 			for (int j = 0; j < NAMES; j++) {
@@ -623,7 +615,6 @@ TEST(listed, "a listing has each user with files once, however many names and us
 				CHECK_OK(keep_one(dev, name, "f", PAGE, 1, 0600, 0));
 			}
 		}
-		t_wait(pid);
 	}
 	/* A user whose names have no files is not shown. */
 	plain = keep_region(dev, PAGE, 0, 1);
@@ -654,7 +645,7 @@ TEST(listed, "a listing has each user with files once, however many names and us
 		CHECK_EQ(names[i], NAMES);
 	}
 	/* The folder goes with the last name that has files. */
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(3000, 3000, 0);
 		n = t_dev();
 		for (int j = 0; j < NAMES; j++) {
@@ -663,16 +654,14 @@ TEST(listed, "a listing has each user with files once, however many names and us
 			CHECK_OK(kept_drop(n, name));
 		}
 	}
-	t_wait(pid);
 	unmount_here();
 	mount_here();
 	CHECK_ERR(stat(MOUNT "/3000", &st), ENOENT);
 	CHECK_OK(stat(MOUNT "/3001", &st));
 	close(plain);
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_drop_kept();
 	}
-	t_wait(pid);
 	unmount_here();
 }
 

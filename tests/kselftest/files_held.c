@@ -182,7 +182,7 @@ TEST(limits, "open files have limits of their own and leave the handles alone")
 TEST(foreign, "files that others have open are limited for each owner, who opens them all the same")
 {
 	int sv[2], fds[8], dev;
-	pid_t owner, other;
+	pid_t owner;
 
 	t_set_limit("max_foreign_files_per_uid", 3);
 	mount_here();
@@ -207,7 +207,7 @@ TEST(foreign, "files that others have open are limited for each owner, who opens
 		CHECK_EQ(t_caps(dev).used_foreign_files, 0);
 	}
 	t_hear(sv[0]);
-	T_CHILD(other) {
+	T_ALONE() {
 		t_become(BOB, BOB, 0);
 		dev = t_dev();
 		CHECK_EQ(open_files(MOUNT "/1001/all/f", fds, 8), 3);
@@ -219,7 +219,6 @@ TEST(foreign, "files that others have open are limited for each owner, who opens
 		CHECK_EQ(t_caps(dev).used_files, 0);
 		t_say(sv[0]);
 	}
-	t_wait(other);
 	t_wait(owner);
 	unmount_here();
 }

@@ -206,12 +206,10 @@ static void work(struct worker *w, double until, unsigned long calls)
  */
 static void minimise(void)
 {
-	pid_t pid;
-
 	fuzz_cover_forget(cover);
 	memset(corpus->kept, 0, sizeof(corpus->kept));
 	for (int who = 0; who < 2; who++) {
-		T_CHILD(pid) {
+		T_ALONE() {
 			struct worker *w = be(who, 1);
 
 			for (int length = 1; length <= FUZZ_CALLS; length++) {
@@ -223,7 +221,6 @@ static void minimise(void)
 				}
 			}
 		}
-		t_wait(pid);
 	}
 }
 
@@ -260,13 +257,12 @@ TEST(replay, "the inputs of the corpus, one after the other")
 {
 	bool tell = getenv("TMESH_REPLAY");
 	char text[FUZZ_TEXT];
-	pid_t pid;
 
 	set_up();
 	if (!corpus->count)
 		t_skip("no TMESH_CORPUS");
 	for (int who = 0; who < 2; who++) {
-		T_CHILD(pid) {
+		T_ALONE() {
 			struct worker *w = be(who, 1);
 
 			for (int i = 0; i < corpus->count; i++) {
@@ -276,7 +272,6 @@ TEST(replay, "the inputs of the corpus, one after the other")
 				run(w, &corpus->inputs[i], tell ? stdout : NULL);
 			}
 		}
-		t_wait(pid);
 	}
 	fuzz_unmount();
 	t_note("%d inputs", corpus->count);

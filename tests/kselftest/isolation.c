@@ -68,24 +68,22 @@ TEST(userns_root, "root of a user namespace is no root here: it lists, inspects 
 	int fd = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
 	__u64 id = t_info(fd).id;
 	__u8 token[TMESH_TOKEN_BYTES];
-	pid_t pid;
 
 	REQUIRE_OK(t_token(fd, R_READ, token));
-	T_CHILD(pid) {
+	T_ALONE() {
 		become_root_of_own(ALICE);
 		CHECK_EQ(geteuid(), 0);
 		sees_nothing(id);
 		CHECK_ERR(t_open(t_dev(), token, R_READ, 0), ENOENT);
 		CHECK_ERR(open("/proc/sys/dev/tmesh/max_bytes", O_WRONLY), EACCES);
 	}
-	t_wait(pid);
 }
 
 TEST(userns_account, "a user is charged, owns and is admitted as who it is outside")
 {
 	struct tmesh_create c = {.size = sizeof(c), .bytes = 3 * PAGE};
 	int sv[2], fd;
-	pid_t inside, outside;
+	pid_t inside;
 
 	t_pair(sv);
 	T_CHILD(inside) {
@@ -102,7 +100,7 @@ TEST(userns_account, "a user is charged, owns and is admitted as who it is outsi
 	fd = t_recv_fd(sv[0]);
 	CHECK_EQ(t_info(fd).uid, ALICE);
 	CHECK_EQ(t_info(fd).gid, ALICE);
-	T_CHILD(outside) {
+	T_ALONE() {
 		struct tmesh_caps_query q;
 		__u8 token[TMESH_TOKEN_BYTES];
 
@@ -114,7 +112,6 @@ TEST(userns_account, "a user is charged, owns and is admitted as who it is outsi
 		CHECK_OK(t_token(fd, R_ALL, token));
 		CHECK_OK(t_open(t_dev(), token, R_ALL, 0));
 	}
-	t_wait(outside);
 	t_say(sv[0]);
 	t_wait(inside);
 	close(fd);
@@ -153,10 +150,9 @@ TEST(ipc_ns, "in another IPC namespace a token is nothing, and a descriptor is p
 {
 	int fd = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
 	__u8 token[TMESH_TOKEN_BYTES];
-	pid_t pid;
 
 	REQUIRE_OK(t_token(fd, R_READ, token));
-	T_CHILD(pid) {
+	T_ALONE() {
 		unshare_or_skip(CLONE_NEWIPC);
 		CHECK_ERR(t_open(t_dev(), token, R_READ, 0), ENOENT);
 		CHECK_OK(t_derive(fd, R_READ, 0));
@@ -166,15 +162,12 @@ TEST(ipc_ns, "in another IPC namespace a token is nothing, and a descriptor is p
 		t_become(ALICE, ALICE, 0);
 		sees_nothing(t_info(fd).id);
 	}
-	t_wait(pid);
 	CHECK_EQ(t_caps(t_dev()).used_handles, 1);
 }
 
 TEST(ipc_ns_user, "a user's own regions in another IPC namespace count, and are not listed")
 {
-	pid_t pid;
-
-	T_CHILD(pid) {
+	T_ALONE() {
 		struct tmesh_caps_query q;
 
 		t_become(ALICE, ALICE, 0);
@@ -187,18 +180,16 @@ TEST(ipc_ns_user, "a user's own regions in another IPC namespace count, and are 
 		CHECK_EQ(q.used_bytes, 2 * PAGE);
 		CHECK_EQ(q.used_bytes_ipc_ns, PAGE);
 	}
-	t_wait(pid);
 }
 
 TEST(many_ipc_ns, "namespaces of one's own are no way round the limits of a user")
 {
 	int sv[2], fds[2];
-	pid_t pid;
 
 	t_set_limit("max_bytes_per_uid", 2 * PAGE);
 	t_pair(sv);
 	for (int i = 0; i < 4; i++) {
-		T_CHILD(pid) {
+		T_ALONE() {
 			t_become(ALICE, ALICE, 0);
 			unshare_or_skip(CLONE_NEWUSER | CLONE_NEWIPC);
 			if (i < 2)
@@ -206,7 +197,6 @@ TEST(many_ipc_ns, "namespaces of one's own are no way round the limits of a user
 			else
 				CHECK_ERR(t_create(t_dev(), PAGE, 0), EDQUOT);
 		}
-		t_wait(pid);
 		if (i < 2)
 			fds[i] = t_recv_fd(sv[0]);
 	}
@@ -219,7 +209,7 @@ TEST(pid_ns, "holders outside one's PID namespace have the pid 0, others their o
 	int fd = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
 	struct tmesh_holder one;
 	struct tmesh_holders mine = holders_of(0, &one);
-	pid_t pid, inner;
+	pid_t pid;
 
 	REQUIRE_OK(ioctl(fd, TMESH_HOLDERS, &mine));
 	CHECK_EQ(one.pid, getpid());
@@ -227,7 +217,7 @@ TEST(pid_ns, "holders outside one's PID namespace have the pid 0, others their o
 		struct tmesh_holders q = holders_of(0, &one);
 
 		unshare_or_skip(CLONE_NEWPID);
-		T_CHILD(inner) {
+		T_ALONE() {
 			int own = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
 
 			CHECK_OK(ioctl(fd, TMESH_HOLDERS, &q));
@@ -236,7 +226,6 @@ TEST(pid_ns, "holders outside one's PID namespace have the pid 0, others their o
 			CHECK_OK(ioctl(own, TMESH_HOLDERS, &q));
 			CHECK_EQ(one.pid, 1);
 		}
-		t_wait(inner);
 	}
 	t_wait(pid);
 }
@@ -248,23 +237,20 @@ TEST(time_ns, "times are those of the caller's clock, also in a time namespace")
 	struct tmesh_holder one;
 	struct tmesh_holders q = holders_of(0, &one);
 	__u64 since;
-	pid_t pid, inner;
 
 	REQUIRE_OK(ioctl(fd, TMESH_HOLDERS, &q));
 	since = one.since_ns;
-	T_CHILD(pid) {
+	T_ALONE() {
 		unshare_or_skip(CLONE_NEWTIME);
 		if (!t_write_file("/proc/self/timens_offsets", "monotonic 1000000 5"))
 			t_skip("no offsets of a time namespace");
-		T_CHILD(inner) {
+		T_ALONE() {
 			q = holders_of(0, &one);
 			REQUIRE_OK(ioctl(fd, TMESH_HOLDERS, &q));
 			CHECK_EQ(t_info(fd).created_ns - created, 1000000000000005);
 			CHECK_EQ(one.since_ns - since, 1000000000000005);
 		}
-		t_wait(inner);
 	}
-	t_wait(pid);
 }
 
 TEST(exhaust, "who has used up all of their own limits takes nothing from others")
@@ -298,9 +284,8 @@ TEST(exhaust, "who has used up all of their own limits takes nothing from others
 		t_hear(sv[1]);
 	}
 	t_hear(sv[0]);
-	pid_t other;
 
-	T_CHILD(other) {
+	T_ALONE() {
 		int dev, fd;
 
 		t_become(BOB, BOB, 0);
@@ -311,23 +296,19 @@ TEST(exhaust, "who has used up all of their own limits takes nothing from others
 			CHECK_OK(t_derive(fd, R_READ, TMESH_DERIVE_PIN));
 		CHECK_EQ(t_listed(dev), 1);
 	}
-	t_wait(other);
 	t_say(sv[0]);
 	t_wait(pid);
 }
 
 TEST(mode, "the device is the group's: nobody else opens it")
 {
-	pid_t pid;
-
 	REQUIRE_OK(chmod("/dev/tmesh", 0660));
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(ALICE, ALICE, 0);
 		CHECK_ERR(open("/dev/tmesh", O_RDWR), EACCES);
 		unshare_or_skip(CLONE_NEWUSER);
 		CHECK_ERR(open("/dev/tmesh", O_RDWR), EACCES);
 	}
-	t_wait(pid);
 }
 
 TEST(ids, "ids of an IPC namespace say nothing about how much others create")

@@ -387,7 +387,6 @@ TEST(alone, "a holder of a kept region is not alone with it")
 TEST(limits, "bytes and names of a user, of an IPC namespace and of all")
 {
 	static const char *const levels[] = {"_per_uid", "_per_ipc_ns", ""};
-	pid_t pid;
 
 	for (size_t i = 0; i < ARRAY_SIZE(levels); i++) {
 		char bytes[64], names[64];
@@ -399,7 +398,7 @@ TEST(limits, "bytes and names of a user, of an IPC namespace and of all")
 		old_names = t_limit(names);
 		t_set_limit(bytes, 3 * PAGE);
 		t_set_limit(names, 2);
-		T_CHILD(pid) {
+		T_ALONE() {
 			int dev, a, b, c;
 
 			if (i == 1)
@@ -426,7 +425,6 @@ TEST(limits, "bytes and names of a user, of an IPC namespace and of all")
 			CHECK_OK(kept_drop(dev, "c"));
 			CHECK_EQ(t_caps(dev).used_kept_bytes, 0);
 		}
-		t_wait(pid);
 		t_set_limit(bytes, old_bytes);
 		t_set_limit(names, old_names);
 	}
@@ -444,15 +442,13 @@ TEST(limits, "bytes and names of a user, of an IPC namespace and of all")
 TEST(charged, "what is kept stays charged to its owner")
 {
 	int dev = t_dev(), fd;
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(ALICE, ALICE, 0);
 		fd = keep_region(t_dev(), 5 * PAGE, 0, 1);
 		REQUIRE_OK(keep(t_dev(), "mine", &fd, 1, 0));
 	}
-	t_wait(pid);
-	T_CHILD(pid) {
+	T_ALONE() {
 		struct tmesh_caps_query q;
 
 		t_become(ALICE, ALICE, 0);
@@ -467,7 +463,6 @@ TEST(charged, "what is kept stays charged to its owner")
 		CHECK_OK(kept_drop(dev, "mine"));
 		CHECK_EQ(t_caps(dev).used_bytes, 0);
 	}
-	t_wait(pid);
 }
 
 static int open_of(int dev, uid_t uid, const char *name, __u32 rights)
@@ -491,9 +486,8 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 	int dev = t_dev(), fd;
 	struct tmesh_kept k;
 	__u64 secret, team;
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		struct tmesh_keep call;
 
 		t_become(ALICE, ALICE, TEAM);
@@ -508,7 +502,6 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 		call.gid = TEAM;
 		CHECK_OK(ioctl(t_dev(), TMESH_KEEP, &call));
 	}
-	t_wait(pid);
 	REQUIRE(kept_find(dev, "secret", &k));
 	CHECK_EQ(k.uid, ALICE);
 	secret = k.id;
@@ -518,7 +511,7 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 	team = k.id;
 	/* Root may list and drop names, but is not admitted to open them. */
 	CHECK_ERR(open_of(dev, ALICE, "secret", R_READ), ENOENT);
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(BOB, BOB, 0);
 		dev = t_dev();
 		CHECK(!kept_find(dev, "secret", &k) && !kept_find(dev, "team", &k));
@@ -532,8 +525,7 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 		CHECK_OK(keep(dev, "secret", &fd, 1, 0));
 		CHECK_OK(kept_drop(dev, "secret"));
 	}
-	t_wait(pid);
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(BOB, BOB, TEAM);
 		dev = t_dev();
 		CHECK(kept_find(dev, "team", &k) && !kept_find(dev, "secret", &k));
@@ -544,7 +536,6 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 		/* Only the owner of a region may keep it. */
 		CHECK_ERR(keep(dev, "stolen", &fd, 1, 0), EACCES);
 	}
-	t_wait(pid);
 	CHECK_OK(kept_drop_id(dev, secret));
 	CHECK_OK(kept_drop_id(dev, team));
 	CHECK_ERR(kept_drop_id(dev, team), ENOENT);
@@ -553,18 +544,15 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 TEST(not_owner, "a receiver of MANAGE cannot keep another user's region")
 {
 	int dev = t_dev(), fd = keep_region(dev, PAGE, 0, 1);
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(BOB, BOB, 0);
 		CHECK_ERR(keep(t_dev(), "its", &fd, 1, 0), EPERM);
 	}
-	t_wait(pid);
-	T_CHILD(pid) {
+	T_ALONE() {
 		REQUIRE_OK(unshare(CLONE_NEWIPC));
 		CHECK_ERR(keep(dev, "its", &fd, 1, 0), EPERM);
 	}
-	t_wait(pid);
 }
 
 TEST(drop_arguments, "a drop is by name or by id")

@@ -41,16 +41,14 @@ TEST(removed, "a loader's group that is removed leaves the charge of what it kep
 	struct tmesh_kept k;
 	struct stat st;
 	long before;
-	pid_t pid;
 
 	cgroup_make(CGROUP, "max");
 	before = cgroup_charged(CGROUP);
-	T_CHILD(pid) {
+	T_ALONE() {
 		cgroup_enter(CHILD, "max");
 		leave(dev, "weights", bytes);
 		CHECK(cgroup_charged(CHILD) >= (long)bytes - SLACK);
 	}
-	t_wait(pid);
 	REQUIRE_OK(stat(CHILD, &st));
 	REQUIRE(kept_find(dev, "weights", &k));
 	CHECK_EQ(k.cgroup_id, st.st_ino);
@@ -58,7 +56,7 @@ TEST(removed, "a loader's group that is removed leaves the charge of what it kep
 	CHECK(is_kept(dev, "weights"));
 	CHECK(cgroup_charged(CGROUP) - before >= (long)bytes - SLACK);
 	/* Another loader uses it and is not charged. */
-	T_CHILD(pid) {
+	T_ALONE() {
 		int fd;
 
 		cgroup_enter(CHILD, "8388608");
@@ -66,7 +64,6 @@ TEST(removed, "a loader's group that is removed leaves the charge of what it kep
 		CHECK(keep_same(fd, bytes, 3));
 		CHECK(cgroup_charged(CHILD) < (long)bytes / 2);
 	}
-	t_wait(pid);
 	CHECK_OK(kept_drop(dev, "weights"));
 	CHECK(falls_below(CGROUP, before + (long)bytes / 2));
 	cgroup_remove(CHILD);
@@ -110,10 +107,9 @@ TEST(removed_memfd,
 TEST(limit, "at a group's limit a new region takes what was kept from the group, and nobody holds")
 {
 	int dev = t_dev(), held, fd;
-	pid_t pid;
 
 	leave(dev, "another's", 4 * MB);
-	T_CHILD(pid) {
+	T_ALONE() {
 		cgroup_enter(CGROUP, "67108864");
 		held = keep_region(dev, 16 * MB, 0, 7);
 		REQUIRE_OK(keep(dev, "held", &held, 1, 0));
@@ -130,7 +126,6 @@ TEST(limit, "at a group's limit a new region takes what was kept from the group,
 		CHECK(keep_same(held, 16 * MB, 7));
 		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
 	}
-	t_wait(pid);
 	CHECK(is_kept(dev, "held"));
 	t_drop_kept();
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
@@ -159,9 +154,8 @@ static void leave_memfd(int dev, const char *name, size_t bytes)
 TEST(limit_memfd, "at a group's limit as many kept groups of memfds go as a new region needs")
 {
 	int dev = t_dev();
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		cgroup_enter(CGROUP, "67108864");
 		leave_memfd(dev, "first", 8 * MB);
 		leave_memfd(dev, "second", 8 * MB);
@@ -174,7 +168,6 @@ TEST(limit_memfd, "at a group's limit as many kept groups of memfds go as a new 
 		CHECK(is_kept(dev, "fourth"));
 		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
 	}
-	t_wait(pid);
 	t_drop_kept();
 	cgroup_remove(CGROUP);
 }
@@ -184,9 +177,8 @@ TEST(limit_beside,
 {
 	struct rlimit files = {1 << 19, 1 << 19};
 	int dev = t_dev();
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		int handle, fd, why, out = REQUIRE_OK(open(CGROUPS "/cgroup.procs", O_WRONLY));
 
 		REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
@@ -207,7 +199,6 @@ TEST(limit_beside,
 		CHECK(!is_kept(dev, "idle"));
 		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
 	}
-	t_wait(pid);
 	t_drop_kept();
 	cgroup_remove(CGROUP);
 }
@@ -215,9 +206,8 @@ TEST(limit_beside,
 TEST(limit_pinned, "what the kernel has of it keeps it from its group, too, until it lets go")
 {
 	int dev = t_dev();
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		int fd, pipes[2];
 		struct iovec io;
 
@@ -237,7 +227,6 @@ TEST(limit_pinned, "what the kernel has of it keeps it from its group, too, unti
 		CHECK_OK(t_create(dev, 24 * MB, 0));
 		CHECK(!is_kept(dev, "pinned"));
 	}
-	t_wait(pid);
 	t_drop_kept();
 	cgroup_remove(CGROUP);
 }
@@ -250,9 +239,9 @@ TEST(limit_of_others, "at a group's limit what processes need takes nothing of w
 {
 	__u64 bytes = 32 * MB;
 	int dev = t_dev(), status;
-	pid_t pid, eater;
+	pid_t eater;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		cgroup_enter(CGROUP, "50331648");
 		leave(dev, "weights", bytes);
 		eater = REQUIRE_OK(fork());
@@ -268,7 +257,6 @@ TEST(limit_of_others, "at a group's limit what processes need takes nothing of w
 		CHECK(WIFSIGNALED(status));
 		CHECK(is_kept(dev, "weights"));
 	}
-	t_wait(pid);
 	t_drop_kept();
 	cgroup_remove(CGROUP);
 }

@@ -231,7 +231,6 @@ TEST(pressure, "a machine short of memory takes what was used longest ago, and w
 	__u64 bytes = t_meminfo("MemTotal") * KB / 32 / HUGE * HUGE;
 	int dev = t_dev(), held, got;
 	char pool[24] = "";
-	pid_t pid;
 
 	/* Writing to half of an emulated machine's memory takes minutes. */
 	leave(dev, "newer", bytes, 0);
@@ -243,12 +242,11 @@ TEST(pressure, "a machine short of memory takes what was used longest ago, and w
 	CHECK(keep_same(got, bytes, 3));
 	close(got);
 	fill_pool(pool, sizeof(pool));
-	T_CHILD(pid) {
+	T_ALONE() {
 		eat_until_gone(dev, "oldest", "newer");
 		t_note("\"newer\" is %s", is_kept(dev, "newer") ? "there" : "gone");
 		CHECK(is_kept(dev, "held"));
 	}
-	t_wait(pid);
 	if (pool[0])
 		CHECK(t_write_file(POOL, pool));
 	CHECK(is_kept(dev, "held"));

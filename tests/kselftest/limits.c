@@ -68,10 +68,8 @@ TEST(caps, "CAPS shows the limits in force, and what this user has")
 
 TEST(bytes, "EDQUOT past the bytes of a user, each user apart, memfds too")
 {
-	pid_t pid;
-
 	t_set_limit("max_bytes_per_uid", 4 * MB);
-	T_CHILD(pid) {
+	T_ALONE() {
 		int dev, fd, more;
 
 		t_become(ALICE, ALICE, 0);
@@ -93,16 +91,14 @@ TEST(bytes, "EDQUOT past the bytes of a user, each user apart, memfds too")
 		close(more);
 		CHECK_EQ(t_caps(dev).used_bytes, 0);
 	}
-	t_wait(pid);
 	t_set_limit("max_bytes_per_uid", 2 * MB);
 	int dev = t_dev(), mine = REQUIRE_OK(t_create(dev, 2 * MB, 0));
 
 	CHECK_ERR(t_create(dev, 1, 0), EDQUOT);
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(BOB, BOB, 0);
 		CHECK_OK(t_create(t_dev(), 2 * MB, 0));
 	}
-	t_wait(pid);
 	close(mine);
 }
 
@@ -128,10 +124,9 @@ static int create_and_splice(int dev, int pipe, __u64 bytes)
 TEST(spliced, "pages that are pinned when their region ends are charged until the pin ends")
 {
 	__u64 bytes = 4 * HUGE, each = t_has_huge(t_dev()) ? bytes : 4 * PAGE;
-	pid_t pid;
 
 	t_set_limit("max_bytes_per_uid", 2 * bytes);
-	T_CHILD(pid) {
+	T_ALONE() {
 		int dev, fd, pipes[2];
 
 		t_become(ALICE, ALICE, 0);
@@ -152,7 +147,6 @@ TEST(spliced, "pages that are pinned when their region ends are charged until th
 		CHECK_EQ(t_caps(dev).used_bytes, 0);
 		CHECK_OK(t_create(dev, 2 * bytes, 0));
 	}
-	t_wait(pid);
 }
 
 TEST(regions, "EDQUOT past the regions of a user")
@@ -221,15 +215,12 @@ static void set_counts(const char *level)
 
 TEST(counts, "EDQUOT past the handles and pins of a user, each user apart")
 {
-	pid_t pid;
-
 	set_counts("_per_uid");
 	for (int i = 0; i < 2; i++) {
-		T_CHILD(pid) {
+		T_ALONE() {
 			t_become(i ? BOB : ALICE, ALICE, 0);
 			try_counts();
 		}
-		t_wait(pid);
 	}
 }
 
@@ -244,7 +235,6 @@ TEST(counts_ipc_ns, "EDQUOT past all limits of an IPC namespace, of all its user
 	for (int i = 0; i < 2; i++) {
 		T_CHILD(pid) {
 			struct tmesh_caps_query q;
-			pid_t other;
 
 			REQUIRE_OK(unshare(CLONE_NEWIPC));
 			q = t_caps(t_dev());
@@ -252,7 +242,7 @@ TEST(counts_ipc_ns, "EDQUOT past all limits of an IPC namespace, of all its user
 			CHECK_EQ(q.max_pins_per_ipc_ns, 1);
 			CHECK_EQ(q.used_bytes_ipc_ns, 0);
 			CHECK_EQ(q.used_bytes, MB);
-			T_CHILD(other) {
+			T_ALONE() {
 				t_become(ALICE, ALICE, 0);
 				try_counts();
 				T_CHILD(pid) {
@@ -260,7 +250,6 @@ TEST(counts_ipc_ns, "EDQUOT past all limits of an IPC namespace, of all its user
 				}
 				t_wait(pid);
 			}
-			t_wait(other);
 			q = t_caps(t_dev());
 			CHECK_EQ(q.used_handles_ipc_ns, 0);
 		}
@@ -271,25 +260,21 @@ TEST(counts_ipc_ns, "EDQUOT past all limits of an IPC namespace, of all its user
 
 TEST(counts_total, "EDQUOT past the handles and pins that all users may have together")
 {
-	pid_t pid;
-
 	set_counts("");
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(ALICE, ALICE, 0);
 		try_counts();
 	}
-	t_wait(pid);
 }
 
 TEST(totals, "EDQUOT past what all users may have together")
 {
 	unsigned long long all = t_limit("max_bytes");
 	int dev = t_dev(), mine;
-	pid_t pid;
 
 	mine = REQUIRE_OK(t_create(dev, 3 * MB, 0));
 	t_set_limit("max_bytes", 4 * MB);
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(ALICE, ALICE, 0);
 		int theirs = t_dev(), fd;
 
@@ -297,17 +282,15 @@ TEST(totals, "EDQUOT past what all users may have together")
 		CHECK_OK(fd = t_create(theirs, MB, 0));
 		close(fd);
 	}
-	t_wait(pid);
 	t_set_limit("max_bytes", all);
 	t_set_limit("max_regions", 2);
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(ALICE, ALICE, 0);
 		int theirs = t_dev();
 
 		CHECK_OK(t_create(theirs, PAGE, 0));
 		CHECK_ERR(t_create(theirs, PAGE, 0), EDQUOT);
 	}
-	t_wait(pid);
 	close(mine);
 }
 
@@ -347,9 +330,8 @@ TEST(root_only, "only root sets limits")
 		"max_files_per_ipc_ns",
 		"max_files",
 	};
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		char path[64];
 
 		t_become(ALICE, ALICE, 0);
@@ -359,7 +341,6 @@ TEST(root_only, "only root sets limits")
 			CHECK(t_limit(names[i]) > 0);
 		}
 	}
-	t_wait(pid);
 }
 
 TEST(together, "processes that create at once never pass the limit together")
@@ -444,11 +425,10 @@ TEST(pins_paid, "who pins somebody else's region pays for it too")
 static void try_memcg(__u32 flags)
 {
 	int dev = t_dev(), fd;
-	pid_t pid;
 
 	if (flags & TMESH_CREATE_HUGE && !t_has_huge(dev))
 		t_skip("this kernel has no transparent huge pages");
-	T_CHILD(pid) {
+	T_ALONE() {
 		struct tmesh_caps_query q;
 
 		cgroup_enter(CGROUP, "33554432");
@@ -459,7 +439,6 @@ static void try_memcg(__u32 flags)
 		CHECK_OK(fd = t_create(dev, 8 * MB, flags));
 		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
 	}
-	t_wait(pid);
 	cgroup_remove(CGROUP);
 }
 
@@ -480,9 +459,7 @@ TEST(memcg_huge, "the same with huge pages")
 
 TEST(memcg_charge, "a region is charged to its creator's memory cgroup, which INFO names")
 {
-	pid_t pid;
-
-	T_CHILD(pid) {
+	T_ALONE() {
 		int dev = t_dev(), fd;
 		struct stat st;
 		long before;
@@ -495,7 +472,6 @@ TEST(memcg_charge, "a region is charged to its creator's memory cgroup, which IN
 		/* Each processor is charged for a few pages in advance. */
 		CHECK(cgroup_charged(CGROUP) - before >= (long)(15 * MB));
 	}
-	t_wait(pid);
 	cgroup_remove(CGROUP);
 }
 
@@ -509,9 +485,7 @@ static long reclaimable_slab(void)
 
 TEST(memcg_zeros, "where pages of zeros stand is charged to the memory cgroup as they are")
 {
-	pid_t pid;
-
-	T_CHILD(pid) {
+	T_ALONE() {
 		struct tmesh_policy policy = {.size = sizeof(policy), .flags = TMESH_POLICY_ZERO};
 		/* One entry for each node of the xarray, which has more than 500 bytes */
 		size_t bytes = 64 * MB, step = 64 * PAGE, i;
@@ -530,7 +504,6 @@ TEST(memcg_zeros, "where pages of zeros stand is charged to the memory cgroup as
 			CHECK_EQ(p[i], 0);
 		CHECK(reclaimable_slab() - before >= (long)(bytes / step * 256));
 	}
-	t_wait(pid);
 	cgroup_remove(CGROUP);
 }
 

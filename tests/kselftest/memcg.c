@@ -15,7 +15,6 @@ TEST(tables, "what an importer needs to map an export is charged to its control 
 {
 	int dev = t_dev(), peer = open_peer(), h, v, export;
 	struct tmesh_extent *parts = malloc(PARTS * sizeof(*parts));
-	pid_t pid;
 
 	REQUIRE(parts);
 	h = REQUIRE_OK(t_create(dev, 2 * PAGE, TMESH_CREATE_NOHUGE));
@@ -23,7 +22,7 @@ TEST(tables, "what an importer needs to map an export is charged to its control 
 		parts[i] = t_extent(h, i % 2, 1);
 	v = REQUIRE_OK(t_gather(dev, parts, PARTS, R_READ));
 	export = REQUIRE_OK(t_export(v, 0, 0, 0));
-	T_CHILD(pid) {
+	T_ALONE() {
 		long before;
 
 		cgroup_enter(CGROUP, "max");
@@ -33,7 +32,6 @@ TEST(tables, "what an importer needs to map an export is charged to its control 
 		CHECK(cgroup_charged(CGROUP) - before >= (long)PARTS * 16);
 		peer_let_go(peer);
 	}
-	t_wait(pid);
 	cgroup_remove(CGROUP);
 }
 
@@ -44,12 +42,11 @@ TEST(leases, "leases share what is looked at to find those that nobody touches")
 	struct tmesh_lease l = {.size = sizeof(l), .period_ns = 3600 * 1000000000ull};
 	struct rlimit files = {3 * LEASES, 3 * LEASES};
 	int dev = t_dev(), h = REQUIRE_OK(t_create(dev, PAGE, 0)), handles[LEASES];
-	pid_t pid;
 
 	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
 	for (int i = 0; i < LEASES; i++)
 		handles[i] = REQUIRE_OK(t_derive(h, R_READ, 0));
-	T_CHILD(pid) {
+	T_ALONE() {
 		long before;
 
 		cgroup_enter(CGROUP, "max");
@@ -60,7 +57,6 @@ TEST(leases, "leases share what is looked at to find those that nobody touches")
 		CHECK(cgroup_charged(CGROUP) - before < LEASES * 3 * (long)PAGE);
 		t_note("%ld bytes for each", (cgroup_charged(CGROUP) - before) / LEASES);
 	}
-	t_wait(pid);
 	cgroup_remove(CGROUP);
 }
 
@@ -68,9 +64,8 @@ TEST(leases, "leases share what is looked at to find those that nobody touches")
 static void fill(int (*call)(int dev, int handle))
 {
 	struct rlimit files = {1 << 19, 1 << 19};
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		int out, dev, handle, why;
 		long calls = 0;
 
@@ -89,7 +84,6 @@ static void fill(int (*call)(int dev, int handle))
 		CHECK(calls > 300);
 		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
 	}
-	t_wait(pid);
 	cgroup_remove(CGROUP);
 }
 
@@ -232,9 +226,8 @@ TEST(open, "so does OPEN")
 TEST(table, "so does whatever needs a longer table of descriptors")
 {
 	struct rlimit files = {2 * FILES, 2 * FILES};
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		char limit[24], size[24];
 		int out, dev, handle;
 
@@ -258,7 +251,6 @@ TEST(table, "so does whatever needs a longer table of descriptors")
 		REQUIRE(write(out, "0", 1) == 1);
 		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
 	}
-	t_wait(pid);
 	cgroup_remove(CGROUP);
 }
 

@@ -318,7 +318,6 @@ static void mix(int (*maker)(void))
 	double until = t_now() + t_length(2, 80);
 	unsigned int seed = 4711, killed = 0;
 	pid_t pids[PROCESSES];
-	pid_t dropper;
 
 	make = maker;
 	vgem = open_vgem();
@@ -338,10 +337,9 @@ static void mix(int (*maker)(void))
 	}
 	for (int i = 0; i < PROCESSES; i++)
 		kill_and_reap(pids[i]);
-	T_CHILD(dropper) {
+	T_ALONE() {
 		t_drop_kept();
 	}
-	t_wait(dropper);
 	t_note("%u processes killed", killed);
 }
 

@@ -402,7 +402,6 @@ TEST(by_id, "an owner without a handle takes back what others hold; nobody else 
 				 .flags = TMESH_CREATE_GID};
 	struct tmesh_revoke r = {.size = sizeof(r), .id = 1};
 	int sv[2], held;
-	pid_t pid;
 	__u64 id;
 
 	dev = t_dev();
@@ -412,7 +411,7 @@ TEST(by_id, "an owner without a handle takes back what others hold; nobody else 
 	CHECK_ERR(ioctl(c.fd, TMESH_REVOKE, &r), EINVAL);
 	REQUIRE_OK(t_token(c.fd, R_READ, token));
 	t_pair(sv);
-	T_CHILD(pid) {
+	T_ALONE() {
 		int own;
 
 		t_become(1001, 1001, 0);
@@ -422,12 +421,10 @@ TEST(by_id, "an owner without a handle takes back what others hold; nobody else 
 		CHECK_ERR(revoke_id(own, id), EPERM);
 		t_send_fd(sv[1], held);
 	}
-	t_wait(pid);
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(1002, 1002, 0);
 		CHECK_ERR(revoke_id(t_dev(), id), ENOENT);
 	}
-	t_wait(pid);
 	held = t_recv_fd(sv[0]);
 	close(c.fd);
 	CHECK_EQ(t_caps(dev).used_bytes, PAGE);

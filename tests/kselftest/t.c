@@ -307,6 +307,15 @@ void t_wait(pid_t pid)
 	CHECK(WIFEXITED(status));
 }
 
+bool t_alone(void)
+{
+	pid_t pid = t_fork();
+
+	if (pid)
+		t_wait(pid);
+	return !pid;
+}
+
 void t_become(uid_t uid, gid_t gid, gid_t extra)
 {
 	REQUIRE_OK(setgroups(extra ? 1 : 0, &extra));

@@ -106,7 +106,11 @@ long t_length(long some, long full);
 
 /* Run the block in a child whose failed checks count here: T_CHILD(pid) { ... } */
 #define T_CHILD(pid) for (pid = t_fork(); !pid; t_exit())
+/* The same, and reap the child: T_ALONE() { ... } */
+#define T_ALONE() for (; t_alone(); t_exit())
 pid_t t_fork(void);
+/* Fork. Return true in the child; in the parent, reap it first and return false. */
+bool t_alone(void);
 void t_exit(void) __attribute__((noreturn));
 /* Reap a child. The test fails if it did not end by itself. */
 void t_wait(pid_t pid);

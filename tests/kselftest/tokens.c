@@ -249,9 +249,7 @@ static void check_offers(int dev, const int readers[5], const int writers[5])
 
 static void as_alice(void (*then)(const int fds[5]))
 {
-	pid_t pid;
-
-	T_CHILD(pid) {
+	T_ALONE() {
 		int fds[5];
 
 		/*
@@ -261,7 +259,6 @@ static void as_alice(void (*then)(const int fds[5]))
 		make_offers(fds);
 		then(fds);
 	}
-	t_wait(pid);
 }
 
 static void owner_checks(const int fds[5])
@@ -283,7 +280,7 @@ TEST(owner, "the owner opens as its mode bits allow")
 static void stranger_checks(gid_t extra, const int readers[5], const int writers[5])
 {
 	int sv[2], fds[5];
-	pid_t alice, bob;
+	pid_t alice;
 	char c;
 
 	t_pair(sv);
@@ -294,7 +291,7 @@ static void stranger_checks(gid_t extra, const int readers[5], const int writers
 		CHECK_EQ(read(sv[1], &c, 1), 1);
 	}
 	REQUIRE(read(sv[0], offers, sizeof(offers)) == sizeof(offers));
-	T_CHILD(bob) {
+	T_ALONE() {
 		int dev;
 
 		t_become(BOB, BOB, extra);
@@ -305,7 +302,6 @@ static void stranger_checks(gid_t extra, const int readers[5], const int writers
 				 readers[i] == ENOENT ? ENOENT : EPERM);
 		CHECK_EQ(t_caps(dev).used_regions, 0);
 	}
-	t_wait(bob);
 	REQUIRE(write(sv[0], "", 1) == 1);
 	t_wait(alice);
 }
@@ -352,16 +348,14 @@ TEST(descriptor, "a descriptor needs no token: possession suffices, rights stay"
 TEST(device_mode, "without permission on /dev/tmesh EACCES")
 {
 	struct stat st;
-	pid_t pid;
 
 	REQUIRE_OK(stat("/dev/tmesh", &st));
 	REQUIRE_OK(chmod("/dev/tmesh", 0600));
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(BOB, BOB, 0);
 		CHECK_ERR(open("/dev/tmesh", O_RDWR), EACCES);
 		CHECK_ERR(open("/dev/tmesh", O_RDONLY), EACCES);
 	}
-	t_wait(pid);
 	CHECK_OK(chmod("/dev/tmesh", st.st_mode & 07777));
 }
 
@@ -412,18 +406,16 @@ TEST(list, "lists come in order of id, in parts, with a cursor")
 TEST(list_of_few, "a list of one's own region is the same behind hundreds of others'")
 {
 	int dev = t_dev();
-	pid_t pid;
 
 	for (int i = 0; i < 600; i++)
 		REQUIRE_OK(t_create(dev, PAGE, 0));
-	T_CHILD(pid) {
+	T_ALONE() {
 		t_become(ALICE, ALICE, 0);
 		dev = t_dev();
 		CHECK_EQ(t_listed(dev), 0);
 		create(dev, 0, 0);
 		CHECK_EQ(t_listed(dev), 1);
 	}
-	t_wait(pid);
 }
 
 static __u32 holders(int fd, struct tmesh_holder *into, __u32 room, __u32 *total)
@@ -523,9 +515,8 @@ TEST(ipc_namespaces, "two IPC namespaces see nothing of each other, not even one
 		t_hear(sv[1]);
 	}
 	REQUIRE(read(sv[0], &inside, sizeof(inside)) == sizeof(inside));
-	pid_t other;
 
-	T_CHILD(other) {
+	T_ALONE() {
 		int dev, fd;
 
 		t_become(ALICE, ALICE, 0);
@@ -541,7 +532,6 @@ TEST(ipc_namespaces, "two IPC namespaces see nothing of each other, not even one
 		CHECK_EQ(t_caps(dev).used_regions, 2);
 		t_say(sv[0]);
 	}
-	t_wait(other);
 	t_wait(pid);
 }
 
@@ -549,14 +539,12 @@ TEST(device_from_outside, "a device opened before unshare() does not lead back o
 {
 	int dev = t_dev(), fd = create(dev, 0600, 0);
 	struct offer o = offer_of(fd);
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		REQUIRE_OK(unshare(CLONE_NEWIPC));
 		CHECK_EQ(opens(dev, o.reader, R_READ), ENOENT);
 		CHECK_EQ(t_info(fd).id, o.id);
 	}
-	t_wait(pid);
 	CHECK_EQ(opens(dev, o.reader, R_READ), 0);
 }
 
@@ -582,9 +570,8 @@ TEST(user_namespace, "root of a user namespace is nobody special")
 {
 	int dev = t_dev(), fd = create(dev, 0600, 0);
 	struct offer o = offer_of(fd);
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		struct tmesh_holders h = {.size = sizeof(h)};
 		int mine;
 
@@ -605,7 +592,6 @@ TEST(user_namespace, "root of a user namespace is nobody special")
 		CHECK_EQ(t_info(mine).gid, OVERFLOW_ID);
 		CHECK_EQ(t_listed(dev), 1);
 	}
-	t_wait(pid);
 }
 
 TEST(pid_namespace, "holders outside the caller's PID namespace have pid 0")
@@ -614,10 +600,8 @@ TEST(pid_namespace, "holders outside the caller's PID namespace have pid 0")
 	pid_t pid;
 
 	T_CHILD(pid) {
-		pid_t inner;
-
 		REQUIRE_OK(unshare(CLONE_NEWPID));
-		T_CHILD(inner) {
+		T_ALONE() {
 			struct tmesh_holder h[2] = {0};
 			__u32 total;
 
@@ -627,7 +611,6 @@ TEST(pid_namespace, "holders outside the caller's PID namespace have pid 0")
 			CHECK_EQ(h[0].pid + h[1].pid, 1);
 			CHECK_EQ(h[0].pid * h[1].pid, 0);
 		}
-		t_wait(inner);
 	}
 	t_wait(pid);
 }

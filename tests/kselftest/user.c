@@ -345,9 +345,8 @@ static void limited(__u64 bytes)
 TEST(memlock, "RLIMIT_MEMLOCK binds the process; CAP_IPC_LOCK is exempt and counted")
 {
 	unsigned char *p = memory(BYTES);
-	pid_t pid;
 
-	T_CHILD(pid) {
+	T_ALONE() {
 		int dev = t_dev(), a, b;
 
 		limited(BYTES - PAGE);
@@ -362,32 +361,28 @@ TEST(memlock, "RLIMIT_MEMLOCK binds the process; CAP_IPC_LOCK is exempt and coun
 		CHECK_EQ(pinned(), 0);
 		CHECK_OK(create(dev, p, BYTES - PAGE, R_READ));
 	}
-	t_wait(pid);
-	T_CHILD(pid) {
+	T_ALONE() {
 		struct rlimit none = {0, 0};
 
 		REQUIRE_OK(setrlimit(RLIMIT_MEMLOCK, &none));
 		CHECK_OK(create(t_dev(), p, BYTES, R_READ));
 		CHECK_EQ(pinned(), BYTES);
 	}
-	t_wait(pid);
 }
 
 TEST(memlock_user, "RLIMIT_MEMLOCK binds a user, whose processes do not have one limit each")
 {
 	unsigned char *p = memory(BYTES);
 	int sv[2], first;
-	pid_t pid;
 
 	t_pair(sv);
-	T_CHILD(pid) {
+	T_ALONE() {
 		limited(BYTES);
 		t_send_fd(sv[1], REQUIRE_OK(create(t_dev(), p, BYTES - PAGE, R_READ)));
 	}
-	t_wait(pid);
 	/* The process has ended, and its memory is still pinned. */
 	first = t_recv_fd(sv[0]);
-	T_CHILD(pid) {
+	T_ALONE() {
 		int dev = t_dev();
 
 		limited(BYTES);
@@ -396,13 +391,11 @@ TEST(memlock_user, "RLIMIT_MEMLOCK binds a user, whose processes do not have one
 		close(first);
 		CHECK_EQ(pinned(), PAGE);
 	}
-	t_wait(pid);
 	close(first);
-	T_CHILD(pid) {
+	T_ALONE() {
 		limited(BYTES);
 		CHECK_OK(create(t_dev(), p, BYTES, R_READ));
 	}
-	t_wait(pid);
 }
 
 TEST(quota, "the limits of tmesh bind too")
