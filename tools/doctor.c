@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl doctor: report whether each feature works on this machine, and if not, why. */
 #include <ctype.h>
-#include <errno.h>
-#include <getopt.h>
-#include <inttypes.h>
 #include <limits.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <sys/xattr.h>
-#include <unistd.h>
 
 #include "doctor_gpu.h"
 #include "maturity.h"

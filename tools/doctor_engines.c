@@ -3,12 +3,9 @@
  * Engines for doctor. They are read from tmeshctl-devices, a separate program, so that an engine
  * that crashes or prints does not disturb doctor.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <spawn.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "doctor_gpu.h"
 #include "tmeshctl.h"

@@ -4,9 +4,6 @@
  * demand, because it loads the driver. It has its own libtmesh, so no object of ours is passed to
  * it.
  */
-#include <stdio.h>
-#include <string.h>
-
 #include "common/cuda_api.h"
 #include "doctor_gpu.h"
 #include "tmeshctl.h"

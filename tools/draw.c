@@ -2,14 +2,9 @@
 /*
  * tmeshctl draw: a drawing of regions and their holders, by Graphviz.
  */
-#include <errno.h>
-#include <getopt.h>
-#include <inttypes.h>
 #include <signal.h>
 #include <spawn.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "tmeshctl.h"
 

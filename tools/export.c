@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl export: a region as a dma-buf, for a command or for inspection. */
-#include <getopt.h>
-#include <unistd.h>
-
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl get: write a region's bytes, or a tensor's, to a file. */
-#include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
-#include <string.h>
-#include <getopt.h>
-#include <unistd.h>
 
 #include "common/file_size.h"
 #include "npy.h"

@@ -3,15 +3,12 @@
  * Holding. Memory lives only while a process holds it. So a verb that makes memory stays, or leaves
  * a process behind that holds it.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "tmeshctl.h"
 

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl import: a region from a descriptor that the parent process, such as a shell, has
  * open. */
-#include <getopt.h>
-#include <inttypes.h>
-#include <unistd.h>
-
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Descriptions of regions and their contents, for people and for programs. */
-#include <inttypes.h>
-#include <string.h>
-
 #include "tmeshctl.h"
 
 static json_t *json_list(const int64_t *numbers, int32_t count)

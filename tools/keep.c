@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl keep, kept, drop: memory that stays without a holder. */
-#include <errno.h>
-#include <getopt.h>
-#include <inttypes.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "tmeshctl.h"
 

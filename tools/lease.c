@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl lease: a handle that ends, for a command or for inspection. */
-#include <errno.h>
-#include <getopt.h>
 #include <poll.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include "tmeshctl.h"
 

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl ls: the regions that one may see. */
-#include <getopt.h>
-#include <inttypes.h>
-
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {OPTION_JSON, OPTION_BACKEND, {NULL}};

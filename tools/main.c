@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl: see and use tmesh regions from a shell. A table of verbs; each has its file. */
 #include <dirent.h>
-#include <errno.h>
-#include <string.h>
-#include <unistd.h>
 
 #include "tmeshctl.h"
 

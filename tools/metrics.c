@@ -3,11 +3,6 @@
  * tmeshctl metrics: OpenMetrics text for a scraper, such as the textfile collector of the
  * Prometheus node exporter. The format is that of the OpenMetrics specification 1.0.
  */
-#include <errno.h>
-#include <getopt.h>
-#include <inttypes.h>
-#include <string.h>
-
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {

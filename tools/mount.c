@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl mount, umount: the module's file system of kept files. */
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <linux/magic.h>
-#include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-#include <unistd.h>
 
 #include "tmeshctl.h"
 

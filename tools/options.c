@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Options of verbs: one table drives both the parser and --help. */
 #include <ctype.h>
-#include <errno.h>
-#include <getopt.h>
 #include <stdarg.h>
-#include <string.h>
 
 #include "tmeshctl.h"
 

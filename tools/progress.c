@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* A line of progress for a slow copy, on a terminal. */
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "tmeshctl.h"
 

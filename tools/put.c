@@ -6,10 +6,7 @@
  * time of reading into a mapping, which faults page by page. It also leaves no writable mapping
  * behind, which would prevent sealing.
  */
-#include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "npy.h"

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl revoke: take a region back from all its holders. */
-#include <getopt.h>
-#include <unistd.h>
-
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl seal: make a region immutable. */
-#include <getopt.h>
-#include <unistd.h>
-
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {{NULL}};

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl show: everything that is known about one region. */
-#include <inttypes.h>
-#include <getopt.h>
-#include <unistd.h>
-
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {OPTION_JSON, {NULL}};

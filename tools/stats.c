@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl stats: totals over all regions that the user may see, and the limits. */
-#include <errno.h>
-#include <getopt.h>
-#include <inttypes.h>
-
 #include "tmeshctl.h"
 
 static const struct option_entry options[] = {OPTION_JSON, OPTION_BACKEND, {NULL}};

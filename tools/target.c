@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
 /* Contexts, and the region that the user named by id, token or ref. */
-#include <inttypes.h>
-#include <string.h>
-
 #include "tmeshctl.h"
 
 static void log_line(void *data, enum tmesh_log_level level, const char *message)

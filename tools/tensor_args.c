@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Arguments that create and put share: a tensor's dtype and shape, its tokens, its holder. */
 #include <ctype.h>
-#include <errno.h>
-#include <inttypes.h>
-#include <string.h>
 
 #include "tensor_args.h"
 

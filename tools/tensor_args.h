@@ -3,9 +3,6 @@
 #ifndef TMESHCTL_TENSOR_ARGS_H
 #define TMESHCTL_TENSOR_ARGS_H
 
-#include <getopt.h>
-#include <unistd.h>
-
 #include "tmeshctl.h"
 
 struct tensor_args {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* Output for people (escaped, in columns) and for programs (JSON). */
-#include <errno.h>
-#include <inttypes.h>
 #include <stdarg.h>
-#include <string.h>
 
 #include "tmeshctl.h"
 

@@ -3,10 +3,15 @@
 #ifndef TMESHCTL_H
 #define TMESHCTL_H
 
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include <jansson.h>
 #include <tmesh/tmesh.h>

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl top: the largest regions with their holders, and engines, refreshed repeatedly. */
-#include <getopt.h>
-#include <inttypes.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "top_engines.h"
 

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: MIT
 /* Engines in processes of their own, from the status that each writes. */
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/engine_status.h"

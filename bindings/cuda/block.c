@@ -11,9 +11,6 @@
  */
 #include "internal.h"
 
-#include <stdlib.h>
-#include <unistd.h>
-
 static uint64_t round_up(uint64_t bytes, uint64_t to)
 {
 	return (bytes + to - 1) / to * to;

@@ -4,8 +4,6 @@
 #include "internal.h"
 
 #include <stdio.h>
-#include <string.h>
-#include <unistd.h>
 
 static void set(struct tmesh_cuda_cap *cap, const char *name, int rc, const struct tmesh_error *err,
 		const char *how)

@@ -2,8 +2,6 @@
 /* DLPack: device memory for frameworks, with the device that has it. */
 #include "internal.h"
 
-#include <stdlib.h>
-
 #include "common/dlpack_tensor.h"
 
 struct export

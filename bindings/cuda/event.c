@@ -10,10 +10,6 @@
  */
 #include "internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 /* Events that this process has exported. */
 struct exported {
 	struct exported *next;

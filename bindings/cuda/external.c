@@ -3,8 +3,6 @@
 #include "internal.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 /* Export the range, by PCIe if possible: some platforms map otherwise, and older drivers lack the
  * flag. */

@@ -2,8 +2,6 @@
 /* Regions of host memory that kernels use: registered with the driver, or staged. */
 #include "internal.h"
 
-#include <stdlib.h>
-
 static void count_registered(struct tmesh_cuda_memory *memory, uint64_t bytes)
 {
 	struct tmesh_cuda *cuda = memory->cuda;

@@ -4,10 +4,7 @@
 
 #include <jansson.h>
 #include <linux/kcmp.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 static int device_of(struct tmesh_cuda *cuda, const struct cu_uuid *uuid, struct tmesh_error *err)
 {

@@ -11,6 +11,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #pragma GCC visibility push(default)
 #include <tmesh/cuda.h>

@@ -6,9 +6,6 @@
  */
 #include "internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static int check(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout,
 		 struct tmesh_error *err)
 {

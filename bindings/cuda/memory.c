@@ -2,8 +2,6 @@
 /* Memory as callers see it: its references, how it is given back, copies. */
 #include "internal.h"
 
-#include <stdlib.h>
-
 struct tmesh_cuda_memory *memory_new(struct tmesh_cuda *cuda, enum tmesh_cuda_kind kind, int device,
 				     struct tmesh_error *err)
 {

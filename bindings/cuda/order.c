@@ -5,8 +5,6 @@
  */
 #include "internal.h"
 
-#include <stdlib.h>
-
 struct order {
 	struct order *next;
 	cu_stream stream;

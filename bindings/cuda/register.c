@@ -7,8 +7,6 @@
  */
 #include "internal.h"
 
-#include <stdlib.h>
-
 #define PIECE_BYTES (64ull << 30)
 #define PIECE_ALIGN (2ull << 20) /* a huge page is not cut */
 

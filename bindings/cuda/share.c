@@ -12,10 +12,7 @@
 #include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define HEX(bytes) (2 * (bytes) + 1)
 

@@ -10,8 +10,6 @@
  */
 #include "internal.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #define PAIRS 4096u

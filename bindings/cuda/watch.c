@@ -9,7 +9,6 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #define SLOW_NS 10000000u
 #define TOUCHES 4 /* in each period of a lease */

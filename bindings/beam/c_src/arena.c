@@ -3,8 +3,6 @@
  * at once. */
 #include "nif.h"
 
-#include <errno.h>
-
 #define QUICK_REGION (1u << 20)
 #define QUICK_COPY (64u << 10)
 

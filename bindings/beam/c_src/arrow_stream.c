@@ -13,10 +13,6 @@
 #include "common/arrow_abi.h"
 #include "nif.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #define MAX_DEPTH 128
 
 struct table {

@@ -3,9 +3,6 @@
  * has a handle of its own. */
 #include "nif.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <tmesh/hold.h>
 
 struct bundle {

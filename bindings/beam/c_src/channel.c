@@ -9,9 +9,6 @@
  */
 #include "channel_end.h"
 
-#include <errno.h>
-#include <string.h>
-
 #define SPIN_LEAST_NS 1000u
 #define SPIN_MAX_NS 100000u
 

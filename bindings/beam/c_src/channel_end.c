@@ -7,7 +7,6 @@
  */
 #include "channel_end.h"
 
-#include <errno.h>
 #include <sched.h>
 
 /* Bits of an end's state. END_USED: a call works with the end, and others are refused.

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "nif.h"
 
-#include <errno.h>
-#include <stdlib.h>
-
 #include "common/shown.h"
 
 /* Descriptors that regions leave free. Without a free one the VM reads no file and opens no

@@ -6,8 +6,6 @@
 #include "jobs.h"
 #include "paging.h"
 
-#include <errno.h>
-#include <string.h>
 #include <tmesh/placement.h>
 
 static void drop_context(void *object)

@@ -2,8 +2,6 @@
 /* Graphs over several engines, and the places that they get by leases. */
 #include "jobs.h"
 
-#include <errno.h>
-#include <string.h>
 #include <tmesh/placement.h>
 
 #include "common/shown.h"

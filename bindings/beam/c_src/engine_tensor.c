@@ -2,8 +2,6 @@
 /* Device tensors of engines: memory of regions with rights. */
 #include "engine_object.h"
 
-#include <errno.h>
-
 static bool get_flags(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t *flags, struct tmesh_error *err)
 {
 	unsigned int value;

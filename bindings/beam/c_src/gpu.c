@@ -2,9 +2,6 @@
 /* GPU memory, by libtmesh-cuda. The first use of such memory loads it. */
 #include "nif.h"
 
-#include <errno.h>
-#include <string.h>
-
 #include "common/cuda_api.h"
 
 static struct {

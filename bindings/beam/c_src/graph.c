@@ -6,9 +6,6 @@
  */
 #include "nif.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <tmesh/graph.h>
 
 /* More than a name may have, so that the library reports a long name. */

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "nif.h"
 
-#include <errno.h>
-#include <string.h>
 #include <tmesh/hold.h>
 
 static void drop_tensor(void *object)

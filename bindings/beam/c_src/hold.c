@@ -2,7 +2,6 @@
 /* Memory on its way: held for the process that opens its ref. */
 #include "nif.h"
 
-#include <errno.h>
 #include <tmesh/hold.h>
 
 bool get_hold(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *ns, struct tmesh_error *err)

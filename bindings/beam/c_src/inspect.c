@@ -2,11 +2,8 @@
 /* Inspection: regions and their holders, under the names of tests/vocabulary.md. */
 #include "nif.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "common/shown.h"
 

@@ -6,10 +6,7 @@
  */
 #include "jobs.h"
 
-#include <errno.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdlib.h>
 
 #include "common/clock.h"
 

@@ -5,9 +5,7 @@
  */
 #include "nif.h"
 
-#include <errno.h>
 #include <jansson.h>
-#include <string.h>
 
 #define MAX_DEPTH 64
 

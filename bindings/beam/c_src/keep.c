@@ -2,9 +2,6 @@
 /* Kept regions: sealed memory under a name, which outlives every process. */
 #include "nif.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <tmesh/keep.h>
 
 #include "common/shown.h"

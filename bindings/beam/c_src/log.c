@@ -7,7 +7,6 @@
 #include "nif.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #define LINES 32

@@ -8,10 +8,7 @@
  */
 #include "nif.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "common/shown.h"
 

@@ -2,10 +2,6 @@
 /* Write tensors to safetensors files, by libtmesh-model, straight from their mappings. */
 #include "nif.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 struct saved {
 	struct tmesh_model_item *items; /* each owns a name and a reference */
 	size_t count;

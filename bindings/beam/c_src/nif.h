@@ -33,10 +33,13 @@
 #ifndef TMESH_NIF_H
 #define TMESH_NIF_H
 
-#include <erl_nif.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <erl_nif.h>
 #include <tmesh/model.h>
 #include <tmesh/tmesh.h>
 

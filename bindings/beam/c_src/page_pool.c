@@ -2,9 +2,6 @@
 /* Pools of pages and parts in them, by libtmesh-model. Sequences are in sequence.c. */
 #include "paging.h"
 
-#include <errno.h>
-#include <string.h>
-
 #include "common/shown.h"
 
 struct page_pool {

@@ -9,8 +9,6 @@
  */
 #include "paging.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
 

@@ -5,8 +5,6 @@
  */
 #include "nif.h"
 
-#include <errno.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

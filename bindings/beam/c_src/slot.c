@@ -9,7 +9,6 @@
  */
 #include "nif.h"
 
-#include <errno.h>
 #include <tmesh/slot.h>
 
 struct slot {

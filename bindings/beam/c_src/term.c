@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "nif.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "common/shown.h"
 

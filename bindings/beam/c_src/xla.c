@@ -2,9 +2,6 @@
 /* Channels' names for the XLA in this VM, by libtmesh-xla. The first use loads it. */
 #include "nif.h"
 
-#include <errno.h>
-#include <string.h>
-
 #define TMESH_XLA_API_MORE(X) X(xla_register)
 #include "common/xla_api.h"
 

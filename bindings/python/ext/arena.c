@@ -3,8 +3,6 @@
  * the library's arenas at once. */
 #include "binding.h"
 
-#include <errno.h>
-
 struct arena {
 	PyObject_HEAD struct tmesh_arena *arena;
 };

@@ -2,10 +2,7 @@
 /* Converters of arguments: shapes, dtypes and the options of a region. */
 #include "binding.h"
 
-#include <errno.h>
 #include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #define ID_DIGITS 16

@@ -5,11 +5,8 @@
  */
 #include "binding.h"
 
-#include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "common/arrow_abi.h"
 

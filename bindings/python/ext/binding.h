@@ -16,7 +16,10 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
 #include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
 #include <tmesh/tmesh.h>
 
 #define DTYPES (TMESH_FLOAT4_E2M1FN + 1)

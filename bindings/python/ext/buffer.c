@@ -3,10 +3,6 @@
  * buffer. */
 #include "binding.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "common/dlpack_tensor.h"
 
 /* The formats by which NumPy names its own types, so that its arrays have the canonical dtypes. */

@@ -2,10 +2,7 @@
 /* The C part of tmesh.Bundle: the library's bundle with its tensors by number. */
 #include "binding.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <stdlib.h>
-#include <string.h>
 #include <tmesh/bundle.h>
 
 struct held {

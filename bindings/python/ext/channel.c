@@ -6,9 +6,7 @@
  */
 #include "binding.h"
 
-#include <errno.h>
 #include <math.h>
-#include <string.h>
 
 #define BATCH 64
 /* A peer that also waits busily answers before this thread could drop the GIL and take it again. */

@@ -2,9 +2,6 @@
 /* Messages of channels: bytes, a Tensor, or both. */
 #include "binding.h"
 
-#include <errno.h>
-#include <string.h>
-
 /* Whether an object may be sent as bytes. An object with a dtype and shape would lose them. */
 static bool may_be_bytes(PyObject *object)
 {

@@ -3,8 +3,6 @@
  * arrays and refs. */
 #include "cuda_handle.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "common/dlpack_tensor.h"

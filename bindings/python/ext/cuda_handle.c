@@ -5,8 +5,6 @@
  */
 #include "cuda_handle.h"
 
-#include <string.h>
-
 /* The interval between two checks for Ctrl-C. */
 #define SLICE_NS 100000000
 

@@ -3,10 +3,6 @@
  * capsules. */
 #include "binding.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "common/dlpack_tensor.h"
 
 #define UNVERSIONED "dltensor"

@@ -3,9 +3,6 @@
 #include "engine_types.h"
 #include "paging.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <tmesh/placement.h>
 
 /* Drop the GIL: closing an engine takes long. */

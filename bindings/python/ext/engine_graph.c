@@ -6,10 +6,6 @@
  */
 #include "engine_types.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 struct engine_graph {
 	PyObject_HEAD struct tmesh_engine_graph *graph;
 };

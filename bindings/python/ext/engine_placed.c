@@ -3,8 +3,6 @@
  * leases. */
 #include "engine_types.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <tmesh/placement.h>
 
 #include "common/shown.h"

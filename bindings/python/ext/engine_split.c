@@ -2,7 +2,6 @@
 /* The C part of tmesh.placed that divides graphs into parts. */
 #include "engine_types.h"
 
-#include <stdlib.h>
 #include <tmesh/graph.h>
 
 /* (place, text, {name of a node: its operator}, [names of outputs]) */

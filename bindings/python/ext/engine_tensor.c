@@ -2,8 +2,6 @@
 /* The C part of tmesh.engine.DeviceTensor. */
 #include "engine_types.h"
 
-#include <errno.h>
-
 static struct engine_tensor *alloc(struct state *st)
 {
 	return (struct engine_tensor *)PyType_GenericAlloc(st->engine_types[ENGINE_TENSOR], 0);

@@ -3,8 +3,6 @@
  * tmesh.Error. */
 #include "binding.h"
 
-#include <errno.h>
-#include <string.h>
 #include <stdarg.h>
 
 #include "common/error_names.h"

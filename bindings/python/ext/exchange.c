@@ -6,8 +6,6 @@
  */
 #include "binding.h"
 
-#include <errno.h>
-
 #include "common/dlpack_abi.h"
 
 /* Return the module's state, borrowed from sys.modules; NULL with an exception. */

@@ -2,8 +2,6 @@
 /* Memory that this process holds until the receivers of its refs have opened it. */
 #include "binding.h"
 
-#include <errno.h>
-
 /* The interval between two checks for signals. */
 #define SLICE_NS 50000000
 

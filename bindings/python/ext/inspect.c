@@ -2,10 +2,6 @@
 /* Inspection: counters, capabilities, regions and their holders, as plain dicts. */
 #include "binding.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "common/shown.h"
 
 /* Set an entry. Steal the reference to @value. */

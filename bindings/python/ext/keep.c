@@ -2,10 +2,7 @@
 /* Kept regions: memory under a name, which outlives every process. */
 #include "binding.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <tmesh/keep.h>
 
 #include "common/shown.h"

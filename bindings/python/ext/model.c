@@ -2,11 +2,7 @@
 /* The C part of tmesh.load_model(): files of tensors, by libtmesh-model. */
 #include "binding.h"
 
-#include <errno.h>
-
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <tmesh/model.h>
 #include <unistd.h>
 

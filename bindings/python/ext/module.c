@@ -2,11 +2,7 @@
 /* The module: its state, the context, and the functions that make tensors. */
 #include "binding.h"
 
-#include <errno.h>
-#include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 /* Where this thread keeps a warning while it opens a context; NULL at all other times. */

@@ -8,7 +8,6 @@
  */
 #include "binding.h"
 
-#include <errno.h>
 #include <stddef.h>
 
 struct export

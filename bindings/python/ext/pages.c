@@ -2,8 +2,6 @@
 /* The C part of tmesh.PagePool and tmesh.Pages, by libtmesh-model. Sequences are in sequence.c. */
 #include "paging.h"
 
-#include <string.h>
-
 #include "common/shown.h"
 
 struct pool {

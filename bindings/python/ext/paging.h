@@ -5,8 +5,6 @@
 
 #include "binding.h"
 
-#include <errno.h>
-
 #include <tmesh/pages.h>
 
 #define HASH_BYTES (2 * sizeof(uint64_t))

@@ -3,8 +3,6 @@
  * changes. */
 #include "binding.h"
 
-#include <errno.h>
-
 /* A private view belongs to the model of its tensor. */
 static PyObject *of_model(PyObject *view, struct tensor *of)
 {

@@ -2,9 +2,7 @@
 /* Refs of Tensors, and tmesh.open() with all kinds of arguments. */
 #include "binding.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 static PyObject *list_from_ints(const int64_t *values, int32_t count)

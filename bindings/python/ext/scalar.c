@@ -3,9 +3,7 @@
  * element. */
 #include "binding.h"
 
-#include <errno.h>
 #include <math.h>
-#include <string.h>
 
 /* A small float: a sign, @exponent bits of an exponent and @mantissa bits below them. */
 enum small_kind {

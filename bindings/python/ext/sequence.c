@@ -6,9 +6,6 @@
  */
 #include "paging.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 struct sequence {
 	PyObject_HEAD struct tmesh_seq *seq; /* NULL once released */
 	struct tmesh_pages *pages;

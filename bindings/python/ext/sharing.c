@@ -5,11 +5,8 @@
  */
 #include "binding.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <poll.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

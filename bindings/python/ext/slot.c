@@ -2,11 +2,8 @@
 /* The C part of tmesh.Slot and tmesh.SlotReader, by libtmesh-model. */
 #include "binding.h"
 
-#include <errno.h>
-
 #include <limits.h>
 #include <poll.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <tmesh/slot.h>
 

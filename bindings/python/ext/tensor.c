@@ -2,9 +2,7 @@
 /* The Tensor type: its lifetime, the count of its views, its properties. */
 #include "binding.h"
 
-#include <errno.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <structmember.h>
 
 /* Unmapping this much takes long enough to drop the GIL for it. */

@@ -2,8 +2,6 @@
 /* Other layouts over the same memory: view, reshape, basic indexing. */
 #include "binding.h"
 
-#include <errno.h>
-
 static PyObject *over(struct tensor *self, const struct tmesh_layout *layout)
 {
 	struct tmesh_tensor *tensor = tensor_get(self), *made;

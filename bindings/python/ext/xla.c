@@ -3,7 +3,6 @@
 #include "binding.h"
 
 #include <pthread.h>
-#include <stdlib.h>
 
 #define TMESH_XLA_API_MORE(X) X(xla_push) X(xla_pop) X(xla_ask) X(xla_stats)
 #include "common/xla_api.h"
