@@ -151,17 +151,19 @@ PyObject *text_from_device(const struct tmesh_layout *layout)
 	return PyUnicode_FromFormat("cuda:%d", (int)layout->device_id);
 }
 
+void list_add(PyObject **list, PyObject *item)
+{
+	if (!item || PyList_Append(*list, item))
+		Py_CLEAR(*list);
+	Py_XDECREF(item);
+}
+
 PyObject *list_of_items(void *items, size_t count, size_t size, PyObject *(*make)(const void *))
 {
 	PyObject *list = PyList_New(0);
 
-	for (size_t i = 0; list && i < count; i++) {
-		PyObject *item = make((const char *)items + i * size);
-
-		if (!item || PyList_Append(list, item))
-			Py_CLEAR(list);
-		Py_XDECREF(item);
-	}
+	for (size_t i = 0; list && i < count; i++)
+		list_add(&list, make((const char *)items + i * size));
 	free(items);
 	return list;
 }

@@ -26,6 +26,14 @@
 #define PLACE_LISTS 256
 #define ALL_RIGHTS (TMESH_READ | TMESH_WRITE | TMESH_MANAGE)
 
+/* Run a statement without the GIL. */
+#define WITHOUT_GIL(...)                \
+	do {                            \
+		Py_BEGIN_ALLOW_THREADS; \
+		__VA_ARGS__;            \
+		Py_END_ALLOW_THREADS;   \
+	} while (0)
+
 /* Members of a ref, then those that only an offer has. The interned names are in state.keys. */
 enum ref_key {
 	REF_V,
@@ -142,6 +150,8 @@ int shape_from_object(struct state *st, PyObject *object, int32_t *ndim, int64_t
 int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtype);
 PyObject *tuple_from_ints(const int64_t *values, int32_t count);
 PyObject *text_from_device(const struct tmesh_layout *layout);
+/* Append @item and take it over. If it is NULL or does not fit, drop the list. */
+void list_add(PyObject **list, PyObject *item);
 /* Return a list of @make's results for @items, which are @size bytes each and are freed. */
 PyObject *list_of_items(void *items, size_t count, size_t size, PyObject *(*make)(const void *));
 /* Return an id as text of 16 hex digits. */

@@ -348,9 +348,7 @@ static int seal_put(struct state *st, struct tmesh_tensor *tensor,
 
 	if (opts->flags & (TMESH_REGION_UNSEALED | TMESH_REGION_REUSE))
 		return 0;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err));
 	if (rc)
 		raise_error(st, &err);
 	return rc;
@@ -366,10 +364,7 @@ static struct tmesh_tensor *put_pieces(struct state *st, struct pieces *pieces, 
 	int rc;
 
 	uninitialized.flags |= TMESH_REGION_UNINITIALIZED;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_tensor_create(context(st), dtype, dl->ndim, dl->shape, &uninitialized, &tensor,
-				 &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_tensor_create(context(st), dtype, dl->ndim, dl->shape, &uninitialized, &tensor, &err));
 	if (rc)
 		return raise_error(st, &err);
 	pieces->region = tmesh_tensor_region(tensor);
@@ -379,9 +374,7 @@ static struct tmesh_tensor *put_pieces(struct state *st, struct pieces *pieces, 
 		rc = seal_put(st, tensor, opts);
 	if (!rc)
 		return tensor;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_tensor_unref(tensor);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_tensor_unref(tensor));
 	return NULL;
 }
 
@@ -426,9 +419,7 @@ struct tmesh_tensor *put_buffer(struct state *st, PyObject *object,
 		return NULL;
 	}
 	if (!put_in_pieces(st, &managed.dl_tensor, opts, &tensor)) {
-		Py_BEGIN_ALLOW_THREADS;
-		rc = tmesh_tensor_from_dlpack(ctx, &managed, opts, &tensor, &err);
-		Py_END_ALLOW_THREADS;
+		WITHOUT_GIL(rc = tmesh_tensor_from_dlpack(ctx, &managed, opts, &tensor, &err));
 		if (rc)
 			raise_error(st, &err);
 	}

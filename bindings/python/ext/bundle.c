@@ -29,9 +29,7 @@ static void bundle_release(struct tmesh_bundle *bundle)
 {
 	if (!bundle)
 		return;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_bundle_unref(bundle);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_bundle_unref(bundle));
 }
 
 /* References for one call, so that another thread may release the Held meanwhile. */
@@ -95,9 +93,7 @@ static int add_roots(struct state *st, struct held *self, PyObject *pairs)
 
 		if (!root)
 			root = whole(st, regions[i], self->rights);
-		if (!root || PyList_Append(self->roots, root))
-			Py_CLEAR(self->roots);
-		Py_XDECREF(root);
+		list_add(&self->roots, root);
 	}
 	return self->roots ? 0 : -1;
 }
@@ -153,13 +149,8 @@ static PyObject *held_names(PyObject *object, PyObject *unused)
 	if (use_begin(object, &use))
 		return NULL;
 	list = PyList_New(0);
-	for (size_t i = 0; list && i < tmesh_bundle_count(use.bundle); i++) {
-		PyObject *name = PyUnicode_FromString(tmesh_bundle_name(use.bundle, i));
-
-		if (!name || PyList_Append(list, name))
-			Py_CLEAR(list);
-		Py_XDECREF(name);
-	}
+	for (size_t i = 0; list && i < tmesh_bundle_count(use.bundle); i++)
+		list_add(&list, PyUnicode_FromString(tmesh_bundle_name(use.bundle, i)));
 	use_end(&use);
 	return list;
 }
@@ -181,9 +172,7 @@ static PyObject *held_types(PyObject *object, PyObject *unused)
 		shape = tuple_from_ints(entry.type_shape, entry.type ? entry.type_ndim : 0);
 		if (shape)
 			pair = Py_BuildValue("zN", entry.type, shape);
-		if (!pair || PyList_Append(list, pair))
-			Py_CLEAR(list);
-		Py_XDECREF(pair);
+		list_add(&list, pair);
 	}
 	use_end(&use);
 	return list;
@@ -275,13 +264,8 @@ static PyObject *held_private(PyObject *object, PyObject *unused)
 	tmesh_bundle_regions(use.bundle, &count);
 	roots = calloc(count + 1, sizeof(*roots));
 	list = roots ? PyList_New(0) : PyErr_NoMemory();
-	for (size_t i = 0; list && i < tmesh_bundle_count(use.bundle); i++) {
-		PyObject *tensor = private_tensor(st, &use, roots, i);
-
-		if (!tensor || PyList_Append(list, tensor))
-			Py_CLEAR(list);
-		Py_XDECREF(tensor);
-	}
+	for (size_t i = 0; list && i < tmesh_bundle_count(use.bundle); i++)
+		list_add(&list, private_tensor(st, &use, roots, i));
 	for (size_t i = 0; roots && i < count; i++)
 		Py_XDECREF((PyObject *)roots[i]);
 	free(roots);
@@ -301,14 +285,8 @@ static PyObject *held_regions(PyObject *object, PyObject *unused)
 		return NULL;
 	regions = tmesh_bundle_regions(use.bundle, &count);
 	list = PyList_New(0);
-	for (size_t i = 0; list && i <= count; i++) {
-		PyObject *tensor =
-			whole(st, i ? regions[i - 1] : tmesh_bundle_index(use.bundle), TMESH_READ);
-
-		if (!tensor || PyList_Append(list, tensor))
-			Py_CLEAR(list);
-		Py_XDECREF(tensor);
-	}
+	for (size_t i = 0; list && i <= count; i++)
+		list_add(&list, whole(st, i ? regions[i - 1] : tmesh_bundle_index(use.bundle), TMESH_READ));
 	use_end(&use);
 	return list;
 }
@@ -373,9 +351,7 @@ static PyObject *held_send(PyObject *object, PyObject *args)
 		return NULL;
 	bundle = tmesh_bundle_ref(self->bundle);
 	rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_bundle_send(bundle, fd, rights, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_bundle_send(bundle, fd, rights, &err));
 	if (rc)
 		refuse_gift(st, bundle, rights, &err);
 	bundle_release(bundle);
@@ -466,9 +442,7 @@ PyObject *bundle_open(struct state *st, struct tmesh_ctx *ctx, const char *text,
 	struct tmesh_error err;
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_bundle_open(ctx, text, bytes, rights, &bundle, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_bundle_open(ctx, text, bytes, rights, &bundle, &err));
 	return rc ? raise_open_error(st, rights, &err) : bundle_object(st, bundle, rights);
 }
 
@@ -489,9 +463,7 @@ PyObject *module_recv_bundle(PyObject *module, PyObject *args, PyObject *kwargs)
 	ctx = fd < 0 ? NULL : context(st);
 	if (!ctx || wait_for_socket(st, fd, POLLIN, timeout))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_bundle_recv(ctx, fd, &bundle, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_bundle_recv(ctx, fd, &bundle, &err));
 	/* Its tensors have at most the rights that came with the region. */
 	return rc ? raise_error(st, &err) : bundle_object(st, bundle, TMESH_READ | TMESH_WRITE);
 }
@@ -590,13 +562,8 @@ PyObject *module_plan_bundle(PyObject *module, PyObject *pairs)
 		goto out;
 	}
 	offsets = PyList_New(0);
-	for (size_t i = 0; offsets && i < count; i++) {
-		PyObject *offset = PyLong_FromUnsignedLongLong(entries[i].layout.offset);
-
-		if (!offset || PyList_Append(offsets, offset))
-			Py_CLEAR(offsets);
-		Py_XDECREF(offset);
-	}
+	for (size_t i = 0; offsets && i < count; i++)
+		list_add(&offsets, PyLong_FromUnsignedLongLong(entries[i].layout.offset));
 	if (offsets)
 		result = Py_BuildValue("NK", offsets, (unsigned long long)bytes);
 out:

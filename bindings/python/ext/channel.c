@@ -157,9 +157,7 @@ static PyObject *channel_open(PyObject *type, PyObject *args, PyObject *kwargs)
 	ctx = prepare(st, &common, &opts);
 	if (!ctx)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_channel_open(ctx, token, role, &opts, &channel, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_channel_open(ctx, token, role, &opts, &channel, &err));
 	if (rc == -EACCES || rc == -EPROTO)
 		return raise_code(
 			st, -rc,
@@ -178,9 +176,7 @@ static void channel_release(struct channel *self)
 	struct tmesh_channel *channel = self->channel;
 
 	self->channel = NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_channel_unref(channel);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_channel_unref(channel));
 }
 
 static void channel_dealloc(PyObject *object)
@@ -264,9 +260,7 @@ static int wait_for(struct channel *self, const struct wait *wait, struct tmesh_
 
 	self->busy = true;
 	do {
-		Py_BEGIN_ALLOW_THREADS;
-		rc = act(self, wait, left, err);
-		Py_END_ALLOW_THREADS;
+		WITHOUT_GIL(rc = act(self, wait, left, err));
 		if (rc == -EINTR && PyErr_CheckSignals())
 			break;
 		left = left_until(end);

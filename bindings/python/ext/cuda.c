@@ -33,9 +33,7 @@ static struct tmesh_cuda *get_cuda(struct state *st)
 	if (rc)
 		return raise_error(st, &err);
 	loaded = true;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_default(&opened, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = cuda_calls.cuda_default(&opened, &err));
 	if (rc)
 		return raise_error(st, &err);
 	cuda = opened;
@@ -114,11 +112,7 @@ static PyObject *module_cuda_alloc(PyObject *module, PyObject *args)
 	cuda = get_cuda(st);
 	if (!cuda)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_alloc(
-		cuda, device, bytes ? bytes : 1,
-		(alone ? TMESH_CUDA_ALONE : 0) | (or_host ? TMESH_CUDA_OR_HOST : 0), &memory, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = cuda_calls.cuda_alloc( cuda, device, bytes ? bytes : 1, (alone ? TMESH_CUDA_ALONE : 0) | (or_host ? TMESH_CUDA_OR_HOST : 0), &memory, &err));
 	return rc ? raise_error(st, &err) : cuda_handle_new(st, memory, &layout);
 }
 
@@ -145,10 +139,7 @@ static PyObject *module_cuda_open(PyObject *module, PyObject *args)
 	cuda = get_cuda(st);
 	if (!cuda)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_open_ref(cuda, text, (size_t)size, &opts, stream, &memory, &layout,
-				      &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = cuda_calls.cuda_open_ref(cuda, text, (size_t)size, &opts, stream, &memory, &layout, &err));
 	return rc ? raise_error(st, &err) : cuda_handle_new(st, memory, &layout);
 }
 
@@ -175,9 +166,7 @@ static PyObject *module_cuda_open_kept(PyObject *module, PyObject *args)
 	cuda = get_cuda(st);
 	if (!cuda)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_kept_open(cuda, name, uid, &opts, &memory, &layout, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = cuda_calls.cuda_kept_open(cuda, name, uid, &opts, &memory, &layout, &err));
 	return rc ? raise_error(st, &err) : cuda_handle_new(st, memory, &layout);
 }
 
@@ -267,9 +256,7 @@ static void region_free(PyObject *capsule)
 {
 	struct tmesh_region *region = PyCapsule_GetPointer(capsule, REGION_CAPSULE);
 
-	Py_BEGIN_ALLOW_THREADS;
-	cuda_calls.region_unref(region);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(cuda_calls.region_unref(region));
 }
 
 /* Return (@text, a capsule that keeps its token valid, or None). Take over @region, also on
@@ -283,9 +270,7 @@ static PyObject *shared(const char *text, struct tmesh_region *region)
 	capsule = PyCapsule_New(region, REGION_CAPSULE, region_free);
 	if (capsule)
 		return Py_BuildValue("(sN)", text, capsule);
-	Py_BEGIN_ALLOW_THREADS;
-	cuda_calls.region_unref(region);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(cuda_calls.region_unref(region));
 	return NULL;
 }
 
@@ -367,9 +352,7 @@ static PyObject *module_cuda_trim(PyObject *module, PyObject *unused)
 
 	if (!cuda)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	cuda_calls.cuda_trim(cuda);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(cuda_calls.cuda_trim(cuda));
 	Py_RETURN_NONE;
 }
 
@@ -385,10 +368,7 @@ static PyObject *module_cuda_capture(PyObject *module, PyObject *args)
 	cuda = get_cuda(st);
 	if (!cuda)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = begin ? cuda_calls.cuda_capture_begin(cuda, device, &err)
-		   : cuda_calls.cuda_capture_end(cuda, device, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = begin ? cuda_calls.cuda_capture_begin(cuda, device, &err) : cuda_calls.cuda_capture_end(cuda, device, &err));
 	if (rc)
 		return raise_error(st, &err);
 	Py_RETURN_NONE;
@@ -406,9 +386,7 @@ static PyObject *module_cuda_stats(PyObject *module, PyObject *number)
 	cuda = get_cuda(st);
 	if (!cuda)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_stats(cuda, device, &stats);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = cuda_calls.cuda_stats(cuda, device, &stats));
 	if (rc)
 		return raise_code(st, -rc, "there is no device %d", device);
 	return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "bytes_used", stats.bytes_used,

@@ -10,9 +10,7 @@
 
 static void cuda_memory_release(struct tmesh_cuda_memory *memory)
 {
-	Py_BEGIN_ALLOW_THREADS;
-	cuda_calls.cuda_memory_unref(memory);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(cuda_calls.cuda_memory_unref(memory));
 }
 
 PyObject *cuda_handle_new(struct state *st, struct tmesh_cuda_memory *memory,
@@ -216,9 +214,7 @@ static PyObject *handle_reclaim(PyObject *object, PyObject *timeout)
 	do {
 		bool last = left >= 0 && left <= SLICE_NS;
 
-		Py_BEGIN_ALLOW_THREADS;
-		rc = cuda_calls.cuda_reclaim(memory, last ? left : SLICE_NS, &err);
-		Py_END_ALLOW_THREADS;
+		WITHOUT_GIL(rc = cuda_calls.cuda_reclaim(memory, last ? left : SLICE_NS, &err));
 		if (rc != -ETIMEDOUT || last)
 			break;
 		left = left_until(end);

@@ -74,9 +74,7 @@ static void end_plain(struct DLManagedTensor *managed)
 		gil_unhold(before);
 		return;
 	}
-	Py_BEGIN_ALLOW_THREADS;
-	managed->deleter(managed);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(managed->deleter(managed));
 }
 
 void end_versioned(struct DLManagedTensorVersioned *managed)
@@ -89,9 +87,7 @@ void end_versioned(struct DLManagedTensorVersioned *managed)
 		gil_unhold(before);
 		return;
 	}
-	Py_BEGIN_ALLOW_THREADS;
-	managed->deleter(managed);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(managed->deleter(managed));
 }
 
 /* A capsule that was consumed has another name, and the consumer frees its tensor. */
@@ -434,17 +430,13 @@ static struct tmesh_tensor *capsule_copy(struct state *st, PyObject *capsule,
 		if (managed->version.major == DLPACK_MAJOR &&
 		    put_in_pieces(st, &managed->dl_tensor, opts, &tensor))
 			return tensor;
-		Py_BEGIN_ALLOW_THREADS;
-		rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, opts, &tensor, &err);
-		Py_END_ALLOW_THREADS;
+		WITHOUT_GIL(rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, opts, &tensor, &err));
 	} else if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
 		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
 
 		if (put_in_pieces(st, &managed->dl_tensor, opts, &tensor))
 			return tensor;
-		Py_BEGIN_ALLOW_THREADS;
-		rc = tmesh_tensor_from_dlpack(ctx, managed, opts, &tensor, &err);
-		Py_END_ALLOW_THREADS;
+		WITHOUT_GIL(rc = tmesh_tensor_from_dlpack(ctx, managed, opts, &tensor, &err));
 	} else {
 		return raise_code(st, EINVAL, "%R is no DLPack capsule, or was used before",
 				  capsule);
@@ -566,9 +558,7 @@ PyObject *tensor_from_managed(struct state *st, struct DLManagedTensorVersioned 
 		return NULL;
 	if (ours)
 		return tensor_again(ours);
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, &unsealed, &tensor, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, &unsealed, &tensor, &err));
 	return rc ? raise_error(st, &err)
 		  : tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 }

@@ -10,9 +10,7 @@ static void context_release(struct tmesh_engine_context *context)
 {
 	if (!context)
 		return;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_engine_context_unref(context);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_engine_context_unref(context));
 }
 
 /* Return a new context. An exception is set if @rc is not 0, perhaps although a context was @made.
@@ -163,9 +161,7 @@ static PyObject *tensor(PyObject *object, PyObject *args)
 	if (!PyArg_ParseTuple(args, "OOO&:tensor", &dims, &type, uint_argument, &flags) ||
 	    shape_from_object(st, dims, &ndim, shape) || dtype_from_object(st, type, &dtype))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_engine_tensor_create(self->context, dtype, ndim, shape, flags, &made, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_engine_tensor_create(self->context, dtype, ndim, shape, flags, &made, &err));
 	return rc ? raise_error(st, &err) : engine_tensor_new(st, made);
 }
 
@@ -284,9 +280,7 @@ struct tmesh_devices *engine_find_devices(struct state *st, PyObject *list, cons
 		if (!PyArg_ParseTuple(item, "ss", &libraries[i].engine, &libraries[i].library))
 			return NULL;
 	}
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_devices_find(&opts, &found, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_devices_find(&opts, &found, &err));
 	return rc ? raise_error(st, &err) : found;
 }
 

@@ -107,9 +107,7 @@ static void dealloc(PyObject *object)
 
 static PyObject *cancel(PyObject *object, PyObject *unused)
 {
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_engine_cancel(((struct cancellable *)object)->cancellable);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_engine_cancel(((struct cancellable *)object)->cancellable));
 	Py_RETURN_NONE;
 }
 

@@ -145,9 +145,7 @@ static void unbind(struct tmesh_engine_binding *binding)
 {
 	if (!binding)
 		return;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_engine_binding_unref(binding);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_engine_binding_unref(binding));
 }
 
 static PyObject *graph_dispatch(PyObject *object, PyObject *args)
@@ -388,17 +386,13 @@ static PyObject *operands(PyObject *object, bool output)
 	for (size_t i = 0; list && i < count; i++) {
 		struct tmesh_engine_operand found = {.size = sizeof(found)};
 		struct tmesh_error err;
-		PyObject *item;
 
 		if ((output ? tmesh_engine_graph_output : tmesh_engine_graph_input)(self->graph, i,
 										    &found, &err)) {
 			Py_DECREF(list);
 			return raise_error(st, &err);
 		}
-		item = operand(st, &found);
-		if (!item || PyList_Append(list, item))
-			Py_CLEAR(list);
-		Py_XDECREF(item);
+		list_add(&list, operand(st, &found));
 	}
 	return list;
 }
@@ -418,9 +412,7 @@ static void let_graph_go(struct tmesh_engine_graph *graph)
 {
 	if (!graph)
 		return;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_engine_graph_unref(graph);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_engine_graph_unref(graph));
 }
 
 PyObject *engine_graph_open(struct state *st, struct tmesh_engine_context *context, PyObject *path,

@@ -22,9 +22,7 @@ static void release_places(PyObject *capsule)
 	struct tmesh_places *places = PyCapsule_GetPointer(capsule, PLACES);
 
 	/* Drop the GIL: this waits for a thread, which may be closing parts in another process. */
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_places_unref(places);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_places_unref(places));
 }
 
 static void free_placed(struct placed_graph *own)
@@ -45,9 +43,7 @@ static void let_binding_go(struct tmesh_placed_binding *binding)
 {
 	if (!binding)
 		return;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_placed_binding_unref(binding);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_placed_binding_unref(binding));
 }
 
 static void release_binding(PyObject *capsule)

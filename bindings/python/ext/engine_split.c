@@ -71,9 +71,7 @@ PyObject *engine_list_partitions(const struct tmesh_graph_partitions *parts)
 
 		if (!tmesh_graph_partition(parts, i, &place, &part, NULL))
 			made = part_of(part, place);
-		if (!made || PyList_Append(list, made))
-			Py_CLEAR(list);
-		Py_XDECREF(made);
+		list_add(&list, made);
 	}
 	return list;
 }
@@ -102,12 +100,7 @@ PyObject *engine_quants(PyObject *module, PyObject *args)
 	PyObject *list = PyList_New(0);
 	const char *name;
 
-	for (size_t i = 0; list && (name = tmesh_graph_quant(i, NULL, NULL)); i++) {
-		PyObject *made = PyUnicode_FromString(name);
-
-		if (!made || PyList_Append(list, made))
-			Py_CLEAR(list);
-		Py_XDECREF(made);
-	}
+	for (size_t i = 0; list && (name = tmesh_graph_quant(i, NULL, NULL)); i++)
+		list_add(&list, PyUnicode_FromString(name));
 	return list;
 }

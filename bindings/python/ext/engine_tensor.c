@@ -71,9 +71,7 @@ static void dealloc(PyObject *object)
 	PyTypeObject *type = Py_TYPE(object);
 
 	end_view(self);
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_engine_tensor_unref(self->tensor);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_engine_tensor_unref(self->tensor));
 	PyObject_Free(object);
 	Py_DECREF(type);
 }
@@ -83,9 +81,7 @@ static PyObject *destroy(PyObject *object, PyObject *unused)
 	struct engine_tensor *self = (struct engine_tensor *)object;
 
 	self->destroyed = true;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_engine_tensor_destroy(self->tensor);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_engine_tensor_destroy(self->tensor));
 	if (!self->running)
 		end_view(self);
 	Py_RETURN_NONE;
@@ -134,10 +130,7 @@ static PyObject *copy(PyObject *object, PyObject *buffer, bool out)
 	if (PyObject_GetBuffer(buffer, &view, out ? PyBUF_CONTIG : PyBUF_CONTIG_RO))
 		return NULL;
 	engine_tensor_begin(self);
-	Py_BEGIN_ALLOW_THREADS;
-	rc = out ? tmesh_engine_tensor_read(self->tensor, view.buf, (uint64_t)view.len, &err)
-		 : tmesh_engine_tensor_write(self->tensor, view.buf, (uint64_t)view.len, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = out ? tmesh_engine_tensor_read(self->tensor, view.buf, (uint64_t)view.len, &err) : tmesh_engine_tensor_write(self->tensor, view.buf, (uint64_t)view.len, &err));
 	PyBuffer_Release(&view);
 	engine_tensor_end(self);
 	if (rc)

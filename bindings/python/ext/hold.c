@@ -20,9 +20,7 @@ PyObject *module_flush_held(PyObject *module, PyObject *timeout)
 	end = deadline_after(ns);
 	do {
 		ns = left_until(end);
-		Py_BEGIN_ALLOW_THREADS;
-		rc = tmesh_ctx_flush(st->ctx, ns < 0 || ns > SLICE_NS ? SLICE_NS : ns, &left, &err);
-		Py_END_ALLOW_THREADS;
+		WITHOUT_GIL(rc = tmesh_ctx_flush(st->ctx, ns < 0 || ns > SLICE_NS ? SLICE_NS : ns, &left, &err));
 		if (PyErr_CheckSignals())
 			return NULL;
 	} while (rc == -ETIMEDOUT && left_until(end));
@@ -38,8 +36,6 @@ PyObject *module_exit_wait(PyObject *module, PyObject *timeout)
 
 	if (timeout_from_object(PyModule_GetState(module), timeout, &ns))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_exit_wait(ns);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_exit_wait(ns));
 	Py_RETURN_NONE;
 }

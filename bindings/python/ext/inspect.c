@@ -20,9 +20,7 @@ PyObject *module_trim(PyObject *module, PyObject *unused)
 
 	if (!ctx)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	bytes = tmesh_ctx_trim(ctx);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(bytes = tmesh_ctx_trim(ctx));
 	return PyLong_FromUnsignedLongLong(bytes);
 }
 
@@ -98,14 +96,8 @@ PyObject *module_caps(PyObject *module, PyObject *unused)
 	if (rc)
 		return raise_code(st, -rc, "the capabilities cannot be read");
 	list = PyList_New(0);
-	for (size_t i = 0; list && i < count; i++) {
-		PyObject *cap = Py_BuildValue("{ssssss}", "name", caps[i].name, "level",
-					      levels[caps[i].level], "reason", caps[i].reason);
-
-		if (!cap || PyList_Append(list, cap))
-			Py_CLEAR(list);
-		Py_XDECREF(cap);
-	}
+	for (size_t i = 0; list && i < count; i++)
+		list_add(&list, Py_BuildValue("{ssssss}", "name", caps[i].name, "level", levels[caps[i].level], "reason", caps[i].reason));
 	return list;
 }
 
@@ -170,9 +162,7 @@ PyObject *module_regions(PyObject *module, PyObject *unused)
 
 	if (!ctx)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_list(ctx, &infos, &count, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_list(ctx, &infos, &count, &err));
 	if (rc)
 		return raise_error(st, &err);
 	return list_of_items(infos, count, sizeof(*infos), dict_from_info);
@@ -211,9 +201,7 @@ static PyObject *holders_of(struct state *st, struct tmesh_ctx *ctx, uint64_t id
 	/* The library takes 0 for the holders of all regions. */
 	if (!id)
 		return raise_code(st, ENOENT, "no region has the id 0");
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_holders(ctx, id, &holders, &count, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_holders(ctx, id, &holders, &count, &err));
 	if (rc)
 		return raise_error(st, &err);
 	return list_of_items(holders, count, sizeof(*holders), dict_from_holder);

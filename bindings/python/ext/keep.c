@@ -185,9 +185,7 @@ PyObject *module_open_kept(PyObject *module, PyObject *args)
 	if (!ctx || !PyArg_ParseTuple(args, "OO:open_kept", &name_object, &uid_object) ||
 	    kept_name(st, name_object, uid_object, &name, &uid))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_kept_open(ctx, name, uid, TMESH_READ, &regions, &count, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_kept_open(ctx, name, uid, TMESH_READ, &regions, &count, &err));
 	if (rc)
 		return raise_error(st, &err);
 	if (is_gpu_memory(regions[0])) {
@@ -265,9 +263,7 @@ static Py_ssize_t fetched_regions(struct state *st, struct tmesh_ctx *ctx, PyObj
 		good = shard && shard_name(st, shard, name, &bytes);
 		Py_XDECREF(shard);
 		if (good) {
-			Py_BEGIN_ALLOW_THREADS;
-			region = fetched_region(ctx, name, bytes);
-			Py_END_ALLOW_THREADS;
+			WITHOUT_GIL(region = fetched_region(ctx, name, bytes));
 		}
 		good = region != NULL;
 		if (good)
@@ -334,9 +330,7 @@ PyObject *module_kept(PyObject *module, PyObject *unused)
 
 	if (!ctx)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_kept_list(ctx, &infos, &count, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_kept_list(ctx, &infos, &count, &err));
 	if (rc)
 		return raise_error(st, &err);
 	return list_of_items(infos, count, sizeof(*infos), dict_from_kept);
@@ -352,9 +346,7 @@ PyObject *module_drop(PyObject *module, PyObject *object)
 
 	if (!name)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_kept_drop(ctx, name, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_kept_drop(ctx, name, &err));
 	if (rc)
 		return raise_error(st, &err);
 	Py_RETURN_NONE;
@@ -432,9 +424,7 @@ PyObject *module_kept_path(PyObject *module, PyObject *args)
 	    !(name = name_from_object(st, name_object)) ||
 	    (path_object != Py_None && !PyUnicode_FSConverter(path_object, &path)))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_kept_path(ctx, name, path ? PyBytes_AsString(path) : NULL, &text, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_kept_path(ctx, name, path ? PyBytes_AsString(path) : NULL, &text, &err));
 	Py_XDECREF(path);
 	if (rc)
 		return raise_error(st, &err);
@@ -464,9 +454,7 @@ PyObject *module_kept_files(PyObject *module, PyObject *object)
 
 	if (!name)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_kept_files(ctx, name, TMESH_KEPT_OWN, &files, &count, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_kept_files(ctx, name, TMESH_KEPT_OWN, &files, &count, &err));
 	if (rc)
 		return raise_error(st, &err);
 	return list_of_items(files, count, sizeof(*files), dict_from_file);
@@ -494,10 +482,7 @@ PyObject *module_open_kept_file(PyObject *module, PyObject *args)
 		Py_DECREF(path);
 		return NULL;
 	}
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_kept_open_file(ctx, name, TMESH_KEPT_OWN, PyBytes_AsString(path), &region, &file,
-				  &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_kept_open_file(ctx, name, TMESH_KEPT_OWN, PyBytes_AsString(path), &region, &file, &err));
 	Py_DECREF(path);
 	if (rc)
 		return raise_error(st, &err);

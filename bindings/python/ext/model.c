@@ -48,9 +48,7 @@ static void capsule_free(PyObject *capsule)
 
 	if ((intptr_t)PyCapsule_GetContext(capsule) != (intptr_t)getpid())
 		return;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_model_unref(model);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_model_unref(model));
 }
 
 /* Takes over @model. */
@@ -103,9 +101,7 @@ static PyObject *described(const struct tmesh_model *model, struct state *st)
 					      tensor.dtype ? tmesh_dtype_name(tensor.dtype) : NULL,
 					      shape, (unsigned long long)tensor.file_offset,
 					      (unsigned long long)tensor.bytes);
-		if (!entry || PyList_Append(list, entry))
-			Py_CLEAR(list);
-		Py_XDECREF(entry);
+		list_add(&list, entry);
 	}
 	return list;
 }

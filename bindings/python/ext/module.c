@@ -161,9 +161,7 @@ static PyObject *create(PyObject *module, PyObject *args, PyObject *kwargs, cons
 	ctx = context(st);
 	if (!ctx)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_tensor_create(ctx, dtype, ndim, shape, &opts, &tensor, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_tensor_create(ctx, dtype, ndim, shape, &opts, &tensor, &err));
 	return rc ? raise_error(st, &err) : made(st, tensor, &opts);
 }
 

@@ -108,9 +108,7 @@ static void net_handle_end(struct handle *self)
 	self->net = NULL;
 	if (!net || self->owner != getpid())
 		return;
-	Py_BEGIN_ALLOW_THREADS;
-	calls.net_unref(net);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(calls.net_unref(net));
 }
 
 static PyObject *handle_close(PyObject *object, PyObject *unused)

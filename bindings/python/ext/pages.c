@@ -42,9 +42,7 @@ PyObject *module_make_page_pool(PyObject *module, PyObject *args)
 				      uint_argument, &opts.devices, uint_argument, &opts.heads))
 		return NULL;
 	opts.page_bytes = bytes;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_page_pool_create(ctx, &opts, &pool, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_page_pool_create(ctx, &opts, &pool, &err));
 	if (rc)
 		return raise_error(st, &err);
 	self = (struct pool *)PyType_GenericAlloc(st->pool_type, 0);
@@ -61,9 +59,7 @@ static PyObject *pool_close(PyObject *object, PyObject *unused)
 	struct tmesh_page_pool *pool = self->pool;
 
 	self->pool = NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_page_pool_unref(pool);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_page_pool_unref(pool));
 	Py_RETURN_NONE;
 }
 
@@ -188,9 +184,7 @@ PyObject *module_open_pages(PyObject *module, PyObject *object)
 
 	if (!token)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_pages_open(ctx, token, &pages, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_pages_open(ctx, token, &pages, &err));
 	if (rc)
 		return raise_error(st, &err);
 	self = (struct pages *)PyType_GenericAlloc(st->pages_type, 0);
@@ -207,9 +201,7 @@ static PyObject *pages_close(PyObject *object, PyObject *unused)
 	struct tmesh_pages *pages = self->pages;
 
 	self->pages = NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_pages_unref(pages);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_pages_unref(pages));
 	Py_RETURN_NONE;
 }
 
@@ -346,9 +338,7 @@ static PyObject *found(struct state *st, struct tmesh_pages *pages, int rc, stru
 {
 	PyObject *made = rc ? raise_error(st, err) : sequence_new(st, pages, seq);
 
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_pages_unref(pages);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_pages_unref(pages));
 	return made;
 }
 
@@ -368,9 +358,7 @@ static PyObject *pages_find(PyObject *object, PyObject *hashes)
 		return NULL;
 	}
 	tmesh_pages_ref(pages);
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_pages_find(pages, view.buf, (uint32_t)(view.len / HASH_BYTES), &seq, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_pages_find(pages, view.buf, (uint32_t)(view.len / HASH_BYTES), &seq, &err));
 	PyBuffer_Release(&view);
 	return found(state_of_object(object), pages, rc, seq, &err);
 }
@@ -387,9 +375,7 @@ static PyObject *pages_open_sequence(PyObject *object, PyObject *text)
 	if (!ticket)
 		return NULL;
 	tmesh_pages_ref(pages);
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_seq_open(pages, ticket, &seq, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_seq_open(pages, ticket, &seq, &err));
 	return found(st, pages, rc, seq, &err);
 }
 

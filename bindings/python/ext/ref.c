@@ -241,9 +241,7 @@ PyObject *tensor_open(struct state *st, struct tmesh_ctx *ctx, const struct tmes
 	struct tmesh_error err;
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_tensor_open(ctx, ref, rights, &tensor, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_tensor_open(ctx, ref, rights, &tensor, &err));
 	return rc ? raise_open_error(st, rights, &err) : tensor_new(st, tensor, NULL, rights);
 }
 
@@ -279,9 +277,7 @@ PyObject *module_unpickle(PyObject *module, PyObject *value)
 	}
 	if (ref_from_dict(st, value, &ref))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_tensor_open(ctx, &ref, TMESH_READ, &tensor, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_tensor_open(ctx, &ref, TMESH_READ, &tensor, &err));
 	return rc ? tensor_lost(st, &err) : tensor_new(st, tensor, NULL, TMESH_READ);
 }
 
@@ -318,9 +314,7 @@ static PyObject *open_token(struct state *st, struct tmesh_ctx *ctx, const char 
 	struct tmesh_error err;
 	int rc;
 
-	Py_BEGIN_ALLOW_THREADS;
-	rc = open_bytes(ctx, token, rights, &tensor, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = open_bytes(ctx, token, rights, &tensor, &err));
 	return rc ? raise_open_error(st, rights, &err) : tensor_new(st, tensor, NULL, rights);
 }
 
@@ -522,8 +516,6 @@ PyObject *module_runtime_dir(PyObject *module, PyObject *unused)
 
 	if (!ctx)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_ctx_runtime_dir(ctx, &fd, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_ctx_runtime_dir(ctx, &fd, &err));
 	return rc ? raise_error(st, &err) : PyLong_FromLong(fd);
 }

@@ -39,9 +39,7 @@ PyObject *tensor_revoke(PyObject *object, PyObject *unused)
 	if (!region)
 		return NULL;
 	tmesh_region_ref(region);
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_region_revoke(region, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_region_revoke(region, &err));
 	result = none_or_error(self, region, rc, &err);
 	tmesh_region_unref(region);
 	return result;
@@ -86,9 +84,7 @@ PyObject *tensor_reclaim(PyObject *object, PyObject *args, PyObject *kwargs)
 	tmesh_region_ref(region);
 	end = deadline_after(left);
 	do {
-		Py_BEGIN_ALLOW_THREADS;
-		rc = tmesh_region_reclaim(region, left, &report, &err);
-		Py_END_ALLOW_THREADS;
+		WITHOUT_GIL(rc = tmesh_region_reclaim(region, left, &report, &err));
 		left = left_until(end);
 	} while (rc == -EINTR && !PyErr_CheckSignals());
 	if (rc == -ETIMEDOUT)
@@ -252,9 +248,7 @@ PyObject *tensor_wait(PyObject *object, PyObject *args, PyObject *kwargs)
 	tmesh_region_ref(region);
 	end = deadline_after(left);
 	do {
-		Py_BEGIN_ALLOW_THREADS;
-		rc = tmesh_fence_wait(region, value, left, &reached, &err);
-		Py_END_ALLOW_THREADS;
+		WITHOUT_GIL(rc = tmesh_fence_wait(region, value, left, &reached, &err));
 		left = left_until(end);
 	} while (rc == -EINTR && !PyErr_CheckSignals());
 	if (rc && !PyErr_Occurred())
@@ -438,11 +432,7 @@ PyObject *module_gather(PyObject *module, PyObject *args, PyObject *kwargs)
 	extents = ctx ? extents_from_object(st, parts, &count) : NULL;
 	if (!extents)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_region_gather(ctx, extents, (size_t)count,
-				 writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &opts, &region,
-				 &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_region_gather(ctx, extents, (size_t)count, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &opts, &region, &err));
 	while (rc && sealed < count && !tmesh_region_is_sealed(extents[sealed].region))
 		sealed++;
 	if (rc && sealed < count)
@@ -499,9 +489,7 @@ PyObject *module_from_dmabuf(PyObject *module, PyObject *args, PyObject *kwargs)
 	ctx = fd < 0 ? NULL : context(st);
 	if (!ctx)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_region_from_dmabuf(ctx, fd, &opts, &region, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_region_from_dmabuf(ctx, fd, &opts, &region, &err));
 	return rc ? raise_error(st, &err) : tensor_over(st, region, &wanted, false);
 }
 
@@ -611,9 +599,7 @@ PyObject *tensor_send(PyObject *object, PyObject *args, PyObject *kwargs)
 			"send() hands over a region as its maker described it, and this is a "
 			"part or another view of one: send the whole, or the ref");
 	region = tmesh_region_ref(tmesh_tensor_region(tensor));
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_region_send(region, fd, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_region_send(region, fd, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &err));
 	result = none_or_error(self, region, rc, &err);
 	tmesh_region_unref(region);
 	return result;
@@ -639,8 +625,6 @@ PyObject *module_recv(PyObject *module, PyObject *args, PyObject *kwargs)
 	ctx = fd < 0 ? NULL : context(st);
 	if (!ctx || wait_for_socket(st, fd, POLLIN, timeout))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_region_recv(ctx, fd, &region, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_region_recv(ctx, fd, &region, &err));
 	return rc ? raise_error(st, &err) : tensor_over(st, region, &wanted, true);
 }

@@ -53,9 +53,7 @@ PyObject *module_make_slot(PyObject *module, PyObject *args)
 	if (!ctx || !PyArg_ParseTuple(args, "zO&z:make_slot", &opts.label, uint_argument,
 				      &opts.max_ref, &opts.name))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_slot_create(ctx, &opts, &slot, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_slot_create(ctx, &opts, &slot, &err));
 	if (rc)
 		return raise_error(st, &err);
 	self = (struct slot *)PyType_GenericAlloc(st->slot_type, 0);
@@ -71,9 +69,7 @@ static void slot_end(struct slot *self)
 	struct tmesh_slot *slot = self->slot;
 
 	self->slot = NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_slot_unref(slot);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_slot_unref(slot));
 }
 
 static void slot_dealloc(PyObject *object)
@@ -215,9 +211,7 @@ static PyObject *open_by(PyObject *module, PyObject *object, open_fn open, const
 		return NULL;
 	if ((Py_ssize_t)strlen(text) != length)
 		return raise_code(st, zero, "not a %s: it holds a zero", what);
-	Py_BEGIN_ALLOW_THREADS;
-	rc = open(ctx, text, &reader, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = open(ctx, text, &reader, &err));
 	if (rc)
 		return raise_error(st, &err);
 	self = (struct reader *)PyType_GenericAlloc(st->slot_reader_type, 0);
@@ -254,9 +248,7 @@ static void reader_end(struct reader *self)
 		self->ended = reader;
 		return;
 	}
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_slot_close(reader);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_slot_close(reader));
 }
 
 static void reader_dealloc(PyObject *object)
@@ -282,9 +274,7 @@ static void capsule_free(PyObject *capsule)
 {
 	struct tmesh_slot_value *value = PyCapsule_GetPointer(capsule, VALUE);
 
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_slot_value_unref(value);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_slot_value_unref(value));
 }
 
 /* Return a Held whose tensors keep the value. If the same bundle comes back, it is not opened
@@ -318,9 +308,7 @@ static PyObject *reader_read(PyObject *object, PyObject *unused)
 	if (!reader)
 		return NULL;
 	self->busy = true;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_slot_read(reader, &value, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_slot_read(reader, &value, &err));
 	self->busy = false;
 	if (rc)
 		return raise_error(st, &err);
@@ -388,22 +376,11 @@ static PyObject *reader_poll(PyObject *object, PyObject *limit)
 	if (fd.fd < 0)
 		return raise_error(state_of_object(object), &err);
 	self->waits++;
-	Py_BEGIN_ALLOW_THREADS;
-	/* Round up, so that a rest below 1 ms does not make poll() return at once again and
-	 * again. */
-	code = poll(&fd, 1,
-		    limit == Py_None   ? -1
-		    : ms < INT_MAX - 1 ? (int)ms + 1
-				       : INT_MAX) < 0
-		       ? errno
-		       : 0;
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(/* Round up, so that a rest below 1 ms does not make poll() return at once again and * again. */ code = poll(&fd, 1, limit == Py_None   ? -1 : ms < INT_MAX - 1 ? (int)ms + 1 : INT_MAX) < 0 ? errno : 0);
 	if (!--self->waits && self->ended) {
 		ended = self->ended;
 		self->ended = NULL;
-		Py_BEGIN_ALLOW_THREADS;
-		tmesh_slot_close(ended);
-		Py_END_ALLOW_THREADS;
+		WITHOUT_GIL(tmesh_slot_close(ended));
 	}
 	if (code == EINTR ? PyErr_CheckSignals() : code)
 		return PyErr_Occurred()

@@ -68,9 +68,7 @@ static void unref(struct tmesh_tensor *tensor)
 		tmesh_tensor_unref(tensor);
 		return;
 	}
-	Py_BEGIN_ALLOW_THREADS;
-	tmesh_tensor_unref(tensor);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(tmesh_tensor_unref(tensor));
 }
 
 static void drop(struct tensor *self)
@@ -250,9 +248,7 @@ static PyObject *tensor_seal(PyObject *object, PyObject *unused)
 				  "the tensor is being sealed by another thread");
 	root->sealing = true;
 	tmesh_tensor_ref(tensor);
-	Py_BEGIN_ALLOW_THREADS;
-	rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = tmesh_region_seal(tmesh_tensor_region(tensor), &err));
 	root->sealing = false;
 	root->sealed |= !rc;
 	if (rc)

@@ -74,9 +74,7 @@ static PyObject *module_xla_bind(PyObject *module, PyObject *args)
 
 	if (!is_loaded() || !PyArg_ParseTuple(args, "ssp:xla_bind", &name, &token, &send))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = calls.xla_bind(name, token, send ? TMESH_CHANNEL_SEND : TMESH_CHANNEL_RECV, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = calls.xla_bind(name, token, send ? TMESH_CHANNEL_SEND : TMESH_CHANNEL_RECV, &err));
 	return none_or_error(module, rc, &err);
 }
 
@@ -89,9 +87,7 @@ static PyObject *with_name(PyObject *module, PyObject *args,
 
 	if (!PyArg_ParseTuple(args, "s", &name))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = call(name, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = call(name, &err));
 	return none_or_error(module, rc, &err);
 }
 
@@ -117,9 +113,7 @@ static PyObject *module_xla_flush(PyObject *module, PyObject *args)
 	if (!is_loaded() || !PyArg_ParseTuple(args, "sO:xla_flush", &name, &timeout) ||
 	    timeout_from_object(st, timeout, &ns))
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = calls.xla_flush(name, ns, &err);
-	Py_END_ALLOW_THREADS;
+	WITHOUT_GIL(rc = calls.xla_flush(name, ns, &err));
 	return none_or_error(module, rc, &err);
 }
 
