@@ -41,11 +41,8 @@ static PyObject *arena_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void arena_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	tmesh_arena_unref(((struct arena *)object)->arena);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 int arena_from_object(struct state *st, PyObject *object, struct tmesh_arena **arena)

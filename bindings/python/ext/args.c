@@ -151,6 +151,14 @@ PyObject *text_from_device(const struct tmesh_layout *layout)
 	return PyUnicode_FromFormat("cuda:%d", (int)layout->device_id);
 }
 
+void object_free(PyObject *object)
+{
+	PyTypeObject *type = Py_TYPE(object);
+
+	PyObject_Free(object);
+	Py_DECREF(type);
+}
+
 void list_add(PyObject **list, PyObject *item)
 {
 	if (!item || PyList_Append(*list, item))

@@ -150,6 +150,8 @@ int shape_from_object(struct state *st, PyObject *object, int32_t *ndim, int64_t
 int dtype_from_object(struct state *st, PyObject *object, enum tmesh_dtype *dtype);
 PyObject *tuple_from_ints(const int64_t *values, int32_t count);
 PyObject *text_from_device(const struct tmesh_layout *layout);
+/* Free an object of one of this module's types, at the end of its dealloc. */
+void object_free(PyObject *object);
 /* Append @item and take it over. If it is NULL or does not fit, drop the list. */
 void list_add(PyObject **list, PyObject *item);
 /* Return a list of @make's results for @items, which are @size bytes each and are freed. */

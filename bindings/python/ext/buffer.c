@@ -364,7 +364,8 @@ static struct tmesh_tensor *put_pieces(struct state *st, struct pieces *pieces, 
 	int rc;
 
 	uninitialized.flags |= TMESH_REGION_UNINITIALIZED;
-	WITHOUT_GIL(rc = tmesh_tensor_create(context(st), dtype, dl->ndim, dl->shape, &uninitialized, &tensor, &err));
+	WITHOUT_GIL(rc = tmesh_tensor_create(context(st), dtype, dl->ndim, dl->shape,
+					     &uninitialized, &tensor, &err));
 	if (rc)
 		return raise_error(st, &err);
 	pieces->region = tmesh_tensor_region(tensor);

@@ -128,11 +128,8 @@ static void drop(struct held *self)
 
 static void held_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	drop((struct held *)object);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *held_release(PyObject *object, PyObject *unused)
@@ -286,7 +283,8 @@ static PyObject *held_regions(PyObject *object, PyObject *unused)
 	regions = tmesh_bundle_regions(use.bundle, &count);
 	list = PyList_New(0);
 	for (size_t i = 0; list && i <= count; i++)
-		list_add(&list, whole(st, i ? regions[i - 1] : tmesh_bundle_index(use.bundle), TMESH_READ));
+		list_add(&list, whole(st, i ? regions[i - 1] : tmesh_bundle_index(use.bundle),
+				      TMESH_READ));
 	use_end(&use);
 	return list;
 }

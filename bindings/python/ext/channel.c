@@ -182,12 +182,10 @@ static void channel_release(struct channel *self)
 static void channel_dealloc(PyObject *object)
 {
 	struct channel *self = (struct channel *)object;
-	PyTypeObject *type = Py_TYPE(object);
 
 	channel_release(self);
 	Py_XDECREF(self->token);
-	PyObject_Free(self);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *channel_close(PyObject *object, PyObject *unused)

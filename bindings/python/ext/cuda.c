@@ -112,7 +112,10 @@ static PyObject *module_cuda_alloc(PyObject *module, PyObject *args)
 	cuda = get_cuda(st);
 	if (!cuda)
 		return NULL;
-	WITHOUT_GIL(rc = cuda_calls.cuda_alloc( cuda, device, bytes ? bytes : 1, (alone ? TMESH_CUDA_ALONE : 0) | (or_host ? TMESH_CUDA_OR_HOST : 0), &memory, &err));
+	WITHOUT_GIL(rc = cuda_calls.cuda_alloc(cuda, device, bytes ? bytes : 1,
+					       (alone ? TMESH_CUDA_ALONE : 0) |
+						       (or_host ? TMESH_CUDA_OR_HOST : 0),
+					       &memory, &err));
 	return rc ? raise_error(st, &err) : cuda_handle_new(st, memory, &layout);
 }
 
@@ -139,7 +142,8 @@ static PyObject *module_cuda_open(PyObject *module, PyObject *args)
 	cuda = get_cuda(st);
 	if (!cuda)
 		return NULL;
-	WITHOUT_GIL(rc = cuda_calls.cuda_open_ref(cuda, text, (size_t)size, &opts, stream, &memory, &layout, &err));
+	WITHOUT_GIL(rc = cuda_calls.cuda_open_ref(cuda, text, (size_t)size, &opts, stream, &memory,
+						  &layout, &err));
 	return rc ? raise_error(st, &err) : cuda_handle_new(st, memory, &layout);
 }
 
@@ -368,7 +372,8 @@ static PyObject *module_cuda_capture(PyObject *module, PyObject *args)
 	cuda = get_cuda(st);
 	if (!cuda)
 		return NULL;
-	WITHOUT_GIL(rc = begin ? cuda_calls.cuda_capture_begin(cuda, device, &err) : cuda_calls.cuda_capture_end(cuda, device, &err));
+	WITHOUT_GIL(rc = begin ? cuda_calls.cuda_capture_begin(cuda, device, &err)
+			       : cuda_calls.cuda_capture_end(cuda, device, &err));
 	if (rc)
 		return raise_error(st, &err);
 	Py_RETURN_NONE;

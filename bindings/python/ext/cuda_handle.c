@@ -76,12 +76,9 @@ static PyObject *handle_release(PyObject *object, PyObject *unused)
 
 static void handle_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	if (((struct cuda_handle *)object)->memory)
 		cuda_memory_release(((struct cuda_handle *)object)->memory);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *handle_info(PyObject *object, PyObject *unused)

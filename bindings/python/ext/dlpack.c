@@ -430,7 +430,8 @@ static struct tmesh_tensor *capsule_copy(struct state *st, PyObject *capsule,
 		if (managed->version.major == DLPACK_MAJOR &&
 		    put_in_pieces(st, &managed->dl_tensor, opts, &tensor))
 			return tensor;
-		WITHOUT_GIL(rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, opts, &tensor, &err));
+		WITHOUT_GIL(
+			rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, opts, &tensor, &err));
 	} else if (PyCapsule_IsValid(capsule, UNVERSIONED)) {
 		struct DLManagedTensor *managed = PyCapsule_GetPointer(capsule, UNVERSIONED);
 
@@ -558,7 +559,8 @@ PyObject *tensor_from_managed(struct state *st, struct DLManagedTensorVersioned 
 		return NULL;
 	if (ours)
 		return tensor_again(ours);
-	WITHOUT_GIL(rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, &unsealed, &tensor, &err));
+	WITHOUT_GIL(
+		rc = tmesh_tensor_from_dlpack_versioned(ctx, managed, &unsealed, &tensor, &err));
 	return rc ? raise_error(st, &err)
 		  : tensor_new(st, tensor, NULL, TMESH_READ | TMESH_WRITE | TMESH_MANAGE);
 }

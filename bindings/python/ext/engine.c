@@ -105,11 +105,8 @@ static PyObject *pid(PyObject *object, PyObject *unused)
 
 static void context_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	context_release(((struct engine_context *)object)->context);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *names(PyObject *object, PyObject *unused)
@@ -161,7 +158,8 @@ static PyObject *tensor(PyObject *object, PyObject *args)
 	if (!PyArg_ParseTuple(args, "OOO&:tensor", &dims, &type, uint_argument, &flags) ||
 	    shape_from_object(st, dims, &ndim, shape) || dtype_from_object(st, type, &dtype))
 		return NULL;
-	WITHOUT_GIL(rc = tmesh_engine_tensor_create(self->context, dtype, ndim, shape, flags, &made, &err));
+	WITHOUT_GIL(rc = tmesh_engine_tensor_create(self->context, dtype, ndim, shape, flags, &made,
+						    &err));
 	return rc ? raise_error(st, &err) : engine_tensor_new(st, made);
 }
 

@@ -98,11 +98,8 @@ static PyObject *new (PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	tmesh_engine_cancellable_unref(((struct cancellable *)object)->cancellable);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *cancel(PyObject *object, PyObject *unused)

@@ -466,11 +466,8 @@ out:
 
 static void graph_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	let_graph_go(((struct engine_graph *)object)->graph);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyMethodDef graph_methods[] = {

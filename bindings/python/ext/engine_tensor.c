@@ -68,12 +68,10 @@ void engine_tensor_end(struct engine_tensor *self)
 static void dealloc(PyObject *object)
 {
 	struct engine_tensor *self = (struct engine_tensor *)object;
-	PyTypeObject *type = Py_TYPE(object);
 
 	end_view(self);
 	WITHOUT_GIL(tmesh_engine_tensor_unref(self->tensor));
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *destroy(PyObject *object, PyObject *unused)
@@ -130,7 +128,10 @@ static PyObject *copy(PyObject *object, PyObject *buffer, bool out)
 	if (PyObject_GetBuffer(buffer, &view, out ? PyBUF_CONTIG : PyBUF_CONTIG_RO))
 		return NULL;
 	engine_tensor_begin(self);
-	WITHOUT_GIL(rc = out ? tmesh_engine_tensor_read(self->tensor, view.buf, (uint64_t)view.len, &err) : tmesh_engine_tensor_write(self->tensor, view.buf, (uint64_t)view.len, &err));
+	WITHOUT_GIL(rc = out ? tmesh_engine_tensor_read(self->tensor, view.buf, (uint64_t)view.len,
+							&err)
+			     : tmesh_engine_tensor_write(self->tensor, view.buf, (uint64_t)view.len,
+							 &err));
 	PyBuffer_Release(&view);
 	engine_tensor_end(self);
 	if (rc)

@@ -20,7 +20,8 @@ PyObject *module_flush_held(PyObject *module, PyObject *timeout)
 	end = deadline_after(ns);
 	do {
 		ns = left_until(end);
-		WITHOUT_GIL(rc = tmesh_ctx_flush(st->ctx, ns < 0 || ns > SLICE_NS ? SLICE_NS : ns, &left, &err));
+		WITHOUT_GIL(rc = tmesh_ctx_flush(st->ctx, ns < 0 || ns > SLICE_NS ? SLICE_NS : ns,
+						 &left, &err));
 		if (PyErr_CheckSignals())
 			return NULL;
 	} while (rc == -ETIMEDOUT && left_until(end));

@@ -140,11 +140,8 @@ static PyObject *sent_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void sent_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	forget((struct sent *)object);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 /* Sending */

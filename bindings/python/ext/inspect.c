@@ -97,7 +97,8 @@ PyObject *module_caps(PyObject *module, PyObject *unused)
 		return raise_code(st, -rc, "the capabilities cannot be read");
 	list = PyList_New(0);
 	for (size_t i = 0; list && i < count; i++)
-		list_add(&list, Py_BuildValue("{ssssss}", "name", caps[i].name, "level", levels[caps[i].level], "reason", caps[i].reason));
+		list_add(&list, Py_BuildValue("{ssssss}", "name", caps[i].name, "level",
+					      levels[caps[i].level], "reason", caps[i].reason));
 	return list;
 }
 

@@ -424,7 +424,8 @@ PyObject *module_kept_path(PyObject *module, PyObject *args)
 	    !(name = name_from_object(st, name_object)) ||
 	    (path_object != Py_None && !PyUnicode_FSConverter(path_object, &path)))
 		return NULL;
-	WITHOUT_GIL(rc = tmesh_kept_path(ctx, name, path ? PyBytes_AsString(path) : NULL, &text, &err));
+	WITHOUT_GIL(
+		rc = tmesh_kept_path(ctx, name, path ? PyBytes_AsString(path) : NULL, &text, &err));
 	Py_XDECREF(path);
 	if (rc)
 		return raise_error(st, &err);
@@ -482,7 +483,8 @@ PyObject *module_open_kept_file(PyObject *module, PyObject *args)
 		Py_DECREF(path);
 		return NULL;
 	}
-	WITHOUT_GIL(rc = tmesh_kept_open_file(ctx, name, TMESH_KEPT_OWN, PyBytes_AsString(path), &region, &file, &err));
+	WITHOUT_GIL(rc = tmesh_kept_open_file(ctx, name, TMESH_KEPT_OWN, PyBytes_AsString(path),
+					      &region, &file, &err));
 	Py_DECREF(path);
 	if (rc)
 		return raise_error(st, &err);

@@ -120,13 +120,11 @@ static PyObject *handle_close(PyObject *object, PyObject *unused)
 static void handle_dealloc(PyObject *object)
 {
 	struct handle *self = (struct handle *)object;
-	PyTypeObject *type = Py_TYPE(object);
 
 	net_handle_end(self);
 	if (self->owner == getpid())
 		calls.ctx_unref(self->ctx);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 typedef int send_call(struct tmesh_region *region, int socket, uint32_t rights,

@@ -29,14 +29,12 @@ static int export_getbuffer(PyObject *object, Py_buffer *view, int flags)
 static void export_dealloc(PyObject *object)
 {
 	struct export *self = (struct export *)object;
-	PyTypeObject *type = Py_TYPE(object);
 
 	if (self->tensor) {
 		place_unlist(&self->place);
 		tensor_view_end(self->tensor, self->writable);
 	}
-	PyObject_Free(self);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyType_Slot slots[] = {

@@ -65,11 +65,8 @@ static PyObject *pool_close(PyObject *object, PyObject *unused)
 
 static void pool_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	Py_DECREF(pool_close(object, NULL));
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *pool_tenant(PyObject *object, PyObject *number)
@@ -207,11 +204,8 @@ static PyObject *pages_close(PyObject *object, PyObject *unused)
 
 static void pages_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	Py_DECREF(pages_close(object, NULL));
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *pages_info(PyObject *object, PyObject *unused)
@@ -358,7 +352,8 @@ static PyObject *pages_find(PyObject *object, PyObject *hashes)
 		return NULL;
 	}
 	tmesh_pages_ref(pages);
-	WITHOUT_GIL(rc = tmesh_pages_find(pages, view.buf, (uint32_t)(view.len / HASH_BYTES), &seq, &err));
+	WITHOUT_GIL(rc = tmesh_pages_find(pages, view.buf, (uint32_t)(view.len / HASH_BYTES), &seq,
+					  &err));
 	PyBuffer_Release(&view);
 	return found(state_of_object(object), pages, rc, seq, &err);
 }

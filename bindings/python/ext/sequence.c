@@ -250,12 +250,10 @@ static PyObject *seq_release(PyObject *object, PyObject *unused)
 static void seq_dealloc(PyObject *object)
 {
 	struct sequence *self = (struct sequence *)object;
-	PyTypeObject *type = Py_TYPE(object);
 
 	Py_XDECREF(seq_release(object, NULL));
 	PyMem_Free(self->replaced);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 /* Return the block table as bytes of int32. The Python part makes an array of it. */
@@ -526,7 +524,6 @@ PyType_Spec sequence_spec = {
 static void span_dealloc(PyObject *object)
 {
 	struct span *self = (struct span *)object;
-	PyTypeObject *type = Py_TYPE(object);
 
 	if (self->of) {
 		self->of->spans--;
@@ -536,8 +533,7 @@ static void span_dealloc(PyObject *object)
 			let_replaced_go(self->of, 0);
 	}
 	Py_XDECREF((PyObject *)self->of);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static int span_getbuffer(PyObject *object, Py_buffer *view, int flags)

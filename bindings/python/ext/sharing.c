@@ -432,7 +432,9 @@ PyObject *module_gather(PyObject *module, PyObject *args, PyObject *kwargs)
 	extents = ctx ? extents_from_object(st, parts, &count) : NULL;
 	if (!extents)
 		return NULL;
-	WITHOUT_GIL(rc = tmesh_region_gather(ctx, extents, (size_t)count, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &opts, &region, &err));
+	WITHOUT_GIL(rc = tmesh_region_gather(ctx, extents, (size_t)count,
+					     writable ? TMESH_READ | TMESH_WRITE : TMESH_READ,
+					     &opts, &region, &err));
 	while (rc && sealed < count && !tmesh_region_is_sealed(extents[sealed].region))
 		sealed++;
 	if (rc && sealed < count)
@@ -599,7 +601,8 @@ PyObject *tensor_send(PyObject *object, PyObject *args, PyObject *kwargs)
 			"send() hands over a region as its maker described it, and this is a "
 			"part or another view of one: send the whole, or the ref");
 	region = tmesh_region_ref(tmesh_tensor_region(tensor));
-	WITHOUT_GIL(rc = tmesh_region_send(region, fd, writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &err));
+	WITHOUT_GIL(rc = tmesh_region_send(region, fd,
+					   writable ? TMESH_READ | TMESH_WRITE : TMESH_READ, &err));
 	result = none_or_error(self, region, rc, &err);
 	tmesh_region_unref(region);
 	return result;

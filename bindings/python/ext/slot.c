@@ -74,11 +74,8 @@ static void slot_end(struct slot *self)
 
 static void slot_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	slot_end((struct slot *)object);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *slot_close(PyObject *object, PyObject *unused)
@@ -253,11 +250,8 @@ static void reader_end(struct reader *self)
 
 static void reader_dealloc(PyObject *object)
 {
-	PyTypeObject *type = Py_TYPE(object);
-
 	reader_end((struct reader *)object);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 static PyObject *reader_close(PyObject *object, PyObject *unused)
@@ -376,7 +370,14 @@ static PyObject *reader_poll(PyObject *object, PyObject *limit)
 	if (fd.fd < 0)
 		return raise_error(state_of_object(object), &err);
 	self->waits++;
-	WITHOUT_GIL(/* Round up, so that a rest below 1 ms does not make poll() return at once again and * again. */ code = poll(&fd, 1, limit == Py_None   ? -1 : ms < INT_MAX - 1 ? (int)ms + 1 : INT_MAX) < 0 ? errno : 0);
+	WITHOUT_GIL(/* Round up, so that a rest below 1 ms does not make poll() return at once again
+		       and * again. */
+		    code = poll(&fd, 1,
+				limit == Py_None   ? -1
+				: ms < INT_MAX - 1 ? (int)ms + 1
+						   : INT_MAX) < 0
+				   ? errno
+				   : 0);
 	if (!--self->waits && self->ended) {
 		ended = self->ended;
 		self->ended = NULL;

@@ -83,7 +83,6 @@ static void drop(struct tensor *self)
 static void tensor_dealloc(PyObject *object)
 {
 	struct tensor *self = (struct tensor *)object;
-	PyTypeObject *type = Py_TYPE(object);
 
 	if (self->weak)
 		PyObject_ClearWeakRefs(object);
@@ -97,8 +96,7 @@ static void tensor_dealloc(PyObject *object)
 	Py_XDECREF(self->label);
 	Py_XDECREF(self->model);
 	free(self->lost);
-	PyObject_Free(self);
-	Py_DECREF(type);
+	object_free(object);
 }
 
 /* The type is final, so a Tensor's type is the one that the module made. */

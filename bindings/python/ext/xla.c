@@ -74,7 +74,8 @@ static PyObject *module_xla_bind(PyObject *module, PyObject *args)
 
 	if (!is_loaded() || !PyArg_ParseTuple(args, "ssp:xla_bind", &name, &token, &send))
 		return NULL;
-	WITHOUT_GIL(rc = calls.xla_bind(name, token, send ? TMESH_CHANNEL_SEND : TMESH_CHANNEL_RECV, &err));
+	WITHOUT_GIL(rc = calls.xla_bind(name, token, send ? TMESH_CHANNEL_SEND : TMESH_CHANNEL_RECV,
+					&err));
 	return none_or_error(module, rc, &err);
 }
 
