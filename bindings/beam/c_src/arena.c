@@ -44,10 +44,8 @@ NIF(arena_create)
 	if (!get_context(env, argv[0], &context, &err) ||
 	    !get_region_opts(env, argv[2], &opts, label, &err))
 		return make_error(env, &err);
-	if (!enif_get_uint64(env, argv[1], &bytes)) {
-		refuse(&err, -EINVAL, "bytes must be a number of at least 0");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &bytes))
+		return make_refusal(env, -EINVAL, "bytes must be a number of at least 0");
 	arena = enif_alloc_resource(arena_type, sizeof(*arena));
 	*arena = (struct arena){.bytes = bytes, .garbage = garbage_alloc(drop_arena)};
 	if (!arena->garbage) {

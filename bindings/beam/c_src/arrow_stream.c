@@ -294,7 +294,6 @@ NIF(arrow_stream)
 {
 	struct table *table = table_new(argv[0], argv[1]);
 	struct ArrowArrayStream *stream;
-	struct tmesh_error err;
 	ERL_NIF_TERM term;
 	int rc;
 
@@ -302,10 +301,9 @@ NIF(arrow_stream)
 	if (rc) {
 		if (table)
 			table_put(table);
-		refuse(&err, -rc,
-		       rc == ENOMEM ? "no memory for a stream"
-				    : "no table, or one nested too deep for a stream");
-		return make_error(env, &err);
+		return make_refusal(env, -rc,
+				    rc == ENOMEM ? "no memory for a stream"
+						 : "no table, or one nested too deep for a stream");
 	}
 	stream = enif_alloc_resource(arrow_stream_type, sizeof(*stream));
 	*stream = (struct ArrowArrayStream){

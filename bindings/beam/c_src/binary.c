@@ -281,8 +281,8 @@ static ERL_NIF_TERM make_binary(ErlNifEnv *env, struct handle *handle, struct tm
 		char reason[sizeof(err.message)];
 
 		memcpy(reason, err.message, sizeof(reason));
-		refuse(&err, -EOPNOTSUPP, "this binary would be a copy: %.200s", reason);
-		return make_error(env, &err);
+		return make_refusal(env, -EOPNOTSUPP, "this binary would be a copy: %.200s",
+				    reason);
 	}
 	if (copy(tensor, limit, &binary, &err))
 		return make_error(env, &err);

@@ -136,19 +136,16 @@ NIF(bundle_create)
 		return make_error(env, &err);
 	if (!get_text(env, argv[3], label, sizeof(label)) ||
 	    !enif_inspect_binary(env, argv[4], &metadata) ||
-	    !enif_get_list_length(env, list, &length)) {
-		refuse(&err, -EINVAL, "a bundle has a list of tensors, a label and metadata");
-		return make_error(env, &err);
-	}
+	    !enif_get_list_length(env, list, &length))
+		return make_refusal(env, -EINVAL,
+				    "a bundle has a list of tensors, a label and metadata");
 	opts.flags = seal ? 0 : TMESH_BUNDLE_UNSEALED;
 	opts.label = label;
 	opts.metadata = metadata.size ? (const char *)metadata.data : NULL;
 	opts.metadata_bytes = metadata.size;
 	entries = enif_alloc((length + (size_t)1) * sizeof(*entries));
-	if (!entries) {
-		refuse(&err, -ENOMEM, "no memory for a list of %u tensors", length);
-		return make_error(env, &err);
-	}
+	if (!entries)
+		return make_refusal(env, -ENOMEM, "no memory for a list of %u tensors", length);
 	while (enif_get_list_cell(env, list, &head, &list)) {
 		if (!get_entry(env, head, seal, &entries[count], &err)) {
 			drop_entries(entries, count);
@@ -172,10 +169,8 @@ NIF(bundle_open)
 
 	if (!get_context(env, argv[0], &context, &err) || !get_rights(env, argv[2], &rights, &err))
 		return make_error(env, &err);
-	if (!enif_inspect_binary(env, argv[1], &text)) {
-		refuse(&err, -EPROTO, "a bundle's ref is JSON");
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[1], &text))
+		return make_refusal(env, -EPROTO, "a bundle's ref is JSON");
 	if (!begin_opening(context, &err))
 		return make_error(env, &err);
 	if (tmesh_bundle_open(context->ctx, (const char *)text.data, text.size, rights, &bundle,
@@ -223,10 +218,8 @@ NIF(bundle_tensor)
 	size_t i;
 	int rc;
 
-	if (!get_text(env, argv[1], name, sizeof(name))) {
-		refuse(&err, -ENOENT, "a name is a string");
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[1], name, sizeof(name)))
+		return make_refusal(env, -ENOENT, "a name is a string");
 	taken = bundle_of_term(env, argv[0], &bundle, &err);
 	if (!taken)
 		return make_error(env, &err);
@@ -316,12 +309,9 @@ NIF(bundle_release)
 {
 	struct tmesh_bundle *taken;
 	struct bundle *bundle;
-	struct tmesh_error err;
 
-	if (!enif_get_resource(env, argv[0], bundle_type, (void **)&bundle)) {
-		refuse(&err, -EBADF, "not a bundle of this VM");
-		return make_error(env, &err);
-	}
+	if (!enif_get_resource(env, argv[0], bundle_type, (void **)&bundle))
+		return make_refusal(env, -EBADF, "not a bundle of this VM");
 	pthread_mutex_lock(&bundle->lock);
 	taken = bundle->bundle;
 	bundle->bundle = NULL;

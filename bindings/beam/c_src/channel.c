@@ -105,10 +105,9 @@ NIF(channel_open)
 	if (!get_context(env, argv[0], &context, &err) || !get_role(env, argv[2], &role, &err) ||
 	    !get_opts(env, argv[3], &opts, &err))
 		return make_error(env, &err);
-	if (!enif_inspect_binary(env, argv[1], &text) || text.size >= sizeof(token)) {
-		refuse(&err, -EPROTO, "a channel's token is a string as its maker has it");
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[1], &text) || text.size >= sizeof(token))
+		return make_refusal(env, -EPROTO,
+				    "a channel's token is a string as its maker has it");
 	memcpy(token, text.data, text.size);
 	end = channel_end_new(context, &opts, &err);
 	if (!end)
@@ -423,10 +422,8 @@ NIF(channel_wait)
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 
-	if (!enif_is_ref(env, argv[1])) {
-		refuse(&err, -EINVAL, "a wait has a reference");
-		return make_error(env, &err);
-	}
+	if (!enif_is_ref(env, argv[1]))
+		return make_refusal(env, -EINVAL, "a wait has a reference");
 	end = channel_end_get(env, argv[0], &err);
 	if (!end)
 		return make_error(env, &err);
@@ -468,15 +465,13 @@ NIF(channel_watch)
 NIF(channel_passed)
 {
 	struct channel *channel;
-	struct tmesh_error err;
 	ErlNifUInt64 known;
 	uint64_t bytes;
 
 	if (!enif_get_resource(env, argv[0], channel_type, (void **)&channel) ||
-	    !enif_get_uint64(env, argv[1], &known)) {
-		refuse(&err, -EINVAL, "passed: a channel and a number of bytes are needed");
-		return make_error(env, &err);
-	}
+	    !enif_get_uint64(env, argv[1], &known))
+		return make_refusal(env, -EINVAL,
+				    "passed: a channel and a number of bytes are needed");
 	bytes = atomic_load_explicit(&channel->end->passed, memory_order_relaxed);
 	if (known > bytes)
 		known = bytes;
@@ -493,24 +488,19 @@ NIF(channel_passed)
 NIF(channel_gone)
 {
 	struct channel *channel;
-	struct tmesh_error err;
 	bool gone = false;
 
-	if (!enif_get_resource(env, argv[0], channel_type, (void **)&channel)) {
-		refuse(&err, -EINVAL, "not a channel");
-		return make_error(env, &err);
-	}
+	if (!enif_get_resource(env, argv[0], channel_type, (void **)&channel))
+		return make_refusal(env, -EINVAL, "not a channel");
 	if (channel_end_look(channel->end)) {
 		gone = tmesh_channel_gone(channel->end->channel);
 		channel_end_looked(env, channel->end);
 	} else if (channel_end_is_closed(channel->end)) {
-		refuse(&err, -EBADF, "the channel is closed");
-		return make_error(env, &err);
+		return make_refusal(env, -EBADF, "the channel is closed");
 	}
 	if (!gone)
 		return atoms.ok;
-	refuse(&err, -EPIPE, "no process is left at the other end of the channel");
-	return make_error(env, &err);
+	return make_refusal(env, -EPIPE, "no process is left at the other end of the channel");
 }
 
 /* channel_cancel(channel) -> ok. No message comes from now on; one may have come before. */

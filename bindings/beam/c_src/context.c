@@ -90,10 +90,8 @@ NIF(context_limit)
 
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
-	if (!enif_get_uint64(env, argv[1], &max_bytes)) {
-		refuse(&err, -EINVAL, "a limit is a number of bytes");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &max_bytes))
+		return make_refusal(env, -EINVAL, "a limit is a number of bytes");
 	atomic_store(&context->max_bytes, max_bytes);
 	tmesh_ctx_limit(context->ctx, max_bytes);
 	return atoms.ok;
@@ -125,10 +123,8 @@ NIF(context_caps)
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
 	rc = tmesh_caps(context->ctx, &caps, &count);
-	if (rc) {
-		refuse(&err, rc, "capabilities could not be read");
-		return make_error(env, &err);
-	}
+	if (rc)
+		return make_refusal(env, rc, "capabilities could not be read");
 	while (count--) {
 		const struct tmesh_cap *cap = &caps[count];
 
@@ -163,9 +159,7 @@ NIF(context_stats)
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
 	rc = tmesh_stats(context->ctx, &stats);
-	if (rc) {
-		refuse(&err, rc, "statistics could not be read");
-		return make_error(env, &err);
-	}
+	if (rc)
+		return make_refusal(env, rc, "statistics could not be read");
 	return make_ok(env, SHOW(env, enif_make_new_map(env), shown_stats, &stats));
 }

@@ -113,11 +113,9 @@ static ERL_NIF_TERM connect_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM arg
 
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
-	if (!get_text(env, argv[1], name, sizeof(name)) ||
-	    !enif_get_uint64(env, argv[2], &timeout)) {
-		refuse(&err, -EINVAL, "an engine has a name of at most 32 bytes, and a timeout");
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[1], name, sizeof(name)) || !enif_get_uint64(env, argv[2], &timeout))
+		return make_refusal(env, -EINVAL,
+				    "an engine has a name of at most 32 bytes, and a timeout");
 	opts.timeout_ns = timeout;
 	rc = tmesh_engine_connect(context->ctx, name, &opts, &made, &err);
 	return rc ? make_error(env, &err) : make_engine(env, context, CONTEXT, made);
@@ -229,10 +227,8 @@ static ERL_NIF_TERM graph_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[
 	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
 	    !get_bool(env, argv[3], "prepack", &prepack, &err))
 		return make_error(env, &err);
-	if (!get_text(env, argv[1], path, sizeof(path))) {
-		refuse(&err, -EINVAL, "a graph has a path of at most 4095 bytes");
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[1], path, sizeof(path)))
+		return make_refusal(env, -EINVAL, "a graph has a path of at most 4095 bytes");
 	named = get_named(env, argv[2], TENSORS, &count, &err);
 	if (!named)
 		return make_error(env, &err);

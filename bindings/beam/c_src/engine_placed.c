@@ -130,11 +130,9 @@ NIF(places_open)
 	ErlNifUInt64 idle;
 
 	if (!enif_get_list_length(env, list, &count) || !count ||
-	    count > TMESH_PLACEMENT_MAX_PLACES || !enif_get_uint64(env, argv[1], &idle)) {
-		refuse(&err, -EINVAL, "1 to %d places are given, and a time",
-		       TMESH_PLACEMENT_MAX_PLACES);
-		return make_error(env, &err);
-	}
+	    count > TMESH_PLACEMENT_MAX_PLACES || !enif_get_uint64(env, argv[1], &idle))
+		return make_refusal(env, -EINVAL, "1 to %d places are given, and a time",
+				    TMESH_PLACEMENT_MAX_PLACES);
 	while (enif_get_list_cell(env, list, &head, &list)) {
 		if (!get_place(env, head, &all[opts.place_count++], &engine, &err))
 			return make_error(env, &err);
@@ -176,10 +174,8 @@ NIF(places_used)
 
 	if (!get_engine(env, argv[0], PLACES, &places, &err))
 		return make_error(env, &err);
-	if (!enif_get_uint(env, argv[1], &index)) {
-		refuse(&err, -EINVAL, "a place has a number");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint(env, argv[1], &index))
+		return make_refusal(env, -EINVAL, "a place has a number");
 	if (tmesh_places_used(places->object, index, &bytes, &err))
 		return make_error(env, &err);
 	return make_ok(env, enif_make_uint64(env, bytes));
@@ -214,10 +210,9 @@ static ERL_NIF_TERM open_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]
 	int rc;
 
 	if (!enif_inspect_binary(env, argv[1], &text) ||
-	    !get_text(env, argv[4], folder, sizeof(folder))) {
-		refuse(&err, -EINVAL, "a graph is placed by its text, and a folder's path");
-		return make_error(env, &err);
-	}
+	    !get_text(env, argv[4], folder, sizeof(folder)))
+		return make_refusal(env, -EINVAL,
+				    "a graph is placed by its text, and a folder's path");
 	if (enif_is_list(env, argv[0])) {
 		contexts = get_contexts(env, argv[0], &count, &first, &err);
 		if (!contexts)
@@ -282,15 +277,11 @@ static ERL_NIF_TERM move_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]
 
 	if (!get_engine(env, argv[0], PLACED, &placed, &err))
 		return make_error(env, &err);
-	if (!enif_get_list_length(env, list, &count) || count > TMESH_GRAPH_MAX_NODES) {
-		refuse(&err, -EINVAL, "a graph moves to a list of places");
-		return make_error(env, &err);
-	}
+	if (!enif_get_list_length(env, list, &count) || count > TMESH_GRAPH_MAX_NODES)
+		return make_refusal(env, -EINVAL, "a graph moves to a list of places");
 	at = enif_alloc((count + (size_t)1) * sizeof(*at));
-	if (!at) {
-		refuse(&err, -ENOMEM, "no memory for %u places", count);
-		return make_error(env, &err);
-	}
+	if (!at)
+		return make_refusal(env, -ENOMEM, "no memory for %u places", count);
 	/* This call refuses a list that is not as long as the graph. */
 	rc = tmesh_placed_at(placed->object, at, count, &err);
 	while (!rc && enif_get_list_cell(env, list, &head, &list)) {
@@ -326,15 +317,11 @@ NIF(placed_at)
 
 	if (!get_engine(env, argv[0], PLACED, &placed, &err))
 		return make_error(env, &err);
-	if (!enif_get_uint(env, argv[1], &count) || count > TMESH_GRAPH_MAX_NODES) {
-		refuse(&err, -EINVAL, "a graph has a number of nodes");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint(env, argv[1], &count) || count > TMESH_GRAPH_MAX_NODES)
+		return make_refusal(env, -EINVAL, "a graph has a number of nodes");
 	at = enif_alloc((count + (size_t)1) * sizeof(*at));
-	if (!at) {
-		refuse(&err, -ENOMEM, "no memory for %u places", count);
-		return make_error(env, &err);
-	}
+	if (!at)
+		return make_refusal(env, -ENOMEM, "no memory for %u places", count);
 	rc = tmesh_placed_at(placed->object, at, count, &err);
 	list = enif_make_list(env, 0);
 	while (!rc && count--)
@@ -398,10 +385,9 @@ NIF(placed_tensor)
 
 	if (!get_engine(env, argv[0], PLACED_BINDING, &binding, &err))
 		return make_error(env, &err);
-	if (!get_text(env, argv[1], name, sizeof(name))) {
-		refuse(&err, -EINVAL, "an input has a name of at most %d bytes", NAME_SIZE - 1);
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[1], name, sizeof(name)))
+		return make_refusal(env, -EINVAL, "an input has a name of at most %d bytes",
+				    NAME_SIZE - 1);
 	if (tmesh_placed_binding_tensor(binding->object, name, &tensor, &err) ||
 	    !make_handle(env, binding->context, tensor, &term, &err))
 		return make_error(env, &err);

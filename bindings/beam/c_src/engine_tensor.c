@@ -122,10 +122,8 @@ NIF(engine_tensor_write)
 
 	if (!get_engine(env, argv[0], TENSOR, &tensor, &err))
 		return make_error(env, &err);
-	if (!enif_inspect_binary(env, argv[1], &binary)) {
-		refuse(&err, -EINVAL, "a device tensor is written from a binary");
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[1], &binary))
+		return make_refusal(env, -EINVAL, "a device tensor is written from a binary");
 	/* If the tensor may be written, EPERM comes from the seal. */
 	if (tmesh_engine_tensor_write(tensor->object, binary.data, binary.size, &err))
 		return make_open_error(env, TMESH_WRITE, &err);

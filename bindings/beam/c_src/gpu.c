@@ -109,10 +109,8 @@ NIF(gpu_alloc)
 	int device;
 	bool alone;
 
-	if (!enif_get_int(env, argv[0], &device)) {
-		refuse(&err, -ENODEV, "no GPU has such a number");
-		return make_error(env, &err);
-	}
+	if (!enif_get_int(env, argv[0], &device))
+		return make_refusal(env, -ENODEV, "no GPU has such a number");
 	if (!get_dims(env, argv[1], "shape", shape, &ndim, &err) ||
 	    !get_dtype(env, argv[2], &dtype, &err) ||
 	    !get_bool(env, argv[3], "alone", &alone, &err))
@@ -145,15 +143,11 @@ NIF(gpu_open)
 	struct gpu *gpu;
 	bool writable;
 
-	if (!enif_inspect_binary(env, argv[0], &text)) {
-		refuse(&err, -EPROTO, "a ref's JSON must be a string");
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[0], &text))
+		return make_refusal(env, -EPROTO, "a ref's JSON must be a string");
 	if (!enif_is_identical(argv[1], atoms.nil) &&
-	    (!enif_get_int(env, argv[1], &opts.device) || opts.device < 0)) {
-		refuse(&err, -ENODEV, "no GPU has such a number");
-		return make_error(env, &err);
-	}
+	    (!enif_get_int(env, argv[1], &opts.device) || opts.device < 0))
+		return make_refusal(env, -ENODEV, "no GPU has such a number");
 	if (!get_bool(env, argv[2], "writable", &writable, &err))
 		return make_error(env, &err);
 	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
@@ -239,13 +233,11 @@ NIF(gpu_info)
 NIF(gpu_release)
 {
 	struct tmesh_cuda_memory *memory;
-	struct tmesh_error err;
 	struct gpu *gpu;
 
-	if (!enif_get_resource(env, argv[0], gpu_type, (void **)&gpu)) {
-		refuse(&err, -EBADF, "nothing to release: the ref has no GPU memory of this VM");
-		return make_error(env, &err);
-	}
+	if (!enif_get_resource(env, argv[0], gpu_type, (void **)&gpu))
+		return make_refusal(env, -EBADF,
+				    "nothing to release: the ref has no GPU memory of this VM");
 	pthread_mutex_lock(&gpu->lock);
 	memory = gpu->memory;
 	gpu->memory = NULL;

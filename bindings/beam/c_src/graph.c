@@ -123,11 +123,9 @@ NIF(graph_create)
 	struct tmesh_error err;
 	char name[NAME_SIZE];
 
-	if (!get_text(env, argv[0], name, sizeof(name))) {
-		refuse(&err, -EINVAL, "a graph's name is a text of 1 to %d bytes",
-		       TMESH_GRAPH_NAME_LEN);
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[0], name, sizeof(name)))
+		return make_refusal(env, -EINVAL, "a graph's name is a text of 1 to %d bytes",
+				    TMESH_GRAPH_NAME_LEN);
 	return tmesh_graph_create(name, &made, &err) ? make_error(env, &err)
 						     : make_graph(env, made);
 }
@@ -139,10 +137,8 @@ NIF(graph_parse)
 	struct tmesh_error err;
 	ErlNifBinary text;
 
-	if (!enif_inspect_binary(env, argv[0], &text)) {
-		refuse(&err, -EINVAL, "a graph is read from a binary of JSON or text");
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[0], &text))
+		return make_refusal(env, -EINVAL, "a graph is read from a binary of JSON or text");
 	return tmesh_graph_parse((const char *)text.data, text.size, &made, &err)
 		       ? make_error(env, &err)
 		       : make_graph(env, made);
@@ -155,10 +151,8 @@ NIF(graph_read)
 	struct tmesh_error err;
 	char path[4096];
 
-	if (!get_text(env, argv[0], path, sizeof(path))) {
-		refuse(&err, -EINVAL, "a graph has a path of at most 4095 bytes");
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[0], path, sizeof(path)))
+		return make_refusal(env, -EINVAL, "a graph has a path of at most 4095 bytes");
 	return tmesh_graph_read(path, &made, &err) ? make_error(env, &err) : make_graph(env, made);
 }
 

@@ -254,16 +254,14 @@ static NIF(put)
 	    tmesh_layout_contiguous(&layout, dtype, ndim, shape, &err) ||
 	    tmesh_layout_check(&layout, INT64_MAX, &bytes, &err))
 		return make_error(env, &err);
-	if (!enif_inspect_binary(env, argv[1], &data)) {
-		refuse(&err, -EINVAL, "the elements have to be one binary of %llu bytes",
-		       (unsigned long long)bytes);
-		return make_error(env, &err);
-	}
-	if (data.size != bytes) {
-		refuse(&err, -EINVAL, "shape and dtype want a binary of %llu bytes, not of %llu",
-		       (unsigned long long)bytes, (unsigned long long)data.size);
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[1], &data))
+		return make_refusal(env, -EINVAL,
+				    "the elements have to be one binary of %llu bytes",
+				    (unsigned long long)bytes);
+	if (data.size != bytes)
+		return make_refusal(env, -EINVAL,
+				    "shape and dtype want a binary of %llu bytes, not of %llu",
+				    (unsigned long long)bytes, (unsigned long long)data.size);
 	handle = handle_new(env, context, &err);
 	if (!handle)
 		return make_error(env, &err);
@@ -459,10 +457,9 @@ NIF(tensor_write)
 	ERL_NIF_TERM term;
 	int rc;
 
-	if (!enif_get_uint64(env, argv[1], &offset) || !enif_inspect_binary(env, argv[2], &data)) {
-		refuse(&err, -EINVAL, "a write wants an offset of at least 0 and a binary");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &offset) || !enif_inspect_binary(env, argv[2], &data))
+		return make_refusal(env, -EINVAL,
+				    "a write wants an offset of at least 0 and a binary");
 	tensor = get_tensor(env, argv[0], &handle, &err);
 	if (!tensor)
 		return make_error(env, &err);
@@ -608,8 +605,7 @@ NIF(ref_from_members)
 		return make_error(env, &err);
 	return make_ok(env, make_ref(env, &ref));
 malformed:
-	refuse(&err, -EPROTO, "not a ref: a member is missing or of another type");
-	return make_error(env, &err);
+	return make_refusal(env, -EPROTO, "not a ref: a member is missing or of another type");
 }
 
 /* ref_decode(json) -> {ok, ref} */
@@ -619,10 +615,8 @@ NIF(ref_decode)
 	struct tmesh_ref ref;
 	ErlNifBinary text;
 
-	if (!enif_inspect_binary(env, argv[0], &text)) {
-		refuse(&err, -EPROTO, "a ref's JSON must be a string");
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[0], &text))
+		return make_refusal(env, -EPROTO, "a ref's JSON must be a string");
 	if (tmesh_ref_decode((const char *)text.data, text.size, &ref, &err))
 		return make_error(env, &err);
 	return make_ok(env, make_ref(env, &ref));

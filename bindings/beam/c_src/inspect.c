@@ -132,15 +132,11 @@ NIF(holders)
 
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
-	if (!enif_get_uint64(env, argv[1], &id)) {
-		refuse(&err, -EINVAL, "an id is a number of 64 bits");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &id))
+		return make_refusal(env, -EINVAL, "an id is a number of 64 bits");
 	/* To the library 0 means the holders of all regions. */
-	if (!id) {
-		refuse(&err, -ENOENT, "no region has the id 0");
-		return make_error(env, &err);
-	}
+	if (!id)
+		return make_refusal(env, -ENOENT, "no region has the id 0");
 	if (tmesh_holders(context->ctx, id, &infos, &count, &err))
 		return make_error(env, &err);
 	while (count--)
@@ -161,10 +157,8 @@ NIF(token_id)
 
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
-	if (!get_text(env, argv[1], token, sizeof(token))) {
-		refuse(&err, -EPROTO, "not a token");
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[1], token, sizeof(token)))
+		return make_refusal(env, -EPROTO, "not a token");
 	if (!begin_opening(context, &err))
 		return make_error(env, &err);
 	if (tmesh_region_open(context->ctx, token, TMESH_READ, &region, &err))

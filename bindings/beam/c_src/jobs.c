@@ -241,10 +241,8 @@ ERL_NIF_TERM job_start(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[], job_
 	struct tmesh_error err;
 	int rc;
 
-	if (!job) {
-		refuse(&err, -ENOMEM, "no memory for a call to an engine");
-		return make_error(env, &err);
-	}
+	if (!job)
+		return make_refusal(env, -ENOMEM, "no memory for a call to an engine");
 	job->body = body;
 	job->user = user;
 	if (user)

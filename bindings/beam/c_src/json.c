@@ -88,10 +88,8 @@ static NIF(json_decode_now)
 	ERL_NIF_TERM term;
 	json_t *message;
 
-	if (!enif_inspect_binary(env, argv[0], &text)) {
-		refuse(&err, -EINVAL, "JSON is a binary");
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[0], &text))
+		return make_refusal(env, -EINVAL, "JSON is a binary");
 	message = json_loadb((const char *)text.data, text.size,
 			     JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
 	if (!message)

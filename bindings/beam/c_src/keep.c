@@ -139,10 +139,8 @@ NIF(open_kept)
 
 	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[1], name, &err))
 		return make_error(env, &err);
-	if (!enif_is_identical(argv[2], atoms.nil) && !enif_get_uint(env, argv[2], &uid)) {
-		refuse(&err, -EINVAL, "uid must be a user's number");
-		return make_error(env, &err);
-	}
+	if (!enif_is_identical(argv[2], atoms.nil) && !enif_get_uint(env, argv[2], &uid))
+		return make_refusal(env, -EINVAL, "uid must be a user's number");
 	if (tmesh_kept_open(context->ctx, name, (uid_t)uid, TMESH_READ, &regions, &count, &err))
 		return make_error(env, &err);
 	term = make_kept(env, context, regions, count);
@@ -177,13 +175,12 @@ NIF(keep_folder)
 	    !get_opts(env, argv[3], &opts, &err))
 		return make_error(env, &err);
 	if (!get_text(env, argv[1], path, sizeof(path)) ||
-	    !get_watch(env, argv[4], argv[1], &watch)) {
-		refuse(&err, -EINVAL,
-		       "a folder has a path of less than %zu bytes, and its progress goes to a "
-		       "local process or nil",
-		       sizeof(path));
-		return make_error(env, &err);
-	}
+	    !get_watch(env, argv[4], argv[1], &watch))
+		return make_refusal(
+			env, -EINVAL,
+			"a folder has a path of less than %zu bytes, and its progress goes to a "
+			"local process or nil",
+			sizeof(path));
 	opts.progress = folder_progress;
 	opts.progress_data = &watch;
 	rc = begin_files(context, &err) ? 0 : err.code;
@@ -207,11 +204,9 @@ NIF(kept_path)
 
 	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[1], name, &err))
 		return make_error(env, &err);
-	if (!whole && !get_text(env, argv[2], path, sizeof(path))) {
-		refuse(&err, -EINVAL, "a kept file's path is a string of 1 to %d bytes",
-		       TMESH_KEPT_PATH_LEN);
-		return make_error(env, &err);
-	}
+	if (!whole && !get_text(env, argv[2], path, sizeof(path)))
+		return make_refusal(env, -EINVAL, "a kept file's path is a string of 1 to %d bytes",
+				    TMESH_KEPT_PATH_LEN);
 	if (tmesh_kept_path(context->ctx, name, whole ? NULL : path, &text, &err))
 		return make_error(env, &err);
 	term = make_ok(env, make_string(env, text));

@@ -51,7 +51,6 @@ void origin_dtor(ErlNifEnv *env, void *object)
 static ERL_NIF_TERM make_model(ErlNifEnv *env, struct context *context, struct tmesh_model *made)
 {
 	struct origin *origin = enif_alloc_resource(origin_type, sizeof(*origin));
-	struct tmesh_error err;
 	struct model *model;
 	ERL_NIF_TERM term;
 
@@ -60,8 +59,7 @@ static ERL_NIF_TERM make_model(ErlNifEnv *env, struct context *context, struct t
 	if (!origin->garbage) {
 		tmesh_model_unref(made);
 		enif_release_resource(origin);
-		refuse(&err, -ENOMEM, "no memory for a model");
-		return make_error(env, &err);
+		return make_refusal(env, -ENOMEM, "no memory for a model");
 	}
 	origin->model = made;
 	model = enif_alloc_resource(model_type, sizeof(*model));
@@ -164,13 +162,12 @@ NIF(model_load)
 		return make_error(env, &err);
 	if (!get_text(env, argv[1], path, sizeof(path)) ||
 	    !get_text(env, argv[5], label, sizeof(label)) ||
-	    !get_watch(env, argv[6], argv[1], &watch)) {
-		refuse(&err, -EINVAL,
-		       "a model has a path of less than %zu bytes, a label of at most %d, and "
-		       "its progress goes to a process of this VM",
-		       sizeof(path), TMESH_LABEL_LEN);
-		return make_error(env, &err);
-	}
+	    !get_watch(env, argv[6], argv[1], &watch))
+		return make_refusal(
+			env, -EINVAL,
+			"a model has a path of less than %zu bytes, a label of at most %d, and "
+			"its progress goes to a process of this VM",
+			sizeof(path), TMESH_LABEL_LEN);
 	opts.flags = (keep ? TMESH_MODEL_KEEP : 0) | (alone ? TMESH_MODEL_ALONE : 0) |
 		     (hash ? TMESH_MODEL_HASH : 0) | (lenient ? TMESH_MODEL_LENIENT : 0);
 	opts.label = *label ? label : NULL;
@@ -291,10 +288,8 @@ NIF(model_tensor)
 	ERL_NIF_TERM term;
 	bool made;
 
-	if (!enif_get_uint64(env, argv[1], &index)) {
-		refuse(&err, -EINVAL, "an index is a number");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &index))
+		return make_refusal(env, -EINVAL, "an index is a number");
 	origin = get_origin(env, argv[0], &model, &err);
 	if (!origin)
 		return make_error(env, &err);
@@ -325,13 +320,10 @@ NIF(model_bundle)
 NIF(model_release)
 {
 	struct origin *origin;
-	struct tmesh_error err;
 	struct model *model;
 
-	if (!enif_get_resource(env, argv[0], model_type, (void **)&model)) {
-		refuse(&err, -EBADF, "not a model of this VM");
-		return make_error(env, &err);
-	}
+	if (!enif_get_resource(env, argv[0], model_type, (void **)&model))
+		return make_refusal(env, -EBADF, "not a model of this VM");
 	pthread_mutex_lock(&model->lock);
 	origin = model->origin;
 	model->origin = NULL;

@@ -167,13 +167,12 @@ NIF(model_save)
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
 	if (!get_text(env, argv[2], path, sizeof(path)) || !enif_get_uint64(env, argv[3], &most) ||
-	    !get_watch(env, argv[5], argv[2], &watch)) {
-		refuse(&err, -EINVAL,
-		       "a file has a path of less than %zu bytes, a number of bytes of a "
-		       "shard, and its progress goes to a process of this VM",
-		       sizeof(path));
-		return make_error(env, &err);
-	}
+	    !get_watch(env, argv[5], argv[2], &watch))
+		return make_refusal(
+			env, -EINVAL,
+			"a file has a path of less than %zu bytes, a number of bytes of a "
+			"shard, and its progress goes to a process of this VM",
+			sizeof(path));
 	opts.max_shard_bytes = most;
 	opts.progress_data = &watch;
 	if (get_tensors(env, argv[1], &saved, &err) && get_metadata(env, argv[4], &saved, &err))

@@ -192,6 +192,9 @@ ERL_NIF_TERM show(ErlNifEnv *env, ERL_NIF_TERM map, const struct shown *members,
 #define SHOW(env, map, table, of) show(env, map, table, SHOWN_COUNT(table), of)
 int refuse(struct tmesh_error *err, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
+/* Make the term of such an error. */
+ERL_NIF_TERM make_refusal(ErlNifEnv *env, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
 bool get_dtype(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_dtype *dtype, struct tmesh_error *err);
 bool get_dims(ErlNifEnv *env, ERL_NIF_TERM term, const char *what, int64_t *dims, int32_t *ndim,
 	      struct tmesh_error *err);

@@ -73,10 +73,9 @@ NIF(page_pool_create)
 	    !enif_get_uint(env, field[2], &opts.slab_pages) ||
 	    !enif_get_uint(env, field[3], &opts.max_pages) ||
 	    !enif_get_uint(env, field[4], &opts.devices) ||
-	    !enif_get_uint(env, field[5], &opts.heads)) {
-		refuse(&err, -EINVAL, "a pool of pages has numbers of at least 0, below 2^32");
-		return make_error(env, &err);
-	}
+	    !enif_get_uint(env, field[5], &opts.heads))
+		return make_refusal(env, -EINVAL,
+				    "a pool of pages has numbers of at least 0, below 2^32");
 	opts.page_bytes = bytes;
 	pool = enif_alloc_resource(page_pool_type, sizeof(*pool));
 	*pool = (struct page_pool){.garbage = garbage_alloc(drop_pool)};
@@ -100,10 +99,9 @@ NIF(page_pool_tenant)
 	unsigned int most;
 	int rc;
 
-	if (!enif_get_uint(env, argv[1], &most)) {
-		refuse(&err, -EINVAL, "a tenant has a number of pages of at least 0, below 2^32");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint(env, argv[1], &most))
+		return make_refusal(env, -EINVAL,
+				    "a tenant has a number of pages of at least 0, below 2^32");
 	pool = get_pool(env, argv[0], &err);
 	if (!pool)
 		return make_error(env, &err);
@@ -135,12 +133,9 @@ NIF(page_pool_close)
 {
 	struct tmesh_page_pool *taken;
 	struct page_pool *pool;
-	struct tmesh_error err;
 
-	if (!enif_get_resource(env, argv[0], page_pool_type, (void **)&pool)) {
-		refuse(&err, -EBADF, "not a pool of pages of this VM");
-		return make_error(env, &err);
-	}
+	if (!enif_get_resource(env, argv[0], page_pool_type, (void **)&pool))
+		return make_refusal(env, -EBADF, "not a pool of pages of this VM");
 	pthread_mutex_lock(&pool->lock);
 	taken = pool->pool;
 	pool->pool = NULL;
@@ -197,10 +192,8 @@ NIF(pages_open)
 
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
-	if (!get_text(env, argv[1], token, sizeof(token))) {
-		refuse(&err, -EPROTO, "not a tenant's token");
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[1], token, sizeof(token)))
+		return make_refusal(env, -EPROTO, "not a tenant's token");
 	pages = enif_alloc_resource(pages_type, sizeof(*pages));
 	*pages = (struct pages){.context = context, .garbage = garbage_alloc(drop_pages)};
 	enif_keep_resource(context);
@@ -245,10 +238,8 @@ NIF(pages_head)
 	struct tmesh_error err;
 	int rc;
 
-	if (!enif_get_uint(env, argv[1], &head)) {
-		refuse(&err, -EINVAL, "a head is a number of at least 0");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint(env, argv[1], &head))
+		return make_refusal(env, -EINVAL, "a head is a number of at least 0");
 	pages = get_pages(env, argv[0], &context, &err);
 	if (!pages)
 		return make_error(env, &err);
@@ -273,10 +264,9 @@ NIF(pages_hash)
 	int32_t *aligned;
 
 	if (!enif_inspect_binary(env, argv[1], &tokens) || tokens.size % sizeof(*aligned) ||
-	    (!first && !enif_inspect_binary(env, argv[2], &before)) || before.size != HASH_BYTES) {
-		refuse(&err, -EINVAL, "tokens are int32, and a hash has %zu bytes", HASH_BYTES);
-		return make_error(env, &err);
-	}
+	    (!first && !enif_inspect_binary(env, argv[2], &before)) || before.size != HASH_BYTES)
+		return make_refusal(env, -EINVAL, "tokens are int32, and a hash has %zu bytes",
+				    HASH_BYTES);
 	pages = get_pages(env, argv[0], &context, &err);
 	if (!pages)
 		return make_error(env, &err);
@@ -413,10 +403,8 @@ NIF(pages_slab)
 	struct tmesh_error err;
 	int rc;
 
-	if (!enif_get_uint(env, argv[1], &slab) || !enif_get_uint(env, argv[2], &device)) {
-		refuse(&err, -EINVAL, "slab and device are numbers of at least 0");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint(env, argv[1], &slab) || !enif_get_uint(env, argv[2], &device))
+		return make_refusal(env, -EINVAL, "slab and device are numbers of at least 0");
 	pages = get_pages(env, argv[0], &context, &err);
 	if (!pages)
 		return make_error(env, &err);
@@ -431,12 +419,9 @@ NIF(pages_close)
 {
 	struct tmesh_pages *taken;
 	struct pages *pages;
-	struct tmesh_error err;
 
-	if (!enif_get_resource(env, argv[0], pages_type, (void **)&pages)) {
-		refuse(&err, -EBADF, "not a part in a pool of this VM");
-		return make_error(env, &err);
-	}
+	if (!enif_get_resource(env, argv[0], pages_type, (void **)&pages))
+		return make_refusal(env, -EBADF, "not a part in a pool of this VM");
 	pthread_mutex_lock(&pages->lock);
 	taken = pages->pages;
 	pages->pages = NULL;

@@ -130,10 +130,8 @@ static ERL_NIF_TERM with_tokens(ErlNifEnv *env, const ERL_NIF_TERM argv[],
 	struct tmesh_error err;
 	ErlNifUInt64 tokens;
 
-	if (!enif_get_uint64(env, argv[1], &tokens)) {
-		refuse(&err, -EINVAL, "tokens are a number of at least 0");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &tokens))
+		return make_refusal(env, -EINVAL, "tokens are a number of at least 0");
 	sequence = lock_sequence(env, argv[0], &err);
 	if (!sequence)
 		return make_error(env, &err);
@@ -224,10 +222,8 @@ NIF(seq_slot_mapping)
 	int rc;
 
 	if (!enif_get_uint64(env, argv[1], &first) ||
-	    (!all && !enif_get_uint64(env, argv[2], &count))) {
-		refuse(&err, -EINVAL, "tokens are numbers of at least 0");
-		return make_error(env, &err);
-	}
+	    (!all && !enif_get_uint64(env, argv[2], &count)))
+		return make_refusal(env, -EINVAL, "tokens are numbers of at least 0");
 	sequence = lock_sequence(env, argv[0], &err);
 	if (!sequence)
 		return make_error(env, &err);
@@ -310,10 +306,8 @@ NIF(seq_read)
 
 	if (!get_place(env, argv, &place, &err))
 		return make_error(env, &err);
-	if (!rest && !enif_get_uint64(env, argv[4], &place.bytes)) {
-		refuse(&err, -EINVAL, "bytes are a number of at least 0");
-		return make_error(env, &err);
-	}
+	if (!rest && !enif_get_uint64(env, argv[4], &place.bytes))
+		return make_refusal(env, -EINVAL, "bytes are a number of at least 0");
 	sequence = lock_sequence(env, argv[0], &err);
 	if (!sequence)
 		return make_error(env, &err);
@@ -338,10 +332,8 @@ NIF(seq_write)
 
 	if (!get_place(env, argv, &place, &err))
 		return make_error(env, &err);
-	if (!enif_inspect_binary(env, argv[4], &binary)) {
-		refuse(&err, -EINVAL, "a write wants a binary");
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[4], &binary))
+		return make_refusal(env, -EINVAL, "a write wants a binary");
 	place.bytes = binary.size;
 	here = (struct iovec){binary.data, binary.size};
 	sequence = lock_sequence(env, argv[0], &err);
@@ -364,10 +356,8 @@ NIF(seq_gather)
 	bool made;
 	int rc;
 
-	if (!enif_get_uint(env, argv[1], &device)) {
-		refuse(&err, -EINVAL, "a device is a number of at least 0");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint(env, argv[1], &device))
+		return make_refusal(env, -EINVAL, "a device is a number of at least 0");
 	sequence = lock_sequence(env, argv[0], &err);
 	if (!sequence)
 		return make_error(env, &err);
@@ -422,13 +412,10 @@ NIF(seq_share)
 NIF(seq_release)
 {
 	struct sequence *sequence;
-	struct tmesh_error err;
 	struct tmesh_seq *taken;
 
-	if (!enif_get_resource(env, argv[0], sequence_type, (void **)&sequence)) {
-		refuse(&err, -EBADF, "not a sequence of this VM");
-		return make_error(env, &err);
-	}
+	if (!enif_get_resource(env, argv[0], sequence_type, (void **)&sequence))
+		return make_refusal(env, -EBADF, "not a sequence of this VM");
 	pthread_mutex_lock(&sequence->lock);
 	taken = sequence->seq;
 	sequence->seq = NULL;

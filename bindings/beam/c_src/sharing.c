@@ -100,11 +100,9 @@ NIF(lease)
 	int pid, pidfd, rc;
 	ErlNifUInt64 ns;
 
-	if (!enif_get_uint64(env, argv[1], &ns) || !enif_get_int(env, argv[2], &pid) || pid < 0) {
-		refuse(&err, -EINVAL,
-		       "a lease has a number of nanoseconds, and a process's number");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &ns) || !enif_get_int(env, argv[2], &pid) || pid < 0)
+		return make_refusal(env, -EINVAL,
+				    "a lease has a number of nanoseconds, and a process's number");
 	tensor = get_tensor(env, argv[0], &handle, &err);
 	if (!tensor)
 		return make_error(env, &err);
@@ -148,10 +146,8 @@ NIF(fence_signal)
 	struct tmesh_error err;
 	ErlNifUInt64 value;
 
-	if (!enif_get_uint64(env, argv[1], &value)) {
-		refuse(&err, -EINVAL, "a fence's value is a number of 64 bits");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &value))
+		return make_refusal(env, -EINVAL, "a fence's value is a number of 64 bits");
 	tensor = get_tensor(env, argv[0], &handle, &err);
 	if (!tensor)
 		return make_error(env, &err);
@@ -169,10 +165,8 @@ NIF(fence_wait)
 	ErlNifUInt64 value;
 	int rc;
 
-	if (!enif_get_uint64(env, argv[1], &value)) {
-		refuse(&err, -EINVAL, "a fence's value is a number of 64 bits");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &value))
+		return make_refusal(env, -EINVAL, "a fence's value is a number of 64 bits");
 	if (!get_slice(env, argv[2], &ns, &err))
 		return make_error(env, &err);
 	tensor = get_tensor(env, argv[0], &handle, &err);
@@ -298,15 +292,11 @@ NIF(gather)
 	    !get_rights(env, argv[2], &rights, &err) ||
 	    !get_region_opts(env, argv[5], &opts, label, &err))
 		return make_error(env, &err);
-	if (!enif_get_list_length(env, list, &length)) {
-		refuse(&err, -EINVAL, "parts must be a list");
-		return make_error(env, &err);
-	}
+	if (!enif_get_list_length(env, list, &length))
+		return make_refusal(env, -EINVAL, "parts must be a list");
 	extents = enif_alloc((length + (size_t)1) * sizeof(*extents));
-	if (!extents) {
-		refuse(&err, -ENOMEM, "no memory for a list of %u parts", length);
-		return make_error(env, &err);
-	}
+	if (!extents)
+		return make_refusal(env, -ENOMEM, "no memory for a list of %u parts", length);
 	while (enif_get_list_cell(env, list, &head, &list)) {
 		if (!get_extent(env, head, &extents[count], &err)) {
 			drop_extents(extents, count);
@@ -351,10 +341,8 @@ NIF(export_dmabuf)
 
 	if (!get_rights(env, argv[3], &rights, &err))
 		return make_error(env, &err);
-	if (!enif_get_uint64(env, argv[1], &offset) || !enif_get_uint64(env, argv[2], &bytes)) {
-		refuse(&err, -EINVAL, "offset and bytes must be numbers of at least 0");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[1], &offset) || !enif_get_uint64(env, argv[2], &bytes))
+		return make_refusal(env, -EINVAL, "offset and bytes must be numbers of at least 0");
 	tensor = get_tensor(env, argv[0], &handle, &err);
 	if (!tensor)
 		return make_error(env, &err);
@@ -374,12 +362,9 @@ NIF(export_dmabuf)
 NIF(descriptor_close)
 {
 	struct descriptor *descriptor;
-	struct tmesh_error err;
 
-	if (!enif_get_resource(env, argv[0], descriptor_type, (void **)&descriptor)) {
-		refuse(&err, -EBADF, "not a descriptor of this VM");
-		return make_error(env, &err);
-	}
+	if (!enif_get_resource(env, argv[0], descriptor_type, (void **)&descriptor))
+		return make_refusal(env, -EBADF, "not a descriptor of this VM");
 	descriptor_dtor(env, descriptor);
 	return atoms.ok;
 }
@@ -446,10 +431,8 @@ NIF(tensor_recv)
 
 	if (!get_context(env, argv[0], &context, &err) || !get_fd(env, argv[1], &socket, &err))
 		return make_error(env, &err);
-	if (!enif_get_uint64(env, argv[4], &offset)) {
-		refuse(&err, -EINVAL, "offset must be a number of at least 0");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[4], &offset))
+		return make_refusal(env, -EINVAL, "offset must be a number of at least 0");
 	if (!begin_opening(context, &err))
 		return make_error(env, &err);
 	rc = tmesh_region_recv(context->ctx, socket, &region, &err);

@@ -85,17 +85,13 @@ NIF(slot_create)
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
 	if (!get_text(env, argv[1], label, sizeof(label)) ||
-	    !enif_get_uint(env, argv[2], &opts.max_ref)) {
-		refuse(&err, -EINVAL,
-		       "a slot has a label of at most %d bytes, and a number of bytes",
-		       TMESH_LABEL_LEN);
-		return make_error(env, &err);
-	}
-	if (named && !get_text(env, argv[3], name, sizeof(name))) {
-		refuse(&err, -EINVAL, "a slot's name is a string of at most %d bytes",
-		       TMESH_SLOT_NAME_LEN);
-		return make_error(env, &err);
-	}
+	    !enif_get_uint(env, argv[2], &opts.max_ref))
+		return make_refusal(env, -EINVAL,
+				    "a slot has a label of at most %d bytes, and a number of bytes",
+				    TMESH_LABEL_LEN);
+	if (named && !get_text(env, argv[3], name, sizeof(name)))
+		return make_refusal(env, -EINVAL, "a slot's name is a string of at most %d bytes",
+				    TMESH_SLOT_NAME_LEN);
 	opts.label = *label ? label : NULL;
 	opts.name = named ? name : NULL;
 	slot = enif_alloc_resource(slot_type, sizeof(*slot));
@@ -221,10 +217,8 @@ static ERL_NIF_TERM open_by(ErlNifEnv *env, const ERL_NIF_TERM argv[], open_fn o
 
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
-	if (!get_text(env, argv[1], text, sizeof(text))) {
-		refuse(&err, code, "%s", no_text);
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[1], text, sizeof(text)))
+		return make_refusal(env, code, "%s", no_text);
 	end = enif_alloc_resource(slot_end_type, sizeof(*end));
 	*end = (struct slot_end){.context = context, .garbage = garbage_alloc(drop_reader)};
 	enif_keep_resource(context);
@@ -361,20 +355,17 @@ static ERL_NIF_TERM watch(ErlNifEnv *env, struct slot_end *end, ERL_NIF_TERM mes
 		return make_error(env, &err);
 	changed = tmesh_slot_changed(end->reader);
 	/* A message in place of this error would make a reader that watches again loop for ever. */
-	if (changed < 0) {
-		refuse(&err, changed, "the slot's publisher is gone: there will be no newer value");
-		return make_error(env, &err);
-	}
+	if (changed < 0)
+		return make_refusal(env, changed,
+				    "the slot's publisher is gone: there will be no newer value");
 	enif_self(env, &self);
 	if (changed) {
 		enif_send(env, &self, NULL, message);
 		return atoms.ok;
 	}
 	end->selected = true;
-	if (enif_select_read(env, fd, end, &self, message, NULL) < 0) {
-		refuse(&err, -EIO, "the slot cannot be watched");
-		return make_error(env, &err);
-	}
+	if (enif_select_read(env, fd, end, &self, message, NULL) < 0)
+		return make_refusal(env, -EIO, "the slot cannot be watched");
 	return atoms.ok;
 }
 

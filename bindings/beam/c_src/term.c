@@ -99,6 +99,17 @@ int refuse(struct tmesh_error *err, int code, const char *format, ...)
 	return code;
 }
 
+ERL_NIF_TERM make_refusal(ErlNifEnv *env, int code, const char *format, ...)
+{
+	struct tmesh_error err = {.code = code};
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(err.message, sizeof(err.message), format, args);
+	va_end(args);
+	return make_error(env, &err);
+}
+
 bool get_dtype(ErlNifEnv *env, ERL_NIF_TERM term, enum tmesh_dtype *dtype, struct tmesh_error *err)
 {
 	char name[32];

@@ -154,10 +154,8 @@ NIF(worker_connect)
 	int process = -1;
 	int fd;
 
-	if (!enif_inspect_binary(env, argv[0], &name)) {
-		refuse(&err, -EINVAL, "a socket's name is a binary");
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[0], &name))
+		return make_refusal(env, -EINVAL, "a socket's name is a binary");
 	fd = connect_to(&name, &err);
 	if (fd < 0)
 		return make_error(env, &err);
@@ -233,15 +231,11 @@ static NIF(worker_send_now)
 	ERL_NIF_TERM term;
 	int body = -1, rc;
 
-	if (!enif_inspect_binary(env, argv[1], &text) || !text.size) {
-		refuse(&err, -EINVAL, "a message is a binary that is not empty");
-		return make_error(env, &err);
-	}
-	if (text.size > MESSAGE_BYTES) {
-		refuse(&err, -EDQUOT, "a message of %zu bytes is longer than %u", text.size,
-		       MESSAGE_BYTES);
-		return make_error(env, &err);
-	}
+	if (!enif_inspect_binary(env, argv[1], &text) || !text.size)
+		return make_refusal(env, -EINVAL, "a message is a binary that is not empty");
+	if (text.size > MESSAGE_BYTES)
+		return make_refusal(env, -EDQUOT, "a message of %zu bytes is longer than %u",
+				    text.size, MESSAGE_BYTES);
 	/* Copy megabytes without the lock, which other calls take on normal schedulers. */
 	if (text.size > PACKET_BYTES) {
 		body = make_body(&text, &err);
@@ -336,8 +330,7 @@ static NIF(read_body)
 	close_fd(&body);
 	if (n == (ssize_t)size)
 		return make_ok(env, term);
-	refuse(&err, -EPROTO, "a worker's message cannot be read");
-	return make_error(env, &err);
+	return make_refusal(env, -EPROTO, "a worker's message cannot be read");
 }
 
 /* Receive one packet. Return: its length; 0 at the end; or an error. */
@@ -399,10 +392,8 @@ NIF(worker_recv)
 	int body = -1;
 	ssize_t n;
 
-	if (!enif_get_uint(env, argv[1], &spin_us) || spin_us > SPIN_MAX_US) {
-		refuse(&err, -EINVAL, "a busy look takes 0 to %u us", SPIN_MAX_US);
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint(env, argv[1], &spin_us) || spin_us > SPIN_MAX_US)
+		return make_refusal(env, -EINVAL, "a busy look takes 0 to %u us", SPIN_MAX_US);
 	sock = get_socket(env, argv[0], &err);
 	if (!sock)
 		return make_error(env, &err);

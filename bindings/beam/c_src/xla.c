@@ -49,10 +49,8 @@ NIF(xla_register)
 	char library[4096];
 	bool own = !enif_is_atom(env, argv[0]); /* nil */
 
-	if (own && !get_text(env, argv[0], library, sizeof(library))) {
-		refuse(&err, -EINVAL, "a library is a file's name");
-		return make_error(env, &err);
-	}
+	if (own && !get_text(env, argv[0], library, sizeof(library)))
+		return make_refusal(env, -EINVAL, "a library is a file's name");
 	return answer(env, !load(&err) || api.calls.xla_register(own ? library : NULL, &err), &err);
 }
 
@@ -64,15 +62,12 @@ NIF(xla_bind)
 
 	if (!get_name(env, argv[0], name, &err))
 		return make_error(env, &err);
-	if (!get_text(env, argv[1], token, sizeof(token))) {
-		refuse(&err, -EPROTO, "a channel's token is a string as its maker has it");
-		return make_error(env, &err);
-	}
+	if (!get_text(env, argv[1], token, sizeof(token)))
+		return make_refusal(env, -EPROTO,
+				    "a channel's token is a string as its maker has it");
 	if (!enif_get_atom(env, argv[2], role, sizeof(role), ERL_NIF_LATIN1) ||
-	    (strcmp(role, "send") && strcmp(role, "recv"))) {
-		refuse(&err, -EINVAL, "a role is :send or :recv");
-		return make_error(env, &err);
-	}
+	    (strcmp(role, "send") && strcmp(role, "recv")))
+		return make_refusal(env, -EINVAL, "a role is :send or :recv");
 	return answer(env,
 		      !load(&err) || api.calls.xla_bind(name, token,
 							strcmp(role, "send") ? TMESH_CHANNEL_RECV
@@ -110,10 +105,8 @@ NIF(xla_flush)
 	char name[NAME_BYTES];
 	ErlNifSInt64 ns;
 
-	if (!enif_get_int64(env, argv[1], &ns)) {
-		refuse(&err, -EINVAL, "a time is a number of nanoseconds below 2**63");
-		return make_error(env, &err);
-	}
+	if (!enif_get_int64(env, argv[1], &ns))
+		return make_refusal(env, -EINVAL, "a time is a number of nanoseconds below 2**63");
 	return answer(env,
 		      !get_name(env, argv[0], name, &err) || !load(&err) ||
 			      api.calls.xla_flush(name, ns, &err),
@@ -125,10 +118,8 @@ NIF(xla_limit)
 	struct tmesh_error err;
 	ErlNifUInt64 bytes;
 
-	if (!enif_get_uint64(env, argv[0], &bytes)) {
-		refuse(&err, -EINVAL, "max_bytes is a number from 0 to 2**64 - 1");
-		return make_error(env, &err);
-	}
+	if (!enif_get_uint64(env, argv[0], &bytes))
+		return make_refusal(env, -EINVAL, "max_bytes is a number from 0 to 2**64 - 1");
 	if (!load(&err))
 		return make_error(env, &err);
 	api.calls.xla_limit(bytes);
