@@ -488,8 +488,3 @@ TEST(caps, "CAPS tells what this kernel can do")
 	CHECK(q.used_bytes >= BYTES);
 	tear_down();
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -460,8 +460,3 @@ TEST(description_rights, "a description needs the right to manage, and is frozen
 	CHECK_EQ(described(writer, 0, text, sizeof(text)), 3);
 	CHECK(!memcmp(text, "yes", 3));
 }
-
-int main(void)
-{
-	return t_main();
-}

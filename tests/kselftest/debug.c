@@ -526,8 +526,3 @@ TEST(drain_sleeps, "memory that only devices have is not looked at until one let
 	CHECK(t_write_file(TRACE "/events/tmesh/enable", "0"));
 	CHECK_OK(rmdir(TRACE));
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -456,8 +456,3 @@ TEST(revoked, "after a revocation the export's mappings and calls are stale")
 	t_sync_cpu(fd, DMA_BUF_SYNC_START | DMA_BUF_SYNC_RW);
 	t_sync_cpu(fd, DMA_BUF_SYNC_END | DMA_BUF_SYNC_RW);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -635,8 +635,3 @@ TEST(driver_fence_path, "a revocation that waits for an export without a file ho
 	t_wait(pid);
 	CHECK_EQ(t_info(h).exports, 1);
 }
-
-int main(void)
-{
-	return t_main();
-}

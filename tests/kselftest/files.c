@@ -698,8 +698,3 @@ TEST(numbers, "inode numbers stay in a mount, differ between mounts, and count n
 	kept_drop(dev, "n2");
 	unmount_here();
 }
-
-int main(void)
-{
-	return t_main();
-}

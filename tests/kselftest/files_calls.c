@@ -231,8 +231,3 @@ TEST(users, "the table is read by the callers whom TMESH_KEPT_OPEN admits")
 	CHECK_OK(kept_drop(dev, "n"));
 	close(dev);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -436,8 +436,3 @@ TEST(dropped, "a table counts before it is read, and a name's end frees it under
 	free(paths);
 	free(entries);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -327,8 +327,3 @@ TEST(replaced, "a name that is replaced all the time is found by each look-up")
 	t_note("%lu look-ups", found);
 	CHECK_OK(kept_drop(dev, "r"));
 }
-
-int main(void)
-{
-	return t_main();
-}

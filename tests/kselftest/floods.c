@@ -146,8 +146,3 @@ TEST(settles, "seals that fail disturb all CPUs in shared rounds, however many t
 	close(pipes[1]);
 	CHECK_OK(t_seal(fd));
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -310,8 +310,3 @@ TEST(fuzz, "random calls of four processes at once, of root and two users")
 	}
 	fuzz_unmount();
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -502,8 +502,3 @@ TEST(lease, "a view goes with the lease of a handle that it was made through")
 	CHECK_ERR(gather(extents, 3, R_READ), ESTALE);
 	CHECK_OK(gather(extents, 2, R_READ));
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -280,8 +280,3 @@ TEST(many_repeats,
 		CHECK_EQ(present(p[0], 2), in_one_table(p[0], 2));
 	}
 }
-
-int main(void)
-{
-	return t_main();
-}

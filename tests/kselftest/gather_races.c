@@ -208,8 +208,3 @@ TEST(race_seal, "no seal of what is pinned for writing, however readers' views c
 	close(pin.fd);
 	CHECK_OK(t_seal(r.sources[0]));
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -648,8 +648,3 @@ TEST(race_close, "import against the descriptor's closing and its number's next 
 	__atomic_store_n(&race.stop, true, __ATOMIC_RELAXED);
 	pthread_join(thread, NULL);
 }
-
-int main(void)
-{
-	return t_main();
-}

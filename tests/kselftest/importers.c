@@ -285,8 +285,3 @@ TEST(reserved_lapse, "nor does the end of a lease, behind which others of the sa
 	CHECK(told_in_time(peer));
 	peer_let_go(peer);
 }
-
-int main(void)
-{
-	return t_main();
-}

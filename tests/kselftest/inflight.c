@@ -193,8 +193,3 @@ TEST(by_memfd_queued, "the same for queued reads")
 {
 	check_inflight(by_memfd, true);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -337,8 +337,3 @@ TEST(ids, "ids of an IPC namespace say nothing about how much others create")
 	t_wait(pid);
 	CHECK_EQ(t_info(REQUIRE_OK(t_create(outside, PAGE, 0))).id, here + 6);
 }
-
-int main(void)
-{
-	return t_main();
-}

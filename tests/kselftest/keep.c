@@ -752,8 +752,3 @@ TEST(descriptors, "an open that has too few descriptors opens nothing")
 	CHECK_EQ(kept_open(dev, "four", R_READ, 0, got, 4), 4);
 	CHECK_OK(kept_drop(dev, "four"));
 }
-
-int main(void)
-{
-	return t_main();
-}

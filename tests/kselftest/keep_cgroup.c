@@ -260,8 +260,3 @@ TEST(limit_of_others, "at a group's limit what processes need takes nothing of w
 	t_drop_kept();
 	cgroup_remove(CGROUP);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -255,8 +255,3 @@ TEST(pressure, "a machine short of memory takes what was used longest ago, and w
 	t_drop_kept();
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -264,8 +264,3 @@ TEST(dropped, "what nobody holds is gone when DROP returns, although others list
 	t_note("%d of %ld were still there", late, rounds);
 	CHECK_EQ(late, 0);
 }
-
-int main(void)
-{
-	return t_main();
-}

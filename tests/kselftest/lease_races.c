@@ -315,8 +315,3 @@ TEST(touch, "leases that are touched when they lapse have had no touch for their
 	}
 	t_note("%ld leases", rounds * 3 * TOUCHED);
 }
-
-int main(void)
-{
-	return t_main();
-}

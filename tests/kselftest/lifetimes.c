@@ -93,8 +93,3 @@ TEST(seal_revoke, "a revocation frees the memory that a seal has just looked at"
 		seal_and_revoke(dev, i * 37 % 3000);
 	t_note("%ld rounds", rounds);
 }
-
-int main(void)
-{
-	return t_main();
-}

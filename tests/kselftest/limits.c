@@ -707,8 +707,3 @@ TEST(hold_killed, "a killed process's region_with_hold regions go with its devic
 		usleep(1000);
 	CHECK_EQ(t_listed(root), 0);
 }
-
-int main(void)
-{
-	return t_main();
-}

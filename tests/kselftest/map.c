@@ -576,8 +576,3 @@ TEST(userfaultfd, "userfaultfd() is refused a region's mappings, asynchronous wr
 	}
 	CHECK_EQ(touch_all(p, BYTES) > 0, 1);
 }
-
-int main(void)
-{
-	return t_main();
-}

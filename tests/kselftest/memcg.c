@@ -263,8 +263,3 @@ TEST(holders, "so does HOLDERS")
 {
 	fill(holders);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -461,8 +461,3 @@ TEST(share, "others leave half of a memfd's regions to its owner")
 	t_say(sv[0]);
 	t_wait(pid);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -377,8 +377,3 @@ TEST(view, "all at once: views")
 {
 	mix(view);
 }
-
-int main(void)
-{
-	return t_main();
-}

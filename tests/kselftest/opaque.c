@@ -192,8 +192,3 @@ TEST(devices, "files of various drivers are taken, and go")
 	}
 	CHECK_EQ(t_listed(dev), 0);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -245,8 +245,3 @@ TEST(gup_ro_fast, "selftest gup_longterm: R/O longterm GUP-fast pin in MAP_SHARE
 {
 	check_gup(GUP_FAST);
 }
-
-int main(void)
-{
-	return t_main();
-}

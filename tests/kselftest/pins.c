@@ -557,8 +557,3 @@ TEST(killed_memfd, "the same over a memfd, which can be written again")
 {
 	check_killed(true);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -621,8 +621,3 @@ TEST(closed, "a region that is let go of while somebody looks at its pages is go
 	/* No region is left, as at the end of every test. */
 	CHECK_EQ(t_caps(dev).used_regions, 0);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -266,8 +266,3 @@ TEST(bad, "unknown policies are refused")
 	CHECK_ERR(policy(dev, 0), ENOTTY);
 	CHECK_EQ(t_info(fd).policy, 0);
 }
-
-int main(void)
-{
-	return t_main();
-}

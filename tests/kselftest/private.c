@@ -501,8 +501,3 @@ TEST(reaped,
 		munmap(p, BYTES);
 	}
 }
-
-int main(void)
-{
-	return t_main();
-}

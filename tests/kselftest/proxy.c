@@ -272,8 +272,3 @@ TEST(keeps, "a device keeps what it has mapped after a revocation, and the regio
 	CHECK_OK(ioctl(h, TMESH_REVOKE, &r));
 	CHECK_EQ(r.pinned_bytes, 0);
 }
-
-int main(void)
-{
-	return t_main();
-}

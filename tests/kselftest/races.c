@@ -279,8 +279,3 @@ TEST(close, "close against calls and mappings on the same descriptor")
 	}
 	stop(&s, threads, THREADS);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -373,8 +373,3 @@ TEST(dmabuf, "an export is registered as a dma-buf, where the driver takes any")
 	CHECK(mr && !ibv_dereg_mr(mr));
 	CHECK_EQ(t_info(handle).attachments, 0);
 }
-
-int main(void)
-{
-	return t_main();
-}

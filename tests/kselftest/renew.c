@@ -270,8 +270,3 @@ TEST(race, "opening against renewing: what a reader has never changes")
 	t_note("%u times lent, opened %u times, missed %u times, busy %u times", lent, b->opened,
 	       b->missed, busy);
 }
-
-int main(void)
-{
-	return t_main();
-}

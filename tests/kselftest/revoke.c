@@ -535,8 +535,3 @@ TEST(killed_drain,
 	t_note("%u rounds, a revocation takes %.1f ms", rounds, span * 1e3);
 	CHECK(left);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -254,8 +254,3 @@ TEST(imported, "proxies of an import that are exported, attached and mapped")
 	}
 	t_note("%ld rounds", done);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -480,8 +480,3 @@ TEST(readers, "a mapping that never writes is no writer, whatever becomes of it"
 	CHECK_OK(t_seal(h));
 	check_sealed(h);
 }
-
-int main(void)
-{
-	return t_main();
-}

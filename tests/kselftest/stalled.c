@@ -205,8 +205,3 @@ TEST(look, "a query of a region whose answer cannot be written keeps nothing of 
 	let_go("DESC_GET", TMESH_DESC_GET, &d, &stall, fd);
 	CHECK(!memcmp(stall.page, "text", 4));
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -292,8 +292,3 @@ TEST(storm, "hundreds of processes killed at random moments leave nothing behind
 		CHECK(tell_memory("the same with slab caches shrunk") - slab < LOST_MAX);
 	}
 }
-
-int main(void)
-{
-	return t_main();
-}

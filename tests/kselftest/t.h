@@ -2,10 +2,10 @@
 /*
  * The framework that the test programs of this folder share.
  *
- * A program is a file of TEST()s and a main() that returns t_main(). Every test runs in a process
- * of its own, so that its descriptors, mappings, users and namespaces end with it. A test fails if
- * it leaves a region in the module. Afterwards the module's limits and the mode of /dev/tmesh,
- * which is 0666 for tests, are restored. Results are TAP on stdout.
+ * A program is a file of TEST()s. Every test runs in a process of its own, so that its descriptors,
+ * mappings, users and namespaces end with it. A test fails if it leaves a region in the module.
+ * Afterwards the module's limits and the mode of /dev/tmesh, which is 0666 for tests, are restored.
+ * Results are TAP on stdout.
  *
  * Environment
  *	TMESH_TEST_LENGTH	"full" for long races and fuzzing, "brief" for a third of what is

@@ -614,8 +614,3 @@ TEST(pid_namespace, "holders outside the caller's PID namespace have pid 0")
 	}
 	t_wait(pid);
 }
-
-int main(void)
-{
-	return t_main();
-}

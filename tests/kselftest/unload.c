@@ -386,8 +386,3 @@ TEST(races, "unloading against all that may be going on")
 	t_note("unloaded %ld times, refused %ld times", done, refused);
 	CHECK(done && refused);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -589,8 +589,3 @@ TEST(races, "pinning against munmap, mprotect, madvise and fork")
 	CHECK_EQ(pinned(), 0);
 	t_note("%ld pins, %ld refusals", pins, refusals);
 }
-
-int main(void)
-{
-	return t_main();
-}

@@ -393,8 +393,3 @@ TEST(views, "an owner's revocation takes no longer for a reader's view than for 
 	}
 	tell_all("view");
 }
-
-int main(void)
-{
-	return t_main();
-}
