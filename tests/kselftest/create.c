@@ -229,7 +229,8 @@ TEST(modes, "modes have only bits for owner and group; 0 means 0600")
 
 TEST(groups, "the group is one of the caller's, else EPERM")
 {
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct tmesh_info info;
 		int dev = t_dev();
 

@@ -366,7 +366,8 @@ TEST(users, "owner, group and mode decide which users read a file, and who lists
 	int dev = t_dev();
 
 	mount_here();
-	T_ALONE() {
+	T_ALONE()
+	{
 		int own;
 
 		t_become(ALICE, ALICE, TEAM);
@@ -380,7 +381,8 @@ TEST(users, "owner, group and mode decide which users read a file, and who lists
 	CHECK_EQ(read_as(BOB, BOB, 0, MOUNT "/1001/all/f"), 0);
 	CHECK_EQ(read_as(BOB, BOB, 0, MOUNT "/1001"), EACCES);
 	CHECK_EQ(read_as(0, 0, 0, MOUNT "/1001/own/f"), 0);
-	T_ALONE() {
+	T_ALONE()
+	{
 		int own, region;
 		struct tmesh_keep k;
 
@@ -394,7 +396,8 @@ TEST(users, "owner, group and mode decide which users read a file, and who lists
 		k.gid = TEAM;
 		CHECK_OK(ioctl(own, TMESH_KEEP, &k));
 	}
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct tmesh_kept_open o = {.size = sizeof(o),
 					    .flags = TMESH_KEPT_UID,
 					    .name = "all",
@@ -409,7 +412,8 @@ TEST(users, "owner, group and mode decide which users read a file, and who lists
 	}
 	CHECK_EQ(read_as(BOB, BOB, TEAM, MOUNT "/1001/team/f"), 0);
 	CHECK_EQ(read_as(BOB, BOB, 0, MOUNT "/1001/team/f"), EACCES);
-	T_ALONE() {
+	T_ALONE()
+	{
 		int own;
 
 		t_become(ALICE, ALICE, 0);
@@ -428,7 +432,8 @@ TEST(namespaces, "the mount's IPC namespace decides what is shown, the reader's 
 
 	mount_here();
 	REQUIRE_OK(keep_one(dev, "n", "f", PAGE, 7, 0644, 0));
-	T_ALONE() {
+	T_ALONE()
+	{
 		char map[64];
 		int users, ready[2], own;
 		pid_t mapped;
@@ -607,7 +612,8 @@ TEST(listed, "a listing has each user with files once, however many names and us
 
 	mount_here();
 	for (int i = 0; i < USERS; i++) {
-		T_ALONE() {
+		T_ALONE()
+		{
 			t_become(3000 + i, 3000, 0);
 			dev = t_dev();
 			for (int j = 0; j < NAMES; j++) {
@@ -645,7 +651,8 @@ TEST(listed, "a listing has each user with files once, however many names and us
 		CHECK_EQ(names[i], NAMES);
 	}
 	/* The folder goes with the last name that has files. */
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(3000, 3000, 0);
 		n = t_dev();
 		for (int j = 0; j < NAMES; j++) {
@@ -659,7 +666,8 @@ TEST(listed, "a listing has each user with files once, however many names and us
 	CHECK_ERR(stat(MOUNT "/3000", &st), ENOENT);
 	CHECK_OK(stat(MOUNT "/3001", &st));
 	close(plain);
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_drop_kept();
 	}
 	unmount_here();

@@ -207,7 +207,8 @@ TEST(foreign, "files that others have open are limited for each owner, who opens
 		CHECK_EQ(t_caps(dev).used_foreign_files, 0);
 	}
 	t_hear(sv[0]);
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(BOB, BOB, 0);
 		dev = t_dev();
 		CHECK_EQ(open_files(MOUNT "/1001/all/f", fds, 8), 3);
@@ -303,15 +304,10 @@ static void try_poison(bool by_file)
 	unmount_here();
 }
 
-TEST(poison, "a bad page of an open file: SIGBUS in mappings, EIO for reads, its neighbours stay")
-{
-	try_poison(false);
-}
-
-TEST(poison_by_file, "the same if the error comes by a mapping of the file")
-{
-	try_poison(true);
-}
+TEST_CALL(poison,
+	  "a bad page of an open file: SIGBUS in mappings, EIO for reads, its neighbours stay",
+	  try_poison(false))
+TEST_CALL(poison_by_file, "the same if the error comes by a mapping of the file", try_poison(true))
 
 TEST(pressure, "memory pressure spares a name whose files are open or mapped, and takes it then")
 {

@@ -269,15 +269,8 @@ static void mix(int kind)
 	unmount_here();
 }
 
-TEST(pages, "all at once: files in small pages")
-{
-	mix(TMESH_CREATE_NOHUGE);
-}
-
-TEST(huge_pages, "all at once: files in huge pages, where there are some")
-{
-	mix(0);
-}
+TEST_CALL(pages, "all at once: files in small pages", mix(TMESH_CREATE_NOHUGE))
+TEST_CALL(huge_pages, "all at once: files in huge pages, where there are some", mix(0))
 
 /* A name that is replaced is there all the time. */
 static void *replace(void *arg)

@@ -209,7 +209,8 @@ static void minimise(void)
 	fuzz_cover_forget(cover);
 	memset(corpus->kept, 0, sizeof(corpus->kept));
 	for (int who = 0; who < 2; who++) {
-		T_ALONE() {
+		T_ALONE()
+		{
 			struct worker *w = be(who, 1);
 
 			for (int length = 1; length <= FUZZ_CALLS; length++) {
@@ -262,7 +263,8 @@ TEST(replay, "the inputs of the corpus, one after the other")
 	if (!corpus->count)
 		t_skip("no TMESH_CORPUS");
 	for (int who = 0; who < 2; who++) {
-		T_ALONE() {
+		T_ALONE()
+		{
 			struct worker *w = be(who, 1);
 
 			for (int i = 0; i < corpus->count; i++) {

@@ -262,7 +262,8 @@ TEST(many_repeats,
 	CHECK_ERR(t_map(view, PAGE, PROT_READ), ENOMEM);
 	CHECK_EQ(t_read(p[0]), 0);
 	CHECK_EQ(present(p[0], 16), in_one_table(p[0], 16));
-	T_ALONE() {
+	T_ALONE()
+	{
 		CHECK_EQ(present(p[0], 16), 0);
 		CHECK_EQ(t_read(p[0] + PAGE), 0);
 	}
@@ -276,7 +277,8 @@ TEST(many_repeats,
 		REQUIRE(p[0] != MAP_FAILED);
 	}
 	CHECK_EQ(t_read(p[0]), 0);
-	T_ALONE() {
+	T_ALONE()
+	{
 		CHECK_EQ(present(p[0], 2), in_one_table(p[0], 2));
 	}
 }

@@ -152,15 +152,10 @@ TEST(race_touch_huge, "the same on huge pages")
 	     TMESH_CREATE_HUGE);
 }
 
-TEST(race_two, "two sources of a view revoked at once, and its handle closed")
-{
-	race((void *(*const[])(void *)){revoke_second, close_view, touch_view}, 3, 64, 0);
-}
-
-TEST(race_make, "views that are made while a source is revoked")
-{
-	race((void *(*const[])(void *)){regather, regather, touch_view}, 3, 64, 0);
-}
+TEST_CALL(race_two, "two sources of a view revoked at once, and its handle closed",
+	  race((void *(*const[])(void *)){revoke_second, close_view, touch_view}, 3, 64, 0))
+TEST_CALL(race_make, "views that are made while a source is revoked",
+	  race((void *(*const[])(void *)){regather, regather, touch_view}, 3, 64, 0))
 
 static void *show_and_hide(void *arg)
 {

@@ -214,7 +214,8 @@ TEST(exec, "exec closes handles and drops mappings, unless a descriptor is meant
 	snprintf(closed, sizeof(closed), "%d", h);
 	snprintf(open_, sizeof(open_), "%d", stays);
 	CHECK_EQ(fcntl(stays, F_GETFD), 0);
-	T_ALONE() {
+	T_ALONE()
+	{
 		execl("/proc/self/exe", "handles", closed, open_, NULL);
 		CHECK_EQ(errno, 0);
 	}

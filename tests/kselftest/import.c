@@ -164,10 +164,7 @@ static void try_exporter(int original)
 	CHECK_EQ(q[last_page] + r[PAGE], 3);
 }
 
-TEST(vgem, "a buffer of vgem")
-{
-	try_exporter(from_vgem(DRM_RDWR));
-}
+TEST_CALL(vgem, "a buffer of vgem", try_exporter(from_vgem(DRM_RDWR)))
 
 TEST(attachments, "several attachments at once, of the same buffer and of parts of it")
 {
@@ -184,20 +181,9 @@ TEST(attachments, "several attachments at once, of the same buffer and of parts 
 	CHECK_EQ(t_info(h).attachments, 1);
 }
 
-TEST(udmabuf, "a udmabuf")
-{
-	try_exporter(from_udmabuf());
-}
-
-TEST(heap, "a buffer of the system heap")
-{
-	try_exporter(from_heap());
-}
-
-TEST(vivid, "a buffer of vivid")
-{
-	try_exporter(from_vivid());
-}
+TEST_CALL(udmabuf, "a udmabuf", try_exporter(from_udmabuf()))
+TEST_CALL(heap, "a buffer of the system heap", try_exporter(from_heap()))
+TEST_CALL(vivid, "a buffer of vivid", try_exporter(from_vivid()))
 
 TEST(read_only, "a descriptor that cannot write makes a region that cannot")
 {

@@ -164,32 +164,11 @@ static void check_inflight(struct subject (*create)(int), bool queued)
 	CHECK(sealed);
 }
 
-TEST(pages, "a seal while a disk reads into a region: EBUSY, or nothing changes any more")
-{
-	check_inflight(of_pages, false);
-}
-
-TEST(pages_queued, "the same for reads that are queued in an io_uring")
-{
-	check_inflight(of_pages, true);
-}
-
-TEST(memfd, "a disk that reads into a region over a memfd")
-{
-	check_inflight(over_memfd, false);
-}
-
-TEST(memfd_queued, "the same for queued reads")
-{
-	check_inflight(over_memfd, true);
-}
-
-TEST(by_memfd, "a disk that reads into the memfd itself")
-{
-	check_inflight(by_memfd, false);
-}
-
-TEST(by_memfd_queued, "the same for queued reads")
-{
-	check_inflight(by_memfd, true);
-}
+TEST_CALL(pages, "a seal while a disk reads into a region: EBUSY, or nothing changes any more",
+	  check_inflight(of_pages, false))
+TEST_CALL(pages_queued, "the same for reads that are queued in an io_uring",
+	  check_inflight(of_pages, true))
+TEST_CALL(memfd, "a disk that reads into a region over a memfd", check_inflight(over_memfd, false))
+TEST_CALL(memfd_queued, "the same for queued reads", check_inflight(over_memfd, true))
+TEST_CALL(by_memfd, "a disk that reads into the memfd itself", check_inflight(by_memfd, false))
+TEST_CALL(by_memfd_queued, "the same for queued reads", check_inflight(by_memfd, true))

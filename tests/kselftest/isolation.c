@@ -70,7 +70,8 @@ TEST(userns_root, "root of a user namespace is no root here: it lists, inspects 
 	__u8 token[TMESH_TOKEN_BYTES];
 
 	REQUIRE_OK(t_token(fd, R_READ, token));
-	T_ALONE() {
+	T_ALONE()
+	{
 		become_root_of_own(ALICE);
 		CHECK_EQ(geteuid(), 0);
 		sees_nothing(id);
@@ -100,7 +101,8 @@ TEST(userns_account, "a user is charged, owns and is admitted as who it is outsi
 	fd = t_recv_fd(sv[0]);
 	CHECK_EQ(t_info(fd).uid, ALICE);
 	CHECK_EQ(t_info(fd).gid, ALICE);
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct tmesh_caps_query q;
 		__u8 token[TMESH_TOKEN_BYTES];
 
@@ -152,7 +154,8 @@ TEST(ipc_ns, "in another IPC namespace a token is nothing, and a descriptor is p
 	__u8 token[TMESH_TOKEN_BYTES];
 
 	REQUIRE_OK(t_token(fd, R_READ, token));
-	T_ALONE() {
+	T_ALONE()
+	{
 		unshare_or_skip(CLONE_NEWIPC);
 		CHECK_ERR(t_open(t_dev(), token, R_READ, 0), ENOENT);
 		CHECK_OK(t_derive(fd, R_READ, 0));
@@ -167,7 +170,8 @@ TEST(ipc_ns, "in another IPC namespace a token is nothing, and a descriptor is p
 
 TEST(ipc_ns_user, "a user's own regions in another IPC namespace count, and are not listed")
 {
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct tmesh_caps_query q;
 
 		t_become(ALICE, ALICE, 0);
@@ -189,7 +193,8 @@ TEST(many_ipc_ns, "namespaces of one's own are no way round the limits of a user
 	t_set_limit("max_bytes_per_uid", 2 * PAGE);
 	t_pair(sv);
 	for (int i = 0; i < 4; i++) {
-		T_ALONE() {
+		T_ALONE()
+		{
 			t_become(ALICE, ALICE, 0);
 			unshare_or_skip(CLONE_NEWUSER | CLONE_NEWIPC);
 			if (i < 2)
@@ -217,7 +222,8 @@ TEST(pid_ns, "holders outside one's PID namespace have the pid 0, others their o
 		struct tmesh_holders q = holders_of(0, &one);
 
 		unshare_or_skip(CLONE_NEWPID);
-		T_ALONE() {
+		T_ALONE()
+		{
 			int own = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
 
 			CHECK_OK(ioctl(fd, TMESH_HOLDERS, &q));
@@ -240,11 +246,13 @@ TEST(time_ns, "times are those of the caller's clock, also in a time namespace")
 
 	REQUIRE_OK(ioctl(fd, TMESH_HOLDERS, &q));
 	since = one.since_ns;
-	T_ALONE() {
+	T_ALONE()
+	{
 		unshare_or_skip(CLONE_NEWTIME);
 		if (!t_write_file("/proc/self/timens_offsets", "monotonic 1000000 5"))
 			t_skip("no offsets of a time namespace");
-		T_ALONE() {
+		T_ALONE()
+		{
 			q = holders_of(0, &one);
 			REQUIRE_OK(ioctl(fd, TMESH_HOLDERS, &q));
 			CHECK_EQ(t_info(fd).created_ns - created, 1000000000000005);
@@ -285,7 +293,8 @@ TEST(exhaust, "who has used up all of their own limits takes nothing from others
 	}
 	t_hear(sv[0]);
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		int dev, fd;
 
 		t_become(BOB, BOB, 0);
@@ -303,7 +312,8 @@ TEST(exhaust, "who has used up all of their own limits takes nothing from others
 TEST(mode, "the device is the group's: nobody else opens it")
 {
 	REQUIRE_OK(chmod("/dev/tmesh", 0660));
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(ALICE, ALICE, 0);
 		CHECK_ERR(open("/dev/tmesh", O_RDWR), EACCES);
 		unshare_or_skip(CLONE_NEWUSER);

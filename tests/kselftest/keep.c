@@ -398,7 +398,8 @@ TEST(limits, "bytes and names of a user, of an IPC namespace and of all")
 		old_names = t_limit(names);
 		t_set_limit(bytes, 3 * PAGE);
 		t_set_limit(names, 2);
-		T_ALONE() {
+		T_ALONE()
+		{
 			int dev, a, b, c;
 
 			if (i == 1)
@@ -443,12 +444,14 @@ TEST(charged, "what is kept stays charged to its owner")
 {
 	int dev = t_dev(), fd;
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(ALICE, ALICE, 0);
 		fd = keep_region(t_dev(), 5 * PAGE, 0, 1);
 		REQUIRE_OK(keep(t_dev(), "mine", &fd, 1, 0));
 	}
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct tmesh_caps_query q;
 
 		t_become(ALICE, ALICE, 0);
@@ -487,7 +490,8 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 	struct tmesh_kept k;
 	__u64 secret, team;
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct tmesh_keep call;
 
 		t_become(ALICE, ALICE, TEAM);
@@ -511,7 +515,8 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 	team = k.id;
 	/* Root may list and drop names, but is not admitted to open them. */
 	CHECK_ERR(open_of(dev, ALICE, "secret", R_READ), ENOENT);
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(BOB, BOB, 0);
 		dev = t_dev();
 		CHECK(!kept_find(dev, "secret", &k) && !kept_find(dev, "team", &k));
@@ -525,7 +530,8 @@ TEST(others, "other users learn, open and drop nothing but what the mode gives t
 		CHECK_OK(keep(dev, "secret", &fd, 1, 0));
 		CHECK_OK(kept_drop(dev, "secret"));
 	}
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(BOB, BOB, TEAM);
 		dev = t_dev();
 		CHECK(kept_find(dev, "team", &k) && !kept_find(dev, "secret", &k));
@@ -545,11 +551,13 @@ TEST(not_owner, "a receiver of MANAGE cannot keep another user's region")
 {
 	int dev = t_dev(), fd = keep_region(dev, PAGE, 0, 1);
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(BOB, BOB, 0);
 		CHECK_ERR(keep(t_dev(), "its", &fd, 1, 0), EPERM);
 	}
-	T_ALONE() {
+	T_ALONE()
+	{
 		REQUIRE_OK(unshare(CLONE_NEWIPC));
 		CHECK_ERR(keep(dev, "its", &fd, 1, 0), EPERM);
 	}

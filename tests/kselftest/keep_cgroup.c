@@ -44,7 +44,8 @@ TEST(removed, "a loader's group that is removed leaves the charge of what it kep
 
 	cgroup_make(CGROUP, "max");
 	before = cgroup_charged(CGROUP);
-	T_ALONE() {
+	T_ALONE()
+	{
 		cgroup_enter(CHILD, "max");
 		leave(dev, "weights", bytes);
 		CHECK(cgroup_charged(CHILD) >= (long)bytes - SLACK);
@@ -56,7 +57,8 @@ TEST(removed, "a loader's group that is removed leaves the charge of what it kep
 	CHECK(is_kept(dev, "weights"));
 	CHECK(cgroup_charged(CGROUP) - before >= (long)bytes - SLACK);
 	/* Another loader uses it and is not charged. */
-	T_ALONE() {
+	T_ALONE()
+	{
 		int fd;
 
 		cgroup_enter(CHILD, "8388608");
@@ -109,7 +111,8 @@ TEST(limit, "at a group's limit a new region takes what was kept from the group,
 	int dev = t_dev(), held, fd;
 
 	leave(dev, "another's", 4 * MB);
-	T_ALONE() {
+	T_ALONE()
+	{
 		cgroup_enter(CGROUP, "67108864");
 		held = keep_region(dev, 16 * MB, 0, 7);
 		REQUIRE_OK(keep(dev, "held", &held, 1, 0));
@@ -155,7 +158,8 @@ TEST(limit_memfd, "at a group's limit as many kept groups of memfds go as a new 
 {
 	int dev = t_dev();
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		cgroup_enter(CGROUP, "67108864");
 		leave_memfd(dev, "first", 8 * MB);
 		leave_memfd(dev, "second", 8 * MB);
@@ -178,7 +182,8 @@ TEST(limit_beside,
 	struct rlimit files = {1 << 19, 1 << 19};
 	int dev = t_dev();
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		int handle, fd, why, out = REQUIRE_OK(open(CGROUPS "/cgroup.procs", O_WRONLY));
 
 		REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
@@ -207,7 +212,8 @@ TEST(limit_pinned, "what the kernel has of it keeps it from its group, too, unti
 {
 	int dev = t_dev();
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		int fd, pipes[2];
 		struct iovec io;
 
@@ -241,7 +247,8 @@ TEST(limit_of_others, "at a group's limit what processes need takes nothing of w
 	int dev = t_dev(), status;
 	pid_t eater;
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		cgroup_enter(CGROUP, "50331648");
 		leave(dev, "weights", bytes);
 		eater = REQUIRE_OK(fork());

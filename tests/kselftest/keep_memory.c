@@ -242,7 +242,8 @@ TEST(pressure, "a machine short of memory takes what was used longest ago, and w
 	CHECK(keep_same(got, bytes, 3));
 	close(got);
 	fill_pool(pool, sizeof(pool));
-	T_ALONE() {
+	T_ALONE()
+	{
 		eat_until_gone(dev, "oldest", "newer");
 		t_note("\"newer\" is %s", is_kept(dev, "newer") ? "there" : "gone");
 		CHECK(is_kept(dev, "held"));

@@ -620,7 +620,7 @@ TEST(writers, "mappings that come and go after the lapse leave the count of writ
 		mprotect(p + PAGE, PAGE, PROT_READ);
 		munmap(p + 4 * PAGE, PAGE);
 		T_ALONE()
-			munmap(p, PAGE);
+		munmap(p, PAGE);
 	}
 	if (q != MAP_FAILED)
 		CHECK_OK(mprotect(q, BYTES, RW));

@@ -69,7 +69,8 @@ TEST(caps, "CAPS shows the limits in force, and what this user has")
 TEST(bytes, "EDQUOT past the bytes of a user, each user apart, memfds too")
 {
 	t_set_limit("max_bytes_per_uid", 4 * MB);
-	T_ALONE() {
+	T_ALONE()
+	{
 		int dev, fd, more;
 
 		t_become(ALICE, ALICE, 0);
@@ -95,7 +96,8 @@ TEST(bytes, "EDQUOT past the bytes of a user, each user apart, memfds too")
 	int dev = t_dev(), mine = REQUIRE_OK(t_create(dev, 2 * MB, 0));
 
 	CHECK_ERR(t_create(dev, 1, 0), EDQUOT);
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(BOB, BOB, 0);
 		CHECK_OK(t_create(t_dev(), 2 * MB, 0));
 	}
@@ -126,7 +128,8 @@ TEST(spliced, "pages that are pinned when their region ends are charged until th
 	__u64 bytes = 4 * HUGE, each = t_has_huge(t_dev()) ? bytes : 4 * PAGE;
 
 	t_set_limit("max_bytes_per_uid", 2 * bytes);
-	T_ALONE() {
+	T_ALONE()
+	{
 		int dev, fd, pipes[2];
 
 		t_become(ALICE, ALICE, 0);
@@ -217,7 +220,8 @@ TEST(counts, "EDQUOT past the handles and pins of a user, each user apart")
 {
 	set_counts("_per_uid");
 	for (int i = 0; i < 2; i++) {
-		T_ALONE() {
+		T_ALONE()
+		{
 			t_become(i ? BOB : ALICE, ALICE, 0);
 			try_counts();
 		}
@@ -242,7 +246,8 @@ TEST(counts_ipc_ns, "EDQUOT past all limits of an IPC namespace, of all its user
 			CHECK_EQ(q.max_pins_per_ipc_ns, 1);
 			CHECK_EQ(q.used_bytes_ipc_ns, 0);
 			CHECK_EQ(q.used_bytes, MB);
-			T_ALONE() {
+			T_ALONE()
+			{
 				t_become(ALICE, ALICE, 0);
 				try_counts();
 				T_CHILD(pid) {
@@ -261,7 +266,8 @@ TEST(counts_ipc_ns, "EDQUOT past all limits of an IPC namespace, of all its user
 TEST(counts_total, "EDQUOT past the handles and pins that all users may have together")
 {
 	set_counts("");
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(ALICE, ALICE, 0);
 		try_counts();
 	}
@@ -274,7 +280,8 @@ TEST(totals, "EDQUOT past what all users may have together")
 
 	mine = REQUIRE_OK(t_create(dev, 3 * MB, 0));
 	t_set_limit("max_bytes", 4 * MB);
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(ALICE, ALICE, 0);
 		int theirs = t_dev(), fd;
 
@@ -284,7 +291,8 @@ TEST(totals, "EDQUOT past what all users may have together")
 	}
 	t_set_limit("max_bytes", all);
 	t_set_limit("max_regions", 2);
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(ALICE, ALICE, 0);
 		int theirs = t_dev();
 
@@ -331,7 +339,8 @@ TEST(root_only, "only root sets limits")
 		"max_files",
 	};
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		char path[64];
 
 		t_become(ALICE, ALICE, 0);
@@ -428,7 +437,8 @@ static void try_memcg(__u32 flags)
 
 	if (flags & TMESH_CREATE_HUGE && !t_has_huge(dev))
 		t_skip("this kernel has no transparent huge pages");
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct tmesh_caps_query q;
 
 		cgroup_enter(CGROUP, "33554432");
@@ -442,24 +452,14 @@ static void try_memcg(__u32 flags)
 	cgroup_remove(CGROUP);
 }
 
-TEST(memcg, "past the memory cgroup's limit ENOMEM, and nobody is killed")
-{
-	try_memcg(0);
-}
-
-TEST(memcg_single, "the same with single pages")
-{
-	try_memcg(TMESH_CREATE_NOHUGE);
-}
-
-TEST(memcg_huge, "the same with huge pages")
-{
-	try_memcg(TMESH_CREATE_HUGE);
-}
+TEST_CALL(memcg, "past the memory cgroup's limit ENOMEM, and nobody is killed", try_memcg(0))
+TEST_CALL(memcg_single, "the same with single pages", try_memcg(TMESH_CREATE_NOHUGE))
+TEST_CALL(memcg_huge, "the same with huge pages", try_memcg(TMESH_CREATE_HUGE))
 
 TEST(memcg_charge, "a region is charged to its creator's memory cgroup, which INFO names")
 {
-	T_ALONE() {
+	T_ALONE()
+	{
 		int dev = t_dev(), fd;
 		struct stat st;
 		long before;
@@ -485,7 +485,8 @@ static long reclaimable_slab(void)
 
 TEST(memcg_zeros, "where pages of zeros stand is charged to the memory cgroup as they are")
 {
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct tmesh_policy policy = {.size = sizeof(policy), .flags = TMESH_POLICY_ZERO};
 		/* One entry for each node of the xarray, which has more than 500 bytes */
 		size_t bytes = 64 * MB, step = 64 * PAGE, i;

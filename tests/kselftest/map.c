@@ -139,15 +139,10 @@ static void try_populate(__u32 flags)
 	CHECK(p != MAP_FAILED && t_smaps(p, "Rss") == BYTES / KB);
 }
 
-TEST(populate, "MAP_POPULATE fills a mapping of single pages")
-{
-	try_populate(TMESH_CREATE_NOHUGE);
-}
-
-TEST(populate_huge, "MAP_POPULATE fills a mapping of huge pages")
-{
-	try_populate(TMESH_CREATE_HUGE);
-}
+TEST_CALL(populate, "MAP_POPULATE fills a mapping of single pages",
+	  try_populate(TMESH_CREATE_NOHUGE))
+TEST_CALL(populate_huge, "MAP_POPULATE fills a mapping of huge pages",
+	  try_populate(TMESH_CREATE_HUGE))
 
 static struct {
 	unsigned char *p;
@@ -245,20 +240,11 @@ static void try_direct(__u32 flags)
 	CHECK_ERR(pread(disk, p, PAGE, 0), EFAULT);
 }
 
-TEST(direct, "O_DIRECT reads into and writes from single pages, never into read-only ones")
-{
-	try_direct(TMESH_CREATE_NOHUGE);
-}
-
-TEST(direct_huge, "O_DIRECT reads into and writes from huge pages")
-{
-	try_direct(TMESH_CREATE_HUGE);
-}
-
-TEST(direct_mixed, "O_DIRECT reads into and writes from mixed folios")
-{
-	try_direct(0);
-}
+TEST_CALL(direct, "O_DIRECT reads into and writes from single pages, never into read-only ones",
+	  try_direct(TMESH_CREATE_NOHUGE))
+TEST_CALL(direct_huge, "O_DIRECT reads into and writes from huge pages",
+	  try_direct(TMESH_CREATE_HUGE))
+TEST_CALL(direct_mixed, "O_DIRECT reads into and writes from mixed folios", try_direct(0))
 
 /* The parts of io_uring that a fixed read needs. */
 
@@ -356,15 +342,10 @@ static void try_fixed(__u32 flags)
 	close(r.fd);
 }
 
-TEST(fixed, "io_uring fixed buffers: single pages (6.1: EOPNOTSUPP)")
-{
-	try_fixed(TMESH_CREATE_NOHUGE);
-}
-
-TEST(fixed_huge, "io_uring fixed buffers: huge pages (6.1: EOPNOTSUPP)")
-{
-	try_fixed(TMESH_CREATE_HUGE);
-}
+TEST_CALL(fixed, "io_uring fixed buffers: single pages (6.1: EOPNOTSUPP)",
+	  try_fixed(TMESH_CREATE_NOHUGE))
+TEST_CALL(fixed_huge, "io_uring fixed buffers: huge pages (6.1: EOPNOTSUPP)",
+	  try_fixed(TMESH_CREATE_HUGE))
 
 /* Other processes and pipes */
 
@@ -397,15 +378,9 @@ static void try_vm_io(__u32 flags)
 	CHECK_EQ(wrong_words(q, BYTES, 22), 0);
 }
 
-TEST(vm_io, "process_vm_readv and _writev, the latter not into read-only mappings")
-{
-	try_vm_io(TMESH_CREATE_NOHUGE);
-}
-
-TEST(vm_io_huge, "process_vm_readv and _writev on huge pages")
-{
-	try_vm_io(TMESH_CREATE_HUGE);
-}
+TEST_CALL(vm_io, "process_vm_readv and _writev, the latter not into read-only mappings",
+	  try_vm_io(TMESH_CREATE_NOHUGE))
+TEST_CALL(vm_io_huge, "process_vm_readv and _writev on huge pages", try_vm_io(TMESH_CREATE_HUGE))
 
 TEST(proc_mem, "/proc/self/mem does not write through a read-only mapping")
 {
@@ -464,15 +439,9 @@ static void try_vmsplice(__u32 flags)
 	close(pipefd[1]);
 }
 
-TEST(vmsplice, "vmsplice() lends single pages to a pipe, beyond the region's end")
-{
-	try_vmsplice(TMESH_CREATE_NOHUGE);
-}
-
-TEST(vmsplice_huge, "vmsplice() lends huge pages to a pipe")
-{
-	try_vmsplice(TMESH_CREATE_HUGE);
-}
+TEST_CALL(vmsplice, "vmsplice() lends single pages to a pipe, beyond the region's end",
+	  try_vmsplice(TMESH_CREATE_NOHUGE))
+TEST_CALL(vmsplice_huge, "vmsplice() lends huge pages to a pipe", try_vmsplice(TMESH_CREATE_HUGE))
 
 static void try_count(__u32 flags)
 {
@@ -487,15 +456,9 @@ static void try_count(__u32 flags)
 	CHECK_EQ(t_read(q + PAGE), 0);
 }
 
-TEST(count, "a page that is mapped too often is not mapped once more")
-{
-	try_count(TMESH_CREATE_NOHUGE);
-}
-
-TEST(count_huge, "the same of a huge page")
-{
-	try_count(TMESH_CREATE_HUGE);
-}
+TEST_CALL(count, "a page that is mapped too often is not mapped once more",
+	  try_count(TMESH_CREATE_NOHUGE))
+TEST_CALL(count_huge, "the same of a huge page", try_count(TMESH_CREATE_HUGE))
 
 #define MARKED (16 * PAGE)
 

@@ -22,7 +22,8 @@ TEST(tables, "what an importer needs to map an export is charged to its control 
 		parts[i] = t_extent(h, i % 2, 1);
 	v = REQUIRE_OK(t_gather(dev, parts, PARTS, R_READ));
 	export = REQUIRE_OK(t_export(v, 0, 0, 0));
-	T_ALONE() {
+	T_ALONE()
+	{
 		long before;
 
 		cgroup_enter(CGROUP, "max");
@@ -46,7 +47,8 @@ TEST(leases, "leases share what is looked at to find those that nobody touches")
 	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
 	for (int i = 0; i < LEASES; i++)
 		handles[i] = REQUIRE_OK(t_derive(h, R_READ, 0));
-	T_ALONE() {
+	T_ALONE()
+	{
 		long before;
 
 		cgroup_enter(CGROUP, "max");
@@ -65,7 +67,8 @@ static void fill(int (*call)(int dev, int handle))
 {
 	struct rlimit files = {1 << 19, 1 << 19};
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		int out, dev, handle, why;
 		long calls = 0;
 
@@ -186,35 +189,12 @@ static int holders(int dev, int handle)
 	return -1;
 }
 
-TEST(create, "CREATE in a full control group gives ENOMEM, and nobody is killed")
-{
-	fill(create);
-}
-
-TEST(derive, "so does DERIVE")
-{
-	fill(derive);
-}
-
-TEST(export, "so does EXPORT")
-{
-	fill(export);
-}
-
-TEST(gather, "so does GATHER")
-{
-	fill(view);
-}
-
-TEST(lease, "so does LEASE")
-{
-	fill(lease);
-}
-
-TEST(open, "so does OPEN")
-{
-	fill(open_token);
-}
+TEST_CALL(create, "CREATE in a full control group gives ENOMEM, and nobody is killed", fill(create))
+TEST_CALL(derive, "so does DERIVE", fill(derive))
+TEST_CALL(export, "so does EXPORT", fill(export))
+TEST_CALL(gather, "so does GATHER", fill(view))
+TEST_CALL(lease, "so does LEASE", fill(lease))
+TEST_CALL(open, "so does OPEN", fill(open_token))
 
 /*
  * The table of descriptors is full. The group has room for much, but not for a table of twice the
@@ -227,7 +207,8 @@ TEST(table, "so does whatever needs a longer table of descriptors")
 {
 	struct rlimit files = {2 * FILES, 2 * FILES};
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		char limit[24], size[24];
 		int out, dev, handle;
 
@@ -254,12 +235,6 @@ TEST(table, "so does whatever needs a longer table of descriptors")
 	cgroup_remove(CGROUP);
 }
 
-TEST(list, "LIST in a full control group answers or gives ENOMEM, and nobody is killed")
-{
-	fill(list);
-}
-
-TEST(holders, "so does HOLDERS")
-{
-	fill(holders);
-}
+TEST_CALL(list, "LIST in a full control group answers or gives ENOMEM, and nobody is killed",
+	  fill(list))
+TEST_CALL(holders, "so does HOLDERS", fill(holders))

@@ -337,43 +337,17 @@ static void mix(int (*maker)(void))
 	}
 	for (int i = 0; i < PROCESSES; i++)
 		kill_and_reap(pids[i]);
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_drop_kept();
 	}
 	t_note("%u processes killed", killed);
 }
 
-TEST(pages, "all at once: small pages")
-{
-	mix(pages);
-}
-
-TEST(huge_pages, "all at once: huge pages")
-{
-	mix(huge_pages);
-}
-
-TEST(memfd, "all at once: memfds")
-{
-	mix(memfd);
-}
-
-TEST(user, "all at once: memory of a process")
-{
-	mix(user);
-}
-
-TEST(foreign, "all at once: another exporter's dma-buf")
-{
-	mix(foreign);
-}
-
-TEST(opaque, "all at once: files of character devices")
-{
-	mix(opaque);
-}
-
-TEST(view, "all at once: views")
-{
-	mix(view);
-}
+TEST_CALL(pages, "all at once: small pages", mix(pages))
+TEST_CALL(huge_pages, "all at once: huge pages", mix(huge_pages))
+TEST_CALL(memfd, "all at once: memfds", mix(memfd))
+TEST_CALL(user, "all at once: memory of a process", mix(user))
+TEST_CALL(foreign, "all at once: another exporter's dma-buf", mix(foreign))
+TEST_CALL(opaque, "all at once: files of character devices", mix(opaque))
+TEST_CALL(view, "all at once: views", mix(view))

@@ -38,10 +38,8 @@ TEST(udmabuf_size, "selftest udmabuf: test-2 a size of half a page is refused")
 		  EINVAL);
 }
 
-TEST(udmabuf_file, "selftest udmabuf: test-3 a file that is no memfd is refused")
-{
-	CHECK_ERR(memfd_region(REQUIRE_OK(open("/dev/null", O_RDWR))), EINVAL);
-}
+TEST_CALL(udmabuf_file, "selftest udmabuf: test-3 a file that is no memfd is refused",
+	  CHECK_ERR(memfd_region(REQUIRE_OK(open("/dev/null", O_RDWR))), EINVAL))
 
 TEST(udmabuf_good, "selftest udmabuf: test-4 a sealed memfd of whole pages is taken")
 {
@@ -154,15 +152,10 @@ static void check_zeroed(size_t bytes)
 	CHECK_EQ(dirty, 0);
 }
 
-TEST(heap_zeroed_small, "selftest dmabuf-heap: alloc_zeroed, 32 buffers of 4 KiB")
-{
-	check_zeroed(4 * KB);
-}
-
-TEST(heap_zeroed_large, "selftest dmabuf-heap: alloc_zeroed, 32 buffers of 1 MiB")
-{
-	check_zeroed(MB);
-}
+TEST_CALL(heap_zeroed_small, "selftest dmabuf-heap: alloc_zeroed, 32 buffers of 4 KiB",
+	  check_zeroed(4 * KB))
+TEST_CALL(heap_zeroed_large, "selftest dmabuf-heap: alloc_zeroed, 32 buffers of 1 MiB",
+	  check_zeroed(MB))
 
 TEST(heap_errors, "selftest dmabuf-heap: alloc_errors, wrong file and unknown flags")
 {
@@ -226,22 +219,13 @@ static void check_gup(__u32 flags)
 		check_gup_of(REQUIRE_OK(t_create(dev, HUGE, TMESH_CREATE_HUGE)), HUGE, flags);
 }
 
-TEST(gup_rw, "selftest gup_longterm: R/W longterm GUP pin in MAP_SHARED file mapping")
-{
-	check_gup(GUP_WRITE);
-}
-
-TEST(gup_rw_fast, "selftest gup_longterm: R/W longterm GUP-fast pin in MAP_SHARED file mapping")
-{
-	check_gup(GUP_WRITE | GUP_FAST);
-}
-
-TEST(gup_ro, "selftest gup_longterm: R/O longterm GUP pin in MAP_SHARED file mapping")
-{
-	check_gup(0);
-}
-
-TEST(gup_ro_fast, "selftest gup_longterm: R/O longterm GUP-fast pin in MAP_SHARED file mapping")
-{
-	check_gup(GUP_FAST);
-}
+TEST_CALL(gup_rw, "selftest gup_longterm: R/W longterm GUP pin in MAP_SHARED file mapping",
+	  check_gup(GUP_WRITE))
+TEST_CALL(gup_rw_fast,
+	  "selftest gup_longterm: R/W longterm GUP-fast pin in MAP_SHARED file mapping",
+	  check_gup(GUP_WRITE | GUP_FAST))
+TEST_CALL(gup_ro, "selftest gup_longterm: R/O longterm GUP pin in MAP_SHARED file mapping",
+	  check_gup(0))
+TEST_CALL(gup_ro_fast,
+	  "selftest gup_longterm: R/O longterm GUP-fast pin in MAP_SHARED file mapping",
+	  check_gup(GUP_FAST))

@@ -349,15 +349,9 @@ static void check_hidden(__u32 flags, __u64 bytes)
 	CHECK_EQ(missed, 0);
 }
 
-TEST(hidden, "who maps and unmaps a page hides no reference on it")
-{
-	check_hidden(TMESH_CREATE_NOHUGE, PAGE);
-}
-
-TEST(hidden_large, "nor one on a large folio")
-{
-	check_hidden(0, MB);
-}
+TEST_CALL(hidden, "who maps and unmaps a page hides no reference on it",
+	  check_hidden(TMESH_CREATE_NOHUGE, PAGE))
+TEST_CALL(hidden_large, "nor one on a large folio", check_hidden(0, MB))
 
 TEST(many, "1,024 regions of one memfd at most: EDQUOT; readers' ones stop no seal")
 {
@@ -481,15 +475,9 @@ TEST(passing, "who writes while a seal looks at pages is noticed, though he is g
 	check_passing(same_handle, false);
 }
 
-TEST(passing_memfd, "the same on a memfd")
-{
-	check_passing(same_handle, true);
-}
-
-TEST(passing_region, "the same by way of another region of the memfd")
-{
-	check_passing(another_region, true);
-}
+TEST_CALL(passing_memfd, "the same on a memfd", check_passing(same_handle, true))
+TEST_CALL(passing_region, "the same by way of another region of the memfd",
+	  check_passing(another_region, true))
 
 /* Check that a killed seal has changed nothing. Kill it in the middle of its look at least once. */
 static void check_killed(bool over_memfd)
@@ -548,12 +536,5 @@ static void check_killed(bool over_memfd)
 	CHECK(unsealed);
 }
 
-TEST(killed, "a seal can be killed while it looks at pages")
-{
-	check_killed(false);
-}
-
-TEST(killed_memfd, "the same over a memfd, which can be written again")
-{
-	check_killed(true);
-}
+TEST_CALL(killed, "a seal can be killed while it looks at pages", check_killed(false))
+TEST_CALL(killed_memfd, "the same over a memfd, which can be written again", check_killed(true))

@@ -117,15 +117,11 @@ static void try_fault(__u32 flags)
 	CHECK_EQ(t_read(q + (BAD + 1) * PAGE), SIGBUS);
 }
 
-TEST(fault, "a touch of a bad page is a SIGBUS, of pages beside it is none; holders get POLLPRI")
-{
-	try_fault(TMESH_CREATE_NOHUGE);
-}
-
-TEST(fault_huge, "the same within 2 MiB, which are not mapped whole any more")
-{
-	try_fault(TMESH_CREATE_HUGE);
-}
+TEST_CALL(fault,
+	  "a touch of a bad page is a SIGBUS, of pages beside it is none; holders get POLLPRI",
+	  try_fault(TMESH_CREATE_NOHUGE))
+TEST_CALL(fault_huge, "the same within 2 MiB, which are not mapped whole any more",
+	  try_fault(TMESH_CREATE_HUGE))
 
 TEST(behind, "so it is of a bad page that the kernel has no name for")
 {
@@ -163,15 +159,9 @@ static void try_gup(__u32 flags)
 	CHECK_ERR(copy_out(p + BAD * PAGE), EFAULT);
 }
 
-TEST(gup, "the kernel does not get a bad page for a call: EFAULT")
-{
-	try_gup(TMESH_CREATE_NOHUGE);
-}
-
-TEST(gup_huge, "nor one within 2 MiB")
-{
-	try_gup(TMESH_CREATE_HUGE);
-}
+TEST_CALL(gup, "the kernel does not get a bad page for a call: EFAULT",
+	  try_gup(TMESH_CREATE_NOHUGE))
+TEST_CALL(gup_huge, "nor one within 2 MiB", try_gup(TMESH_CREATE_HUGE))
 
 /* Direct I/O: it pins pages itself, first by GUP-fast, which finds mapped pages. */
 static void try_direct(__u32 flags)
@@ -191,15 +181,8 @@ static void try_direct(__u32 flags)
 	CHECK_ERR(pwrite(disk, p + BAD * PAGE, PAGE, 0), EFAULT);
 }
 
-TEST(direct, "nor for O_DIRECT, from it or into it")
-{
-	try_direct(TMESH_CREATE_NOHUGE);
-}
-
-TEST(direct_huge, "nor within 2 MiB")
-{
-	try_direct(TMESH_CREATE_HUGE);
-}
+TEST_CALL(direct, "nor for O_DIRECT, from it or into it", try_direct(TMESH_CREATE_NOHUGE))
+TEST_CALL(direct_huge, "nor within 2 MiB", try_direct(TMESH_CREATE_HUGE))
 
 static void try_private(__u32 flags)
 {
@@ -219,15 +202,9 @@ static void try_private(__u32 flags)
 	CHECK(told(h));
 }
 
-TEST(private, "a first write to a private mapping copies no bad page")
-{
-	try_private(TMESH_CREATE_NOHUGE);
-}
-
-TEST(private_huge, "nor one within 2 MiB")
-{
-	try_private(TMESH_CREATE_HUGE);
-}
+TEST_CALL(private, "a first write to a private mapping copies no bad page",
+	  try_private(TMESH_CREATE_NOHUGE))
+TEST_CALL(private_huge, "nor one within 2 MiB", try_private(TMESH_CREATE_HUGE))
 
 static void try_importer(int h)
 {
@@ -241,15 +218,9 @@ static void try_importer(int h)
 	peer_let_go(other);
 }
 
-TEST(importer, "no device maps a bad page: EHWPOISON; a slice without it is good")
-{
-	try_importer(region(TMESH_CREATE_NOHUGE));
-}
-
-TEST(importer_huge, "nor one within 2 MiB")
-{
-	try_importer(region(TMESH_CREATE_HUGE));
-}
+TEST_CALL(importer, "no device maps a bad page: EHWPOISON; a slice without it is good",
+	  try_importer(region(TMESH_CREATE_NOHUGE)))
+TEST_CALL(importer_huge, "nor one within 2 MiB", try_importer(region(TMESH_CREATE_HUGE)))
 
 TEST(importer_memfd, "nor one of a memfd")
 {
@@ -290,15 +261,10 @@ static void try_capture(__u32 flags)
 	CHECK_OK(t_revoke(h));
 }
 
-TEST(capture, "a device that writes by the kernel's mapping gets no bad page, and none beside it")
-{
-	try_capture(TMESH_CREATE_NOHUGE);
-}
-
-TEST(capture_huge, "nor one within 2 MiB")
-{
-	try_capture(TMESH_CREATE_HUGE);
-}
+TEST_CALL(capture,
+	  "a device that writes by the kernel's mapping gets no bad page, and none beside it",
+	  try_capture(TMESH_CREATE_NOHUGE))
+TEST_CALL(capture_huge, "nor one within 2 MiB", try_capture(TMESH_CREATE_HUGE))
 
 /* The same mapping existed before the error: it stays, and holds the memory until it ends. */
 static void try_captured(__u32 flags)
@@ -334,16 +300,11 @@ static void try_captured(__u32 flags)
 	CHECK(i.pinned_bytes <= left);
 }
 
-TEST(captured,
-     "a region that a device has mapped so is revoked, and freed after it but for the bad page")
-{
-	try_captured(TMESH_CREATE_NOHUGE);
-}
-
-TEST(captured_huge, "so is one of 2 MiB pages")
-{
-	try_captured(TMESH_CREATE_HUGE);
-}
+TEST_CALL(
+	captured,
+	"a region that a device has mapped so is revoked, and freed after it but for the bad page",
+	try_captured(TMESH_CREATE_NOHUGE))
+TEST_CALL(captured_huge, "so is one of 2 MiB pages", try_captured(TMESH_CREATE_HUGE))
 
 static void try_revoke(__u32 flags)
 {
@@ -360,15 +321,9 @@ static void try_revoke(__u32 flags)
 	CHECK(t_info(h).state & TMESH_STATE_REVOKED);
 }
 
-TEST(revoke, "a region with a bad page is revoked as any other")
-{
-	try_revoke(TMESH_CREATE_NOHUGE);
-}
-
-TEST(revoke_huge, "so are 2 MiB with one")
-{
-	try_revoke(TMESH_CREATE_HUGE);
-}
+TEST_CALL(revoke, "a region with a bad page is revoked as any other",
+	  try_revoke(TMESH_CREATE_NOHUGE))
+TEST_CALL(revoke_huge, "so are 2 MiB with one", try_revoke(TMESH_CREATE_HUGE))
 
 static bool is_charged(__u64 bytes)
 {
@@ -397,15 +352,10 @@ static void try_end(__u32 flags)
 	CHECK(is_charged(0));
 }
 
-TEST(end, "a bad page is charged no more when its region ends; a pinned one is, until its pin ends")
-{
-	try_end(TMESH_CREATE_NOHUGE);
-}
-
-TEST(end_huge, "so it is with 2 MiB pages")
-{
-	try_end(TMESH_CREATE_HUGE);
-}
+TEST_CALL(end,
+	  "a bad page is charged no more when its region ends; a pinned one is, until its pin ends",
+	  try_end(TMESH_CREATE_NOHUGE))
+TEST_CALL(end_huge, "so it is with 2 MiB pages", try_end(TMESH_CREATE_HUGE))
 
 static void try_look(__u32 flags)
 {
@@ -428,15 +378,9 @@ static void try_look(__u32 flags)
 	CHECK_EQ(t_smaps(p, "Rss"), mapped);
 }
 
-TEST(look, "INFO with PINS finds a bad page that nobody has touched, and takes it away")
-{
-	try_look(TMESH_CREATE_NOHUGE);
-}
-
-TEST(look_huge, "also within 2 MiB")
-{
-	try_look(TMESH_CREATE_HUGE);
-}
+TEST_CALL(look, "INFO with PINS finds a bad page that nobody has touched, and takes it away",
+	  try_look(TMESH_CREATE_NOHUGE))
+TEST_CALL(look_huge, "also within 2 MiB", try_look(TMESH_CREATE_HUGE))
 
 static void try_view(__u32 flags, bool by_view)
 {

@@ -206,7 +206,8 @@ TEST(others, "who touches through a handle of another user's pays for the zeros"
 
 	lose(&s, LAPSE);
 	before = used();
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(1000, 1000, 0);
 		CHECK_EQ(t_write(s.p, 1), 0);
 		CHECK_EQ(t_caps(s.handle).used_bytes, PAGE);

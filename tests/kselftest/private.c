@@ -156,7 +156,8 @@ TEST(forked, "a fork has what was written before it, and writes for itself after
 
 		REQUIRE(p != MAP_FAILED);
 		p[PAGE] = MINE;
-		T_ALONE() {
+		T_ALONE()
+		{
 			CHECK_EQ(p[PAGE], MINE);
 			CHECK_EQ(p[2 * PAGE], SEALED(2));
 			p[PAGE] = p[2 * PAGE] = p[HUGE] = MINE + 1;

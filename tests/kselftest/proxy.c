@@ -79,25 +79,13 @@ static void try_slices(unsigned int export_flags, unsigned int import_flags)
 	CHECK_EQ(ioctl(open_peer(), PEER_PINS), 0);
 }
 
-TEST(slices, "a device gets the addresses of exactly its slice")
-{
-	try_slices(0, PEER_WRITES);
-}
-
-TEST(slices_told, "so does a dynamic device")
-{
-	try_slices(0, PEER_WRITES | PEER_TOLD);
-}
-
-TEST(slices_moves, "the same of memory that moves, which is pinned for a device that is not told")
-{
-	try_slices(PEER_MOVES, PEER_WRITES);
-}
-
-TEST(slices_moves_told, "the same of memory that moves and a dynamic device")
-{
-	try_slices(PEER_MOVES, PEER_WRITES | PEER_TOLD);
-}
+TEST_CALL(slices, "a device gets the addresses of exactly its slice", try_slices(0, PEER_WRITES))
+TEST_CALL(slices_told, "so does a dynamic device", try_slices(0, PEER_WRITES | PEER_TOLD))
+TEST_CALL(slices_moves,
+	  "the same of memory that moves, which is pinned for a device that is not told",
+	  try_slices(PEER_MOVES, PEER_WRITES))
+TEST_CALL(slices_moves_told, "the same of memory that moves and a dynamic device",
+	  try_slices(PEER_MOVES, PEER_WRITES | PEER_TOLD))
 
 TEST(moves, "what the original tells its importers reaches those of the proxies")
 {

@@ -54,20 +54,10 @@ static void race_seal(__u32 flags, void *(*const work[])(void *), int vgem)
 static void *(*const own_mappers[THREADS])(void *) = {map, map, map};
 static void *(*const own_exporters[THREADS])(void *) = {export, export, map};
 
-TEST(seal_map, "mmap, mprotect and munmap against a seal")
-{
-	race_seal(0, own_mappers, -1);
-}
-
-TEST(seal_map_huge, "the same on huge pages")
-{
-	race_seal(TMESH_CREATE_HUGE, own_mappers, -1);
-}
-
-TEST(seal_export, "export, import and mapping of dma-bufs against a seal")
-{
-	race_seal(0, own_exporters, open_vgem());
-}
+TEST_CALL(seal_map, "mmap, mprotect and munmap against a seal", race_seal(0, own_mappers, -1))
+TEST_CALL(seal_map_huge, "the same on huge pages", race_seal(TMESH_CREATE_HUGE, own_mappers, -1))
+TEST_CALL(seal_export, "export, import and mapping of dma-bufs against a seal",
+	  race_seal(0, own_exporters, open_vgem()))
 
 /* Two revocations, a pin and a seal at once. Their results must agree. */
 

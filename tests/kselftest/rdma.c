@@ -308,10 +308,8 @@ static void write_between_processes(__u32 flags)
 	t_wait(passive);
 }
 
-TEST(pages, "RDMA writes and reads between regions of two processes: single pages")
-{
-	write_between_processes(TMESH_CREATE_NOHUGE);
-}
+TEST_CALL(pages, "RDMA writes and reads between regions of two processes: single pages",
+	  write_between_processes(TMESH_CREATE_NOHUGE))
 
 TEST(huge, "RDMA writes and reads between regions of two processes: huge pages")
 {

@@ -86,10 +86,8 @@ static void held_by_mapping(__u32 flags)
 	CHECK_EQ(own[2 * MB], 3);
 }
 
-TEST(mapping, "a mapping holds the memory, without a descriptor")
-{
-	held_by_mapping(TMESH_CREATE_NOHUGE);
-}
+TEST_CALL(mapping, "a mapping holds the memory, without a descriptor",
+	  held_by_mapping(TMESH_CREATE_NOHUGE))
 
 TEST(mapping_huge, "the same on huge pages")
 {
@@ -146,10 +144,7 @@ static void held_by_pipe(__u32 flags, __u64 bytes)
 	CHECK_OK(renew(fd));
 }
 
-TEST(pipe, "so does a pipe that was given pages")
-{
-	held_by_pipe(TMESH_CREATE_NOHUGE, BYTES);
-}
+TEST_CALL(pipe, "so does a pipe that was given pages", held_by_pipe(TMESH_CREATE_NOHUGE, BYTES))
 
 TEST(pipe_huge, "the same on huge pages")
 {

@@ -411,7 +411,8 @@ TEST(by_id, "an owner without a handle takes back what others hold; nobody else 
 	CHECK_ERR(ioctl(c.fd, TMESH_REVOKE, &r), EINVAL);
 	REQUIRE_OK(t_token(c.fd, R_READ, token));
 	t_pair(sv);
-	T_ALONE() {
+	T_ALONE()
+	{
 		int own;
 
 		t_become(1001, 1001, 0);
@@ -421,7 +422,8 @@ TEST(by_id, "an owner without a handle takes back what others hold; nobody else 
 		CHECK_ERR(revoke_id(own, id), EPERM);
 		t_send_fd(sv[1], held);
 	}
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(1002, 1002, 0);
 		CHECK_ERR(revoke_id(t_dev(), id), ENOENT);
 	}

@@ -58,6 +58,12 @@
 		t_add(title, test_##ident);                        \
 	}                                                          \
 	static void test_##ident(void)
+/* Make a test of one call. */
+#define TEST_CALL(ident, title, call) \
+	TEST(ident, title)            \
+	{                             \
+		call;                 \
+	}
 
 void t_add(const char *title, void (*fn)(void));
 int t_main(void);

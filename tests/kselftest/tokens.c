@@ -249,7 +249,8 @@ static void check_offers(int dev, const int readers[5], const int writers[5])
 
 static void as_alice(void (*then)(const int fds[5]))
 {
-	T_ALONE() {
+	T_ALONE()
+	{
 		int fds[5];
 
 		/*
@@ -271,10 +272,7 @@ static void owner_checks(const int fds[5])
 		CHECK_EQ(holders_by_id(dev, offers[i].id), 0);
 }
 
-TEST(owner, "the owner opens as its mode bits allow")
-{
-	as_alice(owner_checks);
-}
+TEST_CALL(owner, "the owner opens as its mode bits allow", as_alice(owner_checks))
 
 /* Check Alice's regions as another user. This process holds them as root, so that they live. */
 static void stranger_checks(gid_t extra, const int readers[5], const int writers[5])
@@ -291,7 +289,8 @@ static void stranger_checks(gid_t extra, const int readers[5], const int writers
 		CHECK_EQ(read(sv[1], &c, 1), 1);
 	}
 	REQUIRE(read(sv[0], offers, sizeof(offers)) == sizeof(offers));
-	T_ALONE() {
+	T_ALONE()
+	{
 		int dev;
 
 		t_become(BOB, BOB, extra);
@@ -351,7 +350,8 @@ TEST(device_mode, "without permission on /dev/tmesh EACCES")
 
 	REQUIRE_OK(stat("/dev/tmesh", &st));
 	REQUIRE_OK(chmod("/dev/tmesh", 0600));
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(BOB, BOB, 0);
 		CHECK_ERR(open("/dev/tmesh", O_RDWR), EACCES);
 		CHECK_ERR(open("/dev/tmesh", O_RDONLY), EACCES);
@@ -409,7 +409,8 @@ TEST(list_of_few, "a list of one's own region is the same behind hundreds of oth
 
 	for (int i = 0; i < 600; i++)
 		REQUIRE_OK(t_create(dev, PAGE, 0));
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(ALICE, ALICE, 0);
 		dev = t_dev();
 		CHECK_EQ(t_listed(dev), 0);
@@ -516,7 +517,8 @@ TEST(ipc_namespaces, "two IPC namespaces see nothing of each other, not even one
 	}
 	REQUIRE(read(sv[0], &inside, sizeof(inside)) == sizeof(inside));
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		int dev, fd;
 
 		t_become(ALICE, ALICE, 0);
@@ -540,7 +542,8 @@ TEST(device_from_outside, "a device opened before unshare() does not lead back o
 	int dev = t_dev(), fd = create(dev, 0600, 0);
 	struct offer o = offer_of(fd);
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		REQUIRE_OK(unshare(CLONE_NEWIPC));
 		CHECK_EQ(opens(dev, o.reader, R_READ), ENOENT);
 		CHECK_EQ(t_info(fd).id, o.id);
@@ -571,7 +574,8 @@ TEST(user_namespace, "root of a user namespace is nobody special")
 	int dev = t_dev(), fd = create(dev, 0600, 0);
 	struct offer o = offer_of(fd);
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct tmesh_holders h = {.size = sizeof(h)};
 		int mine;
 
@@ -601,7 +605,8 @@ TEST(pid_namespace, "holders outside the caller's PID namespace have pid 0")
 
 	T_CHILD(pid) {
 		REQUIRE_OK(unshare(CLONE_NEWPID));
-		T_ALONE() {
+		T_ALONE()
+		{
 			struct tmesh_holder h[2] = {0};
 			__u32 total;
 

@@ -207,7 +207,8 @@ TEST(refusals, "what was refused leaves nobody who would be in the way")
 	struct tmesh_kept_drop d = {.size = sizeof(d), .name = "none"};
 
 	REQUIRE_OK(lseek(kmsg, 0, SEEK_END));
-	T_ALONE() {
+	T_ALONE()
+	{
 		t_become(1001, 1001, 0);
 		CHECK_ERR(ioctl(dev, TMESH_CREATE, &c), EINVAL);
 		CHECK_ERR(ioctl(dev, TMESH_KEPT_DROP, &d), ENOENT);

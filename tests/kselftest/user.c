@@ -346,7 +346,8 @@ TEST(memlock, "RLIMIT_MEMLOCK binds the process; CAP_IPC_LOCK is exempt and coun
 {
 	unsigned char *p = memory(BYTES);
 
-	T_ALONE() {
+	T_ALONE()
+	{
 		int dev = t_dev(), a, b;
 
 		limited(BYTES - PAGE);
@@ -361,7 +362,8 @@ TEST(memlock, "RLIMIT_MEMLOCK binds the process; CAP_IPC_LOCK is exempt and coun
 		CHECK_EQ(pinned(), 0);
 		CHECK_OK(create(dev, p, BYTES - PAGE, R_READ));
 	}
-	T_ALONE() {
+	T_ALONE()
+	{
 		struct rlimit none = {0, 0};
 
 		REQUIRE_OK(setrlimit(RLIMIT_MEMLOCK, &none));
@@ -376,13 +378,15 @@ TEST(memlock_user, "RLIMIT_MEMLOCK binds a user, whose processes do not have one
 	int sv[2], first;
 
 	t_pair(sv);
-	T_ALONE() {
+	T_ALONE()
+	{
 		limited(BYTES);
 		t_send_fd(sv[1], REQUIRE_OK(create(t_dev(), p, BYTES - PAGE, R_READ)));
 	}
 	/* The process has ended, and its memory is still pinned. */
 	first = t_recv_fd(sv[0]);
-	T_ALONE() {
+	T_ALONE()
+	{
 		int dev = t_dev();
 
 		limited(BYTES);
@@ -392,7 +396,8 @@ TEST(memlock_user, "RLIMIT_MEMLOCK binds a user, whose processes do not have one
 		CHECK_EQ(pinned(), PAGE);
 	}
 	close(first);
-	T_ALONE() {
+	T_ALONE()
+	{
 		limited(BYTES);
 		CHECK_OK(create(t_dev(), p, BYTES, R_READ));
 	}
