@@ -116,6 +116,12 @@ def check_cpython(script, method, name):
     assert "Exception ignored" not in errors
 
 
+def assert_refused(call, error, match=None):
+    """Check that a call raises such an error, whose text has a match."""
+    with pytest.raises(error, match=match):
+        call()
+
+
 def collide(call):
     """Make the same call in two threads until one of them gets BusyError. Return its message."""
     told = []

@@ -22,7 +22,7 @@ numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 import tmesh  # noqa: E402
 import tmesh.batching  # noqa: E402
 import tmesh.engine  # noqa: E402
-from conftest import eventually  # noqa: E402
+from conftest import assert_refused, eventually  # noqa: E402
 from test_graphs import VOCABULARY, Reference, as_gguf, llama  # noqa: E402
 from tmesh.batching import Client, Generator, Server  # noqa: E402
 
@@ -167,11 +167,9 @@ def test_refused(model):
         for bad, count, words in (([], 1, "at least one token"), ([VOCABULARY], 1, "0 to 255"), ([-1], 1, "0 to 255"),
                                   ([1.5], 1, "0 to 255"), ([True], 1, "0 to 255"), ([1], 0, "max_tokens"), ([1], 48, "above"),
                                   ([1], None, "max_tokens")):
-            with pytest.raises(tmesh.InvalidError, match=words):
-                many.submit(bad, count)
+            assert_refused(lambda: many.submit(bad, count), tmesh.InvalidError, words)
         assert not many.busy
-    with pytest.raises(tmesh.InvalidError, match="needs 12 pages, there are 11"):
-        generator(model, pages=11)
+    assert_refused(lambda: generator(model, pages=11), tmesh.InvalidError, "needs 12 pages, there are 11")
 
 
 CHILD = """
@@ -274,13 +272,11 @@ def test_lost(file, tmp_path):
             while not request.done:
                 many.step()
             assert many.info()["lost"] == 2 and [request.tokens] == alone(model, [(prompt(1, 9), 6)])
-        with pytest.raises(tmesh.InvalidError, match="folder is one of them"):
-            generator(model, context=server.connect())
+        assert_refused(lambda: generator(model, context=server.connect()), tmesh.InvalidError, "folder is one of them")
         with generator(model) as many:
             many._decode._binding = Dies(many._decode._binding)
             many.submit(prompt(1, 3), 6)
-            with pytest.raises(tmesh.GoneError):
-                many.step()
+            assert_refused(many.step, tmesh.GoneError)
 
 
 def settled(pool, *generators):
@@ -318,8 +314,7 @@ def test_pool_is_full(file, tmp_path):
             d = third.submit(prompt(1, 20), 1)
             third.step()
             assert c.shared > d.shared == 0  # another model's pages
-        with pytest.raises(tmesh.InvalidError, match="more than 14 pages"):
-            generator(model, pages=14, tenant=token)
+        assert_refused(lambda: generator(model, pages=14, tenant=token), tmesh.InvalidError, "more than 14 pages")
         with tmesh.PagePool(page_bytes=4096, page_tokens=64, slab_pages=14, max_pages=14) as small, \
                 pytest.raises(tmesh.InvalidError, match="do not fit"):
             generator(model, pages=12, tenant=small.tenant())
@@ -472,11 +467,9 @@ def test_said(served):
             break
         one, two, three = (list(client.generate([1, 2], 8, temperature=2, seed=seed)) for seed in (1, 1, 2))
         assert one == two != three
-    with pytest.raises(tmesh.ReleasedError, match="closed"):
-        list(client.generate([1], 2))
+    assert_refused(lambda: list(client.generate([1], 2)), tmesh.ReleasedError, "closed")
     for place, words in (path, "another server is there"), (path.parent / "none/s", "none/s"), (path.parent / ("s" * 200), "sss"):
-        with pytest.raises(OSError, match=words):
-            Server(many, place)
+        assert_refused(lambda: Server(many, place), OSError, words)
     raw = socket.socket(socket.AF_UNIX)
     raw.connect(str(path))
     with raw, raw.makefile("rb") as lines:
@@ -521,28 +514,23 @@ def test_connect(tmp_path):
     """Connect to no socket, one without a listener, another kind of file, one that accepts no connections, and one that
     accepts them silently."""
     path = str(tmp_path / "s")
-    with pytest.raises(tmesh.NotFoundError, match="no socket at .* start python -m tmesh.batching"):
-        Client(path)
+    assert_refused(lambda: Client(path), tmesh.NotFoundError, "no socket at .* start python -m tmesh.batching")
     (tmp_path / "file").write_text("")
     with pytest.raises(tmesh.GoneError, match="no process listens .* start python -m tmesh.batching"):
         Client(tmp_path / "file")
-    with pytest.raises(tmesh.InvalidError, match="no socket of a generator"):
-        Client(tmp_path / ("long" * 60))
+    assert_refused(lambda: Client(tmp_path / ("long" * 60)), tmesh.InvalidError, "no socket of a generator")
     for wrong in (-1, float("nan")):
-        with pytest.raises(tmesh.InvalidError, match="timeout"):
-            Client(path, timeout=wrong)
+        assert_refused(lambda: Client(path, timeout=wrong), tmesh.InvalidError, "timeout")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
-        with pytest.raises(tmesh.GoneError, match="no process listens"):
-            Client(path)
+        assert_refused(lambda: Client(path), tmesh.GoneError, "no process listens")
         listener.listen(0)
         # The kernel makes connections wait that the queue has no room for.
         clients = [Client(path, timeout=600)]
         with pytest.raises(tmesh.PeerTimeoutError, match="took no connection"):
             for _ in range(3):
                 clients.append(Client(path, timeout=.05))
-        with pytest.raises(tmesh.PeerTimeoutError, match="took no connection"):
-            Client(path, timeout=0)
+        assert_refused(lambda: Client(path, timeout=0), tmesh.PeerTimeoutError, "took no connection")
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             late = pool.submit(Client, path, timeout=600)
             peers = [listener.accept()[0] for _ in range(len(clients) + 1)]
@@ -590,8 +578,7 @@ def test_other_user(tmp_path):
             listener.listen()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        with pytest.raises(tmesh.AccessError, match="served by user 65534"):
-            Client(path, timeout=600)
+        assert_refused(lambda: Client(path, timeout=600), tmesh.AccessError, "served by user 65534")
 
 
 class Clock:
@@ -617,8 +604,7 @@ def test_deadline(tmp_path, monkeypatch):
         assert silent.hear()["prompt"] == [1]
         clock.now = 1000
         silent.say({"id": 0, "token": 1})  # it wakes and looks at the clock
-        with pytest.raises(tmesh.PeerTimeoutError, match="deadline"):
-            call.result()
+        assert_refused(call.result, tmesh.PeerTimeoutError, "deadline")
         assert silent.hear() == {"id": 1, "cancel": True}
         silent.say({"id": 1, "token": 5}, {"id": 1, "done": "cancelled"}, {"id": 2, "token": 8}, {"id": 2, "done": "length"})
         assert list(silent.client.generate([2], 1, timeout=600)) == [8]
@@ -628,12 +614,10 @@ def test_deadline(tmp_path, monkeypatch):
         late = silent.client.generate([3], 9, timeout=600)
         assert next(late) == 6
         clock.now = 2000
-        with pytest.raises(tmesh.PeerTimeoutError):
-            next(late)
+        assert_refused(lambda: next(late), tmesh.PeerTimeoutError)
         assert silent.hear()["prompt"] == [3] and silent.hear() == {"id": 3, "cancel": True}
         for wrong in (-1, float("nan"), float("inf")):
-            with pytest.raises(tmesh.InvalidError, match="timeout"):
-                next(silent.client.generate([1], 1, timeout=wrong))
+            assert_refused(lambda: next(silent.client.generate([1], 1, timeout=wrong)), tmesh.InvalidError, "timeout")
 
 
 def test_deadline_unread(tmp_path, monkeypatch):
@@ -643,8 +627,7 @@ def test_deadline_unread(tmp_path, monkeypatch):
     with Silent(tmp_path / "s") as silent, concurrent.futures.ThreadPoolExecutor(1) as pool:
         large = [1] * 300_000
         for _ in range(3):
-            with pytest.raises(tmesh.PeerTimeoutError):
-                list(silent.client.generate(large, 9, timeout=.03))
+            assert_refused(lambda: list(silent.client.generate(large, 9, timeout=.03)), tmesh.PeerTimeoutError)
         assert len(silent.client._unsent) < 1 << 20
         heard = pool.submit(lambda: [silent.hear() for _ in range(3)])
         silent.say({"id": 4, "token": 8}, {"id": 4, "done": "length"})
@@ -667,8 +650,7 @@ def test_program(file, tmp_path, process):
             assert len(list(client.generate([5, 6, 7], 9))) == 9
             program.terminate()
             assert program.wait() == 0
-            with pytest.raises(tmesh.GoneError):
-                list(client.generate([5], 9))
+            assert_refused(lambda: list(client.generate([5], 9)), tmesh.GoneError)
     finally:
         program.kill()
         program.wait()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import assert_refused
 
 
 @pytest.mark.parametrize("source, dtype", [
@@ -38,8 +39,7 @@ def test_ctypes(struct_type, dtype):
     if dtype is None:
         class Pair(struct_type):
             _fields_ = [("a", ctypes.c_int), ("b", ctypes.c_int)]
-        with pytest.raises(tmesh.UnsupportedError, match="format"):
-            tmesh.put((Pair * 2)(), seal=False)
+        assert_refused(lambda: tmesh.put((Pair * 2)(), seal=False), tmesh.UnsupportedError, "format")
     else:
         assert tmesh.put((struct_type * 2)(), seal=False).dtype == dtype
 
@@ -77,11 +77,9 @@ def test_read_only():
     assert memoryview(tmesh.open(t.ref())).readonly
     with pytest.raises(TypeError):
         memoryview(tmesh.open(t.ref()))[0] = 1
-    with pytest.raises(TypeError, match="read-write"):
-        io.BytesIO(b"xyz").readinto(tmesh.open(t.ref()))
+    assert_refused(lambda: io.BytesIO(b"xyz").readinto(tmesh.open(t.ref())), TypeError, "read-write")
     t.seal()
-    with pytest.raises(TypeError, match="read-write"):
-        io.BytesIO(b"xyz").readinto(t)
+    assert_refused(lambda: io.BytesIO(b"xyz").readinto(t), TypeError, "read-write")
     assert bytes(t) == b"abc"
 
 
@@ -108,8 +106,7 @@ def test_strided():
     t = tmesh.put(np.arange(12, dtype="int16").reshape(3, 4), seal=False)
     view = memoryview(t[::-1, ::2])
     assert view.strides == (-8, 4) and view.tolist() == [[8, 10], [4, 6], [0, 2]]
-    with pytest.raises(tmesh.UnsupportedError, match="C order|strides|contiguous"):
-        hashlib.sha256(t[::2])
+    assert_refused(lambda: hashlib.sha256(t[::2]), tmesh.UnsupportedError, "C order|strides|contiguous")
     assert bytes(t[::2]) == t.numpy()[::2].tobytes()
 
 
@@ -167,5 +164,4 @@ def test_scalar_and_nothing():
 
 def test_dimensions():
     assert tmesh.put(np.zeros((1,) * 8), seal=False).ndim == 8
-    with pytest.raises(tmesh.InvalidError, match="at most 8"):
-        tmesh.put(np.zeros((1,) * 9), seal=False)
+    assert_refused(lambda: tmesh.put(np.zeros((1,) * 9), seal=False), tmesh.InvalidError, "at most 8")

@@ -16,6 +16,7 @@ import pytest
 import tmesh
 import tmesh.in_transit
 from tmesh import _tmesh
+from conftest import assert_refused
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +45,7 @@ def test_arrays_lie_in_one_region():
     assert made.metadata == '{"format":"mine"}' and made.nbytes == sum(a.nbytes for a in ARRAYS.values())
     assert isinstance(made, collections.abc.Mapping) and "w" in made and "x" not in made and 5 not in made
     assert made.get("x") is None and len(made) == 5 and repr(made).startswith("<tmesh.Bundle of 5 tensors: w, b")
-    with pytest.raises(KeyError):
-        made["x"]
+    assert_refused(lambda: made["x"], KeyError)
 
 
 def test_open_every_way():
@@ -71,20 +71,17 @@ def test_tensors_go_in_as_they_are():
 def test_a_view_of_a_member_prevents_the_seal():
     t = tmesh.zeros(3, "int32")
     view = tmesh.bundle({"t": t}, seal=False)["t"].numpy()
-    with pytest.raises(tmesh.BusyError):
-        t.seal()
+    assert_refused(t.seal, tmesh.BusyError)
     assert not view.any()
 
 
 def test_what_cannot_be_sealed_is_refused():
     t = tmesh.zeros(3, "int32")
     view = t.numpy()
-    with pytest.raises(tmesh.BusyError, match="writable views"):
-        tmesh.bundle({"t": t})
+    assert_refused(lambda: tmesh.bundle({"t": t}), tmesh.BusyError, "writable views")
     view[0] = 7
     arena = tmesh.Arena()
-    with pytest.raises(tmesh.InvalidError, match="arena"):
-        tmesh.bundle({"t": tmesh.put(b"x", arena=arena)})
+    assert_refused(lambda: tmesh.bundle({"t": tmesh.put(b"x", arena=arena)}), tmesh.InvalidError, "arena")
     assert tmesh.bundle({"t": t}, seal=False)["t"].tolist() == [7, 0, 0]
 
 
@@ -93,8 +90,7 @@ def test_release():
         w = made["w"]
     for use in (lambda: made["w"], made.ref, lambda: made.metadata, lambda: made.nbytes, made.__enter__,
                 lambda: pickle.dumps(made)):
-        with pytest.raises(tmesh.ReleasedError):
-            use()
+        assert_refused(use, tmesh.ReleasedError)
     made.release()
     assert w.tolist() == ARRAYS["w"].tolist() and "w" in made
     live = tmesh.stats()["regions_live"]
@@ -108,20 +104,16 @@ def test_release():
     ({"a": object()}, (TypeError, tmesh.Error)),
 ])
 def test_bad_input(tensors, error):
-    with pytest.raises(error):
-        tmesh.bundle(tensors)
+    assert_refused(lambda: tmesh.bundle(tensors), error)
 
 
 def test_a_ref_with_what_is_not_json():
-    with pytest.raises(TypeError):
-        tmesh.open({**tmesh.bundle(ARRAYS).ref(), "more": object()})
+    assert_refused(lambda: tmesh.open({**tmesh.bundle(ARRAYS).ref(), "more": object()}), TypeError)
 
 
 def test_bad_metadata():
-    with pytest.raises(TypeError):
-        tmesh.bundle({}, metadata=5)
-    with pytest.raises(tmesh.InvalidError):
-        tmesh.bundle({}, metadata="a\0b")
+    assert_refused(lambda: tmesh.bundle({}, metadata=5), TypeError)
+    assert_refused(lambda: tmesh.bundle({}, metadata="a\0b"), tmesh.InvalidError)
 
 
 def test_hand_over_by_a_socket():
@@ -130,13 +122,10 @@ def test_hand_over_by_a_socket():
     with left, right:
         sent.send(left.fileno())
         assert tmesh.recv_bundle(right.fileno(), timeout=600)["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
-        with pytest.raises(tmesh.PeerTimeoutError):
-            tmesh.recv_bundle(right, timeout=0.01)
+        assert_refused(lambda: tmesh.recv_bundle(right, timeout=0.01), tmesh.PeerTimeoutError)
         sent.release()
-        with pytest.raises(tmesh.ReleasedError):
-            sent.send(left)
-    with pytest.raises(TypeError):
-        tmesh.bundle({"x": [1]}).send("x")
+        assert_refused(lambda: sent.send(left), tmesh.ReleasedError)
+    assert_refused(lambda: tmesh.bundle({"x": [1]}).send("x"), TypeError)
 
 
 def make(number):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import tmesh
-from conftest import ANY_BACKEND
+from conftest import ANY_BACKEND, assert_refused
 
 pytestmark = ANY_BACKEND
 
@@ -100,5 +100,4 @@ def test_a_daemon_that_closes_all_descriptors(python, how):
 def test_errors_name_the_region():
     """Python 3.11 has no %llx with a width in messages."""
     sealed = tmesh.put(b"x")
-    with pytest.raises(tmesh.SealedError, match=f"region {sealed.id} is sealed"):
-        sealed.ref(writable=True)
+    assert_refused(lambda: sealed.ref(writable=True), tmesh.SealedError, f"region {sealed.id} is sealed")

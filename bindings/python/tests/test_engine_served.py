@@ -22,7 +22,7 @@ import pytest
 
 import tmesh
 import tmesh.engine
-from conftest import eventually, serve
+from conftest import assert_refused, eventually, serve
 
 MODELS = Path(os.environ.get("TMESH_ENGINE_MODELS", "/nonexistent"))
 FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
@@ -75,10 +75,8 @@ def test_hub(tmp_path, monkeypatch):
         with contextlib.suppress(tmesh.GoneError):  # the next process did not run yet
             graph.dispatch({"x": x})
         assert np.array_equal(graph.dispatch({"x": x})["y"], y)
-        with pytest.raises(tmesh.NotFoundError):
-            context.graph(snapshot / "none.onnx")
-        with pytest.raises(tmesh.NotFoundError):
-            context.graph(tmp_path / "none/weights.onnx")
+        assert_refused(lambda: context.graph(snapshot / "none.onnx"), tmesh.NotFoundError)
+        assert_refused(lambda: context.graph(tmp_path / "none/weights.onnx"), tmesh.NotFoundError)
     with serve(models=snapshot) as server:
         with pytest.raises(tmesh.AccessError, match="what the link weights.onnx leads to: .* a folder that has both the link and .*/blobs/"):
             server.connect().graph(snapshot / "weights.onnx")
@@ -162,12 +160,9 @@ def test_arrays_and_names(server):
         a[:] = value
         bound.dispatch()
         assert (place.numpy() == value + 2).all()
-    with pytest.raises(tmesh.NotFoundError, match='no output "no"'):
-        graph.dispatch({"a": rows(3), "b": rows(3)}, ["no"])
-    with pytest.raises(tmesh.NotFoundError, match="no input"):
-        graph.dispatch({"a": rows(3), "c": rows(3)}, ["sum"])
-    with pytest.raises(tmesh.InvalidError, match="rows"):
-        graph.dispatch({"a": rows(3), "b": rows(2)}, ["sum"])
+    assert_refused(lambda: graph.dispatch({"a": rows(3), "b": rows(3)}, ["no"]), tmesh.NotFoundError, 'no output "no"')
+    assert_refused(lambda: graph.dispatch({"a": rows(3), "c": rows(3)}, ["sum"]), tmesh.NotFoundError, "no input")
+    assert_refused(lambda: graph.dispatch({"a": rows(3), "b": rows(2)}, ["sum"]), tmesh.InvalidError, "rows")
     with pytest.raises(tmesh.InvalidError, match="not contiguous"):
         graph.dispatch({"a": np.zeros((4, 3), np.float32).T, "b": rows(3)}, ["sum"])
 
@@ -208,29 +203,22 @@ def test_said(server, served):
             (({},), tmesh.InvalidError, '"a" is missing'), (({"b": out},), tmesh.InvalidError, '"a" is missing'),
             (({"z": out, "b": out},), tmesh.NotFoundError, 'no input "z"'),
             (({"a": np.float32(1), "b": out},), tmesh.InvalidError, r"\[any, 4\], and \[\] was")]:
-        with pytest.raises(error, match=match):
-            graph.dispatch(*wrong)
-    with pytest.raises(TypeError, match="in_place is a dict"):
-        graph.dispatch(inputs, {"sum": out}, in_place=["sum"])
+        assert_refused(lambda: graph.dispatch(*wrong), error, match)
+    assert_refused(lambda: graph.dispatch(inputs, {"sum": out}, in_place=["sum"]), TypeError, "in_place is a dict")
     with pytest.raises(tmesh.NotFoundError, match="'z', which is no input"):
         graph.dispatch(inputs, ["sum"], in_place={"sum": "z"})
-    with pytest.raises(tmesh.InvalidError, match="not 'host'"):
-        graph.dispatch(inputs, ["sum"], in_place={"sum": "a"})
+    assert_refused(lambda: graph.dispatch(inputs, ["sum"], in_place={"sum": "a"}), tmesh.InvalidError, "not 'host'")
     with pytest.raises(TypeError, match="weight 'w' is a sealed Tensor, not ndarray"):
         context.graph(MODELS / "weights.onnx", weights={"w": out})
-    with pytest.raises(TypeError, match="weights is a dict"):
-        context.graph(MODELS / "weights.onnx", weights=[out])
+    assert_refused(lambda: context.graph(MODELS / "weights.onnx", weights=[out]), TypeError, "weights is a dict")
     # ml_dtypes, which onnx installs, gives NumPy an int4 with another layout in memory.
     with contextlib.suppress(ImportError):
         importlib.import_module("ml_dtypes")
-    with pytest.raises(tmesh.UnsupportedError, match="int4"):
-        context.tensor(4, "int4", readable=True).read()
+    assert_refused(lambda: context.tensor(4, "int4", readable=True).read(), tmesh.UnsupportedError, "int4")
     binding = graph.bind(inputs, {"sum": tmesh.zeros((2, 4), "float32")})
-    with pytest.raises(TypeError, match="inputs is a dict"):
-        binding.rebind([out])
+    assert_refused(lambda: binding.rebind([out]), TypeError, "inputs is a dict")
     for value in graph, binding, context.tensor(4, "float32"):
-        with pytest.raises(TypeError, match=f"{type(value).__name__} belongs to its process: send"):
-            pickle.dumps(value)
+        assert_refused(lambda: pickle.dumps(value), TypeError, f"{type(value).__name__} belongs to its process: send")
 
 
 def made():
@@ -250,22 +238,17 @@ def test_stranger(server):
     eventually(lambda: not Path(f"/proc/{pid}").exists())
 
     assert (add(pickle.loads(pickle.dumps(context))) == 2).all()
-    with pytest.raises(TypeError, match="connect\\(\\)"):
-        pickle.dumps(tmesh.engine.Context())
-    with pytest.raises(TypeError, match="send its name"):
-        pickle.dumps(server)
-    with pytest.raises(TypeError):
-        pickle.dumps(context.graph(MODELS / "dynamic.onnx"))
+    assert_refused(lambda: pickle.dumps(tmesh.engine.Context()), TypeError, "connect\\(\\)")
+    assert_refused(lambda: pickle.dumps(server), TypeError, "send its name")
+    assert_refused(lambda: pickle.dumps(context.graph(MODELS / "dynamic.onnx")), TypeError)
 
     with serve(models=MODELS) as short:
         left = short.connect()
         assert (add(left) == 2).all()
         assert repr(short) == f"<tmesh.engine.Server {short.name!r}, process {short.pid}>"
     assert "ended" in repr(short)
-    with pytest.raises(tmesh.GoneError, match="any more"):
-        add(left)
-    with pytest.raises(tmesh.NotFoundError, match="no engine is served"):
-        short.connect()
+    assert_refused(lambda: add(left), tmesh.GoneError, "any more")
+    assert_refused(short.connect, tmesh.NotFoundError, "no engine is served")
     short.close()
 
 
@@ -277,8 +260,7 @@ def test_fork(server):
     if not child:
         status = 1
         try:
-            with pytest.raises(tmesh.Error, match="before fork"):
-                graph.dispatch({"a": rows(2), "b": rows(2)}, ["sum"])
+            assert_refused(lambda: graph.dispatch({"a": rows(2), "b": rows(2)}, ["sum"]), tmesh.Error, "before fork")
             status = 0 if (add(tmesh.engine.connect(server.name)) == 2).all() else 2
             server.close()
         finally:
@@ -300,22 +282,16 @@ assert (context.graph({str(MODELS / 'dynamic.onnx')!r}).dispatch(dict(a=a, b=a),
 @pytest.mark.parametrize("program", ["/nowhere/tmesh-engine", "/etc/passwd"])
 def test_no_program(program, monkeypatch):
     monkeypatch.setenv("TMESH_ENGINE_PROGRAM", program)
-    with pytest.raises(tmesh.UnsupportedError, match=f"{program} cannot be started.* TMESH_ENGINE_PROGRAM"):
-        tmesh.engine.serve()
+    assert_refused(tmesh.engine.serve, tmesh.UnsupportedError, f"{program} cannot be started.* TMESH_ENGINE_PROGRAM")
 
 
 def test_refused(server):
-    with pytest.raises(tmesh.NotFoundError, match="no engine is served as \"absent\""):
-        tmesh.engine.connect("absent")
-    with pytest.raises(tmesh.InvalidError, match="more than 0"):
-        tmesh.engine.connect(server.name, timeout=0)
-    with pytest.raises(tmesh.UnsupportedError, match="served as .* already"):
-        tmesh.engine.serve(name=server.name)
-    with pytest.raises(tmesh.UnsupportedError, match="/nowhere.so"):
-        tmesh.engine.serve(library="/nowhere.so")
+    assert_refused(lambda: tmesh.engine.connect("absent"), tmesh.NotFoundError, "no engine is served as \"absent\"")
+    assert_refused(lambda: tmesh.engine.connect(server.name, timeout=0), tmesh.InvalidError, "more than 0")
+    assert_refused(lambda: tmesh.engine.serve(name=server.name), tmesh.UnsupportedError, "served as .* already")
+    assert_refused(lambda: tmesh.engine.serve(library="/nowhere.so"), tmesh.UnsupportedError, "/nowhere.so")
     for wrong in ({"threads": 0}, {"patience": 0}):
-        with pytest.raises(tmesh.InvalidError):
-            tmesh.engine.serve(**wrong)
+        assert_refused(lambda: tmesh.engine.serve(**wrong), tmesh.InvalidError)
     # Raising the soft limit of descriptors to the hard one adds none here, so no client gets a region.
     code = ("import resource, numpy, tmesh.engine\n"
             "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
@@ -329,8 +305,7 @@ def test_refused(server):
         given = Path(f"/proc/{small.pid}/cmdline").read_bytes().split(b"\0")
         assert b"--limit=670" in given and b"--patience=602.5" in given
         first = small.connect()
-        with pytest.raises(tmesh.BusyError, match="1 clients"):
-            small.connect()
+        assert_refused(small.connect, tmesh.BusyError, "1 clients")
         assert (add(first) == 2).all()
 
 

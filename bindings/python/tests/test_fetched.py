@@ -14,7 +14,7 @@ import pytest
 
 import tmesh
 import tmesh.net
-from conftest import eventually
+from conftest import assert_refused, eventually
 
 SUM = "%032x"
 pytestmark = pytest.mark.usefixtures("nothing_kept")
@@ -65,8 +65,7 @@ def test_a_bundle():
 def test_what_is_not_here(change):
     """The net is asked, and none runs."""
     offer = {**fetched(1, np.arange(12.0)), **change}
-    with pytest.raises((tmesh.NotFoundError, tmesh.ProtocolError)):
-        tmesh.net.open(offer)
+    assert_refused(lambda: tmesh.net.open(offer), (tmesh.NotFoundError, tmesh.ProtocolError))
 
 
 @pytest.mark.skipif(tmesh.backend() != "memfd", reason="the module keeps without a process")

@@ -17,7 +17,7 @@ import pytest
 
 import tmesh
 import tmesh.fetcher
-from conftest import EMULATED
+from conftest import EMULATED, assert_refused
 from tmesh import movers
 
 if EMULATED:
@@ -92,8 +92,7 @@ def test_a_strangers_first_program(fetcher, target):
     target.kill()
     assert all(good([one]) for one in come)
     assert tmesh.open(come[0].ref()).tolist() == come[0].tolist()
-    with pytest.raises(tmesh.GoneError):
-        fetcher.fetch(source)
+    assert_refused(lambda: fetcher.fetch(source), tmesh.GoneError)
 
 
 def test_offers_and_their_end(fetcher):
@@ -102,8 +101,7 @@ def test_offers_and_their_end(fetcher):
         assert fetcher.stats()["offers"] == fetcher.stats()["keys"] == 2
         assert offer.source["key"] != other.source["key"] and len(offer.source["key"]) == 16
         offer.withdraw()
-        with pytest.raises(tmesh.GoneError):
-            fetcher.fetch(offer.source)
+        assert_refused(lambda: fetcher.fetch(offer.source), tmesh.GoneError)
         assert good([fetcher.fetch(other.source)])
     offer.withdraw()
     assert fetcher.stats()["offers"] == fetcher.stats()["keys"] == 0
@@ -116,18 +114,15 @@ def test_offers_and_their_end(fetcher):
         assert repr(other) == "<tmesh.fetcher.Fetcher at 127.0.0.1>"
         assert repr(offer) == f"<tmesh.fetcher.Offer {offer.source['byte_size']} bytes at {offer.source['address']}>"
         for thing, words in (other, "one in each"), (offer, "send its source"):
-            with pytest.raises(TypeError, match=words):
-                pickle.dumps(thing)
-        with pytest.raises(tmesh.ProtocolError, match="as offer.source is"):
-            other.fetch(offer)
+            assert_refused(lambda: pickle.dumps(thing), TypeError, words)
+        assert_refused(lambda: other.fetch(offer), tmesh.ProtocolError, "as offer.source is")
         other.close()                                    # this ends the offer, so nothing is left to withdraw
     assert repr(offer).endswith(", withdrawn>")
     with pytest.raises(tmesh.ReleasedError, match="withdrawn: offer the tensor again"), offer:
         pass
     with pytest.raises(TypeError, match="a Tensor is offered, not <class 'numpy.ndarray'>: tmesh.put"):
         fetcher.offer(np.ones(3))
-    with pytest.raises(tmesh.InvalidError, match="not sealed"):
-        fetcher.offer(tmesh.zeros(3, "uint8"))
+    assert_refused(lambda: fetcher.offer(tmesh.zeros(3, "uint8")), tmesh.InvalidError, "not sealed")
 
 
 @pytest.mark.parametrize("member, value, error, words", [
@@ -143,8 +138,7 @@ def test_a_source_that_is_wrong(fetcher, member, value, error, words):
     with fetcher.offer(tmesh.put(np.arange(1 << 16, dtype="uint32"))) as offer:
         gc.collect()
         before = tmesh.stats()["regions_live"]
-        with pytest.raises(error, match=words):
-            fetcher.fetch({**offer.source, member: value})
+        assert_refused(lambda: fetcher.fetch({**offer.source, member: value}), error, words)
         gc.collect()
         assert tmesh.stats()["regions_live"] == before
         assert good([fetcher.fetch(offer.source)])
@@ -156,23 +150,20 @@ def test_a_source_that_is_wrong(fetcher, member, value, error, words):
     {"v": 1, "address": "a\0", "key": "k", "checksum": "c", "byte_size": 1},
 ])
 def test_what_is_no_source(fetcher, source):
-    with pytest.raises(tmesh.ProtocolError, match="this is no source of a fetch"):
-        fetcher.fetch(source)
+    assert_refused(lambda: fetcher.fetch(source), tmesh.ProtocolError, "this is no source of a fetch")
 
 
 def test_a_source_that_says_nothing(fetcher, target):
     """Each limit ends the fetch, while other fetches and other threads continue."""
     source = stopped(target)
-    with pytest.raises(tmesh.PeerTimeoutError, match="fetch timed out: no bytes"):
-        fetcher.fetch(source, timeout=0.2)
+    assert_refused(lambda: fetcher.fetch(source, timeout=0.2), tmesh.PeerTimeoutError, "fetch timed out: no bytes")
     with pytest.raises(tmesh.PeerTimeoutError, match="within 0.2 seconds"):
         fetcher.fetch(source, timeout=PATIENCE, deadline=0.2)
     for name, value in ("timeout", 0), ("timeout", -1), ("timeout", math.inf), ("deadline", 0), ("deadline", math.nan):
         with pytest.raises(tmesh.InvalidError, match=f"{name} is more than 0 seconds and at most .*, not {value}"):
             fetcher.fetch(source, **{name: value})
     for name, value in ("timeout", "soon"), ("timeout", None), ("deadline", "1"), ("progress", 5):
-        with pytest.raises(TypeError, match=f"^{name} is .*{value!r}"):
-            fetcher.fetch(source, **{name: value})
+        assert_refused(lambda: fetcher.fetch(source, **{name: value}), TypeError, f"^{name} is .*{value!r}")
 
 
 def during(fetcher, source, act):
@@ -223,8 +214,7 @@ def test_what_gives_a_fetch_up(fetcher, target, interrupts):
     def progress(count):
         raise RuntimeError(f"{count} are enough")
 
-    with pytest.raises(RuntimeError, match="^0 are enough$"):
-        fetcher.fetch(source, timeout=PATIENCE, progress=progress)
+    assert_refused(lambda: fetcher.fetch(source, timeout=PATIENCE, progress=progress), RuntimeError, "^0 are enough$")
     assert fetcher.stats()["fetches"] == 0
     assert isinstance(during(fetcher, source, press), KeyboardInterrupt)
     with fetcher.offer(tmesh.put(np.arange(1 << 16, dtype="uint32"))) as offer:
@@ -252,8 +242,7 @@ def test_a_fetcher_that_is_closed(target):
     fetcher.close()
     assert repr(fetcher) == "<tmesh.fetcher.Fetcher at 127.0.0.1, closed>"
     for call in fetcher.stats, lambda: fetcher.fetch(source), lambda: fetcher.offer(tmesh.put(b"x")), fetcher.__enter__:
-        with pytest.raises(tmesh.ReleasedError, match="closed"):
-            call()
+        assert_refused(call, tmesh.ReleasedError, "closed")
 
 
 def test_the_source_dies_while_it_is_read(fetcher, target):
@@ -274,10 +263,8 @@ def test_nothing_stays(fetcher):
     def once():
         with fetcher.offer(tensor) as offer:
             assert good([fetcher.fetch(offer.source)])
-            with pytest.raises(tmesh.ProtocolError):
-                fetcher.fetch({**offer.source, "checksum": "0" * 32})
-        with pytest.raises(tmesh.GoneError):
-            fetcher.fetch(offer.source)
+            assert_refused(lambda: fetcher.fetch({**offer.source, "checksum": "0" * 32}), tmesh.ProtocolError)
+        assert_refused(lambda: fetcher.fetch(offer.source), tmesh.GoneError)
 
     def there():
         gc.collect()
@@ -413,18 +400,15 @@ def test_where_it_cannot_be_reached():
                                   ("0.0.0.0", tmesh.InvalidError, "every address of this machine"),
                                   ("::", tmesh.InvalidError, "every address of this machine"),
                                   ("a.example", tmesh.InvalidError, "no address in numbers")):
-        with pytest.raises(error, match=words):
-            tmesh.fetcher.Fetcher(address)
-    with pytest.raises(tmesh.UnsupportedError, match="nonesuch"):
-        tmesh.fetcher.Fetcher("127.0.0.1", provider="nonesuch")
+        assert_refused(lambda: tmesh.fetcher.Fetcher(address), error, words)
+    assert_refused(lambda: tmesh.fetcher.Fetcher("127.0.0.1", provider="nonesuch"), tmesh.UnsupportedError, "nonesuch")
 
 
 def test_an_object_comes(mover, target):
     offer = target("sealed")
     assert good(mover.fetch(offer, [SIZE], NEVER))
     target("close")
-    with pytest.raises(tmesh.GoneError):
-        mover.fetch(offer, [SIZE], NEVER)
+    assert_refused(lambda: mover.fetch(offer, [SIZE], NEVER), tmesh.GoneError)
 
 
 def test_many_tensors_of_few_regions(mover):
@@ -442,8 +426,7 @@ def test_many_tensors_of_few_regions(mover):
     assert mover._fetcher.stats()["offers"] == 1 and good(mover.fetch(other, [SIZE], NEVER))
     mover.close(second)
     assert mover._fetcher.stats()["offers"] == mover._fetcher.stats()["keys"] == 0
-    with pytest.raises(tmesh.GoneError):
-        mover.fetch(offer, sizes, NEVER)
+    assert_refused(lambda: mover.fetch(offer, sizes, NEVER), tmesh.GoneError)
 
 
 def test_what_cannot_be_offered(mover):
@@ -452,10 +435,8 @@ def test_what_cannot_be_offered(mover):
     for tensor, error, words in ((tmesh.zeros(4, "uint8"), tmesh.AccessError, "not sealed"),
                                  (tmesh.put(np.empty(0)), tmesh.InvalidError, "without elements"),
                                  (tmesh.put(np.ones((4, 4)))[:, 0], tmesh.InvalidError, "contiguous")):
-        with pytest.raises(error, match=words):
-            mover.offer([sealed, tensor])
-    with pytest.raises(tmesh.InvalidError, match="can be offered at once"):
-        mover.offer([sealed] * 4097)
+        assert_refused(lambda: mover.offer([sealed, tensor]), error, words)
+    assert_refused(lambda: mover.offer([sealed] * 4097), tmesh.InvalidError, "can be offered at once")
     offer, failed = mover._fetcher.offer, []
 
     def fail(tensor):
@@ -466,8 +447,7 @@ def test_what_cannot_be_offered(mover):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mover._fetcher, "offer", fail)
-        with pytest.raises(tmesh.LimitError):
-            mover.offer([sealed, tmesh.put(b"x")])
+        assert_refused(lambda: mover.offer([sealed, tmesh.put(b"x")]), tmesh.LimitError)
     assert mover._fetcher.stats()["offers"] == 0 and not mover._offered
 
 
@@ -493,8 +473,7 @@ def test_an_offer_that_is_none(mover, change):
 
 @pytest.mark.parametrize("offer", [b"", b"x", b"[]", b"{}", b"[" * 5000, b" " * (1 << 20) + b"{}"])
 def test_garbage(mover, offer):
-    with pytest.raises(tmesh.ProtocolError, match="no offer of the fetcher's"):
-        mover.fetch(offer, [SIZE], NEVER)
+    assert_refused(lambda: mover.fetch(offer, [SIZE], NEVER), tmesh.ProtocolError, "no offer of the fetcher's")
 
 
 def test_objects_come_at_the_same_time(mover, target):
@@ -520,5 +499,4 @@ def test_objects_come_at_the_same_time(mover, target):
         thread.join()
         mover.close(registration)
     assert isinstance(ended[0], tmesh.Error)
-    with pytest.raises(tmesh.CancelledError, match="given up"):
-        mover.fetch(stuck, [SIZE], given_up)
+    assert_refused(lambda: mover.fetch(stuck, [SIZE], given_up), tmesh.CancelledError, "given up")

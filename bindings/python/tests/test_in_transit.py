@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tmesh
-from conftest import EMULATED, eventually
+from conftest import EMULATED, assert_refused, eventually
 from tmesh import in_transit
 
 PATIENCE = 600
@@ -95,8 +95,7 @@ def test_what_was_sent_a_moment_ago_is_held():
     here = tmesh._tmesh.InTransit(entries=8)
     tensors = [tmesh.put(b"x") for _ in range(8)]
     parcels = [here.send(t, False) for t in tensors]
-    with pytest.raises(tmesh.LimitError, match="not yet taken"):
-        here.send(tensors[0], False)
+    assert_refused(lambda: here.send(tensors[0], False), tmesh.LimitError, "not yet taken")
     here.give_up(parcels[3])
     assert here.under_way() == 7
     here.send(tensors[0], False)
@@ -111,8 +110,7 @@ def test_pipes_that_nobody_reads_any_more(monkeypatch):
             for _ in range(20):
                 theirs.send(tmesh.put(b"x"))
             ours.close()
-            with pytest.raises(OSError):
-                theirs.send(tmesh.put(b"x"))
+            assert_refused(lambda: theirs.send(tmesh.put(b"x")), OSError)
             theirs.close()
     assert in_transit.here.under_way() <= 64
 
@@ -138,8 +136,7 @@ def test_a_pipe_without_a_reader_holds_nothing():
     writer.send(tmesh.put(b"z"))
     reader.close()
     assert in_transit.under_way() == before
-    with pytest.raises(BrokenPipeError):
-        writer.send(tmesh.put(b"late"))
+    assert_refused(lambda: writer.send(tmesh.put(b"late")), BrokenPipeError)
     assert in_transit.under_way() == before
     writer.close()
 
@@ -186,8 +183,7 @@ def test_a_pool_whose_pickles_fail_holds_nothing():
             fails(lambda: pool.apply(length, ((t, no_pickle),)))
         assert in_transit.under_way() == 0
         for _ in range(MANY // 100):
-            with pytest.raises(multiprocessing.pool.MaybeEncodingError):
-                pool.apply(back, (0,))
+            assert_refused(lambda: pool.apply(back, (0,)), multiprocessing.pool.MaybeEncodingError)
         assert pool.apply(own, (0,)) == 0
         # Its worker still opens what is sent.
         assert pool.apply(length, ((t,),)) == 100

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import tmesh
-from conftest import any_backend, eventually, pytorch
+from conftest import any_backend, assert_refused, eventually, pytorch
 from tmesh import kv_pool
 from tmesh.kv_pool import Pool
 from tmesh.tenant import read_key
@@ -165,8 +165,7 @@ def test_a_full_pool_stores_nothing_and_says_so_once(pool, caplog):
     one.flush()
     assert one.counts["errors"] == 3
     for bad in 0, -1, "8", True, 1.5:
-        with pytest.raises(tmesh.InvalidError, match="max_bytes is"):
-            Pool(KEY, b"", max_bytes=bad)
+        assert_refused(lambda: Pool(KEY, b"", max_bytes=bad), tmesh.InvalidError, "max_bytes is")
 
 
 def test_errors_pause_the_pool(pool, monkeypatch, caplog):
@@ -313,11 +312,8 @@ def test_bad_key_files(tmp_path):
     key = read_key(path)
     assert len(key) == 32 and read_key(path) == key and os.stat(path).st_mode & 0o777 == 0o600
     os.chmod(path, 0o640)
-    with pytest.raises(tmesh.AccessError, match="chmod 600"):
-        read_key(path)
+    assert_refused(lambda: read_key(path), tmesh.AccessError, "chmod 600")
     os.chmod(path, 0o600)
     os.truncate(path, 31)
-    with pytest.raises(tmesh.InvalidError, match="has 32 bytes"):
-        read_key(path)
-    with pytest.raises(tmesh.NotFoundError, match="Its folder has to be there"):
-        read_key(str(tmp_path / "none" / "key"))
+    assert_refused(lambda: read_key(path), tmesh.InvalidError, "has 32 bytes")
+    assert_refused(lambda: read_key(str(tmp_path / "none" / "key")), tmesh.NotFoundError, "Its folder has to be there")

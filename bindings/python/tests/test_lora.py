@@ -14,7 +14,7 @@ import threading
 import pytest
 
 import tmesh
-from conftest import EMULATED, SLOW_IMPORT, eventually, region_mappings
+from conftest import EMULATED, SLOW_IMPORT, assert_refused, eventually, region_mappings
 
 if EMULATED:
     pytest.skip(SLOW_IMPORT, allow_module_level=True)
@@ -90,8 +90,7 @@ def served(tmp_path):
 def test_patterns_and_scales(served, tmp_path):
     net, slot, adapted = served
     plain = net(X)
-    with pytest.raises(tmesh.NotFoundError, match="empty"):
-        adapted(X)
+    assert_refused(lambda: adapted(X), tmesh.NotFoundError, "empty")
     ranks = {"0.up": 2, "0.down": 4, "1": 3}
     more = {"rank_pattern": {"down": 4, "^1": 3}, "alpha_pattern": {"0.up": 8, "up": 99}}
     for rslora in (False, True):
@@ -173,8 +172,7 @@ REFUSED = [
 def test_refused_before_anybody_sees_it(served, tmp_path, config, change, error, words):
     net, slot, _ = served
     config, made = wrong(config, None, change)
-    with pytest.raises(error, match=words):
-        tmesh.lora.publish(slot, write(tmp_path / "bad", config, made), net)
+    assert_refused(lambda: tmesh.lora.publish(slot, write(tmp_path / "bad", config, made), net), error, words)
     assert slot.generation == 0
 
 
@@ -192,8 +190,7 @@ def test_a_thousand_are_refused(served, tmp_path):
                for number, (config, change, _, _) in enumerate(REFUSED)]
 
     def refuse(folder):
-        with pytest.raises(tmesh.Error):
-            tmesh.lora.publish(slot, folder, net)
+        assert_refused(lambda: tmesh.lora.publish(slot, folder, net), tmesh.Error)
 
     for folder in folders:
         refuse(folder)
@@ -215,8 +212,7 @@ def test_broken_configurations(served, tmp_path, text, error):
     (folder / "adapter_config.json").unlink()
     if text is not None:
         (folder / "adapter_config.json").write_bytes(text)
-    with pytest.raises(error):
-        tmesh.lora.publish(slot, folder, net)
+    assert_refused(lambda: tmesh.lora.publish(slot, folder, net), error)
     assert slot.generation == 0
 
 
@@ -230,8 +226,7 @@ def test_a_server_with_another_base_is_told(served, tmp_path):
                          (torch.nn.Sequential(net[0], torch.nn.Linear(4, 2)), r"\[3, 4\]; the base has \[2, 4\]")):
         elsewhere = tmesh.lora.Adapted(other, slot.token)
         for _ in range(2):
-            with pytest.raises(tmesh.InvalidError, match=words):
-                elsewhere(x)
+            assert_refused(lambda: elsewhere(x), tmesh.InvalidError, words)
         tmesh.lora.publish(slot, None, net)
         assert torch.equal(elsewhere(x), other(x))
         tmesh.lora.publish(slot, str(tmp_path / "a"), net)
@@ -248,8 +243,7 @@ def test_copies_of_the_base_are_the_base(served, tmp_path):
     for copied in copy.deepcopy(net[1]), pickle.loads(pickle.dumps(net[1])):
         assert torch.equal(copied(net[0](x)), net(x)) and not torch.equal(adapted(x), net(x))
     for use in copy.deepcopy, copy.copy, pickle.dumps:
-        with pytest.raises(TypeError, match="slot's token"):
-            use(adapted)
+        assert_refused(lambda: use(adapted), TypeError, "slot's token")
 
 
 @torch.no_grad()
@@ -271,8 +265,7 @@ def test_a_call_that_is_running_when_it_is_closed(served, tmp_path):
         further.set()
         caller.join()
         stop.remove()
-        with pytest.raises(tmesh.ReleasedError):
-            adapted(x)
+        assert_refused(lambda: adapted(x), tmesh.ReleasedError)
         adapted.close()
     assert torch.equal(answers[0], want) and not torch.equal(net(x), want)
 
@@ -281,19 +274,14 @@ def test_bad_input(served, tmp_path):
     net, slot, adapted = served
     folder = write(tmp_path / "a", CONFIG, tensors(1, {"1": 2}))
     (folder / "adapter_model.safetensors").write_bytes(b"junk")
-    with pytest.raises(tmesh.ProtocolError):
-        tmesh.lora.read(folder)
-    with pytest.raises(TypeError):
-        tmesh.lora.publish(slot, None, 5)
-    with pytest.raises(FileNotFoundError):
-        tmesh.lora.publish(slot, tmp_path / "nowhere", net)
+    assert_refused(lambda: tmesh.lora.read(folder), tmesh.ProtocolError)
+    assert_refused(lambda: tmesh.lora.publish(slot, None, 5), TypeError)
+    assert_refused(lambda: tmesh.lora.publish(slot, tmp_path / "nowhere", net), FileNotFoundError)
     for value in ({}, {"1.A": [[1.0]]}):
         slot.publish(value)
-        with pytest.raises(tmesh.ProtocolError, match="no adapter"):
-            adapted(X)
+        assert_refused(lambda: adapted(X), tmesh.ProtocolError, "no adapter")
     adapted.close()
-    with pytest.raises(tmesh.ReleasedError):
-        adapted(X)
+    assert_refused(lambda: adapted(X), tmesh.ReleasedError)
     assert torch.equal(net(X), base()(X))
     with pytest.raises(tmesh.UnsupportedError, match="CPU"):
         tmesh.lora.Adapted(torch.nn.Linear(1, 1, device="meta"), slot.token)

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 import tmesh
-from conftest import any_backend, pytorch
+from conftest import any_backend, assert_refused, pytorch
 from tmesh import artifacts
 
 any_backend()
@@ -115,5 +115,4 @@ def test_a_copy_into_kept_memory_shows_progress(modules, monkeypatch):
 @pytest.mark.parametrize("extra, words", [({"fallback": 1}, "test: fallback is 1: true or false"), ({"keep": None}, "keep is None"),
                                           ({"timeout": "1"}, "timeout is '1': a number of seconds"), ({"timeout": -1}, "timeout is -1")])
 def test_bad_configuration(modules, extra, words):
-    with pytest.raises(tmesh.InvalidError, match=words):
-        modules.Sharing(extra, LOG, "test")
+    assert_refused(lambda: modules.Sharing(extra, LOG, "test"), tmesh.InvalidError, words)

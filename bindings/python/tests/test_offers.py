@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import tmesh
-from conftest import ANY_BACKEND
+from conftest import ANY_BACKEND, assert_refused
 from tmesh.offers import MAX_OFFER, Offer, Place
 from tmesh.interop import warn_of_another
 
@@ -41,8 +41,7 @@ def changed(**members):
     changed(writable=1), changed(shape=[-1, -4]), changed(shape=[1 << 40, 1 << 40]), changed(shape=[0, 1 << 63]), changed(byte_size=0, shape=[0]), changed(shape=[1] * 9), changed(shape=None),
 ], ids=lambda data: f"{len(data)} bytes")
 def test_what_is_no_offer(data):
-    with pytest.raises(tmesh.ProtocolError, match="this is not an offer"):
-        Offer.from_bytes(data, "nixl")
+    assert_refused(lambda: Offer.from_bytes(data, "nixl"), tmesh.ProtocolError, "this is not an offer")
 
 
 def test_another_version_is_said():

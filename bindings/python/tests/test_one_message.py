@@ -13,7 +13,7 @@ import pytest
 import tmesh
 from tmesh import _tmesh
 import tmesh.in_transit
-from conftest import eventually
+from conftest import assert_refused, eventually
 
 PATIENCE = 600
 
@@ -83,8 +83,7 @@ def test_each_is_let_go_by_itself(way):
     first.release()
     assert first.released and second.numpy().tolist() == [1, 2, 3]
     second.release()
-    with pytest.raises(tmesh.ReleasedError):
-        second.numpy()
+    assert_refused(second.numpy, tmesh.ReleasedError)
 
 
 def test_rights_stay_apart():
@@ -129,8 +128,7 @@ def test_a_message_in_a_message(way):
 def test_what_was_not_sent():
     """Tensors held for a message are released if making it fails."""
     t = tmesh.put(np.zeros(4), seal=False)
-    with pytest.raises(TypeError, match="pickle"):
-        by_queue([t, t[1:], (each for each in [])])
+    assert_refused(lambda: by_queue([t, t[1:], (each for each in [])]), TypeError, "pickle")
     assert tmesh.in_transit.here.under_way() == 0
     assert same_memory(*by_queue([t[1:], t]))
 
@@ -149,8 +147,7 @@ def test_lost_ones():
     eventually(lambda: tmesh.stats()["regions_live"] <= before)  # a thread lets go of the held tensors
     for lost in pickle.loads(data):
         assert lost.lost
-        with pytest.raises(tmesh.NotFoundError):
-            lost.numpy()
+        assert_refused(lost.numpy, tmesh.NotFoundError)
 
 
 @pytest.mark.parametrize("bad", [
@@ -160,8 +157,7 @@ def test_lost_ones():
 ])
 def test_parts_lie_in_the_region(bad):
     t = tmesh.put(np.zeros(4, dtype="float32"))
-    with pytest.raises(tmesh.Error):
-        _tmesh.part(t, *bad)
+    assert_refused(lambda: _tmesh.part(t, *bad), tmesh.Error)
     assert _tmesh.part(t, *_tmesh.layout(t[1:])).shape == (3,)
 
 
@@ -169,16 +165,12 @@ def test_parts_of_nothing():
     t = tmesh.put(b"x")
     layout = _tmesh.layout(t)
     for bad in ((), (b"x", *layout), (t,), (t, *layout[:3], "0"), (t, *layout[:3], None)):
-        with pytest.raises(TypeError):
-            _tmesh.part(*bad)
-    with pytest.raises(OverflowError):
-        _tmesh.part(t, *layout[:3], -1)
-    with pytest.raises(TypeError):
-        _tmesh.layout(b"x")
+        assert_refused(lambda: _tmesh.part(*bad), TypeError)
+    assert_refused(lambda: _tmesh.part(t, *layout[:3], -1), OverflowError)
+    assert_refused(lambda: _tmesh.layout(b"x"), TypeError)
     t.release()
     for call in (lambda: _tmesh.layout(t), lambda: _tmesh.part(t, *layout)):
-        with pytest.raises(tmesh.ReleasedError):
-            call()
+        assert_refused(call, tmesh.ReleasedError)
 
 
 def storage(tensor):

@@ -12,6 +12,7 @@ numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 import tmesh  # noqa: E402
 import tmesh.engine  # noqa: E402
 import tmesh.graphs  # noqa: E402
+from conftest import assert_refused  # noqa: E402
 from test_graphs import GROUPS, HEAD, LAYERS, VOCABULARY, Reference, as_gguf, llama, opened, random, run, softmax  # noqa: E402, F401
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("libggml"),
@@ -142,8 +143,7 @@ def test_tables_refused(opened, wrong, words):
                    "y = attention(q, k, k, p, t)\noutput y = y\n")
     given = {"q": random(2, 4, 8), "k": random(12, 4, 2, 8), "p": [7, 0], "t": [[11, 3], [0, 0]]} | wrong
     given = {name: numpy.asarray(value, "int32") if isinstance(value, list) else value for name, value in given.items()}
-    with pytest.raises(tmesh.InvalidError, match=words):
-        run(graph, given)
+    assert_refused(lambda: run(graph, given), tmesh.InvalidError, words)
 
 
 @pytest.mark.parametrize("lines, words", [

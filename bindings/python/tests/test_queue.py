@@ -18,7 +18,7 @@ import tmesh
 from tmesh import _tmesh
 import tmesh.queue
 import tmesh.in_transit
-from conftest import ANY_BACKEND, EMULATED, SLOW_IMPORT, check_cpython, cpython_names, eventually, pytorch
+from conftest import ANY_BACKEND, EMULATED, SLOW_IMPORT, assert_refused, check_cpython, cpython_names, eventually, pytorch
 
 # The limit of a wait for an item, for slow machines: a spawned child may have to import PyTorch first.
 PATIENCE = 600
@@ -172,8 +172,7 @@ def test_torch_gradients(torch):
     assert type(back) is torch.nn.Parameter and not back.requires_grad
     q.put(torch.ones(2))
     assert not q.get().requires_grad
-    with pytest.raises(RuntimeError, match="grad"):
-        q.put(torch.ones(2, requires_grad=True) * 2)
+    assert_refused(lambda: q.put(torch.ones(2, requires_grad=True) * 2), RuntimeError, "grad")
 
 
 def test_torch_is_copied_once(torch):
@@ -193,10 +192,8 @@ def test_torch_read_only_is_refused(torch):
     sealed = tmesh.put(torch.ones(3), seal=True)
     reader = torch.from_dlpack(sealed.dlpack(allow_readonly=True))
     q = tmesh.Queue()
-    with pytest.raises(tmesh.AccessError, match="tmesh.Tensor"):
-        q.put(reader)
-    with pytest.raises(queue.Empty):
-        q.get_nowait()
+    assert_refused(lambda: q.put(reader), tmesh.AccessError, "tmesh.Tensor")
+    assert_refused(q.get_nowait, queue.Empty)
 
 
 def test_large_ones():
@@ -233,19 +230,15 @@ assert "torch" not in sys.modules
 
 def test_full_and_empty():
     q = tmesh.Queue(3)
-    with pytest.raises(queue.Empty):
-        q.get_nowait()
+    assert_refused(q.get_nowait, queue.Empty)
     start = time.monotonic()
-    with pytest.raises(queue.Empty):
-        q.get(timeout=0.05)
+    assert_refused(lambda: q.get(timeout=0.05), queue.Empty)
     for i in range(3):
         assert not q.full()
         q.put_nowait(i)
     assert q.full() and q.qsize() == 3 and not q.empty()
-    with pytest.raises(queue.Full):
-        q.put_nowait(4)
-    with pytest.raises(queue.Full):
-        q.put(4, timeout=0.05)
+    assert_refused(lambda: q.put_nowait(4), queue.Full)
+    assert_refused(lambda: q.put(4, timeout=0.05), queue.Full)
     assert time.monotonic() - start >= 0.1
     assert [q.get() for _ in range(3)] == [0, 1, 2]
     assert not q.full() and q.empty()
@@ -254,8 +247,7 @@ def test_full_and_empty():
         assert q.get(True, PATIENCE) == [i]
     one = tmesh.Queue(maxsize=1)
     one.put(1)
-    with pytest.raises(queue.Full):
-        one.put(2, False)
+    assert_refused(lambda: one.put(2, False), queue.Full)
     assert one.get() == 1
 
 
@@ -263,10 +255,8 @@ def test_what_did_not_fit_is_let_go():
     q = tmesh.Queue(1)
     q.put(0)
     for _ in range(20):
-        with pytest.raises(queue.Full):
-            q.put([tmesh.put(b"x", seal=False)], False)
-    with pytest.raises((AttributeError, pickle.PicklingError)):
-        q.put([tmesh.put(b"x", seal=False), lambda: 0])
+        assert_refused(lambda: q.put([tmesh.put(b"x", seal=False)], False), queue.Full)
+    assert_refused(lambda: q.put([tmesh.put(b"x", seal=False), lambda: 0]), (AttributeError, pickle.PicklingError))
     tmesh.in_transit.wait(PATIENCE)
     assert not tmesh.in_transit.here.under_way()
     assert q.get() == 0
@@ -330,8 +320,7 @@ def test_sizes_are_everybodys(start, method):
         except tmesh.NotFoundError:  # it is gone with the process that put it
             pass
     assert q.empty()
-    with pytest.raises(queue.Empty):
-        q.get_nowait()
+    assert_refused(q.get_nowait, queue.Empty)
 
 
 def test_sizes_without_an_end():
@@ -354,8 +343,7 @@ def test_sizes_without_an_end():
     gc.collect()
     assert puts.empty()
     unopened = pickle.loads(pickle.dumps(puts))
-    with pytest.raises(tmesh.GoneError):
-        unopened.qsize()
+    assert_refused(unopened.qsize, tmesh.GoneError)
 
 
 def put_and_end(q, how):
@@ -459,8 +447,7 @@ def test_the_maker_ends_it(start):
     assert results.get(timeout=PATIENCE) == "gone"
     process.join(PATIENCE)
     for call in (left.get, unopened.get_nowait, lambda: unopened.put(1)):
-        with pytest.raises(tmesh.GoneError):
-            call()
+        assert_refused(call, tmesh.GoneError)
     # A thread tells a producer of the end, which takes a moment.
     end = time.monotonic() + PATIENCE
     with pytest.raises(tmesh.GoneError):
@@ -472,13 +459,11 @@ def test_closed():
     q = tmesh.Queue()
     other = pickle.loads(pickle.dumps(q))
     other.put(bytes(100))
-    with pytest.raises(ValueError, match="not closed"):
-        other.join_thread()
+    assert_refused(other.join_thread, ValueError, "not closed")
     other.close()
     other.close()
     for call in (other.get, lambda: other.put(1), other.qsize, other.empty, other.full, lambda: pickle.dumps(other)):
-        with pytest.raises(ValueError, match="closed"):
-            call()
+        assert_refused(call, ValueError, "closed")
     assert q.get(timeout=PATIENCE) == bytes(100)
     other.join_thread()
     assert other._out.channel is None
@@ -487,16 +472,14 @@ def test_closed():
     q.close()
     assert third.get(timeout=PATIENCE) == 1
     q.join_thread()
-    with pytest.raises(ValueError, match="closed"):
-        q.put(1)
+    assert_refused(lambda: q.put(1), ValueError, "closed")
 
 
 def test_places():
     q = tmesh.Queue(producers=1)
     a, b = [pickle.loads(pickle.dumps(q)) for _ in range(2)]
     a.put(1)
-    with pytest.raises(tmesh.BusyError):
-        b.put(2)
+    assert_refused(lambda: b.put(2), tmesh.BusyError)
     a.close()
     deadline = time.monotonic() + PATIENCE
     while True:  # the maker notices a moment later that one has left
@@ -510,8 +493,7 @@ def test_places():
     for producers in (64, 0, -1):
         with pytest.raises(tmesh.InvalidError, match=f"producers is {producers}; .* 63 the most"):
             tmesh.Queue(producers=producers)
-    with pytest.raises(tmesh.InvalidError, match="maxsize is 65537; 65536 is the most"):
-        tmesh.Queue(65537)
+    assert_refused(lambda: tmesh.Queue(65537), tmesh.InvalidError, "maxsize is 65537; 65536 is the most")
 
 
 def test_threads():
@@ -533,8 +515,7 @@ def test_threads():
     while not q._into.waits:
         time.sleep(0.001)
     for call in (q.get_nowait, lambda: q.get(timeout=0.01)):
-        with pytest.raises(queue.Empty):
-            call()
+        assert_refused(call, queue.Empty)
     q.put(1)
     waiting.join()
 
@@ -600,8 +581,7 @@ def test_nonsense(message):
     q = tmesh.Queue()
     with tmesh.Channel.open(q._token, "send", writable=True) as out:
         out.send(message() if callable(message) else message)
-        with pytest.raises(tmesh.ProtocolError, match="that a queue sends|version of tmesh"):
-            q.get()
+        assert_refused(q.get, tmesh.ProtocolError, "that a queue sends|version of tmesh")
     q.put("still good")
     assert q.get() == "still good"
 
@@ -666,8 +646,7 @@ def test_descriptors_are_as_the_documentation_says(producers):
     put_and_get(q)
     # Ends that wait let go of received memory.
     q._out.settle()
-    with pytest.raises(queue.Empty):
-        q.get(timeout=0.01)
+    assert_refused(lambda: q.get(timeout=0.01), queue.Empty)
     eventually(lambda: descriptors() - before <= 7)
     context = multiprocessing.get_context("fork")
     for how, most in ("get", 3), ("put", 4), ("put and get", 7):

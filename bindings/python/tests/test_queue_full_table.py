@@ -11,7 +11,7 @@ import pytest
 import tmesh
 from tmesh import _tmesh
 import tmesh.in_transit
-from conftest import ANY_BACKEND
+from conftest import ANY_BACKEND, assert_refused
 
 pytestmark = ANY_BACKEND
 
@@ -83,8 +83,7 @@ def test_it_counts_as_in_the_queue(monkeypatch):
             raise tmesh.LimitError(24, "no descriptor")
         patch.setattr(tmesh.in_transit, "opened", refuse)
         for _ in range(2):
-            with pytest.raises(tmesh.LimitError):
-                pickled(q)
+            assert_refused(lambda: pickled(q), tmesh.LimitError)
             assert q.qsize() == 1 and not q.empty()
     assert q.get()["number"] == 1 and q.empty()
 
@@ -106,7 +105,6 @@ def fail():
 def test_what_cannot_be_unpickled_holds_nothing():
     q = tmesh.Queue()
     q.put([tmesh.put(b"x"), Broken()])
-    with pytest.raises(RuntimeError):
-        q.get()
+    assert_refused(q.get, RuntimeError)
     assert q.empty()
     tmesh.flush(PATIENCE)

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import tmesh
-from conftest import EMULATED
+from conftest import EMULATED, assert_refused
 
 if EMULATED:
     pytest.skip("Ray takes minutes to start in an emulated machine", allow_module_level=True)
@@ -321,8 +321,7 @@ def test_an_actor_without_the_transport_is_refused(pair, put):
 ])
 def test_what_may_not_be_put(pair, transport, value, words):
     """Ray would report it after a minute, or never."""
-    with pytest.raises(tmesh.UnsupportedError, match=words):
-        ray.put(value(), _tensor_transport=transport)
+    assert_refused(lambda: ray.put(value(), _tensor_transport=transport), tmesh.UnsupportedError, words)
     # A method may return an object without a tensor.
     assert get(pair[0].forget.remote(lambda: None)) is None
 
@@ -394,8 +393,7 @@ def test_who_has_the_memory_keeps_it(pair):
     get(sink.hold.remote(ref))
     os.kill(get(source.pid.remote()), signal.SIGKILL)
     pid = get(sink.pid.remote())
-    with pytest.raises(Exception):
-        get(source.pid.remote())
+    assert_refused(lambda: get(source.pid.remote()), Exception)
 
     def write(x):
         x[0] = 1
@@ -403,10 +401,8 @@ def test_who_has_the_memory_keeps_it(pair):
 
     assert get(sink.held.remote(write)) == ([1, 1, 2], 99_999.0)
     # An actor without it gets an error, and stays alive.
-    with pytest.raises(Exception, match="died|dead|gone|GONE"):
-        get(ref)
-    with pytest.raises(Exception, match="died|dead|gone|GONE"):
-        get(sink.see.remote(ref, lambda x: float(x.sum())))
+    assert_refused(lambda: get(ref), Exception, "died|dead|gone|GONE")
+    assert_refused(lambda: get(sink.see.remote(ref, lambda x: float(x.sum()))), Exception, "died|dead|gone|GONE")
     assert get(sink.pid.remote()) == pid
 
 
@@ -453,10 +449,8 @@ def test_another_machine_is_refused(pair):
     get(source.call.remote(move, "another"))
     ref = source.make.remote(sealed)
     words = "memory of another machine.*nixl.*_use_object_store"
-    with pytest.raises(Exception, match=words):
-        get(ref)
-    with pytest.raises(Exception, match=words):
-        get(sink.see.remote(ref, lambda x: 1))
+    assert_refused(lambda: get(ref), Exception, words)
+    assert_refused(lambda: get(sink.see.remote(ref, lambda x: 1)), Exception, words)
     get(source.call.remote(move, None))
     assert get(sink.see.remote(source.make.remote(sealed), lambda x: float(x[1]))) == 1.0
 
@@ -493,8 +487,7 @@ def test_another_machine_by_a_mover(cluster, engine):
 
     get(source.call.remote(elsewhere))
     ref = source.make.remote(tensors)
-    with pytest.raises(Exception, match="memory of another machine.*TMESH_RAY_MOVER"):
-        get(plain.see.remote(ref, seen))
+    assert_refused(lambda: get(plain.see.remote(ref, seen)), Exception, "memory of another machine.*TMESH_RAY_MOVER")
     assert get(sink.see.remote(ref, seen))
     get(sink.hold.remote(ref))
     native = source.native.remote(lambda: tmesh.put(torch.arange(12, dtype=torch.float32).reshape(3, 4).numpy()))
@@ -538,8 +531,7 @@ def test_buffers_are_refused(pair):
     ref = source.make.remote(lambda: [torch.ones(3)])
     buffer = torch.zeros(3)
     ray.experimental.set_target_for_ref(ref, [buffer])
-    with pytest.raises(tmesh.UnsupportedError, match=r"buffer\.copy_\(tensor\) copies"):
-        get(ref)
+    assert_refused(lambda: get(ref), tmesh.UnsupportedError, r"buffer\.copy_\(tensor\) copies")
     assert not buffer.any()
 
 
@@ -584,8 +576,7 @@ def test_what_is_received_fits_the_memory():
     for start, end, strides in (0, 12, (2,)), (0, 8, (1,)), (100, 112, (1,)):
         place = metadata.places[0]
         place.start, place.end, place.strides = start, end, strides
-        with pytest.raises(RuntimeError):
-            transport.recv_multiple_tensors("1", metadata, None)
+        assert_refused(lambda: transport.recv_multiple_tensors("1", metadata, None), RuntimeError)
     transport.garbage_collect("1", metadata, [])
 
 

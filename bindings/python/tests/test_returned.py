@@ -16,7 +16,7 @@ import pytest
 import tmesh
 import tmesh.in_transit
 from tmesh import _tmesh
-from conftest import EMULATED, pytorch
+from conftest import EMULATED, assert_refused, pytorch
 
 PATIENCE = 600
 
@@ -89,8 +89,7 @@ def test_what_is_lost_is_an_error_at_use(processes):
     worker.join(PATIENCE)
     lost = queue.get(timeout=PATIENCE)
     assert isinstance(lost, tmesh.Tensor) and lost.lost
-    with pytest.raises(tmesh.NotFoundError, match=r"call get\(\) before join\(\)"):
-        total(lost)
+    assert_refused(lambda: total(lost), tmesh.NotFoundError, r"call get\(\) before join\(\)")
 
 
 class Rows:
@@ -190,8 +189,7 @@ def test_torch_tensor_that_is_lost():
     for again in (lost, pickle.loads(pickle.dumps(lost))):
         assert isinstance(again, torch.Tensor) and "lost" in repr(again)
         for use in (lambda: again.shape, lambda: again + 1, again.numpy, lambda: torch.sum(again)):
-            with pytest.raises(tmesh.NotFoundError, match=r"call get\(\) before join\(\)"):
-                use()
+            assert_refused(use, tmesh.NotFoundError, r"call get\(\) before join\(\)")
 
 
 @pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel", reason="sealed memory of the module survives its maker")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tmesh
+from conftest import assert_refused
 
 VIEWS = [lambda t: t.numpy(), lambda t: memoryview(t), lambda t: np.asarray(t),
          lambda t: t.__dlpack__(), lambda t: t[1:].numpy(), lambda t: t.view("uint8").numpy()]
@@ -23,10 +24,8 @@ def test_seal_returns_the_tensor():
 def test_writable_views_prevent_the_seal(view):
     t = tmesh.put(np.arange(4), seal=False)
     alive = view(t)
-    with pytest.raises(tmesh.BusyError, match="1 writable view of"):
-        t.seal()
-    with pytest.raises(tmesh.BusyError):
-        t[2:].seal()
+    assert_refused(t.seal, tmesh.BusyError, "1 writable view of")
+    assert_refused(lambda: t[2:].seal(), tmesh.BusyError)
     assert not t.sealed and t.writable
     t.numpy()[0] = 5
     del alive
@@ -53,10 +52,8 @@ def test_what_is_sealed_on_its_way_arrives_for_reading():
 def test_views_prevent_the_release(view):
     t = tmesh.put(np.arange(4), seal=False)
     alive = view(t)
-    with pytest.raises(tmesh.BusyError, match="1 view of this tensor"):
-        t.release()
-    with pytest.raises(BufferError):
-        t.release()
+    assert_refused(t.release, tmesh.BusyError, "1 view of this tensor")
+    assert_refused(t.release, BufferError)
     assert t.numpy().sum() == 6
     del alive
     t.release()
@@ -76,10 +73,8 @@ def test_released():
         "shape", "strides", "dtype", "ndim", "size", "nbytes", "device", "id", "label", "token", "sealed",
         "writable")]
     for use in uses:
-        with pytest.raises(tmesh.ReleasedError, match="was released"):
-            use()
-    with pytest.raises(tmesh.NotFoundError):
-        tmesh.open(ref)
+        assert_refused(use, tmesh.ReleasedError, "was released")
+    assert_refused(lambda: tmesh.open(ref), tmesh.NotFoundError)
 
 
 def test_context_manager():

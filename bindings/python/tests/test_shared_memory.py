@@ -18,7 +18,7 @@ import tmesh
 from tmesh import _tmesh
 from tmesh import shared_memory
 from tmesh.shared_memory import ShareableList, SharedMemory
-from conftest import check_cpython, cpython_names, runtime_dir
+from conftest import assert_refused, check_cpython, cpython_names, runtime_dir
 
 # A forked child has everything imported.
 FRESH = pytest.mark.skipif(os.environ.get("TMESH_BACKEND") == "kernel",
@@ -67,11 +67,9 @@ def test_the_creator_keeps_a_closed_block():
     again = SharedMemory("kept")
     assert bytes(again.buf[:5]) == b"hello" and again.size == 100
     again.unlink()
-    with pytest.raises(FileNotFoundError):
-        again.unlink()
+    assert_refused(again.unlink, FileNotFoundError)
     again.close()
-    with pytest.raises(FileNotFoundError):
-        SharedMemory("kept")
+    assert_refused(lambda: SharedMemory("kept"), FileNotFoundError)
 
 
 CREATE = """
@@ -166,8 +164,7 @@ def test_killed_creator(peer):
     assert bytes(held.buf[:5]) == b"child"
     held.close()
     del held
-    with pytest.raises(FileNotFoundError):
-        SharedMemory("mine")
+    assert_refused(lambda: SharedMemory("mine"), FileNotFoundError)
     assert names() == ["mine"]
     SharedMemory("mine", create=True, size=1).unlink()
     assert names() == []
@@ -218,8 +215,7 @@ def test_unlink_spares_a_newer_block_of_that_name():
     old = SharedMemory("mine", create=True, size=10)
     SharedMemory("mine").unlink()
     new = SharedMemory("mine", create=True, size=20)
-    with pytest.raises(FileNotFoundError):
-        old.unlink()
+    assert_refused(old.unlink, FileNotFoundError)
     assert SharedMemory("mine").size == 20
     new.unlink()
 
@@ -251,27 +247,21 @@ def test_list():
 @pytest.mark.parametrize("name", ["", "/", "a/b", "a\0b", "//", ".", "/.."])
 @pytest.mark.parametrize("create", [False, True])
 def test_bad_names(name, create):
-    with pytest.raises(tmesh.InvalidError):
-        SharedMemory(name, create=create, size=1)
+    assert_refused(lambda: SharedMemory(name, create=create, size=1), tmesh.InvalidError)
 
 
 def test_bad_arguments():
     for create in (False, True):
-        with pytest.raises(TypeError, match="'name' is a str, not 7"):
-            SharedMemory(7, create=create, size=1)
-    with pytest.raises(TypeError):
-        SharedMemory(create=True, size="10")
-    with pytest.raises(OSError):
-        SharedMemory("x" * 300, create=True, size=1)
+        assert_refused(lambda: SharedMemory(7, create=create, size=1), TypeError, "'name' is a str, not 7")
+    assert_refused(lambda: SharedMemory(create=True, size="10"), TypeError)
+    assert_refused(lambda: SharedMemory("x" * 300, create=True, size=1), OSError)
 
 
 def test_a_link_to_rubbish():
     SharedMemory(create=True, size=1).unlink()
     os.symlink("rubbish", folder() / "odd")
-    with pytest.raises(tmesh.ProtocolError):
-        SharedMemory("odd")
-    with pytest.raises(FileExistsError):
-        SharedMemory("odd", create=True, size=1)
+    assert_refused(lambda: SharedMemory("odd"), tmesh.ProtocolError)
+    assert_refused(lambda: SharedMemory("odd", create=True, size=1), FileExistsError)
     (folder() / "odd").unlink()
 
 
@@ -306,8 +296,7 @@ for options in {"create": True, "size": 1}, {}:
 def test_a_folder_that_went_away():
     SharedMemory(create=True, size=1).unlink()
     folder().rmdir()
-    with pytest.raises(FileNotFoundError):
-        SharedMemory("again")
+    assert_refused(lambda: SharedMemory("again"), FileNotFoundError)
     folder().rmdir()
     shm = SharedMemory("again", create=True, size=1)
     assert names() == ["again"]
@@ -371,17 +360,13 @@ def test_open_link(tmp_path):
         (tmp_path / "file").touch()
         for target in ("nonsense", "x" * 1000, "tm1m-" + "0" * 32):
             (tmp_path / target[:20]).symlink_to(target)
-            with pytest.raises(tmesh.ProtocolError):
-                _tmesh.open_link(folder, target[:20])
+            assert_refused(lambda: _tmesh.open_link(folder, target[:20]), tmesh.ProtocolError)
         for name, error in (("none", FileNotFoundError), ("file", OSError), ("a\0b", ValueError),
                             (7, TypeError), (None, TypeError)):
-            with pytest.raises(error):
-                _tmesh.open_link(folder, name)
+            assert_refused(lambda: _tmesh.open_link(folder, name), error)
         for bad in ((), (folder,), ("x", "file"), (folder, "file", 1)):
-            with pytest.raises(TypeError):
-                _tmesh.open_link(*bad)
-        with pytest.raises(OverflowError):
-            _tmesh.open_link(1 << 70, "file")
+            assert_refused(lambda: _tmesh.open_link(*bad), TypeError)
+        assert_refused(lambda: _tmesh.open_link(1 << 70, "file"), OverflowError)
         for number in (folder + (1 << 32), -1):
             with pytest.raises(OSError) as bad:
                 _tmesh.open_link(number, "file")

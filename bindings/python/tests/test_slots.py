@@ -12,7 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
-from conftest import EMULATED, collide
+from conftest import EMULATED, assert_refused, collide
 
 import tmesh
 import tmesh.in_transit
@@ -57,10 +57,8 @@ def test_a_generation_goes_with_its_last_holder():
     reader.read()
     assert tmesh.stats()["regions_live"] > live
     value.release()
-    with pytest.raises(tmesh.ReleasedError):
-        value["a"]
-    with pytest.raises(tmesh.ReleasedError):
-        value.ref()
+    assert_refused(lambda: value["a"], tmesh.ReleasedError)
+    assert_refused(value.ref, tmesh.ReleasedError)
     assert f"released, generation {value.generation}>" in repr(value)
     assert tensor.tolist()[0][0] == 49.0  # a tensor of it keeps it too
     del tensor
@@ -75,11 +73,9 @@ def test_releasing_is_ones_own():
     with reader.read() as one:
         other = reader.read()
         assert one is not other and one["a"].id == other["a"].id
-    with pytest.raises(tmesh.ReleasedError):
-        one["a"]
+    assert_refused(lambda: one["a"], tmesh.ReleasedError)
     assert other["b"].tolist() == [1, 2, 3, 4, 5] and reader.read()["b"][0].item() == 1
-    with pytest.raises(AttributeError):
-        other.nothing
+    assert_refused(lambda: other.nothing, AttributeError)
 
 
 def test_the_same_bundle_is_not_opened_again():
@@ -111,8 +107,7 @@ def test_watching():
     timer.join()
     slot.close()
     assert slot.closed
-    with pytest.raises(tmesh.GoneError):
-        reader.wait(PATIENCE)
+    assert_refused(lambda: reader.wait(PATIENCE), tmesh.GoneError)
     assert reader.read().generation == 2
 
 
@@ -146,11 +141,9 @@ def test_names():
         tmesh.Slot(name="python/adapter")
     for bad in ("a\nb", "a\0b"):
         for use in (lambda: tmesh.Slot(name=bad), lambda: tmesh.Slot.open_named(bad)):
-            with pytest.raises((tmesh.InvalidError, ValueError)):
-                use()
+            assert_refused(use, (tmesh.InvalidError, ValueError))
     for bad in (5, None):
-        with pytest.raises(TypeError):
-            tmesh.Slot.open_named(bad)
+        assert_refused(lambda: tmesh.Slot.open_named(bad), TypeError)
 
 
 def test_use_after_close():
@@ -160,12 +153,10 @@ def test_use_after_close():
     value = reader.read()
     reader.close()
     for use in (reader.changed, reader.fileno, reader.wait, reader.__enter__):
-        with pytest.raises(tmesh.ReleasedError):
-            use()
+        assert_refused(use, tmesh.ReleasedError)
     slot.close()
     for use in (lambda: slot.token, lambda: slot.generation, slot.__enter__):
-        with pytest.raises(tmesh.ReleasedError):
-            use()
+        assert_refused(use, tmesh.ReleasedError)
     assert value["b"][0].item() == 1 and repr(slot) == "<tmesh.Slot, closed>" and "closed" in repr(reader)
 
 
@@ -174,8 +165,7 @@ def test_a_slot_is_named_by_its_token():
     slot.publish(weights(3))
     reader = tmesh.Slot.open(slot.token)
     for what in (slot, reader):
-        with pytest.raises(TypeError, match="token"):
-            pickle.dumps(what)
+        assert_refused(lambda: pickle.dumps(what), TypeError, "token")
     # A value is a bundle, and is sent as one.
     there = pickle.loads(ForkingPickler.dumps(reader.read()))
     assert isinstance(there, tmesh.Bundle) and there["b"][0].item() == 3
@@ -185,28 +175,21 @@ def test_a_slot_is_named_by_its_token():
     ("a\0b", tmesh.ProtocolError), (5, TypeError), (None, TypeError),
 ])
 def test_bad_tokens(token, error):
-    with pytest.raises(error):
-        tmesh.Slot.open(token)
+    assert_refused(lambda: tmesh.Slot.open(token), error)
 
 
 def test_bad_input():
     slot = tmesh.Slot()
     for bad in ([1], "text", 5, {5: [1]}):
-        with pytest.raises(TypeError):
-            slot.publish(bad)
+        assert_refused(lambda: slot.publish(bad), TypeError)
     gone = tmesh.bundle(weights(1))
     gone.release()
-    with pytest.raises(tmesh.ReleasedError):
-        slot.publish(gone)
+    assert_refused(lambda: slot.publish(gone), tmesh.ReleasedError)
     assert slot.generation == 0
-    with pytest.raises(tmesh.InvalidError):
-        tmesh.Slot(max_ref=1 << 30)
-    with pytest.raises(tmesh.InvalidError, match="max_ref"):
-        tmesh.Slot(max_ref=8).publish(weights(1))
-    with pytest.raises(tmesh.InvalidError):
-        tmesh.Slot.open(slot.token).wait(-1)
-    with pytest.raises(TypeError):
-        tmesh.Slot(label=5)
+    assert_refused(lambda: tmesh.Slot(max_ref=1 << 30), tmesh.InvalidError)
+    assert_refused(lambda: tmesh.Slot(max_ref=8).publish(weights(1)), tmesh.InvalidError, "max_ref")
+    assert_refused(lambda: tmesh.Slot.open(slot.token).wait(-1), tmesh.InvalidError)
+    assert_refused(lambda: tmesh.Slot(label=5), TypeError)
 
 
 def test_a_child_has_its_own():
@@ -222,8 +205,7 @@ def test_a_child_has_its_own():
         try:
             assert value["b"].tolist() == [1, 2, 3, 4, 5]
             for use in (lambda: slot.publish(None), reader.changed, reader.fileno):
-                with pytest.raises(tmesh.AccessError):
-                    use()
+                assert_refused(use, tmesh.AccessError)
             with tmesh.Slot.open(token) as own:
                 assert own.read()["b"][0].item() == 1
             code = 0

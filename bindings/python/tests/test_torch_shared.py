@@ -10,7 +10,7 @@ import queue
 import pytest
 
 import tmesh
-from conftest import any_backend, eventually
+from conftest import any_backend, assert_refused, eventually
 
 any_backend()
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -149,8 +149,7 @@ def test_what_did_not_fit_leaves_no_descriptor():
     q.put(shared)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        with pytest.raises(queue.Full):
-            q.put([shared, shared[1:]], block=False)
+        assert_refused(lambda: q.put([shared, shared[1:]], block=False), queue.Full)
     # The thread that serves descriptors closes its own a moment later.
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
     assert q.get().tolist() == [0] * 4

@@ -17,7 +17,7 @@ import sys
 import pytest
 
 import tmesh
-from conftest import any_backend, eventually
+from conftest import any_backend, assert_refused, eventually
 
 any_backend()
 if not importlib.util.find_spec("vllm"):
@@ -409,5 +409,4 @@ def test_a_tier_below_vllms_own_manager(tmp_path):
 @pytest.mark.parametrize("wrong, words", [({"key_file": ""}, "key_file is missing"), ({"patience": -1}, "patience is -1"), ({"model": "org/model"}, "model is 'org/model'"),
                                           ({"max_bytes": 0}, "max_bytes is 0")])
 def test_bad_configuration_of_a_tier(wrong, words, tmp_path):
-    with pytest.raises(tmesh.InvalidError, match=words):
-        Tiered(**{"key_file": tmp_path / "key", **wrong})
+    assert_refused(lambda: Tiered(**{"key_file": tmp_path / "key", **wrong}), tmesh.InvalidError, words)

@@ -11,7 +11,7 @@ import types
 import pytest
 
 import tmesh
-from conftest import any_backend, eventually, pytorch
+from conftest import any_backend, assert_refused, eventually, pytorch
 
 any_backend()
 sys.path.insert(0, str(Path(__file__).parent))
@@ -269,8 +269,7 @@ def test_a_search_that_takes_long(engine, monkeypatch):
 @pytest.mark.parametrize("extra, words", [({"key_file": ""}, "key_file is missing"), ({"keyfile": 1}, "unknown keys 'keyfile'"),
                                           ({"patience": -1}, "patience is -1"), ({"patience": "1"}, "patience is '1'"), ({"max_bytes": 0}, "max_bytes is 0")])
 def test_bad_configuration(engine, extra, words):
-    with pytest.raises(tmesh.InvalidError, match=words):
-        engine(**extra)
+    assert_refused(lambda: engine(**extra), tmesh.InvalidError, words)
 
 
 def test_caches_that_cannot_be_shared(engine):
@@ -316,8 +315,7 @@ def test_generations_of_weights(modules):
                 return getattr(engine, name)(*args)
             return call
 
-    with pytest.raises(tmesh.InvalidError, match="no slot yet"):
-        engine.update_weights({"generation": 1})
+    assert_refused(lambda: engine.update_weights({"generation": 1}), tmesh.InvalidError, "no slot yet")
     source = [("a", torch.ones(2)), ("b", torch.zeros(1))]
     with pytest.raises(tmesh.InvalidError, match="source is missing"):
         weights.Trainer.trainer_init(weights.TrainerInit(), client=Client())
@@ -348,10 +346,8 @@ def test_generations_of_weights(modules):
     assert model.weights["a"] == [2, 2]
     # The trainer is gone: its weights stay.
     trainer.shutdown()
-    with pytest.raises(tmesh.Error):
-        engine.update_weights({"generation": 9})
-    with pytest.raises(tmesh.ProtocolError):
-        engine.init_transfer_engine(weights.Init("no token"))
+    assert_refused(lambda: engine.update_weights({"generation": 9}), tmesh.Error)
+    assert_refused(lambda: engine.init_transfer_engine(weights.Init("no token")), tmesh.ProtocolError)
     engine.shutdown()
     # Other ranks of a trainer only iterate.
     init.is_sender = False

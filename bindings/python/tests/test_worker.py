@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tmesh
-from conftest import ANY_BACKEND, eventually
+from conftest import ANY_BACKEND, assert_refused, eventually
 from tmesh.worker import _calls, _server
 from worker_client import PATIENCE, Client, tensor
 
@@ -176,8 +176,7 @@ def test_result_stays_until_its_release(client):
     assert tmesh.open(message["value"]["ref"]).numpy().sum() == 3
     client.send(type="release", id=message["id"])
     assert client.call(OPS + "add", [1]) == 2
-    with pytest.raises(tmesh.NotFoundError):
-        tmesh.open(message["value"]["ref"])
+    assert_refused(lambda: tmesh.open(message["value"]["ref"]), tmesh.NotFoundError)
 
 
 def test_a_tensor_that_an_operation_made_is_not_copied(client):
@@ -402,8 +401,7 @@ def own(): pass
     assert operations.find("offers_some.shown") and operations.find("offers_its_own.own")
     for name in ("some.hidden", "some.constant", "some._private", "its_own.sqrt", "its_own.join",
                  "its_own.Thing"):
-        with pytest.raises(_calls.NotAllowedError):
-            operations.find(f"offers_{name}")
+        assert_refused(lambda: operations.find(f"offers_{name}"), _calls.NotAllowedError)
 
 
 @ANY_BACKEND
@@ -440,8 +438,7 @@ def test_stream_waits_for_its_reader(client):
     id = client.start(OPS + "count", [20], stream=True)
     items = [client.receive() for _ in range(8)]
     client.sock.settimeout(0.3)
-    with pytest.raises(TimeoutError):
-        client.receive()
+    assert_refused(client.receive, TimeoutError)
     client.sock.settimeout(PATIENCE)
     client.send(type="release", id=id, sequence=items[3]["sequence"])
     assert client.receive()["sequence"] == 8
