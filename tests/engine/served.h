@@ -64,11 +64,8 @@ static inline pid_t run_program(char *const *argv, int *stdin_end, char *line, s
 
 static inline void end_program(pid_t pid, int stdin_end)
 {
-	int status;
-
 	close(stdin_end);
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	join_child(pid);
 }
 
 static inline int serve(void **state)

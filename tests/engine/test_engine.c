@@ -439,7 +439,6 @@ static void test_fork(void **state)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_binding *binding;
-	int status;
 	pid_t pid;
 
 	assert_ok(tmesh_engine_bind(fix->graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
@@ -460,8 +459,7 @@ static void test_fork(void **state)
 		teardown(state);
 		unit_leave(wrong);
 	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 	assert_ok(tmesh_engine_binding_dispatch(binding, err));
 	tmesh_engine_binding_unref(binding);
 }

@@ -124,12 +124,11 @@ static void test_forked(void **state)
 	struct tmesh_engine_context_opts opts = {.size = sizeof(opts),
 						 .device_type = TMESH_DEVICE_CUDA};
 	struct tmesh_engine_context *own;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	pthread_t thread;
 	int status;
 	pid_t child;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_int_equal(sem_init(&loading, 0, 0) || sem_init(&go_on, 0, 0), 0);
 	held = true;
 	assert_int_equal(pthread_create(&thread, NULL, load, ctx), 0);

@@ -138,11 +138,10 @@ static void test_mutants(void **state)
 	int count = full ? MUTANTS_FULL : MUTANTS, opened = 0, ran = 0;
 	struct tmesh_engine_context *context;
 	struct tmesh_engine_graph *graph;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	unsigned int seed = 5;
 	uint32_t pid;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_connect(ctx, "unit", NULL, &context, err));
 	pid = tmesh_engine_context_pid(context);
 	for (int i = 0; i <= count; i++) {

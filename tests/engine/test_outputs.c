@@ -10,12 +10,6 @@
 
 #define RW (TMESH_READ | TMESH_WRITE)
 #define FLAGS (TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE)
-#define CHECK(condition)                                \
-	do {                                            \
-		if (!(condition))                       \
-			unit_leave(__LINE__ % 250 + 1); \
-	} while (0)
-
 static const int64_t shape_x[] = {2, 4}, shape_b[] = {4};
 
 /* Write a graph's file. The caller removes it. */
@@ -168,7 +162,6 @@ static void test_placed(void **state)
 		.size = sizeof(opts), .at = nowhere, .folder = folder, .places = places};
 	struct bound bound = bind(placed);
 	struct tmesh_placed_value inputs[] = {{"x", bound.x}, {"b", NULL}};
-	int status;
 	pid_t child;
 
 	FAILS(tmesh_places_create, -EINVAL, &few, OUT, err);
@@ -190,8 +183,7 @@ static void test_placed(void **state)
 		CHECK(outputs_are_full(&out, sizeof(out)));
 		unit_leave(0);
 	}
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	unbind(&bound);
 	tmesh_placed_unref(without_room);
 	tmesh_placed_unref(placed);

@@ -193,11 +193,10 @@ static void test_run(void **state)
 	struct tmesh_placed *placed;
 	struct tmesh_tensor *x, *b, *y;
 	struct rlimit before;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	float *data;
 	int rc;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
 	opts.contexts = &context;
 	assert_refused(tmesh_placed_create(graph, &opts, &placed, err), -EINVAL, "folder");
@@ -284,9 +283,8 @@ static void test_waits(void **state)
 	struct tmesh_engine_cancellable *cancellable;
 	struct tmesh_tensor *x, *b, *y;
 	struct tmesh_placed *placed;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
 	assert_ok(tmesh_placed_create(graph, &opts, &placed, err));
 	x = tensor(ctx, 2, shape);

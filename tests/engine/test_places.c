@@ -363,7 +363,6 @@ static void test_hostile(void **state)
 	uint32_t where[3];
 	uint64_t bytes;
 	pid_t child;
-	int status;
 
 	assert_refused(tmesh_places_create(&opts, &places, err), -EINVAL, "1 to 64 places");
 	opts.place_count = 65;
@@ -443,8 +442,7 @@ static void test_hostile(void **state)
 	pthread_mutex_unlock(&placed->lock);
 	pthread_mutex_unlock(&places->lock);
 	tmesh_places_unref(with_thread);
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	assert_int_equal(files(), 1);
 	run(&one, 3, 3);
 	unbind(&one);

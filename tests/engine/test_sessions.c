@@ -262,9 +262,8 @@ static void test_slow_open(const char *go, int first, int second, off_t tries)
 	struct looker lookers[2];
 	struct tmesh_engine_graph *graph;
 	pthread_t threads[2];
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
 	graph = open_graph(context, file("graph"));
 	for (int i = 0; i < 2; i++) {
@@ -315,10 +314,9 @@ static void test_slow_close(void **state)
 	struct tmesh_engine_context *context;
 	struct tmesh_engine_graph *graph;
 	struct looker own = {0};
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	pthread_t thread;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
 	graph = open_graph(context, file("graph"));
 	own.context = context;
@@ -352,9 +350,8 @@ static void open_again(void)
 static void test_within_itself(void **state)
 {
 	struct tmesh_engine_context *context;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
 	context_again = context;
 	again = open_again;
@@ -416,10 +413,9 @@ static void test_storm(void **state)
 	pthread_t threads[STORMERS];
 	struct tmesh_engine_stats now;
 	unsigned int opened = 0;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	char name[16];
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_context_create(ctx, "fake", &opts, &context, err));
 	for (int i = 0; i <= STORM_FILES; i++) {
 		snprintf(name, sizeof(name), "storm%d", i);
@@ -456,9 +452,8 @@ static void test_forged_id(void **state)
 	struct tmesh_engine_context *context;
 	struct tmesh_engine_graph *graphs[3];
 	struct tmesh_engine_weight weights[2];
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_context_create(ctx, "fake", NULL, &context, err));
 	file("forged");
 	for (int i = 0; i < 2; i++)
@@ -488,9 +483,8 @@ static void test_idle_regions(void **state)
 {
 	const struct tmesh_engine_context_opts opts = {.size = sizeof(opts), .session_regions = 3};
 	struct tmesh_engine_context *context;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_engine_context_create(ctx, "fake", &opts, &context, err));
 	file("idle");
 	for (int i = 0; i < 4; i++) {

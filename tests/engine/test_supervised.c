@@ -111,12 +111,8 @@ static void await_end_of(pid_t pid)
 
 static void assert_ends(int signal)
 {
-	int status;
-
 	assert_int_equal(kill(supervisor, signal), 0);
-	assert_int_equal(waitpid(supervisor, &status, 0), supervisor);
-	assert_true(WIFEXITED(status));
-	assert_int_equal(WEXITSTATUS(status), 0);
+	join_child(supervisor);
 	close(input);
 }
 

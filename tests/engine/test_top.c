@@ -15,7 +15,7 @@ static json_t *top(void)
 {
 	json_error_t error;
 	json_t *shown, *engines;
-	int out[2], status;
+	int out[2];
 	pid_t pid;
 	FILE *from;
 
@@ -31,8 +31,7 @@ static json_t *top(void)
 	from = fdopen(out[0], "r");
 	shown = json_loadf(from, 0, &error);
 	fclose(from);
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 	engines = json_incref(json_object_get(shown, "engines"));
 	assert_true(json_is_array(engines));
 	assert_true(json_is_array(json_object_get(shown, "regions")));

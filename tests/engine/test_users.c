@@ -35,15 +35,12 @@ static pid_t start_as_nobody(int (*act)(void))
 static void assert_as_nobody(int (*act)(void))
 {
 	pid_t pid = start_as_nobody(act);
-	int status;
 
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_true(WIFEXITED(status));
-	assert_int_equal(WEXITSTATUS(status), 0);
+	join_child(pid);
 }
 
 /* As an exit status, of which one byte is left. */
-#define CHECK(condition)                           \
+#define CHECK_HERE(condition)                           \
 	do {                                       \
 		if (!(condition))                  \
 			return __LINE__ % 254 + 1; \
@@ -72,15 +69,15 @@ static int try_libraries(void)
 
 	snprintf(path, sizeof(path), "%s/own", elsewhere);
 	setenv("TMESH_RUNTIME_DIR", path, 1);
-	CHECK(!tmesh_ctx_open(NULL, &ctx, NULL));
-	CHECK(tmesh_engine_connect(ctx, "unit", NULL, &context, NULL) == -ENOENT);
-	CHECK(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL));
+	CHECK_HERE(!tmesh_ctx_open(NULL, &ctx, NULL));
+	CHECK_HERE(tmesh_engine_connect(ctx, "unit", NULL, &context, NULL) == -ENOENT);
+	CHECK_HERE(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL));
 	tmesh_ctx_unref(ctx);
 	setenv("TMESH_RUNTIME_DIR", own_dir, 1);
 	if (tmesh_ctx_open(NULL, &ctx, NULL))
 		return 0;
-	CHECK(tmesh_engine_connect(ctx, "unit", NULL, &context, NULL) == -EACCES);
-	CHECK(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL));
+	CHECK_HERE(tmesh_engine_connect(ctx, "unit", NULL, &context, NULL) == -EACCES);
+	CHECK_HERE(tmesh_region_open(ctx, token, TMESH_READ, &region, NULL));
 	tmesh_ctx_unref(ctx);
 	return 0;
 }
@@ -90,9 +87,9 @@ static int try_files(void)
 	char path[300];
 
 	snprintf(path, sizeof(path), "%s/engine-unit", own_dir);
-	CHECK(connect_to(path, true) == -EACCES);
+	CHECK_HERE(connect_to(path, true) == -EACCES);
 	snprintf(path, sizeof(path), "%s/engine-unit.lock", own_dir);
-	CHECK(open(path, O_RDONLY) < 0 && errno == EACCES);
+	CHECK_HERE(open(path, O_RDONLY) < 0 && errno == EACCES);
 	return 0;
 }
 
@@ -116,15 +113,15 @@ static int be_refused(const char *path)
 	struct pollfd at = {.events = POLLIN};
 
 	at.fd = connect_to(path, true);
-	CHECK(at.fd >= 0);
-	CHECK(poll(&at, 1, WAIT_MS) == 1);
-	CHECK(recv(at.fd, &words, sizeof(words), 0) == sizeof(words));
-	CHECK(words.code == -EACCES && strstr(words.message, "another user's"));
+	CHECK_HERE(at.fd >= 0);
+	CHECK_HERE(poll(&at, 1, WAIT_MS) == 1);
+	CHECK_HERE(recv(at.fd, &words, sizeof(words), 0) == sizeof(words));
+	CHECK_HERE(words.code == -EACCES && strstr(words.message, "another user's"));
 	if (send(at.fd, "hello", 5, MSG_NOSIGNAL) < 0)
 		errno = 0;
-	CHECK(!*words.requests && !*words.replies && !*words.page && !*words.backend);
-	CHECK(poll(&at, 1, WAIT_MS) == 1);
-	CHECK(recv(at.fd, &words, sizeof(words), 0) <= 0);
+	CHECK_HERE(!*words.requests && !*words.replies && !*words.page && !*words.backend);
+	CHECK_HERE(poll(&at, 1, WAIT_MS) == 1);
+	CHECK_HERE(recv(at.fd, &words, sizeof(words), 0) <= 0);
 	close(at.fd);
 	return 0;
 }

@@ -9,12 +9,6 @@
 
 #define RW (TMESH_READ | TMESH_WRITE)
 
-#define CHECK(condition)                                \
-	do {                                            \
-		if (!(condition))                       \
-			unit_leave(__LINE__ % 250 + 1); \
-	} while (0)
-
 struct scene {
 	struct tmesh_ctx *ctx;
 	struct tmesh_page_pool *pool;

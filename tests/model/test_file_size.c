@@ -64,7 +64,6 @@ static void test_limit(void **state)
 	const int64_t bytes = LARGE;
 	struct tmesh_model_item item = {.name = "w"};
 	struct tmesh_ctx *ctx;
-	int status;
 	pid_t child = fork();
 
 	if (!child) {
@@ -76,8 +75,7 @@ static void test_limit(void **state)
 		use_little(ctx, item.tensor);
 		_exit(0);
 	}
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 }
 
 int main(void)

@@ -111,9 +111,8 @@ static void test_another(void **state)
 	struct tmesh_model_report report;
 	struct tmesh_region *other;
 	struct tmesh_model *model;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	tmesh_model_unref(load(ctx, TMESH_MODEL_KEEP, &report));
 	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
 	assert_ok(tmesh_region_create(ctx, 4096, NULL, &other, err));
@@ -136,9 +135,8 @@ static void test_no_directory(void **state)
 	const char *dir = unit_runtime_dir();
 	struct tmesh_model_report report;
 	struct tmesh_model *model;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_int_equal(chmod(dir, 0755), 0);
 	assert_refused(tmesh_model_load(ctx, path, &opts, &model, err), -EACCES,
 		       "open to other users");
@@ -159,16 +157,15 @@ static int tire(void *data, const struct tmesh_model_progress *progress)
 /* The last process has gone; a child that it has forked has nothing that others would wait for. */
 static void test_forked(void **state)
 {
-	int calls = 0, ends[2], there[2], status;
+	int calls = 0, ends[2], there[2];
 	struct tmesh_model_load_opts opts = {
 		.size = sizeof(opts), .progress = tire, .progress_data = &calls};
 	struct tmesh_model_report report;
 	struct tmesh_model *model;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	pid_t child;
 	char byte;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	model = load(ctx, TMESH_MODEL_KEEP, &report);
 	assert_int_equal(pipe(ends) | pipe(there), 0);
 	child = fork();
@@ -188,8 +185,7 @@ static void test_forked(void **state)
 	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
 	tmesh_model_unref(model);
 	close(ends[1]);
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
 	tmesh_ctx_unref(ctx);
 }
@@ -254,10 +250,9 @@ static void test_other_backend(void **state)
 {
 	struct tmesh_model_report report;
 	uint64_t backend, other;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	char file[600];
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	backend = tmesh_ctx_backend(ctx);
 	other = backend == TMESH_BACKEND_MEMFD ? TMESH_BACKEND_KERNEL : TMESH_BACKEND_MEMFD;
 	leave("model-other.shared", other);
@@ -282,11 +277,10 @@ static void test_left_among_many(void **state)
 	};
 	struct flock present = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
 	struct tmesh_model_report report;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	int fds[ALIVE];
 	char name[32];
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	for (int n = 0; n < ALIVE + DEAD; n++) {
 		int fd, alive = n - DEAD / 2;
 
@@ -323,12 +317,11 @@ static void test_stopped(void **state)
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
 	struct tmesh_model_report report;
 	struct tmesh_model *model;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	char name[256];
-	int fd, status;
+	int fd;
 	pid_t child;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	model = load(ctx, 0, &report);
 	assert_int_equal(shared_loads(name), 1);
 	tmesh_model_unref(model);
@@ -343,8 +336,7 @@ static void test_stopped(void **state)
 	}
 	assert_refused(tmesh_model_load(ctx, path, &opts, &model, err), -ETIMEDOUT,
 		       "let it go on, or end it");
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	close(fd);
 	tmesh_model_unref(load(ctx, 0, &report));
 	assert_true(report.shared);

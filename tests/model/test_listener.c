@@ -114,10 +114,9 @@ static void test_takes_turns(void **state)
 {
 	struct ready two[2] = {0};
 	struct tmesh_slot *slot;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	int ends[2][2];
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	/* The thread runs as long as there is a slot. */
 	assert_ok(tmesh_slot_create(ctx, NULL, &slot, err));
 	model_host_lock();
@@ -273,10 +272,9 @@ static void done_without_room(int how)
 	struct model_answer answer;
 	struct model_subscription *subscription;
 	struct tmesh_slot *slot;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	int fd = -1;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_slot_create(ctx, NULL, &slot, err));
 	assert_ok(tmesh_slot_token(slot, token, err));
 	assert_ok(tmesh_slot_open(ctx, token, &reader, err));
@@ -338,9 +336,8 @@ static void test_no_memory_in_answer(void **state)
 	char token[TMESH_TOKEN_SIZE];
 	struct model_publication *publication;
 	struct tmesh_slot *slot;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_slot_create(ctx, NULL, &slot, err));
 	assert_ok(tmesh_slot_token(slot, token, err));
 	assert_ok(tmesh_slot_open(ctx, token, &reader, err));

@@ -63,9 +63,8 @@ static void test_slots(void **state)
 	struct tmesh_slot *slot, *other = NULL;
 	struct tmesh_slot_value *value = NULL;
 	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_slot_create(ctx, NULL, &slot, err));
 	assert_ok(tmesh_slot_token(slot, token, err));
 	assert_ok(tmesh_slot_open(ctx, token, &reader, err));

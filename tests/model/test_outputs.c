@@ -16,9 +16,8 @@ static void test_models(void **state)
 {
 	const size_t bytes = sizeof(header) - 1;
 	struct tmesh_model *model = NULL;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_model_parse(header, bytes, bytes + 4, &model, NULL, err));
 	FAILS(tmesh_model_parse, -EPROTO, header, bytes, bytes + 5, OUT, NULL, err);
 	FAILS(tmesh_model_describe, -ENOENT, "/nonexistent", NULL, OUT, err);
@@ -52,9 +51,8 @@ static void test_slots(void **state)
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_slot_reader *reader;
 	struct tmesh_slot *slot;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_slot_create(ctx, NULL, &slot, err));
 	assert_ok(tmesh_slot_token(slot, token, err));
 	assert_ok(tmesh_slot_open(ctx, token, &reader, err));

@@ -274,12 +274,10 @@ static void test_welcomes(void **state)
 	const size_t words = offsetof(struct pages_shape, key) / sizeof(uint32_t);
 	struct pages_shape *shape = &liar.welcome.shape;
 	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_region *slab;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	unsigned int open = 0;
+	struct tmesh_region *slab = new_region(ctx, 16 * 4096);
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
-	assert_ok(tmesh_region_create(ctx, 16 * 4096, NULL, &slab, err));
 	assert_ok(tmesh_region_token(slab, TMESH_READ | TMESH_WRITE, liar.slab, err));
 	liar.listener.accepted = welcome_it;
 	assert_ok(model_listener_open(&liar.listener, ctx, "liar", err));

@@ -312,13 +312,6 @@ static void test_outgrown(void **state)
 	scene_end(&s);
 }
 
-static bool readable(int fd, int ms)
-{
-	struct pollfd poller = {.fd = fd, .events = POLLIN};
-
-	return poll(&poller, 1, ms) == 1;
-}
-
 static void test_poll(void **state)
 {
 	struct scene s = scene_make(&small_pool);

@@ -171,19 +171,16 @@ static void test_one_read(void **state)
 static void test_forked(void **state)
 {
 	struct tmesh_model *model;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	pid_t child;
-	int status;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_model_load(ctx, model_path, NULL, &model, err));
 	child = fork();
 	if (!child) {
 		tmesh_model_unref(model);
 		unit_leave(0);
 	}
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	assert_int_equal(shared_loads(), 1);
 	tmesh_model_unref(model);
 	assert_int_equal(shared_loads(), 0);
@@ -411,7 +408,6 @@ static void forks_meanwhile(uint32_t flags)
 	};
 	struct tmesh_model *model;
 	struct tmesh_ctx *ctx;
-	int status;
 
 	assert_int_equal(pipe(pipes.ends), 0);
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
@@ -419,8 +415,7 @@ static void forks_meanwhile(uint32_t flags)
 	assert_true(pipes.child > 0);
 	assert_true(is_whole(model));
 	close(pipes.ends[1]);
-	assert_int_equal(waitpid(pipes.child, &status, 0), pipes.child);
-	assert_int_equal(status, 0);
+	join_child(pipes.child);
 	close(pipes.ends[0]);
 	tmesh_model_unref(model);
 	tmesh_ctx_unref(ctx);
@@ -437,19 +432,16 @@ static void test_forked_later(void **state)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .method = TMESH_MODEL_READ};
 	struct tmesh_model *model;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	void *data;
-	int status;
 	pid_t pid;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_model_load(ctx, model_path, &opts, &model, err));
 	assert_ok(tmesh_region_map(tmesh_model_region(model), TMESH_READ, &data, err));
 	pid = fork();
 	if (!pid)
 		unit_leave(*(volatile uint8_t *)data * 0);
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 	tmesh_region_unmap(tmesh_model_region(model), TMESH_READ);
 	tmesh_model_unref(model);
 	tmesh_ctx_unref(ctx);
@@ -488,8 +480,7 @@ static void test_sleeps(void **state)
 	assert_true(looks < 60000);
 	kill(reader, SIGKILL);
 	waitpid(reader, &status, 0);
-	assert_int_equal(waitpid(waiter, &status, 0), waiter);
-	assert_int_equal(status, 0);
+	join_child(waiter);
 }
 
 /* The library's clock, of which a test lets seconds pass (ld --wrap). A test stops the clock if
@@ -580,11 +571,9 @@ static void test_stopped(void **state)
 	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_true(gives_up(ctx, 0, reader));
 	tmesh_ctx_unref(ctx);
-	assert_int_equal(waitpid(keeper, &status, 0), keeper);
-	assert_int_equal(status, 0);
+	join_child(keeper);
 	kill(reader, SIGCONT);
-	assert_int_equal(waitpid(reader, &status, 0), reader);
-	assert_int_equal(status, 0);
+	join_child(reader);
 }
 
 static int stop_twice(void *data, const struct tmesh_model_progress *progress)
@@ -660,8 +649,7 @@ static void test_stopped_at_times(void **state)
 	tmesh_model_unref(model);
 	tmesh_ctx_unref(ctx);
 	kill(w.reader, SIGCONT);
-	assert_int_equal(waitpid(w.reader, &status, 0), w.reader);
-	assert_int_equal(status, 0);
+	join_child(w.reader);
 }
 
 /* All take at once from the part that is read and held: none has to wait for the reader's lock. */
@@ -672,11 +660,10 @@ static void test_takes(void **state)
 		.size = sizeof(opts), .progress = tire, .progress_data = &calls};
 	struct flock reader = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
 	struct tmesh_model *one, *two;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	struct dirent *entry;
 	DIR *dir;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_model_load(ctx, model_path, NULL, &one, err));
 	dir = opendir(unit_runtime_dir());
 	while (fd < 0 && (entry = readdir(dir))) {

@@ -12,12 +12,6 @@
 #define READERS 3
 #define WORDS 512
 
-#define CHECK(condition)                                \
-	do {                                            \
-		if (!(condition))                       \
-			unit_leave(__LINE__ % 250 + 1); \
-	} while (0)
-
 static int kills(void)
 {
 	const char *length = getenv("TMESH_TEST_LENGTH");
@@ -25,14 +19,6 @@ static int kills(void)
 	if (length && !strcmp(length, "full"))
 		return 1000;
 	return unit_on_kernel() ? 12 : 40;
-}
-
-static struct tmesh_ctx *context(void)
-{
-	struct tmesh_ctx *ctx;
-
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
-	return ctx;
 }
 
 /* Two tensors that must belong together: all elements of both are @word. */
@@ -89,7 +75,7 @@ struct scene {
 
 static struct scene scene_make(void)
 {
-	struct scene s = {.ctx = context()};
+	struct scene s = {.ctx = new_ctx()};
 
 	assert_ok(tmesh_slot_create(s.ctx, NULL, &s.slot, err));
 	assert_ok(tmesh_slot_token(s.slot, s.token, err));
@@ -114,19 +100,11 @@ static void publish(struct scene *s, uint64_t word)
 	tmesh_bundle_unref(bundle);
 }
 
-static uint64_t live(struct tmesh_ctx *ctx)
-{
-	struct tmesh_stats stats = {.size = sizeof(stats)};
-
-	assert_int_equal(tmesh_stats(ctx, &stats), 0);
-	return stats.regions_live;
-}
-
 static void test_values(void **state)
 {
 	struct scene s = scene_make();
 	struct tmesh_slot_value *value = NULL, *same;
-	uint64_t before = live(s.ctx);
+	uint64_t before = ctx_stats(s.ctx).regions_live;
 
 	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "publish a value");
 	assert_null(value);
@@ -144,7 +122,7 @@ static void test_values(void **state)
 	assert_ok(tmesh_slot_publish(s.slot, NULL, NULL, err));
 	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "empty");
 	/* Nothing is left of any of them. */
-	assert_int_equal(live(s.ctx), before);
+	assert_int_equal(ctx_stats(s.ctx).regions_live, before);
 	tmesh_slot_value_unref(NULL);
 	tmesh_slot_close(NULL);
 	scene_end(&s);
@@ -218,13 +196,6 @@ static void test_read_only(void **state)
 	}
 	assert_true(found > 1);
 	scene_end(&s);
-}
-
-static bool readable(int fd, int ms)
-{
-	struct pollfd poller = {.fd = fd, .events = POLLIN};
-
-	return poll(&poller, 1, ms) == 1;
 }
 
 static void test_watch(void **state)
@@ -326,7 +297,7 @@ static void test_reader_storm(void **state)
 	tmesh_slot_close(s.reader);
 	s.reader = NULL;
 	publish(&s, ++word);
-	before = live(s.ctx);
+	before = ctx_stats(s.ctx).regions_live;
 	for (int i = 0; i < READERS; i++)
 		readers[i] = start_reader(s.token, ++seed);
 	/* From here on also such are killed as have read nothing yet. */
@@ -352,7 +323,7 @@ static void test_reader_storm(void **state)
 	}
 	assert_int_equal(atomic_load(&scoreboard->fault), 0);
 	assert_true(atomic_load(&scoreboard->reads) > 0);
-	assert_int_equal(live(s.ctx), before);
+	assert_int_equal(ctx_stats(s.ctx).regions_live, before);
 	print_message("%llu reads, %llu generations, %d kills\n",
 		      (unsigned long long)atomic_load(&scoreboard->reads), (unsigned long long)word,
 		      kills());
@@ -373,7 +344,7 @@ static void test_publisher_killed(void **state)
 		assert_int_equal(pipe(ends), 0);
 		child = fork();
 		if (child == 0) {
-			struct scene s = {.ctx = context()};
+			struct scene s = {.ctx = new_ctx()};
 
 			CHECK(!tmesh_slot_create(s.ctx, NULL, &s.slot, NULL));
 			CHECK(!tmesh_slot_token(s.slot, token, NULL));
@@ -385,7 +356,7 @@ static void test_publisher_killed(void **state)
 		assert_int_equal(read(ends[0], token, sizeof(token)), sizeof(token));
 		close(ends[0]);
 		close(ends[1]);
-		ctx = context();
+		ctx = new_ctx();
 		assert_ok(tmesh_slot_open(ctx, token, &reader, err));
 		while ((rc = tmesh_slot_changed(reader)) != -EPIPE) {
 			struct tmesh_error why;
@@ -442,14 +413,14 @@ static void test_publisher_goes(void **state)
 	struct tmesh_slot_value *value;
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_ctx *ctx;
-	int ends[2], status;
+	int ends[2];
 	pid_t child;
 	char byte;
 
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
 	child = fork();
 	if (child == 0) {
-		struct scene s = {.ctx = context()};
+		struct scene s = {.ctx = new_ctx()};
 
 		close(ends[0]);
 		CHECK(!tmesh_slot_create(s.ctx, NULL, &s.slot, NULL));
@@ -466,15 +437,14 @@ static void test_publisher_goes(void **state)
 	}
 	close(ends[1]);
 	assert_int_equal(read(ends[0], token, sizeof(token)), sizeof(token));
-	ctx = context();
+	ctx = new_ctx();
 	assert_ok(tmesh_slot_open(ctx, token, &reader, err));
 	/* As long as it answers it lives. */
 	assert_int_equal(tmesh_slot_read(reader, &value, NULL), -ENOENT);
 	assert_int_equal(write(ends[0], "", 1), 1);
 	assert_int_equal(read(ends[0], &byte, 1), 1);
 	assert_refused(tmesh_slot_read(reader, &value, err), -EPIPE, "publisher is gone");
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	close(ends[0]);
 	tmesh_slot_close(reader);
 	tmesh_ctx_unref(ctx);
@@ -538,7 +508,7 @@ static void test_overtaken(void **state)
 
 	publish(&s, 0);
 	assert_ok(tmesh_slot_read(s.reader, &value, err));
-	before = live(s.ctx);
+	before = ctx_stats(s.ctx).regions_live;
 	for (uint64_t word = 1; word < 20; word++) {
 		publish(&s, word);
 		entry_at(&s, word + 1)[0] = 0;
@@ -549,7 +519,7 @@ static void test_overtaken(void **state)
 		assert_true(readable(fd, 60000));
 		assert_int_equal(tmesh_slot_changed(s.reader), 0);
 	}
-	assert_int_equal(live(s.ctx), before);
+	assert_int_equal(ctx_stats(s.ctx).regions_live, before);
 	assert_ok(tmesh_slot_publish(s.slot, NULL, NULL, err));
 	entry_at(&s, 21)[0] = 0;
 	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "empty");

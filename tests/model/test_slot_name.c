@@ -378,7 +378,6 @@ static _Noreturn void take_in_turn(const char *name)
 static void test_in_turn(void **state)
 {
 	pid_t child[3];
-	int status;
 
 	for (int i = 0; i < 3; i++) {
 		child[i] = fork();
@@ -386,9 +385,7 @@ static void test_in_turn(void **state)
 			take_in_turn("turn");
 	}
 	for (int i = 0; i < 3; i++) {
-		assert_int_equal(waitpid(child[i], &status, 0), child[i]);
-		assert_true(WIFEXITED(status));
-		assert_int_equal(WEXITSTATUS(status), 0);
+		join_child(child[i]);
 	}
 	assert_int_equal(files(), 0);
 }
@@ -550,7 +547,7 @@ static void test_stopped(void **state)
 static void test_forked(void **state)
 {
 	struct tmesh_slot *slot;
-	int ends[2], tried[2], status;
+	int ends[2], tried[2];
 	pid_t child;
 	char byte;
 
@@ -584,9 +581,7 @@ static void test_forked(void **state)
 	assert_ok(make("parent", &slot, err));
 	tmesh_slot_unref(slot);
 	close(ends[1]);
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_true(WIFEXITED(status));
-	assert_int_equal(WEXITSTATUS(status), 0);
+	join_child(child);
 	assert_int_equal(files(), 0);
 }
 

@@ -25,7 +25,7 @@ static int listening;
 static uint64_t generation;
 
 /* As an exit status, of which one byte is left. */
-#define CHECK(condition)                           \
+#define CHECK_HERE(condition)                           \
 	do {                                       \
 		if (!(condition))                  \
 			return __LINE__ % 254 + 1; \
@@ -68,7 +68,6 @@ static struct tmesh_ctx *context_in(const char *dir)
 static void assert_as_nobody(const char *dir, int (*act)(struct tmesh_ctx *its))
 {
 	pid_t pid = fork();
-	int status;
 
 	if (!pid) {
 		struct tmesh_ctx *its;
@@ -79,9 +78,7 @@ static void assert_as_nobody(const char *dir, int (*act)(struct tmesh_ctx *its))
 			_exit(255);
 		_exit(act(its));
 	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_true(WIFEXITED(status));
-	assert_int_equal(WEXITSTATUS(status), 0);
+	join_child(pid);
 	assert_works();
 }
 
@@ -92,11 +89,11 @@ static int try_calls(struct tmesh_ctx *its)
 	struct tmesh_bundle *bundle = NULL;
 	int rc;
 
-	CHECK(tmesh_slot_open(its, token, &out, NULL) == -ENOENT);
+	CHECK_HERE(tmesh_slot_open(its, token, &out, NULL) == -ENOENT);
 	rc = tmesh_slot_open_named(its, NAME, &out, NULL);
-	CHECK(rc == -ENOENT || rc == -EACCES);
-	CHECK(tmesh_bundle_open(its, ref, strlen(ref), TMESH_READ, &bundle, NULL) == -ENOENT);
-	CHECK(!out && !bundle);
+	CHECK_HERE(rc == -ENOENT || rc == -EACCES);
+	CHECK_HERE(tmesh_bundle_open(its, ref, strlen(ref), TMESH_READ, &bundle, NULL) == -ENOENT);
+	CHECK_HERE(!out && !bundle);
 	return 0;
 }
 
@@ -105,12 +102,12 @@ static int try_files(struct tmesh_ctx *its)
 	char path[600];
 
 	snprintf(path, sizeof(path), "%s/%s", own_dir, NAME_FILE);
-	CHECK(open(path, O_RDONLY) < 0 && errno == EACCES);
-	CHECK(access(path, F_OK) && errno == EACCES);
+	CHECK_HERE(open(path, O_RDONLY) < 0 && errno == EACCES);
+	CHECK_HERE(access(path, F_OK) && errno == EACCES);
 	snprintf(path, sizeof(path), "%s/%.32s", own_dir, token + 5);
-	CHECK(access(path, F_OK) && errno == EACCES);
+	CHECK_HERE(access(path, F_OK) && errno == EACCES);
 	snprintf(path, sizeof(path), "/proc/%d/fd", (int)getppid());
-	CHECK(!opendir(path));
+	CHECK_HERE(!opendir(path));
 	return 0;
 }
 
@@ -160,12 +157,12 @@ static int try_lobby(struct tmesh_ctx *its)
 		char words[64];
 		int ends[2], came;
 
-		CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
-		CHECK(!model_socket_send(listening, &connect_word, sizeof(connect_word), ends[1]));
+		CHECK_HERE(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
+		CHECK_HERE(!model_socket_send(listening, &connect_word, sizeof(connect_word), ends[1]));
 		close(ends[1]);
 		at.fd = ends[0];
-		CHECK(poll(&at, 1, WAIT_MS) == 1);
-		CHECK(model_socket_recv(ends[0], words, sizeof(words), &came) <= 0);
+		CHECK_HERE(poll(&at, 1, WAIT_MS) == 1);
+		CHECK_HERE(model_socket_recv(ends[0], words, sizeof(words), &came) <= 0);
 		close(ends[0]);
 	}
 	return 0;

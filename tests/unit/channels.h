@@ -3,8 +3,6 @@
 #ifndef TMESH_UNIT_CHANNELS_H
 #define TMESH_UNIT_CHANNELS_H
 
-#include <poll.h>
-
 #include "channel_internal.h"
 #include "unit.h"
 
@@ -14,30 +12,6 @@
 /* The limit for a message that does come, long enough for a busy machine. */
 #define PATIENCE (600 * SECOND)
 #define PATIENT_MS 600000
-
-/* A child says by its exit status which of its checks failed first. */
-#define CHECK(condition)                                \
-	do {                                            \
-		if (!(condition))                       \
-			unit_leave(__LINE__ % 250 + 1); \
-	} while (0)
-
-static inline void join(pid_t child)
-{
-	int status;
-
-	assert_int_equal(waitpid(child, &status, 0), child);
-	if (!WIFEXITED(status) || WEXITSTATUS(status))
-		fail_msg("the child ended with status %#x", (unsigned int)status);
-}
-
-static inline struct tmesh_ctx *context(void)
-{
-	struct tmesh_ctx *ctx;
-
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
-	return ctx;
-}
 
 static inline struct tmesh_message number(uint64_t n)
 {
@@ -74,7 +48,7 @@ static inline struct tmesh_channel *pair_open(struct pair *pair, enum tmesh_chan
 static inline struct pair pair_make(enum tmesh_channel_role role,
 				    const struct tmesh_channel_opts *opts)
 {
-	struct pair pair = {.ctx = context()};
+	struct pair pair = {.ctx = new_ctx()};
 
 	assert_ok(tmesh_channel_create(pair.ctx, role, opts, &pair.maker, err));
 	assert_ok(tmesh_channel_token(pair.maker, pair.token, err));
@@ -100,13 +74,6 @@ static inline bool lane_has_something(const struct tmesh_channel *channel)
 	found = recv(fd, &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 	close(fd);
 	return found;
-}
-
-static inline bool readable(int fd, int ms)
-{
-	struct pollfd poller = {.fd = fd, .events = POLLIN};
-
-	return poll(&poller, 1, ms) == 1;
 }
 
 #endif /* TMESH_UNIT_CHANNELS_H */

@@ -9,20 +9,4 @@
 #define RW (TMESH_READ | TMESH_WRITE)
 #define PAGE 4096u
 
-static inline struct tmesh_region *region_of(void *ctx, uint64_t bytes)
-{
-	struct tmesh_region *region;
-
-	assert_ok(tmesh_region_create(ctx, bytes, NULL, &region, err));
-	return region;
-}
-
-static inline uint8_t *map_of(struct tmesh_region *region, uint32_t rights)
-{
-	void *addr;
-
-	assert_ok(tmesh_region_map(region, rights, &addr, err));
-	return addr;
-}
-
 #endif /* TMESH_ON_MODULE_H */

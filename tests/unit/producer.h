@@ -20,14 +20,6 @@ static inline struct tmesh_ctx *context(const char *dir, uint64_t timeout_ms)
 	return ctx;
 }
 
-static inline struct tmesh_stats stats_of(struct tmesh_ctx *ctx)
-{
-	struct tmesh_stats stats = {.size = sizeof(stats)};
-
-	assert_int_equal(tmesh_stats(ctx, &stats), 0);
-	return stats;
-}
-
 /* Another process that makes a region, "region", reports its token for reading, and lives until the
  * test ends it. */
 struct producer {

@@ -89,7 +89,6 @@ static void test_goes_on(void **state)
 	struct tmesh_arena *arena;
 	int64_t shape[] = {8};
 	pid_t child;
-	int status;
 
 	assert_ok(tmesh_arena_create(*state, 0, NULL, &arena, err));
 	assert_ok(make(*state, arena, TMESH_UINT8, 1, shape, &first, err));
@@ -105,8 +104,7 @@ static void test_goes_on(void **state)
 		      tmesh_tensor_region(own) == tmesh_tensor_region(second) ||
 		      tmesh_tensor_layout(own)->offset);
 	}
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	tmesh_tensor_unref(first);
 	tmesh_tensor_unref(second);
 	tmesh_arena_unref(arena);

@@ -121,9 +121,8 @@ static void test_unsealed_index(void **state)
 static struct tmesh_region *sealed_head(struct tmesh_ctx *ctx, const struct tmesh_bundle_head *head,
 					size_t bytes)
 {
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, bytes);
 
-	assert_ok(tmesh_region_create(ctx, bytes, NULL, &region, err));
 	assert_ok(tmesh_region_write(region, 0, head, bytes < sizeof(*head) ? bytes : sizeof(*head),
 				     err));
 	assert_ok(tmesh_region_seal(region, err));

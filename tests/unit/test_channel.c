@@ -142,7 +142,7 @@ static void test_bad_options(void **state)
 		{{.spin_ns = 2 * SECOND}, "second"},
 		{{.capacity = 4, .limit = 5}, "limit is 5"},
 	};
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel_opts opts;
 	struct tmesh_channel *channel;
 	struct tmesh_region *region;
@@ -183,7 +183,7 @@ static void test_bad_options(void **state)
 /* Those who receive have their places, and no lane. */
 static void test_receivers(void **state)
 {
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 	struct tmesh_channel *receivers[64], *more;
 
 	assert_ok(tmesh_channel_create(p.ctx, RECV, NULL, &p.maker, err));
@@ -272,7 +272,7 @@ static void test_no_open(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
 	struct tmesh_channel_opts bad = {.size = sizeof(bad), .flags = 4};
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 	struct tmesh_message message = number(1), got[3];
 
 	assert_refused(tmesh_channel_create(p.ctx, SEND, &bad, &p.maker, err), -EINVAL, "flags");
@@ -304,10 +304,9 @@ static void test_layouts(void **state)
 	struct pair p = pair_make(SEND, &opts);
 	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
 	struct tmesh_tensor *sent[4];
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(p.ctx, 1 << 20);
 	struct tmesh_message got;
 
-	assert_ok(tmesh_region_create(p.ctx, 1 << 20, NULL, &region, err));
 	assert_ok(tmesh_stats(p.ctx, &before));
 	for (int64_t i = 0; i < 500; i++) {
 		int count = 0;
@@ -390,9 +389,9 @@ static void test_regions_bounded(void **state)
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 3};
 	struct tmesh_channel_opts few = {.size = sizeof(few), .max_regions = 2};
 	struct tmesh_stats stats = {.size = sizeof(stats)};
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 	struct tmesh_message message = {0}, got;
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_tensor *kept[3];
 	uint64_t before;
 
@@ -444,9 +443,9 @@ static void test_bytes_bounded(void **state)
 {
 	struct tmesh_channel_opts few = {.size = sizeof(few), .max_bytes = 3 << 20};
 	struct tmesh_stats stats = {.size = sizeof(stats)};
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 	struct tmesh_message message = {0}, got;
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_tensor *held = NULL;
 	int64_t shape[] = {1 << 20};
 	uint64_t before;
@@ -585,7 +584,7 @@ static void *consume(void *data)
 static void test_many(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 32, .producers = 5};
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 	struct worker workers[6];
 	pthread_t threads[6];
 	uint64_t sent = 0, got = 0, counted = 0;
@@ -699,7 +698,7 @@ static void test_refused_once(void **state)
 {
 	const struct tmesh_channel_opts opts = {.size = sizeof(opts),
 						.flags = TMESH_CHANNEL_NO_OPEN};
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 	struct tmesh_message message = {0}, got;
 	struct channel_known_region *known;
 

@@ -79,7 +79,7 @@ static void receive(struct tmesh_channel *from)
 static void test_who_gives_back(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 1};
-	struct tmesh_ctx *ctx = context(), *far = context();
+	struct tmesh_ctx *ctx = new_ctx(), *far = new_ctx();
 	struct tmesh_channel *from, *to;
 	struct tmesh_tensor *tensors[8];
 	struct tmesh_region *made, *opened;
@@ -193,7 +193,7 @@ static void check_copy(struct copy *copy)
 
 static void test_copy_by_descriptor(void **state)
 {
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	char *data = malloc(BYTES);
 	struct copy copy = {.data = data};
 
@@ -214,7 +214,7 @@ static void test_copy_by_descriptor(void **state)
 
 static void test_copy_by_mapping(void **state)
 {
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	char *data = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct copy copy = {.data = data};
 	struct sigaction action = {.sa_handler = at_the_page}, before;

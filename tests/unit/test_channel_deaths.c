@@ -141,7 +141,7 @@ static void test_producers(void **state)
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_channel *channel;
 	pid_t children[PRODUCERS];
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 
 	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
 	assert_ok(tmesh_channel_token(channel, token, err));
@@ -195,7 +195,7 @@ static void test_consumers(void **state)
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_channel *channel;
 	struct tmesh_message message;
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	uint64_t n = 1, lost = 0;
 
 	assert_ok(tmesh_channel_create(ctx, SEND, &opts, &channel, err));
@@ -231,7 +231,7 @@ static void test_consumers(void **state)
 static void test_makers(void **state)
 {
 	struct tmesh_message message;
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 
 	for (int i = 0; i < kills() / 4; i++) {
 		char token[TMESH_TOKEN_SIZE] = {0};
@@ -275,7 +275,7 @@ static void test_makers(void **state)
 static void test_gone_before_opened(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel *channel, *other;
 	struct tmesh_message message;
 	char token[TMESH_TOKEN_SIZE];
@@ -288,7 +288,7 @@ static void test_gone_before_opened(void **state)
 	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &other, err));
 	child = fork();
 	if (child == 0) {
-		struct tmesh_ctx *own = context();
+		struct tmesh_ctx *own = new_ctx();
 		struct tmesh_channel *to;
 
 		CHECK(!tmesh_channel_open(own, token, SEND, NULL, &to, NULL));
@@ -327,7 +327,7 @@ static pid_t start_maker(char *token)
 	assert_int_equal(pipe(ends), 0);
 	child = fork();
 	if (child == 0) {
-		struct tmesh_ctx *own = context();
+		struct tmesh_ctx *own = new_ctx();
 		struct tmesh_channel *channel;
 
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -350,7 +350,7 @@ static pid_t start_stopped(const char *token)
 	int status;
 
 	if (child == 0) {
-		struct tmesh_ctx *own = context();
+		struct tmesh_ctx *own = new_ctx();
 		struct tmesh_message message = message_of(own, 8);
 		char region[TMESH_TOKEN_SIZE], link[512];
 		struct tmesh_channel *to;
@@ -375,7 +375,7 @@ static pid_t start_stopped(const char *token)
 static void test_stopped_sender(void **state)
 {
 	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel *channel;
 	struct tmesh_message message;
 	pid_t maker, sender;
@@ -431,7 +431,7 @@ static void test_inherited(void **state)
 		unit_leave(0);
 	}
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
-	join(child);
+	join_child(child);
 	/* It took one message by its own handle, and with its end nothing of ours. */
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_ok(tmesh_channel_recv(p.other, &got, PATIENCE, err));
@@ -464,14 +464,14 @@ static void test_inherited_end(void **state)
 	close(ends[1]);
 	/* None came: the child has failed, and says where. */
 	if (read(ends[0], &done, 1) != 1)
-		join(child);
+		join_child(child);
 	tmesh_channel_unref(p.other);
 	do
 		rc = tmesh_channel_send(p.maker, &message, PATIENCE, NULL);
 	while (!rc);
 	assert_int_equal(rc, -EPIPE);
 	close(ends[0]);
-	join(child);
+	join_child(child);
 	p.other = NULL;
 	pair_end(&p);
 }

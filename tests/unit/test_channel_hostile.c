@@ -95,7 +95,7 @@ static void test_scribbled(void **state)
 {
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts), .capacity = 8, .producers = 2, .regions = 2, .layouts = 2};
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 
 	for (int round = 0; round < ROUNDS; round++) {
 		void *(*work[])(void *) = {send_all, receive, scribble};
@@ -325,7 +325,7 @@ static void test_bad_names(void **state)
 static void test_refused_once(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 	const int64_t shape[] = {16};
 	struct tmesh_message message = {0}, got;
 	atomic_uint_fast64_t *id;
@@ -360,7 +360,7 @@ static void test_refused_other(void **state)
 {
 	struct tmesh_channel_opts one = {.size = sizeof(one), .regions = 1};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 	const int64_t shape[] = {16};
 	struct tmesh_message message = {0}, got;
 	struct tmesh_channel *rival;

@@ -34,7 +34,7 @@ static void receive_one(struct tmesh_channel *from, uint64_t want)
 /* One of 16 places for regions is taken, and one of 64 slots: there is room for more. */
 static void test_room_behind_the_dead(void **state)
 {
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel *channel, *second;
 	char token[TMESH_TOKEN_SIZE];
 	pid_t child;
@@ -43,7 +43,7 @@ static void test_room_behind_the_dead(void **state)
 	assert_ok(tmesh_channel_token(channel, token, err));
 	child = fork();
 	if (child == 0) {
-		struct tmesh_ctx *own = context();
+		struct tmesh_ctx *own = new_ctx();
 		struct tmesh_channel *first;
 
 		CHECK(!tmesh_channel_open(own, token, SEND, NULL, &first, NULL));

@@ -117,7 +117,7 @@ static struct sender sender_start(const char *token, enum sends what)
 
 	sender.pid = fork();
 	if (sender.pid == 0) {
-		struct tmesh_ctx *own = context();
+		struct tmesh_ctx *own = new_ctx();
 		struct tmesh_channel *to;
 		const int64_t one[] = {1};
 		struct tmesh_message messages[2] = {{0}};
@@ -168,7 +168,7 @@ static void expect_empty_store(const struct tmesh_channel *channel)
 static void test_killed_for_two(void **state)
 {
 	for (int when = 0; when < 3; when++) {
-		struct tmesh_ctx *ctx = context(), *other = context();
+		struct tmesh_ctx *ctx = new_ctx(), *other = new_ctx();
 		struct tmesh_channel *channel, *second = NULL;
 		char token[TMESH_TOKEN_SIZE];
 		struct sender sender;
@@ -200,7 +200,7 @@ static void test_killed_for_two(void **state)
 static void test_killed_with_what_was_closed(void **state)
 {
 	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .max_regions = 1};
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel *channel;
 	char token[TMESH_TOKEN_SIZE];
 	struct sender sender;
@@ -222,7 +222,7 @@ static void test_killed_one_after_another(void **state)
 {
 	const struct tmesh_channel_opts opts = {
 		.size = sizeof(opts), .capacity = 64, .regions = 64};
-	struct tmesh_ctx *ctx = context(), *other = context();
+	struct tmesh_ctx *ctx = new_ctx(), *other = new_ctx();
 	struct tmesh_channel *channel, *second;
 	char token[TMESH_TOKEN_SIZE];
 
@@ -299,7 +299,7 @@ static void test_unanswered_in_the_store(void **state)
 /* The next sender of a lane looks after what lies in its store, whatever that is. */
 static void test_unanswered_inherited(void **state)
 {
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel *channel, *second, *next;
 	char token[TMESH_TOKEN_SIZE];
 	struct step told = step_make();
@@ -310,7 +310,7 @@ static void test_unanswered_inherited(void **state)
 	second = opened(ctx, token, RECV);
 	child = fork();
 	if (child == 0) {
-		struct tmesh_ctx *own = context();
+		struct tmesh_ctx *own = new_ctx();
 		struct {
 			uint32_t magic, version, count, pad;
 			uint64_t serial;
@@ -389,7 +389,7 @@ static void test_not_the_childs(void **state)
 		CHECK(after.regions_live < before.regions_live);
 		unit_leave(0);
 	}
-	join(child);
+	join_child(child);
 	for (uint64_t i = 0; i < COUNT; i++)
 		receive_one(i % 2 ? second : p.other, i);
 	tmesh_channel_unref(second);
@@ -401,7 +401,7 @@ static void test_left_to_the_watch(void **state)
 {
 	unsigned int before = unit_open_fds();
 	struct pair p = pair_make(SEND, NULL);
-	struct tmesh_ctx *other = context();
+	struct tmesh_ctx *other = new_ctx();
 	struct tmesh_channel *first = opened(other, p.token, RECV),
 			     *second = opened(other, p.token, RECV);
 
@@ -513,7 +513,7 @@ static pid_t send_and_exit(const char *exit_wait, struct step *out, struct step 
 static void test_exit(void **state)
 {
 	struct step out = step_make(), errors = step_make();
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel *from;
 	char token[TMESH_TOKEN_SIZE], text[512];
 	pid_t child = send_and_exit("600", &out, &errors);
@@ -521,7 +521,7 @@ static void test_exit(void **state)
 	assert_int_equal(read(out.read, token, sizeof(token)), sizeof(token));
 	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &from, err));
 	receive_all(from);
-	join(child);
+	join_child(child);
 	assert_int_equal(read(errors.read, text, sizeof(text)), 0);
 	tmesh_channel_unref(from);
 	tmesh_ctx_unref(ctx);
@@ -535,7 +535,7 @@ static void test_exit_too_late(void **state)
 	char text[512] = "";
 	pid_t child = send_and_exit("0.01", &out, &errors);
 
-	join(child);
+	join_child(child);
 	assert_true(read(errors.read, text, sizeof(text) - 1) > 0);
 	if (!strstr(text, "10 messages may be lost"))
 		fail_msg("\"%s\" does not say what was lost", text);
@@ -550,7 +550,7 @@ static int send_role(void)
 	static struct tmesh_channel *channel;
 	char token[TMESH_TOKEN_SIZE];
 
-	ctx = context();
+	ctx = new_ctx();
 	assert_ok(tmesh_channel_create(ctx, SEND, NULL, &channel, err));
 	assert_ok(tmesh_channel_token(channel, token, err));
 	if (send_tensors(ctx, channel) || !fwrite(token, sizeof(token), 1, stdout))

@@ -35,7 +35,7 @@ static void test_limit(void **state)
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_channel *maker, *other;
 	struct tmesh_message message;
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 
 	assert_ok(tmesh_channel_create(ctx, RECV, &eight, &maker, err));
 	assert_ok(tmesh_channel_token(maker, token, err));
@@ -57,7 +57,7 @@ static void test_limit(void **state)
 /* In a child that may open @more descriptors. */
 static int open_with(const char *token, enum tmesh_channel_role role, rlim_t more)
 {
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel *channel;
 	struct rlimit limit;
 	int next = dup(0);
@@ -74,7 +74,7 @@ static void test_no_number(void **state)
 	for (int role = SEND; role <= RECV; role++) {
 		struct tmesh_channel *maker;
 		char token[TMESH_TOKEN_SIZE];
-		struct tmesh_ctx *ctx = context();
+		struct tmesh_ctx *ctx = new_ctx();
 		int failed = 0, status = 1;
 
 		assert_ok(tmesh_channel_create(ctx, role == SEND ? RECV : SEND, NULL, &maker, err));

@@ -107,7 +107,7 @@ static void test_quiet(void **state)
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
 	struct tmesh_channel *there, *back;
 	char tokens[2][TMESH_TOKEN_SIZE];
-	struct tmesh_ctx *ctx = context();
+	struct tmesh_ctx *ctx = new_ctx();
 	pid_t children[2];
 
 	assert_ok(tmesh_channel_create(ctx, SEND, &opts, &there, err));
@@ -117,7 +117,7 @@ static void test_quiet(void **state)
 	for (int i = 0; i < 2; i++)
 		children[i] = start(tokens[0], tokens[1], i == 0);
 	for (int i = 0; i < 2; i++)
-		join(children[i]);
+		join_child(children[i]);
 	tmesh_channel_unref(there);
 	tmesh_channel_unref(back);
 	tmesh_ctx_unref(ctx);

@@ -23,9 +23,8 @@ static const struct tmesh_channel_opts two = {
 
 static struct tmesh_region *make(struct tmesh_ctx *ctx)
 {
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, 4096);
 
-	assert_ok(tmesh_region_create(ctx, 4096, NULL, &region, err));
 	return region;
 }
 
@@ -407,7 +406,7 @@ static bool is_settled(struct tmesh_channel *maker)
 static void test_last_look(void **state)
 {
 	struct pair p = pair_make(RECV, &two);
-	struct tmesh_ctx *other = context();
+	struct tmesh_ctx *other = new_ctx();
 	struct tmesh_channel *second, *third;
 	struct tmesh_region *region = make(p.ctx);
 	const struct lie lie = lie_about(region, 1);
@@ -444,7 +443,7 @@ static void test_descriptors(void **state)
 {
 	const struct tmesh_channel_opts opts = {
 		.size = sizeof(opts), .producers = 64, .flags = TMESH_CHANNEL_NO_POLL};
-	struct tmesh_ctx *ctx = context(), *other = context();
+	struct tmesh_ctx *ctx = new_ctx(), *other = new_ctx();
 	struct tmesh_channel *maker[100], *sender, *receiver;
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_message message = {0}, got;

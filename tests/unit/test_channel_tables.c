@@ -19,14 +19,6 @@ static struct tmesh_tensor *view(struct tmesh_region *region, int64_t rows, int6
 	return made;
 }
 
-static struct tmesh_region *region_of(struct tmesh_ctx *ctx, uint64_t bytes)
-{
-	struct tmesh_region *region;
-
-	assert_ok(tmesh_region_create(ctx, bytes, NULL, &region, err));
-	return region;
-}
-
 static void assert_comes(struct tmesh_channel *channel, struct tmesh_tensor *sent)
 {
 	struct tmesh_message got;
@@ -57,7 +49,7 @@ static void test_again(void **state)
 	struct tmesh_tensor *tensors[9];
 
 	for (int i = 0; i < 3; i++) {
-		struct tmesh_region *region = region_of(p.ctx, 4096);
+		struct tmesh_region *region = new_region(p.ctx, 4096);
 
 		for (int k = 0; k < 3; k++)
 			tensors[3 * i + k] = view(region, 1 + k, 12 / (1 + k), 0);
@@ -81,7 +73,7 @@ static void test_again(void **state)
 static void test_same_place(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
-	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_region *region = new_region(p.ctx, 4096);
 	bool same = false;
 	void *last = NULL;
 
@@ -106,7 +98,7 @@ static void test_lanes(void **state)
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
 	struct pair p = pair_make(RECV, &opts);
 	struct tmesh_channel *second = pair_open(&p, SEND);
-	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_region *region = new_region(p.ctx, 4096);
 	struct tmesh_tensor *flat = view(region, 3, 4, 0), *tall = view(region, 4, 3, 0);
 	struct tmesh_message one = {.tensor = flat}, other = {.tensor = tall};
 
@@ -128,7 +120,7 @@ static void test_held(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 256};
 	struct pair p = pair_make(SEND, &opts);
-	struct tmesh_region *region = region_of(p.ctx, 1 << 20);
+	struct tmesh_region *region = new_region(p.ctx, 1 << 20);
 	struct tmesh_tensor *sent[200], *got[200];
 
 	for (int i = 0; i < 200; i++) {
@@ -155,7 +147,7 @@ static void test_held(void **state)
 static void test_sent_on(void **state)
 {
 	struct pair from = pair_make(SEND, NULL), to = pair_make(SEND, NULL);
-	struct tmesh_region *region = region_of(from.ctx, 1 << 20);
+	struct tmesh_region *region = new_region(from.ctx, 1 << 20);
 	struct tmesh_message message = {0}, got;
 	const void *last = NULL;
 	bool same = false;
@@ -195,7 +187,7 @@ static struct tmesh_tensor *typed(struct tmesh_region *region, enum tmesh_dtype 
 static void test_types(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
-	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_region *region = new_region(p.ctx, 4096);
 	struct tmesh_tensor *tensors[] = {typed(region, TMESH_INT32), typed(region, TMESH_FLOAT32)};
 
 	for (int i = 0; i < 6; i++)
@@ -210,7 +202,7 @@ static void test_types(void **state)
 static void test_dimensions(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
-	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_region *region = new_region(p.ctx, 4096);
 	struct tmesh_tensor *tensors[2];
 
 	for (int i = 0; i < 2; i++) {
@@ -231,7 +223,7 @@ static void test_dimensions(void **state)
 /* A channel whose receiver opens no more than @opts lets it. */
 static struct pair pair_receiving(const struct tmesh_channel_opts *opts)
 {
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 
 	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
 	assert_ok(tmesh_channel_token(p.maker, p.token, err));
@@ -247,7 +239,7 @@ static void test_room_for_one(void **state)
 	struct tmesh_tensor *tensors[2];
 
 	for (int i = 0; i < 2; i++) {
-		struct tmesh_region *region = region_of(p.ctx, 4096);
+		struct tmesh_region *region = new_region(p.ctx, 4096);
 
 		tensors[i] = view(region, 3, 4, 0);
 		tmesh_region_unref(region);
@@ -271,7 +263,7 @@ static void test_room_in_bytes(void **state)
 	struct tmesh_message message, held;
 
 	for (int i = 0; i < 3; i++) {
-		struct tmesh_region *region = region_of(p.ctx, 4096);
+		struct tmesh_region *region = new_region(p.ctx, 4096);
 
 		tensors[i] = view(region, 3, 4, 0);
 		tmesh_region_unref(region);
@@ -296,7 +288,7 @@ static void test_let_go(void **state)
 	struct pair p = pair_make(SEND, NULL);
 
 	for (int i = 0; i < 3; i++) {
-		struct tmesh_region *region = region_of(p.ctx, 4096);
+		struct tmesh_region *region = new_region(p.ctx, 4096);
 		struct tmesh_tensor *tensor = view(region, 3, 4, 0);
 
 		tmesh_region_unref(region);
@@ -331,7 +323,7 @@ static void test_trim(void **state)
 
 	for (int way = ASKED; way < WAYS; way++) {
 		struct pair p = pair_make(SEND, NULL);
-		struct tmesh_region *region = region_of(p.ctx, 4096);
+		struct tmesh_region *region = new_region(p.ctx, 4096);
 		struct tmesh_tensor *tensor = view(region, 3, 4, 0), *held;
 
 		assert_int_equal(tmesh_stats(p.ctx, &stats), 0);
@@ -370,7 +362,7 @@ static void test_trim_full(void **state)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 1};
 	struct pair p = pair_make(SEND, &opts);
-	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_region *region = new_region(p.ctx, 4096);
 	struct tmesh_tensor *tensor = view(region, 3, 4, 0);
 	const struct tmesh_message bytes = {.bytes = 1};
 
@@ -389,7 +381,7 @@ static void test_prepare_taken(void **state)
 {
 	struct tmesh_channel_opts one = {.size = sizeof(one), .capacity = 1};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
-	struct pair p = {.ctx = context()};
+	struct pair p = {.ctx = new_ctx()};
 	struct tmesh_region *region;
 	struct tmesh_message message = {0};
 	struct tmesh_channel *other;
@@ -398,7 +390,7 @@ static void test_prepare_taken(void **state)
 	assert_ok(tmesh_channel_token(p.maker, p.token, err));
 	assert_ok(tmesh_channel_open(p.ctx, p.token, RECV, &opts, &p.other, err));
 	other = pair_open(&p, RECV);
-	region = region_of(p.ctx, 4096);
+	region = new_region(p.ctx, 4096);
 	message.tensor = view(region, 3, 4, 0);
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_comes(other, message.tensor);
@@ -418,7 +410,7 @@ static void test_one_entry(void **state)
 	struct pair p = pair_make(SEND, &opts);
 
 	for (int i = 0; i < 1000; i++) {
-		struct tmesh_region *region = region_of(p.ctx, 4096);
+		struct tmesh_region *region = new_region(p.ctx, 4096);
 		struct tmesh_tensor *tensor = view(region, 3, 4, 0);
 
 		assert_passes(&p, tensor);
@@ -442,7 +434,7 @@ static void test_not_taken(void **state)
 	uint64_t ids[5];
 
 	for (int i = 0; i < 5; i++) {
-		region = region_of(p.ctx, 4096);
+		region = new_region(p.ctx, 4096);
 		ids[i] = tmesh_region_id(region);
 		message = (struct tmesh_message){.tensor = view(region, 3, 4, 0)};
 		assert_ok(tmesh_channel_try_send(p.maker, &message, err));
@@ -465,8 +457,8 @@ static void test_entries_held(void **state)
 		struct tmesh_channel_opts opts = {
 			.size = sizeof(opts), .producers = 2, .regions = k, .layouts = 3 - k};
 		struct pair p = pair_make(RECV, &opts);
-		struct tmesh_region *region = region_of(p.ctx, 4096),
-				    *later = region_of(p.ctx, 4096);
+		struct tmesh_region *region = new_region(p.ctx, 4096),
+				    *later = new_region(p.ctx, 4096);
 		struct tmesh_tensor *first = view(region, 3, 4, 0), *other = view(later, 4, 3, 0);
 		struct tmesh_message message = {.tensor = first};
 		struct tmesh_channel *second = pair_open(&p, SEND);
@@ -496,7 +488,7 @@ static void test_next_producer(void **state)
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts), .producers = 2, .regions = 1, .layouts = 1};
 	struct pair p = pair_make(RECV, &opts);
-	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_region *region = new_region(p.ctx, 4096);
 	struct tmesh_tensor *flat = view(region, 3, 4, 0), *tall = view(region, 4, 3, 0);
 	struct tmesh_message message = {.tensor = flat};
 	struct channel_lane *lane = channel_lane(p.maker, 1);
@@ -553,8 +545,8 @@ int fcntl(int fd, int command, ...)
 static void test_rival(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
-	struct tmesh_ctx *ctx = context();
-	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_ctx *ctx = new_ctx();
+	struct tmesh_region *region = new_region(p.ctx, 4096);
 	struct tmesh_message message = {.tensor = view(region, 3, 4, 0)}, after = number(5), got;
 	struct tmesh_channel *channel;
 
@@ -582,7 +574,7 @@ static void test_rival(void **state)
 static void test_no_descriptor(void **state)
 {
 	struct pair p = pair_make(SEND, NULL);
-	struct tmesh_region *region = region_of(p.ctx, 4096);
+	struct tmesh_region *region = new_region(p.ctx, 4096);
 	struct tmesh_message message = {.tensor = view(region, 3, 4, 0)}, got;
 	struct rlimit usual, none;
 	int next;

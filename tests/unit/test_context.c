@@ -469,9 +469,8 @@ static void test_many_live(void **state)
 		COUNT = 300
 	};
 	struct tmesh_region *regions[COUNT], *twins[COUNT];
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	for (int i = 0; i < COUNT; i++)
 		assert_ok(tmesh_region_create(ctx, 4096, NULL, &regions[i], err));
 	for (int i = 0; i < COUNT; i++)

@@ -106,9 +106,8 @@ static void test_populate_region(void **state)
 	const size_t bytes = (size_t)20 << 20;
 	unsigned char *data = calloc(1, bytes);
 	struct tmesh_region *region;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	largest = 0;
 	assert_ok(tmesh_region_create(ctx, bytes, &opts, &region, err));
 	assert_ok(tmesh_region_write(region, 0, data, bytes, err));

@@ -6,14 +6,6 @@
 #define SHAPE(...) ((int64_t[]){__VA_ARGS__})
 #define WRITABLE (TMESH_READ | TMESH_WRITE)
 
-static uint64_t counted(struct tmesh_ctx *ctx)
-{
-	struct tmesh_stats stats = {.size = sizeof(stats)};
-
-	assert_int_equal(tmesh_stats(ctx, &stats), 0);
-	return stats.bytes_copied;
-}
-
 static struct tmesh_tensor *sample(struct tmesh_ctx *ctx)
 {
 	const struct tmesh_region_opts opts = {
@@ -121,7 +113,7 @@ static void test_own_come_home(void **state)
 	struct DLManagedTensorVersioned *versioned;
 	struct tmesh_tensor *tensor = sample(*state), *back;
 	struct DLManagedTensor *managed;
-	uint64_t before = counted(*state);
+	uint64_t before = ctx_stats(*state).bytes_copied;
 
 	assert_ok(tmesh_tensor_to_dlpack(tensor, WRITABLE, 0, &managed, err));
 	assert_ok(tmesh_tensor_from_dlpack(*state, managed, NULL, &back, err));
@@ -136,7 +128,7 @@ static void test_own_come_home(void **state)
 	tmesh_tensor_unref(back);
 
 	tmesh_tensor_unref(tensor);
-	assert_int_equal(counted(*state), before);
+	assert_int_equal(ctx_stats(*state).bytes_copied, before);
 }
 
 /* Every type goes out and comes back as itself, 4-bit ones too. */
@@ -193,14 +185,14 @@ static void test_in(void **state)
 	int16_t numbers[6];
 	struct DLManagedTensorVersioned managed = foreign_sample(numbers);
 	struct DLManagedTensor old = {.dl_tensor = managed.dl_tensor};
-	uint64_t before = counted(*state);
+	uint64_t before = ctx_stats(*state).bytes_copied;
 	struct tmesh_tensor *tensor;
 
 	assert_ok(tmesh_tensor_from_dlpack_versioned(*state, &managed, NULL, &tensor, err));
 	check_copy(tensor, numbers, sizeof(numbers));
 	assert_ok(tmesh_tensor_from_dlpack(*state, &old, NULL, &tensor, err));
 	check_copy(tensor, numbers, sizeof(numbers));
-	assert_int_equal(counted(*state) - before, 2 * sizeof(numbers));
+	assert_int_equal(ctx_stats(*state).bytes_copied - before, 2 * sizeof(numbers));
 
 	managed.dl_tensor.byte_offset = 2;
 	managed.dl_tensor.shape = SHAPE(5, 1);
@@ -214,7 +206,7 @@ static void test_in_strided(void **state)
 	int16_t numbers[6];
 	struct DLManagedTensorVersioned managed = foreign_sample(numbers);
 	struct dl_tensor *dl = &managed.dl_tensor;
-	uint64_t before = counted(*state);
+	uint64_t before = ctx_stats(*state).bytes_copied;
 	struct tmesh_tensor *tensor;
 
 	dl->shape = SHAPE(3, 2); /* transposed */
@@ -239,7 +231,7 @@ static void test_in_strided(void **state)
 	dl->byte_offset = 0;
 	assert_ok(tmesh_tensor_from_dlpack_versioned(*state, &managed, NULL, &tensor, err));
 	check_copy(tensor, (int16_t[]){1, 2, 1, 2}, 8);
-	assert_int_equal(counted(*state) - before, 12 + 8 + 12 + 8);
+	assert_int_equal(ctx_stats(*state).bytes_copied - before, 12 + 8 + 12 + 8);
 }
 
 static void test_in_refused(void **state)

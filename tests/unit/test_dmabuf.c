@@ -38,10 +38,9 @@ static int open_vgem(void)
 
 static void test_refused(void **state)
 {
-	struct tmesh_region *region, *reader;
+	struct tmesh_region *region = new_region(*state, 3 * PAGE), *reader;
 	int fd = -7;
 
-	assert_ok(tmesh_region_create(*state, 3 * PAGE, NULL, &region, err));
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
 	assert_refused(tmesh_region_export_dmabuf(region, 1, 0, RW, &fd, err), -EINVAL, "pages");
 	assert_refused(tmesh_region_export_dmabuf(region, 0, 100, RW, &fd, err), -EINVAL, "pages");
@@ -93,11 +92,10 @@ static void test_import(void **state)
 {
 	struct drm_prime_handle prime = {.fd = -1}, back = {.flags = DRM_CLOEXEC | DRM_RDWR};
 	struct drm_gem_close close_handle = {0};
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(*state, 3 * PAGE);
 	int vgem = open_vgem();
 	char *ours, *theirs;
 
-	assert_ok(tmesh_region_create(*state, 3 * PAGE, NULL, &region, err));
 	assert_ok(tmesh_region_map(region, RW, (void **)&ours, err));
 	strcpy(ours + PAGE, "from the region");
 	assert_ok(tmesh_region_export_dmabuf(region, PAGE, 2 * PAGE, RW, &prime.fd, err));
@@ -130,11 +128,10 @@ static void test_import(void **state)
 /* The writer goes with the dma-buf: then the region can be sealed. */
 static void test_seal_after(void **state)
 {
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(*state, 2 * PAGE);
 	char *addr;
 	int fd;
 
-	assert_ok(tmesh_region_create(*state, 2 * PAGE, NULL, &region, err));
 	assert_ok(tmesh_region_write(region, 0, "written", 8, err));
 	assert_ok(tmesh_region_export_dmabuf(region, 0, 0, RW, &fd, err));
 	assert_refused(tmesh_region_seal(region, err), -EBUSY, "export");

@@ -69,12 +69,9 @@ static void reader_tries(const struct reader *reader, struct tmesh_region *regio
 
 static void reader_end(struct reader *reader)
 {
-	int status;
-
 	close(reader->told[1]);
 	close(reader->got[0]);
-	assert_int_equal(waitpid(reader->pid, &status, 0), reader->pid);
-	assert_int_equal(status, 0);
+	join_child(reader->pid);
 }
 
 /* With READ alone nobody gets one before the seal, after which nobody writes. */
@@ -136,13 +133,12 @@ static void test_lease(void **state)
 static void test_guard(void **state)
 {
 	struct tmesh_holder_info *holders;
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(*state, 4096);
 	char token[TMESH_TOKEN_SIZE];
 	size_t count;
 	int status;
 	pid_t child;
 
-	assert_ok(tmesh_region_create(*state, 4096, NULL, &region, err));
 	assert_null(region->memfd.guard);
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_non_null(region->memfd.guard);
@@ -159,8 +155,7 @@ static void test_guard(void **state)
 		tmesh_region_unref(region);
 		_exit(status);
 	}
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	assert_ok(tmesh_region_seal(region, err));
 	assert_null(region->memfd.guard);
 	tmesh_region_unref(region);

@@ -39,7 +39,6 @@ static void test_limit(void **state)
 {
 	for (int handles = 0; handles < 2; handles++) {
 		struct tmesh_region *large;
-		int status;
 		pid_t child;
 
 		child = fork();
@@ -49,8 +48,7 @@ static void test_limit(void **state)
 			use_little(*state, large);
 			_exit(handled ? 2 : 0);
 		}
-		assert_int_equal(waitpid(child, &status, 0), child);
-		assert_int_equal(status, 0);
+		join_child(child);
 	}
 }
 

@@ -176,10 +176,9 @@ static void test_requests(void **state)
 		.version = TMESH_WIRE_VERSION,
 		.rights = TMESH_READ,
 	};
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, 10);
 	char token[TMESH_TOKEN_SIZE], answer[256];
 
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	for (int i = 0; i < 100; i++) {
 		int conn = dial(token);
@@ -198,9 +197,8 @@ static void test_requests(void **state)
 static void test_no_handle(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
-	struct tmesh_region *region, *given;
+	struct tmesh_region *region = new_region(ctx, 10), *given;
 
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	given = calloc(1, sizeof(*given));
 	assert_refused(tmesh_kernel_ops.adopt(given, &server.fd, &good, err), -EPROTO, "no handle");
 	assert_refused(tmesh_kernel_ops.adopt(given, &region->fd, &good, err), -EPROTO,

@@ -16,22 +16,6 @@ static struct tmesh_ctx *context(void)
 	return ctx;
 }
 
-/* A child says by its exit status which of its checks failed first. */
-#define CHECK(condition)                                \
-	do {                                            \
-		if (!(condition))                       \
-			unit_leave(__LINE__ % 250 + 1); \
-	} while (0)
-
-static void join(pid_t child)
-{
-	int status;
-
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_true(WIFEXITED(status));
-	assert_int_equal(WEXITSTATUS(status), 0);
-}
-
 /* A context that has given no token has nobody who answers for one, and its child lives. */
 static void test_no_token(void **state)
 {
@@ -40,7 +24,7 @@ static void test_no_token(void **state)
 
 	if (child == 0)
 		unit_leave(0);
-	join(child);
+	join_child(child);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -48,13 +32,12 @@ static void test_inherited(void **state)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_ctx *ctx = context();
-	struct tmesh_region *mapped, *unmapped, *other;
+	struct tmesh_region *mapped = new_region(ctx, 5000), *unmapped, *other;
 	char token[TMESH_TOKEN_SIZE], before[TMESH_TOKEN_SIZE], *addr, back[8];
 	int pair[2], fd;
 	void *got;
 	pid_t child;
 
-	assert_ok(tmesh_region_create(ctx, 5000, NULL, &mapped, err));
 	assert_ok(tmesh_region_create(ctx, 5000, NULL, &unmapped, err));
 	assert_ok(tmesh_region_map(mapped, RW, (void **)&addr, err));
 	assert_ok(tmesh_region_write(unmapped, 0, "second", 7, err));
@@ -94,7 +77,7 @@ static void test_inherited(void **state)
 		tmesh_ctx_unref(ctx);
 		unit_leave(0);
 	}
-	join(child);
+	join_child(child);
 	/* The child's end has taken nothing from us: neither the socket nor the token. */
 	other = NULL;
 	{
@@ -142,13 +125,12 @@ static void test_cut_off(void **state)
 {
 	unsigned int before = sockets();
 	struct tmesh_ctx *ctx = context(), *client = context();
-	struct tmesh_region *region, *less, *others[32];
+	struct tmesh_region *region = new_region(ctx, 10), *less, *others[32];
 	struct tmesh_channel *sender, *receiver;
 	char token[TMESH_TOKEN_SIZE], back[6];
 	int parents, count = 0;
 	pid_t child;
 
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_ok(tmesh_region_open(client, token, TMESH_READ, &less, err));
 	tmesh_region_unref(less);
@@ -172,7 +154,7 @@ static void test_cut_off(void **state)
 		CHECK(tmesh_region_read(less, 0, back, 6, NULL) == 0 && !strcmp(back, "child"));
 		unit_leave(0);
 	}
-	join(child);
+	join_child(child);
 	close(parents);
 	tmesh_channel_unref(receiver);
 	tmesh_channel_unref(sender);
@@ -185,11 +167,10 @@ static void test_cut_off(void **state)
 static void test_inherited_locked(void **state)
 {
 	struct tmesh_ctx *ctx = context();
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, 5000);
 	pid_t child;
 	void *addr;
 
-	assert_ok(tmesh_region_create(ctx, 5000, NULL, &region, err));
 	assert_ok(tmesh_region_write(region, 0, "there", 6, err));
 	tmesh_region_lock(region);
 	child = fork();
@@ -200,7 +181,7 @@ static void test_inherited_locked(void **state)
 		tmesh_region_unmap(region, TMESH_READ);
 		unit_leave(0);
 	}
-	join(child);
+	join_child(child);
 	tmesh_region_unlock(region);
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
@@ -211,13 +192,12 @@ static void test_own_life(void **state)
 {
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 	struct tmesh_ctx *ctx = context();
-	struct tmesh_region *region, *got;
+	struct tmesh_region *region = new_region(ctx, 10), *got;
 	char token[TMESH_TOKEN_SIZE], done = 0;
 	uint64_t id, theirs;
 	pid_t child;
 	int pair[2];
 
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	tmesh_region_unref(region);
 	assert_ok(tmesh_region_create(ctx, 200000, NULL, &region, err));
@@ -254,7 +234,7 @@ static void test_own_life(void **state)
 	assert_int_equal(tmesh_region_id(got), theirs);
 	tmesh_region_unref(got);
 	assert_int_equal(write(pair[0], &done, 1), 1);
-	join(child);
+	join_child(child);
 	close(pair[0]);
 	tmesh_ctx_unref(ctx);
 }
@@ -353,7 +333,7 @@ static void test_while_busy(void **state)
 			tmesh_ctx_unref(ctx);
 			unit_leave(0);
 		}
-		join(child);
+		join_child(child);
 	}
 	over = true;
 	for (int i = 0; i < 2; i++)
@@ -368,7 +348,6 @@ static void test_directory_gone(void **state)
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .runtime_dir = dir};
 	struct tmesh_region *region;
 	struct tmesh_ctx *ctx;
-	int status;
 	pid_t pid;
 
 	assert_non_null(mkdtemp(dir));
@@ -389,8 +368,7 @@ static void test_directory_gone(void **state)
 		tmesh_ctx_unref(ctx);
 		_exit(0);
 	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
 	/* The child took its files away with it. */

@@ -68,7 +68,7 @@ static void no_more(int line)
 	unit_leave(line % 250 + 1);
 }
 
-#define CHECK(condition)                   \
+#define CHECK_HERE(condition)                   \
 	do {                               \
 		if (!(condition))          \
 			no_more(__LINE__); \
@@ -87,8 +87,8 @@ static struct child start(void (*f)(struct tmesh_region *region), struct tmesh_r
 		close(let[1]);
 		if (f)
 			f(region);
-		CHECK(write(ready[1], &byte, 1) == 1);
-		CHECK(read(let[0], &byte, 1) == 0);
+		CHECK_HERE(write(ready[1], &byte, 1) == 1);
+		CHECK_HERE(read(let[0], &byte, 1) == 0);
 		unit_leave(0);
 	}
 	assert_true(child.pid > 0);
@@ -103,12 +103,8 @@ static struct child start(void (*f)(struct tmesh_region *region), struct tmesh_r
 
 static void end(struct child child)
 {
-	int status;
-
 	close(child.let);
-	assert_int_equal(waitpid(child.pid, &status, 0), child.pid);
-	assert_true(WIFEXITED(status));
-	assert_int_equal(WEXITSTATUS(status), 0);
+	join_child(child.pid);
 }
 
 /* Whether anything is mapped there in this process. */
@@ -124,12 +120,12 @@ static void reads_anew(struct tmesh_region *region)
 {
 	void *was = region->addr, *addr;
 
-	CHECK(was && !is_mapped(was));
-	CHECK(tmesh_region_map(region, TMESH_READ, &addr, NULL) == 0);
-	CHECK(strcmp(addr, "written") == 0);
+	CHECK_HERE(was && !is_mapped(was));
+	CHECK_HERE(tmesh_region_map(region, TMESH_READ, &addr, NULL) == 0);
+	CHECK_HERE(strcmp(addr, "written") == 0);
 	tmesh_region_unmap(region, TMESH_READ);
-	CHECK(tmesh_region_map(region, TMESH_READ, &was, NULL) == 0 && was == addr);
-	CHECK(tmesh_region_write(region, 0, "x", 2, NULL) == -EPERM);
+	CHECK_HERE(tmesh_region_map(region, TMESH_READ, &was, NULL) == 0 && was == addr);
+	CHECK_HERE(tmesh_region_write(region, 0, "x", 2, NULL) == -EPERM);
 }
 
 static void test_written(void **state)
@@ -150,10 +146,9 @@ static void test_written(void **state)
 static void test_written_cold(void **state)
 {
 	struct tmesh_ctx *ctx = context();
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, BYTES);
 	struct child child;
 
-	assert_ok(tmesh_region_create(ctx, BYTES, NULL, &region, err));
 	assert_ok(tmesh_region_write(region, 0, "written", 8, err));
 	child = start(unit_on_kernel() ? reads_anew : NULL, region);
 	assert_ok(tmesh_region_seal(region, err));
@@ -188,7 +183,7 @@ static void *writes(void *region)
 
 static void has_none(struct tmesh_region *region)
 {
-	CHECK(region->addr && !is_mapped(region->addr));
+	CHECK_HERE(region->addr && !is_mapped(region->addr));
 }
 
 static void test_while_copied(void **state)
@@ -265,8 +260,8 @@ static void test_strided(void **state)
 /* Theirs to give to a child, whether it was made by them or by a write. */
 static void sees_it(struct tmesh_region *region)
 {
-	CHECK(is_mapped(region->addr) && strcmp(region->addr, "written") == 0);
-	CHECK(!tmesh_region_map(region, TMESH_READ, &(void *){NULL}, NULL));
+	CHECK_HERE(is_mapped(region->addr) && strcmp(region->addr, "written") == 0);
+	CHECK_HERE(!tmesh_region_map(region, TMESH_READ, &(void *){NULL}, NULL));
 }
 
 static void users(struct tmesh_region *region, bool first)
@@ -319,9 +314,8 @@ static void test_users_mapping_anew(void **state)
 static void test_users_mapping_first(void **state)
 {
 	struct tmesh_ctx *ctx = context();
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, BYTES);
 
-	assert_ok(tmesh_region_create(ctx, BYTES, NULL, &region, err));
 	users(region, true);
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
@@ -332,9 +326,8 @@ static void test_users_mapping_first(void **state)
 static void test_private_view(void **state)
 {
 	struct tmesh_ctx *ctx = context();
-	struct tmesh_region *region, *view;
+	struct tmesh_region *region = new_region(ctx, BYTES), *view;
 
-	assert_ok(tmesh_region_create(ctx, BYTES, NULL, &region, err));
 	assert_ok(tmesh_region_seal(region, err));
 	assert_ok(tmesh_region_private(region, &view, err));
 	assert_ok(tmesh_region_write(view, 0, "written", 8, err));
@@ -372,12 +365,12 @@ static void lets_go(struct tmesh_region *region)
 	void *was[2] = {region->addr, ctx->pool->addr};
 
 	for (int i = 0; i < 2; i++)
-		CHECK(mmap(was[i], BYTES, PROT_READ,
+		CHECK_HERE(mmap(was[i], BYTES, PROT_READ,
 			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == was[i]);
 	tmesh_region_unref(region);
-	CHECK(tmesh_ctx_trim(ctx) > 0);
+	CHECK_HERE(tmesh_ctx_trim(ctx) > 0);
 	for (int i = 0; i < 2; i++)
-		CHECK(is_mapped(was[i]));
+		CHECK_HERE(is_mapped(was[i]));
 }
 
 static void test_child_lets_go(void **state)
@@ -452,9 +445,8 @@ static void fork_now(void)
 static void test_between(void **state)
 {
 	struct tmesh_ctx *ctx = context();
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, BYTES);
 
-	assert_ok(tmesh_region_create(ctx, BYTES, NULL, &region, err));
 	assert_int_equal(pipe(forker.begun), 0);
 	/* After the library's: of those before a fork() the last comes first. */
 	assert_int_equal(pthread_atfork(begins, NULL, NULL), 0);

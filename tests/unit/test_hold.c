@@ -91,7 +91,7 @@ static uint64_t held(struct tmesh_ctx *ctx)
 /* The thread that lets go does so a moment after the hold has ended. */
 static void expect_free(struct tmesh_ctx *ctx)
 {
-	while (stats_of(ctx).regions_live)
+	while (ctx_stats(ctx).regions_live)
 		usleep(1000);
 }
 
@@ -315,19 +315,17 @@ static void test_fork(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
 	char ref[TMESH_REF_SIZE];
-	int status;
 	pid_t pid;
 
 	hold(ctx, LONG, ref);
 	pid = fork();
 	if (pid == 0) {
-		if (held(ctx) || stats_of(ctx).regions_live != 0)
+		if (held(ctx) || ctx_stats(ctx).regions_live != 0)
 			unit_leave(1);
 		tmesh_exit_wait(600 * SECOND);
 		unit_leave(0);
 	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 	assert_int_equal(held(ctx), 1);
 	assert_int_equal(opens_elsewhere(ref), 0);
 	tmesh_ctx_unref(ctx);

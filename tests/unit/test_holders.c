@@ -5,22 +5,6 @@
 
 #define RW (TMESH_READ | TMESH_WRITE)
 
-static struct tmesh_region *region_of(void *ctx, uint64_t bytes)
-{
-	struct tmesh_region *region;
-
-	assert_ok(tmesh_region_create(ctx, bytes, NULL, &region, err));
-	return region;
-}
-
-static void *map_of(struct tmesh_region *region, uint32_t rights)
-{
-	void *addr;
-
-	assert_ok(tmesh_region_map(region, rights, &addr, err));
-	return addr;
-}
-
 /* Lists until nobody else has one of these, each of which is seen once, in the order of their ids.
  * Other suites look at the regions of the machine, and have each open for a moment. */
 static void look_until_alone(struct tmesh_ctx *ctx, struct tmesh_region **regions, size_t many,
@@ -69,7 +53,7 @@ static void test_inspect(void **state)
 	assert_int_equal(infos[i].handles, 1);
 	assert_int_equal(infos[i].rights, 0);
 	free(infos);
-	map_of(region, RW);
+	map_region(region, RW);
 	assert_ok(tmesh_holders(*state, tmesh_region_id(region), &holders, &count, err));
 	assert_int_equal(unit_own_holders(holders, count), 1);
 	assert_int_equal(holders[0].kind, TMESH_HOLDER_IS_HANDLE);
@@ -117,8 +101,8 @@ static void test_see_many(void **state)
 	size_t count;
 
 	for (int i = 0; i < MANY; i++) {
-		regions[i] = region_of(*state, 4096);
-		map_of(regions[i], RW);
+		regions[i] = new_region(*state, 4096);
+		map_region(regions[i], RW);
 	}
 	look_until_alone(*state, regions, MANY, &infos, &count);
 	free(infos);
@@ -170,7 +154,7 @@ static void see_short(struct tmesh_ctx *ctx, struct tmesh_region *region)
 
 static void test_see_short(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 4096);
+	struct tmesh_region *region = new_region(*state, 4096);
 	char token[TMESH_TOKEN_SIZE];
 
 	/* Its descriptor only reads now, and that it may write says the index of tokens. */
@@ -178,8 +162,8 @@ static void test_see_short(void **state)
 	see_short(*state, region);
 	tmesh_region_unref(region);
 	/* A mapping without a descriptor. */
-	region = region_of(*state, 4096);
-	map_of(region, RW);
+	region = new_region(*state, 4096);
+	map_region(region, RW);
 	close(region->fd);
 	region->fd = -1;
 	see_short(*state, region);
@@ -190,7 +174,7 @@ static void test_see_short(void **state)
  * it. */
 static void test_writers(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 8192);
+	struct tmesh_region *region = new_region(*state, 8192);
 	char text[128], expected[64], command[16];
 	void *read, *own, *more;
 
@@ -198,7 +182,7 @@ static void test_writers(void **state)
 	own = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, region->fd, 0);
 	tmesh_proc_writers(region->fd, text, sizeof(text));
 	assert_string_equal(text, "");
-	map_of(region, RW);
+	map_region(region, RW);
 	more = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, region->fd, 4096);
 	assert_int_equal(prctl(PR_GET_NAME, command), 0);
 	snprintf(expected, sizeof(expected), "%d (%s)", (int)getpid(), command);

@@ -87,12 +87,11 @@ static void test_false_names(void **state)
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	struct tmesh_holder_info *holders;
 	struct tmesh_region_info *infos;
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, 10);
 	int none = memfd_create("tmesh:1:nonsense", MFD_CLOEXEC), twin;
 	char name[64], token[TMESH_TOKEN_SIZE];
 	size_t count;
 
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	snprintf(name, sizeof(name), "tmesh:1:%016llx:a:", (unsigned long long)region->id);
 	twin = memfd_create(name, MFD_CLOEXEC);
 	assert_true(none >= 0 && twin >= 0);
@@ -127,7 +126,7 @@ static void test_false_names(void **state)
  * same. */
 static void test_others_file(void **state)
 {
-	int file = memfd_create("of root", MFD_CLOEXEC), dir, status;
+	int file = memfd_create("of root", MFD_CLOEXEC), dir;
 	pid_t pid = fork();
 
 	if (pid == 0) {
@@ -137,8 +136,7 @@ static void test_others_file(void **state)
 		unit_leave(dir < 0 || tmesh_proc_open(dir, file) < 0);
 	}
 	close(file);
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 }
 
 static bool has_namespaces(void)

@@ -118,14 +118,6 @@ static void test_filled(void **state)
 	let_go(region, other, data);
 }
 
-static struct tmesh_stats stats_of(struct tmesh_ctx *ctx)
-{
-	struct tmesh_stats stats = {.size = sizeof(stats)};
-
-	assert_int_equal(tmesh_stats(ctx, &stats), 0);
-	return stats;
-}
-
 static uint64_t info_huge(struct tmesh_region *region)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -169,16 +161,15 @@ static void test_large(void **state)
  * is taken that is never written. */
 static void test_zeros(void **state)
 {
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(*state, 15 * MIB);
 	void *addr;
 
-	assert_ok(tmesh_region_create(*state, 15 * MIB, NULL, &region, err));
 	assert_int_equal(file_bytes(region), 0);
 	assert_ok(tmesh_region_map(region, TMESH_READ, &addr, err));
 	assert_int_equal(collapses, 0);
 	assert_ok(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, &addr, err));
 	assert_int_equal(info_huge(region), 16 * MIB);
-	assert_int_equal(stats_of(*state).huge_bytes, 16 * MIB);
+	assert_int_equal(ctx_stats(*state).huge_bytes, 16 * MIB);
 	for (size_t i = 0; i < 15 * MIB; i += 4096)
 		assert_int_equal(((char *)addr)[i], 0);
 	assert_int_equal(tmesh_huge_mapped(addr), 16 * MIB);
@@ -191,7 +182,7 @@ static void test_zeros(void **state)
 	assert_int_equal(collapses, fail_from);
 	assert_in_range(file_bytes(region), 0, 64 << 10);
 	assert_int_equal(info_huge(region), 0);
-	assert_int_equal(stats_of(*state).huge_given_up, 1);
+	assert_int_equal(ctx_stats(*state).huge_given_up, 1);
 	strcpy((char *)addr + 9 * MIB, "text");
 	tmesh_region_unref(region);
 }
@@ -347,11 +338,11 @@ static void test_counted_once(void **state)
 	assert_int_equal(info_huge(region), 4 * MIB);
 	assert_ok(tmesh_region_write(region, 0, data, 8 * MIB, err));
 	assert_int_equal(info_huge(region), 10 * MIB);
-	assert_int_equal(stats_of(*state).huge_bytes, 10 * MIB);
+	assert_int_equal(ctx_stats(*state).huge_bytes, 10 * MIB);
 	assert_ok(tmesh_region_derive(region, TMESH_READ | TMESH_WRITE, &derived, err));
 	assert_ok(tmesh_region_write(derived, 0, data, 8 * MIB, err));
 	assert_int_equal(info_huge(derived), 10 * MIB);
-	assert_int_equal(stats_of(*state).huge_bytes, 10 * MIB);
+	assert_int_equal(ctx_stats(*state).huge_bytes, 10 * MIB);
 	tmesh_region_unref(derived);
 	tmesh_region_unref(region);
 	free(data);
@@ -401,8 +392,8 @@ static void test_given_up(void **state)
 		assert_int_equal(collapses, 2);
 		assert_int_equal(tmesh_huge_mapped(addr), slow ? 64 * MIB : 32 * MIB);
 		assert_int_equal(info_huge(region), slow ? 64 * MIB : 32 * MIB);
-		assert_int_equal(stats_of(*state).huge_given_up, slow + 1);
-		assert_int_equal(stats_of(*state).huge_bytes, slow ? 96 * MIB : 32 * MIB);
+		assert_int_equal(ctx_stats(*state).huge_given_up, slow + 1);
+		assert_int_equal(ctx_stats(*state).huge_bytes, slow ? 96 * MIB : 32 * MIB);
 		tmesh_region_unref(other);
 		tmesh_region_unref(region);
 	}
@@ -483,7 +474,6 @@ static void test_fork(void **state)
 {
 	struct tmesh_region *region = filled(*state, 4 * MIB), *other;
 	unsigned char *data = pattern(4 * MIB);
-	int status;
 	void *addr;
 	pid_t pid;
 
@@ -491,8 +481,7 @@ static void test_fork(void **state)
 	pid = fork();
 	if (!pid)
 		_exit(memcmp(addr, data, 4 * MIB) ? 1 : 0);
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 	let_go(region, other, data);
 }
 
@@ -517,7 +506,6 @@ static void test_foreign(void **state)
 static void test_switched_off(void **state)
 {
 	pid_t pid = fork();
-	int status;
 
 	if (!pid) {
 		const char *why;
@@ -525,8 +513,7 @@ static void test_switched_off(void **state)
 		prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
 		_exit(tmesh_huge_way(&why) != TMESH_HUGE_NO || !strstr(why, "PR_SET_THP_DISABLE"));
 	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 }
 
 static bool collapse_works(void)

@@ -432,7 +432,6 @@ static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool wi
 	struct tmesh_kept_info *infos = NULL;
 	unsigned int before;
 	size_t count = 0;
-	int status;
 	pid_t pid;
 
 	pthread_mutex_lock(&ctx->lock);
@@ -474,8 +473,7 @@ static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool wi
 	assert_int_equal(unit_open_fds(), before);
 	assert_null(regions);
 	assert_null(infos);
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 	close(listener);
 	unlinkat(dir, TMESH_KEEPER_SOCKET, 0);
 }

@@ -157,7 +157,6 @@ static void start_keeper_with(unsigned int files)
 {
 	struct rlimit limit = {files, files};
 	struct tmesh_ctx *ctx;
-	int status;
 	pid_t pid = fork();
 
 	if (!pid) {
@@ -169,8 +168,7 @@ static void start_keeper_with(unsigned int files)
 		tmesh_ctx_unref(ctx);
 		unit_leave(0);
 	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	join_child(pid);
 }
 
 /* Descriptors of regions; its clients' sockets come and go. */

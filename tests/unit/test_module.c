@@ -15,7 +15,7 @@
 /* Handles that have not heard of a seal: what it forbids they say as the one that has sealed. */
 static void test_sealed_by_others(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE), *other;
+	struct tmesh_region *region = new_region(*state, PAGE), *other;
 	void *addr;
 
 	assert_ok(tmesh_region_derive(region, TMESH_RIGHTS_ALL, &other, err));
@@ -48,8 +48,8 @@ static struct rlimit leave_addresses(uint64_t bytes)
 /* Our own mapping cannot become read-only: the error reports that, and it stays writable. */
 static void test_seal_without_addresses(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 64 << 20);
-	volatile uint8_t *addr = map_of(region, RW);
+	struct tmesh_region *region = new_region(*state, 64 << 20);
+	volatile uint8_t *addr = map_region(region, RW);
 	struct tmesh_error why = {0};
 	struct rlimit old;
 	int rc;
@@ -87,9 +87,8 @@ static void test_huge_memfd(void **state)
 static void test_device_closed(void **state)
 {
 	unsigned int before = unit_open_fds();
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_true(unit_open_fds() > before);
 	tmesh_ctx_unref(ctx);
 	assert_int_equal(unit_open_fds(), before);
@@ -116,7 +115,7 @@ static void test_lent_page_in_use(void **state)
 
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_ok(tmesh_region_open(*state, token, TMESH_READ, &reader, err));
-	iov.iov_base = map_of(reader, TMESH_READ);
+	iov.iov_base = map_region(reader, TMESH_READ);
 	assert_int_equal(pipe(ends), 0);
 	assert_int_equal(vmsplice(ends[1], &iov, 1, 0), PAGE);
 	tmesh_region_unref(reader);
@@ -135,7 +134,7 @@ static void test_lent_page_in_use(void **state)
 /* No other process has it: a waiter gets the answer, also about memory taken back meanwhile. */
 static void test_alone(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE), *other;
+	struct tmesh_region *region = new_region(*state, PAGE), *other;
 	struct pollfd poller;
 
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &other, err));
@@ -157,9 +156,8 @@ static void test_alone(void **state)
 static void test_channel_without_home(void **state)
 {
 	struct tmesh_channel *channel = NULL;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	setenv("TMESH_REGION_POOL", "much", 1);
 	assert_refused(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &channel, err), -EINVAL,
 		       "TMESH_REGION_POOL");
@@ -212,8 +210,8 @@ static void test_arena_goes_on(void **state)
 static void test_reclaim(void **state)
 {
 	struct tmesh_reclaim_report report = {.size = sizeof(report)};
-	struct tmesh_region *region = region_of(*state, 64 * PAGE);
-	struct iovec iov = {.iov_base = map_of(region, TMESH_READ) + PAGE, .iov_len = PAGE};
+	struct tmesh_region *region = new_region(*state, 64 * PAGE);
+	struct iovec iov = {.iov_base = map_region(region, TMESH_READ) + PAGE, .iov_len = PAGE};
 	struct tmesh_error untouched = {0};
 	char page[PAGE];
 	int ends[2];
@@ -235,7 +233,7 @@ static void test_reclaim(void **state)
 
 static void test_reclaim_names_pins(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE), *pin;
+	struct tmesh_region *region = new_region(*state, PAGE), *pin;
 
 	assert_ok(tmesh_region_seal(region, err));
 	assert_ok(tmesh_region_pin(region, &pin, err));
@@ -303,7 +301,7 @@ static void test_user_memory_limit(void **state)
 
 static void test_imports(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE), *made = NULL;
+	struct tmesh_region *region = new_region(*state, PAGE), *made = NULL;
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	int fd, null = open("/dev/null", O_RDWR | O_CLOEXEC), ends[2];
 
@@ -336,7 +334,7 @@ static void test_imports(void **state)
 
 static void test_view(void **state)
 {
-	struct tmesh_region *one = region_of(*state, 8 * PAGE), *two = region_of(*state, 8 * PAGE);
+	struct tmesh_region *one = new_region(*state, 8 * PAGE), *two = new_region(*state, 8 * PAGE);
 	struct tmesh_gather_extent parts[] = {
 		{one, 2 * PAGE, PAGE}, {two, 0, 3 * PAGE}, {one, 0, PAGE}};
 	struct tmesh_ctx_opts beside = {.size = sizeof(beside), .backend = TMESH_BACKEND_MEMFD};
@@ -345,17 +343,17 @@ static void test_view(void **state)
 	uint8_t *there, byte;
 	struct tmesh_ctx *ctx;
 
-	map_of(one, RW)[2 * PAGE] = 1;
-	map_of(two, RW)[2 * PAGE] = 2;
-	map_of(one, RW)[0] = 3;
+	map_region(one, RW)[2 * PAGE] = 1;
+	map_region(two, RW)[2 * PAGE] = 2;
+	map_region(one, RW)[0] = 3;
 	assert_ok(tmesh_region_gather(*state, parts, 3, RW, NULL, &view, err));
 	assert_int_equal(tmesh_region_bytes(view), 5 * PAGE);
-	there = map_of(view, RW);
+	there = map_region(view, RW);
 	assert_int_equal(there[0], 1);
 	assert_int_equal(there[3 * PAGE], 2);
 	assert_int_equal(there[4 * PAGE], 3);
 	there[4 * PAGE + 1] = 4;
-	assert_int_equal(map_of(one, TMESH_READ)[1], 4);
+	assert_int_equal(map_region(one, TMESH_READ)[1], 4);
 	assert_ok(tmesh_region_info(one, &info, err));
 	assert_int_equal(info.views, 1);
 	parts[2].region = view;
@@ -371,7 +369,7 @@ static void test_view(void **state)
 	assert_refused(tmesh_region_gather(*state, parts, 0, TMESH_WRITE, NULL, &further, err),
 		       -EINVAL, "rights");
 	assert_ok(tmesh_ctx_open(&beside, &ctx, err));
-	parts[2] = (struct tmesh_gather_extent){region_of(ctx, PAGE), 0, PAGE};
+	parts[2] = (struct tmesh_gather_extent){new_region(ctx, PAGE), 0, PAGE};
 	assert_refused(tmesh_region_gather(*state, parts, 3, TMESH_READ, NULL, &further, err),
 		       -EINVAL, "part 2 is of another backend");
 	tmesh_region_unref(parts[2].region);
@@ -385,7 +383,7 @@ static void test_view(void **state)
 
 static void test_fence(void **state)
 {
-	struct tmesh_region *producer = region_of(*state, PAGE), *consumer, *rival;
+	struct tmesh_region *producer = new_region(*state, PAGE), *consumer, *rival;
 	uint64_t reached = 0;
 
 	assert_ok(tmesh_region_derive(producer, RW, &rival, err));
@@ -411,9 +409,9 @@ static void test_fence(void **state)
  * came upon it. The pages beside it stay good. */
 static void test_poisoned(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 2 * PAGE), *held;
+	struct tmesh_region *region = new_region(*state, 2 * PAGE), *held;
 	struct tmesh_region_info info = {.size = sizeof(info)};
-	uint8_t *addr = map_of(region, RW), byte = 0;
+	uint8_t *addr = map_region(region, RW), byte = 0;
 	struct pollfd poller;
 
 	memset(addr, 7, 2 * PAGE);
@@ -501,7 +499,7 @@ static void open_and_close(struct tmesh_ctx *ctx, const char *token)
  * of one leaves the other's hold, and no two holds have the same name. */
 static void test_hold_name(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE), *other;
+	struct tmesh_region *region = new_region(*state, PAGE), *other;
 	struct tmesh_flushed left = {.size = sizeof(left)};
 	char first[64] = "", name[64] = "", token[TMESH_TOKEN_SIZE], second[TMESH_TOKEN_SIZE];
 
@@ -531,7 +529,7 @@ static void test_hold_name(void **state)
 /* A shorter hold of the same region takes none of a longer one's time away. */
 static void test_hold_lasts(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE);
+	struct tmesh_region *region = new_region(*state, PAGE);
 	char token[TMESH_TOKEN_SIZE], name[64];
 	uint64_t until;
 
@@ -570,7 +568,7 @@ static void test_hold_of_no_memory(void **state)
 static void test_kept(void **state)
 {
 	const struct tmesh_keep_opts opts = {.size = sizeof(opts)};
-	struct tmesh_region *region = region_of(*state, PAGE), **opened = NULL;
+	struct tmesh_region *region = new_region(*state, PAGE), **opened = NULL;
 	size_t count = 0;
 
 	assert_refused(tmesh_keep(*state, "module-test", &region, 1, &opts, err), -EINVAL,

@@ -159,7 +159,7 @@ static void test_refused(void **state)
 	assert_ok(tmesh_region_seal(memfd, err));
 	assert_refused(tmesh_keep(*state, "n", &memfd, 1, &opts, err), -EOPNOTSUPP,
 		       "tmesh_region_create()");
-	open = region_of(*state, 2 * PAGE);
+	open = new_region(*state, 2 * PAGE);
 	assert_refused(tmesh_keep(*state, "n", &open, 1, &opts, err), -EINVAL, "sealed");
 	assert_refused(tmesh_keep(*state, ".n", &region, 1, &opts, err), -EINVAL, "dot");
 	assert_false(is_kept(*state, "n"));
@@ -218,7 +218,7 @@ static void test_open_fd(void **state)
 		assert_ok(tmesh_kept_open_fd(*state, fd, &region, &file, name, err));
 		assert_string_equal(name, "m");
 		assert_int_equal(file.bytes, i ? 100000 : 100);
-		memory = map_of(region, TMESH_READ);
+		memory = map_region(region, TMESH_READ);
 		assert_int_equal(memory[file.offset + file.bytes - 1], i + 1);
 		tmesh_region_unmap(region, TMESH_READ);
 		tmesh_region_unref(region);
@@ -232,7 +232,7 @@ static void test_open_fd(void **state)
 	assert_refused(tmesh_kept_open_fd(*state, fd, &region, &file, name, err), -ENODATA,
 		       "no kept");
 	close(fd);
-	region = region_of(*state, PAGE);
+	region = new_region(*state, PAGE);
 	assert_refused(tmesh_kept_open_fd(*state, region->fd, &other, &file, name, err), -ENODATA,
 		       "no kept");
 	tmesh_region_unref(region);
@@ -282,7 +282,7 @@ static void test_few_descriptors(void **state)
 static void test_other_user(void **state)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .mode = 0644};
-	int fd, status;
+	int fd;
 	pid_t pid;
 
 	mount_here();
@@ -306,8 +306,7 @@ static void test_other_user(void **state)
 		_exit(tmesh_kept_open_fd(ctx, fd, &region, NULL, NULL, NULL) == -EOPNOTSUPP ? 0
 											    : 3);
 	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 	close(fd);
 }
 

@@ -16,14 +16,14 @@ static void wait_until(struct tmesh_region *region, enum tmesh_lease_status stat
 static void test_lease_lapses(void **state)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
-	struct tmesh_region *region = region_of(*state, PAGE), *lent;
+	struct tmesh_region *region = new_region(*state, PAGE), *lent;
 	char token[TMESH_TOKEN_SIZE];
 	uint8_t *addr, byte;
 	void *again;
 
-	map_of(region, RW)[0] = 7;
+	map_region(region, RW)[0] = 7;
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &lent, err));
-	addr = map_of(lent, TMESH_READ);
+	addr = map_region(lent, TMESH_READ);
 	assert_ok(tmesh_lease_set(lent, 20000 * MS, TMESH_TAKEN_ZERO, err));
 	assert_refused(tmesh_lease_set(lent, 0, TMESH_TAKEN_ZERO, err), -EBUSY, "already");
 	assert_refused(tmesh_region_token(lent, TMESH_READ, token, err), -EPERM, "lease");
@@ -37,7 +37,7 @@ static void test_lease_lapses(void **state)
 	assert_ok(tmesh_region_info(lent, &info, err));
 	assert_true(info.lapsed && info.zeros);
 	assert_int_equal(info.lease_ns, 20000 * MS);
-	assert_int_equal(map_of(region, TMESH_READ)[0], 7);
+	assert_int_equal(map_region(region, TMESH_READ)[0], 7);
 	tmesh_region_unref(lent);
 	tmesh_region_unref(region);
 }
@@ -47,20 +47,20 @@ static void test_taken_by_context(void **state)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .taken = TMESH_TAKEN_ZERO};
 	struct tmesh_region_info info = {.size = sizeof(info)};
-	struct tmesh_region *region = region_of(*state, PAGE), *other, *writer, *pin;
+	struct tmesh_region *region = new_region(*state, PAGE), *other, *writer, *pin;
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_ctx *ctx;
 	uint8_t *addr, byte = 7;
 
-	map_of(region, RW)[0] = 7;
+	map_region(region, RW)[0] = 7;
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &other, err));
-	addr = map_of(other, TMESH_READ);
+	addr = map_region(other, TMESH_READ);
 	assert_int_equal(addr[0], 7);
 	assert_ok(tmesh_region_token(region, RW, token, err));
 	assert_ok(tmesh_region_open(ctx, token, RW, &writer, err));
-	map_of(writer, RW);
+	map_region(writer, RW);
 	assert_ok(tmesh_region_write(writer, 0, &byte, 1, err));
 	assert_ok(tmesh_region_revoke(region, err));
 	assert_refused(tmesh_region_write(writer, 0, &byte, 1, err), -ESTALE, "taken back");
@@ -70,7 +70,7 @@ static void test_taken_by_context(void **state)
 	tmesh_region_unref(other);
 	tmesh_region_unref(region);
 	/* Pinned memory is not taken. */
-	region = region_of(ctx, PAGE);
+	region = new_region(ctx, PAGE);
 	assert_ok(tmesh_region_seal(region, err));
 	assert_ok(tmesh_region_pin(region, &pin, err));
 	assert_ok(tmesh_region_info(region, &info, err));
@@ -87,13 +87,13 @@ static void test_taken_by_context(void **state)
 /* A lease that nobody has looked at says itself that the memory was taken. */
 static void test_taken_by_lease(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE), *lent;
+	struct tmesh_region *region = new_region(*state, PAGE), *lent;
 	uint8_t byte = 7;
 
-	map_of(region, RW)[0] = 7;
+	map_region(region, RW)[0] = 7;
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &lent, err));
 	assert_ok(tmesh_lease_set(lent, 600 * 1000 * MS, TMESH_TAKEN_ZERO, err));
-	assert_int_equal(map_of(lent, TMESH_READ)[0], 7);
+	assert_int_equal(map_region(lent, TMESH_READ)[0], 7);
 	assert_ok(tmesh_region_revoke(region, err));
 	assert_refused(tmesh_region_read(lent, 0, &byte, 1, err), -ESTALE, "revoked");
 	assert_int_equal(tmesh_lease_touch(lent), -ESTALE);
@@ -117,7 +117,7 @@ static unsigned int leases_mapped(void)
 
 static void test_lease_goes(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE);
+	struct tmesh_region *region = new_region(*state, PAGE);
 
 	assert_ok(tmesh_lease_set(region, 600 * 1000 * MS, TMESH_TAKEN_SIGBUS, err));
 	assert_int_equal(tmesh_lease_touch(region), 0);
@@ -134,7 +134,7 @@ static void test_lease_without_addresses(void **state)
 	bool more = true;
 
 	for (long n = 1; more; n++) {
-		struct tmesh_region *region = region_of(*state, PAGE);
+		struct tmesh_region *region = new_region(*state, PAGE);
 		int rc;
 
 		assert_ok(tmesh_lease_set(region, 600 * 1000 * MS, TMESH_TAKEN_SIGBUS, err));
@@ -158,7 +158,7 @@ static void test_lease_without_addresses(void **state)
 /* One lease for what was made through the handle; a touch of any keeps all of it. */
 static void test_lease_is_shared(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE), *lent, *further;
+	struct tmesh_region *region = new_region(*state, PAGE), *lent, *further;
 	uint64_t end;
 
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &lent, err));
@@ -180,7 +180,7 @@ static void test_lease_is_shared(void **state)
 
 static void test_lease_ends_with_a_process(void **state)
 {
-	struct tmesh_region *region = region_of(*state, PAGE);
+	struct tmesh_region *region = new_region(*state, PAGE);
 	struct pollfd poller = {.fd = tmesh_region_fd(region)};
 	pid_t pid = fork();
 	int pidfd;
@@ -198,7 +198,7 @@ static void test_lease_ends_with_a_process(void **state)
 	assert_int_equal(tmesh_lease_state(region), TMESH_LEASE_HAS_LAPSED);
 	waitpid(pid, NULL, 0);
 	tmesh_region_unref(region);
-	region = region_of(*state, PAGE);
+	region = new_region(*state, PAGE);
 	assert_refused(tmesh_lease_bind(region, pidfd, 0, TMESH_TAKEN_SIGBUS, err), -ESRCH,
 		       "ended");
 	assert_refused(tmesh_lease_bind(region, -1, 0, TMESH_TAKEN_SIGBUS, err), -EBADF, "pidfd");

@@ -522,8 +522,7 @@ static void test_forked_again(void **state)
 			unit_leave(1);
 		unit_leave(0);
 	}
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	assert_true(ino_of(region) == ino);
 	tmesh_region_unref(region);
 }

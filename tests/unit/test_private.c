@@ -92,7 +92,6 @@ static void test_it_goes_nowhere(void **state)
 static void test_a_child_has_its_own(void **state)
 {
 	struct tmesh_region *region = sealed(*state), *view;
-	int status;
 	uint8_t *at;
 	pid_t pid;
 
@@ -104,8 +103,7 @@ static void test_a_child_has_its_own(void **state)
 		at[PAGE] = 44;
 		unit_leave(at[0] == 11 && at[PAGE] == 44 ? 0 : 1);
 	}
-	assert_int_equal(waitpid(pid, &status, 0), pid);
-	assert_int_equal(status, 0);
+	join_child(pid);
 	assert_int_equal(at[0], 10);
 	assert_int_equal(at[PAGE], 2);
 	tmesh_region_unref(view);

@@ -9,22 +9,6 @@
 
 #define RW (TMESH_READ | TMESH_WRITE)
 
-static struct tmesh_region *region_of(void *ctx, uint64_t bytes)
-{
-	struct tmesh_region *region;
-
-	assert_ok(tmesh_region_create(ctx, bytes, NULL, &region, err));
-	return region;
-}
-
-static void *map_of(struct tmesh_region *region, uint32_t rights)
-{
-	void *addr;
-
-	assert_ok(tmesh_region_map(region, rights, &addr, err));
-	return addr;
-}
-
 static void test_create(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "weights \xc3\xa9"};
@@ -34,7 +18,7 @@ static void test_create(void **state)
 	uint8_t *bytes;
 
 	assert_ok(tmesh_region_create(*state, 5000, &opts, &region, err));
-	bytes = map_of(region, TMESH_READ);
+	bytes = map_region(region, TMESH_READ);
 	for (int i = 0; i < 8192; i++)
 		assert_int_equal(bytes[i], 0);
 	assert_ok(tmesh_region_info(region, &info, err));
@@ -128,7 +112,7 @@ static void test_huge(void **state)
 	uint8_t *bytes;
 
 	assert_ok(tmesh_region_create(*state, 5 << 20, &opts, &region, err));
-	bytes = map_of(region, RW);
+	bytes = map_region(region, RW);
 	bytes[(5 << 20) - 1] = 7;
 	tmesh_region_unref(region);
 	opts.flags = TMESH_REGION_HUGE;
@@ -148,19 +132,19 @@ static void test_huge(void **state)
 
 static void test_map(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 10000), *reader;
-	char *first = map_of(region, TMESH_READ), *second = map_of(region, RW);
+	struct tmesh_region *region = new_region(*state, 10000), *reader;
+	char *first = map_region(region, TMESH_READ), *second = map_region(region, RW);
 	void *addr = region;
 
 	assert_ptr_equal(first, second);
 	strcpy(second, "written");
-	assert_ptr_equal(map_of(region, TMESH_READ), first);
+	assert_ptr_equal(map_region(region, TMESH_READ), first);
 	tmesh_region_unmap(region, RW);
 	assert_refused(tmesh_region_map(region, TMESH_WRITE, &addr, err), -EINVAL, "READ");
 	assert_refused(tmesh_region_map(region, 0, &addr, err), -EINVAL, "READ");
 	assert_refused(tmesh_region_map(region, 7, &addr, err), -EINVAL, "READ");
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
-	assert_string_equal(map_of(reader, TMESH_READ), "written");
+	assert_string_equal(map_region(reader, TMESH_READ), "written");
 	assert_refused(tmesh_region_map(reader, RW, &addr, err), -EACCES, "write");
 	assert_ptr_equal(addr, region);
 	/* Not only by our word: the descriptor itself cannot write. */
@@ -174,7 +158,7 @@ static void test_map(void **state)
 static void test_read_write(void **state)
 {
 	struct tmesh_stats before = {.size = sizeof(before)}, after = {.size = sizeof(after)};
-	struct tmesh_region *region = region_of(*state, 100001);
+	struct tmesh_region *region = new_region(*state, 100001);
 	char *data = malloc(100001), *back = calloc(1, 100001);
 
 	for (int i = 0; i < 100001; i++)
@@ -183,7 +167,7 @@ static void test_read_write(void **state)
 	assert_ok(tmesh_region_write(region, 1, data + 1, 100000, err));
 	assert_ok(tmesh_region_read(region, 1, back + 1, 100000, err));
 	assert_memory_equal(back + 1, data + 1, 100000);
-	assert_memory_equal((char *)map_of(region, TMESH_READ) + 1, data + 1, 100000);
+	assert_memory_equal((char *)map_region(region, TMESH_READ) + 1, data + 1, 100000);
 	assert_ok(tmesh_region_write(region, 0, data, 1, err));
 	assert_ok(tmesh_region_write(region, 100001, data, 0, err));
 	assert_int_equal(tmesh_stats(*state, &after), 0);
@@ -200,17 +184,17 @@ static void test_read_write(void **state)
 
 static void test_seal(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 5000), *writer, *reader;
-	char *addr = map_of(region, TMESH_READ), who[64], token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region = new_region(*state, 5000), *writer, *reader;
+	char *addr = map_region(region, TMESH_READ), who[64], token[TMESH_TOKEN_SIZE];
 	void *other;
 
-	assert_ptr_equal(map_of(region, RW), addr);
+	assert_ptr_equal(map_region(region, RW), addr);
 	strcpy(addr, "final");
 	assert_ok(tmesh_region_set_description(region, "frozen", err));
 	assert_ok(tmesh_region_derive(region, RW, &writer, err));
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &reader, err));
-	map_of(reader, TMESH_READ);
-	other = map_of(writer, RW);
+	map_region(reader, TMESH_READ);
+	other = map_region(writer, RW);
 
 	/* Somebody writes: nothing has changed, ours is writable still. */
 	if (unit_on_kernel())
@@ -239,9 +223,9 @@ static void test_seal(void **state)
 	assert_refused(tmesh_region_write(region, 0, "x", 1, err), -EPERM, "sealed");
 	assert_refused(tmesh_region_set_description(region, "x", err), -EPERM,
 		       "describe a region before its seal");
-	assert_ptr_equal(map_of(region, TMESH_READ), addr);
+	assert_ptr_equal(map_region(region, TMESH_READ), addr);
 	tmesh_region_unref(region);
-	assert_string_equal(map_of(reader, TMESH_READ), "FINAL");
+	assert_string_equal(map_region(reader, TMESH_READ), "FINAL");
 	tmesh_region_unref(reader);
 }
 
@@ -277,7 +261,7 @@ static void test_too_large(void **state)
 
 static void test_derive(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 10), *less, *none = NULL;
+	struct tmesh_region *region = new_region(*state, 10), *less, *none = NULL;
 
 	assert_refused(tmesh_region_derive(region, TMESH_WRITE, &none, err), -EINVAL, "READ");
 	assert_refused(tmesh_region_derive(region, 1 | 8, &none, err), -EINVAL, "unknown");
@@ -294,7 +278,7 @@ static void test_derive(void **state)
 /* The owner takes back by its id a region that only another process holds. */
 static void test_revoke_id(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 10);
+	struct tmesh_region *region = new_region(*state, 10);
 	uint64_t id = tmesh_region_id(region);
 
 	if (!unit_on_kernel()) {
@@ -313,7 +297,7 @@ static void test_pin(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NO_PIN};
 	struct tmesh_region_info info = {.size = sizeof(info)};
-	struct tmesh_region *region = region_of(*state, 10), *pin = NULL;
+	struct tmesh_region *region = new_region(*state, 10), *pin = NULL;
 	void *addr;
 
 	assert_refused(tmesh_region_pin(region, &pin, err), -EINVAL, "not sealed; seal it first");
@@ -336,7 +320,7 @@ static void test_pin(void **state)
 static void test_desc(void **state)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
-	struct tmesh_region *region = region_of(*state, 4096), *reader;
+	struct tmesh_region *region = new_region(*state, 4096), *reader;
 	char text[TMESH_DESCRIPTION_LEN + 2];
 
 	memset(text, 'd', sizeof(text));
@@ -418,10 +402,10 @@ static void test_from_memfd(void **state)
 	/* The module's regions are its own; on memfd the memfd is the region. */
 	assert_true((tmesh_region_id(region) == tmesh_region_id(twin)) == !unit_on_kernel());
 	close(fd);
-	addr = map_of(region, RW);
+	addr = map_region(region, RW);
 	assert_string_equal(addr, "hers");
 	strcpy(addr, "ours");
-	assert_string_equal(map_of(twin, TMESH_READ), "ours");
+	assert_string_equal(map_region(twin, TMESH_READ), "ours");
 	assert_ok(tmesh_region_info(region, &info, err));
 	assert_int_equal(info.bytes, 5000);
 	assert_int_equal(info.alloc_bytes, 8192);
@@ -507,7 +491,7 @@ static void test_from_less(void **state)
 /* Handles that have not looked whether another one has sealed the region. */
 static void test_sealed_unseen(void **state)
 {
-	struct tmesh_region *region = region_of(*state, 5000), *author, *manager;
+	struct tmesh_region *region = new_region(*state, 5000), *author, *manager;
 	void *addr = NULL;
 
 	assert_ok(tmesh_region_derive(region, RW, &author, err));

@@ -19,14 +19,6 @@ static int setup(void **state)
 	return tmesh_ctx_open(&opts, (struct tmesh_ctx **)state, NULL);
 }
 
-static struct tmesh_stats stats_of(void *ctx)
-{
-	struct tmesh_stats stats = {.size = sizeof(stats)};
-
-	assert_int_equal(tmesh_stats(ctx, &stats), 0);
-	return stats;
-}
-
 static struct tmesh_region *make(void *ctx, uint64_t bytes, uint32_t flags, const char *label)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = flags, .label = label};
@@ -62,16 +54,16 @@ static void test_zeroed(void **state)
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region_info *infos;
 	struct tmesh_region *region;
-	struct tmesh_stats before = stats_of(*state), after;
+	struct tmesh_stats before = ctx_stats(*state), after;
 	uint64_t id = used(*state);
 	char room[4096] = "";
 	uint8_t *bytes;
 	size_t count;
 	bool seen = false;
 
-	assert_int_equal(stats_of(*state).region_pool_bytes, 20480);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes, 20480);
 	region = make(*state, NEXT_SIZE, 0, NEXT_LABEL);
-	after = stats_of(*state);
+	after = ctx_stats(*state);
 	assert_int_equal(after.region_pool_hits - before.region_pool_hits, 1);
 	assert_int_equal(after.region_pool_bytes, 0);
 	bytes = map_of(region);
@@ -124,10 +116,10 @@ static void test_uninitialized(void **state)
 
 static void expect_not_pooled(void *ctx, struct tmesh_region *region)
 {
-	uint64_t before = stats_of(ctx).region_pool_bytes;
+	uint64_t before = ctx_stats(ctx).region_pool_bytes;
 
 	tmesh_region_unref(region);
-	assert_int_equal(stats_of(ctx).region_pool_bytes, before);
+	assert_int_equal(ctx_stats(ctx).region_pool_bytes, before);
 }
 
 /* Memory that anybody else may hold never comes back. */
@@ -174,17 +166,17 @@ static void test_shared_never(void **state)
 	/* A process that reports it once too often is not believed to be there for ever. */
 	region = make(*state, 33333, 0, "");
 	tmesh_region_unmap(region, RW);
-	pooled = stats_of(*state).region_pool_bytes;
+	pooled = ctx_stats(*state).region_pool_bytes;
 	tmesh_region_unref(region);
-	assert_int_equal(stats_of(*state).region_pool_bytes - pooled, 36864);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes - pooled, 36864);
 
 	/* A tensor is done with its end, however often it was asked where it lies. */
 	assert_ok(tmesh_tensor_create(*state, TMESH_INT8, 1, shape, NULL, &tensor, err));
 	for (int i = 0; i < 3; i++)
 		assert_ok(tmesh_tensor_data(tensor, i ? RW : TMESH_READ, &data, err));
-	pooled = stats_of(*state).region_pool_bytes;
+	pooled = ctx_stats(*state).region_pool_bytes;
 	tmesh_tensor_unref(tensor);
-	assert_int_equal(stats_of(*state).region_pool_bytes - pooled, 57344);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes - pooled, 57344);
 
 	/* A child has it too, whether it lies in the pool by then or not. */
 	region = make(*state, 99999, 0, "");
@@ -195,9 +187,9 @@ static void test_shared_never(void **state)
 		_exit(0);
 	assert_int_equal(waitpid(child, &status, 0), child);
 	expect_not_pooled(*state, region);
-	status = (int)stats_of(*state).region_pool_hits;
+	status = (int)ctx_stats(*state).region_pool_hits;
 	other = make(*state, 77777, 0, "");
-	assert_int_equal(stats_of(*state).region_pool_hits, status);
+	assert_int_equal(ctx_stats(*state).region_pool_hits, status);
 	tmesh_region_unref(other);
 }
 
@@ -258,11 +250,10 @@ static void test_lent(void **state)
 {
 	struct tmesh_region *region, *reader;
 	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_ctx *other;
+	struct tmesh_ctx *other = new_ctx();
 	uint64_t inode, hits;
 	void *addr;
 
-	assert_ok(tmesh_ctx_open(NULL, &other, err));
 	for (int turn = 0; turn < 3; turn++) {
 		region = lent(*state, token);
 		inode = inode_of(region);
@@ -271,13 +262,13 @@ static void test_lent(void **state)
 		    1) /* the mapping alone holds it, as in a process that closed the rest */
 			assert_ok(tmesh_region_map(reader, TMESH_READ, &addr, err));
 		tmesh_region_unref(region);
-		assert_int_equal(stats_of(*state).region_pool_bytes, 20480);
+		assert_int_equal(ctx_stats(*state).region_pool_bytes, 20480);
 		assert_refused(tmesh_region_open(other, token, TMESH_READ, &region, err), -ENOENT,
 			       "no such region");
-		hits = stats_of(*state).region_pool_hits;
+		hits = ctx_stats(*state).region_pool_hits;
 		expect_next(*state, inode, false);
-		assert_int_equal(stats_of(*state).region_pool_hits, hits);
-		assert_int_equal(stats_of(*state).region_pool_bytes, 20480);
+		assert_int_equal(ctx_stats(*state).region_pool_hits, hits);
+		assert_int_equal(ctx_stats(*state).region_pool_bytes, 20480);
 		if (turn == 1) {
 			close(reader->fd);
 			expect_next(*state, inode, false);
@@ -285,7 +276,7 @@ static void test_lent(void **state)
 		}
 		tmesh_region_unref(reader);
 		expect_next(*state, inode, true);
-		assert_int_equal(stats_of(*state).region_pool_hits, hits + 1);
+		assert_int_equal(ctx_stats(*state).region_pool_hits, hits + 1);
 	}
 	/* And once more for the same memory. */
 	region = lent(*state, token);
@@ -426,25 +417,25 @@ static void test_given_back(void **state)
 	tmesh_region_unref(one);
 	tmesh_region_unref(two);
 	tmesh_region_pool_age(*state);
-	assert_int_equal(stats_of(*state).region_pool_bytes, 2 * 20480);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes, 2 * 20480);
 	assert_int_equal(tmesh_ctx_trim(*state), 2 * 20480);
-	assert_int_equal(stats_of(*state).region_pool_bytes, 0);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes, 0);
 	assert_int_equal(unit_open_fds(), before - 2);
 
 	tmesh_region_unref(make(*state, SIZE, 0, ""));
-	assert_int_equal(stats_of(*state).region_pool_bytes, 20480);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes, 20480);
 	set_idle(*state, 0);
 	tmesh_region_pool_age(*state);
-	assert_int_equal(stats_of(*state).region_pool_bytes, 0);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes, 0);
 	assert_int_equal(unit_open_fds(), before - 2);
 	/* A release of one region looks after the others. */
 	set_idle(*state, UINT64_MAX);
 	tmesh_region_unref(make(*state, SIZE, 0, ""));
 	two = make(*state, 2 * SIZE, 0, "");
-	assert_int_equal(stats_of(*state).region_pool_bytes, 20480);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes, 20480);
 	set_idle(*state, 0);
 	tmesh_region_unref(two);
-	assert_int_equal(stats_of(*state).region_pool_bytes, 0);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes, 0);
 }
 
 /* In a process that does nothing more, by a thread: again and again, and in a forked child too. */
@@ -453,21 +444,19 @@ static void by_thread(struct tmesh_ctx *ctx, uint64_t idle_ns)
 	set_idle(ctx, UINT64_MAX);
 	tmesh_region_unref(make(ctx, SIZE, 0, ""));
 	usleep(50000);
-	assert_int_equal(stats_of(ctx).region_pool_bytes, 20480);
+	assert_int_equal(ctx_stats(ctx).region_pool_bytes, 20480);
 	set_idle(ctx, idle_ns);
 	alarm(600);
-	while (stats_of(ctx).region_pool_bytes || ctx->pool_watched)
+	while (ctx_stats(ctx).region_pool_bytes || ctx->pool_watched)
 		usleep(1000);
 	alarm(0);
 }
 
 static void test_given_back_by_thread(void **state)
 {
-	struct tmesh_ctx *ctx;
-	int status;
+	struct tmesh_ctx *ctx = new_ctx();
 	pid_t child;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	ctx->pool_look_ms = 10;
 	for (int i = 0; i < 3; i++)
 		by_thread(ctx, i == 1 ? 1000000 : 0);
@@ -478,9 +467,8 @@ static void test_given_back_by_thread(void **state)
 		by_thread(ctx, 0);
 		unit_leave(0);
 	}
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
-	assert_int_equal(stats_of(ctx).region_pool_bytes, 20480);
+	join_child(child);
+	assert_int_equal(ctx_stats(ctx).region_pool_bytes, 20480);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -489,9 +477,8 @@ static void test_without_thread(void **state)
 {
 	struct rlimit limit, low;
 	struct tmesh_region *region;
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	region = make(ctx, SIZE, 0, "");
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
 	low = limit;
@@ -499,11 +486,11 @@ static void test_without_thread(void **state)
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
 	tmesh_region_unref(region);
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-	assert_int_equal(stats_of(ctx).region_pool_bytes, 0);
+	assert_int_equal(ctx_stats(ctx).region_pool_bytes, 0);
 	assert_null(ctx->watch);
 	region = make(ctx, SIZE, 0, "");
 	tmesh_region_unref(region);
-	assert_int_equal(stats_of(ctx).region_pool_bytes, 20480);
+	assert_int_equal(ctx_stats(ctx).region_pool_bytes, 20480);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -540,13 +527,13 @@ static void test_by_default(void **state)
 		assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 		unsetenv("TMESH_REGION_POOL");
 		tmesh_region_unref(make(ctx, SIZE, 0, ""));
-		assert_int_equal(stats_of(ctx).region_pool_bytes, cases[i].kept ? 20480 : 0);
+		assert_int_equal(ctx_stats(ctx).region_pool_bytes, cases[i].kept ? 20480 : 0);
 		if (cases[i].most == BY_DEFAULT)
 			assert_in_range(ctx->pool_max, 20480, most);
 		else
 			assert_int_equal(ctx->pool_max, cases[i].most);
 		tmesh_region_unref(make(ctx, SIZE, 0, ""));
-		assert_int_equal(stats_of(ctx).region_pool_hits, cases[i].kept);
+		assert_int_equal(ctx_stats(ctx).region_pool_hits, cases[i].kept);
 		tmesh_ctx_unref(ctx);
 	}
 	opts.region_pool_bytes = 0;
@@ -568,26 +555,26 @@ static void test_limit(void **state)
 
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	tmesh_region_unref(make(ctx, 4 * 4096, 0, ""));
-	assert_int_equal(stats_of(ctx).region_pool_bytes, 4 * 4096);
+	assert_int_equal(ctx_stats(ctx).region_pool_bytes, 4 * 4096);
 	assert_int_equal(atomic_load(&ctx->bytes_owned), 4 * 4096);
 	/* The very same again passes no limit ... */
 	one = make(ctx, 4 * 4096, 0, "");
-	assert_int_equal(stats_of(ctx).region_pool_hits, 1);
+	assert_int_equal(ctx_stats(ctx).region_pool_hits, 1);
 	assert_int_equal(atomic_load(&ctx->bytes_owned), 4 * 4096);
 	assert_refused(tmesh_region_create(ctx, 2 * 4096, NULL, &two, err), -EDQUOT, "max_bytes");
 	tmesh_region_unref(one);
 	/* ... what is as small goes beside it, and what is not instead of it. */
 	one = make(ctx, 4096, 0, "");
-	assert_int_equal(stats_of(ctx).region_pool_bytes, 4 * 4096);
+	assert_int_equal(ctx_stats(ctx).region_pool_bytes, 4 * 4096);
 	assert_int_equal(atomic_load(&ctx->bytes_owned), 5 * 4096);
 	two = make(ctx, 2 * 4096, 0, "");
-	assert_int_equal(stats_of(ctx).region_pool_bytes, 0);
+	assert_int_equal(ctx_stats(ctx).region_pool_bytes, 0);
 	assert_int_equal(atomic_load(&ctx->bytes_owned), 3 * 4096);
 	/* A limit that is lower now refuses what lies there, too. */
 	tmesh_region_unref(one);
 	tmesh_ctx_limit(ctx, 4096);
 	assert_refused(tmesh_region_create(ctx, 4096, NULL, &one, err), -EDQUOT, "max_bytes");
-	assert_int_equal(stats_of(ctx).region_pool_bytes, 0);
+	assert_int_equal(ctx_stats(ctx).region_pool_bytes, 0);
 	tmesh_ctx_limit(ctx, 0);
 	one = make(ctx, 4096, 0, "");
 	tmesh_region_unref(one);
@@ -605,9 +592,9 @@ static void test_bounds(void **state)
 		regions[i] = make(*state, 300000, 0, "");
 	for (int i = 0; i < 6; i++) {
 		tmesh_region_unref(regions[i]);
-		assert_true(stats_of(*state).region_pool_bytes <= 1 << 20);
+		assert_true(ctx_stats(*state).region_pool_bytes <= 1 << 20);
 	}
-	assert_int_equal(stats_of(*state).region_pool_bytes, 3 * 303104);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes, 3 * 303104);
 	regions[0] = make(*state, 2 << 20, 0, "");
 	expect_not_pooled(*state, regions[0]);
 	for (int i = 0; i < 400; i++) {
@@ -616,13 +603,13 @@ static void test_bounds(void **state)
 		tmesh_region_unref(regions[0]);
 		tmesh_region_unref(regions[1]);
 	}
-	assert_true(stats_of(*state).region_pool_bytes <= 1 << 20);
+	assert_true(ctx_stats(*state).region_pool_bytes <= 1 << 20);
 	/* Nor more of them than a process has descriptors to spare, however small. */
 	for (int i = 0; i < 200; i++)
 		many[i] = make(*state, 4096, 0, "");
 	for (int i = 0; i < 200; i++)
 		tmesh_region_unref(many[i]);
-	assert_int_equal(stats_of(*state).region_pool_bytes, 128 * 4096);
+	assert_int_equal(ctx_stats(*state).region_pool_bytes, 128 * 4096);
 }
 
 /* Other flags want other memory. */
@@ -630,21 +617,21 @@ static void test_alike_only(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts)};
 	struct tmesh_region *region = make(*state, 5000, 0, "");
-	uint64_t hits = stats_of(*state).region_pool_hits;
+	uint64_t hits = ctx_stats(*state).region_pool_hits;
 
 	tmesh_region_unref(region);
 	region = make(*state, 5000, TMESH_REGION_NO_PIN, "");
 	tmesh_region_unref(region);
 	region = make(*state, 9000, 0, "");
 	tmesh_region_unref(region);
-	assert_int_equal(stats_of(*state).region_pool_hits, hits);
+	assert_int_equal(ctx_stats(*state).region_pool_hits, hits);
 	region = make(*state, unit_on_kernel() ? 5000 : 8192, 0, "");
-	assert_int_equal(stats_of(*state).region_pool_hits, hits + 1);
+	assert_int_equal(ctx_stats(*state).region_pool_hits, hits + 1);
 	tmesh_region_unref(region);
 	/* Without its flag a group says nothing. */
 	opts.gid = 7;
 	assert_ok(tmesh_region_create(*state, unit_on_kernel() ? 5000 : 8192, &opts, &region, err));
-	assert_int_equal(stats_of(*state).region_pool_hits, hits + 2);
+	assert_int_equal(ctx_stats(*state).region_pool_hits, hits + 2);
 	tmesh_region_unref(region);
 }
 
@@ -654,7 +641,7 @@ static void test_not_instead(void **state)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts)};
 	struct tmesh_region *region = make(*state, 8192, 0, "the longer label");
-	uint64_t hits = stats_of(*state).region_pool_hits;
+	uint64_t hits = ctx_stats(*state).region_pool_hits;
 
 	tmesh_region_unref(region);
 	opts.mode = 0660;
@@ -666,10 +653,10 @@ static void test_not_instead(void **state)
 		       "hold_ms");
 	opts.hold_ms = 0;
 	region = make(*state, 4096, 0, "");
-	assert_int_equal(stats_of(*state).region_pool_hits, hits);
+	assert_int_equal(ctx_stats(*state).region_pool_hits, hits);
 	tmesh_region_unref(region);
 	region = make(*state, 8192, 0, "the");
-	assert_int_equal(stats_of(*state).region_pool_hits, hits + 1);
+	assert_int_equal(ctx_stats(*state).region_pool_hits, hits + 1);
 	/* Nor is there anything of the last one's label. */
 	for (size_t i = 3; i < sizeof(region->label); i++)
 		assert_int_equal(region->label[i], 0);
@@ -694,7 +681,7 @@ static void test_yields(void **state)
 		close((int)low.rlim_cur - 32);
 		for (int i = 0; i < 100; i++)
 			tmesh_region_unref(many[i]);
-		assert_int_equal(stats_of(*state).region_pool_bytes, 100 * 4096);
+		assert_int_equal(ctx_stats(*state).region_pool_bytes, 100 * 4096);
 		assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
 		for (count = 0; (taken[count] = dup(0)) >= 0; count++)
 			assert_true(count < 63);
@@ -718,7 +705,7 @@ static void test_yields(void **state)
 		while (count)
 			close(taken[--count]);
 		assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-		assert_true(stats_of(*state).region_pool_bytes <= 1 << 20);
+		assert_true(ctx_stats(*state).region_pool_bytes <= 1 << 20);
 	}
 	tmesh_region_unref(named);
 }
@@ -733,8 +720,8 @@ static void test_no_pool(void **state)
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	tmesh_region_unref(make(ctx, SIZE, 0, "first"));
 	tmesh_region_unref(make(ctx, SIZE, 0, "first"));
-	assert_int_equal(stats_of(ctx).region_pool_misses, 0);
-	assert_int_equal(stats_of(ctx).region_pool_hits, 0);
+	assert_int_equal(ctx_stats(ctx).region_pool_misses, 0);
+	assert_int_equal(ctx_stats(ctx).region_pool_hits, 0);
 	tmesh_ctx_unref(ctx);
 }
 

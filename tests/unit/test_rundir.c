@@ -67,10 +67,9 @@ static void test_relative_dir(void **state)
 static void refused_dir_as(const char *dir, int code, const char *word)
 {
 	struct tmesh_ctx *ctx = context(dir, 0);
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, 10);
 	char token[TMESH_TOKEN_SIZE];
 
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_refused(tmesh_region_token(region, TMESH_READ, token, err), code, word);
 	tmesh_region_unref(region);
 	tmesh_ctx_unref(ctx);
@@ -175,7 +174,7 @@ static void test_runtime_dir(void **state)
 		/* The server's end goes once it has seen that of ours. */
 		while (unit_open_fds() != before)
 			usleep(1000);
-		assert_int_equal(stats_of(ctx).tokens_served, 1);
+		assert_int_equal(ctx_stats(ctx).tokens_served, 1);
 		tmesh_ctx_unref(client);
 		tmesh_region_unref(region);
 		tmesh_ctx_unref(ctx);

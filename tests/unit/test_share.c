@@ -80,7 +80,7 @@ static void test_label(void **state)
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	expect_label(client, token, "second");
 	tmesh_region_unref(region);
-	assert_int_equal(stats_of(ctx).region_pool_hits, unit_on_kernel() ? 0 : 1);
+	assert_int_equal(ctx_stats(ctx).region_pool_hits, unit_on_kernel() ? 0 : 1);
 	opts.label = "third: \xc3\xa9";
 	assert_ok(tmesh_region_create(ctx, 10, &opts, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
@@ -135,13 +135,13 @@ static void asks_with(const struct producer *p, const char *target)
 	assert_ok(tmesh_region_open(ctx, p->token, TMESH_READ, &region, err));
 	expect(region, "region");
 	tmesh_region_unref(region);
-	if (stats_of(ctx).opens_without_wake)
+	if (ctx_stats(ctx).opens_without_wake)
 		fail_msg("%s was followed", target);
-	assert_int_equal(stats_of(ctx).regions_opened, 1);
+	assert_int_equal(ctx_stats(ctx).regions_opened, 1);
 	/* The answer brought the index. */
 	assert_ok(tmesh_region_open(ctx, p->token, TMESH_READ, &region, err));
 	tmesh_region_unref(region);
-	assert_int_equal(stats_of(ctx).opens_without_wake, 1);
+	assert_int_equal(ctx_stats(ctx).opens_without_wake, 1);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -213,12 +213,12 @@ static void test_many(void **state)
 		tmesh_region_unref(region);
 	}
 	/* Each growth renews the link, by which a stranger finds the last one too. */
-	assert_int_equal(stats_of(client).opens_without_wake, COUNT);
+	assert_int_equal(ctx_stats(client).opens_without_wake, COUNT);
 	tmesh_ctx_unref(client);
 	client = context(NULL, 0);
 	assert_ok(tmesh_region_open(client, tokens[COUNT - 1], TMESH_READ, &region, err));
 	tmesh_region_unref(region);
-	assert_int_equal(stats_of(client).opens_without_wake, 1);
+	assert_int_equal(ctx_stats(client).opens_without_wake, 1);
 	for (int i = 0; i < COUNT; i += 2)
 		tmesh_region_unref(regions[i]);
 	for (int i = 0; i < COUNT; i++) {
@@ -429,7 +429,7 @@ static void socket_of_type(int type)
 	assert_ok(tmesh_region_send(region, pair[0], TMESH_READ, err));
 	assert_ok(tmesh_region_send(region, pair[0], TMESH_RIGHTS_ALL, err));
 	assert_ok(tmesh_region_recv(ctx, pair[1], &got, err));
-	assert_int_equal(stats_of(ctx).regions_opened, 1);
+	assert_int_equal(ctx_stats(ctx).regions_opened, 1);
 	expect(got, "sent");
 	assert_int_equal(tmesh_region_bytes(got), 12345);
 	assert_int_equal(tmesh_region_id(got), tmesh_region_id(region));
@@ -467,12 +467,11 @@ static void test_telling_socket(void **state)
 {
 	static const int options[] = {SO_PASSCRED, SO_TIMESTAMP, SO_PASSSEC, 76 /* SO_PASSPIDFD */};
 	struct tmesh_ctx *ctx = context(NULL, 0);
-	struct tmesh_region *region, *got;
+	struct tmesh_region *region = new_region(ctx, 12345), *got;
 	unsigned int before;
 	const int on = 1;
 	int pair[2];
 
-	assert_ok(tmesh_region_create(ctx, 12345, NULL, &region, err));
 	for (int type = SOCK_STREAM; type <= SOCK_SEQPACKET; type += SOCK_SEQPACKET - SOCK_STREAM) {
 		assert_int_equal(socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, pair), 0);
 		assert_ok(tmesh_region_send(region, pair[0], TMESH_READ, err));
@@ -575,10 +574,9 @@ static int32_t answered(struct tmesh_ctx *ctx, const char *token, uint32_t right
 static void test_asked_for_more(void **state)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, 10);
 	char token[TMESH_TOKEN_SIZE];
 
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_int_equal(answered(ctx, token, TMESH_READ), 0);
 	assert_int_equal(answered(ctx, token, TMESH_READ | TMESH_WRITE), -EACCES);

@@ -188,11 +188,10 @@ static void test_send_to_nobody(void **state)
 {
 	static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(ctx, 10);
 	struct tmesh_bundle *bundle;
 	int pair[2], alone;
 
-	assert_ok(tmesh_region_create(ctx, 10, NULL, &region, err));
 	for (int i = 0; i < 2; i++) {
 		alone = socket(AF_UNIX, types[i] | SOCK_CLOEXEC, 0);
 		assert_refused(tmesh_region_send(region, alone, TMESH_READ, err), -EPIPE,
@@ -556,7 +555,7 @@ static void test_others_server(void **state)
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	char token[TMESH_TOKEN_SIZE], request[256];
 	struct tmesh_region *region;
-	int listener, ready[2], status, fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW);
+	int listener, ready[2], fd = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW);
 	pid_t child;
 
 	snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", unit_runtime_dir(), name);
@@ -579,8 +578,7 @@ static void test_others_server(void **state)
 	assert_int_equal(read(ready[0], request, 1), 1);
 	assert_refused(tmesh_region_open(ctx, token, TMESH_READ, &region, err), -ENOENT,
 		       "another user's");
-	assert_int_equal(waitpid(child, &status, 0), child);
-	assert_int_equal(status, 0);
+	join_child(child);
 	close(ready[0]);
 	close(ready[1]);
 	close(listener);

@@ -4,22 +4,6 @@
 
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 
-static uint64_t counted(struct tmesh_ctx *ctx)
-{
-	struct tmesh_stats stats = {.size = sizeof(stats)};
-
-	assert_int_equal(tmesh_stats(ctx, &stats), 0);
-	return stats.bytes_copied;
-}
-
-static uint64_t live(struct tmesh_ctx *ctx)
-{
-	struct tmesh_stats stats = {.size = sizeof(stats)};
-
-	assert_int_equal(tmesh_stats(ctx, &stats), 0);
-	return stats.regions_live;
-}
-
 static void test_create(void **state)
 {
 	struct tmesh_tensor *tensor;
@@ -39,7 +23,7 @@ static void test_create(void **state)
 		assert_int_equal(bytes[i], 0);
 	tmesh_tensor_unref(tensor);
 	tmesh_tensor_unref(NULL);
-	assert_int_equal(live(*state), 0);
+	assert_int_equal(ctx_stats(*state).regions_live, 0);
 }
 
 static void test_empty(void **state)
@@ -105,16 +89,15 @@ static void test_view(void **state)
 	column.device_type = TMESH_DEVICE_CUDA;
 	assert_refused(tmesh_tensor_view(view, &column, &tensor, err), -EOPNOTSUPP, "device");
 	tmesh_tensor_unref(view);
-	assert_int_equal(live(*state), 0);
+	assert_int_equal(ctx_stats(*state).regions_live, 0);
 }
 
 static void test_wrap(void **state)
 {
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(*state, 100);
 	struct tmesh_tensor *tensor;
 	struct tmesh_layout layout;
 
-	assert_ok(tmesh_region_create(*state, 100, NULL, &region, err));
 	assert_ok(tmesh_layout_contiguous(&layout, TMESH_FLOAT64, 1, SHAPE(12), err));
 	layout.offset = 4;
 	assert_ok(tmesh_tensor_wrap(region, &layout, &tensor, err));
@@ -123,7 +106,7 @@ static void test_wrap(void **state)
 	layout.offset = 5;
 	assert_refused(tmesh_tensor_wrap(region, &layout, &tensor, err), -EINVAL, "region of 100");
 	tmesh_region_unref(region);
-	assert_int_equal(live(*state), 0);
+	assert_int_equal(ctx_stats(*state).regions_live, 0);
 }
 
 static void test_try_unref(void **state)
@@ -146,9 +129,9 @@ static void test_try_unref(void **state)
 	assert_ok(tmesh_tensor_data(view, TMESH_READ | TMESH_WRITE, &data, err));
 	assert_int_equal(tmesh_tensor_try_unref(view), -EAGAIN);
 	tmesh_tensor_unref(view);
-	assert_int_equal(live(*state), 1);
+	assert_int_equal(ctx_stats(*state).regions_live, 1);
 	tmesh_tensor_unref(tensor);
-	assert_int_equal(live(*state), 0);
+	assert_int_equal(ctx_stats(*state).regions_live, 0);
 }
 
 /* The element that lies at @at in C order, of a layout whose first is at @from. */
@@ -172,9 +155,9 @@ static void read_back(struct tmesh_ctx *ctx, struct tmesh_region *region, const 
 	bytes = tmesh_tensor_bytes(tensor);
 	got = test_malloc(bytes + 4);
 	got[bytes / 4] = 12345;
-	before = counted(ctx);
+	before = ctx_stats(ctx).bytes_copied;
 	assert_ok(tmesh_tensor_read(tensor, got, bytes, err));
-	assert_int_equal(counted(ctx) - before, bytes);
+	assert_int_equal(ctx_stats(ctx).bytes_copied - before, bytes);
 	assert_int_equal(got[bytes / 4], 12345);
 	for (uint64_t i = 0; i < bytes / 4; i++)
 		if (got[i] != element(&layout, all + layout.offset / 4, i))
@@ -209,11 +192,10 @@ static void test_read(void **state)
 		{.ndim = 2, .shape = {80, 70}, .strides = {5000, 5001}},
 		{.ndim = 2, .shape = {5, 0}, .strides = {3, 7}},
 	};
-	struct tmesh_region *region;
+	struct tmesh_region *region = new_region(*state, 4 * COUNT);
 	int32_t *all;
 	void *addr;
 
-	assert_ok(tmesh_region_create(*state, 4 * COUNT, NULL, &region, err));
 	assert_ok(tmesh_region_map(region, TMESH_READ | TMESH_WRITE, &addr, err));
 	all = addr;
 	for (int32_t i = 0; i < COUNT; i++)
@@ -265,7 +247,7 @@ static void test_ref_refused(void **state)
 	bad.byte_size = 3;
 	assert_refused(tmesh_tensor_open(*state, &bad, TMESH_READ, &opened, err), -EPROTO,
 		       "byte_size is 3");
-	assert_int_equal(live(*state), 1);
+	assert_int_equal(ctx_stats(*state).regions_live, 1);
 	ref.token[0] = '\0';
 	assert_refused(tmesh_tensor_open(*state, &ref, TMESH_READ, &opened, err), -EPROTO,
 		       "has no token");

@@ -17,7 +17,7 @@ static struct {
 
 static atomic_int failures;
 
-#define CHECK(condition)                                    \
+#define CHECK_HERE(condition)                                    \
 	do {                                                \
 		if (!(condition)) {                         \
 			print_error("line %d\n", __LINE__); \
@@ -36,40 +36,40 @@ static void *work(void *data)
 		void *addr, *again;
 
 		snprintf(text, sizeof(text), "thread %d round %d", self, i);
-		CHECK(!tmesh_region_create(all.producer, 5000, NULL, &own, NULL));
-		CHECK(!tmesh_region_write(own, 0, text, sizeof(text), NULL));
-		CHECK(!tmesh_region_token(own, TMESH_READ, token, NULL));
-		CHECK(!tmesh_region_open(all.client, token, TMESH_READ, &got, NULL));
-		CHECK(tmesh_region_id(got) == tmesh_region_id(own));
-		CHECK(!tmesh_region_read(got, 0, back, sizeof(back), NULL));
-		CHECK(!strcmp(text, back));
+		CHECK_HERE(!tmesh_region_create(all.producer, 5000, NULL, &own, NULL));
+		CHECK_HERE(!tmesh_region_write(own, 0, text, sizeof(text), NULL));
+		CHECK_HERE(!tmesh_region_token(own, TMESH_READ, token, NULL));
+		CHECK_HERE(!tmesh_region_open(all.client, token, TMESH_READ, &got, NULL));
+		CHECK_HERE(tmesh_region_id(got) == tmesh_region_id(own));
+		CHECK_HERE(!tmesh_region_read(got, 0, back, sizeof(back), NULL));
+		CHECK_HERE(!strcmp(text, back));
 		tmesh_region_unref(got);
 
-		CHECK(!tmesh_region_open(all.client, all.token, TMESH_READ, &got, NULL));
+		CHECK_HERE(!tmesh_region_open(all.client, all.token, TMESH_READ, &got, NULL));
 		tmesh_region_unref(got);
-		CHECK(!tmesh_region_map(all.shared, TMESH_READ, &addr, NULL));
-		CHECK(!tmesh_region_map(all.shared, RW, &again, NULL) && addr == again);
+		CHECK_HERE(!tmesh_region_map(all.shared, TMESH_READ, &addr, NULL));
+		CHECK_HERE(!tmesh_region_map(all.shared, RW, &again, NULL) && addr == again);
 		tmesh_region_unmap(all.shared, RW);
 		tmesh_region_unmap(all.shared, TMESH_READ);
 		tmesh_region_unref(tmesh_region_ref(all.shared));
-		CHECK(!tmesh_region_derive(all.shared, TMESH_READ, &less, NULL));
-		CHECK(!tmesh_region_map(less, TMESH_READ, &addr, NULL));
-		CHECK(!strcmp(addr, "shared"));
+		CHECK_HERE(!tmesh_region_derive(all.shared, TMESH_READ, &less, NULL));
+		CHECK_HERE(!tmesh_region_map(less, TMESH_READ, &addr, NULL));
+		CHECK_HERE(!strcmp(addr, "shared"));
 		tmesh_region_unref(less);
 
-		CHECK(!tmesh_region_send(all.shared, all.sockets[0], TMESH_READ, NULL));
-		CHECK(!tmesh_region_recv(all.client, all.sockets[1], &got, NULL));
-		CHECK(tmesh_region_id(got) == tmesh_region_id(all.shared));
+		CHECK_HERE(!tmesh_region_send(all.shared, all.sockets[0], TMESH_READ, NULL));
+		CHECK_HERE(!tmesh_region_recv(all.client, all.sockets[1], &got, NULL));
+		CHECK_HERE(tmesh_region_id(got) == tmesh_region_id(all.shared));
 		tmesh_region_unref(got);
 
 		/* Never told to anybody: these go round through the pool. */
-		CHECK(!tmesh_region_create(all.client, 5000, NULL, &got, NULL));
-		CHECK(!tmesh_region_map(got, RW, &addr, NULL));
-		CHECK(*(char *)addr == 0);
+		CHECK_HERE(!tmesh_region_create(all.client, 5000, NULL, &got, NULL));
+		CHECK_HERE(!tmesh_region_map(got, RW, &addr, NULL));
+		CHECK_HERE(*(char *)addr == 0);
 		memset(addr, 0xee, 5000);
 		tmesh_region_unmap(got, RW);
 		tmesh_region_unref(got);
-		CHECK(!tmesh_region_seal(own, NULL));
+		CHECK_HERE(!tmesh_region_seal(own, NULL));
 		tmesh_region_unref(own);
 	}
 	return NULL;
@@ -121,10 +121,9 @@ static void test_signals(void **state)
 	const struct sigaction action = {.sa_handler = handle}, none = {.sa_handler = SIG_DFL};
 	struct tmesh_channel *sender, *receiver;
 	char token[TMESH_TOKEN_SIZE];
-	struct tmesh_ctx *ctx;
+	struct tmesh_ctx *ctx = new_ctx();
 	sigset_t one, pending;
 
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
 	assert_ok(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &sender, err));
 	assert_ok(tmesh_channel_token(sender, token, err));
 	assert_ok(tmesh_channel_open(ctx, token, TMESH_CHANNEL_RECV, NULL, &receiver, err));
@@ -152,7 +151,7 @@ static void *call_first(void *data)
 	atomic_fetch_add(&arrived, 1);
 	while (atomic_load(&arrived) < THREADS)
 		;
-	CHECK(!tmesh_ctx_enter(data, NULL));
+	CHECK_HERE(!tmesh_ctx_enter(data, NULL));
 	return NULL;
 }
 

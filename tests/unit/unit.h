@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -138,6 +139,61 @@ _Noreturn static inline void unit_leave(int status)
 	snprintf(command, sizeof(command), "exit %d", status);
 	execl("/bin/sh", "sh", "-c", command, NULL);
 	_exit(127);
+}
+
+/* A child says by its exit status which of its checks failed first. */
+#define CHECK(condition)                                \
+	do {                                            \
+		if (!(condition))                       \
+			unit_leave(__LINE__ % 250 + 1); \
+	} while (0)
+
+static inline void join_child(pid_t child)
+{
+	int status;
+
+	assert_int_equal(waitpid(child, &status, 0), child);
+	if (status)
+		fail_msg("the child ended with status %#x", (unsigned int)status);
+}
+
+static inline bool readable(int fd, int ms)
+{
+	struct pollfd poller = {.fd = fd, .events = POLLIN};
+
+	return poll(&poller, 1, ms) == 1;
+}
+
+static inline struct tmesh_ctx *new_ctx(void)
+{
+	struct tmesh_ctx *ctx;
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	return ctx;
+}
+
+static inline struct tmesh_stats ctx_stats(struct tmesh_ctx *ctx)
+{
+	struct tmesh_stats stats = {.size = sizeof(stats)};
+
+	assert_int_equal(tmesh_stats(ctx, &stats), 0);
+	return stats;
+}
+
+static inline struct tmesh_region *new_region(struct tmesh_ctx *ctx, uint64_t bytes)
+{
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(ctx, bytes, NULL, &region, err));
+	return region;
+}
+
+static inline void *map_region(struct tmesh_region *region, uint32_t rights)
+{
+	void *addr;
+
+	assert_ok(tmesh_region_map(region, rights, &addr, err));
+	return addr;
 }
 
 static inline int unit_ctx_setup(void **state)

@@ -437,7 +437,7 @@ static void test_other_end_closed(void **state)
 }
 
 /* In a child, where cmocka would go on with the other tests. */
-#define CHECK(condition)          \
+#define CHECK_HERE(condition)          \
 	do {                      \
 		if (!(condition)) \
 			_exit(1); \
@@ -455,16 +455,16 @@ static pid_t producer(int told, int tells)
 	if (child)
 		return child;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	CHECK(tmesh_ctx_open(NULL, &ctx, NULL) == 0);
-	CHECK(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &outbox, NULL) == 0);
-	CHECK(tmesh_channel_token(outbox, token, NULL) == 0);
-	CHECK(write(tells, token, sizeof(token)) == sizeof(token) && read(told, &go, 1) == 1);
-	CHECK(tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, &count, NULL, &message.tensor, NULL) == 0);
+	CHECK_HERE(tmesh_ctx_open(NULL, &ctx, NULL) == 0);
+	CHECK_HERE(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &outbox, NULL) == 0);
+	CHECK_HERE(tmesh_channel_token(outbox, token, NULL) == 0);
+	CHECK_HERE(write(tells, token, sizeof(token)) == sizeof(token) && read(told, &go, 1) == 1);
+	CHECK_HERE(tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, &count, NULL, &message.tensor, NULL) == 0);
 	/* It has no descriptor left to give: this process alone has the memory. */
-	CHECK(tmesh_region_token(tmesh_tensor_region(message.tensor), TMESH_READ, token, NULL) ==
+	CHECK_HERE(tmesh_region_token(tmesh_tensor_region(message.tensor), TMESH_READ, token, NULL) ==
 	      0);
-	CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0}) == 0);
-	CHECK(tmesh_channel_send(outbox, &message, 0, NULL) == 0 && write(tells, "", 1) == 1);
+	CHECK_HERE(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0}) == 0);
+	CHECK_HERE(tmesh_channel_send(outbox, &message, 0, NULL) == 0 && write(tells, "", 1) == 1);
 	for (;;)
 		pause();
 }
