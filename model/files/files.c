@@ -14,7 +14,6 @@
 
 #define FIRST_READ 65536u
 #define INDEX_READ ((size_t)64 << 20)
-#define SPLITS_MAX 65535
 /* As bytes of a header: opening a file, and finding a name. */
 #define FILE_WORK 4096
 #define NAME_WORK 128
