@@ -85,7 +85,7 @@ static float *data_of(struct tmesh_tensor *of)
 	return data;
 }
 
-static struct bound bind(struct tmesh_placed *placed)
+static struct bound bind_placed(struct tmesh_placed *placed)
 {
 	const int64_t shape[] = {2, 4};
 	struct bound bound = {.x = tensor(2, shape), .y = tensor(2, shape)};

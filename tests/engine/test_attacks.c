@@ -595,7 +595,7 @@ static int find_evil(void)
 
 int main(void)
 {
-	const struct CMUnitTest refused[] = {cmocka_unit_test(test_refused)};
+	const struct CMUnitTest refused[] = {TEST(test_refused)};
 	int failed = 0, check;
 
 	if (make_folder() || find_evil())

@@ -469,20 +469,13 @@ static void test_here(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_cancellable, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_other_calls, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_runs, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_waits, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_does_not_stop, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_stopped, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_signal, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_storm, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_here, setup, teardown),
+		TEST_SET_UP(test_cancellable),	 TEST_SET_UP(test_other_calls),
+		TEST_SET_UP(test_runs),		 TEST_SET_UP(test_waits),
+		TEST_SET_UP(test_does_not_stop), TEST_SET_UP(test_stopped),
+		TEST_SET_UP(test_signal),	 TEST_SET_UP(test_storm),
+		TEST_SET_UP(test_here),
 	};
-	const struct CMUnitTest forked[] = {
-		cmocka_unit_test_setup_teardown(test_dies, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_kept, setup, teardown),
-	};
+	const struct CMUnitTest forked[] = {TEST_SET_UP(test_dies), TEST_SET_UP(test_kept)};
 	int failed;
 
 	if (make_folder())

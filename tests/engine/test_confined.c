@@ -74,10 +74,10 @@ static void test_unconfined(void **state)
 int main(void)
 {
 	const struct CMUnitTest filtered[] = {
-		cmocka_unit_test_setup_teardown(test_calls, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_unconfined, setup, teardown),
+		TEST_SET_UP(test_calls),
+		TEST_SET_UP(test_unconfined),
 #ifdef __x86_64__
-		cmocka_unit_test_setup_teardown(test_foreign, setup, teardown),
+		TEST_SET_UP(test_foreign),
 #endif
 	};
 	const uint32_t action = SECCOMP_RET_KILL_PROCESS;

@@ -180,7 +180,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_nodes, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_one_node, make_root, remove_root),
-		cmocka_unit_test(test_unseen),
+		TEST(test_unseen),
 		cmocka_unit_test_setup_teardown(test_refused, make_root, remove_root),
 		cmocka_unit_test_setup_teardown(test_engines, make_root, remove_root),
 	};

@@ -522,22 +522,22 @@ static void test_threads(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_dispatch, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_binding, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_rebind, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_host, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_tensor_refusals, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_wrap, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_sealed_later, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_names, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_types, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_contexts, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_overlap, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_operands, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_engine_failures, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_found, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_fork, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_threads, setup, teardown),
+		TEST_SET_UP(test_dispatch),
+		TEST_SET_UP(test_binding),
+		TEST_SET_UP(test_rebind),
+		TEST_SET_UP(test_host),
+		TEST_SET_UP(test_tensor_refusals),
+		TEST_SET_UP(test_wrap),
+		TEST_SET_UP(test_sealed_later),
+		TEST_SET_UP(test_names),
+		TEST_SET_UP(test_types),
+		TEST_SET_UP(test_contexts),
+		TEST_SET_UP(test_overlap),
+		TEST_SET_UP(test_operands),
+		TEST_SET_UP(test_engine_failures),
+		TEST_SET_UP(test_found),
+		TEST_SET_UP(test_fork),
+		TEST_SET_UP(test_threads),
 	};
 	char command[64];
 	int failed;

@@ -470,10 +470,9 @@ static void test_cancelled(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_as_on_the_cpu),	cmocka_unit_test(test_unseen),
-		cmocka_unit_test(test_refused),		cmocka_unit_test(test_numbers),
-		cmocka_unit_test(test_turned_integers), cmocka_unit_test(test_each_fails),
-		cmocka_unit_test(test_cancelled),
+		TEST(test_as_on_the_cpu), TEST(test_unseen),	      TEST(test_refused),
+		TEST(test_numbers),	  TEST(test_turned_integers), TEST(test_each_fails),
+		TEST(test_cancelled),
 	};
 
 	return cmocka_run_group_tests_name("ggml on stand-ins for GPUs", tests, set_up_group,

@@ -395,8 +395,8 @@ static void test_weights(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_forked), gpu_test(test_dispatch),	   gpu_test(test_refused),
-		gpu_test(test_driver_fails),   gpu_test(test_handed_over), gpu_test(test_weights),
+		TEST(test_forked),	     gpu_test(test_dispatch),	 gpu_test(test_refused),
+		gpu_test(test_driver_fails), gpu_test(test_handed_over), gpu_test(test_weights),
 	};
 
 	return cmocka_run_group_tests_name("on a stand-in for GPUs", tests, set_up_group,

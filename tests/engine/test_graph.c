@@ -422,11 +422,9 @@ static void test_mutations(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_infer),	  cmocka_unit_test(test_forms),
-		cmocka_unit_test(test_order),	  cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_json),	  cmocka_unit_test(test_build),
-		cmocka_unit_test(test_read),	  cmocka_unit_test(test_language),
-		cmocka_unit_test(test_mutations),
+		TEST(test_infer),   TEST(test_forms),	 TEST(test_order),
+		TEST(test_refused), TEST(test_json),	 TEST(test_build),
+		TEST(test_read),    TEST(test_language), TEST(test_mutations),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

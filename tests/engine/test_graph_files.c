@@ -148,9 +148,9 @@ static void test_sessions(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_graph_refusals, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_weights, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_sessions, setup, teardown),
+		TEST_SET_UP(test_graph_refusals),
+		TEST_SET_UP(test_weights),
+		TEST_SET_UP(test_sessions),
 	};
 	char command[64];
 	int failed;

@@ -178,10 +178,10 @@ static void test_mutations(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_models),
-		cmocka_unit_test(test_short),
-		cmocka_unit_test(test_limits),
-		cmocka_unit_test(test_mutations),
+		TEST(test_models),
+		TEST(test_short),
+		TEST(test_limits),
+		TEST(test_mutations),
 	};
 	int file = mkstemp(path), failed;
 

@@ -197,12 +197,10 @@ static bool has_fuse(void)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_keep, setup, teardown),
-	};
+	const struct CMUnitTest tests[] = {TEST_SET_UP(test_keep)};
 	const struct CMUnitTest unanswered[] = {
-		cmocka_unit_test_setup_teardown(test_unanswered, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_unanswered_many, setup, teardown),
+		TEST_SET_UP(test_unanswered),
+		TEST_SET_UP(test_unanswered_many),
 	};
 	int failed;
 

@@ -193,9 +193,7 @@ static int serve_ggml(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_mutants),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_mutants)};
 	const char *library = getenv("TMESH_GGML");
 	int failed;
 

@@ -468,16 +468,11 @@ static void test_library(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_library, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_decode_prebound, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_decode_in_place, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_decode_named, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_decode_unsaid, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_mixture, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_read_only_output, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_weights, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_folded_weights, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_bad_models, setup, teardown),
+		TEST_SET_UP(test_library),	    TEST_SET_UP(test_decode_prebound),
+		TEST_SET_UP(test_decode_in_place),  TEST_SET_UP(test_decode_named),
+		TEST_SET_UP(test_decode_unsaid),    TEST_SET_UP(test_mixture),
+		TEST_SET_UP(test_read_only_output), TEST_SET_UP(test_weights),
+		TEST_SET_UP(test_folded_weights),   TEST_SET_UP(test_bad_models),
 	};
 
 	if (!getenv("TMESH_ENGINE_MODELS"))

@@ -228,10 +228,10 @@ static void test_weights(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_weights),
-		cmocka_unit_test(test_runs),
-		cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_each_fails),
+		TEST(test_weights),
+		TEST(test_runs),
+		TEST(test_refused),
+		TEST(test_each_fails),
 	};
 
 	return cmocka_run_group_tests_name("onnx on stand-ins for GPUs", tests, set_up_group,

@@ -160,7 +160,7 @@ static void test_placed(void **state)
 	const uint32_t nowhere[] = {0, 0, 99};
 	struct tmesh_placed_opts opts = {
 		.size = sizeof(opts), .at = nowhere, .folder = folder, .places = places};
-	struct bound bound = bind(placed);
+	struct bound bound = bind_placed(placed);
 	struct tmesh_placed_value inputs[] = {{"x", bound.x}, {"b", NULL}};
 	pid_t child;
 
@@ -194,10 +194,8 @@ static void test_placed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_contexts), cmocka_unit_test(test_tensors),
-		cmocka_unit_test(test_dispatch), cmocka_unit_test(test_graphs),
-		cmocka_unit_test(test_devices),	 cmocka_unit_test(test_placement),
-		cmocka_unit_test(test_placed),
+		TEST(test_contexts), TEST(test_tensors),   TEST(test_dispatch), TEST(test_graphs),
+		TEST(test_devices),  TEST(test_placement), TEST(test_placed),
 	};
 
 	return cmocka_run_group_tests_name("engine outputs", tests, setup, teardown);

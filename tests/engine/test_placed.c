@@ -361,10 +361,9 @@ static void test_others_files(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_split),	     cmocka_unit_test(test_pasts),
-		cmocka_unit_test(test_own_rows),     cmocka_unit_test(test_many_partitions),
-		cmocka_unit_test(test_run),	     cmocka_unit_test(test_waits),
-		cmocka_unit_test(test_others_files),
+		TEST(test_split),	    TEST(test_pasts), TEST(test_own_rows),
+		TEST(test_many_partitions), TEST(test_run),   TEST(test_waits),
+		TEST(test_others_files),
 	};
 	int failed;
 

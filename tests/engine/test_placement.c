@@ -193,10 +193,10 @@ static void test_refused(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup(name, fill)
+#define TEST_FILLED(name) cmocka_unit_test_setup(name, fill)
 	const struct CMUnitTest tests[] = {
-		TEST(test_simulated), TEST(test_shapes),  TEST(test_memory),
-		TEST(test_work),      TEST(test_refused),
+		TEST_FILLED(test_simulated), TEST_FILLED(test_shapes),	TEST_FILLED(test_memory),
+		TEST_FILLED(test_work),	     TEST_FILLED(test_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,7 +11,7 @@ static void test_move(void **state)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[0]);
-	struct bound one = bind(placed), two = bind(placed);
+	struct bound one = bind_placed(placed), two = bind_placed(placed);
 	uint64_t before = copied(), region = own(&one, 4, 4);
 
 	run(&one, 3, 7);
@@ -63,7 +63,7 @@ static void test_contexts(void **state)
 	uint64_t region;
 
 	assert_ok(tmesh_placed_create(graph, &opts, &placed, err));
-	one = bind(placed);
+	one = bind_placed(placed);
 	region = own(&one, 4, 4);
 	assert_ok(tmesh_placed_move(placed, at[1], err));
 	assert_int_equal(own(&one, 0, 4), region);
@@ -89,7 +89,7 @@ static void test_given_up(void **state)
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[1]);
 	const struct tmesh_graph_partitions *parts = tmesh_placed_partitions(placed);
-	struct bound one = bind(placed);
+	struct bound one = bind_placed(placed);
 	uint64_t before = copied(), held;
 
 	own(&one, 4, 4);
@@ -133,7 +133,7 @@ static void test_given_up(void **state)
 	assert_int_equal(sweep(places), 1);
 	assert_int_equal(stats_of(places).copies, 3); /* it lay at home already */
 
-	struct bound two = bind(placed);
+	struct bound two = bind_placed(placed);
 
 	assert_int_equal(used(places, 0), 2 * BYTES);
 	run(&one, 3, 8);
@@ -152,7 +152,7 @@ static void test_long_run(void **state)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[1]);
-	struct bound one = bind(placed);
+	struct bound one = bind_placed(placed);
 
 	uint64_t start = now;
 
@@ -186,7 +186,7 @@ static void test_turn(void **state)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[0]);
-	struct bound one = bind(placed);
+	struct bound one = bind_placed(placed);
 	pthread_t thread;
 
 	one.binding->running = true;
@@ -208,7 +208,7 @@ static void test_room(void **state)
 {
 	struct tmesh_places *places = make_places(BYTES + BYTES / 2);
 	struct tmesh_placed *first = place(places, at[0]), *second = place(places, at[0]);
-	struct bound one = bind(first), two;
+	struct bound one = bind_placed(first), two;
 	const int64_t shape[] = {2, 4};
 	struct tmesh_tensor *x = tensor(2, shape);
 	struct tmesh_placed_value inputs[] = {{"x", x}, {"b", NULL}};
@@ -221,7 +221,7 @@ static void test_room(void **state)
 		       "of which other graphs have 48: this one needs 48");
 	assert_int_equal(used(places, 0), BYTES);
 	assert_ok(tmesh_placed_move(second, at[1], err));
-	two = bind(second);
+	two = bind_placed(second);
 	assert_refused(tmesh_placed_move(second, at[0], err), -ENOSPC, "place 0 has 72 bytes");
 	assert_at(second, 1);
 	run(&two, 1, 1);
@@ -274,7 +274,7 @@ static void test_failures(void **state)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[1]);
-	struct bound two = bind(placed), one = bind(placed);
+	struct bound two = bind_placed(placed), one = bind_placed(placed);
 	uint64_t region = own(&one, 4, 4), before;
 	unsigned int fds;
 
@@ -389,7 +389,7 @@ static void test_hostile(void **state)
 	assert_refused(tmesh_placed_at(placed, where, 2, err), -EINVAL, "the graph has 3");
 	assert_refused(tmesh_placed_at(placed, NULL, 3, err), -EINVAL, "the graph has 3");
 	assert_refused(tmesh_places_used(places, 3, &bytes, err), -EINVAL, "no place 3 of 3");
-	one = bind(placed);
+	one = bind_placed(placed);
 	assert_refused(tmesh_placed_binding_tensor(one.binding, "x", &got, err), -ENOENT, "\"x\"");
 	assert_refused(tmesh_placed_binding_tensor(one.binding, "no", &got, err), -ENOENT, "no");
 	assert_refused(tmesh_placed_binding_tensor(one.binding, NULL, &got, err), -ENOENT, "owns");
@@ -459,7 +459,7 @@ struct many {
 static void *runs(void *data)
 {
 	struct many *many = data;
-	struct bound one = bind(many->placed);
+	struct bound one = bind_placed(many->placed);
 	unsigned int count = 0;
 
 	own(&one, 4, 4);
@@ -523,11 +523,9 @@ static void test_threads(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_move),	 cmocka_unit_test(test_contexts),
-		cmocka_unit_test(test_given_up), cmocka_unit_test(test_long_run),
-		cmocka_unit_test(test_turn),	 cmocka_unit_test(test_room),
-		cmocka_unit_test(test_failures), cmocka_unit_test(test_hostile),
-		cmocka_unit_test(test_threads),
+		TEST(test_move),     TEST(test_contexts), TEST(test_given_up),
+		TEST(test_long_run), TEST(test_turn),	  TEST(test_room),
+		TEST(test_failures), TEST(test_hostile),  TEST(test_threads),
 	};
 
 	return cmocka_run_group_tests_name("places", tests, setup, teardown);

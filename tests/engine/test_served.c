@@ -703,33 +703,29 @@ static void test_ignored_signals(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_dispatch, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_operands, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_in_place, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_arrays, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_bound_arrays, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_left_to_engine, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_killed_between, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_crash, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_deadline, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_stopped, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_innocent, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_too_many, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_given_back, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_hostile, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_forged_id, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_lies, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_program, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_supervisor_killed, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_ignored_signals, setup, teardown),
+		TEST_SET_UP(test_dispatch),
+		TEST_SET_UP(test_operands),
+		TEST_SET_UP(test_in_place),
+		TEST_SET_UP(test_arrays),
+		TEST_SET_UP(test_bound_arrays),
+		TEST_SET_UP(test_left_to_engine),
+		TEST_SET_UP(test_refusals),
+		TEST_SET_UP(test_killed_between),
+		TEST_SET_UP(test_crash),
+		TEST_SET_UP(test_deadline),
+		TEST_SET_UP(test_stopped),
+		TEST_SET_UP(test_innocent),
+		TEST_SET_UP(test_too_many),
+		TEST_SET_UP(test_given_back),
+		TEST_SET_UP(test_hostile),
+		TEST_SET_UP(test_forged_id),
+		TEST_SET_UP(test_lies),
+		TEST_SET_UP(test_program),
+		TEST_SET_UP(test_supervisor_killed),
+		TEST_SET_UP(test_ignored_signals),
 	};
-	const struct CMUnitTest hasty[] = {
-		cmocka_unit_test(test_limit),
-	};
-	const struct CMUnitTest confined[] = {
-		cmocka_unit_test_setup_teardown(test_confined, setup, teardown),
-	};
+	const struct CMUnitTest hasty[] = {TEST(test_limit)};
+	const struct CMUnitTest confined[] = {TEST_SET_UP(test_confined)};
 	int failed;
 
 	if (make_folder())

@@ -634,25 +634,18 @@ static void test_full(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_file_gone, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_graph_quota, setup, teardown),
-		cmocka_unit_test(test_shared_deadline),
-		cmocka_unit_test_setup_teardown(test_silent, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_leaves_nothing, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_taken_over, setup, teardown),
+		TEST_SET_UP(test_file_gone),	  TEST_SET_UP(test_graph_quota),
+		TEST(test_shared_deadline),	  TEST_SET_UP(test_silent),
+		TEST_SET_UP(test_leaves_nothing), TEST_SET_UP(test_taken_over),
 	};
 	const struct CMUnitTest limited[] = {
-		cmocka_unit_test_setup_teardown(test_region_quota, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_closed_quota, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_no_descriptors, setup, teardown),
-		cmocka_unit_test(test_no_spare),
+		TEST_SET_UP(test_region_quota),
+		TEST_SET_UP(test_closed_quota),
+		TEST_SET_UP(test_no_descriptors),
+		TEST(test_no_spare),
 	};
-	const struct CMUnitTest memory[] = {
-		cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
-	};
-	const struct CMUnitTest full[] = {
-		cmocka_unit_test_setup_teardown(test_full, setup, teardown),
-	};
+	const struct CMUnitTest memory[] = {TEST_SET_UP(test_no_memory)};
+	const struct CMUnitTest full[] = {TEST_SET_UP(test_full)};
 	int failed;
 
 	if (make_folder())

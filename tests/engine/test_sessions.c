@@ -510,17 +510,10 @@ static void test_idle_regions(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_dead_open),
-		cmocka_unit_test(test_dead_close),
-		cmocka_unit_test(test_opened_meanwhile),
-		cmocka_unit_test(test_shared),
-		cmocka_unit_test(test_shared_failure),
-		cmocka_unit_test(test_cancelled),
-		cmocka_unit_test(test_slow_close),
-		cmocka_unit_test(test_within_itself),
-		cmocka_unit_test(test_forged_id),
-		cmocka_unit_test(test_idle_regions),
-		cmocka_unit_test(test_storm),
+		TEST(test_dead_open),	 TEST(test_dead_close),	    TEST(test_opened_meanwhile),
+		TEST(test_shared),	 TEST(test_shared_failure), TEST(test_cancelled),
+		TEST(test_slow_close),	 TEST(test_within_itself),  TEST(test_forged_id),
+		TEST(test_idle_regions), TEST(test_storm),
 	};
 	char command[64];
 	int failed;

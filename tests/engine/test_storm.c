@@ -170,9 +170,7 @@ static void test_kills(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_kills, setup, teardown),
-	};
+	const struct CMUnitTest tests[] = {TEST_SET_UP(test_kills)};
 	int failed;
 
 	if (make_folder())

@@ -458,16 +458,16 @@ static int limit_files(void)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_end_while_starting),
-		cmocka_unit_test(test_slow_start),
-		cmocka_unit_test(test_no_restart),
-		cmocka_unit_test(test_no_descriptors),
-		cmocka_unit_test(test_hang_outside),
-		cmocka_unit_test(test_hang_awake),
-		cmocka_unit_test(test_damaged),
-		cmocka_unit_test(test_unblocked),
-		cmocka_unit_test(test_stopped_together),
-		cmocka_unit_test(test_killed),
+		TEST(test_end_while_starting),
+		TEST(test_slow_start),
+		TEST(test_no_restart),
+		TEST(test_no_descriptors),
+		TEST(test_hang_outside),
+		TEST(test_hang_awake),
+		TEST(test_damaged),
+		TEST(test_unblocked),
+		TEST(test_stopped_together),
+		TEST(test_killed),
 	};
 	int failed;
 

@@ -314,11 +314,8 @@ static void test_hostile(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_counts, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_tokens, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_waiting, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_stopped, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_hostile, setup, teardown),
+		TEST_SET_UP(test_counts),  TEST_SET_UP(test_tokens),  TEST_SET_UP(test_waiting),
+		TEST_SET_UP(test_stopped), TEST_SET_UP(test_hostile),
 	};
 	int failed;
 

@@ -272,12 +272,10 @@ static void test_ends_do_not_wait(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_floods, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_ends_do_not_wait, setup, teardown),
+		TEST_SET_UP(test_floods),
+		TEST_SET_UP(test_ends_do_not_wait),
 	};
-	const struct CMUnitTest slow[] = {
-		cmocka_unit_test_setup_teardown(test_slow_memory, setup, teardown),
-	};
+	const struct CMUnitTest slow[] = {TEST_SET_UP(test_slow_memory)};
 	int failed;
 
 	if (argc > 1)

@@ -40,7 +40,7 @@ static void assert_as_nobody(int (*act)(void))
 }
 
 /* As an exit status, of which one byte is left. */
-#define CHECK_HERE(condition)                           \
+#define CHECK_HERE(condition)                      \
 	do {                                       \
 		if (!(condition))                  \
 			return __LINE__ % 254 + 1; \
@@ -202,9 +202,9 @@ static void test_impostor(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_kept_out, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_impostor, setup, teardown),
+		TEST_SET_UP(test_kept_out),
+		TEST_SET_UP(test_refused),
+		TEST_SET_UP(test_impostor),
 	};
 	char command[64];
 	int failed;

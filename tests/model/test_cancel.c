@@ -203,11 +203,7 @@ static void test_gguf(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_index),
-		cmocka_unit_test(test_malformed),
-		cmocka_unit_test(test_gguf),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_index), TEST(test_malformed), TEST(test_gguf)};
 
 	return cmocka_run_group_tests_name("cancel", tests, set_up, tear_down);
 }

@@ -142,7 +142,7 @@ static int remove_folder(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_corpus)};
+	const struct CMUnitTest tests[] = {TEST(test_corpus)};
 
 	return cmocka_run_group_tests_name("model corpus", tests, make_folder, remove_folder);
 }

@@ -218,9 +218,7 @@ static void test_each_call_fails(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_each_call_fails),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_each_call_fails)};
 
 	return cmocka_run_group_tests_name("model_failures", tests, NULL, NULL);
 }

@@ -80,7 +80,7 @@ static void test_limit(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_limit)};
+	const struct CMUnitTest tests[] = {TEST(test_limit)};
 	char command[64];
 	int failed;
 

@@ -612,10 +612,10 @@ static int remove_folder(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_safetensors),
-		cmocka_unit_test(test_safetensors_refused),
-		cmocka_unit_test(test_gguf),
-		cmocka_unit_test(test_gguf_refused),
+		TEST(test_safetensors),
+		TEST(test_safetensors_refused),
+		TEST(test_gguf),
+		TEST(test_gguf_refused),
 		cmocka_unit_test_setup_teardown(test_sharded, make_folder, remove_folder),
 		cmocka_unit_test_setup_teardown(test_sharded_metadata, make_folder, remove_folder),
 		cmocka_unit_test_setup_teardown(test_split, make_folder, remove_folder),

@@ -347,10 +347,9 @@ static void test_stopped(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_kept),	      cmocka_unit_test(test_another),
-		cmocka_unit_test(test_no_directory),  cmocka_unit_test(test_forked),
-		cmocka_unit_test(test_other_backend), cmocka_unit_test(test_left_among_many),
-		cmocka_unit_test(test_stopped),
+		TEST(test_kept),    TEST(test_another),	      TEST(test_no_directory),
+		TEST(test_forked),  TEST(test_other_backend), TEST(test_left_among_many),
+		TEST(test_stopped),
 	};
 
 	return cmocka_run_group_tests_name("model kept", tests, make_model, remove_model);

@@ -358,14 +358,14 @@ static void test_no_memory_in_answer(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_empty_message),
+		TEST(test_empty_message),
 		cmocka_unit_test_setup_teardown(test_unanswered, server_start, server_end),
-		cmocka_unit_test(test_interrupted),
-		cmocka_unit_test(test_takes_turns),
-		cmocka_unit_test(test_done_without_room),
-		cmocka_unit_test(test_no_memory_in_answer),
-		cmocka_unit_test(test_slot_knocked),
-		cmocka_unit_test(test_pool_knocked),
+		TEST(test_interrupted),
+		TEST(test_takes_turns),
+		TEST(test_done_without_room),
+		TEST(test_no_memory_in_answer),
+		TEST(test_slot_knocked),
+		TEST(test_pool_knocked),
 	};
 
 	return cmocka_run_group_tests_name("listener", tests, NULL, NULL);

@@ -630,12 +630,12 @@ static void test_full(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_methods),	  cmocka_unit_test(test_second),
-		cmocka_unit_test(test_bundle),	  cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_nameless),  cmocka_unit_test(test_room),
-		cmocka_unit_test(test_no_flight), cmocka_unit_test(test_full_runtime_dir),
-		cmocka_unit_test(test_save),	  cmocka_unit_test(test_save_stopped),
-		cmocka_unit_test(test_full),
+		TEST(test_methods),   TEST(test_second),
+		TEST(test_bundle),    TEST(test_refused),
+		TEST(test_nameless),  TEST(test_room),
+		TEST(test_no_flight), TEST(test_full_runtime_dir),
+		TEST(test_save),      TEST(test_save_stopped),
+		TEST(test_full),
 	};
 
 	return cmocka_run_group_tests_name("model load", tests, make_model, remove_model);

@@ -325,10 +325,12 @@ static bool has_huge_pages(void)
 
 int main(void)
 {
-	const struct CMUnitTest measuring[] = {cmocka_unit_test(test_measure),
-					       cmocka_unit_test(test_other_file),
-					       cmocka_unit_test(test_no_null)};
-	const struct CMUnitTest huge[] = {cmocka_unit_test(test_huge)};
+	const struct CMUnitTest measuring[] = {
+		TEST(test_measure),
+		TEST(test_other_file),
+		TEST(test_no_null),
+	};
+	const struct CMUnitTest huge[] = {TEST(test_huge)};
 	int failed = has_disk() ? cmocka_run_group_tests_name("model measure", measuring,
 							      make_model, remove_model)
 				: UNIT_SKIP(measuring, "/tmp has no direct I/O");

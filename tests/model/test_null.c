@@ -92,10 +92,7 @@ static void test_slots(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_models),
-		cmocka_unit_test(test_slots),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_models), TEST(test_slots)};
 
 	return cmocka_run_group_tests_name("null", tests, NULL, NULL);
 }

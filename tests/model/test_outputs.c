@@ -141,9 +141,8 @@ static void test_inherited(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_models),	  cmocka_unit_test(test_need),
-		cmocka_unit_test(test_slots),	  cmocka_unit_test(test_pages),
-		cmocka_unit_test(test_inherited),
+		TEST(test_models), TEST(test_need),	 TEST(test_slots),
+		TEST(test_pages),  TEST(test_inherited),
 	};
 
 	return cmocka_run_group_tests_name("model outputs", tests, NULL, NULL);

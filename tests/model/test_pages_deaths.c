@@ -381,9 +381,9 @@ static void test_lifeline(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_storm),
-		cmocka_unit_test(test_owner_killed),
-		cmocka_unit_test(test_lifeline),
+		TEST(test_storm),
+		TEST(test_owner_killed),
+		TEST(test_lifeline),
 	};
 
 	scoreboard = mmap(NULL, sizeof(*scoreboard), PROT_READ | PROT_WRITE,

@@ -318,10 +318,10 @@ static void test_welcomes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_not_its_own),
-		cmocka_unit_test(test_messages),
-		cmocka_unit_test(test_answers),
-		cmocka_unit_test(test_welcomes),
+		TEST(test_not_its_own),
+		TEST(test_messages),
+		TEST(test_answers),
+		TEST(test_welcomes),
 	};
 
 	return cmocka_run_group_tests_name("pages_hostile", tests, NULL, NULL);

@@ -391,11 +391,9 @@ static void test_killed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_follow),	 cmocka_unit_test(test_long_table),
-		cmocka_unit_test(test_behind),	 cmocka_unit_test(test_damage),
-		cmocka_unit_test(test_nonsense), cmocka_unit_test(test_bad_heads),
-		cmocka_unit_test(test_outgrown), cmocka_unit_test(test_poll),
-		cmocka_unit_test(test_killed),
+		TEST(test_follow),   TEST(test_long_table), TEST(test_behind),
+		TEST(test_damage),   TEST(test_nonsense),   TEST(test_bad_heads),
+		TEST(test_outgrown), TEST(test_poll),	    TEST(test_killed),
 	};
 
 	return cmocka_run_group_tests_name("pages_log", tests, NULL, NULL);

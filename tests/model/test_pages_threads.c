@@ -89,10 +89,7 @@ static void test_own_handles(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_handle),
-		cmocka_unit_test(test_own_handles),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_one_handle), TEST(test_own_handles)};
 
 	return cmocka_run_group_tests_name("pages_threads", tests, NULL, NULL);
 }

@@ -267,8 +267,7 @@ static void test_replicas(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_replicas),
-		cmocka_unit_test(test_restart), /* removes the file */
+		TEST(test_replicas), TEST(test_restart), /* removes the file */
 	};
 
 	return cmocka_run_group_tests_name("model restart", tests, make_model, remove_model);

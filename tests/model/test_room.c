@@ -137,7 +137,7 @@ static void test_limit(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_limit)};
+	const struct CMUnitTest tests[] = {TEST(test_limit)};
 	const char *why = make_group();
 	char remove[64];
 	int failed;

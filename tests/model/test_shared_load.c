@@ -729,12 +729,10 @@ static void test_damaged(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_read),      cmocka_unit_test(test_forked),
-		cmocka_unit_test(test_killed),	      cmocka_unit_test(test_goes_on),
-		cmocka_unit_test(test_sleeps),	      cmocka_unit_test(test_stopped),
-		cmocka_unit_test(test_takes),	      cmocka_unit_test(test_damaged),
-		cmocka_unit_test(test_forked_reader), cmocka_unit_test(test_forks_meanwhile),
-		cmocka_unit_test(test_forked_later),  cmocka_unit_test(test_stopped_at_times),
+		TEST(test_one_read),	    TEST(test_forked),	     TEST(test_killed),
+		TEST(test_goes_on),	    TEST(test_sleeps),	     TEST(test_stopped),
+		TEST(test_takes),	    TEST(test_damaged),	     TEST(test_forked_reader),
+		TEST(test_forks_meanwhile), TEST(test_forked_later), TEST(test_stopped_at_times),
 	};
 
 	return cmocka_run_group_tests_name("model shared load", tests, make_model, remove_model);

@@ -731,13 +731,11 @@ static void test_inherited(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_values),	       cmocka_unit_test(test_bad),
-		cmocka_unit_test(test_read_only),      cmocka_unit_test(test_watch),
-		cmocka_unit_test(test_reader_storm),   cmocka_unit_test(test_publisher_killed),
-		cmocka_unit_test(test_damage),	       cmocka_unit_test(test_inherited),
-		cmocka_unit_test(test_overtaken),      cmocka_unit_test(test_asked),
-		cmocka_unit_test(test_owed),	       cmocka_unit_test(test_no_descriptor),
-		cmocka_unit_test(test_publisher_goes),
+		TEST(test_values),	   TEST(test_bad),	    TEST(test_read_only),
+		TEST(test_watch),	   TEST(test_reader_storm), TEST(test_publisher_killed),
+		TEST(test_damage),	   TEST(test_inherited),    TEST(test_overtaken),
+		TEST(test_asked),	   TEST(test_owed),	    TEST(test_no_descriptor),
+		TEST(test_publisher_goes),
 	};
 
 	scoreboard = mmap(NULL, sizeof(*scoreboard), PROT_READ | PROT_WRITE,

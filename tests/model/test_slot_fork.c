@@ -87,9 +87,7 @@ static void test_values(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_values, unit_ctx_setup, unit_ctx_teardown),
-	};
+	const struct CMUnitTest tests[] = {TEST_CTX(test_values)};
 
 #ifdef __SANITIZE_ADDRESS__
 	UNIT_SKIP(tests, "a child would inherit a lock of the sanitizer's allocator");

@@ -588,18 +588,18 @@ static void test_forked(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_named),
-		cmocka_unit_test(test_names),
-		cmocka_unit_test(test_taken_over),
-		cmocka_unit_test(test_swept),
-		cmocka_unit_test(test_swept_among_many),
-		cmocka_unit_test(test_no_directory),
-		cmocka_unit_test(test_hostile),
-		cmocka_unit_test(test_half_a_record),
-		cmocka_unit_test(test_stopped),
-		cmocka_unit_test(test_forked),
-		cmocka_unit_test(test_in_turn),
-		cmocka_unit_test(test_removed),
+		TEST(test_named),
+		TEST(test_names),
+		TEST(test_taken_over),
+		TEST(test_swept),
+		TEST(test_swept_among_many),
+		TEST(test_no_directory),
+		TEST(test_hostile),
+		TEST(test_half_a_record),
+		TEST(test_stopped),
+		TEST(test_forked),
+		TEST(test_in_turn),
+		TEST(test_removed),
 	};
 	int failed, fd;
 

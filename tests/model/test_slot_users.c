@@ -25,7 +25,7 @@ static int listening;
 static uint64_t generation;
 
 /* As an exit status, of which one byte is left. */
-#define CHECK_HERE(condition)                           \
+#define CHECK_HERE(condition)                      \
 	do {                                       \
 		if (!(condition))                  \
 			return __LINE__ % 254 + 1; \
@@ -158,7 +158,8 @@ static int try_lobby(struct tmesh_ctx *its)
 		int ends[2], came;
 
 		CHECK_HERE(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends));
-		CHECK_HERE(!model_socket_send(listening, &connect_word, sizeof(connect_word), ends[1]));
+		CHECK_HERE(!model_socket_send(listening, &connect_word, sizeof(connect_word),
+					      ends[1]));
 		close(ends[1]);
 		at.fd = ends[0];
 		CHECK_HERE(poll(&at, 1, WAIT_MS) == 1);
@@ -205,11 +206,7 @@ static int teardown(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_kept_out),
-		cmocka_unit_test(test_links),
-		cmocka_unit_test(test_lobby),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_kept_out), TEST(test_links), TEST(test_lobby)};
 	char command[64];
 	int failed;
 

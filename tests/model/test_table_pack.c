@@ -350,9 +350,8 @@ static void test_stays(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_the_same), cmocka_unit_test(test_guards),
-		cmocka_unit_test(test_noise),	 cmocka_unit_test(test_used),
-		cmocka_unit_test(test_stays),
+		TEST(test_the_same), TEST(test_guards), TEST(test_noise),
+		TEST(test_used),     TEST(test_stays),
 	};
 
 	return cmocka_run_group_tests_name("model table", tests, NULL, NULL);

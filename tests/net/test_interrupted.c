@@ -366,15 +366,15 @@ static void test_descriptors(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_silent),
-		cmocka_unit_test(test_revoke_in_the_middle),
-		cmocka_unit_test(test_cancel_in_the_middle),
-		cmocka_unit_test(test_garbage),
-		cmocka_unit_test(test_resume),
-		cmocka_unit_test(test_forged),
-		cmocka_unit_test(test_max_fetches),
-		cmocka_unit_test(test_memory_ends),
-		cmocka_unit_test(test_descriptors),
+		TEST(test_silent),
+		TEST(test_revoke_in_the_middle),
+		TEST(test_cancel_in_the_middle),
+		TEST(test_garbage),
+		TEST(test_resume),
+		TEST(test_forged),
+		TEST(test_max_fetches),
+		TEST(test_memory_ends),
+		TEST(test_descriptors),
 	};
 
 	return cmocka_run_group_tests_name("net interrupted", tests, NULL, NULL);

@@ -350,11 +350,10 @@ static void test_full_queue(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_fetch),	    cmocka_unit_test(test_opts),
-		cmocka_unit_test(test_unsealed),    cmocka_unit_test(test_ended),
-		cmocka_unit_test(test_checksum),    cmocka_unit_test(test_hostile_source),
-		cmocka_unit_test(test_own_address), cmocka_unit_test(test_limits),
-		cmocka_unit_test(test_small),	    cmocka_unit_test(test_full_queue),
+		TEST(test_fetch),	TEST(test_opts),     TEST(test_unsealed),
+		TEST(test_ended),	TEST(test_checksum), TEST(test_hostile_source),
+		TEST(test_own_address), TEST(test_limits),   TEST(test_small),
+		TEST(test_full_queue),
 	};
 
 	return cmocka_run_group_tests_name("net", tests, NULL, NULL);

@@ -53,10 +53,7 @@ static void test_nodes(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_homes),
-		cmocka_unit_test(test_nodes),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_homes), TEST(test_nodes)};
 
 	return cmocka_run_group_tests_name("net outputs", tests, NULL, NULL);
 }

@@ -145,6 +145,4 @@ static inline bool is_kept(struct tmesh_ctx *ctx, const char *name)
 	return true;
 }
 
-#define KEEP_TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
-
 #endif /* TMESH_UNIT_KEPT_H */

@@ -9,4 +9,9 @@
 #define RW (TMESH_READ | TMESH_WRITE)
 #define PAGE 4096u
 
+static inline uint8_t *map_of(struct tmesh_region *region, uint32_t rights)
+{
+	return map_region(region, rights);
+}
+
 #endif /* TMESH_ON_MODULE_H */

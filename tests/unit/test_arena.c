@@ -225,12 +225,8 @@ static void test_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_places, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_edges, unit_ctx_setup, unit_ctx_teardown),
-
-		cmocka_unit_test_setup_teardown(test_goes_on, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_threads, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_refused, unit_ctx_setup, unit_ctx_teardown),
+		TEST_CTX(test_places),	TEST_CTX(test_edges),	TEST_CTX(test_goes_on),
+		TEST_CTX(test_threads), TEST_CTX(test_refused),
 	};
 
 	return cmocka_run_group_tests_name("arena", tests, NULL, NULL);

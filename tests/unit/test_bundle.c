@@ -416,13 +416,13 @@ static void test_listed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_create),	      cmocka_unit_test(test_shared_storage),
-		cmocka_unit_test(test_seal_refused),  cmocka_unit_test(test_bad_entries),
-		cmocka_unit_test(test_bad_opts),      cmocka_unit_test(test_plan),
-		cmocka_unit_test(test_ref),	      cmocka_unit_test(test_many_regions),
-		cmocka_unit_test(test_from_regions),  cmocka_unit_test(test_too_many_regions),
-		cmocka_unit_test(test_rights_shrink), cmocka_unit_test(test_socket),
-		cmocka_unit_test(test_listed),
+		TEST(test_create),	  TEST(test_shared_storage),
+		TEST(test_seal_refused),  TEST(test_bad_entries),
+		TEST(test_bad_opts),	  TEST(test_plan),
+		TEST(test_ref),		  TEST(test_many_regions),
+		TEST(test_from_regions),  TEST(test_too_many_regions),
+		TEST(test_rights_shrink), TEST(test_socket),
+		TEST(test_listed),
 	};
 
 	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);

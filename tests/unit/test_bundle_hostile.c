@@ -434,11 +434,9 @@ static void test_bad_heads(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bad_refs),       cmocka_unit_test(test_unsealed_index),
-		cmocka_unit_test(test_no_index),       cmocka_unit_test(test_damaged_index),
-		cmocka_unit_test(test_damage_by_name), cmocka_unit_test(test_long_names),
-		cmocka_unit_test(test_two_lengths),    cmocka_unit_test(test_bad_parts),
-		cmocka_unit_test(test_bad_heads),
+		TEST(test_bad_refs),	  TEST(test_unsealed_index), TEST(test_no_index),
+		TEST(test_damaged_index), TEST(test_damage_by_name), TEST(test_long_names),
+		TEST(test_two_lengths),	  TEST(test_bad_parts),	     TEST(test_bad_heads),
 	};
 
 	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);

@@ -722,14 +722,11 @@ static void test_refused_once(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bytes),		cmocka_unit_test(test_full),
-		cmocka_unit_test(test_level),		cmocka_unit_test(test_bad_options),
-		cmocka_unit_test(test_receivers),	cmocka_unit_test(test_tensors),
-		cmocka_unit_test(test_no_open),		cmocka_unit_test(test_layouts),
-		cmocka_unit_test(test_regions_bounded), cmocka_unit_test(test_bytes_bounded),
-		cmocka_unit_test(test_lanes),		cmocka_unit_test(test_many),
-		cmocka_unit_test(test_silent_sender),	cmocka_unit_test(test_late_region),
-		cmocka_unit_test(test_refused_once),
+		TEST(test_bytes),	  TEST(test_full),	  TEST(test_level),
+		TEST(test_bad_options),	  TEST(test_receivers),	  TEST(test_tensors),
+		TEST(test_no_open),	  TEST(test_layouts),	  TEST(test_regions_bounded),
+		TEST(test_bytes_bounded), TEST(test_lanes),	  TEST(test_many),
+		TEST(test_silent_sender), TEST(test_late_region), TEST(test_refused_once),
 	};
 
 	return cmocka_run_group_tests_name("channel", tests, NULL, NULL);

@@ -236,10 +236,10 @@ static void test_copy_by_mapping(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_who_gives_back),
-		cmocka_unit_test(test_copy_by_descriptor),
+		TEST(test_who_gives_back),
+		TEST(test_copy_by_descriptor),
 	};
-	const struct CMUnitTest faulting[] = {cmocka_unit_test(test_copy_by_mapping)};
+	const struct CMUnitTest faulting[] = {TEST(test_copy_by_mapping)};
 	int failed;
 
 	sem_init(&in_the_middle, 0, 0);

@@ -479,10 +479,9 @@ static void test_inherited_end(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_producers),      cmocka_unit_test(test_consumers),
-		cmocka_unit_test(test_makers),	       cmocka_unit_test(test_gone_before_opened),
-		cmocka_unit_test(test_stopped_sender), cmocka_unit_test(test_inherited),
-		cmocka_unit_test(test_inherited_end),
+		TEST(test_producers),	       TEST(test_consumers),	  TEST(test_makers),
+		TEST(test_gone_before_opened), TEST(test_stopped_sender), TEST(test_inherited),
+		TEST(test_inherited_end),
 	};
 
 	return cmocka_run_group_tests_name("channel_deaths", tests, NULL, NULL);

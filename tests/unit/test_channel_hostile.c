@@ -626,12 +626,10 @@ static void test_bad_joiner(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_scribbled),    cmocka_unit_test(test_left_behind),
-		cmocka_unit_test(test_head_ahead),   cmocka_unit_test(test_died_between),
-		cmocka_unit_test(test_refused_once), cmocka_unit_test(test_bad_word),
-		cmocka_unit_test(test_bad_names),    cmocka_unit_test(test_refused_other),
-		cmocka_unit_test(test_bad_memory),   cmocka_unit_test(test_bad_maker),
-		cmocka_unit_test(test_bad_joiner),
+		TEST(test_scribbled),	 TEST(test_left_behind),   TEST(test_head_ahead),
+		TEST(test_died_between), TEST(test_refused_once),  TEST(test_bad_word),
+		TEST(test_bad_names),	 TEST(test_refused_other), TEST(test_bad_memory),
+		TEST(test_bad_maker),	 TEST(test_bad_joiner),
 	};
 
 	return cmocka_run_group_tests_name("channel_hostile", tests, NULL, NULL);

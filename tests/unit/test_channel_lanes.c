@@ -149,11 +149,9 @@ static void test_one_after_the_other(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_room_behind_the_dead),
-		cmocka_unit_test(test_all_places_named),
-		cmocka_unit_test(test_empty_lane_first),
-		cmocka_unit_test(test_level_behind_the_dead),
-		cmocka_unit_test(test_one_after_the_other),
+		TEST(test_room_behind_the_dead), TEST(test_all_places_named),
+		TEST(test_empty_lane_first),	 TEST(test_level_behind_the_dead),
+		TEST(test_one_after_the_other),
 	};
 
 	return cmocka_run_group_tests_name("channel_lanes", tests, NULL, NULL);

@@ -562,22 +562,22 @@ static int send_role(void)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_killed_for_two),
-		cmocka_unit_test(test_killed_with_what_was_closed),
-		cmocka_unit_test(test_killed_one_after_another),
-		cmocka_unit_test(test_taken_from_the_store),
+		TEST(test_killed_for_two),
+		TEST(test_killed_with_what_was_closed),
+		TEST(test_killed_one_after_another),
+		TEST(test_taken_from_the_store),
 		cmocka_unit_test_setup_teardown(test_unanswered_in_the_store, server_start,
 						server_end),
 		cmocka_unit_test_setup_teardown(test_unanswered_inherited, server_start,
 						server_end),
-		cmocka_unit_test(test_not_held),
-		cmocka_unit_test(test_left_to_the_watch),
-		cmocka_unit_test(test_not_the_childs),
-		cmocka_unit_test(test_closed_for_two),
-		cmocka_unit_test(test_nobody_came),
-		cmocka_unit_test(test_nobody_came_or_listens),
-		cmocka_unit_test(test_exit),
-		cmocka_unit_test(test_exit_too_late),
+		TEST(test_not_held),
+		TEST(test_left_to_the_watch),
+		TEST(test_not_the_childs),
+		TEST(test_closed_for_two),
+		TEST(test_nobody_came),
+		TEST(test_nobody_came_or_listens),
+		TEST(test_exit),
+		TEST(test_exit_too_late),
 	};
 
 	self = argv[0];

@@ -104,10 +104,7 @@ static void test_no_number(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_limit),
-		cmocka_unit_test(test_no_number),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_limit), TEST(test_no_number)};
 
 	return cmocka_run_group_tests_name("channel_opens", tests, NULL, NULL);
 }

@@ -125,7 +125,7 @@ static void test_quiet(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_quiet)};
+	const struct CMUnitTest tests[] = {TEST(test_quiet)};
 
 	if (RUNNING_ON_VALGRIND || sanitized)
 		return UNIT_SKIP(tests, "the checker makes system calls of its own");

@@ -510,16 +510,15 @@ static void test_unread(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_store),	    cmocka_unit_test(test_inherit),
-		cmocka_unit_test(test_settle),	    cmocka_unit_test(test_full_store),
-		cmocka_unit_test(test_descriptors), cmocka_unit_test(test_unread),
-		cmocka_unit_test(test_one_place),   cmocka_unit_test(test_last_look),
-		cmocka_unit_test(test_options),	    cmocka_unit_test(test_lane_end),
+		TEST(test_store),      TEST(test_inherit),     TEST(test_settle),
+		TEST(test_full_store), TEST(test_descriptors), TEST(test_unread),
+		TEST(test_one_place),  TEST(test_last_look),   TEST(test_options),
+		TEST(test_lane_end),
 	};
 
 	const struct CMUnitTest limited[] = {
-		cmocka_unit_test(test_settle_without_room),
-		cmocka_unit_test(test_no_number_for_a_store),
+		TEST(test_settle_without_room),
+		TEST(test_no_number_for_a_store),
 	};
 	int failed = cmocka_run_group_tests_name("channel_sockets", tests, unit_memfd_setup, NULL);
 

@@ -597,18 +597,15 @@ static void test_no_descriptor(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_again),	      cmocka_unit_test(test_same_place),
-		cmocka_unit_test(test_lanes),	      cmocka_unit_test(test_held),
-		cmocka_unit_test(test_sent_on),	      cmocka_unit_test(test_types),
-		cmocka_unit_test(test_one_entry),     cmocka_unit_test(test_not_taken),
-		cmocka_unit_test(test_next_producer), cmocka_unit_test(test_entries_held),
-		cmocka_unit_test(test_dimensions),    cmocka_unit_test(test_room_for_one),
-		cmocka_unit_test(test_room_in_bytes), cmocka_unit_test(test_let_go),
-		cmocka_unit_test(test_trim),	      cmocka_unit_test(test_trim_full),
-		cmocka_unit_test(test_prepare_taken),
+		TEST(test_again),	  TEST(test_same_place),    TEST(test_lanes),
+		TEST(test_held),	  TEST(test_sent_on),	    TEST(test_types),
+		TEST(test_one_entry),	  TEST(test_not_taken),	    TEST(test_next_producer),
+		TEST(test_entries_held),  TEST(test_dimensions),    TEST(test_room_for_one),
+		TEST(test_room_in_bytes), TEST(test_let_go),	    TEST(test_trim),
+		TEST(test_trim_full),	  TEST(test_prepare_taken),
 	};
-	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_rival)};
-	const struct CMUnitTest limited[] = {cmocka_unit_test(test_no_descriptor)};
+	const struct CMUnitTest memfds[] = {TEST(test_rival)};
+	const struct CMUnitTest limited[] = {TEST(test_no_descriptor)};
 	int failed = cmocka_run_group_tests_name("channel_tables", tests, NULL, NULL);
 
 	failed += cmocka_run_group_tests_name("memfds", memfds, unit_memfd_setup, NULL);

@@ -276,10 +276,9 @@ static void test_poll_shared(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_spins_as_asked), cmocka_unit_test(test_sleepers),
-		cmocka_unit_test(test_left_asleep),    cmocka_unit_test(test_let_go),
-		cmocka_unit_test(test_woken),	       cmocka_unit_test(test_poll),
-		cmocka_unit_test(test_poll_shared),
+		TEST(test_spins_as_asked), TEST(test_sleepers), TEST(test_left_asleep),
+		TEST(test_let_go),	   TEST(test_woken),	TEST(test_poll),
+		TEST(test_poll_shared),
 	};
 
 	return cmocka_run_group_tests_name("channel_waits", tests, NULL, NULL);

@@ -568,16 +568,16 @@ static void test_whole_characters(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_choice),	    cmocka_unit_test(test_module),
-		cmocka_unit_test(test_options),	    cmocka_unit_test(test_newer_caller),
-		cmocka_unit_test(test_poll_ms),	    cmocka_unit_test(test_longest_timeout),
-		cmocka_unit_test(test_names),	    cmocka_unit_test(test_caps),
-		cmocka_unit_test(test_caps_node),   cmocka_unit_test(test_utf8),
-		cmocka_unit_test(test_elements),    cmocka_unit_test(test_no_structure),
-		cmocka_unit_test(test_quota),	    cmocka_unit_test(test_handles_count_once),
-		cmocka_unit_test(test_many_live),   cmocka_unit_test(test_limits),
-		cmocka_unit_test(test_lifetime),    cmocka_unit_test(test_words_of_no_descriptor),
-		cmocka_unit_test(test_spare_files), cmocka_unit_test(test_whole_characters),
+		TEST(test_choice),	TEST(test_module),
+		TEST(test_options),	TEST(test_newer_caller),
+		TEST(test_poll_ms),	TEST(test_longest_timeout),
+		TEST(test_names),	TEST(test_caps),
+		TEST(test_caps_node),	TEST(test_utf8),
+		TEST(test_elements),	TEST(test_no_structure),
+		TEST(test_quota),	TEST(test_handles_count_once),
+		TEST(test_many_live),	TEST(test_limits),
+		TEST(test_lifetime),	TEST(test_words_of_no_descriptor),
+		TEST(test_spare_files), TEST(test_whole_characters),
 	};
 
 	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);

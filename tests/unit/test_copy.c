@@ -120,10 +120,10 @@ static void test_populate_region(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_copy),
-		cmocka_unit_test(test_without_avx2),
-		cmocka_unit_test(test_populate),
-		cmocka_unit_test(test_populate_region),
+		TEST(test_copy),
+		TEST(test_without_avx2),
+		TEST(test_populate),
+		TEST(test_populate_region),
 	};
 
 	return cmocka_run_group_tests_name("copy", tests, NULL, NULL);

@@ -443,19 +443,19 @@ static void test_at_once(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_count),
-		cmocka_unit_test(test_write),
-		cmocka_unit_test(test_map),
-		cmocka_unit_test(test_seal),
-		cmocka_unit_test(test_seal_busy),
-		cmocka_unit_test(test_describe),
-		cmocka_unit_test(test_writable_token_first),
-		cmocka_unit_test(test_give_rights),
-		cmocka_unit_test(test_give_reading),
-		cmocka_unit_test(test_foreign),
-		cmocka_unit_test(test_holders),
-		cmocka_unit_test(test_no_number_left),
-		cmocka_unit_test(test_at_once),
+		TEST(test_count),
+		TEST(test_write),
+		TEST(test_map),
+		TEST(test_seal),
+		TEST(test_seal_busy),
+		TEST(test_describe),
+		TEST(test_writable_token_first),
+		TEST(test_give_rights),
+		TEST(test_give_reading),
+		TEST(test_foreign),
+		TEST(test_holders),
+		TEST(test_no_number_left),
+		TEST(test_at_once),
 	};
 
 	unit_memfd_setup(NULL);

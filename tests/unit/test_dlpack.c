@@ -303,20 +303,18 @@ static void test_in_refused(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_ctx_setup, unit_ctx_teardown)
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_out_unversioned),
-		TEST(test_out_versioned),
-		TEST(test_out_refused),
-		TEST(test_out_empty_and_scalar),
-		TEST(test_own_come_home),
-		TEST(test_types),
-		TEST(test_in),
-		TEST(test_in_strided),
-		TEST(test_in_refused),
+		TEST_CTX(test_out_unversioned),
+		TEST_CTX(test_out_versioned),
+		TEST_CTX(test_out_refused),
+		TEST_CTX(test_out_empty_and_scalar),
+		TEST_CTX(test_own_come_home),
+		TEST_CTX(test_types),
+		TEST_CTX(test_in),
+		TEST_CTX(test_in_strided),
+		TEST_CTX(test_in_refused),
 	};
 
 	return cmocka_run_group_tests_name("dlpack", tests, NULL, NULL);

@@ -201,10 +201,10 @@ static bool vgem_takes_pages(void)
 
 static int run_all(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_refused)};
-	const struct CMUnitTest exports[] = {cmocka_unit_test(test_seal_after)};
-	const struct CMUnitTest imports[] = {cmocka_unit_test(test_import)};
-	const struct CMUnitTest reclaims[] = {cmocka_unit_test(test_reclaim_names)};
+	const struct CMUnitTest tests[] = {TEST(test_refused)};
+	const struct CMUnitTest exports[] = {TEST(test_seal_after)};
+	const struct CMUnitTest imports[] = {TEST(test_import)};
+	const struct CMUnitTest reclaims[] = {TEST(test_reclaim_names)};
 	int failed =
 		cmocka_run_group_tests_name("dmabuf", tests, unit_ctx_setup, unit_ctx_teardown);
 	int vgem = open_vgem();

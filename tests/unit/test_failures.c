@@ -440,13 +440,10 @@ static void test_huge_pages(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_each_call_fails),
-		cmocka_unit_test(test_in_pieces),
-		cmocka_unit_test(test_busy_seal),
-		cmocka_unit_test(test_caps_without_memory),
-		cmocka_unit_test(test_no_pages_to_write),
-		cmocka_unit_test(test_filled_is_huge),
-		cmocka_unit_test(test_huge_pages),
+		TEST(test_each_call_fails),   TEST(test_in_pieces),
+		TEST(test_busy_seal),	      TEST(test_caps_without_memory),
+		TEST(test_no_pages_to_write), TEST(test_filled_is_huge),
+		TEST(test_huge_pages),
 	};
 
 	return cmocka_run_group_tests_name("failures", tests, NULL, NULL);

@@ -164,9 +164,9 @@ static void test_guard(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_no_lease, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_lease, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_guard, unit_ctx_setup, unit_ctx_teardown),
+		TEST_CTX(test_no_lease),
+		TEST_CTX(test_lease),
+		TEST_CTX(test_guard),
 	};
 
 	return cmocka_run_group_tests_name("file leases", tests, unit_memfd_setup, NULL);

@@ -54,9 +54,7 @@ static void test_limit(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_limit, unit_ctx_setup, unit_ctx_teardown),
-	};
+	const struct CMUnitTest tests[] = {TEST_CTX(test_limit)};
 
 	return cmocka_run_group_tests_name("file_size", tests, unit_memfd_setup, NULL);
 }

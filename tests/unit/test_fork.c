@@ -416,15 +416,16 @@ static void test_log_forks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_inherited), cmocka_unit_test(test_inherited_locked),
-		cmocka_unit_test(test_own_life),  cmocka_unit_test(test_no_ghost),
-		cmocka_unit_test(test_no_token),
+		TEST(test_inherited), TEST(test_inherited_locked), TEST(test_own_life),
+		TEST(test_no_ghost),  TEST(test_no_token),
 	};
-	const struct CMUnitTest busy[] = {cmocka_unit_test(test_while_busy)};
+	const struct CMUnitTest busy[] = {TEST(test_while_busy)};
 
-	const struct CMUnitTest memfds[] = {cmocka_unit_test(test_cut_off),
-					    cmocka_unit_test(test_log_forks),
-					    cmocka_unit_test(test_directory_gone)};
+	const struct CMUnitTest memfds[] = {
+		TEST(test_cut_off),
+		TEST(test_log_forks),
+		TEST(test_directory_gone),
+	};
 	int failed = cmocka_run_group_tests_name("fork", tests, NULL, NULL);
 
 #ifdef __SANITIZE_ADDRESS__

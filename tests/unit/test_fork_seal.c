@@ -68,7 +68,7 @@ static void no_more(int line)
 	unit_leave(line % 250 + 1);
 }
 
-#define CHECK_HERE(condition)                   \
+#define CHECK_HERE(condition)              \
 	do {                               \
 		if (!(condition))          \
 			no_more(__LINE__); \
@@ -366,7 +366,8 @@ static void lets_go(struct tmesh_region *region)
 
 	for (int i = 0; i < 2; i++)
 		CHECK_HERE(mmap(was[i], BYTES, PROT_READ,
-			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == was[i]);
+				MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
+				0) == was[i]);
 	tmesh_region_unref(region);
 	CHECK_HERE(tmesh_ctx_trim(ctx) > 0);
 	for (int i = 0; i < 2; i++)
@@ -469,17 +470,17 @@ static void test_between(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_written),
-		cmocka_unit_test(test_written_cold),
-		cmocka_unit_test(test_while_copied),
-		cmocka_unit_test(test_strided),
-		cmocka_unit_test(test_users_mapping),
-		cmocka_unit_test(test_users_mapping_anew),
-		cmocka_unit_test(test_users_mapping_first),
-		cmocka_unit_test(test_private_view),
-		cmocka_unit_test(test_failed_seal),
-		cmocka_unit_test(test_child_lets_go),
-		cmocka_unit_test(test_between),
+		TEST(test_written),
+		TEST(test_written_cold),
+		TEST(test_while_copied),
+		TEST(test_strided),
+		TEST(test_users_mapping),
+		TEST(test_users_mapping_anew),
+		TEST(test_users_mapping_first),
+		TEST(test_private_view),
+		TEST(test_failed_seal),
+		TEST(test_child_lets_go),
+		TEST(test_between),
 	};
 
 	return cmocka_run_group_tests_name("fork and seal", tests, NULL, NULL);

@@ -640,25 +640,24 @@ static int hold_twice_and_end(const char *what, const char *ms)
 int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_without_its_context),
-		cmocka_unit_test(test_time),
-		cmocka_unit_test(test_exit),
-		cmocka_unit_test(test_exit_too_late),
-		cmocka_unit_test(test_exit_without_asking),
-		cmocka_unit_test(test_exit_wait_call),
-		cmocka_unit_test(test_exit_in_time),
-		cmocka_unit_test(test_exit_after_more),
-		cmocka_unit_test(test_exit_wait_option),
-		cmocka_unit_test(test_refused_writes_nothing),
-		cmocka_unit_test(test_bundle),
-		cmocka_unit_test(test_one_after_another),
+		TEST(test_without_its_context),
+		TEST(test_time),
+		TEST(test_exit),
+		TEST(test_exit_too_late),
+		TEST(test_exit_without_asking),
+		TEST(test_exit_wait_call),
+		TEST(test_exit_in_time),
+		TEST(test_exit_after_more),
+		TEST(test_exit_wait_option),
+		TEST(test_refused_writes_nothing),
+		TEST(test_bundle),
+		TEST(test_one_after_another),
 	};
-	static const struct CMUnitTest streams[] = {cmocka_unit_test(test_exit_beside_streams)};
+	static const struct CMUnitTest streams[] = {TEST(test_exit_beside_streams)};
 	/* Where each token has an open of its own. */
 	static const struct CMUnitTest seen[] = {
-		cmocka_unit_test(test_two),    cmocka_unit_test(test_rights),
-		cmocka_unit_test(test_limits), cmocka_unit_test(test_opened_in_time),
-		cmocka_unit_test(test_fork),
+		TEST(test_two),	 TEST(test_rights), TEST(test_limits), TEST(test_opened_in_time),
+		TEST(test_fork),
 	};
 	int failed;
 

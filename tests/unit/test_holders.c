@@ -260,14 +260,14 @@ static int memfd_setup(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_inspect),
-		cmocka_unit_test(test_names),
-		cmocka_unit_test(test_holders_of_all),
+		TEST(test_inspect),
+		TEST(test_names),
+		TEST(test_holders_of_all),
 	};
 	const struct CMUnitTest memfds[] = {
-		cmocka_unit_test(test_see_many),
-		cmocka_unit_test(test_see_short),
-		cmocka_unit_test(test_writers),
+		TEST(test_see_many),
+		TEST(test_see_short),
+		TEST(test_writers),
 	};
 	int failed =
 		cmocka_run_group_tests_name("holders", tests, unit_ctx_setup, unit_ctx_teardown);

@@ -151,9 +151,9 @@ static bool has_namespaces(void)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_false_names)};
-	const struct CMUnitTest namespaces[] = {cmocka_unit_test(test_false_region)};
-	const struct CMUnitTest users[] = {cmocka_unit_test(test_others_file)};
+	const struct CMUnitTest tests[] = {TEST(test_false_names)};
+	const struct CMUnitTest namespaces[] = {TEST(test_false_region)};
+	const struct CMUnitTest users[] = {TEST(test_others_file)};
 	int failed;
 
 	mkdir(unit_runtime_dir(), 0700);

@@ -194,10 +194,10 @@ static int setup(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bad_index),
-		cmocka_unit_test(test_index_changes),
-		cmocka_unit_test(test_index_says_so),
-		cmocka_unit_test(test_index_grows),
+		TEST(test_bad_index),
+		TEST(test_index_changes),
+		TEST(test_index_says_so),
+		TEST(test_index_grows),
 	};
 
 	return cmocka_run_group_tests_name("index", tests, setup, unit_ctx_teardown);

@@ -547,13 +547,13 @@ static void test_many(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		KEEP_TEST(test_refused),      KEEP_TEST(test_list),
-		KEEP_TEST(test_limit),	      KEEP_TEST(test_keeper_killed),
-		KEEP_TEST(test_not_started),  KEEP_TEST(test_started_clean),
-		KEEP_TEST(test_first_client), KEEP_TEST(test_others_keeper),
-		KEEP_TEST(test_opaque),	      KEEP_TEST(test_opaque_stays),
-		KEEP_TEST(test_race),	      KEEP_TEST(test_many),
-		KEEP_TEST(test_without_wake),
+		TEST_SET_UP(test_refused),	TEST_SET_UP(test_list),
+		TEST_SET_UP(test_limit),	TEST_SET_UP(test_keeper_killed),
+		TEST_SET_UP(test_not_started),	TEST_SET_UP(test_started_clean),
+		TEST_SET_UP(test_first_client), TEST_SET_UP(test_others_keeper),
+		TEST_SET_UP(test_opaque),	TEST_SET_UP(test_opaque_stays),
+		TEST_SET_UP(test_race),		TEST_SET_UP(test_many),
+		TEST_SET_UP(test_without_wake),
 	};
 
 	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);

@@ -556,11 +556,11 @@ static void test_full_queue(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		KEEP_TEST(test_lying_regions),	KEEP_TEST(test_leased_region),
-		KEEP_TEST(test_lying_requests), KEEP_TEST(test_lying_paths),
-		KEEP_TEST(test_other_release),	KEEP_TEST(test_silent_clients),
-		KEEP_TEST(test_lying_keeper),	KEEP_TEST(test_full_queue),
-		KEEP_TEST(test_crowd),		KEEP_TEST(test_no_descriptor),
+		TEST_SET_UP(test_lying_regions),  TEST_SET_UP(test_leased_region),
+		TEST_SET_UP(test_lying_requests), TEST_SET_UP(test_lying_paths),
+		TEST_SET_UP(test_other_release),  TEST_SET_UP(test_silent_clients),
+		TEST_SET_UP(test_lying_keeper),	  TEST_SET_UP(test_full_queue),
+		TEST_SET_UP(test_crowd),	  TEST_SET_UP(test_no_descriptor),
 	};
 
 	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);

@@ -137,9 +137,9 @@ static int tear_down(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_silent),
-		cmocka_unit_test(test_left_behind),
-		cmocka_unit_test(test_interrupted),
+		TEST(test_silent),
+		TEST(test_left_behind),
+		TEST(test_interrupted),
 	};
 
 	return cmocka_run_group_tests_name("keep start", tests, set_up, tear_down);

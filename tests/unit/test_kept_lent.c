@@ -523,10 +523,9 @@ static void test_changed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		KEEP_TEST(test_lent),	     KEEP_TEST(test_seen),
-		KEEP_TEST(test_holders),     KEEP_TEST(test_most),
-		KEEP_TEST(test_directories), cmocka_unit_test(test_found_late),
-		KEEP_TEST(test_shown),	     KEEP_TEST(test_changed),
+		TEST_SET_UP(test_lent),	 TEST_SET_UP(test_seen),	TEST_SET_UP(test_holders),
+		TEST_SET_UP(test_most),	 TEST_SET_UP(test_directories), TEST(test_found_late),
+		TEST_SET_UP(test_shown), TEST_SET_UP(test_changed),
 	};
 
 	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);

@@ -239,17 +239,12 @@ static void test_check_by_enumeration(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_dtype_names),
-		cmocka_unit_test(test_dtype_unknown),
-		cmocka_unit_test(test_contiguous),
-		cmocka_unit_test(test_contiguous_refused),
-		cmocka_unit_test(test_is_contiguous),
-		cmocka_unit_test(test_check_edges),
-		cmocka_unit_test(test_check_empty),
-		cmocka_unit_test(test_check_overflow),
-		cmocka_unit_test(test_check_sub_byte),
-		cmocka_unit_test(test_check_device),
-		cmocka_unit_test(test_check_by_enumeration),
+		TEST(test_dtype_names),		 TEST(test_dtype_unknown),
+		TEST(test_contiguous),		 TEST(test_contiguous_refused),
+		TEST(test_is_contiguous),	 TEST(test_check_edges),
+		TEST(test_check_empty),		 TEST(test_check_overflow),
+		TEST(test_check_sub_byte),	 TEST(test_check_device),
+		TEST(test_check_by_enumeration),
 	};
 
 	return cmocka_run_group_tests_name("layout", tests, NULL, NULL);

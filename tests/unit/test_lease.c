@@ -303,16 +303,11 @@ static int memfd_setup(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_none),	    cmocka_unit_test(test_periods),
-		cmocka_unit_test(test_pinning),	    cmocka_unit_test(test_lapse),
-		cmocka_unit_test(test_touched),	    cmocka_unit_test(test_touched_at_once),
-		cmocka_unit_test(test_not_pooled),  cmocka_unit_test(test_inherited),
-		cmocka_unit_test(test_bad_sources),
+		TEST(test_none),       TEST(test_periods),   TEST(test_pinning),
+		TEST(test_lapse),      TEST(test_touched),   TEST(test_touched_at_once),
+		TEST(test_not_pooled), TEST(test_inherited), TEST(test_bad_sources),
 	};
-	const struct CMUnitTest without[] = {
-		cmocka_unit_test(test_needs_module),
-		cmocka_unit_test(test_not_shared),
-	};
+	const struct CMUnitTest without[] = {TEST(test_needs_module), TEST(test_not_shared)};
 
 	return cmocka_run_group_tests_name("lease", tests, unit_ctx_setup, unit_ctx_teardown) +
 	       cmocka_run_group_tests_name("without the module", without, memfd_setup,

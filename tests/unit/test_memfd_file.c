@@ -85,10 +85,7 @@ static void test_memfd_names(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_trailer),
-		cmocka_unit_test(test_memfd_names),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_trailer), TEST(test_memfd_names)};
 
 	return cmocka_run_group_tests_name("memfd_file", tests, NULL, NULL);
 }

@@ -49,7 +49,7 @@ static struct rlimit leave_addresses(uint64_t bytes)
 static void test_seal_without_addresses(void **state)
 {
 	struct tmesh_region *region = new_region(*state, 64 << 20);
-	volatile uint8_t *addr = map_region(region, RW);
+	volatile uint8_t *addr = map_of(region, RW);
 	struct tmesh_error why = {0};
 	struct rlimit old;
 	int rc;
@@ -115,7 +115,7 @@ static void test_lent_page_in_use(void **state)
 
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_ok(tmesh_region_open(*state, token, TMESH_READ, &reader, err));
-	iov.iov_base = map_region(reader, TMESH_READ);
+	iov.iov_base = map_of(reader, TMESH_READ);
 	assert_int_equal(pipe(ends), 0);
 	assert_int_equal(vmsplice(ends[1], &iov, 1, 0), PAGE);
 	tmesh_region_unref(reader);
@@ -211,7 +211,7 @@ static void test_reclaim(void **state)
 {
 	struct tmesh_reclaim_report report = {.size = sizeof(report)};
 	struct tmesh_region *region = new_region(*state, 64 * PAGE);
-	struct iovec iov = {.iov_base = map_region(region, TMESH_READ) + PAGE, .iov_len = PAGE};
+	struct iovec iov = {.iov_base = map_of(region, TMESH_READ) + PAGE, .iov_len = PAGE};
 	struct tmesh_error untouched = {0};
 	char page[PAGE];
 	int ends[2];
@@ -334,7 +334,8 @@ static void test_imports(void **state)
 
 static void test_view(void **state)
 {
-	struct tmesh_region *one = new_region(*state, 8 * PAGE), *two = new_region(*state, 8 * PAGE);
+	struct tmesh_region *one = new_region(*state, 8 * PAGE),
+			    *two = new_region(*state, 8 * PAGE);
 	struct tmesh_gather_extent parts[] = {
 		{one, 2 * PAGE, PAGE}, {two, 0, 3 * PAGE}, {one, 0, PAGE}};
 	struct tmesh_ctx_opts beside = {.size = sizeof(beside), .backend = TMESH_BACKEND_MEMFD};
@@ -343,17 +344,17 @@ static void test_view(void **state)
 	uint8_t *there, byte;
 	struct tmesh_ctx *ctx;
 
-	map_region(one, RW)[2 * PAGE] = 1;
-	map_region(two, RW)[2 * PAGE] = 2;
-	map_region(one, RW)[0] = 3;
+	map_of(one, RW)[2 * PAGE] = 1;
+	map_of(two, RW)[2 * PAGE] = 2;
+	map_of(one, RW)[0] = 3;
 	assert_ok(tmesh_region_gather(*state, parts, 3, RW, NULL, &view, err));
 	assert_int_equal(tmesh_region_bytes(view), 5 * PAGE);
-	there = map_region(view, RW);
+	there = map_of(view, RW);
 	assert_int_equal(there[0], 1);
 	assert_int_equal(there[3 * PAGE], 2);
 	assert_int_equal(there[4 * PAGE], 3);
 	there[4 * PAGE + 1] = 4;
-	assert_int_equal(map_region(one, TMESH_READ)[1], 4);
+	assert_int_equal(map_of(one, TMESH_READ)[1], 4);
 	assert_ok(tmesh_region_info(one, &info, err));
 	assert_int_equal(info.views, 1);
 	parts[2].region = view;
@@ -411,7 +412,7 @@ static void test_poisoned(void **state)
 {
 	struct tmesh_region *region = new_region(*state, 2 * PAGE), *held;
 	struct tmesh_region_info info = {.size = sizeof(info)};
-	uint8_t *addr = map_region(region, RW), byte = 0;
+	uint8_t *addr = map_of(region, RW), byte = 0;
 	struct pollfd poller;
 
 	memset(addr, 7, 2 * PAGE);
@@ -594,26 +595,26 @@ static void test_kept(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_device_closed),
-		cmocka_unit_test(test_sealed_by_others),
-		cmocka_unit_test(test_seal_without_addresses),
-		cmocka_unit_test(test_huge_memfd),
-		cmocka_unit_test(test_lent_page_in_use),
-		cmocka_unit_test(test_alone),
-		cmocka_unit_test(test_channel_without_home),
-		cmocka_unit_test(test_arena_goes_on),
-		cmocka_unit_test(test_reclaim),
-		cmocka_unit_test(test_reclaim_names_pins),
-		cmocka_unit_test(test_user_memory),
-		cmocka_unit_test(test_user_memory_limit),
-		cmocka_unit_test(test_imports),
-		cmocka_unit_test(test_view),
-		cmocka_unit_test(test_fence),
-		cmocka_unit_test(test_poisoned),
-		cmocka_unit_test(test_hold_name),
-		cmocka_unit_test(test_hold_lasts),
-		cmocka_unit_test(test_hold_of_no_memory),
-		cmocka_unit_test(test_kept),
+		TEST(test_device_closed),
+		TEST(test_sealed_by_others),
+		TEST(test_seal_without_addresses),
+		TEST(test_huge_memfd),
+		TEST(test_lent_page_in_use),
+		TEST(test_alone),
+		TEST(test_channel_without_home),
+		TEST(test_arena_goes_on),
+		TEST(test_reclaim),
+		TEST(test_reclaim_names_pins),
+		TEST(test_user_memory),
+		TEST(test_user_memory_limit),
+		TEST(test_imports),
+		TEST(test_view),
+		TEST(test_fence),
+		TEST(test_poisoned),
+		TEST(test_hold_name),
+		TEST(test_hold_lasts),
+		TEST(test_hold_of_no_memory),
+		TEST(test_kept),
 	};
 
 	return cmocka_run_group_tests_name("module", tests, unit_ctx_setup, unit_ctx_teardown);

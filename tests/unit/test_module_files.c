@@ -218,7 +218,7 @@ static void test_open_fd(void **state)
 		assert_ok(tmesh_kept_open_fd(*state, fd, &region, &file, name, err));
 		assert_string_equal(name, "m");
 		assert_int_equal(file.bytes, i ? 100000 : 100);
-		memory = map_region(region, TMESH_READ);
+		memory = map_of(region, TMESH_READ);
 		assert_int_equal(memory[file.offset + file.bytes - 1], i + 1);
 		tmesh_region_unmap(region, TMESH_READ);
 		tmesh_region_unref(region);
@@ -341,15 +341,15 @@ static void test_memfds(void **state)
 	tmesh_ctx_unref(memfds);
 }
 
-#define PLACE_TEST(test) cmocka_unit_test_setup_teardown(test, place_setup, place_teardown)
+#define TEST_PLACE(test) cmocka_unit_test_setup_teardown(test, place_setup, place_teardown)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		PLACE_TEST(test_folder),  PLACE_TEST(test_replace),
-		PLACE_TEST(test_refused), PLACE_TEST(test_too_many),
-		PLACE_TEST(test_open_fd), PLACE_TEST(test_other_user),
-		PLACE_TEST(test_memfds),  PLACE_TEST(test_few_descriptors),
+		TEST_PLACE(test_folder),  TEST_PLACE(test_replace),
+		TEST_PLACE(test_refused), TEST_PLACE(test_too_many),
+		TEST_PLACE(test_open_fd), TEST_PLACE(test_other_user),
+		TEST_PLACE(test_memfds),  TEST_PLACE(test_few_descriptors),
 	};
 
 	return cmocka_run_group_tests_name("module_files", tests, NULL, NULL);

@@ -21,9 +21,9 @@ static void test_lease_lapses(void **state)
 	uint8_t *addr, byte;
 	void *again;
 
-	map_region(region, RW)[0] = 7;
+	map_of(region, RW)[0] = 7;
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &lent, err));
-	addr = map_region(lent, TMESH_READ);
+	addr = map_of(lent, TMESH_READ);
 	assert_ok(tmesh_lease_set(lent, 20000 * MS, TMESH_TAKEN_ZERO, err));
 	assert_refused(tmesh_lease_set(lent, 0, TMESH_TAKEN_ZERO, err), -EBUSY, "already");
 	assert_refused(tmesh_region_token(lent, TMESH_READ, token, err), -EPERM, "lease");
@@ -37,7 +37,7 @@ static void test_lease_lapses(void **state)
 	assert_ok(tmesh_region_info(lent, &info, err));
 	assert_true(info.lapsed && info.zeros);
 	assert_int_equal(info.lease_ns, 20000 * MS);
-	assert_int_equal(map_region(region, TMESH_READ)[0], 7);
+	assert_int_equal(map_of(region, TMESH_READ)[0], 7);
 	tmesh_region_unref(lent);
 	tmesh_region_unref(region);
 }
@@ -52,15 +52,15 @@ static void test_taken_by_context(void **state)
 	struct tmesh_ctx *ctx;
 	uint8_t *addr, byte = 7;
 
-	map_region(region, RW)[0] = 7;
+	map_of(region, RW)[0] = 7;
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &other, err));
-	addr = map_region(other, TMESH_READ);
+	addr = map_of(other, TMESH_READ);
 	assert_int_equal(addr[0], 7);
 	assert_ok(tmesh_region_token(region, RW, token, err));
 	assert_ok(tmesh_region_open(ctx, token, RW, &writer, err));
-	map_region(writer, RW);
+	map_of(writer, RW);
 	assert_ok(tmesh_region_write(writer, 0, &byte, 1, err));
 	assert_ok(tmesh_region_revoke(region, err));
 	assert_refused(tmesh_region_write(writer, 0, &byte, 1, err), -ESTALE, "taken back");
@@ -90,10 +90,10 @@ static void test_taken_by_lease(void **state)
 	struct tmesh_region *region = new_region(*state, PAGE), *lent;
 	uint8_t byte = 7;
 
-	map_region(region, RW)[0] = 7;
+	map_of(region, RW)[0] = 7;
 	assert_ok(tmesh_region_derive(region, TMESH_READ, &lent, err));
 	assert_ok(tmesh_lease_set(lent, 600 * 1000 * MS, TMESH_TAKEN_ZERO, err));
-	assert_int_equal(map_region(lent, TMESH_READ)[0], 7);
+	assert_int_equal(map_of(lent, TMESH_READ)[0], 7);
 	assert_ok(tmesh_region_revoke(region, err));
 	assert_refused(tmesh_region_read(lent, 0, &byte, 1, err), -ESTALE, "revoked");
 	assert_int_equal(tmesh_lease_touch(lent), -ESTALE);
@@ -212,13 +212,13 @@ static void test_lease_ends_with_a_process(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_lease_lapses),
-		cmocka_unit_test(test_taken_by_context),
-		cmocka_unit_test(test_taken_by_lease),
-		cmocka_unit_test(test_lease_goes),
-		cmocka_unit_test(test_lease_without_addresses),
-		cmocka_unit_test(test_lease_is_shared),
-		cmocka_unit_test(test_lease_ends_with_a_process),
+		TEST(test_lease_lapses),
+		TEST(test_taken_by_context),
+		TEST(test_taken_by_lease),
+		TEST(test_lease_goes),
+		TEST(test_lease_without_addresses),
+		TEST(test_lease_is_shared),
+		TEST(test_lease_ends_with_a_process),
 	};
 
 	return cmocka_run_group_tests_name("module_lease", tests, unit_ctx_setup,

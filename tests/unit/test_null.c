@@ -319,13 +319,12 @@ static void test_bundles(void **state)
 	assert_null(tensor);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_contexts), TEST(test_sources),  TEST(test_regions), TEST(test_tensors),
-		TEST(test_dlpack),   TEST(test_channels), TEST(test_bundles),
+		TEST_SET_UP(test_contexts), TEST_SET_UP(test_sources), TEST_SET_UP(test_regions),
+		TEST_SET_UP(test_tensors),  TEST_SET_UP(test_dlpack),  TEST_SET_UP(test_channels),
+		TEST_SET_UP(test_bundles),
 	};
 
 	return cmocka_run_group_tests_name("null", tests, NULL, NULL);

@@ -530,25 +530,19 @@ static void test_forked_again(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_here, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_refused, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_by_socket, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_wrong_number, unit_ctx_setup,
-						unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_strange_leash, unit_ctx_setup,
-						unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_taken_back, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_held_and_taken_back, unit_ctx_setup,
-						unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_reclaim_interrupted, unit_ctx_setup,
-						unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_holder_killed, unit_ctx_setup,
-						unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_maker_gone, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_forked, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_many_ask, unit_ctx_setup, unit_ctx_teardown),
-		cmocka_unit_test_setup_teardown(test_forked_again, unit_ctx_setup,
-						unit_ctx_teardown),
+		TEST_CTX(test_here),
+		TEST_CTX(test_refused),
+		TEST_CTX(test_by_socket),
+		TEST_CTX(test_wrong_number),
+		TEST_CTX(test_strange_leash),
+		TEST_CTX(test_taken_back),
+		TEST_CTX(test_held_and_taken_back),
+		TEST_CTX(test_reclaim_interrupted),
+		TEST_CTX(test_holder_killed),
+		TEST_CTX(test_maker_gone),
+		TEST_CTX(test_forked),
+		TEST_CTX(test_many_ask),
+		TEST_CTX(test_forked_again),
 	};
 
 	return cmocka_run_group_tests_name("opaque", tests, unit_memfd_setup, NULL);

@@ -216,10 +216,8 @@ static int teardown(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_contexts), cmocka_unit_test(test_regions),
-		cmocka_unit_test(test_imports),	 cmocka_unit_test(test_lists),
-		cmocka_unit_test(test_tensors),	 cmocka_unit_test(test_bundles),
-		cmocka_unit_test(test_channels),
+		TEST(test_contexts), TEST(test_regions), TEST(test_imports),  TEST(test_lists),
+		TEST(test_tensors),  TEST(test_bundles), TEST(test_channels),
 	};
 
 	return cmocka_run_group_tests_name("outputs", tests, setup, teardown);

@@ -113,9 +113,9 @@ static void test_a_child_has_its_own(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_writes_are_ones_own),
-		cmocka_unit_test(test_it_goes_nowhere),
-		cmocka_unit_test(test_a_child_has_its_own),
+		TEST(test_writes_are_ones_own),
+		TEST(test_it_goes_nowhere),
+		TEST(test_a_child_has_its_own),
 	};
 
 	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);

@@ -278,10 +278,9 @@ static void test_members(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_encode),	       cmocka_unit_test(test_encode_longest),
-		cmocka_unit_test(test_encode_refused), cmocka_unit_test(test_decode),
-		cmocka_unit_test(test_decode_refused), cmocka_unit_test(test_decode_zero),
-		cmocka_unit_test(test_decode_limits),  cmocka_unit_test(test_members),
+		TEST(test_encode),	  TEST(test_encode_longest), TEST(test_encode_refused),
+		TEST(test_decode),	  TEST(test_decode_refused), TEST(test_decode_zero),
+		TEST(test_decode_limits), TEST(test_members),
 	};
 
 	return cmocka_run_group_tests_name("ref", tests, NULL, NULL);

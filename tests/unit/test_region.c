@@ -515,19 +515,19 @@ static int memfd_setup(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_create),	   cmocka_unit_test(test_create_refused),
-		cmocka_unit_test(test_node),	   cmocka_unit_test(test_huge),
-		cmocka_unit_test(test_map),	   cmocka_unit_test(test_read_write),
-		cmocka_unit_test(test_seal),	   cmocka_unit_test(test_too_large),
-		cmocka_unit_test(test_derive),	   cmocka_unit_test(test_revoke_id),
-		cmocka_unit_test(test_pin),	   cmocka_unit_test(test_desc),
-		cmocka_unit_test(test_from_memfd),
+		TEST(test_create),     TEST(test_create_refused),
+		TEST(test_node),       TEST(test_huge),
+		TEST(test_map),	       TEST(test_read_write),
+		TEST(test_seal),       TEST(test_too_large),
+		TEST(test_derive),     TEST(test_revoke_id),
+		TEST(test_pin),	       TEST(test_desc),
+		TEST(test_from_memfd),
 	};
 
 	const struct CMUnitTest memfds[] = {
-		cmocka_unit_test(test_giant_memfd),
-		cmocka_unit_test(test_from_less),
-		cmocka_unit_test(test_sealed_unseen),
+		TEST(test_giant_memfd),
+		TEST(test_from_less),
+		TEST(test_sealed_unseen),
 	};
 	int failed =
 		cmocka_run_group_tests_name("region", tests, unit_ctx_setup, unit_ctx_teardown);

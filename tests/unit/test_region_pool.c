@@ -736,13 +736,13 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_lent_and_given, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_given_back, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_bounds, setup, unit_ctx_teardown),
-		cmocka_unit_test(test_given_back_by_thread),
-		cmocka_unit_test(test_without_thread),
-		cmocka_unit_test(test_by_default),
-		cmocka_unit_test(test_limit),
+		TEST(test_given_back_by_thread),
+		TEST(test_without_thread),
+		TEST(test_by_default),
+		TEST(test_limit),
 		cmocka_unit_test_setup_teardown(test_alike_only, setup, unit_ctx_teardown),
 		cmocka_unit_test_setup_teardown(test_yields, setup, unit_ctx_teardown),
-		cmocka_unit_test(test_no_pool),
+		TEST(test_no_pool),
 	};
 
 	const struct CMUnitTest memfds[] = {

@@ -601,20 +601,14 @@ static void test_removed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_relative_dir),	 cmocka_unit_test(test_runtime_dir),
-		cmocka_unit_test(test_two_runtime_dirs), cmocka_unit_test(test_sweep),
-		cmocka_unit_test(test_no_number),	 cmocka_unit_test(test_sweep_among_many),
-		cmocka_unit_test(test_link_failed),	 cmocka_unit_test(test_strange_links),
-		cmocka_unit_test(test_sweep_told),	 cmocka_unit_test(test_presets),
-		cmocka_unit_test(test_removed),		 cmocka_unit_test(test_elevated),
-		cmocka_unit_test(test_read_once),
+		TEST(test_relative_dir), TEST(test_runtime_dir),   TEST(test_two_runtime_dirs),
+		TEST(test_sweep),	 TEST(test_no_number),	   TEST(test_sweep_among_many),
+		TEST(test_link_failed),	 TEST(test_strange_links), TEST(test_sweep_told),
+		TEST(test_presets),	 TEST(test_removed),	   TEST(test_elevated),
+		TEST(test_read_once),
 	};
-	const struct CMUnitTest root[] = {
-		cmocka_unit_test(test_foreign_parent),
-	};
-	const struct CMUnitTest sysfs[] = {
-		cmocka_unit_test(test_not_made),
-	};
+	const struct CMUnitTest root[] = {TEST(test_foreign_parent)};
+	const struct CMUnitTest sysfs[] = {TEST(test_not_made)};
 	int failed =
 		cmocka_run_group_tests_name("runtime directory", tests, unit_memfd_setup, NULL);
 

@@ -662,22 +662,20 @@ static void test_other_user_asks(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bad_tokens),  cmocka_unit_test(test_behind_a_token),
-		cmocka_unit_test(test_label),	    cmocka_unit_test(test_stream),
-		cmocka_unit_test(test_seqpacket),   cmocka_unit_test(test_telling_socket),
-		cmocka_unit_test(test_full_socket),
+		TEST(test_bad_tokens),	TEST(test_behind_a_token), TEST(test_label),
+		TEST(test_stream),	TEST(test_seqpacket),	   TEST(test_telling_socket),
+		TEST(test_full_socket),
 	};
 	const struct CMUnitTest rendezvous[] = {
-		cmocka_unit_test(test_stopped),	      cmocka_unit_test(test_wrong_link),
-		cmocka_unit_test(test_many),	      cmocka_unit_test(test_many_producers),
-		cmocka_unit_test(test_asked_at_once), cmocka_unit_test(test_asked_for_more),
+		TEST(test_stopped),	   TEST(test_wrong_link),    TEST(test_many),
+		TEST(test_many_producers), TEST(test_asked_at_once), TEST(test_asked_for_more),
 	};
 	const struct CMUnitTest dead[] = {
-		cmocka_unit_test(test_dead_producers),
-		cmocka_unit_test(test_dead_producers_unwatched),
+		TEST(test_dead_producers),
+		TEST(test_dead_producers_unwatched),
 	};
-	const struct CMUnitTest others[] = {cmocka_unit_test(test_other_user)};
-	const struct CMUnitTest others_ask[] = {cmocka_unit_test(test_other_user_asks)};
+	const struct CMUnitTest others[] = {TEST(test_other_user)};
+	const struct CMUnitTest others_ask[] = {TEST(test_other_user_asks)};
 	int failed = cmocka_run_group_tests_name("share", tests, NULL, NULL);
 
 	if (geteuid())

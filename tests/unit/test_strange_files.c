@@ -177,10 +177,10 @@ static void test_entry_is_file(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_link_to_any),
-		cmocka_unit_test(test_entry_of_any),
-		cmocka_unit_test(test_entry_unsealed),
-		cmocka_unit_test(test_entry_is_file),
+		TEST(test_link_to_any),
+		TEST(test_entry_of_any),
+		TEST(test_entry_unsealed),
+		TEST(test_entry_is_file),
 	};
 
 	mkdir(unit_runtime_dir(), 0700);

@@ -642,20 +642,12 @@ static void test_strange_index(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_recv),
-		cmocka_unit_test(test_recv_too_much),
-		cmocka_unit_test(test_recv_hangup),
-		cmocka_unit_test(test_recv_pieces),
-		cmocka_unit_test(test_bad_clients),
-		cmocka_unit_test(test_bad_servers),
-		cmocka_unit_test(test_strange_index),
-		cmocka_unit_test(test_index_then_refused),
-		cmocka_unit_test(test_busy_server),
-		cmocka_unit_test(test_recv_bad_piece),
-		cmocka_unit_test(test_recv_short_file),
-		cmocka_unit_test(test_send_to_nobody),
+		TEST(test_recv),	   TEST(test_recv_too_much),	  TEST(test_recv_hangup),
+		TEST(test_recv_pieces),	   TEST(test_bad_clients),	  TEST(test_bad_servers),
+		TEST(test_strange_index),  TEST(test_index_then_refused), TEST(test_busy_server),
+		TEST(test_recv_bad_piece), TEST(test_recv_short_file),	  TEST(test_send_to_nobody),
 	};
-	const struct CMUnitTest others[] = {cmocka_unit_test(test_others_server)};
+	const struct CMUnitTest others[] = {TEST(test_others_server)};
 	int failed;
 
 	/* Writing to who has hung up is part of it. */

@@ -233,9 +233,9 @@ static void test_lower_without_room(void **state)
 int main(void)
 {
 	const struct CMUnitTest limited[] = {
-		cmocka_unit_test(test_recv_without_room),  cmocka_unit_test(test_open_without_room),
-		cmocka_unit_test(test_serve_without_room), cmocka_unit_test(test_send_under_way),
-		cmocka_unit_test(test_lower_without_room),
+		TEST(test_recv_without_room),  TEST(test_open_without_room),
+		TEST(test_serve_without_room), TEST(test_send_under_way),
+		TEST(test_lower_without_room),
 	};
 
 	/* Writing to who has hung up is part of it. */

@@ -255,14 +255,12 @@ static void test_ref_refused(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, unit_ctx_setup, unit_ctx_teardown)
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_create),	TEST(test_empty), TEST(test_data_twice),
-		TEST(test_view),	TEST(test_wrap),  TEST(test_try_unref),
-		TEST(test_description), TEST(test_read),  TEST(test_ref_refused),
+		TEST_CTX(test_create),	    TEST_CTX(test_empty), TEST_CTX(test_data_twice),
+		TEST_CTX(test_view),	    TEST_CTX(test_wrap),  TEST_CTX(test_try_unref),
+		TEST_CTX(test_description), TEST_CTX(test_read),  TEST_CTX(test_ref_refused),
 	};
 
 	return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);

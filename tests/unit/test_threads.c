@@ -17,7 +17,7 @@ static struct {
 
 static atomic_int failures;
 
-#define CHECK_HERE(condition)                                    \
+#define CHECK_HERE(condition)                               \
 	do {                                                \
 		if (!(condition)) {                         \
 			print_error("line %d\n", __LINE__); \
@@ -192,9 +192,11 @@ static void test_first_calls(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_all_at_once),
-					   cmocka_unit_test(test_first_calls),
-					   cmocka_unit_test(test_signals)};
+	const struct CMUnitTest tests[] = {
+		TEST(test_all_at_once),
+		TEST(test_first_calls),
+		TEST(test_signals),
+	};
 
 	return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
 }

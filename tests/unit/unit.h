@@ -75,6 +75,11 @@ static inline const char *unit_runtime_dir(void)
 	return dir;
 }
 
+/* Entries of a group: alone, with the file's setup() and teardown(), and with a context. */
+#define TEST(test) cmocka_unit_test(test)
+#define TEST_SET_UP(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define TEST_CTX(test) cmocka_unit_test_setup_teardown(test, unit_ctx_setup, unit_ctx_teardown)
+
 /* For groups of tests that are about how memfds are handed over. */
 static inline int unit_memfd_setup(void **state)
 {

@@ -92,10 +92,7 @@ static void test_numbers(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_structures),
-		cmocka_unit_test(test_numbers),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_structures), TEST(test_numbers)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

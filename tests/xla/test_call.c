@@ -437,7 +437,7 @@ static void test_other_end_closed(void **state)
 }
 
 /* In a child, where cmocka would go on with the other tests. */
-#define CHECK_HERE(condition)          \
+#define CHECK_HERE(condition)     \
 	do {                      \
 		if (!(condition)) \
 			_exit(1); \
@@ -459,10 +459,11 @@ static pid_t producer(int told, int tells)
 	CHECK_HERE(tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, NULL, &outbox, NULL) == 0);
 	CHECK_HERE(tmesh_channel_token(outbox, token, NULL) == 0);
 	CHECK_HERE(write(tells, token, sizeof(token)) == sizeof(token) && read(told, &go, 1) == 1);
-	CHECK_HERE(tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, &count, NULL, &message.tensor, NULL) == 0);
+	CHECK_HERE(tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, &count, NULL, &message.tensor,
+				       NULL) == 0);
 	/* It has no descriptor left to give: this process alone has the memory. */
-	CHECK_HERE(tmesh_region_token(tmesh_tensor_region(message.tensor), TMESH_READ, token, NULL) ==
-	      0);
+	CHECK_HERE(tmesh_region_token(tmesh_tensor_region(message.tensor), TMESH_READ, token,
+				      NULL) == 0);
 	CHECK_HERE(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0}) == 0);
 	CHECK_HERE(tmesh_channel_send(outbox, &message, 0, NULL) == 0 && write(tells, "", 1) == 1);
 	for (;;)
@@ -532,19 +533,19 @@ static void test_large(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_version_is_the_lower, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_push, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_pop, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_every_type, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_bad_shapes, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_bad_attributes, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_bad_sequence, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_names, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_another_message, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_timeouts, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_other_end_closed, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_memory_gone, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_large, setup, teardown),
+		TEST_SET_UP(test_version_is_the_lower),
+		TEST_SET_UP(test_push),
+		TEST_SET_UP(test_pop),
+		TEST_SET_UP(test_every_type),
+		TEST_SET_UP(test_bad_shapes),
+		TEST_SET_UP(test_bad_attributes),
+		TEST_SET_UP(test_bad_sequence),
+		TEST_SET_UP(test_names),
+		TEST_SET_UP(test_another_message),
+		TEST_SET_UP(test_timeouts),
+		TEST_SET_UP(test_other_end_closed),
+		TEST_SET_UP(test_memory_gone),
+		TEST_SET_UP(test_large),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -174,11 +174,8 @@ static void test_limit(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_used_again, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_kept, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_sealed, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_bad_seal, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_limit, setup, teardown),
+		TEST_SET_UP(test_used_again), TEST_SET_UP(test_kept),  TEST_SET_UP(test_sealed),
+		TEST_SET_UP(test_bad_seal),   TEST_SET_UP(test_limit),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -17,7 +17,7 @@ static void test_stats(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_stats)};
+	const struct CMUnitTest tests[] = {TEST(test_stats)};
 
 	return cmocka_run_group_tests_name("xla outputs", tests, NULL, NULL);
 }

@@ -58,10 +58,7 @@ static void test_registers(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_not_loaded),
-		cmocka_unit_test(test_registers),
-	};
+	const struct CMUnitTest tests[] = {TEST(test_not_loaded), TEST(test_registers)};
 
 	standin = getenv("TMESH_TEST_XLA_STANDIN");
 	return cmocka_run_group_tests(tests, NULL, NULL);

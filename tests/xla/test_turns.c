@@ -327,12 +327,9 @@ static void test_changes_storm(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_threads_push, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_threads_pop, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_waits_end, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_signal, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_asked, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_changes_storm, setup, teardown),
+		TEST_SET_UP(test_threads_push), TEST_SET_UP(test_threads_pop),
+		TEST_SET_UP(test_waits_end),	TEST_SET_UP(test_signal),
+		TEST_SET_UP(test_asked),	TEST_SET_UP(test_changes_storm),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
