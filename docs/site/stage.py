@@ -57,7 +57,7 @@ def without_links_to_files(text, name, names):
         if not target or re.match(r"[a-z]+:", target):
             return match[0]
         there = Path(os.path.normpath(name.parent / target))
-        if there in names or there.suffix == ".svg":
+        if there in names:
             return match[0]
         return match[1]
 
@@ -85,8 +85,6 @@ def main(pages, ebin):
         there = pages / name
         there.parent.mkdir(parents=True, exist_ok=True)
         there.write_text(without_links_to_files((TOP / name).read_text(), name, set(names)))
-    for name in (TOP / "docs").rglob("*.svg"):
-        shutil.copy(name, pages / name.relative_to(TOP))
     shutil.copy(TOP / "docs/site/tables.css", pages)
     (pages / "manual").mkdir()
     for source in sorted((TOP / "docs/man").glob("*.scd")):

@@ -29,8 +29,6 @@ def figures(line):
 def table(bench):
     """Yield the lines of the block."""
     facts = bench["machine"]
-    yield "![ratios of the benches](bench.svg)"
-    yield ""
     yield (f"`make bench` on {facts['date']} at {facts['commit']}: {facts['cpu']}, {facts['cpus']} CPUs{', virtual' if facts['virtual'] else ''}, "
            f"Linux {facts['kernel']}, {facts['backend']} backend; load {facts['load']:.1f}; `shmem_enabled`: {facts['shmem_huge_pages']}.")
     yield ""
