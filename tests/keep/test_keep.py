@@ -119,6 +119,12 @@ class StandIn:
         if wait and not self.ready.wait(PATIENCE):
             raise AssertionError("the keeper was never ready")
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
     def end(self, how=signal.SIGTERM):
         if self.pid:
             os.kill(self.pid, how)
@@ -261,9 +267,8 @@ def test_session_killed(folder):
 
 def test_store(folder):
     """the keeper killed while systemd has its descriptors: names, bytes, times and paths are back"""
-    systemd = StandIn(folder)
     path = a_file(folder)
-    try:
+    with StandIn(folder) as systemd:
         systemd.start()
         tool("keep", "--file", path, "one")
         tool("keep", "--for", "3600", "--file", path, "two")
@@ -288,15 +293,12 @@ def test_store(folder):
         systemd.start()
         assert list(kept()) == ["two", "four"]
         assert "without a holder ends with it" not in tool("doctor")
-    finally:
-        systemd.end()
 
 
 def test_store_is_part(folder):
     """killed between two descriptors of a group: it was never kept, and nothing of it stays"""
-    systemd = StandIn(folder)
     path = a_file(folder, 4096)
-    try:
+    with StandIn(folder) as systemd:
         systemd.start()
         tool("keep", "--file", path, "whole")
         systemd.drop_after = 5  # the lock, the whole one, and the region of the next one, not what says which it is
@@ -306,15 +308,12 @@ def test_store_is_part(folder):
         systemd.start()
         assert list(kept()) == ["whole"]
         wait_until("only the whole one is stored", lambda: systemd.kept() == 3)
-    finally:
-        systemd.end()
 
 
 def test_store_lies(folder):
     """descriptors in the store that are none of the keeper's"""
-    systemd = StandIn(folder)
     path = a_file(folder, 4096)
-    try:
+    with StandIn(folder) as systemd:
         systemd.start()
         tool("keep", "--file", path, "good")
         wait_until("stored", lambda: systemd.kept() == 3)
@@ -329,15 +328,12 @@ def test_store_lies(folder):
         systemd.store.append(("tmesh-00000000000000fe-m", os.dup(manifest)))
         systemd.start()
         assert list(kept()) == ["good"]
-    finally:
-        systemd.end()
 
 
 def test_store_lock(folder):
     """a lock file that was replaced: the store has the new one's descriptor alone"""
-    stand_in = StandIn(folder)
     path = os.path.join(os.environ["TMESH_RUNTIME_DIR"], "keeper.lock")
-    try:
+    with StandIn(folder) as stand_in:
         stand_in.start()
         tool("keep", "--file", a_file(folder, 5000), "weights")
         wait_until("stored", lambda: stand_in.kept() == 3)
@@ -347,18 +343,15 @@ def test_store_lock(folder):
         tool("keep", "--file", a_file(folder, 5000), "more")
         assert stand_in.kept() == 6
         assert os.path.samestat(os.fstat(next(fd for name, fd in stand_in.store if name == "tmesh-lock")), os.stat(path))
-    finally:
-        stand_in.end()
 
 
 def test_store_folder(folder):
     """a folder's table of paths and mode come back, and without its table the group was never kept"""
-    systemd = StandIn(folder)
     model = os.path.join(folder, "model")
     os.makedirs(os.path.join(model, "sub"))
     large = a_file(model, 100_000)
     small = a_file(os.path.join(model, "sub"), 1000, "a\nb")
-    try:
+    with StandIn(folder) as systemd:
         systemd.start()
         tool("keep", "--mode", "0644", "--folder", model, "model")
         assert kept()["model"]["mode"] == 0o644 and kept()["model"]["regions"] == 2
@@ -375,15 +368,12 @@ def test_store_folder(folder):
         systemd.start()
         assert kept() == {}
         wait_until("nothing of it is stored", lambda: systemd.kept() == 0)
-    finally:
-        systemd.end()
 
 
 def test_limit(folder):
     """within its limit what nobody holds gives way, what is held does not"""
-    systemd = StandIn(folder, limit=8 << 20)
     path = a_file(folder)
-    try:
+    with StandIn(folder, limit=8 << 20) as systemd:
         systemd.start()
         tool("keep", "--file", path, "first")
         tool("keep", "--file", path, "second")
@@ -396,8 +386,6 @@ def test_limit(folder):
         holder.wait(PATIENCE)
         refused = tool("keep", "--file", a_file(folder, 9 << 20, "large"), "large", status=1)
         assert str(8 << 20) in refused and set(kept()) == {"first", "third"}
-    finally:
-        systemd.end()
 
 
 def test_strange_limit(folder):

@@ -127,8 +127,7 @@ def passes(folder, seals):
     os.mkdir(model)
     large, small = a_file(model, 100_001), a_file(model, 1000, "config.json")
     alone = a_file(folder, name="alone.bin")
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         tool("keep", "--mode", "0644", "--folder", model, "model")
         tool("keep", "--for", "3600", "--file", alone, "alone")
@@ -154,8 +153,6 @@ def passes(folder, seals):
             machine.start()
             assert lasting(kept()) == lasting(after)
         assert machine.said() == "", machine.said()
-    finally:
-        machine.end()
 
 
 def test_passes(folder):
@@ -171,8 +168,7 @@ def test_no_seals(folder):
 def refused(folder, says, name="lost", **how):
     """Expect that a kexec of this kind drops the group "lost" with these words and leaves the group "stays". The keeper
     logs a name."""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         tool("keep", "--file", a_file(folder, 5000), "lost")
         tool("keep", "--file", a_file(folder, 5000), "stays")
@@ -182,8 +178,6 @@ def refused(folder, says, name="lost", **how):
         assert re.fullmatch(rf'tmesh-keeper: dropped the kept group "{name}" \(tmesh-[0-9a-f]+-m\): {says}; keep it again\n',
                             machine.said()), machine.said()
         settled(machine, 3)
-    finally:
-        machine.end()
 
 
 def flip(data):
@@ -228,8 +222,7 @@ def test_no_manifest(folder):
 
 def test_killed_between(folder):
     """a keeper that is killed when one group of two is stored again: the other one's checksums are there for the next life"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         for name in "one", "two":
             tool("keep", "--file", a_file(folder, 5000), name)
@@ -243,14 +236,11 @@ def test_killed_between(folder):
         machine.start()
         assert sorted(kept()) == ["one", "two"] and machine.said() == "", machine.said()
         settled(machine, 6)
-    finally:
-        machine.end()
 
 
 def test_slow_systemd(folder):
     """a systemd that does not answer in time: the group stays, and the next life or the next kernel's takes it by its checksums"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         path = a_file(folder, 5000)
         tool("keep", "--file", path, "stays")
@@ -265,14 +255,11 @@ def test_slow_systemd(folder):
         machine.start()
         assert kept_digest("stays", "weights.bin") == digest(path)
         settled(machine, 3)
-    finally:
-        machine.end()
 
 
 def test_ended_at_start(folder):
     """SIGTERM while a group is stored again: the service ends in order, and the group is there in the next life"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         tool("keep", "--file", a_file(folder, 5000), "stays")
         settled(machine, 3)
@@ -290,14 +277,11 @@ def test_ended_at_start(folder):
         machine.start()
         assert list(kept()) == ["stays"] and machine.said() == "", machine.said()
         settled(machine, 3)
-    finally:
-        machine.end()
 
 
 def test_earlier_version(folder):
     """a manifest of an earlier version, which names no boot, passes a kexec, also if the keeper is killed there"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         for name in "one", "two":
             tool("keep", "--file", a_file(folder, 5000), name)
@@ -316,14 +300,11 @@ def test_earlier_version(folder):
         machine.start()
         assert sorted(kept()) == ["one", "two"] and machine.said() == "", machine.said()
         settled(machine, 6)
-    finally:
-        machine.end()
 
 
 def test_full_table_of_files(folder):
     """the kernel's table of open files is full when the keeper reads its boot: the group is not one of another kernel"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         tool("keep", "--file", a_file(folder, 5000), "stays")
         settled(machine, 3)
@@ -332,8 +313,6 @@ def test_full_table_of_files(folder):
         machine.start()
         assert not os.path.exists(os.path.join(machine.kernel, "full"))
         assert list(kept()) == ["stays"] and machine.said() == "", machine.said()
-    finally:
-        machine.end()
 
 
 def test_clients_first(folder):
@@ -370,8 +349,7 @@ def test_too_many(folder):
 
 def test_other_user(folder):
     """descriptors of another user, as a user's own keeper gets them from root: nothing is taken"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         tool("keep", "--file", a_file(folder, 5000), "lost")
         machine.through(owner=65534)
@@ -385,14 +363,11 @@ def test_other_user(folder):
         os.fchown(next(fd for name, fd in machine.store if name.endswith("-0-0")), 65534, 65534)
         machine.start()
         assert kept() == {} and "region 0 belongs to user 65534" in machine.said(), machine.said()
-    finally:
-        machine.end()
 
 
 def test_killed(folder):
     """a keeper that was killed before a kexec has no checksums, and what a kernel without the feature drops is gone"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         tool("keep", "--file", a_file(folder, 5000), "lost")
         settled(machine, 3)
@@ -402,14 +377,11 @@ def test_killed(folder):
         machine.start()
         assert kept() == {} and "no checksums came with it" in machine.said(), machine.said()
         settled(machine, 0)
-    finally:
-        machine.end()
 
 
 def test_not_handed_over(folder):
     """a kernel without the feature: the keeper says once that its groups end, and without a loaded kernel nothing"""
-    machine = Machine(folder, hands_over=False)
-    try:
+    with Machine(folder, hands_over=False) as machine:
         machine.start()
         tool("keep", "--file", a_file(folder, 5000), "lost")
         settled(machine, 3)
@@ -421,14 +393,11 @@ def test_not_handed_over(folder):
         assert re.fullmatch("tmesh-keeper: kept groups end with a kexec: .*CONFIG_LIVEUPDATE.*\n", machine.said()), machine.said()
         machine.start()
         assert list(kept()) == ["lost"]
-    finally:
-        machine.end()
 
 
 def test_no_kexec(folder):
     """a kernel was loaded and the service only restarted: all is as before, and the checksums are gone"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         tool("keep", "--file", a_file(folder, 5000), "stays")
         settled(machine, 3)
@@ -439,14 +408,11 @@ def test_no_kexec(folder):
         machine.start()
         assert lasting(kept()) == before and machine.said() == ""
         settled(machine, 3)
-    finally:
-        machine.end()
 
 
 def test_device(folder):
     """a region that stands for a descriptor: its file, a hole of that length, is not left for the kernel to fill"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         subprocess.run([os.path.join(BUILD, "tests/keep/kept_device"), "device"], check=True, timeout=test_keep.PATIENCE)
         tool("keep", "--file", a_file(folder, 5000), "stays")
@@ -461,14 +427,11 @@ def test_device(folder):
         machine.kexec()
         machine.start()
         assert list(kept()) == ["stays"]
-    finally:
-        machine.end()
 
 
 def test_times(folder):
     """a lifetime that ends during the kexec ends the group"""
-    machine = Machine(folder)
-    try:
+    with Machine(folder) as machine:
         machine.start()
         tool("keep", "--for", "1", "--file", a_file(folder, 5000), "short")
         tool("keep", "--for", "3600", "--file", a_file(folder, 5000), "long")
@@ -479,8 +442,6 @@ def test_times(folder):
         time.sleep(1)
         machine.start()
         wait_until("over", lambda: list(kept()) == ["long"])
-    finally:
-        machine.end()
 
 
 TESTS = [test_passes, test_no_seals, test_mismatch, test_truncated, test_lost, test_manifest, test_record, test_no_record, test_no_manifest, test_other_user,
