@@ -77,9 +77,4 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec arena_spec = {
-	.name = "tmesh.Arena",
-	.basicsize = sizeof(struct arena),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(arena_spec, "tmesh.Arena", struct arena, 0, slots);

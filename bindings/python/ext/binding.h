@@ -34,6 +34,15 @@
 		Py_END_ALLOW_THREADS;   \
 	} while (0)
 
+/* Define an immutable type, with @more flags. */
+#define TYPE_SPEC(variable, name_, structure, more, slots_)                      \
+	PyType_Spec variable = {                                                 \
+		.name = name_,                                                   \
+		.basicsize = sizeof(structure),                                  \
+		.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | (more), \
+		.slots = slots_,                                                 \
+	}
+
 /* Members of a ref, then those that only an offer has. The interned names are in state.keys. */
 enum ref_key {
 	REF_V,

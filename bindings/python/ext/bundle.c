@@ -416,12 +416,7 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec held_spec = {
-	.name = "tmesh._tmesh.Held",
-	.basicsize = sizeof(struct held),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(held_spec, "tmesh._tmesh.Held", struct held, Py_TPFLAGS_DISALLOW_INSTANTIATION, slots);
 
 /* Take over @bundle. */
 static PyObject *bundle_object(struct state *st, struct tmesh_bundle *bundle, uint32_t rights)

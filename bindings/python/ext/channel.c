@@ -737,9 +737,4 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec channel_spec = {
-	.name = "tmesh.Channel",
-	.basicsize = sizeof(struct channel),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(channel_spec, "tmesh.Channel", struct channel, 0, slots);

@@ -344,9 +344,5 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec cuda_handle_spec = {
-	.name = "tmesh._tmesh.CudaHandle",
-	.basicsize = sizeof(struct cuda_handle),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(cuda_handle_spec, "tmesh._tmesh.CudaHandle", struct cuda_handle,
+	  Py_TPFLAGS_DISALLOW_INSTANTIATION, slots);

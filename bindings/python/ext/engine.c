@@ -247,12 +247,7 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec engine_context_spec = {
-	.name = "tmesh._tmesh.EngineContext",
-	.basicsize = sizeof(struct engine_context),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(engine_context_spec, "tmesh._tmesh.EngineContext", struct engine_context, 0, slots);
 
 #define LIBRARIES_MAX 16
 

@@ -130,9 +130,4 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec engine_cancellable_spec = {
-	.name = "tmesh._tmesh.Cancellable",
-	.basicsize = sizeof(struct cancellable),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(engine_cancellable_spec, "tmesh._tmesh.Cancellable", struct cancellable, 0, slots);

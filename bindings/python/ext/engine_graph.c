@@ -489,12 +489,8 @@ static PyType_Slot graph_slots[] = {
 	{0},
 };
 
-PyType_Spec engine_graph_spec = {
-	.name = "tmesh._tmesh.EngineGraph",
-	.basicsize = sizeof(struct engine_graph),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = graph_slots,
-};
+TYPE_SPEC(engine_graph_spec, "tmesh._tmesh.EngineGraph", struct engine_graph,
+	  Py_TPFLAGS_DISALLOW_INSTANTIATION, graph_slots);
 
 static PyMethodDef binding_methods[] = {
 	{"dispatch", binding_dispatch, METH_O, "dispatch(cancellable, /)\n--\n\nRun it."},
@@ -512,10 +508,5 @@ static PyType_Slot binding_slots[] = {
 	{0},
 };
 
-PyType_Spec engine_binding_spec = {
-	.name = "tmesh._tmesh.EngineBinding",
-	.basicsize = sizeof(struct engine_binding),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
-		 Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = binding_slots,
-};
+TYPE_SPEC(engine_binding_spec, "tmesh._tmesh.EngineBinding", struct engine_binding,
+	  Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, binding_slots);

@@ -184,9 +184,5 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec engine_tensor_spec = {
-	.name = "tmesh._tmesh.EngineTensor",
-	.basicsize = sizeof(struct engine_tensor),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(engine_tensor_spec, "tmesh._tmesh.EngineTensor", struct engine_tensor,
+	  Py_TPFLAGS_DISALLOW_INSTANTIATION, slots);

@@ -593,9 +593,4 @@ static PyType_Slot type_slots[] = {
 	{0},
 };
 
-PyType_Spec in_transit_spec = {
-	.name = "tmesh._tmesh.InTransit",
-	.basicsize = sizeof(struct sent),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = type_slots,
-};
+TYPE_SPEC(in_transit_spec, "tmesh._tmesh.InTransit", struct sent, 0, type_slots);

@@ -329,12 +329,8 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-static PyType_Spec spec = {
-	.name = "tmesh._tmesh.NetHandle",
-	.basicsize = sizeof(struct handle),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+static TYPE_SPEC(spec, "tmesh._tmesh.NetHandle", struct handle, Py_TPFLAGS_DISALLOW_INSTANTIATION,
+		 slots);
 
 static PyMethodDef functions[] = {
 	{"net_open", module_net_open, METH_VARARGS,

@@ -44,12 +44,8 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec export_spec = {
-	.name = "tmesh._tmesh.Export",
-	.basicsize = sizeof(struct export),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(export_spec, "tmesh._tmesh.Export", struct export, Py_TPFLAGS_DISALLOW_INSTANTIATION,
+	  slots);
 
 /* Return NumPy's name for the dtype, NULL if there is none. */
 static const char *numpy_name(enum tmesh_dtype dtype)

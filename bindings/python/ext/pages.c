@@ -135,12 +135,8 @@ static PyType_Slot pool_slots[] = {
 	{0},
 };
 
-PyType_Spec pool_spec = {
-	.name = "tmesh._tmesh.PagePoolHandle",
-	.basicsize = sizeof(struct pool),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = pool_slots,
-};
+TYPE_SPEC(pool_spec, "tmesh._tmesh.PagePoolHandle", struct pool, Py_TPFLAGS_DISALLOW_INSTANTIATION,
+	  pool_slots);
 
 /* Handles of a tenant */
 
@@ -430,9 +426,5 @@ static PyType_Slot pages_slots[] = {
 	{0},
 };
 
-PyType_Spec pages_spec = {
-	.name = "tmesh._tmesh.PagesHandle",
-	.basicsize = sizeof(struct pages),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = pages_slots,
-};
+TYPE_SPEC(pages_spec, "tmesh._tmesh.PagesHandle", struct pages, Py_TPFLAGS_DISALLOW_INSTANTIATION,
+	  pages_slots);

@@ -514,12 +514,8 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec sequence_spec = {
-	.name = "tmesh._tmesh.SequenceHandle",
-	.basicsize = sizeof(struct sequence),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(sequence_spec, "tmesh._tmesh.SequenceHandle", struct sequence,
+	  Py_TPFLAGS_DISALLOW_INSTANTIATION, slots);
 
 static void span_dealloc(PyObject *object)
 {
@@ -550,9 +546,5 @@ static PyType_Slot span_slots[] = {
 	{0},
 };
 
-PyType_Spec span_spec = {
-	.name = "tmesh._tmesh.Span",
-	.basicsize = sizeof(struct span),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = span_slots,
-};
+TYPE_SPEC(span_spec, "tmesh._tmesh.Span", struct span, Py_TPFLAGS_DISALLOW_INSTANTIATION,
+	  span_slots);

@@ -157,12 +157,8 @@ static PyType_Slot slot_slots[] = {
 	{0},
 };
 
-PyType_Spec slot_spec = {
-	.name = "tmesh._tmesh.SlotHandle",
-	.basicsize = sizeof(struct slot),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slot_slots,
-};
+TYPE_SPEC(slot_spec, "tmesh._tmesh.SlotHandle", struct slot, Py_TPFLAGS_DISALLOW_INSTANTIATION,
+	  slot_slots);
 
 /* Reading */
 
@@ -421,9 +417,5 @@ static PyType_Slot reader_slots[] = {
 	{0},
 };
 
-PyType_Spec slot_reader_spec = {
-	.name = "tmesh._tmesh.SlotReaderHandle",
-	.basicsize = sizeof(struct reader),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = reader_slots,
-};
+TYPE_SPEC(slot_reader_spec, "tmesh._tmesh.SlotReaderHandle", struct reader,
+	  Py_TPFLAGS_DISALLOW_INSTANTIATION, reader_slots);

@@ -784,9 +784,4 @@ static PyType_Slot slots[] = {
 	{0},
 };
 
-PyType_Spec tensor_spec = {
-	.name = "tmesh.Tensor",
-	.basicsize = sizeof(struct tensor),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-	.slots = slots,
-};
+TYPE_SPEC(tensor_spec, "tmesh.Tensor", struct tensor, Py_TPFLAGS_DISALLOW_INSTANTIATION, slots);
