@@ -152,7 +152,7 @@ def in_a_folder():
 def half_fetched(home, reader, make, wait, too_quick=lambda: None):
     """Return the result of `make`, and the programs that wait for it. Its fetch, which `wait` has begun,
     stays half there: the home's fetcher is stopped. A fetch that ends too quickly is made again, after a call
-    of `too_quick`."""
+    of `too_quick` and an end of all that it left."""
     for _attempt in range(100):
         made = make()
         before = reader.stats()["fetched"]
@@ -167,6 +167,8 @@ def half_fetched(home, reader, make, wait, too_quick=lambda: None):
         for program in programs:
             program.wait(SECONDS)
         too_quick()
+        for one in (home, reader):
+            assert one.ask("clean") == "ok"
     raise AssertionError("each fetch is done at once")
 
 
