@@ -155,6 +155,33 @@ defmodule Tmesh.KeepTest do
       assert why =~ "none"
     end
 
+    @unmounted (cond do
+                  Tmesh.backend() != {:ok, :kernel} -> "the module shows files here; tests/mount has tmesh-mount"
+                  System.cmd("id", ["-u"]) != {"0\n", 0} -> "mounting takes root"
+                  true -> false
+                end)
+    @tag skip: @unmounted
+    test "are read by their paths", %{name: name, folder: folder} do
+      place = System.fetch_env!("TMESH_MOUNT")
+      File.mkdir_p!(place)
+      assert {"", 0} = System.cmd("mount", ["-t", "tmesh", "none", place])
+      on_exit(fn -> System.cmd("umount", [place]) end)
+      data = :crypto.strong_rand_bytes(100_000)
+      File.write!(Path.join(folder, "weights"), data)
+      assert Tmesh.keep_folder(folder, name) == :ok
+      File.rm_rf!(folder)
+      path = Tmesh.kept_path!(name, "weights")
+      assert path == Path.join([place, "0", name, "weights"])
+      assert Tmesh.kept_path!(name) == Path.dirname(path)
+      assert File.read!(path) == data
+      assert File.write(path, "x") == {:error, :erofs}
+      {:ok, file} = :file.open(path, [:read, :raw, :binary])
+      assert Tmesh.drop(name) == :ok
+      assert File.read(path) == {:error, :enoent}
+      assert :file.pread(file, 0, 100_001) == {:ok, data}
+      :file.close(file)
+    end
+
     test "are refused whole", %{name: name, folder: folder} do
       assert {:error, %Error{type: :invalid}} = Tmesh.keep_folder(folder, name)
       File.ln_s!(".", Path.join(folder, "self"))
