@@ -11,7 +11,7 @@ import struct
 import subprocess
 import unittest
 
-from harness import BACKEND, HAVE_MODULE, TOOL, Base, held, main, refused, tool, wrong_usage
+from harness import BACKEND, HAVE_MODULE, TOOL, Base, answer, held, main, refused, tool, wrong_usage
 
 ROOT_USER = os.geteuid() == 0
 
@@ -66,6 +66,10 @@ class Mounted(Base):
         self.file(b"w" * 100_000, "model/weights")
         self.file(b"{}", "model/sub/config.json")
 
+    def holders(self):
+        """Return the processes that hold a region of this user's."""
+        return {holder["pid"] for region in answer("ls") for holder in answer("holders", region["id"])}
+
     def test_a_folder_by_its_path(self):
         out, said = tool("keep", "--folder", self.folder, "model")
         self.assertEqual(out, b"")
@@ -79,9 +83,11 @@ class Mounted(Base):
             self.assertEqual(file.read(), b"w" * 100_000)
         with open(os.path.join(path, "sub", "config.json"), "rb") as file:
             self.assertEqual(file.read(), b"{}")
+            self.assertIn(os.getpid(), self.holders())
             refused("fuser -vm", "umount")
             with self.assertRaises(OSError):
                 open(os.path.join(path, "sub", "new"), "wb").close()
+        self.assertNotIn(os.getpid(), self.holders())
         self.assertEqual(tool("keep", "--folder", "--replace", self.folder, "model")[0].decode(), path + "\n")
         facts = tool("doctor", status=0)[0].decode()
         self.assertIn(f"in {self.place}, by the module"[:60], facts)
