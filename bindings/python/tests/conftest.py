@@ -326,6 +326,7 @@ def kept_files(tmp_path, monkeypatch):
             pytest.skip("mounting what the module keeps takes root")
         subprocess.run(["mount", "-t", "tmesh", "none", place], check=True)
         yield place
+        gc.collect()  # a traceback may have a mapping
         subprocess.run(["umount", place], check=True)
         return
     program = os.path.join(os.path.dirname(os.environ.get("TMESH_KEEPER", "")), "tmesh-mount")
