@@ -24,11 +24,12 @@ BARE = "--bare" in sys.argv
 # emulated machine. tmesh reads this when it is imported, in children too.
 if not BARE:
     os.environ.setdefault("TMESH_EXIT_WAIT", "600")
-# A context reads its directory when it is opened. The pytest process chooses one before, and children that import this
+# A context reads its folders when it is opened. The pytest process chooses them before, and children that import this
 # file for its functions inherit the choice.
 RUNTIME = None
 if os.environ.setdefault("CONFTEST_PROCESS", str(os.getpid())) == str(os.getpid()) and not BARE:
     RUNTIME = os.environ["TMESH_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="tmesh-python-")
+    os.environ["TMESH_MOUNT"] = f"{RUNTIME}/tree"
 
 import tmesh  # noqa: E402
 
@@ -316,11 +317,12 @@ def nothing_kept():
 
 
 @pytest.fixture
-def kept_files(tmp_path, monkeypatch):
+def kept_files():
     """Return the folder of a mount of kept files: of the module, or of a tmesh-mount beside the keeper."""
-    place = tmp_path / "tree"
-    place.mkdir()
-    monkeypatch.setenv("TMESH_MOUNT", str(place))
+    if BARE:
+        pytest.skip("without a variable the mount is the machine's")
+    place = Path(os.environ["TMESH_MOUNT"])
+    place.mkdir(exist_ok=True)
     if tmesh.backend() == "kernel":
         if os.geteuid():
             pytest.skip("mounting what the module keeps takes root")
