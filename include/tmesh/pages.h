@@ -208,8 +208,9 @@ uint64_t tmesh_seq_tokens(const struct tmesh_seq *seq);
 /* Its block table, @count page numbers below 2^22, good until the sequence changes. */
 const int32_t *tmesh_seq_table(const struct tmesh_seq *seq, uint32_t *count);
 /*
- * Where block @index (from 0) is on @device. With TMESH_WRITE in @rights it is this sequence's
- * alone afterwards: a page that others may have was copied, on all devices.
+ * Where block @index (from 0) is on @device. @rights: TMESH_READ, or TMESH_READ | TMESH_WRITE. With
+ * TMESH_WRITE the block is this sequence's alone afterwards: a page that others may have was
+ * copied, on all devices.
  * Return: 0; -EINVAL; as tmesh_pages_alloc().
  */
 int tmesh_seq_page(struct tmesh_seq *seq, uint32_t index, uint32_t device, uint32_t rights,

@@ -260,7 +260,7 @@ static NIF(put)
 				    (unsigned long long)bytes);
 	if (data.size != bytes)
 		return make_refusal(env, -EINVAL,
-				    "shape and dtype want a binary of %llu bytes, not of %llu",
+				    "shape and dtype take %llu bytes, and the binary has %llu",
 				    (unsigned long long)bytes, (unsigned long long)data.size);
 	handle = handle_new(env, context, &err);
 	if (!handle)

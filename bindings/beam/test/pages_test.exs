@@ -6,6 +6,8 @@ defmodule Tmesh.PagesTest do
 
   alias Tmesh.{Bundle, PagePool, Pages, Pages.Sequence}
 
+  doctest Pages
+
   @bytes 4096
   @tokens 16
 

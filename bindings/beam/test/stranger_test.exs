@@ -147,7 +147,7 @@ defmodule Tmesh.StrangerTest do
   test "a list, a shape that is a number and the like are refused in words" do
     for {try, words} <- [
           {fn -> ZeroCopy.from_binary([1, 2], [2], :uint8) end, "one binary of 2 bytes"},
-          {fn -> ZeroCopy.from_binary("abc", [2], :uint8) end, "of 2 bytes, not of 3"},
+          {fn -> ZeroCopy.from_binary("abc", [2], :uint8) end, "take 2 bytes, and the binary has 3"},
           {fn -> ZeroCopy.allocate(4, :float32) end, "shape must be a list"},
           {fn -> ZeroCopy.allocate([4], "float32") end, ":float32"}
         ] do

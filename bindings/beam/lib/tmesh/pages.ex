@@ -130,11 +130,21 @@ defmodule Tmesh.Pages do
     do: native |> Native.pages_unshare(ticket) |> result()
 
   @doc """
-  Return the block tables in the form of paged attention kernels, as two tensors. The first is `:int32` of shape
-  `[sequences, width]`, row by row, with 0 after the last block of a sequence. The second is `:int32` of
-  `[sequences]`, the lengths in tokens. `width` is by default that of the longest sequence.
+  Return the block tables in the form of paged attention kernels: two tuples `{binary, shape, dtype}`. The first is
+  `:int32` of shape `[sequences, width]`, row by row, with 0 after the last block of a sequence. The second is `:int32`
+  of `[sequences]`, the lengths in tokens. `width` is by default that of the longest sequence. A kernel that takes
+  tensors gets them by `Tmesh.ZeroCopy.from_binary/4`.
 
   Errors: `:invalid` (a sequence is longer than `width`), `:closed`.
+
+      iex> {:ok, pool} = Tmesh.PagePool.create(page_bytes: 4096, page_tokens: 16)
+      iex> {:ok, token} = Tmesh.PagePool.tenant(pool)
+      iex> {:ok, pages} = Tmesh.Pages.open(token)
+      iex> {:ok, sequence} = Tmesh.Pages.sequence(pages)
+      iex> :ok = Tmesh.Pages.Sequence.append(sequence, 20)
+      iex> {:ok, {{_numbers, [1, 2], :int32}, lengths}} = Tmesh.Pages.tables([sequence])
+      iex> {lengths, Tmesh.PagePool.close(pool)}
+      {{<<20::native-32>>, [1], :int32}, :ok}
   """
   @spec tables([Sequence.t()], non_neg_integer() | nil) ::
           {:ok, {numbers(), numbers()}} | {:error, Error.t()}
