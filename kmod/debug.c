@@ -13,6 +13,7 @@
 #include "debug.h"
 #include "keep.h"
 #include "lease.h"
+#include "lease_end.h"
 #include "region.h"
 #include "registry.h"
 #include "lease_expiry.h"

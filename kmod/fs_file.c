@@ -14,7 +14,6 @@
 #include "fs.h"
 #include "handle.h"
 #include "keep.h"
-#include "lease.h"
 #include "map.h"
 #include "mem.h"
 #include "poison.h"

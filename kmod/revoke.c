@@ -13,7 +13,7 @@
 #include "drain.h"
 #include "holders.h"
 #include "keep.h"
-#include "lease.h"
+#include "lease_end.h"
 #include "map.h"
 #include "region.h"
 #include "registry.h"
