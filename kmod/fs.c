@@ -12,6 +12,7 @@
  * so names that come are found at once.
  */
 #include <linux/completion.h>
+#include <linux/delay.h>
 #include <linux/fs_context.h>
 #include <linux/module.h>
 #include <linux/namei.h>
@@ -599,4 +600,22 @@ void tmesh_fs_settle(bool usable)
 void tmesh_fs_exit(void)
 {
 	unregister_filesystem(&tmesh_fs_type);
+}
+
+/**
+ * tmesh_fs_abandon() - unregister the file system, of which all mounts were refused
+ *
+ * The core frees a module whose start has failed, whatever refers to it. So wait until refused
+ * mounts have left the code of the module and have dropped their references.
+ *
+ * Context: may sleep; the module has no other files than those of mounts.
+ */
+void __init tmesh_fs_abandon(void)
+{
+	tmesh_fs_exit();
+#ifdef CONFIG_MODULE_UNLOAD
+	/* The start of the module has one reference. */
+	while (module_refcount(THIS_MODULE) > 1)
+		msleep(1);
+#endif
 }

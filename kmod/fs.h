@@ -24,6 +24,7 @@ extern const struct file_operations tmesh_fs_file_ops;
 
 int tmesh_fs_init(void);
 void tmesh_fs_settle(bool usable);
+void tmesh_fs_abandon(void);
 void tmesh_fs_exit(void);
 
 #endif /* TMESH_FS_H */

@@ -283,22 +283,21 @@ static int __init tmesh_init(void)
 	tmesh_handle_setup(tmesh_ioctl);
 	tmesh_lease_expiry_setup();
 	tmesh_kept_setup();
-	tmesh_debug_init();
 	rc = tmesh_fs_init();
 	if (rc)
-		goto err_debug;
-	/* The last step: an open device would not keep a failure from freeing the module. */
+		goto err_reclaim;
+	/* The last step that can fail: open files do not keep a failure from freeing the module. */
 	rc = misc_register(&tmesh_device);
 	tmesh_fs_settle(!rc);
 	if (rc)
 		goto err_fs;
+	tmesh_debug_init();
 	tmesh_tell_untested();
 	return 0;
 
 err_fs:
-	tmesh_fs_exit();
-err_debug:
-	tmesh_debug_exit();
+	tmesh_fs_abandon();
+err_reclaim:
 	tmesh_reclaim_exit();
 err_account:
 	tmesh_account_exit();

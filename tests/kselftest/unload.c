@@ -2,6 +2,8 @@
 /*
  * Unloading the module: refused while an object of it lives, and clean afterwards.
  */
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <linux/netlink.h>
 
@@ -10,6 +12,8 @@
 #include "lease.h"
 #include "peer.h"
 #include "t.h"
+
+#define REFUSED "/refused"
 
 static const char *module_file(void)
 {
@@ -279,6 +283,46 @@ TEST(name_taken, "a load that fails for the file system's name never shows the d
 	CHECK(announced(events));
 	close(file);
 	close(events);
+	close(peer);
+}
+
+static void run_on(int cpu)
+{
+	cpu_set_t cpus;
+
+	CPU_ZERO(&cpus);
+	CPU_SET(cpu, &cpus);
+	REQUIRE_OK(sched_setaffinity(0, sizeof(cpus), &cpus));
+}
+
+TEST(device_refused, "a load that fails for the device waits for the mounts that it has refused")
+{
+	const char *path = module_file();
+	int peer = open_peer(), file = REQUIRE_OK(open(path, O_RDONLY | O_CLOEXEC));
+	bool *stop = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pid_t pid;
+
+	REQUIRE(stop != MAP_FAILED);
+	if (sysconf(_SC_NPROCESSORS_ONLN) < 2)
+		t_skip("one CPU");
+	mkdir(REFUSED, 0755);
+	REQUIRE_OK(unload());
+	if (ioctl(peer, PEER_REFUSE_DEVICE)) {
+		load(path);
+		t_skip("no kprobes: %s", strerror(errno));
+	}
+	T_CHILD(pid) {
+		run_on(1);
+		while (!__atomic_load_n(stop, __ATOMIC_SEQ_CST))
+			CHECK_ERR(mount("none", REFUSED, "tmesh", 0, NULL), ENODEV);
+	}
+	run_on(0);
+	CHECK_ERR(syscall(SYS_finit_module, file, "", 0), ENOMEM);
+	__atomic_store_n(stop, true, __ATOMIC_SEQ_CST);
+	t_wait(pid);
+	CHECK(ioctl(peer, PEER_ALLOW_DEVICE) > 0);
+	load(path);
+	close(file);
 	close(peer);
 }
 

@@ -2,11 +2,13 @@
 /*
  * A driver that exports and imports dma-bufs; peer.h describes its calls.
  */
+#include <linux/delay.h>
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
 #include <linux/fs.h>
 #include <linux/iosys-map.h>
+#include <linux/kprobes.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/slab.h>
@@ -411,6 +413,75 @@ static struct file_system_type peer_fs = {
 	.init_fs_context = peer_mount,
 };
 
+static noinline notrace int peer_refuse(void)
+{
+	return -ENOMEM;
+}
+
+/* Let misc_register() for a device "tmesh" return at once, after a time in which others go on. */
+static int peer_at_register(struct kprobe *probe, struct pt_regs *regs)
+{
+	const struct miscdevice *device = (const void *)regs_get_kernel_argument(regs, 0);
+
+	if (strcmp(device->name, "tmesh"))
+		return 0;
+	mdelay(300);
+	instruction_pointer_set(regs, (unsigned long)peer_refuse);
+	return 1;
+}
+
+static atomic_t peer_late;
+
+static noinline notrace void peer_put_late(struct file_system_type *fs)
+{
+	atomic_inc(&peer_late);
+	msleep(500);
+	module_put(fs->owner);
+}
+
+static int peer_at_put(struct kprobe *probe, struct pt_regs *regs)
+{
+	const struct file_system_type *fs = (const void *)regs_get_kernel_argument(regs, 0);
+
+	if (strcmp(fs->name, "tmesh"))
+		return 0;
+	instruction_pointer_set(regs, (unsigned long)peer_put_late);
+	return 1;
+}
+
+static struct kprobe peer_register_probe, peer_put_probe;
+
+static int peer_refuse_device(void)
+{
+	int rc;
+
+	if (!IS_ENABLED(CONFIG_KPROBES))
+		return -EOPNOTSUPP;
+	atomic_set(&peer_late, 0);
+	peer_register_probe = (struct kprobe) {
+		.symbol_name = "misc_register",
+		.pre_handler = peer_at_register,
+	};
+	peer_put_probe = (struct kprobe) {
+		.symbol_name = "put_filesystem",
+		.pre_handler = peer_at_put,
+	};
+	rc = register_kprobe(&peer_register_probe);
+	if (rc)
+		return rc;
+	rc = register_kprobe(&peer_put_probe);
+	if (rc)
+		unregister_kprobe(&peer_register_probe);
+	return rc;
+}
+
+static int peer_allow_device(void)
+{
+	unregister_kprobe(&peer_put_probe);
+	unregister_kprobe(&peer_register_probe);
+	return atomic_read(&peer_late);
+}
+
 static long peer_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct peer *peer = file->private_data;
@@ -448,6 +519,10 @@ static long peer_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return register_filesystem(&peer_fs);
 	case PEER_GIVE_NAME:
 		return unregister_filesystem(&peer_fs);
+	case PEER_REFUSE_DEVICE:
+		return peer_refuse_device();
+	case PEER_ALLOW_DEVICE:
+		return peer_allow_device();
 	case PEER_PLAIN:
 	case PEER_SPECIAL:
 		return peer_mark(arg, cmd == PEER_SPECIAL);

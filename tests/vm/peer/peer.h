@@ -86,6 +86,14 @@ struct peer_import {
 #define PEER_TAKE_NAME _IO('P', 17)
 #define PEER_GIVE_NAME _IO('P', 18)
 
+/*
+ * PEER_REFUSE_DEVICE: to register a misc device "tmesh" takes a while and gives ENOMEM, until
+ * PEER_ALLOW_DEVICE. A mount that is refused meanwhile drops the file system "tmesh" later.
+ * PEER_ALLOW_DEVICE returns how often. EOPNOTSUPP without kprobes.
+ */
+#define PEER_REFUSE_DEVICE _IO('P', 19)
+#define PEER_ALLOW_DEVICE _IO('P', 20)
+
 /* mmap() of the file shows what was attached, by its exporter's means. */
 
 #endif
