@@ -43,6 +43,9 @@
  * @nr:   serial number of the mapping within the export
  * @syncing: number of callers that are synchronising it; guarded by the export's lock
  * @leaving: it is about to be unmapped; guarded by the export's lock
+ *
+ * An attachment is made with one. So the table is allocated and charged while no reservation is
+ * held.
  */
 struct tmesh_dma_mapping {
 	struct sg_table sgt;
@@ -65,8 +68,8 @@ static struct tmesh_dmabuf *to_dmabuf(struct tmesh_claim *claim)
  * @claim: claim of the export
  * @use:   filled in; ended by tmesh_use_end()
  *
- * Context: the reservation is held. A lapse notifies importers under it, so a use that began before
- * is notified.
+ * Context: the reservation is held, unless the caller itself ends the use. A lapse notifies
+ * importers under it, so a use that began before is notified.
  * Return: the memory; or as a pointer -ESTALE if the region was revoked or the lease has lapsed, or
  * another error of tmesh_use_begin().
  */
@@ -78,7 +81,7 @@ struct tmesh_mem *tmesh_dmabuf_use(const struct tmesh_claim *claim, struct tmesh
 }
 
 /**
- * tmesh_dmabuf_attach() - attach a device: dma_buf_ops.attach
+ * tmesh_dmabuf_attach() - attach a device: the common part of dma_buf_ops.attach
  * @dmabuf: of an export
  * @attach: the attachment; its private data is set to a struct tmesh_attachment
  *
@@ -108,7 +111,7 @@ int tmesh_dmabuf_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attac
 }
 
 /**
- * tmesh_dmabuf_detach() - detach a device: dma_buf_ops.detach
+ * tmesh_dmabuf_detach() - detach a device: the common part of dma_buf_ops.detach
  * @dmabuf: of an export
  * @attach: the attachment
  */
@@ -128,6 +131,100 @@ void tmesh_dmabuf_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *atta
 	trace_tmesh_detach(region->id, dev_name(attach->dev));
 }
 
+/* Allocate a mapping with its table. */
+static struct tmesh_dma_mapping *tmesh_mapping_new(const struct tmesh_claim *claim,
+						   struct device *dev, gfp_t gfp)
+{
+	unsigned int max_segment = max_t(size_t, PAGE_SIZE, dma_get_max_seg_size(dev));
+	struct tmesh_dma_mapping *mapping;
+	struct tmesh_mem *mem;
+	int rc;
+
+	mapping = kzalloc(sizeof(*mapping), gfp);
+	if (!mapping)
+		return ERR_PTR(-ENOMEM);
+	mapping->dev = dev;
+	mem = tmesh_dmabuf_use(claim, &mapping->use);
+	rc = PTR_ERR_OR_ZERO(mem);
+	if (rc)
+		goto free;
+	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mem->pages + claim->first,
+					       claim->nr_pages, 0, claim->nr_pages << PAGE_SHIFT,
+					       max_segment, gfp);
+	tmesh_use_end(claim->region, &mapping->use);
+	if (!rc)
+		return mapping;
+
+free:
+	kfree(mapping);
+	return ERR_PTR(rc);
+}
+
+static void tmesh_mapping_free(struct tmesh_dma_mapping *mapping)
+{
+	if (!mapping)
+		return;
+	sg_free_table(&mapping->sgt);
+	kfree(mapping);
+}
+
+/* Return the spare mapping of an attachment, or a new one if that is in use. */
+static struct tmesh_dma_mapping *tmesh_mapping_take(struct tmesh_dmabuf *export,
+						    struct tmesh_attachment *attachment)
+{
+	struct tmesh_dma_mapping *mapping;
+
+	mutex_lock(&export->lock);
+	mapping = attachment->spare;
+	attachment->spare = NULL;
+	mutex_unlock(&export->lock);
+	if (mapping)
+		return mapping;
+	return tmesh_mapping_new(&export->claim, attachment->dev, TMESH_RESERVED_GFP);
+}
+
+/* Make a mapping the spare one of its attachment, unless there is one. */
+static void tmesh_mapping_put(struct tmesh_dmabuf *export, struct tmesh_attachment *attachment,
+			      struct tmesh_dma_mapping *mapping)
+{
+	mutex_lock(&export->lock);
+	if (!attachment->spare)
+		swap(attachment->spare, mapping);
+	mutex_unlock(&export->lock);
+	tmesh_mapping_free(mapping);
+}
+
+static int tmesh_export_attach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
+{
+	struct tmesh_dmabuf *export = dmabuf->priv;
+	struct tmesh_dma_mapping *mapping;
+	struct tmesh_attachment *attachment;
+	int rc;
+
+	rc = tmesh_claim_allows(&export->claim, TMESH_RIGHT_READ);
+	if (rc)
+		return rc;
+	mapping = tmesh_mapping_new(&export->claim, attach->dev, TMESH_GFP);
+	if (IS_ERR(mapping))
+		return PTR_ERR(mapping);
+	rc = tmesh_dmabuf_attach(dmabuf, attach);
+	if (rc) {
+		tmesh_mapping_free(mapping);
+		return rc;
+	}
+	attachment = attach->priv;
+	attachment->spare = mapping;
+	return 0;
+}
+
+static void tmesh_export_detach(struct dma_buf *dmabuf, struct dma_buf_attachment *attach)
+{
+	struct tmesh_attachment *attachment = attach->priv;
+
+	tmesh_mapping_free(attachment->spare);
+	tmesh_dmabuf_detach(dmabuf, attach);
+}
+
 /*
  * Map an export for a device. DMA_ATTR_SKIP_CPU_SYNC and explicit synchronisation let several
  * devices map the same pages, which the DMA API debugging code would report as an error otherwise.
@@ -140,36 +237,29 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 	struct tmesh_claim *claim = &export->claim;
 	struct tmesh_dma_mapping *mapping;
 	struct tmesh_mem *mem;
-	unsigned int max_segment;
 	int rc;
 
 	if (!(claim->rights & TMESH_RIGHT_WRITE) && dir != DMA_TO_DEVICE)
 		return ERR_PTR(-EACCES);
-	mapping = kzalloc(sizeof(*mapping), TMESH_GFP);
-	if (!mapping)
-		return ERR_PTR(-ENOMEM);
-	mapping->dev = attach->dev;
+	mapping = tmesh_mapping_take(export, attachment);
+	if (IS_ERR(mapping))
+		return ERR_CAST(mapping);
 	mapping->dir = dir;
 	mem = tmesh_dmabuf_use(claim, &mapping->use);
 	rc = PTR_ERR_OR_ZERO(mem);
 	if (rc)
-		goto free;
+		goto put_mapping;
 	rc = tmesh_poison_check(claim->region, mem, claim->first, claim->nr_pages);
-	if (rc)
-		goto end_use;
-	max_segment = max_t(size_t, PAGE_SIZE, dma_get_max_seg_size(attach->dev));
-	rc = sg_alloc_table_from_pages_segment(&mapping->sgt, mem->pages + claim->first,
-					       claim->nr_pages, 0, claim->nr_pages << PAGE_SHIFT,
-					       max_segment, TMESH_GFP);
 	if (rc)
 		goto end_use;
 	/* Do not map under the region's lock, which page faults need: an IOMMU may take long. */
 	rc = dma_map_sgtable(attach->dev, &mapping->sgt, dir, DMA_ATTR_SKIP_CPU_SYNC);
 	if (rc)
-		goto free_table;
+		goto end_use;
 	dma_sync_sgtable_for_device(attach->dev, &mapping->sgt, dir);
 
 	mutex_lock(&export->lock);
+	mapping->leaving = false;
 	mapping->nr = ++export->nr_mapped;
 	list_add_tail(&mapping->node, &export->mappings);
 	attachment->mapped++;
@@ -179,12 +269,10 @@ static struct sg_table *tmesh_dmabuf_map(struct dma_buf_attachment *attach,
 			    dir);
 	return &mapping->sgt;
 
-free_table:
-	sg_free_table(&mapping->sgt);
 end_use:
 	tmesh_use_end(claim->region, &mapping->use);
-free:
-	kfree(mapping);
+put_mapping:
+	tmesh_mapping_put(export, attachment, mapping);
 	return ERR_PTR(rc);
 }
 
@@ -207,12 +295,11 @@ static void tmesh_dmabuf_unmap(struct dma_buf_attachment *attach, struct sg_tabl
 	mutex_unlock(&export->lock);
 	dma_sync_sgtable_for_cpu(mapping->dev, sgt, mapping->dir);
 	dma_unmap_sgtable(mapping->dev, sgt, mapping->dir, DMA_ATTR_SKIP_CPU_SYNC);
-	sg_free_table(sgt);
 	tmesh_use_end(claim->region, &mapping->use);
 	trace_tmesh_dma_unmap(claim->region->id, dev_name(attach->dev),
 			      (u64)claim->first << PAGE_SHIFT,
 			      (u64)claim->nr_pages << PAGE_SHIFT, mapping->dir);
-	kfree(mapping);
+	tmesh_mapping_put(export, attachment, mapping);
 }
 
 /*
@@ -305,8 +392,8 @@ int tmesh_dmabuf_vmap_dummy(struct tmesh_dmabuf *export, struct iosys_map *map)
 	struct page **pages;
 	void *vaddr = NULL;
 
-	pages = kvmalloc_array(nr_pages, sizeof(*pages), TMESH_GFP);
-	export->vmap_dummy = alloc_page(TMESH_GFP | __GFP_ZERO);
+	pages = kvmalloc_array(nr_pages, sizeof(*pages), TMESH_RESERVED_GFP);
+	export->vmap_dummy = alloc_page(TMESH_RESERVED_GFP | __GFP_ZERO);
 	if (pages && export->vmap_dummy) {
 		for (i = 0; i < nr_pages; i++)
 			pages[i] = export->vmap_dummy;
@@ -422,8 +509,8 @@ void tmesh_dmabuf_release(struct dma_buf *dmabuf)
 }
 
 #define TMESH_DMABUF_OPS                                       \
-	.attach = tmesh_dmabuf_attach,                         \
-	.detach = tmesh_dmabuf_detach,                         \
+	.attach = tmesh_export_attach,                         \
+	.detach = tmesh_export_detach,                         \
 	.map_dma_buf = tmesh_dmabuf_map,                       \
 	.unmap_dma_buf = tmesh_dmabuf_unmap,                   \
 	.begin_cpu_access = tmesh_dmabuf_begin_cpu_access,     \

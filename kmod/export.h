@@ -44,18 +44,22 @@ struct tmesh_dmabuf {
 	struct page *vmap_dummy;
 };
 
+struct tmesh_dma_mapping;
+
 /**
  * struct tmesh_attachment - a device attached to an export
  * @node:     in the export's list
  * @dev:      the device
  * @original: for a proxy: the attachment of the same device to the original
- * @mapped:   number of its mappings; guarded by the export's lock
+ * @mapped:   number of its mappings; guarded by the export's lock, as is @spare
+ * @spare:    for an export of tmesh's memory: a mapping that is not in use, or NULL
  */
 struct tmesh_attachment {
 	struct list_head node;
 	struct device *dev;
 	struct dma_buf_attachment *original;
 	unsigned int mapped;
+	struct tmesh_dma_mapping *spare;
 };
 
 struct tmesh_dmabuf *tmesh_dmabuf_alloc(void);

@@ -157,7 +157,7 @@ static struct sg_table *tmesh_proxy_map(struct dma_buf_attachment *attach,
 							      TMESH_RIGHT_WRITE);
 	if (rc)
 		return ERR_PTR(rc);
-	mapping = kzalloc(sizeof(*mapping), TMESH_GFP);
+	mapping = kzalloc(sizeof(*mapping), TMESH_RESERVED_GFP);
 	if (!mapping)
 		return ERR_PTR(-ENOMEM);
 	rc = PTR_ERR_OR_ZERO(tmesh_dmabuf_use(claim, &mapping->use));
@@ -168,7 +168,7 @@ static struct sg_table *tmesh_proxy_map(struct dma_buf_attachment *attach,
 	if (rc)
 		goto end_use;
 	nents = tmesh_cut(mapping->original, offset, bytes, NULL);
-	rc = nents ? sg_alloc_table(&mapping->sgt, nents, TMESH_GFP) : -EIO;
+	rc = nents ? sg_alloc_table(&mapping->sgt, nents, TMESH_RESERVED_GFP) : -EIO;
 	if (rc)
 		goto unmap;
 	tmesh_cut(mapping->original, offset, bytes, mapping->sgt.sgl);

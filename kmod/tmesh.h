@@ -46,6 +46,11 @@
  * allocation and do not invoke the OOM killer.
  */
 #define TMESH_GFP (GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
+/*
+ * For allocations under a reservation, which other importers need to unmap. A process above
+ * memory.high would sleep in a charge, so nothing is charged there.
+ */
+#define TMESH_RESERVED_GFP (GFP_KERNEL | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 #define TMESH_NAMES 4 /* sets of rights that a token may stand for: READ is in each */
 
 struct dma_fence;

@@ -11,7 +11,7 @@
 /* Parts of a view that cannot be merged, because two pages alternate. */
 #define PARTS (1u << 16)
 
-TEST(tables, "what an importer needs to map an export is charged to its control group")
+TEST(tables, "the table of an importer is charged to its control group as it attaches")
 {
 	int dev = t_dev(), peer = open_peer(), h, v, export;
 	struct tmesh_extent *parts = malloc(PARTS * sizeof(*parts));
@@ -24,13 +24,19 @@ TEST(tables, "what an importer needs to map an export is charged to its control 
 	export = REQUIRE_OK(t_export(v, 0, 0, 0));
 	T_ALONE()
 	{
-		long before;
+		long before, attached, mapped;
 
 		cgroup_enter(CGROUP, "max");
 		before = cgroup_charged(CGROUP);
-		REQUIRE_OK(peer_import(peer, export, 0));
+		REQUIRE_OK(peer_import(peer, export, PEER_WAITS));
+		attached = cgroup_charged(CGROUP);
+		REQUIRE_OK(ioctl(peer, PEER_MAP));
+		mapped = cgroup_charged(CGROUP);
 		/* At least 16 bytes are charged for each. */
-		CHECK(cgroup_charged(CGROUP) - before >= (long)PARTS * 16);
+		CHECK(attached - before >= (long)PARTS * 16);
+		/* Other importers wait for the reservation, which is held during a map. */
+		CHECK(mapped - attached < (long)PARTS * 8);
+		t_note("%ld bytes, then %ld", attached - before, mapped - attached);
 		peer_let_go(peer);
 	}
 	cgroup_remove(CGROUP);
