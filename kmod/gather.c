@@ -389,6 +389,32 @@ static int tmesh_gather_read(struct tmesh_gathering *g, const struct tmesh_gathe
 }
 
 /*
+ * Copy a part of a source's page list, in pieces: page faults need the source's lock. *@pmd becomes
+ * false if the memory is not made of huge folios.
+ */
+static int tmesh_gather_copy(const struct tmesh_part *part, struct page **pages, bool *pmd)
+{
+	struct tmesh_region *region = part->region;
+	unsigned long done, step;
+
+	for (done = 0; done < part->nr; done += step) {
+		if (fatal_signal_pending(current) || down_read_killable(&region->lock))
+			return -EINTR;
+		if (!region->mem) {
+			up_read(&region->lock);
+			return -ESTALE;
+		}
+		step = min_t(unsigned long, part->nr - done, TMESH_PIECE);
+		memcpy(pages + done, region->mem->pages + part->first + done,
+		       step * sizeof(*pages));
+		*pmd = *pmd && region->mem->pmd;
+		up_read(&region->lock);
+		cond_resched();
+	}
+	return 0;
+}
+
+/*
  * Copy the page lists of the sources. If a source is revoked from now on, the view is revoked too,
  * so the copied pages are never used.
  */
@@ -397,23 +423,15 @@ static int tmesh_gather_fill(const struct tmesh_gathering *g, struct tmesh_mem *
 	bool pmd = IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) && mem->nr_pages >= TMESH_HUGE_PAGES;
 	const struct tmesh_part *part;
 	unsigned long done = 0;
+	int rc;
 
 	for (part = g->parts; part < g->parts + g->nr_parts; part++) {
-		struct tmesh_region *region = part->region;
-
-		if (fatal_signal_pending(current) || down_read_killable(&region->lock))
-			return -EINTR;
-		if (!region->mem) {
-			up_read(&region->lock);
-			return -ESTALE;
-		}
-		memcpy(mem->pages + done, region->mem->pages + part->first,
-		       part->nr * sizeof(*mem->pages));
-		pmd = pmd && region->mem->pmd && IS_ALIGNED(part->first, TMESH_HUGE_PAGES) &&
+		pmd = pmd && IS_ALIGNED(part->first, TMESH_HUGE_PAGES) &&
 		      IS_ALIGNED(done, TMESH_HUGE_PAGES);
-		up_read(&region->lock);
+		rc = tmesh_gather_copy(part, mem->pages + done, &pmd);
+		if (rc)
+			return rc;
 		done += part->nr;
-		cond_resched();
 	}
 	/*
 	 * A use takes one reference on a folio for each part. Without repeats there are at most

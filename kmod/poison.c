@@ -30,6 +30,9 @@ struct tmesh_poison_look {
 /*
  * Count the bad pages of a piece. Return true if there is more to look at. A region that is revoked
  * or ending has no mappings, so stop there.
+ *
+ * A folio is looked at as a whole: if it is dropped, only its first entry shows that. Borrowed
+ * pages are not dropped, and a view may show one folio any number of times.
  */
 static bool tmesh_poison_piece(struct tmesh_region *region, struct tmesh_poison_look *look)
 {
@@ -53,7 +56,7 @@ static bool tmesh_poison_piece(struct tmesh_region *region, struct tmesh_poison_
 		do {
 			look->nr += PageHWPoison(mem->pages[i]);
 		} while (++i < mem->nr_pages && !xa_is_value(mem->pages[i]) &&
-			 page_folio(mem->pages[i]) == folio);
+			 page_folio(mem->pages[i]) == folio && (i < end || !mem->ops->borrowed));
 	}
 	look->next = i;
 	return i < mem->nr_pages;
