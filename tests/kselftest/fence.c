@@ -635,3 +635,46 @@ TEST(driver_fence_path, "a revocation that waits for an export without a file ho
 	t_wait(pid);
 	CHECK_EQ(t_info(h).exports, 1);
 }
+
+static long sleeps(pid_t pid)
+{
+	char path[32], value[32];
+
+	snprintf(path, sizeof(path), "/proc/%d/status", pid);
+	REQUIRE(t_file_value(path, "voluntary_ctxt_switches", value, sizeof(value)));
+	return atol(value);
+}
+
+TEST(pollers, "signals and waits wake no poller: it asked for other events")
+{
+	int h = region(), reader = REQUIRE_OK(t_derive(h, R_READ, 0)), sv[2];
+	struct pollfd pf = {.fd = reader, .events = POLLPRI};
+	long before;
+	pid_t pid;
+
+	t_pair(sv);
+	T_CHILD(pid) {
+		t_say(sv[1]);
+		poll(&pf, 1, -1);
+	}
+	t_hear(sv[0]);
+	do {
+		before = sleeps(pid);
+		usleep(100000);
+	} while (before != sleeps(pid));
+	for (int i = 1; i <= 100; i++) {
+		CHECK_OK(say(h, i));
+		CHECK_OK(await(reader, i, 0));
+		usleep(1000);
+	}
+	/* A producer's end is one more wake-up. */
+	close(h);
+	usleep(100000);
+	CHECK_EQ(sleeps(pid), before);
+	h = REQUIRE_OK(t_derive(reader, R_READ, 0));
+	close(h);
+	usleep(100000);
+	CHECK_EQ(sleeps(pid), before);
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+}
