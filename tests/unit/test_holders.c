@@ -1,9 +1,22 @@
 // SPDX-License-Identifier: MIT
 /* Lists of regions and of holders, and the processes that may write to a region. */
+#include <dlfcn.h>
+
 #include "memfd.h"
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
+
+static unsigned int folders; /* that were opened */
+
+DIR *opendir(const char *path)
+{
+	DIR *(*next)(const char *);
+
+	*(void **)&next = dlsym(RTLD_NEXT, "opendir");
+	folders++;
+	return next(path);
+}
 
 /* Lists until nobody else has one of these, each of which is seen once, in the order of their ids.
  * Other suites look at the regions of the machine, and have each open for a moment. */
@@ -214,6 +227,7 @@ static void test_holders_of_all(void **state)
 	struct tmesh_region *regions[SEVERAL], *others[SEVERAL];
 	char token[TMESH_TOKEN_SIZE];
 	size_t all_count, count;
+	unsigned int for_one;
 	void *addr;
 
 	for (int i = 0; i < SEVERAL; i++) {
@@ -228,7 +242,16 @@ static void test_holders_of_all(void **state)
 		if (i % 7 == 0)
 			assert_ok(tmesh_region_derive(regions[i], TMESH_READ, &others[i], err));
 	}
+	folders = 0;
+	assert_ok(tmesh_holders(*state, tmesh_region_id(regions[0]), &one, &count, err));
+	free(one);
+	for_one = folders;
+	folders = 0;
 	assert_ok(tmesh_holders(*state, 0, &all, &all_count, err));
+	/* One walk over /proc has all. Other suites' processes come and go meanwhile. */
+	if (!unit_on_kernel())
+		assert_true(for_one > 0);
+	assert_in_range(folders, 0, 3 * for_one);
 	for (size_t i = 1; i < all_count; i++)
 		assert_true(all[i - 1].region <= all[i].region);
 	for (int i = 0; i < SEVERAL; i++) {
