@@ -35,7 +35,7 @@ static struct tmesh_engine_tensor *device_tensor(int32_t ndim, const int64_t *sh
 	return made;
 }
 
-static void test_contexts(void **state)
+UNIT(test_contexts)
 {
 	const struct tmesh_engine_cancellable_opts wrong = {0};
 
@@ -48,7 +48,7 @@ static void test_contexts(void **state)
 	unlink(graph_file("broken"));
 }
 
-static void test_tensors(void **state)
+UNIT(test_tensors)
 {
 	struct tmesh_tensor *memory = tensor(1, shape_b);
 	struct tmesh_engine_tensor *own = device_tensor(1, shape_b), *wrapped, *gone;
@@ -73,7 +73,7 @@ static void test_tensors(void **state)
 	tmesh_tensor_unref(memory);
 }
 
-static void test_dispatch(void **state)
+UNIT(test_dispatch)
 {
 	const char *path = graph_file("fails");
 	struct tmesh_engine_graph *fails;
@@ -102,7 +102,7 @@ static void test_dispatch(void **state)
 	tmesh_engine_graph_unref(fails);
 }
 
-static void test_graphs(void **state)
+UNIT(test_graphs)
 {
 	const struct tmesh_graph_node nothing = {
 		.size = sizeof(nothing), .name = "z", .op = TMESH_GRAPH_SILU};
@@ -125,7 +125,7 @@ static void test_graphs(void **state)
 	tmesh_graph_unref(made);
 }
 
-static void test_devices(void **state)
+UNIT(test_devices)
 {
 	const struct tmesh_devices_opts empty = {.size = sizeof(empty), .root = "/nonexistent"};
 	struct tmesh_devices *devices;
@@ -137,7 +137,7 @@ static void test_devices(void **state)
 	tmesh_devices_unref(devices);
 }
 
-static void test_placement(void **state)
+UNIT(test_placement)
 {
 	const struct tmesh_placement_place silu = {
 		.operators = 1u << TMESH_GRAPH_SILU, .flops = 1e9, .bandwidth = 1e9};
@@ -152,7 +152,7 @@ static void test_placement(void **state)
 	FAILS(tmesh_placement_find, -EINVAL, graph, &opts, OUT, &(struct tmesh_placement){0}, err);
 }
 
-static void test_placed(void **state)
+UNIT(test_placed)
 {
 	struct tmesh_places_opts few = {.size = sizeof(few)};
 	struct tmesh_places *places = make_places(0), *small = make_places(1);
@@ -191,12 +191,4 @@ static void test_placed(void **state)
 	tmesh_places_unref(places);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_contexts), TEST(test_tensors),   TEST(test_dispatch), TEST(test_graphs),
-		TEST(test_devices),  TEST(test_placement), TEST(test_placed),
-	};
-
-	return cmocka_run_group_tests_name("engine outputs", tests, setup, teardown);
-}
+UNIT_MAIN("engine outputs", setup, teardown)

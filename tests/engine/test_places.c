@@ -7,7 +7,7 @@
  */
 #include "places.h"
 
-static void test_move(void **state)
+UNIT(test_move)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[0]);
@@ -50,7 +50,7 @@ static void test_move(void **state)
 }
 
 /* Contexts without places move too; their memory is one. */
-static void test_contexts(void **state)
+UNIT(test_contexts)
 {
 	struct tmesh_engine_context *both[] = {context, context};
 	struct tmesh_placed_opts opts = {.size = sizeof(opts),
@@ -84,7 +84,7 @@ static void assert_part_at(const struct tmesh_graph_partitions *parts, uint32_t 
 	assert_int_equal(got, place);
 }
 
-static void test_given_up(void **state)
+UNIT(test_given_up)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[1]);
@@ -148,7 +148,7 @@ static void test_given_up(void **state)
 }
 
 /* A run that is longer than the lease is a use at its end. */
-static void test_long_run(void **state)
+UNIT(test_long_run)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[1]);
@@ -182,7 +182,7 @@ static void *dispatch(void *data)
 }
 
 /* One thread at a time runs a binding, all of its parts. */
-static void test_turn(void **state)
+UNIT(test_turn)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[0]);
@@ -204,7 +204,7 @@ static void test_turn(void **state)
 	tmesh_places_unref(places);
 }
 
-static void test_room(void **state)
+UNIT(test_room)
 {
 	struct tmesh_places *places = make_places(BYTES + BYTES / 2);
 	struct tmesh_placed *first = place(places, at[0]), *second = place(places, at[0]);
@@ -270,7 +270,7 @@ static void fail_to_move(struct tmesh_placed *placed)
 	assert_int_equal(sessions(), 1);
 }
 
-static void test_failures(void **state)
+UNIT(test_failures)
 {
 	struct tmesh_places *places = make_places(0);
 	struct tmesh_placed *placed = place(places, at[1]);
@@ -347,7 +347,7 @@ static void refuse_own_past(struct tmesh_places *places)
 	tmesh_tensor_unref(x);
 }
 
-static void test_hostile(void **state)
+UNIT(test_hostile)
 {
 	struct tmesh_places_place wrong[] = {{.context = context, .node = -1}};
 	struct tmesh_places_opts opts = {.size = sizeof(opts), .places = wrong};
@@ -486,7 +486,7 @@ static void *moves(void *data)
 }
 
 /* Runs, moves and what is given up, all at once; the library's own thread gives up. */
-static void test_threads(void **state)
+UNIT(test_threads)
 {
 	const struct tmesh_places_place all[] = {{.context = context, .node = -1},
 						 {.context = context}};
@@ -520,13 +520,4 @@ static void test_threads(void **state)
 	tmesh_places_unref(places);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_move),     TEST(test_contexts), TEST(test_given_up),
-		TEST(test_long_run), TEST(test_turn),	  TEST(test_room),
-		TEST(test_failures), TEST(test_hostile),  TEST(test_threads),
-	};
-
-	return cmocka_run_group_tests_name("places", tests, setup, teardown);
-}
+UNIT_MAIN("places", setup, teardown)

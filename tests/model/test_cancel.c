@@ -161,7 +161,7 @@ static unsigned int cancel_each(way_fn way, const char *name, size_t tensors)
 	return all.made;
 }
 
-static void test_index(void **state)
+UNIT(test_index)
 {
 	write_index();
 	for (int i = 0; i < SHARDS; i++)
@@ -172,7 +172,7 @@ static void test_index(void **state)
 }
 
 /* A header that is not JSON at its end is refused for that, as long as nothing is cancelled. */
-static void test_malformed(void **state)
+UNIT(test_malformed)
 {
 	static const way_fn ways[] = {load, describe};
 	struct tmesh_model *model;
@@ -194,16 +194,11 @@ static void test_malformed(void **state)
 	}
 }
 
-static void test_gguf(void **state)
+UNIT(test_gguf)
 {
 	write_gguf();
 	assert_true(cancel_each(load, "tokens.gguf", 0) >= 4);
 	assert_true(cancel_each(describe, "tokens.gguf", 0) >= 4);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_index), TEST(test_malformed), TEST(test_gguf)};
-
-	return cmocka_run_group_tests_name("cancel", tests, set_up, tear_down);
-}
+UNIT_MAIN("cancel", set_up, tear_down)

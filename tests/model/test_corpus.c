@@ -82,7 +82,7 @@ static void load(const uint8_t *data, size_t bytes)
 	refused += !!rc;
 }
 
-static void test_corpus(void **state)
+UNIT(test_corpus)
 {
 	static const char *const folders[] = {"tests/fuzz/corpus/safetensors",
 					      "tests/fuzz/corpus/gguf"};
@@ -140,9 +140,4 @@ static int remove_folder(void **state)
 	return rmdir(folder);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_corpus)};
-
-	return cmocka_run_group_tests_name("model corpus", tests, make_folder, remove_folder);
-}
+UNIT_MAIN("model corpus", make_folder, remove_folder)

@@ -178,7 +178,7 @@ static bool come_down(unsigned int fds)
 	return unit_open_fds() == fds;
 }
 
-static void test_each_call_fails(void **state)
+UNIT(test_each_call_fails)
 {
 	static struct scene s;
 	struct tmesh_error err = {0};
@@ -216,9 +216,4 @@ static void test_each_call_fails(void **state)
 	print_message("%ld calls failed in turn, %ld of them had another way\n", n - 1, survived);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_each_call_fails)};
-
-	return cmocka_run_group_tests_name("model_failures", tests, NULL, NULL);
-}
+UNIT_MAIN("model_failures", NULL, NULL)

@@ -57,7 +57,7 @@ static struct tmesh_model *load(struct tmesh_ctx *ctx, uint32_t flags,
 	return model;
 }
 
-static void test_kept(void **state)
+UNIT(test_kept)
 {
 	struct tmesh_model_load_opts both = {.size = sizeof(both),
 					     .flags = TMESH_MODEL_KEEP | TMESH_MODEL_ALONE};
@@ -105,7 +105,7 @@ static void test_kept(void **state)
 
 /* A region of another kind with a model's name is not that model, and no call reports that it is.
  */
-static void test_another(void **state)
+UNIT(test_another)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
 	struct tmesh_model_report report;
@@ -129,7 +129,7 @@ static void test_another(void **state)
 }
 
 /* Where there is no runtime directory to be had nothing is kept, and nobody says that it is. */
-static void test_no_directory(void **state)
+UNIT(test_no_directory)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
 	const char *dir = unit_runtime_dir();
@@ -155,7 +155,7 @@ static int tire(void *data, const struct tmesh_model_progress *progress)
 }
 
 /* The last process has gone; a child that it has forked has nothing that others would wait for. */
-static void test_forked(void **state)
+UNIT(test_forked)
 {
 	int calls = 0, ends[2], there[2];
 	struct tmesh_model_load_opts opts = {
@@ -246,7 +246,7 @@ static bool is_there(const char *name)
 }
 
 /* This backend does not know the regions that the other one keeps: they stay. */
-static void test_other_backend(void **state)
+UNIT(test_other_backend)
 {
 	struct tmesh_model_report report;
 	uint64_t backend, other;
@@ -269,7 +269,7 @@ static void test_other_backend(void **state)
 }
 
 /* However many models there are, the leftovers of killed processes go in the end. */
-static void test_left_among_many(void **state)
+UNIT(test_left_among_many)
 {
 	enum {
 		ALIVE = 90,
@@ -311,7 +311,7 @@ static void test_left_among_many(void **state)
 
 /* The process that removes a model's file is stopped. The next reader reads for itself, and reports
  * why, or fails with the remedy if it is to keep the model. */
-static void test_stopped(void **state)
+UNIT(test_stopped)
 {
 	struct flock present = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
@@ -344,13 +344,4 @@ static void test_stopped(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_kept),    TEST(test_another),	      TEST(test_no_directory),
-		TEST(test_forked),  TEST(test_other_backend), TEST(test_left_among_many),
-		TEST(test_stopped),
-	};
-
-	return cmocka_run_group_tests_name("model kept", tests, make_model, remove_model);
-}
+UNIT_MAIN("model kept", make_model, remove_model)

@@ -110,7 +110,7 @@ static unsigned int shared_loads(void)
 	return count;
 }
 
-static void test_methods(void **state)
+UNIT(test_methods)
 {
 	static const enum tmesh_model_method methods[] = {TMESH_MODEL_AUTO, TMESH_MODEL_SPLICE,
 							  TMESH_MODEL_URING, TMESH_MODEL_DIRECT,
@@ -147,7 +147,7 @@ static void test_methods(void **state)
 	}
 }
 
-static void test_bundle(void **state)
+UNIT(test_bundle)
 {
 	struct tmesh_bundle *bundle, *again;
 	struct tmesh_model *model;
@@ -179,7 +179,7 @@ static void test_bundle(void **state)
 	tmesh_bundle_unref(again);
 }
 
-static void test_second(void **state)
+UNIT(test_second)
 {
 	struct tmesh_model_load_opts alone = {.size = sizeof(alone), .flags = TMESH_MODEL_ALONE};
 	struct tmesh_model_report report = {.size = sizeof(report)};
@@ -242,7 +242,7 @@ static int change(void *data, const struct tmesh_model_progress *progress)
 	       unlink(model_path);
 }
 
-static void test_refused(void **state)
+UNIT(test_refused)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = stop};
 	struct tmesh_stats before = {.size = sizeof(before)}, after = {.size = sizeof(after)};
@@ -307,7 +307,7 @@ static int shorten(void *data, const struct tmesh_model_progress *progress)
 	return ftruncate(*(int *)data, 16384);
 }
 
-static void test_nameless(void **state)
+UNIT(test_nameless)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts)};
 	struct tmesh_model *one, *two;
@@ -362,7 +362,7 @@ static void say(const char *path, const char *text)
 
 /* A model without room in a control group is refused before a byte is read: the kernel would kill
  * the loader. */
-static void test_room(void **state)
+UNIT(test_room)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_ALONE};
 	struct tmesh_model *model;
@@ -442,7 +442,7 @@ static void test_room(void **state)
 	assert_int_equal(shared_loads(), 0);
 }
 
-static void test_no_flight(void **state)
+UNIT(test_no_flight)
 {
 	struct tmesh_model_report report = {.size = sizeof(report)};
 	struct tmesh_model *model;
@@ -460,7 +460,7 @@ static void test_no_flight(void **state)
 
 /* A full file system has no room for the announcement to others: the model is loaded all the same,
  * but not kept. */
-static void test_full_runtime_dir(void **state)
+UNIT(test_full_runtime_dir)
 {
 	const struct tmesh_model_load_opts keep = {.size = sizeof(keep), .flags = TMESH_MODEL_KEEP};
 	struct tmesh_model_report report = {.size = sizeof(report)};
@@ -516,7 +516,7 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 }
 
 /* A save over another model that stops between two shards leaves nothing that can be loaded. */
-static void test_save_stopped(void **state)
+UNIT(test_save_stopped)
 {
 	const struct tmesh_model_save_opts opts = {.size = sizeof(opts),
 						   .max_shard_bytes = 1 << 16};
@@ -541,7 +541,7 @@ static void test_save_stopped(void **state)
 	tmesh_model_unref(model);
 }
 
-static void test_save(void **state)
+UNIT(test_save)
 {
 	static const char *const metadata[] = {"format", "pt", NULL};
 	static const char *const wrong[] = {"format", "pt", "a", "\xff", NULL};
@@ -596,7 +596,7 @@ static void test_save(void **state)
 }
 
 /* A file system without room: nothing is left, and what was there stays. */
-static void test_full(void **state)
+UNIT(test_full)
 {
 	char command[192], path[128];
 	struct tmesh_model *model;
@@ -627,16 +627,4 @@ static void test_full(void **state)
 	assert_int_equal(rc, -ENOSPC);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_methods),   TEST(test_second),
-		TEST(test_bundle),    TEST(test_refused),
-		TEST(test_nameless),  TEST(test_room),
-		TEST(test_no_flight), TEST(test_full_runtime_dir),
-		TEST(test_save),      TEST(test_save_stopped),
-		TEST(test_full),
-	};
-
-	return cmocka_run_group_tests_name("model load", tests, make_model, remove_model);
-}
+UNIT_MAIN("model load", make_model, remove_model)

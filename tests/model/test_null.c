@@ -10,7 +10,7 @@
 
 #define HEADER "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}"
 
-static void test_models(void **state)
+UNIT(test_models)
 {
 	static const char header[] = "\x36\0\0\0\0\0\0\0" HEADER;
 	const size_t bytes = sizeof(header) - 1;
@@ -57,7 +57,7 @@ static void test_models(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_slots(void **state)
+UNIT(test_slots)
 {
 	struct tmesh_slot_reader *reader, *none = NULL;
 	struct tmesh_slot *slot, *other = NULL;
@@ -90,9 +90,4 @@ static void test_slots(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_models), TEST(test_slots)};
-
-	return cmocka_run_group_tests_name("null", tests, NULL, NULL);
-}
+UNIT_MAIN("null", NULL, NULL)

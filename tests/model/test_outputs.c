@@ -12,7 +12,7 @@
 
 static const char header[] = "\x36\0\0\0\0\0\0\0" HEADER;
 
-static void test_models(void **state)
+UNIT(test_models)
 {
 	const size_t bytes = sizeof(header) - 1;
 	struct tmesh_model *model = NULL;
@@ -35,7 +35,7 @@ static void test_models(void **state)
 
 /* How many bytes are missing is the one result of a failure: the caller reads them and asks again.
  */
-static void test_need(void **state)
+UNIT(test_need)
 {
 	struct tmesh_model *model = (void *)1;
 	uint64_t need = 0;
@@ -45,7 +45,7 @@ static void test_need(void **state)
 	assert_true(need > 4);
 }
 
-static void test_slots(void **state)
+UNIT(test_slots)
 {
 	struct tmesh_slot_opts unnamed = {.size = sizeof(unnamed), .name = ""};
 	char token[TMESH_TOKEN_SIZE];
@@ -68,7 +68,7 @@ static void test_slots(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_pages(void **state)
+UNIT(test_pages)
 {
 	struct tmesh_page_pool_opts wrong = small_pool;
 	const uint64_t hashes[1][2] = {{1, 2}};
@@ -112,7 +112,7 @@ static void test_pages(void **state)
 }
 
 /* A forked child has no part in what its parent has open. */
-static void test_inherited(void **state)
+UNIT(test_inherited)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq;
@@ -138,12 +138,4 @@ static void test_inherited(void **state)
 	scene_end(&s);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_models), TEST(test_need),	 TEST(test_slots),
-		TEST(test_pages),  TEST(test_inherited),
-	};
-
-	return cmocka_run_group_tests_name("model outputs", tests, NULL, NULL);
-}
+UNIT_MAIN("model outputs", NULL, NULL)

@@ -17,7 +17,7 @@ void *mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset)
 	return (void *)syscall(SYS_mmap, addr, bytes, prot, flags, fd, offset);
 }
 
-static void test_alloc(void **state)
+UNIT(test_alloc)
 {
 	struct scene s = scene_make(&small_pool);
 	uint32_t pages[256], more;
@@ -59,7 +59,7 @@ static void test_alloc(void **state)
 }
 
 /* Slabs lie in huge pages: small ones at once, large ones page by page as they are given. */
-static void test_huge(void **state)
+UNIT(test_huge)
 {
 	struct tmesh_stats stats = {.size = sizeof(stats)}, off = stats;
 	struct tmesh_page_pool_opts opts = small_pool;
@@ -86,7 +86,7 @@ static void test_huge(void **state)
 }
 
 /* As keys and values of ordinary models need them: no power of two, and larger than 2 MiB. */
-static void test_sizes(void **state)
+UNIT(test_sizes)
 {
 	const uint64_t pages[] = {3, 5, 576, 1536, 2048};
 
@@ -114,7 +114,7 @@ static void test_sizes(void **state)
 	}
 }
 
-static void test_bad_options(void **state)
+UNIT(test_bad_options)
 {
 	static const struct {
 		struct tmesh_page_pool_opts opts;
@@ -145,7 +145,7 @@ static void test_bad_options(void **state)
 	scene_end(&s);
 }
 
-static void test_sequence(void **state)
+UNIT(test_sequence)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq = seq_make(s.pages, 10);
@@ -176,7 +176,7 @@ static void test_sequence(void **state)
 	scene_end(&s);
 }
 
-static void test_tables(void **state)
+UNIT(test_tables)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seqs[3] = {seq_make(s.pages, 9), seq_make(s.pages, 0),
@@ -212,7 +212,7 @@ static void test_tables(void **state)
 	scene_end(&s);
 }
 
-static void test_view(void **state)
+UNIT(test_view)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq, *fork, *holes[20];
@@ -286,7 +286,7 @@ static bool can_read(const volatile void *addr)
 
 /* At the limit of mappings a view is cut all the same, before another sequence gets its pages. A
  * view never shows a part of what could not be mapped. */
-static void test_view_without_mappings(void **state)
+UNIT(test_view_without_mappings)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq = seq_make(s.pages, 16), *other;
@@ -324,7 +324,7 @@ static void test_view_without_mappings(void **state)
 	scene_end(&s);
 }
 
-static void test_view_ends(void **state)
+UNIT(test_view_ends)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq = seq_make(s.pages, 8);
@@ -351,7 +351,7 @@ static void test_view_ends(void **state)
 	scene_end(&s);
 }
 
-static void test_gather(void **state)
+UNIT(test_gather)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq = seq_make(s.pages, 30);
@@ -383,7 +383,7 @@ static void hashes_of(struct tmesh_pages *pages, const int32_t *tokens, uint32_t
 }
 
 /* Another block in front: none of the hashes is the same. */
-static void test_hash(void **state)
+UNIT(test_hash)
 {
 	struct scene s = scene_make(&small_pool);
 	int32_t tokens[20] = {1};
@@ -406,7 +406,7 @@ static void *trim(void *pages)
 
 /* Nor is kept what was asked for ahead: the owner, under its lock, answers when the trimming has
  * begun. */
-static void test_trim(void **state)
+UNIT(test_trim)
 {
 	struct tmesh_page_pool_opts opts = small_pool;
 	struct tmesh_seq *seq;
@@ -440,7 +440,7 @@ static bool evict(void *data, const struct tmesh_page_victim *victim)
 	return victim->page != spared;
 }
 
-static void test_eviction(void **state)
+UNIT(test_eviction)
 {
 	struct tmesh_page_pool_opts opts = small_pool;
 	struct scene s;
@@ -479,7 +479,7 @@ static void test_eviction(void **state)
 }
 
 /* With the handle that gave it a ticket ends, and its pages are there for others. */
-static void test_tickets_end(void **state)
+UNIT(test_tickets_end)
 {
 	struct scene s = scene_make(&small_pool);
 	char ticket[TMESH_PAGES_TICKET_SIZE];
@@ -499,7 +499,7 @@ static void test_tickets_end(void **state)
 	scene_end(&s);
 }
 
-static void test_many_tickets(void **state)
+UNIT(test_many_tickets)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq = seq_make(s.pages, 4);
@@ -515,7 +515,7 @@ static void test_many_tickets(void **state)
 }
 
 /* No slab is of two tenants, nor a hash. */
-static void test_tenants(void **state)
+UNIT(test_tenants)
 {
 	struct scene s = scene_make(&small_pool);
 	char token[TMESH_TOKEN_SIZE];
@@ -553,7 +553,7 @@ static int place(void *data, struct tmesh_ctx *ctx, uint32_t device, uint64_t by
 	return tmesh_region_create(ctx, bytes, NULL, out, err);
 }
 
-static void test_devices(void **state)
+UNIT(test_devices)
 {
 	struct tmesh_page_pool_opts opts = small_pool;
 	struct tmesh_seq *seq, *fork;
@@ -600,7 +600,7 @@ static void test_devices(void **state)
 }
 
 /* Pages that one handle keeps ready go to another one when it needs them. */
-static void test_recall(void **state)
+UNIT(test_recall)
 {
 	struct tmesh_page_pool_opts opts = small_pool;
 	struct tmesh_pages *other;
@@ -629,7 +629,7 @@ static void test_recall(void **state)
 	scene_end(&s);
 }
 
-static void test_inherited(void **state)
+UNIT(test_inherited)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq = seq_make(s.pages, 8), *none;
@@ -665,7 +665,7 @@ static void test_inherited(void **state)
 }
 
 /* Two thousand steps at random beside a model of their own. */
-static void test_random(void **state)
+UNIT(test_random)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seqs[12] = {NULL};
@@ -705,30 +705,4 @@ static void test_random(void **state)
 	scene_end(&s);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_alloc),
-		TEST(test_bad_options),
-		TEST(test_sequence),
-		TEST(test_tables),
-		TEST(test_view),
-		TEST(test_view_ends),
-		TEST(test_view_without_mappings),
-		TEST(test_gather),
-		TEST(test_hash),
-		TEST(test_trim),
-		TEST(test_eviction),
-		TEST(test_tickets_end),
-		TEST(test_many_tickets),
-		TEST(test_tenants),
-		TEST(test_devices),
-		TEST(test_recall),
-		TEST(test_inherited),
-		TEST(test_random),
-		TEST(test_huge),
-		TEST(test_sizes),
-	};
-
-	return cmocka_run_group_tests_name("pages", tests, NULL, NULL);
-}
+UNIT_MAIN("pages", NULL, NULL)

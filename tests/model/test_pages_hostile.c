@@ -23,7 +23,7 @@ static void send_pages(struct tmesh_pages *pages, uint32_t op, uint32_t count)
 }
 
 /* Pages of another handle can be neither returned, cached nor shared. */
-static void test_not_its_own(void **state)
+UNIT(test_not_its_own)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq = seq_make(s.pages, 32), *found;
@@ -67,7 +67,7 @@ static void test_not_its_own(void **state)
 	scene_end(&s);
 }
 
-static void test_messages(void **state)
+UNIT(test_messages)
 {
 	static const struct {
 		struct pages_head head;
@@ -132,7 +132,7 @@ static int answer_with(struct tmesh_pages *pages, const struct pages_head *head,
 	return ends[1];
 }
 
-static void test_answers(void **state)
+UNIT(test_answers)
 {
 	static const struct {
 		struct pages_head head;
@@ -239,7 +239,7 @@ static int meet_liar(struct tmesh_ctx *ctx, const char *token)
 	return rc;
 }
 
-static void test_welcomes(void **state)
+UNIT(test_welcomes)
 {
 	static const struct pages_shape good = {.magic = PAGES_MAGIC,
 						.version = PAGES_VERSION,
@@ -315,14 +315,4 @@ static void test_welcomes(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_not_its_own),
-		TEST(test_messages),
-		TEST(test_answers),
-		TEST(test_welcomes),
-	};
-
-	return cmocka_run_group_tests_name("pages_hostile", tests, NULL, NULL);
-}
+UNIT_MAIN("pages_hostile", NULL, NULL)

@@ -47,7 +47,7 @@ static struct tmesh_page_copy *follow(struct scene *s, uint32_t segment)
 	return copy;
 }
 
-static void test_follow(void **state)
+UNIT(test_follow)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seqs[12] = {seq_make(s.pages, 10)};
@@ -103,7 +103,7 @@ static void test_follow(void **state)
 }
 
 /* One table of several records */
-static void test_long_table(void **state)
+UNIT(test_long_table)
 {
 	struct tmesh_page_pool_opts opts = small_pool;
 	struct tmesh_page_copy *copy;
@@ -125,7 +125,7 @@ static void test_long_table(void **state)
 	scene_end(&s);
 }
 
-static void test_behind(void **state)
+UNIT(test_behind)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq = seq_make(s.pages, 4);
@@ -151,7 +151,7 @@ static void test_behind(void **state)
 
 /* Every byte of what is not read yet is damaged in turn: none goes unnoticed, none is half taken.
  */
-static void test_damage(void **state)
+UNIT(test_damage)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_seq *seq = seq_make(s.pages, 4);
@@ -189,7 +189,7 @@ static void test_damage(void **state)
 }
 
 /* Records that are whole and make no sense. */
-static void test_nonsense(void **state)
+UNIT(test_nonsense)
 {
 	static const struct {
 		uint16_t kind;
@@ -245,7 +245,7 @@ static void test_nonsense(void **state)
 	scene_end(&s);
 }
 
-static void test_bad_heads(void **state)
+UNIT(test_bad_heads)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_page_copy *copy = follow(&s, 4096), *none = NULL;
@@ -284,7 +284,7 @@ static void test_bad_heads(void **state)
 	scene_end(&s);
 }
 
-static void test_outgrown(void **state)
+UNIT(test_outgrown)
 {
 	struct tmesh_page_pool_opts opts = small_pool;
 	struct tmesh_page_copy *copy;
@@ -312,7 +312,7 @@ static void test_outgrown(void **state)
 	scene_end(&s);
 }
 
-static void test_poll(void **state)
+UNIT(test_poll)
 {
 	struct scene s = scene_make(&small_pool);
 	struct tmesh_page_copy *copy = follow(&s, 0);
@@ -342,7 +342,7 @@ static void test_poll(void **state)
 }
 
 /* The writer is killed at any moment: what it left is whole. */
-static void test_killed(void **state)
+UNIT(test_killed)
 {
 	for (int round = 0; round < 10; round++) {
 		char token[TMESH_TOKEN_SIZE];
@@ -388,13 +388,4 @@ static void test_killed(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_follow),   TEST(test_long_table), TEST(test_behind),
-		TEST(test_damage),   TEST(test_nonsense),   TEST(test_bad_heads),
-		TEST(test_outgrown), TEST(test_poll),	    TEST(test_killed),
-	};
-
-	return cmocka_run_group_tests_name("pages_log", tests, NULL, NULL);
-}
+UNIT_MAIN("pages_log", NULL, NULL)

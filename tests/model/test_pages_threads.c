@@ -77,19 +77,14 @@ static void run(void *(*thread)(void *))
 	scene_end(&s);
 }
 
-static void test_one_handle(void **state)
+UNIT(test_one_handle)
 {
 	run(shared);
 }
 
-static void test_own_handles(void **state)
+UNIT(test_own_handles)
 {
 	run(own);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_one_handle), TEST(test_own_handles)};
-
-	return cmocka_run_group_tests_name("pages_threads", tests, NULL, NULL);
-}
+UNIT_MAIN("pages_threads", NULL, NULL)

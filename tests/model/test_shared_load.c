@@ -145,7 +145,7 @@ static uint64_t model_bytes(void)
 	return TENSORS * BYTES - 3 * TENSORS * (TENSORS - 1) / 2;
 }
 
-static void test_one_read(void **state)
+UNIT(test_one_read)
 {
 	pid_t pids[PROCESSES];
 	int status;
@@ -168,7 +168,7 @@ static void test_one_read(void **state)
 }
 
 /* A forked child that drops what it has inherited ends nobody's presence. */
-static void test_forked(void **state)
+UNIT(test_forked)
 {
 	struct tmesh_model *model;
 	struct tmesh_ctx *ctx = new_ctx();
@@ -196,7 +196,7 @@ static int count(const char *length, int few, int many)
 
 /* Some are killed while they read or wait; the rest have the model. If a process still held a
  * region that was begun, the next reader does not start it anew. */
-static void test_killed(void **state)
+UNIT(test_killed)
 {
 	int rounds = count(getenv("TMESH_TEST_LENGTH"), unit_on_kernel() ? 5 : 12, 300);
 
@@ -259,7 +259,7 @@ static int note(void *data, const struct tmesh_model_progress *progress)
 }
 
 /* The reader is killed when half is there, while another waits: only the rest is read again. */
-static void test_goes_on(void **state)
+UNIT(test_goes_on)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = note};
 	struct tmesh_model_report report = {.size = sizeof(report)};
@@ -343,7 +343,7 @@ static int fork_and_die(void *data, const struct tmesh_model_progress *progress)
 
 /* A reader is killed that has forked meanwhile: its child does not read, and keeps nobody waiting.
  */
-static void test_forked_reader(void **state)
+UNIT(test_forked_reader)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts)};
 	struct tmesh_model *model;
@@ -421,14 +421,14 @@ static void forks_meanwhile(uint32_t flags)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_forks_meanwhile(void **state)
+UNIT(test_forks_meanwhile)
 {
 	forks_meanwhile(0);
 	forks_meanwhile(TMESH_MODEL_ALONE);
 }
 
 /* Memory filled through a mapping is there in a child that is forked later. */
-static void test_forked_later(void **state)
+UNIT(test_forked_later)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .method = TMESH_MODEL_READ};
 	struct tmesh_model *model;
@@ -449,7 +449,7 @@ static void test_forked_later(void **state)
 
 /* A load without a callback sleeps while another reads, too, and goes on when that one is killed.
  */
-static void test_sleeps(void **state)
+UNIT(test_sleeps)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = die_half};
 	struct tmesh_model_report report = {.size = sizeof(report)};
@@ -542,7 +542,7 @@ static bool gives_up(struct tmesh_ctx *ctx, uint32_t flags, pid_t reader)
 /* A reader that was stopped is waited for ten seconds. Then each process reads for itself and
  * reports it, or fails if it is to keep the model under the shared load's name. Nothing is taken
  * from the reader. */
-static void test_stopped(void **state)
+UNIT(test_stopped)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .progress = stop};
 	struct tmesh_model_report report = {.size = sizeof(report)};
@@ -620,7 +620,7 @@ static int watch(void *data, const struct tmesh_model_progress *progress)
 }
 
 /* The length of each stop counts: not how often, and not since when it reads. */
-static void test_stopped_at_times(void **state)
+UNIT(test_stopped_at_times)
 {
 	struct watch w = {.looks = 0};
 	struct tmesh_model_load_opts opts = {
@@ -653,7 +653,7 @@ static void test_stopped_at_times(void **state)
 }
 
 /* All take at once from the part that is read and held: none has to wait for the reader's lock. */
-static void test_takes(void **state)
+UNIT(test_takes)
 {
 	int calls = 0, fd = -1;
 	struct tmesh_model_load_opts opts = {
@@ -683,7 +683,7 @@ static void test_takes(void **state)
 }
 
 /* The model is whole, whatever another process of this user leaves in the shared load's file. */
-static void test_damaged(void **state)
+UNIT(test_damaged)
 {
 	/* The file is the same on every backend. */
 	const int rounds = count(getenv("TMESH_TEST_LENGTH"), unit_on_kernel() ? 10 : 40, 1000);
@@ -726,14 +726,4 @@ static void test_damaged(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_one_read),	    TEST(test_forked),	     TEST(test_killed),
-		TEST(test_goes_on),	    TEST(test_sleeps),	     TEST(test_stopped),
-		TEST(test_takes),	    TEST(test_damaged),	     TEST(test_forked_reader),
-		TEST(test_forks_meanwhile), TEST(test_forked_later), TEST(test_stopped_at_times),
-	};
-
-	return cmocka_run_group_tests_name("model shared load", tests, make_model, remove_model);
-}
+UNIT_MAIN("model shared load", make_model, remove_model)

@@ -59,7 +59,7 @@ static uint8_t *pack(size_t *bytes)
 	return all;
 }
 
-static void test_the_same(void **state)
+UNIT(test_the_same)
 {
 	struct table *table = parse(), *other;
 	size_t bytes;
@@ -122,7 +122,7 @@ static bool accepts(size_t at, int64_t value, size_t size)
 	return accepted(all, bytes);
 }
 
-static void test_guards(void **state)
+UNIT(test_guards)
 {
 	enum {
 		NAME = HEAD,
@@ -184,7 +184,7 @@ static void test_guards(void **state)
 }
 
 /* Any bytes are refused, or make a table in which each byte of the file belongs to one tensor. */
-static void test_noise(void **state)
+UNIT(test_noise)
 {
 	unsigned int taken = 0;
 
@@ -243,7 +243,7 @@ static const char *first_name(struct tmesh_ctx *ctx, const char *path)
 
 /* The second process has it from the first: a name that only the shared load's table has shows it.
  */
-static void test_used(void **state)
+UNIT(test_used)
 {
 	char path[] = "/tmp/tmesh-pack-XXXXXX";
 	struct tmesh_model *model;
@@ -301,7 +301,7 @@ static unsigned int shared_loads(void)
 
 /* A process that loads a kept model after all others have ended in peace has the table of the last.
  * The table goes with the kept model, and the next reader removes it. */
-static void test_stays(void **state)
+UNIT(test_stays)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};
 	struct tmesh_model_report report = {.size = sizeof(report)};
@@ -347,12 +347,4 @@ static void test_stays(void **state)
 	unlink(other);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_the_same), TEST(test_guards), TEST(test_noise),
-		TEST(test_used),     TEST(test_stays),
-	};
-
-	return cmocka_run_group_tests_name("model table", tests, NULL, NULL);
-}
+UNIT_MAIN("model table", NULL, NULL)

@@ -20,7 +20,7 @@ from cases import ByCases, digest, out
 
 HERE = Path(__file__).resolve().parent
 UNIT = Path("tests/unit")
-TESTS = re.compile(r"\b(?:cmocka_unit_test\w*|TEST\w*)\(\s*(test_\w+)")
+TESTS = re.compile(r"\b(?:cmocka_unit_test\w*|(?:TEST|UNIT)\w*)\(\s*(test_\w+)")
 MUTANTS = 4096
 
 

@@ -38,7 +38,7 @@ static int give_up(void *data, uint64_t bytes)
 	return ++*(int *)data > 3;
 }
 
-static void test_silent(void **state)
+UNIT(test_silent)
 {
 	struct sockaddr_in place = {.sin_family = AF_INET,
 				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -79,7 +79,7 @@ static int revoke_key(void *data, uint64_t bytes)
 	return 0;
 }
 
-static void test_revoke_in_the_middle(void **state)
+UNIT(test_revoke_in_the_middle)
 {
 	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .progress = revoke_key};
 	char key[TMESH_NET_KEY_SIZE];
@@ -105,7 +105,7 @@ static int give_up_later(void *data, uint64_t bytes)
 	return bytes != 0;
 }
 
-static void test_cancel_in_the_middle(void **state)
+UNIT(test_cancel_in_the_middle)
 {
 	struct tmesh_net_fetch_opts opts = {.size = sizeof(opts), .progress = give_up_later};
 	struct tmesh_net_source source;
@@ -126,7 +126,7 @@ static void test_cancel_in_the_middle(void **state)
 }
 
 /* Strangers' bytes on the port of a key harm nobody: the key goes on. */
-static void test_garbage(void **state)
+UNIT(test_garbage)
 {
 	struct sockaddr_in place = {.sin_family = AF_INET,
 				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -159,7 +159,7 @@ static void test_garbage(void **state)
 
 /* A fetch whose connection breaks goes on from where it was: the arrived bytes are not sent again.
  */
-static void test_resume(void **state)
+UNIT(test_resume)
 {
 	const uint64_t bytes = 64 << 20, broken_at = 48 << 20;
 	struct wire wire = {.break_after = broken_at};
@@ -185,7 +185,7 @@ static void test_resume(void **state)
 }
 
 /* A byte that was changed on its way: no region. */
-static void test_forged(void **state)
+UNIT(test_forged)
 {
 	struct wire wire = {.forge_at = 5 << 20};
 	struct tmesh_net_source source;
@@ -278,7 +278,7 @@ static void check_fetches(struct tmesh_net_opts opts, const char *words)
 	finish(&home);
 }
 
-static void test_max_fetches(void **state)
+UNIT(test_max_fetches)
 {
 	struct tmesh_net_opts opts = opts_of("127.0.0.1");
 
@@ -333,7 +333,7 @@ static void check_memory_ends(uint64_t bytes, int (*ends)(void *data, uint64_t b
 	finish(&home);
 }
 
-static void test_memory_ends(void **state)
+UNIT(test_memory_ends)
 {
 	huge_says = "always within_size [advise] never deny force";
 	check_memory_ends(64 << 20, no_more_pages, -ENOMEM, "taking the region's pages");
@@ -342,7 +342,7 @@ static void test_memory_ends(void **state)
 	huge_says = NULL;
 }
 
-static void test_descriptors(void **state)
+UNIT(test_descriptors)
 {
 	unsigned int before = 0;
 
@@ -363,19 +363,4 @@ static void test_descriptors(void **state)
 	assert_int_equal(unit_open_fds(), before);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_silent),
-		TEST(test_revoke_in_the_middle),
-		TEST(test_cancel_in_the_middle),
-		TEST(test_garbage),
-		TEST(test_resume),
-		TEST(test_forged),
-		TEST(test_max_fetches),
-		TEST(test_memory_ends),
-		TEST(test_descriptors),
-	};
-
-	return cmocka_run_group_tests_name("net interrupted", tests, NULL, NULL);
-}
+UNIT_MAIN("net interrupted", NULL, NULL)

@@ -5,7 +5,7 @@
 
 #include "home.h"
 
-static void test_fetch(void **state)
+UNIT(test_fetch)
 {
 	static const uint64_t sizes[] = {1, 4095, 4 << 20, (4 << 20) + 1, BYTES};
 
@@ -27,7 +27,7 @@ static void test_fetch(void **state)
 	}
 }
 
-static void test_opts(void **state)
+UNIT(test_opts)
 {
 	struct tmesh_net_opts opts = opts_of(NULL);
 	struct tmesh_net *net;
@@ -58,7 +58,7 @@ static void test_opts(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_unsealed(void **state)
+UNIT(test_unsealed)
 {
 	struct tmesh_region *region;
 	struct home home;
@@ -72,7 +72,7 @@ static void test_unsealed(void **state)
 }
 
 /* A key and an offer that are ended open nothing, and neither do those that never were. */
-static void test_ended(void **state)
+UNIT(test_ended)
 {
 	struct tmesh_net_source source;
 	struct tmesh_region *got = NULL;
@@ -109,7 +109,7 @@ static void test_ended(void **state)
 	finish(&home);
 }
 
-static void test_checksum(void **state)
+UNIT(test_checksum)
 {
 	struct tmesh_net_source source;
 	struct tmesh_region *got;
@@ -130,7 +130,7 @@ static void test_checksum(void **state)
 	finish(&home);
 }
 
-static void test_hostile_source(void **state)
+UNIT(test_hostile_source)
 {
 	/* The part after the provider's name. */
 	static const char *const addresses[] = {
@@ -200,7 +200,7 @@ static void test_hostile_source(void **state)
 }
 
 /* If a reader's own address leads nowhere, the error names that one, and blames no home. */
-static void test_own_address(void **state)
+UNIT(test_own_address)
 {
 	struct tmesh_net_source source;
 	struct tmesh_net_opts opts = opts_of("::1");
@@ -229,7 +229,7 @@ static void test_own_address(void **state)
 	finish(&home);
 }
 
-static void test_limits(void **state)
+UNIT(test_limits)
 {
 	struct tmesh_net_opts opts = opts_of("127.0.0.1");
 	char key[TMESH_NET_KEY_SIZE], address[TMESH_NET_ADDRESS_SIZE];
@@ -258,7 +258,7 @@ static void test_limits(void **state)
 }
 
 /* A small value goes in a message: the bytes of the offer, and a sealed region of them. */
-static void test_small(void **state)
+UNIT(test_small)
 {
 	static const uint64_t sizes[] = {1, 4096, TMESH_NET_SMALL_BYTES};
 	static uint8_t data[TMESH_NET_SMALL_BYTES];
@@ -313,7 +313,7 @@ static void test_small(void **state)
 
 /* One that takes no connection, and whose queue is full, does not keep a caller beyond its timeout.
  */
-static void test_full_queue(void **state)
+UNIT(test_full_queue)
 {
 	const struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_net_wanted wanted = {
@@ -347,14 +347,4 @@ static void test_full_queue(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_fetch),	TEST(test_opts),     TEST(test_unsealed),
-		TEST(test_ended),	TEST(test_checksum), TEST(test_hostile_source),
-		TEST(test_own_address), TEST(test_limits),   TEST(test_small),
-		TEST(test_full_queue),
-	};
-
-	return cmocka_run_group_tests_name("net", tests, NULL, NULL);
-}
+UNIT_MAIN("net", NULL, NULL)

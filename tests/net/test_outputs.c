@@ -7,7 +7,7 @@
 #define NOBODY "00000000000000000000000000000000"
 #define NO_KEY "0000000000000000"
 
-static void test_homes(void **state)
+UNIT(test_homes)
 {
 	struct tmesh_net_opts nowhere = opts_of("203.0.113.77");
 	struct tmesh_net_source wrong;
@@ -37,7 +37,7 @@ static void test_homes(void **state)
 	finish(&home);
 }
 
-static void test_nodes(void **state)
+UNIT(test_nodes)
 {
 	struct tmesh_net_wanted nothing = {.size = sizeof(nothing)}, nobody = nothing;
 	struct tmesh_ctx *ctx;
@@ -51,9 +51,4 @@ static void test_nodes(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_homes), TEST(test_nodes)};
-
-	return cmocka_run_group_tests_name("net outputs", tests, NULL, NULL);
-}
+UNIT_MAIN("net outputs", NULL, NULL)

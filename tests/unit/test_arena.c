@@ -13,7 +13,7 @@ static int make(struct tmesh_ctx *ctx, struct tmesh_arena *arena, enum tmesh_dty
 	return tmesh_tensor_create(ctx, dtype, ndim, shape, &in, out, why);
 }
 
-static void test_places(void **state)
+UNIT_CTX(test_places)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "small ones"};
 	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
@@ -54,7 +54,7 @@ static void test_places(void **state)
 }
 
 /* The last place ends where the region does; large ones have their own; none needs no room. */
-static void test_edges(void **state)
+UNIT_CTX(test_edges)
 {
 	struct tmesh_tensor *tensors[9];
 	struct tmesh_arena *arena;
@@ -83,7 +83,7 @@ static void test_edges(void **state)
 }
 
 /* A sealed region has no more room; nor has, for a child, its parent's. */
-static void test_goes_on(void **state)
+UNIT_CTX(test_goes_on)
 {
 	struct tmesh_tensor *first, *second;
 	struct tmesh_arena *arena;
@@ -136,7 +136,7 @@ static void *fill_places(void *data)
 }
 
 /* Nobody gets a place twice. */
-static void test_threads(void **state)
+UNIT_CTX(test_threads)
 {
 	static struct work work[THREADS];
 	pthread_t threads[THREADS];
@@ -164,7 +164,7 @@ static void test_threads(void **state)
 	tmesh_arena_unref(arena);
 }
 
-static void test_refused(void **state)
+UNIT_CTX(test_refused)
 {
 	static const struct tmesh_region_opts beside[] = {
 		{.mode = 0600}, {.gid = 1}, {.node = 1}, {.hold_ms = 5}, {.label = "mine"},
@@ -222,12 +222,4 @@ static void test_refused(void **state)
 	tmesh_arena_unref(arena);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_CTX(test_places),	TEST_CTX(test_edges),	TEST_CTX(test_goes_on),
-		TEST_CTX(test_threads), TEST_CTX(test_refused),
-	};
-
-	return cmocka_run_group_tests_name("arena", tests, NULL, NULL);
-}
+UNIT_MAIN("arena", NULL, NULL)

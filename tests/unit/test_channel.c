@@ -3,7 +3,7 @@
 #include "channels.h"
 #include "channel_internal.h"
 
-static void test_bytes(void **state)
+UNIT(test_bytes)
 {
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_message message = {0}, got;
@@ -27,7 +27,7 @@ static void test_bytes(void **state)
 	pair_end(&p);
 }
 
-static void test_full(void **state)
+UNIT(test_full)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 4};
 	struct pair p = pair_make(SEND, &opts);
@@ -81,7 +81,7 @@ static void *take_one(void *channel)
 }
 
 /* A handle may use fewer slots than there are; both ends see what is there. */
-static void test_level(void **state)
+UNIT(test_level)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8, .producers = 2};
 	struct tmesh_channel_opts limited = {.size = sizeof(opts), .limit = 3};
@@ -126,7 +126,7 @@ static void test_level(void **state)
 	pair_end(&p);
 }
 
-static void test_bad_options(void **state)
+UNIT(test_bad_options)
 {
 	static const struct {
 		struct tmesh_channel_opts opts;
@@ -181,7 +181,7 @@ static void test_bad_options(void **state)
 }
 
 /* Those who receive have their places, and no lane. */
-static void test_receivers(void **state)
+UNIT(test_receivers)
 {
 	struct pair p = {.ctx = new_ctx()};
 	struct tmesh_channel *receivers[64], *more;
@@ -214,7 +214,7 @@ static struct tmesh_tensor *tensor(struct tmesh_ctx *ctx, float first)
 	return made;
 }
 
-static void test_tensors(void **state)
+UNIT(test_tensors)
 {
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_tensor *first = tensor(p.ctx, 1), *second = tensor(p.ctx, 2), *again = NULL;
@@ -268,7 +268,7 @@ static void test_tensors(void **state)
 }
 
 /* An open that must not wait fails with its reason, and succeeds once it may wait. */
-static void test_no_open(void **state)
+UNIT(test_no_open)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
 	struct tmesh_channel_opts bad = {.size = sizeof(bad), .flags = 4};
@@ -298,7 +298,7 @@ static void test_no_open(void **state)
 }
 
 /* An arena: many tensors in one region, of layouts that outnumber the channel's table. */
-static void test_layouts(void **state)
+UNIT(test_layouts)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8, .layouts = 2};
 	struct pair p = pair_make(SEND, &opts);
@@ -384,7 +384,7 @@ static void expect_regions(struct tmesh_ctx *ctx, uint64_t most)
 
 /* The receiver holds no more regions than it wants to; the sender none that were taken and
  * have made place. */
-static void test_regions_bounded(void **state)
+UNIT(test_regions_bounded)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 3};
 	struct tmesh_channel_opts few = {.size = sizeof(few), .max_regions = 2};
@@ -439,7 +439,7 @@ static void expect_little(struct tmesh_ctx *ctx)
 	expect_at_most(ctx, 1 << 19);
 }
 
-static void test_bytes_bounded(void **state)
+UNIT(test_bytes_bounded)
 {
 	struct tmesh_channel_opts few = {.size = sizeof(few), .max_bytes = 3 << 20};
 	struct tmesh_stats stats = {.size = sizeof(stats)};
@@ -486,7 +486,7 @@ static void test_bytes_bounded(void **state)
 }
 
 /* Lanes are served in turn, and none is overlooked. */
-static void test_lanes(void **state)
+UNIT(test_lanes)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 3};
 	struct tmesh_channel_opts no_open = {.size = sizeof(no_open),
@@ -581,7 +581,7 @@ static void *consume(void *data)
 	return NULL;
 }
 
-static void test_many(void **state)
+UNIT(test_many)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 32, .producers = 5};
 	struct pair p = {.ctx = new_ctx()};
@@ -618,7 +618,7 @@ static void test_many(void **state)
 }
 
 /* Messages that a producer has sent arrive though it is stopped and does not answer. */
-static void test_silent_sender(void **state)
+UNIT(test_silent_sender)
 {
 	struct tmesh_ctx_opts memfd = {.size = sizeof(memfd), .backend = TMESH_BACKEND_MEMFD};
 	struct pair p = {0};
@@ -646,7 +646,7 @@ static void test_silent_sender(void **state)
 }
 
 /* Not in time is not never: a message about what cannot be opened now stays. */
-static void test_late_region(void **state)
+UNIT(test_late_region)
 {
 	struct tmesh_ctx_opts memfd = {.size = sizeof(memfd), .backend = TMESH_BACKEND_MEMFD};
 	struct pair p = {0};
@@ -694,7 +694,7 @@ static void test_late_region(void **state)
 
 /* An error of one message is not another one's about the same region, for another receiver may have
  * taken the first. */
-static void test_refused_once(void **state)
+UNIT(test_refused_once)
 {
 	const struct tmesh_channel_opts opts = {.size = sizeof(opts),
 						.flags = TMESH_CHANNEL_NO_OPEN};
@@ -719,15 +719,4 @@ static void test_refused_once(void **state)
 	pair_end(&p);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_bytes),	  TEST(test_full),	  TEST(test_level),
-		TEST(test_bad_options),	  TEST(test_receivers),	  TEST(test_tensors),
-		TEST(test_no_open),	  TEST(test_layouts),	  TEST(test_regions_bounded),
-		TEST(test_bytes_bounded), TEST(test_lanes),	  TEST(test_many),
-		TEST(test_silent_sender), TEST(test_late_region), TEST(test_refused_once),
-	};
-
-	return cmocka_run_group_tests_name("channel", tests, NULL, NULL);
-}
+UNIT_MAIN("channel", NULL, NULL)

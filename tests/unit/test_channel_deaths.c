@@ -128,7 +128,7 @@ static bool receive(struct tmesh_channel *channel, uint64_t *last)
 	return true;
 }
 
-static void test_producers(void **state)
+UNIT(test_producers)
 {
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts),
@@ -187,7 +187,7 @@ static _Noreturn void consume(const char *token, volatile uint64_t *at, uint64_t
 	}
 }
 
-static void test_consumers(void **state)
+UNIT(test_consumers)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 16};
 	volatile uint64_t *at =
@@ -228,7 +228,7 @@ static void test_consumers(void **state)
 }
 
 /* The process that made the channel dies: the others empty it and know. */
-static void test_makers(void **state)
+UNIT(test_makers)
 {
 	struct tmesh_message message;
 	struct tmesh_ctx *ctx = new_ctx();
@@ -272,7 +272,7 @@ static void test_makers(void **state)
 
 /* A consumer that must not wait learns from prepare, then from receive, that its peer is gone and
  * its message with it. */
-static void test_gone_before_opened(void **state)
+UNIT(test_gone_before_opened)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
 	struct tmesh_ctx *ctx = new_ctx();
@@ -372,7 +372,7 @@ static pid_t start_stopped(const char *token)
 
 /* The maker is dead, and a message's sender does not answer because it is stopped. The receiver
  * reports no end until it has the message. */
-static void test_stopped_sender(void **state)
+UNIT(test_stopped_sender)
 {
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_ctx *ctx = new_ctx();
@@ -408,7 +408,7 @@ static void test_stopped_sender(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_inherited(void **state)
+UNIT(test_inherited)
 {
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_message message = number(1), got;
@@ -439,7 +439,7 @@ static void test_inherited(void **state)
 }
 
 /* A child that only has it all keeps no end alive, and watches its own channels itself. */
-static void test_inherited_end(void **state)
+UNIT(test_inherited_end)
 {
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_message message = number(1), got;
@@ -476,13 +476,4 @@ static void test_inherited_end(void **state)
 	pair_end(&p);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_producers),	       TEST(test_consumers),	  TEST(test_makers),
-		TEST(test_gone_before_opened), TEST(test_stopped_sender), TEST(test_inherited),
-		TEST(test_inherited_end),
-	};
-
-	return cmocka_run_group_tests_name("channel_deaths", tests, NULL, NULL);
-}
+UNIT_MAIN("channel_deaths", NULL, NULL)

@@ -91,7 +91,7 @@ static void *send_all(void *data)
 	return NULL;
 }
 
-static void test_scribbled(void **state)
+UNIT(test_scribbled)
 {
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts), .capacity = 8, .producers = 2, .regions = 2, .layouts = 2};
@@ -129,7 +129,7 @@ static void test_scribbled(void **state)
 
 /* A lane looks as if its last producer had published more messages than it has slots. The next
  * producer's look at it comes to an end. */
-static void test_left_behind(void **state)
+UNIT(test_left_behind)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8, .producers = 2};
 	struct pair p = pair_make(RECV, &opts);
@@ -181,7 +181,7 @@ static void expect_number(struct tmesh_channel *channel, uint64_t n)
 
 /* Producers that died between two words: their published messages are there, once, and no others.
  */
-static void test_died_between(void **state)
+UNIT(test_died_between)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8, .producers = 2};
 	struct pair p = pair_make(RECV, &opts);
@@ -219,7 +219,7 @@ static void test_died_between(void **state)
 }
 
 /* A message that was never sent cannot have been taken. */
-static void test_head_ahead(void **state)
+UNIT(test_head_ahead)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8};
 	struct pair p = pair_make(SEND, &opts);
@@ -234,7 +234,7 @@ static void test_head_ahead(void **state)
 }
 
 /* Words that no sender writes where the next message is due. */
-static void test_bad_word(void **state)
+UNIT(test_bad_word)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 8};
 	struct pair p = pair_make(SEND, &opts);
@@ -259,7 +259,7 @@ static void test_bad_word(void **state)
 }
 
 /* A message about a tensor whose words, or what they name in the tables, are not a sender's. */
-static void test_bad_names(void **state)
+UNIT(test_bad_names)
 {
 	struct tmesh_channel_opts opts = {
 		.size = sizeof(opts), .capacity = 8, .regions = 2, .layouts = 2};
@@ -322,7 +322,7 @@ static void test_bad_names(void **state)
 }
 
 /* A consumer that may not open a region gets the reason once. */
-static void test_refused_once(void **state)
+UNIT(test_refused_once)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
 	struct pair p = {.ctx = new_ctx()};
@@ -356,7 +356,7 @@ static void test_refused_once(void **state)
 }
 
 /* The refusal of one region does not hold for the next one in its place of the table. */
-static void test_refused_other(void **state)
+UNIT(test_refused_other)
 {
 	struct tmesh_channel_opts one = {.size = sizeof(one), .regions = 1};
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .flags = TMESH_CHANNEL_NO_OPEN};
@@ -393,7 +393,7 @@ static void test_refused_other(void **state)
 }
 
 /* Memory that says it is a channel's, and is not, or is too small for what it says. */
-static void test_bad_memory(void **state)
+UNIT(test_bad_memory)
 {
 	static const struct channel_head good = {
 		.magic = CHANNEL_MAGIC,
@@ -495,7 +495,7 @@ static int ask(struct tmesh_ctx *ctx, const char *token, struct maker *maker)
 	return rc;
 }
 
-static void test_bad_maker(void **state)
+UNIT(test_bad_maker)
 {
 	static const uint8_t name[16] = {0x56, 0x78};
 	struct tmesh_ctx_opts memfd = {.size = sizeof(memfd), .backend = TMESH_BACKEND_MEMFD};
@@ -605,7 +605,7 @@ static int32_t joins(struct pair *p, uint32_t role)
 
 /* A joiner that is neither producer nor consumer gets no place. A closed channel gives none either,
  * though its memory is still there. */
-static void test_bad_joiner(void **state)
+UNIT(test_bad_joiner)
 {
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_region *memory = tmesh_region_ref(p.maker->memory);
@@ -623,14 +623,4 @@ static void test_bad_joiner(void **state)
 	pair_end(&p);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_scribbled),	 TEST(test_left_behind),   TEST(test_head_ahead),
-		TEST(test_died_between), TEST(test_refused_once),  TEST(test_bad_word),
-		TEST(test_bad_names),	 TEST(test_refused_other), TEST(test_bad_memory),
-		TEST(test_bad_maker),	 TEST(test_bad_joiner),
-	};
-
-	return cmocka_run_group_tests_name("channel_hostile", tests, NULL, NULL);
-}
+UNIT_MAIN("channel_hostile", NULL, NULL)

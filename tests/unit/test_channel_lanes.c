@@ -32,7 +32,7 @@ static void receive_one(struct tmesh_channel *from, uint64_t want)
 }
 
 /* One of 16 places for regions is taken, and one of 64 slots: there is room for more. */
-static void test_room_behind_the_dead(void **state)
+UNIT(test_room_behind_the_dead)
 {
 	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel *channel, *second;
@@ -63,7 +63,7 @@ static void test_room_behind_the_dead(void **state)
 }
 
 /* Messages of a dead producer stay good though others send after it. */
-static void test_all_places_named(void **state)
+UNIT(test_all_places_named)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .regions = 2};
 	struct pair p = pair_make(RECV, &opts);
@@ -83,7 +83,7 @@ static void test_all_places_named(void **state)
 	pair_end(&p);
 }
 
-static void test_empty_lane_first(void **state)
+UNIT(test_empty_lane_first)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 4, .producers = 2};
 	struct pair p = pair_make(RECV, &opts);
@@ -100,7 +100,7 @@ static void test_empty_lane_first(void **state)
 
 /* Messages of a dead producer that are under way are counted, and may be more than the next
  * producer may have. */
-static void test_level_behind_the_dead(void **state)
+UNIT(test_level_behind_the_dead)
 {
 	struct tmesh_channel_opts limited = {.size = sizeof(limited), .limit = 2};
 	struct pair p = pair_make(RECV, NULL);
@@ -131,7 +131,7 @@ static void test_level_behind_the_dead(void **state)
 	pair_end(&p);
 }
 
-static void test_one_after_the_other(void **state)
+UNIT(test_one_after_the_other)
 {
 	struct pair p = pair_make(RECV, NULL);
 
@@ -146,13 +146,4 @@ static void test_one_after_the_other(void **state)
 	pair_end(&p);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_room_behind_the_dead), TEST(test_all_places_named),
-		TEST(test_empty_lane_first),	 TEST(test_level_behind_the_dead),
-		TEST(test_one_after_the_other),
-	};
-
-	return cmocka_run_group_tests_name("channel_lanes", tests, NULL, NULL);
-}
+UNIT_MAIN("channel_lanes", NULL, NULL)

@@ -28,7 +28,7 @@ static void expect_open(struct tmesh_channel *maker)
 			 0);
 }
 
-static void test_limit(void **state)
+UNIT(test_limit)
 {
 	const struct tmesh_channel_opts eight = {.size = sizeof(eight), .capacity = 8};
 	const struct tmesh_channel_opts nine = {.size = sizeof(nine), .limit = 9};
@@ -69,7 +69,7 @@ static int open_with(const char *token, enum tmesh_channel_role role, rlim_t mor
 	return tmesh_channel_open(ctx, token, role, NULL, &channel, NULL);
 }
 
-static void test_no_number(void **state)
+UNIT(test_no_number)
 {
 	for (int role = SEND; role <= RECV; role++) {
 		struct tmesh_channel *maker;
@@ -102,9 +102,4 @@ static void test_no_number(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_limit), TEST(test_no_number)};
-
-	return cmocka_run_group_tests_name("channel_opens", tests, NULL, NULL);
-}
+UNIT_MAIN("channel_opens", NULL, NULL)

@@ -14,7 +14,7 @@ static void *recv_one(void *data)
 }
 
 /* Nobody spins who did not ask for it, for so long as was asked. */
-static void test_spins_as_asked(void **state)
+UNIT(test_spins_as_asked)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = 30000};
 	struct pair p = pair_make(SEND, NULL);
@@ -28,7 +28,7 @@ static void test_spins_as_asked(void **state)
 }
 
 /* All who sleep are woken: one alone would take one of two messages and leave. */
-static void test_sleepers(void **state)
+UNIT(test_sleepers)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
 	struct pair p = pair_make(SEND, NULL);
@@ -60,7 +60,7 @@ static void *send_one(void *data)
 }
 
 /* A sleeper is woken when the other end goes, whichever of them made the channel. */
-static void test_left_asleep(void **state)
+UNIT(test_left_asleep)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 1};
 
@@ -92,7 +92,7 @@ static void wake_up(int signal)
 
 /* A wait for a taken message, or for a new one, ends with the processes that could bring it, and by
  * a signal. */
-static void test_let_go(void **state)
+UNIT(test_let_go)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts)};
 	const struct sigaction action = {.sa_handler = wake_up};
@@ -123,7 +123,7 @@ static void *wake_later(void *data)
 
 /* Another thread ends one wait, this one or the next one, and only one; a call that needs no wait
  * is done. */
-static void test_woken(void **state)
+UNIT(test_woken)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 1};
 	struct pair p = pair_make(SEND, &opts);
@@ -167,7 +167,7 @@ static void *recv_later(void *data)
 	return (void *)(intptr_t)tmesh_channel_try_recv(data, &message, NULL);
 }
 
-static void test_poll(void **state)
+UNIT(test_poll)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 2, .producers = 1};
 
@@ -232,7 +232,7 @@ static void test_poll(void **state)
 }
 
 /* Consumers share a notifier: a call of one of them loses nothing for the other. */
-static void test_poll_shared(void **state)
+UNIT(test_poll_shared)
 {
 	for (int role = SEND; role <= RECV; role++) {
 		struct pair p = pair_make((enum tmesh_channel_role)role, NULL);
@@ -273,13 +273,4 @@ static void test_poll_shared(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_spins_as_asked), TEST(test_sleepers), TEST(test_left_asleep),
-		TEST(test_let_go),	   TEST(test_woken),	TEST(test_poll),
-		TEST(test_poll_shared),
-	};
-
-	return cmocka_run_group_tests_name("channel_waits", tests, NULL, NULL);
-}
+UNIT_MAIN("channel_waits", NULL, NULL)

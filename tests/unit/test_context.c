@@ -20,7 +20,7 @@ static bool have_module(void)
 	return access("/dev/tmesh", F_OK) == 0;
 }
 
-static void test_choice(void **state)
+UNIT(test_choice)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .log = note, .log_data = &logged};
 	const char *named = unit_on_kernel() ? "kernel" : "memfd";
@@ -64,7 +64,7 @@ static void test_choice(void **state)
 }
 
 /* The requested backend is never replaced. */
-static void test_module(void **state)
+UNIT(test_module)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_KERNEL};
 	struct tmesh_ctx *ctx;
@@ -78,7 +78,7 @@ static void test_module(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_options(void **state)
+UNIT(test_options)
 {
 	struct {
 		struct tmesh_ctx_opts opts;
@@ -105,7 +105,7 @@ static void test_options(void **state)
 }
 
 /* A caller that knows more members than this library reads 0 in those. */
-static void test_newer_caller(void **state)
+UNIT(test_newer_caller)
 {
 	struct {
 		struct tmesh_stats stats;
@@ -125,7 +125,7 @@ static void test_newer_caller(void **state)
 
 /* The timeout of poll(): 0 only once the time has passed, and no value that it takes for "for
  * ever". */
-static void test_poll_ms(void **state)
+UNIT(test_poll_ms)
 {
 	uint64_t deadline = tmesh_now_ns() + 3000000;
 
@@ -138,7 +138,7 @@ static void test_poll_ms(void **state)
 }
 
 /* The largest number means to wait for ever. */
-static void test_longest_timeout(void **state)
+UNIT(test_longest_timeout)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .timeout_ns = -1};
 	struct tmesh_region *region;
@@ -159,7 +159,7 @@ static void test_longest_timeout(void **state)
 }
 
 /* Text of strangers: a byte that is no UTF-8 ends it, and nothing behind its last byte is read. */
-static void test_utf8(void **state)
+UNIT(test_utf8)
 {
 	static const struct {
 		const char *text;
@@ -198,7 +198,7 @@ static void test_utf8(void **state)
 }
 
 /* Arrays for callers whose elements have another size. */
-static void test_elements(void **state)
+UNIT(test_elements)
 {
 	struct element {
 		size_t size;
@@ -227,7 +227,7 @@ static void test_elements(void **state)
 }
 
 /* A structure that is none is not written to. */
-static void test_no_structure(void **state)
+UNIT(test_no_structure)
 {
 	struct tmesh_stats stats = {.size = sizeof(stats) + 4097}, before = stats;
 
@@ -240,7 +240,7 @@ static void test_no_structure(void **state)
 	assert_memory_equal(&stats, &before, sizeof(stats));
 }
 
-static void test_names(void **state)
+UNIT(test_names)
 {
 	assert_string_equal(tmesh_backend_name(TMESH_BACKEND_KERNEL), "kernel");
 	assert_string_equal(tmesh_backend_name(TMESH_BACKEND_MEMFD), "memfd");
@@ -250,7 +250,7 @@ static void test_names(void **state)
 
 /* Every promise has a name and a reason, and every "no" names the change that would make it a
  * "yes". */
-static void test_caps(void **state)
+UNIT(test_caps)
 {
 	static const char *const names[] = {
 		"zero-copy",  "crash-cleanup", "read-only", "seal",	     "seal-devices",
@@ -279,7 +279,7 @@ static void test_caps(void **state)
 }
 
 /* A promise of nodes is kept: where there is none no region is on one. */
-static void test_caps_node(void **state)
+UNIT(test_caps_node)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NODE};
 	struct tmesh_region *region = NULL;
@@ -296,7 +296,7 @@ static void test_caps_node(void **state)
 }
 
 /* A request for a descriptor that there is none for names the remedy, and who can take it. */
-static void test_words_of_no_descriptor(void **state)
+UNIT(test_words_of_no_descriptor)
 {
 	struct tmesh_error why;
 
@@ -319,7 +319,7 @@ static void test_words_of_no_descriptor(void **state)
 }
 
 /* Regions leave descriptors to others: those below the limit, which are then to be had. */
-static void test_spare_files(void **state)
+UNIT(test_spare_files)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .spare_files = 16};
 	char token[TMESH_TOKEN_SIZE];
@@ -372,7 +372,7 @@ static void test_spare_files(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_quota(void **state)
+UNIT(test_quota)
 {
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
@@ -434,7 +434,7 @@ static void expect_live(struct tmesh_ctx *ctx, uint64_t regions, uint64_t bytes)
 
 /* A region is one, whatever number of handles there are on it, and is charged until the last of
  * them is gone, in whatever order they go. */
-static void test_handles_count_once(void **state)
+UNIT(test_handles_count_once)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .max_bytes = 4 * 4096};
 	struct tmesh_region *region, *handles[3], *none;
@@ -463,7 +463,7 @@ static void test_handles_count_once(void **state)
 }
 
 /* More regions than the table begins with are all found. */
-static void test_many_live(void **state)
+UNIT(test_many_live)
 {
 	enum {
 		COUNT = 300
@@ -486,7 +486,7 @@ static void test_many_live(void **state)
 }
 
 /* The module's accounts, of this user and of its IPC namespace; memfds have none. */
-static void test_limits(void **state)
+UNIT(test_limits)
 {
 	struct tmesh_limits before = {.size = sizeof(before)}, after = before;
 	struct tmesh_region *region, *kept;
@@ -515,7 +515,7 @@ static void test_limits(void **state)
 }
 
 /* A region keeps its context. */
-static void test_lifetime(void **state)
+UNIT(test_lifetime)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
 	char token[TMESH_TOKEN_SIZE];
@@ -542,7 +542,7 @@ static void test_lifetime(void **state)
 }
 
 /* However long a text is, the message has whole characters. */
-static void test_whole_characters(void **state)
+UNIT(test_whole_characters)
 {
 	struct tmesh_error err;
 	char text[1024];
@@ -565,20 +565,4 @@ static void test_whole_characters(void **state)
 	assert_int_equal(strlen(err.message), sizeof(err.message) - 1);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_choice),	TEST(test_module),
-		TEST(test_options),	TEST(test_newer_caller),
-		TEST(test_poll_ms),	TEST(test_longest_timeout),
-		TEST(test_names),	TEST(test_caps),
-		TEST(test_caps_node),	TEST(test_utf8),
-		TEST(test_elements),	TEST(test_no_structure),
-		TEST(test_quota),	TEST(test_handles_count_once),
-		TEST(test_many_live),	TEST(test_limits),
-		TEST(test_lifetime),	TEST(test_words_of_no_descriptor),
-		TEST(test_spare_files), TEST(test_whole_characters),
-	};
-
-	return cmocka_run_group_tests_name("context", tests, unit_ctx_setup, unit_ctx_teardown);
-}
+UNIT_MAIN("context", unit_ctx_setup, unit_ctx_teardown)

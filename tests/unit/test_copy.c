@@ -67,18 +67,18 @@ static void check_all(copy_fn copy)
 	free(to);
 }
 
-static void test_copy(void **state)
+UNIT(test_copy)
 {
 	check_all(tmesh_copy);
 }
 
-static void test_without_avx2(void **state)
+UNIT(test_without_avx2)
 {
 	check_all(copy_without_avx2);
 }
 
 /* All of it, and no call is long: other threads wait for each. */
-static void test_populate(void **state)
+UNIT(test_populate)
 {
 	const size_t page = (size_t)getpagesize(), bytes = ((size_t)13 << 20) + page;
 	unsigned char *memory =
@@ -100,7 +100,7 @@ static void test_populate(void **state)
 }
 
 /* A write into a region of huge pages takes them so, too. */
-static void test_populate_region(void **state)
+UNIT(test_populate_region)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_TRY_HUGE};
 	const size_t bytes = (size_t)20 << 20;
@@ -117,14 +117,4 @@ static void test_populate_region(void **state)
 	free(data);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_copy),
-		TEST(test_without_avx2),
-		TEST(test_populate),
-		TEST(test_populate_region),
-	};
-
-	return cmocka_run_group_tests_name("copy", tests, NULL, NULL);
-}
+UNIT_MAIN("copy", NULL, NULL)

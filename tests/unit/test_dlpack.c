@@ -35,7 +35,7 @@ static void check_sample(const struct dl_tensor *dl)
 	assert_int_equal(((int16_t *)dl->data)[5], 6);
 }
 
-static void test_out_unversioned(void **state)
+UNIT_CTX(test_out_unversioned)
 {
 	struct tmesh_tensor *tensor = sample(*state);
 	struct DLManagedTensor *managed;
@@ -47,7 +47,7 @@ static void test_out_unversioned(void **state)
 	managed->deleter(managed);
 }
 
-static void test_out_versioned(void **state)
+UNIT_CTX(test_out_versioned)
 {
 	struct tmesh_tensor *tensor = sample(*state);
 	struct DLManagedTensorVersioned *managed;
@@ -65,7 +65,7 @@ static void test_out_versioned(void **state)
 	managed->deleter(managed);
 }
 
-static void test_out_refused(void **state)
+UNIT_CTX(test_out_refused)
 {
 	struct DLManagedTensorVersioned *versioned;
 	struct tmesh_tensor *tensor = sample(*state);
@@ -87,7 +87,7 @@ static void test_out_refused(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-static void test_out_empty_and_scalar(void **state)
+UNIT_CTX(test_out_empty_and_scalar)
 {
 	struct DLManagedTensorVersioned *managed;
 	struct tmesh_tensor *tensor;
@@ -108,7 +108,7 @@ static void test_out_empty_and_scalar(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-static void test_own_come_home(void **state)
+UNIT_CTX(test_own_come_home)
 {
 	struct DLManagedTensorVersioned *versioned;
 	struct tmesh_tensor *tensor = sample(*state), *back;
@@ -132,7 +132,7 @@ static void test_own_come_home(void **state)
 }
 
 /* Every type goes out and comes back as itself, 4-bit ones too. */
-static void test_types(void **state)
+UNIT_CTX(test_types)
 {
 	for (int dtype = TMESH_BOOL; dtype <= TMESH_FLOAT4_E2M1FN; dtype++) {
 		struct DLManagedTensorVersioned *managed, foreign;
@@ -180,7 +180,7 @@ static void check_copy(struct tmesh_tensor *tensor, const int16_t *want, size_t 
 	tmesh_tensor_unref(tensor);
 }
 
-static void test_in(void **state)
+UNIT_CTX(test_in)
 {
 	int16_t numbers[6];
 	struct DLManagedTensorVersioned managed = foreign_sample(numbers);
@@ -201,7 +201,7 @@ static void test_in(void **state)
 	check_copy(tensor, numbers + 1, 10);
 }
 
-static void test_in_strided(void **state)
+UNIT_CTX(test_in_strided)
 {
 	int16_t numbers[6];
 	struct DLManagedTensorVersioned managed = foreign_sample(numbers);
@@ -234,7 +234,7 @@ static void test_in_strided(void **state)
 	assert_int_equal(ctx_stats(*state).bytes_copied - before, 12 + 8 + 12 + 8);
 }
 
-static void test_in_refused(void **state)
+UNIT_CTX(test_in_refused)
 {
 	int16_t numbers[6];
 	struct DLManagedTensorVersioned good = foreign_sample(numbers), bad;
@@ -303,19 +303,4 @@ static void test_in_refused(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_CTX(test_out_unversioned),
-		TEST_CTX(test_out_versioned),
-		TEST_CTX(test_out_refused),
-		TEST_CTX(test_out_empty_and_scalar),
-		TEST_CTX(test_own_come_home),
-		TEST_CTX(test_types),
-		TEST_CTX(test_in),
-		TEST_CTX(test_in_strided),
-		TEST_CTX(test_in_refused),
-	};
-
-	return cmocka_run_group_tests_name("dlpack", tests, NULL, NULL);
-}
+UNIT_MAIN("dlpack", NULL, NULL)

@@ -155,7 +155,7 @@ static void prepare(struct scene *s)
 	assert_int_equal(fcntl(s->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
 }
 
-static void test_each_call_fails(void **state)
+UNIT(test_each_call_fails)
 {
 	static struct scene s;
 	unsigned int before = unit_open_fds(), inherited = fds_for_others();
@@ -190,7 +190,7 @@ static void test_each_call_fails(void **state)
 }
 
 /* As with more than 2 GiB, which the kernel reads and writes in pieces. */
-static void test_in_pieces(void **state)
+UNIT(test_in_pieces)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
 	uint8_t there[5000], back[5000];
@@ -224,7 +224,7 @@ static void test_in_pieces(void **state)
 }
 
 /* As when the kernel has taken a page aside for a moment. */
-static void test_busy_seal(void **state)
+UNIT(test_busy_seal)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_region *region;
@@ -252,7 +252,7 @@ static void test_busy_seal(void **state)
 }
 
 /* Memory that ends while somebody asks what the machine can is no reason to crash. */
-static void test_caps_without_memory(void **state)
+UNIT(test_caps_without_memory)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
 	const size_t sizes[] = {sizeof(struct tmesh_cap), sizeof(struct tmesh_cap) - 8};
@@ -310,7 +310,7 @@ static void huge_end(int fd, const char *path)
 
 /* Memory in huge pages is written through its mapping. A lack of memory is an error of the write,
  * not a signal in the middle of it. */
-static void test_no_pages_to_write(void **state)
+UNIT(test_no_pages_to_write)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_region_opts try = {.size = sizeof(try), .flags = TMESH_REGION_TRY_HUGE};
@@ -343,7 +343,7 @@ static void test_no_pages_to_write(void **state)
 }
 
 /* Regions have huge pages unasked, but where these would waste memory. */
-static void test_filled_is_huge(void **state)
+UNIT(test_filled_is_huge)
 {
 	static const struct {
 		const char *says;
@@ -385,7 +385,7 @@ static void test_filled_is_huge(void **state)
 
 /* The kernel's answers about huge pages of shared memory, the promises that follow, and the place
  * of a region that asked for them. */
-static void test_huge_pages(void **state)
+UNIT(test_huge_pages)
 {
 	static const struct {
 		const char *says, *reason;
@@ -437,14 +437,4 @@ static void test_huge_pages(void **state)
 	huge_end(fd, path);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_each_call_fails),   TEST(test_in_pieces),
-		TEST(test_busy_seal),	      TEST(test_caps_without_memory),
-		TEST(test_no_pages_to_write), TEST(test_filled_is_huge),
-		TEST(test_huge_pages),
-	};
-
-	return cmocka_run_group_tests_name("failures", tests, NULL, NULL);
-}
+UNIT_MAIN("failures", NULL, NULL)

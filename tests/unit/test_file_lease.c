@@ -75,7 +75,7 @@ static void reader_end(struct reader *reader)
 }
 
 /* With READ alone nobody gets one before the seal, after which nobody writes. */
-static void test_no_lease(void **state)
+UNIT_CTX(test_no_lease)
 {
 	const struct tmesh_region_opts reuse = {.size = sizeof(reuse), .flags = TMESH_REGION_REUSE};
 	struct reader reader = reader_start();
@@ -96,7 +96,7 @@ static void test_no_lease(void **state)
 }
 
 /* Where there is one all the same, an error names its process, and the rest goes on. */
-static void test_lease(void **state)
+UNIT_CTX(test_lease)
 {
 	struct tmesh_ctx *ctx = *state;
 	int memory = memfd_create("leased", MFD_CLOEXEC | MFD_ALLOW_SEALING), ends[2];
@@ -130,7 +130,7 @@ static void test_lease(void **state)
 }
 
 /* The guard is no holder of its own, and a child does not have it. */
-static void test_guard(void **state)
+UNIT_CTX(test_guard)
 {
 	struct tmesh_holder_info *holders;
 	struct tmesh_region *region = new_region(*state, 4096);
@@ -161,13 +161,4 @@ static void test_guard(void **state)
 	tmesh_region_unref(region);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_CTX(test_no_lease),
-		TEST_CTX(test_lease),
-		TEST_CTX(test_guard),
-	};
-
-	return cmocka_run_group_tests_name("file leases", tests, unit_memfd_setup, NULL);
-}
+UNIT_MAIN("file leases", unit_memfd_setup, NULL)

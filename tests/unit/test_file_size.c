@@ -35,7 +35,7 @@ static void count(int signal)
 }
 
 /* The process gets no signal from the library, whether it handles the signal or not. */
-static void test_limit(void **state)
+UNIT_CTX(test_limit)
 {
 	for (int handles = 0; handles < 2; handles++) {
 		struct tmesh_region *large;
@@ -52,9 +52,4 @@ static void test_limit(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST_CTX(test_limit)};
-
-	return cmocka_run_group_tests_name("file_size", tests, unit_memfd_setup, NULL);
-}
+UNIT_MAIN("file_size", unit_memfd_setup, NULL)

@@ -128,7 +128,7 @@ static void reads_anew(struct tmesh_region *region)
 	CHECK_HERE(tmesh_region_write(region, 0, "x", 2, NULL) == -EPERM);
 }
 
-static void test_written(void **state)
+UNIT(test_written)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region = mapped_region(ctx);
@@ -143,7 +143,7 @@ static void test_written(void **state)
 }
 
 /* On memfd by the file, on the module by a mapping. */
-static void test_written_cold(void **state)
+UNIT(test_written_cold)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region = new_region(ctx, BYTES);
@@ -186,7 +186,7 @@ static void has_none(struct tmesh_region *region)
 	CHECK_HERE(region->addr && !is_mapped(region->addr));
 }
 
-static void test_while_copied(void **state)
+UNIT(test_while_copied)
 {
 	struct sigaction action = {.sa_sigaction = stopped, .sa_flags = SA_SIGINFO}, old;
 	struct tmesh_ctx *ctx = context();
@@ -240,7 +240,7 @@ static void put_strided(struct tmesh_ctx *ctx, struct tmesh_tensor **out)
 	assert_ok(tmesh_tensor_from_dlpack(ctx, &managed, &opts, out, err));
 }
 
-static void test_strided(void **state)
+UNIT(test_strided)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_tensor *tensor;
@@ -289,7 +289,7 @@ static void users(struct tmesh_region *region, bool first)
 	tmesh_region_unmap(region, TMESH_READ);
 }
 
-static void test_users_mapping(void **state)
+UNIT(test_users_mapping)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region = mapped_region(ctx);
@@ -299,7 +299,7 @@ static void test_users_mapping(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_users_mapping_anew(void **state)
+UNIT(test_users_mapping_anew)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region = mapped_region(ctx);
@@ -311,7 +311,7 @@ static void test_users_mapping_anew(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_users_mapping_first(void **state)
+UNIT(test_users_mapping_first)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region = new_region(ctx, BYTES);
@@ -323,7 +323,7 @@ static void test_users_mapping_first(void **state)
 
 /* The writes to a private view are in its mapping alone: a child has it, whichever process mapped
  * it. */
-static void test_private_view(void **state)
+UNIT(test_private_view)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region = new_region(ctx, BYTES), *view;
@@ -338,7 +338,7 @@ static void test_private_view(void **state)
 }
 
 /* A seal that fails gives the mapping back as it was. */
-static void test_failed_seal(void **state)
+UNIT(test_failed_seal)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region = mapped_region(ctx), *writer;
@@ -374,7 +374,7 @@ static void lets_go(struct tmesh_region *region)
 		CHECK_HERE(is_mapped(was[i]));
 }
 
-static void test_child_lets_go(void **state)
+UNIT(test_child_lets_go)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region = mapped_region(ctx), *other;
@@ -443,7 +443,7 @@ static void fork_now(void)
 		sched_yield();
 }
 
-static void test_between(void **state)
+UNIT(test_between)
 {
 	struct tmesh_ctx *ctx = context();
 	struct tmesh_region *region = new_region(ctx, BYTES);
@@ -467,21 +467,4 @@ static void test_between(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_written),
-		TEST(test_written_cold),
-		TEST(test_while_copied),
-		TEST(test_strided),
-		TEST(test_users_mapping),
-		TEST(test_users_mapping_anew),
-		TEST(test_users_mapping_first),
-		TEST(test_private_view),
-		TEST(test_failed_seal),
-		TEST(test_child_lets_go),
-		TEST(test_between),
-	};
-
-	return cmocka_run_group_tests_name("fork and seal", tests, NULL, NULL);
-}
+UNIT_MAIN("fork and seal", NULL, NULL)

@@ -13,7 +13,7 @@ static int memfd(size_t bytes, int seals)
 }
 
 /* An index that is none is not looked at. */
-static void test_bad_index(void **state)
+UNIT(test_bad_index)
 {
 	struct tmesh_index_view view = {0};
 	struct tmesh_index_head head = {
@@ -59,7 +59,7 @@ static void test_bad_index(void **state)
 }
 
 /* Its maker writes to it all the time, and need not be honest. */
-static void test_index_changes(void **state)
+UNIT(test_index_changes)
 {
 	static const uint8_t secret[TMESH_SECRET_BYTES] = "sixteen letters";
 	const size_t bytes = TMESH_INDEX_HEAD + 64 * sizeof(struct tmesh_index_bucket);
@@ -105,7 +105,7 @@ static void test_index_changes(void **state)
 }
 
 /* A reader's finding does not hold once the entry changes, or is another one. */
-static void test_index_says_so(void **state)
+UNIT(test_index_says_so)
 {
 	static const uint8_t name[16] = {0x12};
 	struct tmesh_index_entry entry = {.rights = TMESH_READ, .read_only = true};
@@ -145,7 +145,7 @@ static void test_index_says_so(void **state)
 
 /* The index grows with the present tokens, not with past ones. The search for a missing token ends,
  * however full the index is. */
-static void test_index_grows(void **state)
+UNIT(test_index_grows)
 {
 	static const uint8_t name[16] = {0x12}, absent[TMESH_SECRET_BYTES] = {0xff};
 	struct tmesh_index_entry entry = {.rights = TMESH_READ};
@@ -191,14 +191,4 @@ static int setup(void **state)
 	return unit_memfd_setup(state) || unit_ctx_setup(state);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_bad_index),
-		TEST(test_index_changes),
-		TEST(test_index_says_so),
-		TEST(test_index_grows),
-	};
-
-	return cmocka_run_group_tests_name("index", tests, setup, unit_ctx_teardown);
-}
+UNIT_MAIN("index", setup, unit_ctx_teardown)

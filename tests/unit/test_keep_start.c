@@ -70,7 +70,7 @@ static int connected(struct tmesh_ctx *ctx, struct tmesh_error *err)
 }
 
 /* It says nothing and does not end; with its output closed, too. It is killed. */
-static void test_silent(void **state)
+UNIT(test_silent)
 {
 	static const char *const scripts[] = {"exec sleep 1000", "exec sleep 1000 >&-"};
 
@@ -83,7 +83,7 @@ static void test_silent(void **state)
 }
 
 /* It ends, and a child of it has the pipe that it was to speak by. */
-static void test_left_behind(void **state)
+UNIT(test_left_behind)
 {
 	longest_ns = 4000000000;
 	keeper_is("sleep 1000 & echo $! >${0%/*}/pid; exit 1");
@@ -97,7 +97,7 @@ static void nothing(int number)
 	(void)number;
 }
 
-static void test_interrupted(void **state)
+UNIT(test_interrupted)
 {
 	struct sigaction old, act = {.sa_handler = nothing};
 	const struct itimerval often = {{0, 20000}, {0, 20000}}, never = {0};
@@ -134,13 +134,4 @@ static int tear_down(void **state)
 	return unit_ctx_teardown(state) || system(command);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_silent),
-		TEST(test_left_behind),
-		TEST(test_interrupted),
-	};
-
-	return cmocka_run_group_tests_name("keep start", tests, set_up, tear_down);
-}
+UNIT_MAIN("keep start", set_up, tear_down)

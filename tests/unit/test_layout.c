@@ -14,7 +14,7 @@ static struct tmesh_layout layout(enum tmesh_dtype dtype, int32_t ndim, const in
 
 #define LIST(...) ((const int64_t[]){__VA_ARGS__})
 
-static void test_dtype_names(void **state)
+UNIT(test_dtype_names)
 {
 	int count = 0;
 
@@ -32,7 +32,7 @@ static void test_dtype_names(void **state)
 	assert_int_equal(tmesh_dtype_bits(TMESH_FLOAT4_E2M1FN), 4);
 }
 
-static void test_dtype_unknown(void **state)
+UNIT(test_dtype_unknown)
 {
 	assert_int_equal(tmesh_dtype_from_name(""), TMESH_DTYPE_INVALID);
 	assert_int_equal(tmesh_dtype_from_name("float"), TMESH_DTYPE_INVALID);
@@ -42,7 +42,7 @@ static void test_dtype_unknown(void **state)
 	assert_null(tmesh_dtype_name((enum tmesh_dtype)1000));
 }
 
-static void test_contiguous(void **state)
+UNIT(test_contiguous)
 {
 	struct tmesh_layout made;
 
@@ -65,7 +65,7 @@ static void test_contiguous(void **state)
 	assert_true(tmesh_layout_is_contiguous(&made));
 }
 
-static void test_contiguous_refused(void **state)
+UNIT(test_contiguous_refused)
 {
 	const struct tmesh_layout before = layout(TMESH_INT16, 1, LIST(7), LIST(1), 42);
 	struct tmesh_layout made = before;
@@ -86,7 +86,7 @@ static void test_contiguous_refused(void **state)
 	assert_memory_equal(&made, &before, sizeof(made));
 }
 
-static void test_is_contiguous(void **state)
+UNIT(test_is_contiguous)
 {
 	struct tmesh_layout made;
 
@@ -104,7 +104,7 @@ static void test_is_contiguous(void **state)
 	assert_false(tmesh_layout_is_contiguous(&made));
 }
 
-static void test_check_edges(void **state)
+UNIT(test_check_edges)
 {
 	struct tmesh_layout made;
 	uint64_t extent;
@@ -136,7 +136,7 @@ static void test_check_edges(void **state)
 	assert_refused(tmesh_layout_check(&made, 31, NULL, err), -EINVAL, "region of 31");
 }
 
-static void test_check_empty(void **state)
+UNIT(test_check_empty)
 {
 	struct tmesh_layout made = layout(TMESH_FLOAT32, 2, LIST(0, 3), LIST(1 << 20, -7), 4096);
 	uint64_t extent;
@@ -146,7 +146,7 @@ static void test_check_empty(void **state)
 	assert_refused(tmesh_layout_check(&made, 4095, NULL, err), -EINVAL, "region of 4095");
 }
 
-static void test_check_overflow(void **state)
+UNIT(test_check_overflow)
 {
 	struct tmesh_layout made;
 
@@ -172,7 +172,7 @@ static void test_check_overflow(void **state)
 	assert_refused(tmesh_layout_check(&made, UINT64_MAX, NULL, err), -EOVERFLOW, "offset");
 }
 
-static void test_check_sub_byte(void **state)
+UNIT(test_check_sub_byte)
 {
 	struct tmesh_layout made;
 	uint64_t extent;
@@ -189,7 +189,7 @@ static void test_check_sub_byte(void **state)
 	assert_refused(tmesh_layout_check(&made, 64, NULL, err), -EINVAL, "whole bytes");
 }
 
-static void test_check_device(void **state)
+UNIT(test_check_device)
 {
 	struct tmesh_layout made = layout(TMESH_INT8, 1, LIST(4), LIST(1), 0);
 
@@ -206,7 +206,7 @@ static void test_check_device(void **state)
 }
 
 /* Every accepted small layout really stays inside, element by element. */
-static void test_check_by_enumeration(void **state)
+UNIT(test_check_by_enumeration)
 {
 	unsigned int accepted = 0;
 	unsigned int seed = 1;
@@ -236,16 +236,4 @@ static void test_check_by_enumeration(void **state)
 	assert_in_range(accepted, 1000, 19000);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_dtype_names),		 TEST(test_dtype_unknown),
-		TEST(test_contiguous),		 TEST(test_contiguous_refused),
-		TEST(test_is_contiguous),	 TEST(test_check_edges),
-		TEST(test_check_empty),		 TEST(test_check_overflow),
-		TEST(test_check_sub_byte),	 TEST(test_check_device),
-		TEST(test_check_by_enumeration),
-	};
-
-	return cmocka_run_group_tests_name("layout", tests, NULL, NULL);
-}
+UNIT_MAIN("layout", NULL, NULL)

@@ -13,7 +13,7 @@ static int memfd(size_t bytes, int seals)
 }
 
 /* A process that can write a region's file can write its trailer. */
-static void test_trailer(void **state)
+UNIT(test_trailer)
 {
 	const struct tmesh_trailer good_head = {
 		.magic = TMESH_TRAILER_MAGIC,
@@ -55,7 +55,7 @@ static void test_trailer(void **state)
 }
 
 /* Nor is a memfd's name more than somebody's word. */
-static void test_memfd_names(void **state)
+UNIT(test_memfd_names)
 {
 	static const char *const bad[] = {
 		"tmesh:2:0123456789abcdef:10:x", "tmesh:1:0123456789abcde:10:x",
@@ -83,9 +83,4 @@ static void test_memfd_names(void **state)
 	assert_int_equal(strlen(name.label), TMESH_LABEL_LEN);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_trailer), TEST(test_memfd_names)};
-
-	return cmocka_run_group_tests_name("memfd_file", tests, NULL, NULL);
-}
+UNIT_MAIN("memfd_file", NULL, NULL)

@@ -13,7 +13,7 @@
 #endif
 
 /* Handles that have not heard of a seal: what it forbids they say as the one that has sealed. */
-static void test_sealed_by_others(void **state)
+UNIT(test_sealed_by_others)
 {
 	struct tmesh_region *region = new_region(*state, PAGE), *other;
 	void *addr;
@@ -46,7 +46,7 @@ static struct rlimit leave_addresses(uint64_t bytes)
 }
 
 /* Our own mapping cannot become read-only: the error reports that, and it stays writable. */
-static void test_seal_without_addresses(void **state)
+UNIT(test_seal_without_addresses)
 {
 	struct tmesh_region *region = new_region(*state, 64 << 20);
 	volatile uint8_t *addr = map_of(region, RW);
@@ -68,7 +68,7 @@ static void test_seal_without_addresses(void **state)
 }
 
 /* The module takes no memfd of reserved huge pages. */
-static void test_huge_memfd(void **state)
+UNIT(test_huge_memfd)
 {
 	int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
 	struct tmesh_region *region = NULL;
@@ -84,7 +84,7 @@ static void test_huge_memfd(void **state)
 }
 
 /* A context has the device open, and lets go of it. */
-static void test_device_closed(void **state)
+UNIT(test_device_closed)
 {
 	unsigned int before = unit_open_fds();
 	struct tmesh_ctx *ctx = new_ctx();
@@ -105,7 +105,7 @@ static struct tmesh_region *lent_of(void *ctx)
 
 /* Memory that was lent is for nobody else while somebody has a page of it, though no handle and no
  * mapping says so. */
-static void test_lent_page_in_use(void **state)
+UNIT(test_lent_page_in_use)
 {
 	struct tmesh_region *region = lent_of(*state), *reader;
 	uint64_t id = tmesh_region_id(region);
@@ -132,7 +132,7 @@ static void test_lent_page_in_use(void **state)
 }
 
 /* No other process has it: a waiter gets the answer, also about memory taken back meanwhile. */
-static void test_alone(void **state)
+UNIT(test_alone)
 {
 	struct tmesh_region *region = new_region(*state, PAGE), *other;
 	struct pollfd poller;
@@ -153,7 +153,7 @@ static void test_alone(void **state)
 }
 
 /* The context that channels have beside the module's cannot be made: the error reports that. */
-static void test_channel_without_home(void **state)
+UNIT(test_channel_without_home)
 {
 	struct tmesh_channel *channel = NULL;
 	struct tmesh_ctx *ctx = new_ctx();
@@ -180,7 +180,7 @@ static struct tmesh_region *reopen(void **state, struct tmesh_tensor *tensor)
 }
 
 /* An arena whose region others have taken back, or sealed, goes on in a new one. */
-static void test_arena_goes_on(void **state)
+UNIT(test_arena_goes_on)
 {
 	struct tmesh_region_opts in = {.size = sizeof(in)};
 	struct tmesh_tensor *tensors[3];
@@ -207,7 +207,7 @@ static void test_arena_goes_on(void **state)
 }
 
 /* A page in a pipe is in use, as one that a device writes to. */
-static void test_reclaim(void **state)
+UNIT(test_reclaim)
 {
 	struct tmesh_reclaim_report report = {.size = sizeof(report)};
 	struct tmesh_region *region = new_region(*state, 64 * PAGE);
@@ -231,7 +231,7 @@ static void test_reclaim(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_reclaim_names_pins(void **state)
+UNIT(test_reclaim_names_pins)
 {
 	struct tmesh_region *region = new_region(*state, PAGE), *pin;
 
@@ -243,7 +243,7 @@ static void test_reclaim_names_pins(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_user_memory(void **state)
+UNIT(test_user_memory)
 {
 	uint8_t *pages =
 		mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -279,7 +279,7 @@ static void test_user_memory(void **state)
 }
 
 /* Root pins as much as it likes; it is somebody else for a while. */
-static void test_user_memory_limit(void **state)
+UNIT(test_user_memory_limit)
 {
 	void *pages =
 		mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -299,7 +299,7 @@ static void test_user_memory_limit(void **state)
 	munmap(pages, 4 * PAGE);
 }
 
-static void test_imports(void **state)
+UNIT(test_imports)
 {
 	struct tmesh_region *region = new_region(*state, PAGE), *made = NULL;
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -332,7 +332,7 @@ static void test_imports(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_view(void **state)
+UNIT(test_view)
 {
 	struct tmesh_region *one = new_region(*state, 8 * PAGE),
 			    *two = new_region(*state, 8 * PAGE);
@@ -382,7 +382,7 @@ static void test_view(void **state)
 	tmesh_region_unref(one);
 }
 
-static void test_fence(void **state)
+UNIT(test_fence)
 {
 	struct tmesh_region *producer = new_region(*state, PAGE), *consumer, *rival;
 	uint64_t reached = 0;
@@ -408,7 +408,7 @@ static void test_fence(void **state)
 
 /* Each holder of a region, in whatever way, learns of a page with a memory error once a process
  * came upon it. The pages beside it stay good. */
-static void test_poisoned(void **state)
+UNIT(test_poisoned)
 {
 	struct tmesh_region *region = new_region(*state, 2 * PAGE), *held;
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -498,7 +498,7 @@ static void open_and_close(struct tmesh_ctx *ctx, const char *token)
 
 /* Two holders of one region, as two processes of one number in two PID namespaces may be. The end
  * of one leaves the other's hold, and no two holds have the same name. */
-static void test_hold_name(void **state)
+UNIT(test_hold_name)
 {
 	struct tmesh_region *region = new_region(*state, PAGE), *other;
 	struct tmesh_flushed left = {.size = sizeof(left)};
@@ -528,7 +528,7 @@ static void test_hold_name(void **state)
 }
 
 /* A shorter hold of the same region takes none of a longer one's time away. */
-static void test_hold_lasts(void **state)
+UNIT(test_hold_lasts)
 {
 	struct tmesh_region *region = new_region(*state, PAGE);
 	char token[TMESH_TOKEN_SIZE], name[64];
@@ -550,7 +550,7 @@ static void test_hold_lasts(void **state)
 }
 
 /* A region that stands for a descriptor is no sealed memory: a hold of it ends with its process. */
-static void test_hold_of_no_memory(void **state)
+UNIT(test_hold_of_no_memory)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 	char token[TMESH_TOKEN_SIZE], name[64];
@@ -566,7 +566,7 @@ static void test_hold_of_no_memory(void **state)
 }
 
 /* The kernel's answers about a name that is taken, and one that is not. */
-static void test_kept(void **state)
+UNIT(test_kept)
 {
 	const struct tmesh_keep_opts opts = {.size = sizeof(opts)};
 	struct tmesh_region *region = new_region(*state, PAGE), **opened = NULL;
@@ -592,30 +592,4 @@ static void test_kept(void **state)
 	tmesh_region_unref(region);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_device_closed),
-		TEST(test_sealed_by_others),
-		TEST(test_seal_without_addresses),
-		TEST(test_huge_memfd),
-		TEST(test_lent_page_in_use),
-		TEST(test_alone),
-		TEST(test_channel_without_home),
-		TEST(test_arena_goes_on),
-		TEST(test_reclaim),
-		TEST(test_reclaim_names_pins),
-		TEST(test_user_memory),
-		TEST(test_user_memory_limit),
-		TEST(test_imports),
-		TEST(test_view),
-		TEST(test_fence),
-		TEST(test_poisoned),
-		TEST(test_hold_name),
-		TEST(test_hold_lasts),
-		TEST(test_hold_of_no_memory),
-		TEST(test_kept),
-	};
-
-	return cmocka_run_group_tests_name("module", tests, unit_ctx_setup, unit_ctx_teardown);
-}
+UNIT_MAIN("module", unit_ctx_setup, unit_ctx_teardown)

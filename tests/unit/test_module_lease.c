@@ -13,7 +13,7 @@ static void wait_until(struct tmesh_region *region, enum tmesh_lease_status stat
 }
 
 /* Zeros where that was asked for; and calls say ESTALE, whether they ask the kernel or not. */
-static void test_lease_lapses(void **state)
+UNIT(test_lease_lapses)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region *region = new_region(*state, PAGE), *lent;
@@ -43,7 +43,7 @@ static void test_lease_lapses(void **state)
 }
 
 /* A context that asks for it never raises SIGBUS, and calls do not take zeros for contents. */
-static void test_taken_by_context(void **state)
+UNIT(test_taken_by_context)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .taken = TMESH_TAKEN_ZERO};
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -85,7 +85,7 @@ static void test_taken_by_context(void **state)
 }
 
 /* A lease that nobody has looked at says itself that the memory was taken. */
-static void test_taken_by_lease(void **state)
+UNIT(test_taken_by_lease)
 {
 	struct tmesh_region *region = new_region(*state, PAGE), *lent;
 	uint8_t byte = 7;
@@ -115,7 +115,7 @@ static unsigned int leases_mapped(void)
 	return count;
 }
 
-static void test_lease_goes(void **state)
+UNIT(test_lease_goes)
 {
 	struct tmesh_region *region = new_region(*state, PAGE);
 
@@ -128,7 +128,7 @@ static void test_lease_goes(void **state)
 
 /* No address for a page of the lease, or no memory for what remembers it: nothing of it stays
  * mapped, and the next touch finds it. */
-static void test_lease_without_addresses(void **state)
+UNIT(test_lease_without_addresses)
 {
 	unsigned int addresses = 0;
 	bool more = true;
@@ -156,7 +156,7 @@ static void test_lease_without_addresses(void **state)
 }
 
 /* One lease for what was made through the handle; a touch of any keeps all of it. */
-static void test_lease_is_shared(void **state)
+UNIT(test_lease_is_shared)
 {
 	struct tmesh_region *region = new_region(*state, PAGE), *lent, *further;
 	uint64_t end;
@@ -178,7 +178,7 @@ static void test_lease_is_shared(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_lease_ends_with_a_process(void **state)
+UNIT(test_lease_ends_with_a_process)
 {
 	struct tmesh_region *region = new_region(*state, PAGE);
 	struct pollfd poller = {.fd = tmesh_region_fd(region)};
@@ -209,18 +209,4 @@ static void test_lease_ends_with_a_process(void **state)
 	tmesh_region_unref(region);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_lease_lapses),
-		TEST(test_taken_by_context),
-		TEST(test_taken_by_lease),
-		TEST(test_lease_goes),
-		TEST(test_lease_without_addresses),
-		TEST(test_lease_is_shared),
-		TEST(test_lease_ends_with_a_process),
-	};
-
-	return cmocka_run_group_tests_name("module_lease", tests, unit_ctx_setup,
-					   unit_ctx_teardown);
-}
+UNIT_MAIN("module_lease", unit_ctx_setup, unit_ctx_teardown)

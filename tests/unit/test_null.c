@@ -51,7 +51,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-static void test_contexts(void **state)
+UNIT_SET_UP(test_contexts)
 {
 	struct here *here = *state;
 	struct tmesh_stats stats = {.size = sizeof(stats)};
@@ -88,7 +88,7 @@ static void test_contexts(void **state)
 	assert_null(holders);
 }
 
-static void test_sources(void **state)
+UNIT_SET_UP(test_sources)
 {
 	struct here *here = *state;
 	struct tmesh_gather_extent extent = {.region = here->region, .bytes = 4096};
@@ -128,7 +128,7 @@ static void test_sources(void **state)
 	assert_int_equal(fd, -1);
 }
 
-static void test_regions(void **state)
+UNIT_SET_UP(test_regions)
 {
 	struct here *here = *state;
 	struct tmesh_region *region = NULL;
@@ -170,7 +170,7 @@ static void test_regions(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_tensors(void **state)
+UNIT_SET_UP(test_tensors)
 {
 	const int64_t shape[] = {2, 3}, none[] = {0};
 	struct here *here = *state;
@@ -217,7 +217,7 @@ static void test_tensors(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-static void test_dlpack(void **state)
+UNIT_SET_UP(test_dlpack)
 {
 	struct here *here = *state;
 	struct tmesh_tensor *tensor = NULL;
@@ -234,7 +234,7 @@ static void test_dlpack(void **state)
 	assert_null(tensor);
 }
 
-static void test_channels(void **state)
+UNIT_SET_UP(test_channels)
 {
 	struct here *here = *state;
 	struct tmesh_channel *channel = NULL;
@@ -270,7 +270,7 @@ static void test_channels(void **state)
 	assert_null(channel);
 }
 
-static void test_bundles(void **state)
+UNIT_SET_UP(test_bundles)
 {
 	struct here *here = *state;
 	struct tmesh_bundle *bundle = NULL;
@@ -319,13 +319,4 @@ static void test_bundles(void **state)
 	assert_null(tensor);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_contexts), TEST_SET_UP(test_sources), TEST_SET_UP(test_regions),
-		TEST_SET_UP(test_tensors),  TEST_SET_UP(test_dlpack),  TEST_SET_UP(test_channels),
-		TEST_SET_UP(test_bundles),
-	};
-
-	return cmocka_run_group_tests_name("null", tests, NULL, NULL);
-}
+UNIT_MAIN("null", NULL, NULL)

@@ -51,7 +51,7 @@ static void token(struct tmesh_region *region, uint32_t rights, char *text)
 	assert_ok(tmesh_region_token(region, rights, text, err));
 }
 
-static void test_here(void **state)
+UNIT_CTX(test_here)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region *region, *opened, *derived;
@@ -87,7 +87,7 @@ static void test_here(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_refused(void **state)
+UNIT_CTX(test_refused)
 {
 	struct tmesh_region *region, *holder, *plain, *made;
 	const int64_t shape[] = {BYTES};
@@ -147,7 +147,7 @@ static void test_refused(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_by_socket(void **state)
+UNIT_CTX(test_by_socket)
 {
 	struct tmesh_region *region, *got;
 	int ends[2], fd, before;
@@ -179,7 +179,7 @@ static void test_by_socket(void **state)
 }
 
 /* A message whose descriptors are not what its kind says. */
-static void test_wrong_number(void **state)
+UNIT_CTX(test_wrong_number)
 {
 	struct tmesh_wire_region wire = {
 		.magic = TMESH_MAGIC_REGION,
@@ -210,7 +210,7 @@ static void test_wrong_number(void **state)
 
 /* A hand-over that is right but for its revocation pipe, which polling a file of somebody's own
  * could make wait for him. */
-static void test_strange_leash(void **state)
+UNIT_CTX(test_strange_leash)
 {
 	int before, ends[2], fds[TMESH_WIRE_FDS], strange;
 	struct tmesh_region *region, *got;
@@ -319,7 +319,7 @@ static int end_of(struct holder *holder)
 	return status;
 }
 
-static void test_taken_back(void **state)
+UNIT_CTX(test_taken_back)
 {
 	struct tmesh_reclaim_report report = {.size = sizeof(report)};
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -355,7 +355,7 @@ static void interrupt(int number)
  */
 /* A token that holds ends with the others, also one that was opened before: nobody gets the
  * descriptor. */
-static void test_held_and_taken_back(void **state)
+UNIT_CTX(test_held_and_taken_back)
 {
 	struct tmesh_flushed left = {.size = sizeof(left)};
 	struct tmesh_region *region, *opened;
@@ -381,7 +381,7 @@ static void test_held_and_taken_back(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_reclaim_interrupted(void **state)
+UNIT_CTX(test_reclaim_interrupted)
 {
 	struct tmesh_reclaim_report report = {.size = sizeof(report)};
 	struct itimerval often = {{0, 10000}, {0, 10000}}, never = {0};
@@ -405,7 +405,7 @@ static void test_reclaim_interrupted(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_holder_killed(void **state)
+UNIT_CTX(test_holder_killed)
 {
 	struct holder holder = spawn();
 	struct tmesh_region *region;
@@ -425,7 +425,7 @@ static void test_holder_killed(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_maker_gone(void **state)
+UNIT_CTX(test_maker_gone)
 {
 	struct holder holder = spawn();
 	struct tmesh_region *region;
@@ -439,7 +439,7 @@ static void test_maker_gone(void **state)
 }
 
 /* Children of either side live on and keep nobody waiting for them. */
-static void test_forked(void **state)
+UNIT_CTX(test_forked)
 {
 	struct holder forks = spawn(), waits = spawn();
 	struct tmesh_region *region;
@@ -470,7 +470,7 @@ static void test_forked(void **state)
 }
 
 /* More who ask than the server keeps connections for: whose it dropped asks by another one. */
-static void test_many_ask(void **state)
+UNIT_CTX(test_many_ask)
 {
 	struct tmesh_region *region, *opened;
 	struct tmesh_ctx *clients[70];
@@ -493,7 +493,7 @@ static void test_many_ask(void **state)
 
 /* An inherited descriptor is not the child's own, to be let go of once more where it forks itself.
  */
-static void test_forked_again(void **state)
+UNIT_CTX(test_forked_again)
 {
 	struct tmesh_error why = {0};
 	struct tmesh_region *region;
@@ -527,23 +527,4 @@ static void test_forked_again(void **state)
 	tmesh_region_unref(region);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_CTX(test_here),
-		TEST_CTX(test_refused),
-		TEST_CTX(test_by_socket),
-		TEST_CTX(test_wrong_number),
-		TEST_CTX(test_strange_leash),
-		TEST_CTX(test_taken_back),
-		TEST_CTX(test_held_and_taken_back),
-		TEST_CTX(test_reclaim_interrupted),
-		TEST_CTX(test_holder_killed),
-		TEST_CTX(test_maker_gone),
-		TEST_CTX(test_forked),
-		TEST_CTX(test_many_ask),
-		TEST_CTX(test_forked_again),
-	};
-
-	return cmocka_run_group_tests_name("opaque", tests, unit_memfd_setup, NULL);
-}
+UNIT_MAIN("opaque", unit_memfd_setup, NULL)

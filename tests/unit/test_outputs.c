@@ -17,7 +17,7 @@ static struct fixture {
 	int sockets[2];
 } f;
 
-static void test_contexts(void **state)
+UNIT(test_contexts)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = 77};
 
@@ -34,7 +34,7 @@ static void test_contexts(void **state)
 	FAILS(tmesh_ctx_flush, -EINVAL, NULL, 0, OUT, err);
 }
 
-static void test_regions(void **state)
+UNIT(test_regions)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .mode = 077777};
 	struct tmesh_gather_extent extent = {.region = f.region, .offset = 1 << 30, .bytes = 1};
@@ -66,7 +66,7 @@ static void test_regions(void **state)
 	      TMESH_READ, NULL, OUT, err);
 }
 
-static void test_imports(void **state)
+UNIT(test_imports)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
@@ -79,7 +79,7 @@ static void test_imports(void **state)
 	close(null);
 }
 
-static void test_lists(void **state)
+UNIT(test_lists)
 {
 	FAILS(tmesh_list, -EINVAL, NULL, OUT, OTHER, err);
 	FAILS(tmesh_holders, -ENOENT, f.ctx, 12345, OUT, OTHER, err);
@@ -93,7 +93,7 @@ static void test_lists(void **state)
 	FAILS(tmesh_keeper_info, -EINVAL, NULL, OUT, err);
 }
 
-static void test_tensors(void **state)
+UNIT(test_tensors)
 {
 	const int64_t shape[] = {4, -1}, large[] = {1 << 30};
 	struct tmesh_layout outside = {0};
@@ -129,7 +129,7 @@ static void test_tensors(void **state)
 	FAILS(tmesh_arena_create, -EINVAL, f.ctx, 1 << 20, &bad, OUT, err);
 }
 
-static void test_bundles(void **state)
+UNIT(test_bundles)
 {
 	struct tmesh_bundle_entry entries[2] = {{.name = "a"}, {.name = "a"}};
 	char *text = ref_of(f.bundle);
@@ -156,7 +156,7 @@ static void test_bundles(void **state)
 	assert_int_equal(entries[0].layout.offset, first);
 }
 
-static void test_channels(void **state)
+UNIT(test_channels)
 {
 	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .capacity = 3};
 
@@ -213,12 +213,4 @@ static int teardown(void **state)
 	return 0;
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_contexts), TEST(test_regions), TEST(test_imports),  TEST(test_lists),
-		TEST(test_tensors),  TEST(test_bundles), TEST(test_channels),
-	};
-
-	return cmocka_run_group_tests_name("outputs", tests, setup, teardown);
-}
+UNIT_MAIN("outputs", setup, teardown)

@@ -21,7 +21,7 @@ static int decode(const char *text, struct tmesh_ref *ref, struct tmesh_error *e
 	return rc;
 }
 
-static void test_encode(void **state)
+UNIT(test_encode)
 {
 	struct tmesh_ref ref = {.id = 0x0123456789abcdef, .token = TOKEN, .byte_size = 24};
 	char text[TMESH_REF_SIZE];
@@ -37,7 +37,7 @@ static void test_encode(void **state)
 	assert_ok(tmesh_ref_encode(&ref, text, strlen(REF) + 1, err));
 }
 
-static void test_encode_longest(void **state)
+UNIT(test_encode_longest)
 {
 	struct tmesh_ref ref = {.id = UINT64_MAX, .byte_size = 0};
 	struct tmesh_ref back;
@@ -58,7 +58,7 @@ static void test_encode_longest(void **state)
 	assert_memory_equal(&back, &ref, sizeof(ref));
 }
 
-static void test_encode_refused(void **state)
+UNIT(test_encode_refused)
 {
 	struct tmesh_ref good = {.token = TOKEN, .byte_size = 4};
 	char text[TMESH_REF_SIZE];
@@ -82,7 +82,7 @@ static void test_encode_refused(void **state)
 	assert_refused(tmesh_ref_encode(&ref, text, sizeof(text), err), -EINVAL, "offset");
 }
 
-static void test_decode(void **state)
+UNIT(test_decode)
 {
 	struct tmesh_ref ref;
 
@@ -102,7 +102,7 @@ static void test_decode(void **state)
 	assert_string_equal(ref.token, "");
 }
 
-static void test_decode_refused(void **state)
+UNIT(test_decode_refused)
 {
 #define WITH(offset, bytes, shape, dtype, strides, device)                                        \
 	HEAD "\"offset\":" offset ",\"byte_size\":" bytes ",\"shape\":" shape ",\"dtype\":" dtype \
@@ -177,7 +177,7 @@ static void test_decode_refused(void **state)
 }
 
 /* Its length is what its text has, not what was kept for it. */
-static void test_decode_zero(void **state)
+UNIT(test_decode_zero)
 {
 	char text[TMESH_REF_SIZE] = REF;
 	struct tmesh_ref ref;
@@ -187,7 +187,7 @@ static void test_decode_zero(void **state)
 	assert_ok(tmesh_ref_decode(text, strlen(text), &ref, err));
 }
 
-static void test_decode_limits(void **state)
+UNIT(test_decode_limits)
 {
 	char text[TMESH_REF_SIZE + 2], *longest;
 	struct tmesh_ref ref;
@@ -221,7 +221,7 @@ static void test_decode_limits(void **state)
 }
 
 /* The members that another decoder has found give the same as the text. */
-static void test_members(void **state)
+UNIT(test_members)
 {
 	static const int64_t shape[] = {2, 3, 1, 1, 1, 1, 1, 1, 1}, strides[] = {3, 1};
 	const struct tmesh_ref_members good = {
@@ -275,13 +275,4 @@ static void test_members(void **state)
 	assert_refused(tmesh_ref_from_members(&bad, &ref, err), -EINVAL, "size");
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_encode),	  TEST(test_encode_longest), TEST(test_encode_refused),
-		TEST(test_decode),	  TEST(test_decode_refused), TEST(test_decode_zero),
-		TEST(test_decode_limits), TEST(test_members),
-	};
-
-	return cmocka_run_group_tests_name("ref", tests, NULL, NULL);
-}
+UNIT_MAIN("ref", NULL, NULL)

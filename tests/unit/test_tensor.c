@@ -4,7 +4,7 @@
 
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 
-static void test_create(void **state)
+UNIT_CTX(test_create)
 {
 	struct tmesh_tensor *tensor;
 	const struct tmesh_layout *layout;
@@ -26,7 +26,7 @@ static void test_create(void **state)
 	assert_int_equal(ctx_stats(*state).regions_live, 0);
 }
 
-static void test_empty(void **state)
+UNIT_CTX(test_empty)
 {
 	struct tmesh_tensor *tensor;
 	void *data;
@@ -39,7 +39,7 @@ static void test_empty(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-static void test_data_twice(void **state)
+UNIT_CTX(test_data_twice)
 {
 	struct tmesh_tensor *tensor;
 	void *read, *write, *again;
@@ -61,7 +61,7 @@ static void test_data_twice(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-static void test_view(void **state)
+UNIT_CTX(test_view)
 {
 	struct tmesh_tensor *tensor, *view;
 	struct tmesh_layout column;
@@ -92,7 +92,7 @@ static void test_view(void **state)
 	assert_int_equal(ctx_stats(*state).regions_live, 0);
 }
 
-static void test_wrap(void **state)
+UNIT_CTX(test_wrap)
 {
 	struct tmesh_region *region = new_region(*state, 100);
 	struct tmesh_tensor *tensor;
@@ -109,7 +109,7 @@ static void test_wrap(void **state)
 	assert_int_equal(ctx_stats(*state).regions_live, 0);
 }
 
-static void test_try_unref(void **state)
+UNIT_CTX(test_try_unref)
 {
 	struct tmesh_tensor *tensor, *view;
 	void *data;
@@ -168,7 +168,7 @@ static void read_back(struct tmesh_ctx *ctx, struct tmesh_region *region, const 
 }
 
 /* Read more than fits at once, and each order of elements. */
-static void test_read(void **state)
+UNIT_CTX(test_read)
 {
 	enum {
 		COUNT = 1 << 20
@@ -211,7 +211,7 @@ static void test_read(void **state)
 }
 
 /* People see what a region holds, without what would open it. */
-static void test_description(void **state)
+UNIT_CTX(test_description)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_tensor *tensor;
@@ -228,7 +228,7 @@ static void test_description(void **state)
 }
 
 /* A description opens nothing; missing rights are reported before a missing seal. */
-static void test_ref_refused(void **state)
+UNIT_CTX(test_ref_refused)
 {
 	struct tmesh_tensor *tensor, *opened = NULL;
 	char text[TMESH_REF_SIZE];
@@ -255,13 +255,4 @@ static void test_ref_refused(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_CTX(test_create),	    TEST_CTX(test_empty), TEST_CTX(test_data_twice),
-		TEST_CTX(test_view),	    TEST_CTX(test_wrap),  TEST_CTX(test_try_unref),
-		TEST_CTX(test_description), TEST_CTX(test_read),  TEST_CTX(test_ref_refused),
-	};
-
-	return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
-}
+UNIT_MAIN("tensor", NULL, NULL)

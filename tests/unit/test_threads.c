@@ -75,7 +75,7 @@ static void *work(void *data)
 	return NULL;
 }
 
-static void test_all_at_once(void **state)
+UNIT(test_all_at_once)
 {
 	struct tmesh_ctx_opts opts = {
 		.size = sizeof(opts),
@@ -116,7 +116,7 @@ static void handle(int signal)
 }
 
 /* Signals are the application's: a thread of ours takes none that it keeps from its own. */
-static void test_signals(void **state)
+UNIT(test_signals)
 {
 	const struct sigaction action = {.sa_handler = handle}, none = {.sa_handler = SIG_DFL};
 	struct tmesh_channel *sender, *receiver;
@@ -157,7 +157,7 @@ static void *call_first(void *data)
 
 /* The first calls of a forked child may come at once: one thread lets go of what the parent held.
  * The thread sanitizer follows no threads of a forked child, so this process stands for one. */
-static void test_first_calls(void **state)
+UNIT(test_first_calls)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
 				      .backend = TMESH_BACKEND_MEMFD,
@@ -190,13 +190,4 @@ static void test_first_calls(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_all_at_once),
-		TEST(test_first_calls),
-		TEST(test_signals),
-	};
-
-	return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
-}
+UNIT_MAIN("threads", NULL, NULL)

@@ -80,6 +80,33 @@ static inline const char *unit_runtime_dir(void)
 #define TEST_SET_UP(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 #define TEST_CTX(test) cmocka_unit_test_setup_teardown(test, unit_ctx_setup, unit_ctx_teardown)
 
+/* The tests of a program with one group: UNIT(test_name) { ... }, and UNIT_MAIN() behind them. */
+#define UNIT(test) UNIT_ADD(test, NULL, NULL)
+#define UNIT_SET_UP(test) UNIT_ADD(test, setup, teardown)
+#define UNIT_CTX(test) UNIT_ADD(test, unit_ctx_setup, unit_ctx_teardown)
+#define UNIT_ADD(test, set_up, tear_down)                                            \
+	static void test(void **state);                                              \
+	__attribute__((constructor)) static void add_##test(void)                    \
+	{                                                                            \
+		unit_add((struct CMUnitTest){#test, test, set_up, tear_down, NULL}); \
+	}                                                                            \
+	static void test(void **state)
+#define UNIT_MAIN(name, set_up, tear_down)                                                       \
+	int main(void)                                                                           \
+	{                                                                                        \
+		return _cmocka_run_group_tests(name, unit_tests, unit_count, set_up, tear_down); \
+	}
+
+static struct CMUnitTest unit_tests[64];
+static size_t unit_count;
+
+static inline void unit_add(struct CMUnitTest test)
+{
+	if (unit_count == sizeof(unit_tests) / sizeof(unit_tests[0]))
+		abort();
+	unit_tests[unit_count++] = test;
+}
+
 /* For groups of tests that are about how memfds are handed over. */
 static inline int unit_memfd_setup(void **state)
 {

@@ -7,7 +7,7 @@
 
 #include <tmesh/xla.h>
 
-static void test_stats(void **state)
+UNIT(test_stats)
 {
 	struct tmesh_stats stats = {.size = 4, .copies = 7};
 
@@ -15,9 +15,4 @@ static void test_stats(void **state)
 	assert_int_equal(stats.copies, 7);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_stats)};
-
-	return cmocka_run_group_tests_name("xla outputs", tests, NULL, NULL);
-}
+UNIT_MAIN("xla outputs", NULL, NULL)
