@@ -38,11 +38,6 @@ __attribute__((unused)) static void share(struct tmesh_cuda_memory *memory,
                                                  \
 	bed_open(bed, 8 * MIB)
 
-#define alone_test(f)                                \
-	{                                            \
-		"stand-in: " #f, f, NULL, NULL, NULL \
-	}
-
 /* A second driver object of this process imports as another process would. */
 struct pair {
 	struct bed a, b;

@@ -26,6 +26,7 @@
 
 #include <tmesh/cuda.h>
 
+#include "../unit/unit_group.h"
 #include "driver_api.h"
 #include "standin.h"
 
@@ -33,10 +34,9 @@
 #define MIB ((uint64_t)1 << 20)
 #define SECOND 1000000000ull
 
-#define standin_test(f)                                     \
-	{                                                   \
-		"stand-in: " #f, f, set_up, tear_down, NULL \
-	}
+/* Define a test, whose name says that it ran on the stand-in. */
+#define STANDIN(test) STANDIN_ADD(test, set_up, tear_down)
+#define STANDIN_ADD(test, begin, end) UNIT_ENTER("stand-in: " #test, test, begin, end)
 
 #define assert_refused(call, code_, word)                                           \
 	do {                                                                        \

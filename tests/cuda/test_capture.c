@@ -97,7 +97,7 @@ static void use_all(struct studio *studio)
 	tmesh_cuda_memory_unref(memory);
 }
 
-static void test_no_capture_is_broken(void **state)
+STANDIN_ADD(test_no_capture_is_broken, studio_open, studio_close)
 {
 	struct studio *studio = *state;
 
@@ -120,7 +120,7 @@ static void test_no_capture_is_broken(void **state)
 }
 
 /* Memory released while the device cannot be waited for stays allocated, and is counted. */
-static void test_given_back_later(void **state)
+STANDIN_ADD(test_given_back_later, studio_open, studio_close)
 {
 	struct studio *studio = *state;
 	struct bed *bed = &studio->bed;
@@ -162,7 +162,7 @@ static void test_given_back_later(void **state)
 }
 
 /* Calls that name a capturing stream. */
-static void test_named(void **state)
+STANDIN_ADD(test_named, studio_open, studio_close)
 {
 	struct studio *studio = *state;
 	struct tmesh_cuda *cuda = studio->bed.cuda;
@@ -208,7 +208,7 @@ static void slow(void *data)
 }
 
 /* A stream of another device has no event of this one's. */
-static void test_other_device(void **state)
+STANDIN_ADD(test_other_device, studio_open, studio_close)
 {
 	struct studio *studio = *state;
 	struct tmesh_cuda *cuda = studio->bed.cuda;
@@ -243,19 +243,4 @@ static void test_other_device(void **state)
 	assert_true(done);
 }
 
-#define studio_test(f)                                              \
-	{                                                           \
-		"stand-in: " #f, f, studio_open, studio_close, NULL \
-	}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		studio_test(test_no_capture_is_broken),
-		studio_test(test_given_back_later),
-		studio_test(test_named),
-		studio_test(test_other_device),
-	};
-
-	return cmocka_run_group_tests_name("cuda capture", tests, NULL, NULL);
-}
+UNIT_MAIN("cuda capture", NULL, NULL)

@@ -130,7 +130,7 @@ static void anew(void)
 	tmesh_ctx_unref(bed.ctx);
 }
 
-static void test_destroyed(void **state)
+STANDIN_ADD(test_destroyed, NULL, NULL)
 {
 	unsigned long live, calls;
 	struct all all;
@@ -191,7 +191,7 @@ static void slow_kernel(void *data)
 
 /* The other caller's registration of the same memory stays, and its kernels end before a block
  * goes. */
-static void test_revived(void **state)
+STANDIN_ADD(test_revived, NULL, NULL)
 {
 	stream_create_fn *create = (stream_create_fn *)standin_symbol("cuStreamCreate");
 	stream_destroy_fn *destroy = (stream_destroy_fn *)standin_symbol("cuStreamDestroy_v2");
@@ -250,7 +250,7 @@ static void unanswered(const char *symbol)
 	bed_close(&bed);
 }
 
-static void test_revived_and_unanswered(void **state)
+STANDIN_ADD(test_revived_and_unanswered, NULL, NULL)
 {
 	unanswered("cuDevicePrimaryCtxRetain");
 	unanswered("cuDevicePrimaryCtxGetState");
@@ -267,7 +267,7 @@ static void *old_symbol(const char *name)
 
 /* A driver that does not number contexts. A context seen to be lost stays lost; one remade in
  * between is taken for the old one. */
-static void test_revived_on_old_driver(void **state)
+STANDIN_ADD(test_revived_on_old_driver, NULL, NULL)
 {
 	retain_fn *retain = (retain_fn *)old_symbol("cuDevicePrimaryCtxRetain");
 	standin_reset_fn *reset = (standin_reset_fn *)old_symbol("standin_reset");
@@ -306,20 +306,8 @@ static int end_foreign(void **state)
 	return 0;
 }
 
-#define context_test(f)                              \
-	{                                            \
-		"stand-in: " #f, f, NULL, NULL, NULL \
-	}
-
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		context_test(test_destroyed),
-		context_test(test_revived),
-		context_test(test_revived_and_unanswered),
-		context_test(test_revived_on_old_driver),
-	};
-
 	foreign = helper_start(RW, -1);
-	return cmocka_run_group_tests_name("cuda context", tests, NULL, end_foreign);
+	return UNIT_RUN("cuda context", NULL, end_foreign);
 }

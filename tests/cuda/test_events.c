@@ -30,7 +30,7 @@ static void quick_kernel(void *data)
 }
 
 /* The consumer's stream waits for the producer's; no host does. */
-static void test_streams(void **state)
+STANDIN_ADD(test_streams, NULL, NULL)
 {
 	stream_create_fn *create = (stream_create_fn *)standin_symbol("cuStreamCreate");
 	stream_destroy_fn *destroy = (stream_destroy_fn *)standin_symbol("cuStreamDestroy_v2");
@@ -79,7 +79,7 @@ static void test_streams(void **state)
 }
 
 /* If no event can be had, the producer's host waits, and reports it. */
-static void test_no_event(void **state)
+STANDIN_ADD(test_no_event, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1));
 	struct tmesh_cuda_opts opts = {.size = sizeof(opts),
@@ -125,7 +125,7 @@ static void test_no_event(void **state)
 }
 
 /* A caller that orders its work itself waits for nothing, on either side, nor when sending on. */
-static void test_no_stream(void **state)
+STANDIN_ADD(test_no_stream, NULL, NULL)
 {
 	struct tmesh_layout layout = bytes_layout(5000);
 	struct tmesh_cuda_memory *memory, *imported;
@@ -209,7 +209,7 @@ static char open_during(struct helper *helper, const char *text, struct slow_ker
 	return byte;
 }
 
-static void test_other_shm(void **state)
+STANDIN_ADD(test_other_shm, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_elsewhere("without=shm"));
 	launch_fn *launch = (launch_fn *)standin_symbol("cuLaunchHostFunc");
@@ -236,7 +236,7 @@ static void test_other_shm(void **state)
 }
 
 /* Memory is shared on a second stream before the first one is done. */
-static void test_other_shm_two_streams(void **state)
+STANDIN_ADD(test_other_shm_two_streams, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_elsewhere("without=shm"));
 	launch_fn *launch = (launch_fn *)standin_symbol("cuLaunchHostFunc");
@@ -300,7 +300,7 @@ static void waits(struct bed *bed, struct helper *helper)
 }
 
 /* The wait ends with the producer. */
-static void test_other_shm_killed(void **state)
+STANDIN_ADD(test_other_shm_killed, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
 	struct killer killer = {.bed = bed, .helper = &helpers[1], .waits = 3};
@@ -339,7 +339,7 @@ static void refused(struct helper *helper, const char *text, const char *word)
 }
 
 /* Streams that write no numbers: the other process gets the driver's error. */
-static void test_other_shm_no_values(void **state)
+STANDIN_ADD(test_other_shm_no_values, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_elsewhere("without=shm"));
 	struct tmesh_cuda_memory *memory[2];
@@ -369,7 +369,7 @@ static void test_other_shm_no_values(void **state)
 }
 
 /* Another process wrote the description. */
-static void test_other_shm_false_values(void **state)
+STANDIN_ADD(test_other_shm_false_values, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_elsewhere("without=shm"));
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -401,18 +401,4 @@ static void test_other_shm_false_values(void **state)
 	bed_close(bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		alone_test(test_streams),
-		alone_test(test_no_stream),
-		alone_test(test_no_event),
-		alone_test(test_other_shm),
-		alone_test(test_other_shm_two_streams),
-		alone_test(test_other_shm_killed),
-		alone_test(test_other_shm_no_values),
-		alone_test(test_other_shm_false_values),
-	};
-
-	return cmocka_run_group_tests_name("cuda events", tests, NULL, NULL);
-}
+UNIT_MAIN("cuda events", NULL, NULL)

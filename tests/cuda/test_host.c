@@ -26,7 +26,7 @@ static struct tmesh_region *region_of(struct bed *bed, const char *text)
 	return region;
 }
 
-static void test_registered(void **state)
+STANDIN(test_registered)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc");
@@ -61,7 +61,7 @@ static void test_registered(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_read_only(void **state)
+STANDIN(test_read_only)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc"), *reader;
@@ -89,7 +89,7 @@ static void test_read_only(void **state)
 }
 
 /* The driver registers it once, and every device has a pointer to it. */
-static void test_two_devices(void **state)
+STANDIN(test_two_devices)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc");
@@ -123,7 +123,7 @@ static void test_two_devices(void **state)
 
 /* GPUs without read-only memory: sealed weights are copied, memory that its owner lets others write
  * is not. The library reports both. */
-static void test_no_read_only_memory(void **state)
+STANDIN(test_no_read_only_memory)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc");
@@ -190,7 +190,7 @@ static int on_piece(void *data, uint64_t done, uint64_t bytes)
 	return ++pieces->calls == pieces->last;
 }
 
-static void test_pieces(void **state)
+STANDIN(test_pieces)
 {
 	struct bed *bed = *state;
 	struct pieces pieces = {0};
@@ -255,7 +255,7 @@ static void while_copying(void *data)
 	tmesh_cuda_memory_unref(memory);
 }
 
-static void test_staged(void **state)
+STANDIN(test_staged)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc");
@@ -303,7 +303,7 @@ static bool on_module(const struct bed *bed)
 
 /* A registration touches the lease of its region; if the lease ends all the same, the registration
  * goes. */
-static void test_lease(void **state)
+STANDIN(test_lease)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc");
@@ -346,7 +346,7 @@ static void test_lease(void **state)
 }
 
 /* Reclaimed by its owner, who has another handle on it. */
-static void test_revoked(void **state)
+STANDIN(test_revoked)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc"), *lent;
@@ -397,7 +397,7 @@ static void *register_often(void *data)
 	return NULL;
 }
 
-static void test_given_back_under_the_watcher(void **state)
+STANDIN(test_given_back_under_the_watcher)
 {
 	pthread_t threads[3];
 	void *failed;
@@ -420,7 +420,7 @@ static bool is_dmabuf(int fd)
 
 /* Device memory on its way to other devices: a region that the module imports, valid after the
  * memory was released. The stand-in has a dma-buf if the kernel makes them of memfds. */
-static void test_device_memory_as_region(void **state)
+STANDIN(test_device_memory_as_region)
 {
 	struct bed *bed = *state;
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -452,7 +452,7 @@ static void test_device_memory_as_region(void **state)
 }
 
 /* The user has no watches left. */
-static void test_no_watches(void **state)
+STANDIN(test_no_watches)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc");
@@ -470,7 +470,7 @@ static void test_no_watches(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_refused(void **state)
+STANDIN(test_refused)
 {
 	struct bed *bed = *state;
 	struct tmesh_region *region = region_of(bed, "abc");
@@ -494,16 +494,4 @@ static void test_refused(void **state)
 	tmesh_region_unref(region);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		standin_test(test_registered),	standin_test(test_read_only),
-		standin_test(test_staged),	standin_test(test_lease),
-		standin_test(test_revoked),	standin_test(test_given_back_under_the_watcher),
-		standin_test(test_refused),	standin_test(test_device_memory_as_region),
-		standin_test(test_pieces),	standin_test(test_no_read_only_memory),
-		standin_test(test_two_devices), standin_test(test_no_watches),
-	};
-
-	return cmocka_run_group_tests_name("cuda host", tests, NULL, NULL);
-}
+UNIT_MAIN("cuda host", NULL, NULL)

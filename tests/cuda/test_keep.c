@@ -42,11 +42,6 @@ static int keep_down(void **state)
 	return tear_down(state);
 }
 
-#define keep_test(f)                                         \
-	{                                                    \
-		"stand-in: " #f, f, keep_up, keep_down, NULL \
-	}
-
 static struct tmesh_cuda_memory *alloc(struct bed *bed, uint32_t flags, char fill)
 {
 	struct tmesh_cuda_memory *memory;
@@ -132,7 +127,7 @@ static void look(struct bed *bed)
 }
 
 /* The processes run one after the other: none has an object of another. */
-static void test_all_are_killed(void **state)
+STANDIN_ADD(test_all_are_killed, NULL, NULL)
 {
 	struct tmesh_cuda_memory *memory;
 	struct tmesh_layout layout = bytes_layout(BYTES);
@@ -171,7 +166,7 @@ static void test_all_are_killed(void **state)
 }
 
 /* Released here, it is not used again while it is kept. */
-static void test_its_maker_lives(void **state)
+STANDIN_ADD(test_its_maker_lives, keep_up, keep_down)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 'm'), *other;
@@ -204,7 +199,7 @@ static void count(void *data)
 	++*(atomic_int *)data;
 }
 
-static void test_part(void **state)
+STANDIN_ADD(test_part, keep_up, keep_down)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *whole = alloc(bed, 0, 'p'), *part, *memory;
@@ -225,7 +220,7 @@ static void test_part(void **state)
 }
 
 /* The longest description that there is. */
-static void test_many_axes(void **state)
+STANDIN_ADD(test_many_axes, keep_up, keep_down)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 'x'), *other;
@@ -249,7 +244,7 @@ static void test_many_axes(void **state)
 }
 
 /* Work queued before the call is done when the call returns. */
-static void test_it_waits_for_the_stream(void **state)
+STANDIN_ADD(test_it_waits_for_the_stream, keep_up, keep_down)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 's');
@@ -265,7 +260,7 @@ static void test_it_waits_for_the_stream(void **state)
 }
 
 /* After a refusal nothing is kept, and nothing stays. */
-static void test_refused(void **state)
+STANDIN_ADD(test_refused, keep_up, keep_down)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 'r'), *other;
@@ -337,7 +332,7 @@ static void test_refused(void **state)
 }
 
 /* Check that persistence mode off names the GPU, and that a GPU unknown to NVML is left out. */
-static void test_persistence_mode(void **state)
+STANDIN_ADD(test_persistence_mode, keep_up, keep_down)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory = alloc(bed, TMESH_CUDA_ALONE, 'p');
@@ -357,17 +352,4 @@ static void test_persistence_mode(void **state)
 	tmesh_cuda_memory_unref(memory);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		{"stand-in: test_all_are_killed", test_all_are_killed, NULL, NULL, NULL},
-		keep_test(test_its_maker_lives),
-		keep_test(test_part),
-		keep_test(test_many_axes),
-		keep_test(test_it_waits_for_the_stream),
-		keep_test(test_refused),
-		keep_test(test_persistence_mode),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN("cuda keep", NULL, NULL)

@@ -15,7 +15,7 @@ static struct tmesh_cuda_memory *alloc(struct bed *bed, int device, uint64_t byt
 	return memory;
 }
 
-static void test_chunks(void **state)
+STANDIN(test_chunks)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *a = alloc(bed, 0, 1), *b = alloc(bed, 0, 1000), *c;
@@ -52,7 +52,7 @@ static void test_chunks(void **state)
 	assert_int_equal(stats.blocks + stats.bytes_reserved + stats.bytes_used, 0);
 }
 
-static void test_devices(void **state)
+STANDIN(test_devices)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *a = alloc(bed, 0, 100), *b = alloc(bed, 1, 100);
@@ -72,7 +72,7 @@ static void test_devices(void **state)
 }
 
 /* A driver that can tell instances of one GPU apart numbers them. */
-static void test_instances(void **state)
+STANDIN(test_instances)
 {
 	struct tmesh_cuda_device_info one = {.size = sizeof(one)}, two = {.size = sizeof(two)};
 	struct bed *bed = *state, mig;
@@ -97,7 +97,7 @@ static unsigned int inherited(void)
 	return count;
 }
 
-static void test_no_descriptor_is_inherited(void **state)
+STANDIN(test_no_descriptor_is_inherited)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory;
@@ -116,7 +116,7 @@ static void test_no_descriptor_is_inherited(void **state)
 }
 
 /* Many sizes in random order: never two at one place, and all memory is returned. */
-static void test_random(void **state)
+STANDIN(test_random)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *have[200] = {NULL};
@@ -150,7 +150,7 @@ static void test_random(void **state)
 	assert_int_equal(stats_of(bed).blocks, 1);
 }
 
-static void test_alone(void **state)
+STANDIN(test_alone)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *a, *b = alloc(bed, 0, 1);
@@ -170,7 +170,7 @@ static void assert_byte(struct tmesh_cuda_memory *memory, uint64_t at, char want
 	assert_int_equal(byte, want);
 }
 
-static void test_zero(void **state)
+STANDIN(test_zero)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *a = alloc(bed, 0, 1024), *part;
@@ -195,7 +195,7 @@ static void test_zero(void **state)
 	tmesh_cuda_memory_unref(a);
 }
 
-static void test_read_write(void **state)
+STANDIN(test_read_write)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *a = alloc(bed, 0, 1024), *part;
@@ -236,7 +236,7 @@ static void test_read_write(void **state)
 	tmesh_cuda_memory_unref(a);
 }
 
-static void test_no_memory(void **state)
+STANDIN(test_no_memory)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *most = alloc(bed, 0, 246 * MIB), *rest, *more;
@@ -263,7 +263,7 @@ static void test_no_memory(void **state)
 	assert_refused(tmesh_cuda_alloc(bed->cuda, 0, 1, 1, &more, err), -EINVAL, "0x1");
 }
 
-static void test_dlpack(void **state)
+STANDIN(test_dlpack)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory = alloc(bed, 1, 4096);
@@ -294,7 +294,7 @@ static void test_dlpack(void **state)
 }
 
 /* The holder of a dma-buf keeps its memory, whatever is allocated and released later. */
-static void test_dmabuf(void **state)
+STANDIN(test_dmabuf)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory, *next;
@@ -319,7 +319,7 @@ static void test_dmabuf(void **state)
 	tmesh_cuda_memory_unref(next);
 }
 
-static void test_descriptors(void **state)
+STANDIN(test_descriptors)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory, *external;
@@ -374,7 +374,7 @@ static void test_descriptors(void **state)
 }
 
 /* On platforms that take dma-bufs. The driver keeps nothing of the descriptor. */
-static void test_dmabuf_import(void **state)
+STANDIN(test_dmabuf_import)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory, *external;
@@ -415,7 +415,7 @@ static const struct tmesh_cuda_cap *cap(const struct tmesh_cuda_cap *caps, const
 	return NULL;
 }
 
-static void test_caps(void **state)
+STANDIN(test_caps)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_cap caps[TMESH_CUDA_CAPS];
@@ -459,7 +459,7 @@ static bool for_rdma(struct tmesh_cuda_memory *memory)
 	return can;
 }
 
-static void test_rdma(void **state)
+STANDIN(test_rdma)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 100);
@@ -485,7 +485,7 @@ static void test_rdma(void **state)
 	tmesh_cuda_memory_unref(memory);
 }
 
-static void test_no_driver(void **state)
+STANDIN(test_no_driver)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_opts opts = {.size = sizeof(opts), .library = "/nowhere/libcuda.so.1"};
@@ -506,7 +506,7 @@ static void test_no_driver(void **state)
 }
 
 /* Without VMM, external memory and dma-bufs there are still regions. */
-static void test_old_driver(void **state)
+STANDIN(test_old_driver)
 {
 	struct bed *bed = *state;
 	struct tmesh_cuda_opts opts = {.size = sizeof(opts),
@@ -539,27 +539,4 @@ static void test_old_driver(void **state)
 	tmesh_cuda_unref(cuda);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		standin_test(test_chunks),
-		standin_test(test_devices),
-		standin_test(test_random),
-		standin_test(test_alone),
-		standin_test(test_zero),
-		standin_test(test_read_write),
-		standin_test(test_no_memory),
-		standin_test(test_dlpack),
-		standin_test(test_dmabuf),
-		standin_test(test_descriptors),
-		standin_test(test_caps),
-		standin_test(test_rdma),
-		standin_test(test_no_driver),
-		standin_test(test_old_driver),
-		standin_test(test_dmabuf_import),
-		standin_test(test_instances),
-		standin_test(test_no_descriptor_is_inherited),
-	};
-
-	return cmocka_run_group_tests_name("cuda memory", tests, NULL, NULL);
-}
+UNIT_MAIN("cuda memory", NULL, NULL)

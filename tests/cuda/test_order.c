@@ -98,7 +98,7 @@ static uint64_t use(struct desk *desk, uint64_t bytes, struct CUstream_st *strea
 	return at;
 }
 
-static void test_same_stream(void **state)
+STANDIN_ADD(test_same_stream, desk_open, desk_close)
 {
 	struct desk *desk = *state;
 	struct tmesh_cuda_memory *kept = alloc(desk, 512, desk->s), *memory, *rest;
@@ -122,7 +122,7 @@ static void test_same_stream(void **state)
 }
 
 /* A process outside that order waits for the kernel, once for all released memory. */
-static void test_others(void **state)
+STANDIN_ADD(test_others, desk_open, desk_close)
 {
 	struct desk *desk = *state;
 	struct CUstream_st *const others[] = {desk->t, TMESH_CUDA_NO_STREAM};
@@ -146,7 +146,7 @@ static void test_others(void **state)
 }
 
 /* Neighbours of different streams become one block without an order. */
-static void test_neighbours(void **state)
+STANDIN_ADD(test_neighbours, desk_open, desk_close)
 {
 	struct desk *desk = *state;
 	struct CUstream_st *const either[] = {desk->s, desk->t};
@@ -168,7 +168,7 @@ static void test_neighbours(void **state)
 }
 
 /* An allocation waits for busy memory before it fails, and before it unmaps a block. */
-static void test_no_memory(void **state)
+STANDIN_ADD(test_no_memory, desk_open, desk_close)
 {
 	struct desk *desk = *state;
 	struct tmesh_cuda_memory *memory;
@@ -188,7 +188,7 @@ static void test_no_memory(void **state)
 
 /* Memory without an order: a stream of each thread's, memory of its own block, memory that others
  * have. */
-static void test_waited_for(void **state)
+STANDIN_ADD(test_waited_for, desk_open, desk_close)
 {
 	struct desk *desk = *state;
 	struct tmesh_layout layout = bytes_layout(5000);
@@ -210,7 +210,7 @@ static void test_waited_for(void **state)
 }
 
 /* Many sizes, in the order of either stream and of none: never two at one place. */
-static void test_random(void **state)
+STANDIN_ADD(test_random, desk_open, desk_close)
 {
 	struct desk *desk = *state;
 	struct tmesh_cuda_memory *have[100] = {NULL};
@@ -245,17 +245,4 @@ static void test_random(void **state)
 	assert_int_equal(stats_of(&desk->bed).blocks, 0);
 }
 
-#define desk_test(f)                                            \
-	{                                                       \
-		"stand-in: " #f, f, desk_open, desk_close, NULL \
-	}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		desk_test(test_same_stream), desk_test(test_others),	 desk_test(test_neighbours),
-		desk_test(test_no_memory),   desk_test(test_waited_for), desk_test(test_random),
-	};
-
-	return cmocka_run_group_tests_name("cuda order", tests, NULL, NULL);
-}
+UNIT_MAIN("cuda order", NULL, NULL)

@@ -13,7 +13,7 @@ static int no(void *data, uint64_t done, uint64_t bytes)
 	return 1;
 }
 
-static void test_devices(void **state)
+STANDIN(test_devices)
 {
 	const struct tmesh_cuda_opts nowhere = {.size = sizeof(nowhere), .library = "/nonexistent"};
 	struct bed *bed = *state;
@@ -28,7 +28,7 @@ static void test_devices(void **state)
 	FAILS(tmesh_cuda_stats, -ENODEV, bed->cuda, 99, OUT);
 }
 
-static void test_memory(void **state)
+STANDIN(test_memory)
 {
 	const struct tmesh_cuda_register_opts cancels = {
 		.size = sizeof(cancels), .rights = RW, .progress = no};
@@ -56,7 +56,7 @@ static void test_memory(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_sharing(void **state)
+STANDIN(test_sharing)
 {
 	struct tmesh_layout bytes = bytes_layout(5000);
 	struct tmesh_cuda_memory *memory;
@@ -80,13 +80,4 @@ static void test_sharing(void **state)
 	FAILS(tmesh_cuda_kept_open, -ENOENT, bed->cuda, "none", getuid(), NULL, OUT, OTHER, err);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		standin_test(test_devices),
-		standin_test(test_memory),
-		standin_test(test_sharing),
-	};
-
-	return cmocka_run_group_tests_name("cuda outputs", tests, NULL, NULL);
-}
+UNIT_MAIN("cuda outputs", NULL, NULL)

@@ -8,7 +8,7 @@ CU_FUNCTIONS_NEWER(DECLARE)
 typedef int push_fn(void *context);
 typedef int retain_fn(void **context, int device);
 
-static void test_two_processes(void **state)
+STANDIN_ADD(test_two_processes, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1));
 	struct tmesh_cuda_memory *memory = alloc(bed, 1, 5000, 'a');
@@ -34,7 +34,7 @@ static void test_two_processes(void **state)
 
 /* Kernels of the other GPU reach it, and so do those of the GPU that has it; read-only stays
  * read-only. */
-static void test_peer_and_rights(void **state)
+STANDIN_ADD(test_peer_and_rights, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(TMESH_READ, 0));
 	struct tmesh_cuda_memory *memory = alloc(bed, 1, 5000, 'a');
@@ -51,7 +51,7 @@ static void test_peer_and_rights(void **state)
 }
 
 /* A received tensor is sent on. Its maker may leave first, and every receiver keeps it. */
-static void test_sent_on(void **state)
+STANDIN_ADD(test_sent_on, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a');
@@ -72,7 +72,7 @@ static void test_sent_on(void **state)
 }
 
 /* Its first producer is dead, and so is the event of that producer. */
-static void test_sent_on_by_the_bereaved(void **state)
+STANDIN_ADD(test_sent_on_by_the_bereaved, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
 	struct tmesh_cuda_memory *memory;
@@ -93,7 +93,7 @@ static void test_sent_on_by_the_bereaved(void **state)
 }
 
 /* Memory that others hold is used again only after they release it or are killed. */
-static void test_pending_free(void **state)
+STANDIN_ADD(test_pending_free, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a'), *next;
@@ -121,7 +121,7 @@ static void test_pending_free(void **state)
 }
 
 /* An unopened ref costs nothing once the memory is released. */
-static void test_dropped(void **state)
+STANDIN_ADD(test_dropped, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1));
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a');
@@ -145,7 +145,7 @@ static void count_release(void *data)
 }
 
 /* A framework's way: a segment is one allocation, and its tensors are released one by one. */
-static void test_part(void **state)
+STANDIN_ADD(test_part, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 100000, 'a'), *part, *found;
@@ -213,7 +213,7 @@ static void *reclaim(void *data)
 	return NULL;
 }
 
-static void test_reclaim(void **state)
+STANDIN_ADD(test_reclaim, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1), helper_start(RW, -1));
 	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a'), *other;
@@ -262,7 +262,7 @@ static void test_reclaim(void **state)
 	bed_close(bed);
 }
 
-static void test_own_ref(void **state)
+STANDIN_ADD(test_own_ref, NULL, NULL)
 {
 	struct pair pair;
 	struct tmesh_cuda_memory *memory, *same, *imported, *again, *neighbour, *second;
@@ -334,7 +334,7 @@ static int in_child(struct pair *pair, struct tmesh_cuda_memory *memory,
 	return 0;
 }
 
-static void test_forked(void **state)
+STANDIN_ADD(test_forked, NULL, NULL)
 {
 	struct pair pair;
 	struct tmesh_cuda_memory *memory, *imported;
@@ -360,7 +360,7 @@ static void test_forked(void **state)
 	pair_close(&pair);
 }
 
-static void test_by_socket(void **state)
+STANDIN_ADD(test_by_socket, NULL, NULL)
 {
 	struct pair pair;
 	struct tmesh_cuda_memory *memory, *imported;
@@ -388,7 +388,7 @@ static void test_by_socket(void **state)
 }
 
 /* The importer has a lease of its own: it releases untouched memory. */
-static void test_import_lease(void **state)
+STANDIN_ADD(test_import_lease, NULL, NULL)
 {
 	struct tmesh_cuda_import_opts opts = {
 		.size = sizeof(opts), .device = -1, .lease_ns = 3 * SECOND};
@@ -419,7 +419,7 @@ static void test_import_lease(void **state)
 }
 
 /* A device without read-only mappings maps for writing, and reports it. */
-static void test_no_read_only_mappings(void **state)
+STANDIN_ADD(test_no_read_only_mappings, NULL, NULL)
 {
 	struct tmesh_layout layout = bytes_layout(5000);
 	struct tmesh_cuda_memory *memory, *imported;
@@ -482,7 +482,7 @@ static void test_not_exportable(struct bed *bed)
 	DRIVER(cuMemRelease)(mem);
 }
 
-static void test_ipc(void **state)
+STANDIN_ADD(test_ipc, NULL, NULL)
 {
 	ALONE_SET_UP(bed, helper_start(RW, -1));
 	retain_fn *retain = (retain_fn *)standin_symbol("cuDevicePrimaryCtxRetain");
@@ -551,7 +551,7 @@ static void test_ipc(void **state)
 }
 
 /* Host memory by the same call: it registers the region of a ref. */
-static void test_host_ref(void **state)
+STANDIN(test_host_ref)
 {
 	int64_t shape = 100;
 	struct tmesh_tensor *tensor;
@@ -572,25 +572,4 @@ static void test_host_ref(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		alone_test(test_two_processes),
-		alone_test(test_peer_and_rights),
-		alone_test(test_sent_on),
-		alone_test(test_pending_free),
-		alone_test(test_dropped),
-		alone_test(test_reclaim),
-		alone_test(test_part),
-		alone_test(test_sent_on_by_the_bereaved),
-		alone_test(test_forked),
-		alone_test(test_own_ref),
-		alone_test(test_by_socket),
-		alone_test(test_import_lease),
-		alone_test(test_no_read_only_mappings),
-		alone_test(test_ipc),
-		standin_test(test_host_ref),
-	};
-
-	return cmocka_run_group_tests_name("cuda share", tests, NULL, NULL);
-}
+UNIT_MAIN("cuda share", NULL, NULL)

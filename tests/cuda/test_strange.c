@@ -46,7 +46,7 @@ static void import_refused(const char *desc, int fd, uint64_t bytes, int code, c
 
 #define FOREIGN "does not stand for GPU memory (CUDA_ERROR_INVALID_VALUE)"
 
-static void test_strange_regions(void **state)
+STANDIN_ADD(test_strange_regions, beds_open, beds_close)
 {
 	/* The first run makes the objects that are made once for all, and its own objects are
 	 * gone. */
@@ -87,7 +87,7 @@ static void test_strange_regions(void **state)
 
 /* A good description with some bytes changed, around the descriptor of a real block: an accepted
  * description lies inside the mapping. */
-static void test_changed_cards(void **state)
+STANDIN_ADD(test_changed_cards, beds_open, beds_close)
 {
 	static const char bytes[] = "0123456789{}[]\",:-e.\\/avmipc";
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -138,7 +138,7 @@ static void test_changed_cards(void **state)
 
 /* A description with the name of another block, around a descriptor of other memory: the importer
  * gets the descriptor's memory, not the block that it has mapped already. */
-static void test_other_block(void **state)
+STANDIN_ADD(test_other_block, beds_open, beds_close)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_cuda_memory *memory[2], *imported[2];
@@ -177,7 +177,7 @@ static void test_other_block(void **state)
 	assert_int_equal(open_fds(), fds);
 }
 
-static void test_strange_refs(void **state)
+STANDIN_ADD(test_strange_refs, beds_open, beds_close)
 {
 	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 9};
 	struct tmesh_layout layout = bytes_layout(5000), wrong;
@@ -227,7 +227,7 @@ static void test_strange_refs(void **state)
 }
 
 /* The same refs when the process sees fewer GPUs, and with an older driver. */
-static void test_elsewhere(void **state)
+STANDIN_ADD(test_elsewhere, beds_open, beds_close)
 {
 	struct tmesh_layout layout = bytes_layout(5000);
 	struct tmesh_cuda_memory *memory, *imported;
@@ -283,7 +283,7 @@ static void test_elsewhere(void **state)
 }
 
 /* A feature that the platform lacks is refused with its name, only by the calls that need it. */
-static void test_lacking(void **state)
+STANDIN_ADD(test_lacking, beds_open, beds_close)
 {
 	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 1};
 	struct tmesh_layout layout = bytes_layout(5000);
@@ -340,15 +340,9 @@ static int end_foreign(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		beds_test(test_strange_regions), beds_test(test_changed_cards),
-		beds_test(test_other_block),	 beds_test(test_strange_refs),
-		beds_test(test_elsewhere),	 beds_test(test_lacking),
-	};
-
 	/* Streams of the other process write no numbers, so that its events are needed. */
 	set_up_standin("without=write-value");
 	foreign = helper_start(RW, -1);
 	set_up_standin(NULL);
-	return cmocka_run_group_tests_name("cuda strange", tests, NULL, end_foreign);
+	return UNIT_RUN("cuda strange", NULL, end_foreign);
 }

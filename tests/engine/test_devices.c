@@ -43,7 +43,7 @@ static int find(struct tmesh_devices **out, struct tmesh_error *err)
 }
 
 /* Three nodes, of which one has no processors; numbers need not follow each other. */
-static void test_nodes(void **state)
+UNIT_ADD(test_nodes, make_root, remove_root)
 {
 	struct tmesh_devices_device device = {.size = sizeof(device)};
 	struct tmesh_devices *devices;
@@ -83,7 +83,7 @@ static void test_nodes(void **state)
 }
 
 /* A kernel without NUMA; a list of nodes that is none counts as no list. */
-static void test_one_node(void **state)
+UNIT_ADD(test_one_node, make_root, remove_root)
 {
 	static const char *const lists[] = {"", "0-", "5-2", "x", "0-99999999999", "4294967295"};
 	struct tmesh_devices_device device = {.size = sizeof(device)};
@@ -106,7 +106,7 @@ static void test_one_node(void **state)
 /* A device that no engine runs on, and these engines. */
 /* A list that another process has made: it reads back the same, or is refused. */
 /* A device has the names of the engines that nobody has seen on its kind. */
-static void test_unseen(void **state)
+UNIT(test_unseen)
 {
 	static struct tmesh_devices devices = {
 		.device_count = 2,
@@ -122,7 +122,7 @@ static void test_unseen(void **state)
 	free(json);
 }
 
-static void test_refused(void **state)
+UNIT_ADD(test_refused, make_root, remove_root)
 {
 	struct tmesh_devices_opts opts = {.size = sizeof(opts), .library_count = 1};
 	struct tmesh_devices_library library = {.engine = "fake"};
@@ -138,7 +138,7 @@ static void test_refused(void **state)
 }
 
 /* The fake runs here; the old one is of another version; ours are not in that folder. */
-static void test_engines(void **state)
+UNIT_ADD(test_engines, make_root, remove_root)
 {
 	struct tmesh_devices_device device = {.size = sizeof(device)};
 	struct tmesh_devices_engine engine = {.size = sizeof(engine)};
@@ -175,15 +175,4 @@ static void test_engines(void **state)
 	tmesh_devices_unref(devices);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_nodes, make_root, remove_root),
-		cmocka_unit_test_setup_teardown(test_one_node, make_root, remove_root),
-		TEST(test_unseen),
-		cmocka_unit_test_setup_teardown(test_refused, make_root, remove_root),
-		cmocka_unit_test_setup_teardown(test_engines, make_root, remove_root),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN("tests", NULL, NULL)

@@ -7,7 +7,7 @@
 
 #include "plain_graph.h"
 
-static void test_dispatch(void **state)
+UNIT_SET_UP(test_dispatch)
 {
 	struct fixture *fix = *state;
 	struct tmesh_stats before = {.size = sizeof(before)}, after = before;
@@ -25,7 +25,7 @@ static void test_dispatch(void **state)
 	assert_int_equal(stats(fix).bytes_read, 32);
 }
 
-static void test_binding(void **state)
+UNIT_SET_UP(test_binding)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_binding *binding;
@@ -50,7 +50,7 @@ static void test_binding(void **state)
 }
 
 /* Inputs in others' place, one session and one binding; a refused change has no effect. */
-static void test_rebind(void **state)
+UNIT_SET_UP(test_rebind)
 {
 	struct fixture *fix = *state;
 	const float nines[8] = {9, 9, 9, 9, 9, 9, 9, 9};
@@ -100,7 +100,7 @@ static void test_rebind(void **state)
 }
 
 /* Arrays and device tensors in any mixture. */
-static void test_host(void **state)
+UNIT_SET_UP(test_host)
 {
 	struct fixture *fix = *state;
 	float x[12] = {1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}, y[12] = {0};
@@ -136,7 +136,7 @@ static void test_host(void **state)
 	tmesh_engine_tensor_unref(outputs[1].tensor);
 }
 
-static void test_tensor_refusals(void **state)
+UNIT_SET_UP(test_tensor_refusals)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_tensor *tensor = NULL;
@@ -171,7 +171,7 @@ static void test_tensor_refusals(void **state)
 	assert_null(region);
 }
 
-static void test_wrap(void **state)
+UNIT_SET_UP(test_wrap)
 {
 	struct fixture *fix = *state;
 	const float x[8] = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -223,7 +223,7 @@ static void test_wrap(void **state)
 }
 
 /* Sealed after it was bound: the mapping that the engine would write to is read-only then. */
-static void test_sealed_later(void **state)
+UNIT_SET_UP(test_sealed_later)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_binding *binding;
@@ -241,7 +241,7 @@ static void test_sealed_later(void **state)
 	tmesh_engine_binding_unref(binding);
 }
 
-static void test_names(void **state)
+UNIT_SET_UP(test_names)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_binding *binding = NULL;
@@ -272,7 +272,7 @@ static void test_names(void **state)
 	assert_null(binding);
 }
 
-static void test_types(void **state)
+UNIT_SET_UP(test_types)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_tensor *tensor;
@@ -312,7 +312,7 @@ static void test_types(void **state)
 	tmesh_engine_tensor_unref(tensor);
 }
 
-static void test_contexts(void **state)
+UNIT_SET_UP(test_contexts)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_context *other;
@@ -328,7 +328,7 @@ static void test_contexts(void **state)
 	tmesh_engine_tensor_unref(tensor);
 }
 
-static void test_overlap(void **state)
+UNIT_SET_UP(test_overlap)
 {
 	struct fixture *fix = *state;
 	float data[16] = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -368,7 +368,7 @@ static void test_overlap(void **state)
 	assert_ok(tmesh_engine_dispatch(fix->graph, fix->inputs, 2, outputs, 2, err));
 }
 
-static void test_operands(void **state)
+UNIT_SET_UP(test_operands)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_operand operand = {.size = sizeof(operand)};
@@ -388,7 +388,7 @@ static void test_operands(void **state)
 		       "no operand 2");
 }
 
-static void test_engine_failures(void **state)
+UNIT_SET_UP(test_engine_failures)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_graph *plain = fix->graph;
@@ -405,7 +405,7 @@ static void test_engine_failures(void **state)
 	fix->graph = plain;
 }
 
-static void test_found(void **state)
+UNIT_SET_UP(test_found)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_context *context = NULL;
@@ -435,7 +435,7 @@ static void test_found(void **state)
 }
 
 /* The child has no thread of the engine's: it may let go of all, and start nothing. */
-static void test_fork(void **state)
+UNIT_SET_UP(test_fork)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_binding *binding;
@@ -500,7 +500,7 @@ static void *open_often(void *data)
 	return NULL;
 }
 
-static void test_threads(void **state)
+UNIT_SET_UP(test_threads)
 {
 	struct fixture *fix = *state;
 	struct runner runner = {.fix = fix};
@@ -521,29 +521,11 @@ static void test_threads(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_dispatch),
-		TEST_SET_UP(test_binding),
-		TEST_SET_UP(test_rebind),
-		TEST_SET_UP(test_host),
-		TEST_SET_UP(test_tensor_refusals),
-		TEST_SET_UP(test_wrap),
-		TEST_SET_UP(test_sealed_later),
-		TEST_SET_UP(test_names),
-		TEST_SET_UP(test_types),
-		TEST_SET_UP(test_contexts),
-		TEST_SET_UP(test_overlap),
-		TEST_SET_UP(test_operands),
-		TEST_SET_UP(test_engine_failures),
-		TEST_SET_UP(test_found),
-		TEST_SET_UP(test_fork),
-		TEST_SET_UP(test_threads),
-	};
 	char command[64];
 	int failed;
 
 	assert_non_null(mkdtemp(folder));
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	failed = UNIT_RUN("tests", NULL, NULL);
 	snprintf(command, sizeof(command), "rm -r %s", folder);
 	return system(command) || failed;
 }

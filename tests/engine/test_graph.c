@@ -71,7 +71,7 @@ static void assert_shape(const struct tmesh_graph *graph, const char *name, enum
 }
 
 /* Every operator, and what it is inferred to be. */
-static void test_infer(void **state)
+UNIT(test_infer)
 {
 	struct tmesh_graph *graph = parse(text);
 	const char *name;
@@ -103,7 +103,7 @@ static void test_infer(void **state)
 }
 
 /* Text to JSON to text, and each is what it was. */
-static void test_forms(void **state)
+UNIT(test_forms)
 {
 	struct tmesh_graph *graph = parse(text), *again;
 	char *json = tmesh_graph_to_json(graph), *plain = tmesh_graph_to_text(graph);
@@ -128,7 +128,7 @@ static void test_forms(void **state)
 }
 
 /* Nodes come in any order; a chain as deep as a file may be needs no stack. */
-static void test_order(void **state)
+UNIT(test_order)
 {
 	size_t bytes;
 	char *deep = NULL;
@@ -161,7 +161,7 @@ static char *replaced(const char *name, const char *line)
 	return out;
 }
 
-static void test_refused(void **state)
+UNIT(test_refused)
 {
 	static const struct {
 		const char *name, *line, *word;
@@ -262,7 +262,7 @@ static void test_refused(void **state)
 	assert_refused(tmesh_graph_parse("graph g", (16 << 20) + 1, &graph, err), -E2BIG, "16 MiB");
 }
 
-static void test_json(void **state)
+UNIT(test_json)
 {
 	static const struct {
 		const char *json, *word;
@@ -312,7 +312,7 @@ static void test_json(void **state)
 }
 
 /* By calls: an error leaves the graph as it was. */
-static void test_build(void **state)
+UNIT(test_build)
 {
 	struct tmesh_graph_node x = {.size = sizeof(x),
 				     .name = "x",
@@ -360,7 +360,7 @@ static void test_build(void **state)
 }
 
 /* A file that is no graph is refused, without waiting. */
-static void test_read(void **state)
+UNIT(test_read)
 {
 	char path[] = "/tmp/tmesh-graph-XXXXXX";
 	int fd = mkstemp(path);
@@ -378,7 +378,7 @@ static void test_read(void **state)
 }
 
 /* Numbers are written with a point where the program's language has a comma. */
-static void test_language(void **state)
+UNIT(test_language)
 {
 	struct tmesh_graph *graph;
 	char *plain;
@@ -392,7 +392,7 @@ static void test_language(void **state)
 	tmesh_graph_unref(graph);
 }
 
-static void test_mutations(void **state)
+UNIT(test_mutations)
 {
 	struct tmesh_graph *graph = parse(text);
 	char *json = tmesh_graph_to_json(graph);
@@ -419,13 +419,4 @@ static void test_mutations(void **state)
 	free(json);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_infer),   TEST(test_forms),	 TEST(test_order),
-		TEST(test_refused), TEST(test_json),	 TEST(test_build),
-		TEST(test_read),    TEST(test_language), TEST(test_mutations),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN("tests", NULL, NULL)

@@ -3,7 +3,7 @@
  * that stay open for them. */
 #include "plain_graph.h"
 
-static void test_graph_refusals(void **state)
+UNIT_SET_UP(test_graph_refusals)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_graph *graph = NULL;
@@ -39,7 +39,7 @@ static void test_graph_refusals(void **state)
 	assert_int_equal(stats(fix).sessions, 1);
 }
 
-static void test_weights(void **state)
+UNIT_SET_UP(test_weights)
 {
 	struct fixture *fix = *state;
 	const struct tmesh_region_opts unsealed = {.size = sizeof(unsealed),
@@ -86,7 +86,7 @@ static void test_weights(void **state)
 	tmesh_tensor_unref(columns);
 }
 
-static void test_sessions(void **state)
+UNIT_SET_UP(test_sessions)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_context_opts opts = {.size = sizeof(opts), .sessions = 2};
@@ -147,16 +147,11 @@ static void test_sessions(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_graph_refusals),
-		TEST_SET_UP(test_weights),
-		TEST_SET_UP(test_sessions),
-	};
 	char command[64];
 	int failed;
 
 	assert_non_null(mkdtemp(folder));
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	failed = UNIT_RUN("tests", NULL, NULL);
 	snprintf(command, sizeof(command), "rm -r %s", folder);
 	return system(command) || failed;
 }

@@ -90,7 +90,7 @@ static int check(const struct bytes *model, const struct plugin_array *weight,
 static const struct plugin_array good = {
 	.name = "w", .dtype = TMESH_FLOAT32, .ndim = 2, .shape = shape};
 
-static void test_models(void **state)
+UNIT(test_models)
 {
 	const int64_t other[] = {3, 301};
 
@@ -120,7 +120,7 @@ static void test_models(void **state)
 
 /* A file that ends early, wherever that is: only behind the graph is all there that was asked for.
  */
-static void test_short(void **state)
+UNIT(test_short)
 {
 	struct bytes model = make_model(false);
 
@@ -135,7 +135,7 @@ static void test_short(void **state)
 
 /* Dimensions beyond those that there is room for, a name beyond all reason, lengths that overflow.
  */
-static void test_limits(void **state)
+UNIT(test_limits)
 {
 	struct bytes model = {0}, graph = {0}, w = {0};
 	const uint8_t huge[] = {7 << 3 | 2, 0xff, 0xff, 0xff, 0xff, 0xff,
@@ -158,7 +158,7 @@ static void test_limits(void **state)
 	assert_refused(check(&model, &good, err), -EPROTO, "not an ONNX model");
 }
 
-static void test_mutations(void **state)
+UNIT(test_mutations)
 {
 	unsigned int seed = 20261123;
 	int accepted = 0;
@@ -177,17 +177,11 @@ static void test_mutations(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_models),
-		TEST(test_short),
-		TEST(test_limits),
-		TEST(test_mutations),
-	};
 	int file = mkstemp(path), failed;
 
 	assert_true(file >= 0);
 	close(file);
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	failed = UNIT_RUN("tests", NULL, NULL);
 	unlink(path);
 	return failed;
 }

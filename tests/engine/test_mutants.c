@@ -132,7 +132,7 @@ static int run_once(struct tmesh_engine_graph *graph, bool wild, unsigned int *s
 	return rc;
 }
 
-static void test_mutants(void **state)
+UNIT(test_mutants)
 {
 	bool full = getenv("TMESH_TEST_LENGTH") && !strcmp(getenv("TMESH_TEST_LENGTH"), "full");
 	int count = full ? MUTANTS_FULL : MUTANTS, opened = 0, ran = 0;
@@ -193,14 +193,13 @@ static int serve_ggml(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {TEST(test_mutants)};
 	const char *library = getenv("TMESH_GGML");
 	int failed;
 
 	if (!library || access(library, R_OK))
-		return UNIT_SKIP(tests, "no ggml: the package libggml-python");
+		return UNIT_SKIP_ALL("no ggml: the package libggml-python");
 	if (make_folder())
 		return 1;
-	failed = cmocka_run_group_tests_name("mutants", tests, serve_ggml, unserve);
+	failed = UNIT_RUN("mutants", serve_ggml, unserve);
 	return remove_folder() || failed;
 }

@@ -35,7 +35,7 @@ static void assert_part(const struct tmesh_graph_partitions *parts, size_t index
 	free(got);
 }
 
-static void test_split(void **state)
+UNIT(test_split)
 {
 	/* x, w, a, v, b, c, d */
 	struct tmesh_graph *graph =
@@ -79,7 +79,7 @@ static void test_split(void **state)
 	tmesh_graph_partitions_unref(parts);
 }
 
-static void test_pasts(void **state)
+UNIT(test_pasts)
 {
 	const char *text = "graph g\n"
 			   "past = input : float32[4,4]\n"
@@ -106,7 +106,7 @@ static void test_pasts(void **state)
 }
 
 /* "a" reads its own rows twice, which another node does not. */
-static void test_own_rows(void **state)
+UNIT(test_own_rows)
 {
 	const uint32_t at[] = {0, 0, 0, 0};
 	struct tmesh_graph *graph = parsed("graph g\n"
@@ -140,7 +140,7 @@ static struct tmesh_graph *chain(uint32_t count, uint32_t *at)
 	return graph;
 }
 
-static void test_many_partitions(void **state)
+UNIT(test_many_partitions)
 {
 	uint32_t at[TMESH_GRAPH_MAX_PARTITIONS + 2] = {0};
 	struct tmesh_graph *graph = chain(TMESH_GRAPH_MAX_PARTITIONS, at);
@@ -176,7 +176,7 @@ static struct tmesh_tensor *tensor(struct tmesh_ctx *ctx, int32_t ndim, const in
 }
 
 /* The fake's x, b and y: in any graph, y is x + b. */
-static void test_run(void **state)
+UNIT(test_run)
 {
 	const int64_t shape[] = {2, 4};
 	struct tmesh_graph *graph = parsed("graph plain\n"
@@ -264,7 +264,7 @@ static void test_run(void **state)
 
 /* While a call changes a graph, and waits for an engine meanwhile, another call can be called off.
  * The last reference of a binding ends without a wait. */
-static void test_waits(void **state)
+UNIT(test_waits)
 {
 	const int64_t shape[] = {2, 4};
 	struct tmesh_graph *graph = parsed("graph plain\n"
@@ -323,7 +323,7 @@ static void test_waits(void **state)
 
 /* Files of a process with the same number, in another PID namespace or killed: they stay, and are
  * in nobody's way. */
-static void test_others_files(void **state)
+UNIT(test_others_files)
 {
 	struct tmesh_graph *graph = parsed("graph plain\n"
 					   "x = input : float32[2,4]\n"
@@ -360,15 +360,10 @@ static void test_others_files(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_split),	    TEST(test_pasts), TEST(test_own_rows),
-		TEST(test_many_partitions), TEST(test_run),   TEST(test_waits),
-		TEST(test_others_files),
-	};
 	int failed;
 
 	if (!mkdtemp(folder))
 		return 1;
-	failed = cmocka_run_group_tests_name("placed", tests, NULL, NULL);
+	failed = UNIT_RUN("placed", NULL, NULL);
 	return rmdir(folder) || failed;
 }

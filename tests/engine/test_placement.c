@@ -72,7 +72,7 @@ static double simulate(const uint32_t (*inputs)[2], const uint32_t *size, uint32
 }
 
 /* Random additions on places of different speeds: it says what the placement takes. */
-static void test_simulated(void **state)
+UNIT_ADD(test_simulated, fill, NULL)
 {
 	for (unsigned int seed = 1; seed <= 20; seed++) {
 		unsigned int random = seed;
@@ -109,7 +109,7 @@ static void test_simulated(void **state)
 
 /* A chain over slow links stays at one place; a value that two nodes of a place read moves once;
  * a reshape is its input's memory. */
-static void test_shapes(void **state)
+UNIT_ADD(test_shapes, fill, NULL)
 {
 	struct tmesh_graph *graph = parsed("graph g\nx = input : float32[256]\na = silu(x)\n"
 					   "v = reshape(a) : float32[16,16]\nb = silu(v)\n"
@@ -129,7 +129,7 @@ static void test_shapes(void **state)
 }
 
 /* The product has room only if the sum gives way; with a byte less, the message has the numbers. */
-static void test_memory(void **state)
+UNIT_ADD(test_memory, fill, NULL)
 {
 	struct tmesh_graph *graph = parsed("graph g\nx = input : float32[4,4]\n"
 					   "b = weight : float32[4]\nw = weight : float32[6,4]\n"
@@ -150,7 +150,7 @@ static void test_memory(void **state)
 }
 
 /* Products of matrices take their operations, by what reads and writes least. */
-static void test_work(void **state)
+UNIT_ADD(test_work, fill, NULL)
 {
 	struct tmesh_graph *graph = parsed("graph g\nx = input : float32[2,8]\n"
 					   "w = weight : float32[4,8]\nh = matmul(x, w)\n"
@@ -164,7 +164,7 @@ static void test_work(void **state)
 	tmesh_graph_unref(graph);
 }
 
-static void test_refused(void **state)
+UNIT_ADD(test_refused, fill, NULL)
 {
 	struct tmesh_graph *graph = parsed("graph g\nx = input : float32[4]\nodd = silu(x)\n"
 					   "output y = odd\n");
@@ -191,13 +191,4 @@ static void test_refused(void **state)
 	tmesh_graph_unref(graph);
 }
 
-int main(void)
-{
-#define TEST_FILLED(name) cmocka_unit_test_setup(name, fill)
-	const struct CMUnitTest tests[] = {
-		TEST_FILLED(test_simulated), TEST_FILLED(test_shapes),	TEST_FILLED(test_memory),
-		TEST_FILLED(test_work),	     TEST_FILLED(test_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN("tests", NULL, NULL)

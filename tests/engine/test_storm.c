@@ -93,7 +93,7 @@ static void await_calls(struct stormer *stormers)
 	}
 }
 
-static void test_kills(void **state)
+UNIT_SET_UP(test_kills)
 {
 	bool full = getenv("TMESH_TEST_LENGTH") && !strcmp(getenv("TMESH_TEST_LENGTH"), "full");
 	const struct engine_status *status = map_status(*state);
@@ -170,11 +170,10 @@ static void test_kills(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {TEST_SET_UP(test_kills)};
 	int failed;
 
 	if (make_folder())
 		return 1;
-	failed = cmocka_run_group_tests_name("storm", tests, serve, unserve);
+	failed = UNIT_RUN("storm", serve, unserve);
 	return remove_folder() || failed;
 }

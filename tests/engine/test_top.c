@@ -76,7 +76,7 @@ static bool is_state(const char *state)
 		assert_true(condition);                                    \
 	} while (0)
 
-static void test_counts(void **state)
+UNIT_SET_UP(test_counts)
 {
 	struct fixture *fix = *state;
 	int64_t calls = shown("calls"), failed = shown("failed_calls"), steps = shown("steps");
@@ -115,7 +115,7 @@ static void test_counts(void **state)
 }
 
 /* The fake has no graph with such an input: the binding alone is looked at. */
-static void test_tokens(void **state)
+UNIT_SET_UP(test_tokens)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_graph *graph;
@@ -146,7 +146,7 @@ static void *run_call(void *data)
 }
 
 /* One call runs, and another client's waits for its turn. */
-static void test_waiting(void **state)
+UNIT_SET_UP(test_waiting)
 {
 	struct fixture other, *fix = *state;
 	struct call first = {.fix = fix}, second = {.fix = &other};
@@ -181,7 +181,7 @@ static void test_waiting(void **state)
 	leave(&other);
 }
 
-static void test_stopped(void **state)
+UNIT_SET_UP(test_stopped)
 {
 	struct fixture *fix = *state;
 	pid_t pid = (pid_t)tmesh_engine_context_pid(fix->context);
@@ -242,7 +242,7 @@ static bool is_shown_of(int dir, int fd)
 
 /* Files that look like an engine's, and are not: those that nobody holds are not shown, and what
  * one says who holds it is checked. */
-static void test_hostile(void **state)
+UNIT_SET_UP(test_hostile)
 {
 	static const char *const names[] = {"engine-fifo.lock",	 "engine-link.lock",
 					    "engine-short.lock", "engine-none.lock",
@@ -313,15 +313,11 @@ static void test_hostile(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_counts),  TEST_SET_UP(test_tokens),  TEST_SET_UP(test_waiting),
-		TEST_SET_UP(test_stopped), TEST_SET_UP(test_hostile),
-	};
 	int failed;
 
 	if (make_folder())
 		return 1;
 	/* A call is to be looked at as long as that takes. */
-	failed = cmocka_run_group_tests_name("top", tests, serve, unserve);
+	failed = UNIT_RUN("top", serve, unserve);
 	return remove_folder() || failed;
 }

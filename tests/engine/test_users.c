@@ -93,7 +93,7 @@ static int try_files(void)
 	return 0;
 }
 
-static void test_kept_out(void **state)
+UNIT_SET_UP(test_kept_out)
 {
 	struct fixture *fix = *state;
 	struct tmesh_tensor *tensor;
@@ -143,7 +143,7 @@ static int flood(void)
 
 /* The directory keeps others out. Here a link to the socket lies where all may go: the engine
  * itself refuses them. */
-static void test_refused(void **state)
+UNIT_SET_UP(test_refused)
 {
 	struct fixture later, *fix = *state;
 	uint32_t pid = tmesh_engine_context_pid(fix->context);
@@ -179,7 +179,7 @@ static int listen_there(void)
 }
 
 /* An impostor listens at the path of this user's engines: the library sends it nothing. */
-static void test_impostor(void **state)
+UNIT_SET_UP(test_impostor)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct tmesh_engine_context *context;
@@ -201,20 +201,15 @@ static void test_impostor(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_kept_out),
-		TEST_SET_UP(test_refused),
-		TEST_SET_UP(test_impostor),
-	};
 	char command[64];
 	int failed;
 
 	if (geteuid())
-		return UNIT_SKIP(tests, "only root can be another user, too");
+		return UNIT_SKIP_ALL("only root can be another user, too");
 	if (make_folder() || !mkdtemp(elsewhere) || chmod(elsewhere, 0777))
 		return 1;
 	snprintf(own_dir, sizeof(own_dir), "%s", getenv("TMESH_RUNTIME_DIR"));
-	failed = cmocka_run_group_tests_name("users", tests, serve, unserve);
+	failed = UNIT_RUN("users", serve, unserve);
 	snprintf(command, sizeof(command), "rm -rf %s", elsewhere);
 	return system(command) || remove_folder() || failed;
 }

@@ -61,7 +61,7 @@ static int parse_st(const char *json, size_t bytes, struct tmesh_model **model,
 
 #define A "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}"
 
-static void test_safetensors(void **state)
+UNIT(test_safetensors)
 {
 	struct tmesh_model_tensor tensor = {.size = sizeof(tensor)};
 	struct tmesh_model_value value = {.size = sizeof(value)};
@@ -102,7 +102,7 @@ static void test_safetensors(void **state)
 	tmesh_model_unref(model);
 }
 
-static void test_safetensors_refused(void **state)
+UNIT(test_safetensors_refused)
 {
 	static const struct {
 		const char *begins;
@@ -253,7 +253,7 @@ static int parse_gguf(struct gguf *file, size_t data, size_t alignment, struct t
 	return tmesh_model_parse(file->data, size, size, model, &need, err);
 }
 
-static void test_gguf(void **state)
+UNIT(test_gguf)
 {
 	struct tmesh_model_tensor tensor = {.size = sizeof(tensor)};
 	struct tmesh_model *model;
@@ -330,7 +330,7 @@ static void refuse_tensor(const char *name, uint64_t dim, uint32_t type, uint64_
 	assert_refused(parse_gguf(&file, data, 32, &model, err), -EPROTO, word);
 }
 
-static void test_gguf_refused(void **state)
+UNIT(test_gguf_refused)
 {
 	char name[70];
 	struct tmesh_model *model;
@@ -459,7 +459,21 @@ static void test_folder_that_hides(void)
 	assert_refused(tmesh_model_describe(far, NULL, &model, err), -ENAMETOOLONG, "looking for");
 }
 
-static void test_sharded(void **state)
+static int make_folder(void **state)
+{
+	strcpy(folder, "/tmp/tmesh-model-XXXXXX");
+	return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+	char command[96];
+
+	snprintf(command, sizeof(command), "rm -rf %s", folder);
+	return system(command);
+}
+
+UNIT_ADD(test_sharded, make_folder, remove_folder)
 {
 	struct tmesh_model_tensor tensor = {.size = sizeof(tensor)};
 	struct tmesh_model *model;
@@ -524,7 +538,7 @@ static void write_shard_with_metadata(const char *name, const char *tensor, int 
 
 /* Metadata of many shards: the first file's value counts, and the time does not grow with the
  * square of the number of keys. */
-static void test_sharded_metadata(void **state)
+UNIT_ADD(test_sharded_metadata, make_folder, remove_folder)
 {
 	struct tmesh_model_value value = {.size = sizeof(value)};
 	struct tmesh_model *model;
@@ -561,7 +575,7 @@ static void write_split(int no, int count, int tensors, int said)
 
 #define SPLIT "m-00001-of-00002.gguf"
 
-static void test_split(void **state)
+UNIT_ADD(test_split, make_folder, remove_folder)
 {
 	struct tmesh_model *model;
 
@@ -583,7 +597,7 @@ static void test_split(void **state)
 	assert_refused(describe(SPLIT, &model, err), -EPROTO, "not called");
 }
 
-static void test_no_files(void **state)
+UNIT_ADD(test_no_files, make_folder, remove_folder)
 {
 	struct tmesh_model *model;
 	char path[160];
@@ -595,32 +609,4 @@ static void test_no_files(void **state)
 	assert_refused(describe("pipe", &model, err), -EINVAL, "not a regular file");
 }
 
-static int make_folder(void **state)
-{
-	strcpy(folder, "/tmp/tmesh-model-XXXXXX");
-	return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-	char command[96];
-
-	snprintf(command, sizeof(command), "rm -rf %s", folder);
-	return system(command);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_safetensors),
-		TEST(test_safetensors_refused),
-		TEST(test_gguf),
-		TEST(test_gguf_refused),
-		cmocka_unit_test_setup_teardown(test_sharded, make_folder, remove_folder),
-		cmocka_unit_test_setup_teardown(test_sharded_metadata, make_folder, remove_folder),
-		cmocka_unit_test_setup_teardown(test_split, make_folder, remove_folder),
-		cmocka_unit_test_setup_teardown(test_no_files, make_folder, remove_folder),
-	};
-
-	return cmocka_run_group_tests_name("model headers", tests, NULL, NULL);
-}
+UNIT_MAIN("model headers", NULL, NULL)

@@ -12,7 +12,7 @@
 #include "unanswered.h"
 
 /* Descriptors of an empty message, which is taken for the end, do not stay open. */
-static void test_empty_message(void **state)
+UNIT(test_empty_message)
 {
 	int ends[2], pipes[2], fd = 0;
 	char byte;
@@ -32,7 +32,7 @@ static void test_empty_message(void **state)
 
 /* Files that may be served are given to no caller. They wait to be closed up to a number, and none
  * comes where none is wanted. */
-static void test_unanswered(void **state)
+UNIT_ADD(test_unanswered, server_start, server_end)
 {
 	unsigned int taken = 0;
 	int ends[2], fd;
@@ -75,7 +75,7 @@ static void *close_later(void *fd)
 }
 
 /* Signals do not end the wait for the publisher's end, which says why its value is gone. */
-static void test_interrupted(void **state)
+UNIT(test_interrupted)
 {
 	const struct sigaction action = {.sa_handler = tick};
 	struct itimerval often = {{0, 2000}, {0, 2000}};
@@ -110,7 +110,7 @@ static void ready(struct model_source *source)
 }
 
 /* None of two that always have something to say keeps the other from being heard. */
-static void test_takes_turns(void **state)
+UNIT(test_takes_turns)
 {
 	struct ready two[2] = {0};
 	struct tmesh_slot *slot;
@@ -212,12 +212,12 @@ static void ends_while_knocked(bool pools)
 	tmesh_ctx_unref(k.ctx);
 }
 
-static void test_slot_knocked(void **state)
+UNIT(test_slot_knocked)
 {
 	ends_while_knocked(false);
 }
 
-static void test_pool_knocked(void **state)
+UNIT(test_pool_knocked)
 {
 	ends_while_knocked(true);
 }
@@ -314,7 +314,7 @@ static void done_without_room(int how)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_done_without_room(void **state)
+UNIT(test_done_without_room)
 {
 	for (int how = 0; how < 4; how++)
 		done_without_room(how);
@@ -329,7 +329,7 @@ static int answer_with_a_file(struct model_publication *publication, struct mode
 	return 0;
 }
 
-static void test_no_memory_in_answer(void **state)
+UNIT(test_no_memory_in_answer)
 {
 	struct tmesh_slot_reader *reader;
 	struct tmesh_slot_value *value;
@@ -355,18 +355,4 @@ static void test_no_memory_in_answer(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_empty_message),
-		cmocka_unit_test_setup_teardown(test_unanswered, server_start, server_end),
-		TEST(test_interrupted),
-		TEST(test_takes_turns),
-		TEST(test_done_without_room),
-		TEST(test_no_memory_in_answer),
-		TEST(test_slot_knocked),
-		TEST(test_pool_knocked),
-	};
-
-	return cmocka_run_group_tests_name("listener", tests, NULL, NULL);
-}
+UNIT_MAIN("listener", NULL, NULL)

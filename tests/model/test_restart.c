@@ -136,41 +136,6 @@ static void serve(int told)
 	pause();
 }
 
-static void test_restart(void **state)
-{
-	struct tmesh_bundle *bundle;
-	struct tmesh_ctx *ctx;
-	int told[2], status;
-	pid_t pid, test = getpid();
-	char word;
-
-	assert_int_equal(pipe2(told, O_CLOEXEC), 0);
-	pid = fork();
-	if (!pid) {
-		die_with(test);
-		setpgid(0, 0);
-		close(told[0]);
-		serve(told[1]);
-	}
-	close(told[1]);
-	for (int i = 0; i < 4; i++)
-		assert_int_equal(read(told[0], &word, 1), 1);
-	assert_int_equal(kill(-pid, SIGKILL), 0);
-	waitpid(pid, &status, 0);
-	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-	/* All of them are dead: each had this end. */
-	assert_int_equal(read(told[0], &word, 1), 0);
-	close(told[0]);
-	assert_int_equal(unlink(path), 0);
-
-	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
-	assert_ok(tmesh_kept_open_bundle(ctx, NAME, TMESH_KEPT_OWN, &bundle, err));
-	assert_true(bundle_is_right(bundle));
-	tmesh_bundle_unref(bundle);
-	assert_ok(tmesh_kept_drop(ctx, NAME, err));
-	tmesh_ctx_unref(ctx);
-}
-
 /* Read the fields of smaps for the mappings in [@from, @to), in KiB. */
 struct share {
 	uint64_t pss, anonymous, found;
@@ -223,7 +188,7 @@ static void replica(int ready, int go, int result, int end)
 	unit_leave(0);
 }
 
-static void test_replicas(void **state)
+UNIT(test_replicas)
 {
 	uint64_t pss = 0, all = 8 * words * TENSORS / 1024;
 	int ready[2], go[2], result[2], end[2], status;
@@ -264,11 +229,40 @@ static void test_replicas(void **state)
 	close(end[0]);
 }
 
-int main(void)
+/* It removes the file, so that it comes last. */
+UNIT(test_restart)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_replicas), TEST(test_restart), /* removes the file */
-	};
+	struct tmesh_bundle *bundle;
+	struct tmesh_ctx *ctx;
+	int told[2], status;
+	pid_t pid, test = getpid();
+	char word;
 
-	return cmocka_run_group_tests_name("model restart", tests, make_model, remove_model);
+	assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+	pid = fork();
+	if (!pid) {
+		die_with(test);
+		setpgid(0, 0);
+		close(told[0]);
+		serve(told[1]);
+	}
+	close(told[1]);
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(read(told[0], &word, 1), 1);
+	assert_int_equal(kill(-pid, SIGKILL), 0);
+	waitpid(pid, &status, 0);
+	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+	/* All of them are dead: each had this end. */
+	assert_int_equal(read(told[0], &word, 1), 0);
+	close(told[0]);
+	assert_int_equal(unlink(path), 0);
+
+	assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+	assert_ok(tmesh_kept_open_bundle(ctx, NAME, TMESH_KEPT_OWN, &bundle, err));
+	assert_true(bundle_is_right(bundle));
+	tmesh_bundle_unref(bundle);
+	assert_ok(tmesh_kept_drop(ctx, NAME, err));
+	tmesh_ctx_unref(ctx);
 }
+
+UNIT_MAIN("model restart", make_model, remove_model)

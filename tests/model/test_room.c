@@ -119,7 +119,7 @@ static int load(char *why, size_t size)
 	return WIFSIGNALED(status) ? WTERMSIG(status) : -WEXITSTATUS(status);
 }
 
-static void test_limit(void **state)
+UNIT(test_limit)
 {
 	char why[512], words[128];
 
@@ -137,17 +137,16 @@ static void test_limit(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {TEST(test_limit)};
 	const char *why = make_group();
 	char remove[64];
 	int failed;
 
 	if (why)
-		return UNIT_SKIP(tests, why);
+		return UNIT_SKIP_ALL(why);
 	if (!mkdtemp(folder))
 		return 1;
 	print_message("# control groups of version %d\n", second ? 2 : 1);
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	failed = UNIT_RUN("tests", NULL, NULL);
 	snprintf(remove, sizeof(remove), "rm -rf %s", folder);
 	return system(remove) || rmdir(group) || failed;
 }

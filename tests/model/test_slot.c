@@ -100,7 +100,7 @@ static void publish(struct scene *s, uint64_t word)
 	tmesh_bundle_unref(bundle);
 }
 
-static void test_values(void **state)
+UNIT(test_values)
 {
 	struct scene s = scene_make();
 	struct tmesh_slot_value *value = NULL, *same;
@@ -128,7 +128,7 @@ static void test_values(void **state)
 	scene_end(&s);
 }
 
-static void test_bad(void **state)
+UNIT(test_bad)
 {
 	struct tmesh_slot_opts opts = {.size = sizeof(opts), .max_ref = TMESH_BUNDLE_MAX_REF + 1};
 	struct scene s = scene_make();
@@ -158,7 +158,7 @@ static void test_bad(void **state)
 }
 
 /* A process with the page's descriptor can map it for reading alone, and not write to it either. */
-static void test_read_only(void **state)
+UNIT(test_read_only)
 {
 	const uint32_t kind = 0x56304d54u;
 	struct scene s = scene_make();
@@ -198,7 +198,7 @@ static void test_read_only(void **state)
 	scene_end(&s);
 }
 
-static void test_watch(void **state)
+UNIT(test_watch)
 {
 	struct scene s = scene_make();
 	struct tmesh_slot_value *value;
@@ -287,7 +287,7 @@ static pid_t start_reader(const char *token, unsigned int seed)
 	return child;
 }
 
-static void test_reader_storm(void **state)
+UNIT(test_reader_storm)
 {
 	struct scene s = scene_make();
 	pid_t readers[READERS];
@@ -330,7 +330,7 @@ static void test_reader_storm(void **state)
 	scene_end(&s);
 }
 
-static void test_publisher_killed(void **state)
+UNIT(test_publisher_killed)
 {
 	for (int round = 0; round < kills() / 4; round++) {
 		struct tmesh_slot_reader *reader;
@@ -407,7 +407,7 @@ static void lead_nowhere(char *text)
 
 /* The files of a killed publisher go one after another, on a busy machine a while later. Even then
  * the error is that the publisher is gone, and not that its value is. */
-static void test_publisher_goes(void **state)
+UNIT(test_publisher_goes)
 {
 	struct tmesh_slot_reader *reader;
 	struct tmesh_slot_value *value;
@@ -451,7 +451,7 @@ static void test_publisher_goes(void **state)
 }
 
 /* The publisher itself writes nonsense into its page: the head is 16 words, an entry 2,056. */
-static void test_damage(void **state)
+UNIT(test_damage)
 {
 	struct scene s = scene_make();
 	struct tmesh_slot_value *value;
@@ -499,7 +499,7 @@ static void test_damage(void **state)
 
 /* No read of the value is whole, as if each were overtaken. The reader asks the publisher, and gets
  * the newest, of which nothing is kept once it was read. */
-static void test_overtaken(void **state)
+UNIT(test_overtaken)
 {
 	struct scene s = scene_make();
 	struct tmesh_slot_value *value;
@@ -534,7 +534,7 @@ static void test_overtaken(void **state)
 }
 
 /* The error of a reader that has no descriptor left for the answer names that, and no damage. */
-static void test_no_descriptor(void **state)
+UNIT(test_no_descriptor)
 {
 	struct scene s = scene_make();
 	struct tmesh_slot_value *value;
@@ -596,7 +596,7 @@ static void answered(struct model_subscription *subscription, struct model_answe
 }
 
 /* An answer stays until the reader is done, asks again, or is dead, and no longer. */
-static void test_asked(void **state)
+UNIT(test_asked)
 {
 	const uint32_t kind = 0x56304d54u;
 	struct scene s = scene_make();
@@ -654,7 +654,7 @@ static void test_asked(void **state)
 
 /* A notification that nobody reads leaves no room for an answer: it comes with a later publication.
  */
-static void test_owed(void **state)
+UNIT(test_owed)
 {
 	struct scene s = scene_make();
 	struct model_answer answer;
@@ -688,7 +688,7 @@ static void test_owed(void **state)
 	scene_end(&s);
 }
 
-static void test_inherited(void **state)
+UNIT(test_inherited)
 {
 	struct scene s = scene_make();
 	struct tmesh_slot_value *value;
@@ -730,15 +730,7 @@ static void test_inherited(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_values),	   TEST(test_bad),	    TEST(test_read_only),
-		TEST(test_watch),	   TEST(test_reader_storm), TEST(test_publisher_killed),
-		TEST(test_damage),	   TEST(test_inherited),    TEST(test_overtaken),
-		TEST(test_asked),	   TEST(test_owed),	    TEST(test_no_descriptor),
-		TEST(test_publisher_goes),
-	};
-
 	scoreboard = mmap(NULL, sizeof(*scoreboard), PROT_READ | PROT_WRITE,
 			  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	return cmocka_run_group_tests_name("slot", tests, NULL, NULL);
+	return UNIT_RUN("slot", NULL, NULL);
 }

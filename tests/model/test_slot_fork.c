@@ -47,7 +47,7 @@ static struct tmesh_bundle *make_bundle(struct tmesh_ctx *ctx)
 
 /* A child closes the reader that it has inherited, and with it a value, whatever the thread did at
  * the time of the fork. */
-static void test_values(void **state)
+UNIT_CTX(test_values)
 {
 	struct tmesh_ctx *ctx = *state;
 	struct beside beside = {.bundle = make_bundle(ctx)};
@@ -87,12 +87,10 @@ static void test_values(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {TEST_CTX(test_values)};
-
 #ifdef __SANITIZE_ADDRESS__
-	UNIT_SKIP(tests, "a child would inherit a lock of the sanitizer's allocator");
+	UNIT_SKIP_ALL("a child would inherit a lock of the sanitizer's allocator");
 	return 0;
 #else
-	return cmocka_run_group_tests_name("slot and fork", tests, NULL, NULL);
+	return UNIT_RUN("slot and fork", NULL, NULL);
 #endif
 }

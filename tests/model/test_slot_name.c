@@ -98,7 +98,7 @@ static void refuse_make(const char *name, int code, const char *word)
 	assert_null(slot);
 }
 
-static void test_named(void **state)
+UNIT(test_named)
 {
 	struct tmesh_slot *slot, *other;
 	char path[600];
@@ -125,7 +125,7 @@ static void test_named(void **state)
 	assert_int_equal(files(), 0);
 }
 
-static void test_names(void **state)
+UNIT(test_names)
 {
 	static const char *const names[] = {
 		"a/b",
@@ -211,7 +211,7 @@ static void end(pid_t child)
 }
 
 /* Two processes want a dead one's name: one gets it, and is found by it. */
-static void test_taken_over(void **state)
+UNIT(test_taken_over)
 {
 	const char *length = getenv("TMESH_TEST_LENGTH");
 	int rounds = length && !strcmp(length, "full") ? 200 : 20, from[2];
@@ -247,7 +247,7 @@ static void test_taken_over(void **state)
 }
 
 /* A process that takes a name removes the leftovers of the dead, and nothing else. */
-static void test_swept(void **state)
+UNIT(test_swept)
 {
 	struct tmesh_slot *mine, *other;
 	pid_t child[2];
@@ -275,7 +275,7 @@ static void test_swept(void **state)
 }
 
 /* However many have names: what the dead have left goes in the end. */
-static void test_swept_among_many(void **state)
+UNIT(test_swept_among_many)
 {
 	enum {
 		ALIVE = 300,
@@ -331,7 +331,7 @@ int openat(int at, const char *path, int flags, ...)
 	return (int)syscall(SYS_openat, at, path, flags, 0600);
 }
 
-static void test_no_directory(void **state)
+UNIT(test_no_directory)
 {
 	struct tmesh_slot *slot;
 
@@ -375,7 +375,7 @@ static _Noreturn void take_in_turn(const char *name)
 	unit_leave(0);
 }
 
-static void test_in_turn(void **state)
+UNIT(test_in_turn)
 {
 	pid_t child[3];
 
@@ -411,7 +411,7 @@ static int make_socket(const char *path)
 }
 
 /* A file in a name's place that is no name is refused, and left as it is. */
-static void test_hostile(void **state)
+UNIT(test_hostile)
 {
 	static const char nothing[200];
 	char path[600], target[600];
@@ -467,7 +467,7 @@ static void test_hostile(void **state)
 }
 
 /* A record written in part, or by nobody, is no name, and is taken over. */
-static void test_half_a_record(void **state)
+UNIT(test_half_a_record)
 {
 	struct tmesh_slot *slot;
 	char path[600], record[80];
@@ -502,7 +502,7 @@ static void test_half_a_record(void **state)
 }
 
 /* Somebody has removed the file, and another has taken the name: it stays that one's. */
-static void test_removed(void **state)
+UNIT(test_removed)
 {
 	struct tmesh_slot *first, *second;
 	char path[600];
@@ -522,7 +522,7 @@ static void test_removed(void **state)
 }
 
 /* One that is stopped while it takes a name is not waited for without an end. */
-static void test_stopped(void **state)
+UNIT(test_stopped)
 {
 	struct flock hand = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
 	struct tmesh_slot *slot;
@@ -544,7 +544,7 @@ static void test_stopped(void **state)
 }
 
 /* A child has not its parent's names, and does not keep them from others. */
-static void test_forked(void **state)
+UNIT(test_forked)
 {
 	struct tmesh_slot *slot;
 	int ends[2], tried[2];
@@ -587,27 +587,13 @@ static void test_forked(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_named),
-		TEST(test_names),
-		TEST(test_taken_over),
-		TEST(test_swept),
-		TEST(test_swept_among_many),
-		TEST(test_no_directory),
-		TEST(test_hostile),
-		TEST(test_half_a_record),
-		TEST(test_stopped),
-		TEST(test_forked),
-		TEST(test_in_turn),
-		TEST(test_removed),
-	};
 	int failed, fd;
 
 	snprintf(dir, sizeof(dir), "%s", unit_runtime_dir());
 	if (tmesh_ctx_open(NULL, &ctx, NULL) || tmesh_ctx_runtime_dir(ctx, &fd, NULL))
 		return 1;
 	close(fd);
-	failed = cmocka_run_group_tests_name("slot names", tests, NULL, NULL);
+	failed = UNIT_RUN("slot names", NULL, NULL);
 	tmesh_ctx_unref(ctx);
 	return failed;
 }

@@ -111,7 +111,7 @@ static int try_files(struct tmesh_ctx *its)
 	return 0;
 }
 
-static void test_kept_out(void **state)
+UNIT(test_kept_out)
 {
 	char path[300];
 
@@ -123,7 +123,7 @@ static void test_kept_out(void **state)
 
 /* The directory keeps others out. Here all that lies there lies where all may go, and is theirs to
  * open as far as its modes are: its owners refuse them themselves. */
-static void test_links(void **state)
+UNIT(test_links)
 {
 	DIR *list = opendir(own_dir);
 	struct dirent *entry;
@@ -169,7 +169,7 @@ static int try_lobby(struct tmesh_ctx *its)
 	return 0;
 }
 
-static void test_lobby(void **state)
+UNIT(test_lobby)
 {
 	const struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_region *card;
@@ -206,16 +206,15 @@ static int teardown(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {TEST(test_kept_out), TEST(test_links), TEST(test_lobby)};
 	char command[64];
 	int failed;
 
 	if (geteuid())
-		return UNIT_SKIP(tests, "only root can be another user, too");
+		return UNIT_SKIP_ALL("only root can be another user, too");
 	if (!mkdtemp(elsewhere) || chmod(elsewhere, 0777))
 		return 1;
 	snprintf(own_dir, sizeof(own_dir), "%s", unit_runtime_dir());
-	failed = cmocka_run_group_tests_name("slot users", tests, setup, teardown);
+	failed = UNIT_RUN("slot users", setup, teardown);
 	snprintf(command, sizeof(command), "rm -rf %s", elsewhere);
 	return system(command) || failed;
 }

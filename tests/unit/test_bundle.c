@@ -3,7 +3,7 @@
  */
 #include "bundles.h"
 
-static void test_create(void **state)
+UNIT(test_create)
 {
 	unsigned int fds = unit_open_fds();
 	struct tmesh_bundle *bundle = made(*state);
@@ -24,7 +24,7 @@ static void test_create(void **state)
 }
 
 /* Tensors that overlap, and two handles of one region, stay in one region. */
-static void test_shared_storage(void **state)
+UNIT(test_shared_storage)
 {
 	struct tmesh_tensor *tensor, *view, *again;
 	struct tmesh_region *other;
@@ -58,7 +58,7 @@ static void test_shared_storage(void **state)
 }
 
 /* A failed seal names the tensor, and leaves the others as they were. */
-static void test_seal_refused(void **state)
+UNIT(test_seal_refused)
 {
 	struct tmesh_bundle_entry entries[2] = {{.name = "mine"}, {.name = "theirs"}};
 	struct tmesh_tensor *mine, *theirs;
@@ -104,7 +104,7 @@ static void test_seal_refused(void **state)
 		assert_null(none);                                                                \
 	} while (0)
 
-static void test_bad_entries(void **state)
+UNIT(test_bad_entries)
 {
 	struct tmesh_bundle_entry entries[TENSORS];
 	struct tmesh_region *region = filled(*state, entries);
@@ -159,7 +159,7 @@ static void test_bad_entries(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_bad_opts(void **state)
+UNIT(test_bad_opts)
 {
 	struct tmesh_bundle_opts opts = {.size = sizeof(opts), .flags = 1u << 9};
 	struct tmesh_bundle *none = NULL;
@@ -182,7 +182,7 @@ static void test_bad_opts(void **state)
 	assert_refused(tmesh_bundle_create(*state, NULL, 0, &opts, &none, err), -EINVAL, "label");
 }
 
-static void test_plan(void **state)
+UNIT(test_plan)
 {
 	struct tmesh_bundle_entry entries[2] = {{.name = "a"}, {.name = "b"}};
 	uint64_t bytes;
@@ -207,7 +207,7 @@ static void test_plan(void **state)
 	assert_refused(tmesh_bundle_plan(entries, 2, 0, &bytes, err), -EINVAL, "dimensions");
 }
 
-static void test_ref(void **state)
+UNIT(test_ref)
 {
 	struct tmesh_bundle *bundle = made(*state), *again = NULL;
 	char *text = ref_of(bundle), room[64];
@@ -233,7 +233,7 @@ static void test_ref(void **state)
 }
 
 /* As many as there can be: the ref is longer than any tensor's, and is read. */
-static void test_many_regions(void **state)
+UNIT(test_many_regions)
 {
 	static struct tmesh_bundle_entry entries[TMESH_BUNDLE_MAX_REGIONS + 1];
 	static char names[TMESH_BUNDLE_MAX_REGIONS + 1][8];
@@ -270,7 +270,7 @@ static void test_many_regions(void **state)
 	free(text);
 }
 
-static void test_from_regions(void **state)
+UNIT(test_from_regions)
 {
 	struct tmesh_bundle *bundle = made(*state), *again, *none = NULL;
 	struct tmesh_region *const *regions;
@@ -294,7 +294,7 @@ static void test_from_regions(void **state)
 }
 
 /* More regions than there may be; none of these is ever touched. */
-static void test_too_many_regions(void **state)
+UNIT(test_too_many_regions)
 {
 	enum {
 		COUNT = TMESH_BUNDLE_MAX_REGIONS + 1
@@ -322,7 +322,7 @@ static void test_too_many_regions(void **state)
 }
 
 /* More rights than a handle has go neither into a ref nor to a peer, who gets no part of it. */
-static void test_rights_shrink(void **state)
+UNIT(test_rights_shrink)
 {
 	const uint32_t wanted[] = {RW, TMESH_READ | TMESH_MANAGE};
 	struct tmesh_bundle *bundles[3] = {made_so(*state, TMESH_BUNDLE_UNSEALED), made(*state)};
@@ -354,7 +354,7 @@ static void test_rights_shrink(void **state)
 	close(ends[1]);
 }
 
-static void test_socket(void **state)
+UNIT(test_socket)
 {
 	struct tmesh_bundle *bundle = made(*state), *again = NULL;
 	struct tmesh_region *region = NULL;
@@ -397,7 +397,7 @@ static void test_socket(void **state)
 	tmesh_bundle_unref(bundle);
 }
 
-static void test_listed(void **state)
+UNIT(test_listed)
 {
 	struct tmesh_bundle *bundle = made(*state);
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -413,17 +413,4 @@ static void test_listed(void **state)
 	tmesh_bundle_unref(bundle);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_create),	  TEST(test_shared_storage),
-		TEST(test_seal_refused),  TEST(test_bad_entries),
-		TEST(test_bad_opts),	  TEST(test_plan),
-		TEST(test_ref),		  TEST(test_many_regions),
-		TEST(test_from_regions),  TEST(test_too_many_regions),
-		TEST(test_rights_shrink), TEST(test_socket),
-		TEST(test_listed),
-	};
-
-	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);
-}
+UNIT_MAIN("tests", unit_ctx_setup, unit_ctx_teardown)

@@ -24,7 +24,7 @@ static char *replaced(const char *text, const char *what, const char *by)
 		free(bad);                                                                         \
 	} while (0)
 
-static void test_bad_refs(void **state)
+UNIT(test_bad_refs)
 {
 	struct tmesh_bundle *bundle = made(*state), *other = made(*state), *none = NULL;
 	char *text = ref_of(bundle), *theirs = ref_of(other), id[32], token[128], big[128];
@@ -93,7 +93,7 @@ static void test_bad_refs(void **state)
 }
 
 /* An index that anybody may still write to is nobody's. */
-static void test_unsealed_index(void **state)
+UNIT(test_unsealed_index)
 {
 	struct tmesh_bundle *bundle, *none = NULL;
 	struct tmesh_region *copy;
@@ -130,7 +130,7 @@ static struct tmesh_region *sealed_head(struct tmesh_ctx *ctx, const struct tmes
 }
 
 /* If a region cannot be an index, its head alone is read. */
-static void test_no_index(void **state)
+UNIT(test_no_index)
 {
 	struct tmesh_bundle_head head = {.magic = TMESH_MAGIC_BUNDLE, .bytes = sizeof(head) - 1};
 	struct tmesh_bundle *none = NULL;
@@ -167,7 +167,7 @@ static void test_no_index(void **state)
 }
 
 /* Every byte of an index, changed in turn, gives an error or a bundle that is whole. */
-static void test_damaged_index(void **state)
+UNIT(test_damaged_index)
 {
 	struct tmesh_bundle *bundle = made(*state);
 	size_t bytes = bundle->view.head->bytes, refused = 0;
@@ -214,7 +214,7 @@ static void test_damaged_index(void **state)
 	} while (0)
 
 /* Each case is there for one check. */
-static void test_damage_by_name(void **state)
+UNIT(test_damage_by_name)
 {
 	struct tmesh_bundle *bundle = made(*state);
 	size_t bytes = bundle->view.head->bytes;
@@ -298,7 +298,7 @@ static uint8_t *index_of(const char *name, const char *type, size_t *bytes)
 }
 
 /* The byte between name and type moves: one of them is then longer than any may be. */
-static void test_long_names(void **state)
+UNIT(test_long_names)
 {
 	for (int i = 0; i < 2; i++) {
 		char longest[TMESH_BUNDLE_MAX_NAME + 1];
@@ -335,7 +335,7 @@ static void test_long_names(void **state)
 
 /* Handles of one file that claim the same id and two lengths: each tensor is measured by its own.
  */
-static void test_two_lengths(void **state)
+UNIT(test_two_lengths)
 {
 	struct tmesh_wire_region wire = {
 		.magic = TMESH_MAGIC_REGION,
@@ -374,7 +374,7 @@ static void test_two_lengths(void **state)
 }
 
 /* A refused list of regions leaves none of them open, and half a head is refused. */
-static void test_bad_parts(void **state)
+UNIT(test_bad_parts)
 {
 	struct tmesh_bundle *bundle = made(*state), *empty, *none = NULL;
 	struct tmesh_wire_bundle head = {
@@ -405,7 +405,7 @@ static void test_bad_parts(void **state)
 }
 
 /* Heads that lie. */
-static void test_bad_heads(void **state)
+UNIT(test_bad_heads)
 {
 	const struct tmesh_wire_bundle good = {
 		.magic = TMESH_MAGIC_BUNDLE,
@@ -431,13 +431,4 @@ static void test_bad_heads(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_bad_refs),	  TEST(test_unsealed_index), TEST(test_no_index),
-		TEST(test_damaged_index), TEST(test_damage_by_name), TEST(test_long_names),
-		TEST(test_two_lengths),	  TEST(test_bad_parts),	     TEST(test_bad_heads),
-	};
-
-	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);
-}
+UNIT_MAIN("tests", unit_ctx_setup, unit_ctx_teardown)

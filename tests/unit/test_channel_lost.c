@@ -165,7 +165,7 @@ static void expect_empty_store(const struct tmesh_channel *channel)
 
 /* A joined sender is killed while the maker and another process receive. The other process
  * comes before the sender sends (0), after it has sent (1), or once it is dead (2). */
-static void test_killed_for_two(void **state)
+UNIT(test_killed_for_two)
 {
 	for (int when = 0; when < 3; when++) {
 		struct tmesh_ctx *ctx = new_ctx(), *other = new_ctx();
@@ -197,7 +197,7 @@ static void test_killed_for_two(void **state)
 }
 
 /* A tensor whose hand-over was closed to make room for another one is sent again. */
-static void test_killed_with_what_was_closed(void **state)
+UNIT(test_killed_with_what_was_closed)
 {
 	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .max_regions = 1};
 	struct tmesh_ctx *ctx = new_ctx();
@@ -218,7 +218,7 @@ static void test_killed_with_what_was_closed(void **state)
 }
 
 /* A lane's next sender looks after what the last one has left, however often. */
-static void test_killed_one_after_another(void **state)
+UNIT(test_killed_one_after_another)
 {
 	const struct tmesh_channel_opts opts = {
 		.size = sizeof(opts), .capacity = 64, .regions = 64};
@@ -249,7 +249,7 @@ static void test_killed_one_after_another(void **state)
 }
 
 /* A received tensor is not in the store once its sender has let go of it. */
-static void test_taken_from_the_store(void **state)
+UNIT(test_taken_from_the_store)
 {
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_channel *second = pair_open(&p, RECV);
@@ -265,7 +265,7 @@ static void test_taken_from_the_store(void **state)
 }
 
 /* A receiver that looks into a store gets what lies there, and may not be able to close it. */
-static void test_unanswered_in_the_store(void **state)
+UNIT_ADD(test_unanswered_in_the_store, server_start, server_end)
 {
 	const char nothing = 0;
 	struct iovec part = {(void *)&nothing, 1};
@@ -297,7 +297,7 @@ static void test_unanswered_in_the_store(void **state)
 }
 
 /* The next sender of a lane looks after what lies in its store, whatever that is. */
-static void test_unanswered_inherited(void **state)
+UNIT_ADD(test_unanswered_inherited, server_start, server_end)
 {
 	struct tmesh_ctx *ctx = new_ctx();
 	struct tmesh_channel *channel, *second, *next;
@@ -341,7 +341,7 @@ static void test_unanswered_inherited(void **state)
 }
 
 /* Where nobody else can hold it, it is counted, and who leaves waits. */
-static void test_not_held(void **state)
+UNIT(test_not_held)
 {
 	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
 	struct pair p = pair_make(SEND, &opts);
@@ -368,7 +368,7 @@ static void test_not_held(void **state)
 }
 
 /* The parent delivers what is undelivered: a child lets go of what it inherited at once. */
-static void test_not_the_childs(void **state)
+UNIT(test_not_the_childs)
 {
 	struct pair p = pair_make(SEND, NULL);
 	struct tmesh_channel *second = pair_open(&p, RECV);
@@ -397,7 +397,7 @@ static void test_not_the_childs(void **state)
 }
 
 /* The last who has a context may be its own thread. */
-static void test_left_to_the_watch(void **state)
+UNIT(test_left_to_the_watch)
 {
 	unsigned int before = unit_open_fds();
 	struct pair p = pair_make(SEND, NULL);
@@ -420,7 +420,7 @@ static void test_left_to_the_watch(void **state)
 }
 
 /* A tensor that may go to either of two consumers is in the store. */
-static void test_closed_for_two(void **state)
+UNIT(test_closed_for_two)
 {
 	struct pair p = pair_make(RECV, NULL);
 	struct tmesh_channel *second = pair_open(&p, RECV);
@@ -464,7 +464,7 @@ static void keep_message(void *data, enum tmesh_log_level level, const char *mes
 		strcat(text, message);
 }
 
-static void test_nobody_came(void **state)
+UNIT(test_nobody_came)
 {
 	char text[512] = "";
 
@@ -474,7 +474,7 @@ static void test_nobody_came(void **state)
 }
 
 /* The program takes no log messages of the library: they go to standard error. */
-static void test_nobody_came_or_listens(void **state)
+UNIT(test_nobody_came_or_listens)
 {
 	struct step errors = step_make();
 	int before = dup(STDERR_FILENO);
@@ -510,7 +510,7 @@ static pid_t send_and_exit(const char *exit_wait, struct step *out, struct step 
 	return child;
 }
 
-static void test_exit(void **state)
+UNIT(test_exit)
 {
 	struct step out = step_make(), errors = step_make();
 	struct tmesh_ctx *ctx = new_ctx();
@@ -529,7 +529,7 @@ static void test_exit(void **state)
 	close(errors.read);
 }
 
-static void test_exit_too_late(void **state)
+UNIT(test_exit_too_late)
 {
 	struct step out = step_make(), errors = step_make();
 	char text[512] = "";
@@ -561,27 +561,8 @@ static int send_role(void)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_killed_for_two),
-		TEST(test_killed_with_what_was_closed),
-		TEST(test_killed_one_after_another),
-		TEST(test_taken_from_the_store),
-		cmocka_unit_test_setup_teardown(test_unanswered_in_the_store, server_start,
-						server_end),
-		cmocka_unit_test_setup_teardown(test_unanswered_inherited, server_start,
-						server_end),
-		TEST(test_not_held),
-		TEST(test_left_to_the_watch),
-		TEST(test_not_the_childs),
-		TEST(test_closed_for_two),
-		TEST(test_nobody_came),
-		TEST(test_nobody_came_or_listens),
-		TEST(test_exit),
-		TEST(test_exit_too_late),
-	};
-
 	self = argv[0];
 	if (argc == 2)
 		return send_role();
-	return cmocka_run_group_tests_name("channel_lost", tests, NULL, NULL);
+	return UNIT_RUN("channel_lost", NULL, NULL);
 }

@@ -102,7 +102,7 @@ static pid_t start(const char *there, const char *back, bool first)
 	return 0;
 }
 
-static void test_quiet(void **state)
+UNIT(test_quiet)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
 	struct tmesh_channel *there, *back;
@@ -125,9 +125,7 @@ static void test_quiet(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {TEST(test_quiet)};
-
 	if (RUNNING_ON_VALGRIND || sanitized)
-		return UNIT_SKIP(tests, "the checker makes system calls of its own");
-	return cmocka_run_group_tests_name("channel_quiet", tests, NULL, NULL);
+		return UNIT_SKIP_ALL("the checker makes system calls of its own");
+	return UNIT_RUN("channel_quiet", NULL, NULL);
 }

@@ -57,7 +57,7 @@ static void expect_read(struct tmesh_ctx *ctx, const char *token, const char *te
 	tmesh_region_unref(reader);
 }
 
-static void test_count(void **state)
+UNIT(test_count)
 {
 	enum {
 		REGIONS = 1000,
@@ -92,7 +92,7 @@ static void test_count(void **state)
 	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
 }
 
-static void test_write(void **state)
+UNIT(test_write)
 {
 	struct tmesh_ctx *other = context();
 	char token[TMESH_TOKEN_SIZE];
@@ -113,7 +113,7 @@ static void test_write(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_map(void **state)
+UNIT(test_map)
 {
 	struct tmesh_ctx *other = context();
 	char token[TMESH_TOKEN_SIZE];
@@ -132,7 +132,7 @@ static void test_map(void **state)
 	tmesh_ctx_unref(other);
 }
 
-static void test_seal(void **state)
+UNIT(test_seal)
 {
 	char token[TMESH_TOKEN_SIZE];
 	void *addr;
@@ -155,7 +155,7 @@ static void test_seal(void **state)
 }
 
 /* A seal that fails leaves a mapping that can be written, and a descriptor that opens again. */
-static void test_seal_busy(void **state)
+UNIT(test_seal_busy)
 {
 	char token[TMESH_TOKEN_SIZE], *addr;
 	struct tmesh_region *region = create_lowered(*state, token), *writer;
@@ -173,7 +173,7 @@ static void test_seal_busy(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_describe(void **state)
+UNIT(test_describe)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	char token[TMESH_TOKEN_SIZE];
@@ -200,7 +200,7 @@ static void write_by(struct tmesh_ctx *ctx, const char *token, const char *text)
 
 /* A holder that may write duplicates a descriptor that can, and opens one that was lowered since.
  */
-static void test_writable_token_first(void **state)
+UNIT(test_writable_token_first)
 {
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 	struct tmesh_ctx *other = context();
@@ -222,7 +222,7 @@ static void test_writable_token_first(void **state)
 }
 
 /* Rights that are given away after the first token for reading are whole. */
-static void test_give_rights(void **state)
+UNIT(test_give_rights)
 {
 	struct tmesh_ctx *other = context();
 	char token[TMESH_TOKEN_SIZE], all[TMESH_TOKEN_SIZE];
@@ -260,7 +260,7 @@ static void test_give_rights(void **state)
 }
 
 /* A region given for reading cannot be written, whatever the giver's descriptor can. */
-static void test_give_reading(void **state)
+UNIT(test_give_reading)
 {
 	struct tmesh_ctx *other = context();
 	char token[TMESH_TOKEN_SIZE], text[TMESH_TOKEN_SIZE];
@@ -299,7 +299,7 @@ static void test_give_reading(void **state)
 
 /* A memfd made elsewhere: the caller's descriptor is left alone, and one that this user could
  * not open again keeps its way to write. */
-static void test_foreign(void **state)
+UNIT(test_foreign)
 {
 	struct tmesh_ctx *other = context();
 	char token[TMESH_TOKEN_SIZE];
@@ -341,7 +341,7 @@ static uint32_t shown_rights(struct tmesh_ctx *ctx, const struct tmesh_region *r
 }
 
 /* A holder that may write is listed as such, by whichever descriptor. */
-static void test_holders(void **state)
+UNIT(test_holders)
 {
 	char token[TMESH_TOKEN_SIZE];
 	struct tmesh_region *region = create_lowered(*state, token);
@@ -354,7 +354,7 @@ static void test_holders(void **state)
 
 /* Opening anew takes a free number for a moment. Without one there is an error, nothing is
  * written, and it works later. */
-static void test_no_number_left(void **state)
+UNIT(test_no_number_left)
 {
 	char token[TMESH_TOKEN_SIZE], back[6];
 	struct tmesh_region *region = create_lowered(*state, token);
@@ -405,7 +405,7 @@ static void *give_on(void *data)
 	return NULL;
 }
 
-static void test_at_once(void **state)
+UNIT(test_at_once)
 {
 	enum {
 		REGIONS = 200
@@ -442,22 +442,6 @@ static void test_at_once(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_count),
-		TEST(test_write),
-		TEST(test_map),
-		TEST(test_seal),
-		TEST(test_seal_busy),
-		TEST(test_describe),
-		TEST(test_writable_token_first),
-		TEST(test_give_rights),
-		TEST(test_give_reading),
-		TEST(test_foreign),
-		TEST(test_holders),
-		TEST(test_no_number_left),
-		TEST(test_at_once),
-	};
-
 	unit_memfd_setup(NULL);
-	return cmocka_run_group_tests_name("descriptor", tests, unit_ctx_setup, unit_ctx_teardown);
+	return UNIT_RUN("descriptor", unit_ctx_setup, unit_ctx_teardown);
 }

@@ -9,7 +9,7 @@
 #include "watch.h"
 
 /* Until no more may be taken; whatever else is handed over then has to wait, and says for what. */
-static void test_bound(void **state)
+UNIT_ADD(test_bound, server_start, server_end)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	int memory = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), pair[2];
@@ -58,7 +58,7 @@ static int socket_start(void **state)
 
 /* The sender of a TCP socket can make its close() wait for another machine. This thread does not
  * wait, as for a file that a process serves. */
-static void test_sockets(void **state)
+UNIT_ADD(test_sockets, socket_start, server_end)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	unsigned int before = unit_open_fds();
@@ -87,7 +87,7 @@ static void give_files(tmesh_giver giver, unsigned int count)
 }
 
 /* Each process and each user has a part of its own. */
-static void test_parts(void **state)
+UNIT_ADD(test_parts, server_start, server_end)
 {
 	const pid_t processes = TMESH_FOREIGN_OF_USER / TMESH_FOREIGN_OF_PROCESS;
 	const uid_t users = TMESH_FOREIGN_MOST / TMESH_FOREIGN_OF_USER;
@@ -141,7 +141,7 @@ static int pair_of(int memory, pid_t *child)
 }
 
 /* A gift of one context takes nothing from another. */
-static void test_others(void **state)
+UNIT_ADD(test_others, server_start, server_end)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	int memory = memfd(16384, F_SEAL_SHRINK | F_SEAL_GROW), pair[2], other;
@@ -168,7 +168,7 @@ static void test_others(void **state)
 }
 
 /* A server of tokens takes no descriptors at all: none is there to be closed. */
-static void test_requests(void **state)
+UNIT_ADD(test_requests, server_start, server_end)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	struct tmesh_wire_request request = {
@@ -194,7 +194,7 @@ static void test_requests(void **state)
 }
 
 /* Nor does the module's backend ask what a file is that is no handle. */
-static void test_no_handle(void **state)
+UNIT_ADD(test_no_handle, server_start, server_end)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	struct tmesh_region *region = new_region(ctx, 10), *given;
@@ -273,12 +273,12 @@ static void ask_producer(uint32_t version, unsigned int files, const char *word)
 }
 
 /* A file that may be served makes an answer malformed, and is closed without waiting. */
-static void test_index(void **state)
+UNIT_ADD(test_index, server_start, server_end)
 {
 	ask_producer(TMESH_WIRE_VERSION, 2, "malformed answer");
 }
 
-static void test_other_release(void **state)
+UNIT_ADD(test_other_release, server_start, server_end)
 {
 	ask_producer(TMESH_WIRE_VERSION + 1, 1, "another release of tmesh");
 }
@@ -288,7 +288,7 @@ static void test_other_release(void **state)
  * by the signal that ends it: valgrind turns an exit into a failure, because the child has lost
  * what the parent's threads hold on their stacks.
  */
-static void test_forked(void **state)
+UNIT_ADD(test_forked, server_start, server_end)
 {
 	tmesh_giver giver = tmesh_giver_of(geteuid(), getpid());
 	int status;
@@ -309,19 +309,7 @@ static void test_forked(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_bound, server_start, server_end),
-		cmocka_unit_test_setup_teardown(test_sockets, socket_start, server_end),
-		cmocka_unit_test_setup_teardown(test_forked, server_start, server_end),
-		cmocka_unit_test_setup_teardown(test_parts, server_start, server_end),
-		cmocka_unit_test_setup_teardown(test_others, server_start, server_end),
-		cmocka_unit_test_setup_teardown(test_requests, server_start, server_end),
-		cmocka_unit_test_setup_teardown(test_no_handle, server_start, server_end),
-		cmocka_unit_test_setup_teardown(test_index, server_start, server_end),
-		cmocka_unit_test_setup_teardown(test_other_release, server_start, server_end),
-	};
-
 	signal(SIGPIPE, SIG_IGN);
 	mkdir(unit_runtime_dir(), 0700);
-	return cmocka_run_group_tests_name("foreign", tests, NULL, NULL);
+	return UNIT_RUN("foreign", NULL, NULL);
 }

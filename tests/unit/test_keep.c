@@ -31,7 +31,7 @@ static void killed_after(void (*work)(struct tmesh_ctx *ctx))
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 }
 
-static void test_refused(void **state)
+UNIT_SET_UP(test_refused)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .flags = 8};
 	char longer[TMESH_KEPT_NAME_LEN + 2] = "";
@@ -103,7 +103,7 @@ static void test_refused(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_list(void **state)
+UNIT_SET_UP(test_list)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .lifetime_ns = UINT64_MAX / 4};
 	struct tmesh_kept_info *infos = NULL;
@@ -148,7 +148,7 @@ static void test_list(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_limit(void **state)
+UNIT_SET_UP(test_limit)
 {
 	struct tmesh_region *big, *held;
 	struct tmesh_keeper_info info = {.size = sizeof(info)};
@@ -200,7 +200,7 @@ static uint64_t opened_without_wake(struct tmesh_ctx *ctx)
 
 /* A region kept by itself is opened without its keeper, which is stopped meanwhile: the newest of a
  * name, until it is dropped. */
-static void test_without_wake(void **state)
+UNIT_SET_UP(test_without_wake)
 {
 	struct tmesh_keep_opts replace = {.size = sizeof(replace), .flags = TMESH_KEEPING_REPLACE};
 	struct tmesh_region *region = sealed(*state, 4096, 2), *other;
@@ -237,7 +237,7 @@ static void test_without_wake(void **state)
 }
 
 /* The keeper is killed: holders keep their memory, the rest is gone, and a new one starts. */
-static void test_keeper_killed(void **state)
+UNIT_SET_UP(test_keeper_killed)
 {
 	struct tmesh_region *region;
 
@@ -267,7 +267,7 @@ static void refuse_keeper(const char *keeper, int code, const char *word)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_not_started(void **state)
+UNIT_SET_UP(test_not_started)
 {
 	struct tmesh_region *region = sealed(*state, 4096, 1);
 	char *keeper = strdup(getenv("TMESH_KEEPER")), command[80];
@@ -287,7 +287,7 @@ static void test_not_started(void **state)
 }
 
 /* A keeper inherits nothing of the process that happened to start it. */
-static void test_started_clean(void **state)
+UNIT_SET_UP(test_started_clean)
 {
 	int fd = open("/dev/zero", O_RDONLY); /* programs that are started have it, too */
 	char path[64], target[64] = "", errors[64] = "";
@@ -349,7 +349,7 @@ static uint64_t first_number(const char *path, const char *line_start)
 }
 
 /* The keeper does not have the limits and the environment of its first client. */
-static void test_first_client(void **state)
+UNIT_SET_UP(test_first_client)
 {
 	char path[64], environment[4096] = "", name[16];
 	cpu_set_t usual, its;
@@ -397,7 +397,7 @@ static void test_first_client(void **state)
 
 /* Another process may have the socket in the directory: the library speaks to this user's keeper
  * alone. */
-static void test_others_keeper(void **state)
+UNIT_SET_UP(test_others_keeper)
 {
 	struct tmesh_ctx *ctx = *state;
 	struct tmesh_region **regions = NULL;
@@ -426,7 +426,7 @@ static void keep_opaque(struct tmesh_ctx *ctx)
 	close(ends[1]);
 }
 
-static void test_opaque(void **state)
+UNIT_SET_UP(test_opaque)
 {
 	struct tmesh_region **regions;
 	size_t count;
@@ -446,7 +446,7 @@ static void test_opaque(void **state)
 }
 
 /* It has no memory of the machine's: giving it up would make no room for what has. */
-static void test_opaque_stays(void **state)
+UNIT_SET_UP(test_opaque_stays)
 {
 	setenv("TMESH_KEEPER_BYTES", "1400000", 1);
 	keep_opaque(*state);
@@ -493,7 +493,7 @@ static void race(struct tmesh_ctx *parent, bool replace, int *won)
 	}
 }
 
-static void test_race(void **state)
+UNIT_SET_UP(test_race)
 {
 	struct tmesh_region **regions;
 	uint8_t first, second;
@@ -517,7 +517,7 @@ static void test_race(void **state)
 }
 
 /* As many regions as there can be under one name. */
-static void test_many(void **state)
+UNIT_SET_UP(test_many)
 {
 	enum {
 		MANY = 300
@@ -544,17 +544,4 @@ static void test_many(void **state)
 	assert_int_equal(unit_open_fds(), fds);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_refused),	TEST_SET_UP(test_list),
-		TEST_SET_UP(test_limit),	TEST_SET_UP(test_keeper_killed),
-		TEST_SET_UP(test_not_started),	TEST_SET_UP(test_started_clean),
-		TEST_SET_UP(test_first_client), TEST_SET_UP(test_others_keeper),
-		TEST_SET_UP(test_opaque),	TEST_SET_UP(test_opaque_stays),
-		TEST_SET_UP(test_race),		TEST_SET_UP(test_many),
-		TEST_SET_UP(test_without_wake),
-	};
-
-	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
-}
+UNIT_MAIN("tests", unit_memfd_setup, NULL)

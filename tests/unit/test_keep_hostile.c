@@ -57,7 +57,7 @@ static int memfd_of(uint64_t bytes, unsigned int seals)
 	return fd;
 }
 
-static void test_lying_regions(void **state)
+UNIT_SET_UP(test_lying_regions)
 {
 	const struct tmesh_wire_region good = {
 		.magic = TMESH_MAGIC_REGION,
@@ -149,7 +149,7 @@ static int32_t keep_with_table(struct tmesh_ctx *ctx, const char *name, struct t
 	return reply.status;
 }
 
-static void test_lying_paths(void **state)
+UNIT_SET_UP(test_lying_paths)
 {
 	const unsigned int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 	struct tmesh_keeper_request request = keep_request("evil", 1), take;
@@ -227,7 +227,7 @@ static void test_lying_paths(void **state)
 
 /* A file lease on what is given would hold up who opens it (F_SETLEASE): the keeper does not wait.
  */
-static void test_leased_region(void **state)
+UNIT_SET_UP(test_leased_region)
 {
 	const struct tmesh_wire_region good = {
 		.magic = TMESH_MAGIC_REGION,
@@ -251,7 +251,7 @@ static void test_leased_region(void **state)
 }
 
 /* Requests that are none end the connection, and nobody else's. */
-static void test_lying_requests(void **state)
+UNIT_SET_UP(test_lying_requests)
 {
 	struct tmesh_keeper_request good = keep_request("evil", 1), request;
 	char junk[4096] = "junk";
@@ -308,7 +308,7 @@ static void test_lying_requests(void **state)
 
 /* A client of another release gets an answer with the keeper's version, also where it has sent its
  * regions already, and the keeper takes nothing of them. */
-static void test_other_release(void **state)
+UNIT_SET_UP(test_other_release)
 {
 	struct tmesh_keeper_request request = keep_request("other", 3);
 	struct tmesh_region *region = sealed(*state, 4096, 1);
@@ -330,7 +330,7 @@ static void test_other_release(void **state)
 
 /* Clients that stop in the middle: their half-done requests have no effect, and others are served.
  */
-static void test_silent_clients(void **state)
+UNIT_SET_UP(test_silent_clients)
 {
 	struct tmesh_keeper_request request = keep_request("half", 2);
 	struct tmesh_region *region = sealed(*state, 4096, 1);
@@ -357,7 +357,7 @@ static void test_silent_clients(void **state)
 
 /* A process that has more connections than the keeper has places, and begins something by some of
  * them: another process gets its place at once. */
-static void test_crowd(void **state)
+UNIT_SET_UP(test_crowd)
 {
 	struct tmesh_keeper_request request = keep_request("half", 2);
 	int ends[2], status;
@@ -394,7 +394,7 @@ static void test_crowd(void **state)
 }
 
 /* The keeper's descriptors are at an end: it does not look for one all the time, and goes on. */
-static void test_no_descriptor(void **state)
+UNIT_SET_UP(test_no_descriptor)
 {
 	struct rlimit before, none;
 	int fds[8], last;
@@ -478,7 +478,7 @@ static void lie(struct tmesh_ctx *ctx, const void *answer, size_t bytes, bool wi
 	unlinkat(dir, TMESH_KEEPER_SOCKET, 0);
 }
 
-static void test_lying_keeper(void **state)
+UNIT_SET_UP(test_lying_keeper)
 {
 	const struct tmesh_keeper_reply good = {
 		.magic = TMESH_MAGIC_KEEP,
@@ -516,7 +516,7 @@ static void test_lying_keeper(void **state)
 
 /* A stopped keeper takes no connection from its queue: a client that finds that full does not wait
  * for ever. */
-static void test_full_queue(void **state)
+UNIT_SET_UP(test_full_queue)
 {
 	struct tmesh_ctx *ctx = *state;
 	int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), dir, clients[8],
@@ -553,15 +553,4 @@ static void test_full_queue(void **state)
 	unlinkat(dir, TMESH_KEEPER_SOCKET, 0);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_lying_regions),  TEST_SET_UP(test_leased_region),
-		TEST_SET_UP(test_lying_requests), TEST_SET_UP(test_lying_paths),
-		TEST_SET_UP(test_other_release),  TEST_SET_UP(test_silent_clients),
-		TEST_SET_UP(test_lying_keeper),	  TEST_SET_UP(test_full_queue),
-		TEST_SET_UP(test_crowd),	  TEST_SET_UP(test_no_descriptor),
-	};
-
-	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
-}
+UNIT_MAIN("tests", unit_memfd_setup, NULL)

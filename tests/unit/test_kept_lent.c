@@ -61,7 +61,7 @@ static void expect_let_go(struct tmesh_ctx *ctx, const char *name)
 		usleep(1000);
 }
 
-static void test_lent(void **state)
+UNIT_SET_UP(test_lent)
 {
 	struct tmesh_region *early, *late;
 	struct timespec used;
@@ -100,7 +100,7 @@ static void test_lent(void **state)
 }
 
 /* To look at all regions, and at what lies behind their memory, is no use either. */
-static void test_seen(void **state)
+UNIT_SET_UP(test_seen)
 {
 	struct tmesh_region_info *infos;
 	struct tmesh_region *region;
@@ -119,7 +119,7 @@ static void test_seen(void **state)
 }
 
 /* A lent region makes no second holder of the keeper, and no second handle. */
-static void test_holders(void **state)
+UNIT_SET_UP(test_holders)
 {
 	struct tmesh_holder_info *holders;
 	struct tmesh_region_info *infos;
@@ -189,7 +189,7 @@ static unsigned int files_of(pid_t pid)
 }
 
 /* Those that were kept last, and no more than the keeper has descriptors for. */
-static void test_most(void **state)
+UNIT_SET_UP(test_most)
 {
 	enum {
 		FILES = 600,
@@ -265,7 +265,7 @@ static void kill_and_wait(pid_t pid)
 }
 
 /* The keeper is that of the directory to which the path leads now, also where another one lives. */
-static void test_directories(void **state)
+UNIT_SET_UP(test_directories)
 {
 	char first[] = "/tmp/tmesh-lent-XXXXXX", second[] = "/tmp/tmesh-lent-XXXXXX";
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .runtime_dir = first};
@@ -361,7 +361,7 @@ static int add(struct table *table, const char *name)
 	return table_keep(table, one_group(name), 0, false, tmesh_now_ns(), &need);
 }
 
-static void test_found_late(void **state)
+UNIT(test_found_late)
 {
 	struct late late = {.name = "one", .fd = -1};
 	struct table table = {.limit = 2 * 4096, .max_fds = 100, .shows = show, .data = &late};
@@ -404,7 +404,7 @@ static bool find(const struct shown *shown, const char *name, struct tmesh_index
 
 /* While the keeper looks, clients see its own descriptor, to be opened anew; and nothing once a
  * group goes. */
-static void test_shown(void **state)
+UNIT_SET_UP(test_shown)
 {
 	struct group *old = one_group("one"), *new = one_group("one");
 	char hex[33], link[48], target[64];
@@ -498,7 +498,7 @@ static bool taken(struct tmesh_ctx *ctx, int changes)
 
 /* An entry that changed while its file was opened is looked at once more; then the keeper is asked.
  */
-static void test_changed(void **state)
+UNIT_SET_UP(test_changed)
 {
 	int dir;
 
@@ -520,13 +520,4 @@ static void test_changed(void **state)
 	group_free(meanwhile.group);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_lent),	 TEST_SET_UP(test_seen),	TEST_SET_UP(test_holders),
-		TEST_SET_UP(test_most),	 TEST_SET_UP(test_directories), TEST(test_found_late),
-		TEST_SET_UP(test_shown), TEST_SET_UP(test_changed),
-	};
-
-	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
-}
+UNIT_MAIN("tests", unit_memfd_setup, NULL)

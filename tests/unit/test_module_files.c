@@ -73,7 +73,7 @@ static void check_path(struct tmesh_ctx *ctx, const char *name, const char *path
 }
 
 /* The kernel keeps the folder, small files at pages of one region, and the mount shows it. */
-static void test_folder(void **state)
+UNIT_ADD(test_folder, place_setup, place_teardown)
 {
 	struct tmesh_kept_info *infos;
 	struct tmesh_kept_file *files;
@@ -123,7 +123,7 @@ static void test_folder(void **state)
 }
 
 /* A replaced name leads to the new files at once, and a name without files has no paths. */
-static void test_replace(void **state)
+UNIT_ADD(test_replace, place_setup, place_teardown)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .flags = TMESH_KEEPING_REPLACE};
 	struct tmesh_kept_file *files;
@@ -144,7 +144,7 @@ static void test_replace(void **state)
 }
 
 /* A caller's own table of files: its faults, and the regions that the module demands. */
-static void test_refused(void **state)
+UNIT_ADD(test_refused, place_setup, place_teardown)
 {
 	struct tmesh_kept_file files[2] = {{"a", 0, 4, 0, 0}, {"b", 64, 4, 0, 0}};
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .files = files, .file_count = 2};
@@ -172,7 +172,7 @@ static void test_refused(void **state)
 }
 
 /* More than there can be is refused before a byte is read. */
-static void test_too_many(void **state)
+UNIT_ADD(test_too_many, place_setup, place_teardown)
 {
 	struct tmesh_stats before = {.size = sizeof(before)}, after = {.size = sizeof(after)};
 	char name[32];
@@ -199,7 +199,7 @@ static void test_too_many(void **state)
 }
 
 /* The region behind an open file, until its name has other files. */
-static void test_open_fd(void **state)
+UNIT_ADD(test_open_fd, place_setup, place_teardown)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .flags = TMESH_KEEPING_REPLACE};
 	char name[TMESH_KEPT_NAME_LEN + 1];
@@ -242,7 +242,7 @@ static void test_open_fd(void **state)
 #define FEW_FILES 64
 
 /* Opening one file of many takes one descriptor, by its path and by the mount's file. */
-static void test_few_descriptors(void **state)
+UNIT_ADD(test_few_descriptors, place_setup, place_teardown)
 {
 	struct tmesh_kept_file files[MANY], file;
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .files = files, .file_count = MANY};
@@ -279,7 +279,7 @@ static void test_few_descriptors(void **state)
 }
 
 /* Files that a mode shows to all users: others read them, and do not get the region. */
-static void test_other_user(void **state)
+UNIT_ADD(test_other_user, place_setup, place_teardown)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .mode = 0644};
 	int fd;
@@ -311,7 +311,7 @@ static void test_other_user(void **state)
 }
 
 /* Files that a context of memfds keeps: one of the module finds them, and says who shows them. */
-static void test_memfds(void **state)
+UNIT_ADD(test_memfds, place_setup, place_teardown)
 {
 	struct tmesh_ctx_opts other = {.size = sizeof(other), .backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_region *region;
@@ -341,16 +341,4 @@ static void test_memfds(void **state)
 	tmesh_ctx_unref(memfds);
 }
 
-#define TEST_PLACE(test) cmocka_unit_test_setup_teardown(test, place_setup, place_teardown)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_PLACE(test_folder),  TEST_PLACE(test_replace),
-		TEST_PLACE(test_refused), TEST_PLACE(test_too_many),
-		TEST_PLACE(test_open_fd), TEST_PLACE(test_other_user),
-		TEST_PLACE(test_memfds),  TEST_PLACE(test_few_descriptors),
-	};
-
-	return cmocka_run_group_tests_name("module_files", tests, NULL, NULL);
-}
+UNIT_MAIN("module_files", NULL, NULL)

@@ -25,7 +25,7 @@ static void view_of(struct tmesh_region *region, struct tmesh_region **view, uin
 	assert_ok(tmesh_region_map(*view, RW, (void **)at, err));
 }
 
-static void test_writes_are_ones_own(void **state)
+UNIT(test_writes_are_ones_own)
 {
 	struct tmesh_region *region = sealed(*state), *view;
 	uint8_t *a, *b, byte = 55;
@@ -53,7 +53,7 @@ static void test_writes_are_ones_own(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_it_goes_nowhere(void **state)
+UNIT(test_it_goes_nowhere)
 {
 	const struct tmesh_layout layout = {
 		.dtype = TMESH_UINT8, .ndim = 1, .shape = {1}, .strides = {1}};
@@ -89,7 +89,7 @@ static void test_it_goes_nowhere(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_a_child_has_its_own(void **state)
+UNIT(test_a_child_has_its_own)
 {
 	struct tmesh_region *region = sealed(*state), *view;
 	uint8_t *at;
@@ -110,13 +110,4 @@ static void test_a_child_has_its_own(void **state)
 	tmesh_region_unref(region);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(test_writes_are_ones_own),
-		TEST(test_it_goes_nowhere),
-		TEST(test_a_child_has_its_own),
-	};
-
-	return cmocka_run_group_tests(tests, unit_ctx_setup, unit_ctx_teardown);
-}
+UNIT_MAIN("tests", unit_ctx_setup, unit_ctx_teardown)

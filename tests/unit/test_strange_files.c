@@ -20,7 +20,7 @@ static bool is_locked(int fd)
 
 /* A producer's link leads to a file of this process, as in another PID namespace. The library
  * leaves it alone, for closing it would end the locks on it. */
-static void test_link_to_any(void **state)
+UNIT(test_link_to_any)
 {
 	static const char name[] = "00112233445566778899aabbccddeefc";
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -59,7 +59,7 @@ static void test_link_to_any(void **state)
 }
 
 /* The index says a descriptor that has become a locked file since. */
-static void test_entry_of_any(void **state)
+UNIT(test_entry_of_any)
 {
 	static const uint8_t name[16] = {0x12, 0x35};
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -97,7 +97,7 @@ static void test_entry_of_any(void **state)
 
 /* The index's entry is that file, and no memory of fixed size: the descriptor is closed once
  * (closes.c), by whichever way it came. */
-static void test_entry_unsealed(void **state)
+UNIT(test_entry_unsealed)
 {
 	static const uint8_t name[16] = {0x12, 0x36};
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
@@ -133,7 +133,7 @@ static void test_entry_unsealed(void **state)
 }
 
 /* The index says a file that somebody may serve, and says it rightly: it is not opened. */
-static void test_entry_is_file(void **state)
+UNIT(test_entry_is_file)
 {
 	static const uint8_t name[16] = {0x12, 0x37};
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS), *holder = context(NULL, 0);
@@ -176,13 +176,6 @@ static void test_entry_is_file(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_link_to_any),
-		TEST(test_entry_of_any),
-		TEST(test_entry_unsealed),
-		TEST(test_entry_is_file),
-	};
-
 	mkdir(unit_runtime_dir(), 0700);
-	return cmocka_run_group_tests_name("strange files", tests, NULL, NULL);
+	return UNIT_RUN("strange files", NULL, NULL);
 }

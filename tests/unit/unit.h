@@ -28,6 +28,7 @@
 #include <cmocka.h>
 
 #include "internal.h"
+#include "unit_group.h"
 
 /* The call fails with @code and says so in @err, with @word somewhere in the message. */
 #define assert_refused(call, code_, word)                                           \
@@ -75,37 +76,17 @@ static inline const char *unit_runtime_dir(void)
 	return dir;
 }
 
-/* Entries of a group: alone, with the file's setup() and teardown(), and with a context. */
-#define TEST(test) cmocka_unit_test(test)
-#define TEST_SET_UP(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
-#define TEST_CTX(test) cmocka_unit_test_setup_teardown(test, unit_ctx_setup, unit_ctx_teardown)
-
-/* The tests of a program with one group: UNIT(test_name) { ... }, and UNIT_MAIN() behind them. */
+/* Tests of the program's group, in place of the function's head: alone, with the file's setup() and
+ * teardown(), and with a context. */
 #define UNIT(test) UNIT_ADD(test, NULL, NULL)
 #define UNIT_SET_UP(test) UNIT_ADD(test, setup, teardown)
 #define UNIT_CTX(test) UNIT_ADD(test, unit_ctx_setup, unit_ctx_teardown)
-#define UNIT_ADD(test, set_up, tear_down)                                            \
-	static void test(void **state);                                              \
-	__attribute__((constructor)) static void add_##test(void)                    \
-	{                                                                            \
-		unit_add((struct CMUnitTest){#test, test, set_up, tear_down, NULL}); \
-	}                                                                            \
-	static void test(void **state)
-#define UNIT_MAIN(name, set_up, tear_down)                                                       \
-	int main(void)                                                                           \
-	{                                                                                        \
-		return _cmocka_run_group_tests(name, unit_tests, unit_count, set_up, tear_down); \
-	}
 
-static struct CMUnitTest unit_tests[64];
-static size_t unit_count;
-
-static inline void unit_add(struct CMUnitTest test)
-{
-	if (unit_count == sizeof(unit_tests) / sizeof(unit_tests[0]))
-		abort();
-	unit_tests[unit_count++] = test;
-}
+/* Entries of a table, for programs with more groups: alone, with the file's setup() and teardown(),
+ * and with a context. */
+#define TEST(test) cmocka_unit_test(test)
+#define TEST_SET_UP(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define TEST_CTX(test) cmocka_unit_test_setup_teardown(test, unit_ctx_setup, unit_ctx_teardown)
 
 /* For groups of tests that are about how memfds are handed over. */
 static inline int unit_memfd_setup(void **state)
@@ -123,6 +104,7 @@ static inline int unit_skip(const struct CMUnitTest *tests, size_t count, const 
 }
 
 #define UNIT_SKIP(group, why) unit_skip(group, sizeof(group) / sizeof((group)[0]), why)
+#define UNIT_SKIP_ALL(why) unit_skip(unit_tests, unit_count, why)
 
 static inline unsigned int unit_open_fds(void)
 {

@@ -14,7 +14,7 @@
 				 sizeof(((theirs *)0)->theirs_member));                           \
 	} while (0)
 
-static void test_structures(void **state)
+UNIT(test_structures)
 {
 	SAME(ffi_extension, type, XLA_FFI_Extension_Base, type);
 	SAME(ffi_extension, next, XLA_FFI_Extension_Base, next);
@@ -64,7 +64,7 @@ static void test_structures(void **state)
 	SAME(ffi_metadata_extension, metadata, XLA_FFI_Metadata_Extension, metadata);
 }
 
-static void test_numbers(void **state)
+UNIT(test_numbers)
 {
 	assert_int_equal(FFI_MAJOR, XLA_FFI_API_MAJOR);
 	assert_int_equal(FFI_EXTENSION_METADATA, XLA_FFI_Extension_Metadata);
@@ -90,12 +90,7 @@ static void test_numbers(void **state)
 	assert_int_equal(FFI_DATA_LOSS, XLA_FFI_Error_Code_DATA_LOSS);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {TEST(test_structures), TEST(test_numbers)};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN("tests", NULL, NULL)
 #else
 int main(void)
 {

@@ -77,7 +77,7 @@ static void expect(struct tmesh_tensor *tensor, float first)
 
 /* A receiver's release returns the memory to a thread of the sender, for which the next push waits
  * here. */
-static void test_used_again(void **state)
+UNIT_SET_UP(test_used_again)
 {
 	struct tmesh_stats before = stats(), after;
 
@@ -98,7 +98,7 @@ static void test_used_again(void **state)
 }
 
 /* Kept memory stays unchanged, and each push has other memory. */
-static void test_kept(void **state)
+UNIT_SET_UP(test_kept)
 {
 	struct tmesh_tensor *kept[KEPT];
 
@@ -117,7 +117,7 @@ static void test_kept(void **state)
 	}
 }
 
-static void test_sealed(void **state)
+UNIT_SET_UP(test_sealed)
 {
 	const bool yes = true, no = false;
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -132,7 +132,7 @@ static void test_sealed(void **state)
 	}
 }
 
-static void test_bad_seal(void **state)
+UNIT_SET_UP(test_bad_seal)
 {
 	const bool yes = true;
 	struct ffi_scalar scalar = {FFI_S64, (void *)&yes};
@@ -149,7 +149,7 @@ static void test_bad_seal(void **state)
 }
 
 /* Memory is back as soon as there is room again, and a refused push sent nothing. */
-static void test_limit(void **state)
+UNIT_SET_UP(test_limit)
 {
 	struct tmesh_tensor *tensor;
 
@@ -171,12 +171,4 @@ static void test_limit(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_used_again), TEST_SET_UP(test_kept),  TEST_SET_UP(test_sealed),
-		TEST_SET_UP(test_bad_seal),   TEST_SET_UP(test_limit),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN("tests", NULL, NULL)

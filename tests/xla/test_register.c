@@ -13,7 +13,7 @@ static void (*standin_set)(int major, size_t struct_size, const char *refuses);
 static unsigned int (*standin_count)(void);
 static struct XLA_FFI_Error *(*standin_call)(const char *name, struct XLA_FFI_CallFrame *frame);
 
-static void test_not_loaded(void **state)
+UNIT(test_not_loaded)
 {
 	assert_refused(tmesh_xla_register(NULL, err), -ENOENT,
 		       "libxla_extension.so is not loaded in this process");
@@ -21,7 +21,7 @@ static void test_not_loaded(void **state)
 	assert_refused(tmesh_xla_register("libc.so.6", err), -EOPNOTSUPP, "GetXlaFfiApi");
 }
 
-static void test_registers(void **state)
+UNIT(test_registers)
 {
 	void *library = dlopen(standin, RTLD_NOW | RTLD_LOCAL);
 	float value = 7;
@@ -58,8 +58,6 @@ static void test_registers(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {TEST(test_not_loaded), TEST(test_registers)};
-
 	standin = getenv("TMESH_TEST_XLA_STANDIN");
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return UNIT_RUN("tests", NULL, NULL);
 }

@@ -77,7 +77,7 @@ static void *pusher(void *data)
 }
 
 /* Calls of one thread stay in order. */
-static void test_threads_push(void **state)
+UNIT_SET_UP(test_threads_push)
 {
 	struct tmesh_channel *inbox = channel_new(TMESH_CHANNEL_RECV, "out");
 	struct caller callers[THREADS] = {0};
@@ -168,7 +168,7 @@ static void join(struct caller *callers, int code)
 	}
 }
 
-static void test_threads_pop(void **state)
+UNIT_SET_UP(test_threads_pop)
 {
 	struct tmesh_channel *outbox = channel_new(TMESH_CHANNEL_SEND, "in");
 	struct caller callers[THREADS];
@@ -191,7 +191,7 @@ static void test_threads_pop(void **state)
 	tmesh_channel_unref(outbox);
 }
 
-static void test_waits_end(void **state)
+UNIT_SET_UP(test_waits_end)
 {
 	struct tmesh_channel *outbox = channel_new(TMESH_CHANNEL_SEND, "in"), *other;
 	struct caller callers[THREADS];
@@ -228,7 +228,7 @@ static void handler(int number)
 {
 }
 
-static void test_signal(void **state)
+UNIT_SET_UP(test_signal)
 {
 	struct tmesh_channel *outbox = channel_new(TMESH_CHANNEL_SEND, "in");
 	struct sigaction action = {.sa_handler = handler};
@@ -268,7 +268,7 @@ static void *change(void *data)
 
 /* A call that waits for a message and a call that waits for a turn both ask; a wait goes on until
  * there is something. */
-static void test_asked(void **state)
+UNIT_SET_UP(test_asked)
 {
 	struct tmesh_channel *outbox = channel_new(TMESH_CHANNEL_SEND, "in");
 	struct caller callers[THREADS];
@@ -293,7 +293,7 @@ static void test_asked(void **state)
 
 /* The object under a name changes all the time: each call ends, with success or with a fitting
  * error. */
-static void test_changes_storm(void **state)
+UNIT_SET_UP(test_changes_storm)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 4};
 	struct tmesh_stats stats = {.size = sizeof(stats)};
@@ -324,13 +324,4 @@ static void test_changes_storm(void **state)
 	assert_int_equal(stats.regions_live, 0);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_threads_push), TEST_SET_UP(test_threads_pop),
-		TEST_SET_UP(test_waits_end),	TEST_SET_UP(test_signal),
-		TEST_SET_UP(test_asked),	TEST_SET_UP(test_changes_storm),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN("tests", NULL, NULL)
