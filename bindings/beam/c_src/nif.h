@@ -144,8 +144,6 @@ bool garbage_look(ErlNifEnv *env);
 void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object);
 void garbage_leave(struct garbage *garbage, void *object);
 void garbage_tell(void);
-NIF(janitor);
-NIF(sweep);
 
 /* log.c */
 void log_keep(void *data, enum tmesh_log_level level, const char *message);
@@ -210,11 +208,6 @@ bool get_region_opts(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_region_opts
 /* context.c */
 bool get_context(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
 		 struct tmesh_error *err);
-NIF(context_open);
-NIF(context_limit);
-NIF(context_backend);
-NIF(context_caps);
-NIF(context_stats);
 
 /* handle.c: a tensor taken from a handle is the caller's reference. */
 struct tmesh_tensor *get_tensor(ErlNifEnv *env, ERL_NIF_TERM term, struct handle **handle,
@@ -227,63 +220,29 @@ bool make_handle(ErlNifEnv *env, struct context *context, struct tmesh_tensor *t
 bool make_handle_of(ErlNifEnv *env, struct context *context, struct tmesh_tensor *tensor,
 		    struct origin *origin, ERL_NIF_TERM *term, struct tmesh_error *err);
 bool same_layout(const struct tmesh_layout *a, const struct tmesh_layout *b);
-NIF(tensor_create);
-NIF(tensor_put);
-NIF(tensor_open);
-NIF(tensor_ref);
-NIF(tensor_name);
-NIF(tensor_seal);
-NIF(tensor_write);
-NIF(tensor_release);
-NIF(tensor_tie);
-NIF(tensor_local);
-NIF(ref_encode);
-NIF(ref_decode);
-NIF(ref_from_members);
 /* Enclose calls that may wait for a peer on a dirty scheduler. Return: false with @err filled. */
 bool begin_opening(struct context *context, struct tmesh_error *err);
 void end_opening(struct context *context);
 
 /* inspect.c */
 ERL_NIF_TERM make_id(ErlNifEnv *env, uint64_t id);
-NIF(tensor_info);
-NIF(regions);
-NIF(holders);
-NIF(token_id);
 
 /* idle_handles.c */
 void held_add(ErlNifEnv *env, struct held *held);
 void held_remove(struct held *held);
 void held_used(ErlNifEnv *env, struct held *held);
-NIF(held_by);
 
 /* hold.c */
 /* Read how long a ref holds its memory: nil, which gives 0 (no hold), or nanoseconds. */
 bool get_hold(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *ns, struct tmesh_error *err);
-NIF(context_flush);
-NIF(context_trim);
 
 /* bundle.c */
 /* Return {ok, term} of a bundle. The term takes @made over, also on failure. */
 ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_bundle *made);
 /* Return the caller's reference on the bundle of a term, or NULL with @err filled. */
 struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err);
-NIF(bundle_create);
-NIF(bundle_open);
-NIF(bundle_info);
-NIF(bundle_tensor);
-NIF(bundle_ref);
-NIF(bundle_hand_over);
-NIF(bundle_recv);
-NIF(bundle_release);
 
 /* model.c */
-NIF(model_load);
-NIF(model_info);
-NIF(model_metadata);
-NIF(model_tensor);
-NIF(model_bundle);
-NIF(model_release);
 /* The process that waits for files, and the one that receives their progress. */
 struct model_watch {
 	ErlNifEnv *env;
@@ -300,9 +259,6 @@ int model_progress(void *data, const struct tmesh_model_progress *progress);
 bool begin_files(struct context *context, struct tmesh_error *err);
 void end_files(struct context *context);
 
-/* model_save.c */
-NIF(model_save);
-
 /* sharing.c */
 /* Get the layout of a region from its maker's description, or else of its bytes. Return: 0 or an
  * error. */
@@ -317,134 +273,22 @@ ERL_NIF_TERM tensor_of_region(ErlNifEnv *env, struct context *context, struct tm
 			      ERL_NIF_TERM shape, ERL_NIF_TERM dtype, uint64_t offset);
 /* Read a descriptor of the VM, or that of a descriptor term. */
 bool get_fd(ErlNifEnv *env, ERL_NIF_TERM term, int *fd, struct tmesh_error *err);
-NIF(region_revoke);
-NIF(reclaim);
-NIF(lease);
-NIF(touch);
-NIF(fence_signal);
-NIF(fence_wait);
-NIF(gather);
-NIF(export_dmabuf);
-NIF(descriptor_close);
-NIF(from_dmabuf);
-NIF(hand_over);
-NIF(tensor_recv);
 
 /* engine.c */
 void engine_dtor(ErlNifEnv *env, void *object);
-NIF(engine_connect);
-NIF(engine_info);
-NIF(engine_graph);
-NIF(engine_operands);
-NIF(engine_bind);
-NIF(engine_rebind);
-NIF(engine_keep);
-NIF(placed_open);
-NIF(placed_partitions);
-NIF(placed_move);
-NIF(placed_at);
-NIF(placed_bind);
-NIF(placed_tensor);
-NIF(places_open);
-NIF(places_sweep);
-NIF(places_used);
-NIF(places_stats);
-NIF(engine_dispatch);
-NIF(engine_cancellable);
-NIF(engine_cancel);
-
-/* engine_tensor.c */
-NIF(engine_tensor);
-NIF(engine_tensor_wrap);
-NIF(engine_tensor_info);
-NIF(engine_tensor_read);
-NIF(engine_tensor_write);
-NIF(engine_tensor_export);
-NIF(engine_tensor_destroy);
 
 /* jobs.c */
 void job_watch_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
-
-/* graph.c */
-NIF(graph_create);
-NIF(graph_parse);
-NIF(graph_read);
-NIF(graph_add);
-NIF(graph_write);
-
-/* slot.c */
-NIF(slot_create);
-NIF(slot_publish);
-NIF(slot_generation);
-NIF(slot_open);
-NIF(slot_open_named);
-NIF(slot_read);
-NIF(slot_watch);
-NIF(slot_close);
-
-/* page_pool.c */
-NIF(page_pool_create);
-NIF(page_pool_tenant);
-NIF(page_pool_info);
-NIF(page_pool_close);
-NIF(pages_open);
-NIF(pages_info);
-NIF(pages_head);
-NIF(pages_hash);
-NIF(pages_sequence);
-NIF(pages_find);
-NIF(pages_open_sequence);
-NIF(pages_unshare);
-NIF(pages_trim);
-NIF(pages_slab);
-NIF(pages_close);
-
-/* sequence.c */
-NIF(seq_append);
-NIF(seq_truncate);
-NIF(seq_fork);
-NIF(seq_table);
-NIF(seq_slot_mapping);
-NIF(seq_read);
-NIF(seq_write);
-NIF(seq_gather);
-NIF(seq_cache);
-NIF(seq_share);
-NIF(seq_release);
-
-/* keep.c */
-NIF(keep_region);
-NIF(open_kept);
-NIF(keep_folder);
-NIF(kept_path);
-NIF(kept_files);
-NIF(list_kept);
-NIF(drop_kept);
 
 /* arena.c */
 /* Return whether a tensor of so many bytes, some of them copied, takes well below a millisecond to
  * make with these options. */
 bool is_quick(ErlNifEnv *env, ERL_NIF_TERM opts, uint64_t bytes, size_t copied);
-NIF(arena_create);
-
-/* arrow_stream.c */
-NIF(arrow_stream);
-
-/* binary.c */
-NIF(tensor_to_binary);
-
-/* json.c */
-NIF(json_decode);
 
 /* worker_socket.c */
 void worker_socket_dtor(ErlNifEnv *env, void *object);
 void worker_socket_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
 void worker_socket_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
-NIF(worker_connect);
-NIF(worker_send);
-NIF(worker_recv);
-NIF(worker_kill);
-NIF(worker_close);
 
 /* channel_end.c */
 void channel_dtor(ErlNifEnv *env, void *object);
@@ -454,33 +298,9 @@ void channel_end_dtor(ErlNifEnv *env, void *object);
 void channel_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
 void channel_end_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);
 
-/* channel.c */
-NIF(channel_create);
-NIF(channel_open);
-NIF(channel_send);
-NIF(channel_recv);
-NIF(channel_call);
-NIF(channel_flush);
-NIF(channel_wait);
-NIF(channel_watch);
-NIF(channel_passed);
-NIF(channel_gone);
-NIF(channel_cancel);
-NIF(channel_close);
-
-/* gpu.c */
-NIF(gpu_alloc);
-NIF(gpu_open);
-NIF(gpu_ref);
-NIF(gpu_info);
-NIF(gpu_release);
-
-/* xla.c */
-NIF(xla_register);
-NIF(xla_bind);
-NIF(xla_unbind);
-NIF(xla_cancel);
-NIF(xla_flush);
-NIF(xla_limit);
+/* The functions of Tmesh.Native, each in the file of its subject. */
+#define FUNCTION(name, function, arity, scheduler) NIF(function);
+#include "functions.h"
+#undef FUNCTION
 
 #endif /* TMESH_NIF_H */
