@@ -12,6 +12,17 @@
 #define MADV_HWPOISON 100
 #endif
 
+/* A context has the device open, and lets go of it. */
+UNIT(test_device_closed)
+{
+	unsigned int before = unit_open_fds();
+	struct tmesh_ctx *ctx = new_ctx();
+
+	assert_true(unit_open_fds() > before);
+	tmesh_ctx_unref(ctx);
+	assert_int_equal(unit_open_fds(), before);
+}
+
 /* Handles that have not heard of a seal: what it forbids they say as the one that has sealed. */
 UNIT(test_sealed_by_others)
 {
@@ -81,17 +92,6 @@ UNIT(test_huge_memfd)
 		       "making a region of a memfd");
 	assert_null(region);
 	close(fd);
-}
-
-/* A context has the device open, and lets go of it. */
-UNIT(test_device_closed)
-{
-	unsigned int before = unit_open_fds();
-	struct tmesh_ctx *ctx = new_ctx();
-
-	assert_true(unit_open_fds() > before);
-	tmesh_ctx_unref(ctx);
-	assert_int_equal(unit_open_fds(), before);
 }
 
 static struct tmesh_region *lent_of(void *ctx)
