@@ -616,6 +616,6 @@ void __init tmesh_fs_abandon(void)
 #ifdef CONFIG_MODULE_UNLOAD
 	/* The start of the module has one reference. */
 	while (module_refcount(THIS_MODULE) > 1)
-		msleep(1);
+		msleep(20);
 #endif
 }
