@@ -232,6 +232,81 @@ TEST(memory, "nobody waits for the owner of a region whom memory.high holds up")
 	cgroup_remove(CGROUP);
 }
 
+/* Parts of a view that a device's table cannot merge, because two pages alternate */
+#define PARTS (1u << 16)
+
+/* Export a view for which each device needs a table of megabytes. */
+static int export_of_many(void)
+{
+	struct tmesh_extent *parts = malloc(PARTS * sizeof(*parts));
+	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, 2 * PAGE, TMESH_CREATE_NOHUGE)), view;
+
+	REQUIRE(parts);
+	for (unsigned int i = 0; i < PARTS; i++)
+		parts[i] = t_extent(fd, i % 2, 1);
+	view = REQUIRE_OK(t_gather(dev, parts, PARTS, R_READ));
+	free(parts);
+	return REQUIRE_OK(t_export(view, 0, 0, 0));
+}
+
+/* Fork a process above memory.high that maps an export for a device, again and again. */
+static pid_t mapper(int dmabuf)
+{
+	int peer = open_peer();
+	pid_t pid;
+
+	REQUIRE_OK(peer_import(peer, dmabuf, PEER_WAITS));
+	cgroup_make(CGROUP, "max");
+	pid = t_fork();
+	if (pid) {
+		close(peer);
+		while (!__atomic_load_n(&shared->inside, __ATOMIC_SEQ_CST))
+			usleep(1000);
+		return pid;
+	}
+	cgroup_enter(CGROUP, "max");
+	cgroup_write(CGROUP, "memory.high", "1");
+	while (true) {
+		__atomic_store_n(&shared->inside, 1, __ATOMIC_SEQ_CST);
+		ioctl(peer, PEER_MAP);
+		ioctl(peer, PEER_UNMAP);
+	}
+}
+
+/* Act as another importer, which closes its device. */
+static void watch_importer(int dmabuf, const char *attack, pid_t attacker)
+{
+	double since;
+	pid_t pid;
+	int peer;
+
+	T_CHILD(pid)
+		for (int i = 0; i < rounds(); i++) {
+			peer = open_peer();
+			since = t_now();
+			REQUIRE_OK(peer_import(peer, dmabuf, 0));
+			took(&shared->open, since);
+			since = t_now();
+			close(peer);
+			took(&shared->close, since);
+		}
+	victim_ends(pid);
+	if (attacker > 0)
+		kill_and_reap(attacker);
+	t_wait(pid);
+	tell_all(attack);
+}
+
+TEST(importers, "no importer waits for another one whom memory.high holds up")
+{
+	int dmabuf = export_of_many();
+
+	shared = share();
+	watch_importer(dmabuf, "undisturbed", 0);
+	watch_importer(dmabuf, "mapper", mapper(dmabuf));
+	cgroup_remove(CGROUP);
+}
+
 /* Make many leases that end with one process, and a region with many pollers. */
 static void flood(int sock)
 {
