@@ -67,7 +67,7 @@ static int end(struct call *call)
 	return (int)(intptr_t)result;
 }
 
-static void test_cancellable(void **state)
+UNIT_SET_UP(test_cancellable)
 {
 	const struct tmesh_engine_cancellable_opts wrong = {.size = 3};
 	struct tmesh_engine_cancellable *made;
@@ -128,7 +128,7 @@ static void *make_it(void *data)
 	return (void *)(intptr_t)rc;
 }
 
-static void test_other_calls(void **state)
+UNIT_SET_UP(test_other_calls)
 {
 	int (*const calls[])(struct fixture *, struct tmesh_error *) = {open_it, bind_it};
 	struct fixture *fix = *state;
@@ -156,7 +156,7 @@ static void test_other_calls(void **state)
 }
 
 /* A running call ends, and its process stays. */
-static void test_runs(void **state)
+UNIT_SET_UP(test_runs)
 {
 	struct fixture *fix = *state;
 	uint32_t pid = tmesh_engine_context_pid(fix->context);
@@ -174,7 +174,7 @@ static void test_runs(void **state)
 }
 
 /* In each place where a call may wait behind another's: in its context, and in the engine. */
-static void test_waits(void **state)
+UNIT_SET_UP(test_waits)
 {
 	struct fixture other, *fix = *state;
 	uint32_t pid = tmesh_engine_context_pid(fix->context);
@@ -210,7 +210,7 @@ static void test_waits(void **state)
 }
 
 /* An engine that does not stop is ended, and that costs its call alone. */
-static void test_does_not_stop(void **state)
+UNIT_SET_UP(test_does_not_stop)
 {
 	struct fixture other, *fix = *state;
 	struct call call = {.error.message = ""};
@@ -233,7 +233,7 @@ static void test_does_not_stop(void **state)
 }
 
 /* One that is stopped answers nothing at all. */
-static void test_stopped(void **state)
+UNIT_SET_UP(test_stopped)
 {
 	struct fixture *fix = *state;
 	pid_t pid = (pid_t)tmesh_engine_context_pid(fix->context);
@@ -359,7 +359,7 @@ static void nothing(int signal)
 }
 
 /* A signal while a call waits: its program is asked, and may call it off. */
-static void test_signal(void **state)
+UNIT_SET_UP(test_signal)
 {
 	const struct sigaction action = {.sa_handler = nothing};
 	atomic_int yes = 0;
@@ -389,7 +389,7 @@ static void test_signal(void **state)
 }
 
 /* Calls of several clients that are called off at random moments, whatever they do then. */
-static void test_storm(void **state)
+UNIT_SET_UP(test_storm)
 {
 	struct tmesh_engine_graph *graphs[3][2];
 	struct fixture all[3], *fix = *state;
@@ -429,7 +429,7 @@ static void test_storm(void **state)
 }
 
 /* In this process: a run, and who waits for its binding. */
-static void test_here(void **state)
+UNIT_SET_UP(test_here)
 {
 	struct fixture here = {0}, *fix = *state;
 	struct tmesh_engine_binding *binding;
@@ -468,19 +468,12 @@ static void test_here(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_cancellable),	 TEST_SET_UP(test_other_calls),
-		TEST_SET_UP(test_runs),		 TEST_SET_UP(test_waits),
-		TEST_SET_UP(test_does_not_stop), TEST_SET_UP(test_stopped),
-		TEST_SET_UP(test_signal),	 TEST_SET_UP(test_storm),
-		TEST_SET_UP(test_here),
-	};
 	const struct CMUnitTest forked[] = {TEST_SET_UP(test_dies), TEST_SET_UP(test_kept)};
 	int failed;
 
 	if (make_folder())
 		return 1;
-	failed = cmocka_run_group_tests_name("cancelled", tests, serve, unserve);
+	failed = UNIT_RUN("cancelled", serve, unserve);
 #ifdef __SANITIZE_THREAD__
 	failed += UNIT_SKIP(forked,
 			    "the thread sanitizer ends a child of fork() that starts a thread");

@@ -16,7 +16,7 @@ static uint64_t copied(struct fixture *fix)
 	return out.bytes_copied;
 }
 
-static void test_dispatch(void **state)
+UNIT_SET_UP(test_dispatch)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_binding *binding;
@@ -36,7 +36,7 @@ static void test_dispatch(void **state)
 	tmesh_engine_binding_unref(binding);
 }
 
-static void test_operands(void **state)
+UNIT_SET_UP(test_operands)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_operand operand = {.size = sizeof(operand)};
@@ -54,7 +54,7 @@ static void test_operands(void **state)
 }
 
 /* An output that lies on an input: one region in the engine, too, so that its own checks see it. */
-static void test_in_place(void **state)
+UNIT_SET_UP(test_in_place)
 {
 	struct fixture *fix = *state;
 	float x[8];
@@ -79,7 +79,7 @@ static struct tmesh_engine_value array(const char *name, float *data, int32_t nd
 
 /* Memory of the caller's and device tensors, in each mixture: copied as much as is the caller's,
  * and counted. */
-static void test_arrays(void **state)
+UNIT_SET_UP(test_arrays)
 {
 	struct fixture *fix = *state;
 	float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[4] = {10, 20, 30, 40}, y[8];
@@ -106,7 +106,7 @@ static void test_arrays(void **state)
 }
 
 /* Each run reads and writes the bound arrays in place. */
-static void test_bound_arrays(void **state)
+UNIT_SET_UP(test_bound_arrays)
 {
 	struct fixture *fix = *state;
 	float x[8] = {1}, other[8] = {5}, b[4] = {10, 20, 30, 40}, y[8];
@@ -159,7 +159,7 @@ static void test_bound_arrays(void **state)
 }
 
 /* An output that is left to the engine: a device tensor where its shape follows from the inputs. */
-static void test_left_to_engine(void **state)
+UNIT_SET_UP(test_left_to_engine)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_value outputs[] = {{.name = "y"}, {.name = "twice"}};
@@ -208,7 +208,7 @@ static void test_left_to_engine(void **state)
 	assert_works(fix);
 }
 
-static void test_refusals(void **state)
+UNIT_SET_UP(test_refusals)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_context *context;
@@ -244,7 +244,7 @@ static void test_confined(void **state)
 	assert_works(fix);
 }
 
-static void test_killed_between(void **state)
+UNIT_SET_UP(test_killed_between)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_binding *binding;
@@ -264,7 +264,7 @@ static void test_killed_between(void **state)
 	assert_works(fix);
 }
 
-static void test_crash(void **state)
+UNIT_SET_UP(test_crash)
 {
 	struct fixture *fix = *state;
 	struct tmesh_engine_graph *graph;
@@ -292,7 +292,7 @@ static void test_limit(void **state)
 }
 
 /* A call's deadline is its client's own, and its end too. */
-static void test_deadline(void **state)
+UNIT_SET_UP(test_deadline)
 {
 	struct fixture timed, *fix = *state;
 	struct tmesh_error error = {0};
@@ -306,7 +306,7 @@ static void test_deadline(void **state)
 	assert_works(fix);
 }
 
-static void test_stopped(void **state)
+UNIT_SET_UP(test_stopped)
 {
 	struct fixture timed, *fix = *state;
 
@@ -335,7 +335,7 @@ static void *wait_behind(void *data)
 }
 
 /* A call that waits for its turn behind one that hangs is none of its end's. */
-static void test_innocent(void **state)
+UNIT_SET_UP(test_innocent)
 {
 	struct fixture other, *fix = *state;
 	uint32_t pid = tmesh_engine_context_pid(fix->context);
@@ -362,7 +362,7 @@ static void test_innocent(void **state)
 	assert_works(fix);
 }
 
-static void test_too_many(void **state)
+UNIT_SET_UP(test_too_many)
 {
 	struct tmesh_engine_context *contexts[CLIENTS], *more;
 	struct fixture *fix = *state;
@@ -381,7 +381,7 @@ static void test_too_many(void **state)
 }
 
 /* The memory of a client is given back when it ends, also when it is killed. */
-static void test_given_back(void **state)
+UNIT_SET_UP(test_given_back)
 {
 	struct fixture *fix = *state;
 	uint32_t pid = tmesh_engine_context_pid(fix->context);
@@ -512,7 +512,7 @@ static void hostile(struct fixture *fix, int kind, unsigned int seed)
 	close(fd);
 }
 
-static void test_hostile(void **state)
+UNIT_SET_UP(test_hostile)
 {
 	struct fixture *fix = *state;
 	uint32_t pid = tmesh_engine_context_pid(fix->context);
@@ -532,7 +532,7 @@ static void test_hostile(void **state)
 }
 
 /* A producer that gives its region another's id: a request names both. */
-static void test_forged_id(void **state)
+UNIT_SET_UP(test_forged_id)
 {
 	struct fixture *fix = *state;
 	struct wire_tensor tensors[3];
@@ -556,7 +556,7 @@ static void test_forged_id(void **state)
 }
 
 /* Requests that are well made as far as they go, and then wrong in one place. */
-static void test_lies(void **state)
+UNIT_SET_UP(test_lies)
 {
 	struct fixture *fix = *state;
 	struct tmesh_tensor *tensor;
@@ -613,7 +613,7 @@ static void test_lies(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-static void test_program(void **state)
+UNIT_SET_UP(test_program)
 {
 	static const char *const wrong[] = {"--clients=0", "--limit=x", "--threads=1.5", "No-Name",
 					    "--unknown"};
@@ -646,7 +646,7 @@ static void test_program(void **state)
 }
 
 /* A supervisor that is killed takes its engine along, and the name is free at once. */
-static void test_supervisor_killed(void **state)
+UNIT_SET_UP(test_supervisor_killed)
 {
 	char *argv[] = {(char *)"tmesh-engine", (char *)"--engine=fake", (char *)"second", NULL};
 	struct tmesh_engine_context *context;
@@ -670,7 +670,7 @@ static void test_supervisor_killed(void **state)
 }
 
 /* A signal that nohup, or a shell for its background programs, has ignored does not end it. */
-static void test_ignored_signals(void **state)
+UNIT_SET_UP(test_ignored_signals)
 {
 	char *argv[] = {(char *)"tmesh-engine", (char *)"--engine=fake", (char *)"second", NULL};
 	const int numbers[] = {SIGINT, SIGHUP};
@@ -702,35 +702,13 @@ static void test_ignored_signals(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_dispatch),
-		TEST_SET_UP(test_operands),
-		TEST_SET_UP(test_in_place),
-		TEST_SET_UP(test_arrays),
-		TEST_SET_UP(test_bound_arrays),
-		TEST_SET_UP(test_left_to_engine),
-		TEST_SET_UP(test_refusals),
-		TEST_SET_UP(test_killed_between),
-		TEST_SET_UP(test_crash),
-		TEST_SET_UP(test_deadline),
-		TEST_SET_UP(test_stopped),
-		TEST_SET_UP(test_innocent),
-		TEST_SET_UP(test_too_many),
-		TEST_SET_UP(test_given_back),
-		TEST_SET_UP(test_hostile),
-		TEST_SET_UP(test_forged_id),
-		TEST_SET_UP(test_lies),
-		TEST_SET_UP(test_program),
-		TEST_SET_UP(test_supervisor_killed),
-		TEST_SET_UP(test_ignored_signals),
-	};
 	const struct CMUnitTest hasty[] = {TEST(test_limit)};
 	const struct CMUnitTest confined[] = {TEST_SET_UP(test_confined)};
 	int failed;
 
 	if (make_folder())
 		return 1;
-	failed = cmocka_run_group_tests_name("served", tests, serve, unserve);
+	failed = UNIT_RUN("served", serve, unserve);
 	served_limit = "--limit=0.5";
 	failed += cmocka_run_group_tests_name("served, in haste", hasty, serve, unserve);
 	served_limit = "--limit=600";

@@ -58,6 +58,4 @@ static inline void check_file(struct tmesh_ctx *ctx, const char *name, const cha
 	tmesh_region_unref(region);
 }
 
-#define FILES_TEST(test) cmocka_unit_test_setup_teardown(test, files_setup, files_teardown)
-
 #endif /* TMESH_UNIT_KEPT_FILES_H */

@@ -105,7 +105,7 @@ static void let_go(struct tmesh_region *region, struct tmesh_region *other, unsi
 	free(data);
 }
 
-static void test_filled(void **state)
+UNIT_ADD(test_filled, make, unmake)
 {
 	struct tmesh_region *region = filled(*state, 8 * MIB), *other;
 	unsigned char *data = pattern(8 * MIB);
@@ -136,7 +136,7 @@ static size_t file_bytes(struct tmesh_region *region)
 
 /* A fourth of the machine's memory is more than is taken at once: it gets its pages as it is
  * written. A small write far away takes a small one. */
-static void test_large(void **state)
+UNIT_ADD(test_large, make, unmake)
 {
 	size_t bytes = (size_t)sysconf(_SC_PHYS_PAGES) * 4096 / 4 / (2 * MIB) * (2 * MIB);
 	struct tmesh_region *region;
@@ -159,7 +159,7 @@ static void test_large(void **state)
 
 /* Zeros have huge pages from their first mapping for writing on. Where these cannot be had, nothing
  * is taken that is never written. */
-static void test_zeros(void **state)
+UNIT_ADD(test_zeros, make, unmake)
 {
 	struct tmesh_region *region = new_region(*state, 15 * MIB);
 	void *addr;
@@ -188,7 +188,7 @@ static void test_zeros(void **state)
 }
 
 /* An arena's memory is taken with its first tensor: no small one waits for a huge page later. */
-static void test_arena(void **state)
+UNIT_ADD(test_arena, make, unmake)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts)};
 	const int64_t shape[] = {3 << 18};
@@ -214,7 +214,7 @@ static void test_arena(void **state)
 }
 
 /* Elements that are gathered from a strided array go into huge pages, too. */
-static void test_strided(void **state)
+UNIT_ADD(test_strided, make, unmake)
 {
 	struct tmesh_layout layout = {
 		.dtype = TMESH_FLOAT32, .ndim = 2, .shape = {2048, 1024}, .strides = {1, 2048}};
@@ -235,7 +235,7 @@ static void test_strided(void **state)
 }
 
 /* No thread waits for all pages of a region: they are asked for in pieces. */
-static void test_pieces(void **state)
+UNIT_ADD(test_pieces, make, unmake)
 {
 	struct tmesh_region *region = filled(*state, 48 * MIB);
 	void *addr;
@@ -251,7 +251,7 @@ static void test_pieces(void **state)
 }
 
 /* A process that looks at others' regions sees their huge pages, and takes no memory by that. */
-static void test_seen(void **state)
+UNIT_ADD(test_seen, make, unmake)
 {
 	struct tmesh_region *huge = filled(*state, 8 * MIB), *holes;
 	struct tmesh_region_info *infos;
@@ -280,7 +280,7 @@ static void test_seen(void **state)
 }
 
 /* A holder may give a part of a huge page back: the rest of it keeps its bytes. */
-static void test_holes(void **state)
+UNIT_ADD(test_holes, make, unmake)
 {
 	struct tmesh_region *region = filled(*state, 4 * MIB);
 	unsigned char *data = pattern(4 * MIB), *bytes;
@@ -308,7 +308,7 @@ static void test_holes(void **state)
 }
 
 /* A second handle that may write goes on where the first one ended. */
-static void test_derived(void **state)
+UNIT_ADD(test_derived, make, unmake)
 {
 	struct tmesh_region *region = filled(*state, 4 * MIB), *derived;
 	unsigned char *data = pattern(4 * MIB);
@@ -329,7 +329,7 @@ static void test_derived(void **state)
 
 /* Each huge page counts once: also one that a later write touches again, or one that another handle
  * took. */
-static void test_counted_once(void **state)
+UNIT_ADD(test_counted_once, make, unmake)
 {
 	struct tmesh_region *region = filled(*state, 16 * MIB), *derived;
 	unsigned char *data = pattern(8 * MIB);
@@ -348,7 +348,7 @@ static void test_counted_once(void **state)
 	free(data);
 }
 
-static void test_populate(void **state)
+UNIT_ADD(test_populate, make, unmake)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_TRY_HUGE};
 	struct tmesh_region *region;
@@ -375,7 +375,7 @@ static void test_populate(void **state)
 }
 
 /* Where a page cannot be made, or slowly, the rest has small pages; the bytes are the same. */
-static void test_given_up(void **state)
+UNIT_ADD(test_given_up, make, unmake)
 {
 	const size_t bytes = 96 * MIB;
 	unsigned char *data = pattern(bytes);
@@ -402,7 +402,7 @@ static void test_given_up(void **state)
 
 /* A write that overlaps the last one, in small pages: the kernel takes pages from a whole page on.
  */
-static void test_overlap(void **state)
+UNIT_ADD(test_overlap, make, unmake)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_TRY_HUGE};
 	unsigned char *data = pattern(16384);
@@ -419,7 +419,7 @@ static void test_overlap(void **state)
 }
 
 /* No more than an eighth of what was asked for is taken beyond it. */
-static void test_memory_taken(void **state)
+UNIT_ADD(test_memory_taken, make, unmake)
 {
 	static const size_t sizes[] = {2 * MIB, 7 * MIB, 15 * MIB, 16 * MIB + 4096};
 
@@ -449,7 +449,7 @@ static size_t anonymous_kib(void)
 }
 
 /* A write to a private view of a huge page copies one small page. */
-static void test_private(void **state)
+UNIT_ADD(test_private, make, unmake)
 {
 	struct tmesh_region *region = filled(*state, 8 * MIB), *other, *view;
 	unsigned char *data = pattern(8 * MIB), *bytes;
@@ -470,7 +470,7 @@ static void test_private(void **state)
 	let_go(region, other, data);
 }
 
-static void test_fork(void **state)
+UNIT_ADD(test_fork, make, unmake)
 {
 	struct tmesh_region *region = filled(*state, 4 * MIB), *other;
 	unsigned char *data = pattern(4 * MIB);
@@ -486,7 +486,7 @@ static void test_fork(void **state)
 }
 
 /* Memory from elsewhere is mapped where its huge pages fit. */
-static void test_foreign(void **state)
+UNIT_ADD(test_foreign, make, unmake)
 {
 	int fd = memfd_create("elsewhere", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	struct tmesh_region *region;
@@ -503,7 +503,7 @@ static void test_foreign(void **state)
 }
 
 /* A process that has huge pages switched off gets small ones, and the reason. */
-static void test_switched_off(void **state)
+UNIT_ADD(test_switched_off, make, unmake)
 {
 	pid_t pid = fork();
 
@@ -535,28 +535,7 @@ static bool collapse_works(void)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_filled, make, unmake),
-		cmocka_unit_test_setup_teardown(test_large, make, unmake),
-		cmocka_unit_test_setup_teardown(test_zeros, make, unmake),
-		cmocka_unit_test_setup_teardown(test_arena, make, unmake),
-		cmocka_unit_test_setup_teardown(test_strided, make, unmake),
-		cmocka_unit_test_setup_teardown(test_pieces, make, unmake),
-		cmocka_unit_test_setup_teardown(test_seen, make, unmake),
-		cmocka_unit_test_setup_teardown(test_holes, make, unmake),
-		cmocka_unit_test_setup_teardown(test_derived, make, unmake),
-		cmocka_unit_test_setup_teardown(test_counted_once, make, unmake),
-		cmocka_unit_test_setup_teardown(test_populate, make, unmake),
-		cmocka_unit_test_setup_teardown(test_given_up, make, unmake),
-		cmocka_unit_test_setup_teardown(test_overlap, make, unmake),
-		cmocka_unit_test_setup_teardown(test_memory_taken, make, unmake),
-		cmocka_unit_test_setup_teardown(test_private, make, unmake),
-		cmocka_unit_test_setup_teardown(test_fork, make, unmake),
-		cmocka_unit_test_setup_teardown(test_foreign, make, unmake),
-		cmocka_unit_test_setup_teardown(test_switched_off, make, unmake),
-	};
-
 	if (!collapse_works())
-		return UNIT_SKIP(tests, "MADV_COLLAPSE makes no huge pages of shared memory here");
-	return cmocka_run_group_tests_name("huge pages", tests, NULL, NULL);
+		return UNIT_SKIP_ALL("MADV_COLLAPSE makes no huge pages of shared memory here");
+	return UNIT_RUN("huge pages", NULL, NULL);
 }

@@ -5,7 +5,7 @@
 #include "kept_files.h"
 #include "paths.h"
 
-static void test_names(void **state)
+UNIT_ADD(test_names, files_setup, files_teardown)
 {
 	char longest[TMESH_KEPT_PATH_LEN + 2], component[TMESH_KEPT_COMPONENT_LEN + 2];
 
@@ -32,7 +32,7 @@ static void test_names(void **state)
 }
 
 /* Byte by byte with slashes first, so a folder's files follow each other. */
-static void test_order(void **state)
+UNIT_ADD(test_order, files_setup, files_teardown)
 {
 	static const char *const sorted[] = {"a",     "a\x01z", "a!",	      "a-b/c",	   "a.b",
 					     "b",     "b.d",	"be\xcc\x81", "b\xc3\xa9", "c/a/x",
@@ -58,7 +58,7 @@ static void test_order(void **state)
 }
 
 /* A table that another process gave: each byte of it is changed, and nothing is read outside. */
-static void test_hostile_table(void **state)
+UNIT_ADD(test_hostile_table, files_setup, files_teardown)
 {
 	static const struct tmesh_kept_file files[] = {
 		{"a/b", 0, 10, 1, 0}, {"a/c", 10, 10, 1, 0}, {"d", 0, 64, 1, 1}};
@@ -93,7 +93,7 @@ static void test_hostile_table(void **state)
 	free(paths);
 }
 
-static void test_refused(void **state)
+UNIT_ADD(test_refused, files_setup, files_teardown)
 {
 	struct tmesh_kept_file files[2] = {{"a", 0, 4, 0, 0}, {"b", 4, 4, 0, 0}};
 	struct tmesh_keep_opts opts = {
@@ -150,7 +150,7 @@ static void test_refused(void **state)
 }
 
 /* Small files share a region, each name stays, and the keeper gives each file its bytes. */
-static void test_folder(void **state)
+UNIT_ADD(test_folder, files_setup, files_teardown)
 {
 	struct tmesh_kept_file *files;
 	struct tmesh_region **regions;
@@ -192,7 +192,7 @@ static void test_folder(void **state)
 	check_file(*state, "one", "weights", 5000001, 1);
 }
 
-static void test_hub(void **state)
+UNIT_ADD(test_hub, files_setup, files_teardown)
 {
 	assert_int_equal(mkdir(in_folder("blobs"), 0700), 0);
 	assert_int_equal(mkdir(in_folder("refs"), 0700), 0);
@@ -221,7 +221,7 @@ static void refuse_folder(struct tmesh_ctx *ctx, int code, const char *word)
 	assert_false(is_kept(ctx, "x"));
 }
 
-static void test_strange_files(void **state)
+UNIT_ADD(test_strange_files, files_setup, files_teardown)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -308,7 +308,7 @@ static int change_it(void *data, uint64_t done, uint64_t total)
 	return *change == CHANGES;
 }
 
-static void test_changing(void **state)
+UNIT_ADD(test_changing, files_setup, files_teardown)
 {
 	struct tmesh_keep_opts opts = {.size = sizeof(opts), .progress = change_it};
 
@@ -333,7 +333,7 @@ static void test_changing(void **state)
 }
 
 /* More than there can be is refused before a byte is read. */
-static void test_too_many(void **state)
+UNIT_ADD(test_too_many, files_setup, files_teardown)
 {
 	char name[32];
 
@@ -349,15 +349,4 @@ static void test_too_many(void **state)
 	assert_false(is_kept(*state, "x"));
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		FILES_TEST(test_names),		FILES_TEST(test_order),
-		FILES_TEST(test_hostile_table), FILES_TEST(test_refused),
-		FILES_TEST(test_folder),	FILES_TEST(test_hub),
-		FILES_TEST(test_strange_files), FILES_TEST(test_changing),
-		FILES_TEST(test_too_many),
-	};
-
-	return cmocka_run_group_tests(tests, unit_memfd_setup, NULL);
-}
+UNIT_MAIN("keep files", unit_memfd_setup, NULL)

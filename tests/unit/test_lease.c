@@ -21,7 +21,7 @@ static void wait_until_lapsed(struct tmesh_region *region)
 		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-static void test_none(void **state)
+UNIT(test_none)
 {
 	struct tmesh_region *region = region_of(*state);
 
@@ -33,7 +33,7 @@ static void test_none(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_periods(void **state)
+UNIT(test_periods)
 {
 	static const uint64_t bad[] = {1, 10 * MS - 1, 3600000 * MS + 1, UINT64_MAX};
 	struct tmesh_region *region = region_of(*state);
@@ -49,7 +49,7 @@ static void test_periods(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_pinning(void **state)
+UNIT(test_pinning)
 {
 	struct tmesh_region *region = region_of(*state), *pin;
 
@@ -76,7 +76,7 @@ static bool is_alive(struct tmesh_region *region, uint64_t period_ns, uint64_t b
 }
 
 /* A lapsed handle is of no use any more; what it had mapped is readable until it is unmapped. */
-static void test_lapse(void **state)
+UNIT(test_lapse)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region *region = NULL, *other;
@@ -112,7 +112,7 @@ static void test_lapse(void **state)
 }
 
 /* Touches keep it alive beyond its period; a bracket that it survives is worth something. */
-static void test_touched(void **state)
+UNIT(test_touched)
 {
 	struct tmesh_region *region = NULL;
 	uint64_t period = 500 * MS, begun, last;
@@ -147,7 +147,7 @@ static void *touch_for_a_while(void *region)
 }
 
 /* The touch of one thread may fall between any two steps of another's. */
-static void test_touched_at_once(void **state)
+UNIT(test_touched_at_once)
 {
 	struct tmesh_region *region = region_of(*state);
 	pthread_t threads[4];
@@ -164,7 +164,7 @@ static void test_touched_at_once(void **state)
 }
 
 /* Memory with a lease does not come back from the pool with it. */
-static void test_not_pooled(void **state)
+UNIT(test_not_pooled)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .region_pool_bytes = 1 << 20};
 	struct tmesh_stats stats = {.size = sizeof(stats)};
@@ -183,7 +183,7 @@ static void test_not_pooled(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_inherited(void **state)
+UNIT(test_inherited)
 {
 	struct tmesh_region *region = region_of(*state);
 	pid_t pid = fork();
@@ -258,7 +258,7 @@ static void test_needs_module(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_bad_sources(void **state)
+UNIT(test_bad_sources)
 {
 	struct tmesh_region *region = region_of(*state), *reader, *made = NULL;
 	struct tmesh_gather_extent extent = {.region = region, .bytes = 4096};
@@ -302,14 +302,9 @@ static int memfd_setup(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_none),       TEST(test_periods),   TEST(test_pinning),
-		TEST(test_lapse),      TEST(test_touched),   TEST(test_touched_at_once),
-		TEST(test_not_pooled), TEST(test_inherited), TEST(test_bad_sources),
-	};
 	const struct CMUnitTest without[] = {TEST(test_needs_module), TEST(test_not_shared)};
 
-	return cmocka_run_group_tests_name("lease", tests, unit_ctx_setup, unit_ctx_teardown) +
+	return UNIT_RUN("lease", unit_ctx_setup, unit_ctx_teardown) +
 	       cmocka_run_group_tests_name("without the module", without, memfd_setup,
 					   unit_ctx_teardown);
 }

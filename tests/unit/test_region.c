@@ -9,7 +9,7 @@
 
 #define RW (TMESH_READ | TMESH_WRITE)
 
-static void test_create(void **state)
+UNIT(test_create)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "weights \xc3\xa9"};
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -41,7 +41,7 @@ static void test_create(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_create_refused(void **state)
+UNIT(test_create_refused)
 {
 	struct tmesh_region *region = NULL;
 	char label[TMESH_LABEL_LEN + 2];
@@ -90,7 +90,7 @@ static void test_create_refused(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_node(void **state)
+UNIT(test_node)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NODE};
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -103,7 +103,7 @@ static void test_node(void **state)
 }
 
 /* Huge pages: as demanded or -ENOMEM with the reason; TRY_HUGE always gives a region. */
-static void test_huge(void **state)
+UNIT(test_huge)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_TRY_HUGE};
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -130,7 +130,7 @@ static void test_huge(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_map(void **state)
+UNIT(test_map)
 {
 	struct tmesh_region *region = new_region(*state, 10000), *reader;
 	char *first = map_region(region, TMESH_READ), *second = map_region(region, RW);
@@ -155,7 +155,7 @@ static void test_map(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_read_write(void **state)
+UNIT(test_read_write)
 {
 	struct tmesh_stats before = {.size = sizeof(before)}, after = {.size = sizeof(after)};
 	struct tmesh_region *region = new_region(*state, 100001);
@@ -182,7 +182,7 @@ static void test_read_write(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_seal(void **state)
+UNIT(test_seal)
 {
 	struct tmesh_region *region = new_region(*state, 5000), *writer, *reader;
 	char *addr = map_region(region, TMESH_READ), who[64], token[TMESH_TOKEN_SIZE];
@@ -240,7 +240,7 @@ static void test_over_limit(void **state)
 }
 
 /* A memfd takes any length; what this machine could never hold is refused all the same. */
-static void test_too_large(void **state)
+UNIT(test_too_large)
 {
 	struct tmesh_region *region = *state;
 	struct sysinfo info;
@@ -259,7 +259,7 @@ static void test_too_large(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_derive(void **state)
+UNIT(test_derive)
 {
 	struct tmesh_region *region = new_region(*state, 10), *less, *none = NULL;
 
@@ -276,7 +276,7 @@ static void test_derive(void **state)
 }
 
 /* The owner takes back by its id a region that only another process holds. */
-static void test_revoke_id(void **state)
+UNIT(test_revoke_id)
 {
 	struct tmesh_region *region = new_region(*state, 10);
 	uint64_t id = tmesh_region_id(region);
@@ -293,7 +293,7 @@ static void test_revoke_id(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_pin(void **state)
+UNIT(test_pin)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .flags = TMESH_REGION_NO_PIN};
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -317,7 +317,7 @@ static void test_pin(void **state)
 	tmesh_region_unref(region);
 }
 
-static void test_desc(void **state)
+UNIT(test_desc)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct tmesh_region *region = new_region(*state, 4096), *reader;
@@ -353,7 +353,7 @@ static int memfd(size_t bytes, int seals)
 	return fd;
 }
 
-static void test_from_memfd(void **state)
+UNIT(test_from_memfd)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "theirs"};
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -514,23 +514,13 @@ static int memfd_setup(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_create),     TEST(test_create_refused),
-		TEST(test_node),       TEST(test_huge),
-		TEST(test_map),	       TEST(test_read_write),
-		TEST(test_seal),       TEST(test_too_large),
-		TEST(test_derive),     TEST(test_revoke_id),
-		TEST(test_pin),	       TEST(test_desc),
-		TEST(test_from_memfd),
-	};
 
 	const struct CMUnitTest memfds[] = {
 		TEST(test_giant_memfd),
 		TEST(test_from_less),
 		TEST(test_sealed_unseen),
 	};
-	int failed =
-		cmocka_run_group_tests_name("region", tests, unit_ctx_setup, unit_ctx_teardown);
+	int failed = UNIT_RUN("region", unit_ctx_setup, unit_ctx_teardown);
 
 	return failed +
 	       cmocka_run_group_tests_name("memfds", memfds, memfd_setup, unit_ctx_teardown);

@@ -13,7 +13,7 @@ static void other_digit(char *c)
 }
 
 /* The rest of what is no token, or another's, is in the table of promises. */
-static void test_bad_tokens(void **state)
+UNIT(test_bad_tokens)
 {
 	struct producer p = producer_start();
 	struct tmesh_ctx *ctx = context(NULL, 0);
@@ -33,7 +33,7 @@ static void test_bad_tokens(void **state)
 }
 
 /* A process that sends it on unchanged adds nothing of its own. */
-static void test_behind_a_token(void **state)
+UNIT(test_behind_a_token)
 {
 	struct tmesh_ctx *ctx = context(NULL, 0);
 	struct tmesh_region *region;
@@ -60,7 +60,7 @@ static void expect_label(struct tmesh_ctx *ctx, const char *token, const char *l
 }
 
 /* A process that opens a region can ask for its label. */
-static void test_label(void **state)
+UNIT(test_label)
 {
 	struct tmesh_ctx_opts pooling = {
 		.size = sizeof(pooling),
@@ -451,19 +451,19 @@ static void socket_of_type(int type)
 	tmesh_ctx_unref(ctx);
 }
 
-static void test_stream(void **state)
+UNIT(test_stream)
 {
 	socket_of_type(SOCK_STREAM);
 }
 
-static void test_seqpacket(void **state)
+UNIT(test_seqpacket)
 {
 	socket_of_type(SOCK_SEQPACKET);
 }
 
 /* Programs have sockets that say with each message who sent it, and when: regions come all the
  * same. */
-static void test_telling_socket(void **state)
+UNIT(test_telling_socket)
 {
 	static const int options[] = {SO_PASSCRED, SO_TIMESTAMP, SO_PASSSEC, 76 /* SO_PASSPIDFD */};
 	struct tmesh_ctx *ctx = context(NULL, 0);
@@ -505,7 +505,7 @@ static void *empty_later(void *data)
 	return NULL;
 }
 
-static void test_full_socket(void **state)
+UNIT(test_full_socket)
 {
 	struct tmesh_ctx *ctx = context(NULL, 100), *patient = context(NULL, 0);
 	struct tmesh_region *region;
@@ -661,11 +661,6 @@ static void test_other_user_asks(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		TEST(test_bad_tokens),	TEST(test_behind_a_token), TEST(test_label),
-		TEST(test_stream),	TEST(test_seqpacket),	   TEST(test_telling_socket),
-		TEST(test_full_socket),
-	};
 	const struct CMUnitTest rendezvous[] = {
 		TEST(test_stopped),	   TEST(test_wrong_link),    TEST(test_many),
 		TEST(test_many_producers), TEST(test_asked_at_once), TEST(test_asked_for_more),
@@ -676,7 +671,7 @@ int main(void)
 	};
 	const struct CMUnitTest others[] = {TEST(test_other_user)};
 	const struct CMUnitTest others_ask[] = {TEST(test_other_user_asks)};
-	int failed = cmocka_run_group_tests_name("share", tests, NULL, NULL);
+	int failed = UNIT_RUN("share", NULL, NULL);
 
 	if (geteuid())
 		failed += UNIT_SKIP(others, "only root can become another user");

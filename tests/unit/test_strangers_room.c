@@ -27,7 +27,7 @@ static void release_fds(struct rlimit old)
 }
 
 /* The kernel drops what has no room in the message, and what has none in the process. */
-static void test_recv_without_room(void **state)
+UNIT(test_recv_without_room)
 {
 	static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
@@ -93,7 +93,7 @@ static pid_t producer(int *socket, char *token)
 }
 
 /* The same for the answer to a token: there is room for the connection and for nothing more. */
-static void test_open_without_room(void **state)
+UNIT(test_open_without_room)
 {
 	struct tmesh_ctx *client = context(NULL, PATIENT_MS);
 	char token[TMESH_TOKEN_SIZE], path[512];
@@ -118,7 +118,7 @@ static void test_open_without_room(void **state)
 
 /* A server that has no descriptor left for one more client lets go of the one unused for longest. A
  * server that has too few for all of a region's keeps none of them. */
-static void test_serve_without_room(void **state)
+UNIT(test_serve_without_room)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	struct tmesh_wire_request request = {
@@ -195,7 +195,7 @@ static int send_many(void)
 }
 
 /* Nobody takes what was sent, and the socket itself could take more: an error after the timeout. */
-static void test_send_under_way(void **state)
+UNIT(test_send_under_way)
 {
 	pid_t pid = fork();
 	int status;
@@ -210,7 +210,7 @@ static void test_send_under_way(void **state)
 
 /* A region whose descriptor cannot be lowered for want of another one is not told to strangers as
  * one that can only be read. */
-static void test_lower_without_room(void **state)
+UNIT(test_lower_without_room)
 {
 	struct tmesh_ctx *ctx = context(NULL, PATIENT_MS);
 	struct tmesh_region *first = new_region(ctx, 10), *region;
@@ -232,16 +232,10 @@ static void test_lower_without_room(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest limited[] = {
-		TEST(test_recv_without_room),  TEST(test_open_without_room),
-		TEST(test_serve_without_room), TEST(test_send_under_way),
-		TEST(test_lower_without_room),
-	};
-
 	/* Writing to who has hung up is part of it. */
 	signal(SIGPIPE, SIG_IGN);
 	mkdir(unit_runtime_dir(), 0700);
 	if (RUNNING_ON_VALGRIND)
-		return UNIT_SKIP(limited, "valgrind keeps descriptor limits from the kernel");
-	return cmocka_run_group_tests_name("strangers_room", limited, NULL, NULL);
+		return UNIT_SKIP_ALL("valgrind keeps descriptor limits from the kernel");
+	return UNIT_RUN("strangers_room", NULL, NULL);
 }

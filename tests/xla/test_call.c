@@ -129,7 +129,7 @@ static int version_told(int major, int minor, struct ffi_version *told)
 	return code;
 }
 
-static void test_version_is_the_lower(void **state)
+UNIT_SET_UP(test_version_is_the_lower)
 {
 	struct ffi_version told;
 	struct host host;
@@ -151,7 +151,7 @@ static void test_version_is_the_lower(void **state)
 	assert_call(&host, tmesh_xla_push, FFI_UNIMPLEMENTED, "FFI 1.3, and libtmesh-xla 0.3");
 }
 
-static void test_push(void **state)
+UNIT_SET_UP(test_push)
 {
 	float first[3] = {1.5f}, second[1] = {2.5f};
 	int64_t three = 3, one = 1, none[2] = {0, 4};
@@ -184,7 +184,7 @@ static void test_push(void **state)
 	tmesh_tensor_unref(tensor);
 }
 
-static void test_pop(void **state)
+UNIT_SET_UP(test_pop)
 {
 	uint32_t sequence = UINT32_MAX;
 	int64_t count = 3, one = 1;
@@ -206,7 +206,7 @@ static void test_pop(void **state)
 	assert_true(data[0] == 2.5f && other == 3.5f);
 }
 
-static void test_every_type(void **state)
+UNIT_SET_UP(test_every_type)
 {
 	static const int numbers[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 15, 16, 18, 19, 20};
 	unsigned char data[2 * 16] = {0};
@@ -235,7 +235,7 @@ static void test_every_type(void **state)
 	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "type -1");
 }
 
-static void test_bad_shapes(void **state)
+UNIT_SET_UP(test_bad_shapes)
 {
 	int64_t dims[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
 	float data = 0;
@@ -253,7 +253,7 @@ static void test_bad_shapes(void **state)
 	assert_int_equal(host_call(&host, tmesh_xla_push), FFI_INVALID_ARGUMENT);
 }
 
-static void test_bad_attributes(void **state)
+UNIT_SET_UP(test_bad_attributes)
 {
 	char name[TMESH_XLA_NAME_MAX + 2];
 	int64_t count = 1;
@@ -285,7 +285,7 @@ static void test_bad_attributes(void **state)
 	assert_call(&host, tmesh_xla_push, FFI_INVALID_ARGUMENT, "no attribute tiemout");
 }
 
-static void test_bad_sequence(void **state)
+UNIT_SET_UP(test_bad_sequence)
 {
 	uint32_t sequence = 0, next = 7;
 	int64_t count = 1;
@@ -323,7 +323,7 @@ static void test_bad_sequence(void **state)
 	assert_int_equal(next, 7);
 }
 
-static void test_names(void **state)
+UNIT_SET_UP(test_names)
 {
 	int64_t count = 1;
 	float data = 0;
@@ -355,7 +355,7 @@ static void test_names(void **state)
 	take_float();
 }
 
-static void test_another_message(void **state)
+UNIT_SET_UP(test_another_message)
 {
 	struct tmesh_message bytes = {.bytes = 5};
 	uint32_t sequence = 7;
@@ -386,7 +386,7 @@ static void test_another_message(void **state)
 	assert_true(data[0] == 8 && sequence == 8);
 }
 
-static void test_timeouts(void **state)
+UNIT_SET_UP(test_timeouts)
 {
 	uint32_t sequence = 0;
 	int64_t count = 1;
@@ -409,7 +409,7 @@ static void test_timeouts(void **state)
 	assert_ok(tmesh_xla_flush("out", 60000000000, err));
 }
 
-static void test_other_end_closed(void **state)
+UNIT_SET_UP(test_other_end_closed)
 {
 	uint32_t sequence = 0;
 	int64_t count = 1;
@@ -471,7 +471,7 @@ static pid_t producer(int told, int tells)
 }
 
 /* A tensor that the sender could not put into shared memory is lost when the sender is killed. */
-static void test_memory_gone(void **state)
+UNIT_SET_UP(test_memory_gone)
 {
 	struct tmesh_channel *other;
 	char token[TMESH_TOKEN_SIZE], sent;
@@ -500,7 +500,7 @@ static void test_memory_gone(void **state)
 	}
 }
 
-static void test_large(void **state)
+UNIT_SET_UP(test_large)
 {
 	int64_t count = 1 << 20;
 	float *data = calloc((size_t)count, sizeof(*data)),
@@ -530,23 +530,4 @@ static void test_large(void **state)
 	free(back);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_version_is_the_lower),
-		TEST_SET_UP(test_push),
-		TEST_SET_UP(test_pop),
-		TEST_SET_UP(test_every_type),
-		TEST_SET_UP(test_bad_shapes),
-		TEST_SET_UP(test_bad_attributes),
-		TEST_SET_UP(test_bad_sequence),
-		TEST_SET_UP(test_names),
-		TEST_SET_UP(test_another_message),
-		TEST_SET_UP(test_timeouts),
-		TEST_SET_UP(test_other_end_closed),
-		TEST_SET_UP(test_memory_gone),
-		TEST_SET_UP(test_large),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+UNIT_MAIN("tests", NULL, NULL)
