@@ -74,8 +74,8 @@ $(B)/tests/vm/huge: tests/vm/huge/huge.c $(LIB_A) $(MODEL_A)
 	@mkdir -p $(@D)
 	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) $(UNIT_FLAGS) -I$(UNIT) $< $(MODEL_A) $(LIB_A) -lcmocka $(MODEL_LIBS) -o $@
 
-kexec-check: tools keeper $(B)/tests/keep/kept_hash $(B)/tests/vm/luo ## [Test] Test kept memory that passes a kexec, under systemd 262 (experimental). Builds a kernel the first time.
-	@tests/vm/kexec.py
+kexec-check: tools keeper $(B)/tests/keep/kept_hash $(B)/tests/vm/luo ## [Test] Test kept memory that passes a kexec, under systemd 262 (experimental). Builds a kernel the first time. W='keeper off': these guests.
+	@tests/vm/kexec.py $(W)
 
 # Static: it is the first process of a guest without libraries.
 $(B)/tests/vm/luo: tests/vm/kexec/luo.c

@@ -1,6 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT
-"""Kept memory that passes a kexec: first memfds without systemd and tmesh, then the keeper under systemd 262."""
+"""Kept memory that passes a kexec: first memfds without systemd and tmesh, then the keeper under systemd 262.
+
+kexec.py [GUEST...]     memfds, keeper, off (the feature is not on), stock (Debian's kernel, which does not have it); all by default
+"""
 import hashlib
 import json
 import os
@@ -30,6 +33,9 @@ RELEASE = "forky"
 PACKAGES = ("systemd", "systemd-sysv", "libjansson4", "liburing2")
 LIMIT_S = 1800
 TENSORS = 300
+# Debian's own kernel of the same line, which has these options off, and what it needs to mount the root.
+STOCK = "newest"
+STOCK_MODULES = ("virtio_pci", "virtio_blk", "virtio_rng", "crc32c_generic", "ext4", "autofs4")
 # systemd as a minimal root needs it. Its kexec waits for a minimum of uptime otherwise.
 SYSTEMD = ["systemd.minimum_uptime_sec=0", "systemd.firstboot=no", "systemd.unit=multi-user.target", "systemd.show_status=no",
            "systemd.machine_id=6d7e1f0c9a8b4c5d8e7f6a5b4c3d2e1f"]
@@ -83,10 +89,9 @@ def nested(path, fill, next_kernel, where=""):
         archive.write(target)
 
 
-def guest(tap, name, left, initramfs, *, arguments, disks=()):
+def guest(tap, name, left, first, *, arguments, disks=()):
     """Boot the first kernel, take over the TAP of both, and return what they printed."""
-    first = SimpleNamespace(vmlinuz=kernel() / "vmlinuz")
-    trouble = qemu.boot(first, initramfs, logs=left, disks=disks, arguments=arguments, timeout=LIMIT_S)
+    trouble = qemu.boot(SimpleNamespace(vmlinuz=first), left / "initramfs", logs=left, disks=disks, arguments=arguments, timeout=LIMIT_S)
     lines = (left / "results").read_text(errors="replace").splitlines()
     console = (left / "console").read_text(errors="replace")
     ended = "@ done" in lines
@@ -106,7 +111,7 @@ def memfds(tap):
         archive.add_file("init", BUILD / "tests/vm/luo", 0o755)
 
     nested(left / "initramfs", fill, kernel() / "next")
-    guest(tap, "memfds", left, left / "initramfs", arguments=ON)
+    guest(tap, "memfds", left, kernel() / "vmlinuz", arguments=ON)
 
 
 def model(seed):
@@ -124,8 +129,8 @@ def unit(path):
     return text.replace("[Service]\n", "[Service]\nStandardError=file:/dev/ttyS1\n").encode()
 
 
-def keeper(tap, name, handed):
-    """Test the keeper under systemd."""
+def keeper(tap, name, first, *, handed, arguments=(), modules=()):
+    """Test the keeper under systemd. handed: the kernel hands memory over."""
     left = logs("kexec", name)
     programs = [BUILD / "tmesh-keeper", BUILD / "tmeshctl", BUILD / "tmeshctl-load", BUILD / "tests/keep/kept_hash", BUILD / "tests/vm/luo"]
     data, digest = model(len(name))
@@ -143,21 +148,38 @@ def keeper(tap, name, handed):
         archive.add("tmesh-test/units/tmesh-keeper.service", unit(TOP / "packaging/systemd/system/tmesh-keeper.service.in"))
         for file in ("tmesh-keeper-daemon.service", "tmesh-test.service"):
             archive.add_file(f"tmesh-test/units/{file}", HERE / "kexec" / file)
+        order = {file.name.removesuffix(".xz"): file for file in modules}
+        for file_name, file in order.items():
+            archive.add_file(f"modules/{file_name}", file)
+        archive.add("modules/order", "".join(f"{file_name}\n" for file_name in order).encode())
 
     nested(left / "initramfs", fill, kernel() / "next", "tmesh-test/")
-    printed = guest(tap, name, left, left / "initramfs", arguments=[*SYSTEMD, *(ON if handed else [])], disks=[(image(), "virtio-blk-pci")])
+    printed = guest(tap, name, left, first, arguments=[*SYSTEMD, *arguments], disks=[(image(), "virtio-blk-pci")])
     for what, log, wanted in LOGGED:
         tap.point(bool(re.search(f"^tmesh-keeper: {log}", printed, re.MULTILINE)) == (wanted == handed), f"{name}: {what}")
 
 
-def main():
+def stock(tap):
+    """Test the keeper in a kernel that does not have the feature."""
+    first = kernels.prepare(STOCK)
+    keeper(tap, "stock", first.vmlinuz, handed=False, arguments=ON, modules=first.modules(STOCK_MODULES))
+
+
+GUESTS = {
+    "memfds": memfds,
+    "keeper": lambda tap: keeper(tap, "keeper", kernel() / "vmlinuz", handed=True, arguments=ON),
+    "off": lambda tap: keeper(tap, "off", kernel() / "vmlinuz", handed=False),
+    "stock": stock,
+}
+
+
+def main(wanted):
     tap = Tap()
     with locked(BUILD / "vm/kexec"):
-        memfds(tap)
-        keeper(tap, "keeper", True)
-        keeper(tap, "off", False)
+        for name in wanted or GUESTS:
+            GUESTS[name](tap)
     return tap.end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

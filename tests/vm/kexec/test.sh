@@ -68,7 +68,7 @@ second() {
 	read -r seconds _ </proc/uptime
 	check "this is another kernel" same "$(uname -r)" "$release"
 	if [ "$handed" = no ]; then
-		check "without liveupdate=on nothing is kept" same "$(names)" ""
+		check "where the first kernel hands nothing over, nothing is kept" same "$(names)" ""
 		finish
 	fi
 	echo "# the model was open and read $seconds s after the start of its kernel"
