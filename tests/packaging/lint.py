@@ -128,6 +128,20 @@ def group(tap):
               "the udev rule gives the device to the group that sysusers.d makes")
 
 
+# systemd acts on these when a unit becomes active without a job, as a mount unit does by any program's mount. A conflict counts in both units.
+RETROACTIVE = re.compile(r"^(Wants|Requires|BindsTo|Upholds|Conflicts)=(.+)$", re.M)
+CONFLICT = re.compile(r"^Conflicts=(.*\.mount.*)$", re.M)
+
+
+def mounts(tap):
+    """Check that no mount of another program in a mount unit's folder starts or stops a unit."""
+    units = [path for path in sorted((TOP / "packaging/systemd").glob("**/*")) if path.is_file()]
+    found = [f"{path.name}: {line[0]}" for path in units
+             for line in (RETROACTIVE if path.suffix == ".mount" else CONFLICT).finditer(path.read_text())]
+    tap.point(any(path.suffix == ".mount" for path in units) and not found,
+              "no mount of another program in a mount unit's folder starts or stops a unit" + "".join(f", {line}" for line in found))
+
+
 def verified(tap):
     """Run verify-release.sh on sources, as they are and spoilt in each way."""
     script = TOP / "packaging/verify-release.sh"
@@ -164,4 +178,5 @@ def run(tap):
     tested(tap)
     containers(tap)
     group(tap)
+    mounts(tap)
     verified(tap)
