@@ -55,7 +55,7 @@ def packages():
         # Away from the checkout: other checks read all of its build folder.
         path = CACHE / "deploy-build-root"
         DEBIAN.fresh(path)
-        binds = [*DEBIAN.binds(), (built, "/built")]
+        binds = [*DEBIAN.binds("deploy"), (built, "/built")]
         sh("cp", Path(__file__).with_name("setup") / "build.sh", built)
         roots.run(path, "sh", "/built/build.sh", binds=binds)
         sh("rm", "-rf", path, *built.glob("tmesh-*/"))

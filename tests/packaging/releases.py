@@ -37,9 +37,9 @@ class Release:
         # Downloads go to a cache that apt's own user cannot enter: see binds().
         (path / "etc/apt/apt.conf.d/downloads").write_text('APT::Sandbox::User "root";\n')
 
-    def binds(self):
-        """Return the downloads, shared by all roots of a release and kept between runs."""
-        archives = CACHE / "packaging" / f"{self.suite}-archives"
+    def binds(self, user="packaging"):
+        """Return the downloads, shared by all roots of a release and kept between runs. apt locks them, so each user at the same time has its own."""
+        archives = CACHE / user / f"{self.suite}-archives"
         (archives / "partial").mkdir(parents=True, exist_ok=True)
         return [(archives, ARCHIVES)]
 
