@@ -44,8 +44,17 @@ if [ "${3-}" ]; then
 	start
 fi
 install
+# A control group of its own: another systemd in the same group, such as that of keep-check, would take its processes for its own.
+mkdir -p "$folder/groups"
+mount -t cgroup2 cgroup2 "$folder/groups"
+group=$(mktemp -d "$folder/groups/tmesh-deploy-XXXXXX")
+chmod 755 "$group"
+echo 0 >"$group/cgroup.procs"
 while :; do
 	status=0
 	unshare --mount --pid --cgroup --uts --ipc --fork --kill-child sh "$0" "$root" "$folder" start || status=$?
-	[ -e "$folder/tree/restart" ] || exit $status
+	[ -e "$folder/tree/restart" ] || break
 done
+echo 0 >"$folder/groups/cgroup.procs"
+find "$group" -depth -type d -exec rmdir {} +
+exit $status
