@@ -142,6 +142,13 @@ def mounts(tap):
               "no mount of another program in a mount unit's folder starts or stops a unit" + "".join(f", {line}" for line in found))
 
 
+def timers(tap):
+    """Check that the service of each timer has no limit of starts: a timer with OnActiveSec= starts it at each daemon-reload."""
+    found = sorted((TOP / "packaging/systemd").glob("*.timer"))
+    limited = [path.stem for path in found if "\nStartLimitIntervalSec=0\n" not in path.with_suffix(".service.in").read_text()]
+    tap.point(found and not limited, "a timer's service has no limit of starts" + "".join(f", but {name}" for name in limited))
+
+
 def verified(tap):
     """Run verify-release.sh on sources, as they are and spoilt in each way."""
     script = TOP / "packaging/verify-release.sh"
@@ -179,4 +186,5 @@ def run(tap):
     containers(tap)
     group(tap)
     mounts(tap)
+    timers(tap)
     verified(tap)
