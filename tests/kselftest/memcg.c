@@ -8,20 +8,10 @@
 #include "peer.h"
 #include "t.h"
 
-/* Parts of a view that cannot be merged, because two pages alternate. */
-#define PARTS (1u << 16)
-
 TEST(tables, "the table of an importer is charged to its control group as it attaches")
 {
-	int dev = t_dev(), peer = open_peer(), h, v, export;
-	struct tmesh_extent *parts = malloc(PARTS * sizeof(*parts));
+	int peer = open_peer(), export = export_of_many();
 
-	REQUIRE(parts);
-	h = REQUIRE_OK(t_create(dev, 2 * PAGE, TMESH_CREATE_NOHUGE));
-	for (unsigned int i = 0; i < PARTS; i++)
-		parts[i] = t_extent(h, i % 2, 1);
-	v = REQUIRE_OK(t_gather(dev, parts, PARTS, R_READ));
-	export = REQUIRE_OK(t_export(v, 0, 0, 0));
 	T_ALONE()
 	{
 		long before, attached, mapped;
@@ -33,11 +23,33 @@ TEST(tables, "the table of an importer is charged to its control group as it att
 		REQUIRE_OK(ioctl(peer, PEER_MAP));
 		mapped = cgroup_charged(CGROUP);
 		/* At least 16 bytes are charged for each. */
-		CHECK(attached - before >= (long)PARTS * 16);
+		CHECK(attached - before >= (long)PEER_PARTS * 16);
 		/* Other importers wait for the reservation, which is held during a map. */
-		CHECK(mapped - attached < (long)PARTS * 8);
+		CHECK(mapped - attached < (long)PEER_PARTS * 8);
 		t_note("%ld bytes, then %ld", attached - before, mapped - attached);
 		peer_let_go(peer);
+	}
+	cgroup_remove(CGROUP);
+}
+
+TEST(attach, "to attach in a full control group gives ENOMEM and kills no process")
+{
+	int export = export_of_many();
+
+	T_ALONE()
+	{
+		int out = REQUIRE_OK(open(CGROUPS "/cgroup.procs", O_WRONLY | O_CLOEXEC)), why;
+		unsigned int attached = 0;
+
+		cgroup_enter(CGROUP, "8388608");
+		while (!peer_import(open_peer(), export, PEER_WAITS))
+			attached++;
+		why = errno;
+		/* The following code needs memory of the process. */
+		REQUIRE(write(out, "0", 1) == 1);
+		CHECK_EQ(why, ENOMEM);
+		CHECK(attached > 0 && attached < 8);
+		CHECK_EQ(cgroup_events(CGROUP, "oom_kill"), 0);
 	}
 	cgroup_remove(CGROUP);
 }

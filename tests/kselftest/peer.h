@@ -45,6 +45,23 @@ static inline void peer_release(int peer, pid_t holder)
 	t_wait(holder);
 }
 
+/* Parts of a view that a device's table cannot merge, because two pages alternate */
+#define PEER_PARTS (1u << 16)
+
+/* Export a view for which each device needs a table of megabytes. */
+static inline int export_of_many(void)
+{
+	struct tmesh_extent *parts = malloc(PEER_PARTS * sizeof(*parts));
+	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, 2 * PAGE, TMESH_CREATE_NOHUGE)), view;
+
+	REQUIRE(parts);
+	for (unsigned int i = 0; i < PEER_PARTS; i++)
+		parts[i] = t_extent(fd, i % 2, 1);
+	view = REQUIRE_OK(t_gather(dev, parts, PEER_PARTS, R_READ));
+	free(parts);
+	return REQUIRE_OK(t_export(view, 0, 0, 0));
+}
+
 /* Detach everything: no dma-buf has this descriptor. */
 static inline void peer_let_go(int peer)
 {

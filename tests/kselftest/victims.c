@@ -232,23 +232,6 @@ TEST(memory, "nobody waits for the owner of a region whom memory.high holds up")
 	cgroup_remove(CGROUP);
 }
 
-/* Parts of a view that a device's table cannot merge, because two pages alternate */
-#define PARTS (1u << 16)
-
-/* Export a view for which each device needs a table of megabytes. */
-static int export_of_many(void)
-{
-	struct tmesh_extent *parts = malloc(PARTS * sizeof(*parts));
-	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, 2 * PAGE, TMESH_CREATE_NOHUGE)), view;
-
-	REQUIRE(parts);
-	for (unsigned int i = 0; i < PARTS; i++)
-		parts[i] = t_extent(fd, i % 2, 1);
-	view = REQUIRE_OK(t_gather(dev, parts, PARTS, R_READ));
-	free(parts);
-	return REQUIRE_OK(t_export(view, 0, 0, 0));
-}
-
 /* Fork a process above memory.high that maps an export for a device, again and again. */
 static pid_t mapper(int dmabuf)
 {
