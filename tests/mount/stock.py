@@ -157,6 +157,23 @@ def test_llama(folder):
         check(mount, folder, "llama", gguf, "m.gguf", "llama.cpp (cyllama), F16", size * 9 // 10)
 
 
+def test_lora(folder):
+    """llama.cpp's server, with a LoRA adapter that is kept with the model"""
+    example = os.path.join(TOP, "examples/small_model/small.gguf")
+    source, without = make("lora", folder, example), make("gguf", folder, example)
+    assert plain("lora", os.path.join(source, "m.gguf"))[0]["result"] != plain("lora", os.path.join(without, "m.gguf"))[0]["result"]
+    size = os.stat(os.path.join(source, "m.gguf")).st_size
+    with Mount(folder) as mount:
+        check(mount, folder, "lora", source, "m.gguf", "llama.cpp's server, F16 with LoRA", size * 9 // 10)
+
+
+def test_ctranslate2(folder):
+    """CTranslate2, which reads and copies"""
+    source = make("ctranslate2", folder)
+    with Mount(folder) as mount:
+        check(mount, folder, "ctranslate2", source, "model.bin", "CTranslate2", 0)
+
+
 def test_openvino(folder):
     """OpenVINO on its IR"""
     source = make("openvino", folder)
@@ -205,7 +222,7 @@ def why_not():
         return "tmesh-mount is not built: libfuse3-dev"
     if not ON_MODULE and test_mount.errno_of(lambda: os.close(os.open("/dev/fuse", os.O_RDWR))):
         return "this machine has no /dev/fuse"
-    for kind, modules in (("onnx", "onnx, onnxruntime, gguf, cyllama"), ("openvino", "openvino, onnxruntime_genai"),
+    for kind, modules in (("onnx", "onnx, onnxruntime, gguf, cyllama"), ("openvino", "openvino, onnxruntime_genai, xllamacpp, ctranslate2"),
                           ("transformers", "torch, transformers, safetensors, accelerate"))[:3 if MORE else 1]:
         if subprocess.run([python(kind), "-c", "import " + modules], env=environment(kind), capture_output=True, check=False).returncode:
             return f"this machine, or the package index, does not have all of {modules}"
@@ -218,7 +235,7 @@ if __name__ == "__main__":
         os.environ.pop(name, None)
     tests = [test_onnx, test_llama]
     if MORE:
-        tests += [test_openvino, test_genai, test_transformers, test_safetensors]
+        tests += [test_lora, test_ctranslate2, test_openvino, test_genai, test_transformers, test_safetensors]
     why = why_not()
     if why:
         print(f"1..{len(tests)}")

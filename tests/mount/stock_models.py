@@ -3,7 +3,8 @@
 
 onnx: m.onnx and m.data, its external data. openvino: m.xml and m.bin, of the same model.
 
-gguf: m.gguf, a llama with the vocabulary of EXAMPLE.gguf. genai: a decoder in model.onnx, with genai_config.json.
+gguf: m.gguf, a llama with the vocabulary of EXAMPLE.gguf. lora: the same, and adapter.gguf. genai: a decoder in model.onnx, with
+genai_config.json. ctranslate2: model.bin, a decoder as GPT-2 is one.
 
 transformers: a llama in several safetensors files, with config.json."""
 import json
@@ -73,6 +74,58 @@ def make_gguf(folder, example, width=512, inner=1536, layers=4, heads=8, kind="F
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def make_lora(folder, example, width=512, layers=4, rank=16):
+    import gguf
+    make_gguf(folder, example, width, layers=layers)
+    random = np.random.default_rng(6)
+    writer = gguf.GGUFWriter(os.path.join(folder, "adapter.gguf"), "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", rank)
+    for i in range(layers):
+        for part in "attn_q", "attn_v":
+            writer.add_tensor(f"blk.{i}.{part}.weight.lora_a", random.standard_normal((rank, width)).astype(np.float32))
+            writer.add_tensor(f"blk.{i}.{part}.weight.lora_b", random.standard_normal((width, rank)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def make_ctranslate2(folder, width=512, vocabulary=2000, layers=4, heads=8):
+    from ctranslate2.specs import TransformerDecoderModelSpec
+    from ctranslate2.specs.common_spec import Activation
+    random = np.random.default_rng(5)
+    model = TransformerDecoderModelSpec.from_config(layers, heads, activation=Activation.GELUTanh)
+
+    def values(*shape):
+        return random.standard_normal(shape).astype(np.float32)
+
+    def linear(place, rows, columns):
+        place.weight, place.bias = values(rows, columns) * np.float32(.05), np.zeros(rows, np.float32)
+
+    def norm(place):
+        place.gamma, place.beta = np.ones(width, np.float32), np.zeros(width, np.float32)
+
+    decoder = model.decoder
+    decoder.scale_embeddings = False
+    decoder.embeddings.weight, decoder.position_encodings.encodings = values(vocabulary, width), values(64, width)
+    linear(decoder.projection, vocabulary, width)
+    norm(decoder.layer_norm)
+    for layer in decoder.layer:
+        norm(layer.self_attention.layer_norm)
+        linear(layer.self_attention.linear[0], 3 * width, width)
+        linear(layer.self_attention.linear[1], width, width)
+        norm(layer.ffn.layer_norm)
+        linear(layer.ffn.linear_0, 4 * width, width)
+        linear(layer.ffn.linear_1, width, 4 * width)
+    model.config.unk_token, model.config.bos_token, model.config.eos_token = "0", "1", "2"
+    model.register_vocabulary([str(number) for number in range(vocabulary)])
+    model.validate()
+    model.optimize(quantization="float32")
+    model.save(folder)
 
 
 def make_openvino(folder):

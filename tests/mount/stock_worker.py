@@ -2,7 +2,7 @@
 """One process with a stock engine on a model's path. It prints JSON: what it computed, what its mapping of the file shares, and
 what memory of its own it took. It stays until its input ends.
 
-    stock_worker.py onnx|prepared|llama|openvino|genai|transformers|safetensors PATH
+    stock_worker.py onnx|prepared|llama|lora|ctranslate2|openvino|genai|transformers|safetensors PATH
 """
 import hashlib
 import importlib
@@ -66,6 +66,28 @@ def run_llama(path):
     return (context, model), str(tokens).encode() + bytes(context.get_state_data())
 
 
+def run_lora(path):
+    """llama.cpp's own server, with the adapter that is beside the model, if there is one."""
+    import xllamacpp
+    options = xllamacpp.CommonParams()
+    options.model.path = path
+    options.n_ctx, options.n_parallel, options.n_gpu_layers, options.cpuparams.n_threads = 64, 1, 0, 1
+    options.no_extra_bufts, options.warmup = True, False
+    adapter = os.path.join(os.path.dirname(path), "adapter.gguf")
+    if os.path.exists(adapter):
+        options.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(adapter, 1.0)]
+    server = xllamacpp.Server(options)
+    answer = server.handle_completions({"prompt": [1, 2, 3, 4, 5], "max_tokens": 8, "temperature": 0, "n_probs": 5, "ignore_eos": True})
+    return server, json.dumps(answer["choices"]).encode()
+
+
+def run_ctranslate2(path):
+    import ctranslate2
+    import numpy as np
+    generator = ctranslate2.Generator(os.path.dirname(path), "cpu", inter_threads=1, intra_threads=1)
+    return generator, np.array(generator.forward_batch([["3", "4", "5"]])).tobytes()
+
+
 def run_openvino(path):
     import numpy as np
     import openvino
@@ -108,6 +130,8 @@ KINDS = {
     "onnx": (lambda path: run_onnx(path, False), "onnxruntime"),
     "prepared": (lambda path: run_onnx(path, True), "onnxruntime"),
     "llama": (run_llama, "cyllama.llama.llama_cpp"),
+    "lora": (run_lora, "xllamacpp"),
+    "ctranslate2": (run_ctranslate2, "ctranslate2"),
     "openvino": (run_openvino, "openvino"),
     "genai": (run_genai, "onnxruntime_genai"),
     "transformers": (run_transformers, "transformers.models.llama.modeling_llama"),
