@@ -24,20 +24,6 @@ static long long idle_bytes(void)
 	return atoll(value);
 }
 
-/* Call all shrinkers, again and again while they free much. Ours frees one name. */
-static void drop_caches(void)
-{
-	for (int i = 0; i < 10; i++)
-		REQUIRE(t_write_file("/proc/sys/vm/drop_caches", "2"));
-}
-
-static bool is_kept(int dev, const char *name)
-{
-	struct tmesh_kept k;
-
-	return kept_find(dev, name, &k);
-}
-
 /* Open a path up to @most times. Return the number of files, after a failure with EDQUOT. */
 static int open_files(const char *path, int *fds, int most)
 {

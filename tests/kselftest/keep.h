@@ -110,4 +110,18 @@ static inline bool keep_same(int fd, __u64 bytes, unsigned char value)
 	return same;
 }
 
+static inline bool is_kept(int dev, const char *name)
+{
+	struct tmesh_kept k;
+
+	return kept_find(dev, name, &k);
+}
+
+/* Call all shrinkers, again and again while they free much. Ours frees one name. */
+static inline void drop_caches(void)
+{
+	for (int i = 0; i < 10; i++)
+		REQUIRE(t_write_file("/proc/sys/vm/drop_caches", "2"));
+}
+
 #endif

@@ -11,13 +11,6 @@
 /* Bytes that processors are charged for in advance, and those of the test itself */
 #define SLACK ((long)(2 * MB))
 
-static bool is_kept(int dev, const char *name)
-{
-	struct tmesh_kept k;
-
-	return kept_find(dev, name, &k);
-}
-
 static void leave(int dev, const char *name, __u64 bytes)
 {
 	int fd = keep_region(dev, bytes, 0, 3);

@@ -7,20 +7,6 @@
 
 #define CHUNK (16 * MB)
 
-/* Call all shrinkers, again and again while they free much. Ours frees one name. */
-static void drop_caches(void)
-{
-	for (int i = 0; i < 10; i++)
-		REQUIRE(t_write_file("/proc/sys/vm/drop_caches", "2"));
-}
-
-static bool is_kept(int dev, const char *name)
-{
-	struct tmesh_kept k;
-
-	return kept_find(dev, name, &k);
-}
-
 /* Keep a new region without holders. */
 static void leave(int dev, const char *name, __u64 bytes, __u32 flags)
 {

@@ -98,18 +98,6 @@ static unsigned int files_in(const char *path)
 	return count;
 }
 
-static unsigned int shared_loads(void)
-{
-	DIR *dir = opendir(unit_runtime_dir());
-	unsigned int count = 0;
-	struct dirent *entry;
-
-	while ((entry = readdir(dir)))
-		count += strstr(entry->d_name, ".shared") != NULL;
-	closedir(dir);
-	return count;
-}
-
 UNIT(test_methods)
 {
 	static const enum tmesh_model_method methods[] = {TMESH_MODEL_AUTO, TMESH_MODEL_SPLICE,
@@ -143,7 +131,7 @@ UNIT(test_methods)
 			memcpy(first, report.hash, 16);
 		assert_memory_equal(first, report.hash, 16);
 		tmesh_model_unref(model);
-		assert_int_equal(shared_loads(), 0);
+		assert_int_equal(unit_runtime_files(".shared"), 0);
 	}
 }
 
@@ -198,18 +186,18 @@ UNIT(test_second)
 	assert_ok(tmesh_model_report(three, &report, err));
 	assert_int_equal(report.bytes_read, 0);
 	tmesh_model_unref(two);
-	assert_int_equal(shared_loads(), 1);
+	assert_int_equal(unit_runtime_files(".shared"), 1);
 	/* A tensor outlives its model. */
 	assert_ok(tmesh_model_tensor_open(three, 0, &tensor, err));
 	tmesh_model_unref(three);
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 	if (tmesh_tensor_bytes(tensor))
 		assert_non_null(bytes_of(tensor));
 	tmesh_tensor_unref(tensor);
 	assert_ok(tmesh_model_load(ctx, model_path, &alone, &one, err));
 	assert_ok(tmesh_model_report(one, &report, err));
 	assert_false(report.shared);
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 	check_model(one);
 	tmesh_model_unref(one);
 }
@@ -277,7 +265,7 @@ UNIT(test_refused)
 	assert_refused(tmesh_model_load(ctx, model_path, &opts, &model, err), -EINVAL, "99");
 	assert_int_equal(tmesh_stats(ctx, &after), 0);
 	assert_int_equal(before.regions_live, after.regions_live);
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 	tmesh_ctx_trim(ctx);
 	/* A file that a thread had not closed yet when it was counted is gone now. */
 	assert_true(unit_open_fds() <= fds);
@@ -439,7 +427,7 @@ UNIT(test_room)
 	machine = NULL;
 	assert_ok(tmesh_model_load(ctx, model_path, &opts, &model, err));
 	tmesh_model_unref(model);
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 }
 
 UNIT(test_no_flight)

@@ -63,18 +63,6 @@ static int remove_model(void **state)
 	return system(command);
 }
 
-static unsigned int shared_loads(void)
-{
-	DIR *dir = opendir(unit_runtime_dir());
-	unsigned int count = 0;
-	struct dirent *entry;
-
-	while ((entry = readdir(dir)))
-		count += strstr(entry->d_name, ".shared") != NULL;
-	closedir(dir);
-	return count;
-}
-
 static bool is_whole(const struct tmesh_model *model)
 {
 	for (int i = 0; i < TENSORS; i++) {
@@ -158,13 +146,13 @@ UNIT(test_one_read)
 	assert_int_equal(atomic_load(&shared->read), model_bytes());
 	for (int i = 1; i < PROCESSES; i++)
 		assert_int_equal(shared->region[i], shared->region[0]);
-	assert_int_equal(shared_loads(), 1);
+	assert_int_equal(unit_runtime_files(".shared"), 1);
 	atomic_store(&shared->leave, true);
 	for (int i = 0; i < PROCESSES; i++) {
 		waitpid(pids[i], &status, 0);
 		assert_int_equal(status, 0);
 	}
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 }
 
 /* A forked child that drops what it has inherited ends nobody's presence. */
@@ -181,9 +169,9 @@ UNIT(test_forked)
 		unit_leave(0);
 	}
 	join_child(child);
-	assert_int_equal(shared_loads(), 1);
+	assert_int_equal(unit_runtime_files(".shared"), 1);
 	tmesh_model_unref(model);
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 	tmesh_ctx_unref(ctx);
 }
 
@@ -227,7 +215,7 @@ UNIT(test_killed)
 			waitpid(pids[i], &status, 0);
 			assert_int_equal(status, 0);
 		}
-		assert_true(shared_loads() <= 1);
+		assert_true(unit_runtime_files(".shared") <= 1);
 	}
 	/* The next to load anything takes away what the killed have left. */
 	{
@@ -238,7 +226,7 @@ UNIT(test_killed)
 		assert_ok(tmesh_model_load(ctx, model_path, NULL, &model, err));
 		tmesh_model_unref(model);
 		tmesh_ctx_unref(ctx);
-		assert_int_equal(shared_loads(), 0);
+		assert_int_equal(unit_runtime_files(".shared"), 0);
 	}
 }
 
@@ -294,7 +282,7 @@ UNIT(test_goes_on)
 	assert_int_equal(report.bytes_read, model_bytes() - shared->done);
 	tmesh_model_unref(model);
 	tmesh_ctx_unref(ctx);
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 	waitpid(reader, &status, 0);
 	waitpid(killer, &status, 0);
 }
@@ -372,7 +360,7 @@ UNIT(test_forked_reader)
 	assert_true(is_whole(model));
 	tmesh_model_unref(model);
 	tmesh_ctx_unref(ctx);
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 	for (int i = 0; i < 2; i++) {
 		close(pipes.ends[i]);
 		close(pipes.there[i]);
@@ -679,7 +667,7 @@ UNIT(test_takes)
 	tmesh_model_unref(one);
 	tmesh_model_unref(two);
 	tmesh_ctx_unref(ctx);
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 }
 
 /* The model is whole, whatever another process of this user leaves in the shared load's file. */
@@ -722,7 +710,7 @@ UNIT(test_damaged)
 		tmesh_model_unref(one);
 		tmesh_model_unref(two);
 		tmesh_ctx_unref(ctx);
-		assert_int_equal(shared_loads(), 0);
+		assert_int_equal(unit_runtime_files(".shared"), 0);
 	}
 }
 

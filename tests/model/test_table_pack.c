@@ -287,18 +287,6 @@ UNIT(test_used)
 	unlink(path);
 }
 
-static unsigned int shared_loads(void)
-{
-	DIR *dir = opendir(unit_runtime_dir());
-	unsigned int count = 0;
-	struct dirent *entry;
-
-	while ((entry = readdir(dir)))
-		count += strstr(entry->d_name, ".shared") != NULL;
-	closedir(dir);
-	return count;
-}
-
 /* A process that loads a kept model after all others have ended in peace has the table of the last.
  * The table goes with the kept model, and the next reader removes it. */
 UNIT(test_stays)
@@ -328,19 +316,19 @@ UNIT(test_stays)
 	assert_string_equal(first_name(ctx, path), "z");
 	/* Another model is read: the kept one stays. */
 	assert_string_equal(first_name(ctx, other), "a");
-	assert_int_equal(shared_loads(), 1);
+	assert_int_equal(unit_runtime_files(".shared"), 1);
 	assert_string_equal(first_name(ctx, path), "z");
 	close(fd);
 	/* No longer kept: gone with the next that is read, the same or another. */
 	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
 	assert_string_equal(first_name(ctx, other), "a");
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
 	tmesh_model_unref(model);
-	assert_int_equal(shared_loads(), 1);
+	assert_int_equal(unit_runtime_files(".shared"), 1);
 	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
 	assert_string_equal(first_name(ctx, path), "a");
-	assert_int_equal(shared_loads(), 0);
+	assert_int_equal(unit_runtime_files(".shared"), 0);
 	free(all);
 	tmesh_ctx_unref(ctx);
 	unlink(path);

@@ -49,15 +49,6 @@ static inline void send_fds(int socket, const void *data, size_t bytes, int fd, 
 	assert_int_equal(sendmsg(socket, &msg, MSG_NOSIGNAL), bytes);
 }
 
-static inline int memfd(size_t bytes, int seals)
-{
-	int fd = memfd_create("strange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
-	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
-	return fd;
-}
-
 static const struct tmesh_wire_region good = {
 	.magic = TMESH_MAGIC_REGION,
 	.version = TMESH_WIRE_VERSION,

@@ -275,11 +275,6 @@ static void test_holders_of_all(void **state)
 	free(all);
 }
 
-static int memfd_setup(void **state)
-{
-	return unit_memfd_setup(state) || unit_ctx_setup(state);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -295,6 +290,6 @@ int main(void)
 	int failed =
 		cmocka_run_group_tests_name("holders", tests, unit_ctx_setup, unit_ctx_teardown);
 
-	return failed + cmocka_run_group_tests_name("holders on memfds", memfds, memfd_setup,
-						    unit_ctx_teardown);
+	return failed + cmocka_run_group_tests_name("holders on memfds", memfds,
+						    unit_memfd_ctx_setup, unit_ctx_teardown);
 }

@@ -3,15 +3,6 @@
 #include "unit.h"
 #include "wire.h"
 
-static int memfd(size_t bytes, int seals)
-{
-	int fd = memfd_create("strange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
-	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
-	return fd;
-}
-
 /* An index that is none is not looked at. */
 UNIT(test_bad_index)
 {
@@ -186,9 +177,4 @@ UNIT(test_index_grows)
 	tmesh_region_unref(entry.region);
 }
 
-static int setup(void **state)
-{
-	return unit_memfd_setup(state) || unit_ctx_setup(state);
-}
-
-UNIT_MAIN("index", setup, unit_ctx_teardown)
+UNIT_MAIN("index", unit_memfd_ctx_setup, unit_ctx_teardown)

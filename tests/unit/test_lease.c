@@ -295,16 +295,11 @@ UNIT(test_bad_sources)
 	tmesh_region_unref(region);
 }
 
-static int memfd_setup(void **state)
-{
-	return unit_memfd_setup(state) || unit_ctx_setup(state);
-}
-
 int main(void)
 {
 	const struct CMUnitTest without[] = {TEST(test_needs_module), TEST(test_not_shared)};
 
 	return UNIT_RUN("lease", unit_ctx_setup, unit_ctx_teardown) +
-	       cmocka_run_group_tests_name("without the module", without, memfd_setup,
+	       cmocka_run_group_tests_name("without the module", without, unit_memfd_ctx_setup,
 					   unit_ctx_teardown);
 }

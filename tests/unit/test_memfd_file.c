@@ -3,15 +3,6 @@
 #include "memfd.h"
 #include "unit.h"
 
-static int memfd(size_t bytes, int seals)
-{
-	int fd = memfd_create("strange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
-	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
-	return fd;
-}
-
 /* A process that can write a region's file can write its trailer. */
 UNIT(test_trailer)
 {

@@ -344,15 +344,6 @@ UNIT(test_desc)
 	tmesh_region_unref(region);
 }
 
-static int memfd(size_t bytes, int seals)
-{
-	int fd = memfd_create("by hand", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
-	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
-	return fd;
-}
-
 UNIT(test_from_memfd)
 {
 	struct tmesh_region_opts opts = {.size = sizeof(opts), .label = "theirs"};
@@ -507,11 +498,6 @@ static void test_sealed_unseen(void **state)
 	tmesh_region_unref(region);
 }
 
-static int memfd_setup(void **state)
-{
-	return unit_memfd_setup(state) || unit_ctx_setup(state);
-}
-
 int main(void)
 {
 
@@ -522,6 +508,6 @@ int main(void)
 	};
 	int failed = UNIT_RUN("region", unit_ctx_setup, unit_ctx_teardown);
 
-	return failed +
-	       cmocka_run_group_tests_name("memfds", memfds, memfd_setup, unit_ctx_teardown);
+	return failed + cmocka_run_group_tests_name("memfds", memfds, unit_memfd_ctx_setup,
+						    unit_ctx_teardown);
 }

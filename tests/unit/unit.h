@@ -178,6 +178,28 @@ static inline bool readable(int fd, int ms)
 	return poll(&poller, 1, ms) == 1;
 }
 
+static inline int memfd(size_t bytes, int seals)
+{
+	int fd = memfd_create("strange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+/* Count the files of the runtime directory with @part in their name. */
+static inline unsigned int unit_runtime_files(const char *part)
+{
+	DIR *dir = opendir(unit_runtime_dir());
+	unsigned int count = 0;
+	struct dirent *entry;
+
+	while ((entry = readdir(dir)))
+		count += strstr(entry->d_name, part) != NULL;
+	closedir(dir);
+	return count;
+}
+
 static inline struct tmesh_ctx *new_ctx(void)
 {
 	struct tmesh_ctx *ctx;
@@ -215,6 +237,11 @@ static inline int unit_ctx_setup(void **state)
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts)};
 
 	return tmesh_ctx_open(&opts, (struct tmesh_ctx **)state, NULL);
+}
+
+static inline int unit_memfd_ctx_setup(void **state)
+{
+	return unit_memfd_setup(state) || unit_ctx_setup(state);
 }
 
 static inline int unit_ctx_teardown(void **state)
