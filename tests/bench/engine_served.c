@@ -70,7 +70,8 @@ static void value(struct tmesh_engine_context *context, struct tmesh_engine_oper
 				      &out->tensor, &err));
 }
 
-static struct tmesh_engine_binding *bind(struct tmesh_engine_context *context, const char *path)
+static struct tmesh_engine_binding *bind_graph(struct tmesh_engine_context *context,
+					       const char *path)
 {
 	struct tmesh_engine_value inputs[OPERANDS] = {0}, outputs[OPERANDS] = {0};
 	struct tmesh_engine_operand operand = {.size = sizeof(operand)};
@@ -111,7 +112,7 @@ static void measure(struct tmesh_engine_context **contexts, const char *folder, 
 	series[1] = (struct series){.name = there};
 	snprintf(path, sizeof(path), "%s/%s", folder, model);
 	for (int i = 0; i < 2; i++)
-		bindings[i] = bind(contexts[i], path);
+		bindings[i] = bind_graph(contexts[i], path);
 	for (int round = 0; round < ROUNDS; round++)
 		for (int i = 0; i < 2; i++)
 			series_add(&series[i], call(bindings[i], calls));
@@ -135,7 +136,7 @@ static void cold(struct tmesh_ctx *ctx, const char *folder)
 		struct tmesh_engine_binding *binding;
 
 		DO(tmesh_engine_connect(ctx, "cold", NULL, &context, &err));
-		binding = bind(context, path);
+		binding = bind_graph(context, path);
 		call(binding, 1);
 		series_add(&series, now_ns() - start);
 		tmesh_engine_binding_unref(binding);
@@ -168,7 +169,7 @@ static void deaths(struct tmesh_engine_context *context, const char *folder)
 	pthread_t thread;
 
 	snprintf(path, sizeof(path), "%s/weights.onnx", folder);
-	binding = bind(context, path);
+	binding = bind_graph(context, path);
 	for (int i = 0; i < DEATHS;) {
 		uint32_t pid;
 		int rc;
