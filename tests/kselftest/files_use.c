@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 /*
- * Kept files as programs use them: huge mappings, calls that engines make, copies, a lease beside
- * open files, and readers of user namespaces.
+ * Kept files as programs use them. Huge mappings, calls that engines make, copies, a lease beside
+ * open files. Names and tables at their limits. Readers of user namespaces.
  */
 #include <sched.h>
 #include <signal.h>
 #include <sys/file.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #include "files.h"
@@ -250,6 +251,173 @@ TEST(vain, "what was looked for in vain is there once it is kept, and gone once 
 	}
 	t_wait(pid);
 	unmount_here();
+}
+
+/* Read a directory in pieces that have room for one short entry. Return the number of entries. */
+static int count_in_pieces(int dir)
+{
+	char piece[24];
+	int n = 0;
+
+	while (syscall(SYS_getdents64, dir, piece, sizeof(piece)) == sizeof(piece))
+		n++;
+	return n;
+}
+
+TEST(pieces, "folders are read an entry at a time, and one whose name is gone has no more entries")
+{
+	int dev = t_dev(), region = keep_region(dev, PAGE, 0, 1), dir;
+	static const char *const folders[] = {MOUNT, MOUNT "/0", MOUNT "/0/n", MOUNT "/0/n/d"};
+	static const int entries[] = {1, 1, 3, 2};
+	struct kept_files *f = no_files();
+	char piece[24];
+
+	mount_here();
+	files_add(f, "a", 0, 0, PAGE);
+	files_add(f, "d/a", 0, 0, PAGE);
+	files_add(f, "d/b", 0, 0, PAGE);
+	files_add(f, "z", 0, 0, PAGE);
+	REQUIRE_OK(keep_files(dev, "n", &region, 1, f, 0600, 0));
+	close(region);
+	for (size_t i = 0; i < ARRAY_SIZE(folders); i++) {
+		dir = REQUIRE_OK(open(folders[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+		/* With "." and ".." */
+		CHECK_EQ(count_in_pieces(dir), entries[i] + 2);
+		close(dir);
+	}
+	dir = REQUIRE_OK(open(MOUNT "/0/n", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	for (int i = 0; i < 3; i++)
+		CHECK_EQ(syscall(SYS_getdents64, dir, piece, sizeof(piece)), sizeof(piece));
+	CHECK_OK(kept_drop(dev, "n"));
+	CHECK_ERR(syscall(SYS_getdents64, dir, piece, sizeof(piece)), ENOENT);
+	close(dir);
+	unmount_here();
+}
+
+TEST(names, "names that no listing shows lead nowhere, and too long ones are refused as such")
+{
+	static const char *const folders[] = {MOUNT, MOUNT "/0", MOUNT "/0/n", MOUNT "/0/n/d"};
+	static const char *const users[] = {"+0", "0\n", "-0", "00", " 0", "0x0", "000000000000"};
+	int dev = t_dev();
+	char path[400];
+	struct stat st;
+
+	mount_here();
+	REQUIRE_OK(keep_one(dev, "n", "d/f", PAGE, 1, 0600, 0));
+	CHECK_OK(stat(MOUNT "/0/n/d/f", &st));
+	for (size_t i = 0; i < ARRAY_SIZE(users); i++) {
+		snprintf(path, sizeof(path), MOUNT "/%s", users[i]);
+		CHECK_ERR(stat(path, &st), ENOENT);
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(folders); i++) {
+		snprintf(path, sizeof(path), "%s/%0255d", folders[i], 0);
+		CHECK_ERR(stat(path, &st), ENOENT);
+		snprintf(path, sizeof(path), "%s/%0256d", folders[i], 0);
+		CHECK_ERR(stat(path, &st), ENAMETOOLONG);
+	}
+	CHECK_OK(kept_drop(dev, "n"));
+	unmount_here();
+}
+
+TEST(reopened, "a file of a name that is gone is not opened again by a descriptor of its path")
+{
+	int dev = t_dev(), path;
+	char again[32];
+
+	mount_here();
+	REQUIRE_OK(keep_one(dev, "n", "f", PAGE, 1, 0600, 0));
+	path = REQUIRE_OK(open(MOUNT "/0/n/f", O_PATH | O_CLOEXEC));
+	snprintf(again, sizeof(again), "/proc/self/fd/%d", path);
+	CHECK(file_same(again, PAGE, 1));
+	CHECK_OK(kept_drop(dev, "n"));
+	CHECK_ERR(open(again, O_RDONLY | O_CLOEXEC), ESTALE);
+	close(path);
+	unmount_here();
+}
+
+TEST(empty, "an open file without bytes holds nothing, and cannot be mapped")
+{
+	int dev = t_dev(), region = keep_region(dev, PAGE, 0, 1), fd;
+	struct kept_files *f = no_files();
+	__u64 before = t_caps(dev).used_files;
+	struct tmesh_kept kept;
+
+	mount_here();
+	files_add(f, "empty", 0, PAGE, 0);
+	files_add(f, "f", 0, 0, PAGE);
+	REQUIRE_OK(keep_files(dev, "n", &region, 1, f, 0600, 0));
+	close(region);
+	fd = REQUIRE_OK(open(MOUNT "/0/n/empty", O_RDONLY | O_CLOEXEC));
+	REQUIRE(kept_find(dev, "n", &kept));
+	CHECK_EQ(kept.held, 0);
+	CHECK_EQ(t_caps(dev).used_files, before);
+	CHECK_EQ(pread(fd, &(char){0}, 1, 0), 0);
+	CHECK(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fd, 0) == MAP_FAILED && errno == EINVAL);
+	close(fd);
+	CHECK_OK(kept_drop(dev, "n"));
+	unmount_here();
+}
+
+/* Try to keep a name with a wrong table. */
+static void refused(int dev, struct tmesh_keep k, int error)
+{
+	CHECK_ERR(ioctl(dev, TMESH_KEEP, &k), error);
+	CHECK_EQ(t_caps(dev).used_kept_names, 0);
+}
+
+TEST(tables, "wrong tables are refused that are right but for one thing")
+{
+	int dev = t_dev(), region = keep_region(dev, PAGE, 0, 1);
+	static struct {
+		struct tmesh_file file;
+		char zeros[2 * PAGE];
+	} wide;
+	struct kept_files *f = no_files();
+	struct tmesh_keep k = keep_call("n", &region, 1);
+
+	/* Only one of the fields is set. */
+	k.files = ADDRESS(&wide);
+	refused(dev, k, EINVAL);
+	k = keep_call("n", &region, 1);
+	k.paths = ADDRESS("a");
+	refused(dev, k, EINVAL);
+	k = keep_call("n", &region, 1);
+	k.path_bytes = 2;
+	refused(dev, k, EINVAL);
+	k = keep_call("n", &region, 1);
+	k.file_bytes = sizeof(struct tmesh_file);
+	refused(dev, k, EINVAL);
+	/* An entry that is too short or too long, and has zeros where another one would fail. */
+	k.files = ADDRESS(&wide);
+	k.file_count = 1;
+	k.paths = ADDRESS("a");
+	k.path_bytes = 2;
+	k.file_bytes = 24;
+	refused(dev, k, EINVAL);
+	k.file_bytes = PAGE + 8;
+	refused(dev, k, E2BIG);
+	/* An entry without a path, behind one that is right. */
+	files_add(f, "a", 0, 0, PAGE);
+	k = files_call("n", &region, 1, f);
+	files_add(f, "", 0, 0, PAGE);
+	k.file_count = 2;
+	refused(dev, k, EINVAL);
+	/* A slash comes before all other bytes, so these are in a wrong order. */
+	f = no_files();
+	files_add(f, "a.x", 0, 0, PAGE);
+	files_add(f, "a/b", 0, 0, PAGE);
+	refused(dev, files_call("n", &region, 1, f), EINVAL);
+	f = no_files();
+	files_add(f, "a/b", 0, 0, PAGE);
+	files_add(f, "a", 0, 0, PAGE);
+	refused(dev, files_call("n", &region, 1, f), EINVAL);
+	f = no_files();
+	files_add(f, "a/b", 0, 0, PAGE);
+	files_add(f, "a.x", 0, 0, PAGE);
+	files_add(f, "aa", 0, 0, PAGE);
+	CHECK_OK(keep_files(dev, "n", &region, 1, f, 0600, 0));
+	CHECK_OK(kept_drop(dev, "n"));
+	close(region);
 }
 
 /* Test a file's bytes, and its owner and group as this process sees them. */
