@@ -245,6 +245,7 @@ TEST(vain, "what was looked for in vain is there once it is kept, and gone once 
 		for (size_t i = 0; i < ARRAY_SIZE(paths); i++)
 			CHECK_OK(stat(paths[i], &st));
 		CHECK_ERR(stat(MOUNT "/3999/n/b", &st), ENOENT);
+		CHECK_ERR(stat(MOUNT "/3999\n", &st), ENOENT);
 		CHECK(file_same(MOUNT "/3999/n/a/f", PAGE, round));
 		t_say(sv[0]);
 		t_hear(sv[0]);
