@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 import select
 import signal
+import socket
 import subprocess
 import sys
 
@@ -29,7 +30,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 PATIENCE = 600
 PROMPTS = [f"prompt {number} of twenty: {'go on ' * (number % 7)}" for number in range(20)]
-UPDATES = 199 if os.environ.get("TMESH_TEST_LENGTH") == "full" else 19
+PREFIX = "a long prefix that all prompts share: " + "x y z " * 40
+FULL = os.environ.get("TMESH_TEST_LENGTH") == "full"
+UPDATES = 199 if FULL else 19
 HUGE = 2 << 20
 # The environment of an engine with several workers. Without nobind vLLM wants a NUMA node for each.
 WORKERS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -43,20 +46,52 @@ def models(tmp_path_factory):
     return folder
 
 
+class Starter:
+    """A process that imports vLLM once. Each engine is a fork of it."""
+
+    def __init__(self):
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen([sys.executable, "-P", HERE / "vllm_engine.py", str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                                             stdout=2, pass_fds=[theirs.fileno()])
+
+    def start(self, order, *files):
+        """Return the process and its descriptor."""
+        socket.send_fds(self._control, [json.dumps(order).encode()], files)
+        self._control.settimeout(PATIENCE)
+        process = int(self._control.recv(64) or pytest.fail("vLLM cannot be imported"))
+        return process, os.pidfd_open(process)
+
+    def end(self):
+        self._control.close()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def starter():
+    one = Starter()
+    yield one
+    one.end()
+
+
 class Engine:
     """An engine in a process of its own."""
 
-    def __init__(self, model, log, **arguments):
+    def __init__(self, starter, model, log, **arguments):
         self.log = log
+        commands, self._commands = os.pipe()
+        self._answers, answers = os.pipe()
+        environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **os.environ, **(WORKERS if "tensor_parallel_size" in arguments else {})}
         with open(log, "w") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", HERE / "vllm_engine.py", json.dumps({"model": str(model), **arguments})], text=True, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=file, start_new_session=True,
-                env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **os.environ, **(WORKERS if "tensor_parallel_size" in arguments else {})})
+            order = {"arguments": {"model": str(model), **arguments}, "environment": environment}
+            self.process, self._ended = starter.start(order, commands, answers, file.fileno())
+        os.close(commands)
+        os.close(answers)
+        self.stdin, self.stdout = os.fdopen(self._commands, "w"), os.fdopen(self._answers)
 
     def hear(self):
-        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
-        line = self.process.stdout.readline() if ready else ""
+        ready, _, _ = select.select([self.stdout], [], [], PATIENCE)
+        line = self.stdout.readline() if ready else ""
         assert line, f"the engine said nothing: {self.log.read_text()[-3000:]}"
         return json.loads(line)
 
@@ -64,8 +99,11 @@ class Engine:
         self.report = self.hear()["report"]
         return self
 
+    def tell(self, **command):
+        print(json.dumps(command), file=self.stdin, flush=True)
+
     def ask(self, **command):
-        print(json.dumps(command), file=self.process.stdin, flush=True)
+        self.tell(**command)
         return self.hear()
 
     def tokens(self, prompts=PROMPTS):
@@ -73,19 +111,22 @@ class Engine:
 
     def kill(self):
         """Kill it and all that it has started, as the machine's shortage of memory would."""
+        if self.stdout.closed:
+            return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+            os.killpg(self.process, signal.SIGKILL)
+        assert select.select([self._ended], [], [], PATIENCE)[0]
+        os.close(self._ended)
+        self.stdin.close()
+        self.stdout.close()
 
 
 @pytest.fixture
-def engine(tmp_path):
+def engine(starter, tmp_path):
     started = []
 
     def start(model, load_format="tmesh", **arguments):
-        started.append(Engine(model, tmp_path / f"engine-{len(started)}.log", load_format=load_format, **arguments))
+        started.append(Engine(starter, model, tmp_path / f"engine-{len(started)}.log", load_format=load_format, **arguments))
         return started[-1]
 
     yield start
@@ -111,11 +152,15 @@ def resident(path):
 
 
 def forget(path):
-    """Remove a file from the page cache."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert resident(path) == 0
+    """Remove a file from the page cache, when killed processes no longer map it."""
+
+    def gone():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return resident(path) == 0
+
+    eventually(gone)
 
 
 def test_the_record_of_vllms_interfaces():
@@ -239,8 +284,7 @@ def connected(key_file, **more):
 
 def test_engines_share_a_prefix(models, engine, tmp_path):
     """A second engine takes what a killed one has computed, and answers the same. Another tenant's engine computes it."""
-    prefix = "a long prefix that all prompts share: " + "x y z " * 40
-    prompts = [f"{prefix}{number}" for number in range(4)]
+    prompts = [f"{PREFIX}{number}" for number in range(4)]
     first = engine(models / "llama", **connected(tmp_path / "key")).ready()
     expected = first.tokens(prompts)
     before = first.ask(counts=True)

@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""An engine of test_vllm.py: vllm_engine.py JSON, then commands as lines of JSON on stdin. Each gets an answer on stdout.
+"""The engines of test_vllm.py: vllm_engine.py SOCKET imports vLLM once, and is forked for each engine.
 
-The argument has the keywords of vllm.LLM, and three more. "stop_after" is a number of weights after which the load waits for a line.
+An order on the socket, which is a descriptor, has an engine's "arguments" and "environment" as JSON, and its stdin, stdout and log. The
+answer is the engine's process. Commands are lines of JSON on an engine's stdin. Each gets an answer on its stdout.
+
+The arguments are the keywords of vllm.LLM, and three more. "stop_after" is a number of weights after which the load waits for a line.
 "version" is another version of vLLM. With "in_place" vLLM's own loader packs no weights."""
 
 import json
 import os
 import re
+import signal
+import socket
 import sys
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+import vllm
+import vllm.v1.worker.cpu_worker  # noqa: F401 - what an engine imports when it starts
 
-# vLLM and libraries write to stdout, which has the answers alone.
-ANSWERS = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
+DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def answer(value):
-    print(json.dumps(value), file=ANSWERS, flush=True)
+    print(json.dumps(value), file=main.answers, flush=True)
 
 
 def mapped(name):
@@ -80,10 +82,7 @@ def reports():
     return kept
 
 
-def main():
-    arguments = json.loads(sys.argv[1])
-    import vllm
-
+def main(arguments):
     vllm.__version__ = arguments.pop("version", vllm.__version__)
     noted = reports()
     if arguments.pop("in_place", False):
@@ -94,9 +93,9 @@ def main():
     answer({"report": noted[0] if noted else None})
     for line in sys.stdin:
         command = json.loads(line)
+        parameters = vllm.SamplingParams(max_tokens=command.get("tokens", 16), temperature=0, ignore_eos=True)
         if "prompts" in command:
-            done = engine.generate(command["prompts"], vllm.SamplingParams(max_tokens=command.get("tokens", 16), temperature=0, ignore_eos=True),
-                                   use_tqdm=False)
+            done = engine.generate(command["prompts"], parameters, use_tqdm=False)
             answer([[*one.outputs[0].token_ids] for one in done])
         elif "rpc" in command:
             try:
@@ -113,5 +112,35 @@ def main():
             answer(mapped(command["mapped"]))
 
 
+def serve(control):
+    """Fork for each order until the other end is closed. The fork that is to be an engine returns its arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        text, files, _, _ = socket.recv_fds(control, 1 << 20, 3)
+        if not text:
+            return None
+        order = json.loads(text)
+        process = os.fork()
+        if process == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            os.environ.clear()
+            os.environ.update({**DEFAULTS, **order["environment"]})
+            # vLLM and libraries write to stdout, which would be among the answers.
+            commands, answers, log = files
+            os.dup2(commands, 0)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            main.answers = os.fdopen(answers, "w")
+            for file in commands, log, control.detach():
+                os.close(file)
+            return order["arguments"]
+        for file in files:
+            os.close(file)
+        control.send(str(process).encode())
+
+
 if __name__ == "__main__":
-    main()
+    assert vllm.LLM  # imported when it is first used
+    if (found := serve(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        main(found)
