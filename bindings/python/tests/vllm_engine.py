@@ -5,11 +5,15 @@ An order on the socket, which is a descriptor, has an engine's "arguments" and "
 answer is the engine's process. Commands are lines of JSON on an engine's stdin. Each gets an answer on its stdout.
 
 The arguments are the keywords of vllm.LLM, and three more. "stop_after" is a number of weights after which the load waits for a line.
-"version" is another version of vLLM. With "in_place" vLLM's own loader packs no weights."""
+"version" is another version of vLLM. With "in_place" vLLM's own loader packs no weights.
+
+The command "busy" starts a load: requests are in flight from then on, also while later commands wait. An update of weights is finished
+when the requests that have begun have their answers. "answers" returns them, each with the number of updates that were finished before it."""
 
 import json
 import os
 import re
+import select
 import signal
 import socket
 import sys
@@ -82,6 +86,46 @@ def reports():
     return kept
 
 
+class Load:
+    """Requests that are always in flight."""
+
+    AT_ONCE = 4
+
+    def __init__(self, engine, prompts, parameters):
+        self._engine, self._prompts, self._parameters = engine.llm_engine, prompts, parameters
+        self._running = {}
+        self._count = self._generation = 0
+        self._answers = []
+
+    def _step(self):
+        for one in self._engine.step():
+            if one.finished:
+                self._answers.append((self._generation, self._running.pop(one.request_id), [*one.outputs[0].token_ids]))
+
+    def run(self, enough):
+        """Add requests and compute until enough() is true."""
+        while not enough():
+            while len(self._running) < self.AT_ONCE:
+                name, which = f"load-{self._count}", self._count % len(self._prompts)
+                self._engine.add_request(name, self._prompts[which], self._parameters)
+                self._running[name] = which
+                self._count += 1
+            self._step()
+
+    def finish(self, update):
+        """Answer the requests that have begun, and then finish an update of weights."""
+        while self._running:
+            self._step()
+        update()
+        self._generation += 1
+
+    def answers(self):
+        """Return the answers since the last call. At least one has the newest weights."""
+        self.run(lambda: self._answers and self._answers[-1][0] == self._generation)
+        found, self._answers = self._answers, []
+        return found
+
+
 def main(arguments):
     vllm.__version__ = arguments.pop("version", vllm.__version__)
     noted = reports()
@@ -91,15 +135,36 @@ def main(arguments):
         stop_after(count)
     engine = vllm.LLM(**{"enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "dtype": "bfloat16", **arguments})
     answer({"report": noted[0] if noted else None})
-    for line in sys.stdin:
+    load = None
+    while True:
+        if load:
+            load.run(lambda: select.select([sys.stdin], [], [], 0)[0])
+        line = sys.stdin.readline()
+        if not line:
+            break
         command = json.loads(line)
         parameters = vllm.SamplingParams(max_tokens=command.get("tokens", 16), temperature=0, ignore_eos=True)
         if "prompts" in command:
             done = engine.generate(command["prompts"], parameters, use_tqdm=False)
             answer([[*one.outputs[0].token_ids] for one in done])
+        elif "busy" in command:
+            load = Load(engine, command["busy"], parameters)
+            answer("busy")
+        elif "answers" in command:
+            answer(load.answers())
         elif "rpc" in command:
-            try:
+            def call():
                 engine.collective_rpc(command["rpc"], args=tuple(command["args"]))
+
+            def renewed():
+                call()
+                engine.reset_prefix_cache(reset_connector=True)
+
+            try:
+                if load and command["rpc"] == "finish_weight_update":
+                    load.finish(renewed)
+                else:
+                    call()
                 answer("done")
             except Exception as problem:
                 answer(f"{type(problem).__name__}: {problem}")
