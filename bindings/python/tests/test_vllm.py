@@ -36,7 +36,7 @@ UPDATES = 199 if FULL else 19
 HUGE = 2 << 20
 # The environment of an engine with several workers. Without nobind vLLM wants a NUMA node for each.
 WORKERS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-KINDS = ["llama", "qwen", "mixtral", "gemma", "int8"]
+KINDS = ["llama", "qwen", "mixtral", "gemma", "int8", "lora"]
 
 
 @pytest.fixture(scope="session")
@@ -106,8 +106,8 @@ class Engine:
         self.tell(**command)
         return self.hear()
 
-    def tokens(self, prompts=PROMPTS):
-        return self.ask(prompts=prompts)
+    def tokens(self, prompts=PROMPTS, **more):
+        return self.ask(prompts=prompts, **more)
 
     def kill(self):
         """Kill it and all that it has started, as the machine's shortage of memory would."""
@@ -175,21 +175,31 @@ def test_the_record_of_vllms_interfaces():
         assert abstract == {method for method, names in methods.items() if names.startswith("*")}, name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def used(models, kind):
+    """Return a kind's model, its engine's arguments, and those of its requests."""
+    if kind == "draft":
+        return models / "llama", {"speculative_config": {"method": "draft_model", "model": str(models / "other"), "num_speculative_tokens": 2}}, {}
+    if kind == "lora":
+        return models / kind, {"enable_lora": True, "max_lora_rank": 8}, {"adapter": str(models / kind / "adapter")}
+    return models / kind, {}, {}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "draft"])
 def test_tokens_are_those_of_auto(kind, models, engine):
     """The first engine, and a restarted one, answer as --load-format auto does. The restarted one reads nothing."""
-    model = models / kind
-    auto = engine(model, "auto", in_place=True).ready()
-    expected = auto.tokens()
+    model, arguments, more = used(models, kind)
+    auto = engine(model, "auto", in_place=True, **arguments).ready()
+    expected = auto.tokens(**more)
+    assert not more or auto.tokens() != expected
     auto.kill()
     assert len({tuple(one) for one in expected}) > 15
-    first = engine(model).ready()
+    first = engine(model, **arguments).ready()
     assert first.report["made"] and first.report["artifact"], first.report
-    assert first.tokens() == expected
+    assert first.tokens(**more) == expected
     first.kill()
     weights = model / "model.safetensors"
     forget(weights)
-    second = engine(model).ready()
+    second = engine(model, **arguments).ready()
     assert resident(weights) == 0
     assert not second.report["made"] and second.report["artifact"] == first.report["artifact"]
     assert second.report["meta"] and not first.report["meta"]
@@ -197,7 +207,8 @@ def test_tokens_are_those_of_auto(kind, models, engine):
     if kind not in ("mixtral", "int8"):
         # All but the padding between tensors.
         assert second.report["bytes"] - second.report["shared_bytes"] < 64 * 1000
-    assert second.tokens() == expected
+    assert second.tokens(**more) == expected
+    assert len(tmesh.kept()) == (2 if kind == "draft" else 1)
 
 
 def keeper():

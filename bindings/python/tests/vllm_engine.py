@@ -19,6 +19,7 @@ import socket
 import sys
 
 import vllm
+import vllm.lora.request
 import vllm.v1.worker.cpu_worker  # noqa: F401 - what an engine imports when it starts
 
 DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
@@ -145,7 +146,8 @@ def main(arguments):
         command = json.loads(line)
         parameters = vllm.SamplingParams(max_tokens=command.get("tokens", 16), temperature=0, ignore_eos=True)
         if "prompts" in command:
-            done = engine.generate(command["prompts"], parameters, use_tqdm=False)
+            adapter = vllm.lora.request.LoRARequest("adapter", 1, command["adapter"]) if "adapter" in command else None
+            done = engine.generate(command["prompts"], parameters, use_tqdm=False, lora_request=adapter)
             answer([[*one.outputs[0].token_ids] for one in done])
         elif "busy" in command:
             load = Load(engine, command["busy"], parameters)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Make tiny models of random weights for test_vllm.py: vllm_models.py FOLDER KIND...
 
-Weights are large, so that tokens differ from prompt to prompt."""
+Weights are large, so that tokens differ from prompt to prompt. The kind "lora" has the folder "adapter", in PEFT's format."""
 
 import json
 import os
@@ -18,7 +18,7 @@ COMMON = {"vocab_size": VOCABULARY, "hidden_size": 256, "num_hidden_layers": 4, 
 
 
 def configuration(kind):
-    if kind in ("llama", "other", "int8"):
+    if kind in ("llama", "other", "int8", "lora"):
         return transformers.LlamaConfig(**COMMON, tie_word_embeddings=False)
     if kind == "qwen":
         return transformers.Qwen2Config(**COMMON, tie_word_embeddings=True)
@@ -52,6 +52,19 @@ def quantise(folder):
         json.dump(config, file)
 
 
+def make_adapter(folder, rank=8):
+    os.mkdir(folder)
+    weights = {}
+    for layer in range(COMMON["num_hidden_layers"]):
+        for name, width in ("q_proj", COMMON["hidden_size"]), ("v_proj", COMMON["hidden_size"] // 2):
+            place = f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_"
+            weights[place + "A.weight"] = torch.randn(rank, COMMON["hidden_size"], dtype=torch.bfloat16)
+            weights[place + "B.weight"] = torch.randn(width, rank, dtype=torch.bfloat16)
+    save_file(weights, os.path.join(folder, "adapter_model.safetensors"), {"format": "pt"})
+    with open(os.path.join(folder, "adapter_config.json"), "w") as file:
+        json.dump({"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj", "v_proj"], "bias": "none"}, file)
+
+
 def make(folder, kind):
     torch.manual_seed(kind == "other")
     net = transformers.AutoModelForCausalLM.from_config(configuration(kind)).to(torch.bfloat16)
@@ -65,6 +78,8 @@ def make(folder, kind):
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
     if kind == "int8":
         quantise(folder)
+    if kind == "lora":
+        make_adapter(os.path.join(folder, "adapter"))
 
 
 if __name__ == "__main__":
