@@ -92,6 +92,7 @@ def show(tensor, text, vocabulary, elixir):
 
 def main():
     folder, text, own = Path(sys.argv[1]), *sys.argv[2:4]
+    stock.choose_place()
     if not own:
         weights, words = model.unpack(folder)
         vocabulary = model.Vocabulary(words)

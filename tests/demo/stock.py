@@ -5,6 +5,7 @@ them are killed, the model's folder is gone, and a new process goes on from memo
 With arguments this is such a process: stock.py STARTED_NS PATH TEXT.
 """
 
+import atexit
 import importlib.util
 import json
 import os
@@ -99,6 +100,13 @@ def answer(process):
     return json.loads(line)
 
 
+def choose_place():
+    """Make the folder in which kept files are shown. tmesh reads its name once, before it is used."""
+    place = tempfile.mkdtemp(prefix="tmesh-demo-")
+    os.environ["TMESH_MOUNT"] = place
+    atexit.register(os.rmdir, place)
+
+
 def mount(place, runtime):
     """Mount kept files, by the module or by a tmesh-mount of the demo's own, as the system's may not run. Return what ends the
     mount."""
@@ -157,15 +165,12 @@ def show():
         return
     runtime = runtime_folder()
     with tempfile.TemporaryDirectory() as above:
-        place, folder = os.path.join(above, "tree"), os.path.join(above, "model")
-        os.mkdir(place)
+        place, folder = os.environ["TMESH_MOUNT"], os.path.join(above, "model")
         os.mkdir(folder)
         unmount = mount(place, runtime)
-        os.environ["TMESH_MOUNT"] = place
         try:
             play(place, folder)
         finally:
-            del os.environ["TMESH_MOUNT"]
             unmount()
 
 
