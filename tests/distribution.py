@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """The name in the package index: the distribution is `libtmesh`, the import is `tmesh`. `tmesh` in the index is a
-stranger's program, so no text may tell anybody to install it. Prints TAP."""
+stranger's program, so no text may advise to install it. Prints TAP."""
 
 import re
 import subprocess

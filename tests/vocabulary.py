@@ -346,7 +346,7 @@ def main(tmeshctl, python, ebin, *maps):
         same(members("holder members"),
              {"tmeshctl": tool("holders", names["id"])[0], "Python": py.ask("holder", names["id"]),
               "Elixir": ex.ask("holder", names["id"])}, "a holder is the same for tmeshctl, Python and Elixir")
-        check({f"{name}() takes {got} when nobody says" for name in ("zeros", "empty")
+        check({f"{name}() takes {got} by default" for name in ("zeros", "empty")
                if (got := py.ask("default", name))}, "a dtype has no default")
         py.ask("keep", "vocabulary")
         same(members("kept members"),

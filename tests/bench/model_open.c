@@ -96,7 +96,7 @@ int main(int argc, char **argv)
 	if (tmesh_model_report(model, &report, &err))
 		return fail(&err);
 	if (!strcmp(argv[1], "second") && report.bytes_read) {
-		fprintf(stderr, "it was read again: nobody holds or keeps it\n");
+		fprintf(stderr, "it was read again: no process holds or keeps it\n");
 		return 1;
 	}
 	if (opts.flags & TMESH_MODEL_KEEP)

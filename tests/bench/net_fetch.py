@@ -231,7 +231,7 @@ def endings(place):
         spent = int(read(reader))
         if spent < 0:  # else all had come before
             series.add("death", time.perf_counter_ns() - killed)
-    # The kernel takes the connection, and nobody answers.
+    # The kernel takes the connection, and no process answers.
     home, _, reader = ours(place, SMALL)
     grant = ask(home, "grant")
     home.send_signal(signal.SIGSTOP)

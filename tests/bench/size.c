@@ -2,7 +2,7 @@
 /*
  * Does the size matter? The hand-over of a region that exists and is full, from the moment
  * the consumer holds its token to the first byte read: 1 MiB beside 1 GiB. The byte is the
- * last one, which nobody has prepared.
+ * last one, which was not prepared.
  */
 #include "harness.h"
 

@@ -173,7 +173,7 @@ class Driver:
         self.process.wait()
 
     def leave(self):
-        """Tell the process to end, and give it the time to do so if it waits for nobody."""
+        """Tell the process to end, and give it the time to do so if it waits for no other."""
         self.tell(["exit"])
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1)

@@ -23,8 +23,8 @@ typedef unsigned long standin_live_fn(void);
 /* A kernel on @device that reads or writes: false when it may not. */
 typedef bool standin_access_fn(int device, unsigned long long ptr, void *data, size_t bytes,
 			       bool write);
-/* Destroy a device's primary context under everybody. A later use of one of its handles aborts: a
- * driver's behaviour is undefined there. */
+/* Destroy a device's primary context under all its users. A later use of one of its handles aborts:
+ * a driver's behaviour is undefined there. */
 typedef void standin_reset_fn(int device);
 
 #endif /* TMESH_STANDIN_H */

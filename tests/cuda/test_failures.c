@@ -544,7 +544,7 @@ int main(void)
 		beds_test(test_nameless),
 		beds_test(test_codes),
 		beds_test(test_old_driver),
-		/* These tests leave objects that nobody owns. */
+		/* These tests leave objects without an owner. */
 		beds_test(test_giving_back),
 		beds_test(test_every_call),
 	};

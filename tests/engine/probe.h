@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * System calls that an engine's process is denied, each made so that it changes nothing, and mostly
- * fails otherwise than with EPERM or ENOSYS, where nobody denies it.
+ * System calls that an engine's process is denied. Each is made so that it changes nothing. Where
+ * no rule denies it, most fail otherwise than with EPERM or ENOSYS.
  */
 #ifndef TMESH_TEST_PROBE_H
 #define TMESH_TEST_PROBE_H

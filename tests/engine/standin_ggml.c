@@ -2,9 +2,9 @@
 /*
  * A stand-in for a libggml that was built with GGML_CUDA. It is linked with the real one, and gives
  * out its backend for the CPU as two GPUs. Memory is the driver's stand-in's, which is the host's.
- * As ggml's for CUDA it runs no nodes of others, asks nobody whether to end, has attention use
- * memory behind its value, and reads behind weights of blocks. Its results are the CPU's: no test
- * here shows CUDA's kernels.
+ * As ggml's for CUDA it runs no nodes of others, and asks no caller whether to end. Its attention
+ * uses memory behind its value, and it reads behind weights of blocks. Its results are the CPU's:
+ * no test here shows CUDA's kernels.
  */
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -18,7 +18,7 @@
 #include "evil.h"
 #include "served.h"
 
-#define SECRET "what nobody may know"
+#define SECRET "what no client may know"
 #define VARIABLE "TOP_SECRET_OF_THE_USER"
 #define INHERITED 77
 /* It is named as a producer's socket, and leads to another. */

@@ -424,7 +424,7 @@ UNIT_SET_UP(test_storm)
 		leave(&all[i]);
 	}
 	assert_works(fix);
-	/* Nobody was ended for it. */
+	/* No process was ended for it. */
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 }
 

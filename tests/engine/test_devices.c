@@ -105,7 +105,7 @@ UNIT_ADD(test_one_node, make_root, remove_root)
 
 /* A device that no engine runs on, and these engines. */
 /* A list that another process has made: it reads back the same, or is refused. */
-/* A device has the names of the engines that nobody has seen on its kind. */
+/* A device has the names of the engines that were never seen on its kind. */
 UNIT(test_unseen)
 {
 	static struct tmesh_devices devices = {

@@ -439,7 +439,7 @@ static void never(void)
 	fail();
 }
 
-/* Nobody asks while ggml runs: such a run goes to its end. One that has not begun does not. */
+/* No call asks while ggml runs: such a run goes to its end. One that has not begun does not. */
 static void test_cancelled(void **state)
 {
 	static struct results cpu[2], gpu;

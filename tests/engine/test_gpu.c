@@ -118,7 +118,7 @@ static void *load(void *ctx)
 	return NULL;
 }
 
-/* It has not that thread, and its lock is nobody's there. It comes first: nothing is loaded yet. */
+/* It has not that thread, and its lock is free there. It comes first: nothing is loaded yet. */
 static void test_forked(void **state)
 {
 	struct tmesh_engine_context_opts opts = {.size = sizeof(opts),

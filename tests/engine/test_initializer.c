@@ -171,7 +171,7 @@ UNIT(test_mutations)
 			model.data[(size_t)rand_r(&seed) % model.count] = (uint8_t)rand_r(&seed);
 		accepted += !check(&model, &good, NULL);
 	}
-	/* Bytes that nobody asks for were changed in these. */
+	/* Bytes that are never asked for were changed in these. */
 	assert_in_range(accepted, 1, MUTATIONS - 1);
 }
 

@@ -252,7 +252,7 @@ UNIT(test_run)
 	assert_int_equal(files(), 1);
 	tmesh_placed_binding_unref(binding);
 	assert_int_equal(files(), 0);
-	/* Nobody can open that file again: its session has not stayed. */
+	/* No process can open that file again: its session has not stayed. */
 	assert_ok(tmesh_engine_stats(context, &stats, err));
 	assert_int_equal(stats.sessions_opened, 1);
 	assert_int_equal(stats.sessions, 0);
@@ -322,7 +322,7 @@ UNIT(test_waits)
 }
 
 /* Files of a process with the same number, in another PID namespace or killed: they stay, and are
- * in nobody's way. */
+ * in no other's way. */
 UNIT(test_others_files)
 {
 	struct tmesh_graph *graph = parsed("graph plain\n"

@@ -283,7 +283,7 @@ static void test_limit(void **state)
 	struct fixture fix;
 
 	join_timed(&fix, 0, "hangs");
-	/* Nobody gave a deadline: the engine's own limit ends it. */
+	/* The call has no deadline: the engine's own limit ends it. */
 	assert_refused(dispatch(&fix, err), -EPIPE, "died in this call");
 	leave(&fix);
 	join_timed(&fix, 0, "plain");
@@ -313,7 +313,7 @@ UNIT_SET_UP(test_stopped)
 	join_timed(&timed, 200 * MS, "plain");
 	assert_works_at_last(&timed);
 	assert_int_equal(kill((pid_t)tmesh_engine_context_pid(timed.context), SIGSTOP), 0);
-	/* It does not even take the call, so that nobody sees a deadline pass in it. */
+	/* It does not even take the call, so that no side sees a deadline pass in it. */
 	assert_refused(dispatch(&timed, err), -ETIMEDOUT, "does not answer");
 	assert_int_equal(kill((pid_t)tmesh_engine_context_pid(timed.context), SIGKILL), 0);
 	assert_works_at_last(&timed);

@@ -53,7 +53,7 @@ static void test_graph_quota(void **state)
 	assert_non_null(strstr(error.message, "at most 1024 open at a time"));
 	assert_works(fix);
 	assert_works(&other);
-	/* Sessions that nobody has are kept, so many and no more. */
+	/* Sessions without a client are kept, so many and no more. */
 	for (int i = 0; i < GRAPHS - 1; i++)
 		tmesh_engine_graph_unref(graphs[i]);
 	assert_ok(tmesh_engine_graph_open(fix->context, file("graph-1023", "plain"), NULL,
@@ -75,8 +75,8 @@ static void *take_one(void *data)
 	return NULL;
 }
 
-/* A socket where nobody takes connections, also when no more of them fit in its queue; and one
- * where somebody takes them and says nothing. */
+/* A socket where no process takes connections, also when no more of them fit in its queue; and one
+ * where a process takes them and says nothing. */
 static void test_silent(void **state)
 {
 	const struct tmesh_engine_connect_opts opts = {.size = sizeof(opts), .timeout_ns = 50 * MS};
@@ -660,7 +660,7 @@ int main(void)
 					      unserve);
 #endif
 	if (geteuid())
-		failed += UNIT_SKIP(full, "not root: nobody else mounts a small file system");
+		failed += UNIT_SKIP(full, "not root: only root mounts a small file system");
 	else if (unshare(CLONE_NEWNS))
 		failed += UNIT_SKIP(full, "no mounts of one's own can be had here");
 	else

@@ -107,7 +107,7 @@ static void *look(void *data)
 	return NULL;
 }
 
-/* All that others do while somebody looks at the dead file: nobody waits for it. */
+/* All that others do while one session looks at the dead file: none waits for it. */
 static void others_go_on(struct tmesh_ctx *ctx, struct tmesh_engine_context *context,
 			 struct tmesh_engine_graph *graph)
 {
@@ -162,7 +162,8 @@ static void test_dead(bool closes)
 	while (sem_wait(&asked))
 		;
 	others_go_on(ctx, context, graph);
-	/* The file system answers: the file is gone, as is the other, which nobody looked at. */
+	/* The file system answers: the file is gone, as is the other, which no session looked at.
+	 */
 	atomic_store(&dead, false);
 	unlink(path_of("dead"));
 	sem_post(&answered);
@@ -321,7 +322,7 @@ static void test_slow_close(void **state)
 	graph = open_graph(context, file("graph"));
 	own.context = context;
 	own.graph = open_graph(context, file_of("slow", "closes"));
-	unlink(path_of("slow")); /* nobody can open it again: it is closed at once */
+	unlink(path_of("slow")); /* no process can open it again: it is closed at once */
 	assert_int_equal(pthread_create(&thread, NULL, look, &own), 0);
 	while (!size_of("slow.closing"))
 		usleep(1000);

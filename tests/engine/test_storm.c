@@ -119,7 +119,7 @@ UNIT_SET_UP(test_kills)
 			pthread_create(&threads[i], NULL, call_on, &stormers[i]);
 		/* The first round is what it is compared with. */
 		for (int i = 0; i < (round ? rounds : 3); i++) {
-			/* Not so often that on a slow machine nobody would ever be connected. */
+			/* Not so often that on a slow machine no client would ever be connected. */
 			if (i % 4 == 3)
 				await_calls(stormers);
 			usleep((useconds_t)rand_r(&seed) % 20000);

@@ -86,7 +86,7 @@ static pid_t await_child(void)
 	return child;
 }
 
-/* The process has ended, or nobody has waited for it yet. */
+/* The process has ended, or its parent has not waited for it yet. */
 static bool is_gone(pid_t pid)
 {
 	char path[64], state = 'X';

@@ -9,7 +9,8 @@
 
 #include "served.h"
 
-/* Run the view and return its array of engines. A top that waits for anybody is ended by the alarm.
+/* Run the view and return its array of engines. A top that waits for a process is ended by the
+ * alarm.
  */
 static json_t *top(void)
 {
@@ -240,8 +241,8 @@ static bool is_shown_of(int dir, int fd)
 	return count != 1;
 }
 
-/* Files that look like an engine's, and are not: those that nobody holds are not shown, and what
- * one says who holds it is checked. */
+/* Files that look like an engine's, and are not: those that no process holds are not shown, and
+ * what one says who holds it is checked. */
 UNIT_SET_UP(test_hostile)
 {
 	static const char *const names[] = {"engine-fifo.lock",	 "engine-link.lock",
@@ -275,7 +276,7 @@ UNIT_SET_UP(test_hostile)
 	assert_int_equal(json_array_size(engines), 1);
 	json_decref(engines);
 
-	/* A holder gives as its status a pipe, which nobody writes to; a folder; a memfd that is
+	/* A holder gives as its status a pipe without a writer; a folder; a memfd that is
 	 * too short; nothing. */
 	assert_int_equal(pipe2(end, O_CLOEXEC), 0);
 	{

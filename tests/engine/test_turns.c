@@ -232,7 +232,7 @@ static void test_slow_memory(void **state)
 }
 
 /* The last of a binding and of a graph is let go of while the engine runs another call, which waits
- * for that: nobody waits there. The engine has let go of its own by the end of the next call. */
+ * for that: no client waits there. The engine has let go of its own by the end of the next call. */
 static void test_ends_do_not_wait(void **state)
 {
 	struct fixture *fix = *state;

@@ -2,7 +2,7 @@
 /*
  * Another user's processes and an engine. They cannot reach it, nor the memory that its clients
  * hand to it. If they reach its socket they are refused, while its own user's calls go on. Needs
- * root, who can become somebody else.
+ * root, who can become another user.
  */
 #include <grp.h>
 #include <poll.h>

@@ -346,7 +346,7 @@ def kept_when_all_are_killed(driver):
         with Peer() as maker:
             made = maker.say(keep=size, name=name)["digest"]
             maker.kill()
-        note(f"nvidia-smi, with nobody but the keeper: {gpu.used_mib()} MiB are used")
+        note(f"nvidia-smi, with the keeper alone: {gpu.used_mib()} MiB are used")
         for _ in range(2):
             with Peer() as client:
                 assert client.say(kept=name)["digest"] == made

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * Preloaded into tmesh-keeper: the kernel tells it once that somebody waits for memory, when the
+ * Preloaded into tmesh-keeper: the kernel tells it once that a process waits for memory, when the
  * file $TMESH_PRESSURE is there, and /proc/meminfo is that file.
  */
 #include <dlfcn.h>

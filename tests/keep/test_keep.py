@@ -240,7 +240,7 @@ def test_by_token(folder):
         holder.kill()
         holder.wait()
         # Other suites look at the machine's regions, and hold each for a moment.
-        wait_until("nobody holds it", lambda: kept()["text"]["held"] == 0)
+        wait_until("no process holds it", lambda: kept()["text"]["held"] == 0)
         assert "not an id" in tool("keep", answer["id"], "more", status=2)
     finally:
         holder.kill()
@@ -371,7 +371,7 @@ def test_store_folder(folder):
 
 
 def test_limit(folder):
-    """within its limit what nobody holds gives way, what is held does not"""
+    """within its limit what has no holder gives way, what is held does not"""
     path = a_file(folder)
     with StandIn(folder, limit=8 << 20) as systemd:
         systemd.start()
@@ -482,7 +482,7 @@ def test_ignored_signal(folder):
 
 
 def test_pressure(folder):
-    """somebody who waits for memory takes what nobody holds only where memory is short"""
+    """a process that waits for memory takes what has no holder only where memory is short"""
     meminfo = os.path.join(folder, "meminfo")
     tool("keep", "--file", a_file(folder), "weights", env=preloaded(folder, "short_memory.so", TMESH_PRESSURE=meminfo))
     try:

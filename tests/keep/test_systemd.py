@@ -152,7 +152,7 @@ def test_all_killed(folder):
 
 
 def test_no_other_keeper(folder):
-    """between two lives of the service nobody else becomes the keeper, and what is kept is not denied"""
+    """between two lives of the service no other process becomes the keeper, and what is kept is not denied"""
     path = a_file(folder, 4096)
     names = {"mine"}
     tool("keep", "--file", path, "mine")

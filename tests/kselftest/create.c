@@ -146,7 +146,7 @@ TEST(nohuge, "NOHUGE gives single pages, and not beside HUGE")
 	REFUSED(REQUEST(PAGE, .flags = TMESH_CREATE_HUGE | TMESH_CREATE_NOHUGE), EINVAL);
 }
 
-TEST(zeroed_again, "pages that somebody used before come back zeroed")
+TEST(zeroed_again, "pages that another process used before come back zeroed")
 {
 	static const __u32 flags[] = {0, TMESH_CREATE_NOHUGE, TMESH_CREATE_HUGE};
 	int dev = t_dev();

@@ -31,7 +31,7 @@ static unsigned long long summary(const char *what)
 	return strtoull(value, NULL, 10);
 }
 
-TEST(permissions, "debugfs: only root reads, nobody writes")
+TEST(permissions, "debugfs: only root reads, no process writes")
 {
 	static const char *const names[] = {SUMMARY, REGIONS};
 	struct stat st;

@@ -162,7 +162,7 @@ TEST(two_producers, "the first handle that signals is the producer until it is c
 	CHECK_ERR(say(h, 6), EBUSY);
 }
 
-TEST(bystander, "a handle that never signalled takes nobody along when it is closed")
+TEST(bystander, "a handle that never signalled ends no other when it is closed")
 {
 	int h = region(), other = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));
 
@@ -603,7 +603,7 @@ static void close_but_path(int fd)
 	close(fd);
 }
 
-TEST(driver_fence_path, "a revocation that waits for an export without a file holds nobody else's")
+TEST(driver_fence_path, "a revocation that waits for an export without a file holds up no other")
 {
 	int h = region(), vgem = open_vgem(), other = REQUIRE_OK(t_create(dev, PAGE, 0));
 	int fd, gem, many[200], sv[2];

@@ -113,7 +113,7 @@ TEST(not_told, "a static device keeps its mapping until it lets go")
 	CHECK_ERR(ioctl(peer, PEER_MAP), ESTALE);
 }
 
-TEST(later, "nobody attaches to a revoked export, or maps what was attached before")
+TEST(later, "no device attaches to a revoked export, or maps what was attached before")
 {
 	int h = region(), dmabuf = REQUIRE_OK(t_export(h, 0, 0, TMESH_EXPORT_WRITE));
 	int before = device(h, TMESH_EXPORT_WRITE, PEER_WAITS | PEER_WRITES), after = open_peer();

@@ -309,7 +309,7 @@ TEST(exhaust, "who has used up all of their own limits takes nothing from others
 	t_wait(pid);
 }
 
-TEST(mode, "the device is the group's: nobody else opens it")
+TEST(mode, "the device is the group's: no other user opens it")
 {
 	REQUIRE_OK(chmod("/dev/tmesh", 0660));
 	T_ALONE()

@@ -349,7 +349,7 @@ TEST(names, "a name that is taken, replaced, and regions that have one already")
 	CHECK_EQ(t_caps(dev).used_kept_bytes, 0);
 }
 
-TEST(replaced_frees, "what was replaced and is held by nobody is free when the call returns")
+TEST(replaced_frees, "what was replaced and has no holder is free when the call returns")
 {
 	int dev = t_dev(), a = keep_region(dev, MB, 0, 1), b;
 

@@ -99,7 +99,7 @@ TEST(removed_memfd,
 	close(pair[1]);
 }
 
-TEST(limit, "at a group's limit a new region takes what was kept from the group, and nobody holds")
+TEST(limit, "at a group's limit a new region takes what was kept from the group without a holder")
 {
 	int dev = t_dev(), held, fd;
 
@@ -170,7 +170,7 @@ TEST(limit_memfd, "at a group's limit as many kept groups of memfds go as a new 
 }
 
 TEST(limit_beside,
-     "at a group's limit what a region needs beside its pages takes what nobody holds")
+     "at a group's limit what a region needs beside its pages takes what has no holder")
 {
 	struct rlimit files = {1 << 19, 1 << 19};
 	int dev = t_dev();

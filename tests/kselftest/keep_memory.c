@@ -16,7 +16,8 @@ static void leave(int dev, const char *name, __u64 bytes, __u32 flags)
 	close(fd);
 }
 
-TEST(unheld, "what nobody holds is taken, in whole kept groups, and its memory and charge are back")
+TEST(unheld,
+     "what has no holder is taken, in whole kept groups, and its memory and charge are back")
 {
 	int dev = t_dev(), fds[4], got, i;
 	__u64 huge = t_has_huge(dev) ? 4 * MB : 0;
@@ -88,7 +89,7 @@ TEST(held, "held memory stays: by a handle, a mapping, an export, a view, an ope
 	CHECK_EQ(t_caps(dev).used_kept_names, 0);
 }
 
-TEST(pinned, "pages that the kernel has of it keep it, although nobody has a handle")
+TEST(pinned, "pages that the kernel has of it keep it, although no process has a handle")
 {
 	int dev = t_dev(), fd = keep_region(dev, 4 * PAGE, TMESH_CREATE_NOHUGE, 3), pipes[2];
 	char *p = t_map(fd, 4 * PAGE, PROT_READ), byte;

@@ -238,7 +238,7 @@ static void list_always(void)
 		kept_list(dev, 0, k, 4);
 }
 
-TEST(dropped, "what nobody holds is gone when DROP returns, although others list names meanwhile")
+TEST(dropped, "what has no holder is gone when DROP returns, although others list names meanwhile")
 {
 	int dev = t_dev(), late = 0, fd;
 	long rounds = t_length(1000, 5000);

@@ -204,7 +204,7 @@ TEST(seen, "a lease's period and what is left of it are shown")
 	}
 }
 
-TEST(lapse, "a lease that nobody touches lapses, not before its period is over")
+TEST(lapse, "a lease without touches lapses, not before its period is over")
 {
 	static const __u64 periods[] = {10 * MS, 30 * MS, 100 * MS, 777 * MS};
 
@@ -590,7 +590,7 @@ TEST(closed, "leases of closed handles, and of files closed in any order, leave 
 	CHECK(leases() <= before);
 }
 
-TEST(seal, "mappings of a lapsed handle do not keep anybody from sealing")
+TEST(seal, "mappings of a lapsed handle prevent no seal")
 {
 	int fd = region(BYTES), other = REQUIRE_OK(t_derive(fd, R_READ | R_WRITE, 0));
 	unsigned char *p = t_map(other, BYTES, RW), *q = t_map(other, BYTES, PROT_READ);

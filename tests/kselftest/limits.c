@@ -397,7 +397,7 @@ TEST(together, "processes that create at once never pass the limit together")
 	}
 }
 
-TEST(pins_paid, "who pins somebody else's region pays for it too")
+TEST(pins_paid, "a process that pins another's region pays for it too")
 {
 	int dev = t_dev(), fd, sv[2], pin;
 	struct tmesh_create c = {.size = sizeof(c), .bytes = 2 * MB};
@@ -452,7 +452,7 @@ static void try_memcg(__u32 flags)
 	cgroup_remove(CGROUP);
 }
 
-TEST_CALL(memcg, "past the memory cgroup's limit ENOMEM, and nobody is killed", try_memcg(0))
+TEST_CALL(memcg, "past the memory cgroup's limit ENOMEM, and no process is killed", try_memcg(0))
 TEST_CALL(memcg_single, "the same with single pages", try_memcg(TMESH_CREATE_NOHUGE))
 TEST_CALL(memcg_huge, "the same with huge pages", try_memcg(TMESH_CREATE_HUGE))
 

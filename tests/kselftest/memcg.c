@@ -56,7 +56,7 @@ TEST(attach, "to attach in a full control group gives ENOMEM and kills no proces
 
 #define LEASES 512
 
-TEST(leases, "leases share what is looked at to find those that nobody touches")
+TEST(leases, "leases share what is looked at to find those without touches")
 {
 	struct tmesh_lease l = {.size = sizeof(l), .period_ns = 3600 * 1000000000ull};
 	struct rlimit files = {3 * LEASES, 3 * LEASES};
@@ -207,7 +207,8 @@ static int holders(int dev, int handle)
 	return -1;
 }
 
-TEST_CALL(create, "CREATE in a full control group gives ENOMEM, and nobody is killed", fill(create))
+TEST_CALL(create, "CREATE in a full control group gives ENOMEM, and no process is killed",
+	  fill(create))
 TEST_CALL(derive, "so does DERIVE", fill(derive))
 TEST_CALL(export, "so does EXPORT", fill(export))
 TEST_CALL(gather, "so does GATHER", fill(view))
@@ -253,6 +254,6 @@ TEST(table, "so does whatever needs a longer table of descriptors")
 	cgroup_remove(CGROUP);
 }
 
-TEST_CALL(list, "LIST in a full control group answers or gives ENOMEM, and nobody is killed",
+TEST_CALL(list, "LIST in a full control group answers or gives ENOMEM, and no process is killed",
 	  fill(list))
 TEST_CALL(holders, "so does HOLDERS", fill(holders))

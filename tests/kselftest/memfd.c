@@ -345,7 +345,7 @@ TEST(revoke, "a region over a memfd cannot be revoked: EOPNOTSUPP")
 	CHECK_EQ(t_write(p, 1), 0);
 }
 
-TEST(punch, "a hole that a holder punches harms nobody")
+TEST(punch, "a hole that a holder punches harms no other holder")
 {
 	int dev = t_dev(), memfd = new_memfd(F_SEAL_SHRINK), h, fd;
 	unsigned char *p, *r;

@@ -68,7 +68,7 @@ TEST(import, "a character device's file is held, and given back to who may write
 	CHECK_EQ(read(fd, &c, 1), 1);
 }
 
-TEST(refused, "it is mapped, exported and sealed by nobody")
+TEST(refused, "it cannot be mapped, exported or sealed")
 {
 	int dev = t_dev(), h = REQUIRE_OK(import(dev, device("/dev/zero"), 4096)), ro;
 
@@ -105,7 +105,7 @@ TEST(hand_over, "it goes by token and by socket, and ends with its last holder")
 	CHECK_EQ(t_listed(dev), 0);
 }
 
-TEST(leased, "after its lease a handle gives the file to nobody; other handles do")
+TEST(leased, "after its lease a handle gives the file away no more; other handles do")
 {
 	int dev = t_dev(), h = REQUIRE_OK(import(dev, device("/dev/zero"), 1));
 	int leased = REQUIRE_OK(t_derive(h, R_READ | R_WRITE, 0));

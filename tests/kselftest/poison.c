@@ -378,7 +378,7 @@ static void try_look(__u32 flags)
 	CHECK_EQ(t_smaps(p, "Rss"), mapped);
 }
 
-TEST_CALL(look, "INFO with PINS finds a bad page that nobody has touched, and takes it away",
+TEST_CALL(look, "INFO with PINS finds a bad page that was not touched, and takes it away",
 	  try_look(TMESH_CREATE_NOHUGE))
 TEST_CALL(look_huge, "also within 2 MiB", try_look(TMESH_CREATE_HUGE))
 
@@ -538,7 +538,7 @@ TEST(killed_pins, "a look at what is pinned can be killed")
 	CHECK(unanswered);
 }
 
-TEST(closed, "a region that is let go of while somebody looks at its pages is gone")
+TEST(closed, "a region that is let go of while a process looks at its pages is gone")
 {
 	const __u64 pages = 16384;
 	int h, views[4];

@@ -226,7 +226,7 @@ TEST(kernel_writes, "writes and pins of the kernel's go to the process's own pag
 		if (pwrite(mem, &byte, 1, (off_t)(unsigned long)(r + 6 * PAGE)) == 1)
 			CHECK_EQ(r[6 * PAGE], MINE);
 		else
-			t_note("this kernel lets nobody write to what is read-only");
+			t_note("this kernel lets no process write to read-only mappings");
 		/* After a long-term pin devices see later writes of the process. */
 		c.address = ADDRESS(p + 8 * PAGE);
 		c.bytes = 8 * PAGE;

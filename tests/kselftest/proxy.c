@@ -113,7 +113,7 @@ TEST(moves, "what the original tells its importers reaches those of the proxies"
 	CHECK_EQ(ioctl(other, PEER_TOLD_TIMES), 3);
 }
 
-TEST(moves_not, "a device is not told of moves where the original's exporter tells nobody")
+TEST(moves_not, "a device is not told of moves where the original's exporter notifies no importer")
 {
 	int peer = open_peer(), original, h, fd;
 

@@ -22,7 +22,7 @@ static int opened(int dev, int handle)
 	return REQUIRE_OK(t_open(dev, token, R_READ, 0));
 }
 
-TEST(tokens, "the tokens die, also where somebody has the memory; there are new ones")
+TEST(tokens, "the tokens die, also where a process has the memory; there are new ones")
 {
 	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, BYTES, 0)), other;
 	__u8 first[TMESH_TOKEN_BYTES], writer[TMESH_TOKEN_BYTES], second[TMESH_TOKEN_BYTES];

@@ -62,7 +62,7 @@ static __u64 pinned(int h)
 	return i.pinned_bytes;
 }
 
-TEST(free_at_once, "what nobody has pinned is free when the call returns")
+TEST(free_at_once, "what is not pinned is free when the call returns")
 {
 	int h = region(0);
 	struct tmesh_revoke r;
@@ -392,7 +392,7 @@ static int revoke_id(int device, __u64 id)
 	return ioctl(device, TMESH_REVOKE, &r);
 }
 
-TEST(by_id, "an owner without a handle takes back what others hold; nobody else does")
+TEST(by_id, "an owner without a handle takes back what others hold; no other user does")
 {
 	__u8 token[TMESH_TOKEN_BYTES];
 	struct tmesh_create c = {.size = sizeof(c),

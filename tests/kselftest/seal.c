@@ -425,7 +425,7 @@ TEST(revoke_frees, "revoked memory is free at once, its region gone with the las
 	CHECK_EQ(t_caps(dev).used_regions, 0);
 }
 
-TEST(revoke_device, "a static device keeps its pages, and nobody else has them")
+TEST(revoke_device, "a static device keeps its pages, and no other process has them")
 {
 	int vgem = open_vgem(), h = region(0), fd, handle;
 
@@ -453,7 +453,7 @@ TEST(revoke_others, "a revocation leaves other regions alone")
 	CHECK_EQ(t_info(other).state, 0);
 }
 
-TEST(again, "sealed memory is sealed, though somebody has a page of it just then")
+TEST(again, "sealed memory is sealed, though a process has a page of it just then")
 {
 	int h = region(TMESH_CREATE_NOHUGE), pipes[2];
 	unsigned char *p = t_map(h, BYTES, PROT_READ);

@@ -569,7 +569,7 @@ TEST(ipc_namespace_ends, "a region outlives its IPC namespace where a descriptor
 	CHECK_EQ(opens(dev, token, R_READ), ENOENT);
 }
 
-TEST(user_namespace, "root of a user namespace is nobody special")
+TEST(user_namespace, "root of a user namespace has no more rights")
 {
 	int dev = t_dev(), fd = create(dev, 0600, 0);
 	struct offer o = offer_of(fd);

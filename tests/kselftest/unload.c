@@ -203,7 +203,7 @@ static bool told(int kmsg, const char *text)
 	return false;
 }
 
-TEST(refusals, "what was refused leaves nobody who would be in the way")
+TEST(refusals, "what was refused leaves no user of the module behind")
 {
 	const char *path = module_file();
 	struct tmesh_create c = {.size = sizeof(c), .bytes = PAGE, .mode = 0777};

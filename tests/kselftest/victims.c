@@ -220,7 +220,7 @@ static struct stage stage_of_attacker(void)
 	return stage;
 }
 
-TEST(memory, "nobody waits for the owner of a region whom memory.high holds up")
+TEST(memory, "no process waits for the owner of a region whom memory.high holds up")
 {
 	struct stage stage;
 

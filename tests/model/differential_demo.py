@@ -128,7 +128,7 @@ def split(folder, weights, words):
 
 
 class Mutant(bytes):
-    """A header; behind it lie @hole bytes that nobody looks at."""
+    """A header; behind it lie @hole bytes that no reader looks at."""
     hole = 0
 
 

@@ -293,7 +293,7 @@ def slowly(folder, path):
 
 
 def hostile(folder, path):
-    """Another process hands over a file of a server that answers no more: closing it must keep nobody waiting."""
+    """Another process hands over a file of a server that answers no more: closing it must keep no caller waiting."""
     with mounted(folder, path, "hangs", 0) as (inside, log, server):
         process = subprocess.Popen([OUT / "plain/hostile_file", inside], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         process.stdout.readline()
@@ -302,7 +302,7 @@ def hostile(folder, path):
         process.stdin.write(b"\n")
         for what in "an answer", "a word", "a token's end", "a region":
             said = process.stdout.readline() if select.select([process.stdout], [], [], 60)[0] else b"it waits"
-            check(said.startswith(b"ok"), f"FUSE, hangs: a file as {what} keeps nobody waiting", said)
+            check(said.startswith(b"ok"), f"FUSE, hangs: a file as {what} keeps no caller waiting", said)
         server.kill()
         process.kill()
         process.communicate()

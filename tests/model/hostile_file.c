@@ -171,7 +171,7 @@ int main(int argc, char **argv)
 			must(tmesh_region_open(ctx, token, rights, &region, &err) == -ENOENT,
 			     "a token leads to the file");
 	}
-	puts("ok - a file where a token leads keeps nobody");
+	puts("ok - a file where a token leads keeps no process");
 	fflush(stdout);
 	for (int i = 0; i < GIVEN; i++) {
 		int rc = tmesh_region_recv(ctx, ends[0], &region, &err);
@@ -181,7 +181,7 @@ int main(int argc, char **argv)
 		taken += rc == -EPROTO;
 	}
 	must(taken && taken <= TMESH_FOREIGN_OF_PROCESS, "more is taken than can be closed");
-	puts("ok - files that come as regions keep nobody, and few of them stay");
+	puts("ok - files that come as regions keep no process, and few of them stay");
 	fflush(stdout);
 	kill(child, SIGKILL);
 	return 0;

@@ -128,7 +128,7 @@ UNIT(test_another)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Where there is no runtime directory to be had nothing is kept, and nobody says that it is. */
+/* Where there is no runtime directory to be had nothing is kept, and no report says that it is. */
 UNIT(test_no_directory)
 {
 	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_KEEP};

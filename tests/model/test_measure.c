@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * A large file that is in no cache: both ways are measured, the faster one goes on, and within an
- * hour nobody measures again on that file system. The limits are smaller here, so the source of
+ * A large file that is in no cache: both ways are measured, and the faster one goes on. Within an
+ * hour no process measures again on that file system. The limits are smaller here, so the source of
  * the reader is part of this program.
  */
 #define PROBE ((uint64_t)1 << 20)

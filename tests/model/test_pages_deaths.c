@@ -212,7 +212,7 @@ static void test_storm(void **state)
 
 	opts.page_tokens = BLOCK_TOKENS;
 	s = scene_make(&opts);
-	/* One that nobody else knows: it must not change whatever they do. */
+	/* No other process knows this one: it must not change whatever they do. */
 	mine = seq_make(s.pages, 40);
 	fill(mine, 4200);
 	for (int i = 0; i < WORKERS; i++)
@@ -308,7 +308,7 @@ static void test_owner_killed(void **state)
 	}
 }
 
-/* A process that writes for another one keeps its lifeline: the dead one's pages are nobody else's
+/* A process that writes for another one keeps its lifeline: the dead one's pages are no other's
  * until that is over. An orderly exit of the owner ends the pool for all. */
 static void test_lifeline(void **state)
 {

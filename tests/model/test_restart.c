@@ -104,7 +104,7 @@ static bool bundle_is_right(struct tmesh_bundle *bundle)
 	return true;
 }
 
-/* A test that fails leaves nobody behind. */
+/* A test that fails leaves no process behind. */
 static void die_with(pid_t parent)
 {
 	prctl(PR_SET_PDEATHSIG, SIGKILL);

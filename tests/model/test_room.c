@@ -43,7 +43,7 @@ static const char *make_group(void)
 	static const char root[] = "/sys/fs/cgroup";
 
 	if (geteuid())
-		return "not root: nobody else limits a control group";
+		return "not root: only root limits a control group";
 	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		return "no mounts of its own can be had here";
 	second = access("/sys/fs/cgroup/memory/cgroup.procs", F_OK);

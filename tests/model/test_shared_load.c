@@ -155,7 +155,7 @@ UNIT(test_one_read)
 	assert_int_equal(unit_runtime_files(".shared"), 0);
 }
 
-/* A forked child that drops what it has inherited ends nobody's presence. */
+/* A forked child that drops what it has inherited ends no process's presence. */
 UNIT(test_forked)
 {
 	struct tmesh_model *model;
@@ -329,7 +329,8 @@ static int fork_and_die(void *data, const struct tmesh_model_progress *progress)
 	return 0;
 }
 
-/* A reader is killed that has forked meanwhile: its child does not read, and keeps nobody waiting.
+/* A reader is killed that has forked meanwhile: its child does not read, and keeps no process
+ * waiting.
  */
 UNIT(test_forked_reader)
 {

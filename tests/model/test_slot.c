@@ -524,7 +524,7 @@ UNIT(test_overtaken)
 	entry_at(&s, 21)[0] = 0;
 	assert_refused(tmesh_slot_read(s.reader, &value, err), -ENOENT, "empty");
 	assert_true(readable(fd, 60000));
-	/* Nobody answers any more. */
+	/* No process answers any more. */
 	publish(&s, 21);
 	entry_at(&s, 22)[0] = 0;
 	tmesh_slot_unref(s.slot);
@@ -652,7 +652,7 @@ UNIT(test_asked)
 	scene_end(&s);
 }
 
-/* A notification that nobody reads leaves no room for an answer: it comes with a later publication.
+/* A notification that is not read leaves no room for an answer: it comes with a later publication.
  */
 UNIT(test_owed)
 {

@@ -342,8 +342,8 @@ UNIT(test_no_directory)
 	tmesh_slot_unref(slot);
 }
 
-/* Takes the name and gives it up, again and again. While it has it, it is found by it: so nobody
- * has removed its file, or taken a file that was removed. */
+/* Takes the name and gives it up, again and again. While it has it, it is found by it: so no
+ * process has removed its file, or taken a file that was removed. */
 static _Noreturn void take_in_turn(const char *name)
 {
 	for (int taken = 0; taken < 200;) {
@@ -466,7 +466,7 @@ UNIT(test_hostile)
 	assert_int_equal(unlink(target), 0);
 }
 
-/* A record written in part, or by nobody, is no name, and is taken over. */
+/* A record written in part, or by no process, is no name, and is taken over. */
 UNIT(test_half_a_record)
 {
 	struct tmesh_slot *slot;
@@ -501,7 +501,7 @@ UNIT(test_half_a_record)
 	}
 }
 
-/* Somebody has removed the file, and another has taken the name: it stays that one's. */
+/* The file was removed, and another process has taken the name: it stays that one's. */
 UNIT(test_removed)
 {
 	struct tmesh_slot *first, *second;

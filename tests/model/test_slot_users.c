@@ -2,7 +2,7 @@
 /*
  * Another user's processes and a slot. They may know, or have got hold of, its token, its name, its
  * files and its listening. They learn nothing, and its own user's readers go on. Needs root, who
- * can become somebody else.
+ * can become another user.
  */
 #include <grp.h>
 #include <poll.h>

@@ -187,7 +187,7 @@ def test_folder_of_users_hangs(folder):
 
 
 def test_many_names(folder):
-    """a keeper that answers for any name: the service knows a bounded number of them, and forgets those that nobody uses"""
+    """a keeper that answers for any name: the service knows a bounded number of them, and forgets those without users"""
     shared = []
 
     def answer(connection, request):

@@ -196,7 +196,7 @@ def test_modes(folder):
 
 
 def test_places(folder):
-    """a mount point that is not empty, taken, a link, no folder, somebody else's; one that a kill left"""
+    """a mount point that is not empty, taken, a link, no folder, another user's; one that a kill left"""
     def refused(place, word):
         done = subprocess.run([*PROGRAM, place], capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert done.returncode == 1 and word in done.stderr, done

@@ -232,7 +232,7 @@ POINTS = [
                   [["map 1", "-"], ["unseen", "map 2"], ["unmet", "-"], *[["-", "-"]] * (len(found) - 3)])),
     ("a guard that a test misses is not tried again", known(*all_seen) == [[], []]),
     ("a guard that was not tried is", known(*all_seen[:-1]) == [[guards.Mutant(found[-1])], []]),
-    ("those that nobody explains are tried first",
+    ("those without a reason are tried first",
      known(*all_seen[2:], reasons=(found[0].text,))[0] == [guards.Mutant(found[1]), guards.Mutant(found[0])]),
     ("guards of a function whose words have changed are tried again, and no others",
      [mutant.guard.function for mutant in known(*all_seen, source=in_second)[0]] == ["second", "second"]),

@@ -86,7 +86,7 @@ def test_names_apart(home, reader):
 
 
 def test_unknown_home(home, reader, other):
-    """A home that is nobody, or not connected, is an error that names it: no atom is made of it, and no connection."""
+    """A home that is no node, or not connected, is an error that names it: no atom is made of it, and no connection."""
     offer, digest = home.offer(3000, "unknown")
     connected = reader.ask("open_from", other.node, offer).split()[3]
     for name in (f"nobody{random.randrange(10**9)}@127.0.0.1", f"x{random.randrange(10**9)}", other.node):

@@ -224,7 +224,7 @@ def test_two_pairs(a, b, c, d, split, join, narrow):
         assert reader.ask("open", 2, SECONDS * 1000, offer) == side_digest
         both, _first = reader.ask("at_two_homes", one_home, other_home).split()
         assert reader.ask("open", 1, SILENCE_MS, both) == both_digest
-    # A name may be another thing on the other side, as far as anybody knows.
+    # A name may be another thing on the other side, as far as any side knows.
     for one in (c, d):
         assert (answer := one.ask("open_name", name, SILENCE_MS)) == "error:timeout", answer
     for one, others in ((a, (b, d)), (c, (b, d)), (b, (a, c)), (d, (a, c))):

@@ -3,7 +3,7 @@
 # reports the results, and its memory then.
 
 defmodule Liar do
-  # In place of this node's net somebody gives every question the same answer.
+  # In place of this node's net this process gives every question the same answer.
   def act(["lie", answer], held) do
     :ok = Supervisor.terminate_child(Machine.Supervisor, Tmesh.Net)
     answer = answer |> Base.decode64!() |> Code.eval_string() |> elem(0)
@@ -19,7 +19,7 @@ defmodule Liar do
     receive(do: (:registered -> {"ok", [{:liar, pid} | held]}))
   end
 
-  # In place of this node's net somebody says of every name what nobody can have published.
+  # In place of this node's net this process says of every name what no node can have published.
   def act(["lie_of_names"], held) do
     :ok = Supervisor.terminate_child(Machine.Supervisor, Tmesh.Net)
     me = self()

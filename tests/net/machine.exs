@@ -324,7 +324,7 @@ defmodule Machine do
     [{:waiting, [pid]} | held]
   end
 
-  # Somebody waits already when they are given back.
+  # Another process waits already when they are given back.
   defp act(["open_and_give_back", timeout, offer], held) do
     {:holder, holder} = List.keyfind!(held, :holder, 0)
     spawn(fn -> Process.sleep(1_000) && Process.exit(holder, :kill) end)

@@ -249,7 +249,7 @@ def epmd(inside, port):
 
 
 def epmd_here():
-    """At a port that nobody has here, which is given with it: other suites and programs have some, too."""
+    """At a port that no process has here, which is given with it: other suites and programs have some, too."""
     while True:
         port = random.randrange(20000, 30000)
         with socket.socket() as free:

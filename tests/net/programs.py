@@ -62,7 +62,7 @@ def test_programs(home, reader):
 
 
 def test_hostile_programs(home, reader):
-    """Programs that say nothing, garbage, half a message or much, or go in the middle, keep nobody from opening."""
+    """Programs that say nothing, garbage, half a message or much, or go in the middle, keep no other program from opening."""
     offer, digest = home.offer(1_000_000, "hostile")
     json = home.ask("json", offer)
 
@@ -145,7 +145,7 @@ def in_a_folder():
         for program in programs:
             said = subprocess.run([*program, "tensor", "name", "x"], env=env, stderr=subprocess.PIPE, timeout=SECONDS).stderr
             if not said.startswith(b"ENOENT: "):
-                wrong.append(f"nobody listens: {said}")
+                wrong.append(f"no process listens: {said}")
     report("what is no net", "\n".join(wrong))
 
 

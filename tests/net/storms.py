@@ -59,7 +59,7 @@ def read_through(home, reader, name, rng, kill):
 
 
 def storm_of_followers(home, reader, rounds, rng):
-    """Somebody is killed at a random moment while pages are followed and a stream is read: errors or what is right, and nothing is left."""
+    """A process is killed at a random moment while pages are followed and a stream is read: errors or what is right, and nothing is left."""
     victims, counts, right = [], {}, 0
     for number in range(rounds + 1):
         if not victims:
@@ -74,7 +74,7 @@ def storm_of_followers(home, reader, rounds, rng):
                 return None
             machine.die()
             return machine
-        # In the first round nobody is.
+        # In the first round no process is.
         seen = read_through(home, reader, f"flow{number}", rng, kill if number else lambda: None)
         if number:
             victims.pop()

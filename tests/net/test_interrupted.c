@@ -125,7 +125,7 @@ UNIT(test_cancel_in_the_middle)
 	finish(&home);
 }
 
-/* Strangers' bytes on the port of a key harm nobody: the key goes on. */
+/* Strangers' bytes on the port of a key do no harm: the key goes on. */
 UNIT(test_garbage)
 {
 	struct sockaddr_in place = {.sin_family = AF_INET,

@@ -48,9 +48,9 @@ def test_beside(home, reader):
     fetched = reader.stats()["fetched"]
     assert reader.ask("open_beside", SECONDS * 1000, offer) == digest
     assert reader.ask("let_go") == "ok"
-    # It hears a moment later that nobody has it any more.
+    # It hears a moment later that no process has it any more.
     eventually(lambda: reader.ask("open_beside", 10_000, offer) == "asks", lambda: "an end of what was open")
-    # One who comes and goes takes it from nobody.
+    # One who comes and goes takes it from no other.
     assert reader.ask("hold", offer) == digest
     assert reader.ask("open", 3, SECONDS * 1000, offer) == digest == reader.ask("open_beside", SECONDS * 1000, offer)
     assert reader.stats()["fetched"] == fetched, "it was kept"
@@ -190,7 +190,7 @@ def test_pages(home, reader):
     assert reader.ask("leave_pages") == "ok" == reader.ask("follow_pages", "second")
     assert reader.ask("sequence", 1) == f"{longer} 0 110"
     had, own = reader.ask("go_on", 5).split()
-    assert had == "110" and own != longer and reader.ask("sequence", 1) == f"{longer} 0 110", "its own is nobody else's"
+    assert had == "110" and own != longer and reader.ask("sequence", 1) == f"{longer} 0 110", "its own is no other's"
     # The home's fetcher is killed: it begins anew.
     home.kill("tmesh-net")
     number, longer = home.ask("grow", 10).split()
@@ -275,7 +275,7 @@ def test_lies(home, reader):
 
 
 def test_version(home, reader):
-    """A question in another version is answered, so that nobody waits for the end of his patience."""
+    """A question in another version is answered, so that no program waits for the end of its patience."""
     offer, digest = home.offer(3000, "version")
     for version in "2", "0", "1.5", ":next":
         assert reader.ask("lease_in", version, home.node, offer) == "unsupported is of version 1"
@@ -317,7 +317,7 @@ def test_deadline(home, reader):
 
 
 def storm(home, reader, rounds, rng):
-    """Somebody is killed at a random moment of a fetch: an error or the right bytes, and nothing is left."""
+    """A process is killed at a random moment of a fetch: an error or the right bytes, and nothing is left."""
     for number in range(rounds):
         offer, digest = home.offer(rng.choice((1 << 20, 24 << 20, 48 << 20)), f"storm{number}{rng.random()}")
         reader.send("open", 2, 3000, offer)

@@ -57,7 +57,7 @@ class Fetcher:
 
 
 class Silent:
-    """Somebody who listens and says nothing, as "of" in fetches."""
+    """A listener that says nothing, as "of" in fetches."""
 
     def __init__(self):
         self.socket = socket.create_server(("127.0.0.1", 0))

@@ -45,7 +45,7 @@ class Wire:
             self.said = time.monotonic()
 
     def is_quiet(self):
-        """Nobody has said anything for a second."""
+        """No side has sent anything for a second."""
         with self.lock:
             return time.monotonic() - self.said > 1
 

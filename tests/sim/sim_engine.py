@@ -135,7 +135,7 @@ class Client:
             if result == "done":
                 must(call.runs == 1 and kind in ("works", "long"), "a call that did not run is done")
             if result == "cancelled":
-                must(off is not None and self.world.now >= off, "a call was called off by nobody")
+                must(off is not None and self.world.now >= off, "a call was called off by no process")
             if result == "gone":
                 must(call.begun, "a call failed that no process had begun")
             if result == "late":

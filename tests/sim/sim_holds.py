@@ -246,7 +246,7 @@ def play(rng, bug, module):
     for maker in world.makers:
         own = sum(maker.handles.values()) if maker.alive else 0
         must(own in (0, 1), "what was opened or has expired is held")  # 1: in the middle of a call
-    must(not world.kept, "the kernel keeps what nobody waits for")
+    must(not world.kept, "the kernel keeps what no process waits for")
 
 
 def run(rng, bug):
@@ -260,7 +260,7 @@ if __name__ == "__main__":
         "no-reference": "what a ref holds is there when its maker's user has let go",
         "one-open": "as many holds of a region end as it was opened",
         "opens-before": "an open before the hold does not end it",
-        "old-holds": "a hold whose open nobody has looked at yet is not one more to be waited for",
+        "old-holds": "a hold whose open was not looked at yet is not one more to be waited for",
         "first-time": "the kernel keeps it as long as the last hold",
         "shared-name": "what the one ends the other one did not keep",
     }, seeds=2000, full=50000)

@@ -106,8 +106,8 @@ def looks(world, group):
     """The holders that the kernel reports; and those that it must report."""
     yield from take_back(world, group)
     held = bool(group.memory.openings - {world.fds[group.own]})
-    must(held or not world.held_by_clients(group.memory), "somebody holds it, and it is taken for not held")
-    must(not held or world.held_by_clients(group.memory) or any(world.opening), "nobody holds it, and it is taken for held")
+    must(held or not world.held_by_clients(group.memory), "a process holds it, and it is taken for not held")
+    must(not held or world.held_by_clients(group.memory) or any(world.opening), "no process holds it, and it is taken for held")
     return held
 
 
@@ -135,7 +135,7 @@ def give_up(world, group):
         if (yield from looks(world, group)):
             show(world, group)
             return
-    must(not world.held_by_clients(group.memory), "somebody holds it, and it is given up")
+    must(not world.held_by_clients(group.memory), "a process holds it, and it is given up")
     group.memory.given_up = True
     yield from drop(world, group)
 
@@ -245,7 +245,7 @@ def run(rng, bug):
     for group in list(world.groups.values()):
         for _ in give_up(world, group):
             pass
-    must(not world.groups, "what nobody holds does not go")
+    must(not world.groups, "what has no holder does not go")
     must(not world.fds, "descriptors are left")
 
 

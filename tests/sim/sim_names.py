@@ -145,7 +145,7 @@ class Process:
         self.wants = False
 
     def name_sweep(self):
-        """Remove a name that nobody has. Another's take that is under way is left alone."""
+        """Remove a name that no process has. Another's take that is under way is left alone."""
         world = self.world
         inode = self.open(create=False)
         yield
@@ -260,7 +260,7 @@ if __name__ == "__main__":
         "link-early": "whether it was removed is looked at with the lock",
         "no-hand": "who removes the dead's files and who takes one wait for each other",
         "unlock-first": "the file is removed before its lock ends",
-        "sweep-blind": "only a file that nobody has is removed",
+        "sweep-blind": "only a file that no process has is removed",
         "sweep-another": "and only when it still has the name",
         "no-checksum": "half a record is none",
     }, seeds=3000, full=50000)

@@ -3,7 +3,7 @@
 """A published sequence of pages, and its followers on other machines (Tmesh.Net.Pages).
 
 At home a sequence grows, is cut and is written to. Its pages are copied while others hold them, and used again when
-nobody does. Each update is a fork, to which the log gives numbers of its own for the pages. A follower asks for one
+no other does. Each update is a fork, to which the log gives numbers of its own for the pages. A follower asks for one
 record at a time, and gets the difference to the last one. It fetches all from the first difference on, two blocks at a
 time, and shows the table when it is complete. The log holds the update that a follower got, until it asks for the next.
 
@@ -289,8 +289,8 @@ def run(rng, bug):
     home = world.home
     home.pool.let_go(home.sequence)
     home.pool.let_go(home.fork if home.number else [])
-    must(not any(home.pool.held), "pages are held at home by nobody")
-    must(not any(any(pool.held) for pool in world.machines), "a follower's pages are held by nobody")
+    must(not any(home.pool.held), "pages are held at home without a holder")
+    must(not any(any(pool.held) for pool in world.machines), "a follower's pages are held without a holder")
 
 
 if __name__ == "__main__":

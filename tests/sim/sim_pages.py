@@ -454,5 +454,5 @@ if __name__ == "__main__":
         "write-shared": "what others may have is copied before it is written",
         "return-late": "what was let go is returned before a question",
         "no-wait": "nothing is returned between a question and its answer",
-        "evict-held": "only what nobody holds is evicted",
+        "evict-held": "only what has no holder is evicted",
     }, seeds=3000, full=50000)

@@ -384,8 +384,8 @@ def run(rng, bug):
         next(threads[0])
         world.check()
     for graph in world.graphs:
-        must(not graph.readers and not graph.writer, "a lock is held by nobody")
-    must(not any(world.used), "a place that nobody uses was not given up")
+        must(not graph.readers and not graph.writer, "a lock is held without a holder")
+    must(not any(world.used), "a place without users was not given up")
     for graph in world.graphs:
         for binding in graph.bindings:
             for memory in binding.living:

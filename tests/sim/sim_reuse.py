@@ -181,7 +181,7 @@ def run(rng, bug):
             if memory.own:
                 memory.own.drop()
                 memory.own = None
-            must(world.alone(memory), "memory that nobody has does not come back")
+            must(world.alone(memory), "memory without a holder does not come back")
 
 
 if __name__ == "__main__":

@@ -357,7 +357,7 @@ def run(rng, bug):
             del lives[number]
         alive = [region for region in world.regions if region.holders]
         if not world.kills and not world.changes:
-            must(len(alive) <= 1, "there are two copies, and nobody was killed")
+            must(len(alive) <= 1, "there are two copies, and no process was killed")
     must(not lives, "a process waits for ever")
     for process in processes:
         if process.alive and not world.changes:

@@ -242,7 +242,7 @@ class Receiver(Process):
             return  # another one had it
         world.head += 1
         if not has:
-            must(region in world.counted, "what was accepted is lost, and nobody has counted it")
+            must(region in world.counted, "what was accepted is lost, and was not counted")
             return
         must(self in world.holders(region), "memory went away under a receiver")
 
@@ -377,7 +377,7 @@ if __name__ == "__main__":
         "publish-first": "a region is stored before a message names it",
         "leave-behind": "a lane's next sender gets what messages still name",
         "forget-heir": "a lane's next sender goes on holding what messages still name",
-        "uncounted": "what nobody else can hold is counted",
+        "uncounted": "what no other process can hold is counted",
         "keep-all": "what no message names any more is not kept",
         "no-tidy": "what was received of the dead is taken out of the store",
     }, seeds=1500, full=50000)

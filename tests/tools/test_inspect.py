@@ -253,7 +253,7 @@ class See(Base):
         self.assertRegex(out.decode(), r"runtime directory +cannot be used +.*chmod 700")
 
     @any_backend
-    @unittest.skipIf(os.geteuid() != 0, "only root can be somebody else")
+    @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
     def test_doctor_makes_no_folder_of_roots_in_a_users(self):
         """With a user's XDG_RUNTIME_DIR, as sudo may leave it, it would lock that user out."""
         os.chown(self.dir, 65534, 65534)

@@ -237,7 +237,7 @@ class Hold(Base):
         for how in ("token", "ref"):
             names = self.held("600")
             if BACKEND == "kernel":
-                eventually(lambda: gone(names["pid"]), "nobody stays for what the kernel keeps")
+                eventually(lambda: gone(names["pid"]), "no process stays for what the kernel keeps")
             elif how == "token":
                 self.assertFalse(gone(names["pid"]))
                 self.assertEqual(os.readlink(f"/proc/{names['pid']}/cwd"), "/")

@@ -182,14 +182,14 @@ class Model(Base):
         """So many regions are kept under a name. Other suites look at the machine's regions, and hold each
         for a moment."""
         self.assertEqual(self.kept()[name]["regions"], regions)
-        eventually(lambda: self.kept()[name]["held"] == 0, f"nobody holds {name}")
+        eventually(lambda: self.kept()[name]["held"] == 0, f"no process holds {name}")
 
     def test_keep_as(self):
         path = self.write()
         tool("load", "--keep-as", "mine", path, "--", "true")
         os.unlink(path)
         self.addCleanup(subprocess.run, [TOOL, "drop", "mine"], capture_output=True)
-        # Its index and its tensors; nobody holds them.
+        # Its index and its tensors; no process holds them.
         self.nobody_holds("mine", 2)
         refused("kept already", "load", "--keep-as", "mine", self.write(), "--", "true")
         refused("the name is empty", "load", "--keep-as", "", self.write(), "--", "true")

@@ -163,7 +163,7 @@ ssize_t pread(int fd, void *data, size_t bytes, off_t offset)
 	return syscall(SYS_pread64, fd, data, bytes < most ? bytes : most, offset);
 }
 
-static int busy_seals; /* so often a seal against writing is refused, though nobody writes */
+static int busy_seals; /* so often a seal against writing is refused, though no process writes */
 static int seal_code = EBUSY;
 
 int fcntl(int fd, int command, ...)

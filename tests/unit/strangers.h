@@ -28,7 +28,7 @@ static inline struct tmesh_ctx *context(const char *dir, uint64_t timeout_ms)
 	return ctx;
 }
 
-/* sendmsg() as nobody should: @count times the same descriptor. */
+/* sendmsg() as no program should: @count times the same descriptor. */
 static inline void send_fds(int socket, const void *data, size_t bytes, int fd, int count)
 {
 	static char room[CMSG_SPACE(253 * sizeof(int))];

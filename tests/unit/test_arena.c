@@ -135,7 +135,7 @@ static void *fill_places(void *data)
 	return work;
 }
 
-/* Nobody gets a place twice. */
+/* No place is given twice. */
 UNIT_CTX(test_threads)
 {
 	static struct work work[THREADS];

@@ -76,7 +76,7 @@ UNIT(test_seal_refused)
 		       "theirs");
 	assert_null(bundle);
 	assert_false(tmesh_region_is_sealed(tmesh_tensor_region(mine)));
-	/* Somebody writes to it. */
+	/* Another handle writes to it. */
 	if (!unit_on_kernel()) {
 		page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
 			    tmesh_region_fd(tmesh_tensor_region(theirs)), 0);

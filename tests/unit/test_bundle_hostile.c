@@ -92,7 +92,7 @@ UNIT(test_bad_refs)
 	tmesh_bundle_unref(other);
 }
 
-/* An index that anybody may still write to is nobody's. */
+/* An index that a process may still write to is refused. */
 UNIT(test_unsealed_index)
 {
 	struct tmesh_bundle *bundle, *none = NULL;

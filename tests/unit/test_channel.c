@@ -424,7 +424,7 @@ UNIT(test_regions_bounded)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Large memory that nobody uses any more is not kept for the channel's sake, at neither end. */
+/* Large memory without users is not kept for the channel's sake, at neither end. */
 static void expect_at_most(struct tmesh_ctx *ctx, uint64_t bytes)
 {
 	struct tmesh_stats stats = {.size = sizeof(stats)};
@@ -666,7 +666,7 @@ UNIT(test_late_region)
 	message.tensor = tensor(p.ctx, 1);
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &p.other, err));
-	/* By socket, which nobody answers at. */
+	/* By socket, at which no thread answers. */
 	snprintf(link, sizeof(link), "%s/%.32s.index", unit_runtime_dir(), p.token + 5);
 	assert_int_equal(unlink(link), 0);
 	tmesh_peers_drop(ctx);

@@ -284,7 +284,7 @@ UNIT(test_gone_before_opened)
 
 	assert_ok(tmesh_channel_create(ctx, RECV, &opts, &channel, err));
 	assert_ok(tmesh_channel_token(channel, token, err));
-	/* It lies in the store, from which somebody takes it here. */
+	/* It lies in the store, from which this process takes it here. */
 	assert_ok(tmesh_channel_open(ctx, token, RECV, NULL, &other, err));
 	child = fork();
 	if (child == 0) {
@@ -343,7 +343,7 @@ static pid_t start_maker(char *token)
 	return child;
 }
 
-/* Fork a process that sends a tensor and then stops. Nobody finds its index. */
+/* Fork a process that sends a tensor and then stops. No process finds its index. */
 static pid_t start_stopped(const char *token)
 {
 	pid_t child = fork();

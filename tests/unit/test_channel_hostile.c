@@ -557,7 +557,7 @@ UNIT(test_bad_maker)
 	BAD_ANSWER(reply.status, -EBUSY, -EBUSY);
 	BAD_ANSWER(reply.status, -EMFILE, -EMFILE);
 	BAD_ANSWER(silent, true, -ENOENT);
-	/* Polling it could ask somebody. */
+	/* Polling it could ask its server. */
 	BAD_ANSWER(fd, null, -EPROTO);
 	bad = good;
 	bad.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -570,7 +570,7 @@ UNIT(test_bad_maker)
 	close(null);
 	close(good.fd);
 	close(good.listener);
-	/* Its memory is found, and nobody answers for it. */
+	/* Its memory is found, and no process answers for it. */
 	assert_refused(tmesh_channel_open(ctx, token, SEND, NULL, &channel, err), -ENOENT, "gone");
 	tmesh_index_free(index);
 	tmesh_rundir_remove(dir, path);

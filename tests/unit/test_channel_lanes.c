@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* A sender that comes after another one, whose messages nobody has received yet. */
+/* A sender that comes after another one, whose messages were not received yet. */
 #include "channels.h"
 #include "channel_internal.h"
 

@@ -41,7 +41,7 @@ static void step_end(const struct step *step)
 	close(step->write);
 }
 
-/* A tensor of its own for each number, which nobody holds once it is sent. */
+/* A tensor of its own for each number, which no handle holds once it is sent. */
 static int send_tensors(struct tmesh_ctx *ctx, struct tmesh_channel *to)
 {
 	const int64_t one[] = {1};
@@ -340,7 +340,7 @@ UNIT_ADD(test_unanswered_inherited, server_start, server_end)
 	step_end(&told);
 }
 
-/* Where nobody else can hold it, it is counted, and who leaves waits. */
+/* Where no other process can hold it, it is counted, and who leaves waits. */
 UNIT(test_not_held)
 {
 	const struct tmesh_channel_opts opts = {.size = sizeof(opts), .producers = 2};
@@ -348,7 +348,7 @@ UNIT(test_not_held)
 	struct tmesh_channel *second = pair_open(&p, RECV), *late;
 	struct tmesh_stats stats = {.size = sizeof(stats)};
 
-	/* Somebody has spoilt the store. */
+	/* Another process has spoilt the store. */
 	shutdown(second->store->ends.get, SHUT_RD);
 	assert_int_equal(send_tensors(p.ctx, p.maker), 0);
 	assert_int_equal(tmesh_stats(p.ctx, &stats), 0);

@@ -13,7 +13,7 @@ static uint32_t others(struct tmesh_channel *maker)
 	return count;
 }
 
-/* The maker goes on as if nobody had come. */
+/* The maker goes on as if no process had come. */
 static void expect_open(struct tmesh_channel *maker)
 {
 	struct tmesh_message message;

@@ -402,7 +402,7 @@ static bool is_settled(struct tmesh_channel *maker)
 	return settled;
 }
 
-/* The store is closed, and emptied for the others, when nobody can come any more to send. */
+/* The store is closed, and emptied for the others, when no sender can come any more. */
 static void test_last_look(void **state)
 {
 	struct pair p = pair_make(RECV, &two);
@@ -491,7 +491,7 @@ static void test_descriptors(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Messages that nobody is left to receive are none that may be lost. */
+/* Messages without a receiver are none that may be lost. */
 static void test_unread(void **state)
 {
 	struct tmesh_message message = number(1);

@@ -376,7 +376,7 @@ static void test_trim_full(void **state)
 	pair_end(&p);
 }
 
-/* A message that somebody else has taken is not prepared, though it still lies there. */
+/* A message that another receiver has taken is not prepared, though it still lies there. */
 static void test_prepare_taken(void **state)
 {
 	struct tmesh_channel_opts one = {.size = sizeof(one), .capacity = 1};
@@ -523,7 +523,7 @@ static void test_next_producer(void **state)
 static struct tmesh_channel *rival;
 static struct tmesh_message taken;
 
-/* In the middle of opening a region somebody else is faster. */
+/* In the middle of opening a region another receiver is faster. */
 int fcntl(int fd, int command, ...)
 {
 	va_list args;

@@ -13,7 +13,7 @@ static void *recv_one(void *data)
 	return (void *)(intptr_t)tmesh_channel_recv(data, &message, -1, NULL);
 }
 
-/* Nobody spins who did not ask for it, for so long as was asked. */
+/* A handle spins only if it asked for it, and for so long. */
 UNIT(test_spins_as_asked)
 {
 	struct tmesh_channel_opts opts = {.size = sizeof(opts), .spin_ns = 30000};
@@ -212,7 +212,7 @@ UNIT(test_poll)
 			assert_true(readable(in, PATIENT_MS));
 		/* The notifier may report a moment later what receive knows at once. */
 		assert_true(readable(in, PATIENT_MS));
-		/* Nobody who joined can silence it, with others at the same notifier. */
+		/* No process that joined can silence it, with others at the same notifier. */
 		if (role == SEND)
 			for (int i = 0; i < 4; i++) {
 				recv(in, &got, sizeof(got), MSG_DONTWAIT);
@@ -242,7 +242,7 @@ UNIT(test_poll_shared)
 		struct tmesh_message message = number(1), got;
 		int fd[2];
 
-		/* It was there before anybody polled. */
+		/* It was there before the first poll. */
 		assert_ok(tmesh_channel_try_send(from, &message, err));
 		for (int i = 0; i < 2; i++) {
 			fd[i] = tmesh_channel_poll_fd(to[i], NULL);

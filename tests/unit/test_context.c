@@ -98,7 +98,7 @@ UNIT(test_options)
 	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "policy");
 	newer.more = 1;
 	assert_refused(tmesh_ctx_open(&newer.opts, &ctx, err), -EINVAL, "does not know");
-	/* A size that nobody has set: not to be read along. */
+	/* A size that was never set: not to be read along. */
 	newer.more = 0;
 	newer.opts.size = 4097;
 	assert_refused(tmesh_ctx_open(&newer.opts, &ctx, err), -EINVAL, "size");
@@ -526,7 +526,7 @@ UNIT(test_lifetime)
 	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
 	assert_ok(tmesh_region_create(ctx, 100, NULL, &region, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));
-	/* Nobody guesses its ids. */
+	/* No process guesses its ids. */
 	assert_memory_not_equal(ctx->id_key, (uint8_t[sizeof(ctx->id_key)]){0},
 				sizeof(ctx->id_key));
 	assert_ptr_equal(tmesh_ctx_ref(ctx), ctx);
@@ -558,7 +558,7 @@ UNIT(test_whole_characters)
 		assert_int_equal(tmesh_utf8_span(err.message, strlen(err.message), false),
 				 strlen(err.message));
 	}
-	/* Bytes that are no characters are nobody's to cut. */
+	/* Bytes that are no characters are not cut. */
 	memset(text, 0x80, 600);
 	text[600] = '\0';
 	tmesh_fail(&err, -EIO, "%s", text);

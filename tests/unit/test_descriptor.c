@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-/* The one descriptor of a memfd region: read-only from its first token for reading on, and
- * nobody is the worse for it who may write. */
+/* The one descriptor of a memfd region: read-only from its first token for reading on.
+ * Handles that may write still can. */
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)

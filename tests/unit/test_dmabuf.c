@@ -188,7 +188,7 @@ static void test_reclaim_names(void **state)
 	close(vgem);
 }
 
-/* That of Linux 6.13 and later takes no pages before somebody maps what it has imported. */
+/* That of Linux 6.13 and later takes no pages before a process maps what it has imported. */
 static bool vgem_takes_pages(void)
 {
 	struct utsname machine;

@@ -251,7 +251,7 @@ UNIT(test_busy_seal)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Memory that ends while somebody asks what the machine can is no reason to crash. */
+/* Memory that ends while a caller asks what the machine can is no reason to crash. */
 UNIT(test_caps_without_memory)
 {
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};

@@ -74,7 +74,7 @@ static void reader_end(struct reader *reader)
 	join_child(reader->pid);
 }
 
-/* With READ alone nobody gets one before the seal, after which nobody writes. */
+/* With READ alone no process gets one before the seal, after which none writes. */
 UNIT_CTX(test_no_lease)
 {
 	const struct tmesh_region_opts reuse = {.size = sizeof(reuse), .flags = TMESH_REGION_REUSE};

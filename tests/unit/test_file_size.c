@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-/* RLIMIT_FSIZE, which bounds memfds too: a call that would pass it fails, and kills nobody. */
+/* RLIMIT_FSIZE, which bounds memfds too: a call that would pass it fails, and kills no process. */
 #include "unit.h"
 
 #define LIMIT (64u << 10)

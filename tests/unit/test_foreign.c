@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /*
- * Files whose server does not answer, handed over where memory is due: nobody waits to close them,
+ * Files whose server does not answer, handed over where memory is due: no call waits to close them,
  * and not many of them wait in one process.
  */
 #include "memfd.h"

@@ -16,7 +16,7 @@ static struct tmesh_ctx *context(void)
 	return ctx;
 }
 
-/* A context that has given no token has nobody who answers for one, and its child lives. */
+/* A context that has given no token has no thread that answers for one, and its child lives. */
 static void test_no_token(void **state)
 {
 	struct tmesh_ctx *ctx = context();

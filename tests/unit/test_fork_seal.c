@@ -157,7 +157,7 @@ UNIT(test_written_cold)
 	tmesh_ctx_unref(ctx);
 }
 
-/* The copy stops at a page that nobody may read yet. */
+/* The copy stops at a page that no process may read yet. */
 static struct {
 	char *page;
 	size_t bytes;

@@ -18,8 +18,8 @@ DIR *opendir(const char *path)
 	return next(path);
 }
 
-/* Lists until nobody else has one of these, each of which is seen once, in the order of their ids.
- * Other suites look at the regions of the machine, and have each open for a moment. */
+/* Lists until no other process has one of these, each of which is seen once, in the order of their
+ * ids. Other suites look at the regions of the machine, and have each open for a moment. */
 static void look_until_alone(struct tmesh_ctx *ctx, struct tmesh_region **regions, size_t many,
 			     struct tmesh_region_info **infos, size_t *count)
 {

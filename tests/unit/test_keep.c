@@ -500,7 +500,7 @@ UNIT_SET_UP(test_race)
 	size_t count;
 	int won;
 
-	/* Nobody has started the keeper yet: that is raced too. */
+	/* The keeper was not started yet: that is raced too. */
 	for (int replace = 0; replace < 2; replace++) {
 		race(*state, replace, &won);
 		assert_int_equal(won, replace ? RACERS : 1);

@@ -250,7 +250,7 @@ UNIT_SET_UP(test_leased_region)
 	close(leased);
 }
 
-/* Requests that are none end the connection, and nobody else's. */
+/* Requests that are none end the connection, and no other. */
 UNIT_SET_UP(test_lying_requests)
 {
 	struct tmesh_keeper_request good = keep_request("evil", 1), request;

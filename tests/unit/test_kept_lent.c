@@ -139,7 +139,7 @@ UNIT_SET_UP(test_holders)
 	assert_int_equal(of_keeper, 1);
 	assert_int_equal(unit_own_holders(holders, count), 1);
 	free(holders);
-	/* Until nobody else is looking at it. */
+	/* Until no other process is looking at it. */
 	do {
 		assert_ok(tmesh_list(*state, &infos, &all, err));
 		for (count = 0; infos[count].id != info.id; count++)
@@ -374,7 +374,7 @@ UNIT(test_found_late)
 	assert_null(table_find(&table, "two"));
 	assert_int_equal(late.shown, 1);
 	assert_int_equal(late.hidden, 2);
-	/* The same where memory is short, until nobody has it. */
+	/* The same where memory is short, until no process has it. */
 	assert_true(table_evict(&table, tmesh_now_ns()));
 	assert_null(table_find(&table, "three"));
 	assert_false(table_evict(&table, tmesh_now_ns()));

@@ -45,7 +45,7 @@ UNIT(test_trailer)
 	close(fd);
 }
 
-/* Nor is a memfd's name more than somebody's word. */
+/* Nor is a memfd's name more than its maker's word. */
 UNIT(test_memfd_names)
 {
 	static const char *const bad[] = {

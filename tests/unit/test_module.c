@@ -103,7 +103,7 @@ static struct tmesh_region *lent_of(void *ctx)
 	return region;
 }
 
-/* Memory that was lent is for nobody else while somebody has a page of it, though no handle and no
+/* Memory that was lent is for no other while a process has a page of it, though no handle and no
  * mapping says so. */
 UNIT(test_lent_page_in_use)
 {
@@ -275,7 +275,7 @@ UNIT(test_user_memory)
 	munmap(pages + 3 * PAGE, PAGE);
 }
 
-/* Root pins as much as it likes; it is somebody else for a while. */
+/* Root pins as much as it likes; it is another user for a while. */
 UNIT(test_user_memory_limit)
 {
 	void *pages =

@@ -84,7 +84,7 @@ UNIT(test_taken_by_context)
 	assert_refused(tmesh_ctx_open(&opts, &ctx, err), -EINVAL, "policy");
 }
 
-/* A lease that nobody has looked at says itself that the memory was taken. */
+/* A lease that was not looked at says itself that the memory was taken. */
 UNIT(test_taken_by_lease)
 {
 	struct tmesh_region *region = new_region(*state, PAGE), *lent;

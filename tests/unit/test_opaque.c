@@ -208,7 +208,7 @@ UNIT_CTX(test_wrong_number)
 	assert_int_equal(unit_open_fds(), before);
 }
 
-/* A hand-over that is right but for its revocation pipe, which polling a file of somebody's own
+/* A hand-over that is right but for its revocation pipe, which polling a file of its sender's own
  * could make wait for him. */
 UNIT_CTX(test_strange_leash)
 {
@@ -353,7 +353,7 @@ static void interrupt(int number)
 
 /* A signal ends the wait, and nothing else: the region is taken back, and another wait may follow.
  */
-/* A token that holds ends with the others, also one that was opened before: nobody gets the
+/* A token that holds ends with the others, also one that was opened before: no process gets the
  * descriptor. */
 UNIT_CTX(test_held_and_taken_back)
 {
@@ -438,7 +438,7 @@ UNIT_CTX(test_maker_gone)
 	assert_int_equal(end_of(&holder), 0);
 }
 
-/* Children of either side live on and keep nobody waiting for them. */
+/* Children of either side live on and keep no process waiting for them. */
 UNIT_CTX(test_forked)
 {
 	struct holder forks = spawn(), waits = spawn();

@@ -27,7 +27,7 @@ UNIT(test_create)
 	assert_int_equal(info.rights, TMESH_RIGHTS_ALL);
 	assert_int_equal(info.mode, 0600);
 	assert_int_equal(info.uid, geteuid());
-	assert_int_equal(info.handles, unit_on_kernel()); /* on memfd nobody has looked for more */
+	assert_int_equal(info.handles, unit_on_kernel()); /* on memfd no call has looked for more */
 	assert_int_equal(info.node, -1);
 	assert_false(info.sealed);
 	assert_string_equal(info.label, opts.label);
@@ -196,7 +196,7 @@ UNIT(test_seal)
 	map_region(reader, TMESH_READ);
 	other = map_region(writer, RW);
 
-	/* Somebody writes: nothing has changed, ours is writable still. */
+	/* Another handle writes: nothing has changed, ours is writable still. */
 	if (unit_on_kernel())
 		snprintf(who, sizeof(who), "tmeshctl holders %016llx",
 			 (unsigned long long)tmesh_region_id(region));

@@ -69,8 +69,8 @@ static void test_zeroed(void **state)
 	bytes = map_of(region);
 	for (int i = 0; i < 20480; i++)
 		assert_int_equal(bytes[i], 0);
-	/* A new region in every respect, also for those who look from outside; on the module the
-	 * id stays, for nobody else has ever held what it names. */
+	/* A new region in every respect, also for those who look from outside. On the module the
+	 * id stays, for no other process has ever held what it names. */
 	assert_true((tmesh_region_id(region) == id) == unit_on_kernel());
 	assert_ok(tmesh_region_info(region, &info, err));
 	assert_int_equal(info.bytes, NEXT_SIZE);
@@ -122,7 +122,7 @@ static void expect_not_pooled(void *ctx, struct tmesh_region *region)
 	assert_int_equal(ctx_stats(ctx).region_pool_bytes, before);
 }
 
-/* Memory that anybody else may hold never comes back. */
+/* Memory that another process may hold never comes back. */
 static void test_shared_never(void **state)
 {
 	const int64_t shape[] = {55555};
@@ -158,7 +158,7 @@ static void test_shared_never(void **state)
 	close(pair[0]);
 	close(pair[1]);
 
-	/* Still mapped by somebody who has not said that he is done. */
+	/* Still mapped by a caller that has not unmapped it. */
 	region = make(*state, 99999, 0, "");
 	map_of(region);
 	expect_not_pooled(*state, region);
@@ -402,7 +402,7 @@ static void set_idle(struct tmesh_ctx *ctx, uint64_t ns)
 	pthread_mutex_unlock(&ctx->lock);
 }
 
-/* Memory that nobody asks for goes, and all of it on request, with its descriptors. */
+/* Memory that no caller asks for goes, and all of it on request, with its descriptors. */
 static void test_given_back(void **state)
 {
 	struct tmesh_region *one = make(*state, SIZE, 0, ""), *two = make(*state, SIZE, 0, "");
@@ -494,7 +494,7 @@ static void test_without_thread(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* There is a pool unless somebody says that there is none. */
+/* There is a pool unless an option says that there is none. */
 static void test_by_default(void **state)
 {
 	enum {

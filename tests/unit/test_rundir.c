@@ -414,7 +414,7 @@ static void test_foreign_parent(void **state)
 	assert_ok(tmesh_ctx_runtime_dir(ctx, &dir, err));
 	close(dir);
 	assert_int_equal(rmdir(path), 0);
-	/* Everybody may have folders in one such as /tmp, whichever user owns it. */
+	/* Every user may have folders in one such as /tmp, whichever user owns it. */
 	assert_int_equal(chmod(base, 01777), 0);
 	assert_ok(tmesh_ctx_runtime_dir(ctx, &dir, err));
 	close(dir);
@@ -463,7 +463,7 @@ static void test_not_made(void **state)
 	refused_dir_as(never_made, -errno, never_made);
 }
 
-/* Those of the living stand in nobody's way, however many they are. */
+/* Those of the living stand in no other's way, however many they are. */
 static void test_sweep_among_many(void **state)
 {
 	enum {
@@ -539,7 +539,7 @@ static void removed(const char *dir, const char *token)
 }
 
 /* A directory, or a socket in it, is removed under a program. It is made again before the program
- * gives a token that nobody could open; the error says if it cannot be. */
+ * gives a token that no process could open; the error says if it cannot be. */
 static void test_removed(void **state)
 {
 	char base[] = "/tmp/tmesh-unit-XXXXXX", dir[64];
@@ -557,7 +557,7 @@ static void test_removed(void **state)
 	assert_ok(tmesh_region_create(ctx, 10, NULL, &other, err));
 	assert_ok(tmesh_region_token(region, TMESH_READ, first, err));
 	before = unit_open_fds();
-	/* One that is there stays: between the end of one and the next nobody could connect. */
+	/* One that is there stays: between the end of one and the next no client could connect. */
 	made = socket_ns(dir, first);
 	usleep(110000);
 	assert_ok(tmesh_region_token(region, TMESH_READ, token, err));

@@ -175,7 +175,7 @@ static void test_wrong_link(void **state)
 	snprintf(target, sizeof(target), "/proc/%d/fd/%d", (int)getpid(), index);
 	asks_with(&p, target);
 	close(index);
-	/* A pipe with a name, which nobody writes to: an open would wait. */
+	/* A pipe with a name and without a writer: an open would wait. */
 	snprintf(target, sizeof(target), "%s/fifo", unit_runtime_dir());
 	assert_int_equal(mkfifo(target, 0600), 0);
 	fifo = open(target, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -494,7 +494,7 @@ UNIT(test_telling_socket)
 	tmesh_ctx_unref(ctx);
 }
 
-/* A socket that nobody empties: an error after the timeout, no hang. */
+/* A socket that is not emptied: an error after the timeout, no hang. */
 static void *empty_later(void *data)
 {
 	char room[256];
@@ -531,7 +531,7 @@ UNIT(test_full_socket)
 	close(pipes[0]);
 	close(pipes[1]);
 	tmesh_region_unref(region);
-	/* Somebody who comes in time is waited for. */
+	/* A process that comes in time is waited for. */
 	assert_ok(tmesh_region_create(patient, 10, NULL, &region, err));
 	assert_int_equal(pthread_create(&thread, NULL, empty_later, &pair[1]), 0);
 	assert_ok(tmesh_region_send(region, pair[0], TMESH_READ, err));

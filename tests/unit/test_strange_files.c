@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
  * A producer chooses where its link and its index lead: to another file than before, than it should
- * be, or than anybody may touch.
+ * be, or than any process may touch.
  */
 #include "memfd.h"
 #include "strangers.h"
@@ -132,7 +132,7 @@ UNIT(test_entry_unsealed)
 	tmesh_ctx_unref(ctx);
 }
 
-/* The index says a file that somebody may serve, and says it rightly: it is not opened. */
+/* The index says a file that a process may serve, and says it rightly: it is not opened. */
 UNIT(test_entry_is_file)
 {
 	static const uint8_t name[16] = {0x12, 0x37};

@@ -183,7 +183,7 @@ static void test_recv_short_file(void **state)
 	tmesh_ctx_unref(ctx);
 }
 
-/* Sockets at whose other end nobody is, whatever the kernel calls that. */
+/* Sockets without another end, whatever the kernel calls that. */
 static void test_send_to_nobody(void **state)
 {
 	static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};

@@ -194,7 +194,7 @@ static int send_many(void)
 	return rc;
 }
 
-/* Nobody takes what was sent, and the socket itself could take more: an error after the timeout. */
+/* The receiver takes nothing, and the socket itself could take more: an error after the timeout. */
 UNIT(test_send_under_way)
 {
 	pid_t pid = fork();

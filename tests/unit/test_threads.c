@@ -62,7 +62,7 @@ static void *work(void *data)
 		CHECK_HERE(tmesh_region_id(got) == tmesh_region_id(all.shared));
 		tmesh_region_unref(got);
 
-		/* Never told to anybody: these go round through the pool. */
+		/* Never handed out: these go round through the pool. */
 		CHECK_HERE(!tmesh_region_create(all.client, 5000, NULL, &got, NULL));
 		CHECK_HERE(!tmesh_region_map(got, RW, &addr, NULL));
 		CHECK_HERE(*(char *)addr == 0);

@@ -141,7 +141,7 @@ def test_nothing_is_merged_hoisted_or_dropped(ends):
 
 def test_forms_without_side_effect(ends):
     """Calls as EXLA writes them: no side effect, no alias. A call that hands the sequence on stays, in its order.
-    Without that XLA drops a push whose result nobody needs, which Python's calls cannot ask for."""
+    Without that XLA drops a push whose result no operation needs, which Python's calls cannot ask for."""
     def call(target, results, *operands):
         return jax.ffi.ffi_call(target, results)(*operands, channel="out" if "push" in target else "in",
                                                  timeout_ms=np.int64(600_000))

@@ -40,5 +40,5 @@ unused() {
 		sleep 1
 	done
 }
-check "nobody uses the module" unused
+check "no process uses the module" unused
 check "module unloads" rmmod tmesh
