@@ -359,6 +359,17 @@ defmodule Tmesh.WorkerHostileTest do
     eventually(fn -> here.() == 0 end)
   end
 
+  test "a long message is copied before the socket is locked" do
+    alias Tmesh.Native
+    {:ok, socket} = Native.worker_connect(listen())
+    :ok = Native.worker_close(socket)
+    long = :binary.copy("x", 65_537)
+    # The copy needs a descriptor. Only after it does the call look at the socket.
+    send_long = fn -> Native.worker_send(socket, long) end
+    assert {:error, {:emfile, _why}} = without_files(send_long)
+    assert {:error, {:ebadf, _why}} = send_long.()
+  end
+
   # Return the sockets and processes that are open here.
   defp files do
     for name <- File.ls!("/proc/self/fd"),
