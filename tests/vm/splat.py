@@ -20,7 +20,7 @@ START = re.compile(r"""
 
 # Lines that only look like one.
 HARMLESS = re.compile(r"""
-    DMA-API:\ (preallocated|debugging|Mapped\ at) | ^WARNING:\ Spectre
+    DMA-API:\ (preallocated|debugging|Mapped\ at|dma_debug_entry\ pool\ grown) | ^WARNING:\ Spectre
 """, re.VERBOSE)
 
 END = re.compile(r"---\[ end (trace|Kernel panic)|\[ cut here \]|^={20,}$|^tmesh-vm: ")

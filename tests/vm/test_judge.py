@@ -24,6 +24,7 @@ KASAN = """\
 [    9.0] Read of size 4
 [    9.0] ==================================================================
 [    9.1] Disabling lock debugging due to kernel taint
+[    9.2] DMA-API: dma_debug_entry pool grown to 131072 (200%)
 """
 # vgem maps its own buffer, because a region that tmesh imported is exported and mapped.
 SEGMENT = """\
