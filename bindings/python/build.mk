@@ -157,7 +157,7 @@ $(TRANSFORMERS_VENV)/tmesh.stamp: $(VENV)/tmesh.stamp $(TRANSFORMERS_VENV)/tools
 	@touch $@
 
 python-transformers-check python-current-check: export TMESHCTL = $(abspath $(B)/tmeshctl)
-python-transformers-check python-current-check: $(B)/tmeshctl $(MOUNT_BUILT:%=$(B)/tmesh-mount)
+python-transformers-check python-current-check vllm-check: $(B)/tmeshctl $(MOUNT_BUILT:%=$(B)/tmesh-mount)
 
 python-transformers-check: $(TRANSFORMERS_VENV)/tmesh.stamp ## Test tmesh.safetensors and tmesh.lora with transformers, diffusers and PEFT.
 	@$(TRANSFORMERS_VENV)/bin/python -P -m pytest --tap $(PYTHON_DIR)/tests/test_transformers.py

@@ -214,6 +214,20 @@ def test_tokens_are_those_of_auto(kind, models, engine):
     assert len(tmesh.kept()) == (2 if kind == "draft" else 1)
 
 
+def test_a_kept_path(models, engine, kept_files):
+    """vLLM's own loader reads a kept folder by its path, and answers as from the model's folder."""
+    prompts = PROMPTS[:4]
+    plain = engine(models / "llama", "auto").ready()
+    expected = plain.tokens(prompts)
+    plain.kill()
+    tmesh.keep_folder(models / "llama", "vllm-by-path")
+    place = Path(tmesh.kept_path("vllm-by-path", "config.json")).parent
+    assert place.is_relative_to(kept_files)
+    kept = engine(place, "auto").ready()
+    assert kept.tokens(prompts) == expected
+    kept.kill()
+
+
 def keeper():
     """Return the process of this runtime directory's keeper."""
     for process in filter(str.isdigit, os.listdir("/proc")):
