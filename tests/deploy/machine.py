@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A Debian 13 machine with the programs of docs/howto/deploy: its root, the packages of tmesh, its image."""
+import functools
 import hashlib
 import sys
 from pathlib import Path
@@ -44,8 +45,9 @@ def digest():
     return seen.hexdigest()
 
 
+@functools.cache
 def packages():
-    """Return the files of tmesh's packages. Build them if their sources have changed."""
+    """Return the files of tmesh's packages. Build them if their sources have changed. All pages of a run have the same."""
     built = BUILD / "deploy/built"
     stamp, of = built / "stamp", digest()
     if not stamp.exists() or stamp.read_text() != of:
