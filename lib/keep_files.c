@@ -241,8 +241,8 @@ static int not_mounted(const char *mount, const char *text, const char *name,
 			name, mount);
 	return tmesh_fail(err, -ENOENT,
 			  "\"%s\" is kept, and no file system tmesh is mounted in %.80s: as root, "
-			  "tmeshctl mount; or tmeshctl mount FOLDER, and set TMESH_MOUNT to the "
-			  "folder",
+			  "tmeshctl mount; or tmeshctl mount FOLDER, and start this program with "
+			  "TMESH_MOUNT=FOLDER",
 			  name, mount);
 }
 
@@ -260,12 +260,13 @@ static int not_served(const char *mount, const char *text, const char *name,
 		return tmesh_fail(
 			err, -ENOENT,
 			"\"%s\" is kept as memfds, and %.80s shows the module's files: keep it "
-			"with the module, or run tmesh-mount FOLDER and set TMESH_MOUNT",
+			"with the module, or run tmesh-mount FOLDER and start this program with "
+			"TMESH_MOUNT=FOLDER",
 			name, mount);
 	return tmesh_fail(err, -ENOENT,
 			  "\"%s\" is kept, and no program shows kept files in %.80s: as root, "
-			  "systemctl enable --now tmesh-mount; or run tmesh-mount FOLDER and "
-			  "set TMESH_MOUNT to the folder",
+			  "systemctl enable --now tmesh-mount; or run tmesh-mount FOLDER, and "
+			  "start this program with TMESH_MOUNT=FOLDER",
 			  name, mount);
 }
 
