@@ -6,7 +6,7 @@ docs.py BUILD PREFIX [PAGE...]     BUILD is the build folder; libtmesh is instal
 
 The pages of docs/tutorial, and each page of docs/howto that has a block of shell commands, are followed as they stand:
 
-- a block after <!-- file: NAME --> is written to NAME
+- a block after <!-- file: NAME --> is written to NAME; the text before it has `NAME`, because a reader does not see the mark
 - a ```console block is typed into one shell per page, line by line, and the output of each command is compared;
   "..." stands for any text
 - a ```console block after <!-- setup --> is left out: it installs what the tests have installed
@@ -69,6 +69,15 @@ def untold(page):
         yield "each cell of the table of charges"
     if not re.search(r"^## Undo\n\n.", text, re.MULTILINE):
         yield "a section Undo"
+
+
+def unnamed(page):
+    """Yield the files of a page whose names no reader sees: the text since the block before has not `NAME`."""
+    text, end = page.read_text(), 0
+    for block in BLOCK.finditer(text):
+        if block["file"] and f"`{block['file']}`" not in text[end:block.start()]:
+            yield block["file"]
+        end = block.end()
 
 
 def unproven(text):
@@ -200,6 +209,8 @@ def check_all(env):
     point(not missing, "docs/README.md has a line for each page", ", ".join(missing))
     untold_of = [f"{page.name}: {what}" for page in sorted(DOCS.glob("howto/deploy/*.md")) for what in untold(page)]
     point(not untold_of, "each page of docs/howto/deploy tells charges, losses by a restart, and the way back", "\n".join(untold_of))
+    hidden = [f"{page.relative_to(DOCS)}: {name}" for page in sorted(DOCS.rglob("*.md")) for name in unnamed(page)]
+    point(not hidden, "each file that a reader writes is named in the text before it", "\n".join(hidden))
     bare = list(unproven((DOCS / "reference/promises.md").read_text()))
     point(not bare, "each promise of docs/reference/promises.md names tests that exist", "\n".join(bare))
     told = set(re.findall(r"^\| `(TMESH_\w+)`", (DOCS / "reference/environment.md").read_text(), re.MULTILINE))
