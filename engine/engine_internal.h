@@ -124,8 +124,6 @@ int engine_session_get(struct tmesh_engine_context *context, const char *path,
 		       const struct tmesh_engine_graph_opts *opts, struct session **out,
 		       struct tmesh_error *err);
 void engine_session_put(struct tmesh_engine_context *context, struct session *session);
-/* Close the session with @graph, because its file will be gone then. */
-void engine_session_once(struct tmesh_engine_graph *graph);
 size_t engine_sessions_open(struct tmesh_engine_context *context);
 /* Close all sessions, when the context ends. */
 void engine_sessions_close(struct tmesh_engine_context *context);

@@ -34,31 +34,6 @@ struct tmesh_graph {
 	size_t name_room;
 };
 
-/* The role of a node in one part. */
-enum part_has {
-	PART_NONE,
-	PART_GIVEN, /* an input, a weight or a value of another part */
-	PART_NODE,
-};
-
-struct graph_part {
-	uint32_t place;
-	unsigned char *has; /* enum part_has, by node */
-	struct tmesh_graph *graph;
-};
-
-struct tmesh_graph_partitions {
-	atomic_uint refs;
-	struct tmesh_graph *graph;
-	struct graph_part *all;
-	size_t count;
-	int64_t *part; /* by node: the part that computes its value, -1: none */
-	bool *wanted;  /* by node: its value is an output, or read by another part */
-	bool shown;    /* of a placed graph: its caller has seen them */
-	struct tmesh_graph_partitions
-		*before; /* that graph's older parts, which its caller has seen */
-};
-
 /* graph_ops.c */
 /* Attributes of an operator. */
 enum {

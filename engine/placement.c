@@ -12,7 +12,11 @@
 
 #include "common/error.h"
 #include "common/sized.h"
-#include "placement_internal.h"
+#include "graph_internal.h"
+
+#pragma GCC visibility push(default)
+#include <tmesh/placement.h>
+#pragma GCC visibility pop
 
 /* Small enough that sums do not overflow. */
 #define MOST_BYTES (1ull << 51)
@@ -43,7 +47,8 @@ static uint64_t elements(const struct tmesh_graph_node *node)
 	return count;
 }
 
-uint64_t placement_bytes(const struct tmesh_graph_node *node)
+/* Return the bytes of a node's value; of a weight, its bytes in the file. */
+static uint64_t value_bytes(const struct tmesh_graph_node *node)
 {
 	const struct graph_quant *quant = node->quant ? graph_quant(node->quant) : NULL;
 
@@ -52,7 +57,8 @@ uint64_t placement_bytes(const struct tmesh_graph_node *node)
 	return elements(node) * tmesh_dtype_bits(node->dtype) / 8;
 }
 
-uint32_t placement_behind(const struct tmesh_graph *graph, uint32_t index)
+/* Return the node whose memory a reshape shows in another shape. */
+static uint32_t behind(const struct tmesh_graph *graph, uint32_t index)
 {
 	while (graph->nodes[index].op == TMESH_GRAPH_RESHAPE)
 		index = graph->nodes[index].inputs[0];
@@ -101,16 +107,16 @@ static double work(const struct tmesh_graph *graph, const struct tmesh_graph_nod
 /* Return the bytes that a node reads and writes. */
 static double traffic(const struct tmesh_graph *graph, const struct tmesh_graph_node *node)
 {
-	double bytes = (double)placement_bytes(node);
+	double bytes = (double)value_bytes(node);
 
 	switch (node->op) {
 	case TMESH_GRAPH_SET_ROWS: /* the other rows stay where they are */
-		return 2 * (double)placement_bytes(&graph->nodes[node->inputs[1]]);
+		return 2 * (double)value_bytes(&graph->nodes[node->inputs[1]]);
 	case TMESH_GRAPH_GET_ROWS:
 		return 2 * bytes;
 	default:
 		for (uint32_t i = 0; i < node->input_count; i++)
-			bytes += (double)placement_bytes(&graph->nodes[node->inputs[i]]);
+			bytes += (double)value_bytes(&graph->nodes[node->inputs[i]]);
 		return bytes;
 	}
 }
@@ -146,7 +152,7 @@ static double end_at(const struct placing *p, uint32_t index, size_t place)
 	double begin = p->free_at[place];
 
 	for (uint32_t i = 0; i < node->input_count; i++) {
-		uint32_t from = placement_behind(p->graph, node->inputs[i]);
+		uint32_t from = behind(p->graph, node->inputs[i]);
 		const struct tmesh_placement_link *link;
 		double there = p->end[from];
 
@@ -155,7 +161,7 @@ static double end_at(const struct placing *p, uint32_t index, size_t place)
 		link = &p->links[p->at[from] * p->count + place];
 		if (p->at[from] != place)
 			there += link->latency +
-				 (double)placement_bytes(&p->graph->nodes[from]) / link->bandwidth;
+				 (double)value_bytes(&p->graph->nodes[from]) / link->bandwidth;
 		begin = larger(begin, there);
 	}
 	return begin + here->node +
@@ -252,12 +258,12 @@ static void count_needs(struct placing *p, bool *counted)
 		const struct tmesh_graph_node *node = &p->graph->nodes[i];
 
 		for (uint32_t n = 0; runs(node) && n < node->input_count; n++) {
-			uint32_t from = placement_behind(p->graph, node->inputs[n]);
+			uint32_t from = behind(p->graph, node->inputs[n]);
 
 			if (!is_given(&p->graph->nodes[from]) || counted[from])
 				continue;
 			counted[from] = true;
-			p->needs[i] += placement_bytes(&p->graph->nodes[from]);
+			p->needs[i] += value_bytes(&p->graph->nodes[from]);
 			if (p->needs[i] > MOST_BYTES)
 				p->needs[i] = MOST_BYTES;
 		}
@@ -274,15 +280,14 @@ static uint64_t bytes_moved(struct placing *p)
 		const struct tmesh_graph_node *node = &p->graph->nodes[i];
 
 		for (uint32_t n = 0; runs(node) && n < node->input_count; n++) {
-			uint32_t from = placement_behind(p->graph, node->inputs[n]);
+			uint32_t from = behind(p->graph, node->inputs[n]);
 
 			if (runs(&p->graph->nodes[from]) && p->at[from] != p->at[i])
 				to[from] |= 1ull << p->at[i];
 		}
 	}
 	for (uint32_t i = 0; i < p->graph->node_count; i++)
-		bytes += (uint64_t)__builtin_popcountll(to[i]) *
-			 placement_bytes(&p->graph->nodes[i]);
+		bytes += (uint64_t)__builtin_popcountll(to[i]) * value_bytes(&p->graph->nodes[i]);
 	return bytes;
 }
 

@@ -526,13 +526,6 @@ void engine_session_put(struct tmesh_engine_context *context, struct session *se
 	sessions_free(context, gone);
 }
 
-void engine_session_once(struct tmesh_engine_graph *graph)
-{
-	pthread_mutex_lock(&graph->context->lock);
-	graph->session->once = true;
-	pthread_mutex_unlock(&graph->context->lock);
-}
-
 size_t engine_sessions_open(struct tmesh_engine_context *context)
 {
 	size_t count = 0;

@@ -23,7 +23,7 @@ OWN_ENVIRONMENT = {
     "fetcher": "python-net-check", "lmcache": "python-lmcache-check", "vllm": "vllm-check", "vllm_omni": "vllm-check", "sglang": "vllm-check",
     "engine": "python-engine-check",
     "engine_served": "python-engine-check", "engine_cancel": "python-engine-check", "graphs": "python-graph-check",
-    "adapters": "python-graph-check", "placed": "python-graph-check", "generate": "python-graph-check",
+    "adapters": "python-graph-check", "generate": "python-graph-check",
     "paged": "python-graph-check", "batching": "python-graph-check", "mutants": "python-graph-check",
 }
 # Tests of engines that need an engine's library.

@@ -34,7 +34,7 @@ MADE = {"tensor", "fence"}
 
 PYTHON_SIDE = """
 import dataclasses, json, sys, typing
-import tmesh, tmesh.batching, tmesh.cuda, tmesh.engine, tmesh.fetcher, tmesh.graphs, tmesh.net, tmesh.placed
+import tmesh, tmesh.batching, tmesh.cuda, tmesh.engine, tmesh.fetcher, tmesh.graphs, tmesh.net
 import tmesh.safetensors.numpy
 from tmesh import _tmesh
 
@@ -97,7 +97,7 @@ NO_ROW = {
         r"tmesh_bundle_(bytes|count|entry|find|index|metadata|name|regions|tensor|ref_size|ref_encode|from_regions|plan)|"
         r"tmesh_model_(bundle|files?|find|format|format_name|method_name|parse|region|report|tensors?|"
         r"tensor_open)|tmesh_slot_value_\w+|tmesh_page_pool_info|tmesh_pages_(base|hash|head|info|trim|unshare)|tmesh_seq_(id|tokens)|"
-        r"tmesh_devices_\w+|tmesh_engine_(context_(backend|version)|graph_\w+|tensor_info)|tmesh_graph_(partition|partitions_count)",
+        r"tmesh_devices_\w+|tmesh_engine_(context_(backend|version)|graph_\w+|tensor_info)",
     "the memory under a tensor, which languages have by buffers and DLPack":
         r"tmesh_region_(bytes|create|derive|events|fd|from_fd|from_memfd|id|info|is_sealed|map|opaque_fd|open|pin|poll_fd|"
         r"populate|private|read|rights|set_description|unmap|write)|tmesh_tensor_(bytes|data|from_dlpack|from_dlpack_versioned|layout|"

@@ -145,8 +145,6 @@ defmodule Tmesh.MixProject do
           Tmesh.Engine.Graph,
           Tmesh.Engine.Server,
           Tmesh.Engine.Tensor,
-          Tmesh.Placed,
-          Tmesh.Places,
           Tmesh.Batching,
           Tmesh.Graph,
           Tmesh.Slot,

@@ -305,7 +305,7 @@ python-graph-check: $(ENGINE_VENV)/tmesh.stamp $(ENGINE_PROCESS) $(ENGINE_PLUGIN
 	@[ "$(TMESH_TEST_LENGTH)" != full ] || tests/engine/fetch.sh smollm2 $(ENGINE_TEST_OUT)/smollm2
 	@python=$(ENGINE_VENV)/bin/python; $$python -c 'import pytest, numpy' 2>/dev/null || python=$(VPYTHON); \
 	TMESH_ENGINE_PROGRAM=$(abspath $(ENGINE_PROCESS)) $$python -P -m pytest --tap \
-	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_placed.py test_generate.py test_tokens.py \
+	$(addprefix $(PYTHON_DIR)/tests/,test_graphs.py test_adapters.py test_generate.py test_tokens.py \
 	test_paged.py test_batching.py test_mutants.py test_real.py)
 
 .PHONY: python-graph-check

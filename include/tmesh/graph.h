@@ -25,7 +25,6 @@ struct tmesh_graph;
 #define TMESH_GRAPH_MAX_NODES 65536
 #define TMESH_GRAPH_MAX_OUTPUTS 1024
 #define TMESH_GRAPH_MAX_INPUTS 8
-#define TMESH_GRAPH_MAX_PARTITIONS 1024
 /* For nodes, outputs and graphs: letters, digits and "_.-/", and as long as ggml has room for. */
 #define TMESH_GRAPH_NAME_LEN 63
 
@@ -161,25 +160,6 @@ int tmesh_graph_read(const char *path, struct tmesh_graph **out, struct tmesh_er
 char *tmesh_graph_to_json(const struct tmesh_graph *graph);
 char *tmesh_graph_to_text(const struct tmesh_graph *graph);
 char *tmesh_graph_to_dot(const struct tmesh_graph *graph);
-
-/*
- * Split a graph into parts, each a graph of its own. Engines run them one after another in this
- * order: tmesh/placement.h. @at has for each node the index of its place, below @places. It is
- * not looked at for inputs, weights and reshapes, which go with the nodes that read them. A value
- * that a part reads of another part is an input of it by the node's name. Outputs have their nodes'
- * names.
- * Return: 0 and a reference in @out; -EINVAL (a place that is none; rows that a "set_rows" replaces
- * and another node reads too), -E2BIG (more than TMESH_GRAPH_MAX_PARTITIONS), -ENOMEM.
- */
-struct tmesh_graph_partitions;
-int tmesh_graph_split(struct tmesh_graph *graph, const uint32_t *at, uint32_t places,
-		      struct tmesh_graph_partitions **out, struct tmesh_error *err);
-struct tmesh_graph_partitions *tmesh_graph_partitions_ref(struct tmesh_graph_partitions *parts);
-void tmesh_graph_partitions_unref(struct tmesh_graph_partitions *parts);
-size_t tmesh_graph_partitions_count(const struct tmesh_graph_partitions *parts);
-/* A part's place, and its graph, which lives as long as @parts. -EINVAL: no such part. */
-int tmesh_graph_partition(const struct tmesh_graph_partitions *parts, size_t index, uint32_t *place,
-			  const struct tmesh_graph **graph, struct tmesh_error *err);
 
 #ifdef __cplusplus
 }

@@ -25,7 +25,7 @@
  *
  *     tmesh_bundle_entry, tmesh_gather_extent, tmesh_kept_file, tmesh_model_item,
  *     tmesh_devices_library, tmesh_engine_weight, tmesh_engine_value, tmesh_page_victim,
- *     tmesh_placed_value, tmesh_places_place, tmesh_placement_place, tmesh_placement_link.
+ *     tmesh_placement_place, tmesh_placement_link.
  *
  *   - Sizes and offsets are in bytes, strides in elements, times in nanoseconds of
  *     CLOCK_MONOTONIC. A timeout is int64_t; negative: no limit. As a parameter, 0: do not

@@ -11,7 +11,6 @@
 #include <tmesh/keep.h>
 #include <tmesh/model.h>
 #include <tmesh/pages.h>
-#include <tmesh/placement.h>
 #include <tmesh/tmesh.h>
 
 enum shown_kind {
@@ -128,13 +127,6 @@ SHOWN_TABLE shown_pages_info[] = {
 	MEMBER(U32, max_pages),	   MEMBER(U32, devices),     MEMBER(U32, heads),
 	MEMBER(U32, spare),	   MEMBER(U64, held),	     MEMBER(U64, copies),
 	MEMBER(U64, bytes_copied),
-};
-#undef STRUCTURE
-
-#define STRUCTURE struct tmesh_places_stats
-SHOWN_TABLE shown_places_stats[] = {
-	MEMBER(U64, held),	 MEMBER(U64, moves),  MEMBER(U64, given_up),
-	MEMBER(U64, reacquired), MEMBER(U64, copies), MEMBER(U64, bytes_copied),
 };
 #undef STRUCTURE
 

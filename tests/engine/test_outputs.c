@@ -6,11 +6,15 @@
 #include <tmesh/placement.h>
 
 #include "outputs.h"
-#include "places.h"
+#include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
 #define FLAGS (TMESH_ENGINE_READABLE | TMESH_ENGINE_WRITABLE)
 static const int64_t shape_x[] = {2, 4}, shape_b[] = {4};
+static char folder[] = "/tmp/tmesh-outputs-XXXXXX";
+static struct tmesh_ctx *ctx;
+static struct tmesh_graph *graph;
+static struct tmesh_engine_context *context;
 
 /* Write a graph's file. The caller removes it. */
 static const char *graph_file(const char *mode)
@@ -50,9 +54,10 @@ UNIT(test_contexts)
 
 UNIT(test_tensors)
 {
-	struct tmesh_tensor *memory = tensor(1, shape_b);
 	struct tmesh_engine_tensor *own = device_tensor(1, shape_b), *wrapped, *gone;
+	struct tmesh_tensor *memory;
 
+	assert_ok(tmesh_tensor_create(ctx, TMESH_FLOAT32, 1, shape_b, NULL, &memory, err));
 	assert_ok(tmesh_engine_tensor_wrap(context, memory, RW, TMESH_ENGINE_EXPORTABLE, &wrapped,
 					   err));
 	gone = device_tensor(1, shape_b);
@@ -106,12 +111,9 @@ UNIT(test_graphs)
 {
 	const struct tmesh_graph_node nothing = {
 		.size = sizeof(nothing), .name = "z", .op = TMESH_GRAPH_SILU};
-	const uint32_t here[3] = {0}, nowhere[] = {0, 0, 7};
-	struct tmesh_graph_partitions *parts;
 	struct tmesh_graph *made;
 
 	assert_ok(tmesh_graph_create("g", &made, err));
-	assert_ok(tmesh_graph_split(graph, here, 1, &parts, err));
 	FAILS(tmesh_graph_create, -EINVAL, "no name!", OUT, err);
 	FAILS(tmesh_graph_add, -EINVAL, made, &nothing, OUT, err);
 	FAILS(tmesh_graph_node, -EINVAL, graph, 99, OUT, err);
@@ -119,9 +121,6 @@ UNIT(test_graphs)
 	FAILS(tmesh_graph_find, -ENOENT, graph, "none", OUT, err);
 	FAILS(tmesh_graph_parse, -EPROTO, "graph g\nx = silu(x)\n", 19, OUT, err);
 	FAILS(tmesh_graph_read, -ENOENT, "/nonexistent", OUT, err);
-	FAILS(tmesh_graph_split, -EINVAL, graph, nowhere, 1, OUT, err);
-	FAILS(tmesh_graph_partition, -EINVAL, parts, 99, OUT, OTHER, err);
-	tmesh_graph_partitions_unref(parts);
 	tmesh_graph_unref(made);
 }
 
@@ -152,43 +151,25 @@ UNIT(test_placement)
 	FAILS(tmesh_placement_find, -EINVAL, graph, &opts, OUT, &(struct tmesh_placement){0}, err);
 }
 
-UNIT(test_placed)
+static int setup(void **state)
 {
-	struct tmesh_places_opts few = {.size = sizeof(few)};
-	struct tmesh_places *places = make_places(0), *small = make_places(1);
-	struct tmesh_placed *placed = place(places, at[0]), *without_room = place(small, at[0]);
-	const uint32_t nowhere[] = {0, 0, 99};
-	struct tmesh_placed_opts opts = {
-		.size = sizeof(opts), .at = nowhere, .folder = folder, .places = places};
-	struct bound bound = bind_placed(placed);
-	struct tmesh_placed_value inputs[] = {{"x", bound.x}, {"b", NULL}};
-	pid_t child;
+	const char *text = "graph plain\n"
+			   "x = input : float32[2,4]\n"
+			   "b = input cache=reuse : float32[4]\n"
+			   "y = add(x, b)\n"
+			   "output y = y\n";
 
-	FAILS(tmesh_places_create, -EINVAL, &few, OUT, err);
-	FAILS(tmesh_places_used, -EINVAL, places, 99, OUT, err);
-	FAILS(tmesh_places_stats, -EINVAL, places, &(struct tmesh_places_stats){0}, err);
-	FAILS(tmesh_placed_create, -EINVAL, graph, &opts, OUT, err);
-	FAILS(tmesh_placed_at, -EINVAL, placed, OUT, 2, err);
-	FAILS(tmesh_placed_bind, -EINVAL, placed, ctx, inputs, 1, NULL, 0, OUT, err);
-	FAILS(tmesh_placed_bind, -ENOSPC, without_room, ctx, inputs, 2, NULL, 0, OUT, err);
-	FAILS(tmesh_placed_binding_tensor, -ENOENT, bound.binding, "x", OUT, err);
-	/* A forked child has no part in what its parent has open. */
-	child = fork();
-	if (!child) {
-		outputs_fill();
-		CHECK(tmesh_places_sweep(places, OUT, NULL) == -EPERM);
-		CHECK(tmesh_places_used(places, 0, OUT, NULL) == -EPERM);
-		CHECK(tmesh_places_stats(places, OUT, NULL) == -EPERM);
-		CHECK(tmesh_placed_at(placed, OUT, 3, NULL) == -EPERM);
-		CHECK(outputs_are_full(&out, sizeof(out)));
-		unit_leave(0);
-	}
-	join_child(child);
-	unbind(&bound);
-	tmesh_placed_unref(without_room);
-	tmesh_placed_unref(placed);
-	tmesh_places_unref(small);
-	tmesh_places_unref(places);
+	return !mkdtemp(folder) || tmesh_ctx_open(NULL, &ctx, NULL) ||
+	       tmesh_engine_context_create(ctx, "fake", NULL, &context, NULL) ||
+	       tmesh_graph_parse(text, strlen(text), &graph, NULL);
+}
+
+static int teardown(void **state)
+{
+	tmesh_graph_unref(graph);
+	tmesh_engine_context_unref(context);
+	tmesh_ctx_unref(ctx);
+	return rmdir(folder);
 }
 
 UNIT_MAIN("engine outputs", setup, teardown)

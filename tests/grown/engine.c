@@ -152,34 +152,6 @@ static void test_graph(void **state)
 	tmesh_graph_unref(graph);
 }
 
-static void test_places(void **state)
-{
-	struct tmesh_engine_context *context = engine(*state);
-	struct tmesh_places_place place = {.context = context, .node = -1};
-	struct tmesh_places_opts *opts = OPTIONS(tmesh_places_opts);
-	struct tmesh_placed_opts *placed_opts = OPTIONS(tmesh_placed_opts);
-	struct tmesh_places_stats *stats = SIZED(tmesh_places_stats);
-	static const uint32_t at[3];
-	struct tmesh_graph *graph = sum();
-	struct tmesh_places *places;
-	struct tmesh_placed *placed;
-
-	opts->places = &place;
-	opts->place_count = 1;
-	assert_ok(tmesh_places_create(opts, &places, err));
-	placed_opts->at = at;
-	placed_opts->folder = folder;
-	placed_opts->places = places;
-	assert_ok(tmesh_placed_create(graph, placed_opts, &placed, err));
-	assert_ok(tmesh_places_stats(places, stats, err));
-	assert_int_equal(stats->held, 1);
-	assert_int_equal(stats->bytes_copied, 0);
-	tmesh_placed_unref(placed);
-	tmesh_places_unref(places);
-	tmesh_graph_unref(graph);
-	tmesh_engine_context_unref(context);
-}
-
 static void test_placement(void **state)
 {
 	static const char text[] = "graph g\nx = input : float32[4]\ny = silu(x)\noutput y = y\n";
@@ -274,9 +246,9 @@ static int remove_folder(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_dispatch),	TEST(test_connect),   TEST(test_graph),
-		TEST(test_places),	TEST(test_placement), TEST(test_devices),
-		TEST(test_wrong_sizes), TEST(test_tmeshctl),
+		TEST(test_dispatch),  TEST(test_connect), TEST(test_graph),
+		TEST(test_placement), TEST(test_devices), TEST(test_wrong_sizes),
+		TEST(test_tmeshctl),
 	};
 
 	if (argc != 2)

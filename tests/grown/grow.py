@@ -28,8 +28,6 @@ FROZEN = {
     "tmesh_engine_weight": "callers' arrays have it, in the options of the call",
     "tmesh_engine_value": "callers' arrays have it; an engine's plug-in reads them",
     "tmesh_page_victim": "callers' arrays have it",
-    "tmesh_placed_value": "callers' arrays have it",
-    "tmesh_places_place": "callers' arrays have it",
     "tmesh_placement_place": "callers' arrays have it",
     "tmesh_placement_link": "callers' arrays have it",
 }

@@ -6,8 +6,6 @@
 #include "jobs.h"
 #include "paging.h"
 
-#include <tmesh/placement.h>
-
 static void drop_context(void *object)
 {
 	tmesh_engine_context_unref(object);
@@ -28,29 +26,13 @@ static void drop_cancellable(void *object)
 	tmesh_engine_cancellable_unref(object);
 }
 
-static void drop_placed(void *object)
-{
-	tmesh_placed_unref(object);
-}
-
-static void drop_placed_binding(void *object)
-{
-	tmesh_placed_binding_unref(object);
-}
-
-static void drop_places(void *object)
-{
-	tmesh_places_unref(object);
-}
-
 static void drop_tensor(void *object)
 {
 	tmesh_engine_tensor_unref(object);
 }
 
-static void (*const drops[])(void *object) = {drop_context,	drop_graph,  drop_binding,
-					      drop_cancellable, drop_placed, drop_placed_binding,
-					      drop_places,	drop_tensor};
+static void (*const drops[])(void *object) = {drop_context, drop_graph, drop_binding,
+					      drop_cancellable, drop_tensor};
 
 void engine_dtor(ErlNifEnv *env, void *object)
 {
@@ -91,9 +73,8 @@ ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum engine_ki
 bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum engine_kind kind, struct engine **engine,
 		struct tmesh_error *err)
 {
-	static const char *const what[] = {"an engine",	    "a graph",	      "a binding",
-					   "a cancellable", "a placed graph", "a placed binding",
-					   "places",	    "a device tensor"};
+	static const char *const what[] = {"an engine", "a graph", "a binding", "a cancellable",
+					   "a device tensor"};
 
 	if (enif_get_resource(env, term, engine_type, (void **)engine) && (*engine)->kind == kind)
 		return true;
@@ -142,7 +123,17 @@ NIF(engine_info)
 			       enif_make_uint(env, tmesh_engine_context_pid(engine->object))));
 }
 
-static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, enum named_takes takes, struct named *out,
+#define NAME_SIZE 512
+#define MAX_VALUES 65536
+
+/* An item of a list: {name, handle} or {name, handle, in_place | nil}. */
+struct named {
+	char name[NAME_SIZE], in_place[NAME_SIZE];
+	struct tmesh_tensor *tensor;	    /* with a reference, or NULL and */
+	struct tmesh_engine_tensor *device; /* with a reference */
+};
+
+static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, bool devices, struct named *out,
 		    struct tmesh_error *err)
 {
 	const ERL_NIF_TERM *field;
@@ -160,20 +151,17 @@ static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, enum named_takes takes, s
 	if (arity == 3 && !enif_is_identical(field[2], atoms.nil) &&
 	    !get_text(env, field[2], out->in_place, sizeof(out->in_place)))
 		return refuse(err, -EINVAL, "in_place names an input") == 0;
-	if (takes == DEVICES_TOO &&
-	    enif_get_resource(env, field[1], engine_type, (void **)&engine)) {
+	if (devices && enif_get_resource(env, field[1], engine_type, (void **)&engine)) {
 		if (!get_engine(env, field[1], TENSOR, &engine, err))
 			return false;
 		out->device = tmesh_engine_tensor_ref(engine->object);
 		return true;
 	}
-	if (takes == NIL_TOO && enif_is_identical(field[1], atoms.nil))
-		return true;
 	out->tensor = get_tensor(env, field[1], &handle, err);
 	return out->tensor;
 }
 
-void free_named(struct named *named, unsigned int count)
+static void free_named(struct named *named, unsigned int count)
 {
 	for (unsigned int i = 0; i < count; i++) {
 		if (named[i].tensor)
@@ -183,8 +171,10 @@ void free_named(struct named *named, unsigned int count)
 	enif_free(named);
 }
 
-struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, enum named_takes takes,
-			unsigned int *count, struct tmesh_error *err)
+/* Read a list of items, in which device tensors may stand for handles where @devices. The caller
+ * frees it with free_named(). NULL: @err is filled. */
+static struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, bool devices, unsigned int *count,
+			       struct tmesh_error *err)
 {
 	struct named *named;
 	unsigned int length;
@@ -201,7 +191,7 @@ struct named *get_named(ErlNifEnv *env, ERL_NIF_TERM list, enum named_takes take
 		return NULL;
 	}
 	while (enif_get_list_cell(env, list, &head, &list)) {
-		if (!get_one(env, head, takes, &named[*count], err)) {
+		if (!get_one(env, head, devices, &named[*count], err)) {
 			free_named(named, *count);
 			return NULL;
 		}
@@ -229,7 +219,7 @@ static ERL_NIF_TERM graph_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[
 		return make_error(env, &err);
 	if (!get_text(env, argv[1], path, sizeof(path)))
 		return make_refusal(env, -EINVAL, "a graph has a path of at most 4095 bytes");
-	named = get_named(env, argv[2], TENSORS, &count, &err);
+	named = get_named(env, argv[2], false, &count, &err);
 	if (!named)
 		return make_error(env, &err);
 	weights = enif_alloc((count + (size_t)1) * sizeof(*weights));
@@ -364,10 +354,10 @@ static ERL_NIF_TERM bind_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]
 	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
 	    !get_engine(env, argv[1], GRAPH, &graph, &err))
 		return make_error(env, &err);
-	inputs = get_named(env, argv[2], DEVICES_TOO, &input_count, &err);
+	inputs = get_named(env, argv[2], true, &input_count, &err);
 	if (!inputs)
 		return make_error(env, &err);
-	outputs = get_named(env, argv[3], DEVICES_TOO, &output_count, &err);
+	outputs = get_named(env, argv[3], true, &output_count, &err);
 	if (!outputs)
 		term = make_error(env, &err);
 	else if (bind_all(engine, graph, inputs, input_count, outputs, output_count, &binding,
@@ -401,7 +391,7 @@ static ERL_NIF_TERM rebind_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv
 	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
 	    !get_engine(env, argv[1], BINDING, &binding, &err))
 		return make_error(env, &err);
-	named = get_named(env, argv[2], DEVICES_TOO, &count, &err);
+	named = get_named(env, argv[2], true, &count, &err);
 	if (!named)
 		return make_error(env, &err);
 	values = enif_alloc((count + (size_t)1) * sizeof(*values));
@@ -490,13 +480,9 @@ static ERL_NIF_TERM dispatch_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM ar
 	struct engine *binding;
 	int rc;
 
-	if (get_engine(env, argv[0], PLACED_BINDING, &binding, &err))
-		rc = tmesh_placed_dispatch(binding->object, job_cancellable(), &err);
-	else if (get_engine(env, argv[0], BINDING, &binding, &err))
-		rc = tmesh_engine_binding_dispatch_cancellable(binding->object, job_cancellable(),
-							       &err);
-	else
-		rc = err.code;
+	if (!get_engine(env, argv[0], BINDING, &binding, &err))
+		return make_error(env, &err);
+	rc = tmesh_engine_binding_dispatch_cancellable(binding->object, job_cancellable(), &err);
 	return rc ? make_error(env, &err) : atoms.ok;
 }
 
@@ -506,8 +492,7 @@ NIF(engine_dispatch)
 	struct engine *binding, *cancellable = NULL;
 	struct tmesh_error err;
 
-	if ((!get_engine(env, argv[1], PLACED_BINDING, &binding, &err) &&
-	     !get_engine(env, argv[1], BINDING, &binding, &err)) ||
+	if (!get_engine(env, argv[1], BINDING, &binding, &err) ||
 	    (!enif_is_identical(argv[2], atoms.nil) &&
 	     !get_engine(env, argv[2], CANCELLABLE, &cancellable, &err)))
 		return make_error(env, &err);

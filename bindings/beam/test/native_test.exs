@@ -192,28 +192,6 @@ defmodule Tmesh.NativeTest do
       engine_tensor_write: [ref.handle, "x"],
       engine_tensor_export: [ref.handle],
       engine_tensor_destroy: [ref.handle],
-      placed_open: [
-        make_ref(),
-        [ref.handle],
-        graph_text(),
-        [{"x", 0}],
-        [{"a", sealed.handle}],
-        "/tmp"
-      ],
-      placed_partitions: [ref.handle],
-      placed_move: [make_ref(), ref.handle, [0]],
-      placed_at: [ref.handle, 1],
-      placed_bind: [
-        make_ref(),
-        ref.handle,
-        [{"a", sealed.handle}, {"c", nil}],
-        [{"b", other.handle}]
-      ],
-      placed_tensor: [ref.handle, "c"],
-      places_open: [[{ref.handle, 0, -1}], 1],
-      places_sweep: [make_ref(), ref.handle],
-      places_used: [ref.handle, 0],
-      places_stats: [ref.handle],
       engine_dispatch: [make_ref(), ref.handle, cancellable],
       engine_cancellable: [context],
       engine_cancel: [cancellable],
@@ -264,7 +242,7 @@ defmodule Tmesh.NativeTest do
   end
 
   @started [:engine_connect, :engine_graph, :engine_bind, :engine_rebind, :engine_keep] ++
-             [:engine_dispatch, :placed_open, :placed_move, :placed_bind, :places_sweep]
+             [:engine_dispatch]
 
   # Such a call returns a message, with the tag that is its first argument.
   defp answer(name, [tag | _more] = args) when name in @started do
@@ -332,9 +310,7 @@ defmodule Tmesh.NativeTest do
                     [:engine_rebind, :engine_keep, :engine_dispatch] ++
                     [:engine_tensor, :engine_tensor_wrap, :engine_tensor_info] ++
                     [:engine_tensor_read, :engine_tensor_write, :engine_tensor_export] ++
-                    [:engine_tensor_destroy, :placed_open, :placed_partitions, :placed_move] ++
-                    [:placed_at, :placed_bind, :placed_tensor, :places_open, :places_sweep] ++
-                    [:places_used, :places_stats]
+                    [:engine_tensor_destroy]
 
   # There is no engine of that name and no XLA in this VM, and tmesh-mount may not run here.
   defp refused?(name, {:error, {:enoent, _why}})

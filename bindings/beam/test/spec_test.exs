@@ -21,8 +21,7 @@ defmodule Tmesh.SpecTest do
     {Tmesh.Model, :to_nx, 1},
     {Tmesh.Net, :lookup, 1},
     {Tmesh.Net, :names, 0},
-    {Tmesh, :kept_path, 2},
-    {Tmesh.Placed, :at, 1}
+    {Tmesh, :kept_path, 2}
   ]
 
   test "what promises a text or bytes gives a binary, wherever in its result" do

@@ -299,39 +299,42 @@ static PyObject *devices(PyObject *module, PyObject *args)
 	return text;
 }
 
+/* engine_graph_check(text) */
+static PyObject *graph_check(PyObject *module, PyObject *text)
+{
+	struct state *st = PyModule_GetState(module);
+	struct tmesh_graph *graph;
+	struct tmesh_error err;
+	const char *bytes;
+	Py_ssize_t length;
+
+	bytes = PyUnicode_AsUTF8AndSize(text, &length);
+	if (!bytes)
+		return NULL;
+	if (tmesh_graph_parse(bytes, (size_t)length, &graph, &err))
+		return raise_error(st, &err);
+	tmesh_graph_unref(graph);
+	Py_RETURN_NONE;
+}
+
+/* engine_quants() -> [name] */
+static PyObject *quants(PyObject *module, PyObject *args)
+{
+	PyObject *list = PyList_New(0);
+	const char *name;
+
+	for (size_t i = 0; list && (name = tmesh_graph_quant(i, NULL, NULL)); i++)
+		list_add(&list, PyUnicode_FromString(name));
+	return list;
+}
+
 static PyMethodDef functions[] = {
 	{"engine_devices", devices, METH_VARARGS,
 	 "engine_devices(libraries, root, /)\n--\n\nDevices and engines, as JSON."},
-	{"engine_graph_check", engine_graph_check, METH_O,
+	{"engine_graph_check", graph_check, METH_O,
 	 "engine_graph_check(text, /)\n--\n\nRaise what an engine would say of the text."},
-	{"engine_quants", engine_quants, METH_NOARGS,
+	{"engine_quants", quants, METH_NOARGS,
 	 "engine_quants()\n--\n\nNames of the types of blocks that weights may have."},
-	{"engine_places_create", engine_places_create, METH_VARARGS,
-	 "engine_places_create(places, idle_ns, /)\n--\n\n"
-	 "Places by leases; places are (EngineContext, memory, node)."},
-	{"engine_places_sweep", engine_places_sweep, METH_O,
-	 "engine_places_sweep(places, /)\n--\n\nHow many graphs were given up."},
-	{"engine_places_used", engine_places_used, METH_VARARGS,
-	 "engine_places_used(places, index, /)\n--\n\nBytes."},
-	{"engine_places_stats", engine_places_stats, METH_O,
-	 "engine_places_stats(places, /)\n--\n\nWhat they counted."},
-	{"engine_placed_create", engine_placed_create, METH_VARARGS,
-	 "engine_placed_create(text, at, contexts, weights, folder, /)\n--\n\n"
-	 "A graph over several engines, or on places."},
-	{"engine_placed_partitions", engine_placed_partitions, METH_O,
-	 "engine_placed_partitions(placed, /)\n--\n\n"
-	 "Parts: (place, text, operators by nodes, outputs)."},
-	{"engine_placed_at", engine_placed_at, METH_O,
-	 "engine_placed_at(placed, /)\n--\n\n{node: place}."},
-	{"engine_placed_move", engine_placed_move, METH_VARARGS,
-	 "engine_placed_move(placed, at, /)\n--\n\nGo to other places."},
-	{"engine_placed_bind", engine_placed_bind, METH_VARARGS,
-	 "engine_placed_bind(placed, inputs, outputs, /)\n--\n\n"
-	 "A binding; values are (name, Tensor or None)."},
-	{"engine_placed_dispatch", engine_placed_dispatch, METH_VARARGS,
-	 "engine_placed_dispatch(binding, cancellable, /)\n--\n\nRun all parts."},
-	{"engine_placed_tensor", engine_placed_tensor, METH_VARARGS,
-	 "engine_placed_tensor(binding, name, /)\n--\n\nWhere an input of its own lies."},
 	{NULL},
 };
 

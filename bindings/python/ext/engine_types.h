@@ -52,30 +52,6 @@ int engine_dispatch_end(struct state *st, struct engine_dispatch *dispatch, int 
 			const struct tmesh_error *err);
 extern PyType_Spec engine_cancellable_spec;
 
-/* engine_split.c */
-struct tmesh_graph;
-struct tmesh_graph_partitions;
-PyObject *engine_graph_check(PyObject *module, PyObject *text);
-PyObject *engine_quants(PyObject *module, PyObject *args);
-/* Return a list with (place, text, {node: operator}, outputs) of each part. */
-PyObject *engine_list_partitions(const struct tmesh_graph_partitions *parts);
-/* Read a dict of {node: place} into @at. A node that is missing from it has no place. Return -1
- * with an exception. */
-int engine_read_places(const struct tmesh_graph *graph, PyObject *given, uint32_t *at);
-
-/* engine_placed.c */
-PyObject *engine_places_create(PyObject *module, PyObject *args);
-PyObject *engine_places_sweep(PyObject *module, PyObject *capsule);
-PyObject *engine_places_used(PyObject *module, PyObject *args);
-PyObject *engine_places_stats(PyObject *module, PyObject *capsule);
-PyObject *engine_placed_create(PyObject *module, PyObject *args);
-PyObject *engine_placed_partitions(PyObject *module, PyObject *capsule);
-PyObject *engine_placed_at(PyObject *module, PyObject *capsule);
-PyObject *engine_placed_move(PyObject *module, PyObject *args);
-PyObject *engine_placed_bind(PyObject *module, PyObject *args);
-PyObject *engine_placed_dispatch(PyObject *module, PyObject *args);
-PyObject *engine_placed_tensor(PyObject *module, PyObject *args);
-
 /* engine.c */
 struct tmesh_devices;
 /* @list: a tuple of (engine, file). Return NULL with an exception. */

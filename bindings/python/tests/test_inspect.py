@@ -217,7 +217,6 @@ BY_HAND = {
     "tmesh_kept_info": {"backend", "count"},
     "tmesh_page_pool_info": set(),
     "tmesh_pages_info": set(),
-    "tmesh_places_stats": set(),
     "tmesh_model_report": {"method", "hash"},
 }
 

@@ -118,37 +118,6 @@ defmodule Tmesh.Native do
 
   nif engine_keep(reference(), engine(), pages()) :: started()
 
-  nif placed_open(
-        reference(),
-        [engine()] | (places :: engine()),
-        graph :: binary(),
-        [{String.t(), non_neg_integer()}],
-        [{String.t(), handle()}],
-        folder :: String.t()
-      ) :: started()
-
-  nif placed_partitions(engine()) :: result([non_neg_integer()])
-  nif placed_move(reference(), engine(), [non_neg_integer()]) :: started()
-  nif placed_at(engine(), nodes :: non_neg_integer()) :: result([non_neg_integer()])
-  nif placed_tensor(binding :: engine(), name :: String.t()) :: result({handle(), ref()})
-
-  # memory 0: no limit; node -1: any.
-  nif places_open(
-        [{engine(), memory :: non_neg_integer(), node :: integer()}],
-        idle_ns :: non_neg_integer()
-      ) :: result(engine())
-
-  nif places_sweep(reference(), engine()) :: started()
-  nif places_used(engine(), index :: non_neg_integer()) :: result(non_neg_integer())
-  nif places_stats(engine()) :: result(map())
-
-  nif placed_bind(
-        reference(),
-        engine(),
-        [{String.t(), handle() | nil}],
-        [{String.t(), handle()}]
-      ) :: started()
-
   nif engine_dispatch(reference(), engine(), cancellable :: engine() | nil) :: started()
   nif engine_cancellable(context()) :: result(engine())
   nif engine_cancel(engine()) :: :ok | {:error, reason()}
