@@ -122,7 +122,7 @@ static int keep_files(const struct verb *verb, const char *path, bool folder, co
 	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
 	struct stat st;
-	int status;
+	int status, rc;
 
 	if (strchr(name, '/') || *name == '.')
 		usage_error(verb,
@@ -143,10 +143,11 @@ static int keep_files(const struct verb *verb, const char *path, bool folder, co
 	progress_begin(&progress, "reading", 0);
 	opts->progress = show_progress;
 	opts->progress_data = &progress;
-	if (tmesh_keep_folder(ctx, name, path, opts, &err))
-		status = complain("keeping", &err);
+	rc = tmesh_keep_folder(ctx, name, path, opts, &err);
 	progress_end(&progress);
-	if (!status)
+	if (rc)
+		status = complain("keeping", &err);
+	else
 		tell_path(ctx, name, folder ? NULL : slash ? slash + 1 : path);
 	tmesh_ctx_unref(ctx);
 	return status;

@@ -103,14 +103,14 @@ class Base(unittest.TestCase):
         with open(os.path.join(self.dir, name), "rb") as file:
             return file.read()
 
-    def on_terminal(self, *args, rows=65535):
+    def on_terminal(self, *args, rows=65535, wrapper=()):
         """Return a command's output on a terminal, and its status. It has a row for everything: what the test
-        is about is shown however much others hold."""
+        is about is shown however much others hold. wrapper: a program that starts it."""
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 80, 0, 0))
         with os.fdopen(leader, "rb", 0) as screen:
             with os.fdopen(follower, "wb", 0) as terminal:
-                process = subprocess.Popen([TOOL, *args], stdin=subprocess.DEVNULL,
+                process = subprocess.Popen([*wrapper, TOOL, *args], stdin=subprocess.DEVNULL,
                                            stdout=terminal, stderr=terminal)
             said = b""
             with contextlib.suppress(OSError):  # EIO: the other side is closed

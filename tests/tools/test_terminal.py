@@ -45,6 +45,17 @@ class Terminal(Base):
         out, said = tool("put", self.slow_pipe("b"), *args)
         self.assertEqual((out, said), (b"", ""))
 
+    def test_an_error_takes_the_line_of_progress(self):
+        """keep reads a file, and its keeper has no room for it. tmeshctl is stopped again and again, so it is slow enough for progress."""
+        os.environ.update(TMESH_BACKEND="memfd", TMESH_KEEPER_BYTES="1000000")
+        self.addCleanup(os.environ.pop, "TMESH_KEEPER_BYTES")
+        slow = ("while read -r _ _ state _ </proc/$!/stat && [ $state != Z ]; do kill -STOP $!; sleep 0.4; kill -CONT $!; sleep 0.01; done; "
+                "wait $!")
+        said, status = self.on_terminal("keep", "--file", self.file(bytes(64 << 20)), "large", wrapper=["sh", "-c", f'"$@" & {slow}', "sh"])
+        self.assertEqual(status, 1, said)
+        self.assertRegex(said, r"\rreading: +\d+% ")
+        self.assertIn("\r\033[Ktmeshctl: keeping: ", said)
+
     @any_backend
     def test_no_progress_for_what_is_quick(self):
         # On a busy machine it may not be quick; a short operation may have shown nothing.
