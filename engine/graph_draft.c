@@ -192,17 +192,13 @@ int tmesh_graph_parse(const char *text, size_t bytes, struct tmesh_graph **out,
 {
 	struct tmesh_error own;
 	struct draft draft = {0};
-	size_t at = 0;
 	int rc;
 
 	if (!err)
 		err = &own;
 	if (bytes > GRAPH_MAX_BYTES)
 		return tmesh_fail(err, -E2BIG, "a graph has at most %d MiB", GRAPH_MAX_BYTES >> 20);
-	while (at < bytes && strchr(" \t\r\n", text[at]) && text[at])
-		at++;
-	rc = (at < bytes && text[at] == '{' ? graph_read_json : graph_read_text)(text, bytes,
-										 &draft, err);
+	rc = graph_read_text(text, bytes, &draft, err);
 	if (!rc)
 		rc = draft_build(&draft, out, err);
 	draft_free(&draft);

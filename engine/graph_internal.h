@@ -104,8 +104,7 @@ void draft_free(struct draft *draft);
 int graph_grow(void **list, size_t count, size_t *room, size_t item, size_t most,
 	       struct tmesh_error *err);
 
-/* graph_json.c, graph_text.c */
-int graph_read_json(const char *text, size_t bytes, struct draft *draft, struct tmesh_error *err);
+/* graph_text.c */
 int graph_read_text(const char *text, size_t bytes, struct draft *draft, struct tmesh_error *err);
 
 #endif /* TMESH_ENGINE_GRAPH_INTERNAL_H */

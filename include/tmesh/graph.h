@@ -4,10 +4,10 @@
  * of libtmesh-engine; see tmesh/tmesh.h for the conventions of all calls. Since 0.2.
  * Maturity: experimental.
  *
- * A graph does not contain the place where it runs. It is built by calls, or read from JSON or
- * text. It can be written as either and as DOT. An engine that takes graphs ("ggml") opens a file
- * of it by tmesh_engine_graph_open(). Shapes have the fastest dimension last.
- * docs/reference/engines.md has the formats.
+ * A graph does not contain the place where it runs. It is built by calls, or read from text. It can
+ * be written as text, JSON and DOT. An engine that takes graphs ("ggml") opens a file of its text
+ * by tmesh_engine_graph_open(). Shapes have the fastest dimension last. docs/reference/engines.md
+ * has the formats.
  *
  * A graph belongs to one thread while it is built; complete, any number may read it.
  */
@@ -145,10 +145,10 @@ int tmesh_graph_find(const struct tmesh_graph *graph, const char *name, uint32_t
 		     struct tmesh_error *err);
 
 /*
- * Read a graph from @bytes of JSON, or of text if the first character is no "{". Nodes may stand in
- * any order. Everything is checked, because the text may be hostile. Return: 0; -EPROTO (malformed;
- * an unknown operator or attribute, a cycle, an input that is no node, dtypes or shapes as for
- * tmesh_graph_add()); -ENOMEM. For sizes: -E2BIG (more than 16 MiB, or too many nodes).
+ * Read a graph from @bytes of text. Nodes may stand in any order. Everything is checked, because
+ * the text may be hostile. Return: 0; -EPROTO (malformed; an unknown operator or attribute, a
+ * cycle, an input that is no node, dtypes or shapes as for tmesh_graph_add()); -ENOMEM. For sizes:
+ * -E2BIG (more than 16 MiB, or too many nodes).
  */
 int tmesh_graph_parse(const char *text, size_t bytes, struct tmesh_graph **out,
 		      struct tmesh_error *err);

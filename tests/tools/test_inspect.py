@@ -346,12 +346,11 @@ class GraphFile(Base):
     TEXT = b"graph g\nh = matmul(x, w)\nx = input : float32[2,4]\nw = weight : float16[3,4]\noutput y = h\n"
     WHOLE = b"graph g\nx = input : float32[2,4]\nw = weight : float16[3,4]\nh = matmul(x, w) : float32[2,3]\noutput y = h\n"
 
-    def test_every_form_of_every_form(self):
+    def test_every_form(self):
         path = self.file(self.TEXT, "g.graph")
         self.assertEqual(tool("graph", path)[0], self.WHOLE)
         found = answer("graph", path)
         self.assertEqual([node["shape"] for node in found["nodes"] if node["name"] == "h"], [[2, 3]])
-        self.assertEqual(tool("graph", self.file(tool("graph", path, "--json")[0], "g.json"))[0], self.WHOLE)
         dot = tool("graph", "--dot", path)[0]
         done = subprocess.run(["dot", "-Tjson0"], input=dot, capture_output=True, check=True)
         self.assertTrue(any("matmul" in node.get("label", "") for node in json.loads(done.stdout)["objects"]))
@@ -364,7 +363,7 @@ class GraphFile(Base):
                    "shape": (self.TEXT.replace(b"[3,4]", b"[3,5]"), 'node "h"'),
                    "huge": (self.TEXT.replace(b"[3,4]", b"[99999999999,99999999999]"), "2^48"),
                    "operator": (b"graph g\nx = \x1b[31m : float32[1]\n", "line 2"),
-                   "json": (b'{"tmesh_graph": 1, "name": "g", "nodes": [{"name": "x\\u001b"}], "outputs": {}}', "node 0"),
+                   "json": (b'{"tmesh_graph": 1, "name": "g", "nodes": [{"name": "x\\u001b"}], "outputs": {}}', "begins with"),
                    "zero": (b"graph g\n\0\0", ""), "empty": (b"", ""),
                    "gguf": (b"GGUF" + bytes(60), "tmesh.graphs.of_model()")}
         for name, (data, word) in hostile.items():

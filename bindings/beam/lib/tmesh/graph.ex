@@ -156,8 +156,7 @@ defmodule Tmesh.Graph do
   defp made({:error, reason}), do: {:error, Error.from_native(reason)}
 
   @doc """
-  Read a graph from JSON, or from text if the first character is not `{`. It is checked completely, even if it is
-  hostile.
+  Read a graph from its text. It is checked completely, even if it is hostile.
 
   Errors: `:protocol` (the message names the node or the line), `:system` (more than 16 MiB or 65,536 nodes).
   """
@@ -168,7 +167,7 @@ defmodule Tmesh.Graph do
   @spec read(Path.t()) :: {:ok, t()} | {:error, Error.t()}
   def read(path), do: path |> Path.expand() |> Native.graph_read() |> made()
 
-  @doc "Return the graph as JSON, which C and `parse/1` read."
+  @doc "Return the graph as JSON."
   @spec to_json(t()) :: {:ok, String.t()} | {:error, Error.t()}
   def to_json(%__MODULE__{} = graph), do: written(graph, :json)
 
