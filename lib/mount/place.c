@@ -15,6 +15,8 @@
 #include "mount.h"
 
 #define TYPE "fuse.tmesh"
+#define MODULE_TYPE "tmesh"
+#define TAKEN "is taken: another file system is mounted there"
 
 static bool refuse(const char *path, const char *why)
 {
@@ -109,19 +111,21 @@ static bool clear_mounts(const char *path)
 {
 	char type[64], way[32];
 
-	/* A mount may cover another one. */
-	for (int i = 0; i < 8 && mounted(path, type); i++) {
+	/* A mount may cover another one. An empty folder of another file system is as good as any:
+	 * a container's volume is one. */
+	for (int i = 0; i < 8 && mounted(path, type) && strcmp(type, MODULE_TYPE); i++) {
 		if (strcmp(type, TYPE))
-			return refuse(path, "is taken: another file system is mounted there");
+			return true;
 		if (getxattr(path, MOUNT_XATTR, way, sizeof(way)) > 0)
 			return refuse(path, "is taken: another tmesh-mount serves it");
 		detach(path);
 	}
-	return true;
+	return !mounted(path, type) || refuse(path, TAKEN);
 }
 
 bool place_prepare(const char *path)
 {
+	char type[64];
 	struct stat st;
 	bool good;
 	int dir;
@@ -143,7 +147,8 @@ bool place_prepare(const char *path)
 	if (st.st_uid != geteuid())
 		good = refuse(path, "belongs to another user: choose a folder of your own");
 	else if (!is_empty(dir))
-		good = refuse(path, "is not empty: choose an empty folder");
+		good = refuse(path,
+			      mounted(path, type) ? TAKEN : "is not empty: choose an empty folder");
 	else
 		good = true;
 	close(dir);

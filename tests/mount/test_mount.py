@@ -224,7 +224,27 @@ def test_places(folder):
         assert os.listdir(mount.place) == []
 
 
-TESTS = [test_tree, test_names, test_random_reader, test_replaced_and_dropped, test_held, test_modes, test_places,
+def test_volume(folder):
+    """a mount point that is a mount itself, as a container's volume is; after a kill, and with a file in it"""
+    place = os.path.join(folder, "volume")
+    os.makedirs(place)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
+    try:
+        for how in (signal.SIGKILL, signal.SIGTERM):
+            with subprocess.Popen([*PROGRAM, place]) as process:
+                wait_until("mounted", lambda: process.poll() is not None or not errno_of(os.getxattr, place, "user.tmesh.mount"))
+                assert process.poll() is None, "tmesh-mount ended"
+                process.send_signal(how)
+        assert os.listdir(place) == []
+        os.mkdir(os.path.join(place, "x"))
+        done = subprocess.run([*PROGRAM, place], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert done.returncode == 1 and "another file system" in done.stderr, done
+    finally:
+        while not subprocess.run(["umount", "-l", place], stderr=subprocess.DEVNULL, check=False).returncode:
+            pass
+
+
+TESTS = [test_tree, test_names, test_random_reader, test_replaced_and_dropped, test_held, test_modes, test_places, test_volume,
          *test_hostile.TESTS, *test_floods.TESTS, *test_outside.TESTS, *test_loader.TESTS]
 
 
