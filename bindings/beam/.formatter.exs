@@ -2,5 +2,5 @@
 [
   inputs: ["{mix,.formatter}.exs", "{lib,test}/**/*.{ex,exs}"],
   line_length: 100,
-  locals_without_parens: [bang: 1, nif: 1]
+  locals_without_parens: [nif: 1]
 ]

@@ -48,7 +48,10 @@ defmodule Tmesh do
       The environment variable `TMESH_BACKEND` replaces `:auto`
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang,
+      ~w(keep/3 open_kept/2 keep_folder/3 kept_path/2 kept_files/1 kept/0 drop/1 flush/1
+         regions/0 holders/1 backend/0 caps/0 stats/0 trim/0)
+
   import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
   alias Tmesh.{Bundle, Context, Error, Janitor, Model, Native, Options, ZeroCopy}
@@ -403,34 +406,6 @@ defmodule Tmesh do
   """
   @spec drop(String.t()) :: :ok | {:error, Error.t()}
   def drop(name), do: Context.get() |> Native.drop_kept(name) |> result()
-
-  bang keep(
-         what :: TensorRef.t() | Bundle.t() | Model.t() | %{String.t() => Bundle.value()},
-         name :: String.t(),
-         opts :: [keep_option()] \\ []
-       ) :: TensorRef.t() | Bundle.t()
-
-  bang open_kept(name :: String.t(), opts :: [uid: non_neg_integer()] \\ []) ::
-         Bundle.t() | TensorRef.t() | [TensorRef.t()]
-
-  bang keep_folder(
-         path :: Path.t(),
-         name :: String.t(),
-         opts :: [keep_option() | {:progress, pid() | nil}] \\ []
-       ) :: :ok
-
-  bang kept_path(name :: String.t(), path :: Path.t() | nil \\ nil) :: String.t()
-  bang kept_files(name :: String.t()) :: [kept_file()]
-  bang kept() :: [kept()]
-  bang drop(name :: String.t()) :: :ok
-
-  bang flush(timeout :: timeout() \\ :infinity) :: :ok
-  bang regions() :: [region()]
-  bang holders(of :: TensorRef.t() | String.t()) :: [holder()]
-  bang backend() :: :kernel | :memfd
-  bang caps() :: [cap()]
-  bang stats() :: %{atom() => non_neg_integer()}
-  bang trim() :: non_neg_integer()
 
   defp result(:ok), do: :ok
   defp result({:ok, value}), do: {:ok, value}

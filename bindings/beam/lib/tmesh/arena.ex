@@ -14,8 +14,7 @@ defmodule Tmesh.Arena do
   are held. The tensors outlive the arena.
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(create/1)
   alias Tmesh.{Context, Error, Native, Options}
 
   @enforce_keys [:native, :label]
@@ -52,6 +51,4 @@ defmodule Tmesh.Arena do
       end
     end
   end
-
-  bang create(opts :: [option()] \\ []) :: t()
 end

@@ -51,7 +51,9 @@ defmodule Tmesh.Arrow do
   plain Elixir cannot harm the VM. Tests compare them with pyarrow in both directions.
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang,
+      ~w(from_list/2 from_columns/2 import_table/1 export_ipc/1 to_list/1 to_list/2 column/2
+         to_columns/1 stream_pointer/1 release/1)
 
   alias Tmesh.{Config, Error, Native, ZeroCopy}
   alias Tmesh.Arrow.{Column, Ipc, Type}
@@ -333,22 +335,6 @@ defmodule Tmesh.Arrow do
   @spec release(TableRef.t()) :: :ok | {:error, Error.t()}
   def release(%TableRef{ref: nil}), do: :ok
   def release(%TableRef{ref: ref}), do: ZeroCopy.release(ref)
-
-  bang from_list(values :: [term()], type :: type()) :: ArrayRef.t()
-
-  bang from_columns(
-         columns :: %{String.t() => column()} | [{String.t(), column()}],
-         opts :: [ZeroCopy.region_option()] \\ []
-       ) :: TableRef.t()
-
-  bang import_table(table :: TensorRef.t() | map() | binary()) :: TableRef.t()
-  bang export_ipc(table :: TableRef.t()) :: binary()
-  bang to_list(array :: ArrayRef.t()) :: [term()]
-  bang to_list(table :: TableRef.t(), name :: String.t()) :: [term()]
-  bang column(table :: TableRef.t(), name :: String.t()) :: [ArrayRef.t()]
-  bang to_columns(table :: TableRef.t()) :: %{String.t() => [term()]}
-  bang stream_pointer(table :: TableRef.t()) :: {pos_integer(), reference()}
-  bang release(table :: TableRef.t()) :: :ok
 
   defp table_of(ref) do
     with {:ok, stream} <- ZeroCopy.to_binary(ref, copy: false),

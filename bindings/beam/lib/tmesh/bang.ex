@@ -1,31 +1,44 @@
 # SPDX-License-Identifier: MIT
 defmodule Tmesh.Bang do
   @moduledoc false
-  # The variants that raise, with their documentation and types:
+  # The variants that raise, with their documentation, and the types of the functions' specs:
   #
-  #     bang seal(ref :: TensorRef.t()) :: :ok
+  #     use Tmesh.Bang, ~w(seal/1)
   #
-  # gives `seal!/1` of a `seal/1` that has `:ok` or `{:error, error}`.
+  # gives `seal!/1` of a `seal/1` whose spec has `:ok`, `{:ok, value}` and `{:error, error}`.
 
-  defmacro bang({:"::", _meta, [{name, _call, params}, returned]}) do
-    parts = Enum.map(params, &parts/1)
-    arity = length(parts)
+  defmacro __using__(names) do
+    quote do
+      @before_compile Tmesh.Bang
+      @bangs unquote(names)
+    end
+  end
+
+  defmacro __before_compile__(env) do
+    for signature <- Module.get_attribute(env.module, :bangs) do
+      [name, arity] = String.split(signature, "/")
+      variant(String.to_atom(name), String.to_integer(arity), env.module)
+    end
+  end
+
+  defp variant(name, arity, module) do
+    [{types, returned, guards}] =
+      for {:spec, spec, _where} <- Module.get_attribute(module, :spec),
+          {^name, types, returned, guards} <- [parts(spec)],
+          length(types) == arity,
+          do: {types, values(returned), guards}
+
     bang = :"#{name}!"
-    names = for {variable, _type, _default} <- parts, do: variable
-    types = for {_variable, type, _default} <- parts, do: type
-
-    heads =
-      for {variable, _type, default} <- parts do
-        with {:ok, value} <- default, do: {:\\, [], [variable, value]}, else: (:error -> variable)
-      end
-
-    # Make a spec for each number of defaults that are left out, from the right.
-    optional = Enum.count(parts, &match?({_variable, _type, {:ok, _value}}, &1))
+    names = names(module, name, arity)
+    # The arguments that calls without defaults pass on.
+    passed = for less <- 0..(arity - 1)//1, args = passed(module, name, less, arity), do: args
+    heads = Enum.zip_with(names, hd(passed ++ [names]), &head/2)
 
     specs =
-      for left_out <- 0..optional do
-        given = types |> Enum.zip(parts) |> leave_out(left_out)
-        quote do: @spec(unquote(bang)(unquote_splicing(given)) :: unquote(returned))
+      for args <- [names | passed] do
+        given = for {type, arg} <- Enum.zip(types, args), variable?(arg), do: type
+        spec = quote do: unquote(bang)(unquote_splicing(given)) :: unquote(returned)
+        quote do: @spec(unquote(if guards, do: {:when, [], [spec, guards]}, else: spec))
       end
 
     quote do
@@ -36,25 +49,56 @@ defmodule Tmesh.Bang do
     end
   end
 
-  defp parts({:\\, _meta, [param, default]}) do
-    {variable, type, :error} = parts(param)
-    {variable, type, {:ok, default}}
+  defp parts({:when, _meta, [spec, guards]}), do: spec |> parts() |> put_elem(3, guards)
+
+  defp parts({:"::", _meta, [{name, _call, types}, returned]}),
+    do: {name, types || [], returned, nil}
+
+  # The type of what is returned without an error.
+  defp values({:|, meta, [one, more]}) do
+    case {values(one), values(more)} do
+      {nil, value} -> value
+      {value, nil} -> value
+      both -> {:|, meta, Tuple.to_list(both)}
+    end
   end
 
-  defp parts({:"::", _meta, [variable, type]}), do: {variable, type, :error}
+  defp values({:ok, {:"::", _meta, [_name, type]}}), do: type
+  defp values({:ok, type}), do: type
+  defp values({:error, _type}), do: nil
+  defp values(:ok), do: :ok
 
-  defp leave_out(pairs, count) do
-    {kept, _left} =
-      pairs
-      |> Enum.reverse()
-      |> Enum.reduce({[], count}, fn
-        {_type, {_variable, _same, {:ok, _default}}}, {kept, left} when left > 0 ->
-          {kept, left - 1}
+  # The parameters' names in the clauses, each the first that is found.
+  defp names(module, name, arity) do
+    {:v1, :def, _meta, clauses} = Module.get_definition(module, {name, arity})
 
-        {type, _part}, {kept, left} ->
-          {[type | kept], left}
-      end)
-
-    kept
+    for i <- 0..(arity - 1)//1 do
+      found = for {_meta, args, _guards, _body} <- clauses, do: args |> Enum.at(i) |> name()
+      Macro.var(Enum.find(found, :"arg#{i + 1}", & &1), nil)
+    end
   end
+
+  defp name({:=, _meta, [left, right]}), do: name(right) || name(left)
+
+  defp name({:%, _meta, [struct, _fields]}) when is_atom(struct),
+    do: struct |> Module.split() |> List.last() |> Macro.underscore() |> String.to_atom()
+
+  defp name({name, _meta, context}) when is_atom(name) and is_atom(context),
+    do: if(match?("_" <> _unused, "#{name}"), do: nil, else: name)
+
+  defp name(_pattern), do: nil
+
+  # The arguments that a call of fewer passes on to that of @arity: variables, and defaults. nil: there is no such call.
+  defp passed(module, name, less, arity) do
+    with {:v1, :def, _meta, [{_clause, _args, [], {:super, _super, args}}]}
+         when length(args) == arity <-
+           Module.get_definition(module, {name, less}),
+         do: args,
+         else: (_other -> nil)
+  end
+
+  defp variable?(arg),
+    do: match?({name, _meta, context} when is_atom(name) and is_atom(context), arg)
+
+  defp head(name, arg), do: if(variable?(arg), do: name, else: {:\\, [], [name, arg]})
 end

@@ -15,8 +15,7 @@ defmodule Tmesh.Batching do
 
   use GenServer
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(submit/4 generate/4)
   alias Tmesh.{Error, Native, Options}
 
   defmodule Request do
@@ -130,20 +129,6 @@ defmodule Tmesh.Batching do
       answer
     end
   end
-
-  bang submit(
-         client :: client(),
-         prompt :: [token()],
-         max_tokens :: pos_integer(),
-         opts :: options() \\ []
-       ) :: Request.t()
-
-  bang generate(
-         client :: client(),
-         prompt :: [token()],
-         max_tokens :: pos_integer(),
-         opts :: options() \\ []
-       ) :: %{tokens: [token()], done: done()}
 
   defp collect(request, monitor, tokens) do
     case next(request, monitor) do

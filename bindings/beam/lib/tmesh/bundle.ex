@@ -26,8 +26,7 @@ defmodule Tmesh.Bundle do
     * `label` - a name for people, "" without any
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(put/2 open/2 send/3 recv/2 to_map/2 to_json/2)
   alias Tmesh.{Arena, Context, Error, Janitor, Native, Net, Options, Socket, ZeroCopy}
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -193,17 +192,6 @@ defmodule Tmesh.Bundle do
   def release(%__MODULE__{native: native}) do
     :ok = Native.bundle_release(native)
   end
-
-  bang put(
-         tensors :: %{String.t() => value()} | [{String.t(), value()}],
-         opts :: keyword() \\ []
-       ) :: t()
-
-  bang open(ref :: String.t() | map(), opts :: [writable: boolean()] \\ []) :: t()
-  bang send(bundle :: t(), socket :: ZeroCopy.socket(), opts :: [writable: boolean()] \\ []) :: :ok
-  bang recv(socket :: ZeroCopy.socket(), opts :: [timeout: timeout()] \\ []) :: t()
-  bang to_map(bundle :: t(), opts :: [TensorRef.hold_option()] \\ []) :: %{String.t() => term()}
-  bang to_json(bundle :: t(), opts :: [TensorRef.hold_option()] \\ []) :: String.t()
 
   # Return the result of `fun` for the `{name, ref, made?}` of each tensor. Tensors made for the call are released
   # then.

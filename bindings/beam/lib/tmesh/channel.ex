@@ -46,7 +46,7 @@ defmodule Tmesh.Channel do
       end
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang, ~w(create/2 open/3 send/3 flush/2 watch/1 recv/2 call/4)
   import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
   alias Tmesh.{Context, Error, Janitor, Native, Options, ZeroCopy}
@@ -317,16 +317,6 @@ defmodule Tmesh.Channel do
   end
 
   def flush(%__MODULE__{}, _timeout), do: no_timeout()
-
-  bang create(role :: role(), opts :: [option()] \\ []) :: t()
-  bang open(token :: String.t(), role :: role(), opts :: [end_option()] \\ []) :: t()
-  bang send(channel :: t(), message :: message(), timeout :: timeout() \\ :infinity) :: :ok
-  bang flush(channel :: t(), timeout :: timeout() \\ :infinity) :: :ok
-  bang watch(channel :: t()) :: :ok
-  bang recv(channel :: t(), timeout :: timeout() \\ :infinity) :: message()
-
-  bang call(out :: t(), into :: t(), message :: message(), timeout :: timeout() \\ :infinity) ::
-         message()
 
   @doc """
   Leave the channel. Sent messages can still be received while there is a receiver. If this end made the channel and

@@ -27,7 +27,7 @@ defmodule Tmesh.DLPack do
   The tests run with a stand-in for the driver. None of this was ever run on a GPU.
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang, ~w(import_gpu_tensor/2 export_gpu_tensor/1 info/1)
   require Logger
 
   alias Tmesh.{Config, Error, Janitor, Native, Options, Telemetry, ZeroCopy}
@@ -106,14 +106,6 @@ defmodule Tmesh.DLPack do
   """
   @spec info(GPUTensorRef.t()) :: {:ok, map()} | {:error, Error.t()}
   def info(%GPUTensorRef{handle: handle}), do: handle |> Native.gpu_info() |> result()
-
-  bang import_gpu_tensor(
-         ref :: map() | String.t(),
-         opts :: [writable: boolean(), device: {:cuda, non_neg_integer()}] \\ []
-       ) :: GPUTensorRef.t()
-
-  bang export_gpu_tensor(ref :: GPUTensorRef.t()) :: map()
-  bang info(ref :: GPUTensorRef.t()) :: map()
 
   # Tmesh.ZeroCopy.allocate/3 with device: {:cuda, n}.
   @doc false

@@ -22,7 +22,9 @@ defmodule Tmesh.Engine do
   lists the promises.
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang,
+      ~w(devices/1 connect/2 graph/3 bind/4 lifeline/2 rebind/2 cancellable/0 dispatch/2
+         dispatch/4)
 
   alias Tmesh.{Context, Error, Janitor, Native, Options, ZeroCopy}
   alias Tmesh.Engine.Tensor
@@ -386,39 +388,6 @@ defmodule Tmesh.Engine do
       end
     end)
   end
-
-  bang devices(opts :: [program: Path.t()] \\ []) :: %{devices: [map()], engines: [map()]}
-
-  bang connect(name :: String.t(), opts :: [timeout: timeout()] \\ []) :: t()
-
-  bang graph(
-         engine :: t(),
-         path :: Path.t(),
-         opts :: [weights: tensors(), prepack: boolean()] \\ []
-       ) :: Graph.t()
-
-  bang bind(
-         graph :: Graph.t(),
-         inputs :: values(),
-         outputs :: values(),
-         opts :: [in_place: %{String.t() => String.t()}] \\ []
-       ) :: Binding.t()
-
-  bang lifeline(engine :: t(), pages :: Tmesh.Pages.t()) :: :ok
-
-  bang rebind(binding :: Binding.t(), inputs :: values()) :: :ok
-
-  bang cancellable() :: Cancellable.t()
-
-  bang dispatch(binding :: Binding.t(), opts :: [cancellable: Cancellable.t() | nil] \\ []) ::
-         :ok
-
-  bang dispatch(
-         graph :: Graph.t(),
-         inputs :: values(),
-         outputs :: places(),
-         opts :: [in_place: %{String.t() => String.t()}, cancellable: Cancellable.t() | nil] \\ []
-       ) :: :ok | %{String.t() => binary() | Tensor.t()}
 
   # Run the call in a thread outside the VM, which holds no scheduler while it waits for the engine.
   @doc false

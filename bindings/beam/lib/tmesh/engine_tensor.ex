@@ -17,8 +17,7 @@ defmodule Tmesh.Engine.Tensor do
   """
 
   import Bitwise
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(create/4 wrap/3 read/1 write/2 export/1)
   alias Tmesh.{Context, Engine, Error, Native, Options, ZeroCopy}
   alias Tmesh.ZeroCopy.{Layout, TensorRef}
 
@@ -174,23 +173,4 @@ defmodule Tmesh.Engine.Tensor do
   @doc "Release its memory, once no run and no binding has it any more. You may repeat it."
   @spec destroy(t()) :: :ok
   def destroy(%__MODULE__{native: native}), do: Native.engine_tensor_destroy(native)
-
-  bang create(
-         engine :: Engine.t(),
-         shape :: TensorRef.shape() | tuple(),
-         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
-         opts :: [flag()] \\ []
-       ) :: t()
-
-  bang wrap(
-         engine :: Engine.t(),
-         ref :: TensorRef.t(),
-         opts :: [flag() | {:rights, :read | :write}] \\ []
-       ) :: t()
-
-  bang read(tensor :: t()) :: binary()
-
-  bang write(tensor :: t(), binary :: binary()) :: :ok
-
-  bang export(tensor :: t()) :: TensorRef.t()
 end

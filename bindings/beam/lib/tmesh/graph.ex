@@ -29,7 +29,8 @@ defmodule Tmesh.Graph do
   `include/tmesh/graph.h` the arguments of each operator.
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang,
+      ~w(new/1 input/5 weight/5 add/5 output/3 parse/1 read/1 to_json/1 to_text/1 to_dot/1 save/2)
 
   alias Tmesh.{Error, Native, Options}
   alias Tmesh.ZeroCopy.{Layout, TensorRef}
@@ -258,40 +259,6 @@ defmodule Tmesh.Graph do
           do: {key, if(key == :cache, do: word(value), else: value)}
     )
   end
-
-  bang new(name :: String.t()) :: t()
-
-  bang input(
-         graph :: t(),
-         name :: String.t(),
-         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
-         shape :: TensorRef.shape() | tuple(),
-         opts :: [cache: cache()] \\ []
-       ) :: t()
-
-  bang weight(
-         graph :: t(),
-         name :: String.t(),
-         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
-         shape :: TensorRef.shape() | tuple(),
-         opts :: [cache: cache(), quant: String.t()] \\ []
-       ) :: t()
-
-  bang add(
-         graph :: t(),
-         name :: String.t(),
-         op :: op(),
-         inputs :: [String.t()],
-         opts :: [attribute()] \\ []
-       ) :: t()
-
-  bang output(graph :: t(), name :: String.t(), node :: String.t()) :: t()
-  bang parse(text :: String.t()) :: t()
-  bang read(path :: Path.t()) :: t()
-  bang to_json(graph :: t()) :: String.t()
-  bang to_text(graph :: t()) :: String.t()
-  bang to_dot(graph :: t()) :: String.t()
-  bang save(graph :: t(), path :: Path.t()) :: :ok
 
   defimpl Inspect do
     import Inspect.Algebra

@@ -40,8 +40,7 @@ defmodule Tmesh.Model do
   Tensors of `Nx.BinaryBackend` are then read in place. Another backend makes its own copy of each tensor.
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(load/2 metadata/1 to_nx/1 read/2 bundle/1 save/3)
   alias Tmesh.{Bundle, Context, Error, Janitor, Native, Options, Telemetry, ZeroCopy}
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -351,18 +350,6 @@ defmodule Tmesh.Model do
   def release(%__MODULE__{native: native}) do
     :ok = Native.model_release(native)
   end
-
-  bang load(path :: Path.t(), opts :: [option()] \\ []) :: t()
-  bang metadata(model :: t()) :: %{String.t() => term()}
-  bang to_nx(model :: t()) :: %{String.t() => struct()}
-  bang read(path :: Path.t(), opts :: [option()] \\ []) :: %{String.t() => struct()}
-  bang bundle(model :: t()) :: Bundle.t()
-
-  bang save(
-         tensors :: t() | Bundle.t() | %{String.t() => Bundle.value()},
-         path :: Path.t(),
-         opts :: [save_option()] \\ []
-       ) :: :ok
 end
 
 defimpl Enumerable, for: Tmesh.Model do

@@ -46,8 +46,7 @@ defmodule Tmesh.Net do
       often than `max_restarts` (3) within `max_seconds` (5), the net ends with the error
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(offer/1 withdraw/1 open/2 publish/2 unpublish/1 lookup/1 open_name/2 stats/0)
   alias Tmesh.{Bundle, Channel, Error, Model, Native, Options, ZeroCopy}
   alias Tmesh.Net.{Parallel, TokenCache, Names, Offer, LocalSecret, Server}
   alias Tmesh.ZeroCopy.TensorRef
@@ -492,25 +491,6 @@ defmodule Tmesh.Net do
   @doc "Return the present state and the counters of this node's fetcher."
   @spec stats() :: {:ok, %{atom() => non_neg_integer()}} | {:error, Error.t()}
   def stats, do: call(:stats)
-
-  bang offer(what :: TensorRef.t() | Bundle.t() | Model.t()) :: offer()
-  bang withdraw(offer :: offer()) :: :ok
-
-  bang open(offer :: offer() | String.t(), opts :: [open_option()] \\ []) ::
-         TensorRef.t() | Bundle.t()
-
-  bang publish(
-         name :: String.t(),
-         what :: TensorRef.t() | Bundle.t() | Model.t() | Channel.t() | GenServer.server()
-       ) :: :ok
-
-  bang unpublish(name :: String.t()) :: :ok
-  bang lookup(name :: String.t()) :: offer() | pid() | String.t()
-
-  bang open_name(name :: String.t(), opts :: [open_option()] \\ []) ::
-         TensorRef.t() | Bundle.t()
-
-  bang stats() :: %{atom() => non_neg_integer()}
 
   defp call(request) do
     GenServer.call(__MODULE__, LocalSecret.call(request), :infinity)

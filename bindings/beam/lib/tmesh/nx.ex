@@ -30,8 +30,7 @@ defmodule Tmesh.Nx do
   available where they run.
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(to_nx/2 from_nx/2)
   alias Tmesh.{Error, Options, ZeroCopy}
   alias Tmesh.ZeroCopy.{Layout, TensorRef}
 
@@ -102,13 +101,6 @@ defmodule Tmesh.Nx do
       {:ok, %{ref | names: names, vectorized: texts(vectors)}}
     end
   end
-
-  bang to_nx(
-         ref :: TensorRef.t(),
-         opts :: [copy: boolean(), names: [atom()], vectorized: [atom()]] \\ []
-       ) :: struct()
-
-  bang from_nx(tensor :: struct(), opts :: keyword() \\ []) :: TensorRef.t()
 
   # Return the binary, shape and type of a tensor, with its vectorized axes as its first dimensions.
   @doc false

@@ -11,8 +11,7 @@ defmodule Tmesh.PagePool do
   Its parts then keep the pages that they hold, and get `:gone` for more.
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(create/1 tenant/2 info/1)
   alias Tmesh.{Context, Error, Janitor, Native, Options}
 
   @enforce_keys [:native]
@@ -88,10 +87,6 @@ defmodule Tmesh.PagePool do
   def close(%__MODULE__{native: native}) do
     :ok = Native.page_pool_close(native)
   end
-
-  bang create(opts :: [option()] \\ []) :: t()
-  bang tenant(pool :: t(), max_pages :: non_neg_integer() \\ 0) :: String.t()
-  bang info(pool :: t()) :: info()
 
   defp result({:error, reason}), do: {:error, Error.from_native(reason)}
   defp result(success), do: success

@@ -16,7 +16,9 @@ defmodule Tmesh.Pages do
   another.
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang,
+      ~w(open/1 info/1 head/2 sequence/1 find/2 hash/3 open_sequence/2 unshare/2 tables/2 slab/3
+         trim/1)
 
   alias Tmesh.{Context, Error, Janitor, Native, Options}
   alias Tmesh.Pages.Sequence
@@ -191,30 +193,6 @@ defmodule Tmesh.Pages do
   def close(%__MODULE__{native: native}) do
     :ok = Native.pages_close(native)
   end
-
-  bang open(token :: String.t()) :: t()
-  bang info(pages :: t()) :: info()
-  bang head(pages :: t(), head :: non_neg_integer()) :: {non_neg_integer(), non_neg_integer()}
-  bang sequence(pages :: t()) :: Sequence.t()
-  bang find(pages :: t(), hashes :: [hash()]) :: Sequence.t()
-  bang hash(pages :: t(), tokens :: Enumerable.t(), parent :: hash() | nil \\ nil) :: hash()
-  bang open_sequence(pages :: t(), ticket :: String.t()) :: Sequence.t()
-  bang unshare(pages :: t(), ticket :: String.t()) :: :ok
-
-  bang tables(sequences :: [Sequence.t()], width :: non_neg_integer() | nil \\ nil) ::
-         {numbers(), numbers()}
-
-  bang slab(
-         pages :: t(),
-         shape :: [non_neg_integer()] | nil \\ nil,
-         opts :: [
-           dtype: TensorRef.dtype(),
-           slab: non_neg_integer(),
-           device: non_neg_integer()
-         ] \\ []
-       ) :: TensorRef.t()
-
-  bang trim(pages :: t()) :: :ok
 
   # Join hashes one after the other.
   @doc false

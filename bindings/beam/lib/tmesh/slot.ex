@@ -33,8 +33,7 @@ defmodule Tmesh.Slot do
       end
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(create/1 publish/2 generation/1 open/1 open_named/1 read/2 watch/1)
   alias Tmesh.{Bundle, Context, Error, Janitor, Model, Native, Options}
 
   defmodule Reader do
@@ -197,19 +196,6 @@ defmodule Tmesh.Slot do
   def close(%kind{native: native}) when kind in [__MODULE__, Reader] do
     :ok = Native.slot_close(native)
   end
-
-  bang create(opts :: options() \\ []) :: t()
-
-  bang publish(
-         slot :: t(),
-         value :: Bundle.t() | Model.t() | %{String.t() => Bundle.value()} | nil
-       ) :: pos_integer()
-
-  bang generation(slot :: t()) :: non_neg_integer()
-  bang open(token :: String.t()) :: Reader.t()
-  bang open_named(name :: String.t()) :: Reader.t()
-  bang read(reader :: Reader.t(), last :: Value.t() | nil \\ nil) :: Value.t()
-  bang watch(reader :: Reader.t()) :: :ok
 
   defp result({:error, reason}), do: {:error, Error.from_native(reason)}
   defp result(success), do: success

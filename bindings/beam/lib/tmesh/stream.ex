@@ -81,7 +81,10 @@ defmodule Tmesh.Stream do
 
   use GenServer
 
-  import Tmesh.Bang
+  use Tmesh.Bang,
+      ~w(push_infeed/3 pop_outfeed/2 pop_infeed/2 push_outfeed/3 attach_channel/2 encode_term/2
+         decode_term/1)
+
   import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
   alias Tmesh.{Channel, Error, Native}
@@ -89,7 +92,6 @@ defmodule Tmesh.Stream do
   alias Tmesh.ZeroCopy.TensorRef
 
   @type stream :: GenServer.server()
-  @type result :: :ok | {:error, Error.t()}
   @type attach_option :: {:feed, :infeed | :outfeed} | {:token, String.t()} | Channel.option()
 
   @default_limit 16
@@ -164,7 +166,7 @@ defmodule Tmesh.Stream do
       iex> error.type
       :timeout
   """
-  @spec push_infeed(stream(), term(), timeout()) :: result()
+  @spec push_infeed(stream(), term(), timeout()) :: :ok | {:error, Error.t()}
   def push_infeed(stream, value, timeout \\ :infinity),
     do: ask(stream, {:push, :infeed, value}, timeout)
 
@@ -184,7 +186,7 @@ defmodule Tmesh.Stream do
   def pop_infeed(stream, timeout \\ :infinity), do: ask(stream, {:pop, :infeed}, timeout)
 
   @doc "The computation's side of `pop_outfeed/2`."
-  @spec push_outfeed(stream(), term(), timeout()) :: result()
+  @spec push_outfeed(stream(), term(), timeout()) :: :ok | {:error, Error.t()}
   def push_outfeed(stream, value, timeout \\ :infinity),
     do: ask(stream, {:push, :outfeed, value}, timeout)
 
@@ -266,19 +268,6 @@ defmodule Tmesh.Stream do
   rescue
     ArgumentError -> {:error, Error.new(:protocol, "the bytes are no term that is known here")}
   end
-
-  bang push_infeed(stream :: stream(), value :: term(), timeout :: timeout() \\ :infinity) :: :ok
-  bang pop_outfeed(stream :: stream(), timeout :: timeout() \\ :infinity) :: term()
-  bang pop_infeed(stream :: stream(), timeout :: timeout() \\ :infinity) :: term()
-  bang push_outfeed(stream :: stream(), value :: term(), timeout :: timeout() \\ :infinity) :: :ok
-
-  bang attach_channel(
-         stream :: stream(),
-         opts :: [attach_option()] \\ []
-       ) :: String.t()
-
-  bang encode_term(term :: term(), size :: pos_integer() \\ 512) :: binary()
-  bang decode_term(bytes :: binary()) :: term()
 
   defp options(opts) do
     limits = [infeed_limit: @default_limit, outfeed_limit: @default_limit]

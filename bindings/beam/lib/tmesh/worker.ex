@@ -87,7 +87,7 @@ defmodule Tmesh.Worker do
   shared already.
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang, ~w(start_pool/1 stop_pool/1 execute/3 start/3 await/1)
   require Logger
 
   alias Tmesh.{Config, Error, Options, Telemetry}
@@ -319,17 +319,6 @@ defmodule Tmesh.Worker do
     _result = finish(call, call.reply, {:error, error})
     {:halt, {:failed, error}}
   end
-
-  bang start_pool(options :: [pool_option()]) :: pid()
-  bang stop_pool(pool :: pid()) :: :ok
-
-  bang execute(operation :: String.t(), payload :: map() | list(), opts :: [option()] \\ []) ::
-         term()
-
-  bang start(operation :: String.t(), payload :: map() | list(), opts :: [option()] \\ []) ::
-         Call.t()
-
-  bang await(call :: Call.t()) :: term()
 
   ## Calls
 

@@ -22,8 +22,7 @@ defmodule Tmesh.XLA do
   The sequence is a `u32` scalar, at first 0. Nx runs `default` if EXLA does not compile the block: let it raise.
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(register/1 bind/3 unbind/1 cancel/1 flush/2 limit/1)
   alias Tmesh.{Error, Native}
 
   defmodule Push do
@@ -116,13 +115,6 @@ defmodule Tmesh.XLA do
   """
   @spec limit(non_neg_integer()) :: :ok | {:error, Error.t()}
   def limit(max_bytes), do: native(Native.xla_limit(max_bytes))
-
-  bang register(library :: String.t() | nil \\ nil) :: :ok
-  bang bind(name :: String.t(), token :: String.t(), role :: :send | :recv) :: :ok
-  bang unbind(name :: String.t()) :: :ok
-  bang cancel(name :: String.t()) :: :ok
-  bang flush(name :: String.t(), timeout :: timeout() \\ :infinity) :: :ok
-  bang limit(max_bytes :: non_neg_integer()) :: :ok
 
   defp native({:error, {_errno, _why} = reason}), do: {:error, Error.from_native(reason)}
   defp native(:ok), do: :ok

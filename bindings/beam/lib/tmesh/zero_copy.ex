@@ -42,7 +42,11 @@ defmodule Tmesh.ZeroCopy do
   never handed out, which is several times faster to fill.
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang,
+      ~w(revoke/1 reclaim/2 lease/3 touch/1 signal/2 wait/3 gather/2 export_dmabuf/2
+         from_dmabuf/4 send/3 recv/2 allocate/3 from_binary/4 open/2 to_binary/2 write/3 seal/1
+         grant/3 tie/2 info/1 release/1)
+
   import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
   alias Tmesh.{
@@ -693,71 +697,6 @@ defmodule Tmesh.ZeroCopy do
       {shape, dtype} -> {:ok, shape, dtype}
     end
   end
-
-  bang revoke(ref :: TensorRef.t()) :: :ok
-  bang reclaim(ref :: TensorRef.t(), timeout :: timeout() \\ :infinity) :: :ok
-
-  bang lease(
-         ref :: TensorRef.t(),
-         ms :: non_neg_integer(),
-         opts :: [process: pos_integer()] \\ []
-       ) :: :ok
-
-  bang touch(ref :: TensorRef.t()) :: :ok
-  bang signal(ref :: TensorRef.t(), value :: non_neg_integer()) :: :ok
-
-  bang wait(
-         ref :: TensorRef.t(),
-         value :: non_neg_integer(),
-         timeout :: timeout() \\ :infinity
-       ) :: non_neg_integer()
-
-  bang gather(
-         parts :: [TensorRef.t() | {TensorRef.t(), non_neg_integer(), pos_integer()}],
-         opts :: keyword() \\ []
-       ) :: TensorRef.t()
-
-  bang export_dmabuf(ref :: TensorRef.t(), opts :: keyword() \\ []) :: Descriptor.t()
-
-  bang from_dmabuf(
-         descriptor :: Descriptor.t() | non_neg_integer(),
-         shape :: TensorRef.shape() | tuple(),
-         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
-         opts :: keyword() \\ []
-       ) :: TensorRef.t()
-
-  bang send(ref :: TensorRef.t(), socket :: socket(), opts :: [writable: boolean()] \\ []) :: :ok
-  bang recv(socket :: socket(), opts :: keyword() \\ []) :: TensorRef.t()
-
-  bang allocate(
-         shape :: TensorRef.shape() | tuple(),
-         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
-         opts :: [region_option()] | [gpu_option()] \\ []
-       ) :: TensorRef.t() | GPUTensorRef.t()
-
-  bang from_binary(
-         binary :: binary(),
-         shape :: TensorRef.shape() | tuple(),
-         dtype :: TensorRef.dtype() | TensorRef.nx_type(),
-         opts :: [region_option() | {:seal, boolean()}] \\ []
-       ) :: TensorRef.t()
-
-  bang open(ref :: TensorRef.t() | map() | String.t(), opts :: [writable: boolean()] \\ []) ::
-         TensorRef.t()
-
-  bang to_binary(ref :: TensorRef.t(), opts :: [copy: boolean()] \\ []) :: binary()
-  bang write(ref :: TensorRef.t(), offset :: non_neg_integer(), binary :: binary()) :: :ok
-  bang seal(ref :: TensorRef.t()) :: :ok
-
-  bang grant(
-         ref :: TensorRef.t(),
-         rights :: :read | :write,
-         opts :: [TensorRef.hold_option()] \\ []
-       ) :: TensorRef.t()
-
-  bang tie(ref :: TensorRef.t() | GPUTensorRef.t(), owner :: pid() \\ self()) :: :ok
-  bang info(ref :: TensorRef.t()) :: map()
-  bang release(ref :: TensorRef.t() | GPUTensorRef.t()) :: :ok
 
   defp created({:ok, {handle, native}}), do: {:ok, TensorRef.unnamed(handle, native)}
   defp created({:error, reason}), do: {:error, Error.from_native(reason)}

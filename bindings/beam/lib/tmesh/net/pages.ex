@@ -24,7 +24,7 @@ defmodule Tmesh.Net.Pages do
   `docs/reference/net.md` lists the messages.
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang, ~w(publish/4 update/3 follow/3 sequence/3 info/1 open/3)
   import Tmesh.Options, only: [is_timeout: 1, no_timeout: 0]
 
   alias Tmesh.{Error, Net, Options, Pages}
@@ -178,36 +178,6 @@ defmodule Tmesh.Net.Pages do
   catch
     :exit, _reason -> :ok
   end
-
-  bang publish(
-         name :: String.t(),
-         pages :: Pages.t(),
-         sequence :: Sequence.t(),
-         opts :: [tokens: tokens()] \\ []
-       ) :: pid()
-
-  bang update(log :: pid(), sequence :: Sequence.t(), opts :: [tokens: tokens()] \\ []) ::
-         pos_integer()
-
-  bang follow(
-         from :: String.t() | pid(),
-         pages :: Pages.t(),
-         opts :: [timeout: pos_integer()] \\ []
-       ) :: pid()
-
-  bang sequence(
-         follower :: pid(),
-         number :: pos_integer() \\ 1,
-         timeout :: timeout() \\ 60_000
-       ) :: Sequence.t()
-
-  bang info(follower :: pid()) :: info()
-
-  bang open(
-         from :: String.t() | pid(),
-         pages :: Pages.t(),
-         opts :: [timeout: pos_integer()] \\ []
-       ) :: Sequence.t()
 
   # Return the properties that must be the same at both ends.
   defp shape(pages) do

@@ -9,7 +9,9 @@ defmodule Tmesh.Pages.Sequence do
   again.
   """
 
-  import Tmesh.Bang
+  use Tmesh.Bang,
+      ~w(tokens/1 append/2 truncate/2 fork/1 block_table/1 slot_mapping/3 read/3 write/5 gather/2
+         cache/2 share/1)
 
   alias Tmesh.{Error, Janitor, Native, Options, Pages}
   alias Tmesh.ZeroCopy.TensorRef
@@ -159,32 +161,6 @@ defmodule Tmesh.Pages.Sequence do
   def release(%__MODULE__{native: native}) do
     :ok = Native.seq_release(native)
   end
-
-  bang tokens(sequence :: t()) :: non_neg_integer()
-  bang append(sequence :: t(), tokens :: non_neg_integer()) :: :ok
-  bang truncate(sequence :: t(), tokens :: non_neg_integer()) :: :ok
-  bang fork(sequence :: t()) :: t()
-  bang block_table(sequence :: t()) :: [non_neg_integer()]
-
-  bang slot_mapping(
-         sequence :: t(),
-         first :: non_neg_integer() \\ 0,
-         count :: non_neg_integer() | nil \\ nil
-       ) :: Pages.numbers()
-
-  bang read(sequence :: t(), block :: non_neg_integer(), opts :: keyword() \\ []) :: binary()
-
-  bang write(
-         sequence :: t(),
-         block :: non_neg_integer(),
-         offset :: non_neg_integer(),
-         binary :: binary(),
-         opts :: [device: non_neg_integer()] \\ []
-       ) :: :ok
-
-  bang gather(sequence :: t(), device :: non_neg_integer() \\ 0) :: TensorRef.t()
-  bang cache(sequence :: t(), hashes :: [Pages.hash()]) :: :ok
-  bang share(sequence :: t()) :: String.t()
 
   @doc false
   @spec made(Native.result(Native.new_sequence())) :: {:ok, t()} | {:error, Error.t()}

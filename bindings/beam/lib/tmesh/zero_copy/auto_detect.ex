@@ -17,8 +17,7 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
   In Python, `tmesh.open(argument["ref"])` is the tensor.
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(with_shared/2)
   alias Tmesh.{Config, DLPack, Error}
   alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.Worker.Payload
@@ -61,8 +60,6 @@ defmodule Tmesh.ZeroCopy.AutoDetect do
          {:ok, _bytes} <- Config.get(:threshold_bytes),
          do: call_shared(term, fun)
   end
-
-  bang with_shared(term :: term(), fun :: (term() -> term())) :: term()
 
   defp call_shared(term, fun) do
     case share(term, {[], []}) do

@@ -30,8 +30,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
   `Tmesh.ZeroCopy.tie/2` can hold the tensor for a process instead.
   """
 
-  import Tmesh.Bang
-
+  use Tmesh.Bang, ~w(from_map/1 to_map/2 to_json/2 from_json/1)
   alias Tmesh.{Error, Janitor, Native, Options}
   alias Tmesh.Worker.Payload
 
@@ -235,11 +234,6 @@ defmodule Tmesh.ZeroCopy.TensorRef do
       {:error, reason} -> {:error, Error.from_native(reason)}
     end
   end
-
-  bang from_map(map :: map()) :: t()
-  bang to_map(ref :: t(), opts :: [hold_option()] \\ []) :: %{String.t() => term()}
-  bang to_json(ref :: t(), opts :: [hold_option()] \\ []) :: String.t()
-  bang from_json(json :: String.t()) :: t()
 
   @doc false
   @spec from_native(Native.ref()) :: t()
