@@ -5,73 +5,17 @@
 
 #include <tmesh/hold.h>
 
-struct bundle {
-	struct tmesh_bundle *bundle; /* NULL: released; guarded by @lock */
-	pthread_mutex_t lock;
-	struct context *context;
-	struct garbage *garbage;
-};
-
-static void drop_bundle(void *object)
-{
-	tmesh_bundle_unref(object);
-}
-
-void bundle_dtor(ErlNifEnv *env, void *object)
-{
-	struct bundle *bundle = object;
-
-	if (bundle->bundle)
-		garbage_put(env, bundle->garbage, bundle->bundle);
-	else
-		garbage_free(bundle->garbage);
-	enif_release_resource(bundle->context);
-	pthread_mutex_destroy(&bundle->lock);
-}
+OBJECT_KIND(bundle_kind, tmesh_bundle, "a bundle");
 
 ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_bundle *made)
 {
-	struct bundle *bundle = enif_alloc_resource(bundle_type, sizeof(*bundle));
-	struct tmesh_error err;
-	ERL_NIF_TERM term;
-
-	*bundle = (struct bundle){.context = context, .garbage = garbage_alloc(drop_bundle)};
-	enif_keep_resource(context);
-	pthread_mutex_init(&bundle->lock, NULL);
-	if (bundle->garbage) {
-		bundle->bundle = made;
-		term = make_ok(env, enif_make_resource(env, bundle));
-	} else {
-		tmesh_bundle_unref(made);
-		refuse(&err, -ENOMEM, "no memory for a bundle");
-		term = make_error(env, &err);
-	}
-	enif_release_resource(bundle);
-	return term;
+	return make_ok_object(env, context, &bundle_kind, made);
 }
 
-/* Return the caller's reference on the bundle of a term, or NULL with @err filled. */
-static struct tmesh_bundle *bundle_of_term(ErlNifEnv *env, ERL_NIF_TERM term,
-					   struct bundle **bundle, struct tmesh_error *err)
+struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
+				struct tmesh_error *err)
 {
-	struct tmesh_bundle *taken = NULL;
-
-	if (enif_get_resource(env, term, bundle_type, (void **)bundle)) {
-		pthread_mutex_lock(&(*bundle)->lock);
-		if ((*bundle)->bundle)
-			taken = tmesh_bundle_ref((*bundle)->bundle);
-		pthread_mutex_unlock(&(*bundle)->lock);
-	}
-	if (!taken)
-		refuse(err, -EBADF, "no open bundle: it was released, or is another VM's");
-	return taken;
-}
-
-struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
-{
-	struct bundle *bundle;
-
-	return bundle_of_term(env, term, &bundle, err);
+	return get_object(env, term, &bundle_kind, context, err);
 }
 
 /* Fill @entry from {name, handle, made for it}. The entry has a reference on the tensor; the
@@ -186,11 +130,11 @@ NIF(bundle_info)
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	ERL_NIF_TERM names = enif_make_list(env, 0), metadata;
 	struct tmesh_bundle *taken;
-	struct bundle *bundle;
+	struct context *context;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 
-	taken = bundle_of_term(env, argv[0], &bundle, &err);
+	taken = get_bundle(env, argv[0], &context, &err);
 	if (!taken)
 		return make_error(env, &err);
 	for (size_t i = tmesh_bundle_count(taken); i--;)
@@ -212,7 +156,7 @@ NIF(bundle_tensor)
 	char name[TMESH_BUNDLE_MAX_NAME + 1];
 	struct tmesh_tensor *tensor;
 	struct tmesh_bundle *taken;
-	struct bundle *bundle;
+	struct context *context;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 	size_t i;
@@ -220,14 +164,14 @@ NIF(bundle_tensor)
 
 	if (!get_text(env, argv[1], name, sizeof(name)))
 		return make_refusal(env, -ENOENT, "a name is a string");
-	taken = bundle_of_term(env, argv[0], &bundle, &err);
+	taken = get_bundle(env, argv[0], &context, &err);
 	if (!taken)
 		return make_error(env, &err);
 	rc = tmesh_bundle_find(taken, name, &i, &err);
 	if (!rc)
 		rc = tmesh_bundle_tensor(taken, i, &tensor, &err);
 	tmesh_bundle_unref(taken);
-	if (rc || !make_handle(env, bundle->context, tensor, &term, &err))
+	if (rc || !make_handle(env, context, tensor, &term, &err))
 		return make_error(env, &err);
 	return make_ok(env, term);
 }
@@ -236,7 +180,7 @@ NIF(bundle_tensor)
 NIF(bundle_ref)
 {
 	struct tmesh_bundle *taken;
-	struct bundle *bundle;
+	struct context *context;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 	uint64_t hold_ns;
@@ -247,7 +191,7 @@ NIF(bundle_ref)
 
 	if (!get_rights(env, argv[1], &rights, &err) || !get_hold(env, argv[2], &hold_ns, &err))
 		return make_error(env, &err);
-	taken = bundle_of_term(env, argv[0], &bundle, &err);
+	taken = get_bundle(env, argv[0], &context, &err);
 	if (!taken)
 		return make_error(env, &err);
 	size = tmesh_bundle_ref_size(taken);
@@ -269,20 +213,20 @@ NIF(bundle_ref)
 NIF(bundle_hand_over)
 {
 	struct tmesh_bundle *taken;
-	struct bundle *bundle;
+	struct context *context;
 	struct tmesh_error err;
 	uint32_t rights;
 	int socket, rc;
 
 	if (!get_fd(env, argv[1], &socket, &err) || !get_rights(env, argv[2], &rights, &err))
 		return make_error(env, &err);
-	taken = bundle_of_term(env, argv[0], &bundle, &err);
+	taken = get_bundle(env, argv[0], &context, &err);
 	if (!taken)
 		return make_error(env, &err);
 	rc = -EAGAIN;
-	if (begin_opening(bundle->context, &err)) {
+	if (begin_opening(context, &err)) {
 		rc = tmesh_bundle_send(taken, socket, rights, &err);
-		end_opening(bundle->context);
+		end_opening(context);
 	}
 	tmesh_bundle_unref(taken);
 	return rc ? make_open_error(env, rights, &err) : atoms.ok;
@@ -307,15 +251,5 @@ NIF(bundle_recv)
 /* bundle_release(bundle) -> ok, also when repeated */
 NIF(bundle_release)
 {
-	struct tmesh_bundle *taken;
-	struct bundle *bundle;
-
-	if (!enif_get_resource(env, argv[0], bundle_type, (void **)&bundle))
-		return make_refusal(env, -EBADF, "not a bundle of this VM");
-	pthread_mutex_lock(&bundle->lock);
-	taken = bundle->bundle;
-	bundle->bundle = NULL;
-	pthread_mutex_unlock(&bundle->lock);
-	tmesh_bundle_unref(taken);
-	return atoms.ok;
+	return close_object(env, argv[0], &bundle_kind);
 }

@@ -6,80 +6,11 @@
 #include "jobs.h"
 #include "paging.h"
 
-static void drop_context(void *object)
-{
-	tmesh_engine_context_unref(object);
-}
-
-static void drop_graph(void *object)
-{
-	tmesh_engine_graph_unref(object);
-}
-
-static void drop_binding(void *object)
-{
-	tmesh_engine_binding_unref(object);
-}
-
-static void drop_cancellable(void *object)
-{
-	tmesh_engine_cancellable_unref(object);
-}
-
-static void drop_tensor(void *object)
-{
-	tmesh_engine_tensor_unref(object);
-}
-
-static void (*const drops[])(void *object) = {drop_context, drop_graph, drop_binding,
-					      drop_cancellable, drop_tensor};
-
-void engine_dtor(ErlNifEnv *env, void *object)
-{
-	struct engine *engine = object;
-
-	if (engine->object)
-		garbage_put(env, engine->garbage, engine->object);
-	else
-		garbage_free(engine->garbage);
-	enif_release_resource(engine->context);
-}
-
-ERL_NIF_TERM make_engine(ErlNifEnv *env, struct context *context, enum engine_kind kind,
-			 void *object)
-{
-	struct engine *engine = enif_alloc_resource(engine_type, sizeof(*engine));
-	struct tmesh_error err;
-	ERL_NIF_TERM term;
-
-	*engine = (struct engine){
-		.kind = kind,
-		.context = context,
-		.garbage = garbage_alloc(drops[kind]),
-	};
-	enif_keep_resource(context);
-	if (engine->garbage) {
-		engine->object = object;
-		term = make_ok(env, enif_make_resource(env, engine));
-	} else {
-		drops[kind](object);
-		refuse(&err, -ENOMEM, "no memory for an engine's objects");
-		term = make_error(env, &err);
-	}
-	enif_release_resource(engine);
-	return term;
-}
-
-bool get_engine(ErlNifEnv *env, ERL_NIF_TERM term, enum engine_kind kind, struct engine **engine,
-		struct tmesh_error *err)
-{
-	static const char *const what[] = {"an engine", "a graph", "a binding", "a cancellable",
-					   "a device tensor"};
-
-	if (enif_get_resource(env, term, engine_type, (void **)engine) && (*engine)->kind == kind)
-		return true;
-	return refuse(err, -EBADF, "not %s of this VM", what[kind]) == 0;
-}
+OBJECT_KIND(context_kind, tmesh_engine_context, "an engine");
+OBJECT_KIND(graph_kind, tmesh_engine_graph, "a graph");
+OBJECT_KIND(binding_kind, tmesh_engine_binding, "a binding");
+OBJECT_KIND(cancellable_kind, tmesh_engine_cancellable, "a cancellable");
+OBJECT_KIND(tensor_kind, tmesh_engine_tensor, "a device tensor");
 
 /* (context, name, timeout_ns) -> {ok, engine} */
 static ERL_NIF_TERM connect_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
@@ -99,7 +30,7 @@ static ERL_NIF_TERM connect_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM arg
 				    "an engine has a name of at most 32 bytes, and a timeout");
 	opts.timeout_ns = timeout;
 	rc = tmesh_engine_connect(context->ctx, name, &opts, &made, &err);
-	return rc ? make_error(env, &err) : make_engine(env, context, CONTEXT, made);
+	return rc ? make_error(env, &err) : make_ok_object(env, context, &context_kind, made);
 }
 
 /* engine_connect(tag, context, name, timeout_ns) -> ok, and {tag, result} to the caller */
@@ -111,10 +42,10 @@ NIF(engine_connect)
 /* engine_info(engine) -> {ok, {backend, version, pid}} */
 NIF(engine_info)
 {
-	struct engine *engine;
+	struct object *engine;
 	struct tmesh_error err;
 
-	if (!get_engine(env, argv[0], CONTEXT, &engine, &err))
+	if (!find_object(env, argv[0], &context_kind, &engine, &err))
 		return make_error(env, &err);
 	return make_ok(env,
 		       enif_make_tuple3(
@@ -137,7 +68,7 @@ static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, bool devices, struct name
 		    struct tmesh_error *err)
 {
 	const ERL_NIF_TERM *field;
-	struct engine *engine;
+	struct object *engine;
 	struct handle *handle;
 	int arity;
 
@@ -151,8 +82,8 @@ static bool get_one(ErlNifEnv *env, ERL_NIF_TERM term, bool devices, struct name
 	if (arity == 3 && !enif_is_identical(field[2], atoms.nil) &&
 	    !get_text(env, field[2], out->in_place, sizeof(out->in_place)))
 		return refuse(err, -EINVAL, "in_place names an input") == 0;
-	if (devices && enif_get_resource(env, field[1], engine_type, (void **)&engine)) {
-		if (!get_engine(env, field[1], TENSOR, &engine, err))
+	if (devices && enif_get_resource(env, field[1], object_type, (void **)&engine)) {
+		if (!find_object(env, field[1], &tensor_kind, &engine, err))
 			return false;
 		out->device = tmesh_engine_tensor_ref(engine->object);
 		return true;
@@ -207,14 +138,14 @@ static ERL_NIF_TERM graph_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[
 	struct tmesh_engine_weight *weights;
 	struct tmesh_engine_graph *graph;
 	struct named *named = NULL;
-	struct engine *engine;
+	struct object *engine;
 	struct tmesh_error err;
 	char path[4096];
 	unsigned int count;
 	bool prepack;
 	int rc;
 
-	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
+	if (!find_object(env, argv[0], &context_kind, &engine, &err) ||
 	    !get_bool(env, argv[3], "prepack", &prepack, &err))
 		return make_error(env, &err);
 	if (!get_text(env, argv[1], path, sizeof(path)))
@@ -233,7 +164,8 @@ static ERL_NIF_TERM graph_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[
 		     : refuse(&err, -ENOMEM, "no memory for %u weights", count);
 	enif_free(weights);
 	free_named(named, count);
-	return rc ? make_error(env, &err) : make_engine(env, engine->context, GRAPH, graph);
+	return rc ? make_error(env, &err)
+		  : make_ok_object(env, engine->context, &graph_kind, graph);
 }
 
 /* engine_graph(tag, engine, path, [{name, handle}], prepack) -> ok, and {tag, result} to the caller
@@ -259,10 +191,10 @@ static ERL_NIF_TERM make_operand(ErlNifEnv *env, const struct tmesh_engine_opera
 NIF(engine_operands)
 {
 	ERL_NIF_TERM lists[2];
-	struct engine *graph;
+	struct object *graph;
 	struct tmesh_error err;
 
-	if (!get_engine(env, argv[0], GRAPH, &graph, &err))
+	if (!find_object(env, argv[0], &graph_kind, &graph, &err))
 		return make_error(env, &err);
 	for (int side = 0; side < 2; side++) {
 		size_t count = side ? tmesh_engine_graph_outputs(graph->object)
@@ -283,7 +215,7 @@ NIF(engine_operands)
 }
 
 /* Take the device tensors of @named, or make others on their memory. */
-static int make_values(struct engine *engine, const struct named *named, unsigned int count,
+static int make_values(struct object *engine, const struct named *named, unsigned int count,
 		       bool output, struct tmesh_engine_value *values, struct tmesh_error *err)
 {
 	int rc = 0;
@@ -302,7 +234,7 @@ static int make_values(struct engine *engine, const struct named *named, unsigne
 	return rc;
 }
 
-static int bind_all(struct engine *engine, struct engine *graph, const struct named *inputs,
+static int bind_all(struct object *engine, struct object *graph, const struct named *inputs,
 		    unsigned int input_count, const struct named *outputs,
 		    unsigned int output_count, struct tmesh_engine_binding **out,
 		    struct tmesh_error *err)
@@ -347,12 +279,12 @@ static ERL_NIF_TERM bind_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]
 	struct named *inputs = NULL, *outputs = NULL;
 	unsigned int input_count, output_count;
 	struct tmesh_engine_binding *binding;
-	struct engine *engine, *graph;
+	struct object *engine, *graph;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 
-	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
-	    !get_engine(env, argv[1], GRAPH, &graph, &err))
+	if (!find_object(env, argv[0], &context_kind, &engine, &err) ||
+	    !find_object(env, argv[1], &graph_kind, &graph, &err))
 		return make_error(env, &err);
 	inputs = get_named(env, argv[2], true, &input_count, &err);
 	if (!inputs)
@@ -364,7 +296,7 @@ static ERL_NIF_TERM bind_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]
 			  &err))
 		term = make_bind_error(env, outputs, output_count, &err);
 	else
-		term = make_engine(env, engine->context, BINDING, binding);
+		term = make_ok_object(env, engine->context, &binding_kind, binding);
 	free_named(inputs, input_count);
 	if (outputs)
 		free_named(outputs, output_count);
@@ -382,14 +314,14 @@ NIF(engine_bind)
 static ERL_NIF_TERM rebind_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct tmesh_engine_value *values;
-	struct engine *engine, *binding;
+	struct object *engine, *binding;
 	struct tmesh_error err;
 	struct named *named;
 	unsigned int count;
 	int rc;
 
-	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
-	    !get_engine(env, argv[1], BINDING, &binding, &err))
+	if (!find_object(env, argv[0], &context_kind, &engine, &err) ||
+	    !find_object(env, argv[1], &binding_kind, &binding, &err))
 		return make_error(env, &err);
 	named = get_named(env, argv[2], true, &count, &err);
 	if (!named)
@@ -422,14 +354,13 @@ static ERL_NIF_TERM keep_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]
 {
 	struct tmesh_region *line;
 	struct tmesh_pages *pages;
-	struct context *context;
-	struct engine *engine;
+	struct object *engine;
 	struct tmesh_error err;
 	int rc;
 
-	if (!get_engine(env, argv[0], CONTEXT, &engine, &err))
+	if (!find_object(env, argv[0], &context_kind, &engine, &err))
 		return make_error(env, &err);
-	pages = get_pages(env, argv[1], &context, &err);
+	pages = get_pages(env, argv[1], NULL, &err);
 	if (!pages)
 		return make_error(env, &err);
 	rc = tmesh_pages_lifeline(pages, &line, &err);
@@ -457,16 +388,16 @@ NIF(engine_cancellable)
 	if (!get_context(env, argv[0], &context, &err) ||
 	    tmesh_engine_cancellable_create(NULL, &made, &err))
 		return make_error(env, &err);
-	return make_engine(env, context, CANCELLABLE, made);
+	return make_ok_object(env, context, &cancellable_kind, made);
 }
 
 /* engine_cancel(cancellable) -> ok */
 NIF(engine_cancel)
 {
-	struct engine *cancellable;
+	struct object *cancellable;
 	struct tmesh_error err;
 
-	if (!get_engine(env, argv[0], CANCELLABLE, &cancellable, &err))
+	if (!find_object(env, argv[0], &cancellable_kind, &cancellable, &err))
 		return make_error(env, &err);
 	tmesh_engine_cancel(cancellable->object);
 	jobs_cancel(env, cancellable);
@@ -477,10 +408,10 @@ NIF(engine_cancel)
 static ERL_NIF_TERM dispatch_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 {
 	struct tmesh_error err;
-	struct engine *binding;
+	struct object *binding;
 	int rc;
 
-	if (!get_engine(env, argv[0], BINDING, &binding, &err))
+	if (!find_object(env, argv[0], &binding_kind, &binding, &err))
 		return make_error(env, &err);
 	rc = tmesh_engine_binding_dispatch_cancellable(binding->object, job_cancellable(), &err);
 	return rc ? make_error(env, &err) : atoms.ok;
@@ -489,12 +420,12 @@ static ERL_NIF_TERM dispatch_now(ErlNifEnv *env, int argc, const ERL_NIF_TERM ar
 /* engine_dispatch(tag, binding, cancellable | nil) -> ok, and {tag, result} to the caller */
 NIF(engine_dispatch)
 {
-	struct engine *binding, *cancellable = NULL;
+	struct object *binding, *cancellable = NULL;
 	struct tmesh_error err;
 
-	if (!get_engine(env, argv[1], BINDING, &binding, &err) ||
+	if (!find_object(env, argv[1], &binding_kind, &binding, &err) ||
 	    (!enif_is_identical(argv[2], atoms.nil) &&
-	     !get_engine(env, argv[2], CANCELLABLE, &cancellable, &err)))
+	     !find_object(env, argv[2], &cancellable_kind, &cancellable, &err)))
 		return make_error(env, &err);
 	return job_start(env, 2, argv, dispatch_now, cancellable);
 }

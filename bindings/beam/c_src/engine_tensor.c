@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Device tensors of engines: memory of regions with rights. */
-#include "engine_object.h"
+#include "nif.h"
+
+#include <tmesh/engine.h>
 
 static bool get_flags(ErlNifEnv *env, ERL_NIF_TERM term, uint32_t *flags, struct tmesh_error *err)
 {
@@ -18,17 +20,17 @@ NIF(engine_tensor)
 	struct tmesh_engine_tensor *made;
 	int64_t shape[TMESH_MAX_DIMS];
 	enum tmesh_dtype dtype;
-	struct engine *engine;
+	struct object *engine;
 	struct tmesh_error err;
 	uint32_t flags = 0;
 	int32_t ndim;
 
-	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
+	if (!find_object(env, argv[0], &context_kind, &engine, &err) ||
 	    !get_dims(env, argv[1], "shape", shape, &ndim, &err) ||
 	    !get_dtype(env, argv[2], &dtype, &err) || !get_flags(env, argv[3], &flags, &err) ||
 	    tmesh_engine_tensor_create(engine->object, dtype, ndim, shape, flags, &made, &err))
 		return make_error(env, &err);
-	return make_engine(env, engine->context, TENSOR, made);
+	return make_ok_object(env, engine->context, &tensor_kind, made);
 }
 
 /* engine_tensor_wrap(engine, handle, writable, flags) -> {ok, tensor} */
@@ -36,14 +38,14 @@ NIF(engine_tensor_wrap)
 {
 	struct tmesh_engine_tensor *made;
 	struct tmesh_tensor *tensor;
-	struct engine *engine;
+	struct object *engine;
 	struct handle *handle;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 	uint32_t flags = 0;
 	bool writable;
 
-	if (!get_engine(env, argv[0], CONTEXT, &engine, &err) ||
+	if (!find_object(env, argv[0], &context_kind, &engine, &err) ||
 	    !get_bool(env, argv[2], "rights", &writable, &err) ||
 	    !get_flags(env, argv[3], &flags, &err))
 		return make_error(env, &err);
@@ -54,7 +56,7 @@ NIF(engine_tensor_wrap)
 				     TMESH_READ | (writable ? TMESH_WRITE : 0), flags, &made, &err))
 		term = make_region_error(env, tmesh_tensor_region(tensor), &err);
 	else
-		term = make_engine(env, engine->context, TENSOR, made);
+		term = make_ok_object(env, engine->context, &tensor_kind, made);
 	tmesh_tensor_unref(tensor);
 	return term;
 }
@@ -64,10 +66,10 @@ NIF(engine_tensor_info)
 {
 	struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
 	struct tmesh_error err;
-	struct engine *tensor;
+	struct object *tensor;
 	ERL_NIF_TERM device = atoms.cpu;
 
-	if (!get_engine(env, argv[0], TENSOR, &tensor, &err) ||
+	if (!find_object(env, argv[0], &tensor_kind, &tensor, &err) ||
 	    tmesh_engine_tensor_info(tensor->object, &info, &err))
 		return make_error(env, &err);
 	if (info.device_type == TMESH_DEVICE_CUDA)
@@ -91,11 +93,11 @@ NIF(engine_tensor_read)
 {
 	struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
 	struct tmesh_error err;
-	struct engine *tensor;
+	struct object *tensor;
 	ErlNifBinary binary;
 	uint64_t limit;
 
-	if (!get_engine(env, argv[0], TENSOR, &tensor, &err) ||
+	if (!find_object(env, argv[0], &tensor_kind, &tensor, &err) ||
 	    tmesh_engine_tensor_info(tensor->object, &info, &err))
 		return make_error(env, &err);
 	limit = atomic_load(&tensor->context->max_bytes);
@@ -117,10 +119,10 @@ NIF(engine_tensor_read)
 NIF(engine_tensor_write)
 {
 	struct tmesh_error err;
-	struct engine *tensor;
+	struct object *tensor;
 	ErlNifBinary binary;
 
-	if (!get_engine(env, argv[0], TENSOR, &tensor, &err))
+	if (!find_object(env, argv[0], &tensor_kind, &tensor, &err))
 		return make_error(env, &err);
 	if (!enif_inspect_binary(env, argv[1], &binary))
 		return make_refusal(env, -EINVAL, "a device tensor is written from a binary");
@@ -135,10 +137,10 @@ NIF(engine_tensor_export)
 {
 	struct tmesh_tensor *exported;
 	struct tmesh_error err;
-	struct engine *tensor;
+	struct object *tensor;
 	ERL_NIF_TERM term;
 
-	if (!get_engine(env, argv[0], TENSOR, &tensor, &err) ||
+	if (!find_object(env, argv[0], &tensor_kind, &tensor, &err) ||
 	    tmesh_engine_tensor_export(tensor->object, &exported, &err) ||
 	    !make_handle(env, tensor->context, exported, &term, &err))
 		return make_error(env, &err);
@@ -149,9 +151,9 @@ NIF(engine_tensor_export)
 NIF(engine_tensor_destroy)
 {
 	struct tmesh_error err;
-	struct engine *tensor;
+	struct object *tensor;
 
-	if (!get_engine(env, argv[0], TENSOR, &tensor, &err))
+	if (!find_object(env, argv[0], &tensor_kind, &tensor, &err))
 		return make_error(env, &err);
 	tmesh_engine_tensor_destroy(tensor->object);
 	return atoms.ok;

@@ -25,7 +25,7 @@ struct job {
 	ErlNifPid caller;
 	struct job_watch *watch;
 	struct tmesh_engine_cancellable *own;
-	struct engine *user; /* a Cancellable that cancels @own, or NULL */
+	struct object *user; /* a Cancellable that cancels @own, or NULL */
 };
 
 /* A monitor of the calling process. */
@@ -235,7 +235,7 @@ static struct job *job_new(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 }
 
 ERL_NIF_TERM job_start(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[], job_body *body,
-		       struct engine *user)
+		       struct object *user)
 {
 	struct job *job = job_new(env, argc, argv);
 	struct tmesh_error err;
@@ -277,7 +277,7 @@ static struct job *call_off(struct job *job)
 	return NULL;
 }
 
-void jobs_cancel(ErlNifEnv *env, struct engine *user)
+void jobs_cancel(ErlNifEnv *env, struct object *user)
 {
 	struct job *ended = NULL, *job, *next;
 	struct tmesh_error err;

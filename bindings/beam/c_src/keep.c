@@ -82,7 +82,7 @@ NIF(keep_region)
 	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[2], name, &err) ||
 	    !get_opts(env, argv[3], &opts, &err))
 		return make_error(env, &err);
-	bundle = get_bundle(env, argv[1], &err);
+	bundle = get_bundle(env, argv[1], NULL, &err);
 	region = bundle ? NULL : get_whole(env, argv[1], &err);
 	if (!bundle && !region)
 		return make_error(env, &err);

@@ -131,7 +131,7 @@ static bool get_tensors(ErlNifEnv *env, ERL_NIF_TERM term, struct saved *saved,
 
 	if (enif_is_list(env, term))
 		return get_listed(env, term, saved, err);
-	bundle = get_bundle(env, term, err);
+	bundle = get_bundle(env, term, NULL, err);
 	got = bundle && get_bundled(bundle, saved, err);
 	tmesh_bundle_unref(bundle);
 	return got;

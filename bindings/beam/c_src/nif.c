@@ -13,8 +13,8 @@
 
 ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type, *channel_type,
 	*channel_end_type, *arrow_stream_type, *gpu_type, *arena_type, *descriptor_type,
-	*bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type, *slot_end_type,
-	*page_pool_type, *pages_type, *sequence_type, *engine_type, *graph_type, *job_watch_type;
+	*object_type, *model_type, *origin_type, *slot_reader_type, *slot_end_type, *sequence_type,
+	*graph_type, *job_watch_type;
 
 /* The address of this byte identifies the image. */
 static char image;
@@ -45,16 +45,12 @@ static int open_types(ErlNifEnv *env)
 		{&gpu_type, "gpu", {.dtor = gpu_dtor}},
 		{&arena_type, "arena", {.dtor = arena_dtor}},
 		{&descriptor_type, "descriptor", {.dtor = descriptor_dtor}},
-		{&bundle_type, "bundle", {.dtor = bundle_dtor}},
+		{&object_type, "object", {.dtor = object_dtor}},
 		{&model_type, "model", {.dtor = model_dtor}},
 		{&origin_type, "origin", {.dtor = origin_dtor}},
-		{&slot_type, "slot", {.dtor = slot_dtor}},
 		{&slot_reader_type, "slot_reader", {.dtor = slot_reader_dtor}},
-		{&page_pool_type, "page_pool", {.dtor = page_pool_dtor}},
-		{&pages_type, "pages", {.dtor = pages_dtor}},
 		{&sequence_type, "sequence", {.dtor = sequence_dtor}},
 		{&graph_type, "graph", {.dtor = graph_dtor}},
-		{&engine_type, "engine", {.dtor = engine_dtor}},
 		{&job_watch_type, "job_watch", {.down = job_watch_down}},
 		{&slot_end_type, "slot_end", {.dtor = slot_end_dtor, .stop = slot_end_stop}},
 	};

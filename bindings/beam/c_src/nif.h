@@ -13,15 +13,14 @@
  *   `socket`       the connection to a worker process.
  *   `channel`      one end of a channel, until it is closed. The emulator polls the descriptor of
  *                  `channel_end`, a resource of its own.
+ *   `object`       a counted object: a bundle, a slot, a pool of pages, a part in one, or one of
+ *                  libtmesh-engine. Until it is closed or released, if it can be.
  *   `arena`        a tmesh_arena.
  *   `descriptor`   a descriptor that the caller may give to others, until it is closed.
- *   `bundle`       a tmesh_bundle, until it is released.
  *   `model`        a loaded model's origin, until it is released.
- *   `slot`         a tmesh_slot, until it is closed.
  *   `slot_reader`  the reader of a slot, until it is closed. The emulator polls the descriptor of
  *                  `slot_end`, a resource of its own.
- *   `page_pool`, `pages`, `sequence`  the library's, until they are closed or released.
- *   `engine`       a context, graph, binding, device tensor or the like of libtmesh-engine.
+ *   `sequence`     a tmesh_seq, until it is released.
  *   `graph`        a tmesh_graph that is being built.
  *   `origin`       a tmesh_model, for the model's term and its tensors' handles. Never a term.
  *   `gpu`          memory of libtmesh-cuda, until it is released.
@@ -113,9 +112,8 @@ struct origin {
 
 extern ErlNifResourceType *context_type, *handle_type, *pinned_type, *worker_socket_type,
 	*channel_type, *channel_end_type, *arrow_stream_type, *gpu_type, *arena_type,
-	*descriptor_type, *bundle_type, *model_type, *origin_type, *slot_type, *slot_reader_type,
-	*slot_end_type, *page_pool_type, *pages_type, *sequence_type, *engine_type, *graph_type,
-	*job_watch_type;
+	*descriptor_type, *object_type, *model_type, *origin_type, *slot_reader_type,
+	*slot_end_type, *sequence_type, *graph_type, *job_watch_type;
 
 void context_dtor(ErlNifEnv *env, void *object);
 void handle_dtor(ErlNifEnv *env, void *object);
@@ -124,14 +122,11 @@ void arrow_stream_dtor(ErlNifEnv *env, void *object);
 void gpu_dtor(ErlNifEnv *env, void *object);
 void arena_dtor(ErlNifEnv *env, void *object);
 void descriptor_dtor(ErlNifEnv *env, void *object);
-void bundle_dtor(ErlNifEnv *env, void *object);
+void object_dtor(ErlNifEnv *env, void *object);
 void model_dtor(ErlNifEnv *env, void *object);
 void origin_dtor(ErlNifEnv *env, void *object);
-void slot_dtor(ErlNifEnv *env, void *object);
 void slot_reader_dtor(ErlNifEnv *env, void *object);
 void slot_end_dtor(ErlNifEnv *env, void *object);
-void page_pool_dtor(ErlNifEnv *env, void *object);
-void pages_dtor(ErlNifEnv *env, void *object);
 void sequence_dtor(ErlNifEnv *env, void *object);
 void graph_dtor(ErlNifEnv *env, void *object);
 void slot_end_stop(ErlNifEnv *env, void *object, ErlNifEvent event, int is_direct_call);
@@ -144,6 +139,46 @@ bool garbage_look(ErlNifEnv *env);
 void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object);
 void garbage_leave(struct garbage *garbage, void *object);
 void garbage_tell(void);
+
+/* object.c: terms of counted objects. */
+struct object_kind {
+	const char *name; /* "a bundle" */
+	void *(*ref)(void *object);
+	void (*unref)(void *object);
+};
+/* Define the kind of objects that type_ref() and type_unref() count. */
+#define OBJECT_KIND(kind, type, what)          \
+	static void *kind##_ref(void *object)  \
+	{                                      \
+		return type##_ref(object);     \
+	}                                      \
+	static void kind##_unref(void *object) \
+	{                                      \
+		type##_unref(object);          \
+	}                                      \
+	const struct object_kind kind = {.name = what, .ref = kind##_ref, .unref = kind##_unref}
+struct object {
+	const struct object_kind *kind;
+	pthread_mutex_t lock; /* guards the next; held for pointer work only */
+	void *object;	      /* NULL: closed */
+	struct context *context;
+	struct garbage *garbage;
+};
+/* Make a term, which takes @made over, also on failure. */
+bool make_object(ErlNifEnv *env, struct context *context, const struct object_kind *kind,
+		 void *made, ERL_NIF_TERM *term, struct tmesh_error *err);
+/* Return {ok, term} of it. */
+ERL_NIF_TERM make_ok_object(ErlNifEnv *env, struct context *context, const struct object_kind *kind,
+			    void *made);
+/* Return false with @err filled if @term is no object of that kind. */
+bool find_object(ErlNifEnv *env, ERL_NIF_TERM term, const struct object_kind *kind,
+		 struct object **object, struct tmesh_error *err);
+/* Return the caller's reference on the object of a term, or NULL with @err filled. @context: the
+ * object's, or NULL. */
+void *get_object(ErlNifEnv *env, ERL_NIF_TERM term, const struct object_kind *kind,
+		 struct context **context, struct tmesh_error *err);
+/* Return ok, also when repeated. */
+ERL_NIF_TERM close_object(ErlNifEnv *env, ERL_NIF_TERM term, const struct object_kind *kind);
 
 /* log.c */
 void log_keep(void *data, enum tmesh_log_level level, const char *message);
@@ -239,8 +274,9 @@ bool get_hold(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *ns, struct tmesh_erro
 /* bundle.c */
 /* Return {ok, term} of a bundle. The term takes @made over, also on failure. */
 ERL_NIF_TERM make_bundle(ErlNifEnv *env, struct context *context, struct tmesh_bundle *made);
-/* Return the caller's reference on the bundle of a term, or NULL with @err filled. */
-struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err);
+/* As get_object(). */
+struct tmesh_bundle *get_bundle(ErlNifEnv *env, ERL_NIF_TERM term, struct context **context,
+				struct tmesh_error *err);
 
 /* model.c */
 /* The process that waits for files, and the one that receives their progress. */
@@ -275,7 +311,7 @@ ERL_NIF_TERM tensor_of_region(ErlNifEnv *env, struct context *context, struct tm
 bool get_fd(ErlNifEnv *env, ERL_NIF_TERM term, int *fd, struct tmesh_error *err);
 
 /* engine.c */
-void engine_dtor(ErlNifEnv *env, void *object);
+extern const struct object_kind context_kind, tensor_kind;
 
 /* jobs.c */
 void job_watch_down(ErlNifEnv *env, void *object, ErlNifPid *pid, ErlNifMonitor *monitor);

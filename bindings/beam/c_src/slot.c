@@ -11,12 +11,6 @@
 
 #include <tmesh/slot.h>
 
-struct slot {
-	pthread_mutex_t lock;
-	struct tmesh_slot *slot; /* NULL: closed; guarded by @lock */
-	struct garbage *garbage;
-};
-
 struct slot_end {
 	pthread_mutex_t lock; /* guards the next members and calls with the reader */
 	struct tmesh_slot_reader *reader;
@@ -31,11 +25,6 @@ struct slot_reader {
 	struct slot_end *end;
 };
 
-static void drop_slot(void *object)
-{
-	tmesh_slot_unref(object);
-}
-
 static void drop_reader(void *object)
 {
 	tmesh_slot_close(object);
@@ -43,33 +32,7 @@ static void drop_reader(void *object)
 
 /* Publishing */
 
-void slot_dtor(ErlNifEnv *env, void *object)
-{
-	struct slot *slot = object;
-
-	if (slot->slot)
-		garbage_put(env, slot->garbage, slot->slot);
-	else
-		garbage_free(slot->garbage);
-	pthread_mutex_destroy(&slot->lock);
-}
-
-/* Return the caller's reference on the slot of a term, or NULL with @err filled. */
-static struct tmesh_slot *get_slot(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
-{
-	struct tmesh_slot *taken = NULL;
-	struct slot *slot;
-
-	if (enif_get_resource(env, term, slot_type, (void **)&slot)) {
-		pthread_mutex_lock(&slot->lock);
-		if (slot->slot)
-			taken = tmesh_slot_ref(slot->slot);
-		pthread_mutex_unlock(&slot->lock);
-	}
-	if (!taken)
-		refuse(err, -EBADF, "no open slot: it was closed, or is another VM's");
-	return taken;
-}
+OBJECT_KIND(slot_kind, tmesh_slot, "a slot");
 
 /* slot_create(context, label, max_ref, name | nil) -> {ok, {slot, token}} */
 NIF(slot_create)
@@ -78,9 +41,9 @@ NIF(slot_create)
 	char label[TMESH_LABEL_LEN + 1], name[TMESH_SLOT_NAME_LEN + 1], token[TMESH_TOKEN_SIZE];
 	bool named = !enif_is_identical(argv[3], atoms.nil);
 	struct context *context;
+	struct tmesh_slot *slot;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
-	struct slot *slot;
 
 	if (!get_context(env, argv[0], &context, &err))
 		return make_error(env, &err);
@@ -94,21 +57,15 @@ NIF(slot_create)
 				    TMESH_SLOT_NAME_LEN);
 	opts.label = *label ? label : NULL;
 	opts.name = named ? name : NULL;
-	slot = enif_alloc_resource(slot_type, sizeof(*slot));
-	*slot = (struct slot){.garbage = garbage_alloc(drop_slot)};
-	pthread_mutex_init(&slot->lock, NULL);
-	if (!slot->garbage) {
-		refuse(&err, -ENOMEM, "no memory for a slot");
-		term = make_error(env, &err);
-	} else if (tmesh_slot_create(context->ctx, &opts, &slot->slot, &err) ||
-		   tmesh_slot_token(slot->slot, token, &err)) {
-		term = make_error(env, &err);
-	} else {
-		term = make_ok(env, enif_make_tuple2(env, enif_make_resource(env, slot),
-						     make_string(env, token)));
+	if (tmesh_slot_create(context->ctx, &opts, &slot, &err))
+		return make_error(env, &err);
+	if (tmesh_slot_token(slot, token, &err)) {
+		tmesh_slot_unref(slot);
+		return make_error(env, &err);
 	}
-	enif_release_resource(slot);
-	return term;
+	if (!make_object(env, context, &slot_kind, slot, &term, &err))
+		return make_error(env, &err);
+	return make_ok(env, enif_make_tuple2(env, term, make_string(env, token)));
 }
 
 /* slot_publish(slot, bundle | nil) -> {ok, generation} */
@@ -121,11 +78,11 @@ NIF(slot_publish)
 	int rc;
 
 	if (!enif_is_identical(argv[1], atoms.nil)) {
-		bundle = get_bundle(env, argv[1], &err);
+		bundle = get_bundle(env, argv[1], NULL, &err);
 		if (!bundle)
 			return make_error(env, &err);
 	}
-	slot = get_slot(env, argv[0], &err);
+	slot = get_object(env, argv[0], &slot_kind, NULL, &err);
 	rc = slot ? tmesh_slot_publish(slot, bundle, &generation, &err) : err.code;
 	tmesh_slot_unref(slot);
 	tmesh_bundle_unref(bundle);
@@ -139,7 +96,7 @@ NIF(slot_generation)
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 
-	slot = get_slot(env, argv[0], &err);
+	slot = get_object(env, argv[0], &slot_kind, NULL, &err);
 	if (!slot)
 		return make_error(env, &err);
 	term = make_ok(env, enif_make_uint64(env, tmesh_slot_generation(slot)));
@@ -387,21 +344,14 @@ NIF(slot_watch)
 /* slot_close(slot | reader) -> ok, also when repeated */
 NIF(slot_close)
 {
-	struct tmesh_slot *taken;
-	struct slot_end *end;
 	struct tmesh_error err;
-	struct slot *slot;
+	struct object *object;
+	struct slot_end *end;
 
-	if (!enif_get_resource(env, argv[0], slot_type, (void **)&slot)) {
-		if (!get_end(env, argv[0], &end, &err))
-			return make_error(env, &err);
-		close_end(env, end);
-		return atoms.ok;
-	}
-	pthread_mutex_lock(&slot->lock);
-	taken = slot->slot;
-	slot->slot = NULL;
-	pthread_mutex_unlock(&slot->lock);
-	tmesh_slot_unref(taken);
+	if (find_object(env, argv[0], &slot_kind, &object, &err))
+		return close_object(env, argv[0], &slot_kind);
+	if (!get_end(env, argv[0], &end, &err))
+		return make_error(env, &err);
+	close_end(env, end);
 	return atoms.ok;
 }
