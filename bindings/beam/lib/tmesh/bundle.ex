@@ -282,16 +282,14 @@ defmodule Tmesh.Bundle do
   end
 end
 
-defimpl Enumerable, for: Tmesh.Bundle do
-  alias Tmesh.Bundle
-
-  def reduce(bundle, acc, fun) do
-    bundle.names
-    |> Stream.map(&{&1, Bundle.fetch!(bundle, &1)})
+defimpl Enumerable, for: [Tmesh.Bundle, Tmesh.Model] do
+  def reduce(named, acc, fun) do
+    named.names
+    |> Stream.map(&{&1, @for.fetch!(named, &1)})
     |> Enumerable.reduce(acc, fun)
   end
 
-  def count(bundle), do: {:ok, length(bundle.names)}
-  def member?(_bundle, _pair), do: {:error, __MODULE__}
-  def slice(_bundle), do: {:error, __MODULE__}
+  def count(named), do: {:ok, length(named.names)}
+  def member?(_named, _pair), do: {:error, __MODULE__}
+  def slice(_named), do: {:error, __MODULE__}
 end

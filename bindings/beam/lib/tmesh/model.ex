@@ -351,17 +351,3 @@ defmodule Tmesh.Model do
     :ok = Native.model_release(native)
   end
 end
-
-defimpl Enumerable, for: Tmesh.Model do
-  alias Tmesh.Model
-
-  def reduce(model, acc, fun) do
-    model.names
-    |> Stream.map(&{&1, Model.fetch!(model, &1)})
-    |> Enumerable.reduce(acc, fun)
-  end
-
-  def count(model), do: {:ok, length(model.names)}
-  def member?(_model, _pair), do: {:error, __MODULE__}
-  def slice(_model), do: {:error, __MODULE__}
-end
