@@ -181,3 +181,18 @@ enum tmesh_backend backend_option(const struct verb *verb, const char *text)
 		return TMESH_BACKEND_MEMFD;
 	usage_error(verb, "\"%s\" is not a backend: kernel or memfd", text);
 }
+
+int verb_main(const struct verb *verb, int argc, char **argv)
+{
+	char title[32];
+	int status;
+
+	snprintf(title, sizeof(title), "tmeshctl %s", verb->name);
+	if (!argc) {
+		verb_help(verb, stderr);
+		return STATUS_USAGE;
+	}
+	argv[0] = title;
+	status = verb->run(verb, argc, argv);
+	return status ? status : flush_answer();
+}

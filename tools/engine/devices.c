@@ -135,14 +135,5 @@ static const struct verb verb_devices = {
 
 int main(int argc, char **argv)
 {
-	char title[] = "tmeshctl devices";
-	int status;
-
-	if (!argc) {
-		verb_help(&verb_devices, stderr);
-		return STATUS_USAGE;
-	}
-	argv[0] = title;
-	status = run_verb_devices(&verb_devices, argc, argv);
-	return status ? status : flush_answer();
+	return verb_main(&verb_devices, argc, argv);
 }

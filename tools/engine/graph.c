@@ -71,14 +71,5 @@ static const struct verb verb_graph_file = {
 
 int main(int argc, char **argv)
 {
-	char title[] = "tmeshctl graph";
-	int status;
-
-	if (!argc) {
-		verb_help(&verb_graph_file, stderr);
-		return STATUS_USAGE;
-	}
-	argv[0] = title;
-	status = run_verb_graph(&verb_graph_file, argc, argv);
-	return status ? status : flush_answer();
+	return verb_main(&verb_graph_file, argc, argv);
 }

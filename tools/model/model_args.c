@@ -2,21 +2,6 @@
 /* Functions that tmeshctl-load and tmeshctl-model share. */
 #include "model_args.h"
 
-int verb_main(const struct verb *verb, int argc, char **argv)
-{
-	char title[32];
-	int status;
-
-	snprintf(title, sizeof(title), "tmeshctl %s", verb->name);
-	if (!argc) {
-		verb_help(verb, stderr);
-		return STATUS_USAGE;
-	}
-	argv[0] = title;
-	status = verb->run(verb, argc, argv);
-	return status ? status : flush_answer();
-}
-
 static json_t *tensor_json(const struct tmesh_model_tensor *tensor)
 {
 	json_t *shape = json_array(), *json;
