@@ -22,17 +22,19 @@ tmeshctl_with = $(TOOLS_OBJ) $(if $(filter %.so,$(1)),$(COMMON_OBJ)) $(1)
 $(B)/tmeshctl: $(call tmeshctl_with,$(TOOLS_LIB))
 	$(SAY)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LIB_LIBS)
 
-# scdoc does not write the first line, which announces tables to formatters. Each page also gets a link for every
-# name that it documents, so that man(1) finds each call: `man -M build/man tmesh_region_seal`.
+# A page of calls has their declarations from the headers. scdoc does not write the first line, which announces tables
+# to formatters. Each page also gets a link for every name that it documents, so that man(1) finds each call:
+# `man -M build/man tmesh_region_seal`.
 define MAN_PAGE
 @mkdir -p $(@D)
-$(SAY){ echo "'\\\" t"; scdoc < $<; } > $@
+$(SAY)awk -f docs/man/synopsis.awk $< > $@.scd && { echo "'\\\" t"; scdoc < $@.scd; } > $@ && rm $@.scd
 @find $(@D) -ignore_readdir_race -lname $(@F) -delete
 @for name in $$(sed -n '/^# NAME$$/{n;n;s/ - .*//;s/,//g;p}' $<); do \
 	[ $$name$(suffix $@) = $(@F) ] || ln -sf $(@F) $(@D)/$$name$(suffix $@) || exit; \
 done
 endef
-$(foreach s,1 3 4 5 8,$(eval $(MAN)/man$s/%.$s: docs/man/%.$s.scd tools/build.mk | $$(call needs,scdoc); $$(MAN_PAGE)))
+$(foreach s,1 3 4 5 8,$(eval $(MAN)/man$s/%.$s: docs/man/%.$s.scd docs/man/synopsis.awk tools/build.mk | $$(call needs,scdoc); $$(MAN_PAGE)))
+$(filter $(MAN)/man3/%,$(MAN_PAGES)): $(wildcard include/tmesh/*.h)
 
 # Leave out the pages of a library or program that this machine lacks the packages for.
 MAN_INSTALLED = $(filter-out $(if $(NET_BUILT),,$(MAN)/man1/tmesh-net.1 $(MAN)/man3/tmesh_net.3) $(if $(MOUNT_BUILT),,$(MAN)/man8/tmesh-mount.8),$(MAN_PAGES))
