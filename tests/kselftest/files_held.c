@@ -246,7 +246,7 @@ static void is_bad(int fd, const unsigned char *p)
 static void try_poison(bool by_file)
 {
 	int dev = t_dev(), fd, later, handle;
-	unsigned char *p, *q;
+	unsigned char *p, *q, *own;
 	struct kept_files *f = no_files();
 	struct pollfd told = {.events = POLLPRI};
 
@@ -260,6 +260,10 @@ static void try_poison(bool by_file)
 	q = t_map(handle, 16 * PAGE, PROT_READ);
 	REQUIRE(p != MAP_FAILED && q != MAP_FAILED);
 	CHECK_EQ(t_read(p + BAD * PAGE), 0);
+	/* A copy that was made before stays. */
+	own = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+	REQUIRE(own != MAP_FAILED);
+	CHECK_EQ(t_write(own + BAD * PAGE, 99), 0);
 	poison(dev, by_file ? p : q);
 	/* The read finds the bad page. The mappings that have it are taken away then. */
 	CHECK_ERR(pread(fd, &(char){0}, 1, BAD * PAGE), EIO);
@@ -269,6 +273,13 @@ static void try_poison(bool by_file)
 	is_bad(fd, p);
 	munmap(q, 16 * PAGE);
 	munmap(p, 16 * PAGE);
+	CHECK_EQ(own[BAD * PAGE], 99);
+	/* The original is bad. */
+	CHECK_OK(madvise(own + BAD * PAGE, PAGE, MADV_DONTNEED));
+	CHECK_EQ(t_write(own + BAD * PAGE, 99), SIGBUS);
+	CHECK_EQ(t_write(own + (BAD + 1) * PAGE, 99), 0);
+	CHECK_EQ(own[(BAD + 1) * PAGE + 1], 0);
+	munmap(own, 16 * PAGE);
 	p = mmap(NULL, 16 * PAGE, PROT_READ, MAP_PRIVATE, fd, 0);
 	REQUIRE(p != MAP_FAILED);
 	is_bad(fd, p);
