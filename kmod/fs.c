@@ -565,13 +565,16 @@ static void tmesh_fs_kill(struct super_block *sb)
 	kfree(mount);
 }
 
-/* Not for user namespaces: docs/internals/abi.md has the reason. */
+/*
+ * Not for user namespaces: docs/internals/abi.md has the reason. Mounts may have other ids, because
+ * the VFS alone compares the owner and the group of a file with those of a reader.
+ */
 static struct file_system_type tmesh_fs_type = {
 	.name = "tmesh",
 	.owner = THIS_MODULE,
 	.init_fs_context = tmesh_fs_init_context,
 	.kill_sb = tmesh_fs_kill,
-	.fs_flags = 0,
+	.fs_flags = FS_ALLOW_IDMAP,
 };
 
 /**

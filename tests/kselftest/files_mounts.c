@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 /*
- * Kept files below other parts of the kernel: overlayfs, file handles, watches, and code that reads
- * the file of a mapping.
+ * Kept files below other parts of the kernel: overlayfs, mounts with other ids, file handles,
+ * watches, and code that reads the file of a mapping.
  */
 #include <dirent.h>
 #include <linux/fs.h>
+#include <linux/mount.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/inotify.h>
 
@@ -12,6 +14,7 @@
 
 #define LAYERS "/tmp/layers"
 #define MERGED LAYERS "/merged"
+#define OUTSIDE 100000 /* the user that the idmapped mount shows as root */
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -144,6 +147,63 @@ TEST(overlay_replaced,
 	/* The overlay holds no memory. */
 	CHECK_EQ(t_listed(dev), 0);
 	no_overlay();
+	unmount_here();
+}
+
+static void map_one(pid_t pid, const char *file)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/proc/%d/%s", pid, file);
+	CHECK(t_write_file(path, "0 100000 1"));
+}
+
+TEST(idmapped, "a mount with other ids shows the files as those of a container's user")
+{
+	struct mount_attr attr = {.attr_set = MOUNT_ATTR_IDMAP};
+	int dev = t_dev(), sv[2], tree;
+	char path[64];
+	struct stat st;
+	pid_t pid;
+
+	mount_here();
+	mkdir("/mapped", 0755);
+	umount2("/mapped", MNT_DETACH);
+	REQUIRE_OK(keep_one(dev, "i", "f", PAGE, 5, 0600, 0));
+	t_pair(sv);
+	T_CHILD(pid) {
+		REQUIRE_OK(unshare(CLONE_NEWUSER));
+		t_say(sv[1]);
+		t_hear(sv[1]);
+	}
+	t_hear(sv[0]);
+	map_one(pid, "uid_map");
+	map_one(pid, "gid_map");
+	snprintf(path, sizeof(path), "/proc/%d/ns/user", pid);
+	attr.userns_fd = REQUIRE_OK(open(path, O_RDONLY | O_CLOEXEC));
+	tree = REQUIRE_OK(
+		syscall(SYS_open_tree, AT_FDCWD, MOUNT, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC));
+	CHECK_OK(syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof(attr)));
+	CHECK_OK(syscall(SYS_move_mount, tree, "", AT_FDCWD, "/mapped", MOVE_MOUNT_F_EMPTY_PATH));
+	close(tree);
+	close(attr.userns_fd);
+	t_say(sv[0]);
+	t_wait(pid);
+	CHECK_OK(stat("/mapped/0/i/f", &st));
+	CHECK_EQ(st.st_uid, OUTSIDE);
+	T_ALONE()
+	{
+		t_become(OUTSIDE, OUTSIDE, 0);
+		CHECK(file_same("/mapped/0/i/f", PAGE, 5));
+		CHECK_ERR(open(MOUNT "/0/i/f", O_RDONLY), EACCES);
+	}
+	T_ALONE()
+	{
+		t_become(OUTSIDE + 1, OUTSIDE + 1, 0);
+		CHECK_ERR(open("/mapped/0/i/f", O_RDONLY), EACCES);
+	}
+	CHECK_OK(umount("/mapped"));
+	CHECK_OK(kept_drop(dev, "i"));
 	unmount_here();
 }
 
