@@ -274,6 +274,9 @@ static struct tmesh_handle *tmesh_handle_alloc(struct tmesh_region *region, u32 
 		goto unpin;
 	}
 	inode->i_size = size;
+	/* A loop device looks at the mode of the inode that has the mappings. */
+	if (kind == TMESH_HANDLE_FILE)
+		inode->i_mode |= S_IFREG;
 	inode->i_flags |= S_NOCMTIME;
 	tmesh_claim_init(&handle->claim, &tmesh_handle_claim_ops, region, holder, rights, inode);
 	/* The claim has a reference of its own. */

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 /*
- * Kept files below other parts of the kernel: overlayfs, mounts with other ids, file handles,
- * watches, and code that reads the file of a mapping.
+ * Kept files below other parts of the kernel: overlayfs, mounts with other ids, loop devices, file
+ * handles, watches, and code that reads the file of a mapping.
  */
 #include <dirent.h>
 #include <linux/fs.h>
+#include <linux/loop.h>
 #include <linux/mount.h>
 #include <sched.h>
 #include <signal.h>
@@ -306,6 +307,44 @@ TEST(build_id, "the kernel reads the build id of a mapped file, and none of a re
 	close(fd);
 	close(self);
 	CHECK_OK(kept_drop(dev, "b"));
+	unmount_here();
+}
+
+TEST(loop, "a loop device has the bytes of a kept file, and loses them with a revocation")
+{
+	struct loop_config config = {.info.lo_flags = LO_FLAGS_READ_ONLY};
+	int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), dev = t_dev(), disk, handle, n;
+	static unsigned char page[PAGE] __attribute__((aligned(4096)));
+	char path[32];
+	__u64 bytes;
+
+	if (control < 0)
+		t_skip("this kernel has no loop devices");
+	mount_here();
+	REQUIRE_OK(keep_one(dev, "d", "image", 8 * PAGE, 40, 0600, 0));
+	n = REQUIRE_OK(ioctl(control, LOOP_CTL_GET_FREE));
+	snprintf(path, sizeof(path), "/dev/loop%d", n);
+	disk = REQUIRE_OK(open(path, O_RDONLY | O_DIRECT | O_CLOEXEC));
+	config.fd = REQUIRE_OK(open(MOUNT "/0/d/image", O_RDONLY | O_CLOEXEC));
+	CHECK_OK(ioctl(disk, LOOP_CONFIGURE, &config));
+	close(config.fd);
+	CHECK_OK(ioctl(disk, BLKGETSIZE64, &bytes));
+	CHECK_EQ(bytes, 8 * PAGE);
+	CHECK_EQ(pread(disk, page, PAGE, 7 * PAGE), PAGE);
+	CHECK_EQ(page[0], 47);
+	CHECK_EQ(pread(disk, page, PAGE, 8 * PAGE), 0);
+	drop_caches();
+	CHECK(is_kept(dev, "d"));
+	REQUIRE_OK(kept_open(dev, "d", R_READ | R_MANAGE, 0, &handle, 1));
+	CHECK_OK(t_revoke(handle));
+	close(handle);
+	CHECK_ERR(pread(disk, page, PAGE, 0), EIO);
+	CHECK_OK(ioctl(disk, LOOP_CLR_FD));
+	close(disk);
+	close(control);
+	/* A work of the device closes the file. */
+	for (int i = 0; i < 1000 && t_listed(dev); i++)
+		usleep(10000);
 	unmount_here();
 }
 

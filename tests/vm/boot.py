@@ -15,7 +15,7 @@ BUILD = HERE.parent.parent / "build"
 # Modules that the guest loads, if its kernel does not have them built in: disks, importers of our dma-bufs, and RDMA
 # over a dummy device. The driver ext4 finds its checksum by name, so modules.dep does not list that.
 GUEST_MODULES = ("virtio_pci", "virtio_blk", "virtio_rng", "crc32c_generic", "crc32_generic", "ext4", "nvme",
-                 "vgem", "vivid", "udmabuf", "dummy", "ib_uverbs", "rdma_rxe", "overlay")
+                 "vgem", "vivid", "udmabuf", "dummy", "ib_uverbs", "rdma_rxe", "overlay", "loop")
 
 # Other ways to boot a kernel, which find other mistakes: the kernel, and more words for its command line.
 VARIANTS = {
