@@ -96,10 +96,10 @@ class Main(Base):
 @any_backend
 class Completion(Base):
     def complete(self, *words):
-        script = ('source "$1"; shift; COMP_WORDS=(tmeshctl "$@"); '
-                  'COMP_CWORD=$#; _tmeshctl; printf "%s\\n" "${COMPREPLY[@]}"')
+        script = ('source "$1"; shift; COMP_WORDS=("$@"); '
+                  'COMP_CWORD=$(($# - 1)); _tmeshctl; printf "%s\\n" "${COMPREPLY[@]}"')
         path = os.path.join(ROOT, "tools", "completion", "tmeshctl")
-        done = subprocess.run(["bash", "-c", script, "-", path, *words], check=True,
+        done = subprocess.run(["bash", "-c", script, "-", path, TOOL, *words], check=True,
                               capture_output=True, text=True)
         return done.stdout.split()
 
@@ -117,6 +117,10 @@ class Completion(Base):
         for dtype in self.complete("put", "--dtype", ""):
             tool("create", "16", "--dtype", dtype, "--", "true")
         self.assertEqual(self.complete("ls", "--backend", "m"), ["memfd"])
+        self.assertEqual(self.complete("ls", "-b", "k"), ["kernel"])
+        self.assertEqual(self.complete("load", "--method", "s"), ["splice"])
+        self.assertEqual(self.complete("create", "--label", ""), [])
+        self.assertIn("tools/build.mk", self.complete("put", os.path.join(ROOT, "tools/build.m"))[0])
 
 
 class Model(Base):
