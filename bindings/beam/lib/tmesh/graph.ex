@@ -236,8 +236,7 @@ defmodule Tmesh.Graph do
   # The operators, dtypes and caches that the library writes. Another word stays a text: reading makes no atom.
   @words Map.new(
            ~w(input weight matmul rms_norm layer_norm rope softmax add mul silu gelu get_rows set_rows reshape transpose concat)a ++
-             ~w(attention lora none reuse stream bool int4 int8 int16 int32 int64 uint4 uint8 uint16 uint32 uint64)a ++
-             ~w(float4_e2m1fn float8_e4m3fn float8_e5m2 float16 bfloat16 float32 float64 complex64 complex128)a,
+             ~w(attention lora none reuse stream)a ++ TensorRef.dtypes(),
            &{Atom.to_string(&1), &1}
          )
 

@@ -15,10 +15,7 @@ from . import Plain, SafetensorError, load_bytes, safe_open, to_bytes, to_file
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "uint64": "U64", "int32": "I32",
-          "uint32": "U32", "int16": "I16", "uint16": "U16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-          "complex64": "C64", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-          "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float8_e8m0fnu": "F8_E8M0"}
+_TYPES = {name: kind for kind, name in TORCH_TYPES.items()}
 
 
 def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dict[str, Any]:
@@ -34,7 +31,7 @@ def load(data: bytes) -> dict[str, Any]:
 
 def _plain_of_ours(name: str, tensor: _tmesh.Tensor) -> Plain:
     """Return a Tensor's type, shape and bytes, even if NumPy does not have its type."""
-    kind = next((kind for kind, dtype in TORCH_TYPES.items() if dtype == tensor.dtype), None)
+    kind = _TYPES.get(tensor.dtype)
     if kind is None:
         raise SafetensorError(f"Unknown dtype {tensor.dtype!r} of {name!r}. Supported: {', '.join(TORCH_TYPES.values())}")
     if not tensor.nbytes:

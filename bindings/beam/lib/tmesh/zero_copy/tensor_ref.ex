@@ -38,27 +38,7 @@ defmodule Tmesh.ZeroCopy.TensorRef do
              bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128 int4 uint4 float4_e2m1fn)a
   @members ~w(v id token offset byte_size shape dtype strides device)
 
-  @type dtype ::
-          :bool
-          | :int8
-          | :int16
-          | :int32
-          | :int64
-          | :uint8
-          | :uint16
-          | :uint32
-          | :uint64
-          | :float16
-          | :float32
-          | :float64
-          | :bfloat16
-          | :float8_e4m3fn
-          | :float8_e5m2
-          | :complex64
-          | :complex128
-          | :int4
-          | :uint4
-          | :float4_e2m1fn
+  @type dtype :: unquote(Enum.reduce(Enum.reverse(@dtypes), &{:|, [], [&1, &2]}))
 
   @typedoc "A type of Nx, or its short name: `{:f, 32}` or `:f32`."
   @type nx_type :: {atom(), pos_integer()} | atom()
