@@ -15,6 +15,7 @@ import detectors
 import kernels
 import modules
 import netfs as network
+import selftests as kernel_selftests
 from cache import locked
 from judge import judge
 from tap import Tap, program
@@ -165,10 +166,10 @@ def mount(tap, name):
 
 
 def readers(tap, name):
-    """Test fio and a user namespace on the module's file system, without a root of Debian."""
-    found = [shutil.which(program) for program in ("setpriv", "fio")]
+    """Test programs of others on the module's file system, without a root of Debian: fio, stress-ng, selftests of the kernel."""
+    found = [shutil.which(program) for program in ("setpriv", "fio", "stress-ng")]
     programs = [boot.BUILD / "tmeshctl", *(Path(path) for path in found if path)]
-    on_module(tap, name, "readers", programs=[*programs, modules.TOP / "tests/mount/readers.sh"],
+    on_module(tap, name, "readers", programs=[*programs, *kernel_selftests.programs(), modules.TOP / "tests/mount/readers.sh"],
               libraries=network.libraries(programs))
 
 
