@@ -13,9 +13,9 @@
 
 #include "ggml_internal.h"
 
-#define HELP                                                                                    \
-	"install libggml0 (Debian) or Python's package libggml-python, and name the library's " \
-	"file in TMESH_GGML if it is not found"
+#define HELP                                                                               \
+	"install libggml0 (Debian) or Python's package libggml-python (the extra ggml of " \
+	"libtmesh), and name the library's file in TMESH_GGML if it is not found"
 
 static void *find_library(const char *given, struct tmesh_error *err)
 {

@@ -10,9 +10,9 @@
 
 #include "onnx_internal.h"
 
-#define HELP                                                                                    \
-	"install libonnxruntime1.21 (Debian 13) or Python's package onnxruntime, and name the " \
-	"library's file in TMESH_ONNXRUNTIME if it is not found"
+#define HELP                                                                                      \
+	"install libonnxruntime1.21 (Debian 13) or Python's package onnxruntime (the extra onnx " \
+	"of libtmesh), and name the library's file in TMESH_ONNXRUNTIME if it is not found"
 
 static void *find_library(const char *given, struct tmesh_error *err)
 {
