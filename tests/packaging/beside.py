@@ -4,7 +4,8 @@ import re
 import shlex
 
 from kept import NAMES
-from packages import OWN, Report, Root, files
+from packages import Report, Root, files
+from releases import OWN
 
 MORE = ("libtmesh-net0", "libtmesh-xla0", "libtmesh-cuda0", "tmesh-net")
 

@@ -2,7 +2,8 @@
 """Kept memory while the packages are upgraded, downgraded, removed and purged, in a clean Debian."""
 import re
 
-from packages import NEWER, OWN, Report, Root, files
+from packages import NEWER, Report, Root, files
+from releases import OWN
 
 # All but the module's sources, the tests and what needs more packages.
 NAMES = ("libtmesh0", "libtmesh-model0", "libtmesh-engine0", "tmesh-tools", "python3-tmesh")

@@ -2,15 +2,13 @@
 """The install lines of the pages, each as it stands there, in a clean Debian. A page's lines are not copied here."""
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import boot
-from cache import CACHE, sh
-from packages import OWN, Report, Root
-from releases import TOP
+import index
+from cache import sh
+from packages import Report, Root
+from releases import OWN, TOP
 
 # A block or a command in the text with one of these installs something.
 INSTALLS = re.compile(r"\b(apt|apt-get|pip3?) install\b|\bapt-get build-dep\b|\bdpkg -i\b|\bmake (deb|install)\b|\bpython3? -m venv\b|\bgroupadd\b")
@@ -153,13 +151,7 @@ def configure(root):
     root.install(*MACHINE)
     (root.path / "etc/apt/apt.conf.d/yes").write_text('APT::Get::Assume-Yes "true";\n')
     (root.path / "etc/sudoers.d/kept").write_text('Defaults env_keep += "http_proxy https_proxy no_proxy DEBIAN_FRONTEND DEB_BUILD_OPTIONS"\n')
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    certificates = re.search(r"cert='(.*)'", listed)
-    (root.path / "etc/pip.conf").write_text("[global]\n" + "".join(
-        f"{key} = {value}\n" for key, value in re.findall(r"^global\.([a-z-]+)='(.*)'$", listed, re.M) if key != "cert") +
-        ("cert = /etc/pip-certificates.pem\n" if certificates else ""))
-    if certificates:
-        (root.path / "etc/pip-certificates.pem").write_bytes(Path(certificates[1]).read_bytes())
+    index.configure(root)
     plan = root.run("apt-get", "install", "-s", "linux-headers-amd64")
     kernel = re.search(r"^Inst linux-headers-(\S+-amd64)", plan, re.M)[1]
     for name, text in (("bin/uname", f'[ "$*" != -r ] || exec echo {kernel}\nexec /usr/bin/uname "$@"'), ("sbin/insmod", 'exec test -f "$1"')):
@@ -185,10 +177,6 @@ def script(chain, found):
 def follow(report, release, chain, found):
     """Run a chain in a root of its own."""
     root = Root(release, "lines", boot.BUILD / "packaging" / release.suite / "lines-built")
-    # pip keeps here what it has once fetched.
-    cache = CACHE / "packaging" / "pip"
-    cache.mkdir(parents=True, exist_ok=True)
-    root.binds.append((cache, "/root/.cache/pip"))
     checkout(root)
     configure(root)
     text, count = script(chain, found)

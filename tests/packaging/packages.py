@@ -7,18 +7,18 @@ import sys
 from pathlib import Path
 
 import boot
+import first_hour
 import kernels
 import modules
 import roots
 from cache import locked, sh
 from judge import judge
-from releases import TOP
+from releases import OWN, TOP
 from traces import differences, snapshot
 
 sys.path.insert(0, str(TOP / "tests"))
 from readme import EXAMPLE  # noqa: E402: found by the line above
 
-OWN = (TOP / "VERSION").read_text().strip()
 NEWER = "99"    # the version of the packages that OWN's are upgraded to
 
 # The examples of docs/howto/languages.md, against the installed packages.
@@ -128,7 +128,7 @@ def prepare(root, release, built):
     found = [kernels.prepare(name).release for name in release.kernels]
     wanted = [f"linux-headers-{name}" for name in found]
     plan = root.run("apt-get", "install", "-s", "--no-install-recommends", *files(built, "own"), *wanted,
-                    "gcc", "libc6-dev", "openssl", "pkg-config", "python3-numpy")
+                    "gcc", "iproute2", "libc6-dev", "openssl", "pkg-config", "python3-numpy")
     ours = {Path(name).name.partition("_")[0] for name in files(built, "own")}
     root.install(*sorted(set(re.findall(r"^Inst (\S+)", plan, re.M)) - ours))
     examples = root.path / "examples"
@@ -190,6 +190,9 @@ def run(tap, release):
     before = snapshot(root.path)
     report.script(root, "the packages install where their dependencies are", 'dpkg -i "$@"', *own)
     installed(report, root, OWN, kernel_releases)
+    first_hour.put(root)
+    report.script(root, "alone and without a network they keep memory, load a model, fetch, have the programs, and name what is missing",
+                  first_hour.offline("/usr/bin"), wanted=first_hour.SAID)
     guests(report, tap, root, release.kernels)
 
     once = snapshot(root.path)

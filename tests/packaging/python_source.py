@@ -7,8 +7,8 @@ import sys
 
 import boot
 from cache import sh
-from packages import OWN, Report, Root
-from releases import TOP
+from packages import Report, Root
+from releases import OWN, TOP
 
 # Packages beyond python3-dev, the documented beginning, and tools of the package index's side.
 BEGINNING = ("python3-dev", "python3-venv", "python3-setuptools", "python3-wheel")

@@ -11,6 +11,7 @@ import debian  # noqa: E402: found by the line above
 import roots  # noqa: E402
 from cache import CACHE, keep, sh  # noqa: E402
 
+OWN = (TOP / "VERSION").read_text().strip()
 ARCHIVES = "/var/cache/apt/archives"
 
 

@@ -6,50 +6,37 @@ import subprocess
 import zipfile
 
 import boot
+import first_hour
+import index
 from cache import sh
-from packages import OWN, Report, Root
+from packages import Report, Root
 from releases import TOP
 
 GLIBC = (2, 28)
 BEGINNING = ("python3", "python3-venv", "procps", "iproute2")
 INSTALL = "python3 -m venv /venv\n/venv/bin/pip install --quiet --no-index /built/libtmesh-*.whl"
 
-# A user's first hour, without a network. The model's file is a header of JSON and eight bytes.
-FIRST = r"""
-import errno, json, pathlib, struct, subprocess, sys, threading, tmesh, tmesh.engine, tmesh.fetcher
-print(tmesh.__version__, tmesh.backend())
-large = tmesh.put(bytes(100 << 20))
-print(subprocess.run([sys.executable, "-c", "import sys, tmesh; print('opened', *tmesh.open(sys.argv[1]).shape)", json.dumps(large.ref())],
-                     capture_output=True, text=True).stdout)
-tmesh.keep({"w": tmesh.put(b"kept here")}, "weights", lifetime=600)
-header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
-path = pathlib.Path(sys.argv[1], "model.safetensors")
-path.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1, 2))
-print("loaded", tmesh.load_model(path, keep=True)["w"].tolist())
-tmesh._tmesh.xla_load(threading.main_thread().ident)
-print("xla loaded")
-with tmesh.fetcher.Fetcher("127.0.0.1") as home, home.offer(tmesh.put(b"fetched here", seal=True)) as offer:
-    print(subprocess.run([sys.executable, "-c", "import sys, tmesh.fetcher; print(bytes(tmesh.fetcher.Fetcher('127.0.0.1').fetch(sys.argv[1])))",
-                          json.dumps(offer.source)], capture_output=True, text=True).stdout)
-for part in lambda: tmesh.engine.Context("onnx"), lambda: tmesh.engine.serve("onnx"):
-    try:
-        part()
-    except tmesh.UnsupportedError as error:
-        print("missing", error)
+# A sum by each engine, in this process and in tmesh-engine. The model is protobuf by hand: y = Add(x, x), two float32.
+ENGINES = r"""
+import numpy, pathlib, sys, tmesh, tmesh.engine
+def part(number, value):
+    return bytes([number * 8, value]) if isinstance(value, int) else bytes([number * 8 + 2, len(value)]) + value
+def tensor(name):
+    return part(1, name) + part(2, part(1, part(1, 1) + part(2, part(1, part(1, 2)))))
+graph = (part(1, part(1, b"x") + part(1, b"x") + part(2, b"y") + part(4, b"Add")) + part(2, b"g") +
+         part(11, tensor(b"x")) + part(12, tensor(b"y")))
+folder = pathlib.Path(sys.argv[1])
+(folder / "g.onnx").write_bytes(part(1, 8) + part(7, graph) + part(8, part(2, 13)))
+(folder / "g.graph").write_text("graph g\nx = input : float32[2]\ns = add(x, x)\noutput y = s\n")
+for name, file in ("onnx", "g.onnx"), ("ggml", "g.graph"):
+    with tmesh.engine.serve(name, models=folder) as server:
+        for where, context in ("here", tmesh.engine.Context(name)), ("served", server.connect(timeout=60)):
+            y = tmesh.zeros(2, "float32")
+            context.graph(folder / file).dispatch({"x": tmesh.put(numpy.array([1, 2], "float32"))}, {"y": y})
+            print(name, context.version, where, y.tolist())
 """
-SAID = (rf"{re.escape(OWN)} memfd\nopened 104857600\n\nloaded \[1\.0, 2\.0\]\nxla loaded\n"
-        r"b'fetched here'\n\nmissing [^\n]*Python's package onnxruntime[^\n]*\n"
-        r"missing [^\n]*onnxruntime[^\n]*\n")
-HOUR = """
-{where}
-/venv/bin/python /built/first.py {folder}
-/venv/bin/python -c 'import tmesh; print(bytes(tmesh.open_kept("weights")["w"]))'
-/venv/bin/tmeshctl kept
-/venv/bin/tmesh-net --version
-/venv/bin/python -m tmesh doctor
-/venv/bin/tmeshctl drop weights
-"""
-KEPT = rf"b'kept here'\nNAME .*\nweights .*\ntmesh-net {re.escape(OWN)}\n.*memfd backend: works"
+# The oldest releases that an extra admits, where Python has wheels of them.
+OLDEST = {"bookworm": ("onnxruntime==1.17.*", "numpy<2", "libggml-python==0.20.*")}
 
 # A container as orchestrators make them: the root cannot be written, /dev/shm has 64 MiB, there is no HOME, and the user
 # is a number without a name. A volume at /volume is all that can be written.
@@ -96,19 +83,19 @@ def build(tap, built):
     newest, strangers = newest_glibc(wheel)
     tap.point((0, 0) < newest <= GLIBC, f"wheel: its newest symbol of glibc is {newest[0]}.{newest[1]}")
     tap.point(not strangers, "wheel: it needs glibc alone" + "".join(f", {name}" for name in sorted(strangers)))
-    (built / "first.py").write_text(FIRST)
 
 
 def run(tap, release, built):
     report = Report(tap, release.name)
     root = Root(release, "wheel", built)
     root.install(*BEGINNING)
+    first_hour.put(root)
     if report.script(root, "wheel: it installs without a compiler and without a network", f"unshare --net sh -ec '{INSTALL}'"):
-        hour = HOUR.format(where="ip link set lo up\nexport TMESH_RUNTIME_DIR=$(mktemp -d)", folder="/tmp")
         report.script(root, "wheel: alone it keeps memory, loads a model, fetches, has the programs, and names what is missing",
-                      f"unshare --net sh -ec {shlex.quote(hour)}", wanted=f"^{SAID}{KEPT}")
+                      first_hour.offline("/venv/bin"), wanted=first_hour.SAID)
         (root.path / "volume").mkdir(exist_ok=True)
         poor(report, root)
+        extras(report, root, OLDEST.get(release.suite, ()))
     root.remove()
 
 
@@ -116,8 +103,21 @@ def poor(report, root):
     def script(variables, text):
         return POOR.format(variables=variables, script=shlex.quote(text))
 
-    hour = HOUR.format(where="", folder="/volume")
-    report.script(root, "wheel: a container with a volume has all of it", script("TMESH_RUNTIME_DIR=/volume/tmesh", hour), wanted=f"^{SAID}{KEPT}")
+    report.script(root, "wheel: a container with a volume has all of it",
+                  script("TMESH_RUNTIME_DIR=/volume/tmesh", first_hour.steps("/venv/bin", "/volume")), wanted=first_hour.SAID)
     report.script(root, "wheel: in a container where nothing can be written the error names the remedy",
                   script("", "/venv/bin/python -c 'import tmesh; tmesh.put(b\"x\").ref()' || true"),
                   wanted=r"cannot use the runtime directory /tmp/tmesh-3000000000: Read-only file system; set TMESH_RUNTIME_DIR")
+
+
+def extras(report, root, oldest):
+    """Install the extras of both engines by the package index, then run them without a network."""
+    index.configure(root)
+    chosen = "oldest" if oldest else "newest"
+    if not report.script(root, f"wheel: the {chosen} releases of its extras onnx and ggml install",
+                         'wheel=$(echo /built/libtmesh-*.whl)\n/venv/bin/pip install --quiet "$wheel[onnx,ggml]" "$@"', *oldest):
+        return
+    (root.path / "tmp/engines.py").write_text(ENGINES)
+    text = "ip link set lo up\nexport TMESH_RUNTIME_DIR=$(mktemp -d)\n/venv/bin/python /tmp/engines.py /tmp"
+    report.script(root, f"wheel: both engines run with the {chosen} releases of their extras, here and served", f"unshare --net sh -ec '{text}'",
+                  wanted=r"^onnx \S+ here \[2\.0, 4\.0\]\nonnx \S+ served \[2\.0, 4\.0\]\nggml \S+ here \[2\.0, 4\.0\]\nggml \S+ served \[2\.0, 4\.0\]\n$")
