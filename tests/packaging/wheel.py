@@ -36,7 +36,7 @@ for name, file in ("onnx", "g.onnx"), ("ggml", "g.graph"):
             print(name, context.version, where, y.tolist())
 """
 # The oldest releases that an extra admits, where Python has wheels of them.
-OLDEST = {"bookworm": ("onnxruntime==1.17.*", "numpy<2", "libggml-python==0.20.*")}
+OLDEST = {"bookworm": ("onnxruntime==1.19.0", "libggml-python==0.20.*")}
 
 # A container as orchestrators make them: the root cannot be written, /dev/shm has 64 MiB, there is no HOME, and the user
 # is a number without a name. A volume at /volume is all that can be written.
