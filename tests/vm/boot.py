@@ -57,7 +57,7 @@ class Outcome:
 
 
 def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), shares=(), arguments=(), modules=(),
-        libraries=(), devices=GUEST_MODULES, restarts=False):
+        libraries=(), devices=GUEST_MODULES, balloon=False, restarts=False):
     """Boot a kernel or variant with one suite.
 
     module: the .ko file that the suite loads, or None
@@ -65,7 +65,7 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), sh
     programs, files: copied under their names; only programs are executable
     modules: kernel modules that the guest loads beside devices
     libraries: the shared libraries of the programs, copied to the same paths
-    restarts: see qemu.boot()
+    balloon, restarts: see qemu.boot()
     """
     kernel = kernels.prepare(kernel_of(name))
     _, more = VARIANTS.get(name, (name, []))
@@ -96,7 +96,7 @@ def run(name, suite, *, module, script=None, programs=(), files=(), disks=(), sh
     for_program, for_guest = LIMITS[length()]
     for last in (False, True):
         trouble = qemu.boot(kernel, left / "initramfs", logs=left, disks=disks, shares=shares,
-                            restarts=restarts, timeout=for_guest,
+                            balloon=balloon, restarts=restarts, timeout=for_guest,
                             arguments=[*more, *arguments, f"TMESH_TEST_LENGTH={length()}",
                                        f"TMESH_TIMEOUT={for_program}"])
         results = (left / "results").read_text(errors="replace")

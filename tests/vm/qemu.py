@@ -28,12 +28,21 @@ COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot r
                 "rcupdate.rcu_cpu_stall_timeout=300 watchdog_thresh=60 sysctl.kernel.hung_task_timeout_secs=600")
 
 
-def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), restarts=False, timeout):
+# A balloon that takes memory from the guest. The guest's third serial line is QEMU's monitor, which changes its size.
+BALLOON = """
+    -device virtio-balloon-pci
+    -chardev socket,id=monitor,path={logs}/monitor,server=on,wait=off -mon chardev=monitor,mode=readline
+    -chardev socket,id=to-monitor,path={logs}/monitor -serial chardev:to-monitor
+"""
+
+
+def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), balloon=False, restarts=False, timeout):
     """Run the guest to its end. Return None, or the reason if it was killed.
 
     arguments: more words for the kernel's command line; NAME=VALUE reaches init's environment.
     disks: (image, driver) pairs; writes by the guest are discarded.
     shares: (folder, tag) pairs, which the guest mounts by 9p; its writes there stay.
+    balloon: the guest has BALLOON
     restarts: the guest may restart, and then finds its disks as it left them. Otherwise a restart is its end.
     """
     nvme = logs / "nvme.img"
@@ -53,6 +62,8 @@ def boot(kernel, initramfs, *, logs, arguments, disks=(), shares=(), restarts=Fa
         memory.truncate(1 << 20)
     command += ["-object", f"memory-backend-file,id=blackbox,size=1M,share=on,mem-path={blackbox}",
                 "-device", "ivshmem-plain,memdev=blackbox"]
+    if balloon:
+        command += BALLOON.format(logs=os.path.relpath(logs)).split()
     if restarts:
         command += ["-action", "reboot=reset"]
     # With TMESH_QEMU='-s -S' the guest waits for a debugger.

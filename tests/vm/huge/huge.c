@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <termios.h>
 
 #include <tmesh/model.h>
 
@@ -23,15 +24,6 @@
 #define SETTING "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 #define GROUPS "/sys/fs/cgroup"
 #define GROUP GROUPS "/tmesh-huge"
-
-/* For children, which do not run under cmocka. */
-#define CHECK(condition)                                                          \
-	do {                                                                      \
-		if (!(condition)) {                                               \
-			fprintf(stderr, "# line %d: %s\n", __LINE__, #condition); \
-			_exit(1);                                                 \
-		}                                                                 \
-	} while (0)
 
 static bool say(const char *path, const char *text)
 {
@@ -80,8 +72,9 @@ static int in_child(void (*main)(void *), void *data)
 
 static struct tmesh_ctx *context(void)
 {
-	struct tmesh_ctx_opts opts = {
-		.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD, .region_pool_bytes = TMESH_NO_REGION_POOL};
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts),
+				      .backend = TMESH_BACKEND_MEMFD,
+				      .region_pool_bytes = TMESH_NO_REGION_POOL};
 	struct tmesh_ctx *ctx;
 
 	CHECK(!tmesh_ctx_open(&opts, &ctx, NULL));
@@ -582,6 +575,73 @@ static void test_scattered(void **state)
 	assert_int_equal(in_child(use_setting, "never"), 0);
 }
 
+/*
+ * A balloon. By the virtual machine's monitor the host takes memory from the guest and gives it
+ * back.
+ */
+
+#define MACHINE_MIB 3072
+#define TAKEN_MIB 2304
+
+static unsigned long total_mib(void)
+{
+	return number("/proc/meminfo", "MemTotal:") >> 10;
+}
+
+/* Leave @mib of the machine to the guest. Wait until the guest's memory changes and stays. */
+static void balloon(const char *monitor, int mib)
+{
+	int fd = open(monitor, O_RDWR | O_NOCTTY | O_CLOEXEC);
+	unsigned long first = total_mib(), before, now = first;
+	struct termios raw;
+
+	CHECK(fd >= 0 && !tcgetattr(fd, &raw));
+	cfmakeraw(&raw);
+	CHECK(!tcsetattr(fd, TCSAFLUSH, &raw));
+	CHECK(dprintf(fd, "\nballoon %d\n", mib) > 0 && !tcdrain(fd));
+	do {
+		before = now;
+		sleep(2);
+		now = total_mib();
+	} while (now == first || now != before);
+	close(fd);
+	print_message("# the balloon leaves %d MiB: MemTotal %lu MiB, before %lu MiB\n", mib, now,
+		      first);
+}
+
+static void under_balloon(void *monitor)
+{
+	struct tmesh_ctx *ctx = context();
+	struct tmesh_tensor *before = put(ctx, 16 * MIB, 0), *after;
+	size_t half;
+
+	CHECK(huge_of(before) == 16 * MIB);
+	balloon(monitor, MACHINE_MIB - TAKEN_MIB);
+	CHECK(is_source(before, 16 * MIB) && huge_of(before) == 16 * MIB);
+	/* New memory is found in huge pages or in small ones, and nothing fails. */
+	half = number("/proc/meminfo", "MemAvailable:") / 2 << 10;
+	for (size_t bytes = 0; bytes + SOURCE <= half; bytes += SOURCE) {
+		after = put(ctx, SOURCE, 0);
+		CHECK(is_source(after, SOURCE));
+	}
+	print_message("# beside the balloon %zu MiB were put, %llu MiB of them in huge pages\n",
+		      half / SOURCE * SOURCE / MIB,
+		      (unsigned long long)(stats_of(ctx).huge_bytes / MIB - 16));
+	balloon(monitor, MACHINE_MIB);
+	use_setting("never");
+}
+
+static void test_balloon(void **state)
+{
+	char *monitor = getenv("TMESH_MONITOR");
+
+	if (!monitor) {
+		print_message("# no balloon: only the suite `huge` has a monitor\n");
+		skip();
+	}
+	assert_int_equal(in_child(under_balloon, monitor), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -590,6 +650,7 @@ int main(void)
 		cmocka_unit_test(test_peaks),	     cmocka_unit_test(test_users),
 		cmocka_unit_test(test_poison),	     cmocka_unit_test(test_ksm),
 		cmocka_unit_test(test_node),	     cmocka_unit_test(test_scattered),
+		cmocka_unit_test(test_balloon),
 	};
 	char before[128] = "";
 	int fd, failed;
