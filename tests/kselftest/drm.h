@@ -85,7 +85,11 @@ static inline int vgem_export(int vgem, __u32 handle, __u32 flags)
 /* Create a buffer and export it as a dma-buf. Its descriptor can write with DRM_RDWR in @flags. */
 static inline int vgem_buffer(int vgem, size_t bytes, __u32 flags)
 {
-	return vgem_export(vgem, vgem_create(vgem, bytes), flags);
+	__u32 handle = vgem_create(vgem, bytes);
+	int dmabuf = vgem_export(vgem, handle, flags);
+
+	REQUIRE_OK(vgem_close(vgem, handle));
+	return dmabuf;
 }
 
 #endif

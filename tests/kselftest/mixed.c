@@ -306,6 +306,7 @@ static pid_t process(unsigned int *seed)
 		return pid;
 	t_become(1000, 1000, 0);
 	dev = t_dev();
+	vgem = open_vgem();
 	memset(slots, -1, sizeof(slots));
 	for (int i = 1; i < WORKERS; i++)
 		pthread_create(&t, NULL, work, (void *)(own * (i + 1) | 1));
@@ -320,7 +321,7 @@ static void mix(int (*maker)(void))
 	pid_t pids[PROCESSES];
 
 	make = maker;
-	vgem = open_vgem();
+	close(open_vgem());
 	chmod(vgem_path, 0666);
 	chmod("/dev/peer", 0666);
 	shared = mmap(NULL, sizeof(*shared), RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
