@@ -6,17 +6,23 @@
 
 #include "cgroup.h"
 #include "keep.h"
+#include "lease.h"
 
 #define CHILD CGROUP "/loader"
 /* Bytes that processors are charged for in advance, and those of the test itself */
 #define SLACK ((long)(2 * MB))
 
-static void leave(int dev, const char *name, __u64 bytes)
+static void leave_in(int dev, const char *name, __u64 bytes, __u32 flags)
 {
-	int fd = keep_region(dev, bytes, 0, 3);
+	int fd = keep_region(dev, bytes, flags, 3);
 
 	REQUIRE_OK(keep(dev, name, &fd, 1, 0));
 	close(fd);
+}
+
+static void leave(int dev, const char *name, __u64 bytes)
+{
+	leave_in(dev, name, bytes, 0);
 }
 
 /* Wait until a group's charges fall below @bytes: they are released a little later. */
@@ -227,6 +233,66 @@ TEST(limit_pinned, "what the kernel has of it keeps it from its group, too, unti
 		CHECK(!is_kept(dev, "pinned"));
 	}
 	t_drop_kept();
+	cgroup_remove(CGROUP);
+}
+
+/* Fork a process that makes a region, and kill it after some microseconds. */
+static void kill_creator(int dev, size_t bytes, unsigned int after_us)
+{
+	int pair[2];
+	pid_t pid;
+
+	t_pair(pair);
+	pid = t_fork();
+	if (!pid) {
+		t_say(pair[1]);
+		t_create(dev, bytes, TMESH_CREATE_NOHUGE);
+		pause();
+	}
+	t_hear(pair[0]);
+	usleep(after_us);
+	kill_and_reap(pid);
+	close(pair[0]);
+	close(pair[1]);
+}
+
+/* Leave so much room in the group that a process can be forked, and little more. */
+static void leave_no_room(void)
+{
+	char most[24];
+
+	snprintf(most, sizeof(most), "%lld", (long long)(cgroup_charged(CGROUP) + MB));
+	cgroup_write(CGROUP, "memory.max", most);
+}
+
+TEST(limit_killed, "a process that is killed while it looks at what is kept leaves its order")
+{
+	unsigned int seed = 4711;
+	int dev = t_dev(), looked = 0;
+
+	T_ALONE()
+	{
+		cgroup_enter(CGROUP, "67108864");
+		for (int i = 0; i < t_length(30, 600); i++) {
+			leave_in(dev, "older", 20 * MB, TMESH_CREATE_NOHUGE);
+			leave(dev, "newer", 4 * MB);
+			leave(dev, "newest", 4 * MB);
+			leave_no_room();
+			/* The process soon looks at the 5,120 pages of the older one. */
+			kill_creator(dev, 4 * MB, t_random(&seed) % 3000);
+			if (is_kept(dev, "older")) {
+				looked++;
+				close(REQUIRE_OK(t_create(dev, 4 * MB, 0)));
+			}
+			CHECK(!is_kept(dev, "older"));
+			/* A call may look twice. */
+			CHECK(is_kept(dev, "newer"));
+			CHECK(is_kept(dev, "newest"));
+			cgroup_write(CGROUP, "memory.max", "67108864");
+			t_drop_kept();
+		}
+		t_note("killed before the older one was taken: %d times", looked);
+	}
 	cgroup_remove(CGROUP);
 }
 
