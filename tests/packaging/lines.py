@@ -13,6 +13,8 @@ from releases import OWN, TOP
 # A block or a command in the text with one of these installs something.
 INSTALLS = re.compile(r"\b(apt|apt-get|pip3?) install\b|\bapt-get build-dep\b|\bdpkg -i\b|\bmake (deb|install)\b|\bpython3? -m venv\b|\bgroupadd\b")
 BLOCK = re.compile(r"^```(?P<kind>\w*)\n(?P<fenced>.*?)^```$|(?:^\n)(?P<indented>(?:^    [^\n]*\n)+)|^#+ (?P<heading>[^\n]*)$|`(?P<span>[^`]+)`", re.M | re.S)
+# All blocks of these pages are run.
+WHOLE = {"docs/howto/install.md"}
 # Commands in the text, with what they install.
 SPAN = re.compile(r"(sudo )?(apt|apt-get|pip) install [^.]")
 
@@ -27,6 +29,8 @@ APART = (
 # Pieces that no root runs, by page or by page and heading, and the reason.
 ELSEWHERE = {
     ("docs/howto/deploy", None): "deploy-check follows these pages",
+    ("docs/howto/install.md", "Kept files"): "it needs systemd; deploy-check runs the service",
+    ("docs/howto/install.md", "Containers"): "it needs a container engine; the test of /etc/cdi/tmesh.json reads the file by its rules",
     ("docs/howto/integrations.md", "Ray"): "it brings PyTorch for CUDA, which is gigabytes; python-ray-check installs Ray itself",
     ("docs/howto/integrations.md", "Ray: between machines"): "the sections NIXL and Mooncake have these lines",
     ("docs/howto/integrations.md", "NIXL"): "it brings PyTorch for CUDA, which is gigabytes; python-net-check installs NIXL itself",
@@ -35,7 +39,7 @@ ELSEWHERE = {
 }
 
 # Debian's installer puts these on every machine.
-MACHINE = ("adduser", "ca-certificates", "sudo", "udev")
+MACHINE = ("adduser", "ca-certificates", "sudo", "systemd", "udev")
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def pieces(page, text):
             if found["kind"] == "console":
                 lines = [line[2:] for line in lines if re.match(r"[$#] ", line)]
             lines = tuple(line.strip() for line in lines)
-            if any(INSTALLS.search(without_comment(line)) for line in lines):
+            if page in WHOLE or any(INSTALLS.search(without_comment(line)) for line in lines):
                 yield Piece(page, heading, lines)
 
 
