@@ -5,10 +5,10 @@
 #include "tmeshctl.h"
 
 static const struct verb *const verbs[] = {
-	&verb_doctor, &verb_ls,	    &verb_show,	   &verb_holders, &verb_top,	&verb_draw,
-	&verb_create, &verb_put,    &verb_get,	   &verb_export,  &verb_import, &verb_seal,
-	&verb_lease,  &verb_revoke, &verb_keep,	   &verb_kept,	  &verb_drop,	&verb_mount,
-	&verb_umount, &verb_stats,  &verb_metrics,
+	&verb_doctor, &verb_ls,	    &verb_show,	 &verb_holders, &verb_top,
+	&verb_draw,   &verb_create, &verb_put,	 &verb_get,	&verb_export,
+	&verb_import, &verb_seal,   &verb_lease, &verb_revoke,	&verb_keep,
+	&verb_kept,   &verb_drop,   &verb_mount, &verb_umount,	&verb_metrics,
 };
 
 #define VERBS (sizeof(verbs) / sizeof(verbs[0]))

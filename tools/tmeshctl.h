@@ -48,8 +48,7 @@ struct verb {
 
 extern const struct verb verb_doctor, verb_ls, verb_show, verb_holders, verb_create, verb_put,
 	verb_get, verb_export, verb_import, verb_seal, verb_lease, verb_revoke, verb_keep,
-	verb_kept, verb_drop, verb_stats, verb_top, verb_draw, verb_metrics, verb_mount,
-	verb_umount;
+	verb_kept, verb_drop, verb_top, verb_draw, verb_metrics, verb_mount, verb_umount;
 
 /* Return the next option's key, -1 after the last. Answer --help, and end on an unknown option. */
 int verb_option(const struct verb *verb, int argc, char **argv);

@@ -20,7 +20,7 @@ import unittest
 TOOL, MAN = (os.path.abspath(path) for path in sys.argv[1:3])
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VERBS = ("doctor ls show holders top draw create put get export import seal lease "
-         "revoke keep kept drop mount umount stats metrics devices graph load model").split()
+         "revoke keep kept drop mount umount metrics devices graph load model").split()
 # The limit for an operation that takes a moment. tmeshctl sees all processes of the machine, and the regions
 # that other suites hold.
 WAIT_S = 600

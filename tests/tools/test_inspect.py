@@ -134,24 +134,10 @@ class See(Base):
             })
             self.assertIn(str(names["pid"]), tool("holders", names["id"])[0].decode())
 
-    def test_stats(self):
-        before = answer("stats")[BACKEND]
-        with held("put", self.file(bytes(5000))):
-            after = answer("stats")[BACKEND]
-        self.assertGreaterEqual(after["regions"], 1)
-        self.assertEqual(set(before), set(after))
-        self.assertEqual(after["limits"] is None, BACKEND == "memfd")
-        for count in ("bytes", "regions", "handles", "pins") if after["limits"] else ():
-            for form in ("used_%s", "max_%s_per_uid", "used_%s_ipc_ns", "max_%s_per_ipc_ns",
-                         "max_%s"):
-                self.assertIn(form % count, after["limits"])
-        self.assertIn("alloc_bytes", tool("stats")[0].decode())
-
     def test_memory_errors_are_counted(self):
         """The numbers that only the module has: for memfds they are 0."""
         def count():
             sample, = (s for s in metrics()["tmesh_poisoned_regions"].samples if s.labels["backend"] == BACKEND)
-            self.assertEqual(sample.value, answer("stats")[BACKEND]["poisoned"])
             return sample.value
 
         before = count()
@@ -272,7 +258,7 @@ class See(Base):
     def test_a_full_disk_is_told(self):
         with held("create", "5") as names, open("/dev/full", "w") as full:
             for words in (("--help",), ("--version",), ("ls", "--help"), ("ls",), ("ls", "--json"), ("show", names["id"]),
-                          ("holders", names["id"]), ("doctor",), ("stats",), ("draw",), ("top",), ("metrics",),
+                          ("holders", names["id"]), ("doctor",), ("draw",), ("top",), ("metrics",),
                           ("create", "5"), ("create", "5", "--background")):
                 done = subprocess.run([TOOL, *words], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S)
                 self.assertEqual((done.returncode, done.stderr.count(b"No space left")), (1, 1), words)
@@ -283,6 +269,15 @@ class Metrics(Base):
         families = metrics()
         self.assertIn("tmesh_regions", families)
         self.assertEqual(families["tmesh_memory_bytes"].unit, "bytes")
+
+    def test_limits_are_those_of_the_module(self):
+        families = metrics()
+        for what in "bytes", "regions", "handles", "pins":
+            for kind, scopes in ("used", {"uid", "ipc_ns"}), ("limit", {"uid", "ipc_ns", "all"}):
+                name = f"tmesh_{kind}_{what}"
+                self.assertEqual(name in families, BACKEND == "kernel", name)
+                if name in families:
+                    self.assertEqual({sample.labels["scope"] for sample in families[name].samples}, scopes)
 
     def test_regions_are_counted_by_state(self):
         def all_counted():

@@ -64,7 +64,7 @@ class Main(Base):
         """In "tmeshctl ... | head" it ends by SIGPIPE, as others do, or reports that it could not write."""
         with held("create", "1") as names:
             for args in (("ls",), ("ls", "--json"), ("show", names["id"]), ("holders", names["id"], "--json"),
-                         ("kept",), ("stats",), ("metrics",), ("draw",), ("top",), ("doctor",), ("--help",),
+                         ("kept",), ("metrics",), ("draw",), ("top",), ("doctor",), ("--help",),
                          ("get", names["token"])):
                 reader, writer = os.pipe()
                 os.close(reader)
@@ -74,7 +74,7 @@ class Main(Base):
                 self.assertIn(done.returncode, (1, -signal.SIGPIPE), args)
 
     def test_all_json_is_json(self):
-        for args in ("ls",), ("stats",), ("kept",), ("doctor",):
+        for args in ("ls",), ("kept",), ("doctor",):
             self.assertIsInstance(answer(*args), (list, dict), args)
         with held("create", "1") as names:
             for verb, kind in ("show", dict), ("holders", list):
