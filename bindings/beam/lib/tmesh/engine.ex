@@ -167,14 +167,9 @@ defmodule Tmesh.Engine do
   @spec open_here(tensors(), writable: boolean()) ::
           {:ok, [{String.t(), Native.handle()}]} | {:error, Error.t()}
   def open_here(tensors, opts \\ []) do
-    with {:ok, list} <-
-           Enum.reduce_while(tensors, {:ok, []}, fn {name, ref}, {:ok, list} ->
-             case ZeroCopy.here(ref, opts) do
-               {:ok, ref} -> {:cont, {:ok, [{name, ref.handle} | list]}}
-               {:error, error} -> {:halt, {:error, error}}
-             end
-           end),
-         do: {:ok, Enum.reverse(list)}
+    Options.map_ok(tensors, fn {name, ref} ->
+      with {:ok, ref} <- ZeroCopy.here(ref, opts), do: {:ok, {name, ref.handle}}
+    end)
   end
 
   @doc """
@@ -207,15 +202,13 @@ defmodule Tmesh.Engine do
   end
 
   defp natives(values, opts \\ []) do
-    with {:ok, list} <-
-           Enum.reduce_while(values, {:ok, []}, fn {name, value}, {:ok, list} ->
-             case native(value, opts) do
-               nil -> {:halt, {:error, Error.new(:invalid, not_a_value(name, value))}}
-               {:error, error} -> {:halt, {:error, error}}
-               native -> {:cont, {:ok, [{name, native} | list]}}
-             end
-           end),
-         do: {:ok, Enum.reverse(list)}
+    Options.map_ok(values, fn {name, value} ->
+      case native(value, opts) do
+        nil -> {:error, Error.new(:invalid, not_a_value(name, value))}
+        {:error, error} -> {:error, error}
+        native -> {:ok, {name, native}}
+      end
+    end)
   end
 
   defp native(%TensorRef{} = ref, opts) do

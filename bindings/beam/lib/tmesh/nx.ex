@@ -169,7 +169,7 @@ defmodule Tmesh.Nx do
   end
 
   defp vectors(names, shape) when is_list(names) and length(names) <= length(shape) do
-    with {:ok, atoms} <- atoms(names) do
+    with {:ok, atoms} <- Options.map_ok(names, &atom/1) do
       if Enum.all?(atoms) and Enum.uniq(atoms) == atoms,
         do: {:ok, atoms},
         else: no_vectors(names)
@@ -189,7 +189,7 @@ defmodule Tmesh.Nx do
   defp names(nil, shape), do: {:ok, Enum.map(shape, fn _dim -> nil end)}
 
   defp names(names, shape) when is_list(names) and length(names) == length(shape) do
-    with {:ok, atoms} <- atoms(names) do
+    with {:ok, atoms} <- Options.map_ok(names, &atom/1) do
       named = Enum.filter(atoms, & &1)
 
       if Enum.uniq(named) == named,
@@ -207,20 +207,6 @@ defmodule Tmesh.Nx do
        )}
 
   # Names from elsewhere make no atoms.
-  defp atoms(names) do
-    names
-    |> Enum.reduce_while({:ok, []}, fn name, {:ok, done} ->
-      case atom(name) do
-        {:ok, atom} -> {:cont, {:ok, [atom | done]}}
-        error -> {:halt, error}
-      end
-    end)
-    |> case do
-      {:ok, done} -> {:ok, Enum.reverse(done)}
-      error -> error
-    end
-  end
-
   defp atom(name) when is_atom(name), do: {:ok, name}
 
   defp atom(name) when is_binary(name) do

@@ -16,6 +16,23 @@ defmodule Tmesh.Options do
     end
   end
 
+  @doc "Return `{:ok, results}` of `fun` for each item, or its first answer that is not `{:ok, result}`."
+  @spec map_ok(Enumerable.t(item), (item -> {:ok, result} | error)) :: {:ok, [result]} | error
+        when item: term(), result: term(), error: term()
+  def map_ok(items, fun) do
+    items
+    |> Enum.reduce_while([], fn item, done ->
+      case fun.(item) do
+        {:ok, result} -> {:cont, [result | done]}
+        error -> {:halt, {:failed, error}}
+      end
+    end)
+    |> case do
+      {:failed, error} -> error
+      done -> {:ok, Enum.reverse(done)}
+    end
+  end
+
   @doc "Return whether a term is a timeout: milliseconds, or `:infinity`."
   defguard is_timeout(term) when term == :infinity or (is_integer(term) and term >= 0)
 

@@ -532,19 +532,7 @@ defmodule Tmesh.ZeroCopy do
     end
   end
 
-  defp parts(parts) when length(parts) >= 0 do
-    parts
-    |> Enum.reduce_while({:ok, []}, fn part, {:ok, done} ->
-      case part(part) do
-        {:ok, native} -> {:cont, {:ok, [native | done]}}
-        {:error, reason} -> {:halt, result({:error, reason})}
-      end
-    end)
-    |> case do
-      {:ok, done} -> {:ok, Enum.reverse(done)}
-      error -> error
-    end
-  end
+  defp parts(parts) when length(parts) >= 0, do: parts |> Options.map_ok(&part/1) |> result()
 
   defp parts(_other), do: {:error, Error.new(:invalid, "parts must be a proper list")}
 

@@ -4,7 +4,7 @@ defmodule Tmesh.Net.Offer do
   # An offer: an untrusted map, which says what to fetch, and from which homes. A tensor has one shard. A bundle has
   # one for its index and one for each of its regions, in this order.
 
-  alias Tmesh.Error
+  alias Tmesh.{Error, Options}
   alias Tmesh.Net.Answer
 
   @type wanted :: %{
@@ -46,10 +46,10 @@ defmodule Tmesh.Net.Offer do
   defp shards(%{"kind" => "bundle", "shards" => shards, "regions" => regions})
        when is_list(shards) and is_list(regions) and length(shards) in 1..@max_shards and
               length(shards) == length(regions) + 1,
-       do: each(shards, &shard/1)
+       do: Options.map_ok(shards, &shard/1)
 
   defp shards(%{"kind" => _other}), do: :error
-  defp shards(map), do: each([map], &shard/1)
+  defp shards(map), do: Options.map_ok([map], &shard/1)
 
   defp shard(%{"checksum" => checksum, "region_bytes" => bytes})
        when is_integer(bytes) and bytes in 1..0x7FFF_FFFF_FFFF_FFFF do
@@ -61,7 +61,7 @@ defmodule Tmesh.Net.Offer do
   defp homes(map, count) do
     with others when is_list(others) and length(others) < @max_homes <-
            Map.get(map, "other_homes", []),
-         do: each([map | others], &home(&1, count)),
+         do: Options.map_ok([map | others], &home(&1, count)),
          else: (_other -> :error)
   end
 
@@ -82,18 +82,4 @@ defmodule Tmesh.Net.Offer do
   @spec home?(term()) :: boolean()
   def home?(home),
     do: is_binary(home) and byte_size(home) in 1..@longest_home and String.valid?(home)
-
-  defp each(list, fun) do
-    list
-    |> Enum.reduce_while([], fn item, done ->
-      case fun.(item) do
-        {:ok, good} -> {:cont, [good | done]}
-        :error -> {:halt, :error}
-      end
-    end)
-    |> case do
-      :error -> :error
-      done -> {:ok, Enum.reverse(done)}
-    end
-  end
 end

@@ -19,7 +19,7 @@ defmodule Tmesh.Net.Pages.Log do
 
   use GenServer
 
-  alias Tmesh.{Error, Net, ZeroCopy}
+  alias Tmesh.{Error, Net, Options, ZeroCopy}
   alias Tmesh.Pages.Sequence
 
   # How much is offered at a time, but at least one page.
@@ -250,17 +250,9 @@ defmodule Tmesh.Net.Pages.Log do
     do: {:error, Error.new(:stale, "that update was not sent to this follower")}
 
   defp read(fork, blocks, shape) do
-    for(block <- blocks, device <- 0..(shape.devices - 1), do: {block, device})
-    |> Enum.reduce_while({:ok, []}, fn {block, device}, {:ok, read} ->
-      case Sequence.read(fork, block, device: device) do
-        {:ok, bytes} -> {:cont, {:ok, [bytes | read]}}
-        error -> {:halt, error}
-      end
-    end)
-    |> case do
-      {:ok, read} -> {:ok, read |> Enum.reverse() |> IO.iodata_to_binary()}
-      error -> error
-    end
+    pages = for block <- blocks, device <- 0..(shape.devices - 1), do: {block, device}
+    read = &Sequence.read(fork, elem(&1, 0), device: elem(&1, 1))
+    with {:ok, bytes} <- Options.map_ok(pages, read), do: {:ok, IO.iodata_to_binary(bytes)}
   end
 
   defp done(state, follower) do
