@@ -181,19 +181,6 @@ static void put_limits(const struct all *all)
 	}
 }
 
-/* Print a label's value, with backslash, quote and line feed escaped as the format requires. */
-static void put_label(const char *text)
-{
-	char *safe = escaped(text);
-
-	for (const char *at = safe; *at; at++) {
-		if (*at == '"' || *at == '\\')
-			putchar('\\');
-		putchar(*at);
-	}
-	free(safe);
-}
-
 /* Return whether an equal series was printed before, which the format forbids. Any user may give
  * several memfds the same id and label. Regions are sorted by id. */
 static bool stands(const struct tmesh_region_info *infos, size_t at)
@@ -220,7 +207,7 @@ static void put_regions(const struct all *all)
 			       "\",uid=\"%u\",state=\"%s\",label=\"",
 			       all->backends[i].name, info->id, info->uid,
 			       state_names[state_of(info)]);
-			put_label(info->label);
+			put_quoted(info->label);
 			printf("\"} %" PRIu64 "\n", info->alloc_bytes);
 		}
 	}

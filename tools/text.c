@@ -60,6 +60,18 @@ char *escaped(const char *text)
 	return whole;
 }
 
+void put_quoted(const char *text)
+{
+	char *safe = escaped(text);
+
+	for (const char *at = safe; *at; at++) {
+		if (*at == '"' || *at == '\\')
+			putchar('\\');
+		putchar(*at);
+	}
+	free(safe);
+}
+
 int complain(const char *what, const struct tmesh_error *err)
 {
 	char *subject = escaped(what);

@@ -91,6 +91,8 @@ void own_folder(char *folder, size_t size);
 
 /* Return @text without bytes that could control a terminal. The caller frees it. */
 char *escaped(const char *text);
+/* Print @text for a quoted string of DOT or OpenMetrics: escaped, also backslash and quote. */
+void put_quoted(const char *text);
 /* Print "tmeshctl: @what: message" on stderr. Return STATUS_FAILED. */
 int complain(const char *what, const struct tmesh_error *err);
 int complain_errno(const char *what);

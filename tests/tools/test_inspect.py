@@ -17,7 +17,6 @@ import struct
 import subprocess
 import sys
 import unittest
-import xml.etree.ElementTree
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -323,15 +322,6 @@ class Draw(Base):
         self.assertIn("tmeshctl", process["label"])
         edges = [(edge["tail"], edge["head"]) for edge in graph["edges"]]
         self.assertIn((process["_gvid"], region["_gvid"]), edges)
-
-    def test_svg(self):
-        with held("create", "5000", "--label", "weights"):
-            svg = tool("draw", "--svg")[0]
-        self.assertTrue(xml.etree.ElementTree.fromstring(svg).tag.endswith("svg"))
-        self.assertIn(b"weights", svg)
-
-    def test_without_graphviz(self):
-        refused("graphviz", "draw", "--svg", env=dict(os.environ, PATH="/nonexistent"))
 
 
 @any_backend
