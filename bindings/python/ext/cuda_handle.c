@@ -39,6 +39,9 @@ static struct state *state_of_handle(PyObject *object)
 	return PyType_GetModuleState(Py_TYPE(object));
 }
 
+/* Run a call without the GIL, and give the reference back there, too. */
+#define ON_MEMORY(memory, ...) WITHOUT_GIL(__VA_ARGS__; cuda_calls.cuda_memory_unref(memory))
+
 /* Take a reference on the memory for the caller; NULL with an exception. */
 static struct tmesh_cuda_memory *get_memory(PyObject *object)
 {
@@ -97,10 +100,7 @@ static PyObject *handle_info(PyObject *object, PyObject *unused)
 
 	if (!memory)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_info(memory, &info, &err);
-	cuda_calls.cuda_memory_unref(memory);
-	Py_END_ALLOW_THREADS;
+	ON_MEMORY(memory, rc = cuda_calls.cuda_info(memory, &info, &err));
 	if (rc)
 		return raise_error(state_of_handle(object), &err);
 	/* A newer library may have more kinds. */
@@ -123,10 +123,8 @@ static PyObject *handle_share(PyObject *object, PyObject *number)
 	memory = get_memory_and_stream(object, number, &stream);
 	if (!memory)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_share(memory, &self->layout, stream, text, sizeof(text), &err);
-	cuda_calls.cuda_memory_unref(memory);
-	Py_END_ALLOW_THREADS;
+	ON_MEMORY(memory, rc = cuda_calls.cuda_share(memory, &self->layout, stream, text,
+						     sizeof(text), &err));
 	return rc ? raise_error(state_of_handle(object), &err) : PyUnicode_FromString(text);
 }
 
@@ -150,10 +148,8 @@ static PyObject *handle_keep(PyObject *object, PyObject *args)
 	memory = get_memory(object);
 	if (!memory)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_keep(memory, name, &self->layout, stream, &opts, &err);
-	cuda_calls.cuda_memory_unref(memory);
-	Py_END_ALLOW_THREADS;
+	ON_MEMORY(memory,
+		  rc = cuda_calls.cuda_keep(memory, name, &self->layout, stream, &opts, &err));
 	return done(object, rc, &err);
 }
 
@@ -187,10 +183,7 @@ static PyObject *handle_wait(PyObject *object, PyObject *number)
 	memory = get_memory_and_stream(object, number, &stream);
 	if (!memory)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_wait(memory, stream, &err);
-	cuda_calls.cuda_memory_unref(memory);
-	Py_END_ALLOW_THREADS;
+	ON_MEMORY(memory, rc = cuda_calls.cuda_wait(memory, stream, &err));
 	return done(object, rc, &err);
 }
 
@@ -250,10 +243,7 @@ static PyObject *handle_stage(PyObject *object, PyObject *back)
 	memory = backwards < 0 ? NULL : get_memory(object);
 	if (!memory)
 		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	rc = cuda_calls.cuda_stage(memory, backwards, &err);
-	cuda_calls.cuda_memory_unref(memory);
-	Py_END_ALLOW_THREADS;
+	ON_MEMORY(memory, rc = cuda_calls.cuda_stage(memory, backwards, &err));
 	return done(object, rc, &err);
 }
 

@@ -251,15 +251,20 @@ TYPE_SPEC(engine_context_spec, "tmesh._tmesh.EngineContext", struct engine_conte
 
 #define LIBRARIES_MAX 16
 
-struct tmesh_devices *engine_find_devices(struct state *st, PyObject *list, const char *root)
+/* engine_devices(libraries, root) -> JSON. Drop the GIL: engines are loaded. */
+static PyObject *devices(PyObject *module, PyObject *args)
 {
 	struct tmesh_devices_library libraries[LIBRARIES_MAX];
-	struct tmesh_devices_opts opts = {
-		.size = sizeof(opts), .libraries = libraries, .root = root};
+	struct tmesh_devices_opts opts = {.size = sizeof(opts), .libraries = libraries};
+	struct state *st = PyModule_GetState(module);
 	struct tmesh_devices *found;
 	struct tmesh_error err;
+	PyObject *list, *text;
+	char *json;
 	int rc;
 
+	if (!PyArg_ParseTuple(args, "O!z:engine_devices", &PyTuple_Type, &list, &opts.root))
+		return NULL;
 	opts.library_count = (size_t)PyTuple_Size(list);
 	if (opts.library_count > LIBRARIES_MAX)
 		return raise_code(st, EINVAL, "libraries of at most 16 engines");
@@ -274,22 +279,8 @@ struct tmesh_devices *engine_find_devices(struct state *st, PyObject *list, cons
 			return NULL;
 	}
 	WITHOUT_GIL(rc = tmesh_devices_find(&opts, &found, &err));
-	return rc ? raise_error(st, &err) : found;
-}
-
-/* engine_devices(libraries, root) -> JSON. Drop the GIL: engines are loaded. */
-static PyObject *devices(PyObject *module, PyObject *args)
-{
-	struct tmesh_devices *found;
-	PyObject *list, *text;
-	const char *root;
-	char *json;
-
-	if (!PyArg_ParseTuple(args, "O!z:engine_devices", &PyTuple_Type, &list, &root))
-		return NULL;
-	found = engine_find_devices(PyModule_GetState(module), list, root);
-	if (!found)
-		return NULL;
+	if (rc)
+		return raise_error(st, &err);
 	json = tmesh_devices_to_json(found);
 	tmesh_devices_unref(found);
 	if (!json)

@@ -53,9 +53,6 @@ int engine_dispatch_end(struct state *st, struct engine_dispatch *dispatch, int 
 extern PyType_Spec engine_cancellable_spec;
 
 /* engine.c */
-struct tmesh_devices;
-/* @list: a tuple of (engine, file). Return NULL with an exception. */
-struct tmesh_devices *engine_find_devices(struct state *st, PyObject *list, const char *root);
 extern PyType_Spec engine_context_spec;
 
 /* engine_graph.c */
