@@ -85,7 +85,8 @@ int cancel_check(struct tmesh_error *err)
 	return tmesh_fail(err, -ECANCELED, "the call was cancelled before it ran");
 }
 
-bool cancel_interruptible(void)
+/* Return whether the program wants to be asked after signals. */
+static bool cancel_interruptible(void)
 {
 	return current && current->interrupted;
 }

@@ -25,8 +25,6 @@ struct tmesh_engine_cancellable *cancel_enter(struct tmesh_engine_cancellable *c
 int cancel_check(struct tmesh_error *err);
 /* Ask the program whether to cancel, after a signal interrupted this thread's wait. */
 void cancel_interrupted(void);
-/* Return whether the program wants to be asked after signals. */
-bool cancel_interruptible(void);
 
 /* The interval at which a wait that signals do not interrupt asks the program. */
 #define CANCEL_LOOK_NS UINT64_C(100000000)

@@ -5,8 +5,7 @@
  * Locks. A context's lock guards its sessions. It is not held while a session is opened or closed,
  * or while the files of idle sessions are checked. A tensor's lock guards its memory against
  * destroy. A binding's lock guards its turn. No thread holds two of these at once.
- * placed_internal.h describes the locks of graphs on several engines. A cancellable's lock guards
- * its hooks and is held while they are called: cancel.h.
+ * A cancellable's lock guards its hooks and is held while they are called: cancel.h.
  */
 #ifndef TMESH_ENGINE_INTERNAL_H
 #define TMESH_ENGINE_INTERNAL_H

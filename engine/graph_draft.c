@@ -36,7 +36,7 @@ int draft_add_output(struct draft *draft, const char *name, const char *node,
 	return 0;
 }
 
-void draft_free(struct draft *draft)
+static void draft_free(struct draft *draft)
 {
 	for (size_t i = 0; i < draft->node_count; i++) {
 		free((char *)draft->nodes[i].node.name);
@@ -156,7 +156,7 @@ static int build(const struct draft *draft, const struct order *order, struct tm
 	return rc;
 }
 
-int draft_build(const struct draft *draft, struct tmesh_graph **out, struct tmesh_error *err)
+static int draft_build(const struct draft *draft, struct tmesh_graph **out, struct tmesh_error *err)
 {
 	size_t room = draft->node_count + 1;
 	struct order order = {

@@ -98,8 +98,6 @@ struct draft {
 struct draft_node *draft_add(struct draft *draft, struct tmesh_error *err);
 int draft_add_output(struct draft *draft, const char *name, const char *node,
 		     struct tmesh_error *err);
-int draft_build(const struct draft *draft, struct tmesh_graph **out, struct tmesh_error *err);
-void draft_free(struct draft *draft);
 /* Make room for one more item in @list, which has @count. */
 int graph_grow(void **list, size_t count, size_t *room, size_t item, size_t most,
 	       struct tmesh_error *err);

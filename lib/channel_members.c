@@ -137,7 +137,7 @@ static bool has_unreceived(const struct tmesh_channel *channel)
 			atomic_load_explicit(until, memory_order_acquire));
 }
 
-uint64_t tmesh_channel_unread(const struct tmesh_channel *channel)
+static uint64_t channel_unread(const struct tmesh_channel *channel)
 {
 	uint64_t left;
 
@@ -154,7 +154,7 @@ uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx)
 	uint64_t count = 0;
 
 	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next)
-		count += tmesh_channel_unread(channel);
+		count += channel_unread(channel);
 	return count;
 }
 
@@ -175,7 +175,7 @@ static void report_lost(struct tmesh_ctx *ctx, const struct tmesh_channel *chann
 	snprintf(message, sizeof(message),
 		 "a channel was closed, and no process received its messages within %.3g s "
 		 "(TMESH_EXIT_WAIT): %" PRIu64 " messages are lost",
-		 (double)ctx->exit_wait_ns / 1e9, tmesh_channel_unread(channel));
+		 (double)ctx->exit_wait_ns / 1e9, channel_unread(channel));
 	if (ctx->log)
 		tmesh_log_later(ctx, TMESH_LOG_WARN, "%s", message);
 	else

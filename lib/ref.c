@@ -148,8 +148,8 @@ static int too_long(const char *name, struct tmesh_error *err)
 }
 
 /* Read a member by its name, which an error contains. */
-int tmesh_ref_get_string(const json_t *ref, const char *name, const char **value,
-			 struct tmesh_error *err)
+static int get_string(const json_t *ref, const char *name, const char **value,
+		      struct tmesh_error *err)
 {
 	const json_t *member = json_object_get(ref, name);
 
@@ -234,7 +234,7 @@ int tmesh_ref_get_version(const json_t *ref, struct tmesh_error *err)
 int tmesh_ref_get_id(const json_t *ref, uint64_t *id, struct tmesh_error *err)
 {
 	const char *text = "";
-	int rc = tmesh_ref_get_string(ref, "id", &text, err);
+	int rc = get_string(ref, "id", &text, err);
 
 	return rc ? rc : read_id(text, id, err);
 }
@@ -248,7 +248,7 @@ int tmesh_ref_get_token(const json_t *ref, char *token, struct tmesh_error *err)
 	token[0] = '\0';
 	if (!json_object_get(ref, "token"))
 		return 0;
-	rc = tmesh_ref_get_string(ref, "token", &text, err);
+	rc = get_string(ref, "token", &text, err);
 	return rc ? rc : read_token(text, token, err);
 }
 
@@ -353,9 +353,9 @@ static int read_ref(const json_t *json, struct tmesh_ref *ref, struct tmesh_erro
 	if (!rc)
 		rc = check_version(m.v, err);
 	if (!rc)
-		rc = tmesh_ref_get_string(json, "id", &m.id, err);
+		rc = get_string(json, "id", &m.id, err);
 	if (!rc && json_object_get(json, "token"))
-		rc = tmesh_ref_get_string(json, "token", &m.token, err);
+		rc = get_string(json, "token", &m.token, err);
 	if (!rc)
 		rc = tmesh_ref_get_uint(json, "offset", &m.offset, err);
 	if (!rc)
@@ -363,11 +363,11 @@ static int read_ref(const json_t *json, struct tmesh_ref *ref, struct tmesh_erro
 	if (!rc)
 		rc = get_list(json, "shape", shape, &m.shape_count, err);
 	if (!rc)
-		rc = tmesh_ref_get_string(json, "dtype", &m.dtype, err);
+		rc = get_string(json, "dtype", &m.dtype, err);
 	if (!rc)
 		rc = get_list(json, "strides", strides, &m.strides_count, err);
 	if (!rc)
-		rc = tmesh_ref_get_string(json, "device", &m.device, err);
+		rc = get_string(json, "device", &m.device, err);
 	return rc ? rc : read_members(&m, ref, err);
 }
 

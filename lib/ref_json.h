@@ -11,8 +11,6 @@
 /* Return: also -ENOMEM. json_decref() @out. */
 int tmesh_ref_load(const char *text, size_t bytes, json_t **out, struct tmesh_error *err);
 bool tmesh_ref_is_bundle(const json_t *ref);
-int tmesh_ref_get_string(const json_t *ref, const char *name, const char **value,
-			 struct tmesh_error *err);
 int tmesh_ref_get_uint(const json_t *ref, const char *name, uint64_t *value,
 		       struct tmesh_error *err);
 int tmesh_ref_get_version(const json_t *ref, struct tmesh_error *err);

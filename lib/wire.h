@@ -294,7 +294,6 @@ int tmesh_channel_admit(struct tmesh_channel *channel, int conn, uint32_t role,
 void tmesh_channel_unadmit(struct tmesh_channel *channel, int conn);
 /* Count messages that were sent here and not received yet, and channels whose messages would be
  * lost with this process. ctx->lock is held. */
-uint64_t tmesh_channel_unread(const struct tmesh_channel *channel);
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx);
 uint64_t tmesh_channels_unreceived(struct tmesh_ctx *ctx);
 

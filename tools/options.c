@@ -7,7 +7,7 @@
 
 #define OPTIONS_MAX 24
 
-void verb_help(const struct verb *verb, FILE *to)
+static void verb_help(const struct verb *verb, FILE *to)
 {
 	fprintf(to, "usage: tmeshctl %s [OPTION...]%s%s\n\n%s\n\noptions:\n", verb->name,
 		verb->args[0] ? " " : "", verb->args, verb->help);

@@ -52,7 +52,6 @@ extern const struct verb verb_doctor, verb_ls, verb_show, verb_holders, verb_cre
 
 /* Return the next option's key, -1 after the last. Answer --help, and end on an unknown option. */
 int verb_option(const struct verb *verb, int argc, char **argv);
-void verb_help(const struct verb *verb, FILE *to);
 /* Run a program of one verb. Its messages begin with "tmeshctl VERB". */
 int verb_main(const struct verb *verb, int argc, char **argv);
 _Noreturn void usage_error(const struct verb *verb, const char *fmt, ...)

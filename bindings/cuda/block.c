@@ -106,7 +106,7 @@ int block_map(struct tmesh_cuda *cuda, cu_mem handle, uint64_t bytes, int device
 	return rc;
 }
 
-void block_unmap(struct tmesh_cuda *cuda, cu_ptr base, uint64_t bytes)
+static void block_unmap(struct tmesh_cuda *cuda, cu_ptr base, uint64_t bytes)
 {
 	cuda->driver.unmap(base, bytes);
 	cuda->driver.unreserve(base, bytes);

@@ -235,9 +235,9 @@ static int fill(struct tmesh_cuda_memory *memory, struct tmesh_region *region,
 	return rc;
 }
 
-int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
-	       const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
-	       struct tmesh_error *err)
+static int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
+		      const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
+		      struct tmesh_error *err)
 {
 	int resident = device_of(cuda, &card->uuid, err);
 	struct tmesh_cuda_memory *memory;
@@ -305,8 +305,9 @@ static int open_ipc(struct tmesh_cuda_memory *memory, const struct card *card,
 	return rc;
 }
 
-int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
-	       struct tmesh_cuda_memory **out, struct tmesh_error *err)
+/* Import memory that other code allocated, by its card. */
+static int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
+		      struct tmesh_cuda_memory **out, struct tmesh_error *err)
 {
 	int resident = device_of(cuda, &card->uuid, err);
 	struct tmesh_cuda_memory *memory;

@@ -289,7 +289,6 @@ int block_granule(struct tmesh_cuda *cuda, int device, uint64_t *granule, struct
  */
 int block_map(struct tmesh_cuda *cuda, cu_mem handle, uint64_t bytes, int device, int resident,
 	      uint32_t *rights, cu_ptr *base, struct tmesh_error *err);
-void block_unmap(struct tmesh_cuda *cuda, cu_ptr base, uint64_t bytes);
 /* Under the lock. */
 void block_free(struct tmesh_cuda_memory *memory);
 void block_trim(struct tmesh_cuda *cuda);
@@ -323,16 +322,10 @@ bool share_settle(struct tmesh_cuda_memory *memory);
  * memory that needs it. Its addresses end with the last piece that has pointers into it. */
 void import_release(struct tmesh_cuda_memory *memory);
 void import_end(struct tmesh_cuda_memory *memory);
-/* Import memory that other code allocated, by its card. */
-int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
-	       struct tmesh_cuda_memory **out, struct tmesh_error *err);
 /* Order the work and complete the layout for this process: @layout's offset counts from the memory,
  * and its device has this process's number. */
 int import_finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref, cu_stream stream,
 		  struct tmesh_layout *layout, struct tmesh_error *err);
-int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
-	       const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
-	       struct tmesh_error *err);
 
 /* event.c */
 int event_make(struct tmesh_cuda_memory *memory, struct tmesh_error *err);

@@ -142,14 +142,8 @@ int ggml_session_open(void *engine, const struct plugin_session_opts *opts,
 void ggml_session_close(void *engine, struct plugin_session *session);
 
 /* lower.c: make ggml's nodes, without memory. @fail names the node that this ggml cannot run. */
-int ggml_lower(struct ggml_lowered *lowered, struct tmesh_error *err);
-/* Return ggml's number of the type; -1: none. */
-int ggml_type_of(const struct tmesh_graph_node *node);
 struct ggml_tensor *ggml_tensor_of(const struct ggml_engine *engine, struct ggml_context *context,
 				   const struct tmesh_graph_node *node);
-/* Return a backend for one thread: the GPU's, or the CPU's with the engine's number of threads.
- * NULL: no memory. */
-struct ggml_backend *ggml_backend_of(const struct ggml_engine *engine);
 int ggml_lowered_open(struct ggml_lowered *lowered, const struct ggml_engine *engine,
 		      const struct ggml_session *session, struct tmesh_error *err);
 void ggml_lowered_close(struct ggml_lowered *lowered);

@@ -18,7 +18,8 @@ struct site {
 	int rc;
 };
 
-int ggml_type_of(const struct tmesh_graph_node *node)
+/* Return ggml's number of the type; -1: none. */
+static int ggml_type_of(const struct tmesh_graph_node *node)
 {
 	if (node->quant)
 		return graph_quant(node->quant)->gguf;
@@ -54,7 +55,9 @@ struct ggml_tensor *ggml_tensor_of(const struct ggml_engine *engine, struct ggml
 					 ne[2], ne[3]);
 }
 
-struct ggml_backend *ggml_backend_of(const struct ggml_engine *engine)
+/* Return a backend for one thread: the GPU's, or the CPU's with the engine's number of threads.
+ * NULL: no memory. */
+static struct ggml_backend *ggml_backend_of(const struct ggml_engine *engine)
 {
 	const struct ggml_api *api = &engine->api;
 	struct ggml_backend *backend = engine->gpu
@@ -404,7 +407,7 @@ static bool fits(struct site *site)
 	return !site->rc;
 }
 
-int ggml_lower(struct ggml_lowered *lowered, struct tmesh_error *err)
+static int ggml_lower(struct ggml_lowered *lowered, struct tmesh_error *err)
 {
 	const struct tmesh_graph *graph = lowered->session->graph;
 	struct site site = {

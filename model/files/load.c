@@ -115,8 +115,8 @@ int load_alone(struct load *load, struct tmesh_error *err)
 	return rc;
 }
 
-struct tmesh_region *model_region_of(const struct tmesh_model *model,
-				     const struct model_entry *entry)
+static struct tmesh_region *model_region_of(const struct tmesh_model *model,
+					    const struct model_entry *entry)
 {
 	struct tmesh_region *own = model->files[entry->file].region;
 

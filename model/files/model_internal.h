@@ -215,9 +215,6 @@ struct model_run {
  * file was replaced meanwhile. */
 struct load;
 int load_in_place(struct load *load, bool *done, struct tmesh_error *err);
-/* load.c: return the region with a tensor. */
-struct tmesh_region *model_region_of(const struct tmesh_model *model,
-				     const struct model_entry *entry);
 
 /* plan.c: choose a place for each tensor. The same files get the same places in every process. */
 int model_plan(struct tmesh_model *model, struct tmesh_error *err);

@@ -31,7 +31,9 @@ static void record_sum(const struct log_record *record, const void *payload, con
 	check[0] = tmesh_siphash(body, payload ? payload : "", record->bytes) ^ check[1];
 }
 
-ssize_t log_record_check(const void *data, size_t bytes, const uint64_t id[2])
+/* Check that [@data, @data + @bytes) begins with a whole record of the log with @id. Return: its
+ * size with payload and padding; -EBADMSG (damage). */
+static ssize_t log_record_check(const void *data, size_t bytes, const uint64_t id[2])
 {
 	static const uint8_t zeros[8];
 	const uint8_t *payload = (const uint8_t *)data + sizeof(struct log_record);

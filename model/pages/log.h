@@ -50,11 +50,6 @@ struct log_head {
 };
 
 size_t log_record_size(uint32_t payload);
-/*
- * Check that [@data, @data + @bytes) begins with a whole record of the log with @id. Return: its
- * size with payload and padding; -EBADMSG (damage).
- */
-ssize_t log_record_check(const void *data, size_t bytes, const uint64_t id[2]);
 
 struct model_log {
 	struct model_publication publication;

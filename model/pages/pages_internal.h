@@ -181,10 +181,6 @@ void table_forked(const struct tmesh_seq *seq, const struct tmesh_seq *from);
 void table_freed(struct tmesh_pages *pages, uint64_t id);
 void table_log_free(struct tmesh_pages *pages);
 
-/* sequence.c */
-int seq_new(struct tmesh_pages *pages, uint32_t room, struct tmesh_seq **out,
-	    struct tmesh_error *err);
-
 /* sequence_map.c */
 /* Show the new pages of blocks [@from, @to). */
 int view_update(struct tmesh_seq *seq, uint32_t from, uint32_t to, struct tmesh_error *err);

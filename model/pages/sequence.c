@@ -29,8 +29,8 @@ static int reserve(struct tmesh_seq *seq, uint32_t count, struct tmesh_error *er
 	return 0;
 }
 
-int seq_new(struct tmesh_pages *pages, uint32_t room, struct tmesh_seq **out,
-	    struct tmesh_error *err)
+static int seq_new(struct tmesh_pages *pages, uint32_t room, struct tmesh_seq **out,
+		   struct tmesh_error *err)
 {
 	struct tmesh_seq *seq = calloc(1, sizeof(*seq));
 

@@ -48,7 +48,7 @@ static void drop_all(void)
 }
 
 /* Leave an object for the next sweep, from any thread, also from one unknown to the VM. */
-void garbage_leave(struct garbage *garbage, void *object)
+static void garbage_leave(struct garbage *garbage, void *object)
 {
 	garbage->object = object;
 	pthread_mutex_lock(&heap.lock);

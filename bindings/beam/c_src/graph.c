@@ -138,7 +138,7 @@ NIF(graph_parse)
 	ErlNifBinary text;
 
 	if (!enif_inspect_binary(env, argv[0], &text))
-		return make_refusal(env, -EINVAL, "a graph is read from a binary of JSON or text");
+		return make_refusal(env, -EINVAL, "a graph is read from a binary of text");
 	return tmesh_graph_parse((const char *)text.data, text.size, &made, &err)
 		       ? make_error(env, &err)
 		       : make_graph(env, made);

@@ -137,7 +137,6 @@ void garbage_free(struct garbage *garbage);
 void garbage_leave_anywhere(struct garbage *garbage, void *object);
 bool garbage_look(ErlNifEnv *env);
 void garbage_put(ErlNifEnv *env, struct garbage *garbage, void *object);
-void garbage_leave(struct garbage *garbage, void *object);
 void garbage_tell(void);
 
 /* object.c: terms of counted objects. */

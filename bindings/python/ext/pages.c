@@ -150,7 +150,8 @@ static struct tmesh_pages *pages_get(PyObject *object)
 	return self->pages;
 }
 
-const char *plain_text(struct state *st, PyObject *object, const char *what)
+/* Return NULL with an exception if @object is no text, or has a zero in it. */
+static const char *plain_text(struct state *st, PyObject *object, const char *what)
 {
 	const char *text;
 	Py_ssize_t length;

@@ -13,9 +13,6 @@ struct pages {
 	PyObject_HEAD struct tmesh_pages *pages; /* NULL once closed */
 };
 
-/* pages.c: return NULL with an exception if @object is no text, or has a zero in it */
-const char *plain_text(struct state *st, PyObject *object, const char *what);
-
 /* sequence.c: take over @seq, a sequence of @pages */
 PyObject *sequence_new(struct state *st, struct tmesh_pages *pages, struct tmesh_seq *seq);
 
