@@ -28,11 +28,12 @@ COMMAND_LINE = ("console=ttyS0 loglevel=8 panic=-1 oops=panic kasan_multi_shot r
                 "rcupdate.rcu_cpu_stall_timeout=300 watchdog_thresh=60 sysctl.kernel.hung_task_timeout_secs=600")
 
 
-# A balloon that takes memory from the guest. The guest's third serial line is QEMU's monitor, which changes its size.
+# A balloon that takes memory from the guest. The guest's /dev/vportNp1 is QEMU's monitor, which changes its size.
 BALLOON = """
     -device virtio-balloon-pci
     -chardev socket,id=monitor,path={logs}/monitor,server=on,wait=off -mon chardev=monitor,mode=readline
-    -chardev socket,id=to-monitor,path={logs}/monitor -serial chardev:to-monitor
+    -chardev socket,id=to-monitor,path={logs}/monitor
+    -device virtio-serial-pci -device virtserialport,chardev=to-monitor
 """
 
 

@@ -121,7 +121,8 @@ def huge(tap, name):
     """Test huge pages of memfds without the module, with each setting that root may choose. On 6.12 `library` does this
     too."""
     programs = [boot.BUILD / "tests/vm/huge", boot.BUILD / "tmeshctl"]
-    judge(tap, name, boot.run(name, "huge", module=None, programs=programs, libraries=network.libraries(programs)))
+    judge(tap, name, boot.run(name, "huge", module=None, programs=programs, libraries=network.libraries(programs),
+                              modules=("virtio_balloon", "virtio_console"), balloon=True))
 
 
 def engine(tap, name):

@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <termios.h>
 
 #include <tmesh/model.h>
 
@@ -591,14 +590,10 @@ static unsigned long total_mib(void)
 /* Leave @mib of the machine to the guest. Wait until the guest's memory changes and stays. */
 static void balloon(const char *monitor, int mib)
 {
-	int fd = open(monitor, O_RDWR | O_NOCTTY | O_CLOEXEC);
 	unsigned long first = total_mib(), before, now = first;
-	struct termios raw;
+	int fd = open(monitor, O_RDWR | O_CLOEXEC);
 
-	CHECK(fd >= 0 && !tcgetattr(fd, &raw));
-	cfmakeraw(&raw);
-	CHECK(!tcsetattr(fd, TCSAFLUSH, &raw));
-	CHECK(dprintf(fd, "\nballoon %d\n", mib) > 0 && !tcdrain(fd));
+	CHECK(fd >= 0 && dprintf(fd, "\nballoon %d\n", mib) > 0);
 	do {
 		before = now;
 		sleep(2);
