@@ -25,7 +25,7 @@ test='libcmocka-dev man-db valgrind clang llvm lld libclang-rt-dev sparse coccin
 	python3-torch python3-pytest python3-prometheus-client graphviz python3-fusepy
 	qemu-system-x86 debootstrap busybox-static kmod e2fsprogs cpio rsync xz-utils zstd
 	flex bison bc dwarves libelf-dev libssl-dev socat erlang-dialyzer
-	libdrm-dev libfabric-dev systemd fuse3 fio podman runc cmake dpkg-dev autoconf automake libtool'
+	libdrm-dev libfabric-dev systemd fuse3 fio stress-ng podman runc cmake dpkg-dev autoconf automake libtool'
 test="$test libpython$testsuite-testsuite"
 
 install=yes
