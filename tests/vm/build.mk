@@ -10,7 +10,7 @@ VM_CHECKOUT := $(addprefix vm-,6.12-library 6.12-conformance)
 VM_MODULE := $(addprefix vm-,6.1-kselftest newest-kselftest)
 # kmod-check needs the sources of the debug kernel.
 VM_DEBUG := kmod-check $(addprefix vm-,debug-kselftest debug-seeded)
-VM_LONG := vm-debug-fuzz vm-6.12-races vm-debug-widened
+VM_LONG := vm-debug-fuzz vm-6.12-races vm-debug-widened vm-debug-planted
 VM_CHECKOUT_FULL := $(VM_CHECKOUT) $(addprefix vm-,6.12-python 6.12-beam 6.12-demo 6.12-engines 6.12-mount newest-mount debug-library newest-python newest-beam 6.12-net 6.12-four 6.12-faults 6.1-engine 6.12-engine newest-engine)
 # Without the module.
 VM_HUGE_FULL := $(addprefix vm-,6.1-huge 6.12-huge newest-huge)
@@ -62,6 +62,9 @@ vm-debug-fuzz: ## Fuzz the module on the debug kernel: two million calls, 50 sto
 
 vm-debug-widened: ## everything at once, on a module whose unlocks take long: a quarter of an hour
 	@TMESH_TEST_LENGTH=full TMESH_TESTS='mixed lifetimes files_races' tests/vm/run debug widened
+
+vm-debug-planted: ## Break the rules for locks, one for each guest; lockdep must report each.
+	@tests/vm/run debug planted
 
 $(VM_LONG): kselftest
 

@@ -15,6 +15,7 @@ import detectors
 import kernels
 import modules
 import netfs as network
+import planted
 import selftests as kernel_selftests
 from cache import locked
 from judge import judge
@@ -202,6 +203,7 @@ SUITES = {
     "netfs": netfs,
     "lib-coverage": lib_coverage,
     "seeded": detectors.run,
+    "planted": planted.run,
     "widened": widened,
 }
 
