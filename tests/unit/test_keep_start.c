@@ -99,17 +99,17 @@ static void nothing(int number)
 
 UNIT(test_interrupted)
 {
-	struct sigaction old, act = {.sa_handler = nothing};
+	const struct sigaction act = {.sa_handler = nothing};
 	const struct itimerval often = {{0, 20000}, {0, 20000}}, never = {0};
 
 	keeper_is("exec sleep 1000");
 	longest_ns = 500000000;
 	interruptions = 2;
-	sigaction(SIGALRM, &act, &old);
+	sigaction(SIGALRM, &act, NULL);
 	setitimer(ITIMER_REAL, &often, NULL);
 	assert_refused(connected(*state, err), -ETIMEDOUT, "did not start within");
 	setitimer(ITIMER_REAL, &never, NULL);
-	sigaction(SIGALRM, &old, NULL);
+	/* The handler stays: valgrind may deliver a signal of the timer later. */
 	assert_int_equal(interruptions, 0);
 	assert_no_child();
 }
