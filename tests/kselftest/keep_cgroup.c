@@ -273,7 +273,7 @@ TEST(limit_killed, "a process that is killed while it looks at what is kept leav
 	T_ALONE()
 	{
 		cgroup_enter(CGROUP, "67108864");
-		for (int i = 0; i < t_length(30, 600); i++) {
+		for (int i = 0; i < t_length(30, 200); i++) {
 			leave_in(dev, "older", 20 * MB, TMESH_CREATE_NOHUGE);
 			leave(dev, "newer", 4 * MB);
 			leave(dev, "newest", 4 * MB);
