@@ -262,6 +262,7 @@ struct tmesh_channel {
 	uint64_t left;			    /* maker: a bit for each lane whose sender has gone */
 	bool leaving;			    /* sender: closed, and owes something */
 	uint64_t leaving_until;		    /* the end of the wait for a first receiver */
+	bool reported;			    /* the loss of its messages, which is reported once */
 	struct tmesh_channel *next;
 	int conn; /* to the maker, -1 in it */
 	uint64_t watch;

@@ -167,11 +167,28 @@ uint64_t tmesh_channels_unreceived(struct tmesh_ctx *ctx)
 	return count;
 }
 
+uint64_t tmesh_channels_report(struct tmesh_ctx *ctx, uint64_t *messages)
+{
+	uint64_t count = 0;
+
+	*messages = 0;
+	for (struct tmesh_channel *channel = ctx->channels; channel; channel = channel->next) {
+		if (channel->reported || !has_unreceived(channel))
+			continue;
+		channel->reported = true;
+		*messages += channel_unread(channel);
+		count++;
+	}
+	return count;
+}
+
 /* Report lost messages: to the context's log, or to standard error if it has none, as at exit. */
 static void report_lost(struct tmesh_ctx *ctx, const struct tmesh_channel *channel)
 {
 	char message[256];
 
+	if (channel->reported)
+		return;
 	snprintf(message, sizeof(message),
 		 "a channel was closed, and no process received its messages within %.3g s "
 		 "(TMESH_EXIT_WAIT): %" PRIu64 " messages are lost",

@@ -503,7 +503,7 @@ static bool lock_until(struct tmesh_ctx *ctx, uint64_t deadline)
 
 static void tell_lost(struct tmesh_ctx *ctx, uint64_t waited_ns)
 {
-	uint64_t channels = tmesh_channels_unreceived(ctx);
+	uint64_t messages, channels = tmesh_channels_report(ctx, &messages);
 	double seconds = (double)waited_ns / 1e9;
 
 	if (ctx->holds && ctx->holds->mortal)
@@ -519,7 +519,7 @@ static void tell_lost(struct tmesh_ctx *ctx, uint64_t waited_ns)
 			" of its channels were not received within the %.3g s that it waited "
 			"(TMESH_EXIT_WAIT): "
 			"%" PRIu64 " messages may be lost\n",
-			(int)getpid(), channels, seconds, tmesh_channels_unread(ctx));
+			(int)getpid(), channels, seconds, messages);
 }
 
 /* The wait at the process's end. @flush: first print buffered output, because a token in it cannot

@@ -296,5 +296,7 @@ void tmesh_channel_unadmit(struct tmesh_channel *channel, int conn);
  * lost with this process. ctx->lock is held. */
 uint64_t tmesh_channels_unread(struct tmesh_ctx *ctx);
 uint64_t tmesh_channels_unreceived(struct tmesh_ctx *ctx);
+/* Count those channels once, for a report of their loss, and their messages. ctx->lock is held. */
+uint64_t tmesh_channels_report(struct tmesh_ctx *ctx, uint64_t *messages);
 
 #endif /* TMESH_WIRE_H */

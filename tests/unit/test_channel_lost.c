@@ -491,6 +491,35 @@ UNIT(test_nobody_came_or_listens)
 		fail_msg("\"%s\" does not say what was lost", text);
 }
 
+/* The process's end reports a closed channel whose wait has not ended: at the end of the wait its
+ * loss is known. */
+UNIT(test_reported_once)
+{
+	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .exit_wait_ns = 200000000};
+	struct step errors = step_make();
+	struct tmesh_ctx *ctx;
+	struct tmesh_channel *channel;
+	int before = dup(STDERR_FILENO);
+	char text[1024] = "";
+
+	dup2(errors.write, STDERR_FILENO);
+	assert_ok(tmesh_ctx_open(&opts, &ctx, err));
+	assert_ok(tmesh_channel_create(ctx, SEND, NULL, &channel, err));
+	assert_int_equal(send_tensors(ctx, channel), 0);
+	tmesh_channel_unref(channel);
+	tmesh_exit_wait(0);
+	tmesh_exit_wait(0);
+	expect_free(ctx);
+	tmesh_ctx_unref(ctx);
+	dup2(before, STDERR_FILENO);
+	close(before);
+	close(errors.write);
+	assert_true(read(errors.read, text, sizeof(text) - 1) > 0);
+	close(errors.read);
+	if (!strstr(text, "10 messages may be lost") || strchr(text, '\n') != strrchr(text, '\n'))
+		fail_msg("\"%s\" is not one line", text);
+}
+
 /* The end of a process that has closed nothing. */
 static const char *self;
 
