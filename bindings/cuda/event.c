@@ -172,7 +172,7 @@ void event_end(struct tmesh_cuda_memory *memory)
 	if (!memory->event)
 		return;
 	last = !memory->exported || exported_drop(memory->exported);
-	rc = last ? cuda_enter(cuda, memory->resident, NULL) : -EBUSY;
+	rc = last ? cuda_enter_to_free(cuda, memory->resident) : -EBUSY;
 	/* A destroyed context took its events along. */
 	if (last && rc != -ECONNRESET)
 		cuda->driver.event_destroy(memory->event);

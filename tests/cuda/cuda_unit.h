@@ -235,8 +235,14 @@ __attribute__((unused)) static unsigned long long standin_alloc(size_t bytes)
 
 __attribute__((unused)) static void standin_free(unsigned long long pointer)
 {
-	((int (*)(unsigned long long))standin_symbol("cuMemFree_v2"))(pointer);
-	((int (*)(int))standin_symbol("cuDevicePrimaryCtxRelease_v2"))(0);
+	void *context;
+
+	((int (*)(void **, int))standin_symbol("cuDevicePrimaryCtxRetain"))(&context, 0);
+	((int (*)(void *))standin_symbol("cuCtxPushCurrent_v2"))(context);
+	assert_int_equal(((int (*)(unsigned long long))standin_symbol("cuMemFree_v2"))(pointer), 0);
+	((int (*)(void **))standin_symbol("cuCtxPopCurrent_v2"))(&context);
+	for (int i = 0; i < 2; i++)
+		((int (*)(int))standin_symbol("cuDevicePrimaryCtxRelease_v2"))(0);
 }
 
 __attribute__((unused)) static char helper_look(struct helper_state *state)

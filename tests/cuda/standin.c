@@ -12,7 +12,7 @@
  *   version=N       as cuDriverGetVersion() gives; 13000 unless said
  *   without=NAME    vmm, rdma, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie,
  *                   peers, ipc-memory, prot-read, shm (others' events), events (none is left),
- *                   write-value (by streams), nvml, persistence
+ *                   write-value (by streams), nvml, persistence, host-unregister
  *   with=NAME       dma-buf-import, which only few platforms have; host-page-tables; mig: all
  *                   devices are instances of one GPU, whose UUID the older call gives
  *   node=PATH       a file in the place of the devices' nodes: without it there is no device, and
@@ -565,6 +565,8 @@ bool standin_host(const void *addr, size_t bytes, bool write)
 			 (const char *)addr + bytes <=
 				 (char *)registered[i].addr + registered[i].bytes &&
 			 !(write && registered[i].read_only);
+	if (standin_without("host-unregister"))
+		return CU_UNKNOWN;
 	pthread_mutex_unlock(&standin_lock);
 	return found;
 }

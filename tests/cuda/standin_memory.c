@@ -466,6 +466,7 @@ cu_result cuMemFree_v2(cu_ptr ptr)
 	cu_result rc;
 
 	UNSAFE("cuMemFree_v2");
+	NEED_CONTEXT();
 	rc = standin_end_whole(WHOLE, ptr);
 	return rc ? standin_end_whole(EXTERNAL, ptr) : rc;
 }

@@ -451,6 +451,63 @@ STANDIN(test_device_memory_as_region)
 	tmesh_cuda_memory_unref(memory);
 }
 
+/* A context that cannot be made current when memory is released: the registration ends later, and
+ * the driver is not asked without a context, in which it refuses. */
+STANDIN(test_unregistered_in_its_context)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	unsigned long calls = standin_calls("cuMemHostUnregister");
+	struct tmesh_cuda_memory *memory;
+	uint64_t pointer;
+	char byte;
+
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 1, RW, 0, &memory, err));
+	pointer = tmesh_cuda_pointer(memory);
+	tmesh_region_unref(region);
+	/* The first is for the wait for the device. */
+	standin_fail("cuCtxPushCurrent_v2", CU_OUT_OF_MEMORY, 1);
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(bed->warnings, 1);
+	assert_int_equal(stats_of(bed).registered_bytes, 0);
+	eventually(!standin_access(1, pointer, &byte, 1, false));
+	assert_int_equal(standin_calls("cuMemHostUnregister"), calls + 1);
+}
+
+/* Memory that the driver does not unregister stays mapped, because the driver could use it. */
+STANDIN(test_not_unregistered)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	struct tmesh_cuda_register_opts opts = {
+		.size = sizeof(opts), .rights = RW, .piece_bytes = 2 * MIB};
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *large;
+	uint64_t pointer;
+	char byte;
+
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
+	pointer = tmesh_cuda_pointer(memory);
+	standin_set_up("without=host-unregister");
+	tmesh_cuda_memory_unref(memory);
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err), -EBUSY,
+		       "try again: cuMemHostUnregister: CUDA_ERROR_UNKNOWN");
+	tmesh_region_unref(region);
+	assert_true(standin_access(0, pointer, &byte, 1, false));
+	assert_int_equal(byte, 'a');
+	assert_int_equal(bed->warnings, 1);
+	/* Some of its pieces are unregistered, and then no more. */
+	assert_ok(tmesh_region_create(bed->ctx, 5 * MIB, NULL, &large, err));
+	standin_set_up(NULL);
+	assert_ok(tmesh_cuda_register_with(bed->cuda, large, &opts, &memory, err));
+	standin_fail("cuMemHostUnregister", 999, 1);
+	tmesh_cuda_memory_unref(memory);
+	assert_ok(tmesh_cuda_register_with(bed->cuda, large, &opts, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(large);
+	eventually(!standin_access(0, pointer, &byte, 1, false));
+}
+
 /* The user has no watches left. */
 STANDIN(test_no_watches)
 {
