@@ -200,6 +200,7 @@ __attribute__((unused)) static struct tmesh_layout bytes_layout(int64_t bytes)
  *   "k"        the same behind a kernel that never ends
  *   "i"        memory of its own that the library did not allocate: the ref
  *   "s"        share it on: the ref
+ *   "h"        host memory of its own, registered, whose first byte is 'h': the ref
  *   "u"        release it
  *   "x"        end
  */
@@ -323,6 +324,16 @@ __attribute__((unused)) static size_t helper_do(struct helper_state *state, char
 		return strlen(message);
 	case 'k':
 		stream = endless_stream();
+	case 'h':
+		state->layout = bytes_layout(5000);
+		byte = 'h';
+		if (tmesh_region_create(state->bed.ctx, 5000, NULL, &state->region, &err) ||
+		    tmesh_region_write(state->region, 0, &byte, 1, &err) ||
+		    tmesh_cuda_register(state->bed.cuda, state->region, 0, RW, 0, &state->memory,
+					&err) ||
+		    tmesh_cuda_share(state->memory, &state->layout, NULL, message, 1024, &err))
+			strcpy(message, "E");
+		return strlen(message);
 		/* fall through */
 	case 'a':
 		byte = 'a';
