@@ -76,6 +76,7 @@ static standin_calls_fn *standin_calls;
 static standin_live_fn *standin_live;
 static standin_access_fn *standin_access;
 static standin_reset_fn *standin_reset;
+static standin_copied_on_write_fn *standin_copied_on_write;
 
 struct bed {
 	struct tmesh_ctx *ctx;
@@ -133,6 +134,7 @@ __attribute__((unused)) static void bed_open(struct bed *bed, uint64_t block_byt
 	standin_live = standin_symbol("standin_live");
 	standin_access = standin_symbol("standin_access");
 	standin_reset = standin_symbol("standin_reset");
+	standin_copied_on_write = standin_symbol("standin_copied_on_write");
 	bed->warnings = 0;
 	assert_ok(tmesh_ctx_open(&opts, &bed->ctx, err));
 	assert_ok(tmesh_cuda_open(bed->ctx, &copts, &bed->cuda, err));
@@ -198,9 +200,9 @@ __attribute__((unused)) static struct tmesh_layout bytes_layout(int64_t bytes)
  *   "R"        the same by a kernel of the device that has it
  *   "a"        allocate memory of its own, whose first byte is 'a': the ref
  *   "k"        the same behind a kernel that never ends
+ *   "h"        host memory of its own, registered, whose first byte is 'h': the ref
  *   "i"        memory of its own that the library did not allocate: the ref
  *   "s"        share it on: the ref
- *   "h"        host memory of its own, registered, whose first byte is 'h': the ref
  *   "u"        release it
  *   "x"        end
  */
@@ -322,8 +324,6 @@ __attribute__((unused)) static size_t helper_do(struct helper_state *state, char
 					 message, 1024, &state->region, NULL))
 			strcpy(message, "E");
 		return strlen(message);
-	case 'k':
-		stream = endless_stream();
 	case 'h':
 		state->layout = bytes_layout(5000);
 		byte = 'h';
@@ -334,6 +334,8 @@ __attribute__((unused)) static size_t helper_do(struct helper_state *state, char
 		    tmesh_cuda_share(state->memory, &state->layout, NULL, message, 1024, &err))
 			strcpy(message, "E");
 		return strlen(message);
+	case 'k':
+		stream = endless_stream();
 		/* fall through */
 	case 'a':
 		byte = 'a';

@@ -451,6 +451,46 @@ STANDIN(test_device_memory_as_region)
 	tmesh_cuda_memory_unref(memory);
 }
 
+/* A copy from a private view, which is only read, is not one from a writable mapping. */
+STANDIN(test_private_view)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc"), *view;
+	unsigned long long before = standin_copied_on_write();
+	struct tmesh_cuda_memory *memory;
+	char byte;
+	void *at;
+
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_private(region, &view, err));
+	standin_set_up("without=host-register");
+	assert_ok(tmesh_cuda_register(bed->cuda, view, 0, TMESH_READ, TMESH_CUDA_OR_STAGE, &memory,
+				      err));
+	assert_int_equal(info_of(memory).kind, TMESH_CUDA_STAGED);
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
+	assert_int_equal(byte, 'a');
+	assert_int_equal(standin_copied_on_write(), before);
+	/* The program writes to it, and so must the copy. */
+	assert_ok(tmesh_region_map(view, RW, &at, err));
+	*(char *)at = 'Q';
+	assert_ok(tmesh_cuda_stage(memory, false, err));
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
+	assert_int_equal(byte, 'Q');
+	assert_int_equal(standin_copied_on_write(), before + 3 * 4096 + 5);
+	tmesh_cuda_memory_unref(memory);
+	standin_set_up(NULL);
+	/* The kernel copies what is pinned of it, and nothing of the region. */
+	before = standin_copied_on_write();
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, TMESH_READ, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(standin_copied_on_write(), before);
+	assert_ok(tmesh_cuda_register(bed->cuda, view, 0, TMESH_READ, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(standin_copied_on_write(), before + 4 * 4096);
+	tmesh_region_unref(view);
+	tmesh_region_unref(region);
+}
+
 /* A context that cannot be made current when memory is released: the registration ends later, and
  * the driver is not asked without a context, in which it refuses. */
 STANDIN(test_unregistered_in_its_context)
