@@ -186,6 +186,16 @@ SECTIONS = (
         *(Bound(f"{kind}, {title}", f"llama/{kind}-{what}-mapped", f"llama/{kind}-{what}-packed", "packed anew by each process", None)
           for kind in ("Q4_0", "Q4_1", "F16") for what, title in (("prompt", "a token of a prompt"), ("token", "a generated token"))),
     )),
+    Section("vLLM on a CPU, 1 GB of weights", (
+        Bound("load_model, weights kept", "vllm/load-mapped", "vllm/load-auto", "load format auto, warm", 0.1),
+        Bound("load_model, packed from kept ones", "vllm/load-copy", "vllm/load-auto", "load format auto, warm", None),
+        Bound("load_model, the first engine", "vllm/load-filling", "vllm/load-auto", "load format auto, warm", None),
+        Bound("a token, weights shared", "vllm/token-view", "vllm/token-auto", "load format auto", None),
+        Bound("a token, weights packed", "vllm/token-copy", "vllm/token-auto", "load format auto", None),
+        Bound("first token, prefix shared", "vllm/first-shared", "vllm/first-computed", "computing 2,000 tokens", 0.3),
+        Bound("an update of all weights", "vllm/update", "vllm/reload", "a reload of safetensors", None),
+        Bound("an update of all weights", "vllm/update", "vllm/update-memcpy", "a copy of the same bytes", None),
+    )),
     Section("Slots and pages", (
         Bound("a slot's read", "slot/read", "slot/loads", "a pair of atomic loads", 2.0),
         Bound("swap of a value that is held", "slot/swap", "slot/loads", "a pair of atomic loads",

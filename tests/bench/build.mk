@@ -31,6 +31,10 @@ bench-ray: ## [Measure] Measure tensors between Ray's actors, beside Ray's objec
 	@$(MAKE) -s $(RAY_VENV)/tmesh.stamp
 	@$(VPYTHON) -B tests/bench/run.py ray_transport
 
+bench-vllm: ## [Measure] Measure tmesh.vllm in engines on a CPU with 1 GB of weights (6 GB of packages).
+	@$(MAKE) -s $(VLLM_VENV)/tmesh.stamp $(B)/tmesh-keeper
+	@$(VPYTHON) -B tests/bench/run.py vllm_engines
+
 bench-vm: kselftest ## [Measure] Measure the module in a virtual machine, for `make bench`.
 	@$(PYTHON) -B tests/bench/vm.py
 
@@ -61,4 +65,4 @@ $(BENCH_OUT)/net: tests/bench/net.c tests/bench/harness.c tests/bench/harness.h 
 bench-check: $(BENCH_PROGRAMS) ## Run each bench's program once.
 	@$(PYTHON) -B tests/bench/test_bench.py $(BENCH_OUT)/tmesh-bench
 
-.PHONY: bench bench-huge bench-huge-run bench-check bench-ray bench-vm bench-run
+.PHONY: bench bench-huge bench-huge-run bench-check bench-ray bench-vllm bench-vm bench-run

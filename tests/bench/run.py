@@ -60,6 +60,11 @@ COMMANDS = (
     ["taskset", "-c", "0", "elixir", "--erl", "-logger level warning",
      "-pa", BUILD / "beam/dev/lib/tmesh/ebin", f"{HERE}/between.exs", PYTHON],
 )
+# These want packages of several gigabytes, and run by their own targets alone.
+ALONE = (
+    [BUILD / "venv-vllm/bin/python", "-B", f"{HERE}/vllm_engines.py", ROOT / "bindings/python/tests", BUILD / "tmesh-keeper"],
+)
+ALONE_TOPIC = "vllm/"
 
 
 def read(path):
@@ -170,7 +175,7 @@ def draw(sections, facts):
 
 def chosen(words):
     """The commands that have one of the words, all without any."""
-    commands = [command for command in COMMANDS
+    commands = [command for command in (*COMMANDS, *(ALONE if words else ()))
                 if not words or any(word in str(part) for word in words for part in command)]
     if not commands:
         sys.exit(f"bench: no command has {' or '.join(words)}")
@@ -192,7 +197,7 @@ def main():
         series |= run(command, failed)
     sections = [{"title": section.title,
                  "bounds": [judge(bound, series) for bound in section.bounds
-                            if not words or bound.measured in series]}
+                            if bound.measured in series or not words and not bound.measured.startswith(ALONE_TOPIC)]}
                 for section in SECTIONS]
     sections = [section for section in sections if section["bounds"]]
     print_table(sections, series)
