@@ -8,7 +8,7 @@ The pages of docs/tutorial, and each page of docs/howto that has a block of shel
 
 - a block after <!-- file: NAME --> is written to NAME; the text before it has `NAME`, because a reader does not see the mark
 - a ```console block is typed into one shell per page, line by line, and the output of each command is compared;
-  "..." stands for any text
+  "..." stands for any text; a command that has no other output than "..." there must succeed
 - a ```console block after <!-- setup --> is left out: it installs what the tests have installed
 - a page with <!-- needs: MODULE --> is a skip if Python does not have that module
 """
@@ -32,6 +32,7 @@ PATIENCE_S = 120
 BLOCK = re.compile(r"(?:<!-- (?P<mark>setup|guest|file: (?P<file>[\w.-]+)) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 END = "__end_of_command__"
+LAST = re.compile(rf"{END} (\d+)\n".encode())
 bad = number = 0
 
 
@@ -107,18 +108,18 @@ class Shell:
         os.set_blocking(self.process.stdout.fileno(), False)
 
     def run(self, command):
-        """Type a command; return its output, or None after PATIENCE_S."""
-        self.process.stdin.write(f"{{ {command}\n}} < /dev/null\necho {END}\n".encode())
+        """Type a command; return its output and its exit status, or None after PATIENCE_S."""
+        self.process.stdin.write(f"{{ {command}\n}} < /dev/null\necho {END} $?\n".encode())
         self.process.stdin.flush()
         said = b""
         until = time.monotonic() + PATIENCE_S
-        while f"{END}\n".encode() not in said:
+        while not (end := LAST.search(said)):
             ready, _, _ = select.select([self.process.stdout], [], [], max(0, until - time.monotonic()))
             piece = self.process.stdout.read() if ready else b""
             if not piece:
                 return None
             said += piece
-        return said.decode(errors="replace").replace(f"{END}\n", "")
+        return said[:end.start()].decode(errors="replace"), int(end[1])
 
     def end(self):
         try:
@@ -142,7 +143,11 @@ def commands(text):
         yield command, "\n".join(output)
 
 
-def matches(expected, said):
+def matches(expected, answer):
+    """Return whether a shell's answer is the page's."""
+    if answer is None or expected == "..." and answer[1]:
+        return False
+    said = answer[0]
     pattern = ".*".join(re.escape(part) for part in expected.split("..."))
     return re.fullmatch(pattern, said.rstrip("\n"), re.DOTALL)
 
@@ -159,9 +164,9 @@ def follow(page, env):
                 if block["kind"] != "console" or block["mark"] == "setup":
                     continue
                 for command, expected in commands(block["text"]):
-                    said = shell.run(command)
-                    if said is None or not matches(expected, said):
-                        return f"$ {command}\nexpected:\n{expected}\nprinted:\n{said}"
+                    answer = shell.run(command)
+                    if not matches(expected, answer):
+                        return f"$ {command}\nexpected:\n{expected}\nprinted, and exit status:\n{answer}"
         finally:
             shell.run("kill $(jobs -p) 2>/dev/null; pkill -f \"$TMESH_RUNTIME_DIR\" 2>/dev/null; true")
             shell.end()
@@ -215,6 +220,10 @@ def check_all(env):
     point(not bare, "each promise of docs/reference/promises.md names tests that exist", "\n".join(bare))
     told = set(re.findall(r"^\| `(TMESH_\w+)`", (DOCS / "reference/environment.md").read_text(), re.MULTILINE))
     point(variables() <= told, "docs/reference/environment.md has each variable", ", ".join(sorted(variables() - told)))
+    shell = Shell("/", env)
+    silent = [command for command in ("echo said; false", "exec false") if matches("...", shell.run(command))]
+    point(not silent, "a command that fails in silence is noticed", ", ".join(silent))
+    shell.end()
     pages = sorted([*DOCS.glob("tutorial/*.md"), *DOCS.glob("howto/*.md")])
     follow_all([page for page in pages if "```console" in page.read_text()], env)
 

@@ -99,9 +99,9 @@ def follow(page, shells, in_guest, done):
         elif command == "systemctl reboot":
             restart(number + 1)
         else:
-            said = shells.run(user, command)
-            good = said is not None and bool(docs.matches(expected, said))
-            docs.point(good, f"{page.name}: {user}: {command.splitlines()[0][:100]}", f"expected:\n{expected}\nprinted:\n{said}")
+            answer = shells.run(user, command)
+            good = docs.matches(expected, answer)
+            docs.point(good, f"{page.name}: {user}: {command.splitlines()[0][:100]}", f"expected:\n{expected}\nprinted, and exit status:\n{answer}")
             if not good:
                 return
 
