@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cancel.h"
+#include "gpu.h"
 #include "resolve.h"
 
 struct tmesh_engine_binding {
@@ -170,6 +171,20 @@ static void end_turn(struct turn *turn)
 	pthread_mutex_unlock(&binding->lock);
 }
 
+static int plugin_run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
+{
+	const struct tmesh_engine_context *context = binding->graph->context;
+	bool captures = context->plugin->captures && engine_on_gpu(context);
+	int rc = captures ? gpu_run_begin(context->device.device_id, err) : 0;
+
+	if (rc)
+		return rc;
+	rc = context->plugin->run(binding->plugin, err);
+	if (captures)
+		gpu_run_end(context->device.device_id);
+	return rc;
+}
+
 static int binding_run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
 {
 	struct tmesh_engine_context *context = binding->graph->context;
@@ -184,7 +199,7 @@ static int binding_run(struct tmesh_engine_binding *binding, struct tmesh_error 
 		return rc;
 	rc = check_still(all, err);
 	if (!rc)
-		rc = context->plugin->run(binding->plugin, err);
+		rc = plugin_run(binding, err);
 	if (!rc && !binding->seen)
 		rc = check_places(binding, err);
 	else if (rc == -EIO && cancel_check(NULL))

@@ -5,7 +5,10 @@
  */
 #include "gpu.h"
 
-#define TMESH_CUDA_API_MORE(X) X(cuda_zero) X(cuda_read) X(cuda_write) X(cuda_pointer)
+/* clang-format off */
+#define TMESH_CUDA_API_MORE(X) \
+	X(cuda_zero) X(cuda_read) X(cuda_write) X(cuda_pointer) X(cuda_capture_begin) X(cuda_capture_end)
+/* clang-format on */
 #include "common/cuda_api.h"
 
 static struct {
@@ -14,11 +17,19 @@ static struct {
 	struct tmesh_cuda_api calls;
 } api = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/*
+ * Runs of engines that capture graphs, and copies, which wait for the whole device. The driver lets
+ * no thread wait for a device while a stream of it captures, in any mode of the capture, and the
+ * capture would be broken. Runs share the lock, copies have it alone and come first.
+ */
+static pthread_rwlock_t turns = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+
 /* Load again if the fork came during loading. The parent does not wait for the lock before it
  * forks, because a library that is being loaded may call pthread_atfork() itself. */
 void gpu_forked(void)
 {
 	pthread_mutex_init(&api.lock, NULL);
+	turns = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 }
 
 /* Return this process's CUDA object. A missing library may appear later: the next call tries
@@ -64,9 +75,11 @@ int gpu_memory_alloc(int32_t device, uint64_t bytes, bool alone, struct tmesh_cu
 	if (rc)
 		return rc;
 	/* Wait until the zeros are written: the engine's own streams do not wait for ours. */
+	pthread_rwlock_wrlock(&turns);
 	rc = api.calls.cuda_zero(memory, NULL, err);
 	if (!rc)
 		rc = api.calls.cuda_read(memory, 0, NULL, 0, err);
+	pthread_rwlock_unlock(&turns);
 	if (rc)
 		api.calls.cuda_memory_unref(memory);
 	else
@@ -86,13 +99,46 @@ void gpu_unref(struct tmesh_cuda_memory *memory)
 
 int gpu_read(struct tmesh_cuda_memory *memory, void *data, uint64_t bytes, struct tmesh_error *err)
 {
-	return api.calls.cuda_read(memory, 0, data, bytes, err);
+	int rc;
+
+	pthread_rwlock_wrlock(&turns);
+	rc = api.calls.cuda_read(memory, 0, data, bytes, err);
+	pthread_rwlock_unlock(&turns);
+	return rc;
 }
 
 int gpu_write(struct tmesh_cuda_memory *memory, const void *data, uint64_t bytes,
 	      struct tmesh_error *err)
 {
-	return api.calls.cuda_write(memory, 0, data, bytes, err);
+	int rc;
+
+	pthread_rwlock_wrlock(&turns);
+	rc = api.calls.cuda_write(memory, 0, data, bytes, err);
+	pthread_rwlock_unlock(&turns);
+	return rc;
+}
+
+int gpu_run_begin(int32_t device, struct tmesh_error *err)
+{
+	struct tmesh_cuda *cuda;
+	int rc = get_cuda(&cuda, err);
+
+	if (rc)
+		return rc;
+	pthread_rwlock_rdlock(&turns);
+	rc = api.calls.cuda_capture_begin(cuda, device, err);
+	if (rc)
+		pthread_rwlock_unlock(&turns);
+	return rc;
+}
+
+void gpu_run_end(int32_t device)
+{
+	struct tmesh_cuda *cuda;
+
+	if (!get_cuda(&cuda, NULL))
+		api.calls.cuda_capture_end(cuda, device, NULL);
+	pthread_rwlock_unlock(&turns);
 }
 
 int gpu_ref_encode(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout, char *text,

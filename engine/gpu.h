@@ -20,6 +20,10 @@ void gpu_unref(struct tmesh_cuda_memory *memory);
 int gpu_read(struct tmesh_cuda_memory *memory, void *data, uint64_t bytes, struct tmesh_error *err);
 int gpu_write(struct tmesh_cuda_memory *memory, const void *data, uint64_t bytes,
 	      struct tmesh_error *err);
+/* Announce a run of an engine that captures graphs. Until gpu_run_end() no thread waits for the
+ * device: copies wait for the run's end, and memory that is released is freed after it. */
+int gpu_run_begin(int32_t device, struct tmesh_error *err);
+void gpu_run_end(int32_t device);
 int gpu_ref_encode(struct tmesh_cuda_memory *memory, const struct tmesh_layout *layout, char *text,
 		   size_t size, struct tmesh_error *err);
 

@@ -14,7 +14,7 @@
 #include "common/public.h"
 
 /* Raise this with every change of this interface. */
-#define TMESH_ENGINE_PLUGIN_ABI 5
+#define TMESH_ENGINE_PLUGIN_ABI 6
 
 struct plugin_open {
 	const char *library; /* NULL: found by the plug-in */
@@ -83,6 +83,7 @@ struct tmesh_engine_plugin {
 	uint32_t abi;	    /* TMESH_ENGINE_PLUGIN_ABI */
 	uint32_t alignment; /* of all addresses, in addition to that of elements; a power of two */
 	uint32_t behind;    /* the zeros that must follow each weight on a GPU, in bytes */
+	bool captures;	    /* runs on a GPU capture graphs: no thread may wait for it meanwhile */
 	int (*open)(const struct plugin_open *opts, void **engine, struct tmesh_error *err);
 	void (*close)(void *engine);
 	const char *(*version)(void *engine);

@@ -8,6 +8,9 @@
  *
  * So no fork() comes between a mapping and its mark (MADV_DONTFORK). An inherited region->addr that
  * is marked leads nowhere.
+ *
+ * A private view is mapped for reading until this process wants to write to it. A driver that
+ * copies from a writable private mapping can have the kernel copy all of its pages.
  */
 #include "internal.h"
 
@@ -77,6 +80,16 @@ static int map_again(struct tmesh_region *region, int prot, struct tmesh_error *
 	return 0;
 }
 
+/* Let this process write to a private view, which was mapped for reading until now. Pages that a
+ * driver has pinned stay the view's. */
+static int let_write(struct tmesh_region *region, int prot, struct tmesh_error *err)
+{
+	if (mprotect(region->addr, region->alloc, prot))
+		return tmesh_fail_errno(err, "mprotect of a private view");
+	region->prot = prot;
+	return 0;
+}
+
 /* Let children inherit the mapping, for a user. The kernel keeps the mark of a device's memory, so
  * that mapping is made anew. */
 static int unmark(struct tmesh_region *region, struct tmesh_error *err)
@@ -92,7 +105,8 @@ static int map_as_wanted(struct tmesh_region *region, int prot, struct tmesh_err
 	if (!region->addr)
 		return map_first(region, prot, err);
 	if (prot & ~region->prot)
-		return map_again(region, prot, err);
+		return region->private ? let_write(region, prot, err)
+				       : map_again(region, prot, err);
 	return region->marked && !is_own(region) ? unmark(region, err) : 0;
 }
 
@@ -100,8 +114,6 @@ int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_
 {
 	int rc;
 
-	if (region->private)
-		prot = PROT_READ | PROT_WRITE;
 	if (region->marked && tmesh_region_inherited(region)) {
 		region->addr = NULL;
 		region->marked = false;

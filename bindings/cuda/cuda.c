@@ -43,12 +43,14 @@ static int find_devices(struct tmesh_cuda *cuda, struct tmesh_error *err)
 
 static void device_free(struct tmesh_cuda *cuda, struct device *device, int number)
 {
-	bool lost = cuda_check_context(cuda, number, NULL) == -ECONNRESET;
+	int rc = device->context ? cuda_enter_to_free(cuda, number) : -ENODEV;
 
 	order_end(cuda, number);
 	/* A destroyed context took its streams along. */
-	if (device->stream && !lost)
+	if (device->stream && rc != -ECONNRESET)
 		cuda->driver.stream_destroy(device->stream);
+	if (!rc)
+		cuda_leave(cuda);
 	if (device->context)
 		cuda->driver.primary_release(device->handle);
 	pthread_mutex_destroy(&device->wait_lock);
@@ -64,6 +66,11 @@ static void cuda_free(struct tmesh_cuda *cuda)
 	block_trim(cuda);
 	for (int i = 0; i < cuda->device_count; i++)
 		values_end(cuda, i);
+	if (!registrations_end(cuda))
+		cuda_log(cuda, TMESH_LOG_ERROR,
+			 "the library is closed while memory stays registered: it stays mapped "
+			 "until "
+			 "the process ends");
 	for (int i = 0; i < cuda->device_count; i++)
 		device_free(cuda, &cuda->devices[i], i);
 	if (relaxed)
@@ -363,6 +370,13 @@ int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
 	if (rc)
 		cuda_restore(cuda);
 	return rc;
+}
+
+int cuda_enter_to_free(struct tmesh_cuda *cuda, int device)
+{
+	int rc = cuda_enter(cuda, device, NULL);
+
+	return rc && rc != -ECONNRESET ? cuda_enter(cuda, device, NULL) : rc;
 }
 
 void cuda_leave(struct tmesh_cuda *cuda)

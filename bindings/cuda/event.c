@@ -172,7 +172,7 @@ void event_end(struct tmesh_cuda_memory *memory)
 	if (!memory->event)
 		return;
 	last = !memory->exported || exported_drop(memory->exported);
-	rc = last ? cuda_enter(cuda, memory->resident, NULL) : -EBUSY;
+	rc = last ? cuda_enter_to_free(cuda, memory->resident) : -EBUSY;
 	/* A destroyed context took its events along. */
 	if (last && rc != -ECONNRESET)
 		cuda->driver.event_destroy(memory->event);
@@ -219,7 +219,7 @@ int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stre
 		      struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
-	bool here = true;
+	bool here = false;
 	int rc;
 
 	if (stream == TMESH_CUDA_NO_STREAM)
@@ -228,10 +228,10 @@ int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stre
 	if (rc)
 		return rc;
 	rc = stream_check(cuda, memory->device, stream, "share", err);
-	if (!rc)
+	/* An event is recorded on streams of its own context alone. Host memory has none. */
+	if (!rc && memory->event && !memory->event_foreign)
 		rc = stream_is_of(cuda, memory->resident, stream, &here, err);
-	/* An event is recorded on streams of its own context alone. */
-	if (!rc && here && memory->event && !memory->event_foreign)
+	if (!rc && here)
 		rc = record(memory, stream, err);
 	else if (!rc)
 		rc = event_host_waits(memory, stream, err);

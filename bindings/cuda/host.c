@@ -288,7 +288,7 @@ int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, in
 static void end_copy(struct tmesh_cuda_memory *memory, struct tmesh_region *region)
 {
 	struct tmesh_cuda *cuda = memory->cuda;
-	int rc = cuda_enter(cuda, memory->device, NULL);
+	int rc = cuda_enter_to_free(cuda, memory->device);
 
 	/* A destroyed context took its memory along: the address may be another's. */
 	if (rc != -ECONNRESET)

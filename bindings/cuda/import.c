@@ -356,7 +356,7 @@ void import_end(struct tmesh_cuda_memory *memory)
 		pthread_mutex_unlock(&cuda->lock);
 		return;
 	}
-	rc = cuda_enter(cuda, memory->device, NULL);
+	rc = cuda_enter_to_free(cuda, memory->device);
 	/* As in host_end(). */
 	if (rc != -ECONNRESET && memory->kind == TMESH_CUDA_IPC) {
 		cuda->driver.ipc_mem_close(memory->ipc_base);

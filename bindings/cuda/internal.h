@@ -71,6 +71,7 @@ struct tmesh_cuda {
 	struct tmesh_cuda_memory *memory; /* all of it, and memory that is pending free */
 	struct import *imports;
 	struct registration *registrations;
+	unsigned int ending;	   /* so many of them the driver did not end yet */
 	pthread_cond_t registered; /* one of them has changed */
 
 	/* watch.c */
@@ -201,6 +202,8 @@ int cuda_check_device(const struct tmesh_cuda *cuda, int device, struct tmesh_er
 int cuda_check_context(struct tmesh_cuda *cuda, int device, struct tmesh_error *err);
 /* Make a device's context current; each success is paired with cuda_leave(). */
 int cuda_enter(struct tmesh_cuda *cuda, int device, struct tmesh_error *err);
+/* Enter to free a driver's object, which would stay if it failed: try once more. */
+int cuda_enter_to_free(struct tmesh_cuda *cuda, int device);
 void cuda_leave(struct tmesh_cuda *cuda);
 
 /* memory.c */
@@ -230,8 +233,11 @@ bool memory_get(struct tmesh_cuda_memory *memory);
 int registration_get(struct tmesh_cuda *cuda, struct tmesh_region *region, uint32_t rights,
 		     unsigned int flags, const struct tmesh_cuda_register_opts *opts,
 		     struct registration **out, struct tmesh_error *err);
-/* Drop a user. The last one unregisters and unmaps the memory, and still has its region. */
+/* Drop a user. The last one unregisters and unmaps the memory, and still has its region. If the
+ * driver does not unregister it, the memory stays mapped, and registrations_end() tries again. */
 void registration_drop(struct tmesh_cuda *cuda, struct registration *registration);
+/* Try again to end registrations without users. False: some stay. */
+bool registrations_end(struct tmesh_cuda *cuda);
 int registration_pointer(struct tmesh_cuda *cuda, const struct registration *registration,
 			 int device, cu_ptr *pointer, struct tmesh_error *err);
 uint32_t registration_rights(const struct registration *registration);

@@ -4,6 +4,9 @@
  * has a pointer of its own to it. The driver is given pieces, since it refuses 512 GiB in one call.
  *
  * A registration that a thread is at work on is busy: the others that want the same region wait.
+ *
+ * A registration that the driver does not end stays mapped, because the driver could still use its
+ * pages. It is ended later: by the watcher, before the next registration, or with the library.
  */
 #include "internal.h"
 
@@ -19,6 +22,8 @@ struct registration {
 	int device; /* the device whose context made it */
 	unsigned int users;
 	bool busy, lost;
+	bool ending;	 /* it has no users, and the driver did not end it yet */
+	uint64_t pinned; /* so many bytes are registered, from the first on */
 };
 
 static uint64_t piece_of(uint64_t asked)
@@ -34,13 +39,24 @@ static uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* Unregister the first @bytes, the last piece first. The device's context is current. */
-static void unpin(struct tmesh_cuda *cuda, const struct registration *r, uint64_t bytes)
+/* Return whether a call that returned @rc has left the memory without a registration. */
+static bool is_unregistered(cu_result rc)
 {
-	while (bytes) {
-		bytes -= bytes % r->piece ? bytes % r->piece : r->piece;
-		cuda->driver.host_unregister((char *)r->host + bytes);
+	return rc == CU_HOST_NOT_REGISTERED || cuda_work_has_ended(rc);
+}
+
+/* Unregister the pieces, the last one first. The device's context is current. */
+static int unpin(struct tmesh_cuda *cuda, struct registration *r, struct tmesh_error *err)
+{
+	while (r->pinned) {
+		uint64_t last = r->pinned % r->piece ? r->pinned % r->piece : r->piece;
+		cu_result rc = cuda->driver.host_unregister((char *)r->host + r->pinned - last);
+
+		if (!is_unregistered(rc))
+			return cuda_check(cuda, rc, "cuMemHostUnregister", err);
+		r->pinned -= last;
 	}
+	return 0;
 }
 
 static int report_progress(const struct tmesh_cuda_register_opts *opts, uint64_t done,
@@ -56,25 +72,22 @@ static int report_progress(const struct tmesh_cuda_register_opts *opts, uint64_t
 static int pin(struct tmesh_cuda *cuda, struct registration *r, unsigned int flags,
 	       const struct tmesh_cuda_register_opts *opts, struct tmesh_error *err)
 {
-	uint64_t done = 0;
 	int rc = cuda_enter(cuda, r->device, err);
 
 	if (rc)
 		return rc;
 	rc = report_progress(opts, 0, r->bytes, err);
-	while (!rc && done < r->bytes) {
-		uint64_t now = least(r->piece, r->bytes - done);
+	while (!rc && r->pinned < r->bytes) {
+		uint64_t now = least(r->piece, r->bytes - r->pinned);
 
 		rc = cuda_check(cuda,
-				cuda->driver.host_register((char *)r->host + done, now, flags),
+				cuda->driver.host_register((char *)r->host + r->pinned, now, flags),
 				"cuMemHostRegister", err);
 		if (rc)
 			break;
-		done += now;
-		rc = report_progress(opts, done, r->bytes, err);
+		r->pinned += now;
+		rc = report_progress(opts, r->pinned, r->bytes, err);
 	}
-	if (rc)
-		unpin(cuda, r, done);
 	cuda_leave(cuda);
 	return rc;
 }
@@ -95,7 +108,7 @@ static struct registration *registration_find(struct tmesh_cuda *cuda, struct tm
 					      uint32_t rights)
 {
 	for (struct registration *r = cuda->registrations; r; r = r->next)
-		if (r->region == region && !(rights & ~r->rights) && !r->lost)
+		if (r->region == region && !(rights & ~r->rights) && !r->lost && !r->ending)
 			return r;
 	return NULL;
 }
@@ -129,55 +142,163 @@ static bool is_lost(struct tmesh_cuda *cuda, struct registration *r)
 	return true;
 }
 
-void registration_drop(struct tmesh_cuda *cuda, struct registration *r)
+/* End the registration in its context. The driver lists CUDA_ERROR_INVALID_CONTEXT for
+ * cuMemHostUnregister(), so the call is not made without one. */
+static int end_pins(struct tmesh_cuda *cuda, struct registration *r, struct tmesh_error *err)
+{
+	int rc = r->lost || !r->pinned ? -ECONNRESET : cuda_enter(cuda, r->device, err);
+
+	/* A destroyed context took its registrations along. */
+	if (rc)
+		return rc == -ECONNRESET ? 0 : rc;
+	rc = unpin(cuda, r, err);
+	cuda_leave(cuda);
+	return rc;
+}
+
+/* End a busy registration without users, and free it. False: it stays, for another try. */
+static bool end(struct tmesh_cuda *cuda, struct registration *r, struct tmesh_error *why)
 {
 	struct tmesh_region *region = r->region;
-	bool last, lost;
-	int rc;
+	bool was = r->ending;
+	int rc = end_pins(cuda, r, why);
+
+	if (rc && !was) {
+		/* Its users have gone, and the mapping has to stay. */
+		tmesh_region_ref(region);
+		cuda_log(cuda, TMESH_LOG_WARN,
+			 "%llu bytes stay registered with GPU %d, which is tried again: %s",
+			 (unsigned long long)r->pinned, r->device, why->message);
+	}
+	if (!rc)
+		tmesh_region_unmap(region, r->rights);
+	pthread_mutex_lock(&cuda->lock);
+	r->busy = false;
+	r->ending = rc != 0;
+	cuda->ending += (int)r->ending - (int)was;
+	if (!rc)
+		unlist(cuda, r);
+	else
+		pthread_cond_broadcast(&cuda->registered);
+	pthread_mutex_unlock(&cuda->lock);
+	if (rc)
+		return false;
+	free(r);
+	if (was)
+		tmesh_region_unref(region);
+	return true;
+}
+
+/* End it, at once or later. */
+static void end_soon(struct tmesh_cuda *cuda, struct registration *r)
+{
+	struct tmesh_error why = {0};
+
+	if (!end(cuda, r, &why))
+		watch_again(cuda);
+}
+
+void registration_drop(struct tmesh_cuda *cuda, struct registration *r)
+{
+	bool last;
 
 	pthread_mutex_lock(&cuda->lock);
 	last = --r->users == 0;
-	lost = r->lost;
 	r->busy |= last;
 	pthread_mutex_unlock(&cuda->lock);
-	if (!last)
-		return;
-	rc = lost ? -ECONNRESET : cuda_enter(cuda, r->device, NULL);
-	/* A destroyed context took its registrations along. */
-	if (rc != -ECONNRESET)
-		unpin(cuda, r, r->bytes);
-	if (!rc)
-		cuda_leave(cuda);
-	tmesh_region_unmap(region, r->rights);
-	pthread_mutex_lock(&cuda->lock);
-	unlist(cuda, r);
-	pthread_mutex_unlock(&cuda->lock);
-	free(r);
+	if (last)
+		end_soon(cuda, r);
 }
 
-/* Finish a registration: others can use it from now on, or it never was. */
-static void settle(struct tmesh_cuda *cuda, struct registration *r, bool made)
+/* Find a registration that is to be ended, of @region or of any, behind @skip others. Under the
+ * lock. */
+static struct registration *find_ending(struct tmesh_cuda *cuda, const struct tmesh_region *region,
+					unsigned int skip)
+{
+	for (struct registration *r = cuda->ending ? cuda->registrations : NULL; r; r = r->next)
+		if (r->ending && (!region || r->region == region) && !skip--)
+			return r;
+	return NULL;
+}
+
+bool registrations_end(struct tmesh_cuda *cuda)
+{
+	unsigned int stay = 0;
+	struct registration *r;
+
+	for (;;) {
+		struct tmesh_error why;
+		bool busy;
+
+		pthread_mutex_lock(&cuda->lock);
+		r = find_ending(cuda, NULL, stay);
+		busy = r && r->busy;
+		if (r)
+			r->busy = true;
+		pthread_mutex_unlock(&cuda->lock);
+		if (!r)
+			return !stay;
+		stay += busy || !end(cuda, r, &why);
+	}
+}
+
+/* End what is left of earlier registrations of the region, whose mapping has one address. */
+static int end_earlier(struct tmesh_cuda *cuda, const struct tmesh_region *region,
+		       struct tmesh_error *err)
+{
+	struct tmesh_error why = {0};
+	struct registration *r;
+	int rc = 0;
+
+	pthread_mutex_lock(&cuda->lock);
+	while (!rc && (r = find_ending(cuda, region, 0))) {
+		if (r->busy) {
+			pthread_cond_wait(&cuda->registered, &cuda->lock);
+			continue;
+		}
+		r->busy = true;
+		pthread_mutex_unlock(&cuda->lock);
+		if (!end(cuda, r, &why))
+			rc = tmesh_fail(err, -EBUSY,
+					"register: an earlier registration of the region has not "
+					"ended; try again: %.120s",
+					why.message);
+		pthread_mutex_lock(&cuda->lock);
+	}
+	pthread_mutex_unlock(&cuda->lock);
+	return rc;
+}
+
+/* Let others use the registration from now on. */
+static void settle(struct tmesh_cuda *cuda, struct registration *r)
 {
 	pthread_mutex_lock(&cuda->lock);
 	r->busy = false;
-	if (made)
-		pthread_cond_broadcast(&cuda->registered);
-	else
-		unlist(cuda, r);
+	pthread_cond_broadcast(&cuda->registered);
 	pthread_mutex_unlock(&cuda->lock);
 }
 
+/* Map and pin the region. If that fails, @r is gone. */
 static int make(struct tmesh_cuda *cuda, struct registration *r, unsigned int flags,
 		const struct tmesh_cuda_register_opts *opts, struct tmesh_error *err)
 {
 	int rc = tmesh_region_map(r->region, r->rights, &r->host, err);
 
-	if (!rc) {
-		rc = pin(cuda, r, flags, opts, err);
-		if (rc)
-			tmesh_region_unmap(r->region, r->rights);
+	if (rc) {
+		pthread_mutex_lock(&cuda->lock);
+		unlist(cuda, r);
+		pthread_mutex_unlock(&cuda->lock);
+		free(r);
+		return rc;
 	}
-	settle(cuda, r, !rc);
+	rc = pin(cuda, r, flags, opts, err);
+	if (!rc) {
+		settle(cuda, r);
+		return 0;
+	}
+	/* Others wait for it, and none has it. */
+	r->users = 0;
+	end_soon(cuda, r);
 	return rc;
 }
 
@@ -187,10 +308,12 @@ int registration_get(struct tmesh_cuda *cuda, struct tmesh_region *region, uint3
 {
 	uint64_t page = tmesh_page_bytes();
 	struct registration *new = calloc(1, sizeof(*new)), *r;
-	int rc = 0;
+	int rc = new ? end_earlier(cuda, region, err) : tmesh_fail(err, -ENOMEM, "no memory");
 
-	if (!new)
-		return tmesh_fail(err, -ENOMEM, "no memory");
+	if (rc) {
+		free(new);
+		return rc;
+	}
 	/* In whole pages: the mapping has them, and the driver pins no less. */
 	*new = (struct registration){
 		.region = region,
@@ -204,7 +327,7 @@ int registration_get(struct tmesh_cuda *cuda, struct tmesh_region *region, uint3
 		registration_drop(cuda, r);
 	if (r == new)
 		rc = make(cuda, r, flags, opts, err);
-	if (r != new || rc)
+	else
 		free(new);
 	if (!rc)
 		*out = r;

@@ -31,7 +31,7 @@ static bool watched(const struct tmesh_cuda_memory *memory)
 /* Return how many milliseconds to sleep at most; -1: for ever. Under the lock. */
 static int wait_of(struct tmesh_cuda *cuda)
 {
-	uint64_t least = UINT64_MAX;
+	uint64_t least = cuda->ending ? SLOW_NS : UINT64_MAX;
 
 	for (struct tmesh_cuda_memory *memory = cuda->memory; memory; memory = memory->next) {
 		uint64_t ns = memory->state == PENDING_FREE ? 0 : memory->lease_ns / TOUCHES;
@@ -171,6 +171,7 @@ static void act(struct tmesh_cuda *cuda)
 	struct tmesh_cuda_memory *memory;
 
 	cuda->round++;
+	registrations_end(cuda);
 	while (!ended && (memory = next_due(cuda)) != NULL) {
 		if (memory->state == TAKING)
 			take(memory);

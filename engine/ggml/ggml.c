@@ -119,6 +119,7 @@ const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.abi = TMESH_ENGINE_PLUGIN_ABI,
 	.alignment = GGML_ALIGN,
 	.behind = GGML_BEHIND,
+	.captures = true, /* builds with GGML_CUDA_GRAPHS */
 	.open = ggml_open,
 	.close = ggml_close,
 	.version = ggml_version,

@@ -76,6 +76,7 @@ static standin_calls_fn *standin_calls;
 static standin_live_fn *standin_live;
 static standin_access_fn *standin_access;
 static standin_reset_fn *standin_reset;
+static standin_copied_on_write_fn *standin_copied_on_write;
 
 struct bed {
 	struct tmesh_ctx *ctx;
@@ -133,6 +134,7 @@ __attribute__((unused)) static void bed_open(struct bed *bed, uint64_t block_byt
 	standin_live = standin_symbol("standin_live");
 	standin_access = standin_symbol("standin_access");
 	standin_reset = standin_symbol("standin_reset");
+	standin_copied_on_write = standin_symbol("standin_copied_on_write");
 	bed->warnings = 0;
 	assert_ok(tmesh_ctx_open(&opts, &bed->ctx, err));
 	assert_ok(tmesh_cuda_open(bed->ctx, &copts, &bed->cuda, err));
@@ -198,6 +200,7 @@ __attribute__((unused)) static struct tmesh_layout bytes_layout(int64_t bytes)
  *   "R"        the same by a kernel of the device that has it
  *   "a"        allocate memory of its own, whose first byte is 'a': the ref
  *   "k"        the same behind a kernel that never ends
+ *   "h"        host memory of its own, registered, whose first byte is 'h': the ref
  *   "i"        memory of its own that the library did not allocate: the ref
  *   "s"        share it on: the ref
  *   "u"        release it
@@ -235,8 +238,14 @@ __attribute__((unused)) static unsigned long long standin_alloc(size_t bytes)
 
 __attribute__((unused)) static void standin_free(unsigned long long pointer)
 {
-	((int (*)(unsigned long long))standin_symbol("cuMemFree_v2"))(pointer);
-	((int (*)(int))standin_symbol("cuDevicePrimaryCtxRelease_v2"))(0);
+	void *context;
+
+	((int (*)(void **, int))standin_symbol("cuDevicePrimaryCtxRetain"))(&context, 0);
+	((int (*)(void *))standin_symbol("cuCtxPushCurrent_v2"))(context);
+	assert_int_equal(((int (*)(unsigned long long))standin_symbol("cuMemFree_v2"))(pointer), 0);
+	((int (*)(void **))standin_symbol("cuCtxPopCurrent_v2"))(&context);
+	for (int i = 0; i < 2; i++)
+		((int (*)(int))standin_symbol("cuDevicePrimaryCtxRelease_v2"))(0);
 }
 
 __attribute__((unused)) static char helper_look(struct helper_state *state)
@@ -313,6 +322,16 @@ __attribute__((unused)) static size_t helper_do(struct helper_state *state, char
 		state->region = NULL;
 		if (tmesh_cuda_share_ipc(state->bed.cuda, state->foreign, &state->layout, NULL,
 					 message, 1024, &state->region, NULL))
+			strcpy(message, "E");
+		return strlen(message);
+	case 'h':
+		state->layout = bytes_layout(5000);
+		byte = 'h';
+		if (tmesh_region_create(state->bed.ctx, 5000, NULL, &state->region, &err) ||
+		    tmesh_region_write(state->region, 0, &byte, 1, &err) ||
+		    tmesh_cuda_register(state->bed.cuda, state->region, 0, RW, 0, &state->memory,
+					&err) ||
+		    tmesh_cuda_share(state->memory, &state->layout, NULL, message, 1024, &err))
 			strcpy(message, "E");
 		return strlen(message);
 	case 'k':

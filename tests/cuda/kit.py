@@ -68,7 +68,12 @@ def what_is_carried_is_what_is_loaded():
 @test
 def those_that_tell_most_come_first():
     assert set(steps.ORDER) == {*check.tests, *bench.PARTS} and len(steps.ORDER) == len(set(steps.ORDER))
-    assert steps.ORDER[:2] == ("kept_when_all_are_killed", "two_processes") and len(steps.FIRST) < len(steps.ORDER)
+    groups = (("kept_when_all_are_killed",), ("two_processes", "three_processes_and_a_producer_that_goes"),
+              ("sealed_region_read_only", "registered_in_pieces"), ("torch_pool_and_training_step", "torch_between_processes"),
+              ("vllm_loads_a_model",), tuple(bench.PARTS))
+    places = [[steps.ORDER.index(name) for name in group] for group in groups]
+    assert all(max(earlier) < min(later) for earlier, later in zip(places, places[1:])), steps.ORDER
+    assert places[0] == [0] and len(steps.FIRST) < len(steps.ORDER)
     # All steps before the measurements fit into one call of 540 s if each ends within half its limit.
     before = steps.ORDER[:steps.ORDER.index(next(iter(bench.PARTS)))]
     assert sum(steps.limit_of(name) for name in before) / 2 <= 540, before
@@ -142,6 +147,11 @@ def a_step_that_the_budget_ends_is_not_reached():
     done = run("check", "--budget", "5", "host_lease", "out_of_memory")
     assert done.returncode == 2, done
     assert re.search(r"^not ok \d - stand-in.*host_lease: not reached$", done.stdout, re.M), done.stdout
+    # The next call takes the names that the last line has.
+    names = done.stdout.splitlines()[-1].partition("not reached: ")[2].split()
+    assert names[0] == "host_lease", done.stdout
+    done = run("all", "--budget", "540", *names)
+    assert done.returncode == 0 and len(re.findall(r"^ok ", done.stdout, re.M)) == len(names), done
 
 
 @test

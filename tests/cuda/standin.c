@@ -12,7 +12,7 @@
  *   version=N       as cuDriverGetVersion() gives; 13000 unless said
  *   without=NAME    vmm, rdma, posix-fd, read-only, ipc-event, dma-buf, host-register, pcie,
  *                   peers, ipc-memory, prot-read, shm (others' events), events (none is left),
- *                   write-value (by streams), nvml, persistence
+ *                   write-value (by streams), nvml, persistence, host-unregister
  *   with=NAME       dma-buf-import, which only few platforms have; host-page-tables; mig: all
  *                   devices are instances of one GPU, whose UUID the older call gives
  *   node=PATH       a file in the place of the devices' nodes: without it there is no device, and
@@ -25,6 +25,7 @@
 #include "standin_internal.h"
 
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -494,6 +495,32 @@ static bool mapped(const void *addr, size_t bytes, bool write)
 	return at >= end;
 }
 
+static atomic_ullong copied_on_write;
+
+void standin_look_for_private(const void *addr, size_t bytes, bool read)
+{
+	unsigned long first = (unsigned long)addr, end = first + bytes, from, to, inode;
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char prot[5], line[512];
+
+	while (maps && fgets(line, sizeof(line), maps)) {
+		if (sscanf(line, "%lx-%lx %4s %*s %*s %lu", &from, &to, prot, &inode) != 4 ||
+		    to <= first || from >= end || !inode || prot[3] != 'p')
+			continue;
+		from = from < first ? first : from;
+		to = to > end ? end : to;
+		if (!read || prot[1] == 'w')
+			copied_on_write += to - from;
+	}
+	if (maps)
+		fclose(maps);
+}
+
+unsigned long long standin_copied_on_write(void)
+{
+	return copied_on_write;
+}
+
 cu_result cuMemHostRegister_v2(void *addr, size_t bytes, unsigned int flags)
 {
 	bool read_only = flags & CU_HOST_REGISTER_READ_ONLY;
@@ -510,6 +537,7 @@ cu_result cuMemHostRegister_v2(void *addr, size_t bytes, unsigned int flags)
 	if (bytes >= standin.pin_bytes)
 		return CU_OUT_OF_MEMORY;
 	read_only |= !mapped(addr, bytes, true);
+	standin_look_for_private(addr, bytes, false);
 	pthread_mutex_lock(&standin_lock);
 	for (int i = 0; i < STANDIN_MAX; i++) {
 		if (!registered[i].addr) {
@@ -537,6 +565,8 @@ cu_result cuMemHostUnregister(void *addr)
 
 	UNSAFE("cuMemHostUnregister");
 	NEED_CONTEXT();
+	if (standin_without("host-unregister"))
+		return CU_UNKNOWN;
 	pthread_mutex_lock(&standin_lock);
 	for (int i = 0; i < STANDIN_MAX; i++) {
 		if (addr && registered[i].addr == addr) {

@@ -27,4 +27,9 @@ typedef bool standin_access_fn(int device, unsigned long long ptr, void *data, s
  * a driver's behaviour is undefined there. */
 typedef void standin_reset_fn(int device);
 
+/* Return how many bytes of private mappings of files the kernel would have copied for the driver.
+ * These are sources of copies that are mapped for writing, because a copy on unified memory faults
+ * them as a write. Registered memory counts too. */
+typedef unsigned long long standin_copied_on_write_fn(void);
+
 #endif /* TMESH_STANDIN_H */

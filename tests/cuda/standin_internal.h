@@ -104,6 +104,9 @@ standin_calls_fn standin_calls;
 standin_live_fn standin_live;
 standin_access_fn standin_access;
 standin_reset_fn standin_reset;
+standin_copied_on_write_fn standin_copied_on_write;
+/* Count those of the range. @read: the driver copies from it, else it pins it. */
+void standin_look_for_private(const void *addr, size_t bytes, bool read);
 
 /*
  * An IPC handle: the place where its maker keeps the memory. Real handles are opaque; like them

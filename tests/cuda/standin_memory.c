@@ -466,6 +466,7 @@ cu_result cuMemFree_v2(cu_ptr ptr)
 	cu_result rc;
 
 	UNSAFE("cuMemFree_v2");
+	NEED_CONTEXT();
 	rc = standin_end_whole(WHOLE, ptr);
 	return rc ? standin_end_whole(EXTERNAL, ptr) : rc;
 }
@@ -554,6 +555,7 @@ cu_result cuMemcpyHtoD_v2(cu_ptr to, const void *from, size_t bytes)
 	rc = rc ? rc : standin_usable(NULL);
 	if (rc)
 		return rc;
+	standin_look_for_private(from, bytes, true);
 	return standin_access(standin_current(), to, (void *)from, bytes, true) ? CU_OK
 										: CU_INVALID_VALUE;
 }
@@ -602,6 +604,7 @@ static cu_result copy_on(cu_stream stream, void *to, const void *from, size_t by
 cu_result cuMemcpyHtoDAsync_v2(cu_ptr to, const void *from, size_t bytes, cu_stream stream)
 {
 	ENTER("cuMemcpyHtoDAsync_v2");
+	standin_look_for_private(from, bytes, true);
 	return copy_on(stream, (void *)to, from, bytes, to, true);
 }
 

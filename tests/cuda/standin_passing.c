@@ -86,6 +86,7 @@ cu_result cuIpcOpenMemHandle_v2(cu_ptr *ptr, struct cu_ipc_handle handle, unsign
 cu_result cuIpcCloseMemHandle(cu_ptr ptr)
 {
 	UNSAFE("cuIpcCloseMemHandle");
+	NEED_CONTEXT();
 	return standin_end_whole(OPENED, ptr);
 }
 

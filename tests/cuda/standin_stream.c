@@ -278,6 +278,7 @@ cu_result cuStreamDestroy_v2(cu_stream stream)
 	cu_stream *at = &streams;
 
 	ENTER("cuStreamDestroy_v2");
+	NEED_CONTEXT();
 	if (stream->gone)
 		abort();
 	pthread_mutex_lock(&standin_lock);
@@ -396,6 +397,7 @@ cu_result cuEventDestroy_v2(cu_event event)
 	cu_event *at = &events;
 
 	ENTER("cuEventDestroy_v2");
+	NEED_CONTEXT();
 	look_at(event);
 	pthread_mutex_lock(&standin_lock);
 	while (*at != event)

@@ -451,6 +451,103 @@ STANDIN(test_device_memory_as_region)
 	tmesh_cuda_memory_unref(memory);
 }
 
+/* A copy from a private view, which is only read, is not one from a writable mapping. */
+STANDIN(test_private_view)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc"), *view;
+	unsigned long long before = standin_copied_on_write();
+	struct tmesh_cuda_memory *memory;
+	char byte;
+	void *at;
+
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_region_private(region, &view, err));
+	standin_set_up("without=host-register");
+	assert_ok(tmesh_cuda_register(bed->cuda, view, 0, TMESH_READ, TMESH_CUDA_OR_STAGE, &memory,
+				      err));
+	assert_int_equal(info_of(memory).kind, TMESH_CUDA_STAGED);
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
+	assert_int_equal(byte, 'a');
+	assert_int_equal(standin_copied_on_write(), before);
+	/* The program writes to it, and so must the copy. */
+	assert_ok(tmesh_region_map(view, RW, &at, err));
+	*(char *)at = 'Q';
+	assert_ok(tmesh_cuda_stage(memory, false, err));
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
+	assert_int_equal(byte, 'Q');
+	assert_int_equal(standin_copied_on_write(), before + 3 * 4096 + 5);
+	tmesh_cuda_memory_unref(memory);
+	standin_set_up(NULL);
+	/* The kernel copies what is pinned of it, and nothing of the region. */
+	before = standin_copied_on_write();
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, TMESH_READ, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(standin_copied_on_write(), before);
+	assert_ok(tmesh_cuda_register(bed->cuda, view, 0, TMESH_READ, 0, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(standin_copied_on_write(), before + 4 * 4096);
+	tmesh_region_unref(view);
+	tmesh_region_unref(region);
+}
+
+/* A context that cannot be made current when memory is released: the registration ends later, and
+ * the driver is not asked without a context, in which it refuses. */
+STANDIN(test_unregistered_in_its_context)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	unsigned long calls = standin_calls("cuMemHostUnregister");
+	struct tmesh_cuda_memory *memory;
+	uint64_t pointer;
+	char byte;
+
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 1, RW, 0, &memory, err));
+	pointer = tmesh_cuda_pointer(memory);
+	tmesh_region_unref(region);
+	/* The first is for the wait for the device. */
+	standin_fail("cuCtxPushCurrent_v2", CU_OUT_OF_MEMORY, 1);
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(bed->warnings, 1);
+	assert_int_equal(stats_of(bed).registered_bytes, 0);
+	eventually(!standin_access(1, pointer, &byte, 1, false));
+	assert_int_equal(standin_calls("cuMemHostUnregister"), calls + 1);
+}
+
+/* Memory that the driver does not unregister stays mapped, because the driver could use it. */
+STANDIN(test_not_unregistered)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	struct tmesh_cuda_register_opts opts = {
+		.size = sizeof(opts), .rights = RW, .piece_bytes = 2 * MIB};
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *large;
+	uint64_t pointer;
+	char byte;
+
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
+	pointer = tmesh_cuda_pointer(memory);
+	standin_set_up("without=host-unregister");
+	tmesh_cuda_memory_unref(memory);
+	assert_refused(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err), -EBUSY,
+		       "try again: cuMemHostUnregister: CUDA_ERROR_UNKNOWN");
+	tmesh_region_unref(region);
+	assert_true(standin_access(0, pointer, &byte, 1, false));
+	assert_int_equal(byte, 'a');
+	assert_int_equal(bed->warnings, 1);
+	/* Some of its pieces are unregistered, and then no more. */
+	assert_ok(tmesh_region_create(bed->ctx, 5 * MIB, NULL, &large, err));
+	standin_set_up(NULL);
+	assert_ok(tmesh_cuda_register_with(bed->cuda, large, &opts, &memory, err));
+	standin_fail("cuMemHostUnregister", 999, 1);
+	tmesh_cuda_memory_unref(memory);
+	assert_ok(tmesh_cuda_register_with(bed->cuda, large, &opts, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(large);
+	eventually(!standin_access(0, pointer, &byte, 1, false));
+}
+
 /* The user has no watches left. */
 STANDIN(test_no_watches)
 {

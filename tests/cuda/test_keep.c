@@ -165,6 +165,46 @@ STANDIN_ADD(test_all_are_killed, NULL, NULL)
 	bed_close(bed);
 }
 
+static void make_pool(struct bed *bed)
+{
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(bed->ctx, BYTES, NULL, &region, err));
+	assert_ok(tmesh_region_write(region, 0, "pool", 4, err));
+	assert_ok(tmesh_region_seal(region, err));
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 1, TMESH_READ, 0, &memory, err));
+	assert_ok(tmesh_keep(bed->ctx, "pool", &region, 1, NULL, err));
+}
+
+/* Host memory that was registered, and is kept: its contents stay, and the registration is made
+ * anew. */
+STANDIN_ADD(test_registered_pool_is_kept, NULL, NULL)
+{
+	struct tmesh_cuda_memory *memory;
+	struct bed bed_ = {0}, *bed = &bed_;
+	struct tmesh_region **regions;
+	char bytes[4];
+	size_t count;
+
+	killed_after(make_pool);
+	bed_open(bed, 8 * MIB);
+	assert_ok(tmesh_kept_open(bed->ctx, "pool", TMESH_KEPT_OWN, TMESH_READ, &regions, &count,
+				  err));
+	assert_int_equal(count, 1);
+	assert_int_equal(standin_calls("cuMemHostRegister_v2"), 0);
+	assert_ok(tmesh_cuda_register(bed->cuda, regions[0], 1, TMESH_READ, 0, &memory, err));
+	assert_int_equal(standin_calls("cuMemHostRegister_v2"), 1);
+	assert_true(standin_access(1, tmesh_cuda_pointer(memory), bytes, 4, false));
+	assert_memory_equal(bytes, "pool", 4);
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(regions[0]);
+	free(regions);
+	assert_ok(tmesh_kept_drop(bed->ctx, "pool", err));
+	end_keeper(bed->ctx);
+	bed_close(bed);
+}
+
 /* Released here, it is not used again while it is kept. */
 STANDIN_ADD(test_its_maker_lives, keep_up, keep_down)
 {

@@ -572,4 +572,41 @@ STANDIN(test_host_ref)
 	tmesh_tensor_unref(tensor);
 }
 
+/* A pool of host memory whose owner dies. The registrations of others go on, and the memory is
+ * registered again as long as a process holds it. The owner's registration ended with its process.
+ */
+STANDIN_ADD(test_owner_of_registered_memory_is_killed, NULL, NULL)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1));
+	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .rights = RW};
+	struct tmesh_cuda_memory *memory, *late;
+	struct tmesh_layout layout;
+	struct tmesh_region *region;
+	char text[2048], byte;
+
+	assert_int_equal(helper_ask(&helpers[0], "h", text), '{');
+	assert_ok(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), &opts, NULL, &memory, &layout,
+				      err));
+	assert_int_equal(info_of(memory).kind, TMESH_CUDA_HOST);
+	assert_ok(tmesh_cuda_region(memory, &region, err));
+	helper_kill(&helpers[0]);
+	/* A round of the watcher, which registering wakes. */
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 1, RW, 0, &late, err));
+	assert_int_equal(tmesh_cuda_touch(memory), 0);
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
+	assert_int_equal(byte, 'h');
+	byte = 'H';
+	assert_true(standin_access(1, tmesh_cuda_pointer(late), &byte, 1, true));
+	tmesh_cuda_memory_unref(memory);
+	tmesh_cuda_memory_unref(late);
+	assert_int_equal(stats_of(bed).registered_bytes, 0);
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &memory, err));
+	assert_true(standin_access(0, tmesh_cuda_pointer(memory), &byte, 1, false));
+	assert_int_equal(byte, 'H');
+	assert_int_equal(stats_of(bed).taken, 0);
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
+	bed_close(bed);
+}
+
 UNIT_MAIN("cuda share", NULL, NULL)

@@ -328,6 +328,7 @@ extern const struct tmesh_engine_plugin tmesh_engine_plugin;
 const struct tmesh_engine_plugin tmesh_engine_plugin = {
 	.abi = TMESH_ENGINE_PLUGIN_ABI,
 	.alignment = 1,
+	.captures = true,
 	.open = open_engine,
 	.close = free,
 	.version = version,

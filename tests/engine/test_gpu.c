@@ -25,6 +25,8 @@ static struct tmesh_cuda_api calls;
 static struct tmesh_cuda *cuda;
 static standin_fail_fn *standin_fail;
 static standin_access_fn *standin_access;
+static standin_copied_on_write_fn *standin_copied_on_write;
+static void *driver;
 
 struct fixture {
 	struct tmesh_ctx *ctx;
@@ -43,27 +45,32 @@ static uint64_t gpu_bytes(void)
 	return out.bytes_used;
 }
 
+static int write_graph(const char *name, const char *text)
+{
+	char path[96];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	file = fopen(path, "w");
+	return !file || fputs(text, file) < 0 || fclose(file) ? -1 : 0;
+}
+
 static int set_up_group(void **state)
 {
-	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
 	struct tmesh_error err = {0};
-	FILE *file;
-	char path[96];
 
+	driver = dlopen("libcuda.so.1", RTLD_NOW);
 	if (!driver || tmesh_cuda_api_load(&calls, TMESH_CUDA_LIBRARY, &err)) {
 		printf("# %s\n", driver ? err.message : dlerror());
 		return -1;
 	}
 	*(void **)&standin_fail = dlsym(driver, "standin_fail");
 	*(void **)&standin_access = dlsym(driver, "standin_access");
-	if (!standin_fail || !standin_access || !mkdtemp(folder))
+	*(void **)&standin_copied_on_write = dlsym(driver, "standin_copied_on_write");
+	if (!standin_fail || !standin_access || !standin_copied_on_write || !mkdtemp(folder) ||
+	    write_graph("graph", "plain"))
 		return -1;
-	snprintf(path, sizeof(path), "%s/graph", folder);
-	file = fopen(path, "w");
-	if (!file)
-		return -1;
-	fputs("plain", file);
-	return fclose(file);
+	return write_graph("waiting", "waits");
 }
 
 static int tear_down_group(void **state)
@@ -392,11 +399,121 @@ static void test_weights(void **state)
 	tmesh_tensor_unref(weight.tensor);
 }
 
+/* Weights are copied from a mapping for reading. On unified memory a copy from a writable private
+ * mapping copies its pages first. */
+static void test_weights_are_read(void **state)
+{
+	struct tmesh_engine_graph_opts opts = {.size = sizeof(opts), .weight_count = 1};
+	struct tmesh_engine_weight weight = {.name = "w"};
+	unsigned long long before = standin_copied_on_write();
+	struct tmesh_engine_graph *graph;
+	struct fixture *fix = *state;
+	struct tmesh_region *view;
+	char path[96];
+	void *at;
+
+	opts.weights = &weight;
+	snprintf(path, sizeof(path), "%s/graph", folder);
+	assert_ok(tmesh_tensor_put(fix->ctx, TMESH_FLOAT32, 2, shape_x, x, NULL, &weight.tensor,
+				   err));
+	assert_ok(tmesh_region_seal(tmesh_tensor_region(weight.tensor), err));
+	/* This process has a view to write to, too. */
+	assert_ok(tmesh_region_private(tmesh_tensor_region(weight.tensor), &view, err));
+	assert_ok(tmesh_region_map(view, TMESH_READ | TMESH_WRITE, &at, err));
+	assert_ok(tmesh_engine_graph_open(fix->context, path, &opts, &graph, err));
+	assert_int_equal(standin_copied_on_write(), before);
+	assert_ok(tmesh_engine_tensor_write(fix->x, at, sizeof(x), err));
+	assert_int_equal(standin_copied_on_write(), before + sizeof(x));
+	tmesh_engine_graph_unref(graph);
+	tmesh_region_unref(view);
+	tmesh_tensor_unref(weight.tensor);
+}
+
+#define DRIVER(name, ...) ((int (*)(__VA_ARGS__))dlsym(driver, name))
+
+static void *dispatch_apart(void *data)
+{
+	struct tmesh_error err = {0};
+	int rc = dispatch(data, &err);
+
+	if (rc)
+		printf("# %s\n", err.message);
+	return rc ? data : NULL;
+}
+
+struct reading {
+	struct tmesh_engine_tensor *tensor;
+	float got[8];
+};
+
+static void *read_apart(void *data)
+{
+	struct reading *reading = data;
+
+	return tmesh_engine_tensor_read(reading->tensor, reading->got, sizeof(reading->got), NULL)
+		       ? data
+		       : NULL;
+}
+
+/* An engine captures a graph while it runs, as ggml does. No other thread waits for the device
+ * meanwhile, because that would break the capture. Memory that is released is freed later, and
+ * copies wait for the run's end. */
+static void test_captures_go_on(void **state)
+{
+	struct tmesh_engine_tensor *released;
+	struct fixture *fix = *state;
+	struct reading reading = {.tensor = fix->y};
+	pthread_t running, copying;
+	uint64_t used;
+	void *context, *stream, *graph, *failed;
+	float y = 0;
+	char path[96];
+	struct tmesh_engine_tensor_info info = {.size = sizeof(info)};
+
+	tmesh_engine_graph_unref(fix->graph);
+	snprintf(path, sizeof(path), "%s/waiting", folder);
+	assert_ok(tmesh_engine_graph_open(fix->context, path, NULL, &fix->graph, err));
+	released = tensor_of(fix, 2, shape_x, FLAGS);
+	used = gpu_bytes();
+	assert_ok(tmesh_engine_tensor_write(fix->x, x, sizeof(x), err));
+	assert_ok(tmesh_engine_tensor_info(fix->y, &info, err));
+	assert_int_equal(DRIVER("cuDevicePrimaryCtxRetain", void **, int)(&context, 1), 0);
+	assert_int_equal(DRIVER("cuCtxPushCurrent_v2", void *)(context), 0);
+	assert_int_equal(DRIVER("cuStreamCreate", void **, unsigned int)(&stream, 1), 0);
+
+	assert_int_equal(pthread_create(&running, NULL, dispatch_apart, fix), 0);
+	while (y != -1)
+		assert_true(standin_access(1, (uintptr_t)info.address, &y, sizeof(y), false));
+	assert_int_equal(DRIVER("cuStreamBeginCapture_v2", void *, int)(stream, 2), 0);
+	tmesh_engine_tensor_unref(released);
+	assert_int_equal(gpu_bytes(), used);
+	assert_int_equal(pthread_create(&copying, NULL, read_apart, &reading), 0);
+	assert_int_equal(DRIVER("cuStreamEndCapture", void *, void **)(stream, &graph), 0);
+	assert_int_equal(write_graph("waiting.go", ""), 0);
+	pthread_join(running, &failed);
+	assert_null(failed);
+	pthread_join(copying, &failed);
+	assert_null(failed);
+	/* It has come after the run, which wrote x and zeros. */
+	assert_memory_equal(reading.got, x, sizeof(x));
+	while (gpu_bytes() == used)
+		usleep(1000);
+	assert_int_equal(DRIVER("cuStreamDestroy_v2", void *)(stream), 0);
+	assert_int_equal(DRIVER("cuCtxPopCurrent_v2", void **)(&context), 0);
+	assert_int_equal(DRIVER("cuDevicePrimaryCtxRelease_v2", int)(1), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(test_forked),	     gpu_test(test_dispatch),	 gpu_test(test_refused),
-		gpu_test(test_driver_fails), gpu_test(test_handed_over), gpu_test(test_weights),
+		TEST(test_forked),
+		gpu_test(test_dispatch),
+		gpu_test(test_refused),
+		gpu_test(test_driver_fails),
+		gpu_test(test_handed_over),
+		gpu_test(test_weights),
+		gpu_test(test_weights_are_read),
+		gpu_test(test_captures_go_on),
 	};
 
 	return cmocka_run_group_tests_name("on a stand-in for GPUs", tests, set_up_group,

@@ -34,7 +34,7 @@ gpu-dry-check: $(STANDIN) $(CUDA_OUT)/libcudart.so.12 gpu-kit
 	@[ ! -f $(ENGINE_TEST_OUT)/libggml-standin.so ] || export TMESH_GGML=$(CURDIR)/$(ENGINE_TEST_OUT)/libggml-standin.so; \
 	export TMESH_GPU_STANDIN=1 TMESH_BACKEND=memfd PATH=$(CURDIR)/tests/gpu/standin:$$PATH PYTHONDONTWRITEBYTECODE=1 \
 		PYTHONPATH=$(CURDIR)/tests/gpu/standin LD_LIBRARY_PATH=$(CURDIR)/$(CUDA_OUT) GPU_PYTHON=$(VPYTHON); \
-	$(GPU_KIT)/run all --out $(CUDA_OUT)/gpu; status=$$?; \
+	$(GPU_KIT)/run all --budget 540 --out $(CUDA_OUT)/gpu; status=$$?; \
 	$(VPYTHON) -P $(CUDA_TESTS)/kit.py $(GPU_KIT) $(CUDA_OUT)/gpu || status=1; exit $$status
 
 .PHONY: gpu-kit check-gpu bench-gpu gpu-dry-check

@@ -25,6 +25,24 @@ static void view_of(struct tmesh_region *region, struct tmesh_region **view, uin
 	assert_ok(tmesh_region_map(*view, RW, (void **)at, err));
 }
 
+/* Return the rights of the mapping at @at, as the kernel shows them. */
+static const char *rights_of(const void *at)
+{
+	static char prot[5];
+	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned long from, to;
+	char line[512];
+
+	strcpy(prot, "none");
+	while (maps && fgets(line, sizeof(line), maps))
+		if (sscanf(line, "%lx-%lx", &from, &to) == 2 && from <= (uintptr_t)at &&
+		    (uintptr_t)at < to)
+			sscanf(line, "%*s %4s", prot);
+	if (maps)
+		fclose(maps);
+	return prot;
+}
+
 UNIT(test_writes_are_ones_own)
 {
 	struct tmesh_region *region = sealed(*state), *view;
@@ -38,13 +56,28 @@ UNIT(test_writes_are_ones_own)
 		assert_int_equal(byte, 6);
 	}
 	tmesh_region_unref(view);
-	/* One that was mapped to read at first can be written to all the same, where it is. */
+	/* One that was mapped to read at first, and only for that, can be written to all the same,
+	 * where it is. */
 	assert_ok(tmesh_region_private(region, &view, err));
 	assert_ok(tmesh_region_map(view, TMESH_READ, (void **)&a, err));
+	assert_string_equal(rights_of(a), "r--p");
+	assert_ok(tmesh_region_read(view, 5 * PAGE, &byte, 1, err));
+	assert_int_equal(byte, 6);
+	assert_string_equal(rights_of(a), "r--p");
 	assert_ok(tmesh_region_map(view, RW, (void **)&b, err));
 	assert_ptr_equal(a, b);
+	assert_string_equal(rights_of(a), "rw-p");
 	b[0] = 9;
 	assert_int_equal(a[0], 9);
+	assert_ok(tmesh_region_map(view, TMESH_READ, (void **)&b, err));
+	assert_int_equal(b[0], 9);
+	tmesh_region_unref(view);
+	/* The library's own write does the same. */
+	assert_ok(tmesh_region_private(region, &view, err));
+	assert_ok(tmesh_region_map(view, TMESH_READ, (void **)&a, err));
+	byte = 77;
+	assert_ok(tmesh_region_write(view, PAGE, &byte, 1, err));
+	assert_int_equal(a[PAGE], 77);
 	tmesh_region_unref(view);
 	assert_ok(tmesh_region_create(*state, BYTES, NULL, &view, err));
 	assert_refused(tmesh_region_private(view, &(struct tmesh_region *){NULL}, err), -EINVAL,

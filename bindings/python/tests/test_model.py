@@ -386,6 +386,28 @@ def test_safe_open_behaves_as_theirs(file, theirs, framework, device):
     assert answers[0] == answers[1]
 
 
+def rights_at(address):
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, rights, *_ = line.split()
+            first, end = (int(word, 16) for word in span.split("-"))
+            if first <= address < end:
+                return rights
+    return None
+
+
+def test_a_device_gets_copies_from_a_mapping_for_reading(file, torch, monkeypatch):
+    """A copy from a writable private mapping copies its pages first, on unified memory."""
+    seen = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: seen.append(rights_at(self.data_ptr())) or self.clone())
+    with tmesh.safetensors.safe_open(file, "pt", device="meta") as opened:
+        assert opened.get_tensor("w").tolist() == ARRAYS["w"].tolist()
+        assert opened.get_slice("wide")[1:].tolist() == ARRAYS["wide"][1:].tolist()
+        assert set(opened.get_tensors()) == set(ARRAYS)
+    assert len(seen) == 2 + len(ARRAYS)
+    assert {rights[:2] for rights in seen if rights} == {"r-"}, seen
+
+
 @pytest.mark.parametrize("arguments", [("no/such/file", "pt"), ("here", "cobol"), ("here", "np", "cuda"), ("here",),
                                        ("here", "pt", "zork"), ("broken", "pt"), ("folder", "np"), ("short", "np")],
                          ids=str)

@@ -9,7 +9,8 @@ or, for programs that import safetensors themselves (transformers, diffusers):
     tmesh.safetensors.install()
 
 A file is read once for all processes that load it at the same time. Tensors are copy-on-write views of that memory:
-other processes do not see writes, and later changes of the file have no effect.
+other processes do not see writes, and later changes of the file have no effect. Tensors of another device than the CPU
+are copies from a mapping for reading.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class safe_open:
         if self._model.report["format"] != "safetensors":
             raise _refuse(filename, f"it is {self._model.report['format']}")
         self._entries = self._model.entries
-        self._views: dict[str, _tmesh.Tensor] | None = None
+        self._views: Mapping[str, _tmesh.Tensor] | None = None
 
     def _find_device(self, device: Any) -> Any:
         """Find the device. None means the CPU's memory."""
@@ -147,7 +148,9 @@ class safe_open:
         self._entry(name)
         if self._views is None:
             assert self._model is not None
-            self._views = self._model.private()
+            # Tensors of a device are copies, so the memory is only read. On unified memory a copy from a writable
+            # private mapping would copy its pages first.
+            self._views = self._model.private() if self._device is None else self._model
         return self._views[name]
 
     def keys(self) -> list[str]:
