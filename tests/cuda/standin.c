@@ -465,7 +465,8 @@ cu_result standin_context(void)
 static struct {
 	void *addr;
 	size_t bytes;
-	int device; /* whose context registered it */
+	int device;    /* whose context registered it */
+	bool portable; /* for all contexts */
 	bool read_only;
 } registered[STANDIN_MAX];
 
@@ -552,6 +553,7 @@ cu_result cuMemHostRegister_v2(void *addr, size_t bytes, unsigned int flags)
 		registered[free_one].addr = addr;
 		registered[free_one].bytes = bytes;
 		registered[free_one].device = standin_current();
+		registered[free_one].portable = flags & CU_HOST_REGISTER_PORTABLE;
 		registered[free_one].read_only = read_only;
 		rc = CU_OK;
 	}
@@ -581,17 +583,20 @@ cu_result cuMemHostUnregister(void *addr)
 cu_result cuMemHostGetDevicePointer_v2(cu_ptr *ptr, void *addr, unsigned int flags)
 {
 	ENTER("cuMemHostGetDevicePointer_v2");
+	NEED_CONTEXT();
 	*ptr = (uintptr_t)addr;
-	return standin_host(addr, 1, false) ? CU_OK : CU_INVALID_VALUE;
+	return standin_host(standin_current(), addr, 1, false) ? CU_OK : CU_INVALID_VALUE;
 }
 
-bool standin_host(const void *addr, size_t bytes, bool write)
+bool standin_host(int device, const void *addr, size_t bytes, bool write)
 {
 	bool found = false;
 
 	pthread_mutex_lock(&standin_lock);
 	for (int i = 0; i < STANDIN_MAX; i++)
-		found |= registered[i].addr && (const char *)addr >= (char *)registered[i].addr &&
+		found |= registered[i].addr &&
+			 (registered[i].portable || registered[i].device == device) &&
+			 (const char *)addr >= (char *)registered[i].addr &&
 			 (const char *)addr + bytes <=
 				 (char *)registered[i].addr + registered[i].bytes &&
 			 !(write && registered[i].read_only);

@@ -89,8 +89,8 @@ cu_result standin_unsafe(void);
 /* Work on a stream: the legacy default stream waits for blocking streams, which may capture. */
 cu_result standin_usable(cu_stream stream);
 cu_context standin_context_of(int device);
-/* Return whether all of it is registered host memory that a device may touch in this way. */
-bool standin_host(const void *addr, size_t bytes, bool write);
+/* Return whether all of it is registered host memory that the device may touch in this way. */
+bool standin_host(int device, const void *addr, size_t bytes, bool write);
 /* Drop the memory that belonged to the device's context. Call it under the lock. */
 void standin_reset_memory(int device);
 void standin_reset_streams(int device);

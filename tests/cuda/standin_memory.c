@@ -531,7 +531,7 @@ bool standin_may_access(int device, unsigned long long ptr, size_t bytes, bool w
 	may = range && (range->access[device] == CU_ACCESS_READ_WRITE ||
 			(!write && range->access[device] == CU_ACCESS_READ));
 	pthread_mutex_unlock(&standin_lock);
-	return may || standin_host((void *)ptr, bytes, write);
+	return may || standin_host(device, (void *)ptr, bytes, write);
 }
 
 bool standin_access(int device, unsigned long long ptr, void *data, size_t bytes, bool write)

@@ -459,7 +459,7 @@ cu_result cuStreamWriteValue64_v2(cu_stream stream, cu_ptr at, unsigned long lon
 	if (standin_without("write-value"))
 		return CU_NOT_SUPPORTED;
 	rc = standin_usable(stream);
-	if (!rc && (flags || at % 8 || !standin_host((void *)at, 8, true)))
+	if (!rc && (flags || at % 8 || !standin_host(standin_current(), (void *)at, 8, true)))
 		rc = CU_INVALID_VALUE;
 	if (rc || captures(stream))
 		return rc;

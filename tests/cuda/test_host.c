@@ -2,6 +2,7 @@
 /* Regions of host memory that kernels use. */
 #include <sys/epoll.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 
 #include "cuda_unit.h"
 
@@ -15,6 +16,17 @@ int epoll_ctl(int epoll, int op, int fd, struct epoll_event *event)
 		return -1;
 	}
 	return (int)syscall(SYS_epoll_ctl, epoll, op, fd, event);
+}
+
+static bool is_large; /* the machine has 4 TiB */
+
+int sysinfo(struct sysinfo *info)
+{
+	int rc = (int)syscall(SYS_sysinfo, info);
+
+	if (!rc && is_large)
+		info->totalram = (4ull << 40) / info->mem_unit;
+	return rc;
 }
 
 static struct tmesh_region *region_of(struct bed *bed, const char *text)
@@ -190,13 +202,41 @@ static int on_piece(void *data, uint64_t done, uint64_t bytes)
 	return ++pieces->calls == pieces->last;
 }
 
+static bool on_module(const struct bed *bed)
+{
+	return tmesh_ctx_backend(bed->ctx) == TMESH_BACKEND_KERNEL;
+}
+
+/* Pieces have 64 GiB unless a caller chooses, far from what drivers refuse in one call. The pages
+ * of the region are never touched. */
+STANDIN(test_usual_pieces)
+{
+	struct bed *bed = *state;
+	const uint64_t piece = 64ull << 30, bytes = 512ull << 30;
+	unsigned long calls = standin_calls("cuMemHostRegister_v2");
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_region *region;
+
+	/* The module knows the machine's memory by itself. */
+	if (on_module(bed))
+		return;
+	is_large = true;
+	assert_ok(tmesh_region_create(bed->ctx, bytes, NULL, &region, err));
+	is_large = false;
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, TMESH_READ, 0, &memory, err));
+	assert_int_equal(standin_calls("cuMemHostRegister_v2"), calls + bytes / piece);
+	assert_int_equal(info_of(memory).piece_bytes, piece);
+	tmesh_cuda_memory_unref(memory);
+	tmesh_region_unref(region);
+}
+
 STANDIN(test_pieces)
 {
 	struct bed *bed = *state;
 	struct pieces pieces = {0};
 	struct tmesh_cuda_register_opts opts = {.size = sizeof(opts),
 						.rights = RW,
-						.piece_bytes = 2 * MIB - 1,
+						.piece_bytes = MIB + 1,
 						.progress = on_piece,
 						.data = &pieces};
 	unsigned long registered, live;
@@ -294,11 +334,6 @@ STANDIN(test_staged)
 		tmesh_cuda_register(bed->cuda, region, 0, RW, TMESH_CUDA_OR_STAGE, &memory, err),
 		-ENOMEM, "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY");
 	tmesh_region_unref(region);
-}
-
-static bool on_module(const struct bed *bed)
-{
-	return tmesh_ctx_backend(bed->ctx) == TMESH_BACKEND_KERNEL;
 }
 
 /* A registration touches the lease of its region; if the lease ends all the same, the registration
