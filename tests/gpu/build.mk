@@ -11,11 +11,11 @@ export GPU_PYTHON
 
 gpu-kit: $(GPU_KIT)/run ## [Package] Make the folder that check-gpu and bench-gpu need on another machine.
 
-$(GPU_KIT)/run: $(GPU_LIBS) $(B)/tmesh-keeper $(VENV)/tmesh.stamp $(wildcard tests/gpu/*.py) docs/reference/cuda.md tests/gpu/run \
+$(GPU_KIT)/run: $(GPU_LIBS) $(B)/tmesh-keeper $(VENV)/tmesh.stamp $(CUDA_STATIC_RUNTIME) $(wildcard tests/gpu/*.py) docs/reference/cuda.md tests/gpu/run \
 		tests/gpu/build.mk
 	@rm -rf $(GPU_KIT) && mkdir -p $(GPU_KIT)
 	cp -L $(B)/libtmesh.so.0 $(B)/libtmesh-cuda.so.0 $(filter-out %/libtmesh-cuda.so,$(GPU_LIBS)) \
-		$(B)/tmesh-keeper $(GPU_KIT)
+		$(B)/tmesh-keeper $(CUDA_STATIC_RUNTIME) $(GPU_KIT)
 	cp -r $$($(VPYTHON) -P -c 'import os, tmesh; print(os.path.dirname(tmesh.__file__))') $(GPU_KIT)/tmesh
 	find $(GPU_KIT) -name __pycache__ -exec rm -r {} +
 	cp tests/gpu/*.py docs/reference/cuda.md $(GPU_KIT)

@@ -103,6 +103,7 @@ KEPT = "kept memory opened again after its maker and openers were killed"
 CONTEXT = "a context destroyed under all of these, also if replaced"
 TORCH = "PyTorch's allocator (`libtmesh-cuda-torch.so`)"
 HOOK = "the preload (`libtmesh-cuda-hook.so`)"
+HOOK_STATIC = "the preload under a static runtime (`TMESH_CUDA_HOOK_DRIVER=1`)"
 VLLM = "vLLM on a GPU: tokens of an engine, the load format `tmesh`"
 GGML = 'the engine "ggml" by ggml\'s backend for CUDA, beside the CPU'
 
@@ -564,16 +565,37 @@ def torch_lends_what_it_has_forgotten(driver):
         del others
 
 
+def preload():
+    """Return the path of the hook."""
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        path = os.path.join(folder, "libtmesh-cuda-hook.so")
+        if os.path.exists(path):
+            return path
+    raise Skip("libtmesh-cuda-hook.so is not on LD_LIBRARY_PATH")
+
+
+@test(HOOK_STATIC)
+def static_runtime_under_the_preload(driver):
+    program = os.path.join(gpu.HERE, "static_runtime")
+    if not os.path.exists(program):
+        raise Skip("the kit was made without a CUDA toolkit, so it has no program with a static runtime")
+    if os.environ.get("TMESH_GPU_STANDIN"):
+        raise Skip("the stand-in lacks the private tables that the static runtime asks for")
+    hook = preload()
+    for on, word in (("0", "0 not shareable 0"), ("1", "0 shareable 0")):
+        done = subprocess.run([program], env={**os.environ, "LD_PRELOAD": hook, "TMESH_CUDA_HOOK_DRIVER": on},
+                              capture_output=True, text=True, timeout=LIMIT_S)
+        for line in (done.stdout + done.stderr).splitlines():
+            note(line)
+        assert done.returncode == 0 and done.stdout.strip() == word, (on, done)
+
+
 @test(HOOK, FRAMEWORK_S)
 def torch_under_the_preload(driver):
     gpu.Torch()
+    hook = preload()
     script = ("import torch, tmesh.cuda\nt = torch.zeros(1000, device='cuda')\n"
               "print(tmesh.cuda.share(t)['cuda']['kind'])\n")
-    hook = next((path for path in (os.path.join(folder, "libtmesh-cuda-hook.so")
-                                   for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"))
-                 if os.path.exists(path)), None)
-    if not hook:
-        raise Skip("libtmesh-cuda-hook.so is not on LD_LIBRARY_PATH")
     done = subprocess.run([sys.executable, "-P", "-c", script], env={**os.environ, "LD_PRELOAD": hook},
                           capture_output=True, text=True, timeout=FRAMEWORK_S)
     for line in (done.stdout + done.stderr).splitlines():
