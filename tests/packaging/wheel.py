@@ -13,6 +13,7 @@ from packages import Report, Root
 from releases import TOP
 
 GLIBC = (2, 28)
+TAG = "manylinux_{}_{}_x86_64".format(*GLIBC)
 BEGINNING = ("python3", "python3-venv", "procps", "iproute2")
 INSTALL = "python3 -m venv /venv\n/venv/bin/pip install --quiet --no-index /built/libtmesh-*.whl"
 
@@ -73,13 +74,21 @@ def newest_glibc(wheel):
     return newest, strangers
 
 
+def audited(wheel):
+    """Return the oldest platform that a wheel is for, by its files and not by its name."""
+    said = sh(boot.BUILD / "manylinux/venv/bin/python", "-m", "auditwheel", "show", wheel)
+    return re.search(r'consistent\s+with\s+the\s+following\s+platform\s+tag:\s+"(\S+)"', said)[1]
+
+
 def build(tap, built):
     """Build the wheel. Return whether it is good for machines of that glibc."""
     sh("rm", "-rf", built)
     built.mkdir(parents=True)
     sh(TOP / "packaging/manylinux.sh", built)
     [wheel] = built.glob("*.whl")
-    tap.point(wheel.name.endswith("-cp311-abi3-manylinux_2_28_x86_64.whl"), f"wheel: {wheel.name} is for glibc 2.28 and later")
+    tap.point(wheel.name.endswith(f"-cp311-abi3-{TAG}.whl"), f"wheel: {wheel.name} is for glibc 2.28 and later")
+    platform = audited(wheel)
+    tap.point(platform == TAG, f"wheel: by auditwheel it is for {platform}")
     newest, strangers = newest_glibc(wheel)
     tap.point((0, 0) < newest <= GLIBC, f"wheel: its newest symbol of glibc is {newest[0]}.{newest[1]}")
     tap.point(not strangers, "wheel: it needs glibc alone" + "".join(f", {name}" for name in sorted(strangers)))
