@@ -13,6 +13,8 @@ PACKAGES = (
     "python3-numpy", "python3-pytest", "python3-torch", "mypy",
     "scdoc", "man-db", "bash-completion", "valgrind", "graphviz", "python3-prometheus-client",
     "elixir", "erlang-dev", "erlang-nox", "erlang-eunit", "libfuse3-dev",
+    # W=1 checks the comments of a module by kernel-doc, a program in Perl.
+    "perl",
 )
 # More packages for some suites. They go into another root, which `make check` does not make.
 NET = ("libfabric-dev", "iproute2", "wireguard-tools")
