@@ -214,6 +214,12 @@ def run(tap, release):
     report.script(root, "nothing of the old version is left",
                   'ls -d /usr/src/tmesh-* /var/lib/dkms/tmesh/[0-9]*', wanted=rf"^/usr/src/tmesh-{NEWER}\n[^\n]*/{NEWER}\n$")
 
+    # By the line of docs/howto/install.md.
+    report.script(root, "they are downgraded", 'apt-get -qq install -y --only-upgrade --allow-downgrades "$@"', *own)
+    installed(report, root, OWN, kernel_releases)
+    again = [line for line in differences(once, snapshot(root.path)) if not re.match("changed: .*/dkms/", line)]
+    report.point(not again, "which leaves what was there before the upgrade", "\n".join(again))
+
     names = [Path(name).name.partition("_")[0] for name in newer]
     report.script(root, "they are removed", 'dpkg -r "$@"', *names)
     left = [line for line in differences(before, snapshot(root.path)) if "/dpkg/info/" not in line]
