@@ -40,6 +40,7 @@ PARTS = {
 }
 OF_WHEEL = {"wheel", "beside"}
 OF_PACKAGES = {"packages", "kept", "beside"}
+OF_TESTING = {"elixir"}
 
 
 def quick(tap):
@@ -58,17 +59,18 @@ def full(tap, parts, wanted, anew):
         if parts & OF_WHEEL and (anew or not WHEEL.exists()):
             wheel.build(tap, WHEEL)
         for release in wanted:
+            here = parts & OF_TESTING if release is releases.TESTING else parts
             built = True
-            if parts & OF_PACKAGES and (anew or not packages.folder(release).exists()):
+            if here & OF_PACKAGES and (anew or not packages.folder(release).exists()):
                 built = packages.build(tap, release)
-            for part in [part for part in PARTS if part in parts and (built or part not in OF_PACKAGES)]:
+            for part in [part for part in PARTS if part in here and (built or part not in OF_PACKAGES)]:
                 PARTS[part](tap, release)
 
 
 def main(words):
     # Programs in a root or a guest end with this one.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    suites = {release.suite: release for release in releases.RELEASES}
+    suites = {release.suite: release for release in (*releases.RELEASES, releases.TESTING)}
     every = {*ONCE, *PARTS}
     strange = {*words} - every - {*suites}
     if strange:
@@ -77,7 +79,7 @@ def main(words):
     if not words:
         quick(tap)
     if words or boot.length() == "full":
-        full(tap, {*words} & every or every, [suites[suite] for suite in suites if suite in words] or [*releases.RELEASES], not words)
+        full(tap, {*words} & every or every, [suites[suite] for suite in suites if suite in words] or [*suites.values()], not words)
     return tap.end()
 
 

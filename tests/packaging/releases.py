@@ -21,6 +21,7 @@ class Release:
     name: str
     suite: str
     kernels: tuple
+    archives: tuple = ("", "-security", "-backports")
 
     def fresh(self, path):
         """A fresh copy of the minimal system."""
@@ -33,10 +34,11 @@ class Release:
         roots.bootstrap(path, self.suite, ())
         main, security = debian.mirrors()
         (path / "etc/apt/sources.list").write_text("".join(
-            f"deb {uri} {self.suite}{part} main\n"
-            for uri, part in ((main, ""), (security, "-security"), (main, "-backports"))))
+            f"deb {security if archive == '-security' else main} {self.suite}{archive} main\n" for archive in self.archives))
         # Downloads go to a cache that apt's own user cannot enter: see binds().
         (path / "etc/apt/apt.conf.d/downloads").write_text('APT::Sandbox::User "root";\n')
+        # Testing's lists expire within a week, and a mirror may keep older ones.
+        (path / "etc/apt/apt.conf.d/lists").write_text('Acquire::Check-Valid-Until "false";\n')
 
     def binds(self, user="packaging"):
         """Return the downloads, shared by all roots of a release and kept between runs. apt locks them, so each user at the same time has its own."""
@@ -49,3 +51,5 @@ RELEASES = (
     Release("Debian 12", "bookworm", ("6.1", "6.12")),
     Release("Debian 13", "trixie", ("trixie", "newest")),
 )
+# It has a newer Erlang. There are no packages for it.
+TESTING = Release("Debian testing", "forky", (), ("",))
