@@ -12,6 +12,8 @@ $(KUBERNETES_VENV)/$(KUBERNETES_VALIDATE).stamp:
 	@! $(KUBERNETES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		kubernetes-validate==$(KUBERNETES_VALIDATE) || touch $@
 
+# The part "yesterday" runs this checkout's Python package.
+packaging-check: $(if $(W)$(filter full,$(TMESH_TEST_LENGTH)),$(VENV)/tmesh.stamp)
 packaging-check: all $(KUBERNETES_VENV)/$(KUBERNETES_VALIDATE).stamp ## Check the packaging. TMESH_TEST_LENGTH=full builds, installs and removes the packages. W='lines trixie': one part.
 	@tests/packaging/check.py $(W)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A wheel of another release beside this one's library, keeper and module: each refuses the other by name."""
-import importlib.util
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -57,6 +57,14 @@ GIVE = "import json, sys, tmesh; t = tmesh.put(b'given'); print(json.dumps(t.ref
 MODULE_ASKED = "import tmesh; tmesh.put(b'x'); print(tmesh.backend())"
 
 
+def installed(name):
+    """Return whether Python has a distribution. A module of the name may be this folder's wheel.py."""
+    try:
+        return bool(importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
 def package(where):
     """Return the folder of a Python environment with the other release's wheel alone."""
     sources = where / "sources"
@@ -73,7 +81,7 @@ def package(where):
             sys.exit(f"yesterday: {name} does not define {number} once")
         (library / name).write_text(text)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "TMESH_"))}
-    there = importlib.util.find_spec("setuptools") and importlib.util.find_spec("wheel")
+    there = installed("setuptools") and installed("wheel")
     sh(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", *(["--no-build-isolation"] if there else []),
        "--wheel-dir", where, tree, env={**env, "CFLAGS": "-O0 -g0"})
     [wheel] = where.glob("*.whl")
