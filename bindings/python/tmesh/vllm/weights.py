@@ -17,7 +17,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from ..bundles import bundle
-from ..errors import InvalidError, StaleError
+from ..errors import InvalidError, StaleError, UnsupportedError
 from ..interop import load
 from ..slots import Slot, SlotReader, SlotValue
 from . import _PACKAGE, VERSION
@@ -64,6 +64,9 @@ class Engine(_base.WeightTransferEngine):  # type: ignore[misc]
     def init_transfer_engine(self, init_info: Init) -> None:
         if not isinstance(init_info.token, str):
             raise InvalidError(22, "weight transfer by tmesh: token is missing: the slot's, as Slot.token gives it")
+        if getattr(self.model, "tmesh_read_only", False):
+            raise UnsupportedError(95, "weight transfer by tmesh: this model's weights are mapped from GPU memory of all engines, for reading: start the "
+                                       "engine with the mode \"copy\" to update them")
         reader = Slot.open(init_info.token)
         self.shutdown()
         self._reader, self._slot = reader, init_info.token

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""Finished weights in GPU memory, for the load format "tmesh". This has never run on a GPU: its tests have memory of the host in its place.
+
+The first engine loads the weights as with --load-format auto, copies what vLLM has made of them into GPU memory of tmesh, and uses that. The
+memory stays when all engines are gone. A later engine maps it for reading and transforms nothing. It builds the model as vLLM's load format
+ipc_cache does, so it shares the same methods of quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import copy
+from typing import Any, NamedTuple
+
+from .. import artifacts, cuda
+from ..errors import NotFoundError, ProtocolError
+from ..interop import load
+from .._tmesh import drop
+from ..modules import Tell
+from . import _PACKAGE, VERSION
+
+__all__ = ["Memory", "apply", "build", "keep", "mapped"]
+
+_ipc: Any
+_protocol: Any
+_utils: Any
+_torch: Any
+_ipc, _protocol, _utils = load(_PACKAGE, VERSION, {
+    "vllm.model_executor.model_loader.weight_cache.ipc_loader": "IpcModelLoader",
+    "vllm.model_executor.model_loader.weight_cache.protocol": "UnsupportedQuantForIPCError WeightCacheState check_ipc_quant_support "
+                                                              "get_current_device_uuid",
+    "vllm.model_executor.model_loader.weight_cache.utils": "export_model_attrs"})
+_torch, = load("torch", "2.13.0", {"torch": "from_dlpack"})
+
+
+class Memory:
+    """The memory of one GPU, for tmesh.artifacts."""
+
+    def __init__(self, device: Any) -> None:
+        self._index: int = _torch.accelerator.current_device_index() if device.index is None else device.index
+
+    def identity(self) -> str:
+        """Return the name of the physical GPU."""
+        return str(_protocol.get_current_device_uuid())
+
+    def has(self, tensor: Any) -> bool:
+        return bool(tensor.is_cuda and tensor.device.index == self._index)
+
+    def make(self, nbytes: int) -> tuple[Any, Any]:
+        array = cuda.empty((nbytes,), "uint8", self._index, alone=True)
+        return array, _torch.from_dlpack(array)
+
+    def keep(self, memory: Any, name: str) -> None:
+        _torch.accelerator.synchronize()
+        cuda.keep(memory, name, replace=True)
+
+    def open(self, name: str) -> Any:
+        return _torch.from_dlpack(cuda.open_kept(name, device=self._index))
+
+
+class _Entry(NamedTuple):
+    """A tensor in the form of vLLM's loader."""
+
+    kind: str  # "param" or "buffer"
+    tensor: Any
+    copied: bool
+
+    def rebuild(self, device_index: int) -> Any:
+        return self.tensor.clone() if self.copied else self.tensor
+
+
+def keep(fingerprint: Mapping[str, Any], model: Any, memory: Memory, tell: Tell) -> artifacts.Artifact:
+    """Keep a model's finished weights as an artifact. ProtocolError: a method of quantisation of the model cannot be shared so."""
+    try:
+        _protocol.check_ipc_quant_support(model)
+    except _protocol.UnsupportedQuantForIPCError as problem:
+        raise ProtocolError(71, str(problem)) from None
+    found = {"p:" + name: tensor.detach() for name, tensor in model.named_parameters(remove_duplicate=False)}
+    found.update({"b:" + name: tensor for name, tensor in model.named_buffers(remove_duplicate=False)})
+    return artifacts.keep(fingerprint, found, extra=_utils.export_model_attrs(model), progress=tell, gpu=memory)
+
+
+def mapped(fingerprint: Mapping[str, Any], memory: Memory, log: Any) -> tuple[artifacts.Artifact, dict[str, Any]] | None:
+    """Map the artifact of a fingerprint. None: there is none, or its GPU memory is gone; then it is dropped."""
+    artifact = artifacts.find(fingerprint)
+    if artifact is None:
+        return None
+    try:
+        return artifact, artifact.tensors(gpu=memory)
+    except (NotFoundError, ProtocolError) as problem:
+        log.warning("tmesh: %s counts as a miss: %s", artifact.name, problem.strerror or problem)
+    artifact.release()
+    try:
+        drop(artifact.name)
+    except NotFoundError:
+        pass  # another engine dropped it
+    return None
+
+
+def _state(artifact: artifacts.Artifact, tensors: Mapping[str, Any], copied: bool) -> Any:
+    """Return an artifact's tensors in the form of vLLM's loader. ProtocolError: they have no such names or flags."""
+    kinds = {"p:": "param", "b:": "buffer"}
+    if not all(name[:2] in kinds for name in tensors):
+        raise ProtocolError(71, f"the artifact {artifact.name} has tensors that are neither parameters nor buffers")
+    if not isinstance(artifact.extra, dict) or not all(type(value) is bool for value in artifact.extra.values()):
+        raise ProtocolError(71, f"the artifact {artifact.name} has flags that are not true or false")
+    # vLLM writes to some buffers, such as the scales of a KV cache.
+    return _protocol.WeightCacheState(
+        {name[2:]: _Entry(kinds[name[:2]], tensor, copied or name[:2] == "b:") for name, tensor in tensors.items() if name not in artifact.aliases},
+        {name[2:]: canonical[2:] for name, canonical in artifact.aliases.items()}, artifact.extra)
+
+
+def _builder(load_config: Any) -> Any:
+    plain = copy.copy(load_config)
+    plain.model_loader_extra_config = {}
+    return _ipc.IpcModelLoader(plain)
+
+
+def build(load_config: Any, vllm_config: Any, model_config: Any, prefix: str, artifact: artifacts.Artifact, tensors: Mapping[str, Any],
+          copied: bool) -> Any:
+    """Return a model that has these tensors, or copies of them, and was never loaded."""
+    return _builder(load_config)._build_model(vllm_config, model_config, prefix, _state(artifact, tensors, copied))
+
+
+def apply(load_config: Any, model: Any, artifact: artifacts.Artifact, tensors: Mapping[str, Any]) -> None:
+    """Give a loaded model these tensors in place of its own, whose memory is then free."""
+    _builder(load_config)._apply_entries(model, _state(artifact, tensors, False), 0)
+    _torch.accelerator.empty_cache()
