@@ -72,26 +72,36 @@ class Gpu:
         return self.torch.from_dlpack(tmesh.open_kept(name).dlpack(allow_readonly=True))
 
 
-def test_tensors_on_a_gpu_are_kept_there():
+def test_tensors_on_a_gpu_are_kept_there(caplog, monkeypatch):
     """The artifact has the memory that it was made with, or none."""
     torch = pytorch()
     gpu, made, told = Gpu(torch), tensors(torch), []
     artifact = artifacts.keep(KEY, made, gpu=gpu, progress=lambda *how: told.append(how))
     block = "g" + artifact.name[1:]
     assert sorted(one["name"] for one in tmesh.kept()) == [artifact.name, block] and told[-1] == (250, 576)
-    found = artifacts.find(KEY)
-    back = found.tensors(gpu=gpu)
-    for name, value in made.items():
-        assert torch.equal(back[name], value) and back[name].dtype == value.dtype and back[name].stride() == value.stride(), name
-    assert back["head"] is back["embed"] and found.gpu_bytes == 4 * 64
-    assert_refused(found.tensors, tmesh.InvalidError, "has tensors on a GPU: tensors.. needs gpu")
+    found = artifacts.find(KEY, gpu=gpu)
+    for back in found.tensors(), artifact.tensors():
+        for name, value in made.items():
+            assert torch.equal(back[name], value) and back[name].dtype == value.dtype and back[name].stride() == value.stride(), name
+        assert back["head"] is back["embed"] and found.gpu_bytes == 4 * 64
+    assert_refused(artifacts.find(KEY).tensors, tmesh.InvalidError, "has tensors on a GPU: open it with gpu")
     # Another one of the same fingerprint brings memory of its own.
-    artifacts.keep(KEY, {**made, "t": made["t"] + 1}, gpu=gpu)
-    assert_refused(lambda: found.tensors(gpu=gpu), tmesh.ProtocolError, f"the memory kept as {block} is that of another artifact")
-    assert artifacts.find(KEY).tensors(gpu=gpu)["t"][0, 0] == 1
-    tmesh.drop(block)
-    with pytest.raises(tmesh.NotFoundError):
-        artifacts.find(KEY).tensors(gpu=gpu)
+    changed = artifacts.keep(KEY, {**made, "t": made["t"] + 1}, gpu=gpu)
+    assert artifacts.find(KEY, gpu=gpu).tensors()["t"][0, 0] == 1 and found.tensors()["t"][0, 0] == 0
+    with caplog.at_level(logging.WARNING):
+        gpu.keep(torch.zeros(changed.gpu_bytes + 32, dtype=torch.uint8), block)
+        assert artifacts.find(KEY, gpu=gpu) is None and f"the memory kept as {block} is that of another artifact; it counts as a miss" in caplog.text
+        tmesh.drop(block)
+        assert artifacts.find(KEY, gpu=gpu) is None and f"its GPU memory, {block}, was dropped; it counts as a miss" in caplog.text
+    tmesh.drop(artifact.name)
+
+    def full(*_, **__):
+        raise tmesh.LimitError(28, "full")
+
+    # Without the manifest no memory stays.
+    monkeypatch.setattr(artifacts, "_keep", full)
+    assert_refused(lambda: artifacts.keep(KEY, made, gpu=gpu), tmesh.LimitError, "full")
+    assert not tmesh.kept()
 
 
 def test_any_other_fingerprint_is_a_miss():

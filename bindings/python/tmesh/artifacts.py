@@ -10,7 +10,8 @@ An artifact is a kept group: one region with the tensors' storages, and one with
 eviction and rights are those of kept memory. obtain() lets one process load while the others wait.
 
 Tensors on a GPU are kept in GPU memory, under a second name that begins with "g." in place of "a.". No limit counts that memory, and it
-stays until that name is dropped. Its end repeats a number of the manifest, so an artifact never has the memory of another one."""
+stays until that name is dropped. Its end repeats a number of the manifest, so an artifact never has the memory of another one. A process
+that is killed before it has kept the manifest leaves the memory, which the next artifact of that fingerprint replaces."""
 
 from __future__ import annotations
 
@@ -129,10 +130,21 @@ def _gpu_name(name: str) -> str:
     return "g." + name[2:]
 
 
+def _opened(gpu: Gpu, name: str, nbytes: int, mark: Any) -> Any:
+    """Open a GPU's memory. ProtocolError: it is gone, or that of another artifact."""
+    try:
+        raw = gpu.open(name)
+    except NotFoundError:
+        raise ProtocolError(71, f"its GPU memory, {name}, was dropped") from None
+    if len(raw) != nbytes + _MARK or bytes(raw[nbytes:].cpu().tolist()).hex() != mark:
+        raise ProtocolError(71, f"the memory kept as {name} is that of another artifact")
+    return raw
+
+
 class Artifact:
     """An artifact that is open in this process, which holds its memory. extra is the JSON value that keep() was given."""
 
-    def __init__(self, name: str, bundle: Bundle, fingerprint: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, bundle: Bundle, fingerprint: Mapping[str, Any], gpu: Gpu | None = None) -> None:
         torch = importlib.import_module("torch")
         try:
             manifest = json.loads(bundle.metadata)
@@ -148,8 +160,8 @@ class Artifact:
         if not isinstance(parts, dict) or not isinstance(aliases, dict):
             raise ProtocolError(71, "its manifest lists no tensors")
         self.nbytes = bundle.nbytes
-        # The bytes of the GPU's memory, and the number at its end.
-        self.gpu_bytes, self._mark = _size(manifest.get("gpu_bytes", 0)), manifest.get("gpu_mark")
+        self.gpu_bytes = _size(manifest.get("gpu_bytes", 0))
+        self._raw = _opened(gpu, _gpu_name(name), self.gpu_bytes, manifest.get("gpu_mark")) if gpu and self.gpu_bytes else None
         self._parts = {name: _parsed(entry, (self.nbytes, self.gpu_bytes), torch) for name, entry in parts.items()}
         for alias, canonical in aliases.items():
             if not isinstance(canonical, str) or canonical not in self._parts or alias in self._parts:
@@ -162,21 +174,17 @@ class Artifact:
     def __len__(self) -> int:
         return len(self._parts) + len(self.aliases)
 
-    def tensors(self, *, private: bool = True, gpu: Gpu | None = None) -> dict[str, Any]:
+    def tensors(self, *, private: bool = True) -> dict[str, Any]:
         """Return all as PyTorch's tensors, without a copy, in one copy-on-write view that is new at each call. An alias
         is the same object as its tensor. private=False promises not to write: a write would end the process.
 
-        gpu: the GPU on which the artifact was made. Its tensors are for reading: a write ends the process's work on the GPU. NotFoundError,
-        ProtocolError: its memory was dropped or replaced; nothing is mapped."""
+        Tensors on a GPU are for reading: a write ends the process's work on it. InvalidError: there are some, and the artifact was opened
+        without gpu."""
         torch = importlib.import_module("torch")
-        data = {False: self._bundle.state_dict(private=private)[_DATA]}
+        if self.gpu_bytes and self._raw is None:
+            raise InvalidError(22, f"the artifact {self.name} has tensors on a GPU: open it with gpu")
+        data = {False: self._bundle.state_dict(private=private)[_DATA], True: self._raw}
         totals = self.nbytes, self.gpu_bytes
-        if self.gpu_bytes:
-            if gpu is None:
-                raise InvalidError(22, f"the artifact {self.name} has tensors on a GPU: tensors() needs gpu")
-            data[True] = raw = gpu.open(_gpu_name(self.name))
-            if len(raw) != self.gpu_bytes + _MARK or bytes(raw[self.gpu_bytes:].cpu().tolist()).hex() != self._mark:
-                raise ProtocolError(71, f"the memory kept as {_gpu_name(self.name)} is that of another artifact")
         found = {name: _placed(data[part.gpu], part, totals[part.gpu], torch) for name, part in self._parts.items()}
         for alias, canonical in self.aliases.items():
             found[alias] = found[canonical]
@@ -190,16 +198,16 @@ class Artifact:
         return f"<tmesh.artifacts.Artifact {self.name} of {len(self)} tensors, {self.nbytes} bytes>"
 
 
-def find(fingerprint: Mapping[str, Any]) -> Artifact | None:
-    """Open the artifact of a fingerprint. None: nothing is kept, or another program kept something that is no artifact of
-    this fingerprint, which is logged. InvalidError: the fingerprint is no JSON."""
+def find(fingerprint: Mapping[str, Any], *, gpu: Gpu | None = None) -> Artifact | None:
+    """Open the artifact of a fingerprint. gpu: the GPU that has its tensors. None: nothing is kept, or another program kept something that
+    is no artifact of this fingerprint, or its GPU memory is gone, which is logged. InvalidError: the fingerprint is no JSON."""
     name = name_of(fingerprint)
     found = None
     try:
         found = open_kept(name)
         if not isinstance(found, Bundle):
             raise ProtocolError(71, "it is no bundle")
-        return Artifact(name, found, fingerprint)
+        return Artifact(name, found, fingerprint, gpu)
     except NotFoundError:
         return None
     except (Error, TypeError, ValueError, RuntimeError) as problem:  # a manifest that nests too deep is a RecursionError
@@ -293,10 +301,16 @@ def keep(fingerprint: Mapping[str, Any], tensors: Mapping[str, Any], *, extra: A
     except (TypeError, ValueError) as problem:
         raise InvalidError(22, f"keeping an artifact: extra is no plain JSON value: {problem}") from None
     bundle = Bundle(_tmesh.make_bundle(((_DATA, region),), text, True, "artifact"))
-    if gpu and device.total:
-        gpu.keep(memory, _gpu_name(name))
-    _keep(bundle, name, replace=True)
-    return Artifact(name, bundle, fingerprint)
+    if not gpu or not device.total:
+        _keep(bundle, name, replace=True)
+        return Artifact(name, bundle, fingerprint)
+    gpu.keep(memory, _gpu_name(name))
+    try:
+        _keep(bundle, name, replace=True)
+    except BaseException:
+        _tmesh.drop(_gpu_name(name))
+        raise
+    return Artifact(name, bundle, fingerprint, gpu)
 
 
 class Obtained(NamedTuple):
@@ -383,15 +397,15 @@ class _Turn:
 
 
 def obtain(fingerprint: Mapping[str, Any], make: Callable[[Callable[[int, int], None]], Artifact | None], *, timeout: float = 60.0,
-           progress: Progress | None = None) -> Obtained:
+           progress: Progress | None = None, gpu: Gpu | None = None) -> Obtained:
     """Find the artifact of a fingerprint, or let one process make it while the others wait.
 
     make(tell) loads the weights and returns keep(...), or None if they cannot be shared. It reports its progress by tell(done,
     total). If the process that makes it dies, one of the others takes its place. The wait for a process ends if it shows no
     progress for timeout seconds. The result then has no artifact, and a reason.
 
-    progress: called with the bytes done, all bytes and whether another process loads. Its exception ends the call."""
-    artifact = find(fingerprint)
+    progress: called with the bytes done, all bytes and whether another process loads. Its exception ends the call. gpu: as for find()."""
+    artifact = find(fingerprint, gpu=gpu)
     if artifact:
         return Obtained(artifact, False, 0.0, "")
     turn = _Turn(name_of(fingerprint))
@@ -409,7 +423,7 @@ def obtain(fingerprint: Mapping[str, Any], make: Callable[[Callable[[int, int], 
                                 f"process {now[0]} loads the same weights and showed no progress for {timeout:g} s: let it go on, or end it")
             time.sleep(_WAIT)
         waited = time.monotonic() - began
-        artifact = find(fingerprint)
+        artifact = find(fingerprint, gpu=gpu)
         if artifact:
             return Obtained(artifact, False, waited, "")
 

@@ -215,9 +215,10 @@ class Sharing:
             artifact.release()
             return None, None
 
-    def turn(self, fingerprint: dict[str, Any], make: Callable[[Tell], artifacts.Artifact | None]) -> artifacts.Obtained:
+    def turn(self, fingerprint: dict[str, Any], make: Callable[[Tell], artifacts.Artifact | None], *,
+             gpu: artifacts.Gpu | None = None) -> artifacts.Obtained:
         """Find an artifact, or let one process make it while the others wait, with this configuration."""
-        return artifacts.obtain(fingerprint, make, timeout=self.timeout, progress=_shown(self._log))
+        return artifacts.obtain(fingerprint, make, timeout=self.timeout, progress=_shown(self._log), gpu=gpu)
 
     def obtain(self, model: Any, fingerprint: dict[str, Any] | None, why: str, load: Callable[[Tell | None], None]) -> artifacts.Obtained:
         """Fill the model's parameters: with views of an artifact if there is one, else by load(), whose argument takes its progress.

@@ -12,13 +12,12 @@ import copy
 from typing import Any, NamedTuple
 
 from .. import artifacts, cuda
-from ..errors import NotFoundError, ProtocolError
+from ..errors import ProtocolError
 from ..interop import load
-from .._tmesh import drop
 from ..modules import Tell
 from . import _PACKAGE, VERSION
 
-__all__ = ["Memory", "apply", "build", "keep", "mapped"]
+__all__ = ["Memory", "apply", "build", "keep"]
 
 _ipc: Any
 _protocol: Any
@@ -79,26 +78,9 @@ def keep(fingerprint: Mapping[str, Any], model: Any, memory: Memory, tell: Tell)
     return artifacts.keep(fingerprint, found, extra=_utils.export_model_attrs(model), progress=tell, gpu=memory)
 
 
-def mapped(fingerprint: Mapping[str, Any], memory: Memory, log: Any) -> tuple[artifacts.Artifact, dict[str, Any]] | None:
-    """Map the artifact of a fingerprint. None: there is none, or its GPU memory is gone; then it is dropped."""
-    artifact = artifacts.find(fingerprint)
-    if artifact is None:
-        return None
-    try:
-        return artifact, artifact.tensors(gpu=memory)
-    except (NotFoundError, ProtocolError) as problem:
-        log.warning("tmesh: %s counts as a miss: %s", artifact.name, problem.strerror or problem)
-    artifact.release()
-    try:
-        drop(artifact.name)
-    except NotFoundError:
-        pass  # another engine dropped it
-    return None
-
-
-def _state(artifact: artifacts.Artifact, tensors: Mapping[str, Any], copied: bool) -> Any:
+def _state(artifact: artifacts.Artifact, copied: bool) -> Any:
     """Return an artifact's tensors in the form of vLLM's loader. ProtocolError: they have no such names or flags."""
-    kinds = {"p:": "param", "b:": "buffer"}
+    kinds, tensors = {"p:": "param", "b:": "buffer"}, artifact.tensors()
     if not all(name[:2] in kinds for name in tensors):
         raise ProtocolError(71, f"the artifact {artifact.name} has tensors that are neither parameters nor buffers")
     if not isinstance(artifact.extra, dict) or not all(type(value) is bool for value in artifact.extra.values()):
@@ -115,13 +97,12 @@ def _builder(load_config: Any) -> Any:
     return _ipc.IpcModelLoader(plain)
 
 
-def build(load_config: Any, vllm_config: Any, model_config: Any, prefix: str, artifact: artifacts.Artifact, tensors: Mapping[str, Any],
-          copied: bool) -> Any:
-    """Return a model that has these tensors, or copies of them, and was never loaded."""
-    return _builder(load_config)._build_model(vllm_config, model_config, prefix, _state(artifact, tensors, copied))
+def build(load_config: Any, vllm_config: Any, model_config: Any, prefix: str, artifact: artifacts.Artifact, copied: bool) -> Any:
+    """Return a model that has an artifact's tensors, or copies of them, and was never loaded."""
+    return _builder(load_config)._build_model(vllm_config, model_config, prefix, _state(artifact, copied))
 
 
-def apply(load_config: Any, model: Any, artifact: artifacts.Artifact, tensors: Mapping[str, Any]) -> None:
-    """Give a loaded model these tensors in place of its own, whose memory is then free."""
-    _builder(load_config)._apply_entries(model, _state(artifact, tensors, False), 0)
+def apply(load_config: Any, model: Any, artifact: artifacts.Artifact) -> None:
+    """Give a loaded model an artifact's tensors in place of its own, whose memory is free when nothing else refers to it."""
+    _builder(load_config)._apply_entries(model, _state(artifact, False), 0)
     _torch.accelerator.empty_cache()

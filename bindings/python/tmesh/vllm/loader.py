@@ -194,30 +194,31 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
                 why = f"{problem.strerror or problem}"
                 return None
 
-        found, loaded = None, False
+        obtained = artifacts.Obtained(None, False, 0.0, "")
+        layers = _Layers(vllm_config.compilation_config)
         try:
-            found = gpu.mapped(fingerprint, memory, _log) if fingerprint else None
-            if fingerprint and not found:
-                obtained = self._sharing.turn(fingerprint, make)
-                why = why or obtained.reason
-                loaded = obtained.made
-                found = gpu.mapped(fingerprint, memory, _log) if obtained.artifact else None
-            if found and made is not None and self._mode == "view":
-                gpu.apply(self.load_config, made, *found)
-            elif found and made is None:
-                made = gpu.build(self.load_config, vllm_config, model_config, prefix, *found, self._mode == "copy")
-        except Error as problem:
-            found, why = None, f"{problem.strerror or problem}"
-        if not found:
+            if fingerprint:
+                obtained = self._sharing.turn(fingerprint, make, gpu=memory)
+            artifact = obtained.artifact
+            if artifact and made is not None and self._mode == "view":
+                gpu.apply(self.load_config, made, artifact)
+            elif artifact and made is None:
+                made = gpu.build(self.load_config, vllm_config, model_config, prefix, artifact, self._mode == "copy")
+        except Exception as problem:  # code of any model
+            if made is None and not obtained.artifact and not isinstance(problem, Error):
+                raise  # from vLLM's own load
+            artifact, why = None, f"{getattr(problem, 'strerror', None) or problem}"
+        if artifact is None:
+            why = why or obtained.reason
             if made is None:
+                layers.forget()
                 return self._without(vllm_config, model_config, prefix, why)
             if not self._sharing.fallback:
                 raise UnsupportedError(95, f"load format tmesh: nothing can be shared: {why}; set fallback, or use --load-format auto")
             _log.warning("tmesh: nothing is shared: %s", why)
-        artifact = found[0] if found else None
         size = artifact.gpu_bytes if artifact else 0
-        made.tmesh_read_only = artifact is not None and self._mode == "view"
-        self.report = {"artifact": artifact.name if artifact else None, "made": loaded, "bytes": size,
+        made.tmesh_read_only = obtained.artifact is not None and self._mode == "view"
+        self.report = {"artifact": artifact.name if artifact else None, "made": obtained.made, "bytes": size,
                        "shared_bytes": size if made.tmesh_read_only else 0, "reason": "" if artifact else why}
         _log.info("tmesh: %s", self.report)
         return made
