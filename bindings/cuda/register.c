@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
  * Registrations: a region's mapping that the driver has pinned, once for all devices. Each device
- * has a pointer of its own to it. The driver is given pieces, since it refuses 512 GiB in one call.
+ * has a pointer of its own to it. A process has one mapping of a region, whatever its rights, and
+ * the driver pins it once. The driver is given pieces, since it refuses 512 GiB in one call.
  *
  * A registration that a thread is at work on is busy: the others that want the same region wait.
  *
@@ -104,11 +105,10 @@ static void unlist(struct tmesh_cuda *cuda, struct registration *r)
 }
 
 /* Under the lock. */
-static struct registration *registration_find(struct tmesh_cuda *cuda, struct tmesh_region *region,
-					      uint32_t rights)
+static struct registration *registration_find(struct tmesh_cuda *cuda, struct tmesh_region *region)
 {
 	for (struct registration *r = cuda->registrations; r; r = r->next)
-		if (r->region == region && !(rights & ~r->rights) && !r->lost && !r->ending)
+		if (r->region == region && !r->lost && !r->ending)
 			return r;
 	return NULL;
 }
@@ -119,7 +119,7 @@ static struct registration *join(struct tmesh_cuda *cuda, struct registration *n
 	struct registration *r;
 
 	pthread_mutex_lock(&cuda->lock);
-	while ((r = registration_find(cuda, new->region, new->rights)) && r->busy)
+	while ((r = registration_find(cuda, new->region)) && r->busy)
 		pthread_cond_wait(&cuda->registered, &cuda->lock);
 	if (!r) {
 		r = new;
@@ -325,10 +325,18 @@ int registration_get(struct tmesh_cuda *cuda, struct tmesh_region *region, uint3
 	};
 	while ((r = join(cuda, new)) != new &&is_lost(cuda, r))
 		registration_drop(cuda, r);
-	if (r == new)
+	if (r == new) {
 		rc = make(cuda, r, flags, opts, err);
-	else
+	} else {
 		free(new);
+		if (rights & ~r->rights) {
+			rc = tmesh_fail(err, -EBUSY,
+					"register: this process has registered the region for "
+					"reading alone: release that first, or register it for "
+					"writing at first");
+			registration_drop(cuda, r);
+		}
+	}
 	if (!rc)
 		*out = r;
 	return rc;

@@ -188,8 +188,9 @@ enum tmesh_cuda_flags {
  * A sealed region has no writable mapping: on such a device only OR_STAGE makes it usable. OR_STAGE
  * also makes a copy when the driver refuses registration for any other reason.
  *
- * Return: 0; -EOPNOTSUPP (no read-only registration, and no flag helps); -EINVAL, -EACCES, -EPERM,
- * -ESTALE as tmesh_region_map(), and the driver's errors.
+ * Return: 0; -EOPNOTSUPP (no read-only registration, and no flag helps); -EBUSY (for WRITE: this
+ * process has registered it for reading alone, and has to release that first); -EINVAL, -EACCES,
+ * -EPERM, -ESTALE as tmesh_region_map(), and the driver's errors.
  */
 int tmesh_cuda_register(struct tmesh_cuda *cuda, struct tmesh_region *region, int device,
 			uint32_t rights, uint32_t flags, struct tmesh_cuda_memory **out,

@@ -100,6 +100,35 @@ STANDIN(test_read_only)
 	tmesh_region_unref(region);
 }
 
+/* A process has one mapping of a region, and the driver registers it once. */
+STANDIN(test_for_reading_then_for_writing)
+{
+	struct bed *bed = *state;
+	struct tmesh_region *region = region_of(bed, "abc");
+	unsigned long before = standin_calls("cuMemHostRegister_v2");
+	struct tmesh_cuda_memory *reading, *writing;
+	char byte = 'x';
+
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, TMESH_READ, 0, &reading, err));
+	for (int device = 0; device < 2; device++)
+		assert_refused(tmesh_cuda_register(bed->cuda, region, device, RW, 0, &writing, err),
+			       -EBUSY, "release that first");
+	assert_int_equal(standin_calls("cuMemHostRegister_v2"), before + 1);
+	tmesh_cuda_memory_unref(reading);
+	assert_int_equal(stats_of(bed).registered_bytes, 0);
+
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 0, RW, 0, &writing, err));
+	assert_ok(tmesh_cuda_register(bed->cuda, region, 1, TMESH_READ, 0, &reading, err));
+	assert_int_equal(standin_calls("cuMemHostRegister_v2"), before + 2);
+	assert_ok(tmesh_cuda_write(writing, 0, &byte, 1, err));
+	assert_true(standin_access(1, tmesh_cuda_pointer(reading), &byte, 1, false));
+	assert_int_equal(byte, 'x');
+	tmesh_cuda_memory_unref(writing);
+	tmesh_cuda_memory_unref(reading);
+	assert_int_equal(stats_of(bed).registered_bytes, 0);
+	tmesh_region_unref(region);
+}
+
 /* The driver registers it once, and every device has a pointer to it. */
 STANDIN(test_two_devices)
 {
