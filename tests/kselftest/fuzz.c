@@ -17,6 +17,8 @@
 #define BOB 1002
 /* An input that runs longer is not mutated. */
 #define SLOW_SECONDS 0.1
+/* A run at full length takes an hour or more: it says how far it is. */
+#define PROGRESS_SECONDS 60
 
 /* The state that all workers share */
 static struct {
@@ -184,6 +186,7 @@ static void invent(struct worker *w, struct fuzz_input *in)
 
 static void work(struct worker *w, double until, unsigned long calls)
 {
+	double told = t_now();
 	struct fuzz_input in;
 
 	for (int i = w->who; i < corpus->count; i += WORKERS)
@@ -196,6 +199,12 @@ static void work(struct worker *w, double until, unsigned long calls)
 		if (w->fresh_count && t_now() - began < SLOW_SECONDS) {
 			trim(w, &in);
 			keep(&in);
+		}
+		if (w->who == 0 && t_now() - told > PROGRESS_SECONDS) {
+			told = t_now();
+			t_note("%lu of %lu calls, %d inputs",
+			       __atomic_load_n(&corpus->calls, __ATOMIC_RELAXED), calls,
+			       __atomic_load_n(&corpus->count, __ATOMIC_RELAXED));
 		}
 	}
 }
