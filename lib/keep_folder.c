@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/keep_room.h"
 #include "common/room.h"
 #include "keep_internal.h"
 #include "memfd.h"
@@ -587,6 +588,16 @@ static int check_first(struct tmesh_ctx *ctx, const char *name, const struct tme
 	return 0;
 }
 
+/* If the limit is not known, tmesh_keep() will tell. */
+static int check_limit(const struct folder *folder, struct tmesh_ctx *ctx, struct tmesh_error *err)
+{
+	struct tmesh_keeper_info info = {0};
+
+	return ctx->ops->keep->info(ctx, &info, NULL)
+		       ? 0
+		       : tmesh_keep_room(&info, ctx->ops->backend, folder->bytes, err);
+}
+
 int tmesh_keep_folder(struct tmesh_ctx *ctx, const char *name, const char *path,
 		      const struct tmesh_keep_opts *opts, struct tmesh_error *err)
 {
@@ -620,6 +631,8 @@ int tmesh_keep_folder(struct tmesh_ctx *ctx, const char *name, const char *path,
 	rc = list_root(folder, err);
 	if (!rc)
 		rc = plan(folder, err);
+	if (!rc)
+		rc = check_limit(folder, ctx, err);
 	if (!rc)
 		rc = read_all(folder, ctx, err);
 	if (!rc)

@@ -2,6 +2,7 @@
 /* Loading a model: from a path to a sealed region with all tensors in it. */
 #include "model_internal.h"
 
+#include "common/keep_room.h"
 #include "common/room.h"
 
 #include <stdio.h>
@@ -46,6 +47,16 @@ static int check_room(const struct load *load, struct tmesh_error *err)
 			  (unsigned long long)(room.bytes >> 20));
 }
 
+/* If the limit of kept bytes is not known, tmesh_keep() will tell. */
+static int check_limit(const struct load *load, struct tmesh_error *err)
+{
+	struct tmesh_keeper_info info = {.size = sizeof(info)};
+
+	if (!(load->opts.flags & TMESH_MODEL_KEEP) || tmesh_keeper_info(load->ctx, &info, NULL))
+		return 0;
+	return tmesh_keep_room(&info, tmesh_ctx_backend(load->ctx), load->model->region_bytes, err);
+}
+
 int load_region(struct load *load, struct tmesh_region **out, struct tmesh_error *err)
 {
 	struct tmesh_region_opts opts = {
@@ -55,6 +66,8 @@ int load_region(struct load *load, struct tmesh_region **out, struct tmesh_error
 	};
 	int rc = check_room(load, err);
 
+	if (!rc)
+		rc = check_limit(load, err);
 	return rc ? rc : tmesh_region_create(load->ctx, load->model->region_bytes, &opts, out, err);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* A model that is kept is there without a read when all processes that had it are gone. */
-#include "unit.h"
+#include "kept.h"
 
 #include "files/model_internal.h"
 
@@ -125,6 +125,48 @@ UNIT(test_another)
 	assert_true(report.kept[0]);
 	tmesh_model_unref(model);
 	assert_ok(tmesh_kept_drop(ctx, report.kept, err));
+	tmesh_ctx_unref(ctx);
+}
+
+static int count_reads(void *data, const struct tmesh_model_progress *progress)
+{
+	++*(int *)data;
+	return 0;
+}
+
+/* A model that passes the limit by itself is not read first. */
+UNIT(test_beyond_the_limit)
+{
+	int calls = 0;
+	struct tmesh_model_load_opts opts = {.size = sizeof(opts),
+					     .flags = TMESH_MODEL_KEEP,
+					     .progress = count_reads,
+					     .progress_data = &calls};
+	struct tmesh_region *small;
+	struct tmesh_model *model;
+	struct tmesh_ctx *ctx = new_ctx();
+
+	/* The module's limit is root's. */
+	if (tmesh_ctx_backend(ctx) == TMESH_BACKEND_KERNEL) {
+		tmesh_ctx_unref(ctx);
+		skip();
+	}
+	end_keeper(ctx, SIGTERM);
+	setenv("TMESH_KEEPER_BYTES", "1000000", 1);
+	assert_ok(tmesh_region_create(ctx, 4096, NULL, &small, err));
+	assert_ok(tmesh_region_seal(small, err));
+	assert_ok(tmesh_keep(ctx, "small", &small, 1, NULL, err));
+	tmesh_region_unref(small);
+	assert_refused(tmesh_model_load(ctx, path, &opts, &model, err), -EDQUOT,
+		       "the limit of this user is 1000000");
+	assert_int_equal(calls, 0);
+	unsetenv("TMESH_KEEPER_BYTES");
+	opts.flags = 0;
+	assert_ok(tmesh_model_load(ctx, path, &opts, &model, err));
+	assert_int_not_equal(calls, 0);
+	tmesh_model_unref(model);
+	assert_ok(tmesh_kept_drop(ctx, "small", err));
+	end_keeper(ctx, SIGTERM);
 	tmesh_ctx_unref(ctx);
 }
 

@@ -261,6 +261,35 @@ UNIT_ADD(test_strange_files, files_setup, files_teardown)
 	assert_ok(tmesh_keep_folder(*state, "x", folder, NULL, err));
 }
 
+static int count_it(void *data, uint64_t done, uint64_t total)
+{
+	++*(int *)data;
+	return 0;
+}
+
+/* A folder that passes the limit by itself is not read first. */
+UNIT_ADD(test_beyond_the_limit, files_setup, files_teardown)
+{
+	int calls = 0;
+	struct tmesh_keep_opts opts = {
+		.size = sizeof(opts), .progress = count_it, .progress_data = &calls};
+
+	setenv("TMESH_KEEPER_BYTES", "1000000", 1);
+	write_file("first", 400000, 1);
+	assert_ok(tmesh_keep_folder(*state, "first", folder, &opts, err));
+	assert_int_not_equal(calls, 0);
+	calls = 0;
+	write_file("second", 700000, 2);
+	assert_refused(tmesh_keep_folder(*state, "both", folder, &opts, err), -EDQUOT,
+		       "cannot keep 1100000 bytes: the limit of this user is 1000000");
+	assert_int_equal(calls, 0);
+	/* A folder that passes it together with kept ones makes room. */
+	unlink(in_folder("first"));
+	assert_ok(tmesh_keep_folder(*state, "second", folder, &opts, err));
+	assert_false(is_kept(*state, "first"));
+	unsetenv("TMESH_KEEPER_BYTES");
+}
+
 /* The change to the folder at the first call of progress. */
 enum change {
 	GROWS,
