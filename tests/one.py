@@ -129,6 +129,8 @@ def chosen(wanted):
     if len(found) > 1:
         raise SystemExit(f"{wanted} is the name of {len(found)} tests: say T=" + " or T=".join(f"{r}/{n}" for r, n in found))
     room, name = found[0]
+    if test and room != "python":
+        raise SystemExit(f"only tests of Python are chosen by ::, and {room}/{name} is none: say T={room}/{name}")
     return room, f"{name}::{test}" if test else name
 
 
