@@ -45,6 +45,15 @@ static void memfd_forked(struct tmesh_ctx *ctx)
 		close(atomic_exchange(&ctx->memfd.proc, -1));
 }
 
+/* Refuse a call that needs the region's bytes, if it has none here, or if another file may have its
+ * descriptor's number. */
+static int check_bytes(const struct tmesh_region *region, const char *what, struct tmesh_error *err)
+{
+	int rc = tmesh_opaque_refuse(region, what, err);
+
+	return rc ? rc : tmesh_memfd_check_file(region, err);
+}
+
 static int handle_fd(struct tmesh_region *region, uint32_t rights, int *fd, struct tmesh_error *err)
 {
 	tmesh_region_lock(region);
@@ -54,13 +63,22 @@ static int handle_fd(struct tmesh_region *region, uint32_t rights, int *fd, stru
 	return *fd < 0 ? *fd : 0;
 }
 
+static bool memfd_is_sealed(const struct tmesh_region *region)
+{
+	int seals = fcntl(region->fd, F_GET_SEALS);
+
+	return seals >= 0 && (seals & F_SEAL_WRITE);
+}
+
 static int memfd_derive(struct tmesh_region *derived, struct tmesh_region *from, uint32_t rights,
 			bool pin, struct tmesh_error *err)
 {
 	if (pin) {
-		int seals = fcntl(from->fd, F_GET_SEALS);
+		int rc = tmesh_memfd_check_file(from, err);
 
-		if (!(seals & F_SEAL_WRITE))
+		if (rc)
+			return rc;
+		if (!memfd_is_sealed(from))
 			return tmesh_fail(err, -EINVAL,
 					  "pin: region %016llx is not sealed; seal it first",
 					  (unsigned long long)from->id);
@@ -131,13 +149,11 @@ static int mapped_fd(struct tmesh_region *region, int prot, struct tmesh_error *
 
 static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
 {
-	int rc = tmesh_opaque_refuse(region, "map", err);
+	int rc = check_bytes(region, "map", err);
 	int flags = region->private ? MAP_PRIVATE : MAP_SHARED;
 	void *at = NULL;
 	int fd;
 
-	if (!rc)
-		rc = tmesh_memfd_check_file(region, err);
 	if (rc)
 		return rc;
 	fd = mapped_fd(region, prot, err);
@@ -212,13 +228,12 @@ static int seal_writes(const struct tmesh_region *region, int writer, struct tme
 static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 {
 	bool lowered = region->memfd.reads_only;
-	int own, reader, writer, prot = region->prot, rc = tmesh_opaque_refuse(region, "seal", err);
+	int own, reader, writer, prot = region->prot, rc = check_bytes(region, "seal", err);
 
 	if (rc)
 		return rc;
-
 	/* Another process may have sealed it; then it cannot be sealed again. */
-	if (fcntl(region->fd, F_GET_SEALS) & F_SEAL_WRITE)
+	if (memfd_is_sealed(region))
 		return 0;
 	own = tmesh_memfd_reopen(region, lowered ? O_RDWR : O_RDONLY, err);
 	if (own < 0)
@@ -241,13 +256,6 @@ static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 	}
 	close(own);
 	return rc;
-}
-
-static bool memfd_is_sealed(const struct tmesh_region *region)
-{
-	int seals = fcntl(region->fd, F_GET_SEALS);
-
-	return seals >= 0 && (seals & F_SEAL_WRITE);
 }
 
 /* Write to the trailer as pwrite() does, since files of huge pages have no write(). */
@@ -306,6 +314,10 @@ static int trailer_set(struct tmesh_region *region, const char *text, uint32_t b
 static int memfd_set_description(struct tmesh_region *region, const char *text, uint32_t bytes,
 				 struct tmesh_error *err)
 {
+	int rc = tmesh_memfd_check_file(region, err);
+
+	if (rc)
+		return rc;
 	if (region->kind & TMESH_KIND_FOREIGN)
 		return tmesh_fail(err, -EOPNOTSUPP,
 				  "describe: a memfd made elsewhere has no room for a description");
@@ -317,7 +329,7 @@ static int memfd_set_description(struct tmesh_region *region, const char *text, 
 static int memfd_read(struct tmesh_region *region, uint64_t offset, void *data, uint64_t bytes,
 		      struct tmesh_error *err)
 {
-	int rc = tmesh_opaque_refuse(region, "read", err);
+	int rc = check_bytes(region, "read", err);
 
 	if (rc)
 		return rc;
@@ -346,7 +358,7 @@ static int memfd_populate(struct tmesh_region *region, uint64_t offset, uint64_t
 
 static int memfd_write_ready(struct tmesh_region *region, struct tmesh_error *err)
 {
-	int rc = tmesh_opaque_refuse(region, "write", err);
+	int rc = check_bytes(region, "write", err);
 
 	if (rc)
 		return rc;
@@ -387,7 +399,7 @@ static int memfd_export(struct tmesh_region *region, uint64_t offset, uint64_t b
 		.offset = offset,
 		.size = bytes,
 	};
-	int device, memfd, made, code, rc = tmesh_opaque_refuse(region, "export", err);
+	int device, memfd, made, code, rc = check_bytes(region, "export", err);
 
 	if (rc)
 		return rc;
@@ -396,7 +408,7 @@ static int memfd_export(struct tmesh_region *region, uint64_t offset, uint64_t b
 			err, -EOPNOTSUPP,
 			"export: udmabuf makes only writable dma-bufs; a read-only one needs "
 			"the module");
-	if (fcntl(region->fd, F_GET_SEALS) & F_SEAL_WRITE)
+	if (memfd_is_sealed(region))
 		return tmesh_fail(
 			err, -EOPNOTSUPP,
 			"export: udmabuf refuses sealed memory; a sealed region's dma-buf "
@@ -436,10 +448,14 @@ static int memfd_token(struct tmesh_region *region, uint32_t rights, char *token
 	struct tmesh_token_fields parts;
 	int rc = tmesh_ctx_enter(region->ctx, err);
 
+	if (!rc)
+		rc = tmesh_memfd_check_file(region, err);
 	if (rc)
 		return rc;
 	tmesh_region_lock(region);
-	region->lent = rights == TMESH_READ && tmesh_memfd_lend(region);
+	/* Also a call that fails leaves it: a reader of an earlier token may be there. */
+	if (rights == TMESH_READ && tmesh_memfd_lend(region))
+		region->lent = true;
 	tmesh_memfd_guard(region);
 	pthread_mutex_lock(&region->ctx->lock);
 	rc = region->memfd.taken_back ? tmesh_fail(err, -ESTALE, "token: the region was taken back")
@@ -465,8 +481,10 @@ static int memfd_info(struct tmesh_region *region, struct tmesh_region_info *inf
 		      struct tmesh_error *err)
 {
 	struct tmesh_memfd_name name;
-	int rc;
+	int rc = tmesh_memfd_check_file(region, err);
 
+	if (rc)
+		return rc;
 	info->id = region->id;
 	info->bytes = region->bytes;
 	memcpy(info->label, region->label, sizeof(info->label));
@@ -514,7 +532,7 @@ static bool memfd_pool_fits(const struct tmesh_region *region, uint64_t bytes,
 
 static bool memfd_pool_alone(struct tmesh_region *region)
 {
-	return !region->lent || tmesh_memfd_returned(region);
+	return tmesh_memfd_has_file(region) && (!region->lent || tmesh_memfd_returned(region));
 }
 
 static int memfd_pool_renew(struct tmesh_region *region, uint64_t bytes,

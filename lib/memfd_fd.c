@@ -136,6 +136,7 @@ int tmesh_memfd_check_file(const struct tmesh_region *region, struct tmesh_error
 {
 	if (tmesh_memfd_has_file(region))
 		return 0;
+	errno = EBADF;
 	return tmesh_fail(
 		err, -EBADF,
 		"region %016llx: this process has closed its descriptor %d; a daemon closes "
@@ -213,7 +214,12 @@ int tmesh_memfd_fd_told(struct tmesh_region *region, struct tmesh_error *err)
 
 int tmesh_memfd_writer_get(struct tmesh_region *region, struct tmesh_error *err)
 {
-	return lowered(region) ? tmesh_memfd_reopen(region, O_RDWR, err) : region->fd;
+	int rc;
+
+	if (lowered(region))
+		return tmesh_memfd_reopen(region, O_RDWR, err);
+	rc = tmesh_memfd_check_file(region, err);
+	return rc ? rc : region->fd;
 }
 
 void tmesh_memfd_writer_put(const struct tmesh_region *region, int fd)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 /* The one descriptor of a memfd region: read-only from its first token for reading on.
  * Handles that may write still can. */
+#include <sys/random.h>
+
 #include "unit.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
@@ -184,6 +186,104 @@ UNIT(test_describe)
 	assert_ok(tmesh_region_info(region, &info, err));
 	assert_string_equal(info.description, "late words");
 	tmesh_region_unref(region);
+}
+
+/* A program closes descriptors that it did not open, and its own file takes the number of one: each
+ * call says so, and that file stays as it is. */
+static void check_refusals(struct tmesh_region *region)
+{
+	struct tmesh_region_info info = {.size = sizeof(info)};
+	char byte[1] = "x", token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *derived;
+	void *addr;
+	int fd;
+
+	assert_refused(tmesh_region_seal(region, err), -EBADF, "closed its descriptor");
+	assert_false(tmesh_region_is_sealed(region));
+	assert_refused(tmesh_region_read(region, 0, byte, 1, err), -EBADF, "closed its descriptor");
+	assert_refused(tmesh_region_write(region, 0, byte, 1, err), -EBADF,
+		       "closed its descriptor");
+	assert_refused(tmesh_region_map(region, TMESH_READ, &addr, err), -EBADF,
+		       "closed its descriptor");
+	assert_refused(tmesh_region_set_description(region, "words", err), -EBADF,
+		       "closed its descriptor");
+	assert_refused(tmesh_region_info(region, &info, err), -EBADF, "closed its descriptor");
+	assert_refused(tmesh_region_derive(region, TMESH_READ, &derived, err), -EBADF,
+		       "closed its descriptor");
+	assert_refused(tmesh_region_pin(region, &derived, err), -EBADF, "closed its descriptor");
+	assert_refused(tmesh_region_export_dmabuf(region, 0, 0, RW, &fd, err), -EBADF,
+		       "closed its descriptor");
+	assert_refused(tmesh_region_token(region, TMESH_READ, token, err), -EBADF,
+		       "closed its descriptor");
+}
+
+UNIT(test_closed_by_the_program)
+{
+	char text[] = "the program's own", back[sizeof(text)], path[] = "/tmp/tmesh-own-XXXXXX";
+	struct tmesh_region *region = create(*state);
+	char token[TMESH_TOKEN_SIZE];
+	int own = mkstemp(path), was;
+
+	/* The first token opens descriptors of the context. */
+	give_token(region, TMESH_READ, token);
+	tmesh_region_unref(region);
+	was = unit_open_fds();
+	region = create(*state);
+	assert_int_equal(write(own, text, sizeof(text)), sizeof(text));
+	close(region->fd);
+	check_refusals(region);
+	assert_int_equal(dup2(own, region->fd), region->fd);
+	check_refusals(region);
+	assert_int_equal(pread(own, back, sizeof(back), 0), sizeof(text));
+	assert_string_equal(back, text);
+	assert_int_equal(lseek(own, 0, SEEK_END), sizeof(text));
+	close(region->fd);
+	tmesh_region_unref(region);
+	assert_int_equal(unit_open_fds(), was);
+	close(own);
+	unlink(path);
+}
+
+static bool no_random;
+
+ssize_t getrandom(void *bytes, size_t count, unsigned int flags)
+{
+	if (no_random) {
+		errno = ENOSYS;
+		return -1;
+	}
+	return syscall(SYS_getrandom, bytes, count, flags);
+}
+
+/* A token for writing that cannot be made takes nothing back from those who have one for reading:
+ * the pool does not give their memory to the next region. */
+UNIT(test_failed_token)
+{
+	const struct tmesh_region_opts reuse = {.size = sizeof(reuse), .flags = TMESH_REGION_REUSE};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_region *region, *reader, *next;
+	struct tmesh_ctx *ctx = context();
+	const char *seen;
+	void *addr;
+
+	assert_ok(tmesh_region_create(*state, 10 * BYTES, &reuse, &region, err));
+	assert_ok(tmesh_region_write(region, 0, "first", 6, err));
+	give_token(region, TMESH_READ, token);
+	assert_ok(tmesh_region_open(ctx, token, TMESH_READ, &reader, err));
+	assert_ok(tmesh_region_map(reader, TMESH_READ, &addr, err));
+	seen = addr;
+	assert_string_equal(seen, "first");
+	no_random = true;
+	assert_refused(tmesh_region_token(region, RW, token, err), -ENOSYS, "random");
+	no_random = false;
+	tmesh_region_unref(region);
+
+	assert_ok(tmesh_region_create(*state, 10 * BYTES, &reuse, &next, err));
+	assert_ok(tmesh_region_write(next, 0, "second", 7, err));
+	assert_string_equal(seen, "first");
+	tmesh_region_unref(next);
+	tmesh_region_unref(reader);
+	tmesh_ctx_unref(ctx);
 }
 
 static void write_by(struct tmesh_ctx *ctx, const char *token, const char *text)
