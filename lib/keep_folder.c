@@ -23,7 +23,6 @@
 #define SMALL 65536u
 #define PACKED_ALIGN 64u
 #define PIECE (UINT64_C(32) << 20)
-#define DEEPEST (TMESH_KEPT_PATH_LEN / 2 + 1)
 
 /* A file or folder as it was listed. */
 struct found {
@@ -135,16 +134,12 @@ static int add_file(struct folder *folder, const char *path, mode_t kind, const 
 	return add_found(&folder->files, path, st, err);
 }
 
-static int list_folder(struct folder *folder, int dir, const char *path, unsigned int depth,
-		       struct tmesh_error *err);
-
 static int list_entry(struct folder *folder, int dir, const char *path, const char *name,
-		      unsigned int depth, struct tmesh_error *err)
+		      struct tmesh_error *err)
 {
 	char below[TMESH_KEPT_PATH_LEN + 2];
 	struct stat own, st;
 	const char *why;
-	int next, rc;
 
 	if (snprintf(below, sizeof(below), "%s%s%s", path, *path ? "/" : "", name) >=
 	    (int)sizeof(below))
@@ -155,33 +150,39 @@ static int list_entry(struct folder *folder, int dir, const char *path, const ch
 		return tmesh_fail(err, -EINVAL, "the path \"%.200s\" %s", below, why);
 	if (fstatat(dir, name, &own, AT_SYMLINK_NOFOLLOW) || fstatat(dir, name, &st, 0))
 		return refused_errno(folder, below, err);
-	if (!S_ISDIR(own.st_mode))
-		return add_file(folder, below, own.st_mode, &st, err);
-	next = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (next < 0)
-		return refused_errno(folder, below, err);
-	rc = list_folder(folder, next, below, depth + 1, err);
-	return rc;
+	if (S_ISDIR(own.st_mode))
+		return add_found(&folder->folders, below, &own, err);
+	return add_file(folder, below, own.st_mode, &st, err);
 }
 
-/* List a folder; @dir is closed by it. */
-static int list_folder(struct folder *folder, int dir, const char *path, unsigned int depth,
-		       struct tmesh_error *err)
+/* Open a folder that was found, unless another one is in its place. */
+static DIR *open_folder(const struct folder *folder, const struct found *found, int *rc,
+			struct tmesh_error *err)
 {
-	struct dirent *entry;
+	int dir = openat(folder->dir, *found->path ? found->path : ".",
+			 O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	struct stat st;
-	int rc = 0;
-	DIR *list;
+	DIR *list = NULL;
 
-	if (fstat(dir, &st) || !(list = fdopendir(dir))) {
-		rc = refused_errno(folder, path, err);
+	if (dir < 0 || fstat(dir, &st))
+		*rc = refused_errno(folder, found->path, err);
+	else if (!same_file(&st, &found->st))
+		*rc = changed(folder, found->path, err);
+	else if (!(list = fdopendir(dir)))
+		*rc = refused_errno(folder, found->path, err);
+	if (!list && dir >= 0)
 		close(dir);
-		return rc;
-	}
-	if (depth > DEEPEST)
-		rc = refused(folder->root, path, "is too deep", -EINVAL, err);
-	if (!rc)
-		rc = add_found(&folder->folders, path, &st, err);
+	return list;
+}
+
+static int list_folder(struct folder *folder, const struct found *found, struct tmesh_error *err)
+{
+	/* The list of folders moves when it grows; a path stays. */
+	const char *path = found->path;
+	struct dirent *entry;
+	int rc = 0;
+	DIR *list = open_folder(folder, found, &rc, err);
+
 	while (!rc) {
 		errno = 0;
 		entry = readdir(list);
@@ -191,9 +192,23 @@ static int list_folder(struct folder *folder, int dir, const char *path, unsigne
 			break;
 		}
 		if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, ".."))
-			rc = list_entry(folder, dirfd(list), path, entry->d_name, depth, err);
+			rc = list_entry(folder, dirfd(list), path, entry->d_name, err);
 	}
-	closedir(list);
+	if (list)
+		closedir(list);
+	return rc;
+}
+
+/* List the root and all folders below it, without a call of its own for each level: the stack may
+ * be small. Each folder that is found goes to the end of the list. */
+static int list_folders(struct folder *folder, const struct stat *root, struct tmesh_error *err)
+{
+	int rc = add_found(&folder->folders, "", root, err);
+
+	for (size_t i = 0; !rc && i < folder->folders.count; i++)
+		rc = list_folder(folder, &folder->folders.all[i], err);
+	if (!rc && !folder->files.count)
+		rc = refused(folder->root, "", "has no files", -EINVAL, err);
 	return rc;
 }
 
@@ -243,21 +258,15 @@ static int list_root(struct folder *folder, struct tmesh_error *err)
 			  : add_file(folder, slash ? slash + 1 : folder->root, st.st_mode, &st,
 				     err);
 	}
+	folder->dir = dir;
 	snapshot = enter_snapshot(dir);
 	if (snapshot >= 0) {
 		close(dir);
-		dir = snapshot;
+		folder->dir = snapshot;
+		if (fstat(snapshot, &st))
+			return refused_errno(folder, "", err);
 	}
-	folder->dir = fcntl(dir, F_DUPFD_CLOEXEC, 0);
-	if (folder->dir < 0) {
-		rc = refused_errno(folder, "", err);
-		close(dir);
-		return rc;
-	}
-	rc = list_folder(folder, dir, "", 0, err);
-	if (!rc && !folder->files.count)
-		rc = refused(folder->root, "", "has no files", -EINVAL, err);
-	return rc;
+	return list_folders(folder, &st, err);
 }
 
 /* Find the place of each file's bytes. */

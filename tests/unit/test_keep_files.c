@@ -212,6 +212,54 @@ UNIT_ADD(test_hub, files_setup, files_teardown)
 	check_file(*state, "hub", "config.json", 10, 2);
 }
 
+/* As much stack as a thread of the BEAM has. */
+#define SMALL_STACK (320u << 10)
+#define LEVELS 500
+
+struct keeping {
+	struct tmesh_ctx *ctx;
+	struct tmesh_error err;
+	int rc;
+};
+
+static void *keep_it(void *data)
+{
+	struct keeping *keeping = data;
+
+	keeping->rc = tmesh_keep_folder(keeping->ctx, "deep", folder, NULL, &keeping->err);
+	return NULL;
+}
+
+/* A thread with a small stack keeps a deep folder, with few descriptors. */
+UNIT_ADD(test_deep, files_setup, files_teardown)
+{
+	struct keeping keeping = {.ctx = *state};
+	struct rlimit before, few;
+	char path[2 * LEVELS + 2];
+	pthread_attr_t attr;
+	pthread_t thread;
+
+	for (size_t i = 0; i < LEVELS; i++) {
+		memcpy(path + 2 * i, "a", 2);
+		assert_int_equal(mkdir(in_folder(path), 0700), 0);
+		path[2 * i + 1] = '/';
+	}
+	strcpy(path + sizeof(path) - 2, "f");
+	write_file(path, 10, 1);
+	getrlimit(RLIMIT_NOFILE, &before);
+	few = (struct rlimit){64, before.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+	assert_int_equal(pthread_attr_init(&attr), 0);
+	assert_int_equal(pthread_attr_setstacksize(&attr, SMALL_STACK), 0);
+	assert_int_equal(pthread_create(&thread, &attr, keep_it, &keeping), 0);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	pthread_attr_destroy(&attr);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	if (keeping.rc)
+		fail_msg("%d %s", keeping.rc, keeping.err.message);
+	check_file(*state, "deep", path, 10, 1);
+}
+
 static void refuse_folder(struct tmesh_ctx *ctx, int code, const char *word)
 {
 	unsigned int before = unit_open_fds();
