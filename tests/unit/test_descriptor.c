@@ -188,8 +188,8 @@ UNIT(test_describe)
 	tmesh_region_unref(region);
 }
 
-/* A program closes descriptors that it did not open, and its own file takes the number of one: each
- * call says so, and that file stays as it is. */
+/* A program closes a descriptor of the library, and its own file takes that number. Each call says
+ * so, and the program's file stays as it is. */
 static void check_refusals(struct tmesh_region *region)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
@@ -255,8 +255,8 @@ ssize_t getrandom(void *bytes, size_t count, unsigned int flags)
 	return syscall(SYS_getrandom, bytes, count, flags);
 }
 
-/* A token for writing that cannot be made takes nothing back from those who have one for reading:
- * the pool does not give their memory to the next region. */
+/* A token for writing that cannot be made takes nothing back from holders of one for reading. The
+ * pool does not give their memory to the next region. */
 UNIT(test_failed_token)
 {
 	const struct tmesh_region_opts reuse = {.size = sizeof(reuse), .flags = TMESH_REGION_REUSE};
