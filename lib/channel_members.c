@@ -5,6 +5,7 @@
  * The context's watch (watch.c) reports it.
  */
 #include "channel_internal.h"
+#include "common/file_size.h"
 #include "watch.h"
 
 #include <inttypes.h>
@@ -196,7 +197,7 @@ static void report_lost(struct tmesh_ctx *ctx, const struct tmesh_channel *chann
 	if (ctx->log)
 		tmesh_log_later(ctx, TMESH_LOG_WARN, "%s", message);
 	else
-		dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(), message);
+		tmesh_dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(), message);
 }
 
 struct tmesh_channel *tmesh_channels_parted(struct tmesh_ctx *ctx, bool *more)

@@ -11,6 +11,7 @@
  * regions that no process opened in time. It has a reference to the context, which may be the last
  * one.
  */
+#include "common/file_size.h"
 #include "held.h"
 #include "wire.h"
 
@@ -507,19 +508,20 @@ static void tell_lost(struct tmesh_ctx *ctx, uint64_t waited_ns)
 	double seconds = (double)waited_ns / 1e9;
 
 	if (ctx->holds && ctx->holds->mortal)
-		dprintf(STDERR_FILENO,
+		tmesh_dprintf(
+			STDERR_FILENO,
 			"tmesh: process %d ends. It waited %.3g s (TMESH_EXIT_WAIT), and %u of "
 			"its tokens that hold memory were not opened: "
 			"%" PRIu64 " bytes are lost. Keep memory that must outlive its process "
 			"(tmesh_keep())\n",
 			(int)getpid(), seconds, ctx->holds->mortal, ctx->holds->mortal_bytes);
 	if (channels)
-		dprintf(STDERR_FILENO,
-			"tmesh: process %d ends; the messages of %" PRIu64
-			" of its channels were not received within the %.3g s that it waited "
-			"(TMESH_EXIT_WAIT): "
-			"%" PRIu64 " messages may be lost\n",
-			(int)getpid(), channels, seconds, messages);
+		tmesh_dprintf(STDERR_FILENO,
+			      "tmesh: process %d ends; the messages of %" PRIu64
+			      " of its channels were not received within the %.3g s that it waited "
+			      "(TMESH_EXIT_WAIT): "
+			      "%" PRIu64 " messages may be lost\n",
+			      (int)getpid(), channels, seconds, messages);
 }
 
 /* The wait at the process's end. @flush: first print buffered output, because a token in it cannot

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/file_size.h"
 #include "common/keep_room.h"
 #include "common/room.h"
 #include "keep_internal.h"
@@ -415,7 +416,7 @@ static int make_memfd(struct memory *memory, struct tmesh_error *err)
 
 	if (fd < 0)
 		return tmesh_fail_errno(err, "making memory for a file (RLIMIT_NOFILE)");
-	if (ftruncate(fd, (off_t)memory->bytes) || fchmod(fd, 0600))
+	if (tmesh_ftruncate(fd, (off_t)memory->bytes) || fchmod(fd, 0600))
 		goto failed;
 	at = tmesh_huge_reserve(room);
 	if (!at)

@@ -12,6 +12,7 @@
 #include <linux/magic.h>
 #include <unistd.h>
 
+#include "common/file_size.h"
 #include "memfd.h"
 
 static unsigned int rank(char c)
@@ -182,8 +183,12 @@ int tmesh_paths_seal(const struct tmesh_paths *paths, struct tmesh_error *err)
 	if (fd < 0)
 		return tmesh_fail_errno(err, "making a table of paths");
 	while (done < length) {
-		ssize_t put = write(fd, (const char *)paths + done, length - done);
+		ssize_t put = tmesh_write(fd, (const char *)paths + done, length - done);
 
+		if (put < 0 && errno == EINTR)
+			continue;
+		if (!put)
+			errno = ENOSPC;
 		if (put <= 0)
 			goto failed;
 		done += (size_t)put;

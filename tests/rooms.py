@@ -15,6 +15,7 @@ from pathlib import Path
 
 import callbacks
 import environment
+import file_sizes
 import outputs
 
 TOP = Path(__file__).resolve().parents[1]
@@ -217,6 +218,9 @@ def main():
           f"each of {members} callbacks states its thread, the calls that it may make, and fork()")
     wrong, readers = environment.wrong()
     check(wrong, f"each of {readers} functions that read the environment does so at a stated moment")
+    wrong, writes = file_sizes.unguarded()
+    check(wrong | (set() if writes else {"none found"}),
+          f"RLIMIT_FSIZE ends no process: {writes} calls write without a guard, {len(file_sizes.OPEN)} of them to files")
     print(f"1..{count}")
     return 1 if failed else 0
 

@@ -5,7 +5,9 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -76,6 +78,19 @@ ssize_t tmesh_pwrite(int fd, const void *data, size_t bytes, off_t offset)
 	struct guard guard = guard_begin();
 	ssize_t put = pwrite(fd, data, bytes, offset);
 
+	guard_end(&guard);
+	return put;
+}
+
+int tmesh_dprintf(int fd, const char *format, ...)
+{
+	struct guard guard = guard_begin();
+	va_list list;
+	int put;
+
+	va_start(list, format);
+	put = vdprintf(fd, format, list);
+	va_end(list);
 	guard_end(&guard);
 	return put;
 }

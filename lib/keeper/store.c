@@ -25,6 +25,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "common/file_size.h"
 #include "kexec.h"
 
 #define MANIFEST_MAGIC 0x4d304d54u /* "TM0M" */
@@ -199,7 +200,7 @@ static int sealed(const void *data, size_t bytes)
 
 	if (fd < 0)
 		return -errno;
-	if (write(fd, data, bytes) == (ssize_t)bytes &&
+	if (tmesh_write(fd, data, bytes) == (ssize_t)bytes &&
 	    !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE))
 		return fd;
 	close(fd);

@@ -260,6 +260,51 @@ UNIT_ADD(test_deep, files_setup, files_teardown)
 	check_file(*state, "deep", path, 10, 1);
 }
 
+static void keep_below(struct tmesh_ctx *ctx, rlim_t limit)
+{
+	const struct rlimit little = {limit, limit};
+	sigset_t pending;
+
+	signal(SIGXFSZ, SIG_DFL);
+	assert_int_equal(setrlimit(RLIMIT_FSIZE, &little), 0);
+	assert_refused(tmesh_keep_folder(ctx, "x", folder, NULL, err), -EFBIG, "RLIMIT_FSIZE");
+	assert_int_equal(sigpending(&pending), 0);
+	assert_false(sigismember(&pending, SIGXFSZ));
+}
+
+/* RLIMIT_FSIZE bounds memfds: of a large file, of small files, of their table of paths. A call that
+ * would pass it fails, and kills no process. */
+UNIT_ADD(test_file_size, files_setup, files_teardown)
+{
+	char path[TMESH_KEPT_COMPONENT_LEN + 1];
+	pid_t child;
+
+	memset(path, 'a', sizeof(path));
+	path[sizeof(path) - 1] = '\0';
+	for (int i = 0; i < 100; i++) {
+		memcpy(path, (char[]){(char)('a' + i % 10), (char)('a' + i / 10)}, 2);
+		write_file(path, 1, 1);
+	}
+	/* The files take 100 times 64 bytes, their table more than 25500. */
+	for (rlim_t limit = 4096; limit <= 16384; limit *= 4) {
+		child = fork();
+		if (!child) {
+			keep_below(*state, limit);
+			unit_leave(0);
+		}
+		join_child(child);
+	}
+	write_file("large", 100000, 1);
+	child = fork();
+	if (!child) {
+		keep_below(*state, 65536);
+		unit_leave(0);
+	}
+	join_child(child);
+	assert_ok(tmesh_keep_folder(*state, "x", folder, NULL, err));
+	check_file(*state, "x", "large", 100000, 1);
+}
+
 static void refuse_folder(struct tmesh_ctx *ctx, int code, const char *word)
 {
 	unsigned int before = unit_open_fds();
