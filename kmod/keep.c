@@ -340,22 +340,36 @@ void tmesh_kept_release(struct tmesh_region *region)
 }
 
 /**
- * tmesh_kept_revoked() - end the group of a region that was revoked
- * @region: the region, whose state is TMESH_STATE_REVOKED already
+ * tmesh_kept_revoke() - mark a region revoked, and end the group that keeps it
+ * @region: the region
+ * @ended:  set to the group, or NULL; the caller calls tmesh_group_wake() and drops the name's
+ *          reference
  *
- * Context: claims_lock is held.
- * Return: the group, or NULL. The caller calls tmesh_group_wake() and drops the name's reference.
+ * A region of a group that reclaim has taken ends without a revocation. One hold of
+ * tmesh_kept_lock decides between the two.
+ *
+ * Context: claims_lock and the region's lock are held.
+ * Return: 0; -ENOENT if reclaim has taken the group, and nothing has changed.
  */
-struct tmesh_group *tmesh_kept_revoked(struct tmesh_region *region)
+int tmesh_kept_revoke(struct tmesh_region *region, struct tmesh_group **ended)
 {
 	struct tmesh_group *group;
+	int rc = 0;
 
+	lockdep_assert_held(&region->claims_lock);
+	lockdep_assert_held_write(&region->lock);
 	spin_lock(&tmesh_kept_lock);
 	group = region->kept;
-	if (group)
-		tmesh_group_unlink(group, TMESH_KEPT_REVOKED);
+	if (group && group->taken) {
+		rc = -ENOENT;
+	} else {
+		WRITE_ONCE(region->state, region->state | TMESH_STATE_REVOKED);
+		if (group)
+			tmesh_group_unlink(group, TMESH_KEPT_REVOKED);
+		*ended = group;
+	}
 	spin_unlock(&tmesh_kept_lock);
-	return group;
+	return rc;
 }
 
 /**

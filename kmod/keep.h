@@ -144,7 +144,7 @@ struct tmesh_group *tmesh_group_of_files(const struct tmesh_files *files);
 /* keep.c */
 int tmesh_kept_hold(struct tmesh_region *region);
 void tmesh_kept_release(struct tmesh_region *region);
-struct tmesh_group *tmesh_kept_revoked(struct tmesh_region *region);
+int tmesh_kept_revoke(struct tmesh_region *region, struct tmesh_group **ended);
 u64 tmesh_kept_id(struct tmesh_region *region);
 void tmesh_kept_setup(void);
 void tmesh_kept_exit(void);

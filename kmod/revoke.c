@@ -41,6 +41,7 @@ static struct tmesh_mem *tmesh_revoke_flag(struct tmesh_region *region,
 					   struct tmesh_revocation *revocation)
 {
 	struct tmesh_mem *mem;
+	int rc;
 
 	lockdep_assert_held(&region->claims_lock);
 	down_write(&region->lock);
@@ -50,8 +51,9 @@ static struct tmesh_mem *tmesh_revoke_flag(struct tmesh_region *region,
 		mem = ERR_PTR(-EOPNOTSUPP);
 	} else if (region->nr_pinning) {
 		mem = ERR_PTR(-EBUSY);
+	} else if ((rc = tmesh_kept_revoke(region, &revocation->group))) {
+		mem = ERR_PTR(rc);
 	} else {
-		WRITE_ONCE(region->state, region->state | TMESH_STATE_REVOKED);
 		/* Lease holders must see the new state before they lose mappings. */
 		revocation->leases = tmesh_leases_revoke(region);
 		mem = region->mem;
@@ -70,7 +72,6 @@ static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region,
 	mutex_lock(&region->claims_lock);
 	mem = tmesh_revoke_flag(region, revocation);
 	if (!IS_ERR_OR_NULL(mem)) {
-		revocation->group = tmesh_kept_revoked(region);
 		tmesh_names_remove(region);
 		revocation->claims = tmesh_claims_count(region);
 	}
@@ -105,7 +106,7 @@ static void tmesh_revoke_claim(struct tmesh_claim *claim)
  *
  * Context: cut_lock is held; takes the cut_lock of views.
  * Return: 0; -ESTALE if it was revoked before; -EBUSY if a pinning handle forbids it; -EOPNOTSUPP
- * if it has mappings that belong to another file.
+ * if it has mappings that belong to another file; -ENOENT if reclaim has taken it.
  */
 int tmesh_revoke_all(struct tmesh_region *region)
 {

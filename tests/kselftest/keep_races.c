@@ -264,3 +264,56 @@ TEST(dropped, "what has no holder is gone when DROP returns, although others lis
 	t_note("%d of %ld were still there", late, rounds);
 	CHECK_EQ(late, 0);
 }
+
+/*
+ * Revoke by ids, which needs no handle, from the moment on that the kernel is asked for memory. All
+ * regions of a group are freed by reclaim, or one of them by the revocation and none by reclaim.
+ */
+static int revoke_id(int dev, __u64 id)
+{
+	struct tmesh_revoke r = {.size = sizeof(r), .id = id};
+
+	return ioctl(dev, TMESH_REVOKE, &r);
+}
+
+TEST(revoked_idle, "regions are revoked by their ids while reclaim takes their group")
+{
+	long rounds = t_length(40, 400), revoked = 0, reclaimed = 0;
+	double until = t_now() + t_length(30, 300);
+	unsigned int seed = 20261130;
+	int dev = t_dev();
+
+	for (long round = 0; round < rounds && t_now() < until && !t_failed(); round++) {
+		__u64 ids[REGIONS];
+		int fds[REGIONS], rc;
+		pid_t pid;
+
+		for (int i = 0; i < REGIONS; i++) {
+			fds[i] = REQUIRE_OK(t_create(dev, 16 << 20, 0));
+			REQUIRE_OK(t_seal(fds[i]));
+			ids[i] = t_info(fds[i]).id;
+		}
+		REQUIRE_OK(keep(dev, "idle", fds, REGIONS, 0));
+		for (int i = 0; i < REGIONS; i++)
+			close(fds[i]);
+		T_CHILD(pid) {
+			for (int i = 0; i < 3; i++)
+				t_write_file("/proc/sys/vm/drop_caches", "2");
+		}
+		usleep(t_random(&seed) % 20000);
+		for (int i = 0; i < REGIONS; i++) {
+			rc = revoke_id(dev, ids[i]);
+			if (rc)
+				CHECK(errno == ENOENT || errno == ESTALE);
+			revoked += !rc;
+			reclaimed += rc && errno == ENOENT;
+		}
+		t_wait(pid);
+		t_drop_kept();
+		CHECK_EQ(t_caps(dev).used_kept_names, 0);
+		CHECK_EQ(t_caps(dev).used_kept_bytes, 0);
+	}
+	t_note("%ld were revoked, %ld had gone or were taken", revoked, reclaimed);
+	CHECK(revoked && reclaimed);
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
+}

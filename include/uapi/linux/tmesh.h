@@ -502,7 +502,7 @@ struct tmesh_desc {
  * TMESH_REVOKE (handle, needs MANAGE; device with @id): take the region away from all holders. On
  * the device only the region's owner may call it. So an owner without a handle can still take back
  * memory that others hold at its cost. EPERM for other users that may see the region, ENOENT for
- * those that may not.
+ * those that may not. ENOENT also for a kept region that the kernel is ending for its memory.
  *
  * It removes all mappings of all handles and exports; TMESH_POLICY decides what a later touch does.
  * It notifies importers that have a move callback, revokes gather views of the region, and
