@@ -94,6 +94,22 @@ static struct folio *tmesh_folio_alloc(unsigned int order, int node)
 	return __folio_alloc_node(gfp | __GFP_THISNODE, order, node);
 }
 
+/*
+ * Test whether the control group is not full, so that the node that was asked for is short, or
+ * forbidden to the caller. Kept memory of the control group would not help then.
+ */
+static bool tmesh_node_short(int node)
+{
+	struct folio *folio;
+
+	if (node == NUMA_NO_NODE)
+		return false;
+	folio = tmesh_folio_alloc(0, NUMA_NO_NODE);
+	if (folio)
+		folio_put(folio);
+	return folio;
+}
+
 static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node, unsigned long *take)
 {
 	bool huge = IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE) && !(flags & TMESH_CREATE_NOHUGE);
@@ -109,6 +125,8 @@ static int tmesh_pages_fill(struct tmesh_mem *mem, u32 flags, int node, unsigned
 		rc = -ENOMEM;
 		folio = tmesh_folio_alloc(order, node);
 		if (!folio) {
+			if (!order && tmesh_node_short(node))
+				*take = 0;
 			if (flags & TMESH_CREATE_HUGE || (!order && !tmesh_reclaim_cgroup(take)))
 				goto release;
 			/* After a reclaim large folios may be available again. */

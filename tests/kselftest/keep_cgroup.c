@@ -265,6 +265,35 @@ static void leave_no_room(void)
 	cgroup_write(CGROUP, "memory.max", most);
 }
 
+TEST(node_forbidden, "a node without memory for the caller takes nothing of what is kept")
+{
+	struct tmesh_create c = {
+		.size = sizeof(c), .bytes = MB, .flags = TMESH_CREATE_NODE, .node = 1};
+	int dev = t_dev();
+
+	if (access("/sys/devices/system/node/node1", F_OK))
+		t_skip("this machine has one node");
+	t_write_file(CGROUPS "/cgroup.subtree_control", "+cpuset");
+	cgroup_make(CGROUP, "max");
+	if (access(CGROUP "/cpuset.mems", F_OK))
+		t_skip("no cpuset controller in cgroup2");
+	cgroup_write(CGROUP, "cpuset.mems", "0");
+	T_ALONE()
+	{
+		cgroup_enter(CGROUP, "67108864");
+		leave(dev, "idle", 40 * MB);
+		CHECK_ERR(ioctl(dev, TMESH_CREATE, &c), ENOMEM);
+		CHECK(is_kept(dev, "idle"));
+		/* At the limit a region of a node takes it, as any other does. */
+		c.node = 0;
+		c.bytes = 40 * MB;
+		CHECK_OK(ioctl(dev, TMESH_CREATE, &c));
+		CHECK(!is_kept(dev, "idle"));
+	}
+	t_drop_kept();
+	cgroup_remove(CGROUP);
+}
+
 TEST(limit_killed, "a process that is killed while it looks at what is kept leaves its order")
 {
 	unsigned int seed = 4711;
