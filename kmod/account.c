@@ -14,6 +14,7 @@
 #include <linux/random.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
+#include <linux/siphash.h>
 #include <linux/slab.h>
 #include <linux/sysctl.h>
 
@@ -159,9 +160,12 @@ static u64 tmesh_user_key(kuid_t uid, const struct ipc_namespace *ipc_ns)
 	return (u64)ipc_ns->ns.inum << 32 | __kuid_val(uid);
 }
 
+/* Keys the hash, so that a user cannot choose uids and namespaces that collide. */
+static siphash_key_t users_seed __ro_after_init;
+
 static struct hlist_head *tmesh_bucket(struct hlist_head *table, u64 key)
 {
-	return &table[hash_64(key, TMESH_USERS_BITS)];
+	return &table[siphash_1u64(key, &users_seed) & (BIT(TMESH_USERS_BITS) - 1)];
 }
 
 /* Called under RCU or with users_lock held. */
@@ -574,6 +578,7 @@ int __init tmesh_account_init(work_func_t due)
 	fs_reclaim_release(GFP_KERNEL);
 
 	BUILD_BUG_ON(TMESH_PER_UID != 0);
+	get_random_bytes(&users_seed, sizeof(users_seed));
 	account_due = due;
 	for (level = TMESH_PER_UID; level <= TMESH_PER_IPC_NS; level++) {
 		limits[level][TMESH_BYTES] = ram / 2;
