@@ -43,7 +43,8 @@ static unsigned long tmesh_countable_pages(struct page **pages, unsigned long nr
 {
 	unsigned long i = 0;
 
-	while (i < nr && folio_ref_count(page_folio(pages[i])) <= INT_MAX / 2)
+	/* fork() may have raised it beyond INT_MAX. */
+	while (i < nr && (unsigned int)folio_ref_count(page_folio(pages[i])) <= INT_MAX / 2)
 		i++;
 	return i;
 }
@@ -51,13 +52,15 @@ static unsigned long tmesh_countable_pages(struct page **pages, unsigned long nr
 /*
  * Handle a page table entry that exists already. A present entry was made by another fault, and
  * there is nothing to do. vm_insert_pages() does not replace a marker of userfaultfd. Let the core
- * do that for one page, so that the retried access finds an entry.
+ * do that for one page, so that the retried access finds an entry. The core maps it after the
+ * region's lock is dropped, as for memory that PMDs map: tmesh_flush_faults() has to wait for it.
  */
 static vm_fault_t tmesh_fault_again(struct vm_fault *vmf, struct tmesh_claim *claim,
 				    struct page *page)
 {
 	if (!userfaultfd_armed(vmf->vma) || pmd_none(READ_ONCE(*vmf->pmd)))
 		return VM_FAULT_NOPAGE;
+	WRITE_ONCE(claim->region->late, true);
 	return tmesh_fault_page(vmf, claim, page, NULL);
 }
 
@@ -307,8 +310,8 @@ static void tmesh_vma_count_writer(const struct vm_area_struct *vma, int n)
 /*
  * Count a mapping made by fork, split or move. The original mapping still counts, so the region
  * cannot have been sealed. fork() copies page table entries without the check that faults make
- * (tmesh_countable_pages()). For a view that repeats pages, zap the entries, so that fork() copies
- * none.
+ * (tmesh_countable_pages()). For a view that repeats pages, and for more mappings than a count can
+ * have of each page of a folio, zap the entries, so that fork() copies none.
  */
 static void tmesh_vma_open(struct vm_area_struct *vma)
 {
@@ -317,7 +320,9 @@ static void tmesh_vma_open(struct vm_area_struct *vma)
 	atomic_inc(&claim->mappings);
 	atomic_inc(&claim->region->mappings);
 	tmesh_vma_count_writer(vma, 1);
-	if (claim->region->repeats && vma->vm_mm != current->mm)
+	if (vma->vm_mm != current->mm &&
+	    (claim->region->repeats ||
+	     atomic_read(&claim->region->mappings) > INT_MAX / 2 / TMESH_HUGE_PAGES))
 		tmesh_zap(claim);
 }
 
@@ -548,7 +553,7 @@ void tmesh_flush_faults(struct tmesh_region *region, struct tmesh_mem *mem)
 	unsigned long i, nr;
 
 	lockdep_assert_not_held(&region->claims_lock);
-	if (!mem->pmd)
+	if (!mem->pmd && !READ_ONCE(region->late))
 		return;
 	for (i = 0; i < mem->nr_pages; i += nr) {
 		folio = tmesh_folio_at(region, mem, i, &nr);

@@ -302,6 +302,8 @@ struct tmesh_fence {
  * @wrote:       number of writers that ever began, including writable mappings that belong to
  *               another file. Rises under @lock for reading
  * @repeats:     for a view that repeats pages: how often it may show one page; else 0. Constant
+ * @late:        a fault has left a page to the core although no PMD maps this memory. Set under
+ *               @lock for reading, and never cleared
  * @mappings:    number of mappings of all claims that our fault handler serves
  * @attachments: number of devices attached to exports
  * @telling:     number of exports whose importers a work still has to notify
@@ -370,6 +372,7 @@ struct tmesh_region {
 	atomic_t writers;
 	atomic64_t wrote;
 	unsigned long repeats;
+	bool late;
 	atomic_t mappings;
 	atomic_t attachments;
 	atomic_t telling;
