@@ -310,8 +310,8 @@ static void tmesh_vma_count_writer(const struct vm_area_struct *vma, int n)
 /*
  * Count a mapping made by fork, split or move. The original mapping still counts, so the region
  * cannot have been sealed. fork() copies page table entries without the check that faults make
- * (tmesh_countable_pages()). So zap the entries, so that fork() copies none, of a view that repeats
- * pages, and where there are more mappings than the count of a folio could have.
+ * (tmesh_countable_pages()). So fork() finds none of a view that repeats pages, and none where more
+ * mappings exist than the count of a folio could have.
  */
 static void tmesh_vma_open(struct vm_area_struct *vma)
 {
