@@ -194,24 +194,21 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
 	return 0;
 }
 
-/*
- * Seal against writes. The kernel also answers EBUSY if it looks at a page for a moment
- * (compaction, for example) or if a mapping is just going away. If no writer is found, the call is
- * therefore repeated for a while. The kernel itself waits for pages that are pinned, as those of an
- * export are.
- */
-static int seal_writes(const struct tmesh_region *region, int writer, struct tmesh_error *err)
+/* The kernel also answers EBUSY if it looks at a page for a moment (compaction, for example) or if
+ * a mapping is just going away. If no writer is found, the call is therefore repeated for a while.
+ * The kernel itself waits for pages that are pinned, as those of an export are. */
+int tmesh_memfd_seal_writes(int fd, struct tmesh_error *err)
 {
 	const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
 	uint64_t end = tmesh_now_ns() + 200 * 1000 * 1000;
 	char who[128];
 
 	for (bool last = false;; last = tmesh_now_ns() >= end) {
-		if (!fcntl(writer, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL))
+		if (!fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL))
 			return 0;
 		if (errno != EBUSY)
 			return tmesh_fail_errno(err, "sealing the region");
-		tmesh_proc_writers(region->fd, who, sizeof(who));
+		tmesh_proc_writers(fd, who, sizeof(who));
 		if (*who || last)
 			return tmesh_fail(err, -EBUSY,
 					  "seal: a writable mapping or export exists%s%s",
@@ -243,7 +240,7 @@ static int memfd_seal(struct tmesh_region *region, struct tmesh_error *err)
 	if (region->addr)
 		rc = tmesh_region_map_over(region, PROT_READ, reader, err);
 	if (!rc) {
-		rc = seal_writes(region, writer, err);
+		rc = tmesh_memfd_seal_writes(writer, err);
 		if (rc && region->addr && tmesh_region_map_over(region, prot, writer, NULL))
 			tmesh_log(region->ctx, TMESH_LOG_ERROR,
 				  "a failed seal left the mapping of a region read-only");

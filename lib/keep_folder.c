@@ -408,42 +408,59 @@ struct memory {
 	uint64_t bytes;
 };
 
+/* Map it for this process alone: in a child that a callback or another thread forks meanwhile, the
+ * mapping would prevent the seal. */
+static int map_memfd(struct memory *memory, struct tmesh_error *err)
+{
+	uint64_t room = round_to_pages(memory->bytes);
+	void *at;
+	int rc = 0;
+
+	tmesh_fork_keep_off();
+	at = tmesh_huge_reserve(room);
+	memory->at =
+		at ? mmap(at, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory->fd, 0)
+		   : MAP_FAILED;
+	if (memory->at == MAP_FAILED || madvise(at, room, MADV_DONTFORK)) {
+		rc = tmesh_fail_errno(err, "mapping memory for a file");
+		if (at)
+			munmap(at, room);
+	}
+	tmesh_fork_let();
+	return rc;
+}
+
 static int make_memfd(struct memory *memory, struct tmesh_error *err)
 {
 	int fd = memfd_create("tmesh-file", MFD_CLOEXEC | MFD_ALLOW_SEALING), rc;
-	uint64_t room = round_to_pages(memory->bytes);
-	void *at;
 
 	if (fd < 0)
 		return tmesh_fail_errno(err, "making memory for a file (RLIMIT_NOFILE)");
-	if (tmesh_ftruncate(fd, (off_t)memory->bytes) || fchmod(fd, 0600))
-		goto failed;
-	at = tmesh_huge_reserve(room);
-	if (!at)
-		goto failed;
-	memory->at = mmap(at, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
 	memory->fd = fd;
-	if (memory->at != MAP_FAILED)
-		return 0;
-	rc = tmesh_fail_errno(err, "mapping memory for a file");
-	munmap(at, room);
-	close(fd);
-	return rc;
-failed:
-	rc = tmesh_fail_errno(err, "making memory for a file");
-	close(fd);
+	rc = tmesh_ftruncate(fd, (off_t)memory->bytes) || fchmod(fd, 0600) ||
+			     fcntl(fd, F_ADD_SEALS, TMESH_SEALS_FIXED)
+		     ? tmesh_fail_errno(err, "making memory for a file")
+		     : map_memfd(memory, err);
+	if (rc)
+		close(fd);
 	return rc;
 }
 
 static int make_region(struct tmesh_ctx *ctx, struct memory *memory, struct tmesh_error *err)
 {
-	int rc = tmesh_region_create(ctx, memory->bytes, NULL, &memory->region, err);
+	struct tmesh_region *region;
+	int rc = tmesh_region_create(ctx, memory->bytes, NULL, &region, err);
 
 	if (rc)
 		return rc;
-	rc = tmesh_region_map(memory->region, TMESH_READ | TMESH_WRITE, (void **)&memory->at, err);
+	memory->region = region;
+	tmesh_region_lock(region);
+	/* The library's own mapping, which no child has. */
+	rc = tmesh_region_map_locked(region, PROT_READ | PROT_WRITE, err);
+	memory->at = region->addr;
+	tmesh_region_unlock(region);
 	if (rc)
-		tmesh_region_unref(memory->region);
+		tmesh_region_unref(region);
 	return rc;
 }
 
@@ -457,9 +474,9 @@ static int make_memory(const struct folder *folder, struct tmesh_ctx *ctx, uint6
 static int seal_memfd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **region,
 		      struct tmesh_error *err)
 {
-	if (fcntl(fd, F_ADD_SEALS, TMESH_SEALS_FIXED | F_SEAL_WRITE | F_SEAL_SEAL))
-		return tmesh_fail_errno(err, "sealing a file's memory");
-	return tmesh_region_from_memfd(ctx, fd, 0, NULL, region, err);
+	int rc = tmesh_memfd_seal_writes(fd, err);
+
+	return rc ? rc : tmesh_region_from_memfd(ctx, fd, 0, NULL, region, err);
 }
 
 /* Seal what was filled, unless @rc is an error, and end the mapping. */
@@ -473,7 +490,6 @@ static int finish_memory(struct folder *folder, uint32_t number, struct tmesh_ct
 		close(memory->fd);
 		return rc;
 	}
-	tmesh_region_unmap(memory->region, TMESH_READ | TMESH_WRITE);
 	if (!rc)
 		rc = tmesh_region_seal(memory->region, err);
 	folder->region[number] = memory->region;

@@ -146,6 +146,12 @@ int tmesh_proc_at(int dir, int number, struct tmesh_foreign_file *file);
  */
 int tmesh_proc_open(int dir, int number);
 
+/* backend_memfd.c */
+
+/* Seal a memfd against writes and further seals. Return: 0; -EBUSY (a writable mapping or an export
+ * exists; the message names the processes), or as fcntl(). */
+int tmesh_memfd_seal_writes(int fd, struct tmesh_error *err);
+
 /* memfd_holders.c */
 int tmesh_proc_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, size_t *count,
 		    struct tmesh_error *err);

@@ -58,4 +58,41 @@ static inline void check_file(struct tmesh_ctx *ctx, const char *name, const cha
 	tmesh_region_unref(region);
 }
 
+static pid_t forked[8];
+static int forks, let[2];
+
+/* Fork a child that lives until it is let go. */
+static inline int fork_it(void *data, uint64_t done, uint64_t total)
+{
+	char nothing;
+
+	forked[forks] = fork();
+	if (!forked[forks]) {
+		close(let[1]);
+		_exit(read(let[0], &nothing, 1) != 0);
+	}
+	forks++;
+	return 0;
+}
+
+static inline void keep_beside_children(struct tmesh_ctx *ctx)
+{
+	const struct tmesh_keep_opts opts = {.size = sizeof(opts), .progress = fork_it};
+	struct tmesh_error err;
+	int rc;
+
+	write_file("large", 5000000, 1);
+	write_file("small", 10, 2);
+	assert_int_equal(pipe2(let, O_CLOEXEC), 0);
+	rc = tmesh_keep_folder(ctx, "x", folder, &opts, &err);
+	close(let[0]);
+	close(let[1]);
+	while (forks)
+		join_child(forked[--forks]);
+	if (rc)
+		fail_msg("%d %s", rc, err.message);
+	check_file(ctx, "x", "large", 5000000, 1);
+	check_file(ctx, "x", "small", 10, 2);
+}
+
 #endif /* TMESH_UNIT_KEPT_FILES_H */

@@ -260,6 +260,47 @@ UNIT_ADD(test_deep, files_setup, files_teardown)
 	check_file(*state, "deep", path, 10, 1);
 }
 
+/* A child that is forked while a folder is read has no mapping that prevents the seal. */
+UNIT_ADD(test_forked, files_setup, files_teardown)
+{
+	keep_beside_children(*state);
+}
+
+static void *held;
+
+/* Map the memory that is being filled, by the descriptor of this process that has it. */
+static int map_it(void *data, uint64_t done, uint64_t total)
+{
+	char path[64], target[64];
+	ssize_t got;
+	int fd;
+
+	for (int i = 0; i < 100 && !held; i++) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", i);
+		got = readlink(path, target, sizeof(target) - 1);
+		target[got > 0 ? got : 0] = '\0';
+		if (!strstr(target, "memfd:tmesh-file"))
+			continue;
+		fd = open(path, O_RDWR | O_CLOEXEC);
+		held = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		close(fd);
+	}
+	return 0;
+}
+
+/* A writable mapping that stays prevents the seal: the message names its process. */
+UNIT_ADD(test_mapped, files_setup, files_teardown)
+{
+	const struct tmesh_keep_opts opts = {.size = sizeof(opts), .progress = map_it};
+	char word[32];
+
+	write_file("file", 100000, 1);
+	snprintf(word, sizeof(word), "in process %d (", (int)getpid());
+	assert_refused(tmesh_keep_folder(*state, "x", folder, &opts, err), -EBUSY, word);
+	munmap(held, 4096);
+	assert_false(is_kept(*state, "x"));
+}
+
 static void keep_below(struct tmesh_ctx *ctx, rlim_t limit)
 {
 	const struct rlimit little = {limit, limit};

@@ -122,6 +122,12 @@ UNIT_ADD(test_folder, place_setup, place_teardown)
 	assert_refused(tmesh_kept_path(*state, "m", NULL, &text, err), -ENOENT, "nothing is kept");
 }
 
+/* The module seals the memory although a child lives. */
+UNIT_ADD(test_forked, place_setup, place_teardown)
+{
+	keep_beside_children(*state);
+}
+
 /* A replaced name leads to the new files at once, and a name without files has no paths. */
 UNIT_ADD(test_replace, place_setup, place_teardown)
 {
