@@ -172,45 +172,55 @@ static int spawn(const char *program, const char *dir, int words, pid_t *pid)
 	return rc;
 }
 
-/* Wait until @fd is readable or at its end; false after the deadline. */
-static bool is_readable(int fd, uint64_t deadline)
+/* Wait at most @ms until @fd is readable or at its end. */
+static bool is_readable(int fd, int ms)
 {
 	struct pollfd poller = {.fd = fd, .events = POLLIN};
-	int rc;
 
-	do
-		rc = poll(&poller, 1, tmesh_poll_ms(deadline));
-	while (rc < 0 && errno == EINTR);
-	return rc > 0;
+	return poll(&poller, 1, ms) > 0;
 }
 
-/* Return: waitpid()'s result; 0: it has not ended by the deadline, and is killed. */
-static pid_t wait_end(pid_t pid, uint64_t deadline, int *status)
+/* Read the first line that the program says. */
+static void read_words(int fd, char *text, size_t size)
 {
+	ssize_t got = read(fd, text, size - 1);
+
+	text[got > 0 ? got : 0] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+}
+
+/* Wait for the program's end, and read its words. The pipe may have no end while the program has:
+ * a child that another thread forked holds it open. Return: waitpid()'s result; 0: the program
+ * has not ended by the deadline, and is killed. */
+static pid_t wait_end(pid_t pid, int words, char *text, size_t size, int *status)
+{
+	uint64_t deadline = tmesh_now_ns() + LONGEST_START_NS;
+	bool done = false;
 	pid_t ended;
 
-	while ((ended = waitpid(pid, status, WNOHANG)) == 0 && tmesh_now_ns() < deadline)
-		usleep(1000);
+	while ((ended = waitpid(pid, status, WNOHANG)) == 0 && tmesh_now_ns() < deadline) {
+		if (done)
+			usleep(1000);
+		else if ((done = is_readable(words, 1)))
+			read_words(words, text, size);
+	}
 	if (ended == 0) {
 		kill(pid, SIGKILL);
 		while (waitpid(pid, status, 0) < 0 && errno == EINTR)
 			;
 	}
+	if (!done && is_readable(words, 0))
+		read_words(words, text, size);
 	return ended;
 }
 
-/* Wait until the program ends: its child listens, or @words has the reason why not. */
+/* Wait until the program ends: its child listens, or the pipe has the reason why not. */
 static int wait_for(pid_t pid, int words, const char *program, struct tmesh_error *err)
 {
-	uint64_t deadline = tmesh_now_ns() + LONGEST_START_NS;
-	char text[128];
-	ssize_t got = 0;
+	char text[128] = "";
 	int status = 0;
-	pid_t ended;
+	pid_t ended = wait_end(pid, words, text, sizeof(text), &status);
 
-	if (is_readable(words, deadline))
-		got = read(words, text, sizeof(text) - 1);
-	ended = wait_end(pid, deadline, &status);
 	if (ended == 0)
 		return tmesh_fail(err, -ETIMEDOUT,
 				  "the keeper %.80s did not start within %d s: it was killed",
@@ -219,8 +229,6 @@ static int wait_for(pid_t pid, int words, const char *program, struct tmesh_erro
 	 */
 	if (ended < 0 || status == 0)
 		return 0;
-	text[got > 0 ? got : 0] = '\0';
-	text[strcspn(text, "\n")] = '\0';
 	return tmesh_fail(err, -ENOENT, "the keeper %.80s could not start%s%s", program,
 			  *text ? ": " : "", text);
 }

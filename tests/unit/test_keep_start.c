@@ -2,6 +2,7 @@
 /* Programs in the keeper's place that do not start as it does: each wait for them has an end. */
 #include "unit.h"
 
+#include <spawn.h>
 #include <sys/time.h>
 
 static uint64_t longest_ns;
@@ -20,10 +21,32 @@ static pid_t interrupted_waitpid(pid_t pid, int *status, int options)
 
 #define waitpid interrupted_waitpid
 
+static pid_t holder; /* has a copy of the pipe's end by which the program speaks */
+static int let[2];
+
+/* Start the program beside a child that another thread forked at that moment. It lives until it is
+ * let go. */
+static int spawn_beside(pid_t *pid, const char *program, const posix_spawn_file_actions_t *actions,
+			const posix_spawnattr_t *attr, char *const *argv, char *const *envp)
+{
+	char nothing;
+
+	if (let[1]) {
+		holder = fork();
+		if (!holder) {
+			close(let[1]);
+			_exit(read(let[0], &nothing, 1) != 0);
+		}
+	}
+	return posix_spawn(pid, program, actions, attr, argv, envp);
+}
+
+#define posix_spawn spawn_beside
 #define LONGEST_START_NS longest_ns
 #define TMESH_KEEPER_PATH "/nowhere/tmesh-keeper"
 #include "../../lib/keep_start.c"
 #undef waitpid
+#undef posix_spawn
 
 static char folder[] = "/tmp/tmesh-start-XXXXXX";
 
@@ -89,6 +112,26 @@ UNIT(test_left_behind)
 	keeper_is("sleep 1000 & echo $! >${0%/*}/pid; exit 1");
 	assert_refused(connected(*state, err), -ENOENT, "could not start");
 	assert_int_equal(kill(noted(), SIGKILL), 0);
+}
+
+/* A forked child holds the pipe open: the end of the program is noticed all the same, and its
+ * reason read. The test's time limit ends a wait for the child. */
+UNIT(test_held_open)
+{
+	longest_ns = UINT64_C(3600000000000);
+	for (int fails = 0; fails < 2; fails++) {
+		keeper_is(fails ? "sleep 0.1; echo a reason; exit 1" : "sleep 0.1");
+		assert_int_equal(pipe2(let, O_CLOEXEC), 0);
+		if (fails)
+			assert_refused(start(*state, err), -ENOENT, "could not start: a reason");
+		else
+			assert_ok(start(*state, err));
+		close(let[0]);
+		close(let[1]);
+		let[1] = 0;
+		join_child(holder);
+		assert_no_child();
+	}
 }
 
 /* A signal's handler of the program runs meanwhile. */
