@@ -245,6 +245,11 @@ def test_other_files_and_another_layout(engine, tmp_path, monkeypatch):
         engine(model="org/model", revision="none")
 
 
+def test_a_preempted_request_keeps_its_tokens(engine):
+    """A block that is not stored is a later miss, so vLLM need not compute a request again to deliver it."""
+    assert engine().scheduler.requires_kv_delivery is False
+
+
 def test_requests_with_an_adapter_are_computed(engine):
     """An adapter's name and path do not identify its weights."""
     one = engine()
@@ -382,8 +387,6 @@ def test_an_update_processes_weights_as_the_load_did(modules):
 
 def test_the_classes_have_all_that_vllm_calls(modules):
     """Each has its base's methods, with the same parameters."""
-    import inspect
-
     for name, theirs in (("connector:Connector", "KVConnectorBase_V1"), ("weights:Engine", "WeightTransferEngine"), ("weights:Trainer", "TrainerWeightTransferEngine")):
         module, _, kind = name.partition(":")
         ours = getattr(modules(module), kind)
@@ -392,5 +395,4 @@ def test_the_classes_have_all_that_vllm_calls(modules):
             mine = getattr(ours, method)
             assert not getattr(mine, "__isabstractmethod__", False), (name, method)
             if method in vars(ours) and method != "__init__":
-                found = [one for one in inspect.signature(mine).parameters if one != "self"]
-                assert found == names.removeprefix("*").split(), (name, method)
+                assert vllm_interfaces.parameters(mine) == names.removeprefix("*").strip(), (name, method)

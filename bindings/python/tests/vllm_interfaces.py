@@ -12,7 +12,9 @@ VERSION = "0.32.0"
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 TRANSFER = "vllm.distributed.weight_transfer.base"
 
-# Class: method: its parameters, with "*" in front if it is abstract.
+PROPERTY = "(property)"
+
+# Class: method: its parameters, with "*" in front if it is abstract, or PROPERTY.
 CLASSES = {
     f"{CONNECTOR}:KVConnectorBase_V1": {
         "__init__": "vllm_config role kv_cache_config", "register_kv_caches": "kv_caches", "start_load_kv": "* forward_context kwargs",
@@ -20,7 +22,7 @@ CLASSES = {
         "get_finished": "finished_req_ids", "get_block_ids_with_load_errors": "", "shutdown": "",
         "get_num_new_matched_tokens": "* request num_computed_tokens", "update_state_after_alloc": "* request blocks num_external_tokens",
         "build_connector_meta": "* scheduler_output", "update_connector_output": "connector_output", "request_finished": "request block_ids",
-        "reset_cache": "", "_get_connector_metadata": ""},
+        "reset_cache": "", "_get_connector_metadata": "", "requires_kv_delivery": PROPERTY},
     f"{CONNECTOR}:KVConnectorMetadata": {},
     f"{TRANSFER}:WeightTransferEngine": {
         "__init__": "config vllm_config device model", "init_transfer_engine": "* init_info", "start_weight_update": "*", "finish_weight_update": "*",
@@ -32,6 +34,8 @@ CLASSES = {
 
 def parameters(method):
     """Return a method's parameters in the record's form."""
+    if isinstance(method, property):
+        return PROPERTY
     names = [name for name in inspect.signature(method).parameters if name not in ("self", "cls")]
     return " ".join(["*"] * getattr(method, "__isabstractmethod__", False) + names)
 
@@ -60,7 +64,7 @@ def install():
             def stand_in(self, *args, **more):
                 raise NotImplementedError
             stand_in.__isabstractmethod__ = mandatory
-            found[method] = stand_in
+            found[method] = property(stand_in) if names == PROPERTY else stand_in
         setattr(module(path), kind, type(kind, (), found))
     base = module(CONNECTOR)
     base.KVConnectorRole = enum.Enum("KVConnectorRole", "SCHEDULER WORKER", start=0)

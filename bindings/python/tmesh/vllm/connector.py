@@ -142,6 +142,11 @@ class Connector(_base.KVConnectorBase_V1):  # type: ignore[misc]
 
     # The scheduler's side.
 
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a block that is not stored is a later miss. With True vLLM would drop the last tokens of a request that it preempts."""
+        return False
+
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         if request.lora_request:
             return 0, False
