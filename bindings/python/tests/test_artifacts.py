@@ -78,12 +78,14 @@ def test_tensors_on_a_gpu_are_kept_there(caplog, monkeypatch):
     gpu, made, told = Gpu(torch), tensors(torch), []
     artifact = artifacts.keep(KEY, made, gpu=gpu, progress=lambda *how: told.append(how))
     block = "g" + artifact.name[1:]
-    assert sorted(one["name"] for one in tmesh.kept()) == [artifact.name, block] and told[-1] == (250, 576)
+    assert sorted(one["name"] for one in tmesh.kept()) == [artifact.name, block] and told[-1] == (250, 5 * 64 + 3 * 512)
+    entries = json.loads(tmesh.open_kept(artifact.name).metadata)["tensors"].values()
+    assert sorted({start - start % 512 for *_, start in (entry[:4] for entry in entries if entry[4:])}) == [0, 512, 1024]
     found = artifacts.find(KEY, gpu=gpu)
     for back in found.tensors(), artifact.tensors():
         for name, value in made.items():
             assert torch.equal(back[name], value) and back[name].dtype == value.dtype and back[name].stride() == value.stride(), name
-        assert back["head"] is back["embed"] and found.gpu_bytes == 4 * 64
+        assert back["head"] is back["embed"] and found.gpu_bytes == 3 * 512
     assert_refused(artifacts.find(KEY).tensors, tmesh.InvalidError, "has tensors on a GPU: open it with gpu")
     # Another one of the same fingerprint brings memory of its own.
     changed = artifacts.keep(KEY, {**made, "t": made["t"] + 1}, gpu=gpu)

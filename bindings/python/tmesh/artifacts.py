@@ -40,6 +40,7 @@ _log = logging.getLogger("tmesh.artifacts")
 
 _FORMAT = 1
 _ALIGNMENT = 64
+_GPU_ALIGNMENT = 512  # as allocations of CUDA and of PyTorch
 _MARK = 32  # bytes at the end of a GPU's memory
 _WAIT = .02  # seconds between two looks at the process that loads
 _DATA = "data"
@@ -226,7 +227,8 @@ def _storage(tensor: Any) -> Any:
 class _Layout:
     """Where storages lie in memory that is to be made: each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, alignment: int) -> None:
+        self.alignment = alignment
         self.storages: dict[int, tuple[Any, int]] = {}
         self.total = 0
 
@@ -235,7 +237,7 @@ class _Layout:
         storage = _storage(tensor)
         if storage.nbytes() and storage.data_ptr() not in self.storages:
             self.storages[storage.data_ptr()] = storage, self.total
-            self.total += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+            self.total += -(-storage.nbytes() // self.alignment) * self.alignment
         start = self.storages[storage.data_ptr()][1] if storage.nbytes() else 0
         return int(start + tensor.storage_offset() * tensor.element_size()) if tensor.numel() else 0
 
@@ -257,7 +259,7 @@ def keep(fingerprint: Mapping[str, Any], tensors: Mapping[str, Any], *, extra: A
     tmesh.put() and tmesh.keep(), and of gpu; no artifact is kept then."""
     torch = importlib.import_module("torch")
     name = name_of(fingerprint)
-    host, device = _Layout(), _Layout()
+    host, device = _Layout(_ALIGNMENT), _Layout(_GPU_ALIGNMENT)
     parts: dict[str, list[Any]] = {}
     aliases: dict[str, str] = {}
     places: dict[Any, str] = {}
