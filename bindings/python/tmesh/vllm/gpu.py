@@ -25,8 +25,7 @@ _utils: Any
 _torch: Any
 _ipc, _protocol, _utils = load(_PACKAGE, VERSION, {
     "vllm.model_executor.model_loader.weight_cache.ipc_loader": "IpcModelLoader",
-    "vllm.model_executor.model_loader.weight_cache.protocol": "UnsupportedQuantForIPCError WeightCacheState check_ipc_quant_support "
-                                                              "get_current_device_uuid",
+    "vllm.model_executor.model_loader.weight_cache.protocol": "UnsupportedQuantForIPCError WeightCacheState check_ipc_quant_support",
     "vllm.model_executor.model_loader.weight_cache.utils": "export_model_attrs"})
 _torch, = load("torch", "2.13.0", {"torch": "from_dlpack"})
 
@@ -38,8 +37,8 @@ class Memory:
         self._index: int = _torch.accelerator.current_device_index() if device.index is None else device.index
 
     def identity(self) -> str:
-        """Return the name of the physical GPU."""
-        return str(_protocol.get_current_device_uuid())
+        """Return the name of the physical GPU. vLLM's own function counts GPUs otherwise than PyTorch if it was started with --device-ids."""
+        return str(_torch.cuda.get_device_properties(self._index).uuid)
 
     def has(self, tensor: Any) -> bool:
         return bool(tensor.is_cuda and tensor.device.index == self._index)
@@ -53,7 +52,12 @@ class Memory:
         cuda.keep(memory, name, replace=True)
 
     def open(self, name: str) -> Any:
-        return _torch.from_dlpack(cuda.open_kept(name, device=self._index))
+        array = cuda.open_kept(name, device=self._index)
+        if array.device != f"cuda:{self._index}":
+            there = array.device
+            array.release()
+            raise ProtocolError(71, f"its GPU memory, {name}, is on {there}, and this engine computes on cuda:{self._index}")
+        return _torch.from_dlpack(array)
 
 
 class _Entry(NamedTuple):

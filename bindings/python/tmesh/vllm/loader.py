@@ -278,3 +278,4 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
             raise UnsupportedError(95, f"load format tmesh: nothing can be shared: {reason}; set fallback, or use --load-format auto")
         _log.warning("tmesh: nothing is shared: %s", reason)
         return super().load_model(vllm_config, model_config, prefix)
+        self.report = {"artifact": None, "made": False, "bytes": 0, "shared_bytes": 0, "reason": reason}

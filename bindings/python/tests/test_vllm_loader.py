@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""The load format of tmesh.vllm as on a GPU, with vLLM's package and no engine: make vllm-check. Memory of the host stands in for a GPU's."""
+
+import copy
+import importlib.util
+import threading
+import types
+
+import pytest
+
+import tmesh
+from conftest import any_backend, assert_refused, eventually
+from tmesh import artifacts
+
+any_backend()
+if not importlib.util.find_spec("vllm"):
+    pytest.skip("vLLM is not installed: make vllm-check", allow_module_level=True)
+
+pytestmark = pytest.mark.usefixtures("nothing_kept")
+
+
+class Memory:
+    """Memory of the host in place of tmesh.vllm.gpu.Memory."""
+
+    def __init__(self, device):
+        pass
+
+    def identity(self):
+        return "no GPU"
+
+    def has(self, tensor):
+        return True
+
+    def make(self, nbytes):
+        import torch
+
+        raw = torch.empty(nbytes, dtype=torch.uint8)
+        return raw, raw
+
+    def keep(self, memory, name):
+        tmesh.keep(memory.numpy(), name, replace=True)
+
+    def open(self, name):
+        import torch
+
+        return torch.from_dlpack(tmesh.open_kept(name).dlpack(allow_readonly=True))
+
+
+class Hashed(types.SimpleNamespace):
+    def compute_hash(self):
+        return repr(self)
+
+
+def configuration(**changed):
+    """Return what the loader reads of vLLM's configuration. Names with "_" in place of "." are parts' attributes: parallel__enable_eplb."""
+    made = types.SimpleNamespace(
+        model_config=types.SimpleNamespace(model="model", enable_sleep_mode=False, enable_cumem_allocator=False),
+        parallel_config=types.SimpleNamespace(
+            enable_eplb=False, all2all_backend="allgather", eplb_config=types.SimpleNamespace(num_redundant_experts=0),
+            prefill_context_parallel_size=1, decode_context_parallel_size=1, dcp_q_replicate=None),
+        cache_config=types.SimpleNamespace(cache_dtype="auto", kv_cache_dtype_skip_layers=[]),
+        kernel_config=Hashed(moe_backend="auto", linear_backend="auto"), attention_config=Hashed(backend=None),
+        load_config=load_config(), device_config=types.SimpleNamespace(device="cuda"), weight_transfer_config=None, speculative_config=None,
+        compilation_config=types.SimpleNamespace(static_forward_context={}, static_all_moe_layers=[]))
+    for name, value in changed.items():
+        part, _, attribute = name.partition("__")
+        if attribute:
+            setattr(getattr(made, f"{part}_config"), attribute, value)
+        else:
+            setattr(made, name, value)
+    return made
+
+
+def load_config(**extra):
+    return types.SimpleNamespace(load_format="tmesh", model_loader_extra_config=extra, device=None)
+
+
+@pytest.fixture
+def loader(monkeypatch):
+    """Return a function that makes a loader of an engine on a GPU, whose files and ranks are always the same."""
+    from tmesh.vllm import gpu
+    from tmesh.vllm import loader as module
+
+    monkeypatch.setattr(gpu, "Memory", Memory)
+    monkeypatch.setattr(module._default.DefaultModelLoader, "__init__", lambda self, config: setattr(self, "load_config", config))
+    monkeypatch.setattr(module._default.DefaultModelLoader, "load_model", lambda self, *_: "loaded as auto")
+    monkeypatch.setattr(module.Loader, "_fingerprint", lambda self, config, model, prefix: {"model": model.model, "prefix": prefix})
+    for name in "get_dcp_group", "get_pcp_group":
+        monkeypatch.setattr(module._distributed, name, lambda: types.SimpleNamespace(rank_in_group=0))
+    return lambda **extra: module.Loader(load_config(**extra))
+
+
+def kept(loader, config, nbytes=100, model=None, prefix=""):
+    """Keep an artifact as an engine of this configuration does. Return its size and its name."""
+    import torch
+
+    artifact = artifacts.keep(loader._fingerprint_on(Memory(None), config, model or config.model_config, prefix),
+                              {"p:w": torch.ones(nbytes, dtype=torch.uint8)}, gpu=Memory(None))
+    return artifact.gpu_bytes, artifact.name
+
+
+def test_the_memory_of_one_gpu(monkeypatch):
+    """Its name is that of PyTorch's device, and memory that is kept on another one is not used."""
+    import torch
+
+    from tmesh.vllm import gpu
+
+    asked, released = [], []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: asked.append(index) or types.SimpleNamespace(uuid="a-b-c"))
+    memory = gpu.Memory(torch.device("cuda:3"))
+    assert memory.identity() == "a-b-c" and asked == [3]
+    monkeypatch.setattr(gpu.cuda, "open_kept", lambda name, device: types.SimpleNamespace(device="cuda:1", release=lambda: released.append(name)))
+    assert_refused(lambda: memory.open("g.x"), tmesh.ProtocolError, "its GPU memory, g.x, is on cuda:1, and this engine computes on cuda:3")
+    assert released == ["g.x"]
+
+
+def test_a_gpu_without_a_name(loader, monkeypatch):
+    """An error of vLLM's or PyTorch's is a reason to load as auto."""
+    monkeypatch.setattr(Memory, "identity", lambda self: [][0])
+    config = configuration()
+    one = loader()
+    assert one.get_external_weight_memory(config) == 0
+    assert one.load_model(config, config.model_config) == "loaded as auto"
+    assert one.report["reason"] == "the fingerprint cannot be had: IndexError: list index out of range"
