@@ -122,3 +122,41 @@ def test_a_gpu_without_a_name(loader, monkeypatch):
     assert one.get_external_weight_memory(config) == 0
     assert one.load_model(config, config.model_config) == "loaded as auto"
     assert one.report["reason"] == "the fingerprint cannot be had: IndexError: list index out of range"
+
+
+READ_ONLY = {
+    "parallel__enable_eplb": (True, "EPLB writes to the experts' weights"),
+    "weight_transfer_config": (types.SimpleNamespace(backend="ipc"), "the weight transfer 'ipc' writes to the weights"),
+    "model__enable_sleep_mode": (True, "sleep mode and the cumem allocator do not free weights"),
+    "model__enable_cumem_allocator": (True, "sleep mode and the cumem allocator do not free weights"),
+}
+
+
+@pytest.mark.parametrize("what", READ_ONLY)
+def test_engines_that_write_to_their_weights(what, loader):
+    """They load as auto, and nothing is kept. In the mode "copy" they have weights of their own."""
+    value, words = READ_ONLY[what]
+    config = configuration(**{what: value})
+    one = loader()
+    kept(one, config)
+    assert one.get_external_weight_memory(config) == 0
+    assert one.load_model(config, config.model_config) == "loaded as auto"
+    assert one.report["reason"].startswith(words) and "use the mode \"copy\"" in one.report["reason"] and one.report["artifact"] is None
+    with pytest.raises(tmesh.UnsupportedError, match="nothing can be shared: .*use the mode"):
+        loader(fallback=False).load_model(config, config.model_config)
+    assert loader(mode="copy")._refusal(config) == ""
+    assert one._refusal(configuration(weight_transfer_config=types.SimpleNamespace(backend="tmesh"))) == ""
+
+
+def test_a_load_into_mapped_weights(loader, monkeypatch):
+    """All ways that vLLM loads a model again are refused, before anything is read."""
+    from tmesh.vllm import gpu
+
+    config = configuration()
+    one = loader()
+    _, name = kept(one, config)
+    monkeypatch.setattr(gpu, "build", lambda *_: types.SimpleNamespace(load_weights=lambda weights: pytest.fail("it writes")))
+    model = one.load_model(config, config.model_config)
+    assert one.report["artifact"] == name and one.report["shared_bytes"] > 0
+    for way in (lambda: model.load_weights(iter(())), lambda: loader().get_all_weights(None, model), lambda: loader().load_weights(model, None)):
+        assert_refused(way, tmesh.UnsupportedError, "start the engine with the mode \"copy\"")

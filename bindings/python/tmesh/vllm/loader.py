@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 import contextlib
 import copy
+import functools
 import os
 import time
 from typing import Any
@@ -70,6 +71,13 @@ def _in_place() -> Iterator[None]:
         yield
     finally:
         _layers.check_cpu_sgl_kernel, _layers.ops._supports_onednn = packs
+
+
+def _check_writable(model: Any, *_: Any) -> None:
+    """Raise UnsupportedError if a model's weights are mapped for reading. A write to them would end the process."""
+    if getattr(model, "tmesh_read_only", False):
+        raise UnsupportedError(95, "load format tmesh: this model's weights are mapped from GPU memory of all engines, for reading: start the "
+                                   "engine with the mode \"copy\" to load into them")
 
 
 class _Layers:
@@ -131,7 +139,8 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
         }
 
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
-        yield from counted(super().get_all_weights(model_config, model), self._total, self._tell)
+        _check_writable(model)
+        return counted(super().get_all_weights(model_config, model), self._total, self._tell)
 
     def _load(self, model: Any, model_config: Any, tell: Tell | None) -> None:
         self._tell = tell
@@ -141,15 +150,13 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
             self._tell = None
 
     def load_weights(self, model: Any, model_config: Any) -> None:
-        if getattr(model, "tmesh_read_only", False):
-            raise UnsupportedError(95, "load format tmesh: this model's weights are mapped from GPU memory of all engines, for reading: start the "
-                                       "engine with the mode \"copy\" to load into them")
+        _check_writable(model)
         super().load_weights(model, model_config)
 
     def get_external_weight_memory(self, vllm_config: Any) -> int:
         """Return the bytes of GPU memory that a load would map. vLLM asks before it divides a GPU's memory."""
         device = self._device(vllm_config)
-        if self._mode == "copy" or not self._on_gpu(device):
+        if self._mode == "copy" or not self._on_gpu(device) or self._refusal(vllm_config):
             return 0
         from . import gpu
 
@@ -159,6 +166,21 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
             return 0
         artifact.release()
         return artifact.gpu_bytes
+
+    def _refusal(self, vllm_config: Any) -> str:
+        """Return why an engine of this configuration cannot use parameters that are mapped for reading. "": it can."""
+        if self._mode == "copy":
+            return ""
+        model, transfer = vllm_config.model_config, vllm_config.weight_transfer_config
+        if vllm_config.parallel_config.enable_eplb:
+            cause = "EPLB writes to the experts' weights"
+        elif transfer is not None and transfer.backend != "tmesh":
+            cause = f"the weight transfer {transfer.backend!r} writes to the weights"
+        elif model.enable_sleep_mode or model.enable_cumem_allocator:
+            cause = "sleep mode and the cumem allocator do not free weights that are mapped"
+        else:
+            return ""
+        return f"{cause}, and the mode \"view\" maps them for reading: use the mode \"copy\""
 
     def _device(self, vllm_config: Any) -> Any:
         return _torch.device(self.load_config.device or vllm_config.device_config.device)
@@ -172,6 +194,9 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
 
     def _load_on_gpu(self, vllm_config: Any, model_config: Any, prefix: str, device: Any) -> Any:
         """Load finished weights, or make them (gpu.py)."""
+        refused = self._refusal(vllm_config)
+        if refused:
+            return self._without(vllm_config, model_config, prefix, refused)
         from . import gpu
 
         memory = gpu.Memory(device)
@@ -218,6 +243,8 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
             _log.warning("tmesh: nothing is shared: %s", why)
         size = artifact.gpu_bytes if artifact else 0
         made.tmesh_read_only = obtained.artifact is not None and self._mode == "view"
+        if made.tmesh_read_only:
+            made.load_weights = functools.partial(_check_writable, made)
         self.report = {"artifact": artifact.name if artifact else None, "made": obtained.made, "bytes": size,
                        "shared_bytes": size if made.tmesh_read_only else 0, "reason": "" if artifact else why}
         _log.info("tmesh: %s", self.report)
@@ -277,5 +304,5 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
         if not self._sharing.fallback:
             raise UnsupportedError(95, f"load format tmesh: nothing can be shared: {reason}; set fallback, or use --load-format auto")
         _log.warning("tmesh: nothing is shared: %s", reason)
-        return super().load_model(vllm_config, model_config, prefix)
         self.report = {"artifact": None, "made": False, "bytes": 0, "shared_bytes": 0, "reason": reason}
+        return super().load_model(vllm_config, model_config, prefix)
