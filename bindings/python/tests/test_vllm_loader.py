@@ -160,3 +160,29 @@ def test_a_load_into_mapped_weights(loader, monkeypatch):
     assert one.report["artifact"] == name and one.report["shared_bytes"] > 0
     for way in (lambda: model.load_weights(iter(())), lambda: loader().get_all_weights(None, model), lambda: loader().load_weights(model, None)):
         assert_refused(way, tmesh.UnsupportedError, "start the engine with the mode \"copy\"")
+
+
+OTHERS = {
+    "kernel__moe_backend": "flashinfer_trtllm", "kernel__linear_backend": "marlin", "attention__backend": "FLASHINFER", "cache__cache_dtype": "fp8",
+    "cache__kv_cache_dtype_skip_layers": ["0"], "parallel__all2all_backend": "deepep_low_latency",
+    "parallel__eplb_config": types.SimpleNamespace(num_redundant_experts=2), "parallel__prefill_context_parallel_size": 2,
+    "parallel__decode_context_parallel_size": 2, "parallel__dcp_q_replicate": True,
+}
+
+
+@pytest.mark.parametrize("what", [*OTHERS, "rank", "version"])
+def test_finished_weights_of_another_form(what, loader, monkeypatch):
+    """The artifact of an engine whose kernels have another form is another one."""
+    from tmesh.vllm import loader as module
+
+    def name(**changed):
+        config = configuration(**changed)
+        return artifacts.name_of(loader()._fingerprint_on(Memory(None), config, config.model_config, ""))
+
+    before = name()
+    if what == "rank":
+        monkeypatch.setattr(module._distributed, "get_pcp_group", lambda: types.SimpleNamespace(rank_in_group=1))
+    if what == "version":
+        monkeypatch.setattr(module.metadata, "version", lambda package: "1.0 of " + package)
+    assert name() == before if what in OTHERS else name() != before
+    assert what not in OTHERS or name(**{what: OTHERS[what]}) != before

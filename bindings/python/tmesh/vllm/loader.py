@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import contextlib
 import copy
 import functools
+from importlib import metadata
 import os
 import time
 from typing import Any
@@ -49,7 +50,7 @@ _default, _base, _utils, _layers, _distributed, _envs, _torch_utils, _logger, _v
     "vllm.model_executor.model_loader.base_loader": "BaseModelLoader _has_online_quant",
     "vllm.model_executor.model_loader.utils": "process_weights_after_loading",
     "vllm.model_executor.layers.utils": "check_cpu_sgl_kernel dispatch_cpu_unquantized_gemm ops",
-    "vllm.distributed": "get_dp_group get_pp_group get_tensor_model_parallel_rank get_tensor_model_parallel_world_size",
+    "vllm.distributed": "get_dcp_group get_dp_group get_pcp_group get_pp_group get_tensor_model_parallel_rank get_tensor_model_parallel_world_size",
     "vllm.envs": "compile_factors", "vllm.utils.torch_utils": "set_default_torch_dtype", "vllm.logger": "init_logger",
     "vllm": "__version__"})
 _torch, = load("torch", "2.13.0", {"torch": "compile"})
@@ -60,6 +61,17 @@ _log = _logger.init_logger("vllm.tmesh.loader")
 _NEUTRAL = {"VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_ENABLE_V1_MULTIPROCESSING",
             "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_PLUGINS", "VLLM_HOST_IP", "LOCAL_RANK", "VLLM_ENGINE_READY_TIMEOUT_S",
             "VLLM_CONFIGURE_LOGGING", "VLLM_ENGINE_ITERATION_TIMEOUT_S", "VLLM_LOOPBACK_IP", "CUDA_VISIBLE_DEVICES"}
+
+# Packages of kernels whose versions may differ with the same vLLM.
+_KERNELS = "flashinfer-python", "deep-gemm"
+
+
+def _version(package: str) -> str | None:
+    """Return an installed package's version. None: it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
@@ -190,7 +202,17 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
         return bool(device.type == "cuda")
 
     def _fingerprint_on(self, memory: Any, vllm_config: Any, model_config: Any, prefix: str) -> dict[str, Any]:
-        return {**self._fingerprint(vllm_config, model_config, prefix), "gpu": memory.identity(), "cuda": _torch.version.cuda}
+        """Return everything that shapes finished weights: also the choice of kernels, each of which has a form of its own."""
+        parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+        return {
+            **self._fingerprint(vllm_config, model_config, prefix), "gpu": memory.identity(), "cuda": _torch.version.cuda,
+            "kernels": vllm_config.kernel_config.compute_hash(), "attention": vllm_config.attention_config.compute_hash(),
+            "cache": [str(cache.cache_dtype), [*cache.kv_cache_dtype_skip_layers]],
+            "experts": [str(parallel.all2all_backend), parallel.eplb_config.num_redundant_experts],
+            "context_parallel": [_distributed.get_pcp_group().rank_in_group, parallel.prefill_context_parallel_size,
+                                 _distributed.get_dcp_group().rank_in_group, parallel.decode_context_parallel_size, parallel.dcp_q_replicate],
+            "packages": {name: _version(name) for name in _KERNELS},
+        }
 
     def _load_on_gpu(self, vllm_config: Any, model_config: Any, prefix: str, device: Any) -> Any:
         """Load finished weights, or make them (gpu.py)."""
