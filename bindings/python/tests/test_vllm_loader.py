@@ -186,3 +186,54 @@ def test_finished_weights_of_another_form(what, loader, monkeypatch):
         monkeypatch.setattr(module.metadata, "version", lambda package: "1.0 of " + package)
     assert name() == before if what in OTHERS else name() != before
     assert what not in OTHERS or name(**{what: OTHERS[what]}) != before
+
+
+class Draft(types.SimpleNamespace):
+    draft_load_config = None
+
+    def apply_draft_overrides(self, config):
+        return config
+
+
+def test_the_memory_that_vllm_is_told_of(loader):
+    """It is what a load would map: of the model and of its draft, if the GPU's memory is there."""
+    config = configuration()
+    one = loader()
+    assert one.get_external_weight_memory(config) == 0
+    size, name = kept(one, config)
+    assert one.get_external_weight_memory(config) == size > 0 and loader(mode="copy").get_external_weight_memory(config) == 0
+    draft = types.SimpleNamespace(model="draft")
+    eagle = Draft(method="eagle", draft_model_config=draft, attention_backend=None)
+    with_draft = configuration(speculative_config=eagle)
+    assert one.get_external_weight_memory(with_draft) == size
+    more, _ = kept(one, with_draft, 3000, draft)
+    assert one.get_external_weight_memory(with_draft) == size + more > 3000
+    # A draft that is a model of its own has ranks of its own.
+    alone = configuration(speculative_config=Draft(method="draft_model", draft_model_config=draft, attention_backend=None,
+                                                   draft_parallel_config=copy.copy(config.parallel_config)))
+    more, _ = kept(one, alone, 5000, draft, "draft_model")
+    assert one.get_external_weight_memory(alone) == size + more > 5000
+    # Some methods name the model itself as its draft.
+    assert one.get_external_weight_memory(configuration(speculative_config=Draft(method="ngram", draft_model_config=config.model_config),
+                                                        model_config=config.model_config)) == size
+    eagle.draft_load_config = types.SimpleNamespace(load_format="auto")
+    assert one.get_external_weight_memory(with_draft) == size
+    tmesh.drop("g." + name[2:])
+    assert one.get_external_weight_memory(config) == 0
+
+
+def test_the_memory_of_an_engine_that_still_loads(loader):
+    """It is waited for: it would count as this engine's own later."""
+    config = configuration()
+    one = loader()
+    turn = artifacts._Turn(artifacts.name_of(one._fingerprint_on(Memory(None), config, config.model_config, "")))
+    assert turn.take()
+    heard = []
+    asking = threading.Thread(target=lambda: heard.append(loader(timeout=600).get_external_weight_memory(config)))
+    asking.start()
+    assert loader(timeout=.1).get_external_weight_memory(config) == 0
+    assert not heard
+    size, _ = kept(one, config)
+    turn.end()
+    eventually(lambda: heard == [size])
+    asking.join()

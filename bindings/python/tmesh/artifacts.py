@@ -34,7 +34,7 @@ from .errors import Error, InvalidError, NotFoundError, PeerTimeoutError, Protoc
 from .keeping import keep as _keep
 from .keeping import open_kept
 
-__all__ = ["Artifact", "Obtained", "find", "keep", "name_of", "obtain"]
+__all__ = ["Artifact", "Obtained", "find", "keep", "name_of", "obtain", "wait"]
 
 _log = logging.getLogger("tmesh.artifacts")
 
@@ -364,6 +364,21 @@ class _Turn:
                     return True
             self._close()  # the process that had it has removed it
 
+    def wait(self, timeout: float, progress: Progress | None) -> str:
+        """Wait until this process has the lock. Return "", or why it has not: the other process showed no progress for timeout seconds."""
+        changed = time.monotonic()
+        last = (0, 0, 0)
+        while not self.take():
+            now = self.progress()
+            if now != last:
+                last, changed = now, time.monotonic()
+            if progress:
+                progress(now[1], now[2], True)
+            if time.monotonic() - changed > timeout:
+                return f"process {now[0]} loads the same weights and showed no progress for {timeout:g} s: let it go on, or end it"
+            time.sleep(_WAIT)
+        return ""
+
     def tell(self, done: int, total: int) -> None:
         """Store the progress, for the processes that wait."""
         text = json.dumps({"pid": os.getpid(), "done": done, "total": total}).encode()
@@ -411,20 +426,12 @@ def obtain(fingerprint: Mapping[str, Any], make: Callable[[Callable[[int, int], 
     if artifact:
         return Obtained(artifact, False, 0.0, "")
     turn = _Turn(name_of(fingerprint))
-    began = changed = time.monotonic()
-    last = (0, 0, 0)
+    began = time.monotonic()
     try:
-        while not turn.take():
-            now = turn.progress()
-            if now != last:
-                last, changed = now, time.monotonic()
-            if progress:
-                progress(now[1], now[2], True)
-            if time.monotonic() - changed > timeout:
-                return Obtained(None, False, time.monotonic() - began,
-                                f"process {now[0]} loads the same weights and showed no progress for {timeout:g} s: let it go on, or end it")
-            time.sleep(_WAIT)
+        why = turn.wait(timeout, progress)
         waited = time.monotonic() - began
+        if why:
+            return Obtained(None, False, waited, why)
         artifact = find(fingerprint, gpu=gpu)
         if artifact:
             return Obtained(artifact, False, waited, "")
@@ -438,3 +445,16 @@ def obtain(fingerprint: Mapping[str, Any], make: Callable[[Callable[[int, int], 
         return Obtained(artifact, True, waited, "" if artifact else "the weights cannot be shared")
     finally:
         turn.end()
+
+
+def wait(fingerprint: Mapping[str, Any], *, timeout: float = 60.0, progress: Progress | None = None, gpu: Gpu | None = None) -> Artifact | None:
+    """Find the artifact of a fingerprint. If another process makes it, wait for that, as obtain() does. None: there is none then."""
+    artifact = find(fingerprint, gpu=gpu)
+    if artifact:
+        return artifact
+    turn = _Turn(name_of(fingerprint))
+    try:
+        turn.wait(timeout, progress)
+    finally:
+        turn.end()
+    return find(fingerprint, gpu=gpu)

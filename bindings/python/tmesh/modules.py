@@ -222,6 +222,10 @@ class Sharing:
         """Find an artifact, or let one process make it while the others wait, with this configuration."""
         return artifacts.obtain(fingerprint, make, timeout=self.timeout, progress=_shown(self._log), gpu=gpu)
 
+    def wait(self, fingerprint: dict[str, Any], *, gpu: artifacts.Gpu | None = None) -> artifacts.Artifact | None:
+        """Find an artifact, and wait for a process that makes it, with this configuration."""
+        return artifacts.wait(fingerprint, timeout=self.timeout, progress=_shown(self._log), gpu=gpu)
+
     def obtain(self, model: Any, fingerprint: dict[str, Any] | None, why: str, load: Callable[[Tell | None], None]) -> artifacts.Obtained:
         """Fill the model's parameters: with views of an artifact if there is one, else by load(), whose argument takes its progress.
         why: the reason for having no fingerprint."""

@@ -48,7 +48,7 @@ _torch: Any
 _default, _base, _utils, _layers, _distributed, _envs, _torch_utils, _logger, _vllm = load(_PACKAGE, VERSION, {
     "vllm.model_executor.model_loader.default_loader": "DefaultModelLoader",
     "vllm.model_executor.model_loader.base_loader": "BaseModelLoader _has_online_quant",
-    "vllm.model_executor.model_loader.utils": "process_weights_after_loading",
+    "vllm.model_executor.model_loader.utils": "get_draft_load_config process_weights_after_loading",
     "vllm.model_executor.layers.utils": "check_cpu_sgl_kernel dispatch_cpu_unquantized_gemm ops",
     "vllm.distributed": "get_dcp_group get_dp_group get_pcp_group get_pp_group get_tensor_model_parallel_rank get_tensor_model_parallel_world_size",
     "vllm.envs": "compile_factors", "vllm.utils.torch_utils": "set_default_torch_dtype", "vllm.logger": "init_logger",
@@ -90,6 +90,23 @@ def _check_writable(model: Any, *_: Any) -> None:
     if getattr(model, "tmesh_read_only", False):
         raise UnsupportedError(95, "load format tmesh: this model's weights are mapped from GPU memory of all engines, for reading: start the "
                                    "engine with the mode \"copy\" to load into them")
+
+
+def _drafts(vllm_config: Any) -> Iterator[tuple[Any, Any, str]]:
+    """Yield the configuration, the model and the prefix with which vLLM loads the draft: each of its two runners makes a configuration of its own."""
+    spec = vllm_config.speculative_config
+    alone = spec.method == "draft_model"
+    for first in True, False:
+        config = copy.copy(spec.apply_draft_overrides(vllm_config))
+        if first:
+            config.attention_config = copy.copy(config.attention_config)
+            config.attention_config.backend = spec.attention_backend
+        if alone:
+            config.parallel_config = copy.copy(spec.draft_parallel_config)
+            if first:
+                for name in "decode_context_parallel_size", "dcp_q_replicate":
+                    setattr(config.parallel_config, name, getattr(vllm_config.parallel_config, name))
+        yield config, spec.draft_model_config, "draft_model" if alone else ""
 
 
 class _Layers:
@@ -166,14 +183,29 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
         super().load_weights(model, model_config)
 
     def get_external_weight_memory(self, vllm_config: Any) -> int:
-        """Return the bytes of GPU memory that a load would map. vLLM asks before it divides a GPU's memory."""
+        """Return the bytes of GPU memory that loads of the model and of its draft would map. vLLM asks before it divides a GPU's memory. If another
+        engine loads the model, wait for it: its memory would count as this engine's own later."""
+        total = self._kept_bytes(vllm_config, vllm_config.model_config, "")
+        draft = vllm_config.speculative_config and vllm_config.speculative_config.draft_model_config
+        # Methods without a draft of their own name the model itself.
+        if draft is None or draft is vllm_config.model_config:
+            return total
+        load_config = _utils.get_draft_load_config(vllm_config)
+        if load_config.load_format != "tmesh":
+            return total
+        loader = Loader(load_config)
+        return total + next(filter(None, (loader._kept_bytes(*one) for one in _drafts(vllm_config))), 0)
+
+    def _kept_bytes(self, vllm_config: Any, model_config: Any, prefix: str) -> int:
+        """Return the bytes of GPU memory that a load would map."""
         device = self._device(vllm_config)
         if self._mode == "copy" or not self._on_gpu(device) or self._refusal(vllm_config):
             return 0
         from . import gpu
 
-        fingerprint, _ = self._sharing.identify(lambda: self._fingerprint_on(gpu.Memory(device), vllm_config, vllm_config.model_config, ""))
-        artifact = artifacts.find(fingerprint) if fingerprint else None
+        memory = gpu.Memory(device)
+        fingerprint, _ = self._sharing.identify(lambda: self._fingerprint_on(memory, vllm_config, model_config, prefix))
+        artifact = self._sharing.wait(fingerprint, gpu=memory) if fingerprint else None
         if artifact is None:
             return 0
         artifact.release()
