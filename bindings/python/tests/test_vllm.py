@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -178,6 +179,9 @@ def test_the_record_of_vllms_interfaces():
         assert {method: vllm_interfaces.parameters(getattr(theirs, method)) for method in methods} == methods, name
         abstract = {*getattr(theirs, "__abstractmethods__", ())} - {"trainer_init"}
         assert abstract == {method for method, names in methods.items() if names.startswith("*")}, name
+    for name, fields in vllm_interfaces.FIELDS.items():
+        path, _, kind = name.partition(":")
+        assert {*fields.split()} <= {field.name for field in dataclasses.fields(getattr(importlib.import_module(path), kind))}, name
 
 
 def used(models, kind):

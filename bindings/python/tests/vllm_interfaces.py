@@ -11,6 +11,7 @@ import types
 VERSION = "0.32.0"
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 TRANSFER = "vllm.distributed.weight_transfer.base"
+LOADER = "vllm.model_executor.model_loader"
 
 PROPERTY = "(property)"
 
@@ -29,6 +30,25 @@ CLASSES = {
         "update_weights": "update_info", "receive_weights": "* update_info", "shutdown": "*", "parse_update_info": "update_dict"},
     f"{TRANSFER}:TrainerWeightTransferEngine": {"__init__": "client source is_sender", "send_weights": "*", "shutdown": ""},
     f"{TRANSFER}:WeightTransferInitInfo": {}, f"{TRANSFER}:WeightTransferUpdateInfo": {}, f"{TRANSFER}:TrainerInitInfo": {},
+    f"{LOADER}.default_loader:DefaultModelLoader": {
+        "load_model": "vllm_config model_config prefix", "load_weights": "model model_config", "get_all_weights": "model_config model",
+        "get_external_weight_memory": "vllm_config", "_prepare_weights": "model_name_or_path subfolder revision fall_back_to_pt allow_patterns_overrides"},
+    f"{LOADER}.weight_cache.ipc_loader:IpcModelLoader": {
+        "_build_model": "vllm_config model_config prefix state", "_apply_entries": "model state device_index"},
+    "vllm.config:SpeculativeConfig": {"apply_draft_overrides": "vllm_config"},
+    "vllm.config:KernelConfig": {"compute_hash": ""}, "vllm.config:AttentionConfig": {"compute_hash": ""},
+}
+
+# Class: fields of a configuration that the load format reads on a GPU.
+FIELDS = {
+    "vllm.config:VllmConfig": "model_config parallel_config cache_config kernel_config attention_config speculative_config weight_transfer_config",
+    "vllm.config:ModelConfig": "enable_sleep_mode enable_cumem_allocator",
+    "vllm.config:ParallelConfig": "enable_eplb eplb_config all2all_backend prefill_context_parallel_size decode_context_parallel_size dcp_q_replicate",
+    "vllm.config:EPLBConfig": "num_redundant_experts",
+    "vllm.config:CacheConfig": "cache_dtype kv_cache_dtype_skip_layers",
+    "vllm.config:AttentionConfig": "backend",
+    "vllm.config:SpeculativeConfig": "method draft_model_config draft_parallel_config attention_backend",
+    "vllm.config:WeightTransferConfig": "backend",
 }
 
 
