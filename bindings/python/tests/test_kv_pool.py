@@ -243,6 +243,60 @@ def test_a_thread_copies(pool, monkeypatch):
     assert store(3, 4, 5) == [3] and one._waiting == 0
 
 
+class Device:
+    """A GPU's module of PyTorch, such as torch.cuda, for tensors that are the host's. It notes what streams do."""
+
+    def __init__(self):
+        self.type, self.notes = "stand_in", []
+
+    def current_stream(self, device):
+        assert device is self
+        return self
+
+    def record_event(self):
+        self.notes.append("record")
+        return "event"
+
+    def wait_event(self, event):
+        self.notes.append(f"wait for {event}")
+
+    def synchronize(self):
+        self.notes.append("synchronize")
+
+
+class OnDevice:
+    """A tensor of such a GPU."""
+
+    def __init__(self, tensor, device):
+        self.tensor, self.device = tensor, device
+
+    def numel(self):
+        return self.tensor.numel()
+
+    def element_size(self):
+        return self.tensor.element_size()
+
+    def __getattr__(self, name):
+        return getattr(self.tensor, name)
+
+    def copy_(self, other):
+        self.device.notes.append("copy")
+        self.tensor.copy_(other)
+
+
+def test_blocks_on_a_gpu_are_there_when_done_is_called(pool, monkeypatch):
+    """Copies begin after the work so far of the caller's stream, and their end is waited for."""
+    torch = pytorch()
+    one, device = pool(), Device()
+    monkeypatch.setattr(torch, "stand_in", device, raising=False)
+    stored(one, torch, [0])
+    into = [OnDevice(torch.zeros(4, 2, 8), device) for _ in range(3)]
+    one.read([(one.name(b"\0"), into)], lambda count: device.notes.append(f"done {count}"))
+    one.flush()
+    assert device.notes == ["record", "wait for event", "copy", "copy", "copy", "synchronize", "done 1"]
+    assert torch.equal(into[2].tensor, block(torch, 0)[2])
+
+
 def test_a_released_search_ends(pool, monkeypatch):
     torch = pytorch()
     one = pool()

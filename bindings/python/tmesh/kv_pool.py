@@ -187,16 +187,20 @@ class Pool:
     def _each(self, thread: ThreadPoolExecutor, doing: str, work: Callable[[str, Sequence[Any]], bool], jobs: Sequence[tuple[str, Sequence[Any]]],
               done: Callable[[int], object]) -> None:
         """Let a thread work on each job, and then call done with the number of those that succeeded. A reader ends at the first that did not."""
+        streams = _Streams(tensor for _, tensors in jobs for tensor in tensors)
 
         def run() -> None:
             count = 0
             try:
+                streams.wait()
                 for name, tensors in jobs:
                     succeeded = work(name, tensors)
                     count += succeeded
                     if not succeeded and thread is self._reader:
                         break
+                streams.synchronize()
             except Exception as problem:  # an engine waits for this
+                count = 0 if streams.devices else count
                 self._fails(doing, problem)
             finally:
                 done(count)
@@ -311,6 +315,28 @@ class Pool:
         self._closed = True
         self._reader.shutdown(wait=True, cancel_futures=False)
         self._writer.shutdown(wait=True, cancel_futures=False)
+
+
+class _Streams:
+    """The streams of tensors' GPUs, for copies in another thread. It is made in the thread whose work comes before the copies."""
+
+    def __init__(self, tensors: Iterable[Any]) -> None:
+        self.devices = [*{device: None for tensor in tensors if (device := getattr(tensor, "device", None)) and device.type != "cpu"}]
+        self._events = [self._stream(device).record_event() for device in self.devices]
+
+    @staticmethod
+    def _stream(device: Any) -> Any:
+        return getattr(importlib.import_module("torch"), device.type).current_stream(device)
+
+    def wait(self) -> None:
+        """Let copies of this thread begin after the work of the other thread's streams."""
+        for device, event in zip(self.devices, self._events):
+            self._stream(device).wait_event(event)
+
+    def synchronize(self) -> None:
+        """Wait for the copies of this thread: the last step of one may still run on the GPU when copy_() returns."""
+        for device in self.devices:
+            self._stream(device).synchronize()
 
 
 def _plain(torch: Any, block: _tmesh.Tensor) -> Any:
