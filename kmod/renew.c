@@ -27,9 +27,9 @@ static int tmesh_renew_check(const struct tmesh_claim *claim, struct tmesh_renew
 	lockdep_assert_held(&region->claims_lock);
 	if (region->state & TMESH_STATE_REVOKED || tmesh_claim_lapsed(claim))
 		return -ESTALE;
-	tmesh_names_remove(region);
 	if (region->state & TMESH_STATE_SEALED)
 		return -EPERM;
+	tmesh_names_remove(region);
 	if (!renewal->next)
 		renewal->joined = region->nr_joined;
 	/*

@@ -980,12 +980,12 @@ struct tmesh_kept_drop {
 /*
  * TMESH_RENEW (handle, needs WRITE and MANAGE): check whether the region's memory can be reused.
  *
- * The region's tokens die, whatever the result; TMESH_TOKEN gives new ones. 0 means that only this
- * handle gives access to the memory: the region has no other handle, lapsed or not, no export and
- * no view. It is not kept, and no device or kernel code has a page of it pinned. A mapping keeps
- * its handle open, and so does a message in flight that carries a descriptor of it. A process that
- * shares this very handle (by dup(), fork() or SCM_RIGHTS) is not distinguished from the caller.
- * Contents, description, fence and id stay.
+ * The region's tokens die with 0 and with EBUSY; TMESH_TOKEN gives new ones. Another error changes
+ * nothing. 0 means that only this handle gives access to the memory: the region has no other
+ * handle, lapsed or not, no export and no view. It is not kept, and no device or kernel code has a
+ * page of it pinned. A mapping keeps its handle open, and so does a message in flight that carries
+ * a descriptor of it. A process that shares this very handle (by dup(), fork() or SCM_RIGHTS) is
+ * not distinguished from the caller. Contents, description, fence and id stay.
  *
  * EBUSY if there is another holder, or pages are in use for a moment. EPERM if it is sealed.
  * EOPNOTSUPP unless it is of TMESH_BACKING_PAGES.
