@@ -60,8 +60,8 @@ vm-6.12-races: ## Race the module's calls for thousands of rounds.
 vm-debug-fuzz: ## Fuzz the module on the debug kernel: two million calls, 50 storms.
 	@TMESH_TEST_LENGTH=full TMESH_TESTS='fuzz storm' tests/vm/run debug kselftest
 
-vm-debug-widened: ## everything at once, on a module whose unlocks take long: a quarter of an hour
-	@TMESH_TEST_LENGTH=full TMESH_TESTS='mixed lifetimes files_races' tests/vm/run debug widened
+vm-debug-widened: ## everything at once, on a module whose unlocks take long: half an hour
+	@TMESH_TEST_LENGTH=full TMESH_TESTS='mixed lifetimes files_races keep_races' tests/vm/run debug widened
 
 vm-debug-planted: ## Break the rules for locks, one for each guest; lockdep must report each.
 	@tests/vm/run debug planted

@@ -60,9 +60,9 @@ def kselftest(tap, name):
 
 
 def widened(tap, name):
-    """Run the programs of TMESH_TESTS on a module with delays after its unlocks: `mixed`, `lifetimes` and
-    `files_races` by default."""
-    names = os.environ.get("TMESH_TESTS", "mixed lifetimes files_races").split()
+    """Run the programs of TMESH_TESTS on a module with delays after its unlocks: `mixed`, `lifetimes`, `files_races` and
+    `keep_races` by default."""
+    names = os.environ.get("TMESH_TESTS", "mixed lifetimes files_races keep_races").split()
     programs = [boot.BUILD / "tests/kselftest" / program for program in names]
     kernel, logs = kernels.prepare(boot.kernel_of(name)), boot.logs(name, "widened")
     module, places = modules.widened(kernel, logs)
