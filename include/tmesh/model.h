@@ -288,11 +288,11 @@ struct tmesh_model_save_opts {
  * that is saved over another one has no index between its first shard and its last.
  *
  * Return: 0. For the arguments: -EINVAL (a name that appears twice, is not UTF-8, or is
- * "__metadata__"; a tensor that is not contiguous; metadata that is not UTF-8; opts); -EOPNOTSUPP
- * (a type that safetensors does not have). For the path: -EEXIST (a folder, a device or a pipe has
- * the name; a symbolic link is replaced, not followed). Also -ENOSPC, -EIO, -ECANCELED and other
- * errors of writing. After an error no file was made or replaced; only if the last step of several
- * files fails, some of them may have been.
+ * "__metadata__"; a tensor that is not contiguous; opts). -EINVAL too for metadata that is not
+ * UTF-8 or has a key without a value. -EOPNOTSUPP (a type that safetensors does not have). For the
+ * path: -EEXIST (a folder, a device or a pipe has the name; a symbolic link is replaced, not
+ * followed). Also -ENOSPC, -EIO, -ECANCELED and other errors of writing. After an error no file was
+ * made or replaced; only if the last step of several files fails, some of them may have been.
  */
 int tmesh_model_save(const char *path, const struct tmesh_model_item *items, size_t count,
 		     const struct tmesh_model_save_opts *opts, struct tmesh_error *err);

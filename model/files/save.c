@@ -136,9 +136,17 @@ static int check_items(struct save *save, const struct tmesh_model_item *items, 
 
 static int check_metadata(const char *const *metadata, struct tmesh_error *err)
 {
-	for (; metadata && *metadata; metadata++) {
-		if (!model_is_utf8((const uint8_t *)*metadata, strlen(*metadata)))
+	char quoted[MODEL_QUOTE];
+
+	for (const char *const *at = metadata; at && *at; at++) {
+		bool is_key = (at - metadata) % 2 == 0;
+
+		if (!model_is_utf8((const uint8_t *)*at, strlen(*at)))
 			return tmesh_fail(err, -EINVAL, "a text of the metadata is not UTF-8");
+		if (is_key && !at[1])
+			return tmesh_fail(err, -EINVAL,
+					  "the metadata has the key \"%s\" without a value",
+					  model_quote(quoted, *at));
 	}
 	return 0;
 }
@@ -483,6 +491,8 @@ int tmesh_model_save(const char *path, const struct tmesh_model_item *items, siz
 		return rc;
 	if (!path || !*path || path[strlen(path) - 1] == '/')
 		return tmesh_fail(err, -EINVAL, "no name of a file is given");
+	if (count && TMESH_NEED(err, items))
+		return -EINVAL;
 	name = strrchr(path, '/');
 	name = name ? name + 1 : path;
 	length = strlen(name);

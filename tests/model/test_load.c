@@ -533,6 +533,7 @@ UNIT(test_save)
 {
 	static const char *const metadata[] = {"format", "pt", NULL};
 	static const char *const wrong[] = {"format", "pt", "a", "\xff", NULL};
+	static const char *const odd[] = {"format", "pt", "step", NULL, "a", "b", NULL};
 	struct tmesh_model_save_opts opts = {
 		.size = sizeof(opts), .max_shard_bytes = 1 << 16, .metadata = metadata};
 	struct tmesh_model_item bad[2] = {items[0], items[0]};
@@ -567,6 +568,8 @@ UNIT(test_save)
 	assert_ok(tmesh_tensor_view(tensors[9], &layout, &bad[0].tensor, err));
 	assert_refused(tmesh_model_save(path, bad, 1, NULL, err), -EINVAL, "not contiguous");
 	tmesh_tensor_unref(bad[0].tensor);
+	opts.metadata = odd;
+	assert_refused(tmesh_model_save(path, items, 1, &opts, err), -EINVAL, "\"step\"");
 	opts.metadata = wrong;
 	assert_refused(tmesh_model_save(path, items, 1, &opts, err), -EINVAL, "not UTF-8");
 	opts.metadata = NULL;

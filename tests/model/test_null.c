@@ -49,6 +49,7 @@ UNIT(test_models)
 	NULL_(tmesh_model_bundle(NULL, model, &bundle, err), "ctx");
 	NULL_(tmesh_model_bundle(ctx, NULL, &bundle, err), "model");
 	NULL_(tmesh_model_bundle(ctx, model, NULL, err), "out");
+	NULL_(tmesh_model_save("/tmp/none.safetensors", NULL, 1, NULL, err), "items");
 	assert_null(other);
 	assert_null(text);
 	assert_null(opened);
