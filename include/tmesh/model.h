@@ -260,7 +260,8 @@ int tmesh_model_tensor_open(const struct tmesh_model *model, size_t index,
  * ref, one open, one hand-over. The bundle may outlive the model. A tensor whose type tmesh does
  * not have is bytes in the bundle too, with the name of the type and the shape in elements.
  *
- * Return: 0; -EINVAL (not loaded; more tensors than a bundle has), and as tmesh_bundle_create().
+ * Return: 0; -EINVAL (not loaded; more tensors than a bundle has, or more than
+ * TMESH_BUNDLE_MAX_METADATA bytes of metadata), and as tmesh_bundle_create().
  */
 int tmesh_model_bundle(struct tmesh_ctx *ctx, const struct tmesh_model *model,
 		       struct tmesh_bundle **out, struct tmesh_error *err);

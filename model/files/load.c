@@ -362,7 +362,7 @@ int tmesh_model_bundle(struct tmesh_ctx *ctx, const struct tmesh_model *model,
 	entries = calloc(model->entry_count + 1, sizeof(*entries));
 	if (!entries)
 		return tmesh_fail(err, -ENOMEM, "no memory for the bundle");
-	rc = tmesh_model_metadata_json(model, 0, &metadata, err);
+	rc = model_metadata_text(model, 0, TMESH_BUNDLE_MAX_METADATA, &metadata, err);
 	for (size_t i = 0; i < model->entry_count && !rc; i++) {
 		const struct table_tensor *tensor = model->entries[i].tensor;
 

@@ -1,9 +1,54 @@
 // SPDX-License-Identifier: MIT
-/* Metadata as JSON. */
+/* Metadata as JSON. The text is made a part at a time: a tree of all values takes many times as
+ * much memory as the header. */
 #include "model_internal.h"
 
 #include <math.h>
 #include <string.h>
+
+#define BATCH 1024 /* elements of an array */
+
+struct text {
+	char *data;
+	size_t bytes, room;
+	size_t most; /* bytes */
+	int rc;	     /* why nothing more was added */
+};
+
+/* Add text; for json_dump_callback() too. */
+static int text_add(const char *from, size_t bytes, void *data)
+{
+	struct text *text = data;
+	size_t room = 2 * text->room + bytes;
+	char *grown;
+
+	if (!text->rc && bytes > text->most - text->bytes)
+		text->rc = -EINVAL;
+	if (!text->rc && bytes > text->room - text->bytes) {
+		room = room < text->most ? room : text->most;
+		grown = realloc(text->data, room + 1);
+		if (grown) {
+			text->data = grown;
+			text->room = room;
+		} else {
+			text->rc = -ENOMEM;
+		}
+	}
+	if (text->rc)
+		return -1;
+	memcpy(text->data + text->bytes, from, bytes);
+	text->bytes += bytes;
+	return 0;
+}
+
+/* Add @json and release it. NULL: there was no memory for it. */
+static void text_add_json(struct text *text, json_t *json)
+{
+	if (!text->rc &&
+	    (!json || json_dump_callback(json, text_add, text, JSON_COMPACT | JSON_ENCODE_ANY)))
+		text->rc = text->rc ? text->rc : -ENOMEM;
+	json_decref(json);
+}
 
 /* Make a JSON string of bytes that need not be UTF-8. */
 static json_t *text_json(const uint8_t *text, uint64_t bytes)
@@ -90,50 +135,110 @@ static json_t *item_json(uint32_t type, const uint8_t *data, uint64_t *took)
 	}
 }
 
-static json_t *value_json(const struct table_value *value, uint64_t most)
+/* Make an array of @count elements at @at, and move past them. */
+static json_t *items_json(uint32_t type, uint64_t count, const uint8_t **at)
 {
-	const uint8_t *at = value->data;
-	json_t *array, *item = NULL;
+	json_t *array = json_array();
 	uint64_t took;
 
-	if (value->type == TMESH_MODEL_STRING)
-		return text_json(value->data, value->bytes);
-	if (value->type != TMESH_MODEL_ARRAY)
-		return item_json(value->type, at, &took);
-	array = json_array();
-	for (uint64_t i = 0; array && i < value->count; i++, at += took) {
-		item = most && i >= most ? json_null() : item_json(value->item, at, &took);
-		if (json_array_append_new(array, item)) {
+	for (uint64_t i = 0; array && i < count; i++, *at += took) {
+		if (json_array_append_new(array, item_json(type, *at, &took))) {
 			json_decref(array);
 			return NULL;
 		}
-		if (most && i >= most)
-			break;
 	}
 	return array;
+}
+
+static void text_add_array(struct text *text, const struct table_value *value, uint64_t most)
+{
+	uint64_t count = most && value->count > most ? most : value->count;
+	const uint8_t *at = value->data;
+
+	if (!count)
+		text_add("[", 1, text);
+	for (uint64_t done = 0; done < count && !text->rc;) {
+		uint64_t n = count - done < BATCH ? count - done : BATCH;
+		size_t begin = text->bytes;
+
+		text_add_json(text, items_json(value->item, n, &at));
+		if (text->rc)
+			return;
+		/* All batches are one array. */
+		if (done)
+			text->data[begin] = ',';
+		text->bytes--;
+		done += n;
+	}
+	if (count < value->count)
+		text_add(",null", 5, text);
+	text_add("]", 1, text);
+}
+
+static void text_add_value(struct text *text, const struct table_value *value, uint64_t most)
+{
+	uint64_t took;
+
+	text_add_json(text, json_string(value->key));
+	text_add(":", 1, text);
+	if (value->type == TMESH_MODEL_ARRAY)
+		text_add_array(text, value, most);
+	else if (value->type == TMESH_MODEL_STRING)
+		text_add_json(text, text_json(value->data, value->bytes));
+	else
+		text_add_json(text, item_json(value->type, value->data, &took));
+}
+
+/* Return whether the text has more bytes than @limit in any case: an element of an array takes two.
+ */
+static bool is_too_long(const struct tmesh_model *model, uint64_t most, size_t limit)
+{
+	uint64_t least = 2;
+
+	for (size_t i = 0; i < model->value_count && least <= limit; i++) {
+		const struct table_value *value = model->values[i];
+
+		if (value->type == TMESH_MODEL_STRING)
+			least += value->bytes;
+		else if (value->type == TMESH_MODEL_ARRAY)
+			least += 2 * (most && value->count > most ? most : value->count);
+	}
+	return least > limit;
+}
+
+int model_metadata_text(const struct tmesh_model *model, uint64_t most, size_t limit, char **out,
+			struct tmesh_error *err)
+{
+	struct text text = {.most = limit};
+
+	if (is_too_long(model, most, limit))
+		text.rc = -EINVAL;
+	text_add("{", 1, &text);
+	for (size_t i = 0; i < model->value_count && !text.rc; i++) {
+		if (i)
+			text_add(",", 1, &text);
+		text_add_value(&text, model->values[i], most);
+	}
+	text_add("}", 1, &text);
+	if (text.rc) {
+		free(text.data);
+		return text.rc == -EINVAL
+			       ? tmesh_fail(
+					 err, text.rc,
+					 "the metadata has more than %zu bytes as JSON: read the "
+					 "values one by one",
+					 limit)
+			       : tmesh_fail(err, text.rc, "no memory for the metadata");
+	}
+	text.data[text.bytes] = '\0';
+	*out = text.data;
+	return 0;
 }
 
 int tmesh_model_metadata_json(const struct tmesh_model *model, uint64_t most, char **text,
 			      struct tmesh_error *err)
 {
-	char *written = NULL;
-	json_t *all;
-
 	if (TMESH_NEED(err, model, text))
 		return -EINVAL;
-	all = json_object();
-	for (size_t i = 0; all && i < model->value_count; i++) {
-		if (json_object_set_new(all, model->values[i]->key,
-					value_json(model->values[i], most))) {
-			json_decref(all);
-			all = NULL;
-		}
-	}
-	if (all)
-		written = json_dumps(all, JSON_COMPACT);
-	json_decref(all);
-	if (!written)
-		return tmesh_fail(err, -ENOMEM, "no memory for the metadata");
-	*text = written;
-	return 0;
+	return model_metadata_text(model, most, SIZE_MAX / 4, text, err);
 }

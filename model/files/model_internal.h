@@ -144,6 +144,10 @@ size_t table_packed_bytes(const void *start, size_t bytes);
  * file with other lengths. */
 struct table *table_unpack(uint8_t *all, size_t bytes, uint64_t header_bytes, uint64_t file_bytes);
 
+/* metadata.c: as tmesh_model_metadata_json(); -EINVAL: the text has more than @limit bytes. */
+int model_metadata_text(const struct tmesh_model *model, uint64_t most, size_t limit, char **out,
+			struct tmesh_error *err);
+
 /* shards.c */
 
 /* The files of a sharded safetensors model, each once and sorted, and the file of each tensor. */

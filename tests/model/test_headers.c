@@ -4,6 +4,7 @@
 #include "unit.h"
 
 #include <limits.h>
+#include <malloc.h>
 
 #include "files/model_internal.h"
 
@@ -306,6 +307,77 @@ UNIT(test_gguf)
 	assert_refused(parse_gguf(&file, 129, 64, &model, err), -EPROTO,
 		       "1 bytes that belong to no");
 	assert_refused(parse_gguf(&file, 123, 64, &model, err), -EPROTO, "beyond the end");
+}
+
+/* Bytes that Jansson has allocated, now and at most */
+static size_t held, held_most;
+
+static void *count_malloc(size_t bytes)
+{
+	void *memory = malloc(bytes);
+
+	held += malloc_usable_size(memory);
+	held_most = held > held_most ? held : held_most;
+	return memory;
+}
+
+static void count_free(void *memory)
+{
+	held -= malloc_usable_size(memory);
+	free(memory);
+}
+
+/* A long array becomes text a part at a time: an element takes no memory of its own. */
+UNIT(test_long_array)
+{
+	enum {
+		MANY = 100000
+	};
+	struct tmesh_model *model;
+	uint8_t *data = calloc(1, sizeof(struct gguf) + MANY);
+	struct gguf file;
+	uint64_t need;
+	size_t bytes;
+	char *text;
+
+	put_head(&file, 0, 1);
+	put_text(&file, "k");
+	put(&file, TMESH_MODEL_ARRAY, 4);
+	put(&file, TMESH_MODEL_UINT8, 4);
+	put(&file, MANY, 8);
+	bytes = file.bytes + MANY;
+	assert_non_null(data);
+	memcpy(data, file.data, file.bytes);
+	data[bytes - 1] = 7;
+	assert_ok(tmesh_model_parse(data, bytes, bytes, &model, &need, err));
+	json_set_alloc_funcs(count_malloc, count_free);
+	held = held_most = 0;
+	assert_ok(tmesh_model_metadata_json(model, 0, &text, err));
+	assert_in_range(held_most, 1, MANY);
+	assert_int_equal(held, 0);
+	json_set_alloc_funcs(malloc, free);
+	assert_int_equal(strlen(text), strlen("{\"k\":[]}") + 2 * MANY - 1);
+	assert_memory_equal(text, "{\"k\":[0,0,", 10);
+	assert_string_equal(text + strlen(text) - 8, ",0,0,7]}");
+	for (size_t i = 6; i < 6 + 2 * MANY - 2; i += 2)
+		assert_memory_equal(text + i, "0,", 2);
+	free(text);
+	/* As many bytes as there are, and one fewer. */
+	assert_ok(model_metadata_text(model, 0, 2 * MANY + 7, &text, err));
+	free(text);
+	assert_refused(model_metadata_text(model, 0, 2 * MANY + 6, &text, err), -EINVAL,
+		       "200006 bytes");
+	assert_ok(model_metadata_text(model, 3, 20, &text, err));
+	assert_string_equal(text, "{\"k\":[0,0,0,null]}");
+	free(text);
+	/* Elements that cannot fit are counted, and not read. */
+	held_most = 0;
+	json_set_alloc_funcs(count_malloc, count_free);
+	assert_refused(model_metadata_text(model, 0, MANY, &text, err), -EINVAL, "100000 bytes");
+	json_set_alloc_funcs(malloc, free);
+	assert_int_equal(held_most, 0);
+	tmesh_model_unref(model);
+	free(data);
 }
 
 static void refuse_value(uint32_t type, uint64_t value, unsigned int bytes, const char *key,
