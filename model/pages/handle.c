@@ -16,7 +16,8 @@
 #define BATCH 64u      /* pages that are asked for at once */
 #define LOW 32u	       /* with fewer, more are asked for ahead */
 #define SPARES 192u    /* beyond these half go back */
-#define LISTEN_EACH 64 /* pages released between two looks for messages of the owner */
+#define LISTEN_EACH 64 /* pages released between two looks for messages, and messages of a look */
+#define LATE 8	       /* messages that are read after the deadline of a wait */
 #define BYTES_MAX (1ull << 46)
 
 int pages_check_shape(const struct pages_shape *shape, struct tmesh_error *err)
@@ -153,15 +154,33 @@ static int hear(struct tmesh_pages *pages, struct tmesh_error *err)
 	return (int)head->op;
 }
 
-/* Wait for a message and read it, as hear(). */
-static int hear_next(struct tmesh_pages *pages, uint64_t deadline, struct tmesh_error *err)
-{
-	int rc;
+/* A call's wait for an answer, from begin_wait() on */
+struct wait {
+	uint64_t deadline;
+	unsigned int heard, late; /* messages, of them after the deadline */
+};
 
-	while ((rc = hear(pages, err)) == -EAGAIN)
-		if (model_socket_wait(pages->socket.fd, POLLIN, deadline))
-			return tmesh_fail(err, -ETIMEDOUT, "the pool's owner does not answer");
-	return rc;
+static struct wait begin_wait(void)
+{
+	return (struct wait){.deadline = tmesh_now_ns() + MODEL_WAIT_NS};
+}
+
+/*
+ * Wait for a message and read it, as hear(). Other messages do not extend the wait. A process that
+ * was stopped until after the deadline finds its answer behind a few of them.
+ */
+static int hear_next(struct tmesh_pages *pages, struct wait *wait, struct tmesh_error *err)
+{
+	int rc = -ETIMEDOUT;
+
+	wait->late += tmesh_now_ns() > wait->deadline;
+	if (wait->heard++ < PAGES_UNASKED_MAX && wait->late <= LATE)
+		while ((rc = hear(pages, err)) == -EAGAIN)
+			if (model_socket_wait(pages->socket.fd, POLLIN, wait->deadline)) {
+				rc = -ETIMEDOUT;
+				break;
+			}
+	return rc == -ETIMEDOUT ? tmesh_fail(err, rc, "the pool's owner does not answer") : rc;
 }
 
 static int say(struct tmesh_pages *pages, const void *data, size_t bytes, uint64_t deadline,
@@ -207,13 +226,13 @@ void pages_flush(struct tmesh_pages *pages)
 int pages_ask(struct tmesh_pages *pages, size_t bytes, enum pages_op answer,
 	      struct tmesh_error *err)
 {
-	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS;
-	int rc = return_back(pages, deadline, err);
+	struct wait wait = begin_wait();
+	int rc = return_back(pages, wait.deadline, err);
 
 	if (!rc)
-		rc = say(pages, &pages->message, bytes, deadline, err);
+		rc = say(pages, &pages->message, bytes, wait.deadline, err);
 	while (!rc) {
-		rc = hear_next(pages, deadline, err);
+		rc = hear_next(pages, &wait, err);
 		if (rc == (int)answer)
 			return 0;
 		/* An answer to nothing that was asked. */
@@ -313,16 +332,16 @@ static int want(struct tmesh_pages *pages, uint32_t needed, uint64_t deadline,
 /* Get at least one spare page. The error has the reason if there is none. */
 static int page_get_some(struct tmesh_pages *pages, uint32_t count, struct tmesh_error *err)
 {
-	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS;
+	struct wait wait = begin_wait();
 	bool second = false;
-	int rc = return_back(pages, deadline, err);
+	int rc = return_back(pages, wait.deadline, err);
 
 	while (!rc && !pages->spares) {
 		/* If there is none, the owner asks others to return theirs, so a second try may
 		 * succeed. */
-		rc = want(pages, count, deadline, err);
+		rc = want(pages, count, wait.deadline, err);
 		if (!rc)
-			rc = hear_next(pages, deadline, err);
+			rc = hear_next(pages, &wait, err);
 		if (rc == PAGES_GRANT && !pages->message.head.count) {
 			int status = pages->message.head.status;
 
@@ -343,38 +362,11 @@ static int page_get_some(struct tmesh_pages *pages, uint32_t count, struct tmesh
 		if (rc > 0 && rc != PAGES_GRANT && rc != PAGES_RECALL)
 			rc = owner_gone(pages, err);
 		else if (rc > 0)
-			rc = return_back(pages, deadline, err);
+			rc = return_back(pages, wait.deadline, err);
 	}
 	if (rc == -ETIMEDOUT)
 		pages->gone = true;
 	return rc;
-}
-
-static int page_get(struct tmesh_pages *pages, uint32_t count, uint32_t *out,
-		    struct tmesh_error *err)
-{
-	uint32_t page;
-	int rc = pages->spares ? 0 : page_get_some(pages, count, err);
-
-	if (rc)
-		return rc;
-	page = pages->spare[pages->spares - 1];
-	if (!pages->regions[page / pages->shape.slab_pages][pages->shape.devices - 1]) {
-		rc = page_map(pages, page, err);
-		if (rc)
-			return rc;
-		/* The owner's messages may have changed the spares. */
-		if (!pages->spares)
-			return page_get(pages, count, out, err);
-		page = pages->spare[pages->spares - 1];
-		if (!pages->regions[page / pages->shape.slab_pages][pages->shape.devices - 1])
-			return page_get(pages, count, out, err);
-	}
-	pages->spares--;
-	pages->refs_of[page] = 1;
-	pages->held++;
-	*out = page;
-	return 0;
 }
 
 static void page_unref(struct tmesh_pages *pages, uint32_t page)
@@ -390,12 +382,33 @@ static void page_unref(struct tmesh_pages *pages, uint32_t page)
 	}
 	if (++pages->since % LISTEN_EACH)
 		return;
-	while (!pages->gone && hear(pages, NULL) >= 0)
-		;
+	for (unsigned int i = 0; i < LISTEN_EACH && !pages->gone; i++)
+		if (hear(pages, NULL) < 0)
+			break;
 	while (pages->spares > SPARES / 2 && pages->backs < SPARES)
 		page_release(pages, pages->spare[--pages->spares]);
 	if (pages->backs)
 		pages_flush(pages);
+}
+
+static int page_get(struct tmesh_pages *pages, uint32_t count, uint32_t *out,
+		    struct tmesh_error *err)
+{
+	int rc = pages->spares ? 0 : page_get_some(pages, count, err);
+	uint32_t page;
+
+	if (rc)
+		return rc;
+	page = pages->spare[--pages->spares];
+	/* Hold it before its slab is mapped: messages meanwhile may recall the spares. */
+	pages->refs_of[page] = 1;
+	pages->held++;
+	rc = page_map(pages, page, err);
+	if (rc)
+		page_unref(pages, page);
+	else
+		*out = page;
+	return rc;
 }
 
 void pages_unref(struct tmesh_pages *pages, uint32_t page)
@@ -656,15 +669,17 @@ int tmesh_pages_put(struct tmesh_pages *pages, uint32_t page, struct tmesh_error
 
 void tmesh_pages_trim(struct tmesh_pages *pages)
 {
-	uint64_t deadline = tmesh_now_ns() + MODEL_WAIT_NS;
+	struct wait wait;
 
 	if (pages_enter(pages, NULL))
 		return;
+	wait = begin_wait();
 	/* Pages that were asked for ahead would be kept ready when they come. */
-	while (pages->wants && !pages->gone && hear_next(pages, deadline, NULL) >= 0)
+	while (pages->wants && !pages->gone && hear_next(pages, &wait, NULL) >= 0)
 		;
-	while (!pages->gone && hear(pages, NULL) >= 0)
-		;
+	for (unsigned int i = 0; i < PAGES_UNASKED_MAX && !pages->gone; i++)
+		if (hear(pages, NULL) < 0)
+			break;
 	while (pages->spares)
 		page_release(pages, pages->spare[--pages->spares]);
 	pages_flush(pages);

@@ -74,6 +74,9 @@ struct pages_shape {
 #define PAGES_FIND_MAX 8192u
 #define PAGES_CACHE_MAX 4096u
 #define PAGES_GRANT_MAX 1024u
+/* Messages that a handle reads before its answer. An owner sends at most a GRANT, and a RECALL for
+ * each message of the handle's. */
+#define PAGES_UNASKED_MAX 4096u
 
 /* Room for any message. */
 struct pages_message {

@@ -362,13 +362,12 @@ void model_subscription_settle(struct model_subscription *subscription)
 
 void model_subscription_drain(struct model_subscription *subscription)
 {
+	ssize_t got = 1;
 	char byte;
-	ssize_t got;
 
 	model_subscription_settle(subscription);
-	do
+	for (unsigned int i = 0; i < MODEL_NOTIFICATIONS && got > 0; i++)
 		got = model_socket_recv(subscription->socket.fd, &byte, 1, NULL);
-	while (got > 0);
 	subscription->gone |= got == 0;
 }
 
@@ -398,12 +397,12 @@ bool model_subscription_answer(struct model_subscription *subscription, int ms,
 {
 	bool answered = false;
 	struct reply reply;
-	ssize_t got;
+	ssize_t got = 1;
 	int came;
 
 	model_socket_wait(subscription->socket.fd, POLLIN, tmesh_now_ns() + (uint64_t)ms * 1000000);
-	while ((got = model_socket_recv(subscription->socket.fd, &reply, sizeof(reply), &came)) >
-	       0) {
+	for (unsigned int i = 0; i < MODEL_NOTIFICATIONS && got > 0; i++) {
+		got = model_socket_recv(subscription->socket.fd, &reply, sizeof(reply), &came);
 		if (got == sizeof(reply) && reply.ask.what == ANSWER &&
 		    reply.ask.number == subscription->asks) {
 			if (answered && *fd >= 0)

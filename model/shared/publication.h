@@ -10,6 +10,9 @@
 
 #include "listener.h"
 
+/* Messages that a call of a subscription reads at most. The owner's socket has room for fewer. */
+#define MODEL_NOTIFICATIONS 256u
+
 struct model_subscriber;
 
 struct model_answer {
@@ -64,7 +67,8 @@ int model_subscription_open(struct model_subscription *subscription, struct tmes
 void model_subscription_close(struct model_subscription *subscription);
 /* Return the descriptor to poll. From the first call on the owner notifies it. */
 int model_subscription_poll_fd(struct model_subscription *subscription, struct tmesh_error *err);
-/* Read all notifications, before looking at the memory. */
+/* Read the notifications, before looking at the memory. If there are more than MODEL_NOTIFICATIONS,
+ * the descriptor stays readable. */
 void model_subscription_drain(struct model_subscription *subscription);
 /* Return whether the publication's owner is gone, at once or within @ms. */
 bool model_subscription_ended(struct model_subscription *subscription, int ms);

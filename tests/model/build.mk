@@ -8,9 +8,11 @@ MODEL_TEST_OUT := $(B)/tests/model
 MODEL_TESTS    := $(patsubst $(MODEL_TEST)/test_%.c,test_%,$(wildcard $(MODEL_TEST)/test_*.c))
 MODEL_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(MODEL) -Itests/unit
 
-# model_tests(variant, flags, libtmesh, libtmesh-model). test_shared_load sets the time by a clock of its own.
-MODEL_TEST_WRAP = -Wl,--wrap=close $(if $(filter %/test_shared_load,$@),-Wl$(comma)--wrap=tmesh_now_ns) \
-	$(if $(filter %/test_load,$@),-Wl$(comma)--wrap=tmesh_room)
+# model_tests(variant, flags, libtmesh, libtmesh-model). Some programs have functions of their own in the place of the libraries'.
+MODEL_WRAP_test_flood       := tmesh_now_ns model_socket_recv model_socket_send
+MODEL_WRAP_test_load        := tmesh_room
+MODEL_WRAP_test_shared_load := tmesh_now_ns
+MODEL_TEST_WRAP = $(patsubst %,-Wl$(comma)--wrap=%,close $(MODEL_WRAP_$(@F)))
 model_tests = $(call c_tests,$(MODEL_TEST_OUT)/$(1),$(MODEL_TEST),$(MODEL_TEST_FLAGS) $(2),$(UNIT_OUT)/$(1)/closes.o $(4) $(3),$$(MODEL_TEST_WRAP) -lcmocka $$(MODEL_LIBS))
 $(eval $(call model_tests,plain,,$(LIB_A),$(MODEL_A)))
 $(eval $(call model_tests,asan,$(ASAN_FLAGS) $(TEST_O),$(LIB_ASAN),$(B)/libtmesh-model-asan.a))
