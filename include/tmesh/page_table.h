@@ -43,8 +43,10 @@ int tmesh_page_copy_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_
 void tmesh_page_copy_close(struct tmesh_page_copy *copy);
 
 /*
- * Apply all records that were logged since the last update. After a failure the copy is as it was
- * after the last whole record.
+ * Apply all records that were logged between the last update and this call. If their forks copy
+ * more than 67,108,864 blocks, the call returns 0 before the last record. The descriptor then stays
+ * readable, and the next update goes on. After a failure the copy is as it was after the last whole
+ * record.
  *
  * Return: 0; -EPIPE (nothing new, and the handle is gone); -EPERM (inherited). -ENOSPC: the tables
  * no longer fit into the log, which has ended; a resync does not help. After -ESTALE (the copy

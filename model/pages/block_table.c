@@ -69,6 +69,7 @@ static int put_seq(struct model_log *log, const struct tmesh_seq *seq, uint32_t 
 	return rc;
 }
 
+/* Append all tables, in the order of ids. */
 static int put_all(void *data, struct model_log *log)
 {
 	const struct tmesh_pages *pages = data;
@@ -167,12 +168,16 @@ struct copy_seq {
 	uint64_t tokens;
 	uint32_t count, room;
 	uint32_t *table;
+	bool gone; /* its place is free with the next tables_compact() */
 };
 
-/* In the order of ids */
+/* In the order of ids. A new one is the last, and places become free many at a time. So a record
+ * moves no other sequence. */
 struct tables {
 	struct copy_seq *seqs;
-	size_t count, room;
+	size_t count, room; /* with those that are gone */
+	size_t gone;
+	uint64_t last_id;
 	uint64_t blocks;
 };
 
@@ -184,6 +189,7 @@ struct tmesh_page_copy {
 	bool fresh; /* nothing but RESET makes sense */
 	int lost;   /* why it takes nothing in any more, until a resync */
 	uint64_t number;
+	uint64_t copied; /* blocks, by forks of this update */
 };
 
 static void tables_clear(struct tables *tables)
@@ -214,18 +220,17 @@ static struct copy_seq *tables_find(const struct tables *tables, uint64_t id)
 {
 	size_t at = tables_at(tables, id);
 
-	return at < tables->count && tables->seqs[at].id == id ? &tables->seqs[at] : NULL;
+	if (at == tables->count || tables->seqs[at].id != id || tables->seqs[at].gone)
+		return NULL;
+	return &tables->seqs[at];
 }
 
 static int tables_add(struct tables *tables, uint64_t id, struct copy_seq **out)
 {
-	size_t at = tables_at(tables, id);
-
-	if (at < tables->count && tables->seqs[at].id == id) {
-		*out = &tables->seqs[at];
+	*out = tables_find(tables, id);
+	if (*out)
 		return 0;
-	}
-	if (tables->count == SEQS_MAX)
+	if (tables->count - tables->gone == SEQS_MAX || id <= tables->last_id)
 		return -EPROTO;
 	if (tables->count == tables->room) {
 		size_t room = tables->room ? 2 * tables->room : 16;
@@ -236,21 +241,32 @@ static int tables_add(struct tables *tables, uint64_t id, struct copy_seq **out)
 		tables->seqs = seqs;
 		tables->room = room;
 	}
-	memmove(&tables->seqs[at + 1], &tables->seqs[at],
-		(tables->count - at) * sizeof(tables->seqs[0]));
-	tables->count++;
-	tables->seqs[at] = (struct copy_seq){.id = id};
-	*out = &tables->seqs[at];
+	*out = &tables->seqs[tables->count++];
+	**out = (struct copy_seq){.id = id};
+	tables->last_id = id;
 	return 0;
+}
+
+/* Free the places of those that are gone. */
+static void tables_compact(struct tables *tables)
+{
+	size_t count = 0;
+
+	for (size_t i = 0; tables->gone && i < tables->count; i++)
+		if (!tables->seqs[i].gone)
+			tables->seqs[count++] = tables->seqs[i];
+	if (tables->gone)
+		tables->count = count;
+	tables->gone = 0;
 }
 
 static void tables_remove(struct tables *tables, struct copy_seq *seq)
 {
-	size_t at = (size_t)(seq - tables->seqs);
-
 	tables->blocks -= seq->count;
 	free(seq->table);
-	memmove(seq, seq + 1, (--tables->count - at) * sizeof(*seq));
+	*seq = (struct copy_seq){.id = seq->id, .gone = true};
+	if (++tables->gone > tables->count / 2)
+		tables_compact(tables);
 }
 
 static int seq_reserve(struct copy_seq *seq, uint32_t count)
@@ -316,12 +332,11 @@ static int apply_seq(struct tables *tables, const uint8_t *payload, uint32_t byt
 	return seq_set(tables, head.id, head.tokens, head.first, pages, head.count);
 }
 
-static int apply_fork(struct tables *tables, uint16_t kind, const uint8_t *payload, uint32_t bytes)
+static int apply_fork(struct tmesh_page_copy *copy, struct tables *tables, uint16_t kind,
+		      const uint8_t *payload, uint32_t bytes)
 {
 	struct table_fork fork;
 	struct copy_seq *seq;
-	uint32_t *table;
-	int rc;
 
 	if (bytes != sizeof(fork))
 		return -EPROTO;
@@ -333,14 +348,8 @@ static int apply_fork(struct tables *tables, uint16_t kind, const uint8_t *paylo
 		tables_remove(tables, seq);
 		return 0;
 	}
-	table = malloc((seq->count + 1) * sizeof(*table));
-	if (!table)
-		return -ENOMEM;
-	if (seq->count)
-		memcpy(table, seq->table, seq->count * sizeof(*table));
-	rc = seq_set(tables, fork.id, seq->tokens, 0, table, seq->count);
-	free(table);
-	return rc;
+	copy->copied += seq->count;
+	return seq_set(tables, fork.id, seq->tokens, 0, seq->table, seq->count);
 }
 
 static int apply(struct tmesh_page_copy *copy)
@@ -371,7 +380,7 @@ static int apply(struct tmesh_page_copy *copy)
 	case TABLE_FREE:
 		return copy->fresh && !copy->loading
 			       ? -EPROTO
-			       : apply_fork(tables, record->kind, payload, record->bytes);
+			       : apply_fork(copy, tables, record->kind, payload, record->bytes);
 	default:
 		return -EPROTO;
 	}
@@ -431,6 +440,36 @@ static int why_not(struct tmesh_page_copy *copy, int rc, struct tmesh_error *err
 	}
 }
 
+/*
+ * Apply the records before @tail, and at most one more: the writer may go on without end. If forks
+ * copy too many blocks, the rest is for the next update. Return: 0 or the error, after which the
+ * copy needs a resync.
+ */
+static int apply_all(struct tmesh_page_copy *copy, uint64_t tail, bool *some)
+{
+	bool last;
+	int rc;
+
+	copy->copied = 0;
+	do {
+		if (copy->copied > TABLE_COPIED_MOST) {
+			model_subscription_notify_again(&copy->follower.subscription);
+			return 0;
+		}
+		last = model_follow_past(&copy->follower, tail);
+		rc = model_follow_next(&copy->follower);
+		if (rc == -EAGAIN)
+			return 0;
+		if (!rc)
+			rc = apply(copy);
+		if (rc)
+			return rc;
+		copy->number = copy->follower.number;
+		*some = true;
+	} while (!last);
+	return 0;
+}
+
 int tmesh_page_copy_update(struct tmesh_page_copy *copy, struct tmesh_error *err)
 {
 	int rc = model_check_life(copy->follower.subscription.life, err);
@@ -443,19 +482,10 @@ int tmesh_page_copy_update(struct tmesh_page_copy *copy, struct tmesh_error *err
 	model_subscription_drain(&copy->follower.subscription);
 	/* Look at the end first: records appended before it are still read below. */
 	over = model_subscription_ended(&copy->follower.subscription, 0);
-	for (;;) {
-		rc = model_follow_next(&copy->follower);
-		if (rc == -EAGAIN)
-			break;
-		if (!rc)
-			rc = apply(copy);
-		if (rc) {
-			copy->lost = rc;
-			return why_not(copy, rc, err);
-		}
-		copy->number = copy->follower.number;
-		some = true;
-	}
+	copy->lost = apply_all(copy, model_follow_tail(&copy->follower), &some);
+	tables_compact(&copy->now);
+	if (copy->lost)
+		return why_not(copy, copy->lost, err);
 	if (over && !some)
 		return tmesh_fail(err, -EPIPE, "the log's handle is gone");
 	return 0;

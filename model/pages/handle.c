@@ -549,6 +549,7 @@ int tmesh_pages_open(struct tmesh_ctx *ctx, const char *token, struct tmesh_page
 		return tmesh_fail(err, -ENOMEM, "no memory for a handle on pages");
 	atomic_init(&pages->refs, 1);
 	pages->life = model_life();
+	pages->seqs_end = &pages->seqs;
 	pages->ctx = tmesh_ctx_ref(ctx);
 	pages->socket.fd = -1;
 	pthread_mutex_init(&pages->lock, NULL);

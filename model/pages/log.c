@@ -203,6 +203,17 @@ void model_follow_close(struct model_follower *follower)
 	model_subscription_close(&follower->subscription);
 }
 
+uint64_t model_follow_tail(const struct model_follower *follower)
+{
+	return atomic_load_explicit(&follower->head->tail, memory_order_acquire);
+}
+
+bool model_follow_past(const struct model_follower *follower, uint64_t tail)
+{
+	return follower->segment > tail >> 32 ||
+	       (follower->segment == tail >> 32 && follower->offset >= (uint32_t)tail);
+}
+
 void model_follow_resync(struct model_follower *follower)
 {
 	follower->segment = atomic_load_explicit(&follower->head->tail, memory_order_acquire) >> 32;

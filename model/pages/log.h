@@ -94,6 +94,9 @@ struct model_follower {
 int model_follow_open(struct model_follower *follower, struct tmesh_ctx *ctx, const char *token,
 		      struct tmesh_error *err);
 void model_follow_close(struct model_follower *follower);
+/* Return the log's tail, and whether the follower has read all records before it. */
+uint64_t model_follow_tail(const struct model_follower *follower);
+bool model_follow_past(const struct model_follower *follower, uint64_t tail);
 /* Go on at the beginning of the newest segment. */
 void model_follow_resync(struct model_follower *follower);
 /*

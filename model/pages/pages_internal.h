@@ -136,7 +136,7 @@ struct tmesh_pages {
 	struct pages_message message;	     /* used under the lock */
 	uint32_t found[TMESH_PAGES_MAX_SEQ]; /* pages of an answer, while more is asked */
 
-	struct tmesh_seq *seqs;
+	struct tmesh_seq *seqs, **seqs_end; /* in the order of ids */
 	uint64_t last_id;
 	struct table_log *log; /* block_table.c; NULL: none */
 };
@@ -177,6 +177,9 @@ int pages_ask(struct tmesh_pages *pages, size_t bytes, enum pages_op answer,
 	      struct tmesh_error *err);
 /* Send the released pages, without waiting. */
 void pages_flush(struct tmesh_pages *pages);
+
+/* Blocks that forks copy in an update; see tmesh_page_copy_update(). */
+#define TABLE_COPIED_MOST (1u << 26)
 
 /* block_table.c: append each change to the log of the handle's tables, if there is one */
 void table_changed(const struct tmesh_seq *seq, uint32_t from);

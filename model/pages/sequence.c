@@ -40,11 +40,9 @@ static int seq_new(struct tmesh_pages *pages, uint32_t room, struct tmesh_seq **
 	}
 	seq->pages = tmesh_pages_ref(pages);
 	seq->id = ++pages->last_id;
-	seq->next = pages->seqs;
-	seq->at = &pages->seqs;
-	if (seq->next)
-		seq->next->at = &seq->next;
-	pages->seqs = seq;
+	seq->at = pages->seqs_end;
+	*seq->at = seq;
+	pages->seqs_end = &seq->next;
 	*out = seq;
 	return 0;
 }
@@ -55,6 +53,8 @@ static void seq_unlink(struct tmesh_seq *seq)
 	*seq->at = seq->next;
 	if (seq->next)
 		seq->next->at = seq->at;
+	else
+		seq->pages->seqs_end = seq->at;
 	view_free(seq);
 	free(seq->table);
 	free(seq);

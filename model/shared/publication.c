@@ -371,6 +371,15 @@ void model_subscription_drain(struct model_subscription *subscription)
 	subscription->gone |= got == 0;
 }
 
+void model_subscription_notify_again(struct model_subscription *subscription)
+{
+	const char byte = WATCH;
+
+	/* A failure needs no report. If the owner is gone, the descriptor is readable. */
+	if (subscription->watches)
+		model_socket_send(subscription->socket.fd, &byte, 1, -1);
+}
+
 bool model_subscription_ended(struct model_subscription *subscription, int ms)
 {
 	uint64_t deadline = tmesh_now_ns() + (uint64_t)ms * 1000000;

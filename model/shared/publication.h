@@ -70,6 +70,8 @@ int model_subscription_poll_fd(struct model_subscription *subscription, struct t
 /* Read the notifications, before looking at the memory. If there are more than MODEL_NOTIFICATIONS,
  * the descriptor stays readable. */
 void model_subscription_drain(struct model_subscription *subscription);
+/* Make the descriptor to poll readable again, by the owner. */
+void model_subscription_notify_again(struct model_subscription *subscription);
 /* Return whether the publication's owner is gone, at once or within @ms. */
 bool model_subscription_ended(struct model_subscription *subscription, int ms);
 /* Ask the owner. The owner keeps its answer until model_subscription_done(). Notifications are read

@@ -11,6 +11,7 @@ MODEL_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(MODEL) -Ite
 # model_tests(variant, flags, libtmesh, libtmesh-model). Some programs have functions of their own in the place of the libraries'.
 MODEL_WRAP_test_flood       := tmesh_now_ns model_socket_recv model_socket_send
 MODEL_WRAP_test_load        := tmesh_room
+MODEL_WRAP_test_pages_log   := memmove model_follow_next
 MODEL_WRAP_test_shared_load := tmesh_now_ns
 MODEL_TEST_WRAP = $(patsubst %,-Wl$(comma)--wrap=%,close $(MODEL_WRAP_$(@F)))
 model_tests = $(call c_tests,$(MODEL_TEST_OUT)/$(1),$(MODEL_TEST),$(MODEL_TEST_FLAGS) $(2),$(UNIT_OUT)/$(1)/closes.o $(4) $(3),$$(MODEL_TEST_WRAP) -lcmocka $$(MODEL_LIBS))

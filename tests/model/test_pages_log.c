@@ -11,6 +11,33 @@
 #include "pages/pages_internal.h"
 #include "pages_test.h"
 
+/* Functions in the place of the libraries': they count the work of an update. */
+
+static size_t moved;	       /* bytes */
+static struct tmesh_seq *grow; /* a sequence that grows whenever a record is read */
+static unsigned int reads, grown;
+
+void *__real_memmove(void *to, const void *from, size_t bytes);
+void *__wrap_memmove(void *to, const void *from, size_t bytes);
+int __real_model_follow_next(struct model_follower *follower);
+int __wrap_model_follow_next(struct model_follower *follower);
+
+void *__wrap_memmove(void *to, const void *from, size_t bytes)
+{
+	moved += bytes;
+	return __real_memmove(to, from, bytes);
+}
+
+int __wrap_model_follow_next(struct model_follower *follower)
+{
+	reads++;
+	if (grow && grown < 1000) {
+		grown++;
+		assert_ok(tmesh_seq_append(grow, 0, err));
+	}
+	return __real_model_follow_next(follower);
+}
+
 static struct model_log *log_of(struct tmesh_pages *pages)
 {
 	return (struct model_log *)pages->log;
@@ -240,6 +267,147 @@ UNIT(test_nonsense)
 	log_of(s.pages)->number++;
 	assert_ok(tmesh_seq_append(seq, 1, err));
 	assert_refused(tmesh_page_copy_update(copy, err), -EPROTO, "damaged");
+	tmesh_page_copy_close(copy);
+	tmesh_seq_free(seq);
+	scene_end(&s);
+}
+
+/* A new sequence has an id above all before it: a copy adds it at the end of its tables. */
+UNIT(test_order)
+{
+	static const uint64_t ids[] = {9, 8, 2, 10};
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 4);
+	struct tmesh_page_copy *copy = follow(&s, 65536);
+
+	assert_int_equal(tmesh_seq_id(seq), 1);
+	for (int fork = 0; fork < 2; fork++) {
+		for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++) {
+			struct model_log *log = log_of(s.pages);
+			uint64_t tail = log->head->tail, number = log->number;
+			const uint64_t first[5] = {9}, gone[2] = {9};
+			const uint64_t second[3] = {ids[i], fork ? 1 : 0};
+
+			assert_ok(tmesh_page_copy_update(copy, err));
+			assert_int_equal(model_log_append(log, LOG_OWN, first, 24), 0);
+			if (!i)
+				assert_int_equal(model_log_append(log, LOG_OWN + 2, gone, 16), 0);
+			assert_int_equal(model_log_append(log, fork ? LOG_OWN + 1 : LOG_OWN, second,
+							  fork ? 16 : 24),
+					 0);
+			if (ids[i] > 9) {
+				assert_ok(tmesh_page_copy_update(copy, err));
+				assert_int_equal(tmesh_page_copy_count(copy), 3);
+			} else {
+				assert_refused(tmesh_page_copy_update(copy, err), -EPROTO,
+					       "does not fit");
+				assert_int_equal(tmesh_page_copy_count(copy), i ? 2 : 1);
+			}
+			log->head->tail = tail;
+			log->number = number;
+			assert_ok(tmesh_page_copy_resync(copy, err));
+		}
+	}
+	tmesh_page_copy_close(copy);
+	tmesh_seq_free(seq);
+	scene_end(&s);
+}
+
+/* However many sequences come and go in one update, it does not move the others for each. */
+UNIT(test_many)
+{
+	enum {
+		MANY = 3000
+	};
+	static struct tmesh_seq *seqs[MANY];
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_page_copy *copy = follow(&s, 0), *late;
+
+	for (int i = 0; i < MANY; i++)
+		assert_ok(tmesh_seq_create(s.pages, &seqs[i], err));
+	moved = 0;
+	assert_ok(tmesh_page_copy_update(copy, err));
+	assert_true(same(copy, seqs, MANY));
+	late = follow(&s, 0);
+	for (int i = 0; i < MANY; i++) {
+		tmesh_seq_free(seqs[i]);
+		seqs[i] = NULL;
+		if (i != MANY / 3)
+			continue;
+		assert_ok(tmesh_page_copy_update(copy, err));
+		assert_true(same(copy, seqs, MANY));
+		assert_int_equal(tmesh_page_copy_id(copy, 0), MANY / 3 + 2);
+		assert_int_equal(tmesh_page_copy_id(copy, MANY - MANY / 3 - 2), MANY);
+		assert_int_equal(tmesh_page_copy_id(copy, MANY - MANY / 3 - 1), 0);
+	}
+	assert_ok(tmesh_page_copy_update(copy, err));
+	assert_true(same(copy, seqs, MANY));
+	assert_ok(tmesh_page_copy_update(late, err));
+	assert_int_equal(tmesh_page_copy_count(late), 0);
+	assert_in_range(moved, 0, (size_t)MANY * 1024);
+	tmesh_page_copy_close(late);
+	tmesh_page_copy_close(copy);
+	scene_end(&s);
+}
+
+/* The writer appends a record whenever the copy reads one. */
+UNIT(test_no_end)
+{
+	struct scene s = scene_make(&small_pool);
+	struct tmesh_seq *seq = seq_make(s.pages, 4);
+	struct tmesh_page_copy *copy = follow(&s, 0);
+	int fd = tmesh_page_copy_poll_fd(copy, NULL);
+
+	assert_ok(tmesh_page_copy_update(copy, err));
+	for (int i = 0; i < 10; i++)
+		assert_ok(tmesh_seq_append(seq, 1, err));
+	reads = grown = 0;
+	grow = seq;
+	assert_ok(tmesh_page_copy_update(copy, err));
+	grow = NULL;
+	assert_in_range(reads, 10, 12);
+	/* The rest is due. */
+	assert_true(readable(fd, 60000));
+	assert_ok(tmesh_page_copy_update(copy, err));
+	assert_true(same(copy, &seq, 1));
+	tmesh_page_copy_close(copy);
+	tmesh_seq_free(seq);
+	scene_end(&s);
+}
+
+/* A short record can copy a long table. An update ends after a number of blocks, the next goes on.
+ */
+UNIT(test_much_to_copy)
+{
+	struct tmesh_page_pool_opts opts = small_pool;
+	uint32_t pairs = TABLE_COPIED_MOST / 4000 + 1000;
+	struct tmesh_page_copy *copy;
+	struct model_log *log;
+	struct tmesh_seq *seq;
+	struct scene s;
+	int fd;
+
+	opts.max_pages = 4096;
+	s = scene_make(&opts);
+	seq = seq_make(s.pages, 4000 * 4);
+	copy = follow(&s, 8 << 20);
+	fd = tmesh_page_copy_poll_fd(copy, NULL);
+	assert_true(readable(fd, 60000));
+	assert_ok(tmesh_page_copy_update(copy, err));
+	assert_false(readable(fd, 0));
+	log = log_of(s.pages);
+	for (uint32_t i = 0; i < pairs; i++) {
+		const uint64_t fork[2] = {i + 2, 1}, free[2] = {i + 2};
+
+		assert_int_equal(model_log_append(log, LOG_OWN + 1, fork, sizeof(fork)), 0);
+		assert_int_equal(model_log_append(log, LOG_OWN + 2, free, sizeof(free)), 0);
+	}
+	assert_ok(tmesh_page_copy_update(copy, err));
+	assert_in_range(log->number - tmesh_page_copy_number(copy), 1000, 2000);
+	assert_true(readable(fd, 60000));
+	assert_ok(tmesh_page_copy_update(copy, err));
+	assert_int_equal(tmesh_page_copy_number(copy), log->number);
+	assert_true(same(copy, &seq, 1));
 	tmesh_page_copy_close(copy);
 	tmesh_seq_free(seq);
 	scene_end(&s);
