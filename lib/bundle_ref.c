@@ -85,7 +85,7 @@ static int encode(struct tmesh_bundle *bundle, uint32_t rights, const uint64_t *
 int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *text, size_t size,
 			    struct tmesh_error *err)
 {
-	if (TMESH_NEED(err, bundle))
+	if (TMESH_NEED(err, bundle, text))
 		return -EINVAL;
 	return encode(bundle, rights, NULL, text, size, err);
 }
@@ -94,7 +94,7 @@ int tmesh_bundle_ref_encode(struct tmesh_bundle *bundle, uint32_t rights, char *
 int tmesh_bundle_ref_hold(struct tmesh_bundle *bundle, uint32_t rights, uint64_t ns, char *text,
 			  size_t size, struct tmesh_error *err)
 {
-	int rc = TMESH_NEED(err, bundle);
+	int rc = TMESH_NEED(err, bundle, text);
 	size_t room;
 	char *trial;
 

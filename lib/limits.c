@@ -8,9 +8,10 @@
 int tmesh_limits(struct tmesh_ctx *ctx, struct tmesh_limits *limits, struct tmesh_error *err)
 {
 	struct tmesh_caps_query query = {.size = sizeof(query)};
-	int rc;
+	int rc = TMESH_NEED(err, ctx, limits);
 
-	rc = tmesh_ctx_enter(ctx, err);
+	if (!rc)
+		rc = tmesh_ctx_enter(ctx, err);
 	if (rc)
 		return rc;
 	if (tmesh_ctx_backend(ctx) != TMESH_BACKEND_KERNEL)

@@ -91,13 +91,16 @@ static char *put_list(char *to, const int64_t *list, int32_t count)
 
 int tmesh_ref_encode(const struct tmesh_ref *ref, char *text, size_t size, struct tmesh_error *err)
 {
-	const struct tmesh_layout *layout = &ref->layout;
+	const struct tmesh_layout *layout;
 	/* Room for all members at their longest: the checks below bound each of them. */
 	char whole[TMESH_REF_SIZE];
 	char *to = whole;
 	size_t bytes;
-	int rc;
+	int rc = TMESH_NEED(err, ref, text);
 
+	if (rc)
+		return rc;
+	layout = &ref->layout;
 	if (!token_is_plain(ref->token))
 		return tmesh_fail(err, -EINVAL, "the ref's token has characters that no token has");
 	rc = check_numbers(ref, -EINVAL, err);

@@ -567,7 +567,7 @@ int tmesh_region_poll_fd(struct tmesh_region *region, uint32_t events, short *wa
 {
 	const uint32_t awaited = TMESH_EVENT_TAKEN | TMESH_EVENT_ALONE | TMESH_EVENT_POISONED;
 
-	if (TMESH_NEED(err, region))
+	if (TMESH_NEED(err, region, wait))
 		return -EINVAL;
 	if (!events || (events & ~awaited))
 		return tmesh_fail(err, -EINVAL,
@@ -730,8 +730,10 @@ int tmesh_region_info(struct tmesh_region *region, struct tmesh_region_info *inf
 
 int tmesh_region_fd(struct tmesh_region *region)
 {
-	int rc = 0;
+	int rc = TMESH_NEED(NULL, region);
 
+	if (rc)
+		return rc;
 	if (tmesh_region_inherited(region))
 		return -EPERM;
 	tmesh_region_set_shared(region);

@@ -65,10 +65,10 @@ static int refuse_parent(const char *path, uid_t owner, struct tmesh_error *err)
 			  path, (unsigned int)owner, us, us);
 }
 
-int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *out, struct tmesh_error *err)
+int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *fd, struct tmesh_error *err)
 {
 	char path[4096], text[64];
-	int rc = TMESH_NEED(err, ctx, out);
+	int rc = TMESH_NEED(err, ctx, fd);
 	uid_t owner;
 	int dir;
 
@@ -94,7 +94,7 @@ int tmesh_ctx_runtime_dir(struct tmesh_ctx *ctx, int *out, struct tmesh_error *e
 		close(dir);
 		return rc;
 	}
-	*out = dir;
+	*fd = dir;
 	return 0;
 
 failed:

@@ -290,7 +290,7 @@ int tmesh_tensor_ref_encode(struct tmesh_tensor *tensor, uint32_t rights, char *
 			    struct tmesh_error *err)
 {
 	struct tmesh_ref ref;
-	int rc = TMESH_NEED(err, tensor);
+	int rc = TMESH_NEED(err, tensor, text);
 
 	if (!rc)
 		rc = tmesh_check_rights(rights, err);
@@ -310,9 +310,11 @@ int tmesh_tensor_ref_hold(struct tmesh_tensor *tensor, uint32_t rights, uint64_t
 {
 	char trial[TMESH_REF_SIZE];
 	struct tmesh_ref ref;
-	int rc = tmesh_tensor_ref_encode(tensor, rights, trial,
-					 size < sizeof(trial) ? size : sizeof(trial), err);
+	int rc = TMESH_NEED(err, tensor, text);
 
+	if (!rc)
+		rc = tmesh_tensor_ref_encode(tensor, rights, trial,
+					     size < sizeof(trial) ? size : sizeof(trial), err);
 	if (rc)
 		return rc;
 	ref = ref_of(tensor);

@@ -7,7 +7,7 @@
 UNIT_ALL   := $(patsubst $(UNIT)/test_%.c,test_%,$(wildcard $(UNIT)/test_*.c))
 # These programs test the module alone, so they do not run on memfds: `make vm-6.12-library` runs them.
 UNIT_NAMES := $(if $(filter kernel,$(TMESH_BACKEND)),$(UNIT_ALL),$(filter-out test_module%,$(UNIT_ALL)))
-UNIT_FLAGS := -std=gnu11 -pthread -Ilib
+UNIT_FLAGS := -std=gnu11 -pthread -Ilib -I$(UNIT_OUT)
 UNIT_LIBS   = -lcmocka $(LIB_LIBS)
 # closes.c fails a test that closes a descriptor twice; patient.c lengthens the context's time limit for busy machines.
 UNIT_WITH := $(UNIT)/closes.c $(UNIT)/patient.c
@@ -30,6 +30,14 @@ unit_tests = $(call c_tests,$(UNIT_OUT)/$(1),$(UNIT),$(UNIT_FLAGS) $(2),$(UNIT_O
 $(eval $(call unit_tests,plain,,$(LIB_A)))
 $(eval $(call unit_tests,asan,$(ASAN_FLAGS) $(TEST_O),$(LIB_ASAN),$(UNIT_OUT)/asan/calm_fork.o))
 $(eval $(call unit_tests,tsan,$(TSAN_FLAGS) $(TEST_O),$(LIB_TSAN),$(UNIT_OUT)/tsan/timed_lock.o))
+
+# The calls of test_null.c, from the headers.
+UNIT_NULLS := $(UNIT_OUT)/null_calls.h
+$(UNIT_NULLS): $(UNIT)/null_calls.py $(LIB_HEADERS)
+	@mkdir -p $(@D)
+	@$(PYTHON) -B $< $(LIB_HEADERS) > $@.new && mv $@.new $@
+
+$(foreach variant,plain asan tsan cov,$(UNIT_OUT)/$(variant)/test_null.o): $(UNIT_NULLS)
 
 # unit_run(variant, command in front, programs): in a runtime folder of their own
 define unit_run
