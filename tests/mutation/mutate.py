@@ -16,6 +16,7 @@ import argparse
 import math
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,6 +65,31 @@ def reason(name, known):
     so."""
     return next((why for told, why in known.items()
                  if name == told or (told.endswith("*") and name.startswith(told[:-1]))), None)
+
+
+def changed_lines(text):
+    """Return the numbers of the lines that are of no boundary commit, of what `git blame --line-porcelain` says."""
+    lines, number, old = set(), 0, False
+    for line in text.splitlines():
+        if found := re.match(r"[0-9a-f]{40} \d+ (\d+)", line):
+            number, old = int(found[1]), False
+        elif line == "boundary":
+            old = True
+        elif line.startswith("\t") and not old:
+            lines.add(number)
+    return lines
+
+
+def changed_since(guards, commit):
+    """Return the guards with a line that was written after a commit; one that was moved is as old as it was."""
+    found = {}
+    for file in sorted({guard.file for guard in guards}):
+        done = subprocess.run(["git", "blame", "-w", "-C", "-C", "--line-porcelain", f"{commit}..", "--", file], cwd=TOP,
+                              capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            sys.exit(f"mutate: --since {commit}: {done.stderr.strip()}")
+        found[file] = changed_lines(done.stdout)
+    return [guard for guard in guards if found[guard.file] & {*guard.lines}]
 
 
 def chosen(guards, only, every, first):
@@ -137,6 +163,7 @@ def main():
     parser.add_argument("what", choices=["lib", "lib-module", "kmod"],
                         help="guards of libtmesh on memfds, of libtmesh on the module in guests, of the module")
     parser.add_argument("--only", default="", metavar="PATTERN", help="guards whose name has this regular expression")
+    parser.add_argument("--since", metavar="COMMIT", help="guards that were written or changed after this commit")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one in so many of these")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first of them, from 0")
     parser.add_argument("--jobs", type=int, default=2, help="how many cases at once, or guests")
@@ -154,7 +181,7 @@ def main():
 
     known = all_reasons()
     Subject, there, explained = subject_of(args.what, known)
-    guards = chosen(there, args.only, args.every, args.first)
+    guards = chosen(changed_since(there, args.since) if args.since else there, args.only, args.every, args.first)
     if args.list:
         for guard in guards:
             print(guard.name)

@@ -253,6 +253,11 @@ POINTS = [
      == ["f.c: first: gone"]),
 ]
 
+# What `git blame --line-porcelain` says of four lines: the first two are as old as the commit that was named.
+BLAMED = "".join(f"{commit * 40} 7 {line}\nauthor A\n{more}filename f.c\n\tif (x)\n" for commit, line, more in
+                 (("a", 1, "boundary\n"), ("a", 2, "boundary\n"), ("b", 3, ""), ("c", 4, "previous d f.c\n")))
+POINTS.append(("lines that were written since a commit are known", mutate.changed_lines(BLAMED) == {3, 4}))
+
 print(f"1..{len(POINTS)}")
 for at, (title, ok) in enumerate(POINTS, 1):
     point(at, title, ok)
