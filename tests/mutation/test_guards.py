@@ -253,7 +253,7 @@ POINTS = [
      == ["f.c: first: gone"]),
 ]
 
-# What `git blame --line-porcelain` says of four lines: the first two are as old as the commit that was named.
+# The answer of `git blame --line-porcelain` about four lines. The first two are as old as the commit that was named.
 BLAMED = "".join(f"{commit * 40} 7 {line}\nauthor A\n{more}filename f.c\n\tif (x)\n" for commit, line, more in
                  (("a", 1, "boundary\n"), ("a", 2, "boundary\n"), ("b", 3, ""), ("c", 4, "previous d f.c\n")))
 POINTS.append(("lines that were written since a commit are known", mutate.changed_lines(BLAMED) == {3, 4}))
