@@ -147,11 +147,18 @@ static int mapped_fd(struct tmesh_region *region, int prot, struct tmesh_error *
 	return own < 0 ? region->fd : own;
 }
 
+static void *map_file(const struct tmesh_region *region, int fd, int prot)
+{
+	int flags = region->private ? MAP_PRIVATE : MAP_SHARED;
+
+	if (region->alloc >= TMESH_HUGE_BYTES && !(region->kind & TMESH_KIND_HUGETLB))
+		return tmesh_huge_map(fd, region->alloc, prot, flags);
+	return mmap(NULL, region->alloc, prot, flags, fd, 0);
+}
+
 static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct tmesh_error *err)
 {
 	int rc = check_bytes(region, "map", err);
-	int flags = region->private ? MAP_PRIVATE : MAP_SHARED;
-	void *at = NULL;
 	int fd;
 
 	if (rc)
@@ -159,31 +166,21 @@ static int memfd_mmap(struct tmesh_region *region, int prot, void **addr, struct
 	fd = mapped_fd(region, prot, err);
 	if (fd < 0)
 		return fd;
-	if (region->alloc >= TMESH_HUGE_BYTES && !(region->kind & TMESH_KIND_HUGETLB))
-		at = tmesh_huge_reserve(region->alloc);
-	if (at)
-		flags |= MAP_FIXED;
-	*addr = mmap(at, region->alloc, prot, flags, fd, 0);
+	*addr = map_file(region, fd, prot);
 	tmesh_memfd_writer_put(region, fd);
 	if (*addr == MAP_FAILED && errno == EPERM && !(prot & PROT_WRITE)) {
 		/* Another process has sealed it meanwhile. Before Linux 6.7 a descriptor that can
 		 * write cannot map such a file at all. */
 		int own = tmesh_memfd_reopen(region, O_RDONLY, err);
 
-		if (own < 0) {
-			if (at)
-				munmap(at, region->alloc);
+		if (own < 0)
 			return own;
-		}
 		dup3(own, region->fd, O_CLOEXEC);
 		close(own);
-		*addr = mmap(at, region->alloc, prot, flags, region->fd, 0);
+		*addr = map_file(region, region->fd, prot);
 	}
 	if (*addr == MAP_FAILED) {
 		rc = -errno;
-		if (at)
-			munmap(at, region->alloc);
-		errno = -rc;
 		return rc == -EPERM ? tmesh_fail(err, rc,
 						 "map: the region is sealed; map it for reading")
 				    : tmesh_fail_errno(err, "mmap of a region");

@@ -19,6 +19,12 @@
 #define MADV_COLLAPSE 25
 #endif
 
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+/* So often another thread may take the range that was found. */
+#define TRIES 8
+
 /* A huge page that takes longer is made by moving many other pages away: small ones are quicker. It
  * is CPU time, so that a busy machine does not count. A virtual machine's host that has to find the
  * memory was seen to take 12 ms, which small pages would take, too. */
@@ -152,39 +158,45 @@ static void map_data(int fd, uint8_t *addr, uint64_t bytes)
 
 uint64_t tmesh_huge_bytes(int fd, uint64_t bytes)
 {
-	uint8_t *addr;
+	void *addr;
 	uint64_t huge = 0;
-	bool mapped;
+	bool mapped, marked;
 
 	if (bytes < TMESH_HUGE_BYTES)
 		return 0;
 	/* A child that is forked meanwhile would have the mapping for good. */
 	tmesh_fork_keep_off();
-	addr = tmesh_huge_reserve(bytes);
-	mapped = addr &&
-		 mmap(addr, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED &&
-		 !madvise(addr, bytes, MADV_DONTFORK);
+	addr = tmesh_huge_map(fd, bytes, PROT_READ, MAP_SHARED);
+	mapped = addr != MAP_FAILED;
+	marked = mapped && !madvise(addr, bytes, MADV_DONTFORK);
 	tmesh_fork_let();
-	if (mapped) {
+	if (marked) {
 		map_data(fd, addr, bytes);
 		huge = tmesh_huge_mapped(addr);
 	}
-	if (addr)
+	if (mapped)
 		munmap(addr, bytes);
 	return huge;
 }
 
-void *tmesh_huge_reserve(size_t bytes)
+/* Map where a range of this size was free a moment ago, and is still: another thread may take it
+ * meanwhile. MAP_FIXED over a reserved range would not do: before Linux 6.12 it leaves a hole when
+ * it fails, which another thread may take before this one unmaps it. */
+void *tmesh_huge_map(int fd, size_t bytes, int prot, int flags)
 {
 	size_t room = bytes + TMESH_HUGE_BYTES;
-	uint8_t *start = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	size_t before;
 
-	if (start == MAP_FAILED)
-		return NULL;
-	before = -(uintptr_t)start & (TMESH_HUGE_BYTES - 1);
-	if (before)
-		munmap(start, before);
-	munmap(start + before + bytes, room - before - bytes);
-	return start + before;
+	for (int i = 0; i < TRIES; i++) {
+		uint8_t *start = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		void *at;
+
+		if (start == MAP_FAILED)
+			break;
+		at = start + (-(uintptr_t)start & (TMESH_HUGE_BYTES - 1));
+		munmap(start, room);
+		at = mmap(at, bytes, prot, flags | MAP_FIXED_NOREPLACE, fd, 0);
+		if (at != MAP_FAILED || errno != EEXIST)
+			return at;
+	}
+	return mmap(NULL, bytes, prot, flags, fd, 0);
 }

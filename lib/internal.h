@@ -355,7 +355,7 @@ int tmesh_region_may(struct tmesh_region *region, uint32_t rights, const char *w
 int tmesh_region_map_locked(struct tmesh_region *region, int prot, struct tmesh_error *err);
 /* Replace the mapping, where it is, by one with other rights; without harm on failure. */
 int tmesh_region_remap(struct tmesh_region *region, int prot, struct tmesh_error *err);
-/* Map likewise by @fd, and at once. */
+/* Map likewise by @fd. */
 int tmesh_region_map_over(struct tmesh_region *region, int prot, int fd, struct tmesh_error *err);
 /* Drop the mapping, because the region object ends or is to have another file. */
 void tmesh_region_drop_mapping(struct tmesh_region *region);

@@ -413,18 +413,14 @@ struct memory {
 static int map_memfd(struct memory *memory, struct tmesh_error *err)
 {
 	uint64_t room = round_to_pages(memory->bytes);
-	void *at;
 	int rc = 0;
 
 	tmesh_fork_keep_off();
-	at = tmesh_huge_reserve(room);
-	memory->at =
-		at ? mmap(at, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory->fd, 0)
-		   : MAP_FAILED;
-	if (memory->at == MAP_FAILED || madvise(at, room, MADV_DONTFORK)) {
+	memory->at = tmesh_huge_map(memory->fd, room, PROT_READ | PROT_WRITE, MAP_SHARED);
+	if (memory->at == MAP_FAILED || madvise(memory->at, room, MADV_DONTFORK)) {
 		rc = tmesh_fail_errno(err, "mapping memory for a file");
-		if (at)
-			munmap(at, room);
+		if (memory->at != MAP_FAILED)
+			munmap(memory->at, room);
 	}
 	tmesh_fork_let();
 	return rc;

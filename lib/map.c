@@ -59,22 +59,30 @@ static int map_first(struct tmesh_region *region, int prot, struct tmesh_error *
 	return 0;
 }
 
-/* Map again. The new mapping is made elsewhere and moved: mapping over the old one could fail and
- * leave a hole. */
+/* Put a new mapping in the region's place. It was made elsewhere: mapping over the old one could
+ * fail and, before Linux 6.12, leave a hole. */
+static int move_here(struct tmesh_region *region, void *addr, struct tmesh_error *err)
+{
+	int rc;
+
+	if (mremap(addr, region->alloc, region->alloc, MREMAP_MAYMOVE | MREMAP_FIXED,
+		   region->addr) != MAP_FAILED)
+		return 0;
+	rc = tmesh_fail_errno(err, "mremap of a region");
+	munmap(addr, region->alloc);
+	return rc;
+}
+
 static int map_again(struct tmesh_region *region, int prot, struct tmesh_error *err)
 {
 	bool marked = is_marked(region, prot);
 	void *addr;
 	int rc = map_new(region, prot, marked, &addr, err);
 
+	if (!rc)
+		rc = move_here(region, addr, err);
 	if (rc)
 		return rc;
-	if (mremap(addr, region->alloc, region->alloc, MREMAP_MAYMOVE | MREMAP_FIXED,
-		   region->addr) == MAP_FAILED) {
-		rc = tmesh_fail_errno(err, "mremap of a region");
-		munmap(addr, region->alloc);
-		return rc;
-	}
 	region->marked = marked;
 	region->prot = prot;
 	return 0;
@@ -138,11 +146,18 @@ int tmesh_region_remap(struct tmesh_region *region, int prot, struct tmesh_error
 
 int tmesh_region_map_over(struct tmesh_region *region, int prot, int fd, struct tmesh_error *err)
 {
-	int rc = 0;
+	/* Before Linux 5.16 files of huge pages cannot be moved. */
+	bool moves = !(region->kind & TMESH_KIND_HUGETLB);
+	void *addr;
+	int rc;
 
 	tmesh_fork_keep_off();
-	if (mmap(region->addr, region->alloc, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+	addr = mmap(moves ? NULL : region->addr, region->alloc, prot,
+		    MAP_SHARED | (moves ? 0 : MAP_FIXED), fd, 0);
+	if (addr == MAP_FAILED)
 		rc = tmesh_fail_errno(err, "mmap of a region");
+	else
+		rc = moves ? move_here(region, addr, err) : 0;
 	if (!rc) {
 		region->prot = prot;
 		region->marked = is_marked(region, prot) &&

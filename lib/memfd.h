@@ -201,7 +201,7 @@ uint64_t tmesh_huge_populate(void *addr, uint64_t bytes, unsigned int how);
 uint64_t tmesh_huge_bytes(int fd, uint64_t bytes);
 /* Return how much of the mapping at @addr is mapped by huge pages. */
 uint64_t tmesh_huge_mapped(const void *addr);
-/* Reserve an address range of @bytes at a multiple of 2 MiB; NULL if there is none. */
-void *tmesh_huge_reserve(size_t bytes);
+/* Map a file from its beginning, as mmap() does, at a multiple of 2 MiB if there is room for it. */
+void *tmesh_huge_map(int fd, size_t bytes, int prot, int flags);
 
 #endif /* TMESH_MEMFD_H */

@@ -213,8 +213,25 @@ int renameat(int dir, const char *path, int to_dir, const char *to)
 }
 
 #ifndef __SANITIZE_ADDRESS__
+static int hole_code;  /* what mapping a file at a fixed address fails with; 0: it does not */
+static uint8_t *taken; /* by another thread, where a file was to be mapped */
+static size_t taken_bytes;
+
+/* Before Linux 6.12 a mapping over another one that fails has removed that one. */
+static void *leave_hole(void *addr, size_t bytes)
+{
+	taken_bytes = bytes;
+	taken = (uint8_t *)syscall(SYS_mmap, addr, bytes, PROT_READ | PROT_WRITE,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	memset(taken, 'x', 1);
+	errno = hole_code;
+	return MAP_FAILED;
+}
+
 void *mmap(void *addr, size_t bytes, int prot, int flags, int fd, off_t offset)
 {
+	if (hole_code && fd >= 0 && flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) && !taken)
+		return leave_hole(addr, bytes);
 	if (fails("mmap")) {
 		errno = ENOMEM;
 		return MAP_FAILED;

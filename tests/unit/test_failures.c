@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <valgrind/valgrind.h>
 #include "failing.h"
+#include "memfd.h"
 
 #define RW (TMESH_READ | TMESH_WRITE)
 
@@ -436,5 +437,54 @@ UNIT(test_huge_pages)
 	}
 	huge_end(fd, path);
 }
+
+#ifndef __SANITIZE_ADDRESS__
+/* The memory of another thread stays where a mapping has failed. */
+static void check_taken(void)
+{
+	hole_code = 0;
+	if (!taken)
+		return;
+	assert_int_equal(*taken, 'x');
+	munmap(taken, taken_bytes);
+	taken = NULL;
+}
+
+UNIT(test_hole)
+{
+	static const int codes[] = {ENOMEM, EPERM};
+	struct tmesh_ctx *ctx = new_ctx();
+	struct tmesh_region *region;
+	uint8_t *memory;
+	void *addr;
+
+	for (size_t i = 0; i < 4; i++) {
+		region = new_region(ctx, 4 << 20);
+		hole_code = codes[i / 2];
+		tmesh_region_map(region, i % 2 ? TMESH_READ : TMESH_READ | TMESH_WRITE, &addr,
+				 NULL);
+		assert_true(taken);
+		check_taken();
+		if (codes[i / 2] == EPERM && i % 2) {
+			/* The region has only a descriptor for reading now. */
+			tmesh_region_unref(region);
+			continue;
+		}
+		hole_code = codes[i / 2];
+		tmesh_huge_bytes(region->fd, 4 << 20);
+		assert_true(taken);
+		check_taken();
+		/* A mapping that is there is replaced, or stays. */
+		memory = map_region(region, TMESH_READ | TMESH_WRITE);
+		memory[5] = 6;
+		hole_code = codes[i / 2];
+		assert_ok(tmesh_region_seal(region, err));
+		check_taken();
+		assert_int_equal(memory[5], 6);
+		tmesh_region_unref(region);
+	}
+	tmesh_ctx_unref(ctx);
+}
+#endif
 
 UNIT_MAIN("failures", NULL, NULL)

@@ -519,12 +519,14 @@ UNIT_ADD(test_switched_off, make, unmake)
 static bool collapse_works(void)
 {
 	int fd = memfd_create("probe", MFD_CLOEXEC);
-	void *addr = tmesh_huge_reserve(2 * MIB);
 	const char *why;
+	void *addr;
 	bool works;
 
-	if (ftruncate(fd, 2 * MIB) || mmap(addr, 2 * MIB, PROT_READ | PROT_WRITE,
-					   MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+	if (ftruncate(fd, 2 * MIB))
+		return false;
+	addr = tmesh_huge_map(fd, 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED);
+	if (addr == MAP_FAILED)
 		return false;
 	works = tmesh_huge_way(&why) == TMESH_HUGE_COLLAPSE &&
 		tmesh_huge_populate(addr, 2 * MIB, 0) == 2 * MIB;
