@@ -147,6 +147,38 @@ def test_a_second_engine_loads_what_the_first_has_computed(engine):
         assert engine(key_file=str(first.config.kv_transfer_config.kv_connector_extra_config["key_file"]) + "2").search(other) == (0, False)
 
 
+def test_a_step_copies_all_blocks_of_a_layer_together(engine, monkeypatch):
+    """On a GPU, whose layers are not contiguous: the number of copies does not grow with that of blocks."""
+    from tmesh import kv_pool
+
+    torch = pytorch()
+    copies = []
+
+    class Layer(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function in (torch.Tensor.copy_, torch.Tensor.index_select):
+                copies.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    monkeypatch.setattr(kv_pool, "_on_host", lambda tensor: False, raising=False)
+    monkeypatch.setattr(torch, "cpu", types.SimpleNamespace(current_stream=lambda device: types.SimpleNamespace(
+        synchronize=lambda: None, record_event=lambda: None, wait_event=lambda event: None)), raising=False)
+    one = engine()
+    one.layers = {name: torch.zeros(16, 3, 2, BLOCK).transpose(1, 2).as_subclass(Layer) for name in "ab"}
+    one.worker.register_kv_caches(one.layers)
+    one.run(Request("r", "abcdefgh"), [3, 5, 7, 9, 2, 4, 6, 8])
+    assert len(copies) <= 2 * 2 and len(tmesh.kept()) == 8
+    monkeypatch.undo()
+    second = engine()
+    second.layers = {name: torch.zeros(16, 2, 3, BLOCK) for name in "ab"}
+    second.worker.register_kv_caches(second.layers)
+    request = Request("s", "abcdefgh")
+    assert second.search(request) == (8 * BLOCK, True) and second.loads(request, [*range(8)], 8 * BLOCK) == set()
+    for name in "ab":
+        assert torch.equal(second.layers[name][:8], one.layers[name][[3, 5, 7, 9, 2, 4, 6, 8]].as_subclass(torch.Tensor))
+
+
 def test_blocks_are_stored_when_their_tokens_are_accepted(engine):
     """A prompt in pieces, tokens that come one by one, a draft that is not accepted, and a request that was preempted."""
     one = engine()

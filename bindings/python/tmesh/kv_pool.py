@@ -37,6 +37,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _BESIDE = 2 * _PAGE
 _PAUSE = 10.0  # seconds after an error
 _WAITING = 64  # blocks that were copied and are not kept yet
+_TOGETHER = 32  # blocks that are copied from a GPU at once
 
 
 def identity_of(folder: str) -> list[list[object]]:
@@ -213,6 +214,28 @@ class Pool:
     def put(self, name: str, tensors: Sequence[Any]) -> bool:
         """Copy PyTorch's tensors into a new block, which a thread keeps under the name. False: it is known to be there, or the
         thread is too far behind, or the pool is paused; nothing is copied then."""
+        return self._begin(name) and self._copy(name, tensors)
+
+    def put_rows(self, jobs: Sequence[tuple[str, int]], layers: Sequence[Any]) -> int:
+        """Do as put() for rows of layers: a block is that row of each layer, one behind the other. Return the number of blocks that are copied.
+        Rows of a GPU are copied many at once: each copy by itself would wait for the GPU."""
+        if all(map(_on_host, layers)):
+            return sum(self.put(name, [layer[row] for layer in layers]) for name, row in jobs)
+        count = 0
+        for first in range(0, len(jobs), _TOGETHER):
+            mine = [(name, row) for name, row in jobs[first:first + _TOGETHER] if self._begin(name)]
+            try:
+                rows = _rows(layers, [row for _, row in mine]) if mine else []
+            except Exception as problem:
+                for name, _ in mine:
+                    self._done(name, False)
+                self._fails("storing a block of a KV cache", problem)
+                break
+            count += sum(self._copy(name, [layer[place] for layer in rows]) for place, (name, _) in enumerate(mine))
+        return count
+
+    def _begin(self, name: str) -> bool:
+        """Count a block as one that waits for the thread. False: it is not to be copied."""
         with self._lock:
             if name in self._known:
                 return False
@@ -221,6 +244,10 @@ class Pool:
                 return False
             self._waiting += 1
             self._known.add(name)
+            return True
+
+    def _copy(self, name: str, tensors: Sequence[Any]) -> bool:
+        """Copy a block that waits, and let a thread keep it."""
         try:
             block = _copy_in(tensors)
             self._writer.submit(self._put, name, lambda: block)
@@ -317,11 +344,15 @@ class Pool:
         self._writer.shutdown(wait=True, cancel_futures=False)
 
 
+def _on_host(tensor: Any) -> bool:
+    return bool(tensor.device.type == "cpu")
+
+
 class _Streams:
     """The streams of tensors' GPUs, for copies in another thread. It is made in the thread whose work comes before the copies."""
 
     def __init__(self, tensors: Iterable[Any]) -> None:
-        self.devices = [*{device: None for tensor in tensors if (device := getattr(tensor, "device", None)) and device.type != "cpu"}]
+        self.devices = [*{device: None for tensor in tensors if (device := getattr(tensor, "device", None)) and not _on_host(tensor)}]
         self._events = [self._stream(device).record_event() for device in self.devices]
 
     @staticmethod
@@ -350,6 +381,21 @@ def _cut(torch: Any, flat: Any, tensors: Iterable[Any]) -> Iterable[tuple[Any, A
         size = tensor.numel() * tensor.element_size()
         yield flat[at:at + size].view(tensor.dtype).view(tensor.shape), tensor
         at += size
+
+
+def _rows(layers: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
+    """Return the bytes of rows of each layer in the host's memory: two copies for each layer, and one wait for all."""
+    torch = importlib.import_module("torch")
+    found = []
+    for layer in layers:
+        # Not each type has a kernel that takes rows.
+        raw = layer.view(torch.uint8) if layer.stride(-1) == 1 else layer
+        rows = raw.index_select(0, torch.tensor(numbers, device=layer.device))
+        there = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
+        there.copy_(rows, non_blocking=True)
+        found.append(there)
+    _Streams(layers).synchronize()
+    return found
 
 
 def _copy_in(tensors: Sequence[Any]) -> _tmesh.Tensor:

@@ -295,8 +295,7 @@ class Connector(_base.KVConnectorBase_V1):  # type: ignore[misc]
         if _generation.current():
             return  # no scheduler would find them
         self._use(meta.space)
-        for number, block_hash in meta.stores:
-            counts["stored_blocks"] += self._pool.put(self._pool.name(block_hash, self._rank), [layer[number] for layer in self._layers])
+        counts["stored_blocks"] += self._pool.put_rows([(self._pool.name(one, self._rank), number) for number, one in meta.stores], self._layers)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         with self._lock:
