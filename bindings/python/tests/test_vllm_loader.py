@@ -54,7 +54,7 @@ class Hashed(types.SimpleNamespace):
 def configuration(**changed):
     """Return what the loader reads of vLLM's configuration. Names with "_" in place of "." are parts' attributes: parallel__enable_eplb."""
     made = types.SimpleNamespace(
-        model_config=types.SimpleNamespace(model="model", enable_sleep_mode=False, enable_cumem_allocator=False),
+        model_config=types.SimpleNamespace(model="model", enable_sleep_mode=False, enable_cumem_allocator=False, is_moe=False, use_mla=False),
         parallel_config=types.SimpleNamespace(
             enable_eplb=False, all2all_backend="allgather", eplb_config=types.SimpleNamespace(num_redundant_experts=0),
             prefill_context_parallel_size=1, decode_context_parallel_size=1, dcp_q_replicate=None),
@@ -148,6 +148,43 @@ def test_engines_that_write_to_their_weights(what, loader):
     assert one._refusal(configuration(weight_transfer_config=types.SimpleNamespace(backend="tmesh"))) == ""
 
 
+@pytest.mark.parametrize("what", ["is_moe", "use_mla"])
+@pytest.mark.parametrize("mode", ["view", "copy"])
+def test_models_whose_load_does_more(what, mode, loader):
+    """Mixtures of experts and MLA load as auto, although their weights are kept."""
+    config = configuration(**{f"model__{what}": True})
+    one = loader(mode=mode)
+    kept(one, config)
+    assert one.get_external_weight_memory(config) == 0
+    assert one.load_model(config, config.model_config) == "loaded as auto"
+    assert "while it is loaded" in one.report["reason"] and one.report["artifact"] is None
+
+
+@pytest.mark.parametrize("holder", ["router", "attention"])
+def test_a_model_that_stays_without_memory(holder, loader, monkeypatch):
+    """An object that is no module refers to a parameter which vLLM replaces: the model loads as auto, and says where."""
+    import torch
+
+    from tmesh.vllm import gpu
+
+    class Holder:
+        __module__ = "vllm.router"
+
+    net = torch.nn.Linear(2, 2, bias=False)
+    net.empty = torch.empty(0, device="meta")
+    builder = types.SimpleNamespace(_build_model=lambda *_: net)
+    monkeypatch.setattr(gpu, "_builder", lambda _: builder)
+    monkeypatch.setattr(gpu, "_state", lambda *_: None)
+    assert gpu.build(None, None, None, "", None, False) is net
+    setattr(net, holder, Holder())
+    getattr(net, holder).bias = torch.empty(2, device="meta")
+    config = configuration()
+    one = loader()
+    kept(one, config)
+    assert one.load_model(config, config.model_config) == "loaded as auto"
+    assert one.report["reason"] == f"model.{holder}.bias would have no memory"
+
+
 def test_a_load_into_mapped_weights(loader, monkeypatch):
     """All ways that vLLM loads a model again are refused, before anything is read."""
     from tmesh.vllm import gpu
@@ -202,7 +239,7 @@ def test_the_memory_that_vllm_is_told_of(loader):
     assert one.get_external_weight_memory(config) == 0
     size, name = kept(one, config)
     assert one.get_external_weight_memory(config) == size > 0 and loader(mode="copy").get_external_weight_memory(config) == 0
-    draft = types.SimpleNamespace(model="draft")
+    draft = types.SimpleNamespace(model="draft", is_moe=False, use_mla=False)
     eagle = Draft(method="eagle", draft_model_config=draft, attention_backend=None)
     with_draft = configuration(speculative_config=eagle)
     assert one.get_external_weight_memory(with_draft) == size

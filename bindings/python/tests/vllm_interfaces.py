@@ -42,7 +42,7 @@ CLASSES = {
 # Class: fields of a configuration that the load format reads on a GPU.
 FIELDS = {
     "vllm.config:VllmConfig": "model_config parallel_config cache_config kernel_config attention_config speculative_config weight_transfer_config",
-    "vllm.config:ModelConfig": "enable_sleep_mode enable_cumem_allocator",
+    "vllm.config:ModelConfig": "enable_sleep_mode enable_cumem_allocator is_moe use_mla",
     "vllm.config:ParallelConfig": "enable_eplb eplb_config all2all_backend prefill_context_parallel_size decode_context_parallel_size dcp_q_replicate",
     "vllm.config:EPLBConfig": "num_redundant_experts",
     "vllm.config:CacheConfig": "cache_dtype kv_cache_dtype_skip_layers",

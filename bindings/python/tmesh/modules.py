@@ -93,8 +93,8 @@ def _become(parameter: Any, tensor: Any) -> None:
     _torch.utils.swap_tensors(parameter, other)
 
 
-def _without_memory(model: Any) -> str:
-    """Return where a model has a tensor without memory beside its parameters and buffers. "": nowhere."""
+def without_memory(model: Any, empty: bool = True) -> str:
+    """Return where a model has a tensor without memory beside its parameters and buffers. "": nowhere. empty: count those without elements too."""
     seen: set[int] = set()
     left: list[tuple[str, Any]] = [(name or "model", module) for name, module in model.named_modules()]
     while left:
@@ -103,7 +103,7 @@ def _without_memory(model: Any) -> str:
             continue
         seen.add(id(value))
         if isinstance(value, _torch.Tensor):
-            if value.is_meta:
+            if value.is_meta and (empty or value.numel()):
                 return place
         elif isinstance(value, dict):
             left += [(f"{place}.{key}", one) for key, one in value.items()]
@@ -208,7 +208,7 @@ class Sharing:
             with _Unallocated():
                 model = create()
             replace(model, artifact)
-            place = _without_memory(model)
+            place = without_memory(model)
             if place:
                 raise Cannot(f"{place} would have no memory")
             return model, artifact

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .. import artifacts, cuda
 from ..errors import ProtocolError
 from ..interop import load
-from ..modules import Tell
+from ..modules import Cannot, Tell, without_memory
 from . import _PACKAGE, VERSION
 
 __all__ = ["Memory", "apply", "build", "keep"]
@@ -102,8 +102,22 @@ def _builder(load_config: Any) -> Any:
 
 
 def build(load_config: Any, vllm_config: Any, model_config: Any, prefix: str, artifact: artifacts.Artifact, copied: bool) -> Any:
-    """Return a model that has an artifact's tensors, or copies of them, and was never loaded."""
-    return _builder(load_config)._build_model(vllm_config, model_config, prefix, _state(artifact, copied))
+    """Return a model that has an artifact's tensors, or copies of them, and was never loaded. Cannot: vLLM leaves some of it without memory, because
+    it registers other parameters in place of those that objects refer to which are no modules."""
+    model = _builder(load_config)._build_model(vllm_config, model_config, prefix, _state(artifact, copied))
+    place = without_memory(model, empty=False)
+    if place:
+        raise Cannot(f"{place} would have no memory")
+    return model
+
+
+def refusal(model_config: Any) -> str:
+    """Return why an engine on a GPU cannot use another one's finished weights of this model. "": it can."""
+    if model_config.is_moe:
+        return "a mixture of experts sets its kernels up while it is loaded, which an engine that maps finished weights does not"
+    if model_config.use_mla:
+        return "MLA computes weights from others while it is loaded, and would write to those that are mapped"
+    return ""
 
 
 def apply(load_config: Any, model: Any, artifact: artifacts.Artifact) -> None:

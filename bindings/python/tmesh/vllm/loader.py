@@ -203,6 +203,8 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
             return 0
         from . import gpu
 
+        if gpu.refusal(model_config):
+            return 0
         memory = gpu.Memory(device)
         fingerprint, _ = self._sharing.identify(lambda: self._fingerprint_on(memory, vllm_config, model_config, prefix))
         artifact = self._sharing.wait(fingerprint, gpu=memory) if fingerprint else None
@@ -248,11 +250,11 @@ class Loader(_default.DefaultModelLoader):  # type: ignore[misc]
 
     def _load_on_gpu(self, vllm_config: Any, model_config: Any, prefix: str, device: Any) -> Any:
         """Load finished weights, or make them (gpu.py)."""
-        refused = self._refusal(vllm_config)
-        if refused:
-            return self._without(vllm_config, model_config, prefix, refused)
         from . import gpu
 
+        refused = gpu.refusal(model_config) or self._refusal(vllm_config)
+        if refused:
+            return self._without(vllm_config, model_config, prefix, refused)
         memory = gpu.Memory(device)
         fingerprint, why = self._sharing.identify(lambda: self._fingerprint_on(memory, vllm_config, model_config, prefix))
         made: Any = None
