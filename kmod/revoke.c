@@ -40,20 +40,20 @@ struct tmesh_revocation {
 static struct tmesh_mem *tmesh_revoke_flag(struct tmesh_region *region,
 					   struct tmesh_revocation *revocation)
 {
-	struct tmesh_mem *mem;
+	struct tmesh_mem *mem = NULL;
 	int rc;
 
 	lockdep_assert_held(&region->claims_lock);
 	down_write(&region->lock);
-	if (region->state & TMESH_STATE_REVOKED) {
-		mem = ERR_PTR(-ESTALE);
-	} else if (region->mem && atomic_read(&region->mem->escaped)) {
-		mem = ERR_PTR(-EOPNOTSUPP);
-	} else if (region->nr_pinning) {
-		mem = ERR_PTR(-EBUSY);
-	} else if ((rc = tmesh_kept_revoke(region, &revocation->group))) {
-		mem = ERR_PTR(rc);
-	} else {
+	if (region->state & TMESH_STATE_REVOKED)
+		rc = -ESTALE;
+	else if (region->mem && atomic_read(&region->mem->escaped))
+		rc = -EOPNOTSUPP;
+	else if (region->nr_pinning)
+		rc = -EBUSY;
+	else
+		rc = tmesh_kept_revoke(region, &revocation->group);
+	if (!rc) {
 		/* Lease holders must see the new state before they lose mappings. */
 		revocation->leases = tmesh_leases_revoke(region);
 		mem = region->mem;
@@ -61,7 +61,7 @@ static struct tmesh_mem *tmesh_revoke_flag(struct tmesh_region *region,
 		WRITE_ONCE(region->freeing, mem);
 	}
 	up_write(&region->lock);
-	return mem;
+	return rc ? ERR_PTR(rc) : mem;
 }
 
 static struct tmesh_mem *tmesh_revoke_begin(struct tmesh_region *region,
