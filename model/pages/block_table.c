@@ -306,8 +306,9 @@ static int seq_set(struct tables *tables, uint64_t id, uint64_t tokens, uint32_t
 			tables_remove(tables, seq);
 		return rc;
 	}
+	/* A hostile fork names its own sequence: both are one table. */
 	if (count)
-		memcpy(seq->table + first, pages, count * sizeof(*pages));
+		memmove(seq->table + first, pages, count * sizeof(*pages));
 	seq->count = first + count;
 	seq->tokens = tokens;
 	tables->blocks += (uint64_t)seq->count - before;
