@@ -265,10 +265,7 @@ TEST(dropped, "what has no holder is gone when DROP returns, although others lis
 	CHECK_EQ(late, 0);
 }
 
-/*
- * Revoke by ids, which needs no handle, from the moment on that the kernel is asked for memory. All
- * regions of a group are freed by reclaim, or one of them by the revocation and none by reclaim.
- */
+/* Revoke by an id, which needs no handle. */
 static int revoke_id(int dev, __u64 id)
 {
 	struct tmesh_revoke r = {.size = sizeof(r), .id = id};
