@@ -42,6 +42,7 @@
  *   -EOVERFLOW   sizes, offsets or strides overflow 64 bits
  *   -EACCES      the handle or token does not have that right, or no permission on the device
  *   -EPERM       sealed memory, or a handle inherited through fork()
+ *   -EBADF       the program has closed the region's descriptor
  *   -ENOENT      the token is dead, foreign or guessed
  *   -ESTALE      the region was revoked, or the lease of the handle has lapsed
  *   -EBUSY       a writer prevents the seal; a pinning handle prevents the revocation
