@@ -475,6 +475,8 @@ static struct tmesh_tensor *put_as(struct state *st, PyObject *plain,
 	if (!tensor)
 		return NULL;
 	rc = tmesh_layout_contiguous(&layout, dtype, ndim, shape, &err);
+	/* In an arena the bytes begin behind those of other tensors. */
+	layout.offset = tmesh_tensor_layout(tensor)->offset;
 	if (!rc)
 		rc = tmesh_tensor_wrap(tmesh_tensor_region(tensor), &layout, &made, &err);
 	tmesh_tensor_unref(tensor);

@@ -50,6 +50,17 @@ def test_halves_are_packed(name, shape):
         assert_refused(take, tmesh.UnsupportedError, "two elements in each byte")
 
 
+@pytest.mark.parametrize("name", WHOLE + HALVES)
+def test_put_into_an_arena(name):
+    """It lies behind its neighbour, not in the neighbour's place."""
+    arena = tmesh.Arena()
+    before = tmesh.put(b"\xff" * 100, arena=arena)
+    t, alone = tmesh.put(made(name), arena=arena), tmesh.put(made(name))
+    assert (t.dtype, t.shape, t.id) == (name, alone.shape, before.id)
+    assert t.reshape(-1).view("uint8").tolist() == alone.reshape(-1).view("uint8").tolist()
+    assert bytes(before) == b"\xff" * 100
+
+
 def test_bundle():
     array = made("bfloat16")
     bundle = tmesh.bundle({"w": array, "tied": array, "other": np.ones(3)})
