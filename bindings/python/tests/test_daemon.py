@@ -65,7 +65,7 @@ import os, sys, tempfile, tmesh
 made, sealed = tmesh.put(b"a secret", seal=False), tmesh.put(b"a secret")
 opened, arena = tmesh.open(sealed.ref()), tmesh.Arena()
 if sys.argv[1] == "fork" and (child := os.fork()):
-    sys.exit(os.waitpid(child, 0)[1])
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 os.closerange(3, 4096)
 files = [tempfile.TemporaryFile() for _ in range(30)]
 for file in files:
