@@ -97,6 +97,33 @@ def test_a_daemon_that_closes_all_descriptors(python, how):
     python(CLOSED, how)
 
 
+NAMED = """
+import os, sys, tempfile
+from tmesh.shared_memory import SharedMemory
+first = SharedMemory("first", create=True, size=10)
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os.closerange(3, 4096)
+folders = [tempfile.TemporaryDirectory() for _ in range(30 * int(sys.argv[1]))]
+strange = [os.open(folder.name, os.O_RDONLY) for folder in folders]
+SharedMemory("first").close()
+second = SharedMemory("second", create=True, size=10)
+second.buf[0] = 7
+assert SharedMemory("second").buf[0] == 7
+second.unlink()
+assert not any(os.listdir(folder.name) for folder in folders)
+for file in strange:
+    os.fstat(file)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("files", [0, 1], ids=["free", "used again"])
+def test_names_of_a_daemon_that_closes_all_descriptors(python, files):
+    """The folder of the names is opened again. Its old number may be another folder's, which gets no names."""
+    python(NAMED, str(files))
+
+
 def test_errors_name_the_region():
     """Python 3.11 has no %llx with a width in messages."""
     sealed = tmesh.put(b"x")

@@ -73,6 +73,7 @@ class _Names:
 
     def __init__(self) -> None:
         self._folder = -1
+        self._which: os.stat_result | None = None  # of the folder when it was opened
         self._exclusive = -1  # the same folder, opened for its lock alone
         self._lock = threading.RLock()
         self._depth = 0  # of the uses of the lock by the thread that has it
@@ -88,10 +89,12 @@ class _Names:
             self._open()
         try:
             return _tmesh.open_link(self._folder, name)
-        except FileNotFoundError:
-            if os.fstat(self._folder).st_nlink and not self._inherit():
+        except OSError as error:
+            found = self._about(self._folder)
+            if found and found.st_nlink and not (isinstance(error, FileNotFoundError) and self._inherit()):
                 raise
-        return _tmesh.open_link(self._open(), name)  # another process removed the folder, or a child left the block
+        # The program closed the folder, another process removed it, or a child left the block.
+        return _tmesh.open_link(self._open(), name)
 
     def add(self, entry: str, tensor: _tmesh.Tensor) -> str:
         """Name a block, unless the name already opens another. Return its token."""
@@ -217,18 +220,30 @@ class _Names:
                   f"shared memory that it created and that was not unlinked ({ended[0]}): only processes that have it attached keep it. "
                   "Create it in the process that lives longest, or call tmesh.shared_memory.install() in the parent before it starts this one", file=sys.stderr, flush=True)
 
+    def _about(self, fd: int) -> os.stat_result | None:
+        """Return what the folder is now. None: the program has closed this descriptor, as daemons do, and its number may be
+        another file's."""
+        with contextlib.suppress(OSError):
+            found = os.fstat(fd)
+            if self._which and os.path.samestat(found, self._which):
+                return found
+        return None
+
     def _open(self) -> int:
         if self._folder >= 0:
-            found = os.fstat(self._folder)
-            if found.st_nlink and found.st_uid == os.geteuid():
+            found = self._about(self._folder)
+            if found and found.st_nlink and found.st_uid == os.geteuid():
                 return self._folder
-            os.close(self._folder)  # it was removed, or this process has another user now
+            if found:
+                os.close(self._folder)  # it was removed, or this process has another user now
             self._folder = -1
         runtime = _tmesh.runtime_dir()
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir("shm", 0o700, dir_fd=runtime)
+            self._forget_exclusive()
             self._folder = os.open("shm", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=runtime)
+            self._which = os.fstat(self._folder)
         finally:
             os.close(runtime)
         return self._folder
@@ -250,17 +265,19 @@ class _Names:
 
     def _open_exclusive(self) -> int:
         folder = self._open()
-        if self._exclusive < 0 or not os.path.samestat(os.fstat(folder), os.fstat(self._exclusive)):
-            old, self._exclusive = self._exclusive, os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
-            if old >= 0:
-                os.close(old)
+        if not self._about(self._exclusive):
+            self._exclusive = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)
         return self._exclusive
+
+    def _forget_exclusive(self) -> None:
+        if self._about(self._exclusive):
+            os.close(self._exclusive)
+        self._exclusive = -1
 
     def forked(self) -> None:
         """Forget the parent's lock, whose open file a child shares, and its inbox."""
-        if self._exclusive >= 0:
-            os.close(self._exclusive)
-        self._exclusive, self._depth, self._lock = -1, 0, threading.RLock()
+        self._forget_exclusive()
+        self._depth, self._lock = 0, threading.RLock()
         if self._inbox:
             self._inbox.close()
             self._inbox = None
