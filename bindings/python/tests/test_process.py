@@ -164,3 +164,36 @@ import _interpreters
 interpreter = _interpreters.create("isolated")
 print(_interpreters.exec(interpreter, "import tmesh"))
 """)
+
+
+STAND_IN = """#!/bin/sh
+for name; do :; done
+echo "ready $name"
+cat > /dev/null
+"""
+
+SERVED = """
+import os, signal, sys, threading, tmesh.engine
+server = tmesh.engine.serve("ggml")
+reader, writer = os.pipe()
+child = os.fork()
+if not child:
+    os.close(writer)
+    os.read(reader, 1)
+    os._exit(0)
+closing = threading.Thread(target=server.close)
+closing.start()
+closing.join(30)
+print("closed" if not closing.is_alive() else "waits for the child")
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+closing.join()
+"""
+
+
+def test_a_served_engine_does_not_wait_for_a_forked_child(python, tmp_path):
+    """The server ends with its input, of which a forked child has no copy."""
+    program = tmp_path / "engine"
+    program.write_text(STAND_IN)
+    program.chmod(0o700)
+    assert python(SERVED, env={**os.environ, "TMESH_ENGINE_PROGRAM": str(program)}) == "closed\n"

@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from . import _tmesh, elements, errors, installed
 from ._tmesh import Cancellable
@@ -488,6 +488,19 @@ def _program() -> str:
     return program
 
 
+# The inputs of served engines, which end with them. A forked child closes its copies, so that a server ends with its parent.
+_inputs: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
+
+
+def _close_inputs() -> None:
+    for each in [*_inputs]:
+        each.close()
+    _inputs.clear()
+
+
+os.register_at_fork(after_in_child=_close_inputs)
+
+
 class Server:
     """An engine in a process of its own. It lives as long as this object or a Context of its connect(). Made by
     serve()."""
@@ -554,12 +567,14 @@ def serve(backend: str = "onnx", *, models: str | os.PathLike[str] | Iterable[st
     command = [_program(), "--with-input", f"--engine={backend}", f"--threads={threads}", f"--clients={clients}",
                f"--limit={limit}", f"--patience={patience}", *([] if confined else ["--unconfined"]), *(f"--models={os.fspath(folder)}" for folder in folders)]
     try:
+        # Without a buffer, whose lock another thread may have when a child is forked.
         process = subprocess.Popen([*command, *([f"--library={path}"] if path else []), "--", name],
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     except OSError as error:
         raise errors.UnsupportedError(errno.EOPNOTSUPP, f"{command[0]} cannot be started: {error.strerror}; PATH or "
                                       "TMESH_ENGINE_PROGRAM says where tmesh-engine is") from None
-    assert process.stdout is not None
+    assert process.stdin is not None and process.stdout is not None
+    _inputs.add(process.stdin)
     line = process.stdout.readline().decode(errors="replace").strip()
     if line != f"ready {name}":
         process.communicate()
