@@ -47,7 +47,6 @@ OTHER = {
 OPEN = {
     "bindings/beam/c_src/log.c: dprintf(STDERR_FILENO",
     "bindings/beam/c_src/worker_socket.c: write(fd",
-    "bindings/python/ext/module.c: dprintf(STDERR_FILENO",
     "engine/devices_probe.c: dprintf(file",
     "engine/ggml/types.c: write(fd",
     "engine/process/place.c: ftruncate(place->lock",

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "common/file_size.h"
+
 /* Where this thread keeps a warning while it opens a context; NULL at all other times. */
 static _Thread_local struct warning {
 	char text[256];
@@ -22,7 +24,7 @@ static void keep_warning(void *data, enum tmesh_log_level level, const char *mes
 	if (warning)
 		snprintf(warning->text, sizeof(warning->text), "%s", message);
 	else
-		dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(), message);
+		tmesh_dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(), message);
 }
 
 static int open_context(struct state *st, struct tmesh_ctx_opts *opts)

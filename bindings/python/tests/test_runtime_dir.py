@@ -77,3 +77,28 @@ for call in (lambda: SharedMemory("mine", create=True, size=1), lambda: SharedMe
                           text=True, timeout=600)
     assert done.stdout == "True\n" * 3, done.stderr
     assert not list(tmp_path.iterdir())
+
+
+LIMITED = """
+import os, resource, signal, tmesh
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # as where a program that embeds Python leaves signals alone
+tensor = tmesh.put(b"x")
+tensor.token
+for name in os.listdir(folder := os.environ["TMESH_RUNTIME_DIR"]):
+    os.unlink(os.path.join(folder, name))
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, resource.RLIM_INFINITY))
+os.write(2, b"." * (65536 - int(os.environ["ROOM"])))
+tensor.token
+"""
+
+
+@pytest.mark.parametrize("room", [0, 4096])
+def test_a_warning_to_a_full_file_does_not_end_the_process(tmp_path, room):
+    """Standard error is often a file, and a write past the process's limit of a file's size ends it (SIGXFSZ)."""
+    folder = tmp_path / "runtime"
+    folder.mkdir(0o700)
+    with open(tmp_path / "log", "ab") as log:
+        done = subprocess.run([sys.executable, "-c", LIMITED], stderr=log, timeout=600, env={
+            **os.environ, "TMESH_BACKEND": "memfd", "TMESH_RUNTIME_DIR": str(folder), "ROOM": str(room)})
+    assert done.returncode == 0
+    assert (b"is there again" in (tmp_path / "log").read_bytes()) == bool(room)
