@@ -115,6 +115,7 @@ int main(int argc, char **argv)
 	char title[32];
 	int status;
 
+	wait_for_children();
 	if (!word) {
 		help(stderr);
 		return STATUS_USAGE;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 /* Options of verbs: one table drives both the parser and --help. */
 #include <ctype.h>
+#include <signal.h>
 #include <stdarg.h>
 
 #include "tmeshctl.h"
@@ -182,11 +183,17 @@ enum tmesh_backend backend_option(const struct verb *verb, const char *text)
 	usage_error(verb, "\"%s\" is not a backend: kernel or memfd", text);
 }
 
+void wait_for_children(void)
+{
+	signal(SIGCHLD, SIG_DFL);
+}
+
 int verb_main(const struct verb *verb, int argc, char **argv)
 {
 	char title[32];
 	int status;
 
+	wait_for_children();
 	snprintf(title, sizeof(title), "tmeshctl %s", verb->name);
 	if (!argc) {
 		verb_help(verb, stderr);

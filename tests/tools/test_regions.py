@@ -128,6 +128,14 @@ class Create(Base):
              cwd=self.dir)
         self.assertEqual(self.read("bytes"), bytes(5))
 
+    def test_command_of_a_caller_that_ignores_its_children(self):
+        """The kernel then reports no child's end, and the tool would wait for ever."""
+        def ignore():
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+        for verb in ("create", "5"), ("put", self.file(b"x")):
+            tool(*verb, "--", "sh", "-c", "exit 7", status=7, preexec_fn=ignore)
+
     def test_command_killed(self):
         tool("create", "5", "--", "sh", "-c", "kill -KILL $$", status=128 + signal.SIGKILL)
 
