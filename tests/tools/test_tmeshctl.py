@@ -170,6 +170,47 @@ class Model(Base):
             # It empties the folder that goes with the test.
             eventually(lambda: gone(told["pid"]), "the holder ends")
 
+    def stops_at_its_seal(self):
+        """The environment of a program that stops itself when it seals memory: all bytes are there, and all progress is reported."""
+        path = self.file(b"""
+            #include <dlfcn.h>
+            #include <linux/fcntl.h>
+            #include <signal.h>
+            int fcntl(int fd, int command, long argument)
+            {
+                int (*next)(int, int, long) = (int (*)(int, int, long))dlsym(RTLD_NEXT, "fcntl");
+                if (command == F_ADD_SEALS && (argument & F_SEAL_WRITE))
+                    raise(SIGSTOP);
+                return next(fd, command, argument);
+            }
+            int fcntl64(int fd, int command, long argument)
+            {
+                return fcntl(fd, command, argument);
+            }
+            """, "stop.c")
+        subprocess.run([os.environ.get("CC", "cc"), "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", path[:-1] + "so", path], check=True)
+        return dict(os.environ, LD_PRELOAD=path[:-1] + "so")
+
+    @unittest.skipIf(BACKEND == "kernel", "the module seals by another call; run on memfds")
+    def test_it_is_told_to_end_when_it_has_loaded(self):
+        """No holder stays."""
+        path, env = self.write(), self.stops_at_its_seal()
+        for options in (), ("--background",):
+            process = subprocess.Popen([TOOL, "load", *options, path], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            self.addCleanup(process.kill)
+            holder, children = process.pid, pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            if options:
+                eventually(children.read_text, "it starts a holder")
+                holder = int(children.read_text())
+            eventually(lambda: pathlib.Path(f"/proc/{holder}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", "it seals")
+            process.send_signal(signal.SIGTERM)
+            if options:
+                eventually(lambda: gone(process.pid), "the one that waits ends")
+            os.kill(holder, signal.SIGCONT)
+            out, said = process.communicate(timeout=WAIT_S)
+            self.assertEqual((process.returncode, out), (-signal.SIGTERM if options else 1, b""), said)
+            eventually(lambda: gone(holder), "no holder stays")
+
     @any_backend
     def test_a_limit_of_file_sizes(self):
         """It bounds memfds too. The error names it, and no signal ends the program."""

@@ -166,11 +166,17 @@ static int load_and_hold(struct args *args)
 	args->opts.progress_data = &progress;
 	rc = tmesh_model_load(ctx, args->path, &args->opts, &model, &err);
 	progress_end(&progress);
+	hold_signals();
+	/* A signal may have come after the last report of progress. */
+	if (!rc && interrupted) {
+		snprintf(err.message, sizeof(err.message), "the loading was cancelled");
+		tmesh_model_unref(model);
+		rc = -ECANCELED;
+	}
 	if (rc) {
 		tmesh_ctx_unref(ctx);
 		return complain(args->path, &err);
 	}
-	hold_signals();
 	if (tmesh_region_token(tmesh_model_region(model), TMESH_READ, token, &err))
 		status = complain("naming the region", &err);
 	ref = status ? NULL : bundle_ref(ctx, model, &bundle);
@@ -194,10 +200,21 @@ static int load_and_hold(struct args *args)
 	return status;
 }
 
+/* Set the handlers in the process that loads: one that waits for a holder ends by the signal, and
+ * the holder then gets a SIGTERM. */
+static void catch_signals(void)
+{
+	struct sigaction action = {.sa_handler = interrupt}, before;
+
+	/* A SIGINT that was ignored at the start stays ignored. */
+	if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN)
+		sigaction(SIGINT, &action, NULL);
+	sigaction(SIGTERM, &action, NULL);
+}
+
 static int run_verb_load(const struct verb *verb, int argc, char **argv)
 {
 	struct args args = {.opts = {.size = sizeof(args.opts)}, .hold = HOLD_INIT};
-	struct sigaction action = {.sa_handler = interrupt}, before;
 	int key, status;
 
 	args.hold.command = split_command(verb, &argc, argv);
@@ -241,12 +258,11 @@ static int run_verb_load(const struct verb *verb, int argc, char **argv)
 			verb,
 			"--keep and --keep-as exclude each other: a region is kept under one name");
 	args.path = argv[argc - 1];
-	/* A SIGINT that was ignored at the start stays ignored. */
-	if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN)
-		sigaction(SIGINT, &action, NULL);
-	sigaction(SIGTERM, &action, NULL);
 	status = hold_begin(&args.hold);
-	return status ? status : load_and_hold(&args);
+	if (status)
+		return status;
+	catch_signals();
+	return load_and_hold(&args);
 }
 
 static const struct verb verb_load = {
