@@ -151,13 +151,38 @@ json_t *json_id(uint64_t id)
 	return json_sprintf("%016" PRIx64, id);
 }
 
+/* Print JSON with escapes for the characters that steer a terminal: those from DEL on, which JSON
+ * allows within strings. */
+static void put_json(const char *text)
+{
+	const unsigned char *at = (const unsigned char *)text;
+
+	while (*at) {
+		uint32_t code;
+		unsigned int count = utf8(at, &code);
+
+		if (count && code >= 0x7f && steers(code)) {
+			printf("\\u%04" PRIx32, code);
+			at += count;
+		} else {
+			putchar(*at++);
+		}
+	}
+}
+
 int print_json(json_t *value)
 {
-	int rc = value ? json_dumpf(value, stdout, JSON_INDENT(2)) : -1;
+	char *text = value ? json_dumps(value, JSON_INDENT(2)) : NULL;
 
 	json_decref(value);
+	if (!text) {
+		errno = ENOMEM;
+		return complain_errno("writing JSON");
+	}
+	put_json(text);
 	putchar('\n');
-	return rc ? complain_errno("writing JSON") : STATUS_OK;
+	free(text);
+	return STATUS_OK;
 }
 
 void table_add(struct table *table, const char *text)

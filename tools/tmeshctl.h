@@ -108,7 +108,7 @@ const char *rights_text(uint32_t rights, char *text);
 /* Return a JSON string of any bytes. Bytes that are not UTF-8 are escaped. */
 json_t *json_text(const char *text);
 json_t *json_id(uint64_t id);
-/* Print @value with a newline and release it. */
+/* Print @value with a newline, and nothing that steers a terminal, and release it. */
 int print_json(json_t *value);
 
 /* Left-aligned columns of text. */

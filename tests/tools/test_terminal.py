@@ -83,11 +83,12 @@ class Terminal(Base):
 
     def is_escaped(self, name):
         """Nothing of what others wrote steers the terminal, or spoils the JSON."""
-        for verb in (("ls",), ("show", name)):
+        for verb in (("ls",), ("show", name), ("ls", "--json"), ("show", name, "--json"), ("top", "--json")):
             done = subprocess.run([TOOL, *verb], capture_output=True, timeout=WAIT_S, check=True)
-            for bad in (b"\x1b", b"\x07", b"\xff", "\u202e".encode()):
-                self.assertNotIn(bad, done.stdout + done.stderr)
-            json.loads(tool(*verb, "--json")[0].decode())
+            for bad in (b"\x1b", b"\x07", b"\xff", b"\x7f", "\x9b".encode(), "\u202e".encode()):
+                self.assertFalse(bad in done.stdout + done.stderr, (verb, bad))
+            if verb[-1] == "--json":
+                json.loads(done.stdout.decode())
         self.assertIn(b"red", tool("show", name)[0])
 
     @any_backend
@@ -100,6 +101,19 @@ class Terminal(Base):
         os.truncate(fd, 4096 + 8192)
         self.is_escaped(NUMBER)
         self.assertIn(b"\\x1b[31mred", tool("ls")[0])
+
+    @any_backend
+    def test_json_is_the_label_and_steers_no_terminal(self):
+        """Terminals obey control characters of two bytes, too. In JSON they are escaped, and other letters are not."""
+        os.environ["TMESH_BACKEND"] = "memfd"
+        label = "\x9b31mred\x7f \u202e\u2066 \u00e9\u4e16\U0001f30d"
+        fd = os.memfd_create(f"tmesh:1:{NUMBER}:10:{label}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.addCleanup(os.close, fd)
+        os.truncate(fd, 4096 + 8192)
+        self.is_escaped(NUMBER)
+        out = tool("show", NUMBER, "--json")[0].decode()
+        self.assertEqual(json.loads(out)["label"], label)
+        self.assertIn("\u00e9\u4e16\U0001f30d", out)
 
     @unittest.skipUnless(HAVE_MODULE, "no tmesh module")
     def test_what_others_told_the_module_is_escaped(self):
