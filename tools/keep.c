@@ -232,14 +232,14 @@ static json_t *time_json(uint64_t ns)
 
 static json_t *kept_json(const struct tmesh_kept_info *info)
 {
-	return json_pack("{s:o, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:i, s:i, s:i, s:i, s:I}",
+	return json_pack("{s:o, s:o, s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:I, s:I, s:I}",
 			 "name", json_text(info->name), "id", json_id(info->id), "backend",
-			 tmesh_backend_name(info->backend), "regions", (int)info->count, "held",
-			 (int)info->held, "bytes", (json_int_t)info->bytes, "kept_ns",
-			 time_json(info->kept_ns), "used_ns", time_json(info->used_ns),
-			 "expires_ns", time_json(info->expires_ns), "uid", (int)info->uid, "gid",
-			 (int)info->gid, "mode", (int)info->mode, "handles", (int)info->handles,
-			 "cgroup_id", (json_int_t)info->cgroup_id);
+			 tmesh_backend_name(info->backend), "regions", (json_int_t)info->count,
+			 "held", (json_int_t)info->held, "bytes", (json_int_t)info->bytes,
+			 "kept_ns", time_json(info->kept_ns), "used_ns", time_json(info->used_ns),
+			 "expires_ns", time_json(info->expires_ns), "uid", (json_int_t)info->uid,
+			 "gid", (json_int_t)info->gid, "mode", (json_int_t)info->mode, "handles",
+			 (json_int_t)info->handles, "cgroup_id", (json_int_t)info->cgroup_id);
 }
 
 static void add_seconds(struct table *table, uint64_t from, uint64_t to)

@@ -267,6 +267,19 @@ class Model(Base):
         self.assertEqual([row.split()[0] for row in rows], ["NAME", names[0]])
         wrong_usage("kept", "kept", "--artifacts", "mine")
 
+    @unittest.skipIf(os.geteuid() or BACKEND == "kernel", "root alone becomes any user; the keeper's part, for which memfds do")
+    def test_a_user_with_a_large_number(self):
+        """Containers have users beyond 2^31."""
+        number = 3_000_000_000
+        os.mkdir(os.environ["TMESH_RUNTIME_DIR"], 0o700)
+        os.chmod(self.dir, 0o755)
+        os.chown(os.environ["TMESH_RUNTIME_DIR"], number, number)
+        more = {"user": number, "group": number, "extra_groups": []}
+        tool("keep", "--file", self.file(b"kept"), "mine", **more)
+        self.addCleanup(subprocess.run, [TOOL, "drop", "mine"], capture_output=True, **more)
+        kept = answer("kept", **more)[0]
+        self.assertEqual((kept["uid"], kept["gid"]), (number, number))
+
     def test_ls_tells_what_is_kept(self):
         """With and without a holder: a kept region is listed as such, and another one is not."""
         def states():
