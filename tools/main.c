@@ -84,7 +84,10 @@ static int run_program(const char *word, char **argv)
 	own_folder(folder, sizeof(folder));
 	snprintf(path, sizeof(path), "%stmeshctl-%s", folder, word);
 	argv[1] = path;
-	execv(path, argv + 1);
+	errno = ENOENT;
+	/* A path without a folder is one of the working directory. */
+	if (*folder)
+		execv(path, argv + 1);
 	if (errno == ENOENT) {
 		snprintf(path, sizeof(path), "tmeshctl-%s", word);
 		execvp(path, argv + 1);

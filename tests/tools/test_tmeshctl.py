@@ -307,6 +307,15 @@ class Model(Base):
         refused("--folder keeps a folder", "keep", "--file", self.dir, "x")
 
     @any_backend
+    @unittest.skipIf(os.geteuid() or subprocess.run(["unshare", "-m", "true"], stderr=subprocess.DEVNULL).returncode, "no mounts of its own can be had here")
+    def test_no_program_of_the_working_directory(self):
+        """Without /proc the tool does not know its folder, and looks in PATH alone."""
+        shutil.copy(shutil.which("true"), os.path.join(self.dir, "tmeshctl-strange"))
+        done = subprocess.run(["unshare", "-m", "sh", "-ec", 'mount -t tmpfs none /proc; exec "$0" strange', TOOL], cwd=self.dir,
+                              capture_output=True, timeout=WAIT_S)
+        self.assertEqual((done.returncode, b"no such verb" in done.stderr), (2, True), done.stderr)
+
+    @any_backend
     def test_no_program(self):
         for verb in "nosuch", "../x", "LOAD", "load/../load", "a" * 40:
             wrong_usage("no such verb", verb)
