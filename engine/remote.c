@@ -313,7 +313,7 @@ static int join(struct remote *remote, const struct wire_welcome *words, struct 
 		return rc;
 	remote->pid = words->pid;
 	remote->generation++;
-	remote->number = 0;
+	remote->number = remote->answered = 0;
 	/* Callers hold these strings, so they stay those of the first process. */
 	if (remote->generation == 1) {
 		strcpy(remote->backend, words->backend);
@@ -386,6 +386,7 @@ struct request {
 	uint64_t deadline;
 	uint64_t until; /* without an answer by then the engine is dead; 0: never */
 	bool cancelled; /* the call was cancelled, and the engine knows */
+	bool hung_up;	/* the socket has ended: only the channel can still have the reply */
 };
 
 /* Return the error of a call whose engine is gone. */
@@ -442,20 +443,22 @@ static void tell_cancelled(struct remote *remote, struct request *request)
 
 /* Wait after a cancellation. Return: 0, look for the reply; -ECANCELED, no reply is needed;
  * -ETIMEDOUT. */
-static int await_cancelled(struct remote *remote, const struct request *request,
-			   struct tmesh_error *err)
+static int await_cancelled(struct remote *remote, struct request *request, struct tmesh_error *err)
 {
 	struct pollfd fds[] = {
 		{.fd = tmesh_channel_poll_fd(remote->replies, NULL), .events = POLLIN},
-		{.fd = remote->socket, .events = POLLIN}};
+		{.fd = request->hung_up ? -1 : remote->socket, .events = POLLIN}};
 	struct wire_cancel words = {0};
+	ssize_t got;
 	int rc = poll(fds, 2, tmesh_poll_ms(request->until));
 
 	if (!rc)
 		return -ETIMEDOUT;
-	if (rc < 0 || !fds[1].revents ||
-	    recv(remote->socket, &words, sizeof(words), MSG_DONTWAIT) != sizeof(words) ||
-	    words.number != request->number)
+	if (rc < 0 || !fds[1].revents)
+		return 0;
+	got = recv(remote->socket, &words, sizeof(words), MSG_DONTWAIT);
+	request->hung_up = !got || (got < 0 && errno != EAGAIN && errno != EINTR);
+	if (got != sizeof(words) || words.number != request->number)
 		return 0;
 	/* A call that writes to no tensor need not be waited for: drop the link, and the engine
 	 * drops everything that belongs to it. */
@@ -478,7 +481,21 @@ static int no_answer(struct remote *remote, const struct request *request, struc
 			  pid);
 }
 
-/* Wait for the reply to @request. Replies to abandoned calls are skipped. */
+static bool is_over(const struct request *request)
+{
+	return request->until && tmesh_now_ns() >= request->until;
+}
+
+static int malformed(struct remote *remote, struct tmesh_error *err)
+{
+	remote_unlink(remote);
+	return tmesh_fail(err, -EPROTO,
+			  "the engine's process sent a malformed reply: start it anew, from the "
+			  "same release as this library");
+}
+
+/* Wait for the reply to @request. Skip replies to abandoned calls. Their numbers rise, so no engine
+ * can send them without end. */
 static int await(struct remote *remote, struct request *request, struct wire_reply *reply,
 		 struct tmesh_error *err)
 {
@@ -497,6 +514,9 @@ static int await(struct remote *remote, struct request *request, struct wire_rep
 			rc = await_cancelled(remote, request, err);
 			if (rc == -ECANCELED)
 				return rc;
+			/* Its socket or its messages may wake this call again and again. */
+			if (!rc && is_over(request))
+				rc = -ETIMEDOUT;
 			if (!rc)
 				continue;
 		}
@@ -512,13 +532,12 @@ static int await(struct remote *remote, struct request *request, struct wire_rep
 			return died(remote, request, err);
 		if (!rc && message.tensor)
 			tmesh_tensor_unref(message.tensor);
-		if (rc || message.tensor || message.bytes != sizeof(*reply)) {
-			remote_unlink(remote);
-			return tmesh_fail(err, -EPROTO,
-					  "the engine's process sent a malformed reply: start it "
-					  "anew, from the same release as this library");
-		}
+		if (rc || message.tensor || message.bytes != sizeof(*reply))
+			return malformed(remote, err);
 		memcpy(reply, message.data, sizeof(*reply));
+		if (reply->number <= remote->answered || reply->number > request->number)
+			return malformed(remote, err);
+		remote->answered = reply->number;
 		if (reply->number == request->number)
 			return 0;
 	}
@@ -560,12 +579,8 @@ int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wi
 		rc = await(remote, &request, &reply, err);
 	if (rc)
 		return rc;
-	if (reply.bytes > WIRE_TEXT) {
-		remote_unlink(remote);
-		return tmesh_fail(err, -EPROTO,
-				  "the engine's process sent a malformed reply: start it anew, "
-				  "from the same release as this library");
-	}
+	if (reply.bytes > WIRE_TEXT)
+		return malformed(remote, err);
 	if (reply.code)
 		return tmesh_fail(err, reply.code < 0 && reply.code > -4096 ? reply.code : -EPROTO,
 				  "%.*s", (int)(reply.bytes < 251 ? reply.bytes : 251),

@@ -47,6 +47,7 @@ struct remote {
 	struct wire_page *page;
 	uint64_t generation;	   /* of links: objects of an older one are gone */
 	uint64_t number;	   /* of the last request */
+	uint64_t answered;	   /* the number of the last reply */
 	struct remote_word *words; /* to be sent by a turn; with the lock */
 	/* Lifelines that the engine keeps open. They are sent on each new link. Used in a turn. */
 	struct tmesh_region *kept[WIRE_KEPT];
