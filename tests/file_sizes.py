@@ -53,7 +53,6 @@ OPEN = {
     "engine/process/place.c: pwrite(place->lock",
     "engine/process/status.c: ftruncate(file",
     "engine/process/supervise.c: write(words_to",
-    "model/files/read.c: splice(pipe_fds[0]",
 }
 
 

@@ -82,6 +82,17 @@ ssize_t tmesh_pwrite(int fd, const void *data, size_t bytes, off_t offset)
 	return put;
 }
 
+ssize_t tmesh_splice(int pipe, int fd, off_t *offset, size_t bytes)
+{
+	struct guard guard = guard_begin();
+	loff_t at = *offset;
+	ssize_t put = splice(pipe, NULL, fd, &at, bytes, 0);
+
+	*offset = at;
+	guard_end(&guard);
+	return put;
+}
+
 int tmesh_dprintf(int fd, const char *format, ...)
 {
 	struct guard guard = guard_begin();

@@ -6,6 +6,7 @@
  */
 #include "model_internal.h"
 
+#include "common/file_size.h"
 #include "common/foreign.h"
 #include "../shared/host.h"
 
@@ -187,7 +188,8 @@ static int read_plain(struct load *load, uint64_t end, uint8_t *memory, struct t
 static int splice_piece(struct load *load, const struct piece *piece, const int pipe_fds[2],
 			int out, struct tmesh_error *err)
 {
-	loff_t from = (loff_t)piece->file_offset, to = (loff_t)piece->offset;
+	loff_t from = (loff_t)piece->file_offset;
+	off_t to = (off_t)piece->offset;
 	uint64_t left = piece->bytes;
 
 	while (left) {
@@ -200,7 +202,7 @@ static int splice_piece(struct load *load, const struct piece *piece, const int 
 			return read_failed(load, piece->run, got ? -errno : 0, err);
 		left -= (uint64_t)got;
 		while (got) {
-			ssize_t put = splice(pipe_fds[0], NULL, out, &to, (size_t)got, 0);
+			ssize_t put = tmesh_splice(pipe_fds[0], out, &to, (size_t)got);
 
 			if (put < 0 && errno == EINTR)
 				continue;

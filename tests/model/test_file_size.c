@@ -9,7 +9,7 @@
 
 #define LARGE (1 << 20)
 
-static char folder[] = "/tmp/tmesh-size-XXXXXX", path[64], other[64];
+static char folder[] = "/tmp/tmesh-size-XXXXXX", path[64], other[64], hole[64];
 
 static void limit_to(rlim_t bytes)
 {
@@ -59,6 +59,63 @@ static void use_little(struct tmesh_ctx *ctx, struct tmesh_tensor *large)
 	assert_int_equal(rc, -EFBIG);
 }
 
+/* Lower the limit as soon as the region is made. */
+static int lower(void *data, const struct tmesh_model_progress *progress)
+{
+	limit_to(LARGE / 2);
+	return 0;
+}
+
+/* Write the header of a file of one tensor, and leave its bytes a hole. */
+static void write_hole(const char *name, uint64_t bytes)
+{
+	char text[128];
+	uint64_t length = (uint64_t)snprintf(text, sizeof(text),
+					     "{\"w\":{\"dtype\":\"U8\",\"shape\":[%llu],"
+					     "\"data_offsets\":[0,%llu]}}",
+					     (unsigned long long)bytes, (unsigned long long)bytes);
+	FILE *file = fopen(name, "w");
+
+	assert_non_null(file);
+	fwrite(&length, sizeof(length), 1, file);
+	fputs(text, file);
+	assert_int_equal(fclose(file), 0);
+	assert_int_equal(truncate(name, (off_t)(sizeof(length) + length + bytes)), 0);
+}
+
+/* Each way of reading meets a limit that is lowered meanwhile. Reads into mapped memory have
+ * none. */
+static void test_lowered(void **state)
+{
+	static const struct {
+		enum tmesh_model_method method;
+		int rc;
+	} ways[] = {{TMESH_MODEL_SPLICE, -EFBIG}, {TMESH_MODEL_READ, 0}};
+
+	write_hole(hole, 40 << 20); /* progress is reported after 32 MiB */
+	for (size_t i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
+		struct tmesh_model_load_opts opts = {.size = sizeof(opts)};
+		struct tmesh_model *model;
+		struct tmesh_ctx *ctx;
+		pid_t child = fork();
+
+		if (!child) {
+			signal(SIGXFSZ, SIG_DFL);
+			assert_ok(tmesh_ctx_open(NULL, &ctx, err));
+			opts.flags = TMESH_MODEL_ALONE;
+			opts.method = ways[i].method;
+			opts.progress = lower;
+			if (ways[i].rc)
+				assert_refused(tmesh_model_load(ctx, hole, &opts, &model, err),
+					       ways[i].rc, "RLIMIT_FSIZE");
+			else
+				assert_ok(tmesh_model_load(ctx, hole, &opts, &model, err));
+			_exit(0);
+		}
+		join_child(child);
+	}
+}
+
 static void test_limit(void **state)
 {
 	const int64_t bytes = LARGE;
@@ -80,7 +137,7 @@ static void test_limit(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {TEST(test_limit)};
+	const struct CMUnitTest tests[] = {TEST(test_limit), TEST(test_lowered)};
 	char command[64];
 	int failed;
 
@@ -88,6 +145,7 @@ int main(void)
 		return 1;
 	snprintf(path, sizeof(path), "%s/w.safetensors", folder);
 	snprintf(other, sizeof(other), "%s/other.safetensors", folder);
+	snprintf(hole, sizeof(hole), "%s/hole.safetensors", folder);
 	failed = cmocka_run_group_tests_name("file size", tests, unit_memfd_setup, NULL);
 	snprintf(command, sizeof(command), "rm -rf %s", folder);
 	return system(command) || failed;
