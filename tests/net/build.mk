@@ -6,7 +6,7 @@
 NET_TEST     := tests/net
 NET_TEST_OUT := $(B)/tests/net
 
-NET_TESTS    := test_net test_interrupted test_outputs
+NET_TESTS    := test_net test_interrupted test_local test_outputs
 NET_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -Itests/unit
 
 # net_tests(variant, flags, objects and libraries, flags of the linker)
