@@ -193,8 +193,9 @@ int event_host_waits(struct tmesh_cuda_memory *memory, cu_stream stream, struct 
 			  err);
 }
 
-/* Record the event, and let the stream write the memory's number. Numbers are written in the order
- * of the shares: a stream waits for the last share, which may be of another stream. */
+/* Record the event, and let the stream write the memory's number. The event has one record, and
+ * numbers are written in the order of the shares. So the stream first waits for the last share,
+ * which may be of another stream. */
 static int record(struct tmesh_cuda_memory *memory, cu_stream stream, struct tmesh_error *err)
 {
 	struct tmesh_cuda *cuda = memory->cuda;

@@ -347,7 +347,7 @@ int event_open(struct tmesh_cuda_memory *memory, const struct card *card, struct
 /* Give the memory a pair of numbers, if its device can write them. Under share_lock. */
 void value_make(struct tmesh_cuda_memory *memory);
 void value_card(const struct tmesh_cuda_memory *memory, struct card *card);
-/* Return whether the streams of all shares so far have written their numbers. */
+/* Return whether the streams of all shares so far are known, by their numbers, to be done. */
 bool value_is_reached(const struct tmesh_cuda_memory *memory);
 /* Let the stream write the next number. Under share_lock; the resident device's context is current.
  */

@@ -152,8 +152,7 @@ bool value_is_reached(const struct tmesh_cuda_memory *memory)
 {
 	const struct values *values = memory->cuda->devices[memory->resident].values;
 
-	return !memory->value ||
-	       load(&values->pairs[memory->value - 1].reached) >= memory->recorded;
+	return memory->value && load(&values->pairs[memory->value - 1].reached) >= memory->recorded;
 }
 
 int value_write(struct tmesh_cuda_memory *memory, cu_stream stream, struct tmesh_error *err)

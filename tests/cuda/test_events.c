@@ -262,6 +262,42 @@ STANDIN_ADD(test_other_shm_two_streams, NULL, NULL)
 	bed_close(bed);
 }
 
+/* Memory is shared on a second stream before the first one is done, and there are no numbers. A
+ * consumer of either share waits for both streams. */
+STANDIN_ADD(test_two_streams_without_values, NULL, NULL)
+{
+	launch_fn *launch = (launch_fn *)standin_symbol("cuLaunchHostFunc");
+	struct CUstream_st *streams[] = {new_stream(), new_stream(), new_stream()};
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_cuda_memory *memory, *imported;
+	char text[TMESH_REF_SIZE], seen = 0, *bytes[2];
+	struct slow_kernel kernel = {0};
+	struct pair pair;
+
+	pair_open(&pair);
+	standin_set_up("without=write-value");
+	memory = alloc(&pair.a, 0, 5000, 'a');
+	kernel.at = tmesh_cuda_pointer(memory);
+	launch(streams[0], slow_kernel, &kernel);
+	for (int i = 0; i < 2; i++)
+		assert_ok(tmesh_cuda_share(memory, &layout, streams[i], text, sizeof(text), err));
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, streams[2], &imported,
+				      &layout, err));
+	bytes[0] = (char *)tmesh_cuda_pointer(imported);
+	bytes[1] = &seen;
+	launch(streams[2], quick_kernel, bytes);
+	usleep(30000);
+	__atomic_store_n(&kernel.go, 1, __ATOMIC_RELEASE);
+	eventually(__atomic_load_n(&seen, __ATOMIC_ACQUIRE));
+	assert_int_equal(seen, 'P');
+	standin_set_up(NULL);
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(memory);
+	for (int i = 2; i >= 0; i--)
+		end_stream(streams[i]);
+	pair_close(&pair);
+}
+
 struct killer {
 	struct bed *bed;
 	struct helper *helper;
