@@ -211,7 +211,7 @@ static bool give_back_all(struct tmesh_cuda *cuda)
 		cuda->memory = memory->next;
 		watch_remove(memory);
 		tmesh_region_unref(memory->region);
-		event_end(memory);
+		event_leave(memory);
 		block_free(memory);
 		free(memory);
 	}

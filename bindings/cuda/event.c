@@ -162,24 +162,47 @@ int event_open(struct tmesh_cuda_memory *memory, const struct card *card, struct
 	return rc;
 }
 
-void event_end(struct tmesh_cuda_memory *memory)
+/* Detach the memory's event. False: there is none, or it has another user. */
+static bool detach(struct tmesh_cuda_memory *memory, cu_event *event)
 {
-	struct tmesh_cuda *cuda = memory->cuda;
-	bool last;
-	int rc;
+	struct exported *e = memory->exported;
 
-	value_end(memory);
-	if (!memory->event)
-		return;
-	last = !memory->exported || exported_drop(memory->exported);
-	rc = last ? cuda_enter_to_free(cuda, memory->resident) : -EBUSY;
-	/* A destroyed context took its events along. */
-	if (last && rc != -ECONNRESET)
-		cuda->driver.event_destroy(memory->event);
+	pthread_mutex_lock(&memory->cuda->lock);
+	*event = memory->event;
 	memory->event = NULL;
 	memory->exported = NULL;
+	pthread_mutex_unlock(&memory->cuda->lock);
+	return *event && (!e || exported_drop(e));
+}
+
+void event_drop(struct tmesh_cuda_memory *memory)
+{
+	struct tmesh_cuda *cuda = memory->cuda;
+	cu_event event;
+	int rc;
+
+	if (!detach(memory, &event))
+		return;
+	rc = cuda_enter_to_free(cuda, memory->resident);
+	/* A destroyed context took its events along. */
+	if (rc != -ECONNRESET)
+		cuda->driver.event_destroy(event);
 	if (!rc)
 		cuda_leave(cuda);
+}
+
+void event_end(struct tmesh_cuda_memory *memory)
+{
+	value_end(memory);
+	event_drop(memory);
+}
+
+void event_leave(struct tmesh_cuda_memory *memory)
+{
+	cu_event event;
+
+	value_end(memory);
+	detach(memory, &event);
 }
 
 int event_host_waits(struct tmesh_cuda_memory *memory, cu_stream stream, struct tmesh_error *err)
@@ -240,6 +263,18 @@ int tmesh_cuda_record(struct tmesh_cuda_memory *memory, struct CUstream_st *stre
 	return rc;
 }
 
+/* Return whether there is something to wait for, or the memory was taken back and its event with
+ * it. */
+static bool needs_wait(struct tmesh_cuda_memory *memory)
+{
+	bool needs;
+
+	pthread_mutex_lock(&memory->cuda->lock);
+	needs = memory->event || memory->values || memory->state != LIVE;
+	pthread_mutex_unlock(&memory->cuda->lock);
+	return needs;
+}
+
 int tmesh_cuda_wait(struct tmesh_cuda_memory *memory, struct CUstream_st *stream,
 		    struct tmesh_error *err)
 {
@@ -252,15 +287,15 @@ int tmesh_cuda_wait(struct tmesh_cuda_memory *memory, struct CUstream_st *stream
 		return tmesh_fail(err, memory->event_missing.code, "%s",
 				  memory->event_missing.message);
 	/* Without an event the producer has waited itself. */
-	if (!memory->event && !memory->values)
+	if (!needs_wait(memory))
 		return 0;
-	rc = cuda_enter(cuda, memory->device, err);
+	rc = work_begin(memory, "wait", err);
 	if (rc)
 		return rc;
 	rc = stream_check(cuda, memory->device, stream, "open", err);
 	if (!rc && memory->event)
 		rc = cuda_check(cuda, cuda->driver.stream_wait(stream, memory->event, 0),
 				"cuStreamWaitEvent", err);
-	cuda_leave(cuda);
-	return rc || memory->event ? rc : value_wait(memory, err);
+	work_end(memory);
+	return rc || !memory->values ? rc : value_wait(memory, err);
 }

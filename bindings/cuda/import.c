@@ -340,6 +340,7 @@ void import_release(struct tmesh_cuda_memory *memory)
 	pthread_mutex_lock(&cuda->lock);
 	drop_user(cuda, memory->import);
 	pthread_mutex_unlock(&cuda->lock);
+	event_drop(memory);
 	tmesh_region_unref(region);
 }
 

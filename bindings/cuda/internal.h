@@ -337,7 +337,13 @@ int import_finish(struct tmesh_cuda_memory *memory, const struct tmesh_ref *ref,
 int event_make(struct tmesh_cuda_memory *memory, struct tmesh_error *err);
 /* Wait on the host for the stream, and count that. */
 int event_host_waits(struct tmesh_cuda_memory *memory, cu_stream stream, struct tmesh_error *err);
+/* Destroy the event. Another process's event ends here before the memory's region is released.
+ * After that its maker may destroy it, and each operation on it is undefined. */
+void event_drop(struct tmesh_cuda_memory *memory);
+/* The same, and give back the pair of numbers or the producer's region. */
 void event_end(struct tmesh_cuda_memory *memory);
+/* Leave the event to its context, for processes that still hold the memory. */
+void event_leave(struct tmesh_cuda_memory *memory);
 void event_card(const struct tmesh_cuda_memory *memory, struct card *card);
 /* Open the producer's event. The resident device's context is current. */
 int event_open(struct tmesh_cuda_memory *memory, const struct card *card, struct tmesh_error *err);

@@ -400,7 +400,7 @@ cu_result cuDevicePrimaryCtxGetState(cu_device device, unsigned int *flags, int 
 }
 
 /* The last release destroys the context. Its objects stay here, so that a forgotten release is
- * seen. */
+ * seen, but not the events that other processes may have. */
 cu_result cuDevicePrimaryCtxRelease_v2(cu_device device)
 {
 	cu_result rc = CU_INVALID_CONTEXT;
@@ -408,8 +408,10 @@ cu_result cuDevicePrimaryCtxRelease_v2(cu_device device)
 	ENTER("cuDevicePrimaryCtxRelease_v2");
 	pthread_mutex_lock(&standin_lock);
 	if (!no_device(device) && primary[device].retained) {
-		if (--primary[device].retained == 0)
+		if (--primary[device].retained == 0) {
 			primary[device].active = false;
+			standin_release_events(device);
+		}
 		rc = CU_OK;
 	}
 	pthread_mutex_unlock(&standin_lock);

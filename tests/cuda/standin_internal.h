@@ -94,6 +94,7 @@ bool standin_host(int device, const void *addr, size_t bytes, bool write);
 /* Drop the memory that belonged to the device's context. Call it under the lock. */
 void standin_reset_memory(int device);
 void standin_reset_streams(int device);
+void standin_release_events(int device);
 unsigned long standin_live_memory(void);
 unsigned long standin_live_streams(void);
 

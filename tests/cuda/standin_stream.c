@@ -19,6 +19,7 @@
 struct cell {
 	atomic_ulong recorded;
 	atomic_ulong reached;
+	atomic_bool destroyed; /* by its maker */
 };
 
 struct CUevent_st {
@@ -27,6 +28,8 @@ struct CUevent_st {
 	int fd; /* INTERPROCESS: of its memory */
 	int device;
 	bool interprocess;
+	bool opened;   /* another process made it */
+	bool exported; /* a handle of it was asked for */
 	bool captured; /* it was recorded last on a stream that captures */
 	bool gone;     /* with its context */
 };
@@ -141,6 +144,21 @@ static void drain(cu_stream stream)
 
 /* Captures. */
 
+/* Abort at a use of a destroyed stream, which the driver leaves undefined. */
+static void look_at_stream(cu_stream stream)
+{
+	cu_stream known;
+
+	if (is_default(stream))
+		return;
+	pthread_mutex_lock(&standin_lock);
+	for (known = streams; known && known != stream;)
+		known = known->next;
+	pthread_mutex_unlock(&standin_lock);
+	if (!known || stream->gone)
+		abort();
+}
+
 static bool captures(cu_stream stream)
 {
 	return !is_default(stream) && stream->capture != CU_CAPTURE_NONE;
@@ -200,6 +218,7 @@ static bool blocks_here(cu_stream stream)
 
 cu_result standin_usable(cu_stream stream)
 {
+	look_at_stream(stream);
 	if (!is_default(stream))
 		return stream->device == standin_current() ? CU_OK : CU_INVALID_HANDLE;
 	return stream == CU_STREAM_PER_THREAD ? CU_OK : break_all(blocks_here, CU_CAPTURE_IMPLICIT);
@@ -210,6 +229,7 @@ cu_result cuStreamIsCapturing(cu_stream stream, int *status)
 	cu_result rc = CU_OK;
 
 	ENTER("cuStreamIsCapturing");
+	look_at_stream(stream);
 	*status = is_default(stream) ? CU_CAPTURE_NONE : stream->capture;
 	pthread_mutex_lock(&standin_lock);
 	for (cu_stream other = streams; other && (uintptr_t)stream < 2; other = other->next)
@@ -222,6 +242,7 @@ cu_result cuStreamIsCapturing(cu_stream stream, int *status)
 cu_result cuStreamGetCtx(cu_stream stream, cu_context *context)
 {
 	ENTER("cuStreamGetCtx");
+	look_at_stream(stream);
 	*context = standin_context_of(is_default(stream) ? standin_current() : stream->device);
 	return CU_OK;
 }
@@ -279,8 +300,7 @@ cu_result cuStreamDestroy_v2(cu_stream stream)
 
 	ENTER("cuStreamDestroy_v2");
 	NEED_CONTEXT();
-	if (stream->gone)
-		abort();
+	look_at_stream(stream);
 	pthread_mutex_lock(&standin_lock);
 	while (*at != stream)
 		at = &(*at)->next;
@@ -321,8 +341,7 @@ cu_result cuStreamSynchronize(cu_stream stream)
 	ENTER("cuStreamSynchronize");
 	if (is_default(stream))
 		return standin_usable(stream);
-	if (stream->gone)
-		abort();
+	look_at_stream(stream);
 	if (captures(stream))
 		return break_capture(stream, CU_CAPTURE_UNSUPPORTED);
 	drain(stream);
@@ -350,13 +369,14 @@ cu_result cuCtxSynchronize(void)
 	return CU_OK;
 }
 
-static cu_result event_new(cu_event *out, int fd, bool interprocess)
+static cu_result event_new(cu_event *out, int fd, bool interprocess, bool opened)
 {
 	cu_event event = calloc(1, sizeof(*event));
 
 	event->fd = fd;
 	event->device = standin_current();
 	event->interprocess = interprocess;
+	event->opened = opened;
 	event->cell = mmap(NULL, sizeof(*event->cell), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	pthread_mutex_lock(&standin_lock);
 	event->next = events;
@@ -382,12 +402,20 @@ cu_result cuEventCreate(cu_event *event, unsigned int flags)
 	fd = memfd_create("standin-event", MFD_CLOEXEC);
 	if (fd < 0 || ftruncate(fd, sizeof(struct cell)))
 		return CU_OPERATING_SYSTEM;
-	return event_new(event, fd, interprocess);
+	return event_new(event, fd, interprocess, false);
 }
 
+/* Abort at a use that the driver leaves undefined: of a destroyed event, and of an event of another
+ * process that its maker has destroyed. */
 static void look_at(cu_event event)
 {
-	if (event->gone)
+	cu_event known;
+
+	pthread_mutex_lock(&standin_lock);
+	for (known = events; known && known != event;)
+		known = known->next;
+	pthread_mutex_unlock(&standin_lock);
+	if (!known || event->gone || (event->opened && atomic_load(&event->cell->destroyed)))
 		abort();
 }
 
@@ -404,6 +432,8 @@ cu_result cuEventDestroy_v2(cu_event event)
 		at = &(*at)->next;
 	*at = event->next;
 	pthread_mutex_unlock(&standin_lock);
+	if (!event->opened)
+		atomic_store(&event->cell->destroyed, true);
 	close(event->fd);
 	free(event);
 	return CU_OK;
@@ -436,6 +466,7 @@ cu_result cuStreamWaitEvent(cu_stream stream, cu_event event, unsigned int flags
 
 	ENTER("cuStreamWaitEvent");
 	look_at(event);
+	look_at_stream(stream);
 	/* An event of another device may be waited for. */
 	if (is_default(stream))
 		rc = standin_usable(stream);
@@ -483,6 +514,7 @@ cu_result cuIpcGetEventHandle(struct cu_ipc_handle *handle, cu_event event)
 	look_at(event);
 	if (!event->interprocess)
 		return CU_INVALID_HANDLE;
+	event->exported = true;
 	standin_ipc_fill(handle, STANDIN_IPC_EVENT, event->fd, 0, 0);
 	return CU_OK;
 }
@@ -499,7 +531,19 @@ cu_result cuIpcOpenEventHandle(cu_event *event, struct cu_ipc_handle handle)
 	if (standin_without("shm"))
 		return CU_INVALID_VALUE;
 	fd = standin_ipc_open(&ipc, STANDIN_IPC_EVENT);
-	return fd < 0 ? CU_INVALID_VALUE : event_new(event, fd, true);
+	return fd < 0 ? CU_INVALID_VALUE : event_new(event, fd, true, true);
+}
+
+/* End the exported events of a context that was released. Other events stay, so that a forgotten
+ * one is seen. */
+void standin_release_events(int device)
+{
+	for (cu_event event = events; event; event = event->next) {
+		if (event->device != device || event->gone || !event->exported)
+			continue;
+		event->gone = true;
+		close(event->fd);
+	}
 }
 
 void standin_reset_streams(int device)

@@ -157,6 +157,47 @@ STANDIN_ADD(test_no_stream, NULL, NULL)
 	pair_close(&pair);
 }
 
+/* The producer destroys its event when no process holds the memory. By then a consumer has
+ * destroyed its own, which is undefined later, and waits for nothing more. */
+STANDIN_ADD(test_producer_destroys_its_event, NULL, NULL)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1));
+	struct tmesh_cuda_memory *memory = alloc(bed, 0, 5000, 'a');
+	unsigned long destroyed;
+	char text[TMESH_REF_SIZE];
+
+	share(memory, text);
+	assert_int_equal(helper_say(&helpers[0], text), 'a');
+	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
+	assert_int_equal(helper_say(&helpers[0], "r"), 'T');
+	destroyed = standin_calls("cuEventDestroy_v2");
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(standin_calls("cuEventDestroy_v2"), destroyed + 1);
+	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
+STANDIN_ADD(test_wait_for_what_was_taken, NULL, NULL)
+{
+	struct tmesh_layout layout = bytes_layout(5000);
+	struct tmesh_cuda_memory *memory, *imported;
+	char text[TMESH_REF_SIZE];
+	struct pair pair;
+
+	pair_open(&pair);
+	memory = alloc(&pair.a, 0, 5000, 'a');
+	share(memory, text);
+	assert_ok(tmesh_cuda_open_ref(pair.b.cuda, text, strlen(text), NULL, NULL, &imported,
+				      &layout, err));
+	assert_ok(tmesh_cuda_reclaim(memory, 5 * SECOND, err));
+	eventually(info_of(imported).taken);
+	assert_refused(tmesh_cuda_wait(imported, NULL, err), -ESTALE, "was taken back");
+	tmesh_cuda_memory_unref(imported);
+	tmesh_cuda_memory_unref(memory);
+	pair_close(&pair);
+}
+
 /* A process with another /dev/shm cannot open events. Its host waits for the producer's stream, and
  * no host of the producer does. */
 static struct helper helper_elsewhere(const char *words)
