@@ -80,6 +80,14 @@ static const char *remedy(cu_result rc)
 	return "";
 }
 
+static __thread cu_result failed; /* with which this thread's last failing call has */
+
+bool cuda_is_broken(int rc)
+{
+	return rc && rc == errno_of(failed) && failed != CU_CONTEXT_IS_DESTROYED &&
+	       cuda_work_has_ended(failed);
+}
+
 int cuda_check(const struct tmesh_cuda *cuda, cu_result rc, const char *call,
 	       struct tmesh_error *err)
 {
@@ -87,6 +95,7 @@ int cuda_check(const struct tmesh_cuda *cuda, cu_result rc, const char *call,
 
 	if (rc == CU_OK)
 		return 0;
+	failed = rc;
 	if (cuda->driver.error_name(rc, &name) || !name)
 		return tmesh_fail(err, errno_of(rc), "%s: CUDA error %d%s", call, rc, remedy(rc));
 	return tmesh_fail(err, errno_of(rc), "%s: %s%s", call, name, remedy(rc));

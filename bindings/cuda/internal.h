@@ -179,6 +179,9 @@ bool cuda_capture_forbids(cu_result rc);
 /* Return whether a wait that returned @rc means that no work goes on, or that its context is
  * broken. */
 bool cuda_work_has_ended(cu_result rc);
+/* Return whether @rc, of a call that failed just now, means that no work goes on and no call will
+ * succeed. A kernel has failed, or the driver has ended before this library. */
+bool cuda_is_broken(int rc);
 int cuda_close_on_exec(int fd, struct tmesh_error *err);
 void cuda_log(const struct tmesh_cuda *cuda, enum tmesh_log_level level, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -148,9 +148,9 @@ static int end_pins(struct tmesh_cuda *cuda, struct registration *r, struct tmes
 {
 	int rc = r->lost || !r->pinned ? -ECONNRESET : cuda_enter(cuda, r->device, err);
 
-	/* A destroyed context took its registrations along. */
+	/* A destroyed context took its registrations along, and a broken one uses no pages. */
 	if (rc)
-		return rc == -ECONNRESET ? 0 : rc;
+		return rc == -ECONNRESET || cuda_is_broken(rc) ? 0 : rc;
 	rc = unpin(cuda, r, err);
 	cuda_leave(cuda);
 	return rc;

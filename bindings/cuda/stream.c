@@ -173,9 +173,11 @@ int cuda_synchronize(struct tmesh_cuda *cuda, int device)
 	int rc = cuda_relax(cuda, NULL);
 
 	if (rc)
-		return rc;
+		return cuda_is_broken(rc) ? 0 : rc;
 	rc = cuda_enter(cuda, device, NULL);
-	if (rc == -ECONNRESET) {
+	if (cuda_is_broken(rc)) {
+		done = CU_OK;
+	} else if (rc == -ECONNRESET) {
 		rc = wait_for_other(cuda, device, &done);
 	} else if (!rc) {
 		rc = wait_here(cuda, device, &done, NULL);

@@ -18,6 +18,8 @@
  *   node=PATH       a file in the place of the devices' nodes: without it there is no device, and
  *                   a process that may not open it gets no memory
  *   fail=SYMBOL/CODE/SKIP   as standin_fail()
+ *   broken=CODE     each call fails with it, as the driver's reference allows: with 4 after the
+ *                   driver has ended, with 700 to 719 after a kernel has failed
  *
  * Device memory has one address in a process for all who may touch it. Which device may is kept
  * beside, and standin_access() is a kernel that minds it.
@@ -82,6 +84,8 @@ int standin_enter(const char *symbol)
 	pthread_mutex_unlock(&standin_lock);
 	if (during)
 		during(data);
+	if (standin.broken && strcmp(symbol, "cuGetErrorName"))
+		return standin.broken;
 	return code;
 }
 
@@ -137,6 +141,8 @@ static void set_up_word(char *word)
 		standin.bytes = strtoull(value, NULL, 10) << 20;
 	else if (!strcmp(word, "pin"))
 		standin.pin_bytes = strtoull(value, NULL, 10) << 20;
+	else if (!strcmp(word, "broken"))
+		standin.broken = atoi(value);
 	else if (!strcmp(word, "version"))
 		standin.version = atoi(value);
 	else if (!strcmp(word, "without") && standin.without_count < STANDIN_WITHOUT)

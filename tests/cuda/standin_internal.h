@@ -15,7 +15,7 @@
 #define STANDIN_GRANULE (2u << 20)
 
 struct standin_setup {
-	int devices;
+	int devices, broken;
 	unsigned long long bytes, pin_bytes;
 	int version;
 	char node[256];

@@ -300,6 +300,60 @@ STANDIN_ADD(test_revived_on_old_driver, NULL, NULL)
 	tmesh_ctx_unref(ctx);
 }
 
+static unsigned int threads(void)
+{
+	DIR *dir = opendir("/proc/self/task");
+	unsigned int count = 0;
+
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+/* Each call of the driver fails for good: nothing is waited for, no thread starts to try again, and
+ * nothing is reported. */
+static void given_back_to_broken(const char *words)
+{
+	struct tmesh_cuda_memory *memory, *host;
+	struct tmesh_region *region;
+	unsigned int before;
+	struct bed bed = {0};
+
+	bed_open(&bed, 8 * MIB);
+	assert_ok(tmesh_cuda_alloc(bed.cuda, 0, 5000, TMESH_CUDA_ALONE, &memory, err));
+	before = threads();
+	standin_set_up(words);
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(stats_of(&bed).bytes_waiting, 0);
+	assert_int_equal(threads(), before);
+	standin_set_up(NULL);
+	assert_ok(tmesh_region_create(bed.ctx, 5000, NULL, &region, err));
+	assert_ok(tmesh_cuda_register(bed.cuda, region, 0, RW, 0, &host, err));
+	assert_ok(tmesh_cuda_alloc(bed.cuda, 0, 5000, 0, &memory, err));
+	standin_set_up(words);
+	tmesh_cuda_memory_unref(host);
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(stats_of(&bed).bytes_waiting, 0);
+	assert_int_equal(stats_of(&bed).registered_bytes, 0);
+	tmesh_region_unref(region);
+	tmesh_cuda_unref(bed.cuda);
+	tmesh_ctx_unref(bed.ctx);
+	assert_int_equal(bed.warnings, 0);
+	standin_set_up(NULL);
+	standin_reset(0);
+}
+
+STANDIN_ADD(test_driver_has_ended, NULL, NULL)
+{
+	given_back_to_broken("broken=4");
+}
+
+STANDIN_ADD(test_kernel_has_failed, NULL, NULL)
+{
+	given_back_to_broken("broken=719");
+}
+
 static int end_foreign(void **state)
 {
 	helper_end(&foreign);
