@@ -131,6 +131,8 @@ static int watch_signals(struct supervisor *own)
 	if (sigprocmask(SIG_BLOCK, &all, NULL))
 		return complain("blocking signals");
 	signal(SIGPIPE, SIG_IGN);
+	/* A program that ignores it passes that on. The kernel then reports no child's end. */
+	signal(SIGCHLD, SIG_DFL);
 	own->signals = signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK);
 	return own->signals < 0 ? complain("a descriptor for signals") : 0;
 }

@@ -4,6 +4,7 @@
  * damages the memory that both share, or cannot be started. No process or file is left, and no
  * client waits for ever.
  */
+#include <limits.h>
 #include <time.h>
 
 #include "served.h"
@@ -444,6 +445,31 @@ static void test_killed(void **state)
 	assert_nothing_left();
 }
 
+static char program[PATH_MAX];
+
+/* A program that ignores SIGCHLD passes that on. The supervisor sees its engine's end all the same.
+ */
+static void test_ignored_children(void **state)
+{
+	struct fixture fix;
+	pid_t engine;
+
+	/* Without the shell, which sets the signal itself. */
+	assert_int_equal(setenv("TMESH_ENGINE_PROGRAM", program, 1), 0);
+	signal(SIGCHLD, SIG_IGN);
+	start("--limit=600", true);
+	signal(SIGCHLD, SIG_DFL);
+	join(&fix);
+	assert_works(&fix);
+	engine = (pid_t)tmesh_engine_context_pid(fix.context);
+	assert_int_equal(kill(engine, SIGKILL), 0);
+	await_end_of(engine);
+	assert_int_not_equal(await_child(), engine);
+	leave(&fix);
+	assert_ends(SIGTERM);
+	assert_nothing_left();
+}
+
 /* Few descriptors are few regions of a client, for which the supervisor allows for patience. */
 static int limit_files(void)
 {
@@ -468,9 +494,11 @@ int main(void)
 		TEST(test_unblocked),
 		TEST(test_stopped_together),
 		TEST(test_killed),
+		TEST(test_ignored_children),
 	};
 	int failed;
 
+	snprintf(program, sizeof(program), "%s", getenv("TMESH_ENGINE_PROGRAM"));
 	if (make_folder() || limit_files())
 		return 1;
 	failed = cmocka_run_group_tests_name("supervised", tests, NULL, NULL);
