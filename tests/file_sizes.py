@@ -45,8 +45,6 @@ OTHER = {
 }
 # Calls to a file or a memfd that still can end the process.
 OPEN = {
-    "bindings/beam/c_src/log.c: dprintf(STDERR_FILENO",
-    "bindings/beam/c_src/worker_socket.c: write(fd",
     "engine/devices_probe.c: dprintf(file",
     "engine/ggml/types.c: write(fd",
     "engine/process/place.c: ftruncate(place->lock",

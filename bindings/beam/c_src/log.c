@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "common/file_size.h"
+
 #define LINES 32
 #define LINE_SIZE 256
 
@@ -74,8 +76,8 @@ __attribute__((destructor(101))) static void tell_what_is_left(void)
 	pthread_mutex_lock(&kept.lock);
 	for (unsigned int i = 0; i < kept.count; i++)
 		if (kept.levels[i] <= TMESH_LOG_WARN)
-			dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(),
-				kept.lines[i]);
+			tmesh_dprintf(STDERR_FILENO, "tmesh: process %d: %s\n", (int)getpid(),
+				      kept.lines[i]);
 	kept.count = 0;
 	pthread_mutex_unlock(&kept.lock);
 }

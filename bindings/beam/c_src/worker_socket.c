@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "common/fd_passing.h"
+#include "common/file_size.h"
 #include "common/foreign.h"
 
 #define PACKET_BYTES 65536
@@ -198,7 +199,7 @@ static int make_body(const ErlNifBinary *text, struct tmesh_error *err)
 	if (fd < 0)
 		return refuse(err, -errno, "no memory file for a message: %m");
 	while (done < text->size) {
-		ssize_t n = write(fd, text->data + done, text->size - done);
+		ssize_t n = tmesh_write(fd, text->data + done, text->size - done);
 
 		if (n < 0 && errno != EINTR)
 			goto fail;
