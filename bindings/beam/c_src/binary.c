@@ -42,13 +42,56 @@ static void drop_mapping(void *object)
 	enif_free(mapping);
 }
 
+/* So often another thread may take the range that the file is to have. */
+#define TRIES 8
+
+/*
+ * Map a file between its guards: in a range that a reservation shows to be free. MAP_FIXED over the
+ * reservation would not do. Before Linux 6.12 it leaves a hole when it fails, which another thread
+ * may have taken before this one unmaps it.
+ *
+ * Return: the first byte, with @mapping filled; MAP_FAILED with errno, and nothing is mapped.
+ */
+static unsigned char *map_between(struct guarded *mapping, int fd, size_t bytes)
+{
+	size_t all = bytes + 3 * (size_t)HUGE_BYTES;
+
+	for (int i = 0; i < TRIES; i++) {
+		unsigned char *start = mmap(NULL, all, PROT_READ,
+					    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		unsigned char *first, *addr;
+		int code;
+
+		if (start == MAP_FAILED)
+			return MAP_FAILED;
+		first = (unsigned char *)(((uintptr_t)start + 2 * HUGE_BYTES - 1) &
+					  ~(uintptr_t)(HUGE_BYTES - 1));
+		munmap(first, bytes);
+		addr = mmap(first, bytes, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+		if (addr == first) {
+			mapping->start = start;
+			mapping->bytes = all;
+			return addr;
+		}
+		code = addr == MAP_FAILED ? errno : EEXIST;
+		/* Before Linux 4.17 the address is only a wish. */
+		if (addr != MAP_FAILED)
+			munmap(addr, bytes);
+		munmap(start, (size_t)(first - start));
+		munmap(first + bytes, all - (size_t)(first - start) - bytes);
+		errno = code;
+		if (code != EEXIST)
+			break;
+	}
+	return MAP_FAILED;
+}
+
 /* Map @region, whose reference becomes the mapping's. Return: the mapping, or NULL. */
 static struct guarded *map_guarded(struct tmesh_region *region, unsigned char **addr,
 				   struct tmesh_error *err)
 {
 	struct tmesh_region_info info = {.size = sizeof(info)};
 	struct guarded *mapping;
-	uintptr_t first;
 	int fd = tmesh_region_fd(region);
 
 	if (fd < 0) {
@@ -62,20 +105,10 @@ static struct guarded *map_guarded(struct tmesh_region *region, unsigned char **
 		refuse(err, -ENOMEM, "no memory for a binary");
 		return NULL;
 	}
-	mapping->region = region;
-	mapping->of = NULL;
-	mapping->model = NULL;
-	mapping->bytes = info.alloc_bytes + 3 * (size_t)HUGE_BYTES;
-	mapping->start = mmap(NULL, mapping->bytes, PROT_READ,
-			      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (mapping->start == MAP_FAILED)
-		goto fail;
-	first = ((uintptr_t)mapping->start + 2 * HUGE_BYTES - 1) & ~(uintptr_t)(HUGE_BYTES - 1);
-	*addr = mmap((void *)first, info.alloc_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+	*mapping = (struct guarded){.region = region};
+	*addr = map_between(mapping, fd, info.alloc_bytes);
 	if (*addr != MAP_FAILED)
 		return mapping;
-	munmap(mapping->start, mapping->bytes);
-fail:
 	refuse(err, -errno, "the region cannot be mapped: %m");
 	enif_free(mapping);
 	return NULL;
