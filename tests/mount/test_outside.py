@@ -25,11 +25,15 @@ def test_service_killed(folder):
             mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
             if mount.way() != b"passthrough":
                 assert mapping[:] == files["weights.bin"]  # in the page cache from here on
+            small = os.open(mount.path("llama/config.json"), os.O_RDONLY)
             for _ in range(3):
                 mount.end(signal.SIGKILL)
                 assert errno_of(os.stat, path) == errno.ENOTCONN
+                # As the manual page says of what the page cache has not.
+                assert errno_of(os.pread, small, 1, 0) == errno.ENOTCONN
                 mount.start()
                 assert mapping[:] == files["weights.bin"] == read(path)
+            os.close(small)
 
 
 READER = """
