@@ -98,6 +98,9 @@ void status_buried(struct engine_status *status, uint32_t restarts);
  */
 /* shed.c: remove variables that no engine needs, also from the memory that the kernel shows. */
 void shed_environment(void);
+/* Open /dev/null in place of standard descriptors that are closed: else the next files would get
+ * their numbers, and messages. Return: 0 or -1. */
+int fill_standard(void);
 /* Close all descriptors above the standard ones except @kept, which gets sorted. Return: 0 or
  * -1. */
 int shed_descriptors(int *kept, size_t count);

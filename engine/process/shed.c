@@ -45,6 +45,14 @@ void shed_environment(void)
 		*to = NULL;
 }
 
+int fill_standard(void)
+{
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+			return -1;
+	return 0;
+}
+
 static int close_between(unsigned int first, unsigned int last)
 {
 #ifdef SYS_close_range

@@ -548,7 +548,9 @@ int supervise(const struct options *options)
 
 	words_to = options->with_input ? STDOUT_FILENO : STDERR_FILENO;
 	own.lateness.longest = longest_of(options);
-	status = shed_descriptors(NULL, 0) ? complain("closing inherited descriptors") : 0;
+	status = fill_standard() ? complain("opening /dev/null as a standard descriptor") : 0;
+	if (!status && shed_descriptors(NULL, 0))
+		status = complain("closing inherited descriptors");
 	if (!status && !options->unconfined && access("/proc/self/task", X_OK))
 		status = unconfinable("there is no /proc: whether Landlock binds all threads "
 				      "cannot be seen");

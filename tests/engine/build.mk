@@ -6,7 +6,7 @@
 ENGINE_TEST     := tests/engine
 ENGINE_VENV     := $(B)/venv-engine
 ENGINE_TEST_OUT := $(B)/tests/engine
-ENGINE_TESTS    := test_engine test_graph_files test_sessions test_served test_served_limits test_kept test_storm test_turns test_top test_confined test_attacks test_supervised test_hostile test_users test_cancelled test_graph test_initializer test_ort_abi test_placement test_devices test_outputs
+ENGINE_TESTS    := test_engine test_graph_files test_sessions test_served test_served_limits test_kept test_storm test_turns test_top test_confined test_attacks test_supervised test_hostile test_inherited test_users test_cancelled test_graph test_initializer test_ort_abi test_placement test_devices test_outputs
 ENGINE_TEST_FLAGS := -std=gnu11 -pthread -Ilib $(COMMON_CPPFLAGS) -I$(ENGINE) -Itests/unit -Itests/cuda
 
 # engine_tests(variant, flags, libtmesh, libtmesh-engine). test_initializer tests a part of the engine "onnx".
@@ -69,8 +69,8 @@ $(ENGINE_TEST_OUT)/libonnxruntime-standin.so: $(addprefix $(ENGINE_TEST)/standin
 
 engine-gpu-check: export LD_LIBRARY_PATH := $(abspath $(dir $(STANDIN))):$(abspath $(B))
 
-engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_graph_files test_sessions test_served test_served_limits test_kept test_storm test_turns test_confined test_attacks test_supervised test_hostile test_users test_cancelled test_graph test_placement test_devices test_outputs test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## Run libtmesh-engine's unit tests with the address sanitizer.
-	$(call engine_run,asan,test_engine test_graph_files test_sessions test_served test_served_limits test_kept test_storm test_turns test_confined test_attacks test_supervised test_hostile test_users test_cancelled test_graph test_placement test_devices test_outputs test_initializer,$(B)/asan/tmesh-engine)
+engine-asan-check: $(addprefix $(ENGINE_TEST_OUT)/asan/,test_engine test_graph_files test_sessions test_served test_served_limits test_kept test_storm test_turns test_confined test_attacks test_supervised test_hostile test_inherited test_users test_cancelled test_graph test_placement test_devices test_outputs test_initializer) $(ENGINE_TEST_ENGINES) $(B)/asan/tmesh-engine ## Run libtmesh-engine's unit tests with the address sanitizer.
+	$(call engine_run,asan,test_engine test_graph_files test_sessions test_served test_served_limits test_kept test_storm test_turns test_confined test_attacks test_supervised test_hostile test_inherited test_users test_cancelled test_graph test_placement test_devices test_outputs test_initializer,$(B)/asan/tmesh-engine)
 
 # A forked child starts a thread where it asks for memory by token, which the sanitizer does not follow.
 engine-tsan-check: export TSAN_OPTIONS := die_after_fork=0
