@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/file_size.h"
 #include "devices_internal.h"
 #include "graph_internal.h"
 
@@ -52,8 +53,9 @@ static int write_graph(const char *form, const char *dtype, char *path, size_t s
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
 #pragma GCC diagnostic ignored "-Wformat-extra-args"
-	if (dprintf(file, "graph probe\n") < 0 || dprintf(file, form, dtype, dtype) < 0 ||
-	    dprintf(file, "output o = y\n") < 0) {
+	if (tmesh_dprintf(file, "graph probe\n") < 0 ||
+	    tmesh_dprintf(file, form, dtype, dtype) < 0 ||
+	    tmesh_dprintf(file, "output o = y\n") < 0) {
 #pragma GCC diagnostic pop
 		close(file);
 		return -1;

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "common/file_size.h"
 #include "ggml_internal.h"
 
 /* The header of a GGUF file with one tensor, "t", of one block. Reading it does not read the
@@ -40,7 +41,7 @@ static bool has_number(const struct ggml_api *api, const struct graph_quant *qua
 	at = mempcpy(at, &elements, sizeof(elements));
 	memcpy(at, &type, sizeof(type));
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	read = write(fd, &file, sizeof(file)) == sizeof(file)
+	read = tmesh_write(fd, &file, sizeof(file)) == sizeof(file)
 		       ? api->read_file(path, (struct gguf_params){.no_alloc = true})
 		       : NULL;
 	if (read)

@@ -14,6 +14,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "common/file_size.h"
 #include "process.h"
 
 #define FILE_NAME (sizeof(((struct place *)0)->name) + 8)
@@ -56,8 +57,8 @@ static int show_status(struct place *place, struct tmesh_error *err)
 	if (status_new(&place->status_fd, &place->status, err))
 		return -1;
 	words.fd = (uint32_t)place->status_fd;
-	if (ftruncate(place->lock, 0) ||
-	    pwrite(place->lock, &words, sizeof(words), 0) != sizeof(words))
+	if (tmesh_ftruncate(place->lock, 0) ||
+	    tmesh_pwrite(place->lock, &words, sizeof(words), 0) != sizeof(words))
 		return tmesh_fail_errno(err, "writing the number of the status's descriptor");
 	return 0;
 }

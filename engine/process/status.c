@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/file_size.h"
 #include "process.h"
 
 int status_new(int *fd, struct engine_status **out, struct tmesh_error *err)
@@ -15,7 +16,7 @@ int status_new(int *fd, struct engine_status **out, struct tmesh_error *err)
 	int file = memfd_create("tmesh-engine-status", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
 	/* Seal the size, so that no holder can shorten the file under a reader. */
-	if (file >= 0 && !ftruncate(file, sizeof(*status)) &&
+	if (file >= 0 && !tmesh_ftruncate(file, sizeof(*status)) &&
 	    !fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		status = mmap(NULL, sizeof(*status), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
 	if (status == MAP_FAILED) {

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/file_size.h"
 #include "lateness.h"
 #include "process.h"
 
@@ -87,7 +88,8 @@ __attribute__((format(printf, 1, 2))) static void tell(const char *format, ...)
 	va_end(list);
 	length = strlen(text);
 	text[length++] = '\n';
-	if (poll(&at, 1, 0) > 0 && (at.revents & POLLOUT) && write(words_to, text, length) < 0)
+	if (poll(&at, 1, 0) > 0 && (at.revents & POLLOUT) &&
+	    tmesh_write(words_to, text, length) < 0)
 		errno = 0;
 }
 
@@ -166,6 +168,8 @@ static _Noreturn void become(struct supervisor *own, pid_t parent, int ready, in
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	/* Only the supervisor reacts to a terminal's interrupt. */
 	signal(SIGINT, SIG_IGN);
+	/* Libraries write to the standard error, which may be a file that cannot grow. */
+	signal(SIGXFSZ, SIG_IGN);
 	if (shed_terminal() || shed_descriptors(kept, sizeof(kept) / sizeof(*kept)))
 		_exit(1);
 	own->shared.wake = wake;
@@ -351,8 +355,7 @@ static void hear_ready(struct supervisor *own)
 	if (own->served)
 		return;
 	own->served = true;
-	printf("ready %s\n", own->options->name);
-	fflush(stdout);
+	tmesh_dprintf(STDOUT_FILENO, "ready %s\n", own->options->name);
 	words_to = STDERR_FILENO;
 }
 

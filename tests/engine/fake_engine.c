@@ -13,6 +13,7 @@
  *   counts   runs add 1 to y's first element, and do nothing else
  *   open     as plain, and the first dimension of y has no name
  *   bomb     aborts when it is opened
+ *   talks    writes to the standard error when it is opened
  *   opens    is opened when there is a file of the graph's name and ".go": as plain, or, where that
  *            says "broken" or "cancelled", not; each try adds a byte to the file ".tries"
  *   closes   is closed when there is a file of the graph's name and ".go", after one ".closing"
@@ -137,6 +138,8 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 	}
 	if (known && !strcmp(own->mode, "bomb"))
 		abort();
+	if (known && !strcmp(own->mode, "talks"))
+		fputs("the fake talks\n", stderr);
 	if (!known || !strcmp(own->mode, "broken")) {
 		free(own);
 		return tmesh_fail(err, -EPROTO, "no graph of the fake's");

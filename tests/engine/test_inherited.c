@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
-/* What tmesh-engine inherits from the process that starts it: closed standard descriptors.
+/* tmesh-engine with a state that it inherits: closed standard descriptors, a limit of files' sizes.
  * It serves as without them. */
 #include "served.h"
+
+/* More than the memory of one client. */
+#define FILE_BYTES (4 << 20)
 
 /* Start tmesh-engine as "unit", in the state that @prepare makes. */
 static void start(void (*prepare)(const void *data), const void *data)
@@ -89,10 +92,40 @@ static void test_closed(void **state)
 	}
 }
 
+static void limit_sizes(const void *data)
+{
+	const struct rlimit limit = {FILE_BYTES, FILE_BYTES};
+	int fd = open(data, O_WRONLY | O_APPEND);
+
+	dup2(fd, STDOUT_FILENO);
+	dup2(fd, STDERR_FILENO);
+	close(fd);
+	signal(SIGXFSZ, SIG_DFL);
+	setrlimit(RLIMIT_FSIZE, &limit);
+}
+
+/* The outputs are a file that cannot grow. */
+static void test_full_log(void **state)
+{
+	struct tmesh_error error;
+	struct fixture fix;
+	char log[128];
+
+	snprintf(log, sizeof(log), "%s", file("log", ""));
+	assert_int_equal(truncate(log, FILE_BYTES), 0);
+	start(limit_sizes, log);
+	join_at_last(&fix);
+	/* A library of the engine's writes to its error output. */
+	assert_int_equal(dispatch_of(&fix, "talks", &error), 0);
+	assert_y(&fix);
+	assert_serves(&fix);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(test_closed, end_it),
+		cmocka_unit_test_teardown(test_full_log, end_it),
 	};
 	int failed;
 
