@@ -583,9 +583,20 @@ static const struct dl_tensor *shown(PyObject *capsule)
 	return NULL;
 }
 
-/* Make a Tensor over our memory of a consumer's view. NULL without an exception: the memory is not
- * ours. */
-static PyObject *view_of_ours(struct state *st, const struct dl_tensor *view)
+/* Whether a capsule says that its consumer must not write. */
+static bool is_read_only(PyObject *capsule)
+{
+	struct DLManagedTensorVersioned *managed;
+
+	if (!PyCapsule_IsValid(capsule, VERSIONED))
+		return false;
+	managed = PyCapsule_GetPointer(capsule, VERSIONED);
+	return managed->flags & DL_FLAG_READ_ONLY;
+}
+
+/* Make a Tensor over our memory of a consumer's view, with at most @rights. NULL without an
+ * exception: the memory is not ours. */
+static PyObject *view_of_ours(struct state *st, const struct dl_tensor *view, uint32_t rights)
 {
 	struct tmesh_layout layout;
 	struct tmesh_tensor *tensor;
@@ -613,7 +624,7 @@ static PyObject *view_of_ours(struct state *st, const struct dl_tensor *view)
 			(data - (uintptr_t)place->data);
 	if (tmesh_tensor_wrap(tmesh_tensor_region(place->tensor->tensor), &layout, &tensor, &err))
 		return NULL;
-	return tensor_new(st, tensor, place->tensor->root, place->tensor->rights);
+	return tensor_new(st, tensor, place->tensor->root, place->tensor->rights & rights);
 }
 
 PyObject *module_from_dlpack(PyObject *module, PyObject *object)
@@ -634,7 +645,8 @@ PyObject *module_from_dlpack(PyObject *module, PyObject *object)
 	if (ours)
 		result = tensor_again(ours);
 	else if (shown(capsule))
-		result = view_of_ours(st, shown(capsule));
+		result = view_of_ours(st, shown(capsule),
+				      is_read_only(capsule) ? TMESH_READ : ALL_RIGHTS);
 	if (!result && !PyErr_Occurred())
 		result = tensor_new(st, capsule_copy(st, capsule, &unsealed), NULL,
 				    TMESH_READ | TMESH_WRITE | TMESH_MANAGE);

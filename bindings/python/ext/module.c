@@ -365,7 +365,8 @@ static PyMethodDef functions[] = {
 	 "from_dlpack(object, /)\n--\n\n"
 	 "A tensor from an object with __dlpack__ or a capsule. Memory of tmesh itself is\n"
 	 "shared. So is a part of a contiguous tensor that keeps its dtype, such as a slice\n"
-	 "made by PyTorch. Other memory is copied once, as put(object, seal=False) does.\n"
+	 "made by PyTorch; it is read-only if the object says so. Other memory is copied once, as\n"
+	 "put(object, seal=False) does.\n"
 	 "AttributeError: it has no __dlpack__; other errors as of put()."},
 	{"from_address", module_from_address, METH_O,
 	 "from_address(address, /)\n--\n\n"

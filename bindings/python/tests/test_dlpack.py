@@ -286,3 +286,25 @@ def test_a_consumers_views_are_shared():
     bits = tmesh.from_dlpack(theirs.view(torch.int32)[1:])
     assert bits.id != t.id and tmesh.stats()["copies"] == copies + 1
     del theirs, view
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_consumers_read_only_view_stays_read_only(read_only):
+    """A consumer says so by a flag of its capsule, as NumPy does from 2.1 on."""
+    t = tmesh.zeros((4,), "float32")
+    capsule = t.__dlpack__(max_version=(1, 0))
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    name, deleter, flags = b"dltensor_versioned", 16, 24
+    managed = ctypes.create_string_buffer(ctypes.string_at(pointer(capsule, name), 80), 80)
+    ctypes.memset(ctypes.addressof(managed) + deleter, 0, 8)
+    managed[flags] = bytes([read_only])
+    back = tmesh.from_dlpack(make(ctypes.addressof(managed), name, None))
+    assert (back.id, back.writable) == (t.id, not read_only)
+    if read_only:
+        assert_refused(lambda: back.numpy(writable=True), tmesh.AccessError, "read-only here")
+        assert not back.numpy().flags.writeable
+    t.numpy()[1] = 3
+    assert back.tolist() == [0, 3, 0, 0]
