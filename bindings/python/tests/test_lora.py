@@ -142,6 +142,7 @@ REFUSED = [
     ({"r": None}, None, tmesh.ProtocolError, "r is None"), ({"r": 1 << 40}, None, tmesh.ProtocolError, "65536"),
     ({"lora_alpha": math.nan}, None, tmesh.ProtocolError, "lora_alpha"),
     ({"lora_alpha": "4"}, None, tmesh.ProtocolError, "lora_alpha"),
+    ({"lora_alpha": 10 ** 400}, None, tmesh.ProtocolError, "lora_alpha"),
     ({"alpha_pattern": {"up": math.inf}}, None, tmesh.ProtocolError, "alpha_pattern"),
     ({"alpha_pattern": [1]}, None, tmesh.ProtocolError, "alpha_pattern"),
     ({"rank_pattern": {"(a+)+b": 2}}, None, tmesh.UnsupportedError, "names of modules"),
@@ -277,7 +278,7 @@ def test_bad_input(served, tmp_path):
     assert_refused(lambda: tmesh.lora.read(folder), tmesh.ProtocolError)
     assert_refused(lambda: tmesh.lora.publish(slot, None, 5), TypeError)
     assert_refused(lambda: tmesh.lora.publish(slot, tmp_path / "nowhere", net), FileNotFoundError)
-    for value in ({}, {"1.A": [[1.0]]}):
+    for value in ({}, {"1.A": [[1.0]]}, tmesh.bundle({}, metadata=json.dumps({"kind": "tmesh.lora", "scales": {"1": 10 ** 400}}))):
         slot.publish(value)
         assert_refused(lambda: adapted(X), tmesh.ProtocolError, "no adapter")
     adapted.close()

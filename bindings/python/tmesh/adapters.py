@@ -92,7 +92,7 @@ def _pairs(value: SlotValue) -> dict[str, tuple[_tmesh.Tensor, _tmesh.Tensor, fl
         if said["kind"] != _KIND:
             raise ValueError
         return {str(name): (value[f"{name}.A"], value[f"{name}.B"], float(scale)) for name, scale in said["scales"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise ProtocolError(71, "the slot's value is no adapter that tmesh.adapters or tmesh.lora published") from None
 
 

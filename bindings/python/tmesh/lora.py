@@ -19,6 +19,7 @@ import json
 import math
 import os
 import re
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -73,8 +74,9 @@ def _linears(base: torch.nn.Module) -> list[tuple[str, torch.nn.Linear]]:
 
 
 def _number(config: Mapping[str, Any], name: str, value: object, whole: bool) -> Any:
+    # JSON has integers that no double holds.
     right = (isinstance(value, int) and 0 < value <= _RANK_MAX if whole else
-             isinstance(value, (int, float)) and math.isfinite(value)) and not isinstance(value, bool)
+             isinstance(value, (int, float)) and abs(value) <= sys.float_info.max) and not isinstance(value, bool)
     if not right:
         raise ProtocolError(71, f"adapter_config.json: {name} is {value!r}, "
                                 f"not {'an integer from 1 to 65536' if whole else 'a number'}")
@@ -209,7 +211,7 @@ def _changes(value: SlotValue, base: torch.nn.Module) -> _Changes:
         if said["kind"] != _KIND:
             raise ValueError
         items = [(str(name), float(scale)) for name, scale in said["scales"].items()]
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise ProtocolError(71, "the slot's value is no adapter that tmesh.lora.publish() published") from None
     # The publisher may have another base. Modules that this one lacks would be ignored silently.
     Adapter(value, dict(items)).check(base)
