@@ -5,12 +5,13 @@ tests of the real ones have files of their own."""
 import importlib
 import os
 import sys
+from typing import NamedTuple
 import warnings
 
 import pytest
 
 import tmesh
-from conftest import any_backend, assert_refused
+from conftest import any_backend, assert_refused, eventually
 from tmesh import movers, offers
 
 any_backend()
@@ -183,3 +184,45 @@ def test_a_mover_that_is_not_installed(standin, monkeypatch):
     without_ray(monkeypatch.setitem)
     with pytest.raises(ModuleNotFoundError, match=r"the mover \"mooncake\" needs Mooncake .*: pip install mooncake-transfer-engine-non-cuda numpy"):
         movers.Engine("mooncake")
+
+
+class Key(NamedTuple):
+    """An object's key, with the members that LMCache's has."""
+
+    chunk_hash: bytes
+    model_name: str
+    kv_rank: int
+    object_group_id: int
+    cache_salt: str
+
+
+def test_a_look_up_that_fails_tells_what_it_has_locked(standin, tmp_path, monkeypatch):
+    """LMCache unlocks the objects that an answer names. Objects that it does not name would stay open for good, and their
+    descriptors with them."""
+    def change(contents):
+        contents["lmcache.v1.distributed.l2_adapters.base"] = (
+            "class L2AdapterInterface:\n    def __init__(self, max_capacity_bytes): pass\n"
+            "    def _notify_keys_stored(self, *_): pass\n    _notify_keys_accessed = _notify_keys_deleted = _notify_keys_stored\n")
+        contents["lmcache.lmcache_native"] = ("class Bitmap:\n    def __init__(self, size): self.set_bits = set()\n"
+                                              "    def set(self, bit): self.set_bits.add(bit)\n")
+        contents["lmcache.v1.distributed.internal_api"] = "class L2StoreResult:\n    def __init__(self, *_): pass\n"
+    with pytest.warns(RuntimeWarning, match=both("lmcache")):
+        module = standin("lmcache", change)()
+    sealed, opened, answers = tmesh.put(b"x" * 64), [], []
+
+    def open_kept(name):
+        opened.append(name)
+        if len(opened) == 4:
+            raise tmesh.LimitError(24, "no descriptor is free")
+        return tmesh.open(sealed.ref())
+
+    monkeypatch.setattr(module, "open_kept", open_kept)
+    adapter = module.Adapter({"key_file": str(tmp_path / "key")})
+    keys = [Key(bytes([number]), "model", 0, 0, "") for number in range(8)]
+    before = tmesh.stats()["regions_live"]
+    task = adapter.submit_lookup_and_lock_task(keys, None)
+    eventually(lambda: answers.append(adapter.query_lookup_and_lock_result(task)) or answers[-1] is not None)
+    adapter.submit_unlock([keys[bit] for bit in answers[-1].set_bits])
+    live = tmesh.stats()["regions_live"]
+    adapter.close()
+    assert answers[-1].set_bits == {0, 1, 2} and live == before

@@ -186,7 +186,12 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
         bits = _native.Bitmap(len(keys))
         found = []
         for number, key in enumerate(keys):
-            if work(key):
+            try:
+                succeeded = work(key)
+            except Exception:  # LMCache unlocks the objects that the answer names, so name those before this one
+                _log.exception("a task ended at object %d of %d", number + 1, len(keys))
+                break
+            if succeeded:
                 bits.set(number)
                 found.append(key)
         if found:
