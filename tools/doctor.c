@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl doctor: report whether each feature works on this machine, and if not, why. */
 #include <ctype.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <sys/wait.h>
 #include <sys/xattr.h>
 
 #include "doctor_gpu.h"
 #include "maturity.h"
 #include "tmeshctl.h"
+
+#define MOUNT_MS 2000 /* tmesh-mount's own limit for a request to a keeper */
 
 static const struct option_entry options[] = {OPTION_JSON, {NULL}};
 
@@ -129,19 +135,69 @@ static const char *keeper_advice(struct fact *fact)
 			 "tmesh-keeper";
 }
 
+/* The mount in the folder of kept files. */
+struct shown {
+	bool module;
+	char way[32]; /* tmesh-mount's; "": it is not mounted there */
+};
+
+static void look(const char *place, struct shown *shown)
+{
+	struct statfs fs;
+
+	*shown = (struct shown){0};
+	if (statfs(place, &fs))
+		return;
+	shown->module = fs.f_type == TMESH_FS_MAGIC;
+	if (getxattr(place, "user.tmesh.mount", shown->way, sizeof(shown->way) - 1) < 0)
+		shown->way[0] = '\0';
+}
+
+/* Look in a child: a call on a FUSE file system waits for its server, and a signal may not end it.
+ * Return false if no answer comes in time. */
+static bool look_in_time(const char *place, struct shown *shown)
+{
+	struct pollfd answer;
+	bool came = false;
+	int ends[2];
+	pid_t pid;
+
+	if (pipe2(ends, O_CLOEXEC))
+		return false;
+	pid = fork();
+	if (!pid) {
+		look(place, shown);
+		_exit(write(ends[1], shown, sizeof(*shown)) != sizeof(*shown));
+	}
+	close(ends[1]);
+	answer = (struct pollfd){.fd = ends[0], .events = POLLIN};
+	if (pid > 0 && poll(&answer, 1, MOUNT_MS) == 1)
+		came = read(ends[0], shown, sizeof(*shown)) == sizeof(*shown);
+	close(ends[0]);
+	if (pid > 0) {
+		kill(pid, SIGKILL);
+		waitpid(pid, NULL, came ? 0 : WNOHANG);
+	}
+	return came;
+}
+
 /* Report whether kept memory has paths for other programs (tmesh-mount(8), tmeshfs(5)). */
 static const char *files_advice(struct fact *fact)
 {
 	const char *told = secure_getenv("TMESH_MOUNT");
-	char way[32] = "";
-	struct statfs fs;
+	struct shown shown;
+	const char *way = shown.way;
 
 	told = told && *told ? told : "/run/tmesh";
-	if (statfs(told, &fs) == 0 && fs.f_type == TMESH_FS_MAGIC) {
+	if (!look_in_time(told, &shown)) {
+		snprintf(fact->value, sizeof(fact->value), "%.60s does not answer", told);
+		return "calls on kept files wait: as root, systemctl restart tmesh-mount";
+	}
+	if (shown.module) {
 		snprintf(fact->value, sizeof(fact->value), "in %.60s, by the module", told);
 		return NULL;
 	}
-	if (statfs(told, &fs) || getxattr(told, "user.tmesh.mount", way, sizeof(way) - 1) <= 0) {
+	if (!*way) {
 		snprintf(fact->value, sizeof(fact->value), "not shown in %.60s", told);
 		return access("/sys/module/tmesh", F_OK)
 			       ? "no program opens what is kept by a path; as root: systemctl "

@@ -63,6 +63,17 @@ def test_tree(folder):
         assert errno_of(os.stat, one) == errno.ENOENT and os.listdir(mount.path()) == ["llama"]
 
 
+def test_stopped(folder):
+    """tmeshctl doctor names a service that does not answer, and ends"""
+    with Mount(folder) as mount:
+        mount.process.send_signal(signal.SIGSTOP)
+        try:
+            said = json.loads(tool("doctor", "--json"))["machine"]["kept files"]
+        finally:
+            mount.process.send_signal(signal.SIGCONT)
+        assert "does not answer" in said["value"] and mount.place in said["value"] and "systemctl restart tmesh-mount" in said["advice"], said
+
+
 def test_names(folder):
     """any bytes that a path may have: newlines, 255 bytes, no UTF-8, normalisation; deep and wide folders"""
     model = os.path.join(folder, "odd")
@@ -244,7 +255,7 @@ def test_volume(folder):
             pass
 
 
-TESTS = [test_tree, test_names, test_random_reader, test_replaced_and_dropped, test_held, test_modes, test_places, test_volume,
+TESTS = [test_tree, test_stopped, test_names, test_random_reader, test_replaced_and_dropped, test_held, test_modes, test_places, test_volume,
          *test_hostile.TESTS, *test_floods.TESTS, *test_outside.TESTS, *test_loader.TESTS]
 
 
