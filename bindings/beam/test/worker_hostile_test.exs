@@ -231,6 +231,30 @@ defmodule Tmesh.WorkerHostileTest do
     assert {:error, %Error{}} = quietly(fn -> call("flood") end)
   end
 
+  for how <- ["flood", "flood of a stream"] do
+    test "a worker that sends more items than were released is ended: #{how}" do
+      env = [{"HOSTILE", unquote(how)}]
+      options = [name: HostilePool, python: @hostile, allow: ["x"], size: 1, env: env]
+      start_supervised!({Worker, [start_timeout_ms: 600_000] ++ options})
+
+      quietly(fn ->
+        items = Worker.stream("x.y", [], pool: HostilePool, timeout: 600_000)
+
+        error =
+          assert_raise Error, fn ->
+            Enum.each(items, fn _item ->
+              Process.sleep(10)
+              # Eight items, and the error.
+              assert {:message_queue_len, n} = Process.info(self(), :message_queue_len)
+              assert n <= 9
+            end)
+          end
+
+        assert error.type == :worker_down and error.message =~ "8 items"
+      end)
+    end
+  end
+
   test "random messages" do
     rounds = if System.get_env("TMESH_TEST_LENGTH") == "full", do: 60, else: 6
 

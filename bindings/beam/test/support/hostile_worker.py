@@ -3,6 +3,7 @@
 """Takes the place of python -m tmesh.worker and breaks its protocol, as $HOSTILE says."""
 
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -189,7 +190,8 @@ elif how == "deep value":
     send('{"v":1,"type":"result","held":false,"id":%d,"value":%s}' % (id, "[" * 64 + "]" * 64))
 elif how == "close":
     sock.close()
-elif how == "flood":
-    while True:
-        send({"v": 1, "type": "item", "id": id, "value": "x" * 1000, "sequence": 0, "held": True})
+elif how in ("flood", "flood of a stream"):
+    for n in itertools.count():
+        sequence = 0 if how == "flood" else n
+        send({"v": 1, "type": "item", "id": id, "value": "x" * 1000, "sequence": sequence, "held": True})
 time.sleep(3600)

@@ -12,6 +12,8 @@ defmodule Tmesh.Worker.Process do
 
   @first_pause_ms 50
   @longest_pause_ms 5_000
+  # The most items of a stream that are not released. Otherwise a worker could fill the caller's mailbox.
+  @most_items 8
   # On a busy machine the port may report late why its process ended.
   @last_words_ms 5_000
 
@@ -421,11 +423,11 @@ defmodule Tmesh.Worker.Process do
          %{"value" => value, "sequence" => n, "held" => true} = message
        )
        when is_integer(n) do
-    entry = hold(state.calls[id], true, n)
-    answer(entry.call, {:item, value, {self(), state.life, id, n}, copied(message)})
-    state = %{state | calls: %{state.calls | id => entry}}
-    # No caller takes this answer.
-    if entry.state == :abandoned, do: release(state, id, [n]), else: {:noreply, state}
+    %{held: held} = entry = state.calls[id]
+
+    if MapSet.size(held) < @most_items and n not in held,
+      do: item(state, id, hold(entry, true, n), n, {value, copied(message)}),
+      else: down(state, "it sent more than #{@most_items} items before their release")
   end
 
   defp handle_answer(state, id, "end", _message) do
@@ -441,6 +443,13 @@ defmodule Tmesh.Worker.Process do
 
   defp handle_answer(state, _id, type, _message),
     do: down(state, "its answer is malformed: #{inspect(type, printable_limit: 50)}")
+
+  defp item(state, id, entry, n, {value, copied}) do
+    answer(entry.call, {:item, value, {self(), state.life, id, n}, copied})
+    state = %{state | calls: %{state.calls | id => entry}}
+    # No caller takes this answer.
+    if entry.state == :abandoned, do: release(state, id, [n]), else: {:noreply, state}
+  end
 
   defp copied(%{"copied" => bytes}) when is_integer(bytes) and bytes >= 0, do: bytes
   defp copied(_message), do: 0
