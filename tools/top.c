@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 /* tmeshctl top: the largest regions with their holders, and engines, refreshed repeatedly. */
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <time.h>
 
@@ -162,6 +163,27 @@ static size_t terminal_rows(void)
 	return size.ws_row - 4u;
 }
 
+/* Draw the look on a terminal. Turn off the terminal's line wrap meanwhile: wrapped lines would
+ * scroll. Signals wait until the wrap is on again. */
+static int draw(const struct look *look)
+{
+	static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP};
+	sigset_t wait, before;
+	int status;
+
+	sigemptyset(&wait);
+	for (size_t i = 0; i < sizeof(signals) / sizeof(*signals); i++)
+		sigaddset(&wait, signals[i]);
+	sigprocmask(SIG_BLOCK, &wait, &before);
+	fputs("\033[H\033[J\033[?7l", stdout);
+	print(look, region_rows(look->rows, look->engines));
+	print_served(look->engines);
+	fputs("\033[?7h", stdout);
+	status = flush_answer();
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	return status;
+}
+
 static int once(enum tmesh_backend backend, bool terminal, bool json)
 {
 	struct look look = {.rows = terminal ? terminal_rows() : SIZE_MAX};
@@ -175,14 +197,11 @@ static int once(enum tmesh_backend backend, bool terminal, bool json)
 		look.engines = json_array();
 	if (!status && json) {
 		status = print_look(&look);
+	} else if (!status && terminal) {
+		status = draw(&look);
 	} else if (!status) {
-		/* Turn off the terminal's line wrap meanwhile: wrapped lines would scroll. */
-		if (terminal)
-			fputs("\033[H\033[J\033[?7l", stdout);
-		print(&look, terminal ? region_rows(look.rows, look.engines) : SIZE_MAX);
+		print(&look, SIZE_MAX);
 		print_served(look.engines);
-		if (terminal)
-			fputs("\033[?7h", stdout);
 	}
 	if (!status)
 		status = flush_answer();

@@ -5,23 +5,33 @@
 usage: tests/tools/test_terminal.py TMESHCTL MAN_DIR
 """
 
+import contextlib
 import ctypes
 import fcntl
 import json
 import os
+import pty
+import select
+import signal
 import struct
 import subprocess
 import sys
+import termios
 import time
 import unittest
 
-from harness import (HAVE_MODULE, TOOL, WAIT_S, Base, answer, any_backend, held, main, refused, tool)
+from harness import (HAVE_MODULE, TOOL, WAIT_S, Base, answer, any_backend, eventually, held, main, refused, tool)
 
 # The time in which tmeshctl shows nothing (PATIENCE_NS of tools/progress.c).
 PATIENCE_S = 0.3
 
 # The name of a false region; another run of these tests has others. Its number begins with a zero.
 NUMBER = f"0000{os.getpid():08x}beef"
+
+
+def state_of(pid):
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return file.read().rsplit(")", 1)[1].split()[0]
 
 
 class Terminal(Base):
@@ -80,6 +90,30 @@ class Terminal(Base):
             self.assertNotIn("plain", said)
             said, status = self.on_terminal("get", names["token"], "-o", "-")
             self.assertEqual((said, status), ("plain\x1b", 0))
+
+    @any_backend
+    def test_top_is_interrupted_while_it_draws(self):
+        """The terminal wraps lines again. It takes a part of the lines, until it is read."""
+        os.environ["TMESH_BACKEND"] = "memfd"
+        for i in range(300):
+            fd = os.memfd_create(f"tmesh:1:{NUMBER[:-4]}{i:04x}:10:{'x' * 60}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self.addCleanup(os.close, fd)
+            os.truncate(fd, 4096 + 8192)
+        leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 65535, 80, 0, 0))
+        process = subprocess.Popen([TOOL, "top"], stdin=subprocess.DEVNULL, stdout=follower, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        os.close(follower)
+        self.addCleanup(process.kill)
+        # It has begun, and sleeps: the lines are more than a terminal takes that is not read.
+        eventually(lambda: select.select([leader], [], [], 0)[0] and state_of(process.pid) == "S", "the terminal is full")
+        process.send_signal(signal.SIGINT)
+        said = b""
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while piece := os.read(leader, 65536):
+                said += piece
+        os.close(leader)
+        self.assertEqual(process.wait(WAIT_S), -signal.SIGINT)
+        self.assertGreater(said.rfind(b"\033[?7h"), said.rfind(b"\033[?7l"))
 
     def is_escaped(self, name):
         """Nothing of what others wrote steers the terminal, or spoils the JSON."""
