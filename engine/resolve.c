@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "identity.h"
+
 static const char *kind_of(const struct resolved *all, size_t i)
 {
 	return i < all->inputs ? "input" : "output";
@@ -165,6 +167,20 @@ static bool overlap(const struct plugin_array *a, const struct plugin_array *b)
 	       second < first + a->bytes;
 }
 
+/* Return whether two values overlap in memory of a region that has two addresses here, because two
+ * handles have it mapped. */
+static bool overlap_in_region(const struct plugin_array *a, const struct plugin_array *b)
+{
+	uint64_t first, second;
+
+	if (!a->tensor || !b->tensor || !a->bytes || !b->bytes)
+		return false;
+	first = tmesh_tensor_layout(a->tensor)->offset;
+	second = tmesh_tensor_layout(b->tensor)->offset;
+	return first < second + b->bytes && second < first + a->bytes &&
+	       memory_is_same(tmesh_tensor_region(a->tensor), tmesh_tensor_region(b->tensor));
+}
+
 static bool same_place(const struct plugin_array *a, const struct plugin_array *b)
 {
 	return a->data == b->data && a->bytes == b->bytes && a->dtype == b->dtype &&
@@ -189,7 +205,8 @@ static int check_overlap(const struct plugin_operand *const *operands, const str
 				"shape than input \"%.80s\", in whose place it should be",
 				operands[i]->name, in_place);
 		found |= meant;
-		if (!meant && overlap(&all->arrays[i], &all->arrays[j]))
+		if (!meant && (overlap(&all->arrays[i], &all->arrays[j]) ||
+			       overlap_in_region(&all->arrays[i], &all->arrays[j])))
 			return tmesh_fail(err, -EINVAL, "output \"%.60s\" overlaps %s \"%.60s\"%s",
 					  operands[i]->name, kind_of(all, j), operands[j]->name,
 					  j < all->inputs ? "; name that input in in_place if the "

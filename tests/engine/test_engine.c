@@ -368,6 +368,53 @@ UNIT_SET_UP(test_overlap)
 	assert_ok(tmesh_engine_dispatch(fix->graph, fix->inputs, 2, outputs, 2, err));
 }
 
+/* Make a device tensor at @offset of the memory that @token names, by a handle of its own. */
+static struct tmesh_engine_tensor *tensor_at(struct fixture *fix, const char *token,
+					     uint64_t offset)
+{
+	struct tmesh_engine_tensor *made;
+	struct tmesh_region *region;
+	struct tmesh_tensor *tensor;
+	struct tmesh_layout layout;
+
+	assert_ok(tmesh_region_open(fix->ctx, token, TMESH_READ | TMESH_WRITE, &region, err));
+	assert_ok(tmesh_layout_contiguous(&layout, TMESH_FLOAT32, 2, shape_x, err));
+	layout.offset = offset;
+	assert_ok(tmesh_tensor_wrap(region, &layout, &tensor, err));
+	assert_ok(tmesh_engine_tensor_wrap(fix->context, tensor, TMESH_READ | TMESH_WRITE, FLAGS,
+					   &made, err));
+	tmesh_tensor_unref(tensor);
+	tmesh_region_unref(region);
+	return made;
+}
+
+/* Memory that a process has opened twice has two addresses there. */
+UNIT_SET_UP(test_overlap_of_handles)
+{
+	struct fixture *fix = *state;
+	const uint64_t offsets[] = {0, 16, 32};
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_engine_tensor *x;
+	struct tmesh_region *region;
+
+	assert_ok(tmesh_region_create(fix->ctx, 4096, NULL, &region, err));
+	assert_ok(tmesh_region_token(region, TMESH_READ | TMESH_WRITE, token, err));
+	x = tensor_at(fix, token, 0);
+	fix->inputs[0].tensor = x;
+	for (size_t i = 0; i < 3; i++) {
+		struct tmesh_engine_tensor *y = tensor_at(fix, token, offsets[i]);
+
+		fix->outputs[0].tensor = y;
+		if (offsets[i] < 32)
+			assert_not_run(fix, -EINVAL, "overlaps input \"x\"");
+		else
+			assert_ok(dispatch(fix, err));
+		tmesh_engine_tensor_unref(y);
+	}
+	tmesh_engine_tensor_unref(x);
+	tmesh_region_unref(region);
+}
+
 UNIT_SET_UP(test_operands)
 {
 	struct fixture *fix = *state;
