@@ -6,6 +6,7 @@
 
 #include "cancel.h"
 #include "gpu.h"
+#include "remote.h"
 #include "resolve.h"
 
 struct tmesh_engine_binding {
@@ -22,6 +23,7 @@ struct tmesh_engine_binding {
 /* A dispatch of a binding. One runs at a time, others wait. */
 struct turn {
 	struct tmesh_engine_binding *binding;
+	pthread_t owner;
 	struct cancel_hook hook;
 };
 
@@ -141,12 +143,22 @@ static void wake_turn(void *data)
 static int begin_turn(struct turn *turn, struct tmesh_error *err)
 {
 	struct tmesh_engine_binding *binding = turn->binding;
-	int rc;
+	const struct remote *remote = binding->graph->context->remote;
+	uint64_t deadline = remote ? remote_deadline(remote) : 0;
+	int late = 0, rc = 0;
 
 	cancel_hook_begin(&turn->hook, wake_turn, turn);
+	turn->owner = pthread_self();
 	pthread_mutex_lock(&binding->lock);
-	while (!(rc = cancel_check(err)) && binding->running)
-		cancel_cond_wait(&binding->idle, &binding->lock, 0);
+	/* A signal handler interrupted this thread's own run. */
+	if (binding->running && pthread_equal(binding->running->owner, turn->owner))
+		rc = tmesh_fail(err, -EDEADLK, "this thread's own run of the binding waits below");
+	while (!rc && !(rc = cancel_check(err)) && binding->running && !late)
+		late = cancel_cond_wait(&binding->idle, &binding->lock, deadline);
+	if (!rc && binding->running)
+		rc = tmesh_fail(err, -ETIMEDOUT,
+				"other runs of this binding did not end before the deadline: give "
+				"a later one");
 	if (!rc)
 		binding->running = turn;
 	pthread_mutex_unlock(&binding->lock);

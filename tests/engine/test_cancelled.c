@@ -388,6 +388,42 @@ UNIT_SET_UP(test_signal)
 	assert_works(fix);
 }
 
+static struct tmesh_engine_binding *binding_within;
+static atomic_int rc_within;
+
+static int run_within(void *data)
+{
+	rc_within = tmesh_engine_binding_dispatch(binding_within, NULL);
+	return 1;
+}
+
+/* A signal's handler of Python, say, runs the binding whose run it has interrupted. */
+UNIT_SET_UP(test_within_itself)
+{
+	const struct sigaction action = {.sa_handler = nothing};
+	const struct tmesh_engine_cancellable_opts opts = {.size = sizeof(opts),
+							   .interrupted = run_within};
+	struct fixture *fix = *state;
+	struct call call = {.fix = fix};
+
+	sigaction(SIGUSR1, &action, NULL);
+	assert_ok(tmesh_engine_cancellable_create(&opts, &call.cancellable, err));
+	call.graph = open_mode(fix, "long");
+	assert_ok(
+		tmesh_engine_bind(call.graph, fix->inputs, 2, fix->outputs, 1, &call.binding, err));
+	binding_within = call.binding;
+	pthread_create(&call.thread, NULL, dispatch_it, &call);
+	await_run(fix);
+	for (int i = 0; i < 6000 && !rc_within; i++) {
+		pthread_kill(call.thread, SIGUSR1);
+		usleep(10000);
+	}
+	assert_int_equal(rc_within, -EDEADLK);
+	assert_int_equal(end(&call), -ECANCELED);
+	tmesh_engine_binding_unref(binding_within);
+	assert_works(fix);
+}
+
 /* Calls of several clients that are called off at random moments, whatever they do then. */
 UNIT_SET_UP(test_storm)
 {

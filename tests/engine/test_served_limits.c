@@ -254,6 +254,45 @@ static void test_shared_deadline(void **state)
 	leave(&fix);
 }
 
+struct runner {
+	struct tmesh_engine_binding *binding;
+	struct tmesh_error error;
+	pthread_t thread;
+};
+
+static void *run_it(void *data)
+{
+	struct runner *runner = data;
+
+	return (void *)(intptr_t)tmesh_engine_binding_dispatch(runner->binding, &runner->error);
+}
+
+/* A call that waits for other threads' runs of its binding has its own deadline, too. */
+static void test_binding_deadline(void **state)
+{
+	struct tmesh_engine_binding *binding;
+	struct runner runners[3];
+	struct fixture fix;
+	int late = 0;
+	void *rc;
+
+	join_timed(&fix, 1000 * MS, "hangs");
+	assert_ok(tmesh_engine_bind(fix.graph, fix.inputs, 2, fix.outputs, 1, &binding, err));
+	for (int i = 0; i < 3; i++) {
+		runners[i] = (struct runner){.binding = binding};
+		pthread_create(&runners[i].thread, NULL, run_it, &runners[i]);
+	}
+	for (int i = 0; i < 3; i++) {
+		pthread_join(runners[i].thread, &rc);
+		assert_int_equal((intptr_t)rc, -ETIMEDOUT);
+		late += strstr(runners[i].error.message, "other runs of this binding") != NULL;
+	}
+	/* One of the others may get the turn just before its own deadline. */
+	assert_true(late);
+	tmesh_engine_binding_unref(binding);
+	leave(&fix);
+}
+
 /* A session whose file is gone, as that of a part of a graph is, goes with its weights. */
 static void test_file_gone(void **state)
 {
@@ -634,9 +673,10 @@ static void test_full(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_file_gone),	  TEST_SET_UP(test_graph_quota),
-		TEST(test_shared_deadline),	  TEST_SET_UP(test_silent),
-		TEST_SET_UP(test_leaves_nothing), TEST_SET_UP(test_taken_over),
+		TEST_SET_UP(test_file_gone),  TEST_SET_UP(test_graph_quota),
+		TEST(test_shared_deadline),   TEST(test_binding_deadline),
+		TEST_SET_UP(test_silent),     TEST_SET_UP(test_leaves_nothing),
+		TEST_SET_UP(test_taken_over),
 	};
 	const struct CMUnitTest limited[] = {
 		TEST_SET_UP(test_region_quota),
