@@ -55,6 +55,17 @@ static void close_remote(void *engine)
 	remote_free(engine);
 }
 
+/* Let the engine close a graph that it has opened in this turn, and that no session will have. */
+static void close_made(struct remote *remote, uint32_t id)
+{
+	struct remote_word *word = remote_word_new();
+
+	if (word)
+		remote_word_queue(remote, word, WIRE_GRAPH_CLOSE, id, remote->generation);
+	else
+		remote_unlink(remote); /* the engine closes everything of the link */
+}
+
 /* Make the session in the process of the current link. */
 static int session_make(struct remote_session *session, uint64_t deadline, struct tmesh_error *err)
 {
@@ -81,12 +92,15 @@ static int session_make(struct remote_session *session, uint64_t deadline, struc
 		return rc;
 	if (!session->operands) {
 		session->operands = malloc(text.bytes + 1);
-		if (!session->operands)
+		if (!session->operands) {
+			close_made(remote, session->id);
 			return tmesh_fail(err, -ENOMEM, "no memory for a graph's description");
+		}
 		memcpy(session->operands, text.text, text.bytes);
 		session->operand_bytes = text.bytes;
 	} else if (session->operand_bytes != text.bytes ||
 		   memcmp(session->operands, text.text, text.bytes)) {
+		close_made(remote, session->id);
 		return tmesh_fail(
 			err, -ESTALE,
 			"%.150s was replaced by a graph with other inputs and outputs, and "

@@ -254,6 +254,31 @@ static void test_shared_deadline(void **state)
 	leave(&fix);
 }
 
+/* A graph with other operands has replaced the graph of a binding, and the engine was started anew.
+ * Each call reports that, and leaves no graph open in the engine. */
+static void test_replaced_quota(void **state)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_binding *binding;
+	struct tmesh_engine_graph *graph;
+	const char *path = file("replaced", "plain");
+
+	assert_ok(tmesh_engine_graph_open(fix->context, path, NULL, &graph, err));
+	assert_ok(tmesh_engine_bind(graph, fix->inputs, 2, fix->outputs, 1, &binding, err));
+	file("replaced", "tokens");
+	assert_int_equal(kill((pid_t)tmesh_engine_context_pid(fix->context), SIGKILL), 0);
+	for (int i = 0; i < 1100; i++)
+		assert_refused(tmesh_engine_binding_dispatch(binding, err), -ESTALE,
+			       "open it again");
+	/* The graph is there again as it was. */
+	file("replaced", "plain");
+	assert_ok(tmesh_engine_binding_dispatch(binding, err));
+	assert_y(fix);
+	tmesh_engine_binding_unref(binding);
+	tmesh_engine_graph_unref(graph);
+	assert_works(fix);
+}
+
 struct runner {
 	struct tmesh_engine_binding *binding;
 	struct tmesh_error error;
@@ -673,10 +698,10 @@ static void test_full(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST_SET_UP(test_file_gone),  TEST_SET_UP(test_graph_quota),
-		TEST(test_shared_deadline),   TEST(test_binding_deadline),
-		TEST_SET_UP(test_silent),     TEST_SET_UP(test_leaves_nothing),
-		TEST_SET_UP(test_taken_over),
+		TEST_SET_UP(test_file_gone),	  TEST_SET_UP(test_graph_quota),
+		TEST(test_shared_deadline),	  TEST(test_binding_deadline),
+		TEST_SET_UP(test_silent),	  TEST_SET_UP(test_replaced_quota),
+		TEST_SET_UP(test_leaves_nothing), TEST_SET_UP(test_taken_over),
 	};
 	const struct CMUnitTest limited[] = {
 		TEST_SET_UP(test_region_quota),
