@@ -118,7 +118,7 @@ int main(int argc, char **argv)
 	char title[32];
 	int status;
 
-	wait_for_children();
+	begin_program();
 	if (!word) {
 		help(stderr);
 		return STATUS_USAGE;

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdarg.h>
 
+#include "common/standard.h"
 #include "tmeshctl.h"
 
 #define OPTIONS_MAX 24
@@ -183,9 +184,10 @@ enum tmesh_backend backend_option(const struct verb *verb, const char *text)
 	usage_error(verb, "\"%s\" is not a backend: kernel or memfd", text);
 }
 
-void wait_for_children(void)
+void begin_program(void)
 {
 	signal(SIGCHLD, SIG_DFL);
+	tmesh_fill_standard();
 }
 
 int verb_main(const struct verb *verb, int argc, char **argv)
@@ -193,7 +195,7 @@ int verb_main(const struct verb *verb, int argc, char **argv)
 	char title[32];
 	int status;
 
-	wait_for_children();
+	begin_program();
 	snprintf(title, sizeof(title), "tmeshctl %s", verb->name);
 	if (!argc) {
 		verb_help(verb, stderr);

@@ -82,9 +82,9 @@ enum tmesh_backend backend_option(const struct verb *verb, const char *text);
 			"what works)"                                    \
 	}
 
-/* Let this process wait for its children. A program that ignores SIGCHLD passes that on, and then
- * the kernel reports no child's end. */
-void wait_for_children(void);
+/* Let this process wait for its children, and fill closed standard descriptors. A program that
+ * ignores SIGCHLD passes that on, and then the kernel reports no child's end. */
+void begin_program(void);
 
 /* main.c: return the folder of this program with a slash at its end, "" if it is unknown. */
 void own_folder(char *folder, size_t size);

@@ -22,6 +22,7 @@
 
 #include "client.h"
 #include "common/folder.h"
+#include "common/standard.h"
 #include "store.h"
 
 /* Without anything to keep, a keeper that was started by need ends after so long. */
@@ -565,6 +566,7 @@ int main(int argc, char **argv)
 	struct table *table = &keeper.service.table;
 	int key;
 
+	tmesh_fill_standard();
 	while ((key = getopt_long(argc, argv, "dl:h", longs, NULL)) != -1) {
 		if (key == 'd')
 			keeper.by_need = true;

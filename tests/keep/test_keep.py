@@ -370,6 +370,19 @@ def test_store_folder(folder):
         wait_until("nothing of it is stored", lambda: systemd.kept() == 0)
 
 
+def test_standard_descriptors(folder):
+    """a keeper that is started without standard descriptors has its lock, and tells its starter that it runs"""
+    run = os.environ["TMESH_RUNTIME_DIR"]
+    os.makedirs(run, mode=0o700, exist_ok=True)
+    for closed in (0, 2), (0, 1, 2):
+        subprocess.run([KEEPER, "--daemon", run], preexec_fn=lambda closed=closed: list(map(os.close, closed)), timeout=PATIENCE, check=True)
+        try:
+            files = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{keeper_pid()}/fd") if os.path.lexists(entry.path)}
+            assert os.path.join(run, "keeper.lock") in files, files
+        finally:
+            end_by_need()
+
+
 def test_limit(folder):
     """within its limit what has no holder gives way, what is held does not"""
     path = a_file(folder)
@@ -498,7 +511,7 @@ def test_pressure(folder):
 
 
 TESTS = [test_installed, test_verbs, test_by_token, test_session_killed, test_store, test_store_is_part,
-         test_store_lies, test_store_lock, test_store_folder, test_limit, test_strange_limit, test_late_signal, test_ignored_signal, test_pressure,
+         test_store_lies, test_store_lock, test_store_folder, test_standard_descriptors, test_limit, test_strange_limit, test_late_signal, test_ignored_signal, test_pressure,
          test_a_users_folder, test_purged]
 
 

@@ -116,6 +116,17 @@ class Create(Base):
             self.assertEqual(os.getsid(names["pid"]), names["pid"])
             self.assertEqual(os.readlink(f"/proc/{names['pid']}/cwd"), "/")
 
+    def test_background_without_standard_descriptors(self):
+        """The memory's own descriptor does not get the number of one that the holder gives up."""
+        for closed in (0,), (2,), (0, 2):
+            out, _ = tool("put", self.file(b"held"), "--background", "--json", preexec_fn=lambda: list(map(os.close, closed)))
+            names = json.loads(out)
+            try:
+                self.assertEqual(tool("get", names["token"])[0], b"held")
+            finally:
+                os.kill(names["pid"], signal.SIGTERM)
+        tool("ls", status=1, preexec_fn=lambda: os.close(1))
+
     def test_background_failure_is_told(self):
         refused("label", "create", "1", "--label", "a\nb", "--background")
 
