@@ -49,6 +49,7 @@ static int run_verb_export(const struct verb *verb, int argc, char **argv)
 		}
 	}
 	verb_expect_words(verb, argc, 1, 1);
+	hold_check(verb, &hold, false);
 	parse_target(verb, argv[optind], &target);
 	if (!target.token[0])
 		usage_error(verb, "exporting needs a token");

@@ -59,6 +59,15 @@ void hold_signals(void)
 	sigprocmask(SIG_BLOCK, &signals, NULL);
 }
 
+void hold_check(const struct verb *verb, const struct hold *hold, bool json)
+{
+	if (hold->command && hold->background)
+		usage_error(verb, "a command is held for as long as it runs: it excludes "
+				  "--background");
+	if (hold->command && (json || hold->seconds))
+		usage_error(verb, "with a command, --json and --for have no meaning");
+}
+
 int hold_begin(struct hold *hold)
 {
 	int ready[2];

@@ -93,11 +93,7 @@ void tensor_check(const struct verb *verb, const struct tensor_args *args)
 	if (args->hold.opened && args->token_rights != TMESH_READ)
 		usage_error(verb, "--hold is of one token: it excludes --writable-token and "
 				  "--manage-token");
-	if (args->hold.command && args->hold.background)
-		usage_error(verb, "a command is held for as long as it runs: it excludes "
-				  "--background");
-	if (args->hold.command && (args->json || args->hold.seconds))
-		usage_error(verb, "with a command, --json and --for have no meaning");
+	hold_check(verb, &args->hold, args->json);
 }
 
 int tensor_bytes(const struct tensor_args *args, uint64_t *bytes)

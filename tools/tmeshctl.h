@@ -177,6 +177,8 @@ struct hold {
 	{                                                                                    \
 		"for", 'f', "SECONDS", "hold for so long (default: until SIGINT or SIGTERM)" \
 	}
+/* End with a usage error if a command comes with options that it excludes. */
+void hold_check(const struct verb *verb, const struct hold *hold, bool json);
 /* Begin holding, before a context is opened. With --background the caller goes on as the holder,
  * and the process that the user started waits for hold_until_end(). */
 int hold_begin(struct hold *hold);

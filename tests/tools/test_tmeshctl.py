@@ -155,6 +155,11 @@ class Model(Base):
             refused("belong to no tensor", verb, path)
         wrong_usage("load --help", "load")
         wrong_usage("magic", "load", "--method", "magic", path)
+        # As create and put refuse it: a program that waits for JSON or for an end would wait in vain.
+        for options in ("--json",), ("--for", "1"):
+            wrong_usage("no meaning", "load", *options, path, "--", "true")
+        wrong_usage("--background", "load", "--background", path, "--", "true")
+        wrong_usage("no meaning", "export", "tm1m-x", "--for", "1", "--", "true")
 
     def test_load(self):
         path = self.write()

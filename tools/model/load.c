@@ -253,6 +253,7 @@ static int run_verb_load(const struct verb *verb, int argc, char **argv)
 		}
 	}
 	verb_expect_words(verb, argc, 1, 1);
+	hold_check(verb, &args.hold, args.json);
 	if (args.keep_as && (args.opts.flags & TMESH_MODEL_KEEP))
 		usage_error(
 			verb,
