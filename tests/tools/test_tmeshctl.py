@@ -126,8 +126,8 @@ class Completion(Base):
 class Model(Base):
     """Verbs that are programs of their own, and what they do."""
 
-    def write(self, name="m.safetensors"):
-        header = json.dumps({"__metadata__": {"format": "pt\x1b[2J", "zero": "a\0b"},
+    def write(self, name="m.safetensors", format="pt\x1b[2J"):
+        header = json.dumps({"__metadata__": {"format": format, "zero": "a\0b"},
                              "w": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -145,6 +145,14 @@ class Model(Base):
         self.assertEqual(told["byte_size"], 16)
         self.assertEqual(told["metadata"]["zero"], "a\0b")
         self.assertIn("zero ", text)
+
+    @any_backend
+    def test_a_long_text_is_cut_between_letters(self):
+        for before in range(4):
+            long = "x" * before + "\u20ac" * 100
+            text = tool("model", self.write(format=long))[0].decode()
+            line, = (line for line in text.splitlines() if "\u20ac" in line)
+            self.assertRegex(line, f'^format +"{long[:60]}\u20ac*[.]{{3}}$')
 
     @any_backend
     def test_refused(self):

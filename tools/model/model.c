@@ -14,6 +14,18 @@ static const struct option_entry options[] = {
 	{NULL},
 };
 
+/* Shorten a long text, between two characters of UTF-8. */
+static void cut(char *text)
+{
+	char *end = text + 197;
+
+	if (strlen(text) <= 200)
+		return;
+	while ((*end & 0xc0) == 0x80)
+		end--;
+	strcpy(end, "...");
+}
+
 static void print_metadata(const struct tmesh_model *model)
 {
 	char *text;
@@ -28,8 +40,8 @@ static void print_metadata(const struct tmesh_model *model)
 		char *written = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
 		char *name = escaped(key), *safe = written ? escaped(written) : NULL;
 
-		if (safe && strlen(safe) > 200)
-			strcpy(safe + 197, "...");
+		if (safe)
+			cut(safe);
 		printf("%-31s %s\n", name, safe ? safe : "?");
 		free(name);
 		free(safe);
