@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/standard.h"
 #include "process.h"
 
 static const char help[] =
@@ -134,10 +135,10 @@ int main(int argc, char **argv)
 			return check();
 		case 'h':
 			fputs(help, stdout);
-			return 0;
+			return tmesh_end_output("tmesh-engine");
 		case VERSION:
 			printf("tmesh-engine %s\n", tmesh_version());
-			return 0;
+			return tmesh_end_output("tmesh-engine");
 		default:
 			return 2;
 		}

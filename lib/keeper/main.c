@@ -489,7 +489,7 @@ static int usage(int status)
 		"Keep regions of this user in memory. Clients find it in DIRECTORY, tmesh's\n"
 		"runtime directory. --daemon returns once it runs, and ends it when it keeps "
 		"nothing.\n");
-	return status;
+	return status ? status : tmesh_end_output("tmesh-keeper");
 }
 
 /* Choose the first id at random. Programs know a group by its id, also when this keeper and its

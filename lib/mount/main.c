@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "common/standard.h"
 #include "mount.h"
 
 #define PLACE "/run/tmesh"
@@ -28,14 +29,14 @@ static int usage(int status)
 		"                         (/run/user/%%u/tmesh and /tmp/tmesh-%%u)\n"
 		"  -u, --unmount          take away what a tmesh-mount that was killed left there\n"
 		"  -V, --version          what it is built with\n");
-	return status;
+	return status ? status : tmesh_end_output("tmesh-mount");
 }
 
 static int version(void)
 {
 	printf("tmesh-mount " TMESH_VERSION ", libfuse %s, %s\n", fuse_pkgversion(),
 	       PASSTHROUGH ? "passthrough where the kernel has it" : "page cache");
-	return 0;
+	return tmesh_end_output("tmesh-mount");
 }
 
 /* Notify systemd if it has started this program. */

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/standard.h"
 
 #include "frame.h"
 #include "port.h"
@@ -70,10 +71,10 @@ static int read_options(int argc, char **argv, struct tmesh_net_opts *opts)
 			break;
 		case 'h':
 			fputs(usage, stdout);
-			exit(0);
+			exit(tmesh_end_output(NAME));
 		case 'v':
 			printf(NAME " %s\n", tmesh_version());
-			exit(0);
+			exit(tmesh_end_output(NAME));
 		default:
 			fputs(usage, stderr);
 			return 2;

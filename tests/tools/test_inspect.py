@@ -262,6 +262,20 @@ class See(Base):
                 done = subprocess.run([TOOL, *words], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S)
                 self.assertEqual((done.returncode, done.stderr.count(b"No space left")), (1, 1), words)
 
+    @any_backend
+    def test_a_full_disk_is_told_by_the_other_programs(self):
+        """By those that are built."""
+        tried = 0
+        for name, words in {"tmesh-keeper": ("--help",), "tmesh-engine": ("--help", "--version"), "tmesh-mount": ("--help", "--version"),
+                            "tmesh-net": ("--help", "--version")}.items():
+            program = os.path.join(os.path.dirname(TOOL), name)
+            for word in words if os.path.exists(program) else ():
+                with open("/dev/full", "w") as full:
+                    done = subprocess.run([program, word], stdout=full, stderr=subprocess.PIPE, timeout=WAIT_S)
+                self.assertEqual((done.returncode, done.stderr), (1, f"{name}: writing the answer: No space left on device\n".encode()), word)
+                tried += 1
+        self.assertGreater(tried, 0)
+
 
 class Metrics(Base):
     def test_an_empty_machine_is_valid_openmetrics(self):
