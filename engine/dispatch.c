@@ -360,6 +360,28 @@ void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding)
 	free(binding);
 }
 
+/* Refuse memory of an input as an output's: the output would not outlive that memory, and a write
+ * to it would change the input. */
+static int check_result(struct tmesh_engine_binding *binding, const char *name,
+			const struct plugin_result *result, struct tmesh_error *err)
+{
+	const struct tmesh_engine_context *context = binding->graph->context;
+	const struct resolved *all = &binding->values;
+
+	for (size_t i = 0; i < all->inputs; i++) {
+		const struct plugin_array *input = &all->arrays[i];
+
+		if ((uintptr_t)result->data - (uintptr_t)input->data >= input->bytes)
+			continue;
+		context->plugin->release(context->engine, result->handle);
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "output \"%.100s\" is the memory of input \"%.100s\": use that "
+				  "input",
+				  name, input->name);
+	}
+	return 0;
+}
+
 /* Make device tensors, in @made, of the outputs that were left to the engine. */
 static int take_results(struct tmesh_engine_binding *binding, struct tmesh_engine_tensor **made,
 			struct tmesh_error *err)
@@ -374,6 +396,8 @@ static int take_results(struct tmesh_engine_binding *binding, struct tmesh_engin
 		if (all->arrays[i].data)
 			continue;
 		rc = context->plugin->result(binding->plugin, i - all->inputs, &result, err);
+		if (!rc)
+			rc = check_result(binding, all->arrays[i].name, &result, err);
 		if (!rc)
 			rc = engine_tensor_of_result(context, &result, &made[i - all->inputs], err);
 	}

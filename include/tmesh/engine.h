@@ -275,7 +275,8 @@ struct tmesh_engine_value {
  *
  * Return: 0. For the operands: -ENOENT (the graph has none of that name), -EINVAL (one twice or
  * missing, another dtype, shape or context, alignment, overlap), -EACCES (an output's memory may
- * not be written). Also -EBADF, -EPERM, -EIO, -ENOMEM.
+ * not be written). -EOPNOTSUPP: an output that was left to the engine is an input's own memory.
+ * Also -EBADF, -EPERM, -EIO, -ENOMEM.
  */
 int tmesh_engine_dispatch(struct tmesh_engine_graph *graph, const struct tmesh_engine_value *inputs,
 			  size_t input_count, struct tmesh_engine_value *outputs,

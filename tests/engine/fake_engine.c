@@ -4,6 +4,7 @@
  * float32, and misbehaves on demand: the file's text names the fault.
  *
  *   plain    y, twice of x[n, 4], b[4]
+ *   echoes   says that an output is x's memory
  *   elsewhere  writes y to memory of its own and says so
  *   fails    runs fail
  *   crashes  runs abort
@@ -315,6 +316,11 @@ static int result(void *data, size_t output, struct plugin_result *out, struct t
 	out->ndim = 2;
 	memcpy(out->shape, binding->shapes[0], sizeof(out->shape));
 	out->data = binding->own[output] ? binding->own[output] : binding->outputs[output].data;
+	/* As ONNX Runtime, of a graph whose output is its input. */
+	if (!strcmp(binding->session->mode, "echoes")) {
+		out->data = binding->inputs[0].data;
+		return 0;
+	}
 	if (!binding->outputs[output].data) {
 		out->handle = binding->own[output];
 		binding->own[output] = NULL;

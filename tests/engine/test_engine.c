@@ -452,6 +452,31 @@ UNIT_SET_UP(test_engine_failures)
 	fix->graph = plain;
 }
 
+/* An engine gives an input's memory for an output that was left to it. The output would end with
+ * that memory, and a write to it would change the input. */
+UNIT_SET_UP(test_echo)
+{
+	struct fixture *fix = *state;
+	struct tmesh_engine_value output = {.name = "y"};
+	float data[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+	struct tmesh_engine_graph *graph;
+
+	assert_ok(
+		tmesh_engine_graph_open(fix->context, file("echoes", "echoes"), NULL, &graph, err));
+	for (int own = 0; own < 2; own++) {
+		if (own)
+			fix->inputs[0] = (struct tmesh_engine_value){.name = "x",
+								     .data = data,
+								     .dtype = TMESH_FLOAT32,
+								     .ndim = 2,
+								     .shape = {2, 4}};
+		assert_refused(tmesh_engine_dispatch(graph, fix->inputs, 2, &output, 1, err),
+			       -EOPNOTSUPP, "\"y\" is the memory of input \"x\"");
+		assert_null(output.tensor);
+	}
+	tmesh_engine_graph_unref(graph);
+}
+
 UNIT_SET_UP(test_found)
 {
 	struct fixture *fix = *state;
