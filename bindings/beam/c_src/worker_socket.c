@@ -439,6 +439,41 @@ NIF(worker_kill)
 	return term;
 }
 
+/* Return whether the command line of process @pid has @name. */
+static bool was_called_with(int pid, const ErlNifBinary *name)
+{
+	char path[32], text[16384];
+	ssize_t bytes;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/cmdline", pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	bytes = read(fd, text, sizeof(text));
+	close(fd);
+	return bytes > 0 && memmem(text, (size_t)bytes, name->data, name->size);
+}
+
+/*
+ * worker_kill_unready(pid, name) -> ok. Ends a worker without a socket yet, whose command line has
+ * its unique @name: by now the number may be another process's.
+ */
+NIF(worker_kill_unready)
+{
+	ErlNifBinary name;
+	int pid, process;
+
+	if (!enif_get_int(env, argv[0], &pid) || pid <= 0 ||
+	    !enif_inspect_binary(env, argv[1], &name) || !name.size)
+		return make_refusal(env, -EINVAL, "a worker has a process's number and a name");
+	process = (int)syscall(SYS_pidfd_open, pid, 0);
+	if (process >= 0 && was_called_with(pid, &name))
+		syscall(SYS_pidfd_send_signal, process, SIGKILL, NULL, 0);
+	close_fd(&process);
+	return atoms.ok;
+}
+
 /* worker_close(socket) -> ok */
 NIF(worker_close)
 {

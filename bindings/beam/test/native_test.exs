@@ -333,7 +333,9 @@ defmodule Tmesh.NativeTest do
 
   test "every NIF is covered here" do
     # The calls of workers want a worker: worker_hostile_test.exs. channel_test.exs checks channel_recv.
-    workers = ~w(worker_connect worker_send worker_recv worker_kill worker_close)a
+    workers =
+      ~w(worker_connect worker_send worker_recv worker_kill worker_kill_unready worker_close)a
+
     covered = [:janitor, :sweep, :held_by, :channel_recv] ++ workers ++ Keyword.keys(calls())
     functions = Native.__info__(:functions) |> Keyword.drop([:load]) |> Keyword.keys()
     assert Enum.sort(functions) == covered |> Enum.uniq() |> Enum.sort()

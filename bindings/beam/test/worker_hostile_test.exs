@@ -75,6 +75,42 @@ defmodule Tmesh.WorkerHostileTest do
     end
   end
 
+  # Only a signal ends such a process.
+  test "a worker that holds the interpreter's lock while it starts is ended" do
+    path = Path.join(System.tmp_dir!(), "pids-#{System.pid()}")
+    on_exit(fn -> File.rm(path) end)
+
+    started = fn ->
+      with({:ok, text} <- File.read(path), do: String.split(text), else: (_ -> []))
+    end
+
+    lives? = &File.exists?("/proc/#{&1}")
+    env = [{'HOSTILE', 'locked'}, {'PIDS', String.to_charlist(path)}]
+
+    options = %{
+      name: :none,
+      python: @hostile,
+      allow: ["x"],
+      env: env,
+      start_timeout_ms: 600_000,
+      spin_us: 0
+    }
+
+    # This process is the pool.
+    quietly(fn ->
+      worker = start_supervised!({Worker.Process, {self(), options}})
+      eventually(fn -> started.() != [] end)
+      [first] = started.()
+      %{life: life} = :sys.get_state(worker)
+      send(worker, {:start_timeout, life})
+      assert_receive {:"$gen_cast", {:down, ^worker, {:failed, _why}}}
+      eventually(fn -> not lives?.(first) end, 400)
+      eventually(fn -> Enum.any?(started.(), lives?) end)
+      :ok = stop_supervised(Worker.Process)
+      eventually(fn -> not Enum.any?(started.(), lives?) end, 400)
+    end)
+  end
+
   test "a worker that ends as soon as it is up is started later and later" do
     test = self()
     down = fn _event, _values, %{pool: IdlePool}, nil -> send(test, {:down, now()}) end
@@ -314,6 +350,10 @@ defmodule Tmesh.WorkerHostileTest do
     assert {:error, {:econnrefused, _why}} = Native.worker_connect("no-such-worker")
 
     assert {:error, {:einval, _why}} = Native.worker_kill(make_ref())
+    assert {:error, {:einval, _why}} = Native.worker_kill_unready(0, "x")
+    assert {:error, {:einval, _why}} = Native.worker_kill_unready(1, "")
+    # Another process has that number.
+    assert :ok = Native.worker_kill_unready(String.to_integer(System.pid()), "tmesh-worker-0")
 
     for bad <- [-1, 101, 0.5, nil] do
       assert {:error, {:einval, "a busy look" <> _why}} = Native.worker_recv(make_ref(), bad)

@@ -410,6 +410,8 @@ defmodule Tmesh.Native do
         {:ok, binary()} | :eagain | :closed | {:error, reason()}
 
   nif worker_kill(worker_socket()) :: :ok | {:error, reason()}
+
+  nif worker_kill_unready(os_pid :: pos_integer(), name :: binary()) :: :ok | {:error, reason()}
   nif worker_close(worker_socket()) :: :ok
 
   @typedoc "One end of a channel, owned by the process that made or opened it."

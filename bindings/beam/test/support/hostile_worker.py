@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Takes the place of python -m tmesh.worker and breaks its protocol, as $HOSTILE says."""
 
+import ctypes
 import fcntl
 import itertools
 import json
@@ -32,6 +33,11 @@ if how == "exit":
     sys.exit(3)
 if how == "silent":
     time.sleep(3600)
+if how == "locked":
+    # A module that holds the interpreter's lock: the thread above does not run.
+    with open(os.environ["PIDS"], "a") as pids:
+        print(os.getpid(), file=pids)
+    ctypes.PyDLL(None).sleep(60)
 if how == "chatty":
     print("x" * 100_000, flush=True)
     time.sleep(3600)

@@ -181,7 +181,7 @@ defmodule Tmesh.Worker.Process do
   # Closing the port ends the process's input, and so the process, unless the process holds the interpreter's lock.
   # This process owns the socket.
   @impl true
-  def terminate(_reason, %{running: nil}), do: :ok
+  def terminate(_reason, %{running: nil, up: true}), do: :ok
   def terminate(_reason, state), do: kill(state)
 
   ## Life
@@ -277,10 +277,13 @@ defmodule Tmesh.Worker.Process do
     up and (asked or lived > @longest_pause_ms)
   end
 
-  defp kill(%{port: port, socket: socket}) do
+  defp kill(%{port: port, socket: socket, name: name}) do
     if socket do
       _killed = Native.worker_kill(socket)
       Native.worker_close(socket)
+    else
+      with {:os_pid, pid} <- port && Port.info(port, :os_pid),
+           do: Native.worker_kill_unready(pid, name)
     end
 
     # The message has no effect on a port that has closed already, which may happen at any moment.
