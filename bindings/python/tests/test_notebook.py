@@ -26,6 +26,7 @@ def test_tensor():
     assert "read-only" in tmesh.open(other.ref())._repr_html_()
     t.release()
     assert "released" in t._repr_html_()
+    assert "lost" in tmesh._tmesh.unpickle((-2, "its process has ended"))._repr_html_()
 
 
 @pytest.mark.parametrize("t", [lambda: tmesh.empty((), "int8"), lambda: tmesh.empty((0, 3), "int8"),

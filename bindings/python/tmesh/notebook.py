@@ -44,7 +44,7 @@ def _values(tensor: _tmesh.Tensor) -> str | None:
 
 def tensor_html(tensor: _tmesh.Tensor) -> str:
     """Implement Tensor._repr_html_()."""
-    if tensor.released:
+    if tensor.released or tensor.lost:
         return f"<code>{escape(repr(tensor))}</code>"
     access = "sealed" if tensor.sealed else "writable" if tensor.writable else "read-only"
     pairs = [
