@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Files of tensors: tmesh.load_model(), and tmesh.safetensors beside the package safetensors."""
 
+import copy
 import gc
 import json
 import os
@@ -100,6 +101,10 @@ def test_it_goes_wherever_values_go(file):
     model = tmesh.load_model(file)
     assert tmesh.open(model.ref())["w"].numpy().tolist() == ARRAYS["w"].tolist()
     assert isinstance(pickle.loads(pickle.dumps(model)), tmesh.Bundle)
+    copies = tmesh.stats()["copies"]
+    for copied in copy.copy(model), copy.deepcopy({"model": model})["model"]:
+        assert type(copied) is tmesh.Bundle and copied["w"].id == model["w"].id
+    assert tmesh.stats()["copies"] == copies
     assert "released" not in repr(model)
     model.release()
     assert repr(model) == "<tmesh.Model, released>"

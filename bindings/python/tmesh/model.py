@@ -119,6 +119,13 @@ class Model(Mapping[str, _tmesh.Tensor]):
     def __reduce__(self) -> tuple[Any, ...]:
         return self._bundle.__reduce__()
 
+    def __copy__(self) -> bundles.Bundle:
+        return self._bundle.__copy__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> bundles.Bundle:
+        """Return a Bundle of the same memory, which never changes."""
+        return self._bundle.__deepcopy__(memo)
+
     def __repr__(self) -> str:
         if self._bundle._released_by is not None:
             return "<tmesh.Model, released>"
