@@ -734,6 +734,7 @@ def test_install(file, theirs, torch):
     program = types.ModuleType("a_program")
     original = program.open_it = theirs.safe_open
     sys.modules["a_program"] = program
+    sys.modules["an_object"] = object()  # some packages put an object in the place of a module
     try:
         tmesh.safetensors.install()
         tmesh.safetensors.install()
@@ -747,7 +748,7 @@ def test_install(file, theirs, torch):
         assert found["w"].tolist() == ARRAYS["w"].tolist() == module.weight.tolist()
     finally:
         tmesh.safetensors.uninstall()
-        del sys.modules["a_program"]
+        del sys.modules["a_program"], sys.modules["an_object"]
     assert program.open_it is theirs.safe_open is their_torch.safe_open is original
     tmesh.safetensors.uninstall()
 

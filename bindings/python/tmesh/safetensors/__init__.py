@@ -289,7 +289,7 @@ _theirs: Any = None
 def _replace(old: Any, new: Any) -> None:
     """Replace it under all names in all loaded modules."""
     for module in list(sys.modules.values()):
-        if module is None or module.__name__.startswith("tmesh."):
+        if str(getattr(module, "__name__", "")).startswith("tmesh."):
             continue
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if value is old:
