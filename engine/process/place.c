@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -82,10 +83,19 @@ static int make_folder(struct place *place, struct tmesh_error *err)
 	return 0;
 }
 
-static int make_listener(struct place *place, struct tmesh_error *err)
+bool place_is_deaf(const struct place *place)
+{
+	struct pollfd at = {.fd = place->listener, .events = POLLRDHUP};
+
+	return poll(&at, 1, 0) > 0;
+}
+
+int place_listen(struct place *place, struct tmesh_error *err)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 
+	if (place->listener >= 0)
+		close(place->listener);
 	/* An earlier engine of this name may have left its socket. */
 	unlinkat(place->dir, place->name, 0);
 	snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", place->dir,
@@ -111,7 +121,7 @@ int place_claim(struct place *place, const char *name, struct tmesh_error *err)
 		return -1;
 	snprintf(place->name, sizeof(place->name), WIRE_SOCKET "%s", name);
 	if (take_lock(place, err) || show_status(place, err) || make_folder(place, err) ||
-	    make_listener(place, err))
+	    place_listen(place, err))
 		return -1;
 	return 0;
 }

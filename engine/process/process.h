@@ -77,6 +77,10 @@ struct place {
 	}
 /* Return 0, or -1 with the reason in @err. */
 int place_claim(struct place *place, const char *name, struct tmesh_error *err);
+/* Return whether a process has shut the listener down, on which no client can connect then. */
+bool place_is_deaf(const struct place *place);
+/* Make the listener anew. Return 0, or -1 with the reason in @err. */
+int place_listen(struct place *place, struct tmesh_error *err);
 /* Remove the files that an ended engine's process left in its folder. */
 void place_sweep(const struct place *place);
 void place_leave(struct place *place);

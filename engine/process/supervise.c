@@ -61,6 +61,7 @@ struct supervisor {
 	enum phase phase;
 	bool served;	     /* a process has accepted connections once */
 	bool late;	     /* the process was ended for being late */
+	bool deaf;	     /* a process has shut the listener down */
 	uint64_t began;	     /* when the process or the rest began */
 	uint64_t next;	     /* when a rest ends */
 	unsigned int deaths; /* deaths in quick succession */
@@ -310,8 +311,15 @@ static int not_started(struct supervisor *own, const struct ready *why)
 static int start(struct supervisor *own)
 {
 	struct ready why = {.status = 1};
+	struct tmesh_error err;
 	int rc;
 
+	if (own->deaf && place_listen(&own->place, &err)) {
+		why.code = -EIO;
+		snprintf(why.why, sizeof(why.why), "%s", err.message);
+		return not_started(own, &why);
+	}
+	own->deaf = false;
 	place_sweep(&own->place);
 	own->late = false;
 	own->failed.status = 0;
@@ -361,7 +369,10 @@ static void hear_ready(struct supervisor *own)
 
 static void tell_death(const struct supervisor *own, pid_t pid, int how)
 {
-	if (own->late)
+	if (own->deaf)
+		tell("process %d shut down the socket on which clients connect; a new one starts",
+		     pid);
+	else if (own->late)
 		tell("process %d was ended: a call, or something else, was later than its "
 		     "deadline; a new one starts",
 		     pid);
@@ -390,6 +401,7 @@ static int bury(struct supervisor *own)
 	close_fd(&own->broker);
 	/* The listener is a file that the process shared. */
 	fcntl(own->place.listener, F_SETFL, O_RDWR | O_NONBLOCK);
+	own->deaf |= place_is_deaf(&own->place);
 	if (own->phase == RUNS)
 		tell_death(own, pid, how);
 	if (own->phase == STARTS) {
@@ -402,6 +414,15 @@ static int bury(struct supervisor *own)
 	status_buried(own->place.status, own->restarts);
 	rest(own);
 	return 0;
+}
+
+/* End a process that has shut the listener down. start() makes another listener for the next one.
+ */
+static void end_deaf(struct supervisor *own)
+{
+	own->deaf = true;
+	if (own->pid > 0)
+		kill(own->pid, SIGKILL);
 }
 
 static void hear_signals(struct supervisor *own)
@@ -490,6 +511,7 @@ static int watch_over(struct supervisor *own)
 			{.fd = own->wake, .events = POLLIN},
 			{.fd = own->ready, .events = POLLIN},
 			{.fd = own->phase == RUNS ? own->broker : -1, .events = POLLIN},
+			{.fd = own->deaf ? -1 : own->place.listener, .events = POLLRDHUP},
 		};
 		int timeout = check_time(own, &status);
 
@@ -507,6 +529,8 @@ static int watch_over(struct supervisor *own)
 			hear_ready(own);
 		if (fds[4].revents && !broker_serve(own->broker, own->place.dir))
 			close_fd(&own->broker);
+		if (fds[5].revents)
+			end_deaf(own);
 		status = bury(own);
 	}
 	return status;

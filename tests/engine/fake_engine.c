@@ -22,6 +22,8 @@
  *   probe    runs make system calls that are denied, and fail when one is not (probe.h)
  *   foreign  runs make a system call of another architecture
  *   stuck    is never closed
+ *   deafens  runs shut the socket down on which clients connect, and end the process where the
+ *            file's second word says so
  *   damages  runs overwrite what the process shares with its supervisor, as the file's second word
  *            says (zeros, ones, random, asleep), and never end
  *
@@ -34,6 +36,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "common/error.h"
@@ -247,6 +250,19 @@ static _Noreturn void unblock_and_crash(void)
 	abort();
 }
 
+static void shut_listeners(const char *how)
+{
+	for (int fd = 3; fd < 1024; fd++) {
+		socklen_t size = sizeof(int);
+		int listens = 0;
+
+		if (!getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) && listens)
+			shutdown(fd, SHUT_RDWR);
+	}
+	if (!strcmp(how, "dies"))
+		abort();
+}
+
 static int run(void *data, struct tmesh_error *err)
 {
 	struct binding *binding = data;
@@ -259,6 +275,8 @@ static int run(void *data, struct tmesh_error *err)
 		probe_foreign();
 	if (!strcmp(binding->session->mode, "unblocks"))
 		unblock_and_crash();
+	if (!strcmp(binding->session->mode, "deafens"))
+		shut_listeners(binding->session->how);
 	if (!strcmp(binding->session->mode, "crashes"))
 		abort();
 	if (!strcmp(binding->session->mode, "hangs") || !strcmp(binding->session->mode, "long") ||

@@ -251,7 +251,7 @@ static void test_no_descriptors(void **state)
 	pid = tmesh_engine_context_pid(fix.context);
 	assert_int_equal(prlimit(supervisor, RLIMIT_NOFILE, NULL, &all), 0);
 	/* As many as it polls. */
-	few = (struct rlimit){.rlim_cur = 5, .rlim_max = all.rlim_max};
+	few = (struct rlimit){.rlim_cur = 6, .rlim_max = all.rlim_max};
 	assert_int_equal(prlimit(supervisor, RLIMIT_NOFILE, &few, NULL), 0);
 	assert_int_equal(kill((pid_t)pid, SIGKILL), 0);
 	await_end_of((pid_t)pid);
@@ -470,6 +470,45 @@ static void test_ignored_children(void **state)
 	assert_nothing_left();
 }
 
+/* The engine shuts down the socket on which clients connect. The supervisor ends its process, if it
+ * has not ended, and listens again. */
+static void test_deafened(void **state)
+{
+	static const char *const ways[] = {"deafens dies", "deafens stays"};
+
+	start("--limit=600", true);
+	for (size_t i = 0; i < 2; i++) {
+		struct tmesh_engine_graph *graph;
+		struct fixture fix, other;
+		pid_t engine;
+		int rc;
+
+		join(&fix);
+		engine = (pid_t)tmesh_engine_context_pid(fix.context);
+		assert_ok(tmesh_engine_graph_open(fix.context, file("deafens", ways[i]), NULL,
+						  &graph, err));
+		rc = tmesh_engine_dispatch(graph, fix.inputs, 2, fix.outputs, 1, NULL);
+		/* The supervisor may end the process before its reply is sent. */
+		assert_true(rc == -EPIPE || (i && !rc));
+		await_end_of(engine);
+		rc = -ENOENT;
+		assert_ok(tmesh_ctx_open(NULL, &other.ctx, err));
+		for (int n = 0; n < 60000 && rc == -ENOENT; n++) {
+			usleep(1000);
+			rc = tmesh_engine_connect(other.ctx, "unit", NULL, &other.context, NULL);
+		}
+		assert_int_equal(rc, 0);
+		fill(&other);
+		assert_works(&other);
+		leave(&other);
+		assert_works(&fix);
+		tmesh_engine_graph_unref(graph);
+		leave(&fix);
+	}
+	assert_ends(SIGTERM);
+	assert_nothing_left();
+}
+
 /* Few descriptors are few regions of a client, for which the supervisor allows for patience. */
 static int limit_files(void)
 {
@@ -495,6 +534,7 @@ int main(void)
 		TEST(test_stopped_together),
 		TEST(test_killed),
 		TEST(test_ignored_children),
+		TEST(test_deafened),
 	};
 	int failed;
 
