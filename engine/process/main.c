@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/standard.h"
+#include "engine_internal.h"
 #include "process.h"
 
 static const char help[] =
@@ -39,6 +40,27 @@ static int usage(const char *what)
 {
 	fprintf(stderr, "tmesh-engine: %s; see tmesh-engine --help\n", what);
 	return 2;
+}
+
+struct other {
+	const char *name;
+	bool found;
+};
+
+static void compare(const char *name, void *data)
+{
+	struct other *other = data;
+
+	other->found |= !strcmp(name, other->name);
+}
+
+/* Return whether @name is an engine's. */
+static bool is_engine(const char *name)
+{
+	struct other other = {.name = name};
+
+	engine_plugin_names(compare, &other);
+	return other.found;
 }
 
 static bool number(const char *text, double most, double *out)
@@ -87,7 +109,7 @@ int main(int argc, char **argv)
 		{"version", no_argument, NULL, VERSION},
 		{0},
 	};
-	struct options options = {.backend = "onnx", .threads = 1, .clients = 64};
+	struct options options = {.threads = 1, .clients = 64};
 	/* On a busy machine an honest client may take a tenth of a second. */
 	double seconds = 60, patience = 0.5;
 	int key;
@@ -145,6 +167,16 @@ int main(int argc, char **argv)
 	}
 	if (argc - optind > 1)
 		return usage("one name at most");
+	if (!options.backend && optind < argc && is_engine(argv[optind]) &&
+	    strcmp(argv[optind], "onnx") != 0) {
+		fprintf(stderr,
+			"tmesh-engine: \"%s\" is an engine, and the default of --engine is onnx: "
+			"give --engine=%s too\n",
+			argv[optind], argv[optind]);
+		return 2;
+	}
+	if (!options.backend)
+		options.backend = "onnx";
 	options.limit_ns = (uint64_t)(seconds * 1e9);
 	options.patience_ns = (uint64_t)(patience * 1e9);
 	options.name = optind < argc ? argv[optind] : options.backend;

@@ -509,6 +509,26 @@ static void test_deafened(void **state)
 	assert_nothing_left();
 }
 
+/* The name of another engine alone does not serve the default engine by that name. */
+static void test_name_of_engine(void **state)
+{
+	char *const lines[][4] = {
+		{(char *)"tmesh-engine", (char *)"ggml", NULL},
+		{(char *)"tmesh-engine", (char *)"fake", NULL},
+		{(char *)"tmesh-engine", (char *)"--engine=none", (char *)"fake", NULL}};
+	static const int statuses[] = {2, 2, 1};
+
+	for (size_t i = 0; i < 3; i++) {
+		int status, end;
+		char line[64];
+		pid_t pid = run_program(lines[i], &end, line, sizeof(line));
+
+		assert_int_equal(waitpid(pid, &status, 0), pid);
+		close(end);
+		assert_int_equal(WEXITSTATUS(status), statuses[i]);
+	}
+}
+
 /* Few descriptors are few regions of a client, for which the supervisor allows for patience. */
 static int limit_files(void)
 {
@@ -535,6 +555,7 @@ int main(void)
 		TEST(test_killed),
 		TEST(test_ignored_children),
 		TEST(test_deafened),
+		TEST(test_name_of_engine),
 	};
 	int failed;
 
