@@ -553,8 +553,9 @@ int wait_for_socket(struct state *st, int fd, short events, PyObject *timeout)
 	if (rc > 0)
 		return 0;
 	raise_code(st, rc ? -rc : ETIMEDOUT,
-		   rc ? "the socket cannot be waited for"
-		      : "no message came at the socket in time");
+		   rc		      ? "the socket cannot be waited for"
+		   : events & POLLOUT ? "the socket is full: its peer did not receive in time"
+				      : "no message came at the socket in time");
 	return -1;
 }
 

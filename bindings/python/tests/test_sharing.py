@@ -259,9 +259,21 @@ def test_what_send_does_not_say_is_refused(pair):
     t.reshape(6).reshape(2, 3).send(left)
 
 
+def test_send_to_a_full_socket_names_the_peer(pair):
+    """The error of a send is not that of a receive."""
+    left, right = pair
+    left.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            left.send(bytes(4096))
+    t = tmesh.put(b"x")
+    for send in t.send, tmesh.bundle({"t": t}).send:
+        assert_refused(lambda: send(left, timeout=0.01), tmesh.PeerTimeoutError, "did not receive in time")
+
+
 def test_recv_waits_and_is_told(pair):
     left, right = pair
-    assert_refused(lambda: tmesh.recv(right, timeout=0.01), tmesh.PeerTimeoutError)
+    assert_refused(lambda: tmesh.recv(right, timeout=0.01), tmesh.PeerTimeoutError, "no message came")
     got = []
     waiter = threading.Thread(target=lambda: got.append(bytes(tmesh.recv(right))))
     waiter.start()
