@@ -298,6 +298,10 @@ static int retain(struct tmesh_cuda *cuda, struct device *device, struct tmesh_e
 static int lose(struct tmesh_cuda *cuda, int device, struct tmesh_error *err)
 {
 	cuda->devices[device].lost = true;
+	/* Its streams are gone. */
+	pthread_mutex_lock(&cuda->lock);
+	cuda->devices[device].capturing = NULL;
+	pthread_mutex_unlock(&cuda->lock);
 	return tmesh_fail(err, -ECONNRESET,
 			  "GPU %d was reset, and what its context had is gone "
 			  "(CUDA_ERROR_CONTEXT_IS_DESTROYED)",

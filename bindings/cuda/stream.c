@@ -35,10 +35,17 @@ void cuda_restore(struct tmesh_cuda *cuda)
 		cuda->driver.capture_mode(&relaxed.before);
 }
 
-static void remember(struct tmesh_cuda *cuda, int device, cu_stream stream)
+/* Remember a stream that captures, and forget one that does so no longer: its owner may destroy it.
+ */
+static void remember(struct tmesh_cuda *cuda, int device, cu_stream stream, bool captures)
 {
+	struct device *d = &cuda->devices[device];
+
 	pthread_mutex_lock(&cuda->lock);
-	cuda->devices[device].capturing = stream;
+	if (captures)
+		d->capturing = stream;
+	else if (d->capturing == stream)
+		d->capturing = NULL;
 	pthread_mutex_unlock(&cuda->lock);
 }
 
@@ -53,8 +60,8 @@ int stream_captures(struct tmesh_cuda *cuda, int device, cu_stream stream, bool 
 	*captures = rc == CU_CAPTURE_IMPLICIT || (!rc && status != CU_CAPTURE_NONE);
 	if (rc && rc != CU_CAPTURE_IMPLICIT)
 		return cuda_check(cuda, rc, "cuStreamIsCapturing", err);
-	if (*captures && rc != CU_CAPTURE_IMPLICIT)
-		remember(cuda, device, stream);
+	if (rc != CU_CAPTURE_IMPLICIT)
+		remember(cuda, device, stream, *captures);
 	return 0;
 }
 
@@ -102,10 +109,7 @@ static bool named_captures(struct tmesh_cuda *cuda, int device)
 		return announced;
 	if (cuda->driver.stream_is_capturing(stream, &status) == CU_OK && status != CU_CAPTURE_NONE)
 		return true;
-	pthread_mutex_lock(&cuda->lock);
-	if (d->capturing == stream)
-		d->capturing = NULL;
-	pthread_mutex_unlock(&cuda->lock);
+	remember(cuda, device, stream, false);
 	return false;
 }
 
@@ -278,6 +282,7 @@ int tmesh_cuda_capture_end(struct tmesh_cuda *cuda, int device, struct tmesh_err
 	else
 		rc = tmesh_fail(err, -EINVAL, "capture: none was announced for GPU %d", device);
 	pthread_mutex_unlock(&cuda->lock);
+	named_captures(cuda, device);
 	watch_again(cuda);
 	return rc;
 }

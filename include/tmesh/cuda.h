@@ -266,8 +266,10 @@ int tmesh_cuda_find(struct tmesh_cuda *cuda, uint64_t pointer, struct tmesh_cuda
  * stream captures, waiting for the device breaks the capture. The library therefore does not wait.
  * Memory that is given back stays mapped until the capture has ended (bytes_waiting), and calls
  * that cannot do without waiting fail with -EBUSY. The library itself sees a capture on a stream
- * that blocks the default stream, and one on a stream that it is given in a call. Frameworks
- * capture on other streams: announce these. Calls nest. Any thread may call both.
+ * that blocks the default stream, and one on a stream that it is given in a call. It asks the
+ * driver about such a stream: destroy it after a later call with the stream, or after
+ * tmesh_cuda_capture_end(). Frameworks capture on other streams: announce these. Calls nest. Any
+ * thread may call both.
  *
  * Return: 0; -ENODEV; -EINVAL (end: none is announced).
  */

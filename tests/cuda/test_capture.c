@@ -201,6 +201,70 @@ STANDIN_ADD(test_named, studio_open, studio_close)
 	tmesh_cuda_memory_unref(memory);
 }
 
+/* Give memory back, for which the library waits for the device. */
+static void wait_for_device(struct studio *studio)
+{
+	struct tmesh_cuda_memory *memory;
+
+	assert_ok(tmesh_cuda_alloc(studio->bed.cuda, 0, 5000, TMESH_CUDA_ALONE, &memory, err));
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(stats_of(&studio->bed).bytes_waiting, 0);
+}
+
+/* A stream that captured is destroyed once a call has named it after the capture. The driver must
+ * not be asked about it any more. */
+STANDIN_ADD(test_named_and_destroyed, studio_open, studio_close)
+{
+	stream_create_fn *create = (stream_create_fn *)standin_symbol("cuStreamCreate");
+	stream_fn *destroy = (stream_fn *)standin_symbol("cuStreamDestroy_v2");
+	struct tmesh_cuda_memory *memory;
+	struct studio *studio = *state;
+	struct CUstream_st *stream;
+
+	create(&stream, CU_NON_BLOCKING);
+	assert_int_equal(studio->begin(stream, 0), 0);
+	assert_ok(tmesh_cuda_alloc_on(studio->bed.cuda, 0, 5000, 0, stream, &memory, err));
+	end(studio, stream);
+	tmesh_cuda_memory_unref_on(memory, stream);
+	destroy(stream);
+	wait_for_device(studio);
+	/* An announcement of a capture that is over does so for a stream that none names again. */
+	create(&stream, CU_NON_BLOCKING);
+	assert_int_equal(studio->begin(stream, 0), 0);
+	assert_ok(tmesh_cuda_capture_begin(studio->bed.cuda, 0, err));
+	assert_ok(tmesh_cuda_alloc_on(studio->bed.cuda, 0, 5000, 0, stream, &memory, err));
+	end(studio, stream);
+	assert_ok(tmesh_cuda_capture_end(studio->bed.cuda, 0, err));
+	destroy(stream);
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(stats_of(&studio->bed).bytes_used, 0);
+}
+
+/* A reset of the device destroys the stream. */
+STANDIN_ADD(test_named_and_reset, NULL, NULL)
+{
+	begin_fn *begin = (begin_fn *)standin_symbol("cuStreamBeginCapture_v2");
+	end_fn *end_capture = (end_fn *)standin_symbol("cuStreamEndCapture");
+	struct tmesh_cuda_memory *memory;
+	struct CUstream_st *stream;
+	struct bed bed = {0};
+	void *graph;
+
+	bed_open(&bed, 8 * MIB);
+	push(0);
+	((stream_create_fn *)standin_symbol("cuStreamCreate"))(&stream, CU_NON_BLOCKING);
+	assert_int_equal(begin(stream, 0), 0);
+	assert_ok(tmesh_cuda_alloc_on(bed.cuda, 0, 5000, 0, stream, &memory, err));
+	assert_int_equal(end_capture(stream, &graph), 0);
+	standin_reset(0);
+	push(0); /* retained again */
+	tmesh_cuda_memory_unref(memory);
+	assert_int_equal(stats_of(&bed).bytes_used, 0);
+	pop(0);
+	pop(0);
+	bed_close(&bed);
+}
+
 static void slow(void *data)
 {
 	usleep(30000);
