@@ -18,12 +18,14 @@ static int device_of(struct tmesh_cuda *cuda, const struct cu_uuid *uuid, struct
 		uuid->bytes[0], uuid->bytes[1], uuid->bytes[2], uuid->bytes[3]);
 }
 
-static int check_peers(struct tmesh_cuda *cuda, int device, int resident, struct tmesh_error *err)
+/* Return the device that the memory is mapped for. @asked: -1 for the resident one. */
+static int device_for(struct tmesh_cuda *cuda, int asked, int resident, struct tmesh_error *err)
 {
+	int device = asked < 0 ? resident : asked;
 	int can = 1;
-	int rc = 0;
+	int rc = cuda_check_device(cuda, device, err);
 
-	if (device != resident)
+	if (!rc && device != resident)
 		rc = cuda_check(cuda,
 				cuda->driver.device_can_access_peer(&can,
 								    cuda->devices[device].handle,
@@ -34,7 +36,7 @@ static int check_peers(struct tmesh_cuda *cuda, int device, int resident, struct
 				"import: GPU %d cannot reach the memory of GPU %d "
 				"(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)",
 				device, resident);
-	return rc;
+	return rc ? rc : device;
 }
 
 /* Return whether two descriptors are of one open file. A kernel that does not tell has the block
@@ -242,7 +244,7 @@ static int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, cons
 	int resident = device_of(cuda, &card->uuid, err);
 	struct tmesh_cuda_memory *memory;
 	uint64_t granule;
-	int rc;
+	int device, rc;
 
 	if (resident < 0)
 		return resident;
@@ -254,14 +256,10 @@ static int import_vmm(struct tmesh_cuda *cuda, struct tmesh_region *region, cons
 				"import: a block of %llu bytes is not of granules of %llu "
 				"(CUDA_ERROR_INVALID_VALUE)",
 				(unsigned long long)card->block_bytes, (unsigned long long)granule);
-	if (!rc && opts->device >= 0)
-		rc = cuda_check_device(cuda, opts->device, err);
-	if (!rc && opts->device >= 0)
-		rc = check_peers(cuda, opts->device, resident, err);
-	if (rc)
-		return rc;
-	memory = memory_new(cuda, TMESH_CUDA_IMPORTED, opts->device < 0 ? resident : opts->device,
-			    err);
+	device = rc ? rc : device_for(cuda, opts->device, resident, err);
+	if (device < 0)
+		return device;
+	memory = memory_new(cuda, TMESH_CUDA_IMPORTED, device, err);
 	if (!memory)
 		return -ENOMEM;
 	memory->resident = resident;
@@ -305,26 +303,31 @@ static int open_ipc(struct tmesh_cuda_memory *memory, const struct card *card,
 	return rc;
 }
 
-/* Import memory that other code allocated, by its card. */
+/* Import memory that other code allocated, by its card. The driver maps it for the current context,
+ * and always for writing. */
 static int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, const struct card *card,
-		      struct tmesh_cuda_memory **out, struct tmesh_error *err)
+		      const struct tmesh_cuda_import_opts *opts, struct tmesh_cuda_memory **out,
+		      struct tmesh_error *err)
 {
 	int resident = device_of(cuda, &card->uuid, err);
+	int device = resident < 0 ? resident : device_for(cuda, opts->device, resident, err);
 	struct tmesh_cuda_memory *memory;
 	int rc;
 
-	if (resident < 0)
-		return resident;
-	rc = cuda_enter(cuda, resident, err);
+	if (device < 0)
+		return device;
+	rc = cuda_enter(cuda, device, err);
 	if (rc)
 		return rc;
-	memory = memory_new(cuda, TMESH_CUDA_IPC, resident, err);
+	memory = memory_new(cuda, TMESH_CUDA_IPC, device, err);
 	rc = memory ? open_ipc(memory, card, err) : -ENOMEM;
 	cuda_leave(cuda);
 	if (rc) {
 		free(memory);
 		return explain(cuda, card, rc, err);
 	}
+	memory->resident = resident;
+	memory->rights = opts->rights;
 	memory->bytes = card->bytes;
 	memory->pointer = memory->ipc_base + card->offset;
 	memory->region = tmesh_region_ref(region);
@@ -400,7 +403,7 @@ static int import(struct tmesh_cuda *cuda, struct tmesh_region *region, bool wai
 	if (rc)
 		return rc;
 	card.waited = waited;
-	return card.ipc ? import_ipc(cuda, region, &card, out, err)
+	return card.ipc ? import_ipc(cuda, region, &card, opts, out, err)
 			: import_vmm(cuda, region, &card, opts, out, err);
 }
 

@@ -76,6 +76,10 @@ cu_result cuIpcOpenMemHandle_v2(cu_ptr *ptr, struct cu_ipc_handle handle, unsign
 		return CU_INVALID_VALUE;
 	pthread_mutex_lock(&standin_lock);
 	rc = standin_adopt(fd, &memory);
+	if (!rc && memory->device != standin_current() && standin_without("peers")) {
+		standin_physical_drop(memory);
+		rc = CU_PEER_ACCESS_UNSUPPORTED;
+	}
 	if (!rc)
 		rc = standin_whole(OPENED, memory, standin_current(), ptr);
 	pthread_mutex_unlock(&standin_lock);

@@ -550,6 +550,48 @@ STANDIN_ADD(test_ipc, NULL, NULL)
 	bed_close(bed);
 }
 
+/* Memory of cuIpc is opened for the GPU that its kernels run on. The driver maps it for writing,
+ * and the caller's rights are what is reported. */
+STANDIN_ADD(test_ipc_for_a_device, NULL, NULL)
+{
+	ALONE_SET_UP(bed, helper_start(RW, -1));
+	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = 1};
+	struct DLManagedTensor *managed;
+	struct tmesh_cuda_memory *memory;
+	struct tmesh_layout layout;
+	struct tmesh_cuda_info info;
+	char text[2048], byte;
+
+	assert_int_equal(helper_ask(&helpers[0], "i", text), '{');
+	assert_ok(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), &opts, NULL, &memory, &layout,
+				      err));
+	info = info_of(memory);
+	assert_int_equal(info.device, 1);
+	assert_int_equal(info.resident, 0);
+	assert_true(standin_access(1, info.pointer, &byte, 1, false));
+	assert_int_equal(info.rights, TMESH_READ);
+	assert_int_equal(info.mapped_rights, RW);
+	assert_refused(tmesh_cuda_to_dlpack(memory, &layout, &managed, err), -EACCES, "read-only");
+	tmesh_cuda_memory_unref(memory);
+	opts.device = 2;
+	assert_refused(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), &opts, NULL, &memory,
+					   &layout, err),
+		       -ENODEV, "no GPU 2");
+	opts.device = 1;
+	standin_set_up("without=peers");
+	assert_refused(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), &opts, NULL, &memory,
+					   &layout, err),
+		       -EOPNOTSUPP, "cannot reach the memory of GPU 0");
+	standin_set_up(NULL);
+	opts.rights = RW;
+	assert_ok(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), &opts, NULL, &memory, &layout,
+				      err));
+	assert_int_equal(info_of(memory).rights, RW);
+	tmesh_cuda_memory_unref(memory);
+	helper_end(&helpers[0]);
+	bed_close(bed);
+}
+
 /* Host memory by the same call: it registers the region of a ref. */
 STANDIN(test_host_ref)
 {
