@@ -373,6 +373,7 @@ __attribute__((unused)) static struct helper helper_start(uint32_t rights, int d
 	}
 	close(ends[0]);
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	((standin_start_fn *)standin_symbol("standin_start"))();
 	bed_open(&state.bed, 0);
 	while ((got = recv(ends[1], message, sizeof(message), 0)) > 0 && *message != 'x')
 		send(ends[1], message, helper_do(&state, message, (size_t)got), 0);

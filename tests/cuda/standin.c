@@ -38,7 +38,7 @@
 pthread_mutex_t standin_lock = PTHREAD_MUTEX_INITIALIZER;
 struct standin_setup standin;
 
-static bool initialized;
+static pid_t initialized; /* the process that has called cuInit(); 0: none has */
 static struct {
 	unsigned int retained;
 	bool active;
@@ -61,6 +61,15 @@ static struct {
 	CU_FUNCTIONS(ROW) CU_FUNCTIONS_NEWER(ROW)
 #undef ROW
 };
+
+/* Return whether the call needs cuInit() in this process, which a fork() does not bring along. */
+static bool needs_init(const char *symbol)
+{
+	if (!strcmp(symbol, "cuGetErrorName") || !strcmp(symbol, "cuDriverGetVersion"))
+		return false;
+	return strcmp(symbol, "cuInit") ? initialized != getpid()
+					: initialized && initialized != getpid();
+}
 
 int standin_enter(const char *symbol)
 {
@@ -86,7 +95,7 @@ int standin_enter(const char *symbol)
 		during(data);
 	if (standin.broken && strcmp(symbol, "cuGetErrorName"))
 		return standin.broken;
-	return code;
+	return code || !needs_init(symbol) ? code : CU_NOT_INITIALIZED;
 }
 
 void standin_during(const char *symbol, void (*during)(void *data), void *data)
@@ -249,8 +258,13 @@ cu_result cuInit(unsigned int flags)
 	ENTER("cuInit");
 	if (standin.devices == 0 || (standin.node[0] && access(standin.node, F_OK)))
 		return CU_NO_DEVICE;
-	initialized = true;
+	initialized = getpid();
 	return CU_OK;
+}
+
+void standin_start(void)
+{
+	initialized = 0;
 }
 
 cu_result cuDriverGetVersion(int *version)
@@ -269,7 +283,7 @@ cu_result cuDeviceGetCount(int *count)
 {
 	ENTER("cuDeviceGetCount");
 	*count = standin.devices;
-	return initialized ? CU_OK : CU_NOT_INITIALIZED;
+	return CU_OK;
 }
 
 cu_result cuDeviceGet(cu_device *device, int ordinal)

@@ -101,6 +101,7 @@ unsigned long standin_live_streams(void);
 standin_fail_fn standin_fail;
 standin_during_fn standin_during;
 standin_set_up_fn standin_set_up;
+standin_start_fn standin_start;
 standin_calls_fn standin_calls;
 standin_live_fn standin_live;
 standin_access_fn standin_access;

@@ -30,18 +30,18 @@ static void test_fork_meanwhile(void **state)
 {
 	struct tmesh_cuda *cuda, *again;
 	pthread_t thread;
+	pid_t child;
+	int status;
 
 	standin_during = standin_symbol("standin_during");
 	sem_init(&first.inside, 0, 0);
 	sem_init(&first.go_on, 0, 0);
-	standin_during("cuDeviceGetCount", hold, NULL);
+	standin_during("cuInit", hold, NULL);
 	assert_int_equal(pthread_create(&thread, NULL, call_first, NULL), 0);
 	while (sem_wait(&first.inside))
 		;
 	for (int i = 0; i < CHILDREN; i++) {
-		pid_t child = fork();
-		int status;
-
+		child = fork();
 		if (child == 0) {
 			alarm(60);
 			_exit(tmesh_cuda_default(&cuda, NULL) || tmesh_cuda_default(&again, NULL) ||
@@ -55,6 +55,16 @@ static void test_fork_meanwhile(void **state)
 	assert_int_equal(first.rc, 0);
 	assert_ok(tmesh_cuda_default(&again, err));
 	assert_ptr_equal(again, first.cuda);
+	/* The driver has begun here, so a child gets none of its own. */
+	child = fork();
+	if (child == 0) {
+		struct tmesh_error err = {0};
+
+		_exit(tmesh_cuda_default(&cuda, &err) != -EPERM ||
+		      !strstr(err.message, "start a new program"));
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
 }
 
 int main(void)

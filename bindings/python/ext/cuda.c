@@ -13,7 +13,8 @@ struct tmesh_cuda_api cuda_calls;
 
 /* Return this process's libtmesh-cuda object; NULL with an exception. A failed load is tried again
  * at the next call, as a library may be installed meanwhile. A forked child cannot use the parent's
- * driver and opens its own. */
+ * driver. It gets the driver's error, or a driver of its own if the parent has not begun with one.
+ */
 static struct tmesh_cuda *get_cuda(struct state *st)
 {
 	static struct tmesh_cuda *cuda;

@@ -38,7 +38,8 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def available() -> bool:
-    """Whether libtmesh-cuda, a driver and a GPU are available. If not, other calls raise the reason."""
+    """Whether libtmesh-cuda, a driver and a GPU are available. If not, other calls raise the reason. The driver begins with
+    this process, so a process that is forked later has no GPU: ask in a process that starts no others by fork()."""
     try:
         _tmesh.cuda_load()
     except errors.Error:
