@@ -21,6 +21,8 @@ int cudaMalloc(void **pointer, size_t bytes);
 int cudaFree(void *pointer);
 int cudaMallocAsync(void **pointer, size_t bytes, struct CUstream_st *stream);
 int cudaFreeAsync(void *pointer, struct CUstream_st *stream);
+int cudaMallocAsync_ptsz(void **pointer, size_t bytes, struct CUstream_st *stream);
+int cudaFreeAsync_ptsz(void *pointer, struct CUstream_st *stream);
 int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height);
 int cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags);
 #pragma GCC visibility pop
@@ -36,15 +38,28 @@ static void say_once(atomic_flag *said, const char *what, const char *why)
 }
 
 struct search {
-	const char *part;
+	const char *name;
 	char path[4096];
 };
+
+/* Return whether the path is of the library, also if a wheel that carries it has put a hash behind
+ * its name: libcudart-0123abcd.so.12. */
+static bool is_named(const char *path, const char *name)
+{
+	const char *last = strrchr(path, '/');
+	size_t length = strlen(name);
+
+	if (!last || strncmp(last + 1, name, length))
+		return false;
+	last += 1 + length;
+	return !strncmp(last, ".so", 3) || (*last == '-' && strstr(last, ".so"));
+}
 
 static int hook_library(struct dl_phdr_info *info, size_t size, void *data)
 {
 	struct search *search = data;
 
-	if (!strstr(info->dlpi_name, search->part))
+	if (!is_named(info->dlpi_name, search->name))
 		return 0;
 	snprintf(search->path, sizeof(search->path), "%s", info->dlpi_name);
 	return 1;
@@ -59,7 +74,7 @@ static bool is_loaded(struct search *search)
  * runtime that a Python module loaded. */
 static void *real(const char *name)
 {
-	struct search runtime = {.part = "/libcudart.so"};
+	struct search runtime = {.name = "libcudart"};
 	void *library, *symbol = NULL;
 
 	if (is_loaded(&runtime)) {
@@ -160,26 +175,49 @@ int cudaFree(void *pointer)
 	return call ? call(pointer) : CUDA_UNKNOWN;
 }
 
-int cudaMallocAsync(void **pointer, size_t bytes, struct CUstream_st *stream)
+static int malloc_async(const char *name, void **pointer, size_t bytes, struct CUstream_st *stream)
 {
 	static atomic_flag said = ATOMIC_FLAG_INIT;
 	int (*call)(void **pointer, size_t bytes, struct CUstream_st *stream);
 
 	seen = true;
 	say_once(&said, "memory of cudaMallocAsync() is not shareable", "");
-	*(void **)&call = real("cudaMallocAsync");
+	*(void **)&call = real(name);
 	return call ? call(pointer, bytes, stream) : CUDA_UNKNOWN;
+}
+
+int cudaMallocAsync(void **pointer, size_t bytes, struct CUstream_st *stream)
+{
+	return malloc_async("cudaMallocAsync", pointer, bytes, stream);
+}
+
+/* The functions with this ending are for programs compiled with a default stream per thread. */
+int cudaMallocAsync_ptsz(void **pointer, size_t bytes, struct CUstream_st *stream)
+{
+	return malloc_async("cudaMallocAsync_ptsz", pointer, bytes, stream);
+}
+
+static int free_async(const char *name, void *pointer, struct CUstream_st *stream)
+{
+	int (*call)(void *pointer, struct CUstream_st *stream);
+
+	*(void **)&call = real(name);
+	return call ? call(pointer, stream) : CUDA_UNKNOWN;
 }
 
 /* Free memory in a stream's order, also that of cudaMalloc(), as programs may. */
 int cudaFreeAsync(void *pointer, struct CUstream_st *stream)
 {
-	int (*call)(void *pointer, struct CUstream_st *stream);
+	return hook_give_back((uintptr_t)pointer, stream)
+		       ? 0
+		       : free_async("cudaFreeAsync", pointer, stream);
+}
 
-	if (hook_give_back((uintptr_t)pointer, stream))
-		return 0;
-	*(void **)&call = real("cudaFreeAsync");
-	return call ? call(pointer, stream) : CUDA_UNKNOWN;
+int cudaFreeAsync_ptsz(void *pointer, struct CUstream_st *stream)
+{
+	return hook_give_back((uintptr_t)pointer, stream ? stream : CU_STREAM_PER_THREAD)
+		       ? 0
+		       : free_async("cudaFreeAsync_ptsz", pointer, stream);
 }
 
 int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height)
@@ -210,7 +248,7 @@ int cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags)
 
 __attribute__((destructor)) static void say_what_was_missed(void)
 {
-	struct search driver = {.part = "/libcuda.so"}, runtime = {.part = "/libcudart.so"};
+	struct search driver = {.name = "libcuda"}, runtime = {.name = "libcudart"};
 
 	if (seen || (hook_driver_was_asked() && hook_driver_is_on()))
 		return;

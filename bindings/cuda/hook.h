@@ -11,6 +11,7 @@
 
 #define CUDA_OUT_OF_MEMORY 2
 #define CUDA_UNKNOWN 999
+#define CU_STREAM_PER_THREAD ((struct CUstream_st *)2)
 
 /* hook.c */
 

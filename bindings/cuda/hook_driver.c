@@ -13,7 +13,6 @@
 
 #include "hook.h"
 
-#define CU_STREAM_PER_THREAD ((struct CUstream_st *)2)
 #define PER_THREAD_FLAG 2 /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
 
 __attribute__((visibility("default"))) void *dlsym(void *restrict handle,

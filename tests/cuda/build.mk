@@ -33,11 +33,15 @@ $(CUDA_LATER): $(CUDA_TESTS)/later.c $(B)/libtmesh-cuda.so
 		$(filter-out %/memory.o,$(CUDA_OBJ_plain)) $(COMMON_OBJ) -L$(B) -ltmesh $(CUDA_LIBS)
 
 # For the preload: a runtime, and a program that uses it.
-$(CUDA_OUT)/libcudart.so.12: $(CUDA_TESTS)/runtime.c $(STANDIN)
-	$(SAY)$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared \
+# The second has a name as wheels give it that carry the runtime.
+$(CUDA_OUT)/libcudart.so.12 $(CUDA_OUT)/libcudart-0123abcd.so.12: $(CUDA_TESTS)/runtime.c $(STANDIN)
+	$(SAY)$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared -Wl,-Bsymbolic \
 		-Wl,-soname,$(notdir $@) -o $@ $^
 
 $(CUDA_OUT)/program: $(CUDA_TESTS)/program.c $(CUDA_OUT)/libcudart.so.12 $(STANDIN) $(B)/libtmesh-cuda.so
+	$(SAY)$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -o $@ $^ -L$(B) -ltmesh
+
+$(CUDA_OUT)/program_of_wheel: $(CUDA_TESTS)/program.c $(CUDA_OUT)/libcudart-0123abcd.so.12 $(STANDIN) $(B)/libtmesh-cuda.so
 	$(SAY)$(CC) $(CPPFLAGS) -Ibindings/cuda $(CFLAGS) $(WARN) -std=gnu11 -o $@ $^ -L$(B) -ltmesh
 
 $(CUDA_OUT)/static: $(CUDA_TESTS)/static.c $(B)/libtmesh-cuda.so
@@ -54,7 +58,7 @@ $(CUDA_OUT)/static_runtime: $(CUDA_TESTS)/static_runtime.c $(CUDART_STATIC)
 $(eval $(call c_tests,$(CUDA_OUT)/asan,$(CUDA_TESTS),$(COMMON_CPPFLAGS) -Ibindings/cuda -isystem $(CUDA_HOME)/include \
 	-std=gnu11 -pthread $(ASAN_FLAGS) $(TEST_O),$(CUDA_ASAN) $(LIB_ASAN),-lcmocka $$(LIB_LIBS) -ldl))
 
-cuda-check: $(STANDIN) $(CUDA_LATER) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(CUDA_OUT)/static $(CUDA_STATIC_RUNTIME) $(B)/tmeshctl $(B)/tmesh-keeper $(B)/asan/tmesh-keeper $(ENGINE_TOOLS) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/asan/,$(CUDA_NAMES)) ## Test libtmesh-cuda on a stand-in for the driver.
+cuda-check: $(STANDIN) $(CUDA_LATER) $(CUDA_OUT)/libcuda-old.so $(B)/libtmesh-cuda.so $(CUDA_PLUGINS) $(CUDA_OUT)/program $(CUDA_OUT)/program_of_wheel $(CUDA_OUT)/static $(CUDA_STATIC_RUNTIME) $(B)/tmeshctl $(B)/tmesh-keeper $(B)/asan/tmesh-keeper $(ENGINE_TOOLS) $(VENV)/tmesh.stamp $(addprefix $(CUDA_OUT)/asan/,$(CUDA_NAMES)) ## Test libtmesh-cuda on a stand-in for the driver.
 	@export CMOCKA_MESSAGE_OUTPUT=TAP TMESH_BACKEND=memfd TMESH_RUNTIME_DIR=$$(mktemp -d) \
 		TMESH_TEST_LIBCUDA=$(CURDIR)/$(STANDIN) TMESH_TEST_OLD_LIBCUDA=$(CURDIR)/$(CUDA_OUT)/libcuda-old.so; \
 	trap 'rm -rf "$$TMESH_RUNTIME_DIR"' EXIT; status=0; \

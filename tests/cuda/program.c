@@ -12,6 +12,8 @@ int cudaMalloc(void **pointer, size_t bytes);
 int cudaFree(void *pointer);
 int cudaMallocAsync(void **pointer, size_t bytes, cu_stream stream);
 int cudaFreeAsync(void *pointer, cu_stream stream);
+int cudaMallocAsync_ptsz(void **pointer, size_t bytes, cu_stream stream);
+int cudaFreeAsync_ptsz(void *pointer, cu_stream stream);
 int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height);
 int cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags);
 cu_result cuMemAlloc_v2(cu_ptr *ptr, size_t bytes);
@@ -39,6 +41,8 @@ int main(int argc, char **argv)
 		made = cudaMalloc(&pointer, (size_t)1 << 40);
 	else if (!strcmp(argv[1], "async"))
 		made = cudaMallocAsync(&pointer, 1000, NULL);
+	else if (!strcmp(argv[1], "asyncthread"))
+		made = cudaMallocAsync_ptsz(&pointer, 1000, NULL);
 	else if (!strcmp(argv[1], "pitch"))
 		made = cudaMallocPitch(&pointer, &pitch, 1000, 3);
 	else if (!strcmp(argv[1], "managed"))
@@ -58,9 +62,10 @@ int main(int argc, char **argv)
 		tmesh_cuda_memory_unref(memory);
 		printf(" shareable on %d", info.device);
 	}
-	freed = made				? -1
-		: !strcmp(argv[1], "freeasync") ? cudaFreeAsync(pointer, NULL)
-						: cudaFree(pointer);
+	freed = made				 ? -1
+		: !strcmp(argv[1], "freeasync")	 ? cudaFreeAsync(pointer, NULL)
+		: !strcmp(argv[1], "freethread") ? cudaFreeAsync_ptsz(pointer, NULL)
+						 : cudaFree(pointer);
 	if (!made)
 		printf(" %d", freed);
 	printf(" %d\n", cudaFree(NULL));

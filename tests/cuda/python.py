@@ -622,6 +622,11 @@ def hook():
     assert program("large") == ("2 0", "")
     assert program("freeasync") == ("0 shareable on 1 0 0", "")
     assert program("pitch") == ("0 pitch 1024 shareable on 1 0 0", "")
+    # Compiled with a default stream per thread; and with the runtime of a wheel.
+    assert program("freethread") == ("0 shareable on 1 0 0", ""), program("freethread")
+    assert "cudaMallocAsync() is not shareable" in program("asyncthread")[1]
+    assert program("plain", name="program_of_wheel") == ("0 shareable on 1 0 0", ""), \
+        program("plain", name="program_of_wheel")
     # The runtime's own call leaves a context current, and so does the hook's.
     assert program("current") == ("0 then 0 shareable on 1 0 0", "")
     out, said = program("managed")

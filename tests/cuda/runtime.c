@@ -11,6 +11,8 @@ int cudaMalloc(void **pointer, size_t bytes);
 int cudaFree(void *pointer);
 int cudaMallocAsync(void **pointer, size_t bytes, cu_stream stream);
 int cudaFreeAsync(void *pointer, cu_stream stream);
+int cudaMallocAsync_ptsz(void **pointer, size_t bytes, cu_stream stream);
+int cudaFreeAsync_ptsz(void *pointer, cu_stream stream);
 int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height);
 int cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags);
 
@@ -44,6 +46,17 @@ int cudaMallocManaged(void **pointer, size_t bytes, unsigned int flags)
 int cudaFreeAsync(void *pointer, cu_stream stream)
 {
 	return cuMemFree_v2((cu_ptr)pointer);
+}
+
+/* For programs that were compiled with a default stream per thread. */
+int cudaMallocAsync_ptsz(void **pointer, size_t bytes, cu_stream stream)
+{
+	return cudaMallocAsync(pointer, bytes, stream);
+}
+
+int cudaFreeAsync_ptsz(void *pointer, cu_stream stream)
+{
+	return cudaFreeAsync(pointer, stream);
 }
 
 int cudaFree(void *pointer)

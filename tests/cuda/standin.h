@@ -15,8 +15,8 @@ typedef void standin_fail_fn(const char *symbol, int code, unsigned int skip);
 typedef void standin_during_fn(const char *symbol, void (*during)(void *data), void *data);
 /* Set the stand-in up as TMESH_STANDIN would (standin.c), from now on. NULL resets it. */
 typedef void standin_set_up_fn(const char *words);
-/* Let this process, which was forked, count as a new program. A child of one that has called cuInit()
- * gets CUDA_ERROR_NOT_INITIALIZED from each call. */
+/* Let this process, which was forked, count as a new program. A child of one that has called
+ * cuInit() gets CUDA_ERROR_NOT_INITIALIZED from each call. */
 typedef void standin_start_fn(void);
 /* How often it was called. */
 typedef unsigned long standin_calls_fn(const char *symbol);
