@@ -395,6 +395,40 @@ def lent():
     raises(tmesh.NotFoundError, tmesh.cuda.lend, Foreign(4096), word="no memory of this library")
 
 
+class View:
+    """A tensor of PyTorch whose memory does not have its elements."""
+
+    is_cuda, device, shape, dtype = True, "cuda:0", (2,), "torch.complex64"
+
+    def __init__(self, kind):
+        self.is_conj = lambda: kind == "conj"
+        self.is_neg = lambda: kind == "neg"
+        if kind == "cpu":
+            self.is_cuda, self.device = False, "cpu"
+
+    def stride(self):
+        return (1,)
+
+    def data_ptr(self):
+        return ARRAY.pointer
+
+
+@test
+def views_without_elements():
+    global ARRAY
+    sys.modules["torch"] = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(current_stream=lambda device: types.SimpleNamespace(cuda_stream=0)))
+    try:
+        with tmesh.cuda.empty(2, "complex64") as ARRAY:
+            assert tmesh.cuda.share(View("plain"))
+            for call in tmesh.cuda.share, tmesh.cuda.lend, lambda view: tmesh.cuda.keep(view, "view"):
+                for kind in "conj", "neg":
+                    raises(tmesh.UnsupportedError, call, View(kind), word="resolve_conj().resolve_neg()")
+                raises(tmesh.InvalidError, call, View("cpu"), word="tmesh.put()")
+    finally:
+        del sys.modules["torch"]
+
+
 @test
 def forked():
     array = tmesh.cuda.empty(100, "uint8")

@@ -196,12 +196,21 @@ def _describe_dlpack(array: Any, stream: int) -> _Place:
     return _tmesh.cuda_look(array.__dlpack__(stream=stream or _LEGACY_STREAM))
 
 
+def _check_tensor(tensor: Any) -> None:
+    if not tensor.is_cuda:
+        raise errors.InvalidError(errno.EINVAL, f"share: the tensor is on {tensor.device}: tmesh.put() shares host memory")
+    if tensor.is_conj() or tensor.is_neg():
+        raise errors.UnsupportedError(errno.EOPNOTSUPP, "share: the memory of a conjugated or negated view does not have its "
+                                      "elements: pass tensor.resolve_conj().resolve_neg()")
+
+
 def _describe(array: Any, stream: int = 0) -> tuple[_Place, int]:
     """Return a framework's array's place and stream. If the array does not name its stream, make `stream` wait for its
     producer."""
     if hasattr(array, "data_ptr"):
         import torch
 
+        _check_tensor(array)
         place = array.data_ptr(), tuple(array.shape), str(array.dtype).partition(".")[2], tuple(array.stride())
         return place, torch.cuda.current_stream(array.device).cuda_stream
     face = getattr(array, "__cuda_array_interface__", None)
