@@ -28,6 +28,7 @@ static int errno_of(cu_result rc)
 	case CU_NO_DEVICE:
 	case CU_INVALID_DEVICE:
 	case CU_STUB_LIBRARY:
+	case CU_SYSTEM_NOT_READY:
 	case CU_SYSTEM_DRIVER_MISMATCH:
 		return -ENODEV;
 	case CU_NOT_SUPPORTED:
@@ -42,6 +43,7 @@ static int errno_of(cu_result rc)
 	case CU_NOT_MAPPED:
 	case CU_HOST_NOT_REGISTERED:
 		return -EINVAL;
+	case CU_DEVICE_UNAVAILABLE:
 	case CU_HOST_ALREADY_REGISTERED:
 		return -EBUSY;
 	case CU_INVALID_CONTEXT:
@@ -68,9 +70,25 @@ bool cuda_work_has_ended(cu_result rc)
 /* Return the remedy that the message ends with; "": the name of the error says it. */
 static const char *remedy(cu_result rc)
 {
-	if (rc == CU_NOT_INITIALIZED)
+	switch (rc) {
+	case CU_NOT_INITIALIZED:
 		return ": a process that was forked from one that used CUDA cannot use it: start a "
 		       "new program (multiprocessing: \"spawn\")";
+	case CU_STUB_LIBRARY:
+		return ": the toolkit's stub was loaded: take its folder out of LD_LIBRARY_PATH";
+	case CU_DEVICE_UNAVAILABLE:
+		return ": another process has the GPU alone: end it, or allow more of them "
+		       "(nvidia-smi -c DEFAULT)";
+	case CU_NO_DEVICE:
+		return ": CUDA_VISIBLE_DEVICES may hide it; start a container with --gpus all";
+	case CU_SYSTEM_NOT_READY:
+		return ": start the service that the machine's GPUs need (nvidia-fabricmanager)";
+	case CU_SYSTEM_DRIVER_MISMATCH:
+		return ": libcuda and the kernel's driver have different versions: restart the "
+		       "machine after an update";
+	default:
+		break;
+	}
 	if (cuda_capture_forbids(rc))
 		return ": a stream captures a graph: end the capture first";
 	if (rc != CU_OK && rc != CU_CONTEXT_IS_DESTROYED && rc != CU_DEINITIALIZED &&
@@ -126,7 +144,9 @@ static int find_all(struct tmesh_cuda *cuda, struct tmesh_error *err)
 #undef NEED
 #undef FIND
 	if (missing)
-		return tmesh_fail(err, -ENODEV, "the CUDA driver has no %s: it is too old",
+		return tmesh_fail(err, -ENODEV,
+				  "the CUDA driver has no %s and is too old: install one of CUDA "
+				  "11 or later",
 				  missing);
 	return 0;
 }
@@ -137,7 +157,10 @@ int cuda_load(struct tmesh_cuda *cuda, const char *library, struct tmesh_error *
 
 	cuda->library = dlopen(library ? library : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	if (!cuda->library)
-		return tmesh_fail(err, -ENODEV, "there is no CUDA driver: %s", dlerror());
+		return tmesh_fail(err, -ENODEV,
+				  "there is no CUDA driver: %.130s: install NVIDIA's, or start a "
+				  "container with --gpus all",
+				  dlerror());
 	rc = find_all(cuda, err);
 	if (!rc)
 		rc = cuda_check(cuda, cuda->driver.init(0), "cuInit", err);

@@ -14,7 +14,8 @@
  *                used CUDA)
  *   -EINVAL      CUDA_ERROR_INVALID_VALUE, INVALID_HANDLE, ...
  *   -EBUSY       CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED; STREAM_CAPTURE_UNSUPPORTED to
- *                STREAM_CAPTURE_WRONG_THREAD (900 to 908: a stream captures a graph)
+ *                STREAM_CAPTURE_WRONG_THREAD (900 to 908: a stream captures a graph);
+ *                DEVICE_UNAVAILABLE (another process has the GPU alone)
  *   -ECONNRESET  the device's context was destroyed, and perhaps made anew. Drivers before CUDA 12
  *                do not report which objects were made anew (docs/reference/cuda.md)
  *   -EIO         anything else

@@ -485,15 +485,32 @@ STANDIN(test_rdma)
 	tmesh_cuda_memory_unref(memory);
 }
 
+/* Each message of the first call ends with what to do. */
 STANDIN(test_no_driver)
 {
+	static const struct {
+		int code, error;
+		const char *remedy;
+	} starts[] = {
+		{34, -ENODEV, "LD_LIBRARY_PATH"},	{46, -EBUSY, "nvidia-smi -c DEFAULT"},
+		{100, -ENODEV, "CUDA_VISIBLE_DEVICES"}, {802, -ENODEV, "nvidia-fabricmanager"},
+		{803, -ENODEV, "restart the machine"},
+	};
 	struct bed *bed = *state;
 	struct tmesh_cuda_opts opts = {.size = sizeof(opts), .library = "/nowhere/libcuda.so.1"};
 	struct tmesh_cuda *cuda;
 
 	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV, "no CUDA driver");
+	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV, "--gpus all");
 	opts.library = "libc.so.6";
-	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV, "too old");
+	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV,
+		       "too old: install one of CUDA 11");
+	opts.library = getenv("TMESH_TEST_LIBCUDA");
+	for (size_t i = 0; i < sizeof(starts) / sizeof(starts[0]); i++) {
+		standin_fail("cuInit", starts[i].code, 0);
+		assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), starts[i].error,
+			       starts[i].remedy);
+	}
 	opts.library = getenv("TMESH_TEST_LIBCUDA");
 	standin_fail("cuInit", 100, 0);
 	assert_refused(tmesh_cuda_open(bed->ctx, &opts, &cuda, err), -ENODEV,
