@@ -308,3 +308,20 @@ def test_a_consumers_read_only_view_stays_read_only(read_only):
         assert not back.numpy().flags.writeable
     t.numpy()[1] = 3
     assert back.tolist() == [0, 3, 0, 0]
+
+
+class Refusing(torch.Tensor):
+    """In place of a tensor of float8, whose DLPack PyTorch refuses before version 2.9."""
+
+    def __dlpack__(self, *_, **__):
+        raise RuntimeError("float8 types are not supported by dlpack")
+
+
+@pytest.mark.parametrize("view", [lambda a: a, lambda a: a.T, lambda a: a[1, 1], lambda a: a[:0], lambda a: a[:, ::2].requires_grad_()])
+def test_types_that_torch_does_not_export(view):
+    """They are copied as bytes."""
+    plain = view(torch.arange(6.0).reshape(2, 3).to(torch.bfloat16))
+    source = plain.detach().as_subclass(Refusing).requires_grad_(plain.requires_grad)
+    arena = tmesh.Arena()
+    for t in tmesh.put(source), tmesh.put(source, arena=arena):
+        assert (t.dtype, t.shape, t.tolist()) == ("bfloat16", tuple(plain.shape), plain.tolist())

@@ -100,16 +100,18 @@ def _plain_of_ml_dtypes(numpy: Any, array: Any) -> Any:
 
 
 def _plain_of_torch(value: Any) -> Any:
-    """Convert a PyTorch tensor on the CPU that requires gradients, is conjugated, or has truth values (before PyTorch
-    2)."""
+    """Convert a PyTorch tensor on the CPU that requires gradients or is conjugated. Also convert elements that PyTorch does
+    not export: truth values before version 2, and float8 before 2.9."""
     torch = sys.modules.get("torch")
     if not torch or not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         return None
     plain = value.detach().resolve_conj().resolve_neg()
-    if plain.dtype != torch.bool:
+    name = str(plain.dtype).removeprefix("torch.")
+    if name != "bool" and name not in _OF_ML_DTYPES:
         return plain
     numpy = importlib.import_module("numpy")
-    return numpy.from_dlpack(plain.contiguous().view(torch.uint8)).view("bool")
+    flat = numpy.from_dlpack(plain.as_subclass(torch.Tensor).contiguous().reshape(-1).view(torch.uint8))
+    return flat.view("bool").reshape(plain.shape) if name == "bool" else (flat, name, tuple(plain.shape))
 
 
 def _torch_type(torch: Any, entry: Entry) -> Any:
