@@ -430,6 +430,16 @@ def views_without_elements():
 
 
 @test
+def faces_that_no_layout_describes():
+    with tmesh.cuda.empty(24, "uint8") as array:
+        for call in tmesh.cuda.share, tmesh.cuda.lend:
+            raises(tmesh.UnsupportedError, call, Foreign(array.pointer, strides=(10, 4)), word="strides")
+            raises(tmesh.UnsupportedError, call, Foreign(array.pointer, typestr=">f4"), word="'>f4'")
+            raises(tmesh.UnsupportedError, call, Foreign(array.pointer, mask=object()), word="mask")
+            raises(tmesh.UnsupportedError, call, Foreign(array.pointer, typestr="|V4"), word="'|V4'")
+
+
+@test
 def forked():
     array = tmesh.cuda.empty(100, "uint8")
     child = os.fork()

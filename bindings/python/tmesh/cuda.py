@@ -204,6 +204,18 @@ def _check_tensor(tensor: Any) -> None:
                                       "elements: pass tensor.resolve_conj().resolve_neg()")
 
 
+def _check_face(face: dict[str, Any], item: int) -> None:
+    what = None
+    if face["typestr"][0] == ">" or face["typestr"][1] not in _TYPESTR:
+        what = f"elements of type {face['typestr']!r}"
+    elif any(step % item for step in face.get("strides") or ()):
+        what = "strides that are no multiples of its elements"
+    elif face.get("mask") is not None:
+        what = "a mask"
+    if what:
+        raise errors.UnsupportedError(errno.EOPNOTSUPP, f"share: the array has {what}: pass a contiguous copy of numbers")
+
+
 def _describe(array: Any, stream: int = 0) -> tuple[_Place, int]:
     """Return a framework's array's place and stream. If the array does not name its stream, make `stream` wait for its
     producer."""
@@ -217,7 +229,8 @@ def _describe(array: Any, stream: int = 0) -> tuple[_Place, int]:
     if face is None:
         return _describe_dlpack(array, stream), stream
     item = int(face["typestr"][2:])
-    dtype = "bool" if face["typestr"][1] == "b" else f"{_TYPESTR.get(face['typestr'][1])}{8 * item}"
+    _check_face(face, item)
+    dtype = "bool" if face["typestr"][1] == "b" else f"{_TYPESTR[face['typestr'][1]]}{8 * item}"
     strides = face.get("strides")
     stream = face.get("stream")
     return (face["data"][0], tuple(face["shape"]), dtype, strides and [s // item for s in strides]), \
