@@ -158,10 +158,12 @@ bool hook_give_back(uint64_t pointer, struct CUstream_st *stream)
 	if (!pointer || tmesh_cuda_default(&cuda, NULL) ||
 	    tmesh_cuda_find(cuda, pointer, &memory, &offset, NULL))
 		return false;
-	/* Drop the reference of the search, and the one that cudaMalloc() left. */
+	/* Drop the reference of the search, and the one that cudaMalloc() left. The runtime refuses
+	 * an address inside the memory. */
 	tmesh_cuda_memory_unref(memory);
-	tmesh_cuda_memory_unref_on(memory, stream);
-	return true;
+	if (!offset)
+		tmesh_cuda_memory_unref_on(memory, stream);
+	return !offset;
 }
 
 /* Free memory. cudaFree(NULL), by which programs start the runtime, goes to the runtime. */

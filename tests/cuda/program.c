@@ -62,6 +62,8 @@ int main(int argc, char **argv)
 		tmesh_cuda_memory_unref(memory);
 		printf(" shareable on %d", info.device);
 	}
+	if (!strcmp(argv[1], "inside"))
+		printf(" inside %d", cudaFree((char *)pointer + 512));
 	freed = made				 ? -1
 		: !strcmp(argv[1], "freeasync")	 ? cudaFreeAsync(pointer, NULL)
 		: !strcmp(argv[1], "freethread") ? cudaFreeAsync_ptsz(pointer, NULL)

@@ -666,6 +666,8 @@ def hook():
     assert program("large") == ("2 0", "")
     assert program("freeasync") == ("0 shareable on 1 0 0", "")
     assert program("pitch") == ("0 pitch 1024 shareable on 1 0 0", "")
+    # The runtime refuses an address inside an allocation, which stays.
+    assert program("inside") == ("0 shareable on 1 inside 1 0 0", ""), program("inside")
     # Compiled with a default stream per thread; and with the runtime of a wheel.
     assert program("freethread") == ("0 shareable on 1 0 0", ""), program("freethread")
     assert "cudaMallocAsync() is not shareable" in program("asyncthread")[1]
