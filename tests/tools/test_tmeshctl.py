@@ -215,7 +215,7 @@ class Model(Base):
             if options:
                 eventually(children.read_text, "it starts a holder")
                 holder = int(children.read_text())
-            eventually(lambda: pathlib.Path(f"/proc/{holder}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", "it seals")
+            eventually(lambda: pathlib.Path(f"/proc/{holder}/stat").read_text().rsplit(")", 1)[1].split()[0] in "TZ", "it seals")
             process.send_signal(signal.SIGTERM)
             if options:
                 eventually(lambda: gone(process.pid), "the one that waits ends")
