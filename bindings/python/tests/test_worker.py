@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -706,3 +707,22 @@ def test_only_this_user(client, address):
     assert done.stdout == "b''\n", done.stderr
     assert isinstance(client.sock, socket.socket)
     assert client.call(OPS + "add", [1]) == 2
+
+
+def test_a_killed_worker_with_a_forked_child(start_worker, tmp_path):
+    """The child has no copies of the sockets: clients see the worker's end, and another worker takes its place."""
+    path = str(tmp_path / "socket")
+    worker = start_worker(path)
+    assert worker.stdout.readline() == "ready\n"
+    with Client(path, timeout=30) as client:
+        child = client.call(OPS + "fork")
+        try:
+            worker.kill()
+            worker.wait()
+            assert client.receive() is None
+            other = start_worker(path)
+            assert other.stdout.readline() == "ready\n"
+            with Client(path) as again:
+                assert again.call(OPS + "add", [1]) == 2
+        finally:
+            os.kill(child, signal.SIGKILL)

@@ -110,6 +110,15 @@ def leave():
     sys.exit(3)
 
 
+def fork():
+    """Start a process that outlives this one, such as a pool's."""
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        os._exit(0)
+    return child
+
+
 def die():
     os._exit(9)
 

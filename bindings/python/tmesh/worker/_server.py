@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+import weakref
 
 import tmesh
 
@@ -328,6 +329,19 @@ def _body(packet: bytes, file: int) -> bytes:
     return text
 
 
+# Servers of this process, for a forked child.
+_servers: "weakref.WeakSet[Server]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for server in [*_servers]:
+        server.forked()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 class Server:
     """All connections and their calls."""
 
@@ -357,6 +371,15 @@ class Server:
             raise OSError(f"cannot listen at {address}: {error}") from error
         finally:
             os.umask(before)
+        _servers.add(self)
+
+    def forked(self) -> None:
+        """Close a forked child's copies. An operation's process may outlive this one, whose end clients have to see."""
+        for sock in self.socket, *(connection.sock for connection in self.connections.values()):
+            sock.close()
+        self.ready.close()
+        self.meanwhile.close()
+        self.connections.clear()
 
     def accept(self) -> None:
         """Accept clients of this user only."""
