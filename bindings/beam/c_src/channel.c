@@ -112,10 +112,12 @@ NIF(channel_open)
 	end = channel_end_new(context, &opts, &err);
 	if (!end)
 		return make_error(env, &err);
-	if (tmesh_channel_open(context->ctx, token, role, &opts, &end->channel, &err))
-		term = make_error(env, &err);
-	else
-		term = make_ok(env, channel_end_term(env, end));
+	if (begin_opening(context, &err)) {
+		if (tmesh_channel_open(context->ctx, token, role, &opts, &end->channel, &err))
+			end->channel = NULL;
+		end_opening(context);
+	}
+	term = end->channel ? make_ok(env, channel_end_term(env, end)) : make_error(env, &err);
 	enif_release_resource(end);
 	return term;
 }

@@ -51,6 +51,21 @@ defmodule Tmesh.PeerTest do
   end
 
   @tag skip: @asks_nobody
+  test "a stopped maker of a channel holds up those who join it, not the VM", %{peer: peer} do
+    configure(timeout_ms: 20_000)
+    token = Peer.call(peer, "channel")
+    :ok = Peer.stop(peer)
+    joins = for _i <- 1..30, do: Task.async(fn -> Tmesh.Channel.open(token, :recv) end)
+    read = Task.async(fn -> File.read(__ENV__.file) end) |> Task.yield(10_000)
+    wait? = Enum.all?(joins, &Process.alive?(&1.pid))
+    :ok = Peer.signal(peer, "CONT")
+    results = Task.await_many(joins, :infinity)
+    assert {:ok, {:ok, _text}} = read
+    assert wait?
+    assert Enum.all?(results, &match?({:ok, _channel}, &1))
+  end
+
+  @tag skip: @asks_nobody
   test "a stopped peer is given up after a while", %{peer: peer} do
     # Long enough for a peer that goes on, and that has to answer within the same time.
     configure(timeout_ms: 1_000)

@@ -126,7 +126,9 @@ defmodule Tmesh.Channel do
   @spec open(String.t(), role(), [end_option()]) :: {:ok, t()} | {:error, Error.t()}
   def open(token, role, opts \\ []) do
     with {:ok, opts} <- options(opts, @of_end),
-         {:ok, native} <- native(Native.channel_open(Context.get(), token, role, opts)) do
+         # eagain: too many opens wait for slow peers already.
+         join = fn -> Native.channel_open(Context.get(), token, role, opts) end,
+         {:ok, native} <- join |> Janitor.patiently() |> native() do
       {:ok, %__MODULE__{native: native, token: token, role: role, tag: make_ref()}}
     end
   end

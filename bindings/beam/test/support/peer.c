@@ -4,6 +4,7 @@
  * one line, ends with its input.
  *
  *   put N        a sealed uint8 tensor of N bytes, each its index modulo 251: its ref
+ *   channel      a channel that it sends to: its token
  *   map JSON     hold a writable mapping of a tensor
  *   attack PID   try to shrink, punch and overwrite everything PID has open, by /proc: how
  *                many descriptors it could open, of how many there are
@@ -16,6 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <tmesh/channel.h>
 #include <tmesh/tmesh.h>
 
 static struct tmesh_ctx *ctx;
@@ -48,6 +50,24 @@ static void put(const char *arg)
 		answer(rc, &err);
 	else
 		printf("%s\n", text);
+}
+
+static void channel(void)
+{
+	const struct tmesh_channel_opts opts = {.size = sizeof(opts)};
+	struct tmesh_channel *made;
+	char token[TMESH_TOKEN_SIZE];
+	struct tmesh_error err;
+	int rc;
+
+	/* It stays until the process ends. */
+	rc = tmesh_channel_create(ctx, TMESH_CHANNEL_SEND, &opts, &made, &err);
+	if (!rc)
+		rc = tmesh_channel_token(made, token, &err);
+	if (rc)
+		answer(rc, &err);
+	else
+		printf("%s\n", token);
 }
 
 static void map(const char *json)
@@ -111,6 +131,8 @@ static void obey(const char *verb, const char *arg)
 {
 	if (!strcmp(verb, "put"))
 		put(arg);
+	else if (!strcmp(verb, "channel"))
+		channel();
 	else if (!strcmp(verb, "map"))
 		map(arg);
 	else if (!strcmp(verb, "attack"))
