@@ -354,6 +354,21 @@ static int export_fd(struct tmesh_cuda *cuda, cu_mem handle, int *fd, struct tme
 	return rc;
 }
 
+/* Say what the memory may be for which the driver has neither kind of handle. */
+static int no_handle(int rc, struct tmesh_error *err)
+{
+	struct tmesh_error why;
+
+	if (rc != -EINVAL || !err)
+		return rc;
+	why = *err;
+	return tmesh_fail(err, rc,
+			  "share: the driver gives no handle for this memory, which may be of "
+			  "cudaMallocAsync() or managed: share a copy, or memory of this library: "
+			  "%.80s",
+			  why.message);
+}
+
 static int export_foreign(struct tmesh_cuda *cuda, cu_ptr base, size_t bytes, struct card *card,
 			  int *fd, struct tmesh_error *err)
 {
@@ -362,7 +377,7 @@ static int export_foreign(struct tmesh_cuda *cuda, cu_ptr base, size_t bytes, st
 			    "cuMemRetainAllocationHandle", err);
 
 	if (rc)
-		return rc;
+		return no_handle(rc, err);
 	rc = check_one_handle(cuda, handle, base + bytes - 1, err);
 	if (!rc)
 		rc = tmesh_random(&card->block, sizeof(card->block), err);

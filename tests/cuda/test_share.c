@@ -539,6 +539,12 @@ STANDIN_ADD(test_ipc, NULL, NULL)
 	assert_int_equal(helper_say(&helpers[0], "u"), 'u');
 	tmesh_region_unref(region);
 	test_not_exportable(bed);
+	/* Memory of cudaMallocAsync(), for which the driver has neither. */
+	standin_fail("cuIpcGetMemHandle", CU_INVALID_VALUE, 0);
+	standin_fail("cuMemRetainAllocationHandle", CU_INVALID_VALUE, 0);
+	assert_refused(tmesh_cuda_share_ipc(bed->cuda, pointer, &layout, NULL, text, sizeof(text),
+					    &region, err),
+		       -EINVAL, "cudaMallocAsync() or managed: share a copy");
 	assert_refused(tmesh_cuda_share_ipc(bed->cuda, 4096, &layout, NULL, text, sizeof(text),
 					    &region, err),
 		       -EINVAL, "cuPointerGetAttribute: CUDA_ERROR_INVALID_VALUE");
