@@ -56,6 +56,7 @@ class Foreign:
 
 def foreign(value):
     context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+    assert driver.cuInit(0) == 0
     assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert driver.cuCtxPushCurrent_v2(context) == 0
     assert driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(4096)) == 0
