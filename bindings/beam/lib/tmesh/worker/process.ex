@@ -282,8 +282,11 @@ defmodule Tmesh.Worker.Process do
       _killed = Native.worker_kill(socket)
       Native.worker_close(socket)
     else
-      with {:os_pid, pid} <- port && Port.info(port, :os_pid),
-           do: Native.worker_kill_unready(pid, name)
+      _killed =
+        with {:os_pid, pid} <- port && Port.info(port, :os_pid),
+             do: Native.worker_kill_unready(pid, name)
+
+      :ok
     end
 
     # The message has no effect on a port that has closed already, which may happen at any moment.
