@@ -197,3 +197,30 @@ def test_a_served_engine_does_not_wait_for_a_forked_child(python, tmp_path):
     program.write_text(STAND_IN)
     program.chmod(0o700)
     assert python(SERVED, env={**os.environ, "TMESH_ENGINE_PROGRAM": str(program)}) == "closed\n"
+
+
+ACCEPTING = """
+import os, resource, socket, sys, threading, time, types, tmesh.batching
+generator = types.SimpleNamespace(busy=False, stuck=False)
+server = tmesh.batching.Server(generator, sys.argv[1])
+accept, calls = server._accept, []
+server._accept = lambda: calls.append(None) or accept()
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 4096))
+running = threading.Thread(target=server.run)
+running.start()
+time.sleep(1)
+tried = len(calls)
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+while not server._peers:
+    time.sleep(.01)
+server.stop()
+running.join()
+print("fine" if 0 < tried < 100 else tried)
+"""
+
+
+def test_a_generators_server_without_descriptors(python, tmp_path):
+    """It waits for a free one, and does not try again at once."""
+    assert python(ACCEPTING, str(tmp_path / "socket")) == "fine\n"

@@ -396,6 +396,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._peers: dict[socket.socket, _Peer] = {}
+        self._full = False  # no descriptor was free for a client, which waits
         self._wake, self._woken = socket.socketpair()
         before = os.umask(0o177)
         try:
@@ -416,7 +417,11 @@ class Server:
     def run(self) -> None:
         """Serve until stop()."""
         while True:
-            for key, _ in self._selector.select(.005 if self._generator.stuck else 0 if self._generator.busy else None):
+            ready = self._selector.select(.005 if self._generator.stuck else 0 if self._generator.busy else .1 if self._full else None)
+            if self._full:
+                self._selector.register(self._listener, selectors.EVENT_READ)
+                self._full = False
+            for key, _ in ready:
                 if key.fileobj is self._woken:
                     return
                 if key.fileobj is self._listener:
@@ -445,7 +450,11 @@ class Server:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
+        except BlockingIOError:  # the client has gone
+            return
         except OSError:
+            self._selector.unregister(self._listener)
+            self._full = True
             return
         uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
         if uid != os.geteuid():
