@@ -91,13 +91,16 @@ def cases_of(results):
 
 def answers_of(results, trouble=None):
     """Return a guest's answers about mutants. A mutant whose turn was cut short ended its guest, which is an answer
-    too. If the guest's time was over, it is an answer only for a mutant that had all of it."""
+    too. If the guest's time was over, it is an answer only for a mutant that had all of it. One that is to be tried
+    again has no answer."""
     answers, begun = {}, None
     for line in results.splitlines():
         if found := re.fullmatch(r"@ mutant (\d+i?)", line):
             begun = found[1]
         elif found := re.fullmatch(r"@ (seen|unseen) (\d+i?) ?(.*)", line):
             answers[found[2]] = found[3] if found[1] == "seen" else ""
+            begun = None
+        elif line == f"@ again {begun}":
             begun = None
     if begun is not None and not (trouble and answers):
         answers[begun] = "the kernel, which it ended,"

@@ -201,6 +201,8 @@ POINTS = [
     ("a mutant that was cut short since the guest's time was over has no answer, unless it had all of that time",
      [answers_of(text, "did not end") for text in ("@ mutant 3\n@ unseen 3\n@ mutant 4\n", "@ mutant 4\n")]
      == [{"3": ""}, {"4": "the kernel, which it ended,"}]),
+    ("a mutant that is to be tried again in a new guest has no answer",
+     answers_of("@ mutant 3\n@ unseen 3\n@ mutant 4i\n@ again 4i\n@ done\n") == {"3": ""}),
     ("what one guest did not come to another tries, so many of them at once",
      all(sorted((mutant.guard.name, answer) for mutant, answer in
                 Ending().tried({guards.Mutant(guard): guard.name for guard in found}, jobs))
