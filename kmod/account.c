@@ -610,7 +610,7 @@ void tmesh_account_exit(void)
 {
 	unregister_sysctl_table(sysctls);
 	WARN_ON_ONCE(!hash_empty(users) || !hash_empty(uid_accounts) ||
-		     !hash_empty(ipc_ns_accounts));
+		     !hash_empty(ipc_ns_accounts) || !ida_is_empty(&ids_taken));
 }
 
 /**
