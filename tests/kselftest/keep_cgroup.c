@@ -270,6 +270,7 @@ TEST(node_forbidden, "a node without memory for the caller takes nothing of what
 	struct tmesh_create c = {
 		.size = sizeof(c), .bytes = MB, .flags = TMESH_CREATE_NODE, .node = 1};
 	int dev = t_dev();
+	long before;
 
 	if (access("/sys/devices/system/node/node1", F_OK))
 		t_skip("this machine has one node");
@@ -284,6 +285,11 @@ TEST(node_forbidden, "a node without memory for the caller takes nothing of what
 		leave(dev, "idle", 40 * MB);
 		CHECK_ERR(ioctl(dev, TMESH_CREATE, &c), ENOMEM);
 		CHECK(is_kept(dev, "idle"));
+		/* A refusal leaves no page behind. */
+		before = cgroup_charged(CGROUP);
+		for (int i = 0; i < 2048; i++)
+			CHECK_ERR(ioctl(dev, TMESH_CREATE, &c), ENOMEM);
+		CHECK(cgroup_charged(CGROUP) < before + (long)(4 * MB));
 		/* At the limit a region of a node takes it, as any other does. */
 		c.node = 0;
 		c.bytes = 40 * MB;

@@ -2,6 +2,8 @@
 /*
  * Leases: when they lapse, which claims end with them, and what their holders observe.
  */
+#include <sys/epoll.h>
+
 #include "lease.h"
 
 #define BYTES (64 * KB)
@@ -588,6 +590,19 @@ TEST(closed, "leases of closed handles, and of files closed in any order, leave 
 	}
 	/* A lease of the test before may have been freed only now. */
 	CHECK(leases() <= before);
+}
+
+TEST(closed_poller, "who waits for the end of a lease wakes when its last handle is closed")
+{
+	int fd = region(BYTES), lease = REQUIRE_OK(lease_call(fd, 0, 0, 0, NULL));
+	int ep = REQUIRE_OK(epoll_create1(EPOLL_CLOEXEC));
+	struct epoll_event e = {.events = EPOLLHUP};
+
+	/* Unlike poll(), it looks again only at what has woken it. */
+	REQUIRE_OK(epoll_ctl(ep, EPOLL_CTL_ADD, lease, &e));
+	CHECK_EQ(epoll_wait(ep, &e, 1, 0), 0);
+	close(fd);
+	CHECK_EQ(epoll_wait(ep, &e, 1, 5000), 1);
 }
 
 TEST(seal, "mappings of a lapsed handle prevent no seal")
