@@ -519,7 +519,11 @@ unlock:
 	return rc;
 }
 
-/* Return the folio at page @i with a reference, or NULL if it was freed. Set @nr to its length. */
+/*
+ * Return the folio at page @i with a reference, or NULL if it was freed. Set @nr to the number of
+ * pages from @i on that are known to be its own, or freed. A view that PMDs do not map may show any
+ * page of a folio next to any other.
+ */
 static struct folio *tmesh_folio_at(struct tmesh_region *region, const struct tmesh_mem *mem,
 				    unsigned long i, unsigned long *nr)
 {
@@ -530,7 +534,7 @@ static struct folio *tmesh_folio_at(struct tmesh_region *region, const struct tm
 		*nr = xa_to_value(mem->pages[i]);
 	} else {
 		folio = page_folio(mem->pages[i]);
-		*nr = folio_nr_pages(folio);
+		*nr = mem->ops->borrowed && !mem->pmd ? 1 : folio_nr_pages(folio);
 		folio_get(folio);
 	}
 	mutex_unlock(&region->uses_lock);

@@ -462,15 +462,17 @@ TEST_CALL(count_huge, "the same of a huge page", try_count(TMESH_CREATE_HUGE))
 
 #define MARKED (16 * PAGE)
 
-/* Make a mapping whose entries are markers of userfaultfd, as on kernels that do not refuse it. */
-static unsigned char *marked(void)
+/*
+ * Map a handle, at an offset, so that the entries are markers of userfaultfd, as on kernels that do
+ * not refuse it.
+ */
+static unsigned char *marked(int fd, __u64 offset)
 {
 	struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_WP_ASYNC};
-	int fd = REQUIRE_OK(t_create(t_dev(), MARKED, TMESH_CREATE_NOHUGE)), peer = open_peer();
 	struct uffdio_writeprotect protect = {.mode = UFFDIO_WRITEPROTECT_MODE_WP};
 	struct uffdio_register r = {.mode = UFFDIO_REGISTER_MODE_WP};
-	unsigned char *p = t_map(fd, MARKED, RW);
-	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+	unsigned char *p = mmap(NULL, MARKED, RW, MAP_SHARED, fd, offset);
+	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY), peer = open_peer();
 
 	REQUIRE(p != MAP_FAILED);
 	if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api))
@@ -490,8 +492,8 @@ TEST(markers, "markers of userfaultfd() are replaced: no fault goes on for ever"
 	pid_t pid = t_fork();
 
 	if (!pid) {
-		unsigned char *p = marked();
-		int ends[2];
+		int fd = REQUIRE_OK(t_create(t_dev(), MARKED, TMESH_CREATE_NOHUGE)), ends[2];
+		unsigned char *p = marked(fd, 0);
 
 		REQUIRE_OK(pipe2(ends, O_CLOEXEC));
 		CHECK_EQ(t_read(p + PAGE), 0);
@@ -508,6 +510,42 @@ TEST(markers, "markers of userfaultfd() are replaced: no fault goes on for ever"
 	}
 	CHECK(ended);
 	kill(pid, SIGKILL);
+}
+
+struct revocation {
+	pthread_t thread;
+	int fd;
+	bool ended;
+};
+
+static void *revoke_it(void *arg)
+{
+	struct revocation *r = arg;
+
+	CHECK_OK(t_revoke(r->fd));
+	__atomic_store_n(&r->ended, true, __ATOMIC_SEQ_CST);
+	return NULL;
+}
+
+TEST(markers_view, "a revocation of a view waits for a late fault of each page of it")
+{
+	int huge = REQUIRE_OK(t_create(dev = t_dev(), HUGE, TMESH_CREATE_HUGE));
+	int small = REQUIRE_OK(t_create(dev, MARKED, TMESH_CREATE_NOHUGE)), peer = open_peer();
+	struct tmesh_extent parts[] = {t_extent(huge, 1, 1), t_extent(small, 0, 15)};
+	struct revocation r = {.fd = REQUIRE_OK(t_gather(dev, parts, 2, R_READ | R_WRITE))};
+	unsigned char *p = marked(r.fd, 0), *q = t_map(small, MARKED, RW);
+
+	REQUIRE(q != MAP_FAILED);
+	CHECK_EQ(t_write(p + 5 * PAGE, 1), 0);
+	REQUIRE_OK(ioctl(peer, PEER_LOCK, q + 7 * PAGE));
+	REQUIRE(!pthread_create(&r.thread, NULL, revoke_it, &r));
+	while (t_info(r.fd).state != TMESH_STATE_REVOKED)
+		usleep(1000);
+	usleep(300000);
+	CHECK(!__atomic_load_n(&r.ended, __ATOMIC_SEQ_CST));
+	CHECK_OK(ioctl(peer, PEER_UNLOCK));
+	pthread_join(r.thread, NULL);
+	CHECK_EQ(t_read(p + 5 * PAGE), SIGBUS);
 }
 
 /* A fault that userfaultfd resolves could make the page counts wrong. */

@@ -11,6 +11,7 @@
 #include <linux/kprobes.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
+#include <linux/pagemap.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 #include <linux/version.h>
@@ -50,6 +51,7 @@ struct peer {
 	atomic_t told;
 	bool held;
 	wait_queue_head_t let;
+	struct page *locked;
 };
 
 static struct miscdevice peer_device;
@@ -353,6 +355,31 @@ static int peer_count(unsigned long address, int more)
 	return 0;
 }
 
+static int peer_unlock(struct peer *peer)
+{
+	struct page *page = xchg(&peer->locked, NULL);
+
+	if (!page)
+		return -ENOENT;
+	unlock_page(page);
+	put_page(page);
+	return 0;
+}
+
+static int peer_lock(struct peer *peer, unsigned long address)
+{
+	struct page *page;
+
+	if (get_user_pages_fast(address, 1, 0, &page) != 1)
+		return -EFAULT;
+	lock_page(page);
+	if (!cmpxchg(&peer->locked, NULL, page))
+		return 0;
+	unlock_page(page);
+	put_page(page);
+	return -EBUSY;
+}
+
 /* Map as drivers do: the mapped file is the driver's, and may be open for writing. */
 static int peer_mmap(struct file *file, struct vm_area_struct *vma)
 {
@@ -383,6 +410,7 @@ static int peer_close(struct inode *inode, struct file *file)
 	struct peer *peer = file->private_data;
 
 	peer_let_go(peer);
+	peer_unlock(peer);
 	kfree(peer);
 	return 0;
 }
@@ -526,6 +554,10 @@ static long peer_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	case PEER_PLAIN:
 	case PEER_SPECIAL:
 		return peer_mark(arg, cmd == PEER_SPECIAL);
+	case PEER_LOCK:
+		return peer_lock(peer, arg);
+	case PEER_UNLOCK:
+		return peer_unlock(peer);
 	default:
 		return -ENOTTY;
 	}

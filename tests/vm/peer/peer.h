@@ -94,6 +94,13 @@ struct peer_import {
 #define PEER_REFUSE_DEVICE _IO('P', 19)
 #define PEER_ALLOW_DEVICE _IO('P', 20)
 
+/*
+ * PEER_LOCK: locks the page at the address in the argument, as a page fault does that leaves its mapping
+ * to the kernel, until PEER_UNLOCK or the file is closed. One page of each file.
+ */
+#define PEER_LOCK _IO('P', 21)
+#define PEER_UNLOCK _IO('P', 22)
+
 /* mmap() of the file shows what was attached, by its exporter's means. */
 
 #endif
