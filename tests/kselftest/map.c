@@ -512,6 +512,16 @@ TEST(markers, "markers of userfaultfd() are replaced: no fault goes on for ever"
 	kill(pid, SIGKILL);
 }
 
+TEST(markers_huge, "where a PMD would map other pages they are not: SIGBUS")
+{
+	int fd = REQUIRE_OK(t_create(t_dev(), 2 * HUGE, TMESH_CREATE_HUGE));
+	unsigned char *p = marked(fd, PAGE), *q = t_map(fd, 2 * HUGE, RW);
+
+	REQUIRE(q != MAP_FAILED);
+	CHECK_EQ(t_read(p), SIGBUS);
+	CHECK_EQ(t_read(q + PAGE), 0);
+}
+
 struct revocation {
 	pthread_t thread;
 	int fd;
