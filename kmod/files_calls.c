@@ -100,24 +100,21 @@ static int tmesh_put_paths(const struct tmesh_kept_files *cmd, const struct tmes
 	return rc;
 }
 
-/* Describe a group's files. Return -ESTALE if its name ended meanwhile. */
-static int tmesh_files_of_name(struct tmesh_ucmd *ucmd, const struct tmesh_group *group)
+/* Describe the files of a name. Return -ESTALE if it ended meanwhile. */
+static int tmesh_files_of_name(struct tmesh_ucmd *ucmd, const struct tmesh_files *files)
 {
 	struct tmesh_kept_files *cmd = ucmd->cmd;
 	u32 room = cmd->file_count;
 	u64 path_room = cmd->path_bytes;
 	int rc;
 
-	if (!group->files)
-		return -ENODATA;
-	if (!tmesh_table_size(group->files, &cmd->file_count, &cmd->path_bytes))
+	if (!tmesh_table_size(files, &cmd->file_count, &cmd->path_bytes))
 		return -ESTALE;
-	cmd->id = group->id;
 	if (room < cmd->file_count || path_room < cmd->path_bytes)
 		return tmesh_respond(ucmd, sizeof(*cmd)) ? -EFAULT : -ENOSPC;
-	rc = tmesh_put_files(cmd, group->files);
+	rc = tmesh_put_files(cmd, files);
 	if (!rc)
-		rc = tmesh_put_paths(cmd, group->files);
+		rc = tmesh_put_paths(cmd, files);
 	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));
 }
 
@@ -125,6 +122,7 @@ static int tmesh_files_by_name(struct tmesh_ucmd *ucmd)
 {
 	struct tmesh_kept_files *cmd = ucmd->cmd, asked = *cmd;
 	kuid_t uid = current_euid();
+	struct tmesh_files *files;
 	struct tmesh_group *group;
 	int rc;
 
@@ -137,14 +135,24 @@ static int tmesh_files_by_name(struct tmesh_ucmd *ucmd)
 		uid = make_kuid(current_user_ns(), cmd->uid);
 	else if (cmd->uid)
 		return -EINVAL;
-	/* A name that is replaced meanwhile has another group the next time. */
+	/*
+	 * The caller's memory may delay the copy for ever. So only the table is held meanwhile, which
+	 * is emptied when the name ends. A name that is replaced has another group the next time.
+	 */
 	do {
 		*cmd = asked;
 		group = uid_valid(uid) ? tmesh_group_get(uid, cmd->name) : NULL;
 		if (!group)
 			return -ENOENT;
-		rc = tmesh_files_of_name(ucmd, group);
+		cmd->id = group->id;
+		files = group->files;
+		if (files)
+			tmesh_files_get(files);
 		tmesh_group_unhold(group);
+		if (!files)
+			return -ENODATA;
+		rc = tmesh_files_of_name(ucmd, files);
+		tmesh_files_put(files);
 		if (fatal_signal_pending(current))
 			return -EINTR;
 	} while (rc == -ESTALE);

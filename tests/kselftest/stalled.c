@@ -3,7 +3,7 @@
  * Calls that are stalled by a page fault in their caller's memory. A lapse or revocation meanwhile
  * applies to them too, and they do not delay it.
  */
-#include "keep.h"
+#include "files.h"
 #include "lease.h"
 #include "stall.h"
 
@@ -204,4 +204,30 @@ TEST(look, "a query of a region whose answer cannot be written keeps nothing of 
 	d.data = (unsigned long)stall.page;
 	let_go("DESC_GET", TMESH_DESC_GET, &d, &stall, fd);
 	CHECK(!memcmp(stall.page, "text", 4));
+}
+
+TEST(files, "a name that is dropped while its files cannot be written down goes at once")
+{
+	struct tmesh_kept_files f = {
+		.size = sizeof(f),
+		.name = "dropped",
+		.file_count = 1,
+		.file_bytes = sizeof(struct tmesh_file),
+		.path_bytes = PAGE,
+	};
+	struct stall stall = stall_touch();
+	char paths[PAGE];
+	struct call c;
+
+	dev = t_dev();
+	REQUIRE_OK(keep_one(dev, "dropped", "f", BYTES, 1, 0600, 0));
+	f.files = ADDRESS(stall.page);
+	f.paths = ADDRESS(paths);
+	begin(&c, dev, TMESH_KEPT_FILES, &f);
+	stall_await(&stall);
+	CHECK_OK(kept_drop(dev, "dropped"));
+	CHECK_EQ(t_caps(dev).used_regions, 0);
+	CHECK_EQ(t_caps(dev).used_bytes, 0);
+	stall_end(&stall);
+	CHECK_EQ(answer(&c), ENOENT);
 }
