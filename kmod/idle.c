@@ -86,6 +86,21 @@ void tmesh_idle_remove(struct tmesh_group *group)
 void tmesh_group_busy(struct tmesh_group *group)
 {
 	group->held++;
+	group->came++;
+	tmesh_idle_remove(group);
+}
+
+/**
+ * tmesh_group_look() - count a look at a group in @held; it is not idle meanwhile
+ * @group: a group with a name
+ *
+ * A look is no use: it does not count in @came.
+ *
+ * Context: tmesh_kept_lock is held.
+ */
+void tmesh_group_look(struct tmesh_group *group)
+{
+	group->held++;
 	tmesh_idle_remove(group);
 }
 
@@ -98,14 +113,13 @@ void tmesh_group_busy(struct tmesh_group *group)
 void tmesh_group_idle(struct tmesh_group *group)
 {
 	lockdep_assert_held(&tmesh_kept_lock);
-	if (--group->held)
-		return;
 	group->used_ns = ktime_get_ns();
-	tmesh_idle_add_last(group);
+	if (!--group->held)
+		tmesh_idle_add_last(group);
 }
 
 /**
- * tmesh_group_looked() - undo tmesh_group_busy() for a look, which does not count as a use
+ * tmesh_group_looked() - undo tmesh_group_look()
  * @group: held
  * @whole:  the look is complete; else the group is the next to be looked at
  *

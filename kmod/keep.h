@@ -41,7 +41,8 @@
  * @peer:       then also in the tree of idle groups by control group and @turn
  * @turn:       its place in the order of last use; a larger one is later
  * @held:       number of its regions that have claims, and of calls that are about to add some
- * @used_ns:    time when @held became 0
+ * @came:       number of claims and calls that have counted in @held, modulo 2^32
+ * @used_ns:    time when the last of them left
  * @taken:      its memory is being reclaimed; its regions refuse new claims
  * @going:      number of its pages that are not freed yet
  * @regions:    constant; a reference on each
@@ -72,6 +73,7 @@ struct tmesh_group {
 	struct rb_node peer;
 	u64 turn;
 	u32 held;
+	u32 came;
 	u64 used_ns;
 	bool taken;
 	unsigned long going;
@@ -115,6 +117,7 @@ static inline unsigned long tmesh_group_pages(const struct tmesh_group *group)
 
 /* idle.c */
 void tmesh_group_busy(struct tmesh_group *group);
+void tmesh_group_look(struct tmesh_group *group);
 void tmesh_group_idle(struct tmesh_group *group);
 void tmesh_group_looked(struct tmesh_group *group, bool whole);
 void tmesh_idle_remove(struct tmesh_group *group);

@@ -29,15 +29,16 @@ static unsigned long tmesh_kept_count(struct shrinker *s, struct shrink_control 
 /* The result of a look at an idle group */
 enum tmesh_reclaim_look { TMESH_RECLAIM_FREE, TMESH_RECLAIM_PINNED, TMESH_RECLAIM_CUT };
 
-/* Hold a group while it is looked at. */
-static void tmesh_reclaim_hold(struct tmesh_group *group)
+/* Hold a group while it is looked at. Return how many have come to use it so far. */
+static u32 tmesh_reclaim_hold(struct tmesh_group *group)
 {
 	kref_get(&group->ref);
-	tmesh_group_busy(group);
+	tmesh_group_look(group);
+	return group->came;
 }
 
-/* Return the group used longest ago if enough pages are wanted for it. */
-static struct tmesh_group *tmesh_reclaim_begin(void)
+/* Return the group used longest ago if enough pages are wanted for it, held for a look. */
+static struct tmesh_group *tmesh_reclaim_begin(u32 *came)
 {
 	struct tmesh_group *group;
 
@@ -46,7 +47,7 @@ static struct tmesh_group *tmesh_reclaim_begin(void)
 	if (!group || tmesh_group_pages(group) > wanted)
 		return NULL;
 	wanted -= tmesh_group_pages(group);
-	tmesh_reclaim_hold(group);
+	*came = tmesh_reclaim_hold(group);
 	return group;
 }
 
@@ -67,13 +68,17 @@ static enum tmesh_reclaim_look tmesh_reclaim_look(const struct tmesh_group *grou
 	return TMESH_RECLAIM_FREE;
 }
 
-/* End the look at a group. Take the group if it is free and still idle. */
-static bool tmesh_reclaim_end(struct tmesh_group *group, enum tmesh_reclaim_look look)
+/*
+ * End the look at a group. Take the group if it is free, and nobody has come to use it since the look
+ * began: one that has left again may have pinned what was looked at already.
+ */
+static bool tmesh_reclaim_end(struct tmesh_group *group, enum tmesh_reclaim_look look, u32 came)
 {
 	bool take;
 
 	lockdep_assert_held(&tmesh_kept_lock);
-	take = look == TMESH_RECLAIM_FREE && group->held == 1 && tmesh_group_linked(group);
+	take = look == TMESH_RECLAIM_FREE && group->held == 1 && group->came == came &&
+	       tmesh_group_linked(group);
 	if (take) {
 		group->held = 0;
 		tmesh_group_take(group);
@@ -112,6 +117,7 @@ static unsigned long tmesh_kept_scan(struct shrinker *s, struct shrink_control *
 	unsigned long freed = 0, all;
 	struct tmesh_group *group;
 	bool take = false;
+	u32 came;
 
 	spin_lock(&tmesh_kept_lock);
 	if (tmesh_kept_going_pages) {
@@ -120,11 +126,11 @@ static unsigned long tmesh_kept_scan(struct shrinker *s, struct shrink_control *
 	}
 	all = tmesh_kept_idle_pages;
 	wanted = min(wanted + sc->nr_to_scan, all);
-	while (!take && look != TMESH_RECLAIM_CUT && (group = tmesh_reclaim_begin())) {
+	while (!take && look != TMESH_RECLAIM_CUT && (group = tmesh_reclaim_begin(&came))) {
 		spin_unlock(&tmesh_kept_lock);
 		look = tmesh_reclaim_look(group);
 		spin_lock(&tmesh_kept_lock);
-		take = tmesh_reclaim_end(group, look);
+		take = tmesh_reclaim_end(group, look, came);
 		if (take)
 			wanted = 0;
 		spin_unlock(&tmesh_kept_lock);
@@ -161,6 +167,7 @@ bool tmesh_reclaim_cgroup(unsigned long *most)
 	u64 cgroup = tmesh_cgroup_id(), turn = 0, last;
 	struct tmesh_group *group;
 	bool take = false;
+	u32 came;
 
 	if (!cgroup || !*most)
 		return false;
@@ -169,11 +176,11 @@ bool tmesh_reclaim_cgroup(unsigned long *most)
 	while (!take && look != TMESH_RECLAIM_CUT &&
 	       (group = tmesh_group_peer(cgroup, turn, last))) {
 		turn = group->turn;
-		tmesh_reclaim_hold(group);
+		came = tmesh_reclaim_hold(group);
 		spin_unlock(&tmesh_kept_lock);
 		look = tmesh_reclaim_look(group);
 		spin_lock(&tmesh_kept_lock);
-		take = tmesh_reclaim_end(group, look);
+		take = tmesh_reclaim_end(group, look, came);
 		spin_unlock(&tmesh_kept_lock);
 		if (take) {
 			*most -= min(*most, tmesh_group_pages(group));

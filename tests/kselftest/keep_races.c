@@ -314,3 +314,53 @@ TEST(revoked_idle, "regions are revoked by their ids while reclaim takes their g
 	CHECK(revoked && reclaimed);
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
 }
+
+TEST(used_idle, "a name that is used and pinned while reclaim looks at it stays")
+{
+	long rounds = t_length(60, 2000), held = 0, gone = 0;
+	double until = t_now() + t_length(30, 300);
+	unsigned int seed = 20261201;
+	int dev = t_dev();
+
+	for (long round = 0; round < rounds && t_now() < until && !t_failed(); round++) {
+		struct iovec page = {.iov_len = 1};
+		int fds[2], ends[2];
+		pid_t pid;
+
+		/* The look comes to the second region long after the first. */
+		if (!is_kept(dev, "used")) {
+			fds[0] = keep_region(dev, PAGE, 0, 1);
+			fds[1] = REQUIRE_OK(t_create(dev, 32 << 20, TMESH_CREATE_NOHUGE));
+			REQUIRE_OK(t_seal(fds[1]));
+			REQUIRE_OK(keep(dev, "used", fds, 2, 0));
+			close(fds[0]);
+			close(fds[1]);
+		}
+		REQUIRE_OK(pipe2(ends, O_CLOEXEC));
+		T_CHILD(pid) {
+			close(ends[0]);
+			close(ends[1]);
+			t_write_file("/proc/sys/vm/drop_caches", "2");
+		}
+		usleep(t_random(&seed) % 30000);
+		if (kept_open(dev, "used", R_READ, 0, fds, 2) == 2) {
+			page.iov_base = t_map(fds[0], PAGE, PROT_READ);
+			REQUIRE(page.iov_base != MAP_FAILED);
+			REQUIRE(vmsplice(ends[1], &page, 1, 0) == 1);
+			munmap(page.iov_base, PAGE);
+			close(fds[0]);
+			close(fds[1]);
+			t_wait(pid);
+			CHECK(is_kept(dev, "used"));
+			held++;
+		} else {
+			t_wait(pid);
+			gone++;
+		}
+		close(ends[0]);
+		close(ends[1]);
+	}
+	t_note("%ld were used, %ld had gone", held, gone);
+	CHECK(held);
+	t_drop_kept();
+}
