@@ -624,9 +624,14 @@ TEST(lifetime, "memory kept for a time is gone after it; its holders have it sti
 	int dev = t_dev(), a = keep_region(dev, PAGE, 0, 1), b = keep_region(dev, PAGE, 0, 2);
 	struct tmesh_keep call = keep_call("short", &a, 1);
 	struct tmesh_kept k;
+	int c = keep_region(dev, PAGE, 0, 3);
 
 	call.lifetime_ns = 300000000;
 	CHECK_OK(ioctl(dev, TMESH_KEEP, &call));
+	call = keep_call("next", &c, 1);
+	call.lifetime_ns = 900000000;
+	CHECK_OK(ioctl(dev, TMESH_KEEP, &call));
+	close(c);
 	call = keep_call("long", &b, 1);
 	call.lifetime_ns = 3600 * 1000000000ull;
 	CHECK_OK(ioctl(dev, TMESH_KEEP, &call));
@@ -634,6 +639,7 @@ TEST(lifetime, "memory kept for a time is gone after it; its holders have it sti
 	CHECK_EQ(k.expires_ns - k.kept_ns, call.lifetime_ns);
 	close(b);
 	CHECK(gone_soon(dev, "short"));
+	CHECK(gone_soon(dev, "next"));
 	CHECK(keep_same(a, PAGE, 1));
 	CHECK_EQ(t_info(a).kept, 0);
 	CHECK(kept_find(dev, "long", &k));

@@ -101,8 +101,11 @@ TEST(pinned, "pages that the kernel has of it keep it, although no process has a
 	REQUIRE(vmsplice(pipes[1], &io, 1, 0) == PAGE);
 	munmap(p, 4 * PAGE);
 	close(fd);
+	leave(dev, "later", 4 * PAGE, TMESH_CREATE_NOHUGE);
 	drop_caches();
 	CHECK(is_kept(dev, "pinned"));
+	/* What cannot go does not hold up what was used later. */
+	CHECK(!is_kept(dev, "later"));
 	CHECK_EQ(read(pipes[0], &byte, 1), 1);
 	CHECK_EQ(byte, 4);
 	close(pipes[0]);

@@ -4,6 +4,7 @@
  */
 #include <sys/ptrace.h>
 
+#include "cgroup.h"
 #include "keep.h"
 #include "lease.h"
 
@@ -263,6 +264,32 @@ TEST(kernel_writes, "writes and pins of the kernel's go to the process's own pag
 		munmap(r, BYTES);
 		close(mem);
 	}
+}
+
+TEST(copies, "the page that such a pin needs for a moment is freed after it")
+{
+	int dev = t_dev(), fd = region_of(dev, &kinds[1]);
+	struct tmesh_create_user c = {.size = sizeof(c), .bytes = PAGE, .rights = R_READ};
+	unsigned char *p;
+	long before;
+
+	if (!t_kernel_at_least(6, 2))
+		t_skip("this kernel copies no page for a pin that only reads");
+	T_ALONE()
+	{
+		cgroup_enter(CGROUP, "max");
+		before = cgroup_charged(CGROUP);
+		for (int i = 0; i < 1024; i++) {
+			p = map_private(fd, BYTES, RW);
+			REQUIRE(p != MAP_FAILED);
+			c.address = ADDRESS(p);
+			REQUIRE_OK(ioctl(dev, TMESH_CREATE_USER, &c));
+			close(c.fd);
+			munmap(p, BYTES);
+		}
+		CHECK(cgroup_charged(CGROUP) < before + (long)(2 * MB));
+	}
+	cgroup_remove(CGROUP);
 }
 
 /* Check pages 0 to 3 after the loss: 0 was written, 1 was read, 2 was not touched. */

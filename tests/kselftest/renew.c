@@ -146,6 +146,24 @@ static void held_by_pipe(__u32 flags, __u64 bytes)
 
 TEST_CALL(pipe, "so does a pipe that was given pages", held_by_pipe(TMESH_CREATE_NOHUGE, BYTES))
 
+TEST(pipe_last, "the same of the last page of many: they are looked at in pieces")
+{
+	__u64 bytes = 16 * MB;
+	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, bytes, TMESH_CREATE_NOHUGE));
+	char *p = t_map(fd, bytes, RW);
+	struct iovec io = {.iov_base = p + bytes - PAGE, .iov_len = PAGE};
+	int pipes[2];
+
+	REQUIRE(p != MAP_FAILED);
+	CHECK_OK(renew(fd));
+	REQUIRE_OK(pipe(pipes));
+	REQUIRE(vmsplice(pipes[1], &io, 1, 0) == PAGE);
+	CHECK_ERR(renew(fd), EBUSY);
+	close(pipes[0]);
+	close(pipes[1]);
+	CHECK_OK(renew(fd));
+}
+
 TEST(pipe_huge, "the same on huge pages")
 {
 	if (!t_has_huge(t_dev()))

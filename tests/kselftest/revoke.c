@@ -427,6 +427,12 @@ TEST(by_id, "an owner without a handle takes back what others hold; no other use
 		t_become(1002, 1002, 0);
 		CHECK_ERR(revoke_id(t_dev(), id), ENOENT);
 	}
+	T_ALONE()
+	{
+		/* An administrator sees it in another IPC namespace. The owner there is another one. */
+		REQUIRE_OK(unshare(CLONE_NEWIPC));
+		CHECK_ERR(revoke_id(t_dev(), id), EPERM);
+	}
 	held = t_recv_fd(sv[0]);
 	close(c.fd);
 	CHECK_EQ(t_caps(dev).used_bytes, PAGE);
