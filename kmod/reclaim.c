@@ -69,8 +69,8 @@ static enum tmesh_reclaim_look tmesh_reclaim_look(const struct tmesh_group *grou
 }
 
 /*
- * End the look at a group. Take the group if it is free, and nobody has come to use it since the look
- * began: one that has left again may have pinned what was looked at already.
+ * End the look at a group. Take the group if it is free and no other user has come since the look
+ * began. A user that has left again may have pinned a page that was looked at already.
  */
 static bool tmesh_reclaim_end(struct tmesh_group *group, enum tmesh_reclaim_look look, u32 came)
 {

@@ -34,7 +34,7 @@ static int tmesh_renew_check(const struct tmesh_claim *claim, struct tmesh_renew
 		renewal->joined = region->nr_joined;
 	/*
 	 * A claim that existed between two pieces may have pinned a page that was looked at before.
-	 * An attachment holds the export's claim. What is kept is sealed.
+	 * An attachment holds the export's claim. Memory that is kept is sealed.
 	 */
 	if (renewal->joined != region->nr_joined || !list_is_singular(&region->claims))
 		return -EBUSY;

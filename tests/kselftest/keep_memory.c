@@ -104,7 +104,7 @@ TEST(pinned, "pages that the kernel has of it keep it, although no process has a
 	leave(dev, "later", 4 * PAGE, TMESH_CREATE_NOHUGE);
 	drop_caches();
 	CHECK(is_kept(dev, "pinned"));
-	/* What cannot go does not hold up what was used later. */
+	/* A name that cannot go does not hold up one that was used later. */
 	CHECK(!is_kept(dev, "later"));
 	CHECK_EQ(read(pipes[0], &byte, 1), 1);
 	CHECK_EQ(byte, 4);

@@ -9,8 +9,8 @@
 # complains. The file /plan has a line for each: its number, and "i" where it is inverted and not out, then PROGRAM:CASE:SECONDS.
 #
 # The module stays loaded while it is as new: a case that has failed has to pass with the guard in again. Where it
-# does not, the module is loaded anew. Where a case fails even then, the kernel keeps what the first guard of the plan did,
-# or what an earlier one did: the guest ends, and "again" says that the guard is to be tried in a new one.
+# does not, the module is loaded anew. Where a case fails even then, the kernel keeps what this guard or an earlier one did.
+# The guest ends, and "again" says that the guard is to be tried in a new one, unless it is the first of the plan.
 
 export TMESH_KO=/tmesh.ko TMESH_CORPUS=/fuzz.corpus
 if [ -e /mutants.ko ]; then

@@ -95,8 +95,8 @@ struct peer_import {
 #define PEER_ALLOW_DEVICE _IO('P', 20)
 
 /*
- * PEER_LOCK: locks the page at the address in the argument, as a page fault does that leaves its mapping
- * to the kernel, until PEER_UNLOCK or the file is closed. One page of each file.
+ * PEER_LOCK: locks the page at the address in the argument until PEER_UNLOCK or the close of the file.
+ * A page fault that leaves its mapping to the kernel does that too. One page of each file.
  */
 #define PEER_LOCK _IO('P', 21)
 #define PEER_UNLOCK _IO('P', 22)
