@@ -152,6 +152,12 @@ static bool tmesh_memfd_in_use(struct tmesh_mem *mem, struct folio *folio)
 	return folio_maybe_dma_pinned(folio);
 }
 
+/* Mappings of handles and of the memfd itself have the same inode. */
+static bool tmesh_memfd_mapped(const struct tmesh_mem *mem)
+{
+	return mapping_mapped(to_memfd(mem)->file->f_mapping);
+}
+
 /* Test whether another region of the same memfd may write to it. */
 static bool tmesh_memfd_shared(const struct tmesh_memfd_mem *memfd)
 {
@@ -433,6 +439,7 @@ static const struct tmesh_backing_ops tmesh_memfd_ops = {
 	.settle = tmesh_memfd_settle,
 	.sealed = tmesh_memfd_sealed,
 	.in_use = tmesh_memfd_in_use,
+	.mapped = tmesh_memfd_mapped,
 };
 
 /**

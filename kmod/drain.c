@@ -401,7 +401,7 @@ int tmesh_pinned_bytes(struct tmesh_region *region, u64 *bytes)
 }
 
 /**
- * tmesh_drain_look() - test whether memory of a region without claims is in use or pinned
+ * tmesh_drain_look() - test whether memory of a region without claims is in use, pinned or mapped
  * @region: the region; the caller has a reference
  *
  * Context: may be memory reclaim, so locks are only tried and nothing is allocated.
@@ -412,7 +412,7 @@ int tmesh_drain_look(struct tmesh_region *region)
 {
 	struct tmesh_sweep sweep = { };
 	struct tmesh_mem *mem;
-	bool more;
+	bool more, mapped;
 
 	if (delayed_work_pending(&region->hold))
 		return 1;
@@ -427,11 +427,12 @@ int tmesh_drain_look(struct tmesh_region *region)
 		 * uses_lock.
 		 */
 		mem = READ_ONCE(region->mem);
-		more = mem && tmesh_sweep(region, mem, &sweep, false, TMESH_PIECE);
+		mapped = mem && mem->ops->mapped && mem->ops->mapped(mem);
+		more = mem && !mapped && tmesh_sweep(region, mem, &sweep, false, TMESH_PIECE);
 		mutex_unlock(&region->uses_lock);
 		cond_resched();
 	} while (more && !sweep.pinned);
-	return !!sweep.pinned;
+	return mapped || sweep.pinned;
 }
 
 /**

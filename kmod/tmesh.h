@@ -146,6 +146,9 @@ struct tmesh_user {
  *             NULL if that cannot happen
  * @in_use:    tests whether a folio has references other than ours and those of page tables. NULL
  *             if only uses count, and the memory of a revoked region is freed as a whole
+ * @mapped:    tests whether mappings that belong to another file keep the pages, so that the end of
+ *             the region frees nothing. Called in memory reclaim with the region's uses_lock held.
+ *             NULL if that cannot happen
  * @poisoned:  lets the sources of borrowed pages look for bad pages. Called with a reference on
  *             @mem and with cut_lock held. NULL for memory that is not borrowed
  */
@@ -159,6 +162,7 @@ struct tmesh_backing_ops {
 	void (*settle)(void);
 	bool (*sealed)(const struct tmesh_mem *mem);
 	bool (*in_use)(struct tmesh_mem *mem, struct folio *folio);
+	bool (*mapped)(const struct tmesh_mem *mem);
 	void (*poisoned)(struct tmesh_mem *mem);
 };
 

@@ -134,6 +134,31 @@ TEST(memfd, "a memfd that goes with the others gives its pages back at its regio
 		usleep(1000);
 }
 
+TEST(memfd_mapped, "a memfd that a process has mapped keeps its name: its end would free nothing")
+{
+	int dev = t_dev(),
+	    memfd = REQUIRE_OK(memfd_create("kept", MFD_ALLOW_SEALING | MFD_CLOEXEC));
+	struct tmesh_create_memfd c = {.size = sizeof(c), .memfd = memfd};
+	void *p;
+
+	REQUIRE_OK(ftruncate(memfd, 3 * PAGE));
+	REQUIRE_OK(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
+	REQUIRE_OK(ioctl(dev, TMESH_CREATE_MEMFD, &c));
+	REQUIRE_OK(t_seal(c.fd));
+	REQUIRE_OK(keep(dev, "mapped", &c.fd, 1, 0));
+	p = t_map(c.fd, PAGE, PROT_READ);
+	REQUIRE(p != MAP_FAILED);
+	close(c.fd);
+	close(memfd);
+	drop_caches();
+	CHECK(is_kept(dev, "mapped"));
+	munmap(p, PAGE);
+	drop_caches();
+	CHECK(!is_kept(dev, "mapped"));
+	while (t_caps(dev).used_regions || t_caps(dev).used_bytes)
+		usleep(1000);
+}
+
 /* The hold lasts a second, of which half may pass before the first look. */
 TEST(held_for_token, "memory held for a token under way is not taken before that has ended")
 {

@@ -808,11 +808,13 @@ struct tmesh_wait {
  *   - the module is unloaded
  *   - memory is short, and the name has no holders
  *
- * A region is held while it has a handle, mapping, export or view. When the machine is short of
- * memory, the kernel ends the unheld name that was used longest ago. TMESH_CREATE does so in a
- * memory control group that is full, among the regions charged to that group. Names with a held
- * region, or with pages that a device or the kernel has pinned, are not ended for memory. If a name
- * ends while a region is held, the holder keeps the region.
+ * A region is held while it has a handle, mapping, export or view. A mapping of a region over a
+ * memfd is the memfd's and does not hold the region. When the machine is short of memory, the
+ * kernel ends the unheld name that was used longest ago. TMESH_CREATE does so in a memory control
+ * group that is full, among the regions charged to that group. Names with a held region are not
+ * ended for memory. Nor are names with pages that a device or the kernel has pinned, or with a
+ * memfd that a process has mapped. An open descriptor of a memfd keeps its pages too, but does not
+ * prevent the end of the name. If a name ends while a region is held, the holder keeps the region.
  *
  * @name         in: 1 to TMESH_LABEL_MAX bytes, zero-terminated, no control characters
  * @handles      in: array of @count descriptors (__s32) of handles with MANAGE (EACCES). The caller
