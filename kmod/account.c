@@ -208,6 +208,7 @@ static void tmesh_due_init(struct tmesh_due *due)
 	spin_lock_init(&due->lock);
 	INIT_LIST_HEAD(&due->leases);
 	INIT_WORK(&due->work, account_due);
+	xa_init_flags(&due->bound, XA_FLAGS_ACCOUNT);
 }
 
 /* Reserve a random prefix for the ids of a namespace. */

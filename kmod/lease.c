@@ -24,8 +24,34 @@
 #define TMESH_LEASE_BYTES (2 * PAGE_SIZE)
 #define TMESH_LEASE_GFP (TMESH_GFP | __GFP_ZERO)
 
+/*
+ * The most leases of a uid that end with one process. The end of the process walks over the leases
+ * of all uids, with interrupts off.
+ */
+#define TMESH_PROCESS_LEASES 4096
+
 /* The number of leases; for debugfs. */
 static atomic_long_t tmesh_leases;
+
+/*
+ * Add 1 or -1 to the number of a uid's leases that end with a process. Lowering it needs no memory.
+ * A process that has ended may share its pid, and so its number of leases, with a later one.
+ */
+static int tmesh_process_count(struct tmesh_lease_obj *lease, struct pid *pid, int by)
+{
+	struct xarray *bound = &tmesh_user_due(lease->user)->bound;
+	unsigned long nr = pid_nr(pid), count;
+	void *old, *was = xa_load(bound, nr);
+
+	do {
+		old = was;
+		count = (old ? xa_to_value(old) : 0) + by;
+		if (count > TMESH_PROCESS_LEASES)
+			return -EDQUOT;
+		was = xa_cmpxchg(bound, nr, old, count ? xa_mk_value(count) : NULL, TMESH_GFP);
+	} while (!xa_is_err(was) && was != old);
+	return xa_err(was);
+}
 
 static void tmesh_lease_release(struct kref *ref)
 {
@@ -33,6 +59,7 @@ static void tmesh_lease_release(struct kref *ref)
 
 	if (lease->pid) {
 		remove_wait_queue(&lease->pid->wait_pidfd, &lease->exit);
+		tmesh_process_count(lease, lease->pid, -1);
 		put_pid(lease->pid);
 	}
 	tmesh_lease_expiry_fini(lease);
@@ -222,6 +249,7 @@ static int tmesh_process_wake(struct wait_queue_entry *entry, unsigned int mode,
 struct tmesh_process_poll {
 	poll_table table;
 	struct tmesh_lease_obj *lease;
+	int rc;
 };
 
 /*
@@ -230,10 +258,14 @@ struct tmesh_process_poll {
  */
 static void tmesh_process_queue(struct file *file, wait_queue_head_t *head, poll_table *table)
 {
-	struct tmesh_lease_obj *lease =
-		container_of(table, struct tmesh_process_poll, table)->lease;
+	struct tmesh_process_poll *poll = container_of(table, struct tmesh_process_poll, table);
+	struct pid *pid = container_of(head, struct pid, wait_pidfd);
+	struct tmesh_lease_obj *lease = poll->lease;
 
-	lease->pid = get_pid(container_of(head, struct pid, wait_pidfd));
+	poll->rc = tmesh_process_count(lease, pid, 1);
+	if (poll->rc)
+		return;
+	lease->pid = get_pid(pid);
 	add_wait_queue(head, &lease->exit);
 }
 
@@ -249,8 +281,7 @@ static int tmesh_lease_bind_process(struct tmesh_lease_obj *lease, int pidfd)
 		rc = -EINVAL;
 	} else {
 		init_poll_funcptr(&poll.table, tmesh_process_queue);
-		if (vfs_poll(file, &poll.table) & EPOLLIN)
-			rc = -ESRCH;
+		rc = vfs_poll(file, &poll.table) & EPOLLIN ? -ESRCH : poll.rc;
 	}
 	fput(file);
 	return rc;
@@ -260,8 +291,8 @@ static int tmesh_lease_bind_process(struct tmesh_lease_obj *lease, int pidfd)
  * tmesh_lease_new() - allocate a lease without claims
  * @cmd: the call; its period was checked
  *
- * Return: the lease with a reference; or as a pointer -ENOMEM, -EDQUOT; -EBADF, -EINVAL or -ESRCH
- * for the process.
+ * Return: the lease with a reference; or as a pointer -ENOMEM, -EDQUOT; -EBADF, -EINVAL, -ESRCH or
+ * -EDQUOT for the process.
  */
 struct tmesh_lease_obj *tmesh_lease_new(const struct tmesh_lease *cmd)
 {

@@ -87,6 +87,7 @@ enum tmesh_level { TMESH_PER_UID, TMESH_PER_IPC_NS, TMESH_TOTAL, TMESH_LEVELS };
  * @user:   while @queued is set: a reference, which also keeps this structure
  * @work:   ends the leases. Each uid has its own work, so that its leases do not wait for those of
  *          another
+ * @bound:  for each process: the number of the uid's leases that end with it, by pid
  */
 struct tmesh_due {
 	spinlock_t lock;
@@ -94,6 +95,7 @@ struct tmesh_due {
 	bool queued;
 	struct tmesh_user *user;
 	struct work_struct work;
+	struct xarray bound;
 };
 
 /**

@@ -50,7 +50,8 @@ int tmesh_lease_set(struct tmesh_region *region, uint64_t ns, enum tmesh_taken t
 
 /*
  * The same, and the lease ends with the process of @pidfd too. With @ns 0 it needs no touch.
- * Return: also -ESRCH (it has ended), -EBADF, -EINVAL (no pidfd of a process), -EOPNOTSUPP (memfd).
+ * Return: also -ESRCH (it has ended), -EBADF, -EINVAL (no pidfd of a process), -EOPNOTSUPP (memfd);
+ * -EDQUOT also if 4,096 leases of this user end with that process already.
  */
 int tmesh_lease_bind(struct tmesh_region *region, int pidfd, uint64_t ns, enum tmesh_taken taken,
 		     struct tmesh_error *err);

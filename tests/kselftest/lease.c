@@ -493,6 +493,37 @@ TEST(process, "a lease that is bound to a process ends with it")
 	}
 }
 
+/* The most leases of one user that are bound to one process */
+#define BOUND 4096
+
+TEST(bound, "a user binds 4,096 leases to one process and no more, another one as many")
+{
+	int fd = region(BYTES), handles[BOUND + 1], pidfd;
+	struct rlimit files = {2 * BOUND, 2 * BOUND};
+	pid_t pid = sleeper();
+
+	REQUIRE_OK(setrlimit(RLIMIT_NOFILE, &files));
+	pidfd = pidfd_of(pid);
+	for (int i = 0; i <= BOUND; i++)
+		handles[i] = REQUIRE_OK(t_derive(fd, R_READ, 0));
+	for (int i = 0; i < BOUND; i++)
+		close(REQUIRE_OK(lease_call(handles[i], TMESH_LEASE_PROCESS, 0, pidfd, NULL)));
+	refused(handles[BOUND], TMESH_LEASE_PROCESS, 0, pidfd, EDQUOT);
+	T_ALONE()
+	{
+		t_become(1001, 1001, 0);
+		CHECK_OK(lease_call(t_derive(fd, R_READ, 0), TMESH_LEASE_PROCESS, 0, pidfd, NULL));
+	}
+	CHECK_OK(lease_call(t_derive(fd, R_READ, 0), TMESH_LEASE_PROCESS, 0, pidfd_of(getpid()),
+			    NULL));
+	close(handles[0]);
+	CHECK_OK(lease_call(handles[BOUND], TMESH_LEASE_PROCESS, 0, pidfd, NULL));
+	kill_and_reap(pid);
+	for (int i = 1; i <= BOUND; i++)
+		REQUIRE(poll(&(struct pollfd){.fd = handles[i]}, 1, 60000) == 1);
+	refused(fd, TMESH_LEASE_PROCESS, 0, pidfd, ESRCH);
+}
+
 TEST(process_period, "a lease of a process that lives lapses too")
 {
 	int fd = region(BYTES);

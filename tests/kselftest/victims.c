@@ -15,6 +15,7 @@
 #define GROUP 1500
 #define MOST 100
 #define HANDLES 2000
+#define BOUND 4096 /* the most leases of one user that are bound to one process */
 #define WATCHES 20000
 
 /* A victim that has not ended by then hangs. */
@@ -361,6 +362,60 @@ TEST(leases, "the end of many leases of one user does not put off those of anoth
 		close(sv[1]);
 	}
 	tell_all("flood");
+}
+
+/* Bind leases to a victim's process. */
+static void bind_to(pid_t victim, int sock)
+{
+	int fd, handle, lease, pidfd = pidfd_of(victim), n;
+
+	t_become(ATTACKER, ATTACKER, 0);
+	fd = REQUIRE_OK(t_create(t_dev(), PAGE, 0));
+	for (n = 0; n <= BOUND; n++) {
+		handle = REQUIRE_OK(t_derive(fd, R_READ, 0));
+		lease = lease_call(handle, TMESH_LEASE_PROCESS, 0, pidfd, NULL);
+		if (lease < 0)
+			break;
+		close(lease);
+	}
+	CHECK_EQ(n, BOUND);
+	t_say(sock);
+	t_hear(sock);
+}
+
+static void end_of_process(bool attacked)
+{
+	pid_t pid = sleeper(), attacker;
+	double since;
+	int sv[2];
+
+	if (attacked) {
+		t_pair(sv);
+		T_CHILD(attacker)
+			bind_to(pid, sv[1]);
+		t_hear(sv[0]);
+	}
+	since = t_now();
+	kill_and_reap(pid);
+	took(&shared->exit, since);
+	if (attacked) {
+		t_say(sv[0]);
+		t_wait(attacker);
+		close(sv[0]);
+		close(sv[1]);
+	}
+}
+
+TEST(bound, "another user's leases that are bound to a process put off its exit by little")
+{
+	more_files();
+	shared = share();
+	for (int i = 0; i < rounds(); i++)
+		end_of_process(false);
+	tell_all("undisturbed");
+	for (int i = 0; i < t_length(2, 10); i++)
+		end_of_process(true);
+	tell_all("bound leases");
 }
 
 static void revoke_one(int dev, int holds)

@@ -587,7 +587,8 @@ struct tmesh_policy {
  * TMESH_LEASE_GET returns a file for an existing lease: ENODATA if the handle has none. The other
  * fields must be 0. EBUSY if the handle has a lease already. EINVAL on a pinning handle. EOPNOTSUPP
  * if the module cannot take the handle's mappings away: for regions over a memfd, and for imports
- * that were mapped. ESRCH if the process has ended.
+ * that were mapped. ESRCH if the process has ended. EDQUOT also if 4,096 leases of the caller's
+ * effective uid end with that process already.
  */
 #define TMESH_LEASE_PROCESS (1u << 0)
 #define TMESH_LEASE_GET (1u << 1)
