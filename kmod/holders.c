@@ -20,6 +20,17 @@
 #define TMESH_HOLDERS_SPARE 64
 
 /**
+ * tmesh_holders_allowed() - test whether the caller may see the holders of a region
+ * @region: the region
+ *
+ * Return: true for its owner and for CAP_SYS_ADMIN.
+ */
+bool tmesh_holders_allowed(const struct tmesh_region *region)
+{
+	return uid_eq(current_euid(), region->uid) || capable(CAP_SYS_ADMIN);
+}
+
+/**
  * tmesh_holders_alloc() - allocate an array for the holders of a region
  * @region:  the region
  * @room:    entries that the caller has room for; lowered to the number that may be needed
@@ -150,7 +161,7 @@ int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
 	if (IS_ERR(region))
 		return PTR_ERR(region);
 	rc = -EPERM;
-	if (!uid_eq(current_euid(), region->uid) && !capable(CAP_SYS_ADMIN))
+	if (!tmesh_holders_allowed(region))
 		goto put;
 	rc = tmesh_holders_alloc(region, &room, &holders);
 	if (rc)

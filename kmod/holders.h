@@ -7,6 +7,7 @@
 
 #include "tmesh.h"
 
+bool tmesh_holders_allowed(const struct tmesh_region *region);
 int tmesh_holders_alloc(struct tmesh_region *region, u32 *room, struct tmesh_holder **holders);
 u32 tmesh_holders_describe(struct tmesh_region *region, u32 kind, struct tmesh_holder *holders,
 			   u32 room, u32 *total);

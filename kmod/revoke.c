@@ -277,6 +277,9 @@ static int tmesh_revoke_region(struct tmesh_ucmd *ucmd, struct tmesh_region *reg
 	rc = tmesh_respond(ucmd, sizeof(*cmd));
 	if (rc)
 		return rc;
+	/* TMESH_RIGHT_MANAGE may be another user's. */
+	if (!tmesh_holders_allowed(region))
+		room = 0;
 	rc = tmesh_holders_alloc(region, &room, &holders);
 	if (rc)
 		return rc;

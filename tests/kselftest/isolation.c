@@ -236,6 +236,44 @@ TEST(pid_ns, "holders outside one's PID namespace have the pid 0, others their o
 	t_wait(pid);
 }
 
+static struct tmesh_revoke revoke_of(struct tmesh_holder *one)
+{
+	return (struct tmesh_revoke){
+		.size = sizeof(struct tmesh_revoke),
+		.entries = (__u64)(unsigned long)one,
+		.entry_bytes = sizeof(*one),
+		.count = 1,
+	};
+}
+
+TEST(revoke_holders, "TMESH_REVOKE shows no holders to a caller that TMESH_HOLDERS refuses")
+{
+	int fd = REQUIRE_OK(t_create(t_dev(), PAGE, 0)), given = REQUIRE_OK(t_derive(fd, R_ALL, 0));
+	struct tmesh_holder one = {0};
+	struct tmesh_revoke r;
+
+	REQUIRE_OK(t_seal(fd));
+	REQUIRE_OK(t_derive(fd, R_READ, TMESH_DERIVE_PIN));
+	T_ALONE()
+	{
+		struct tmesh_holders q = holders_of(0, &one);
+
+		t_become(BOB, BOB, 0);
+		CHECK_ERR(ioctl(given, TMESH_HOLDERS, &q), EPERM);
+		r = revoke_of(&one);
+		CHECK_ERR(ioctl(given, TMESH_REVOKE, &r), EBUSY);
+		CHECK_EQ(r.count, 0);
+		CHECK_EQ(r.total, 1);
+		CHECK_EQ(one.pid, 0);
+		CHECK_EQ(one.kind, 0);
+	}
+	r = revoke_of(&one);
+	CHECK_ERR(ioctl(given, TMESH_REVOKE, &r), EBUSY);
+	CHECK_EQ(r.count, 1);
+	CHECK_EQ(one.pid, getpid());
+	CHECK_EQ(t_info(fd).state, TMESH_STATE_SEALED);
+}
+
 TEST(time_ns, "times are those of the caller's clock, also in a time namespace")
 {
 	int fd = REQUIRE_OK(t_create(t_dev(), PAGE, 0));

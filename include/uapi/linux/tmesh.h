@@ -515,6 +515,8 @@ struct tmesh_desc {
  * EBUSY while a pinning handle exists; nothing overrides that. @entries then lists the pinning
  * holders (array as for TMESH_HOLDERS), and nothing has changed.
  *
+ * Only a caller that TMESH_HOLDERS admits gets entries; others get @total alone.
+ *
  * The call waits for work that importers had queued, up to a second in all and until a signal. The
  * region is revoked all the same.
  *
