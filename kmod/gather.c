@@ -83,6 +83,9 @@ struct tmesh_part {
  * @nr_parts: number of parts
  * @nr_pages: number of pages in all parts
  * @again:    number of extents that repeat a page
+ * @user:     the user charged for @parts and for the bitmaps of @sources
+ * @bytes:    their length
+ * @charged:  the whole pages of @bytes
  */
 struct tmesh_gathering {
 	struct tmesh_region *view;
@@ -94,6 +97,9 @@ struct tmesh_gathering {
 	u32 nr_parts;
 	unsigned long nr_pages;
 	u32 again;
+	struct tmesh_user *user;
+	u64 bytes;
+	u64 charged;
 };
 
 static struct tmesh_link *to_link(const struct tmesh_claim *claim)
@@ -246,18 +252,40 @@ static const struct tmesh_claim_ops tmesh_gather_claim_ops = {
 	.in_use = tmesh_gather_in_use,
 };
 
+/*
+ * Charge memory that is freed at the end of the call, in whole pages, rounded down. The caller's
+ * memory may stall the call for ever.
+ */
+static int tmesh_gather_charge(struct tmesh_gathering *g, u64 bytes)
+{
+	u64 charge = (g->bytes + bytes) & PAGE_MASK;
+	int rc;
+
+	rc = tmesh_exchange(g->user, TMESH_BYTES, g->charged, charge);
+	if (rc)
+		return rc;
+	g->bytes += bytes;
+	g->charged = charge;
+	return 0;
+}
+
 static struct tmesh_source *tmesh_gather_source(struct tmesh_gathering *g,
 						const struct tmesh_region *region)
 {
 	struct tmesh_source *source = xa_load(&g->sources, region->id);
-	int rc = -ENOMEM;
+	size_t longs = BITS_TO_LONGS(region->nr_pages);
+	int rc;
 
 	if (source)
 		return source;
+	rc = tmesh_gather_charge(g, longs * sizeof(long));
+	if (rc)
+		return ERR_PTR(rc);
 	source = kzalloc(sizeof(*source), TMESH_GFP);
 	if (!source)
 		return ERR_PTR(-ENOMEM);
-	source->taken = kvcalloc(BITS_TO_LONGS(region->nr_pages), sizeof(long), TMESH_GFP);
+	rc = -ENOMEM;
+	source->taken = kvcalloc(longs, sizeof(long), TMESH_GFP);
 	if (!source->taken)
 		goto free;
 	rc = xa_err(xa_store(&g->sources, region->id, source, TMESH_GFP));
@@ -474,6 +502,12 @@ static int tmesh_gather_make(struct tmesh_gathering *g, const struct tmesh_gathe
 {
 	int rc;
 
+	rc = tmesh_gather_charge(g, cmd->count * sizeof(*g->parts));
+	if (rc)
+		return rc;
+	g->parts = kvmalloc_array(cmd->count, sizeof(*g->parts), TMESH_GFP);
+	if (!g->parts)
+		return -ENOMEM;
 	rc = tmesh_gather_read(g, cmd);
 	if (rc)
 		return rc;
@@ -499,6 +533,7 @@ static void tmesh_gather_end(struct tmesh_gathering *g)
 	xa_destroy(&g->sources);
 	xa_destroy(&g->by_fd);
 	kvfree(g->parts);
+	tmesh_uncharge(g->user, TMESH_BYTES, g->charged);
 }
 
 /**
@@ -520,17 +555,13 @@ int tmesh_ioctl_gather(struct tmesh_ucmd *ucmd)
 		return rc;
 	if (cmd->rights & TMESH_RIGHT_MANAGE || !cmd->count || cmd->count > TMESH_GATHER_MAX)
 		return -EINVAL;
-	g.parts = kvmalloc_array(cmd->count, sizeof(*g.parts), TMESH_GFP);
-	if (!g.parts)
-		return -ENOMEM;
 	/* The length is known after all parts have been read. */
 	spec.bytes = 0;
 	rc = tmesh_birth_begin(&birth, &spec);
-	if (rc) {
-		kvfree(g.parts);
+	if (rc)
 		return rc;
-	}
 	g.view = birth.region;
+	g.user = birth.user;
 	tmesh_drain_init_view(g.view);
 	INIT_LIST_HEAD(&g.links);
 	xa_init_flags(&g.by_fd, XA_FLAGS_ACCOUNT);

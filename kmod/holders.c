@@ -8,6 +8,7 @@
 #include <linux/pid_namespace.h>
 #include <linux/slab.h>
 
+#include "account.h"
 #include "claim.h"
 #include "fence.h"
 #include "holders.h"
@@ -30,29 +31,79 @@ bool tmesh_holders_allowed(const struct tmesh_region *region)
 	return uid_eq(current_euid(), region->uid) || capable(CAP_SYS_ADMIN);
 }
 
+static int tmesh_holders_charge(struct tmesh_holder_list *list)
+{
+	struct tmesh_user *user;
+	u64 bytes;
+	int rc;
+
+	if (list->room <= TMESH_HOLDERS_FREE)
+		return 0;
+	user = tmesh_user_get(current_euid());
+	if (IS_ERR(user))
+		return PTR_ERR(user);
+	bytes = PAGE_ALIGN((list->room - TMESH_HOLDERS_FREE) * sizeof(*list->entries));
+	rc = tmesh_charge(user, TMESH_BYTES, bytes);
+	if (rc) {
+		tmesh_user_put(user);
+		return rc;
+	}
+	list->user = user;
+	list->charged = bytes;
+	return 0;
+}
+
 /**
  * tmesh_holders_alloc() - allocate an array for the holders of a region
- * @region:  the region
- * @room:    entries that the caller has room for; lowered to the number that may be needed
- * @holders: set to the array, which the caller frees with kvfree(), or to NULL
+ * @region: the region
+ * @room:   entries that the caller has room for
+ * @list:   filled in, with room for no more entries than may be needed; to be freed with
+ *          tmesh_holders_free()
  *
  * The array exists so that user memory is not touched under claims_lock. It is allocated before
  * that lock is taken, because the allocation may wait for any time: other processes of the caller's
- * control group may use up its memory.
+ * control group may use up its memory. The caller's own memory may stall the call for ever while it
+ * has the array, so a long one is charged.
  *
  * Context: may sleep; no lock of tmesh is held.
- * Return: 0 or -ENOMEM.
+ * Return: 0, -ENOMEM, or -EDQUOT.
  */
-int tmesh_holders_alloc(struct tmesh_region *region, u32 *room, struct tmesh_holder **holders)
+int tmesh_holders_alloc(struct tmesh_region *region, u32 room, struct tmesh_holder_list *list)
 {
+	int rc;
+
 	lockdep_assert_not_held(&region->claims_lock);
-	*room = min(*room, TMESH_HOLDERS_SPARE + READ_ONCE(region->nr_handles) +
-			   READ_ONCE(region->nr_exports) + READ_ONCE(region->nr_gathers) +
-			   atomic_read(&region->attachments));
-	*holders = NULL;
-	if (*room)
-		*holders = kvcalloc(*room, sizeof(**holders), TMESH_GFP);
-	return *room && !*holders ? -ENOMEM : 0;
+	*list = (struct tmesh_holder_list) {
+		.room = min(room, TMESH_HOLDERS_SPARE + READ_ONCE(region->nr_handles) +
+				  READ_ONCE(region->nr_exports) + READ_ONCE(region->nr_gathers) +
+				  atomic_read(&region->attachments)),
+	};
+	if (!list->room)
+		return 0;
+	rc = tmesh_holders_charge(list);
+	if (rc)
+		return rc;
+	list->entries = kvcalloc(list->room, sizeof(*list->entries), TMESH_GFP);
+	if (list->entries)
+		return 0;
+	tmesh_holders_free(list);
+	return -ENOMEM;
+}
+
+/**
+ * tmesh_holders_free() - free an array and its charge
+ * @list: of tmesh_holders_alloc(), or zeroed
+ *
+ * Context: may sleep; no lock of tmesh is held.
+ */
+void tmesh_holders_free(struct tmesh_holder_list *list)
+{
+	kvfree(list->entries);
+	if (list->user) {
+		tmesh_uncharge(list->user, TMESH_BYTES, list->charged);
+		tmesh_user_put(list->user);
+	}
+	*list = (struct tmesh_holder_list) { };
 }
 
 static void tmesh_holder_describe(const struct tmesh_claim *claim, struct tmesh_holder *holder)
@@ -147,14 +198,14 @@ int tmesh_holders_put(u64 entries, u32 stride, struct tmesh_holder *holders, u32
 int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
 {
 	struct tmesh_holders *cmd = ucmd->cmd;
-	struct tmesh_holder *holders = NULL;
+	struct tmesh_holder_list list = { };
 	struct tmesh_region *region;
-	u32 room = cmd->count;
 	int rc;
 
 	if (cmd->pad)
 		return -EINVAL;
-	rc = tmesh_check_stride(room, cmd->entry_bytes, offsetofend(struct tmesh_holder, comm));
+	rc = tmesh_check_stride(cmd->count, cmd->entry_bytes,
+				offsetofend(struct tmesh_holder, comm));
 	if (rc)
 		return rc;
 	region = tmesh_get_named(ucmd, cmd->id);
@@ -163,7 +214,7 @@ int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
 	rc = -EPERM;
 	if (!tmesh_holders_allowed(region))
 		goto put;
-	rc = tmesh_holders_alloc(region, &room, &holders);
+	rc = tmesh_holders_alloc(region, cmd->count, &list);
 	if (rc)
 		goto put;
 	/* Wait for a revocation or lapse under way, whose mappings would be shown otherwise. */
@@ -174,7 +225,7 @@ int tmesh_ioctl_holders(struct tmesh_ucmd *ucmd)
 	if (mutex_lock_killable(&region->claims_lock))
 		goto put;
 	rc = 0;
-	cmd->count = tmesh_holders_describe(region, 0, holders, room, &cmd->total);
+	cmd->count = tmesh_holders_describe(region, 0, list.entries, list.room, &cmd->total);
 	mutex_unlock(&region->claims_lock);
 put:
 	/*
@@ -183,7 +234,7 @@ put:
 	 */
 	tmesh_region_put(region);
 	if (!rc)
-		rc = tmesh_holders_put(cmd->entries, cmd->entry_bytes, holders, cmd->count);
-	kvfree(holders);
+		rc = tmesh_holders_put(cmd->entries, cmd->entry_bytes, list.entries, cmd->count);
+	tmesh_holders_free(&list);
 	return rc ? rc : tmesh_respond(ucmd, sizeof(*cmd));
 }

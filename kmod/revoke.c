@@ -7,7 +7,6 @@
 #include <linux/jiffies.h>
 #include <linux/mm.h>
 #include <linux/nsproxy.h>
-#include <linux/slab.h>
 
 #include "claim.h"
 #include "drain.h"
@@ -196,18 +195,18 @@ static void tmesh_devices_wait(struct tmesh_region *region)
 
 /* Write the number of pinned bytes and the holders that may pin them to user memory. */
 static int tmesh_revoke_report(struct tmesh_ucmd *ucmd, struct tmesh_region *region, u32 kind,
-			       struct tmesh_holder *holders, u32 room)
+			       struct tmesh_holder_list *list)
 {
 	struct tmesh_revoke *cmd = ucmd->cmd;
 
 	mutex_lock(&region->claims_lock);
-	cmd->count = tmesh_holders_describe(region, kind, holders, room, &cmd->total);
+	cmd->count = tmesh_holders_describe(region, kind, list->entries, list->room, &cmd->total);
 	cmd->exports = region->nr_exports;
 	cmd->attachments = atomic_read(&region->attachments);
 	mutex_unlock(&region->claims_lock);
 	if (tmesh_pinned_bytes(region, &cmd->pinned_bytes))
 		return -EINTR;
-	if (tmesh_holders_put(cmd->entries, cmd->entry_bytes, holders, cmd->count))
+	if (tmesh_holders_put(cmd->entries, cmd->entry_bytes, list->entries, cmd->count))
 		return -EFAULT;
 	return tmesh_respond(ucmd, sizeof(*cmd));
 }
@@ -263,8 +262,8 @@ static int tmesh_revoke(struct tmesh_ucmd *ucmd, struct tmesh_region *region)
 
 static int tmesh_revoke_region(struct tmesh_ucmd *ucmd, struct tmesh_region *region)
 {
-	struct tmesh_holder *holders = NULL;
 	struct tmesh_revoke *cmd = ucmd->cmd;
+	struct tmesh_holder_list list;
 	u32 room = cmd->count;
 	int rc, told;
 
@@ -280,18 +279,21 @@ static int tmesh_revoke_region(struct tmesh_ucmd *ucmd, struct tmesh_region *reg
 	/* TMESH_RIGHT_MANAGE may be another user's. */
 	if (!tmesh_holders_allowed(region))
 		room = 0;
-	rc = tmesh_holders_alloc(region, &room, &holders);
+	rc = tmesh_holders_alloc(region, room, &list);
+	/* An owner at the limit can still revoke. */
+	if (rc == -EDQUOT)
+		rc = tmesh_holders_alloc(region, TMESH_HOLDERS_FREE, &list);
 	if (rc)
 		return rc;
 	rc = tmesh_revoke(ucmd, region);
 	if (!rc || rc == -ETIMEDOUT || rc == -EINTR || rc == -EBUSY) {
 		told = tmesh_revoke_report(ucmd, region,
 					   rc == -EBUSY ? TMESH_HOLDER_PINNING :
-							  TMESH_HOLDER_DEVICE, holders, room);
+							  TMESH_HOLDER_DEVICE, &list);
 		if (told)
 			rc = told;
 	}
-	kvfree(holders);
+	tmesh_holders_free(&list);
 	return rc;
 }
 

@@ -399,6 +399,9 @@ struct tmesh_list {
  *
  * @id is as for TMESH_INFO, the array as for TMESH_LIST. @count returns the number of entries
  * written, @total the number of holders.
+ *
+ * During the call its caller is charged for a list of more than 128 entries. EDQUOT if a limit of
+ * bytes is reached. A @count of up to 128 needs nothing.
  */
 #define TMESH_HOLDER_HANDLE 1
 #define TMESH_HOLDER_PINNING 2
@@ -515,7 +518,8 @@ struct tmesh_desc {
  * EBUSY while a pinning handle exists; nothing overrides that. @entries then lists the pinning
  * holders (array as for TMESH_HOLDERS), and nothing has changed.
  *
- * Only a caller that TMESH_HOLDERS admits gets entries; others get @total alone.
+ * Only a caller that TMESH_HOLDERS admits gets entries; others get @total alone. If a limit of
+ * bytes is reached, @entries lists at most 128 holders.
  *
  * The call waits for work that importers had queued, up to a second in all and until a signal. The
  * region is revoked all the same.
@@ -732,7 +736,8 @@ struct tmesh_opaque {
  *
  * The view holds its sources, and TMESH_HOLDERS of a source lists it. A writable view counts as a
  * writer of its sources. A view is revoked when a source is revoked, and when the lease of a handle
- * that it was made through lapses. Its bytes are not charged again. It cannot be sealed or have
+ * that it was made through lapses. Its bytes are not charged again, but its list of pages is.
+ * During the call the caller is charged for the extents too. The view cannot be sealed or have
  * pinning handles (EOPNOTSUPP). EDQUOT if a source would have more than TMESH_GATHER_VIEWS views.
  * Half of these are for the source's owner. Another user must leave as many of the others free as
  * it has. If n extents repeat pages, mmap() gives ENOMEM once the view has 2 * TMESH_GATHER_MAX /
