@@ -136,7 +136,7 @@ static int tmesh_files_by_name(struct tmesh_ucmd *ucmd)
 	else if (cmd->uid)
 		return -EINVAL;
 	/*
-	 * The caller's memory may delay the copy for ever. So only the table is held meanwhile, which
+	 * The caller's memory may delay the copy for ever. So only the table is held meanwhile. It
 	 * is emptied when the name ends. A name that is replaced has another group the next time.
 	 */
 	do {

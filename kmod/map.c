@@ -55,9 +55,9 @@ static unsigned long tmesh_countable_pages(struct page **pages, unsigned long nr
  * do that for one page, so that the retried access finds an entry. The core maps it after the
  * region's lock is dropped, as for memory that PMDs map: tmesh_flush_faults() has to wait for it.
  *
- * MADV_DONTNEED may free the page table before that (since 6.14), and then the core would map all of
- * a folio of PMD size, from its first page on. The mapping is one that must have no PMD: it may begin
- * at another page of the folio.
+ * MADV_DONTNEED may free the page table before that (since 6.14). Then the core would map all of a
+ * folio of PMD size, from its first page on. The mapping is one that must have no PMD: it may
+ * begin at another page of the folio.
  */
 static vm_fault_t tmesh_fault_again(struct vm_fault *vmf, struct tmesh_claim *claim,
 				    struct page *page)

@@ -429,7 +429,7 @@ TEST(by_id, "an owner without a handle takes back what others hold; no other use
 	}
 	T_ALONE()
 	{
-		/* An administrator sees it in another IPC namespace. The owner there is another one. */
+		/* An administrator sees it in another IPC namespace. The owner there is another. */
 		REQUIRE_OK(unshare(CLONE_NEWIPC));
 		CHECK_ERR(revoke_id(t_dev(), id), EPERM);
 	}
