@@ -316,6 +316,10 @@ static int import_ipc(struct tmesh_cuda *cuda, struct tmesh_region *region, cons
 
 	if (device < 0)
 		return device;
+	if (opts->lease_ns)
+		return tmesh_fail(err, -EOPNOTSUPP,
+				  "import: memory that tmesh did not allocate has no lease: open "
+				  "it without one");
 	rc = cuda_enter(cuda, device, err);
 	if (rc)
 		return rc;

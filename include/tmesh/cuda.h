@@ -312,11 +312,13 @@ int tmesh_cuda_region(struct tmesh_cuda_memory *memory, struct tmesh_region **ou
 		      struct tmesh_error *err);
 
 struct tmesh_cuda_import_opts {
-	size_t size;	   /* sizeof(struct tmesh_cuda_import_opts) */
-	uint32_t rights;   /* of kernels; 0: READ */
-	int device;	   /* that kernels run on; -1: the resident one */
-	uint64_t lease_ns; /* 0: none. Without a touch for this time the memory is unmapped here */
-	uint32_t flags;	   /* OR_STAGE, OR_WRITABLE: how a ref to host memory is registered */
+	size_t size;	 /* sizeof(struct tmesh_cuda_import_opts) */
+	uint32_t rights; /* of kernels; 0: READ */
+	int device;	 /* that kernels run on; -1: the resident one */
+	/* 0: none. Without a touch for this time the memory is unmapped here. Memory of cuIpc has
+	 * none: -EOPNOTSUPP. */
+	uint64_t lease_ns;
+	uint32_t flags; /* OR_STAGE, OR_WRITABLE: how a ref to host memory is registered */
 };
 
 /*

@@ -594,6 +594,10 @@ STANDIN_ADD(test_ipc_for_a_device, NULL, NULL)
 				      err));
 	assert_int_equal(info_of(memory).rights, RW);
 	tmesh_cuda_memory_unref(memory);
+	opts.lease_ns = SECOND;
+	assert_refused(tmesh_cuda_open_ref(bed->cuda, text, strlen(text), &opts, NULL, &memory,
+					   &layout, err),
+		       -EOPNOTSUPP, "no lease");
 	helper_end(&helpers[0]);
 	bed_close(bed);
 }
