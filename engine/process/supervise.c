@@ -316,7 +316,7 @@ static int start(struct supervisor *own)
 
 	if (own->deaf && place_listen(&own->place, &err)) {
 		why.code = -EIO;
-		snprintf(why.why, sizeof(why.why), "%s", err.message);
+		snprintf(why.why, sizeof(why.why), "%.*s", (int)sizeof(why.why) - 1, err.message);
 		return not_started(own, &why);
 	}
 	own->deaf = false;
