@@ -500,11 +500,19 @@ TEST(gather_sources, "and so is the list of pages that each source has given")
 	t_set_limit("max_bytes_per_uid", used + 4 * PAGE);
 	CHECK_ERR(t_gather(dev, e, SOURCES, R_READ), EDQUOT);
 	CHECK_EQ(t_caps(dev).used_bytes, used);
-	t_set_limit("max_bytes_per_uid", used + 5 * PAGE);
+	t_set_limit("max_bytes_per_uid", used + 256 * MB);
 	CHECK_OK(view = t_gather(dev, e, SOURCES, R_READ));
 	CHECK_EQ(t_caps(dev).used_bytes, used + PAGE);
 	close(view);
 	CHECK_EQ(t_caps(dev).used_bytes, used);
+	/* A bit for each page: two pages for one source, of which the view keeps none */
+	e[0] = t_extent(REQUIRE_OK(t_create(dev, 256 * MB, 0)), 0, 1);
+	used = t_caps(dev).used_bytes;
+	t_set_limit("max_bytes_per_uid", used + PAGE);
+	CHECK_ERR(t_gather(dev, e, 1, R_READ), EDQUOT);
+	t_set_limit("max_bytes_per_uid", used + 3 * PAGE);
+	CHECK_OK(t_gather(dev, e, 1, R_READ));
+	CHECK_EQ(t_caps(dev).used_bytes, used + PAGE);
 }
 
 #define FREE_ENTRIES 128
