@@ -110,14 +110,14 @@ while True:
 BLOCK = """
 import multiprocessing, os, sys
 
-def make(queue, how):
+def make(queue, answers, how):
     from tmesh.shared_memory import SharedMemory
     block = SharedMemory(create=True, size=100)
     block.buf[0] = 7
     queue.put(block.name)
     block.close()
     if how == "attached":
-        queue.get()
+        answers.get()
 
 if __name__ == "__main__":
     how, method = sys.argv[1:]
@@ -126,13 +126,13 @@ if __name__ == "__main__":
         tmesh.shared_memory.install()
     context = multiprocessing.get_context(method)
     queue, answers = context.SimpleQueue(), context.SimpleQueue()
-    process = context.Process(target=make, args=(queue, how))
+    process = context.Process(target=make, args=(queue, answers, how))
     process.start()
     name = queue.get()
     print(name, flush=True)
     if how == "attached":
         block = tmesh.shared_memory.SharedMemory(name)
-        queue.put(1)
+        answers.put(1)
     process.join()
     from tmesh.shared_memory import SharedMemory, _names
     if how != "attached":
@@ -163,6 +163,49 @@ def run_block(tmp_path, *arguments):
 def test_a_worker_leaves_its_block_to_its_parent(tmp_path, how, method):
     done = run_block(tmp_path, how, method)
     assert done.returncode == 0 and done.stdout.endswith("left\n") and not done.stderr, done.stderr
+
+
+def test_a_left_block_keeps_its_name_while_others_begin(python):
+    """A process that creates its first block removes names that open nothing. It leaves alone those whose blocks are under
+    way, until the process that they are left to has ended."""
+    python("""
+import multiprocessing, os, subprocess, sys, tmesh.shared_memory
+from tmesh.shared_memory import SharedMemory, _names
+
+def make(queue):
+    block = SharedMemory(create=True, size=100)
+    block.buf[0] = 7
+    queue.put(block.name)
+    block.close()
+
+def others():
+    subprocess.run([sys.executable, "-c", "from tmesh.shared_memory import SharedMemory; SharedMemory(create=True, size=1)"], check=True)
+
+def entries():
+    folder = os.open("shm", os.O_RDONLY, dir_fd=tmesh._tmesh.runtime_dir())
+    return {entry for entry in os.listdir(folder) if not entry.startswith(".inbox")}
+
+tmesh.shared_memory.install()
+context = multiprocessing.get_context("fork")
+queue = context.SimpleQueue()
+names = []
+for _ in range(2):
+    process = context.Process(target=make, args=(queue,))
+    process.start()
+    names.append(queue.get())
+    process.join()
+    others()
+    if len(names) == 1:
+        block = SharedMemory(names[0])
+        assert block.buf[0] == 7
+        assert entries() == {names[0]}, entries()
+        block.unlink()
+assert entries() == {names[1], ".left-" + names[1]}, entries()
+_names._inbox.close()
+_names._inbox = None
+others()
+assert not entries(), entries()
+""")
 
 
 def test_a_workers_block_ends_with_a_word(tmp_path):

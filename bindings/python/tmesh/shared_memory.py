@@ -58,6 +58,8 @@ _FIRST_LOOKS = 256
 
 # The socket at which a process receives blocks that its children leave.
 _INBOX = ".inbox-"
+# Beside a name: the process to which the name's owner leaves the block. Until that one takes it the name opens nothing.
+_LEFT = ".left-"
 
 
 def _inbox_name(pid: int) -> str:
@@ -147,11 +149,17 @@ class _Names:
         parent = multiprocessing.parent_process()
         if parent is None or not tensor.label:
             return False
+        left = _LEFT + tensor.label
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
                 out.connect(self._inbox_path(parent.pid))  # type: ignore[arg-type]
+                with self._locked() as folder:
+                    _unlink(left, folder)  # of an earlier process
+                    os.symlink(str(parent.pid), left, dir_fd=folder)
                 tensor.send(out, writable=True, timeout=0)
         except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(left, dir_fd=self._open())
             return False
         return True
 
@@ -180,6 +188,7 @@ class _Names:
             unfinished = f"{entry}.{secrets.token_hex(4)}"
             os.symlink(token, unfinished, dir_fd=folder)
             os.rename(unfinished, entry, src_dir_fd=folder, dst_dir_fd=folder)
+            _unlink(_LEFT + entry, folder)
         self._mine[entry] = token, tensor
         self._before[token] = before
 
@@ -202,7 +211,11 @@ class _Names:
         util.Finalize(None, self._end_process, exitpriority=0)
         for entry in os.listdir(folder)[:_FIRST_LOOKS]:
             if entry.startswith(_INBOX):
-                _remove_unheard(entry, folder)
+                if not _hears(entry, folder):
+                    _unlink(entry, folder)  # its process may be doing so
+            elif entry.startswith(_LEFT):
+                if not os.path.lexists(f"/proc/self/fd/{folder}/{entry.removeprefix(_LEFT)}"):
+                    _unlink(entry, folder)
             else:
                 _remove_dead(entry, folder)
 
@@ -283,27 +296,46 @@ class _Names:
             self._inbox = None
 
 
+def _unlink(entry: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(entry, dir_fd=folder)
+
+
 def _remove_dead(entry: str, folder: int) -> bool:
-    """Remove a name that opens nothing. The caller has the lock."""
+    """Remove a name that opens nothing, unless its block is left to a process that has yet to take it. The caller has the
+    lock."""
     try:
         _tmesh.open(os.readlink(entry, dir_fd=folder))
     except NotFoundError:
+        if _is_left(entry, folder):
+            return False
         os.unlink(entry, dir_fd=folder)
+        _unlink(_LEFT + entry, folder)
         return True
     except OSError:
         pass  # it exists, but for example its process is slow
     return False
 
 
-def _remove_unheard(entry: str, folder: int) -> None:
-    """Remove the socket of a process that has ended. The caller has the lock."""
+def _is_left(entry: str, folder: int) -> bool:
+    """Return whether a block is left to a process that lives."""
+    try:
+        heir = int(os.readlink(_LEFT + entry, dir_fd=folder))
+    except (OSError, ValueError):
+        return False
+    return _hears(_inbox_name(heir), folder)
+
+
+def _hears(inbox: str, folder: int) -> bool:
+    """Return whether a process receives from this socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
         try:
-            out.connect(f"/proc/self/fd/{folder}/{entry}")
-        except ConnectionRefusedError:
-            os.unlink(entry, dir_fd=folder)
+            out.connect(f"/proc/self/fd/{folder}/{inbox}")
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
         except OSError:
             pass
+    return True
 
 
 _names = _Names()
