@@ -58,25 +58,25 @@ def test_a_spawned_process_writes_to_its_argument():
     tmesh.in_transit.here = _tmesh.InTransit()
 
 
-def write_everywhere(tensor, sealed, parts, answers):
+def write_everywhere(tensor, sealed, parts, answers, end):
     assert tensor.numpy().flags.writeable and not sealed.numpy().flags.writeable
     tensor.numpy()[0] = 5
     tensor[1] = 6
     memoryview(parts["rows"])[0] = 7
     answers.put(tensor.ref(writable=True))
-    answers.get()
+    end.get()
 
 
 def test_a_forked_process_writes_to_its_argument():
     context = multiprocessing.get_context("fork")
-    tensor, sealed, answers = tmesh.put(np.zeros(4), seal=False), tmesh.put(np.zeros(4)), tmesh.Queue()
-    process = context.Process(target=write_everywhere, args=(tensor, sealed, {"rows": tensor[2:]}, answers))
+    tensor, sealed, answers, end = tmesh.put(np.zeros(4), seal=False), tmesh.put(np.zeros(4)), tmesh.Queue(), tmesh.Queue()
+    process = context.Process(target=write_everywhere, args=(tensor, sealed, {"rows": tensor[2:]}, answers, end))
     process.start()
     theirs = tmesh.open(answers.get(), writable=True)
     assert tensor.tolist() == [5, 6, 7, 0]
     theirs[3] = 9
     assert tensor.tolist() == [5, 6, 7, 9]
-    answers.put(None)
+    end.put(None)
     process.join(PATIENCE)
     assert process.exitcode == 0
     # The child's handles are gone with it.
