@@ -80,6 +80,7 @@ TEST(room, "too little room gives ENOSPC with both lengths, and nothing is read"
 {
 	int dev = t_dev();
 	struct tmesh_kept_files k;
+	unsigned char *p;
 
 	keep_many(dev, "n", 3, 4);
 	for (int i = 0; i < 3; i++) {
@@ -111,6 +112,16 @@ TEST(room, "too little room gives ENOSPC with both lengths, and nothing is read"
 	k = files_of("n");
 	k.paths = 8;
 	CHECK_ERR(ioctl(dev, TMESH_KEPT_FILES, &k), EFAULT);
+	/* The zeros of the last entry would be on a page that is not there. */
+	p = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	REQUIRE(p != MAP_FAILED);
+	REQUIRE_OK(munmap(p + PAGE, PAGE));
+	k = files_of("n");
+	k.file_count = 3;
+	k.file_bytes = sizeof(entries[0]) + 8;
+	k.files = ADDRESS(p + PAGE + 8 - 3 * k.file_bytes);
+	CHECK_ERR(ioctl(dev, TMESH_KEPT_FILES, &k), EFAULT);
+	munmap(p, PAGE);
 	CHECK_OK(kept_drop(dev, "n"));
 	close(dev);
 }
@@ -150,6 +161,12 @@ TEST(arguments, "wrong names, users and mixtures are refused")
 	CHECK_ERR(ioctl(dev, TMESH_KEPT_FILES, &k), EINVAL);
 	k = file_at(dev);
 	k.path_bytes = 1;
+	CHECK_ERR(ioctl(dev, TMESH_KEPT_FILES, &k), EINVAL);
+	k = file_at(dev);
+	k.uid = 1;
+	CHECK_ERR(ioctl(dev, TMESH_KEPT_FILES, &k), EINVAL);
+	k = file_at(dev);
+	k.paths = ADDRESS(paths);
 	CHECK_ERR(ioctl(dev, TMESH_KEPT_FILES, &k), EINVAL);
 	k = file_at(dev);
 	k.file_count = 2;

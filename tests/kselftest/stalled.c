@@ -211,16 +211,20 @@ TEST(files, "a name that is dropped while its files cannot be written down goes 
 	struct tmesh_kept_files f = {
 		.size = sizeof(f),
 		.name = "dropped",
-		.file_count = 1,
+		.file_count = 2,
 		.file_bytes = sizeof(struct tmesh_file),
 		.path_bytes = PAGE,
 	};
 	struct stall stall = stall_touch();
+	struct kept_files *table = no_files();
+	int fd = keep_region(dev = t_dev(), BYTES, 0, 1);
 	char paths[PAGE];
 	struct call c;
 
-	dev = t_dev();
-	REQUIRE_OK(keep_one(dev, "dropped", "f", BYTES, 1, 0600, 0));
+	files_add(table, "a", 0, 0, PAGE);
+	files_add(table, "b", 0, PAGE, PAGE);
+	REQUIRE_OK(keep_files(dev, "dropped", &fd, 1, table, 0600, 0));
+	close(fd);
 	f.files = ADDRESS(stall.page);
 	f.paths = ADDRESS(paths);
 	begin(&c, dev, TMESH_KEPT_FILES, &f);
@@ -230,4 +234,6 @@ TEST(files, "a name that is dropped while its files cannot be written down goes 
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
 	stall_end(&stall);
 	CHECK_EQ(answer(&c), ENOENT);
+	/* The second file was gone, and nothing is written in its place. */
+	CHECK(!((struct tmesh_file *)stall.page)[1].bytes);
 }
