@@ -18,6 +18,7 @@ struct tmesh_engine_cancellable {
 };
 
 static _Thread_local struct tmesh_engine_cancellable *current;
+static _Thread_local uint64_t deadline;
 
 int tmesh_engine_cancellable_create(const struct tmesh_engine_cancellable_opts *opts,
 				    struct tmesh_engine_cancellable **out, struct tmesh_error *err)
@@ -97,7 +98,30 @@ void cancel_interrupted(void)
 		tmesh_engine_cancel(current);
 }
 
-int cancel_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline)
+uint64_t deadline_enter(uint64_t next)
+{
+	uint64_t before = deadline;
+
+	deadline = next;
+	return before;
+}
+
+uint64_t deadline_get(void)
+{
+	return deadline;
+}
+
+void cancel_cond_init(pthread_cond_t *cond)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(cond, &attr);
+	pthread_condattr_destroy(&attr);
+}
+
+int cancel_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock)
 {
 	uint64_t until = deadline;
 	struct timespec time;

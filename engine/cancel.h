@@ -4,8 +4,8 @@
  * the hook once, with the cancellable's lock held. A hook may take other locks, so a thread must
  * not begin or end a hook while it holds one of those.
  *
- * The cancellable of a call belongs to the calling thread. Code below the call, in any file, gets
- * it here.
+ * The cancellable and the deadline of a call belong to the calling thread. Code below the call, in
+ * any file, gets them here. So a call that waits several times has one deadline for all its waits.
  */
 #ifndef TMESH_ENGINE_CANCEL_H
 #define TMESH_ENGINE_CANCEL_H
@@ -26,12 +26,20 @@ int cancel_check(struct tmesh_error *err);
 /* Ask the program whether to cancel, after a signal interrupted this thread's wait. */
 void cancel_interrupted(void);
 
+/* Set the deadline of this thread's call; 0: none. Return the deadline of the call around it, which
+ * is set again when this one ends. */
+uint64_t deadline_enter(uint64_t deadline);
+/* Return the deadline of this thread's call; 0: none. */
+uint64_t deadline_get(void);
+
 /* The interval at which a wait that signals do not interrupt asks the program. */
 #define CANCEL_LOOK_NS UINT64_C(100000000)
-/* Wait on a condition that uses the monotonic clock. If the program wants to be asked after
- * signals, wait at most CANCEL_LOOK_NS, then ask it without @lock. Return 0, or ETIMEDOUT after
- * @deadline. A @deadline of 0 never passes. */
-int cancel_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline);
+/* Make a condition that uses the monotonic clock. */
+void cancel_cond_init(pthread_cond_t *cond);
+/* Wait on such a condition. If the program wants to be asked after signals, wait at most
+ * CANCEL_LOOK_NS, then ask it without @lock. Return 0, or ETIMEDOUT after the deadline of this
+ * thread's call. */
+int cancel_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock);
 
 /* Begin or end a hook of this thread's call. @wake may be called before begin() returns. It is not
  * called after end(). */

@@ -50,7 +50,6 @@ static struct tmesh_engine_context *new_context(struct tmesh_ctx *ctx, uint32_t 
 						uint32_t session_regions)
 {
 	struct tmesh_engine_context *context = calloc(1, sizeof(*context));
-	pthread_condattr_t attr;
 
 	if (!context)
 		return NULL;
@@ -60,10 +59,7 @@ static struct tmesh_engine_context *new_context(struct tmesh_ctx *ctx, uint32_t 
 	context->keep = sessions ? sessions : ENGINE_SESSIONS;
 	context->keep_regions = session_regions;
 	pthread_mutex_init(&context->lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&context->opened, &attr);
-	pthread_condattr_destroy(&attr);
+	cancel_cond_init(&context->opened);
 	context->ctx = tmesh_ctx_ref(ctx);
 	return context;
 }

@@ -8,22 +8,20 @@
 #include "gpu.h"
 #include "remote.h"
 #include "resolve.h"
+#include "turn.h"
 
 struct tmesh_engine_binding {
 	atomic_uint refs;
 	struct tmesh_engine_graph *graph;
 	struct resolved values;
-	pthread_mutex_t lock;
-	pthread_cond_t idle;
-	struct turn *running; /* the dispatch that has the turn; NULL: none */
+	struct turns turns; /* of calls that run or change it */
 	void *plugin;
 	bool seen; /* the engine was seen to write to the bound places */
 };
 
-/* A dispatch of a binding. One runs at a time, others wait. */
+/* A turn of a binding. */
 struct turn {
 	struct tmesh_engine_binding *binding;
-	pthread_t owner;
 	struct cancel_hook hook;
 };
 
@@ -34,7 +32,6 @@ static int bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_valu
 	struct tmesh_engine_context *context = graph->context;
 	struct tmesh_engine_binding *binding;
 	int rc = engine_enter(context, err);
-	pthread_condattr_t attr;
 
 	if (rc)
 		return rc;
@@ -52,11 +49,7 @@ static int bind(struct tmesh_engine_graph *graph, const struct tmesh_engine_valu
 		goto free_values;
 	binding->refs = 1;
 	binding->graph = tmesh_engine_graph_ref(graph);
-	pthread_mutex_init(&binding->lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&binding->idle, &attr);
-	pthread_condattr_destroy(&attr);
+	turns_init(&binding->turns);
 	atomic_fetch_add_explicit(&context->counters.bindings, 1, memory_order_relaxed);
 	*out = binding;
 	return 0;
@@ -73,7 +66,11 @@ int tmesh_engine_bind(struct tmesh_engine_graph *graph, const struct tmesh_engin
 		      size_t output_count, struct tmesh_engine_binding **out,
 		      struct tmesh_error *err)
 {
-	return bind(graph, inputs, input_count, outputs, output_count, false, out, err);
+	uint64_t before = deadline_enter(remote_deadline(graph->context->remote));
+	int rc = bind(graph, inputs, input_count, outputs, output_count, false, out, err);
+
+	deadline_enter(before);
+	return rc;
 }
 
 /* Check that the engine wrote the outputs where they are bound. If it did not, it has copied, or
@@ -133,38 +130,17 @@ static void wake_turn(void *data)
 	struct tmesh_engine_binding *binding = turn->binding;
 	const struct tmesh_engine_plugin *plugin = binding->graph->context->plugin;
 
-	pthread_mutex_lock(&binding->lock);
-	pthread_cond_broadcast(&binding->idle);
-	if (binding->running == turn && plugin->cancel)
+	pthread_mutex_lock(&binding->turns.lock);
+	turns_wake(&binding->turns);
+	if (binding->turns.holder == &turn->hook && plugin->cancel)
 		plugin->cancel(binding->plugin, true);
-	pthread_mutex_unlock(&binding->lock);
+	pthread_mutex_unlock(&binding->turns.lock);
 }
 
 static int begin_turn(struct turn *turn, struct tmesh_error *err)
 {
-	struct tmesh_engine_binding *binding = turn->binding;
-	const struct remote *remote = binding->graph->context->remote;
-	uint64_t deadline = remote ? remote_deadline(remote) : 0;
-	int late = 0, rc = 0;
-
-	cancel_hook_begin(&turn->hook, wake_turn, turn);
-	turn->owner = pthread_self();
-	pthread_mutex_lock(&binding->lock);
-	/* A signal handler interrupted this thread's own run. */
-	if (binding->running && pthread_equal(binding->running->owner, turn->owner))
-		rc = tmesh_fail(err, -EDEADLK, "this thread's own run of the binding waits below");
-	while (!rc && !(rc = cancel_check(err)) && binding->running && !late)
-		late = cancel_cond_wait(&binding->idle, &binding->lock, deadline);
-	if (!rc && binding->running)
-		rc = tmesh_fail(err, -ETIMEDOUT,
-				"other runs of this binding did not end before the deadline: give "
-				"a later one");
-	if (!rc)
-		binding->running = turn;
-	pthread_mutex_unlock(&binding->lock);
-	if (rc)
-		cancel_hook_end(&turn->hook);
-	return rc;
+	return turn_enter(&turn->binding->turns, &turn->hook, wake_turn, turn,
+			  "runs of this binding", err);
 }
 
 static void end_turn(struct turn *turn)
@@ -174,13 +150,11 @@ static void end_turn(struct turn *turn)
 
 	/* Without its hook this call cannot cancel the engine, which the next turn uses. */
 	cancel_hook_end(&turn->hook);
-	pthread_mutex_lock(&binding->lock);
+	pthread_mutex_lock(&binding->turns.lock);
 	if (plugin->cancel && cancel_check(NULL))
 		plugin->cancel(binding->plugin, false);
-	binding->running = NULL;
-	/* Wake all: a single woken call could be a cancelled one, which leaves. */
-	pthread_cond_broadcast(&binding->idle);
-	pthread_mutex_unlock(&binding->lock);
+	turn_leave(&binding->turns);
+	pthread_mutex_unlock(&binding->turns.lock);
 }
 
 static int plugin_run(struct tmesh_engine_binding *binding, struct tmesh_error *err)
@@ -228,10 +202,12 @@ int tmesh_engine_binding_dispatch_cancellable(struct tmesh_engine_binding *bindi
 					      struct tmesh_engine_cancellable *cancellable,
 					      struct tmesh_error *err)
 {
+	uint64_t deadline = deadline_enter(remote_deadline(binding->graph->context->remote));
 	struct tmesh_engine_cancellable *before = cancel_enter(cancellable);
 	int rc = binding_run(binding, err);
 
 	cancel_enter(before);
+	deadline_enter(deadline);
 	return rc;
 }
 
@@ -321,6 +297,7 @@ int tmesh_engine_binding_rebind(struct tmesh_engine_binding *binding,
 	const struct tmesh_engine_context *context = binding->graph->context;
 	struct turn turn = {.binding = binding};
 	int rc = engine_enter(context, err);
+	uint64_t before;
 
 	if (rc)
 		return rc;
@@ -330,11 +307,13 @@ int tmesh_engine_binding_rebind(struct tmesh_engine_binding *binding,
 	if (count > binding->values.inputs)
 		return tmesh_fail(err, -EINVAL, "%zu inputs were given, and the graph has %zu",
 				  count, binding->values.inputs);
+	before = deadline_enter(remote_deadline(context->remote));
 	rc = begin_turn(&turn, err);
-	if (rc)
-		return rc;
-	rc = rebind(binding, inputs, count, err);
-	end_turn(&turn);
+	if (!rc) {
+		rc = rebind(binding, inputs, count, err);
+		end_turn(&turn);
+	}
+	deadline_enter(before);
 	return rc;
 }
 
@@ -355,8 +334,7 @@ void tmesh_engine_binding_unref(struct tmesh_engine_binding *binding)
 		context->plugin->unbind(binding->plugin);
 	engine_resolved_free(&binding->values);
 	tmesh_engine_graph_unref(binding->graph);
-	pthread_mutex_destroy(&binding->lock);
-	pthread_cond_destroy(&binding->idle);
+	turns_destroy(&binding->turns);
 	free(binding);
 }
 
@@ -438,10 +416,12 @@ int tmesh_engine_dispatch_cancellable(struct tmesh_engine_graph *graph,
 				      struct tmesh_engine_cancellable *cancellable,
 				      struct tmesh_error *err)
 {
+	uint64_t deadline = deadline_enter(remote_deadline(graph->context->remote));
 	struct tmesh_engine_cancellable *before = cancel_enter(cancellable);
 	int rc = dispatch(graph, inputs, input_count, outputs, output_count, err);
 
 	cancel_enter(before);
+	deadline_enter(deadline);
 	return rc;
 }
 

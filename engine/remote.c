@@ -25,7 +25,7 @@
 
 uint64_t remote_deadline(const struct remote *remote)
 {
-	return remote->timeout_ns ? tmesh_now_ns() + remote->timeout_ns : 0;
+	return remote && remote->timeout_ns ? tmesh_now_ns() + remote->timeout_ns : 0;
 }
 
 /* Wake a cancelled call from any of its waits: for its turn, for a link, or in a channel. Another
@@ -35,74 +35,37 @@ static void wake(void *data)
 	struct remote *remote = data;
 	const uint64_t one = 1;
 
-	pthread_mutex_lock(&remote->lock);
-	pthread_cond_broadcast(&remote->idle);
+	pthread_mutex_lock(&remote->turns.lock);
+	turns_wake(&remote->turns);
 	if (remote->requests)
 		tmesh_channel_wake(remote->requests);
 	if (remote->replies)
 		tmesh_channel_wake(remote->replies);
 	if (write(remote->notifier, &one, sizeof(one)) < 0)
 		errno = 0; /* its counter is full, so it is readable already */
-	pthread_mutex_unlock(&remote->lock);
+	pthread_mutex_unlock(&remote->turns.lock);
 }
 
-int remote_enter(struct remote *remote, struct cancel_hook *hook, uint64_t deadline,
-		 struct tmesh_error *err)
+int remote_enter(struct remote *remote, struct cancel_hook *hook, struct tmesh_error *err)
 {
-	int late = 0, rc = 0;
-
-	cancel_hook_begin(hook, wake, remote);
-	pthread_mutex_lock(&remote->lock);
-	/* A signal handler interrupted this thread's own call. */
-	if (remote->busy && pthread_equal(remote->owner, pthread_self()))
-		rc = tmesh_fail(err, -EDEADLK, "this thread's own call to the engine waits below");
-	while (!rc && !(rc = cancel_check(err)) && remote->busy && !late)
-		late = cancel_cond_wait(&remote->idle, &remote->lock, deadline);
-	if (!rc && remote->busy)
-		rc = tmesh_fail(err, -ETIMEDOUT,
-				"other calls of this context did not end before the deadline: give "
-				"a later one");
-	if (!rc) {
-		remote->busy = true;
-		remote->owner = pthread_self();
-	}
-	pthread_mutex_unlock(&remote->lock);
-	if (rc)
-		cancel_hook_end(hook);
-	return rc;
-}
-
-bool remote_try_enter(struct remote *remote)
-{
-	bool free;
-
-	pthread_mutex_lock(&remote->lock);
-	free = !remote->busy;
-	if (free) {
-		remote->busy = true;
-		remote->owner = pthread_self();
-	}
-	pthread_mutex_unlock(&remote->lock);
-	return free;
+	return turn_enter(&remote->turns, hook, wake, remote, "calls of this context", err);
 }
 
 void remote_leave(struct remote *remote, struct cancel_hook *hook)
 {
 	bool room;
 
-	if (hook)
-		cancel_hook_end(hook);
+	cancel_hook_end(hook);
 	do {
 		room = remote_say_words(remote);
-		pthread_mutex_lock(&remote->lock);
+		pthread_mutex_lock(&remote->turns.lock);
 		/* Another thread may have queued a word meanwhile and left it to this turn. */
 		if (!room || !remote->words)
 			break;
-		pthread_mutex_unlock(&remote->lock);
+		pthread_mutex_unlock(&remote->turns.lock);
 	} while (true);
-	remote->busy = false;
-	pthread_cond_broadcast(&remote->idle);
-	pthread_mutex_unlock(&remote->lock);
+	turn_leave(&remote->turns);
+	pthread_mutex_unlock(&remote->turns.lock);
 }
 
 static int not_served(const struct remote *remote, int code, const char *why,
@@ -300,10 +263,10 @@ static int join(struct remote *remote, const struct wire_welcome *words, struct 
 	if (!rc)
 		rc = tmesh_channel_open(remote->engine_ctx, words->replies, TMESH_CHANNEL_RECV,
 					&opts, &replies, err);
-	pthread_mutex_lock(&remote->lock);
+	pthread_mutex_lock(&remote->turns.lock);
 	remote->requests = requests;
 	remote->replies = replies;
-	pthread_mutex_unlock(&remote->lock);
+	pthread_mutex_unlock(&remote->turns.lock);
 	if (!rc)
 		rc = open_page(remote, words->page, err);
 	/* The engine died meanwhile, and no request was sent to it. */
@@ -322,9 +285,9 @@ static int join(struct remote *remote, const struct wire_welcome *words, struct 
 	return 0;
 }
 
-int remote_link(struct remote *remote, uint64_t deadline, struct tmesh_error *err)
+int remote_link(struct remote *remote, struct tmesh_error *err)
 {
-	uint64_t until = tmesh_now_ns() + LINK_NS;
+	uint64_t until = tmesh_now_ns() + LINK_NS, deadline = deadline_get();
 	struct wire_welcome words;
 	int rc;
 
@@ -359,11 +322,11 @@ void remote_unlink(struct remote *remote)
 	if (remote->socket >= 0)
 		close(remote->socket);
 	remote->socket = -1;
-	pthread_mutex_lock(&remote->lock);
+	pthread_mutex_lock(&remote->turns.lock);
 	requests = remote->requests;
 	replies = remote->replies;
 	remote->requests = remote->replies = NULL;
-	pthread_mutex_unlock(&remote->lock);
+	pthread_mutex_unlock(&remote->turns.lock);
 	if (requests)
 		tmesh_channel_unref(requests);
 	if (replies)
@@ -544,8 +507,9 @@ static int await(struct remote *remote, struct request *request, struct wire_rep
 }
 
 int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wire *text,
-		uint64_t deadline, uint32_t *made, struct wire *answer, struct tmesh_error *err)
+		uint32_t *made, struct wire *answer, struct tmesh_error *err)
 {
+	uint64_t deadline = deadline_get();
 	struct request request = {
 		.op = op,
 		.number = ++remote->number,
@@ -595,8 +559,8 @@ int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wi
 int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, struct remote **out,
 	       struct tmesh_error *err)
 {
-	pthread_condattr_t attr;
 	struct remote *remote;
+	uint64_t before;
 	int rc;
 
 	if (!wire_is_name(name))
@@ -616,12 +580,10 @@ int remote_new(struct tmesh_ctx *ctx, const char *name, uint64_t timeout_ns, str
 		return tmesh_fail_errno(err, "making a descriptor that ends waits for the engine");
 	}
 	remote->ctx = tmesh_ctx_ref(ctx);
-	pthread_mutex_init(&remote->lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&remote->idle, &attr);
-	pthread_condattr_destroy(&attr);
-	rc = remote_link(remote, remote_deadline(remote), err);
+	turns_init(&remote->turns);
+	before = deadline_enter(remote_deadline(remote));
+	rc = remote_link(remote, err);
+	deadline_enter(before);
 	if (rc)
 		remote_free(remote);
 	else
@@ -637,8 +599,7 @@ void remote_free(struct remote *remote)
 	remote_words_free(remote);
 	close_engine_ctx(remote);
 	tmesh_ctx_unref(remote->ctx);
-	pthread_cond_destroy(&remote->idle);
-	pthread_mutex_destroy(&remote->lock);
+	turns_destroy(&remote->turns);
 	close(remote->notifier);
 	free(remote);
 }

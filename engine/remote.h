@@ -12,8 +12,8 @@
 
 #include <tmesh/channel.h>
 
-#include "cancel.h"
 #include "remote_wire.h"
+#include "turn.h"
 
 /* A note that the engine can drop an object. It is allocated with the object, so that dropping it
  * needs no memory. */
@@ -31,12 +31,8 @@ struct remote {
 	int dir;
 	char name[WIRE_NAME_LEN + 1];
 	uint64_t timeout_ns; /* of a call; 0: none */
-	/* One call at a time has the turn; others wait. */
-	pthread_mutex_t lock;
-	pthread_cond_t idle;
-	bool busy;
-	pthread_t owner; /* the thread that has the turn */
-	int notifier;	 /* an eventfd: signalled when a call that waits for a link is cancelled */
+	struct turns turns;  /* of calls */
+	int notifier; /* an eventfd: signalled when a call that waits for a link is cancelled */
 	/* The link; without one the socket is -1. */
 	int socket;
 	_Atomic uint32_t pid; /* of the newest link, read without the lock */
@@ -57,17 +53,17 @@ struct remote {
 /* The engine died before it began the call: make it again on a new link. */
 #define REMOTE_AGAIN (-ERESTART)
 
-/* Return the absolute deadline of a call; 0: none. */
+/* Return the deadline of a call that begins now; 0: none. @remote is NULL for an engine in this
+ * process. */
 uint64_t remote_deadline(const struct remote *remote);
-/* Wait for the turn; a @deadline of 0 never passes. @hook stays until remote_leave(). Return: 0;
- * -ETIMEDOUT, -ECANCELED; -EDEADLK in a signal handler of the thread that has the turn. */
-int remote_enter(struct remote *remote, struct cancel_hook *hook, uint64_t deadline,
-		 struct tmesh_error *err);
-/* End the turn. @hook is NULL after remote_try_enter(). */
+/* Wait for the turn, as turn_enter(). @hook stays until remote_leave(). */
+int remote_enter(struct remote *remote, struct cancel_hook *hook, struct tmesh_error *err);
+/* End the turn. */
 void remote_leave(struct remote *remote, struct cancel_hook *hook);
-/* The following functions are called in a turn. Make a link if there is none. Return: 0; -EPIPE (no
- * engine serves the name), -ECANCELED. */
-int remote_link(struct remote *remote, uint64_t deadline, struct tmesh_error *err);
+/* The following functions are called in a turn. They wait until the deadline of this thread's call.
+ *
+ * Make a link if there is none. Return: 0; -EPIPE (no engine serves the name), -ECANCELED. */
+int remote_link(struct remote *remote, struct tmesh_error *err);
 void remote_unlink(struct remote *remote);
 /* Return the place for a request's text. */
 struct wire remote_text(struct remote *remote);
@@ -77,9 +73,7 @@ struct wire remote_text(struct remote *remote);
  * -ETIMEDOUT, -ECANCELED; the engine's error.
  */
 int remote_call(struct remote *remote, uint32_t op, uint32_t id, const struct wire *text,
-		uint64_t deadline, uint32_t *made, struct wire *answer, struct tmesh_error *err);
-/* Take the turn if it is free. */
-bool remote_try_enter(struct remote *remote);
+		uint32_t *made, struct wire *answer, struct tmesh_error *err);
 
 /* remote_words.c: take ownership of @word and queue it. For destructors: this waits for nothing. */
 struct remote_word *remote_word_new(void);

@@ -63,21 +63,17 @@ static void lifelines_release(struct remote *remote)
 	remote->kept_count = left;
 }
 
-int remote_lifeline(struct remote *remote, struct tmesh_region *region, struct tmesh_error *err)
+static int lifeline_add(struct remote *remote, struct tmesh_region *region, struct tmesh_error *err)
 {
-	uint64_t deadline = remote_deadline(remote);
-	struct cancel_hook hook;
-	int rc = remote_enter(remote, &hook, deadline, err);
+	int rc = 0;
 
-	if (rc)
-		return rc;
 	lifelines_release(remote);
 	if (remote->kept_count == WIRE_KEPT) {
 		rc = tmesh_fail(err, -EDQUOT, "an engine keeps at most %d descriptors for a client",
 				WIRE_KEPT);
 	} else {
 		do {
-			rc = remote_link(remote, deadline, err);
+			rc = remote_link(remote, err);
 			if (!rc)
 				rc = lifeline_send(remote, region, err);
 			if (rc == REMOTE_AGAIN)
@@ -86,6 +82,19 @@ int remote_lifeline(struct remote *remote, struct tmesh_region *region, struct t
 		if (!rc)
 			remote->kept[remote->kept_count++] = tmesh_region_ref(region);
 	}
-	remote_leave(remote, &hook);
+	return rc;
+}
+
+int remote_lifeline(struct remote *remote, struct tmesh_region *region, struct tmesh_error *err)
+{
+	uint64_t before = deadline_enter(remote_deadline(remote));
+	struct cancel_hook hook;
+	int rc = remote_enter(remote, &hook, err);
+
+	if (!rc) {
+		rc = lifeline_add(remote, region, err);
+		remote_leave(remote, &hook);
+	}
+	deadline_enter(before);
 	return rc;
 }

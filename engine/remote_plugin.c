@@ -67,7 +67,7 @@ static void close_made(struct remote *remote, uint32_t id)
 }
 
 /* Make the session in the process of the current link. */
-static int session_make(struct remote_session *session, uint64_t deadline, struct tmesh_error *err)
+static int session_make(struct remote_session *session, struct tmesh_error *err)
 {
 	struct remote *remote = session->remote;
 	struct wire text;
@@ -75,7 +75,7 @@ static int session_make(struct remote_session *session, uint64_t deadline, struc
 
 	if (remote->socket >= 0 && session->generation == remote->generation)
 		return 0;
-	rc = remote_link(remote, deadline, err);
+	rc = remote_link(remote, err);
 	if (rc)
 		return rc;
 	text = remote_text(remote);
@@ -86,8 +86,7 @@ static int session_make(struct remote_session *session, uint64_t deadline, struc
 		wire_put_text(&text, session->names[i]);
 	rc = wire_put_tensors(&text, session->weights, session->weight_count, err);
 	if (!rc)
-		rc = remote_call(remote, WIRE_GRAPH_OPEN, 0, &text, deadline, &session->id, &text,
-				 err);
+		rc = remote_call(remote, WIRE_GRAPH_OPEN, 0, &text, &session->id, &text, err);
 	if (rc)
 		return rc;
 	if (!session->operands) {
@@ -252,7 +251,6 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 			struct plugin_session *plugin, struct tmesh_error *err)
 {
 	struct remote *remote = engine;
-	uint64_t deadline = remote_deadline(remote);
 	struct remote_session *session = calloc(1, sizeof(*session));
 	struct cancel_hook hook;
 	struct wire text;
@@ -263,10 +261,10 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 	plugin->handle = session;
 	rc = session_new(remote, opts, session, err);
 	if (!rc)
-		rc = remote_enter(remote, &hook, deadline, err);
+		rc = remote_enter(remote, &hook, err);
 	if (!rc) {
 		do
-			rc = session_make(session, deadline, err);
+			rc = session_make(session, err);
 		while (rc == REMOTE_AGAIN);
 		remote_leave(remote, &hook);
 		rc = explain_link(session, rc, err);
@@ -281,12 +279,12 @@ static int session_open(void *engine, const struct plugin_session_opts *opts,
 	return rc;
 }
 
-static int binding_make(struct remote_binding *binding, uint64_t deadline, struct tmesh_error *err)
+static int binding_make(struct remote_binding *binding, struct tmesh_error *err)
 {
 	const struct plugin_session *operands = binding->operands;
 	struct remote *remote = binding->remote;
 	struct wire text;
-	int rc = session_make(binding->session, deadline, err);
+	int rc = session_make(binding->session, err);
 
 	if (rc || binding->generation == remote->generation)
 		return rc;
@@ -307,8 +305,8 @@ static int binding_make(struct remote_binding *binding, uint64_t deadline, struc
 	}
 	rc = wire_put_tensors(&text, binding->tensors, binding->count, err);
 	if (!rc)
-		rc = remote_call(remote, WIRE_BIND, binding->session->id, &text, deadline,
-				 &binding->id, NULL, err);
+		rc = remote_call(remote, WIRE_BIND, binding->session->id, &text, &binding->id, NULL,
+				 err);
 	if (!rc)
 		binding->generation = remote->generation;
 	return rc;
@@ -463,7 +461,6 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 		void **out, struct tmesh_error *err)
 {
 	struct remote *remote = engine;
-	uint64_t deadline = remote_deadline(remote);
 	struct remote_binding *binding = calloc(1, sizeof(*binding));
 	size_t count = input_count + output_count;
 	struct cancel_hook hook;
@@ -485,10 +482,10 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 		rc = place(binding, i, i < input_count ? &inputs[i] : &outputs[i - input_count],
 			   inputs, err);
 	if (!rc)
-		rc = remote_enter(remote, &hook, deadline, err);
+		rc = remote_enter(remote, &hook, err);
 	if (!rc) {
 		do
-			rc = binding_make(binding, deadline, err);
+			rc = binding_make(binding, err);
 		while (rc == REMOTE_AGAIN);
 		remote_leave(remote, &hook);
 	}
@@ -502,7 +499,7 @@ static int bind(void *engine, struct plugin_session *session, const struct plugi
 /* Rebind in the engine, which has the binding by the current link. */
 static int rebind_there(struct remote_binding *binding, const struct plugin_array *inputs,
 			const size_t *changed, const struct wire_tensor *tensors, size_t count,
-			uint64_t deadline, struct tmesh_error *err)
+			struct tmesh_error *err)
 {
 	struct wire text = remote_text(binding->remote);
 	int rc;
@@ -512,8 +509,7 @@ static int rebind_there(struct remote_binding *binding, const struct plugin_arra
 		wire_put_text(&text, inputs[changed[i]].name);
 	rc = wire_put_tensors(&text, tensors, count, err);
 	if (!rc)
-		rc = remote_call(binding->remote, WIRE_REBIND, binding->id, &text, deadline, NULL,
-				 NULL, err);
+		rc = remote_call(binding->remote, WIRE_REBIND, binding->id, &text, NULL, NULL, err);
 	/* The engine died before it began. The next process gets the binding in its new state. */
 	return rc == REMOTE_AGAIN ? 0 : rc;
 }
@@ -553,7 +549,6 @@ static int rebind(void *data, const struct plugin_array *inputs, const size_t *c
 {
 	struct remote_binding *binding = data;
 	struct remote *remote = binding->remote;
-	uint64_t deadline = remote_deadline(remote);
 	struct wire_tensor *tensors = calloc(count + 1, sizeof(*tensors));
 	struct cancel_hook hook;
 	int rc = 0;
@@ -563,10 +558,10 @@ static int rebind(void *data, const struct plugin_array *inputs, const size_t *c
 	for (size_t i = 0; !rc && i < count; i++)
 		rc = replacement(binding, changed[i], &inputs[changed[i]], &tensors[i].tensor, err);
 	if (!rc)
-		rc = remote_enter(remote, &hook, deadline, err);
+		rc = remote_enter(remote, &hook, err);
 	if (!rc) {
 		if (remote->socket >= 0 && binding->generation == remote->generation)
-			rc = rebind_there(binding, inputs, changed, tensors, count, deadline, err);
+			rc = rebind_there(binding, inputs, changed, tensors, count, err);
 		if (!rc)
 			exchange(binding, changed, tensors, count);
 		for (size_t i = 0; !rc && i < count; i++) {
@@ -587,19 +582,17 @@ static int remote_run(void *data, struct tmesh_error *err)
 {
 	struct remote_binding *binding = data;
 	struct remote *remote = binding->remote;
-	uint64_t deadline = remote_deadline(remote);
 	struct cancel_hook hook;
 	int rc = copy_in(binding, err);
 
 	if (!rc)
-		rc = remote_enter(remote, &hook, deadline, err);
+		rc = remote_enter(remote, &hook, err);
 	if (rc)
 		return rc;
 	do {
-		rc = binding_make(binding, deadline, err);
+		rc = binding_make(binding, err);
 		if (!rc)
-			rc = remote_call(remote, WIRE_RUN, binding->id, NULL, deadline, NULL, NULL,
-					 err);
+			rc = remote_call(remote, WIRE_RUN, binding->id, NULL, NULL, NULL, err);
 	} while (rc == REMOTE_AGAIN);
 	remote_leave(remote, &hook);
 	return rc ? rc : copy_out(binding, err);

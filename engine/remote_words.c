@@ -19,20 +19,20 @@ static struct remote_word *pop(struct remote *remote)
 {
 	struct remote_word *word;
 
-	pthread_mutex_lock(&remote->lock);
+	pthread_mutex_lock(&remote->turns.lock);
 	word = remote->words;
 	if (word)
 		remote->words = word->next;
-	pthread_mutex_unlock(&remote->lock);
+	pthread_mutex_unlock(&remote->turns.lock);
 	return word;
 }
 
 static void push(struct remote *remote, struct remote_word *word)
 {
-	pthread_mutex_lock(&remote->lock);
+	pthread_mutex_lock(&remote->turns.lock);
 	word->next = remote->words;
 	remote->words = word;
-	pthread_mutex_unlock(&remote->lock);
+	pthread_mutex_unlock(&remote->turns.lock);
 }
 
 /* Send a word. Return false if there is no room: it must be sent later. */
@@ -71,13 +71,15 @@ bool remote_say_words(struct remote *remote)
 void remote_word_queue(struct remote *remote, struct remote_word *word, uint32_t op, uint32_t id,
 		       uint64_t generation)
 {
+	struct cancel_hook hook = {0};
+
 	word->op = op;
 	word->id = id;
 	word->generation = generation;
 	push(remote, word);
 	/* Send it now if the turn is free, so that an idle engine frees at once. */
-	if (remote_try_enter(remote))
-		remote_leave(remote, NULL);
+	if (turn_try_enter(&remote->turns, &hook))
+		remote_leave(remote, &hook);
 }
 
 void remote_words_free(struct remote *remote)

@@ -349,7 +349,7 @@ static struct session *session_find(struct tmesh_engine_context *context, const 
 /* Wait until another thread has opened the session, or return its error. Called with the lock,
  * which is released meanwhile. */
 static int wait_for(struct tmesh_engine_context *context, struct session *session,
-		    uint64_t deadline, struct tmesh_error *err)
+		    struct tmesh_error *err)
 {
 	int late = 0, rc = 0;
 
@@ -358,7 +358,7 @@ static int wait_for(struct tmesh_engine_context *context, struct session *sessio
 		return tmesh_fail(err, -EDEADLK, "this thread's own opening of %.150s waits below",
 				  session->path);
 	while (session->opening && !late && !rc) {
-		late = cancel_cond_wait(&context->opened, &context->lock, deadline);
+		late = cancel_cond_wait(&context->opened, &context->lock);
 		rc = cancel_check(err);
 	}
 	if (session->opening && rc)
@@ -444,13 +444,13 @@ static int session_new(const char *path, const struct identity *identity,
 }
 
 /* Use a session that is open or being opened. Called with the lock, which is released meanwhile. */
-static int share(struct tmesh_engine_context *context, struct session *session, uint64_t deadline,
+static int share(struct tmesh_engine_context *context, struct session *session,
 		 struct session **gone, struct tmesh_error *err)
 {
 	int rc;
 
 	session->graphs++;
-	rc = wait_for(context, session, deadline, err);
+	rc = wait_for(context, session, err);
 	if (rc)
 		leave(session, gone);
 	else
@@ -464,7 +464,6 @@ static int get(struct tmesh_engine_context *context, struct session *made,
 	       const struct tmesh_engine_graph_opts *opts, const struct identity *identity,
 	       struct session **out, struct session **gone, struct tmesh_error *err)
 {
-	uint64_t deadline = context->remote ? remote_deadline(context->remote) : 0;
 	int rc = 0;
 
 	*out = session_find(context, made->key, made->key_bytes);
@@ -473,7 +472,7 @@ static int get(struct tmesh_engine_context *context, struct session *made,
 		/* Another thread may have begun to open it meanwhile. */
 		*out = session_find(context, made->key, made->key_bytes);
 	}
-	while (*out && (rc = share(context, *out, deadline, gone, err)) == SESSION_AGAIN)
+	while (*out && (rc = share(context, *out, gone, err)) == SESSION_AGAIN)
 		*out = session_find(context, made->key, made->key_bytes);
 	if (*out) {
 		made->next = *gone;
@@ -494,6 +493,7 @@ int engine_session_get(struct tmesh_engine_context *context, const char *path,
 {
 	struct session *made, *gone = NULL;
 	struct identity identity;
+	uint64_t before;
 	int rc = 0;
 
 	memset(&identity, 0, sizeof(identity));
@@ -507,9 +507,11 @@ int engine_session_get(struct tmesh_engine_context *context, const char *path,
 		rc = session_new(path, &identity, opts, &made, err);
 	if (rc)
 		return rc;
+	before = deadline_enter(remote_deadline(context->remote));
 	pthread_mutex_lock(&context->lock);
 	rc = get(context, made, opts, &identity, out, &gone, err);
 	pthread_mutex_unlock(&context->lock);
+	deadline_enter(before);
 	sessions_free(context, gone);
 	return rc;
 }

@@ -84,7 +84,10 @@ static void add_byte(const char *go, const char *suffix)
 	FILE *file;
 
 	snprintf(path, sizeof(path), "%.*s%s", (int)(strlen(go) - strlen(".go")), go, suffix);
+	/* An engine in a process of its own may not write there. */
 	file = fopen(path, "a");
+	if (!file)
+		return;
 	fputc('.', file);
 	fclose(file);
 }

@@ -144,14 +144,17 @@ static int call(struct engine *engine, enum fault fault, uint64_t timeout_ns,
 {
 	struct cancel_hook hook;
 	struct remote *remote;
+	uint64_t before;
 	int rc;
 
 	engine->fault = fault;
 	pthread_create(&engine->thread, NULL, act, engine);
 	assert_ok(remote_new(engine->fix->ctx, "unit", timeout_ns, &remote, err));
 	tmesh_engine_cancellable_enter(cancellable);
-	assert_ok(remote_enter(remote, &hook, 0, err));
-	rc = remote_call(remote, WIRE_RUN, 0, NULL, remote_deadline(remote), NULL, NULL, error);
+	assert_ok(remote_enter(remote, &hook, err));
+	before = deadline_enter(remote_deadline(remote));
+	rc = remote_call(remote, WIRE_RUN, 0, NULL, NULL, NULL, error);
+	deadline_enter(before);
 	remote_leave(remote, &hook);
 	tmesh_engine_cancellable_enter(NULL);
 	atomic_store(&engine->ends, true);

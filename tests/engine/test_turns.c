@@ -3,6 +3,9 @@
  * Turns of an engine's clients: one that floods, one that is slow to show its memory. An engine
  * that is busy until the test says so stands for any other.
  */
+#include <semaphore.h>
+
+#include "common/clock.h"
 #include "raw.h"
 
 #define FLOODERS 2
@@ -269,11 +272,137 @@ static void test_ends_do_not_wait(void **state)
 	assert_int_equal(tmesh_engine_context_pid(fix->context), pid);
 }
 
+/* A call that waits for another one, and the other one. */
+struct waiter {
+	struct fixture *fix;
+	struct tmesh_engine_binding *held; /* its run goes on until there is a file */
+	struct tmesh_engine_cancellable *cancellable;
+	int (*make)(struct waiter *own);
+	pthread_t thread;
+	int rc;
+};
+
+static int run_held(struct waiter *own)
+{
+	return tmesh_engine_binding_dispatch_cancellable(own->held, own->cancellable, NULL);
+}
+
+static int rebind_held(struct waiter *own)
+{
+	return tmesh_engine_binding_rebind(own->held, own->fix->inputs, 1, NULL);
+}
+
+static int bind_and_run(struct waiter *own)
+{
+	return tmesh_engine_dispatch_cancellable(own->fix->graph, own->fix->inputs, 2,
+						 own->fix->outputs, 1, own->cancellable, NULL);
+}
+
+static char opens[128]; /* the path of a graph that opens when there is a file */
+
+static int open_graph(struct waiter *own)
+{
+	struct tmesh_engine_graph *graph;
+	int rc = tmesh_engine_graph_open(own->fix->context, opens, NULL, &graph, NULL);
+
+	if (!rc)
+		tmesh_engine_graph_unref(graph);
+	return rc;
+}
+
+static void *make_waiter(void *data)
+{
+	struct waiter *own = data;
+
+	tmesh_engine_cancellable_enter(own->cancellable);
+	own->rc = own->make(own);
+	tmesh_engine_cancellable_enter(NULL);
+	return NULL;
+}
+
+static sem_t waits;
+
+/* A call that waits behind another one asks this from time to time. */
+static int tell_waiting(void *data)
+{
+	sem_post(&waits);
+	return 0;
+}
+
+static void begin_waiter(struct waiter *own, struct fixture *fix, int (*make)(struct waiter *own))
+{
+	const struct tmesh_engine_cancellable_opts opts = {.size = sizeof(opts),
+							   .interrupted = tell_waiting};
+
+	own->fix = fix;
+	own->make = make;
+	assert_int_equal(sem_init(&waits, 0, 0), 0);
+	assert_ok(tmesh_engine_cancellable_create(&opts, &own->cancellable, err));
+	pthread_create(&own->thread, NULL, make_waiter, own);
+}
+
+static int end_waiter(struct waiter *own)
+{
+	pthread_join(own->thread, NULL);
+	tmesh_engine_cancellable_unref(own->cancellable);
+	return own->rc;
+}
+
+/* The deadline of a call counts from its begin, also if the call waits for a turn before it asks
+ * the engine, or asks it twice. */
+static void test_one_deadline(void **state)
+{
+	int (*const calls[])(struct waiter *) = {run_held, rebind_held, bind_and_run};
+	const uint64_t timeout = 300000 * MS; /* below the engine's own limit */
+	struct waiter own, opener;
+	const struct engine_status *status;
+	struct fixture fix;
+	pthread_t holder;
+	uint64_t latest;
+	void *result;
+
+	join_timed(&fix, timeout, "plain");
+	status = map_status(&fix);
+	own.held = bind_mode(&fix, "waits");
+	for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
+		pthread_create(&holder, NULL, wait_for_go, own.held);
+		await_run(&fix);
+		begin_waiter(&own, &fix, calls[i]);
+		while (sem_wait(&waits))
+			;
+		latest = tmesh_now_ns() + timeout;
+		file("waits.go", "");
+		pthread_join(holder, &result);
+		assert_int_equal((intptr_t)result, 0);
+		assert_int_equal(end_waiter(&own), 0);
+		assert_true(status->deadline_ns <= latest);
+		assert_int_equal(unlink(file("waits.go", "")), 0);
+	}
+	strcpy(opens, file("opens", "opens"));
+	/* The opener before it is cancelled, and the call opens the graph itself. */
+	begin_waiter(&opener, &fix, open_graph);
+	for (int i = 0; i < 60000 && !status->since_ns; i++)
+		usleep(1000);
+	begin_waiter(&own, &fix, open_graph);
+	while (sem_wait(&waits))
+		;
+	latest = tmesh_now_ns() + timeout;
+	tmesh_engine_cancel(opener.cancellable);
+	assert_int_equal(end_waiter(&opener), -ECANCELED);
+	file("opens.go", "");
+	assert_int_equal(end_waiter(&own), 0);
+	assert_true(status->deadline_ns <= latest);
+	munmap((void *)status, sizeof(*status));
+	tmesh_engine_binding_unref(own.held);
+	leave(&fix);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		TEST_SET_UP(test_floods),
 		TEST_SET_UP(test_ends_do_not_wait),
+		cmocka_unit_test(test_one_deadline),
 	};
 	const struct CMUnitTest slow[] = {TEST_SET_UP(test_slow_memory)};
 	int failed;
