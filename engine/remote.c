@@ -3,6 +3,7 @@
 #include "remote.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,12 +15,15 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/engine_status.h"
 
 /* The time for an engine to accept a link: it may be starting and reading its library. */
 #define LINK_NS UINT64_C(30000000000)
 /* The supervisor ends a process that is late. If it is this much later, the supervisor is dead
  * too. */
 #define LATE_NS UINT64_C(1000000000)
+/* The interval of tries to connect while a supervisor has no listener. */
+#define LISTEN_MS 5
 /* An engine answers short steps within a few microseconds; sleeping would take longer. */
 #define SPIN_NS UINT64_C(200000)
 
@@ -77,18 +81,43 @@ static int not_served(const struct remote *remote, int code, const char *why,
 			  remote->name, *why ? ", " : "", why);
 }
 
+/* Return whether a supervisor lives. It holds a lock on a file before its first listener and
+ * between two of them. */
+static bool is_supervised(const struct remote *remote)
+{
+	char name[sizeof(ENGINE_STATUS_PREFIX ENGINE_STATUS_SUFFIX) + WIRE_NAME_LEN];
+	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	bool held;
+	int fd;
+
+	snprintf(name, sizeof(name), ENGINE_STATUS_PREFIX "%s" ENGINE_STATUS_SUFFIX, remote->name);
+	/* Any kind of file may have this name: O_NONBLOCK keeps the open from waiting. */
+	fd = openat(remote->dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	if (fd < 0)
+		return false;
+	held = !fcntl(fd, F_GETLK, &lock) && lock.l_type != F_UNLCK;
+	close(fd);
+	return held;
+}
+
 /* Connect. If the engine's backlog is full, connect() waits in slices and checks for cancellation.
- * Return: 0, or a negative errno; -ETIMEDOUT, -ECANCELED. */
-static int connect_by(int fd, const struct sockaddr_un *address, uint64_t deadline)
+ * If a supervisor has no listener at the moment, try again until it has one. Return: 0, or a
+ * negative errno; -ETIMEDOUT, -ECANCELED. */
+static int connect_by(const struct remote *remote, int fd, const struct sockaddr_un *address,
+		      uint64_t deadline)
 {
 	const struct timeval slice = {.tv_usec = CANCEL_LOOK_NS / 1000};
 
 	if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &slice, sizeof(slice)))
 		return -errno;
 	while (connect(fd, (const struct sockaddr *)address, sizeof(*address))) {
-		if (errno != EAGAIN && errno != EINTR)
-			return -errno;
-		if (errno == EINTR)
+		int code = errno;
+
+		if ((code == ENOENT || code == ECONNREFUSED) && is_supervised(remote))
+			code = poll(NULL, 0, LISTEN_MS) ? EINTR : EAGAIN;
+		if (code != EAGAIN && code != EINTR)
+			return -code;
+		if (code == EINTR)
 			cancel_interrupted();
 		if (cancel_check(NULL))
 			return -ECANCELED;
@@ -148,7 +177,7 @@ static int connect_socket(struct remote *remote, uint64_t deadline, int *out,
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return tmesh_fail_errno(err, "a socket to the engine");
-	rc = connect_by(fd, &address, deadline);
+	rc = connect_by(remote, fd, &address, deadline);
 	if (!rc && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size))
 		rc = -errno;
 	if (!rc && peer.uid != geteuid())

@@ -474,13 +474,15 @@ static void test_ignored_children(void **state)
 }
 
 /* The engine shuts down the socket on which clients connect. The supervisor ends its process, if it
- * has not ended, and listens again. */
+ * has not ended, and listens again. A client that connects meanwhile waits for that. */
 static void test_deafened(void **state)
 {
 	static const char *const ways[] = {"deafens dies", "deafens stays"};
+	const struct tmesh_engine_connect_opts opts = {.size = sizeof(opts), .timeout_ns = 50 * MS};
 
 	start("--limit=600", true);
 	for (size_t i = 0; i < 2; i++) {
+		struct tmesh_engine_binding *binding;
 		struct tmesh_engine_graph *graph;
 		struct fixture fix, other;
 		pid_t engine;
@@ -490,21 +492,21 @@ static void test_deafened(void **state)
 		engine = (pid_t)tmesh_engine_context_pid(fix.context);
 		assert_ok(tmesh_engine_graph_open(fix.context, file("deafens", ways[i]), NULL,
 						  &graph, err));
-		rc = tmesh_engine_dispatch(graph, fix.inputs, 2, fix.outputs, 1, NULL);
-		/* The supervisor may end the process before its reply is sent. */
-		assert_true(rc == -EPIPE || (i && !rc));
-		await_end_of(engine);
-		rc = -ENOENT;
+		assert_ok(tmesh_engine_bind(graph, fix.inputs, 2, fix.outputs, 1, &binding, err));
+		assert_int_equal(kill(supervisor, SIGSTOP), 0);
+		rc = tmesh_engine_binding_dispatch(binding, NULL);
+		assert_int_equal(rc, i ? 0 : -EPIPE);
 		assert_ok(tmesh_ctx_open(NULL, &other.ctx, err));
-		for (int n = 0; n < 60000 && rc == -ENOENT; n++) {
-			usleep(1000);
-			rc = tmesh_engine_connect(other.ctx, "unit", NULL, &other.context, NULL);
-		}
-		assert_int_equal(rc, 0);
+		assert_refused(tmesh_engine_connect(other.ctx, "unit", &opts, &other.context, err),
+			       -ETIMEDOUT, "accepted no connection before the deadline");
+		assert_int_equal(kill(supervisor, SIGCONT), 0);
+		assert_ok(tmesh_engine_connect(other.ctx, "unit", NULL, &other.context, err));
+		await_end_of(engine);
 		fill(&other);
 		assert_works(&other);
 		leave(&other);
 		assert_works(&fix);
+		tmesh_engine_binding_unref(binding);
 		tmesh_engine_graph_unref(graph);
 		leave(&fix);
 	}
