@@ -12,6 +12,7 @@ import pytest
 
 import tmesh
 from conftest import any_backend, assert_refused, eventually
+from test_process import in_fork
 from tmesh import movers, offers
 
 any_backend()
@@ -196,9 +197,9 @@ class Key(NamedTuple):
     cache_salt: str
 
 
-def test_a_look_up_that_fails_tells_what_it_has_locked(standin, tmp_path, monkeypatch, caplog):
-    """LMCache unlocks the objects that an answer names. Objects that it does not name would stay open for good, and their
-    descriptors with them."""
+@pytest.fixture
+def lmcache(standin):
+    """Return tmesh.lmcache with a stand-in in which adapters work."""
     def change(contents):
         contents["lmcache.v1.distributed.l2_adapters.base"] = (
             "class L2AdapterInterface:\n    def __init__(self, max_capacity_bytes): pass\n"
@@ -207,7 +208,38 @@ def test_a_look_up_that_fails_tells_what_it_has_locked(standin, tmp_path, monkey
                                               "    def set(self, bit): self.set_bits.add(bit)\n")
         contents["lmcache.v1.distributed.internal_api"] = "class L2StoreResult:\n    def __init__(self, *_): pass\n"
     with pytest.warns(RuntimeWarning, match=both("lmcache")):
-        module = standin("lmcache", change)()
+        return standin("lmcache", change)()
+
+
+def test_a_forked_child_of_an_adapter(lmcache, tmp_path):
+    """It has neither the adapter's thread nor descriptors of its own, and may be forked while a thread has the lock. It makes an adapter of its own."""
+    path = str(tmp_path / "key")
+    adapter, keys = lmcache.Adapter({"key_file": path}), [Key(b"x", "model", 0, 0, "")]
+
+    def look_up(one):
+        task, answers = one.submit_lookup_and_lock_task(keys, None), []
+        eventually(lambda: answers.append(one.query_lookup_and_lock_result(task)) or answers[-1] is not None)
+        return answers[-1].set_bits
+
+    def check():
+        for use in (lambda: adapter.submit_store_task(keys, []), lambda: adapter.submit_lookup_and_lock_task(keys, None),
+                    lambda: adapter.submit_load_task(keys, [None]), adapter.pop_completed_store_tasks, lambda: adapter.query_lookup_and_lock_result(1),
+                    lambda: adapter.query_load_result(1), lambda: adapter.submit_unlock(keys), lambda: adapter.delete(keys)):
+            assert_refused(use, tmesh.AccessError, "this adapter is the parent's: a forked child makes one of its own")
+        adapter.close()
+        mine = lmcache.Adapter({"key_file": path})
+        assert look_up(mine) == set()
+        mine.close()
+
+    with adapter._lock:
+        word = in_fork(check)
+    assert word == "fine" and look_up(adapter) == set()
+    adapter.close()
+
+
+def test_a_look_up_that_fails_tells_what_it_has_locked(lmcache, tmp_path, monkeypatch, caplog):
+    """LMCache unlocks the objects that an answer names. Objects that it does not name would stay open for good, and their
+    descriptors with them."""
     sealed, opened, answers = tmesh.put(b"x" * 64), [], []
 
     def open_kept(name):
@@ -216,8 +248,8 @@ def test_a_look_up_that_fails_tells_what_it_has_locked(standin, tmp_path, monkey
             raise tmesh.LimitError(24, "no descriptor is free")
         return tmesh.open(sealed.ref())
 
-    monkeypatch.setattr(module, "open_kept", open_kept)
-    adapter = module.Adapter({"key_file": str(tmp_path / "key")})
+    monkeypatch.setattr(lmcache, "open_kept", open_kept)
+    adapter = lmcache.Adapter({"key_file": str(tmp_path / "key")})
     keys = [Key(bytes([number]), "model", 0, 0, "") for number in range(8)]
     before = tmesh.stats()["regions_live"]
     task = adapter.submit_lookup_and_lock_task(keys, None)

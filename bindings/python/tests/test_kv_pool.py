@@ -10,6 +10,7 @@ import pytest
 
 import tmesh
 from conftest import any_backend, assert_refused, eventually, pytorch
+from test_process import in_fork
 from tmesh import kv_pool
 from tmesh.kv_pool import Pool
 from tmesh.tenant import read_key
@@ -359,6 +360,40 @@ def test_a_closed_pool_does_nothing():
     counts = []
     one.read([(one.name(b"x"), block(torch, 0))], counts.append)
     assert counts == [0]
+
+
+def test_a_forked_child(pool, monkeypatch):
+    """It has no thread of its parent's pool, and may be forked while one has a lock. It makes a pool of its own."""
+    torch = pytorch()
+    one, go, opened = pool(), threading.Event(), kv_pool.open_kept
+    stored(one, torch, range(2))
+    ended = found(one, names(one, [0]))
+    monkeypatch.setattr(kv_pool, "open_kept", lambda name: go.wait(600) and opened(name))
+    begun = one.find(names(one, [1]))
+
+    def check():
+        name, rows = one.name(b"\2"), block(torch, 2)
+        for use in (lambda: one.find([name]), lambda: one.put(name, rows), lambda: one.put_rows([(name, 0)], rows), lambda: one.read([(name, rows)], print),
+                    lambda: one.store([(name, rows)], print), lambda: one.change_space(b""), one.flush):
+            assert_refused(use, tmesh.AccessError, "this pool is the parent's: a forked child makes a pool of its own")
+        for use in begun.done, begun.wait:
+            assert_refused(use, tmesh.AccessError, "this search is the parent's")
+        assert ended.done() and ended.wait() and ended.tensors[0].nbytes == 3 * 2 * 4 * 8 * 4
+        for each in ended, begun:
+            each.release()
+        one.close()
+        monkeypatch.undo()
+        mine = pool()
+        stored(mine, torch, [2])
+        assert len(found(mine, names(mine, range(3))).tensors) == 3
+        mine.close()
+
+    with one._lock:
+        word = in_fork(check)
+    go.set()
+    assert word == "fine" and begun.wait(600)
+    assert len(begun.tensors) == len(ended.tensors) == 1 and len(found(one, names(one, range(3))).tensors) == 3
+    one.flush()
 
 
 def test_bad_key_files(tmp_path):

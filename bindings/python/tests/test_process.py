@@ -3,6 +3,7 @@
 
 from multiprocessing.reduction import ForkingPickler
 import os
+import signal
 import sys
 import threading
 
@@ -18,6 +19,7 @@ def in_fork(check):
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
+        signal.alarm(600)  # a child that waits for ever is ended
         try:
             check()
             word = "fine"

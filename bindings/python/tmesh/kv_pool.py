@@ -8,7 +8,8 @@
     if found.done(): found.tensors                     # held until release()
 
 A block appears whole or not at all, and stays when its engine dies. No call waits for the keeper: threads of the pool do. An
-error that they meet is logged once, and the pool then pauses: blocks are not found, and not stored."""
+error that they meet is logged once, and the pool then pauses: blocks are not found, and not stored. A forked child has none of
+these threads: its parent's pool raises AccessError there, and the child makes a pool of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ import time
 from typing import Any
 
 from . import _tmesh
-from .errors import BusyError, ExistsError, InvalidError, LimitError, NotFoundError
+from .errors import AccessError, BusyError, ExistsError, InvalidError, LimitError, NotFoundError
 from .keeping import keep, open_kept
 
 __all__ = ["Found", "Pool", "identity_of"]
@@ -50,42 +51,64 @@ def identity_of(folder: str) -> list[list[object]]:
     return identity
 
 
-class Found:
-    """The result of Pool.find(), when done(). tensors: the run of blocks that are there, which this object holds."""
+class _Owned:
+    """An object with threads, which a forked child does not have."""
+
+    _WHAT = ""
 
     def __init__(self) -> None:
+        self._owner = os.getpid()
+
+    def _check_fork(self) -> None:
+        if self._owner != os.getpid():
+            raise AccessError(13, f"this {self._WHAT} is the parent's: a forked child makes a pool of its own")
+
+
+class Found(_Owned):
+    """The result of Pool.find(), when done(). tensors: the run of blocks that are there, which this object holds. In a forked
+    child a search that its parent has not ended raises AccessError."""
+
+    _WHAT = "search"
+
+    def __init__(self) -> None:
+        super().__init__()
         self._ready = threading.Event()
         self._released = False
-        self._lock = threading.Lock()
         self.tensors: list[_tmesh.Tensor] = []
 
     def done(self) -> bool:
-        return self._ready.is_set()
+        ready = self._ready.is_set()
+        if not ready:
+            self._check_fork()
+        return ready
 
     def wait(self, timeout: float | None = None) -> bool:
-        return self._ready.wait(timeout)
+        return self.done() or self._ready.wait(timeout)
 
+    # Without a lock, which a child that is forked meanwhile could never take: each of the two looks at the other's write.
     def _add(self, parts: list[_tmesh.Tensor]) -> bool:
-        with self._lock:
-            if not self._released:
-                self.tensors += parts
-            return not self._released
+        self.tensors += parts
+        if self._released:
+            self.tensors = []
+        return not self._released
 
     def release(self) -> None:
         """Hold the blocks no longer. A search that still runs ends early."""
-        with self._lock:
-            self._released = True
-            self.tensors = []
+        self._released = True
+        self.tensors = []
 
 
-class Pool:
+class Pool(_Owned):
     """A tenant's pool in one process. counts has the number of events, by name.
 
     key: the tenant's. space: bytes that differ if the same tokens give other contents, such as another model. max_bytes: a limit
     for all processes of the tenant together. Each process may pass it by a sixteenth. None: the keeper's limit alone.
     InvalidError: max_bytes is no number above zero."""
 
+    _WHAT = "pool"
+
     def __init__(self, key: bytes, space: bytes, *, max_bytes: int | None = None) -> None:
+        super().__init__()
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes <= 0):
             raise InvalidError(22, f"max_bytes is {max_bytes!r}: a number of bytes, or left away")
         self._key = key
@@ -118,6 +141,7 @@ class Pool:
 
     def change_space(self, space: bytes) -> None:
         """Use another space from now on: the same tokens give other contents, as after an update of weights."""
+        self._check_fork()
         with self._lock:
             self._space = space
             self._known.clear()
@@ -140,6 +164,7 @@ class Pool:
     def find(self, names: Sequence[str | Sequence[str]]) -> Found:
         """Search the longest run of blocks from the first one on. A block in parts is a list of their names. The result has
         all parts, one behind the other; a block counts if all of its parts are there."""
+        self._check_fork()
         found = Found()
         if self.paused():
             self.counts["skipped"] += 1
@@ -188,6 +213,7 @@ class Pool:
     def _each(self, thread: ThreadPoolExecutor, doing: str, work: Callable[[str, Sequence[Any]], bool], jobs: Sequence[tuple[str, Sequence[Any]]],
               done: Callable[[int], object]) -> None:
         """Let a thread work on each job, and then call done with the number of those that succeeded. A reader ends at the first that did not."""
+        self._check_fork()
         streams = _Streams(tensor for _, tensors in jobs for tensor in tensors)
 
         def run() -> None:
@@ -236,6 +262,7 @@ class Pool:
 
     def _begin(self, name: str) -> bool:
         """Count a block as one that waits for the thread. False: it is not to be copied."""
+        self._check_fork()
         with self._lock:
             if name in self._known:
                 return False
@@ -334,11 +361,14 @@ class Pool:
 
     def flush(self) -> None:
         """Wait until all that was begun before is done, or has failed."""
+        self._check_fork()
         self._writer.submit(int).result()
         self._reader.submit(int).result()
 
     def close(self) -> None:
-        """Keep no more. Blocks stay, for other engines and the next start."""
+        """Keep no more. Blocks stay, for other engines and the next start. In a forked child it has no effect."""
+        if self._owner != os.getpid():
+            return
         self._closed = True
         self._reader.shutdown(wait=True, cancel_futures=False)
         self._writer.shutdown(wait=True, cancel_futures=False)

@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 from . import _tmesh
-from .errors import Error, ExistsError, InvalidError, LimitError, NotFoundError
+from .errors import AccessError, Error, ExistsError, InvalidError, LimitError, NotFoundError
 from .keeping import keep, open_kept
 from .interop import lacks, load, warn_of_another
 from .tenant import read_key
@@ -97,11 +97,17 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
         self._done: list[dict[int, Any]] = [{}, {}, {}]
         self._tasks = 0
         self._closed = False
+        # A forked child has neither the thread nor event descriptors of its own.
+        self._owner = os.getpid()
         # Objects that look-ups found, until they are unlocked as often. They stay even if their names are dropped.
         self._locked: dict[Any, tuple[int, _tmesh.Tensor]] = {}
         # Objects that were reported to LMCache as present, by name.
         self._told: dict[str, tuple[Any, int]] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tmesh-lmcache")
+
+    def _check_fork(self) -> None:
+        if self._owner != os.getpid():
+            raise AccessError(13, "this adapter is the parent's: a forked child makes one of its own")
 
     def get_store_event_fd(self) -> int:
         return self._events[0]
@@ -116,6 +122,7 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
         return self._submit(0, lambda: self._store(keys, objects), _internal.L2StoreResult(False, 0))
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
+        self._check_fork()
         with self._lock:
             done, self._done[0] = self._done[0], {}
         return done
@@ -124,10 +131,12 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
         return self._submit(1, lambda: self._each(keys, self._look_up), _native.Bitmap(len(keys)))
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
+        self._check_fork()
         with self._lock:
             return self._done[1].pop(task_id, None)
 
     def submit_unlock(self, keys: list[Any]) -> None:
+        self._check_fork()
         with self._lock:
             for key in keys:
                 if key in self._locked:
@@ -140,11 +149,13 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
         return self._submit(2, lambda: self._each(keys, lambda key: self._load(key, into[key])), _native.Bitmap(len(keys)))
 
     def query_load_result(self, task_id: int) -> Any:
+        self._check_fork()
         with self._lock:
             return self._done[2].pop(task_id, None)
 
     def delete(self, keys: list[Any]) -> None:
         """Drop an object for all processes of the tenant. A process that has it open keeps it."""
+        self._check_fork()
         for key in keys:
             self._drop(self._names.of(key))
 
@@ -154,8 +165,8 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
                 "used_bytes": sum(one["bytes"] for one in mine), "max_bytes": self._limit}
 
     def close(self) -> None:
-        """Close. Stored objects stay, for other processes and the next start."""
-        if self._closed:
+        """Close. Stored objects stay, for other processes and the next start. In a forked child it has no effect."""
+        if self._closed or self._owner != os.getpid():
             return
         self._closed = True
         self._worker.shutdown(wait=True)
@@ -165,6 +176,7 @@ class Adapter(_base.L2AdapterInterface):  # type: ignore[misc]
             os.close(event)
 
     def _submit(self, kind: int, work: Callable[[], Any], failed: Any) -> int:
+        self._check_fork()
         with self._lock:
             self._tasks += 1
             task = self._tasks
