@@ -178,6 +178,27 @@ def test_a_mover_that_cannot_be_made(standin, monkeypatch, name, module, lost):
     assert_refused(lambda: movers.Engine(name), ImportError, rf"its {module} has no {lost}; tmesh was tried")
 
 
+def test_an_offer_that_cannot_be_described(standin, monkeypatch):
+    """Its registration is given back."""
+    load = standin("mooncake", lambda contents: contents.update({"mooncake.engine": """
+class TransferEngine:
+    registered = set()
+    batch_transfer_sync_read = batch_transfer_sync_write = None
+
+    def initialize(self, *_): return 0
+    def get_engine(self): return self
+    def get_rpc_port(self): raise RuntimeError("no port")
+    def batch_register_memory(self, places, _): self.registered.update(places)
+    def batch_unregister_memory(self, places): self.registered.difference_update(places)
+"""}))
+    warnings.simplefilter("ignore", RuntimeWarning)
+    load()
+    without_ray(monkeypatch.setitem)
+    engine, before = movers.Engine("mooncake"), len(offers._registered)
+    assert_refused(lambda: engine.offer([tmesh.put(b"x")]), RuntimeError, "no port")
+    assert not engine._engine.registered and len(offers._registered) == before
+
+
 def test_a_mover_that_is_not_installed(standin, monkeypatch):
     standin("mooncake", lambda contents: (contents.clear(), contents.update({
         "mooncake": "raise ModuleNotFoundError(\"No module named 'mooncake'\", name='mooncake')"})))

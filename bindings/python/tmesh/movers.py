@@ -84,7 +84,11 @@ class Engine:
 
     def offer(self, tensors: list[_tmesh.Tensor]) -> tuple[bytes, Any]:
         registration = self._register(tensors)
-        return registration.offer(), registration
+        try:
+            return registration.offer(), registration
+        except BaseException:
+            self.close(registration)
+            raise
 
     def close(self, registration: Any) -> None:
         with self._lock:
