@@ -2,6 +2,7 @@
 """python -m tmesh.worker with clients that follow docs/reference/worker.md."""
 
 import base64
+import gc
 import json
 import os
 import select
@@ -542,6 +543,15 @@ def test_a_busy_look_is_bounded_and_ends_with_a_message():
     assert wait(1 << 62, 1e-4).slept
     sleepy = wait(1 << 62, 0)
     assert sleepy.slept and sleepy.looks == (1 << 62) - 1
+
+
+@ANY_BACKEND
+def test_a_server_that_cannot_listen_keeps_nothing():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        assert_refused(lambda: _server.Server("/no/such/folder/s", None), OSError, "cannot listen at /no/such/folder/s")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @ANY_BACKEND

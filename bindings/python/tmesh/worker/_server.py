@@ -368,6 +368,7 @@ class Server:
             else:
                 listening.listen(self.socket, address, BACKLOG)
         except OSError as error:
+            os.close(self.stopping)
             raise OSError(f"cannot listen at {address}: {error}") from error
         finally:
             os.umask(before)
