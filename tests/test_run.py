@@ -85,9 +85,9 @@ this that:
 before:
 \t@sleep 0.2; echo $@ >>ran; printf '1..1\\nok 1\\n'
 hangs:
-\t@echo 1..2; echo ok 1; (exec setsid sleep 99) & (exec sleep 98)
+\t@echo 1..2; echo ok 1; (exec setsid sleep 999) & (exec sleep 998)
 vm-slow:
-\t@sleep 2; echo 1..1; echo ok 1
+\t@sleep 6; echo 1..1; echo ok 1
 after:
 \t@echo $@ >>ran; echo 1..1; grep -q before ran && echo ok 1 || echo not ok 1
 """
@@ -172,18 +172,19 @@ with tempfile.TemporaryDirectory() as folder:
     got = runs(folder, "--again", "1", suites=("complaint",))
     point(got == (1, ["complaint"], "0 passed, 1 failed, 0 skipped"), "a kernel's complaint is final", got)
 
-    run.PROGRESS_S, run.QUIET_S = 0.2, {"short": 1}
+    # On a busy machine a suite prints nothing for its first second.
+    run.PROGRESS_S, run.QUIET_S = 0.2, {"short": 5}
     began = time.monotonic()
     got = runs(folder, suites=("hangs", "good"))
     point(got == (1, ["good"], "2 passed, 2 failed, 0 skipped"), "a suite that prints nothing is ended, and the next one runs", got)
-    point("hangs: suite printed no result for" in runs.said and "sleep 98" in runs.said, "the log tells what it waited for", runs.said)
+    point("hangs: suite printed no result for" in runs.said and "sleep 998" in runs.said, "the log tells what it waited for", runs.said)
     got = runs(folder, suites=("vm-slow",))
     point(got == (0, [], "1 passed, 0 failed, 0 skipped"), "a guest may be quiet", got)
-    run.QUIET_S = {"short": 99}
+    run.QUIET_S = {"short": 999}
     got = runs(folder, "--within", "0.02", "--again", "3", suites=("hangs,good", "this"))
     point(got[0] == 1 and "good" not in got[1] and "good: suite did not begin before the run's time was over" in runs.said,
           "a run's time ends it", runs.said)
-    point(time.monotonic() - began < 60, "nothing waits for what a suite left behind")
+    point(time.monotonic() - began < 600, "nothing waits for what a suite left behind")
 
 print(f"1..{number}")
 raise SystemExit(1 if bad else 0)
