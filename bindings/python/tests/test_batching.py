@@ -22,7 +22,7 @@ numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
 import tmesh  # noqa: E402
 import tmesh.batching  # noqa: E402
 import tmesh.engine  # noqa: E402
-from conftest import assert_refused, eventually  # noqa: E402
+from conftest import assert_refused, eventually, serve  # noqa: E402
 from test_graphs import VOCABULARY, Reference, as_gguf, llama  # noqa: E402
 from tmesh.batching import Client, Generator, Server  # noqa: E402
 
@@ -194,7 +194,7 @@ def test_engines_share_pages(file, tmp_path):
     common = prompt(3, 17)
     first, second = (common + prompt(4, 3), 12), (common + prompt(5, 2), 12)
     with (tmesh.load_model(file) as model, tmesh.batching.page_pool(model, 40, page_tokens=4, cache="float32") as pool,
-          tmesh.engine.serve("ggml", models=tmp_path) as one, tmesh.engine.serve("ggml", models=tmp_path) as two):
+          serve("ggml", models=tmp_path) as one, serve("ggml", models=tmp_path) as two):
         expected, token = alone(model, [first, second]), pool.tenant()
         contexts = [one.connect(), two.connect()]
         left, right = (generator(model, lanes=2, pages=12, context=context, folder=tmp_path, tenant=token) for context in contexts)
@@ -264,7 +264,7 @@ class Dies:
 
 def test_lost(file, tmp_path):
     """A run that ends with the engine's process is repeated and counted. In this process it is an error."""
-    with tmesh.load_model(file) as model, tmesh.engine.serve("ggml", models=tmp_path) as server:
+    with tmesh.load_model(file) as model, serve("ggml", models=tmp_path) as server:
         with generator(model, context=server.connect(), folder=tmp_path) as many:
             for run in (many._decode, many._prompt):
                 run._binding = Dies(run._binding)

@@ -295,7 +295,7 @@ def test_refused(server):
     # Raising the soft limit of descriptors to the hard one adds none here, so no client gets a region.
     code = ("import resource, numpy, tmesh.engine\n"
             "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-            f"server = tmesh.engine.serve(models={str(MODELS)!r})\n"
+            f"server = tmesh.engine.serve(models={str(MODELS)!r}, limit=600, patience=600)\n"
             f"graph = server.connect().graph({str(MODELS / 'dynamic.onnx')!r})\n"
             "rows = numpy.zeros((2, 4), numpy.float32)\n"
             "try:\n    graph.dispatch({'a': rows, 'b': rows})\nexcept tmesh.LimitError as error:\n    print(error)")
@@ -319,7 +319,7 @@ def test_nothing_else_is_read(server, tmp_path):
     with pytest.raises(tmesh.AccessError, match="--models") as refused:
         context.graph(other)
     assert str(other) in str(refused.value)
-    with tmesh.engine.serve(models=MODELS, confined=False) as free:
+    with serve(models=MODELS, confined=False) as free:
         free.connect().graph(other)
     assert (add(context) == 2).all()
 
