@@ -133,13 +133,34 @@ def test_wrong(connect):
     assert_refused(lambda: tmesh.engine.Cancellable(1), TypeError)
 
 
-# Press Ctrl-C in a main thread that waits in one call after the other, while another thread's dispatch uses the engine.
-WAITS = """
-import os
+# Ctrl-C by a thread, again and again: a signal that comes just before a call waits ends no wait, and the next one does. The
+# first that raises is the last: another one would be raised outside of the call.
+PRESSES = """
 import signal
+import threading
+
+over = threading.Event()
+
+
+def pressed(*_):
+    if not over.is_set():
+        over.set()
+        raise KeyboardInterrupt
+
+
+def press():
+    while not over.wait(0.2):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+signal.signal(signal.SIGINT, pressed)
+"""
+
+# Press Ctrl-C in a main thread that waits in one call after the other, while another thread's dispatch uses the engine.
+WAITS = PRESSES + """
+import os
 import socket
 import sys
-import threading
 import numpy as np
 import tmesh
 import tmesh.engine
@@ -161,13 +182,8 @@ def run():
 
 
 def interrupted(name, call):
-    # A signal that comes just before the call waits ends no wait: the next one does.
-    def send():
-        while not over.wait(0.2):
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    over = threading.Event()
-    sender = threading.Thread(target=send)
+    over.clear()
+    sender = threading.Thread(target=press)
     try:
         sender.start()
         # The dispatch may not have the engine yet.
@@ -175,14 +191,7 @@ def interrupted(name, call):
             call()
     except KeyboardInterrupt:
         print(name, end=" ", flush=True)
-    finally:
-        while True:
-            try:
-                over.set()
-                sender.join()
-                break
-            except KeyboardInterrupt:
-                pass
+    sender.join()
 
 
 # This socket accepts connections and says nothing.
@@ -216,11 +225,8 @@ def test_interrupts_in_other_calls(python, tmp_path):
 def test_interrupt_beside_a_binding_that_is_let_go(python, tmp_path):
     """A thread that drops the last reference must not wait with the interpreter's lock, which the signal's handler
     needs."""
-    assert python("""
-import os
-import signal
+    assert python(PRESSES + """
 import sys
-import threading
 import numpy as np
 import tmesh
 import tmesh.engine
@@ -230,15 +236,14 @@ context = server.connect()
 graph = context.graph(sys.argv[1] + "/long.onnx")
 x, y, few = tmesh.zeros((2, 4), "float32"), tmesh.zeros((2, 4), "float32"), tmesh.put(np.array([3]))
 held = [graph.bind({"trips": few, "x": x}, {"y": y}) for _ in range(10)] + [context.graph(sys.argv[1] + "/whole.onnx")]
-over, cleared = threading.Event(), []
+cleared = []
 
 
 def send():
     over.wait(0.5)
     held.clear()
     cleared.append(True)
-    while not over.wait(0.2):
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    press()
 
 
 sender = threading.Thread(target=send)
@@ -246,7 +251,6 @@ try:
     sender.start()
     graph.dispatch({"trips": np.array([1 << 40]), "x": x}, {"y": y})
 except KeyboardInterrupt:
-    over.set()
     print("interrupted", cleared)
 sender.join()
 graph.bind({"trips": few, "x": x}, {"y": y}).dispatch()

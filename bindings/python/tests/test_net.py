@@ -357,8 +357,9 @@ def give_up(target, register, offer, how):
         if how == "Ctrl-C":
             # A shell's background jobs start without this handler.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(tmesh.PeerTimeoutError if how == "timeout" else KeyboardInterrupt):
+            if how == "Ctrl-C":
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             peer.read(room, timeout=0.2 if how == "timeout" else PATIENCE)
     room.release()
 
