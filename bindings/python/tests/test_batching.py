@@ -383,8 +383,8 @@ def test_client_dies(model, served):
         dead.wait()
         silent.close()
         assert [first, *running] == alone(model, [(prompt(1, 3), 40)])[0]
-    wait_for(lambda: not many.busy)
-    assert many.info()["pages_free"] == 48 and many.info()["pages_held"] == 0
+    # A request's lane is free a moment before its pages are.
+    wait_for(lambda: not many.busy and (many.info()["pages_free"], many.info()["pages_held"]) == (48, 0))
 
 
 SERVE = """

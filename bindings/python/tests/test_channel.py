@@ -309,7 +309,8 @@ def test_asyncio(pair):
             out.send(b"%d" % i)
             if i % 10 == 0:
                 await asyncio.sleep(0.001)
-        await asyncio.sleep(0.01)
+        while len(got) < 100:  # then the task waits for another one
+            await asyncio.sleep(0.001)
         for other in into.recv_async(), into.recv_async():
             with pytest.raises(tmesh.BusyError):
                 await other

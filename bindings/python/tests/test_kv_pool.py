@@ -159,6 +159,8 @@ def test_a_full_pool_stores_nothing_and_says_so_once(pool, caplog):
     assert len(held.tensors) == 2 and one.counts["errors"] == 2 and not one.paused()
     assert caplog.text.count("storing a block of a KV cache") == 1 and "max_bytes" in caplog.text
     held.release()
+    # The keeper learns of it a moment later.
+    eventually(lambda: not any(entry["held"] for entry in one.blocks()))
     stored(one, torch, [4])
     assert one.counts["stored"] == 3
     # A block that is larger than the limit.
