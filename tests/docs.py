@@ -28,7 +28,7 @@ import tree
 
 TOP = Path(__file__).resolve().parents[1]
 DOCS = TOP / "docs"
-PATIENCE_S = 120
+PATIENCE_S = 600
 BLOCK = re.compile(r"(?:<!-- (?P<mark>setup|guest|file: (?P<file>[\w.-]+)) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 END = "__end_of_command__"

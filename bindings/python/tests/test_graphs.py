@@ -359,7 +359,7 @@ def test_refused_before_the_load(tmp_path, module, words):
         file = tmp_path / "m.gguf"
         file.write_bytes(head)
         os.truncate(file, len(head) + shape[0] * shape[1] // 256 * 292)
-        ended = subprocess.run([sys.executable, "-P", "-m", module, str(file), *words], capture_output=True, text=True, timeout=120,
+        ended = subprocess.run([sys.executable, "-P", "-m", module, str(file), *words], capture_output=True, text=True, timeout=600,
                                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)))
         assert ended.returncode == 1 and str(file) in ended.stderr and why in ended.stderr, ended.stderr
 

@@ -185,7 +185,7 @@ if not child:
     os._exit(0)
 closing = threading.Thread(target=server.close)
 closing.start()
-closing.join(30)
+closing.join(300)
 print("closed" if not closing.is_alive() else "waits for the child")
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)

@@ -138,7 +138,7 @@ thread.join()
 @pytest.mark.parametrize("program", [HANDLER, FORKED], ids=["handler", "fork"])
 def test_the_folders_lock_does_not_deadlock(python, program):
     """A signal's handler removes a name while its thread has the lock. A child is forked while another thread has it."""
-    python(program, timeout=60 if program is HANDLER else 600)
+    python(program, timeout=600)
     assert names() == []
 
 

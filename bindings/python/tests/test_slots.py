@@ -130,7 +130,7 @@ def test_closing_ends_the_wait_of_another_thread(timeout):
         time.sleep(0.01)
     fds = len(os.listdir("/proc/self/fd"))
     reader.close()
-    watcher.join(20)
+    watcher.join(PATIENCE)
     assert not watcher.is_alive() and ended == ["[Errno 9] this slot's reader was closed"] and reader.closed
     assert len(os.listdir("/proc/self/fd")) < fds
     assert slot.publish(weights(1)) == 1

@@ -724,7 +724,7 @@ def test_a_killed_worker_with_a_forked_child(start_worker, tmp_path):
     path = str(tmp_path / "socket")
     worker = start_worker(path)
     assert worker.stdout.readline() == "ready\n"
-    with Client(path, timeout=30) as client:
+    with Client(path) as client:
         child = client.call(OPS + "fork")
         try:
             worker.kill()

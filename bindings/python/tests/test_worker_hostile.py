@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import tmesh
-from conftest import ANY_BACKEND, assert_refused
+from conftest import ANY_BACKEND, assert_refused, eventually
 from test_worker import (  # noqa: F401
     OPS,
     address,
@@ -220,8 +220,7 @@ def test_too_many_descriptors_are_closed(client, worker, address):  # noqa: F811
         os.close(own[0])
     assert client.call(OPS + "add", [1]) == 2
     # A thread closes them.
-    while descriptors(worker.pid) > before:
-        time.sleep(0.01)
+    eventually(lambda: descriptors(worker.pid) <= before)
 
 
 OTHER = """
@@ -262,8 +261,7 @@ def test_files_of_a_server_that_does_not_answer(client, worker, address):  # noq
         end_server()
         with contextlib.suppress(OSError):
             os.close(file)
-    while descriptors(worker.pid) > before:
-        time.sleep(0.01)
+    eventually(lambda: descriptors(worker.pid) <= before)
     # A file counts until its close() has returned, a moment longer than it is open.
     answer = {}
     while "value" not in answer:
@@ -285,8 +283,7 @@ def test_files_are_closed_by_the_next_thread(monkeypatch):
         foreign.close(array.array("i", ends[:1]), 1)
     os.fstat(ends[0])
     foreign.close(array.array("i", ends[1:]), 2)
-    while foreign._waiting.total():
-        time.sleep(0.01)
+    eventually(lambda: not foreign._waiting.total())
     for end in ends:
         assert_refused(lambda: os.fstat(end), OSError)
 
