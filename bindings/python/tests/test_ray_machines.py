@@ -2,6 +2,7 @@
 """tmesh.ray between two of Ray's nodes in network namespaces, by Ray's own way and by movers. Each node has a boot id
 and a runtime directory of its own. Needs root."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -61,7 +62,8 @@ class Machines:
         for number in 1, 2:
             pids = subprocess.run(["ip", "netns", "pids", f"{self.name}-{number}"], capture_output=True, text=True, check=False).stdout
             for pid in pids.split():
-                os.kill(int(pid), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(int(pid), signal.SIGKILL)
         for node in self.nodes:
             node.wait()
         subprocess.run([TOPOLOGY, "down", self.name, "2"], check=False)
