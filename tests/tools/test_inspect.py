@@ -408,13 +408,13 @@ class Top(Base):
         self.assertRegex(said, r"(?s)^\033\[H\033\[J\033\[\?7l.*ID +SIZE.*\033\[\?7h$")
 
     def test_json_has_all_holders(self):
-        # The terminal has two rows for regions, and a reader of JSON reads all of it.
+        # The terminal has two rows for regions, and a reader of JSON reads all of it. Other suites may be holders for a moment, too.
         with held("create", "1M") as one, held("create", "5000") as two, held("create", "5001") as three:
             said, status = self.on_terminal("top", "--json", rows=6)
         self.assertEqual(status, 0)
         shown = {region["id"]: region["held_by"] for region in json.loads(said)["regions"]}
         for names in (one, two, three):
-            self.assertEqual(shown[names["id"]], f"tmeshctl {names['pid']}")
+            self.assertIn(f"tmeshctl {names['pid']}", shown[names["id"]].split(", "))
 
     def test_as_often_as_asked(self):
         out = tool("top", "--count", "2", "--interval", "1")[0].decode()
