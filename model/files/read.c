@@ -290,6 +290,9 @@ static int ring_begin(struct load *load, struct ring *ring, uint64_t at, uint64_
 
 	*request =
 		(struct request){.piece = piece, .begin = piece.file_offset, .want = piece.bytes};
+	/* In the order of the file: reads end in any order, and a write that is ahead of others
+	 * takes small pages. */
+	populate(load, &piece);
 	if (ring->fds) {
 		request->begin &= ~(uint64_t)(DIRECT_ALIGN - 1);
 		request->want =
@@ -297,7 +300,6 @@ static int ring_begin(struct load *load, struct ring *ring, uint64_t at, uint64_
 			~(uint64_t)(DIRECT_ALIGN - 1);
 		request->to = ring->buffers + ring->next % DEPTH * (PIECE + 2 * DIRECT_ALIGN);
 	} else {
-		populate(load, &piece);
 		request->to = memory + piece.offset;
 	}
 	*bytes = piece.bytes;

@@ -8,19 +8,36 @@
 #define PROBE_LEAST ((uint64_t)4 << 20)
 #include <liburing.h>
 #include <stdbool.h>
+#include <stdlib.h>
+
+#define AT_ONCE 8 /* requests of a ring */
 
 static bool refuses; /* what is asked of a ring */
+static bool turned;  /* the first requests end the last one first */
+
+static int compare(const void *a, const void *b)
+{
+	const struct io_uring_cqe *one = a, *two = b;
+
+	return (one->user_data < two->user_data) - (one->user_data > two->user_data);
+}
 
 static int wait_for_answer(struct io_uring *ring, struct io_uring_cqe **answer)
 {
-	int rc = io_uring_wait_cqe(ring, answer);
+	int rc = turned ? io_uring_wait_cqe_nr(ring, answer, AT_ONCE)
+			: io_uring_wait_cqe(ring, answer);
 
+	/* The ring's requests have their order, and its answers begin at the first one's place. */
+	if (!rc && turned)
+		qsort(*answer, AT_ONCE, sizeof(**answer), compare);
+	turned = false;
 	if (!rc && refuses)
 		(*answer)->res = -EINVAL;
 	return rc;
 }
 #define io_uring_wait_cqe wait_for_answer
 #include "files/read.c"
+_Static_assert(AT_ONCE == DEPTH, "all requests of a ring");
 
 #include <linux/magic.h>
 #include <sys/vfs.h>
@@ -100,9 +117,12 @@ static void make_cold(void)
 	close(fd);
 }
 
+static enum tmesh_model_method asked;
+
 static void load(struct tmesh_model_report *report)
 {
-	struct tmesh_model_load_opts opts = {.size = sizeof(opts), .flags = TMESH_MODEL_ALONE};
+	struct tmesh_model_load_opts opts = {
+		.size = sizeof(opts), .flags = TMESH_MODEL_ALONE, .method = asked};
 	struct tmesh_tensor *tensor;
 	struct tmesh_model *model;
 	struct tmesh_ctx *ctx;
@@ -284,20 +304,6 @@ static void test_no_null(void **state)
 	unlink(name);
 }
 
-/* The report tells of huge pages where there are any. The last one, which is not full, is one of
- * them. Where the machine has none left, that is not an invalid argument. */
-static void test_huge(void **state)
-{
-	struct tmesh_model_report report;
-
-	not_made = 0;
-	load(&report);
-	assert_int_not_equal(not_made, EINVAL);
-	if (not_made)
-		skip();
-	assert_int_equal(report.huge_bytes, 12 << 20);
-}
-
 /* Whether there are two ways: a file that is memory itself is never read by O_DIRECT. */
 static bool has_disk(void)
 {
@@ -308,6 +314,37 @@ static bool has_disk(void)
 		return false;
 	close(fd);
 	return statfs("/tmp", &fs) || fs.f_type != TMPFS_MAGIC;
+}
+
+/* The report tells of huge pages where there are any. The last one, which is not full, is one of
+ * them. Where the machine has none left, that is not an invalid argument. */
+static void has_huge(enum tmesh_model_method method)
+{
+	struct tmesh_model_report report;
+
+	not_made = 0;
+	asked = method;
+	load(&report);
+	asked = TMESH_MODEL_AUTO;
+	assert_int_equal(report.method, method);
+	assert_int_not_equal(not_made, EINVAL);
+	if (not_made)
+		skip();
+	assert_int_equal(report.huge_bytes, 12 << 20);
+}
+
+static void test_huge(void **state)
+{
+	has_huge(TMESH_MODEL_READ);
+}
+
+/* Direct reads end in any order, and their pages are huge all the same. */
+static void test_huge_direct(void **state)
+{
+	if (!has_disk())
+		skip();
+	turned = true;
+	has_huge(TMESH_MODEL_DIRECT);
 }
 
 static bool has_huge_pages(void)
@@ -330,7 +367,7 @@ int main(void)
 		TEST(test_other_file),
 		TEST(test_no_null),
 	};
-	const struct CMUnitTest huge[] = {TEST(test_huge)};
+	const struct CMUnitTest huge[] = {TEST(test_huge), TEST(test_huge_direct)};
 	int failed = has_disk() ? cmocka_run_group_tests_name("model measure", measuring,
 							      make_model, remove_model)
 				: UNIT_SKIP(measuring, "/tmp has no direct I/O");
