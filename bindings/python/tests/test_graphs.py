@@ -92,6 +92,22 @@ def llama(dtype, cache):
     return "\n".join(text) + "\n", weights
 
 
+def test_a_graph_that_cannot_be_saved(tmp_path, monkeypatch):
+    """A generator's file is there whole or not at all."""
+    def full(graph, path):
+        path.write_text("graph")
+        raise OSError(28, "No space left on device")
+
+    g = tmesh.graphs.Graph("g")
+    g.output("y", g.add("silu", g.input("x", "float32", (1, 4))))
+    with monkeypatch.context() as patch:
+        patch.setattr(tmesh.graphs.Graph, "save", full)
+        assert_refused(lambda: g._save_once(tmp_path), OSError, "No space left")
+    assert not os.listdir(tmp_path)
+    path = g._save_once(tmp_path)
+    assert path.read_text() == g.text() and g._save_once(tmp_path) == path and os.listdir(tmp_path) == [path.name]
+
+
 class Reference:
     """The same model in NumPy, in float32, with the same weights."""
 

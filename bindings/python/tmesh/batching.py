@@ -84,12 +84,7 @@ class _Run:
 
         self.shape = shape = graphs.Pages(handle.info(), sequences, blocks)
         g = graphs.of_pages(model, shape, tokens=tokens, cache=cache)
-        # The file stays: an engine that was restarted reads it again.
-        path = folder / f"{hashlib.sha256(g.text().encode()).hexdigest()[:24]}.graph"
-        new = path.with_suffix(f".{os.getpid()}-{id(self)}")
-        g.save(new)
-        new.replace(path)
-        graph = context.graph(path, weights={name: model[name] for name in g.weights})
+        graph = context.graph(g._save_once(folder), weights={name: model[name] for name in g.weights})
         self._served = context.pid is not None
         #: Runs that ended with the engine's process and were repeated by the next one.
         self.lost = 0

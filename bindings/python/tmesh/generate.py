@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import hashlib
 import importlib
 import operator
 import os
@@ -106,14 +105,7 @@ class Sequence:
             g = graphs.of_pages(self._model, shape, tokens=count, cache=self._cache, lora=self._lora)
         else:
             g = graphs.of_model(self._model, rows=self.rows, tokens=count, cache=self._cache, lora=self._lora)
-        # The name is a hash of the text: other sequences use the same file, and an engine that is restarted reads it
-        # again.
-        path = self._folder / f"{hashlib.sha256(g.text().encode()).hexdigest()[:24]}.graph"
-        if not path.exists():
-            new = path.with_suffix(f".{os.getpid()}-{id(self)}")
-            g.save(new)
-            new.replace(path)
-        graph = self._context.graph(path, weights={name: self._model[name] for name in g.weights})
+        graph = self._context.graph(g._save_once(self._folder), weights={name: self._model[name] for name in g.weights})
 
         def place(operand: engine.Operand) -> _tmesh.Tensor:
             return _tmesh.zeros([int(dim or 0) for dim in operand.shape], operand.dtype)

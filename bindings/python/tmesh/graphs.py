@@ -18,6 +18,7 @@ operands.
 from __future__ import annotations
 
 import errno
+import hashlib
 import math
 import mmap
 import os
@@ -96,6 +97,20 @@ class Graph:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the text to a file, for an engine to open."""
         Path(path).write_text(self.text(), encoding="ascii")
+
+    def _save_once(self, folder: Path) -> Path:
+        """Save it in a folder, whole or not at all. The name is a hash of the text: others use the same file, and an engine
+        that is restarted reads it again."""
+        path = folder / f"{hashlib.sha256(self.text().encode()).hexdigest()[:24]}.graph"
+        if not path.exists():
+            new = path.with_suffix(f".{os.getpid()}-{id(self)}")
+            try:
+                self.save(new)
+                new.replace(path)
+            except BaseException:
+                new.unlink(missing_ok=True)
+                raise
+        return path
 
     def _node(self, name: str, op: str, inputs: Sequence[str], attributes: dict[str, Any], dtype: str | None,
               shape: Sequence[int] | None) -> str:
