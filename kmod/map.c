@@ -5,7 +5,6 @@
  */
 #include <linux/oom.h>
 #include <linux/pagemap.h>
-#include <linux/userfaultfd_k.h>
 
 #include "claim.h"
 #include "drain.h"
@@ -50,10 +49,11 @@ static unsigned long tmesh_countable_pages(struct page **pages, unsigned long nr
 }
 
 /*
- * Handle a page table entry that exists already. A present entry was made by another fault, and
- * there is nothing to do. vm_insert_pages() does not replace a marker of userfaultfd. Let the core
- * do that for one page, so that the retried access finds an entry. The core maps it after the
- * region's lock is dropped, as for memory that PMDs map: tmesh_flush_faults() has to wait for it.
+ * Handle a page table entry that exists already. If the fault found none, another fault has made it
+ * since, or a marker of userfaultfd has come: the access is retried. vm_insert_pages() does not
+ * replace a marker. Let the core do that for one page, so that the retried access finds an entry.
+ * The core maps it after the region's lock is dropped, as for memory that PMDs map:
+ * tmesh_flush_faults() has to wait for it.
  *
  * MADV_DONTNEED may free the page table before that (since 6.14). Then the core would map all of a
  * folio of PMD size, from its first page on. The mapping is one that must have no PMD: it may
@@ -62,7 +62,9 @@ static unsigned long tmesh_countable_pages(struct page **pages, unsigned long nr
 static vm_fault_t tmesh_fault_again(struct vm_fault *vmf, struct tmesh_claim *claim,
 				    struct page *page)
 {
-	if (!userfaultfd_armed(vmf->vma) || pmd_none(READ_ONCE(*vmf->pmd)))
+	bool marker = vmf->flags & FAULT_FLAG_ORIG_PTE_VALID && !pte_none(vmf->orig_pte);
+
+	if (!marker || pmd_none(READ_ONCE(*vmf->pmd)))
 		return VM_FAULT_NOPAGE;
 	if (folio_nr_pages(page_folio(page)) >= TMESH_HUGE_PAGES)
 		return VM_FAULT_SIGBUS;

@@ -463,26 +463,35 @@ TEST_CALL(count_huge, "the same of a huge page", try_count(TMESH_CREATE_HUGE))
 #define MARKED (16 * PAGE)
 
 /*
- * Map a handle, at an offset, so that the entries are markers of userfaultfd, as on kernels that do
- * not refuse it.
+ * Map a handle, at an offset, and let userfaultfd watch the mapping, as on kernels that do not
+ * refuse it. Return its descriptor.
  */
-static unsigned char *marked(int fd, __u64 offset)
+static int watched(int fd, __u64 offset, unsigned char **p)
 {
 	struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_WP_ASYNC};
-	struct uffdio_writeprotect protect = {.mode = UFFDIO_WRITEPROTECT_MODE_WP};
 	struct uffdio_register r = {.mode = UFFDIO_REGISTER_MODE_WP};
-	unsigned char *p = mmap(NULL, MARKED, RW, MAP_SHARED, fd, offset);
 	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY), peer = open_peer();
 
-	REQUIRE(p != MAP_FAILED);
+	*p = mmap(NULL, MARKED, RW, MAP_SHARED, fd, offset);
+	REQUIRE(*p != MAP_FAILED);
 	if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api))
 		t_skip("this kernel's userfaultfd() protects nothing without being asked");
-	REQUIRE_OK(ioctl(peer, PEER_PLAIN, p));
-	r.range = (struct uffdio_range){(unsigned long)p, MARKED};
-	protect.range = r.range;
+	REQUIRE_OK(ioctl(peer, PEER_PLAIN, *p));
+	r.range = (struct uffdio_range){(unsigned long)*p, MARKED};
 	REQUIRE_OK(ioctl(uffd, UFFDIO_REGISTER, &r));
+	REQUIRE_OK(ioctl(peer, PEER_SPECIAL, *p));
+	return uffd;
+}
+
+/* Do the same so that the entries are markers. */
+static unsigned char *marked(int fd, __u64 offset)
+{
+	struct uffdio_writeprotect protect = {.mode = UFFDIO_WRITEPROTECT_MODE_WP};
+	unsigned char *p;
+	int uffd = watched(fd, offset, &p);
+
+	protect.range = (struct uffdio_range){(unsigned long)p, MARKED};
 	REQUIRE_OK(ioctl(uffd, UFFDIO_WRITEPROTECT, &protect));
-	REQUIRE_OK(ioctl(peer, PEER_SPECIAL, p));
 	return p;
 }
 
@@ -520,6 +529,46 @@ TEST(markers_huge, "where a PMD would map other pages they are not: SIGBUS")
 	REQUIRE(q != MAP_FAILED);
 	CHECK_EQ(t_read(p), SIGBUS);
 	CHECK_EQ(t_read(q + PAGE), 0);
+}
+
+#define TOUCHERS 2
+
+struct touching {
+	unsigned char *p;
+	long round;
+	int waiting, failed;
+};
+
+/* Touch a page in each round, at the same time as the others. */
+static void *touch_together(void *arg)
+{
+	struct touching *t = arg;
+
+	for (long round = 1; round <= t_length(300, 3000); round++) {
+		if (__atomic_add_fetch(&t->waiting, 1, __ATOMIC_SEQ_CST) == TOUCHERS) {
+			REQUIRE_OK(madvise(t->p, MARKED, MADV_DONTNEED));
+			t->waiting = 0;
+			__atomic_store_n(&t->round, round, __ATOMIC_SEQ_CST);
+		}
+		while (__atomic_load_n(&t->round, __ATOMIC_SEQ_CST) < round)
+			;
+		if (t_read(t->p + PAGE))
+			__atomic_add_fetch(&t->failed, 1, __ATOMIC_SEQ_CST);
+	}
+	return NULL;
+}
+
+TEST(markers_none, "two threads touch a page at once where userfaultfd() has no marker")
+{
+	struct touching t = {};
+	pthread_t threads[TOUCHERS];
+
+	watched(REQUIRE_OK(t_create(t_dev(), 2 * HUGE, TMESH_CREATE_HUGE)), PAGE, &t.p);
+	for (int i = 0; i < TOUCHERS; i++)
+		REQUIRE(!pthread_create(&threads[i], NULL, touch_together, &t));
+	for (int i = 0; i < TOUCHERS; i++)
+		pthread_join(threads[i], NULL);
+	CHECK_EQ(t.failed, 0);
 }
 
 struct revocation {
