@@ -165,41 +165,32 @@ struct tmesh_opened {
 	s32 fd;
 };
 
-/* Create a handle on each region of the call and write the descriptors to user memory. */
-static int tmesh_kept_make(struct tmesh_ucmd *ucmd, struct tmesh_region *const *regions,
+/* Create a handle on each region of the call. */
+static int tmesh_kept_make(const struct tmesh_kept_open *cmd, struct tmesh_region *const *regions,
 			   struct tmesh_opened *opened, u32 *done)
 {
-	struct tmesh_kept_open *cmd = ucmd->cmd;
-	s32 __user *fds = u64_to_user_ptr(cmd->fds);
 	struct file *file;
 	int fd;
 
 	for (; *done < cmd->count; ++*done) {
+		if (fatal_signal_pending(current))
+			return -EINTR;
 		fd = tmesh_handle_new(regions[*done], cmd->rights, false, NULL, &file);
 		/* The region was revoked meanwhile, so it is not kept any more. */
 		if (fd < 0)
 			return fd == -ESTALE ? -ENOENT : fd;
 		opened[*done] = (struct tmesh_opened){file, fd};
-		if (put_user(fd, fds + *done)) {
-			++*done;
-			return -EFAULT;
-		}
-		if (fatal_signal_pending(current)) {
-			++*done;
-			return -EINTR;
-		}
 		cond_resched();
 	}
-	return tmesh_respond(ucmd, sizeof(*cmd));
+	return 0;
 }
 
-static int tmesh_kept_open_some(struct tmesh_ucmd *ucmd, const struct tmesh_group *group)
+/* Open the regions of the call. @done becomes the number of handles, also on failure. */
+static int tmesh_kept_open_some(struct tmesh_kept_open *cmd, const struct tmesh_group *group,
+				struct tmesh_opened **opened, u32 *done)
 {
-	struct tmesh_kept_open *cmd = ucmd->cmd;
-	u32 room = cmd->count, done = 0, i;
 	struct tmesh_region *const *regions;
-	struct tmesh_opened *opened;
-	int rc;
+	u32 room = cmd->count;
 
 	if (cmd->rights & ~(tmesh_group_access(group) & group->rights))
 		return -EACCES;
@@ -209,22 +200,26 @@ static int tmesh_kept_open_some(struct tmesh_ucmd *ucmd, const struct tmesh_grou
 	if (cmd->flags & TMESH_KEPT_PART)
 		cmd->count = min(cmd->count, room);
 	else if (room < cmd->count)
-		return tmesh_respond(ucmd, sizeof(*cmd)) ? -EFAULT : -ENOSPC;
+		return -ENOSPC;
 	regions = group->regions + array_index_nospec(cmd->first, group->nr_regions);
-	opened = kvcalloc(cmd->count, sizeof(*opened), TMESH_GFP);
-	if (!opened)
+	*opened = kvcalloc(cmd->count, sizeof(**opened), TMESH_GFP);
+	if (!*opened)
 		return -ENOMEM;
-	rc = tmesh_kept_make(ucmd, regions, opened, &done);
-	for (i = 0; i < done; i++) {
-		if (rc) {
-			tmesh_handle_cancel(opened[i].fd, opened[i].file);
-			continue;
-		}
-		trace_tmesh_open(regions[i]->id, cmd->rights, false);
-		fd_install(opened[i].fd, opened[i].file);
+	return tmesh_kept_make(cmd, regions, *opened, done);
+}
+
+/* Write the descriptors and the call's structure to user memory. */
+static int tmesh_kept_answer(struct tmesh_ucmd *ucmd, const struct tmesh_opened *opened)
+{
+	const struct tmesh_kept_open *cmd = ucmd->cmd;
+	s32 __user *fds = u64_to_user_ptr(cmd->fds);
+	u32 i;
+
+	for (i = 0; i < cmd->count; i++) {
+		if (put_user(opened[i].fd, fds + i))
+			return -EFAULT;
 	}
-	kvfree(opened);
-	return rc;
+	return tmesh_respond(ucmd, sizeof(*cmd));
 }
 
 /**
@@ -236,8 +231,10 @@ static int tmesh_kept_open_some(struct tmesh_ucmd *ucmd, const struct tmesh_grou
 int tmesh_ioctl_kept_open(struct tmesh_ucmd *ucmd)
 {
 	struct tmesh_kept_open *cmd = ucmd->cmd;
+	struct tmesh_opened *opened = NULL;
 	struct tmesh_group *group;
 	kuid_t uid = current_euid();
+	u32 done = 0, i;
 	int rc;
 
 	if (cmd->pad || !*cmd->name || (cmd->first && !(cmd->flags & TMESH_KEPT_PART)))
@@ -255,8 +252,26 @@ int tmesh_ioctl_kept_open(struct tmesh_ucmd *ucmd)
 	group = uid_valid(uid) ? tmesh_group_get(uid, cmd->name) : NULL;
 	if (!group)
 		return -ENOENT;
-	rc = tmesh_kept_open_some(ucmd, group);
+	rc = tmesh_kept_open_some(cmd, group, &opened, &done);
+	/*
+	 * The caller's memory may delay the answer for ever. So only the handles are held
+	 * meanwhile, which others can see and revoke.
+	 */
 	tmesh_group_unhold(group);
+	if (!rc)
+		rc = tmesh_kept_answer(ucmd, opened);
+	else if (rc == -ENOSPC && tmesh_respond(ucmd, sizeof(*cmd)))
+		rc = -EFAULT;
+	for (i = 0; i < done; i++) {
+		if (rc) {
+			tmesh_handle_cancel(opened[i].fd, opened[i].file);
+			continue;
+		}
+		trace_tmesh_open(tmesh_handle_of(opened[i].file)->claim.region->id, cmd->rights,
+				 false);
+		fd_install(opened[i].fd, opened[i].file);
+	}
+	kvfree(opened);
 	return rc;
 }
 

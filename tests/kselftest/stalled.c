@@ -237,3 +237,39 @@ TEST(files, "a name that is dropped while its files cannot be written down goes 
 	/* The second file was gone, and nothing is written in its place. */
 	CHECK(!((struct tmesh_file *)stall.page)[1].bytes);
 }
+
+/* Drop a name of two regions while a call that opens it waits. @left regions are there then. */
+static void dropping(struct tmesh_kept_open *open, struct stall *stall, unsigned int left,
+		     int error)
+{
+	int fds[] = {keep_region(dev, BYTES, 0, 1), keep_region(dev, BYTES, 0, 1)};
+	struct call c;
+
+	REQUIRE_OK(keep(dev, "dropped", fds, 2, 0));
+	close(fds[0]);
+	close(fds[1]);
+	begin(&c, dev, TMESH_KEPT_OPEN, open);
+	stall_await(stall);
+	CHECK_OK(kept_drop(dev, "dropped"));
+	CHECK_EQ(t_caps(dev).used_regions, left);
+	CHECK_EQ(t_caps(dev).used_handles, left);
+	stall_end(stall);
+	CHECK_EQ(answer(&c), error);
+}
+
+TEST(open, "a call that opens a name holds no more of it than the regions that it has opened")
+{
+	struct tmesh_kept_open o = {.size = sizeof(o), .name = "dropped", .rights = R_READ};
+	struct stall stall = stall_write(&o, sizeof(o));
+
+	dev = t_dev();
+	dropping(stall.page, &stall, 0, ENOSPC);
+	o.flags = TMESH_KEPT_PART;
+	stall = stall_write(&o, sizeof(o));
+	dropping(stall.page, &stall, 0, 0);
+	stall = stall_touch();
+	o.fds = ADDRESS(stall.page);
+	o.count = 1;
+	dropping(&o, &stall, 1, 0);
+	CHECK_EQ(t_info(*(int *)stall.page).bytes, BYTES);
+}
