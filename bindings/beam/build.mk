@@ -6,7 +6,7 @@
 BEAM_NIF := $(B)/beam/tmesh_nif.so
 BEAM_PEER := $(B)/beam/peer
 BEAM_CONSUMER := $(B)/beam/arrow_consumer.so
-BEAM_HOLE := $(B)/beam/hole.so
+BEAM_PRELOADS := $(B)/beam/hole.so $(B)/beam/close.so
 BEAM_SRC := $(wildcard bindings/beam/c_src/*.c)
 BEAM_OBJ := $(BEAM_SRC:bindings/beam/c_src/%.c=$(B)/beam/obj/%.o)
 
@@ -34,13 +34,14 @@ BEAM_ANY_BACKEND = $(shell grep -l '^ *use Tmesh.Case, backend: :any' bindings/b
 BEAM_TESTS = $(patsubst bindings/beam/%,%,$(if $(filter kernel,$(TMESH_BACKEND)),$(filter-out $(BEAM_ANY_BACKEND),$(wildcard bindings/beam/test/*_test.exs))))
 
 # The loader finds the stand-in for the CUDA driver.
-beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(BEAM_HOLE) $(STANDIN) $(CUDA_LATER) $(B)/libtmesh-cuda.so $(B)/libtmesh-xla.so \
+beam-check: $(BEAM_NIF) $(B)/tmesh-keeper $(BEAM_PEER) $(BEAM_CONSUMER) $(BEAM_PRELOADS) $(STANDIN) $(CUDA_LATER) $(B)/libtmesh-cuda.so $(B)/libtmesh-xla.so \
 		$(ENGINE_PROCESS) $(ENGINE_TOOLS) $(ENGINE_PLUGINS) $(B)/tests/engine/models.stamp ## Run the Elixir tests.
 	$(call any_backend,$(notdir $(basename $(BEAM_ANY_BACKEND))))
 	@$(BEAM_MIX) MIX_BUILD_PATH=$(CURDIR)/$(B)/beam/test MIX_ENV=test \
 		LD_LIBRARY_PATH=$(CURDIR)/$(dir $(STANDIN)):$(CURDIR)/$(B) \
 		TMESH_TEST_PEER=$(CURDIR)/$(BEAM_PEER) TMESH_KEEPER=$(CURDIR)/$(B)/tmesh-keeper TMESH_MOUNT=$(CURDIR)/$(B)/beam/tree \
-		TMESH_TEST_ARROW_CONSUMER=$(CURDIR)/$(BEAM_CONSUMER) TMESH_TEST_HOLE=$(CURDIR)/$(BEAM_HOLE) TMESH_TEST_PYTHON=$(CURDIR)/$(VPYTHON) \
+		TMESH_TEST_ARROW_CONSUMER=$(CURDIR)/$(BEAM_CONSUMER) TMESH_TEST_HOLE=$(CURDIR)/$(B)/beam/hole.so \
+		TMESH_TEST_CLOSE_LIBRARY=$(CURDIR)/$(B)/beam/close.so TMESH_TEST_PYTHON=$(CURDIR)/$(VPYTHON) \
 		TMESH_TEST_ARROW_PYTHON=$(CURDIR)/$(ARROW_VENV)/bin/python \
 		TMESH_ENGINE_PROGRAM=$(CURDIR)/$(ENGINE_PROCESS) TMESH_ENGINE_MODELS=$(CURDIR)/$(B)/tests/engine/models \
 		TMESH_ONNXRUNTIME=$(abspath $(ENGINE_ONNXRUNTIME)) TMESH_GGML=$(abspath $(ENGINE_GGML_LIBRARY)) TMESH_DEVICES_PROGRAM=$(CURDIR)/$(B)/tmeshctl-devices \
@@ -80,7 +81,7 @@ $(BEAM_CONSUMER): bindings/beam/test/support/arrow_consumer.c lib/common/arrow_a
 	@mkdir -p $(@D)
 	$(SAY)$(CC) $(CPPFLAGS) $(COMMON_CPPFLAGS) -I$(BEAM_INCLUDE) $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared -pthread -o $@ $<
 
-$(BEAM_HOLE): bindings/beam/test/support/hole.c
+$(BEAM_PRELOADS): $(B)/beam/%.so: bindings/beam/test/support/%.c
 	@mkdir -p $(@D)
 	$(SAY)$(CC) $(CPPFLAGS) $(CFLAGS) $(WARN) -std=gnu11 -fPIC -shared -o $@ $<
 

@@ -190,7 +190,7 @@ static NIF(send_message)
 		term = send_now(env, end, &message);
 		channel_end_put(env, end);
 	} else {
-		term = make_error(env, &err);
+		term = channel_end_refused(env, &err, "channel_send", send_message, argc, argv);
 	}
 	put_tensor(env, message.tensor);
 	return term;
@@ -321,10 +321,10 @@ NIF(channel_recv)
 		term = recv_now(env, end, given);
 		channel_end_put(env, end);
 	} else {
-		term = make_error(env, &err);
+		term = channel_end_refused(env, &err, "channel_recv", channel_recv, argc, argv);
 	}
 	put_tensor(env, given);
-	if (enif_is_identical(term, atoms.again))
+	if (end && enif_is_identical(term, atoms.again))
 		return enif_schedule_nif(env, "channel_recv", ERL_NIF_DIRTY_JOB_IO_BOUND, prepare,
 					 argc, argv);
 	return term;
@@ -342,7 +342,8 @@ static NIF(call)
 	out = channel_end_get(env, argv[0], &err);
 	if (out)
 		into = channel_end_get(env, argv[1], &err);
-	term = into ? send_now(env, out, &message) : make_error(env, &err);
+	term = into ? send_now(env, out, &message)
+		    : channel_end_refused(env, &err, "channel_call", call, argc, argv);
 	/* Put the end back here, not later: this work runs while the message is on its way. */
 	if (out)
 		channel_end_put(env, out);
@@ -428,7 +429,7 @@ NIF(channel_wait)
 		return make_refusal(env, -EINVAL, "a wait has a reference");
 	end = channel_end_get(env, argv[0], &err);
 	if (!end)
-		return make_error(env, &err);
+		return channel_end_refused(env, &err, "channel_wait", channel_wait, argc, argv);
 	term = wait_for(env, end, argv[1], false);
 	channel_end_put(env, end);
 	return term;
@@ -447,7 +448,7 @@ NIF(channel_watch)
 
 	end = channel_end_get(env, argv[0], &err);
 	if (!end)
-		return make_error(env, &err);
+		return channel_end_refused(env, &err, "channel_watch", channel_watch, argc, argv);
 	/* Check in this order: a sender may send and leave. A message in place of the error would
 	 * make a receiver that watches again loop for ever. */
 	if (tmesh_channel_gone(end->channel) &&
@@ -512,6 +513,8 @@ NIF(channel_cancel)
 	struct tmesh_error err;
 
 	end = channel_end_get(env, argv[0], &err);
+	if (!end && err.code == -EINPROGRESS)
+		return channel_end_refused(env, &err, "channel_cancel", channel_cancel, argc, argv);
 	if (!end)
 		return atoms.ok;
 	if (end->selected)

@@ -242,7 +242,6 @@ static bool is_others(ErlNifEnv *env, struct channel_end *end)
 	return !is_ours(env, end) && enif_is_process_alive(env, &waiter);
 }
 
-/* Return the open end of a term, which the caller puts back, or NULL with @err filled. */
 struct channel_end *channel_end_get(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err)
 {
 	struct channel *channel;
@@ -255,8 +254,13 @@ struct channel_end *channel_end_get(ErlNifEnv *env, ERL_NIF_TERM term, struct tm
 	}
 	end = channel->end;
 	do {
-		while ((state = atomic_load(&end->state)) & END_LOOKED_AT)
+		while ((state = atomic_load(&end->state)) & END_LOOKED_AT) {
+			if (enif_thread_type() == ERL_NIF_THR_NORMAL_SCHEDULER) {
+				refuse(err, -EINPROGRESS, "another call looks at the channel");
+				return NULL;
+			}
 			sched_yield();
+		}
 		if (!(state & END_AWAITED) || !is_others(env, end)) {
 			state &= END_AWAITED;
 			if (atomic_compare_exchange_strong(&end->state, &state, END_USED)) {
@@ -269,6 +273,15 @@ struct channel_end *channel_end_get(ErlNifEnv *env, ERL_NIF_TERM term, struct tm
 	       state & END_CLOSED ? "the channel is closed"
 				  : "another process uses this end of the channel");
 	return NULL;
+}
+
+ERL_NIF_TERM channel_end_refused(ErlNifEnv *env, const struct tmesh_error *err, const char *name,
+				 ERL_NIF_TERM (*nif)(ErlNifEnv *, int, const ERL_NIF_TERM[]),
+				 int argc, const ERL_NIF_TERM argv[])
+{
+	if (err->code != -EINPROGRESS)
+		return make_error(env, err);
+	return enif_schedule_nif(env, name, ERL_NIF_DIRTY_JOB_IO_BOUND, nif, argc, argv);
 }
 
 /* Make an end without a channel yet, or return NULL with @err filled. */

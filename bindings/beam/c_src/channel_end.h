@@ -33,8 +33,15 @@ struct channel_end *channel_end_new(struct context *context, const struct tmesh_
 				    struct tmesh_error *err);
 /* Make the term of an end, which stays open until it is closed or this process ends. */
 ERL_NIF_TERM channel_end_term(ErlNifEnv *env, struct channel_end *end);
-/* Return the open end of a term, which the caller puts back, or NULL with @err filled. */
+/* Return the open end of a term, which the caller puts back, or NULL with @err filled. If another
+ * call looks at the end for a moment, wait on a dirty scheduler; on a normal one the error is
+ * -EINPROGRESS. */
 struct channel_end *channel_end_get(ErlNifEnv *env, ERL_NIF_TERM term, struct tmesh_error *err);
+/* Return the result of a NIF that got no end: make the call again on a dirty scheduler if it has to
+ * wait, else the error. */
+ERL_NIF_TERM channel_end_refused(ErlNifEnv *env, const struct tmesh_error *err, const char *name,
+				 ERL_NIF_TERM (*nif)(ErlNifEnv *, int, const ERL_NIF_TERM[]),
+				 int argc, const ERL_NIF_TERM argv[]);
 void channel_end_put(ErlNifEnv *env, struct channel_end *end);
 /* Take an end for a moment if no call works with it. A call that wants it meanwhile waits, and is
  * not refused. */
