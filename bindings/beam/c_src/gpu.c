@@ -132,10 +132,12 @@ NIF(gpu_alloc)
 	return term;
 }
 
-/* gpu_open(json, device or nil, writable) -> {ok, {gpu, ref}} */
+/* gpu_open(context, json, device or nil, writable) -> {ok, {gpu, ref}}. The context limits the
+ * calls that wait. */
 NIF(gpu_open)
 {
 	struct tmesh_cuda_import_opts opts = {.size = sizeof(opts), .device = -1};
+	struct context *context;
 	struct tmesh_cuda *cuda;
 	struct tmesh_error err;
 	ErlNifBinary text;
@@ -143,23 +145,27 @@ NIF(gpu_open)
 	struct gpu *gpu;
 	bool writable;
 
-	if (!enif_inspect_binary(env, argv[0], &text))
+	if (!get_context(env, argv[0], &context, &err))
+		return make_error(env, &err);
+	if (!enif_inspect_binary(env, argv[1], &text))
 		return make_refusal(env, -EPROTO, "a ref's JSON must be a string");
-	if (!enif_is_identical(argv[1], atoms.nil) &&
-	    (!enif_get_int(env, argv[1], &opts.device) || opts.device < 0))
+	if (!enif_is_identical(argv[2], atoms.nil) &&
+	    (!enif_get_int(env, argv[2], &opts.device) || opts.device < 0))
 		return make_refusal(env, -ENODEV, "no GPU has such a number");
-	if (!get_bool(env, argv[2], "writable", &writable, &err))
+	if (!get_bool(env, argv[3], "writable", &writable, &err))
 		return make_error(env, &err);
 	opts.rights = writable ? TMESH_READ | TMESH_WRITE : TMESH_READ;
 	gpu = gpu_new(&err);
 	if (!gpu)
 		return make_error(env, &err);
-	if (get_cuda(&cuda, &err) ||
-	    api.calls.cuda_open_ref(cuda, (const char *)text.data, text.size, &opts, NULL,
-				    &gpu->memory, &gpu->layout, &err))
-		term = make_error(env, &err);
-	else
-		term = make_gpu(env, gpu);
+	if (begin_opening(context, &err)) {
+		if (get_cuda(&cuda, &err) ||
+		    api.calls.cuda_open_ref(cuda, (const char *)text.data, text.size, &opts, NULL,
+					    &gpu->memory, &gpu->layout, &err))
+			gpu->memory = NULL;
+		end_opening(context);
+	}
+	term = gpu->memory ? make_gpu(env, gpu) : make_error(env, &err);
 	enif_release_resource(gpu);
 	return term;
 }

@@ -86,8 +86,12 @@ NIF(keep_region)
 	region = bundle ? NULL : get_whole(env, argv[1], &err);
 	if (!bundle && !region)
 		return make_error(env, &err);
-	rc = bundle ? tmesh_keep_bundle(context->ctx, name, bundle, &opts, &err)
-		    : tmesh_keep(context->ctx, name, &region, 1, &opts, &err);
+	rc = begin_opening(context, &err) ? 0 : err.code;
+	if (!rc) {
+		rc = bundle ? tmesh_keep_bundle(context->ctx, name, bundle, &opts, &err)
+			    : tmesh_keep(context->ctx, name, &region, 1, &opts, &err);
+		end_opening(context);
+	}
 	tmesh_bundle_unref(bundle);
 	tmesh_region_unref(region);
 	return rc ? make_error(env, &err) : atoms.ok;
@@ -136,12 +140,17 @@ NIF(open_kept)
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
 	size_t count;
+	int rc;
 
 	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[1], name, &err))
 		return make_error(env, &err);
 	if (!enif_is_identical(argv[2], atoms.nil) && !enif_get_uint(env, argv[2], &uid))
 		return make_refusal(env, -EINVAL, "uid must be a user's number");
-	if (tmesh_kept_open(context->ctx, name, (uid_t)uid, TMESH_READ, &regions, &count, &err))
+	if (!begin_opening(context, &err))
+		return make_error(env, &err);
+	rc = tmesh_kept_open(context->ctx, name, (uid_t)uid, TMESH_READ, &regions, &count, &err);
+	end_opening(context);
+	if (rc)
 		return make_error(env, &err);
 	term = make_kept(env, context, regions, count);
 	free(regions);
@@ -201,13 +210,18 @@ NIF(kept_path)
 	struct context *context;
 	struct tmesh_error err;
 	ERL_NIF_TERM term;
+	int rc;
 
 	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[1], name, &err))
 		return make_error(env, &err);
 	if (!whole && !get_text(env, argv[2], path, sizeof(path)))
 		return make_refusal(env, -EINVAL, "a kept file's path is a string of 1 to %d bytes",
 				    TMESH_KEPT_PATH_LEN);
-	if (tmesh_kept_path(context->ctx, name, whole ? NULL : path, &text, &err))
+	if (!begin_opening(context, &err))
+		return make_error(env, &err);
+	rc = tmesh_kept_path(context->ctx, name, whole ? NULL : path, &text, &err);
+	end_opening(context);
+	if (rc)
 		return make_error(env, &err);
 	term = make_ok(env, make_string(env, text));
 	free(text);
@@ -223,9 +237,14 @@ NIF(kept_files)
 	struct context *context;
 	struct tmesh_error err;
 	size_t count;
+	int rc;
 
 	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[1], name, &err) ||
-	    tmesh_kept_files(context->ctx, name, TMESH_KEPT_OWN, &files, &count, &err))
+	    !begin_opening(context, &err))
+		return make_error(env, &err);
+	rc = tmesh_kept_files(context->ctx, name, TMESH_KEPT_OWN, &files, &count, &err);
+	end_opening(context);
+	if (rc)
 		return make_error(env, &err);
 	while (count--) {
 		const struct member members[] = {
@@ -259,9 +278,13 @@ NIF(list_kept)
 	struct context *context;
 	struct tmesh_error err;
 	size_t count;
+	int rc;
 
-	if (!get_context(env, argv[0], &context, &err) ||
-	    tmesh_kept_list(context->ctx, &infos, &count, &err))
+	if (!get_context(env, argv[0], &context, &err) || !begin_opening(context, &err))
+		return make_error(env, &err);
+	rc = tmesh_kept_list(context->ctx, &infos, &count, &err);
+	end_opening(context);
+	if (rc)
 		return make_error(env, &err);
 	while (count--)
 		list = enif_make_list_cell(env, make_kept_info(env, &infos[count]), list);
@@ -275,9 +298,12 @@ NIF(drop_kept)
 	char name[TMESH_KEPT_NAME_LEN + 1];
 	struct context *context;
 	struct tmesh_error err;
+	int rc;
 
 	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[1], name, &err) ||
-	    tmesh_kept_drop(context->ctx, name, &err))
+	    !begin_opening(context, &err))
 		return make_error(env, &err);
-	return atoms.ok;
+	rc = tmesh_kept_drop(context->ctx, name, &err);
+	end_opening(context);
+	return rc ? make_error(env, &err) : atoms.ok;
 }

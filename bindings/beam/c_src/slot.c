@@ -226,17 +226,26 @@ static bool get_end(ErlNifEnv *env, ERL_NIF_TERM term, struct slot_end **end,
 	return true;
 }
 
-/* Lock the end of a term. The caller unlocks it. False with @err filled: it was closed. */
+/* Lock the end of a term, on a dirty scheduler. The caller unlocks it. A reader may wait for a
+ * publisher with the lock, so it counts as an open, and so do the calls that wait for the lock.
+ * False with @err filled: it was closed, or too many calls wait. */
 static bool lock_end(ErlNifEnv *env, ERL_NIF_TERM term, struct slot_end **end,
 		     struct tmesh_error *err)
 {
-	if (!get_end(env, term, end, err))
+	if (!get_end(env, term, end, err) || !begin_opening((*end)->context, err))
 		return false;
 	pthread_mutex_lock(&(*end)->lock);
 	if (!(*end)->closed)
 		return true;
 	pthread_mutex_unlock(&(*end)->lock);
+	end_opening((*end)->context);
 	return refuse(err, -EBADF, "the slot's reader was closed") == 0;
+}
+
+static void unlock_end(struct slot_end *end)
+{
+	pthread_mutex_unlock(&end->lock);
+	end_opening(end->context);
 }
 
 /* Return {ok, {generation, bundle}} of a value that the reader owns. */
@@ -272,7 +281,7 @@ static NIF(read_now)
 		term = enif_make_atom(env, "same");
 	else
 		term = make_value(env, end->context, value);
-	pthread_mutex_unlock(&end->lock);
+	unlock_end(end);
 	return term;
 }
 
@@ -337,7 +346,7 @@ NIF(slot_watch)
 	if (!lock_end(env, argv[0], &end, &err))
 		return make_error(env, &err);
 	term = watch(env, end, argv[1]);
-	pthread_mutex_unlock(&end->lock);
+	unlock_end(end);
 	return term;
 }
 

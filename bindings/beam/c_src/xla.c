@@ -54,26 +54,31 @@ NIF(xla_register)
 	return answer(env, !load(&err) || api.calls.xla_register(own ? library : NULL, &err), &err);
 }
 
+/* xla_bind(context, name, token, send | recv) -> ok. The context limits the calls that wait. */
 NIF(xla_bind)
 {
 	char name[NAME_BYTES], token[TMESH_TOKEN_SIZE];
+	struct context *context;
 	struct tmesh_error err;
 	char role[8];
+	bool failed;
 
-	if (!get_name(env, argv[0], name, &err))
+	if (!get_context(env, argv[0], &context, &err) || !get_name(env, argv[1], name, &err))
 		return make_error(env, &err);
-	if (!get_text(env, argv[1], token, sizeof(token)))
+	if (!get_text(env, argv[2], token, sizeof(token)))
 		return make_refusal(env, -EPROTO,
 				    "a channel's token is a string as its maker has it");
-	if (!enif_get_atom(env, argv[2], role, sizeof(role), ERL_NIF_LATIN1) ||
+	if (!enif_get_atom(env, argv[3], role, sizeof(role), ERL_NIF_LATIN1) ||
 	    (strcmp(role, "send") && strcmp(role, "recv")))
 		return make_refusal(env, -EINVAL, "a role is :send or :recv");
-	return answer(env,
-		      !load(&err) || api.calls.xla_bind(name, token,
-							strcmp(role, "send") ? TMESH_CHANNEL_RECV
-									     : TMESH_CHANNEL_SEND,
-							&err),
-		      &err);
+	if (!begin_opening(context, &err))
+		return make_error(env, &err);
+	failed = !load(&err) ||
+		 api.calls.xla_bind(name, token,
+				    strcmp(role, "send") ? TMESH_CHANNEL_RECV : TMESH_CHANNEL_SEND,
+				    &err);
+	end_opening(context);
+	return answer(env, failed, &err);
 }
 
 NIF(xla_unbind)

@@ -280,7 +280,7 @@ defmodule Tmesh do
          {:ok, what, native} <- keepable(what) do
       given = {opts[:replace], ns, opts[:mode], opts[:gid]}
       keep = fn -> Native.keep_region(Context.get(), native, name, given) end
-      with :ok <- keep |> Janitor.retry() |> result(), do: {:ok, what}
+      with :ok <- keep |> Janitor.patiently() |> result(), do: {:ok, what}
     end
   end
 
@@ -316,7 +316,7 @@ defmodule Tmesh do
     with {:ok, opts} <- Options.validate(opts, uid: nil) do
       open = fn -> Native.open_kept(Context.get(), name, opts[:uid]) end
 
-      case Janitor.retry(open) do
+      case Janitor.patiently(open) do
         {:ok, [{handle, ref}]} -> {:ok, TensorRef.unnamed(handle, ref)}
         {:ok, several} when is_list(several) -> {:ok, Enum.map(several, &unnamed/1)}
         bundle_or_error -> Bundle.made(bundle_or_error)
@@ -379,7 +379,7 @@ defmodule Tmesh do
   @spec kept_path(String.t(), Path.t() | nil) :: {:ok, String.t()} | {:error, Error.t()}
   def kept_path(name, path \\ nil) do
     path = path && IO.chardata_to_string(path)
-    Context.get() |> Native.kept_path(name, path) |> result()
+    asked(&Native.kept_path(&1, name, path))
   end
 
   @typedoc "A kept file: `path`, `bytes`, `mtime_ns`."
@@ -391,13 +391,13 @@ defmodule Tmesh do
   Errors: `:not_found`, `:invalid` (the name).
   """
   @spec kept_files(String.t()) :: {:ok, [kept_file()]} | {:error, Error.t()}
-  def kept_files(name), do: Context.get() |> Native.kept_files(name) |> result()
+  def kept_files(name), do: asked(&Native.kept_files(&1, name))
 
   @doc """
   List the names that this process may open, in the order of keeping. Without a keeper the list is empty.
   """
   @spec kept() :: {:ok, [kept()]} | {:error, Error.t()}
-  def kept, do: Context.get() |> Native.list_kept() |> result()
+  def kept, do: asked(&Native.list_kept/1)
 
   @doc """
   Drop a name of this user. Memory without a holder is freed; a holder keeps it.
@@ -405,7 +405,10 @@ defmodule Tmesh do
   Errors: `:not_found`, `:invalid` (the name).
   """
   @spec drop(String.t()) :: :ok | {:error, Error.t()}
-  def drop(name), do: Context.get() |> Native.drop_kept(name) |> result()
+  def drop(name), do: asked(&Native.drop_kept(&1, name))
+
+  # Ask the keeper.
+  defp asked(ask), do: fn -> ask.(Context.get()) end |> Janitor.patiently() |> result()
 
   defp result(:ok), do: :ok
   defp result({:ok, value}), do: {:ok, value}

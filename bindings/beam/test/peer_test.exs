@@ -2,6 +2,8 @@
 defmodule Tmesh.PeerTest do
   use Tmesh.Case
 
+  alias Tmesh.{Context, Native, Slot}
+
   @bytes 1_000_003
   @asks_nobody Tmesh.backend() == {:ok, :kernel} && "the module answers, not the peer"
 
@@ -64,6 +66,43 @@ defmodule Tmesh.PeerTest do
     assert wait?
     assert Enum.all?(results, &match?({:ok, _channel}, &1))
   end
+
+  @tag skip: @asks_nobody
+  test "no call waits for a scheduler that others hold for a stopped peer", %{peer: peer} do
+    configure(timeout_ms: 600_000)
+    context = Context.get()
+    {:ok, slot} = Slot.create()
+    {:ok, reader} = Slot.open(slot.token)
+    sealed = ZeroCopy.from_binary!("abcd", [4], :uint8)
+    {:ok, 1} = Slot.publish(slot, %{"a" => sealed})
+    token = Peer.call(peer, "channel")
+    :ok = Peer.stop(peer)
+    joins = for _i <- 1..30, do: Task.async(fn -> Tmesh.Channel.open(token, :recv) end)
+    eventually(fn -> refused?(Native.token_id(context, "none")) end)
+
+    for call <- [
+          fn -> Native.slot_read(reader.native, nil) end,
+          fn -> Native.slot_watch(reader.native, :changed) end,
+          fn -> Native.xla_bind(context, "busy", token, :recv) end,
+          fn -> Native.gpu_open(context, "{}", nil, false) end,
+          fn -> Native.keep_region(context, sealed.handle, "busy", {false, 0, 0, nil}) end,
+          fn -> Native.open_kept(context, "busy", nil) end,
+          fn -> Native.kept_path(context, "busy", nil) end,
+          fn -> Native.kept_files(context, "busy") end,
+          fn -> Native.list_kept(context) end,
+          fn -> Native.drop_kept(context, "busy") end
+        ],
+        do: assert(refused?(call.()))
+
+    # The public functions wait instead.
+    read = Task.async(fn -> Slot.read(reader) end)
+    :ok = Peer.signal(peer, "CONT")
+    assert {:ok, %Slot.Value{generation: 1}} = Task.await(read, :infinity)
+    for {:ok, channel} <- Task.await_many(joins, :infinity), do: Tmesh.Channel.close(channel)
+    for one <- [reader, slot], do: Slot.close(one)
+  end
+
+  defp refused?(result), do: match?({:error, {:eagain, _why}}, result)
 
   @tag skip: @asks_nobody
   test "a stopped peer is given up after a while", %{peer: peer} do

@@ -30,7 +30,7 @@ defmodule Tmesh.DLPack do
   use Tmesh.Bang, ~w(import_gpu_tensor/2 export_gpu_tensor/1 info/1)
   require Logger
 
-  alias Tmesh.{Config, Error, Janitor, Native, Options, Telemetry, ZeroCopy}
+  alias Tmesh.{Config, Context, Error, Janitor, Native, Options, Telemetry, ZeroCopy}
   alias Tmesh.DLPack.GPUTensorRef
   alias Tmesh.ZeroCopy.TensorRef
 
@@ -64,7 +64,8 @@ defmodule Tmesh.DLPack do
          {:ok, opts} <- Options.validate(opts, writable: false, device: nil),
          {:ok, device} <- number(opts[:device]),
          {:ok, json} <- json(ref) do
-      fn -> Native.gpu_open(json, device, opts[:writable]) end |> Janitor.retry() |> made()
+      open = fn -> Native.gpu_open(Context.get(), json, device, opts[:writable]) end
+      open |> Janitor.patiently() |> made()
     end
   end
 

@@ -460,14 +460,19 @@ defmodule Tmesh.Native do
   nif gpu_alloc(device :: non_neg_integer(), [integer()], atom(), alone :: boolean()) ::
         result({gpu(), ref()})
 
-  nif gpu_open(json :: binary(), device :: non_neg_integer() | nil, writable :: boolean()) ::
+  nif gpu_open(
+        context(),
+        json :: binary(),
+        device :: non_neg_integer() | nil,
+        writable :: boolean()
+      ) ::
         result({gpu(), ref()})
 
   nif gpu_ref(gpu()) :: result(json :: String.t())
   nif gpu_info(gpu()) :: result(map())
   nif gpu_release(gpu()) :: :ok | {:error, reason()}
   nif xla_register(String.t() | nil) :: :ok | {:error, reason()}
-  nif xla_bind(String.t(), String.t(), :send | :recv) :: :ok | {:error, reason()}
+  nif xla_bind(context(), String.t(), String.t(), :send | :recv) :: :ok | {:error, reason()}
   nif xla_unbind(String.t()) :: :ok | {:error, reason()}
   nif xla_cancel(String.t()) :: :ok | {:error, reason()}
   nif xla_flush(String.t(), ns :: non_neg_integer()) :: :ok | {:error, reason()}

@@ -141,17 +141,10 @@ defmodule Tmesh.Slot do
   def open_named(name), do: open_by(&Native.slot_open_named/2, name)
 
   defp open_by(open, text) do
-    case Janitor.retry(fn -> open.(Context.get(), text) end) do
-      {:ok, native} ->
-        {:ok, %Reader{native: native, tag: make_ref()}}
+    open = fn -> open.(Context.get(), text) end
 
-      {:error, {:eagain, _why}} ->
-        Process.sleep(:rand.uniform(5))
-        open_by(open, text)
-
-      {:error, reason} ->
-        {:error, Error.from_native(reason)}
-    end
+    with {:ok, native} <- open |> Janitor.patiently() |> result(),
+         do: {:ok, %Reader{native: native, tag: make_ref()}}
   end
 
   @doc """
@@ -169,7 +162,7 @@ defmodule Tmesh.Slot do
   def read(reader, last \\ nil)
 
   def read(%Reader{native: native}, last) when last == nil or is_struct(last, Value) do
-    case Janitor.retry(fn -> Native.slot_read(native, last && last.generation) end) do
+    case Janitor.patiently(fn -> Native.slot_read(native, last && last.generation) end) do
       :same -> {:ok, last}
       {:ok, {generation, bundle}} -> value(generation, Bundle.made({:ok, bundle}))
       {:error, reason} -> {:error, Error.from_native(reason)}
@@ -187,7 +180,7 @@ defmodule Tmesh.Slot do
   """
   @spec watch(Reader.t()) :: :ok | {:error, Error.t()}
   def watch(%Reader{native: native, tag: tag}),
-    do: native |> Native.slot_watch({:tmesh_slot, tag}) |> result()
+    do: fn -> Native.slot_watch(native, {:tmesh_slot, tag}) end |> Janitor.patiently() |> result()
 
   @doc """
   End a slot that this VM publishes, or stop reading one. Values that were read stay. You may close it again.

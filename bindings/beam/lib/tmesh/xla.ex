@@ -23,7 +23,7 @@ defmodule Tmesh.XLA do
   """
 
   use Tmesh.Bang, ~w(register/1 bind/3 unbind/1 cancel/1 flush/2 limit/1)
-  alias Tmesh.{Error, Native}
+  alias Tmesh.{Context, Error, Janitor, Native}
 
   defmodule Push do
     @moduledoc """
@@ -70,7 +70,9 @@ defmodule Tmesh.XLA do
   Errors: `:invalid`, `:unsupported`, and those of `Tmesh.Channel.open/3`.
   """
   @spec bind(String.t(), String.t(), :send | :recv) :: :ok | {:error, Error.t()}
-  def bind(name, token, role), do: native(Native.xla_bind(name, token, role))
+  def bind(name, token, role) do
+    fn -> Native.xla_bind(Context.get(), name, token, role) end |> Janitor.patiently() |> native()
+  end
 
   @doc """
   Leave the channel. Messages that were not received are lost; `flush/2` waits for them.
