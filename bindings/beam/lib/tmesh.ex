@@ -210,7 +210,7 @@ defmodule Tmesh do
       else: id(id)
   end
 
-  defp id("tm1" <> _rest = token), do: Context.get() |> Native.token_id(token) |> result()
+  defp id("tm1" <> _rest = token), do: asked(&Native.token_id(&1, token))
 
   defp id(<<_::binary-size(16)>> = id) do
     case Base.decode16(id, case: :mixed) do
@@ -407,7 +407,7 @@ defmodule Tmesh do
   @spec drop(String.t()) :: :ok | {:error, Error.t()}
   def drop(name), do: asked(&Native.drop_kept(&1, name))
 
-  # Ask the keeper.
+  # Ask another process.
   defp asked(ask), do: fn -> ask.(Context.get()) end |> Janitor.patiently() |> result()
 
   defp result(:ok), do: :ok

@@ -2,7 +2,7 @@
 defmodule Tmesh.PeerTest do
   use Tmesh.Case
 
-  alias Tmesh.{Context, Native, Slot}
+  alias Tmesh.{Bundle, Context, Native, Slot}
 
   @bytes 1_000_003
   @asks_nobody Tmesh.backend() == {:ok, :kernel} && "the module answers, not the peer"
@@ -74,7 +74,9 @@ defmodule Tmesh.PeerTest do
     {:ok, slot} = Slot.create()
     {:ok, reader} = Slot.open(slot.token)
     sealed = ZeroCopy.from_binary!("abcd", [4], :uint8)
-    {:ok, 1} = Slot.publish(slot, %{"a" => sealed})
+    bundle = Bundle.put!(%{"a" => sealed})
+    json = Bundle.to_json!(bundle)
+    {:ok, 1} = Slot.publish(slot, bundle)
     token = Peer.call(peer, "channel")
     :ok = Peer.stop(peer)
     joins = for _i <- 1..30, do: Task.async(fn -> Tmesh.Channel.open(token, :recv) end)
@@ -96,8 +98,13 @@ defmodule Tmesh.PeerTest do
 
     # The public functions wait instead.
     read = Task.async(fn -> Slot.read(reader) end)
+    open = Task.async(fn -> Bundle.open(json) end)
+    holders = Task.async(fn -> Tmesh.holders(TensorRef.to_map!(sealed)["token"]) end)
+    for waits <- [read, open, holders], do: assert(Task.yield(waits, 300) == nil)
     :ok = Peer.signal(peer, "CONT")
     assert {:ok, %Slot.Value{generation: 1}} = Task.await(read, :infinity)
+    assert {:ok, %Bundle{names: ["a"]}} = Task.await(open, :infinity)
+    assert {:ok, [_holder | _others]} = Task.await(holders, :infinity)
     for {:ok, channel} <- Task.await_many(joins, :infinity), do: Tmesh.Channel.close(channel)
     for one <- [reader, slot], do: Slot.close(one)
   end

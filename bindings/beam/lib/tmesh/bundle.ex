@@ -95,7 +95,7 @@ defmodule Tmesh.Bundle do
   def open(json, opts) when is_binary(json) do
     with {:ok, opts} <- Options.validate(opts, writable: false),
          {:ok, rights} <- Options.rights(opts[:writable]) do
-      fn -> Native.bundle_open(Context.get(), json, rights) end |> Janitor.retry() |> made()
+      fn -> Native.bundle_open(Context.get(), json, rights) end |> Janitor.patiently() |> made()
     end
   end
 
