@@ -21,7 +21,7 @@ struct engine {
 	struct tmesh_tensor *page;
 	struct wire_welcome welcome;
 	int listener, socket;
-	atomic_bool ends;
+	atomic_bool asked, ends;
 	pthread_t thread;
 };
 
@@ -106,6 +106,7 @@ static void *act(void *data)
 	send(engine->socket, &engine->welcome, sizeof(engine->welcome), MSG_NOSIGNAL);
 	if (!tmesh_channel_recv(engine->requests, &message, -1, NULL)) {
 		memcpy(&request, message.data, sizeof(request));
+		atomic_store(&engine->asked, true);
 		misbehave(engine, request.number);
 	}
 	return NULL;
@@ -149,7 +150,9 @@ static int call(struct engine *engine, enum fault fault, uint64_t timeout_ns,
 
 	engine->fault = fault;
 	pthread_create(&engine->thread, NULL, act, engine);
-	assert_ok(remote_new(engine->fix->ctx, "unit", timeout_ns, &remote, err));
+	/* The link itself has the time that it takes. */
+	assert_ok(remote_new(engine->fix->ctx, "unit", 0, &remote, err));
+	remote->timeout_ns = timeout_ns;
 	tmesh_engine_cancellable_enter(cancellable);
 	assert_ok(remote_enter(remote, &hook, err));
 	before = deadline_enter(remote_deadline(remote));
@@ -164,25 +167,35 @@ static int call(struct engine *engine, enum fault fault, uint64_t timeout_ns,
 	return rc;
 }
 
-static void *cancel_soon(void *data)
+struct canceller {
+	struct engine *engine;
+	struct tmesh_engine_cancellable *cancellable;
+};
+
+/* Cancel the call once the engine has it. Before that it would be refused, and the engine would
+ * wait for it. */
+static void *cancel_begun(void *data)
 {
-	usleep(100000);
-	tmesh_engine_cancel(data);
+	struct canceller *own = data;
+
+	while (!atomic_load(&own->engine->asked))
+		usleep(1000);
+	tmesh_engine_cancel(own->cancellable);
 	return NULL;
 }
 
 static int call_cancelled(struct engine *engine, enum fault fault, uint64_t timeout_ns,
 			  struct tmesh_error *error)
 {
-	struct tmesh_engine_cancellable *cancellable;
+	struct canceller own = {.engine = engine};
 	pthread_t thread;
 	int rc;
 
-	assert_ok(tmesh_engine_cancellable_create(NULL, &cancellable, err));
-	pthread_create(&thread, NULL, cancel_soon, cancellable);
-	rc = call(engine, fault, timeout_ns, cancellable, error);
+	assert_ok(tmesh_engine_cancellable_create(NULL, &own.cancellable, err));
+	pthread_create(&thread, NULL, cancel_begun, &own);
+	rc = call(engine, fault, timeout_ns, own.cancellable, error);
 	pthread_join(thread, NULL);
-	tmesh_engine_cancellable_unref(cancellable);
+	tmesh_engine_cancellable_unref(own.cancellable);
 	return rc;
 }
 
