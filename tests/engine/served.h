@@ -100,8 +100,33 @@ static inline void join(struct fixture *fix)
 	fill(fix);
 }
 
-/* One whose calls may not take long, by its own or the engine's word, with a graph of @mode: on a
- * slow machine it tries again. */
+/* Open a graph of @mode where calls may not take long, by the client's or the engine's word. On a
+ * slow machine it is tried again. */
+static inline struct tmesh_engine_graph *open_timed(struct fixture *fix, const char *mode)
+{
+	struct tmesh_engine_graph *graph;
+	int rc = -ETIMEDOUT;
+
+	for (int i = 0; i < 100 && (rc == -ETIMEDOUT || rc == -EPIPE); i++)
+		rc = tmesh_engine_graph_open(fix->context, file(mode, mode), NULL, &graph, NULL);
+	assert_int_equal(rc, 0);
+	return graph;
+}
+
+/* The same for a binding of @graph. */
+static inline struct tmesh_engine_binding *bind_timed(struct fixture *fix,
+						      struct tmesh_engine_graph *graph)
+{
+	struct tmesh_engine_binding *binding;
+	int rc = -ETIMEDOUT;
+
+	for (int i = 0; i < 100 && (rc == -ETIMEDOUT || rc == -EPIPE); i++)
+		rc = tmesh_engine_bind(graph, fix->inputs, 2, fix->outputs, 1, &binding, NULL);
+	assert_int_equal(rc, 0);
+	return binding;
+}
+
+/* A client whose calls may not take long, with a graph of @mode. */
 static inline void join_timed(struct fixture *fix, uint64_t timeout_ns, const char *mode)
 {
 	const struct tmesh_engine_connect_opts opts = {.size = sizeof(opts),
@@ -112,11 +137,7 @@ static inline void join_timed(struct fixture *fix, uint64_t timeout_ns, const ch
 	for (int i = 0; i < 100 && rc == -ETIMEDOUT; i++)
 		rc = tmesh_engine_connect(fix->ctx, "unit", &opts, &fix->context, NULL);
 	assert_int_equal(rc, 0);
-	rc = -ETIMEDOUT;
-	for (int i = 0; i < 100 && (rc == -ETIMEDOUT || rc == -EPIPE); i++)
-		rc = tmesh_engine_graph_open(fix->context, file(mode, mode), NULL, &fix->graph,
-					     NULL);
-	assert_int_equal(rc, 0);
+	fix->graph = open_timed(fix, mode);
 	fill_tensors(fix);
 }
 
