@@ -657,7 +657,6 @@ UNIT(test_late_region)
 	int rc;
 
 	assert_ok(tmesh_ctx_open(&memfd, &p.ctx, err));
-	memfd.timeout_ns = SECOND / 20;
 	assert_ok(tmesh_ctx_open(&memfd, &ctx, err));
 	assert_ok(tmesh_channel_create(p.ctx, SEND, NULL, &p.maker, err));
 	assert_ok(tmesh_channel_token(p.maker, p.token, err));
@@ -666,6 +665,7 @@ UNIT(test_late_region)
 	message.tensor = tensor(p.ctx, 1);
 	assert_ok(tmesh_channel_try_send(p.maker, &message, err));
 	assert_ok(tmesh_channel_open(ctx, p.token, RECV, NULL, &p.other, err));
+	ctx->timeout_ns = SECOND / 20;
 	/* By socket, at which no thread answers. */
 	snprintf(link, sizeof(link), "%s/%.32s.index", unit_runtime_dir(), p.token + 5);
 	assert_int_equal(unlink(link), 0);
