@@ -34,7 +34,7 @@ defmodule Tmesh.StrangerTest do
     test "the state of a GenServer that has ended" do
       {:ok, maker} = GenServer.start(Maker, pixels())
       monitor = Process.monitor(maker)
-      ref = GenServer.call(maker, :ref)
+      ref = GenServer.call(maker, :ref, :infinity)
       assert_receive {:DOWN, ^monitor, :process, ^maker, :normal}
       for pid <- Process.list(), do: :erlang.garbage_collect(pid)
       assert ZeroCopy.to_binary!(ref) == "abcd"

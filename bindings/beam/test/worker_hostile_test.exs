@@ -101,7 +101,7 @@ defmodule Tmesh.WorkerHostileTest do
       worker = start_supervised!({Worker.Process, {self(), options}})
       eventually(fn -> started.() != [] end)
       [first] = started.()
-      %{life: life} = :sys.get_state(worker)
+      %{life: life} = :sys.get_state(worker, :infinity)
       send(worker, {:start_timeout, life})
       assert_receive {:"$gen_cast", {:down, ^worker, {:failed, _why}}}
       eventually(fn -> not lives?.(first) end, 400)
