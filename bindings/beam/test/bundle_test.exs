@@ -46,6 +46,13 @@ defmodule Tmesh.BundleTest do
     refute inspect(made) =~ "tm1"
   end
 
+  test "a name that was given as an atom is found by it" do
+    made = Bundle.put!(%{a: {"abcd", {4}, :u8}})
+    assert made.names == ["a"]
+    assert ZeroCopy.to_binary!(made[:a]) == "abcd" and ZeroCopy.to_binary!(made["a"]) == "abcd"
+    assert Bundle.fetch(made, :b) == :error and made[nil] == nil
+  end
+
   test "by a socket: a bundle that does not come, an object that is no bundle, and one that is no socket" do
     {one, other} = Tmesh.Sockets.open(:seqpacket)
     made = bundle()

@@ -42,6 +42,9 @@ defmodule Tmesh.Bundle do
           label: String.t()
         }
 
+  @typedoc "A text. An atom stands for its text, also in `bundle[:name]`."
+  @type name :: String.t() | atom()
+
   @typedoc """
   An open ref, whose region the bundle shares; the bytes, shape and dtype of a new tensor; or an Nx tensor. New
   tensors lie one after the other in few regions.
@@ -67,7 +70,7 @@ defmodule Tmesh.Bundle do
       iex> {bundle.names, bundle.byte_size, bundle["a"].shape, bundle["c"]}
       {["a", "b"], 5, [2, 2], nil}
   """
-  @spec put(%{String.t() => value()} | [{String.t(), value()}], keyword()) ::
+  @spec put(%{name() => value()} | [{name(), value()}], keyword()) ::
           {:ok, t()} | {:error, Error.t()}
   def put(tensors, opts \\ []) do
     with {:ok, opts} <- Options.validate(opts, seal: true, label: "", metadata: ""),
@@ -109,9 +112,9 @@ defmodule Tmesh.Bundle do
   def open(_other, _opts), do: {:error, Error.new(:protocol, "not a bundle's ref")}
 
   @doc "Return the tensor of a name, or `:error`, as `bundle[name]` needs it."
-  @spec fetch(t(), String.t()) :: {:ok, TensorRef.t()} | :error
+  @spec fetch(t(), name()) :: {:ok, TensorRef.t()} | :error
   def fetch(%__MODULE__{native: native}, name) do
-    case Native.bundle_tensor(native, name) do
+    case Native.bundle_tensor(native, text(name)) do
       {:ok, {handle, ref}} -> {:ok, TensorRef.unnamed(handle, ref)}
       {:error, {:enoent, _message}} -> :error
       {:error, reason} -> raise Error.from_native(reason)
@@ -119,7 +122,7 @@ defmodule Tmesh.Bundle do
   end
 
   @doc "Do as `fetch/2`, but raise `KeyError` for an unknown name."
-  @spec fetch!(t(), String.t()) :: TensorRef.t()
+  @spec fetch!(t(), name()) :: TensorRef.t()
   def fetch!(%__MODULE__{names: names} = bundle, name) do
     case fetch(bundle, name) do
       {:ok, ref} -> ref

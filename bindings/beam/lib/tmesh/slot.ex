@@ -58,7 +58,7 @@ defmodule Tmesh.Slot do
     @type t :: %__MODULE__{generation: pos_integer(), bundle: Bundle.t()}
 
     @doc "Do as `Tmesh.Bundle.fetch/2`, as `value[name]` needs it."
-    @spec fetch(t(), String.t()) :: {:ok, Tmesh.ZeroCopy.TensorRef.t()} | :error
+    @spec fetch(t(), Bundle.name()) :: {:ok, Tmesh.ZeroCopy.TensorRef.t()} | :error
     def fetch(%__MODULE__{bundle: bundle}, name), do: Bundle.fetch(bundle, name)
   end
 
