@@ -149,7 +149,9 @@ defmodule Tmesh.StrangerTest do
           {fn -> ZeroCopy.from_binary([1, 2], [2], :uint8) end, "one binary of 2 bytes"},
           {fn -> ZeroCopy.from_binary("abc", [2], :uint8) end, "take 2 bytes, and the binary has 3"},
           {fn -> ZeroCopy.allocate(4, :float32) end, "shape must be a list"},
-          {fn -> ZeroCopy.allocate([4], "float32") end, ":float32"}
+          {fn -> ZeroCopy.allocate([4], "float32") end, ":float32"},
+          {fn -> Tmesh.Arrow.from_columns(%{age: [41]}) end, "name is a string"},
+          {fn -> Tmesh.Arrow.from_columns(age: [41]) end, "not :age"}
         ] do
       assert {:error, %Error{type: :invalid, message: message}} = try.()
       assert message =~ words

@@ -403,6 +403,9 @@ defmodule Tmesh.Arrow do
           array = named(name, fn -> array(column) end)
           {{name, array.type, true}, array}
 
+        {name, _column} ->
+          throw({:invalid, "a column's name is a string, such as \"age\", not #{inspect(name)}"})
+
         other ->
           throw({:invalid, "#{inspect(other, limit: 3)} is no {name, column}"})
       end)
