@@ -46,8 +46,17 @@ struct tmesh_shown {
 
 /* Describe the open file @fd of the module's file system. -ENODATA: it is none; -ENOENT: its name
  * is gone. */
-int tmesh_kernel_shown(struct tmesh_ctx *ctx, int fd, struct tmesh_shown *shown,
-		       struct tmesh_error *err);
+int tmesh_kernel_shown(int device, int fd, struct tmesh_shown *shown, struct tmesh_error *err);
+/* The same of tmesh-mount's. -EOPNOTSUPP: another user keeps it. */
+int tmesh_fuse_shown(int fd, struct tmesh_shown *shown, struct tmesh_error *err);
+
+/* Get a name's table. @ctx becomes the context that keeps the files: with the module also the one
+ * of memfds, as files of such contexts are this user's too. */
+int tmesh_kept_paths(struct tmesh_ctx **ctx, const char *name, uid_t uid,
+		     struct tmesh_paths **paths, uint64_t *id, struct tmesh_error *err);
+
+/* How often a call tries to read a name that is replaced again and again. */
+#define TMESH_KEPT_TRIES 16
 
 extern const struct tmesh_keep_ops tmesh_memfd_keep_ops;
 extern const struct tmesh_keep_ops tmesh_kernel_keep_ops;

@@ -300,8 +300,7 @@ static int kernel_open_region(struct tmesh_ctx *ctx, const char *name, uid_t uid
 		       : tmesh_fail(err, -ESTALE, "\"%s\" was replaced", name);
 }
 
-int tmesh_kernel_shown(struct tmesh_ctx *ctx, int fd, struct tmesh_shown *shown,
-		       struct tmesh_error *err)
+int tmesh_kernel_shown(int device, int fd, struct tmesh_shown *shown, struct tmesh_error *err)
 {
 	struct tmesh_file file;
 	struct tmesh_kept_files call = {
@@ -313,7 +312,7 @@ int tmesh_kernel_shown(struct tmesh_ctx *ctx, int fd, struct tmesh_shown *shown,
 		.fd = fd,
 	};
 
-	if (ioctl(ctx->kernel.device, TMESH_KEPT_FILES, &call)) {
+	if (ioctl(device, TMESH_KEPT_FILES, &call)) {
 		if (errno == ENODATA)
 			return tmesh_fail(err, -ENODATA, "it is no kept file");
 		if (errno == ENOENT)

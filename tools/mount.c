@@ -2,11 +2,10 @@
 /* tmeshctl mount, umount: the module's file system of kept files. */
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 
+#include "common/kept_mount.h"
 #include "tmeshctl.h"
 
 #define PLACE "/run/tmesh"
@@ -37,11 +36,12 @@ static int refuse_errno(const char *verb, const char *place)
 	return refuse(verb, place, strerror(errno));
 }
 
-static bool is_tmesh(const char *place)
+static bool is_type(const char *place, const char *type)
 {
-	struct statfs fs;
+	char found[TMESH_MOUNT_TYPE_SIZE];
 
-	return !statfs(place, &fs) && fs.f_type == TMESH_FS_MAGIC;
+	tmesh_mount_type(place, found);
+	return !strcmp(found, type);
 }
 
 /* Return whether the kernel has the file system "tmesh". */
@@ -84,23 +84,23 @@ static bool is_taken(const char *place, const struct stat *st)
 /* Check that a mount hides nothing. */
 static int check_place(const char *place)
 {
-	struct statfs fs;
 	struct stat st;
 
+	/* stat() would wait for a tmesh-mount that is stopped. */
+	if (is_type(place, TMESH_MOUNT_FUSE))
+		return refuse("mount", place,
+			      "tmesh-mount has it: systemctl disable --now tmesh-mount, or name "
+			      "another folder");
 	if (stat(place, &st))
 		return refuse_errno("mount", place);
 	if (!S_ISDIR(st.st_mode))
 		return refuse("mount", place, "it is no folder; name one");
-	if (is_tmesh(place))
+	if (is_type(place, TMESH_MOUNT_MODULE))
 		return refuse("mount", place,
 			      "kept files are mounted there already; tmeshctl umount ends that");
-	if (is_taken(place, &st) && !statfs(place, &fs))
+	if (is_taken(place, &st))
 		return refuse("mount", place,
-			      fs.f_type == FUSE_SUPER_MAGIC
-				      ? "tmesh-mount or another FUSE server has it: systemctl "
-					"disable --now tmesh-mount, or name another folder"
-				      : "another file system is mounted there; name another "
-					"folder");
+			      "another file system is mounted there; name another folder");
 	if (!is_empty(place))
 		return refuse("mount", place, "it is not empty; empty it, or name another folder");
 	return STATUS_OK;
@@ -156,7 +156,7 @@ static int run_umount(const struct verb *verb, int argc, char **argv)
 	while (verb_option(verb, argc, argv) != -1)
 		flags |= MNT_DETACH;
 	place = place_of(verb, argc, argv);
-	if (!is_tmesh(place))
+	if (!is_type(place, TMESH_MOUNT_MODULE))
 		return refuse("unmount", place,
 			      "no file system tmesh is mounted there; name the folder of one");
 	if (!umount2(place, flags))

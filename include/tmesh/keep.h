@@ -149,10 +149,15 @@ int tmesh_kept_open_fd(struct tmesh_ctx *ctx, int fd, struct tmesh_region **regi
  * The path by which any program opens what is kept as @name: TMESH_MOUNT/UID/NAME, and below it
  * @path, unless that is NULL. TMESH_MOUNT is a variable of the environment, by default /run/tmesh.
  * UID is the folder of the mount that belongs to this user, also in a user namespace that maps it.
- * The call opens a file there for a moment, because a mount may show another group of that name.
+ * A thread of the call opens a file there for a moment, because a mount may show another group of
+ * that name.
+ *
  * Return: 0, @out to be released with free(); -ENOENT (no such name, kept without files, or no
- * file system of kept files shows it there: the message says how to mount it); -ESTALE (replaced
- * again and again); also the errors of opening a file.
+ * file system of kept files shows it there: the message says how to mount it); -ETIMEDOUT (the
+ * file system there does not answer in the context's timeout and 2 s more, as when tmesh-mount is
+ * stopped); -ESTALE (replaced again and again); -EAGAIN (no thread); also the errors of opening a
+ * file. After -ETIMEDOUT the thread stays until the file system answers or ends. While eight stay,
+ * the call fails at once.
  */
 int tmesh_kept_path(struct tmesh_ctx *ctx, const char *name, const char *path, char **out,
 		    struct tmesh_error *err);

@@ -268,7 +268,6 @@ size_t folder_prefix(const struct table *table, fuse_ino_t ino);
 
 /* ops.c */
 extern const struct fuse_lowlevel_ops operations;
-#define MOUNT_XATTR "user.tmesh.mount" /* of the root: "passthrough" or "page cache" */
 
 /* place.c */
 

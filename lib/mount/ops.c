@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "../keep_internal.h"
+#include "common/kept_mount.h"
 #include "mount.h"
 
 /* Kept files do not change; another keeping of the name has other inodes. */
@@ -602,7 +603,7 @@ static void op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 	struct group *group;
 	bool there = false;
 
-	if (ino == FUSE_ROOT_ID && !strcmp(name, MOUNT_XATTR)) {
+	if (ino == FUSE_ROOT_ID && !strcmp(name, TMESH_MOUNT_XATTR)) {
 		answer_xattr(req, tree.passthrough ? "passthrough" : "page cache", size);
 		return;
 	}

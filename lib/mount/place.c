@@ -9,13 +9,11 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
+#include "common/kept_mount.h"
 #include "mount.h"
 
-#define TYPE "fuse.tmesh"
-#define MODULE_TYPE "tmesh"
 #define TAKEN "is taken: another file system is mounted there"
 
 static bool refuse(const char *path, const char *why)
@@ -42,9 +40,8 @@ static void unescape(char *text)
 	*to = '\0';
 }
 
-/* Find the last mount at @path: its type goes to @type, which has 64 bytes. False: there is none.
- */
-static bool mounted(const char *path, char *type)
+/* Find the last mount at @path, and its type. False: there is none. */
+static bool mounted(const char *path, char type[TMESH_MOUNT_TYPE_SIZE])
 {
 	FILE *file = fopen("/proc/self/mountinfo", "re");
 	char *line = NULL, at[4096];
@@ -88,9 +85,9 @@ static void detach(const char *path)
 
 void place_leave(const char *path)
 {
-	char type[64];
+	char type[TMESH_MOUNT_TYPE_SIZE];
 
-	if (mounted(path, type) && !strcmp(type, TYPE))
+	if (mounted(path, type) && !strcmp(type, TMESH_MOUNT_FUSE))
 		detach(path);
 }
 
@@ -107,17 +104,31 @@ static bool is_empty(int dir)
 	return empty;
 }
 
+/* Check that no tmesh-mount serves the folder. */
+static bool check_unserved(const char *path)
+{
+	char way[TMESH_MOUNT_WAY_SIZE];
+	int rc = tmesh_mount_way(path, way);
+
+	if (rc == -ETIMEDOUT)
+		return refuse(path, "is taken: another tmesh-mount serves it and does not answer; "
+				    "continue or end that process");
+	if (rc)
+		return refuse(path, strerror(-rc));
+	return !*way || refuse(path, "is taken: another tmesh-mount serves it");
+}
+
 static bool clear_mounts(const char *path)
 {
-	char type[64], way[32];
+	char type[TMESH_MOUNT_TYPE_SIZE];
 
 	/* A mount may cover another one. An empty folder of another file system is as good as any:
 	 * a container's volume is one. */
-	for (int i = 0; i < 8 && mounted(path, type) && strcmp(type, MODULE_TYPE); i++) {
-		if (strcmp(type, TYPE))
+	for (int i = 0; i < 8 && mounted(path, type) && strcmp(type, TMESH_MOUNT_MODULE); i++) {
+		if (strcmp(type, TMESH_MOUNT_FUSE))
 			return true;
-		if (getxattr(path, MOUNT_XATTR, way, sizeof(way)) > 0)
-			return refuse(path, "is taken: another tmesh-mount serves it");
+		if (!check_unserved(path))
+			return false;
 		detach(path);
 	}
 	return !mounted(path, type) || refuse(path, TAKEN);
@@ -125,7 +136,7 @@ static bool clear_mounts(const char *path)
 
 bool place_prepare(const char *path)
 {
-	char type[64];
+	char type[TMESH_MOUNT_TYPE_SIZE];
 	struct stat st;
 	bool good;
 	int dir;

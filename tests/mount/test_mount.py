@@ -20,7 +20,7 @@ import test_hostile
 import test_keep
 import test_loader
 import test_outside
-from test_keep import KEEPER, PATIENCE, kept, tool, wait_until
+from test_keep import KEEPER, PATIENCE, TOOL, kept, tool, wait_until
 
 
 def test_tree(folder):
@@ -64,14 +64,34 @@ def test_tree(folder):
 
 
 def test_stopped(folder):
-    """tmeshctl doctor names a service that does not answer, and ends"""
+    """a service that does not answer: doctor, keep, kept, mount, umount and another service end, and say what to do"""
+    model, _ = a_model(folder)
+    # The kernel's list of file systems with the module's, which `tmeshctl mount` requires.
+    listed = os.path.join(folder, "filesystems")
+    with open(listed, "w", encoding="ascii") as file:
+        file.write("nodev\ttmesh\n")
     with Mount(folder) as mount:
+        path = tool("keep", "--folder", model, "llama")
         mount.process.send_signal(signal.SIGSTOP)
         try:
             said = json.loads(tool("doctor", "--json"))["machine"]["kept files"]
+            refusal = tool("kept", "--path", "llama/config.json", status=1)
+            done = subprocess.run([TOOL, "keep", "--replace", "--folder", model, "llama"], capture_output=True, text=True,
+                                  timeout=PATIENCE, check=True)
+            taken = subprocess.run(["unshare", "--mount", "sh", "-c", 'mount --bind "$1" /proc/filesystems && exec "$2" mount "$3"', "-",
+                                    listed, TOOL, mount.place], capture_output=True, text=True, timeout=PATIENCE, check=False)
+            other = tool("umount", mount.place, status=1)
+            second = subprocess.run([*PROGRAM, mount.place], capture_output=True, text=True, timeout=PATIENCE, check=False)
         finally:
             mount.process.send_signal(signal.SIGCONT)
         assert "does not answer" in said["value"] and mount.place in said["value"] and "systemctl restart tmesh-mount" in said["advice"], said
+        for answer in refusal, done.stderr:
+            assert "does not answer" in answer and mount.place in answer and "systemctl restart tmesh-mount" in answer, answer
+        assert done.stdout == ""
+        assert taken.returncode == 1 and "tmesh-mount has it" in taken.stderr, taken
+        assert "no file system tmesh" in other, other
+        assert second.returncode == 1 and "does not answer" in second.stderr, second
+        assert tool("kept", "llama") == path
 
 
 def test_names(folder):

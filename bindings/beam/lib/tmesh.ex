@@ -374,7 +374,7 @@ defmodule Tmesh do
   Return the path by which any program opens the files kept under a name, or one of these files.
 
   Errors: `:not_found`. The message gives the reason: nothing is kept there, it was kept without files, or no
-  mount shows its files.
+  mount shows its files. `:timeout`: the mount does not answer.
   """
   @spec kept_path(String.t(), Path.t() | nil) :: {:ok, String.t()} | {:error, Error.t()}
   def kept_path(name, path \\ nil) do

@@ -71,5 +71,6 @@ def keep_folder(path: str | os.PathLike[str], name: str, *, replace: bool = Fals
 
 def kept_path(name: str, path: str | os.PathLike[str] | None = None) -> str:
     """Return the path of kept files, or of one of them, for any program. NotFoundError: nothing is kept under the name,
-    or it was kept without files, or no mount shows its files; the message says which."""
+    or it was kept without files, or no mount shows its files; the message says which. PeerTimeoutError: the mount does
+    not answer."""
     return _tmesh.kept_path(name, path)
