@@ -40,7 +40,6 @@ OTHER = {
     "model/files/read_ahead.c: sendfile(ahead->null": "/dev/null",
     "model/shared/host.c: write(stop": EVENTFD,
     "net/port/frame.c: write(fd": PIPE,
-    "tools/doctor.c: write(ends[1]": PIPE,
     "tools/engine/graph.c: write(graph": "a function of that name",
     "tools/hold.c: write(hold->ready": PIPE,
 }

@@ -3,19 +3,13 @@
 #include <ctype.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <poll.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
-#include <sys/wait.h>
-#include <sys/xattr.h>
 
+#include "common/kept_mount.h"
 #include "doctor_gpu.h"
 #include "maturity.h"
 #include "tmeshctl.h"
-
-#define MOUNT_MS 2000 /* tmesh-mount's own limit for a request to a keeper */
 
 static const struct option_entry options[] = {OPTION_JSON, {NULL}};
 
@@ -110,15 +104,16 @@ static const char *keeper_advice(struct fact *fact)
 	struct tmesh_ctx_opts opts = {.size = sizeof(opts), .backend = TMESH_BACKEND_MEMFD};
 	struct tmesh_keeper_info info = {.size = sizeof(info)};
 	char used[16], most[16];
+	struct tmesh_error err;
 	struct tmesh_ctx *ctx;
-	int rc = tmesh_ctx_open(&opts, &ctx, NULL);
+	int rc = tmesh_ctx_open(&opts, &ctx, &err);
 
 	if (!rc) {
-		rc = tmesh_keeper_info(ctx, &info, NULL);
+		rc = tmesh_keeper_info(ctx, &info, &err);
 		tmesh_ctx_unref(ctx);
 	}
 	if (rc) {
-		snprintf(fact->value, sizeof(fact->value), "unknown: it does not answer");
+		snprintf(fact->value, sizeof(fact->value), "unknown: %s", err.message);
 		return NULL;
 	}
 	if (!info.pid) {
@@ -135,66 +130,28 @@ static const char *keeper_advice(struct fact *fact)
 			 "tmesh-keeper";
 }
 
-/* The mount in the folder of kept files. */
-struct shown {
-	bool module;
-	char way[32]; /* tmesh-mount's; "": it is not mounted there */
-};
-
-static void look(const char *place, struct shown *shown)
-{
-	struct statfs fs;
-
-	*shown = (struct shown){0};
-	if (statfs(place, &fs))
-		return;
-	shown->module = fs.f_type == TMESH_FS_MAGIC;
-	if (getxattr(place, "user.tmesh.mount", shown->way, sizeof(shown->way) - 1) < 0)
-		shown->way[0] = '\0';
-}
-
-/* Look in a child: a call on a FUSE file system waits for its server, and a signal may not end it.
- * Return false if no answer comes in time. */
-static bool look_in_time(const char *place, struct shown *shown)
-{
-	struct pollfd answer;
-	bool came = false;
-	int ends[2];
-	pid_t pid;
-
-	if (pipe2(ends, O_CLOEXEC))
-		return false;
-	pid = fork();
-	if (!pid) {
-		look(place, shown);
-		_exit(write(ends[1], shown, sizeof(*shown)) != sizeof(*shown));
-	}
-	close(ends[1]);
-	answer = (struct pollfd){.fd = ends[0], .events = POLLIN};
-	if (pid > 0 && poll(&answer, 1, MOUNT_MS) == 1)
-		came = read(ends[0], shown, sizeof(*shown)) == sizeof(*shown);
-	close(ends[0]);
-	if (pid > 0) {
-		kill(pid, SIGKILL);
-		waitpid(pid, NULL, came ? 0 : WNOHANG);
-	}
-	return came;
-}
-
 /* Report whether kept memory has paths for other programs (tmesh-mount(8), tmeshfs(5)). */
 static const char *files_advice(struct fact *fact)
 {
 	const char *told = secure_getenv("TMESH_MOUNT");
-	struct shown shown;
-	const char *way = shown.way;
+	char type[TMESH_MOUNT_TYPE_SIZE], way[TMESH_MOUNT_WAY_SIZE] = "";
+	int rc = 0;
 
 	told = told && *told ? told : "/run/tmesh";
-	if (!look_in_time(told, &shown)) {
-		snprintf(fact->value, sizeof(fact->value), "%.60s does not answer", told);
-		return "calls on kept files wait: as root, systemctl restart tmesh-mount";
-	}
-	if (shown.module) {
+	tmesh_mount_type(told, type);
+	if (!strcmp(type, TMESH_MOUNT_MODULE)) {
 		snprintf(fact->value, sizeof(fact->value), "in %.60s, by the module", told);
+		return NULL;
+	}
+	if (!strcmp(type, TMESH_MOUNT_FUSE))
+		rc = tmesh_mount_way(told, way);
+	if (rc == -ETIMEDOUT) {
+		snprintf(fact->value, sizeof(fact->value), "%.60s does not answer", told);
+		return "programs that open kept files wait: as root, systemctl restart tmesh-mount";
+	}
+	if (rc) {
+		snprintf(fact->value, sizeof(fact->value), "unknown: cannot ask %.60s: %s", told,
+			 strerror(-rc));
 		return NULL;
 	}
 	if (!*way) {

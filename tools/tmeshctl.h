@@ -16,9 +16,6 @@
 #include <jansson.h>
 #include <tmesh/tmesh.h>
 
-/* The type of the module's file system in statfs(2), as linux/tmesh.h has it. */
-#define TMESH_FS_MAGIC 0x746d7368
-
 enum status {
 	STATUS_OK = 0,
 	STATUS_FAILED = 1,

@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 sys.path[:0] = [os.path.dirname(os.path.abspath(__file__))]
-from mounts import FULL, Mount, OTHER, PROGRAM, a_model, as_user, end_keeper_of, errno_of, expected_way, keep_as, read, tree_of
+from mounts import FULL, Mount, OTHER, PROGRAM, a_model, as_user, end_keeper_of, errno_of, expected_way, keep_as, read, run_folder, tree_of
 import test_floods
 import test_hostile
 import test_keep
@@ -92,6 +92,14 @@ def test_stopped(folder):
         assert "no file system tmesh" in other, other
         assert second.returncode == 1 and "does not answer" in second.stderr, second
         assert tool("kept", "llama") == path
+
+
+def test_no_thread(folder):
+    """tmeshctl doctor says why it cannot ask a service: the user may have no more threads"""
+    with Mount(folder) as mount:
+        done = as_user(OTHER, "prlimit", "--nproc=1", TOOL, "doctor", "--json", TMESH_RUNTIME_DIR=run_folder(mount, OTHER))
+        said = json.loads(done.stdout)["machine"]["kept files"]
+        assert said["advice"] is None and said["value"].endswith(f"cannot ask {mount.place}"[:71] + ": " + os.strerror(errno.EAGAIN)), said
 
 
 def test_names(folder):
@@ -275,7 +283,7 @@ def test_volume(folder):
             pass
 
 
-TESTS = [test_tree, test_stopped, test_names, test_random_reader, test_replaced_and_dropped, test_held, test_modes, test_places, test_volume,
+TESTS = [test_tree, test_stopped, test_no_thread, test_names, test_random_reader, test_replaced_and_dropped, test_held, test_modes, test_places, test_volume,
          *test_hostile.TESTS, *test_floods.TESTS, *test_outside.TESTS, *test_loader.TESTS]
 
 

@@ -187,6 +187,14 @@ class See(Base):
         self.assertEqual(len(re.findall(r"^  (?:ggml|onnx) .*CUDA: never seen", out, re.M)), 2)
 
     @any_backend
+    def test_a_keeper_out_of_reach(self):
+        """Doctor says why it knows nothing of the keeper."""
+        os.environ["TMESH_RUNTIME_DIR"] = self.file(b"")
+        done = subprocess.run([TOOL, "doctor", "--json"], capture_output=True, timeout=WAIT_S)
+        value = json.loads(done.stdout)["machine"]["keeper"]["value"]
+        self.assertTrue(value.startswith("unknown: ") and os.strerror(errno.ENOTDIR) in value, value)
+
+    @any_backend
     def test_devices(self):
         found = answer("devices")
         cpu = found["devices"][0]
