@@ -109,6 +109,11 @@ int tmesh_kernel_list(struct tmesh_ctx *ctx, struct tmesh_region_info **infos, s
 	return 0;
 }
 
+/* The most holders whose list the module does not charge to the caller. */
+#define FREE_HOLDERS 128
+/* Room for holders that come between two calls. */
+#define MORE_HOLDERS 8
+
 static enum tmesh_holder_kind holder_kind(uint32_t kind)
 {
 	switch (kind) {
@@ -146,17 +151,38 @@ static void fill_holder(struct tmesh_holder_info *to, const struct tmesh_holder 
 	to->device[sizeof(to->device) - 1] = '\0';
 }
 
+static int holders_fail(uint64_t id, uint32_t room, struct tmesh_error *err)
+{
+	switch (errno) {
+	case ENOENT:
+		return tmesh_fail(err, -ENOENT, "there is no region %016llx",
+				  (unsigned long long)id);
+	case EPERM:
+		return tmesh_fail(err, -EPERM,
+				  "only the region's owner and root may list its holders");
+	case EDQUOT:
+		return tmesh_fail(
+			err, -EDQUOT,
+			"cannot list the %u holders of region %016llx: more than %d count for the "
+			"limits of bytes in /proc/sys/dev/tmesh/; free a region, or list them as "
+			"root",
+			room - MORE_HOLDERS, (unsigned long long)id, FREE_HOLDERS);
+	default:
+		return tmesh_kernel_fail(err, "asking for the holders");
+	}
+}
+
 static int holders_of(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_info **holders,
 		      size_t *count, struct tmesh_error *err)
 {
-	struct tmesh_holders call = {.total = 16};
+	struct tmesh_holders call;
 	struct tmesh_holder_info *all;
 	struct tmesh_holder *raw = NULL;
-	uint32_t room;
+	uint32_t room = FREE_HOLDERS;
+	int rc;
 
 	/* More may come between two calls: with room to spare it ends. */
-	do {
-		room = call.total + 8;
+	for (;; room = call.total + MORE_HOLDERS) {
 		free(raw);
 		raw = calloc(room, sizeof(*raw));
 		call = (struct tmesh_holders){
@@ -169,16 +195,13 @@ static int holders_of(struct tmesh_ctx *ctx, uint64_t id, struct tmesh_holder_in
 		if (!raw)
 			return tmesh_fail(err, -ENOMEM, "no memory for the holders");
 		if (ioctl(ctx->kernel.device, TMESH_HOLDERS, &call)) {
+			rc = holders_fail(id, room, err);
 			free(raw);
-			if (errno == ENOENT)
-				return tmesh_fail(err, -ENOENT, "there is no region %016llx",
-						  (unsigned long long)id);
-			return errno == EPERM ? tmesh_fail(err, -EPERM,
-							   "only the region's owner and root may "
-							   "list its holders")
-					      : tmesh_kernel_fail(err, "asking for the holders");
+			return rc;
 		}
-	} while (call.total > room);
+		if (call.total <= room)
+			break;
+	}
 	all = malloc((call.count ? call.count : 1) * sizeof(*all));
 	if (!all) {
 		free(raw);
@@ -215,8 +238,13 @@ static int holders_of_all(struct tmesh_ctx *ctx, struct tmesh_holder_info **hold
 	if (regions)
 		qsort(infos, regions, sizeof(*infos), by_id);
 	for (size_t i = 0; i < regions && !rc; i++) {
-		if (holders_of(ctx, infos[i].id, &more, &found, NULL))
+		rc = holders_of(ctx, infos[i].id, &more, &found, err);
+		if (rc == -ENOENT || rc == -EPERM) {
+			rc = 0;
 			continue;
+		}
+		if (rc)
+			break;
 		larger = realloc(all, (sum + found + 1) * sizeof(*all));
 		if (larger) {
 			all = larger;

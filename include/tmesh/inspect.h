@@ -106,7 +106,9 @@ struct tmesh_holder_info {
  * free(). The elements are as the caller was compiled: @info_bytes and @holder_bytes are for the
  * inline functions below.
  *
- * Return: 0; -ENOENT (no such region); -EPERM (not its owner).
+ * Return: 0; -ENOENT (no such region); -EPERM (not its owner); -EDQUOT (module: a region has more
+ * than 128 holders, so its list counts for the limits of bytes during the call, and one is
+ * reached); -ENOMEM.
  */
 int tmesh_list_sized(struct tmesh_ctx *ctx, size_t info_bytes, struct tmesh_region_info **infos,
 		     size_t *count, struct tmesh_error *err);

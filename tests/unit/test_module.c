@@ -589,4 +589,40 @@ UNIT(test_kept)
 	tmesh_region_unref(region);
 }
 
+static void set_limit(uint64_t bytes)
+{
+	FILE *file = fopen("/proc/sys/dev/tmesh/max_bytes_per_uid", "we");
+
+	assert_non_null(file);
+	fprintf(file, "%llu", (unsigned long long)bytes);
+	assert_int_equal(fclose(file), 0);
+}
+
+/* An owner at its limit lists 128 holders. For more the error says what to do, also in the list of
+ * all regions' holders. */
+UNIT(test_holders_at_limit)
+{
+	struct tmesh_region *region = new_region(*state, PAGE), *handles[128];
+	uint64_t id = tmesh_region_id(region);
+	struct tmesh_holder_info *holders;
+	struct tmesh_limits limits = {.size = sizeof(limits)};
+	size_t count;
+
+	for (int i = 0; i < 128; i++)
+		assert_ok(tmesh_region_derive(region, TMESH_READ, &handles[i], err));
+	assert_ok(tmesh_limits(*state, &limits, err));
+	set_limit(limits.used_bytes);
+	assert_refused(tmesh_holders(*state, id, &holders, &count, err), -EDQUOT,
+		       "list the 129 holders");
+	assert_refused(tmesh_holders(*state, 0, &holders, &count, err), -EDQUOT, "as root");
+	tmesh_region_unref(handles[0]);
+	assert_ok(tmesh_holders(*state, id, &holders, &count, err));
+	assert_int_equal(count, 128);
+	free(holders);
+	set_limit(limits.max_bytes_per_uid);
+	for (int i = 1; i < 128; i++)
+		tmesh_region_unref(handles[i]);
+	tmesh_region_unref(region);
+}
+
 UNIT_MAIN("module", unit_ctx_setup, unit_ctx_teardown)
