@@ -21,6 +21,7 @@
 
 struct fetch {
 	struct tmesh_net *net;
+	struct net_run run;
 	const struct tmesh_net_source *source;
 	struct tmesh_net_fetch_opts opts;
 	struct net_place place;
@@ -149,6 +150,29 @@ static int wait_some(struct fetch *fetch, struct net_endpoint *endpoint, struct 
 	return 0;
 }
 
+static void connects(struct fetch *fetch)
+{
+	pthread_mutex_lock(&fetch->net->lock);
+	fetch->run.ends = false;
+	pthread_mutex_unlock(&fetch->net->lock);
+}
+
+/* Shut down the connection, unless other fetches from this address need theirs, which look the
+ * same. The lock keeps new ones from connecting meanwhile. */
+static void shut(struct fetch *fetch)
+{
+	struct net_run *other;
+	bool alone = true;
+
+	pthread_mutex_lock(&fetch->net->lock);
+	fetch->run.ends = true;
+	LIST_FOREACH(other, &fetch->net->runs, entry)
+		alone &= other->ends || strcmp(other->address, fetch->run.address);
+	if (alone)
+		net_address_shut(&fetch->place.at);
+	pthread_mutex_unlock(&fetch->net->lock);
+}
+
 /* End all requests under way, and take the completion of each before the endpoint is closed:
  * libfabric 1.17 supports no other order. If that takes too long, leave the endpoint open: it makes
  * no progress when no thread reads its completions. Return whether it can be closed. */
@@ -159,7 +183,7 @@ static bool drain(struct fetch *fetch, struct net_endpoint *endpoint)
 	struct fi_cq_entry entry;
 
 	if (fetch->count && fetch->net->listens)
-		net_address_shut(&fetch->place.at);
+		shut(fetch);
 	while (fetch->count && tmesh_now_ns() < deadline) {
 		ssize_t rc = net_endpoint_wait(endpoint, &entry, 1, 1);
 
@@ -198,6 +222,7 @@ static int attempt(struct fetch *fetch, struct tmesh_error *err)
 	 * trying. */
 	if (fetch->done && refuses(fetch))
 		return gone(fetch, "no process listens there", err);
+	connects(fetch);
 	rc = net_endpoint_open(fetch->net->reader, &endpoint, err);
 	if (rc)
 		return rc;
@@ -334,10 +359,10 @@ static int enter(struct tmesh_net *net, struct net_run *run, struct tmesh_error 
 	return rc;
 }
 
-static void leave(struct tmesh_net *net, struct net_run *run, const struct fetch *fetch, int rc)
+static void leave(struct tmesh_net *net, struct fetch *fetch, int rc)
 {
 	pthread_mutex_lock(&net->lock);
-	LIST_REMOVE(run, entry);
+	LIST_REMOVE(&fetch->run, entry);
 	net->stats.fetches--;
 	net->stats.bytes_fetched += fetch->done;
 	if (rc)
@@ -353,7 +378,6 @@ int tmesh_net_fetch(struct tmesh_net *net, const struct tmesh_net_source *source
 {
 	struct tmesh_net_source given;
 	struct fetch *fetch = calloc(1, sizeof(*fetch));
-	struct net_run run;
 	int rc;
 
 	if (!fetch)
@@ -371,12 +395,12 @@ int tmesh_net_fetch(struct tmesh_net *net, const struct tmesh_net_source *source
 		fetch->opts.timeout_ns = TIMEOUT_NS;
 	else if (fetch->opts.timeout_ns < 0)
 		fetch->opts.timeout_ns = INT64_MAX;
-	run.address = given.address;
-	rc = enter(net, &run, err);
+	fetch->run.address = given.address;
+	rc = enter(net, &fetch->run, err);
 	if (rc)
 		goto end;
 	rc = fetch_region(fetch, err);
-	leave(net, &run, fetch, rc);
+	leave(net, fetch, rc);
 	if (rc)
 		tmesh_region_unref(fetch->region);
 	else

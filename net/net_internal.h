@@ -2,9 +2,9 @@
 /*
  * Declarations that the files of libtmesh-net share.
  *
- * Locks: a net's lock guards its lists and counters, and is held only while they change. To end a
- * grant or an offer, take it from its list first, then join its thread and free its memory without
- * the lock.
+ * Locks: a net's lock guards its lists and counters, and is held only while they change, or while
+ * an address's connections are shut down. To end a grant or an offer, take it from its list first,
+ * then join its thread and free its memory without the lock.
  */
 #ifndef TMESH_NET_INTERNAL_H
 #define TMESH_NET_INTERNAL_H
@@ -85,6 +85,7 @@ struct net_grant {
 struct net_run {
 	LIST_ENTRY(net_run) entry;
 	const char *address;
+	bool ends; /* it needs its connection no more */
 };
 
 struct tmesh_net {
@@ -135,9 +136,9 @@ bool net_address_refuses(const union net_sockaddr *address, int ms);
 /* Return 0 if there is a route from @info's own address to @home, else the errno that says why not.
  * Only the kernel's routing table is asked; no packet is sent. */
 int net_address_way(const struct fi_info *info, const union net_sockaddr *home);
-/* Shut down this process's connections to @address without libfabric, which then completes each
- * request that was under way with an error. Its own ways to end them touch freed memory (seen with
- * 1.17). */
+/* Shut down all of this process's connections to @address without libfabric, which then completes
+ * each request that was under way with an error. Its own ways to end them touch freed memory (seen
+ * with 1.17). */
 void net_address_shut(const union net_sockaddr *address);
 /* Parse an address. Return: 0; -EINVAL (malformed), -EOPNOTSUPP (not @info's provider). */
 int net_address_read(const char *text, const struct fi_info *info, struct net_place *place,

@@ -184,6 +184,61 @@ UNIT(test_resume)
 	finish(&home);
 }
 
+/* A fetch that runs, and the way to end it. */
+struct beside {
+	struct home *home;
+	struct tmesh_net_source source;
+	atomic_bool end;
+	int rc;
+};
+
+static int end_beside(void *data, uint64_t bytes)
+{
+	struct beside *beside = data;
+
+	return bytes && atomic_load(&beside->end);
+}
+
+static void *fetch_beside(void *data)
+{
+	struct beside *beside = data;
+	struct tmesh_net_fetch_opts opts = {
+		.size = sizeof(opts), .timeout_ns = -1, .progress = end_beside, .data = data};
+	struct tmesh_error error;
+	struct tmesh_region *got = NULL;
+
+	beside->rc = tmesh_net_fetch(beside->home->net, &beside->source, &opts, &got, &error);
+	tmesh_region_unref(got);
+	return NULL;
+}
+
+/* The end of a fetch breaks no connection of another one from the same address. The wire holds the
+ * other one before it has a piece: without any it could not go on by a new connection. */
+UNIT(test_end_beside)
+{
+	struct wire wire = {.hold_after = 65536};
+	struct beside first = {0}, second = {.end = true};
+	pthread_t threads[2];
+	struct home home;
+
+	begin_with(&home, opts_of("127.0.0.1"), 64 << 20);
+	wire_up(&wire, &home);
+	first.home = second.home = &home;
+	first.source = second.source = source_of(&home);
+	first.source.address = second.source.address = wire.address;
+	assert_int_equal(pthread_create(&threads[0], NULL, fetch_beside, &first), 0);
+	while (!atomic_load(&wire.held))
+		usleep(1000);
+	assert_int_equal(pthread_create(&threads[1], NULL, fetch_beside, &second), 0);
+	assert_int_equal(pthread_join(threads[1], NULL), 0);
+	assert_int_equal(second.rc, -ECANCELED);
+	atomic_store(&wire.let, true);
+	assert_int_equal(pthread_join(threads[0], NULL), 0);
+	assert_int_equal(first.rc, 0);
+	wire_down(&wire);
+	finish(&home);
+}
+
 /* A byte that was changed on its way: no region. */
 UNIT(test_forged)
 {
