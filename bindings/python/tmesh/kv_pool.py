@@ -74,6 +74,7 @@ class Found(_Owned):
         super().__init__()
         self._ready = threading.Event()
         self._released = False
+        self._lock = threading.Lock()
         self.tensors: list[_tmesh.Tensor] = []
 
     def done(self) -> bool:
@@ -85,17 +86,18 @@ class Found(_Owned):
     def wait(self, timeout: float | None = None) -> bool:
         return self.done() or self._ready.wait(timeout)
 
-    # Without a lock, which a child that is forked meanwhile could never take: each of the two looks at the other's write.
     def _add(self, parts: list[_tmesh.Tensor]) -> bool:
-        self.tensors += parts
-        if self._released:
-            self.tensors = []
-        return not self._released
+        with self._lock:
+            if not self._released:
+                self.tensors += parts
+            return not self._released
 
     def release(self) -> None:
         """Hold the blocks no longer. A search that still runs ends early."""
-        self._released = True
-        self.tensors = []
+        # A forked child has no thread of the pool, and its copy of the lock may be taken for good.
+        with self._lock if self._owner == os.getpid() else contextlib.nullcontext():
+            self._released = True
+            self.tensors = []
 
 
 class Pool(_Owned):
