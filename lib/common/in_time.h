@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Threads of this process that may go on after their time. */
+/* No call begins while so many threads of this process go on after their time. */
 #define TMESH_LATE_MOST 8
 
 /*
