@@ -88,4 +88,34 @@ static inline void stall_end(struct stall *s)
 		CHECK_OK(ioctl(s->uffd, UFFDIO_ZEROPAGE, &zero));
 }
 
+/* A call that another thread makes */
+struct stall_call {
+	pthread_t thread;
+	int fd;
+	unsigned long cmd;
+	void *arg;
+	int answer;
+};
+
+static inline void *stall_run(void *arg)
+{
+	struct stall_call *c = arg;
+
+	c->answer = ioctl(c->fd, c->cmd, c->arg) ? errno : 0;
+	return NULL;
+}
+
+static inline void stall_begin(struct stall_call *c, int fd, unsigned long cmd, void *arg)
+{
+	*c = (struct stall_call){.fd = fd, .cmd = cmd, .arg = arg};
+	REQUIRE(!pthread_create(&c->thread, NULL, stall_run, c));
+}
+
+/* Wait for its end. Return its errno, or 0. */
+static inline int stall_answer(struct stall_call *c)
+{
+	pthread_join(c->thread, NULL);
+	return c->answer;
+}
+
 #endif

@@ -17,49 +17,20 @@ static int region(void)
 	return REQUIRE_OK(t_create(dev, BYTES, 0));
 }
 
-/* A call that another thread makes */
-struct call {
-	pthread_t thread;
-	int fd;
-	unsigned long cmd;
-	void *arg;
-	int answer;
-};
-
-static void *run(void *arg)
-{
-	struct call *c = arg;
-
-	c->answer = ioctl(c->fd, c->cmd, c->arg) ? errno : 0;
-	return NULL;
-}
-
-static void begin(struct call *c, int fd, unsigned long cmd, void *arg)
-{
-	*c = (struct call){.fd = fd, .cmd = cmd, .arg = arg};
-	REQUIRE(!pthread_create(&c->thread, NULL, run, c));
-}
-
-static int answer(struct call *c)
-{
-	pthread_join(c->thread, NULL);
-	return c->answer;
-}
-
 /* Make a call through a handle with all rights. Its lease lapses while the call waits. */
 static void lapsing(int fd, unsigned long cmd, void *arg, struct stall *stall)
 {
 	int leased = REQUIRE_OK(t_derive(fd, R_ALL, 0));
 	pid_t pid = sleeper();
 	struct lease l = lease_bind(leased, pid);
-	struct call c;
+	struct stall_call c;
 
-	begin(&c, leased, cmd, arg);
+	stall_begin(&c, leased, cmd, arg);
 	stall_await(stall);
 	kill_and_reap(pid);
 	await_end(&l, leased);
 	stall_end(stall);
-	CHECK_EQ(answer(&c), ESTALE);
+	CHECK_EQ(stall_answer(&c), ESTALE);
 	CHECK_EQ(t_info(fd).state, 0);
 	close(leased);
 }
@@ -67,13 +38,13 @@ static void lapsing(int fd, unsigned long cmd, void *arg, struct stall *stall)
 /* The same, but the region is revoked meanwhile. */
 static void revoking(int fd, int on, unsigned long cmd, void *arg, struct stall *stall)
 {
-	struct call c;
+	struct stall_call c;
 
-	begin(&c, on, cmd, arg);
+	stall_begin(&c, on, cmd, arg);
 	stall_await(stall);
 	CHECK_OK(t_revoke(fd));
 	stall_end(stall);
-	CHECK_EQ(answer(&c), ESTALE);
+	CHECK_EQ(stall_answer(&c), ESTALE);
 	close(fd);
 }
 
@@ -137,7 +108,7 @@ TEST(seal, "a seal that waits longer than the lease lives gives ESTALE, and seal
 		int leased = REQUIRE_OK(t_derive(fd, R_ALL, 0)), p[2];
 		char *q = t_map(fd, BYTES, RW), c;
 		struct iovec page = {q, 1};
-		struct call seal;
+		struct stall_call seal;
 		struct lease l;
 
 		REQUIRE(q != MAP_FAILED);
@@ -146,11 +117,11 @@ TEST(seal, "a seal that waits longer than the lease lives gives ESTALE, and seal
 		REQUIRE(vmsplice(p[1], &page, 1, 0) == 1);
 		munmap(q, BYTES);
 		l.fd = REQUIRE_OK(lease_call(leased, 0, TMESH_LEASE_MIN_NS, 0, NULL));
-		begin(&seal, leased, TMESH_SEAL, &s);
+		stall_begin(&seal, leased, TMESH_SEAL, &s);
 		REQUIRE(polled(l.fd, 60000) & POLLHUP);
 		REQUIRE(read(p[0], &c, 1) == 1);
 		/* EBUSY means that the lease lived longer than the seal waits. */
-		late += answer(&seal) == EBUSY;
+		late += stall_answer(&seal) == EBUSY;
 		CHECK(seal.answer == EBUSY || seal.answer == ESTALE);
 		REQUIRE(CHECK_EQ(t_info(fd).state, 0));
 		close(l.fd);
@@ -163,15 +134,15 @@ TEST(seal, "a seal that waits longer than the lease lives gives ESTALE, and seal
 
 static void let_go(const char *what, unsigned long cmd, void *arg, struct stall *stall, int fd)
 {
-	struct call c;
+	struct stall_call c;
 
-	begin(&c, dev, cmd, arg);
+	stall_begin(&c, dev, cmd, arg);
 	stall_await(stall);
 	close(fd);
 	if (!CHECK_EQ(t_listed(dev), 0) || !CHECK_EQ(t_caps(dev).used_regions, 0))
 		t_note("while %s waits", what);
 	stall_end(stall);
-	CHECK_EQ(answer(&c), 0);
+	CHECK_EQ(stall_answer(&c), 0);
 }
 
 TEST(look, "a query of a region whose answer cannot be written keeps nothing of it")
@@ -219,7 +190,7 @@ TEST(files, "a name that is dropped while its files cannot be written down goes 
 	struct kept_files *table = no_files();
 	int fd = keep_region(dev = t_dev(), BYTES, 0, 1);
 	char paths[PAGE];
-	struct call c;
+	struct stall_call c;
 
 	files_add(table, "a", 0, 0, PAGE);
 	files_add(table, "b", 0, PAGE, PAGE);
@@ -227,13 +198,13 @@ TEST(files, "a name that is dropped while its files cannot be written down goes 
 	close(fd);
 	f.files = ADDRESS(stall.page);
 	f.paths = ADDRESS(paths);
-	begin(&c, dev, TMESH_KEPT_FILES, &f);
+	stall_begin(&c, dev, TMESH_KEPT_FILES, &f);
 	stall_await(&stall);
 	CHECK_OK(kept_drop(dev, "dropped"));
 	CHECK_EQ(t_caps(dev).used_regions, 0);
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
 	stall_end(&stall);
-	CHECK_EQ(answer(&c), ENOENT);
+	CHECK_EQ(stall_answer(&c), ENOENT);
 	/* The second file was gone, and nothing is written in its place. */
 	CHECK(!((struct tmesh_file *)stall.page)[1].bytes);
 }
@@ -243,18 +214,18 @@ static void dropping(struct tmesh_kept_open *open, struct stall *stall, unsigned
 		     int error)
 {
 	int fds[] = {keep_region(dev, BYTES, 0, 1), keep_region(dev, BYTES, 0, 1)};
-	struct call c;
+	struct stall_call c;
 
 	REQUIRE_OK(keep(dev, "dropped", fds, 2, 0));
 	close(fds[0]);
 	close(fds[1]);
-	begin(&c, dev, TMESH_KEPT_OPEN, open);
+	stall_begin(&c, dev, TMESH_KEPT_OPEN, open);
 	stall_await(stall);
 	CHECK_OK(kept_drop(dev, "dropped"));
 	CHECK_EQ(t_caps(dev).used_regions, left);
 	CHECK_EQ(t_caps(dev).used_handles, left);
 	stall_end(stall);
-	CHECK_EQ(answer(&c), error);
+	CHECK_EQ(stall_answer(&c), error);
 }
 
 TEST(open, "a call that opens a name holds no more of it than the regions that it has opened")

@@ -4,29 +4,13 @@
  */
 #include "stall.h"
 
-/* A call that another thread makes */
-struct call {
-	pthread_t thread;
-	int fd;
-	unsigned long cmd;
-	void *arg;
-	int answer;
-};
-
-static void *run(void *arg)
-{
-	struct call *c = arg;
-
-	c->answer = ioctl(c->fd, c->cmd, c->arg) ? errno : 0;
-	return NULL;
-}
-
 /* Make a call that stalls. Return what it is charged meanwhile. */
-static __u64 stalled(struct call *c, int dev, const struct stall *stall)
+static __u64 stalled(struct stall_call *c, int dev, int fd, unsigned long cmd, void *arg,
+		     const struct stall *stall)
 {
 	__u64 before = t_caps(dev).used_bytes;
 
-	REQUIRE(!pthread_create(&c->thread, NULL, run, c));
+	stall_begin(c, fd, cmd, arg);
 	stall_await(stall);
 	return t_caps(dev).used_bytes - before;
 }
@@ -42,16 +26,15 @@ TEST(stalled_gather, "a view's list of extents is charged while its call waits")
 	};
 	struct tmesh_gather second = g;
 	int dev = t_dev();
-	struct call c = {.fd = dev, .cmd = TMESH_GATHER, .arg = &g};
+	struct stall_call c;
 
 	t_set_limit("max_bytes_per_uid", 32 * MB);
-	CHECK_EQ(stalled(&c, dev, &stall), 24 * MB);
+	CHECK_EQ(stalled(&c, dev, dev, TMESH_GATHER, &g, &stall), 24 * MB);
 	/* It would be EFAULT if the call came to that. */
 	second.extents = 0;
 	CHECK_ERR(ioctl(dev, TMESH_GATHER, &second), EDQUOT);
 	stall_end(&stall);
-	pthread_join(c.thread, NULL);
-	CHECK_EQ(c.answer, EINVAL);
+	CHECK_EQ(stall_answer(&c), EINVAL);
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
 	CHECK_ERR(ioctl(dev, TMESH_GATHER, &second), EFAULT);
 	CHECK_EQ(t_caps(dev).used_bytes, 0);
@@ -110,7 +93,7 @@ TEST(stalled_holders, "a long list of holders is charged, and no owner needs one
 	};
 	int dev = t_dev(), fd = REQUIRE_OK(t_create(dev, PAGE, 0)), pins[HOLDERS];
 	__u64 used = t_caps(dev).used_bytes;
-	struct call c = {.fd = fd, .cmd = TMESH_HOLDERS, .arg = &h};
+	struct stall_call c;
 
 	REQUIRE(entries != MAP_FAILED);
 	/* Only the first page of the array stalls. */
@@ -119,10 +102,10 @@ TEST(stalled_holders, "a long list of holders is charged, and no owner needs one
 	REQUIRE_OK(t_seal(fd));
 	for (int i = 0; i < HOLDERS; i++)
 		pins[i] = REQUIRE_OK(t_derive(fd, R_READ, TMESH_DERIVE_PIN));
-	CHECK(stalled(&c, dev, &stall) >= (HOLDERS - FREE_ENTRIES) * sizeof(*entries));
+	CHECK(stalled(&c, dev, fd, TMESH_HOLDERS, &h, &stall) >=
+	      (HOLDERS - FREE_ENTRIES) * sizeof(*entries));
 	stall_end(&stall);
-	pthread_join(c.thread, NULL);
-	CHECK_EQ(c.answer, 0);
+	CHECK_EQ(stall_answer(&c), 0);
 	CHECK_EQ(h.count, HOLDERS);
 	CHECK_EQ(t_caps(dev).used_bytes, used);
 
